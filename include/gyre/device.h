@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gyre/tensor.h"
+#include "gyre/trace.h"
+
+namespace gyre {
+
+class DeviceImpl;
+struct KvCopyTypes;
+
+struct DeviceOptions {
+  uint32_t threads = 0;                    // CPU: 0 takes GYRE_THREADS, else every usable core
+  uint32_t spin_us = 50;                   // CPU: how long an idle worker polls before it sleeps
+  uint64_t pool_limit_bytes = 256u << 20;  // freed memory kept for reuse; the rest goes back
+};
+
+struct DeviceInfo {
+  std::string name;         // what Device::open takes: "cpu", "cuda:0", "metal"
+  bool available = false;   // false: `reason` says why
+  std::string reason;       // empty when available
+  std::string description;  // the processor, and what the kernels use of it
+  uint32_t compute_units = 0;
+  uint64_t memory_bytes = 0;
+};
+
+struct MemoryUse {
+  uint64_t in_use_bytes = 0;  // blocks that tensors hold
+  uint64_t cached_bytes = 0;  // blocks kept for reuse
+  uint64_t system_allocations = 0;
+  uint64_t reuses = 0;
+};
+
+struct KernelDescription {
+  std::string name;
+  std::string args;  // "k read, k_cache write, ..."
+  uint32_t params_bytes = 0;
+  uint32_t variants = 0;  // how many specs this device runs
+  uint32_t loaded = 0;    // how many of them have been built so far
+};
+
+// A handle; copies share the device. May be used from several threads at once.
+class Device {
+ public:
+  static Device open(std::string_view name, const DeviceOptions& options = {});
+
+  const DeviceInfo& info() const;
+  MemoryUse memory() const;
+  void trim() const;  // gives cached memory back to the system
+
+  Tensor tensor(DType dtype, const Dims& shape) const;  // contiguous, zero-filled
+
+  // Memory the caller owns, without a copy. Empty strides mean contiguous. The memory must outlive
+  // every tensor and submitted command that uses it, or be held by `owner`.
+  Tensor wrap(void* data, DType dtype, const Dims& shape, const Dims& strides = {},
+              std::shared_ptr<void> owner = {}) const;
+  Tensor wrap(const void* data, DType dtype, const Dims& shape, const Dims& strides = {},
+              std::shared_ptr<void> owner = {}) const;  // read-only
+
+  // Asks before recording; an op that is not supported throws, it never falls back.
+  bool supports(const KvCopyTypes& types) const;
+  std::vector<KernelDescription> kernels() const;
+
+  // Between the two calls every command of this device is timed (see trace.h).
+  void start_trace() const;
+  Trace stop_trace() const;
+
+  const std::shared_ptr<DeviceImpl>& impl() const { return impl_; }
+
+ private:
+  friend class Encoder;
+  explicit Device(std::shared_ptr<DeviceImpl> impl) : impl_(std::move(impl)) {}
+
+  std::shared_ptr<DeviceImpl> impl_;
+};
+
+// Every backend Gyre knows: its devices with their properties, or why it has none here.
+std::vector<DeviceInfo> devices();
+
+}  // namespace gyre

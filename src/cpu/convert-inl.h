@@ -1,0 +1,112 @@
+// Loading and storing f32, f16 and bf16 as vectors of f32: exact on the way in, one rounding on the way out.
+// Every target writes the bits that Half and BFloat16 (gyre/dtype.h) write.
+
+#if defined(GYRE_CPU_CONVERT_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_CONVERT_INL_H
+#undef GYRE_CPU_CONVERT_INL_H
+#else
+#define GYRE_CPU_CONVERT_INL_H
+#endif
+
+#include <cstdint>
+
+#include "gyre/dtype.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+#define GYRE_HAS_F16_CONVERT 0  // Highway's own narrowing truncates here
+#else
+#define GYRE_HAS_F16_CONVERT 1
+#endif
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadF32(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadF32(D d, const BFloat16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadF32(D d, const Half* p) {
+#if GYRE_HAS_F16_CONVERT
+  const hn::Rebind<hwy::float16_t, D> d16;
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#else
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7FFFu));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const auto normal = hn::Add(shifted, hn::Set(d32, 112u << 23));
+  // Subnormal: 2^-14 plus the mantissa in its last places, less 2^-14, is exact.
+  const auto biased = hn::BitCast(d, hn::Add(shifted, hn::Set(d32, 113u << 23)));
+  const auto subnormal = hn::BitCast(d32, hn::Sub(biased, hn::Set(d, 0x1p-14f)));
+  const auto special = hn::Or(shifted, hn::Set(d32, 0x7F800000u));
+  const auto quiet = hn::Or(special, hn::Set(d32, 0x400000u));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x400u)), subnormal, normal);
+  result = hn::IfThenElse(hn::Ge(magnitude, hn::Set(d32, 0x7C00u)), special, result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7C00u)), quiet, result);
+  return hn::BitCast(d, hn::Or(result, sign));
+#endif
+}
+
+template <class D>
+HWY_INLINE void StoreF32(D d, hn::Vec<D> v, float* p) {
+  hn::StoreU(v, d, p);
+}
+
+template <class D>
+HWY_INLINE void StoreF32(D d, hn::Vec<D> v, BFloat16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::BitCast(d32, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7FFFu))));
+  const auto is_nan = hn::RebindMask(d32, hn::IsNaN(v));
+  const auto result = hn::IfThenElse(is_nan, hn::Set(d32, 0x7FC0u), rounded);
+  hn::StoreU(hn::TruncateTo(d16, result), d16, reinterpret_cast<uint16_t*>(p));
+}
+
+template <class D>
+HWY_INLINE void StoreF32(D d, hn::Vec<D> v, Half* p) {
+#if GYRE_HAS_F16_CONVERT
+  const hn::Rebind<hwy::float16_t, D> d16;
+  // The hardware keeps a NaN's sign and payload; +0x7FC00000 narrows to 0x7E00.
+  const auto quiet = hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(), 0x7FC00000u));
+  hn::StoreU(hn::DemoteTo(d16, hn::IfThenElse(hn::IsNaN(v), quiet, v)), d16,
+             reinterpret_cast<hwy::float16_t*>(p));
+#else
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::BitCast(d32, v);
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7FFFFFFFu));
+  const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d32, 1u));
+  const auto rebased = hn::Sub(hn::Add(magnitude, hn::Add(odd, hn::Set(d32, 0xFFFu))),
+                               hn::Set(d32, 0x38000000u));
+  const auto normal = hn::ShiftRight<13>(rebased);
+  const auto half = hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f));
+  const auto subnormal = hn::Sub(hn::BitCast(d32, half), hn::Set(d32, 0x3F000000u));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x38800000u)), subnormal, normal);
+  result = hn::IfThenElse(hn::Ge(magnitude, hn::Set(d32, 0x47800000u)), hn::Set(d32, 0x7C00u), result);
+  result = hn::Or(result, sign);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7F800000u)), hn::Set(d32, 0x7E00u), result);
+  hn::StoreU(hn::TruncateTo(d16, result), d16, reinterpret_cast<uint16_t*>(p));
+#endif
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,155 @@
+#include "cpu/device.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "cpu/executor.h"
+#include "cpu/machine.h"
+#include "cpu/memory.h"
+#include "runtime/buffer_pool.h"
+#include "runtime/pipeline_cache.h"
+#include "runtime/require.h"
+
+namespace gyre::cpu {
+namespace {
+
+constexpr uint32_t kMaxThreads = 1024;
+
+uint32_t thread_count(const DeviceOptions& options) {
+  uint32_t threads = options.threads;
+  if (const char* text = std::getenv("GYRE_THREADS"); threads == 0 && text != nullptr && *text != '\0') {
+    const std::string_view view(text);
+    const auto [end, error] = std::from_chars(view.begin(), view.end(), threads);
+    require(error == std::errc() && end == view.end() && threads != 0,
+            "device.open: GYRE_THREADS must be a number from 1 to ", kMaxThreads, ", got \"", text, "\"");
+  }
+  if (threads == 0) threads = usable_cores();
+  require(threads <= kMaxThreads, "device.open: at most ", kMaxThreads, " threads, got ", threads);
+  return threads;
+}
+
+DeviceInfo describe(uint32_t threads) {
+  DeviceInfo info;
+  info.name = "cpu";
+  info.available = true;
+  info.description = join(processor_name(), ", ", simd_name());
+  info.compute_units = threads;
+  info.memory_bytes = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                      static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+  return info;
+}
+
+class WrappedStorage final : public Storage {
+ public:
+  WrappedStorage(uint64_t device_id, const Block& block, std::shared_ptr<void> owner)
+      : Storage(device_id, block), owner_(std::move(owner)) {}
+
+ private:
+  std::shared_ptr<void> owner_;
+};
+
+class CpuDevice final : public DeviceImpl {
+ public:
+  CpuDevice(const DeviceOptions& options, std::span<const CpuKernel> table)
+      : info_(describe(thread_count(options))),
+        table_(table),
+        pool_(std::make_shared<BufferPool>(id(), host_memory(), options.pool_limit_bytes)),
+        executor_(info_.compute_units, options.spin_us) {}
+
+  const DeviceInfo& info() const override { return info_; }
+  std::shared_ptr<Storage> allocate(uint64_t bytes) override { return pool_->allocate(bytes); }
+  std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) override {
+    return std::make_shared<WrappedStorage>(id(), block, std::move(owner));
+  }
+  MemoryUse memory() const override { return pool_->use(); }
+  void trim() override { pool_->trim(); }
+
+  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+    return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
+      const CpuKernel* row = find(kernel);
+      const TaskFn run = row != nullptr ? row->select(spec) : nullptr;
+      return run != nullptr ? std::make_unique<CpuPipeline>(*row, spec, run) : nullptr;
+    });
+  }
+  uint32_t loaded_pipelines(const KernelInfo& kernel) const override { return pipelines_.count(kernel); }
+  uint32_t variants(const KernelInfo& kernel) const override {
+    const CpuKernel* row = find(kernel);
+    if (row == nullptr) return 0;
+    const auto specs = kernel.specs();
+    return static_cast<uint32_t>(
+        std::count_if(specs.begin(), specs.end(), [&](uint64_t s) { return row->select(s) != nullptr; }));
+  }
+
+  // Runs before it returns: with every core computing there is nothing to overlap with, and handing the list
+  // to another thread would cost more than most lists.
+  std::shared_ptr<FenceState> submit(const CommandList& list) override {
+    thread_local Plan plan;  // keeps its memory: steady-state submits allocate nothing
+    plan.build(list);
+    return run(plan, list);
+  }
+  std::unique_ptr<GraphImpl> instantiate(CommandList list) override;
+
+  std::shared_ptr<FenceState> run(const Plan& plan, const CommandList& list) {
+    if (!trace().enabled()) {
+      executor_.run(plan, nullptr, nullptr);
+      return nullptr;
+    }
+    std::vector<TraceLog::Timing> timings;
+    executor_.run(plan, &trace(), &timings);
+    trace().add(list, timings);
+    return nullptr;
+  }
+
+ private:
+  const CpuKernel* find(const KernelInfo& kernel) const {
+    const auto row =
+        std::find_if(table_.begin(), table_.end(), [&](const CpuKernel& k) { return k.info == &kernel; });
+    return row != table_.end() ? &*row : nullptr;
+  }
+
+  DeviceInfo info_;
+  std::span<const CpuKernel> table_;
+  std::shared_ptr<BufferPool> pool_;
+  PipelineCache pipelines_;
+  Executor executor_;
+};
+
+// Holds no reference to the device: the public Graph does.
+class CpuGraph final : public GraphImpl {
+ public:
+  CpuGraph(CpuDevice& device, CommandList list) : device_(device), list_(std::move(list)) {
+    plan_.build(list_);
+  }
+  std::shared_ptr<FenceState> replay() override { return device_.run(plan_, list_); }
+  uint32_t size() const override { return static_cast<uint32_t>(list_.commands.size()); }
+
+ private:
+  CpuDevice& device_;
+  CommandList list_;
+  Plan plan_;
+};
+
+std::unique_ptr<GraphImpl> CpuDevice::instantiate(CommandList list) {
+  return std::make_unique<CpuGraph>(*this, std::move(list));
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> list_devices() { return {describe(usable_cores())}; }
+
+std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options, std::span<const CpuKernel> table) {
+  return std::make_shared<CpuDevice>(options, table);
+}
+
+std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options) {
+  require(name == "cpu", "device.open: the CPU is one device, called \"cpu\", got \"", name, "\"");
+  return make_device(options, kernel_table());
+}
+
+}  // namespace gyre::cpu

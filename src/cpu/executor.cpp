@@ -1,0 +1,170 @@
+#include "cpu/executor.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "cpu/device.h"
+
+namespace gyre::cpu {
+namespace {
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // a short real delay; `yield` is a no-op on most cores
+#endif
+}
+
+// For waits that end soon unless the machine is oversubscribed, where the awaited thread needs our core.
+class Backoff {
+ public:
+  void wait() {
+    constexpr uint32_t kSpins = 2048;
+    if (++spins_ < kSpins) {
+      pause_cpu();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  uint32_t spins_ = 0;
+};
+
+}  // namespace
+
+void Plan::build(const CommandList& list) {
+  entries.clear();
+  steps.clear();
+  tickets = 0;
+  uint64_t group_start = 0;  // tickets before the current group of concurrent commands
+  bool chain_open = false;   // the last step is a chain that makes up the whole group so far
+  for (const Command& command : list.commands) {
+    const auto& pipeline = static_cast<const CpuPipeline&>(*command.pipeline);
+    const void* params = list.params_of(command);
+    const uint32_t tasks = pipeline.row->tasks(params, pipeline.spec);
+    const auto entry = static_cast<uint32_t>(entries.size());
+    entries.push_back({pipeline.run, params, list.args_of(command), tasks});
+    if (tasks == 1 && chain_open) {
+      // One thread runs the chain in order, which is all that a barrier inside it asks for. What follows
+      // the chain waits for the whole of it.
+      ++steps.back().chain;
+      group_start = tickets;
+      continue;
+    }
+    if (command.barrier) group_start = tickets;
+    if (tasks == 0) {
+      chain_open = false;
+      continue;
+    }
+    chain_open = tasks == 1 && group_start == tickets;
+    steps.push_back({tickets, group_start, entry, 1});
+    tickets += tasks;
+  }
+}
+
+Executor::Executor(uint32_t threads, uint32_t spin_us) : spin_us_(spin_us), timings_(threads) {
+  workers_.reserve(threads - 1);
+  for (uint32_t thread = 1; thread < threads; ++thread) {
+    workers_.emplace_back([this, thread] { worker(thread); });
+  }
+}
+
+Executor::~Executor() {
+  stop_.store(true);
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings) {
+  if (plan.tickets == 0) return;
+  const std::lock_guard lock(submit_mutex_);
+  run_ = {&plan, log};
+  if (plan.tickets == 1) {
+    run_ticket(run_, 0, 0);
+  } else {
+    finished_.store(0, std::memory_order_relaxed);
+    // Sequentially consistent with park(): either the worker sees the tickets or we see the sleeper.
+    remaining_.store(plan.tickets);
+    if (sleepers_.load() != 0) {
+      epoch_.fetch_add(1);
+      epoch_.notify_all();
+    }
+    help(0);
+    Backoff backoff;
+    while (finished_.load(std::memory_order_acquire) != plan.tickets) backoff.wait();
+  }
+  if (timings != nullptr) {
+    for (auto& of_thread : timings_) {
+      timings->insert(timings->end(), of_thread.begin(), of_thread.end());
+      of_thread.clear();
+    }
+  }
+}
+
+void Executor::help(uint32_t thread) {
+  uint64_t left = remaining_.load(std::memory_order_acquire);
+  while (left != 0) {
+    if (!remaining_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
+      continue;
+    }
+    // The ticket we hold keeps its run open, so run_ is that run's, even if we were about to take one from
+    // an earlier run when this one began.
+    const Run run = run_;
+    run_ticket(run, run.plan->tickets - left, thread);
+    finished_.fetch_add(1, std::memory_order_acq_rel);
+    left = remaining_.load(std::memory_order_acquire);
+  }
+}
+
+void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
+  const auto& steps = run.plan->steps;
+  const auto after = std::upper_bound(steps.begin(), steps.end(), ticket,
+                                      [](uint64_t t, const Plan::Step& s) { return t < s.first_ticket; });
+  const Plan::Step& step = *(after - 1);
+  if (run.plan->tickets != 1) {
+    Backoff backoff;
+    while (finished_.load(std::memory_order_acquire) < step.wait_for) backoff.wait();
+  }
+  const auto task = static_cast<uint32_t>(ticket - step.first_ticket);
+  for (uint32_t i = step.entry; i < step.entry + step.chain; ++i) {
+    const Plan::Entry& entry = run.plan->entries[i];
+    if (run.log == nullptr) {
+      entry.run(entry.params, entry.args, task, entry.tasks);
+      continue;
+    }
+    const uint64_t begin = run.log->now_ns();
+    entry.run(entry.params, entry.args, task, entry.tasks);
+    timings_[thread].push_back({i, {thread, begin, run.log->now_ns()}});
+  }
+}
+
+void Executor::worker(uint32_t thread) {
+  while (!stop_.load(std::memory_order_relaxed)) {
+    help(thread);
+    if (!poll()) park();
+  }
+}
+
+bool Executor::poll() const {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
+  do {
+    for (uint32_t i = 0; i < 64; ++i) {
+      if (remaining_.load(std::memory_order_relaxed) != 0) return true;
+      pause_cpu();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+void Executor::park() {
+  sleepers_.fetch_add(1);
+  const uint32_t epoch = epoch_.load();
+  if (remaining_.load() == 0 && !stop_.load()) epoch_.wait(epoch);
+  sleepers_.fetch_sub(1);
+}
+
+}  // namespace gyre::cpu

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cpu/kernel.h"
+#include "runtime/command_list.h"
+#include "runtime/trace_log.h"
+
+namespace gyre::cpu {
+
+struct CpuPipeline;
+
+// A command list made ready to run. Work is handed out as tickets, numbered through the whole list: a
+// ticket is one task of a command, or a chain of small commands that one thread runs in order.
+struct Plan {
+  struct Entry {
+    TaskFn run;
+    const void* params;
+    const uint64_t* args;
+    uint32_t tasks;
+  };
+  struct Step {
+    uint64_t first_ticket;
+    uint64_t wait_for;  // tickets that must be finished before this step may start
+    uint32_t entry;     // first command
+    uint32_t chain;     // commands run by one ticket; 1 for a command of several tasks
+  };
+
+  std::vector<Entry> entries;
+  std::vector<Step> steps;
+  uint64_t tickets = 0;
+
+  // Pointers into `list` are kept: it must stay where it is while the plan is in use.
+  void build(const CommandList& list);
+};
+
+// The thread pool. Threads are not gathered at barriers: whoever is awake takes the next ticket and waits,
+// if it must, for tickets to be finished, not for threads to arrive. So the caller never waits for a worker
+// to wake up, and a list of one ticket runs without touching a worker at all.
+class Executor {
+ public:
+  Executor(uint32_t threads, uint32_t spin_us);
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+  ~Executor();
+
+  uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
+
+  // Runs the whole plan, the caller helping. One plan at a time; further callers queue.
+  // With a log, notes when which thread ran which command.
+  void run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings);
+
+ private:
+  struct Run {
+    const Plan* plan = nullptr;
+    const TraceLog* log = nullptr;
+  };
+
+  void worker(uint32_t thread);
+  void help(uint32_t thread);
+  void run_ticket(const Run& run, uint64_t ticket, uint32_t thread);
+  bool poll() const;  // true when there is work before the spin time is over
+  void park();
+
+  const uint32_t spin_us_;
+  std::mutex submit_mutex_;
+  Run run_;  // valid while a ticket is out
+  std::vector<std::vector<TraceLog::Timing>> timings_;  // per thread
+
+  alignas(64) std::atomic<uint64_t> remaining_{0};  // tickets not yet taken
+  alignas(64) std::atomic<uint64_t> finished_{0};
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // sleeping workers wait for a change
+  std::atomic<uint32_t> sleepers_{0};
+  std::atomic<bool> stop_{false};
+
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace gyre::cpu

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/kernels.h"
+
+namespace gyre::cpu {
+
+// Task `task` of `tasks`. Tasks of a command run in any order and at the same time; how many there are and
+// which does what depends only on params, never on the number of threads, so results do not either.
+using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept;
+
+// A row of the CPU's table. select: code for a spec on this machine, null if there is none.
+// tasks: how many pieces the work falls into; 0 when there is none, 1 when sharing it would cost more
+// than it saves.
+struct CpuKernel {
+  const KernelInfo* info;
+  TaskFn (*select)(uint64_t spec);
+  uint32_t (*tasks)(const void* params, uint64_t spec);
+};
+
+// The half-open share of `items` that task `task` of `tasks` takes.
+struct Share {
+  uint64_t begin, end;
+};
+inline Share share_of(uint64_t items, uint32_t task, uint32_t tasks) {
+  const uint64_t each = items / tasks;
+  const uint64_t rest = items % tasks;
+  const uint64_t begin = each * task + (task < rest ? task : rest);
+  return {begin, begin + each + (task < rest ? 1 : 0)};
+}
+
+template <class T>
+T* pointer(uint64_t arg) {
+  return reinterpret_cast<T*>(arg);
+}
+
+}  // namespace gyre::cpu

@@ -1,0 +1,11 @@
+#pragma once
+// The entry points of every CPU kernel file, listed once in table.cpp.
+
+#include "cpu/kernel.h"
+
+namespace gyre::cpu {
+
+TaskFn select_kv_copy(uint64_t spec);
+uint32_t kv_copy_tasks(const void* params, uint64_t spec);
+
+}  // namespace gyre::cpu

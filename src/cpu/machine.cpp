@@ -1,0 +1,61 @@
+#include "cpu/machine.h"
+
+#include <fstream>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/machine.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+const char* TargetText() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(TargetText);
+
+std::string simd_name() { return HWY_DYNAMIC_DISPATCH(TargetText)(); }
+
+uint32_t usable_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    const int count = CPU_COUNT(&set);
+    if (count > 0) return static_cast<uint32_t>(count);
+  }
+#endif
+  const uint32_t count = std::thread::hardware_concurrency();
+  return count != 0 ? count : 1;
+}
+
+std::string processor_name() {
+  // x86 spells the name out; Arm gives numbers only.
+  std::ifstream info("/proc/cpuinfo");
+  std::string part;
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    if (line.starts_with("model name")) return line.substr(colon + 2);
+    if (line.starts_with("CPU part") && part.empty()) part = line.substr(colon + 2);
+  }
+#if defined(__aarch64__)
+  return part.empty() ? "aarch64" : "aarch64 part " + part;
+#else
+  return "x86-64";
+#endif
+}
+
+}  // namespace gyre::cpu
+#endif

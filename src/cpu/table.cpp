@@ -1,0 +1,13 @@
+#include "cpu/device.h"
+#include "cpu/kernels.h"
+
+namespace gyre::cpu {
+
+std::span<const CpuKernel> kernel_table() {
+  static constexpr CpuKernel kTable[] = {
+      {&kKvCopy.info, select_kv_copy, kv_copy_tasks},
+  };
+  return kTable;
+}
+
+}  // namespace gyre::cpu

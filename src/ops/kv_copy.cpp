@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <array>
+
+#include "gyre/ops.h"
+#include "runtime/device_impl.h"
+#include "runtime/layout.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+abi::KvCopySpec make_spec(DType source, DType cache) {
+  return {static_cast<uint8_t>(source), static_cast<uint8_t>(cache), {}};
+}
+
+// One of K and V, with the names its messages use.
+struct Stream {
+  const char* name;
+  const char* cache_name;
+  const Tensor& source;
+  const Tensor& cache;
+};
+
+struct Range {
+  uint64_t source_begin;
+  uint64_t tokens;
+};
+
+void check_types(const Stream& s) {
+  require(s.source.rank() == 3, "kv_copy: ", s.name, " must be [tokens, kv_heads, head_dim], got shape ",
+          s.source.shape().text());
+  require(s.cache.rank() == 3, "kv_copy: ", s.cache_name, " must be [capacity, kv_heads, head_dim], got shape ",
+          s.cache.shape().text());
+  require(is_float(s.source.dtype()), "kv_copy: ", s.name, " must be f32, f16 or bf16, got ",
+          name(s.source.dtype()));
+  require(is_float(s.cache.dtype()), "kv_copy: ", s.cache_name, " must be f32, f16 or bf16, got ",
+          name(s.cache.dtype()));
+}
+
+void check_layout(const Stream& s) {
+  for (const uint32_t dim : {1u, 2u}) {
+    require(s.source.shape(dim) == s.cache.shape(dim), "kv_copy: ", s.cache_name,
+            dim == 1 ? " must have the kv_heads of " : " must have the head_dim of ", s.name, ": ",
+            s.source.shape(dim), ", got ", s.cache.shape(dim));
+  }
+  const bool single = s.source.shape(2) == 1;
+  require(single || s.source.stride(2) == 1, "kv_copy: head_dim of ", s.name,
+          " must be contiguous, got stride ", s.source.stride(2));
+  require(single || s.cache.stride(2) == 1, "kv_copy: head_dim of ", s.cache_name,
+          " must be contiguous, got stride ", s.cache.stride(2));
+  require(is_injective(s.cache), "kv_copy: strides ", s.cache.strides().text(), " make slots of ",
+          s.cache_name, " ", s.cache.shape().text(), " share memory");
+}
+
+Range checked_range(const Tensor& k, const KvCopyOptions& options) {
+  const uint64_t available = k.shape(0);
+  require(options.source_begin <= available, "kv_copy: source_begin must be at most the ", available,
+          " tokens of k, got ", options.source_begin);
+  const uint64_t rest = available - options.source_begin;
+  const uint64_t tokens = options.tokens.value_or(rest);
+  require(tokens <= rest, "kv_copy: k has ", rest, " tokens from source_begin ", options.source_begin,
+          ", asked for ", tokens);
+  return {options.source_begin, tokens};
+}
+
+void check_position(uint64_t capacity, uint64_t tokens, const KvCopyOptions& options) {
+  require(capacity != 0, "kv_copy: the cache has capacity 0, cannot take ", tokens, " tokens");
+  if (options.cache == CacheKind::ring) return;
+  require(options.position <= capacity && tokens <= capacity - options.position,
+          "kv_copy: a linear cache of ", capacity, " slots cannot take ", tokens, " tokens at position ",
+          options.position);
+}
+
+void check_pair(const KvCopyInputs& in) {
+  require(in.v.shape(0) == in.k.shape(0), "kv_copy: v must have the tokens of k: ", in.k.shape(0), ", got ",
+          in.v.shape(0));
+  require(in.v.shape(1) == in.k.shape(1), "kv_copy: v must have the kv_heads of k: ", in.k.shape(1),
+          ", got ", in.v.shape(1));
+  require(in.v_cache.shape(0) == in.k_cache.shape(0), "kv_copy: v_cache must have the capacity of k_cache: ",
+          in.k_cache.shape(0), ", got ", in.v_cache.shape(0));
+  require(in.v.dtype() == in.k.dtype(), "kv_copy: v must have the dtype of k: ", name(in.k.dtype()),
+          ", got ", name(in.v.dtype()));
+  require(in.v_cache.dtype() == in.k_cache.dtype(), "kv_copy: v_cache must have the dtype of k_cache: ",
+          name(in.k_cache.dtype()), ", got ", name(in.v_cache.dtype()));
+}
+
+// Tokens are copied in any order and by several threads: no source may change under the copy, and no slot
+// may have two writers.
+void check_overlap(const KvCopyInputs& in) {
+  const std::array<std::pair<const char*, const Tensor*>, 2> sources = {{{"k", &in.k}, {"v", &in.v}}};
+  const std::array<std::pair<const char*, const Tensor*>, 2> caches = {
+      {{"k_cache", &in.k_cache}, {"v_cache", &in.v_cache}}};
+  for (const auto& [source_name, source] : sources) {
+    for (const auto& [cache_name, cache] : caches) {
+      require(!may_overlap(*source, *cache), "kv_copy: ", source_name, " and ", cache_name,
+              " share memory");
+    }
+  }
+  require(!may_overlap(in.k_cache, in.v_cache), "kv_copy: k_cache and v_cache share memory");
+}
+
+abi::KvCopyStream make_stream(const Tensor& source, const Tensor& cache) {
+  const uint64_t source_unit = size_bytes(source.dtype());
+  const uint64_t cache_unit = size_bytes(cache.dtype());
+  return {.source_token_stride = source.stride(0) * source_unit,
+          .source_head_stride = source.stride(1) * source_unit,
+          .cache_slot_stride = cache.stride(0) * cache_unit,
+          .cache_head_stride = cache.stride(1) * cache_unit,
+          .row_elements = source.shape(2)};
+}
+
+// All heads of a token lie one after another on both sides.
+bool heads_are_one_row(const Tensor& source, const Tensor& cache) {
+  return source.stride(1) == source.shape(2) && cache.stride(1) == source.shape(2);
+}
+
+}  // namespace
+
+std::string kv_copy_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvCopyParams*>(params);
+  return join("tokens=", p.tokens, " rows=", p.heads, "x", p.stream[0].row_elements,
+              " streams=", p.streams, " slot=", p.first_slot, " capacity=", p.capacity);
+}
+
+std::span<const uint64_t> kv_copy_specs() {
+  static const std::array<uint64_t, 9> kSpecs = [] {
+    constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
+    std::array<uint64_t, 9> specs{};
+    for (size_t i = 0; i < specs.size(); ++i) specs[i] = spec_key(make_spec(kFloats[i / 3], kFloats[i % 3]));
+    return specs;
+  }();
+  return kSpecs;
+}
+
+bool Device::supports(const KvCopyTypes& types) const {
+  require(impl_ != nullptr, "device.supports: the handle was moved from");
+  return impl_->pipeline(kKvCopy.info, spec_key(make_spec(types.source, types.cache))) != nullptr;
+}
+
+void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& options) {
+  Recording recording(encoder, "kv_copy");
+  require(in.k.defined(), "kv_copy: k is undefined");
+  require(in.k_cache.defined(), "kv_copy: k_cache is undefined");
+  require(in.v.defined() == in.v_cache.defined(), "kv_copy: v and v_cache go together, only ",
+          in.v.defined() ? "v" : "v_cache", " is defined");
+  const bool pair = in.v.defined();
+  const Stream k{"k", "k_cache", in.k, in.k_cache};
+  const Stream v{"v", "v_cache", in.v, in.v_cache};
+  check_types(k);
+  check_layout(k);
+  if (pair) {
+    check_types(v);
+    check_pair(in);
+    check_layout(v);
+  }
+  const Range range = checked_range(in.k, options);
+  const bool nothing_k = in.k.shape(1) == 0 || in.k.shape(2) == 0;
+  const bool nothing_v = !pair || in.v.shape(2) == 0;
+  if (range.tokens == 0 || (nothing_k && nothing_v)) return;
+  const uint64_t capacity = in.k_cache.shape(0);
+  check_position(capacity, range.tokens, options);
+  check_overlap(in);
+
+  // More tokens than slots: only the last ones survive, so only they are copied.
+  const uint64_t dropped = range.tokens > capacity ? range.tokens - capacity : 0;
+  const uint64_t tokens = range.tokens - dropped;
+  const uint64_t first = range.source_begin + dropped;
+  const Tensor k_source = in.k.slice(0, first, tokens);
+  const Tensor v_source = pair ? in.v.slice(0, first, tokens) : Tensor();
+
+  abi::KvCopyParams params{};
+  params.tokens = tokens;
+  params.heads = in.k.shape(1);
+  params.capacity = capacity;
+  params.first_slot = (options.position % capacity + dropped % capacity) % capacity;
+  params.streams = pair ? 2 : 1;
+  params.stream[0] = make_stream(k_source, in.k_cache);
+  if (pair) params.stream[1] = make_stream(v_source, in.v_cache);
+  if (heads_are_one_row(in.k, in.k_cache) && (!pair || heads_are_one_row(in.v, in.v_cache))) {
+    for (abi::KvCopyStream& stream : params.stream) stream.row_elements *= params.heads;
+    params.heads = 1;
+  }
+  recording.dispatch(kKvCopy, make_spec(in.k.dtype(), in.k_cache.dtype()), params,
+                     {&k_source, &in.k_cache, &v_source, &in.v_cache});
+  recording.commit();
+}
+
+}  // namespace gyre

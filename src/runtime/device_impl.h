@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "gyre/device.h"
+#include "runtime/command_list.h"
+#include "runtime/trace_log.h"
+
+namespace gyre {
+
+class FenceState {
+ public:
+  virtual ~FenceState() = default;
+  virtual void wait() = 0;  // throws what went wrong, every time it is asked
+  virtual bool done() const = 0;
+};
+
+class GraphImpl {
+ public:
+  virtual ~GraphImpl() = default;
+  virtual std::shared_ptr<FenceState> replay() = 0;
+  virtual uint32_t size() const = 0;
+};
+
+// The only virtual interface of a backend. It never learns the name of an op. Thread-safe.
+class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
+ public:
+  DeviceImpl();
+  DeviceImpl(const DeviceImpl&) = delete;
+  DeviceImpl& operator=(const DeviceImpl&) = delete;
+  virtual ~DeviceImpl() = default;
+
+  virtual const DeviceInfo& info() const = 0;
+  virtual std::shared_ptr<Storage> allocate(uint64_t bytes) = 0;  // zero-filled
+  virtual std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) = 0;
+  virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;  // null: not here
+  virtual uint32_t variants(const KernelInfo& kernel) const = 0;  // specs this device runs
+  virtual uint32_t loaded_pipelines(const KernelInfo& kernel) const = 0;
+  // A null fence means the work is complete.
+  virtual std::shared_ptr<FenceState> submit(const CommandList& list) = 0;
+  virtual std::unique_ptr<GraphImpl> instantiate(CommandList list) = 0;
+  virtual MemoryUse memory() const = 0;
+  virtual void trim() = 0;
+
+  uint64_t id() const { return id_; }  // never reused in a process, unlike an address
+  TraceLog& trace() { return trace_; }
+
+ private:
+  uint64_t id_;
+  TraceLog trace_;
+};
+
+}  // namespace gyre

@@ -1,0 +1,135 @@
+#include "gyre/encoder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+
+const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec) {
+  const uint64_t hash = (spec ^ reinterpret_cast<uintptr_t>(&kernel)) * 0x9E3779B97F4A7C15u;
+  const Pipeline*& entry = cache_[hash >> 58];
+  static_assert(kCachedPipelines == 64);
+  if (entry == nullptr || entry->kernel != &kernel || entry->spec != spec) {
+    const Pipeline* pipeline = device_->pipeline(kernel, spec);
+    if (pipeline == nullptr) {
+      fail(ErrorCode::unsupported, kernel.name, ": device ", device_->info().name,
+           " has no kernel for spec 0x", std::hex, spec);
+    }
+    entry = pipeline;
+  }
+  return *entry;
+}
+
+Recording::Recording(const Encoder& encoder, const char* op) : recorder_(encoder.recorder()), op_(op) {
+  require(!recorder_.busy_.exchange(true, std::memory_order_acquire), op,
+          ": the encoder is in use by another thread; give each thread its own encoder");
+  const CommandList& list = recorder_.list_;
+  commands_ = list.commands.size();
+  params_ = list.params.size();
+  args_ = list.args.size();
+  storages_ = list.storages.size();
+  hazards_ = recorder_.hazards_.mark();
+}
+
+Recording::~Recording() {
+  if (!committed_) {
+    CommandList& list = recorder_.list_;
+    list.commands.erase(list.commands.begin() + static_cast<ptrdiff_t>(commands_), list.commands.end());
+    list.params.resize(params_);
+    list.args.resize(args_);
+    list.storages.resize(storages_);
+    recorder_.hazards_.rollback(hazards_);
+  }
+  recorder_.busy_.store(false, std::memory_order_release);
+}
+
+void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* params,
+                       std::span<const Tensor* const> args) {
+  require(args.size() == kernel.arg_count, op_, ": kernel ", kernel.name, " takes ", kernel.arg_count,
+          " arguments, got ", args.size());
+  CommandList& list = recorder_.list_;
+  const Pipeline& pipeline = recorder_.find_pipeline(kernel, spec);
+  std::array<RangeAccess, kMaxArgs> accesses;
+  const size_t first_arg = list.args.size();
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgInfo& arg = kernel.args[i];
+    accesses[i] = {{}, arg.access};
+    if (args[i] == nullptr || !args[i]->defined()) {
+      list.args.push_back(0);
+      continue;
+    }
+    const Tensor& tensor = *args[i];
+    const std::shared_ptr<Storage>& storage = tensor.storage();
+    require(storage->device_id() == recorder_.device_->id(), op_, ": ", arg.name,
+            " lives on another device than the encoder's ", recorder_.device_->info().name);
+    require(arg.access == Access::read || !storage->read_only(), op_, ": ", arg.name,
+            " is written, but its memory was wrapped read-only");
+    const uint64_t address = storage->address() + tensor.byte_offset();
+    accesses[i].range = {address, address + tensor.span_bytes()};
+    list.args.push_back(address);
+    list.storages.push_back(storage);
+  }
+  const size_t words = (kernel.params_bytes + 7) / 8;
+  const size_t params_offset = list.params.size();
+  list.params.resize(params_offset + words);
+  std::memcpy(&list.params[params_offset], params, kernel.params_bytes);
+  const bool barrier = recorder_.hazards_.add({accesses.data(), args.size()});
+  list.commands.push_back({&pipeline, static_cast<uint32_t>(params_offset),
+                           static_cast<uint32_t>(first_arg), barrier});
+}
+
+void Recording::reset() {
+  recorder_.list_.clear();
+  recorder_.hazards_.clear();
+  committed_ = true;
+}
+
+Encoder::Encoder(Device device) : device_(std::move(device)) {
+  require(device_.impl() != nullptr, "encoder: the device handle is empty");
+  recorder_ = std::make_unique<Recorder>(device_.impl());
+}
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+Encoder::~Encoder() = default;
+
+Recorder& Encoder::recorder() const {
+  require(recorder_ != nullptr, "encoder: used after it was moved from");
+  return *recorder_;
+}
+
+uint32_t Encoder::size() const {
+  Recording recording(*this, "encoder.size");
+  return static_cast<uint32_t>(recording.list().commands.size());
+}
+
+uint32_t Encoder::barriers() const {
+  Recording recording(*this, "encoder.barriers");
+  const auto& commands = recording.list().commands;
+  return static_cast<uint32_t>(
+      std::count_if(commands.begin(), commands.end(), [](const Command& c) { return c.barrier; }));
+}
+
+void Encoder::clear() {
+  Recording recording(*this, "encoder.clear");
+  recording.reset();
+}
+
+Fence Encoder::submit() {
+  Recording recording(*this, "encoder.submit");
+  Fence fence(recorder_->device_->submit(recording.list()));
+  recording.reset();
+  return fence;
+}
+
+Graph Encoder::instantiate() {
+  Recording recording(*this, "encoder.instantiate");
+  Graph graph(device_, recorder_->device_->instantiate(recording.list()));
+  recording.reset();
+  return graph;
+}
+
+}  // namespace gyre

@@ -1,0 +1,12 @@
+#include "runtime/kernels.h"
+
+#include <array>
+
+namespace gyre {
+
+std::span<const KernelInfo* const> all_kernels() {
+  static constexpr std::array kAll = {&kKvCopy.info};
+  return kAll;
+}
+
+}  // namespace gyre

@@ -1,0 +1,71 @@
+#pragma once
+// The contract between ops and backends, on one page. An op names a kernel and hands over Spec, Params and
+// Args; a backend has a table from kernels to code. Neither knows the other.
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "abi/kv_copy.h"
+
+namespace gyre {
+
+constexpr uint32_t kMaxArgs = 8;
+
+enum class Access : uint8_t { read, write, read_write };
+
+struct ArgInfo {
+  const char* name = nullptr;
+  Access access = Access::read;
+};
+
+// Identity is the address: one inline constant per kernel.
+struct KernelInfo {
+  const char* name;
+  uint32_t params_bytes;
+  uint32_t arg_count;
+  std::array<ArgInfo, kMaxArgs> args;
+  std::string (*shape)(const void* params);       // for traces
+  std::span<const uint64_t> (*specs)();           // every spec an op can ask for
+};
+
+// Ties a kernel to its Spec and Params types, so that a wrong pair does not compile.
+template <class Spec, class Params>
+struct Kernel {
+  static_assert(sizeof(Spec) == 8, "a Spec is the pipeline key: exactly 8 bytes");
+  static_assert(std::is_trivially_copyable_v<Params> && alignof(Params) <= 8);
+
+  KernelInfo info;
+};
+
+template <class Spec>
+constexpr uint64_t spec_key(const Spec& spec) {
+  return std::bit_cast<uint64_t>(spec);
+}
+
+template <class Spec>
+constexpr Spec spec_from_key(uint64_t key) {
+  return std::bit_cast<Spec>(key);
+}
+
+std::string kv_copy_shape(const void* params);
+std::span<const uint64_t> kv_copy_specs();
+
+inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{{
+    .name = "kv_copy",
+    .params_bytes = sizeof(abi::KvCopyParams),
+    .arg_count = 4,
+    .args = {{{"k", Access::read},
+              {"k_cache", Access::write},
+              {"v", Access::read},
+              {"v_cache", Access::write}}},
+    .shape = kv_copy_shape,
+    .specs = kv_copy_specs,
+}};
+
+// Every kernel of the library, for listings and for building all of them ahead of time.
+std::span<const KernelInfo* const> all_kernels();
+
+}  // namespace gyre

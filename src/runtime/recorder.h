@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "gyre/encoder.h"
+#include "runtime/command_list.h"
+#include "runtime/device_impl.h"
+#include "runtime/hazard.h"
+
+namespace gyre {
+
+// What an Encoder holds: the list, the hazards, and a small cache in front of the device's pipelines.
+class Recorder {
+ public:
+  explicit Recorder(std::shared_ptr<DeviceImpl> device) : device_(std::move(device)) {}
+
+ private:
+  friend class Recording;
+  friend class Encoder;
+
+  static constexpr uint32_t kCachedPipelines = 64;  // direct-mapped; a miss asks the device
+
+  const Pipeline& find_pipeline(const KernelInfo& kernel, uint64_t spec);
+
+  std::shared_ptr<DeviceImpl> device_;
+  CommandList list_;
+  HazardTracker hazards_;
+  std::array<const Pipeline*, kCachedPipelines> cache_{};
+  std::atomic<bool> busy_{false};
+};
+
+// One op's time inside an encoder. Refuses a second thread; whatever was dispatched is taken back unless
+// commit() is reached, so an op that throws half-way leaves the encoder as it was.
+class Recording {
+ public:
+  Recording(const Encoder& encoder, const char* op);
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording();
+
+  // A null tensor is an absent argument.
+  template <class Spec, class Params>
+  void dispatch(const Kernel<Spec, Params>& kernel, const Spec& spec, const Params& params,
+                std::initializer_list<const Tensor*> args) {
+    append(kernel.info, spec_key(spec), &params, {args.begin(), args.size()});
+  }
+  void commit() { committed_ = true; }
+
+  CommandList& list() { return recorder_.list_; }
+  void reset();  // empties the encoder
+
+ private:
+  void append(const KernelInfo& kernel, uint64_t spec, const void* params,
+              std::span<const Tensor* const> args);
+
+  Recorder& recorder_;
+  const char* op_;
+  bool committed_ = false;
+  size_t commands_ = 0, params_ = 0, args_ = 0, storages_ = 0;
+  HazardTracker::Mark hazards_{};
+};
+
+}  // namespace gyre

@@ -1,0 +1,189 @@
+#include "gyre/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "runtime/layout.h"
+#include "runtime/require.h"
+#include "runtime/storage.h"
+
+namespace gyre {
+
+Dims::Dims(std::initializer_list<uint64_t> values) : Dims(std::span(values.begin(), values.size())) {}
+
+Dims::Dims(std::span<const uint64_t> values) : size_(static_cast<uint32_t>(values.size())) {
+  require(values.size() <= kMaxRank, "dims: at most ", kMaxRank, " dimensions, got ", values.size());
+  std::copy(values.begin(), values.end(), values_.begin());
+}
+
+bool Dims::operator==(const Dims& other) const {
+  return std::equal(begin(), end(), other.begin(), other.end());
+}
+
+std::string Dims::text() const {
+  std::string text = "[";
+  for (uint32_t i = 0; i < size_; ++i) {
+    if (i != 0) text += ", ";
+    text += std::to_string(values_[i]);
+  }
+  return text + "]";
+}
+
+Tensor::Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape, const Dims& strides)
+    : storage_(std::move(storage)), shape_(shape), strides_(strides), dtype_(dtype) {}
+
+uint64_t Tensor::shape(uint32_t dim) const {
+  require(dim < rank(), "tensor.shape: dimension ", dim, " of a tensor of rank ", rank());
+  return shape_[dim];
+}
+
+uint64_t Tensor::stride(uint32_t dim) const {
+  require(dim < rank(), "tensor.stride: dimension ", dim, " of a tensor of rank ", rank());
+  return strides_[dim];
+}
+
+uint64_t Tensor::elements() const {
+  if (!defined()) return 0;
+  uint64_t elements = 1;
+  for (const uint64_t n : shape_) elements *= n;
+  return elements;
+}
+
+uint64_t Tensor::span_bytes() const {
+  if (elements() == 0) return 0;
+  uint64_t last = 0;
+  for (uint32_t d = 0; d < rank(); ++d) last += (shape_[d] - 1) * strides_[d];
+  return (last + 1) * size_bytes(dtype_);
+}
+
+bool Tensor::is_contiguous() const {
+  uint64_t expected = 1;
+  for (uint32_t d = rank(); d-- > 0;) {
+    if (shape_[d] == 0) return true;
+    if (shape_[d] != 1 && strides_[d] != expected) return false;
+    expected *= shape_[d];
+  }
+  return true;
+}
+
+Tensor Tensor::slice(uint32_t dim, uint64_t begin, uint64_t count) const {
+  require(defined(), "tensor.slice: the tensor is undefined");
+  require(dim < rank(), "tensor.slice: dimension ", dim, " of a tensor of rank ", rank());
+  require(begin <= shape_[dim] && count <= shape_[dim] - begin, "tensor.slice: dimension ", dim, " has ",
+          shape_[dim], " entries, asked for ", count, " from ", begin);
+  Tensor view = *this;
+  view.shape_[dim] = count;
+  if (count != 0) view.byte_offset_ += begin * strides_[dim] * size_bytes(dtype_);
+  return view;
+}
+
+Tensor Tensor::permute(const Dims& order) const {
+  require(defined(), "tensor.permute: the tensor is undefined");
+  require(order.size() == rank(), "tensor.permute: ", order.size(), " dimensions for a tensor of rank ",
+          rank());
+  Tensor view = *this;
+  uint32_t seen = 0;
+  for (uint32_t d = 0; d < rank(); ++d) {
+    require(order[d] < rank() && (seen >> order[d] & 1u) == 0, "tensor.permute: ", order.text(),
+            " is not an order of ", rank(), " dimensions");
+    const auto from = static_cast<uint32_t>(order[d]);
+    seen |= 1u << from;
+    view.shape_[d] = shape_[from];
+    view.strides_[d] = strides_[from];
+  }
+  return view;
+}
+
+Tensor Tensor::reshape(const Dims& shape) const {
+  require(defined(), "tensor.reshape: the tensor is undefined");
+  require(is_contiguous(), "tensor.reshape: needs a contiguous tensor, got shape ", shape_.text(),
+          " with strides ", strides_.text());
+  require(checked_elements("tensor.reshape", shape) == elements(), "tensor.reshape: ", shape_.text(),
+          " does not have the elements of ", shape.text());
+  Tensor view = *this;
+  view.shape_ = shape;
+  view.strides_ = contiguous_strides(shape);
+  return view;
+}
+
+Tensor Tensor::strided(const Dims& shape, const Dims& strides, uint64_t offset_elements) const {
+  require(defined(), "tensor.strided: the tensor is undefined");
+  const uint64_t extent = checked_extent("tensor.strided", shape, strides);
+  const uint64_t available = span_bytes() / size_bytes(dtype_);
+  require(offset_elements <= available && extent <= available - offset_elements,
+          "tensor.strided: shape ", shape.text(), " with strides ", strides.text(), " from element ",
+          offset_elements, " leaves a view of ", available, " elements");
+  Tensor view = *this;
+  view.shape_ = shape;
+  view.strides_ = strides;
+  if (extent != 0) view.byte_offset_ += offset_elements * size_bytes(dtype_);
+  return view;
+}
+
+void* Tensor::host_data(DType dtype, bool writable) const {
+  require(defined(), "tensor.data: the tensor is undefined");
+  require(dtype == dtype_, "tensor.data: the tensor holds ", name(dtype_), ", asked for ", name(dtype));
+  require(is_contiguous(), "tensor.data: needs a contiguous tensor, got shape ", shape_.text(),
+          " with strides ", strides_.text());
+  require(!writable || !storage_->read_only(),
+          "tensor.data: the memory was wrapped read-only, ask for const elements");
+  if (elements() == 0) return nullptr;
+  require(storage_->host() != nullptr, "tensor.data: the memory is not visible to the host");
+  return static_cast<std::byte*>(storage_->host()) + byte_offset_;
+}
+
+namespace {
+
+enum class Direction : uint8_t { to_tensor, to_host };
+
+// Walks the view in row-major order; the host side is contiguous.
+void copy_strided(const Tensor& tensor, uint32_t dim, std::byte* element, std::byte*& host,
+                  Direction direction) {
+  const uint64_t unit = size_bytes(tensor.dtype());
+  if (dim == tensor.rank()) {
+    std::memcpy(direction == Direction::to_tensor ? element : host,
+                direction == Direction::to_tensor ? host : element, unit);
+    host += unit;
+    return;
+  }
+  if (dim + 1 == tensor.rank() && tensor.stride(dim) == 1) {
+    const uint64_t bytes = tensor.shape(dim) * unit;
+    std::memcpy(direction == Direction::to_tensor ? element : host,
+                direction == Direction::to_tensor ? host : element, bytes);
+    host += bytes;
+    return;
+  }
+  for (uint64_t i = 0; i < tensor.shape(dim); ++i) {
+    copy_strided(tensor, dim + 1, element + i * tensor.stride(dim) * unit, host, direction);
+  }
+}
+
+}  // namespace
+
+void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
+  require(defined(), "tensor.write_from: the tensor is undefined");
+  require(dtype == dtype_, "tensor.write_from: the tensor holds ", name(dtype_), ", got ", name(dtype));
+  require(count == elements(), "tensor.write_from: the tensor has ", elements(), " elements, got ", count);
+  require(!storage_->read_only(), "tensor.write_from: the memory was wrapped read-only");
+  require(is_injective(*this), "tensor.write_from: strides ", strides_.text(),
+          " make elements of shape ", shape_.text(), " share memory");
+  if (count == 0) return;
+  require(storage_->host() != nullptr, "tensor.write_from: the memory is not visible to the host");
+  auto* host = static_cast<std::byte*>(const_cast<void*>(source));
+  copy_strided(*this, 0, static_cast<std::byte*>(storage_->host()) + byte_offset_, host,
+               Direction::to_tensor);
+}
+
+void Tensor::host_read(DType dtype, void* target, uint64_t count) const {
+  require(defined(), "tensor.read_to: the tensor is undefined");
+  require(dtype == dtype_, "tensor.read_to: the tensor holds ", name(dtype_), ", asked for ", name(dtype));
+  require(count == elements(), "tensor.read_to: the tensor has ", elements(), " elements, got ", count);
+  if (count == 0) return;
+  require(storage_->host() != nullptr, "tensor.read_to: the memory is not visible to the host");
+  auto* host = static_cast<std::byte*>(target);
+  copy_strided(*this, 0, static_cast<std::byte*>(storage_->host()) + byte_offset_, host,
+               Direction::to_host);
+}
+
+}  // namespace gyre

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "gyre/trace.h"
+#include "runtime/command_list.h"
+
+namespace gyre {
+
+// Collects the events of one device. Off: one relaxed load per submit.
+class TraceLog {
+ public:
+  // Spans of one command, as a backend hands them over.
+  struct Timing {
+    uint32_t command;
+    TraceSpan span;
+  };
+
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
+  void start();
+  Trace stop();
+
+  uint64_t now_ns() const;  // since the trace started
+  void add(const CommandList& list, const std::vector<Timing>& timings);
+
+ private:
+  static constexpr uint64_t kMaxEvents = uint64_t{1} << 20;
+
+  std::atomic<bool> enabled_{false};
+  std::atomic<int64_t> origin_ns_{0};
+  std::mutex mutex_;
+  Trace trace_;
+  uint64_t submissions_ = 0;
+};
+
+}  // namespace gyre
