@@ -70,12 +70,11 @@ class Device {
   void start_trace() const;
   Trace stop_trace() const;
 
+  // For backends and tests: a device that open() does not know.
+  explicit Device(std::shared_ptr<DeviceImpl> impl) : impl_(std::move(impl)) {}
   const std::shared_ptr<DeviceImpl>& impl() const { return impl_; }
 
  private:
-  friend class Encoder;
-  explicit Device(std::shared_ptr<DeviceImpl> impl) : impl_(std::move(impl)) {}
-
   std::shared_ptr<DeviceImpl> impl_;
 };
 

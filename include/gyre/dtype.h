@@ -10,19 +10,10 @@ enum class DType : uint8_t { f32, f16, bf16, u8, i32, u32 };
 
 constexpr uint32_t kDTypeCount = 6;
 
-constexpr uint64_t size_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-    case DType::i32:
-    case DType::u32:
-      return 4;
-    case DType::f16:
-    case DType::bf16:
-      return 2;
-    case DType::u8:
-      return 1;
-  }
-  return 0;
+constexpr uint64_t size_bytes(DType dtype) {  // 0 for what is not a DType
+  constexpr uint32_t kSizes = 0x441224;       // a hex digit each, the first dtype lowest
+  const auto index = static_cast<uint32_t>(dtype);
+  return index < kDTypeCount ? kSizes >> (4 * index) & 0xF : 0;
 }
 
 constexpr bool is_float(DType dtype) {
@@ -69,7 +60,8 @@ struct Half {
     if (magnitude > 0x7F800000u) return 0x7E00;
     if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7C00u);
     if (magnitude < 0x38800000u) {
-      // Below 2^-14: adding 0.5 puts the f16 subnormal's unit (2^-24) into the last place of a float.
+      // Below 2^-14: adding 0.5 puts the f16 subnormal's unit (2^-24) into the last place of a
+      // float.
       const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
       return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000u));
     }

@@ -18,7 +18,8 @@ enum class ErrorCode : uint8_t {
 
 std::string_view name(ErrorCode code);
 
-// The one exception type. The message names the op, the rule that must hold and the value that broke it.
+// The one exception type. The message names the op, the rule that must hold and the value that
+// broke it.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

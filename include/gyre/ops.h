@@ -32,9 +32,9 @@ struct KvCopyTypes {
 };
 
 // Writes new tokens into a KV cache, converting between f32, f16 and bf16 (nearest, ties to even;
-// same dtype: bit copy). Layout is strides: a head-major cache [kv_heads, capacity, head_dim] is passed
-// as cache.permute({1, 0, 2}). head_dim must be contiguous. More tokens than slots on a ring: the
-// last ones stay. No tokens, heads or coordinates: nothing is recorded.
+// same dtype: bit copy). Layout is strides: a head-major cache [kv_heads, capacity, head_dim] is
+// passed as cache.permute({1, 0, 2}). head_dim must be contiguous. More tokens than slots on a
+// ring: the last ones stay. No tokens, heads or coordinates: nothing is recorded.
 void kv_copy(Encoder& encoder, const KvCopyInputs& inputs, const KvCopyOptions& options = {});
 
 }  // namespace gyre

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,8 +37,10 @@ class Dims {
   uint32_t size_ = 0;
 };
 
-// A typed, strided view of a Storage. Copying a Tensor copies the handle, never the data; the storage
-// lives until its last tensor, and until every submitted command that uses it has finished.
+std::ostream& operator<<(std::ostream& out, const Dims& dims);
+
+// A typed, strided view of a Storage. Copying a Tensor copies the handle, never the data; the
+// storage lives until its last tensor, and until every submitted command that uses it has finished.
 // Strides count elements and are never negative; stride 0 repeats an element (for reading only).
 class Tensor {
  public:
@@ -47,14 +50,23 @@ class Tensor {
   DType dtype() const { return dtype_; }
   uint32_t rank() const { return shape_.size(); }
   const Dims& shape() const { return shape_; }
-  uint64_t shape(uint32_t dim) const;
+  uint64_t shape(uint32_t dim) const {
+    if (dim >= rank()) refuse_dim(dim);
+    return shape_[dim];
+  }
   const Dims& strides() const { return strides_; }
-  uint64_t stride(uint32_t dim) const;
-  uint64_t elements() const;
-  uint64_t bytes() const { return elements() * size_bytes(dtype_); }
+  uint64_t stride(uint32_t dim) const {
+    if (dim >= rank()) refuse_dim(dim);
+    return strides_[dim];
+  }
+  uint64_t elements() const { return elements_; }
+  uint64_t bytes() const { return elements_ * size_bytes(dtype_); }
   uint64_t byte_offset() const { return byte_offset_; }  // from the start of the storage
-  uint64_t span_bytes() const;                           // first to last byte the view can touch
+  uint64_t span_bytes() const { return span_bytes_; }    // first to last byte the view can touch
   bool is_contiguous() const;
+  bool is_injective() const {
+    return injective_;
+  }  // strides nest: no two positions share an element
 
   // Views share memory with this tensor. All positions are relative to this view and refused when
   // they leave it.
@@ -68,7 +80,8 @@ class Tensor {
   template <class T>
   std::span<T> data() const {
     constexpr bool writable = !std::is_const_v<T>;
-    return {static_cast<T*>(host_data(DTypeOf<std::remove_const_t<T>>::value, writable)), elements()};
+    return {static_cast<T*>(host_data(DTypeOf<std::remove_const_t<T>>::value, writable)),
+            elements()};
   }
 
   // Copies all elements, in row-major order of this view, from or to host memory of the same type.
@@ -87,15 +100,21 @@ class Tensor {
   friend class Device;
   Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape, const Dims& strides);
 
+  void set_layout(const Dims& shape, const Dims& strides);
+
+  [[noreturn]] void refuse_dim(uint32_t dim) const;
   void* host_data(DType dtype, bool writable) const;
   void host_write(DType dtype, const void* source, uint64_t count) const;
   void host_read(DType dtype, void* target, uint64_t count) const;
 
   std::shared_ptr<Storage> storage_;
   uint64_t byte_offset_ = 0;
+  uint64_t elements_ = 0;
+  uint64_t span_bytes_ = 0;
   Dims shape_;
   Dims strides_;
   DType dtype_ = DType::f32;
+  bool injective_ = true;
 };
 
 }  // namespace gyre

@@ -1,5 +1,5 @@
-// Loading and storing f32, f16 and bf16 as vectors of f32: exact on the way in, one rounding on the way out.
-// Every target writes the bits that Half and BFloat16 (gyre/dtype.h) write.
+// Loading and storing f32, f16 and bf16 as vectors of f32: exact on the way in, one rounding on the
+// way out. Every target writes the bits that Half and BFloat16 (gyre/dtype.h) write.
 
 #if defined(GYRE_CPU_CONVERT_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_CONVERT_INL_H
@@ -17,7 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_EMU128 || \
+    HWY_TARGET == HWY_SCALAR
 #define GYRE_HAS_F16_CONVERT 0  // Highway's own narrowing truncates here
 #else
 #define GYRE_HAS_F16_CONVERT 1
@@ -66,44 +67,110 @@ HWY_INLINE void StoreF32(D d, hn::Vec<D> v, float* p) {
   hn::StoreU(v, d, p);
 }
 
+// The rounded value is in the upper half of each lane.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundToBF16(D /*d*/, hn::Vec<D> v) {
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::BitCast(d32, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
+  return hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7FFFu)));
+}
+
 template <class D>
 HWY_INLINE void StoreF32(D d, hn::Vec<D> v, BFloat16* p) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
-  const auto bits = hn::BitCast(d32, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7FFFu))));
   const auto is_nan = hn::RebindMask(d32, hn::IsNaN(v));
+  const auto rounded = hn::ShiftRight<16>(RoundToBF16(d, v));
   const auto result = hn::IfThenElse(is_nan, hn::Set(d32, 0x7FC0u), rounded);
   hn::StoreU(hn::TruncateTo(d16, result), d16, reinterpret_cast<uint16_t*>(p));
 }
 
-template <class D>
-HWY_INLINE void StoreF32(D d, hn::Vec<D> v, Half* p) {
 #if GYRE_HAS_F16_CONVERT
+// The hardware keeps a NaN's sign and payload.
+template <class D16>
+HWY_INLINE hn::Vec<D16> CanonicalNaN(D16 d16, hn::Vec<D16> half) {
+  const hn::RebindToSigned<D16> di;
+  const auto magnitude = hn::And(hn::BitCast(di, half), hn::Set(di, 0x7FFF));
+  const auto is_nan = hn::Gt(magnitude, hn::Set(di, 0x7C00));
+  return hn::BitCast(d16, hn::IfThenElse(is_nan, hn::Set(di, 0x7E00), hn::BitCast(di, half)));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> NarrowToF16(D /*d*/, hn::Vec<D> v) {
   const hn::Rebind<hwy::float16_t, D> d16;
-  // The hardware keeps a NaN's sign and payload; +0x7FC00000 narrows to 0x7E00.
-  const auto quiet = hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(), 0x7FC00000u));
-  hn::StoreU(hn::DemoteTo(d16, hn::IfThenElse(hn::IsNaN(v), quiet, v)), d16,
-             reinterpret_cast<hwy::float16_t*>(p));
+  return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(d16, v));
+}
 #else
-  const hn::Rebind<uint16_t, D> d16;
+template <class D16>
+HWY_INLINE hn::Vec<D16> CanonicalNaN(D16 /*d16*/, hn::Vec<D16> half) {
+  return half;
+}
+
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> NarrowToF16(D d, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> d32;
   const auto bits = hn::BitCast(d32, v);
   const auto magnitude = hn::And(bits, hn::Set(d32, 0x7FFFFFFFu));
   const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d32, 1u));
-  const auto rebased = hn::Sub(hn::Add(magnitude, hn::Add(odd, hn::Set(d32, 0xFFFu))),
-                               hn::Set(d32, 0x38000000u));
+  const auto rebased =
+      hn::Sub(hn::Add(magnitude, hn::Add(odd, hn::Set(d32, 0xFFFu))), hn::Set(d32, 0x38000000u));
   const auto normal = hn::ShiftRight<13>(rebased);
   const auto half = hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f));
   const auto subnormal = hn::Sub(hn::BitCast(d32, half), hn::Set(d32, 0x3F000000u));
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x38800000u)), subnormal, normal);
-  result = hn::IfThenElse(hn::Ge(magnitude, hn::Set(d32, 0x47800000u)), hn::Set(d32, 0x7C00u), result);
+  result =
+      hn::IfThenElse(hn::Ge(magnitude, hn::Set(d32, 0x47800000u)), hn::Set(d32, 0x7C00u), result);
   result = hn::Or(result, sign);
-  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7F800000u)), hn::Set(d32, 0x7E00u), result);
-  hn::StoreU(hn::TruncateTo(d16, result), d16, reinterpret_cast<uint16_t*>(p));
+  result =
+      hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7F800000u)), hn::Set(d32, 0x7E00u), result);
+  return hn::TruncateTo(hn::Rebind<uint16_t, D>(), result);
+}
 #endif
+
+template <class D>
+HWY_INLINE void StoreF32(D d, hn::Vec<D> v, Half* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  hn::StoreU(CanonicalNaN(d16, NarrowToF16(d, v)), d16, reinterpret_cast<uint16_t*>(p));
+}
+
+// The fast way for long rows: two vectors to one full-width store, no care for NaN. Feed the inputs
+// to NoteNaN and, if HasNaN in the end, store the row again with StoreF32.
+template <class D>
+HWY_INLINE void StoreTwoFast(D d, hn::Vec<D> v0, hn::Vec<D> v1, float* p) {
+  hn::StoreU(v0, d, p);
+  hn::StoreU(v1, d, p + hn::Lanes(d));
+}
+
+template <class D>
+HWY_INLINE void StoreTwoFast(D d, hn::Vec<D> v0, hn::Vec<D> v1, Half* p) {
+  const hn::Repartition<uint16_t, D> d16;
+  hn::StoreU(hn::Combine(d16, NarrowToF16(d, v1), NarrowToF16(d, v0)), d16,
+             reinterpret_cast<uint16_t*>(p));
+}
+
+template <class D>
+HWY_INLINE void StoreTwoFast(D d, hn::Vec<D> v0, hn::Vec<D> v1, BFloat16* p) {
+  const hn::Repartition<uint16_t, D> d16;
+  const auto upper_halves = hn::ConcatOdd(d16, hn::BitCast(d16, RoundToBF16(d, v1)),
+                                          hn::BitCast(d16, RoundToBF16(d, v0)));
+  hn::StoreU(upper_halves, d16, reinterpret_cast<uint16_t*>(p));
+}
+
+// NaN once any input was NaN; infinities may make it NaN too, which only costs the second pass.
+template <class V>
+HWY_INLINE V NoteNaN(V v0, V v1, V note) {
+#if HWY_ARCH_X86
+  return hn::Add(hn::Add(v0, v1), note);  // a product could be subnormal, which is slow here
+#else
+  return hn::MulAdd(v0, v1, note);
+#endif
+}
+
+template <class D>
+HWY_INLINE bool HasNaN(D d, hn::Vec<D> note) {
+  return !hn::AllFalse(d, hn::IsNaN(note));
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <exception>
-#include <thread>
 #include <utility>
 
 #include "cpu/executor.h"
@@ -23,11 +21,13 @@ constexpr uint32_t kMaxThreads = 1024;
 
 uint32_t thread_count(const DeviceOptions& options) {
   uint32_t threads = options.threads;
-  if (const char* text = std::getenv("GYRE_THREADS"); threads == 0 && text != nullptr && *text != '\0') {
+  if (const char* text = std::getenv("GYRE_THREADS");
+      threads == 0 && text != nullptr && *text != '\0') {
     const std::string_view view(text);
     const auto [end, error] = std::from_chars(view.begin(), view.end(), threads);
     require(error == std::errc() && end == view.end() && threads != 0,
-            "device.open: GYRE_THREADS must be a number from 1 to ", kMaxThreads, ", got \"", text, "\"");
+            "device.open: GYRE_THREADS must be a number from 1 to ", kMaxThreads, ", got \"", text,
+            "\"");
   }
   if (threads == 0) threads = usable_cores();
   require(threads <= kMaxThreads, "device.open: at most ", kMaxThreads, " threads, got ", threads);
@@ -73,21 +73,23 @@ class CpuDevice final : public DeviceImpl {
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
     return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
       const CpuKernel* row = find(kernel);
-      const TaskFn run = row != nullptr ? row->select(spec) : nullptr;
-      return run != nullptr ? std::make_unique<CpuPipeline>(*row, spec, run) : nullptr;
+      const TaskFn task = row != nullptr ? row->select(spec) : nullptr;
+      return task != nullptr ? std::make_unique<CpuPipeline>(*row, spec, task) : nullptr;
     });
   }
-  uint32_t loaded_pipelines(const KernelInfo& kernel) const override { return pipelines_.count(kernel); }
+  uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
+    return pipelines_.count(kernel);
+  }
   uint32_t variants(const KernelInfo& kernel) const override {
     const CpuKernel* row = find(kernel);
     if (row == nullptr) return 0;
     const auto specs = kernel.specs();
-    return static_cast<uint32_t>(
-        std::count_if(specs.begin(), specs.end(), [&](uint64_t s) { return row->select(s) != nullptr; }));
+    return static_cast<uint32_t>(std::count_if(
+        specs.begin(), specs.end(), [&](uint64_t s) { return row->select(s) != nullptr; }));
   }
 
-  // Runs before it returns: with every core computing there is nothing to overlap with, and handing the list
-  // to another thread would cost more than most lists.
+  // Runs before it returns: with every core computing there is nothing to overlap with, and handing
+  // the list to another thread would cost more than most lists.
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
     thread_local Plan plan;  // keeps its memory: steady-state submits allocate nothing
     plan.build(list);
@@ -108,8 +110,8 @@ class CpuDevice final : public DeviceImpl {
 
  private:
   const CpuKernel* find(const KernelInfo& kernel) const {
-    const auto row =
-        std::find_if(table_.begin(), table_.end(), [&](const CpuKernel& k) { return k.info == &kernel; });
+    const auto row = std::find_if(table_.begin(), table_.end(),
+                                  [&](const CpuKernel& k) { return k.info == &kernel; });
     return row != table_.end() ? &*row : nullptr;
   }
 
@@ -143,7 +145,8 @@ std::unique_ptr<GraphImpl> CpuDevice::instantiate(CommandList list) {
 
 std::vector<DeviceInfo> list_devices() { return {describe(usable_cores())}; }
 
-std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options, std::span<const CpuKernel> table) {
+std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options,
+                                        std::span<const CpuKernel> table) {
   return std::make_shared<CpuDevice>(options, table);
 }
 

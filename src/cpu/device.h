@@ -24,6 +24,7 @@ std::vector<DeviceInfo> list_devices();
 std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options);
 
 // A device with a table of its own: for tests and benchmarks of the runtime.
-std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options, std::span<const CpuKernel> table);
+std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options,
+                                        std::span<const CpuKernel> table);
 
 }  // namespace gyre::cpu

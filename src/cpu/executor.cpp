@@ -16,7 +16,8 @@ void pause_cpu() {
 #endif
 }
 
-// For waits that end soon unless the machine is oversubscribed, where the awaited thread needs our core.
+// For waits that end soon unless the machine is oversubscribed, where the awaited thread needs our
+// core.
 class Backoff {
  public:
   void wait() {
@@ -47,8 +48,8 @@ void Plan::build(const CommandList& list) {
     const auto entry = static_cast<uint32_t>(entries.size());
     entries.push_back({pipeline.run, params, list.args_of(command), tasks});
     if (tasks == 1 && chain_open) {
-      // One thread runs the chain in order, which is all that a barrier inside it asks for. What follows
-      // the chain waits for the whole of it.
+      // One thread runs the chain in order, which is all that a barrier inside it asks for. What
+      // follows the chain waits for the whole of it.
       ++steps.back().chain;
       group_start = tickets;
       continue;
@@ -86,7 +87,8 @@ void Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::
     run_ticket(run_, 0, 0);
   } else {
     finished_.store(0, std::memory_order_relaxed);
-    // Sequentially consistent with park(): either the worker sees the tickets or we see the sleeper.
+    // Sequentially consistent with park(): either the worker sees the tickets or we see the
+    // sleeper.
     remaining_.store(plan.tickets);
     if (sleepers_.load() != 0) {
       epoch_.fetch_add(1);
@@ -111,8 +113,8 @@ void Executor::help(uint32_t thread) {
                                           std::memory_order_acquire)) {
       continue;
     }
-    // The ticket we hold keeps its run open, so run_ is that run's, even if we were about to take one from
-    // an earlier run when this one began.
+    // The ticket we hold keeps its run open, so run_ is that run's, even if we were about to take
+    // one from an earlier run when this one began.
     const Run run = run_;
     run_ticket(run, run.plan->tickets - left, thread);
     finished_.fetch_add(1, std::memory_order_acq_rel);
@@ -122,8 +124,9 @@ void Executor::help(uint32_t thread) {
 
 void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
   const auto& steps = run.plan->steps;
-  const auto after = std::upper_bound(steps.begin(), steps.end(), ticket,
-                                      [](uint64_t t, const Plan::Step& s) { return t < s.first_ticket; });
+  const auto after =
+      std::upper_bound(steps.begin(), steps.end(), ticket,
+                       [](uint64_t t, const Plan::Step& s) { return t < s.first_ticket; });
   const Plan::Step& step = *(after - 1);
   if (run.plan->tickets != 1) {
     Backoff backoff;

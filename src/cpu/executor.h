@@ -14,8 +14,8 @@ namespace gyre::cpu {
 
 struct CpuPipeline;
 
-// A command list made ready to run. Work is handed out as tickets, numbered through the whole list: a
-// ticket is one task of a command, or a chain of small commands that one thread runs in order.
+// A command list made ready to run. Work is handed out as tickets, numbered through the whole list:
+// a ticket is one task of a command, or a chain of small commands that one thread runs in order.
 struct Plan {
   struct Entry {
     TaskFn run;
@@ -38,9 +38,9 @@ struct Plan {
   void build(const CommandList& list);
 };
 
-// The thread pool. Threads are not gathered at barriers: whoever is awake takes the next ticket and waits,
-// if it must, for tickets to be finished, not for threads to arrive. So the caller never waits for a worker
-// to wake up, and a list of one ticket runs without touching a worker at all.
+// The thread pool. Threads are not gathered at barriers: whoever is awake takes the next ticket and
+// waits, if it must, for tickets to be finished, not for threads to arrive. So the caller never
+// waits for a worker to wake up, and a list of one ticket runs without touching a worker at all.
 class Executor {
  public:
   Executor(uint32_t threads, uint32_t spin_us);
@@ -68,7 +68,7 @@ class Executor {
 
   const uint32_t spin_us_;
   std::mutex submit_mutex_;
-  Run run_;  // valid while a ticket is out
+  Run run_;                                             // valid while a ticket is out
   std::vector<std::vector<TraceLog::Timing>> timings_;  // per thread
 
   alignas(64) std::atomic<uint64_t> remaining_{0};  // tickets not yet taken

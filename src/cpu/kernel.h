@@ -6,13 +6,15 @@
 
 namespace gyre::cpu {
 
-// Task `task` of `tasks`. Tasks of a command run in any order and at the same time; how many there are and
-// which does what depends only on params, never on the number of threads, so results do not either.
-using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept;
+// Task `task` of `tasks`. Tasks of a command run in any order and at the same time; how many there
+// are and which does what depends only on params, never on the number of threads, so results do not
+// either.
+using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task,
+                        uint32_t tasks) noexcept;
 
 // A row of the CPU's table. select: code for a spec on this machine, null if there is none.
-// tasks: how many pieces the work falls into; 0 when there is none, 1 when sharing it would cost more
-// than it saves.
+// tasks: how many pieces the work falls into; 0 when there is none, 1 when sharing it would cost
+// more than it saves.
 struct CpuKernel {
   const KernelInfo* info;
   TaskFn (*select)(uint64_t spec);

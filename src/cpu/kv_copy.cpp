@@ -1,9 +1,10 @@
-// kv_copy on the CPU: rows of head_dim contiguous values, cache[slot(t), h, :] = convert(source[t, h, :]).
-// Rows are numbered stream, head, token (token fastest), so that a task writes a head-major cache front to
-// back; a task is an equal share of the rows. Moves every source byte once and every cache byte once.
+// kv_copy on the CPU: rows of head_dim contiguous values, cache[slot(t), h, :] = convert(source[t,
+// h, :]). Rows are numbered stream first, then in the order in which the source lies in memory; a
+// task is an equal share of them. Moves every source byte once and every cache byte once.
+#include "abi/kv_copy.h"
+
 #include <algorithm>
 
-#include "abi/kv_copy.h"
 #include "cpu/kernels.h"
 #include "gyre/dtype.h"
 
@@ -50,38 +51,70 @@ HWY_INLINE void CopyRow(const T* HWY_RESTRICT source, T* HWY_RESTRICT target, si
 }
 
 template <class Source, class Target>
-HWY_INLINE void CopyRow(const Source* HWY_RESTRICT source, Target* HWY_RESTRICT target, size_t count) {
+HWY_INLINE void ConvertTail(const Source* HWY_RESTRICT source, Target* HWY_RESTRICT target,
+                            size_t count) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    const auto v0 = LoadF32(d, source + i);
-    const auto v1 = LoadF32(d, source + i + lanes);
-    StoreF32(d, v0, target + i);
-    StoreF32(d, v1, target + i + lanes);
-  }
   for (; i + lanes <= count; i += lanes) StoreF32(d, LoadF32(d, source + i), target + i);
   for (; i < count; ++i) target[i] = static_cast<Target>(static_cast<float>(source[i]));
 }
 
 template <class Source, class Target>
+HWY_INLINE void CopyRow(const Source* HWY_RESTRICT source, Target* HWY_RESTRICT target,
+                        size_t count) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  auto note0 = hn::Zero(d);
+  auto note1 = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    const auto v0 = LoadF32(d, source + i);
+    const auto v1 = LoadF32(d, source + i + lanes);
+    const auto v2 = LoadF32(d, source + i + 2 * lanes);
+    const auto v3 = LoadF32(d, source + i + 3 * lanes);
+    StoreTwoFast(d, v0, v1, target + i);
+    StoreTwoFast(d, v2, v3, target + i + 2 * lanes);
+    note0 = NoteNaN(v0, v1, note0);
+    note1 = NoteNaN(v2, v3, note1);
+  }
+  constexpr bool kWidens = sizeof(Target) == sizeof(float);
+  const bool again = !kWidens && HasNaN(d, hn::Add(note0, note1));
+  const size_t from = HWY_UNLIKELY(again) ? 0 : i;
+  ConvertTail(source + from, target + from, count - from);
+}
+
+template <class Source, class Target>
 void KvCopy(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
-  const auto& p = *static_cast<const abi::KvCopyParams*>(params);
-  const Share rows = share_of(p.streams * p.heads * p.tokens, task, tasks);
-  for (uint64_t row = rows.begin; row < rows.end;) {
-    const uint64_t head = row / p.tokens % p.heads;
-    const uint64_t stream = row / p.tokens / p.heads;
-    const uint64_t first = row % p.tokens;
-    const uint64_t last = std::min(p.tokens, first + (rows.end - row));
-    const abi::KvCopyStream& s = p.stream[stream];
-    const std::byte* source = pointer<const std::byte>(args[2 * stream]) + head * s.source_head_stride;
-    std::byte* cache = pointer<std::byte>(args[2 * stream + 1]) + head * s.cache_head_stride;
-    for (uint64_t token = first; token < last; ++token) {
-      CopyRow(reinterpret_cast<const Source*>(source + token * s.source_token_stride),
-              reinterpret_cast<Target*>(cache + abi::kv_copy_slot(p, token) * s.cache_slot_stride),
-              s.row_elements);
+  // Four places at once: one stream of loads does not fill the memory bus.
+  constexpr uint64_t kPlaces = 4;
+  // By value: the stores below could otherwise alias every field.
+  const abi::KvCopyParams p = *static_cast<const abi::KvCopyParams*>(params);
+  const uint64_t base[4] = {args[0], args[1], args[2], args[3]};
+  const uint64_t stream_rows = p.tokens * p.heads;
+  const Share share = share_of(p.streams * stream_rows, task, tasks);
+  const uint64_t each = (share.end - share.begin + kPlaces - 1) / kPlaces;
+  for (uint64_t i = 0; i < each; ++i) {
+    for (uint64_t row = share.begin + i; row < share.end; row += each) {
+      const uint64_t stream = row < stream_rows ? 0 : 1;
+      const abi::KvCopyStream& s = p.stream[stream];
+      const uint64_t within = row - stream * stream_rows;
+      // The source is read in the order of its memory, which the prefetcher follows; a head-major
+      // cache takes one sequential run per head from the store buffers. The other way round costs a
+      // third.
+      const bool token_inner = s.source_token_stride < s.source_head_stride;
+      const uint64_t inner_count = token_inner ? p.tokens : p.heads;
+      const uint64_t outer = within / inner_count;
+      const uint64_t inner = within % inner_count;
+      const uint64_t token = token_inner ? inner : outer;
+      const uint64_t head = token_inner ? outer : inner;
+      CopyRow(
+          pointer<const Source>(base[2 * stream] + token * s.source_token_stride +
+                                head * s.source_head_stride),
+          pointer<Target>(base[2 * stream + 1] + abi::kv_copy_slot(p, token) * s.cache_slot_stride +
+                          head * s.cache_head_stride),
+          s.row_elements);
     }
-    row += last - first;
   }
 }
 
@@ -125,16 +158,20 @@ HWY_EXPORT(SelectKvCopy);
 TaskFn select_kv_copy(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvCopy)(spec); }
 
 uint32_t kv_copy_tasks(const void* params, uint64_t key) {
-  constexpr uint64_t kBytesPerTask = 32 << 10;  // about a microsecond: several times what a task costs
-  constexpr uint64_t kMostTasks = 1 << 20;
+  // Long tasks let the loads run ahead; small copies are cut finer, down to about a microsecond, so
+  // that all threads get some.
+  constexpr uint64_t kLongTask = 512 << 10, kShortTask = 32 << 10, kFewTasks = 8,
+                     kMostTasks = 1 << 20;
   const auto& p = *static_cast<const abi::KvCopyParams*>(params);
   const auto spec = spec_from_key<abi::KvCopySpec>(key);
   uint64_t elements = 0;
-  for (uint64_t i = 0; i < p.streams; ++i) elements += p.heads * p.tokens * p.stream[i].row_elements;
+  for (uint64_t i = 0; i < p.streams; ++i)
+    elements += p.heads * p.tokens * p.stream[i].row_elements;
   const uint64_t bytes = elements * (size_bytes(static_cast<DType>(spec.source_dtype)) +
                                      size_bytes(static_cast<DType>(spec.cache_dtype)));
+  const uint64_t wanted = std::max(bytes / kLongTask, std::min(bytes / kShortTask, kFewTasks));
   const uint64_t most = std::min(p.streams * p.heads * p.tokens, kMostTasks);
-  return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / kBytesPerTask, 1, most));
+  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most));
 }
 
 }  // namespace gyre::cpu

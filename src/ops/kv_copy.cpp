@@ -11,7 +11,9 @@ namespace gyre {
 namespace {
 
 abi::KvCopySpec make_spec(DType source, DType cache) {
-  return {static_cast<uint8_t>(source), static_cast<uint8_t>(cache), {}};
+  // Put together in a register: bytes stored one by one and read back as eight cost a stall.
+  return spec_from_key<abi::KvCopySpec>(static_cast<uint64_t>(source) | static_cast<uint64_t>(cache)
+                                                                            << 8);
 }
 
 // One of K and V, with the names its messages use.
@@ -28,14 +30,14 @@ struct Range {
 };
 
 void check_types(const Stream& s) {
-  require(s.source.rank() == 3, "kv_copy: ", s.name, " must be [tokens, kv_heads, head_dim], got shape ",
-          s.source.shape().text());
-  require(s.cache.rank() == 3, "kv_copy: ", s.cache_name, " must be [capacity, kv_heads, head_dim], got shape ",
-          s.cache.shape().text());
+  require(s.source.rank() == 3, "kv_copy: ", s.name,
+          " must be [tokens, kv_heads, head_dim], got shape ", s.source.shape());
+  require(s.cache.rank() == 3, "kv_copy: ", s.cache_name,
+          " must be [capacity, kv_heads, head_dim], got shape ", s.cache.shape());
   require(is_float(s.source.dtype()), "kv_copy: ", s.name, " must be f32, f16 or bf16, got ",
-          name(s.source.dtype()));
+          s.source.dtype());
   require(is_float(s.cache.dtype()), "kv_copy: ", s.cache_name, " must be f32, f16 or bf16, got ",
-          name(s.cache.dtype()));
+          s.cache.dtype());
 }
 
 void check_layout(const Stream& s) {
@@ -49,18 +51,18 @@ void check_layout(const Stream& s) {
           " must be contiguous, got stride ", s.source.stride(2));
   require(single || s.cache.stride(2) == 1, "kv_copy: head_dim of ", s.cache_name,
           " must be contiguous, got stride ", s.cache.stride(2));
-  require(is_injective(s.cache), "kv_copy: strides ", s.cache.strides().text(), " make slots of ",
-          s.cache_name, " ", s.cache.shape().text(), " share memory");
+  require(s.cache.is_injective(), "kv_copy: strides ", s.cache.strides(), " make slots of ",
+          s.cache_name, " ", s.cache.shape(), " share memory");
 }
 
 Range checked_range(const Tensor& k, const KvCopyOptions& options) {
   const uint64_t available = k.shape(0);
-  require(options.source_begin <= available, "kv_copy: source_begin must be at most the ", available,
-          " tokens of k, got ", options.source_begin);
+  require(options.source_begin <= available, "kv_copy: source_begin must be at most the ",
+          available, " tokens of k, got ", options.source_begin);
   const uint64_t rest = available - options.source_begin;
   const uint64_t tokens = options.tokens.value_or(rest);
-  require(tokens <= rest, "kv_copy: k has ", rest, " tokens from source_begin ", options.source_begin,
-          ", asked for ", tokens);
+  require(tokens <= rest, "kv_copy: k has ", rest, " tokens from source_begin ",
+          options.source_begin, ", asked for ", tokens);
   return {options.source_begin, tokens};
 }
 
@@ -68,46 +70,55 @@ void check_position(uint64_t capacity, uint64_t tokens, const KvCopyOptions& opt
   require(capacity != 0, "kv_copy: the cache has capacity 0, cannot take ", tokens, " tokens");
   if (options.cache == CacheKind::ring) return;
   require(options.position <= capacity && tokens <= capacity - options.position,
-          "kv_copy: a linear cache of ", capacity, " slots cannot take ", tokens, " tokens at position ",
-          options.position);
+          "kv_copy: a linear cache of ", capacity, " slots cannot take ", tokens,
+          " tokens at position ", options.position);
 }
 
 void check_pair(const KvCopyInputs& in) {
-  require(in.v.shape(0) == in.k.shape(0), "kv_copy: v must have the tokens of k: ", in.k.shape(0), ", got ",
-          in.v.shape(0));
+  require(in.v.shape(0) == in.k.shape(0), "kv_copy: v must have the tokens of k: ", in.k.shape(0),
+          ", got ", in.v.shape(0));
   require(in.v.shape(1) == in.k.shape(1), "kv_copy: v must have the kv_heads of k: ", in.k.shape(1),
           ", got ", in.v.shape(1));
-  require(in.v_cache.shape(0) == in.k_cache.shape(0), "kv_copy: v_cache must have the capacity of k_cache: ",
-          in.k_cache.shape(0), ", got ", in.v_cache.shape(0));
-  require(in.v.dtype() == in.k.dtype(), "kv_copy: v must have the dtype of k: ", name(in.k.dtype()),
-          ", got ", name(in.v.dtype()));
-  require(in.v_cache.dtype() == in.k_cache.dtype(), "kv_copy: v_cache must have the dtype of k_cache: ",
-          name(in.k_cache.dtype()), ", got ", name(in.v_cache.dtype()));
+  require(in.v_cache.shape(0) == in.k_cache.shape(0),
+          "kv_copy: v_cache must have the capacity of k_cache: ", in.k_cache.shape(0), ", got ",
+          in.v_cache.shape(0));
+  require(in.v.dtype() == in.k.dtype(), "kv_copy: v must have the dtype of k: ", in.k.dtype(),
+          ", got ", in.v.dtype());
+  require(in.v_cache.dtype() == in.k_cache.dtype(),
+          "kv_copy: v_cache must have the dtype of k_cache: ", in.k_cache.dtype(), ", got ",
+          in.v_cache.dtype());
 }
 
-// Tokens are copied in any order and by several threads: no source may change under the copy, and no slot
-// may have two writers.
+// Slot of the first token that is copied. Divisions only where something can wrap.
+uint64_t first_slot(const KvCopyOptions& options, uint64_t capacity, uint64_t dropped) {
+  const uint64_t slot =
+      options.position < capacity ? options.position : options.position % capacity;
+  return dropped == 0 ? slot : (slot + dropped % capacity) % capacity;
+}
+
+// Tokens are copied in any order and by several threads: no source may change under the copy, and
+// no slot may have two writers.
 void check_overlap(const KvCopyInputs& in) {
-  const std::array<std::pair<const char*, const Tensor*>, 2> sources = {{{"k", &in.k}, {"v", &in.v}}};
-  const std::array<std::pair<const char*, const Tensor*>, 2> caches = {
-      {{"k_cache", &in.k_cache}, {"v_cache", &in.v_cache}}};
-  for (const auto& [source_name, source] : sources) {
-    for (const auto& [cache_name, cache] : caches) {
-      require(!may_overlap(*source, *cache), "kv_copy: ", source_name, " and ", cache_name,
-              " share memory");
-    }
-  }
-  require(!may_overlap(in.k_cache, in.v_cache), "kv_copy: k_cache and v_cache share memory");
+  const auto disjoint = [](const Tensor& a, const Tensor& b, const char* what) {
+    require(!may_overlap(a, b), "kv_copy: ", what, " share memory");
+  };
+  disjoint(in.k, in.k_cache, "k and k_cache");
+  if (!in.v.defined()) return;
+  disjoint(in.k, in.v_cache, "k and v_cache");
+  disjoint(in.v, in.k_cache, "v and k_cache");
+  disjoint(in.v, in.v_cache, "v and v_cache");
+  disjoint(in.k_cache, in.v_cache, "k_cache and v_cache");
 }
 
-abi::KvCopyStream make_stream(const Tensor& source, const Tensor& cache) {
+// Filled in place: a struct returned and copied right away is read before its stores have landed.
+void fill_stream(const Tensor& source, const Tensor& cache, abi::KvCopyStream& stream) {
   const uint64_t source_unit = size_bytes(source.dtype());
   const uint64_t cache_unit = size_bytes(cache.dtype());
-  return {.source_token_stride = source.stride(0) * source_unit,
-          .source_head_stride = source.stride(1) * source_unit,
-          .cache_slot_stride = cache.stride(0) * cache_unit,
-          .cache_head_stride = cache.stride(1) * cache_unit,
-          .row_elements = source.shape(2)};
+  stream.source_token_stride = source.stride(0) * source_unit;
+  stream.source_head_stride = source.stride(1) * source_unit;
+  stream.cache_slot_stride = cache.stride(0) * cache_unit;
+  stream.cache_head_stride = cache.stride(1) * cache_unit;
+  stream.row_elements = source.shape(2);
 }
 
 // All heads of a token lie one after another on both sides.
@@ -127,7 +138,8 @@ std::span<const uint64_t> kv_copy_specs() {
   static const std::array<uint64_t, 9> kSpecs = [] {
     constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
     std::array<uint64_t, 9> specs{};
-    for (size_t i = 0; i < specs.size(); ++i) specs[i] = spec_key(make_spec(kFloats[i / 3], kFloats[i % 3]));
+    for (size_t i = 0; i < specs.size(); ++i)
+      specs[i] = spec_key(make_spec(kFloats[i / 3], kFloats[i % 3]));
     return specs;
   }();
   return kSpecs;
@@ -166,23 +178,26 @@ void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& opti
   const uint64_t dropped = range.tokens > capacity ? range.tokens - capacity : 0;
   const uint64_t tokens = range.tokens - dropped;
   const uint64_t first = range.source_begin + dropped;
-  const Tensor k_source = in.k.slice(0, first, tokens);
-  const Tensor v_source = pair ? in.v.slice(0, first, tokens) : Tensor();
-
   abi::KvCopyParams params{};
   params.tokens = tokens;
   params.heads = in.k.shape(1);
   params.capacity = capacity;
-  params.first_slot = (options.position % capacity + dropped % capacity) % capacity;
+  params.first_slot = first_slot(options, capacity, dropped);
   params.streams = pair ? 2 : 1;
-  params.stream[0] = make_stream(k_source, in.k_cache);
-  if (pair) params.stream[1] = make_stream(v_source, in.v_cache);
+  fill_stream(in.k, in.k_cache, params.stream[0]);
+  if (pair) fill_stream(in.v, in.v_cache, params.stream[1]);
   if (heads_are_one_row(in.k, in.k_cache) && (!pair || heads_are_one_row(in.v, in.v_cache))) {
     for (abi::KvCopyStream& stream : params.stream) stream.row_elements *= params.heads;
     params.heads = 1;
   }
-  recording.dispatch(kKvCopy, make_spec(in.k.dtype(), in.k_cache.dtype()), params,
-                     {&k_source, &in.k_cache, &v_source, &in.v_cache});
+  const abi::KvCopySpec spec = make_spec(in.k.dtype(), in.k_cache.dtype());
+  if (tokens == in.k.shape(0)) {
+    recording.dispatch(kKvCopy, spec, params, {&in.k, &in.k_cache, &in.v, &in.v_cache});
+  } else {
+    const Tensor k_part = in.k.slice(0, first, tokens);
+    const Tensor v_part = pair ? in.v.slice(0, first, tokens) : Tensor();
+    recording.dispatch(kKvCopy, spec, params, {&k_part, &in.k_cache, &v_part, &in.v_cache});
+  }
   recording.commit();
 }
 

@@ -11,7 +11,10 @@ namespace gyre {
 class BufferPool::PooledStorage final : public Storage {
  public:
   PooledStorage(std::shared_ptr<BufferPool> pool, void* memory, uint64_t block, const Block& info)
-      : Storage(pool->device_id_, info), pool_(std::move(pool)), memory_(memory), block_bytes_(block) {}
+      : Storage(pool->device_id_, info),
+        pool_(std::move(pool)),
+        memory_(memory),
+        block_bytes_(block) {}
   ~PooledStorage() override { pool_->release(memory_, block_bytes_); }
 
  private:
@@ -20,7 +23,8 @@ class BufferPool::PooledStorage final : public Storage {
   uint64_t block_bytes_;
 };
 
-BufferPool::BufferPool(uint64_t device_id, std::unique_ptr<MemorySource> source, uint64_t limit_bytes)
+BufferPool::BufferPool(uint64_t device_id, std::unique_ptr<MemorySource> source,
+                       uint64_t limit_bytes)
     : device_id_(device_id), limit_bytes_(limit_bytes), source_(std::move(source)) {}
 
 BufferPool::~BufferPool() { trim(); }
@@ -34,7 +38,8 @@ uint64_t BufferPool::block_bytes(uint64_t bytes) {
 
 std::shared_ptr<Storage> BufferPool::allocate(uint64_t bytes) {
   constexpr uint64_t kMost = uint64_t{1} << 62;
-  if (bytes > kMost) fail(ErrorCode::out_of_memory, "allocate: ", bytes, " bytes cannot be addressed");
+  if (bytes > kMost)
+    fail(ErrorCode::out_of_memory, "allocate: ", bytes, " bytes cannot be addressed");
   if (bytes == 0) return std::make_shared<Storage>(device_id_, Storage::Block{});
   const uint64_t block = block_bytes(bytes);
   void* memory = nullptr;
@@ -57,8 +62,8 @@ std::shared_ptr<Storage> BufferPool::allocate(uint64_t bytes) {
       memory = source_->take(block);
     }
     if (memory == nullptr) {
-      fail(ErrorCode::out_of_memory, "allocate: no memory for ", bytes, " bytes; ", use().in_use_bytes,
-           " bytes are in use");
+      fail(ErrorCode::out_of_memory, "allocate: no memory for ", bytes, " bytes; ",
+           use().in_use_bytes, " bytes are in use");
     }
     const std::lock_guard lock(mutex_);
     use_.in_use_bytes += block;

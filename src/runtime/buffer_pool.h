@@ -21,9 +21,9 @@ class MemorySource {
   virtual void* host(void* memory) = 0;  // null where the host cannot reach it
 };
 
-// Hands out zero-filled storage and keeps freed blocks for reuse. A block belongs to the Storage that holds
-// it and comes back only in that Storage's destructor: there is no release call to make twice.
-// Thread-safe. Storage may outlive the device.
+// Hands out zero-filled storage and keeps freed blocks for reuse. A block belongs to the Storage
+// that holds it and comes back only in that Storage's destructor: there is no release call to make
+// twice. Thread-safe. Storage may outlive the device.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   BufferPool(uint64_t device_id, std::unique_ptr<MemorySource> source, uint64_t limit_bytes);

@@ -32,7 +32,7 @@ struct Command {
 struct CommandList {
   std::vector<Command> commands;
   std::vector<uint64_t> params;
-  std::vector<uint64_t> args;  // addresses; 0 for an absent argument
+  std::vector<uint64_t> args;                      // addresses; 0 for an absent argument
   std::vector<std::shared_ptr<Storage>> storages;  // kept alive until the work is done
 
   const void* params_of(const Command& command) const { return &params[command.params_offset]; }

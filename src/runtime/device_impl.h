@@ -34,7 +34,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
 
   virtual const DeviceInfo& info() const = 0;
   virtual std::shared_ptr<Storage> allocate(uint64_t bytes) = 0;  // zero-filled
-  virtual std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) = 0;
+  virtual std::shared_ptr<Storage> wrap(const Storage::Block& block,
+                                        std::shared_ptr<void> owner) = 0;
   virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;  // null: not here
   virtual uint32_t variants(const KernelInfo& kernel) const = 0;  // specs this device runs
   virtual uint32_t loaded_pipelines(const KernelInfo& kernel) const = 0;

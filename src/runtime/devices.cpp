@@ -54,11 +54,11 @@ View checked_view(DType dtype, const Dims& shape, const Dims& strides, const voi
   view.strides = strides.size() == 0 ? contiguous_strides(shape) : strides;
   checked_elements("device.wrap", shape);
   const uint64_t extent = checked_extent("device.wrap", shape, view.strides);
-  require(extent <= (uint64_t{1} << 62) / size_bytes(dtype), "device.wrap: shape ", shape.text(),
-          " with strides ", view.strides.text(), " spans more than 2^62 bytes");
+  require(extent <= (uint64_t{1} << 62) / size_bytes(dtype), "device.wrap: shape ", shape,
+          " with strides ", view.strides, " spans more than 2^62 bytes");
   view.bytes = extent * size_bytes(dtype);
-  require(data != nullptr || view.bytes == 0, "device.wrap: the pointer is null for shape ", shape.text());
-  require(reinterpret_cast<uintptr_t>(data) % size_bytes(dtype) == 0, "device.wrap: ", name(dtype),
+  require(data != nullptr || view.bytes == 0, "device.wrap: the pointer is null for shape ", shape);
+  require(reinterpret_cast<uintptr_t>(data) % size_bytes(dtype) == 0, "device.wrap: ", dtype,
           " data must be aligned to ", size_bytes(dtype), " bytes, got address ", data);
   return view;
 }
@@ -99,11 +99,12 @@ Trace Device::stop_trace() const { return checked_mutable(impl_).trace().stop();
 
 Tensor Device::tensor(DType dtype, const Dims& shape) const {
   DeviceImpl& impl = checked_mutable(impl_);
-  require(size_bytes(dtype) != 0, "device.tensor: ", static_cast<uint32_t>(dtype), " is not a dtype");
+  require(size_bytes(dtype) != 0, "device.tensor: ", static_cast<uint32_t>(dtype),
+          " is not a dtype");
   const uint64_t elements = checked_elements("device.tensor", shape);
   uint64_t bytes = 0;
   require(!__builtin_mul_overflow(elements, size_bytes(dtype), &bytes), "device.tensor: shape ",
-          shape.text(), " of ", name(dtype), " has more than 2^64 bytes");
+          shape, " of ", dtype, " has more than 2^64 bytes");
   return {impl.allocate(bytes), dtype, shape, contiguous_strides(shape)};
 }
 
@@ -117,7 +118,8 @@ Tensor Device::wrap(void* data, DType dtype, const Dims& shape, const Dims& stri
 Tensor Device::wrap(const void* data, DType dtype, const Dims& shape, const Dims& strides,
                     std::shared_ptr<void> owner) const {
   const View view = checked_view(dtype, shape, strides, data);
-  const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, const_cast<void*>(data), true};
+  const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, const_cast<void*>(data),
+                             true};
   return {checked_mutable(impl_).wrap(block, std::move(owner)), dtype, shape, view.strides};
 }
 

@@ -10,8 +10,7 @@
 namespace gyre {
 
 const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec) {
-  const uint64_t hash = (spec ^ reinterpret_cast<uintptr_t>(&kernel)) * 0x9E3779B97F4A7C15u;
-  const Pipeline*& entry = cache_[hash >> 58];
+  const Pipeline*& entry = cache_[hash(spec ^ reinterpret_cast<uintptr_t>(&kernel)) >> 58];
   static_assert(kCachedPipelines == 64);
   if (entry == nullptr || entry->kernel != &kernel || entry->spec != spec) {
     const Pipeline* pipeline = device_->pipeline(kernel, spec);
@@ -24,7 +23,8 @@ const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec)
   return *entry;
 }
 
-Recording::Recording(const Encoder& encoder, const char* op) : recorder_(encoder.recorder()), op_(op) {
+Recording::Recording(const Encoder& encoder, const char* op)
+    : recorder_(encoder.recorder()), op_(op) {
   require(!recorder_.busy_.exchange(true, std::memory_order_acquire), op,
           ": the encoder is in use by another thread; give each thread its own encoder");
   const CommandList& list = recorder_.list_;
@@ -38,10 +38,12 @@ Recording::Recording(const Encoder& encoder, const char* op) : recorder_(encoder
 Recording::~Recording() {
   if (!committed_) {
     CommandList& list = recorder_.list_;
-    list.commands.erase(list.commands.begin() + static_cast<ptrdiff_t>(commands_), list.commands.end());
+    list.commands.erase(list.commands.begin() + static_cast<ptrdiff_t>(commands_),
+                        list.commands.end());
     list.params.resize(params_);
     list.args.resize(args_);
     list.storages.resize(storages_);
+    recorder_.retained_.fill(nullptr);
     recorder_.hazards_.rollback(hazards_);
   }
   recorder_.busy_.store(false, std::memory_order_release);
@@ -49,42 +51,41 @@ Recording::~Recording() {
 
 void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* params,
                        std::span<const Tensor* const> args) {
-  require(args.size() == kernel.arg_count, op_, ": kernel ", kernel.name, " takes ", kernel.arg_count,
-          " arguments, got ", args.size());
+  require(args.size() == kernel.arg_count, op_, ": kernel ", kernel.name, " takes ",
+          kernel.arg_count, " arguments, got ", args.size());
   CommandList& list = recorder_.list_;
   const Pipeline& pipeline = recorder_.find_pipeline(kernel, spec);
   std::array<RangeAccess, kMaxArgs> accesses;
   const size_t first_arg = list.args.size();
+  list.args.resize(first_arg + args.size());
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgInfo& arg = kernel.args[i];
     accesses[i] = {{}, arg.access};
-    if (args[i] == nullptr || !args[i]->defined()) {
-      list.args.push_back(0);
-      continue;
-    }
+    if (args[i] == nullptr || !args[i]->defined()) continue;
     const Tensor& tensor = *args[i];
     const std::shared_ptr<Storage>& storage = tensor.storage();
     require(storage->device_id() == recorder_.device_->id(), op_, ": ", arg.name,
-            " lives on another device than the encoder's ", recorder_.device_->info().name);
+            " lives on another device than the encoder");
     require(arg.access == Access::read || !storage->read_only(), op_, ": ", arg.name,
             " is written, but its memory was wrapped read-only");
     const uint64_t address = storage->address() + tensor.byte_offset();
     accesses[i].range = {address, address + tensor.span_bytes()};
-    list.args.push_back(address);
-    list.storages.push_back(storage);
+    list.args[first_arg + i] = address;
+    recorder_.retain(storage);
   }
   const size_t words = (kernel.params_bytes + 7) / 8;
   const size_t params_offset = list.params.size();
   list.params.resize(params_offset + words);
   std::memcpy(&list.params[params_offset], params, kernel.params_bytes);
   const bool barrier = recorder_.hazards_.add({accesses.data(), args.size()});
-  list.commands.push_back({&pipeline, static_cast<uint32_t>(params_offset),
-                           static_cast<uint32_t>(first_arg), barrier});
+  list.commands.push_back(
+      {&pipeline, static_cast<uint32_t>(params_offset), static_cast<uint32_t>(first_arg), barrier});
 }
 
 void Recording::reset() {
   recorder_.list_.clear();
   recorder_.hazards_.clear();
+  recorder_.retained_.fill(nullptr);
   committed_ = true;
 }
 

@@ -3,51 +3,66 @@
 #include <algorithm>
 
 namespace gyre {
-namespace {
 
-bool overlaps_any(const std::vector<ByteRange>& ranges, size_t first, const ByteRange& range) {
-  return std::any_of(ranges.begin() + static_cast<ptrdiff_t>(first), ranges.end(),
-                     [&](const ByteRange& other) {
-                       return range.begin < other.end && other.begin < range.end;
-                     });
+void RangeSet::insert_at(size_t at, const ByteRange& range) {
+  const auto first = ranges_.begin() + static_cast<ptrdiff_t>(at);
+  auto last = first;
+  ByteRange merged = range;
+  for (; last != ranges_.end() && last->begin < range.end; ++last) {
+    merged.begin = std::min(merged.begin, last->begin);
+    merged.end = std::max(merged.end, last->end);
+  }
+  if (first == last) {
+    ranges_.insert(first, range);
+  } else {
+    *first = merged;
+    ranges_.erase(first + 1, last);
+  }
 }
 
-}  // namespace
+bool HazardTracker::conflicts(std::span<const RangeAccess> accesses) const {
+  for (const RangeAccess& access : accesses) {
+    if (access.range.begin == access.range.end) continue;
+    if (writes_.overlaps(access.range)) return true;
+    if (access.access != Access::read && reads_.overlaps(access.range)) return true;
+  }
+  return false;
+}
 
-bool HazardTracker::conflicts(const RangeAccess& access) const {
-  if (access.range.begin == access.range.end) return false;
-  if (overlaps_any(writes_, group_writes_, access.range)) return true;
-  return access.access != Access::read && overlaps_any(reads_, group_reads_, access.range);
+void HazardTracker::note(std::span<const RangeAccess> accesses) {
+  for (const RangeAccess& access : accesses) {
+    if (access.range.begin == access.range.end) continue;
+    // A write conflicts with every later access, so read_write needs no second entry.
+    (access.access == Access::read ? reads_ : writes_).insert(access.range);
+  }
 }
 
 bool HazardTracker::add(std::span<const RangeAccess> accesses) {
-  const bool full =
-      reads_.size() - group_reads_ + writes_.size() - group_writes_ + accesses.size() > kMaxGroup;
-  const bool barrier = full || std::any_of(accesses.begin(), accesses.end(),
-                                           [&](const RangeAccess& a) { return conflicts(a); });
+  const bool barrier = conflicts(accesses);
   if (barrier) {
-    group_reads_ = reads_.size();
-    group_writes_ = writes_.size();
+    reads_.clear();
+    writes_.clear();
+    group_ = log_.size();
   }
-  for (const RangeAccess& access : accesses) {
-    if (access.range.begin == access.range.end) continue;
-    // A write conflicts with every later access, so a read_write range needs no second entry.
-    (access.access == Access::read ? reads_ : writes_).push_back(access.range);
-  }
+  note(accesses);
+  log_.insert(log_.end(), accesses.begin(), accesses.end());
   return barrier;
 }
 
-HazardTracker::Mark HazardTracker::mark() const {
-  return {reads_.size(), writes_.size(), group_reads_, group_writes_};
-}
-
 void HazardTracker::rollback(const Mark& mark) {
-  reads_.resize(mark.reads);
-  writes_.resize(mark.writes);
-  group_reads_ = mark.group_reads;
-  group_writes_ = mark.group_writes;
+  if (log_.size() == mark.log) return;
+  log_.resize(mark.log);
+  group_ = mark.group;
+  reads_.clear();
+  writes_.clear();
+  note(std::span(log_).subspan(group_));
 }
 
-void HazardTracker::clear() { rollback({}); }
+void HazardTracker::clear() {
+  log_.clear();
+  group_ = 0;
+  reads_.clear();
+  writes_.clear();
+}
 
 }  // namespace gyre

@@ -1,6 +1,6 @@
 #pragma once
-// The contract between ops and backends, on one page. An op names a kernel and hands over Spec, Params and
-// Args; a backend has a table from kernels to code. Neither knows the other.
+// The contract between ops and backends, on one page. An op names a kernel and hands over Spec,
+// Params and Args; a backend has a table from kernels to code. Neither knows the other.
 
 #include <array>
 #include <bit>
@@ -27,8 +27,8 @@ struct KernelInfo {
   uint32_t params_bytes;
   uint32_t arg_count;
   std::array<ArgInfo, kMaxArgs> args;
-  std::string (*shape)(const void* params);       // for traces
-  std::span<const uint64_t> (*specs)();           // every spec an op can ask for
+  std::string (*shape)(const void* params);  // for traces
+  std::span<const uint64_t> (*specs)();      // every spec an op can ask for
 };
 
 // Ties a kernel to its Spec and Params types, so that a wrong pair does not compile.

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "runtime/require.h"
-#include "runtime/storage.h"
 
 namespace gyre {
 namespace {
@@ -13,7 +12,7 @@ constexpr uint64_t kMaxElements = (uint64_t{1} << 63) - 1;
 
 uint64_t checked_product(const char* what, uint64_t a, uint64_t b, const Dims& dims) {
   uint64_t product = 0;
-  require(!__builtin_mul_overflow(a, b, &product) && product <= kMaxElements, what, ": ", dims.text(),
+  require(!__builtin_mul_overflow(a, b, &product) && product <= kMaxElements, what, ": ", dims,
           " counts more than 2^63 - 1 elements");
   return product;
 }
@@ -26,12 +25,12 @@ struct Steps {
   uint32_t count = 0;
 };
 
-Steps sorted_steps(const Tensor& tensor) {
+Steps sorted_steps(const Dims& shape, const Dims& strides) {
   Steps steps;
-  for (uint32_t d = 0; d < tensor.rank(); ++d) {
-    if (tensor.shape(d) <= 1) continue;
+  for (uint32_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] <= 1) continue;
     uint32_t at = steps.count++;
-    for (; at > 0 && tensor.stride(steps.dims[at - 1]) > tensor.stride(d); --at) {
+    for (; at > 0 && strides[steps.dims[at - 1]] > strides[d]; --at) {
       steps.dims[at] = steps.dims[at - 1];
     }
     steps.dims[at] = d;
@@ -39,8 +38,9 @@ Steps sorted_steps(const Tensor& tensor) {
   return steps;
 }
 
-// Whether sum(x_d * stride_d) == distance has a solution with |x_d| < shape_d. Because the strides nest,
-// at each step only the two multiples around the distance can leave a rest the inner steps reach.
+// Whether sum(x_d * stride_d) == distance has a solution with |x_d| < shape_d. Because the strides
+// nest, at each step only the two multiples around the distance can leave a rest the inner steps
+// reach.
 bool reachable(const Tensor& tensor, const Steps& steps, uint32_t level, int64_t distance) {
   if (level == 0) return distance == 0;
   const uint32_t dim = steps.dims[level - 1];
@@ -65,13 +65,13 @@ uint64_t checked_elements(const char* what, const Dims& shape) {
 }
 
 uint64_t checked_extent(const char* what, const Dims& shape, const Dims& strides) {
-  require(shape.size() == strides.size(), what, ": ", strides.size(), " strides for a shape of rank ",
-          shape.size());
+  require(shape.size() == strides.size(), what, ": ", strides.size(),
+          " strides for a shape of rank ", shape.size());
   if (has_zero(shape)) return 0;
   uint64_t extent = 1;
   for (uint32_t d = 0; d < shape.size(); ++d) {
     const uint64_t step = checked_product(what, shape[d] - 1, strides[d], strides);
-    require(step <= kMaxElements - extent, what, ": shape ", shape.text(), " with strides ", strides.text(),
+    require(step <= kMaxElements - extent, what, ": shape ", shape, " with strides ", strides,
             " reaches past 2^63 - 1 elements");
     extent += step;
   }
@@ -88,29 +88,27 @@ Dims contiguous_strides(const Dims& shape) {
   return strides;
 }
 
-bool is_injective(const Tensor& tensor) {
-  if (tensor.elements() == 0) return true;
-  const Steps steps = sorted_steps(tensor);
+bool strides_nest(const Dims& shape, const Dims& strides) {
+  if (has_zero(shape)) return true;
+  const Steps steps = sorted_steps(shape, strides);
   uint64_t extent = 1;
   for (uint32_t i = 0; i < steps.count; ++i) {
-    const uint64_t stride = tensor.stride(steps.dims[i]);
-    if (stride < extent) return false;
-    extent += (tensor.shape(steps.dims[i]) - 1) * stride;
+    const uint32_t d = steps.dims[i];
+    if (strides[d] < extent) return false;
+    extent += (shape[d] - 1) * strides[d];
   }
   return true;
 }
 
-bool may_overlap(const Tensor& a, const Tensor& b) {
-  if (!a.defined() || !b.defined() || a.elements() == 0 || b.elements() == 0) return false;
-  const uint64_t a_begin = a.storage()->address() + a.byte_offset();
-  const uint64_t b_begin = b.storage()->address() + b.byte_offset();
-  if (a_begin >= b_begin + b.span_bytes() || b_begin >= a_begin + a.span_bytes()) return false;
-  const bool same_grid = a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides();
-  if (!same_grid || !is_injective(a)) return true;
-  const auto distance = static_cast<int64_t>(b_begin - a_begin);
+bool grids_may_meet(const Tensor& a, const Tensor& b) {
+  const bool same_grid =
+      a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides();
+  if (!same_grid || !a.is_injective()) return true;
+  const auto distance = static_cast<int64_t>(b.storage()->address() + b.byte_offset() -
+                                             a.storage()->address() - a.byte_offset());
   const auto unit = static_cast<int64_t>(size_bytes(a.dtype()));
   if (distance % unit != 0) return true;
-  const Steps steps = sorted_steps(a);
+  const Steps steps = sorted_steps(a.shape(), a.strides());
   return reachable(a, steps, steps.count, distance / unit);
 }
 

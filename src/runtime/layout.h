@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gyre/tensor.h"
+#include "runtime/storage.h"
 
 namespace gyre {
 
@@ -14,10 +15,18 @@ uint64_t checked_extent(const char* what, const Dims& shape, const Dims& strides
 Dims contiguous_strides(const Dims& shape);
 
 // True if no two positions share an element. Sufficient, not necessary: strides must nest.
-bool is_injective(const Tensor& tensor);
+bool strides_nest(const Dims& shape, const Dims& strides);
 
-// True if the two tensors may share a byte. Exact for tensors of equal shape, strides and dtype whose
-// strides nest (K and V interleaved in one buffer), by byte range otherwise.
-bool may_overlap(const Tensor& a, const Tensor& b);
+// Exact for tensors of equal shape, strides and dtype whose strides nest; true otherwise.
+bool grids_may_meet(const Tensor& a, const Tensor& b);
+
+// True if the two tensors may share a byte. By byte range, and exact for tensors that interleave in
+// one buffer (K and V side by side). Both must be defined.
+inline bool may_overlap(const Tensor& a, const Tensor& b) {
+  const uint64_t a_begin = a.storage()->address() + a.byte_offset();
+  const uint64_t b_begin = b.storage()->address() + b.byte_offset();
+  if (a_begin >= b_begin + b.span_bytes() || b_begin >= a_begin + a.span_bytes()) return false;
+  return a.elements() != 0 && b.elements() != 0 && grids_may_meet(a, b);
+}
 
 }  // namespace gyre

@@ -19,7 +19,8 @@ class PipelineCache {
   const Pipeline* find_or_make(const KernelInfo& kernel, uint64_t spec, const Make& make) {
     const std::lock_guard lock(mutex_);
     const Key key{&kernel, spec};
-    if (const auto found = pipelines_.find(key); found != pipelines_.end()) return found->second.get();
+    if (const auto found = pipelines_.find(key); found != pipelines_.end())
+      return found->second.get();
     std::unique_ptr<Pipeline> made = make();
     if (made == nullptr) return nullptr;
     return pipelines_.emplace(key, std::move(made)).first->second.get();

@@ -13,7 +13,8 @@
 
 namespace gyre {
 
-// What an Encoder holds: the list, the hazards, and a small cache in front of the device's pipelines.
+// What an Encoder holds: the list, the hazards, and a small cache in front of the device's
+// pipelines.
 class Recorder {
  public:
   explicit Recorder(std::shared_ptr<DeviceImpl> device) : device_(std::move(device)) {}
@@ -24,17 +25,29 @@ class Recorder {
 
   static constexpr uint32_t kCachedPipelines = 64;  // direct-mapped; a miss asks the device
 
+  static constexpr uint32_t kRecentStorages =
+      256;  // direct-mapped; a miss holds one reference more
+
   const Pipeline& find_pipeline(const KernelInfo& kernel, uint64_t spec);
+  void retain(const std::shared_ptr<Storage>& storage) {
+    static_assert(kRecentStorages == 256);
+    const Storage*& recent = retained_[hash(reinterpret_cast<uintptr_t>(storage.get())) >> 56];
+    if (recent == storage.get()) return;
+    list_.storages.push_back(storage);
+    recent = storage.get();
+  }
+  static uint64_t hash(uint64_t value) { return value * 0x9E3779B97F4A7C15u; }  // good upper bits
 
   std::shared_ptr<DeviceImpl> device_;
   CommandList list_;
   HazardTracker hazards_;
   std::array<const Pipeline*, kCachedPipelines> cache_{};
+  std::array<const Storage*, kRecentStorages> retained_{};  // some of what list_.storages holds
   std::atomic<bool> busy_{false};
 };
 
-// One op's time inside an encoder. Refuses a second thread; whatever was dispatched is taken back unless
-// commit() is reached, so an op that throws half-way leaves the encoder as it was.
+// One op's time inside an encoder. Refuses a second thread; whatever was dispatched is taken back
+// unless commit() is reached, so an op that throws half-way leaves the encoder as it was.
 class Recording {
  public:
   Recording(const Encoder& encoder, const char* op);

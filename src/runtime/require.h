@@ -1,11 +1,15 @@
 #pragma once
 
+#include <ostream>
 #include <sstream>
 #include <string>
 
+#include "gyre/dtype.h"
 #include "gyre/error.h"
 
 namespace gyre {
+
+inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 
 template <class... Parts>
 std::string join(const Parts&... parts) {

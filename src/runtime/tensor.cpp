@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ostream>
 #include <utility>
 
 #include "runtime/layout.h"
@@ -10,10 +11,12 @@
 
 namespace gyre {
 
-Dims::Dims(std::initializer_list<uint64_t> values) : Dims(std::span(values.begin(), values.size())) {}
+Dims::Dims(std::initializer_list<uint64_t> values)
+    : Dims(std::span(values.begin(), values.size())) {}
 
 Dims::Dims(std::span<const uint64_t> values) : size_(static_cast<uint32_t>(values.size())) {
-  require(values.size() <= kMaxRank, "dims: at most ", kMaxRank, " dimensions, got ", values.size());
+  require(values.size() <= kMaxRank, "dims: at most ", kMaxRank, " dimensions, got ",
+          values.size());
   std::copy(values.begin(), values.end(), values_.begin());
 }
 
@@ -30,31 +33,30 @@ std::string Dims::text() const {
   return text + "]";
 }
 
-Tensor::Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape, const Dims& strides)
-    : storage_(std::move(storage)), shape_(shape), strides_(strides), dtype_(dtype) {}
+std::ostream& operator<<(std::ostream& out, const Dims& dims) { return out << dims.text(); }
 
-uint64_t Tensor::shape(uint32_t dim) const {
-  require(dim < rank(), "tensor.shape: dimension ", dim, " of a tensor of rank ", rank());
-  return shape_[dim];
+Tensor::Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape,
+               const Dims& strides)
+    : storage_(std::move(storage)), dtype_(dtype) {
+  set_layout(shape, strides);
 }
 
-uint64_t Tensor::stride(uint32_t dim) const {
-  require(dim < rank(), "tensor.stride: dimension ", dim, " of a tensor of rank ", rank());
-  return strides_[dim];
-}
-
-uint64_t Tensor::elements() const {
-  if (!defined()) return 0;
-  uint64_t elements = 1;
-  for (const uint64_t n : shape_) elements *= n;
-  return elements;
-}
-
-uint64_t Tensor::span_bytes() const {
-  if (elements() == 0) return 0;
+// Kept, not computed when asked for: every recorded command asks.
+void Tensor::set_layout(const Dims& shape, const Dims& strides) {
+  shape_ = shape;
+  strides_ = strides;
+  elements_ = 1;
   uint64_t last = 0;
-  for (uint32_t d = 0; d < rank(); ++d) last += (shape_[d] - 1) * strides_[d];
-  return (last + 1) * size_bytes(dtype_);
+  for (uint32_t d = 0; d < shape.size(); ++d) {
+    elements_ *= shape[d];
+    last += (shape[d] - 1) * strides[d];
+  }
+  span_bytes_ = elements_ == 0 ? 0 : (last + 1) * size_bytes(dtype_);
+  injective_ = strides_nest(shape, strides);
+}
+
+void Tensor::refuse_dim(uint32_t dim) const {
+  fail(ErrorCode::invalid_argument, "tensor: dimension ", dim, " of a tensor of rank ", rank());
 }
 
 bool Tensor::is_contiguous() const {
@@ -70,40 +72,43 @@ bool Tensor::is_contiguous() const {
 Tensor Tensor::slice(uint32_t dim, uint64_t begin, uint64_t count) const {
   require(defined(), "tensor.slice: the tensor is undefined");
   require(dim < rank(), "tensor.slice: dimension ", dim, " of a tensor of rank ", rank());
-  require(begin <= shape_[dim] && count <= shape_[dim] - begin, "tensor.slice: dimension ", dim, " has ",
-          shape_[dim], " entries, asked for ", count, " from ", begin);
+  require(begin <= shape_[dim] && count <= shape_[dim] - begin, "tensor.slice: dimension ", dim,
+          " has ", shape_[dim], " entries, asked for ", count, " from ", begin);
   Tensor view = *this;
-  view.shape_[dim] = count;
+  Dims shape = shape_;
+  shape[dim] = count;
+  view.set_layout(shape, strides_);
   if (count != 0) view.byte_offset_ += begin * strides_[dim] * size_bytes(dtype_);
   return view;
 }
 
 Tensor Tensor::permute(const Dims& order) const {
   require(defined(), "tensor.permute: the tensor is undefined");
-  require(order.size() == rank(), "tensor.permute: ", order.size(), " dimensions for a tensor of rank ",
-          rank());
-  Tensor view = *this;
+  require(order.size() == rank(), "tensor.permute: ", order.size(),
+          " dimensions for a tensor of rank ", rank());
+  Dims shape = shape_, strides = strides_;
   uint32_t seen = 0;
   for (uint32_t d = 0; d < rank(); ++d) {
-    require(order[d] < rank() && (seen >> order[d] & 1u) == 0, "tensor.permute: ", order.text(),
+    require(order[d] < rank() && (seen >> order[d] & 1u) == 0, "tensor.permute: ", order,
             " is not an order of ", rank(), " dimensions");
     const auto from = static_cast<uint32_t>(order[d]);
     seen |= 1u << from;
-    view.shape_[d] = shape_[from];
-    view.strides_[d] = strides_[from];
+    shape[d] = shape_[from];
+    strides[d] = strides_[from];
   }
+  Tensor view = *this;
+  view.set_layout(shape, strides);
   return view;
 }
 
 Tensor Tensor::reshape(const Dims& shape) const {
   require(defined(), "tensor.reshape: the tensor is undefined");
-  require(is_contiguous(), "tensor.reshape: needs a contiguous tensor, got shape ", shape_.text(),
-          " with strides ", strides_.text());
-  require(checked_elements("tensor.reshape", shape) == elements(), "tensor.reshape: ", shape_.text(),
-          " does not have the elements of ", shape.text());
+  require(is_contiguous(), "tensor.reshape: needs a contiguous tensor, got shape ", shape_,
+          " with strides ", strides_);
+  require(checked_elements("tensor.reshape", shape) == elements(), "tensor.reshape: ", shape_,
+          " does not have the elements of ", shape);
   Tensor view = *this;
-  view.shape_ = shape;
-  view.strides_ = contiguous_strides(shape);
+  view.set_layout(shape, contiguous_strides(shape));
   return view;
 }
 
@@ -112,20 +117,19 @@ Tensor Tensor::strided(const Dims& shape, const Dims& strides, uint64_t offset_e
   const uint64_t extent = checked_extent("tensor.strided", shape, strides);
   const uint64_t available = span_bytes() / size_bytes(dtype_);
   require(offset_elements <= available && extent <= available - offset_elements,
-          "tensor.strided: shape ", shape.text(), " with strides ", strides.text(), " from element ",
+          "tensor.strided: shape ", shape, " with strides ", strides, " from element ",
           offset_elements, " leaves a view of ", available, " elements");
   Tensor view = *this;
-  view.shape_ = shape;
-  view.strides_ = strides;
+  view.set_layout(shape, strides);
   if (extent != 0) view.byte_offset_ += offset_elements * size_bytes(dtype_);
   return view;
 }
 
 void* Tensor::host_data(DType dtype, bool writable) const {
   require(defined(), "tensor.data: the tensor is undefined");
-  require(dtype == dtype_, "tensor.data: the tensor holds ", name(dtype_), ", asked for ", name(dtype));
-  require(is_contiguous(), "tensor.data: needs a contiguous tensor, got shape ", shape_.text(),
-          " with strides ", strides_.text());
+  require(dtype == dtype_, "tensor.data: the tensor holds ", dtype_, ", asked for ", dtype);
+  require(is_contiguous(), "tensor.data: needs a contiguous tensor, got shape ", shape_,
+          " with strides ", strides_);
   require(!writable || !storage_->read_only(),
           "tensor.data: the memory was wrapped read-only, ask for const elements");
   if (elements() == 0) return nullptr;
@@ -163,11 +167,12 @@ void copy_strided(const Tensor& tensor, uint32_t dim, std::byte* element, std::b
 
 void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
   require(defined(), "tensor.write_from: the tensor is undefined");
-  require(dtype == dtype_, "tensor.write_from: the tensor holds ", name(dtype_), ", got ", name(dtype));
-  require(count == elements(), "tensor.write_from: the tensor has ", elements(), " elements, got ", count);
+  require(dtype == dtype_, "tensor.write_from: the tensor holds ", dtype_, ", got ", dtype);
+  require(count == elements(), "tensor.write_from: the tensor has ", elements(), " elements, got ",
+          count);
   require(!storage_->read_only(), "tensor.write_from: the memory was wrapped read-only");
-  require(is_injective(*this), "tensor.write_from: strides ", strides_.text(),
-          " make elements of shape ", shape_.text(), " share memory");
+  require(injective_, "tensor.write_from: strides ", strides_, " make elements of shape ", shape_,
+          " share memory");
   if (count == 0) return;
   require(storage_->host() != nullptr, "tensor.write_from: the memory is not visible to the host");
   auto* host = static_cast<std::byte*>(const_cast<void*>(source));
@@ -177,8 +182,9 @@ void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
 
 void Tensor::host_read(DType dtype, void* target, uint64_t count) const {
   require(defined(), "tensor.read_to: the tensor is undefined");
-  require(dtype == dtype_, "tensor.read_to: the tensor holds ", name(dtype_), ", asked for ", name(dtype));
-  require(count == elements(), "tensor.read_to: the tensor has ", elements(), " elements, got ", count);
+  require(dtype == dtype_, "tensor.read_to: the tensor holds ", dtype_, ", asked for ", dtype);
+  require(count == elements(), "tensor.read_to: the tensor has ", elements(), " elements, got ",
+          count);
   if (count == 0) return;
   require(storage_->host() != nullptr, "tensor.read_to: the memory is not visible to the host");
   auto* host = static_cast<std::byte*>(target);

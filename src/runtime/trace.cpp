@@ -65,9 +65,10 @@ void Trace::write_text(std::ostream& out) const {
   const StreamFormat format(out);
   out << std::fixed << std::setprecision(3);
   for (const TraceEvent& event : events) {
-    out << event.submission << '.' << event.command << ' ' << event.kernel << " spec=" << hex(event.spec)
-        << ' ' << event.shape << (event.barrier ? " barrier" : "") << " start_us="
-        << microseconds(event.begin_ns()) << " duration_us=" << microseconds(event.duration_ns()) << '\n';
+    out << event.submission << '.' << event.command << ' ' << event.kernel
+        << " spec=" << hex(event.spec) << ' ' << event.shape << (event.barrier ? " barrier" : "")
+        << " start_us=" << microseconds(event.begin_ns())
+        << " duration_us=" << microseconds(event.duration_ns()) << '\n';
   }
   if (dropped != 0) out << dropped << " events beyond the limit were dropped\n";
 }
@@ -93,9 +94,9 @@ void Trace::write_table(std::ostream& out) const {
       << std::setw(10) << "count" << std::setw(14) << "total us" << std::setw(12) << "min us"
       << std::setw(12) << "max us" << '\n';
   for (const auto& [kernel, row] : sorted) {
-    out << std::left << std::setw(20) << kernel << std::right << std::setw(10) << row.count << std::setw(14)
-        << microseconds(row.total) << std::setw(12) << microseconds(row.min) << std::setw(12)
-        << microseconds(row.max) << '\n';
+    out << std::left << std::setw(20) << kernel << std::right << std::setw(10) << row.count
+        << std::setw(14) << microseconds(row.total) << std::setw(12) << microseconds(row.min)
+        << std::setw(12) << microseconds(row.max) << '\n';
   }
   if (dropped != 0) out << dropped << " events beyond the limit were dropped\n";
 }
@@ -107,12 +108,12 @@ void Trace::write_chrome(std::ostream& out) const {
   const char* separator = "\n";
   for (const TraceEvent& event : events) {
     for (const TraceSpan& span : event.spans) {
-      out << separator << R"({"name":")" << event.kernel << R"(","ph":"X","pid":1,"tid":)" << span.thread
-          << ",\"ts\":" << microseconds(span.begin_ns)
+      out << separator << R"({"name":")" << event.kernel << R"(","ph":"X","pid":1,"tid":)"
+          << span.thread << ",\"ts\":" << microseconds(span.begin_ns)
           << ",\"dur\":" << microseconds(span.end_ns - span.begin_ns) << R"(,"args":{"spec":")"
-          << hex(event.spec) << R"(","shape":")" << event.shape
-          << R"(","barrier":)" << (event.barrier ? "true" : "false")
-          << ",\"submission\":" << event.submission << ",\"command\":" << event.command << "}}";
+          << hex(event.spec) << R"(","shape":")" << event.shape << R"(","barrier":)"
+          << (event.barrier ? "true" : "false") << ",\"submission\":" << event.submission
+          << ",\"command\":" << event.command << "}}";
       separator = ",\n";
     }
   }
@@ -143,9 +144,9 @@ void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings) 
   for (const Timing& timing : timings) {
     std::vector<TraceSpan>& of_command = spans[timing.command];
     // One thread's consecutive tasks of a command read better as one bar.
-    const auto same_thread = std::find_if(of_command.begin(), of_command.end(), [&](const TraceSpan& s) {
-      return s.thread == timing.span.thread;
-    });
+    const auto same_thread =
+        std::find_if(of_command.begin(), of_command.end(),
+                     [&](const TraceSpan& s) { return s.thread == timing.span.thread; });
     if (same_thread == of_command.end()) {
       of_command.push_back(timing.span);
     } else {

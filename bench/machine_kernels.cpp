@@ -1,0 +1,108 @@
+#include "machine_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cpu/device.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre::bench {
+namespace {
+
+struct NoSpec {
+  uint64_t unused;
+};
+struct MemcpyParams {
+  uint64_t bytes;
+};
+struct NothingParams {
+  uint64_t tasks;
+};
+
+std::string memcpy_shape(const void* params) {
+  return join("bytes=", static_cast<const MemcpyParams*>(params)->bytes);
+}
+std::string nothing_shape(const void* params) {
+  return join("tasks=", static_cast<const NothingParams*>(params)->tasks);
+}
+std::span<const uint64_t> no_specs() {
+  static constexpr uint64_t kNone[] = {0};
+  return kNone;
+}
+
+constexpr Kernel<NoSpec, MemcpyParams> kMemcpy{{
+    .name = "memcpy",
+    .params_bytes = sizeof(MemcpyParams),
+    .arg_count = 2,
+    .args = {{{"source", Access::read}, {"target", Access::write}}},
+    .shape = memcpy_shape,
+    .specs = no_specs,
+}};
+
+constexpr Kernel<NoSpec, NothingParams> kNothing{{
+    .name = "nothing",
+    .params_bytes = sizeof(NothingParams),
+    .arg_count = 1,
+    .args = {{{"tensor", Access::read_write}}},
+    .shape = nothing_shape,
+    .specs = no_specs,
+}};
+
+void run_memcpy(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto share = cpu::share_of(static_cast<const MemcpyParams*>(params)->bytes, task, tasks);
+  std::memcpy(cpu::pointer<std::byte>(args[1]) + share.begin,
+              cpu::pointer<const std::byte>(args[0]) + share.begin, share.end - share.begin);
+}
+
+uint32_t memcpy_tasks(const void* params, uint64_t /*spec*/) {
+  constexpr uint64_t kBytesPerTask = 64 << 10;
+  const uint64_t bytes = static_cast<const MemcpyParams*>(params)->bytes;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / kBytesPerTask, 1, 1 << 20));
+}
+
+void run_nothing(const void* /*params*/, const uint64_t* /*args*/, uint32_t /*task*/,
+                 uint32_t /*tasks*/) noexcept {}
+
+uint32_t nothing_tasks(const void* params, uint64_t /*spec*/) {
+  return static_cast<uint32_t>(static_cast<const NothingParams*>(params)->tasks);
+}
+
+std::span<const cpu::CpuKernel> bench_table() {
+  static const std::vector<cpu::CpuKernel> kTable = [] {
+    const auto own = cpu::kernel_table();
+    std::vector<cpu::CpuKernel> table(own.begin(), own.end());
+    table.push_back(
+        {&kMemcpy.info, [](uint64_t) -> cpu::TaskFn { return run_memcpy; }, memcpy_tasks});
+    table.push_back(
+        {&kNothing.info, [](uint64_t) -> cpu::TaskFn { return run_nothing; }, nothing_tasks});
+    return table;
+  }();
+  return kTable;
+}
+
+}  // namespace
+
+Device open_cpu(uint32_t threads) {
+  DeviceOptions options;
+  options.threads = threads;
+  return Device(cpu::make_device(options, bench_table()));
+}
+
+void record_memcpy(Encoder& encoder, const Tensor& source, const Tensor& target) {
+  Recording recording(encoder, "memcpy");
+  require(source.bytes() == target.bytes(), "memcpy: ", source.bytes(), " bytes into ",
+          target.bytes());
+  recording.dispatch(kMemcpy, NoSpec{}, MemcpyParams{source.bytes()}, {&source, &target});
+  recording.commit();
+}
+
+void record_nothing(Encoder& encoder, const Tensor& tensor, uint32_t tasks) {
+  Recording recording(encoder, "nothing");
+  recording.dispatch(kNothing, NoSpec{}, NothingParams{tasks}, {&tensor});
+  recording.commit();
+}
+
+}  // namespace gyre::bench

@@ -1,0 +1,125 @@
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench.h"
+#include "commands.h"
+#include "table.h"
+
+namespace gyre::tools {
+namespace {
+
+struct BenchArguments {
+  bench::Options options;
+  bool json = false;
+};
+
+nlohmann::ordered_json to_json(const bench::Row& row) {
+  nlohmann::ordered_json json;
+  json["op"] = row.op;
+  json["device"] = row.device;
+  json["threads"] = row.threads;
+  for (const auto& [key, value] : row.shape) {
+    std::visit([&json, &k = key](const auto& v) { json[k] = v; }, value);
+  }
+  json["median_us"] = row.median_us;
+  json["bytes"] = row.bytes;
+  json["gbps"] = row.gbps;
+  json["limit_gbps"] = row.limit_gbps;
+  json["fraction"] = row.fraction;
+  if (row.limit_us > 0) json["limit_us"] = row.limit_us;
+  return json;
+}
+
+std::string shape_text(const bench::Row& row) {
+  std::string text;
+  for (const auto& [key, value] : row.shape) {
+    if (!text.empty()) text += ' ';
+    if (key != "case") text += key + "=";
+    std::visit(
+        [&text](const auto& v) {
+          if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::string>) {
+            text += v;
+          } else {
+            text += std::to_string(v);
+          }
+        },
+        value);
+  }
+  return text;
+}
+
+void print_rows(const std::vector<bench::Row>& rows) {
+  std::vector<std::vector<std::string>> cells;
+  for (const bench::Row& row : rows) {
+    const bool moves = row.bytes != 0;
+    cells.push_back({row.op, shape_text(row), fixed(row.median_us, 2),
+                     moves ? fixed(row.gbps, 1) : "-",
+                     moves ? fixed(row.limit_gbps, 1) + " GB/s"
+                           : (row.limit_us > 0 ? fixed(row.limit_us, 1) + " us" : "-"),
+                     row.fraction > 0 ? fixed(100 * row.fraction, 0) + " %" : "-"});
+  }
+  print_table(std::cout,
+              {{"op"},
+               {"case"},
+               {"median us", Align::right},
+               {"GB/s", Align::right},
+               {"limit", Align::right},
+               {"of limit", Align::right}},
+              cells);
+  std::cout
+      << "\n"
+      << rows.front().threads << " threads on " << rows.front().device
+      << ". GB/s counts bytes read and written; its limit is what memcpy moved in the same run.\n";
+}
+
+void run_bench(const BenchArguments& arguments) {
+  const bool live = isatty(STDERR_FILENO) != 0;
+  size_t measured = 0;
+  bench::Progress progress;
+  progress.begin = [&](const std::string& row) {
+    ++measured;
+    if (live) {
+      std::cerr << "\r\033[K[" << measured << "] " << row << std::flush;
+    } else {
+      std::cerr << '[' << measured << "] " << row << '\n';
+    }
+  };
+  progress.done = [&](const bench::Row& row) {
+    if (live) std::cerr << "\r\033[K" << std::flush;
+    if (arguments.json) std::cout << to_json(row).dump() << std::endl;
+  };
+  const auto rows = bench::run(arguments.options, progress);
+  if (!arguments.json) print_rows(rows);
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "bench",
+      "Measure, and compare with what the machine can do: every row is a median, taken in turns\n"
+      "with its limit (memcpy of as many bytes, or a stated latency) in the same run.\n\n"
+      "Examples:\n"
+      "  gyre bench                            everything\n"
+      "  gyre bench kv_copy --threads 2        one op, two threads\n"
+      "  gyre bench kv_copy --json | jq .gbps  one JSON object per row");
+  const auto arguments = std::make_shared<BenchArguments>();
+  command->add_option("filter", arguments->options.filter,
+                      "Only benchmarks whose name contains this");
+  command->add_option("--device", arguments->options.device, "Device, as `gyre devices` names it")
+      ->capture_default_str();
+  command
+      ->add_option("--threads", arguments->options.threads,
+                   "CPU threads; 0 takes GYRE_THREADS or all cores")
+      ->capture_default_str();
+  command->add_option("--seconds", arguments->options.seconds_per_row, "Time spent on each row")
+      ->check(CLI::Range(0.01, 60.0))
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "One JSON object per row instead of a table");
+  command->callback([arguments] { run_bench(*arguments); });
+}
+
+}  // namespace gyre::tools
