@@ -1,0 +1,54 @@
+# The front door: `make help` lists the targets. Everything it does can also be done by hand with
+# CMake's presets (`cmake --preset release && cmake --build --preset release`).
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PRESETS := release debug asan tsan clang
+
+.PHONY: help run test bench sanitize format lint clean setup setup-lint tool $(PRESETS)
+
+help:  ## this list
+	@echo "Gyre: the KV path of LLM inference. Targets:"
+	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo "Build one preset only: make <$$(echo $(PRESETS) | tr ' ' '|')>; it lands in build/<preset>."
+
+run: tool  ## build, then run the copy benchmark
+	build/release/tools/gyre bench kv_copy
+
+test: release  ## build, then run every test
+	ctest --preset release
+
+bench: tool  ## build, then run every benchmark
+	build/release/tools/gyre bench
+
+sanitize: asan tsan  ## build and test with address + undefined, then with thread sanitizer
+	ctest --preset asan
+	scripts/without_aslr.sh ctest --preset tsan
+
+format: setup-lint  ## rewrite all C++ files in the project's format
+	scripts/format.sh -i
+
+lint: setup-lint  ## check documents and format, then run clang-tidy; nothing is rewritten
+	scripts/check_docs.sh
+	scripts/format.sh --dry-run -Werror
+	cmake --preset clang --log-level=NOTICE
+	scripts/tidy.sh build/clang
+
+clean:  ## remove build/
+	rm -rf build
+
+setup:
+	@scripts/setup.sh
+
+setup-lint:
+	@scripts/setup.sh lint
+
+tool: setup
+	cmake --preset release --log-level=NOTICE
+	cmake --build --preset release --target gyre_cli
+
+clang: setup-lint
+
+$(PRESETS): setup
+	cmake --preset $@ --log-level=NOTICE
+	cmake --build --preset $@

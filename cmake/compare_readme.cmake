@@ -1,0 +1,15 @@
+# Fails unless the first C++ block of README.md is, byte for byte, the example that the build compiles.
+# usage: cmake -DREADME=<file> -DEXAMPLE=<file> -P compare_readme.cmake
+file(READ ${README} readme)
+file(READ ${EXAMPLE} example)
+string(FIND "${readme}" "```cpp\n" begin)
+if(begin EQUAL -1)
+  message(FATAL_ERROR "${README} has no C++ block")
+endif()
+math(EXPR begin "${begin} + 7")
+string(SUBSTRING "${readme}" ${begin} -1 rest)
+string(FIND "${rest}" "```" length)
+string(SUBSTRING "${rest}" 0 ${length} block)
+if(NOT block STREQUAL example)
+  message(FATAL_ERROR "the first C++ block of ${README} differs from ${EXAMPLE}: copy the file into the block")
+endif()

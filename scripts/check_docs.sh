@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Documents may only link to files that exist and name tests that exist.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+status=0
+for document in *.md docs/*.md; do
+  while read -r link; do
+    [[ -e $(dirname "$document")/$link ]] || { echo "$document: no such file: $link"; status=1; }
+  done < <(grep -oP '\]\(\K(?!https?:)[^)#]+' "$document" || true)
+done
+while IFS=. read -r suite name; do
+  grep -qE "^TEST(_F|_P)?\($suite, $name\)" tests/*.cpp ||
+    { echo "docs/parity.md: no such test: $suite.$name"; status=1; }
+done < <(grep -oP '`\K[A-Z]\w+\.[A-Z]\w+(?=`)' docs/parity.md | sort -u)
+exit "$status"

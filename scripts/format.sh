@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs clang-format with the given options over every C++ file of the tree.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+find include src tools bench tests examples \( -name '*.h' -o -name '*.cpp' \) -print0 |
+  sort -z | xargs -0 clang-format "$@"

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "gyre/error.h"
+
+namespace gyre::test {
+
+// Whether `call` throws an Error of this code whose message holds every part.
+template <class Call>
+testing::AssertionResult throws_error(ErrorCode code, const std::vector<std::string>& parts,
+                                      const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    if (error.code() != code) {
+      return testing::AssertionFailure() << "code " << name(error.code()) << ": " << message;
+    }
+    for (const std::string& part : parts) {
+      if (message.find(part) == std::string::npos) {
+        return testing::AssertionFailure() << '"' << message << "\" does not say \"" << part << '"';
+      }
+    }
+    return testing::AssertionSuccess();
+  }
+  return testing::AssertionFailure() << "nothing was thrown";
+}
+
+template <class Call>
+testing::AssertionResult refused(const std::vector<std::string>& parts, const Call& call) {
+  return throws_error(ErrorCode::invalid_argument, parts, call);
+}
+
+}  // namespace gyre::test

@@ -1,0 +1,84 @@
+#pragma once
+// How an op is tested: its file lists cases and refused calls as data, the runner does the rest.
+// A new op is a file <op>_cases.cpp and a row in all_ops().
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gyre/gyre.h"
+#include "tensor_bytes.h"
+
+namespace gyre::test {
+
+// A stretch of memory: what it holds before the call and must hold after it. Inputs are blocks too,
+// and must not change.
+struct Block {
+  DType dtype = DType::f32;
+  Bytes before;
+  Bytes after;
+  double bound = 0;  // largest |got - after| of a value; 0: bit for bit
+};
+
+struct OpRun {
+  std::vector<Block> blocks;
+  // Records the call. Gets each block as a flat tensor [elements] and makes its own views.
+  std::function<void(Encoder&, std::span<const Tensor>)> record;
+  uint32_t commands = 1;  // how many the call records
+};
+
+struct OpCase {
+  std::string name;
+  std::function<bool(const Device&)> supported;
+  std::function<OpRun()> make;  // called when the case runs, so a list of thousands costs little
+};
+
+// Tensors with known contents, so that a refused call can be seen to have written nothing.
+class FilledTensors {
+ public:
+  explicit FilledTensors(Device device) : device_(std::move(device)) {}
+
+  const Device& device() const { return device_; }
+  Tensor make(DType dtype, const Dims& shape);
+  testing::AssertionResult unchanged() const;
+
+ private:
+  Device device_;
+  std::vector<Tensor> tensors_;
+};
+
+// A call that must throw. The message must hold every part: the op, the rule, the value that broke
+// it.
+struct Refusal {
+  std::string name;
+  std::vector<std::string> message;
+  std::function<void(Encoder&, FilledTensors&)> call;
+  ErrorCode code = ErrorCode::invalid_argument;
+};
+
+struct OpCases {
+  std::string op;
+  std::vector<OpCase> (*cases)();
+  std::vector<Refusal> (*refusals)();
+};
+
+inline std::ostream& operator<<(std::ostream& out, const OpCases& cases) { return out << cases.op; }
+
+std::vector<OpCases> all_ops();
+
+// Eager and as a graph replayed twice, on memory of the device and on wrapped memory, each block
+// between guards; replays must give the eager run's bits.
+testing::AssertionResult check_case(const Device& device, const OpCase& op_case);
+
+// The throw, and that neither encoder nor memory changed.
+testing::AssertionResult check_refusal(const Device& device, const Refusal& refusal);
+
+std::vector<OpCase> kv_copy_cases();
+std::vector<Refusal> kv_copy_refusals();
+
+}  // namespace gyre::test

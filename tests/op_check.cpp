@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "expect_error.h"
+#include "op_case.h"
+#include "reference.h"
+
+namespace gyre::test {
+namespace {
+
+using testing::AssertionFailure;
+using testing::AssertionResult;
+using testing::AssertionSuccess;
+
+constexpr uint64_t kGuardElements = 67;  // odd, so that blocks start off every vector boundary
+
+enum class MemoryKind : uint8_t { device, external };
+
+bool within_bound(const Block& block, const Bytes& got, const Bytes& expected, uint64_t element) {
+  if (block.bound == 0) return false;
+  const double g = reference::load_value(block.dtype, got.data(), element);
+  const double e = reference::load_value(block.dtype, expected.data(), element);
+  return std::abs(g - e) <= block.bound || (std::isnan(g) && std::isnan(e));
+}
+
+// The blocks of one run, each between guards in a buffer of its own.
+class Arena {
+ public:
+  Arena(const Device& device, const std::vector<Block>& blocks, MemoryKind kind) : blocks_(blocks) {
+    for (const Block& block : blocks) {
+      const uint64_t unit = size_bytes(block.dtype);
+      const uint64_t elements = block.before.size() / unit;
+      const Dims shape{elements + 2 * kGuardElements};
+      if (kind == MemoryKind::external) {
+        auto owner = std::make_shared<Bytes>(shape[0] * unit);
+        buffers_.push_back(device.wrap(owner->data(), block.dtype, shape, {}, owner));
+      } else {
+        buffers_.push_back(device.tensor(block.dtype, shape));
+      }
+      tensors_.push_back(buffers_.back().slice(0, kGuardElements, elements));
+    }
+    reset();
+  }
+
+  std::span<const Tensor> tensors() const { return tensors_; }
+
+  void reset() const {
+    for (size_t i = 0; i < blocks_.size(); ++i)
+      write_bytes(buffers_[i], guarded(i, blocks_[i].before));
+  }
+
+  std::vector<Bytes> read() const {
+    std::vector<Bytes> all;
+    for (const Tensor& buffer : buffers_) all.push_back(read_bytes(buffer));
+    return all;
+  }
+
+  AssertionResult check() const {
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const AssertionResult result = check_block(i, read_bytes(buffers_[i]));
+      if (!result) return result;
+    }
+    return AssertionSuccess();
+  }
+
+ private:
+  Bytes guarded(size_t block, const Bytes& contents) const {
+    const uint64_t guard_bytes = kGuardElements * size_bytes(blocks_[block].dtype);
+    const Bytes guard = pattern_bytes(guard_bytes, static_cast<uint32_t>(block));
+    Bytes all = guard;
+    all.insert(all.end(), contents.begin(), contents.end());
+    all.insert(all.end(), guard.begin(), guard.end());
+    return all;
+  }
+
+  AssertionResult check_block(size_t i, const Bytes& got) const {
+    const Block& block = blocks_[i];
+    const Bytes expected = guarded(i, block.after);
+    if (got == expected) return AssertionSuccess();
+    for (uint64_t e = 0; e < expected.size() / size_bytes(block.dtype); ++e) {
+      const uint32_t got_bits = reference::load_bits(block.dtype, got.data(), e);
+      const uint32_t expected_bits = reference::load_bits(block.dtype, expected.data(), e);
+      if (got_bits == expected_bits) continue;
+      const bool guard =
+          e < kGuardElements || e >= expected.size() / size_bytes(block.dtype) - kGuardElements;
+      if (!guard && within_bound(block, got, expected, e)) continue;
+      return AssertionFailure() << (guard ? "guard of block " : "block ") << i << " element "
+                                << static_cast<int64_t>(e - kGuardElements) << ": got 0x"
+                                << std::hex << got_bits << ", expected 0x" << expected_bits;
+    }
+    return AssertionSuccess();
+  }
+
+  const std::vector<Block>& blocks_;
+  std::vector<Tensor> buffers_;
+  std::vector<Tensor> tensors_;
+};
+
+AssertionResult record(Encoder& encoder, const OpRun& run, const Arena& arena) {
+  run.record(encoder, arena.tensors());
+  if (encoder.size() == run.commands) return AssertionSuccess();
+  return AssertionFailure() << "recorded " << encoder.size() << " commands, expected "
+                            << run.commands;
+}
+
+AssertionResult check_eager(const Device& device, const OpRun& run, const Arena& arena) {
+  Encoder encoder(device);
+  if (const AssertionResult result = record(encoder, run, arena); !result) return result;
+  encoder.submit().wait();
+  if (encoder.size() != 0) return AssertionFailure() << "submit left commands behind";
+  return arena.check();
+}
+
+AssertionResult check_replays(const Device& device, const OpRun& run, const Arena& arena,
+                              const std::vector<Bytes>& eager) {
+  Encoder encoder(device);
+  if (const AssertionResult result = record(encoder, run, arena); !result) return result;
+  const Graph graph = encoder.instantiate();
+  for (int replay = 0; replay < 2; ++replay) {
+    arena.reset();
+    graph.replay().wait();
+    if (arena.read() != eager)
+      return AssertionFailure() << "replay " << replay << " is not the eager run";
+  }
+  return AssertionSuccess();
+}
+
+}  // namespace
+
+Tensor FilledTensors::make(DType dtype, const Dims& shape) {
+  tensors_.push_back(device_.tensor(dtype, shape));
+  const auto seed = static_cast<uint32_t>(tensors_.size());
+  write_bytes(tensors_.back(), pattern_bytes(tensors_.back().bytes(), seed));
+  return tensors_.back();
+}
+
+AssertionResult FilledTensors::unchanged() const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto seed = static_cast<uint32_t>(i + 1);
+    if (read_bytes(tensors_[i]) != pattern_bytes(tensors_[i].bytes(), seed)) {
+      return AssertionFailure() << "tensor " << i << " was written";
+    }
+  }
+  return AssertionSuccess();
+}
+
+AssertionResult check_case(const Device& device, const OpCase& op_case) {
+  const OpRun run = op_case.make();
+  // Only the CPU takes memory that the test owns.
+  const MemoryKind eager_kind =
+      device.info().name == "cpu" ? MemoryKind::external : MemoryKind::device;
+  const Arena eager(device, run.blocks, eager_kind);
+  AssertionResult result = check_eager(device, run, eager);
+  if (result) {
+    const Arena replayed(device, run.blocks, MemoryKind::device);
+    result = check_replays(device, run, replayed, eager.read());
+  }
+  if (result) return result;
+  return AssertionFailure() << op_case.name << ": " << result.message();
+}
+
+AssertionResult check_refusal(const Device& device, const Refusal& refusal) {
+  FilledTensors tensors(device);
+  Encoder encoder(device);
+  const Tensor from = device.tensor(DType::f32, {1, 1, 1});
+  const Tensor to = device.tensor(DType::f32, {1, 1, 1});
+  kv_copy(encoder, {.k = from, .k_cache = to});
+  AssertionResult result =
+      throws_error(refusal.code, refusal.message, [&] { refusal.call(encoder, tensors); });
+  if (result && (encoder.size() != 1 || encoder.barriers() != 0)) {
+    result = AssertionFailure() << "the encoder changed: " << encoder.size() << " commands";
+  }
+  if (result) {
+    encoder.submit().wait();
+    result = tensors.unchanged();
+  }
+  if (result) return result;
+  return AssertionFailure() << refusal.name << ": " << result.message();
+}
+
+}  // namespace gyre::test

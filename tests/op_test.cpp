@@ -1,0 +1,140 @@
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <tuple>
+
+#include "device_setups.h"
+#include "op_case.h"
+
+namespace gyre::test {
+
+std::vector<OpCases> all_ops() {
+  return {
+      {"kv_copy", kv_copy_cases, kv_copy_refusals},
+  };
+}
+
+namespace {
+
+class Ops : public testing::TestWithParam<std::tuple<OpCases, DeviceSetup>> {
+ protected:
+  const OpCases& op() const { return std::get<0>(GetParam()); }
+  const DeviceSetup& setup() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(Ops, MatchTheReference) {
+  const OpenDevice open(setup());
+  uint32_t skipped = 0;
+  for (const OpCase& op_case : op().cases()) {
+    if (!op_case.supported(open.device())) {
+      ++skipped;
+      std::cout << "skipped, not supported: " << op_case.name << '\n';
+      continue;
+    }
+    EXPECT_TRUE(check_case(open.device(), op_case));
+  }
+  if (setup().device == "cpu") {
+    EXPECT_EQ(skipped, 0u) << "the CPU runs every op";
+    EXPECT_NE(open.device().info().description.find(setup().simd_name), std::string::npos)
+        << open.device().info().description;
+    EXPECT_EQ(open.device().info().compute_units, setup().threads);
+  }
+}
+
+TEST_P(Ops, RefuseWhatTheyCannotDo) {
+  const OpenDevice open(setup());
+  for (const Refusal& refusal : op().refusals()) EXPECT_TRUE(check_refusal(open.device(), refusal));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Ops,
+                         testing::Combine(testing::ValuesIn(all_ops()),
+                                          testing::ValuesIn(device_setups())),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).op + "_" + std::get<1>(test.param).name;
+                         });
+
+// The checks themselves: each of these runs is wrong in one place.
+
+Bytes ones(uint64_t count) { return Bytes(count, std::byte{1}); }
+
+OpCase copy_case(const std::function<void(OpRun&)>& spoil) {
+  OpCase op_case;
+  op_case.name = "copy";
+  op_case.make = [spoil] {
+    OpRun run;
+    run.blocks = {{DType::f32, ones(16), ones(16)}, {DType::f32, Bytes(16), ones(16)}};
+    run.record = [](Encoder& encoder, std::span<const Tensor> t) {
+      kv_copy(encoder, {.k = t[0].reshape({1, 1, 4}), .k_cache = t[1].reshape({1, 1, 4})});
+    };
+    spoil(run);
+    return run;
+  };
+  return op_case;
+}
+
+TEST(CheckCase, AcceptsTheRightRun) {
+  EXPECT_TRUE(check_case(Device::open("cpu"), copy_case([](OpRun&) {})));
+}
+
+TEST(CheckCase, SeesOneWrongBit) {
+  const OpCase wrong = copy_case([](OpRun& run) { run.blocks[1].after[15] = std::byte{3}; });
+  EXPECT_FALSE(check_case(Device::open("cpu"), wrong));
+}
+
+TEST(CheckCase, SeesAChangedInput) {
+  const OpCase wrong = copy_case([](OpRun& run) { run.blocks[0].after[0] = std::byte{0}; });
+  EXPECT_FALSE(check_case(Device::open("cpu"), wrong));
+}
+
+TEST(CheckCase, SeesAWrittenGuard) {
+  const OpCase wrong = copy_case([](OpRun& run) {
+    run.record = [](Encoder& encoder, std::span<const Tensor> t) {
+      // The block is wrapped anew, four bytes further on.
+      auto* memory = static_cast<float*>(t[1].data<float>().data());
+      const Tensor shifted = encoder.device().wrap(memory + 1, DType::f32, {1, 1, 4});
+      kv_copy(encoder, {.k = t[0].reshape({1, 1, 4}), .k_cache = shifted});
+    };
+    run.blocks[1].after = ones(16);
+    std::fill_n(run.blocks[1].before.begin(), 4, std::byte{1});
+  });
+  EXPECT_FALSE(check_case(Device::open("cpu"), wrong));
+}
+
+TEST(CheckCase, CountsCommands) {
+  EXPECT_FALSE(check_case(Device::open("cpu"), copy_case([](OpRun& run) { run.commands = 2; })));
+}
+
+TEST(CheckCase, HoldsTheBound) {
+  const auto with_bound = [](double bound) {
+    return copy_case([bound](OpRun& run) {
+      const float one = 1.0f;
+      const float near = 1.001f;
+      for (Block& block : run.blocks) {
+        for (int i = 0; i < 4; ++i)
+          std::memcpy(&block.after[i * sizeof(float)], &one, sizeof(float));
+      }
+      run.blocks[0].before = run.blocks[0].after;
+      std::memcpy(&run.blocks[1].after[4], &near, sizeof(float));
+      run.blocks[1].bound = bound;
+    });
+  };
+  EXPECT_TRUE(check_case(Device::open("cpu"), with_bound(0.002)));
+  EXPECT_FALSE(check_case(Device::open("cpu"), with_bound(0.0005)));
+  EXPECT_FALSE(check_case(Device::open("cpu"), with_bound(0)));
+}
+
+TEST(CheckRefusal, SeesAcceptanceWrongTextAndWrites) {
+  const Device device = Device::open("cpu");
+  const auto undefined = [](Encoder& encoder, FilledTensors&) { kv_copy(encoder, {}); };
+  EXPECT_TRUE(check_refusal(device, {"", {"kv_copy"}, undefined}));
+  EXPECT_FALSE(check_refusal(device, {"", {"rope"}, undefined}));
+  EXPECT_FALSE(check_refusal(device, {"", {"kv_copy"}, undefined, ErrorCode::unsupported}));
+  EXPECT_FALSE(check_refusal(device, {"", {}, [](Encoder&, FilledTensors&) {}}));
+  EXPECT_FALSE(check_refusal(device, {"", {}, [&](Encoder& encoder, FilledTensors& tensors) {
+                                        tensors.make(DType::u8, {3}).data<uint8_t>()[2] = 0;
+                                        undefined(encoder, tensors);
+                                      }}));
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,173 @@
+#pragma once
+// Every op as plain scalar loops. Shares no code with the library and doubles as the specification.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "gyre/dtype.h"
+
+namespace gyre::reference {
+
+// A binary floating-point format. Without its sign, a larger pattern is a larger value.
+struct Format {
+  int mantissa_bits;
+  int exponent_bits;
+  uint32_t nan;  // the one NaN that narrowing writes
+
+  uint32_t infinity() const { return ((1u << exponent_bits) - 1) << mantissa_bits; }
+  uint32_t sign() const { return 1u << (mantissa_bits + exponent_bits); }
+};
+
+inline Format format_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return {10, 5, 0x7E00};
+    case DType::bf16:
+      return {7, 8, 0x7FC0};
+    default:
+      return {23, 8, 0x7FC00000};
+  }
+}
+
+// Infinity counts as the next power of two: rounding decides there as everywhere else.
+inline double magnitude_of(const Format& format, uint32_t pattern) {
+  const uint32_t exponent = pattern >> format.mantissa_bits;
+  const uint32_t mantissa = pattern & ((1u << format.mantissa_bits) - 1);
+  const uint32_t significand = mantissa + (exponent == 0 ? 0 : 1u << format.mantissa_bits);
+  const int bias = (1 << (format.exponent_bits - 1)) - 1;
+  const int scale = static_cast<int>(std::max(exponent, 1u)) - bias - format.mantissa_bits;
+  return std::ldexp(static_cast<double>(significand), scale);
+}
+
+// The magnitude of every pattern up to infinity, in order.
+inline const std::vector<double>& all_magnitudes(DType narrow) {
+  static const auto list = [](DType dtype) {
+    const Format format = format_of(dtype);
+    std::vector<double> magnitudes(format.infinity() + 1);
+    for (uint32_t p = 0; p < magnitudes.size(); ++p) magnitudes[p] = magnitude_of(format, p);
+    return magnitudes;
+  };
+  static const std::vector<double> f16 = list(DType::f16);
+  static const std::vector<double> bf16 = list(DType::bf16);
+  return narrow == DType::f16 ? f16 : bf16;
+}
+
+// Searched, not computed: the pattern whose value is nearest; of two equally near ones the even
+// one.
+inline uint32_t nearest_pattern(DType narrow, double magnitude) {
+  const std::vector<double>& all = all_magnitudes(narrow);
+  const auto above = std::upper_bound(all.begin(), all.end(), magnitude);
+  const auto pattern = static_cast<uint32_t>(above - all.begin()) - 1;
+  if (above == all.end()) return pattern;
+  const double to_lower = magnitude - all[pattern];
+  const double to_upper = *above - magnitude;
+  if (to_lower != to_upper) return to_lower < to_upper ? pattern : pattern + 1;
+  return pattern + pattern % 2;
+}
+
+// NaN: the narrow formats write one pattern; f16 to f32 keeps sign and payload and sets the quiet
+// bit; bf16 to f32 keeps every bit. Same dtype: a copy of the bits.
+inline uint32_t convert(DType from, DType to, uint32_t bits) {
+  if (from == to) return bits;
+  const Format source = format_of(from);
+  const Format target = format_of(to);
+  const bool negative = (bits & source.sign()) != 0;
+  const uint32_t pattern = bits & (source.sign() - 1);
+  const uint32_t sign = negative ? target.sign() : 0;
+  if (pattern > source.infinity()) {
+    if (to != DType::f32) return target.nan;
+    const uint32_t mantissa = pattern & ((1u << source.mantissa_bits) - 1);
+    const uint32_t quiet = from == DType::f16 ? 0x00400000u : 0;
+    return sign | target.infinity() | quiet | (mantissa << (23 - source.mantissa_bits));
+  }
+  if (pattern == source.infinity()) return sign | target.infinity();
+  const double magnitude = magnitude_of(source, pattern);
+  if (to == DType::f32) return sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude));
+  return sign | nearest_pattern(to, magnitude);
+}
+
+inline uint32_t load_bits(DType dtype, const std::byte* memory, uint64_t index) {
+  uint32_t bits = 0;
+  const uint64_t unit = size_bytes(dtype);
+  std::memcpy(&bits, memory + index * unit, unit);  // little endian
+  return bits;
+}
+
+inline void store_bits(DType dtype, std::byte* memory, uint64_t index, uint32_t bits) {
+  const uint64_t unit = size_bytes(dtype);
+  std::memcpy(memory + index * unit, &bits, unit);
+}
+
+inline double load_value(DType dtype, const std::byte* memory, uint64_t index) {
+  return std::bit_cast<float>(convert(dtype, DType::f32, load_bits(dtype, memory, index)));
+}
+
+enum class KvLayout : uint8_t {
+  token_major,  // [tokens, heads, head_dim]
+  head_major,   // [heads, tokens, head_dim]
+  interleaved,  // [tokens, 2, heads, head_dim]: K and V in one buffer
+  padded,       // [tokens, heads, head_dim + kRowPadding]
+};
+
+constexpr uint64_t kRowPadding = 5;
+
+// One side of a copy: where value `e` of head `g` of token (or slot) `t` lies, in elements.
+struct KvSide {
+  DType dtype = DType::f32;
+  KvLayout layout = KvLayout::token_major;
+  uint64_t tokens = 0;
+  uint64_t heads = 0;
+  uint64_t head_dim = 0;
+  uint64_t stream = 0;  // interleaved: 0 is K, 1 is V
+
+  uint64_t index(uint64_t t, uint64_t g, uint64_t e) const {
+    switch (layout) {
+      case KvLayout::token_major:
+        return (t * heads + g) * head_dim + e;
+      case KvLayout::head_major:
+        return (g * tokens + t) * head_dim + e;
+      case KvLayout::interleaved:
+        return ((t * 2 + stream) * heads + g) * head_dim + e;
+      case KvLayout::padded:
+        break;
+    }
+    return (t * heads + g) * (head_dim + kRowPadding) + e;
+  }
+  uint64_t elements() const {
+    const uint64_t rows = tokens * heads;
+    if (layout == KvLayout::interleaved) return 2 * rows * head_dim;
+    return rows * (layout == KvLayout::padded ? head_dim + kRowPadding : head_dim);
+  }
+};
+
+struct KvCopyCall {
+  uint64_t position = 0;
+  uint64_t source_begin = 0;
+  uint64_t tokens = 0;
+};
+
+// slot = (position + t) mod capacity, tokens in order, so the last one to reach a slot stays in it.
+// A linear cache never gets past its capacity, so there the modulo changes nothing.
+inline void kv_copy(const KvSide& source, const KvSide& cache, const KvCopyCall& call,
+                    std::span<const std::byte> source_memory, std::span<std::byte> cache_memory) {
+  for (uint64_t t = 0; t < call.tokens; ++t) {
+    // position % capacity first: position + t may pass 2^64.
+    const uint64_t slot = (call.position % cache.tokens + t) % cache.tokens;
+    for (uint64_t g = 0; g < source.heads; ++g) {
+      for (uint64_t e = 0; e < source.head_dim; ++e) {
+        const uint32_t bits = load_bits(source.dtype, source_memory.data(),
+                                        source.index(call.source_begin + t, g, e));
+        store_bits(cache.dtype, cache_memory.data(), cache.index(slot, g, e),
+                   convert(source.dtype, cache.dtype, bits));
+      }
+    }
+  }
+}
+
+}  // namespace gyre::reference
