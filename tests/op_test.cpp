@@ -35,8 +35,10 @@ TEST_P(Ops, MatchTheReference) {
   }
   if (setup().device == "cpu") {
     EXPECT_EQ(skipped, 0u) << "the CPU runs every op";
-    EXPECT_NE(open.device().info().description.find(setup().simd_name), std::string::npos)
-        << open.device().info().description;
+    if (setup().simd_target != 0) {
+      EXPECT_NE(open.device().info().description.find(setup().simd_name), std::string::npos)
+          << open.device().info().description;
+    }
     EXPECT_EQ(open.device().info().compute_units, setup().threads);
   }
 }

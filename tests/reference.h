@@ -1,12 +1,10 @@
 #pragma once
 // Every op as plain scalar loops. Shares no code with the library and doubles as the specification.
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
@@ -24,15 +22,13 @@ struct Format {
   uint32_t sign() const { return 1u << (mantissa_bits + exponent_bits); }
 };
 
-inline Format format_of(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return {10, 5, 0x7E00};
-    case DType::bf16:
-      return {7, 8, 0x7FC0};
-    default:
-      return {23, 8, 0x7FC00000};
-  }
+inline constexpr Format kF32{23, 8, 0x7FC00000};
+inline constexpr Format kF16{10, 5, 0x7E00};
+inline constexpr Format kBF16{7, 8, 0x7FC0};
+
+inline const Format& format_of(DType dtype) {
+  if (dtype == DType::f16) return kF16;
+  return dtype == DType::bf16 ? kBF16 : kF32;
 }
 
 // Infinity counts as the next power of two: rounding decides there as everywhere else.
@@ -41,14 +37,14 @@ inline double magnitude_of(const Format& format, uint32_t pattern) {
   const uint32_t mantissa = pattern & ((1u << format.mantissa_bits) - 1);
   const uint32_t significand = mantissa + (exponent == 0 ? 0 : 1u << format.mantissa_bits);
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
-  const int scale = static_cast<int>(std::max(exponent, 1u)) - bias - format.mantissa_bits;
+  const int scale = static_cast<int>(exponent == 0 ? 1 : exponent) - bias - format.mantissa_bits;
   return std::ldexp(static_cast<double>(significand), scale);
 }
 
 // The magnitude of every pattern up to infinity, in order.
 inline const std::vector<double>& all_magnitudes(DType narrow) {
   static const auto list = [](DType dtype) {
-    const Format format = format_of(dtype);
+    const Format& format = format_of(dtype);
     std::vector<double> magnitudes(format.infinity() + 1);
     for (uint32_t p = 0; p < magnitudes.size(); ++p) magnitudes[p] = magnitude_of(format, p);
     return magnitudes;
@@ -62,21 +58,29 @@ inline const std::vector<double>& all_magnitudes(DType narrow) {
 // one.
 inline uint32_t nearest_pattern(DType narrow, double magnitude) {
   const std::vector<double>& all = all_magnitudes(narrow);
-  const auto above = std::upper_bound(all.begin(), all.end(), magnitude);
-  const auto pattern = static_cast<uint32_t>(above - all.begin()) - 1;
-  if (above == all.end()) return pattern;
-  const double to_lower = magnitude - all[pattern];
-  const double to_upper = *above - magnitude;
-  if (to_lower != to_upper) return to_lower < to_upper ? pattern : pattern + 1;
-  return pattern + pattern % 2;
+  uint32_t low = 0;  // the largest pattern that is not above the magnitude
+  uint32_t high = format_of(narrow).infinity();
+  while (low < high) {
+    const uint32_t middle = (low + high + 1) / 2;
+    if (all[middle] <= magnitude) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (low == format_of(narrow).infinity()) return low;
+  const double to_lower = magnitude - all[low];
+  const double to_upper = all[low + 1] - magnitude;
+  if (to_lower != to_upper) return to_lower < to_upper ? low : low + 1;
+  return low + low % 2;
 }
 
 // NaN: the narrow formats write one pattern; f16 to f32 keeps sign and payload and sets the quiet
 // bit; bf16 to f32 keeps every bit. Same dtype: a copy of the bits.
 inline uint32_t convert(DType from, DType to, uint32_t bits) {
   if (from == to) return bits;
-  const Format source = format_of(from);
-  const Format target = format_of(to);
+  const Format& source = format_of(from);
+  const Format& target = format_of(to);
   const bool negative = (bits & source.sign()) != 0;
   const uint32_t pattern = bits & (source.sign() - 1);
   const uint32_t sign = negative ? target.sign() : 0;
@@ -88,20 +92,27 @@ inline uint32_t convert(DType from, DType to, uint32_t bits) {
   }
   if (pattern == source.infinity()) return sign | target.infinity();
   const double magnitude = magnitude_of(source, pattern);
-  if (to == DType::f32) return sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude));
+  // The builtin: std::bit_cast takes a reference, which costs the sanitizers a stack frame each
+  // time.
+  if (to == DType::f32) return sign | __builtin_bit_cast(uint32_t, static_cast<float>(magnitude));
   return sign | nearest_pattern(to, magnitude);
 }
 
+// Byte by byte, the lowest first.
 inline uint32_t load_bits(DType dtype, const std::byte* memory, uint64_t index) {
-  uint32_t bits = 0;
   const uint64_t unit = size_bytes(dtype);
-  std::memcpy(&bits, memory + index * unit, unit);  // little endian
+  uint32_t bits = 0;
+  for (uint64_t b = 0; b < unit; ++b) {
+    bits |= std::to_integer<uint32_t>(memory[index * unit + b]) << (8 * b);
+  }
   return bits;
 }
 
 inline void store_bits(DType dtype, std::byte* memory, uint64_t index, uint32_t bits) {
   const uint64_t unit = size_bytes(dtype);
-  std::memcpy(memory + index * unit, &bits, unit);
+  for (uint64_t b = 0; b < unit; ++b) {
+    memory[index * unit + b] = static_cast<std::byte>(bits >> (8 * b));
+  }
 }
 
 inline double load_value(DType dtype, const std::byte* memory, uint64_t index) {

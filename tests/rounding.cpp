@@ -9,25 +9,27 @@
 namespace gyre::test {
 
 std::vector<uint32_t> rounding_boundaries(DType narrow) {
-  const reference::Format format = reference::format_of(narrow);
+  const reference::Format& format = reference::format_of(narrow);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::vector<float> values;
-  const auto add = [&](double value) {
+  const auto add = [&](float value) {
+    values.push_back(value);
+    values.push_back(-value);
+  };
+  const auto add_with_neighbours = [&](double value) {
     const auto nearest = static_cast<float>(value);
-    for (const float v :
-         {std::nextafter(nearest, 0.0f), nearest, std::nextafter(nearest, kInfinity)}) {
-      values.push_back(v);
-      values.push_back(-v);
-    }
+    add(std::nextafter(nearest, 0.0f));
+    add(nearest);
+    add(std::nextafter(nearest, kInfinity));
   };
   for (uint32_t pattern = 0; pattern < format.infinity(); ++pattern) {
     const double value = reference::magnitude_of(format, pattern);
     const double next = reference::magnitude_of(format, pattern + 1);
-    add(value);
-    add((value + next) / 2);
+    add(static_cast<float>(value));
+    add_with_neighbours((value + next) / 2);
   }
   for (const double special : {65504.0, 65519.99, 65520.0, 0x1p-24, 0x1p-25, 0x1p-126, 0x1p-149})
-    add(special);
+    add(static_cast<float>(special));
   add(kInfinity);
   std::vector<uint32_t> bits;
   bits.reserve(values.size());

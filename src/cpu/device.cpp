@@ -102,9 +102,10 @@ class CpuDevice final : public DeviceImpl {
       executor_.run(plan, nullptr, nullptr);
       return nullptr;
     }
+    const uint64_t generation = trace().generation();
     std::vector<TraceLog::Timing> timings;
     executor_.run(plan, &trace(), &timings);
-    trace().add(list, timings);
+    trace().add(list, timings, generation);
     return nullptr;
   }
 

@@ -168,7 +168,7 @@ void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& opti
   }
   const Range range = checked_range(in.k, options);
   const bool nothing_k = in.k.shape(1) == 0 || in.k.shape(2) == 0;
-  const bool nothing_v = !pair || in.v.shape(2) == 0;
+  const bool nothing_v = !pair || in.v.shape(1) == 0 || in.v.shape(2) == 0;
   if (range.tokens == 0 || (nothing_k && nothing_v)) return;
   const uint64_t capacity = in.k_cache.shape(0);
   check_position(capacity, range.tokens, options);

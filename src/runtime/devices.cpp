@@ -58,6 +58,9 @@ View checked_view(DType dtype, const Dims& shape, const Dims& strides, const voi
           " with strides ", view.strides, " spans more than 2^62 bytes");
   view.bytes = extent * size_bytes(dtype);
   require(data != nullptr || view.bytes == 0, "device.wrap: the pointer is null for shape ", shape);
+  require(view.bytes <= ~uint64_t{0} - reinterpret_cast<uintptr_t>(data), "device.wrap: shape ",
+          shape, " with strides ", view.strides, " reaches past the end of memory from address ",
+          data);
   require(reinterpret_cast<uintptr_t>(data) % size_bytes(dtype) == 0, "device.wrap: ", dtype,
           " data must be aligned to ", size_bytes(dtype), " bytes, got address ", data);
   return view;

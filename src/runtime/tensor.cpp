@@ -60,9 +60,9 @@ void Tensor::refuse_dim(uint32_t dim) const {
 }
 
 bool Tensor::is_contiguous() const {
+  if (elements_ == 0) return true;
   uint64_t expected = 1;
   for (uint32_t d = rank(); d-- > 0;) {
-    if (shape_[d] == 0) return true;
     if (shape_[d] != 1 && strides_[d] != expected) return false;
     expected *= shape_[d];
   }
@@ -114,6 +114,9 @@ Tensor Tensor::reshape(const Dims& shape) const {
 
 Tensor Tensor::strided(const Dims& shape, const Dims& strides, uint64_t offset_elements) const {
   require(defined(), "tensor.strided: the tensor is undefined");
+  const uint64_t count = checked_elements("tensor.strided", shape);
+  require(count <= (uint64_t{1} << 63) / size_bytes(dtype_), "tensor.strided: shape ", shape,
+          " of ", dtype_, " counts more than 2^63 bytes");
   const uint64_t extent = checked_extent("tensor.strided", shape, strides);
   const uint64_t available = span_bytes() / size_bytes(dtype_);
   require(offset_elements <= available && extent <= available - offset_elements,

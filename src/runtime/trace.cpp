@@ -124,6 +124,7 @@ void TraceLog::start() {
   const std::lock_guard lock(mutex_);
   trace_ = {};
   submissions_ = 0;
+  ++generation_;
   origin_ns_.store(clock_ns(), std::memory_order_relaxed);
   enabled_.store(true, std::memory_order_relaxed);
 }
@@ -139,7 +140,8 @@ uint64_t TraceLog::now_ns() const {
       std::max<int64_t>(0, clock_ns() - origin_ns_.load(std::memory_order_relaxed)));
 }
 
-void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings) {
+void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings,
+                   uint64_t generation) {
   std::vector<std::vector<TraceSpan>> spans(list.commands.size());
   for (const Timing& timing : timings) {
     std::vector<TraceSpan>& of_command = spans[timing.command];
@@ -154,7 +156,7 @@ void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings) 
     }
   }
   const std::lock_guard lock(mutex_);
-  if (!enabled()) return;  // stopped while this list ran
+  if (!enabled() || generation != generation_) return;  // stopped while this list ran
   const uint64_t submission = submissions_++;
   for (size_t i = 0; i < list.commands.size(); ++i) {
     if (trace_.events.size() >= kMaxEvents) {

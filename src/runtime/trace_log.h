@@ -25,13 +25,17 @@ class TraceLog {
   Trace stop();
 
   uint64_t now_ns() const;  // since the trace started
-  void add(const CommandList& list, const std::vector<Timing>& timings);
+  // Which trace is on; taken before a list runs, so that one that outlives its trace is not put
+  // into the next.
+  uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
+  void add(const CommandList& list, const std::vector<Timing>& timings, uint64_t generation);
 
  private:
   static constexpr uint64_t kMaxEvents = uint64_t{1} << 20;
 
   std::atomic<bool> enabled_{false};
   std::atomic<int64_t> origin_ns_{0};
+  std::atomic<uint64_t> generation_{0};
   std::mutex mutex_;
   Trace trace_;
   uint64_t submissions_ = 0;
