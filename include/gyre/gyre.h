@@ -7,5 +7,6 @@
 #include "gyre/fence.h"    // IWYU pragma: export
 #include "gyre/graph.h"    // IWYU pragma: export
 #include "gyre/ops.h"      // IWYU pragma: export
+#include "gyre/rope.h"     // IWYU pragma: export
 #include "gyre/tensor.h"   // IWYU pragma: export
 #include "gyre/trace.h"    // IWYU pragma: export

@@ -8,4 +8,7 @@ namespace gyre::cpu {
 TaskFn select_kv_copy(uint64_t spec);
 uint32_t kv_copy_tasks(const void* params, uint64_t spec);
 
+TaskFn select_rope(uint64_t spec);
+uint32_t rope_tasks(const void* params, uint64_t spec);
+
 }  // namespace gyre::cpu

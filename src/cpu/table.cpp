@@ -6,6 +6,7 @@ namespace gyre::cpu {
 std::span<const CpuKernel> kernel_table() {
   static constexpr CpuKernel kTable[] = {
       {&kKvCopy.info, select_kv_copy, kv_copy_tasks},
+      {&kRope.info, select_rope, rope_tasks},
   };
   return kTable;
 }

@@ -9,10 +9,11 @@
 #include <string>
 
 #include "abi/kv_copy.h"
+#include "abi/rope.h"
 
 namespace gyre {
 
-constexpr uint32_t kMaxArgs = 8;
+constexpr uint32_t kMaxArgs = 12;
 
 enum class Access : uint8_t { read, write, read_write };
 
@@ -63,6 +64,29 @@ inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{{
               {"v_cache", Access::write}}},
     .shape = kv_copy_shape,
     .specs = kv_copy_specs,
+}};
+
+std::string rope_shape(const void* params);
+std::span<const uint64_t> rope_specs();
+
+// rope and norm_rope; absent outputs and weights are null.
+inline constexpr Kernel<abi::RopeSpec, abi::RopeParams> kRope{{
+    .name = "rope",
+    .params_bytes = sizeof(abi::RopeParams),
+    .arg_count = 11,
+    .args = {{{"x", Access::read},
+              {"positions", Access::read},
+              {"out", Access::write},
+              {"frequencies", Access::read},
+              {"factors", Access::read},
+              {"weight", Access::read},
+              {"second", Access::write},
+              {"k", Access::read},
+              {"k_out", Access::write},
+              {"k_weight", Access::read},
+              {"k_second", Access::write}}},
+    .shape = rope_shape,
+    .specs = rope_specs,
 }};
 
 // Every kernel of the library, for listings and for building all of them ahead of time.
