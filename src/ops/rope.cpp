@@ -40,12 +40,6 @@ struct Call {
 
 bool has(const Tensor* tensor) { return tensor != nullptr && tensor->defined(); }
 
-// Same elements in the same places: an in-place call.
-bool is_same(const Tensor& a, const Tensor& b) {
-  return a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides() &&
-         a.storage()->address() + a.byte_offset() == b.storage()->address() + b.byte_offset();
-}
-
 void check_output(const Call& call, const Stream& s, const char* what, const Tensor& out) {
   require(out.defined(), call.op, ": ", what, " of ", s.name, " is undefined");
   require(is_float(out.dtype()), call.op, ": ", what, " of ", s.name,
@@ -125,7 +119,7 @@ void check_overlap(const Call& call) {
     for (size_t j = i + 1; j < parts.size(); ++j) {
       if (!has(parts[j].tensor) || !(parts[i].written || parts[j].written)) continue;
       const bool own_input = (i == 0 && j == 1) || (i == 4 && j == 5);
-      if (own_input && is_same(*parts[i].tensor, *parts[j].tensor)) continue;
+      if (own_input && is_same_view(*parts[i].tensor, *parts[j].tensor)) continue;
       require(!may_overlap(*parts[i].tensor, *parts[j].tensor), call.op, ": ", parts[i].name,
               " and ", parts[j].name, " share memory");
     }
