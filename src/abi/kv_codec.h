@@ -115,13 +115,27 @@ inline KvBlocks kv_blocks(uint32_t head_dim) {
   return blocks;
 }
 
-// Scales of a head: one per block, one per 256 coordinates of a larger block.
-inline uint32_t kv_scale_count(uint32_t head_dim) {
-  uint32_t count = 0;
-  for (uint32_t size = kKvMaxHeadDim; size != 0; size /= 2) {
-    if ((head_dim & size) != 0) count += size > kKvScaleBlock ? size / kKvScaleBlock : 1;
+// Scale blocks of a head: a transform block, or 256 coordinates of a larger one.
+struct KvScaleBlocks {
+  uint32_t count;
+  uint32_t begin[kKvMaxScales];
+  uint32_t size[kKvMaxScales];
+  uint32_t transform[kKvMaxScales];  // points of the transform it is part of
+};
+
+inline KvScaleBlocks kv_scale_blocks(uint32_t head_dim) {
+  KvScaleBlocks scales = {};
+  const KvBlocks blocks = kv_blocks(head_dim);
+  for (uint32_t b = 0; b < blocks.count; ++b) {
+    const uint32_t size = blocks.size[b] < kKvScaleBlock ? blocks.size[b] : kKvScaleBlock;
+    for (uint32_t part = 0; part < blocks.size[b]; part += size) {
+      scales.begin[scales.count] = blocks.begin[b] + part;
+      scales.size[scales.count] = size;
+      scales.transform[scales.count] = blocks.size[b];
+      ++scales.count;
+    }
   }
-  return count;
+  return scales;
 }
 
 // Sign of coordinate j, version 1: the top bit of a 32-bit mix of j (murmur3's finisher over j + golden ratio).

@@ -95,14 +95,46 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
     }
     keep[i] = static_cast<uint8_t>(~written);
   }
-  for (uint32_t c = 0; c < head_dim; ++c) {
-    for (uint32_t i = 0; i < kBits; ++i) {
-      uint32_t byte = 0;
-      for (uint32_t piece = 0; piece < kPieces; ++piece) {
-        byte |= (rows[i + piece * kBits][c] >> kShift & kMask) << (piece * kBits);
+  const DBytes d;
+  // Bytes i of 16 coordinates, tokens i, i + kBits, ... put together.
+  const auto gather = [&](uint32_t c, uint32_t i) HWY_ATTR {
+    auto byte = hn::Zero(d);
+    for (uint32_t piece = kPieces; piece-- > 0;) {
+      auto code = hn::LoadU(d, rows[i + piece * kBits] + c);
+      if (kShift != 0) code = hn::ShiftRight<kShift>(code);
+      if (kBits != 8) byte = hn::ShiftLeft<kBits % 8>(byte);
+      byte = hn::Or(byte, hn::And(code, hn::Set(d, static_cast<uint8_t>(kMask))));
+    }
+    return byte;
+  };
+  alignas(16) uint8_t fresh[16 * kBits];
+  for (uint32_t c = 0; c < head_dim; c += 16) {
+    uint8_t* place = plane + c * kBits;
+    const uint32_t coordinates = std::min(head_dim - c, 16u);
+    const bool direct = tokens == 0xFF && coordinates == 16;
+    uint8_t* target = direct ? place : fresh;
+    if constexpr (kBits == 1) {
+      hn::StoreU(gather(c, 0), d, target);
+    } else if constexpr (kBits == 2) {
+      hn::StoreInterleaved2(gather(c, 0), gather(c, 1), d, target);
+    } else if constexpr (kBits == 4) {
+      hn::StoreInterleaved4(gather(c, 0), gather(c, 1), gather(c, 2), gather(c, 3), d, target);
+    } else {
+      // Eight ways: pairs of tokens as 16-bit lanes, then four ways.
+      const hn::CappedTag<uint16_t, 8> d16;
+      const auto pair = [&](uint32_t i, bool upper) HWY_ATTR {
+        const auto a = gather(c, i), b = gather(c, i + 1);
+        return hn::BitCast(d16, upper ? hn::InterleaveUpper(d, a, b) : hn::InterleaveLower(d, a, b));
+      };
+      for (const bool upper : {false, true}) {
+        hn::StoreInterleaved4(pair(0, upper), pair(2, upper), pair(4, upper), pair(6, upper), d16,
+                              reinterpret_cast<uint16_t*>(target + (upper ? 64 : 0)));
       }
-      uint8_t& place = plane[c * kBits + i];
-      place = static_cast<uint8_t>((place & keep[i]) | (byte & ~keep[i]));
+    }
+    if (direct) continue;
+    for (uint32_t j = 0; j < coordinates * kBits; ++j) {
+      const uint8_t kept = keep[j % kBits];
+      place[j] = static_cast<uint8_t>((place[j] & kept) | (fresh[j] & ~kept));
     }
   }
 }

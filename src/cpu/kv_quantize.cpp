@@ -27,20 +27,29 @@ constexpr auto kRoleV = static_cast<uint32_t>(KvRole::v);
 struct KvScratch {
   alignas(64) float x[abi::kKvMaxHeadDim];
   alignas(64) float y[abi::kKvMaxHeadDim];
+  KvWork work[abi::kKvTile];
   KvRow rows[abi::kKvTile];
 };
 
 HWY_INLINE void FlipSigns(const SignMasks& signs, uint32_t head_dim, float* x) {
   const DHadamard d;
   const hn::RebindToUnsigned<DHadamard> du;
-  for (uint32_t i = 0; i < head_dim; i += static_cast<uint32_t>(hn::Lanes(d))) {
-    const auto mask = hn::BitCast(d, hn::LoadU(du, signs.data() + i));
-    hn::StoreU(hn::Xor(hn::LoadU(d, x + i), mask), d, x + i);
+  for (uint32_t i = 0; i < head_dim; i += 4) {
+    hn::Store(hn::Xor(hn::Load(d, x + i), hn::BitCast(d, hn::LoadU(du, signs.data() + i))), d, x + i);
   }
+}
+
+// Four coordinates with their signs flipped.
+template <class Source>
+HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source, const uint32_t* HWY_RESTRICT masks, size_t i) {
+  const DHadamard d;
+  const hn::RebindToUnsigned<DHadamard> du;
+  return hn::Xor(LoadF32(d, source + i), hn::BitCast(d, hn::Load(du, masks + i)));
 }
 
 // One unit: which of its slots get which token, and where its memory is.
 struct KvUnit {
+  const KvHead* head;
   uint32_t mask = 0;  // slots that are written
   const std::byte* source[abi::kKvTile];
   uint8_t* codes;
@@ -49,7 +58,7 @@ struct KvUnit {
 
 template <uint32_t kFormat>
 HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, KvScratch& scratch) {
-  const uint32_t scales = abi::kv_scale_count(cache.head_dim);
+  const uint32_t scales = unit.head->scales.count;
   const uint8_t* codes[abi::kKvTile];
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     codes[slot] = scratch.rows[slot].codes;
@@ -65,15 +74,32 @@ HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, K
 }
 
 template <uint32_t kFormat, class Source>
-HWY_INLINE void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
-                             KvScratch& scratch) {
-  const abi::KvBlocks blocks = abi::kv_blocks(cache.head_dim);
-  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    if ((unit.mask >> slot & 1) == 0) continue;
-    CopyRow(reinterpret_cast<const Source*>(unit.source[slot]), scratch.x, cache.head_dim);
-    FlipSigns(signs, cache.head_dim, scratch.x);
-    EncodeRow<kFormat>(blocks, scratch.x, scratch.y, scratch.rows[slot]);
-  }
+void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs, KvScratch& scratch) {
+  const KvHead& head = *unit.head;
+  const auto each = [&](const auto& step) HWY_ATTR {
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+      if ((unit.mask >> slot & 1) != 0) step(slot, scratch.work[slot], scratch.rows[slot]);
+    }
+  };
+  const auto source = [&](uint32_t slot) { return reinterpret_cast<const Source*>(unit.source[slot]); };
+  each([&](uint32_t slot, KvWork& work, KvRow&) HWY_ATTR {
+    if (slot + 1 < abi::kKvTile && (unit.mask >> (slot + 1) & 1) != 0) {
+      // Rows of one head are a token apart, too far for the hardware to guess.
+      for (size_t at = 0; at < cache.head_dim * sizeof(Source); at += 64) __builtin_prefetch(unit.source[slot + 1] + at);
+    }
+    const Source* const row = source(slot);
+    TransformRow<kFormat>(head, [&](size_t i) HWY_ATTR { return LoadFlipped(row, signs.data(), i); }, work);
+  });
+  each([&](uint32_t, KvWork& work, KvRow&) HWY_ATTR { FindFactors<kFormat>(head, work); });
+  each([&](uint32_t, KvWork& work, KvRow& row) HWY_ATTR { CodeRow<kFormat>(head, work, row.codes); });
+  each([&](uint32_t slot, KvWork& work, KvRow& row) HWY_ATTR {
+    FindScales(head, work, 0, row.scales);
+    if (HWY_LIKELY(!work.extreme)) return;
+    for (size_t i = 0; i < cache.head_dim; i += 4) {
+      hn::Store(LoadFlipped(source(slot), signs.data(), i), DHadamard(), scratch.x + i);
+    }
+    EncodeExtreme<kFormat>(head, scratch.x, work, row.codes, row.scales);
+  });
   StoreUnit<kFormat>(cache, unit, scratch);
 }
 
@@ -123,6 +149,7 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   const SignMasks& signs = native_signs();
   KvScratch scratch;
+  const KvHead heads[2] = {KvHead(p.stream[0].cache.head_dim), KvHead(p.stream[1].cache.head_dim)};
   const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
   for (uint64_t index = share.begin; index < share.end; ++index) {
     const uint64_t tile = (p.first_tile + index % p.tiles) % p.all_tiles;
@@ -130,6 +157,7 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
     const uint64_t stream = index / p.tiles / p.heads;
     const abi::KvQuantizeStream& s = p.stream[stream];
     KvUnit unit;
+    unit.head = &heads[stream];
     unit.codes = pointer<uint8_t>(args[3 * stream + 1]) + head * s.cache.codes_head_stride +
                  tile * s.cache.codes_tile_stride;
     unit.scales = pointer<uint8_t>(args[3 * stream + 2]) + head * s.cache.scales_head_stride +
@@ -151,18 +179,13 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
 template <uint32_t kFormat>
 HWY_INLINE void DecodeRow(const abi::KvCacheLayout& cache, const uint8_t* codes, const uint8_t* scales, uint32_t slot,
                           float* y) {
-  const abi::KvBlocks blocks = abi::kv_blocks(cache.head_dim);
-  uint32_t scale_index = 0;
+  const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);
   for (uint32_t b = 0; b < blocks.count; ++b) {
-    for (uint32_t part = 0; part < blocks.size[b]; part += abi::kKvScaleBlock, ++scale_index) {
-      uint16_t stored = 0;
-      std::memcpy(&stored, scales + 2 * (scale_index * abi::kKvTile + slot), 2);
-      const auto scale = std::bit_cast<float>(uint32_t{stored} << 15);
-      const uint32_t begin = blocks.begin[b] + part;
-      const uint32_t end = begin + std::min(blocks.size[b] - part, abi::kKvScaleBlock);
-      for (uint32_t i = begin; i < end; ++i) {
-        y[i] = static_cast<float>(abi::kv_level(kFormat, codes[i])) * 0x1p-16f * scale * 0x1p-15f;
-      }
+    uint16_t stored = 0;
+    std::memcpy(&stored, scales + 2 * (b * abi::kKvTile + slot), 2);
+    const auto scale = std::bit_cast<float>(uint32_t{stored} << 15);
+    for (uint32_t i = blocks.begin[b]; i < blocks.begin[b] + blocks.size[b]; ++i) {
+      y[i] = static_cast<float>(abi::kv_level(kFormat, codes[i])) * 0x1p-16f * scale * 0x1p-15f;
     }
   }
 }

@@ -8,7 +8,7 @@
 namespace gyre::cpu {
 
 // Sign bits of all coordinates, ready to be xor-ed into floats.
-using SignMasks = std::array<uint32_t, abi::kKvMaxHeadDim>;
+struct alignas(64) SignMasks : std::array<uint32_t, abi::kKvMaxHeadDim> {};
 
 const SignMasks& native_signs();
 const SignMasks& compat_signs();  // 512 entries, zero beyond

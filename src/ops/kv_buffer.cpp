@@ -85,7 +85,7 @@ Dims kv_scales_shape(const KvShape& shape) {
   const KvFormatInfo info = describe(shape.format);
   if (!info.compressed) return {0};
   if (!is_native(shape.format)) return {shape.kv_heads, shape.capacity, shape.head_dim == 512 ? uint64_t{2} : uint64_t{1}};
-  const uint64_t scales = abi::kv_scale_count(static_cast<uint32_t>(shape.head_dim));
+  const uint64_t scales = abi::kv_scale_blocks(static_cast<uint32_t>(shape.head_dim)).count;
   return {shape.kv_heads, tiles_of(shape), scales, 2 * abi::kKvTile};
 }
 
