@@ -17,6 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+#undef GYRE_HAS_F16_CONVERT
 #if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_EMU128 || \
     HWY_TARGET == HWY_SCALAR
 #define GYRE_HAS_F16_CONVERT 0  // Highway's own narrowing truncates here
@@ -56,7 +57,7 @@ HWY_INLINE hn::Vec<D> LoadF32(D d, const Half* p) {
   const auto special = hn::Or(shifted, hn::Set(d32, 0x7F800000u));
   const auto quiet = hn::Or(special, hn::Set(d32, 0x400000u));
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x400u)), subnormal, normal);
-  result = hn::IfThenElse(hn::Ge(magnitude, hn::Set(d32, 0x7C00u)), special, result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7BFFu)), special, result);
   result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7C00u)), quiet, result);
   return hn::BitCast(d, hn::Or(result, sign));
 #endif
@@ -121,7 +122,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> NarrowToF16(D d, hn::Vec<D> v) {
   const auto subnormal = hn::Sub(hn::BitCast(d32, half), hn::Set(d32, 0x3F000000u));
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x38800000u)), subnormal, normal);
   result =
-      hn::IfThenElse(hn::Ge(magnitude, hn::Set(d32, 0x47800000u)), hn::Set(d32, 0x7C00u), result);
+      hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x477FFFFFu)), hn::Set(d32, 0x7C00u), result);
   result = hn::Or(result, sign);
   result =
       hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7F800000u)), hn::Set(d32, 0x7E00u), result);

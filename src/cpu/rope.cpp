@@ -5,6 +5,7 @@
 // Every byte of x is read once (a second time from L1 with the norm), every byte of out written once.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "abi/rope.h"
 #include "cpu/kernels.h"
@@ -169,10 +170,34 @@ RopeFactors Weighted(const abi::RopeParams& p, const float* weight, RopeAngles& 
   return {cosine_u, cosine_v, sine_u, sine_v, weight};
 }
 
+// The next kRows heads. Between two 16-bit dtypes, and from f32 to one, rows pass through f32: one kernel body fewer per
+// pair of dtypes, and nobody waits for these.
+template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
+HWY_INLINE void DoHeads(const abi::RopeParams& p, const RopeFactors& factors, const RopeRows<In, Out>& rows,
+                        float* scratch) {
+  if constexpr (std::is_same_v<In, Out> || std::is_same_v<Out, float>) {
+    DoRows<kAdjacent, kNorm, kRows>(p, factors, rows);
+  } else {
+    const uint64_t row_bytes = p.head_dim * sizeof(float);
+    const RopeRows<In, float> staged{.x = rows.x,
+                                     .x_step = rows.x_step,
+                                     .out = reinterpret_cast<uintptr_t>(scratch),
+                                     .out_step = row_bytes,
+                                     .second = rows.second,
+                                     .second_step = rows.second_step,
+                                     .second_dtype = rows.second_dtype};
+    DoRows<kAdjacent, kNorm, kRows>(p, factors, staged);
+    for (uint32_t r = 0; r < kRows; ++r) {
+      CopyRow(static_cast<const float*>(staged.out_row(r)), rows.out_row(r), p.head_dim);
+    }
+  }
+}
+
 template <bool kAdjacent, bool kNorm, class In, class Out>
 void DoToken(const abi::RopeParams& p, const uint64_t* args, const RopeFactors& factors, uint32_t stream,
              uint64_t token) {
   constexpr uint32_t kBatch = 4;
+  alignas(64) float scratch[kBatch * 2 * abi::kRopeMaxPairs];
   const abi::RopeStream& s = p.stream[stream];
   const uint32_t* const of = kStreamArgs[stream];
   RopeRows<In, Out> rows{.x = args[of[0]] + token * s.x_token_stride,
@@ -189,11 +214,11 @@ void DoToken(const abi::RopeParams& p, const uint64_t* args, const RopeFactors& 
   };
   uint64_t head = 0;
   for (; head + kBatch <= s.heads; head += kBatch) {
-    DoRows<kAdjacent, kNorm, kBatch>(p, factors, rows);
+    DoHeads<kAdjacent, kNorm, kBatch>(p, factors, rows, scratch);
     advance(kBatch);
   }
   for (; head < s.heads; ++head) {
-    DoRows<kAdjacent, kNorm, 1>(p, factors, rows);
+    DoHeads<kAdjacent, kNorm, 1>(p, factors, rows, scratch);
     advance(1);
   }
 }

@@ -163,7 +163,7 @@ HWY_INLINE float SumOfSquares(const In* HWY_RESTRICT x, uint64_t count) {
 }
 
 template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
-HWY_INLINE void DoRows(const abi::RopeParams& p, const RopeFactors& f, const RopeRows<In, Out>& rows) {
+HWY_NOINLINE void DoRows(const abi::RopeParams& p, const RopeFactors& f, const RopeRows<In, Out>& rows) {
   float scale[kRows] = {};
   if constexpr (kNorm) {
     for (uint32_t r = 0; r < kRows; ++r) {
