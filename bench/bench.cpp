@@ -14,6 +14,7 @@ struct Suite {
 constexpr Suite kSuites[] = {
     {"runtime", run_runtime},
     {"kv_copy", run_kv_copy},
+    {"rope", run_rope},
 };
 
 }  // namespace

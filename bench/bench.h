@@ -30,6 +30,9 @@ struct Row {
   double limit_gbps = 0;  // what the machine did in the same run, interleaved
   double fraction = 0;    // gbps / limit_gbps; for latencies median / limit_us
   double limit_us = 0;    // for latencies: the figure to stay under
+  std::string against;    // what the row was compared with, taken in turns; empty: the limit
+  double against_us = 0;  // its median
+  double speedup = 0;     // against_us / median_us
 };
 
 // A benchmark: rows of one op. `progress` is told each row's name before it is measured.
@@ -40,6 +43,7 @@ struct Progress {
 
 std::vector<Row> run_runtime(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
+std::vector<Row> run_rope(const Options& options, const Progress& progress);
 
 // Everything the filter lets through.
 std::vector<Row> run(const Options& options, const Progress& progress);

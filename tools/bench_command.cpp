@@ -30,6 +30,11 @@ nlohmann::ordered_json to_json(const bench::Row& row) {
   json["limit_gbps"] = row.limit_gbps;
   json["fraction"] = row.fraction;
   if (row.limit_us > 0) json["limit_us"] = row.limit_us;
+  if (!row.against.empty()) {
+    json["against"] = row.against;
+    json["against_us"] = row.against_us;
+    json["speedup"] = row.speedup;
+  }
   return json;
 }
 
@@ -51,23 +56,30 @@ std::string shape_text(const bench::Row& row) {
   return text;
 }
 
+std::string limit_text(const bench::Row& row) {
+  if (row.bytes != 0) return fixed(row.limit_gbps, 1) + " GB/s";
+  if (!row.against.empty()) return fixed(row.against_us, 2) + " us, " + row.against;
+  return row.limit_us > 0 ? fixed(row.limit_us, 1) + " us" : "-";
+}
+
+std::string ratio_text(const bench::Row& row) {
+  if (row.speedup > 0) return fixed(row.speedup, 2) + "x";
+  return row.fraction > 0 ? fixed(100 * row.fraction, 0) + " %" : "-";
+}
+
 void print_rows(const std::vector<bench::Row>& rows) {
   std::vector<std::vector<std::string>> cells;
   for (const bench::Row& row : rows) {
-    const bool moves = row.bytes != 0;
     cells.push_back({row.op, shape_text(row), fixed(row.median_us, 2),
-                     moves ? fixed(row.gbps, 1) : "-",
-                     moves ? fixed(row.limit_gbps, 1) + " GB/s"
-                           : (row.limit_us > 0 ? fixed(row.limit_us, 1) + " us" : "-"),
-                     row.fraction > 0 ? fixed(100 * row.fraction, 0) + " %" : "-"});
+                     row.bytes != 0 ? fixed(row.gbps, 1) : "-", ratio_text(row), limit_text(row)});
   }
   print_table(std::cout,
               {{"op"},
                {"case"},
                {"median us", Align::right},
                {"GB/s", Align::right},
-               {"limit", Align::right},
-               {"of limit", Align::right}},
+               {"ratio", Align::right},
+               {"to"}},
               cells);
   std::cout
       << "\n"

@@ -13,6 +13,8 @@ namespace gyre {
 
 class DeviceImpl;
 struct KvCopyTypes;
+struct RopeTypes;
+struct KvQuantizeTypes;
 
 struct DeviceOptions {
   uint32_t threads = 0;                    // CPU: 0 takes GYRE_THREADS, else every usable core
@@ -64,6 +66,8 @@ class Device {
 
   // Asks before recording; an op that is not supported throws, it never falls back.
   bool supports(const KvCopyTypes& types) const;
+  bool supports(const RopeTypes& types) const;
+  bool supports(const KvQuantizeTypes& types) const;
   std::vector<KernelDescription> kernels() const;
 
   // Between the two calls every command of this device is timed (see trace.h).

@@ -8,4 +8,16 @@ namespace gyre::cpu {
 TaskFn select_kv_copy(uint64_t spec);
 uint32_t kv_copy_tasks(const void* params, uint64_t spec);
 
+TaskFn select_rope(uint64_t spec);
+uint32_t rope_tasks(const void* params, uint64_t spec);
+
+TaskFn select_hadamard(uint64_t spec);
+uint32_t hadamard_tasks(const void* params, uint64_t spec);
+
+TaskFn select_kv_quantize(uint64_t spec);
+uint32_t kv_quantize_tasks(const void* params, uint64_t spec);
+
+TaskFn select_kv_dequantize(uint64_t spec);
+uint32_t kv_dequantize_tasks(const void* params, uint64_t spec);
+
 }  // namespace gyre::cpu

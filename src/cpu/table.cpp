@@ -6,6 +6,10 @@ namespace gyre::cpu {
 std::span<const CpuKernel> kernel_table() {
   static constexpr CpuKernel kTable[] = {
       {&kKvCopy.info, select_kv_copy, kv_copy_tasks},
+      {&kRope.info, select_rope, rope_tasks},
+      {&kHadamard.info, select_hadamard, hadamard_tasks},
+      {&kKvQuantize.info, select_kv_quantize, kv_quantize_tasks},
+      {&kKvDequantize.info, select_kv_dequantize, kv_dequantize_tasks},
   };
   return kTable;
 }

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "gyre/ops.h"
+#include "ops/kv_range.h"
 #include "runtime/device_impl.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
@@ -22,11 +23,6 @@ struct Stream {
   const char* cache_name;
   const Tensor& source;
   const Tensor& cache;
-};
-
-struct Range {
-  uint64_t source_begin;
-  uint64_t tokens;
 };
 
 void check_types(const Stream& s) {
@@ -55,25 +51,6 @@ void check_layout(const Stream& s) {
           s.cache_name, " ", s.cache.shape(), " share memory");
 }
 
-Range checked_range(const Tensor& k, const KvCopyOptions& options) {
-  const uint64_t available = k.shape(0);
-  require(options.source_begin <= available, "kv_copy: source_begin must be at most the ",
-          available, " tokens of k, got ", options.source_begin);
-  const uint64_t rest = available - options.source_begin;
-  const uint64_t tokens = options.tokens.value_or(rest);
-  require(tokens <= rest, "kv_copy: k has ", rest, " tokens from source_begin ",
-          options.source_begin, ", asked for ", tokens);
-  return {options.source_begin, tokens};
-}
-
-void check_position(uint64_t capacity, uint64_t tokens, const KvCopyOptions& options) {
-  require(capacity != 0, "kv_copy: the cache has capacity 0, cannot take ", tokens, " tokens");
-  if (options.cache == CacheKind::ring) return;
-  require(options.position <= capacity && tokens <= capacity - options.position,
-          "kv_copy: a linear cache of ", capacity, " slots cannot take ", tokens,
-          " tokens at position ", options.position);
-}
-
 void check_pair(const KvCopyInputs& in) {
   require(in.v.shape(0) == in.k.shape(0), "kv_copy: v must have the tokens of k: ", in.k.shape(0),
           ", got ", in.v.shape(0));
@@ -87,13 +64,6 @@ void check_pair(const KvCopyInputs& in) {
   require(in.v_cache.dtype() == in.k_cache.dtype(),
           "kv_copy: v_cache must have the dtype of k_cache: ", in.k_cache.dtype(), ", got ",
           in.v_cache.dtype());
-}
-
-// Slot of the first token that is copied. Divisions only where something can wrap.
-uint64_t first_slot(const KvCopyOptions& options, uint64_t capacity, uint64_t dropped) {
-  const uint64_t slot =
-      options.position < capacity ? options.position : options.position % capacity;
-  return dropped == 0 ? slot : (slot + dropped % capacity) % capacity;
 }
 
 // Tokens are copied in any order and by several threads: no source may change under the copy, and
@@ -166,23 +136,19 @@ void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& opti
     check_pair(in);
     check_layout(v);
   }
-  const Range range = checked_range(in.k, options);
   const bool nothing_k = in.k.shape(1) == 0 || in.k.shape(2) == 0;
   const bool nothing_v = !pair || in.v.shape(1) == 0 || in.v.shape(2) == 0;
-  if (range.tokens == 0 || (nothing_k && nothing_v)) return;
+  if (nothing_k && nothing_v) return;
   const uint64_t capacity = in.k_cache.shape(0);
-  check_position(capacity, range.tokens, options);
+  const KvRange range = checked_kv_range("kv_copy", in.k.shape(0), capacity, options);
+  if (range.tokens == 0) return;
   check_overlap(in);
 
-  // More tokens than slots: only the last ones survive, so only they are copied.
-  const uint64_t dropped = range.tokens > capacity ? range.tokens - capacity : 0;
-  const uint64_t tokens = range.tokens - dropped;
-  const uint64_t first = range.source_begin + dropped;
   abi::KvCopyParams params{};
-  params.tokens = tokens;
+  params.tokens = range.tokens;
   params.heads = in.k.shape(1);
   params.capacity = capacity;
-  params.first_slot = first_slot(options, capacity, dropped);
+  params.first_slot = range.first_slot;
   params.streams = pair ? 2 : 1;
   fill_stream(in.k, in.k_cache, params.stream[0]);
   if (pair) fill_stream(in.v, in.v_cache, params.stream[1]);
@@ -191,11 +157,11 @@ void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& opti
     params.heads = 1;
   }
   const abi::KvCopySpec spec = make_spec(in.k.dtype(), in.k_cache.dtype());
-  if (tokens == in.k.shape(0)) {
+  if (range.tokens == in.k.shape(0)) {
     recording.dispatch(kKvCopy, spec, params, {&in.k, &in.k_cache, &in.v, &in.v_cache});
   } else {
-    const Tensor k_part = in.k.slice(0, first, tokens);
-    const Tensor v_part = pair ? in.v.slice(0, first, tokens) : Tensor();
+    const Tensor k_part = in.k.slice(0, range.first_token, range.tokens);
+    const Tensor v_part = pair ? in.v.slice(0, range.first_token, range.tokens) : Tensor();
     recording.dispatch(kKvCopy, spec, params, {&k_part, &in.k_cache, &v_part, &in.v_cache});
   }
   recording.commit();

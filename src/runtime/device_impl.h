@@ -6,6 +6,7 @@
 
 #include "gyre/device.h"
 #include "runtime/command_list.h"
+#include "runtime/constant_cache.h"
 #include "runtime/trace_log.h"
 
 namespace gyre {
@@ -47,10 +48,12 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
 
   uint64_t id() const { return id_; }  // never reused in a process, unlike an address
   TraceLog& trace() { return trace_; }
+  ConstantCache& constants() { return constants_; }
 
  private:
   uint64_t id_;
   TraceLog trace_;
+  ConstantCache constants_;
 };
 
 }  // namespace gyre

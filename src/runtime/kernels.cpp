@@ -5,7 +5,8 @@
 namespace gyre {
 
 std::span<const KernelInfo* const> all_kernels() {
-  static constexpr std::array kAll = {&kKvCopy.info};
+  static constexpr std::array kAll = {&kKvCopy.info, &kRope.info, &kHadamard.info,
+                                      &kKvQuantize.info, &kKvDequantize.info};
   return kAll;
 }
 

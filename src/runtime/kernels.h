@@ -9,10 +9,12 @@
 #include <string>
 
 #include "abi/kv_copy.h"
+#include "abi/kv_quantize.h"
+#include "abi/rope.h"
 
 namespace gyre {
 
-constexpr uint32_t kMaxArgs = 8;
+constexpr uint32_t kMaxArgs = 12;
 
 enum class Access : uint8_t { read, write, read_write };
 
@@ -63,6 +65,71 @@ inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{{
               {"v_cache", Access::write}}},
     .shape = kv_copy_shape,
     .specs = kv_copy_specs,
+}};
+
+std::string rope_shape(const void* params);
+std::span<const uint64_t> rope_specs();
+
+// rope and norm_rope; absent outputs and weights are null.
+inline constexpr Kernel<abi::RopeSpec, abi::RopeParams> kRope{{
+    .name = "rope",
+    .params_bytes = sizeof(abi::RopeParams),
+    .arg_count = 11,
+    .args = {{{"x", Access::read},
+              {"positions", Access::read},
+              {"out", Access::write},
+              {"frequencies", Access::read},
+              {"factors", Access::read},
+              {"weight", Access::read},
+              {"second", Access::write},
+              {"k", Access::read},
+              {"k_out", Access::write},
+              {"k_weight", Access::read},
+              {"k_second", Access::write}}},
+    .shape = rope_shape,
+    .specs = rope_specs,
+}};
+
+std::string kv_quantize_shape(const void* params);
+std::span<const uint64_t> kv_quantize_specs();
+
+// Writes to the caches are read_write: tokens that share a tile of V with new ones keep their bits.
+inline constexpr Kernel<abi::KvQuantizeSpec, abi::KvQuantizeParams> kKvQuantize{{
+    .name = "kv_quantize",
+    .params_bytes = sizeof(abi::KvQuantizeParams),
+    .arg_count = 6,
+    .args = {{{"k", Access::read},
+              {"k_codes", Access::read_write},
+              {"k_scales", Access::read_write},
+              {"v", Access::read},
+              {"v_codes", Access::read_write},
+              {"v_scales", Access::read_write}}},
+    .shape = kv_quantize_shape,
+    .specs = kv_quantize_specs,
+}};
+
+std::string kv_dequantize_shape(const void* params);
+std::span<const uint64_t> kv_dequantize_specs();
+
+inline constexpr Kernel<abi::KvDequantizeSpec, abi::KvDequantizeParams> kKvDequantize{{
+    .name = "kv_dequantize",
+    .params_bytes = sizeof(abi::KvDequantizeParams),
+    .arg_count = 3,
+    .args = {{{"codes", Access::read}, {"scales", Access::read}, {"out", Access::write}}},
+    .shape = kv_dequantize_shape,
+    .specs = kv_dequantize_specs,
+}};
+
+std::string hadamard_shape(const void* params);
+std::span<const uint64_t> hadamard_specs();
+
+inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{
+    .name = "hadamard",
+    .params_bytes = sizeof(abi::HadamardParams),
+    .arg_count = 2,
+    .args = {{{"x", Access::read}, {"out", Access::write}}},
+    .shape = hadamard_shape,
+    .specs = hadamard_specs,
 }};
 
 // Every kernel of the library, for listings and for building all of them ahead of time.

@@ -100,6 +100,11 @@ bool strides_nest(const Dims& shape, const Dims& strides) {
   return true;
 }
 
+bool is_same_view(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides() &&
+         a.storage()->address() + a.byte_offset() == b.storage()->address() + b.byte_offset();
+}
+
 bool grids_may_meet(const Tensor& a, const Tensor& b) {
   const bool same_grid =
       a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides();

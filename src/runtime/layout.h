@@ -17,6 +17,9 @@ Dims contiguous_strides(const Dims& shape);
 // True if no two positions share an element. Sufficient, not necessary: strides must nest.
 bool strides_nest(const Dims& shape, const Dims& strides);
 
+// Same elements in the same places: an in-place call.
+bool is_same_view(const Tensor& a, const Tensor& b);
+
 // Exact for tensors of equal shape, strides and dtype whose strides nest; true otherwise.
 bool grids_may_meet(const Tensor& a, const Tensor& b);
 

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "gyre/device.h"
+#include "gyre/tensor.h"
+
+namespace gyre {
+
+// How a cache stores the coordinates of a head. docs/kv_formats.md draws the bytes.
+enum class KvFormat : uint8_t {
+  f32 = 0,
+  f16 = 1,
+  bf16 = 2,
+  // Rotated, an integer level times a scale; the number is the bits per coordinate.
+  tq2 = 16,
+  tq3 = 17,
+  tq4 = 18,
+  tq5 = 19,
+  tq6 = 20,
+  tq8 = 21,
+  // Byte for byte what the reference library writes.
+  compat4 = 32,
+  compat5 = 33,
+  compat6 = 34,
+  compat8 = 35,
+};
+
+// K is stored row by row, V in tiles of 8 tokens (native formats), because attention walks them
+// differently.
+enum class KvRole : uint8_t { k, v };
+
+enum class KvScaleKind : uint8_t { none, u8e8, f32_norm };
+
+// Travels with the data: what a reader must know to decode it.
+struct KvFormatInfo {
+  KvFormat format = KvFormat::f16;
+  std::string_view name;
+  uint32_t bits = 16;  // per coordinate
+  bool compressed = false;
+  KvScaleKind scale = KvScaleKind::none;
+  uint32_t scale_block = 0;    // most coordinates under one scale
+  uint32_t tile_tokens = 1;    // V: tokens that share words
+  uint32_t signs_version = 0;  // of the generator; 0: no signs or the reference's table
+};
+
+KvFormatInfo describe(KvFormat format);
+std::string_view name(KvFormat format);
+
+struct KvShape {
+  KvFormat format = KvFormat::f16;
+  KvRole role = KvRole::k;
+  uint64_t kv_heads = 0;
+  uint64_t capacity = 0;  // slots
+  uint64_t head_dim = 0;
+};
+
+// One of the two halves of a KV cache: memory and what it means. Copying copies handles.
+struct KvBuffer {
+  KvShape shape;
+  Tensor codes;   // dense: [kv_heads, capacity, head_dim]; else u8, see docs/kv_formats.md
+  Tensor scales;  // undefined for dense formats
+
+  // Zero-filled. Refuses head dims the format cannot store.
+  static KvBuffer allocate(const Device& device, const KvShape& shape);
+  uint64_t bytes() const { return codes.bytes() + scales.bytes(); }
+};
+
+// Dimensions of the two tensors, for callers that bring their own memory.
+Dims kv_codes_shape(const KvShape& shape);
+Dims kv_scales_shape(const KvShape& shape);
+
+}  // namespace gyre

@@ -1,0 +1,176 @@
+#pragma once
+// The compressed formats: numbers and places. docs/kv_formats.md says the same in words and
+// pictures; the order of arithmetic written there is part of the format.
+#include "abi/types.h"
+
+namespace gyre::abi {
+
+// KvFormat values.
+enum KvFormatId : uint32_t {
+  kTq2 = 16,
+  kTq3 = 17,
+  kTq4 = 18,
+  kTq5 = 19,
+  kTq6 = 20,
+  kTq8 = 21,
+  kCompat4 = 32,
+  kCompat5 = 33,
+  kCompat6 = 34,
+  kCompat8 = 35,
+};
+
+constexpr uint32_t kKvMaxHeadDim = 1024;
+constexpr uint32_t kKvScaleBlock = 256;  // most coordinates under one scale
+constexpr uint32_t kKvMaxBlocks = 16;  // transform blocks of one head: at most one per power of two
+constexpr uint32_t kKvMaxScales = 16;
+constexpr uint32_t kKvTile = 8;  // tokens in a tile of V, and in a tile of scales
+
+constexpr bool kv_is_native(uint32_t format) { return format >= kTq2 && format <= kTq8; }
+constexpr bool kv_is_compat(uint32_t format) { return format >= kCompat4 && format <= kCompat8; }
+
+constexpr uint32_t kv_bits(uint32_t format) {
+  switch (format) {
+    case kTq2:
+      return 2;
+    case kTq3:
+      return 3;
+    case kTq4:
+    case kCompat4:
+      return 4;
+    case kTq5:
+    case kCompat5:
+      return 5;
+    case kTq6:
+    case kCompat6:
+      return 6;
+    default:
+      return 8;
+  }
+}
+
+// Low plane of a code: nibbles for 4, 5 and 6 bits, pairs for 2 and 3, bytes for 8. The rest is the
+// high plane.
+constexpr uint32_t kv_low_bits(uint32_t format) {
+  const uint32_t bits = kv_bits(format);
+  return bits <= 3 ? 2 : (bits == 8 ? 8 : 4);
+}
+constexpr uint32_t kv_high_bits(uint32_t format) { return kv_bits(format) - kv_low_bits(format); }
+
+// Magnitudes that 2 to 4-bit codes stand for (Lloyd-Max centroids of N(0,1) as integers), in units
+// of the scale.
+constexpr uint8_t kTq2Levels[2] = {36, 120};
+constexpr uint8_t kTq3Levels[4] = {10, 31, 55, 88};
+constexpr uint8_t kTq4Levels[8] = {5, 15, 25, 36, 48, 62, 79, 104};
+
+// Twice the midpoints between neighbouring magnitudes: integers, so that ceil(2 |v|) > t decides
+// exactly.
+constexpr uint8_t kTq2Thresholds[1] = {156};
+constexpr uint8_t kTq3Thresholds[3] = {41, 86, 143};
+constexpr uint8_t kTq4Thresholds[7] = {20, 40, 61, 84, 110, 141, 183};
+
+// Levels per standard deviation: where the integer magnitudes fit N(0,1) best. Twice that, for 2
+// |v|.
+constexpr float kTq2Gain = 158.90360f;  // 2 / 0.012586248188199017
+constexpr float kTq3Gain = 81.81252f;   // 2 / 0.02444613859972446
+constexpr float kTq4Gain = 76.28598f;   // 2 / 0.02621713838939649
+
+// tq5 and tq6: code c is the odd integer 2c - (2^bits - 1). tq8: the byte is the integer.
+// Codes of 2 to 4 bits: magnitude index, sign in the top bit.
+
+constexpr int32_t kv_level(uint32_t format, uint32_t code) {
+  switch (format) {
+    case kTq2:
+      return (code & 2) != 0 ? -kTq2Levels[code & 1] : kTq2Levels[code & 1];
+    case kTq3:
+      return (code & 4) != 0 ? -kTq3Levels[code & 3] : kTq3Levels[code & 3];
+    case kTq4:
+      return (code & 8) != 0 ? -kTq4Levels[code & 7] : kTq4Levels[code & 7];
+    case kTq5:
+      return 2 * static_cast<int32_t>(code) - 31;
+    case kTq6:
+      return 2 * static_cast<int32_t>(code) - 63;
+    default:
+      return static_cast<int8_t>(code);
+  }
+}
+
+// A scale is 16 bits: 8 of exponent (bias 158), 8 of mantissa, no sign; all ones and a mantissa is
+// NaN. It is a float shifted right by 15 and scaled by 2^31, and reaches from 2^-165 to 2^97: f16
+// would lose 1e30 and 1e-30.
+constexpr uint16_t kKvScaleNaN = 0xFFC0;
+constexpr uint16_t kKvScaleInfinity = 0xFF00;
+
+// Power-of-two blocks of a head, largest first: 80 = 64 + 16, 576 = 512 + 64.
+struct KvBlocks {
+  uint32_t count;
+  uint32_t begin[kKvMaxBlocks];
+  uint32_t size[kKvMaxBlocks];
+};
+
+inline KvBlocks kv_blocks(uint32_t head_dim) {
+  KvBlocks blocks = {};
+  uint32_t begin = 0;
+  for (uint32_t size = kKvMaxHeadDim; size != 0; size /= 2) {
+    if ((head_dim & size) == 0) continue;
+    blocks.begin[blocks.count] = begin;
+    blocks.size[blocks.count] = size;
+    ++blocks.count;
+    begin += size;
+  }
+  return blocks;
+}
+
+// Scale blocks of a head: a transform block, or 256 coordinates of a larger one.
+struct KvScaleBlocks {
+  uint32_t count;
+  uint32_t begin[kKvMaxScales];
+  uint32_t size[kKvMaxScales];
+  uint32_t transform[kKvMaxScales];  // points of the transform it is part of
+};
+
+inline KvScaleBlocks kv_scale_blocks(uint32_t head_dim) {
+  KvScaleBlocks scales = {};
+  const KvBlocks blocks = kv_blocks(head_dim);
+  for (uint32_t b = 0; b < blocks.count; ++b) {
+    const uint32_t size = blocks.size[b] < kKvScaleBlock ? blocks.size[b] : kKvScaleBlock;
+    for (uint32_t part = 0; part < blocks.size[b]; part += size) {
+      scales.begin[scales.count] = blocks.begin[b] + part;
+      scales.size[scales.count] = size;
+      scales.transform[scales.count] = blocks.size[b];
+      ++scales.count;
+    }
+  }
+  return scales;
+}
+
+// Sign of coordinate j, version 1: the top bit of a 32-bit mix of j (murmur3's finisher over j +
+// golden ratio). 1 flips.
+inline uint32_t kv_sign_bit(uint32_t coordinate) {
+  uint32_t h = coordinate + 0x9E3779B9u;
+  h ^= h >> 16;
+  h *= 0x85EBCA6Bu;
+  h ^= h >> 13;
+  h *= 0xC2B2AE35u;
+  h ^= h >> 16;
+  return h >> 31;
+}
+constexpr uint32_t kKvSignsVersion = 1;
+
+// The reference's sign table for 512; its first half serves 256. Bit j, least significant first.
+constexpr uint8_t kCompatSigns[64] = {
+    0xa7, 0x3b, 0x91, 0xf4, 0x6d, 0xc2, 0x58, 0x0e, 0xb3, 0x7f, 0x24, 0xd6, 0x89, 0x45, 0xea, 0x1c,
+    0x63, 0xaf, 0xd8, 0x52, 0x97, 0x0b, 0xe1, 0x3d, 0x76, 0xc4, 0x19, 0xfe, 0x4a, 0x85, 0x2c, 0xdb,
+    0xd3, 0x4e, 0xa8, 0x17, 0x9c, 0x5b, 0xe6, 0x31, 0x72, 0xb9, 0x0d, 0xf5, 0x43, 0x8a, 0x6e, 0xc7,
+    0x58, 0x2f, 0x94, 0xe1, 0xb6, 0x3d, 0x0a, 0x7c, 0xc5, 0x61, 0xd8, 0x4f, 0xa3, 0x97, 0x1e, 0x85};
+
+// Planes pack in groups: a group of 16 bytes holds 128 / bits coordinates, byte j those at j, j +
+// 16, j + 32, ... from the lowest bits up. The last group of a row may be shorter: m coordinates in
+// m * bits / 8 bytes, spread likewise.
+constexpr uint32_t kv_group(uint32_t bits) { return 128 / bits; }
+
+// Bytes of one row of one plane.
+constexpr uint64_t kv_plane_bytes(uint32_t head_dim, uint32_t bits) {
+  return uint64_t{head_dim} * bits / 8;
+}
+
+}  // namespace gyre::abi

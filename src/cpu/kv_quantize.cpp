@@ -1,0 +1,352 @@
+// kv_quantize and kv_dequantize on the CPU. A unit of work is a tile (8 slots) of one head of K or
+// V: its tokens are rotated and coded one by one, then K's rows are stored one by one and V's tile
+// at once, because eight tokens share V's words. A task is an equal share of the units.
+#include "abi/kv_quantize.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/kernels.h"
+#include "cpu/kv_compat.h"
+#include "cpu/kv_signs.h"
+#include "gyre/kv_format.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kv_quantize.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h
+#include "cpu/copy-inl.h"
+#include "cpu/kv_encode-inl.h"
+#include "cpu/kv_pack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+constexpr auto kRoleV = static_cast<uint32_t>(KvRole::v);
+
+struct KvScratch {
+  alignas(64) float x[abi::kKvMaxHeadDim];
+  alignas(64) float y[abi::kKvMaxHeadDim];
+  KvWork work[abi::kKvTile];
+  KvRow rows[abi::kKvTile];
+};
+
+HWY_INLINE void FlipSigns(const SignMasks& signs, uint32_t head_dim, float* x) {
+  const DHadamard d;
+  const hn::RebindToUnsigned<DHadamard> du;
+  for (uint32_t i = 0; i < head_dim; i += 4) {
+    hn::Store(hn::Xor(hn::Load(d, x + i), hn::BitCast(d, hn::LoadU(du, signs.data() + i))), d,
+              x + i);
+  }
+}
+
+// Four coordinates with their signs flipped.
+template <class Source>
+HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
+                                 const uint32_t* HWY_RESTRICT masks, size_t i) {
+  const DHadamard d;
+  const hn::RebindToUnsigned<DHadamard> du;
+  return hn::Xor(LoadF32(d, source + i), hn::BitCast(d, hn::Load(du, masks + i)));
+}
+
+// One unit: which of its slots get which token, and where its memory is.
+struct KvUnit {
+  const KvHead* head;
+  uint32_t mask = 0;  // slots that are written
+  const std::byte* source[abi::kKvTile];
+  uint8_t* codes;
+  uint8_t* scales;
+};
+
+template <uint32_t kFormat>
+HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, KvScratch& scratch) {
+  const uint32_t scales = unit.head->scales.count;
+  const uint8_t* codes[abi::kKvTile];
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    codes[slot] = scratch.rows[slot].codes;
+    if ((unit.mask >> slot & 1) == 0) continue;
+    for (uint32_t i = 0; i < scales; ++i) {
+      std::memcpy(unit.scales + 2 * (i * abi::kKvTile + slot), &scratch.rows[slot].scales[i], 2);
+    }
+    if (cache.role != kRoleV) {
+      PackRow<kFormat>(codes[slot], cache.head_dim,
+                       unit.codes + slot * (cache.codes_tile_stride / abi::kKvTile));
+    }
+  }
+  if (cache.role == kRoleV) PackTile<kFormat>(codes, unit.mask, cache.head_dim, unit.codes);
+}
+
+template <uint32_t kFormat, class Source>
+void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
+                  KvScratch& scratch) {
+  const KvHead& head = *unit.head;
+  const auto each = [&](const auto& step) HWY_ATTR {
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+      if ((unit.mask >> slot & 1) != 0) step(slot, scratch.work[slot], scratch.rows[slot]);
+    }
+  };
+  const auto source = [&](uint32_t slot) {
+    return reinterpret_cast<const Source*>(unit.source[slot]);
+  };
+  each([&](uint32_t slot, KvWork& work, KvRow&) HWY_ATTR {
+    if (slot + 1 < abi::kKvTile && (unit.mask >> (slot + 1) & 1) != 0) {
+      // Rows of one head are a token apart, too far for the hardware to guess.
+      for (size_t at = 0; at < cache.head_dim * sizeof(Source); at += 64)
+        __builtin_prefetch(unit.source[slot + 1] + at);
+    }
+    const Source* const row = source(slot);
+    TransformRow<kFormat>(
+        head, [&](size_t i) HWY_ATTR { return LoadFlipped(row, signs.data(), i); }, work);
+  });
+  each([&](uint32_t, KvWork& work, KvRow&) HWY_ATTR { FindFactors<kFormat>(head, work); });
+  each([&](uint32_t, KvWork& work, KvRow& row)
+           HWY_ATTR { CodeRow<kFormat>(head, work, row.codes); });
+  each([&](uint32_t slot, KvWork& work, KvRow& row) HWY_ATTR {
+    FindScales(head, work, 0, row.scales);
+    if (HWY_LIKELY(!work.extreme)) return;
+    for (size_t i = 0; i < cache.head_dim; i += 4) {
+      hn::Store(LoadFlipped(source(slot), signs.data(), i), DHadamard(), scratch.x + i);
+    }
+    EncodeExtreme<kFormat>(head, scratch.x, work, row.codes, row.scales);
+  });
+  StoreUnit<kFormat>(cache, unit, scratch);
+}
+
+template <class Source>
+void QuantizeCompatUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, KvScratch& scratch) {
+  const uint64_t row_bytes = cache.codes_tile_stride / abi::kKvTile;
+  const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    if ((unit.mask >> slot & 1) == 0) continue;
+    CopyRow(reinterpret_cast<const Source*>(unit.source[slot]), scratch.x, cache.head_dim);
+    uint8_t* codes = scratch.rows[0].codes;
+    float norms[2] = {};
+    encode_compat(cache.format, scratch.x, cache.head_dim, codes, norms);
+    std::memcpy(unit.scales + slot * norm_bytes, norms, norm_bytes);
+    uint8_t* row = unit.codes + slot * row_bytes;
+    for (uint64_t i = 0; i < row_bytes; ++i) {
+      row[i] = cache.format == abi::kCompat4
+                   ? static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4)
+                   : codes[i];
+    }
+  }
+}
+
+template <class Source>
+void QuantizeAnyUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
+                     KvScratch& scratch) {
+  switch (cache.format) {
+    case abi::kTq2:
+      return QuantizeUnit<abi::kTq2, Source>(cache, unit, signs, scratch);
+    case abi::kTq3:
+      return QuantizeUnit<abi::kTq3, Source>(cache, unit, signs, scratch);
+    case abi::kTq4:
+      return QuantizeUnit<abi::kTq4, Source>(cache, unit, signs, scratch);
+    case abi::kTq5:
+      return QuantizeUnit<abi::kTq5, Source>(cache, unit, signs, scratch);
+    case abi::kTq6:
+      return QuantizeUnit<abi::kTq6, Source>(cache, unit, signs, scratch);
+    case abi::kTq8:
+      return QuantizeUnit<abi::kTq8, Source>(cache, unit, signs, scratch);
+    default:
+      return QuantizeCompatUnit<Source>(cache, unit, scratch);
+  }
+}
+
+template <class Source>
+void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
+  const SignMasks& signs = native_signs();
+  KvScratch scratch;
+  const KvHead heads[2] = {KvHead(p.stream[0].cache.head_dim), KvHead(p.stream[1].cache.head_dim)};
+  const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
+  for (uint64_t index = share.begin; index < share.end; ++index) {
+    const uint64_t tile = (p.first_tile + index % p.tiles) % p.all_tiles;
+    const uint64_t head = index / p.tiles % p.heads;
+    const uint64_t stream = index / p.tiles / p.heads;
+    const abi::KvQuantizeStream& s = p.stream[stream];
+    KvUnit unit;
+    unit.head = &heads[stream];
+    unit.codes = pointer<uint8_t>(args[3 * stream + 1]) + head * s.cache.codes_head_stride +
+                 tile * s.cache.codes_tile_stride;
+    unit.scales = pointer<uint8_t>(args[3 * stream + 2]) + head * s.cache.scales_head_stride +
+                  tile * s.cache.scales_tile_stride;
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+      const uint64_t at = tile * abi::kKvTile + slot;
+      if (at >= p.capacity) break;
+      const uint64_t token =
+          at >= p.first_slot ? at - p.first_slot : at + p.capacity - p.first_slot;
+      if (token >= p.tokens) continue;
+      unit.mask |= 1u << slot;
+      unit.source[slot] = pointer<const std::byte>(args[3 * stream]) +
+                          token * s.source_token_stride + head * s.source_head_stride;
+    }
+    if (unit.mask != 0) QuantizeAnyUnit<Source>(s.cache, unit, signs, scratch);
+  }
+}
+
+// Levels times scales; the scale's bias comes off in two steps, so that neither end of its range is
+// lost on the way.
+template <uint32_t kFormat>
+HWY_INLINE void DecodeRow(const abi::KvCacheLayout& cache, const uint8_t* codes,
+                          const uint8_t* scales, uint32_t slot, float* y) {
+  const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);
+  for (uint32_t b = 0; b < blocks.count; ++b) {
+    uint16_t stored = 0;
+    std::memcpy(&stored, scales + 2 * (b * abi::kKvTile + slot), 2);
+    const auto scale = std::bit_cast<float>(uint32_t{stored} << 15);
+    for (uint32_t i = blocks.begin[b]; i < blocks.begin[b] + blocks.size[b]; ++i) {
+      y[i] = static_cast<float>(abi::kv_level(kFormat, codes[i])) * 0x1p-16f * scale * 0x1p-15f;
+    }
+  }
+}
+
+template <uint32_t kFormat>
+HWY_INLINE void DequantizeRow(const abi::KvDequantizeParams& p, const uint8_t* codes_tile,
+                              const uint8_t* scales_tile, uint32_t slot, KvScratch& scratch) {
+  const abi::KvCacheLayout& cache = p.cache;
+  uint8_t* codes = scratch.rows[0].codes;
+  if (cache.role == kRoleV) {
+    UnpackTile<kFormat>(codes_tile, slot, cache.head_dim, codes);
+  } else {
+    UnpackRow<kFormat>(codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile), cache.head_dim,
+                       codes);
+  }
+  DecodeRow<kFormat>(cache, codes, scales_tile, slot, scratch.y);
+}
+
+void DequantizeCompatRow(const abi::KvDequantizeParams& p, const uint8_t* codes_tile,
+                         const uint8_t* scales_tile, uint32_t slot, KvScratch& scratch) {
+  const abi::KvCacheLayout& cache = p.cache;
+  const uint8_t* row = codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile);
+  float norms[2] = {};
+  const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
+  std::memcpy(norms, scales_tile + slot * norm_bytes, norm_bytes);
+  uint8_t* codes = scratch.rows[0].codes;
+  for (uint32_t i = 0; i < cache.head_dim; ++i) {
+    codes[i] = cache.format == abi::kCompat4 ? static_cast<uint8_t>(row[i / 2] >> (i % 2 * 4) & 15)
+                                             : row[i];
+  }
+  decode_compat(cache.format, codes, norms, cache.head_dim, scratch.y);
+}
+
+void DequantizeAnyRow(const abi::KvDequantizeParams& p, const uint8_t* codes, const uint8_t* scales,
+                      uint32_t slot, KvScratch& scratch) {
+  switch (p.cache.format) {
+    case abi::kTq2:
+      return DequantizeRow<abi::kTq2>(p, codes, scales, slot, scratch);
+    case abi::kTq3:
+      return DequantizeRow<abi::kTq3>(p, codes, scales, slot, scratch);
+    case abi::kTq4:
+      return DequantizeRow<abi::kTq4>(p, codes, scales, slot, scratch);
+    case abi::kTq5:
+      return DequantizeRow<abi::kTq5>(p, codes, scales, slot, scratch);
+    case abi::kTq6:
+      return DequantizeRow<abi::kTq6>(p, codes, scales, slot, scratch);
+    case abi::kTq8:
+      return DequantizeRow<abi::kTq8>(p, codes, scales, slot, scratch);
+    default:
+      return DequantizeCompatRow(p, codes, scales, slot, scratch);
+  }
+}
+
+// Back from the rotated domain: transform again, scale, signs.
+HWY_INLINE void Restore(const abi::KvCacheLayout& cache, float* y) {
+  const abi::KvBlocks blocks = abi::kv_blocks(cache.head_dim);
+  for (uint32_t b = 0; b < blocks.count; ++b) {
+    float* block = y + blocks.begin[b];
+    Hadamard(block, blocks.size[b]);
+    const float factor = 1.0f / std::sqrt(static_cast<float>(blocks.size[b]));
+    for (uint32_t i = 0; i < blocks.size[b]; ++i) block[i] *= factor;
+  }
+  if (abi::kv_is_native(cache.format)) {
+    FlipSigns(native_signs(), cache.head_dim, y);
+  } else if (compat_is_signed(cache.format, cache.head_dim)) {
+    FlipSigns(compat_signs(), cache.head_dim, y);
+  }
+}
+
+template <class Out>
+void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
+                  uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
+  KvScratch scratch;
+  const Share share = share_of(p.tokens * p.heads, task, tasks);
+  for (uint64_t row = share.begin; row < share.end; ++row) {
+    const uint64_t token = row / p.heads, head = row % p.heads;
+    const uint64_t tile = (p.first_slot + token) / abi::kKvTile;
+    const auto slot = static_cast<uint32_t>((p.first_slot + token) % abi::kKvTile);
+    const auto* codes = pointer<const uint8_t>(args[0]) + head * p.cache.codes_head_stride +
+                        tile * p.cache.codes_tile_stride;
+    const auto* scales = pointer<const uint8_t>(args[1]) + head * p.cache.scales_head_stride +
+                         tile * p.cache.scales_tile_stride;
+    DequantizeAnyRow(p, codes, scales, slot, scratch);
+    if (p.rotated == 0) Restore(p.cache, scratch.y);
+    auto* out = pointer<std::byte>(args[2]) + token * p.out_token_stride + head * p.out_head_stride;
+    CopyRow(static_cast<const float*>(scratch.y), reinterpret_cast<Out*>(out), p.cache.head_dim);
+  }
+}
+
+TaskFn SelectKvQuantize(uint64_t key) {
+  switch (static_cast<DType>(spec_from_key<abi::KvQuantizeSpec>(key).source_dtype)) {
+    case DType::f32:
+      return KvQuantize<float>;
+    case DType::f16:
+      return KvQuantize<Half>;
+    case DType::bf16:
+      return KvQuantize<BFloat16>;
+    default:
+      return nullptr;
+  }
+}
+
+TaskFn SelectKvDequantize(uint64_t key) {
+  switch (static_cast<DType>(spec_from_key<abi::KvDequantizeSpec>(key).out_dtype)) {
+    case DType::f32:
+      return KvDequantize<float>;
+    case DType::f16:
+      return KvDequantize<Half>;
+    case DType::bf16:
+      return KvDequantize<BFloat16>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(SelectKvQuantize);
+HWY_EXPORT(SelectKvDequantize);
+
+TaskFn select_kv_quantize(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvQuantize)(spec); }
+TaskFn select_kv_dequantize(uint64_t spec) {
+  return HWY_DYNAMIC_DISPATCH(SelectKvDequantize)(spec);
+}
+
+namespace {
+constexpr uint64_t kCoordinatesPerTask = 8 << 10;  // some microseconds
+constexpr uint64_t kMostTasks = 1 << 20;
+}  // namespace
+
+uint32_t kv_quantize_tasks(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
+  const uint64_t units = p.streams * p.heads * p.tiles;
+  const uint64_t coordinates = p.streams * p.heads * p.tokens * p.stream[0].cache.head_dim;
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1, std::min(units, kMostTasks)));
+}
+
+uint32_t kv_dequantize_tasks(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
+  const uint64_t rows = p.tokens * p.heads;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.cache.head_dim / kCoordinatesPerTask,
+                                                    1, std::min(rows, kMostTasks)));
+}
+
+}  // namespace gyre::cpu
+#endif

@@ -1,0 +1,156 @@
+#include <array>
+
+#include "abi/kv_codec.h"
+#include "gyre/kv_format.h"
+#include "ops/kv_layout.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+constexpr KvFormatInfo native(KvFormat format, std::string_view name, uint32_t bits) {
+  return {format,
+          name,
+          bits,
+          true,
+          KvScaleKind::u8e8,
+          abi::kKvScaleBlock,
+          abi::kKvTile,
+          abi::kKvSignsVersion};
+}
+constexpr KvFormatInfo compat(KvFormat format, std::string_view name, uint32_t bits) {
+  return {format, name, bits, true, KvScaleKind::f32_norm, 512, 1, 0};
+}
+
+constexpr std::array<KvFormatInfo, 13> kFormats = {{
+    {KvFormat::f32, "f32", 32, false, KvScaleKind::none, 0, 1, 0},
+    {KvFormat::f16, "f16", 16, false, KvScaleKind::none, 0, 1, 0},
+    {KvFormat::bf16, "bf16", 16, false, KvScaleKind::none, 0, 1, 0},
+    native(KvFormat::tq2, "tq2", 2),
+    native(KvFormat::tq3, "tq3", 3),
+    native(KvFormat::tq4, "tq4", 4),
+    native(KvFormat::tq5, "tq5", 5),
+    native(KvFormat::tq6, "tq6", 6),
+    native(KvFormat::tq8, "tq8", 8),
+    compat(KvFormat::compat4, "compat4", 4),
+    compat(KvFormat::compat5, "compat5", 8),
+    compat(KvFormat::compat6, "compat6", 8),
+    compat(KvFormat::compat8, "compat8", 8),
+}};
+
+bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
+
+uint64_t tiles_of(const KvShape& shape) {
+  return (shape.capacity + abi::kKvTile - 1) / abi::kKvTile;
+}
+
+DType dense_dtype(KvFormat format) {
+  return format == KvFormat::f32 ? DType::f32
+                                 : (format == KvFormat::f16 ? DType::f16 : DType::bf16);
+}
+
+}  // namespace
+
+KvFormatInfo describe(KvFormat format) {
+  for (const KvFormatInfo& info : kFormats) {
+    if (info.format == format) return info;
+  }
+  fail(ErrorCode::invalid_argument, "kv_format: ", static_cast<uint32_t>(format),
+       " is not a format");
+}
+
+std::string_view name(KvFormat format) { return describe(format).name; }
+
+void check_kv_shape(const char* op, const KvShape& shape) {
+  const KvFormatInfo info = describe(shape.format);
+  require(shape.role == KvRole::k || shape.role == KvRole::v, op, ": ",
+          static_cast<uint32_t>(shape.role), " is not a role");
+  // Far from overflow: (2^40 slots + 7) * 2^16 heads * 2^10 coordinates * 4 bytes would be 2^68, so
+  // both are bounded.
+  require(shape.capacity <= uint64_t{1} << 36, op, ": capacity must be at most 2^36 slots, got ",
+          shape.capacity);
+  require(shape.kv_heads <= uint64_t{1} << 14, op, ": kv_heads must be at most 2^14, got ",
+          shape.kv_heads);
+  require(shape.head_dim <= abi::kKvMaxHeadDim, op, ": head_dim must be at most ",
+          abi::kKvMaxHeadDim, ", got ", shape.head_dim);
+  if (is_native(shape.format)) {
+    require(shape.head_dim >= 16 && shape.head_dim % 8 == 0, op, ": ", info.name,
+            " stores head dims from 16 in steps of 8, got ", shape.head_dim);
+  } else if (info.compressed) {
+    const bool power_of_two = shape.head_dim != 0 && (shape.head_dim & (shape.head_dim - 1)) == 0;
+    const bool four = shape.format == KvFormat::compat4;
+    require(power_of_two && shape.head_dim >= (four ? 16 : 256) && shape.head_dim <= 512, op, ": ",
+            info.name,
+            four ? " stores powers of two from 16 to 512, got " : " stores 256 and 512, got ",
+            shape.head_dim);
+  }
+}
+
+Dims kv_codes_shape(const KvShape& shape) {
+  check_kv_shape("kv_codes_shape", shape);
+  const KvFormatInfo info = describe(shape.format);
+  if (!info.compressed) return {shape.kv_heads, shape.capacity, shape.head_dim};
+  if (!is_native(shape.format))
+    return {shape.kv_heads, shape.capacity, shape.head_dim * info.bits / 8};
+  const uint64_t tile_bytes = shape.head_dim * info.bits;  // 8 tokens
+  if (shape.role == KvRole::v) return {shape.kv_heads, tiles_of(shape), tile_bytes};
+  return {shape.kv_heads, tiles_of(shape) * abi::kKvTile, tile_bytes / abi::kKvTile};
+}
+
+Dims kv_scales_shape(const KvShape& shape) {
+  check_kv_shape("kv_scales_shape", shape);
+  const KvFormatInfo info = describe(shape.format);
+  if (!info.compressed) return {0};
+  if (!is_native(shape.format))
+    return {shape.kv_heads, shape.capacity, shape.head_dim == 512 ? uint64_t{2} : uint64_t{1}};
+  const uint64_t scales = abi::kv_scale_blocks(static_cast<uint32_t>(shape.head_dim)).count;
+  return {shape.kv_heads, tiles_of(shape), scales, 2 * abi::kKvTile};
+}
+
+KvBuffer KvBuffer::allocate(const Device& device, const KvShape& shape) {
+  check_kv_shape("kv_buffer", shape);
+  const KvFormatInfo info = describe(shape.format);
+  KvBuffer buffer{shape, {}, {}};
+  buffer.codes =
+      device.tensor(info.compressed ? DType::u8 : dense_dtype(shape.format), kv_codes_shape(shape));
+  if (info.compressed) {
+    buffer.scales =
+        device.tensor(is_native(shape.format) ? DType::u8 : DType::f32, kv_scales_shape(shape));
+  }
+  return buffer;
+}
+
+void check_kv_buffer(const char* op, const char* what, const KvBuffer& buffer) {
+  check_kv_shape(op, buffer.shape);
+  require(describe(buffer.shape.format).compressed, op, ": ", what, " must be compressed, got ",
+          name(buffer.shape.format), "; kv_copy writes dense caches");
+  const DType scale_dtype = is_native(buffer.shape.format) ? DType::u8 : DType::f32;
+  require(buffer.codes.defined() && buffer.scales.defined(), op, ": ", what, " has no memory");
+  require(buffer.codes.dtype() == DType::u8 &&
+              buffer.codes.shape() == kv_codes_shape(buffer.shape) && buffer.codes.is_contiguous(),
+          op, ": codes of ", what, " must be contiguous u8 ", kv_codes_shape(buffer.shape),
+          ", got ", buffer.codes.dtype(), " ", buffer.codes.shape());
+  require(
+      buffer.scales.dtype() == scale_dtype &&
+          buffer.scales.shape() == kv_scales_shape(buffer.shape) && buffer.scales.is_contiguous(),
+      op, ": scales of ", what, " must be contiguous ", scale_dtype, " ",
+      kv_scales_shape(buffer.shape), ", got ", buffer.scales.dtype(), " ", buffer.scales.shape());
+}
+
+abi::KvCacheLayout kv_cache_layout(const KvBuffer& buffer) {
+  const KvShape& shape = buffer.shape;
+  abi::KvCacheLayout layout{};
+  layout.format = static_cast<uint32_t>(shape.format);
+  layout.role = static_cast<uint32_t>(shape.role);
+  layout.head_dim = static_cast<uint32_t>(shape.head_dim);
+  layout.codes_head_stride = buffer.codes.stride(0);
+  layout.scales_head_stride = buffer.scales.stride(0) * size_bytes(buffer.scales.dtype());
+  const bool rows = shape.role == KvRole::k || !is_native(shape.format);
+  layout.codes_tile_stride = buffer.codes.stride(1) * (rows ? abi::kKvTile : 1);
+  layout.scales_tile_stride = is_native(shape.format)
+                                  ? buffer.scales.stride(1)
+                                  : buffer.scales.stride(1) * abi::kKvTile * sizeof(float);
+  return layout;
+}
+
+}  // namespace gyre

@@ -1,0 +1,213 @@
+#include <array>
+#include <vector>
+
+#include "gyre/codec.h"
+#include "ops/kv_layout.h"
+#include "ops/kv_range.h"
+#include "runtime/layout.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+abi::KvQuantizeSpec quantize_spec(DType source, uint64_t k_format, uint64_t v_format) {
+  return spec_from_key<abi::KvQuantizeSpec>(static_cast<uint64_t>(source) | k_format << 8 |
+                                            v_format << 16);
+}
+
+abi::KvDequantizeSpec dequantize_spec(DType out, KvFormat format) {
+  return spec_from_key<abi::KvDequantizeSpec>(static_cast<uint64_t>(out) |
+                                              static_cast<uint64_t>(format) << 8);
+}
+
+// A float tensor [tokens, kv_heads, head_dim] that goes with a cache.
+void check_rows(const char* op, const char* what, const Tensor& rows, const KvShape& shape) {
+  require(rows.defined(), op, ": ", what, " is undefined");
+  require(rows.rank() == 3, op, ": ", what, " must be [tokens, kv_heads, head_dim], got shape ",
+          rows.shape());
+  require(is_float(rows.dtype()), op, ": ", what, " must be f32, f16 or bf16, got ", rows.dtype());
+  require(rows.shape(1) == shape.kv_heads, op, ": ", what, " must have the cache's kv_heads ",
+          shape.kv_heads, ", got ", rows.shape(1));
+  require(rows.shape(2) == shape.head_dim, op, ": ", what, " must have the cache's head_dim ",
+          shape.head_dim, ", got ", rows.shape(2));
+  require(rows.stride(2) == 1, op, ": head_dim of ", what, " must be contiguous, got stride ",
+          rows.stride(2));
+}
+
+void check_roles(const KvQuantizeInputs& in) {
+  require(in.k_cache.shape.role == KvRole::k, "kv_quantize: k_cache must have role k");
+  if (!in.v.defined()) return;
+  require(in.v_cache.shape.role == KvRole::v, "kv_quantize: v_cache must have role v");
+  require(in.v.shape(0) == in.k.shape(0),
+          "kv_quantize: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
+  require(in.v.dtype() == in.k.dtype(), "kv_quantize: v must have the dtype of k: ", in.k.dtype(),
+          ", got ", in.v.dtype());
+  require(in.v_cache.shape.capacity == in.k_cache.shape.capacity,
+          "kv_quantize: v_cache must have the capacity of k_cache: ", in.k_cache.shape.capacity,
+          ", got ", in.v_cache.shape.capacity);
+  require(in.v_cache.shape.kv_heads == in.k_cache.shape.kv_heads,
+          "kv_quantize: v_cache must have the kv_heads of k_cache: ", in.k_cache.shape.kv_heads,
+          ", got ", in.v_cache.shape.kv_heads);
+}
+
+// What is written may be nothing else.
+void check_overlap(const KvQuantizeInputs& in) {
+  const std::array<const Tensor*, 2> sources = {&in.k, &in.v};
+  const std::array<const Tensor*, 4> written = {&in.k_cache.codes, &in.k_cache.scales,
+                                                &in.v_cache.codes, &in.v_cache.scales};
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (!written[i]->defined()) continue;
+    for (const Tensor* source : sources) {
+      require(!source->defined() || !may_overlap(*source, *written[i]),
+              "kv_quantize: a source and a cache share memory");
+    }
+    for (size_t j = i + 1; j < written.size(); ++j) {
+      require(!written[j]->defined() || !may_overlap(*written[i], *written[j]),
+              "kv_quantize: codes and scales of the caches share memory");
+    }
+  }
+}
+
+void fill_stream(const Tensor& source, const KvBuffer& cache, abi::KvQuantizeStream& stream) {
+  stream.source_token_stride = source.stride(0) * size_bytes(source.dtype());
+  stream.source_head_stride = source.stride(1) * size_bytes(source.dtype());
+  stream.cache = kv_cache_layout(cache);
+}
+
+// Tiles that hold a written slot: a run that may wrap, never one tile twice.
+void fill_tiles(const KvRange& range, abi::KvQuantizeParams& params) {
+  const uint64_t all = (params.capacity + abi::kKvTile - 1) / abi::kKvTile;
+  const uint64_t last_slot = (range.first_slot + range.tokens - 1) % params.capacity;
+  const uint64_t first = range.first_slot / abi::kKvTile, last = last_slot / abi::kKvTile;
+  const bool wraps = range.first_slot + range.tokens > params.capacity;
+  params.all_tiles = all;
+  params.first_tile = first;
+  params.tiles = wraps ? (last >= first ? all : all - first + last + 1) : last - first + 1;
+}
+
+}  // namespace
+
+std::string kv_quantize_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].cache.head_dim,
+              " streams=", p.streams, " slot=", p.first_slot, " capacity=", p.capacity);
+}
+
+std::string kv_dequantize_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.cache.head_dim,
+              " slot=", p.first_slot);
+}
+
+namespace {
+
+constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
+constexpr std::array kCompressed = {
+    KvFormat::tq2, KvFormat::tq3,     KvFormat::tq4,     KvFormat::tq5,     KvFormat::tq6,
+    KvFormat::tq8, KvFormat::compat4, KvFormat::compat5, KvFormat::compat6, KvFormat::compat8};
+
+}  // namespace
+
+std::span<const uint64_t> kv_quantize_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const DType source : kFloats) {
+      for (const KvFormat k : kCompressed) {
+        specs.push_back(spec_key(quantize_spec(source, static_cast<uint64_t>(k), 0)));
+        for (const KvFormat v : kCompressed) {
+          specs.push_back(
+              spec_key(quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v))));
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+std::span<const uint64_t> kv_dequantize_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const DType out : kFloats) {
+      for (const KvFormat format : kCompressed)
+        specs.push_back(spec_key(dequantize_spec(out, format)));
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+bool Device::supports(const KvQuantizeTypes& types) const {
+  require(impl_ != nullptr, "device.supports: the handle was moved from");
+  if (!describe(types.format).compressed) return false;
+  const auto spec = quantize_spec(types.source, static_cast<uint64_t>(types.format), 0);
+  return impl_->pipeline(kKvQuantize.info, spec_key(spec)) != nullptr;
+}
+
+void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvCopyOptions& options) {
+  Recording recording(encoder, "kv_quantize");
+  const bool pair = in.v.defined();
+  check_kv_buffer("kv_quantize", "k_cache", in.k_cache);
+  check_rows("kv_quantize", "k", in.k, in.k_cache.shape);
+  require(pair == in.v_cache.codes.defined(), "kv_quantize: v and v_cache go together, only ",
+          pair ? "v" : "v_cache", " is defined");
+  if (pair) {
+    check_kv_buffer("kv_quantize", "v_cache", in.v_cache);
+    check_rows("kv_quantize", "v", in.v, in.v_cache.shape);
+  }
+  check_roles(in);
+  if (in.k_cache.shape.kv_heads == 0) return;
+  const KvRange range =
+      checked_kv_range("kv_quantize", in.k.shape(0), in.k_cache.shape.capacity, options);
+  if (range.tokens == 0) return;
+  check_overlap(in);
+  abi::KvQuantizeParams params{};
+  params.tokens = range.tokens;
+  params.heads = in.k_cache.shape.kv_heads;
+  params.first_slot = range.first_slot;
+  params.capacity = in.k_cache.shape.capacity;
+  params.streams = pair ? 2 : 1;
+  fill_tiles(range, params);
+  fill_stream(in.k, in.k_cache, params.stream[0]);
+  if (pair) fill_stream(in.v, in.v_cache, params.stream[1]);
+  const Tensor k = in.k.slice(0, range.first_token, range.tokens);
+  const Tensor v = pair ? in.v.slice(0, range.first_token, range.tokens) : Tensor();
+  recording.dispatch(
+      kKvQuantize,
+      quantize_spec(in.k.dtype(), static_cast<uint64_t>(in.k_cache.shape.format),
+                    pair ? static_cast<uint64_t>(in.v_cache.shape.format) : 0),
+      params,
+      {&k, &in.k_cache.codes, &in.k_cache.scales, &v, &in.v_cache.codes, &in.v_cache.scales});
+  recording.commit();
+}
+
+void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
+                   const KvDequantizeOptions& options) {
+  Recording recording(encoder, "kv_dequantize");
+  check_kv_buffer("kv_dequantize", "cache", in.cache);
+  check_rows("kv_dequantize", "out", in.out, in.cache.shape);
+  require(in.out.is_injective(), "kv_dequantize: strides ", in.out.strides(),
+          " make elements of out share memory");
+  const uint64_t tokens = in.out.shape(0);
+  const uint64_t capacity = in.cache.shape.capacity;
+  require(options.first_slot <= capacity && tokens <= capacity - options.first_slot,
+          "kv_dequantize: a cache of ", capacity, " slots does not have ", tokens, " from slot ",
+          options.first_slot);
+  require(!may_overlap(in.out, in.cache.codes) && !may_overlap(in.out, in.cache.scales),
+          "kv_dequantize: out and the cache share memory");
+  if (in.out.elements() == 0) return;
+  abi::KvDequantizeParams params{};
+  params.tokens = tokens;
+  params.heads = in.cache.shape.kv_heads;
+  params.first_slot = options.first_slot;
+  params.out_token_stride = in.out.stride(0) * size_bytes(in.out.dtype());
+  params.out_head_stride = in.out.stride(1) * size_bytes(in.out.dtype());
+  params.cache = kv_cache_layout(in.cache);
+  params.rotated = options.domain == KvDomain::rotated ? 1 : 0;
+  recording.dispatch(kKvDequantize, dequantize_spec(in.out.dtype(), in.cache.shape.format), params,
+                     {&in.cache.codes, &in.cache.scales, &in.out});
+  recording.commit();
+}
+
+}  // namespace gyre
