@@ -16,13 +16,20 @@
 
 namespace gyre::test {
 
+// What arithmetic must come near to; with bound 0 the bits of Block::after decide.
+struct Near {
+  double value = 0;
+  double bound = 0;
+};
+
 // A stretch of memory: what it holds before the call and must hold after it. Inputs are blocks too,
 // and must not change.
 struct Block {
   DType dtype = DType::f32;
   Bytes before;
   Bytes after;
-  double bound = 0;  // largest |got - after| of a value; 0: bit for bit
+  double bound = 0;             // largest |got - after| of a value; 0: bit for bit
+  std::vector<Near> near = {};  // one per element, in place of `bound`; or none
 };
 
 struct OpRun {
@@ -80,5 +87,15 @@ testing::AssertionResult check_refusal(const Device& device, const Refusal& refu
 
 std::vector<OpCase> kv_copy_cases();
 std::vector<Refusal> kv_copy_refusals();
+std::vector<OpCase> rope_cases();
+std::vector<Refusal> rope_refusals();
+std::vector<OpCase> norm_rope_cases();
+std::vector<Refusal> norm_rope_refusals();
+std::vector<OpCase> hadamard_cases();
+std::vector<Refusal> hadamard_refusals();
+std::vector<OpCase> kv_quantize_cases();
+std::vector<Refusal> kv_quantize_refusals();
+std::vector<OpCase> kv_dequantize_cases();
+std::vector<Refusal> kv_dequantize_refusals();
 
 }  // namespace gyre::test

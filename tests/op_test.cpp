@@ -11,6 +11,11 @@ namespace gyre::test {
 std::vector<OpCases> all_ops() {
   return {
       {"kv_copy", kv_copy_cases, kv_copy_refusals},
+      {"rope", rope_cases, rope_refusals},
+      {"norm_rope", norm_rope_cases, norm_rope_refusals},
+      {"hadamard", hadamard_cases, hadamard_refusals},
+      {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
+      {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
   };
 }
 

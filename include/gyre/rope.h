@@ -36,7 +36,8 @@ struct RopeInputs {
   Tensor k_out;  // undefined with k
   Tensor frequencies;  // radians per position for each pair: f32 [pairs], or exact, from
                        // rope_table(); undefined: made from options.base
-  Tensor factors;  // f32 [pairs]: each frequency is divided by its factor; undefined: none
+  Tensor factors;      // f32 [pairs]: each frequency is divided by its factor; undefined: none. An
+                   // exact table must then hold less than half a turn per position
 };
 
 struct RopeOptions {

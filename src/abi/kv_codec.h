@@ -70,9 +70,9 @@ constexpr uint8_t kTq4Thresholds[7] = {20, 40, 61, 84, 110, 141, 183};
 
 // Levels per standard deviation: where the integer magnitudes fit N(0,1) best. Twice that, for 2
 // |v|.
-constexpr float kTq2Gain = 158.90360f;  // 2 / 0.012586248188199017
-constexpr float kTq3Gain = 81.81252f;   // 2 / 0.02444613859972446
-constexpr float kTq4Gain = 76.28598f;   // 2 / 0.02621713838939649
+constexpr float kTq2Gain = 158.90360f;  // 2 / 0.01258624817301284
+constexpr float kTq3Gain = 81.812515f;  // 2 / 0.0244461383835827
+constexpr float kTq4Gain = 76.28598f;   // 2 / 0.026217138022336307
 
 // tq5 and tq6: code c is the odd integer 2c - (2^bits - 1). tq8: the byte is the integer.
 // Codes of 2 to 4 bits: magnitude index, sign in the top bit.
@@ -146,7 +146,7 @@ inline KvScaleBlocks kv_scale_blocks(uint32_t head_dim) {
 // Sign of coordinate j, version 1: the top bit of a 32-bit mix of j (murmur3's finisher over j +
 // golden ratio). 1 flips.
 inline uint32_t kv_sign_bit(uint32_t coordinate) {
-  uint32_t h = coordinate + 0x9E3779B9u;
+  uint32_t h = coordinate + 0x26F7u;
   h ^= h >> 16;
   h *= 0x85EBCA6Bu;
   h ^= h >> 13;

@@ -53,7 +53,8 @@ inline uint64_t TurnsFromDouble(double turns) {
 
 double TurnsOfPair(const abi::RopeParams& p, const uint64_t* args, uint64_t pair) {
   if (p.frequency_kind == abi::kRopeTurns) {
-    return static_cast<double>(pointer<const uint64_t>(args[kFrequencies])[pair]) * 0x1p-64;
+    // Signed: a table may turn backwards.
+    return static_cast<double>(pointer<const int64_t>(args[kFrequencies])[pair]) * 0x1p-64;
   }
   constexpr double kTurnsPerRadian = 0.15915494309189533577;  // 1 / (2 pi)
   return pointer<const float>(args[kFrequencies])[pair] * kTurnsPerRadian;

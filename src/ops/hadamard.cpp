@@ -60,6 +60,10 @@ void hadamard(Encoder& encoder, const HadamardInputs& in, const HadamardOptions&
   Recording recording(encoder, "hadamard");
   check_tensor("x", in.x);
   check_tensor("out", in.out);
+  require(options.signs <= HadamardSigns::compat,
+          "hadamard: ", static_cast<uint32_t>(options.signs), " is not a kind of signs");
+  require(options.direction <= HadamardDirection::inverse,
+          "hadamard: ", static_cast<uint32_t>(options.direction), " is not a direction");
   require(in.out.shape() == in.x.shape(), "hadamard: out must have the shape of x ", in.x.shape(),
           ", got ", in.out.shape());
   const uint32_t last = in.x.rank() - 1;

@@ -189,6 +189,8 @@ void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
   check_rows("kv_dequantize", "out", in.out, in.cache.shape);
   require(in.out.is_injective(), "kv_dequantize: strides ", in.out.strides(),
           " make elements of out share memory");
+  require(options.domain <= KvDomain::rotated,
+          "kv_dequantize: ", static_cast<uint32_t>(options.domain), " is not a domain");
   const uint64_t tokens = in.out.shape(0);
   const uint64_t capacity = in.cache.shape.capacity;
   require(options.first_slot <= capacity && tokens <= capacity - options.first_slot,

@@ -6,6 +6,8 @@ namespace gyre {
 
 KvRange checked_kv_range(const char* op, uint64_t available, uint64_t capacity,
                          const KvCopyOptions& options) {
+  require(options.cache <= CacheKind::ring, op, ": ", static_cast<uint32_t>(options.cache),
+          " is not a kind of cache");
   require(options.source_begin <= available, op, ": source_begin must be at most the ", available,
           " tokens of k, got ", options.source_begin);
   const uint64_t rest = available - options.source_begin;

@@ -61,6 +61,8 @@ void check_stream(const Call& call, const Stream& s) {
   require(s.x.shape(0) > 0, call.op, ": ", s.name, " must have at least one token, got 0");
   require(s.x.shape(1) > 0, call.op, ": ", s.name, " must have at least one head, got 0");
   require(s.x.shape(2) > 0, call.op, ": head_dim of ", s.name, " must be at least 2, got 0");
+  require(s.x.shape(2) <= 2 * abi::kRopeMaxPairs, call.op, ": head_dim must be at most ",
+          2 * abi::kRopeMaxPairs, ", got ", s.x.shape(2));
   require(s.x.stride(2) == 1, call.op, ": head_dim of ", s.name, " must be contiguous, got stride ",
           s.x.stride(2));
   check_output(call, s, "out", s.out);
@@ -88,11 +90,17 @@ void check_second_stream(const Call& call) {
   require(k.out.dtype() == x.out.dtype(), call.op,
           ": k_out must have the dtype of out: ", x.out.dtype(), ", got ", k.out.dtype());
   require(has(k.second) == has(x.second), call.op, ": second outputs of x and k go together");
-  require(!has(k.second) || k.second->dtype() == x.second->dtype(), call.op,
-          ": k_second must have the dtype of second");
+  if (has(k.second)) {
+    require(k.second->dtype() == x.second->dtype(), call.op,
+            ": k_second must have the dtype of second: ", x.second->dtype(), ", got ",
+            k.second->dtype());
+  }
   require(has(k.weight) == has(x.weight), call.op, ": weights of x and k go together");
-  require(!has(k.weight) || k.weight->dtype() == x.weight->dtype(), call.op,
-          ": k_weight must have the dtype of weight");
+  if (has(k.weight)) {
+    require(k.weight->dtype() == x.weight->dtype(), call.op,
+            ": k_weight must have the dtype of weight: ", x.weight->dtype(), ", got ",
+            k.weight->dtype());
+  }
 }
 
 // Heads are done in any order: an output may be its own input, and otherwise nothing that is
@@ -225,6 +233,9 @@ void record(Encoder& encoder, const Call& call) {
     fill_rotation(call, layout, params);
     adjacent = call.rope->pairing == RopePairing::adjacent;
     if (!frequencies.defined()) {
+      // A table keeps no whole turns, so a factor could not divide them.
+      require(!call.factors.defined() || call.rope->base >= 1, call.op,
+              ": factors need a base of at least 1, got ", call.rope->base);
       frequencies = base_frequencies(*encoder.device().impl(), x.shape(2), *call.rope, layout);
     }
     params.frequency_kind = frequencies.dtype() == DType::u32 ? abi::kRopeTurns : abi::kRopeRadians;

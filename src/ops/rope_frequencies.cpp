@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "gyre/rope.h"
+#include "ops/rope_layout.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -64,7 +65,8 @@ double yarn_mscale(double factor, double mscale) {
 
 double yarn_attention_factor(const RopeConfig& config) {
   if (config.attention_factor) return *config.attention_factor;
-  if (config.mscale && config.mscale_all_dim) {
+  // A zero counts as absent, as in the models' own code.
+  if (config.mscale.value_or(0) != 0 && config.mscale_all_dim.value_or(0) != 0) {
     return yarn_mscale(config.factor, *config.mscale) /
            yarn_mscale(config.factor, *config.mscale_all_dim);
   }
@@ -95,6 +97,8 @@ void check(const RopeConfig& c) {
   };
   require(c.rotary_dim >= 2 && c.rotary_dim % 2 == 0,
           "rope_frequencies: rotary_dim must be even and at least 2, got ", c.rotary_dim);
+  require(c.rope_type <= RopeType::llama3, "rope_frequencies: ", static_cast<uint32_t>(c.rope_type),
+          " is not a rope_type");
   positive(c.rope_theta, "rope_theta");
   positive(c.factor, "factor");
   const bool stretches = c.rope_type == RopeType::ntk || c.rope_type == RopeType::dynamic;
@@ -147,21 +151,25 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
   return result;
 }
 
-Tensor rope_table(const Device& device, std::span<const double> radians_per_position) {
+Tensor exact_rope_table(const Device& device, std::span<const long double> radians_per_position) {
   std::vector<uint32_t> words;
-  for (const double radians : radians_per_position) {
+  for (const long double radians : radians_per_position) {
     require(std::isfinite(radians), "rope_table: a frequency must be finite, got ", radians);
     // Whole turns per position change nothing; what is left fits in 64 bits of fraction.
-    const double turns = radians / (2 * std::numbers::pi);
-    const double fraction = turns - std::floor(turns);
-    const auto fixed =
-        static_cast<uint64_t>(std::min(std::ldexp(fraction, 64), 0x1.fffffffffffffp63));
+    const long double turns = radians / (2 * std::numbers::pi_v<long double>);
+    const long double fraction = turns - std::floor(turns);
+    const auto fixed = fraction < 1 ? static_cast<uint64_t>(std::ldexp(fraction, 64)) : 0;
     words.push_back(static_cast<uint32_t>(fixed));
     words.push_back(static_cast<uint32_t>(fixed >> 32));
   }
   const Tensor table = device.tensor(DType::u32, {radians_per_position.size(), 2});
   table.write_from(std::span<const uint32_t>(words));
   return table;
+}
+
+Tensor rope_table(const Device& device, std::span<const double> radians_per_position) {
+  const std::vector<long double> wide(radians_per_position.begin(), radians_per_position.end());
+  return exact_rope_table(device, wide);
 }
 
 }  // namespace gyre

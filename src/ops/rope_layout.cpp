@@ -16,13 +16,16 @@ void check_dims(const char* op, uint64_t head_dim, uint32_t rotary_dim,
                 const RopeOptions& options) {
   require(head_dim > 0 && head_dim % 2 == 0, op, ": head_dim must be even and at least 2, got ",
           head_dim);
-  require(head_dim <= 2 * abi::kRopeMaxPairs, op, ": head_dim must be at most ",
-          2 * abi::kRopeMaxPairs, ", got ", head_dim);
   require(rotary_dim % 2 == 0, op, ": rotary_dim must be even, got ", rotary_dim);
   require(rotary_dim <= head_dim, op, ": rotary_dim must be at most head_dim ", head_dim, ", got ",
           rotary_dim);
   require(std::isfinite(options.base) && options.base > 0, op,
           ": base must be finite and positive, got ", options.base);
+  require(options.pairing <= RopePairing::adjacent, op, ": ",
+          static_cast<uint32_t>(options.pairing), " is not a pairing");
+  require(options.partner <= RopeSpan::head_dim && options.exponent <= RopeSpan::head_dim, op,
+          ": partner and exponent must be rotary_dim or head_dim, got ",
+          static_cast<uint32_t>(options.partner), " and ", static_cast<uint32_t>(options.exponent));
   require(std::isfinite(options.magnitude), op, ": magnitude must be finite, got ",
           options.magnitude);
 }
@@ -62,22 +65,22 @@ void check_mode(const char* op, uint64_t head_dim, uint32_t rotary_dim,
 }
 
 // 2 * exponent index / denominator of pair p, by mode.
-double exponent(uint64_t head_dim, const RopeOptions& options, const RopeLayout& layout,
-                uint32_t pair) {
-  const auto half = static_cast<double>(head_dim) / 2;
+long double exponent(uint64_t head_dim, const RopeOptions& options, const RopeLayout& layout,
+                     uint32_t pair) {
+  const auto half = static_cast<long double>(head_dim) / 2;
   switch (options.mode) {
     case RopeMode::vision: {
       const uint32_t sector = pair % (options.sections[0] + options.sections[1]);
       const uint32_t start = sector < options.sections[0] ? 0 : options.sections[0];
-      return 2.0 * (sector - start) / half;
+      return 2.0L * (sector - start) / half;
     }
     case RopeMode::vision_2d:
-      return 2.0 * (pair % layout.block_pairs) / half;
+      return 2.0L * (pair % layout.block_pairs) / half;
     default: {
-      const double denominator = options.exponent == RopeSpan::rotary_dim
-                                     ? layout.rotary_dim
-                                     : static_cast<double>(head_dim);
-      return 2.0 * pair / denominator;
+      const long double denominator = options.exponent == RopeSpan::rotary_dim
+                                          ? layout.rotary_dim
+                                          : static_cast<long double>(head_dim);
+      return 2.0L * pair / denominator;
     }
   }
 }
@@ -121,11 +124,12 @@ Tensor base_frequencies(DeviceImpl& device, uint64_t head_dim, const RopeOptions
   const ConstantCache::Key key = {
       kRopeBase, std::bit_cast<uint64_t>(options.base), dims, convention, sections, 0};
   return device.constants().find_or_make(key, [&] {
-    std::vector<double> radians;
+    std::vector<long double> radians;
     for (uint32_t pair = 0; pair < layout.pairs; ++pair) {
-      radians.push_back(std::pow(options.base, -exponent(head_dim, options, layout, pair)));
+      radians.push_back(std::pow(static_cast<long double>(options.base),
+                                 -exponent(head_dim, options, layout, pair)));
     }
-    return rope_table(Device(device.shared_from_this()), radians);
+    return exact_rope_table(Device(device.shared_from_this()), radians);
   });
 }
 

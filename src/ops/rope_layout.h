@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "abi/rope.h"
 #include "gyre/rope.h"
@@ -20,6 +21,10 @@ struct RopeLayout {
 
 // Refuses what does not fit together; `op` opens the messages.
 RopeLayout checked_rope_layout(const char* op, uint64_t head_dim, const RopeOptions& options);
+
+// rope_table() for frequencies that double does not hold exactly enough at the far end of the
+// positions.
+Tensor exact_rope_table(const Device& device, std::span<const long double> radians_per_position);
 
 // The frequencies of options.base, from the device's cache.
 Tensor base_frequencies(DeviceImpl& device, uint64_t head_dim, const RopeOptions& options,

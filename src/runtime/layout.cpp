@@ -101,16 +101,48 @@ bool strides_nest(const Dims& shape, const Dims& strides) {
 }
 
 bool is_same_view(const Tensor& a, const Tensor& b) {
-  return a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides() &&
-         a.storage()->address() + a.byte_offset() == b.storage()->address() + b.byte_offset();
+  if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
+  if (a.storage()->address() + a.byte_offset() != b.storage()->address() + b.byte_offset())
+    return false;
+  for (uint32_t d = 0; d < a.rank(); ++d) {
+    if (a.shape(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
 }
 
+namespace {
+
+uint64_t address(const Tensor& tensor) {
+  return tensor.storage()->address() + tensor.byte_offset();
+}
+
+// Q and K in one row of a packed projection: the same step from token to token, and side by side
+// within it.
+bool lie_side_by_side(const Tensor& a, const Tensor& b) {
+  const Steps a_steps = sorted_steps(a.shape(), a.strides());
+  const Steps b_steps = sorted_steps(b.shape(), b.strides());
+  if (a_steps.count == 0 || b_steps.count == 0) return false;
+  const uint32_t a_outer = a_steps.dims[a_steps.count - 1],
+                 b_outer = b_steps.dims[b_steps.count - 1];
+  const uint64_t step = a.stride(a_outer) * size_bytes(a.dtype());
+  if (step != b.stride(b_outer) * size_bytes(b.dtype())) return false;
+  const uint64_t a_inner = a.span_bytes() - (a.shape(a_outer) - 1) * step;
+  const uint64_t b_inner = b.span_bytes() - (b.shape(b_outer) - 1) * step;
+  if (a_inner > step || b_inner > step) return false;
+  const uint64_t apart = address(b) >= address(a)
+                             ? (address(b) - address(a)) % step
+                             : (step - (address(a) - address(b)) % step) % step;
+  return apart >= a_inner && apart + b_inner <= step;
+}
+
+}  // namespace
+
 bool grids_may_meet(const Tensor& a, const Tensor& b) {
+  if (lie_side_by_side(a, b)) return false;
   const bool same_grid =
       a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides();
   if (!same_grid || !a.is_injective()) return true;
-  const auto distance = static_cast<int64_t>(b.storage()->address() + b.byte_offset() -
-                                             a.storage()->address() - a.byte_offset());
+  const auto distance = static_cast<int64_t>(address(b) - address(a));
   const auto unit = static_cast<int64_t>(size_bytes(a.dtype()));
   if (distance % unit != 0) return true;
   const Steps steps = sorted_steps(a.shape(), a.strides());

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+
+inline Tensor tensor_of(const Device& device, std::span<const float> values, const Dims& shape) {
+  const Tensor tensor = device.tensor(DType::f32, shape);
+  tensor.write_from(values);
+  return tensor;
+}
+
+inline std::vector<float> floats_of(const Tensor& tensor) {
+  std::vector<float> values(tensor.elements());
+  tensor.read_to(std::span<float>(values));
+  return values;
+}
+
+inline std::vector<uint8_t> bytes_of(const Tensor& tensor) {
+  std::vector<uint8_t> values(tensor.elements());
+  tensor.read_to(std::span<uint8_t>(values));
+  return values;
+}
+
+// A cache of one head that holds `rows`, each a token.
+inline KvBuffer encoded(const Device& device, KvFormat format, uint64_t head_dim,
+                        std::span<const float> rows) {
+  const uint64_t tokens = rows.size() / head_dim;
+  const KvBuffer cache = KvBuffer::allocate(device, {format, KvRole::k, 1, tokens, head_dim});
+  Encoder encoder(device);
+  kv_quantize(encoder, {.k = tensor_of(device, rows, {tokens, 1, head_dim}), .k_cache = cache});
+  encoder.submit().wait();
+  return cache;
+}
+
+inline std::vector<float> decoded(const Device& device, const KvBuffer& cache,
+                                  const KvDequantizeOptions& options = {}) {
+  const Tensor out =
+      device.tensor(DType::f32, {cache.shape.capacity, cache.shape.kv_heads, cache.shape.head_dim});
+  Encoder encoder(device);
+  kv_dequantize(encoder, {cache, out}, options);
+  encoder.submit().wait();
+  return floats_of(out);
+}
+
+inline std::vector<float> gaussian_rows(uint64_t count, uint64_t head_dim, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count * head_dim);
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+// Means over rows: |x - decoded|^2 / |x|^2, and the cosine between the two.
+struct Distortion {
+  double error = 0;
+  double cosine = 0;
+};
+
+inline Distortion distortion(std::span<const float> x, std::span<const float> y,
+                             uint64_t head_dim) {
+  Distortion mean;
+  const uint64_t rows = x.size() / head_dim;
+  for (uint64_t r = 0; r < rows; ++r) {
+    double xx = 0, yy = 0, xy = 0, error = 0;
+    for (uint64_t j = r * head_dim; j < (r + 1) * head_dim; ++j) {
+      const double a = x[j], b = y[j];
+      xx += a * a;
+      yy += b * b;
+      xy += a * b;
+      error += (a - b) * (a - b);
+    }
+    mean.error += error / xx / static_cast<double>(rows);
+    mean.cosine += xy / std::sqrt(xx * yy) / static_cast<double>(rows);
+  }
+  return mean;
+}
+
+inline Distortion round_trip(const Device& device, KvFormat format, uint64_t head_dim,
+                             std::span<const float> rows) {
+  return distortion(rows, decoded(device, encoded(device, format, head_dim, rows)), head_dim);
+}
+
+}  // namespace gyre::test

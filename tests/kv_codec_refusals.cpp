@@ -1,0 +1,348 @@
+#include <string>
+#include <utility>
+
+#include "op_case.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr uint64_t kHuge = ~uint64_t{0};
+
+KvBuffer make_cache(FilledTensors& tensors, const KvShape& shape) {
+  const bool native = shape.format >= KvFormat::tq2 && shape.format <= KvFormat::tq8;
+  return {shape, tensors.make(DType::u8, kv_codes_shape(shape)),
+          tensors.make(native ? DType::u8 : DType::f32, kv_scales_shape(shape))};
+}
+
+// A call that would be fine; each refusal changes one thing about it.
+struct Call {
+  KvQuantizeInputs inputs;
+  KvCopyOptions options;
+};
+
+Call good_call(FilledTensors& tensors) {
+  return {{.k = tensors.make(DType::f32, {5, 3, 64}),
+           .k_cache = make_cache(tensors, {KvFormat::tq4, KvRole::k, 3, 9, 64}),
+           .v = tensors.make(DType::f32, {5, 3, 80}),
+           .v_cache = make_cache(tensors, {KvFormat::tq3, KvRole::v, 3, 9, 80})},
+          {}};
+}
+
+using Change = void (*)(Call&, FilledTensors&);
+
+Refusal refusal(std::string name, std::vector<std::string> message, Change change) {
+  message.emplace_back("kv_quantize");
+  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& tensors) {
+            Call call = good_call(tensors);
+            change(call, tensors);
+            kv_quantize(encoder, call.inputs, call.options);
+          }};
+}
+
+std::vector<Refusal> format_refusals() {
+  return {
+      refusal("dense k_cache", {"k_cache must be compressed", "got f16"},
+              [](Call& c, FilledTensors&) { c.inputs.k_cache.shape.format = KvFormat::f16; }),
+      refusal("dense v_cache", {"v_cache must be compressed", "got f32"},
+              [](Call& c, FilledTensors&) { c.inputs.v_cache.shape.format = KvFormat::f32; }),
+      {"unknown format",
+       {"99 is not a format"},
+       [](Encoder& encoder, FilledTensors& t) {
+         Call c = good_call(t);
+         c.inputs.k_cache.shape.format = static_cast<KvFormat>(99);
+         kv_quantize(encoder, c.inputs);
+       }},
+      refusal("codes of another format", {"codes of k_cache", "[3, 16, 40]", "got", "[3, 16, 32]"},
+              [](Call& c, FilledTensors&) { c.inputs.k_cache.shape.format = KvFormat::tq5; }),
+      refusal("scales of another head_dim",
+              {"scales of k_cache", "[3, 2, 1, 16]", "got", "[3, 2, 2, 16]"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k_cache.scales = t.make(DType::u8, {3, 2, 2, 16});
+              }),
+      refusal("scales of another dtype", {"scales of k_cache", "u8", "got f32"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k_cache.scales = t.make(DType::f32, {3, 2, 1, 16});
+              }),
+      refusal("codes of another dtype", {"codes of v_cache", "u8", "got i32"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v_cache.codes = t.make(DType::i32, {3, 2, 240});
+              }),
+      refusal("codes with gaps", {"codes of k_cache must be contiguous"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k_cache.codes = t.make(DType::u8, {3, 17, 32}).slice(1, 0, 16);
+              }),
+      refusal("norms where scales belong", {"scales of k_cache", "f32 [3, 9, 1]", "got u8"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k_cache.shape.format = KvFormat::compat4;
+                c.inputs.k_cache.codes = t.make(DType::u8, {3, 9, 32});
+              }),
+      refusal("no codes", {"k_cache has no memory"},
+              [](Call& c, FilledTensors&) { c.inputs.k_cache.codes = {}; }),
+      refusal("no scales", {"v_cache has no memory"},
+              [](Call& c, FilledTensors&) { c.inputs.v_cache.scales = {}; }),
+      refusal("k_cache of role v", {"k_cache must have role k"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k_cache = make_cache(t, {KvFormat::tq4, KvRole::v, 3, 9, 64});
+              }),
+      refusal("v_cache of role k", {"v_cache must have role v"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::k, 3, 9, 80});
+              }),
+      refusal("K's memory called V", {"codes of v_cache", "[3, 2, 240]", "got", "[3, 16, 30]"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::k, 3, 9, 80});
+                c.inputs.v_cache.shape.role = KvRole::v;
+              }),
+      refusal(
+          "unknown role", {"5 is not a role"},
+          [](Call& c, FilledTensors&) { c.inputs.k_cache.shape.role = static_cast<KvRole>(5); }),
+  };
+}
+
+std::vector<Refusal> source_refusals() {
+  return {
+      refusal("no k", {"k is undefined"}, [](Call& c, FilledTensors&) { c.inputs.k = {}; }),
+      refusal("v alone", {"only v is"}, [](Call& c, FilledTensors&) { c.inputs.v_cache = {}; }),
+      refusal("v_cache alone", {"only v_cache"}, [](Call& c, FilledTensors&) { c.inputs.v = {}; }),
+      refusal("k of rank 2", {"k must be", "[15, 64]"},
+              [](Call& c, FilledTensors&) {
+                c.inputs.k = c.inputs.k.reshape({15, 64});
+              }),
+      refusal("k of u8", {"k must be f32, f16 or bf16", "u8"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k = t.make(DType::u8, {5, 3, 64});
+              }),
+      refusal("v of another dtype", {"v must have the dtype of k", "f32", "got bf16"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v = t.make(DType::bf16, {5, 3, 80});
+              }),
+      refusal("kv_heads of k", {"k must have the cache's kv_heads 3", "got 2"},
+              [](Call& c, FilledTensors&) { c.inputs.k = c.inputs.k.slice(1, 0, 2); }),
+      refusal("head_dim of k", {"k must have the cache's head_dim 64", "got 56"},
+              [](Call& c, FilledTensors&) { c.inputs.k = c.inputs.k.slice(2, 0, 56); }),
+      refusal("head_dim of v", {"v must have the cache's head_dim 80", "got 72"},
+              [](Call& c, FilledTensors&) { c.inputs.v = c.inputs.v.slice(2, 0, 72); }),
+      refusal("tokens of v", {"v must have the tokens of k", "5", "got 4"},
+              [](Call& c, FilledTensors&) { c.inputs.v = c.inputs.v.slice(0, 0, 4); }),
+      refusal("head_dim of k with gaps", {"head_dim of k must be contiguous", "stride 2"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k = t.make(DType::f32, {1920}).strided({5, 3, 64}, {384, 128, 2});
+              }),
+      refusal("capacity of v_cache", {"capacity of k_cache: 9", "got 10"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::v, 3, 10, 80});
+              }),
+      refusal("kv_heads of v_cache", {"kv_heads of k_cache: 3", "got 2"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v = t.make(DType::f32, {5, 2, 80});
+                c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::v, 2, 9, 80});
+              }),
+      refusal("read-only codes", {"read-only"},
+              [](Call& c, FilledTensors& t) {
+                const void* memory = c.inputs.k_cache.codes.data<const uint8_t>().data();
+                c.inputs.k_cache.codes = t.device().wrap(memory, DType::u8, {3, 16, 32});
+              }),
+      refusal("read-only scales of v", {"read-only"},
+              [](Call& c, FilledTensors& t) {
+                const void* memory = c.inputs.v_cache.scales.data<const uint8_t>().data();
+                c.inputs.v_cache.scales = t.device().wrap(memory, DType::u8, {3, 2, 2, 16});
+              }),
+  };
+}
+
+std::vector<Refusal> overlap_refusals() {
+  return {
+      refusal("k in the codes", {"source", "share memory"},
+              [](Call& c, FilledTensors& t) {
+                const Tensor memory = t.make(DType::f32, {5, 3, 64});
+                void* bytes = memory.data<float>().data();
+                c.inputs.k = t.device().wrap(bytes, DType::f32, {5, 3, 64});
+                c.inputs.k_cache.codes =
+                    t.device().wrap(static_cast<std::byte*>(bytes) + 512, DType::u8, {3, 16, 32});
+              }),
+      refusal(
+          "codes in the scales", {"codes and scales", "share memory"},
+          [](Call& c, FilledTensors& t) {
+            const Tensor memory = t.make(DType::u8, {3 * 16 * 32 + 64});
+            c.inputs.k_cache.codes = memory.slice(0, 0, 3 * 16 * 32).reshape({3, 16, 32});
+            c.inputs.k_cache.scales = memory.slice(0, 3 * 16 * 32 - 32, 96).reshape({3, 2, 1, 16});
+          }),
+      refusal("k_cache is v_cache", {"share memory"},
+              [](Call& c, FilledTensors&) {
+                c.inputs.v = c.inputs.k;
+                c.inputs.v_cache = c.inputs.k_cache;
+                c.inputs.v_cache.shape.role = KvRole::v;
+                c.inputs.v_cache.codes = c.inputs.k_cache.codes.reshape({3, 2, 256});
+              }),
+      refusal("both caches have the same scales", {"share memory"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.v = t.make(DType::f32, {5, 3, 64});
+                c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::v, 3, 9, 64});
+                c.inputs.v_cache.scales = c.inputs.k_cache.scales;
+              }),
+  };
+}
+
+std::vector<Refusal> range_refusals() {
+  return {
+      refusal("source_begin past the end", {"source_begin", "5", "got 6"},
+              [](Call& c, FilledTensors&) { c.options.source_begin = 6; }),
+      refusal("too many tokens", {"3 tokens from source_begin 2", "asked for 4"},
+              [](Call& c, FilledTensors&) { c.options = {.source_begin = 2, .tokens = 4}; }),
+      refusal("begin + tokens passes 2^64", {"asked for " + std::to_string(kHuge)},
+              [](Call& c, FilledTensors&) { c.options = {.source_begin = 2, .tokens = kHuge}; }),
+      refusal("linear: one past the end", {"9 slots", "5 tokens", "position 5"},
+              [](Call& c, FilledTensors&) { c.options.position = 5; }),
+      // Slots 9 to 15 have memory, the rest of a tile; they are no slots.
+      refusal("linear: into the rest of the tile", {"9 slots", "1 tokens", "position 9"},
+              [](Call& c, FilledTensors&) { c.options = {.position = 9, .tokens = 1}; }),
+      refusal("linear: position + tokens passes 2^64", {"position " + std::to_string(kHuge - 4)},
+              [](Call& c, FilledTensors&) { c.options.position = kHuge - 4; }),
+      refusal("no slots on a ring", {"capacity 0", "5 tokens"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 3, 0, 64});
+                c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::v, 3, 0, 80});
+                c.options.cache = CacheKind::ring;
+              }),
+  };
+}
+
+// What no cache can be; every entry point must say so, before anything is allocated.
+struct BadShape {
+  KvShape shape;
+  std::vector<std::string> message;
+};
+
+std::vector<BadShape> bad_shapes() {
+  std::vector<BadShape> list;
+  for (const KvFormat format :
+       {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4, KvFormat::tq5, KvFormat::tq8}) {
+    for (const uint64_t head_dim : {0u, 8u, 12u, 20u, 100u}) {
+      list.push_back({{format, KvRole::k, 3, 9, head_dim},
+                      {std::string(name(format)), "from 16 in steps of 8",
+                       "got " + std::to_string(head_dim)}});
+    }
+    for (const uint64_t head_dim : {1032u, 2048u, 1u << 20}) {
+      list.push_back({{format, KvRole::v, 3, 9, head_dim},
+                      {"head_dim must be at most 1024", "got " + std::to_string(head_dim)}});
+    }
+  }
+  for (const uint64_t head_dim : {0u, 8u, 80u, 96u, 1024u}) {
+    list.push_back(
+        {{KvFormat::compat4, KvRole::k, 3, 9, head_dim},
+         {"compat4", "powers of two from 16 to 512", "got " + std::to_string(head_dim)}});
+  }
+  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8}) {
+    for (const uint64_t head_dim : {64u, 128u, 384u, 1024u}) {
+      list.push_back(
+          {{format, KvRole::k, 3, 9, head_dim},
+           {std::string(name(format)), "256 and 512", "got " + std::to_string(head_dim)}});
+    }
+  }
+  list.push_back({{KvFormat::tq4, KvRole::k, 3, kHuge, 64}, {"capacity", std::to_string(kHuge)}});
+  list.push_back({{KvFormat::tq4, KvRole::k, kHuge, 9, 64}, {"kv_heads", std::to_string(kHuge)}});
+  list.push_back({{KvFormat::tq4, KvRole::k, 1u << 15, 9, 64}, {"kv_heads", "32768"}});
+  list.push_back({{static_cast<KvFormat>(3), KvRole::k, 3, 9, 64}, {"3 is not a format"}});
+  list.push_back({{static_cast<KvFormat>(255), KvRole::v, 3, 9, 64}, {"255 is not a format"}});
+  list.push_back({{KvFormat::tq4, static_cast<KvRole>(2), 3, 9, 64}, {"2 is not a role"}});
+  return list;
+}
+
+std::vector<Refusal> shape_refusals() {
+  std::vector<Refusal> list;
+  for (const BadShape& bad : bad_shapes()) {
+    const std::string suffix = " of shape " + std::to_string(list.size() / 4);
+    const auto add = [&](const char* what, std::function<void(Encoder&, FilledTensors&)> call) {
+      list.push_back({what + suffix, bad.message, std::move(call)});
+    };
+    const KvShape shape = bad.shape;
+    add("allocate", [shape](Encoder&, FilledTensors& t) { KvBuffer::allocate(t.device(), shape); });
+    add("codes", [shape](Encoder&, FilledTensors&) { kv_codes_shape(shape); });
+    add("scales", [shape](Encoder&, FilledTensors&) { kv_scales_shape(shape); });
+    add("kv_quantize", [shape](Encoder& encoder, FilledTensors& t) {
+      Call c = good_call(t);
+      c.inputs.k_cache.shape = shape;
+      kv_quantize(encoder, c.inputs, c.options);
+    });
+  }
+  return list;
+}
+
+struct DecodeCall {
+  KvDequantizeInputs inputs;
+  KvDequantizeOptions options;
+};
+
+Refusal decode_refusal(std::string name, std::vector<std::string> message,
+                       void (*change)(DecodeCall&, FilledTensors&)) {
+  message.emplace_back("kv_dequantize");
+  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& tensors) {
+            DecodeCall call{{make_cache(tensors, {KvFormat::tq6, KvRole::v, 3, 9, 64}),
+                             tensors.make(DType::f32, {5, 3, 64})},
+                            {}};
+            change(call, tensors);
+            kv_dequantize(encoder, call.inputs, call.options);
+          }};
+}
+
+}  // namespace
+
+std::vector<Refusal> kv_quantize_refusals() {
+  std::vector<Refusal> all;
+  for (auto& list : {format_refusals(), source_refusals(), overlap_refusals(), range_refusals(),
+                     shape_refusals()}) {
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  return all;
+}
+
+std::vector<Refusal> kv_dequantize_refusals() {
+  using C = DecodeCall;
+  using T = FilledTensors;
+  return {
+      decode_refusal("one past the end", {"9 slots", "5 from slot 5"},
+                     [](C& c, T&) { c.options.first_slot = 5; }),
+      decode_refusal("into the rest of the tile", {"9 slots", "5 from slot 9"},
+                     [](C& c, T&) { c.options.first_slot = 9; }),
+      decode_refusal("sum wraps", {std::to_string(kHuge - 4)},
+                     [](C& c, T&) { c.options.first_slot = kHuge - 4; }),
+      decode_refusal("no out", {"out is undefined"}, [](C& c, T&) { c.inputs.out = {}; }),
+      decode_refusal("out of u8", {"out must be f32, f16 or bf16", "u8"},
+                     [](C& c, T& t) {
+                       c.inputs.out = t.make(DType::u8, {5, 3, 64});
+                     }),
+      decode_refusal("kv_heads of out", {"kv_heads 3", "got 2"},
+                     [](C& c, T&) { c.inputs.out = c.inputs.out.slice(1, 0, 2); }),
+      decode_refusal("head_dim of out", {"head_dim 64", "got 32"},
+                     [](C& c, T&) { c.inputs.out = c.inputs.out.slice(2, 0, 32); }),
+      decode_refusal("out with gaps", {"head_dim of out must be contiguous", "stride 2"},
+                     [](C& c, T& t) {
+                       c.inputs.out = t.make(DType::f32, {1920}).strided({5, 3, 64}, {384, 128, 2});
+                     }),
+      decode_refusal("rows of out in one place", {"share memory", "[0, 64, 1]"},
+                     [](C& c, T&) {
+                       c.inputs.out = c.inputs.out.strided({5, 3, 64}, {0, 64, 1});
+                     }),
+      decode_refusal("dense cache", {"must be compressed", "got bf16"},
+                     [](C& c, T&) { c.inputs.cache.shape.format = KvFormat::bf16; }),
+      decode_refusal("role mixed up", {"codes of cache", "[3, 16, 48]", "got", "[3, 2, 384]"},
+                     [](C& c, T&) { c.inputs.cache.shape.role = KvRole::k; }),
+      decode_refusal("read-only out", {"out", "read-only"},
+                     [](C& c, T& t) {
+                       const void* memory = c.inputs.out.data<const float>().data();
+                       c.inputs.out = t.device().wrap(memory, DType::f32, {5, 3, 64});
+                     }),
+      decode_refusal(
+          "out in the cache", {"out and the cache share memory"},
+          [](C& c, T& t) {
+            const Tensor memory = t.make(DType::f32, {5, 3, 64});
+            c.inputs.out = t.device().wrap(memory.data<float>().data(), DType::f32, {5, 3, 64});
+            c.inputs.cache.codes =
+                t.device().wrap(memory.data<float>().data() + 512, DType::u8, {3, 2, 384});
+          }),
+      decode_refusal("unknown domain", {"6", "domain"},
+                     [](C& c, T&) { c.options.domain = static_cast<KvDomain>(6); }),
+  };
+}
+
+}  // namespace gyre::test
