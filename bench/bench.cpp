@@ -15,6 +15,7 @@ constexpr Suite kSuites[] = {
     {"runtime", run_runtime},
     {"kv_copy", run_kv_copy},
     {"rope", run_rope},
+    {"kv_quantize", run_kv_quantize},
 };
 
 }  // namespace

@@ -54,7 +54,7 @@ struct Half {
 
  private:
   static constexpr uint16_t round(float value) {
-    const uint32_t pattern = std::bit_cast<uint32_t>(value);
+    const auto pattern = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (pattern >> 16) & 0x8000u;
     const uint32_t magnitude = pattern & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return 0x7E00;
@@ -88,7 +88,7 @@ struct BFloat16 {
 
  private:
   static constexpr uint16_t round(float value) {
-    const uint32_t pattern = std::bit_cast<uint32_t>(value);
+    const auto pattern = std::bit_cast<uint32_t>(value);
     if ((pattern & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0;
     return static_cast<uint16_t>((pattern + 0x7FFFu + ((pattern >> 16) & 1u)) >> 16);
   }

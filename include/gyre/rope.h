@@ -37,7 +37,7 @@ struct RopeInputs {
   Tensor frequencies;  // radians per position for each pair: f32 [pairs], or exact, from
                        // rope_table(); undefined: made from options.base
   Tensor factors;      // f32 [pairs]: each frequency is divided by its factor; undefined: none. An
-                   // exact table must then hold less than half a turn per position
+                       // exact table must then hold less than half a turn per position
 };
 
 struct RopeOptions {

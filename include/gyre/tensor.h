@@ -79,8 +79,8 @@ class Tensor {
   // T may be const; it must be for memory that was wrapped read-only.
   template <class T>
   std::span<T> data() const {
-    constexpr bool writable = !std::is_const_v<T>;
-    return {static_cast<T*>(host_data(DTypeOf<std::remove_const_t<T>>::value, writable)),
+    constexpr bool kWritable = !std::is_const_v<T>;
+    return {static_cast<T*>(host_data(DTypeOf<std::remove_const_t<T>>::value, kWritable)),
             elements()};
   }
 

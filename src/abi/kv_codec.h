@@ -6,18 +6,16 @@
 namespace gyre::abi {
 
 // KvFormat values.
-enum KvFormatId : uint32_t {
-  kTq2 = 16,
-  kTq3 = 17,
-  kTq4 = 18,
-  kTq5 = 19,
-  kTq6 = 20,
-  kTq8 = 21,
-  kCompat4 = 32,
-  kCompat5 = 33,
-  kCompat6 = 34,
-  kCompat8 = 35,
-};
+constexpr uint32_t kTq2 = 16;
+constexpr uint32_t kTq3 = 17;
+constexpr uint32_t kTq4 = 18;
+constexpr uint32_t kTq5 = 19;
+constexpr uint32_t kTq6 = 20;
+constexpr uint32_t kTq8 = 21;
+constexpr uint32_t kCompat4 = 32;
+constexpr uint32_t kCompat5 = 33;
+constexpr uint32_t kCompat6 = 34;
+constexpr uint32_t kCompat8 = 35;
 
 constexpr uint32_t kKvMaxHeadDim = 1024;
 constexpr uint32_t kKvScaleBlock = 256;  // most coordinates under one scale

@@ -14,10 +14,8 @@ struct RopeSpec {
   uint8_t unused[4];
 };
 
-enum RopeFrequencyKind : uint32_t {
-  kRopeTurns = 0,    // u64 fractions of a turn
-  kRopeRadians = 1,  // f32 radians
-};
+constexpr uint32_t kRopeTurns = 0;    // frequencies are u64 fractions of a turn
+constexpr uint32_t kRopeRadians = 1;  // f32 radians
 
 constexpr uint32_t kRopeNoDtype = 0xFF;
 
@@ -51,7 +49,8 @@ struct RopeParams {
   RopeStream stream[2];
 };
 
-constexpr uint32_t kRopeMaxPairs = 1024;
+constexpr uint64_t kRopeMaxHeadDim = 2048;
+constexpr uint64_t kRopeMaxPairs = kRopeMaxHeadDim / 2;
 
 // Position axis of pair p (spec of the reference, sections 5.1 and 5.2).
 inline uint32_t rope_axis(const RopeParams& params, uint32_t pair) {

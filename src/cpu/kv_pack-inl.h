@@ -113,6 +113,9 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
     return byte;
   };
   alignas(16) uint8_t fresh[16 * kBits];
+  alignas(16) uint8_t pattern[16];  // kBits divides 16
+  for (uint32_t j = 0; j < 16; ++j) pattern[j] = keep[j % kBits];
+  const auto kept = hn::Load(d, pattern);
   for (uint32_t c = 0; c < head_dim; c += 16) {
     uint8_t* place = plane + c * kBits;
     const uint32_t coordinates = std::min(head_dim - c, 16u);
@@ -138,9 +141,16 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
       }
     }
     if (direct) continue;
-    for (uint32_t j = 0; j < coordinates * kBits; ++j) {
-      const uint8_t kept = keep[j % kBits];
-      place[j] = static_cast<uint8_t>((place[j] & kept) | (fresh[j] & ~kept));
+    const uint32_t bytes = coordinates * kBits;
+    uint32_t j = 0;
+    for (; j + 16 <= bytes; j += 16) {
+      const auto bitwise =
+          hn::Or(hn::And(kept, hn::LoadU(d, place + j)), hn::AndNot(kept, hn::LoadU(d, fresh + j)));
+      hn::StoreU(bitwise, d, place + j);
+    }
+    for (; j < bytes; ++j) {
+      const uint8_t mask = keep[j % kBits];
+      place[j] = static_cast<uint8_t>((place[j] & mask) | (fresh[j] & ~mask));
     }
   }
 }

@@ -24,7 +24,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-enum RopeArg : uint32_t { kPositions = 1, kFrequencies = 3, kFactors = 4 };
+constexpr uint32_t kPositions = 1, kFrequencies = 3, kFactors = 4;     // places of the arguments
 constexpr uint32_t kStreamArgs[2][4] = {{0, 2, 5, 6}, {7, 8, 9, 10}};  // x, out, weight, second
 
 constexpr uint64_t kPad = 64;  // vectors may run over the end
@@ -34,15 +34,15 @@ struct RopeTables {
   const uint64_t* frequency;
   uint64_t frequency_made[abi::kRopeMaxPairs];  // where they must be computed
   uint8_t axis[abi::kRopeMaxPairs];
-  float weight[2][2 * abi::kRopeMaxPairs + kPad];
+  float weight[2][abi::kRopeMaxHeadDim + kPad];
 };
 
 // What all heads of a token share; the weighted ones, all heads of a stream.
 struct RopeAngles {
-  alignas(64) int32_t turn[2 * abi::kRopeMaxPairs + kPad];
-  alignas(64) float cosine[2 * abi::kRopeMaxPairs + kPad];
-  alignas(64) float sine[2 * abi::kRopeMaxPairs + kPad];
-  alignas(64) float weighted[4][2 * abi::kRopeMaxPairs + kPad];
+  alignas(64) int32_t turn[abi::kRopeMaxHeadDim + kPad];
+  alignas(64) float cosine[abi::kRopeMaxHeadDim + kPad];
+  alignas(64) float sine[abi::kRopeMaxHeadDim + kPad];
+  alignas(64) float weighted[4][abi::kRopeMaxHeadDim + kPad];
 };
 
 inline uint64_t TurnsFromDouble(double turns) {
@@ -184,7 +184,7 @@ template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
 HWY_INLINE void DoHeads(const abi::RopeParams& p, const RopeFactors& factors,
                         const RopeRows<In, Out>& rows, float* scratch) {
   if constexpr (std::is_same_v<In, Out> || std::is_same_v<Out, float>) {
-    DoRows<kAdjacent, kNorm, kRows>(p, factors, rows);
+    DoRows<kAdjacent, kNorm, kRows>(RopeShape(p), factors, rows);
   } else {
     const uint64_t row_bytes = p.head_dim * sizeof(float);
     const RopeRows<In, float> staged{.x = rows.x,
@@ -194,7 +194,7 @@ HWY_INLINE void DoHeads(const abi::RopeParams& p, const RopeFactors& factors,
                                      .second = rows.second,
                                      .second_step = rows.second_step,
                                      .second_dtype = rows.second_dtype};
-    DoRows<kAdjacent, kNorm, kRows>(p, factors, staged);
+    DoRows<kAdjacent, kNorm, kRows>(RopeShape(p), factors, staged);
     for (uint32_t r = 0; r < kRows; ++r) {
       CopyRow(static_cast<const float*>(staged.out_row(r)), rows.out_row(r), p.head_dim);
     }
@@ -205,7 +205,7 @@ template <bool kAdjacent, bool kNorm, class In, class Out>
 void DoToken(const abi::RopeParams& p, const uint64_t* args, const RopeFactors& factors,
              uint32_t stream, uint64_t token) {
   constexpr uint32_t kBatch = 4;
-  alignas(64) float scratch[kBatch * 2 * abi::kRopeMaxPairs];
+  alignas(64) float scratch[kBatch * abi::kRopeMaxHeadDim];
   const abi::RopeStream& s = p.stream[stream];
   const uint32_t* const of = kStreamArgs[stream];
   RopeRows<In, Out> rows{

@@ -28,6 +28,25 @@ struct RopeFactors {
   const float* weight;  // for coordinates that do not turn
 };
 
+// What the loops over a row need, apart from the rows: by value, so that no store can alias it.
+struct RopeShape {
+  explicit RopeShape(const abi::RopeParams& p)
+      : head_dim(p.head_dim),
+        blocks(p.blocks),
+        block_pairs(p.block_pairs),
+        distance(p.distance),
+        block_stride(p.block_stride),
+        epsilon(p.epsilon) {}
+
+  uint64_t head_dim, blocks, block_pairs, distance, block_stride;
+  float epsilon;
+};
+
+// Where a run of pairs is: in the angles, and its two halves in the row.
+struct RopePlace {
+  uint64_t angle, u, v;
+};
+
 // kRows heads of one token, `step` bytes apart.
 template <class In, class Out>
 struct RopeRows {
@@ -64,20 +83,20 @@ HWY_INLINE void StoreRow(D d, hn::Vec<D> v, const RopeRows<In, Out>& rows, uint3
 // Coordinates u_at.. and v_at.. of every row; `i` counts within the angles.
 template <bool kNorm, uint32_t kRows, class D, class In, class Out>
 HWY_INLINE void TurnSplit(D d, const RopeFactors& f, const RopeRows<In, Out>& rows,
-                          const float* scale, uint64_t i, uint64_t u_at, uint64_t v_at) {
-  const auto cosine_u = hn::LoadU(d, f.cosine_u + i);
-  const auto sine_u = hn::LoadU(d, f.sine_u + i);
-  const auto cosine_v = kNorm ? hn::LoadU(d, f.cosine_v + i) : cosine_u;
-  const auto sine_v = kNorm ? hn::LoadU(d, f.sine_v + i) : sine_u;
+                          const float* scale, const RopePlace& at) {
+  const auto cosine_u = hn::LoadU(d, f.cosine_u + at.angle);
+  const auto sine_u = hn::LoadU(d, f.sine_u + at.angle);
+  const auto cosine_v = kNorm ? hn::LoadU(d, f.cosine_v + at.angle) : cosine_u;
+  const auto sine_v = kNorm ? hn::LoadU(d, f.sine_v + at.angle) : sine_u;
   for (uint32_t r = 0; r < kRows; ++r) {
-    auto u = LoadF32(d, rows.x_row(r) + u_at);
-    auto v = LoadF32(d, rows.x_row(r) + v_at);
+    auto u = LoadF32(d, rows.x_row(r) + at.u);
+    auto v = LoadF32(d, rows.x_row(r) + at.v);
     if constexpr (kNorm) {
       u = hn::Mul(u, hn::Set(d, scale[r]));
       v = hn::Mul(v, hn::Set(d, scale[r]));
     }
-    StoreRow<kNorm>(d, hn::NegMulAdd(v, sine_v, hn::Mul(u, cosine_u)), rows, r, u_at);
-    StoreRow<kNorm>(d, hn::MulAdd(u, sine_u, hn::Mul(v, cosine_v)), rows, r, v_at);
+    StoreRow<kNorm>(d, hn::NegMulAdd(v, sine_v, hn::Mul(u, cosine_u)), rows, r, at.u);
+    StoreRow<kNorm>(d, hn::MulAdd(u, sine_u, hn::Mul(v, cosine_v)), rows, r, at.v);
   }
 }
 
@@ -94,8 +113,8 @@ HWY_INLINE void TurnAdjacent(D d, const RopeFactors& f, const RopeRows<In, Out>&
 }
 
 template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
-HWY_INLINE void TurnRows(const abi::RopeParams& p, const RopeFactors& f,
-                         const RopeRows<In, Out>& rows, const float* scale) {
+HWY_INLINE void TurnRows(const RopeShape& p, const RopeFactors& f, const RopeRows<In, Out>& rows,
+                         const float* scale) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, kAdjacent ? 2 : 1> rest;
   const uint64_t lanes = hn::Lanes(d);
@@ -110,10 +129,10 @@ HWY_INLINE void TurnRows(const abi::RopeParams& p, const RopeFactors& f,
       const uint64_t u = block * p.block_stride, v = u + p.distance;
       uint64_t i = 0;
       for (; i + lanes <= p.block_pairs; i += lanes) {
-        TurnSplit<kNorm, kRows>(d, f, rows, scale, first + i, u + i, v + i);
+        TurnSplit<kNorm, kRows>(d, f, rows, scale, {first + i, u + i, v + i});
       }
       for (; i < p.block_pairs; ++i) {
-        TurnSplit<kNorm, kRows>(rest, f, rows, scale, first + i, u + i, v + i);
+        TurnSplit<kNorm, kRows>(rest, f, rows, scale, {first + i, u + i, v + i});
       }
     }
   }
@@ -165,8 +184,7 @@ HWY_INLINE float SumOfSquares(const In* HWY_RESTRICT x, uint64_t count) {
 }
 
 template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
-HWY_NOINLINE void DoRows(const abi::RopeParams& p, const RopeFactors& f,
-                         const RopeRows<In, Out>& rows) {
+HWY_NOINLINE void DoRows(const RopeShape p, const RopeFactors f, const RopeRows<In, Out> rows) {
   float scale[kRows] = {};
   if constexpr (kNorm) {
     for (uint32_t r = 0; r < kRows; ++r) {

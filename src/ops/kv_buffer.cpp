@@ -104,7 +104,7 @@ Dims kv_scales_shape(const KvShape& shape) {
   if (!is_native(shape.format))
     return {shape.kv_heads, shape.capacity, shape.head_dim == 512 ? uint64_t{2} : uint64_t{1}};
   const uint64_t scales = abi::kv_scale_blocks(static_cast<uint32_t>(shape.head_dim)).count;
-  return {shape.kv_heads, tiles_of(shape), scales, 2 * abi::kKvTile};
+  return {shape.kv_heads, tiles_of(shape), scales, uint64_t{2} * abi::kKvTile};
 }
 
 KvBuffer KvBuffer::allocate(const Device& device, const KvShape& shape) {

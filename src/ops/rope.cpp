@@ -61,8 +61,8 @@ void check_stream(const Call& call, const Stream& s) {
   require(s.x.shape(0) > 0, call.op, ": ", s.name, " must have at least one token, got 0");
   require(s.x.shape(1) > 0, call.op, ": ", s.name, " must have at least one head, got 0");
   require(s.x.shape(2) > 0, call.op, ": head_dim of ", s.name, " must be at least 2, got 0");
-  require(s.x.shape(2) <= 2 * abi::kRopeMaxPairs, call.op, ": head_dim must be at most ",
-          2 * abi::kRopeMaxPairs, ", got ", s.x.shape(2));
+  require(s.x.shape(2) <= abi::kRopeMaxHeadDim, call.op, ": head_dim must be at most ",
+          abi::kRopeMaxHeadDim, ", got ", s.x.shape(2));
   require(s.x.stride(2) == 1, call.op, ": head_dim of ", s.name, " must be contiguous, got stride ",
           s.x.stride(2));
   check_output(call, s, "out", s.out);

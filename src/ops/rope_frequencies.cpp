@@ -162,7 +162,7 @@ Tensor exact_rope_table(const Device& device, std::span<const long double> radia
     words.push_back(static_cast<uint32_t>(fixed));
     words.push_back(static_cast<uint32_t>(fixed >> 32));
   }
-  const Tensor table = device.tensor(DType::u32, {radians_per_position.size(), 2});
+  Tensor table = device.tensor(DType::u32, {radians_per_position.size(), 2});
   table.write_from(std::span<const uint32_t>(words));
   return table;
 }

@@ -15,7 +15,7 @@ struct ByteRange {
 
 struct RangeAccess {
   ByteRange range;
-  Access access;
+  Access access = Access::read;
 };
 
 // Sorted, disjoint ranges. The common cases are inline: memory is mostly used in rising order, and

@@ -25,12 +25,12 @@ struct ArgInfo {
 
 // Identity is the address: one inline constant per kernel.
 struct KernelInfo {
-  const char* name;
-  uint32_t params_bytes;
-  uint32_t arg_count;
-  std::array<ArgInfo, kMaxArgs> args;
-  std::string (*shape)(const void* params);  // for traces
-  std::span<const uint64_t> (*specs)();      // every spec an op can ask for
+  const char* name = nullptr;
+  uint32_t params_bytes = 0;
+  uint32_t arg_count = 0;
+  std::array<ArgInfo, kMaxArgs> args{};
+  std::string (*shape)(const void* params) = nullptr;  // for traces
+  std::span<const uint64_t> (*specs)() = nullptr;      // every spec an op can ask for
 };
 
 // Ties a kernel to its Spec and Params types, so that a wrong pair does not compile.

@@ -125,7 +125,7 @@ bool lie_side_by_side(const Tensor& a, const Tensor& b) {
   const uint32_t a_outer = a_steps.dims[a_steps.count - 1],
                  b_outer = b_steps.dims[b_steps.count - 1];
   const uint64_t step = a.stride(a_outer) * size_bytes(a.dtype());
-  if (step != b.stride(b_outer) * size_bytes(b.dtype())) return false;
+  if (step == 0 || step != b.stride(b_outer) * size_bytes(b.dtype())) return false;
   const uint64_t a_inner = a.span_bytes() - (a.shape(a_outer) - 1) * step;
   const uint64_t b_inner = b.span_bytes() - (b.shape(b_outer) - 1) * step;
   if (a_inner > step || b_inner > step) return false;
@@ -144,7 +144,7 @@ bool grids_may_meet(const Tensor& a, const Tensor& b) {
   if (!same_grid || !a.is_injective()) return true;
   const auto distance = static_cast<int64_t>(address(b) - address(a));
   const auto unit = static_cast<int64_t>(size_bytes(a.dtype()));
-  if (distance % unit != 0) return true;
+  if (unit == 0 || distance % unit != 0) return true;
   const Steps steps = sorted_steps(a.shape(), a.strides());
   return reachable(a, steps, steps.count, distance / unit);
 }

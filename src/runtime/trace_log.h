@@ -16,7 +16,7 @@ class TraceLog {
  public:
   // Spans of one command, as a backend hands them over.
   struct Timing {
-    uint32_t command;
+    uint32_t command = 0;
     TraceSpan span;
   };
 

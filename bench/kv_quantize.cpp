@@ -1,0 +1,104 @@
+// kv_quantize against the f32-to-f16 kv_copy of the same tokens, in turns: what compression costs
+// at the time of writing.
+#include "bench.h"
+#include "gyre/gyre.h"
+#include "machine_kernels.h"
+#include "timing.h"
+
+namespace gyre::bench {
+namespace {
+
+constexpr uint64_t kHeads = 8, kHeadDim = 128, kCapacity = 8192, kPosition = 1000;
+
+struct Case {
+  uint64_t tokens;
+  KvFormat format;
+};
+
+constexpr Case kCases[] = {
+    {512, KvFormat::tq8}, {512, KvFormat::tq6}, {512, KvFormat::tq5}, {512, KvFormat::tq4},
+    {512, KvFormat::tq3}, {512, KvFormat::tq2}, {1, KvFormat::tq8},   {1, KvFormat::tq4},
+};
+
+// Values as a model would make them: zeros would code in no time.
+Tensor noise(const Device& device, uint64_t tokens) {
+  const Tensor tensor = device.tensor(DType::f32, {tokens, kHeads, kHeadDim});
+  uint32_t state = 1;
+  for (float& value : tensor.data<float>()) {
+    state = state * 1664525 + 1013904223;
+    value = static_cast<float>(state >> 8) * 0x1p-23f - 1.0f;
+  }
+  return tensor;
+}
+
+Graph record_quantize(const Device& device, const Case& c) {
+  const KvShape k{c.format, KvRole::k, kHeads, kCapacity, kHeadDim};
+  const KvShape v{c.format, KvRole::v, kHeads, kCapacity, kHeadDim};
+  Encoder encoder(device);
+  kv_quantize(encoder,
+              {.k = noise(device, c.tokens),
+               .k_cache = KvBuffer::allocate(device, k),
+               .v = noise(device, c.tokens),
+               .v_cache = KvBuffer::allocate(device, v)},
+              {.position = kPosition});
+  return encoder.instantiate();
+}
+
+Graph record_copy(const Device& device, const Case& c) {
+  const auto cache = [&] {
+    return device.tensor(DType::f16, {kHeads, kCapacity, kHeadDim}).permute({1, 0, 2});
+  };
+  Encoder encoder(device);
+  kv_copy(encoder,
+          {.k = noise(device, c.tokens),
+           .k_cache = cache(),
+           .v = noise(device, c.tokens),
+           .v_cache = cache()},
+          {.position = kPosition});
+  return encoder.instantiate();
+}
+
+Row measure(const Device& device, const Case& c, const Options& options) {
+  const uint64_t elements = 2 * c.tokens * kHeads * kHeadDim;
+  const uint64_t sets = c.tokens == 1 ? 2 : rotation(elements * (sizeof(float) + sizeof(Half)));
+  std::vector<Graph> own, copies;
+  for (uint64_t i = 0; i < sets; ++i) {
+    own.push_back(record_quantize(device, c));
+    copies.push_back(record_copy(device, c));
+    own.back().replay().wait();
+    copies.back().replay().wait();
+  }
+  const auto times = medians_us({[&](uint64_t round) { own[round % sets].replay().wait(); },
+                                 [&](uint64_t round) { copies[round % sets].replay().wait(); }},
+                                options.seconds_per_row);
+  Row row;
+  row.op = "kv_quantize";
+  row.device = options.device;
+  row.threads = device.info().compute_units;
+  row.shape = {{"format", std::string(name(c.format))},
+               {"tokens", c.tokens},
+               {"kv_heads", kHeads},
+               {"head_dim", kHeadDim},
+               {"streams", std::string("k+v")}};
+  row.median_us = times[0];
+  row.against = "kv_copy f32 to f16";
+  row.against_us = times[1];
+  row.speedup = times[1] / times[0];
+  return row;
+}
+
+}  // namespace
+
+std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress) {
+  std::vector<Row> rows;
+  const Device device = open_cpu(options.threads);
+  for (const Case& c : kCases) {
+    progress.begin("kv_quantize " + std::string(name(c.format)) + ", " + std::to_string(c.tokens) +
+                   " tokens");
+    rows.push_back(measure(device, c, options));
+    progress.done(rows.back());
+  }
+  return rows;
+}
+
+}  // namespace gyre::bench
