@@ -22,7 +22,7 @@ constexpr Case kCases[] = {
 
 // Values as a model would make them: zeros would code in no time.
 Tensor noise(const Device& device, uint64_t tokens) {
-  const Tensor tensor = device.tensor(DType::f32, {tokens, kHeads, kHeadDim});
+  Tensor tensor = device.tensor(DType::f32, {tokens, kHeads, kHeadDim});
   uint32_t state = 1;
   for (float& value : tensor.data<float>()) {
     state = state * 1664525 + 1013904223;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "cpu/kernels.h"
@@ -31,7 +32,7 @@ constexpr uint64_t kPad = 64;  // vectors may run over the end
 
 // What all tokens of a task share.
 struct RopeTables {
-  const uint64_t* frequency;
+  const std::byte* frequency;  // 8 bytes a pair; a table may lie at any multiple of 4
   uint64_t frequency_made[abi::kRopeMaxPairs];  // where they must be computed
   uint8_t axis[abi::kRopeMaxPairs];
   float weight[2][abi::kRopeMaxHeadDim + kPad];
@@ -45,6 +46,12 @@ struct RopeAngles {
   alignas(64) float weighted[4][abi::kRopeMaxHeadDim + kPad];
 };
 
+inline uint64_t LoadTurns(const std::byte* table, uint64_t pair) {
+  uint64_t turns = 0;
+  std::memcpy(&turns, table + pair * sizeof(turns), sizeof(turns));
+  return turns;
+}
+
 inline uint64_t TurnsFromDouble(double turns) {
   if (!(std::fabs(turns) < 0x1p62)) return 0;  // beyond this every value is a whole number of turns
   const double fraction = turns - std::floor(turns);
@@ -54,7 +61,9 @@ inline uint64_t TurnsFromDouble(double turns) {
 double TurnsOfPair(const abi::RopeParams& p, const uint64_t* args, uint64_t pair) {
   if (p.frequency_kind == abi::kRopeTurns) {
     // Signed: a table may turn backwards.
-    return static_cast<double>(pointer<const int64_t>(args[kFrequencies])[pair]) * 0x1p-64;
+    return static_cast<double>(static_cast<int64_t>(
+               LoadTurns(pointer<const std::byte>(args[kFrequencies]), pair))) *
+           0x1p-64;
   }
   constexpr double kTurnsPerRadian = 0.15915494309189533577;  // 1 / (2 pi)
   return pointer<const float>(args[kFrequencies])[pair] * kTurnsPerRadian;
@@ -63,9 +72,9 @@ double TurnsOfPair(const abi::RopeParams& p, const uint64_t* args, uint64_t pair
 void MakeTables(const abi::RopeParams& p, const uint64_t* args, RopeTables& tables) {
   const uint64_t pairs = p.blocks * p.block_pairs;
   const auto* factors = pointer<const float>(args[kFactors]);
-  tables.frequency = pointer<const uint64_t>(args[kFrequencies]);
+  tables.frequency = pointer<const std::byte>(args[kFrequencies]);
   if (factors != nullptr || p.frequency_kind != abi::kRopeTurns) {
-    tables.frequency = tables.frequency_made;
+    tables.frequency = reinterpret_cast<const std::byte*>(tables.frequency_made);
     for (uint64_t i = 0; i < pairs; ++i) {
       const double factor = factors != nullptr ? factors[i] : 1.0;
       tables.frequency_made[i] = TurnsFromDouble(TurnsOfPair(p, args, i) / factor);
@@ -119,7 +128,7 @@ void MakeTurns(const abi::RopeParams& p, const RopeTables& tables, const uint64_
   }
   for (uint64_t i = 0; i < pairs; ++i) {
     const uint64_t at = p.mode == 0 ? position[0] : position[tables.axis[i]];
-    const auto upper = static_cast<int32_t>(at * tables.frequency[i] >> 32);
+    const auto upper = static_cast<int32_t>(at * LoadTurns(tables.frequency, i) >> 32);
     turn[kAdjacent ? 2 * i : i] = upper;
     if (kAdjacent) turn[2 * i + 1] = upper;
   }
