@@ -26,6 +26,7 @@ std::vector<double> medians_us(const std::vector<Contestant>& contestants, doubl
     if (round >= kWarmUps + kLeast && us_since(start) > seconds * 1e6) break;
   }
   std::vector<double> medians;
+  medians.reserve(times.size());
   for (auto& of_contestant : times) medians.push_back(median(std::move(of_contestant)));
   return medians;
 }

@@ -1,9 +1,13 @@
 #include "cpu/executor.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 
+#include "gyre/error.h"
 #include "probe.h"
 
 namespace gyre::test {
@@ -166,6 +170,29 @@ void meet(const void*, const uint64_t* args, uint32_t, uint32_t tasks) noexcept 
       return;
     }
   }
+}
+
+// Address space for some of the threads, not for all: those that started must end again.
+[[noreturn]] void open_too_many_threads() {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = rlim_t{512} << 20;
+  setrlimit(RLIMIT_AS, &limit);
+  try {
+    const Executor executor(1000, 0);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::_Exit(error.code() == ErrorCode::out_of_memory ? 0 : 1);
+  }
+  std::_Exit(2);
+}
+
+TEST(ExecutorDeathTest, RefusesThreadsThatCannotStart) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizers need all of the address space";
+#endif
+  EXPECT_EXIT(open_too_many_threads(), testing::ExitedWithCode(0),
+              "device.open: thread [0-9]+ of 1000 could not be started");
 }
 
 TEST(Executor, TasksOfACommandRunAtTheSameTime) {

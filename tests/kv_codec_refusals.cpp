@@ -289,8 +289,8 @@ Refusal decode_refusal(std::string name, std::vector<std::string> message,
 
 std::vector<Refusal> kv_quantize_refusals() {
   std::vector<Refusal> all;
-  for (auto& list : {format_refusals(), source_refusals(), overlap_refusals(), range_refusals(),
-                     shape_refusals()}) {
+  for (const auto& list : {format_refusals(), source_refusals(), overlap_refusals(),
+                           range_refusals(), shape_refusals()}) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;

@@ -223,8 +223,8 @@ std::vector<Refusal> range_refusals() {
 
 std::vector<Refusal> kv_copy_refusals() {
   std::vector<Refusal> all;
-  for (auto& list : {shape_refusals(), dtype_refusals(), layout_refusals(), memory_refusals(),
-                     range_refusals()}) {
+  for (const auto& list : {shape_refusals(), dtype_refusals(), layout_refusals(), memory_refusals(),
+                           range_refusals()}) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;

@@ -56,7 +56,7 @@ struct RopeCase {
 
 OpCase make_case(const RopeCase& numbers);
 
-std::string types_text(const RopeCase& numbers);
+std::string types_text(const RopeCase& c);
 
 // The lists behind rope_cases(), each with its theme.
 std::vector<RopeCase> rope_convention_cases();

@@ -161,7 +161,8 @@ std::vector<Refusal> second_refusals() {
 
 std::vector<Refusal> norm_rope_refusals() {
   std::vector<Refusal> all;
-  for (auto& list : {shared_refusals(), number_refusals(), weight_refusals(), second_refusals()}) {
+  for (const auto& list :
+       {shared_refusals(), number_refusals(), weight_refusals(), second_refusals()}) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;

@@ -273,8 +273,9 @@ std::vector<RopeRefusal> rope_frequency_refusals() {
 
 std::vector<RopeRefusal> all_rope_refusals() {
   std::vector<RopeRefusal> all;
-  for (auto& list : {rope_dim_refusals(), rope_mode_refusals(), rope_position_refusals(),
-                     rope_tensor_refusals(), rope_memory_refusals(), rope_frequency_refusals()}) {
+  for (const auto& list :
+       {rope_dim_refusals(), rope_mode_refusals(), rope_position_refusals(), rope_tensor_refusals(),
+        rope_memory_refusals(), rope_frequency_refusals()}) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;

@@ -194,7 +194,7 @@ TEST_F(RopeWeakness, W44_TablesBelongToTheirDevice) {
 }
 
 struct Table {
-  uint64_t head_dim;
+  uint64_t head_dim = 0;
   RopeOptions options;
 };
 

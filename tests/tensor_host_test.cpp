@@ -132,6 +132,8 @@ TEST_F(TensorHost, WrapRefusesHostileShapes) {
   EXPECT_TRUE(refused({"2^62 bytes"}, [&] { device_.wrap(memory, DType::u8, {k2To62 + 1}); }));
   EXPECT_TRUE(refused({"2^62 bytes"}, [&] { device_.wrap(memory, DType::u8, {2}, {k2To62}); }));
   EXPECT_TRUE(refused({"2^63"}, [&] { device_.wrap(memory, DType::u8, {k2To62, 4}, {0, 0}); }));
+  EXPECT_TRUE(refused({"device.wrap", "f32", "2^63 - 1 bytes"},
+                      [&] { device_.wrap(memory, DType::f32, {k2To62}, {0}); }));
   EXPECT_TRUE(refused({"1 strides", "rank 2"}, [&] {
     device_.wrap(memory, DType::u8, {2, 2}, {1});
   }));

@@ -69,6 +69,7 @@ std::string ratio_text(const bench::Row& row) {
 
 void print_rows(const std::vector<bench::Row>& rows) {
   std::vector<std::vector<std::string>> cells;
+  cells.reserve(rows.size());
   for (const bench::Row& row : rows) {
     cells.push_back({row.op, shape_text(row), fixed(row.median_us, 2),
                      row.bytes != 0 ? fixed(row.gbps, 1) : "-", ratio_text(row), limit_text(row)});

@@ -1,10 +1,12 @@
+#include <cstdio>
 #include <exception>
-#include <iostream>
 
 #include "commands.h"
 #include "gyre/error.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   CLI::App app(
       "Gyre: the KV path of LLM inference.\n"
       "Start with `gyre devices` (what this machine offers), then `gyre bench` (how fast it is).",
@@ -14,16 +16,19 @@ int main(int argc, char** argv) {
   gyre::tools::add_devices_command(app);
   gyre::tools::add_kernels_command(app);
   gyre::tools::add_bench_command(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  } catch (const gyre::Error& error) {
-    std::cerr << "gyre: " << error.what() << " (" << gyre::name(error.code()) << ")\n";
-    return 1;
-  } catch (const std::exception& error) {
-    std::cerr << "gyre: " << error.what() << '\n';
-    return 1;
-  }
+  CLI11_PARSE(app, argc, argv);
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const gyre::Error& error) {
+    std::fprintf(stderr, "gyre: %s (%s)\n", error.what(), gyre::name(error.code()).data());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gyre: %s\n", error.what());
+  }
+  return 1;
 }

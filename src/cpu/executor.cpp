@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include "cpu/device.h"
+#include "runtime/require.h"
 
 namespace gyre::cpu {
 namespace {
@@ -68,11 +70,19 @@ void Plan::build(const CommandList& list) {
 Executor::Executor(uint32_t threads, uint32_t spin_us) : spin_us_(spin_us), timings_(threads) {
   workers_.reserve(threads - 1);
   for (uint32_t thread = 1; thread < threads; ++thread) {
-    workers_.emplace_back([this, thread] { worker(thread); });
+    try {
+      workers_.emplace_back([this, thread] { worker(thread); });
+    } catch (const std::system_error& error) {
+      stop();
+      fail(ErrorCode::out_of_memory, "device.open: thread ", thread + 1, " of ", threads,
+           " could not be started: ", error.what());
+    }
   }
 }
 
-Executor::~Executor() {
+Executor::~Executor() { stop(); }
+
+void Executor::stop() {
   stop_.store(true);
   epoch_.fetch_add(1);
   epoch_.notify_all();

@@ -60,6 +60,7 @@ class Executor {
     const TraceLog* log = nullptr;
   };
 
+  void stop();  // ends and joins the workers
   void worker(uint32_t thread);
   void help(uint32_t thread);
   void run_ticket(const Run& run, uint64_t ticket, uint32_t thread);

@@ -34,7 +34,7 @@ inline Share share_of(uint64_t items, uint32_t task, uint32_t tasks) {
 
 template <class T>
 T* pointer(uint64_t arg) {
-  return reinterpret_cast<T*>(arg);
+  return reinterpret_cast<T*>(arg);  // NOLINT(performance-no-int-to-ptr): args are addresses
 }
 
 }  // namespace gyre::cpu

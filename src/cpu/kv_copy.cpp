@@ -91,18 +91,18 @@ HWY_EXPORT(SelectKvCopy);
 
 TaskFn select_kv_copy(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvCopy)(spec); }
 
-uint32_t kv_copy_tasks(const void* params, uint64_t key) {
+uint32_t kv_copy_tasks(const void* params, uint64_t spec) {
   // Long tasks let the loads run ahead; small copies are cut finer, down to about a microsecond, so
   // that all threads get some.
   constexpr uint64_t kLongTask = 512 << 10, kShortTask = 32 << 10, kFewTasks = 8,
                      kMostTasks = 1 << 20;
   const auto& p = *static_cast<const abi::KvCopyParams*>(params);
-  const auto spec = spec_from_key<abi::KvCopySpec>(key);
+  const auto types = spec_from_key<abi::KvCopySpec>(spec);
   uint64_t elements = 0;
   for (uint64_t i = 0; i < p.streams; ++i)
     elements += p.heads * p.tokens * p.stream[i].row_elements;
-  const uint64_t bytes = elements * (size_bytes(static_cast<DType>(spec.source_dtype)) +
-                                     size_bytes(static_cast<DType>(spec.cache_dtype)));
+  const uint64_t bytes = elements * (size_bytes(static_cast<DType>(types.source_dtype)) +
+                                     size_bytes(static_cast<DType>(types.cache_dtype)));
   const uint64_t wanted = std::max(bytes / kLongTask, std::min(bytes / kShortTask, kFewTasks));
   const uint64_t most = std::min(p.streams * p.heads * p.tokens, kMostTasks);
   return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most));

@@ -31,7 +31,7 @@ HWY_INLINE void PackPlane(const uint8_t* HWY_RESTRICT codes, uint32_t head_dim,
     for (uint32_t j = 0; j < 16; j += static_cast<uint32_t>(hn::Lanes(d))) {
       auto byte = hn::Zero(d);
       for (uint32_t piece = kPieces; piece-- > 0;) {
-        auto code = hn::LoadU(d, codes + begin + 16 * piece + j);
+        auto code = hn::LoadU(d, codes + begin + size_t{16} * piece + j);
         if (kShift != 0) code = hn::ShiftRight<kShift>(code);
         if (kBits != 8) byte = hn::ShiftLeft<kBits % 8>(byte);
         byte = hn::Or(byte, hn::And(code, hn::Set(d, kMask)));
@@ -117,7 +117,7 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
   for (uint32_t j = 0; j < 16; ++j) pattern[j] = keep[j % kBits];
   const auto kept = hn::Load(d, pattern);
   for (uint32_t c = 0; c < head_dim; c += 16) {
-    uint8_t* place = plane + c * kBits;
+    uint8_t* place = plane + size_t{c} * kBits;
     const uint32_t coordinates = std::min(head_dim - c, 16u);
     const bool direct = tokens == 0xFF && coordinates == 16;
     uint8_t* target = direct ? place : fresh;

@@ -67,7 +67,8 @@ HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, K
     codes[slot] = scratch.rows[slot].codes;
     if ((unit.mask >> slot & 1) == 0) continue;
     for (uint32_t i = 0; i < scales; ++i) {
-      std::memcpy(unit.scales + 2 * (i * abi::kKvTile + slot), &scratch.rows[slot].scales[i], 2);
+      std::memcpy(unit.scales + size_t{2} * (i * abi::kKvTile + slot),
+                  &scratch.rows[slot].scales[i], 2);
     }
     if (cache.role != kRoleV) {
       PackRow<kFormat>(codes[slot], cache.head_dim,
@@ -194,7 +195,7 @@ HWY_INLINE void DecodeRow(const abi::KvCacheLayout& cache, const uint8_t* codes,
   const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);
   for (uint32_t b = 0; b < blocks.count; ++b) {
     uint16_t stored = 0;
-    std::memcpy(&stored, scales + 2 * (b * abi::kKvTile + slot), 2);
+    std::memcpy(&stored, scales + size_t{2} * (b * abi::kKvTile + slot), 2);
     const auto scale = std::bit_cast<float>(uint32_t{stored} << 15);
     for (uint32_t i = blocks.begin[b]; i < blocks.begin[b] + blocks.size[b]; ++i) {
       y[i] = static_cast<float>(abi::kv_level(kFormat, codes[i])) * 0x1p-16f * scale * 0x1p-15f;

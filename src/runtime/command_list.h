@@ -35,8 +35,10 @@ struct CommandList {
   std::vector<uint64_t> args;                      // addresses; 0 for an absent argument
   std::vector<std::shared_ptr<Storage>> storages;  // kept alive until the work is done
 
-  const void* params_of(const Command& command) const { return &params[command.params_offset]; }
-  const uint64_t* args_of(const Command& command) const { return &args[command.first_arg]; }
+  const void* params_of(const Command& command) const {
+    return params.data() + command.params_offset;
+  }
+  const uint64_t* args_of(const Command& command) const { return args.data() + command.first_arg; }
   void clear() {
     commands.clear();
     params.clear();

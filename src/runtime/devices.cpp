@@ -52,7 +52,7 @@ View checked_view(DType dtype, const Dims& shape, const Dims& strides, const voi
   require(size_bytes(dtype) != 0, "device.wrap: ", static_cast<uint32_t>(dtype), " is not a dtype");
   View view;
   view.strides = strides.size() == 0 ? contiguous_strides(shape) : strides;
-  checked_elements("device.wrap", shape);
+  checked_bytes("device.wrap", dtype, shape);
   const uint64_t extent = checked_extent("device.wrap", shape, view.strides);
   require(extent <= (uint64_t{1} << 62) / size_bytes(dtype), "device.wrap: shape ", shape,
           " with strides ", view.strides, " spans more than 2^62 bytes");
@@ -104,10 +104,7 @@ Tensor Device::tensor(DType dtype, const Dims& shape) const {
   DeviceImpl& impl = checked_mutable(impl_);
   require(size_bytes(dtype) != 0, "device.tensor: ", static_cast<uint32_t>(dtype),
           " is not a dtype");
-  const uint64_t elements = checked_elements("device.tensor", shape);
-  uint64_t bytes = 0;
-  require(!__builtin_mul_overflow(elements, size_bytes(dtype), &bytes), "device.tensor: shape ",
-          shape, " of ", dtype, " has more than 2^64 bytes");
+  const uint64_t bytes = checked_bytes("device.tensor", dtype, shape);
   return {impl.allocate(bytes), dtype, shape, contiguous_strides(shape)};
 }
 

@@ -64,6 +64,15 @@ uint64_t checked_elements(const char* what, const Dims& shape) {
   return elements;
 }
 
+uint64_t checked_bytes(const char* what, DType dtype, const Dims& shape) {
+  uint64_t bytes = 0;
+  const bool fits =
+      !__builtin_mul_overflow(checked_elements(what, shape), size_bytes(dtype), &bytes);
+  require(fits && bytes <= kMaxElements, what, ": shape ", shape, " of ", dtype,
+          " has more than 2^63 - 1 bytes");
+  return bytes;
+}
+
 uint64_t checked_extent(const char* what, const Dims& shape, const Dims& strides) {
   require(shape.size() == strides.size(), what, ": ", strides.size(),
           " strides for a shape of rank ", shape.size());

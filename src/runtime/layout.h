@@ -7,8 +7,9 @@
 
 namespace gyre {
 
-// Both refuse what does not fit in 63 bits; `what` opens the message.
+// All refuse what does not fit in 63 bits; `what` opens the message.
 uint64_t checked_elements(const char* what, const Dims& shape);
+uint64_t checked_bytes(const char* what, DType dtype, const Dims& shape);
 // Elements from the first to one past the last that shape and strides reach; 0 for an empty shape.
 uint64_t checked_extent(const char* what, const Dims& shape, const Dims& strides);
 

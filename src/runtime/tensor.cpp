@@ -114,11 +114,9 @@ Tensor Tensor::reshape(const Dims& shape) const {
 
 Tensor Tensor::strided(const Dims& shape, const Dims& strides, uint64_t offset_elements) const {
   require(defined(), "tensor.strided: the tensor is undefined");
-  const uint64_t count = checked_elements("tensor.strided", shape);
-  require(count <= (uint64_t{1} << 63) / size_bytes(dtype_), "tensor.strided: shape ", shape,
-          " of ", dtype_, " counts more than 2^63 bytes");
+  checked_bytes("tensor.strided", dtype_, shape);
   const uint64_t extent = checked_extent("tensor.strided", shape, strides);
-  const uint64_t available = span_bytes() / size_bytes(dtype_);
+  const uint64_t available = checked_extent("tensor.strided", shape_, strides_);
   require(offset_elements <= available && extent <= available - offset_elements,
           "tensor.strided: shape ", shape, " with strides ", strides, " from element ",
           offset_elements, " leaves a view of ", available, " elements");
