@@ -14,6 +14,7 @@ namespace gyre {
 class DeviceImpl;
 struct KvCopyTypes;
 struct RopeTypes;
+struct AttentionTypes;
 struct KvQuantizeTypes;
 
 struct DeviceOptions {
@@ -68,6 +69,7 @@ class Device {
   bool supports(const KvCopyTypes& types) const;
   bool supports(const RopeTypes& types) const;
   bool supports(const KvQuantizeTypes& types) const;
+  bool supports(const AttentionTypes& types) const;
   std::vector<KernelDescription> kernels() const;
 
   // Between the two calls every command of this device is timed (see trace.h).

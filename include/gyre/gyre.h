@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gyre/attention.h"  // IWYU pragma: export
 #include "gyre/codec.h"      // IWYU pragma: export
 #include "gyre/device.h"     // IWYU pragma: export
 #include "gyre/dtype.h"      // IWYU pragma: export

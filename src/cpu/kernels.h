@@ -20,4 +20,10 @@ uint32_t kv_quantize_tasks(const void* params, uint64_t spec);
 TaskFn select_kv_dequantize(uint64_t spec);
 uint32_t kv_dequantize_tasks(const void* params, uint64_t spec);
 
+TaskFn select_attention(uint64_t spec);
+uint32_t attention_tasks(const void* params, uint64_t spec);
+
+TaskFn select_attention_merge(uint64_t spec);
+uint32_t attention_merge_tasks(const void* params, uint64_t spec);
+
 }  // namespace gyre::cpu

@@ -155,17 +155,6 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
   }
 }
 
-template <uint32_t kBits, uint32_t kShift>
-HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t token,
-                                uint32_t head_dim, uint8_t* HWY_RESTRICT codes) {
-  const uint32_t byte = token % kBits, shift = token / kBits * kBits;
-  constexpr uint32_t kMask = (1u << kBits) - 1;
-  for (uint32_t c = 0; c < head_dim; ++c) {
-    const uint32_t code = plane[c * kBits + byte] >> shift & kMask;
-    codes[c] |= static_cast<uint8_t>(code << kShift);
-  }
-}
-
 template <uint32_t kFormat>
 HWY_INLINE void PackTile(const uint8_t* const (&rows)[abi::kKvTile], uint32_t tokens,
                          uint32_t head_dim, uint8_t* tile) {
@@ -173,16 +162,6 @@ HWY_INLINE void PackTile(const uint8_t* const (&rows)[abi::kKvTile], uint32_t to
   PackTilePlane<kLow, 0>(rows, tokens, head_dim, tile);
   if constexpr (kHigh != 0) {
     PackTilePlane<kHigh, kLow>(rows, tokens, head_dim, tile + uint64_t{head_dim} * kLow);
-  }
-}
-
-template <uint32_t kFormat>
-HWY_INLINE void UnpackTile(const uint8_t* tile, uint32_t token, uint32_t head_dim, uint8_t* codes) {
-  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  std::fill_n(codes, head_dim, uint8_t{0});
-  UnpackTilePlane<kLow, 0>(tile, token, head_dim, codes);
-  if constexpr (kHigh != 0) {
-    UnpackTilePlane<kHigh, kLow>(tile + uint64_t{head_dim} * kLow, token, head_dim, codes);
   }
 }
 

@@ -17,8 +17,10 @@
 #include "hwy/highway.h"
 // After highway.h
 #include "cpu/copy-inl.h"
+#include "cpu/kv_decode-inl.h"
 #include "cpu/kv_encode-inl.h"
 #include "cpu/kv_pack-inl.h"
+#include "cpu/rotation-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
@@ -27,19 +29,9 @@ constexpr auto kRoleV = static_cast<uint32_t>(KvRole::v);
 
 struct KvScratch {
   alignas(64) float x[abi::kKvMaxHeadDim];
-  alignas(64) float y[abi::kKvMaxHeadDim];
   KvWork work[abi::kKvTile];
   KvRow rows[abi::kKvTile];
 };
-
-HWY_INLINE void FlipSigns(const SignMasks& signs, uint32_t head_dim, float* x) {
-  const DHadamard d;
-  const hn::RebindToUnsigned<DHadamard> du;
-  for (uint32_t i = 0; i < head_dim; i += 4) {
-    hn::Store(hn::Xor(hn::Load(d, x + i), hn::BitCast(d, hn::LoadU(du, signs.data() + i))), d,
-              x + i);
-  }
-}
 
 // Four coordinates with their signs flipped.
 template <class Source>
@@ -187,105 +179,33 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
   }
 }
 
-// Levels times scales; the scale's bias comes off in two steps, so that neither end of its range is
-// lost on the way.
-template <uint32_t kFormat>
-HWY_INLINE void DecodeRow(const abi::KvCacheLayout& cache, const uint8_t* codes,
-                          const uint8_t* scales, uint32_t slot, float* y) {
-  const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);
-  for (uint32_t b = 0; b < blocks.count; ++b) {
-    uint16_t stored = 0;
-    std::memcpy(&stored, scales + size_t{2} * (b * abi::kKvTile + slot), 2);
-    const auto scale = std::bit_cast<float>(uint32_t{stored} << 15);
-    for (uint32_t i = blocks.begin[b]; i < blocks.begin[b] + blocks.size[b]; ++i) {
-      y[i] = static_cast<float>(abi::kv_level(kFormat, codes[i])) * 0x1p-16f * scale * 0x1p-15f;
-    }
-  }
-}
-
-template <uint32_t kFormat>
-HWY_INLINE void DequantizeRow(const abi::KvDequantizeParams& p, const uint8_t* codes_tile,
-                              const uint8_t* scales_tile, uint32_t slot, KvScratch& scratch) {
-  const abi::KvCacheLayout& cache = p.cache;
-  uint8_t* codes = scratch.rows[0].codes;
-  if (cache.role == kRoleV) {
-    UnpackTile<kFormat>(codes_tile, slot, cache.head_dim, codes);
-  } else {
-    UnpackRow<kFormat>(codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile), cache.head_dim,
-                       codes);
-  }
-  DecodeRow<kFormat>(cache, codes, scales_tile, slot, scratch.y);
-}
-
-void DequantizeCompatRow(const abi::KvDequantizeParams& p, const uint8_t* codes_tile,
-                         const uint8_t* scales_tile, uint32_t slot, KvScratch& scratch) {
-  const abi::KvCacheLayout& cache = p.cache;
-  const uint8_t* row = codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile);
-  float norms[2] = {};
-  const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
-  std::memcpy(norms, scales_tile + slot * norm_bytes, norm_bytes);
-  uint8_t* codes = scratch.rows[0].codes;
-  for (uint32_t i = 0; i < cache.head_dim; ++i) {
-    codes[i] = cache.format == abi::kCompat4 ? static_cast<uint8_t>(row[i / 2] >> (i % 2 * 4) & 15)
-                                             : row[i];
-  }
-  decode_compat(cache.format, codes, norms, cache.head_dim, scratch.y);
-}
-
-void DequantizeAnyRow(const abi::KvDequantizeParams& p, const uint8_t* codes, const uint8_t* scales,
-                      uint32_t slot, KvScratch& scratch) {
-  switch (p.cache.format) {
-    case abi::kTq2:
-      return DequantizeRow<abi::kTq2>(p, codes, scales, slot, scratch);
-    case abi::kTq3:
-      return DequantizeRow<abi::kTq3>(p, codes, scales, slot, scratch);
-    case abi::kTq4:
-      return DequantizeRow<abi::kTq4>(p, codes, scales, slot, scratch);
-    case abi::kTq5:
-      return DequantizeRow<abi::kTq5>(p, codes, scales, slot, scratch);
-    case abi::kTq6:
-      return DequantizeRow<abi::kTq6>(p, codes, scales, slot, scratch);
-    case abi::kTq8:
-      return DequantizeRow<abi::kTq8>(p, codes, scales, slot, scratch);
-    default:
-      return DequantizeCompatRow(p, codes, scales, slot, scratch);
-  }
-}
-
-// Back from the rotated domain: transform again, scale, signs.
-HWY_INLINE void Restore(const abi::KvCacheLayout& cache, float* y) {
-  const abi::KvBlocks blocks = abi::kv_blocks(cache.head_dim);
-  for (uint32_t b = 0; b < blocks.count; ++b) {
-    float* block = y + blocks.begin[b];
-    Hadamard(block, blocks.size[b]);
-    const float factor = 1.0f / std::sqrt(static_cast<float>(blocks.size[b]));
-    for (uint32_t i = 0; i < blocks.size[b]; ++i) block[i] *= factor;
-  }
-  if (abi::kv_is_native(cache.format)) {
-    FlipSigns(native_signs(), cache.head_dim, y);
-  } else if (compat_is_signed(cache.format, cache.head_dim)) {
-    FlipSigns(compat_signs(), cache.head_dim, y);
-  }
-}
-
 template <class Out>
 void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
                   uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
-  KvScratch scratch;
-  const Share share = share_of(p.tokens * p.heads, task, tasks);
-  for (uint64_t row = share.begin; row < share.end; ++row) {
-    const uint64_t token = row / p.heads, head = row % p.heads;
-    const uint64_t tile = (p.first_slot + token) / abi::kKvTile;
-    const auto slot = static_cast<uint32_t>((p.first_slot + token) % abi::kKvTile);
-    const auto* codes = pointer<const uint8_t>(args[0]) + head * p.cache.codes_head_stride +
-                        tile * p.cache.codes_tile_stride;
-    const auto* scales = pointer<const uint8_t>(args[1]) + head * p.cache.scales_head_stride +
-                         tile * p.cache.scales_tile_stride;
-    DequantizeAnyRow(p, codes, scales, slot, scratch);
-    if (p.rotated == 0) Restore(p.cache, scratch.y);
-    auto* out = pointer<std::byte>(args[2]) + token * p.out_token_stride + head * p.out_head_stride;
-    CopyRow(static_cast<const float*>(scratch.y), reinterpret_cast<Out*>(out), p.cache.head_dim);
+  const uint64_t head_dim = p.cache.head_dim, last_slot = p.first_slot + p.tokens;
+  const uint64_t first_tile = p.first_slot / abi::kKvTile;
+  const uint64_t tiles = (last_slot + abi::kKvTile - 1) / abi::kKvTile - first_tile;
+  alignas(64) float rows[abi::kKvTile * abi::kKvMaxHeadDim];
+  const Share share = share_of(tiles * p.heads, task, tasks);
+  for (uint64_t unit = share.begin; unit < share.end; ++unit) {
+    const uint64_t tile = first_tile + unit / p.heads, head = unit % p.heads;
+    const uint64_t tile_slot = tile * abi::kKvTile;
+    const Share slots{std::max(p.first_slot, tile_slot) - tile_slot,
+                      std::min(last_slot, tile_slot + abi::kKvTile) - tile_slot};
+    DecodeTile(p.cache,
+               pointer<const uint8_t>(args[0]) + head * p.cache.codes_head_stride +
+                   tile * p.cache.codes_tile_stride,
+               pointer<const uint8_t>(args[1]) + head * p.cache.scales_head_stride +
+                   tile * p.cache.scales_tile_stride,
+               slots, rows);
+    for (uint64_t slot = slots.begin; slot < slots.end; ++slot) {
+      float* const row = rows + slot * head_dim;
+      if (p.rotated == 0) Restore(p.cache.format, p.cache.head_dim, row);
+      auto* out = pointer<std::byte>(args[2]) +
+                  (tile_slot + slot - p.first_slot) * p.out_token_stride + head * p.out_head_stride;
+      CopyRow(static_cast<const float*>(row), reinterpret_cast<Out*>(out), head_dim);
+    }
   }
 }
 
@@ -344,9 +264,10 @@ uint32_t kv_quantize_tasks(const void* params, uint64_t /*spec*/) {
 
 uint32_t kv_dequantize_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
-  const uint64_t rows = p.tokens * p.heads;
+  const uint64_t rows = p.tokens * p.heads;  // a unit is at most eight of them
+  const uint64_t units = (rows + abi::kKvTile - 1) / abi::kKvTile;
   return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.cache.head_dim / kCoordinatesPerTask,
-                                                    1, std::min(rows, kMostTasks)));
+                                                    1, std::min(units, kMostTasks)));
 }
 
 }  // namespace gyre::cpu

@@ -10,6 +10,8 @@ std::span<const CpuKernel> kernel_table() {
       {&kHadamard.info, select_hadamard, hadamard_tasks},
       {&kKvQuantize.info, select_kv_quantize, kv_quantize_tasks},
       {&kKvDequantize.info, select_kv_dequantize, kv_dequantize_tasks},
+      {&kAttention.info, select_attention, attention_tasks},
+      {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
   };
   return kTable;
 }

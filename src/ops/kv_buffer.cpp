@@ -120,10 +120,32 @@ KvBuffer KvBuffer::allocate(const Device& device, const KvShape& shape) {
   return buffer;
 }
 
-void check_kv_buffer(const char* op, const char* what, const KvBuffer& buffer) {
-  check_kv_shape(op, buffer.shape);
+namespace {
+
+// Any strides that keep a head's coordinates together: token-major and head-major caches.
+void check_dense(const char* op, const char* what, const KvBuffer& buffer) {
+  const DType dtype = dense_dtype(buffer.shape.format);
+  const Dims shape = kv_codes_shape(buffer.shape);
+  require(buffer.codes.defined(), op, ": ", what, " has no memory");
+  require(buffer.codes.dtype() == dtype && buffer.codes.shape() == shape, op, ": ", what,
+          " must be ", dtype, " ", shape, ", got ", buffer.codes.dtype(), " ",
+          buffer.codes.shape());
+  require(buffer.codes.stride(2) == 1, op, ": head_dim of ", what,
+          " must be contiguous, got stride ", buffer.codes.stride(2));
+  require(!buffer.scales.defined(), op, ": ", what, " is ", name(buffer.shape.format),
+          " and has no scales");
+}
+
+}  // namespace
+
+void check_compressed(const char* op, const char* what, const KvBuffer& buffer) {
   require(describe(buffer.shape.format).compressed, op, ": ", what, " must be compressed, got ",
           name(buffer.shape.format), "; kv_copy writes dense caches");
+}
+
+void check_kv_buffer(const char* op, const char* what, const KvBuffer& buffer) {
+  check_kv_shape(op, buffer.shape);
+  if (!describe(buffer.shape.format).compressed) return check_dense(op, what, buffer);
   const DType scale_dtype = is_native(buffer.shape.format) ? DType::u8 : DType::f32;
   require(buffer.codes.defined() && buffer.scales.defined(), op, ": ", what, " has no memory");
   require(buffer.codes.dtype() == DType::u8 &&
@@ -143,10 +165,12 @@ abi::KvCacheLayout kv_cache_layout(const KvBuffer& buffer) {
   layout.format = static_cast<uint32_t>(shape.format);
   layout.role = static_cast<uint32_t>(shape.role);
   layout.head_dim = static_cast<uint32_t>(shape.head_dim);
-  layout.codes_head_stride = buffer.codes.stride(0);
-  layout.scales_head_stride = buffer.scales.stride(0) * size_bytes(buffer.scales.dtype());
+  const uint64_t unit = size_bytes(buffer.codes.dtype());
   const bool rows = shape.role == KvRole::k || !is_native(shape.format);
-  layout.codes_tile_stride = buffer.codes.stride(1) * (rows ? abi::kKvTile : 1);
+  layout.codes_head_stride = buffer.codes.stride(0) * unit;
+  layout.codes_tile_stride = buffer.codes.stride(1) * unit * (rows ? abi::kKvTile : 1);
+  if (!buffer.scales.defined()) return layout;
+  layout.scales_head_stride = buffer.scales.stride(0) * size_bytes(buffer.scales.dtype());
   layout.scales_tile_stride = is_native(shape.format)
                                   ? buffer.scales.stride(1)
                                   : buffer.scales.stride(1) * abi::kKvTile * sizeof(float);

@@ -9,6 +9,7 @@ namespace gyre {
 // messages.
 void check_kv_shape(const char* op, const KvShape& shape);
 void check_kv_buffer(const char* op, const char* what, const KvBuffer& buffer);
+void check_compressed(const char* op, const char* what, const KvBuffer& buffer);
 
 abi::KvCacheLayout kv_cache_layout(const KvBuffer& buffer);
 

@@ -148,11 +148,13 @@ bool Device::supports(const KvQuantizeTypes& types) const {
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvCopyOptions& options) {
   Recording recording(encoder, "kv_quantize");
   const bool pair = in.v.defined();
+  check_compressed("kv_quantize", "k_cache", in.k_cache);
   check_kv_buffer("kv_quantize", "k_cache", in.k_cache);
   check_rows("kv_quantize", "k", in.k, in.k_cache.shape);
   require(pair == in.v_cache.codes.defined(), "kv_quantize: v and v_cache go together, only ",
           pair ? "v" : "v_cache", " is defined");
   if (pair) {
+    check_compressed("kv_quantize", "v_cache", in.v_cache);
     check_kv_buffer("kv_quantize", "v_cache", in.v_cache);
     check_rows("kv_quantize", "v", in.v, in.v_cache.shape);
   }
@@ -185,6 +187,7 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvCopyOptio
 void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
                    const KvDequantizeOptions& options) {
   Recording recording(encoder, "kv_dequantize");
+  check_compressed("kv_dequantize", "cache", in.cache);
   check_kv_buffer("kv_dequantize", "cache", in.cache);
   check_rows("kv_dequantize", "out", in.out, in.cache.shape);
   require(in.out.is_injective(), "kv_dequantize: strides ", in.out.strides(),

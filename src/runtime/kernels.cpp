@@ -5,8 +5,9 @@
 namespace gyre {
 
 std::span<const KernelInfo* const> all_kernels() {
-  static constexpr std::array kAll = {&kKvCopy.info, &kRope.info, &kHadamard.info,
-                                      &kKvQuantize.info, &kKvDequantize.info};
+  static constexpr std::array kAll = {&kKvCopy.info,        &kRope.info,         &kHadamard.info,
+                                      &kKvQuantize.info,    &kKvDequantize.info, &kAttention.info,
+                                      &kAttentionMerge.info};
   return kAll;
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "abi/attention.h"
 #include "abi/kv_copy.h"
 #include "abi/kv_quantize.h"
 #include "abi/rope.h"
@@ -130,6 +131,44 @@ inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{
     .args = {{{"x", Access::read}, {"out", Access::write}}},
     .shape = hadamard_shape,
     .specs = hadamard_specs,
+}};
+
+std::string attention_shape(const void* params);
+std::span<const uint64_t> attention_specs();
+
+// Either out (and lse, sinks) or partial; what is absent is null.
+inline constexpr Kernel<abi::AttentionSpec, abi::AttentionParams> kAttention{{
+    .name = "attention",
+    .params_bytes = sizeof(abi::AttentionParams),
+    .arg_count = 11,
+    .args = {{{"q", Access::read},
+              {"k_codes", Access::read},
+              {"k_scales", Access::read},
+              {"v_codes", Access::read},
+              {"v_scales", Access::read},
+              {"out", Access::write},
+              {"lse", Access::write},
+              {"sinks", Access::read},
+              {"slopes", Access::read},
+              {"tree", Access::read},
+              {"partial", Access::write}}},
+    .shape = attention_shape,
+    .specs = attention_specs,
+}};
+
+std::string attention_merge_shape(const void* params);
+std::span<const uint64_t> attention_merge_specs();
+
+inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{{
+    .name = "attention_merge",
+    .params_bytes = sizeof(abi::AttentionMergeParams),
+    .arg_count = 4,
+    .args = {{{"partial", Access::read},
+              {"out", Access::write},
+              {"lse", Access::write},
+              {"sinks", Access::read}}},
+    .shape = attention_merge_shape,
+    .specs = attention_merge_specs,
 }};
 
 // Every kernel of the library, for listings and for building all of them ahead of time.

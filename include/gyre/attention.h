@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+
+#include "gyre/encoder.h"
+#include "gyre/kv_format.h"
+#include "gyre/tensor.h"
+
+namespace gyre {
+
+// Undefined tensors are left out. Keys are numbered from the oldest, 0, to the newest, length - 1;
+// the queries are the newest tokens: query i of T stands at key length - T + i.
+struct AttentionInputs {
+  Tensor q;          // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
+  KvBuffer k_cache;  // any format; heads is a multiple of its kv_heads
+  KvBuffer v_cache;  // any format, independent of K's; its head_dim may differ from K's
+  Tensor out;        // [tokens, heads, head_dim of V], f32, f16 or bf16
+  Tensor lse;        // [tokens, heads] f32: log of the softmax's denominator, the sink included
+  Tensor sinks;      // [heads] f32: one more logit per head, whose value is 0
+  Tensor slopes;     // [heads] f32: ALiBi; slope * (key - query) is added to the logit
+  Tensor tree;       // [tokens, tokens] u8: query i sees new token j if not 0; instead of causal
+};
+
+struct AttentionOptions {
+  uint64_t length = 0;      // keys in the cache, those of the queries included; 0 is valid
+  uint64_t ring_start = 0;  // slot of key 0; key j lies in slot (ring_start + j) mod capacity
+  float scale = 1.0f;       // multiplies the raw dot product; nothing else does
+  bool causal = true;       // query i sees keys up to its own
+  uint64_t window = 0;      // only the newest `window` keys, the query's own included; 0: all
+  float soft_cap = 0.0f;    // logits become cap * tanh(logit / cap); 0: off
+};
+
+// softmax(scale * q k^T, capped, biased, masked) v. Plain q in, plain output out: whatever the
+// cache rotates is rotated back. A query that sees nothing gives 0 and -inf. Slots outside the
+// bounds do not matter, whatever they hold. The result does not depend on the number of threads.
+void attention(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options);
+
+// The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
+// `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split
+// without keys gives {0, -inf, 0}. Of the inputs, `out`, `lse` and `sinks` belong to the merge.
+struct AttentionPartialInputs {
+  Tensor q;
+  KvBuffer k_cache;
+  KvBuffer v_cache;
+  Tensor partial;  // f32, contiguous, attention_partial_shape()
+  Tensor slopes;
+  Tensor tree;
+};
+
+void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,
+                       const AttentionOptions& options);
+
+struct AttentionMergeInputs {
+  Tensor partial;  // [splits, tokens, heads, v_head_dim + 2]; from anywhere, in any number
+  Tensor out;
+  Tensor lse;
+  Tensor sinks;
+};
+
+void attention_merge(Encoder& encoder, const AttentionMergeInputs& inputs);
+
+// [splits, tokens, heads, v_head_dim + 2]: the weighted sum, then the maximum, then the sum.
+Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim);
+
+struct AttentionTypes {
+  DType q;
+  KvFormat k;
+  KvFormat v;
+  DType out;
+};
+
+}  // namespace gyre

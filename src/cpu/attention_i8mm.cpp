@@ -1,0 +1,601 @@
+// Attention's inner loops with Armv8.6's int8 matrix product and f16 widening product. Nothing here
+// may be instantiated elsewhere: the file is compiled with instructions other machines lack.
+#include <arm_neon.h>
+
+#include "cpu/attention_kernels.h"
+
+namespace gyre::cpu {
+namespace {
+
+constexpr uint32_t kTile = abi::kKvTile;
+
+template <int kIndex>
+struct Lane {
+  static constexpr int value = kIndex;
+};
+
+template <uint32_t kFormat, class At>
+inline int8x16_t level_table(const At& at) {
+  alignas(16) int8_t table[16];
+  for (uint32_t i = 0; i < 16; ++i) table[i] = static_cast<int8_t>(at(i));
+  return vld1q_s8(table);
+}
+
+inline int8x16_t look_up(int8x16_t table, uint8x16_t index) { return vqtbl1q_s8(table, index); }
+
+// Turns the sign of magnitudes where the mask is all ones.
+inline int8x16_t negate_where(int8x16_t magnitude, uint8x16_t mask) {
+  const int8x16_t m = vreinterpretq_s8_u8(mask);
+  return vsubq_s8(veorq_s8(magnitude, m), m);
+}
+
+// Two-bit fields: the two of a nibble are looked up by the whole nibble, which spares isolating
+// them.
+template <uint32_t kFormat>
+struct FieldTables {
+  static constexpr int32_t level(uint32_t field) {
+    return abi::kv_level(kFormat,
+                         field);  // tq3: the magnitudes, the sign comes from the high plane
+  }
+  int8x16_t even = level_table<kFormat>([](uint32_t i) { return level(i & 3); });
+  int8x16_t odd = level_table<kFormat>([](uint32_t i) { return level(i >> 2); });
+};
+
+// 64 coordinates of a row of K: at<j>() gives the levels of 16. Rows have whole groups of 16 bytes.
+template <uint32_t kFormat>
+struct KeyLoader;
+
+template <>
+struct KeyLoader<abi::kTq8> {
+  struct Tables {};
+  const uint8_t* row;
+  KeyLoader(const Tables&, const uint8_t* keys, uint32_t, uint32_t unit) : row(keys + unit * 64) {}
+  template <uint32_t j>
+  int8x16_t at(const Tables&) const {
+    return vld1q_s8(reinterpret_cast<const int8_t*>(row) + 16 * j);
+  }
+};
+
+template <>
+struct KeyLoader<abi::kTq4> {
+  struct Tables {
+    int8x16_t level =
+        level_table<abi::kTq4>([](uint32_t i) { return abi::kv_level(abi::kTq4, i); });
+  };
+  uint8x16_t raw[2];
+  KeyLoader(const Tables&, const uint8_t* keys, uint32_t, uint32_t unit)
+      : raw{vld1q_u8(keys + unit * 32), vld1q_u8(keys + unit * 32 + 16)} {}
+  template <uint32_t j>
+  int8x16_t at(const Tables& t) const {
+    const uint8x16_t code =
+        j % 2 == 0 ? vandq_u8(raw[j / 2], vdupq_n_u8(15)) : vshrq_n_u8(raw[j / 2], 4);
+    return look_up(t.level, code);
+  }
+};
+
+template <>
+struct KeyLoader<abi::kTq2> {
+  using Tables = FieldTables<abi::kTq2>;
+  uint8x16_t nibbles[2];
+  KeyLoader(const Tables&, const uint8_t* keys, uint32_t, uint32_t unit) {
+    const uint8x16_t raw = vld1q_u8(keys + unit * 16);
+    nibbles[0] = vandq_u8(raw, vdupq_n_u8(15));
+    nibbles[1] = vshrq_n_u8(raw, 4);
+  }
+  template <uint32_t j>
+  int8x16_t at(const Tables& t) const {
+    return look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2]);
+  }
+};
+
+template <>
+struct KeyLoader<abi::kTq3> {
+  using Tables = FieldTables<abi::kTq3>;
+  uint8x16_t nibbles[2], signs;
+  KeyLoader(const Tables&, const uint8_t* keys, uint32_t head_dim, uint32_t unit) {
+    const uint8x16_t raw = vld1q_u8(keys + unit * 16);
+    nibbles[0] = vandq_u8(raw, vdupq_n_u8(15));
+    nibbles[1] = vshrq_n_u8(raw, 4);
+    signs = vld1q_u8(keys + head_dim / 4 + unit / 2 * 16);
+    if (unit % 2 != 0) signs = vshrq_n_u8(signs, 4);
+  }
+  template <uint32_t j>
+  int8x16_t at(const Tables& t) const {
+    return negate_where(look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2]),
+                        vtstq_u8(signs, vdupq_n_u8(1u << j)));
+  }
+};
+
+template <>
+struct KeyLoader<abi::kTq5> {
+  struct Tables {
+    int8x16_t level =
+        level_table<abi::kTq5>([](uint32_t i) { return abi::kv_level(abi::kTq5, i); });
+  };
+  uint8x16_t raw[2], high;
+  KeyLoader(const Tables&, const uint8_t* keys, uint32_t head_dim, uint32_t unit)
+      : raw{vld1q_u8(keys + unit * 32), vld1q_u8(keys + unit * 32 + 16)},
+        high(vld1q_u8(keys + head_dim / 2 + unit / 2 * 16)) {
+    if (unit % 2 != 0) high = vshrq_n_u8(high, 4);
+  }
+  template <uint32_t j>
+  int8x16_t at(const Tables& t) const {
+    const uint8x16_t low =
+        j % 2 == 0 ? vandq_u8(raw[j / 2], vdupq_n_u8(15)) : vshrq_n_u8(raw[j / 2], 4);
+    const uint8x16_t upper = vandq_u8(vtstq_u8(high, vdupq_n_u8(1u << j)), vdupq_n_u8(32));
+    return vaddq_s8(look_up(t.level, low), vreinterpretq_s8_u8(upper));
+  }
+};
+
+template <>
+struct KeyLoader<abi::kTq6> {
+  struct Tables {
+    int8x16_t level =
+        level_table<abi::kTq6>([](uint32_t i) { return abi::kv_level(abi::kTq6, i); });
+  };
+  uint8x16_t raw[2], high;
+  KeyLoader(const Tables&, const uint8_t* keys, uint32_t head_dim, uint32_t unit)
+      : raw{vld1q_u8(keys + unit * 32), vld1q_u8(keys + unit * 32 + 16)},
+        high(vld1q_u8(keys + head_dim / 2 + unit * 16)) {}
+  template <uint32_t j>
+  int8x16_t at(const Tables& t) const {
+    const uint8x16_t low =
+        j % 2 == 0 ? vandq_u8(raw[j / 2], vdupq_n_u8(15)) : vshrq_n_u8(raw[j / 2], 4);
+    uint8x16_t field = high;  // bits 2j and 2j + 1 to 5 and 6
+    if constexpr (j == 0) field = vshlq_n_u8(high, 5);
+    if constexpr (j == 1) field = vshlq_n_u8(high, 3);
+    if constexpr (j == 2) field = vshlq_n_u8(high, 1);
+    if constexpr (j == 3) field = vshrq_n_u8(high, 1);
+    return vaddq_s8(look_up(t.level, low), vreinterpretq_s8_u8(vandq_u8(field, vdupq_n_u8(0x60))));
+  }
+};
+
+inline int8x16_t pair_lower(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s64(vtrn1q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
+}
+inline int8x16_t pair_upper(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s64(vtrn2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
+}
+
+// Four keys times kRows queries, one unit of 64 coordinates: acc[row][pair of keys] holds
+// {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
+template <uint32_t kFormat, uint32_t kRows, uint32_t j>
+inline void multiply_keys(const typename KeyLoader<kFormat>::Tables& t,
+                          const KeyLoader<kFormat> (&keys)[4], const int8_t* q, uint64_t q_stride,
+                          int32x4_t (&acc)[kRows][2]) {
+  int8x16_t k[2][2];
+  for (uint32_t pair = 0; pair < 2; ++pair) {
+    const int8x16_t a = keys[2 * pair].template at<j>(t), b = keys[2 * pair + 1].template at<j>(t);
+    k[pair][0] = pair_lower(a, b);
+    k[pair][1] = pair_upper(a, b);
+  }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t half = 0; half < 2; ++half) {
+      const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
+      for (uint32_t pair = 0; pair < 2; ++pair)
+        acc[r][pair] = vmmlaq_s32(acc[r][pair], query, k[pair][half]);
+    }
+  }
+}
+
+inline float32x4_t key_scales(const uint8_t* scales) {
+  const uint16x4_t stored = vreinterpret_u16_u8(vld1_u8(scales));
+  return vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(stored, 15)), 0x1p-31f);
+}
+
+template <uint32_t kFormat, uint32_t kRows>
+void score_rows(const ScoreJob& job, uint32_t row) {
+  const typename KeyLoader<kFormat>::Tables tables;
+  const uint64_t q_stride = uint64_t{2} * job.head_dim;
+  const int8_t* const q = job.q + row * q_stride;
+  for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
+    const uint8_t* const keys = job.keys + key * job.key_stride;
+    const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
+    float32x4_t score[kRows];
+    for (uint32_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
+    for (uint32_t b = 0; b < job.blocks->count; ++b) {
+      int32x4_t acc[kRows][2];
+      for (uint32_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
+      const uint32_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
+      for (uint32_t unit = first; unit < first + units; ++unit) {
+        using Loader = KeyLoader<kFormat>;
+        const Loader loaded[4] = {{tables, keys, job.head_dim, unit},
+                                  {tables, keys + job.key_stride, job.head_dim, unit},
+                                  {tables, keys + 2 * job.key_stride, job.head_dim, unit},
+                                  {tables, keys + 3 * job.key_stride, job.head_dim, unit}};
+        const int8_t* const at = q + uint64_t{128} * unit;
+        multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
+        multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
+        multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
+        multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
+      }
+      const float32x4_t scale = key_scales(scales + b * kTile * 2);
+      for (uint32_t r = 0; r < kRows; ++r) {
+        const int64x2_t a0 = vreinterpretq_s64_s32(acc[r][0]),
+                        a1 = vreinterpretq_s64_s32(acc[r][1]);
+        const int32x4_t upper = vreinterpretq_s32_s64(vtrn1q_s64(a0, a1));
+        const int32x4_t lower = vreinterpretq_s32_s64(vtrn2q_s64(a0, a1));
+        const int32x4_t whole = vaddq_s32(vshlq_n_s32(upper, 8), lower);
+        score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(whole), scale);
+      }
+    }
+    for (uint32_t r = 0; r < kRows; ++r) {
+      vst1q_f32(job.scores + (row + r) * kAttentionBlock + key,
+                vmulq_n_f32(score[r], job.q_scale[row + r]));
+    }
+  }
+}
+
+template <uint32_t kFormat>
+void score_format(const ScoreJob& job) {
+  uint32_t row = 0;
+  for (; row + 4 <= job.rows; row += 4) score_rows<kFormat, 4>(job, row);
+  if (job.rows - row == 3) return score_rows<kFormat, 3>(job, row);
+  if (job.rows - row == 2) return score_rows<kFormat, 2>(job, row);
+  if (job.rows - row == 1) return score_rows<kFormat, 1>(job, row);
+}
+
+void score_levels(const ScoreJob& job) {
+  switch (job.format) {
+    case abi::kTq2:
+      return score_format<abi::kTq2>(job);
+    case abi::kTq3:
+      return score_format<abi::kTq3>(job);
+    case abi::kTq4:
+      return score_format<abi::kTq4>(job);
+    case abi::kTq5:
+      return score_format<abi::kTq5>(job);
+    case abi::kTq6:
+      return score_format<abi::kTq6>(job);
+    default:
+      return score_format<abi::kTq8>(job);
+  }
+}
+
+inline int8x16_t zip1_32(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+inline int8x16_t zip2_32(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+inline int8x16_t zip1_16(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s16(vzip1q_s16(vreinterpretq_s16_s8(a), vreinterpretq_s16_s8(b)));
+}
+inline int8x16_t zip2_16(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s16(vzip2q_s16(vreinterpretq_s16_s8(a), vreinterpretq_s16_s8(b)));
+}
+
+// Eight coordinates of a tile of V from the low plane: v[i] holds the eight tokens of coordinate
+// 2i, then those of 2i + 1.
+template <uint32_t kFormat>
+struct NibbleTables {
+  int8x16_t level = level_table<kFormat>([](uint32_t i) { return abi::kv_level(kFormat, i); });
+};
+
+inline void load_nibbles(int8x16_t level, const uint8_t* plane, int8x16_t (&v)[4]) {
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint8x16_t raw = vld1q_u8(plane + 16 * i);
+    const int8x16_t early = look_up(level, vandq_u8(raw, vdupq_n_u8(15)));
+    const int8x16_t late = look_up(level, vshrq_n_u8(raw, 4));
+    v[2 * i] = zip1_32(early, late);
+    v[2 * i + 1] = zip2_32(early, late);
+  }
+}
+
+// Two-bit fields of eight coordinates, through one table per field of a nibble.
+inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int8x16_t (&v)[4]) {
+  const uint8x16_t raw = vld1q_u8(plane);
+  const uint8x16_t low = vandq_u8(raw, vdupq_n_u8(15)), high = vshrq_n_u8(raw, 4);
+  const int8x16_t t01 = look_up(even, low), t23 = look_up(odd, low);
+  const int8x16_t t45 = look_up(even, high), t67 = look_up(odd, high);
+  const int8x16_t early1 = zip1_16(t01, t23), early2 = zip2_16(t01, t23);
+  const int8x16_t late1 = zip1_16(t45, t67), late2 = zip2_16(t45, t67);
+  v[0] = zip1_32(early1, late1), v[1] = zip2_32(early1, late1);
+  v[2] = zip1_32(early2, late2), v[3] = zip2_32(early2, late2);
+}
+
+// One-bit plane, a byte per coordinate: all ones where the bit is set.
+inline uint8x16_t bits_of_pair(uint8x16_t bytes, uint32_t i) {
+  alignas(16) static constexpr uint8_t kRepeat[4][16] = {
+      {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+      {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3},
+      {4, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5},
+      {6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7}};
+  alignas(16) static constexpr uint8_t kBit[16] = {1, 2, 4, 8, 16, 32, 64, 128,
+                                                   1, 2, 4, 8, 16, 32, 64, 128};
+  return vtstq_u8(vqtbl1q_u8(bytes, vld1q_u8(kRepeat[i])), vld1q_u8(kBit));
+}
+
+template <uint32_t kFormat>
+struct ValueLoader;
+
+template <>
+struct ValueLoader<abi::kTq8> {
+  void load(const uint8_t* tile, uint32_t, uint32_t c, int8x16_t (&v)[4]) const {
+    for (uint32_t i = 0; i < 4; ++i)
+      v[i] = vld1q_s8(reinterpret_cast<const int8_t*>(tile) + c * 8 + 16 * i);
+  }
+};
+
+template <>
+struct ValueLoader<abi::kTq4> : NibbleTables<abi::kTq4> {
+  void load(const uint8_t* tile, uint32_t, uint32_t c, int8x16_t (&v)[4]) const {
+    load_nibbles(level, tile + c * 4, v);
+  }
+};
+
+template <>
+struct ValueLoader<abi::kTq2> : FieldTables<abi::kTq2> {
+  void load(const uint8_t* tile, uint32_t, uint32_t c, int8x16_t (&v)[4]) const {
+    load_fields(even, odd, tile + c * 2, v);
+  }
+};
+
+template <>
+struct ValueLoader<abi::kTq3> : FieldTables<abi::kTq3> {
+  void load(const uint8_t* tile, uint32_t head_dim, uint32_t c, int8x16_t (&v)[4]) const {
+    load_fields(even, odd, tile + c * 2, v);
+    const uint8x8_t signs = vld1_u8(tile + head_dim * 2 + c);
+    for (uint32_t i = 0; i < 4; ++i)
+      v[i] = negate_where(v[i], bits_of_pair(vcombine_u8(signs, signs), i));
+  }
+};
+
+template <>
+struct ValueLoader<abi::kTq5> : NibbleTables<abi::kTq5> {
+  void load(const uint8_t* tile, uint32_t head_dim, uint32_t c, int8x16_t (&v)[4]) const {
+    load_nibbles(level, tile + c * 4, v);
+    const uint8x8_t high = vld1_u8(tile + head_dim * 4 + c);
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint8x16_t upper = vandq_u8(bits_of_pair(vcombine_u8(high, high), i), vdupq_n_u8(32));
+      v[i] = vaddq_s8(v[i], vreinterpretq_s8_u8(upper));
+    }
+  }
+};
+
+template <>
+struct ValueLoader<abi::kTq6> : NibbleTables<abi::kTq6> {
+  int8x16_t even = level_table<abi::kTq6>([](uint32_t i) { return (i & 3) * 32; });
+  int8x16_t odd = level_table<abi::kTq6>([](uint32_t i) { return (i >> 2) * 32; });
+  void load(const uint8_t* tile, uint32_t head_dim, uint32_t c, int8x16_t (&v)[4]) const {
+    int8x16_t upper[4];
+    load_nibbles(level, tile + c * 4, v);
+    load_fields(even, odd, tile + head_dim * 4 + c * 2, upper);
+    for (uint32_t i = 0; i < 4; ++i) v[i] = vaddq_s8(v[i], upper[i]);
+  }
+};
+
+// Probabilities of a block, times the values' scales, in 8 bits against the largest of their row.
+struct ByteProbabilities {
+  alignas(16) uint8_t p[kAttentionRows * kAttentionBlock];  // [pair of rows][tile][row][token]
+  float unit[kAttentionRows];
+};
+
+void quantize_row(const AccumulateJob& job, const float* scales, uint32_t row,
+                  ByteProbabilities& out) {
+  const float* const p = job.p + row * kAttentionBlock;
+  float32x4_t weighted[kAttentionBlock / 4];
+  float32x4_t largest = vdupq_n_f32(0);
+  const uint32_t vectors = job.tiles * 2;
+  for (uint32_t i = 0; i < vectors; ++i) {
+    const float32x4_t probability = vld1q_f32(p + 4 * i);
+    // A key that is not seen must not bring in its scale, which may be NaN.
+    const uint32x4_t seen = vcgtq_f32(probability, vdupq_n_f32(0));
+    const uint32x4_t sick = vmvnq_u32(vceqq_f32(probability, probability));
+    const float32x4_t product = vmulq_f32(probability, vld1q_f32(scales + 4 * i));
+    weighted[i] =
+        vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(product), vorrq_u32(seen, sick)));
+    largest = vmaxq_f32(largest, weighted[i]);
+  }
+  const float top = vmaxvq_f32(largest);
+  out.unit[row] = top * (1.0f / 255.0f);
+  const float inverse = top > 0 ? 255.0f / top : 0.0f;
+  uint8_t* const place = out.p + row / 2 * (2 * kAttentionBlock) + row % 2 * kTile;
+  for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+    const uint32x4_t a = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * tile], inverse));
+    const uint32x4_t b = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * tile + 1], inverse));
+    const uint16x8_t both = vcombine_u16(vqmovn_u32(a), vqmovn_u32(b));
+    vst1_u8(place + tile * (2 * kTile), vqmovn_u16(both));
+  }
+}
+
+// kUnits * 8 coordinates from c on, kPairs pairs of rows, all tiles of the block.
+template <uint32_t kFormat, uint32_t kPairs, uint32_t kUnits>
+inline void accumulate_unit(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
+                            const ByteProbabilities& bytes, uint32_t pair, uint32_t c) {
+  int32x4_t acc[kPairs][kUnits * 4];
+  for (auto& of_pair : acc) {
+    for (int32x4_t& a : of_pair) a = vdupq_n_s32(0);
+  }
+  for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+    uint8x16_t p[kPairs];
+    for (uint32_t i = 0; i < kPairs; ++i)
+      p[i] = vld1q_u8(bytes.p + (pair + i) * (2 * kAttentionBlock) + tile * (2 * kTile));
+    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+      int8x16_t v[4];
+      loader.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * unit, v);
+      for (uint32_t j = 0; j < 4; ++j) {
+        for (uint32_t i = 0; i < kPairs; ++i)
+          acc[i][unit * 4 + j] = vusmmlaq_s32(acc[i][unit * 4 + j], p[i], v[j]);
+      }
+    }
+  }
+  for (uint32_t i = 0; i < kPairs; ++i) {
+    const uint32_t row = 2 * (pair + i), other = row + 1 < job.rows ? row + 1 : row;
+    const float32x4_t keep = vcombine_f32(vdup_n_f32(job.keep[row]), vdup_n_f32(job.keep[other]));
+    const float32x4_t unit =
+        vcombine_f32(vdup_n_f32(bytes.unit[row]), vdup_n_f32(bytes.unit[other]));
+    float* const place = job.acc + level_acc_index(row, c, job.head_dim);
+    for (uint32_t j = 0; j < kUnits * 4; ++j) {
+      const float32x4_t old = vmulq_f32(vld1q_f32(place + 4 * j), keep);
+      vst1q_f32(place + 4 * j, vfmaq_f32(old, vcvtq_f32_s32(acc[i][j]), unit));
+    }
+  }
+}
+
+template <uint32_t kFormat, uint32_t kPairs>
+void accumulate_pairs(const AccumulateJob& job, const ByteProbabilities& bytes, uint32_t pair,
+                      uint32_t block) {
+  constexpr uint32_t kUnits = kPairs <= 2 ? 2 : 1;
+  const ValueLoader<kFormat> loader;
+  uint32_t c = job.blocks->begin[block];
+  const uint32_t end = c + job.blocks->size[block];
+  for (; c + 8 * kUnits <= end; c += 8 * kUnits)
+    accumulate_unit<kFormat, kPairs, kUnits>(job, loader, bytes, pair, c);
+  if (c < end) accumulate_unit<kFormat, kPairs, 1>(job, loader, bytes, pair, c);
+}
+
+template <uint32_t kFormat>
+void accumulate_format(const AccumulateJob& job) {
+  ByteProbabilities bytes;
+  for (uint32_t block = 0; block < job.blocks->count; ++block) {
+    float scales[kAttentionBlock];
+    for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+      const uint8_t* const stored = job.scales + tile * job.scales_stride + block * kTile * 2;
+      vst1q_f32(scales + tile * kTile, key_scales(stored));
+      vst1q_f32(scales + tile * kTile + 4, key_scales(stored + 8));
+    }
+    for (uint32_t row = 0; row < job.rows; ++row) quantize_row(job, scales, row, bytes);
+    if (job.rows % 2 != 0) {  // the other half of the last pair
+      uint8_t* const pair = bytes.p + job.rows / 2 * (2 * kAttentionBlock);
+      for (uint32_t tile = 0; tile < job.tiles; ++tile) vst1_u8(pair + tile * 16 + 8, vdup_n_u8(0));
+    }
+    const uint32_t pairs = (job.rows + 1) / 2;
+    uint32_t pair = 0;
+    for (; pair + 4 <= pairs; pair += 4) accumulate_pairs<kFormat, 4>(job, bytes, pair, block);
+    for (; pair + 2 <= pairs; pair += 2) accumulate_pairs<kFormat, 2>(job, bytes, pair, block);
+    if (pair < pairs) accumulate_pairs<kFormat, 1>(job, bytes, pair, block);
+  }
+}
+
+void accumulate_levels(const AccumulateJob& job) {
+  switch (job.format) {
+    case abi::kTq2:
+      return accumulate_format<abi::kTq2>(job);
+    case abi::kTq3:
+      return accumulate_format<abi::kTq3>(job);
+    case abi::kTq4:
+      return accumulate_format<abi::kTq4>(job);
+    case abi::kTq5:
+      return accumulate_format<abi::kTq5>(job);
+    case abi::kTq6:
+      return accumulate_format<abi::kTq6>(job);
+    default:
+      return accumulate_format<abi::kTq8>(job);
+  }
+}
+
+// Four keys times kRows queries in f16, summed in f32.
+template <uint32_t kRows>
+void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t keys) {
+  const auto* const q = reinterpret_cast<const float16_t*>(job.q_half) + row * job.head_dim;
+  const float16_t* k[4];
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
+    k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
+  }
+  float32x4_t acc[kRows][4];
+  for (auto& of_row : acc) {
+    for (float32x4_t& a : of_row) a = vdupq_n_f32(0);
+  }
+  for (uint32_t c = 0; c < job.head_dim; c += 8) {
+    const float16x8_t v[4] = {vld1q_f16(k[0] + c), vld1q_f16(k[1] + c), vld1q_f16(k[2] + c),
+                              vld1q_f16(k[3] + c)};
+    for (uint32_t r = 0; r < kRows; ++r) {
+      const float16x8_t query = vld1q_f16(q + r * job.head_dim + c);
+      for (uint32_t i = 0; i < 4; ++i) {
+        acc[r][i] = vfmlalq_low_f16(acc[r][i], query, v[i]);
+        acc[r][i] = vfmlalq_high_f16(acc[r][i], query, v[i]);
+      }
+    }
+  }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    const float32x4_t sums =
+        vpaddq_f32(vpaddq_f32(acc[r][0], acc[r][1]), vpaddq_f32(acc[r][2], acc[r][3]));
+    float lanes[4];
+    vst1q_f32(lanes, vmulq_n_f32(sums, job.q_scale[row + r]));
+    for (uint32_t i = 0; i < keys; ++i)
+      job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
+  }
+}
+
+void score_f16(const ScoreJob& job) {
+  const uint32_t keys = job.tiles;  // dense caches count slots
+  for (uint32_t key = 0; key < keys; key += 4) {
+    const uint32_t count = keys - key < 4 ? keys - key : 4;
+    uint32_t row = 0;
+    for (; row + 4 <= job.rows; row += 4) score_f16_rows<4>(job, row, key, count);
+    for (; row + 2 <= job.rows; row += 2) score_f16_rows<2>(job, row, key, count);
+    if (row < job.rows) score_f16_rows<1>(job, row, key, count);
+  }
+}
+
+template <uint32_t kRows, uint32_t kVectors>
+inline void accumulate_f16_chunk(const AccumulateJob& job, const float16x8_t (*p)[kRows],
+                                 uint32_t row, uint32_t c) {
+  float32x4_t acc[kRows][2 * kVectors];
+  float* const place = job.acc + uint64_t{row} * job.head_dim + c;
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < 2 * kVectors; ++i)
+      acc[r][i] = vmulq_n_f32(vld1q_f32(place + r * job.head_dim + 4 * i), job.keep[row + r]);
+  }
+  const auto one = [&](const uint8_t* values, const float16x8_t(&weights)[kRows], auto lane)
+      __attribute__((always_inline)) {
+    const auto* const v = reinterpret_cast<const float16_t*>(values) + c;
+    for (uint32_t i = 0; i < kVectors; ++i) {
+      const float16x8_t value = vld1q_f16(v + 8 * i);
+      for (uint32_t r = 0; r < kRows; ++r) {
+        acc[r][2 * i] =
+            vfmlalq_laneq_low_f16(acc[r][2 * i], value, weights[r], decltype(lane)::value);
+        acc[r][2 * i + 1] =
+            vfmlalq_laneq_high_f16(acc[r][2 * i + 1], value, weights[r], decltype(lane)::value);
+      }
+    }
+  };
+  for (uint32_t key = 0; key < kAttentionBlock; key += 8) {
+    if (key + 8 <= job.begin || key >= job.end) continue;
+    const uint8_t* const values = job.values + key * job.value_stride;
+    const auto& weights = p[key / 8];
+    const auto lane = [&](auto index) __attribute__((always_inline)) {
+      constexpr uint32_t kLane = decltype(index)::value;
+      if (key + kLane < job.begin || key + kLane >= job.end) return;
+      one(values + kLane * job.value_stride, weights, index);
+    };
+    lane(Lane<0>()), lane(Lane<1>()), lane(Lane<2>()), lane(Lane<3>());
+    lane(Lane<4>()), lane(Lane<5>()), lane(Lane<6>()), lane(Lane<7>());
+  }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < 2 * kVectors; ++i)
+      vst1q_f32(place + r * job.head_dim + 4 * i, acc[r][i]);
+  }
+}
+
+template <uint32_t kRows>
+void accumulate_f16_rows(const AccumulateJob& job, uint32_t row) {
+  float16x8_t p[kAttentionBlock / 8][kRows];
+  for (uint32_t r = 0; r < kRows; ++r) {
+    const float* const from = job.p + (row + r) * kAttentionBlock;
+    for (uint32_t i = 0; i < kAttentionBlock / 8; ++i) {
+      p[i][r] = vcombine_f16(vcvt_f16_f32(vld1q_f32(from + 8 * i)),
+                             vcvt_f16_f32(vld1q_f32(from + 8 * i + 4)));
+    }
+  }
+  uint32_t c = 0;
+  for (; c + 16 <= job.head_dim; c += 16) accumulate_f16_chunk<kRows, 2>(job, p, row, c);
+  if (c < job.head_dim) accumulate_f16_chunk<kRows, 1>(job, p, row, c);
+}
+
+void accumulate_f16(const AccumulateJob& job) {
+  uint32_t row = 0;
+  for (; row + 4 <= job.rows; row += 4) accumulate_f16_rows<4>(job, row);
+  for (; row + 2 <= job.rows; row += 2) accumulate_f16_rows<2>(job, row);
+  if (row < job.rows) accumulate_f16_rows<1>(job, row);
+}
+
+}  // namespace
+
+AttentionKernels i8mm_attention_kernels() {
+  return {score_levels, accumulate_levels, score_f16, accumulate_f16};
+}
+
+}  // namespace gyre::cpu

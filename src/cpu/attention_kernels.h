@@ -1,0 +1,75 @@
+#pragma once
+// The inner loops of attention that want instructions Highway does not offer: int8 matrix products
+// over levels, widening products of f16. One file per instruction set fills in the table; what is
+// missing is done in f32 by attention_stream-inl.h.
+
+#include <cstdint>
+
+#include "abi/kv_codec.h"
+
+namespace gyre::cpu {
+
+constexpr uint32_t kAttentionBlock = 64;  // keys taken at a time: 8 tiles
+constexpr uint32_t kAttentionRows = 64;   // queries that share a pass over the keys
+
+// Coordinates under one scale, in the order the operands have them.
+struct LevelBlocks {
+  uint32_t count = 0;
+  uint32_t begin[abi::kKvMaxScales] = {};
+  uint32_t size[abi::kKvMaxScales] = {};
+};
+
+// Keys of a block against all rows: scores[row * kAttentionBlock + key], without the softmax's
+// scale.
+struct ScoreJob {
+  const uint8_t* keys;     // of the block's first slot
+  uint64_t key_stride;     // bytes from slot to slot
+  const uint8_t* scales;   // of the block's first tile
+  uint64_t scales_stride;  // bytes from tile to tile
+  uint32_t format;         // tq8: levels, one byte each
+  uint32_t head_dim;       // bytes, coordinates or levels of a row, padding included
+  uint32_t tiles;          // of eight slots
+  uint32_t rows;
+  const LevelBlocks* blocks;
+  const int8_t* q;         // levels: per row and 8 coordinates 8 upper bytes, then 8 lower bytes
+  const uint16_t* q_half;  // f16
+  const float* q_scale;    // per row
+  float* scores;
+};
+
+// acc = acc * keep + p v. p[row * kAttentionBlock + key] is 0 for keys that are not seen.
+struct AccumulateJob {
+  const uint8_t* values;  // of the block's first tile or slot
+  uint64_t value_stride;  // bytes from tile to tile (levels) or slot to slot (f16)
+  const uint8_t* scales;
+  uint64_t scales_stride;
+  uint32_t format;
+  uint32_t head_dim;
+  uint32_t begin, end;  // keys that may be read (f16)
+  uint32_t tiles;
+  uint32_t rows;
+  const LevelBlocks* blocks;
+  const float* p;
+  const float* keep;  // per row
+  float* acc;         // [rows][head_dim]; levels: see level_acc_index
+};
+
+// Where the level kernels keep row r, coordinate c: pairs of rows by pairs of coordinates.
+constexpr uint64_t level_acc_index(uint64_t row, uint64_t c, uint64_t head_dim) {
+  return row / 2 * 2 * head_dim + c / 2 * 4 + row % 2 * 2 + c % 2;
+}
+
+struct AttentionKernels {
+  void (*score_levels)(const ScoreJob&) = nullptr;
+  void (*accumulate_levels)(const AccumulateJob&) = nullptr;
+  void (*score_f16)(const ScoreJob&) = nullptr;
+  void (*accumulate_f16)(const AccumulateJob&) = nullptr;
+};
+
+// Chosen once by what the machine can do.
+const AttentionKernels& attention_kernels();
+
+// A file per instruction set; compiled with its flags, so called only where it exists.
+AttentionKernels i8mm_attention_kernels();
+
+}  // namespace gyre::cpu

@@ -1,0 +1,418 @@
+// Attention for few queries: the keys stream by once, block by block; scores, softmax and the
+// weighted sum of values follow each other while the block is near. Levels and f16 go through the
+// machine's own kernels where it has them, everything else is f32.
+
+#if defined(GYRE_CPU_ATTENTION_STREAM_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_ATTENTION_STREAM_INL_H
+#undef GYRE_CPU_ATTENTION_STREAM_INL_H
+#else
+#define GYRE_CPU_ATTENTION_STREAM_INL_H
+#endif
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/attention_unit-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+enum class Route : uint8_t { f32, bf16, f16, half_kernel, levels, unpacked_levels, decoded };
+
+// Whether a row of K lies in whole groups of 16 bytes, 64 coordinates at a time.
+inline bool KeysAreWhole(const abi::KvCacheLayout& cache) {
+  const uint32_t unit = abi::kv_high_bits(cache.format) == 1 ? 128 : 64;
+  return cache.head_dim % unit == 0;
+}
+
+inline Route RouteOf(const abi::KvCacheLayout& cache, bool keys) {
+  const AttentionKernels& kernels = attention_kernels();
+  switch (static_cast<KvFormat>(cache.format)) {
+    case KvFormat::f32:
+      return Route::f32;
+    case KvFormat::bf16:
+      return Route::bf16;
+    case KvFormat::f16:
+      return (keys ? kernels.score_f16 != nullptr : kernels.accumulate_f16 != nullptr)
+                 ? Route::half_kernel
+                 : Route::f16;
+    default:
+      break;
+  }
+  if (!abi::kv_is_native(cache.format)) return Route::decoded;
+  if (!keys) return kernels.accumulate_levels != nullptr ? Route::levels : Route::decoded;
+  if (kernels.score_levels == nullptr) return Route::decoded;
+  return KeysAreWhole(cache) ? Route::levels : Route::unpacked_levels;
+}
+
+// Levels padded so that every scale block fills units of 64; padding holds zeros on the query's
+// side.
+inline LevelBlocks PaddedBlocks(uint32_t head_dim, uint32_t unit) {
+  const abi::KvScaleBlocks scales = abi::kv_scale_blocks(head_dim);
+  LevelBlocks blocks;
+  blocks.count = scales.count;
+  uint32_t begin = 0;
+  for (uint32_t b = 0; b < scales.count; ++b) {
+    blocks.begin[b] = begin;
+    blocks.size[b] = (scales.size[b] + unit - 1) / unit * unit;
+    begin += blocks.size[b];
+  }
+  return blocks;
+}
+
+template <class T, uint32_t kRows>
+HWY_INLINE void ScoreRows(const ScoreJob& job, const float* q, uint32_t row, uint32_t key,
+                          uint32_t keys) {
+  const DF d;
+  const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+  const T* k[4];
+  for (uint32_t i = 0; i < 4; ++i)
+    k[i] = reinterpret_cast<const T*>(job.keys + (key + (i < keys ? i : 0)) * job.key_stride);
+  VF acc[kRows][4];
+  for (auto& of_row : acc) {
+    for (auto& a : of_row) a = hn::Zero(d);
+  }
+  for (uint32_t c = 0; c < job.head_dim; c += lanes) {
+    const VF v[4] = {LoadF32(d, k[0] + c), LoadF32(d, k[1] + c), LoadF32(d, k[2] + c),
+                     LoadF32(d, k[3] + c)};
+    for (uint32_t r = 0; r < kRows; ++r) {
+      const auto query = hn::LoadU(d, q + size_t{row + r} * job.head_dim + c);
+      for (uint32_t i = 0; i < 4; ++i) acc[r][i] = hn::MulAdd(query, v[i], acc[r][i]);
+    }
+  }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < keys; ++i) {
+      job.scores[(row + r) * kAttentionBlock + key + i] = hn::GetLane(hn::SumOfLanes(d, acc[r][i]));
+    }
+  }
+}
+
+// job.tiles counts slots here: dense keys are read one by one, never past the last that is seen.
+template <class T>
+void ScoreDense(const ScoreJob& job, const float* q) {
+  for (uint32_t key = 0; key < job.tiles; key += 4) {
+    const uint32_t keys = std::min(job.tiles - key, 4u);
+    uint32_t row = 0;
+    for (; row + 4 <= job.rows; row += 4) ScoreRows<T, 4>(job, q, row, key, keys);
+    for (; row < job.rows; ++row) ScoreRows<T, 1>(job, q, row, key, keys);
+  }
+}
+
+template <class T, uint32_t kRows, uint32_t kVectors>
+HWY_INLINE void AccumulateChunk(const AccumulateJob& job, uint32_t row, uint32_t c) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  VF acc[kRows][kVectors];
+  float* const place = job.acc + size_t{row} * job.head_dim + c;
+  for (uint32_t r = 0; r < kRows; ++r) {
+    const auto keep = hn::Set(d, job.keep[row + r]);
+    for (uint32_t i = 0; i < kVectors; ++i)
+      acc[r][i] = hn::Mul(hn::LoadU(d, place + size_t{r} * job.head_dim + i * lanes), keep);
+  }
+  for (uint32_t key = job.begin; key < job.end; ++key) {
+    const T* const v = reinterpret_cast<const T*>(job.values + key * job.value_stride) + c;
+    for (uint32_t i = 0; i < kVectors; ++i) {
+      const auto value = LoadF32(d, v + i * lanes);
+      for (uint32_t r = 0; r < kRows; ++r) {
+        acc[r][i] =
+            hn::MulAdd(hn::Set(d, job.p[(row + r) * kAttentionBlock + key]), value, acc[r][i]);
+      }
+    }
+  }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < kVectors; ++i)
+      hn::StoreU(acc[r][i], d, place + size_t{r} * job.head_dim + i * lanes);
+  }
+}
+
+template <class T, uint32_t kRows>
+void AccumulateRows(const AccumulateJob& job, uint32_t row) {
+  const auto lanes = static_cast<uint32_t>(hn::Lanes(DF()));
+  uint32_t c = 0;
+  for (; c + 4 * lanes <= job.head_dim; c += 4 * lanes) AccumulateChunk<T, kRows, 4>(job, row, c);
+  for (; c < job.head_dim; c += lanes) AccumulateChunk<T, kRows, 1>(job, row, c);
+}
+
+template <class T>
+void AccumulateDense(const AccumulateJob& job) {
+  uint32_t row = 0;
+  for (; row + 4 <= job.rows; row += 4) AccumulateRows<T, 4>(job, row);
+  for (; row < job.rows; ++row) AccumulateRows<T, 1>(job, row);
+}
+
+class Stream {
+ public:
+  explicit Stream(AttentionUnit& unit)
+      : u_(unit),
+        k_route_(RouteOf(*unit.k.layout, true)),
+        v_route_(RouteOf(*unit.v.layout, false)) {
+    blocks_ = PaddedBlocks(u_.k_dim(), k_route_ == Route::unpacked_levels ? 64 : 8);
+    value_blocks_ = PaddedBlocks(u_.v_dim(), 8);
+    for (uint32_t b = 0; b < blocks_.count; ++b) padded_ = blocks_.begin[b] + blocks_.size[b];
+    prepare_queries();
+  }
+
+  void run() {
+    std::fill_n(u_.scratch->acc, size_t{(u_.rows + 1) / 2 * 2} * u_.v_dim(), 0.0f);
+    u_.for_blocks([&](const KeyBlock& block) {
+      prefetch(u_.v, block);
+      score(block);
+      float keep[kAttentionRows];
+      const bool alike = make_probabilities(block, keep);
+      prefetch(u_.k, block);
+      accumulate(block, keep, alike);
+    });
+  }
+
+  float value_at(uint32_t row, uint32_t c) const {
+    const uint64_t at = v_route_ == Route::levels ? level_acc_index(row, c, u_.v_dim())
+                                                  : uint64_t{row} * u_.v_dim() + c;
+    return u_.scratch->acc[at];
+  }
+
+ private:
+  // Queries in 16 bits, upper and lower byte, each eight coordinates together; or in f16, brought
+  // near 1.
+  void prepare_queries() {
+    const uint32_t n = u_.k_dim();
+    for (uint32_t r = 0; r < u_.rows; ++r) {
+      const float* const q = u_.scratch->q + size_t{r} * n;
+      float largest = 0;
+      for (uint32_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(q[i]));
+      q_scale_[r] = 1.0f;
+      if (k_route_ == Route::half_kernel) {
+        const int exponent = largest > 0 && std::isfinite(largest) ? std::ilogb(largest) : 0;
+        q_scale_[r] = std::ldexp(1.0f, exponent);
+        const float inverse = std::ldexp(1.0f, -exponent);
+        auto* const half = reinterpret_cast<Half*>(u_.scratch->operand) + size_t{r} * n;
+        for (uint32_t i = 0; i < n; ++i) half[i] = Half(q[i] * inverse);
+      } else if (k_route_ == Route::levels || k_route_ == Route::unpacked_levels) {
+        prepare_levels(q, largest, r);
+      }
+    }
+  }
+
+  void prepare_levels(const float* q, float largest, uint32_t row) {
+    constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
+    const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
+    int8_t* const operand = u_.scratch->operand + size_t{2} * row * padded_;
+    std::memset(operand, 0, size_t{2} * padded_);
+    // A query that is not finite shows in its scale.
+    q_scale_[row] = largest / kMost;
+    const float inverse = largest > 0 && std::isfinite(largest) ? kMost / largest : 0.0f;
+    float sum = 0;
+    for (uint32_t b = 0; b < scales.count; ++b) {
+      for (uint32_t i = 0; i < scales.size[b]; ++i) {
+        const float value = q[scales.begin[b] + i];
+        sum += value;
+        const auto whole =
+            static_cast<int32_t>(std::lrint(std::isfinite(value) ? value * inverse : 0.0f));
+        const int32_t upper = (whole + 128) >> 8;
+        const uint32_t at = blocks_.begin[b] + i;
+        int8_t* const place = operand + size_t{at / 8} * 16 + at % 8;
+        place[0] = static_cast<int8_t>(upper);
+        place[8] = static_cast<int8_t>(whole - upper * 256);
+      }
+    }
+    if (!std::isfinite(sum)) q_scale_[row] = sum - sum;  // NaN
+  }
+
+  // The other operand's block while this one is worked on: two streams keep the bus busy.
+  void prefetch(const Cache& cache, const KeyBlock& block) const {
+    const bool next = cache.codes == u_.k.codes;
+    const uint8_t* at = cache.tile(block.tile + (next ? block.tiles() : 0));
+    const uint8_t* const end = at + block.tiles() * cache.layout->codes_tile_stride;
+    if (cache.layout->codes_tile_stride > 8 * 4096) return;  // rows far apart
+    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+
+  void score(const KeyBlock& block) {
+    const Cache& k = u_.k;
+    ScoreJob job{};
+    job.keys = k.tile(block.tile);
+    job.key_stride = k.slot_stride();
+    job.scales = k.tile_scales(block.tile);
+    job.scales_stride = k.layout->scales_tile_stride;
+    job.format = k.layout->format;
+    job.head_dim = u_.k_dim();
+    job.tiles = block.tiles();
+    job.rows = u_.rows;
+    job.blocks = &blocks_;
+    job.q = u_.scratch->operand;
+    job.q_half = reinterpret_cast<const uint16_t*>(u_.scratch->operand);
+    job.q_scale = q_scale_;
+    job.scores = u_.scratch->logits;
+    if (k_route_ == Route::levels) return attention_kernels().score_levels(job);
+    if (k_route_ == Route::unpacked_levels) return score_unpacked(block, job);
+    // Dense rows are taken one by one, from the first that is seen.
+    if (k_route_ == Route::decoded) {
+      DecodeBlock(k, block, u_.scratch->tile);
+      job.keys = reinterpret_cast<const uint8_t*>(u_.scratch->tile);
+      job.key_stride = u_.k_dim() * sizeof(float);
+    }
+    job.keys += block.begin * job.key_stride;
+    job.scores += block.begin;
+    job.tiles = block.end - block.begin;
+    switch (k_route_) {
+      case Route::half_kernel:
+        return attention_kernels().score_f16(job);
+      case Route::f16:
+        return ScoreDense<Half>(job, u_.scratch->q);
+      case Route::bf16:
+        return ScoreDense<BFloat16>(job, u_.scratch->q);
+      default:
+        return ScoreDense<float>(job, u_.scratch->q);
+    }
+  }
+
+  // Rows that do not lie in whole groups are unpacked to one byte a level first.
+  void score_unpacked(const KeyBlock& block, ScoreJob& job) {
+    alignas(64) int8_t rows[abi::kKvTile * abi::kKvMaxHeadDim];
+    const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
+    const uint32_t stride = (u_.k_dim() + 15) / 16 * 16;
+    int8_t* const levels = u_.scratch->levels;
+    for (uint32_t t = 0; t < block.tiles(); ++t) {
+      DecodeTileLevels(*u_.k.layout, u_.k.tile(block.tile + t), stride, rows);
+      for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+        int8_t* const to = levels + size_t{t * abi::kKvTile + slot} * padded_;
+        for (uint32_t b = 0; b < scales.count; ++b) {
+          std::memcpy(to + blocks_.begin[b], rows + slot * stride + scales.begin[b],
+                      scales.size[b]);
+          std::memset(to + blocks_.begin[b] + scales.size[b], 0, blocks_.size[b] - scales.size[b]);
+        }
+      }
+    }
+    job.keys = reinterpret_cast<const uint8_t*>(levels);
+    job.key_stride = padded_;
+    job.format = abi::kTq8;
+    job.head_dim = padded_;
+    attention_kernels().score_levels(job);
+  }
+
+  // Scores become base-2 logits, then probabilities. True if all rows see the same keys.
+  bool make_probabilities(const KeyBlock& block, float* keep) {
+    bool alike = !u_.touches_tree(block);
+    for (uint32_t r = 0; r < u_.rows; ++r) {
+      float* const logits = u_.scratch->logits + size_t{r} * kAttentionBlock;
+      const Share seen = u_.seen(block, r);
+      alike = alike && seen.begin == block.begin && seen.end == block.end;
+      scale_logits(block, r, logits);
+      const uint64_t lanes = block.lanes();
+      std::fill(logits, logits + std::min(seen.begin, lanes), kMinusInfinity);
+      std::fill(logits + std::min(seen.end, lanes), logits + lanes, kMinusInfinity);
+      if (u_.touches_tree(block)) {
+        for (uint64_t lane = seen.begin; lane < seen.end; ++lane) {
+          if (u_.tree_hides(block, r, lane)) logits[lane] = kMinusInfinity;
+        }
+      }
+      keep[r] = FoldLogits(logits, block.lanes(), u_.state[r]);
+    }
+    return alike;
+  }
+
+  void scale_logits(const KeyBlock& block, uint32_t row, float* logits) const {
+    const DF d;
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const uint32_t count = block.lanes();
+    const auto scale = hn::Set(d, u_.params->scale), to_base2 = hn::Set(d, kLog2E);
+    if (u_.plain()) {
+      const auto both = hn::Mul(scale, to_base2);
+      for (uint32_t i = 0; i < count; i += lanes)
+        hn::Store(hn::Mul(hn::Load(d, logits + i), both), d, logits + i);
+      return;
+    }
+    const float cap = u_.params->soft_cap;
+    const auto caps = hn::Set(d, cap), inverse = hn::Set(d, cap > 0 ? 1.0f / cap : 0.0f);
+    const auto slope = hn::Set(d, u_.slope[row]);
+    for (uint32_t i = 0; i < count; i += lanes) {
+      auto x = hn::Mul(hn::Load(d, logits + i), scale);
+      if (cap > 0) x = SoftCap(x, caps, inverse);
+      const auto away = static_cast<float>(block.key + i - u_.position[row]);
+      x = hn::MulAdd(slope, hn::Iota(d, away), x);
+      hn::Store(hn::Mul(x, to_base2), d, logits + i);
+    }
+  }
+
+  void accumulate(const KeyBlock& block, const float* keep, bool alike) {
+    const Cache& v = u_.v;
+    AccumulateJob job{};
+    job.values = v.tile(block.tile);
+    job.value_stride = v.slot_stride();
+    job.scales = v.tile_scales(block.tile);
+    job.scales_stride = v.layout->scales_tile_stride;
+    job.format = v.layout->format;
+    job.head_dim = u_.v_dim();
+    job.begin = block.begin;
+    job.end = block.end;
+    job.tiles = block.tiles();
+    job.rows = u_.rows;
+    job.blocks = &value_blocks_;
+    job.p = u_.scratch->logits;
+    job.keep = keep;
+    job.acc = u_.scratch->acc;
+    if (v_route_ == Route::levels) {
+      job.value_stride = v.layout->codes_tile_stride;
+      return attention_kernels().accumulate_levels(job);
+    }
+    if (v_route_ == Route::decoded) {
+      DecodeBlock(v, block, u_.scratch->tile);
+      job.values = reinterpret_cast<const uint8_t*>(u_.scratch->tile);
+      job.value_stride = u_.v_dim() * sizeof(float);
+    }
+    if (alike) return accumulate_dense(job);
+    accumulate_apart(block, job);
+  }
+
+  void accumulate_dense(const AccumulateJob& job) const {
+    switch (v_route_) {
+      case Route::half_kernel:
+        return attention_kernels().accumulate_f16(job);
+      case Route::f16:
+        return AccumulateDense<Half>(job);
+      case Route::bf16:
+        return AccumulateDense<BFloat16>(job);
+      default:
+        return AccumulateDense<float>(job);
+    }
+  }
+
+  // A value that one row sees may be NaN to the next: each row takes its own runs of keys.
+  void accumulate_apart(const KeyBlock& block, AccumulateJob job) const {
+    const float* const p = job.p;
+    const float* const keep = job.keep;
+    float* const acc = job.acc;
+    constexpr float kAll = 1.0f;
+    job.rows = 1;
+    for (uint32_t r = 0; r < u_.rows; ++r) {
+      const Share seen = u_.seen(block, r);
+      job.p = p + size_t{r} * kAttentionBlock;
+      job.acc = acc + size_t{r} * job.head_dim;
+      job.keep = keep + r;
+      for (uint64_t lane = seen.begin; lane < seen.end;) {
+        uint64_t end = lane;
+        while (end < seen.end && !u_.tree_hides(block, r, end)) ++end;
+        job.begin = static_cast<uint32_t>(lane);
+        job.end = static_cast<uint32_t>(end);
+        if (lane < end) {
+          accumulate_dense(job);
+          job.keep = &kAll;  // once
+        }
+        lane = std::max(end, lane + 1);
+      }
+      if (job.keep == keep + r) {  // nothing seen: the old sum still has to be brought down
+        for (uint32_t c = 0; c < job.head_dim; ++c) job.acc[c] *= keep[r];
+      }
+    }
+  }
+
+  AttentionUnit& u_;
+  const Route k_route_, v_route_;
+  LevelBlocks blocks_, value_blocks_;
+  uint32_t padded_ = 0;  // levels of a row of K, padding included
+  float q_scale_[kAttentionRows];
+};
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
