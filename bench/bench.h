@@ -9,11 +9,23 @@
 
 namespace gyre::bench {
 
+// What `gyre bench attention` measures; heads 0: a list of common shapes.
+struct AttentionChoice {
+  uint64_t heads = 0;
+  uint64_t kv_heads = 8;
+  uint64_t head_dim = 128;
+  uint64_t tokens = 1;
+  std::vector<uint64_t> contexts = {1024, 16384};
+  std::vector<std::string> k = {"f16", "tq8", "tq4", "tq3", "tq8"};
+  std::vector<std::string> v = {"f16", "tq8", "tq4", "tq3", "tq4"};
+};
+
 struct Options {
   std::string filter;  // rows whose "op case" contains it; empty runs all
   std::string device = "cpu";
   uint32_t threads = 0;  // 0: the device's own choice
   double seconds_per_row = 0.4;
+  AttentionChoice attention;
 };
 
 using Field = std::variant<uint64_t, double, std::string>;
@@ -41,6 +53,7 @@ struct Progress {
   std::function<void(const Row&)> done;
 };
 
+std::vector<Row> run_attention(const Options& options, const Progress& progress);
 std::vector<Row> run_runtime(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);

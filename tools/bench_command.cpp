@@ -1,8 +1,10 @@
 #include <unistd.h>
 
+#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "bench.h"
 #include "commands.h"
@@ -38,6 +40,12 @@ nlohmann::ordered_json to_json(const bench::Row& row) {
   return json;
 }
 
+std::string short_number(double value) {
+  std::ostringstream text;
+  text << std::setprecision(3) << value;
+  return text.str();
+}
+
 std::string shape_text(const bench::Row& row) {
   std::string text;
   for (const auto& [key, value] : row.shape) {
@@ -47,6 +55,8 @@ std::string shape_text(const bench::Row& row) {
         [&text](const auto& v) {
           if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::string>) {
             text += v;
+          } else if constexpr (std::is_same_v<std::decay_t<decltype(v)>, double>) {
+            text += short_number(v);
           } else {
             text += std::to_string(v);
           }
@@ -130,6 +140,32 @@ void add_bench_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--seconds", arguments->options.seconds_per_row, "Time spent on each row")
       ->check(CLI::Range(0.01, 60.0))
+      ->capture_default_str();
+  bench::AttentionChoice& attention = arguments->options.attention;
+  const char* group = "For attention";
+  command->add_option("--heads", attention.heads, "Query heads; 0 runs a list of common shapes")
+      ->group(group)
+      ->capture_default_str();
+  command->add_option("--kv-heads", attention.kv_heads, "KV heads")
+      ->group(group)
+      ->capture_default_str();
+  command->add_option("--head-dim", attention.head_dim, "Coordinates of a head")
+      ->group(group)
+      ->capture_default_str();
+  command->add_option("--tokens", attention.tokens, "Query tokens; 1 is a decode step")
+      ->group(group)
+      ->capture_default_str();
+  command->add_option("--context", attention.contexts, "Keys in the cache, a list")
+      ->delimiter(',')
+      ->group(group)
+      ->capture_default_str();
+  command->add_option("--k", attention.k, "Formats of K, a list that pairs up with --v")
+      ->delimiter(',')
+      ->group(group)
+      ->capture_default_str();
+  command->add_option("--v", attention.v, "Formats of V; rows are compared with the first pair")
+      ->delimiter(',')
+      ->group(group)
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "One JSON object per row instead of a table");
   command->callback([arguments] { run_bench(*arguments); });

@@ -48,6 +48,7 @@ struct KvFormatInfo {
 
 KvFormatInfo describe(KvFormat format);
 std::string_view name(KvFormat format);
+KvFormat kv_format(std::string_view name);  // refuses names that are none
 
 struct KvShape {
   KvFormat format = KvFormat::f16;

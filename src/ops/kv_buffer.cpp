@@ -61,6 +61,16 @@ KvFormatInfo describe(KvFormat format) {
 
 std::string_view name(KvFormat format) { return describe(format).name; }
 
+KvFormat kv_format(std::string_view name) {
+  std::string known;
+  for (const KvFormatInfo& info : kFormats) {
+    if (info.name == name) return info.format;
+    known += (known.empty() ? "" : ", ") + std::string(info.name);
+  }
+  fail(ErrorCode::invalid_argument, "kv_format: no format is called \"", name, "\"; known are ",
+       known);
+}
+
 void check_kv_shape(const char* op, const KvShape& shape) {
   const KvFormatInfo info = describe(shape.format);
   require(shape.role == KvRole::k || shape.role == KvRole::v, op, ": ",
