@@ -124,7 +124,7 @@ TEST_F(RopeProperty, AMagnitudeScalesWhatTurnsAndNothingElse) {
 TEST_F(RopeProperty, WhatDoesNotTurnKeepsEveryBit) {
   for (const DType dtype : kRopeTypes) {
     for (const RopeOptions& options : plain_conventions()) {
-      if (options.rotary_dim == 0) continue;
+      if (!options.rotary_dim) continue;
       const bool far = options.partner == RopeSpan::head_dim;
       const Tensor x = device_.tensor(dtype, {3, 5, 96});
       std::mt19937 random(7);

@@ -43,7 +43,7 @@ struct RopeInputs {
 struct RopeOptions {
   RopePairing pairing = RopePairing::split_half;
   RopeMode mode = RopeMode::plain;
-  uint32_t rotary_dim = 0;  // coordinates that turn; 0: all
+  std::optional<uint32_t> rotary_dim;  // coordinates that turn, from 2 on; unset: the whole head
   // split_half: the partner is half of this away. Hugging Face and ggml: rotary_dim.
   RopeSpan partner = RopeSpan::rotary_dim;
   // Pair p turns by base^(-2p / this). Ignored with `frequencies` and in the vision modes, which
