@@ -93,14 +93,14 @@ enum class RopeType : uint8_t { standard, linear, ntk, dynamic, yarn, llama3 };
 
 struct RopeConfig {
   double rope_theta = 10000.0;
-  uint32_t rotary_dim = 0;  // head_dim * partial_rotary_factor
+  uint32_t rotary_dim = 0;  // head_dim * partial_rotary_factor; must be given
   RopeType rope_type = RopeType::standard;
   double factor = 1.0;
   double original_max_position_embeddings = 0;  // yarn, llama3; dynamic: max_position_embeddings
   double seq_len = 0;                           // dynamic: how long the sequence is now
   double low_freq_factor = 1.0;                 // llama3
   double high_freq_factor = 4.0;                // llama3
-  double beta_fast = 32.0;                      // yarn
+  double beta_fast = 32.0;                      // yarn, at least beta_slow
   double beta_slow = 1.0;                       // yarn
   std::optional<double> attention_factor;       // yarn; computed if absent
   std::optional<double> mscale;                 // yarn (DeepSeek)
