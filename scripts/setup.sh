@@ -35,7 +35,7 @@ done
 install=(apt-get install -y --no-install-recommends "${missing[@]}")
 if [[ $(id -u) -ne 0 ]]; then
   echo "gyre: packages are missing. Please run this once, then make again:" >&2
-  echo "  sudo ${install[*]}" >&2
+  echo "  sudo apt-get update && sudo ${install[*]}" >&2
   exit 1
 fi
 

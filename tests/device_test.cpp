@@ -121,6 +121,17 @@ TEST(Device, AnswersWhatItSupports) {
   }
 }
 
+// Every byte is a question with an answer, also those that name no format.
+TEST(Device, AnswersWhichFormatsItWrites) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  for (uint32_t format = 0; format <= 255; ++format) {
+    const bool compressed = (format >= 16 && format <= 21) || (format >= 32 && format <= 35);
+    const auto which = static_cast<KvFormat>(format);
+    EXPECT_EQ(device.supports(KvQuantizeTypes{DType::bf16, which}), compressed) << format;
+    EXPECT_FALSE(device.supports(KvQuantizeTypes{DType::u8, which})) << format;
+  }
+}
+
 TEST(Device, WithoutTheKernelSupportsNothingAndSaysSo) {
   const Device device = open_test_device({.threads = 1});
   EXPECT_FALSE(device.supports(KvCopyTypes{DType::f32, DType::f32}));

@@ -80,11 +80,13 @@ std::vector<Refusal> format_refusals() {
               [](Call& c, FilledTensors&) { c.inputs.k_cache.codes = {}; }),
       refusal("no scales", {"v_cache has no memory"},
               [](Call& c, FilledTensors&) { c.inputs.v_cache.scales = {}; }),
-      refusal("k_cache of role v", {"k_cache must have role k"},
+      refusal("signs of another version", {"tq4", "signs of version 1", "got 2"},
+              [](Call& c, FilledTensors&) { c.inputs.k_cache.shape.signs_version = 2; }),
+      refusal("k_cache of role v", {"k_cache must have role k, got v"},
               [](Call& c, FilledTensors& t) {
                 c.inputs.k_cache = make_cache(t, {KvFormat::tq4, KvRole::v, 3, 9, 64});
               }),
-      refusal("v_cache of role k", {"v_cache must have role v"},
+      refusal("v_cache of role k", {"v_cache must have role v, got k"},
               [](Call& c, FilledTensors& t) {
                 c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::k, 3, 9, 80});
               }),
@@ -104,6 +106,8 @@ std::vector<Refusal> source_refusals() {
       refusal("no k", {"k is undefined"}, [](Call& c, FilledTensors&) { c.inputs.k = {}; }),
       refusal("v alone", {"only v is"}, [](Call& c, FilledTensors&) { c.inputs.v_cache = {}; }),
       refusal("v_cache alone", {"only v_cache"}, [](Call& c, FilledTensors&) { c.inputs.v = {}; }),
+      refusal("scales of v_cache alone", {"only v_cache"},
+              [](Call& c, FilledTensors&) { c.inputs.v = c.inputs.v_cache.codes = {}; }),
       refusal("k of rank 2", {"k must be", "[15, 64]"},
               [](Call& c, FilledTensors&) {
                 c.inputs.k = c.inputs.k.reshape({15, 64});
@@ -152,7 +156,7 @@ std::vector<Refusal> source_refusals() {
 
 std::vector<Refusal> overlap_refusals() {
   return {
-      refusal("k in the codes", {"source", "share memory"},
+      refusal("k in the codes", {"k and codes of k_cache share memory"},
               [](Call& c, FilledTensors& t) {
                 const Tensor memory = t.make(DType::f32, {5, 3, 64});
                 void* bytes = memory.data<float>().data();
@@ -161,20 +165,21 @@ std::vector<Refusal> overlap_refusals() {
                     t.device().wrap(static_cast<std::byte*>(bytes) + 512, DType::u8, {3, 16, 32});
               }),
       refusal(
-          "codes in the scales", {"codes and scales", "share memory"},
+          "codes in the scales", {"codes of k_cache and scales of k_cache share memory"},
           [](Call& c, FilledTensors& t) {
             const Tensor memory = t.make(DType::u8, {3 * 16 * 32 + 64});
             c.inputs.k_cache.codes = memory.slice(0, 0, 3 * 16 * 32).reshape({3, 16, 32});
             c.inputs.k_cache.scales = memory.slice(0, 3 * 16 * 32 - 32, 96).reshape({3, 2, 1, 16});
           }),
-      refusal("k_cache is v_cache", {"share memory"},
+      refusal("k_cache is v_cache", {"codes of k_cache and codes of v_cache share memory"},
               [](Call& c, FilledTensors&) {
                 c.inputs.v = c.inputs.k;
                 c.inputs.v_cache = c.inputs.k_cache;
                 c.inputs.v_cache.shape.role = KvRole::v;
                 c.inputs.v_cache.codes = c.inputs.k_cache.codes.reshape({3, 2, 256});
               }),
-      refusal("both caches have the same scales", {"share memory"},
+      refusal("both caches have the same scales",
+              {"scales of k_cache and scales of v_cache share memory"},
               [](Call& c, FilledTensors& t) {
                 c.inputs.v = t.make(DType::f32, {5, 3, 64});
                 c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::v, 3, 9, 64});
@@ -245,6 +250,7 @@ std::vector<BadShape> bad_shapes() {
   list.push_back({{static_cast<KvFormat>(3), KvRole::k, 3, 9, 64}, {"3 is not a format"}});
   list.push_back({{static_cast<KvFormat>(255), KvRole::v, 3, 9, 64}, {"255 is not a format"}});
   list.push_back({{KvFormat::tq4, static_cast<KvRole>(2), 3, 9, 64}, {"2 is not a role"}});
+  list.push_back({{KvFormat::tq8, KvRole::v, 3, 9, 64, 0}, {"tq8", "signs of version 1", "got 0"}});
   return list;
 }
 
@@ -333,7 +339,7 @@ std::vector<Refusal> kv_dequantize_refusals() {
                        c.inputs.out = t.device().wrap(memory, DType::f32, {5, 3, 64});
                      }),
       decode_refusal(
-          "out in the cache", {"out and the cache share memory"},
+          "out in the cache", {"out and codes of cache share memory"},
           [](C& c, T& t) {
             const Tensor memory = t.make(DType::f32, {5, 3, 64});
             c.inputs.out = t.device().wrap(memory.data<float>().data(), DType::f32, {5, 3, 64});

@@ -170,12 +170,40 @@ TEST(KvCodecWeakness, W26TheFormatTravelsWithTheData) {
     EXPECT_EQ(info.scale, format == KvFormat::tq4 ? KvScaleKind::u8e8 : KvScaleKind::f32_norm);
     // One call undoes everything, without the caller knowing a convention.
     EXPECT_LE(distortion(rows, decoded(cpu(), cache), 256).error, 0.013);
+    EXPECT_EQ(info.packing, format == KvFormat::tq4 ? KvPacking::planes : KvPacking::nibbles);
+    EXPECT_EQ(info.scale_block, 256u);
     // The other format's tag on this memory is refused, not misread.
     KvBuffer wrong = cache;
     wrong.shape.format = format == KvFormat::tq4 ? KvFormat::compat4 : KvFormat::tq4;
     const Tensor out = cpu().tensor(DType::f32, {4, 1, 256});
     Encoder encoder(cpu());
     EXPECT_TRUE(refused({"kv_dequantize"}, [&] { kv_dequantize(encoder, {wrong, out}); }));
+    // So are signs of a generator that this library does not have.
+    wrong = cache;
+    EXPECT_EQ(wrong.shape.signs_version, kKvSignsVersion);
+    wrong.shape.signs_version = 7;
+    if (format == KvFormat::tq4) {
+      EXPECT_TRUE(refused({"kv_dequantize", "signs of version 1", "got 7"}, [&] {
+        kv_dequantize(encoder, {wrong, out});
+      }));
+    }
+  }
+}
+
+TEST(KvCodecWeakness, W26EveryFormatSaysHowItsBytesLie) {
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16}) {
+    EXPECT_EQ(describe(format).packing, KvPacking::dense) << name(format);
+    EXPECT_EQ(describe(format).scale_block, 0u) << name(format);
+  }
+  for (const KvFormat format : kFormats) {
+    EXPECT_EQ(describe(format).packing, KvPacking::planes) << name(format);
+    EXPECT_EQ(describe(format).scale_block, 256u) << name(format);
+  }
+  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8}) {
+    EXPECT_EQ(describe(format).packing, KvPacking::bytes) << name(format);
+    // A row of 512 has two norms.
+    EXPECT_EQ(describe(format).scale_block, 256u) << name(format);
+    EXPECT_EQ(kv_scales_shape({format, KvRole::k, 1, 1, 512})[2], 2u) << name(format);
   }
 }
 

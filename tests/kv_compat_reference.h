@@ -127,4 +127,30 @@ inline CompatIndex compat_index(const std::vector<double>& codebook, double valu
   return found;
 }
 
+// Codes of a row in f32, in the specification's order of operations, given the norms: nothing is
+// left to the order of a sum, so the codes are exact.
+inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<const float> norms,
+                                          const std::vector<double>& codebook) {
+  const size_t n = x.size();
+  const bool fast = n == 256 || n == 512;
+  std::vector<float> y(x.begin(), x.end());
+  for (uint32_t j = 0; fast && j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
+  for (size_t step = 1; step < n; step *= 2) butterfly_stage(std::span<float>(y), step);
+  const float root = std::sqrt(static_cast<float>(n));
+  std::vector<uint32_t> codes;
+  for (size_t j = 0; j < n; ++j) {
+    const float rotated = y[j] * (1.0f / root);
+    const float norm = norms[n == 512 ? j / 256 : 0];
+    const float inverse = norm > 1e-10f ? 1.0f / norm : 0.0f;
+    float value = norm > 1e-10f ? rotated / norm * root : 0.0f;
+    if (fast) value = rotated * inverse * (n == 512 ? 1.0f : 16.0f);
+    uint32_t code = 0;
+    for (size_t i = 0; i + 1 < codebook.size(); ++i) {
+      if (static_cast<float>(seven_decimals((codebook[i] + codebook[i + 1]) / 2)) < value) ++code;
+    }
+    codes.push_back(code);
+  }
+  return codes;
+}
+
 }  // namespace gyre::reference

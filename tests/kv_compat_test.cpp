@@ -104,6 +104,59 @@ TEST_P(KvCompat, BytesAreTheSpecifications) {
   EXPECT_LE(near, 8u);
 }
 
+// With the norms as they are stored there is one right code for every coordinate.
+TEST_P(KvCompat, CodesFollowTheOrderOfArithmetic) {
+  const auto rows = gaussian_rows(kTokens * kHeads, c().head_dim, 21);
+  const KvBuffer cache = written(rows);
+  const auto codes = bytes_of(cache.codes);
+  const auto norms = floats_of(cache.scales);
+  for (uint64_t row = 0; row < kTokens * kHeads; ++row) {
+    const uint64_t head = row % kHeads, slot = kPosition + row / kHeads;
+    const auto x = std::span(rows).subspan(row * c().head_dim, c().head_dim);
+    const auto own = std::span(norms).subspan((head * kCapacity + slot) * c().norms(), c().norms());
+    const auto expected = reference::compat_codes(x, own, codebook(c().bits));
+    for (uint64_t j = 0; j < c().head_dim; ++j) {
+      ASSERT_EQ(code(codes, head, slot, j), expected[j]) << row << " " << j;
+    }
+  }
+}
+
+// Nothing finite comes back from a row that was not: nobody can mistake it for one that was stored.
+TEST_P(KvCompat, NonFiniteRowsDecodeToNothingFinite) {
+  const auto clean = gaussian_rows(kTokens * kHeads, c().head_dim, 22);
+  const auto expected = decoded(cpu(), written(clean));
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+    for (const uint64_t at : {uint64_t{0}, c().head_dim / 2, c().head_dim - 1}) {
+      auto rows = clean;
+      rows[3 * c().head_dim + at] = bad;
+      const auto got = decoded(cpu(), written(rows));
+      const uint64_t spoiled = kPosition * kHeads + 3;
+      for (uint64_t i = kPosition * kHeads * c().head_dim;
+           i < (kPosition + kTokens) * kHeads * c().head_dim; ++i) {
+        const bool finite = std::isfinite(got[i]);
+        ASSERT_TRUE(i / c().head_dim == spoiled ? !finite : got[i] == expected[i])
+            << bad << " at " << at << ": " << i;
+      }
+    }
+  }
+}
+
+// The reference adds squares in f32: what leaves it is lost, visibly above and as zeros below.
+TEST_P(KvCompat, SizesWhoseSquaresLeaveF32AreLost) {
+  const auto unit = gaussian_rows(kTokens * kHeads, c().head_dim, 23);
+  const auto scaled = [&](float size) {
+    auto rows = unit;
+    for (float& v : rows) v *= size;
+    auto all = decoded(cpu(), written(rows));
+    all.erase(all.begin(), all.begin() + static_cast<int64_t>(kPosition * kHeads * c().head_dim));
+    all.resize(rows.size());
+    return all;
+  };
+  for (const float v : scaled(1e30f)) ASSERT_FALSE(std::isfinite(v));
+  for (const float v : scaled(1e-30f)) ASSERT_EQ(v, 0.0f);
+}
+
 TEST_P(KvCompat, OtherSlotsKeepTheirBytes) {
   const KvBuffer cache = written(gaussian_rows(kTokens * kHeads, c().head_dim, 13));
   const auto codes = bytes_of(cache.codes);
@@ -230,6 +283,28 @@ TEST_P(KvCompat, ErrorIsThatOfTheTable) {
   const auto rows = gaussian_rows(2000, c().head_dim, 18);
   const Distortion got = round_trip(cpu(), c().format, c().head_dim, rows);
   EXPECT_NEAR(got.error / kErrors[c().bits - 4], 1, c().head_dim == 128 ? 0.05 : 0.03);
+}
+
+// Rotated rows of three whole numbers, searched for: y / n * sqrt(D) and y * (1 / n) * sqrt(D) lie
+// on two sides of a midpoint. Sizes other than 256 and 512 divide.
+TEST(KvCompatMidpoint, SmallSizesDivideByTheNorm) {
+  struct Row {
+    uint64_t head_dim;
+    float y[3];
+    uint32_t code;
+  };
+  for (const Row& row : {Row{16, {81, 859, 911}, 8},
+                         {16, {124, 653, 678}, 9},
+                         {16, {542, 495, 526}, 15},
+                         {64, {265, 1864, 1867}, 11},
+                         {64, {794, 1764, 1805}, 14}}) {
+    std::vector<float> x(row.head_dim, 0.0f);
+    std::copy_n(row.y, 3, x.begin());
+    reference::walsh_hadamard<float>(x);  // exact, and so is its inverse
+    for (float& v : x) v /= std::sqrt(static_cast<float>(row.head_dim));
+    const KvBuffer cache = encoded(cpu(), KvFormat::compat4, row.head_dim, x);
+    EXPECT_EQ(bytes_of(cache.codes)[0] & 15, row.code) << row.head_dim << " " << row.y[0];
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -13,9 +13,10 @@ struct Sides {
 };
 
 Sides sides_of(const KvCopyCase& c, uint64_t stream) {
-  const uint64_t head_dim = stream == 0 ? c.k_dim : c.v_dim.value_or(0);
-  return {{c.source, c.source_layout, c.source_tokens, c.heads, head_dim, stream},
-          {c.cache, c.cache_layout, c.capacity, c.heads, head_dim, stream}};
+  const uint64_t dims[2] = {c.k_dim, c.v_dim.value_or(0)};
+  const uint64_t head_dim = dims[stream], other_dim = dims[1 - stream];
+  return {{c.source, c.source_layout, c.source_tokens, c.heads, head_dim, stream, other_dim},
+          {c.cache, c.cache_layout, c.capacity, c.heads, head_dim, stream, other_dim}};
 }
 
 uint64_t copied_tokens(const KvCopyCase& c) {
@@ -46,7 +47,11 @@ Bytes given_values(const KvSide& side, const std::vector<uint32_t>& bits) {
   return bytes;
 }
 
-// Where the blocks of a case are: interleaved K and V share one.
+bool share_a_block(KvLayout layout) {
+  return layout == KvLayout::interleaved || layout == KvLayout::packed;
+}
+
+// Where the blocks of a case are: interleaved and packed K and V share one.
 struct BlockIndex {
   size_t source[2] = {0, 0};
   size_t cache[2] = {1, 1};
@@ -55,12 +60,12 @@ struct BlockIndex {
 BlockIndex block_index(const KvCopyCase& c) {
   BlockIndex index;
   size_t next = 2;
-  if (c.v_dim && c.source_layout != KvLayout::interleaved) index.source[1] = next++;
-  if (c.v_dim && c.cache_layout != KvLayout::interleaved) index.cache[1] = next++;
+  if (c.v_dim && !share_a_block(c.source_layout)) index.source[1] = next++;
+  if (c.v_dim && !share_a_block(c.cache_layout)) index.cache[1] = next++;
   return index;
 }
 
-// Interleaved streams meet in one block: the second starts from what the first one left.
+// Such streams meet in one block: the second starts from what the first one left.
 std::vector<Block> make_blocks(const KvCopyCase& c, const BlockIndex& index) {
   std::vector<Block> blocks(1 + std::max(index.source[1], index.cache[1]));
   for (const uint64_t stream : {0u, 1u}) {
@@ -99,7 +104,7 @@ void record_copy(const KvCopyCase& c, const BlockIndex& index, Encoder& encoder,
 }  // namespace
 
 std::string layout_name(KvLayout layout) {
-  constexpr const char* kNames[] = {"tokens", "heads", "interleaved", "padded"};
+  constexpr const char* kNames[] = {"tokens", "heads", "interleaved", "padded", "packed"};
   return kNames[static_cast<size_t>(layout)];
 }
 
@@ -113,6 +118,9 @@ Tensor kv_view(const Tensor& flat, const reference::KvSide& s) {
       return flat.strided({s.tokens, s.heads, s.head_dim},
                           {2 * s.heads * s.head_dim, s.head_dim, 1},
                           s.stream * s.heads * s.head_dim);
+    case KvLayout::packed:
+      return flat.reshape({s.tokens, s.heads, s.head_dim + s.other_dim})
+          .slice(2, s.stream == 0 ? 0 : s.other_dim, s.head_dim);
     case KvLayout::padded:
       break;
   }

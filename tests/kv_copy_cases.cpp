@@ -1,4 +1,5 @@
 #include <string>
+#include <utility>
 
 #include "kv_copy_case.h"
 #include "rounding.h"
@@ -99,6 +100,20 @@ std::vector<KvCopyCase> kv_layout_cases() {
       c.cache_layout = cache;
       c.options = {.position = 6, .cache = CacheKind::ring};
       c.name = layout_name(source) + " to " + layout_name(cache);
+      cases.push_back(c);
+    }
+  }
+  // V behind K in every row of one buffer, the two of different length.
+  for (const KvLayout source : {KvLayout::token_major, KvLayout::packed}) {
+    for (const auto& [k_dim, v_dim] : {std::pair{64, 32}, {3, 8}, {16, 16}}) {
+      KvCopyCase c;
+      c.k_dim = static_cast<uint64_t>(k_dim);
+      c.v_dim = static_cast<uint64_t>(v_dim);
+      c.source_layout = source;
+      c.cache_layout = KvLayout::packed;
+      c.options = {.position = 6, .cache = CacheKind::ring};
+      c.name = layout_name(source) + " to packed k_dim " + std::to_string(k_dim) + " v_dim " +
+               std::to_string(v_dim);
       cases.push_back(c);
     }
   }

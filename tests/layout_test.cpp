@@ -163,6 +163,44 @@ TEST_F(LayoutOracle, OverlapOfTwinsIsExact) {
   EXPECT_GT(apart_in_range, 200) << "interleaved pairs were among them";
 }
 
+// Slices of one tensor step alike; their sizes may differ.
+TEST_F(LayoutOracle, OverlapOfSlicesOfOneTensorIsExact) {
+  std::mt19937 random(5);
+  const Tensor whole = memory_.reshape({4, 4, 4});
+  const auto slice = [&] {
+    Tensor view = whole;
+    for (uint32_t d = 0; d < 3; ++d) {
+      const uint64_t begin = random() % 4;
+      view = view.slice(d, begin, 1 + random() % (4 - begin));
+    }
+    return view;
+  };
+  int apart_in_range = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const Tensor a = slice();
+    const Tensor b = slice();
+    const bool shared = share_a_byte(a, b);
+    ASSERT_EQ(may_overlap(a, b), shared) << a.shape() << " at " << a.byte_offset() << " and "
+                                         << b.shape() << " at " << b.byte_offset();
+    const bool ranges_meet = a.byte_offset() < b.byte_offset() + b.span_bytes() &&
+                             b.byte_offset() < a.byte_offset() + a.span_bytes();
+    if (ranges_meet && !shared) ++apart_in_range;
+  }
+  EXPECT_GT(apart_in_range, 1000);
+}
+
+TEST_F(LayoutOracle, HeadsOfKAndVOfOtherLengthInOneBufferDoNotMeet) {
+  const Tensor rows = device_.tensor(DType::f16, {8, 2, 96});
+  EXPECT_FALSE(may_overlap(rows.slice(2, 0, 64), rows.slice(2, 64, 32)));
+  EXPECT_TRUE(may_overlap(rows.slice(2, 0, 65), rows.slice(2, 64, 32)));
+  // K0 V0 K1 V1, V shorter than its place.
+  const Tensor turns = device_.tensor(DType::f16, {8, 4, 64});
+  const Tensor k = turns.strided({8, 2, 64}, {256, 128, 1});
+  EXPECT_FALSE(may_overlap(k, turns.strided({8, 2, 32}, {256, 128, 1}, 64)));
+  EXPECT_TRUE(may_overlap(k, turns.strided({8, 2, 32}, {256, 128, 1}, 63)));
+  EXPECT_TRUE(may_overlap(k, turns.strided({8, 1, 32}, {256, 9, 1}, 128)));
+}
+
 TEST_F(LayoutOracle, NothingOverlapsNothing) {
   EXPECT_FALSE(may_overlap(memory_, memory_.slice(0, 5, 0)));
   EXPECT_FALSE(may_overlap(memory_.slice(0, 5, 0), memory_));

@@ -124,6 +124,7 @@ enum class KvLayout : uint8_t {
   head_major,   // [heads, tokens, head_dim]
   interleaved,  // [tokens, 2, heads, head_dim]: K and V in one buffer
   padded,       // [tokens, heads, head_dim + kRowPadding]
+  packed,       // [tokens, heads, K's head_dim + V's head_dim]: V behind K in every row
 };
 
 constexpr uint64_t kRowPadding = 5;
@@ -135,7 +136,8 @@ struct KvSide {
   uint64_t tokens = 0;
   uint64_t heads = 0;
   uint64_t head_dim = 0;
-  uint64_t stream = 0;  // interleaved: 0 is K, 1 is V
+  uint64_t stream = 0;     // interleaved, packed: 0 is K, 1 is V
+  uint64_t other_dim = 0;  // packed: head_dim of the other stream
 
   uint64_t index(uint64_t t, uint64_t g, uint64_t e) const {
     switch (layout) {
@@ -145,6 +147,8 @@ struct KvSide {
         return (g * tokens + t) * head_dim + e;
       case KvLayout::interleaved:
         return ((t * 2 + stream) * heads + g) * head_dim + e;
+      case KvLayout::packed:
+        return (t * heads + g) * (head_dim + other_dim) + (stream == 0 ? 0 : other_dim) + e;
       case KvLayout::padded:
         break;
     }
@@ -153,6 +157,7 @@ struct KvSide {
   uint64_t elements() const {
     const uint64_t rows = tokens * heads;
     if (layout == KvLayout::interleaved) return 2 * rows * head_dim;
+    if (layout == KvLayout::packed) return rows * (head_dim + other_dim);
     return rows * (layout == KvLayout::padded ? head_dim + kRowPadding : head_dim);
   }
 };

@@ -293,6 +293,11 @@ TEST(RopeFrequencies, BadConfigsAreRefused) {
   const RopeConfig plain{.rotary_dim = 8};
   expect_refused({"rotary_dim", "got 0"}, plain, [](RopeConfig& c) { c.rotary_dim = 0; });
   expect_refused({"rotary_dim", "got 7"}, plain, [](RopeConfig& c) { c.rotary_dim = 7; });
+  expect_refused({"rotary_dim", "2048", "got 2050"}, plain,
+                 [](RopeConfig& c) { c.rotary_dim = 2050; });
+  expect_refused({"rotary_dim", "got 4294967294"}, plain,
+                 [](RopeConfig& c) { c.rotary_dim = 0xFFFFFFFEu; });
+  EXPECT_EQ(rope_frequencies({.rotary_dim = 2048}).inverse.size(), 1024u);
   expect_refused({"rope_theta", "got 0"}, plain, [](RopeConfig& c) { c.rope_theta = 0; });
   expect_refused({"rope_theta", "got -5"}, plain, [](RopeConfig& c) { c.rope_theta = -5; });
   expect_refused({"rope_theta", "got nan"}, plain, [](RopeConfig& c) { c.rope_theta = kNaN; });
@@ -302,6 +307,8 @@ TEST(RopeFrequencies, BadConfigsAreRefused) {
   expect_refused({"factor", "got -2"}, linear, [](RopeConfig& c) { c.factor = -2; });
   expect_refused({"factor", "got nan"}, linear, [](RopeConfig& c) { c.factor = kNaN; });
   const RopeConfig ntk{.rotary_dim = 8, .rope_type = RopeType::ntk, .factor = 2};
+  expect_refused({"rope_theta 1e+300", "factor 1e+300", "not finite"}, ntk,
+                 [](RopeConfig& c) { c.rope_theta = c.factor = 1e300; });
   expect_refused({"rotary_dim above 2", "got 2"}, ntk, [](RopeConfig& c) { c.rotary_dim = 2; });
   const RopeConfig dynamic{.rotary_dim = 8,
                            .rope_type = RopeType::dynamic,
@@ -318,6 +325,20 @@ TEST(RopeFrequencies, BadYarnAndLlama3ConfigsAreRefused) {
                  [](RopeConfig& c) { c.original_max_position_embeddings = 0; });
   expect_refused({"beta_fast", "got 0"}, qwen2_5_yarn(), [](RopeConfig& c) { c.beta_fast = 0; });
   expect_refused({"beta_slow", "got -1"}, qwen2_5_yarn(), [](RopeConfig& c) { c.beta_slow = -1; });
+  expect_refused({"beta_fast must be at least beta_slow 32", "got 1"}, qwen2_5_yarn(),
+                 [](RopeConfig& c) { c.beta_fast = 1, c.beta_slow = 32; });
+  expect_refused({"attention_factor", "got nan"}, qwen2_5_yarn(),
+                 [](RopeConfig& c) { c.attention_factor = kNaN; });
+  expect_refused({"mscale must be finite", "got inf"}, qwen2_5_yarn(),
+                 [](RopeConfig& c) { c.mscale = kInfinity; });
+  expect_refused({"mscale_all_dim must be finite", "got nan"}, qwen2_5_yarn(),
+                 [](RopeConfig& c) { c.mscale_all_dim = kNaN; });
+  // 1 + 0.1 * mscale * log(2) is zero for the divisor.
+  expect_refused({"attention factor must be finite", "got"}, qwen2_5_yarn(), [](RopeConfig& c) {
+    c.factor = 2;
+    c.mscale = 1e308;
+    c.mscale_all_dim = -10 / std::log(2.0);
+  });
   expect_refused({"rope_theta other than 1"}, qwen2_5_yarn(),
                  [](RopeConfig& c) { c.rope_theta = 1; });
   expect_refused({"original_max_position_embeddings", "got nan"}, llama3_1(),

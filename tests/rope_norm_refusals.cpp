@@ -90,12 +90,6 @@ std::vector<Refusal> weight_refusals() {
               }),
       refusal("k_weight of another length", {"weight of k", "[head_dim] = [8]", "got [6]"},
               [](NormCall& c, FilledTensors& t) { c.in.k_weight = t.make(DType::f32, {6}); }),
-      refusal("only x has a weight", {"weights of x and k go together"},
-              [](NormCall& c, FilledTensors&) { c.in.k_weight = {}; }),
-      refusal("only k has a weight", {"weights of x and k go together"},
-              [](NormCall& c, FilledTensors&) { c.in.weight = {}; }),
-      refusal("k_weight of another dtype", {"k_weight must have the dtype of weight", "got f16"},
-              [](NormCall& c, FilledTensors& t) { c.in.k_weight = t.make(DType::f16, {8}); }),
       refusal("k_weight without k", {"k_weight or k_second is defined without k"},
               [](NormCall& c, FilledTensors&) { c.in.k = c.in.k_out = c.in.k_second = {}; }),
       refusal("weight in out", {"out and weight share memory"},
@@ -126,14 +120,6 @@ std::vector<Refusal> second_refusals() {
       refusal("heads of second in one place", {"second of x share memory", "[24, 0, 1]"},
               [](NormCall& c, FilledTensors&) {
                 c.in.second = c.in.second.strided({5, 3, 8}, {24, 0, 1});
-              }),
-      refusal("only x has a second output", {"second outputs of x and k go together"},
-              [](NormCall& c, FilledTensors&) { c.in.k_second = {}; }),
-      refusal("only k has a second output", {"second outputs of x and k go together"},
-              [](NormCall& c, FilledTensors&) { c.in.second = {}; }),
-      refusal("k_second of another dtype", {"k_second must have the dtype of second", "got f16"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.k_second = t.make(DType::f16, {5, 2, 8});
               }),
       refusal("k_second without k", {"k_weight or k_second is defined without k"},
               [](NormCall& c, FilledTensors&) { c.in.k = c.in.k_out = c.in.k_weight = {}; }),

@@ -184,10 +184,10 @@ TEST_F(RopeParity, RopeNeoxF32WithAndWithoutFactors) {
   }
 }
 
-// R = 0 wrote nothing there; here 0 stands for all of head_dim.
+// R = 0 wrote nothing there; here it is refused, and no R stands for all of head_dim.
 TEST_F(RopeParity, RopeNeoxOfAllCoordinates) {
   RopeOptions options = kNeox;
-  options.rotary_dim = 0;
+  options.rotary_dim.reset();
   check_rows(DType::f32, {.positions = tokens()}, options, [&](uint64_t t, std::vector<double>& x) {
     for (uint64_t i = 0; i < kD / 2; ++i) {
       turn(x, i, i + kD / 2, angle_of(pos_[t], static_cast<double>(i), kD));

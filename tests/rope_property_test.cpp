@@ -124,7 +124,7 @@ TEST_F(RopeProperty, AMagnitudeScalesWhatTurnsAndNothingElse) {
 TEST_F(RopeProperty, WhatDoesNotTurnKeepsEveryBit) {
   for (const DType dtype : kRopeTypes) {
     for (const RopeOptions& options : plain_conventions()) {
-      if (options.rotary_dim == 0) continue;
+      if (!options.rotary_dim) continue;
       const bool far = options.partner == RopeSpan::head_dim;
       const Tensor x = device_.tensor(dtype, {3, 5, 96});
       std::mt19937 random(7);
@@ -139,6 +139,32 @@ TEST_F(RopeProperty, WhatDoesNotTurnKeepsEveryBit) {
         EXPECT_EQ(read_bytes(out.slice(2, begin, count)), read_bytes(x.slice(2, begin, count)));
       }
     }
+  }
+}
+
+// The squares of these leave f32; a norm of 1e20 is a norm like any other.
+TEST_F(RopeProperty, HeadsOfAnySizeAreNormalisedAlike) {
+  std::vector<float> unit(x_.elements());
+  x_.read_to(std::span<float>(unit));
+  const Tensor expected = like(x_);
+  run(NormRopeInputs{.x = x_, .positions = at_, .out = expected}, {.epsilon = 0});
+  for (const float size : {1e20f, 3e38f, 0x1p63f, 1e-20f, 1e-30f, 1e-37f}) {
+    std::vector<float> scaled(unit);
+    for (float& value : scaled) value *= size;
+    const Tensor x = filled(DType::f32, x_.shape(), scaled);
+    const Tensor out = like(x);
+    run(NormRopeInputs{.x = x, .positions = at_, .out = out}, {.epsilon = 0});
+    EXPECT_LE(largest_difference(out, expected), 4e-6) << size;
+    run(NormRopeInputs{.x = x, .out = out}, {.rope = std::nullopt, .epsilon = 1e-6f});
+    for (const double value : values(out)) ASSERT_TRUE(std::isfinite(value)) << size;
+  }
+  // What is not a number is not hidden, and neither is what is not finite.
+  for (const float bad : {NAN, HUGE_VALF}) {
+    std::vector<float> broken(unit);
+    broken[96 + 7] = bad;
+    const Tensor out = like(x_);
+    run(NormRopeInputs{.x = filled(DType::f32, x_.shape(), broken), .positions = at_, .out = out});
+    EXPECT_TRUE(std::isnan(values(out)[96 + 7])) << bad;
   }
 }
 
@@ -182,6 +208,35 @@ TEST_F(RopeEqualCalls, NormedQAndKTogetherAreTwoCalls) {
     run(norm_inputs(k_, k_alone, k_weight), {.rope = options});
     EXPECT_EQ(read_bytes(q_out), read_bytes(q_alone));
     EXPECT_EQ(read_bytes(k_out), read_bytes(k_alone));
+  }
+}
+
+// Weights and second outputs belong to one of the two: the other may have none, or another dtype.
+TEST_F(RopeEqualCalls, EachOfQAndKHasItsOwnWeightAndSecondOutput) {
+  const Tensor weights[] = {{}, random(DType::bf16, {96}, 5), random(DType::f32, {96}, 6)};
+  const auto second_of = [&](const Tensor& x, size_t kind) {
+    return kind == 0 ? Tensor() : like(x, kind == 1 ? DType::f16 : DType::f32);
+  };
+  for (size_t i = 0; i < 9; ++i) {
+    NormRopeInputs q = norm_inputs(x_, like(x_), weights[i / 3]);
+    NormRopeInputs k = norm_inputs(k_, like(k_), weights[i % 3]);
+    q.second = second_of(x_, i % 3);
+    k.second = second_of(k_, i / 3);
+    NormRopeInputs both = norm_inputs(x_, like(x_), q.weight);
+    both.second = second_of(x_, i % 3);
+    both.k = k_;
+    both.k_out = like(k_);
+    both.k_weight = k.weight;
+    both.k_second = second_of(k_, i / 3);
+    for (const NormRopeInputs& call : {q, k, both}) run(call, {.weight_offset = 1});
+    EXPECT_EQ(read_bytes(both.out), read_bytes(q.out)) << i;
+    EXPECT_EQ(read_bytes(both.k_out), read_bytes(k.out)) << i;
+    if (q.second.defined()) {
+      EXPECT_EQ(read_bytes(both.second), read_bytes(q.second)) << i;
+    }
+    if (k.second.defined()) {
+      EXPECT_EQ(read_bytes(both.k_second), read_bytes(k.second)) << i;
+    }
   }
 }
 

@@ -16,7 +16,7 @@ namespace gyre::reference {
 constexpr long double kTurn = 2 * std::numbers::pi_v<long double>;
 
 inline uint64_t rotary_dim(const RopeOptions& o, uint64_t head_dim) {
-  return o.rotary_dim == 0 ? head_dim : o.rotary_dim;
+  return o.rotary_dim ? *o.rotary_dim : head_dim;
 }
 
 inline uint64_t rope_pairs(const RopeOptions& o, uint64_t head_dim) {

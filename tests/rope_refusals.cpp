@@ -54,6 +54,9 @@ std::vector<RopeRefusal> rope_dim_refusals() {
        [](RopeCall& c, FilledTensors& t) {
          resize(c, t, {1, 1, 2050});
        }},
+      {"rotary_dim 0",
+       {"rotary_dim must be even and at least 2", "got 0"},
+       [](RopeCall& c, FilledTensors&) { c.options.rotary_dim = 0; }},
       {"odd rotary_dim",
        {"rotary_dim must be even", "got 5"},
        [](RopeCall& c, FilledTensors&) { c.options.rotary_dim = 5; }},

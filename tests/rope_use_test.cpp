@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <numeric>
 
 #include "expect_error.h"
@@ -197,6 +199,80 @@ TEST_F(RopeUse, EveryOperandIsTracked) {
     norm_rope(encoder, in);
     EXPECT_EQ(encoder.barriers(), i < 11 ? 1u : 0u) << "operand " << i;
   }
+}
+
+// An angle that cannot be computed is visible in its pair, and in no other; nothing passes for "no
+// rotation" by accident.
+TEST_F(RopeUse, FrequenciesThatAreNotFiniteMakeTheirPairNaN) {
+  const Tensor x = random(DType::f32, {2, 5, 12});
+  const Tensor weight = random(DType::f32, {12}, 4);
+  const Tensor at = positions({0, 3});
+  struct Bad {
+    std::vector<float> frequencies, factors;
+    std::vector<bool> nan;
+  };
+  const Bad all[] = {
+      {{NAN, 1, HUGE_VALF, -HUGE_VALF, 0.5f, 0}, {}, {true, false, true, true, false, false}},
+      {{}, {0, NAN, 1, -0.0f, 2, 3}, {true, true, false, true, false, false}},
+      {{1, 0, 1, 1, 1, HUGE_VALF},
+       {0, 0, 1, 1, 1, HUGE_VALF},
+       {true, true, false, false, false, true}},
+  };
+  for (const RopePairing pairing : {RopePairing::split_half, RopePairing::adjacent}) {
+    for (const Bad& bad : all) {
+      RopeInputs in{.x = x, .positions = at, .out = like(x)};
+      if (!bad.frequencies.empty()) in.frequencies = filled(DType::f32, {6}, bad.frequencies);
+      if (!bad.factors.empty()) in.factors = filled(DType::f32, {6}, bad.factors);
+      const Tensor normed = like(x);
+      run(in, {.pairing = pairing});
+      run(NormRopeInputs{.x = x,
+                         .positions = at,
+                         .out = normed,
+                         .weight = weight,
+                         .frequencies = in.frequencies,
+                         .factors = in.factors},
+          {.rope = RopeOptions{.pairing = pairing}});
+      const std::vector<double> got = values(in.out), got_normed = values(normed);
+      for (size_t i = 0; i < got.size(); ++i) {
+        const size_t e = i % 12;
+        const bool nan = bad.nan[pairing == RopePairing::adjacent ? e / 2 : e % 6];
+        ASSERT_EQ(std::isnan(got[i]), nan) << i;
+        ASSERT_EQ(std::isnan(got_normed[i]), nan) << i;
+      }
+    }
+  }
+}
+
+// Dividing by infinity stops a pair, and a whole number of turns per position is none.
+TEST_F(RopeUse, StoppedPairsAndWholeTurnsKeepTheirValues) {
+  const Tensor x = random(DType::f32, {2, 5, 12});
+  RopeInputs in{.x = x, .positions = positions({1000, -77}), .out = like(x)};
+  in.factors = filled(DType::f32, {6}, std::vector<float>(6, HUGE_VALF));
+  run(in);
+  EXPECT_EQ(read_bytes(in.out), read_bytes(x));
+  in.factors = {};
+  in.frequencies = filled(DType::f32, {6}, std::vector<float>(6, 3e38f));
+  run(in);
+  EXPECT_EQ(read_bytes(in.out), read_bytes(x));
+}
+
+// What the header promises for frequencies that pass through double precision.
+TEST_F(RopeUse, GivenFrequenciesAndFactorsAreWithinTheirBoundAtTheLastPosition) {
+  std::vector<float> given;
+  std::vector<long double> radians;
+  std::vector<long double> divided;
+  std::vector<float> factors;
+  for (size_t p = 0; p < 32; ++p) {
+    given.push_back(1.0f / (1.0f + static_cast<float>(p) * 0.7f));
+    radians.emplace_back(given.back());
+    factors.push_back(1.0f + static_cast<float>(p) * 0.3f);
+    divided.push_back(radians.back() / factors.back());
+  }
+  const std::vector<int32_t> at = {INT32_MAX, INT32_MIN, INT32_MAX - 12345};
+  RopeInputs in{.frequencies = filled(DType::f32, {32}, given)};
+  EXPECT_LE(error_of_call(in, radians, at), 2e-6 + 2e-6);
+  in.factors = filled(DType::f32, {32}, factors);
+  EXPECT_LE(error_of_call(in, divided, at), 2e-6 + 2e-6);
 }
 
 TEST_F(RopeUse, CallsInOneListSeeEachOther) {

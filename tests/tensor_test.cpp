@@ -211,6 +211,34 @@ TEST_F(TensorTest, CopiesShareMemory) {
   EXPECT_EQ(copy.storage(), tensor.storage());
 }
 
+TEST_F(TensorTest, MovedFromIsUndefined) {
+  Tensor tensor = counted({4});
+  Tensor taken = std::move(tensor);
+  EXPECT_EQ(values(taken), (Values{0, 1, 2, 3}));
+  // NOLINTNEXTLINE(bugprone-use-after-move): what is left is the test
+  EXPECT_FALSE(tensor.defined());
+  EXPECT_EQ(tensor.elements(), 0u);
+  EXPECT_EQ(tensor.bytes(), 0u);
+  EXPECT_EQ(tensor.span_bytes(), 0u);
+  EXPECT_EQ(tensor.rank(), 0u);
+  EXPECT_TRUE(refused({"undefined"}, [&] { tensor.data<int32_t>(); }));
+  tensor = counted({2, 3});
+  tensor = std::move(taken);
+  EXPECT_EQ(values(tensor), (Values{0, 1, 2, 3}));
+  EXPECT_EQ(taken.elements(), 0u);  // NOLINT(bugprone-use-after-move)
+  Tensor& itself = tensor;
+  tensor = std::move(itself);
+  EXPECT_EQ(values(tensor), (Values{0, 1, 2, 3}));
+}
+
+// The extent counts, not the elements: the gaps of a view belong to it.
+TEST_F(TensorTest, StridedReachesIntoTheGapsOfItsView) {
+  const Tensor columns = counted({4, 4}).slice(1, 0, 2);
+  EXPECT_EQ(values(columns.strided({14}, {1})),
+            (Values{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}));
+  EXPECT_TRUE(refused({"tensor.strided", "14 elements"}, [&] { columns.strided({15}, {1}); }));
+}
+
 TEST_F(TensorTest, InjectiveFollowsTheStrides) {
   const Tensor tensor = counted({24});
   EXPECT_TRUE(tensor.strided({4, 6}, {6, 1}).is_injective());

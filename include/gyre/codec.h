@@ -38,7 +38,9 @@ struct KvQuantizeInputs {
 };
 
 // Compresses tokens into a cache. Positions, rings and ranges as in kv_copy; slots not named keep
-// their bits. A coordinate that is not finite makes its block decode to NaN.
+// their bits. Native formats: a coordinate that is not finite makes its block decode to NaN. The
+// compatibility formats do what the reference's f32 arithmetic does (docs/kv_formats.md): such a
+// row decodes to infinities and NaN, and sizes whose squares leave f32 are lost.
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& inputs,
                  const KvCopyOptions& options = {});
 

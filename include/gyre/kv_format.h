@@ -32,14 +32,26 @@ enum class KvFormat : uint8_t {
 // differently.
 enum class KvRole : uint8_t { k, v };
 
+// u8e8: 16 bits, 8 of exponent and 8 of mantissa. f32_norm: the length of what it belongs to.
 enum class KvScaleKind : uint8_t { none, u8e8, f32_norm };
+
+// Where the bits of a coordinate lie.
+enum class KvPacking : uint8_t {
+  dense,    // one element each
+  planes,   // a low and a high plane, in groups of 16 bytes (K) or tiles of 8 tokens (V)
+  nibbles,  // two to a byte, the even coordinate in the low half
+  bytes,    // one byte each
+};
+
+constexpr uint32_t kKvSignsVersion = 1;  // of the sign generator, the one this library has
 
 // Travels with the data: what a reader must know to decode it.
 struct KvFormatInfo {
   KvFormat format = KvFormat::f16;
   std::string_view name;
-  uint32_t bits = 16;  // per coordinate
+  uint32_t bits = 16;  // stored per coordinate
   bool compressed = false;
+  KvPacking packing = KvPacking::dense;
   KvScaleKind scale = KvScaleKind::none;
   uint32_t scale_block = 0;    // most coordinates under one scale
   uint32_t tile_tokens = 1;    // V: tokens that share words
@@ -56,6 +68,7 @@ struct KvShape {
   uint64_t kv_heads = 0;
   uint64_t capacity = 0;  // slots
   uint64_t head_dim = 0;
+  uint32_t signs_version = kKvSignsVersion;  // native formats: what the data was written with
 };
 
 // One of the two halves of a KV cache: memory and what it means. Copying copies handles.

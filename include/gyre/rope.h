@@ -38,12 +38,14 @@ struct RopeInputs {
                        // rope_table(); undefined: made from options.base
   Tensor factors;      // f32 [pairs]: each frequency is divided by its factor; undefined: none. An
                        // exact table must then hold less than half a turn per position
+  // Where a frequency, divided by its factor, is not finite, the pair becomes NaN; an infinite
+  // factor stops it.
 };
 
 struct RopeOptions {
   RopePairing pairing = RopePairing::split_half;
   RopeMode mode = RopeMode::plain;
-  uint32_t rotary_dim = 0;  // coordinates that turn; 0: all
+  std::optional<uint32_t> rotary_dim;  // coordinates that turn, from 2 on; unset: the whole head
   // split_half: the partner is half of this away. Hugging Face and ggml: rotary_dim.
   RopeSpan partner = RopeSpan::rotary_dim;
   // Pair p turns by base^(-2p / this). Ignored with `frequencies` and in the vision modes, which
@@ -55,7 +57,11 @@ struct RopeOptions {
 };
 
 // Turns pairs (u, v) by angle a = position * frequency: (u cos a - v sin a, u sin a + v cos a). f32
-// arithmetic, one rounding at the output. Angles are exact to 2^-32 of a turn at every position.
+// arithmetic, one rounding at the output. Angles are exact to 2^-32 of a turn at every position if
+// the frequencies come from options.base or rope_table. Frequencies given in f32, and those divided
+// by factors, are turns per position in double precision: the angle is then within
+// position * frequency * 2^-51 of the exact product, 1e-6 radians at 2^31 for one radian per
+// position. From 2^53 turns per position on a double is a whole number of turns: no rotation.
 // Coordinates that do not turn are copied (bit for bit when the dtype stays).
 void rope(Encoder& encoder, const RopeInputs& inputs, const RopeOptions& options = {});
 
@@ -63,9 +69,9 @@ struct NormRopeInputs {
   Tensor x;  // as in RopeInputs
   Tensor positions;
   Tensor out;
-  Tensor weight;  // f32, f16 or bf16 [head_dim]; undefined: 1
+  Tensor weight;  // f32, f16 or bf16 [head_dim]; undefined: 1, and nothing is added to it
   Tensor second;  // a second output, another dtype or layout; undefined: none
-  Tensor k;       // heads of K, with their own weight and outputs
+  Tensor k;       // heads of K, with their own weight and second output, or without
   Tensor k_out;
   Tensor k_weight;
   Tensor k_second;
@@ -80,7 +86,8 @@ struct NormRopeOptions {
 };
 
 // Per head: y = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), then rope. One pass, f32
-// arithmetic, one rounding.
+// arithmetic, one rounding. The sum of squares may leave f32: heads of size 1e30 or 1e-30 are
+// normalised like any other.
 void norm_rope(Encoder& encoder, const NormRopeInputs& inputs, const NormRopeOptions& options = {});
 
 struct RopeTypes {
@@ -93,14 +100,14 @@ enum class RopeType : uint8_t { standard, linear, ntk, dynamic, yarn, llama3 };
 
 struct RopeConfig {
   double rope_theta = 10000.0;
-  uint32_t rotary_dim = 0;  // head_dim * partial_rotary_factor
+  uint32_t rotary_dim = 0;  // head_dim * partial_rotary_factor; must be given
   RopeType rope_type = RopeType::standard;
   double factor = 1.0;
   double original_max_position_embeddings = 0;  // yarn, llama3; dynamic: max_position_embeddings
   double seq_len = 0;                           // dynamic: how long the sequence is now
   double low_freq_factor = 1.0;                 // llama3
   double high_freq_factor = 4.0;                // llama3
-  double beta_fast = 32.0;                      // yarn
+  double beta_fast = 32.0;                      // yarn, at least beta_slow
   double beta_slow = 1.0;                       // yarn
   std::optional<double> attention_factor;       // yarn; computed if absent
   std::optional<double> mscale;                 // yarn (DeepSeek)

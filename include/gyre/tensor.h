@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "gyre/dtype.h"
 
@@ -42,9 +43,19 @@ std::ostream& operator<<(std::ostream& out, const Dims& dims);
 // A typed, strided view of a Storage. Copying a Tensor copies the handle, never the data; the
 // storage lives until its last tensor, and until every submitted command that uses it has finished.
 // Strides count elements and are never negative; stride 0 repeats an element (for reading only).
+// A tensor that was moved from is undefined: no storage, no elements.
 class Tensor {
  public:
   Tensor() = default;
+  Tensor(const Tensor&) = default;
+  Tensor& operator=(const Tensor&) = default;
+  Tensor(Tensor&& other) noexcept { swap(other); }
+  Tensor& operator=(Tensor&& other) noexcept {
+    Tensor taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  ~Tensor() = default;
 
   bool defined() const { return storage_ != nullptr; }
   DType dtype() const { return dtype_; }
@@ -73,6 +84,8 @@ class Tensor {
   Tensor slice(uint32_t dim, uint64_t begin, uint64_t count) const;
   Tensor permute(const Dims& order) const;
   Tensor reshape(const Dims& shape) const;  // contiguous tensors only
+  // Bounded by this view's extent, from its first element to its last: a view with gaps lets the
+  // new one reach what lies in them.
   Tensor strided(const Dims& shape, const Dims& strides, uint64_t offset_elements = 0) const;
 
   // The elements in host memory: contiguous, host-visible tensors of exactly this element type.
@@ -101,6 +114,7 @@ class Tensor {
   Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape, const Dims& strides);
 
   void set_layout(const Dims& shape, const Dims& strides);
+  void swap(Tensor& other) noexcept;
 
   [[noreturn]] void refuse_dim(uint32_t dim) const;
   void* host_data(DType dtype, bool writable) const;

@@ -25,6 +25,8 @@ struct RopeStream {
   uint64_t x_token_stride, x_head_stride;
   uint64_t out_token_stride, out_head_stride;
   uint64_t second_token_stride, second_head_stride;
+  uint32_t second_dtype;  // DType or kRopeNoDtype
+  uint32_t weight_dtype;
 };
 
 struct RopeParams {
@@ -39,8 +41,6 @@ struct RopeParams {
   uint32_t mode;  // RopeMode
   uint32_t sections[4];
   uint32_t frequency_kind;
-  uint32_t second_dtype;  // DType or kRopeNoDtype
-  uint32_t weight_dtype;
   uint32_t streams;  // 1: x, 2: x and k
   float magnitude;
   float epsilon;

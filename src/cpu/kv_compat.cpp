@@ -85,6 +85,16 @@ float unit(uint32_t head_dim) {
   return head_dim == 512 ? 1.0f : std::sqrt(static_cast<float>(head_dim));
 }
 
+// The reference multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
+// difference decides.
+float normalized(float y, float norm, uint32_t head_dim) {
+  const bool short_row = !(norm > kTiny);
+  if (head_dim == 256 || head_dim == 512) {
+    return y * (short_row ? 0.0f : 1.0f / norm) * unit(head_dim);
+  }
+  return short_row ? 0.0f : y / norm * unit(head_dim);
+}
+
 }  // namespace
 
 bool compat_is_signed(uint32_t /*format*/, uint32_t head_dim) {
@@ -106,9 +116,8 @@ void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* 
     const float sum = sum_of_squares(y + begin, block);
     const float norm = std::sqrt(head_dim == 512 ? sum / kRmsBlock : sum);
     norms[begin / block] = norm;
-    const float inverse = norm > kTiny ? 1.0f / norm : 0.0f;
     for (uint32_t j = begin; j < begin + block; ++j) {
-      codes[j] = nearest(book, y[j] * inverse * unit(head_dim));
+      codes[j] = nearest(book, normalized(y[j], norm, head_dim));
     }
   }
 }

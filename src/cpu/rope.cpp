@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "cpu/kernels.h"
@@ -35,6 +36,8 @@ struct RopeTables {
   const std::byte* frequency;  // 8 bytes a pair; a table may lie at any multiple of 4
   uint64_t frequency_made[abi::kRopeMaxPairs];  // where they must be computed
   uint8_t axis[abi::kRopeMaxPairs];
+  uint16_t broken[abi::kRopeMaxPairs];  // pairs whose frequency is not finite
+  uint64_t broken_count;
   float weight[2][abi::kRopeMaxHeadDim + kPad];
 };
 
@@ -53,7 +56,8 @@ inline uint64_t LoadTurns(const std::byte* table, uint64_t pair) {
 }
 
 inline uint64_t TurnsFromDouble(double turns) {
-  if (!(std::fabs(turns) < 0x1p62)) return 0;  // beyond this every value is a whole number of turns
+  // From 2^53 on every double is a whole number of turns; the cut keeps the cast in range.
+  if (!(std::fabs(turns) < 0x1p62)) return 0;
   const double fraction = turns - std::floor(turns);
   return fraction >= 1.0 ? 0 : static_cast<uint64_t>(fraction * 0x1p64);
 }
@@ -73,11 +77,14 @@ void MakeTables(const abi::RopeParams& p, const uint64_t* args, RopeTables& tabl
   const uint64_t pairs = p.blocks * p.block_pairs;
   const auto* factors = pointer<const float>(args[kFactors]);
   tables.frequency = pointer<const std::byte>(args[kFrequencies]);
+  tables.broken_count = 0;
   if (factors != nullptr || p.frequency_kind != abi::kRopeTurns) {
     tables.frequency = reinterpret_cast<const std::byte*>(tables.frequency_made);
     for (uint64_t i = 0; i < pairs; ++i) {
       const double factor = factors != nullptr ? factors[i] : 1.0;
-      tables.frequency_made[i] = TurnsFromDouble(TurnsOfPair(p, args, i) / factor);
+      const double turns = TurnsOfPair(p, args, i) / factor;
+      tables.frequency_made[i] = TurnsFromDouble(turns);
+      if (!std::isfinite(turns)) tables.broken[tables.broken_count++] = static_cast<uint16_t>(i);
     }
   }
   if (p.mode == 0) return;
@@ -95,7 +102,7 @@ void MakeWeights(const abi::RopeParams& p, const uint64_t* args, RopeTables& tab
   for (uint32_t stream = 0; stream < p.streams; ++stream) {
     const uint64_t weight = args[kStreamArgs[stream][2]];
     float* widened = tables.weight[stream];
-    switch (p.weight_dtype) {
+    switch (p.stream[stream].weight_dtype) {
       case static_cast<uint32_t>(DType::f32):
         WidenWeight(p, pointer<const float>(weight), widened);
         break;
@@ -149,6 +156,17 @@ void MakeAngles(const abi::RopeParams& p, RopeAngles& angles) {
     if (kAdjacent) sine = hn::OddEven(sine, hn::Neg(sine));
     hn::Store(sine, d, angles.sine + i);
     hn::Store(hn::Mul(cosine, magnitude), d, angles.cosine + i);
+  }
+}
+
+// An angle that cannot be computed must not pass for no rotation.
+template <bool kAdjacent>
+void SpoilAngles(const RopeTables& tables, RopeAngles& angles) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr uint64_t kEntries = kAdjacent ? 2 : 1;
+  for (uint64_t i = 0; i < tables.broken_count; ++i) {
+    std::fill_n(angles.cosine + tables.broken[i] * kEntries, kEntries, kNaN);
+    std::fill_n(angles.sine + tables.broken[i] * kEntries, kEntries, kNaN);
   }
 }
 
@@ -224,7 +242,7 @@ void DoToken(const abi::RopeParams& p, const uint64_t* args, const RopeFactors& 
       .out_step = s.out_head_stride,
       .second = args[of[3]] == 0 ? 0 : args[of[3]] + token * s.second_token_stride,
       .second_step = s.second_head_stride,
-      .second_dtype = p.second_dtype};
+      .second_dtype = s.second_dtype};
   const auto advance = [&](uint64_t heads) {
     rows.x += heads * rows.x_step;
     rows.out += heads * rows.out_step;
@@ -256,6 +274,7 @@ void Rope(const void* params, const uint64_t* arguments, uint32_t task, uint32_t
     if (p.block_pairs != 0) {
       MakeTurns<kAdjacent>(p, tables, args, token, angles.turn);
       MakeAngles<kAdjacent>(p, angles);
+      SpoilAngles<kAdjacent>(tables, angles);
     }
     for (uint32_t stream = 0; stream < p.streams; ++stream) {
       RopeFactors factors{angles.cosine, angles.cosine, angles.sine, angles.sine, nullptr};

@@ -183,13 +183,33 @@ HWY_INLINE float SumOfSquares(const In* HWY_RESTRICT x, uint64_t count) {
   return sum;
 }
 
+template <class In>
+HWY_NOINLINE float WideScaleOfRow(const In* x, uint64_t count, float epsilon) {
+  double sum = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const double v = static_cast<float>(x[i]);
+    sum += v * v;
+  }
+  return static_cast<float>(1.0 / std::sqrt(sum / static_cast<double>(count) + epsilon));
+}
+
+// 1 / sqrt(mean(x^2) + epsilon). Squares leave f32 long before their root does: a sum that
+// overflowed, or that is so small that squares were lost, is taken again in double precision.
+template <class In>
+HWY_INLINE float ScaleOfRow(const In* x, uint64_t count, float epsilon) {
+  const float sum = SumOfSquares(x, count);
+  if (HWY_UNLIKELY(!(sum >= 0x1p-100f && sum <= 0x1p127f))) {
+    return WideScaleOfRow(x, count, epsilon);
+  }
+  return 1.0f / std::sqrt(sum / static_cast<float>(count) + epsilon);
+}
+
 template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
 HWY_NOINLINE void DoRows(const RopeShape p, const RopeFactors f, const RopeRows<In, Out> rows) {
   float scale[kRows] = {};
   if constexpr (kNorm) {
     for (uint32_t r = 0; r < kRows; ++r) {
-      const float mean = SumOfSquares(rows.x_row(r), p.head_dim) / static_cast<float>(p.head_dim);
-      scale[r] = 1.0f / std::sqrt(mean + p.epsilon);
+      scale[r] = ScaleOfRow(rows.x_row(r), p.head_dim, p.epsilon);
     }
   }
   TurnRows<kAdjacent, kNorm, kRows>(p, f, rows, scale);

@@ -13,19 +13,26 @@ constexpr KvFormatInfo native(KvFormat format, std::string_view name, uint32_t b
           name,
           bits,
           true,
+          KvPacking::planes,
           KvScaleKind::u8e8,
           abi::kKvScaleBlock,
           abi::kKvTile,
-          abi::kKvSignsVersion};
+          kKvSignsVersion};
 }
 constexpr KvFormatInfo compat(KvFormat format, std::string_view name, uint32_t bits) {
-  return {format, name, bits, true, KvScaleKind::f32_norm, 512, 1, 0};
+  const KvPacking packing = bits == 4 ? KvPacking::nibbles : KvPacking::bytes;
+  return {format, name, bits, true, packing, KvScaleKind::f32_norm, abi::kKvScaleBlock, 1, 0};
+}
+constexpr KvFormatInfo dense(KvFormat format, std::string_view name, uint32_t bits) {
+  return {format, name, bits, false, KvPacking::dense, KvScaleKind::none, 0, 1, 0};
 }
 
+static_assert(kKvSignsVersion == abi::kKvSignsVersion);
+
 constexpr std::array<KvFormatInfo, 13> kFormats = {{
-    {KvFormat::f32, "f32", 32, false, KvScaleKind::none, 0, 1, 0},
-    {KvFormat::f16, "f16", 16, false, KvScaleKind::none, 0, 1, 0},
-    {KvFormat::bf16, "bf16", 16, false, KvScaleKind::none, 0, 1, 0},
+    dense(KvFormat::f32, "f32", 32),
+    dense(KvFormat::f16, "f16", 16),
+    dense(KvFormat::bf16, "bf16", 16),
     native(KvFormat::tq2, "tq2", 2),
     native(KvFormat::tq3, "tq3", 3),
     native(KvFormat::tq4, "tq4", 4),
@@ -86,6 +93,8 @@ void check_kv_shape(const char* op, const KvShape& shape) {
   if (is_native(shape.format)) {
     require(shape.head_dim >= 16 && shape.head_dim % 8 == 0, op, ": ", info.name,
             " stores head dims from 16 in steps of 8, got ", shape.head_dim);
+    require(shape.signs_version == info.signs_version, op, ": ", info.name,
+            " has signs of version ", info.signs_version, ", got ", shape.signs_version);
   } else if (info.compressed) {
     const bool power_of_two = shape.head_dim != 0 && (shape.head_dim & (shape.head_dim - 1)) == 0;
     const bool four = shape.format == KvFormat::compat4;

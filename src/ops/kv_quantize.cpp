@@ -36,9 +36,9 @@ void check_rows(const char* op, const char* what, const Tensor& rows, const KvSh
 }
 
 void check_roles(const KvQuantizeInputs& in) {
-  require(in.k_cache.shape.role == KvRole::k, "kv_quantize: k_cache must have role k");
+  require(in.k_cache.shape.role == KvRole::k, "kv_quantize: k_cache must have role k, got v");
   if (!in.v.defined()) return;
-  require(in.v_cache.shape.role == KvRole::v, "kv_quantize: v_cache must have role v");
+  require(in.v_cache.shape.role == KvRole::v, "kv_quantize: v_cache must have role v, got k");
   require(in.v.shape(0) == in.k.shape(0),
           "kv_quantize: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
   require(in.v.dtype() == in.k.dtype(), "kv_quantize: v must have the dtype of k: ", in.k.dtype(),
@@ -53,19 +53,22 @@ void check_roles(const KvQuantizeInputs& in) {
 
 // What is written may be nothing else.
 void check_overlap(const KvQuantizeInputs& in) {
-  const std::array<const Tensor*, 2> sources = {&in.k, &in.v};
-  const std::array<const Tensor*, 4> written = {&in.k_cache.codes, &in.k_cache.scales,
-                                                &in.v_cache.codes, &in.v_cache.scales};
+  struct Part {
+    const Tensor& tensor;
+    const char* name;
+  };
+  const std::array<Part, 4> written = {{{in.k_cache.codes, "codes of k_cache"},
+                                        {in.k_cache.scales, "scales of k_cache"},
+                                        {in.v_cache.codes, "codes of v_cache"},
+                                        {in.v_cache.scales, "scales of v_cache"}}};
+  const auto disjoint = [](const Part& a, const Part& b) {
+    require(!a.tensor.defined() || !b.tensor.defined() || !may_overlap(a.tensor, b.tensor),
+            "kv_quantize: ", a.name, " and ", b.name, " share memory");
+  };
   for (size_t i = 0; i < written.size(); ++i) {
-    if (!written[i]->defined()) continue;
-    for (const Tensor* source : sources) {
-      require(!source->defined() || !may_overlap(*source, *written[i]),
-              "kv_quantize: a source and a cache share memory");
-    }
-    for (size_t j = i + 1; j < written.size(); ++j) {
-      require(!written[j]->defined() || !may_overlap(*written[i], *written[j]),
-              "kv_quantize: codes and scales of the caches share memory");
-    }
+    disjoint({in.k, "k"}, written[i]);
+    disjoint({in.v, "v"}, written[i]);
+    for (size_t j = i + 1; j < written.size(); ++j) disjoint(written[i], written[j]);
   }
 }
 
@@ -140,8 +143,9 @@ std::span<const uint64_t> kv_dequantize_specs() {
 
 bool Device::supports(const KvQuantizeTypes& types) const {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
-  if (!describe(types.format).compressed) return false;
-  const auto spec = quantize_spec(types.source, static_cast<uint64_t>(types.format), 0);
+  const auto format = static_cast<uint32_t>(types.format);
+  if (!abi::kv_is_native(format) && !abi::kv_is_compat(format)) return false;
+  const auto spec = quantize_spec(types.source, format, 0);
   return impl_->pipeline(kKvQuantize.info, spec_key(spec)) != nullptr;
 }
 
@@ -151,7 +155,8 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvCopyOptio
   check_compressed("kv_quantize", "k_cache", in.k_cache);
   check_kv_buffer("kv_quantize", "k_cache", in.k_cache);
   check_rows("kv_quantize", "k", in.k, in.k_cache.shape);
-  require(pair == in.v_cache.codes.defined(), "kv_quantize: v and v_cache go together, only ",
+  const bool has_v_cache = in.v_cache.codes.defined() || in.v_cache.scales.defined();
+  require(pair == has_v_cache, "kv_quantize: v and v_cache go together, only ",
           pair ? "v" : "v_cache", " is defined");
   if (pair) {
     check_compressed("kv_quantize", "v_cache", in.v_cache);
@@ -199,8 +204,10 @@ void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
   require(options.first_slot <= capacity && tokens <= capacity - options.first_slot,
           "kv_dequantize: a cache of ", capacity, " slots does not have ", tokens, " from slot ",
           options.first_slot);
-  require(!may_overlap(in.out, in.cache.codes) && !may_overlap(in.out, in.cache.scales),
-          "kv_dequantize: out and the cache share memory");
+  require(!may_overlap(in.out, in.cache.codes),
+          "kv_dequantize: out and codes of cache share memory");
+  require(!may_overlap(in.out, in.cache.scales),
+          "kv_dequantize: out and scales of cache share memory");
   if (in.out.elements() == 0) return;
   abi::KvDequantizeParams params{};
   params.tokens = tokens;

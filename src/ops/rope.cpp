@@ -89,18 +89,6 @@ void check_second_stream(const Call& call) {
           ", got ", k.x.dtype());
   require(k.out.dtype() == x.out.dtype(), call.op,
           ": k_out must have the dtype of out: ", x.out.dtype(), ", got ", k.out.dtype());
-  require(has(k.second) == has(x.second), call.op, ": second outputs of x and k go together");
-  if (has(k.second)) {
-    require(k.second->dtype() == x.second->dtype(), call.op,
-            ": k_second must have the dtype of second: ", x.second->dtype(), ", got ",
-            k.second->dtype());
-  }
-  require(has(k.weight) == has(x.weight), call.op, ": weights of x and k go together");
-  if (has(k.weight)) {
-    require(k.weight->dtype() == x.weight->dtype(), call.op,
-            ": k_weight must have the dtype of weight: ", x.weight->dtype(), ", got ",
-            k.weight->dtype());
-  }
 }
 
 // Heads are done in any order: an output may be its own input, and otherwise nothing that is
@@ -170,6 +158,10 @@ void check_frequencies(const Call& call, const RopeLayout& layout) {
   }
 }
 
+uint32_t dtype_code(const Tensor* tensor) {
+  return has(tensor) ? static_cast<uint32_t>(tensor->dtype()) : abi::kRopeNoDtype;
+}
+
 void fill_stream(const Stream& s, abi::RopeStream& stream) {
   const uint64_t x_unit = size_bytes(s.x.dtype());
   const uint64_t out_unit = size_bytes(s.out.dtype());
@@ -178,6 +170,8 @@ void fill_stream(const Stream& s, abi::RopeStream& stream) {
   stream.x_head_stride = s.x.stride(1) * x_unit;
   stream.out_token_stride = s.out.stride(0) * out_unit;
   stream.out_head_stride = s.out.stride(1) * out_unit;
+  stream.second_dtype = dtype_code(s.second);
+  stream.weight_dtype = dtype_code(s.weight);
   if (has(s.second)) {
     const uint64_t second_unit = size_bytes(s.second->dtype());
     stream.second_token_stride = s.second->stride(0) * second_unit;
@@ -216,10 +210,6 @@ void record(Encoder& encoder, const Call& call) {
   params.blocks = 1;
   params.block_stride = params.head_dim;
   params.streams = pair ? 2 : 1;
-  params.second_dtype =
-      has(call.x.second) ? static_cast<uint32_t>(call.x.second->dtype()) : abi::kRopeNoDtype;
-  params.weight_dtype =
-      has(call.x.weight) ? static_cast<uint32_t>(call.x.weight->dtype()) : abi::kRopeNoDtype;
   params.epsilon = call.epsilon;
   params.weight_offset = call.weight_offset;
   fill_stream(call.x, params.stream[0]);

@@ -95,8 +95,13 @@ void check(const RopeConfig& c) {
     require(std::isfinite(value) && value > 0, "rope_frequencies: ", what,
             " must be finite and positive, got ", value);
   };
-  require(c.rotary_dim >= 2 && c.rotary_dim % 2 == 0,
-          "rope_frequencies: rotary_dim must be even and at least 2, got ", c.rotary_dim);
+  const auto finite = [](const std::optional<double>& value, const char* what) {
+    require(std::isfinite(value.value_or(0)), "rope_frequencies: ", what, " must be finite, got ",
+            value.value_or(0));
+  };
+  require(c.rotary_dim >= 2 && c.rotary_dim % 2 == 0 && c.rotary_dim <= abi::kRopeMaxHeadDim,
+          "rope_frequencies: rotary_dim must be even and from 2 to ", abi::kRopeMaxHeadDim,
+          ", got ", c.rotary_dim);
   require(c.rope_type <= RopeType::llama3, "rope_frequencies: ", static_cast<uint32_t>(c.rope_type),
           " is not a rope_type");
   positive(c.rope_theta, "rope_theta");
@@ -116,7 +121,12 @@ void check(const RopeConfig& c) {
   if (c.rope_type == RopeType::yarn) {
     positive(c.beta_fast, "beta_fast");
     positive(c.beta_slow, "beta_slow");
+    require(c.beta_fast >= c.beta_slow, "rope_frequencies: beta_fast must be at least beta_slow ",
+            c.beta_slow, ", got ", c.beta_fast);
     require(c.rope_theta != 1, "rope_frequencies: yarn needs a rope_theta other than 1");
+    finite(c.attention_factor, "attention_factor");
+    finite(c.mscale, "mscale");
+    finite(c.mscale_all_dim, "mscale_all_dim");
   }
   if (c.rope_type == RopeType::llama3) {
     positive(c.low_freq_factor, "low_freq_factor");
@@ -133,6 +143,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
   double theta = config.rope_theta;
   if (config.rope_type == RopeType::ntk) theta = ntk_theta(config, config.factor);
   if (config.rope_type == RopeType::dynamic) theta = dynamic_theta(config);
+  require(std::isfinite(theta), "rope_frequencies: rope_theta ", config.rope_theta,
+          " stretched by factor ", config.factor, " is not finite");
   RopeFrequencies result{standard_frequencies(theta, config.rotary_dim), 1.0};
   switch (config.rope_type) {
     case RopeType::linear:
@@ -141,6 +153,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
     case RopeType::yarn:
       apply_yarn(config, result.inverse);
       result.attention_factor = yarn_attention_factor(config);
+      require(std::isfinite(result.attention_factor),
+              "rope_frequencies: the attention factor must be finite, got ",
+              result.attention_factor);
       break;
     case RopeType::llama3:
       apply_llama3(config, result.inverse);

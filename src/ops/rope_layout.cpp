@@ -16,7 +16,8 @@ void check_dims(const char* op, uint64_t head_dim, uint32_t rotary_dim,
                 const RopeOptions& options) {
   require(head_dim > 0 && head_dim % 2 == 0, op, ": head_dim must be even and at least 2, got ",
           head_dim);
-  require(rotary_dim % 2 == 0, op, ": rotary_dim must be even, got ", rotary_dim);
+  require(rotary_dim >= 2 && rotary_dim % 2 == 0, op,
+          ": rotary_dim must be even and at least 2, got ", rotary_dim);
   require(rotary_dim <= head_dim, op, ": rotary_dim must be at most head_dim ", head_dim, ", got ",
           rotary_dim);
   require(std::isfinite(options.base) && options.base > 0, op,
@@ -88,8 +89,7 @@ long double exponent(uint64_t head_dim, const RopeOptions& options, const RopeLa
 }  // namespace
 
 RopeLayout checked_rope_layout(const char* op, uint64_t head_dim, const RopeOptions& options) {
-  const uint32_t rotary_dim =
-      options.rotary_dim != 0 ? options.rotary_dim : static_cast<uint32_t>(head_dim);
+  const uint32_t rotary_dim = options.rotary_dim.value_or(static_cast<uint32_t>(head_dim));
   check_dims(op, head_dim, rotary_dim, options);
   check_mode(op, head_dim, rotary_dim, options);
   RopeLayout layout;

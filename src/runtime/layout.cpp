@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "runtime/require.h"
 
@@ -38,19 +39,26 @@ Steps sorted_steps(const Dims& shape, const Dims& strides) {
   return steps;
 }
 
-// Whether sum(x_d * stride_d) == distance has a solution with |x_d| < shape_d. Because the strides
-// nest, at each step only the two multiples around the distance can leave a rest the inner steps
-// reach.
-bool reachable(const Tensor& tensor, const Steps& steps, uint32_t level, int64_t distance) {
+// Two tensors that step through memory alike.
+struct Grid {
+  Dims a_shape, b_shape, strides;
+  Steps steps;
+};
+
+// Whether sum(x_d * stride_d) == distance has a solution with x_d the difference of a position in a
+// and one in b. Because the strides nest, at each step only the two multiples around the distance
+// can leave a rest the inner steps reach.
+bool reachable(const Grid& grid, uint32_t level, int64_t distance) {
   if (level == 0) return distance == 0;
-  const uint32_t dim = steps.dims[level - 1];
-  const auto stride = static_cast<int64_t>(tensor.stride(dim));
-  const auto limit = static_cast<int64_t>(tensor.shape(dim)) - 1;
+  const uint32_t dim = grid.steps.dims[level - 1];
+  const auto stride = static_cast<int64_t>(grid.strides[dim]);
+  const auto most = static_cast<int64_t>(grid.a_shape[dim]) - 1;
+  const auto least = 1 - static_cast<int64_t>(grid.b_shape[dim]);
   int64_t multiple = distance / stride;
   if (distance % stride < 0) --multiple;
   for (const int64_t x : {multiple, multiple + 1}) {
-    if (x < -limit || x > limit) continue;
-    if (reachable(tensor, steps, level - 1, distance - x * stride)) return true;
+    if (x < least || x > most) continue;
+    if (reachable(grid, level - 1, distance - x * stride)) return true;
   }
   return false;
 }
@@ -125,6 +133,21 @@ uint64_t address(const Tensor& tensor) {
   return tensor.storage()->address() + tensor.byte_offset();
 }
 
+// The stride of a dimension of one entry means nothing: the other tensor's is taken.
+std::optional<Grid> common_grid(const Tensor& a, const Tensor& b) {
+  if (a.dtype() != b.dtype() || a.rank() != b.rank()) return std::nullopt;
+  Grid grid{a.shape(), b.shape(), a.strides(), {}};
+  Dims larger = a.shape();
+  for (uint32_t d = 0; d < a.rank(); ++d) {
+    if (a.shape(d) > 1 && b.shape(d) > 1 && a.stride(d) != b.stride(d)) return std::nullopt;
+    if (a.shape(d) <= 1) grid.strides[d] = b.stride(d);
+    larger[d] = std::max(a.shape(d), b.shape(d));
+  }
+  if (!strides_nest(larger, grid.strides)) return std::nullopt;
+  grid.steps = sorted_steps(larger, grid.strides);
+  return grid;
+}
+
 // Q and K in one row of a packed projection: the same step from token to token, and side by side
 // within it.
 bool lie_side_by_side(const Tensor& a, const Tensor& b) {
@@ -148,14 +171,12 @@ bool lie_side_by_side(const Tensor& a, const Tensor& b) {
 
 bool grids_may_meet(const Tensor& a, const Tensor& b) {
   if (lie_side_by_side(a, b)) return false;
-  const bool same_grid =
-      a.dtype() == b.dtype() && a.shape() == b.shape() && a.strides() == b.strides();
-  if (!same_grid || !a.is_injective()) return true;
+  const std::optional<Grid> grid = common_grid(a, b);
+  if (!grid) return true;
   const auto distance = static_cast<int64_t>(address(b) - address(a));
   const auto unit = static_cast<int64_t>(size_bytes(a.dtype()));
   if (unit == 0 || distance % unit != 0) return true;
-  const Steps steps = sorted_steps(a.shape(), a.strides());
-  return reachable(a, steps, steps.count, distance / unit);
+  return reachable(*grid, grid->steps.count, distance / unit);
 }
 
 }  // namespace gyre

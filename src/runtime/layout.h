@@ -22,7 +22,7 @@ bool strides_nest(const Dims& shape, const Dims& strides);
 bool is_same_view(const Tensor& a, const Tensor& b);
 
 // Exact for tensors that lie side by side in the rows of one buffer, and for tensors of equal
-// shape, strides and dtype whose strides nest; true otherwise.
+// strides and dtype whose strides nest around the larger size of each dimension; true otherwise.
 bool grids_may_meet(const Tensor& a, const Tensor& b);
 
 // True if the two tensors may share a byte. By byte range, and exact for tensors that interleave in

@@ -41,6 +41,17 @@ Tensor::Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape,
   set_layout(shape, strides);
 }
 
+void Tensor::swap(Tensor& other) noexcept {
+  std::swap(storage_, other.storage_);
+  std::swap(byte_offset_, other.byte_offset_);
+  std::swap(elements_, other.elements_);
+  std::swap(span_bytes_, other.span_bytes_);
+  std::swap(shape_, other.shape_);
+  std::swap(strides_, other.strides_);
+  std::swap(dtype_, other.dtype_);
+  std::swap(injective_, other.injective_);
+}
+
 // Kept, not computed when asked for: every recorded command asks.
 void Tensor::set_layout(const Dims& shape, const Dims& strides) {
   shape_ = shape;
