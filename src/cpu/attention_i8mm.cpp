@@ -9,11 +9,6 @@ namespace {
 
 constexpr uint32_t kTile = abi::kKvTile;
 
-template <int kIndex>
-struct Lane {
-  static constexpr int value = kIndex;
-};
-
 template <uint32_t kFormat, class At>
 inline int8x16_t level_table(const At& at) {
   alignas(16) int8_t table[16];
@@ -530,8 +525,21 @@ void score_f16(const ScoreJob& job) {
   }
 }
 
+// One value row times one probability of each row.
+template <int kLane, uint32_t kRows, uint32_t kVectors>
+inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
+                      float32x4_t (&acc)[kRows][2 * kVectors]) {
+  for (uint32_t i = 0; i < kVectors; ++i) {
+    const float16x8_t v = vld1q_f16(reinterpret_cast<const float16_t*>(value) + 8 * i);
+    for (uint32_t r = 0; r < kRows; ++r) {
+      acc[r][2 * i] = vfmlalq_laneq_low_f16(acc[r][2 * i], v, p[r], kLane);
+      acc[r][2 * i + 1] = vfmlalq_laneq_high_f16(acc[r][2 * i + 1], v, p[r], kLane);
+    }
+  }
+}
+
 template <uint32_t kRows, uint32_t kVectors>
-inline void accumulate_f16_chunk(const AccumulateJob& job, const float16x8_t (*p)[kRows],
+inline void accumulate_f16_chunk(const AccumulateJob& job, const float16_t (*p)[kAttentionBlock],
                                  uint32_t row, uint32_t c) {
   float32x4_t acc[kRows][2 * kVectors];
   float* const place = job.acc + uint64_t{row} * job.head_dim + c;
@@ -539,31 +547,29 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const float16x8_t (*p
     for (uint32_t i = 0; i < 2 * kVectors; ++i)
       acc[r][i] = vmulq_n_f32(vld1q_f32(place + r * job.head_dim + 4 * i), job.keep[row + r]);
   }
-  const auto one = [&](const uint8_t* values, const float16x8_t(&weights)[kRows], auto lane)
-      __attribute__((always_inline)) {
-    const auto* const v = reinterpret_cast<const float16_t*>(values) + c;
-    for (uint32_t i = 0; i < kVectors; ++i) {
-      const float16x8_t value = vld1q_f16(v + 8 * i);
-      for (uint32_t r = 0; r < kRows; ++r) {
-        acc[r][2 * i] =
-            vfmlalq_laneq_low_f16(acc[r][2 * i], value, weights[r], decltype(lane)::value);
-        acc[r][2 * i + 1] =
-            vfmlalq_laneq_high_f16(acc[r][2 * i + 1], value, weights[r], decltype(lane)::value);
-      }
-    }
+  const uint64_t stride = job.value_stride;
+  const uint8_t* value = job.values + job.begin * stride + c * sizeof(float16_t);
+  uint32_t key = job.begin;
+  const auto one = [&] {
+    float16x8_t weights[kRows];
+    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vdupq_n_f16(p[r][key]);
+    add_value<0, kRows, kVectors>(value, weights, acc);
+    ++key, value += stride;
   };
-  for (uint32_t key = 0; key < kAttentionBlock; key += 8) {
-    if (key + 8 <= job.begin || key >= job.end) continue;
-    const uint8_t* const values = job.values + key * job.value_stride;
-    const auto& weights = p[key / 8];
-    const auto lane = [&](auto index) __attribute__((always_inline)) {
-      constexpr uint32_t kLane = decltype(index)::value;
-      if (key + kLane < job.begin || key + kLane >= job.end) return;
-      one(values + kLane * job.value_stride, weights, index);
-    };
-    lane(Lane<0>()), lane(Lane<1>()), lane(Lane<2>()), lane(Lane<3>());
-    lane(Lane<4>()), lane(Lane<5>()), lane(Lane<6>()), lane(Lane<7>());
+  while (key < job.end && key % 8 != 0) one();
+  for (; key + 8 <= job.end; key += 8, value += 8 * stride) {
+    float16x8_t weights[kRows];
+    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vld1q_f16(p[r] + key);
+    add_value<0, kRows, kVectors>(value, weights, acc);
+    add_value<1, kRows, kVectors>(value + stride, weights, acc);
+    add_value<2, kRows, kVectors>(value + 2 * stride, weights, acc);
+    add_value<3, kRows, kVectors>(value + 3 * stride, weights, acc);
+    add_value<4, kRows, kVectors>(value + 4 * stride, weights, acc);
+    add_value<5, kRows, kVectors>(value + 5 * stride, weights, acc);
+    add_value<6, kRows, kVectors>(value + 6 * stride, weights, acc);
+    add_value<7, kRows, kVectors>(value + 7 * stride, weights, acc);
   }
+  while (key < job.end) one();
   for (uint32_t r = 0; r < kRows; ++r) {
     for (uint32_t i = 0; i < 2 * kVectors; ++i)
       vst1q_f32(place + r * job.head_dim + 4 * i, acc[r][i]);
@@ -572,13 +578,11 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const float16x8_t (*p
 
 template <uint32_t kRows>
 void accumulate_f16_rows(const AccumulateJob& job, uint32_t row) {
-  float16x8_t p[kAttentionBlock / 8][kRows];
+  alignas(16) float16_t p[kRows][kAttentionBlock];
   for (uint32_t r = 0; r < kRows; ++r) {
     const float* const from = job.p + (row + r) * kAttentionBlock;
-    for (uint32_t i = 0; i < kAttentionBlock / 8; ++i) {
-      p[i][r] = vcombine_f16(vcvt_f16_f32(vld1q_f32(from + 8 * i)),
-                             vcvt_f16_f32(vld1q_f32(from + 8 * i + 4)));
-    }
+    for (uint32_t i = 0; i < kAttentionBlock; i += 4)
+      vst1_f16(p[r] + i, vcvt_f16_f32(vld1q_f32(from + i)));
   }
   uint32_t c = 0;
   for (; c + 16 <= job.head_dim; c += 16) accumulate_f16_chunk<kRows, 2>(job, p, row, c);
