@@ -94,15 +94,43 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<DHadamard>> CeilToInt(VHadamard v) {
 
 using VInt = hn::Vec<hn::RebindToSigned<DHadamard>>;
 
+using DLevel = hn::CappedTag<int8_t, 16>;
+using VLevel = hn::Vec<DLevel>;
+using DInt16 = hn::CappedTag<int16_t, 8>;
+using VInt16 = hn::Vec<DInt16>;
+
+// The lower halves of two vectors.
+HWY_INLINE VInt16 LowerHalves(VInt v0, VInt v1) {
+  return hn::ConcatEven(DInt16(), hn::BitCast(DInt16(), v1), hn::BitCast(DInt16(), v0));
+}
+
 // Four vectors of integers within 16 bits to 16 saturated bytes.
-template <class T>
-HWY_INLINE hn::Vec<hn::CappedTag<T, 16>> NarrowToBytes(VInt v0, VInt v1, VInt v2, VInt v3) {
-  const hn::CappedTag<int16_t, 8> d16;
-  const hn::CappedTag<T, 16> d8;
-  const hn::Half<decltype(d8)> h8;
-  const auto low = hn::ConcatEven(d16, hn::BitCast(d16, v1), hn::BitCast(d16, v0));
-  const auto high = hn::ConcatEven(d16, hn::BitCast(d16, v3), hn::BitCast(d16, v2));
-  return hn::Combine(d8, hn::DemoteTo(h8, high), hn::DemoteTo(h8, low));
+HWY_INLINE VLevel NarrowToBytes(VInt v0, VInt v1, VInt v2, VInt v3) {
+  const hn::Half<DLevel> half;
+  return hn::Combine(DLevel(), hn::DemoteTo(half, LowerHalves(v2, v3)),
+                     hn::DemoteTo(half, LowerHalves(v0, v1)));
+}
+
+// For v >= 0 within 12 bits: an integer, in the lower half of each lane, that is at least 2 t - 1
+// for just those integers t that are less than v. A conversion rounding up would take a pipe twice
+// as long as this sum, which counts halves: v = t falls on a tie that goes down to t - 1, an even
+// number of halves. Below 1 the result may be negative.
+HWY_INLINE VInt CountHalves(VHadamard v) {
+  const DHadamard d;
+  return hn::BitCast(hn::RebindToSigned<DHadamard>(), hn::Add(v, hn::Set(d, 0x1p22f - 0.75f)));
+}
+
+// From CountHalves, four vectors, to 16 saturated bytes: the largest integer less than v.
+HWY_INLINE VCode NarrowHalves(VInt v0, VInt v1, VInt v2, VInt v3) {
+  const auto low = LowerHalves(v0, v1), high = LowerHalves(v2, v3);
+#if HWY_ARCH_ARM_A64
+  return VCode(vqrshrun_high_n_s16(vqrshrun_n_s16(low.raw, 1), high.raw, 1));
+#else
+  const hn::Half<DCode> half;
+  const auto one = hn::Set(DInt16(), int16_t{1});
+  return hn::Combine(DCode(), hn::DemoteTo(half, hn::ShiftRight<1>(hn::Add(high, one))),
+                     hn::DemoteTo(half, hn::ShiftRight<1>(hn::Add(low, one))));
+#endif
 }
 
 // The upper bytes of four vectors of floats; sign in the top bit.
@@ -116,32 +144,36 @@ HWY_INLINE VCode TopBytes(VHadamard v0, VHadamard v1, VHadamard v2, VHadamard v3
 
 using DSquares = hn::CappedTag<int32_t, 4>;
 using VSquares = hn::Vec<DSquares>;
-using DLevel = hn::CappedTag<int8_t, 16>;
-using VLevel = hn::Vec<DLevel>;
 
-// Adds the squares of 16 levels, each within +-127, to four lanes.
-HWY_INLINE VSquares AddSquares(VSquares total, VLevel level) {
+// Adds the squares of 32 levels, each within +-127, to four lanes.
+HWY_INLINE VSquares AddSquares(VSquares total, VLevel level0, VLevel level1) {
 #if HWY_ARCH_ARM_A64
-  const int16x8_t low = vmull_s8(vget_low_s8(level.raw), vget_low_s8(level.raw));
-  // At most 2 * 127^2: fits.
-  return VSquares(vpadalq_s16(total.raw, vmlal_high_s8(low, level.raw, level.raw)));
+  int16x8_t sum = vmull_s8(vget_low_s8(level0.raw), vget_low_s8(level0.raw));
+  sum = vmlal_high_s8(sum, level0.raw, level0.raw);
+  sum = vmlal_s8(sum, vget_low_s8(level1.raw), vget_low_s8(level1.raw));
+  sum = vmlal_high_s8(sum, level1.raw, level1.raw);
+  // At most 4 * 127^2: fits without a sign.
+  const uint32x4_t wide = vpadalq_u16(vreinterpretq_u32_s32(total.raw), vreinterpretq_u16_s16(sum));
+  return VSquares(vreinterpretq_s32_u32(wide));
 #else
   const hn::CappedTag<int16_t, 8> d16;
   const hn::Half<DLevel> half;
-  const auto low = hn::PromoteTo(d16, hn::LowerHalf(half, level));
-  const auto high = hn::PromoteTo(d16, hn::UpperHalf(half, level));
   auto other = hn::Zero(DSquares());
-  total = hn::ReorderWidenMulAccumulate(DSquares(), low, low, total, other);
-  total = hn::ReorderWidenMulAccumulate(DSquares(), high, high, total, other);
+  for (const VLevel level : {level0, level1}) {
+    const auto low = hn::PromoteTo(d16, hn::LowerHalf(half, level));
+    const auto high = hn::PromoteTo(d16, hn::UpperHalf(half, level));
+    total = hn::ReorderWidenMulAccumulate(DSquares(), low, low, total, other);
+    total = hn::ReorderWidenMulAccumulate(DSquares(), high, high, total, other);
+  }
   return hn::Add(total, other);
 #endif
 }
 
-// Magnitude tables of 2 to 4-bit formats in the form the coder uses: ceil(2 |v|) / 16 picks a
-// bucket, and no bucket holds more than one threshold.
+// Magnitude tables of 2 to 4-bit formats in the form the coder uses: a = ceil(2 |v|) - 1, and a /
+// 16 picks a bucket; no bucket holds more than one threshold.
 struct LevelTables {
   alignas(16) uint8_t first[16];      // index of the magnitude at the bucket's lower end
-  alignas(16) uint8_t threshold[16];  // the bucket's threshold, 255 if it has none
+  alignas(16) uint8_t threshold[16];  // what a must exceed for the next, 255 if nothing
   alignas(16) uint8_t level[16];
 };
 
@@ -153,9 +185,10 @@ constexpr LevelTables MakeLevelTables(const uint8_t (&levels)[kCount],
   for (uint32_t bucket = 0; bucket < 16; ++bucket) {
     tables.threshold[bucket] = 255;
     for (const uint8_t threshold : thresholds) {
-      if (threshold < 16 * bucket) ++tables.first[bucket];
-      if (threshold >= 16 * bucket && threshold < 16 * bucket + 16)
-        tables.threshold[bucket] = threshold;
+      const uint32_t least = threshold - 1u;
+      if (least < 16 * bucket) ++tables.first[bucket];
+      if (least >= 16 * bucket && least < 16 * bucket + 16)
+        tables.threshold[bucket] = static_cast<uint8_t>(least);
     }
   }
   return tables;
@@ -165,25 +198,31 @@ inline constexpr LevelTables kTq2Tables = MakeLevelTables(abi::kTq2Levels, abi::
 inline constexpr LevelTables kTq3Tables = MakeLevelTables(abi::kTq3Levels, abi::kTq3Thresholds);
 inline constexpr LevelTables kTq4Tables = MakeLevelTables(abi::kTq4Levels, abi::kTq4Thresholds);
 
-// Codes of a block: code(at, squares) gives those of 16 coordinates and adds their squared levels.
-// Returns the sum of squared levels.
+// Codes of a block: code(at, level) gives those of 16 coordinates, and their levels or the levels'
+// magnitudes. Returns the sum of squared levels.
 template <class Code>
-HWY_INLINE int32_t EncodeBlock(const float* HWY_RESTRICT y, uint32_t n, uint8_t* HWY_RESTRICT codes,
+HWY_INLINE int32_t EncodeBlock(const float* HWY_RESTRICT y, size_t n, uint8_t* HWY_RESTRICT codes,
                                const Code& code) {
   const DCode db;
-  auto squares0 = hn::Zero(DSquares()), squares1 = squares0;
-  uint32_t i = 0;
-  for (; i + 32 <= n; i += 32) {  // one group is a single long chain: two run side by side
-    const VCode codes0 = code(y + i, squares0), codes1 = code(y + i + 16, squares1);
-    hn::Store(codes0, db, codes + i), hn::Store(codes1, db, codes + i + 16);
+  auto squares = hn::Zero(DSquares());
+  VLevel level0, level1;
+  // A group is one long chain: several run side by side.
+#pragma GCC unroll 4
+  for (size_t pair = 0; pair < n / 32; ++pair, y += 32, codes += 32) {
+    const VCode codes0 = code(y, level0), codes1 = code(y + 16, level1);
+    squares = AddSquares(squares, level0, level1);
+    hn::StoreU(codes0, db, codes), hn::StoreU(codes1, db, codes + 16);
   }
-  if (i < n) hn::StoreU(code(y + i, squares0), db, codes + i);
-  return hn::GetLane(hn::SumOfLanes(DSquares(), hn::Add(squares0, squares1)));
+  if (n % 32 != 0) {
+    hn::StoreU(code(y, level0), db, codes);
+    squares = AddSquares(squares, level0, hn::Zero(DLevel()));
+  }
+  return hn::GetLane(hn::SumOfLanes(DSquares(), squares));
 }
 
 // 2 to 4 bits: sign and index of the nearest magnitude, a tie to the smaller one.
 template <uint32_t kBits>
-HWY_INLINE int32_t EncodeLevels(const float* HWY_RESTRICT y, uint32_t n, float inverse,
+HWY_INLINE int32_t EncodeLevels(const float* HWY_RESTRICT y, size_t n, float inverse,
                                 uint8_t* HWY_RESTRICT codes) {
   constexpr const LevelTables& kTables =
       kBits == 2 ? kTq2Tables : (kBits == 3 ? kTq3Tables : kTq4Tables);
@@ -192,25 +231,25 @@ HWY_INLINE int32_t EncodeLevels(const float* HWY_RESTRICT y, uint32_t n, float i
   const auto factor = hn::Set(d, inverse);
   const auto first = hn::Load(db, kTables.first), threshold = hn::Load(db, kTables.threshold);
   const auto level = hn::Load(db, kTables.level);
-  const auto doubled = [&](VHadamard v) HWY_ATTR { return CeilToInt(hn::Mul(hn::Abs(v), factor)); };
-  const auto code = [&](const float* at, VSquares& squares) HWY_ATTR {
+  const auto halves = [&](VHadamard v)
+                          HWY_ATTR { return CountHalves(hn::Mul(hn::Abs(v), factor)); };
+  const auto code = [&](const float* at, VLevel& levels) HWY_ATTR {
     const auto v0 = hn::Load(d, at), v1 = hn::Load(d, at + 4), v2 = hn::Load(d, at + 8),
                v3 = hn::Load(d, at + 12);
-    const auto a = NarrowToBytes<uint8_t>(doubled(v0), doubled(v1), doubled(v2), doubled(v3));
+    const auto a = NarrowHalves(halves(v0), halves(v1), halves(v2), halves(v3));
     const auto bucket = hn::ShiftRight<4>(a);
     const auto above = hn::VecFromMask(db, hn::Gt(a, hn::TableLookupBytes(threshold, bucket)));
     const auto index = hn::Sub(hn::TableLookupBytes(first, bucket), above);
-    squares = AddSquares(squares, hn::BitCast(DLevel(), hn::TableLookupBytes(level, index)));
-    const auto sign = hn::And(hn::ShiftRight<8 - kBits>(TopBytes(v0, v1, v2, v3)),
-                              hn::Set(db, uint8_t{1 << (kBits - 1)}));
-    return hn::Or(index, sign);
+    levels = hn::BitCast(DLevel(), hn::TableLookupBytes(level, index));
+    return hn::IfVecThenElse(hn::Set(db, uint8_t{1 << (kBits - 1)}),
+                             hn::ShiftRight<8 - kBits>(TopBytes(v0, v1, v2, v3)), index);
   };
   return EncodeBlock(y, n, codes, code);
 }
 
 // 5, 6 and 8 bits: the nearest integer (odd ones below 8 bits), a tie to the lower one.
 template <uint32_t kBits>
-HWY_INLINE int32_t EncodeIntegers(const float* HWY_RESTRICT y, uint32_t n, float inverse,
+HWY_INLINE int32_t EncodeIntegers(const float* HWY_RESTRICT y, size_t n, float inverse,
                                   uint8_t* HWY_RESTRICT codes) {
   const DHadamard d;
   const DLevel ds;
@@ -219,14 +258,14 @@ HWY_INLINE int32_t EncodeIntegers(const float* HWY_RESTRICT y, uint32_t n, float
     const auto v = hn::Mul(hn::Load(d, at), factor);
     return CeilToInt(kBits == 8 ? hn::Sub(v, hn::Set(d, 0.5f)) : v);
   };
-  const auto code = [&](const float* at, VSquares& squares) HWY_ATTR {
-    auto q = NarrowToBytes<int8_t>(whole(at), whole(at + 4), whole(at + 8), whole(at + 12));
+  const auto code = [&](const float* at, VLevel& levels) HWY_ATTR {
+    auto q = NarrowToBytes(whole(at), whole(at + 4), whole(at + 8), whole(at + 12));
     if constexpr (kBits == 8) {  // +-127 by the choice of the factor, rounding errors included
-      squares = AddSquares(squares, q);
+      levels = q;
     } else {
       constexpr int8_t kTop = 1 << (kBits - 1);
       q = hn::Min(hn::Max(q, hn::Set(ds, int8_t{1 - kTop})), hn::Set(ds, kTop));
-      squares = AddSquares(squares, hn::Sub(hn::Add(q, q), hn::Set(ds, int8_t{1})));
+      levels = hn::Sub(hn::Add(q, q), hn::Set(ds, int8_t{1}));
       q = hn::Add(q, hn::Set(ds, int8_t{kTop - 1}));
     }
     return hn::BitCast(DCode(), q);
@@ -262,22 +301,24 @@ struct KvHead {
   }
 };
 
+constexpr uint32_t kCommonBlock = 128;  // gets loops of its own
+
 // Transforms the coordinates of a row. first(i, a, b) gives the eight from i on, with signs
 // applied, after the stage 4. A last block of 8 has room for 16.
 template <uint32_t kFormat, class First>
 HWY_INLINE void TransformRow(const KvHead& head, const First& first, uint32_t slot, float* y,
                              KvFacts& facts) {
   constexpr bool kLargest = abi::kv_bits(kFormat) > 4;
-  constexpr size_t kFused = 128;  // the most common size gets its last four stages in one pass
   uint32_t scale = 0;
   for (uint32_t b = 0; b < head.blocks.count; ++b) {
     const size_t begin = head.blocks.begin[b], n = head.blocks.size[b];
     float* const block = y + begin;
     const auto from_begin = [&](size_t i, VHadamard& v0, VHadamard& v1)
                                 HWY_ATTR { first(begin + i, v0, v1); };
-    if (HWY_LIKELY(n == kFused)) {
-      HadamardOuter(from_begin, block, kFused, kFused / 4);
-      FinishBlock<kLargest, 4>(block, kFused, facts.sums[scale][slot], facts.largest[scale][slot]);
+    if (n == kCommonBlock) {  // the last four stages in one pass
+      HadamardOuter(from_begin, block, kCommonBlock, kCommonBlock / 4);
+      FinishBlock<kLargest, 4>(block, kCommonBlock, facts.sums[scale][slot],
+                               facts.largest[scale][slot]);
       ++scale;
       continue;
     }
@@ -362,12 +403,11 @@ HWY_INLINE void CodeRow(const KvHead& head, uint32_t slot, KvRow& row, KvFacts& 
       }
       factor = FactorOfSmall<kBits>(y, padded, factor);
     }
-    int32_t squares = 0;
-    if constexpr (kBits <= 4) {
-      squares = EncodeLevels<kBits>(y, padded, factor, codes);
-    } else {
-      squares = EncodeIntegers<kBits>(y, padded, factor, codes);
-    }
+    const auto encode = [&](size_t count) HWY_ATTR {
+      if constexpr (kBits <= 4) return EncodeLevels<kBits>(y, count, factor, codes);
+      if constexpr (kBits > 4) return EncodeIntegers<kBits>(y, count, factor, codes);
+    };
+    const int32_t squares = n == kCommonBlock ? encode(kCommonBlock) : encode(padded);
     facts.squares[i][slot] = squares - static_cast<int32_t>(padded - n) * kZeroSquare<kFormat>;
   }
 }

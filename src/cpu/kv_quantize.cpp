@@ -4,7 +4,6 @@
 #include "abi/kv_quantize.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 
@@ -43,29 +42,13 @@ HWY_INLINE void FlipSigns(const SignMasks& signs, uint32_t head_dim, float* x) {
   }
 }
 
-// The signs as factors.
-struct alignas(64) SignFactors : std::array<float, abi::kKvMaxHeadDim> {};
-
-inline const SignFactors& NativeFactors() {
-  static const SignFactors kFactors = [] {
-    SignFactors factors{};
-    for (uint32_t j = 0; j < factors.size(); ++j)
-      factors[j] = native_signs()[j] != 0 ? -1.0f : 1.0f;
-    return factors;
-  }();
-  return kFactors;
-}
-
-// Coordinates i to i + 7 with their signs, after the stage 4. A product with a sign is exact, so
-// that the fused operations round once, like a sum.
+// Four coordinates with their signs flipped.
 template <class Source>
-HWY_INLINE void LoadSignedPair(const Source* HWY_RESTRICT source, const SignFactors& signs,
-                               size_t i, VHadamard& v0, VHadamard& v1) {
+HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
+                                 const uint32_t* HWY_RESTRICT masks, size_t i) {
   const DHadamard d;
-  const auto a = hn::Mul(LoadF32(d, source + i), hn::Load(d, signs.data() + i));
-  const auto b = LoadF32(d, source + i + 4), sign = hn::Load(d, signs.data() + i + 4);
-  v0 = hn::MulAdd(b, sign, a);
-  v1 = hn::NegMulAdd(b, sign, a);
+  const hn::RebindToUnsigned<DHadamard> du;
+  return hn::Xor(LoadF32(d, source + i), hn::BitCast(d, hn::Load(du, masks + i)));
 }
 
 // One unit: which of its slots get which token, and where its memory is.
@@ -102,7 +85,7 @@ HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit,
 }
 
 template <uint32_t kFormat, class Source>
-void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignFactors& signs,
+void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
                   KvScratch& scratch) {
   const KvHead& head = *unit.head;
   KvFacts& facts = scratch.facts;
@@ -117,8 +100,10 @@ void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const Sig
     // enough.
     for (size_t at = 0; at < cache.head_dim * sizeof(Source); at += 64)
       __builtin_prefetch(unit.next[slot] + at);
-    const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1)
-                           HWY_ATTR { LoadSignedPair(source, signs, i, v0, v1); };
+    const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1) HWY_ATTR {
+      v0 = LoadFlipped(source, signs.data(), i), v1 = LoadFlipped(source, signs.data(), i + 4);
+      Butterfly(v0, v1);
+    };
     TransformRow<kFormat>(head, first, slot, row.y, facts);
   });
   FindFactors<kFormat>(head, facts);
@@ -126,8 +111,9 @@ void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const Sig
                       HWY_ATTR { CodeRow<kFormat>(head, slot, row, facts); });
   FindScales(head, 1.0f, facts);
   each(unit.mask & facts.extreme, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
-    CopyRow(source, scratch.x, cache.head_dim);
-    FlipSigns(native_signs(), cache.head_dim, scratch.x);
+    for (size_t i = 0; i < cache.head_dim; i += 4) {
+      hn::Store(LoadFlipped(source, signs.data(), i), DHadamard(), scratch.x + i);
+    }
     EncodeExtreme<kFormat>(head, scratch.x, slot, row, facts);
   });
   StoreUnit<kFormat>(cache, unit, scratch);
@@ -154,7 +140,7 @@ void QuantizeCompatUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, KvS
 }
 
 template <class Source>
-void QuantizeAnyUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignFactors& signs,
+void QuantizeAnyUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
                      KvScratch& scratch) {
   switch (cache.format) {
     case abi::kTq2:
@@ -201,7 +187,7 @@ inline KvUnit FindUnit(const abi::KvQuantizeParams& p, const uint64_t* args, uin
 template <class Source>
 void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
-  const SignFactors& signs = NativeFactors();
+  const SignMasks& signs = native_signs();
   KvScratch scratch;
   const KvHead heads[2] = {KvHead(p.stream[0].cache.head_dim), KvHead(p.stream[1].cache.head_dim)};
   const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
