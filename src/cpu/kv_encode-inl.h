@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "abi/kv_codec.h"
 #include "cpu/convert-inl.h"
@@ -31,13 +32,20 @@ struct KvRow {
 // What is known of the scale blocks of a tile's rows, slot by slot: the steps from sums to scales
 // take four slots at a time.
 struct KvFacts {
-  alignas(16) float sums[abi::kKvMaxScales][abi::kKvTile][4] = {};     // of squares, by lane
-  alignas(16) float largest[abi::kKvMaxScales][abi::kKvTile][4] = {};  // square, by lane
+  alignas(16) float sums[abi::kKvMaxScales][abi::kKvTile][4];     // of squares, by lane
+  alignas(16) float largest[abi::kKvMaxScales][abi::kKvTile][4];  // square, by lane
   alignas(16) float sum[abi::kKvMaxScales][abi::kKvTile];
   alignas(16) float factor[abi::kKvMaxScales][abi::kKvTile];
-  alignas(16) int32_t squares[abi::kKvMaxScales][abi::kKvTile] = {};  // sum of squared levels
+  alignas(16) int32_t squares[abi::kKvMaxScales][abi::kKvTile];  // sum of squared levels
   alignas(16) uint16_t scales[abi::kKvMaxScales][abi::kKvTile];
-  uint32_t extreme = 0;  // slots with squares that leave the range of f32
+  uint32_t extreme;  // slots with squares that leave the range of f32
+
+  // Slots without a row are computed with the others; what they start from is zeros.
+  void Clear(size_t count) {
+    std::memset(sums, 0, count * sizeof(sums[0]));
+    std::memset(largest, 0, count * sizeof(largest[0]));
+    std::memset(squares, 0, count * sizeof(squares[0]));
+  }
 };
 
 // The last stages of a scale block: kRadix / 2 outer ones that were left, then 1 and 2. Coordinates
@@ -450,6 +458,7 @@ HWY_NOINLINE void EncodeExtreme(const KvHead& head, const float* x, uint32_t slo
     }
     KvRow block_row;
     KvFacts block_facts;
+    block_facts.Clear(block.scales.count);
     if (!finite || largest == 0) {
       std::fill_n(block_row.codes, std::max(n, 16u), kZeroCode<abi::kv_bits(kFormat)>);
       for (auto& scales : block_facts.scales) scales[0] = finite ? uint16_t{0} : abi::kKvScaleNaN;

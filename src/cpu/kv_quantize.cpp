@@ -51,6 +51,11 @@ HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
   return hn::Xor(LoadF32(d, source + i), hn::BitCast(d, hn::Load(du, masks + i)));
 }
 
+template <class Source>
+HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
+  for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
+}
+
 // One unit: which of its slots get which token, and where its memory is.
 struct KvUnit {
   const KvHead* head;
@@ -89,6 +94,7 @@ void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const Sig
                   KvScratch& scratch) {
   const KvHead& head = *unit.head;
   KvFacts& facts = scratch.facts;
+  const size_t code_bytes = cache.codes_tile_stride / abi::kKvTile;
   const auto each = [&](uint32_t mask, const auto& step) HWY_ATTR {
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
       if ((mask >> slot & 1) != 0)
@@ -97,9 +103,10 @@ void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const Sig
   };
   each(unit.mask, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
     // Rows of one head are a token apart, too far for the hardware to guess; a unit ahead is time
-    // enough.
-    for (size_t at = 0; at < cache.head_dim * sizeof(Source); at += 64)
-      __builtin_prefetch(unit.next[slot] + at);
+    // enough. So are the places of codes.
+    PrefetchRow<Source>(unit.next[slot], cache.head_dim);
+    for (size_t at = 0; at < code_bytes; at += 64)
+      __builtin_prefetch(unit.codes + slot * code_bytes + at, 1);
     const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1) HWY_ATTR {
       v0 = LoadFlipped(source, signs.data(), i), v1 = LoadFlipped(source, signs.data(), i + 4);
       Butterfly(v0, v1);
@@ -188,11 +195,17 @@ template <class Source>
 void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   const SignMasks& signs = native_signs();
-  KvScratch scratch;
   const KvHead heads[2] = {KvHead(p.stream[0].cache.head_dim), KvHead(p.stream[1].cache.head_dim)};
+  KvScratch scratch;
+  scratch.facts.Clear(std::max(heads[0].scales.count, heads[1].scales.count));
   const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
   KvUnit next;
-  if (share.begin < share.end) next = FindUnit(p, args, share.begin);
+  if (share.begin < share.end) {
+    next = FindUnit(p, args, share.begin);
+    for (const std::byte* row : next.source) {
+      PrefetchRow<Source>(row, p.stream[next.stream].cache.head_dim);
+    }
+  }
   for (uint64_t index = share.begin; index < share.end; ++index) {
     KvUnit unit = next;
     if (index + 1 < share.end) next = FindUnit(p, args, index + 1);
