@@ -53,6 +53,7 @@ HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
 
 template <class Source>
 HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
+  if (row == nullptr) return;  // a slot without a row: fetching nothing would take a page walk
   for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
 }
 
