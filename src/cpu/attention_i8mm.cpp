@@ -36,134 +36,182 @@ struct FieldTables {
   int8x16_t odd = level_table<kFormat>([](uint32_t i) { return level(i >> 2); });
 };
 
-// 64 coordinates of a row of K: at<j>() gives the levels of 16. Rows have whole groups of 16 bytes.
+inline uint8x16_t pair_lower(uint8x16_t a, uint8x16_t b) {
+  return vreinterpretq_u8_u64(vtrn1q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
+}
+inline uint8x16_t pair_upper(uint8x16_t a, uint8x16_t b) {
+  return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
+}
+
+// 16 stored bytes of two keys, as two vectors of eight bytes of one and eight of the other: what
+// the matrix product wants. Unpacking works on bytes, so it may come after.
+struct BytePair {
+  uint8x16_t half[2];
+  BytePair(const uint8_t* a, const uint8_t* b) {
+    const uint8x16_t first = vld1q_u8(a), second = vld1q_u8(b);
+    half[0] = pair_lower(first, second);
+    half[1] = pair_upper(first, second);
+  }
+};
+
+inline uint8x16_t low_nibbles(uint8x16_t bytes) { return vandq_u8(bytes, vdupq_n_u8(15)); }
+inline uint8x16_t high_nibbles(uint8x16_t bytes) { return vshrq_n_u8(bytes, 4); }
+
+// 64 coordinates of two rows of K: at<j, half>() gives the levels of 8 coordinates, 16 j + 8 half
+// on, of both. Rows have whole groups of 16 bytes.
 template <uint32_t kFormat>
-struct KeyLoader;
+struct KeyPair;
 
 template <>
-struct KeyLoader<abi::kTq8> {
+struct KeyPair<abi::kTq8> {
   struct Tables {};
-  const uint8_t* row;
-  KeyLoader(const Tables&, const uint8_t* keys, uint32_t, uint32_t unit) : row(keys + unit * 64) {}
+  const uint8_t *a, *b;
+  KeyPair(const uint8_t* first, const uint8_t* second, uint32_t, uint32_t unit)
+      : a(first + unit * 64), b(second + unit * 64) {}
   template <uint32_t j>
-  int8x16_t at(const Tables&) const {
-    return vld1q_s8(reinterpret_cast<const int8_t*>(row) + 16 * j);
+  void levels(const Tables&, int8x16_t (&v)[2]) const {
+    const BytePair pair(a + 16 * j, b + 16 * j);
+    v[0] = vreinterpretq_s8_u8(pair.half[0]);
+    v[1] = vreinterpretq_s8_u8(pair.half[1]);
+  }
+};
+
+// The low plane of 4, 5 and 6 bits.
+struct NibblePair {
+  BytePair raw[2];
+  NibblePair(const uint8_t* a, const uint8_t* b, uint32_t unit)
+      : raw{{a + unit * 32, b + unit * 32}, {a + unit * 32 + 16, b + unit * 32 + 16}} {}
+  template <uint32_t j>
+  void look_up_both(int8x16_t table, int8x16_t (&v)[2]) const {
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint8x16_t bytes = raw[j / 2].half[half];
+      v[half] = look_up(table, j % 2 == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
+    }
+  }
+};
+
+template <uint32_t kFormat>
+struct NibbleTables {
+  int8x16_t level = level_table<kFormat>([](uint32_t i) { return abi::kv_level(kFormat, i); });
+};
+
+template <>
+struct KeyPair<abi::kTq4> {
+  using Tables = NibbleTables<abi::kTq4>;
+  NibblePair low;
+  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t, uint32_t unit) : low(a, b, unit) {}
+  template <uint32_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.look_up_both<j>(t.level, v);
+  }
+};
+
+// The low plane of 2 and 3 bits.
+template <uint32_t kFormat>
+struct FieldPair {
+  uint8x16_t nibbles[2][2];
+  FieldPair(const uint8_t* a, const uint8_t* b, uint32_t unit) {
+    const BytePair raw(a + unit * 16, b + unit * 16);
+    for (uint32_t half = 0; half < 2; ++half) {
+      nibbles[0][half] = low_nibbles(raw.half[half]);
+      nibbles[1][half] = high_nibbles(raw.half[half]);
+    }
+  }
+  template <uint32_t j>
+  void look_up_both(const FieldTables<kFormat>& t, int8x16_t (&v)[2]) const {
+    for (uint32_t half = 0; half < 2; ++half)
+      v[half] = look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2][half]);
   }
 };
 
 template <>
-struct KeyLoader<abi::kTq4> {
-  struct Tables {
-    int8x16_t level =
-        level_table<abi::kTq4>([](uint32_t i) { return abi::kv_level(abi::kTq4, i); });
-  };
-  uint8x16_t raw[2];
-  KeyLoader(const Tables&, const uint8_t* keys, uint32_t, uint32_t unit)
-      : raw{vld1q_u8(keys + unit * 32), vld1q_u8(keys + unit * 32 + 16)} {}
-  template <uint32_t j>
-  int8x16_t at(const Tables& t) const {
-    const uint8x16_t code =
-        j % 2 == 0 ? vandq_u8(raw[j / 2], vdupq_n_u8(15)) : vshrq_n_u8(raw[j / 2], 4);
-    return look_up(t.level, code);
-  }
-};
-
-template <>
-struct KeyLoader<abi::kTq2> {
+struct KeyPair<abi::kTq2> {
   using Tables = FieldTables<abi::kTq2>;
-  uint8x16_t nibbles[2];
-  KeyLoader(const Tables&, const uint8_t* keys, uint32_t, uint32_t unit) {
-    const uint8x16_t raw = vld1q_u8(keys + unit * 16);
-    nibbles[0] = vandq_u8(raw, vdupq_n_u8(15));
-    nibbles[1] = vshrq_n_u8(raw, 4);
+  FieldPair<abi::kTq2> low;
+  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t, uint32_t unit) : low(a, b, unit) {}
+  template <uint32_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.look_up_both<j>(t, v);
+  }
+};
+
+// A one-bit plane: 128 coordinates in 16 bytes, bit j of a byte belongs to coordinates 16 j on.
+struct BitPair {
+  uint8x16_t half[2];
+  BitPair(const uint8_t* a, const uint8_t* b, uint32_t unit) {
+    const BytePair raw(a + unit / 2 * 16, b + unit / 2 * 16);
+    for (uint32_t i = 0; i < 2; ++i)
+      half[i] = unit % 2 == 0 ? raw.half[i] : high_nibbles(raw.half[i]);
   }
   template <uint32_t j>
-  int8x16_t at(const Tables& t) const {
-    return look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2]);
+  uint8x16_t mask(uint32_t i) const {
+    return vtstq_u8(half[i], vdupq_n_u8(1u << j));
   }
 };
 
 template <>
-struct KeyLoader<abi::kTq3> {
+struct KeyPair<abi::kTq3> {
   using Tables = FieldTables<abi::kTq3>;
-  uint8x16_t nibbles[2], signs;
-  KeyLoader(const Tables&, const uint8_t* keys, uint32_t head_dim, uint32_t unit) {
-    const uint8x16_t raw = vld1q_u8(keys + unit * 16);
-    nibbles[0] = vandq_u8(raw, vdupq_n_u8(15));
-    nibbles[1] = vshrq_n_u8(raw, 4);
-    signs = vld1q_u8(keys + head_dim / 4 + unit / 2 * 16);
-    if (unit % 2 != 0) signs = vshrq_n_u8(signs, 4);
-  }
+  FieldPair<abi::kTq3> low;
+  BitPair signs;
+  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t head_dim, uint32_t unit)
+      : low(a, b, unit), signs(a + head_dim / 4, b + head_dim / 4, unit) {}
   template <uint32_t j>
-  int8x16_t at(const Tables& t) const {
-    return negate_where(look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2]),
-                        vtstq_u8(signs, vdupq_n_u8(1u << j)));
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.look_up_both<j>(t, v);
+    for (uint32_t half = 0; half < 2; ++half) v[half] = negate_where(v[half], signs.mask<j>(half));
   }
 };
 
 template <>
-struct KeyLoader<abi::kTq5> {
-  struct Tables {
-    int8x16_t level =
-        level_table<abi::kTq5>([](uint32_t i) { return abi::kv_level(abi::kTq5, i); });
-  };
-  uint8x16_t raw[2], high;
-  KeyLoader(const Tables&, const uint8_t* keys, uint32_t head_dim, uint32_t unit)
-      : raw{vld1q_u8(keys + unit * 32), vld1q_u8(keys + unit * 32 + 16)},
-        high(vld1q_u8(keys + head_dim / 2 + unit / 2 * 16)) {
-    if (unit % 2 != 0) high = vshrq_n_u8(high, 4);
-  }
+struct KeyPair<abi::kTq5> {
+  using Tables = NibbleTables<abi::kTq5>;
+  NibblePair low;
+  BitPair high;
+  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t head_dim, uint32_t unit)
+      : low(a, b, unit), high(a + head_dim / 2, b + head_dim / 2, unit) {}
   template <uint32_t j>
-  int8x16_t at(const Tables& t) const {
-    const uint8x16_t low =
-        j % 2 == 0 ? vandq_u8(raw[j / 2], vdupq_n_u8(15)) : vshrq_n_u8(raw[j / 2], 4);
-    const uint8x16_t upper = vandq_u8(vtstq_u8(high, vdupq_n_u8(1u << j)), vdupq_n_u8(32));
-    return vaddq_s8(look_up(t.level, low), vreinterpretq_s8_u8(upper));
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.look_up_both<j>(t.level, v);
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint8x16_t upper = vandq_u8(high.mask<j>(half), vdupq_n_u8(32));
+      v[half] = vaddq_s8(v[half], vreinterpretq_s8_u8(upper));
+    }
   }
 };
 
 template <>
-struct KeyLoader<abi::kTq6> {
-  struct Tables {
-    int8x16_t level =
-        level_table<abi::kTq6>([](uint32_t i) { return abi::kv_level(abi::kTq6, i); });
-  };
-  uint8x16_t raw[2], high;
-  KeyLoader(const Tables&, const uint8_t* keys, uint32_t head_dim, uint32_t unit)
-      : raw{vld1q_u8(keys + unit * 32), vld1q_u8(keys + unit * 32 + 16)},
-        high(vld1q_u8(keys + head_dim / 2 + unit * 16)) {}
+struct KeyPair<abi::kTq6> {
+  using Tables = NibbleTables<abi::kTq6>;
+  NibblePair low;
+  BytePair high;
+  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t head_dim, uint32_t unit)
+      : low(a, b, unit), high(a + head_dim / 2 + unit * 16, b + head_dim / 2 + unit * 16) {}
   template <uint32_t j>
-  int8x16_t at(const Tables& t) const {
-    const uint8x16_t low =
-        j % 2 == 0 ? vandq_u8(raw[j / 2], vdupq_n_u8(15)) : vshrq_n_u8(raw[j / 2], 4);
-    uint8x16_t field = high;  // bits 2j and 2j + 1 to 5 and 6
-    if constexpr (j == 0) field = vshlq_n_u8(high, 5);
-    if constexpr (j == 1) field = vshlq_n_u8(high, 3);
-    if constexpr (j == 2) field = vshlq_n_u8(high, 1);
-    if constexpr (j == 3) field = vshrq_n_u8(high, 1);
-    return vaddq_s8(look_up(t.level, low), vreinterpretq_s8_u8(vandq_u8(field, vdupq_n_u8(0x60))));
+  static uint8x16_t to_place(uint8x16_t bytes) {  // bits 2j and 2j + 1 to 5 and 6
+    if constexpr (j == 0) return vshlq_n_u8(bytes, 5);
+    if constexpr (j == 1) return vshlq_n_u8(bytes, 3);
+    if constexpr (j == 2) return vshlq_n_u8(bytes, 1);
+    return vshrq_n_u8(bytes, 1);
+  }
+  template <uint32_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.look_up_both<j>(t.level, v);
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint8x16_t upper = vandq_u8(to_place<j>(high.half[half]), vdupq_n_u8(0x60));
+      v[half] = vaddq_s8(v[half], vreinterpretq_s8_u8(upper));
+    }
   }
 };
 
-inline int8x16_t pair_lower(int8x16_t a, int8x16_t b) {
-  return vreinterpretq_s8_s64(vtrn1q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
-}
-inline int8x16_t pair_upper(int8x16_t a, int8x16_t b) {
-  return vreinterpretq_s8_s64(vtrn2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
-}
-
-// Four keys times kRows queries, one unit of 64 coordinates: acc[row][pair of keys] holds
+// Four keys times kRows queries, 16 of a unit's coordinates: acc[row][pair of keys] holds
 // {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
 template <uint32_t kFormat, uint32_t kRows, uint32_t j>
-inline void multiply_keys(const typename KeyLoader<kFormat>::Tables& t,
-                          const KeyLoader<kFormat> (&keys)[4], const int8_t* q, uint64_t q_stride,
+inline void multiply_keys(const typename KeyPair<kFormat>::Tables& t,
+                          const KeyPair<kFormat> (&keys)[2], const int8_t* q, uint64_t q_stride,
                           int32x4_t (&acc)[kRows][2]) {
   int8x16_t k[2][2];
-  for (uint32_t pair = 0; pair < 2; ++pair) {
-    const int8x16_t a = keys[2 * pair].template at<j>(t), b = keys[2 * pair + 1].template at<j>(t);
-    k[pair][0] = pair_lower(a, b);
-    k[pair][1] = pair_upper(a, b);
-  }
+  for (uint32_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
   for (uint32_t r = 0; r < kRows; ++r) {
     for (uint32_t half = 0; half < 2; ++half) {
       const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
@@ -180,7 +228,7 @@ inline float32x4_t key_scales(const uint8_t* scales) {
 
 template <uint32_t kFormat, uint32_t kRows>
 void score_rows(const ScoreJob& job, uint32_t row) {
-  const typename KeyLoader<kFormat>::Tables tables;
+  const typename KeyPair<kFormat>::Tables tables;
   const uint64_t q_stride = uint64_t{2} * job.head_dim;
   const int8_t* const q = job.q + row * q_stride;
   for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
@@ -193,11 +241,10 @@ void score_rows(const ScoreJob& job, uint32_t row) {
       for (uint32_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
       const uint32_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
       for (uint32_t unit = first; unit < first + units; ++unit) {
-        using Loader = KeyLoader<kFormat>;
-        const Loader loaded[4] = {{tables, keys, job.head_dim, unit},
-                                  {tables, keys + job.key_stride, job.head_dim, unit},
-                                  {tables, keys + 2 * job.key_stride, job.head_dim, unit},
-                                  {tables, keys + 3 * job.key_stride, job.head_dim, unit}};
+        const uint64_t stride = job.key_stride;
+        const KeyPair<kFormat> loaded[2] = {
+            {keys, keys + stride, job.head_dim, unit},
+            {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
         const int8_t* const at = q + uint64_t{128} * unit;
         multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
         multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
@@ -214,10 +261,8 @@ void score_rows(const ScoreJob& job, uint32_t row) {
         score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(whole), scale);
       }
     }
-    for (uint32_t r = 0; r < kRows; ++r) {
-      vst1q_f32(job.scores + (row + r) * kAttentionBlock + key,
-                vmulq_n_f32(score[r], job.q_scale[row + r]));
-    }
+    for (uint32_t r = 0; r < kRows; ++r)
+      vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
   }
 }
 
@@ -262,16 +307,11 @@ inline int8x16_t zip2_16(int8x16_t a, int8x16_t b) {
 
 // Eight coordinates of a tile of V from the low plane: v[i] holds the eight tokens of coordinate
 // 2i, then those of 2i + 1.
-template <uint32_t kFormat>
-struct NibbleTables {
-  int8x16_t level = level_table<kFormat>([](uint32_t i) { return abi::kv_level(kFormat, i); });
-};
-
 inline void load_nibbles(int8x16_t level, const uint8_t* plane, int8x16_t (&v)[4]) {
   for (uint32_t i = 0; i < 2; ++i) {
     const uint8x16_t raw = vld1q_u8(plane + 16 * i);
-    const int8x16_t early = look_up(level, vandq_u8(raw, vdupq_n_u8(15)));
-    const int8x16_t late = look_up(level, vshrq_n_u8(raw, 4));
+    const int8x16_t early = look_up(level, low_nibbles(raw));
+    const int8x16_t late = look_up(level, high_nibbles(raw));
     v[2 * i] = zip1_32(early, late);
     v[2 * i + 1] = zip2_32(early, late);
   }
@@ -280,7 +320,7 @@ inline void load_nibbles(int8x16_t level, const uint8_t* plane, int8x16_t (&v)[4
 // Two-bit fields of eight coordinates, through one table per field of a nibble.
 inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int8x16_t (&v)[4]) {
   const uint8x16_t raw = vld1q_u8(plane);
-  const uint8x16_t low = vandq_u8(raw, vdupq_n_u8(15)), high = vshrq_n_u8(raw, 4);
+  const uint8x16_t low = low_nibbles(raw), high = high_nibbles(raw);
   const int8x16_t t01 = look_up(even, low), t23 = look_up(odd, low);
   const int8x16_t t45 = look_up(even, high), t67 = look_up(odd, high);
   const int8x16_t early1 = zip1_16(t01, t23), early2 = zip2_16(t01, t23);
@@ -366,6 +406,23 @@ struct ByteProbabilities {
   float unit[kAttentionRows];
 };
 
+constexpr float kHuge = 1e38f;
+
+// A key that is not seen must not bring in its scale, which may be NaN. Returns the largest
+// product.
+float weigh_with_care(const float* p, const float* scales, uint32_t vectors,
+                      float32x4_t* weighted) {
+  float32x4_t largest = vdupq_n_f32(0);
+  for (uint32_t i = 0; i < vectors; ++i) {
+    const float32x4_t probability = vld1q_f32(p + 4 * i);
+    const uint32x4_t unseen = vceqzq_f32(probability);
+    const float32x4_t product = vmulq_f32(probability, vld1q_f32(scales + 4 * i));
+    weighted[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(product), unseen));
+    largest = vmaxq_f32(largest, weighted[i]);
+  }
+  return vmaxvq_f32(largest);
+}
+
 void quantize_row(const AccumulateJob& job, const float* scales, uint32_t row,
                   ByteProbabilities& out) {
   const float* const p = job.p + row * kAttentionBlock;
@@ -373,23 +430,18 @@ void quantize_row(const AccumulateJob& job, const float* scales, uint32_t row,
   float32x4_t largest = vdupq_n_f32(0);
   const uint32_t vectors = job.tiles * 2;
   for (uint32_t i = 0; i < vectors; ++i) {
-    const float32x4_t probability = vld1q_f32(p + 4 * i);
-    // A key that is not seen must not bring in its scale, which may be NaN.
-    const uint32x4_t seen = vcgtq_f32(probability, vdupq_n_f32(0));
-    const uint32x4_t sick = vmvnq_u32(vceqq_f32(probability, probability));
-    const float32x4_t product = vmulq_f32(probability, vld1q_f32(scales + 4 * i));
-    weighted[i] =
-        vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(product), vorrq_u32(seen, sick)));
+    weighted[i] = vmulq_f32(vld1q_f32(p + 4 * i), vld1q_f32(scales + 4 * i));
     largest = vmaxq_f32(largest, weighted[i]);
   }
-  const float top = vmaxvq_f32(largest);
+  float top = vmaxvq_f32(largest);
+  if (!(top < kHuge)) top = weigh_with_care(p, scales, vectors, weighted);
   out.unit[row] = top * (1.0f / 255.0f);
   const float inverse = top > 0 ? 255.0f / top : 0.0f;
   uint8_t* const place = out.p + row / 2 * (2 * kAttentionBlock) + row % 2 * kTile;
   for (uint32_t tile = 0; tile < job.tiles; ++tile) {
     const uint32x4_t a = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * tile], inverse));
     const uint32x4_t b = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * tile + 1], inverse));
-    const uint16x8_t both = vcombine_u16(vqmovn_u32(a), vqmovn_u32(b));
+    const uint16x8_t both = vcombine_u16(vmovn_u32(a), vmovn_u32(b));
     vst1_u8(place + tile * (2 * kTile), vqmovn_u16(both));
   }
 }
@@ -421,8 +473,10 @@ inline void accumulate_unit(const AccumulateJob& job, const ValueLoader<kFormat>
     const float32x4_t unit =
         vcombine_f32(vdup_n_f32(bytes.unit[row]), vdup_n_f32(bytes.unit[other]));
     float* const place = job.acc + level_acc_index(row, c, job.head_dim);
+    const bool kept = job.keep[row] == 1 && job.keep[other] == 1;
     for (uint32_t j = 0; j < kUnits * 4; ++j) {
-      const float32x4_t old = vmulq_f32(vld1q_f32(place + 4 * j), keep);
+      float32x4_t old = vld1q_f32(place + 4 * j);
+      if (!kept) old = vmulq_f32(old, keep);
       vst1q_f32(place + 4 * j, vfmaq_f32(old, vcvtq_f32_s32(acc[i][j]), unit));
     }
   }
@@ -508,7 +562,7 @@ void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t ke
     const float32x4_t sums =
         vpaddq_f32(vpaddq_f32(acc[r][0], acc[r][1]), vpaddq_f32(acc[r][2], acc[r][3]));
     float lanes[4];
-    vst1q_f32(lanes, vmulq_n_f32(sums, job.q_scale[row + r]));
+    vst1q_f32(lanes, sums);
     for (uint32_t i = 0; i < keys; ++i)
       job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
   }

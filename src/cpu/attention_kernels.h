@@ -19,8 +19,8 @@ struct LevelBlocks {
   uint32_t size[abi::kKvMaxScales] = {};
 };
 
-// Keys of a block against all rows: scores[row * kAttentionBlock + key], without the softmax's
-// scale.
+// Keys of a block against all rows: scores[row * kAttentionBlock + key], in units of the query's
+// own.
 struct ScoreJob {
   const uint8_t* keys;     // of the block's first slot
   uint64_t key_stride;     // bytes from slot to slot
@@ -33,7 +33,6 @@ struct ScoreJob {
   const LevelBlocks* blocks;
   const int8_t* q;         // levels: per row and 8 coordinates 8 upper bytes, then 8 lower bytes
   const uint16_t* q_half;  // f16
-  const float* q_scale;    // per row
   float* scores;
 };
 

@@ -240,7 +240,6 @@ class Stream {
     job.blocks = &blocks_;
     job.q = u_.scratch->operand;
     job.q_half = reinterpret_cast<const uint16_t*>(u_.scratch->operand);
-    job.q_scale = q_scale_;
     job.scores = u_.scratch->logits;
     if (k_route_ == Route::levels) return attention_kernels().score_levels(job);
     if (k_route_ == Route::unpacked_levels) return score_unpacked(block, job);
@@ -291,40 +290,44 @@ class Stream {
 
   // Scores become base-2 logits, then probabilities. True if all rows see the same keys.
   bool make_probabilities(const KeyBlock& block, float* keep) {
-    bool alike = !u_.touches_tree(block);
+    const bool branches = u_.touches_tree(block);
+    bool alike = !branches;
     for (uint32_t r = 0; r < u_.rows; ++r) {
       float* const logits = u_.scratch->logits + size_t{r} * kAttentionBlock;
       const Share seen = u_.seen(block, r);
+      const bool whole = !branches && seen.begin == 0 && seen.end == block.lanes();
       alike = alike && seen.begin == block.begin && seen.end == block.end;
-      scale_logits(block, r, logits);
-      const uint64_t lanes = block.lanes();
-      std::fill(logits, logits + std::min(seen.begin, lanes), kMinusInfinity);
-      std::fill(logits + std::min(seen.end, lanes), logits + lanes, kMinusInfinity);
-      if (u_.touches_tree(block)) {
-        for (uint64_t lane = seen.begin; lane < seen.end; ++lane) {
-          if (u_.tree_hides(block, r, lane)) logits[lane] = kMinusInfinity;
-        }
+      float factor = u_.params->scale * kLog2E * q_scale_[r];
+      if (!u_.plain() || !(factor > 0)) {
+        scale_logits(block, r, logits);
+        factor = 1.0f;
       }
-      keep[r] = FoldLogits(logits, block.lanes(), u_.state[r]);
+      if (!whole) blank(block, r, seen, kMinusInfinity);
+      keep[r] = FoldLogits(logits, block.lanes(), factor, u_.state[r]);
+      if (!whole) blank(block, r, seen, 0.0f);
     }
     return alike;
+  }
+
+  // Lanes that the row does not see.
+  void blank(const KeyBlock& block, uint32_t row, const Share& seen, float value) const {
+    float* const lane = u_.scratch->logits + size_t{row} * kAttentionBlock;
+    std::fill(lane, lane + std::min<uint64_t>(seen.begin, block.lanes()), value);
+    std::fill(lane + std::min<uint64_t>(seen.end, block.lanes()), lane + block.lanes(), value);
+    if (!u_.touches_tree(block)) return;
+    for (uint64_t i = seen.begin; i < seen.end; ++i) {
+      if (u_.tree_hides(block, row, i)) lane[i] = value;
+    }
   }
 
   void scale_logits(const KeyBlock& block, uint32_t row, float* logits) const {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
-    const uint32_t count = block.lanes();
-    const auto scale = hn::Set(d, u_.params->scale), to_base2 = hn::Set(d, kLog2E);
-    if (u_.plain()) {
-      const auto both = hn::Mul(scale, to_base2);
-      for (uint32_t i = 0; i < count; i += lanes)
-        hn::Store(hn::Mul(hn::Load(d, logits + i), both), d, logits + i);
-      return;
-    }
     const float cap = u_.params->soft_cap;
+    const auto scale = hn::Set(d, u_.params->scale * q_scale_[row]), to_base2 = hn::Set(d, kLog2E);
     const auto caps = hn::Set(d, cap), inverse = hn::Set(d, cap > 0 ? 1.0f / cap : 0.0f);
     const auto slope = hn::Set(d, u_.slope[row]);
-    for (uint32_t i = 0; i < count; i += lanes) {
+    for (uint32_t i = 0; i < block.lanes(); i += lanes) {
       auto x = hn::Mul(hn::Load(d, logits + i), scale);
       if (cap > 0) x = SoftCap(x, caps, inverse);
       const auto away = static_cast<float>(block.key + i - u_.position[row]);

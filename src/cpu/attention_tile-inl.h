@@ -104,6 +104,7 @@ class Tile {
 
  private:
   static constexpr uint32_t kWidth = kAttentionRows;
+  static constexpr float kUnseen = 0x1p-126f;  // what Exp2 makes of -inf is below
 
   // Lanes without a key count as zeros.
   void blank(const KeyBlock& block, uint32_t n) const {
@@ -220,7 +221,10 @@ class Tile {
       const auto keep = Exp2(hn::Sub(old, from));
       hn::Store(keep, d, keep_ + r);
       hn::Store(max, d, max_ + r);
-      hn::Store(hn::MulAdd(hn::Load(d, sum_ + r), keep, sum), d, sum_ + r);
+      const auto total = hn::MulAdd(hn::Load(d, sum_ + r), keep, sum);
+      // As in FoldLogits: nothing seen sums to 0, unless a NaN must show.
+      const auto empty = hn::And(nothing, hn::Lt(total, hn::Set(d, 1.0f)));
+      hn::Store(hn::IfThenZeroElse(empty, total), d, sum_ + r);
     }
   }
 
@@ -272,7 +276,7 @@ class Tile {
     auto c = hn::Mul(hn::LoadU(d, place), hn::Set(d, keep_[row]));
     for (uint32_t key = block.begin; key < block.end; ++key) {
       const float p = u_.scratch->logits[size_t{key} * kWidth + row];
-      if (p == 0) continue;  // whatever the value is
+      if (p < kUnseen) continue;  // whatever the value is
       c = hn::MulAdd(hn::Set(d, p), hn::LoadU(d, u_.scratch->tile + size_t{key} * n + column), c);
     }
     hn::StoreU(c, d, place);

@@ -29,16 +29,15 @@ HWY_INLINE void Butterfly(VHadamard& a, VHadamard& b) {
   a = sum;
 }
 
-// Stages h, 2h and 4h in one pass over memory. load(i) gives four coordinates from i on, from
-// wherever they are.
-template <class Load>
-HWY_INLINE void HadamardRadix8(const Load& load, float* HWY_RESTRICT y, size_t n, size_t h) {
+// Stages h, 2h and 4h in one pass over memory. pair(i, a, b) gives the four coordinates from i on
+// and the four from i + h on, after the stage h, from wherever they are.
+template <class Pair>
+HWY_INLINE void HadamardRadix8(const Pair& pair, float* HWY_RESTRICT y, size_t n, size_t h) {
   const DHadamard d;
   for (size_t base = 0; base < n; base += 8 * h) {
     for (size_t i = base; i < base + h; i += 4) {
-      auto v0 = load(i), v1 = load(i + h), v2 = load(i + 2 * h), v3 = load(i + 3 * h);
-      auto v4 = load(i + 4 * h), v5 = load(i + 5 * h), v6 = load(i + 6 * h), v7 = load(i + 7 * h);
-      Butterfly(v0, v1), Butterfly(v2, v3), Butterfly(v4, v5), Butterfly(v6, v7);
+      VHadamard v0, v1, v2, v3, v4, v5, v6, v7;
+      pair(i, v0, v1), pair(i + 2 * h, v2, v3), pair(i + 4 * h, v4, v5), pair(i + 6 * h, v6, v7);
       Butterfly(v0, v2), Butterfly(v1, v3), Butterfly(v4, v6), Butterfly(v5, v7);
       Butterfly(v0, v4), Butterfly(v1, v5), Butterfly(v2, v6), Butterfly(v3, v7);
       float* const at = y + i;
@@ -75,20 +74,33 @@ HWY_INLINE void HadamardRadix2(float* HWY_RESTRICT y, size_t n, size_t h) {
   }
 }
 
-// Stages 4 to `end`, not included, of a transform of n points, n at least 8; coordinates come
-// through load(i).
-template <class Load>
-HWY_INLINE void HadamardOuter(const Load& load, float* HWY_RESTRICT y, size_t n, size_t end) {
+// A pair for the stage h, from memory.
+HWY_INLINE void LoadPair(const float* HWY_RESTRICT at, size_t h, VHadamard& a, VHadamard& b) {
+  a = hn::Load(DHadamard(), at);
+  b = hn::Load(DHadamard(), at + h);
+  Butterfly(a, b);
+}
+
+// Stages 4 to `end`, not included, of a transform of n points, n at least 8. first(i, a, b) gives
+// the eight coordinates from i on, after the stage 4.
+template <class First>
+HWY_INLINE void HadamardOuter(const First& first, float* HWY_RESTRICT y, size_t n, size_t end) {
   const DHadamard d;
-  const auto again = [&](size_t i) HWY_ATTR { return hn::Load(d, y + i); };
   size_t h = 4;
   if (8 * h <= end) {
-    HadamardRadix8(load, y, n, h);
+    HadamardRadix8(first, y, n, h);
     h *= 8;
   } else {
-    for (size_t i = 0; i < n; i += 4) hn::Store(load(i), d, y + i);
+    for (size_t i = 0; i < n; i += 8) {
+      VHadamard a, b;
+      first(i, a, b);
+      hn::Store(a, d, y + i), hn::Store(b, d, y + i + 4);
+    }
+    h *= 2;
   }
-  for (; 8 * h <= end; h *= 8) HadamardRadix8(again, y, n, h);
+  const auto pair = [&](size_t i, VHadamard& a, VHadamard& b)
+                        HWY_ATTR { LoadPair(y + i, h, a, b); };
+  for (; 8 * h <= end; h *= 8) HadamardRadix8(pair, y, n, h);
   if (4 * h <= end) {
     HadamardRadix4(y, n, h);
     h *= 4;
@@ -116,7 +128,11 @@ HWY_INLINE void HadamardLast16(VHadamard& v0, VHadamard& v1, VHadamard& v2, VHad
 // The whole transform in natural order. y is aligned to a vector where n allows one.
 HWY_INLINE void Hadamard(float* HWY_RESTRICT y, uint32_t n) {
   const DHadamard d;
-  if (n >= 8) HadamardOuter([&](size_t i) HWY_ATTR { return hn::Load(d, y + i); }, y, n, n);
+  if (n >= 8) {
+    const auto first = [&](size_t i, VHadamard& a, VHadamard& b)
+                           HWY_ATTR { LoadPair(y + i, 4, a, b); };
+    HadamardOuter(first, y, n, n);
+  }
   if (n >= 16) {
     for (size_t i = 0; i < n; i += 16) {
       auto v0 = hn::Load(d, y + i), v1 = hn::Load(d, y + i + 4);

@@ -27,7 +27,7 @@ template <uint32_t kFormat>
 HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
   constexpr uint32_t kBits = abi::kv_bits(kFormat);
   if constexpr (kBits == 8) return;
-  const DBytes d;
+  const DCode d;
   alignas(16) uint8_t table[16] = {};
   if constexpr (kBits <= 4) {
     for (uint32_t c = 0; c < 1u << kBits; ++c)

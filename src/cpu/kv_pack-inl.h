@@ -17,33 +17,62 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DBytes = hn::CappedTag<uint8_t, 16>;
+using DCode = hn::CappedTag<uint8_t, 16>;
+using VCode = hn::Vec<DCode>;
 
-// Bits [kShift, kShift + kBits) of a row's codes, as one plane of a row of K.
-template <uint32_t kBits, uint32_t kShift>
+// The coder leaves codes transposed in groups of 16: where coordinate i is.
+constexpr uint32_t CodePlace(uint32_t i) { return (i & ~15u) | (i & 3) << 2 | (i >> 2 & 3); }
+
+HWY_INLINE VCode NaturalOrder(VCode bytes) {
+  alignas(16) static constexpr uint8_t kNatural[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                       2, 6, 10, 14, 3, 7, 11, 15};
+  return hn::TableLookupBytes(bytes, hn::Load(DCode(), kNatural));
+}
+
+// A plane is bits [shift, shift + bits) of codes.
+template <uint32_t kFormat, bool kHigh>
+struct Plane {
+  static constexpr uint32_t kBits = kHigh ? abi::kv_high_bits(kFormat) : abi::kv_low_bits(kFormat);
+  static constexpr uint32_t kShift = kHigh ? abi::kv_low_bits(kFormat) : 0;
+  static constexpr uint32_t kPieces = 8 / kBits;  // codes in a byte
+  static constexpr uint32_t kMask = (1u << kBits) - 1;
+  static constexpr bool kIsTop = kShift + kBits == abi::kv_bits(kFormat);
+};
+
+// 16 bytes of a plane, in natural order; load(piece) gives the codes from the lowest bits up.
+template <class P, class Load>
+HWY_INLINE VCode JoinPieces(const Load& load) {
+  const auto piece = [&](uint32_t i) HWY_ATTR {
+    VCode code = load(i);
+    if constexpr (P::kShift != 0) code = hn::ShiftRight<P::kShift>(code);
+    if constexpr (!P::kIsTop) code = hn::And(code, hn::Set(DCode(), uint8_t{P::kMask}));
+    return code;
+  };
+  VCode bytes = piece(P::kPieces - 1);
+  for (uint32_t i = P::kPieces - 1; i-- > 0;) {
+    bytes = hn::Or(hn::ShiftLeft<P::kBits % 8>(bytes), piece(i));
+  }
+  return NaturalOrder(bytes);
+}
+
+// One plane of a row of K.
+template <class P>
 HWY_INLINE void PackPlane(const uint8_t* HWY_RESTRICT codes, uint32_t head_dim,
                           uint8_t* HWY_RESTRICT plane) {
-  constexpr uint32_t kGroup = abi::kv_group(kBits), kPieces = 8 / kBits;
-  constexpr auto kMask = static_cast<uint8_t>((1u << kBits) - 1);
-  const DBytes d;
+  constexpr uint32_t kGroup = abi::kv_group(P::kBits);
+  const DCode d;
   uint32_t begin = 0;
   for (; begin + kGroup <= head_dim; begin += kGroup, plane += 16) {
-    for (uint32_t j = 0; j < 16; j += static_cast<uint32_t>(hn::Lanes(d))) {
-      auto byte = hn::Zero(d);
-      for (uint32_t piece = kPieces; piece-- > 0;) {
-        auto code = hn::LoadU(d, codes + begin + size_t{16} * piece + j);
-        if (kShift != 0) code = hn::ShiftRight<kShift>(code);
-        if (kBits != 8) byte = hn::ShiftLeft<kBits % 8>(byte);
-        byte = hn::Or(byte, hn::And(code, hn::Set(d, kMask)));
-      }
-      hn::StoreU(byte, d, plane + j);
-    }
+    const auto load = [&](uint32_t piece)
+                          HWY_ATTR { return hn::LoadU(d, codes + begin + size_t{16} * piece); };
+    hn::StoreU(JoinPieces<P>(load), d, plane);
   }
-  const uint32_t rest = (head_dim - begin) * kBits / 8;
+  const uint32_t rest = (head_dim - begin) * P::kBits / 8;
   for (uint32_t j = 0; j < rest; ++j) {
     uint32_t byte = 0;
-    for (uint32_t piece = 0; piece < kPieces; ++piece) {
-      byte |= (codes[begin + piece * rest + j] >> kShift & kMask) << (piece * kBits);
+    for (uint32_t piece = 0; piece < P::kPieces; ++piece) {
+      const uint32_t code = codes[CodePlace(begin + piece * rest + j)];
+      byte |= (code >> P::kShift & P::kMask) << (piece * P::kBits);
     }
     plane[j] = static_cast<uint8_t>(byte);
   }
@@ -69,10 +98,12 @@ HWY_INLINE void UnpackPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_dim
 // One row of K.
 template <uint32_t kFormat>
 HWY_INLINE void PackRow(const uint8_t* codes, uint32_t head_dim, uint8_t* row) {
-  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  PackPlane<kLow, 0>(codes, head_dim, row);
-  if constexpr (kHigh != 0)
-    PackPlane<kHigh, kLow>(codes, head_dim, row + abi::kv_plane_bytes(head_dim, kLow));
+  using Low = Plane<kFormat, false>;
+  PackPlane<Low>(codes, head_dim, row);
+  if constexpr (!Low::kIsTop) {
+    PackPlane<Plane<kFormat, true>>(codes, head_dim,
+                                    row + abi::kv_plane_bytes(head_dim, Low::kBits));
+  }
 }
 
 template <uint32_t kFormat>
@@ -87,30 +118,23 @@ HWY_INLINE void UnpackRow(const uint8_t* row, uint32_t head_dim, uint8_t* codes)
 // A tile of V, one plane: kBits bytes per coordinate, byte i holds the tokens i, i + kBits, i + 2
 // kBits, ... from the lowest bits up. `tokens` says which of the eight rows are new; the others
 // keep their bits.
-template <uint32_t kBits, uint32_t kShift>
+template <class P>
 HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32_t tokens,
                               uint32_t head_dim, uint8_t* HWY_RESTRICT plane) {
-  constexpr uint32_t kPieces = 8 / kBits;
-  constexpr uint32_t kMask = (1u << kBits) - 1;
+  constexpr uint32_t kBits = P::kBits;
   uint8_t keep[kBits];
   for (uint32_t i = 0; i < kBits; ++i) {
     uint32_t written = 0;
-    for (uint32_t piece = 0; piece < kPieces; ++piece) {
-      if ((tokens >> (i + piece * kBits) & 1) != 0) written |= kMask << (piece * kBits);
+    for (uint32_t piece = 0; piece < P::kPieces; ++piece) {
+      if ((tokens >> (i + piece * kBits) & 1) != 0) written |= P::kMask << (piece * kBits);
     }
     keep[i] = static_cast<uint8_t>(~written);
   }
-  const DBytes d;
+  const DCode d;
   // Bytes i of 16 coordinates, tokens i, i + kBits, ... put together.
   const auto gather = [&](uint32_t c, uint32_t i) HWY_ATTR {
-    auto byte = hn::Zero(d);
-    for (uint32_t piece = kPieces; piece-- > 0;) {
-      auto code = hn::LoadU(d, rows[i + piece * kBits] + c);
-      if (kShift != 0) code = hn::ShiftRight<kShift>(code);
-      if (kBits != 8) byte = hn::ShiftLeft<kBits % 8>(byte);
-      byte = hn::Or(byte, hn::And(code, hn::Set(d, static_cast<uint8_t>(kMask))));
-    }
-    return byte;
+    return JoinPieces<P>([&](uint32_t piece)
+                             HWY_ATTR { return hn::LoadU(d, rows[i + piece * kBits] + c); });
   };
   alignas(16) uint8_t fresh[16 * kBits];
   alignas(16) uint8_t pattern[16];  // kBits divides 16
@@ -158,10 +182,11 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
 template <uint32_t kFormat>
 HWY_INLINE void PackTile(const uint8_t* const (&rows)[abi::kKvTile], uint32_t tokens,
                          uint32_t head_dim, uint8_t* tile) {
-  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  PackTilePlane<kLow, 0>(rows, tokens, head_dim, tile);
-  if constexpr (kHigh != 0) {
-    PackTilePlane<kHigh, kLow>(rows, tokens, head_dim, tile + uint64_t{head_dim} * kLow);
+  using Low = Plane<kFormat, false>;
+  PackTilePlane<Low>(rows, tokens, head_dim, tile);
+  if constexpr (!Low::kIsTop) {
+    PackTilePlane<Plane<kFormat, true>>(rows, tokens, head_dim,
+                                        tile + uint64_t{head_dim} * Low::kBits);
   }
 }
 

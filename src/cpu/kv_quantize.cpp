@@ -4,6 +4,7 @@
 #include "abi/kv_quantize.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "cpu/kernels.h"
@@ -29,8 +30,8 @@ constexpr auto kRoleV = static_cast<uint32_t>(KvRole::v);
 
 struct KvScratch {
   alignas(64) float x[abi::kKvMaxHeadDim];
-  KvWork work[abi::kKvTile];
   KvRow rows[abi::kKvTile];
+  KvFacts facts;
 };
 
 // Four coordinates with their signs flipped.
@@ -42,25 +43,36 @@ HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
   return hn::Xor(LoadF32(d, source + i), hn::BitCast(d, hn::Load(du, masks + i)));
 }
 
+template <class Source>
+HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
+  if (row == nullptr) return;  // a slot without a row: fetching nothing would take a page walk
+  for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
+}
+
 // One unit: which of its slots get which token, and where its memory is.
 struct KvUnit {
   const KvHead* head;
+  uint64_t stream;
   uint32_t mask = 0;  // slots that are written
-  const std::byte* source[abi::kKvTile];
+  const std::byte* source[abi::kKvTile] = {};
+  const std::byte* next[abi::kKvTile];  // sources of the unit after this one, null if not needed
   uint8_t* codes;
   uint8_t* scales;
 };
 
 template <uint32_t kFormat>
-HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, KvScratch& scratch) {
+HWY_INLINE void StoreUnit(const abi::KvCacheLayout& cache, const KvUnit& unit,
+                          const KvScratch& scratch) {
   const uint32_t scales = unit.head->scales.count;
   const uint8_t* codes[abi::kKvTile];
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    codes[slot] = scratch.rows[slot].codes;
-    if ((unit.mask >> slot & 1) == 0) continue;
+    const bool written = (unit.mask >> slot & 1) != 0;
+    // A slot that is not written stands in with any codes of this format; they are not stored.
+    codes[slot] = scratch.rows[written ? slot : std::countr_zero(unit.mask)].codes;
+    if (!written) continue;
     for (uint32_t i = 0; i < scales; ++i) {
       std::memcpy(unit.scales + size_t{2} * (i * abi::kKvTile + slot),
-                  &scratch.rows[slot].scales[i], 2);
+                  &scratch.facts.scales[i][slot], 2);
     }
     if (cache.role != kRoleV) {
       PackRow<kFormat>(codes[slot], cache.head_dim,
@@ -74,34 +86,35 @@ template <uint32_t kFormat, class Source>
 void QuantizeUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
                   KvScratch& scratch) {
   const KvHead& head = *unit.head;
-  const auto each = [&](const auto& step) HWY_ATTR {
+  KvFacts& facts = scratch.facts;
+  const size_t code_bytes = cache.codes_tile_stride / abi::kKvTile;
+  const auto each = [&](uint32_t mask, const auto& step) HWY_ATTR {
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-      if ((unit.mask >> slot & 1) != 0) step(slot, scratch.work[slot], scratch.rows[slot]);
+      if ((mask >> slot & 1) != 0)
+        step(slot, reinterpret_cast<const Source*>(unit.source[slot]), scratch.rows[slot]);
     }
   };
-  const auto source = [&](uint32_t slot) {
-    return reinterpret_cast<const Source*>(unit.source[slot]);
-  };
-  each([&](uint32_t slot, KvWork& work, KvRow&) HWY_ATTR {
-    if (slot + 1 < abi::kKvTile && (unit.mask >> (slot + 1) & 1) != 0) {
-      // Rows of one head are a token apart, too far for the hardware to guess.
-      for (size_t at = 0; at < cache.head_dim * sizeof(Source); at += 64)
-        __builtin_prefetch(unit.source[slot + 1] + at);
-    }
-    const Source* const row = source(slot);
-    TransformRow<kFormat>(
-        head, [&](size_t i) HWY_ATTR { return LoadFlipped(row, signs.data(), i); }, work);
+  each(unit.mask, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
+    // Rows of one head are a token apart, too far for the hardware to guess; a unit ahead is time
+    // enough. So are the places of codes.
+    PrefetchRow<Source>(unit.next[slot], cache.head_dim);
+    for (size_t at = 0; at < code_bytes; at += 64)
+      __builtin_prefetch(unit.codes + slot * code_bytes + at, 1);
+    const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1) HWY_ATTR {
+      v0 = LoadFlipped(source, signs.data(), i), v1 = LoadFlipped(source, signs.data(), i + 4);
+      Butterfly(v0, v1);
+    };
+    TransformRow<kFormat>(head, first, slot, row.y, facts);
   });
-  each([&](uint32_t, KvWork& work, KvRow&) HWY_ATTR { FindFactors<kFormat>(head, work); });
-  each([&](uint32_t, KvWork& work, KvRow& row)
-           HWY_ATTR { CodeRow<kFormat>(head, work, row.codes); });
-  each([&](uint32_t slot, KvWork& work, KvRow& row) HWY_ATTR {
-    FindScales(head, work, 0, row.scales);
-    if (HWY_LIKELY(!work.extreme)) return;
+  FindFactors<kFormat>(head, facts);
+  each(unit.mask, [&](uint32_t slot, const Source*, KvRow& row)
+                      HWY_ATTR { CodeRow<kFormat>(head, slot, row, facts); });
+  FindScales(head, 1.0f, facts);
+  each(unit.mask & facts.extreme, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
     for (size_t i = 0; i < cache.head_dim; i += 4) {
-      hn::Store(LoadFlipped(source(slot), signs.data(), i), DHadamard(), scratch.x + i);
+      hn::Store(LoadFlipped(source, signs.data(), i), DHadamard(), scratch.x + i);
     }
-    EncodeExtreme<kFormat>(head, scratch.x, work, row.codes, row.scales);
+    EncodeExtreme<kFormat>(head, scratch.x, slot, row, facts);
   });
   StoreUnit<kFormat>(cache, unit, scratch);
 }
@@ -147,35 +160,53 @@ void QuantizeAnyUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const 
   }
 }
 
+// Unit number `index`. Heads come before tiles: a token's heads usually lie together in memory.
+inline KvUnit FindUnit(const abi::KvQuantizeParams& p, const uint64_t* args, uint64_t index) {
+  const uint64_t head = index % p.heads;
+  const uint64_t tile = (p.first_tile + index / p.heads % p.tiles) % p.all_tiles;
+  KvUnit unit;
+  unit.stream = index / p.heads / p.tiles;
+  const abi::KvQuantizeStream& s = p.stream[unit.stream];
+  const uint64_t* const stream_args = args + 3 * unit.stream;
+  unit.codes = pointer<uint8_t>(stream_args[1]) + head * s.cache.codes_head_stride +
+               tile * s.cache.codes_tile_stride;
+  unit.scales = pointer<uint8_t>(stream_args[2]) + head * s.cache.scales_head_stride +
+                tile * s.cache.scales_tile_stride;
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    const uint64_t at = tile * abi::kKvTile + slot;
+    if (at >= p.capacity) break;
+    const uint64_t token = at >= p.first_slot ? at - p.first_slot : at + p.capacity - p.first_slot;
+    if (token >= p.tokens) continue;
+    unit.mask |= 1u << slot;
+    unit.source[slot] = pointer<const std::byte>(stream_args[0]) + token * s.source_token_stride +
+                        head * s.source_head_stride;
+  }
+  return unit;
+}
+
 template <class Source>
 void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   const SignMasks& signs = native_signs();
-  KvScratch scratch;
   const KvHead heads[2] = {KvHead(p.stream[0].cache.head_dim), KvHead(p.stream[1].cache.head_dim)};
+  KvScratch scratch;
+  scratch.facts.Clear(std::max(heads[0].scales.count, heads[1].scales.count));
   const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
-  for (uint64_t index = share.begin; index < share.end; ++index) {
-    const uint64_t tile = (p.first_tile + index % p.tiles) % p.all_tiles;
-    const uint64_t head = index / p.tiles % p.heads;
-    const uint64_t stream = index / p.tiles / p.heads;
-    const abi::KvQuantizeStream& s = p.stream[stream];
-    KvUnit unit;
-    unit.head = &heads[stream];
-    unit.codes = pointer<uint8_t>(args[3 * stream + 1]) + head * s.cache.codes_head_stride +
-                 tile * s.cache.codes_tile_stride;
-    unit.scales = pointer<uint8_t>(args[3 * stream + 2]) + head * s.cache.scales_head_stride +
-                  tile * s.cache.scales_tile_stride;
-    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-      const uint64_t at = tile * abi::kKvTile + slot;
-      if (at >= p.capacity) break;
-      const uint64_t token =
-          at >= p.first_slot ? at - p.first_slot : at + p.capacity - p.first_slot;
-      if (token >= p.tokens) continue;
-      unit.mask |= 1u << slot;
-      unit.source[slot] = pointer<const std::byte>(args[3 * stream]) +
-                          token * s.source_token_stride + head * s.source_head_stride;
+  KvUnit next;
+  if (share.begin < share.end) {
+    next = FindUnit(p, args, share.begin);
+    for (const std::byte* row : next.source) {
+      PrefetchRow<Source>(row, p.stream[next.stream].cache.head_dim);
     }
-    if (unit.mask != 0) QuantizeAnyUnit<Source>(s.cache, unit, signs, scratch);
+  }
+  for (uint64_t index = share.begin; index < share.end; ++index) {
+    KvUnit unit = next;
+    if (index + 1 < share.end) next = FindUnit(p, args, index + 1);
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) unit.next[slot] = next.source[slot];
+    unit.head = &heads[unit.stream];
+    if (unit.mask != 0) {
+      QuantizeAnyUnit<Source>(p.stream[unit.stream].cache, unit, signs, scratch);
+    }
   }
 }
 

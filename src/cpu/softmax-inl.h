@@ -25,23 +25,21 @@ using VF = hn::Vec<DF>;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// 2^x for x <= 0, relative error below 3e-7 times a rounding or two; 0 below 2^-126, NaN stays NaN.
+// 2^x for x <= 0, relative error below 5e-6; below 2^-126 some number below 2^-126, NaN stays NaN.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
   const hn::RebindToSigned<DF> di;
-  const auto tiny = hn::Lt(x, hn::Set(d, -126.0f));
   // Adding 1.5 * 2^23 leaves the nearest integer in the last bits.
   const auto magic = hn::Set(d, 12582912.0f);
-  const auto shifted = hn::Add(x, magic);
-  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
-  auto y = hn::MulAdd(f, hn::Set(d, 0.00133336f), hn::Set(d, 0.00961813f));
-  y = hn::MulAdd(f, y, hn::Set(d, 0.0555041f));
-  y = hn::MulAdd(f, y, hn::Set(d, 0.240226507f));
-  y = hn::MulAdd(f, y, hn::Set(d, 0.693147181f));
+  const auto bounded = hn::Max(hn::Set(d, -127.0f), x);  // in this order a NaN passes on x86, too
+  const auto shifted = hn::Add(bounded, magic);
+  const auto f = hn::Sub(bounded, hn::Sub(shifted, magic));
+  auto y = hn::MulAdd(f, hn::Set(d, 0.00957f), hn::Set(d, 0.05589f));
+  y = hn::MulAdd(f, y, hn::Set(d, 0.240229f));
+  y = hn::MulAdd(f, y, hn::Set(d, 0.693130f));
   y = hn::MulAdd(f, y, hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const auto result = hn::BitCast(d, hn::Add(hn::BitCast(di, y), exponent));
-  return hn::IfThenZeroElse(tiny, result);
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, y), exponent));
 }
 
 // cap * tanh(x / cap).
@@ -63,35 +61,33 @@ struct RowState {
   float sum = 0;
 };
 
-// Folds `count` logits (a multiple of 8) into the state and makes them probabilities. Returns what
-// the old accumulator is multiplied with.
-HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, RowState& state) {
+// Folds `count` logits (a multiple of 8), each times `factor`, which is positive, into the state
+// and makes them probabilities; what is -inf becomes next to nothing. Returns what the old
+// accumulator is multiplied with.
+HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, float factor,
+                            RowState& state) {
   const DF d;
   const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
   auto top = hn::Set(d, kMinusInfinity);
   for (uint32_t i = 0; i < count; i += lanes) top = hn::Max(top, hn::Load(d, logits + i));
-  const float largest = hn::GetLane(hn::MaxOfLanes(d, top));
+  const float largest = hn::GetLane(hn::MaxOfLanes(d, top)) * factor;
   float keep = 1.0f;
   if (largest > state.max) {
     keep = Exp2One(state.max - largest);
     state.max = largest;
   }
-  if (state.max == kMinusInfinity) {
-    // Nothing seen yet, or only NaN, which must show.
-    for (uint32_t i = 0; i < count; ++i) {
-      logits[i] = std::isnan(logits[i]) ? logits[i] : 0.0f;
-      state.sum += logits[i];
-    }
-    return keep;
-  }
-  const auto max = hn::Set(d, state.max);
+  // Before anything is seen, -inf less -inf must not appear.
+  const auto max = hn::Set(d, state.max == kMinusInfinity ? 0.0f : state.max);
+  const auto factors = hn::Set(d, factor);
   auto sum = hn::Zero(d);
   for (uint32_t i = 0; i < count; i += lanes) {
-    const auto p = Exp2(hn::Sub(hn::Load(d, logits + i), max));
+    const auto p = Exp2(hn::MulSub(hn::Load(d, logits + i), factors, max));
     hn::Store(p, d, logits + i);
     sum = hn::Add(sum, p);
   }
-  state.sum = state.sum * keep + hn::GetLane(hn::SumOfLanes(d, sum));
+  const float added = hn::GetLane(hn::SumOfLanes(d, sum));
+  // A row that sees nothing yet has the sum 0, unless a NaN must show.
+  state.sum = state.max == kMinusInfinity && added < 1.0f ? 0.0f : state.sum * keep + added;
   return keep;
 }
 
