@@ -101,7 +101,7 @@ void RunEngine(AttentionUnit& u, uint64_t split, const uint64_t* args) {
   engine.run();
   alignas(64) float values[abi::kKvMaxHeadDim];
   for (uint32_t r = 0; r < u.rows; ++r) {
-    for (uint32_t c = 0; c < u.v_dim(); ++c) values[c] = engine.value_at(r, c);
+    engine.read_row(r, values);
     Restore(u.v.layout->format, u.v_dim(), values);
     if (u.params->partial != 0) {
       StorePartial(u, r, split, values, args[arg_partial]);

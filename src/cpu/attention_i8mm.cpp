@@ -9,6 +9,13 @@ namespace {
 
 constexpr uint32_t kTile = abi::kKvTile;
 
+// Into the second cache: the first is full of what is worked on.
+inline void fetch(const Ahead& ahead, uint32_t begin, uint32_t end) {
+  const uint8_t* const last = ahead.at + uint64_t{end} * ahead.bytes_per_unit;
+  for (const uint8_t* at = ahead.at + uint64_t{begin} * ahead.bytes_per_unit; at < last; at += 64)
+    __builtin_prefetch(at, 0, 2);
+}
+
 template <uint32_t kFormat, class At>
 inline int8x16_t level_table(const At& at) {
   alignas(16) int8_t table[16];
@@ -234,6 +241,7 @@ void score_rows(const ScoreJob& job, uint32_t row) {
   for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
     const uint8_t* const keys = job.keys + key * job.key_stride;
     const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
+    if (row == 0) fetch(job.ahead, key, key + 4);
     float32x4_t score[kRows];
     for (uint32_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
     for (uint32_t b = 0; b < job.blocks->count; ++b) {
@@ -451,8 +459,8 @@ template <uint32_t kFormat, uint32_t kPairs, uint32_t kUnits>
 inline void accumulate_unit(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
                             const ByteProbabilities& bytes, uint32_t pair, uint32_t c) {
   int32x4_t acc[kPairs][kUnits * 4];
-  for (auto& of_pair : acc) {
-    for (int32x4_t& a : of_pair) a = vdupq_n_s32(0);
+  for (uint32_t i = 0; i < kPairs; ++i) {
+    for (uint32_t j = 0; j < kUnits * 4; ++j) acc[i][j] = vdupq_n_s32(0);
   }
   for (uint32_t tile = 0; tile < job.tiles; ++tile) {
     uint8x16_t p[kPairs];
@@ -489,8 +497,10 @@ void accumulate_pairs(const AccumulateJob& job, const ByteProbabilities& bytes, 
   const ValueLoader<kFormat> loader;
   uint32_t c = job.blocks->begin[block];
   const uint32_t end = c + job.blocks->size[block];
-  for (; c + 8 * kUnits <= end; c += 8 * kUnits)
+  for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
+    if (pair == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
     accumulate_unit<kFormat, kPairs, kUnits>(job, loader, bytes, pair, c);
+  }
   if (c < end) accumulate_unit<kFormat, kPairs, 1>(job, loader, bytes, pair, c);
 }
 
@@ -544,8 +554,8 @@ void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t ke
     k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
   }
   float32x4_t acc[kRows][4];
-  for (auto& of_row : acc) {
-    for (float32x4_t& a : of_row) a = vdupq_n_f32(0);
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < 4; ++i) acc[r][i] = vdupq_n_f32(0);
   }
   for (uint32_t c = 0; c < job.head_dim; c += 8) {
     const float16x8_t v[4] = {vld1q_f16(k[0] + c), vld1q_f16(k[1] + c), vld1q_f16(k[2] + c),
@@ -571,6 +581,7 @@ void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t ke
 void score_f16(const ScoreJob& job) {
   const uint32_t keys = job.tiles;  // dense caches count slots
   for (uint32_t key = 0; key < keys; key += 4) {
+    fetch(job.ahead, key, key + 4);
     const uint32_t count = keys - key < 4 ? keys - key : 4;
     uint32_t row = 0;
     for (; row + 4 <= job.rows; row += 4) score_f16_rows<4>(job, row, key, count);
@@ -639,7 +650,10 @@ void accumulate_f16_rows(const AccumulateJob& job, uint32_t row) {
       vst1_f16(p[r] + i, vcvt_f16_f32(vld1q_f32(from + i)));
   }
   uint32_t c = 0;
-  for (; c + 16 <= job.head_dim; c += 16) accumulate_f16_chunk<kRows, 2>(job, p, row, c);
+  for (; c + 16 <= job.head_dim; c += 16) {
+    if (row == 0) fetch(job.ahead, c / 8, c / 8 + 2);
+    accumulate_f16_chunk<kRows, 2>(job, p, row, c);
+  }
   if (c < job.head_dim) accumulate_f16_chunk<kRows, 1>(job, p, row, c);
 }
 

@@ -19,6 +19,13 @@ struct LevelBlocks {
   uint32_t size[abi::kKvMaxScales] = {};
 };
 
+// Memory the next step will read, fetched bit by bit: in one go it would hold up the work it hides
+// behind.
+struct Ahead {
+  const uint8_t* at = nullptr;
+  uint32_t bytes_per_unit = 0;  // of a key (scores), or of eight coordinates (values)
+};
+
 // Keys of a block against all rows: scores[row * kAttentionBlock + key], in units of the query's
 // own.
 struct ScoreJob {
@@ -34,6 +41,7 @@ struct ScoreJob {
   const int8_t* q;         // levels: per row and 8 coordinates 8 upper bytes, then 8 lower bytes
   const uint16_t* q_half;  // f16
   float* scores;
+  Ahead ahead;
 };
 
 // acc = acc * keep + p v. p[row * kAttentionBlock + key] is 0 for keys that are not seen.
@@ -51,6 +59,7 @@ struct AccumulateJob {
   const float* p;
   const float* keep;  // per row
   float* acc;         // [rows][head_dim]; levels: see level_acc_index
+  Ahead ahead;
 };
 
 // Where the level kernels keep row r, coordinate c: pairs of rows by pairs of coordinates.

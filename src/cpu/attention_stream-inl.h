@@ -155,75 +155,87 @@ class Stream {
   void run() {
     std::fill_n(u_.scratch->acc, size_t{(u_.rows + 1) / 2 * 2} * u_.v_dim(), 0.0f);
     u_.for_blocks([&](const KeyBlock& block) {
-      prefetch(u_.v, block);
       score(block);
       float keep[kAttentionRows];
       const bool alike = make_probabilities(block, keep);
-      prefetch(u_.k, block);
       accumulate(block, keep, alike);
     });
   }
 
-  float value_at(uint32_t row, uint32_t c) const {
-    const uint64_t at = v_route_ == Route::levels ? level_acc_index(row, c, u_.v_dim())
-                                                  : uint64_t{row} * u_.v_dim() + c;
-    return u_.scratch->acc[at];
+  void read_row(uint32_t row, float* values) const {
+    const uint64_t n = u_.v_dim();
+    const float* const acc = u_.scratch->acc;
+    if (v_route_ != Route::levels) {
+      std::copy_n(acc + row * n, n, values);
+      return;
+    }
+    for (uint64_t c = 0; c < n; c += 2) {
+      values[c] = acc[level_acc_index(row, c, n)];
+      values[c + 1] = acc[level_acc_index(row, c + 1, n)];
+    }
   }
 
  private:
   // Queries in 16 bits, upper and lower byte, each eight coordinates together; or in f16, brought
   // near 1.
   void prepare_queries() {
+    const DF d;
     const uint32_t n = u_.k_dim();
     for (uint32_t r = 0; r < u_.rows; ++r) {
-      const float* const q = u_.scratch->q + size_t{r} * n;
-      float largest = 0;
-      for (uint32_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(q[i]));
+      float* const q = u_.scratch->q + size_t{r} * n;
+      auto top = hn::Zero(d), sick = hn::Zero(d);
+      for (uint32_t i = 0; i < n; i += static_cast<uint32_t>(hn::Lanes(d))) {
+        const auto x = hn::LoadU(d, q + i);
+        top = hn::Max(top, hn::Abs(x));
+        sick = hn::Add(sick, hn::Sub(x, x));  // NaN unless finite
+      }
+      const float largest = hn::GetLane(hn::MaxOfLanes(d, top));
       q_scale_[r] = 1.0f;
       if (k_route_ == Route::half_kernel) {
         const int exponent = largest > 0 && std::isfinite(largest) ? std::ilogb(largest) : 0;
         q_scale_[r] = std::ldexp(1.0f, exponent);
-        const float inverse = std::ldexp(1.0f, -exponent);
-        auto* const half = reinterpret_cast<Half*>(u_.scratch->operand) + size_t{r} * n;
-        for (uint32_t i = 0; i < n; ++i) half[i] = Half(q[i] * inverse);
+        const auto inverse = hn::Set(d, std::ldexp(1.0f, -exponent));
+        for (uint32_t i = 0; i < n; i += static_cast<uint32_t>(hn::Lanes(d)))
+          hn::StoreU(hn::Mul(hn::LoadU(d, q + i), inverse), d, q + i);
+        CopyRow(static_cast<const float*>(q),
+                reinterpret_cast<Half*>(u_.scratch->operand) + size_t{r} * n, n);
       } else if (k_route_ == Route::levels || k_route_ == Route::unpacked_levels) {
         prepare_levels(q, largest, r);
+        // A query that is not finite shows in its scale.
+        q_scale_[r] += hn::GetLane(hn::SumOfLanes(d, sick));
       }
     }
   }
 
   void prepare_levels(const float* q, float largest, uint32_t row) {
     constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
+    const hn::CappedTag<float, 4> d;
+    const hn::RebindToSigned<decltype(d)> di;
+    const hn::Rebind<int8_t, decltype(d)> d8;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
     int8_t* const operand = u_.scratch->operand + size_t{2} * row * padded_;
-    std::memset(operand, 0, size_t{2} * padded_);
-    // A query that is not finite shows in its scale.
+    if (padded_ != u_.k_dim()) std::memset(operand, 0, size_t{2} * padded_);
     q_scale_[row] = largest / kMost;
-    const float inverse = largest > 0 && std::isfinite(largest) ? kMost / largest : 0.0f;
-    float sum = 0;
+    const auto inverse = hn::Set(d, largest > 0 && std::isfinite(largest) ? kMost / largest : 0.0f);
     for (uint32_t b = 0; b < scales.count; ++b) {
-      for (uint32_t i = 0; i < scales.size[b]; ++i) {
-        const float value = q[scales.begin[b] + i];
-        sum += value;
-        const auto whole =
-            static_cast<int32_t>(std::lrint(std::isfinite(value) ? value * inverse : 0.0f));
-        const int32_t upper = (whole + 128) >> 8;
+      for (uint32_t i = 0; i < scales.size[b]; i += 4) {
+        const auto whole = hn::NearestInt(hn::Mul(hn::Load(d, q + scales.begin[b] + i), inverse));
+        const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
+        const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
         const uint32_t at = blocks_.begin[b] + i;
         int8_t* const place = operand + size_t{at / 8} * 16 + at % 8;
-        place[0] = static_cast<int8_t>(upper);
-        place[8] = static_cast<int8_t>(whole - upper * 256);
+        hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
+        hn::StoreU(hn::DemoteTo(d8, lower), d8, place + 8);
       }
     }
-    if (!std::isfinite(sum)) q_scale_[row] = sum - sum;  // NaN
   }
 
-  // The other operand's block while this one is worked on: two streams keep the bus busy.
-  void prefetch(const Cache& cache, const KeyBlock& block) const {
-    const bool next = cache.codes == u_.k.codes;
-    const uint8_t* at = cache.tile(block.tile + (next ? block.tiles() : 0));
-    const uint8_t* const end = at + block.tiles() * cache.layout->codes_tile_stride;
-    if (cache.layout->codes_tile_stride > 8 * 4096) return;  // rows far apart
-    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  // A block of the other operand, to be fetched in `units` steps: two streams keep the bus busy.
+  static Ahead block_ahead(const Cache& cache, uint64_t tile, uint32_t tiles, uint32_t units) {
+    const uint64_t stride = cache.layout->codes_tile_stride;
+    if (stride > abi::kKvTile * 4096)
+      return {};  // rows far apart: fetching all between helps nobody
+    return {cache.tile(tile), static_cast<uint32_t>((tiles * stride + units - 1) / units)};
   }
 
   void score(const KeyBlock& block) {
@@ -241,6 +253,7 @@ class Stream {
     job.q = u_.scratch->operand;
     job.q_half = reinterpret_cast<const uint16_t*>(u_.scratch->operand);
     job.scores = u_.scratch->logits;
+    job.ahead = block_ahead(u_.v, block.tile, block.tiles(), block.lanes());
     if (k_route_ == Route::levels) return attention_kernels().score_levels(job);
     if (k_route_ == Route::unpacked_levels) return score_unpacked(block, job);
     // Dense rows are taken one by one, from the first that is seen.
@@ -353,6 +366,7 @@ class Stream {
     job.p = u_.scratch->logits;
     job.keep = keep;
     job.acc = u_.scratch->acc;
+    job.ahead = block_ahead(u_.k, block.tile + block.tiles(), block.tiles(), job.head_dim / 8);
     if (v_route_ == Route::levels) {
       job.value_stride = v.layout->codes_tile_stride;
       return attention_kernels().accumulate_levels(job);

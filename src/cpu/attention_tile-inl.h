@@ -98,8 +98,8 @@ class Tile {
     for (uint32_t r = 0; r < u_.rows; ++r) u_.state[r] = {max_[r], sum_[r]};
   }
 
-  float value_at(uint32_t row, uint32_t c) const {
-    return u_.scratch->acc[size_t{row} * u_.v_dim() + c];
+  void read_row(uint32_t row, float* values) const {
+    std::copy_n(u_.scratch->acc + size_t{row} * u_.v_dim(), u_.v_dim(), values);
   }
 
  private:
