@@ -13,15 +13,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 uint64_t RunFma(float* sink) {
   const hn::ScalableTag<float> d;
   using V = hn::Vec<decltype(d)>;
-  constexpr uint32_t kSteps = 20000;
+  constexpr uint32_t kSteps = 200000;
   const V a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
   V v0 = a, v1 = a, v2 = a, v3 = a, v4 = a, v5 = a, v6 = a, v7 = a, v8 = a, v9 = a, v10 = a,
     v11 = a;
   for (uint32_t i = 0; i < kSteps; ++i) {
-    v0 = hn::MulAdd(v0, a, b), v1 = hn::MulAdd(v1, a, b), v2 = hn::MulAdd(v2, a, b);
-    v3 = hn::MulAdd(v3, a, b), v4 = hn::MulAdd(v4, a, b), v5 = hn::MulAdd(v5, a, b);
-    v6 = hn::MulAdd(v6, a, b), v7 = hn::MulAdd(v7, a, b), v8 = hn::MulAdd(v8, a, b);
-    v9 = hn::MulAdd(v9, a, b), v10 = hn::MulAdd(v10, a, b), v11 = hn::MulAdd(v11, a, b);
+    v0 = hn::MulAdd(a, b, v0), v1 = hn::MulAdd(a, b, v1), v2 = hn::MulAdd(a, b, v2);
+    v3 = hn::MulAdd(a, b, v3), v4 = hn::MulAdd(a, b, v4), v5 = hn::MulAdd(a, b, v5);
+    v6 = hn::MulAdd(a, b, v6), v7 = hn::MulAdd(a, b, v7), v8 = hn::MulAdd(a, b, v8);
+    v9 = hn::MulAdd(a, b, v9), v10 = hn::MulAdd(a, b, v10), v11 = hn::MulAdd(a, b, v11);
   }
   const V all = hn::Add(hn::Add(hn::Add(v0, v1), hn::Add(v2, v3)),
                         hn::Add(hn::Add(hn::Add(v4, v5), hn::Add(v6, v7)),

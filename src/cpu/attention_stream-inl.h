@@ -192,7 +192,8 @@ class Stream {
       const float largest = hn::GetLane(hn::MaxOfLanes(d, top));
       q_scale_[r] = 1.0f;
       if (k_route_ == Route::half_kernel) {
-        const int exponent = largest > 0 && std::isfinite(largest) ? std::ilogb(largest) : 0;
+        // At most 1/16: see score_f16.
+        const int exponent = largest > 0 && std::isfinite(largest) ? std::ilogb(largest) + 5 : 5;
         q_scale_[r] = std::ldexp(1.0f, exponent);
         const auto inverse = hn::Set(d, std::ldexp(1.0f, -exponent));
         for (uint32_t i = 0; i < n; i += static_cast<uint32_t>(hn::Lanes(d)))

@@ -133,8 +133,8 @@ HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t*
   }
 }
 
-// Levels times scales; the scale's bias comes off in two steps, so that neither end of its range is
-// lost on the way.
+// Levels times scales. The product of the scale and its bias, 2^-31, is exact unless it is
+// subnormal; then the bias comes off last, so that the end of the range is not lost on the way.
 HWY_INLINE void ScaleLevels(const abi::KvScaleBlocks& blocks, const uint8_t* scales, uint32_t slot,
                             const int8_t* levels, float* y) {
   const hn::CappedTag<float, 8> d;
@@ -144,12 +144,15 @@ HWY_INLINE void ScaleLevels(const abi::KvScaleBlocks& blocks, const uint8_t* sca
   for (uint32_t b = 0; b < blocks.count; ++b) {
     uint16_t stored = 0;
     std::memcpy(&stored, scales + size_t{2} * (b * abi::kKvTile + slot), 2);
-    const auto scale = hn::Set(d, std::bit_cast<float>(uint32_t{stored} << 15));
-    const auto up = hn::Set(d, 0x1p-16f), down = hn::Set(d, 0x1p-15f);
-    for (size_t i = blocks.begin[b]; i < blocks.begin[b] + blocks.size[b]; i += lanes) {
+    const auto raw = std::bit_cast<float>(uint32_t{stored} << 15);
+    const bool tiny = raw * 0x1p-31f < 0x1p-126f;
+    const auto scale = hn::Set(d, tiny ? raw : raw * 0x1p-31f);
+    const size_t begin = blocks.begin[b], end = begin + blocks.size[b];
+    for (size_t i = begin; i < end; i += lanes) {
       const auto level = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels + i)));
-      hn::StoreU(hn::Mul(hn::Mul(hn::Mul(level, up), scale), down), d, y + i);
+      hn::StoreU(hn::Mul(level, scale), d, y + i);
     }
+    for (size_t i = begin; tiny && i < end; ++i) y[i] *= 0x1p-31f;
   }
 }
 
