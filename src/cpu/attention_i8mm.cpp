@@ -211,15 +211,15 @@ struct KeyPair<abi::kTq6> {
   }
 };
 
-// Four keys times kRows queries, 16 of a unit's coordinates: acc[row][pair of keys] holds
-// {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
-template <uint32_t kFormat, uint32_t kRows, uint32_t j>
+// Four keys times kOperands pairs of query rows, 16 of a unit's coordinates: acc[operand][pair of
+// keys] holds {first row x key 0, first x key 1, second x key 0, second x key 1}.
+template <uint32_t kFormat, uint32_t kOperands, uint32_t j>
 inline void multiply_keys(const typename KeyPair<kFormat>::Tables& t,
                           const KeyPair<kFormat> (&keys)[2], const int8_t* q, uint64_t q_stride,
-                          int32x4_t (&acc)[kRows][2]) {
+                          int32x4_t (&acc)[kOperands][2]) {
   int8x16_t k[2][2];
   for (uint32_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
-  for (uint32_t r = 0; r < kRows; ++r) {
+  for (uint32_t r = 0; r < kOperands; ++r) {
     for (uint32_t half = 0; half < 2; ++half) {
       const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
       for (uint32_t pair = 0; pair < 2; ++pair)
@@ -233,54 +233,79 @@ inline float32x4_t key_scales(const uint8_t* scales) {
   return vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(stored, 15)), 0x1p-31f);
 }
 
-template <uint32_t kFormat, uint32_t kRows>
-void score_rows(const ScoreJob& job, uint32_t row) {
-  const typename KeyPair<kFormat>::Tables tables;
-  const uint64_t q_stride = uint64_t{2} * job.head_dim;
-  const int8_t* const q = job.q + row * q_stride;
-  for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
-    const uint8_t* const keys = job.keys + key * job.key_stride;
-    const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
-    if (row == 0) fetch(job.ahead, key, key + 4);
-    float32x4_t score[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
-    for (uint32_t b = 0; b < job.blocks->count; ++b) {
-      int32x4_t acc[kRows][2];
-      for (uint32_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
-      const uint32_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
-      for (uint32_t unit = first; unit < first + units; ++unit) {
-        const uint64_t stride = job.key_stride;
-        const KeyPair<kFormat> loaded[2] = {
-            {keys, keys + stride, job.head_dim, unit},
-            {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
-        const int8_t* const at = q + uint64_t{128} * unit;
-        multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
-        multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
-        multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
-        multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
-      }
-      const float32x4_t scale = key_scales(scales + b * kTile * 2);
-      for (uint32_t r = 0; r < kRows; ++r) {
-        const int64x2_t a0 = vreinterpretq_s64_s32(acc[r][0]),
-                        a1 = vreinterpretq_s64_s32(acc[r][1]);
-        const int32x4_t upper = vreinterpretq_s32_s64(vtrn1q_s64(a0, a1));
-        const int32x4_t lower = vreinterpretq_s32_s64(vtrn2q_s64(a0, a1));
-        const int32x4_t whole = vaddq_s32(vshlq_n_s32(upper, 8), lower);
+inline int32x4_t first_rows(const int32x4_t (&acc)[2]) {
+  return vreinterpretq_s32_s64(
+      vtrn1q_s64(vreinterpretq_s64_s32(acc[0]), vreinterpretq_s64_s32(acc[1])));
+}
+inline int32x4_t second_rows(const int32x4_t (&acc)[2]) {
+  return vreinterpretq_s32_s64(
+      vtrn2q_s64(vreinterpretq_s64_s32(acc[0]), vreinterpretq_s64_s32(acc[1])));
+}
+
+// Four keys times kOperands pairs: of the two bytes of a row, or of two rows.
+template <uint32_t kFormat, uint32_t kOperands, bool kBytes>
+inline void score_keys(const ScoreJob& job, const typename KeyPair<kFormat>::Tables& tables,
+                       uint32_t operand, uint32_t key) {
+  constexpr uint32_t kRows = kBytes ? 2 * kOperands : kOperands;
+  const uint64_t q_stride = uint64_t{2} * job.head_dim, stride = job.key_stride;
+  const int8_t* const q = job.q + operand * q_stride;
+  const uint8_t* const keys = job.keys + key * stride;
+  const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
+  float32x4_t score[kRows];
+  for (uint32_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
+  for (uint32_t b = 0; b < job.blocks->count; ++b) {
+    int32x4_t acc[kOperands][2];
+    for (uint32_t r = 0; r < kOperands; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
+    const uint32_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
+    for (uint32_t unit = first; unit < first + units; ++unit) {
+      const KeyPair<kFormat> loaded[2] = {
+          {keys, keys + stride, job.head_dim, unit},
+          {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
+      const int8_t* const at = q + uint64_t{128} * unit;
+      multiply_keys<kFormat, kOperands, 0>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kOperands, 1>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kOperands, 2>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kOperands, 3>(tables, loaded, at, q_stride, acc);
+    }
+    const float32x4_t scale = key_scales(scales + b * kTile * 2);
+    for (uint32_t r = 0; r < kOperands; ++r) {
+      const int32x4_t one = first_rows(acc[r]), other = second_rows(acc[r]);
+      if constexpr (kBytes) {
+        score[2 * r] = vfmaq_f32(score[2 * r], vcvtq_f32_s32(one), scale);
+        score[2 * r + 1] = vfmaq_f32(score[2 * r + 1], vcvtq_f32_s32(other), scale);
+      } else {
+        const int32x4_t whole = vaddq_s32(vshlq_n_s32(one, 8), other);
         score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(whole), scale);
       }
     }
-    for (uint32_t r = 0; r < kRows; ++r)
-      vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
   }
+  const uint32_t row = kBytes ? 2 * operand : operand;
+  for (uint32_t r = 0; r < kRows && row + r < job.rows; ++r)
+    vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
+}
+
+template <uint32_t kFormat, uint32_t kOperands, bool kBytes>
+void score_operands(const ScoreJob& job, uint32_t operand) {
+  const typename KeyPair<kFormat>::Tables tables;
+  for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
+    if (operand == 0) fetch(job.ahead, key, key + 4);
+    score_keys<kFormat, kOperands, kBytes>(job, tables, operand, key);
+  }
+}
+
+template <uint32_t kFormat, bool kBytes>
+void score_all(const ScoreJob& job) {
+  const uint32_t operands = kBytes ? (job.rows + 1) / 2 : job.rows;
+  uint32_t at = 0;
+  for (; at + 4 <= operands; at += 4) score_operands<kFormat, 4, kBytes>(job, at);
+  if (operands - at == 3) return score_operands<kFormat, 3, kBytes>(job, at);
+  if (operands - at == 2) return score_operands<kFormat, 2, kBytes>(job, at);
+  if (operands - at == 1) return score_operands<kFormat, 1, kBytes>(job, at);
 }
 
 template <uint32_t kFormat>
 void score_format(const ScoreJob& job) {
-  uint32_t row = 0;
-  for (; row + 4 <= job.rows; row += 4) score_rows<kFormat, 4>(job, row);
-  if (job.rows - row == 3) return score_rows<kFormat, 3>(job, row);
-  if (job.rows - row == 2) return score_rows<kFormat, 2>(job, row);
-  if (job.rows - row == 1) return score_rows<kFormat, 1>(job, row);
+  job.byte_queries ? score_all<kFormat, true>(job) : score_all<kFormat, false>(job);
 }
 
 void score_levels(const ScoreJob& job) {
@@ -505,7 +530,7 @@ void accumulate_pairs(const AccumulateJob& job, const ByteProbabilities& bytes, 
 }
 
 template <uint32_t kFormat>
-void accumulate_format(const AccumulateJob& job) {
+void accumulate_tiles(const AccumulateJob& job) {
   ByteProbabilities bytes;
   for (uint32_t block = 0; block < job.blocks->count; ++block) {
     float scales[kAttentionBlock];
@@ -524,6 +549,27 @@ void accumulate_format(const AccumulateJob& job) {
     for (; pair + 4 <= pairs; pair += 4) accumulate_pairs<kFormat, 4>(job, bytes, pair, block);
     for (; pair + 2 <= pairs; pair += 2) accumulate_pairs<kFormat, 2>(job, bytes, pair, block);
     if (pair < pairs) accumulate_pairs<kFormat, 1>(job, bytes, pair, block);
+  }
+}
+
+// Up to 64 keys share the unit of their 8-bit probabilities. For 8-bit values that would show: 32
+// do.
+template <uint32_t kFormat>
+void accumulate_format(const AccumulateJob& job) {
+  constexpr uint32_t kTogether = kFormat == abi::kTq8 ? 4 : kAttentionBlock / kTile;
+  static constexpr float kOnes[kAttentionRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                                  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                                  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                                  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  AccumulateJob part = job;
+  for (uint32_t tile = 0; tile < job.tiles; tile += kTogether) {
+    part.values = job.values + tile * job.value_stride;
+    part.scales = job.scales + tile * job.scales_stride;
+    part.p = job.p + tile * kTile;
+    part.tiles = job.tiles - tile < kTogether ? job.tiles - tile : kTogether;
+    accumulate_tiles<kFormat>(part);
+    part.keep = kOnes;
+    part.ahead = {};
   }
 }
 

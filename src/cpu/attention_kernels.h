@@ -38,7 +38,10 @@ struct ScoreJob {
   uint32_t tiles;          // of eight slots
   uint32_t rows;
   const LevelBlocks* blocks;
-  const int8_t* q;         // levels: per row and 8 coordinates 8 upper bytes, then 8 lower bytes
+  // Levels. Two bytes: per row and 8 coordinates 8 upper bytes, then 8 lower bytes. One byte: per
+  // pair of rows and 8 coordinates the 8 bytes of each.
+  const int8_t* q;
+  bool byte_queries;
   const uint16_t* q_half;  // f16
   float* scores;
   Ahead ahead;

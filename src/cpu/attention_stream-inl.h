@@ -149,6 +149,8 @@ class Stream {
     blocks_ = PaddedBlocks(u_.k_dim(), k_route_ == Route::unpacked_levels ? 64 : 8);
     value_blocks_ = PaddedBlocks(u_.v_dim(), 8);
     for (uint32_t b = 0; b < blocks_.count; ++b) padded_ = blocks_.begin[b] + blocks_.size[b];
+    find_query_units();
+    byte_queries_ = bytes_suffice();
     prepare_queries();
   }
 
@@ -176,23 +178,80 @@ class Stream {
   }
 
  private:
-  // Queries in 16 bits, upper and lower byte, each eight coordinates together; or in f16, brought
-  // near 1.
-  void prepare_queries() {
+  bool k_is_levels() const {
+    return k_route_ == Route::levels || k_route_ == Route::unpacked_levels;
+  }
+
+  // The largest magnitude of each query, and whether all of it is finite.
+  void find_query_units() {
     const DF d;
     const uint32_t n = u_.k_dim();
     for (uint32_t r = 0; r < u_.rows; ++r) {
-      float* const q = u_.scratch->q + size_t{r} * n;
+      const float* const q = u_.scratch->q + size_t{r} * n;
       auto top = hn::Zero(d), sick = hn::Zero(d);
       for (uint32_t i = 0; i < n; i += static_cast<uint32_t>(hn::Lanes(d))) {
         const auto x = hn::LoadU(d, q + i);
         top = hn::Max(top, hn::Abs(x));
         sick = hn::Add(sick, hn::Sub(x, x));  // NaN unless finite
       }
-      const float largest = hn::GetLane(hn::MaxOfLanes(d, top));
+      largest_[r] = hn::GetLane(hn::MaxOfLanes(d, top)) + hn::GetLane(hn::SumOfLanes(d, sick));
+    }
+  }
+
+  // Whether queries of 8 bits move the logits by less than the codes of K do: the variance of the
+  // error is that of rounding q, times the scale and the length of a key, squared. Otherwise they
+  // get 16.
+  bool bytes_suffice() const {
+    constexpr float kVariance =
+        2e-4f;  // for the longest key and the largest query: half of it on average
+    const uint32_t format = u_.k.layout->format;
+    if (!k_is_levels() || abi::kv_bits(format) > 4) return false;
+    const float gain =
+        format == abi::kTq4 ? abi::kTq4Gain : (format == abi::kTq3 ? abi::kTq3Gain : abi::kTq2Gain);
+    const float scale = std::bit_cast<float>(uint32_t{largest_scale()} << 15) * 0x1p-31f;
+    const float length = 0.5f * gain * scale * std::sqrt(static_cast<float>(u_.k_dim()));
+    float step = 0;
+    for (uint32_t r = 0; r < u_.rows; ++r)
+      step = std::isnan(largest_[r]) ? largest_[r] : std::max(step, largest_[r] / 127.0f);
+    const float error = step * u_.params->scale * length;
+    return error * error <= 12 * kVariance;  // false for NaN
+  }
+
+  // Of the keys that some row sees; scales grow with their bits.
+  uint16_t largest_scale() const {
+    const hn::CappedTag<uint16_t, 8> d;
+    const uint32_t scales = abi::kv_scale_blocks(u_.k_dim()).count;
+    uint16_t largest = 0;
+    u_.for_blocks([&](const KeyBlock& block) HWY_ATTR {
+      alignas(16) uint16_t lane[abi::kKvTile];
+      auto top = hn::Zero(d);
+      for (uint32_t t = 0; t < block.tiles(); ++t) {
+        const auto* stored = reinterpret_cast<const uint16_t*>(u_.k.tile_scales(block.tile + t));
+        const bool whole = t * abi::kKvTile >= block.begin && (t + 1) * abi::kKvTile <= block.end;
+        for (uint32_t b = 0; b < scales; ++b, stored += abi::kKvTile) {
+          for (uint32_t i = 0; !whole && i < abi::kKvTile; ++i) {
+            const uint32_t at = t * abi::kKvTile + i;
+            lane[i] = at >= block.begin && at < block.end ? stored[i] : uint16_t{0};
+          }
+          top = hn::Max(top, whole ? hn::LoadU(d, stored) : hn::Load(d, lane));
+        }
+      }
+      largest = std::max(largest, hn::GetLane(hn::MaxOfLanes(d, top)));
+    });
+    return largest;
+  }
+
+  // Queries as the kernels want them: f16 of at most 1/16 (see score_f16), or levels of 16 or 8
+  // bits.
+  void prepare_queries() {
+    const DF d;
+    const uint32_t n = u_.k_dim();
+    if (k_is_levels()) std::memset(u_.scratch->operand, 0, size_t{2} * (u_.rows + 1) * padded_);
+    for (uint32_t r = 0; r < u_.rows; ++r) {
+      float* const q = u_.scratch->q + size_t{r} * n;
+      const float largest = largest_[r];
       q_scale_[r] = 1.0f;
       if (k_route_ == Route::half_kernel) {
-        // At most 1/16: see score_f16.
         const int exponent = largest > 0 && std::isfinite(largest) ? std::ilogb(largest) + 5 : 5;
         q_scale_[r] = std::ldexp(1.0f, exponent);
         const auto inverse = hn::Set(d, std::ldexp(1.0f, -exponent));
@@ -200,31 +259,35 @@ class Stream {
           hn::StoreU(hn::Mul(hn::LoadU(d, q + i), inverse), d, q + i);
         CopyRow(static_cast<const float*>(q),
                 reinterpret_cast<Half*>(u_.scratch->operand) + size_t{r} * n, n);
-      } else if (k_route_ == Route::levels || k_route_ == Route::unpacked_levels) {
-        prepare_levels(q, largest, r);
-        // A query that is not finite shows in its scale.
-        q_scale_[r] += hn::GetLane(hn::SumOfLanes(d, sick));
+      } else if (k_is_levels()) {
+        prepare_levels(q, r);
       }
     }
   }
 
-  void prepare_levels(const float* q, float largest, uint32_t row) {
-    constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
+  void prepare_levels(const float* q, uint32_t row) {
     const hn::CappedTag<float, 4> d;
     const hn::RebindToSigned<decltype(d)> di;
     const hn::Rebind<int8_t, decltype(d)> d8;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
-    int8_t* const operand = u_.scratch->operand + size_t{2} * row * padded_;
-    if (padded_ != u_.k_dim()) std::memset(operand, 0, size_t{2} * padded_);
-    q_scale_[row] = largest / kMost;
-    const auto inverse = hn::Set(d, largest > 0 && std::isfinite(largest) ? kMost / largest : 0.0f);
+    const float most = byte_queries_ ? 127.0f : 127.0f * 256.0f;  // the upper byte must fit
+    const float largest = largest_[row];
+    q_scale_[row] = largest / most;  // NaN if the query is not finite
+    const auto inverse = hn::Set(d, largest > 0 ? most / largest : 0.0f);
+    int8_t* const operand =
+        u_.scratch->operand +
+        (byte_queries_ ? size_t{row / 2} * 2 * padded_ + row % 2 * 8 : size_t{row} * 2 * padded_);
     for (uint32_t b = 0; b < scales.count; ++b) {
       for (uint32_t i = 0; i < scales.size[b]; i += 4) {
         const auto whole = hn::NearestInt(hn::Mul(hn::Load(d, q + scales.begin[b] + i), inverse));
-        const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
-        const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
         const uint32_t at = blocks_.begin[b] + i;
         int8_t* const place = operand + size_t{at / 8} * 16 + at % 8;
+        if (byte_queries_) {
+          hn::StoreU(hn::DemoteTo(d8, whole), d8, place);
+          continue;
+        }
+        const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
+        const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
         hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
         hn::StoreU(hn::DemoteTo(d8, lower), d8, place + 8);
       }
@@ -252,6 +315,7 @@ class Stream {
     job.rows = u_.rows;
     job.blocks = &blocks_;
     job.q = u_.scratch->operand;
+    job.byte_queries = byte_queries_;
     job.q_half = reinterpret_cast<const uint16_t*>(u_.scratch->operand);
     job.scores = u_.scratch->logits;
     job.ahead = block_ahead(u_.v, block.tile, block.tiles(), block.lanes());
@@ -427,6 +491,8 @@ class Stream {
   const Route k_route_, v_route_;
   LevelBlocks blocks_, value_blocks_;
   uint32_t padded_ = 0;  // levels of a row of K, padding included
+  bool byte_queries_ = false;
+  float largest_[kAttentionRows];  // magnitude of a query's coordinates; NaN if one is not finite
   float q_scale_[kAttentionRows];
 };
 
