@@ -590,50 +590,63 @@ void accumulate_levels(const AccumulateJob& job) {
   }
 }
 
-// Two keys times kRows queries in f16. Eight products of a lane are summed in f16, then widened: an
-// error of 1e-7 of the logit's variance, and a third fewer instructions than widening each. The
+// kKeys keys times kRows queries in f16. Eight products of a lane are summed in f16, then widened:
+// an error of 1e-7 of the logit's variance, and a third fewer instructions than widening each. The
 // caller scales queries to at most 1/16, so that eight products cannot overflow.
-template <uint32_t kRows>
-inline void score_f16_pair(const ScoreJob& job, uint32_t row, const float16_t* const (&k)[2],
-                           float32x4_t (&sums)[kRows][2]) {
+template <uint32_t kRows, uint32_t kKeys>
+inline void score_f16_keys(const ScoreJob& job, uint32_t row, const float16_t* const* k,
+                           float32x4_t (*sums)[4]) {
   constexpr uint32_t kRun = 64;  // coordinates: eight per lane
   const auto* const q = reinterpret_cast<const float16_t*>(job.q_half) + row * job.head_dim;
   const float16x8_t ones = vdupq_n_f16(1);
-  for (uint32_t r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = vdupq_n_f32(0);
+  float32x4_t sum[kRows][kKeys];
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < kKeys; ++i) sum[r][i] = vdupq_n_f32(0);
+  }
   for (uint32_t begin = 0; begin < job.head_dim; begin += kRun) {
     const uint32_t end = begin + kRun < job.head_dim ? begin + kRun : job.head_dim;
-    float16x8_t run[kRows][2];
-    for (uint32_t r = 0; r < kRows; ++r) run[r][0] = run[r][1] = vdupq_n_f16(0);
+    float16x8_t run[kRows][kKeys];
+    for (uint32_t r = 0; r < kRows; ++r) {
+      for (uint32_t i = 0; i < kKeys; ++i) run[r][i] = vdupq_n_f16(0);
+    }
     for (uint32_t c = begin; c < end; c += 8) {
-      const float16x8_t k0 = vld1q_f16(k[0] + c), k1 = vld1q_f16(k[1] + c);
+      float16x8_t key[kKeys];
+      for (uint32_t i = 0; i < kKeys; ++i) key[i] = vld1q_f16(k[i] + c);
       for (uint32_t r = 0; r < kRows; ++r) {
         const float16x8_t query = vld1q_f16(q + r * job.head_dim + c);
-        run[r][0] = vfmaq_f16(run[r][0], query, k0);
-        run[r][1] = vfmaq_f16(run[r][1], query, k1);
+        for (uint32_t i = 0; i < kKeys; ++i) run[r][i] = vfmaq_f16(run[r][i], query, key[i]);
       }
     }
     for (uint32_t r = 0; r < kRows; ++r) {
-      for (uint32_t i = 0; i < 2; ++i) {
-        sums[r][i] = vfmlalq_low_f16(sums[r][i], run[r][i], ones);
-        sums[r][i] = vfmlalq_high_f16(sums[r][i], run[r][i], ones);
+      for (uint32_t i = 0; i < kKeys; ++i) {
+        sum[r][i] = vfmlalq_low_f16(sum[r][i], run[r][i], ones);
+        sum[r][i] = vfmlalq_high_f16(sum[r][i], run[r][i], ones);
       }
     }
+  }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < kKeys; ++i) sums[r][i] = sum[r][i];
   }
 }
 
 template <uint32_t kRows>
 void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t keys) {
-  const auto at = [&](uint32_t i) {  // a key that is not there is replaced, not read
-    return reinterpret_cast<const float16_t*>(job.keys +
-                                              (key + (i < keys ? i : 0)) * job.key_stride);
-  };
-  float32x4_t early[kRows][2], late[kRows][2];
-  score_f16_pair<kRows>(job, row, {at(0), at(1)}, early);
-  score_f16_pair<kRows>(job, row, {at(2), at(3)}, late);
+  const float16_t* k[4];
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
+    k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
+  }
+  float32x4_t sums[kRows][4];
+  if constexpr (kRows > 1) {  // as many as the registers hold
+    score_f16_keys<kRows, 2>(job, row, k, sums);
+    score_f16_keys<kRows, 2>(job, row, k + 2, reinterpret_cast<float32x4_t(*)[4]>(&sums[0][2]));
+  } else {
+    score_f16_keys<kRows, 4>(job, row, k, sums);
+  }
   for (uint32_t r = 0; r < kRows; ++r) {
     float lanes[4];
     vst1q_f32(lanes,
-              vpaddq_f32(vpaddq_f32(early[r][0], early[r][1]), vpaddq_f32(late[r][0], late[r][1])));
+              vpaddq_f32(vpaddq_f32(sums[r][0], sums[r][1]), vpaddq_f32(sums[r][2], sums[r][3])));
     for (uint32_t i = 0; i < keys; ++i)
       job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
   }
@@ -710,12 +723,13 @@ void accumulate_f16_rows(const AccumulateJob& job, uint32_t row) {
     for (uint32_t i = 0; i < kAttentionBlock; i += 4)
       vst1_f16(p[r] + i, vcvt_f16_f32(vld1q_f32(from + i)));
   }
+  constexpr uint32_t kVectors = kRows == 1 ? 8 : 2;  // enough sums not to wait for each other
   uint32_t c = 0;
-  for (; c + 16 <= job.head_dim; c += 16) {
-    if (row == 0) fetch(job.ahead, c / 8, c / 8 + 2);
-    accumulate_f16_chunk<kRows, 2>(job, p, row, c);
+  for (; c + 8 * kVectors <= job.head_dim; c += 8 * kVectors) {
+    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kVectors);
+    accumulate_f16_chunk<kRows, kVectors>(job, p, row, c);
   }
-  if (c < job.head_dim) accumulate_f16_chunk<kRows, 1>(job, p, row, c);
+  for (; c < job.head_dim; c += 8) accumulate_f16_chunk<kRows, 1>(job, p, row, c);
 }
 
 void accumulate_f16(const AccumulateJob& job) {
