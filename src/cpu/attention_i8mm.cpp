@@ -593,9 +593,9 @@ void accumulate_levels(const AccumulateJob& job) {
 // kKeys keys times kRows queries in f16. Eight products of a lane are summed in f16, then widened:
 // an error of 1e-7 of the logit's variance, and a third fewer instructions than widening each. The
 // caller scales queries to at most 1/16, so that eight products cannot overflow.
-template <uint32_t kRows, uint32_t kKeys>
-inline void score_f16_keys(const ScoreJob& job, uint32_t row, const float16_t* const* k,
-                           float32x4_t (*sums)[4]) {
+template <uint32_t kRows, uint32_t kKeys, uint32_t kFirst>
+inline void score_f16_keys(const ScoreJob& job, uint32_t row, const float16_t* const (&k)[4],
+                           float32x4_t (&sums)[kRows][4]) {
   constexpr uint32_t kRun = 64;  // coordinates: eight per lane
   const auto* const q = reinterpret_cast<const float16_t*>(job.q_half) + row * job.head_dim;
   const float16x8_t ones = vdupq_n_f16(1);
@@ -611,7 +611,7 @@ inline void score_f16_keys(const ScoreJob& job, uint32_t row, const float16_t* c
     }
     for (uint32_t c = begin; c < end; c += 8) {
       float16x8_t key[kKeys];
-      for (uint32_t i = 0; i < kKeys; ++i) key[i] = vld1q_f16(k[i] + c);
+      for (uint32_t i = 0; i < kKeys; ++i) key[i] = vld1q_f16(k[kFirst + i] + c);
       for (uint32_t r = 0; r < kRows; ++r) {
         const float16x8_t query = vld1q_f16(q + r * job.head_dim + c);
         for (uint32_t i = 0; i < kKeys; ++i) run[r][i] = vfmaq_f16(run[r][i], query, key[i]);
@@ -625,7 +625,7 @@ inline void score_f16_keys(const ScoreJob& job, uint32_t row, const float16_t* c
     }
   }
   for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < kKeys; ++i) sums[r][i] = sum[r][i];
+    for (uint32_t i = 0; i < kKeys; ++i) sums[r][kFirst + i] = sum[r][i];
   }
 }
 
@@ -638,10 +638,10 @@ void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t ke
   }
   float32x4_t sums[kRows][4];
   if constexpr (kRows > 1) {  // as many as the registers hold
-    score_f16_keys<kRows, 2>(job, row, k, sums);
-    score_f16_keys<kRows, 2>(job, row, k + 2, reinterpret_cast<float32x4_t(*)[4]>(&sums[0][2]));
+    score_f16_keys<kRows, 2, 0>(job, row, k, sums);
+    score_f16_keys<kRows, 2, 2>(job, row, k, sums);
   } else {
-    score_f16_keys<kRows, 4>(job, row, k, sums);
+    score_f16_keys<kRows, 4, 0>(job, row, k, sums);
   }
   for (uint32_t r = 0; r < kRows; ++r) {
     float lanes[4];
