@@ -39,6 +39,7 @@ struct Small {
   AttentionOptions options;
   std::vector<uint8_t> tree;
   std::vector<float> sinks;
+  uint64_t splits = 0;  // 0: attention(); else in two steps
 
   struct Answer {
     std::vector<float> out, lse;
@@ -66,7 +67,14 @@ struct Small {
     AttentionOptions o = options;
     if (o.length == 0) o.length = k.size() / dim;
     Encoder encoder(d);
-    attention(encoder, in, o);
+    if (splits == 0) {
+      attention(encoder, in, o);
+    } else {
+      const Tensor partial =
+          d.tensor(DType::f32, attention_partial_shape(splits, in.q.shape(), dim));
+      attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, {}, in.tree}, o);
+      attention_merge(encoder, {partial, in.out, in.lse, in.sinks});
+    }
     encoder.submit().wait();
     return {floats_of(in.out), floats_of(in.lse)};
   }
