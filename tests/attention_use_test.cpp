@@ -7,6 +7,7 @@
 
 #include "attention_fixture.h"
 #include "attention_small.h"
+#include "expect_error.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
@@ -429,6 +430,23 @@ TEST(AttentionUse, StridesOfSingleEntriesDoNotMatter) {
   attention(encoder, {.q = q, .k_cache = far_k, .v_cache = far_v, .out = out}, {.length = 1});
   encoder.submit().wait();
   EXPECT_EQ(read_bytes(out), read_bytes(v.codes));
+}
+
+TEST(AttentionUse, SupportsSaysWhatRuns) {
+  Device d = cpu_device();
+  for (const KvFormat k : kSomeFormats) {
+    for (const KvFormat v : kSomeFormats)
+      EXPECT_TRUE(d.supports(AttentionTypes{DType::bf16, k, v, DType::f16}));
+  }
+  EXPECT_FALSE(d.supports(AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f32}));
+  EXPECT_FALSE(d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::i32}));
+  EXPECT_FALSE(
+      d.supports(AttentionTypes{DType::f32, static_cast<KvFormat>(3), KvFormat::f16, DType::f32}));
+  const Device other = std::move(d);
+  EXPECT_TRUE(refused({"device.supports"}, [&] {
+    // NOLINTNEXTLINE(bugprone-use-after-move): that is the question
+    d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::f32});
+  }));
 }
 
 }  // namespace
