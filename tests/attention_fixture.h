@@ -34,7 +34,7 @@ struct AttentionCase {
   bool slopes = false;
   bool tree = false;
   float q_gain = 1;       // 1: logits of unit variance
-  uint32_t outliers = 0;  // channels of K and V that are ten times as large
+  uint32_t outliers = 0;  // channels of K and V, evenly spread, ten times as large
   uint32_t seed = 1;
   uint64_t splits = 0;  // 0: attention(); else attention_partial() and attention_merge()
 
@@ -75,8 +75,10 @@ class AttentionProblem {
 
   AttentionInputs inputs;
   AttentionOptions options;
+  const Device& device() const { return device_; }
   const AttentionCase& numbers() const { return c_; }
   const reference::AttentionShape& shape() const { return shape_; }
+  const reference::AttentionData& data() const { return data_; }  // as it was put in
 
   void record(Encoder& encoder) const {
     if (c_.splits == 0) return attention(encoder, inputs, options);
@@ -188,7 +190,7 @@ class AttentionProblem {
     store(cache, nothing, c_.capacity, 0);
     std::vector<float> rows = gaussian(c_.length * row, 1.0f);
     for (size_t i = 0; i < rows.size(); ++i) {
-      if (i % n < c_.outliers) rows[i] *= 10;
+      if (c_.outliers != 0 && i % (n / c_.outliers) == 0) rows[i] *= 10;
     }
     store(cache, rows, c_.length, c_.ring_start);
     std::vector<double> by_slot(c_.capacity * row, std::numeric_limits<double>::quiet_NaN());

@@ -97,5 +97,11 @@ std::vector<OpCase> kv_quantize_cases();
 std::vector<Refusal> kv_quantize_refusals();
 std::vector<OpCase> kv_dequantize_cases();
 std::vector<Refusal> kv_dequantize_refusals();
+std::vector<OpCase> attention_cases();
+std::vector<Refusal> attention_refusals();
+std::vector<OpCase> attention_partial_cases();
+std::vector<Refusal> attention_partial_refusals();
+std::vector<OpCase> attention_merge_cases();
+std::vector<Refusal> attention_merge_refusals();
 
 }  // namespace gyre::test

@@ -16,6 +16,9 @@ std::vector<OpCases> all_ops() {
       {"hadamard", hadamard_cases, hadamard_refusals},
       {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
       {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
+      {"attention", attention_cases, attention_refusals},
+      {"attention_partial", attention_partial_cases, attention_partial_refusals},
+      {"attention_merge", attention_merge_cases, attention_merge_refusals},
   };
 }
 
