@@ -166,11 +166,11 @@ std::vector<Refusal> partial_refusals() {
               [](In& in, T&) { in.partial = in.partial.slice(1, 0, 2); }),
       refusal("no splits", {"partial has no splits"},
               [](In& in, T&) { in.partial = in.partial.slice(0, 0, 0); }),
-      refusal("only states", {"partial has no coordinates", "[5, 3, 4, 2]"},
+      refusal("only states", {"v_head_dim + 2 entries", "1024, got 2"},
               [](In& in, T& t) {
                 in.partial = t.make(DType::f32, {5, 3, 4, 2});
               }),
-      refusal("nothing at all", {"partial has no coordinates", "[5, 3, 4, 0]"},
+      refusal("nothing at all", {"v_head_dim + 2 entries", "1024, got 0"},
               [](In& in, T& t) {
                 in.partial = t.make(DType::f32, {5, 3, 4, 0});
               }),

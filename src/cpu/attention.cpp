@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/attention_kernels.h"
 #include "cpu/kernels.h"
@@ -42,8 +43,10 @@ constexpr uint32_t kFewRows =
 // A sink is one more logit, whose value is 0.
 HWY_INLINE void AddSink(const float* sinks, uint64_t head, RowState& state, float& keep) {
   keep = 1.0f;
-  if (sinks == nullptr) return;
-  const float sink = sinks[head] * kLog2E;
+  constexpr float kMost = std::numeric_limits<float>::max();
+  float sink = sinks == nullptr ? kMinusInfinity : sinks[head];
+  if (std::isfinite(sink)) sink = std::clamp(sink * kLog2E, -kMost, kMost);
+  if (sink == kMinusInfinity) return;
   if (sink > state.max) {
     keep = Exp2One(state.max - sink);
     state.sum *= keep;

@@ -211,15 +211,15 @@ struct KeyPair<abi::kTq6> {
   }
 };
 
-// Four keys times kOperands pairs of query rows, 16 of a unit's coordinates: acc[operand][pair of
-// keys] holds {first row x key 0, first x key 1, second x key 0, second x key 1}.
-template <uint32_t kFormat, uint32_t kOperands, uint32_t j>
+// Four keys times kRows queries, 16 of a unit's coordinates: acc[row][pair of keys] holds
+// {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
+template <uint32_t kFormat, uint32_t kRows, uint32_t j>
 inline void multiply_keys(const typename KeyPair<kFormat>::Tables& t,
                           const KeyPair<kFormat> (&keys)[2], const int8_t* q, uint64_t q_stride,
-                          int32x4_t (&acc)[kOperands][2]) {
+                          int32x4_t (&acc)[kRows][2]) {
   int8x16_t k[2][2];
   for (uint32_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
-  for (uint32_t r = 0; r < kOperands; ++r) {
+  for (uint32_t r = 0; r < kRows; ++r) {
     for (uint32_t half = 0; half < 2; ++half) {
       const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
       for (uint32_t pair = 0; pair < 2; ++pair)
@@ -233,79 +233,61 @@ inline float32x4_t key_scales(const uint8_t* scales) {
   return vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(stored, 15)), 0x1p-31f);
 }
 
-inline int32x4_t first_rows(const int32x4_t (&acc)[2]) {
-  return vreinterpretq_s32_s64(
-      vtrn1q_s64(vreinterpretq_s64_s32(acc[0]), vreinterpretq_s64_s32(acc[1])));
-}
-inline int32x4_t second_rows(const int32x4_t (&acc)[2]) {
-  return vreinterpretq_s32_s64(
-      vtrn2q_s64(vreinterpretq_s64_s32(acc[0]), vreinterpretq_s64_s32(acc[1])));
+// 256 times the products of the upper bytes, which come first, plus those of the lower bytes.
+inline int32x4_t both_bytes(int32x4_t first, int32x4_t second) {
+  const int64x2_t a = vreinterpretq_s64_s32(first), b = vreinterpretq_s64_s32(second);
+  const int32x4_t upper = vreinterpretq_s32_s64(vtrn1q_s64(a, b));
+  const int32x4_t lower = vreinterpretq_s32_s64(vtrn2q_s64(a, b));
+  return vaddq_s32(vshlq_n_s32(upper, 8), lower);
 }
 
-// Four keys times kOperands pairs: of the two bytes of a row, or of two rows.
-template <uint32_t kFormat, uint32_t kOperands, bool kBytes>
+template <uint32_t kFormat, uint32_t kRows>
 inline void score_keys(const ScoreJob& job, const typename KeyPair<kFormat>::Tables& tables,
-                       uint32_t operand, uint32_t key) {
-  constexpr uint32_t kRows = kBytes ? 2 * kOperands : kOperands;
+                       uint32_t row, uint32_t key) {
   const uint64_t q_stride = uint64_t{2} * job.head_dim, stride = job.key_stride;
-  const int8_t* const q = job.q + operand * q_stride;
+  const int8_t* const q = job.q + row * q_stride;
   const uint8_t* const keys = job.keys + key * stride;
   const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
   float32x4_t score[kRows];
   for (uint32_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
   for (uint32_t b = 0; b < job.blocks->count; ++b) {
-    int32x4_t acc[kOperands][2];
-    for (uint32_t r = 0; r < kOperands; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
+    int32x4_t acc[kRows][2];
+    for (uint32_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
     const uint32_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
     for (uint32_t unit = first; unit < first + units; ++unit) {
       const KeyPair<kFormat> loaded[2] = {
           {keys, keys + stride, job.head_dim, unit},
           {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
       const int8_t* const at = q + uint64_t{128} * unit;
-      multiply_keys<kFormat, kOperands, 0>(tables, loaded, at, q_stride, acc);
-      multiply_keys<kFormat, kOperands, 1>(tables, loaded, at, q_stride, acc);
-      multiply_keys<kFormat, kOperands, 2>(tables, loaded, at, q_stride, acc);
-      multiply_keys<kFormat, kOperands, 3>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
     }
     const float32x4_t scale = key_scales(scales + b * kTile * 2);
-    for (uint32_t r = 0; r < kOperands; ++r) {
-      const int32x4_t one = first_rows(acc[r]), other = second_rows(acc[r]);
-      if constexpr (kBytes) {
-        score[2 * r] = vfmaq_f32(score[2 * r], vcvtq_f32_s32(one), scale);
-        score[2 * r + 1] = vfmaq_f32(score[2 * r + 1], vcvtq_f32_s32(other), scale);
-      } else {
-        const int32x4_t whole = vaddq_s32(vshlq_n_s32(one, 8), other);
-        score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(whole), scale);
-      }
-    }
+    for (uint32_t r = 0; r < kRows; ++r)
+      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(both_bytes(acc[r][0], acc[r][1])), scale);
   }
-  const uint32_t row = kBytes ? 2 * operand : operand;
-  for (uint32_t r = 0; r < kRows && row + r < job.rows; ++r)
+  for (uint32_t r = 0; r < kRows; ++r)
     vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
 }
 
-template <uint32_t kFormat, uint32_t kOperands, bool kBytes>
-void score_operands(const ScoreJob& job, uint32_t operand) {
+template <uint32_t kFormat, uint32_t kRows>
+void score_rows(const ScoreJob& job, uint32_t row) {
   const typename KeyPair<kFormat>::Tables tables;
   for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
-    if (operand == 0) fetch(job.ahead, key, key + 4);
-    score_keys<kFormat, kOperands, kBytes>(job, tables, operand, key);
+    if (row == 0) fetch(job.ahead, key, key + 4);
+    score_keys<kFormat, kRows>(job, tables, row, key);
   }
-}
-
-template <uint32_t kFormat, bool kBytes>
-void score_all(const ScoreJob& job) {
-  const uint32_t operands = kBytes ? (job.rows + 1) / 2 : job.rows;
-  uint32_t at = 0;
-  for (; at + 4 <= operands; at += 4) score_operands<kFormat, 4, kBytes>(job, at);
-  if (operands - at == 3) return score_operands<kFormat, 3, kBytes>(job, at);
-  if (operands - at == 2) return score_operands<kFormat, 2, kBytes>(job, at);
-  if (operands - at == 1) return score_operands<kFormat, 1, kBytes>(job, at);
 }
 
 template <uint32_t kFormat>
 void score_format(const ScoreJob& job) {
-  job.byte_queries ? score_all<kFormat, true>(job) : score_all<kFormat, false>(job);
+  uint32_t row = 0;
+  for (; row + 4 <= job.rows; row += 4) score_rows<kFormat, 4>(job, row);
+  if (job.rows - row == 3) return score_rows<kFormat, 3>(job, row);
+  if (job.rows - row == 2) return score_rows<kFormat, 2>(job, row);
+  if (job.rows - row == 1) return score_rows<kFormat, 1>(job, row);
 }
 
 void score_levels(const ScoreJob& job) {
@@ -433,13 +415,14 @@ struct ValueLoader<abi::kTq6> : NibbleTables<abi::kTq6> {
   }
 };
 
-// Probabilities of a block, times the values' scales, in 8 bits against the largest of their row.
-struct ByteProbabilities {
-  alignas(16) uint8_t p[kAttentionRows * kAttentionBlock];  // [pair of rows][tile][row][token]
+constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
+
+// Probabilities of a block times the values' scales, in 16 bits against the largest of the row: for
+// each tile the upper bytes of its tokens, then the lower bytes.
+struct Weights {
+  alignas(16) uint8_t bytes[kAttentionRows][kAttentionBlock / kTile][2 * kTile];
   float unit[kAttentionRows];
 };
-
-constexpr float kHuge = 1e38f;
 
 // A key that is not seen must not bring in its scale, which may be NaN. Returns the largest
 // product.
@@ -456,8 +439,7 @@ float weigh_with_care(const float* p, const float* scales, uint32_t vectors,
   return vmaxvq_f32(largest);
 }
 
-void quantize_row(const AccumulateJob& job, const float* scales, uint32_t row,
-                  ByteProbabilities& out) {
+void weigh_row(const AccumulateJob& job, const float* scales, uint32_t row, Weights& out) {
   const float* const p = job.p + row * kAttentionBlock;
   float32x4_t weighted[kAttentionBlock / 4];
   float32x4_t largest = vdupq_n_f32(0);
@@ -468,70 +450,80 @@ void quantize_row(const AccumulateJob& job, const float* scales, uint32_t row,
   }
   float top = vmaxvq_f32(largest);
   if (!(top < kHuge)) top = weigh_with_care(p, scales, vectors, weighted);
-  out.unit[row] = top * (1.0f / 255.0f);
-  const float inverse = top > 0 ? 255.0f / top : 0.0f;
-  uint8_t* const place = out.p + row / 2 * (2 * kAttentionBlock) + row % 2 * kTile;
-  for (uint32_t tile = 0; tile < job.tiles; ++tile) {
-    const uint32x4_t a = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * tile], inverse));
-    const uint32x4_t b = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * tile + 1], inverse));
-    const uint16x8_t both = vcombine_u16(vmovn_u32(a), vmovn_u32(b));
-    vst1_u8(place + tile * (2 * kTile), vqmovn_u16(both));
+  constexpr float kMost = 65535.0f / 256.0f;
+  out.unit[row] = top / kMost;
+  float inverse = top > 0 ? 65535.0f / top : 0.0f;
+  if (top < kTiny) {  // the inverse would overflow: take it in two steps
+    for (uint32_t i = 0; i < vectors; ++i) weighted[i] = vmulq_n_f32(weighted[i], 0x1p60f);
+    inverse = top > 0 ? 65535.0f / (top * 0x1p60f) : 0.0f;
+  }
+  for (uint32_t t = 0; t < job.tiles; ++t) {
+    const uint32x4_t a = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * t], inverse));
+    const uint32x4_t b = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * t + 1], inverse));
+    const uint8x16_t w = vreinterpretq_u8_u16(vcombine_u16(vqmovn_u32(a), vqmovn_u32(b)));
+    vst1q_u8(out.bytes[row][t],
+             vcombine_u8(vget_low_u8(vuzp2q_u8(w, w)), vget_low_u8(vuzp1q_u8(w, w))));
   }
 }
 
-// kUnits * 8 coordinates from c on, kPairs pairs of rows, all tiles of the block.
-template <uint32_t kFormat, uint32_t kPairs, uint32_t kUnits>
-inline void accumulate_unit(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
-                            const ByteProbabilities& bytes, uint32_t pair, uint32_t c) {
-  int32x4_t acc[kPairs][kUnits * 4];
-  for (uint32_t i = 0; i < kPairs; ++i) {
-    for (uint32_t j = 0; j < kUnits * 4; ++j) acc[i][j] = vdupq_n_s32(0);
+// Sums of kUnits * 8 coordinates from c on, over all tiles: acc[row][pair of coordinates] holds
+// {upper x c, upper x c + 1, lower x c, lower x c + 1}.
+template <uint32_t kFormat, uint32_t kRows, uint32_t kUnits>
+inline void multiply_values(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
+                            const Weights& weights, uint32_t row, uint32_t c,
+                            int32x4_t (&acc)[kRows][kUnits * 4]) {
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t j = 0; j < kUnits * 4; ++j) acc[r][j] = vdupq_n_s32(0);
   }
   for (uint32_t tile = 0; tile < job.tiles; ++tile) {
-    uint8x16_t p[kPairs];
-    for (uint32_t i = 0; i < kPairs; ++i)
-      p[i] = vld1q_u8(bytes.p + (pair + i) * (2 * kAttentionBlock) + tile * (2 * kTile));
+    uint8x16_t p[kRows];
+    for (uint32_t r = 0; r < kRows; ++r) p[r] = vld1q_u8(weights.bytes[row + r][tile]);
     for (uint32_t unit = 0; unit < kUnits; ++unit) {
       int8x16_t v[4];
       loader.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * unit, v);
       for (uint32_t j = 0; j < 4; ++j) {
-        for (uint32_t i = 0; i < kPairs; ++i)
-          acc[i][unit * 4 + j] = vusmmlaq_s32(acc[i][unit * 4 + j], p[i], v[j]);
+        for (uint32_t r = 0; r < kRows; ++r)
+          acc[r][unit * 4 + j] = vusmmlaq_s32(acc[r][unit * 4 + j], p[r], v[j]);
       }
-    }
-  }
-  for (uint32_t i = 0; i < kPairs; ++i) {
-    const uint32_t row = 2 * (pair + i), other = row + 1 < job.rows ? row + 1 : row;
-    const float32x4_t keep = vcombine_f32(vdup_n_f32(job.keep[row]), vdup_n_f32(job.keep[other]));
-    const float32x4_t unit =
-        vcombine_f32(vdup_n_f32(bytes.unit[row]), vdup_n_f32(bytes.unit[other]));
-    float* const place = job.acc + level_acc_index(row, c, job.head_dim);
-    const bool kept = job.keep[row] == 1 && job.keep[other] == 1;
-    for (uint32_t j = 0; j < kUnits * 4; ++j) {
-      float32x4_t old = vld1q_f32(place + 4 * j);
-      if (!kept) old = vmulq_f32(old, keep);
-      vst1q_f32(place + 4 * j, vfmaq_f32(old, vcvtq_f32_s32(acc[i][j]), unit));
     }
   }
 }
 
-template <uint32_t kFormat, uint32_t kPairs>
-void accumulate_pairs(const AccumulateJob& job, const ByteProbabilities& bytes, uint32_t pair,
-                      uint32_t block) {
-  constexpr uint32_t kUnits = kPairs <= 2 ? 2 : 1;
+// acc = acc * keep + sums, for kRows rows and kUnits * 8 coordinates.
+template <uint32_t kFormat, uint32_t kRows, uint32_t kUnits>
+inline void accumulate_chunk(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
+                             const Weights& weights, uint32_t row, uint32_t c) {
+  int32x4_t acc[kRows][kUnits * 4];
+  multiply_values<kFormat, kRows, kUnits>(job, loader, weights, row, c, acc);
+  for (uint32_t r = 0; r < kRows; ++r) {
+    float* const place = job.acc + uint64_t{row + r} * job.head_dim + c;
+    const float keep = job.keep[row + r], unit = weights.unit[row + r];
+    for (uint32_t j = 0; j < kUnits * 2; ++j) {
+      // Eight bits are behind the point.
+      const float32x4_t sum = vcvtq_n_f32_s32(both_bytes(acc[r][2 * j], acc[r][2 * j + 1]), 8);
+      const float32x4_t old = vld1q_f32(place + 4 * j);
+      vst1q_f32(place + 4 * j, vfmaq_n_f32(keep == 1 ? old : vmulq_n_f32(old, keep), sum, unit));
+    }
+  }
+}
+
+template <uint32_t kFormat, uint32_t kRows>
+void accumulate_rows(const AccumulateJob& job, const Weights& weights, uint32_t row,
+                     uint32_t block) {
+  constexpr uint32_t kUnits = kRows <= 2 ? 2 : 1;
   const ValueLoader<kFormat> loader;
   uint32_t c = job.blocks->begin[block];
   const uint32_t end = c + job.blocks->size[block];
   for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
-    if (pair == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
-    accumulate_unit<kFormat, kPairs, kUnits>(job, loader, bytes, pair, c);
+    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
+    accumulate_chunk<kFormat, kRows, kUnits>(job, loader, weights, row, c);
   }
-  if (c < end) accumulate_unit<kFormat, kPairs, 1>(job, loader, bytes, pair, c);
+  if (c < end) accumulate_chunk<kFormat, kRows, 1>(job, loader, weights, row, c);
 }
 
 template <uint32_t kFormat>
-void accumulate_tiles(const AccumulateJob& job) {
-  ByteProbabilities bytes;
+void accumulate_format(const AccumulateJob& job) {
+  Weights weights;
   for (uint32_t block = 0; block < job.blocks->count; ++block) {
     float scales[kAttentionBlock];
     for (uint32_t tile = 0; tile < job.tiles; ++tile) {
@@ -539,37 +531,11 @@ void accumulate_tiles(const AccumulateJob& job) {
       vst1q_f32(scales + tile * kTile, key_scales(stored));
       vst1q_f32(scales + tile * kTile + 4, key_scales(stored + 8));
     }
-    for (uint32_t row = 0; row < job.rows; ++row) quantize_row(job, scales, row, bytes);
-    if (job.rows % 2 != 0) {  // the other half of the last pair
-      uint8_t* const pair = bytes.p + job.rows / 2 * (2 * kAttentionBlock);
-      for (uint32_t tile = 0; tile < job.tiles; ++tile) vst1_u8(pair + tile * 16 + 8, vdup_n_u8(0));
-    }
-    const uint32_t pairs = (job.rows + 1) / 2;
-    uint32_t pair = 0;
-    for (; pair + 4 <= pairs; pair += 4) accumulate_pairs<kFormat, 4>(job, bytes, pair, block);
-    for (; pair + 2 <= pairs; pair += 2) accumulate_pairs<kFormat, 2>(job, bytes, pair, block);
-    if (pair < pairs) accumulate_pairs<kFormat, 1>(job, bytes, pair, block);
-  }
-}
-
-// Up to 64 keys share the unit of their 8-bit probabilities. For 8-bit values that would show: 32
-// do.
-template <uint32_t kFormat>
-void accumulate_format(const AccumulateJob& job) {
-  constexpr uint32_t kTogether = kFormat == abi::kTq8 ? 4 : kAttentionBlock / kTile;
-  static constexpr float kOnes[kAttentionRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                                  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                                  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                                  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  AccumulateJob part = job;
-  for (uint32_t tile = 0; tile < job.tiles; tile += kTogether) {
-    part.values = job.values + tile * job.value_stride;
-    part.scales = job.scales + tile * job.scales_stride;
-    part.p = job.p + tile * kTile;
-    part.tiles = job.tiles - tile < kTogether ? job.tiles - tile : kTogether;
-    accumulate_tiles<kFormat>(part);
-    part.keep = kOnes;
-    part.ahead = {};
+    for (uint32_t row = 0; row < job.rows; ++row) weigh_row(job, scales, row, weights);
+    uint32_t row = 0;
+    for (; row + 4 <= job.rows; row += 4) accumulate_rows<kFormat, 4>(job, weights, row, block);
+    for (; row + 2 <= job.rows; row += 2) accumulate_rows<kFormat, 2>(job, weights, row, block);
+    if (row < job.rows) accumulate_rows<kFormat, 1>(job, weights, row, block);
   }
 }
 
@@ -590,63 +556,45 @@ void accumulate_levels(const AccumulateJob& job) {
   }
 }
 
-// kKeys keys times kRows queries in f16. Eight products of a lane are summed in f16, then widened:
-// an error of 1e-7 of the logit's variance, and a third fewer instructions than widening each. The
-// caller scales queries to at most 1/16, so that eight products cannot overflow.
-template <uint32_t kRows, uint32_t kKeys, uint32_t kFirst>
-inline void score_f16_keys(const ScoreJob& job, uint32_t row, const float16_t* const (&k)[4],
-                           float32x4_t (&sums)[kRows][4]) {
-  constexpr uint32_t kRun = 64;  // coordinates: eight per lane
-  const auto* const q = reinterpret_cast<const float16_t*>(job.q_half) + row * job.head_dim;
-  const float16x8_t ones = vdupq_n_f16(1);
-  float32x4_t sum[kRows][kKeys];
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < kKeys; ++i) sum[r][i] = vdupq_n_f32(0);
-  }
-  for (uint32_t begin = 0; begin < job.head_dim; begin += kRun) {
-    const uint32_t end = begin + kRun < job.head_dim ? begin + kRun : job.head_dim;
-    float16x8_t run[kRows][kKeys];
-    for (uint32_t r = 0; r < kRows; ++r) {
-      for (uint32_t i = 0; i < kKeys; ++i) run[r][i] = vdupq_n_f16(0);
-    }
-    for (uint32_t c = begin; c < end; c += 8) {
-      float16x8_t key[kKeys];
-      for (uint32_t i = 0; i < kKeys; ++i) key[i] = vld1q_f16(k[kFirst + i] + c);
-      for (uint32_t r = 0; r < kRows; ++r) {
-        const float16x8_t query = vld1q_f16(q + r * job.head_dim + c);
-        for (uint32_t i = 0; i < kKeys; ++i) run[r][i] = vfmaq_f16(run[r][i], query, key[i]);
-      }
-    }
-    for (uint32_t r = 0; r < kRows; ++r) {
-      for (uint32_t i = 0; i < kKeys; ++i) {
-        sum[r][i] = vfmlalq_low_f16(sum[r][i], run[r][i], ones);
-        sum[r][i] = vfmlalq_high_f16(sum[r][i], run[r][i], ones);
-      }
-    }
-  }
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < kKeys; ++i) sums[r][kFirst + i] = sum[r][i];
-  }
-}
-
+// Four keys in f16 times kRows queries in f32, all in f32: widening a key is shared by the rows,
+// and a query rounded to f16 would show.
 template <uint32_t kRows>
 void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t keys) {
+  constexpr uint32_t kSplit =
+      kRows == 1 ? 2 : 1;  // one row alone: more sums, not to wait for each other
+  const float* const q = job.q_plain + uint64_t{row} * job.head_dim;
   const float16_t* k[4];
   for (uint32_t i = 0; i < 4; ++i) {
     const uint32_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
     k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
   }
-  float32x4_t sums[kRows][4];
-  if constexpr (kRows > 1) {  // as many as the registers hold
-    score_f16_keys<kRows, 2, 0>(job, row, k, sums);
-    score_f16_keys<kRows, 2, 2>(job, row, k, sums);
-  } else {
-    score_f16_keys<kRows, 4, 0>(job, row, k, sums);
+  float32x4_t acc[kRows][4 * kSplit];
+  for (uint32_t r = 0; r < kRows; ++r) {
+    for (uint32_t i = 0; i < 4 * kSplit; ++i) acc[r][i] = vdupq_n_f32(0);
+  }
+  for (uint32_t c = 0; c < job.head_dim; c += 8) {
+    const float16x8_t stored[4] = {vld1q_f16(k[0] + c), vld1q_f16(k[1] + c), vld1q_f16(k[2] + c),
+                                   vld1q_f16(k[3] + c)};
+    for (uint32_t half = 0; half < 2; ++half) {
+      float32x4_t wide[4];
+      for (uint32_t i = 0; i < 4; ++i)
+        wide[i] = half == 0 ? vcvt_f32_f16(vget_low_f16(stored[i])) : vcvt_high_f32_f16(stored[i]);
+      for (uint32_t r = 0; r < kRows; ++r) {
+        const float32x4_t query = vld1q_f32(q + r * job.head_dim + c + 4 * half);
+        for (uint32_t i = 0; i < 4; ++i) {
+          const uint32_t at = 4 * (half % kSplit) + i;
+          acc[r][at] = vfmaq_f32(acc[r][at], query, wide[i]);
+        }
+      }
+    }
   }
   for (uint32_t r = 0; r < kRows; ++r) {
+    if constexpr (kSplit == 2) {
+      for (uint32_t i = 0; i < 4; ++i) acc[r][i] = vaddq_f32(acc[r][i], acc[r][4 + i]);
+    }
     float lanes[4];
     vst1q_f32(lanes,
-              vpaddq_f32(vpaddq_f32(sums[r][0], sums[r][1]), vpaddq_f32(sums[r][2], sums[r][3])));
+              vpaddq_f32(vpaddq_f32(acc[r][0], acc[r][1]), vpaddq_f32(acc[r][2], acc[r][3])));
     for (uint32_t i = 0; i < keys; ++i)
       job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
   }
@@ -677,28 +625,53 @@ inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
   }
 }
 
+// Probabilities of a block in f16, brought near 1.
+struct HalfProbabilities {
+  alignas(16) float16_t p[kAttentionRows][kAttentionBlock];
+  float unit[kAttentionRows];
+  bool wide[kAttentionRows];  // reach too far for f16: the small ones would be lost
+
+  explicit HalfProbabilities(const AccumulateJob& job) {
+    for (uint32_t r = 0; r < job.rows; ++r) fill(job, r);
+  }
+  void fill(const AccumulateJob& job, uint32_t r) {
+    const float* const from = job.p + r * kAttentionBlock;
+    const uint32_t first = job.begin / 4 * 4;
+    float32x4_t top = vdupq_n_f32(0), bottom = vdupq_n_f32(1);
+    for (uint32_t i = first; i < job.end; i += 4) {
+      const float32x4_t x = vld1q_f32(from + i);
+      top = vmaxq_f32(top, x);
+      bottom = vminq_f32(bottom, vbslq_f32(vceqzq_f32(x), vdupq_n_f32(1), x));  // 0: not seen
+    }
+    unit[r] = vmaxvq_f32(top);
+    wide[r] = !(vminvq_f32(bottom) >= 0x1p-14f * unit[r]) || !(unit[r] > 0x1p-100f);
+    if (wide[r]) return;
+    const float inverse = 1.0f / unit[r];
+    for (uint32_t i = first; i < job.end; i += 4)
+      vst1_f16(p[r] + i, vcvt_f16_f32(vmulq_n_f32(vld1q_f32(from + i), inverse)));
+  }
+};
+
 template <uint32_t kRows, uint32_t kVectors>
-inline void accumulate_f16_chunk(const AccumulateJob& job, const float16_t (*p)[kAttentionBlock],
+inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabilities& half,
                                  uint32_t row, uint32_t c) {
   float32x4_t acc[kRows][2 * kVectors];
-  float* const place = job.acc + uint64_t{row} * job.head_dim + c;
   for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 2 * kVectors; ++i)
-      acc[r][i] = vmulq_n_f32(vld1q_f32(place + r * job.head_dim + 4 * i), job.keep[row + r]);
+    for (uint32_t i = 0; i < 2 * kVectors; ++i) acc[r][i] = vdupq_n_f32(0);
   }
   const uint64_t stride = job.value_stride;
   const uint8_t* value = job.values + job.begin * stride + c * sizeof(float16_t);
   uint32_t key = job.begin;
   const auto one = [&] {
     float16x8_t weights[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vdupq_n_f16(p[r][key]);
+    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vdupq_n_f16(half.p[row + r][key]);
     add_value<0, kRows, kVectors>(value, weights, acc);
     ++key, value += stride;
   };
   while (key < job.end && key % 8 != 0) one();
   for (; key + 8 <= job.end; key += 8, value += 8 * stride) {
     float16x8_t weights[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vld1q_f16(p[r] + key);
+    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vld1q_f16(half.p[row + r] + key);
     add_value<0, kRows, kVectors>(value, weights, acc);
     add_value<1, kRows, kVectors>(value + stride, weights, acc);
     add_value<2, kRows, kVectors>(value + 2 * stride, weights, acc);
@@ -709,34 +682,56 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const float16_t (*p)[
     add_value<7, kRows, kVectors>(value + 7 * stride, weights, acc);
   }
   while (key < job.end) one();
+  // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
+  float* const place = job.acc + uint64_t{row} * job.head_dim + c;
   for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 2 * kVectors; ++i)
-      vst1q_f32(place + r * job.head_dim + 4 * i, acc[r][i]);
+    for (uint32_t i = 0; i < 2 * kVectors; ++i) {
+      float* const at = place + r * job.head_dim + 4 * i;
+      const float32x4_t old = vmulq_n_f32(vld1q_f32(at), job.keep[row + r]);
+      vst1q_f32(at, vfmaq_n_f32(old, acc[r][i], half.unit[row + r]));
+    }
   }
 }
 
 template <uint32_t kRows>
-void accumulate_f16_rows(const AccumulateJob& job, uint32_t row) {
-  alignas(16) float16_t p[kRows][kAttentionBlock];
-  for (uint32_t r = 0; r < kRows; ++r) {
-    const float* const from = job.p + (row + r) * kAttentionBlock;
-    for (uint32_t i = 0; i < kAttentionBlock; i += 4)
-      vst1_f16(p[r] + i, vcvt_f16_f32(vld1q_f32(from + i)));
-  }
+void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half, uint32_t row) {
   constexpr uint32_t kVectors = kRows == 1 ? 8 : 2;  // enough sums not to wait for each other
   uint32_t c = 0;
   for (; c + 8 * kVectors <= job.head_dim; c += 8 * kVectors) {
     if (row == 0) fetch(job.ahead, c / 8, c / 8 + kVectors);
-    accumulate_f16_chunk<kRows, kVectors>(job, p, row, c);
+    accumulate_f16_chunk<kRows, kVectors>(job, half, row, c);
   }
-  for (; c < job.head_dim; c += 8) accumulate_f16_chunk<kRows, 1>(job, p, row, c);
+  for (; c < job.head_dim; c += 8) accumulate_f16_chunk<kRows, 1>(job, half, row, c);
+}
+
+// A row whose probabilities f16 cannot hold, in f32.
+void accumulate_f16_wide(const AccumulateJob& job, uint32_t row) {
+  const float* const p = job.p + row * kAttentionBlock;
+  float* const place = job.acc + uint64_t{row} * job.head_dim;
+  for (uint32_t c = 0; c < job.head_dim; c += 8) {
+    float32x4_t low = vdupq_n_f32(0), high = vdupq_n_f32(0);
+    for (uint32_t key = job.begin; key < job.end; ++key) {
+      const auto* const values =
+          reinterpret_cast<const float16_t*>(job.values + key * job.value_stride);
+      const float16x8_t v = vld1q_f16(values + c);
+      low = vfmaq_n_f32(low, vcvt_f32_f16(vget_low_f16(v)), p[key]);
+      high = vfmaq_n_f32(high, vcvt_high_f32_f16(v), p[key]);
+    }
+    vst1q_f32(place + c, vaddq_f32(vmulq_n_f32(vld1q_f32(place + c), job.keep[row]), low));
+    vst1q_f32(place + c + 4, vaddq_f32(vmulq_n_f32(vld1q_f32(place + c + 4), job.keep[row]), high));
+  }
 }
 
 void accumulate_f16(const AccumulateJob& job) {
-  uint32_t row = 0;
-  for (; row + 4 <= job.rows; row += 4) accumulate_f16_rows<4>(job, row);
-  for (; row + 2 <= job.rows; row += 2) accumulate_f16_rows<2>(job, row);
-  if (row < job.rows) accumulate_f16_rows<1>(job, row);
+  const HalfProbabilities half(job);
+  for (uint32_t row = 0; row < job.rows;) {
+    uint32_t together = 0;  // rows that f16 can hold
+    while (together < 4 && row + together < job.rows && !half.wide[row + together]) ++together;
+    if (together == 0) accumulate_f16_wide(job, row++);
+    if (together == 4) accumulate_f16_rows<4>(job, half, row), row += 4;
+    if (together == 2 || together == 3) accumulate_f16_rows<2>(job, half, row), row += 2;
+    if (together == 1) accumulate_f16_rows<1>(job, half, row), row += 1;
+  }
 }
 
 }  // namespace

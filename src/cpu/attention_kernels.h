@@ -38,11 +38,8 @@ struct ScoreJob {
   uint32_t tiles;          // of eight slots
   uint32_t rows;
   const LevelBlocks* blocks;
-  // Levels. Two bytes: per row and 8 coordinates 8 upper bytes, then 8 lower bytes. One byte: per
-  // pair of rows and 8 coordinates the 8 bytes of each.
-  const int8_t* q;
-  bool byte_queries;
-  const uint16_t* q_half;  // f16
+  const int8_t* q;       // levels: per row and 8 coordinates 8 upper bytes, then 8 lower bytes
+  const float* q_plain;  // f16: [rows][head_dim]
   float* scores;
   Ahead ahead;
 };
@@ -61,14 +58,9 @@ struct AccumulateJob {
   const LevelBlocks* blocks;
   const float* p;
   const float* keep;  // per row
-  float* acc;         // [rows][head_dim]; levels: see level_acc_index
+  float* acc;         // [rows][head_dim]
   Ahead ahead;
 };
-
-// Where the level kernels keep row r, coordinate c: pairs of rows by pairs of coordinates.
-constexpr uint64_t level_acc_index(uint64_t row, uint64_t c, uint64_t head_dim) {
-  return row / 2 * 2 * head_dim + c / 2 * 4 + row % 2 * 2 + c % 2;
-}
 
 struct AttentionKernels {
   void (*score_levels)(const ScoreJob&) = nullptr;

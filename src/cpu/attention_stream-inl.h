@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-enum class Route : uint8_t { f32, bf16, f16, half_kernel, levels, unpacked_levels, decoded };
+enum class Route : uint8_t { f32, bf16, f16, levels, unpacked_levels, decoded };
 
 // Whether a row of K lies in whole groups of 16 bytes, 64 coordinates at a time.
 inline bool KeysAreWhole(const abi::KvCacheLayout& cache) {
@@ -33,9 +33,7 @@ inline Route RouteOf(const abi::KvCacheLayout& cache, bool keys) {
     case KvFormat::bf16:
       return Route::bf16;
     case KvFormat::f16:
-      return (keys ? kernels.score_f16 != nullptr : kernels.accumulate_f16 != nullptr)
-                 ? Route::half_kernel
-                 : Route::f16;
+      return Route::f16;
     default:
       break;
   }
@@ -61,8 +59,7 @@ inline LevelBlocks PaddedBlocks(uint32_t head_dim, uint32_t unit) {
 }
 
 template <class T, uint32_t kRows>
-HWY_INLINE void ScoreRows(const ScoreJob& job, const float* q, uint32_t row, uint32_t key,
-                          uint32_t keys) {
+HWY_INLINE void ScoreRows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t keys) {
   const DF d;
   const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
   const T* k[4];
@@ -76,7 +73,7 @@ HWY_INLINE void ScoreRows(const ScoreJob& job, const float* q, uint32_t row, uin
     const VF v[4] = {LoadF32(d, k[0] + c), LoadF32(d, k[1] + c), LoadF32(d, k[2] + c),
                      LoadF32(d, k[3] + c)};
     for (uint32_t r = 0; r < kRows; ++r) {
-      const auto query = hn::LoadU(d, q + size_t{row + r} * job.head_dim + c);
+      const auto query = hn::LoadU(d, job.q_plain + size_t{row + r} * job.head_dim + c);
       for (uint32_t i = 0; i < 4; ++i) acc[r][i] = hn::MulAdd(query, v[i], acc[r][i]);
     }
   }
@@ -89,12 +86,12 @@ HWY_INLINE void ScoreRows(const ScoreJob& job, const float* q, uint32_t row, uin
 
 // job.tiles counts slots here: dense keys are read one by one, never past the last that is seen.
 template <class T>
-void ScoreDense(const ScoreJob& job, const float* q) {
+void ScoreDense(const ScoreJob& job) {
   for (uint32_t key = 0; key < job.tiles; key += 4) {
     const uint32_t keys = std::min(job.tiles - key, 4u);
     uint32_t row = 0;
-    for (; row + 4 <= job.rows; row += 4) ScoreRows<T, 4>(job, q, row, key, keys);
-    for (; row < job.rows; ++row) ScoreRows<T, 1>(job, q, row, key, keys);
+    for (; row + 4 <= job.rows; row += 4) ScoreRows<T, 4>(job, row, key, keys);
+    for (; row < job.rows; ++row) ScoreRows<T, 1>(job, row, key, keys);
   }
 }
 
@@ -103,11 +100,8 @@ HWY_INLINE void AccumulateChunk(const AccumulateJob& job, uint32_t row, uint32_t
   const DF d;
   const size_t lanes = hn::Lanes(d);
   VF acc[kRows][kVectors];
-  float* const place = job.acc + size_t{row} * job.head_dim + c;
-  for (uint32_t r = 0; r < kRows; ++r) {
-    const auto keep = hn::Set(d, job.keep[row + r]);
-    for (uint32_t i = 0; i < kVectors; ++i)
-      acc[r][i] = hn::Mul(hn::LoadU(d, place + size_t{r} * job.head_dim + i * lanes), keep);
+  for (auto& of_row : acc) {
+    for (auto& a : of_row) a = hn::Zero(d);
   }
   for (uint32_t key = job.begin; key < job.end; ++key) {
     const T* const v = reinterpret_cast<const T*>(job.values + key * job.value_stride) + c;
@@ -119,9 +113,14 @@ HWY_INLINE void AccumulateChunk(const AccumulateJob& job, uint32_t row, uint32_t
       }
     }
   }
+  // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
+  float* const place = job.acc + size_t{row} * job.head_dim + c;
   for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < kVectors; ++i)
-      hn::StoreU(acc[r][i], d, place + size_t{r} * job.head_dim + i * lanes);
+    const auto keep = hn::Set(d, job.keep[row + r]);
+    for (uint32_t i = 0; i < kVectors; ++i) {
+      float* const at = place + size_t{r} * job.head_dim + i * lanes;
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, at), keep, acc[r][i]), d, at);
+    }
   }
 }
 
@@ -149,13 +148,11 @@ class Stream {
     blocks_ = PaddedBlocks(u_.k_dim(), k_route_ == Route::unpacked_levels ? 64 : 8);
     value_blocks_ = PaddedBlocks(u_.v_dim(), 8);
     for (uint32_t b = 0; b < blocks_.count; ++b) padded_ = blocks_.begin[b] + blocks_.size[b];
-    find_query_units();
-    byte_queries_ = bytes_suffice();
     prepare_queries();
   }
 
   void run() {
-    std::fill_n(u_.scratch->acc, size_t{(u_.rows + 1) / 2 * 2} * u_.v_dim(), 0.0f);
+    std::fill_n(u_.scratch->acc, size_t{u_.rows} * u_.v_dim(), 0.0f);
     u_.for_blocks([&](const KeyBlock& block) {
       score(block);
       float keep[kAttentionRows];
@@ -165,16 +162,7 @@ class Stream {
   }
 
   void read_row(uint32_t row, float* values) const {
-    const uint64_t n = u_.v_dim();
-    const float* const acc = u_.scratch->acc;
-    if (v_route_ != Route::levels) {
-      std::copy_n(acc + row * n, n, values);
-      return;
-    }
-    for (uint64_t c = 0; c < n; c += 2) {
-      values[c] = acc[level_acc_index(row, c, n)];
-      values[c + 1] = acc[level_acc_index(row, c + 1, n)];
-    }
+    std::copy_n(u_.scratch->acc + size_t{row} * u_.v_dim(), u_.v_dim(), values);
   }
 
  private:
@@ -182,116 +170,48 @@ class Stream {
     return k_route_ == Route::levels || k_route_ == Route::unpacked_levels;
   }
 
-  // The largest magnitude of each query, and whether all of it is finite.
-  void find_query_units() {
-    const DF d;
-    const uint32_t n = u_.k_dim();
-    for (uint32_t r = 0; r < u_.rows; ++r) {
-      const float* const q = u_.scratch->q + size_t{r} * n;
-      auto top = hn::Zero(d), sick = hn::Zero(d);
-      for (uint32_t i = 0; i < n; i += static_cast<uint32_t>(hn::Lanes(d))) {
-        const auto x = hn::LoadU(d, q + i);
-        top = hn::Max(top, hn::Abs(x));
-        sick = hn::Add(sick, hn::Sub(x, x));  // NaN unless finite
-      }
-      largest_[r] = hn::GetLane(hn::MaxOfLanes(d, top)) + hn::GetLane(hn::SumOfLanes(d, sick));
-    }
-  }
-
-  // Whether queries of 8 bits move the logits by less than the codes of K do: the variance of the
-  // error is that of rounding q, times the scale and the length of a key, squared. Otherwise they
-  // get 16.
-  bool bytes_suffice() const {
-    constexpr float kVariance =
-        2e-4f;  // for the longest key and the largest query: half of it on average
-    const uint32_t format = u_.k.layout->format;
-    if (!k_is_levels() || abi::kv_bits(format) > 4) return false;
-    const float gain =
-        format == abi::kTq4 ? abi::kTq4Gain : (format == abi::kTq3 ? abi::kTq3Gain : abi::kTq2Gain);
-    const float scale = std::bit_cast<float>(uint32_t{largest_scale()} << 15) * 0x1p-31f;
-    const float length = 0.5f * gain * scale * std::sqrt(static_cast<float>(u_.k_dim()));
-    float step = 0;
-    for (uint32_t r = 0; r < u_.rows; ++r)
-      step = std::isnan(largest_[r]) ? largest_[r] : std::max(step, largest_[r] / 127.0f);
-    const float error = step * u_.params->scale * length;
-    return error * error <= 12 * kVariance;  // false for NaN
-  }
-
-  // Of the keys that some row sees; scales grow with their bits.
-  uint16_t largest_scale() const {
-    const hn::CappedTag<uint16_t, 8> d;
-    const uint32_t scales = abi::kv_scale_blocks(u_.k_dim()).count;
-    uint16_t largest = 0;
-    u_.for_blocks([&](const KeyBlock& block) HWY_ATTR {
-      alignas(16) uint16_t lane[abi::kKvTile];
-      auto top = hn::Zero(d);
-      for (uint32_t t = 0; t < block.tiles(); ++t) {
-        const auto* stored = reinterpret_cast<const uint16_t*>(u_.k.tile_scales(block.tile + t));
-        const bool whole = t * abi::kKvTile >= block.begin && (t + 1) * abi::kKvTile <= block.end;
-        for (uint32_t b = 0; b < scales; ++b, stored += abi::kKvTile) {
-          for (uint32_t i = 0; !whole && i < abi::kKvTile; ++i) {
-            const uint32_t at = t * abi::kKvTile + i;
-            lane[i] = at >= block.begin && at < block.end ? stored[i] : uint16_t{0};
-          }
-          top = hn::Max(top, whole ? hn::LoadU(d, stored) : hn::Load(d, lane));
-        }
-      }
-      largest = std::max(largest, hn::GetLane(hn::MaxOfLanes(d, top)));
-    });
-    return largest;
-  }
-
-  // Queries as the kernels want them: f16 of at most 1/16 (see score_f16), or levels of 16 or 8
-  // bits.
+  // Queries in 16 bits: of each eight coordinates the upper bytes, then the lower bytes.
   void prepare_queries() {
-    const DF d;
-    const uint32_t n = u_.k_dim();
-    if (k_is_levels()) std::memset(u_.scratch->operand, 0, size_t{2} * (u_.rows + 1) * padded_);
-    for (uint32_t r = 0; r < u_.rows; ++r) {
-      float* const q = u_.scratch->q + size_t{r} * n;
-      const float largest = largest_[r];
-      q_scale_[r] = 1.0f;
-      if (k_route_ == Route::half_kernel) {
-        const int exponent = largest > 0 && std::isfinite(largest) ? std::ilogb(largest) + 5 : 5;
-        q_scale_[r] = std::ldexp(1.0f, exponent);
-        const auto inverse = hn::Set(d, std::ldexp(1.0f, -exponent));
-        for (uint32_t i = 0; i < n; i += static_cast<uint32_t>(hn::Lanes(d)))
-          hn::StoreU(hn::Mul(hn::LoadU(d, q + i), inverse), d, q + i);
-        CopyRow(static_cast<const float*>(q),
-                reinterpret_cast<Half*>(u_.scratch->operand) + size_t{r} * n, n);
-      } else if (k_is_levels()) {
-        prepare_levels(q, r);
-      }
-    }
-  }
-
-  void prepare_levels(const float* q, uint32_t row) {
+    constexpr float kTinyQuery = 0x1p-110f;   // below, the inverse of a step would overflow
+    constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
     const hn::CappedTag<float, 4> d;
     const hn::RebindToSigned<decltype(d)> di;
     const hn::Rebind<int8_t, decltype(d)> d8;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
-    const float most = byte_queries_ ? 127.0f : 127.0f * 256.0f;  // the upper byte must fit
-    const float largest = largest_[row];
-    q_scale_[row] = largest / most;  // NaN if the query is not finite
-    const auto inverse = hn::Set(d, largest > 0 ? most / largest : 0.0f);
-    int8_t* const operand =
-        u_.scratch->operand +
-        (byte_queries_ ? size_t{row / 2} * 2 * padded_ + row % 2 * 8 : size_t{row} * 2 * padded_);
-    for (uint32_t b = 0; b < scales.count; ++b) {
-      for (uint32_t i = 0; i < scales.size[b]; i += 4) {
-        const auto whole = hn::NearestInt(hn::Mul(hn::Load(d, q + scales.begin[b] + i), inverse));
-        const uint32_t at = blocks_.begin[b] + i;
-        int8_t* const place = operand + size_t{at / 8} * 16 + at % 8;
-        if (byte_queries_) {
-          hn::StoreU(hn::DemoteTo(d8, whole), d8, place);
-          continue;
+    std::fill_n(q_scale_, u_.rows, 1.0f);
+    if (!k_is_levels()) return;
+    std::memset(u_.scratch->operand, 0, size_t{2} * u_.rows * padded_);
+    for (uint32_t r = 0; r < u_.rows; ++r) {
+      const float* const q = u_.scratch->q + size_t{r} * u_.k_dim();
+      const float unit = query_unit(q);  // NaN if the query is not finite: that shows in its scale
+      const float largest = std::max(std::isnan(unit) ? 0.0f : unit, kTinyQuery);
+      q_scale_[r] = std::isnan(unit) ? unit : largest / kMost;
+      const auto inverse = hn::Set(d, std::isnan(unit) ? 0.0f : kMost / largest);
+      for (uint32_t b = 0; b < scales.count; ++b) {
+        for (uint32_t i = 0; i < scales.size[b]; i += 4) {
+          const auto whole = hn::NearestInt(hn::Mul(hn::Load(d, q + scales.begin[b] + i), inverse));
+          const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
+          const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
+          const uint32_t at = blocks_.begin[b] + i;
+          int8_t* const place =
+              u_.scratch->operand + size_t{2} * r * padded_ + size_t{at / 8} * 16 + at % 8;
+          hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
+          hn::StoreU(hn::DemoteTo(d8, lower), d8, place + 8);
         }
-        const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
-        const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
-        hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
-        hn::StoreU(hn::DemoteTo(d8, lower), d8, place + 8);
       }
     }
+  }
+
+  // The largest magnitude of a query's coordinates; NaN if one is not finite.
+  float query_unit(const float* q) const {
+    const DF d;
+    auto top = hn::Zero(d), sick = hn::Zero(d);
+    for (uint32_t i = 0; i < u_.k_dim(); i += static_cast<uint32_t>(hn::Lanes(d))) {
+      const auto x = hn::LoadU(d, q + i);
+      top = hn::Max(top, hn::Abs(x));
+      sick = hn::Add(sick, hn::Sub(x, x));  // NaN unless finite
+    }
+    return hn::GetLane(hn::MaxOfLanes(d, top)) + hn::GetLane(hn::SumOfLanes(d, sick));
   }
 
   // A block of the other operand, to be fetched in `units` steps: two streams keep the bus busy.
@@ -315,8 +235,7 @@ class Stream {
     job.rows = u_.rows;
     job.blocks = &blocks_;
     job.q = u_.scratch->operand;
-    job.byte_queries = byte_queries_;
-    job.q_half = reinterpret_cast<const uint16_t*>(u_.scratch->operand);
+    job.q_plain = u_.scratch->q;
     job.scores = u_.scratch->logits;
     job.ahead = block_ahead(u_.v, block.tile, block.tiles(), block.lanes());
     if (k_route_ == Route::levels) return attention_kernels().score_levels(job);
@@ -331,14 +250,13 @@ class Stream {
     job.scores += block.begin;
     job.tiles = block.end - block.begin;
     switch (k_route_) {
-      case Route::half_kernel:
-        return attention_kernels().score_f16(job);
       case Route::f16:
-        return ScoreDense<Half>(job, u_.scratch->q);
+        return attention_kernels().score_f16 != nullptr ? attention_kernels().score_f16(job)
+                                                        : ScoreDense<Half>(job);
       case Route::bf16:
-        return ScoreDense<BFloat16>(job, u_.scratch->q);
+        return ScoreDense<BFloat16>(job);
       default:
-        return ScoreDense<float>(job, u_.scratch->q);
+        return ScoreDense<float>(job);
     }
   }
 
@@ -403,11 +321,11 @@ class Stream {
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     const float cap = u_.params->soft_cap;
     const auto scale = hn::Set(d, u_.params->scale * q_scale_[row]), to_base2 = hn::Set(d, kLog2E);
-    const auto caps = hn::Set(d, cap), inverse = hn::Set(d, cap > 0 ? 1.0f / cap : 0.0f);
+    const auto caps = hn::Set(d, cap);
     const auto slope = hn::Set(d, u_.slope[row]);
     for (uint32_t i = 0; i < block.lanes(); i += lanes) {
       auto x = hn::Mul(hn::Load(d, logits + i), scale);
-      if (cap > 0) x = SoftCap(x, caps, inverse);
+      if (cap > 0) x = SoftCap(x, caps);
       const auto away = static_cast<float>(block.key + i - u_.position[row]);
       x = hn::MulAdd(slope, hn::Iota(d, away), x);
       hn::Store(hn::Mul(x, to_base2), d, logits + i);
@@ -447,10 +365,10 @@ class Stream {
 
   void accumulate_dense(const AccumulateJob& job) const {
     switch (v_route_) {
-      case Route::half_kernel:
-        return attention_kernels().accumulate_f16(job);
       case Route::f16:
-        return AccumulateDense<Half>(job);
+        return attention_kernels().accumulate_f16 != nullptr
+                   ? attention_kernels().accumulate_f16(job)
+                   : AccumulateDense<Half>(job);
       case Route::bf16:
         return AccumulateDense<BFloat16>(job);
       default:
@@ -491,8 +409,6 @@ class Stream {
   const Route k_route_, v_route_;
   LevelBlocks blocks_, value_blocks_;
   uint32_t padded_ = 0;  // levels of a row of K, padding included
-  bool byte_queries_ = false;
-  float largest_[kAttentionRows];  // magnitude of a query's coordinates; NaN if one is not finite
   float q_scale_[kAttentionRows];
 };
 

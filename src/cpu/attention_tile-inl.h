@@ -104,7 +104,6 @@ class Tile {
 
  private:
   static constexpr uint32_t kWidth = kAttentionRows;
-  static constexpr float kUnseen = 0x1p-126f;  // what Exp2 makes of -inf is below
 
   // Lanes without a key count as zeros.
   void blank(const KeyBlock& block, uint32_t n) const {
@@ -151,7 +150,7 @@ class Tile {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     const float cap = u_.params->soft_cap;
-    const auto caps = hn::Set(d, cap), inverse = hn::Set(d, cap > 0 ? 1.0f / cap : 0.0f);
+    const auto caps = hn::Set(d, cap);
     const auto scale = hn::Set(d, u_.params->scale), to_base2 = hn::Set(d, kLog2E);
     const auto both = hn::Mul(scale, to_base2);
     for (uint32_t key = 0; key < block.lanes(); ++key) {
@@ -162,7 +161,7 @@ class Tile {
           x = hn::Mul(x, both);
         } else {
           x = hn::Mul(x, scale);
-          if (cap > 0) x = SoftCap(x, caps, inverse);
+          if (cap > 0) x = SoftCap(x, caps);
           alignas(64) float away[16];
           for (uint32_t i = 0; i < lanes; ++i) {
             const uint32_t row = std::min(r + i, u_.rows - 1);
@@ -221,10 +220,7 @@ class Tile {
       const auto keep = Exp2(hn::Sub(old, from));
       hn::Store(keep, d, keep_ + r);
       hn::Store(max, d, max_ + r);
-      const auto total = hn::MulAdd(hn::Load(d, sum_ + r), keep, sum);
-      // As in FoldLogits: nothing seen sums to 0, unless a NaN must show.
-      const auto empty = hn::And(nothing, hn::Lt(total, hn::Set(d, 1.0f)));
-      hn::Store(hn::IfThenZeroElse(empty, total), d, sum_ + r);
+      hn::Store(hn::MulAdd(hn::Load(d, sum_ + r), keep, sum), d, sum_ + r);
     }
   }
 
@@ -247,19 +243,21 @@ class Tile {
     for (; column + step <= n; column += step) {
       for (uint32_t row = 0; row < u_.rows; row += kMicroRows) {
         VF c[kMicroRows][kMicroVectors];
-        float* const place = u_.scratch->acc + size_t{row} * n + column;
-        for (uint32_t i = 0; i < kMicroRows; ++i) {
-          const auto keep = hn::Set(d, keep_[row + i]);
-          for (uint32_t j = 0; j < kMicroVectors; ++j)
-            c[i][j] = hn::Mul(hn::LoadU(d, place + size_t{i} * n + j * lanes), keep);
+        for (auto& of_row : c) {
+          for (auto& v : of_row) v = hn::Zero(d);
         }
         const float* b = u_.scratch->tile + column;
         const float* a = u_.scratch->logits + row;
         for (uint32_t key = 0; key < block.lanes(); ++key, a += kWidth, b += n)
           MultiplyColumn(a, b, c);
+        // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
+        float* const place = u_.scratch->acc + size_t{row} * n + column;
         for (uint32_t i = 0; i < kMicroRows; ++i) {
-          for (uint32_t j = 0; j < kMicroVectors; ++j)
-            hn::StoreU(c[i][j], d, place + size_t{i} * n + j * lanes);
+          const auto keep = hn::Set(d, keep_[row + i]);
+          for (uint32_t j = 0; j < kMicroVectors; ++j) {
+            float* const at = place + size_t{i} * n + j * lanes;
+            hn::StoreU(hn::MulAdd(hn::LoadU(d, at), keep, c[i][j]), d, at);
+          }
         }
       }
     }
@@ -273,13 +271,13 @@ class Tile {
     const DF d;
     const uint32_t n = u_.v_dim();
     float* const place = u_.scratch->acc + size_t{row} * n + column;
-    auto c = hn::Mul(hn::LoadU(d, place), hn::Set(d, keep_[row]));
+    auto c = hn::Zero(d);
     for (uint32_t key = block.begin; key < block.end; ++key) {
       const float p = u_.scratch->logits[size_t{key} * kWidth + row];
-      if (p < kUnseen) continue;  // whatever the value is
+      if (p == 0) continue;  // whatever the value is
       c = hn::MulAdd(hn::Set(d, p), hn::LoadU(d, u_.scratch->tile + size_t{key} * n + column), c);
     }
-    hn::StoreU(c, d, place);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, place), hn::Set(d, keep_[row]), c), d, place);
   }
 
   // With a value that is not finite among those that some rows do not see.

@@ -29,7 +29,7 @@ struct AttentionScratch {
   alignas(64) float acc[kAttentionRows * abi::kKvMaxHeadDim];
   alignas(64) float tile[kAttentionBlock * abi::kKvMaxHeadDim];
   alignas(64) float logits[kAttentionRows * kAttentionBlock];
-  alignas(64) int8_t operand[2 * (kAttentionRows + 1) * kPaddedHeadDim];
+  alignas(64) int8_t operand[2 * kAttentionRows * kPaddedHeadDim];
   alignas(64) int8_t levels[kAttentionBlock * kPaddedHeadDim];
 };
 

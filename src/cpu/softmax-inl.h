@@ -25,31 +25,36 @@ using VF = hn::Vec<DF>;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// 2^x for x <= 0, relative error below 5e-6; below 2^-126 some number below 2^-126, NaN stays NaN.
+// 2^x for x <= 0, relative error below 5e-7; 0 below 2^-126, NaN stays NaN.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
-  const hn::RebindToSigned<DF> di;
-  // Adding 1.5 * 2^23 leaves the nearest integer in the last bits.
-  const auto magic = hn::Set(d, 12582912.0f);
-  const auto bounded = hn::Max(hn::Set(d, -127.0f), x);  // in this order a NaN passes on x86, too
+  const hn::RebindToUnsigned<DF> du;
+  // Adding 1.5 * 2^23 leaves the nearest integer in the last bits; with the exponent's bias they
+  // are, shifted, the power of two.
+  const auto magic = hn::Set(d, 12582912.0f + 127.0f);
+  // Not Max, which drops a NaN on some targets.
+  const auto lowest = hn::Set(d, -127.0f);
+  const auto bounded = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
   const auto shifted = hn::Add(bounded, magic);
   const auto f = hn::Sub(bounded, hn::Sub(shifted, magic));
-  auto y = hn::MulAdd(f, hn::Set(d, 0.00957f), hn::Set(d, 0.05589f));
-  y = hn::MulAdd(f, y, hn::Set(d, 0.240229f));
-  y = hn::MulAdd(f, y, hn::Set(d, 0.693130f));
+  auto y = hn::MulAdd(f, hn::Set(d, 0.00133336f), hn::Set(d, 0.00961813f));
+  y = hn::MulAdd(f, y, hn::Set(d, 0.0555041f));
+  y = hn::MulAdd(f, y, hn::Set(d, 0.240226507f));
+  y = hn::MulAdd(f, y, hn::Set(d, 0.693147181f));
   y = hn::MulAdd(f, y, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, y), exponent));
+  return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
 }
 
 // cap * tanh(x / cap).
-HWY_INLINE VF SoftCap(VF x, VF cap, VF inverse) {
+HWY_INLINE VF SoftCap(VF x, VF cap) {
   const DF d;
-  const auto a = hn::Mul(hn::Abs(x), inverse);
-  // tanh(a) = (1 - e) / (1 + e), e = exp(-2a).
+  const auto a = hn::Div(hn::Abs(x), cap), one = hn::Set(d, 1.0f);
+  // tanh(a) = (1 - e) / (1 + e), e = exp(-2a); for small a that cancels, and two terms of the
+  // series do.
   const auto e = Exp2(hn::Mul(a, hn::Set(d, -2 * kLog2E)));
-  const auto one = hn::Set(d, 1.0f);
-  const auto t = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+  const auto large = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+  const auto small = hn::NegMulAdd(hn::Mul(a, hn::Mul(a, a)), hn::Set(d, 1.0f / 3), a);
+  const auto t = hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.04f)), small, large);
   return hn::CopySign(hn::Mul(t, cap), x);
 }
 
@@ -81,13 +86,12 @@ HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, float fa
   const auto factors = hn::Set(d, factor);
   auto sum = hn::Zero(d);
   for (uint32_t i = 0; i < count; i += lanes) {
-    const auto p = Exp2(hn::MulSub(hn::Load(d, logits + i), factors, max));
+    // Not fused: the largest must come out as exactly 1.
+    const auto p = Exp2(hn::Sub(hn::Mul(hn::Load(d, logits + i), factors), max));
     hn::Store(p, d, logits + i);
     sum = hn::Add(sum, p);
   }
-  const float added = hn::GetLane(hn::SumOfLanes(d, sum));
-  // A row that sees nothing yet has the sum 0, unless a NaN must show.
-  state.sum = state.max == kMinusInfinity && added < 1.0f ? 0.0f : state.sum * keep + added;
+  state.sum = state.sum * keep + hn::GetLane(hn::SumOfLanes(d, sum));
   return keep;
 }
 

@@ -296,8 +296,9 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) {
   Recording recording(encoder, "attention_merge");
   check_partial_tensor("attention_merge", in.partial);
   require(in.partial.shape(0) != 0, "attention_merge: partial has no splits");
-  require(in.partial.shape(3) > 2,
-          "attention_merge: partial has no coordinates: ", in.partial.shape());
+  require(in.partial.shape(3) > 2 && in.partial.shape(3) - 2 <= abi::kKvMaxHeadDim,
+          "attention_merge: partial must have v_head_dim + 2 entries a row, v_head_dim from 1 to ",
+          abi::kKvMaxHeadDim, ", got ", in.partial.shape(3));
   check_outputs("attention_merge", in,
                 {in.partial.shape(1), in.partial.shape(2), in.partial.shape(3) - 2});
   check_apart("attention_merge", "out", in.out, {&in.partial, &in.sinks});
