@@ -85,8 +85,8 @@ Bytes source_bytes(const KvQuantizeCase& c, bool v) {
   auto values =
       kv_values(c.values, side.tokens * side.heads, side.head_dim, c.name + (v ? "v" : "k"));
   for (uint64_t r = 0; c.values == KvValues::scale_edges && r < side.tokens * side.heads; ++r) {
-    move_to_scale_edge(coder_of(v ? c.v->format : c.k.format), r % 2 == 1,
-                       std::span(values).subspan(r * side.head_dim, side.head_dim));
+    move_to_scale_edge(coder_of(v ? c.v->format : c.k.format, v ? KvRole::v : KvRole::k),
+                       r % 2 == 1, std::span(values).subspan(r * side.head_dim, side.head_dim));
   }
   Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
   for (uint64_t t = 0; t < side.tokens; ++t) {
@@ -228,25 +228,27 @@ std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
   return values;
 }
 
-reference::KvCoder coder_of(KvFormat format) {
+reference::KvCoder coder_of(KvFormat format, KvRole role) {
+  const bool values = role == KvRole::v;
   switch (format) {
     case KvFormat::tq2:
-      return reference::kv_coder(2);
+      return reference::kv_coder(2, values);
     case KvFormat::tq3:
-      return reference::kv_coder(3);
+      return reference::kv_coder(3, values);
     case KvFormat::tq4:
-      return reference::kv_coder(4);
+      return reference::kv_coder(4, values);
     case KvFormat::tq5:
-      return reference::kv_coder(5);
+      return reference::kv_coder(5, values);
     case KvFormat::tq6:
-      return reference::kv_coder(6);
+      return reference::kv_coder(6, values);
     default:
-      return reference::kv_coder(8);
+      return reference::kv_coder(8, values);
   }
 }
 
 KvPlaces places_of(const KvShape& shape) {
-  return {coder_of(shape.format), shape.head_dim, shape.capacity, shape.role == KvRole::k};
+  return {coder_of(shape.format, shape.role), shape.head_dim, shape.capacity,
+          shape.role == KvRole::k};
 }
 
 void expect_near(Block& block, uint64_t at, double value, double tolerance) {

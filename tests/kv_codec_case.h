@@ -60,7 +60,7 @@ struct KvDequantizeCase {
 
 OpCase make_case(const KvDequantizeCase& numbers);
 
-reference::KvCoder coder_of(KvFormat format);
+reference::KvCoder coder_of(KvFormat format, KvRole role);
 
 // Where a half of a cache keeps its bits.
 reference::KvPlaces places_of(const KvShape& shape);

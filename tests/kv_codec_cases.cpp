@@ -66,13 +66,14 @@ std::vector<KvQuantizeCase> kv_format_cases() {
   return cases;
 }
 
-// The order of every sum, at every size of a scale block.
+// The order of every sum, at every size of a scale block, and where V's factor comes in.
 std::vector<KvQuantizeCase> kv_scale_edge_cases() {
   std::vector<KvQuantizeCase> cases;
   for (const uint64_t head_dim : {16u, 24u, 32u, 64u, 128u, 256u, 512u, 1024u}) {
     for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
       KvQuantizeCase c;
       c.k = {format, head_dim};
+      c.v = c.k;
       c.source_tokens = c.capacity = 16;
       c.heads = 1;
       c.values = KvValues::scale_edges;

@@ -31,13 +31,19 @@ inline std::vector<uint8_t> bytes_of(const Tensor& tensor) {
 
 // A cache of one head that holds `rows`, each a token.
 inline KvBuffer encoded(const Device& device, KvFormat format, uint64_t head_dim,
-                        std::span<const float> rows) {
+                        std::span<const float> rows, KvRole role = KvRole::k) {
   const uint64_t tokens = rows.size() / head_dim;
-  const KvBuffer cache = KvBuffer::allocate(device, {format, KvRole::k, 1, tokens, head_dim});
+  const Tensor x = tensor_of(device, rows, {tokens, 1, head_dim});
+  KvQuantizeInputs inputs{
+      .k = x, .k_cache = KvBuffer::allocate(device, {format, KvRole::k, 1, tokens, head_dim})};
+  if (role == KvRole::v) {  // never written alone
+    inputs.v = x;
+    inputs.v_cache = KvBuffer::allocate(device, {format, KvRole::v, 1, tokens, head_dim});
+  }
   Encoder encoder(device);
-  kv_quantize(encoder, {.k = tensor_of(device, rows, {tokens, 1, head_dim}), .k_cache = cache});
+  kv_quantize(encoder, inputs);
   encoder.submit().wait();
-  return cache;
+  return role == KvRole::v ? inputs.v_cache : inputs.k_cache;
 }
 
 inline std::vector<float> decoded(const Device& device, const KvBuffer& cache,

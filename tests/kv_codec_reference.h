@@ -14,28 +14,34 @@
 
 namespace gyre::reference {
 
-// What a native format is made of.
+// What a native format is made of; keys and values differ in the scale.
 struct KvCoder {
   uint32_t bits = 4;
   uint32_t low_bits = 4;        // of the first plane; the rest are the second
   std::vector<int> magnitudes;  // 2 to 4 bits
   double best_factor = 0;       // magnitudes times this fit N(0,1) best
+  double error = 0;             // that they then have; above 4 bits nobody asks
+  bool values = false;
 
   float top() const { return bits == 8 ? 127.0f : static_cast<float>(1 << (bits - 1)); }
+  // From the scale that keeps the length to the one that is stored.
+  float stretch() const { return values ? static_cast<float>(1 / std::sqrt(1 - error)) : 1.0f; }
 };
 
-inline KvCoder kv_coder(uint32_t bits) {
+inline KvCoder kv_coder(uint32_t bits, bool values = false) {
   switch (bits) {
     case 2:
-      return {2, 2, {36, 120}, 0.01258624817301284};
+      return {2, 2, {36, 120}, 0.01258624817301284, 0.117481911838059115, values};
     case 3:
-      return {3, 2, {10, 31, 55, 88}, 0.0244461383835827};
+      return {3, 2, {10, 31, 55, 88}, 0.0244461383835827, 0.0345485776769533953, values};
     case 4:
-      return {4, 4, {5, 15, 25, 36, 48, 62, 79, 104}, 0.026217138022336307};
+      return {
+          4,     4, {5, 15, 25, 36, 48, 62, 79, 104}, 0.026217138022336307, 0.00950621626219275257,
+          values};
     case 8:
-      return {8, 8, {}, 0};
+      return {8, 8, {}, 0, 0, values};
     default:
-      return {bits, 4, {}, 0};
+      return {bits, 4, {}, 0, 0, values};
   }
 }
 
@@ -192,7 +198,8 @@ inline void kv_code_block(const KvCoder& coder, std::span<const float> y, size_t
     out.codes.push_back(static_cast<uint8_t>(code));
   }
   const float energy = sum / static_cast<float>(points);
-  out.scales.push_back(kv_scale_pattern(std::sqrt(energy / static_cast<float>(squares)), exponent));
+  const float kept_length = std::sqrt(energy / static_cast<float>(squares));
+  out.scales.push_back(kv_scale_pattern(kept_length * coder.stretch(), exponent));
 }
 
 inline bool kv_in_range(std::span<const float> y) {

@@ -59,8 +59,10 @@ TEST(KvCodecWeakness, W22AnyNumberOfTokensIsOneCommand) {
     kv_quantize(encoder, {.k = x, .k_cache = k, .v = x, .v_cache = v});
     EXPECT_EQ(encoder.size(), 1u) << name(format);
     encoder.submit().wait();
+    for (const KvBuffer& cache : {k, v})
+      EXPECT_LE(distortion(rows, decoded(cpu(), cache), 256).error, 0.012) << name(format);
+    if (format == KvFormat::tq4) continue;  // another scale for V
     EXPECT_EQ(decoded(cpu(), k), decoded(cpu(), v)) << name(format);
-    EXPECT_LE(distortion(rows, decoded(cpu(), k), 256).error, 0.012) << name(format);
   }
 }
 
@@ -84,7 +86,7 @@ TEST(KvCodecWeakness, W23LastTokenWinsAndErrorsComeFirst) {
     kv_quantize(encoder, inputs, {.cache = CacheKind::ring});
     encoder.submit().wait();
     const auto got = decoded(cpu(), cache);
-    const auto expected = decoded(cpu(), encoded(cpu(), KvFormat::tq3, 64, kept));
+    const auto expected = decoded(cpu(), encoded(cpu(), KvFormat::tq3, 64, kept, role));
     for (uint64_t i = 0; i < kSlots; ++i) {
       const uint64_t slot = (kTokens - kSlots + i) % kSlots;
       EXPECT_TRUE(std::equal(&got[slot * 64], &got[slot * 64] + 64, &expected[i * 64])) << i;

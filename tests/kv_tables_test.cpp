@@ -85,6 +85,7 @@ struct NativeTable {
   std::span<const uint8_t> levels;
   std::span<const uint8_t> thresholds;
   float gain;
+  float stretch;
 };
 
 std::ostream& operator<<(std::ostream& out, const NativeTable& table) {
@@ -101,14 +102,14 @@ TEST_P(NativeTables, AreTheBestIntegerRoundingOfLloydMax) {
 }
 
 TEST_P(NativeTables, ThresholdsAreTheSumsOfNeighbours) {
-  const auto& [bits, levels, thresholds, gain] = GetParam();
+  const auto& [bits, levels, thresholds, gain, stretch] = GetParam();
   ASSERT_EQ(thresholds.size() + 1, levels.size());
   for (size_t i = 0; i < thresholds.size(); ++i)
     EXPECT_EQ(thresholds[i], levels[i] + levels[i + 1]);
 }
 
 TEST_P(NativeTables, GainIsTwiceTheBestFit) {
-  const auto& [bits, levels, thresholds, gain] = GetParam();
+  const auto& [bits, levels, thresholds, gain, stretch] = GetParam();
   const Levels shipped(levels.begin(), levels.end());
   const double factor =
       best_fit(shipped, reference::compat_centroids(bits).back() / shipped.back()).factor;
@@ -116,10 +117,21 @@ TEST_P(NativeTables, GainIsTwiceTheBestFit) {
   EXPECT_NEAR(factor, reference::kv_coder(bits).best_factor, 1e-15);
 }
 
+TEST_P(NativeTables, ValueStretchIsWhatTheErrorTakesAway) {
+  const NativeTable& table = GetParam();
+  const Levels shipped(table.levels.begin(), table.levels.end());
+  const double error = best_fit(shipped, 2 / table.gain).error;
+  EXPECT_EQ(table.stretch, static_cast<float>(1 / std::sqrt(1 - error)))
+      << std::setprecision(17) << error;
+  EXPECT_EQ(table.stretch, reference::kv_coder(table.bits, true).stretch());
+  EXPECT_EQ(1.0f, reference::kv_coder(table.bits).stretch());
+  EXPECT_NEAR(error, reference::kv_coder(table.bits).error, 1e-14);
+}
+
 // Rounding to integers must not cost what Lloyd-Max gains.
 TEST_P(NativeTables, CostAtMostATenthOfAPercent) {
   constexpr double kOptimum[] = {0, 0, 1.174818e-1, 3.454776e-2, 9.501008e-3};
-  const auto& [bits, levels, thresholds, gain] = GetParam();
+  const auto& [bits, levels, thresholds, gain, stretch] = GetParam();
   const Levels shipped(levels.begin(), levels.end());
   const double error = best_fit(shipped, 2 / gain).error;
   EXPECT_LE(error, 1.001 * kOptimum[bits]);
@@ -128,9 +140,12 @@ TEST_P(NativeTables, CostAtMostATenthOfAPercent) {
 
 INSTANTIATE_TEST_SUITE_P(
     Formats, NativeTables,
-    testing::Values(NativeTable{2, abi::kTq2Levels, abi::kTq2Thresholds, abi::kTq2Gain},
-                    NativeTable{3, abi::kTq3Levels, abi::kTq3Thresholds, abi::kTq3Gain},
-                    NativeTable{4, abi::kTq4Levels, abi::kTq4Thresholds, abi::kTq4Gain}),
+    testing::Values(NativeTable{2, abi::kTq2Levels, abi::kTq2Thresholds, abi::kTq2Gain,
+                                abi::kv_value_stretch(abi::kTq2)},
+                    NativeTable{3, abi::kTq3Levels, abi::kTq3Thresholds, abi::kTq3Gain,
+                                abi::kv_value_stretch(abi::kTq3)},
+                    NativeTable{4, abi::kTq4Levels, abi::kTq4Thresholds, abi::kTq4Gain,
+                                abi::kv_value_stretch(abi::kTq4)}),
     [](const auto& test) { return "tq" + std::to_string(test.param.bits); });
 
 struct CompatTable {

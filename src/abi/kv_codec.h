@@ -72,6 +72,26 @@ constexpr float kTq2Gain = 158.90360f;  // 2 / 0.01258624817301284
 constexpr float kTq3Gain = 81.812515f;  // 2 / 0.0244461383835827
 constexpr float kTq4Gain = 76.28598f;   // 2 / 0.026217138022336307
 
+// What a scale of V is multiplied by: 1 / sqrt(1 - D), D the error of the magnitudes on N(0,1). A
+// decoded block with the length of the block is short by that much along the block, and averaging
+// over tokens would keep the loss. Keys, and V above 4 bits, keep the length.
+constexpr float kTq2ValueStretch = 1.0644817f;  // D = 0.117481911838059
+constexpr float kTq3ValueStretch = 1.0177351f;  // D = 0.0345485776769534
+constexpr float kTq4ValueStretch = 1.0047873f;  // D = 0.00950621626219275
+
+constexpr float kv_value_stretch(uint32_t format) {
+  switch (format) {
+    case kTq2:
+      return kTq2ValueStretch;
+    case kTq3:
+      return kTq3ValueStretch;
+    case kTq4:
+      return kTq4ValueStretch;
+    default:
+      return 1.0f;
+  }
+}
+
 // tq5 and tq6: code c is the odd integer 2c - (2^bits - 1). tq8: the byte is the integer.
 // Codes of 2 to 4 bits: magnitude index, sign in the top bit.
 

@@ -293,12 +293,15 @@ struct KvHead {
   abi::KvBlocks blocks;
   abi::KvScaleBlocks scales;
 
+  float stretch;                          // 1, or what V's scales are multiplied by
   float inverse_size[abi::kKvMaxScales];  // powers of two: exact
   float inverse_transform[abi::kKvMaxScales];
   bool ends_block[abi::kKvMaxScales];  // the last of its transform block
 
-  explicit KvHead(uint32_t head_dim)
-      : blocks(abi::kv_blocks(head_dim)), scales(abi::kv_scale_blocks(head_dim)) {
+  KvHead(uint32_t head_dim, float scale_stretch)
+      : blocks(abi::kv_blocks(head_dim)),
+        scales(abi::kv_scale_blocks(head_dim)),
+        stretch(scale_stretch) {
     for (uint32_t i = 0; i < scales.count; ++i) {
       inverse_size[i] = 1.0f / static_cast<float>(scales.size[i]);
       inverse_transform[i] = 1.0f / static_cast<float>(scales.transform[i]);
@@ -419,8 +422,8 @@ HWY_INLINE void CodeRow(const KvHead& head, uint32_t slot, KvRow& row, KvFacts& 
   }
 }
 
-// ||x|| / ||levels||, times a power of two: the decoded block has the length of the block. As 16
-// bits, nearest, ties to even.
+// ||x|| / ||levels||, with which the decoded block has the length of the block, stretched, times a
+// power of two. As 16 bits, nearest, ties to even.
 HWY_INLINE void FindScales(const KvHead& head, float power, KvFacts& facts) {
   const DHadamard d;
   const hn::RebindToUnsigned<DHadamard> du;
@@ -430,8 +433,8 @@ HWY_INLINE void FindScales(const KvHead& head, float power, KvFacts& facts) {
       const auto energy =
           hn::Mul(hn::Load(d, facts.sum[i] + slot), hn::Set(d, head.inverse_transform[i]));
       const auto squares = hn::ConvertTo(d, hn::Load(DSquares(), facts.squares[i] + slot));
-      const auto root = hn::Sqrt(hn::Div(energy, squares));
-      const auto scaled = hn::Mul(hn::Mul(root, hn::Set(d, 0x1p31f)), hn::Set(d, power));
+      const auto scale = hn::Mul(hn::Sqrt(hn::Div(energy, squares)), hn::Set(d, head.stretch));
+      const auto scaled = hn::Mul(hn::Mul(scale, hn::Set(d, 0x1p31f)), hn::Set(d, power));
       const auto bits = hn::Min(hn::BitCast(du, scaled), hn::Set(du, 0x7F800000u));
       const auto odd = hn::And(hn::ShiftRight<15>(bits), hn::Set(du, 1u));
       const auto rounded = hn::ShiftRight<15>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x3FFFu))));
@@ -448,7 +451,7 @@ HWY_NOINLINE void EncodeExtreme(const KvHead& head, const float* x, uint32_t slo
   uint32_t scale = 0;
   for (uint32_t b = 0; b < head.blocks.count; ++b) {
     const uint32_t begin = head.blocks.begin[b], n = head.blocks.size[b];
-    const KvHead block(n);
+    const KvHead block(n, head.stretch);
     float largest = 0;
     bool finite = true;
     for (uint32_t i = begin; i < begin + n; ++i) {

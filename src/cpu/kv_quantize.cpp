@@ -184,11 +184,15 @@ inline KvUnit FindUnit(const abi::KvQuantizeParams& p, const uint64_t* args, uin
   return unit;
 }
 
+inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
+  return {cache.head_dim, cache.role == kRoleV ? abi::kv_value_stretch(cache.format) : 1.0f};
+}
+
 template <class Source>
 void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   const SignMasks& signs = native_signs();
-  const KvHead heads[2] = {KvHead(p.stream[0].cache.head_dim), KvHead(p.stream[1].cache.head_dim)};
+  const KvHead heads[2] = {MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)};
   KvScratch scratch;
   scratch.facts.Clear(std::max(heads[0].scales.count, heads[1].scales.count));
   const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
