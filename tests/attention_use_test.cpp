@@ -295,9 +295,9 @@ TEST(AttentionUse, ANaNQueryStaysInItsRow) {
 // Values that need no reference.
 
 // Levels are exact for one row only up to the format; then the answer is what the cache holds.
-std::vector<float> stored(KvFormat format, const std::vector<float>& row) {
+std::vector<float> stored(KvFormat format, KvRole role, const std::vector<float>& row) {
   const Device d = cpu_device();
-  const KvBuffer cache = cache_of(d, format, KvRole::v, row, 1, row.size());
+  const KvBuffer cache = cache_of(d, format, role, row, 1, row.size());
   if (describe(format).compressed) return decoded(d, cache);
   const Tensor wide = d.tensor(DType::f32, {1, 1, row.size()});
   Encoder encoder(d);
@@ -310,10 +310,10 @@ TEST(AttentionUse, OneKeyReturnsItsValue) {
   for (const KvFormat format : kSomeFormats) {
     const Small s = random_small(format, 1, 1);
     const Small::Answer answer = s.run();
-    const std::vector<float> value = stored(format, s.v);
+    const std::vector<float> value = stored(format, KvRole::v, s.v);
     for (uint64_t e = 0; e < s.dim; ++e) ASSERT_NEAR(answer.out[e], value[e], 2e-6) << name(format);
     double logit = 0;
-    const std::vector<float> key = stored(format, s.k);
+    const std::vector<float> key = stored(format, KvRole::k, s.k);
     for (uint64_t e = 0; e < s.dim; ++e) logit += double{s.q[e]} * key[e] / 8;
     EXPECT_NEAR(answer.lse[0], logit, describe(format).bits >= 32 ? 1e-6 : 1e-3) << name(format);
   }
