@@ -338,7 +338,7 @@ TEST(AttentionUse, EqualLogitsGiveTheMean) {
         std::vector<double> mean(s.dim);
         for (uint64_t key = 0; key < kKeys; ++key) {
           const auto row = s.v.begin() + static_cast<std::ptrdiff_t>(key * s.dim);
-          const std::vector<float> value = stored(format, {row, row + 64});
+          const std::vector<float> value = stored(format, KvRole::v, {row, row + 64});
           for (uint64_t e = 0; e < s.dim; ++e) mean[e] += value[e] / double{kKeys};
         }
         for (uint64_t i = 0; i < answer.out.size(); ++i) {
@@ -387,7 +387,7 @@ TEST(AttentionUse, HugeLogitsPickOneKey) {
       s.options.scale = 1e4f;
       const Small::Answer answer = s.run();
       const std::vector<float> value =
-          stored(format, {s.v.begin() + 33 * 64, s.v.begin() + 34 * 64});
+          stored(format, KvRole::v, {s.v.begin() + 33 * 64, s.v.begin() + 34 * 64});
       for (uint64_t i = 0; i < answer.out.size(); ++i)
         ASSERT_NEAR(answer.out[i], value[i % s.dim], 2e-6) << name(format);
       EXPECT_GT(answer.lse[0], 1e4f);
