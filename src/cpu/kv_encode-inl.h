@@ -248,8 +248,9 @@ HWY_INLINE int32_t EncodeLevels(const float* HWY_RESTRICT y, size_t n, float inv
     const auto above = hn::VecFromMask(db, hn::Gt(a, hn::TableLookupBytes(threshold, bucket)));
     const auto index = hn::Sub(hn::TableLookupBytes(first, bucket), above);
     levels = hn::BitCast(DLevel(), hn::TableLookupBytes(level, index));
-    return hn::IfVecThenElse(hn::Set(db, uint8_t{1 << (kBits - 1)}),
-                             hn::ShiftRight<8 - kBits>(TopBytes(v0, v1, v2, v3)), index);
+    const auto sign = hn::And(hn::ShiftRight<8 - kBits>(TopBytes(v0, v1, v2, v3)),
+                              hn::Set(db, uint8_t{1 << (kBits - 1)}));
+    return hn::Or(sign, index);
   };
   return EncodeBlock(y, n, codes, code);
 }
