@@ -737,7 +737,12 @@ void accumulate_f16(const AccumulateJob& job) {
 }  // namespace
 
 AttentionKernels i8mm_attention_kernels() {
-  return {score_levels, accumulate_levels, score_f16, accumulate_f16};
+  AttentionKernels kernels;
+  kernels.score_levels = score_levels;
+  kernels.accumulate_levels = accumulate_levels;
+  kernels.score_f16 = score_f16;
+  kernels.accumulate_f16 = accumulate_f16;
+  return kernels;
 }
 
 }  // namespace gyre::cpu

@@ -38,7 +38,9 @@ struct ScoreJob {
   uint32_t tiles;          // of eight slots
   uint32_t rows;
   const LevelBlocks* blocks;
-  const int8_t* q;       // levels: per row and 8 coordinates 8 upper bytes, then 8 lower bytes
+  // Levels: a row's queries in 16 bits, of each 8 coordinates the upper bytes, then the lower
+  // bytes; or, with query_planes_apart, the upper bytes of all, then the lower bytes of all.
+  const int8_t* q;
   const float* q_plain;  // f16: [rows][head_dim]
   float* scores;
   Ahead ahead;
@@ -67,6 +69,7 @@ struct AttentionKernels {
   void (*accumulate_levels)(const AccumulateJob&) = nullptr;
   void (*score_f16)(const ScoreJob&) = nullptr;
   void (*accumulate_f16)(const AccumulateJob&) = nullptr;
+  bool query_planes_apart = false;
 };
 
 // Chosen once by what the machine can do.
@@ -74,5 +77,6 @@ const AttentionKernels& attention_kernels();
 
 // A file per instruction set; compiled with its flags, so called only where it exists.
 AttentionKernels i8mm_attention_kernels();
+AttentionKernels vnni_attention_kernels();
 
 }  // namespace gyre::cpu

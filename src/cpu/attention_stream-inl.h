@@ -178,6 +178,7 @@ class Stream {
     const hn::RebindToSigned<decltype(d)> di;
     const hn::Rebind<int8_t, decltype(d)> d8;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
+    const bool apart = attention_kernels().query_planes_apart;
     std::fill_n(q_scale_, u_.rows, 1.0f);
     if (!k_is_levels()) return;
     std::memset(u_.scratch->operand, 0, size_t{2} * u_.rows * padded_);
@@ -193,10 +194,10 @@ class Stream {
           const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
           const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
           const uint32_t at = blocks_.begin[b] + i;
-          int8_t* const place =
-              u_.scratch->operand + size_t{2} * r * padded_ + size_t{at / 8} * 16 + at % 8;
+          int8_t* const row = u_.scratch->operand + size_t{2} * r * padded_;
+          int8_t* const place = apart ? row + at : row + size_t{at / 8} * 16 + at % 8;
           hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
-          hn::StoreU(hn::DemoteTo(d8, lower), d8, place + 8);
+          hn::StoreU(hn::DemoteTo(d8, lower), d8, place + (apart ? padded_ : 8));
         }
       }
     }
