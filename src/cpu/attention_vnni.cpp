@@ -342,13 +342,13 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, u
   for (uint32_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + uint64_t{row + r} * job.head_dim + c;
     const __m512 keep = _mm512_set1_ps(job.keep[row + r]);
-    // Eight bits are behind the point.
-    const __m512 unit = _mm512_set1_ps(weights.unit[row + r] * 0x1p-8f);
+    const __m512 unit = _mm512_set1_ps(weights.unit[row + r]);
     for (uint32_t i = 0; i < kChunks; ++i) {
       const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(acc[r][0][i], 8), acc[r][1][i]);
       const __m512 old = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, place + 16 * i), keep);
-      _mm512_mask_storeu_ps(place + 16 * i, mask,
-                            _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), unit, old));
+      // Eight bits are behind the point.
+      const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(0x1p-8f));
+      _mm512_mask_storeu_ps(place + 16 * i, mask, _mm512_fmadd_ps(sum, unit, old));
     }
   }
 }
