@@ -80,7 +80,7 @@ Graph record(const Device& device, const Shape& s, const AttentionInputs& in) {
 }
 
 Tensor decoded(const Device& device, const KvBuffer& cache) {
-  const Tensor out =
+  Tensor out =
       device.tensor(DType::f32, {cache.shape.capacity, cache.shape.kv_heads, cache.shape.head_dim});
   Encoder encoder(device);
   if (compressed(cache.shape.format)) {
@@ -119,6 +119,7 @@ Contender make_contender(const Device& device, const Shape& s, const Pair& pair,
 
 std::vector<Contestant> contestants(const std::vector<Contender>& contenders) {
   std::vector<Contestant> list;
+  list.reserve(contenders.size() + 1);
   for (const Contender& c : contenders) {
     list.emplace_back([&c](uint64_t round) { c.graphs[round % c.graphs.size()].replay().wait(); });
   }
@@ -144,6 +145,7 @@ std::vector<Row> measure_decode(const Device& device, const Shape& s,
                                 const std::vector<Pair>& pairs, const Options& options) {
   const Source source = make_source(device, s);
   std::vector<Contender> contenders;
+  contenders.reserve(pairs.size());
   for (const Pair& pair : pairs) contenders.push_back(make_contender(device, s, pair, source));
   // The limit reads as many bytes as the largest cache, or enough to leave the caches behind.
   const uint64_t read_bytes = 64 << 20;
@@ -182,6 +184,7 @@ std::vector<Row> measure_prefill(const Device& device, const Shape& s,
                                  const std::vector<Pair>& pairs, const Options& options) {
   const Source source = make_source(device, s);
   std::vector<Contender> contenders;
+  contenders.reserve(pairs.size());
   for (const Pair& pair : pairs) contenders.push_back(make_contender(device, s, pair, source));
   const uint32_t threads = device.info().compute_units;
   Encoder encoder(device);

@@ -111,7 +111,7 @@ uint32_t read_tasks(const void* params, uint64_t /*spec*/) {
 
 void run_fma_task(const void* /*params*/, const uint64_t* args, uint32_t task,
                   uint32_t /*tasks*/) noexcept {
-  run_fma(cpu::pointer<float>(args[0]) + task * 64);
+  run_fma(cpu::pointer<float>(args[0]) + uint64_t{64} * task);
 }
 
 uint32_t fma_tasks(const void* params, uint64_t /*spec*/) {

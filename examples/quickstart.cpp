@@ -5,20 +5,24 @@
 
 int main() {
   const gyre::Device device = gyre::Device::open("cpu");
-  // 16 new tokens, 8 KV heads, head_dim 128; the f16 cache is head-major and has 1024 slots.
-  const gyre::Tensor k = device.tensor(gyre::DType::f32, {16, 8, 128});
-  const gyre::Tensor v = device.tensor(gyre::DType::f32, {16, 8, 128});
-  const gyre::Tensor k_cache = device.tensor(gyre::DType::f16, {8, 1024, 128});
-  const gyre::Tensor v_cache = device.tensor(gyre::DType::f16, {8, 1024, 128});
-  std::ranges::fill(v.data<float>(), 0.1f);
+  // 32 query heads over 8 KV heads, head_dim 128, room for 1024 tokens; keys in 8 bits, values in 4
+  const gyre::Tensor q = device.tensor(gyre::DType::f32, {1, 32, 128});
+  const gyre::Tensor k = device.tensor(gyre::DType::f32, {1, 8, 128});
+  const gyre::Tensor v = device.tensor(gyre::DType::f32, {1, 8, 128});
+  const gyre::Tensor out = device.tensor(gyre::DType::f32, {1, 32, 128});
+  const auto k_cache =
+      gyre::KvBuffer::allocate(device, {gyre::KvFormat::tq8, gyre::KvRole::k, 8, 1024, 128});
+  const auto v_cache =
+      gyre::KvBuffer::allocate(device, {gyre::KvFormat::tq4, gyre::KvRole::v, 8, 1024, 128});
 
-  // Ops see a cache as [slots, kv_heads, head_dim]; permute gives that view, without a copy.
-  const gyre::KvCopyInputs inputs = {
-      .k = k, .k_cache = k_cache.permute({1, 0, 2}), .v = v, .v_cache = v_cache.permute({1, 0, 2})};
   gyre::Encoder encoder(device);
-  gyre::kv_copy(encoder, inputs, {.position = 100});
-  encoder.submit().wait();
-
-  const gyre::Tensor last = v_cache.slice(0, 7, 1).slice(1, 115, 1);  // last head of the last token
-  std::cout << "0.1 in f16 is " << static_cast<float>(last.data<const gyre::Half>()[0]) << '\n';
+  for (uint64_t position = 0; position < 100; ++position) {
+    std::ranges::fill(v.data<float>(), static_cast<float>(position));  // a model fills q, k and v
+    gyre::kv_quantize(encoder, {k, k_cache, v, v_cache}, {.position = position});
+    gyre::attention(encoder, {.q = q, .k_cache = k_cache, .v_cache = v_cache, .out = out},
+                    {.length = position + 1, .scale = 0.088f});
+    encoder.submit().wait();
+  }
+  // A query of zeros gives every key the same weight.
+  std::cout << "the mean of 0 to 99, from 4 bits each: " << out.data<float>()[0] << '\n';
 }

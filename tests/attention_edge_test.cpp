@@ -107,7 +107,7 @@ TEST(AttentionEdge, EveryNaNShows) {
         Small s = random_small(KvFormat::f32, tokens, 100);
         s.options.causal = false;
         s.options.soft_cap = cap;
-        const float nan = std::bit_cast<float>(bits);
+        const auto nan = std::bit_cast<float>(bits);
         std::memcpy(&s.k[90 * s.dim], &nan, sizeof(nan));
         const Small::Answer answer = s.run();
         EXPECT_TRUE(std::isnan(answer.out[0]))

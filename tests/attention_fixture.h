@@ -245,7 +245,7 @@ class AttentionProblem {
   reference::AttentionData data_;
 };
 
-// f32 arithmetic, or the int8 path's 8-bit probabilities and 16-bit queries.
+// f32 arithmetic, or the 16-bit queries and weights of the int8 path.
 inline double attention_bound(const AttentionCase& c) {
   const bool levels = describe(c.k).compressed || describe(c.v).compressed;
   if (!levels) return 1e-6;

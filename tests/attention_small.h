@@ -12,9 +12,14 @@ namespace gyre::test {
 
 inline Device cpu_device(uint32_t threads = 2) { return Device::open("cpu", {.threads = threads}); }
 
+struct Heads {
+  uint64_t count, dim;
+};
+
 // Rows [tokens, kv_heads, head_dim] into a cache of exactly that many slots.
 inline KvBuffer cache_of(const Device& device, KvFormat format, KvRole role,
-                         const std::vector<float>& rows, uint64_t kv_heads, uint64_t head_dim) {
+                         const std::vector<float>& rows, const Heads& heads) {
+  const auto [kv_heads, head_dim] = heads;
   const uint64_t tokens = rows.size() / kv_heads / head_dim;
   const KvBuffer cache = KvBuffer::allocate(device, {format, role, kv_heads, tokens, head_dim});
   const Tensor source = tensor_of(device, rows, {tokens, kv_heads, head_dim});
@@ -43,8 +48,8 @@ struct Small {
 
   struct Answer {
     std::vector<float> out, lse;
-    bool finite(uint64_t token, uint64_t dim) const {
-      const auto row = std::span(out).subspan(token * dim, dim);
+    bool finite(uint64_t token, uint64_t head_dim) const {
+      const auto row = std::span(out).subspan(token * head_dim, head_dim);
       return std::isfinite(lse[token]) &&
              std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
     }
@@ -55,8 +60,8 @@ struct Small {
     const uint64_t tokens = q.size() / dim;
     AttentionInputs in;
     in.q = tensor_of(d, q, {tokens, 1, dim});
-    in.k_cache = cache_of(d, format, KvRole::k, k, 1, dim);
-    in.v_cache = cache_of(d, format, KvRole::v, v, 1, dim);
+    in.k_cache = cache_of(d, format, KvRole::k, k, {1, dim});
+    in.v_cache = cache_of(d, format, KvRole::v, v, {1, dim});
     in.out = d.tensor(DType::f32, {tokens, 1, dim});
     in.lse = d.tensor(DType::f32, {tokens, 1});
     if (!sinks.empty()) in.sinks = tensor_of(d, sinks, {1});

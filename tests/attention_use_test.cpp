@@ -64,8 +64,8 @@ TEST(AttentionUse, ReplaysGiveTheEagerBits) {
 TEST(AttentionUse, AReplaySeesANewerCache) {
   const Device d = cpu_device();
   const std::vector<float> rows = gaussian_rows(40, 64, 3);
-  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, rows, 1, 64);
-  const KvBuffer v = cache_of(d, KvFormat::f32, KvRole::v, rows, 1, 64);
+  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, rows, {1, 64});
+  const KvBuffer v = cache_of(d, KvFormat::f32, KvRole::v, rows, {1, 64});
   const Tensor q = tensor_of(d, gaussian_rows(1, 64, 4), {1, 1, 64});
   const Tensor out = d.tensor(DType::f32, {1, 1, 64});
   Encoder encoder(d);
@@ -100,8 +100,8 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
     for (const bool second : {false, true}) {
       attention_partial(encoder,
                         {.q = q,
-                         .k_cache = cache_of(d, format, KvRole::k, part(k, second), kKv, kDim),
-                         .v_cache = cache_of(d, format, KvRole::v, part(v, second), kKv, kDim),
+                         .k_cache = cache_of(d, format, KvRole::k, part(k, second), {kKv, kDim}),
+                         .v_cache = cache_of(d, format, KvRole::v, part(v, second), {kKv, kDim}),
                          .partial = partial.slice(0, second ? 3 : 0, second ? 2 : 3)},
                         {.length = second ? kKeys - kFirst : kFirst, .scale = 0.125f});
     }
@@ -112,8 +112,8 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
     const Tensor lse = d.tensor(DType::f32, {1, kHeads});
     attention(encoder,
               {.q = q,
-               .k_cache = cache_of(d, format, KvRole::k, k, kKv, kDim),
-               .v_cache = cache_of(d, format, KvRole::v, v, kKv, kDim),
+               .k_cache = cache_of(d, format, KvRole::k, k, {kKv, kDim}),
+               .v_cache = cache_of(d, format, KvRole::v, v, {kKv, kDim}),
                .out = out,
                .lse = lse,
                .sinks = sinks},
@@ -297,7 +297,7 @@ TEST(AttentionUse, ANaNQueryStaysInItsRow) {
 // Levels are exact for one row only up to the format; then the answer is what the cache holds.
 std::vector<float> stored(KvFormat format, KvRole role, const std::vector<float>& row) {
   const Device d = cpu_device();
-  const KvBuffer cache = cache_of(d, format, role, row, 1, row.size());
+  const KvBuffer cache = cache_of(d, format, role, row, {1, row.size()});
   if (describe(format).compressed) return decoded(d, cache);
   const Tensor wide = d.tensor(DType::f32, {1, 1, row.size()});
   Encoder encoder(d);
@@ -399,7 +399,7 @@ TEST(AttentionUse, HugeLogitsPickOneKey) {
 // Compressed latents: V is the first part of what K holds, in the same memory.
 TEST(AttentionUse, ValuesMayBeAPartOfTheKeys) {
   const Device d = cpu_device();
-  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, gaussian_rows(50, 96, 1), 1, 96);
+  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, gaussian_rows(50, 96, 1), {1, 96});
   const KvBuffer v{{KvFormat::f32, KvRole::v, 1, 50, 64}, k.codes.slice(2, 0, 64), {}};
   const KvBuffer copy = KvBuffer::allocate(d, v.shape);
   const Tensor q = tensor_of(d, gaussian_rows(4, 96, 2), {1, 4, 96});
@@ -417,8 +417,8 @@ TEST(AttentionUse, ValuesMayBeAPartOfTheKeys) {
 TEST(AttentionUse, StridesOfSingleEntriesDoNotMatter) {
   const Device d = cpu_device();
   const std::vector<float> rows = gaussian_rows(1, 64, 1);
-  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, rows, 1, 64);
-  const KvBuffer v = cache_of(d, KvFormat::f32, KvRole::v, rows, 1, 64);
+  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, rows, {1, 64});
+  const KvBuffer v = cache_of(d, KvFormat::f32, KvRole::v, rows, {1, 64});
   constexpr uint64_t kFar = uint64_t{1} << 63;
   const Dims one{1, 1, 64}, far{kFar, kFar + 8, 1};
   KvBuffer far_k = k, far_v = v;
@@ -443,8 +443,8 @@ TEST(AttentionUse, SupportsSaysWhatRuns) {
   EXPECT_FALSE(
       d.supports(AttentionTypes{DType::f32, static_cast<KvFormat>(3), KvFormat::f16, DType::f32}));
   const Device other = std::move(d);
+  // NOLINTNEXTLINE(bugprone-use-after-move): that is the question
   EXPECT_TRUE(refused({"device.supports"}, [&] {
-    // NOLINTNEXTLINE(bugprone-use-after-move): that is the question
     d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::f32});
   }));
 }

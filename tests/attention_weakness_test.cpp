@@ -95,11 +95,11 @@ Small counting(uint64_t tokens, uint64_t keys) {
   Small s{.format = KvFormat::f32};
   s.q.assign(tokens * s.dim, 0.0f);
   s.k = gaussian_rows(keys, s.dim, 1);
-  for (uint64_t i = 0; i < keys * s.dim; ++i) s.v.push_back(static_cast<float>(i / s.dim));
+  for (uint64_t key = 0; key < keys; ++key) s.v.insert(s.v.end(), s.dim, static_cast<float>(key));
   return s;
 }
 
-void expect_ranges(const Small& s, const Seen (*wanted)(int64_t own, const Small&)) {
+void expect_ranges(const Small& s, Seen (*wanted)(int64_t own, const Small&)) {
   const Small::Answer answer = s.run();
   const auto tokens = static_cast<int64_t>(s.q.size() / s.dim);
   const auto keys = static_cast<int64_t>(s.k.size() / s.dim);
@@ -112,7 +112,7 @@ void expect_ranges(const Small& s, const Seen (*wanted)(int64_t own, const Small
   }
 }
 
-const Seen up_to_own(int64_t own, const Small&) { return {0, static_cast<double>(own)}; }
+Seen up_to_own(int64_t own, const Small&) { return {0, static_cast<double>(own)}; }
 
 // Reference: the causal test was applied to the last two key tiles only; resuming a prefill at an
 // offset that is not a multiple of 16 leaked future keys.
@@ -278,7 +278,7 @@ TEST(AttentionWeakness, W37_EveryShapeAndNoMorePassesThanNeeded) {
   EXPECT_EQ(commands({.heads = 1, .kv_heads = 1, .length = 4096, .window = 512}), 1u);
 }
 
-const Seen in_window(int64_t own, const Small& s) {
+Seen in_window(int64_t own, const Small& s) {
   return {
       static_cast<double>(std::max<int64_t>(0, own + 1 - static_cast<int64_t>(s.options.window))),
       static_cast<double>(own)};

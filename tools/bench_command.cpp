@@ -66,9 +66,10 @@ std::string shape_text(const bench::Row& row) {
   return text;
 }
 
+// What the ratio refers to.
 std::string limit_text(const bench::Row& row) {
-  if (row.bytes != 0) return fixed(row.limit_gbps, 1) + " GB/s";
   if (!row.against.empty()) return fixed(row.against_us, 2) + " us, " + row.against;
+  if (row.bytes != 0) return fixed(row.limit_gbps, 1) + " GB/s";
   return row.limit_us > 0 ? fixed(row.limit_us, 1) + " us" : "-";
 }
 
@@ -95,7 +96,9 @@ void print_rows(const std::vector<bench::Row>& rows) {
   std::cout
       << "\n"
       << rows.front().threads << " threads on " << rows.front().device
-      << ". GB/s counts bytes read and written; its limit is what memcpy moved in the same run.\n";
+      << ". GB/s counts bytes read and written. The ratio is to what stands beside it, taken in "
+         "turns\n"
+         "in the same run: % of what the machine moves or of a stated latency, x times as fast.\n";
 }
 
 void run_bench(const BenchArguments& arguments) {

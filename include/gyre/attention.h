@@ -33,10 +33,9 @@ struct AttentionOptions {
 // softmax(scale * q k^T, capped, biased, masked) v. Plain q in, plain output out: whatever the
 // cache rotates is rotated back. A query that sees nothing gives 0 and -inf. Slots outside the
 // bounds do not matter, whatever they hold. The result does not depend on the number of threads.
-// Sums are
-// f32; the CPU rounds queries and probabilities to 16 bits over levels, probabilities to f16 over
-// f16 values. A NaN or infinity among what a query sees shows in its output, unless the key's
-// probability is 0.
+// Sums are f32; the CPU rounds queries and weights to 16 bits over levels, and probabilities to f16
+// over f16 values where they fit. A NaN or infinity among what a query sees shows in its output,
+// unless the key's probability is 0.
 void attention(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options);
 
 // The same in two steps, for merging what was computed apart. Keys are cut into as many splits as

@@ -44,7 +44,8 @@ constexpr uint32_t kFewRows =
 HWY_INLINE void AddSink(const float* sinks, uint64_t head, RowState& state, float& keep) {
   keep = 1.0f;
   constexpr float kMost = std::numeric_limits<float>::max();
-  float sink = sinks == nullptr ? kMinusInfinity : sinks[head];
+  float sink = kMinusInfinity;
+  if (sinks != nullptr) sink = sinks[head];
   if (std::isfinite(sink)) sink = std::clamp(sink * kLog2E, -kMost, kMost);
   if (sink == kMinusInfinity) return;
   if (sink > state.max) {

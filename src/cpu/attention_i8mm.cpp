@@ -2,227 +2,36 @@
 // may be instantiated elsewhere: the file is compiled with instructions other machines lack.
 #include <arm_neon.h>
 
+#include <cstddef>
+
+#include "cpu/attention_i8mm_keys.h"
+#include "cpu/attention_i8mm_values.h"
 #include "cpu/attention_kernels.h"
 
 namespace gyre::cpu {
 namespace {
 
-constexpr uint32_t kTile = abi::kKvTile;
+constexpr size_t kTile = abi::kKvTile;
 
 // Into the second cache: the first is full of what is worked on.
-inline void fetch(const Ahead& ahead, uint32_t begin, uint32_t end) {
-  const uint8_t* const last = ahead.at + uint64_t{end} * ahead.bytes_per_unit;
-  for (const uint8_t* at = ahead.at + uint64_t{begin} * ahead.bytes_per_unit; at < last; at += 64)
+inline void fetch(const Ahead& ahead, size_t begin, size_t end) {
+  const uint8_t* const last = ahead.at + end * ahead.bytes_per_unit;
+  for (const uint8_t* at = ahead.at + begin * ahead.bytes_per_unit; at < last; at += 64)
     __builtin_prefetch(at, 0, 2);
 }
 
-template <uint32_t kFormat, class At>
-inline int8x16_t level_table(const At& at) {
-  alignas(16) int8_t table[16];
-  for (uint32_t i = 0; i < 16; ++i) table[i] = static_cast<int8_t>(at(i));
-  return vld1q_s8(table);
-}
-
-inline int8x16_t look_up(int8x16_t table, uint8x16_t index) { return vqtbl1q_s8(table, index); }
-
-// Turns the sign of magnitudes where the mask is all ones.
-inline int8x16_t negate_where(int8x16_t magnitude, uint8x16_t mask) {
-  const int8x16_t m = vreinterpretq_s8_u8(mask);
-  return vsubq_s8(veorq_s8(magnitude, m), m);
-}
-
-// Two-bit fields: the two of a nibble are looked up by the whole nibble, which spares isolating
-// them.
-template <uint32_t kFormat>
-struct FieldTables {
-  static constexpr int32_t level(uint32_t field) {
-    return abi::kv_level(kFormat,
-                         field);  // tq3: the magnitudes, the sign comes from the high plane
-  }
-  int8x16_t even = level_table<kFormat>([](uint32_t i) { return level(i & 3); });
-  int8x16_t odd = level_table<kFormat>([](uint32_t i) { return level(i >> 2); });
-};
-
-inline uint8x16_t pair_lower(uint8x16_t a, uint8x16_t b) {
-  return vreinterpretq_u8_u64(vtrn1q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
-}
-inline uint8x16_t pair_upper(uint8x16_t a, uint8x16_t b) {
-  return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
-}
-
-// 16 stored bytes of two keys, as two vectors of eight bytes of one and eight of the other: what
-// the matrix product wants. Unpacking works on bytes, so it may come after.
-struct BytePair {
-  uint8x16_t half[2];
-  BytePair(const uint8_t* a, const uint8_t* b) {
-    const uint8x16_t first = vld1q_u8(a), second = vld1q_u8(b);
-    half[0] = pair_lower(first, second);
-    half[1] = pair_upper(first, second);
-  }
-};
-
-inline uint8x16_t low_nibbles(uint8x16_t bytes) { return vandq_u8(bytes, vdupq_n_u8(15)); }
-inline uint8x16_t high_nibbles(uint8x16_t bytes) { return vshrq_n_u8(bytes, 4); }
-
-// 64 coordinates of two rows of K: at<j, half>() gives the levels of 8 coordinates, 16 j + 8 half
-// on, of both. Rows have whole groups of 16 bytes.
-template <uint32_t kFormat>
-struct KeyPair;
-
-template <>
-struct KeyPair<abi::kTq8> {
-  struct Tables {};
-  const uint8_t *a, *b;
-  KeyPair(const uint8_t* first, const uint8_t* second, uint32_t, uint32_t unit)
-      : a(first + unit * 64), b(second + unit * 64) {}
-  template <uint32_t j>
-  void levels(const Tables&, int8x16_t (&v)[2]) const {
-    const BytePair pair(a + 16 * j, b + 16 * j);
-    v[0] = vreinterpretq_s8_u8(pair.half[0]);
-    v[1] = vreinterpretq_s8_u8(pair.half[1]);
-  }
-};
-
-// The low plane of 4, 5 and 6 bits.
-struct NibblePair {
-  BytePair raw[2];
-  NibblePair(const uint8_t* a, const uint8_t* b, uint32_t unit)
-      : raw{{a + unit * 32, b + unit * 32}, {a + unit * 32 + 16, b + unit * 32 + 16}} {}
-  template <uint32_t j>
-  void look_up_both(int8x16_t table, int8x16_t (&v)[2]) const {
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint8x16_t bytes = raw[j / 2].half[half];
-      v[half] = look_up(table, j % 2 == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
-    }
-  }
-};
-
-template <uint32_t kFormat>
-struct NibbleTables {
-  int8x16_t level = level_table<kFormat>([](uint32_t i) { return abi::kv_level(kFormat, i); });
-};
-
-template <>
-struct KeyPair<abi::kTq4> {
-  using Tables = NibbleTables<abi::kTq4>;
-  NibblePair low;
-  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t, uint32_t unit) : low(a, b, unit) {}
-  template <uint32_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.look_up_both<j>(t.level, v);
-  }
-};
-
-// The low plane of 2 and 3 bits.
-template <uint32_t kFormat>
-struct FieldPair {
-  uint8x16_t nibbles[2][2];
-  FieldPair(const uint8_t* a, const uint8_t* b, uint32_t unit) {
-    const BytePair raw(a + unit * 16, b + unit * 16);
-    for (uint32_t half = 0; half < 2; ++half) {
-      nibbles[0][half] = low_nibbles(raw.half[half]);
-      nibbles[1][half] = high_nibbles(raw.half[half]);
-    }
-  }
-  template <uint32_t j>
-  void look_up_both(const FieldTables<kFormat>& t, int8x16_t (&v)[2]) const {
-    for (uint32_t half = 0; half < 2; ++half)
-      v[half] = look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2][half]);
-  }
-};
-
-template <>
-struct KeyPair<abi::kTq2> {
-  using Tables = FieldTables<abi::kTq2>;
-  FieldPair<abi::kTq2> low;
-  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t, uint32_t unit) : low(a, b, unit) {}
-  template <uint32_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.look_up_both<j>(t, v);
-  }
-};
-
-// A one-bit plane: 128 coordinates in 16 bytes, bit j of a byte belongs to coordinates 16 j on.
-struct BitPair {
-  uint8x16_t half[2];
-  BitPair(const uint8_t* a, const uint8_t* b, uint32_t unit) {
-    const BytePair raw(a + unit / 2 * 16, b + unit / 2 * 16);
-    for (uint32_t i = 0; i < 2; ++i)
-      half[i] = unit % 2 == 0 ? raw.half[i] : high_nibbles(raw.half[i]);
-  }
-  template <uint32_t j>
-  uint8x16_t mask(uint32_t i) const {
-    return vtstq_u8(half[i], vdupq_n_u8(1u << j));
-  }
-};
-
-template <>
-struct KeyPair<abi::kTq3> {
-  using Tables = FieldTables<abi::kTq3>;
-  FieldPair<abi::kTq3> low;
-  BitPair signs;
-  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t head_dim, uint32_t unit)
-      : low(a, b, unit), signs(a + head_dim / 4, b + head_dim / 4, unit) {}
-  template <uint32_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.look_up_both<j>(t, v);
-    for (uint32_t half = 0; half < 2; ++half) v[half] = negate_where(v[half], signs.mask<j>(half));
-  }
-};
-
-template <>
-struct KeyPair<abi::kTq5> {
-  using Tables = NibbleTables<abi::kTq5>;
-  NibblePair low;
-  BitPair high;
-  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t head_dim, uint32_t unit)
-      : low(a, b, unit), high(a + head_dim / 2, b + head_dim / 2, unit) {}
-  template <uint32_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.look_up_both<j>(t.level, v);
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint8x16_t upper = vandq_u8(high.mask<j>(half), vdupq_n_u8(32));
-      v[half] = vaddq_s8(v[half], vreinterpretq_s8_u8(upper));
-    }
-  }
-};
-
-template <>
-struct KeyPair<abi::kTq6> {
-  using Tables = NibbleTables<abi::kTq6>;
-  NibblePair low;
-  BytePair high;
-  KeyPair(const uint8_t* a, const uint8_t* b, uint32_t head_dim, uint32_t unit)
-      : low(a, b, unit), high(a + head_dim / 2 + unit * 16, b + head_dim / 2 + unit * 16) {}
-  template <uint32_t j>
-  static uint8x16_t to_place(uint8x16_t bytes) {  // bits 2j and 2j + 1 to 5 and 6
-    if constexpr (j == 0) return vshlq_n_u8(bytes, 5);
-    if constexpr (j == 1) return vshlq_n_u8(bytes, 3);
-    if constexpr (j == 2) return vshlq_n_u8(bytes, 1);
-    return vshrq_n_u8(bytes, 1);
-  }
-  template <uint32_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.look_up_both<j>(t.level, v);
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint8x16_t upper = vandq_u8(to_place<j>(high.half[half]), vdupq_n_u8(0x60));
-      v[half] = vaddq_s8(v[half], vreinterpretq_s8_u8(upper));
-    }
-  }
-};
-
 // Four keys times kRows queries, 16 of a unit's coordinates: acc[row][pair of keys] holds
 // {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
-template <uint32_t kFormat, uint32_t kRows, uint32_t j>
+template <uint32_t kFormat, size_t kRows, size_t j>
 inline void multiply_keys(const typename KeyPair<kFormat>::Tables& t,
                           const KeyPair<kFormat> (&keys)[2], const int8_t* q, uint64_t q_stride,
                           int32x4_t (&acc)[kRows][2]) {
   int8x16_t k[2][2];
-  for (uint32_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t half = 0; half < 2; ++half) {
+  for (size_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t half = 0; half < 2; ++half) {
       const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
-      for (uint32_t pair = 0; pair < 2; ++pair)
+      for (size_t pair = 0; pair < 2; ++pair)
         acc[r][pair] = vmmlaq_s32(acc[r][pair], query, k[pair][half]);
     }
   }
@@ -241,20 +50,20 @@ inline int32x4_t both_bytes(int32x4_t first, int32x4_t second) {
   return vaddq_s32(vshlq_n_s32(upper, 8), lower);
 }
 
-template <uint32_t kFormat, uint32_t kRows>
+template <uint32_t kFormat, size_t kRows>
 inline void score_keys(const ScoreJob& job, const typename KeyPair<kFormat>::Tables& tables,
-                       uint32_t row, uint32_t key) {
+                       size_t row, size_t key) {
   const uint64_t q_stride = uint64_t{2} * job.head_dim, stride = job.key_stride;
   const int8_t* const q = job.q + row * q_stride;
   const uint8_t* const keys = job.keys + key * stride;
   const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
   float32x4_t score[kRows];
-  for (uint32_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
-  for (uint32_t b = 0; b < job.blocks->count; ++b) {
+  for (size_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
+  for (size_t b = 0; b < job.blocks->count; ++b) {
     int32x4_t acc[kRows][2];
-    for (uint32_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
-    const uint32_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
-    for (uint32_t unit = first; unit < first + units; ++unit) {
+    for (size_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
+    const size_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
+    for (size_t unit = first; unit < first + units; ++unit) {
       const KeyPair<kFormat> loaded[2] = {
           {keys, keys + stride, job.head_dim, unit},
           {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
@@ -265,17 +74,17 @@ inline void score_keys(const ScoreJob& job, const typename KeyPair<kFormat>::Tab
       multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
     }
     const float32x4_t scale = key_scales(scales + b * kTile * 2);
-    for (uint32_t r = 0; r < kRows; ++r)
+    for (size_t r = 0; r < kRows; ++r)
       score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(both_bytes(acc[r][0], acc[r][1])), scale);
   }
-  for (uint32_t r = 0; r < kRows; ++r)
+  for (size_t r = 0; r < kRows; ++r)
     vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
 }
 
-template <uint32_t kFormat, uint32_t kRows>
-void score_rows(const ScoreJob& job, uint32_t row) {
+template <uint32_t kFormat, size_t kRows>
+void score_rows(const ScoreJob& job, size_t row) {
   const typename KeyPair<kFormat>::Tables tables;
-  for (uint32_t key = 0; key < job.tiles * kTile; key += 4) {
+  for (size_t key = 0; key < job.tiles * kTile; key += 4) {
     if (row == 0) fetch(job.ahead, key, key + 4);
     score_keys<kFormat, kRows>(job, tables, row, key);
   }
@@ -283,7 +92,7 @@ void score_rows(const ScoreJob& job, uint32_t row) {
 
 template <uint32_t kFormat>
 void score_format(const ScoreJob& job) {
-  uint32_t row = 0;
+  size_t row = 0;
   for (; row + 4 <= job.rows; row += 4) score_rows<kFormat, 4>(job, row);
   if (job.rows - row == 3) return score_rows<kFormat, 3>(job, row);
   if (job.rows - row == 2) return score_rows<kFormat, 2>(job, row);
@@ -307,120 +116,13 @@ void score_levels(const ScoreJob& job) {
   }
 }
 
-inline int8x16_t zip1_32(int8x16_t a, int8x16_t b) {
-  return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
-}
-inline int8x16_t zip2_32(int8x16_t a, int8x16_t b) {
-  return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
-}
-inline int8x16_t zip1_16(int8x16_t a, int8x16_t b) {
-  return vreinterpretq_s8_s16(vzip1q_s16(vreinterpretq_s16_s8(a), vreinterpretq_s16_s8(b)));
-}
-inline int8x16_t zip2_16(int8x16_t a, int8x16_t b) {
-  return vreinterpretq_s8_s16(vzip2q_s16(vreinterpretq_s16_s8(a), vreinterpretq_s16_s8(b)));
-}
-
-// Eight coordinates of a tile of V from the low plane: v[i] holds the eight tokens of coordinate
-// 2i, then those of 2i + 1.
-inline void load_nibbles(int8x16_t level, const uint8_t* plane, int8x16_t (&v)[4]) {
-  for (uint32_t i = 0; i < 2; ++i) {
-    const uint8x16_t raw = vld1q_u8(plane + 16 * i);
-    const int8x16_t early = look_up(level, low_nibbles(raw));
-    const int8x16_t late = look_up(level, high_nibbles(raw));
-    v[2 * i] = zip1_32(early, late);
-    v[2 * i + 1] = zip2_32(early, late);
-  }
-}
-
-// Two-bit fields of eight coordinates, through one table per field of a nibble.
-inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int8x16_t (&v)[4]) {
-  const uint8x16_t raw = vld1q_u8(plane);
-  const uint8x16_t low = low_nibbles(raw), high = high_nibbles(raw);
-  const int8x16_t t01 = look_up(even, low), t23 = look_up(odd, low);
-  const int8x16_t t45 = look_up(even, high), t67 = look_up(odd, high);
-  const int8x16_t early1 = zip1_16(t01, t23), early2 = zip2_16(t01, t23);
-  const int8x16_t late1 = zip1_16(t45, t67), late2 = zip2_16(t45, t67);
-  v[0] = zip1_32(early1, late1), v[1] = zip2_32(early1, late1);
-  v[2] = zip1_32(early2, late2), v[3] = zip2_32(early2, late2);
-}
-
-// One-bit plane, a byte per coordinate: all ones where the bit is set.
-inline uint8x16_t bits_of_pair(uint8x16_t bytes, uint32_t i) {
-  alignas(16) static constexpr uint8_t kRepeat[4][16] = {
-      {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
-      {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3},
-      {4, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5},
-      {6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7}};
-  alignas(16) static constexpr uint8_t kBit[16] = {1, 2, 4, 8, 16, 32, 64, 128,
-                                                   1, 2, 4, 8, 16, 32, 64, 128};
-  return vtstq_u8(vqtbl1q_u8(bytes, vld1q_u8(kRepeat[i])), vld1q_u8(kBit));
-}
-
-template <uint32_t kFormat>
-struct ValueLoader;
-
-template <>
-struct ValueLoader<abi::kTq8> {
-  void load(const uint8_t* tile, uint32_t, uint32_t c, int8x16_t (&v)[4]) const {
-    for (uint32_t i = 0; i < 4; ++i)
-      v[i] = vld1q_s8(reinterpret_cast<const int8_t*>(tile) + c * 8 + 16 * i);
-  }
-};
-
-template <>
-struct ValueLoader<abi::kTq4> : NibbleTables<abi::kTq4> {
-  void load(const uint8_t* tile, uint32_t, uint32_t c, int8x16_t (&v)[4]) const {
-    load_nibbles(level, tile + c * 4, v);
-  }
-};
-
-template <>
-struct ValueLoader<abi::kTq2> : FieldTables<abi::kTq2> {
-  void load(const uint8_t* tile, uint32_t, uint32_t c, int8x16_t (&v)[4]) const {
-    load_fields(even, odd, tile + c * 2, v);
-  }
-};
-
-template <>
-struct ValueLoader<abi::kTq3> : FieldTables<abi::kTq3> {
-  void load(const uint8_t* tile, uint32_t head_dim, uint32_t c, int8x16_t (&v)[4]) const {
-    load_fields(even, odd, tile + c * 2, v);
-    const uint8x8_t signs = vld1_u8(tile + head_dim * 2 + c);
-    for (uint32_t i = 0; i < 4; ++i)
-      v[i] = negate_where(v[i], bits_of_pair(vcombine_u8(signs, signs), i));
-  }
-};
-
-template <>
-struct ValueLoader<abi::kTq5> : NibbleTables<abi::kTq5> {
-  void load(const uint8_t* tile, uint32_t head_dim, uint32_t c, int8x16_t (&v)[4]) const {
-    load_nibbles(level, tile + c * 4, v);
-    const uint8x8_t high = vld1_u8(tile + head_dim * 4 + c);
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint8x16_t upper = vandq_u8(bits_of_pair(vcombine_u8(high, high), i), vdupq_n_u8(32));
-      v[i] = vaddq_s8(v[i], vreinterpretq_s8_u8(upper));
-    }
-  }
-};
-
-template <>
-struct ValueLoader<abi::kTq6> : NibbleTables<abi::kTq6> {
-  int8x16_t even = level_table<abi::kTq6>([](uint32_t i) { return (i & 3) * 32; });
-  int8x16_t odd = level_table<abi::kTq6>([](uint32_t i) { return (i >> 2) * 32; });
-  void load(const uint8_t* tile, uint32_t head_dim, uint32_t c, int8x16_t (&v)[4]) const {
-    int8x16_t upper[4];
-    load_nibbles(level, tile + c * 4, v);
-    load_fields(even, odd, tile + head_dim * 4 + c * 2, upper);
-    for (uint32_t i = 0; i < 4; ++i) v[i] = vaddq_s8(v[i], upper[i]);
-  }
-};
-
 constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
 
 // Probabilities of a block times the values' scales, in 16 bits against the largest of the row: for
 // each tile the upper bytes of its tokens, then the lower bytes.
 struct Weights {
-  alignas(16) uint8_t bytes[kAttentionRows][kAttentionBlock / kTile][2 * kTile];
+  using OfRow = uint8_t[kAttentionBlock / kTile][2 * kTile];
+  alignas(16) OfRow bytes[kAttentionRows];
   float unit[kAttentionRows];
 };
 
@@ -429,7 +131,7 @@ struct Weights {
 float weigh_with_care(const float* p, const float* scales, uint32_t vectors,
                       float32x4_t* weighted) {
   float32x4_t largest = vdupq_n_f32(0);
-  for (uint32_t i = 0; i < vectors; ++i) {
+  for (size_t i = 0; i < vectors; ++i) {
     const float32x4_t probability = vld1q_f32(p + 4 * i);
     const uint32x4_t unseen = vceqzq_f32(probability);
     const float32x4_t product = vmulq_f32(probability, vld1q_f32(scales + 4 * i));
@@ -439,12 +141,12 @@ float weigh_with_care(const float* p, const float* scales, uint32_t vectors,
   return vmaxvq_f32(largest);
 }
 
-void weigh_row(const AccumulateJob& job, const float* scales, uint32_t row, Weights& out) {
+void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weights& out) {
   const float* const p = job.p + row * kAttentionBlock;
   float32x4_t weighted[kAttentionBlock / 4];
   float32x4_t largest = vdupq_n_f32(0);
   const uint32_t vectors = job.tiles * 2;
-  for (uint32_t i = 0; i < vectors; ++i) {
+  for (size_t i = 0; i < vectors; ++i) {
     weighted[i] = vmulq_f32(vld1q_f32(p + 4 * i), vld1q_f32(scales + 4 * i));
     largest = vmaxq_f32(largest, weighted[i]);
   }
@@ -454,10 +156,10 @@ void weigh_row(const AccumulateJob& job, const float* scales, uint32_t row, Weig
   out.unit[row] = top / kMost;
   float inverse = top > 0 ? 65535.0f / top : 0.0f;
   if (top < kTiny) {  // the inverse would overflow: take it in two steps
-    for (uint32_t i = 0; i < vectors; ++i) weighted[i] = vmulq_n_f32(weighted[i], 0x1p60f);
+    for (size_t i = 0; i < vectors; ++i) weighted[i] = vmulq_n_f32(weighted[i], 0x1p60f);
     inverse = top > 0 ? 65535.0f / (top * 0x1p60f) : 0.0f;
   }
-  for (uint32_t t = 0; t < job.tiles; ++t) {
+  for (size_t t = 0; t < job.tiles; ++t) {
     const uint32x4_t a = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * t], inverse));
     const uint32x4_t b = vcvtnq_u32_f32(vmulq_n_f32(weighted[2 * t + 1], inverse));
     const uint8x16_t w = vreinterpretq_u8_u16(vcombine_u16(vqmovn_u32(a), vqmovn_u32(b)));
@@ -468,21 +170,21 @@ void weigh_row(const AccumulateJob& job, const float* scales, uint32_t row, Weig
 
 // Sums of kUnits * 8 coordinates from c on, over all tiles: acc[row][pair of coordinates] holds
 // {upper x c, upper x c + 1, lower x c, lower x c + 1}.
-template <uint32_t kFormat, uint32_t kRows, uint32_t kUnits>
+template <uint32_t kFormat, size_t kRows, size_t kUnits>
 inline void multiply_values(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
-                            const Weights& weights, uint32_t row, uint32_t c,
+                            const Weights::OfRow* weights, size_t c,
                             int32x4_t (&acc)[kRows][kUnits * 4]) {
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t j = 0; j < kUnits * 4; ++j) acc[r][j] = vdupq_n_s32(0);
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t j = 0; j < kUnits * 4; ++j) acc[r][j] = vdupq_n_s32(0);
   }
-  for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+  for (size_t tile = 0; tile < job.tiles; ++tile) {
     uint8x16_t p[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) p[r] = vld1q_u8(weights.bytes[row + r][tile]);
-    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+    for (size_t r = 0; r < kRows; ++r) p[r] = vld1q_u8(weights[r][tile]);
+    for (size_t unit = 0; unit < kUnits; ++unit) {
       int8x16_t v[4];
       loader.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * unit, v);
-      for (uint32_t j = 0; j < 4; ++j) {
-        for (uint32_t r = 0; r < kRows; ++r)
+      for (size_t j = 0; j < 4; ++j) {
+        for (size_t r = 0; r < kRows; ++r)
           acc[r][unit * 4 + j] = vusmmlaq_s32(acc[r][unit * 4 + j], p[r], v[j]);
       }
     }
@@ -490,15 +192,15 @@ inline void multiply_values(const AccumulateJob& job, const ValueLoader<kFormat>
 }
 
 // acc = acc * keep + sums, for kRows rows and kUnits * 8 coordinates.
-template <uint32_t kFormat, uint32_t kRows, uint32_t kUnits>
+template <uint32_t kFormat, size_t kRows, size_t kUnits>
 inline void accumulate_chunk(const AccumulateJob& job, const ValueLoader<kFormat>& loader,
-                             const Weights& weights, uint32_t row, uint32_t c) {
+                             const Weights& weights, size_t row, size_t c) {
   int32x4_t acc[kRows][kUnits * 4];
-  multiply_values<kFormat, kRows, kUnits>(job, loader, weights, row, c, acc);
-  for (uint32_t r = 0; r < kRows; ++r) {
-    float* const place = job.acc + uint64_t{row + r} * job.head_dim + c;
+  multiply_values<kFormat, kRows, kUnits>(job, loader, weights.bytes + row, c, acc);
+  for (size_t r = 0; r < kRows; ++r) {
+    float* const place = job.acc + (row + r) * job.head_dim + c;
     const float keep = job.keep[row + r], unit = weights.unit[row + r];
-    for (uint32_t j = 0; j < kUnits * 2; ++j) {
+    for (size_t j = 0; j < kUnits * 2; ++j) {
       // Eight bits are behind the point.
       const float32x4_t sum = vcvtq_n_f32_s32(both_bytes(acc[r][2 * j], acc[r][2 * j + 1]), 8);
       const float32x4_t old = vld1q_f32(place + 4 * j);
@@ -507,13 +209,12 @@ inline void accumulate_chunk(const AccumulateJob& job, const ValueLoader<kFormat
   }
 }
 
-template <uint32_t kFormat, uint32_t kRows>
-void accumulate_rows(const AccumulateJob& job, const Weights& weights, uint32_t row,
-                     uint32_t block) {
-  constexpr uint32_t kUnits = kRows <= 2 ? 2 : 1;
+template <uint32_t kFormat, size_t kRows>
+void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t row, size_t block) {
+  constexpr size_t kUnits = kRows <= 2 ? 2 : 1;
   const ValueLoader<kFormat> loader;
-  uint32_t c = job.blocks->begin[block];
-  const uint32_t end = c + job.blocks->size[block];
+  size_t c = job.blocks->begin[block];
+  const size_t end = c + job.blocks->size[block];
   for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
     if (row == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
     accumulate_chunk<kFormat, kRows, kUnits>(job, loader, weights, row, c);
@@ -524,15 +225,15 @@ void accumulate_rows(const AccumulateJob& job, const Weights& weights, uint32_t 
 template <uint32_t kFormat>
 void accumulate_format(const AccumulateJob& job) {
   Weights weights;
-  for (uint32_t block = 0; block < job.blocks->count; ++block) {
+  for (size_t block = 0; block < job.blocks->count; ++block) {
     float scales[kAttentionBlock];
-    for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+    for (size_t tile = 0; tile < job.tiles; ++tile) {
       const uint8_t* const stored = job.scales + tile * job.scales_stride + block * kTile * 2;
       vst1q_f32(scales + tile * kTile, key_scales(stored));
       vst1q_f32(scales + tile * kTile + 4, key_scales(stored + 8));
     }
-    for (uint32_t row = 0; row < job.rows; ++row) weigh_row(job, scales, row, weights);
-    uint32_t row = 0;
+    for (size_t row = 0; row < job.rows; ++row) weigh_row(job, scales, row, weights);
+    size_t row = 0;
     for (; row + 4 <= job.rows; row += 4) accumulate_rows<kFormat, 4>(job, weights, row, block);
     for (; row + 2 <= job.rows; row += 2) accumulate_rows<kFormat, 2>(job, weights, row, block);
     if (row < job.rows) accumulate_rows<kFormat, 1>(job, weights, row, block);
@@ -558,54 +259,53 @@ void accumulate_levels(const AccumulateJob& job) {
 
 // Four keys in f16 times kRows queries in f32, all in f32: widening a key is shared by the rows,
 // and a query rounded to f16 would show.
-template <uint32_t kRows>
-void score_f16_rows(const ScoreJob& job, uint32_t row, uint32_t key, uint32_t keys) {
-  constexpr uint32_t kSplit =
+template <size_t kRows>
+void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
+  constexpr size_t kSplit =
       kRows == 1 ? 2 : 1;  // one row alone: more sums, not to wait for each other
-  const float* const q = job.q_plain + uint64_t{row} * job.head_dim;
+  const float* const q = job.q_plain + row * job.head_dim;
   const float16_t* k[4];
-  for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
+  for (size_t i = 0; i < 4; ++i) {
+    const size_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
     k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
   }
   float32x4_t acc[kRows][4 * kSplit];
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 4 * kSplit; ++i) acc[r][i] = vdupq_n_f32(0);
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < 4 * kSplit; ++i) acc[r][i] = vdupq_n_f32(0);
   }
-  for (uint32_t c = 0; c < job.head_dim; c += 8) {
+  for (size_t c = 0; c < job.head_dim; c += 8) {
     const float16x8_t stored[4] = {vld1q_f16(k[0] + c), vld1q_f16(k[1] + c), vld1q_f16(k[2] + c),
                                    vld1q_f16(k[3] + c)};
-    for (uint32_t half = 0; half < 2; ++half) {
+    for (size_t half = 0; half < 2; ++half) {
       float32x4_t wide[4];
-      for (uint32_t i = 0; i < 4; ++i)
+      for (size_t i = 0; i < 4; ++i)
         wide[i] = half == 0 ? vcvt_f32_f16(vget_low_f16(stored[i])) : vcvt_high_f32_f16(stored[i]);
-      for (uint32_t r = 0; r < kRows; ++r) {
+      for (size_t r = 0; r < kRows; ++r) {
         const float32x4_t query = vld1q_f32(q + r * job.head_dim + c + 4 * half);
-        for (uint32_t i = 0; i < 4; ++i) {
-          const uint32_t at = 4 * (half % kSplit) + i;
+        for (size_t i = 0; i < 4; ++i) {
+          const size_t at = 4 * (half % kSplit) + i;
           acc[r][at] = vfmaq_f32(acc[r][at], query, wide[i]);
         }
       }
     }
   }
-  for (uint32_t r = 0; r < kRows; ++r) {
+  for (size_t r = 0; r < kRows; ++r) {
     if constexpr (kSplit == 2) {
-      for (uint32_t i = 0; i < 4; ++i) acc[r][i] = vaddq_f32(acc[r][i], acc[r][4 + i]);
+      for (size_t i = 0; i < 4; ++i) acc[r][i] = vaddq_f32(acc[r][i], acc[r][4 + i]);
     }
     float lanes[4];
     vst1q_f32(lanes,
               vpaddq_f32(vpaddq_f32(acc[r][0], acc[r][1]), vpaddq_f32(acc[r][2], acc[r][3])));
-    for (uint32_t i = 0; i < keys; ++i)
-      job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
+    for (size_t i = 0; i < keys; ++i) job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
   }
 }
 
 void score_f16(const ScoreJob& job) {
-  const uint32_t keys = job.tiles;  // dense caches count slots
-  for (uint32_t key = 0; key < keys; key += 4) {
+  const size_t keys = job.tiles;  // dense caches count slots
+  for (size_t key = 0; key < keys; key += 4) {
     fetch(job.ahead, key, key + 4);
-    const uint32_t count = keys - key < 4 ? keys - key : 4;
-    uint32_t row = 0;
+    const size_t count = keys - key < 4 ? keys - key : 4;
+    size_t row = 0;
     for (; row + 4 <= job.rows; row += 4) score_f16_rows<4>(job, row, key, count);
     for (; row + 2 <= job.rows; row += 2) score_f16_rows<2>(job, row, key, count);
     if (row < job.rows) score_f16_rows<1>(job, row, key, count);
@@ -613,12 +313,12 @@ void score_f16(const ScoreJob& job) {
 }
 
 // One value row times one probability of each row.
-template <int kLane, uint32_t kRows, uint32_t kVectors>
+template <int kLane, size_t kRows, size_t kVectors>
 inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
                       float32x4_t (&acc)[kRows][2 * kVectors]) {
-  for (uint32_t i = 0; i < kVectors; ++i) {
+  for (size_t i = 0; i < kVectors; ++i) {
     const float16x8_t v = vld1q_f16(reinterpret_cast<const float16_t*>(value) + 8 * i);
-    for (uint32_t r = 0; r < kRows; ++r) {
+    for (size_t r = 0; r < kRows; ++r) {
       acc[r][2 * i] = vfmlalq_laneq_low_f16(acc[r][2 * i], v, p[r], kLane);
       acc[r][2 * i + 1] = vfmlalq_laneq_high_f16(acc[r][2 * i + 1], v, p[r], kLane);
     }
@@ -632,13 +332,13 @@ struct HalfProbabilities {
   bool wide[kAttentionRows];  // reach too far for f16: the small ones would be lost
 
   explicit HalfProbabilities(const AccumulateJob& job) {
-    for (uint32_t r = 0; r < job.rows; ++r) fill(job, r);
+    for (size_t r = 0; r < job.rows; ++r) fill(job, r);
   }
-  void fill(const AccumulateJob& job, uint32_t r) {
+  void fill(const AccumulateJob& job, size_t r) {
     const float* const from = job.p + r * kAttentionBlock;
-    const uint32_t first = job.begin / 4 * 4;
+    const size_t first = size_t{job.begin} / 4 * 4;
     float32x4_t top = vdupq_n_f32(0), bottom = vdupq_n_f32(1);
-    for (uint32_t i = first; i < job.end; i += 4) {
+    for (size_t i = first; i < job.end; i += 4) {
       const float32x4_t x = vld1q_f32(from + i);
       top = vmaxq_f32(top, x);
       bottom = vminq_f32(bottom, vbslq_f32(vceqzq_f32(x), vdupq_n_f32(1), x));  // 0: not seen
@@ -647,31 +347,31 @@ struct HalfProbabilities {
     wide[r] = !(vminvq_f32(bottom) >= 0x1p-14f * unit[r]) || !(unit[r] > 0x1p-100f);
     if (wide[r]) return;
     const float inverse = 1.0f / unit[r];
-    for (uint32_t i = first; i < job.end; i += 4)
+    for (size_t i = first; i < job.end; i += 4)
       vst1_f16(p[r] + i, vcvt_f16_f32(vmulq_n_f32(vld1q_f32(from + i), inverse)));
   }
 };
 
-template <uint32_t kRows, uint32_t kVectors>
+template <size_t kRows, size_t kVectors>
 inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabilities& half,
-                                 uint32_t row, uint32_t c) {
+                                 size_t row, size_t c) {
   float32x4_t acc[kRows][2 * kVectors];
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 2 * kVectors; ++i) acc[r][i] = vdupq_n_f32(0);
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < 2 * kVectors; ++i) acc[r][i] = vdupq_n_f32(0);
   }
   const uint64_t stride = job.value_stride;
   const uint8_t* value = job.values + job.begin * stride + c * sizeof(float16_t);
-  uint32_t key = job.begin;
+  size_t key = job.begin;
   const auto one = [&] {
     float16x8_t weights[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vdupq_n_f16(half.p[row + r][key]);
+    for (size_t r = 0; r < kRows; ++r) weights[r] = vdupq_n_f16(half.p[row + r][key]);
     add_value<0, kRows, kVectors>(value, weights, acc);
     ++key, value += stride;
   };
   while (key < job.end && key % 8 != 0) one();
   for (; key + 8 <= job.end; key += 8, value += 8 * stride) {
     float16x8_t weights[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) weights[r] = vld1q_f16(half.p[row + r] + key);
+    for (size_t r = 0; r < kRows; ++r) weights[r] = vld1q_f16(half.p[row + r] + key);
     add_value<0, kRows, kVectors>(value, weights, acc);
     add_value<1, kRows, kVectors>(value + stride, weights, acc);
     add_value<2, kRows, kVectors>(value + 2 * stride, weights, acc);
@@ -683,9 +383,9 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabiliti
   }
   while (key < job.end) one();
   // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
-  float* const place = job.acc + uint64_t{row} * job.head_dim + c;
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 2 * kVectors; ++i) {
+  float* const place = job.acc + row * job.head_dim + c;
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < 2 * kVectors; ++i) {
       float* const at = place + r * job.head_dim + 4 * i;
       const float32x4_t old = vmulq_n_f32(vld1q_f32(at), job.keep[row + r]);
       vst1q_f32(at, vfmaq_n_f32(old, acc[r][i], half.unit[row + r]));
@@ -693,10 +393,10 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabiliti
   }
 }
 
-template <uint32_t kRows>
-void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half, uint32_t row) {
-  constexpr uint32_t kVectors = kRows == 1 ? 8 : 2;  // enough sums not to wait for each other
-  uint32_t c = 0;
+template <size_t kRows>
+void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half, size_t row) {
+  constexpr size_t kVectors = kRows == 1 ? 8 : 2;  // enough sums not to wait for each other
+  size_t c = 0;
   for (; c + 8 * kVectors <= job.head_dim; c += 8 * kVectors) {
     if (row == 0) fetch(job.ahead, c / 8, c / 8 + kVectors);
     accumulate_f16_chunk<kRows, kVectors>(job, half, row, c);
@@ -705,12 +405,12 @@ void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half
 }
 
 // A row whose probabilities f16 cannot hold, in f32.
-void accumulate_f16_wide(const AccumulateJob& job, uint32_t row) {
+void accumulate_f16_wide(const AccumulateJob& job, size_t row) {
   const float* const p = job.p + row * kAttentionBlock;
-  float* const place = job.acc + uint64_t{row} * job.head_dim;
-  for (uint32_t c = 0; c < job.head_dim; c += 8) {
+  float* const place = job.acc + row * job.head_dim;
+  for (size_t c = 0; c < job.head_dim; c += 8) {
     float32x4_t low = vdupq_n_f32(0), high = vdupq_n_f32(0);
-    for (uint32_t key = job.begin; key < job.end; ++key) {
+    for (size_t key = job.begin; key < job.end; ++key) {
       const auto* const values =
           reinterpret_cast<const float16_t*>(job.values + key * job.value_stride);
       const float16x8_t v = vld1q_f16(values + c);
@@ -724,8 +424,8 @@ void accumulate_f16_wide(const AccumulateJob& job, uint32_t row) {
 
 void accumulate_f16(const AccumulateJob& job) {
   const HalfProbabilities half(job);
-  for (uint32_t row = 0; row < job.rows;) {
-    uint32_t together = 0;  // rows that f16 can hold
+  for (size_t row = 0; row < job.rows;) {
+    size_t together = 0;  // rows that f16 can hold
     while (together < 4 && row + together < job.rows && !half.wide[row + together]) ++together;
     if (together == 0) accumulate_f16_wide(job, row++);
     if (together == 4) accumulate_f16_rows<4>(job, half, row), row += 4;

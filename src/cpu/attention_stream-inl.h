@@ -218,7 +218,7 @@ class Stream {
   // A block of the other operand, to be fetched in `units` steps: two streams keep the bus busy.
   static Ahead block_ahead(const Cache& cache, uint64_t tile, uint32_t tiles, uint32_t units) {
     const uint64_t stride = cache.layout->codes_tile_stride;
-    if (stride > abi::kKvTile * 4096)
+    if (stride > uint64_t{4096} * abi::kKvTile)
       return {};  // rows far apart: fetching all between helps nobody
     return {cache.tile(tile), static_cast<uint32_t>((tiles * stride + units - 1) / units)};
   }
@@ -272,7 +272,7 @@ class Stream {
       for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
         int8_t* const to = levels + size_t{t * abi::kKvTile + slot} * padded_;
         for (uint32_t b = 0; b < scales.count; ++b) {
-          std::memcpy(to + blocks_.begin[b], rows + slot * stride + scales.begin[b],
+          std::memcpy(to + blocks_.begin[b], rows + size_t{slot} * stride + scales.begin[b],
                       scales.size[b]);
           std::memset(to + blocks_.begin[b] + scales.size[b], 0, blocks_.size[b] - scales.size[b]);
         }
