@@ -259,43 +259,52 @@ void accumulate_levels(const AccumulateJob& job) {
 
 // Four keys in f16 times kRows queries in f32, all in f32: widening a key is shared by the rows,
 // and a query rounded to f16 would show.
+struct ScoreSums {
+  float32x4_t key[4];
+  void clear() { key[0] = key[1] = key[2] = key[3] = vdupq_n_f32(0); }
+  void add(float32x4_t query, const float32x4_t (&wide)[4]) {
+    key[0] = vfmaq_f32(key[0], query, wide[0]);
+    key[1] = vfmaq_f32(key[1], query, wide[1]);
+    key[2] = vfmaq_f32(key[2], query, wide[2]);
+    key[3] = vfmaq_f32(key[3], query, wide[3]);
+  }
+  float32x4_t of_keys() const {
+    return vpaddq_f32(vpaddq_f32(key[0], key[1]), vpaddq_f32(key[2], key[3]));
+  }
+};
+
 template <size_t kRows>
 void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
-  constexpr size_t kSplit =
-      kRows == 1 ? 2 : 1;  // one row alone: more sums, not to wait for each other
-  const float* const q = job.q_plain + row * job.head_dim;
+  const float* q = job.q_plain + row * job.head_dim;
   const float16_t* k[4];
   for (size_t i = 0; i < 4; ++i) {
     const size_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
     k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
   }
-  float32x4_t acc[kRows][4 * kSplit];
-  for (size_t r = 0; r < kRows; ++r) {
-    for (size_t i = 0; i < 4 * kSplit; ++i) acc[r][i] = vdupq_n_f32(0);
+  // One row alone keeps its even and odd halves apart: more sums, not to wait for each other.
+  constexpr size_t kSums = kRows == 1 ? 2 : kRows;
+  ScoreSums sums[kSums];
+#pragma GCC unroll 4
+  for (size_t r = 0; r < kSums; ++r) sums[r].clear();
+  for (size_t c = 0; c < job.head_dim; c += 8, q += 8) {
+    const float16x8_t k0 = vld1q_f16(k[0] + c), k1 = vld1q_f16(k[1] + c), k2 = vld1q_f16(k[2] + c),
+                      k3 = vld1q_f16(k[3] + c);
+    const float32x4_t low[4] = {vcvt_f32_f16(vget_low_f16(k0)), vcvt_f32_f16(vget_low_f16(k1)),
+                                vcvt_f32_f16(vget_low_f16(k2)), vcvt_f32_f16(vget_low_f16(k3))};
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) sums[r].add(vld1q_f32(q + r * job.head_dim), low);
+    const float32x4_t high[4] = {vcvt_high_f32_f16(k0), vcvt_high_f32_f16(k1),
+                                 vcvt_high_f32_f16(k2), vcvt_high_f32_f16(k3)};
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r)
+      sums[kRows == 1 ? 1 : r].add(vld1q_f32(q + r * job.head_dim + 4), high);
   }
-  for (size_t c = 0; c < job.head_dim; c += 8) {
-    const float16x8_t stored[4] = {vld1q_f16(k[0] + c), vld1q_f16(k[1] + c), vld1q_f16(k[2] + c),
-                                   vld1q_f16(k[3] + c)};
-    for (size_t half = 0; half < 2; ++half) {
-      float32x4_t wide[4];
-      for (size_t i = 0; i < 4; ++i)
-        wide[i] = half == 0 ? vcvt_f32_f16(vget_low_f16(stored[i])) : vcvt_high_f32_f16(stored[i]);
-      for (size_t r = 0; r < kRows; ++r) {
-        const float32x4_t query = vld1q_f32(q + r * job.head_dim + c + 4 * half);
-        for (size_t i = 0; i < 4; ++i) {
-          const size_t at = 4 * (half % kSplit) + i;
-          acc[r][at] = vfmaq_f32(acc[r][at], query, wide[i]);
-        }
-      }
-    }
-  }
+#pragma GCC unroll 4
   for (size_t r = 0; r < kRows; ++r) {
-    if constexpr (kSplit == 2) {
-      for (size_t i = 0; i < 4; ++i) acc[r][i] = vaddq_f32(acc[r][i], acc[r][4 + i]);
-    }
+    float32x4_t scores = sums[r].of_keys();
+    if constexpr (kRows == 1) scores = vaddq_f32(scores, sums[1].of_keys());
     float lanes[4];
-    vst1q_f32(lanes,
-              vpaddq_f32(vpaddq_f32(acc[r][0], acc[r][1]), vpaddq_f32(acc[r][2], acc[r][3])));
+    vst1q_f32(lanes, scores);
     for (size_t i = 0; i < keys; ++i) job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
   }
 }

@@ -58,19 +58,19 @@ inline __m512i nibbles(const uint8_t* bytes) {
 // 64 levels of a row of K, plus 128: bytes without a sign. Rows have whole groups of 16 bytes.
 template <uint32_t kFormat>
 inline __m512i key_levels(const uint8_t* row, uint32_t head_dim, uint32_t unit) {
-  constexpr uint32_t kHigh = abi::kv_high_bits(kFormat);
+  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   if constexpr (kFormat == abi::kTq8) {
     return _mm512_xor_si512(_mm512_loadu_si512(row + unit * 64), bytes_of(0x80));
   } else {
     __m512i low;
-    if constexpr (abi::kv_low_bits(kFormat) == 2) {
+    if constexpr (kLow == 2) {
       low = _mm512_and_si512(_mm512_srlv_epi64(four_times(row + unit * 16), group_shifts(2, 0)),
                              bytes_of(3));
     } else {
       low = nibbles(row + unit * 32);
     }
     if constexpr (kHigh == 0) return look_up(kLevels<kFormat, 128>, low);
-    const uint8_t* const plane = row + head_dim * abi::kv_low_bits(kFormat) / 8;
+    const uint8_t* const plane = row + head_dim * kLow / 8;
     __m512i high;
     if constexpr (kHigh == 1) {
       high = _mm512_srlv_epi64(four_times(plane + unit / 2 * 16),
