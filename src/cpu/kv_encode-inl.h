@@ -213,8 +213,6 @@ HWY_INLINE int32_t EncodeBlock(const float* HWY_RESTRICT y, size_t n, uint8_t* H
   const DCode db;
   auto squares = hn::Zero(DSquares());
   VLevel level0, level1;
-  // A group is one long chain: several run side by side.
-#pragma GCC unroll 4
   for (size_t pair = 0; pair < n / 32; ++pair, y += 32, codes += 32) {
     const VCode codes0 = code(y, level0), codes1 = code(y + 16, level1);
     squares = AddSquares(squares, level0, level1);
