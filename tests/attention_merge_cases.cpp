@@ -85,7 +85,7 @@ class MergeMaker {
     }
     block.dtype = DType::f32;
     block.before.resize(partial_.size() * sizeof(float));
-    std::memcpy(block.before.data(), partial_.data(), block.before.size());
+    if (!partial_.empty()) std::memcpy(block.before.data(), partial_.data(), block.before.size());
   }
 
   MergeRow merged(uint64_t row) const {
