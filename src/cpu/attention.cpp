@@ -8,6 +8,7 @@
 
 #include "cpu/attention_kernels.h"
 #include "cpu/kernels.h"
+#include "cpu/select.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention.cpp"
@@ -82,21 +83,32 @@ void StorePartial(const AttentionUnit& u, uint32_t row, uint64_t split, const fl
   place[n + 1] = u.state[row].sum;
 }
 
+// Where a row's output goes; lse 0: not wanted.
+struct RowOutput {
+  const float* sinks;
+  uint64_t head;
+  uint64_t out, lse;
+};
+
+// Divides by the softmax's denominator, the sink included, and writes.
 template <class Out>
-void StoreOutput(AttentionUnit& u, uint32_t row, float* values, const uint64_t* args) {
-  const abi::AttentionParams& p = *u.params;
-  RowState state = u.state[row];
+void StoreRow(RowState state, float* values, uint64_t head_dim, const RowOutput& to) {
   float keep = 1.0f;
-  AddSink(pointer<const float>(args[arg_sinks]), u.head(row), state, keep);
+  AddSink(to.sinks, to.head, state, keep);
   const float factor = state.sum == 0 ? 0.0f : keep / state.sum;
-  for (uint32_t c = 0; c < u.v_dim(); ++c) values[c] *= factor;
-  const uint64_t at =
-      args[arg_out] + u.token(row) * p.out_token_stride + u.head(row) * p.out_head_stride;
-  CopyRow(static_cast<const float*>(values), pointer<Out>(at), u.v_dim());
-  if (args[arg_lse] != 0) {
-    *pointer<float>(args[arg_lse] + u.token(row) * p.lse_token_stride +
-                    u.head(row) * p.lse_head_stride) = LogSumExp(state);
-  }
+  for (uint64_t c = 0; c < head_dim; ++c) values[c] *= factor;
+  CopyRow(static_cast<const float*>(values), pointer<Out>(to.out), head_dim);
+  if (to.lse != 0) *pointer<float>(to.lse) = LogSumExp(state);
+}
+
+template <class Out>
+void StoreOutput(const AttentionUnit& u, uint32_t row, float* values, const uint64_t* args) {
+  const abi::AttentionParams& p = *u.params;
+  const uint64_t token = u.token(row), head = u.head(row), lse = args[arg_lse];
+  StoreRow<Out>(u.state[row], values, u.v_dim(),
+                {pointer<const float>(args[arg_sinks]), head,
+                 args[arg_out] + token * p.out_token_stride + head * p.out_head_stride,
+                 lse == 0 ? 0 : lse + token * p.lse_token_stride + head * p.lse_head_stride});
 }
 
 template <class Out, class Engine>
@@ -176,61 +188,26 @@ void Merge(const void* params, const uint64_t* args, uint32_t task, uint32_t tas
       state.sum += weight * part[p.head_dim + 1];
       for (uint64_t c = 0; c < p.head_dim; ++c) sum[c] += weight * part[c];
     }
-    float keep = 1.0f;
     const uint64_t token = row / p.heads, head = row % p.heads;
-    AddSink(pointer<const float>(args[3]), head, state, keep);
-    const float factor = state.sum == 0 ? 0.0f : keep / state.sum;
-    for (uint64_t c = 0; c < p.head_dim; ++c) sum[c] *= factor;
-    CopyRow(static_cast<const float*>(sum),
-            pointer<Out>(args[1] + token * p.out_token_stride + head * p.out_head_stride),
-            p.head_dim);
-    if (args[2] != 0) {
-      *pointer<float>(args[2] + token * p.lse_token_stride + head * p.lse_head_stride) =
-          LogSumExp(state);
-    }
-  }
-}
-
-template <class Q>
-TaskFn SelectOut(DType out) {
-  switch (out) {
-    case DType::f32:
-      return Attention<Q, float>;
-    case DType::f16:
-      return Attention<Q, Half>;
-    case DType::bf16:
-      return Attention<Q, BFloat16>;
-    default:
-      return nullptr;
+    StoreRow<Out>(
+        state, sum, p.head_dim,
+        {pointer<const float>(args[3]), head,
+         args[1] + token * p.out_token_stride + head * p.out_head_stride,
+         args[2] == 0 ? 0 : args[2] + token * p.lse_token_stride + head * p.lse_head_stride});
   }
 }
 
 TaskFn SelectAttention(uint64_t key) {
   const auto spec = spec_from_key<abi::AttentionSpec>(key);
-  const auto out = static_cast<DType>(spec.out_dtype);
-  switch (static_cast<DType>(spec.q_dtype)) {
-    case DType::f32:
-      return SelectOut<float>(out);
-    case DType::f16:
-      return SelectOut<Half>(out);
-    case DType::bf16:
-      return SelectOut<BFloat16>(out);
-    default:
-      return nullptr;
-  }
+  return select_float(spec.q_dtype, [&](auto q) {
+    return select_float(spec.out_dtype,
+                        [](auto out) -> TaskFn { return Attention<decltype(q), decltype(out)>; });
+  });
 }
 
 TaskFn SelectMerge(uint64_t key) {
-  switch (static_cast<DType>(spec_from_key<abi::AttentionMergeSpec>(key).out_dtype)) {
-    case DType::f32:
-      return Merge<float>;
-    case DType::f16:
-      return Merge<Half>;
-    case DType::bf16:
-      return Merge<BFloat16>;
-    default:
-      return nullptr;
-  }
+  return select_float(spec_from_key<abi::AttentionMergeSpec>(key).out_dtype,
+                      [](auto out) -> TaskFn { return Merge<decltype(out)>; });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -7,6 +7,7 @@
 #include "cpu/attention_i8mm_keys.h"
 #include "cpu/attention_i8mm_values.h"
 #include "cpu/attention_kernels.h"
+#include "cpu/native_format.h"
 
 namespace gyre::cpu {
 namespace {
@@ -84,7 +85,7 @@ inline void score_keys(const ScoreJob& job, const typename KeyPair<kFormat>::Tab
 template <uint32_t kFormat, size_t kRows>
 void score_rows(const ScoreJob& job, size_t row) {
   const typename KeyPair<kFormat>::Tables tables;
-  for (size_t key = 0; key < job.tiles * kTile; key += 4) {
+  for (size_t key = 0; key < job.key_count; key += 4) {
     if (row == 0) fetch(job.ahead, key, key + 4);
     score_keys<kFormat, kRows>(job, tables, row, key);
   }
@@ -100,20 +101,7 @@ void score_format(const ScoreJob& job) {
 }
 
 void score_levels(const ScoreJob& job) {
-  switch (job.format) {
-    case abi::kTq2:
-      return score_format<abi::kTq2>(job);
-    case abi::kTq3:
-      return score_format<abi::kTq3>(job);
-    case abi::kTq4:
-      return score_format<abi::kTq4>(job);
-    case abi::kTq5:
-      return score_format<abi::kTq5>(job);
-    case abi::kTq6:
-      return score_format<abi::kTq6>(job);
-    default:
-      return score_format<abi::kTq8>(job);
-  }
+  with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
 }
 
 constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
@@ -241,20 +229,8 @@ void accumulate_format(const AccumulateJob& job) {
 }
 
 void accumulate_levels(const AccumulateJob& job) {
-  switch (job.format) {
-    case abi::kTq2:
-      return accumulate_format<abi::kTq2>(job);
-    case abi::kTq3:
-      return accumulate_format<abi::kTq3>(job);
-    case abi::kTq4:
-      return accumulate_format<abi::kTq4>(job);
-    case abi::kTq5:
-      return accumulate_format<abi::kTq5>(job);
-    case abi::kTq6:
-      return accumulate_format<abi::kTq6>(job);
-    default:
-      return accumulate_format<abi::kTq8>(job);
-  }
+  with_native_format(job.format,
+                     [&](auto format) { accumulate_format<decltype(format)::value>(job); });
 }
 
 // Four keys in f16 times kRows queries in f32, all in f32: widening a key is shared by the rows,
@@ -310,7 +286,7 @@ void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
 }
 
 void score_f16(const ScoreJob& job) {
-  const size_t keys = job.tiles;  // dense caches count slots
+  const size_t keys = job.key_count;
   for (size_t key = 0; key < keys; key += 4) {
     fetch(job.ahead, key, key + 4);
     const size_t count = keys - key < 4 ? keys - key : 4;

@@ -35,7 +35,7 @@ struct ScoreJob {
   uint64_t scales_stride;  // bytes from tile to tile
   uint32_t format;         // tq8: levels, one byte each
   uint32_t head_dim;       // bytes, coordinates or levels of a row, padding included
-  uint32_t tiles;          // of eight slots
+  uint32_t key_count;      // over levels a multiple of 8
   uint32_t rows;
   const LevelBlocks* blocks;
   // Levels: a row's queries in 16 bits, of each 8 coordinates the upper bytes, then the lower

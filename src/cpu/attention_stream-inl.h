@@ -84,11 +84,11 @@ HWY_INLINE void ScoreRows(const ScoreJob& job, uint32_t row, uint32_t key, uint3
   }
 }
 
-// job.tiles counts slots here: dense keys are read one by one, never past the last that is seen.
+// Dense keys are read one by one, never past the last that is seen.
 template <class T>
 void ScoreDense(const ScoreJob& job) {
-  for (uint32_t key = 0; key < job.tiles; key += 4) {
-    const uint32_t keys = std::min(job.tiles - key, 4u);
+  for (uint32_t key = 0; key < job.key_count; key += 4) {
+    const uint32_t keys = std::min(job.key_count - key, 4u);
     uint32_t row = 0;
     for (; row + 4 <= job.rows; row += 4) ScoreRows<T, 4>(job, row, key, keys);
     for (; row < job.rows; ++row) ScoreRows<T, 1>(job, row, key, keys);
@@ -232,7 +232,7 @@ class Stream {
     job.scales_stride = k.layout->scales_tile_stride;
     job.format = k.layout->format;
     job.head_dim = u_.k_dim();
-    job.tiles = block.tiles();
+    job.key_count = block.lanes();
     job.rows = u_.rows;
     job.blocks = &blocks_;
     job.q = u_.scratch->operand;
@@ -249,7 +249,7 @@ class Stream {
     }
     job.keys += block.begin * job.key_stride;
     job.scores += block.begin;
-    job.tiles = block.end - block.begin;
+    job.key_count = block.end - block.begin;
     switch (k_route_) {
       case Route::f16:
         return attention_kernels().score_f16 != nullptr ? attention_kernels().score_f16(job)

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "cpu/attention_kernels.h"
+#include "cpu/native_format.h"
 
 namespace gyre::cpu {
 namespace {
@@ -154,7 +155,7 @@ inline void multiply_keys(const ScoreJob& job, const uint8_t* keys, uint32_t row
 
 template <uint32_t kFormat, uint32_t kRows>
 void score_rows(const ScoreJob& job, const Biases& biases, uint32_t row) {
-  for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+  for (uint32_t tile = 0; tile < job.key_count / kTile; ++tile) {
     const uint8_t* const keys = job.keys + uint64_t{tile} * kTile * job.key_stride;
     __m256 score[kRows];
     for (uint32_t r = 0; r < kRows; ++r) score[r] = _mm256_setzero_ps();
@@ -192,20 +193,7 @@ void score_format(const ScoreJob& job) {
 }
 
 void score_levels(const ScoreJob& job) {
-  switch (job.format) {
-    case abi::kTq2:
-      return score_format<abi::kTq2>(job);
-    case abi::kTq3:
-      return score_format<abi::kTq3>(job);
-    case abi::kTq4:
-      return score_format<abi::kTq4>(job);
-    case abi::kTq5:
-      return score_format<abi::kTq5>(job);
-    case abi::kTq6:
-      return score_format<abi::kTq6>(job);
-    default:
-      return score_format<abi::kTq8>(job);
-  }
+  with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
 }
 
 // Four tokens of each of 16 coordinates, a byte each, from a plane of 2 bits: tokens 0 to 3 or 4
@@ -381,20 +369,8 @@ void accumulate_format(const AccumulateJob& job) {
 }
 
 void accumulate_levels(const AccumulateJob& job) {
-  switch (job.format) {
-    case abi::kTq2:
-      return accumulate_format<abi::kTq2>(job);
-    case abi::kTq3:
-      return accumulate_format<abi::kTq3>(job);
-    case abi::kTq4:
-      return accumulate_format<abi::kTq4>(job);
-    case abi::kTq5:
-      return accumulate_format<abi::kTq5>(job);
-    case abi::kTq6:
-      return accumulate_format<abi::kTq6>(job);
-    default:
-      return accumulate_format<abi::kTq8>(job);
-  }
+  with_native_format(job.format,
+                     [&](auto format) { accumulate_format<decltype(format)::value>(job); });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "abi/kv_quantize.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_signs.h"
+#include "cpu/select.h"
 #include "gyre/codec.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -75,33 +76,13 @@ void HadamardTask(const void* params, const uint64_t* args, uint32_t task,
   }
 }
 
-template <class In>
-TaskFn SelectOut(DType out) {
-  switch (out) {
-    case DType::f32:
-      return HadamardTask<In, float>;
-    case DType::f16:
-      return HadamardTask<In, Half>;
-    case DType::bf16:
-      return HadamardTask<In, BFloat16>;
-    default:
-      return nullptr;
-  }
-}
-
 TaskFn SelectHadamard(uint64_t key) {
   const auto spec = spec_from_key<abi::HadamardSpec>(key);
-  const auto out = static_cast<DType>(spec.out_dtype);
-  switch (static_cast<DType>(spec.x_dtype)) {
-    case DType::f32:
-      return SelectOut<float>(out);
-    case DType::f16:
-      return SelectOut<Half>(out);
-    case DType::bf16:
-      return SelectOut<BFloat16>(out);
-    default:
-      return nullptr;
-  }
+  return select_float(spec.x_dtype, [&](auto x) {
+    return select_float(spec.out_dtype, [](auto out) -> TaskFn {
+      return HadamardTask<decltype(x), decltype(out)>;
+    });
+  });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

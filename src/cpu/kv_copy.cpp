@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cpu/kernels.h"
+#include "cpu/select.h"
 #include "gyre/dtype.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -52,33 +53,13 @@ void KvCopy(const void* params, const uint64_t* args, uint32_t task, uint32_t ta
   }
 }
 
-template <class Source>
-TaskFn SelectTarget(DType cache) {
-  switch (cache) {
-    case DType::f32:
-      return KvCopy<Source, float>;
-    case DType::f16:
-      return KvCopy<Source, Half>;
-    case DType::bf16:
-      return KvCopy<Source, BFloat16>;
-    default:
-      return nullptr;
-  }
-}
-
 TaskFn SelectKvCopy(uint64_t key) {
   const auto spec = spec_from_key<abi::KvCopySpec>(key);
-  const auto cache = static_cast<DType>(spec.cache_dtype);
-  switch (static_cast<DType>(spec.source_dtype)) {
-    case DType::f32:
-      return SelectTarget<float>(cache);
-    case DType::f16:
-      return SelectTarget<Half>(cache);
-    case DType::bf16:
-      return SelectTarget<BFloat16>(cache);
-    default:
-      return nullptr;
-  }
+  return select_float(spec.source_dtype, [&](auto source) {
+    return select_float(spec.cache_dtype, [](auto cache) -> TaskFn {
+      return KvCopy<decltype(source), decltype(cache)>;
+    });
+  });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -15,6 +15,7 @@
 #include "cpu/copy-inl.h"
 #include "cpu/kv_compat.h"
 #include "cpu/kv_pack-inl.h"
+#include "cpu/native_format.h"
 #include "gyre/kv_format.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -117,20 +118,9 @@ HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t*
 
 HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
                                  uint32_t stride, int8_t* levels) {
-  switch (cache.format) {
-    case abi::kTq2:
-      return DecodeTileLevels<abi::kTq2>(cache, tile, stride, levels);
-    case abi::kTq3:
-      return DecodeTileLevels<abi::kTq3>(cache, tile, stride, levels);
-    case abi::kTq4:
-      return DecodeTileLevels<abi::kTq4>(cache, tile, stride, levels);
-    case abi::kTq5:
-      return DecodeTileLevels<abi::kTq5>(cache, tile, stride, levels);
-    case abi::kTq6:
-      return DecodeTileLevels<abi::kTq6>(cache, tile, stride, levels);
-    default:
-      return DecodeTileLevels<abi::kTq8>(cache, tile, stride, levels);
-  }
+  with_native_format(cache.format, [&](auto format) HWY_ATTR {
+    DecodeTileLevels<decltype(format)::value>(cache, tile, stride, levels);
+  });
 }
 
 // Levels times scales. The product of the scale and its bias, 2^-31, is exact unless it is

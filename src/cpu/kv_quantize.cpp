@@ -10,6 +10,8 @@
 #include "cpu/kernels.h"
 #include "cpu/kv_compat.h"
 #include "cpu/kv_signs.h"
+#include "cpu/native_format.h"
+#include "cpu/select.h"
 #include "gyre/kv_format.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -142,22 +144,10 @@ void QuantizeCompatUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, KvS
 template <class Source>
 void QuantizeAnyUnit(const abi::KvCacheLayout& cache, const KvUnit& unit, const SignMasks& signs,
                      KvScratch& scratch) {
-  switch (cache.format) {
-    case abi::kTq2:
-      return QuantizeUnit<abi::kTq2, Source>(cache, unit, signs, scratch);
-    case abi::kTq3:
-      return QuantizeUnit<abi::kTq3, Source>(cache, unit, signs, scratch);
-    case abi::kTq4:
-      return QuantizeUnit<abi::kTq4, Source>(cache, unit, signs, scratch);
-    case abi::kTq5:
-      return QuantizeUnit<abi::kTq5, Source>(cache, unit, signs, scratch);
-    case abi::kTq6:
-      return QuantizeUnit<abi::kTq6, Source>(cache, unit, signs, scratch);
-    case abi::kTq8:
-      return QuantizeUnit<abi::kTq8, Source>(cache, unit, signs, scratch);
-    default:
-      return QuantizeCompatUnit<Source>(cache, unit, scratch);
-  }
+  if (!abi::kv_is_native(cache.format)) return QuantizeCompatUnit<Source>(cache, unit, scratch);
+  with_native_format(cache.format, [&](auto format) HWY_ATTR {
+    QuantizeUnit<decltype(format)::value, Source>(cache, unit, signs, scratch);
+  });
 }
 
 // Unit number `index`. Heads come before tiles: a token's heads usually lie together in memory.
@@ -245,29 +235,13 @@ void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
 }
 
 TaskFn SelectKvQuantize(uint64_t key) {
-  switch (static_cast<DType>(spec_from_key<abi::KvQuantizeSpec>(key).source_dtype)) {
-    case DType::f32:
-      return KvQuantize<float>;
-    case DType::f16:
-      return KvQuantize<Half>;
-    case DType::bf16:
-      return KvQuantize<BFloat16>;
-    default:
-      return nullptr;
-  }
+  return select_float(spec_from_key<abi::KvQuantizeSpec>(key).source_dtype,
+                      [](auto source) -> TaskFn { return KvQuantize<decltype(source)>; });
 }
 
 TaskFn SelectKvDequantize(uint64_t key) {
-  switch (static_cast<DType>(spec_from_key<abi::KvDequantizeSpec>(key).out_dtype)) {
-    case DType::f32:
-      return KvDequantize<float>;
-    case DType::f16:
-      return KvDequantize<Half>;
-    case DType::bf16:
-      return KvDequantize<BFloat16>;
-    default:
-      return nullptr;
-  }
+  return select_float(spec_from_key<abi::KvDequantizeSpec>(key).out_dtype,
+                      [](auto out) -> TaskFn { return KvDequantize<decltype(out)>; });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "cpu/kernels.h"
+#include "cpu/select.h"
 #include "gyre/dtype.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -292,32 +293,12 @@ TaskFn SelectVariant(const abi::RopeSpec& spec) {
   return spec.adjacent != 0 ? Rope<In, Out, true, false> : Rope<In, Out, false, false>;
 }
 
-template <class In>
-TaskFn SelectOut(const abi::RopeSpec& spec) {
-  switch (static_cast<DType>(spec.out_dtype)) {
-    case DType::f32:
-      return SelectVariant<In, float>(spec);
-    case DType::f16:
-      return SelectVariant<In, Half>(spec);
-    case DType::bf16:
-      return SelectVariant<In, BFloat16>(spec);
-    default:
-      return nullptr;
-  }
-}
-
 TaskFn SelectRope(uint64_t key) {
   const auto spec = spec_from_key<abi::RopeSpec>(key);
-  switch (static_cast<DType>(spec.x_dtype)) {
-    case DType::f32:
-      return SelectOut<float>(spec);
-    case DType::f16:
-      return SelectOut<Half>(spec);
-    case DType::bf16:
-      return SelectOut<BFloat16>(spec);
-    default:
-      return nullptr;
-  }
+  return select_float(spec.x_dtype, [&](auto x) {
+    return select_float(spec.out_dtype,
+                        [&](auto out) { return SelectVariant<decltype(x), decltype(out)>(spec); });
+  });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE
