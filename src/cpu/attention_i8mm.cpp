@@ -423,6 +423,7 @@ void accumulate_f16(const AccumulateJob& job) {
 
 AttentionKernels i8mm_attention_kernels() {
   AttentionKernels kernels;
+  kernels.name = "i8mm";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   kernels.score_f16 = score_f16;

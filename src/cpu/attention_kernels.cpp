@@ -8,24 +8,34 @@
 namespace gyre::cpu {
 namespace {
 
-AttentionKernels choose() {
+std::vector<AttentionKernels> find_sets() {
+  std::vector<AttentionKernels> sets;
 #if defined(GYRE_HAVE_I8MM)
   constexpr unsigned long kHalf = HWCAP_ASIMDHP | HWCAP_ASIMDFHM | HWCAP_ASIMDDP;
   if ((getauxval(AT_HWCAP) & kHalf) == kHalf && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0)
-    return i8mm_attention_kernels();
+    sets.push_back(i8mm_attention_kernels());
 #elif defined(GYRE_HAVE_VNNI)
   if (__builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0)
-    return vnni_attention_kernels();
+    sets.push_back(vnni_attention_kernels());
 #endif
-  return {};
+  sets.push_back({});
+  return sets;
+}
+
+const AttentionKernels*& chosen() {
+  static const AttentionKernels* set = attention_kernel_sets().data();
+  return set;
 }
 
 }  // namespace
 
-const AttentionKernels& attention_kernels() {
-  static const AttentionKernels kKernels = choose();
-  return kKernels;
+const std::vector<AttentionKernels>& attention_kernel_sets() {
+  static const std::vector<AttentionKernels> kSets = find_sets();
+  return kSets;
 }
+
+const AttentionKernels& attention_kernels() { return *chosen(); }
+void use_attention_kernels(const AttentionKernels& set) { chosen() = &set; }
 
 }  // namespace gyre::cpu

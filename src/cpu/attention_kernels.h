@@ -4,6 +4,7 @@
 // missing is done in f32 by attention_stream-inl.h.
 
 #include <cstdint>
+#include <vector>
 
 #include "abi/kv_codec.h"
 
@@ -65,6 +66,7 @@ struct AccumulateJob {
 };
 
 struct AttentionKernels {
+  const char* name = "portable";
   void (*score_levels)(const ScoreJob&) = nullptr;
   void (*accumulate_levels)(const AccumulateJob&) = nullptr;
   void (*score_f16)(const ScoreJob&) = nullptr;
@@ -72,8 +74,12 @@ struct AttentionKernels {
   bool query_planes_apart = false;
 };
 
-// Chosen once by what the machine can do.
+// Every set this machine can run, the fastest first; the last does everything in f32.
+const std::vector<AttentionKernels>& attention_kernel_sets();
+
+// The set in use: the fastest, unless a test took another. Not while commands run.
 const AttentionKernels& attention_kernels();
+void use_attention_kernels(const AttentionKernels& set);  // one of attention_kernel_sets()
 
 // A file per instruction set; compiled with its flags, so called only where it exists.
 AttentionKernels i8mm_attention_kernels();

@@ -377,6 +377,7 @@ void accumulate_levels(const AccumulateJob& job) {
 
 AttentionKernels vnni_attention_kernels() {
   AttentionKernels kernels;
+  kernels.name = "avx512vnni";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   kernels.query_planes_apart = true;
