@@ -8,6 +8,7 @@
 #include "gyre/error.h"      // IWYU pragma: export
 #include "gyre/fence.h"      // IWYU pragma: export
 #include "gyre/graph.h"      // IWYU pragma: export
+#include "gyre/kv_cache.h"   // IWYU pragma: export
 #include "gyre/kv_format.h"  // IWYU pragma: export
 #include "gyre/ops.h"        // IWYU pragma: export
 #include "gyre/rope.h"       // IWYU pragma: export

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -60,6 +61,7 @@ struct KvFormatInfo {
 
 KvFormatInfo describe(KvFormat format);
 std::string_view name(KvFormat format);
+std::span<const KvFormat> kv_formats();     // all of them
 KvFormat kv_format(std::string_view name);  // refuses names that are none
 
 struct KvShape {

@@ -1,6 +1,6 @@
 #pragma once
 // attention, attention_partial and attention_merge.
-#include "abi/kv_quantize.h"
+#include "abi/kv_cache.h"
 
 namespace gyre::abi {
 
@@ -21,6 +21,7 @@ struct AttentionParams {
   uint64_t capacity;
   uint64_t ring_start;
   uint64_t first_key;  // no query sees an older one
+  uint64_t end_key;    // keys of this cache end here: length, or the end of a segment
   uint64_t window;     // 0: all
   uint64_t splits;
   uint64_t split_keys;  // keys per split, counted from first_key
@@ -31,13 +32,42 @@ struct AttentionParams {
   uint64_t lse_token_stride;
   uint64_t lse_head_stride;
   uint64_t tree_stride;
+  KvPlaces places;  // with a state: length, ring_start, first_key, end_key and split_keys come from
+                    // it, and these say how
   KvCacheLayout k;
   KvCacheLayout v;
   float scale;
   float soft_cap;  // 0: off
   uint32_t causal;
   uint32_t partial;  // 1: the states are wanted, not the output
+  uint32_t segment;  // KvSegment, with a state
+  uint32_t unused;
 };
+
+constexpr uint64_t kFewestSplitKeys = 1024;  // less is not worth merging
+constexpr uint64_t kSplitUnit = 64;          // keys a kernel takes at a time
+
+inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
+  const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);
+  return (each + kSplitUnit - 1) / kSplitUnit * kSplitUnit;
+}
+
+// Oldest key that any query's window reaches.
+inline uint64_t attention_first_key(uint64_t tokens, uint64_t length, uint64_t window) {
+  if (window == 0 || tokens > length) return 0;
+  const uint64_t before = length - tokens + 1;  // keys up to the first query's own
+  return before > window ? before - window : 0;
+}
+
+// What a recorded command cannot know: where the sequence is now.
+inline void attention_follow(const KvState& state, AttentionParams& p) {
+  const KvKeys keys = kv_segment_keys(static_cast<KvSegment>(p.segment), p.places, state);
+  p.length = state.length;
+  p.end_key = keys.end;
+  p.first_key =
+      kv_least(kv_most(keys.begin, attention_first_key(p.tokens, p.length, p.window)), keys.end);
+  p.split_keys = kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), kFewestSplitKeys);
+}
 
 struct AttentionMergeSpec {
   uint8_t out_dtype;

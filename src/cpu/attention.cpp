@@ -35,7 +35,8 @@ enum AttentionArg : uint8_t {
   arg_sinks,
   arg_slopes,
   arg_tree,
-  arg_partial
+  arg_partial,
+  arg_state
 };
 
 constexpr uint32_t kFewRows =
@@ -135,7 +136,8 @@ HWY_INLINE Cache CacheOf(const abi::KvCacheLayout& layout, uint64_t codes, uint6
 
 template <class Q, class Out>
 void Attention(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
-  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  abi::AttentionParams p = *static_cast<const abi::AttentionParams*>(params);
+  if (args[arg_state] != 0) abi::attention_follow(*pointer<const abi::KvState>(args[arg_state]), p);
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   const uint64_t tiles = (rows + kAttentionRows - 1) / kAttentionRows;
   const Share share = share_of(p.kv_heads * tiles * p.splits, task, tasks);
@@ -151,10 +153,10 @@ void Attention(const void* params, const uint64_t* args, uint32_t task, uint32_t
     u.tree = pointer<const uint8_t>(args[arg_tree]);
     u.first_row = tile * kAttentionRows;
     u.rows = static_cast<uint32_t>(std::min<uint64_t>(rows - u.first_row, kAttentionRows));
-    const uint64_t first = std::min(p.first_key + split * p.split_keys, p.length);
+    const uint64_t first = std::min(p.first_key + split * p.split_keys, p.end_key);
     u.first_key = static_cast<int64_t>(first);
-    u.last_key =
-        static_cast<int64_t>(p.partial == 0 ? p.length : std::min(first + p.split_keys, p.length));
+    u.last_key = static_cast<int64_t>(p.partial == 0 ? p.end_key
+                                                     : std::min(first + p.split_keys, p.end_key));
     u.scratch = &ThreadScratch();
     u.find_bounds();
     LoadQueries<Q>(u, args[arg_q]);
@@ -235,13 +237,29 @@ TaskFn select_attention(uint64_t spec) {
 }
 TaskFn select_attention_merge(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectMerge)(spec); }
 
+std::string describe_attention(uint64_t spec) {
+  const auto types = spec_from_key<abi::AttentionSpec>(spec);
+  const AttentionKernels& kernels = attention_kernels();
+  const auto products = [&](uint32_t format, bool levels, bool half) -> std::string {
+    if (abi::kv_is_native(format)) return levels ? "int8" : "f32 (decoded)";
+    if (abi::kv_is_compat(format)) return "f32 (decoded)";
+    return half && static_cast<KvFormat>(format) == KvFormat::f16 ? "f16" : "f32";
+  };
+  return std::string(kernels.name) + ": K " +
+         products(types.k_format, kernels.score_levels != nullptr, kernels.score_f16 != nullptr) +
+         ", V " +
+         products(types.v_format, kernels.accumulate_levels != nullptr,
+                  kernels.accumulate_f16 != nullptr);
+}
+
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kMostTasks = 1 << 20;
   constexpr uint64_t kSmall = 1 << 16;  // products that are not worth waking a thread for
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   const uint64_t tiles = (rows + kAttentionRows - 1) / kAttentionRows;
-  const uint64_t products = std::max<uint64_t>(p.length, 1) * rows * p.kv_heads * p.k.head_dim;
+  const uint64_t keys = p.places.body_capacity != 0 ? p.capacity : p.length;
+  const uint64_t products = std::max<uint64_t>(keys, 1) * rows * p.kv_heads * p.k.head_dim;
   if (products < kSmall) return 1;
   return static_cast<uint32_t>(std::min(p.kv_heads * tiles * p.splits, kMostTasks));
 }

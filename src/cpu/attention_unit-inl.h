@@ -103,15 +103,16 @@ struct AttentionUnit {
     const int64_t hi = std::min<int64_t>(end[row] - block.key, block.end);
     return {static_cast<uint64_t>(lo), static_cast<uint64_t>(std::max(lo, hi))};
   }
+  int64_t first_new() const {
+    return static_cast<int64_t>(params->length) - static_cast<int64_t>(params->tokens);
+  }
   bool tree_hides(const KeyBlock& block, uint32_t row, uint64_t lane) const {
     if (tree == nullptr) return false;
-    const int64_t fresh = block.key + static_cast<int64_t>(lane) -
-                          static_cast<int64_t>(params->length - params->tokens);
+    const int64_t fresh = block.key + static_cast<int64_t>(lane) - first_new();
     return fresh >= 0 && tree[token(row) * params->tree_stride + static_cast<uint64_t>(fresh)] == 0;
   }
   bool touches_tree(const KeyBlock& block) const {
-    return tree != nullptr &&
-           block.key + block.end > static_cast<int64_t>(params->length - params->tokens);
+    return tree != nullptr && block.key + block.end > first_new();
   }
 
   // Calls take(block) for every block that some row sees a key of, oldest first.

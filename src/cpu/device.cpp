@@ -34,7 +34,7 @@ uint32_t thread_count(const DeviceOptions& options) {
   return threads;
 }
 
-DeviceInfo describe(uint32_t threads) {
+DeviceInfo describe_machine(uint32_t threads) {
   DeviceInfo info;
   info.name = "cpu";
   info.available = true;
@@ -57,7 +57,7 @@ class WrappedStorage final : public Storage {
 class CpuDevice final : public DeviceImpl {
  public:
   CpuDevice(const DeviceOptions& options, std::span<const CpuKernel> table)
-      : info_(describe(thread_count(options))),
+      : info_(describe_machine(thread_count(options))),
         table_(table),
         pool_(std::make_shared<BufferPool>(id(), host_memory(), options.pool_limit_bytes)),
         executor_(info_.compute_units, options.spin_us) {}
@@ -76,6 +76,12 @@ class CpuDevice final : public DeviceImpl {
       const TaskFn task = row != nullptr ? row->select(spec) : nullptr;
       return task != nullptr ? std::make_unique<CpuPipeline>(*row, spec, task) : nullptr;
     });
+  }
+  std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
+    const CpuKernel* row = find(kernel);
+    require(row != nullptr && row->select(spec) != nullptr, "device.describe: no kernel ",
+            kernel.name, " for this spec");
+    return row->describe != nullptr ? row->describe(spec) : join(kernel.name);
   }
   uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
     return pipelines_.count(kernel);
@@ -144,7 +150,7 @@ std::unique_ptr<GraphImpl> CpuDevice::instantiate(CommandList list) {
 
 }  // namespace
 
-std::vector<DeviceInfo> list_devices() { return {describe(usable_cores())}; }
+std::vector<DeviceInfo> list_devices() { return {describe_machine(usable_cores())}; }
 
 std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options,
                                         std::span<const CpuKernel> table) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/kernels.h"
 
@@ -19,6 +20,7 @@ struct CpuKernel {
   const KernelInfo* info;
   TaskFn (*select)(uint64_t spec);
   uint32_t (*tasks)(const void* params, uint64_t spec);
+  std::string (*describe)(uint64_t spec) = nullptr;  // what the code is made of, where that varies
 };
 
 // The half-open share of `items` that task `task` of `tasks` takes.

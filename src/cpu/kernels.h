@@ -22,8 +22,18 @@ uint32_t kv_dequantize_tasks(const void* params, uint64_t spec);
 
 TaskFn select_attention(uint64_t spec);
 uint32_t attention_tasks(const void* params, uint64_t spec);
+std::string describe_attention(uint64_t spec);
 
 TaskFn select_attention_merge(uint64_t spec);
 uint32_t attention_merge_tasks(const void* params, uint64_t spec);
+
+TaskFn select_kv_extend(uint64_t spec);
+uint32_t kv_extend_tasks(const void* params, uint64_t spec);
+
+TaskFn select_kv_append(uint64_t spec);
+uint32_t kv_append_tasks(const void* params, uint64_t spec);
+
+TaskFn select_bytes_copy(uint64_t spec);
+uint32_t bytes_copy_tasks(const void* params, uint64_t spec);
 
 }  // namespace gyre::cpu

@@ -10,8 +10,11 @@ std::span<const CpuKernel> kernel_table() {
       {&kHadamard.info, select_hadamard, hadamard_tasks},
       {&kKvQuantize.info, select_kv_quantize, kv_quantize_tasks},
       {&kKvDequantize.info, select_kv_dequantize, kv_dequantize_tasks},
-      {&kAttention.info, select_attention, attention_tasks},
+      {&kAttention.info, select_attention, attention_tasks, describe_attention},
       {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
+      {&kKvExtend.info, select_kv_extend, kv_extend_tasks},
+      {&kKvAppend.info, select_kv_append, kv_append_tasks},
+      {&kBytesCopy.info, select_bytes_copy, bytes_copy_tasks},
   };
   return kTable;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/cache_ops.h"
 #include "ops/kv_layout.h"
 #include "runtime/device_impl.h"
 #include "runtime/layout.h"
@@ -28,6 +29,7 @@ struct Op {
   const char* name;
   const AttentionPartialInputs& in;
   const AttentionOptions& options;
+  const CacheState* state = nullptr;  // then length and ring_start are found on the device
 };
 
 void check_cache(const char* op, const char* what, const KvBuffer& cache, KvRole role) {
@@ -76,10 +78,12 @@ void check_per_head(const char* op, const char* what, const Tensor& tensor, uint
 
 void check_options(const Op& o) {
   const uint64_t capacity = o.in.k_cache.shape.capacity, tokens = o.in.q.shape(0);
-  require(o.options.length <= capacity, o.name, ": length must be at most the capacity ", capacity,
-          ", got ", o.options.length);
-  require(o.options.ring_start < std::max<uint64_t>(capacity, 1), o.name,
-          ": ring_start must be below the capacity ", capacity, ", got ", o.options.ring_start);
+  if (o.state == nullptr) {
+    require(o.options.length <= capacity, o.name, ": length must be at most the capacity ",
+            capacity, ", got ", o.options.length);
+    require(o.options.ring_start < std::max<uint64_t>(capacity, 1), o.name,
+            ": ring_start must be below the capacity ", capacity, ", got ", o.options.ring_start);
+  }
   require(std::isfinite(o.options.scale), o.name, ": scale must be finite, got ", o.options.scale);
   require(std::isfinite(o.options.soft_cap) && o.options.soft_cap >= 0, o.name,
           ": soft_cap must be finite and not negative, got ", o.options.soft_cap);
@@ -139,40 +143,47 @@ void check_partial_tensor(const char* op, const Tensor& partial) {
 
 uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-// Keys that any query sees, from the oldest on.
-uint64_t first_key(const Op& o) {
-  const uint64_t tokens = o.in.q.shape(0), length = o.options.length;
-  if (o.options.window == 0 || tokens > length) return 0;
-  const uint64_t before = length - tokens + 1;  // keys up to the first query's own
-  return before > o.options.window ? before - o.options.window : 0;
+uint64_t oldest_key(const Op& o) {
+  return abi::attention_first_key(o.in.q.shape(0), o.options.length, o.options.window);
 }
 
 // By shape alone: results must not depend on the machine. Enough pieces for many threads, none so
 // small that merging shows.
-uint64_t choose_splits(const Op& o) {
-  constexpr uint64_t kPieces = 64, kFewestKeys = 1024, kRows = 64;
-  const uint64_t kv_heads = o.in.k_cache.shape.kv_heads;
-  const uint64_t rows = o.in.q.shape(0) * (o.in.q.shape(1) / kv_heads);
+uint64_t choose_splits(const AttentionPartialInputs& in, uint64_t keys) {
+  constexpr uint64_t kPieces = 64, kRows = 64;
+  const uint64_t kv_heads = in.k_cache.shape.kv_heads;
+  const uint64_t rows = in.q.shape(0) * (in.q.shape(1) / kv_heads);
   const uint64_t wanted = kPieces / std::min(kPieces, kv_heads * ceil_div(rows, kRows));
-  const uint64_t most = ceil_div(o.options.length - first_key(o), kFewestKeys);
+  const uint64_t most = ceil_div(keys, abi::kFewestSplitKeys);
   return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
 }
 
+// Where the keys are: known now, or found on the device when the command runs.
+void fill_keys(const Op& o, abi::AttentionParams& p) {
+  if (o.state != nullptr) {
+    p.places = o.state->places;
+    p.segment = o.state->segment;
+    const uint64_t before = p.segment == abi::kSegmentBody ? p.places.sinks % p.capacity : 0;
+    p.ring_start = (p.capacity - before) % p.capacity;
+    return;
+  }
+  p.length = p.end_key = o.options.length;
+  p.ring_start = o.options.ring_start;
+  p.first_key = oldest_key(o);
+  p.split_keys = abi::attention_split_keys(p.end_key - p.first_key, p.splits);
+}
+
 void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& outputs) {
-  constexpr uint64_t kBlock = 64;  // keys a kernel takes at a time
   const AttentionPartialInputs& in = o.in;
   abi::AttentionParams p{};
   p.tokens = in.q.shape(0);
   p.heads = in.q.shape(1);
   p.kv_heads = in.k_cache.shape.kv_heads;
-  p.length = o.options.length;
   p.capacity = in.k_cache.shape.capacity;
-  p.ring_start = o.options.ring_start;
-  p.first_key = first_key(o);
   p.window = o.options.window;
   p.partial = outputs.partial.defined() ? 1 : 0;
   p.splits = p.partial != 0 ? outputs.partial.shape(0) : 1;
-  p.split_keys = ceil_div(ceil_div(p.length - p.first_key, p.splits), kBlock) * kBlock;
+  fill_keys(o, p);
   p.q_token_stride = in.q.stride(0) * size_bytes(in.q.dtype());
   p.q_head_stride = in.q.stride(1) * size_bytes(in.q.dtype());
   DType out_dtype = DType::f32;
@@ -198,7 +209,8 @@ void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& out
       make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype), p,
       {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
        direct ? &outputs.out : &none, direct ? &outputs.lse : &none,
-       direct ? &outputs.sinks : &none, &in.slopes, &in.tree, &outputs.partial});
+       direct ? &outputs.sinks : &none, &in.slopes, &in.tree, &outputs.partial,
+       o.state != nullptr ? &o.state->state : &none});
 }
 
 void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {
@@ -218,11 +230,6 @@ void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {
 }
 
 constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
-constexpr std::array kFormats = {
-    KvFormat::f32,     KvFormat::f16,     KvFormat::bf16,   KvFormat::tq2, KvFormat::tq3,
-    KvFormat::tq4,     KvFormat::tq5,     KvFormat::tq6,    KvFormat::tq8, KvFormat::compat4,
-    KvFormat::compat5, KvFormat::compat6, KvFormat::compat8};
-
 }  // namespace
 
 Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim) {
@@ -250,8 +257,8 @@ std::span<const uint64_t> attention_specs() {
   static const std::vector<uint64_t> kSpecs = [] {
     std::vector<uint64_t> specs;
     for (const DType q : kFloats) {
-      for (const KvFormat k : kFormats) {
-        for (const KvFormat v : kFormats) {
+      for (const KvFormat k : kv_formats()) {
+        for (const KvFormat v : kv_formats()) {
           for (const DType out : kFloats) specs.push_back(spec_key(make_spec(q, k, v, out)));
         }
       }
@@ -321,12 +328,53 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
                  &in.v_cache.scales, &in.sinks, &in.slopes, &in.tree});
   }
   if (in.q.shape(0) == 0) return;
-  const uint64_t splits = choose_splits(o);
+  const uint64_t splits = choose_splits(reads, options.length - oldest_key(o));
   if (splits > 1) {
     outputs.partial = encoder.device().tensor(
         DType::f32, attention_partial_shape(splits, in.q.shape(), in.v_cache.shape.head_dim));
   }
   dispatch(recording, o, outputs);
+  if (splits > 1) dispatch_merge(recording, outputs);
+  recording.commit();
+}
+
+std::string describe_attention(const Device& device, KvFormat k, KvFormat v) {
+  return device.impl()->describe(kAttention.info,
+                                 spec_key(make_spec(DType::f32, k, v, DType::f32)));
+}
+
+void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options,
+                  const CacheSegments& segments, Tensor& scratch) {
+  const char* const op = "kv_cache.attend";
+  Recording recording(encoder, op);
+  const CacheSegment& body = segments.of[0];
+  const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.slopes, in.tree};
+  check_inputs({op, reads, options, &body.at});
+  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
+  check_outputs(op, outputs, {in.q.shape(0), in.q.shape(1), body.v.shape.head_dim});
+  for (const Tensor* written : {&in.out, &in.lse}) {
+    check_apart(op, written == &in.out ? "out" : "lse", *written,
+                {&in.q, &in.sinks, &in.slopes, &in.tree});
+  }
+  if (in.q.shape(0) == 0) return;
+  const uint64_t body_splits = choose_splits(reads, body.k.shape.capacity);
+  const uint64_t splits = body_splits + segments.count - 1;
+  if (splits > 1) {
+    const Dims shape = attention_partial_shape(splits, in.q.shape(), body.v.shape.head_dim);
+    const uint64_t floats = shape[0] * shape[1] * shape[2] * shape[3];
+    if (!scratch.defined() || scratch.elements() < floats)
+      scratch = encoder.device().tensor(DType::f32, {floats});
+    outputs.partial = scratch.slice(0, 0, floats).reshape(shape);
+  }
+  for (uint32_t i = 0; i < segments.count; ++i) {
+    const CacheSegment& segment = segments.of[i];
+    const AttentionPartialInputs part{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
+    AttentionMergeInputs to = outputs;
+    if (splits > 1)
+      to.partial = i == 0 ? outputs.partial.slice(0, 0, body_splits)
+                          : outputs.partial.slice(0, body_splits + i - 1, 1);
+    dispatch(recording, {op, part, options, &segment.at}, to);
+  }
   if (splits > 1) dispatch_merge(recording, outputs);
   recording.commit();
 }

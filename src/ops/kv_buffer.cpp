@@ -68,6 +68,15 @@ KvFormatInfo describe(KvFormat format) {
 
 std::string_view name(KvFormat format) { return describe(format).name; }
 
+std::span<const KvFormat> kv_formats() {
+  static const auto kAll = [] {
+    std::array<KvFormat, kFormats.size()> all{};
+    for (size_t i = 0; i < all.size(); ++i) all[i] = kFormats[i].format;
+    return all;
+  }();
+  return kAll;
+}
+
 KvFormat kv_format(std::string_view name) {
   std::string known;
   for (const KvFormatInfo& info : kFormats) {

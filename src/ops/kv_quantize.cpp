@@ -106,9 +106,13 @@ std::string kv_dequantize_shape(const void* params) {
 namespace {
 
 constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
-constexpr std::array kCompressed = {
-    KvFormat::tq2, KvFormat::tq3,     KvFormat::tq4,     KvFormat::tq5,     KvFormat::tq6,
-    KvFormat::tq8, KvFormat::compat4, KvFormat::compat5, KvFormat::compat6, KvFormat::compat8};
+std::vector<KvFormat> compressed_formats() {
+  std::vector<KvFormat> formats;
+  for (const KvFormat format : kv_formats()) {
+    if (describe(format).compressed) formats.push_back(format);
+  }
+  return formats;
+}
 
 }  // namespace
 
@@ -116,9 +120,9 @@ std::span<const uint64_t> kv_quantize_specs() {
   static const std::vector<uint64_t> kSpecs = [] {
     std::vector<uint64_t> specs;
     for (const DType source : kFloats) {
-      for (const KvFormat k : kCompressed) {
+      for (const KvFormat k : compressed_formats()) {
         specs.push_back(spec_key(quantize_spec(source, static_cast<uint64_t>(k), 0)));
-        for (const KvFormat v : kCompressed) {
+        for (const KvFormat v : compressed_formats()) {
           specs.push_back(
               spec_key(quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v))));
         }
@@ -133,7 +137,7 @@ std::span<const uint64_t> kv_dequantize_specs() {
   static const std::vector<uint64_t> kSpecs = [] {
     std::vector<uint64_t> specs;
     for (const DType out : kFloats) {
-      for (const KvFormat format : kCompressed)
+      for (const KvFormat format : compressed_formats())
         specs.push_back(spec_key(dequantize_spec(out, format)));
     }
     return specs;

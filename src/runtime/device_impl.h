@@ -38,6 +38,7 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual std::shared_ptr<Storage> wrap(const Storage::Block& block,
                                         std::shared_ptr<void> owner) = 0;
   virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;  // null: not here
+  virtual std::string describe(const KernelInfo& kernel, uint64_t spec) const = 0;  // how it works
   virtual uint32_t variants(const KernelInfo& kernel) const = 0;  // specs this device runs
   virtual uint32_t loaded_pipelines(const KernelInfo& kernel) const = 0;
   // A null fence means the work is complete.

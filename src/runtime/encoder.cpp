@@ -128,6 +128,11 @@ Fence Encoder::submit() {
 
 Graph Encoder::instantiate() {
   Recording recording(*this, "encoder.instantiate");
+  for (const Command& command : recording.list().commands) {
+    require(!command.pipeline->kernel->once,
+            "encoder.instantiate: ", command.pipeline->kernel->name,
+            " holds for one moment and cannot be replayed; submit it before each replay");
+  }
   Graph graph(device_, recorder_->device_->instantiate(recording.list()));
   recording.reset();
   return graph;

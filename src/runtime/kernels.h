@@ -9,6 +9,7 @@
 #include <string>
 
 #include "abi/attention.h"
+#include "abi/kv_cache.h"
 #include "abi/kv_copy.h"
 #include "abi/kv_quantize.h"
 #include "abi/rope.h"
@@ -32,6 +33,7 @@ struct KernelInfo {
   std::array<ArgInfo, kMaxArgs> args{};
   std::string (*shape)(const void* params) = nullptr;  // for traces
   std::span<const uint64_t> (*specs)() = nullptr;      // every spec an op can ask for
+  bool once = false;  // its params hold for one moment: graphs refuse it
 };
 
 // Ties a kernel to its Spec and Params types, so that a wrong pair does not compile.
@@ -140,7 +142,7 @@ std::span<const uint64_t> attention_specs();
 inline constexpr Kernel<abi::AttentionSpec, abi::AttentionParams> kAttention{{
     .name = "attention",
     .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 11,
+    .arg_count = 12,
     .args = {{{"q", Access::read},
               {"k_codes", Access::read},
               {"k_scales", Access::read},
@@ -151,7 +153,8 @@ inline constexpr Kernel<abi::AttentionSpec, abi::AttentionParams> kAttention{{
               {"sinks", Access::read},
               {"slopes", Access::read},
               {"tree", Access::read},
-              {"partial", Access::write}}},
+              {"partial", Access::write},
+              {"state", Access::read}}},
     .shape = attention_shape,
     .specs = attention_specs,
 }};
@@ -169,6 +172,54 @@ inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAtt
               {"sinks", Access::read}}},
     .shape = attention_merge_shape,
     .specs = attention_merge_specs,
+}};
+
+std::string kv_extend_shape(const void* params);
+std::span<const uint64_t> plain_specs();  // one, without a choice
+
+// Values of one moment: a graph that kept them would repeat that moment.
+inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
+    .name = "kv_extend",
+    .params_bytes = sizeof(abi::KvExtendParams),
+    .arg_count = 2,
+    .args = {{{"state", Access::write}, {"positions", Access::write}}},
+    .shape = kv_extend_shape,
+    .specs = plain_specs,
+    .once = true,
+}};
+
+std::string kv_append_shape(const void* params);
+std::span<const uint64_t> kv_append_specs();
+
+// The tail is read before it is written: tokens that leave it go to the body.
+inline constexpr Kernel<abi::KvAppendSpec, abi::KvAppendParams> kKvAppend{{
+    .name = "kv_append",
+    .params_bytes = sizeof(abi::KvAppendParams),
+    .arg_count = 11,
+    .args = {{{"state", Access::read},
+              {"k", Access::read},
+              {"k_codes", Access::read_write},
+              {"k_scales", Access::read_write},
+              {"k_sinks", Access::write},
+              {"k_tail", Access::read_write},
+              {"v", Access::read},
+              {"v_codes", Access::read_write},
+              {"v_scales", Access::read_write},
+              {"v_sinks", Access::write},
+              {"v_tail", Access::read_write}}},
+    .shape = kv_append_shape,
+    .specs = kv_append_specs,
+}};
+
+std::string bytes_copy_shape(const void* params);
+
+inline constexpr Kernel<abi::BytesCopySpec, abi::BytesCopyParams> kBytesCopy{{
+    .name = "bytes_copy",
+    .params_bytes = sizeof(abi::BytesCopyParams),
+    .arg_count = 2,
+    .args = {{{"from", Access::read}, {"to", Access::write}}},
+    .shape = bytes_copy_shape,
+    .specs = plain_specs,
 }};
 
 // Every kernel of the library, for listings and for building all of them ahead of time.

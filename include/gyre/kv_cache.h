@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gyre/attention.h"
+#include "gyre/encoder.h"
+#include "gyre/kv_format.h"
+#include "gyre/tensor.h"
+
+namespace gyre {
+
+// What one layer stores.
+struct KvLayer {
+  KvFormat k = KvFormat::tq8;
+  KvFormat v = KvFormat::tq4;
+  uint64_t window = 0;  // keys a query of this layer sees, its own included; 0: all
+  uint64_t tail = 0;    // the newest tokens stay in f16 and are compressed when they leave
+  uint64_t sinks = 0;   // the first tokens stay in f16
+};
+
+// The usual choices for a whole model, for kv_layers().
+struct KvPolicy {
+  KvLayer layer;                         // most layers
+  uint64_t edge_layers = 0;              // so many layers at each end ...
+  KvFormat edge_format = KvFormat::tq8;  // ... are stored in this
+  uint64_t window = 0;                   // keys that window layers see
+  uint64_t full_every = 0;  // every so many-th layer sees all, the others a window; 0: all
+  KvFormat window_format = KvFormat::f16;
+};
+
+std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy);
+
+struct KvCacheOptions {
+  uint64_t kv_heads = 0;
+  uint64_t head_dim = 0;
+  uint64_t v_head_dim = 0;  // 0: head_dim
+  uint64_t capacity = 0;    // tokens in all; layers with a window keep fewer
+  std::vector<KvLayer> layers = {KvLayer{}};
+  uint64_t step_tokens = 512;  // most tokens of one extend(): rings have room for so many more
+};
+
+struct AttendInputs {
+  Tensor q;    // [tokens, heads, head_dim]: the newest tokens
+  Tensor out;  // [tokens, heads, head_dim of V]
+  Tensor lse;  // the rest as in AttentionInputs
+  Tensor sinks;
+  Tensor slopes;
+  Tensor tree;
+};
+
+struct AttendOptions {
+  float scale = 1.0f;
+  bool causal = true;
+  uint64_t window = 0;  // 0: the layer's; otherwise at most that
+  float soft_cap = 0.0f;
+};
+
+// What is really stored.
+struct KvLayerInfo {
+  KvLayer layer;
+  uint64_t slots = 0;  // of the body: capacity, or the ring of a window
+  uint64_t bytes = 0;  // sinks and tail included
+  std::string kernel;  // what attends over it on this device
+};
+
+// The KV cache of a model, or of one layer. It owns the memory and decides what lies where; how
+// long it is and where each step begins is in device memory, so append() and attend() recorded once
+// can be replayed for a whole generation:
+//
+//   cache.extend(encoder, 1); encoder.submit();   // every step: room for one more token
+//   graph.replay();                               // rope with positions(), append, attend
+//
+// A refused call changes nothing. One thread at a time. Copying is fork(); moving is cheap.
+class KvCache {
+ public:
+  KvCache(Device device, const KvCacheOptions& options);
+  KvCache(KvCache&&) noexcept;
+  KvCache& operator=(KvCache&&) noexcept;
+  ~KvCache();
+
+  const KvCacheOptions& options() const;
+  uint64_t length() const;  // tokens, as far as recorded
+  uint64_t bytes() const;
+  std::vector<KvLayerInfo> describe() const;
+
+  // The next `tokens` tokens begin: their positions are set, and every layer is expected to get
+  // them by append(). Recorded into `encoder`, but not into a graph: it holds for this moment.
+  void extend(Encoder& encoder, uint64_t tokens);
+  // Positions of the tokens of the last extend(): i32 [tokens], in device memory, for rope.
+  Tensor positions(uint64_t tokens) const;
+
+  // k and v: [tokens, kv_heads, head_dim], f32, f16 or bf16, any strides with contiguous head_dim;
+  // tokens as in the last extend().
+  void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const;
+  // The queries are the newest tokens, with masks and options as in attention().
+  void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
+              const AttendOptions& options = {}) const;
+
+  void truncate(Encoder& encoder, uint64_t tokens);  // drops the newest
+  void clear(Encoder& encoder);
+  KvCache fork(Encoder& encoder) const;  // a copy of its own
+
+ private:
+  class State;
+  explicit KvCache(std::unique_ptr<State> state);
+  State& state() const;
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gyre

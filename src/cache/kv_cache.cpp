@@ -1,0 +1,246 @@
+#include "gyre/kv_cache.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "cache/kv_cache_state.h"
+#include "runtime/device_impl.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+// Tokens that fit into a tail beside those that leave it: up to here one command does both.
+constexpr uint64_t kSideBySide = 64;
+
+void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_tokens) {
+  const KvLayer& layer = options.layers[index];
+  const bool compressed = describe(layer.k).compressed || describe(layer.v).compressed;
+  require(layer.tail == 0 || layer.tail == tail_tokens, "kv_cache: layers with a tail must have ",
+          "the same, layer ", index, " has ", layer.tail, " after ", tail_tokens);
+  require(compressed || (layer.tail == 0 && layer.sinks == 0), "kv_cache: layer ", index,
+          " is not compressed, a 16-bit tail of ", layer.tail, " and sinks of ", layer.sinks,
+          " would keep nothing better");
+  require(layer.sinks == 0 || layer.window == 0, "kv_cache: layer ", index, " has a window of ",
+          layer.window, ", which its ", layer.sinks, " sinks leave");
+  require(layer.sinks < options.capacity, "kv_cache: sinks of layer ", index,
+          " must be fewer than the capacity ", options.capacity, ", got ", layer.sinks);
+  require(layer.tail <= options.capacity, "kv_cache: the tail of layer ", index,
+          " must be at most the capacity ", options.capacity, ", got ", layer.tail);
+}
+
+uint64_t check_options(const KvCacheOptions& options) {
+  require(options.kv_heads != 0, "kv_cache: kv_heads must be given");
+  require(options.capacity != 0 && options.capacity <= std::numeric_limits<int32_t>::max(),
+          "kv_cache: capacity must be from 1 to 2^31 - 1, got ", options.capacity);
+  require(options.step_tokens != 0 && options.step_tokens <= uint64_t{1} << 24,
+          "kv_cache: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
+  require(!options.layers.empty() && options.layers.size() <= 1024,
+          "kv_cache: from 1 to 1024 layers, got ", options.layers.size());
+  uint64_t tail = 0;
+  for (const KvLayer& layer : options.layers) tail = tail != 0 ? tail : layer.tail;
+  for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i, tail);
+  return tail;
+}
+
+uint64_t value_dim(const KvCacheOptions& options) {
+  return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
+}
+
+}  // namespace
+
+std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) {
+  require(count != 0 && count <= 1024, "kv_layers: from 1 to 1024 layers, got ", count);
+  require((policy.window == 0) == (policy.full_every == 0),
+          "kv_layers: window and full_every go together, got ", policy.window, " and ",
+          policy.full_every);
+  std::vector<KvLayer> layers(count, policy.layer);
+  for (uint64_t i = 0; i < count; ++i) {
+    if (policy.full_every != 0 && (i + 1) % policy.full_every != 0) {
+      layers[i] = {policy.window_format, policy.window_format, policy.window, 0, 0};
+    } else if (i < policy.edge_layers || count - 1 - i < policy.edge_layers) {
+      layers[i].k = layers[i].v = policy.edge_format;
+    }
+  }
+  return layers;
+}
+
+uint64_t KvCache::State::Layer::bytes() const {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < segments.count; ++i)
+    sum += segments.of[i].k.bytes() + segments.of[i].v.bytes();
+  return sum;
+}
+
+uint64_t KvCache::State::ring_slots(const KvLayer& layer) const {
+  if (layer.window == 0) return options.capacity - layer.sinks;
+  // The oldest query of a step still sees its whole window.
+  const uint64_t most = std::min(layer.window, options.capacity);
+  return std::min(options.capacity, most + options.step_tokens - 1);
+}
+
+bool KvCache::State::ring_holds(const Layer& layer, uint64_t oldest) const {
+  const uint64_t slots = ring_slots(layer.layer);
+  return layer.layer.window == 0 || sequence.peak <= slots || oldest >= sequence.peak - slots;
+}
+
+KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
+    : device(std::move(device_handle)), options(wanted) {
+  require(device.impl() != nullptr, "kv_cache: the device handle is empty");
+  tail_tokens = check_options(options);
+  options.v_head_dim = value_dim(options);
+  state = device.tensor(DType::u8, {sizeof(abi::KvState)});
+  positions = device.tensor(DType::i32, {options.step_tokens});
+  const uint64_t tail_slots = tail_tokens + std::min(options.step_tokens, kSideBySide);
+  for (const KvLayer& layer : options.layers) {
+    Layer made{layer, {}};
+    const abi::KvPlaces places{layer.sinks, layer.tail != 0 ? tail_slots : 0, ring_slots(layer)};
+    made.segments.count = 0;
+    const auto add = [&](abi::KvSegment kind, KvFormat k, KvFormat v, uint64_t slots) {
+      made.segments.of[made.segments.count++] = {
+          KvBuffer::allocate(device, {k, KvRole::k, options.kv_heads, slots, options.head_dim}),
+          KvBuffer::allocate(device, {v, KvRole::v, options.kv_heads, slots, options.v_head_dim}),
+          {state, places, kind}};
+    };
+    add(abi::kSegmentBody, layer.k, layer.v, places.body_capacity);
+    if (layer.sinks != 0) add(abi::kSegmentSinks, KvFormat::f16, KvFormat::f16, layer.sinks);
+    if (layer.tail != 0) add(abi::kSegmentTail, KvFormat::f16, KvFormat::f16, tail_slots);
+    layers.push_back(std::move(made));
+  }
+}
+
+const KvCache::State::Layer& KvCache::State::at(const char* op, uint64_t layer) const {
+  require(layer < layers.size(), op, ": there are ", layers.size(), " layers, got layer ", layer);
+  return layers[layer];
+}
+
+void KvCache::State::write(Encoder& encoder, const Sequence& next, uint64_t start) {
+  abi::KvExtendParams params{};
+  params.state = {start, next.length, std::min(sequence.tail, next.tail), next.tail};
+  params.positions = next.length - start;
+  extend_cache(encoder, state, positions, params);
+  sequence = next;
+}
+
+KvCache::KvCache(Device device, const KvCacheOptions& options)
+    : state_(std::make_unique<State>(std::move(device), options)) {}
+KvCache::KvCache(std::unique_ptr<State> state) : state_(std::move(state)) {}
+KvCache::KvCache(KvCache&&) noexcept = default;
+KvCache& KvCache::operator=(KvCache&&) noexcept = default;
+KvCache::~KvCache() = default;
+
+KvCache::State& KvCache::state() const {
+  require(state_ != nullptr, "kv_cache: used after it was moved from");
+  return *state_;
+}
+
+const KvCacheOptions& KvCache::options() const { return state().options; }
+uint64_t KvCache::length() const { return state().sequence.length; }
+
+uint64_t KvCache::bytes() const {
+  uint64_t sum = state().state.bytes() + state().positions.bytes();
+  for (const State::Layer& layer : state().layers) sum += layer.bytes();
+  return sum;
+}
+
+std::vector<KvLayerInfo> KvCache::describe() const {
+  std::vector<KvLayerInfo> rows;
+  for (const State::Layer& layer : state().layers) {
+    rows.push_back({layer.layer, layer.segments.of[0].k.shape.capacity, layer.bytes(),
+                    describe_attention(state().device, layer.layer.k, layer.layer.v)});
+  }
+  return rows;
+}
+
+void KvCache::extend(Encoder& encoder, uint64_t tokens) {
+  State& s = state();
+  require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.extend: from 1 to step_tokens ",
+          s.options.step_tokens, " tokens, got ", tokens);
+  State::Sequence next = s.sequence;
+  require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
+          s.options.capacity, " tokens are taken, no room for ", tokens);
+  next.length += tokens;
+  next.step = tokens;
+  next.peak = std::max(next.peak, next.length);
+  if (next.length > s.tail_tokens) next.tail = std::max(next.tail, next.length - s.tail_tokens);
+  s.write(encoder, next, next.length - tokens);
+}
+
+Tensor KvCache::positions(uint64_t tokens) const {
+  require(tokens <= state().options.step_tokens, "kv_cache.positions: at most step_tokens ",
+          state().options.step_tokens, ", got ", tokens);
+  return state().positions.slice(0, 0, tokens);
+}
+
+void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const {
+  const State& s = state();
+  const State::Layer& l = s.at("kv_cache.append", layer);
+  require(s.sequence.step != 0, "kv_cache.append: extend() comes first");
+  require(k.rank() != 3 || k.shape(0) == s.sequence.step, "kv_cache.append: extend() was for ",
+          s.sequence.step, " tokens, k has shape ", k.shape());
+  append_cache(encoder, {k, v, l.segments}, kSideBySide);
+}
+
+void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
+                     const AttendOptions& options) const {
+  State& s = state();
+  const State::Layer& l = s.at("kv_cache.attend", layer);
+  const uint64_t window = l.layer.window;
+  require(window == 0 || options.window <= window, "kv_cache.attend: layer ", layer,
+          " keeps a window of ", window, " keys, asked for ", options.window);
+  AttentionOptions with;
+  with.scale = options.scale;
+  with.causal = options.causal;
+  with.soft_cap = options.soft_cap;
+  with.window = options.window != 0 ? options.window : window;
+  if (in.q.rank() == 3) {
+    const uint64_t tokens = in.q.shape(0);
+    require(tokens <= s.options.step_tokens, "kv_cache.attend: at most step_tokens ",
+            s.options.step_tokens, " queries, got ", tokens);
+    const uint64_t oldest = abi::attention_first_key(tokens, s.sequence.length, with.window);
+    require(s.ring_holds(l, oldest), "kv_cache.attend: layer ", layer, " no longer has key ",
+            oldest, ", which ", tokens, " queries at length ", s.sequence.length, " see");
+  }
+  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, in.sinks, in.slopes, in.tree}, with,
+               l.segments, s.scratch);
+}
+
+void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
+  State& s = state();
+  State::Sequence next = s.sequence;
+  require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
+          " tokens, cannot drop ", tokens);
+  next.length -= tokens;
+  next.tail = std::min(next.tail, next.length);
+  next.step = 0;
+  for (uint64_t i = 0; i < s.layers.size(); ++i) {
+    const uint64_t window = s.layers[i].layer.window;
+    const uint64_t oldest = next.length + 1 > window ? next.length + 1 - window : 0;
+    require(s.ring_holds(s.layers[i], oldest), "kv_cache.truncate: the window of layer ", i,
+            " no longer has key ", oldest, ", which a query at ", next.length, " sees");
+  }
+  s.write(encoder, next, next.length);
+}
+
+void KvCache::clear(Encoder& encoder) { state().write(encoder, {}, 0); }
+
+KvCache KvCache::fork(Encoder& encoder) const {
+  const State& from = state();
+  auto made = std::make_unique<State>(from.device, from.options);
+  made->sequence = from.sequence;
+  copy_bytes(encoder, from.state, made->state);
+  copy_bytes(encoder, from.positions, made->positions);
+  for (size_t i = 0; i < from.layers.size(); ++i) {
+    const CacheSegments &a = from.layers[i].segments, &b = made->layers[i].segments;
+    for (uint32_t j = 0; j < a.count; ++j) {
+      copy_bytes(encoder, a.of[j].k.codes, b.of[j].k.codes);
+      copy_bytes(encoder, a.of[j].k.scales, b.of[j].k.scales);
+      copy_bytes(encoder, a.of[j].v.codes, b.of[j].v.codes);
+      copy_bytes(encoder, a.of[j].v.scales, b.of[j].v.scales);
+    }
+  }
+  return KvCache(std::move(made));
+}
+
+}  // namespace gyre

@@ -1,0 +1,45 @@
+#pragma once
+// What a KvCache holds: memory, and where the sequence is. The host's numbers are the truth; the
+// device's copy follows with every extend, truncate and clear, in the order of the commands.
+
+#include <vector>
+
+#include "gyre/kv_cache.h"
+#include "ops/cache_ops.h"
+
+namespace gyre {
+
+class KvCache::State {
+ public:
+  State(Device device, const KvCacheOptions& options);
+
+  struct Layer {
+    KvLayer layer;
+    CacheSegments segments;
+    uint64_t bytes() const;
+  };
+
+  // Keys in the cache. Keys [tail, length) are in the tails, older ones in the bodies.
+  struct Sequence {
+    uint64_t length = 0;
+    uint64_t tail = 0;
+    uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
+    uint64_t step = 0;  // tokens of the last extend; 0: none to append
+  };
+
+  const Layer& at(const char* op, uint64_t layer) const;
+  uint64_t ring_slots(const KvLayer& layer) const;
+  bool ring_holds(const Layer& layer, uint64_t oldest) const;
+  void write(Encoder& encoder, const Sequence& next, uint64_t start);
+
+  Device device;
+  KvCacheOptions options;
+  std::vector<Layer> layers;
+  uint64_t tail_tokens = 0;  // of the layers that have a tail
+  Tensor state;              // abi::KvState
+  Tensor positions;          // i32 [step_tokens]
+  Tensor scratch;            // of attend: layers follow each other
+  Sequence sequence;
+};
+
+}  // namespace gyre

@@ -1,0 +1,148 @@
+#include "ops/cache_ops.h"
+
+#include <array>
+#include <vector>
+
+#include "ops/kv_layout.h"
+#include "runtime/layout.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v) {
+  return spec_from_key<abi::KvAppendSpec>(static_cast<uint64_t>(source) |
+                                          static_cast<uint64_t>(k) << 8 |
+                                          static_cast<uint64_t>(v) << 16);
+}
+
+void check_tokens(const char* what, const Tensor& rows, const KvBuffer& cache) {
+  const char* const op = "kv_cache.append";
+  require(rows.defined(), op, ": ", what, " is undefined");
+  require(rows.rank() == 3 && rows.shape(1) == cache.shape.kv_heads &&
+              rows.shape(2) == cache.shape.head_dim,
+          op, ": ", what, " must be [tokens, ", cache.shape.kv_heads, ", ", cache.shape.head_dim,
+          "], got ", rows.shape());
+  require(is_float(rows.dtype()), op, ": ", what, " must be f32, f16 or bf16, got ", rows.dtype());
+  require(rows.stride(2) == 1, op, ": head_dim of ", what, " must be contiguous, got stride ",
+          rows.stride(2));
+  require(!may_overlap(rows, cache.codes), op, ": ", what, " shares memory with the cache");
+}
+
+const CacheSegment* find(const CacheSegments& segments, abi::KvSegment kind) {
+  for (uint32_t i = 0; i < segments.count; ++i) {
+    if (segments.of[i].at.segment == kind) return &segments.of[i];
+  }
+  return nullptr;
+}
+
+uint64_t head_stride(const Tensor* rows) {
+  return rows == nullptr ? 0 : rows->stride(0) * size_bytes(rows->dtype());
+}
+
+struct StreamTensors {
+  const Tensor* source;
+  const KvBuffer* body;
+  const Tensor* sinks;
+  const Tensor* tail;
+};
+
+abi::KvAppendStream make_stream(const StreamTensors& s) {
+  return {s.source->stride(0) * size_bytes(s.source->dtype()),
+          s.source->stride(1) * size_bytes(s.source->dtype()), head_stride(s.sinks),
+          head_stride(s.tail), kv_cache_layout(*s.body)};
+}
+
+constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
+
+}  // namespace
+
+std::string kv_extend_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvExtendParams*>(params);
+  return join("start=", p.state.start, " length=", p.state.length);
+}
+
+std::string kv_append_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvAppendParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].body.head_dim, "/",
+              p.stream[1].body.head_dim, " sinks=", p.places.sinks,
+              " tail=", p.places.tail_capacity);
+}
+
+std::string bytes_copy_shape(const void* params) {
+  return join("bytes=", static_cast<const abi::BytesCopyParams*>(params)->bytes);
+}
+
+std::span<const uint64_t> plain_specs() {
+  static constexpr std::array<uint64_t, 1> kSpecs = {0};
+  return kSpecs;
+}
+
+std::span<const uint64_t> kv_append_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const DType source : kFloats) {
+      for (const KvFormat k : kv_formats()) {
+        for (const KvFormat v : kv_formats()) specs.push_back(spec_key(append_spec(source, k, v)));
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
+                  const abi::KvExtendParams& params) {
+  Recording recording(encoder, "kv_cache.extend");
+  recording.dispatch(kKvExtend, abi::KvExtendSpec{}, params, {&state, &positions});
+  recording.commit();
+}
+
+void append_cache(Encoder& encoder, const CacheAppend& in, uint64_t side_by_side) {
+  Recording recording(encoder, "kv_cache.append");
+  const CacheSegment& body = in.segments.of[0];
+  check_tokens("k", in.k, body.k);
+  check_tokens("v", in.v, body.v);
+  require(in.v.shape(0) == in.k.shape(0),
+          "kv_cache.append: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
+  require(in.v.dtype() == in.k.dtype(),
+          "kv_cache.append: v must have the dtype of k: ", in.k.dtype(), ", got ", in.v.dtype());
+  const CacheSegment* const sinks = find(in.segments, abi::kSegmentSinks);
+  const CacheSegment* const tail = find(in.segments, abi::kSegmentTail);
+  const StreamTensors k{&in.k, &body.k, sinks != nullptr ? &sinks->k.codes : nullptr,
+                        tail != nullptr ? &tail->k.codes : nullptr};
+  const StreamTensors v{&in.v, &body.v, sinks != nullptr ? &sinks->v.codes : nullptr,
+                        tail != nullptr ? &tail->v.codes : nullptr};
+  abi::KvAppendParams params{};
+  params.tokens = in.k.shape(0);
+  params.heads = body.k.shape.kv_heads;
+  params.places = body.at.places;
+  params.stream[0] = make_stream(k);
+  params.stream[1] = make_stream(v);
+  const auto record = [&](uint32_t parts) {
+    params.parts = parts;
+    recording.dispatch(kKvAppend,
+                       append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format), params,
+                       {&body.at.state, k.source, &k.body->codes, &k.body->scales, k.sinks, k.tail,
+                        v.source, &v.body->codes, &v.body->scales, v.sinks, v.tail});
+  };
+  const uint32_t near = sinks != nullptr || tail != nullptr ? uint32_t{abi::kAppendNear} : 0u;
+  if (tail != nullptr && params.tokens > side_by_side) {
+    record(abi::kAppendBody);
+    record(near);
+  } else {
+    record(abi::kAppendBody | near);
+  }
+  recording.commit();
+}
+
+void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to) {
+  if (!from.defined() || from.bytes() == 0) return;
+  Recording recording(encoder, "kv_cache.fork");
+  recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, abi::BytesCopyParams{from.bytes()},
+                     {&from, &to});
+  recording.commit();
+}
+
+}  // namespace gyre

@@ -1,0 +1,45 @@
+#pragma once
+// The ops only a KvCache records: they read and write its state in device memory, and are right
+// only for memory that the cache laid out.
+
+#include "abi/kv_cache.h"
+#include "gyre/attention.h"
+#include "gyre/encoder.h"
+#include "gyre/kv_format.h"
+
+namespace gyre {
+
+struct CacheState {
+  Tensor state;  // u8: an abi::KvState
+  abi::KvPlaces places{};
+  abi::KvSegment segment = abi::kSegmentBody;
+};
+
+// Keys of one layer that lie in one place.
+struct CacheSegment {
+  KvBuffer k, v;
+  CacheState at;
+};
+
+struct CacheSegments {
+  CacheSegment of[3];  // the body, then sinks and tail if there are any
+  uint32_t count = 1;
+};
+
+struct CacheAppend {
+  Tensor k, v;  // [tokens, kv_heads, head_dim]
+  CacheSegments segments;
+};
+
+void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
+                  const abi::KvExtendParams& params);
+// At most `side_by_side` tokens fit into the tail beside those that leave it.
+void append_cache(Encoder& encoder, const CacheAppend& append, uint64_t side_by_side);
+// Of `inputs` the caches are not used. Partial states go to `scratch`, which is replaced by a
+// larger one when it does not hold them.
+void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
+                  const CacheSegments& segments, Tensor& scratch);
+std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
+void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to);
+
+}  // namespace gyre

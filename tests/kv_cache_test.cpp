@@ -1,0 +1,335 @@
+// KvCache: what was appended is what is attended to, whatever the layer stores and wherever its
+// tokens lie.
+#include "gyre/kv_cache.h"
+
+#include "attention_fixture.h"
+#include "expect_error.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 64, kValueDim = 32;
+
+// Tokens as they were appended, and what attention over them must give.
+class Model {
+ public:
+  explicit Model(const KvCacheOptions& options)
+      : device_(Device::open("cpu", {.threads = 2})), cache(device_, options), encoder(device_) {}
+
+  std::vector<float> fresh(uint64_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = normal_(random_);
+    return values;
+  }
+  Tensor tensor(const std::vector<float>& values, const Dims& shape) {
+    Tensor made = device_.tensor(DType::f32, shape);
+    made.write_from(std::span<const float>(values));
+    return made;
+  }
+
+  void append(uint64_t tokens) {
+    cache.extend(encoder, tokens);
+    const std::vector<float> new_k = fresh(tokens * kKvHeads * kDim),
+                             new_v = fresh(tokens * kKvHeads * kValueDim);
+    for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer) {
+      cache.append(encoder, layer, tensor(new_k, {tokens, kKvHeads, kDim}),
+                   tensor(new_v, {tokens, kKvHeads, kValueDim}));
+    }
+    encoder.submit().wait();
+    k.insert(k.end(), new_k.begin(), new_k.end());
+    v.insert(v.end(), new_v.begin(), new_v.end());
+  }
+  void truncate(uint64_t tokens) {
+    cache.truncate(encoder, tokens);
+    encoder.submit().wait();
+    k.resize(k.size() - tokens * kKvHeads * kDim);
+    v.resize(v.size() - tokens * kKvHeads * kValueDim);
+  }
+
+  // NMSE of the cache's answer for `tokens` queries against double precision over all tokens.
+  double error(uint64_t layer, uint64_t tokens, uint64_t window = 0) {
+    const std::vector<float> q = fresh(tokens * kHeads * kDim);
+    const Tensor out = device_.tensor(DType::f32, {tokens, kHeads, kValueDim});
+    const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
+    cache.attend(encoder, layer, {.q = tensor(q, {tokens, kHeads, kDim}), .out = out},
+                 {.scale = scale, .window = window});
+    encoder.submit().wait();
+    reference::AttentionShape shape;
+    shape.tokens = tokens;
+    shape.heads = kHeads;
+    shape.kv_heads = kKvHeads;
+    shape.k_dim = kDim;
+    shape.v_dim = kValueDim;
+    shape.length = shape.capacity = cache.length();
+    shape.window = window != 0 ? window : cache.options().layers[layer].window;
+    shape.scale = scale;
+    reference::AttentionData data;
+    data.q = {q.begin(), q.end()};
+    data.k = {k.begin(), k.end()};
+    data.v = {v.begin(), v.end()};
+    const std::vector<float> got = floats_of(out);
+    return nmse({got.begin(), got.end()}, reference::attention(shape, data).out);
+  }
+
+ private:
+  Device device_;
+  std::mt19937 random_{7};
+  std::normal_distribution<float> normal_;
+
+ public:
+  KvCache cache;
+  Encoder encoder;
+  std::vector<float> k, v;
+};
+
+KvCacheOptions small(const KvLayer& layer, uint64_t capacity = 300) {
+  return {.kv_heads = kKvHeads,
+          .head_dim = kDim,
+          .v_head_dim = kValueDim,
+          .capacity = capacity,
+          .layers = {layer},
+          .step_tokens = 100};
+}
+
+TEST(KvCache, HoldsWhatWasAppended) {
+  Model model(small({.k = KvFormat::f32, .v = KvFormat::f32}));
+  for (const uint64_t tokens : {1, 100, 3, 8, 1}) {
+    model.append(tokens);
+    EXPECT_LE(model.error(0, 1), 1e-10);
+    EXPECT_LE(model.error(0, tokens), 1e-10);
+  }
+  model.truncate(50);
+  EXPECT_EQ(model.cache.length(), 63u);
+  EXPECT_LE(model.error(0, 5), 1e-10);
+  model.append(20);
+  EXPECT_LE(model.error(0, 20), 1e-10);
+}
+
+double bound(KvFormat format) {
+  switch (format) {
+    case KvFormat::f32:
+      return 1e-10;
+    case KvFormat::f16:
+      return 1e-6;
+    case KvFormat::bf16:
+      return 1e-4;
+    case KvFormat::tq8:
+      return 4e-4;
+    case KvFormat::tq6:
+      return 4e-3;
+    case KvFormat::tq5:
+      return 1.5e-2;
+    case KvFormat::tq4:
+      return 5e-2;
+    case KvFormat::tq3:
+      return 0.15;
+    default:
+      return 0.4;
+  }
+}
+
+TEST(KvCache, EveryFormatLinearAndRing) {
+  for (const KvFormat format :
+       {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
+        KvFormat::tq5, KvFormat::tq6, KvFormat::tq8}) {
+    for (const uint64_t window : {0, 1, 17, 64}) {
+      Model model(small({.k = format, .v = format, .window = window}));
+      for (const uint64_t tokens : {5, 1, 1, 100, 2, 60, 1, 1, 99, 30}) {
+        model.append(tokens);
+        EXPECT_LE(model.error(0, 1), 3 * bound(format)) << name(format) << " window " << window;
+        EXPECT_LE(model.error(0, tokens), bound(format)) << name(format) << " window " << window;
+      }
+    }
+  }
+}
+
+TEST(KvCache, TheNewestAndTheFirstTokensStaySixteenBits) {
+  for (const uint64_t tail : {1, 7, 32, 150}) {
+    Model model(small({.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = tail, .sinks = 4}));
+    model.append(3);
+    EXPECT_LE(model.error(0, 3), 1e-6);  // all sinks
+    for (const uint64_t tokens : {1, 1, 30, 1, 100, 1, 1, 65, 64}) {
+      model.append(tokens);
+      const uint64_t window = std::min(tail, model.cache.length());
+      EXPECT_LE(model.error(0, 1, window), 1e-6) << tail << " at " << model.cache.length();
+      EXPECT_LE(model.error(0, tokens), 0.4);
+    }
+  }
+}
+
+// Tokens that left the tail stay compressed when the tail is cut away, and nothing is lost.
+TEST(KvCache, TruncatesIntoAndBeyondTheTail) {
+  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sinks = 3}));
+  model.append(100);
+  for (const uint64_t dropped : {1, 5, 30, 10, 40}) {
+    model.truncate(dropped);
+    EXPECT_LE(model.error(0, 1), 1e-3);
+    model.append(2);
+    EXPECT_LE(model.error(0, 2), 1e-3);
+    EXPECT_LE(model.error(0, 1, 2), 1e-6) << "the new tokens are in the tail";
+    for (int i = 0; i < 10; ++i) model.append(1);
+    EXPECT_LE(model.error(0, 10), 1e-3);
+  }
+}
+
+TEST(KvCache, LayersDifferAndKeepApart) {
+  const std::vector<KvLayer> layers =
+      kv_layers(6, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2},
+                    .edge_layers = 1,
+                    .window = 33,
+                    .full_every = 3});
+  EXPECT_EQ(layers[0].window, 33u);  // a window layer is not an edge
+  EXPECT_EQ(layers[0].k, KvFormat::f16);
+  EXPECT_EQ(layers[2].v, KvFormat::tq4);
+  EXPECT_EQ(layers[5].v, KvFormat::tq8);
+  KvCacheOptions options = small({});
+  options.layers = layers;
+  Model model(options);
+  for (const uint64_t tokens : {50, 1, 1, 80, 1}) {
+    model.append(tokens);
+    EXPECT_LE(model.error(0, tokens), 1e-6);
+    EXPECT_LE(model.error(2, tokens), 5e-2);
+    EXPECT_LE(model.error(5, tokens), 4e-4);
+  }
+  const std::vector<KvLayerInfo> rows = model.cache.describe();
+  ASSERT_EQ(rows.size(), 6u);
+  EXPECT_EQ(rows[0].slots, 33u + 100 - 1);
+  EXPECT_EQ(rows[2].slots, 300u - 2);
+  EXPECT_EQ(rows[0].bytes, (33u + 99) * kKvHeads * (kDim + kValueDim) * 2);
+  EXPECT_NE(rows[2].kernel.find(": K "), std::string::npos);
+  uint64_t sum = 0;
+  for (const KvLayerInfo& row : rows) sum += row.bytes;
+  EXPECT_EQ(model.cache.bytes(), sum + 32 + 100 * 4);
+}
+
+TEST(KvCache, ForksAreOnTheirOwn) {
+  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  model.append(60);
+  KvCache other = model.cache.fork(model.encoder);
+  model.encoder.submit().wait();
+  const std::vector<float> k = model.k, v = model.v;
+  model.append(40);
+  EXPECT_LE(model.error(0, 1), 1e-3);
+  std::swap(model.cache, other);
+  std::vector<float> longer_k = model.k, longer_v = model.v;
+  model.k = k, model.v = v;
+  EXPECT_EQ(model.cache.length(), 60u);
+  EXPECT_LE(model.error(0, 8), 1e-3);
+  model.append(7);
+  EXPECT_LE(model.error(0, 7), 1e-3);
+  std::swap(model.cache, other);
+  model.k = longer_k, model.v = longer_v;
+  EXPECT_LE(model.error(0, 8), 1e-3);
+}
+
+TEST(KvCache, OneGraphForAWholeGeneration) {
+  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  const Device device = model.encoder.device();
+  model.append(30);
+  const Tensor k = device.tensor(DType::f32, {1, kKvHeads, kDim}),
+               v = device.tensor(DType::f32, {1, kKvHeads, kValueDim}),
+               q = device.tensor(DType::f32, {1, kHeads, kDim}),
+               out = device.tensor(DType::f32, {1, kHeads, kValueDim}),
+               again = device.tensor(DType::f32, {1, kHeads, kValueDim});
+  model.cache.extend(model.encoder, 1);
+  model.encoder.submit().wait();
+  model.cache.append(model.encoder, 0, k, v);
+  model.cache.attend(model.encoder, 0, {.q = q, .out = out});
+  const Graph graph = model.encoder.instantiate();
+  for (uint64_t step = 0; step < 200; ++step) {
+    if (step != 0) {
+      model.cache.extend(model.encoder, 1);
+      model.encoder.submit().wait();
+    }
+    for (const Tensor& input : {k, v, q}) {
+      const std::vector<float> values = model.fresh(input.elements());
+      input.write_from(std::span<const float>(values));
+    }
+    graph.replay().wait();
+    EXPECT_EQ(model.cache.positions(1).data<int32_t>()[0], static_cast<int32_t>(30 + step));
+    if (step % 20 != 0) continue;
+    // The same question recorded now.
+    model.cache.attend(model.encoder, 0, {.q = q, .out = again});
+    model.encoder.submit().wait();
+    EXPECT_EQ(floats_of(out), floats_of(again)) << step;
+  }
+  EXPECT_EQ(model.cache.length(), 230u);
+}
+
+TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
+  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 40}));
+  Encoder& encoder = model.encoder;
+  const Device device = encoder.device();
+  const auto rows = [&](uint64_t tokens, uint64_t heads, uint64_t dim) {
+    return device.tensor(DType::f32, {tokens, heads, dim});
+  };
+  EXPECT_TRUE(refused({"kv_cache.append", "extend() comes first"}, [&] {
+    model.cache.append(encoder, 0, rows(1, kKvHeads, kDim), rows(1, kKvHeads, kValueDim));
+  }));
+  for (int i = 0; i < 2; ++i) model.append(100);
+  model.append(95);
+  EXPECT_TRUE(
+      refused({"kv_cache.extend", "295", "300", "6"}, [&] { model.cache.extend(encoder, 6); }));
+  EXPECT_TRUE(refused({"kv_cache.extend", "101"}, [&] { model.cache.extend(encoder, 101); }));
+  EXPECT_TRUE(refused({"kv_cache.extend", "got 0"}, [&] { model.cache.extend(encoder, 0); }));
+  EXPECT_TRUE(refused({"kv_cache.append", "95", "[3, 2, 64]"}, [&] {
+    model.cache.append(encoder, 0, rows(3, kKvHeads, kDim), rows(3, kKvHeads, kValueDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.append", "v must be"}, [&] {
+    model.cache.append(encoder, 0, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.append", "layer 1"}, [&] {
+    model.cache.append(encoder, 1, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kValueDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "heads", "5"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(1, 5, kDim), .out = rows(1, 5, kValueDim)});
+  }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "40", "41"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)},
+                       {.window = 41});
+  }));
+  EXPECT_TRUE(
+      refused({"kv_cache.truncate", "295", "296"}, [&] { model.cache.truncate(encoder, 296); }));
+  EXPECT_TRUE(refused({"kv_cache.truncate", "window of layer 0"},
+                      [&] { model.cache.truncate(encoder, 101); }));
+  EXPECT_EQ(encoder.size(), 0u);
+  EXPECT_EQ(model.cache.length(), 295u);
+  EXPECT_LE(model.error(0, 10), 4e-4);
+  model.truncate(100);  // exactly what the ring allows the next token
+  EXPECT_TRUE(refused({"kv_cache.attend", "no longer has key 155", "1 queries"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)});
+  }));
+  model.append(30);
+  EXPECT_LE(model.error(0, 30), 4e-4);
+  EXPECT_TRUE(refused({"encoder.instantiate", "kv_extend"}, [&] {
+    model.cache.extend(encoder, 1);
+    encoder.instantiate();
+  }));
+}
+
+TEST(KvCache, RefusesWhatItCannotHold) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const auto make = [&](const KvLayer& layer, uint64_t capacity = 100) {
+    return [&device, layer, capacity] { KvCache cache(device, small(layer, capacity)); };
+  };
+  EXPECT_TRUE(refused({"capacity", "got 0"}, make({}, 0)));
+  EXPECT_TRUE(refused({"capacity", "2^31"}, make({}, uint64_t{1} << 31)));
+  EXPECT_TRUE(
+      refused({"not compressed"}, make({.k = KvFormat::f16, .v = KvFormat::f16, .tail = 4})));
+  EXPECT_TRUE(refused({"sinks", "window"}, make({.window = 5, .sinks = 4})));
+  EXPECT_TRUE(refused({"sinks", "100"}, make({.sinks = 100})));
+  EXPECT_TRUE(refused({"tail", "101"}, make({.tail = 101})));
+  EXPECT_TRUE(refused({"layers with a tail", "3", "4"}, [&] {
+    KvCacheOptions options = small({.tail = 4});
+    options.layers.push_back({.tail = 3});
+    KvCache cache(device, options);
+  }));
+  EXPECT_TRUE(refused({"layers", "got 0"}, [&] {
+    KvCacheOptions options = small({});
+    options.layers.clear();
+    KvCache cache(device, options);
+  }));
+}
+
+}  // namespace
+}  // namespace gyre::test
