@@ -2,12 +2,12 @@
 // machine's own limit: reading as many bytes (decode), multiplying and adding (prefill).
 #include <array>
 #include <cmath>
-#include <random>
 
 #include "attention_double.h"
 #include "bench.h"
 #include "gyre/gyre.h"
 #include "machine_kernels.h"
+#include "noise.h"
 #include "timing.h"
 
 namespace gyre::bench {
@@ -25,14 +25,6 @@ struct Pair {
 struct Source {
   Tensor q, k, v;  // f32, N(0,1)
 };
-
-Tensor noise(const Device& device, const Dims& shape, uint32_t seed) {
-  Tensor tensor = device.tensor(DType::f32, shape);
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  for (float& value : tensor.data<float>()) value = normal(random);
-  return tensor;
-}
 
 Source make_source(const Device& device, const Shape& s) {
   const Dims kv{s.context, s.kv_heads, s.head_dim};

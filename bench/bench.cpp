@@ -13,7 +13,7 @@ struct Suite {
 // A new op's benchmark is a row here.
 constexpr Suite kSuites[] = {
     {"runtime", run_runtime},         {"kv_copy", run_kv_copy},     {"rope", run_rope},
-    {"kv_quantize", run_kv_quantize}, {"attention", run_attention},
+    {"kv_quantize", run_kv_quantize}, {"attention", run_attention}, {"kv_cache", run_kv_cache},
 };
 
 }  // namespace

@@ -55,6 +55,7 @@ struct Progress {
 
 std::vector<Row> run_attention(const Options& options, const Progress& progress);
 std::vector<Row> run_runtime(const Options& options, const Progress& progress);
+std::vector<Row> run_kv_cache(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);
 std::vector<Row> run_rope(const Options& options, const Progress& progress);

@@ -2,97 +2,14 @@
 // tokens lie.
 #include "gyre/kv_cache.h"
 
-#include "attention_fixture.h"
 #include "expect_error.h"
+#include "kv_cache_model.h"
 
 namespace gyre::test {
 namespace {
 
-constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 64, kValueDim = 32;
-
-// Tokens as they were appended, and what attention over them must give.
-class Model {
- public:
-  explicit Model(const KvCacheOptions& options)
-      : device_(Device::open("cpu", {.threads = 2})), cache(device_, options), encoder(device_) {}
-
-  std::vector<float> fresh(uint64_t count) {
-    std::vector<float> values(count);
-    for (float& value : values) value = normal_(random_);
-    return values;
-  }
-  Tensor tensor(const std::vector<float>& values, const Dims& shape) {
-    Tensor made = device_.tensor(DType::f32, shape);
-    made.write_from(std::span<const float>(values));
-    return made;
-  }
-
-  void append(uint64_t tokens) {
-    cache.extend(encoder, tokens);
-    const std::vector<float> new_k = fresh(tokens * kKvHeads * kDim),
-                             new_v = fresh(tokens * kKvHeads * kValueDim);
-    for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer) {
-      cache.append(encoder, layer, tensor(new_k, {tokens, kKvHeads, kDim}),
-                   tensor(new_v, {tokens, kKvHeads, kValueDim}));
-    }
-    encoder.submit().wait();
-    k.insert(k.end(), new_k.begin(), new_k.end());
-    v.insert(v.end(), new_v.begin(), new_v.end());
-  }
-  void truncate(uint64_t tokens) {
-    cache.truncate(encoder, tokens);
-    encoder.submit().wait();
-    k.resize(k.size() - tokens * kKvHeads * kDim);
-    v.resize(v.size() - tokens * kKvHeads * kValueDim);
-  }
-
-  // NMSE of the cache's answer for `tokens` queries against double precision over all tokens.
-  double error(uint64_t layer, uint64_t tokens, uint64_t window = 0) {
-    const std::vector<float> q = fresh(tokens * kHeads * kDim);
-    const Tensor out = device_.tensor(DType::f32, {tokens, kHeads, kValueDim});
-    const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
-    cache.attend(encoder, layer, {.q = tensor(q, {tokens, kHeads, kDim}), .out = out},
-                 {.scale = scale, .window = window});
-    encoder.submit().wait();
-    reference::AttentionShape shape;
-    shape.tokens = tokens;
-    shape.heads = kHeads;
-    shape.kv_heads = kKvHeads;
-    shape.k_dim = kDim;
-    shape.v_dim = kValueDim;
-    shape.length = shape.capacity = cache.length();
-    shape.window = window != 0 ? window : cache.options().layers[layer].window;
-    shape.scale = scale;
-    reference::AttentionData data;
-    data.q = {q.begin(), q.end()};
-    data.k = {k.begin(), k.end()};
-    data.v = {v.begin(), v.end()};
-    const std::vector<float> got = floats_of(out);
-    return nmse({got.begin(), got.end()}, reference::attention(shape, data).out);
-  }
-
- private:
-  Device device_;
-  std::mt19937 random_{7};
-  std::normal_distribution<float> normal_;
-
- public:
-  KvCache cache;
-  Encoder encoder;
-  std::vector<float> k, v;
-};
-
-KvCacheOptions small(const KvLayer& layer, uint64_t capacity = 300) {
-  return {.kv_heads = kKvHeads,
-          .head_dim = kDim,
-          .v_head_dim = kValueDim,
-          .capacity = capacity,
-          .layers = {layer},
-          .step_tokens = 100};
-}
-
 TEST(KvCache, HoldsWhatWasAppended) {
-  Model model(small({.k = KvFormat::f32, .v = KvFormat::f32}));
+  CacheModel model(small({.k = KvFormat::f32, .v = KvFormat::f32}));
   for (const uint64_t tokens : {1, 100, 3, 8, 1}) {
     model.append(tokens);
     EXPECT_LE(model.error(0, 1), 1e-10);
@@ -105,35 +22,12 @@ TEST(KvCache, HoldsWhatWasAppended) {
   EXPECT_LE(model.error(0, 20), 1e-10);
 }
 
-double bound(KvFormat format) {
-  switch (format) {
-    case KvFormat::f32:
-      return 1e-10;
-    case KvFormat::f16:
-      return 1e-6;
-    case KvFormat::bf16:
-      return 1e-4;
-    case KvFormat::tq8:
-      return 4e-4;
-    case KvFormat::tq6:
-      return 4e-3;
-    case KvFormat::tq5:
-      return 1.5e-2;
-    case KvFormat::tq4:
-      return 5e-2;
-    case KvFormat::tq3:
-      return 0.15;
-    default:
-      return 0.4;
-  }
-}
-
 TEST(KvCache, EveryFormatLinearAndRing) {
   for (const KvFormat format :
        {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
         KvFormat::tq5, KvFormat::tq6, KvFormat::tq8}) {
     for (const uint64_t window : {0, 1, 17, 64}) {
-      Model model(small({.k = format, .v = format, .window = window}));
+      CacheModel model(small({.k = format, .v = format, .window = window}));
       for (const uint64_t tokens : {5, 1, 1, 100, 2, 60, 1, 1, 99, 30}) {
         model.append(tokens);
         EXPECT_LE(model.error(0, 1), 3 * bound(format)) << name(format) << " window " << window;
@@ -145,7 +39,7 @@ TEST(KvCache, EveryFormatLinearAndRing) {
 
 TEST(KvCache, TheNewestAndTheFirstTokensStaySixteenBits) {
   for (const uint64_t tail : {1, 7, 32, 150}) {
-    Model model(small({.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = tail, .sinks = 4}));
+    CacheModel model(small({.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = tail, .sinks = 4}));
     model.append(3);
     EXPECT_LE(model.error(0, 3), 1e-6);  // all sinks
     for (const uint64_t tokens : {1, 1, 30, 1, 100, 1, 1, 65, 64}) {
@@ -159,7 +53,7 @@ TEST(KvCache, TheNewestAndTheFirstTokensStaySixteenBits) {
 
 // Tokens that left the tail stay compressed when the tail is cut away, and nothing is lost.
 TEST(KvCache, TruncatesIntoAndBeyondTheTail) {
-  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sinks = 3}));
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sinks = 3}));
   model.append(100);
   for (const uint64_t dropped : {1, 5, 30, 10, 40}) {
     model.truncate(dropped);
@@ -184,7 +78,7 @@ TEST(KvCache, LayersDifferAndKeepApart) {
   EXPECT_EQ(layers[5].v, KvFormat::tq8);
   KvCacheOptions options = small({});
   options.layers = layers;
-  Model model(options);
+  CacheModel model(options);
   for (const uint64_t tokens : {50, 1, 1, 80, 1}) {
     model.append(tokens);
     EXPECT_LE(model.error(0, tokens), 1e-6);
@@ -203,7 +97,7 @@ TEST(KvCache, LayersDifferAndKeepApart) {
 }
 
 TEST(KvCache, ForksAreOnTheirOwn) {
-  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
   model.append(60);
   KvCache other = model.cache.fork(model.encoder);
   model.encoder.submit().wait();
@@ -223,7 +117,7 @@ TEST(KvCache, ForksAreOnTheirOwn) {
 }
 
 TEST(KvCache, OneGraphForAWholeGeneration) {
-  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
   const Device device = model.encoder.device();
   model.append(30);
   const Tensor k = device.tensor(DType::f32, {1, kKvHeads, kDim}),
@@ -257,7 +151,7 @@ TEST(KvCache, OneGraphForAWholeGeneration) {
 }
 
 TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
-  Model model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 40}));
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 40}));
   Encoder& encoder = model.encoder;
   const Device device = encoder.device();
   const auto rows = [&](uint64_t tokens, uint64_t heads, uint64_t dim) {

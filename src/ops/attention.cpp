@@ -94,7 +94,7 @@ void check_options(const Op& o) {
               tree.shape(1) == tokens && (tree.stride(1) == 1 || tokens == 1),
           o.name, ": tree must be u8 [", tokens, ", ", tokens, "] with contiguous rows, got ",
           tree.dtype(), " ", tree.shape(), " with strides ", tree.strides());
-  require(tokens <= o.options.length, o.name,
+  require(o.state != nullptr || tokens <= o.options.length, o.name,
           ": with a tree the queries must be in the cache: ", tokens, " queries, length ",
           o.options.length);
 }
