@@ -18,6 +18,8 @@ std::vector<AttentionKernels> find_sets() {
   if (__builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0)
     sets.push_back(vnni_attention_kernels());
+  if (!sets.empty() && __builtin_cpu_supports("avx512bf16") != 0)
+    sets.insert(sets.begin(), avx512bf16_attention_kernels(sets[0]));
   if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0)
     sets.push_back(avx2_attention_kernels());
 #endif

@@ -46,7 +46,9 @@ struct ScoreJob {
   uint32_t key_count;      // over levels a multiple of 8
   uint32_t rows;
   const LevelBlocks* blocks;
-  const int8_t* q;  // levels: as the set's QueryLayout says
+  // Levels: as the set's QueryLayout says. bf16: a row's upper halves, then bf16 of what they
+  // leave.
+  const int8_t* q;
   // Levels: the sum of a row's queries over a block, [row * abi::kKvMaxScales + block].
   const int32_t* q_sums;
   const float* q_plain;  // f16: [rows][head_dim]
@@ -78,6 +80,8 @@ struct AttentionKernels {
   void (*accumulate_levels)(const AccumulateJob&) = nullptr;
   void (*score_f16)(const ScoreJob&) = nullptr;
   void (*accumulate_f16)(const AccumulateJob&) = nullptr;
+  void (*score_bf16)(const ScoreJob&) = nullptr;
+  void (*accumulate_bf16)(const AccumulateJob&) = nullptr;
   QueryLayout query_layout = QueryLayout::bytes_by_eight;
 };
 
@@ -92,5 +96,6 @@ void use_attention_kernels(const AttentionKernels& set);  // one of attention_ke
 AttentionKernels i8mm_attention_kernels();
 AttentionKernels vnni_attention_kernels();
 AttentionKernels avx2_attention_kernels();
+AttentionKernels avx512bf16_attention_kernels(const AttentionKernels& others);
 
 }  // namespace gyre::cpu

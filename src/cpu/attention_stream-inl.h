@@ -196,6 +196,7 @@ class Stream {
     const hn::RebindToSigned<decltype(d)> di;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
     std::fill_n(q_scale_, u_.rows, 1.0f);
+    if (k_route_ == Route::bf16 && attention_kernels().score_bf16 != nullptr) split_queries();
     if (!k_is_levels()) return;
     std::memset(u_.scratch->operand, 0, size_t{2} * u_.rows * padded_);
     for (uint32_t r = 0; r < u_.rows; ++r) {
@@ -212,6 +213,24 @@ class Stream {
           store_query(whole, u_.scratch->operand + size_t{2} * r * padded_, blocks_.begin[b] + i);
         }
         q_sums_[r * abi::kKvMaxScales + b] = hn::GetLane(hn::SumOfLanes(di, sum));
+      }
+    }
+  }
+
+  // Queries as two bf16: the upper half, then what it leaves. Twice as wide as the levels' operand,
+  // for which few rows leave room.
+  void split_queries() {
+    const DF d;
+    const hn::RebindToUnsigned<DF> du;
+    auto* to = reinterpret_cast<BFloat16*>(u_.scratch->operand);
+    for (uint32_t r = 0; r < u_.rows; ++r, to += size_t{2} * u_.k_dim()) {
+      const float* const q = u_.scratch->q + size_t{r} * u_.k_dim();
+      for (uint32_t i = 0; i < u_.k_dim(); i += static_cast<uint32_t>(hn::Lanes(d))) {
+        const auto x = hn::LoadU(d, q + i);
+        const auto upper = hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0xFFFF0000u)));
+        const auto rest = hn::IfThenZeroElse(hn::Eq(x, upper), hn::Sub(x, upper));  // or infinite
+        StoreF32(d, upper, to + i);
+        StoreF32(d, rest, to + u_.k_dim() + i);
       }
     }
   }
@@ -269,7 +288,8 @@ class Stream {
         return attention_kernels().score_f16 != nullptr ? attention_kernels().score_f16(job)
                                                         : ScoreDense<Half>(job);
       case Route::bf16:
-        return ScoreDense<BFloat16>(job);
+        return attention_kernels().score_bf16 != nullptr ? attention_kernels().score_bf16(job)
+                                                         : ScoreDense<BFloat16>(job);
       default:
         return ScoreDense<float>(job);
     }
@@ -385,7 +405,9 @@ class Stream {
                    ? attention_kernels().accumulate_f16(job)
                    : AccumulateDense<Half>(job);
       case Route::bf16:
-        return AccumulateDense<BFloat16>(job);
+        return attention_kernels().accumulate_bf16 != nullptr
+                   ? attention_kernels().accumulate_bf16(job)
+                   : AccumulateDense<BFloat16>(job);
       default:
         return AccumulateDense<float>(job);
     }
