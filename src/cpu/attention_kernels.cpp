@@ -14,10 +14,14 @@ std::vector<AttentionKernels> find_sets() {
   constexpr unsigned long kHalf = HWCAP_ASIMDHP | HWCAP_ASIMDFHM | HWCAP_ASIMDDP;
   if ((getauxval(AT_HWCAP) & kHalf) == kHalf && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0)
     sets.push_back(i8mm_attention_kernels());
-#elif defined(GYRE_HAVE_VNNI)
+#elif defined(GYRE_HAVE_X86_KERNELS)
   if (__builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0)
     sets.push_back(vnni_attention_kernels());
+  if (!sets.empty() && __builtin_cpu_supports("avx512bf16") != 0)
+    sets.insert(sets.begin(), avx512bf16_attention_kernels(sets[0]));
+  if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0)
+    sets.push_back(avx2_attention_kernels());
 #endif
   sets.push_back({});
   return sets;

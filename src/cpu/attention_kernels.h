@@ -27,6 +27,13 @@ struct Ahead {
   uint32_t bytes_per_unit = 0;  // of a key (scores), or of eight coordinates (values)
 };
 
+// How a row's queries lie, in 16 bits each.
+enum class QueryLayout : uint8_t {
+  bytes_by_eight,  // of each 8 coordinates the upper bytes, then the lower bytes
+  bytes_apart,     // the upper bytes of all, then the lower bytes of all
+  whole            // int16
+};
+
 // Keys of a block against all rows: scores[row * kAttentionBlock + key], in units of the query's
 // own.
 struct ScoreJob {
@@ -39,9 +46,11 @@ struct ScoreJob {
   uint32_t key_count;      // over levels a multiple of 8
   uint32_t rows;
   const LevelBlocks* blocks;
-  // Levels: a row's queries in 16 bits, of each 8 coordinates the upper bytes, then the lower
-  // bytes; or, with query_planes_apart, the upper bytes of all, then the lower bytes of all.
+  // Levels: as the set's QueryLayout says. bf16: a row's upper halves, then bf16 of what they
+  // leave.
   const int8_t* q;
+  // Levels: the sum of a row's queries over a block, [row * abi::kKvMaxScales + block].
+  const int32_t* q_sums;
   const float* q_plain;  // f16: [rows][head_dim]
   float* scores;
   Ahead ahead;
@@ -71,7 +80,9 @@ struct AttentionKernels {
   void (*accumulate_levels)(const AccumulateJob&) = nullptr;
   void (*score_f16)(const ScoreJob&) = nullptr;
   void (*accumulate_f16)(const AccumulateJob&) = nullptr;
-  bool query_planes_apart = false;
+  void (*score_bf16)(const ScoreJob&) = nullptr;
+  void (*accumulate_bf16)(const AccumulateJob&) = nullptr;
+  QueryLayout query_layout = QueryLayout::bytes_by_eight;
 };
 
 // Every set this machine can run, the fastest first; the last does everything in f32.
@@ -84,5 +95,7 @@ void use_attention_kernels(const AttentionKernels& set);  // one of attention_ke
 // A file per instruction set; compiled with its flags, so called only where it exists.
 AttentionKernels i8mm_attention_kernels();
 AttentionKernels vnni_attention_kernels();
+AttentionKernels avx2_attention_kernels();
+AttentionKernels avx512bf16_attention_kernels(const AttentionKernels& others);
 
 }  // namespace gyre::cpu

@@ -170,16 +170,33 @@ class Stream {
     return k_route_ == Route::levels || k_route_ == Route::unpacked_levels;
   }
 
-  // Queries in 16 bits: of each eight coordinates the upper bytes, then the lower bytes.
+  // Four coordinates of a row's operand.
+  template <class V>
+  void store_query(V whole, int8_t* row, uint32_t at) const {
+    const hn::DFromV<V> di;
+    const hn::Rebind<int8_t, decltype(di)> d8;
+    const hn::Rebind<int16_t, decltype(di)> d16;
+    if (q_layout_ == QueryLayout::whole) {
+      hn::StoreU(hn::DemoteTo(d16, whole), d16, reinterpret_cast<int16_t*>(row) + at);
+      return;
+    }
+    const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
+    const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
+    const bool apart = q_layout_ == QueryLayout::bytes_apart;
+    int8_t* const place = apart ? row + at : row + size_t{at / 8} * 16 + at % 8;
+    hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
+    hn::StoreU(hn::DemoteTo(d8, lower), d8, place + (apart ? padded_ : 8));
+  }
+
+  // Queries as 16-bit integers, and their sums.
   void prepare_queries() {
     constexpr float kTinyQuery = 0x1p-110f;   // below, the inverse of a step would overflow
     constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
     const hn::CappedTag<float, 4> d;
     const hn::RebindToSigned<decltype(d)> di;
-    const hn::Rebind<int8_t, decltype(d)> d8;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
-    const bool apart = attention_kernels().query_planes_apart;
     std::fill_n(q_scale_, u_.rows, 1.0f);
+    if (k_route_ == Route::bf16 && attention_kernels().score_bf16 != nullptr) split_queries();
     if (!k_is_levels()) return;
     std::memset(u_.scratch->operand, 0, size_t{2} * u_.rows * padded_);
     for (uint32_t r = 0; r < u_.rows; ++r) {
@@ -189,16 +206,31 @@ class Stream {
       q_scale_[r] = std::isnan(unit) ? unit : largest / kMost;
       const auto inverse = hn::Set(d, std::isnan(unit) ? 0.0f : kMost / largest);
       for (uint32_t b = 0; b < scales.count; ++b) {
+        auto sum = hn::Zero(di);
         for (uint32_t i = 0; i < scales.size[b]; i += 4) {
           const auto whole = hn::NearestInt(hn::Mul(hn::Load(d, q + scales.begin[b] + i), inverse));
-          const auto upper = hn::ShiftRight<8>(hn::Add(whole, hn::Set(di, 128)));
-          const auto lower = hn::Sub(whole, hn::ShiftLeft<8>(upper));
-          const uint32_t at = blocks_.begin[b] + i;
-          int8_t* const row = u_.scratch->operand + size_t{2} * r * padded_;
-          int8_t* const place = apart ? row + at : row + size_t{at / 8} * 16 + at % 8;
-          hn::StoreU(hn::DemoteTo(d8, upper), d8, place);
-          hn::StoreU(hn::DemoteTo(d8, lower), d8, place + (apart ? padded_ : 8));
+          sum = hn::Add(sum, whole);
+          store_query(whole, u_.scratch->operand + size_t{2} * r * padded_, blocks_.begin[b] + i);
         }
+        q_sums_[r * abi::kKvMaxScales + b] = hn::GetLane(hn::SumOfLanes(di, sum));
+      }
+    }
+  }
+
+  // Queries as two bf16: the upper half, then what it leaves. Twice as wide as the levels' operand,
+  // for which few rows leave room.
+  void split_queries() {
+    const DF d;
+    const hn::RebindToUnsigned<DF> du;
+    auto* to = reinterpret_cast<BFloat16*>(u_.scratch->operand);
+    for (uint32_t r = 0; r < u_.rows; ++r, to += size_t{2} * u_.k_dim()) {
+      const float* const q = u_.scratch->q + size_t{r} * u_.k_dim();
+      for (uint32_t i = 0; i < u_.k_dim(); i += static_cast<uint32_t>(hn::Lanes(d))) {
+        const auto x = hn::LoadU(d, q + i);
+        const auto upper = hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0xFFFF0000u)));
+        const auto rest = hn::IfThenZeroElse(hn::Eq(x, upper), hn::Sub(x, upper));  // or infinite
+        StoreF32(d, upper, to + i);
+        StoreF32(d, rest, to + u_.k_dim() + i);
       }
     }
   }
@@ -236,6 +268,7 @@ class Stream {
     job.rows = u_.rows;
     job.blocks = &blocks_;
     job.q = u_.scratch->operand;
+    job.q_sums = q_sums_;
     job.q_plain = u_.scratch->q;
     job.scores = u_.scratch->logits;
     job.ahead = block_ahead(u_.v, block.tile, block.tiles(), block.lanes());
@@ -255,7 +288,8 @@ class Stream {
         return attention_kernels().score_f16 != nullptr ? attention_kernels().score_f16(job)
                                                         : ScoreDense<Half>(job);
       case Route::bf16:
-        return ScoreDense<BFloat16>(job);
+        return attention_kernels().score_bf16 != nullptr ? attention_kernels().score_bf16(job)
+                                                         : ScoreDense<BFloat16>(job);
       default:
         return ScoreDense<float>(job);
     }
@@ -371,7 +405,9 @@ class Stream {
                    ? attention_kernels().accumulate_f16(job)
                    : AccumulateDense<Half>(job);
       case Route::bf16:
-        return AccumulateDense<BFloat16>(job);
+        return attention_kernels().accumulate_bf16 != nullptr
+                   ? attention_kernels().accumulate_bf16(job)
+                   : AccumulateDense<BFloat16>(job);
       default:
         return AccumulateDense<float>(job);
     }
@@ -408,9 +444,11 @@ class Stream {
 
   AttentionUnit& u_;
   const Route k_route_, v_route_;
+  const QueryLayout q_layout_ = attention_kernels().query_layout;
   LevelBlocks blocks_, value_blocks_;
   uint32_t padded_ = 0;  // levels of a row of K, padding included
   float q_scale_[kAttentionRows];
+  int32_t q_sums_[kAttentionRows * abi::kKvMaxScales];
 };
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -1,35 +1,14 @@
 // Attention's inner loops over levels with AVX-512's byte dot product, which multiplies bytes
 // without a sign by bytes with one. Nothing here may be instantiated elsewhere: the file is
 // compiled with instructions other machines lack.
-#include <immintrin.h>
+#include <cstddef>
 
 #include "cpu/attention_kernels.h"
+#include "cpu/attention_x86.h"
 #include "cpu/native_format.h"
 
 namespace gyre::cpu {
 namespace {
-
-constexpr uint32_t kTile = abi::kKvTile;
-
-struct alignas(64) ByteTable {
-  uint8_t entry[64];
-};
-
-// A table of 16 bytes for every 128 bits of a vector.
-template <class At>
-constexpr ByteTable repeat_table(const At& at) {
-  ByteTable table{};
-  for (uint32_t i = 0; i < 64; ++i) table.entry[i] = static_cast<uint8_t>(at(i % 16));
-  return table;
-}
-
-// Levels by their low plane, plus `bias`; for 5 and 6 bits the high plane adds 32 for each unit.
-template <uint32_t kFormat, int32_t kBias>
-inline constexpr ByteTable kLevels = repeat_table([](uint32_t code) {
-  return abi::kv_level(
-             kFormat, code & ((1u << (kFormat == abi::kTq3 ? 3 : abi::kv_low_bits(kFormat))) - 1)) +
-         kBias;
-});
 
 inline __m512i look_up(const ByteTable& table, __m512i index) {
   return _mm512_shuffle_epi8(_mm512_load_si512(table.entry), index);
@@ -58,7 +37,7 @@ inline __m512i nibbles(const uint8_t* bytes) {
 
 // 64 levels of a row of K, plus 128: bytes without a sign. Rows have whole groups of 16 bytes.
 template <uint32_t kFormat>
-inline __m512i key_levels(const uint8_t* row, uint32_t head_dim, uint32_t unit) {
+inline __m512i key_levels(const uint8_t* row, size_t head_dim, size_t unit) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   if constexpr (kFormat == abi::kTq8) {
     return _mm512_xor_si512(_mm512_loadu_si512(row + unit * 64), bytes_of(0x80));
@@ -99,97 +78,72 @@ inline __m512i add_lanes(__m512i a, __m512i b) {
 // Lane i of the result is the sum of v[i]'s lanes.
 inline __m512i sums_of(const __m512i (&v)[16]) {
   __m512i quad[4];
-  for (uint32_t i = 0; i < 4; ++i)
+  for (size_t i = 0; i < 4; ++i)
     quad[i] = add_quads(add_pairs(v[4 * i], v[4 * i + 1]), add_pairs(v[4 * i + 2], v[4 * i + 3]));
   return add_lanes(add_lanes(quad[0], quad[1]), add_lanes(quad[2], quad[3]));
 }
 
-inline __m256 tile_scales(const uint8_t* scales) {
-  const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
-  const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(stored), 15);
-  return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p-31f));
-}
-
-// 128 times the sum of a query's 16-bit integers over a block: what the levels' bias adds.
-inline int32_t bias_of(const int8_t* q, uint32_t head_dim, uint32_t begin, uint32_t size) {
-  int32_t upper = 0, lower = 0;
-  for (uint32_t i = begin; i < begin + size; ++i) {
-    upper += q[i];
-    lower += q[head_dim + i];
-  }
-  return 128 * (256 * upper + lower);
-}
-
-struct Biases {
-  int32_t of[kAttentionRows][abi::kKvMaxScales];
-};
-
 // Products of four keys and kRows queries over one block of coordinates, 256 times the upper bytes'
 // plus the lower bytes', not yet summed over lanes: out[row * 8 + key].
-template <uint32_t kFormat, uint32_t kRows>
-inline void multiply_keys(const ScoreJob& job, const uint8_t* keys, uint32_t row, uint32_t block,
+template <uint32_t kFormat, size_t kRows>
+inline void multiply_keys(const ScoreJob& job, const uint8_t* keys, size_t row, size_t block,
                           __m512i* out) {
   __m512i acc[kRows][2][4];
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 4; ++i) acc[r][0][i] = acc[r][1][i] = _mm512_setzero_si512();
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < 4; ++i) acc[r][0][i] = acc[r][1][i] = _mm512_setzero_si512();
   }
-  const uint32_t first = job.blocks->begin[block] / 64, units = job.blocks->size[block] / 64;
-  for (uint32_t unit = first; unit < first + units; ++unit) {
+  const size_t first = job.blocks->begin[block] / 64, units = job.blocks->size[block] / 64;
+  for (size_t unit = first; unit < first + units; ++unit) {
     __m512i levels[4];
-    for (uint32_t i = 0; i < 4; ++i)
+    for (size_t i = 0; i < 4; ++i)
       levels[i] = key_levels<kFormat>(keys + i * job.key_stride, job.head_dim, unit);
-    for (uint32_t r = 0; r < kRows; ++r) {
-      const int8_t* const q = job.q + uint64_t{2} * (row + r) * job.head_dim + unit * 64;
+    for (size_t r = 0; r < kRows; ++r) {
+      const int8_t* const q = job.q + 2 * (row + r) * job.head_dim + unit * 64;
       const __m512i upper = _mm512_loadu_si512(q), lower = _mm512_loadu_si512(q + job.head_dim);
-      for (uint32_t i = 0; i < 4; ++i) {
+      for (size_t i = 0; i < 4; ++i) {
         acc[r][0][i] = _mm512_dpbusd_epi32(acc[r][0][i], levels[i], upper);
         acc[r][1][i] = _mm512_dpbusd_epi32(acc[r][1][i], levels[i], lower);
       }
     }
   }
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < 4; ++i)
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < 4; ++i)
       out[r * 8 + i] = _mm512_add_epi32(_mm512_slli_epi32(acc[r][0][i], 8), acc[r][1][i]);
   }
 }
 
-template <uint32_t kFormat, uint32_t kRows>
-void score_rows(const ScoreJob& job, const Biases& biases, uint32_t row) {
-  for (uint32_t tile = 0; tile < job.key_count / kTile; ++tile) {
-    const uint8_t* const keys = job.keys + uint64_t{tile} * kTile * job.key_stride;
+template <uint32_t kFormat, size_t kRows>
+void score_rows(const ScoreJob& job, size_t row) {
+  for (size_t tile = 0; tile < job.key_count / kTile; ++tile) {
+    const uint8_t* const keys = job.keys + tile * kTile * job.key_stride;
     __m256 score[kRows];
-    for (uint32_t r = 0; r < kRows; ++r) score[r] = _mm256_setzero_ps();
-    for (uint32_t b = 0; b < job.blocks->count; ++b) {
+    for (size_t r = 0; r < kRows; ++r) score[r] = _mm256_setzero_ps();
+    for (size_t b = 0; b < job.blocks->count; ++b) {
       __m512i products[16];
       for (__m512i& product : products) product = _mm512_setzero_si512();
       multiply_keys<kFormat, kRows>(job, keys, row, b, products);
       multiply_keys<kFormat, kRows>(job, keys + 4 * job.key_stride, row, b, products + 4);
       const __m512i sums = sums_of(products);
       const __m256 scale = tile_scales(job.scales + tile * job.scales_stride + b * kTile * 2);
-      for (uint32_t r = 0; r < kRows; ++r) {
+      for (size_t r = 0; r < kRows; ++r) {
         const __m256i sum =
             r == 0 ? _mm512_castsi512_si256(sums) : _mm512_extracti64x4_epi64(sums, 1);
-        const __m256i exact = _mm256_sub_epi32(sum, _mm256_set1_epi32(biases.of[row + r][b]));
+        // The levels' bias adds 128 times the sum of the query.
+        const __m256i query_sum = _mm256_set1_epi32(job.q_sums[(row + r) * abi::kKvMaxScales + b]);
+        const __m256i exact = _mm256_sub_epi32(sum, _mm256_slli_epi32(query_sum, 7));
         score[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, score[r]);
       }
     }
-    for (uint32_t r = 0; r < kRows; ++r)
+    for (size_t r = 0; r < kRows; ++r)
       _mm256_storeu_ps(job.scores + (row + r) * kAttentionBlock + tile * kTile, score[r]);
   }
 }
 
 template <uint32_t kFormat>
 void score_format(const ScoreJob& job) {
-  Biases biases;
-  for (uint32_t r = 0; r < job.rows; ++r) {
-    for (uint32_t b = 0; b < job.blocks->count; ++b) {
-      biases.of[r][b] = bias_of(job.q + uint64_t{2} * r * job.head_dim, job.head_dim,
-                                job.blocks->begin[b], job.blocks->size[b]);
-    }
-  }
-  uint32_t row = 0;
-  for (; row + 2 <= job.rows; row += 2) score_rows<kFormat, 2>(job, biases, row);
-  if (row < job.rows) score_rows<kFormat, 1>(job, biases, row);
+  size_t row = 0;
+  for (; row + 2 <= job.rows; row += 2) score_rows<kFormat, 2>(job, row);
+  if (row < job.rows) score_rows<kFormat, 1>(job, row);
 }
 
 void score_levels(const ScoreJob& job) {
@@ -198,8 +152,8 @@ void score_levels(const ScoreJob& job) {
 
 // Four tokens of each of 16 coordinates, a byte each, from a plane of 2 bits: tokens 0 to 3 or 4
 // to 7.
-inline __m512i field_tokens(const uint8_t* plane, uint32_t coordinates, uint32_t half) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << coordinates) - 1);
+inline __m512i field_tokens(const uint8_t* plane, size_t coordinates, size_t half) {
+  const auto mask = static_cast<__mmask16>((1u << coordinates) - 1);
   const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, plane));
   const __m512i both = half == 0
                            ? _mm512_or_si512(x, _mm512_slli_epi32(x, 14))
@@ -208,16 +162,16 @@ inline __m512i field_tokens(const uint8_t* plane, uint32_t coordinates, uint32_t
 }
 
 // The same from a plane of 1 bit.
-inline __m512i bit_tokens(const uint8_t* plane, uint32_t coordinates, uint32_t half) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << coordinates) - 1);
+inline __m512i bit_tokens(const uint8_t* plane, size_t coordinates, size_t half) {
+  const auto mask = static_cast<__mmask16>((1u << coordinates) - 1);
   __m512i x = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, plane));
   if (half != 0) x = _mm512_srli_epi32(x, 4);
   const __m512i two = _mm512_or_si512(x, _mm512_slli_epi32(x, 7));
   return _mm512_and_si512(_mm512_or_si512(two, _mm512_slli_epi32(two, 14)), bytes_of(1));
 }
 
-inline __m512i nibble_tokens(const uint8_t* plane, uint32_t coordinates, uint32_t half) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << coordinates) - 1);
+inline __m512i nibble_tokens(const uint8_t* plane, size_t coordinates, size_t half) {
+  const auto mask = static_cast<__mmask16>((1u << coordinates) - 1);
   const __m512i x = _mm512_maskz_loadu_epi32(mask, plane);
   return _mm512_and_si512(half == 0 ? x : _mm512_srli_epi16(x, 4), bytes_of(15));
 }
@@ -225,11 +179,11 @@ inline __m512i nibble_tokens(const uint8_t* plane, uint32_t coordinates, uint32_
 // Levels of up to 16 coordinates of a tile of V: v[0] has tokens 0 to 3 of each, v[1] tokens 4
 // to 7.
 template <uint32_t kFormat>
-inline void value_levels(const uint8_t* tile, uint32_t head_dim, uint32_t c, uint32_t coordinates,
+inline void value_levels(const uint8_t* tile, size_t head_dim, size_t c, size_t coordinates,
                          __m512i (&v)[2]) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  const uint8_t* const low_plane = tile + uint64_t{c} * kLow;
-  const uint8_t* const high_plane = tile + uint64_t{head_dim} * kLow + uint64_t{c} * kHigh;
+  const uint8_t* const low_plane = tile + c * kLow;
+  const uint8_t* const high_plane = tile + head_dim * kLow + c * kHigh;
   if constexpr (kFormat == abi::kTq8) {
     const __m512i early = _mm512_loadu_si512(low_plane);
     const __m512i late =
@@ -240,7 +194,7 @@ inline void value_levels(const uint8_t* tile, uint32_t head_dim, uint32_t c, uin
     v[1] = _mm512_permutex2var_epi32(early, _mm512_add_epi32(even, _mm512_set1_epi32(1)), late);
     return;
   }
-  for (uint32_t half = 0; half < 2; ++half) {
+  for (size_t half = 0; half < 2; ++half) {
     __m512i low = kLow == 2 ? field_tokens(low_plane, coordinates, half)
                             : nibble_tokens(low_plane, coordinates, half);
     if constexpr (kFormat == abi::kTq3)
@@ -255,8 +209,6 @@ inline void value_levels(const uint8_t* tile, uint32_t head_dim, uint32_t c, uin
   }
 }
 
-constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
-
 // Probabilities of a block times the values' scales, in 16 bits against the largest of the row:
 // upper bytes and lower bytes, token by token.
 struct Weights {
@@ -264,35 +216,14 @@ struct Weights {
   float unit[kAttentionRows];
 };
 
-void weigh_row(const AccumulateJob& job, const float* scales, uint32_t row, Weights& out) {
-  const float* const p = job.p + row * kAttentionBlock;
-  __m512 weighted[kAttentionBlock / 16];
-  __m512 largest = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
-  const uint32_t lanes = job.tiles * kTile;
-  for (uint32_t i = 0; i < kAttentionBlock / 16; ++i) {
-    const uint32_t left = lanes > 16 * i ? lanes - 16 * i : 0;
-    const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xFFFFu : (1u << left) - 1);
-    const __m512 x = _mm512_maskz_loadu_ps(mask, p + 16 * i);
-    // A key that is not seen must not bring in its scale, which may be NaN.
-    const __mmask16 seen = _mm512_mask_cmp_ps_mask(mask, x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-    weighted[i] = _mm512_maskz_mul_ps(seen, x, _mm512_maskz_loadu_ps(mask, scales + 16 * i));
-    largest = _mm512_max_ps(largest, weighted[i]);
-    sum = _mm512_add_ps(sum, weighted[i]);
-  }
-  float top = _mm512_reduce_max_ps(largest);
-  const float total = _mm512_reduce_add_ps(sum);
-  if (!(total < kHuge)) top = total;  // a maximum may drop a NaN, a sum does not
-  out.unit[row] = top * (256.0f / 65535.0f);
-  const float lift = top < kTiny ? 0x1p60f : 1.0f;  // or the inverse would overflow
-  const float inverse = top > 0 ? 65535.0f / (top * lift) : 0.0f;
-  for (uint32_t i = 0; i < kAttentionBlock / 16; ++i) {
-    const __m512 scaled =
-        _mm512_mul_ps(_mm512_mul_ps(weighted[i], _mm512_set1_ps(lift)), _mm512_set1_ps(inverse));
-    const __m512i w = _mm512_cvtps_epi32(scaled);
-    _mm_store_si128(reinterpret_cast<__m128i*>(out.bytes[row][0] + 16 * i),
-                    _mm512_cvtepi32_epi8(_mm512_srli_epi32(w, 8)));
-    _mm_store_si128(reinterpret_cast<__m128i*>(out.bytes[row][1] + 16 * i),
-                    _mm512_cvtepi32_epi8(w));
+void store_weights(const AccumulateJob& job, const BlockScales& scales, size_t row, Weights& out) {
+  __m256i whole[kAttentionBlock / kTile];
+  out.unit[row] = weigh_row<65535>(job, scales, row, whole);
+  for (size_t tile = 0; tile < job.tiles; ++tile) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out.bytes[row][0] + tile * kTile),
+                     _mm256_cvtepi32_epi8(_mm256_srli_epi32(whole[tile], 8)));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out.bytes[row][1] + tile * kTile),
+                     _mm256_cvtepi32_epi8(whole[tile]));
   }
 }
 
@@ -304,48 +235,47 @@ inline __m512i four_tokens(const uint8_t* bytes) {
 
 // acc = acc * keep + sums, for kRows rows and kChunks * 16 coordinates, the last of which may be
 // missing.
-template <uint32_t kFormat, uint32_t kRows, uint32_t kChunks>
-inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, uint32_t row,
-                             uint32_t c, uint32_t coordinates) {
+template <uint32_t kFormat, size_t kRows, size_t kChunks>
+inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, size_t row, size_t c,
+                             size_t coordinates) {
   __m512i acc[kRows][2][kChunks];
-  for (uint32_t r = 0; r < kRows; ++r) {
-    for (uint32_t i = 0; i < kChunks; ++i) acc[r][0][i] = acc[r][1][i] = _mm512_setzero_si512();
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < kChunks; ++i) acc[r][0][i] = acc[r][1][i] = _mm512_setzero_si512();
   }
-  for (uint32_t tile = 0; tile < job.tiles; ++tile) {
+  for (size_t tile = 0; tile < job.tiles; ++tile) {
     __m512i v[kChunks][2];
-    for (uint32_t i = 0; i < kChunks; ++i)
+    for (size_t i = 0; i < kChunks; ++i)
       value_levels<kFormat>(job.values + tile * job.value_stride, job.head_dim, c + 16 * i,
                             kChunks == 1 ? coordinates : 16, v[i]);
-    for (uint32_t r = 0; r < kRows; ++r) {
-      for (uint32_t plane = 0; plane < 2; ++plane) {
-        for (uint32_t half = 0; half < 2; ++half) {
+    for (size_t r = 0; r < kRows; ++r) {
+      for (size_t plane = 0; plane < 2; ++plane) {
+        for (size_t half = 0; half < 2; ++half) {
           const __m512i p = four_tokens(weights.bytes[row + r][plane] + tile * kTile + 4 * half);
-          for (uint32_t i = 0; i < kChunks; ++i)
+          for (size_t i = 0; i < kChunks; ++i)
             acc[r][plane][i] = _mm512_dpbusd_epi32(acc[r][plane][i], p, v[i][half]);
         }
       }
     }
   }
-  const __mmask16 mask = static_cast<__mmask16>(kChunks == 1 ? (1u << coordinates) - 1 : 0xFFFFu);
-  for (uint32_t r = 0; r < kRows; ++r) {
-    float* const place = job.acc + uint64_t{row + r} * job.head_dim + c;
+  const auto mask = static_cast<__mmask16>(kChunks == 1 ? (1u << coordinates) - 1 : 0xFFFFu);
+  for (size_t r = 0; r < kRows; ++r) {
+    float* const place = job.acc + (row + r) * job.head_dim + c;
     const __m512 keep = _mm512_set1_ps(job.keep[row + r]);
     const __m512 unit = _mm512_set1_ps(weights.unit[row + r]);
-    for (uint32_t i = 0; i < kChunks; ++i) {
+    for (size_t i = 0; i < kChunks; ++i) {
       const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(acc[r][0][i], 8), acc[r][1][i]);
       const __m512 old = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, place + 16 * i), keep);
-      // Eight bits are behind the point.
+      // The unit is that of 256.
       const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(0x1p-8f));
       _mm512_mask_storeu_ps(place + 16 * i, mask, _mm512_fmadd_ps(sum, unit, old));
     }
   }
 }
 
-template <uint32_t kFormat, uint32_t kRows>
-void accumulate_rows(const AccumulateJob& job, const Weights& weights, uint32_t row,
-                     uint32_t block) {
-  uint32_t c = job.blocks->begin[block];
-  const uint32_t end = c + job.blocks->size[block];
+template <uint32_t kFormat, size_t kRows>
+void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t row, size_t block) {
+  size_t c = job.blocks->begin[block];
+  const size_t end = c + job.blocks->size[block];
   for (; c + 32 <= end; c += 32) accumulate_chunk<kFormat, kRows, 2>(job, weights, row, c, 32);
   for (; c < end; c += 16)
     accumulate_chunk<kFormat, kRows, 1>(job, weights, row, c, end - c < 16 ? end - c : 16);
@@ -354,14 +284,10 @@ void accumulate_rows(const AccumulateJob& job, const Weights& weights, uint32_t 
 template <uint32_t kFormat>
 void accumulate_format(const AccumulateJob& job) {
   Weights weights;
-  for (uint32_t block = 0; block < job.blocks->count; ++block) {
-    alignas(64) float scales[kAttentionBlock];
-    for (uint32_t tile = 0; tile < job.tiles; ++tile) {
-      _mm256_store_ps(scales + tile * kTile,
-                      tile_scales(job.scales + tile * job.scales_stride + block * kTile * 2));
-    }
-    for (uint32_t row = 0; row < job.rows; ++row) weigh_row(job, scales, row, weights);
-    uint32_t row = 0;
+  for (size_t block = 0; block < job.blocks->count; ++block) {
+    const BlockScales scales(job, block);
+    for (size_t row = 0; row < job.rows; ++row) store_weights(job, scales, row, weights);
+    size_t row = 0;
     for (; row + 4 <= job.rows; row += 4) accumulate_rows<kFormat, 4>(job, weights, row, block);
     for (; row + 2 <= job.rows; row += 2) accumulate_rows<kFormat, 2>(job, weights, row, block);
     if (row < job.rows) accumulate_rows<kFormat, 1>(job, weights, row, block);
@@ -380,7 +306,7 @@ AttentionKernels vnni_attention_kernels() {
   kernels.name = "avx512vnni";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
-  kernels.query_planes_apart = true;
+  kernels.query_layout = QueryLayout::bytes_apart;
   return kernels;
 }
 
