@@ -1,0 +1,273 @@
+#pragma once
+// Runs CUDA kernels' text on the host, a fiber for each thread of a block: slow, but exact about
+// what synchronises with what, so that kernels' logic is tested where there is no GPU. Blocks run
+// one after another; every lane of a warp must take part in its shuffles. A kernel's text sees
+// GYRE_CUDA_HOST and brings host versions of what it writes in PTX.
+#define GYRE_CUDA_HOST 1
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static const
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
+
+struct uint3 {
+  unsigned int x = 0, y = 0, z = 0;
+};
+struct dim3 : uint3 {
+  dim3(unsigned int a = 1, unsigned int b = 1, unsigned int c = 1) : uint3{a, b, c} {}
+};
+struct alignas(16) uint4 {
+  unsigned int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned int x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+inline uint4 make_uint4(unsigned int x, unsigned int y, unsigned int z, unsigned int w) {
+  return {x, y, z, w};
+}
+inline uint2 make_uint2(unsigned int x, unsigned int y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+
+namespace gyre::cuda_host {
+
+constexpr unsigned int kWarp = 32;
+
+struct Barrier {
+  unsigned int waiting = 0, alive = 0;
+  uint64_t generation = 0;
+};
+
+struct Fiber {
+  ucontext_t context{};
+  std::unique_ptr<char[]> stack;
+  unsigned int thread = 0;
+  bool done = false;
+};
+
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<Barrier> warps;
+  std::vector<uint64_t> exchange;  // a lane's value, while its warp shuffles
+  std::vector<unsigned char> shared;
+  Barrier all;
+  ucontext_t scheduler{};
+  Fiber* running = nullptr;
+  std::function<void()> body;
+};
+
+inline Block* block = nullptr;
+
+inline void yield() { swapcontext(&block->running->context, &block->scheduler); }
+
+inline void release_if_full(Barrier& barrier) {
+  if (barrier.waiting == 0 || barrier.waiting != barrier.alive) return;
+  barrier.waiting = 0;
+  ++barrier.generation;
+}
+
+inline void wait(Barrier& barrier) {
+  const uint64_t generation = barrier.generation;
+  ++barrier.waiting;
+  release_if_full(barrier);
+  while (barrier.generation == generation) yield();
+}
+
+inline unsigned int lane() { return block->running->thread % kWarp; }
+inline Barrier& warp() { return block->warps[block->running->thread / kWarp]; }
+
+inline uint64_t exchanged(uint64_t value, unsigned int source) {
+  uint64_t* const slots = &block->exchange[block->running->thread / kWarp * kWarp];
+  slots[lane()] = value;
+  wait(warp());
+  const uint64_t got = slots[source % kWarp];
+  wait(warp());
+  return got;
+}
+
+template <class T>
+T shuffle(T value, unsigned int source) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = exchanged(bits, source);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+inline void run_fiber() {
+  Fiber& fiber = *block->running;
+  block->body();
+  fiber.done = true;
+  --block->all.alive;
+  --warp().alive;
+  release_if_full(block->all);
+  release_if_full(warp());
+  yield();
+}
+
+inline void run_block(unsigned int threads) {
+  constexpr size_t kStack = 256 << 10;
+  Block& b = *block;
+  b.fibers = std::vector<Fiber>(threads);
+  b.warps.assign((threads + kWarp - 1) / kWarp, {});
+  b.exchange.assign(b.warps.size() * kWarp, 0);
+  b.all = {0, threads, 0};
+  for (unsigned int i = 0; i < threads; ++i) {
+    Fiber& fiber = b.fibers[i];
+    fiber.thread = i;
+    fiber.stack = std::make_unique<char[]>(kStack);
+    ++b.warps[i / kWarp].alive;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+  for (bool busy = true; busy;) {
+    busy = false;
+    for (Fiber& fiber : b.fibers) {
+      if (fiber.done) continue;
+      busy = true;
+      b.running = &fiber;
+      threadIdx = {fiber.thread, 0, 0};
+      swapcontext(&b.scheduler, &fiber.context);
+    }
+  }
+}
+
+// kernel<<<grid, threads, shared_bytes>>>(arguments...)
+template <class Kernel, class... Arguments>
+void launch(const dim3& grid, unsigned int threads, size_t shared_bytes, const Kernel& kernel,
+            const Arguments&... arguments) {
+  Block made;
+  made.shared.resize(shared_bytes + 128);
+  made.body = [&] { kernel(arguments...); };
+  block = &made;
+  gridDim = grid;
+  blockDim = dim3(threads);
+  for (unsigned int z = 0; z < grid.z; ++z) {
+    for (unsigned int y = 0; y < grid.y; ++y) {
+      for (unsigned int x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        std::fill(made.shared.begin(), made.shared.end(), 0xAB);  // what nobody wrote shows
+        run_block(threads);
+      }
+    }
+  }
+  block = nullptr;
+}
+
+// 128-byte aligned, as the device's version.
+inline unsigned char* dynamic_shared() {
+  const auto address = reinterpret_cast<uintptr_t>(block->shared.data());
+  return block->shared.data() + ((address + 127) / 128 * 128 - address);
+}
+
+}  // namespace gyre::cuda_host
+
+inline void __syncthreads() { gyre::cuda_host::wait(gyre::cuda_host::block->all); }
+inline void __syncwarp(unsigned int = ~0u) { gyre::cuda_host::wait(gyre::cuda_host::warp()); }
+template <class T>
+T __shfl_sync(unsigned int, T value, int source, int = 32) {
+  return gyre::cuda_host::shuffle(value, static_cast<unsigned int>(source));
+}
+template <class T>
+T __shfl_xor_sync(unsigned int, T value, int mask, int = 32) {
+  return gyre::cuda_host::shuffle(value, gyre::cuda_host::lane() ^ static_cast<unsigned int>(mask));
+}
+template <class T>
+T __shfl_down_sync(unsigned int, T value, unsigned int by, int = 32) {
+  const unsigned int lane = gyre::cuda_host::lane();
+  return gyre::cuda_host::shuffle(value, lane + by < 32 ? lane + by : lane);
+}
+template <class T>
+T __shfl_up_sync(unsigned int, T value, unsigned int by, int = 32) {
+  const unsigned int lane = gyre::cuda_host::lane();
+  return gyre::cuda_host::shuffle(value, lane >= by ? lane - by : lane);
+}
+inline unsigned int __ballot_sync(unsigned int, int predicate) {
+  unsigned int mine = predicate != 0 ? 1u << gyre::cuda_host::lane() : 0u;
+  for (int by = 1; by < 32; by *= 2) mine |= __shfl_xor_sync(~0u, mine, by);
+  return mine;
+}
+inline int __any_sync(unsigned int mask, int predicate) {
+  return __ballot_sync(mask, predicate) != 0;
+}
+inline int __all_sync(unsigned int mask, int predicate) {
+  return __ballot_sync(mask, predicate) == ~0u;
+}
+template <class T>
+T atomicAdd(T* place, T value) {
+  const T old = *place;
+  *place = static_cast<T>(old + value);
+  return old;
+}
+inline unsigned int atomicOr(unsigned int* place, unsigned int value) {
+  const unsigned int old = *place;
+  *place |= value;
+  return old;
+}
+inline void __threadfence() {}
+template <class T>
+T __ldg(const T* place) {
+  return *place;
+}
+inline unsigned int __float_as_uint(float x) { return std::bit_cast<unsigned int>(x); }
+inline float __uint_as_float(unsigned int x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
+inline int __popc(unsigned int x) { return std::popcount(x); }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned int>(x)) + 1; }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned int>(x)); }
+inline unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int select) {
+  const uint64_t both = a | uint64_t{b} << 32;
+  unsigned int out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned int nibble = select >> (4 * i) & 15;
+    auto byte = static_cast<unsigned int>(both >> (8 * (nibble & 7)) & 255);
+    if ((nibble & 8) != 0) byte = (byte & 128) != 0 ? 255 : 0;
+    out |= byte << (8 * i);
+  }
+  return out;
+}
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; ++i)
+    c += static_cast<int>(static_cast<int8_t>(a >> (8 * i))) * static_cast<int8_t>(b >> (8 * i));
+  return c;
+}
+using std::max;
+using std::min;
