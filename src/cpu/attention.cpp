@@ -38,9 +38,6 @@ enum AttentionArg : uint8_t {
   arg_partial
 };
 
-constexpr uint32_t kFewRows =
-    16;  // up to here the keys stream by, beyond they are decoded in tiles
-
 // A sink is one more logit, whose value is 0.
 HWY_INLINE void AddSink(const float* sinks, uint64_t head, RowState& state, float& keep) {
   keep = 1.0f;

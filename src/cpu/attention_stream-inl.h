@@ -1,6 +1,6 @@
 // Attention for few queries: the keys stream by once, block by block; scores, softmax and the
-// weighted sum of values follow each other while the block is near. Levels and f16 go through the
-// machine's own kernels where it has them, everything else is f32.
+// weighted sum of values follow each other while the block is near. Levels, f16 and bf16 go through
+// the machine's own kernels where it has them, everything else is f32.
 
 #if defined(GYRE_CPU_ATTENTION_STREAM_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_STREAM_INL_H
@@ -16,6 +16,8 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
+
+constexpr uint32_t kFewRows = 16;  // up to here the keys stream by, beyond they go in tiles
 
 enum class Route : uint8_t { f32, bf16, f16, levels, unpacked_levels, decoded };
 
@@ -170,8 +172,43 @@ class Stream {
     return k_route_ == Route::levels || k_route_ == Route::unpacked_levels;
   }
 
-  // Queries in 16 bits: of each eight coordinates the upper bytes, then the lower bytes.
   void prepare_queries() {
+    std::fill_n(q_scale_, u_.rows, 1.0f);
+    if (k_is_levels()) return round_queries();
+    if (k_route_ == Route::bf16 && attention_kernels().score_bf16 != nullptr) split_queries();
+  }
+
+  // Queries as sums of two bf16: of each four coordinates the nearest, then those of what is left,
+  // lifted.
+  void split_queries() {
+    static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kFewRows * abi::kKvMaxHeadDim);
+    const hn::CappedTag<float, 4> d;
+    const hn::RebindToUnsigned<decltype(d)> du;
+    const hn::Rebind<uint16_t, decltype(d)> d16;
+    const auto half = hn::Set(du, 0x8000);
+    const auto cut = [&](auto bits) {
+      return hn::BitCast(d, hn::And(bits, hn::Set(du, ~0xFFFFu)));
+    };
+    const auto store = [&](auto x, uint16_t* to) {
+      hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(hn::BitCast(du, x))), d16, to);
+    };
+    auto* const to = reinterpret_cast<uint16_t*>(u_.scratch->operand);
+    for (size_t i = 0; i < size_t{u_.rows} * u_.k_dim(); i += 4) {
+      const auto q = hn::Load(d, u_.scratch->q + i);
+      const auto bits = hn::BitCast(du, q);
+      // The largest numbers would be rounded to infinity, a NaN to anything.
+      const auto nearest = cut(hn::Add(bits, half));
+      const auto upper = hn::IfThenElse(hn::IsFinite(nearest), nearest, cut(bits));
+      const auto nan = hn::IfThenElseZero(hn::IsNaN(q), hn::NaN(d));
+      const auto rest = hn::IfThenElseZero(hn::IsFinite(q), hn::Sub(q, upper));
+      const auto lifted = hn::BitCast(du, hn::Mul(rest, hn::Set(d, kBf16Lift)));
+      store(hn::Or(upper, nan), to + 2 * i);
+      store(hn::BitCast(d, hn::Add(lifted, half)), to + 2 * i + 4);
+    }
+  }
+
+  // Queries in 16 bits: of each eight coordinates the upper bytes, then the lower bytes.
+  void round_queries() {
     constexpr float kTinyQuery = 0x1p-110f;   // below, the inverse of a step would overflow
     constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
     const hn::CappedTag<float, 4> d;
@@ -179,8 +216,6 @@ class Stream {
     const hn::Rebind<int8_t, decltype(d)> d8;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
     const bool apart = attention_kernels().query_planes_apart;
-    std::fill_n(q_scale_, u_.rows, 1.0f);
-    if (!k_is_levels()) return;
     std::memset(u_.scratch->operand, 0, size_t{2} * u_.rows * padded_);
     for (uint32_t r = 0; r < u_.rows; ++r) {
       const float* const q = u_.scratch->q + size_t{r} * u_.k_dim();
@@ -255,7 +290,8 @@ class Stream {
         return attention_kernels().score_f16 != nullptr ? attention_kernels().score_f16(job)
                                                         : ScoreDense<Half>(job);
       case Route::bf16:
-        return ScoreDense<BFloat16>(job);
+        return attention_kernels().score_bf16 != nullptr ? attention_kernels().score_bf16(job)
+                                                         : ScoreDense<BFloat16>(job);
       default:
         return ScoreDense<float>(job);
     }
@@ -371,7 +407,9 @@ class Stream {
                    ? attention_kernels().accumulate_f16(job)
                    : AccumulateDense<Half>(job);
       case Route::bf16:
-        return AccumulateDense<BFloat16>(job);
+        return attention_kernels().accumulate_bf16 != nullptr
+                   ? attention_kernels().accumulate_bf16(job)
+                   : AccumulateDense<BFloat16>(job);
       default:
         return AccumulateDense<float>(job);
     }
