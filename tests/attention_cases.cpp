@@ -53,13 +53,16 @@ DType dtype_of(KvFormat format) {
 }
 
 // Largest errors of a logit and of an average of values near 1. The fast paths round queries and
-// probabilities to f16 or to bytes; with f32 and bf16 caches only f32 arithmetic is left.
+// probabilities to f16, to bytes or, over bf16, to 17 bits; with f32 caches only f32 arithmetic is
+// left.
 double logit_bound(const AttentionOpCase& c) {
-  return c.k == KvFormat::f32 || c.k == KvFormat::bf16 ? 2e-6 : 1.5e-3;
+  if (c.k == KvFormat::f32) return 2e-6;
+  return c.k == KvFormat::bf16 ? 8e-6 : 1.5e-3;
 }
 double value_bound(const AttentionOpCase& c) {
   double bound = logit_bound(c);
   if (c.v == KvFormat::f16) bound += 5e-4;
+  if (c.v == KvFormat::bf16) bound += 4e-6;
   // Bytes are off by up to 1/510 of the largest probability of the row, once for each key.
   if (!dense(c.v)) bound += 1.2e-2;
   return bound;

@@ -39,9 +39,6 @@ enum AttentionArg : uint8_t {
   arg_state
 };
 
-constexpr uint32_t kFewRows =
-    16;  // up to here the keys stream by, beyond they are decoded in tiles
-
 // A sink is one more logit, whose value is 0.
 HWY_INLINE void AddSink(const float* sinks, uint64_t head, RowState& state, float& keep) {
   keep = 1.0f;
@@ -240,16 +237,18 @@ TaskFn select_attention_merge(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(Selec
 std::string describe_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
   const AttentionKernels& kernels = attention_kernels();
-  const auto products = [&](uint32_t format, bool levels, bool half) -> std::string {
+  const auto products = [](uint32_t format, bool levels, bool half, bool bhalf) -> std::string {
     if (abi::kv_is_native(format)) return levels ? "int8" : "f32 (decoded)";
     if (abi::kv_is_compat(format)) return "f32 (decoded)";
-    return half && static_cast<KvFormat>(format) == KvFormat::f16 ? "f16" : "f32";
+    if (static_cast<KvFormat>(format) == KvFormat::f16 && half) return "f16";
+    return static_cast<KvFormat>(format) == KvFormat::bf16 && bhalf ? "bf16" : "f32";
   };
   return std::string(kernels.name) + ": K " +
-         products(types.k_format, kernels.score_levels != nullptr, kernels.score_f16 != nullptr) +
+         products(types.k_format, kernels.score_levels != nullptr, kernels.score_f16 != nullptr,
+                  kernels.score_bf16 != nullptr) +
          ", V " +
          products(types.v_format, kernels.accumulate_levels != nullptr,
-                  kernels.accumulate_f16 != nullptr);
+                  kernels.accumulate_f16 != nullptr, kernels.accumulate_bf16 != nullptr);
 }
 
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {

@@ -1,7 +1,7 @@
 #pragma once
 // The inner loops of attention that want instructions Highway does not offer: int8 matrix products
-// over levels, widening products of f16. One file per instruction set fills in the table; what is
-// missing is done in f32 by attention_stream-inl.h.
+// over levels, widening products of f16, matrix products of bf16. One file per instruction set
+// fills in the table; what is missing is done in f32 by attention_stream-inl.h.
 
 #include <cstdint>
 #include <vector>
@@ -12,6 +12,7 @@ namespace gyre::cpu {
 
 constexpr uint32_t kAttentionBlock = 64;  // keys taken at a time: 8 tiles
 constexpr uint32_t kAttentionRows = 64;   // queries that share a pass over the keys
+constexpr float kBf16Lift = 0x1p16f;      // for the lower of the two bf16 that a query is made of
 
 // Coordinates under one scale, in the order the operands have them.
 struct LevelBlocks {
@@ -46,8 +47,8 @@ struct ScoreJob {
   uint32_t key_count;      // over levels a multiple of 8
   uint32_t rows;
   const LevelBlocks* blocks;
-  // Levels: as the set's QueryLayout says. bf16: a row's upper halves, then bf16 of what they
-  // leave.
+  // Levels: as the set's QueryLayout says. bf16: of each 4 coordinates the nearest bf16, then the
+  // nearest to kBf16Lift times what is left.
   const int8_t* q;
   // Levels: the sum of a row's queries over a block, [row * abi::kKvMaxScales + block].
   const int32_t* q_sums;
@@ -59,12 +60,12 @@ struct ScoreJob {
 // acc = acc * keep + p v. p[row * kAttentionBlock + key] is 0 for keys that are not seen.
 struct AccumulateJob {
   const uint8_t* values;  // of the block's first tile or slot
-  uint64_t value_stride;  // bytes from tile to tile (levels) or slot to slot (f16)
+  uint64_t value_stride;  // bytes from tile to tile (levels) or slot to slot (f16, bf16)
   const uint8_t* scales;
   uint64_t scales_stride;
   uint32_t format;
   uint32_t head_dim;
-  uint32_t begin, end;  // keys that may be read (f16)
+  uint32_t begin, end;  // keys that may be read (f16, bf16)
   uint32_t tiles;
   uint32_t rows;
   const LevelBlocks* blocks;
@@ -94,8 +95,10 @@ void use_attention_kernels(const AttentionKernels& set);  // one of attention_ke
 
 // A file per instruction set; compiled with its flags, so called only where it exists.
 AttentionKernels i8mm_attention_kernels();
+AttentionKernels dotprod_attention_kernels();
 AttentionKernels vnni_attention_kernels();
 AttentionKernels avx2_attention_kernels();
-AttentionKernels avx512bf16_attention_kernels(const AttentionKernels& others);
+void add_f16_attention_kernels(AttentionKernels& kernels);
+void add_bf16_attention_kernels(AttentionKernels& kernels);
 
 }  // namespace gyre::cpu

@@ -1,6 +1,6 @@
 // Attention for few queries: the keys stream by once, block by block; scores, softmax and the
-// weighted sum of values follow each other while the block is near. Levels and f16 go through the
-// machine's own kernels where it has them, everything else is f32.
+// weighted sum of values follow each other while the block is near. Levels, f16 and bf16 go through
+// the machine's own kernels where it has them, everything else is f32.
 
 #if defined(GYRE_CPU_ATTENTION_STREAM_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_STREAM_INL_H
@@ -16,6 +16,8 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
+
+constexpr uint32_t kFewRows = 16;  // up to here the keys stream by, beyond they go in tiles
 
 enum class Route : uint8_t { f32, bf16, f16, levels, unpacked_levels, decoded };
 
@@ -188,16 +190,48 @@ class Stream {
     hn::StoreU(hn::DemoteTo(d8, lower), d8, place + (apart ? padded_ : 8));
   }
 
-  // Queries as 16-bit integers, and their sums.
   void prepare_queries() {
+    std::fill_n(q_scale_, u_.rows, 1.0f);
+    if (k_is_levels()) return round_queries();
+    if (k_route_ == Route::bf16 && attention_kernels().score_bf16 != nullptr) split_queries();
+  }
+
+  // Queries as sums of two bf16: of each four coordinates the nearest, then those of what is left,
+  // lifted.
+  void split_queries() {
+    static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kFewRows * abi::kKvMaxHeadDim);
+    const hn::CappedTag<float, 4> d;
+    const hn::RebindToUnsigned<decltype(d)> du;
+    const hn::Rebind<uint16_t, decltype(d)> d16;
+    const auto half = hn::Set(du, 0x8000);
+    const auto cut = [&](auto bits) {
+      return hn::BitCast(d, hn::And(bits, hn::Set(du, ~0xFFFFu)));
+    };
+    const auto store = [&](auto x, uint16_t* to) {
+      hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(hn::BitCast(du, x))), d16, to);
+    };
+    auto* const to = reinterpret_cast<uint16_t*>(u_.scratch->operand);
+    for (size_t i = 0; i < size_t{u_.rows} * u_.k_dim(); i += 4) {
+      const auto q = hn::Load(d, u_.scratch->q + i);
+      const auto bits = hn::BitCast(du, q);
+      // The largest numbers would be rounded to infinity, a NaN to anything.
+      const auto nearest = cut(hn::Add(bits, half));
+      const auto upper = hn::IfThenElse(hn::IsFinite(nearest), nearest, cut(bits));
+      const auto nan = hn::IfThenElseZero(hn::IsNaN(q), hn::NaN(d));
+      const auto rest = hn::IfThenElseZero(hn::IsFinite(q), hn::Sub(q, upper));
+      const auto lifted = hn::BitCast(du, hn::Mul(rest, hn::Set(d, kBf16Lift)));
+      store(hn::Or(upper, nan), to + 2 * i);
+      store(hn::BitCast(d, hn::Add(lifted, half)), to + 2 * i + 4);
+    }
+  }
+
+  // Queries as 16-bit integers, and their sums.
+  void round_queries() {
     constexpr float kTinyQuery = 0x1p-110f;   // below, the inverse of a step would overflow
     constexpr float kMost = 127.0f * 256.0f;  // so that the upper byte fits
     const hn::CappedTag<float, 4> d;
     const hn::RebindToSigned<decltype(d)> di;
     const abi::KvScaleBlocks scales = abi::kv_scale_blocks(u_.k_dim());
-    std::fill_n(q_scale_, u_.rows, 1.0f);
-    if (k_route_ == Route::bf16 && attention_kernels().score_bf16 != nullptr) split_queries();
-    if (!k_is_levels()) return;
     std::memset(u_.scratch->operand, 0, size_t{2} * u_.rows * padded_);
     for (uint32_t r = 0; r < u_.rows; ++r) {
       const float* const q = u_.scratch->q + size_t{r} * u_.k_dim();
@@ -213,24 +247,6 @@ class Stream {
           store_query(whole, u_.scratch->operand + size_t{2} * r * padded_, blocks_.begin[b] + i);
         }
         q_sums_[r * abi::kKvMaxScales + b] = hn::GetLane(hn::SumOfLanes(di, sum));
-      }
-    }
-  }
-
-  // Queries as two bf16: the upper half, then what it leaves. Twice as wide as the levels' operand,
-  // for which few rows leave room.
-  void split_queries() {
-    const DF d;
-    const hn::RebindToUnsigned<DF> du;
-    auto* to = reinterpret_cast<BFloat16*>(u_.scratch->operand);
-    for (uint32_t r = 0; r < u_.rows; ++r, to += size_t{2} * u_.k_dim()) {
-      const float* const q = u_.scratch->q + size_t{r} * u_.k_dim();
-      for (uint32_t i = 0; i < u_.k_dim(); i += static_cast<uint32_t>(hn::Lanes(d))) {
-        const auto x = hn::LoadU(d, q + i);
-        const auto upper = hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0xFFFF0000u)));
-        const auto rest = hn::IfThenZeroElse(hn::Eq(x, upper), hn::Sub(x, upper));  // or infinite
-        StoreF32(d, upper, to + i);
-        StoreF32(d, rest, to + u_.k_dim() + i);
       }
     }
   }

@@ -1,5 +1,4 @@
 // What the loaders of K and V share: codes of up to four bits become levels through a table.
-// Included only by what attention_i8mm.cpp is made of.
 #pragma once
 
 #include <arm_neon.h>
