@@ -150,6 +150,43 @@ TEST(KvCache, OneGraphForAWholeGeneration) {
   EXPECT_EQ(model.cache.length(), 230u);
 }
 
+// The same numbers in another dtype or another order of memory are the same tokens.
+TEST(KvCache, TakesAnyDtypeAndLayout) {
+  const Device device = Device::open("cpu", {.threads = 2});
+  constexpr uint64_t kTokens = 30;
+  std::vector<float> values(kTokens * kKvHeads * kDim);
+  for (size_t i = 0; i < values.size(); ++i)  // exact in bf16
+    values[i] = static_cast<float>(static_cast<int>(i * 37 % 255) - 127) / 64.0f;
+  const Tensor plain = device.tensor(DType::f32, {kTokens, kKvHeads, kDim}),
+               head_major = device.tensor(DType::f32, {kKvHeads, kTokens, kDim});
+  plain.write_from(std::span<const float>(values));
+  head_major.permute({1, 0, 2}).write_from(std::span<const float>(values));
+  Encoder encoder(device);
+  std::vector<Tensor> sources = {plain, head_major.permute({1, 0, 2})};
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    sources.push_back(device.tensor(dtype, plain.shape()));
+    kv_copy(encoder, {.k = plain, .k_cache = sources.back()});
+  }
+  const Tensor q = device.tensor(DType::f32, {2, kHeads, kDim});
+  q.write_from(std::span<const float>(values).first(q.elements()));
+  std::vector<float> first;
+  for (const Tensor& source : sources) {
+    KvCache cache(device, {.kv_heads = kKvHeads,
+                           .head_dim = kDim,
+                           .capacity = 64,
+                           .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq3, .tail = 7}}});
+    const Tensor out = device.tensor(DType::f32, q.shape());
+    for (const uint64_t at : {0, 10, 20}) {
+      cache.extend(encoder, 10);
+      cache.append(encoder, 0, source.slice(0, at, 10), source.slice(0, at, 10));
+    }
+    cache.attend(encoder, 0, {.q = q, .out = out}, {.scale = 0.1f});
+    encoder.submit().wait();
+    if (first.empty()) first = floats_of(out);
+    EXPECT_EQ(first, floats_of(out)) << name(source.dtype()) << source.strides();
+  }
+}
+
 TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 40}));
   Encoder& encoder = model.encoder;
