@@ -145,16 +145,15 @@ void print_json(const bench::CompareReport& report) {
   }
 }
 
-// Opened before anything is measured: a wrong path must not cost a minute.
-std::ofstream open_output(const std::string& path) {
-  std::ofstream file;
-  if (path.empty()) return file;
-  file.open(path, std::ios::binary);
-  if (!file) throw Error(ErrorCode::io, "compare: cannot write \"" + path + "\"");
-  return file;
+// Asked before anything is measured: a wrong path must not cost a minute. Leaves a file as it is.
+void check_output(const std::string& path) {
+  if (!path.empty() && !std::ofstream(path, std::ios::app))
+    throw Error(ErrorCode::io, "compare: cannot write \"" + path + "\"");
 }
 
-void write_output(std::ofstream& file, const std::string& path, const std::string& text) {
+void write_output(const std::string& path, const std::string& text) {
+  if (path.empty()) return;
+  std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
   if (!file) throw Error(ErrorCode::io, "compare: writing \"" + path + "\" failed");
@@ -180,17 +179,17 @@ void run_compare(const CompareArguments& arguments) {
   bench::CompareOptions options = arguments.options;
   options.shape = chosen_shape(arguments);
   bench::check(options);
-  std::ofstream html = open_output(arguments.html), svg = open_output(arguments.svg);
+  check_output(arguments.html);
+  check_output(arguments.svg);
   const bench::CompareReport report = measure(options);
   if (arguments.json) {
     print_json(report);
   } else {
     print_report(report);
   }
-  if (!arguments.svg.empty()) write_output(svg, arguments.svg, time_chart(report));
-  if (arguments.html.empty()) return;
-  write_output(html, arguments.html, report_html(report, {arguments.command, now(), GYRE_VERSION}));
-  std::cerr << "The same with charts: " << arguments.html << '\n';
+  write_output(arguments.svg, time_chart(report));
+  write_output(arguments.html, report_html(report, {arguments.command, now(), GYRE_VERSION}));
+  if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
 }
 
 void add_shape_options(CLI::App& command, bench::ModelShape& shape) {

@@ -19,16 +19,17 @@ h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .5rem; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .4rem 0; max-width: 46rem; }
 code { font-size: .9em; }
-.lead { font-size: 1.1rem; }
+.lead { font-size: 1.1rem; margin-bottom: 1.25rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; break-inside: avoid; }
 figure svg { display: block; width: 100%; height: auto; }
 figcaption { font-weight: 600; margin-bottom: .25rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; overflow-wrap: normal; }
-caption { text-align: left; padding-bottom: .5rem; }
+caption { text-align: left; padding-bottom: .25rem; font-weight: 600; }
 th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap; }
-thead th { border-bottom: 2px solid #222; vertical-align: bottom; }
+thead th { border-bottom: 2px solid #222; vertical-align: bottom; white-space: normal; line-height: 1.25; }
+th[scope=row] { position: sticky; left: 0; background: #fff; }
 tbody { border-bottom: 1px solid #999; }
 .left { text-align: left; }
 .first { font-weight: 600; }
@@ -89,10 +90,10 @@ std::string table_head() {
 }
 
 std::string table(const CompareReport& report) {
-  std::string out =
-      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"All "
-      "figures\">\n<table>\n<caption>" +
-      escape_html(compare_meaning()) + "</caption>\n" + table_head();
+  std::string out = tag("p", compare_meaning()) +
+                    "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"All "
+                    "figures\">\n<table>\n" +
+                    tag("caption", "Formats at each context") + table_head();
   for (size_t i = 0; i < report.entries.size(); ++i) {
     const CompareEntry& entry = report.entries[i];
     const bool begins = i == 0 || report.entries[i - 1].context != entry.context;
@@ -165,6 +166,7 @@ std::string error_chart(const CompareReport& report) {
   for (const CompareEntry& entry : report.entries) {
     if (entry.context != longest(report)) continue;
     chart.series.push_back({entry.formats.label(), {{entry.bits, entry.nmse}}});
+    if (!usable(entry.bits) || !usable(entry.nmse)) continue;
     chart.description += (chart.description.empty() ? "" : ", ") + entry.formats.label() + " " +
                          fixed(entry.bits, 1) + " bits, error " + plain_number(entry.nmse);
   }

@@ -13,8 +13,8 @@ namespace {
 
 // Small enough that the text is still readable when a phone shows all of it.
 constexpr double kWidth = 480, kHeight = 340;
-constexpr double kLeft = 56, kRight = 400, kTop = 34, kBottom = 292;
-constexpr double kLabelStep = 15;
+constexpr double kLeft = 58, kRight = 392, kTop = 34, kBottom = 292;
+constexpr double kLabelStep = 16;
 
 // Colours that differ for every kind of colour vision (Okabe and Ito's, without yellow); shapes
 // differ as well.
@@ -94,9 +94,11 @@ bool drawable(const Chart& chart, const ChartPoint& p) {
 
 std::string number(double value) { return fixed(value, 1); }
 
+// White around the letters keeps them readable on lines.
 std::string text(double x, double y, const std::string& anchor, const std::string& words) {
-  return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" text-anchor=\"" + anchor + "\">" +
-         escape_html(words) + "</text>\n";
+  return "<text paint-order=\"stroke\" stroke=\"#ffffff\" stroke-width=\"3\" x=\"" + number(x) +
+         "\" y=\"" + number(y) + "\" text-anchor=\"" + anchor + "\">" + escape_html(words) +
+         "</text>\n";
 }
 
 std::string line(double x1, double y1, double x2, double y2, const std::string& colour) {
@@ -167,7 +169,7 @@ class Drawing {
     const std::string id = escape_html(chart_.id);
     out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + fixed(kWidth, 0) + " " +
            fixed(kHeight, 0) + "\" role=\"img\" aria-labelledby=\"" + id + "-title " + id +
-           "-desc\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"#222222\">\n" +
+           "-desc\" font-family=\"system-ui, sans-serif\" font-size=\"14\" fill=\"#222222\">\n" +
            "<title id=\"" + id + "-title\">" + escape_html(chart_.title) + "</title>\n" +
            "<desc id=\"" + id + "-desc\">" + escape_html(chart_.description) + "</desc>\n" +
            "<rect width=\"" + fixed(kWidth, 0) + "\" height=\"" + fixed(kHeight, 0) +
@@ -284,7 +286,7 @@ std::string escape_html(const std::string& text) {
 std::string plain_number(double value) {
   if (!std::isfinite(value)) return "-";
   const double size = std::abs(value);
-  const bool plain = size == 0 || (size >= 0.01 && size < 1e7);
+  const bool plain = size == 0 || (size >= 0.1 && size < 1e7);
   char digits[32];
   std::snprintf(digits, sizeof(digits), plain ? "%.7g" : "%.0e", value);
   std::string text = digits;
