@@ -116,7 +116,7 @@ void print_report(const bench::CompareReport& report) {
   for (const std::string& line : describe_model(report.shape)) std::cout << line << '\n';
   std::cout << describe_machine(report) << "\n\n";
   print_table(std::cout, compare_columns(), rows);
-  std::cout << '\n' << compare_meaning() << '\n';
+  std::cout << '\n' << compare_meaning(report) << '\n';
 }
 
 void print_json(const bench::CompareReport& report) {

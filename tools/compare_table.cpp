@@ -66,9 +66,13 @@ std::string describe_machine(const bench::CompareReport& report) {
          report.description + ". It reads " + (low == high ? high : low + " to " + high) + " GB/s.";
 }
 
-const char* compare_meaning() {
-  return "A step appends one token and attends once, in one layer; speed is against the first "
-         "format, error the squared error of its output relative to double precision.";
+std::string compare_meaning(const bench::CompareReport& report) {
+  const std::string first =
+      report.entries.empty() ? "the first format" : report.entries.front().formats.label();
+  return "A step appends one token and attends once, in one layer. Speed is against " + first +
+         "; the bandwidth is what\nthe machine reads in the same run; error is the squared error "
+         "of "
+         "the output relative to double precision.";
 }
 
 }  // namespace gyre::tools

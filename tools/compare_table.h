@@ -16,7 +16,7 @@ std::vector<std::string> compare_cells(const bench::CompareEntry& entry);
 std::vector<std::string> describe_model(const bench::ModelShape& shape);
 std::string describe_machine(const bench::CompareReport& report);
 
-// What the columns mean.
-const char* compare_meaning();
+// What the columns mean; lines of a terminal.
+std::string compare_meaning(const bench::CompareReport& report);
 
 }  // namespace gyre::tools

@@ -90,7 +90,7 @@ std::string table_head() {
 }
 
 std::string table(const CompareReport& report) {
-  std::string out = tag("p", compare_meaning()) +
+  std::string out = tag("p", compare_meaning(report)) +
                     "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"All "
                     "figures\">\n<table>\n" +
                     tag("caption", "Formats at each context") + table_head();

@@ -13,6 +13,7 @@ namespace {
 
 // Small enough that the text is still readable when a phone shows all of it.
 constexpr double kWidth = 480, kHeight = 340;
+constexpr double kOwnSize = 1.25;  // as a file of its own; a page sets its width
 constexpr double kLeft = 58, kRight = 392, kTop = 34, kBottom = 292;
 constexpr double kLabelStep = 16;
 
@@ -120,8 +121,11 @@ std::string polygon(const std::vector<ChartPoint>& corners, const std::string& f
 }
 
 std::string marker(double x, double y, size_t index) {
-  const std::string fill =
-      std::string("fill=\"") + kColours[index % kColours.size()] + "\" stroke=\"#ffffff\"";
+  const std::string colour = kColours[index % kColours.size()];
+  // After four shapes the same ones hollow.
+  const std::string fill = index % 8 < 4
+                               ? "fill=\"" + colour + "\" stroke=\"#ffffff\""
+                               : "fill=\"#ffffff\" stroke-width=\"2\" stroke=\"" + colour + "\"";
   const double r = 5;
   switch (index % 4) {
     case 0:
@@ -168,7 +172,9 @@ class Drawing {
   void head() {
     const std::string id = escape_html(chart_.id);
     out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + fixed(kWidth, 0) + " " +
-           fixed(kHeight, 0) + "\" role=\"img\" aria-labelledby=\"" + id + "-title " + id +
+           fixed(kHeight, 0) + "\" width=\"" + fixed(kOwnSize * kWidth, 0) + "\" height=\"" +
+           fixed(kOwnSize * kHeight, 0) + "\" role=\"img\" aria-labelledby=\"" + id + "-title " +
+           id +
            "-desc\" font-family=\"system-ui, sans-serif\" font-size=\"14\" fill=\"#222222\">\n" +
            "<title id=\"" + id + "-title\">" + escape_html(chart_.title) + "</title>\n" +
            "<desc id=\"" + id + "-desc\">" + escape_html(chart_.description) + "</desc>\n" +
