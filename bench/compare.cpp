@@ -140,7 +140,8 @@ class Comparison {
     source_ = {noise(device_, {1, s.heads, s.head_dim}, 1), noise(device_, kv, 2),
                noise(device_, kv, 3)};
     for (const uint64_t context : options_.contexts) {
-      for (CompareEntry& entry : at(context)) report.entries.push_back(std::move(entry));
+      const std::vector<CompareEntry> entries = at(context);
+      report.entries.insert(report.entries.end(), entries.begin(), entries.end());
     }
     meter_.show("done");
     return report;
@@ -181,6 +182,7 @@ class Comparison {
   std::vector<double> times(std::vector<Contender>& all, uint64_t context) {
     const ReadLimit reads(device_);
     std::vector<Contestant> list;
+    list.reserve(all.size() + 1);
     for (Contender& each : all) list.emplace_back([&each](uint64_t round) { each.step(round); });
     list.emplace_back([&](uint64_t round) { reads.run(round); });
     const auto parts = static_cast<double>(all.size());
@@ -230,7 +232,7 @@ class Comparison {
       entry.limit_gbps = ReadLimit::gbps(us.back());
       entry.fraction = entry.read_gbps / entry.limit_gbps;
       entry.nmse = nmse(all[i].out(), truth);
-      entries.push_back(std::move(entry));
+      entries.push_back(entry);
     }
     return entries;
   }

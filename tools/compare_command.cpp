@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "commands.h"
 #include "compare.h"
@@ -17,8 +18,14 @@ namespace {
 
 constexpr const char* kDefaultPreset = "llama-3.1-8b";
 
+// Of a model, as far as given.
+struct ShapeNumbers {
+  std::optional<uint64_t> layers, heads, kv_heads, head_dim;
+};
+
 struct CompareArguments {
   std::string preset;
+  ShapeNumbers numbers;
   bench::CompareOptions options;
   bool list = false;
   bool json = false;
@@ -47,28 +54,24 @@ void list_presets() {
 }
 
 // Explicit numbers make a model of their own, or change a preset.
-bench::ModelShape chosen_shape(const CompareArguments& arguments) {
-  const bench::ModelShape& given = arguments.options.shape;
-  const bool numbers = (given.layers | given.heads | given.kv_heads | given.head_dim) != 0;
-  bench::ModelShape shape =
-      bench::model_shape(arguments.preset.empty() ? kDefaultPreset : arguments.preset);
-  if (!numbers) return shape;
-  if (arguments.preset.empty()) {
-    if (given.heads == 0 || given.kv_heads == 0 || given.head_dim == 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  "compare: without a preset --heads, --kv-heads and --head-dim must be given");
-    }
-    shape = given;
-    shape.layers = std::max<uint64_t>(given.layers, 1);
+bench::ModelShape chosen_shape(const std::string& preset, const ShapeNumbers& given) {
+  const bool any = given.layers || given.heads || given.kv_heads || given.head_dim;
+  if (!any) return bench::model_shape(preset.empty() ? kDefaultPreset : preset);
+  bench::ModelShape shape;
+  if (!preset.empty()) {
+    shape = bench::model_shape(preset);
+    shape.name += ", changed";
+  } else if (given.heads && given.kv_heads && given.head_dim) {
     shape.name = "own numbers";
-    return shape;
+    shape.layers = 1;
+  } else {
+    throw Error(ErrorCode::invalid_argument,
+                "compare: without a preset --heads, --kv-heads and --head-dim must be given");
   }
-  const auto take = [](uint64_t& value, uint64_t other) { value = other != 0 ? other : value; };
-  take(shape.layers, given.layers);
-  take(shape.heads, given.heads);
-  take(shape.kv_heads, given.kv_heads);
-  take(shape.head_dim, given.head_dim);
-  shape.name += ", changed";
+  shape.layers = given.layers.value_or(shape.layers);
+  shape.heads = given.heads.value_or(shape.heads);
+  shape.kv_heads = given.kv_heads.value_or(shape.kv_heads);
+  shape.head_dim = given.head_dim.value_or(shape.head_dim);
   return shape;
 }
 
@@ -177,7 +180,7 @@ bench::CompareReport measure(const bench::CompareOptions& options) {
 void run_compare(const CompareArguments& arguments) {
   if (arguments.list) return list_presets();
   bench::CompareOptions options = arguments.options;
-  options.shape = chosen_shape(arguments);
+  options.shape = chosen_shape(arguments.preset, arguments.numbers);
   bench::check(options);
   check_output(arguments.html);
   check_output(arguments.svg);
@@ -192,7 +195,7 @@ void run_compare(const CompareArguments& arguments) {
   if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
 }
 
-void add_shape_options(CLI::App& command, bench::ModelShape& shape) {
+void add_shape_options(CLI::App& command, ShapeNumbers& shape) {
   const char* group = "A model by its numbers (or a preset with other numbers)";
   command.add_option("--layers", shape.layers, "Layers; 1 if not given")->group(group);
   command.add_option("--heads", shape.heads, "Query heads")->group(group);
@@ -232,7 +235,7 @@ void add_compare_command(CLI::App& app, const std::string& command_line) {
   command->add_flag("--json", arguments->json, "One JSON object per line instead of a table");
   command->add_option("--html", arguments->html, "Also write a self-contained page with charts");
   command->add_option("--svg", arguments->svg, "Also write the chart of times as an SVG file");
-  add_shape_options(*command, options.shape);
+  add_shape_options(*command, arguments->numbers);
   command->callback([arguments] { run_compare(*arguments); });
 }
 

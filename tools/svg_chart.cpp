@@ -64,7 +64,7 @@ class Scale {
   std::vector<double> log_ticks() const {
     const bool fine = high_ - low_ < 2.5;  // few decades: 1, 2 and 5 of each
     std::vector<double> ticks;
-    for (double decade = std::floor(low_); decade <= high_; decade += 1) {
+    for (int decade = static_cast<int>(std::floor(low_)); decade <= high_; ++decade) {
       for (const double digit : {1.0, 2.0, 5.0}) {
         const double value = digit * std::pow(10.0, decade);
         const double place = std::log10(value);
@@ -77,8 +77,8 @@ class Scale {
     const double span = high_ - low_, decade = std::pow(10.0, std::floor(std::log10(span)));
     const double step = span / decade > 5 ? 2 * decade : span / decade > 2 ? decade : decade / 2;
     std::vector<double> ticks;
-    for (double value = std::ceil(low_ / step) * step; value <= high_; value += step)
-      ticks.push_back(value);
+    for (int i = static_cast<int>(std::ceil(low_ / step)); i * step <= high_; ++i)
+      ticks.push_back(i * step);
     return ticks;
   }
 
