@@ -12,8 +12,8 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 	@echo "Build one preset only: make <$$(echo $(PRESETS) | tr ' ' '|')>; it lands in build/<preset>."
 
-run: tool  ## build, then run the attention benchmark of one decode step
-	build/release/tools/gyre bench attention --heads 32 --kv-heads 8 --head-dim 128 --context 1024,16384
+run: tool  ## build, then compare the cache formats on this machine; also writes build/report.html
+	build/release/tools/gyre compare llama-3.1-8b --html build/report.html
 
 test: release  ## build, then run every test
 	ctest --preset release

@@ -8,6 +8,7 @@
 #include "gyre/gyre.h"
 #include "machine_kernels.h"
 #include "noise.h"
+#include "read_limit.h"
 #include "timing.h"
 
 namespace gyre::bench {
@@ -139,20 +140,12 @@ std::vector<Row> measure_decode(const Device& device, const Shape& s,
   std::vector<Contender> contenders;
   contenders.reserve(pairs.size());
   for (const Pair& pair : pairs) contenders.push_back(make_contender(device, s, pair, source));
-  // The limit reads as many bytes as the largest cache, or enough to leave the caches behind.
-  const uint64_t read_bytes = 64 << 20;
-  const Tensor memory = device.tensor(DType::u8, {2, read_bytes});
-  std::vector<Graph> reads;
-  for (uint64_t i = 0; i < 2; ++i) {
-    Encoder encoder(device);
-    record_read(encoder, memory.slice(0, i, 1));
-    reads.push_back(encoder.instantiate());
-  }
+  const ReadLimit reads(device);
   auto list = contestants(contenders);
-  list.emplace_back([&](uint64_t round) { reads[round % 2].replay().wait(); });
+  list.emplace_back([&](uint64_t round) { reads.run(round); });
   const auto times =
       medians_us(list, options.seconds_per_row * static_cast<double>(contenders.size()));
-  const double limit = static_cast<double>(read_bytes) / times.back() / 1e3;
+  const double limit = ReadLimit::gbps(times.back());
   std::vector<Row> rows;
   for (size_t i = 0; i < contenders.size(); ++i) {
     const Contender& c = contenders[i];

@@ -9,13 +9,13 @@
 
 namespace gyre::bench {
 
-// q, out: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32.
-inline double attention_nmse(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v) {
+// q: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32.
+inline std::vector<double> attention_in_double(const Tensor& q, const Tensor& k, const Tensor& v) {
   const uint64_t heads = q.shape(1), n = q.shape(2), length = k.shape(0), kv_heads = k.shape(1);
   const float *qs = q.data<const float>().data(), *ks = k.data<const float>().data(),
-              *vs = v.data<const float>().data(), *outs = out.data<const float>().data();
-  double error = 0, energy = 0;
-  std::vector<double> logits(length), sum(n);
+              *vs = v.data<const float>().data();
+  std::vector<double> logits(length), sum(n), out;
+  out.reserve(heads * n);
   for (uint64_t h = 0; h < heads; ++h) {
     const uint64_t kv_head = h / (heads / kv_heads);
     for (uint64_t j = 0; j < length; ++j) {
@@ -33,13 +33,24 @@ inline double attention_nmse(const Tensor& out, const Tensor& q, const Tensor& k
       total += p;
       for (uint64_t c = 0; c < n; ++c) sum[c] += p * double{row[c]};
     }
-    for (uint64_t c = 0; c < n; ++c) {
-      const double wanted = sum[c] / total, off = double{outs[h * n + c]} - wanted;
-      error += off * off;
-      energy += wanted * wanted;
-    }
+    for (const double value : sum) out.push_back(value / total);
+  }
+  return out;
+}
+
+inline double nmse(const Tensor& out, const std::vector<double>& wanted) {
+  const float* const outs = out.data<const float>().data();
+  double error = 0, energy = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const double off = double{outs[i]} - wanted[i];
+    error += off * off;
+    energy += wanted[i] * wanted[i];
   }
   return error / energy;
+}
+
+inline double attention_nmse(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return nmse(out, attention_in_double(q, k, v));
 }
 
 }  // namespace gyre::bench

@@ -6,7 +6,7 @@
 
 namespace gyre::bench {
 
-// f32 values from N(0,1).
+// f32 drawn from N(0,1), the same for the same seed.
 inline Tensor noise(const Device& device, const Dims& shape, uint32_t seed) {
   Tensor tensor = device.tensor(DType::f32, shape);
   std::mt19937 random(seed);

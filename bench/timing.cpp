@@ -12,7 +12,8 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-std::vector<double> medians_us(const std::vector<Contestant>& contestants, double seconds) {
+std::vector<double> medians_us(const std::vector<Contestant>& contestants, double seconds,
+                               const Contestant& between_rounds) {
   constexpr uint64_t kWarmUps = 3, kLeast = 15, kMost = 20000;
   std::vector<std::vector<double>> times(contestants.size());
   const auto start = std::chrono::steady_clock::now();
@@ -23,6 +24,7 @@ std::vector<double> medians_us(const std::vector<Contestant>& contestants, doubl
       const double us = us_since(begin);
       if (round >= kWarmUps) times[i].push_back(us);
     }
+    if (between_rounds) between_rounds(round);
     if (round >= kWarmUps + kLeast && us_since(start) > seconds * 1e6) break;
   }
   std::vector<double> medians;

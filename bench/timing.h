@@ -9,9 +9,10 @@ namespace gyre::bench {
 
 // Runs the contestants in turn, round after round, so that a slow minute of the machine meets all
 // of them, and returns the median microseconds of each. `round` counts up, for rotating over
-// buffers.
+// buffers. `between_rounds` is not timed: it puts back what a round has changed.
 using Contestant = std::function<void(uint64_t round)>;
-std::vector<double> medians_us(const std::vector<Contestant>& contestants, double seconds);
+std::vector<double> medians_us(const std::vector<Contestant>& contestants, double seconds,
+                               const Contestant& between_rounds = {});
 
 double median(std::vector<double> values);
 

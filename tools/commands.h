@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
 
 namespace gyre::tools {
 
@@ -8,5 +9,7 @@ namespace gyre::tools {
 void add_devices_command(CLI::App& app);
 void add_kernels_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
+// `command_line` is what reports say they were made with.
+void add_compare_command(CLI::App& app, const std::string& command_line);
 
 }  // namespace gyre::tools

@@ -9,10 +9,14 @@ namespace {
 int run(int argc, char** argv) {
   CLI::App app(
       "Gyre: the KV path of LLM inference.\n"
-      "Start with `gyre devices` (what this machine offers), then `gyre bench` (how fast it is).",
+      "Start with `gyre compare`: what each cache format costs and gives on this machine. `gyre\n"
+      "devices` shows what the machine offers, `gyre bench` how fast each op is.",
       "gyre");
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "Help for every command");
+  std::string command_line = "gyre";
+  for (int i = 1; i < argc; ++i) command_line += std::string(" ") + argv[i];
+  gyre::tools::add_compare_command(app, command_line);
   gyre::tools::add_devices_command(app);
   gyre::tools::add_kernels_command(app);
   gyre::tools::add_bench_command(app);

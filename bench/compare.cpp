@@ -1,0 +1,287 @@
+// Fills a KvCache per format and decodes with it as a user would: extend, then one replayed graph
+// that appends a token and attends. One full layer is timed; what a model adds up to follows.
+#include "compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention_double.h"
+#include "gyre/gyre.h"
+#include "machine_kernels.h"
+#include "noise.h"
+#include "read_limit.h"
+#include "runtime/require.h"
+#include "timing.h"
+
+namespace gyre::bench {
+namespace {
+
+struct Source {
+  Tensor q, k, v;  // f32, N(0,1); k and v reach to the longest context
+};
+
+KvCacheOptions one_layer(const ModelShape& shape, uint64_t capacity, const KvLayer& layer) {
+  return {.kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .capacity = capacity,
+          .layers = {layer}};
+}
+
+// Bytes of one token in one layer. V comes in tiles of 8 tokens, so 8 are asked for. Refuses
+// head dims that a format cannot store.
+double token_bytes(const Device& device, const ModelShape& s, const FormatPair& pair) {
+  const auto bytes = [&](KvFormat format, KvRole role) {
+    return KvBuffer::allocate(device, {format, role, s.kv_heads, 8, s.head_dim}).bytes();
+  };
+  return static_cast<double>(bytes(pair.k, KvRole::k) + bytes(pair.v, KvRole::v)) / 8;
+}
+
+// Caches of one format, enough of them that each has left the processor's when its turn comes
+// again.
+class Contender {
+ public:
+  Contender(const Device& device, const ModelShape& shape, const FormatPair& pair, uint64_t context,
+            const Source& source)
+      : encoder_(device), out_(device.tensor(DType::f32, source.q.shape())), source_(source) {
+    KvCache cache(device, one_layer(shape, context, {.k = pair.k, .v = pair.v}));
+    bytes_ = cache.describe()[0].bytes;
+    fill(cache, context - 1);
+    for (uint64_t i = 1; i < rotation(bytes_); ++i) caches_.push_back(cache.fork(encoder_));
+    encoder_.submit().wait();
+    caches_.push_back(std::move(cache));
+    for (KvCache& each : caches_) graphs_.push_back(record(each, context - 1));
+  }
+
+  uint64_t bytes() const { return bytes_; }
+  const Tensor& out() const { return out_; }
+
+  // The step that brings a cache to the full context. Taken back outside of the timed part, so
+  // that every step reads as many keys, writes the same slot and finds room.
+  void step(uint64_t round) {
+    const size_t i = round % caches_.size();
+    caches_[i].extend(encoder_, 1);
+    encoder_.submit();
+    graphs_[i].replay().wait();
+  }
+  void take_back(uint64_t round) {
+    caches_[round % caches_.size()].truncate(encoder_, 1);
+    encoder_.submit().wait();
+  }
+
+ private:
+  void fill(KvCache& cache, uint64_t tokens) {
+    for (uint64_t begin = 0; begin < tokens;) {
+      const uint64_t count = std::min(cache.options().step_tokens, tokens - begin);
+      cache.extend(encoder_, count);
+      cache.append(encoder_, 0, source_.k.slice(0, begin, count), source_.v.slice(0, begin, count));
+      encoder_.submit().wait();
+      begin += count;
+    }
+  }
+
+  Graph record(KvCache& cache, uint64_t token) {
+    cache.extend(encoder_, 1);  // append() is recorded for the tokens of an extend()
+    encoder_.submit().wait();
+    cache.append(encoder_, 0, source_.k.slice(0, token, 1), source_.v.slice(0, token, 1));
+    const auto head_dim = static_cast<float>(cache.options().head_dim);
+    cache.attend(encoder_, 0, {.q = source_.q, .out = out_}, {.scale = 1 / std::sqrt(head_dim)});
+    Graph graph = encoder_.instantiate();
+    cache.truncate(encoder_, 1);
+    encoder_.submit().wait();
+    return graph;
+  }
+
+  Encoder encoder_;
+  Tensor out_;
+  Source source_;
+  uint64_t bytes_ = 0;
+  std::vector<KvCache> caches_;
+  std::vector<Graph> graphs_;
+};
+
+// Counts the parts that are done; filling a format is one, measuring it is one.
+class Meter {
+ public:
+  Meter(const CompareProgress& progress, size_t parts)
+      : progress_(progress), parts_(static_cast<double>(parts)) {}
+
+  void show(const std::string& what, double begun = 0) const {
+    if (progress_) progress_(what, std::min(1.0, (done_ + begun) / parts_));
+  }
+  void advance(size_t parts) { done_ += static_cast<double>(parts); }
+
+ private:
+  const CompareProgress& progress_;
+  double parts_;
+  double done_ = 0;
+};
+
+class Comparison {
+ public:
+  Comparison(const CompareOptions& options, const CompareProgress& progress)
+      : options_(options),
+        device_(open_cpu(options.threads)),
+        meter_(progress, 2 * options.formats.size() * options.contexts.size()) {
+    for (const FormatPair& pair : options_.formats)
+      token_bytes_.push_back(token_bytes(device_, options_.shape, pair));
+    check_memory();
+  }
+
+  CompareReport run() {
+    CompareReport report{options_.shape,
+                         options_.device,
+                         device_.info().description,
+                         device_.info().compute_units,
+                         {}};
+    meter_.show("random keys and values");
+    const ModelShape& s = options_.shape;
+    const Dims kv{longest(), s.kv_heads, s.head_dim};
+    source_ = {noise(device_, {1, s.heads, s.head_dim}, 1), noise(device_, kv, 2),
+               noise(device_, kv, 3)};
+    for (const uint64_t context : options_.contexts) {
+      const std::vector<CompareEntry> entries = at(context);
+      report.entries.insert(report.entries.end(), entries.begin(), entries.end());
+    }
+    meter_.show("done");
+    return report;
+  }
+
+ private:
+  uint64_t longest() const {
+    return *std::max_element(options_.contexts.begin(), options_.contexts.end());
+  }
+
+  void check_memory() const {
+    const ModelShape& s = options_.shape;
+    const auto tokens = static_cast<double>(longest());
+    double bytes = 2 * sizeof(float) * tokens * static_cast<double>(s.kv_heads * s.head_dim);
+    for (const double of_token : token_bytes_) {
+      const double cache = of_token * tokens;
+      bytes += cache * static_cast<double>(rotation(static_cast<uint64_t>(cache)));
+    }
+    const uint64_t memory = device_.info().memory_bytes;
+    if (bytes < static_cast<double>(memory)) return;
+    fail(ErrorCode::out_of_memory, "compare: a context of ", longest(), " needs about ",
+         std::ceil(bytes / (1 << 30)), " GiB for the caches of one layer, this machine has ",
+         memory >> 30, " GiB");
+  }
+
+  std::vector<Contender> contenders(uint64_t context) {
+    std::vector<Contender> made;
+    made.reserve(options_.formats.size());
+    for (const FormatPair& pair : options_.formats) {
+      meter_.show(pair.label() + ": filling " + std::to_string(context) + " tokens");
+      made.emplace_back(device_, options_.shape, pair, context, source_);
+      meter_.advance(1);
+    }
+    return made;
+  }
+
+  // Median of each contender's step, then of reading memory.
+  std::vector<double> times(std::vector<Contender>& all, uint64_t context) {
+    const ReadLimit reads(device_);
+    std::vector<Contestant> list;
+    list.reserve(all.size() + 1);
+    for (Contender& each : all) list.emplace_back([&each](uint64_t round) { each.step(round); });
+    list.emplace_back([&](uint64_t round) { reads.run(round); });
+    const auto parts = static_cast<double>(all.size());
+    const std::string what = "decoding at " + std::to_string(context) + " tokens";
+    const auto start = std::chrono::steady_clock::now();
+    meter_.show(what);
+    auto medians = medians_us(list, options_.seconds * parts, [&](uint64_t round) {
+      for (Contender& each : all) each.take_back(round);
+      meter_.show(what, std::min(parts, us_since(start) / options_.seconds / 1e6));
+    });
+    meter_.advance(all.size());
+    return medians;
+  }
+
+  // One full layer is measured, the others are as large; rings are what KvCache makes of windows.
+  uint64_t model_bytes(const FormatPair& pair, uint64_t context, uint64_t full_bytes) const {
+    const ModelShape& s = options_.shape;
+    const std::vector<KvLayer> layers = kv_layers(
+        s.layers,
+        {.layer = {.k = pair.k, .v = pair.v}, .window = s.window, .full_every = s.full_every});
+    const auto ring = std::find_if(layers.begin(), layers.end(),
+                                   [](const KvLayer& layer) { return layer.window != 0; });
+    const uint64_t full = full_layers(s);
+    if (ring == layers.end()) return full * full_bytes;
+    return full * full_bytes +
+           (s.layers - full) * KvCache(device_, one_layer(s, context, *ring)).describe()[0].bytes;
+  }
+
+  std::vector<CompareEntry> at(uint64_t context) {
+    std::vector<Contender> all = contenders(context);
+    const std::vector<double> us = times(all, context);
+    const std::vector<double> truth = attention_in_double(source_.q, source_.k.slice(0, 0, context),
+                                                          source_.v.slice(0, 0, context));
+    const ModelShape& s = options_.shape;
+    const auto coordinates = static_cast<double>(2 * s.kv_heads * s.head_dim);
+    std::vector<CompareEntry> entries;
+    for (size_t i = 0; i < all.size(); ++i) {
+      CompareEntry entry;
+      entry.formats = options_.formats[i];
+      entry.context = context;
+      entry.bits = 8 * token_bytes_[i] / coordinates;
+      entry.bytes_per_token = token_bytes_[i] * static_cast<double>(full_layers(s));
+      entry.cache_bytes = model_bytes(entry.formats, context, all[i].bytes());
+      entry.step_us = us[i];
+      entry.speedup = us[0] / us[i];
+      entry.read_gbps = static_cast<double>(all[i].bytes()) / us[i] / 1e3;
+      entry.limit_gbps = ReadLimit::gbps(us.back());
+      entry.fraction = entry.read_gbps / entry.limit_gbps;
+      entry.nmse = nmse(all[i].out(), truth);
+      entries.push_back(entry);
+    }
+    return entries;
+  }
+
+  const CompareOptions& options_;
+  Device device_;
+  Meter meter_;
+  std::vector<double> token_bytes_;  // of one layer, by format
+  Source source_;
+};
+
+}  // namespace
+
+std::string FormatPair::label() const {
+  std::string label(name(k));
+  if (k != v) label.append("/").append(name(v));
+  return label;
+}
+
+std::vector<FormatPair> usual_formats() {
+  std::vector<FormatPair> formats;
+  for (const KvFormat format :
+       {KvFormat::f16, KvFormat::tq8, KvFormat::tq6, KvFormat::tq4, KvFormat::tq3}) {
+    formats.push_back({format, format});
+  }
+  formats.push_back({KvFormat::tq8, KvFormat::tq4});
+  return formats;
+}
+
+void check(const CompareOptions& options) {
+  check(options.shape);
+  if (options.device != "cpu") {
+    fail(ErrorCode::unsupported, "compare: only on device cpu so far, got \"", options.device,
+         "\"");
+  }
+  require(!options.contexts.empty(), "compare: at least one context");
+  for (const uint64_t context : options.contexts) {
+    require(context != 0 && context <= std::numeric_limits<int32_t>::max(),
+            "compare: a context must be from 1 to 2^31 - 1 tokens, got ", context);
+  }
+  require(options.seconds > 0 && options.seconds <= 60,
+          "compare: seconds must be above 0 and at most 60, got ", options.seconds);
+}
+
+CompareReport compare(const CompareOptions& options, const CompareProgress& progress) {
+  CompareOptions checked = options;
+  if (checked.formats.empty()) checked.formats = usual_formats();
+  check(checked);
+  return Comparison(checked, progress).run();
+}
+
+}  // namespace gyre::bench

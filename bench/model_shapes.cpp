@@ -1,0 +1,58 @@
+#include "model_shapes.h"
+
+#include <vector>
+
+#include "gyre/kv_cache.h"
+#include "runtime/require.h"
+
+namespace gyre::bench {
+
+std::span<const ModelShape> model_shapes() {
+  // From the models' published configurations: layers, heads, KV heads, head_dim, window, every
+  // so many-th layer full.
+  static const std::vector<ModelShape> kShapes = {
+      {"gemma-3-4b", 34, 8, 4, 256, 1024, 6}, {"gemma-3-27b", 62, 32, 16, 128, 1024, 6},
+      {"gpt-oss-20b", 24, 64, 8, 64, 128, 2}, {"gpt-oss-120b", 36, 64, 8, 64, 128, 2},
+      {"llama-3.1-8b", 32, 32, 8, 128},       {"llama-3.1-70b", 80, 64, 8, 128},
+      {"llama-3.2-1b", 16, 32, 8, 64},        {"llama-3.2-3b", 28, 24, 8, 128},
+      {"mistral-7b-v0.3", 32, 32, 8, 128},    {"phi-4", 40, 40, 10, 128},
+      {"qwen3-0.6b", 28, 16, 8, 128},         {"qwen3-8b", 36, 32, 8, 128},
+      {"qwen3-30b-a3b", 48, 32, 4, 128},      {"qwen3-32b", 64, 64, 8, 128},
+      {"smollm2-1.7b", 24, 32, 32, 64},
+  };
+  return kShapes;
+}
+
+const ModelShape& model_shape(std::string_view name) {
+  std::string known;
+  for (const ModelShape& shape : model_shapes()) {
+    if (shape.name == name) return shape;
+    known += (known.empty() ? "" : ", ") + shape.name;
+  }
+  fail(ErrorCode::invalid_argument, "compare: no preset \"", name, "\"; there are ", known);
+}
+
+void check(const ModelShape& shape) {
+  constexpr uint64_t kMost = 1024;  // of each; keeps every product far below 64 bits
+  const auto within = [](const char* what, uint64_t value, uint64_t most) {
+    require(value != 0 && value <= most, "compare: ", what, " must be from 1 to ", most, ", got ",
+            value);
+  };
+  within("layers", shape.layers, kMost);
+  within("heads", shape.heads, kMost);
+  within("kv_heads", shape.kv_heads, kMost);
+  within("head_dim", shape.head_dim, kMost);
+  require(shape.heads % shape.kv_heads == 0, "compare: heads must be a multiple of kv_heads, got ",
+          shape.heads, " and ", shape.kv_heads);
+}
+
+uint64_t full_layers(const ModelShape& shape) {
+  uint64_t count = 0;
+  for (const KvLayer& layer :
+       kv_layers(shape.layers, {.window = shape.window, .full_every = shape.full_every})) {
+    count += layer.window == 0 ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace gyre::bench

@@ -1,0 +1,121 @@
+// What `gyre compare` says about a model must be what KvCache does with it.
+#include "compare.h"
+
+#include "expect_error.h"
+#include "gyre/kv_cache.h"
+
+namespace gyre::test {
+namespace {
+
+using bench::CompareEntry;
+using bench::CompareOptions;
+using bench::CompareReport;
+
+CompareOptions small() {
+  CompareOptions options;
+  options.shape = {"small", 6, 4, 2, 64};
+  options.threads = 1;
+  options.contexts = {200, 1000};
+  options.seconds = 0.001;
+  return options;
+}
+
+TEST(Compare, SaysWhatAModelTakes) {
+  const CompareReport report = bench::compare(small(), {});
+  ASSERT_EQ(report.entries.size(), 12u);
+  const std::vector<std::string> labels = {"f16", "tq8", "tq6", "tq4", "tq3", "tq8/tq4"};
+  for (size_t i = 0; i < report.entries.size(); ++i) {
+    const CompareEntry& e = report.entries[i];
+    EXPECT_EQ(e.formats.label(), labels[i % 6]);
+    EXPECT_EQ(e.context, i < 6 ? 200u : 1000u);
+    KvCacheOptions whole{.kv_heads = 2, .head_dim = 64, .capacity = e.context};
+    whole.layers = std::vector<KvLayer>(6, {.k = e.formats.k, .v = e.formats.v});
+    uint64_t bytes = 0;
+    for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), whole).describe())
+      bytes += layer.bytes;
+    EXPECT_EQ(e.cache_bytes, bytes) << labels[i % 6];
+    EXPECT_DOUBLE_EQ(e.bytes_per_token * static_cast<double>(e.context),
+                     static_cast<double>(bytes));  // 8 divides both contexts
+    EXPECT_GT(e.step_us, 0);
+    EXPECT_GT(e.fraction, 0);
+    EXPECT_DOUBLE_EQ(e.speedup * e.step_us, report.entries[i / 6 * 6].step_us);
+  }
+  EXPECT_DOUBLE_EQ(report.entries[0].bits, 16);
+  EXPECT_DOUBLE_EQ(report.entries[0].bytes_per_token, 6 * 2 * 2 * 64 * 2);
+  EXPECT_GT(report.entries[1].bits, 8);
+  EXPECT_LT(report.entries[1].bits, 9);
+}
+
+TEST(Compare, ErrorsAreThoseOfTheFormats) {
+  const CompareReport report = bench::compare(small(), {});
+  const double most[] = {1e-6, 4e-4, 4e-3, 5e-2, 2e-1, 3e-2};
+  for (size_t i = 0; i < report.entries.size(); ++i) {
+    EXPECT_LE(report.entries[i].nmse, most[i % 6]) << i;
+    EXPECT_GT(report.entries[i].nmse, most[i % 6] / 100) << i;
+  }
+}
+
+TEST(Compare, WindowLayersKeepTheirRings) {
+  CompareOptions options = small();
+  options.shape.window = 50;
+  options.shape.full_every = 3;
+  options.formats = {{KvFormat::tq4, KvFormat::tq4}};
+  const CompareReport report = bench::compare(options, {});
+  for (const CompareEntry& e : report.entries) {
+    KvCacheOptions whole{.kv_heads = 2, .head_dim = 64, .capacity = e.context};
+    whole.layers = kv_layers(
+        6, {.layer = {.k = KvFormat::tq4, .v = KvFormat::tq4}, .window = 50, .full_every = 3});
+    uint64_t bytes = 0;
+    for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), whole).describe())
+      bytes += layer.bytes;
+    EXPECT_EQ(e.cache_bytes, bytes);
+    EXPECT_DOUBLE_EQ(e.bytes_per_token, 2 * 2 * 2 * 64 * e.bits / 8);  // two full layers grow
+  }
+}
+
+TEST(Compare, ProgressEndsAtOne) {
+  CompareOptions options = small();
+  options.contexts = {1};
+  double last = 0;
+  const CompareReport report = bench::compare(options, [&](const std::string& what, double done) {
+    EXPECT_FALSE(what.empty());
+    EXPECT_GE(done, last);
+    last = done;
+  });
+  EXPECT_DOUBLE_EQ(last, 1);
+  EXPECT_EQ(report.entries.size(), 6u);
+}
+
+TEST(Compare, PresetsAreModels) {
+  EXPECT_GE(bench::model_shapes().size(), 10u);
+  for (const bench::ModelShape& shape : bench::model_shapes()) {
+    bench::check(shape);
+    EXPECT_GE(bench::full_layers(shape), 1u);
+    EXPECT_EQ(&bench::model_shape(shape.name), &shape);
+  }
+  EXPECT_EQ(bench::full_layers(bench::model_shape("gemma-3-4b")), 5u);
+  EXPECT_EQ(bench::full_layers(bench::model_shape("gpt-oss-20b")), 12u);
+}
+
+TEST(Compare, RefusesBeforeMeasuring) {
+  const auto with = [](const std::function<void(CompareOptions&)>& change) {
+    return [change] {
+      CompareOptions options = small();
+      change(options);
+      bench::compare(
+          options, [](const std::string& what, double) { ADD_FAILURE() << "began with " << what; });
+    };
+  };
+  EXPECT_TRUE(refused({"no preset \"gpt-9\"", "llama-3.1-8b", "qwen3-8b"},
+                      [] { bench::model_shape("gpt-9"); }));
+  EXPECT_TRUE(refused({"multiple", "5", "2"}, with([](auto& o) { o.shape.heads = 5; })));
+  EXPECT_TRUE(refused({"kv_heads", "got 0"}, with([](auto& o) { o.shape.kv_heads = 0; })));
+  EXPECT_TRUE(refused({"layers", "5000"}, with([](auto& o) { o.shape.layers = 5000; })));
+  EXPECT_TRUE(refused({"head dims", "got 7"}, with([](auto& o) { o.shape.head_dim = 7; })));
+  EXPECT_TRUE(refused({"context", "got 0"}, with([](auto& o) { o.contexts = {5, 0}; })));
+  EXPECT_TRUE(refused({"one context"}, with([](auto& o) { o.contexts = {}; })));
+  EXPECT_TRUE(refused({"seconds"}, with([](auto& o) { o.seconds = 0; })));
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,242 @@
+#include <unistd.h>
+
+#include <ctime>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "commands.h"
+#include "compare.h"
+#include "compare_table.h"
+#include "gyre/error.h"
+#include "report_html.h"
+
+namespace gyre::tools {
+namespace {
+
+constexpr const char* kDefaultPreset = "llama-3.1-8b";
+
+// Of a model, as far as given.
+struct ShapeNumbers {
+  std::optional<uint64_t> layers, heads, kv_heads, head_dim;
+};
+
+struct CompareArguments {
+  std::string preset;
+  ShapeNumbers numbers;
+  bench::CompareOptions options;
+  bool list = false;
+  bool json = false;
+  std::string html;
+  std::string svg;
+  std::string command;
+};
+
+void list_presets() {
+  std::vector<std::vector<std::string>> rows;
+  for (const bench::ModelShape& s : bench::model_shapes()) {
+    rows.push_back({s.name, std::to_string(s.layers), std::to_string(s.heads),
+                    std::to_string(s.kv_heads), std::to_string(s.head_dim),
+                    s.window == 0 ? "-" : std::to_string(s.window),
+                    s.window == 0 ? "all" : "every " + std::to_string(s.full_every)});
+  }
+  print_table(std::cout,
+              {{"preset"},
+               {"layers", Align::right},
+               {"heads", Align::right},
+               {"KV heads", Align::right},
+               {"head_dim", Align::right},
+               {"window", Align::right},
+               {"full layers"}},
+              rows);
+}
+
+// Explicit numbers make a model of their own, or change a preset.
+bench::ModelShape chosen_shape(const std::string& preset, const ShapeNumbers& given) {
+  const bool any = given.layers || given.heads || given.kv_heads || given.head_dim;
+  if (!any) return bench::model_shape(preset.empty() ? kDefaultPreset : preset);
+  bench::ModelShape shape;
+  if (!preset.empty()) {
+    shape = bench::model_shape(preset);
+    shape.name += ", changed";
+  } else if (given.heads && given.kv_heads && given.head_dim) {
+    shape.name = "own numbers";
+    shape.layers = 1;
+  } else {
+    throw Error(ErrorCode::invalid_argument,
+                "compare: without a preset --heads, --kv-heads and --head-dim must be given");
+  }
+  shape.layers = given.layers.value_or(shape.layers);
+  shape.heads = given.heads.value_or(shape.heads);
+  shape.kv_heads = given.kv_heads.value_or(shape.kv_heads);
+  shape.head_dim = given.head_dim.value_or(shape.head_dim);
+  return shape;
+}
+
+// A bar that is drawn over itself in a terminal; a line for each thing elsewhere.
+class ProgressBar {
+ public:
+  void show(const std::string& what, double done) {
+    const auto percent = static_cast<int>(100 * done);
+    if (live_ && (what != what_ || percent != percent_)) {
+      constexpr size_t kCells = 30;
+      const auto full = static_cast<size_t>(kCells * done);
+      std::cerr << "\r\033[K[" << std::string(full, '#') << std::string(kCells - full, '.') << "] "
+                << percent << " %  " << what << std::flush;
+    } else if (!live_ && what != what_) {
+      std::cerr << '[' << percent << " %] " << what << '\n';
+    }
+    what_ = what;
+    percent_ = percent;
+  }
+  ~ProgressBar() {
+    if (live_) std::cerr << "\r\033[K" << std::flush;
+  }
+
+  ProgressBar() = default;
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+ private:
+  bool live_ = isatty(STDERR_FILENO) != 0;
+  std::string what_;
+  int percent_ = -1;
+};
+
+void print_report(const bench::CompareReport& report) {
+  std::vector<std::vector<std::string>> rows;
+  std::string context;
+  for (const bench::CompareEntry& entry : report.entries) {
+    rows.push_back(compare_cells(entry));
+    if (rows.back()[0] == context) {
+      rows.back()[0].clear();  // once for each group of rows
+    } else {
+      context = rows.back()[0];
+    }
+  }
+  for (const std::string& line : describe_model(report.shape)) std::cout << line << '\n';
+  std::cout << describe_machine(report) << "\n\n";
+  print_table(std::cout, compare_columns(), rows);
+  std::cout << '\n' << compare_meaning(report) << '\n';
+}
+
+void print_json(const bench::CompareReport& report) {
+  for (const bench::CompareEntry& e : report.entries) {
+    nlohmann::ordered_json json;
+    json["model"] = report.shape.name;
+    json["device"] = report.device;
+    json["threads"] = report.threads;
+    json["layers"] = report.shape.layers;
+    json["heads"] = report.shape.heads;
+    json["kv_heads"] = report.shape.kv_heads;
+    json["head_dim"] = report.shape.head_dim;
+    json["context"] = e.context;
+    json["k"] = name(e.formats.k);
+    json["v"] = name(e.formats.v);
+    json["bits"] = e.bits;
+    json["bytes_per_token"] = e.bytes_per_token;
+    json["cache_bytes"] = e.cache_bytes;
+    json["step_us"] = e.step_us;
+    json["speedup"] = e.speedup;
+    json["read_gbps"] = e.read_gbps;
+    json["limit_gbps"] = e.limit_gbps;
+    json["fraction"] = e.fraction;
+    json["nmse"] = e.nmse;
+    std::cout << json.dump() << '\n';
+  }
+}
+
+// Asked before anything is measured: a wrong path must not cost a minute. Leaves a file as it is.
+void check_output(const std::string& path) {
+  if (!path.empty() && !std::ofstream(path, std::ios::app))
+    throw Error(ErrorCode::io, "compare: cannot write \"" + path + "\"");
+}
+
+void write_output(const std::string& path, const std::string& text) {
+  if (path.empty()) return;
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw Error(ErrorCode::io, "compare: writing \"" + path + "\" failed");
+}
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M UTC", &parts);
+  return text;
+}
+
+bench::CompareReport measure(const bench::CompareOptions& options) {
+  ProgressBar bar;
+  return bench::compare(options,
+                        [&](const std::string& what, double done) { bar.show(what, done); });
+}
+
+void run_compare(const CompareArguments& arguments) {
+  if (arguments.list) return list_presets();
+  bench::CompareOptions options = arguments.options;
+  options.shape = chosen_shape(arguments.preset, arguments.numbers);
+  bench::check(options);
+  check_output(arguments.html);
+  check_output(arguments.svg);
+  const bench::CompareReport report = measure(options);
+  if (arguments.json) {
+    print_json(report);
+  } else {
+    print_report(report);
+  }
+  write_output(arguments.svg, time_chart(report));
+  write_output(arguments.html, report_html(report, {arguments.command, now(), GYRE_VERSION}));
+  if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
+}
+
+void add_shape_options(CLI::App& command, ShapeNumbers& shape) {
+  const char* group = "A model by its numbers (or a preset with other numbers)";
+  command.add_option("--layers", shape.layers, "Layers; 1 if not given")->group(group);
+  command.add_option("--heads", shape.heads, "Query heads")->group(group);
+  command.add_option("--kv-heads", shape.kv_heads, "KV heads")->group(group);
+  command.add_option("--head-dim", shape.head_dim, "Coordinates of a head")->group(group);
+}
+
+}  // namespace
+
+void add_compare_command(CLI::App& app, const std::string& command_line) {
+  CLI::App* command = app.add_subcommand(
+      "compare",
+      "What each cache format costs and gives for a model on this machine: memory, time of a\n"
+      "decode step at growing context, part of the memory bandwidth, error of the output.\n\n"
+      "Examples:\n"
+      "  gyre compare                                    " +
+          std::string(kDefaultPreset) +
+          "\n"
+          "  gyre compare --list                             the models it knows\n"
+          "  gyre compare qwen3-8b --html report.html        a page with charts as well\n"
+          "  gyre compare --heads 32 --kv-heads 8 --head-dim 128 --layers 32 --context 8192");
+  const auto arguments = std::make_shared<CompareArguments>();
+  arguments->command = command_line;
+  bench::CompareOptions& options = arguments->options;
+  command->add_option("preset", arguments->preset, "A model that --list shows");
+  command->add_flag("--list", arguments->list, "Show the presets and stop");
+  command->add_option("--context", options.contexts, "Tokens in the cache, a list")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--device", options.device, "Device, as `gyre devices` names it")
+      ->capture_default_str();
+  command
+      ->add_option("--threads", options.threads, "CPU threads; 0 takes GYRE_THREADS or all cores")
+      ->capture_default_str();
+  command->add_option("--seconds", options.seconds, "Time spent on each format at each context")
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "One JSON object per line instead of a table");
+  command->add_option("--html", arguments->html, "Also write a self-contained page with charts");
+  command->add_option("--svg", arguments->svg, "Also write the chart of times as an SVG file");
+  add_shape_options(*command, arguments->numbers);
+  command->callback([arguments] { run_compare(*arguments); });
+}
+
+}  // namespace gyre::tools

@@ -1,0 +1,191 @@
+#include "report_html.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compare_table.h"
+#include "svg_chart.h"
+
+namespace gyre::tools {
+namespace {
+
+// Light on every device and on paper; the table scrolls in its own box where it is too wide.
+constexpr const char* kStyle = R"(
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 3rem; background: #fff; color: #222;
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .5rem; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+p { margin: .4rem 0; max-width: 46rem; }
+code { font-size: .9em; }
+.lead { font-size: 1.1rem; margin-bottom: 1.25rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.5rem; }
+figure { margin: 0; break-inside: avoid; }
+figure svg { display: block; width: 100%; height: auto; }
+figcaption { font-weight: 600; margin-bottom: .25rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; overflow-wrap: normal; }
+caption { text-align: left; padding-bottom: .25rem; font-weight: 600; }
+th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap; }
+thead th { border-bottom: 2px solid #222; vertical-align: bottom; white-space: normal; line-height: 1.25; }
+th[scope=row] { position: sticky; left: 0; background: #fff; }
+tbody { border-bottom: 1px solid #999; }
+.left { text-align: left; }
+.first { font-weight: 600; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: .5rem 0; }
+dt { font-weight: 600; }
+dd { margin: 0; }
+@media (max-width: 34rem) { th, td { padding: .3rem .4rem; font-size: .875rem; } dl { display: block; } }
+@media print { @page { margin: 15mm; } body { padding: 0; font-size: 10pt; max-width: none; }
+  .charts { grid-template-columns: 1fr 1fr; } .scroll { overflow: visible; } tbody { break-inside: avoid; }
+  th, td { padding: 1.5pt 5pt; } h2 { break-after: avoid; } }
+)";
+
+using bench::CompareEntry;
+using bench::CompareReport;
+
+uint64_t longest(const CompareReport& report) {
+  uint64_t context = 0;
+  for (const CompareEntry& entry : report.entries) context = std::max(context, entry.context);
+  return context;
+}
+
+std::string tag(const std::string& name, const std::string& text) {
+  return "<" + name + ">" + escape_html(text) + "</" + name + ">\n";
+}
+
+bool usable(double value) { return std::isfinite(value) && value > 0; }
+
+// The fastest format at the longest context, in a sentence; empty where there is nothing to say.
+std::string headline(const CompareReport& report) {
+  const CompareEntry *first = nullptr, *best = nullptr;
+  for (const CompareEntry& entry : report.entries) {
+    if (entry.context != longest(report) || !usable(entry.step_us) || !usable(entry.speedup))
+      continue;
+    if (first == nullptr) first = &entry;
+    if (best == nullptr || entry.speedup > best->speedup) best = &entry;
+  }
+  if (best == first || first->cache_bytes == 0) return {};
+  const double part =
+      static_cast<double>(best->cache_bytes) / static_cast<double>(first->cache_bytes);
+  return "At " + std::to_string(best->context) + " tokens " + best->formats.label() + " decodes " +
+         fixed(best->speedup, 1) + " times as fast as " + first->formats.label() + ", with " +
+         fixed(100 * part, 0) + " % of its memory (" + human_bytes(best->cache_bytes) +
+         " instead of " + human_bytes(first->cache_bytes) + ").";
+}
+
+std::string table_head() {
+  // Longer than in a terminal: there is room for two lines.
+  static constexpr const char* kTitles[] = {
+      "context", "format",           "bytes per token", "cache size", "\u00b5s per step and layer",
+      "speed",   "of the bandwidth", "error (NMSE)"};
+  std::string head = "<thead><tr>";
+  for (size_t i = 0; i < std::size(kTitles); ++i) {
+    const bool left = compare_columns()[i].align == Align::left;
+    head += std::string("<th scope=\"col\"") + (left ? " class=\"left\"" : "") + ">" +
+            escape_html(kTitles[i]) + "</th>";
+  }
+  return head + "</tr></thead>\n";
+}
+
+std::string table(const CompareReport& report) {
+  std::string out = tag("p", compare_meaning(report)) +
+                    "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"All "
+                    "figures\">\n<table>\n" +
+                    tag("caption", "Formats at each context") + table_head();
+  for (size_t i = 0; i < report.entries.size(); ++i) {
+    const CompareEntry& entry = report.entries[i];
+    const bool begins = i == 0 || report.entries[i - 1].context != entry.context;
+    const bool ends =
+        i + 1 == report.entries.size() || report.entries[i + 1].context != entry.context;
+    const std::vector<std::string> cells = compare_cells(entry);
+    out += begins ? "<tbody>\n<tr>" : "<tr>";
+    out += std::string("<td") + (begins ? " class=\"first\"" : "") + ">" + escape_html(cells[0]) +
+           "</td><th scope=\"row\" class=\"left\">" + escape_html(cells[1]) + "</th>";
+    for (size_t c = 2; c < cells.size(); ++c) out += "<td>" + escape_html(cells[c]) + "</td>";
+    out += ends ? "</tr>\n</tbody>\n" : "</tr>\n";
+  }
+  return out + "</table>\n</div>\n";
+}
+
+std::string figure(const std::string& caption, const std::string& svg) {
+  return "<figure>\n" + tag("figcaption", caption) + svg + "</figure>\n";
+}
+
+std::string run_facts(const CompareReport& report, const ReportInfo& info) {
+  return "<dl>\n" + tag("dt", "Machine") + tag("dd", describe_machine(report)) +
+         tag("dt", "Command") + "<dd><code>" + escape_html(info.command) + "</code></dd>\n" +
+         tag("dt", "Date") + tag("dd", info.date) + tag("dt", "Version") +
+         tag("dd", "gyre " + info.version) + "</dl>\n";
+}
+
+std::string notes(const CompareReport& report) {
+  std::string out;
+  for (const std::string& line : describe_model(report.shape)) out += tag("p", line);
+  return out +
+         tag("p",
+             "Each format has its own caches, filled with keys and values drawn from N(0,1). Steps "
+             "of all formats and plain reading of memory take turns; figures are medians. A format "
+             "such as tq8/tq4 stores keys in the first and values in the second.");
+}
+
+}  // namespace
+
+std::string time_chart(const CompareReport& report) {
+  Chart chart;
+  chart.id = "time";
+  chart.title = "Time per decode step and layer against context";
+  chart.x = {"tokens in the cache", true, {}};
+  chart.y = {"\u00b5s per step and layer", true, {}};
+  for (const CompareEntry& entry : report.entries) {
+    const std::string label = entry.formats.label();
+    auto found = std::find_if(chart.series.begin(), chart.series.end(),
+                              [&](const ChartSeries& series) { return series.label == label; });
+    if (found == chart.series.end()) found = chart.series.insert(found, {label, {}});
+    const auto context = static_cast<double>(entry.context);
+    found->points.push_back({context, entry.step_us});
+    if (std::find(chart.x.ticks.begin(), chart.x.ticks.end(), context) == chart.x.ticks.end())
+      chart.x.ticks.push_back(context);
+    if (entry.context == longest(report)) {
+      chart.description += (chart.description.empty() ? "At the longest context: " : ", ") + label +
+                           " " + plain_number(std::round(entry.step_us)) + " \u00b5s";
+    }
+  }
+  std::sort(chart.x.ticks.begin(), chart.x.ticks.end());
+  return svg_chart(chart);
+}
+
+std::string error_chart(const CompareReport& report) {
+  Chart chart;
+  chart.id = "error";
+  chart.title = "Error of the attention output against bits per coordinate";
+  chart.x = {"bits per coordinate, scales included", false, {0, 4, 8, 12, 16}};
+  chart.y = {"squared error, relative (NMSE)", true, {}};
+  chart.lines = false;
+  for (const CompareEntry& entry : report.entries) {
+    if (entry.context != longest(report)) continue;
+    chart.series.push_back({entry.formats.label(), {{entry.bits, entry.nmse}}});
+    if (!usable(entry.bits) || !usable(entry.nmse)) continue;
+    chart.description += (chart.description.empty() ? "" : ", ") + entry.formats.label() + " " +
+                         fixed(entry.bits, 1) + " bits, error " + plain_number(entry.nmse);
+  }
+  return svg_chart(chart);
+}
+
+std::string report_html(const CompareReport& report, const ReportInfo& info) {
+  const std::string title = "KV cache formats for " + report.shape.name;
+  const std::string words = headline(report);
+  const std::string at = "at " + std::to_string(longest(report)) + " tokens";
+  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" +
+         tag("title", title) + "<link rel=\"icon\" href=\"data:,\">\n<style>" + kStyle +
+         "</style>\n</head>\n<body>\n<main>\n" + tag("h1", title) +
+         (words.empty() ? "" : "<p class=\"lead\">" + escape_html(words) + "</p>\n") +
+         "<div class=\"charts\">\n" + figure("Time per decode step and layer", time_chart(report)) +
+         figure("Error of the attention output " + at, error_chart(report)) + "</div>\n" +
+         tag("h2", "All figures") + table(report) + tag("h2", "What was measured") + notes(report) +
+         run_facts(report, info) + "</main>\n</body>\n</html>\n";
+}
+
+}  // namespace gyre::tools
