@@ -8,5 +8,6 @@ namespace gyre::tools {
 void add_devices_command(CLI::App& app);
 void add_kernels_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
+void add_inspect_command(CLI::App& app);
 
 }  // namespace gyre::tools
