@@ -1,5 +1,8 @@
 // Random lives of a cache against a plain vector of tokens in double precision.
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
 
 #include "kv_cache_model.h"
 
@@ -21,7 +24,7 @@ class Lives {
   void step() {
     CacheModel& model = *models_[random_() % models_.size()];
     const uint64_t length = model.cache.length(), room = 300 - length;
-    switch (random_() % 10) {
+    switch (random_() % 11) {
       case 0:
       case 1:
       case 2:
@@ -41,6 +44,9 @@ class Lives {
       case 6:
         fork(model);
         break;
+      case 7:
+        save_and_load(model);
+        break;
       default:
         ask(model);
     }
@@ -57,6 +63,18 @@ class Lives {
     made->v = model.v;
     if (models_.size() == 3) models_.erase(models_.begin());
     models_.push_back(std::move(made));
+  }
+
+  // Into another of the models, or into itself.
+  void save_and_load(CacheModel& model) {
+    const std::string path = testing::TempDir() + "gyre_life_" + std::to_string(getpid());
+    model.cache.save(path);
+    CacheModel& other = *models_[random_() % models_.size()];
+    other.cache.load(path);
+    std::remove(path.c_str());
+    if (&other == &model) return;
+    other.k = model.k;
+    other.v = model.v;
   }
 
   void ask(CacheModel& model) {

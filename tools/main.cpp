@@ -20,6 +20,7 @@ int run(int argc, char** argv) {
   gyre::tools::add_devices_command(app);
   gyre::tools::add_kernels_command(app);
   gyre::tools::add_bench_command(app);
+  gyre::tools::add_inspect_command(app);
   CLI11_PARSE(app, argc, argv);
   return 0;
 }

@@ -1,16 +1,17 @@
 #pragma once
 
-#include "gyre/attention.h"  // IWYU pragma: export
-#include "gyre/codec.h"      // IWYU pragma: export
-#include "gyre/device.h"     // IWYU pragma: export
-#include "gyre/dtype.h"      // IWYU pragma: export
-#include "gyre/encoder.h"    // IWYU pragma: export
-#include "gyre/error.h"      // IWYU pragma: export
-#include "gyre/fence.h"      // IWYU pragma: export
-#include "gyre/graph.h"      // IWYU pragma: export
-#include "gyre/kv_cache.h"   // IWYU pragma: export
-#include "gyre/kv_format.h"  // IWYU pragma: export
-#include "gyre/ops.h"        // IWYU pragma: export
-#include "gyre/rope.h"       // IWYU pragma: export
-#include "gyre/tensor.h"     // IWYU pragma: export
-#include "gyre/trace.h"      // IWYU pragma: export
+#include "gyre/attention.h"    // IWYU pragma: export
+#include "gyre/codec.h"        // IWYU pragma: export
+#include "gyre/device.h"       // IWYU pragma: export
+#include "gyre/dtype.h"        // IWYU pragma: export
+#include "gyre/encoder.h"      // IWYU pragma: export
+#include "gyre/error.h"        // IWYU pragma: export
+#include "gyre/fence.h"        // IWYU pragma: export
+#include "gyre/graph.h"        // IWYU pragma: export
+#include "gyre/kv_cache.h"     // IWYU pragma: export
+#include "gyre/kv_format.h"    // IWYU pragma: export
+#include "gyre/kv_snapshot.h"  // IWYU pragma: export
+#include "gyre/ops.h"          // IWYU pragma: export
+#include "gyre/rope.h"         // IWYU pragma: export
+#include "gyre/tensor.h"       // IWYU pragma: export
+#include "gyre/trace.h"        // IWYU pragma: export

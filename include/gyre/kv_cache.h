@@ -103,6 +103,16 @@ class KvCache {
   void clear(Encoder& encoder);
   KvCache fork(Encoder& encoder) const;  // a copy of its own
 
+  // A file with everything the cache holds; docs/snapshots.md draws it. Everything recorded must
+  // have been submitted and waited for. The file appears at `path` as a whole: when save() throws,
+  // what was there before is still there.
+  void save(const std::string& path) const;
+  // The cache becomes the one that was saved. It must have the same geometry; a larger capacity is
+  // fine, unless a ring would have more slots. A file that is damaged or does not fit is refused
+  // and the cache stays as it was. Graphs recorded before go on with what was loaded; the next step
+  // begins with extend().
+  void load(const std::string& path);
+
  private:
   class State;
   explicit KvCache(std::unique_ptr<State> state);

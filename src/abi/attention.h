@@ -61,7 +61,7 @@ inline uint64_t attention_first_key(uint64_t tokens, uint64_t length, uint64_t w
 
 // What a recorded command cannot know: where the sequence is now.
 inline void attention_follow(const KvState& state, AttentionParams& p) {
-  const KvKeys keys = kv_segment_keys(static_cast<KvSegment>(p.segment), p.places, state);
+  const KvKeys keys = kv_segment_keys(p.segment, p.places, state);
   p.length = state.length;
   p.end_key = keys.end;
   p.first_key =

@@ -23,7 +23,8 @@ struct KvExtendParams {
 
 // Where a key of a layer lies. The first `sinks` keys are in the sink buffer, those from
 // max(state.tail, sinks) on in the tail if there is one, all others in the body.
-enum KvSegment : uint32_t { kSegmentBody = 0, kSegmentSinks = 1, kSegmentTail = 2 };
+using KvSegment = uint32_t;
+constexpr KvSegment kSegmentBody = 0, kSegmentSinks = 1, kSegmentTail = 2;
 
 struct KvPlaces {
   uint64_t sinks;
@@ -71,14 +72,14 @@ struct KvAppendStream {
 
 // A tail that is too short for old and new tokens side by side is written after the body, by a
 // second command.
-enum KvAppendParts : uint32_t { kAppendBody = 1, kAppendNear = 2 };
+constexpr uint32_t kAppendBody = 1, kAppendNear = 2;
 
 struct KvAppendParams {
   uint64_t tokens;
   uint64_t heads;
   KvPlaces places;
   KvAppendStream stream[2];
-  uint32_t parts;  // KvAppendParts
+  uint32_t parts;  // kAppendBody, kAppendNear or both
   uint32_t unused;
 };
 

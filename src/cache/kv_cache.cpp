@@ -30,28 +30,29 @@ void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_to
           " must be at most the capacity ", options.capacity, ", got ", layer.tail);
 }
 
-uint64_t check_options(const KvCacheOptions& options) {
-  require(options.kv_heads != 0, "kv_cache: kv_heads must be given");
-  require(options.capacity != 0 && options.capacity <= std::numeric_limits<int32_t>::max(),
-          "kv_cache: capacity must be from 1 to 2^31 - 1, got ", options.capacity);
-  require(options.step_tokens != 0 && options.step_tokens <= uint64_t{1} << 24,
-          "kv_cache: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
-  require(!options.layers.empty() && options.layers.size() <= 1024,
-          "kv_cache: from 1 to 1024 layers, got ", options.layers.size());
-  uint64_t tail = 0;
-  for (const KvLayer& layer : options.layers) tail = tail != 0 ? tail : layer.tail;
-  for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i, tail);
-  return tail;
-}
-
 uint64_t value_dim(const KvCacheOptions& options) {
   return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
 }
 
 }  // namespace
 
+uint64_t check_cache_options(const KvCacheOptions& options) {
+  require(options.kv_heads != 0, "kv_cache: kv_heads must be given");
+  require(options.capacity != 0 && options.capacity <= std::numeric_limits<int32_t>::max(),
+          "kv_cache: capacity must be from 1 to 2^31 - 1, got ", options.capacity);
+  require(options.step_tokens != 0 && options.step_tokens <= uint64_t{1} << 24,
+          "kv_cache: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
+  require(!options.layers.empty() && options.layers.size() <= kKvMostLayers, "kv_cache: from 1 to ",
+          kKvMostLayers, " layers, got ", options.layers.size());
+  uint64_t tail = 0;
+  for (const KvLayer& layer : options.layers) tail = tail != 0 ? tail : layer.tail;
+  for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i, tail);
+  return tail;
+}
+
 std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) {
-  require(count != 0 && count <= 1024, "kv_layers: from 1 to 1024 layers, got ", count);
+  require(count != 0 && count <= kKvMostLayers, "kv_layers: from 1 to ", kKvMostLayers,
+          " layers, got ", count);
   require((policy.window == 0) == (policy.full_every == 0),
           "kv_layers: window and full_every go together, got ", policy.window, " and ",
           policy.full_every);
@@ -88,7 +89,7 @@ bool KvCache::State::ring_holds(const Layer& layer, uint64_t oldest) const {
 KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     : device(std::move(device_handle)), options(wanted) {
   require(device.impl() != nullptr, "kv_cache: the device handle is empty");
-  tail_tokens = check_options(options);
+  tail_tokens = check_cache_options(options);
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
@@ -225,14 +226,10 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
 
 void KvCache::clear(Encoder& encoder) { state().write(encoder, {}, 0); }
 
-KvCache KvCache::fork(Encoder& encoder) const {
-  const State& from = state();
-  auto made = std::make_unique<State>(from.device, from.options);
-  made->sequence = from.sequence;
-  copy_bytes(encoder, from.state, made->state);
-  copy_bytes(encoder, from.positions, made->positions);
-  for (size_t i = 0; i < from.layers.size(); ++i) {
-    const CacheSegments &a = from.layers[i].segments, &b = made->layers[i].segments;
+void KvCache::State::copy_layers(Encoder& encoder, const std::vector<Layer>& from,
+                                 const std::vector<Layer>& to) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    const CacheSegments &a = from[i].segments, &b = to[i].segments;
     for (uint32_t j = 0; j < a.count; ++j) {
       copy_bytes(encoder, a.of[j].k.codes, b.of[j].k.codes);
       copy_bytes(encoder, a.of[j].k.scales, b.of[j].k.scales);
@@ -240,6 +237,15 @@ KvCache KvCache::fork(Encoder& encoder) const {
       copy_bytes(encoder, a.of[j].v.scales, b.of[j].v.scales);
     }
   }
+}
+
+KvCache KvCache::fork(Encoder& encoder) const {
+  const State& from = state();
+  auto made = std::make_unique<State>(from.device, from.options);
+  made->sequence = from.sequence;
+  copy_bytes(encoder, from.state, made->state);
+  copy_bytes(encoder, from.positions, made->positions);
+  State::copy_layers(encoder, from.layers, made->layers);
   return KvCache(std::move(made));
 }
 

@@ -5,9 +5,15 @@
 #include <vector>
 
 #include "gyre/kv_cache.h"
+#include "gyre/kv_snapshot.h"
 #include "ops/cache_ops.h"
 
 namespace gyre {
+
+constexpr uint64_t kKvMostLayers = 1024;
+
+// Refuses options that no cache can have; returns the tokens of the tail.
+uint64_t check_cache_options(const KvCacheOptions& options);
 
 class KvCache::State {
  public:
@@ -31,6 +37,10 @@ class KvCache::State {
   uint64_t ring_slots(const KvLayer& layer) const;
   bool ring_holds(const Layer& layer, uint64_t oldest) const;
   void write(Encoder& encoder, const Sequence& next, uint64_t start);
+  // Of a cache made with the same options.
+  static void copy_layers(Encoder& encoder, const std::vector<Layer>& from,
+                          const std::vector<Layer>& to);
+  KvSnapshotInfo snapshot() const;  // geometry and sequence; no sections yet
 
   Device device;
   KvCacheOptions options;

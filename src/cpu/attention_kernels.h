@@ -38,40 +38,40 @@ enum class QueryLayout : uint8_t {
 // Keys of a block against all rows: scores[row * kAttentionBlock + key], in units of the query's
 // own.
 struct ScoreJob {
-  const uint8_t* keys;     // of the block's first slot
-  uint64_t key_stride;     // bytes from slot to slot
-  const uint8_t* scales;   // of the block's first tile
-  uint64_t scales_stride;  // bytes from tile to tile
-  uint32_t format;         // tq8: levels, one byte each
-  uint32_t head_dim;       // bytes, coordinates or levels of a row, padding included
-  uint32_t key_count;      // over levels a multiple of 8
-  uint32_t rows;
-  const LevelBlocks* blocks;
+  const uint8_t* keys = nullptr;    // of the block's first slot
+  uint64_t key_stride = 0;          // bytes from slot to slot
+  const uint8_t* scales = nullptr;  // of the block's first tile
+  uint64_t scales_stride = 0;       // bytes from tile to tile
+  uint32_t format = 0;              // tq8: levels, one byte each
+  uint32_t head_dim = 0;            // bytes, coordinates or levels of a row, padding included
+  uint32_t key_count = 0;           // over levels a multiple of 8
+  uint32_t rows = 0;
+  const LevelBlocks* blocks = nullptr;
   // Levels: as the set's QueryLayout says. bf16: of each 4 coordinates the nearest bf16, then the
   // nearest to kBf16Lift times what is left.
-  const int8_t* q;
+  const int8_t* q = nullptr;
   // Levels: the sum of a row's queries over a block, [row * abi::kKvMaxScales + block].
-  const int32_t* q_sums;
-  const float* q_plain;  // f16: [rows][head_dim]
-  float* scores;
+  const int32_t* q_sums = nullptr;
+  const float* q_plain = nullptr;  // f16: [rows][head_dim]
+  float* scores = nullptr;
   Ahead ahead;
 };
 
 // acc = acc * keep + p v. p[row * kAttentionBlock + key] is 0 for keys that are not seen.
 struct AccumulateJob {
-  const uint8_t* values;  // of the block's first tile or slot
-  uint64_t value_stride;  // bytes from tile to tile (levels) or slot to slot (f16, bf16)
-  const uint8_t* scales;
-  uint64_t scales_stride;
-  uint32_t format;
-  uint32_t head_dim;
-  uint32_t begin, end;  // keys that may be read (f16, bf16)
-  uint32_t tiles;
-  uint32_t rows;
-  const LevelBlocks* blocks;
-  const float* p;
-  const float* keep;  // per row
-  float* acc;         // [rows][head_dim]
+  const uint8_t* values = nullptr;  // of the block's first tile or slot
+  uint64_t value_stride = 0;        // bytes from tile to tile (levels) or slot to slot (f16, bf16)
+  const uint8_t* scales = nullptr;
+  uint64_t scales_stride = 0;
+  uint32_t format = 0;
+  uint32_t head_dim = 0;
+  uint32_t begin = 0, end = 0;  // keys that may be read (f16, bf16)
+  uint32_t tiles = 0;
+  uint32_t rows = 0;
+  const LevelBlocks* blocks = nullptr;
+  const float* p = nullptr;
+  const float* keep = nullptr;  // per row
+  float* acc = nullptr;         // [rows][head_dim]
   Ahead ahead;
 };
 

@@ -127,7 +127,7 @@ void append_cache(Encoder& encoder, const CacheAppend& in, uint64_t side_by_side
                        {&body.at.state, k.source, &k.body->codes, &k.body->scales, k.sinks, k.tail,
                         v.source, &v.body->codes, &v.body->scales, v.sinks, v.tail});
   };
-  const uint32_t near = sinks != nullptr || tail != nullptr ? uint32_t{abi::kAppendNear} : 0u;
+  const uint32_t near = sinks != nullptr || tail != nullptr ? abi::kAppendNear : 0u;
   if (tail != nullptr && params.tokens > side_by_side) {
     record(abi::kAppendBody);
     record(near);

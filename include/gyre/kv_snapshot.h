@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gyre/kv_cache.h"
+#include "gyre/kv_format.h"
+
+namespace gyre {
+
+constexpr uint32_t kKvSnapshotVersion = 1;  // what KvCache::save() writes, and load() reads
+
+// Where a layer's keys lie: most in the body, the first in the sinks, the newest in the tail.
+enum class KvSegmentKind : uint8_t { body, sinks, tail };
+enum class KvPart : uint8_t { codes, scales };
+
+std::string_view name(KvSegmentKind kind);
+std::string_view name(KvRole role);
+std::string_view name(KvPart part);
+
+// One tensor of the cache, as far as it is in use.
+struct KvSnapshotSection {
+  uint64_t layer = 0;
+  KvSegmentKind segment = KvSegmentKind::body;
+  KvRole role = KvRole::k;
+  KvPart part = KvPart::codes;
+  KvFormat format = KvFormat::f16;
+  uint64_t slots = 0;  // stored
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint64_t checksum = 0;
+};
+
+// Slots a layer had, stored or not.
+struct KvSnapshotSlots {
+  uint64_t body = 0;
+  uint64_t tail = 0;
+};
+
+// What a snapshot says about itself. docs/snapshots.md draws the bytes.
+struct KvSnapshotInfo {
+  uint32_t version = kKvSnapshotVersion;
+  KvCacheOptions options;              // of the cache that was saved
+  std::vector<KvSnapshotSlots> slots;  // of each layer
+  uint64_t length = 0;                 // keys
+  uint64_t tail = 0;                   // keys from here on are in the tails
+  uint64_t peak = 0;                   // longest since the cache was cleared: how far rings turned
+  std::vector<KvSnapshotSection> sections;
+  uint64_t header_bytes = 0;
+  uint64_t file_bytes = 0;
+};
+
+// Reads the whole file and refuses one with a single wrong bit.
+KvSnapshotInfo inspect_snapshot(const std::string& path);
+
+}  // namespace gyre

@@ -1,0 +1,154 @@
+#include "gyre/kv_snapshot.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "cache/kv_cache_state.h"
+#include "cache/snapshot.h"
+#include "cache/snapshot_file.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "sections are memory as it lies");
+
+const Tensor& tensor_of(const CacheSegments& segments, const KvSnapshotSection& section) {
+  uint32_t i = 0;
+  const auto kind = static_cast<abi::KvSegment>(section.segment);
+  while (i + 1 < segments.count && segments.of[i].at.segment != kind) ++i;
+  const KvBuffer& buffer = section.role == KvRole::k ? segments.of[i].k : segments.of[i].v;
+  return section.part == KvPart::codes ? buffer.codes : buffer.scales;
+}
+
+// Calls visit(view, bytes) for the stored part of a tensor, in the order of the file: head by head,
+// each in pieces of bounded size.
+template <class Visit>
+void for_pieces(const Tensor& tensor, const KvSnapshotSection& section, const Visit& visit) {
+  const uint64_t heads = tensor.shape(0), slots = tensor.shape(1);  // tiles in some tensors
+  if (section.bytes == 0 || heads == 0 || slots == 0) return;
+  const uint64_t row = std::max<uint64_t>(1, tensor.bytes() / heads / slots);
+  const uint64_t rows = section.bytes / heads / row;
+  const uint64_t most = std::max<uint64_t>(1, kSnapshotPieceBytes / row);
+  for (uint64_t head = 0; head < heads; ++head) {
+    for (uint64_t first = 0; first < rows; first += most) {
+      const uint64_t count = std::min(most, rows - first);
+      visit(tensor.slice(0, head, 1).slice(1, first, count), count * row);
+    }
+  }
+}
+
+// Calls `with` with a null pointer to the tensor's element type.
+template <class With>
+void with_element(DType dtype, const With& with) {
+  switch (dtype) {
+    case DType::f32:
+      return with(static_cast<float*>(nullptr));
+    case DType::f16:
+      return with(static_cast<Half*>(nullptr));
+    case DType::bf16:
+      return with(static_cast<BFloat16*>(nullptr));
+    default:
+      return with(static_cast<uint8_t*>(nullptr));
+  }
+}
+
+void read_piece(const Tensor& view, std::span<std::byte> to) {
+  with_element(view.dtype(), [&]<class T>(T*) {
+    view.read_to(std::span<T>(reinterpret_cast<T*>(to.data()), view.elements()));
+  });
+}
+
+void write_piece(const Tensor& view, std::span<const std::byte> from) {
+  with_element(view.dtype(), [&]<class T>(T*) {
+    view.write_from(std::span<const T>(reinterpret_cast<const T*>(from.data()), view.elements()));
+  });
+}
+
+uint64_t save_section(NewFile& file, const KvSnapshotSection& section, const Tensor& tensor) {
+  std::vector<std::byte> staged;
+  Checksum checksum;
+  uint64_t at = section.offset;
+  for_pieces(tensor, section, [&](const Tensor& view, uint64_t bytes) {
+    staged.resize(bytes);
+    read_piece(view, staged);
+    checksum.add(staged);
+    file.write_at(at, staged);
+    at += bytes;
+  });
+  return checksum.value();
+}
+
+uint64_t load_section(const SnapshotSource& source, const KvSnapshotSection& section,
+                      const Tensor& tensor) {
+  std::vector<std::byte> staged;
+  Checksum checksum;
+  uint64_t at = section.offset;
+  for_pieces(tensor, section, [&](const Tensor& view, uint64_t bytes) {
+    staged.resize(bytes);
+    source.read(at, staged);
+    checksum.add(staged);
+    write_piece(view, staged);
+    at += bytes;
+  });
+  return checksum.value();
+}
+
+}  // namespace
+
+KvSnapshotInfo KvCache::State::snapshot() const {
+  KvSnapshotInfo info;
+  info.options = options;
+  info.length = sequence.length;
+  info.tail = sequence.tail;
+  info.peak = sequence.peak;
+  for (const Layer& layer : layers) {
+    const abi::KvPlaces& places = layer.segments.of[0].at.places;
+    info.slots.push_back({places.body_capacity, places.tail_capacity});
+  }
+  return info;
+}
+
+void KvCache::save(const std::string& path) const {
+  const State& s = state();
+  KvSnapshotInfo info = s.snapshot();
+  plan_snapshot(info, std::numeric_limits<int64_t>::max());
+  NewFile file("kv_cache.save", path);
+  file.resize(info.file_bytes);  // zeros between the sections
+  for (KvSnapshotSection& section : info.sections) {
+    const Tensor& tensor = tensor_of(s.layers[section.layer].segments, section);
+    section.checksum = save_section(file, section, tensor);
+  }
+  file.write_at(0, snapshot_header(info));
+  file.commit();
+}
+
+void KvCache::load(const std::string& path) {
+  State& s = state();
+  const FileSource source("kv_cache.load", path);
+  const KvSnapshotInfo info = read_snapshot_header(source);
+  check_snapshot_fits(source.where(), info, s.snapshot());
+  verify_snapshot(source, info);
+  // The file is read twice, so it is checked twice: it may change in between.
+  auto made = std::make_unique<State>(s.device, s.options);
+  for (size_t i = 0; i < info.sections.size(); ++i) {
+    const KvSnapshotSection& section = info.sections[i];
+    const Tensor& tensor = tensor_of(made->layers[section.layer].segments, section);
+    check_section(source, info, i, load_section(source, section, tensor));
+  }
+  // Into the memory that was there: graphs recorded before go on with what was loaded.
+  Encoder encoder(s.device);
+  State::copy_layers(encoder, made->layers, s.layers);
+  s.write(encoder, {info.length, info.tail, info.peak, 0}, info.length);
+  encoder.submit().wait();
+}
+
+KvSnapshotInfo inspect_snapshot(const std::string& path) {
+  const FileSource source("inspect_snapshot", path);
+  KvSnapshotInfo info = read_snapshot_header(source);
+  verify_snapshot(source, info);
+  return info;
+}
+
+}  // namespace gyre

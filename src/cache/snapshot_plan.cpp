@@ -1,0 +1,114 @@
+// Which sections a snapshot has and where they lie: follows from geometry and sequence alone, so
+// that a reader can compare every number of a file with what it must be.
+#include <algorithm>
+
+#include "abi/kv_cache.h"
+#include "cache/snapshot.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+static_assert(static_cast<uint32_t>(KvSegmentKind::body) == abi::kSegmentBody &&
+              static_cast<uint32_t>(KvSegmentKind::sinks) == abi::kSegmentSinks &&
+              static_cast<uint32_t>(KvSegmentKind::tail) == abi::kSegmentTail);
+
+uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Slots from 0 on that hold all keys of a segment. A ring that has turned is stored as a whole.
+uint64_t slots_in_use(const KvSnapshotInfo& info, uint64_t layer, KvSegmentKind kind) {
+  const KvLayer& l = info.options.layers[layer];
+  const KvSnapshotSlots& slots = info.slots[layer];
+  const abi::KvPlaces places{l.sinks, slots.tail, slots.body};
+  const abi::KvState state{info.length, info.length, info.tail, info.tail};
+  const abi::KvKeys keys = abi::kv_segment_keys(static_cast<abi::KvSegment>(kind), places, state);
+  switch (kind) {
+    case KvSegmentKind::sinks:
+      return keys.end;
+    case KvSegmentKind::tail:
+      return std::min(keys.end, slots.tail);
+    default:
+      if (l.window != 0 && info.peak > slots.body) return slots.body;
+      return keys.end - keys.begin;
+  }
+}
+
+uint64_t bytes_of(const Dims& shape, uint64_t unit) {
+  uint64_t bytes = unit;
+  for (const uint64_t dim : shape) bytes *= dim;
+  return bytes;
+}
+
+struct Segment {
+  uint64_t layer;
+  KvSegmentKind kind;
+  KvRole role;
+  KvFormat format;
+  uint64_t slots;  // it has
+};
+
+// Appends the codes and, for compressed formats, the scales.
+void plan_segment(KvSnapshotInfo& info, const Segment& s, uint64_t most_bytes) {
+  const KvFormatInfo format = describe(s.format);
+  const bool k = s.role == KvRole::k;
+  const uint64_t used = round_up(slots_in_use(info, s.layer, s.kind), abi::kKvTile);
+  const KvShape stored{s.format, s.role, info.options.kv_heads, std::min(used, s.slots),
+                       k ? info.options.head_dim : info.options.v_head_dim};
+  const uint64_t unit = format.compressed ? 1 : format.bits / 8;
+  const auto add = [&](KvPart part, uint64_t bytes) {
+    const uint64_t offset = round_up(info.file_bytes, kSnapshotAlign);
+    require(offset <= most_bytes && bytes <= most_bytes - offset, "the sections need more than ",
+            most_bytes, " bytes");
+    info.sections.push_back(
+        {s.layer, s.kind, s.role, part, s.format, stored.capacity, offset, bytes, 0});
+    info.file_bytes = offset + bytes;
+  };
+  add(KvPart::codes, bytes_of(kv_codes_shape(stored), unit));
+  if (!format.compressed) return;
+  const uint64_t scale_unit = format.scale == KvScaleKind::f32_norm ? sizeof(float) : 1;
+  add(KvPart::scales, bytes_of(kv_scales_shape(stored), scale_unit));
+}
+
+uint64_t count_sections(const KvCacheOptions& options) {
+  uint64_t count = 0;
+  for (const KvLayer& layer : options.layers) {
+    count += describe(layer.k).compressed ? 2 : 1;
+    count += describe(layer.v).compressed ? 2 : 1;
+    count += (layer.sinks != 0 ? 2 : 0) + (layer.tail != 0 ? 2 : 0);
+  }
+  return count;
+}
+
+}  // namespace
+
+std::string_view name(KvSegmentKind kind) {
+  constexpr std::string_view kNames[] = {"body", "sinks", "tail"};
+  return kNames[static_cast<size_t>(kind)];
+}
+std::string_view name(KvRole role) { return role == KvRole::k ? "K" : "V"; }
+std::string_view name(KvPart part) { return part == KvPart::codes ? "codes" : "scales"; }
+
+std::string section_text(const KvSnapshotSection& section) {
+  return join("layer ", section.layer, " ", name(section.segment), " ", name(section.role), " ",
+              name(section.part));
+}
+
+void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {
+  const std::vector<KvLayer>& layers = info.options.layers;
+  info.sections.clear();
+  info.header_bytes = kSnapshotFixedBytes + layers.size() * kSnapshotLayerBytes +
+                      count_sections(info.options) * kSnapshotSectionBytes + sizeof(uint64_t);
+  info.file_bytes = info.header_bytes;
+  for (uint64_t i = 0; i < layers.size(); ++i) {
+    const auto add = [&](KvSegmentKind kind, KvFormat k, KvFormat v, uint64_t slots) {
+      plan_segment(info, {i, kind, KvRole::k, k, slots}, most_bytes);
+      plan_segment(info, {i, kind, KvRole::v, v, slots}, most_bytes);
+    };
+    add(KvSegmentKind::body, layers[i].k, layers[i].v, info.slots[i].body);
+    constexpr KvFormat kNear = KvFormat::f16;
+    if (layers[i].sinks != 0) add(KvSegmentKind::sinks, kNear, kNear, layers[i].sinks);
+    if (layers[i].tail != 0) add(KvSegmentKind::tail, kNear, kNear, info.slots[i].tail);
+  }
+}
+
+}  // namespace gyre

@@ -1,0 +1,33 @@
+# cmake -DGYRE=<tool> -DMAKE_SNAPSHOT=<program that writes one> -DFOLDER=<scratch> -P inspect_test.cmake
+cmake_minimum_required(VERSION 3.25)
+set(good ${FOLDER}/inspect_good.gyrekv)
+set(bad ${FOLDER}/inspect_bad.gyrekv)
+
+function(expect what text pattern)
+  if(NOT text MATCHES "${pattern}")
+    message(FATAL_ERROR "${what} does not match \"${pattern}\":\n${text}")
+  endif()
+endfunction()
+
+execute_process(COMMAND ${MAKE_SNAPSHOT} ${good} COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${GYRE} inspect ${good} OUTPUT_VARIABLE table COMMAND_ERROR_IS_FATAL ANY)
+expect("the table" "${table}" "layer  part +K +V +slots  stored +size\n")
+expect("the table" "${table}" "    0  body +tq4 +tq2 +11 +8 +128 B\n")
+expect("the table" "${table}" "    0  tail +f16 +f16 +6 +6 ")
+expect("the table" "${table}" "    1  body, window 3 +compat4 +f16 +6 +6 ")
+expect("the table" "${table}" "length 7, tail from 5, peak 9\n11 sections")
+
+execute_process(COMMAND ${GYRE} inspect --json ${good} OUTPUT_VARIABLE json COMMAND_ERROR_IS_FATAL ANY)
+string(JSON length GET "${json}" length)
+string(JSON format GET "${json}" sections 2 format)
+if(NOT length EQUAL 7 OR NOT format STREQUAL tq2)
+  message(FATAL_ERROR "unexpected: ${json}")
+endif()
+
+execute_process(COMMAND head -c 600 ${good} OUTPUT_FILE ${bad})
+execute_process(COMMAND ${GYRE} inspect ${bad} RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE error)
+expect("the error" "${error}" "inspect_bad.gyrekv: has 600 bytes, its header says [0-9]+ \\(io\\)")
+if(NOT status EQUAL 1 OR NOT out STREQUAL "")
+  message(FATAL_ERROR "a cut file: status ${status}, output \"${out}\"")
+endif()
+file(REMOVE ${good} ${bad})

@@ -1,0 +1,123 @@
+#pragma once
+// Caches that are filled the same way twice, and snapshot files as bytes.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cache/snapshot.h"
+#include "expect_error.h"
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+
+using Bytes = std::vector<std::byte>;
+
+inline Bytes bytes_of_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  Bytes bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+
+inline void put_file(const std::string& path, std::span<const std::byte> bytes) {
+  std::filesystem::remove(path);  // some file systems sync what is emptied and written again
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(bytes.data()),
+            static_cast<std::streamsize>(bytes.size()));
+}
+
+inline void put_number(Bytes& bytes, size_t offset, size_t width, uint64_t value) {
+  for (size_t i = 0; i < width; ++i) bytes[offset + i] = std::byte(value >> (8 * i));
+}
+
+inline uint64_t number_at(const Bytes& bytes, size_t offset, size_t width) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < width; ++i) value |= static_cast<uint64_t>(bytes[offset + i]) << (8 * i);
+  return value;
+}
+
+// A folder of its own, gone with the test.
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / "gyre_snapshot_XXXXXX") {
+    std::string name = path_.string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  size_t files() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// A cache, and questions whose answers are compared bit for bit.
+class Session {
+ public:
+  Session(const Device& device, const KvCacheOptions& options, uint32_t seed = 1)
+      : cache(device, options), encoder(device), random_(seed) {}
+
+  void append(uint64_t tokens) {
+    const KvCacheOptions& o = cache.options();
+    cache.extend(encoder, tokens);
+    for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
+      const Tensor k = fresh({tokens, o.kv_heads, o.head_dim}, random_);
+      cache.append(encoder, layer, k, fresh({tokens, o.kv_heads, o.v_head_dim}, random_));
+    }
+    encoder.submit().wait();
+  }
+  void truncate(uint64_t tokens) {
+    cache.truncate(encoder, tokens);
+    encoder.submit().wait();
+  }
+  // Both see the same random numbers from here on.
+  void follow(const Session& other) { random_ = other.random_; }
+
+  // The newest token's answer of every layer, as bits.
+  std::vector<uint32_t> answers() {
+    const KvCacheOptions& o = cache.options();
+    std::vector<uint32_t> bits;
+    std::mt19937 questions(99);
+    for (uint64_t layer = 0; layer < o.layers.size() && cache.length() != 0; ++layer) {
+      const Tensor q = fresh({1, 2 * o.kv_heads, o.head_dim}, questions);
+      const Tensor out = encoder.device().tensor(DType::f32, {1, 2 * o.kv_heads, o.v_head_dim});
+      cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.25f});
+      encoder.submit().wait();
+      for (const float value : out.data<float>()) bits.push_back(std::bit_cast<uint32_t>(value));
+    }
+    return bits;
+  }
+
+ private:
+  Tensor fresh(const Dims& shape, std::mt19937& random) const {
+    std::normal_distribution<float> normal;
+    Tensor made = encoder.device().tensor(DType::f32, shape);
+    for (float& value : made.data<float>()) value = normal(random);
+    return made;
+  }
+
+ public:
+  KvCache cache;
+  Encoder encoder;
+
+ private:
+  std::mt19937 random_;
+};
+
+}  // namespace gyre::test

@@ -1,0 +1,54 @@
+#pragma once
+// Snapshots made without a cache, and headers whose checksum is right whatever they say.
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cache/snapshot.h"
+
+namespace gyre::test {
+
+// Where header_bytes is a size the file has, the checksum there is made right.
+inline void sign_header(std::vector<std::byte>& bytes) {
+  constexpr size_t kHeaderBytesAt = 16;
+  if (bytes.size() < kSnapshotFixedBytes) return;
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data() + kHeaderBytesAt, sizeof(header));
+  if (header < sizeof(uint64_t) || header > bytes.size()) return;
+  const uint64_t covered = header - sizeof(uint64_t);
+  const uint64_t sum = checksum_of(std::span(bytes).first(covered));
+  std::memcpy(bytes.data() + covered, &sum, sizeof(sum));
+}
+
+// A cache of two layers: sinks and tail, and a ring.
+inline KvSnapshotInfo seed_info() {
+  KvSnapshotInfo info;
+  info.options = {.kv_heads = 1,
+                  .head_dim = 16,
+                  .v_head_dim = 16,
+                  .capacity = 12,
+                  .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 2, .sinks = 1},
+                             {.k = KvFormat::compat4, .v = KvFormat::f16, .window = 3}},
+                  .step_tokens = 4};
+  info.slots = {{11, 6}, {6, 0}};
+  info.length = 7;
+  info.tail = 5;
+  info.peak = 9;
+  return info;
+}
+
+inline std::vector<std::byte> seed_snapshot() {
+  KvSnapshotInfo info = seed_info();
+  plan_snapshot(info, 1u << 20);
+  std::vector<std::byte> bytes(info.file_bytes);
+  for (KvSnapshotSection& section : info.sections) {
+    const auto part = std::span(bytes).subspan(section.offset, section.bytes);
+    for (size_t i = 0; i < part.size(); ++i) part[i] = static_cast<std::byte>(37 * i + 5);
+    section.checksum = checksum_of(part);
+  }
+  std::ranges::copy(snapshot_header(info), bytes.begin());
+  return bytes;
+}
+
+}  // namespace gyre::test
