@@ -1,8 +1,9 @@
 // The CUDA backend on a GPU; skipped where there is none.
 #include <gtest/gtest.h>
 
-#include <numeric>
-#include <sstream>
+#include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "expect_error.h"
@@ -170,6 +171,27 @@ TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {
     EXPECT_GT(event.duration_ns(), 0u);
   }
   EXPECT_GE(trace.events[1].begin_ns(), trace.events[0].begin_ns());
+}
+
+TEST_F(CudaDevice, ServesSeveralThreads) {
+  std::vector<std::thread> threads;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([this, seed] {
+      for (uint32_t round = 0; round < 50; ++round) {
+        const uint64_t bytes = 1000 + 100 * round;
+        const Tensor from = filled(bytes, seed), to = device().tensor(DType::u8, {bytes});
+        Encoder encoder(device());
+        copy_bytes(encoder, from, to, bytes);
+        if (round % 2 == 0) {
+          encoder.submit();
+        } else {
+          encoder.instantiate().replay();
+        }
+        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(CudaDevice, FencesAndTensorsOutliveTheDevice) {

@@ -182,13 +182,15 @@ std::shared_ptr<FenceState> Stream::track(const CommandList& list,
 }
 
 void Stream::retire() {
-  std::vector<std::shared_ptr<Submission>> done;  // destroyed after the lock: owners may be freed
-  const std::lock_guard lock(mutex_);
-  while (!in_flight_.empty() && api_.event_query(in_flight_.front()->event()) == kCuSuccess) {
-    in_flight_.front()->finish();
-    done.push_back(std::move(in_flight_.front()));
-    in_flight_.pop_front();
+  std::vector<std::shared_ptr<Submission>> done;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!in_flight_.empty() && api_.event_query(in_flight_.front()->event()) == kCuSuccess) {
+      done.push_back(std::move(in_flight_.front()));
+      in_flight_.pop_front();
+    }
   }
+  for (const std::shared_ptr<Submission>& one : done) one->finish();
 }
 
 void Stream::drain() noexcept {
@@ -198,9 +200,11 @@ void Stream::drain() noexcept {
   } catch (...) {  // kept by the fences
   }
   std::deque<std::shared_ptr<Submission>> done;
-  const std::lock_guard lock(mutex_);
-  for (const auto& submission : in_flight_) submission->finish();
-  done.swap(in_flight_);
+  {
+    const std::lock_guard lock(mutex_);
+    done.swap(in_flight_);
+  }
+  for (const std::shared_ptr<Submission>& one : done) one->finish();
 }
 
 }  // namespace gyre::cuda

@@ -20,10 +20,15 @@ bool Submission::done() const {
   return stream_->api_.event_query(event_) != kCuNotReady;
 }
 
+void Submission::finish() {
+  finished_.store(true, std::memory_order_release);
+  work_ = {};
+}
+
 void Submission::fail_with(const std::string& error) {
   if (finished_.load(std::memory_order_acquire)) return;
   error_ = error;
-  finish();
+  finished_.store(true, std::memory_order_release);
 }
 
 }  // namespace gyre::cuda

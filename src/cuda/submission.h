@@ -27,7 +27,9 @@ class Submission final : public FenceState {
 
   CuEvent event() const { return event_; }
   const CommandList& list() const { return work_.list != nullptr ? *work_.list : work_.eager; }
-  void finish() { finished_.store(true, std::memory_order_release); }
+  // The stream no longer lists it. Lets go of what it held, which may run code of the owners: call
+  // it without a lock.
+  void finish();
   void fail_with(const std::string& error);
 
  private:
