@@ -12,15 +12,14 @@ std::string version_text(int version) { return join(version / 1000, ".", version
 
 std::string load(Driver& driver, const Library& library) {
   if (!library.found()) return "the NVIDIA driver is not installed (libcuda.so.1 was not found)";
-  if (void* const version = library.symbol("cuDriverGetVersion"); version != nullptr)
-    reinterpret_cast<CuResult (*)(int*)>(version)(&driver.version);
-  const std::string too_old =
-      join("the NVIDIA driver is too old: it knows CUDA ", version_text(driver.version),
-           ", Gyre needs ", version_text(kOldestVersion));
-  if (driver.version < kOldestVersion) return too_old;
-#define GYRE_CUDA_LOAD(member, function, params)                                   \
-  driver.member = reinterpret_cast<CuResult(*) params>(library.symbol(#function)); \
-  if (driver.member == nullptr) return join("the NVIDIA driver has no function ", #function);
+  if (!library.find("cuDriverGetVersion", driver.driver_version) ||
+      driver.driver_version(&driver.version) != kCuSuccess || driver.version < kOldestVersion) {
+    return join("the NVIDIA driver is too old: it knows CUDA ", version_text(driver.version),
+                ", Gyre needs ", version_text(kOldestVersion));
+  }
+#define GYRE_CUDA_LOAD(member, function, params) \
+  if (!library.find(#function, driver.member))   \
+    return join("the NVIDIA driver has no function ", #function);
   GYRE_CUDA_DRIVER(GYRE_CUDA_LOAD)
 #undef GYRE_CUDA_LOAD
   const CuResult result = driver.init(0);
@@ -41,13 +40,13 @@ std::string Driver::describe(CuResult result) const {
 }
 
 const Driver& driver() {
-  static const Driver loaded = [] {
+  static const Driver kLoaded = [] {
     const std::string names[] = {"libcuda.so.1"};
     Driver made;
     made.reason = load(made, Library::open(names));
     return made;
   }();
-  return loaded;
+  return kLoaded;
 }
 
 }  // namespace gyre::cuda

@@ -20,38 +20,40 @@ using CuGraph = struct CuGraphTag*;
 using CuGraphExec = struct CuGraphExecTag*;
 using CuGraphNode = struct CuGraphNodeTag*;
 
-enum : CuResult {
-  kCuSuccess = 0,
-  kCuInvalidValue = 1,
-  kCuOutOfMemory = 2,
-  kCuNoDevice = 100,
-  kCuEccUncorrectable = 214,
-  kCuNotReady = 600,
-  kCuIllegalAddress = 700,
-  kCuLaunchTimeout = 702,
-  kCuContextIsDestroyed = 709,
-  kCuAssert = 710,
-  kCuHardwareStackError = 714,
-  kCuIllegalInstruction = 715,
-  kCuMisalignedAddress = 716,
-  kCuInvalidAddressSpace = 717,
-  kCuInvalidPc = 718,
-  kCuLaunchFailed = 719,
-};
+constexpr CuResult kCuSuccess = 0;
+constexpr CuResult kCuInvalidValue = 1;
+constexpr CuResult kCuOutOfMemory = 2;
+constexpr CuResult kCuNoDevice = 100;
+constexpr CuResult kCuEccUncorrectable = 214;
+constexpr CuResult kCuNotReady = 600;
+constexpr CuResult kCuIllegalAddress = 700;
+constexpr CuResult kCuLaunchTimeout = 702;
+constexpr CuResult kCuContextIsDestroyed = 709;
+constexpr CuResult kCuAssert = 710;
+constexpr CuResult kCuHardwareStackError = 714;
+constexpr CuResult kCuIllegalInstruction = 715;
+constexpr CuResult kCuMisalignedAddress = 716;
+constexpr CuResult kCuInvalidAddressSpace = 717;
+constexpr CuResult kCuInvalidPc = 718;
+constexpr CuResult kCuLaunchFailed = 719;
 
-enum CuDeviceAttribute : int {
-  kCuMultiprocessors = 16,
-  kCuMemoryClockKhz = 36,
-  kCuMemoryBusBits = 37,
-  kCuL2Bytes = 38,
-  kCuCapabilityMajor = 75,
-  kCuCapabilityMinor = 76,
-  kCuSharedBytesPerMultiprocessor = 81,
-  kCuSharedBytesPerBlock = 97,  // with opt-in
-};
+using CuDeviceAttribute = int;
+constexpr CuDeviceAttribute kCuMultiprocessors = 16;
+constexpr CuDeviceAttribute kCuMemoryClockKhz = 36;
+constexpr CuDeviceAttribute kCuMemoryBusBits = 37;
+constexpr CuDeviceAttribute kCuL2Bytes = 38;
+constexpr CuDeviceAttribute kCuCapabilityMajor = 75;
+constexpr CuDeviceAttribute kCuCapabilityMinor = 76;
+constexpr CuDeviceAttribute kCuSharedBytesPerMultiprocessor = 81;
+constexpr CuDeviceAttribute kCuSharedBytesPerBlock = 97;  // with opt-in
 
-enum CuFunctionAttribute : int { kCuStaticSharedBytes = 1, kCuMaxDynamicSharedBytes = 8 };
-enum CuPointerAttribute : int { kCuMemoryType = 2, kCuDeviceOrdinal = 9 };
+using CuFunctionAttribute = int;
+constexpr CuFunctionAttribute kCuStaticSharedBytes = 1;
+constexpr CuFunctionAttribute kCuMaxDynamicSharedBytes = 8;
+
+using CuPointerAttribute = int;
+constexpr CuPointerAttribute kCuMemoryType = 2;
+constexpr CuPointerAttribute kCuDeviceOrdinal = 9;
 
 constexpr unsigned kCuDeviceMemory = 2;       // a memory type
 constexpr unsigned kCuStreamNonBlocking = 1;  // does not wait for the default stream
@@ -118,6 +120,7 @@ struct CuKernelNode {
   F(graph_exec_destroy, cuGraphExecDestroy, (CuGraphExec))
 
 struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define GYRE_CUDA_MEMBER(member, symbol, params) CuResult(*member) params = nullptr;
   GYRE_CUDA_DRIVER(GYRE_CUDA_MEMBER)
 #undef GYRE_CUDA_MEMBER

@@ -13,9 +13,16 @@ class Library {
 
   bool found() const { return handle_ != nullptr; }
   const std::string& name() const { return name_; }
-  void* symbol(const char* name) const;  // null: it has none
+  // False: it has none.
+  template <class Function>
+  bool find(const char* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(symbol(name));
+    return function != nullptr;
+  }
 
  private:
+  void* symbol(const char* name) const;
+
   void* handle_ = nullptr;
   std::string name_;
 };

@@ -45,14 +45,13 @@ std::string load(Nvrtc& nvrtc, const Library& library, int newest_major) {
                 newest_major > kOldestMajor ? join(" to .", kOldestMajor) : "",
                 "); install it or set CUDA_HOME");
   }
-#define GYRE_CUDA_LOAD(member, function, params)                                     \
-  nvrtc.member = reinterpret_cast<NvrtcResult(*) params>(library.symbol(#function)); \
-  if (nvrtc.member == nullptr) return join(library.name(), " has no function ", #function);
+#define GYRE_CUDA_LOAD(member, function, params) \
+  if (!library.find(#function, nvrtc.member))    \
+    return join(library.name(), " has no function ", #function);
   GYRE_CUDA_NVRTC(GYRE_CUDA_LOAD)
 #undef GYRE_CUDA_LOAD
-  nvrtc.error_text =
-      reinterpret_cast<const char* (*)(NvrtcResult)>(library.symbol("nvrtcGetErrorString"));
-  if (nvrtc.error_text == nullptr) return join(library.name(), " has no nvrtcGetErrorString");
+  if (!library.find("nvrtcGetErrorString", nvrtc.error_text))
+    return join(library.name(), " has no function nvrtcGetErrorString");
   int count = 0;
   if (nvrtc.version(&nvrtc.major, &nvrtc.minor) != kNvrtcSuccess ||
       nvrtc.arch_count(&count) != kNvrtcSuccess || count <= 0)
@@ -77,11 +76,11 @@ std::string Nvrtc::version_text() const { return join(major, ".", minor); }
 
 const Nvrtc& nvrtc(int driver_version) {
   // Drivers run what compilers of their own or an older major version make.
-  static const Nvrtc newest = open(kNewestMajor);
+  static const Nvrtc kNewest = open(kNewestMajor);
   const int driver_major = driver_version == 0 ? kNewestMajor : driver_version / 1000;
-  if (newest.major <= driver_major) return newest;
-  static const Nvrtc fitting = open(driver_major);
-  return fitting;
+  if (kNewest.major <= driver_major) return kNewest;
+  static const Nvrtc kFitting = open(driver_major);
+  return kFitting;
 }
 
 }  // namespace gyre::cuda

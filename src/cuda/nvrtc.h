@@ -31,6 +31,7 @@ constexpr NvrtcResult kNvrtcCompilation = 6;
   F(lowered_name, nvrtcGetLoweredName, (NvrtcProgram, const char* expression, const char** name))
 
 struct Nvrtc {
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define GYRE_CUDA_MEMBER(member, symbol, params) NvrtcResult(*member) params = nullptr;
   GYRE_CUDA_NVRTC(GYRE_CUDA_MEMBER)
 #undef GYRE_CUDA_MEMBER

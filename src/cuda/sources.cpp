@@ -28,16 +28,16 @@ std::vector<SourceFile> collect(bool sources) {
 }  // namespace
 
 const std::vector<SourceFile>& kernel_headers() {
-  static const std::vector<SourceFile> headers = collect(false);
-  return headers;
+  static const std::vector<SourceFile> kHeaders = collect(false);
+  return kHeaders;
 }
 
 const SourceFile* kernel_source(std::string_view file) {
-  static const std::vector<SourceFile> sources = collect(true);
-  const auto found = std::find_if(sources.begin(), sources.end(), [&](const SourceFile& source) {
+  static const std::vector<SourceFile> kSources = collect(true);
+  const auto found = std::find_if(kSources.begin(), kSources.end(), [&](const SourceFile& source) {
     return source.name.starts_with(kFolder) && source.name.substr(kFolder.size()) == file;
   });
-  return found != sources.end() ? &*found : nullptr;
+  return found != kSources.end() ? &*found : nullptr;
 }
 
 }  // namespace gyre::cuda
