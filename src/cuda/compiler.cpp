@@ -1,5 +1,6 @@
 #include "cuda/compiler.h"
 
+#include <cstring>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -34,7 +35,8 @@ class Program {
     if (nvrtc_.log_size(program_, &bytes) != kNvrtcSuccess || bytes <= 1) return "";
     std::string text(bytes, '\0');
     nvrtc_.log(program_, text.data());
-    return text.c_str();  // without the zeros at its end
+    text.resize(std::strlen(text.c_str()));  // without the zeros at its end
+    return text;
   }
 
  private:
@@ -80,6 +82,7 @@ CompiledKernel compile(const Nvrtc& nvrtc, const CompileJob& job) {
   const Program program(nvrtc, checked_source(job));
   const std::vector<std::string> options = option_list(job);
   std::vector<const char*> pointers;
+  pointers.reserve(options.size());
   for (const std::string& option : options) pointers.push_back(option.c_str());
   const auto check = [&](NvrtcResult result, const char* step) {
     if (result == kNvrtcSuccess) return;

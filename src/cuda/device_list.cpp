@@ -93,8 +93,10 @@ int checked_ordinal(std::string_view name) {
 
 std::vector<DeviceInfo> list_devices() {
   const Driver& api = driver();
+  const int count = device_count(api);
   std::vector<DeviceInfo> all;
-  for (int i = 0; i < device_count(api); ++i) all.push_back(describe_device(i));
+  all.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) all.push_back(describe_device(i));
   if (all.empty()) {
     DeviceInfo none;
     none.name = "cuda";

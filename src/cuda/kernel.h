@@ -23,10 +23,10 @@ struct CudaLimits {
 // A row of the CUDA table. A command is one launch; its grid depends on params, spec and limits
 // only.
 struct CudaKernel {
-  const KernelInfo* info;
-  const char* file;                    // in src/cuda/kernels
-  std::string (*name)(uint64_t spec);  // the name expression; empty: no such kernel
-  Launch (*launch)(const void* params, uint64_t spec, const CudaLimits& limits);
+  const KernelInfo* info = nullptr;
+  const char* file = nullptr;                    // in src/cuda/kernels
+  std::string (*name)(uint64_t spec) = nullptr;  // the name expression; empty: no such kernel
+  Launch (*launch)(const void* params, uint64_t spec, const CudaLimits& limits) = nullptr;
   const char* options = nullptr;  // further compiler options, between spaces
 };
 

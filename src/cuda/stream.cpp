@@ -38,8 +38,8 @@ Stream::Stream(std::shared_ptr<const Context> context, bool check_each_launch)
 Stream::~Stream() {
   const Current current(*context_);
   api_.stream_synchronize(stream_);
-  for (const CuEvent event : free_events_) api_.event_destroy(event);
-  for (const CuEvent event : staging_.done) {
+  for (CuEvent event : free_events_) api_.event_destroy(event);
+  for (CuEvent event : staging_.done) {
     if (event != nullptr) api_.event_destroy(event);
   }
   for (std::byte* const half : staging_.half) {
@@ -92,7 +92,7 @@ CuEvent Stream::take_event() {
   {
     const std::lock_guard lock(mutex_);
     if (!free_events_.empty()) {
-      const CuEvent event = free_events_.back();
+      CuEvent event = free_events_.back();
       free_events_.pop_back();
       return event;
     }

@@ -26,10 +26,10 @@ struct CudaPipeline final : Pipeline {
 
 // One command as the driver takes it. Points into itself and into the list.
 struct Prepared {
-  CuFunction function;
+  CuFunction function = nullptr;
   Launch shape;
   Args args{};
-  void* params[2];
+  void* params[2] = {};
 
   Prepared(const CommandList& list, const Command& command, const CudaLimits& limits);
   Prepared(const Prepared&) = delete;

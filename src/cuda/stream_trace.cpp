@@ -13,7 +13,7 @@ class Marks {
   Marks(const Marks&) = delete;
   Marks& operator=(const Marks&) = delete;
   ~Marks() {
-    for (const CuEvent event : events_) api_.event_destroy(event);
+    for (CuEvent event : events_) api_.event_destroy(event);
   }
 
   CuResult record(CuStream stream) {
