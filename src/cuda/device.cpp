@@ -47,7 +47,7 @@ class CudaDevice final : public DeviceImpl {
   }
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
     const CudaKernel* const row = find(kernel);
-    const std::string name = row != nullptr ? row->name(spec) : "";
+    std::string name = row != nullptr ? row->name(spec) : "";
     require(!name.empty(), "device.describe: no kernel ", kernel.name, " for this spec");
     return name;
   }
