@@ -260,7 +260,7 @@ std::vector<Rule> option_rules() {
 
 // What one tensor gives another when both lie in `memory`.
 Tensor piece(T& t, const Tensor& memory, DType dtype, const Dims& shape) {
-  return t.device().wrap(static_cast<void*>(memory.data<uint8_t>().data()), dtype, shape);
+  return t.device().wrap(address_of(memory), dtype, shape);
 }
 
 // Puts the written tensor and each input in turn into the same memory.
@@ -390,13 +390,13 @@ std::vector<Rule> output_rules() {
       {"read-only out",
        {"out is written", "read-only"},
        [](C& c, T& t) {
-         const void* memory = c.in.out.data<const float>().data();
+         const void* memory = address_of(c.in.out);
          c.in.out = t.device().wrap(memory, DType::f32, {3, 4, 80});
        }},
       {"read-only lse",
        {"lse is written", "read-only"},
        [](C& c, T& t) {
-         const void* memory = c.in.lse.data<const float>().data();
+         const void* memory = address_of(c.in.lse);
          c.in.lse = t.device().wrap(memory, DType::f32, {3, 4});
        }},
       {"out of another device",
@@ -439,7 +439,7 @@ std::vector<Rule> partial_rules() {
       {"read-only partial",
        {"partial is written", "read-only"},
        [](C& c, T& t) {
-         const void* memory = c.partial.data<const float>().data();
+         const void* memory = address_of(c.partial);
          c.partial = t.device().wrap(memory, DType::f32, {2, 3, 4, 82});
        }},
   };

@@ -274,7 +274,7 @@ std::vector<OpCase> hadamard_cases() {
       c.name = describe(c);
       OpCase op_case;
       op_case.name = "hadamard " + c.name;
-      op_case.supported = [](const Device&) { return true; };
+      op_case.supported = [](const Device& device) { return has_kernel(device, "hadamard"); };
       op_case.make = [c] {
         OpRun run = make_run(c);
         if (c.outer * c.inner == 0) run.commands = 0;
@@ -320,9 +320,8 @@ std::vector<Refusal> hadamard_refusals() {
               }),
       refusal("read-only out", {"read-only"},
               [](Call& c, FilledTensors& t) {
-                static const std::vector<float> memory(384, 1.0f);
-                c.inputs.out = t.device().wrap(static_cast<const void*>(memory.data()), DType::f32,
-                                               {3, 2, 64});
+                const void* memory = address_of(c.inputs.out);
+                c.inputs.out = t.device().wrap(memory, DType::f32, {3, 2, 64});
               }),
       refusal("unknown signs", {"7", "signs"},
               [](Call& c, FilledTensors&) { c.options.signs = static_cast<HadamardSigns>(7); }),

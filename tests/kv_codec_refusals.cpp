@@ -143,12 +143,12 @@ std::vector<Refusal> source_refusals() {
               }),
       refusal("read-only codes", {"read-only"},
               [](Call& c, FilledTensors& t) {
-                const void* memory = c.inputs.k_cache.codes.data<const uint8_t>().data();
+                const void* memory = address_of(c.inputs.k_cache.codes);
                 c.inputs.k_cache.codes = t.device().wrap(memory, DType::u8, {3, 16, 32});
               }),
       refusal("read-only scales of v", {"read-only"},
               [](Call& c, FilledTensors& t) {
-                const void* memory = c.inputs.v_cache.scales.data<const uint8_t>().data();
+                const void* memory = address_of(c.inputs.v_cache.scales);
                 c.inputs.v_cache.scales = t.device().wrap(memory, DType::u8, {3, 2, 2, 16});
               }),
   };
@@ -159,7 +159,7 @@ std::vector<Refusal> overlap_refusals() {
       refusal("k in the codes", {"k and codes of k_cache share memory"},
               [](Call& c, FilledTensors& t) {
                 const Tensor memory = t.make(DType::f32, {5, 3, 64});
-                void* bytes = memory.data<float>().data();
+                void* bytes = address_of(memory);
                 c.inputs.k = t.device().wrap(bytes, DType::f32, {5, 3, 64});
                 c.inputs.k_cache.codes =
                     t.device().wrap(static_cast<std::byte*>(bytes) + 512, DType::u8, {3, 16, 32});
@@ -335,17 +335,16 @@ std::vector<Refusal> kv_dequantize_refusals() {
                      [](C& c, T&) { c.inputs.cache.shape.role = KvRole::k; }),
       decode_refusal("read-only out", {"out", "read-only"},
                      [](C& c, T& t) {
-                       const void* memory = c.inputs.out.data<const float>().data();
+                       const void* memory = address_of(c.inputs.out);
                        c.inputs.out = t.device().wrap(memory, DType::f32, {5, 3, 64});
                      }),
-      decode_refusal(
-          "out in the cache", {"out and codes of cache share memory"},
-          [](C& c, T& t) {
-            const Tensor memory = t.make(DType::f32, {5, 3, 64});
-            c.inputs.out = t.device().wrap(memory.data<float>().data(), DType::f32, {5, 3, 64});
-            c.inputs.cache.codes =
-                t.device().wrap(memory.data<float>().data() + 512, DType::u8, {3, 2, 384});
-          }),
+      decode_refusal("out in the cache", {"out and codes of cache share memory"},
+                     [](C& c, T& t) {
+                       const Tensor memory = t.make(DType::f32, {5, 3, 64});
+                       c.inputs.out = t.device().wrap(address_of(memory), DType::f32, {5, 3, 64});
+                       c.inputs.cache.codes = t.device().wrap(
+                           static_cast<float*>(address_of(memory)) + 512, DType::u8, {3, 2, 384});
+                     }),
       decode_refusal("unknown domain", {"6", "domain"},
                      [](C& c, T&) { c.options.domain = static_cast<KvDomain>(6); }),
   };

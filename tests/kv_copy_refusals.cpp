@@ -159,12 +159,12 @@ std::vector<Refusal> memory_refusals() {
   return {
       refusal("read-only k_cache", {"k_cache", "read-only"},
               [](Call& c, FilledTensors& t) {
-                const void* memory = c.inputs.k_cache.data<const Half>().data();
+                const void* memory = address_of(c.inputs.k_cache);
                 c.inputs.k_cache = t.device().wrap(memory, DType::f16, {9, 3, 8});
               }),
       refusal("read-only v_cache", {"v_cache", "read-only"},
               [](Call& c, FilledTensors& t) {
-                const void* memory = c.inputs.v_cache.data<const Half>().data();
+                const void* memory = address_of(c.inputs.v_cache);
                 c.inputs.v_cache = t.device().wrap(memory, DType::f16, {9, 3, 4});
               }),
       refusal("v of another device", {"v lives on another device"},

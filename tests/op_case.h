@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <ostream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gyre/gyre.h"
@@ -44,6 +46,13 @@ struct OpCase {
   std::function<bool(const Device&)> supported;
   std::function<OpRun()> make;  // called when the case runs, so a list of thousands costs little
 };
+
+// For ops that have no Device::supports of their own.
+inline bool has_kernel(const Device& device, std::string_view name) {
+  const std::vector<KernelDescription> all = device.kernels();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const auto& row) { return row.name == name && row.variants != 0; });
+}
 
 // Tensors with known contents, so that a refused call can be seen to have written nothing.
 class FilledTensors {

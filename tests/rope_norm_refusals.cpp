@@ -137,7 +137,7 @@ std::vector<Refusal> second_refusals() {
               [](NormCall& c, FilledTensors&) { c.in.k_second = c.in.second.slice(1, 0, 2); }),
       refusal("read-only second", {"second", "read-only"},
               [](NormCall& c, FilledTensors& t) {
-                const void* memory = c.in.second.data<const BFloat16>().data();
+                const void* memory = address_of(c.in.second);
                 c.in.second = t.device().wrap(memory, DType::bf16, {5, 3, 8});
               }),
   };

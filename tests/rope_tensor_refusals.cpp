@@ -138,7 +138,7 @@ std::vector<RopeRefusal> rope_memory_refusals() {
       {"out in the place of x, in another dtype",
        {"x and out share memory"},
        [](RopeCall& c, FilledTensors& t) {
-         void* memory = c.in.x.data<float>().data();
+         void* memory = address_of(c.in.x);
          c.in.out = t.device().wrap(memory, DType::f16, {5, 3, 8});
        }},
       {"out is k",
@@ -162,25 +162,25 @@ std::vector<RopeRefusal> rope_memory_refusals() {
       {"positions in out",
        {"out and positions share memory"},
        [](RopeCall& c, FilledTensors& t) {
-         void* memory = c.in.out.data<Half>().data();
+         void* memory = address_of(c.in.out);
          c.in.positions = t.device().wrap(memory, DType::i32, {5});
        }},
       {"factors in k_out",
        {"k_out and factors share memory"},
        [](RopeCall& c, FilledTensors& t) {
-         void* memory = c.in.k_out.data<Half>().data();
+         void* memory = address_of(c.in.k_out);
          c.in.factors = t.device().wrap(memory, DType::f32, {4});
        }},
       {"read-only out",
        {"out", "read-only"},
        [](RopeCall& c, FilledTensors& t) {
-         const void* memory = c.in.out.data<const Half>().data();
+         const void* memory = address_of(c.in.out);
          c.in.out = t.device().wrap(memory, DType::f16, {5, 3, 8});
        }},
       {"read-only k_out",
        {"k_out", "read-only"},
        [](RopeCall& c, FilledTensors& t) {
-         const void* memory = c.in.k_out.data<const Half>().data();
+         const void* memory = address_of(c.in.k_out);
          c.in.k_out = t.device().wrap(memory, DType::f16, {5, 2, 8});
        }},
       {"x of another device",

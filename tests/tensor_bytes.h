@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gyre/tensor.h"
+#include "runtime/storage.h"
 
 namespace gyre::test {
 
@@ -31,6 +32,12 @@ auto with_type(DType dtype, const Action& action) {
       break;
   }
   return action(uint32_t{});
+}
+
+// Where the device finds the elements: what Device::wrap takes, also if the host cannot look there.
+inline void* address_of(const Tensor& tensor) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  return reinterpret_cast<void*>(tensor.storage()->address() + tensor.byte_offset());
 }
 
 inline void write_bytes(const Tensor& tensor, std::span<const std::byte> bytes) {

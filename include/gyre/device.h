@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,9 +19,15 @@ struct AttentionTypes;
 struct KvQuantizeTypes;
 
 struct DeviceOptions {
-  uint32_t threads = 0;                    // CPU: 0 takes GYRE_THREADS, else every usable core
-  uint32_t spin_us = 50;                   // CPU: how long an idle worker polls before it sleeps
-  uint64_t pool_limit_bytes = 256u << 20;  // freed memory kept for reuse; the rest goes back
+  uint32_t threads = 0;   // CPU: 0 takes GYRE_THREADS, else every usable core
+  uint32_t spin_us = 50;  // CPU: how long an idle worker polls before it sleeps
+  // Freed memory kept for reuse, the rest goes back. None: 256 MiB on the CPU, all of it on a GPU,
+  // where giving memory back waits for the work.
+  std::optional<uint64_t> pool_limit_bytes;
+  // CUDA: the folder of compiled kernels. Empty: gyre in $XDG_CACHE_HOME or ~/.cache; "off": none.
+  std::string kernel_cache;
+  // CUDA: wait after each command, so that an error names the one that failed. Slow.
+  bool check_each_launch = false;
 };
 
 struct DeviceInfo {

@@ -18,6 +18,7 @@ namespace gyre::cpu {
 namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
+constexpr uint64_t kPoolLimit = 256u << 20;
 
 uint32_t thread_count(const DeviceOptions& options) {
   uint32_t threads = options.threads;
@@ -59,7 +60,8 @@ class CpuDevice final : public DeviceImpl {
   CpuDevice(const DeviceOptions& options, std::span<const CpuKernel> table)
       : info_(describe_machine(thread_count(options))),
         table_(table),
-        pool_(std::make_shared<BufferPool>(id(), host_memory(), options.pool_limit_bytes)),
+        pool_(std::make_shared<BufferPool>(id(), host_memory(),
+                                           options.pool_limit_bytes.value_or(kPoolLimit))),
         executor_(info_.compute_units, options.spin_us) {}
 
   const DeviceInfo& info() const override { return info_; }

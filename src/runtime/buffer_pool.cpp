@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <utility>
 
 #include "runtime/require.h"
@@ -16,6 +17,13 @@ class BufferPool::PooledStorage final : public Storage {
         memory_(memory),
         block_bytes_(block) {}
   ~PooledStorage() override { pool_->release(memory_, block_bytes_); }
+
+  void read(uint64_t offset, void* to, uint64_t bytes) const override {
+    pool_->source_->read(static_cast<std::byte*>(memory_) + offset, to, bytes);
+  }
+  void write(uint64_t offset, const void* from, uint64_t bytes) const override {
+    pool_->source_->write(static_cast<std::byte*>(memory_) + offset, from, bytes);
+  }
 
  private:
   std::shared_ptr<BufferPool> pool_;

@@ -19,6 +19,13 @@ class MemorySource {
   virtual void give(void* memory, uint64_t bytes) = 0;
   virtual void zero(void* memory, uint64_t bytes) = 0;
   virtual void* host(void* memory) = 0;  // null where the host cannot reach it
+  // As Storage has them; called only where host() is null.
+  virtual void read(const void* /*memory*/, void* /*to*/, uint64_t /*bytes*/) {
+    Storage::refuse_copy();
+  }
+  virtual void write(void* /*memory*/, const void* /*from*/, uint64_t /*bytes*/) {
+    Storage::refuse_copy();
+  }
 };
 
 // Hands out zero-filled storage and keeps freed blocks for reuse. A block belongs to the Storage

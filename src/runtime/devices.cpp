@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "cpu/device.h"
+#include "cuda/device.h"
 #include "gyre/device.h"
 #include "gyre/ops.h"
 #include "runtime/device_impl.h"
@@ -24,13 +25,12 @@ std::vector<DeviceInfo> absent(std::string_view name, std::string_view reason) {
   return {info};
 }
 
-constexpr std::string_view kNoCuda = "this build of Gyre has no CUDA backend";
 constexpr std::string_view kNoMetal = "this build of Gyre has no Metal backend";
 
 // The one list of backends; a new one is a row here.
 constexpr Backend kBackends[] = {
     {"cpu", cpu::list_devices, cpu::open_device},
-    {"cuda", [] { return absent("cuda", kNoCuda); }, nullptr},
+    {"cuda", cuda::list_devices, cuda::open_device},
     {"metal", [] { return absent("metal", kNoMetal); }, nullptr},
 };
 

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "runtime/require.h"
+
 namespace gyre {
 
 class DeviceImpl;
@@ -26,6 +28,20 @@ class Storage {
   uint64_t bytes() const { return block_.bytes; }
   void* host() const { return block_.host; }
   bool read_only() const { return block_.read_only; }
+
+  // Copies to and from memory that the host cannot reach. They see all submitted work and are done
+  // when they return.
+  virtual void read(uint64_t /*offset*/, void* /*to*/, uint64_t /*bytes*/) const { refuse_copy(); }
+  virtual void write(uint64_t /*offset*/, const void* /*from*/, uint64_t /*bytes*/) const {
+    refuse_copy();
+  }
+  // True where the memory is somebody else's and must not go before submitted work is done; a
+  // device's own memory is reused in the order of the work.
+  virtual bool held_by_work() const { return false; }
+
+  [[noreturn]] static void refuse_copy() {
+    fail(ErrorCode::unsupported, "tensor: the memory is not visible to the host");
+  }
 
  private:
   uint64_t device_id_;

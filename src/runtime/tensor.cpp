@@ -4,6 +4,7 @@
 #include <cstring>
 #include <ostream>
 #include <utility>
+#include <vector>
 
 #include "runtime/layout.h"
 #include "runtime/require.h"
@@ -145,7 +146,8 @@ void* Tensor::host_data(DType dtype, bool writable) const {
   require(!writable || !storage_->read_only(),
           "tensor.data: the memory was wrapped read-only, ask for const elements");
   if (elements() == 0) return nullptr;
-  require(storage_->host() != nullptr, "tensor.data: the memory is not visible to the host");
+  require(storage_->host() != nullptr,
+          "tensor.data: the memory is not visible to the host; use write_from and read_to");
   return static_cast<std::byte*>(storage_->host()) + byte_offset_;
 }
 
@@ -175,6 +177,47 @@ void copy_strided(const Tensor& tensor, uint32_t dim, std::byte* element, std::b
   }
 }
 
+// Memory the host cannot reach: the longest contiguous stretches, in row-major order.
+// action(offset in the storage, bytes).
+template <class Action>
+void for_each_run(const Tensor& tensor, uint32_t dim, uint64_t offset, const Action& action) {
+  const uint64_t unit = size_bytes(tensor.dtype());
+  uint64_t run = 1;
+  bool contiguous = true;
+  for (uint32_t d = tensor.rank(); d-- > dim;) {
+    contiguous = contiguous && (tensor.shape(d) == 1 || tensor.stride(d) == run);
+    run *= tensor.shape(d);
+  }
+  if (contiguous) return action(offset, run * unit);
+  for (uint64_t i = 0; i < tensor.shape(dim); ++i)
+    for_each_run(tensor, dim + 1, offset + i * tensor.stride(dim) * unit, action);
+}
+
+// Run by run: what lies between the elements may be written by others at the same time.
+void write_runs(const Tensor& tensor, const std::byte* from) {
+  for_each_run(tensor, 0, tensor.byte_offset(), [&](uint64_t offset, uint64_t bytes) {
+    tensor.storage()->write(offset, from, bytes);
+    from += bytes;
+  });
+}
+
+void read_runs(const Tensor& tensor, std::byte* to) {
+  // One copy of all that lies between the first and the last element is faster than many small
+  // ones, unless most of it is not asked for.
+  constexpr uint64_t kMostWaste = 8, kSmall = 1 << 20;
+  const bool sparse = tensor.span_bytes() > kMostWaste * tensor.bytes() + kSmall;
+  if (sparse || tensor.is_contiguous()) {
+    for_each_run(tensor, 0, tensor.byte_offset(), [&](uint64_t offset, uint64_t bytes) {
+      tensor.storage()->read(offset, to, bytes);
+      to += bytes;
+    });
+    return;
+  }
+  std::vector<std::byte> span(tensor.span_bytes());
+  tensor.storage()->read(tensor.byte_offset(), span.data(), span.size());
+  copy_strided(tensor, 0, span.data(), to, Direction::to_host);
+}
+
 }  // namespace
 
 void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
@@ -186,7 +229,7 @@ void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
   require(injective_, "tensor.write_from: strides ", strides_, " make elements of shape ", shape_,
           " share memory");
   if (count == 0) return;
-  require(storage_->host() != nullptr, "tensor.write_from: the memory is not visible to the host");
+  if (storage_->host() == nullptr) return write_runs(*this, static_cast<const std::byte*>(source));
   auto* host = static_cast<std::byte*>(const_cast<void*>(source));
   copy_strided(*this, 0, static_cast<std::byte*>(storage_->host()) + byte_offset_, host,
                Direction::to_tensor);
@@ -198,7 +241,7 @@ void Tensor::host_read(DType dtype, void* target, uint64_t count) const {
   require(count == elements(), "tensor.read_to: the tensor has ", elements(), " elements, got ",
           count);
   if (count == 0) return;
-  require(storage_->host() != nullptr, "tensor.read_to: the memory is not visible to the host");
+  if (storage_->host() == nullptr) return read_runs(*this, static_cast<std::byte*>(target));
   auto* host = static_cast<std::byte*>(target);
   copy_strided(*this, 0, static_cast<std::byte*>(storage_->host()) + byte_offset_, host,
                Direction::to_host);

@@ -1,0 +1,33 @@
+# The CUDA backend: needs nothing of CUDA to build. Its kernels travel as text.
+target_sources(gyre PRIVATE
+  src/cuda/cache.cpp
+  src/cuda/compiler.cpp
+  src/cuda/context.cpp
+  src/cuda/device.cpp
+  src/cuda/driver.cpp
+  src/cuda/graph.cpp
+  src/cuda/kernel_cache.cpp
+  src/cuda/kv_copy.cpp
+  src/cuda/library.cpp
+  src/cuda/device_list.cpp
+  src/cuda/memory.cpp
+  src/cuda/nvrtc.cpp
+  src/cuda/stream.cpp
+  src/cuda/stream_copy.cpp
+  src/cuda/stream_trace.cpp
+  src/cuda/sources.cpp
+  src/cuda/submission.cpp
+  src/cuda/table.cpp)
+target_link_libraries(gyre PRIVATE ${CMAKE_DL_LIBS})
+
+file(GLOB embedded RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
+  src/abi/*.h src/cuda/kernels/*.cu src/cuda/kernels/*.cuh)
+list(TRANSFORM embedded PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE embedded_paths)
+list(JOIN embedded "," embedded_names)
+set(embedded_code ${PROJECT_BINARY_DIR}/generated/cuda_sources.cpp)
+add_custom_command(OUTPUT ${embedded_code}
+  COMMAND ${CMAKE_COMMAND} -DOUT=${embedded_code} -DROOT=${PROJECT_SOURCE_DIR}/src "-DFILES=${embedded_names}"
+    -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
+  DEPENDS ${embedded_paths} cmake/embed.cmake
+  COMMENT "Embedding the CUDA kernels" VERBATIM)
+target_sources(gyre PRIVATE ${embedded_code})

@@ -1,0 +1,34 @@
+// Names and grids of kernels/cache.cu.
+#include <algorithm>
+
+#include "cuda/kernels.h"
+
+namespace gyre::cuda {
+namespace {
+
+constexpr uint32_t kBlock = 256;
+
+uint32_t blocks(uint64_t items, uint32_t most) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>((items + kBlock - 1) / kBlock, 1, most));
+}
+
+}  // namespace
+
+std::string name_kv_extend(uint64_t /*spec*/) { return "gyre::cuda::kv_extend"; }
+
+Launch launch_kv_extend(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvExtendParams*>(params);
+  return {{blocks(p.positions, 0x7FFFFFFF), 1, 1}, kBlock, 0};
+}
+
+std::string name_bytes_copy(uint64_t /*spec*/) { return "gyre::cuda::bytes_copy"; }
+
+Launch launch_bytes_copy(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
+  // As many blocks as run at once; each goes on through the bytes.
+  const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
+  constexpr uint32_t kBlocksAtOnce = 8, kBytesPerThread = 16;
+  return {
+      {blocks(p.bytes / kBytesPerThread, limits.multiprocessors * kBlocksAtOnce), 1, 1}, kBlock, 0};
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,123 @@
+#include "cuda/kernel_cache.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <system_error>
+
+#include "runtime/require.h"
+
+namespace gyre::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMagic = 0x316C656B65727967u;  // also the format's version
+
+struct Header {
+  uint64_t magic, first, second;  // the key again: a renamed file is not another entry
+  uint64_t symbol_bytes, cubin_bytes;
+  uint64_t check;  // of symbol and cubin
+};
+
+fs::path default_folder() {
+  // The rules of XDG: a relative path is to be ignored.
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') return fs::path(cache) / "gyre";
+  const char* const home = std::getenv("HOME");
+  if (home != nullptr && *home == '/') return fs::path(home) / ".cache" / "gyre";
+  return {};
+}
+
+uint64_t check_of(std::string_view symbol, std::string_view cubin) {
+  CacheKey key;
+  key.add(symbol);
+  key.add(cubin);
+  return key.first() ^ key.second();
+}
+
+std::string_view view(const std::vector<char>& bytes) { return {bytes.data(), bytes.size()}; }
+
+}  // namespace
+
+void CacheKey::add_byte(uint8_t byte) {
+  first_ = (first_ ^ byte) * 0x100000001B3u;
+  second_ = std::rotl(second_ + byte, 23) * 0xD6E8FEB86659FD93u;
+  second_ ^= second_ >> 32;
+}
+
+void CacheKey::add(std::string_view part) {
+  // The length first: parts cannot run into each other.
+  const uint64_t bytes = part.size();
+  for (uint32_t shift = 0; shift < 64; shift += 8) add_byte(static_cast<uint8_t>(bytes >> shift));
+  for (const char c : part) add_byte(static_cast<uint8_t>(c));
+}
+
+std::string CacheKey::text() const {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (const uint64_t half : {first_, second_}) {
+    for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[half >> shift & 15];
+  }
+  return text;
+}
+
+KernelCache::KernelCache(const std::string& option) {
+  if (option == "off") return;
+  folder_ = option.empty() ? default_folder() : fs::path(option);
+}
+
+fs::path KernelCache::entry(const CacheKey& key) const { return folder_ / (key.text() + ".cubin"); }
+
+std::optional<CompiledKernel> KernelCache::load(const CacheKey& key) const {
+  if (folder_.empty()) return std::nullopt;
+  const fs::path path = entry(key);
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  if (error || bytes < sizeof(Header)) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  Header header{};
+  file.read(reinterpret_cast<char*>(&header), sizeof header);
+  const bool ours =
+      header.magic == kMagic && header.first == key.first() && header.second == key.second();
+  const uint64_t payload = bytes - sizeof header;
+  if (!file || !ours || header.symbol_bytes > payload ||
+      header.cubin_bytes != payload - header.symbol_bytes)
+    return std::nullopt;
+  CompiledKernel kernel;
+  kernel.symbol.resize(header.symbol_bytes);
+  kernel.cubin.resize(header.cubin_bytes);
+  file.read(kernel.symbol.data(), static_cast<std::streamsize>(header.symbol_bytes));
+  file.read(kernel.cubin.data(), static_cast<std::streamsize>(header.cubin_bytes));
+  if (!file || check_of(kernel.symbol, view(kernel.cubin)) != header.check) return std::nullopt;
+  return kernel;
+}
+
+void KernelCache::store(const CacheKey& key, const CompiledKernel& kernel) const {
+  if (folder_.empty()) return;
+  static std::atomic<uint64_t> next{0};
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  const fs::path path = entry(key);
+  // A name that no other writer has; the rename is atomic.
+  const fs::path draft = join(path.string(), ".", getpid(), ".", next.fetch_add(1), ".part");
+  const Header header{kMagic,
+                      key.first(),
+                      key.second(),
+                      kernel.symbol.size(),
+                      kernel.cubin.size(),
+                      check_of(kernel.symbol, view(kernel.cubin))};
+  std::ofstream file(draft, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&header), sizeof header);
+  file.write(kernel.symbol.data(), static_cast<std::streamsize>(kernel.symbol.size()));
+  file.write(kernel.cubin.data(), static_cast<std::streamsize>(kernel.cubin.size()));
+  file.close();
+  if (file) fs::rename(draft, path, error);
+  if (!file || error) fs::remove(draft, error);
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,31 @@
+// kv_extend and bytes_copy; see abi/kv_cache.h.
+#include "abi/kv_cache.h"
+#include "args.cuh"
+
+namespace gyre::cuda {
+
+__global__ void kv_extend(const gyre::abi::KvExtendParams p, const Args args) {
+  const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i == 0) *pointer<gyre::abi::KvState>(args.at[0]) = p.state;
+  if (i < p.positions) pointer<int32_t>(args.at[1])[i] = static_cast<int32_t>(p.state.start + i);
+}
+
+// Bytes up to the first multiple of 16 and behind the last one singly, in between 16 at a time if
+// both sides agree.
+__global__ void bytes_copy(const gyre::abi::BytesCopyParams p, const Args args) {
+  const uint64_t first = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+  const auto* const from = pointer<const uint8_t>(args.at[0]);
+  auto* const to = pointer<uint8_t>(args.at[1]);
+  const bool agree = (args.at[0] - args.at[1]) % sizeof(uint4) == 0;
+  const uint64_t until_aligned = -args.at[0] % sizeof(uint4);
+  const uint64_t head = agree && until_aligned < p.bytes ? until_aligned : p.bytes;
+  const uint64_t vectors = (p.bytes - head) / sizeof(uint4);
+  for (uint64_t i = first; i < head; i += step) to[i] = from[i];
+  const auto* const wide_from = reinterpret_cast<const uint4*>(from + head);
+  auto* const wide_to = reinterpret_cast<uint4*>(to + head);
+  for (uint64_t i = first; i < vectors; i += step) wide_to[i] = wide_from[i];
+  for (uint64_t i = head + vectors * sizeof(uint4) + first; i < p.bytes; i += step) to[i] = from[i];
+}
+
+}  // namespace gyre::cuda

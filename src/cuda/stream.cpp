@@ -1,0 +1,210 @@
+#include "cuda/stream.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "cuda/submission.h"
+#include "runtime/require.h"
+
+namespace gyre::cuda {
+CudaPipeline::~CudaPipeline() {
+  if (module == nullptr) return;
+  const Current current(*context);
+  context->api().module_unload(module);
+}
+
+Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits) {
+  const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
+  const void* const values = list.params_of(command);
+  function = pipeline.function;
+  shape = pipeline.row->launch(values, pipeline.spec, limits);
+  std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
+  params[0] = const_cast<void*>(values);  // the driver only reads
+  params[1] = &args;
+}
+
+std::string command_text(const CommandList& list, const Command& command) {
+  const KernelInfo& kernel = *command.pipeline->kernel;
+  return join(kernel.name, " (", kernel.shape(list.params_of(command)), ")");
+}
+
+Stream::Stream(std::shared_ptr<const Context> context, bool check_each_launch)
+    : context_(std::move(context)), api_(context_->api()), check_each_launch_(check_each_launch) {
+  const Current current(*context_);
+  context_->check(api_.stream_create(&stream_, kCuStreamNonBlocking), "cuStreamCreate");
+}
+
+Stream::~Stream() {
+  const Current current(*context_);
+  api_.stream_synchronize(stream_);
+  for (CuEvent event : free_events_) api_.event_destroy(event);
+  for (CuEvent event : staging_.done) {
+    if (event != nullptr) api_.event_destroy(event);
+  }
+  for (std::byte* const half : staging_.half) {
+    if (half != nullptr) api_.host_give(half);
+  }
+  api_.stream_destroy(stream_);
+}
+
+void Stream::require_alive() const {
+  const std::lock_guard lock(mutex_);
+  if (!lost_.empty()) fail(ErrorCode::device_lost, lost_);
+}
+
+void Stream::check(CuResult result, const char* call) {
+  if (result == kCuSuccess) return;
+  if (ends_all_work(result)) lose(result, running());
+  context_->check(result, call);
+}
+
+void Stream::lose(CuResult result, const std::string& where) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.empty()) {
+    lost_ = join(context_->name(), ": ", api_.describe(result), where,
+                 "; the device can do no more work");
+  }
+  // Its event has not been seen to pass, so none of these is known to be good.
+  for (const std::shared_ptr<Submission>& one : in_flight_) one->fail_with(lost_);
+  fail(ErrorCode::device_lost, lost_);
+}
+
+std::string Stream::running() const {
+  constexpr size_t kMostNamed = 12;
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  size_t count = 0;
+  const auto add = [&](const CommandList& list) {
+    for (const Command& command : list.commands) {
+      if (count++ < kMostNamed) text += join(text.empty() ? "" : ", ", command_text(list, command));
+    }
+  };
+  for (const std::shared_ptr<Submission>& one : in_flight_) add(one->list());
+  if (entering_ != nullptr) add(*entering_);
+  if (count == 0) return "";
+  if (count == 1) return " in " + text;
+  return join(" in one of ", count, " commands: ", text, count > kMostNamed ? ", ..." : "",
+              " (DeviceOptions::check_each_launch finds out which)");
+}
+
+CuEvent Stream::take_event() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      CuEvent event = free_events_.back();
+      free_events_.pop_back();
+      return event;
+    }
+  }
+  CuEvent event = nullptr;
+  check(api_.event_create(&event, kCuEventNoTiming), "cuEventCreate");
+  return event;
+}
+
+void Stream::give_event(CuEvent event) {
+  const std::lock_guard lock(mutex_);
+  free_events_.push_back(event);
+}
+
+Stream::Entering::Entering(Stream& stream, const CommandList& list) : stream_(stream) {
+  stream.retire();
+  const std::lock_guard lock(stream.mutex_);
+  if (!stream.lost_.empty()) fail(ErrorCode::device_lost, stream.lost_);
+  stream.entering_ = &list;
+}
+
+Stream::Entering::~Entering() {
+  const std::lock_guard lock(stream_.mutex_);
+  stream_.entering_ = nullptr;
+}
+
+void Stream::launch(const CommandList& list, const Command& command) {
+  Prepared run(list, command, context_->limits());
+  if (run.empty()) return;
+  const uint32_t* const grid = run.shape.grid;
+  CuResult result = api_.launch(run.function, grid[0], grid[1], grid[2], run.shape.block, 1, 1,
+                                run.shape.shared_bytes, stream_, run.params, nullptr);
+  if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(stream_);
+  if (result == kCuSuccess) return;
+  if (!ends_all_work(result)) context_->check(result, command_text(list, command).c_str());
+  lose(result, check_each_launch_ ? " in " + command_text(list, command) : running());
+}
+
+void Stream::launch_all(const CommandList& list) {
+  try {
+    for (const Command& command : list.commands) launch(list, command);
+  } catch (...) {
+    api_.stream_synchronize(stream_);  // what was launched before may use what the caller holds
+    throw;
+  }
+}
+
+std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
+  if (list.commands.empty()) return nullptr;
+  const std::lock_guard order(order_);
+  const Current current(*context_);
+  const Entering entering(*this, list);
+  launch_all(list);
+  return track(list, nullptr);
+}
+
+std::shared_ptr<FenceState> Stream::replay(CuGraphExec graph, const CommandList& list,
+                                           std::shared_ptr<const void> keep) {
+  const std::lock_guard order(order_);
+  const Current current(*context_);
+  const Entering entering(*this, list);
+  check(api_.graph_launch(graph, stream_), "cuGraphLaunch");
+  return track(list, std::move(keep));
+}
+
+std::shared_ptr<FenceState> Stream::track(const CommandList& list,
+                                          std::shared_ptr<const void> keep) {
+  Submission::Work work;
+  if (keep != nullptr) {
+    work.list = &list;
+    work.keep = std::move(keep);
+  } else {
+    work.eager.commands = list.commands;
+    work.eager.params = list.params;
+    std::copy_if(list.storages.begin(), list.storages.end(),
+                 std::back_inserter(work.eager.storages),
+                 [](const auto& storage) { return storage->held_by_work(); });
+  }
+  auto submission = std::make_shared<Submission>(shared_from_this(), take_event(), std::move(work));
+  const CuResult result = api_.event_record(submission->event(), stream_);
+  {
+    const std::lock_guard lock(mutex_);
+    in_flight_.push_back(submission);
+  }
+  check(result, "cuEventRecord");
+  return submission;
+}
+
+void Stream::retire() {
+  std::vector<std::shared_ptr<Submission>> done;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!in_flight_.empty() && api_.event_query(in_flight_.front()->event()) == kCuSuccess) {
+      done.push_back(std::move(in_flight_.front()));
+      in_flight_.pop_front();
+    }
+  }
+  for (const std::shared_ptr<Submission>& one : done) one->finish();
+}
+
+void Stream::drain() noexcept {
+  const Current current(*context_);
+  try {
+    check(api_.stream_synchronize(stream_), "cuStreamSynchronize");
+  } catch (...) {  // kept by the fences
+  }
+  std::deque<std::shared_ptr<Submission>> done;
+  {
+    const std::lock_guard lock(mutex_);
+    done.swap(in_flight_);
+  }
+  for (const std::shared_ptr<Submission>& one : done) one->finish();
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/context.h"
+#include "runtime/command_list.h"
+#include "runtime/device_impl.h"
+
+namespace gyre::cuda {
+
+struct CudaPipeline final : Pipeline {
+  std::shared_ptr<const Context> context;
+  const CudaKernel* row;
+  CuModule module = nullptr;
+  CuFunction function = nullptr;
+
+  CudaPipeline(std::shared_ptr<const Context> owner, const CudaKernel& table_row, uint64_t key)
+      : Pipeline(*table_row.info, key), context(std::move(owner)), row(&table_row) {}
+  ~CudaPipeline() override;
+};
+
+// One command as the driver takes it. Points into itself and into the list.
+struct Prepared {
+  CuFunction function = nullptr;
+  Launch shape;
+  Args args{};
+  void* params[2] = {};
+
+  Prepared(const CommandList& list, const Command& command, const CudaLimits& limits);
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+  bool empty() const { return shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0; }
+};
+
+std::string command_text(const CommandList& list, const Command& command);  // "kernel (shape)"
+
+class Submission;
+
+// A device's one stream: everything the device does goes through it and runs in order. That is what
+// makes freed memory safe to hand out again at once: the new owner's first touch, the zeroing,
+// comes after all work of the old one, host copies included. Memory that leaves the device
+// (cuMemFree, a wrapped owner) waits for the work instead. Thread-safe.
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  Stream(std::shared_ptr<const Context> context, bool check_each_launch);
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream();
+
+  const Context& context() const { return *context_; }
+  bool checks_each_launch() const { return check_each_launch_; }
+
+  std::shared_ptr<FenceState> submit(const CommandList& list);
+  // `keep` holds the graph and its list until the replay is done.
+  std::shared_ptr<FenceState> replay(CuGraphExec graph, const CommandList& list,
+                                     std::shared_ptr<const void> keep);
+  // One command after the other, timed; returns when they are done.
+  void run_timed(const CommandList& list, TraceLog& trace);
+
+  // Return when the copy is done.
+  void read(CuAddress from, void* host, uint64_t bytes);
+  void write(CuAddress to, const void* host, uint64_t bytes);
+
+  CuAddress take(uint64_t bytes);  // zero-filled; 0: there is none
+  void zero(CuAddress address, uint64_t bytes);
+  void give(CuAddress address) noexcept;
+  void drain() noexcept;  // waits for everything and forgets it
+
+ private:
+  friend class Submission;
+
+  // Pinned memory for host copies: the host works on one half while the GPU works on the other.
+  struct Staging {
+    static constexpr uint64_t kHalfBytes = 4 << 20;  // above that, PCIe is as fast as it gets
+
+    std::mutex mutex;
+    std::byte* half[2] = {};
+    CuEvent done[2] = {};
+  };
+
+  // Between these a list enters the stream: it may be what fails. Refuses a device that is lost.
+  class Entering {
+   public:
+    Entering(Stream& stream, const CommandList& list);
+    Entering(const Entering&) = delete;
+    Entering& operator=(const Entering&) = delete;
+    ~Entering();
+
+   private:
+    Stream& stream_;
+  };
+
+  // An error that ends all work is kept with the commands that may have caused it, and thrown by
+  // every later call.
+  void check(CuResult result, const char* call);
+  [[noreturn]] void lose(CuResult result, const std::string& where);
+  void require_alive() const;
+  std::string running() const;  // names what is in flight
+
+  void launch(const CommandList& list, const Command& command);
+  void launch_all(const CommandList& list);
+  std::shared_ptr<FenceState> track(const CommandList& list, std::shared_ptr<const void> keep);
+  void retire();  // lets go of what is done
+  CuEvent take_event();
+  void give_event(CuEvent event);
+  void prepare_staging();
+
+  std::shared_ptr<const Context> context_;
+  const Driver& api_;
+  const bool check_each_launch_;
+  CuStream stream_ = nullptr;
+  Staging staging_;
+
+  std::mutex order_;          // one list at a time enters the stream
+  mutable std::mutex mutex_;  // guards what follows; never held while user code may run
+  std::deque<std::shared_ptr<Submission>> in_flight_;
+  const CommandList* entering_ = nullptr;
+  std::vector<CuEvent> free_events_;
+  std::string lost_;  // empty: alive
+};
+
+}  // namespace gyre::cuda

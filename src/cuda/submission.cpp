@@ -1,0 +1,34 @@
+#include "cuda/submission.h"
+
+#include "runtime/require.h"
+
+namespace gyre::cuda {
+
+void Submission::wait() {
+  if (!finished_.load(std::memory_order_acquire)) {
+    const Current current(stream_->context());
+    stream_->check(stream_->api_.event_synchronize(event_), "cuEventSynchronize");
+    stream_->retire();
+  }
+  if (finished_.load(std::memory_order_acquire) && !error_.empty())
+    fail(ErrorCode::device_lost, error_);
+}
+
+bool Submission::done() const {
+  if (finished_.load(std::memory_order_acquire)) return true;
+  const Current current(stream_->context());
+  return stream_->api_.event_query(event_) != kCuNotReady;
+}
+
+void Submission::finish() {
+  finished_.store(true, std::memory_order_release);
+  work_ = {};
+}
+
+void Submission::fail_with(const std::string& error) {
+  if (finished_.load(std::memory_order_acquire)) return;
+  error_ = error;
+  finished_.store(true, std::memory_order_release);
+}
+
+}  // namespace gyre::cuda

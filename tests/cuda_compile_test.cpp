@@ -1,0 +1,113 @@
+// Compiles the kernels of the CUDA table for several GPUs. Needs NVRTC, but no GPU and no driver.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iomanip>
+#include <iostream>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/compiler.h"
+#include "cuda/kernels.h"
+#include "expect_error.h"
+
+namespace gyre::cuda {
+namespace {
+
+// What ptxas says about one entry function.
+struct Resources {
+  uint64_t registers = 0, shared = 0, stack = 0, spills = 0;
+};
+
+uint64_t number_before(const std::string& text, const char* words) {
+  std::smatch match;
+  const std::regex pattern(std::string("(\\d+) ") + words);
+  return std::regex_search(text, match, pattern) ? std::stoull(match[1]) : 0;
+}
+
+Resources resources_of(const CompiledKernel& kernel) {
+  const size_t begin = kernel.log.find("entry function '" + kernel.symbol + "'");
+  if (begin == std::string::npos) return {};
+  const size_t end = kernel.log.find("entry function", begin + 1);
+  std::string text = kernel.log.substr(begin, end - begin);
+  Resources used;
+  used.stack = number_before(text, "bytes stack frame");
+  used.spills = number_before(text, "bytes spill stores") + number_before(text, "bytes spill load");
+  used.registers =
+      std::stoull("0" + std::regex_replace(text, std::regex("[^]*Used (\\d+)[^]*"), "$1"));
+  used.shared = number_before(text, "bytes smem");
+  return used;
+}
+
+// Of a kernel with many variants some from all over the list, unless all are asked for.
+std::vector<std::string> chosen_names(const CudaKernel& kernel) {
+  constexpr size_t kMost = 12;
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const uint64_t spec : kernel.info->specs()) {
+    const std::string name = kernel.name(spec);
+    if (!name.empty() && seen.insert(name).second) names.push_back(name);
+  }
+  if (names.size() <= kMost || std::getenv("GYRE_COMPILE_ALL") != nullptr) return names;
+  std::vector<std::string> some;
+  for (size_t i = 0; i < kMost; ++i) some.push_back(names[i * (names.size() - 1) / (kMost - 1)]);
+  return some;
+}
+
+void compile_and_print(const Nvrtc& compiler, const CudaKernel& kernel, uint32_t arch) {
+  const std::string options =
+      std::string(kernel.options != nullptr ? kernel.options : "") + " --ptxas-options=-v";
+  for (const std::string& name : chosen_names(kernel)) {
+    CompiledKernel made;
+    ASSERT_NO_THROW(made = compile(compiler, {kernel.file, name, options, arch})) << name;
+    EXPECT_FALSE(made.cubin.empty());
+    const Resources used = resources_of(made);
+    std::cout << "sm_" << std::left << std::setw(5) << arch << std::setw(60) << name << std::right
+              << std::setw(6) << used.registers << std::setw(10) << used.shared << std::setw(8)
+              << used.stack << std::setw(8) << used.spills << '\n';
+    EXPECT_NE(used.registers, 0u) << "nothing was found in the log:\n" << made.log;
+    if (name.find("attention") != std::string::npos) {
+      EXPECT_EQ(used.spills, 0u) << name;
+    }
+  }
+}
+
+TEST(CudaCompile, EveryKernelOfTheTable) {
+  const Nvrtc& compiler = nvrtc(0);
+  if (!compiler.reason.empty()) GTEST_SKIP() << compiler.reason;
+  std::cout << "NVRTC " << compiler.version_text() << "\narch    " << std::left << std::setw(60)
+            << "kernel"
+            << "  regs    shared   stack  spills\n";
+  for (const uint32_t arch : std::set<uint32_t>{80, 90, compiler.newest_arch}) {
+    if (arch > compiler.newest_arch) continue;
+    for (const CudaKernel& kernel : kernel_table()) compile_and_print(compiler, kernel, arch);
+  }
+}
+
+TEST(CudaCompile, AFailureCarriesTheLog) {
+  const Nvrtc& compiler = nvrtc(0);
+  if (!compiler.reason.empty()) GTEST_SKIP() << compiler.reason;
+  const auto make = [&](const char* file, const char* name, const char* options) {
+    compile(compiler, {file, name, options, 80});
+  };
+  EXPECT_TRUE(test::throws_error(ErrorCode::compile_failed,
+                                 {"kv_copy.cu", "no_such_kernel", "error"},
+                                 [&] { make("kv_copy.cu", "gyre::cuda::no_such_kernel", ""); }));
+  EXPECT_TRUE(test::throws_error(ErrorCode::compile_failed, {"none.cu"},
+                                 [&] { make("none.cu", "none", ""); }));
+  EXPECT_TRUE(test::throws_error(ErrorCode::compile_failed, {"cache.cu", "--no-such-option"}, [&] {
+    make("cache.cu", "gyre::cuda::kv_extend", "--no-such-option");
+  }));
+}
+
+TEST(CudaTable, NamesAKernelForEverySpecThatAnOpCanAskFor) {
+  for (const CudaKernel& kernel : kernel_table()) {
+    EXPECT_FALSE(chosen_names(kernel).empty()) << kernel.info->name;
+    EXPECT_NE(kernel.launch, nullptr) << kernel.info->name;
+  }
+}
+
+}  // namespace
+}  // namespace gyre::cuda

@@ -1,0 +1,237 @@
+// The CUDA backend on a GPU; skipped where there is none.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "expect_error.h"
+#include "gyre/gyre.h"
+#include "runtime/kernels.h"
+#include "runtime/recorder.h"
+#include "tensor_bytes.h"
+
+namespace gyre::test {
+namespace {
+
+bool has_gpu() {
+  for (const DeviceInfo& info : devices()) {
+    if (info.name == "cuda:0") return info.available;
+  }
+  return false;
+}
+
+void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to, uint64_t bytes) {
+  Recording recording(encoder, "copy");
+  recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, abi::BytesCopyParams{bytes}, {&from, &to});
+  recording.commit();
+}
+
+class CudaDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_gpu()) GTEST_SKIP() << "no CUDA device here";
+    device_ = Device::open("cuda");
+  }
+  const Device& device() const { return device_; }
+  Tensor filled(uint64_t bytes, uint32_t seed) const {
+    const Tensor tensor = device_.tensor(DType::u8, {bytes});
+    write_bytes(tensor, pattern_bytes(bytes, seed));
+    return tensor;
+  }
+
+ private:
+  Device device_{nullptr};
+};
+
+TEST_F(CudaDevice, DescribesItself) {
+  const DeviceInfo& info = device().info();
+  EXPECT_EQ(info.name, "cuda:0");
+  EXPECT_NE(info.description.find("compute capability"), std::string::npos) << info.description;
+  EXPECT_GT(info.compute_units, 0u);
+  EXPECT_GT(info.memory_bytes, uint64_t{1} << 30);
+  EXPECT_TRUE(refused({"cuda:99", "there are"}, [] { Device::open("cuda:99"); }));
+}
+
+TEST_F(CudaDevice, HostCopiesOfEverySize) {
+  // Around the halves of the staging memory, and odd.
+  for (const uint64_t bytes : {1u, 255u, 4u << 20, (4u << 20) + 1, (8u << 20) - 3, 33333333u}) {
+    const Tensor tensor = device().tensor(DType::u8, {bytes});
+    EXPECT_EQ(read_bytes(tensor), Bytes(bytes)) << "zero-filled, " << bytes;
+    write_bytes(tensor, pattern_bytes(bytes, 3));
+    EXPECT_EQ(read_bytes(tensor), pattern_bytes(bytes, 3)) << bytes;
+  }
+}
+
+TEST_F(CudaDevice, StridedHostCopiesLeaveTheGapsAlone) {
+  const Tensor all = filled(6000, 1).reshape({10, 20, 30});
+  const Tensor view = all.slice(1, 3, 4).permute({1, 0, 2});
+  Bytes expected = read_bytes(all);
+  const Bytes fresh = pattern_bytes(view.bytes(), 9);
+  write_bytes(view, fresh);
+  for (uint64_t i = 0; i < fresh.size(); ++i)
+    expected[i / 30 % 10 * 600 + (3 + i / 300) * 30 + i % 30] = fresh[i];
+  EXPECT_EQ(read_bytes(all), expected);
+  EXPECT_EQ(read_bytes(view), fresh);
+}
+
+TEST_F(CudaDevice, ReusedMemoryIsZeroAndWaitsForItsLastUser) {
+  const Tensor from = filled(64 << 20, 5), to = device().tensor(DType::u8, {64 << 20});
+  Encoder encoder(device());
+  uint64_t address = 0;
+  {
+    const Tensor scratch = device().tensor(DType::u8, {64 << 20});
+    address = scratch.storage()->address();
+    copy_bytes(encoder, from, scratch, from.bytes());
+    copy_bytes(encoder, scratch, to, from.bytes());
+  }
+  const Fence fence = encoder.submit();  // the list was the last to hold the scratch memory
+  const Tensor next = device().tensor(DType::u8, {64 << 20});
+  EXPECT_EQ(next.storage()->address(), address) << "nothing was reused: the test shows nothing";
+  EXPECT_EQ(read_bytes(next), Bytes(64 << 20));
+  fence.wait();
+  EXPECT_TRUE(fence.done());
+  EXPECT_EQ(read_bytes(to), pattern_bytes(64 << 20, 5));
+}
+
+TEST_F(CudaDevice, AGraphFollowsItsLevels) {
+  // Each copy waits for the one before; pairs side by side do not.
+  constexpr uint64_t kBytes = 1 << 20, kSteps = 20;
+  std::vector<Tensor> chain[2];
+  for (uint32_t side = 0; side < 2; ++side) {
+    chain[side].push_back(filled(kBytes, side));
+    for (uint64_t i = 0; i < kSteps; ++i)
+      chain[side].push_back(device().tensor(DType::u8, {kBytes}));
+  }
+  Encoder encoder(device());
+  for (uint64_t i = 0; i < kSteps; ++i) {
+    for (auto& side : chain) copy_bytes(encoder, side[i], side[i + 1], kBytes);
+  }
+  EXPECT_EQ(encoder.barriers(), kSteps - 1);
+  const Graph graph = encoder.instantiate();
+  for (uint32_t round = 0; round < 3; ++round) {
+    for (uint32_t side = 0; side < 2; ++side)
+      write_bytes(chain[side][0], pattern_bytes(kBytes, 10 * round + side));
+    graph.replay();
+    graph.replay().wait();
+    for (uint32_t side = 0; side < 2; ++side)
+      EXPECT_EQ(read_bytes(chain[side][kSteps]), pattern_bytes(kBytes, 10 * round + side));
+  }
+}
+
+TEST_F(CudaDevice, AGraphMayGoWhileItRuns) {
+  const Tensor from = filled(32 << 20, 1), to = device().tensor(DType::u8, {32 << 20});
+  Fence fence;
+  {
+    Encoder encoder(device());
+    copy_bytes(encoder, from, to, from.bytes());
+    const Graph graph = encoder.instantiate();
+    for (int i = 0; i < 20; ++i) fence = graph.replay();
+  }
+  fence.wait();
+  EXPECT_EQ(read_bytes(to), pattern_bytes(32 << 20, 1));
+}
+
+TEST_F(CudaDevice, WrapsItsOwnMemoryOnly) {
+  std::vector<float> host(8);
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.wrap", "cuda:0", "write_from"},
+                           [&] { device().wrap(host.data(), DType::f32, {8}); }));
+  const Tensor memory = filled(1024, 4);
+  auto owner = std::make_shared<int>(1);
+  const std::weak_ptr<int> alive = owner;
+  Fence fence;
+  const Tensor to = device().tensor(DType::u8, {1000});
+  {
+    auto* const address = static_cast<uint8_t*>(address_of(memory));
+    const Tensor wrapped = device().wrap(address + 8, DType::u8, {1000}, {}, std::move(owner));
+    Encoder encoder(device());
+    copy_bytes(encoder, wrapped, to, 1000);
+    fence = encoder.submit();
+  }
+  fence.wait();
+  EXPECT_TRUE(alive.expired());
+  const Bytes all = pattern_bytes(1024, 4);
+  EXPECT_EQ(read_bytes(to), Bytes(all.begin() + 8, all.begin() + 1008));
+}
+
+TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {
+  const Tensor from = filled(1 << 20, 1), to = device().tensor(DType::u8, {1 << 20});
+  Encoder encoder(device());
+  copy_bytes(encoder, from, to, 1 << 20);
+  const Graph graph = encoder.instantiate();
+  copy_bytes(encoder, from, to, 1 << 20);
+  device().start_trace();
+  encoder.submit().wait();
+  graph.replay().wait();
+  const Trace trace = device().stop_trace();
+  ASSERT_EQ(trace.events.size(), 2u);
+  for (const TraceEvent& event : trace.events) {
+    EXPECT_EQ(event.kernel, "bytes_copy");
+    EXPECT_GT(event.duration_ns(), 0u);
+  }
+  EXPECT_GE(trace.events[1].begin_ns(), trace.events[0].begin_ns());
+}
+
+TEST_F(CudaDevice, ServesSeveralThreads) {
+  std::vector<std::thread> threads;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([this, seed] {
+      for (uint32_t round = 0; round < 50; ++round) {
+        const uint64_t bytes = 1000 + 100 * round;
+        const Tensor from = filled(bytes, seed), to = device().tensor(DType::u8, {bytes});
+        Encoder encoder(device());
+        copy_bytes(encoder, from, to, bytes);
+        if (round % 2 == 0) {
+          encoder.submit();
+        } else {
+          encoder.instantiate().replay();
+        }
+        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(CudaDevice, FencesAndTensorsOutliveTheDevice) {
+  Fence fence;
+  Tensor to;
+  {
+    const Device own = Device::open("cuda:0", {.kernel_cache = "off"});
+    const Tensor from = own.tensor(DType::u8, {1 << 20});
+    to = own.tensor(DType::u8, {1 << 20});
+    Encoder encoder(own);
+    copy_bytes(encoder, from, to, 1 << 20);
+    fence = encoder.submit();
+  }
+  fence.wait();
+  EXPECT_EQ(read_bytes(to), Bytes(1 << 20));
+}
+
+// Last: the process's GPU context does not survive it while anybody holds a device.
+TEST(CudaErrors, AreKeptAndNameTheCommand) {
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device here";
+  for (const bool each : {false, true}) {
+    const Device device = Device::open("cuda:0", {.check_each_launch = each});
+    const Tensor from = device.tensor(DType::u8, {256}), to = device.tensor(DType::u8, {256});
+    Encoder encoder(device);
+    copy_bytes(encoder, from, to, 256);
+    copy_bytes(encoder, from, to, uint64_t{1} << 44);  // far beyond any memory
+    std::vector<std::string> parts = {"cuda:0", "bytes_copy (bytes=17592186044416)"};
+    parts.push_back(each ? "in bytes_copy" : "one of 2 commands");
+    Fence fence;
+    EXPECT_TRUE(throws_error(ErrorCode::device_lost, parts, [&] {
+      fence = encoder.submit();
+      fence.wait();
+    }));
+    if (!each) {
+      EXPECT_TRUE(throws_error(ErrorCode::device_lost, parts, [&] { fence.wait(); }));
+    }
+    EXPECT_TRUE(throws_error(ErrorCode::device_lost, {}, [&] { read_bytes(to); }));
+    EXPECT_TRUE(throws_error(ErrorCode::device_lost, {}, [&] { device.tensor(DType::u8, {64}); }));
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,263 @@
+// A libcuda.so.1 for machines without a GPU: memory is the host's, work is done at once, and the
+// only kernels are bytes_copy and those that do nothing. For tests of the runtime, not of kernels.
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "abi/kv_cache.h"
+#include "cuda/driver.h"
+#include "cuda/kernel.h"
+
+namespace {
+
+using namespace gyre::cuda;
+
+struct Function {
+  std::string name;
+};
+struct Module {
+  std::vector<Function*> functions;
+};
+struct Node {
+  Function* function;
+  gyre::abi::BytesCopyParams params;
+  Args args;
+};
+struct Graph {
+  std::vector<Node> nodes;
+};
+
+std::mutex mutex;
+std::map<CuAddress, size_t> blocks;
+CuResult sticky = kCuSuccess;  // until the last user lets go of the context
+int users = 0;
+
+template <class To, class From>
+To as(From* from) {
+  return reinterpret_cast<To>(from);
+}
+
+bool is_inside(CuAddress address, size_t bytes) {
+  const auto after = blocks.upper_bound(address);
+  if (after == blocks.begin()) return false;
+  const auto& [begin, size] = *std::prev(after);
+  return address - begin < size && bytes <= size - (address - begin);
+}
+
+CuResult run(const Node& node) {
+  const std::lock_guard lock(mutex);
+  if (sticky != kCuSuccess) return sticky;
+  if (node.function->name.find("bytes_copy") == std::string::npos) return kCuSuccess;
+  const CuAddress from = node.args.at[0], to = node.args.at[1];
+  if (!is_inside(from, node.params.bytes) || !is_inside(to, node.params.bytes)) {
+    sticky = kCuIllegalAddress;
+    return kCuSuccess;  // it shows later
+  }
+  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), node.params.bytes);
+  return kCuSuccess;
+}
+
+Node make_node(CuFunction function, void** params) {
+  Node node{as<Function*>(function), {}, {}};
+  if (node.function->name.find("bytes_copy") == std::string::npos) return node;
+  std::memcpy(&node.params, params[0], sizeof node.params);
+  std::memcpy(&node.args, params[1], sizeof node.args);
+  return node;
+}
+
+CuResult state() {
+  const std::lock_guard lock(mutex);
+  return sticky;
+}
+
+}  // namespace
+
+// Parameters are those of the table in cuda/driver.h.
+extern "C" {
+
+CuResult cuInit(unsigned) { return kCuSuccess; }
+// NVRTC asks for it and does not check that it is there.
+CuResult cuGetExportTable(const void** table, const void*) {
+  *table = nullptr;
+  return kCuInvalidValue;
+}
+CuResult cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return kCuSuccess;
+}
+CuResult cuGetErrorName(CuResult result, const char** name) {
+  *name = result == kCuIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
+  return kCuSuccess;
+}
+CuResult cuGetErrorString(CuResult, const char** text) {
+  *text = "said by the fake";
+  return kCuSuccess;
+}
+CuResult cuDeviceGetCount(int* count) {
+  *count = 1;
+  return kCuSuccess;
+}
+CuResult cuDeviceGet(CuDevice* device, int ordinal) {
+  *device = ordinal;
+  return kCuSuccess;
+}
+CuResult cuDeviceGetName(char* name, int bytes, CuDevice) {
+  std::strncpy(name, "Fake GPU", static_cast<size_t>(bytes));
+  return kCuSuccess;
+}
+CuResult cuDeviceTotalMem_v2(size_t* bytes, CuDevice) {
+  *bytes = size_t{2} << 30;
+  return kCuSuccess;
+}
+CuResult cuDeviceGetAttribute(int* value, CuDeviceAttribute which, CuDevice) {
+  const std::map<int, int> known = {{kCuMultiprocessors, 4},
+                                    {kCuCapabilityMajor, 9},
+                                    {kCuL2Bytes, 1 << 20},
+                                    {kCuMemoryClockKhz, 1000000},
+                                    {kCuMemoryBusBits, 256},
+                                    {kCuSharedBytesPerBlock, 1 << 17},
+                                    {kCuSharedBytesPerMultiprocessor, 1 << 17}};
+  const auto found = known.find(which);
+  *value = found != known.end() ? found->second : 0;
+  return kCuSuccess;
+}
+CuResult cuDevicePrimaryCtxRetain(CuContext* context, CuDevice) {
+  const std::lock_guard lock(mutex);
+  ++users;
+  *context = as<CuContext>(&users);
+  return kCuSuccess;
+}
+CuResult cuDevicePrimaryCtxRelease_v2(CuDevice) {
+  const std::lock_guard lock(mutex);
+  if (--users == 0) sticky = kCuSuccess;
+  return kCuSuccess;
+}
+CuResult cuCtxPushCurrent_v2(CuContext) { return kCuSuccess; }
+CuResult cuCtxPopCurrent_v2(CuContext*) { return kCuSuccess; }
+CuResult cuMemAlloc_v2(CuAddress* address, size_t bytes) {
+  const std::lock_guard lock(mutex);
+  if (sticky != kCuSuccess) return sticky;
+  void* const memory = std::malloc(bytes);
+  if (memory == nullptr) return kCuOutOfMemory;
+  *address = reinterpret_cast<CuAddress>(memory);
+  blocks[*address] = bytes;
+  return kCuSuccess;
+}
+CuResult cuMemFree_v2(CuAddress address) {
+  const std::lock_guard lock(mutex);
+  if (blocks.erase(address) != 1) std::abort();
+  std::free(reinterpret_cast<void*>(address));
+  return kCuSuccess;
+}
+CuResult cuMemAllocHost_v2(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return kCuSuccess;
+}
+CuResult cuMemFreeHost(void* memory) {
+  std::free(memory);
+  return kCuSuccess;
+}
+CuResult cuMemcpyHtoDAsync_v2(CuAddress to, const void* from, size_t bytes, CuStream) {
+  const std::lock_guard lock(mutex);
+  if (!is_inside(to, bytes)) std::abort();
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return sticky;
+}
+CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t bytes, CuStream) {
+  const std::lock_guard lock(mutex);
+  if (!is_inside(from, bytes)) std::abort();
+  std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  return sticky;
+}
+CuResult cuMemsetD8Async(CuAddress address, unsigned char value, size_t bytes, CuStream) {
+  const std::lock_guard lock(mutex);
+  if (!is_inside(address, bytes)) std::abort();
+  std::memset(reinterpret_cast<void*>(address), value, bytes);
+  return sticky;
+}
+CuResult cuPointerGetAttribute(void* value, CuPointerAttribute which, CuAddress address) {
+  const std::lock_guard lock(mutex);
+  if (!is_inside(address, 1)) return kCuInvalidValue;
+  *static_cast<int*>(value) = which == kCuMemoryType ? static_cast<int>(kCuDeviceMemory) : 0;
+  return kCuSuccess;
+}
+CuResult cuStreamCreate(CuStream* stream, unsigned) {
+  *stream = as<CuStream>(new int);
+  return kCuSuccess;
+}
+CuResult cuStreamDestroy_v2(CuStream stream) {
+  delete as<int*>(stream);
+  return kCuSuccess;
+}
+CuResult cuStreamSynchronize(CuStream) { return state(); }
+CuResult cuEventCreate(CuEvent* event, unsigned) {
+  *event = as<CuEvent>(new int);
+  return kCuSuccess;
+}
+CuResult cuEventDestroy_v2(CuEvent event) {
+  delete as<int*>(event);
+  return kCuSuccess;
+}
+CuResult cuEventRecord(CuEvent, CuStream) { return kCuSuccess; }
+CuResult cuEventQuery(CuEvent) { return state(); }
+CuResult cuEventSynchronize(CuEvent) { return state(); }
+CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
+  *milliseconds = from == to ? 0.0f : 1.0f;
+  return kCuSuccess;
+}
+CuResult cuModuleLoadData(CuModule* module, const void*) {
+  *module = as<CuModule>(new Module);
+  return kCuSuccess;
+}
+CuResult cuModuleUnload(CuModule module) {
+  for (Function* function : as<Module*>(module)->functions) delete function;
+  delete as<Module*>(module);
+  return kCuSuccess;
+}
+CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* name) {
+  as<Module*>(module)->functions.push_back(new Function{name});
+  *function = as<CuFunction>(as<Module*>(module)->functions.back());
+  return kCuSuccess;
+}
+CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute, CuFunction) {
+  *value = 0;
+  return kCuSuccess;
+}
+CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
+CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        unsigned, unsigned, CuStream, void** params, void**) {
+  return run(make_node(function, params));
+}
+CuResult cuGraphCreate(CuGraph* graph, unsigned) {
+  *graph = as<CuGraph>(new Graph);
+  return kCuSuccess;
+}
+CuResult cuGraphDestroy(CuGraph graph) {
+  delete as<Graph*>(graph);
+  return kCuSuccess;
+}
+CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraphNode*, size_t,
+                                 const CuKernelNode* values) {
+  as<Graph*>(graph)->nodes.push_back(make_node(values->function, values->params));
+  *node = as<CuGraphNode>(values->function);
+  return kCuSuccess;
+}
+CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned long long) {
+  *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph)));
+  return kCuSuccess;
+}
+CuResult cuGraphExecDestroy(CuGraphExec exec) {
+  delete as<Graph*>(exec);
+  return kCuSuccess;
+}
+CuResult cuGraphLaunch(CuGraphExec exec, CuStream) {
+  for (const Node& node : as<Graph*>(exec)->nodes) {
+    if (const CuResult result = run(node); result != kCuSuccess) return result;
+  }
+  return kCuSuccess;
+}
+
+}  // extern "C"
