@@ -57,8 +57,8 @@ std::vector<std::string> chosen_names(const CudaKernel& kernel) {
 }
 
 void compile_and_print(const Nvrtc& compiler, const CudaKernel& kernel, uint32_t arch) {
-  const std::string options =
-      std::string(kernel.options != nullptr ? kernel.options : "") + " --ptxas-options=-v";
+  const std::string options = std::string(kernel.options != nullptr ? kernel.options : "") +
+                              " --ptxas-options=-v --no-cache";
   for (const std::string& name : chosen_names(kernel)) {
     CompiledKernel made;
     ASSERT_NO_THROW(made = compile(compiler, {kernel.file, name, options, arch})) << name;

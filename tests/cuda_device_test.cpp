@@ -1,6 +1,8 @@
 // The CUDA backend on a GPU; skipped where there is none.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -210,28 +212,48 @@ TEST_F(CudaDevice, FencesAndTensorsOutliveTheDevice) {
 }
 
 // Last: the process's GPU context does not survive it while anybody holds a device.
-TEST(CudaErrors, AreKeptAndNameTheCommand) {
-  if (!has_gpu()) GTEST_SKIP() << "no CUDA device here";
-  for (const bool each : {false, true}) {
-    const Device device = Device::open("cuda:0", {.check_each_launch = each});
-    const Tensor from = device.tensor(DType::u8, {256}), to = device.tensor(DType::u8, {256});
-    Encoder encoder(device);
-    copy_bytes(encoder, from, to, 256);
-    copy_bytes(encoder, from, to, uint64_t{1} << 44);  // far beyond any memory
-    std::vector<std::string> parts = {"cuda:0", "bytes_copy (bytes=17592186044416)"};
-    parts.push_back(each ? "in bytes_copy" : "one of 2 commands");
-    Fence fence;
-    EXPECT_TRUE(throws_error(ErrorCode::device_lost, parts, [&] {
-      fence = encoder.submit();
-      fence.wait();
-    }));
-    if (!each) {
-      EXPECT_TRUE(throws_error(ErrorCode::device_lost, parts, [&] { fence.wait(); }));
-    }
-    EXPECT_TRUE(throws_error(ErrorCode::device_lost, {}, [&] { read_bytes(to); }));
-    EXPECT_TRUE(throws_error(ErrorCode::device_lost, {}, [&] { device.tensor(DType::u8, {64}); }));
-  }
+// Returns what is wrong. The process has lost its device afterwards.
+std::string provoke_error(bool each) {
+  const Device device = Device::open("cuda:0", {.check_each_launch = each});
+  const Tensor from = device.tensor(DType::u8, {256}), to = device.tensor(DType::u8, {256});
+  Encoder encoder(device);
+  copy_bytes(encoder, from, to, 256);
+  copy_bytes(encoder, from, to, uint64_t{1} << 44);  // far beyond any memory
+  std::vector<std::string> parts = {"cuda:0", "bytes_copy (bytes=17592186044416)"};
+  parts.push_back(each ? "in bytes_copy" : "one of 2 commands");
+  Fence fence;
+  std::string wrong;
+  const auto expect = [&](const testing::AssertionResult& result) {
+    if (!result) wrong += std::string(result.message()) + "; ";
+  };
+  expect(throws_error(ErrorCode::device_lost, parts, [&] {
+    fence = encoder.submit();
+    fence.wait();
+  }));
+  if (!each) expect(throws_error(ErrorCode::device_lost, parts, [&] { fence.wait(); }));
+  expect(throws_error(ErrorCode::device_lost, {}, [&] { read_bytes(to); }));
+  expect(throws_error(ErrorCode::device_lost, {}, [&] { device.tensor(DType::u8, {64}); }));
+  return wrong;
 }
+
+// In processes of their own: what a kernel broke stays broken for its process.
+class CudaErrors : public testing::TestWithParam<bool> {};
+
+TEST_P(CudaErrors, AreKeptAndNameTheCommand) {
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device here";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const std::string wrong = provoke_error(GetParam());
+        std::cerr << wrong;
+        std::exit(wrong.empty() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaErrors, testing::Bool(), [](const auto& each) {
+  return each.param ? "CheckedEach" : "CheckedAtTheEnd";
+});
 
 }  // namespace
 }  // namespace gyre::test

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Everything on a machine with an NVIDIA GPU, a C++ compiler, CMake, Ninja and the CUDA toolkit: builds, runs all tests
+# (those of ops on the GPU, eager and replayed), a part of them under compute-sanitizer, the benchmarks, and ends with
+# one table. Nothing is installed: see scripts/gpu_prepare.sh.
+# usage: scripts/gpu_check.sh [FOLDER]      what gpu_prepare.sh made; build/deps if not given
+# GYRE_GPU_STEPS chooses from: tests sanitize bench
+set -uo pipefail
+cd "$(dirname "$0")/.."
+deps=$(realpath "${1:-build/deps}")
+steps=${GYRE_GPU_STEPS:-tests sanitize bench}
+build=build/gpu
+results=()
+
+note() {  # note NAME STATUS SECONDS
+  results+=("$(printf '%-28s %-8s %6s s' "$1" "$2" "$3")")
+}
+step() {  # step NAME COMMAND...
+  local name=$1 begin=$SECONDS status=ok
+  shift
+  echo "== $name"
+  "$@" || status=FAILED
+  note "$name" "$status" $((SECONDS - begin))
+  [[ $status == ok ]]
+}
+wanted() { [[ " $steps " == *" $1 "* ]]; }
+finish() {
+  echo
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+  printf '%s\n' "${results[@]}"
+  [[ "${results[*]}" != *FAILED* ]]
+  exit
+}
+
+configure_gtest() {
+  cmake -S "$deps/src/googletest" -B $build/gtest -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_INSTALL_PREFIX="$PWD/$build/prefix" >/dev/null && cmake --build $build/gtest --target install >/dev/null
+}
+configure() {
+  cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGYRE_HWY_STATIC=ON -DGYRE_DEPS="$deps" \
+    -DCMAKE_PREFIX_PATH="$deps;$PWD/$build/prefix" -DCMAKE_CXX_FLAGS="${GYRE_GPU_CXXFLAGS:--march=native}" >/dev/null
+}
+sanitize() {  # sanitize TOOL
+  local tool
+  tool=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
+  "$tool" --tool "$1" --error-exitcode 1 $build/tests/op_test --gtest_filter="${GYRE_GPU_FILTER:-*cuda*}" >$build/"$1".log 2>&1
+  local status=$?
+  tail -n 3 $build/"$1".log
+  return $status
+}
+
+step "GoogleTest" configure_gtest || finish
+step "configure" configure || finish
+step "build" cmake --build $build || finish
+step "devices" $build/tools/gyre devices
+if wanted tests; then
+  step "tests" ctest --test-dir $build --output-on-failure -j "$(nproc)"
+fi
+if wanted sanitize; then
+  for tool in memcheck racecheck initcheck; do step "compute-sanitizer $tool" sanitize $tool; done
+fi
+if wanted bench; then
+  step "benchmarks" $build/tools/gyre bench --device cuda:0
+fi
+finish
