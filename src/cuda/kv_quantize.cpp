@@ -1,0 +1,41 @@
+#include "cuda/kernels.h"
+#include "cuda/kernels/shape.cuh"
+#include "cuda/names.h"
+
+namespace gyre::cuda {
+
+std::string kv_quantize_name(uint64_t spec) {
+  const auto s = spec_from_key<abi::KvQuantizeSpec>(spec);
+  const std::string source = float_name(s.source_dtype);
+  const bool v_is_known = s.v_format == 0 || is_compressed(s.v_format);
+  if (source.empty() || !is_compressed(s.k_format) || !v_is_known) return {};
+  return "gyre::cuda::kv_quantize<" + source + ", " + std::to_string(s.k_format) + ", " +
+         std::to_string(s.v_format) + ">";
+}
+
+Launch kv_quantize_launch(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
+  uint64_t blocks = 0;
+  for (uint64_t i = 0; i < p.streams; ++i)
+    blocks += divide_up(p.heads * p.tiles, tiles_per_block(p.stream[i].cache.head_dim));
+  return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, 0};
+}
+
+std::string kv_dequantize_name(uint64_t spec) {
+  const auto s = spec_from_key<abi::KvDequantizeSpec>(spec);
+  const std::string out = float_name(s.out_dtype);
+  if (out.empty() || !is_compressed(s.format)) return {};
+  return "gyre::cuda::kv_dequantize<" + out + ", " + std::to_string(s.format) + ">";
+}
+
+Launch kv_dequantize_launch(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
+  const uint64_t tiles =
+      divide_up(p.first_slot + p.tokens, abi::kKvTile) - p.first_slot / abi::kKvTile;
+  const uint64_t rows = tiles * abi::kKvTile * p.heads;
+  return {{static_cast<uint32_t>(divide_up(rows, rows_per_block(p.cache.head_dim))), 1, 1},
+          kBlockThreads,
+          0};
+}
+
+}  // namespace gyre::cuda
