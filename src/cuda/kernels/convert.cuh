@@ -128,6 +128,11 @@ __device__ void store_floats(const float (&x)[kCount], T* to) {
   store_pack(pack, to);
 }
 
+template <class A, class B>
+inline constexpr bool kSameType = false;
+template <class A>
+inline constexpr bool kSameType<A, A> = true;
+
 // Bit for bit within a type, one rounding between types.
 template <class Source, class Target, uint32_t kCount>
 __device__ void copy_elements(const Source* from, Target* to) {
@@ -135,7 +140,7 @@ __device__ void copy_elements(const Source* from, Target* to) {
   Pack<Target, kCount> out;
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i) {
-    if constexpr (__is_same(Source, Target)) {
+    if constexpr (kSameType<Source, Target>) {
       out.of[i] = in.of[i];
     } else {
       narrow(widen_exactly(in.of[i]), out.of[i]);

@@ -10,8 +10,6 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-
 // The heads of a unit.
 struct RopeUnit {
   uint64_t token;

@@ -9,8 +9,6 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-
 template <uint32_t kSlots>
 struct RowPlace {
   uint32_t head_dim;

@@ -6,6 +6,7 @@
 
 namespace gyre::cuda {
 
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kChunk = 8;      // coordinates that lie together in a lane
 constexpr uint32_t kFewSlots = 2;   // chunks a lane holds: up to 512 coordinates a row
