@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/kernels.h"
 #include "cuda/kernels/shape.cuh"
 #include "cuda/names.h"
@@ -17,7 +19,9 @@ Launch kv_append_launch(const void* params, uint64_t /*spec*/, const CudaLimits&
   const auto& p = *static_cast<const abi::KvAppendParams*>(params);
   const uint64_t blocks =
       append_body_blocks(p, 0) + append_body_blocks(p, 1) + append_near_blocks(p);
-  return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, 0};
+  const uint32_t shared = std::max(long_row_bytes(p.stream[0].body.head_dim),
+                                   long_row_bytes(p.stream[1].body.head_dim));
+  return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, shared};
 }
 
 }  // namespace gyre::cuda

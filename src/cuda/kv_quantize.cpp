@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/kernels.h"
 #include "cuda/kernels/shape.cuh"
 #include "cuda/names.h"
@@ -16,9 +18,13 @@ std::string kv_quantize_name(uint64_t spec) {
 Launch kv_quantize_launch(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   uint64_t blocks = 0;
-  for (uint64_t i = 0; i < p.streams; ++i)
-    blocks += divide_up(p.heads * p.tiles, tiles_per_block(p.stream[i].cache.head_dim));
-  return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, 0};
+  uint32_t shared = 0;
+  for (uint64_t i = 0; i < p.streams; ++i) {
+    const uint32_t head_dim = p.stream[i].cache.head_dim;
+    blocks += divide_up(p.heads * p.tiles, tiles_per_block(head_dim));
+    shared = std::max(shared, long_row_bytes(head_dim));
+  }
+  return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, shared};
 }
 
 std::string kv_dequantize_name(uint64_t spec) {

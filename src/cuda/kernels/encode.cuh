@@ -32,7 +32,7 @@ __device__ void add_partner(const RowPlace<kSlots>& at, const uint32_t (&step)[k
   for (uint32_t s = 0; s < kSlots; ++s) {
     const uint32_t source = (threadIdx.x & 31) ^ (step[s] & (at.lanes - 1));
     other[s] = __shfl_sync(kAllLanes, v[s], static_cast<int>(source));
-    if (step[s] >= at.lanes) other[s] = v[s ^ 1];
+    if (step[s] >= at.lanes) other[s] = v[(s ^ 1) % kSlots];
   }
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) {
@@ -61,13 +61,14 @@ __device__ void add_groups(const RowPlace<kSlots>& at, const uint32_t (&size)[kS
 }
 
 template <uint32_t kSlots>
-__device__ void sum_squares(const RowPlace<kSlots>& at, const uint32_t (&size)[kSlots],
-                            const float (&y)[kSlots][kChunk], float (&sum)[kSlots]) {
+__device__ void sum_squares(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
+                            float (&sum)[kSlots]) {
   float odd[kSlots];
-  uint32_t half[kSlots], quarter[kSlots], lane[kSlots];
+  uint32_t size[kSlots], half[kSlots], quarter[kSlots], lane[kSlots];
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) {
     const float(&v)[kChunk] = y[s];
+    size[s] = least_of(at.size[s], abi::kKvScaleBlock);
     sum[s] = (v[0] * v[0] + v[2] * v[2]) + (v[1] * v[1] + v[3] * v[3]);
     odd[s] = (v[4] * v[4] + v[6] * v[6]) + (v[5] * v[5] + v[7] * v[7]);
     half[s] = size[s] >= 64 ? size[s] / 16 : 0;
@@ -104,6 +105,21 @@ __device__ void reduce_blocks(const RowPlace<kSlots>& at, const uint32_t (&size)
     }
   }
 }
+
+template <uint32_t kSlots>
+__device__ void find_largest(const float (&x)[kSlots][kChunk], uint32_t (&largest)[kSlots]) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    largest[s] = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk; ++i) {
+      const uint32_t magnitude = __float_as_uint(x[s][i]) & 0x7FFFFFFFu;
+      largest[s] = largest[s] > magnitude ? largest[s] : magnitude;
+    }
+  }
+}
+
+__device__ inline uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 template <uint32_t kBits>
 inline constexpr float kCodeGain = kBits == 2   ? abi::kTq2Gain
@@ -221,27 +237,18 @@ struct ScaleFactors {
   float power[kSlots];
 };
 
-// Returns the sums of squares. y is transformed.
+// y is transformed, sum its sums of squares.
 template <uint32_t kFormat, uint32_t kSlots>
 __device__ void code_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
-                         const ScaleFactors<kSlots>& factors, float (&sum)[kSlots],
+                         const ScaleFactors<kSlots>& factors, const float (&sum)[kSlots],
                          EncodedRow<kSlots>& out) {
   constexpr uint32_t kBits = abi::kv_bits(kFormat);
   uint32_t size[kSlots], squares[kSlots], largest[kSlots];
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) size[s] = least_of(at.size[s], abi::kKvScaleBlock);
-  sum_squares(at, size, y, sum);
   if constexpr (kBits > 4) {
-#pragma unroll
-    for (uint32_t s = 0; s < kSlots; ++s) {
-      largest[s] = 0;
-#pragma unroll
-      for (uint32_t i = 0; i < kChunk; ++i) {
-        const uint32_t magnitude = __float_as_uint(y[s][i]) & 0x7FFFFFFFu;
-        largest[s] = largest[s] > magnitude ? largest[s] : magnitude;
-      }
-    }
-    reduce_blocks(at, size, largest, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+    find_largest(y, largest);
+    reduce_blocks(at, size, largest, larger_of);
   }
   // Slots under one scale have one factor and one root: divisions are not cheap.
   const bool shared = size[0] > at.lanes * kChunk;
@@ -271,24 +278,13 @@ __device__ void code_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kC
   }
 }
 
-// Whether a transform block's squares left the range in which nothing is lost.
-template <uint32_t kSlots>
-__device__ bool is_extreme(const RowPlace<kSlots>& at, const float (&sum)[kSlots]) {
-  bool extreme = false;
-#pragma unroll
-  for (uint32_t s = 0; s < kSlots; ++s) {
-    float total = sum[s];
-    if (at.size[s] > abi::kKvScaleBlock) {
-      const uint32_t parts = at.size[s] / abi::kKvScaleBlock;  // one a slot, from the first slot on
-      total = sum[0];
-#pragma unroll
-      for (uint32_t i = 1; i < kSlots; ++i) {
-        if (i < parts) total = total + sum[i];
-      }
-    }
-    extreme = extreme || (at.active(s) && !(total >= 0x1p-80f && total <= 0x1p120f));
-  }
-  return extreme;
+__device__ inline bool in_range(float sum) { return sum >= 0x1p-80f && sum <= 0x1p120f; }
+
+// Whether a transform block's squares left the range in which nothing is lost. One of 512 has a
+// scale a slot.
+__device__ inline bool is_extreme(const RowPlace<kFewSlots>& at, const float (&sum)[kFewSlots]) {
+  if (at.size[0] > abi::kKvScaleBlock) return !in_range(sum[0] + sum[1]);
+  return !in_range(sum[0]) || (at.active(1) && !in_range(sum[1]));
 }
 
 __device__ inline float power_of_two(int exponent) {  // from -149 to 127
@@ -296,48 +292,54 @@ __device__ inline float power_of_two(int exponent) {  // from -149 to 127
                           : __uint_as_float(1u << (exponent + 149));
 }
 
-// x: the row with its signs. Each transform block gets a power of two that brings it into range;
-// one that is not finite, or zero, gets its scale alone.
+// The exponent that an extreme block loses, from the bits of its largest magnitude.
+__device__ inline int lost_exponent(uint32_t largest) {
+  const bool fits = largest >= 0x30800000u && largest <= 0x4E800000u;  // 2^-30, 2^30
+  if (fits || largest == 0) return 0;
+  if (largest < 0x800000u) return -118 - __clz(static_cast<int>(largest));
+  const int exponent = static_cast<int>(largest >> 23) - 127;
+  return exponent < 128 ? exponent : 127;
+}
+
+// Up to 2^149, in two exact steps; down, one product rounds once.
+__device__ inline void lose_exponent(int exponent, float (&x)[kChunk]) {
+  const int first = -exponent < 127 ? -exponent : 127;
+  const float step = power_of_two(first), rest = power_of_two(-exponent - first);
+#pragma unroll
+  for (uint32_t i = 0; i < kChunk; ++i) x[i] = x[i] * step * rest;
+}
+
+// A block that is zero or not finite has its scale alone.
 template <uint32_t kFormat, uint32_t kSlots>
-__device__ void code_extreme_row(const RowPlace<kSlots>& at, float stretch,
-                                 float (&x)[kSlots][kChunk], EncodedRow<kSlots>& out) {
-  uint32_t largest[kSlots], size[kSlots];
-  ScaleFactors<kSlots> factors;
-  factors.stretch = stretch;
-#pragma unroll
-  for (uint32_t s = 0; s < kSlots; ++s) {
-    size[s] = at.size[s];
-    largest[s] = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kChunk; ++i) {
-      const uint32_t magnitude = __float_as_uint(x[s][i]) & 0x7FFFFFFFu;
-      largest[s] = largest[s] > magnitude ? largest[s] : magnitude;
-    }
-  }
-  reduce_blocks(at, size, largest, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
-#pragma unroll
-  for (uint32_t s = 0; s < kSlots; ++s) {
-    const bool in_range = largest[s] >= 0x30800000u && largest[s] <= 0x4E800000u;  // 2^-30, 2^30
-    const int normal = static_cast<int>(largest[s] >> 23) - 127;
-    const int exponent = in_range || largest[s] == 0 ? 0
-                         : largest[s] < 0x800000u    ? -118 - __clz(static_cast<int>(largest[s]))
-                                                     : (normal < 128 ? normal : 127);
-    factors.power[s] = power_of_two(exponent);
-    // Up to 2^149, in two exact steps; down, one product rounds once.
-    const int first = -exponent < 127 ? -exponent : 127;
-    const float down = power_of_two(first), rest = power_of_two(-exponent - first);
-#pragma unroll
-    for (uint32_t i = 0; i < kChunk; ++i) x[s][i] = x[s][i] * down * rest;
-  }
-  transform<false>(at, x);
-  float sum[kSlots];
-  code_row<kFormat>(at, x, factors, sum, out);
+__device__ void replace_degenerate(const uint32_t (&largest)[kSlots], EncodedRow<kSlots>& out) {
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) {
     if (largest[s] != 0 && largest[s] < 0x7F800000u) continue;
     out.codes[s][0] = out.codes[s][1] = kZeroCodes<abi::kv_bits(kFormat)>;
     out.scale[s] = largest[s] == 0 ? 0u : uint32_t{abi::kKvScaleNaN};
   }
+}
+
+// x: the row with its signs.
+template <uint32_t kFormat, uint32_t kSlots>
+__device__ void code_extreme_row(const RowPlace<kSlots>& at, float stretch,
+                                 float (&x)[kSlots][kChunk], EncodedRow<kSlots>& out) {
+  uint32_t largest[kSlots];
+  float sum[kSlots];
+  ScaleFactors<kSlots> factors;
+  factors.stretch = stretch;
+  find_largest(x, largest);
+  reduce_blocks(at, at.size, largest, larger_of);
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    const int exponent = lost_exponent(largest[s]);
+    factors.power[s] = power_of_two(exponent);
+    lose_exponent(exponent, x[s]);
+  }
+  transform<false>(at, x);
+  sum_squares(at, x, sum);
+  code_row<kFormat>(at, x, factors, sum, out);
+  replace_degenerate<kFormat>(largest, out);
 }
 
 }  // namespace gyre::cuda

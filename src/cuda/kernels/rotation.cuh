@@ -14,11 +14,15 @@ struct RowPlace {
   uint32_t head_dim;
   uint32_t lanes;
   uint32_t lane;          // in the row
+  uint32_t first;         // slot: those of a long row are taken one by one
   uint32_t size[kSlots];  // points of the transform that a slot's chunk is part of
   bool whole;             // one transform
 
-  __device__ explicit RowPlace(uint32_t dim)
-      : head_dim(dim), lanes(row_lanes(dim, kSlots)), lane(threadIdx.x & (lanes - 1)) {
+  __device__ explicit RowPlace(uint32_t dim, uint32_t first_slot = 0)
+      : head_dim(dim),
+        lanes(row_lanes(dim, kSlots)),
+        lane(threadIdx.x & (lanes - 1)),
+        first(first_slot) {
     whole = (dim & (dim - 1)) == 0;
 #pragma unroll
     for (uint32_t s = 0; s < kSlots; ++s) {
@@ -27,7 +31,9 @@ struct RowPlace {
       if (whole) size[s] = dim;
     }
   }
-  __device__ uint32_t begin(uint32_t slot) const { return (slot * lanes + lane) * kChunk; }
+  __device__ uint32_t begin(uint32_t slot) const {
+    return ((first + slot) * lanes + lane) * kChunk;
+  }
   __device__ bool active(uint32_t slot) const { return begin(slot) < head_dim; }
 };
 
@@ -119,6 +125,17 @@ __device__ void stages_between_slots(const RowPlace<kSlots>& at, float (&y)[kSlo
   }
 }
 
+// Stages 4 and those between lanes.
+template <uint32_t kSlots>
+__device__ void transform_lanes(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) stage_inside<4>(y[s]);
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    if (step < at.lanes) stage_between_lanes(at, step, y);
+  }
+}
+
 // Without its factor. kAscending: stages 1, 2, 4, ... as the compatibility formats have them;
 // otherwise 4, 8, ... n / 2, 1, 2.
 template <bool kAscending, uint32_t kSlots>
@@ -127,12 +144,7 @@ __device__ void transform(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]
 #pragma unroll
     for (uint32_t s = 0; s < kSlots; ++s) stage_inside<1>(y[s]), stage_inside<2>(y[s]);
   }
-#pragma unroll
-  for (uint32_t s = 0; s < kSlots; ++s) stage_inside<4>(y[s]);
-#pragma unroll
-  for (uint32_t step = 1; step < 32; step *= 2) {
-    if (step < at.lanes) stage_between_lanes(at, step, y);
-  }
+  transform_lanes(at, y);
   stages_between_slots(at, y);
   if constexpr (!kAscending) {
 #pragma unroll

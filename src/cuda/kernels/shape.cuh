@@ -29,6 +29,12 @@ constexpr uint32_t tiles_per_block(uint32_t head_dim) {
   return rows_per_block(head_dim) / abi::kKvTile;
 }
 
+// Floats that a thread keeps in shared memory for each slot of a row that takes many.
+constexpr uint32_t kLongFloats = kChunk + 1;
+constexpr uint32_t long_row_bytes(uint32_t head_dim) {
+  return takes_many_slots(head_dim) ? kBlockThreads * kManySlots * kLongFloats * 4 : 0;
+}
+
 constexpr uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 // kv_append. What enters the body is known on the device only; this is the most that can.
