@@ -151,8 +151,8 @@ class CodecOnHost : public testing::Test {
   Device cpu_ = Device::open("cpu", {.threads = 1});
 };
 
-TEST_F(CodecOnHost, CasesOfHadamard) { check(hadamard_cases(), 3); }
-TEST_F(CodecOnHost, CasesOfQuantize) { check(kv_quantize_cases(), 13); }
+TEST_F(CodecOnHost, CasesOfHadamard) { check(hadamard_cases(), 7); }
+TEST_F(CodecOnHost, CasesOfQuantize) { check(kv_quantize_cases(), 23); }
 TEST_F(CodecOnHost, CasesOfDequantize) { check(kv_dequantize_cases(), 13); }
 
 // Aligned rows and full tiles, which the cases, between guards, do not have.

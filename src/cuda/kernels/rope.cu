@@ -68,15 +68,6 @@ struct Rope {
     }
   }
 
-  // Without weights everything is multiplied by 1: there is nothing to offset.
-  __device__ float weight(uint64_t i) const {
-    const uint32_t dtype = p.stream[unit.stream].weight_dtype;
-    if (dtype == 0) return pointer<const float>(unit.weight)[i] + p.weight_offset;
-    if (dtype == 1) return widen(pointer<const Half>(unit.weight)[i]) + p.weight_offset;
-    if (dtype == 2) return widen(pointer<const BFloat16>(unit.weight)[i]) + p.weight_offset;
-    return 1.0f;
-  }
-
   template <uint32_t kRun>
   __device__ void load_halves(uint32_t r, const RopePlace& at, Pack<In, kRun>& u,
                               Pack<In, kRun>& v) const {
@@ -121,30 +112,61 @@ struct Rope {
     }
   }
 
+  template <class Weight, uint32_t kCount>
+  __device__ void load_weights_of(uint64_t at, float (&weights)[kCount]) const {
+    load_floats(pointer<const Weight>(unit.weight) + at, weights);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) weights[i] += p.weight_offset;
+  }
+
+  // Without weights everything is multiplied by 1: there is nothing to offset.
+  template <uint32_t kCount>
+  __device__ void load_weights(uint64_t at, float (&weights)[kCount]) const {
+    const uint32_t dtype = p.stream[unit.stream].weight_dtype;
+    if (dtype == 0) return load_weights_of<float>(at, weights);
+    if (dtype == 1) return load_weights_of<Half>(at, weights);
+    if (dtype == 2) return load_weights_of<BFloat16>(at, weights);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) weights[i] = 1.0f;
+  }
+
+  template <uint32_t kRun>
+  __device__ void load_weights(const RopePlace& at, float (&weights)[2][kRun]) const {
+    if constexpr (kAdjacent) {
+      float both[2 * kRun];
+      load_weights(at.u, both);
+#pragma unroll
+      for (uint32_t i = 0; i < kRun; ++i)
+        weights[0][i] = both[2 * i], weights[1][i] = both[2 * i + 1];
+    } else {
+      load_weights(at.u, weights[0]), load_weights(at.v, weights[1]);
+    }
+  }
+
+  // The next kBatch rows are loaded before they are turned, the first ones before the angles are
+  // made.
   template <uint32_t kRun>
   __device__ void turn_run(const RopePlace& at) const {
-    Pack<In, kRun> u[kRopeRows], v[kRopeRows];
-    if constexpr (!kNorm) {  // all loads under way before the angles are made
+    constexpr uint32_t kBatch = kNorm ? 1 : 2;
+    Pack<In, kRun> u[kBatch], v[kBatch];
+    const auto load = [&](uint32_t first) {
 #pragma unroll
-      for (uint32_t r = 0; r < kRopeRows; ++r) {
-        if (r < unit.rows) load_halves<kRun>(r, at, u[r], v[r]);
+      for (uint32_t r = 0; r < kBatch; ++r) {
+        if (first + r < unit.rows) load_halves<kRun>(first + r, at, u[r], v[r]);
       }
-    }
+    };
+    load(0);
     Angles<kRun> angle;
     make_angles(p, args, unit.token, at.pair, angle);
     float weights[2][kRun];
-    if constexpr (kNorm) {
+    if constexpr (kNorm) load_weights(at, weights);
 #pragma unroll
-      for (uint32_t i = 0; i < kRun; ++i) {
-        weights[0][i] = weight(kAdjacent ? at.u + 2 * i : at.u + i);
-        weights[1][i] = weight(kAdjacent ? at.u + 2 * i + 1 : at.v + i);
+    for (uint32_t first = 0; first < kRopeRows; first += kBatch) {
+      if (first != 0) load(first);
+#pragma unroll
+      for (uint32_t r = 0; r < kBatch; ++r) {
+        if (first + r < unit.rows) turn_row<kRun>(first + r, at, u[r], v[r], angle, weights);
       }
-    }
-#pragma unroll
-    for (uint32_t r = 0; r < kRopeRows; ++r) {
-      if (r >= unit.rows) break;
-      if constexpr (kNorm) load_halves<kRun>(r, at, u[0], v[0]);
-      turn_row<kRun>(r, at, u[kNorm ? 0 : r], v[kNorm ? 0 : r], angle, weights);
     }
   }
 
@@ -162,10 +184,14 @@ struct Rope {
   // Coordinates [begin, end) that do not turn.
   __device__ void pass(uint64_t begin, uint64_t end) const {
     if (!kNorm && unit.x == unit.out) return;
-    for (uint32_t r = 0; r < unit.rows; ++r) {
+#pragma unroll
+    for (uint32_t r = 0; r < kRopeRows; ++r) {
+      if (r >= unit.rows) break;
       for (uint64_t i = begin + lane; i < end; i += lanes) {
         if constexpr (kNorm) {
-          const float v[1] = {widen(x_row(r)[i]) * scale[r] * weight(i)};
+          float weight[1];
+          load_weights(i, weight);
+          const float v[1] = {widen(x_row(r)[i]) * scale[r] * weight[0]};
           store(v, r, i);
         } else {
           copy_elements<In, Out, 1>(x_row(r) + i, pointer<Out>(unit.out + r * unit.out_step) + i);
@@ -220,8 +246,8 @@ struct Rope {
 };
 
 template <class In, class Out, bool kAdjacent, bool kNorm>
-__global__ void __launch_bounds__(kBlockThreads)
-    rope(const __grid_constant__ abi::RopeParams p, const Args args) {
+__global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 3)
+    rope(const __grid_constant__ abi::RopeParams p, const __grid_constant__ Args args) {
   constexpr uint32_t kRun = rope_run(sizeof(In));
   const uint32_t lanes = rope_lanes(p.head_dim, sizeof(In));
   const RopeUnit unit(p, args,

@@ -39,33 +39,24 @@ __device__ inline uint64_t turns_from_double(double turns) {
   return fraction >= 1.0 ? 0 : static_cast<uint64_t>(fraction * 0x1p64);
 }
 
-// Turns per position of pairs [first, first + kRun); where a frequency is not finite, `broken` has
-// its bit.
-template <uint32_t kRun>
-__device__ uint32_t load_turns(const abi::RopeParams& p, const Args& args, uint64_t first,
-                               uint64_t (&turns)[kRun]) {
-  const uint64_t frequencies = args.at[3], factors = args.at[4];
-  if (p.frequency_kind == abi::kRopeTurns) {
-    uint32_t words[2 * kRun];  // a table may lie at any multiple of 4
-    load_words(pointer<const uint8_t>(frequencies + 8 * first), words);
-#pragma unroll
-    for (uint32_t i = 0; i < kRun; ++i)
-      turns[i] = words[2 * i] | static_cast<uint64_t>(words[2 * i + 1]) << 32;
-    if (factors == 0) return 0;
-  }
-  uint32_t broken = 0;
-  for (uint32_t i = 0; i < kRun; ++i) {
-    constexpr double kTurnsPerRadian = 0.15915494309189533577;  // 1 / (2 pi)
-    // Signed: a table may turn backwards.
-    double each = p.frequency_kind == abi::kRopeTurns
-                      ? static_cast<double>(static_cast<int64_t>(turns[i])) * 0x1p-64
-                      : pointer<const float>(frequencies)[first + i] * kTurnsPerRadian;
-    each =
-        each / (factors != 0 ? static_cast<double>(pointer<const float>(factors)[first + i]) : 1.0);
-    turns[i] = turns_from_double(each);
-    if (!(fabs(each) <= 0x1.fffffffffffffp1023)) broken |= 1u << i;
-  }
-  return broken;
+// Turns per position of a pair; a table may lie at any multiple of 4.
+__device__ inline uint64_t stored_turns(const Args& args, uint64_t pair) {
+  uint32_t words[2];
+  load_words(pointer<const uint8_t>(args.at[3] + 8 * pair), words);
+  return words[0] | static_cast<uint64_t>(words[1]) << 32;
+}
+
+// Those that are not in a table as they are. Sets `broken` where one is not finite.
+__device__ inline uint64_t made_turns(const abi::RopeParams& p, const Args& args, uint64_t pair,
+                                      bool& broken) {
+  constexpr double kTurnsPerRadian = 0.15915494309189533577;  // 1 / (2 pi)
+  // Signed: a table may turn backwards.
+  double turns = p.frequency_kind == abi::kRopeTurns
+                     ? static_cast<double>(static_cast<int64_t>(stored_turns(args, pair))) * 0x1p-64
+                     : pointer<const float>(args.at[3])[pair] * kTurnsPerRadian;
+  if (args.at[4] != 0) turns = turns / static_cast<double>(pointer<const float>(args.at[4])[pair]);
+  broken = !(fabs(turns) <= 0x1.fffffffffffffp1023);
+  return turns_from_double(turns);
 }
 
 __device__ inline uint64_t position_of(const abi::RopeParams& p, const Args& args, uint64_t token,
@@ -80,18 +71,28 @@ __device__ inline uint64_t position_of(const abi::RopeParams& p, const Args& arg
 template <uint32_t kRun>
 __device__ void make_angles(const abi::RopeParams& p, const Args& args, uint64_t token,
                             uint64_t pair, Angles<kRun>& angle) {
-  uint64_t turns[kRun];
-  const uint32_t broken = load_turns(p, args, pair, turns);
+  const bool stored = p.frequency_kind == abi::kRopeTurns && args.at[4] == 0;
+  uint64_t made[kRun];
+  uint32_t bad = 0;
+  if (!stored) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < kRun; ++i) {  // rolled up: doubles take registers
+      bool broken = false;
+      made[i] = made_turns(p, args, pair + i, broken);
+      bad |= broken ? 1u << i : 0u;
+    }
+  }
   uint64_t position = position_of(p, args, token, pair);
 #pragma unroll
   for (uint32_t i = 0; i < kRun; ++i) {
     if (p.mode != 0) position = position_of(p, args, token, pair + i);
+    const uint64_t turns = stored ? stored_turns(args, pair + i) : made[i];
     float sine, cosine;
-    sincos_of_turn(static_cast<uint32_t>(position * turns[i] >> 32), sine, cosine);
+    sincos_of_turn(static_cast<uint32_t>(position * turns >> 32), sine, cosine);
     // An angle that cannot be computed must not pass for no rotation.
-    const bool bad = (broken >> i & 1) != 0;
-    angle.sine[i] = bad ? __uint_as_float(0x7FC00000u) : sine * p.magnitude;
-    angle.cosine[i] = bad ? __uint_as_float(0x7FC00000u) : cosine * p.magnitude;
+    const bool broken = (bad >> i & 1) != 0;
+    angle.sine[i] = broken ? __uint_as_float(0x7FC00000u) : sine * p.magnitude;
+    angle.cosine[i] = broken ? __uint_as_float(0x7FC00000u) : cosine * p.magnitude;
   }
 }
 
