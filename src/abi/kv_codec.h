@@ -163,7 +163,7 @@ inline KvScaleBlocks kv_scale_blocks(uint32_t head_dim) {
 
 // Sign of coordinate j, version 1: the top bit of a 32-bit mix of j (murmur3's finisher over j +
 // golden ratio). 1 flips.
-inline uint32_t kv_sign_bit(uint32_t coordinate) {
+constexpr uint32_t kv_sign_bit(uint32_t coordinate) {
   uint32_t h = coordinate + 0x26F7u;
   h ^= h >> 16;
   h *= 0x85EBCA6Bu;

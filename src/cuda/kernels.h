@@ -7,6 +7,10 @@
 
 namespace gyre::cuda {
 
+// What DeviceInfo::attention_pieces (for each multiprocessor) and attention_fewest_keys are here:
+// four blocks of 128 threads fit side by side, and two chunks of 64 keys are worth a block.
+constexpr uint32_t kAttentionPieces = 4, kAttentionFewestKeys = 128;
+
 std::string name_kv_copy(uint64_t spec);
 Launch launch_kv_copy(const void* params, uint64_t spec, const CudaLimits& limits);
 
@@ -15,6 +19,27 @@ Launch launch_kv_extend(const void* params, uint64_t spec, const CudaLimits& lim
 
 std::string name_bytes_copy(uint64_t spec);
 Launch launch_bytes_copy(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_rope(uint64_t spec);
+Launch launch_rope(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_hadamard(uint64_t spec);
+Launch launch_hadamard(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_kv_quantize(uint64_t spec);
+Launch launch_kv_quantize(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_kv_dequantize(uint64_t spec);
+Launch launch_kv_dequantize(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_kv_append(uint64_t spec);
+Launch launch_kv_append(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_attention(uint64_t spec);
+Launch launch_attention(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_attention_merge(uint64_t spec);
+Launch launch_attention_merge(const void* params, uint64_t spec, const CudaLimits& limits);
 
 std::span<const CudaKernel> kernel_table();
 

@@ -3,9 +3,18 @@
 namespace gyre::cuda {
 
 std::span<const CudaKernel> kernel_table() {
+  // No contraction where bits are the CPU's.
+  constexpr const char* kExact = "--fmad=false";
   static constexpr CudaKernel kTable[] = {
       {&kKvCopy.info, "kv_copy.cu", name_kv_copy, launch_kv_copy},
+      {&kRope.info, "rope.cu", name_rope, launch_rope, kExact},
+      {&kHadamard.info, "hadamard.cu", name_hadamard, launch_hadamard, kExact},
+      {&kKvQuantize.info, "kv_quantize.cu", name_kv_quantize, launch_kv_quantize, kExact},
+      {&kKvDequantize.info, "kv_quantize.cu", name_kv_dequantize, launch_kv_dequantize, kExact},
+      {&kAttention.info, "attention.cu", name_attention, launch_attention},
+      {&kAttentionMerge.info, "attention_merge.cu", name_attention_merge, launch_attention_merge},
       {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
+      {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},
       {&kBytesCopy.info, "cache.cu", name_bytes_copy, launch_bytes_copy},
   };
   return kTable;

@@ -5,6 +5,7 @@
 // GYRE_CUDA_HOST and brings host versions of what it writes in PTX.
 #define GYRE_CUDA_HOST 1
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -64,9 +65,11 @@ struct Barrier {
   uint64_t generation = 0;
 };
 
+// A context starts a fiber; from then on jumps switch, which cost no system call.
 struct Fiber {
   ucontext_t context{};
-  std::unique_ptr<char[]> stack;
+  jmp_buf at{};
+  bool started = false;
   unsigned int thread = 0;
   bool done = false;
 };
@@ -77,14 +80,24 @@ struct Block {
   std::vector<uint64_t> exchange;  // a lane's value, while its warp shuffles
   std::vector<unsigned char> shared;
   Barrier all;
-  ucontext_t scheduler{};
+  jmp_buf scheduler{};
   Fiber* running = nullptr;
   std::function<void()> body;
 };
 
 inline Block* block = nullptr;
+inline std::vector<std::unique_ptr<char[]>> stacks;  // one a thread, kept from block to block
 
-inline void yield() { swapcontext(&block->running->context, &block->scheduler); }
+inline void yield() {
+  if (_setjmp(block->running->at) == 0) _longjmp(block->scheduler, 1);
+}
+
+[[gnu::noinline]] inline void resume(Fiber& fiber) {
+  if (_setjmp(block->scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.at, 1);
+  fiber.started = true;
+  setcontext(&fiber.context);
+}
 
 inline void release_if_full(Barrier& barrier) {
   if (barrier.waiting == 0 || barrier.waiting != barrier.alive) return;
@@ -142,10 +155,10 @@ inline void run_block(unsigned int threads) {
   for (unsigned int i = 0; i < threads; ++i) {
     Fiber& fiber = b.fibers[i];
     fiber.thread = i;
-    fiber.stack = std::make_unique<char[]>(kStack);
+    if (stacks.size() <= i) stacks.push_back(std::make_unique_for_overwrite<char[]>(kStack));
     ++b.warps[i / kWarp].alive;
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_sp = stacks[i].get();
     fiber.context.uc_stack.ss_size = kStack;
     makecontext(&fiber.context, run_fiber, 0);
   }
@@ -156,7 +169,7 @@ inline void run_block(unsigned int threads) {
       busy = true;
       b.running = &fiber;
       threadIdx = {fiber.thread, 0, 0};
-      swapcontext(&b.scheduler, &fiber.context);
+      resume(fiber);
     }
   }
 }

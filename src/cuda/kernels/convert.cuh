@@ -13,22 +13,33 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline float to_float(float value) { return value; }
-
-inline float to_float(Half value) {
+// NaN becomes any NaN: for arithmetic.
+inline float widen(float value) { return value; }
+inline float widen(Half value) {
+#if defined(GYRE_CUDA_HOST)
+  const uint32_t sign_bit = (value.bits & 0x8000u) << 16, half = value.bits & 0x7FFFu;
+  float result = half < 0x400u ? static_cast<float>(half) * 0x1p-24f
+                               : __uint_as_float((half << 13) + 0x38000000u);
+  if (half == 0x7C00u) result = __uint_as_float(0x7F800000u);
+  result = __uint_as_float(__float_as_uint(result) | sign_bit);
+#else
   float result;
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
-  // The instruction writes one NaN for all of them.
-  const uint32_t magnitude = value.bits & 0x7FFFu;
-  if (magnitude > 0x7C00u) {
-    const uint32_t sign = (value.bits & 0x8000u) << 16;
-    result = __uint_as_float(sign | 0x7FC00000u | (magnitude & 0x3FFu) << 13);
-  }
+#endif
   return result;
 }
-
-inline float to_float(BFloat16 value) {
+inline float widen(BFloat16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// NaN keeps its payload: for copies.
+inline float to_float(float value) { return value; }
+inline float to_float(BFloat16 value) { return widen(value); }
+inline float to_float(Half value) {
+  const uint32_t magnitude = value.bits & 0x7FFFu;
+  if (magnitude <= 0x7C00u) return widen(value);
+  const uint32_t sign = (value.bits & 0x8000u) << 16;
+  return __uint_as_float(sign | 0x7FC00000u | (magnitude & 0x3FFu) << 13);
 }
 
 template <class T>
@@ -41,8 +52,19 @@ inline float from_float<float>(float value) {
 
 template <>
 inline Half from_float<Half>(float value) {
+#if defined(GYRE_CUDA_HOST)
+  const uint32_t pattern = __float_as_uint(value), magnitude = pattern & 0x7FFFFFFFu;
+  uint32_t rounded = 0x7C00u;
+  if (magnitude < 0x38800000u) {
+    rounded = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3F000000u;
+  } else if (magnitude < 0x47800000u) {
+    rounded = (magnitude - 0x38000000u + 0xFFFu + (magnitude >> 13 & 1u)) >> 13;
+  }
+  const auto bits = static_cast<uint16_t>((pattern >> 16 & 0x8000u) | rounded);
+#else
   uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#endif
   const bool nan = (__float_as_uint(value) & 0x7FFFFFFFu) > 0x7F800000u;
   return {nan ? static_cast<uint16_t>(0x7E00) : bits};
 }
@@ -65,5 +87,83 @@ template <class T>
 struct Convert<T, T> {
   static T value(T from) { return from; }
 };
+
+#if defined(GYRE_CUDA_HOST)
+inline int ceil_to_int(float x) { return static_cast<int>(std::ceil(x)); }
+#else
+inline int ceil_to_int(float x) { return __float2int_ru(x); }
+#endif
+
+__device__ inline bool is_aligned(const void* at, uint32_t bytes) {
+  return (reinterpret_cast<uint64_t>(at) & (bytes - 1)) == 0;
+}
+
+// kCount elements as they lie in memory, by words where they are aligned.
+template <class T, uint32_t kCount>
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
+  static constexpr uint32_t kWords = kCount * sizeof(T) / 4;
+  T of[kCount];
+};
+
+template <class T, uint32_t kCount>
+__device__ Pack<T, kCount> load_pack(const T* from) {
+  Pack<T, kCount> pack;
+  if (is_aligned(from, alignof(Pack<T, kCount>))) {
+    if constexpr (sizeof(pack) >= 16) {
+      const auto* const words = reinterpret_cast<const uint4*>(from);
+#pragma unroll
+      for (uint32_t i = 0; i < sizeof(pack) / 16; ++i)
+        reinterpret_cast<uint4*>(&pack)[i] = words[i];
+    } else {
+      pack = *reinterpret_cast<const Pack<T, kCount>*>(from);
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) pack.of[i] = from[i];
+  }
+  return pack;
+}
+
+template <class T, uint32_t kCount>
+__device__ void store_pack(const Pack<T, kCount>& pack, T* to) {
+  if (is_aligned(to, alignof(Pack<T, kCount>))) {
+    if constexpr (sizeof(pack) >= 16) {
+      auto* const words = reinterpret_cast<uint4*>(to);
+#pragma unroll
+      for (uint32_t i = 0; i < sizeof(pack) / 16; ++i)
+        words[i] = reinterpret_cast<const uint4*>(&pack)[i];
+    } else {
+      *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) to[i] = pack.of[i];
+  }
+}
+
+template <class T, uint32_t kCount>
+__device__ void load_floats(const T* from, float (&x)[kCount]) {
+  const Pack<T, kCount> pack = load_pack<T, kCount>(from);
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) x[i] = widen(pack.of[i]);
+}
+
+template <class T, uint32_t kCount>
+__device__ void store_floats(const float (&x)[kCount], T* to) {
+  Pack<T, kCount> pack;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) pack.of[i] = from_float<T>(x[i]);
+  store_pack(pack, to);
+}
+
+// Bit for bit within a type, one rounding between types.
+template <class Source, class Target, uint32_t kCount>
+__device__ void copy_elements(const Source* from, Target* to) {
+  const Pack<Source, kCount> in = load_pack<Source, kCount>(from);
+  Pack<Target, kCount> out;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) out.of[i] = Convert<Target, Source>::value(in.of[i]);
+  store_pack(out, to);
+}
 
 }  // namespace gyre::cuda

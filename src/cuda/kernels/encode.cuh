@@ -1,0 +1,345 @@
+#pragma once
+// From a row in registers to codes and scales of a native format. The order of every f32 operation
+// is docs/kv_formats.md's; only reductions that do not depend on an order (largest, integers) take
+// their own.
+#include "cuda/kernels/rotation.cuh"
+
+namespace gyre::cuda {
+
+template <uint32_t kSlots>
+struct EncodedRow {
+  uint32_t codes[kSlots][2];  // a byte a coordinate
+  uint32_t scale[kSlots];     // of the scale block that a slot's chunk is part of
+};
+
+__device__ inline uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// Scale blocks of a head before the one that coordinate `begin` is in.
+__device__ inline uint32_t scale_index(uint32_t head_dim, uint32_t size, uint32_t begin) {
+  const uint32_t before = head_dim & ~(2 * size - 1);  // coordinates of larger blocks
+  const uint32_t large = before / abi::kKvScaleBlock;
+  const uint32_t small = static_cast<uint32_t>(__popc(before & (abi::kKvScaleBlock - 1)));
+  return large + small + (begin & (size - 1)) / abi::kKvScaleBlock;
+}
+
+// v + the value `step` chunks away, where step is not 0. Chunks a whole slot apart meet in
+// registers: only rows of two slots have scale blocks that large.
+template <uint32_t kSlots>
+__device__ void add_partner(const RowPlace<kSlots>& at, const uint32_t (&step)[kSlots],
+                            float (&v)[kSlots]) {
+  float other[kSlots];
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    const uint32_t source = (threadIdx.x & 31) ^ (step[s] & (at.lanes - 1));
+    other[s] = __shfl_sync(kAllLanes, v[s], static_cast<int>(source));
+    if (step[s] >= at.lanes) other[s] = v[(s ^ 1) % kSlots];
+  }
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    if (step[s] != 0) v[s] = v[s] + other[s];
+  }
+}
+
+// The groups of a quarter in order: two, or four in a block of 256.
+template <uint32_t kSlots>
+__device__ void add_groups(const RowPlace<kSlots>& at, const uint32_t (&size)[kSlots],
+                           float (&v)[kSlots]) {
+  uint32_t step[kSlots];
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) step[s] = size[s] == 128 ? 2 : 0;
+  add_partner(at, step, v);
+  if (at.head_dim < abi::kKvScaleBlock) return;
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    const int first = static_cast<int>(threadIdx.x & 31 & ~6u);
+    float sum = __shfl_sync(kAllLanes, v[s], first);
+    sum = sum + __shfl_sync(kAllLanes, v[s], first + 2);
+    sum = sum + __shfl_sync(kAllLanes, v[s], first + 4);
+    sum = sum + __shfl_sync(kAllLanes, v[s], first + 6);
+    if (size[s] == abi::kKvScaleBlock) v[s] = sum;
+  }
+}
+
+template <uint32_t kSlots>
+__device__ void sum_squares(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
+                            float (&sum)[kSlots]) {
+  float odd[kSlots];
+  uint32_t size[kSlots], half[kSlots], quarter[kSlots], lane[kSlots];
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    const float(&v)[kChunk] = y[s];
+    size[s] = least_of(at.size[s], abi::kKvScaleBlock);
+    sum[s] = (v[0] * v[0] + v[2] * v[2]) + (v[1] * v[1] + v[3] * v[3]);
+    odd[s] = (v[4] * v[4] + v[6] * v[6]) + (v[5] * v[5] + v[7] * v[7]);
+    half[s] = size[s] >= 64 ? size[s] / 16 : 0;
+    quarter[s] = size[s] >= 64 ? size[s] / 32 : (size[s] == 32 ? 2 : 0);
+    lane[s] = size[s] >= 16 ? 1 : 0;
+  }
+  add_groups(at, size, sum), add_groups(at, size, odd);
+  add_partner(at, half, sum), add_partner(at, half, odd);
+  add_partner(at, quarter, sum), add_partner(at, quarter, odd);
+  add_partner(at, lane, sum), add_partner(at, lane, odd);
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) sum[s] = sum[s] + odd[s];
+}
+
+// Over blocks of size[s] coordinates, in any order.
+template <uint32_t kSlots, class Combine>
+__device__ void reduce_blocks(const RowPlace<kSlots>& at, const uint32_t (&size)[kSlots],
+                              uint32_t (&v)[kSlots], const Combine& combine) {
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    if (step >= at.lanes) break;
+#pragma unroll
+    for (uint32_t s = 0; s < kSlots; ++s) {
+      const uint32_t other = __shfl_xor_sync(kAllLanes, v[s], static_cast<int>(step));
+      if (size[s] > step * kChunk) v[s] = combine(v[s], other);
+    }
+  }
+#pragma unroll
+  for (uint32_t step = 1; step < kSlots; step *= 2) {
+#pragma unroll
+    for (uint32_t s = 0; s < kSlots; ++s) {
+      if ((s & step) != 0 || size[s] <= step * at.lanes * kChunk) continue;
+      v[s] = v[s | step] = combine(v[s], v[s | step]);
+    }
+  }
+}
+
+template <uint32_t kSlots>
+__device__ void find_largest(const float (&x)[kSlots][kChunk], uint32_t (&largest)[kSlots]) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    largest[s] = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk; ++i) {
+      const uint32_t magnitude = __float_as_uint(x[s][i]) & 0x7FFFFFFFu;
+      largest[s] = largest[s] > magnitude ? largest[s] : magnitude;
+    }
+  }
+}
+
+__device__ inline uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+template <uint32_t kBits>
+inline constexpr float kCodeGain = kBits == 2   ? abi::kTq2Gain
+                                   : kBits == 3 ? abi::kTq3Gain
+                                   : kBits == 4 ? abi::kTq4Gain
+                                   : kBits == 8 ? 127.0f
+                                                : static_cast<float>(1 << (kBits - 1));
+
+// Index of the nearest magnitude; v is doubled, and a threshold belongs to the lower one.
+template <uint32_t kBits>
+__device__ uint32_t magnitude_index(float v) {
+  if constexpr (kBits == 2) {
+    constexpr float kMiddle = abi::kTq2Thresholds[0];
+    return v > kMiddle ? 1 : 0;
+  } else if constexpr (kBits == 3) {
+    constexpr float kFirst = abi::kTq3Thresholds[0], kMiddle = abi::kTq3Thresholds[1],
+                    kLast = abi::kTq3Thresholds[2];
+    const bool upper = v > kMiddle;
+    return (upper ? 2u : 0u) + (v > (upper ? kLast : kFirst) ? 1u : 0u);
+  } else {
+    constexpr float k0 = abi::kTq4Thresholds[0], k1 = abi::kTq4Thresholds[1],
+                    k2 = abi::kTq4Thresholds[2], k3 = abi::kTq4Thresholds[3],
+                    k4 = abi::kTq4Thresholds[4], k5 = abi::kTq4Thresholds[5],
+                    k6 = abi::kTq4Thresholds[6];
+    const bool upper = v > k3;
+    const bool second = v > (upper ? k5 : k1);
+    const float high = second ? k6 : k4, low = second ? k2 : k0;
+    return (upper ? 4u : 0u) + (second ? 2u : 0u) + (v > (upper ? high : low) ? 1u : 0u);
+  }
+}
+
+template <uint32_t kBits>
+__device__ uint32_t magnitude_bytes(uint32_t nibbles) {  // of four indices
+  constexpr auto kFour = [](const uint8_t* of) constexpr {
+    return of[0] | static_cast<uint32_t>(of[1]) << 8 | static_cast<uint32_t>(of[2]) << 16 |
+           static_cast<uint32_t>(of[3]) << 24;
+  };
+  if constexpr (kBits == 2) {
+    constexpr uint32_t kLevels = abi::kTq2Levels[0] | abi::kTq2Levels[1] << 8;
+    return __byte_perm(kLevels, 0, nibbles);
+  } else if constexpr (kBits == 3) {
+    constexpr uint32_t kLevels = kFour(abi::kTq3Levels);
+    return __byte_perm(kLevels, 0, nibbles);
+  } else {
+    constexpr uint32_t kLow = kFour(abi::kTq4Levels), kHigh = kFour(abi::kTq4Levels + 4);
+    return __byte_perm(kLow, kHigh, nibbles);
+  }
+}
+
+// Codes of a chunk of 2 to 4 bits, and its sum of squared levels. Nibble 2 i is coordinate i, 2 i +
+// 1 coordinate i + 4: two masks make bytes of them.
+template <uint32_t kBits>
+__device__ uint32_t code_levels(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+  constexpr uint32_t kIndices = ((1u << (kBits - 1)) - 1) * 0x1111u;
+  uint32_t nibbles = 0, signs = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kChunk; ++i) {
+    const uint32_t shift = i < 4 ? 8 * i : 8 * (i - 4) + 4;
+    const uint32_t bits = __float_as_uint(y[i]);
+    nibbles += magnitude_index<kBits>(__uint_as_float(bits & 0x7FFFFFFFu) * factor) << shift;
+    signs |= bits >> (31 - (shift + kBits - 1)) & 1u << (shift + kBits - 1);
+  }
+  const uint32_t low = magnitude_bytes<kBits>(nibbles & kIndices);
+  const uint32_t high = magnitude_bytes<kBits>(nibbles >> 16 & kIndices);
+  nibbles |= signs;
+  codes[0] = nibbles & 0x0F0F0F0Fu;
+  codes[1] = nibbles >> 4 & 0x0F0F0F0Fu;
+  return static_cast<uint32_t>(__dp4a(static_cast<int>(low), static_cast<int>(low),
+                                      __dp4a(static_cast<int>(high), static_cast<int>(high), 0)));
+}
+
+// 5, 6 and 8 bits: the nearest integer (odd ones below 8 bits), a tie to the lower one.
+template <uint32_t kBits>
+__device__ uint32_t code_integers(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+  constexpr int kTop = 1 << (kBits - 1);
+  int squares = 0;
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    uint32_t word = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const float v = y[4 * half + i] * factor;
+      int code;
+      if constexpr (kBits == 8) {
+        code = ceil_to_int(v - 0.5f) & 255;
+      } else {
+        const int whole = ceil_to_int(v);
+        code = (whole < 1 - kTop ? 1 - kTop : (whole > kTop ? kTop : whole)) + kTop - 1;
+      }
+      word |= static_cast<uint32_t>(code) << (8 * i);
+    }
+    codes[half] = word;
+    // Bytes 2 c - (2^bits - 1), by way of a number without a sign.
+    constexpr uint32_t kOffset = (128u - ((1u << kBits) - 1)) * 0x01010101u;
+    const uint32_t levels = kBits == 8 ? word : ((word << 1) + kOffset) ^ 0x80808080u;
+    squares = __dp4a(static_cast<int>(levels), static_cast<int>(levels), squares);
+  }
+  return static_cast<uint32_t>(squares);
+}
+
+template <uint32_t kBits>
+inline constexpr uint32_t kZeroCodes = kBits == 5 || kBits == 6 ? (1u << (kBits - 1)) * 0x01010101u
+                                                                : 0u;
+
+// Nearest, ties to even, 8 bits of exponent and 8 of mantissa; x is the scale times 2^31.
+__device__ inline uint32_t scale_bits(float x) {
+  const uint32_t bits = least_of(__float_as_uint(x), 0x7F800000u);
+  return (bits + 0x3FFFu + (bits >> 15 & 1)) >> 15;
+}
+
+// What a transformed row is coded with: stretch, and the power of two that its blocks lost.
+template <uint32_t kSlots>
+struct ScaleFactors {
+  float stretch;
+  float power[kSlots];
+};
+
+// y is transformed, sum its sums of squares.
+template <uint32_t kFormat, uint32_t kSlots>
+__device__ void code_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
+                         const ScaleFactors<kSlots>& factors, const float (&sum)[kSlots],
+                         EncodedRow<kSlots>& out) {
+  constexpr uint32_t kBits = abi::kv_bits(kFormat);
+  uint32_t size[kSlots], squares[kSlots], largest[kSlots];
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) size[s] = least_of(at.size[s], abi::kKvScaleBlock);
+  if constexpr (kBits > 4) {
+    find_largest(y, largest);
+    reduce_blocks(at, size, largest, larger_of);
+  }
+  // Slots under one scale have one factor and one root: divisions are not cheap.
+  const bool shared = size[0] > at.lanes * kChunk;
+  float factor = 0;
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    if (s == 0 || !shared) {
+      const float root = kBits <= 4 ? __fsqrt_rn(sum[s] * (1.0f / static_cast<float>(size[s])))
+                                    : __uint_as_float(largest[s]);
+      factor = __fdiv_rn(kCodeGain<kBits>, root);
+    }
+    if constexpr (kBits <= 4) squares[s] = code_levels<kBits>(y[s], factor, out.codes[s]);
+    if constexpr (kBits > 4) squares[s] = code_integers<kBits>(y[s], factor, out.codes[s]);
+    if (sum[s] == 0) out.codes[s][0] = out.codes[s][1] = kZeroCodes<kBits>;
+  }
+  reduce_blocks(at, size, squares, [](uint32_t a, uint32_t b) { return a + b; });
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    if (s != 0 && shared) {
+      out.scale[s] = out.scale[0];
+      continue;
+    }
+    const float energy = sum[s] * (1.0f / static_cast<float>(at.size[s]));
+    const float levels = sum[s] == 0 ? 1.0f : static_cast<float>(static_cast<int>(squares[s]));
+    const float scale = __fsqrt_rn(__fdiv_rn(energy, levels)) * factors.stretch;
+    out.scale[s] = scale_bits(scale * 0x1p31f * factors.power[s]);
+  }
+}
+
+__device__ inline bool in_range(float sum) { return sum >= 0x1p-80f && sum <= 0x1p120f; }
+
+// Whether a transform block's squares left the range in which nothing is lost. One of 512 has a
+// scale a slot.
+__device__ inline bool is_extreme(const RowPlace<kFewSlots>& at, const float (&sum)[kFewSlots]) {
+  if (at.size[0] > abi::kKvScaleBlock) return !in_range(sum[0] + sum[1]);
+  return !in_range(sum[0]) || (at.active(1) && !in_range(sum[1]));
+}
+
+__device__ inline float power_of_two(int exponent) {  // from -149 to 127
+  return exponent >= -126 ? __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23)
+                          : __uint_as_float(1u << (exponent + 149));
+}
+
+// The exponent that an extreme block loses, from the bits of its largest magnitude.
+__device__ inline int lost_exponent(uint32_t largest) {
+  const bool fits = largest >= 0x30800000u && largest <= 0x4E800000u;  // 2^-30, 2^30
+  if (fits || largest == 0) return 0;
+  if (largest < 0x800000u) return -118 - __clz(static_cast<int>(largest));
+  const int exponent = static_cast<int>(largest >> 23) - 127;
+  return exponent < 128 ? exponent : 127;
+}
+
+// Up to 2^149, in two exact steps; down, one product rounds once.
+__device__ inline void lose_exponent(int exponent, float (&x)[kChunk]) {
+  const int first = -exponent < 127 ? -exponent : 127;
+  const float step = power_of_two(first), rest = power_of_two(-exponent - first);
+#pragma unroll
+  for (uint32_t i = 0; i < kChunk; ++i) x[i] = x[i] * step * rest;
+}
+
+// A block that is zero or not finite has its scale alone.
+template <uint32_t kFormat, uint32_t kSlots>
+__device__ void replace_degenerate(const uint32_t (&largest)[kSlots], EncodedRow<kSlots>& out) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    if (largest[s] != 0 && largest[s] < 0x7F800000u) continue;
+    out.codes[s][0] = out.codes[s][1] = kZeroCodes<abi::kv_bits(kFormat)>;
+    out.scale[s] = largest[s] == 0 ? 0u : uint32_t{abi::kKvScaleNaN};
+  }
+}
+
+// x: the row with its signs.
+template <uint32_t kFormat, uint32_t kSlots>
+__device__ void code_extreme_row(const RowPlace<kSlots>& at, float stretch,
+                                 float (&x)[kSlots][kChunk], EncodedRow<kSlots>& out) {
+  uint32_t largest[kSlots];
+  float sum[kSlots];
+  ScaleFactors<kSlots> factors;
+  factors.stretch = stretch;
+  find_largest(x, largest);
+  reduce_blocks(at, at.size, largest, larger_of);
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    const int exponent = lost_exponent(largest[s]);
+    factors.power[s] = power_of_two(exponent);
+    lose_exponent(exponent, x[s]);
+  }
+  transform<false>(at, x);
+  sum_squares(at, x, sum);
+  code_row<kFormat>(at, x, factors, sum, out);
+  replace_degenerate<kFormat>(largest, out);
+}
+
+}  // namespace gyre::cuda

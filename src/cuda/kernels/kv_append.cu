@@ -1,0 +1,165 @@
+// kv_append: the keys and values of a step go to sinks, tail and body, as the state in device
+// memory says; keys that leave the tail go from it to the body.
+// Blocks of 256 threads: first tiles of the body (8 slots of one head, as in kv_quantize) of K,
+// then of V, then rows for sinks and tail, 16 lanes each. The grid is made for the most keys that
+// can enter; blocks without any return at once. Every new row is read once, plus once for tail or
+// sinks.
+#include "abi/kv_cache.h"
+#include "cuda/kernels/args.cuh"
+#include "cuda/kernels/tile.cuh"
+
+namespace gyre::cuda {
+
+// A row of the source, or one that leaves the tail, which is f16.
+template <class Source>
+struct AppendRow {
+  uint64_t row;  // 0: none
+  bool leaving;
+
+  __device__ bool present() const { return row != 0; }
+  template <uint32_t kSlots>
+  __device__ void load(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) const {
+    if (leaving) {
+      load_row(at, pointer<const Half>(row), y);
+    } else {
+      load_row(at, pointer<const Source>(row), y);
+    }
+  }
+};
+
+struct AppendStep {
+  abi::KvState state;
+  abi::KvKeys entering;
+  uint64_t first_slot, tiles, all_tiles;
+
+  __device__ AppendStep(const abi::KvAppendParams& p, const Args& args)
+      : state(*pointer<const abi::KvState>(args.at[0])) {
+    // A step longer than what was recorded has no tokens to take.
+    state.length = abi::kv_least(state.length, state.start + p.tokens);
+    state.tail = abi::kv_least(state.tail, state.length);
+    entering = abi::kv_entering_keys(p.places, state);
+    const uint64_t capacity = p.places.body_capacity, count = entering.end - entering.begin;
+    all_tiles = divide_up(capacity, abi::kKvTile);
+    first_slot = (entering.begin - p.places.sinks) % capacity;
+    // A run that may wrap, never one tile twice.
+    const bool cut = first_slot + count > capacity && capacity % abi::kKvTile != 0;
+    const uint64_t slots = first_slot % abi::kKvTile + count + (cut ? abi::kKvTile : 0);
+    tiles = count == 0 ? 0 : abi::kv_least(all_tiles, divide_up(slots, abi::kKvTile));
+  }
+};
+
+// Addresses of a stream: source, codes, scales, sinks, tail.
+__device__ inline const uint64_t* stream_args(const Args& args, uint32_t stream) {
+  return args.at + 1 + 5 * stream;
+}
+
+template <class Source, class Target>
+__device__ void copy_row(const Source* from, Target* to, uint32_t head_dim, uint32_t lane,
+                         uint32_t lanes) {
+  const uint32_t chunks = head_dim / kChunk;
+  for (uint32_t c = lane; c < chunks; c += lanes)
+    copy_elements<Source, Target, kChunk>(from + c * kChunk, to + c * kChunk);
+  for (uint32_t i = chunks * kChunk + lane; i < head_dim; i += lanes)
+    copy_elements<Source, Target, 1>(from + i, to + i);
+}
+
+template <uint32_t kFormat>
+struct DenseType;
+template <>
+struct DenseType<0> {
+  using Type = float;
+};
+template <>
+struct DenseType<1> {
+  using Type = Half;
+};
+template <>
+struct DenseType<2> {
+  using Type = BFloat16;
+};
+
+template <class Source, uint32_t kFormat>
+__device__ void append_tile(const abi::KvAppendParams& p, const Args& args, uint32_t stream,
+                            uint32_t block, TileShared& shared) {
+  const AppendStep step(p, args);
+  const abi::KvAppendStream& s = p.stream[stream];
+  const abi::KvCacheLayout& body = s.body;
+  const uint32_t lanes = tile_lanes(body.head_dim), heads = static_cast<uint32_t>(p.heads);
+  const uint32_t first = block * tiles_per_block(body.head_dim);
+  if (first / heads >= step.tiles) return;  // the same for the whole block
+  const TileThread me(lanes);
+  const uint32_t run = (first + me.tile) / heads, head = (first + me.tile) % heads;
+  uint64_t tile = step.first_slot / abi::kKvTile + run;
+  if (tile >= step.all_tiles) tile -= step.all_tiles;
+  const uint64_t slot = tile * abi::kKvTile + me.slot, capacity = p.places.body_capacity;
+  const uint64_t nth =
+      slot >= step.first_slot ? slot - step.first_slot : slot + capacity - step.first_slot;
+  const uint64_t* const at = stream_args(args, stream);
+  AppendRow<Source> row{0, false};
+  if (run < step.tiles && slot < capacity && nth < step.entering.end - step.entering.begin) {
+    const uint64_t key = step.entering.begin + nth;
+    row.leaving = key < step.state.start;
+    row.row = row.leaving ? at[4] + head * s.tail_head_stride +
+                                key % p.places.tail_capacity * body.head_dim * sizeof(Half)
+                          : at[0] + head * s.source_head_stride +
+                                (key - step.state.start) * s.source_token_stride;
+  }
+  const TilePlace place{
+      pointer<uint8_t>(at[1] + head * body.codes_head_stride + tile * body.codes_tile_stride),
+      pointer<uint8_t>(at[2] + head * body.scales_head_stride + tile * body.scales_tile_stride)};
+  if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat)) {
+    quantize_tile<kFormat>(shared, body, place, row);
+  } else if (row.present()) {
+    auto* const to = reinterpret_cast<typename DenseType<kFormat>::Type*>(
+        place.codes + me.slot * (body.codes_tile_stride / abi::kKvTile));
+    const uint32_t lane = me.thread & (lanes - 1);
+    if (row.leaving) {
+      copy_row(pointer<const Half>(row.row), to, body.head_dim, lane, lanes);
+    } else {
+      copy_row(pointer<const Source>(row.row), to, body.head_dim, lane, lanes);
+    }
+  }
+}
+
+template <class Source>
+__device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint64_t row) {
+  abi::KvState state = *pointer<const abi::KvState>(args.at[0]);
+  state.length = abi::kv_least(state.length, state.start + p.tokens);
+  state.tail = abi::kv_least(state.tail, state.length);
+  const uint64_t head = row % p.heads, token = row / p.heads % p.tokens;
+  const uint64_t stream = row / p.heads / p.tokens, key = state.start + token;
+  if (stream > 1 || key >= state.length) return;
+  const abi::KvAppendStream& s = p.stream[stream];
+  const uint64_t* const at = stream_args(args, static_cast<uint32_t>(stream));
+  const uint64_t row_bytes = s.body.head_dim * sizeof(Half);
+  uint64_t to = 0;
+  if (key < p.places.sinks) {
+    to = at[3] + head * s.sinks_head_stride + key * row_bytes;
+  } else if (p.places.tail_capacity != 0 && key >= state.tail) {
+    to = at[4] + head * s.tail_head_stride + key % p.places.tail_capacity * row_bytes;
+  } else {
+    return;
+  }
+  copy_row(
+      pointer<const Source>(at[0] + head * s.source_head_stride + token * s.source_token_stride),
+      pointer<Half>(to), s.body.head_dim, threadIdx.x % kNearLanes, kNearLanes);
+}
+
+template <class Source, uint32_t kFormatK, uint32_t kFormatV>
+__global__ void __launch_bounds__(kBlockThreads)
+    kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
+  __shared__ TileShared shared;
+  const uint64_t blocks_k = append_body_blocks(p, 0);
+  const uint64_t body_blocks = blocks_k + append_body_blocks(p, 1);
+  if (blockIdx.x < blocks_k) {
+    append_tile<Source, kFormatK>(p, args, 0, blockIdx.x, shared);
+  } else if (blockIdx.x < body_blocks) {
+    append_tile<Source, kFormatV>(p, args, 1, static_cast<uint32_t>(blockIdx.x - blocks_k), shared);
+  } else {
+    append_near<Source>(
+        p, args,
+        (blockIdx.x - body_blocks) * (kBlockThreads / kNearLanes) + threadIdx.x / kNearLanes);
+  }
+}
+
+}  // namespace gyre::cuda

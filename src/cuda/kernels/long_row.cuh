@@ -1,0 +1,126 @@
+#pragma once
+// Rows beyond 512 coordinates would take too many registers from the others: they lie in shared
+// memory, and a lane takes its chunks one by one. A row is a warp's; a scale block is in one slot.
+#include "cuda/kernels/tile_shared.cuh"
+
+namespace gyre::cuda {
+
+struct LongRow {
+  float* mine;  // this thread's, kBlockThreads apart
+
+  __device__ float& at(uint32_t slot, uint32_t i) const {
+    return mine[(slot * kLongFloats + i) * kBlockThreads];
+  }
+  __device__ void get(uint32_t slot, float (&y)[1][kChunk]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk; ++i) y[0][i] = at(slot, i);
+  }
+  __device__ void put(uint32_t slot, const float (&y)[1][kChunk]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk; ++i) at(slot, i) = y[0][i];
+  }
+};
+constexpr uint32_t kLongNote = kChunk;  // a slot's sum, or its block's largest magnitude
+
+template <class Row>
+__device__ void load_flipped(const RowPlace<1>& at, const Row& row, float (&y)[1][kChunk]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kChunk; ++i) y[0][i] = 0.0f;
+  if (row.present()) row.load(at, y);
+  flip_signs(at, kNativeSigns, y);
+}
+
+// The stages between slots; transforms beyond 256 begin at the first one.
+__device__ inline void transform_slots(uint32_t size, const LongRow& y) {
+  if (size <= kChunk * 32) return;
+#pragma unroll 1
+  for (uint32_t i = 0; i < kChunk; ++i) {
+    float v[kManySlots];
+#pragma unroll
+    for (uint32_t s = 0; s < kManySlots; ++s) v[s] = y.at(s, i);
+    butterfly(v[0], v[1]);
+    if (size > 2 * kChunk * 32) {
+      butterfly(v[2], v[3]);
+      butterfly(v[0], v[2]), butterfly(v[1], v[3]);
+    }
+#pragma unroll
+    for (uint32_t s = 0; s < kManySlots; ++s) y.at(s, i) = v[s];
+  }
+}
+
+// Largest magnitudes of transform blocks, as notes.
+template <class Row>
+__device__ void note_largest(uint32_t head_dim, const Row& row, const LongRow& y) {
+  uint32_t joint = 0;
+#pragma unroll 1
+  for (uint32_t s = 0; s < kManySlots; ++s) {
+    const RowPlace<1> at(head_dim, s);
+    float x[1][kChunk];
+    uint32_t largest[1];
+    load_flipped(at, row, x);
+    find_largest(x, largest);
+    reduce_blocks(at, at.size, largest, larger_of);
+    if (at.size[0] > abi::kKvScaleBlock) joint = larger_of(joint, largest[0]);
+    y.at(s, kLongNote) = __uint_as_float(largest[0]);
+  }
+  for (uint32_t s = 0; s < kManySlots; ++s) {
+    if (RowPlace<1>(head_dim, s).size[0] > abi::kKvScaleBlock)
+      y.at(s, kLongNote) = __uint_as_float(joint);
+  }
+}
+
+// What a row needs on its way through shared memory.
+struct LongPlace {
+  uint32_t head_dim;
+  float stretch;
+  LongRow y;
+  TileThread me;
+};
+
+// kExtreme: blocks are brought into range first. Returns whether one is out of it.
+template <uint32_t kFormat, bool kExtreme, class Row>
+__device__ bool encode_long_row(const LongPlace& place, const Row& row, TileShared& shared) {
+#pragma unroll 1
+  for (uint32_t s = 0; s < kManySlots; ++s) {
+    const RowPlace<1> at(place.head_dim, s);
+    float x[1][kChunk];
+    load_flipped(at, row, x);
+    if constexpr (kExtreme)
+      lose_exponent(lost_exponent(__float_as_uint(place.y.at(s, kLongNote))), x[0]);
+    transform_lanes(at, x);
+    place.y.put(s, x);
+  }
+  transform_slots(RowPlace<1>(place.head_dim).size[0], place.y);
+  float joint = 0;
+  bool extreme = false;
+#pragma unroll 1
+  for (uint32_t s = 0; s < kManySlots; ++s) {
+    const RowPlace<1> at(place.head_dim, s);
+    const uint32_t largest[1] = {__float_as_uint(place.y.at(s, kLongNote))};
+    float x[1][kChunk], sum[1];
+    place.y.get(s, x);
+    stage_inside<1>(x[0]), stage_inside<2>(x[0]);
+    sum_squares(at, x, sum);
+    const ScaleFactors<1> factors{place.stretch,
+                                  {kExtreme ? power_of_two(lost_exponent(largest[0])) : 1.0f}};
+    EncodedRow<1> encoded;
+    code_row<kFormat>(at, x, factors, sum, encoded);
+    if constexpr (kExtreme) replace_degenerate<kFormat>(largest, encoded);
+    put_row(at, place.me, kManySlots, encoded, shared);
+    const uint32_t parts = at.size[0] / abi::kKvScaleBlock;  // a slot each, from the first on
+    joint = parts <= 1 ? sum[0] : joint + sum[0];
+    extreme = extreme || (at.active(0) && (parts <= 1 || s + 1 == parts) && !in_range(joint));
+  }
+  return extreme;
+}
+
+template <uint32_t kFormat, class Row>
+__device__ void encode_long(const LongPlace& place, const Row& row, TileShared& shared) {
+  const bool mine = encode_long_row<kFormat, false>(place, row, shared);
+  const uint32_t extreme = __ballot_sync(kAllLanes, row.present() && mine ? 1 : 0);
+  if (extreme == 0) return;
+  note_largest(place.head_dim, row, place.y);
+  encode_long_row<kFormat, true>(place, row, shared);
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,215 @@
+#pragma once
+// Codes, a byte each, to and from planes of bits (docs/kv_formats.md, "Bytes").
+#include "abi/kv_codec.h"
+#include "cuda/kernels/convert.cuh"
+
+namespace gyre::cuda {
+
+template <uint32_t kWords>
+__device__ void load_words(const uint8_t* from, uint32_t (&words)[kWords]) {
+  if (kWords % 4 == 0 && is_aligned(from, 16)) {
+#pragma unroll
+    for (uint32_t i = 0; i + 3 < kWords; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(from + 4 * i);
+      words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
+    }
+  } else if (kWords % 2 == 0 && is_aligned(from, 8)) {
+#pragma unroll
+    for (uint32_t i = 0; i + 1 < kWords; i += 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from + 4 * i);
+      words[i] = two.x, words[i + 1] = two.y;
+    }
+  } else if (is_aligned(from, 4)) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; ++i)
+      words[i] = *reinterpret_cast<const uint32_t*>(from + 4 * i);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; ++i) {
+      words[i] = 0;
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j)
+        words[i] |= static_cast<uint32_t>(from[4 * i + j]) << (8 * j);
+    }
+  }
+}
+
+template <uint32_t kWords>
+__device__ void store_words(const uint32_t (&words)[kWords], uint8_t* to) {
+  if (kWords % 4 == 0 && is_aligned(to, 16)) {
+#pragma unroll
+    for (uint32_t i = 0; i + 3 < kWords; i += 4)
+      *reinterpret_cast<uint4*>(to + 4 * i) =
+          make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+  } else if (kWords % 2 == 0 && is_aligned(to, 8)) {
+#pragma unroll
+    for (uint32_t i = 0; i + 1 < kWords; i += 2)
+      *reinterpret_cast<uint2*>(to + 4 * i) = make_uint2(words[i], words[i + 1]);
+  } else if (is_aligned(to, 4)) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; ++i) *reinterpret_cast<uint32_t*>(to + 4 * i) = words[i];
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * kWords; ++i)
+      to[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
+  }
+}
+
+template <uint32_t kBits>
+inline constexpr uint32_t kFieldBytes = ((1u << kBits) - 1) * 0x01010101u;
+
+// A plane of a row of K: bits [kShift, kShift + kBits) of the codes. Lane `lane` of `lanes` takes
+// every lanes-th group.
+template <uint32_t kBits, uint32_t kShift>
+__device__ void pack_row_plane(const uint8_t* codes, uint32_t head_dim, uint32_t lane,
+                               uint32_t lanes, uint8_t* plane) {
+  constexpr uint32_t kGroup = abi::kv_group(kBits), kPieces = 8 / kBits;
+  const uint32_t groups = head_dim / kGroup;
+  for (uint32_t g = lane; g < groups; g += lanes) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < kPieces; ++k) {
+      const uint4 in = *reinterpret_cast<const uint4*>(codes + g * kGroup + 16 * k);
+      const uint32_t of[4] = {in.x, in.y, in.z, in.w};
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        words[i] |= (of[i] >> kShift & kFieldBytes<kBits>) << (kBits * k % 8);
+    }
+    store_words(words, plane + 16 * g);
+  }
+  const uint32_t rest = head_dim - groups * kGroup, bytes = rest * kBits / 8;
+  for (uint32_t j = lane; j < bytes; j += lanes) {
+    uint32_t byte = 0;
+    for (uint32_t k = 0; k < kPieces; ++k) {
+      const uint32_t code = codes[groups * kGroup + j + k * bytes];
+      byte |= (code >> kShift & ((1u << kBits) - 1)) << (kBits * k);
+    }
+    plane[16 * groups + j] = static_cast<uint8_t>(byte);
+  }
+}
+
+template <uint32_t kFormat>
+__device__ void pack_row(const uint8_t* codes, uint32_t head_dim, uint32_t lane, uint32_t lanes,
+                         uint8_t* row) {
+  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
+  pack_row_plane<kLow, 0>(codes, head_dim, lane, lanes, row);
+  if constexpr (kHigh != 0)
+    pack_row_plane<kHigh, kLow>(codes, head_dim, lane, lanes,
+                                row + abi::kv_plane_bytes(head_dim, kLow));
+}
+
+// Byte i of word j becomes byte j of word i.
+__device__ inline void transpose_bytes(uint32_t (&w)[4]) {
+  const uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
+  const uint32_t c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
+  w[0] = __byte_perm(a, b, 0x5410), w[1] = __byte_perm(a, b, 0x7632);
+  w[2] = __byte_perm(c, d, 0x5410), w[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Four coordinates of eight tokens, rows[t] a byte each, to a plane of V.
+template <uint32_t kBits>
+__device__ void pack_quad(const uint32_t (&rows)[8], uint32_t (&words)[kBits]) {
+  constexpr uint32_t kPieces = 8 / kBits;
+  uint32_t bytes[kBits];
+#pragma unroll
+  for (uint32_t i = 0; i < kBits; ++i) {
+    bytes[i] = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < kPieces; ++k) bytes[i] |= rows[i + k * kBits] << (kBits * k);
+  }
+  if constexpr (kBits == 1) {
+    words[0] = bytes[0];
+  } else if constexpr (kBits == 2) {
+    words[0] = __byte_perm(bytes[0], bytes[1], 0x5140);
+    words[1] = __byte_perm(bytes[0], bytes[1], 0x7362);
+  } else if constexpr (kBits == 4) {
+    transpose_bytes(bytes);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) words[i] = bytes[i];
+  } else {
+    uint32_t first[4] = {bytes[0], bytes[1], bytes[2], bytes[3]};
+    uint32_t last[4] = {bytes[4], bytes[5], bytes[6], bytes[7]};
+    transpose_bytes(first), transpose_bytes(last);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) words[2 * i] = first[i], words[2 * i + 1] = last[i];
+  }
+}
+
+// A plane of a tile of V. Tokens that are not in `written` keep their bits.
+template <uint32_t kBits, uint32_t kShift>
+__device__ void pack_tile_quad(const uint32_t (&codes)[8], uint32_t written, uint8_t* place) {
+  constexpr uint32_t kField = kFieldBytes<kBits>;
+  uint32_t rows[8], words[kBits];
+#pragma unroll
+  for (uint32_t t = 0; t < 8; ++t) rows[t] = codes[t] >> kShift & kField;
+  pack_quad<kBits>(rows, words);
+  if (written != 0xFFu) {
+    uint32_t mask[kBits], old[kBits];
+#pragma unroll
+    for (uint32_t t = 0; t < 8; ++t) rows[t] = (written >> t & 1) != 0 ? kField : 0;
+    pack_quad<kBits>(rows, mask);
+    load_words(place, old);
+#pragma unroll
+    for (uint32_t i = 0; i < kBits; ++i) words[i] = (words[i] & mask[i]) | (old[i] & ~mask[i]);
+  }
+  store_words(words, place);
+}
+
+// Rows of codes `stride` bytes apart, by threads [0, threads).
+template <uint32_t kFormat>
+__device__ void pack_tile(const uint8_t* codes, uint32_t stride, uint32_t head_dim,
+                          uint32_t written, uint32_t thread, uint32_t threads, uint8_t* tile) {
+  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
+  for (uint32_t quad = thread; quad < head_dim / 4; quad += threads) {
+    uint32_t rows[8];
+#pragma unroll
+    for (uint32_t t = 0; t < 8; ++t)
+      rows[t] = *reinterpret_cast<const uint32_t*>(codes + t * stride + 4 * quad);
+    pack_tile_quad<kLow, 0>(rows, written, tile + quad * 4 * kLow);
+    if constexpr (kHigh != 0)
+      pack_tile_quad<kHigh, kLow>(rows, written, tile + head_dim * kLow + quad * 4 * kHigh);
+  }
+}
+
+// The eight codes from `begin` on of a plane of a row of K.
+template <uint32_t kBits>
+__device__ void unpack_row_plane(const uint8_t* plane, uint32_t head_dim, uint32_t begin,
+                                 uint32_t (&codes)[8]) {
+  constexpr uint32_t kGroup = abi::kv_group(kBits), kField = (1u << kBits) - 1;
+  const uint32_t group = begin / kGroup, inside = begin % kGroup;
+  if ((group + 1) * kGroup <= head_dim) {
+    uint32_t words[2];
+    load_words(plane + 16 * group + inside % 16, words);
+    const uint32_t shift = inside / 16 * kBits;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) codes[i] = words[i / 4] >> (8 * (i % 4) + shift) & kField;
+    return;
+  }
+  const uint32_t bytes = (head_dim - group * kGroup) * kBits / 8;
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) {
+    const uint32_t at = inside + i;
+    codes[i] =
+        static_cast<uint32_t>(plane[16 * group + at % bytes]) >> (at / bytes * kBits) & kField;
+  }
+}
+
+// The same of token `token` in a plane of a tile of V.
+template <uint32_t kBits>
+__device__ void unpack_tile_plane(const uint8_t* plane, uint32_t token, uint32_t begin,
+                                  uint32_t (&codes)[8]) {
+  constexpr uint32_t kField = (1u << kBits) - 1;
+  uint32_t words[2 * kBits];
+  load_words(plane + begin * kBits, words);
+  const uint32_t shift = 8 * (token % kBits) + token / kBits * kBits;  // in a coordinate's bits
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) {
+    if constexpr (kBits == 8) {
+      codes[i] = (shift < 32 ? words[2 * i] : words[2 * i + 1]) >> (shift % 32) & kField;
+    } else {
+      codes[i] = words[i * kBits / 4] >> (i * 8 * kBits % 32 + shift) & kField;
+    }
+  }
+}
+
+}  // namespace gyre::cuda

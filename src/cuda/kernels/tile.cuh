@@ -1,0 +1,117 @@
+#pragma once
+// Compressing tiles: 8 slots of one head of K or V. A block of 256 threads takes as many tiles as
+// fit, each row by `lanes` lanes of a warp; codes meet in shared memory, because eight tokens share
+// V's words and 16 coordinates K's.
+#include "abi/kv_quantize.h"
+#include "cuda/kernels/compat.cuh"
+#include "cuda/kernels/long_row.cuh"
+#include "cuda/kernels/pack.cuh"
+
+namespace gyre::cuda {
+
+// Dynamic: launches of short rows ask for none.
+__device__ inline float* long_rows() {
+#if defined(GYRE_CUDA_HOST)
+  return reinterpret_cast<float*>(cuda_host::dynamic_shared());
+#else
+  extern __shared__ float rows[];
+  return rows;
+#endif
+}
+
+template <uint32_t kFormat, class Row>
+__device__ void encode_row(const RowPlace<kFewSlots>& at, const TileThread& me, const Row& row,
+                           float stretch, TileShared& shared) {
+  float y[kFewSlots][kChunk] = {}, sum[kFewSlots];
+  ScaleFactors<kFewSlots> factors;
+  factors.stretch = stretch;
+#pragma unroll
+  for (uint32_t s = 0; s < kFewSlots; ++s) factors.power[s] = 1.0f;
+  if (row.present()) row.load(at, y);
+  flip_signs(at, kNativeSigns, y);
+  transform<false>(at, y);
+  EncodedRow<kFewSlots> encoded;
+  sum_squares(at, y, sum);
+  code_row<kFormat>(at, y, factors, sum, encoded);
+  put_row(at, me, kFewSlots, encoded, shared);
+  const uint32_t first = threadIdx.x & 31 & ~(at.lanes - 1);
+  const uint32_t row_mask = (at.lanes == 32 ? kAllLanes : (1u << at.lanes) - 1) << first;
+  const bool mine = row.present() && at.active(0) && is_extreme(at, sum);
+  const uint32_t extreme = __ballot_sync(kAllLanes, mine ? 1 : 0);
+  if (extreme == 0) return;
+  if (row.present()) row.load(at, y);
+  flip_signs(at, kNativeSigns, y);
+  code_extreme_row<kFormat>(at, stretch, y, encoded);
+  if ((extreme & row_mask) != 0) put_row(at, me, kFewSlots, encoded, shared);
+}
+
+// The tile's scales from shared memory: whole groups of eight where all are new.
+__device__ inline void store_scales(const TileShared& shared, const TileThread& me,
+                                    const abi::KvCacheLayout& cache, uint32_t written,
+                                    uint8_t* scales) {
+  const uint32_t count = static_cast<uint32_t>(cache.scales_tile_stride / (2 * abi::kKvTile));
+  const uint32_t threads = abi::kKvTile * tile_lanes(cache.head_dim);
+  if (written == 0xFFu && is_aligned(scales, 16)) {
+    for (uint32_t i = me.thread; i < count; i += threads)
+      *reinterpret_cast<uint4*>(scales + 16 * i) =
+          *reinterpret_cast<const uint4*>(shared.scales[me.tile][i]);
+    return;
+  }
+  for (uint32_t i = me.thread; i < count * abi::kKvTile; i += threads) {
+    const uint32_t slot = i % abi::kKvTile, value = shared.scales[me.tile][i / abi::kKvTile][slot];
+    if ((written >> slot & 1) == 0) continue;
+    scales[2 * i] = static_cast<uint8_t>(value);
+    scales[2 * i + 1] = static_cast<uint8_t>(value >> 8);
+  }
+}
+
+// Rows to codes in shared memory, then to the cache. All threads of the block come here.
+template <uint32_t kFormat, class Row>
+__device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& cache,
+                                const TilePlace& place, const Row& row) {
+  const bool is_long = takes_many_slots(cache.head_dim);
+  const uint32_t lanes = tile_lanes(cache.head_dim), lane = threadIdx.x & (lanes - 1);
+  const TileThread me(lanes);
+  const uint32_t stride = lanes * (is_long ? kManySlots : kFewSlots) * kChunk;
+  uint8_t* const tile_codes = shared.codes + me.tile * abi::kKvTile * stride;
+  const float stretch = cache.role == kRoleV ? abi::kv_value_stretch(kFormat) : 1.0f;
+  if (is_long) {
+    encode_long<kFormat>({cache.head_dim, stretch, {long_rows() + threadIdx.x}, me}, row, shared);
+  } else {
+    encode_row<kFormat>(RowPlace<kFewSlots>(cache.head_dim), me, row, stretch, shared);
+  }
+  if (lane == 0) shared.present[me.tile][me.slot] = row.present() ? 1 : 0;
+  __syncthreads();
+  uint32_t written = 0;
+#pragma unroll
+  for (uint32_t t = 0; t < abi::kKvTile; ++t)
+    written |= static_cast<uint32_t>(shared.present[me.tile][t]) << t;
+  if (written == 0) return;
+  store_scales(shared, me, cache, written, place.scales);
+  if (cache.role == kRoleV) {
+    pack_tile<kFormat>(tile_codes, stride, cache.head_dim, written, me.thread, abi::kKvTile * lanes,
+                       place.codes);
+  } else if (row.present()) {
+    pack_row<kFormat>(tile_codes + me.slot * stride, cache.head_dim, lane, lanes,
+                      place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile));
+  }
+}
+
+template <uint32_t kFormat, class Row>
+__device__ void quantize_tile(TileShared& shared, const abi::KvCacheLayout& cache,
+                              const TilePlace& place, const Row& row) {
+  if constexpr (abi::kv_is_compat(kFormat)) {
+    const RowPlace<kCompatSlots> at(cache.head_dim);
+    const TileThread me(at.lanes);
+    float x[kCompatSlots][kChunk] = {};
+    if (row.present()) row.load(at, x);
+    compat_encode(kFormat, at, x, place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
+                  reinterpret_cast<float*>(place.scales +
+                                           me.slot * (cache.scales_tile_stride / abi::kKvTile)),
+                  row.present());
+  } else {
+    quantize_native<kFormat>(shared, cache, place, row);
+  }
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,62 @@
+#pragma once
+// Where the rows of a block's tiles meet: codes, a byte each, and scales in shared memory.
+#include "abi/kv_quantize.h"
+#include "cuda/kernels/encode.cuh"
+
+namespace gyre::cuda {
+
+constexpr uint32_t kRoleV = 1;  // KvRole::v
+
+struct alignas(16) TileShared {
+  uint8_t codes[kBlockThreads * kManySlots * kChunk];
+  uint16_t scales[kBlockThreads / 32][abi::kKvMaxScales][abi::kKvTile];
+  uint8_t present[kBlockThreads / 32][abi::kKvTile];
+};
+
+// Where a thread is in its block.
+struct TileThread {
+  uint32_t tile;    // of the block
+  uint32_t thread;  // of the tile
+  uint32_t slot;    // of the tile: the thread's row
+
+  __device__ explicit TileThread(uint32_t lanes)
+      : tile(threadIdx.x / (abi::kKvTile * lanes)),
+        thread(threadIdx.x & (abi::kKvTile * lanes - 1)),
+        slot(thread / lanes) {}
+};
+
+// A row of the source, or none.
+template <class Source>
+struct PlainRow {
+  const Source* row;  // null: none
+
+  __device__ bool present() const { return row != nullptr; }
+  template <uint32_t kSlots>
+  __device__ void load(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) const {
+    load_row(at, row, y);
+  }
+};
+
+struct TilePlace {
+  uint8_t* codes;
+  uint8_t* scales;
+};
+
+// Codes and scales of a row, or of part of one of `row_slots` slots, to shared memory.
+template <uint32_t kSlots>
+__device__ void put_row(const RowPlace<kSlots>& at, const TileThread& me, uint32_t row_slots,
+                        const EncodedRow<kSlots>& encoded, TileShared& shared) {
+  const uint32_t stride = at.lanes * row_slots * kChunk;
+  uint8_t* const codes = shared.codes + (me.tile * abi::kKvTile + me.slot) * stride;
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    const uint32_t begin = at.begin(s);
+    *reinterpret_cast<uint2*>(codes + begin) = make_uint2(encoded.codes[s][0], encoded.codes[s][1]);
+    const uint32_t scale_size = least_of(at.size[s], abi::kKvScaleBlock);
+    if (at.active(s) && (begin & (scale_size - 1)) == 0)
+      shared.scales[me.tile][scale_index(at.head_dim, at.size[s], begin)][me.slot] =
+          static_cast<uint16_t>(encoded.scale[s]);
+  }
+}
+
+}  // namespace gyre::cuda

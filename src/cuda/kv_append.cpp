@@ -1,0 +1,27 @@
+#include <algorithm>
+
+#include "cuda/kernels.h"
+#include "cuda/kernels/shape.cuh"
+#include "cuda/names.h"
+
+namespace gyre::cuda {
+
+std::string name_kv_append(uint64_t spec) {
+  const auto s = spec_from_key<abi::KvAppendSpec>(spec);
+  const std::string source = float_name(s.source_dtype);
+  const auto is_known = [](uint32_t format) { return is_dense(format) || is_compressed(format); };
+  if (source.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
+  return "gyre::cuda::kv_append<" + source + ", " + std::to_string(s.k_format) + ", " +
+         std::to_string(s.v_format) + ">";
+}
+
+Launch launch_kv_append(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvAppendParams*>(params);
+  const uint64_t blocks =
+      append_body_blocks(p, 0) + append_body_blocks(p, 1) + append_near_blocks(p);
+  const uint32_t shared = std::max(long_row_bytes(p.stream[0].body.head_dim),
+                                   long_row_bytes(p.stream[1].body.head_dim));
+  return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, shared};
+}
+
+}  // namespace gyre::cuda
