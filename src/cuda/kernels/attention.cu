@@ -1,0 +1,192 @@
+// out = softmax(scale q k^T, capped, biased, masked) v, or the partial state of a split.
+// A block is one KV head, one split of the keys and up to 16 of the head's (token, query head)
+// rows. It walks the split in chunks of 64 keys (fewer where rows are long): bytes come to shared
+// memory asynchronously, each is read from memory once; then 16 keys to a warp are scored, a warp
+// to a row makes weights, and every warp adds up its own 16-wide tiles of V's coordinates.
+// Products run on tensor cores: int8 levels times 16-bit queries (K), f16 levels times f16 weights
+// (V), f16 and bf16 in two parts where one is not exact enough; f32 and compat in f32.
+// Bytes moved: the split's K and V once, q, and head_dim + 2 floats a row.
+#include "attention_keys.cuh"
+#include "attention_values.cuh"
+
+namespace gyre::cuda {
+
+enum AttentionArg : uint32_t {
+  arg_q,
+  arg_k_codes,
+  arg_k_scales,
+  arg_v_codes,
+  arg_v_scales,
+  arg_out,
+  arg_lse,
+  arg_sinks,
+  arg_slopes,
+  arg_tree,
+  arg_partial,
+  arg_state
+};
+
+struct Bounds {
+  int64_t begin, end, position;
+};
+
+inline int64_t clamp_key(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : (x > high ? high : x);
+}
+
+// Keys of [first, last) that a token's causal bound and window leave.
+inline Bounds bounds_of(const abi::AttentionParams& p, uint64_t token, int64_t first,
+                        int64_t last) {
+  constexpr uint64_t kFar = uint64_t{1} << 62;
+  const auto length = static_cast<int64_t>(p.length);
+  const int64_t position = length - static_cast<int64_t>(p.tokens) + static_cast<int64_t>(token);
+  const auto window = static_cast<int64_t>(abi::kv_least(p.window, kFar));
+  const int64_t begin = window == 0 ? 0 : position + 1 - window;
+  const int64_t end = p.causal != 0 ? clamp_key(position + 1, 0, length) : length;
+  return {clamp_key(begin, first, last), clamp_key(end, first, last), position};
+}
+
+// Which rows and keys the block with this index has; neighbours share keys.
+inline Unit make_unit(const abi::AttentionParams& p, const Args& args, uint64_t index,
+                      const AttentionPlan& plan) {
+  Unit u = {};
+  u.plan = plan;
+  u.shared = dynamic_shared();
+  u.group = p.heads / p.kv_heads;
+  const uint64_t rows = p.tokens * u.group, tiles = (rows + plan.rows - 1) / plan.rows;
+  const uint64_t split = index / tiles % p.splits;
+  u.kv_head = index / tiles / p.splits;
+  u.first_row = index % tiles * plan.rows;
+  u.rows = static_cast<uint32_t>(abi::kv_least(rows - u.first_row, plan.rows));
+  u.k_codes = pointer<const uint8_t>(args.at[arg_k_codes]) + u.kv_head * p.k.codes_head_stride;
+  u.k_scales = pointer<const uint8_t>(args.at[arg_k_scales]) + u.kv_head * p.k.scales_head_stride;
+  u.v_codes = pointer<const uint8_t>(args.at[arg_v_codes]) + u.kv_head * p.v.codes_head_stride;
+  u.v_scales = pointer<const uint8_t>(args.at[arg_v_scales]) + u.kv_head * p.v.scales_head_stride;
+  const uint64_t first = abi::kv_least(p.first_key + split * p.split_keys, p.end_key);
+  const uint64_t last = p.partial == 0 ? p.end_key : abi::kv_least(first + p.split_keys, p.end_key);
+  const auto from = static_cast<int64_t>(first), to = static_cast<int64_t>(last);
+  for (uint32_t r = threadIdx.x; r < kMostRows; r += blockDim.x) {
+    Rows& state = u.state();
+    const Bounds b = bounds_of(p, u.token(r < u.rows ? r : 0), from, to);
+    state.begin[r] = b.begin, state.end[r] = b.end, state.position[r] = b.position;
+    state.max[r] = minus_infinity(), state.sum[r] = 0;
+    const auto* const slopes = pointer<const float>(args.at[arg_slopes]);
+    state.slope[r] = slopes == nullptr || r >= u.rows ? 0.0f : slopes[u.head(r)];
+    state.hidden = 0;
+  }
+  // Bounds grow with the token: the first row's beginning and the last one's end hold all.
+  const Bounds oldest = bounds_of(p, u.token(0), from, to);
+  const Bounds newest = bounds_of(p, u.token(u.rows - 1), from, to);
+  u.walk = make_walk(p, oldest.begin, newest.end);
+  return u;
+}
+
+// {values, max, sum} of one split, or the finished row. One warp; `row` is in shared memory.
+inline void store_row(const Unit& u, const abi::AttentionParams& p, const Args& args,
+                      uint64_t index, uint32_t r) {
+  const uint32_t n = p.v.head_dim, lane = threadIdx.x % kWarp;
+  const float* const row = u.wide() + r * n;
+  const uint64_t token = u.token(r), head = u.head(r);
+  RowState state = {u.state().max[r], u.state().sum[r]};
+  if (p.partial != 0) {
+    const uint64_t rows = p.tokens * u.group, tiles = (rows + u.plan.rows - 1) / u.plan.rows;
+    const uint64_t split = index / tiles % p.splits;
+    float* const place = pointer<float>(args.at[arg_partial]) +
+                         ((split * p.tokens + token) * p.heads + head) * (n + 2);
+    for (uint32_t c = lane; c < n; c += kWarp) place[c] = row[c];
+    if (lane == 0) place[n] = state.max * kLn2, place[n + 1] = state.sum;
+    return;
+  }
+  const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), head);
+  const uint64_t out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
+  for (uint32_t c = lane; c < n; c += kWarp) store_float(out, p.out_dtype, c, row[c] * factor);
+  if (lane == 0 && args.at[arg_lse] != 0) {
+    *pointer<float>(args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride) =
+        log_sum_exp(state);
+  }
+}
+
+// Sums from registers to rows in shared memory, rotated back and written.
+template <uint32_t kV>
+inline void store_rows(const Unit& u, const abi::AttentionParams& p, const Args& args,
+                       uint64_t index, const float (&acc)[kMostTiles][2][4]) {
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n = p.v.head_dim;
+  __syncthreads();  // wide() may lie where the stages were
+#pragma unroll
+  for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+    const uint32_t column = (tile * u.plan.warps + warp) * 16 + lane / 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = column + i / 2 % 2 * 8;
+      if (c < n && row < u.rows) u.wide()[row * n + c] = acc[tile][i / 4][i % 4];
+    }
+  }
+  __syncthreads();
+  for (uint32_t r = warp; r < u.rows; r += u.plan.warps) {
+    restore<kV>(u.wide() + r * n, n);
+    store_row(u, p, args, index, r);
+  }
+}
+
+inline void wait_for_chunk(uint32_t stages) {
+  if (stages == 3) {
+    copy_wait<1>();
+  } else {
+    copy_wait<0>();
+  }
+}
+
+template <uint32_t kK, uint32_t kV>
+inline void attend(const abi::AttentionParams& p, const Args& args, uint64_t index,
+                   const AttentionPlan& plan) {
+  const Unit u = make_unit(p, args, index, plan);
+  const uint64_t chunks = (u.walk.tiles * abi::kKvTile + plan.chunk - 1) / plan.chunk;
+  // With one stage a chunk is asked for when it is needed.
+  const uint32_t ahead = plan.stages - 1;
+  if (plan.early != 0) {
+    for (uint32_t i = 0; i < ahead; ++i) load_chunk<kK, kV>(u, p, i);
+  }
+  load_queries<kK>(u, p, args.at[arg_q]);
+  __syncthreads();
+  make_fragments<kK>(u, p.k.head_dim);
+  if (plan.early == 0) {
+    __syncthreads();
+    for (uint32_t i = 0; i < ahead; ++i) load_chunk<kK, kV>(u, p, i);
+  }
+  float acc[kMostTiles][2][4] = {};
+  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
+    if (ahead == 0) {
+      __syncthreads();
+      load_chunk<kK, kV>(u, p, chunk);
+    }
+    wait_for_chunk(plan.stages);
+    __syncthreads();  // the chunk is there, and nobody uses the one before it
+    if (ahead != 0) load_chunk<kK, kV>(u, p, chunk + ahead);
+    score_chunk<kK>(u, p, chunk);
+    if (threadIdx.x == 0) u.state().hidden = 0;
+    __syncthreads();
+    for (uint32_t r = threadIdx.x / kWarp; r < plan.rows; r += plan.warps)
+      fold_row<kV>(u, p, chunk, r, pointer<const uint8_t>(args.at[arg_tree]));
+    __syncthreads();
+    add_values<kV>(u, p, chunk, acc);
+  }
+  store_rows<kV>(u, p, args, index, acc);
+}
+
+template <uint32_t kK, uint32_t kV>
+__global__ void __launch_bounds__(256, 2)
+    attention(const abi::AttentionParams params, const Args args) {
+  abi::AttentionParams p = params;
+  if (args.at[arg_state] != 0)
+    abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), p);
+  p.k.format = kK, p.v.format = kV;
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  const AttentionPlan plan = attention_plan(p.k, p.v, rows, dynamic_shared_bytes());
+  const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
+  for (uint64_t index = blockIdx.x; index < blocks; index += gridDim.x) {
+    __syncthreads();
+    attend<kK, kV>(p, args, index, plan);
+  }
+}
+
+}  // namespace gyre::cuda
