@@ -46,53 +46,48 @@ inline Bounds bounds_of(const abi::AttentionParams& p, uint64_t token, int64_t f
   return {clamp_key(begin, first, last), clamp_key(end, first, last), position};
 }
 
-// Which rows and keys the block with this index has; neighbours share keys.
-inline Unit make_unit(const abi::AttentionParams& p, const Args& args, uint64_t index,
-                      const AttentionPlan& plan) {
-  Unit u = {};
-  u.plan = plan;
-  u.shared = dynamic_shared();
-  u.group = p.heads / p.kv_heads;
-  const uint64_t rows = p.tokens * u.group, tiles = (rows + plan.rows - 1) / plan.rows;
-  const uint64_t split = index / tiles % p.splits;
+// Which rows and keys the block with this index has; neighbours share keys. One thread.
+inline void place_unit(Unit& u, const Args& args, uint64_t index) {
+  const abi::AttentionParams& p = u.params;
+  const uint64_t rows = p.tokens * u.group, tiles = (rows + u.plan.rows - 1) / u.plan.rows;
+  u.split = index / tiles % p.splits;
   u.kv_head = index / tiles / p.splits;
-  u.first_row = index % tiles * plan.rows;
-  u.rows = static_cast<uint32_t>(abi::kv_least(rows - u.first_row, plan.rows));
+  u.first_row = index % tiles * u.plan.rows;
+  u.rows = static_cast<uint32_t>(abi::kv_least(rows - u.first_row, u.plan.rows));
   u.k_codes = pointer<const uint8_t>(args.at[arg_k_codes]) + u.kv_head * p.k.codes_head_stride;
   u.k_scales = pointer<const uint8_t>(args.at[arg_k_scales]) + u.kv_head * p.k.scales_head_stride;
   u.v_codes = pointer<const uint8_t>(args.at[arg_v_codes]) + u.kv_head * p.v.codes_head_stride;
   u.v_scales = pointer<const uint8_t>(args.at[arg_v_scales]) + u.kv_head * p.v.scales_head_stride;
-  const uint64_t first = abi::kv_least(p.first_key + split * p.split_keys, p.end_key);
+  const uint64_t first = abi::kv_least(p.first_key + u.split * p.split_keys, p.end_key);
   const uint64_t last = p.partial == 0 ? p.end_key : abi::kv_least(first + p.split_keys, p.end_key);
-  const auto from = static_cast<int64_t>(first), to = static_cast<int64_t>(last);
+  u.first_key = static_cast<int64_t>(first), u.last_key = static_cast<int64_t>(last);
+  // Bounds grow with the token: the first row's beginning and the last one's end hold all.
+  const Bounds oldest = bounds_of(p, u.token(0), u.first_key, u.last_key);
+  const Bounds newest = bounds_of(p, u.token(u.rows - 1), u.first_key, u.last_key);
+  u.walk = make_walk(p, oldest.begin, newest.end);
+}
+
+inline void start_rows(const Unit& u, const float* slopes) {
+  Rows& state = u.state();
   for (uint32_t r = threadIdx.x; r < kMostRows; r += blockDim.x) {
-    Rows& state = u.state();
-    const Bounds b = bounds_of(p, u.token(r < u.rows ? r : 0), from, to);
+    const uint64_t token = u.token(r < u.rows ? r : 0);
+    const Bounds b = bounds_of(u.params, token, u.first_key, u.last_key);
     state.begin[r] = b.begin, state.end[r] = b.end, state.position[r] = b.position;
     state.max[r] = minus_infinity(), state.sum[r] = 0;
-    const auto* const slopes = pointer<const float>(args.at[arg_slopes]);
     state.slope[r] = slopes == nullptr || r >= u.rows ? 0.0f : slopes[u.head(r)];
-    state.hidden = 0;
   }
-  // Bounds grow with the token: the first row's beginning and the last one's end hold all.
-  const Bounds oldest = bounds_of(p, u.token(0), from, to);
-  const Bounds newest = bounds_of(p, u.token(u.rows - 1), from, to);
-  u.walk = make_walk(p, oldest.begin, newest.end);
-  return u;
 }
 
 // {values, max, sum} of one split, or the finished row. One warp; `row` is in shared memory.
-inline void store_row(const Unit& u, const abi::AttentionParams& p, const Args& args,
-                      uint64_t index, uint32_t r) {
+inline void store_row(const Unit& u, const Args& args, uint32_t r) {
+  const abi::AttentionParams& p = u.params;
   const uint32_t n = p.v.head_dim, lane = threadIdx.x % kWarp;
   const float* const row = u.wide() + r * n;
   const uint64_t token = u.token(r), head = u.head(r);
   RowState state = {u.state().max[r], u.state().sum[r]};
   if (p.partial != 0) {
-    const uint64_t rows = p.tokens * u.group, tiles = (rows + u.plan.rows - 1) / u.plan.rows;
-    const uint64_t split = index / tiles % p.splits;
     float* const place = pointer<float>(args.at[arg_partial]) +
-                         ((split * p.tokens + token) * p.heads + head) * (n + 2);
+                         ((u.split * p.tokens + token) * p.heads + head) * (n + 2);
     for (uint32_t c = lane; c < n; c += kWarp) place[c] = row[c];
     if (lane == 0) place[n] = state.max * kLn2, place[n + 1] = state.sum;
     return;
@@ -108,9 +103,8 @@ inline void store_row(const Unit& u, const abi::AttentionParams& p, const Args& 
 
 // Sums from registers to rows in shared memory, rotated back and written.
 template <uint32_t kV>
-inline void store_rows(const Unit& u, const abi::AttentionParams& p, const Args& args,
-                       uint64_t index, const float (&acc)[kMostTiles][2][4]) {
-  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n = p.v.head_dim;
+inline void store_rows(const Unit& u, const Args& args, const float (&acc)[kMostTiles][2][4]) {
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n = u.params.v.head_dim;
   __syncthreads();  // wide() may lie where the stages were
 #pragma unroll
   for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
@@ -124,7 +118,7 @@ inline void store_rows(const Unit& u, const abi::AttentionParams& p, const Args&
   __syncthreads();
   for (uint32_t r = warp; r < u.rows; r += u.plan.warps) {
     restore<kV>(u.wide() + r * n, n);
-    store_row(u, p, args, index, r);
+    store_row(u, args, r);
   }
 }
 
@@ -137,19 +131,19 @@ inline void wait_for_chunk(uint32_t stages) {
 }
 
 template <uint32_t kK, uint32_t kV>
-inline void attend(const abi::AttentionParams& p, const Args& args, uint64_t index,
-                   const AttentionPlan& plan) {
-  const Unit u = make_unit(p, args, index, plan);
-  const uint64_t chunks = (u.walk.tiles * abi::kKvTile + plan.chunk - 1) / plan.chunk;
+inline void attend(const Unit& u, const Args& args) {
+  const abi::AttentionParams& p = u.params;
+  const uint64_t chunks = (u.walk.tiles * abi::kKvTile + u.plan.chunk - 1) / u.plan.chunk;
   // With one stage a chunk is asked for when it is needed.
-  const uint32_t ahead = plan.stages - 1;
-  if (plan.early != 0) {
+  const uint32_t ahead = u.plan.stages - 1;
+  if (u.plan.early != 0) {
     for (uint32_t i = 0; i < ahead; ++i) load_chunk<kK, kV>(u, p, i);
   }
+  start_rows(u, pointer<const float>(args.at[arg_slopes]));
   load_queries<kK>(u, p, args.at[arg_q]);
   __syncthreads();
   make_fragments<kK>(u, p.k.head_dim);
-  if (plan.early == 0) {
+  if (u.plan.early == 0) {
     __syncthreads();
     for (uint32_t i = 0; i < ahead; ++i) load_chunk<kK, kV>(u, p, i);
   }
@@ -159,33 +153,41 @@ inline void attend(const abi::AttentionParams& p, const Args& args, uint64_t ind
       __syncthreads();
       load_chunk<kK, kV>(u, p, chunk);
     }
-    wait_for_chunk(plan.stages);
+    wait_for_chunk(u.plan.stages);
     __syncthreads();  // the chunk is there, and nobody uses the one before it
     if (ahead != 0) load_chunk<kK, kV>(u, p, chunk + ahead);
     score_chunk<kK>(u, p, chunk);
     if (threadIdx.x == 0) u.state().hidden = 0;
     __syncthreads();
-    for (uint32_t r = threadIdx.x / kWarp; r < plan.rows; r += plan.warps)
+    for (uint32_t r = threadIdx.x / kWarp; r < u.plan.rows; r += u.plan.warps)
       fold_row<kV>(u, p, chunk, r, pointer<const uint8_t>(args.at[arg_tree]));
     __syncthreads();
     add_values<kV>(u, p, chunk, acc);
   }
-  store_rows<kV>(u, p, args, index, acc);
+  store_rows<kV>(u, args, acc);
 }
 
 template <uint32_t kK, uint32_t kV>
 __global__ void __launch_bounds__(256, 2)
     attention(const abi::AttentionParams params, const Args args) {
-  abi::AttentionParams p = params;
-  if (args.at[arg_state] != 0)
-    abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), p);
-  p.k.format = kK, p.v.format = kV;
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
-  const AttentionPlan plan = attention_plan(p.k, p.v, rows, dynamic_shared_bytes());
-  const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
+  Unit& u = reinterpret_cast<BlockState*>(dynamic_shared())->unit;
+  if (threadIdx.x == 0) {
+    u.params = params;
+    if (args.at[arg_state] != 0)
+      abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), u.params);
+    u.params.k.format = kK, u.params.v.format = kV;  // known here: the plan folds
+    u.group = params.heads / params.kv_heads;
+    u.plan =
+        attention_plan(u.params.k, u.params.v, params.tokens * u.group, dynamic_shared_bytes());
+  }
+  __syncthreads();
+  const uint64_t rows = params.tokens * u.group;
+  const uint64_t blocks = (rows + u.plan.rows - 1) / u.plan.rows * params.splits * params.kv_heads;
   for (uint64_t index = blockIdx.x; index < blocks; index += gridDim.x) {
     __syncthreads();
-    attend<kK, kV>(p, args, index, plan);
+    if (threadIdx.x == 0) place_unit(u, args, index);
+    __syncthreads();
+    attend<kK, kV>(u, args);
   }
 }
 

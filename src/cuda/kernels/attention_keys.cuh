@@ -81,13 +81,13 @@ inline void make_fragments(const Unit& u, uint32_t n) {
   if constexpr (is_staged(kK)) {
     const uint32_t eights = u.plan.rows / 8;
     const uint32_t steps = round_up(n, 32) / (abi::kv_is_native(kK) ? 32 : 16);
-    auto* const out = reinterpret_cast<uint4*>(u.shared + u.plan.q);
+    auto* const out = reinterpret_cast<uint4*>(u.shared() + u.plan.q);
     for (uint32_t i = threadIdx.x; i < steps * eights * kWarp; i += blockDim.x) {
       const uint32_t lane = i % kWarp, row = i / kWarp % eights * 8 + lane / 4;
       out[i] = query_fragment<kK>(u.wide() + row * n, n, i / kWarp / eights, lane % 4);
     }
   } else {
-    auto* const out = reinterpret_cast<float*>(u.shared + u.plan.q);
+    auto* const out = reinterpret_cast<float*>(u.shared() + u.plan.q);
     for (uint32_t i = threadIdx.x; i < n * u.plan.rows; i += blockDim.x) out[i] = u.wide()[i];
   }
 }
@@ -104,7 +104,7 @@ inline void score_levels(const Unit& u, uint32_t n, const unsigned char* stage, 
   const uint8_t* const row = stage + (tile.of * 16 + g) * u.plan.k_pitch;
   const uint8_t* const row8 = row + 8 * u.plan.k_pitch;
   const uint8_t* const scales = stage + u.plan.k_scales + tile.of * 2 * u.plan.k_blocks * 16;
-  const auto* const q = reinterpret_cast<const uint4*>(u.shared + u.plan.q) + lane;
+  const auto* const q = reinterpret_cast<const uint4*>(u.shared() + u.plan.q) + lane;
   const uint32_t whole = whole_groups<kK>(n);
   uint32_t begin = 0;
   for (uint32_t b = 0; b < u.plan.k_blocks; ++b) {
@@ -148,7 +148,7 @@ inline void score_halves(const Unit& u, uint32_t n, const unsigned char* stage, 
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, eights = u.plan.rows / 8;
   const unsigned char* const row = stage + (tile.of * 16 + g) * u.plan.k_pitch + j * 16;
   const unsigned char* const row8 = row + 8 * u.plan.k_pitch;
-  const auto* const q = reinterpret_cast<const uint4*>(u.shared + u.plan.q) + lane;
+  const auto* const q = reinterpret_cast<const uint4*>(u.shared() + u.plan.q) + lane;
   for (uint32_t span = tile.part; span * 32 < n; span += u.plan.parts) {
     const bool inside = span * 32 + j * 8 < n;  // what is beyond a key's end was never written
     const uint4 zero = make_uint4(0, 0, 0, 0);
@@ -198,7 +198,7 @@ inline void score_wide(const Unit& u, const abi::AttentionParams& p, uint64_t ch
   const auto* const norms =
       reinterpret_cast<const float*>(u.k_scales + slot * (p.k.scales_tile_stride / abi::kKvTile));
   for (uint32_t first = 0; first < u.plan.rows; first += 8) {
-    const float* const q = reinterpret_cast<const float*>(u.shared + u.plan.q) + first * n;
+    const float* const q = reinterpret_cast<const float*>(u.shared() + u.plan.q) + first * n;
     float s[8] = {};
     for (uint32_t c = (tile.part * 2 + lane / 16) * 4; c < n && valid; c += u.plan.parts * 8) {
       const float4 k = load_wide<kK>(row, norms, n, c);

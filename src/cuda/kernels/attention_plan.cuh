@@ -21,7 +21,7 @@ struct AttentionPlan {
 };
 
 constexpr uint32_t kPlanF32 = 0, kPlanF16 = 1, kPlanBf16 = 2;  // KvFormat
-constexpr uint32_t kMostRows = 16, kMostChunk = 64, kStateBytes = 1024;
+constexpr uint32_t kMostRows = 16, kMostChunk = 64, kStateBytes = 1536;
 
 constexpr bool is_half_format(uint32_t format) { return format == kPlanF16 || format == kPlanBf16; }
 constexpr bool is_staged(uint32_t format) {

@@ -17,8 +17,6 @@ struct Rows {
   float max[kMostRows], sum[kMostRows], keep[kMostRows], slope[kMostRows];
   uint32_t hidden;  // some row does not see some key of the chunk
 };
-static_assert(sizeof(Rows) <= kStateBytes);
-
 // The tiles of a range of keys: up to the ring's end, then from its beginning.
 struct Walk {
   int64_t key;          // of lane 0 of the first tile
@@ -53,25 +51,37 @@ inline Walk make_walk(const abi::AttentionParams& p, int64_t first, int64_t last
   return w;
 }
 
+// In shared memory, too: registers are for sums.
 struct Unit {
+  abi::AttentionParams params;
   AttentionPlan plan;
   Walk walk;
   uint64_t first_row;  // of the KV head's rows
   uint32_t rows;
-  uint64_t kv_head, group;
-  unsigned char* shared;
+  uint64_t kv_head, group, split;
+  int64_t first_key, last_key;                             // of the split
   const uint8_t *k_codes, *k_scales, *v_codes, *v_scales;  // of the head
 
   uint64_t token(uint32_t row) const { return (first_row + row) / group; }
   uint64_t head(uint32_t row) const { return kv_head * group + (first_row + row) % group; }
-  Rows& state() const { return *reinterpret_cast<Rows*>(shared); }
-  float* wide() const { return reinterpret_cast<float*>(shared + plan.wide); }
-  float* logits() const { return reinterpret_cast<float*>(shared + plan.logits); }
-  float2* factors() const { return reinterpret_cast<float2*>(shared + plan.factors); }
+  Rows& state() const;
+  // Not a member: the compiler is to see which memory it is.
+  static unsigned char* shared() { return dynamic_shared(); }
+  float* wide() const { return reinterpret_cast<float*>(shared() + plan.wide); }
+  float* logits() const { return reinterpret_cast<float*>(shared() + plan.logits); }
+  float2* factors() const { return reinterpret_cast<float2*>(shared() + plan.factors); }
   unsigned char* stage(uint32_t index) const {
-    return shared + plan.stage + index * plan.stage_bytes;
+    return shared() + plan.stage + index * plan.stage_bytes;
   }
 };
+
+struct BlockState {
+  Rows rows;
+  Unit unit;
+};
+static_assert(sizeof(BlockState) <= kStateBytes);
+
+inline Rows& Unit::state() const { return reinterpret_cast<BlockState*>(shared())->rows; }
 
 struct RowCopy {
   const uint8_t* from;

@@ -46,7 +46,7 @@ inline void store_weights(const Unit& u, uint32_t row, const float (&w)[2], uint
     up = kWeightTop - (largest == 0 ? 0 : exponent_of(largest));
   }
   auto* const to = reinterpret_cast<Half*>(
-      u.shared + u.plan.weights + plane * u.plan.weights_plane + row * u.plan.weights_pitch);
+      u.shared() + u.plan.weights + plane * u.plan.weights_plane + row * u.plan.weights_pitch);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t key = lane + i * kWarp;
@@ -80,7 +80,7 @@ inline void make_weights(const Unit& u, uint32_t row, const float (&prob)[2],
     store_weights<kV>(u, row, prob, 0, 0);
   } else if constexpr (kV == kPlanBf16) {
     auto* const to =
-        reinterpret_cast<BFloat16*>(u.shared + u.plan.weights + row * u.plan.weights_pitch);
+        reinterpret_cast<BFloat16*>(u.shared() + u.plan.weights + row * u.plan.weights_pitch);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t key = lane + i * kWarp;
@@ -144,8 +144,8 @@ inline void sum_levels(const Unit& u, uint32_t n, const unsigned char* stage, ui
                        float (&c)[2][4]) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   const uint32_t block = u.plan.v_blocks == 1 ? 0 : scale_block_of(n, column);
-  const unsigned char* const weights =
-      u.shared + u.plan.weights + block * u.plan.weights_plane + g * u.plan.weights_pitch + j * 16;
+  const unsigned char* const weights = u.shared() + u.plan.weights + block * u.plan.weights_plane +
+                                       g * u.plan.weights_pitch + j * 16;
   for (uint32_t h = 0; h < u.plan.chunk / 32; ++h) {
     const uint8_t* const tile = stage + u.plan.v_codes + (h * 4 + j) * u.plan.v_pitch;
     const Levels8 x = value_levels<kV>(tile, n, column + g);
@@ -186,7 +186,7 @@ inline bool sum_halves(const Unit& u, const unsigned char* stage, uint32_t colum
     for (uint32_t t = 0; t < 2; ++t) {
       if (t >= u.plan.rows / 8) break;
       const unsigned char* const w =
-          u.shared + u.plan.weights + (8 * t + g) * u.plan.weights_pitch + s * 32 + j * 4;
+          u.shared() + u.plan.weights + (8 * t + g) * u.plan.weights_pitch + s * 32 + j * 4;
       if constexpr (kV == kPlanBf16) {
         const unsigned char* const rest = w + u.plan.weights_plane;
         HalfType<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(rest),

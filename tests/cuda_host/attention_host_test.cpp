@@ -1,0 +1,197 @@
+// The CUDA attention kernels against double precision, on the host: a CPU device whose table has
+// them in place of its own. Bounds are those of the CPU's kernels; every unused slot holds NaN.
+#include "attention_host.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "attention_fixture.h"
+#include "cpu/device.h"
+#include "cuda/kernels.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr cuda::CudaLimits kLarge{132, 227 << 10, 228 << 10, 90},
+    kSmall{84, 99 << 10, 100 << 10, 86};
+cuda::CudaLimits limits = kLarge;
+
+void launch(HostKernel kernel, const cuda::Launch& shape, const void* params,
+            const uint64_t* args) {
+  kernel(params, args, {shape.grid[0], shape.block, shape.shared_bytes});
+}
+
+void run_attention(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  launch(host_attention(p.k.format, p.v.format), cuda::launch_attention(params, 0, limits), params,
+         args);
+}
+
+template <uint32_t kOut>
+void run_merge(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  launch(host_attention_merge(kOut), cuda::launch_attention_merge(params, 0, limits), params, args);
+}
+
+cpu::TaskFn select_attention(uint64_t spec) {
+  const auto types = spec_from_key<abi::AttentionSpec>(spec);
+  return host_attention(types.k_format, types.v_format) != nullptr ? run_attention : nullptr;
+}
+
+cpu::TaskFn select_merge(uint64_t spec) {
+  const uint32_t out = spec_from_key<abi::AttentionMergeSpec>(spec).out_dtype;
+  return out == 0 ? run_merge<0> : (out == 1 ? run_merge<1> : run_merge<2>);
+}
+
+uint32_t one_task(const void*, uint64_t) { return 1; }
+
+std::vector<cpu::CpuKernel> make_table() {
+  const auto rows = cpu::kernel_table();
+  std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
+  for (cpu::CpuKernel& row : table) {
+    if (row.info == &kAttention.info) row.select = select_attention, row.tasks = one_task;
+    if (row.info == &kAttentionMerge.info) row.select = select_merge, row.tasks = one_task;
+  }
+  return table;
+}
+
+Device host_device() {
+  static const std::vector<cpu::CpuKernel> kTable = make_table();
+  static const Device kDevice(cpu::make_device({.threads = 1}, kTable));
+  return kDevice;
+}
+
+constexpr KvFormat kNative[] = {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
+                                KvFormat::tq5, KvFormat::tq6, KvFormat::tq8};
+constexpr KvFormat kDense[] = {KvFormat::f32, KvFormat::f16, KvFormat::bf16};
+
+void expect_holds(const AttentionCase& c) { EXPECT_TRUE(attention_holds(host_device(), c)); }
+
+// Levels are exact: only queries and weights are rounded.
+void expect_close(AttentionCase c) {
+  const AttentionProblem problem(host_device(), c);
+  const AttentionAnswer answer = problem.run();
+  EXPECT_LE(nmse(answer.out, answer.decoded.out), 1e-6) << problem.numbers().text();
+}
+
+TEST(CudaHostAttention, EveryNativeFormatAndOddDims) {
+  for (const KvFormat format : kNative) {
+    for (const uint64_t dim : {16, 56, 128, 200})
+      expect_close({.heads = 4, .k_dim = dim, .length = 77, .k = format, .v = format});
+  }
+}
+
+TEST(CudaHostAttention, EveryDenseFormatAndOddDims) {
+  for (const KvFormat format : kDense) {
+    for (const uint64_t dim : {24, 80, 128})
+      expect_close({.heads = 4, .k_dim = dim, .length = 77, .k = format, .v = format});
+  }
+}
+
+TEST(CudaHostAttention, CompatFormats) {
+  expect_close({.k_dim = 64, .length = 37, .k = KvFormat::compat4, .v = KvFormat::compat4});
+  expect_close({.k_dim = 512, .length = 9, .k = KvFormat::compat4, .v = KvFormat::compat4});
+  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8})
+    expect_close({.heads = 1, .k_dim = 256, .length = 20, .k = format, .v = format});
+}
+
+TEST(CudaHostAttention, PairsAndDifferentDims) {
+  expect_close({.k_dim = 128, .v_dim = 64, .length = 70, .k = KvFormat::tq8, .v = KvFormat::tq4});
+  expect_close({.k_dim = 64, .v_dim = 96, .length = 70, .k = KvFormat::f16, .v = KvFormat::tq3});
+  expect_close({.k_dim = 96, .v_dim = 40, .length = 70, .k = KvFormat::tq6, .v = KvFormat::bf16});
+  expect_close(
+      {.k_dim = 40, .v_dim = 32, .length = 70, .k = KvFormat::f32, .v = KvFormat::compat4});
+}
+
+TEST(CudaHostAttention, LargeHeads) {
+  expect_close({.heads = 2, .k_dim = 576, .v_dim = 512, .length = 40});
+  expect_close({.heads = 2, .k_dim = 1024, .length = 20, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  expect_close({.heads = 9, .k_dim = 1016, .length = 20, .k = KvFormat::tq5, .v = KvFormat::tq5});
+  expect_close({.heads = 1, .k_dim = 1024, .length = 20, .k = KvFormat::f32, .v = KvFormat::f32});
+}
+
+TEST(CudaHostAttention, EveryRatioAndManyRows) {
+  for (const uint64_t heads : {1, 3, 7, 16})
+    expect_close(
+        {.heads = heads, .k_dim = 64, .length = 30, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  expect_close({.tokens = 9, .heads = 8, .kv_heads = 2, .k_dim = 32, .length = 50});
+  expect_close({.tokens = 21,
+                .heads = 1,
+                .k_dim = 32,
+                .length = 21,
+                .k = KvFormat::bf16,
+                .v = KvFormat::bf16});
+}
+
+TEST(CudaHostAttention, MasksRingsAndTrees) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4, KvFormat::f32}) {
+    expect_holds({.tokens = 3,
+                  .heads = 4,
+                  .kv_heads = 2,
+                  .k_dim = 64,
+                  .length = 100,
+                  .capacity = 107,
+                  .ring_start = 70,
+                  .k = format,
+                  .v = format,
+                  .window = 40,
+                  .soft_cap = 20,
+                  .sinks = true,
+                  .slopes = true});
+    expect_holds({.tokens = 4,
+                  .heads = 2,
+                  .k_dim = 32,
+                  .length = 70,
+                  .k = format,
+                  .v = format,
+                  .tree = true});
+  }
+  expect_holds({.tokens = 3, .k_dim = 32, .length = 40, .causal = false, .window = 9});
+}
+
+TEST(CudaHostAttention, SplitsAndEmptyOnes) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {
+    expect_holds({.tokens = 2,
+                  .k_dim = 32,
+                  .length = 150,
+                  .k = format,
+                  .v = format,
+                  .sinks = true,
+                  .splits = 2});
+    expect_holds({.k_dim = 32, .length = 5, .k = format, .v = format, .splits = 3});
+  }
+  expect_holds({.k_dim = 32, .length = 0, .sinks = true});
+  expect_holds({.k_dim = 32, .length = 0});
+  expect_holds({.tokens = 6, .heads = 2, .k_dim = 32, .length = 3});
+}
+
+TEST(CudaHostAttention, QueriesAndOutputsOfEveryType) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const uint64_t splits : {0, 2}) {
+      expect_holds(
+          {.k_dim = 32, .length = 20, .q_dtype = dtype, .out_dtype = dtype, .splits = splits});
+    }
+  }
+}
+
+TEST(CudaHostAttention, SharpQueriesAndOutliers) {
+  expect_holds({.k_dim = 128, .length = 300, .q_gain = 8});
+  expect_holds({.k_dim = 128, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4, .q_gain = 8});
+  expect_holds({.k_dim = 64,
+                .length = 100,
+                .k = KvFormat::bf16,
+                .v = KvFormat::bf16,
+                .q_gain = 8,
+                .outliers = 4});
+}
+
+// Smaller shared memory means other chunks and stages.
+TEST(CudaHostAttention, SmallerSharedMemory) {
+  limits = kSmall;
+  expect_close({.heads = 12, .k_dim = 512, .length = 50});
+  expect_close({.heads = 2, .k_dim = 256, .length = 70, .k = KvFormat::tq8, .v = KvFormat::tq8});
+  limits = kLarge;
+}
+
+}  // namespace
+}  // namespace gyre::test
