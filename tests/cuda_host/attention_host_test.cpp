@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_fixture.h"
+#include "attention_small.h"
 #include "cpu/device.h"
 #include "cuda/kernels.h"
 
@@ -183,6 +184,65 @@ TEST(CudaHostAttention, SharpQueriesAndOutliers) {
                 .v = KvFormat::bf16,
                 .q_gain = 8,
                 .outliers = 4});
+}
+
+// What only the newest query sees must show there and nowhere else.
+TEST(CudaHostAttention, WhatIsNotFiniteStaysWithItsRow) {
+  constexpr uint64_t kDim = 32, kKeys = 20;
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq4,
+                                KvFormat::tq8, KvFormat::compat4}) {
+    for (const bool in_key : {false, true}) {
+      const Device d = host_device();
+      std::vector<float> k = gaussian_rows(kKeys, kDim, 1), v = gaussian_rows(kKeys, kDim, 2);
+      (in_key ? k : v)[kKeys * kDim - 3] = std::numeric_limits<float>::quiet_NaN();
+      AttentionInputs in;
+      in.q = tensor_of(d, gaussian_rows(2, kDim, 3), {2, 1, kDim});
+      in.k_cache = cache_of(d, format, KvRole::k, k, {1, kDim});
+      in.v_cache = cache_of(d, format, KvRole::v, v, {1, kDim});
+      in.out = d.tensor(DType::f32, {2, 1, kDim});
+      in.lse = d.tensor(DType::f32, {2, 1});
+      Encoder encoder(d);
+      attention(encoder, in, {.length = kKeys, .scale = 0.2f});
+      encoder.submit().wait();
+      const Small::Answer answer{floats_of(in.out), floats_of(in.lse)};
+      EXPECT_TRUE(answer.finite(0, kDim)) << name(format) << " key " << in_key;
+      EXPECT_FALSE(answer.finite(1, kDim)) << name(format) << " key " << in_key;
+    }
+  }
+}
+
+// Lengths from device memory, and the three places of a layer's keys.
+TEST(CudaHostAttention, CacheThatGrows) {
+  constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 32;
+  std::vector<float> wanted, got;
+  for (const bool emulated : {false, true}) {
+    const Device d = emulated ? host_device() : cpu_device(1);
+    KvCache cache(d, {.kv_heads = kKvHeads,
+                      .head_dim = kDim,
+                      .capacity = 100,
+                      .layers = {{.tail = 16, .sinks = 3}, {.window = 12}}});
+    std::vector<float>& all = emulated ? got : wanted;
+    for (const uint64_t tokens : {2, 30, 1, 3}) {
+      const auto seed = static_cast<uint32_t>(tokens);
+      const Tensor k =
+          tensor_of(d, gaussian_rows(tokens * kKvHeads, kDim, seed), {tokens, kKvHeads, kDim});
+      const Tensor v =
+          tensor_of(d, gaussian_rows(tokens * kKvHeads, kDim, seed + 50), {tokens, kKvHeads, kDim});
+      const Tensor q =
+          tensor_of(d, gaussian_rows(tokens * kHeads, kDim, seed + 99), {tokens, kHeads, kDim});
+      const Tensor out = d.tensor(DType::f32, {tokens, kHeads, kDim});
+      Encoder encoder(d);
+      cache.extend(encoder, tokens);
+      for (uint64_t layer = 0; layer < 2; ++layer) {
+        cache.append(encoder, layer, k, v);
+        cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.2f});
+        encoder.submit().wait();
+        const std::vector<float> values = floats_of(out);
+        all.insert(all.end(), values.begin(), values.end());
+      }
+    }
+  }
+  EXPECT_LE(nmse({got.begin(), got.end()}, {wanted.begin(), wanted.end()}), 1e-6);
 }
 
 // Smaller shared memory means other chunks and stages.
