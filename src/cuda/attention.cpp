@@ -17,16 +17,25 @@ bool is_format(uint32_t format) {
          abi::kv_is_compat(format);
 }
 
+AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget) {
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  for (uint32_t i = 0; i < kPlans; ++i) {
+    const AttentionPlan plan = attention_candidate(p.k, p.v, rows, i);
+    if (plan.total <= budget) return plan;
+  }
+  return {};
+}
+
 // Two blocks side by side if that takes no rows from a block, else whatever fits.
 AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   constexpr uint32_t kReserved = 1024;  // of every block, by the driver
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   const uint32_t half = limits.shared_bytes_per_multiprocessor / 2;
   const uint32_t shared =
       std::min(limits.shared_bytes_per_block, half > kReserved ? half - kReserved : 0);
-  const AttentionPlan plan = attention_plan(p.k, p.v, rows, shared);
+  const AttentionPlan plan = first_plan(p, shared);
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
-  return attention_plan(p.k, p.v, rows, limits.shared_bytes_per_block);
+  return first_plan(p, limits.shared_bytes_per_block);
 }
 
 }  // namespace

@@ -140,6 +140,7 @@ inline void attend(const Unit& u, const Args& args) {
     for (uint32_t i = 0; i < ahead; ++i) load_chunk<kK, kV>(u, p, i);
   }
   start_rows(u, pointer<const float>(args.at[arg_slopes]));
+  clear_weights(u);
   load_queries<kK>(u, p, args.at[arg_q]);
   __syncthreads();
   make_fragments<kK>(u, p.k.head_dim);
@@ -159,7 +160,7 @@ inline void attend(const Unit& u, const Args& args) {
     score_chunk<kK>(u, p, chunk);
     if (threadIdx.x == 0) u.state().hidden = 0;
     __syncthreads();
-    for (uint32_t r = threadIdx.x / kWarp; r < u.plan.rows; r += u.plan.warps)
+    for (uint32_t r = threadIdx.x / kWarp; r < u.rows; r += u.plan.warps)
       fold_row<kV>(u, p, chunk, r, pointer<const uint8_t>(args.at[arg_tree]));
     __syncthreads();
     add_values<kV>(u, p, chunk, acc);
@@ -167,18 +168,28 @@ inline void attend(const Unit& u, const Args& args) {
   store_rows<kV>(u, args, acc);
 }
 
+// Formats known to the compiler.
+inline abi::KvCacheLayout with_format(abi::KvCacheLayout layout, uint32_t format) {
+  layout.format = format;
+  return layout;
+}
+
 template <uint32_t kK, uint32_t kV>
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(512, 1)
     attention(const abi::AttentionParams params, const Args args) {
   Unit& u = reinterpret_cast<BlockState*>(dynamic_shared())->unit;
-  if (threadIdx.x == 0) {
+  if (threadIdx.x / kWarp == 0) {
+    // A candidate to a lane: one after the other would take longer than the first keys.
+    const abi::KvCacheLayout k = with_format(params.k, kK), v = with_format(params.v, kV);
+    const uint64_t group = params.heads / params.kv_heads;
+    const AttentionPlan plan = attention_candidate(k, v, params.tokens * group, threadIdx.x);
+    const bool fits = threadIdx.x < kPlans && plan.total <= dynamic_shared_bytes();
+    const int32_t first = __ffs(static_cast<int32_t>(__ballot_sync(kAll, fits)));
+    if (first == static_cast<int32_t>(threadIdx.x) + 1) u.plan = plan, u.group = group;
+  } else if (threadIdx.x == kWarp) {
     u.params = params;
     if (args.at[arg_state] != 0)
       abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), u.params);
-    u.params.k.format = kK, u.params.v.format = kV;  // known here: the plan folds
-    u.group = params.heads / params.kv_heads;
-    u.plan =
-        attention_plan(u.params.k, u.params.v, params.tokens * u.group, dynamic_shared_bytes());
   }
   __syncthreads();
   const uint64_t rows = params.tokens * u.group;

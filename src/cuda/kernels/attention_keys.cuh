@@ -23,6 +23,10 @@ inline void load_queries(const Unit& u, const abi::AttentionParams& p, uint64_t 
     for (uint32_t c = lane; c < n; c += kWarp)
       row[c] = real ? load_as_float(from, p.q_dtype, c) : 0.0f;
     __syncwarp();
+    if (!real) {
+      if (lane == 0) u.state().factor[r][0] = u.state().factor[r][1] = 1.0f;
+      continue;
+    }
     rotate<kK>(row, n);
     float largest = 0;
     bool finite = true;
@@ -149,6 +153,7 @@ inline void score_halves(const Unit& u, uint32_t n, const unsigned char* stage, 
   const unsigned char* const row = stage + (tile.of * 16 + g) * u.plan.k_pitch + j * 16;
   const unsigned char* const row8 = row + 8 * u.plan.k_pitch;
   const auto* const q = reinterpret_cast<const uint4*>(u.shared() + u.plan.q) + lane;
+  float low[2][4] = {}, other[2][4] = {};  // sums side by side: a product waits for the one before
   for (uint32_t span = tile.part; span * 32 < n; span += u.plan.parts) {
     const bool inside = span * 32 + j * 8 < n;  // what is beyond a key's end was never written
     const uint4 zero = make_uint4(0, 0, 0, 0);
@@ -160,12 +165,14 @@ inline void score_halves(const Unit& u, uint32_t n, const unsigned char* stage, 
       if (t >= eights) break;
       const uint4 w = q[(span * 2 * eights + t) * kWarp];
       const uint4 w2 = q[((span * 2 + 1) * eights + t) * kWarp];
-      HalfType<kK>::mma(s[t], a, w.z, w.w);
-      HalfType<kK>::mma(s[t], b, w2.z, w2.w);
       HalfType<kK>::mma(s[t], a, w.x, w.y);
-      HalfType<kK>::mma(s[t], b, w2.x, w2.y);
+      HalfType<kK>::mma(low[t], a, w.z, w.w);
+      HalfType<kK>::mma(other[t], b, w2.x, w2.y);
+      HalfType<kK>::mma(low[t], b, w2.z, w2.w);
     }
   }
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) s[i / 4][i % 4] += other[i / 4][i % 4] + low[i / 4][i % 4];
 }
 
 // Four coordinates of a key that is read where it lies, rotated as it is stored.

@@ -7,7 +7,7 @@ namespace gyre::cuda {
 
 struct AttentionPlan {
   uint32_t rows;    // of queries: 8 or 16
-  uint32_t warps;   // 4 or 8
+  uint32_t warps;   // 4, 8 or 16
   uint32_t chunk;   // keys at a time
   uint32_t stages;  // chunks in flight
   uint32_t parts;   // warps that share the scores of 16 keys
@@ -50,7 +50,7 @@ constexpr uint32_t query_bytes(uint32_t format, uint32_t head_dim, uint32_t rows
 // Everything that follows from rows, chunk and stages.
 inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, AttentionPlan& a) {
   const bool k_native = abi::kv_is_native(k.format), v_native = abi::kv_is_native(v.format);
-  a.parts = a.warps * 16 / a.chunk;
+  a.parts = a.chunk == 64 ? a.warps / 4 : (a.chunk == 32 ? a.warps / 2 : a.warps);
   a.k_blocks = k_native ? count_scale_blocks(k.head_dim) : 0;
   a.v_blocks = v_native ? count_scale_blocks(v.head_dim) : 0;
   // Eight rows of 16 bytes, two of 64, eight coordinates of four tiles: 128 bytes, no bank twice.
@@ -83,23 +83,21 @@ inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, 
   a.total = a.stage + (a.early == 0 && wide > staged ? wide : staged);
 }
 
-// The first of a list that fits; all before it are larger than the budget, so whoever gets exactly
-// `total` finds the same.
-inline AttentionPlan attention_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v,
-                                    uint64_t rows, uint32_t budget) {
+// A list of candidates, best first. The first that fits is taken; all before it are larger than the
+// budget, so whoever gets exactly `total` finds the same.
+constexpr uint32_t kPlans = 14;
+
+inline AttentionPlan attention_candidate(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v,
+                                         uint64_t rows, uint32_t index) {
   AttentionPlan a = {};
-  const bool native = abi::kv_is_native(v.format);
-  a.warps = k.head_dim <= 256 && v.head_dim <= 256 ? 4 : 8;
-  for (a.rows = rows <= 8 ? 8 : 16; a.rows >= 8; a.rows /= 2) {
-    for (uint32_t i = 0; i < 7; ++i) {
-      a.chunk = i < 2 ? 64 : (i < 5 ? 32 : 16);
-      a.stages = i < 2 ? 3 - i : (i < 5 ? 5 - i : 7 - i);
-      if (a.chunk == 16 && native) continue;
-      fill_plan(k, v, a);
-      if (a.total <= budget) return a;
-    }
-  }
-  a.total = 0;  // does not fit
+  const uint32_t i = index % (kPlans / 2);
+  const uint32_t most = k.head_dim > v.head_dim ? k.head_dim : v.head_dim;
+  a.warps = most <= 256 ? 4 : (most <= 512 ? 8 : 16);  // four tiles of V's coordinates to a warp
+  a.rows = rows <= 8 || index >= kPlans / 2 ? 8 : 16;
+  a.chunk = i < 2 ? 64 : (i < 5 ? 32 : 16);
+  a.stages = i < 2 ? 3 - i : (i < 5 ? 5 - i : 7 - i);
+  fill_plan(k, v, a);
+  if (a.chunk == 16 && abi::kv_is_native(v.format)) a.total = 0xFFFFFFFFu;  // needs four tiles
   return a;
 }
 

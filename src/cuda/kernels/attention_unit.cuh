@@ -37,6 +37,20 @@ struct Walk {
   }
 };
 
+// A chunk of consecutive slots that all hold keys, or one that has to be looked at slot by slot.
+struct ChunkView {
+  bool whole;
+  uint64_t tile;  // of its first slot
+  int64_t key;
+};
+
+inline ChunkView view_chunk(const Walk& w, uint64_t first_tile, uint32_t tiles) {
+  const uint64_t begin = first_tile * abi::kKvTile, end = begin + tiles * abi::kKvTile;
+  const bool a = begin >= w.skip && end <= w.skip + w.count_a;
+  const bool b = first_tile >= w.tiles_a && end - w.tiles_a * abi::kKvTile <= w.count - w.count_a;
+  return {a || b, w.tile(first_tile), w.key_of(begin)};
+}
+
 inline Walk make_walk(const abi::AttentionParams& p, int64_t first, int64_t last) {
   Walk w = {};
   if (last <= first) return w;
@@ -96,8 +110,7 @@ struct RowCopy {
 template <uint32_t kUnit>
 inline void copy_rows(const RowCopy& c, const Walk& walk, uint64_t first_tile, unsigned char* to) {
   const uint32_t pieces = c.bytes / kUnit;
-  uint32_t shift = 0;
-  while (shift < 5 && 1u << shift < pieces) ++shift;
+  const uint32_t shift = pieces <= 1 ? 0 : (pieces > 16 ? 5 : 32 - __clz(pieces - 1));
   const uint32_t lane = threadIdx.x & ((1u << shift) - 1);
   for (uint32_t row = threadIdx.x >> shift; row < c.rows; row += blockDim.x >> shift) {
     const uint64_t index = first_tile + row / c.slots;
@@ -118,11 +131,28 @@ inline void copy_rows(const RowCopy& c, const Walk& walk, uint64_t first_tile, u
   }
 }
 
+// All rows are there, one after the other.
+inline void copy_whole(const RowCopy& c, uint64_t tile, unsigned char* to) {
+  const uint32_t pieces = c.bytes / 16;
+  const uint32_t shift = pieces <= 1 ? 0 : (pieces > 16 ? 5 : 32 - __clz(pieces - 1));
+  const uint32_t lane = threadIdx.x & ((1u << shift) - 1), first = threadIdx.x >> shift;
+  const uint32_t step = blockDim.x >> shift;
+  const uint64_t stride = c.slots == 1 ? c.stride : c.slot_stride, jump = step * stride;
+  const uint8_t* from = c.from + tile * c.stride + first * stride;
+  to += first * c.pitch;
+  for (uint32_t row = first; row < c.rows; row += step, from += jump, to += step * c.pitch) {
+    for (uint32_t piece = lane; piece < pieces; piece += 1u << shift)
+      copy_async<16>(to + piece * 16, from + piece * 16, true);
+  }
+}
+
 inline void copy_rows_any(const RowCopy& c, const Walk& walk, uint64_t first_tile,
-                          unsigned char* to) {
+                          const ChunkView& view, unsigned char* to) {
   const uint64_t all =
       reinterpret_cast<uint64_t>(c.from) | c.stride | c.slot_stride | uint64_t{c.bytes};
-  if (all % 16 == 0) {
+  if (all % 16 == 0 && view.whole) {
+    copy_whole(c, view.tile, to);
+  } else if (all % 16 == 0) {
     copy_rows<16>(c, walk, first_tile, to);
   } else if (all % 4 == 0) {
     copy_rows<4>(c, walk, first_tile, to);
@@ -165,18 +195,20 @@ inline void load_chunk(const Unit& u, const abi::AttentionParams& p, uint64_t in
   const uint64_t first = index * tiles;
   unsigned char* const to = u.stage(static_cast<uint32_t>(index % u.plan.stages));
   if (first < u.walk.tiles) {
-    if constexpr (is_staged(kK)) copy_rows_any(codes_copy<kK, false>(u, p.k), u.walk, first, to);
+    const ChunkView view = view_chunk(u.walk, first, tiles);
+    if constexpr (is_staged(kK))
+      copy_rows_any(codes_copy<kK, false>(u, p.k), u.walk, first, view, to);
     if constexpr (abi::kv_is_native(kK)) {
       const uint32_t bytes = u.plan.k_blocks * 16;
       copy_rows_any({u.k_scales, p.k.scales_tile_stride, 0, 1, tiles, bytes, bytes, false}, u.walk,
-                    first, to + u.plan.k_scales);
+                    first, view, to + u.plan.k_scales);
     }
     if constexpr (is_staged(kV))
-      copy_rows_any(codes_copy<kV, true>(u, p.v), u.walk, first, to + u.plan.v_codes);
+      copy_rows_any(codes_copy<kV, true>(u, p.v), u.walk, first, view, to + u.plan.v_codes);
     if constexpr (abi::kv_is_native(kV)) {
       const uint32_t bytes = u.plan.v_blocks * 16;
       copy_rows_any({u.v_scales, p.v.scales_tile_stride, 0, 1, tiles, bytes, bytes, false}, u.walk,
-                    first, to + u.plan.v_scales);
+                    first, view, to + u.plan.v_scales);
     }
   }
   copy_commit();

@@ -6,7 +6,7 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kMostTiles = 8;  // of coordinates, for a warp: 1024 / 16 / 8 warps
+constexpr uint32_t kMostTiles = 4;  // of coordinates, for a warp: 256 / 16 / 4 warps
 constexpr int32_t kWeightTop = 14;  // weights are scaled to end below 2^15, for f16's range
 
 template <uint32_t kV>
@@ -94,6 +94,12 @@ inline void make_weights(const Unit& u, uint32_t row, const float (&prob)[2],
   }
 }
 
+// Rows that are only there to fill a product keep the weight 0.
+inline void clear_weights(const Unit& u) {
+  auto* const words = reinterpret_cast<uint32_t*>(u.shared() + u.plan.weights);
+  for (uint32_t i = threadIdx.x; i < (u.plan.q - u.plan.weights) / 4; i += blockDim.x) words[i] = 0;
+}
+
 // A warp folds the chunk into one row's state; the scores become probabilities.
 template <uint32_t kV>
 inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chunk, uint32_t row,
@@ -103,16 +109,24 @@ inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chun
   float* const scores = u.logits() + row * u.plan.logits_pitch;
   float x[2];
   bool missing = false;
+  const uint32_t tiles = u.plan.chunk / abi::kKvTile;
+  const ChunkView view = view_chunk(u.walk, chunk * tiles, tiles);
+  const bool all = view.whole && tree == nullptr && view.key >= rows.begin[row] &&
+                   view.key + u.plan.chunk <= rows.end[row];
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t index = lane + i * kWarp;
-    const uint64_t at = chunk * u.plan.chunk + index;
     x[i] = minus_infinity();
-    if (index >= u.plan.chunk || at >= u.walk.tiles * abi::kKvTile || !u.walk.valid(at)) continue;
-    const int64_t key = u.walk.key_of(at);
-    if (row >= u.rows || !sees(u, p, row, key, tree)) {
-      missing = true;
-      continue;
+    if (index >= u.plan.chunk) continue;
+    int64_t key = view.key + index;
+    if (!all) {
+      const uint64_t at = chunk * u.plan.chunk + index;
+      if (at >= u.walk.tiles * abi::kKvTile || !u.walk.valid(at)) continue;
+      key = u.walk.key_of(at);
+      if (!sees(u, p, row, key, tree)) {
+        missing = true;
+        continue;
+      }
     }
     float score = scores[index];
     for (uint32_t part = 1; part < u.plan.parts; ++part)
@@ -136,7 +150,7 @@ inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chun
   rows.max[row] = max;
   rows.sum[row] = sum * keep + added;
   rows.keep[row] = keep;
-  if (missing && row < u.rows) rows.hidden = 1;
+  if (missing) rows.hidden = 1;
 }
 
 template <uint32_t kV>
@@ -146,6 +160,7 @@ inline void sum_levels(const Unit& u, uint32_t n, const unsigned char* stage, ui
   const uint32_t block = u.plan.v_blocks == 1 ? 0 : scale_block_of(n, column);
   const unsigned char* const weights = u.shared() + u.plan.weights + block * u.plan.weights_plane +
                                        g * u.plan.weights_pitch + j * 16;
+#pragma unroll 2
   for (uint32_t h = 0; h < u.plan.chunk / 32; ++h) {
     const uint8_t* const tile = stage + u.plan.v_codes + (h * 4 + j) * u.plan.v_pitch;
     const Levels8 x = value_levels<kV>(tile, n, column + g);
@@ -168,9 +183,9 @@ inline bool not_finite(uint32_t halves, uint32_t exponent) {
   return (halves & exponent) == exponent || (halves >> 16 & exponent) == exponent;
 }
 
-// Returns whether a value was infinite or NaN.
+// Returns whether a value was infinite or NaN, if `look`.
 template <uint32_t kV>
-inline bool sum_halves(const Unit& u, const unsigned char* stage, uint32_t column,
+inline bool sum_halves(const Unit& u, const unsigned char* stage, uint32_t column, bool look,
                        float (&c)[2][4]) {
   constexpr uint32_t kExponent = kV == kPlanF16 ? 0x7C00u : 0x7F80u;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
@@ -180,8 +195,10 @@ inline bool sum_halves(const Unit& u, const unsigned char* stage, uint32_t colum
     uint32_t a[4];
     load_transposed(
         a, values + (s * 16 + lane % 8 + lane / 16 * 8) * u.plan.v_pitch + lane / 8 % 2 * 16);
-    bad = bad || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
-          not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
+    if (look) {
+      bad = bad || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
+            not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
+    }
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
       if (t >= u.plan.rows / 8) break;
@@ -254,8 +271,8 @@ inline void add_values(const Unit& u, const abi::AttentionParams& p, uint64_t ch
       block = u.plan.v_blocks == 1 ? 0 : scale_block_of(n, column);
       sum_levels<kV>(u, n, stage, column, c);
     } else if constexpr (is_half_format(kV)) {
-      const bool bad = sum_halves<kV>(u, stage, column, c);
-      if (rows.hidden != 0 && __any_sync(kAll, bad) != 0) {
+      const bool look = rows.hidden != 0, bad = sum_halves<kV>(u, stage, column, look, c);
+      if (look && __any_sync(kAll, bad) != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < 8; ++i) c[i / 4][i % 4] = 0;
         sum_one_by_one<kV>(u, p, chunk, column, c);

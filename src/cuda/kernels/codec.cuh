@@ -9,13 +9,12 @@
 namespace gyre::cuda {
 
 struct Levels8 {
-  uint32_t first, second;  // int8 each
+  uint32_t first, second;  // a byte each
 };
 
-// Four codes of up to 3 bits, one to a byte, looked up among eight bytes.
-inline uint32_t look_up(uint32_t codes, uint32_t low, uint32_t high) {
-  return __byte_perm(low, high, __byte_perm(codes | codes >> 4, 0, 0x4420));
-}
+// Levels as int8, or raised by 128 as uint8.
+template <bool kRaised>
+constexpr uint32_t kRaise = kRaised ? 0x80808080u : 0u;
 
 constexpr uint32_t level_bytes(uint32_t format, uint32_t first) {
   uint32_t bytes = 0;
@@ -24,27 +23,34 @@ constexpr uint32_t level_bytes(uint32_t format, uint32_t first) {
   return bytes;
 }
 
-// Four nibbles in the low half of w, each three bits of magnitude below a sign.
-inline uint32_t levels_of_nibbles(uint32_t w) {
+// Eight nibbles, each three bits of magnitude below a sign.
+template <bool kRaised>
+inline Levels8 levels_of_nibbles(uint32_t w) {
   constexpr uint32_t kLow = level_bytes(abi::kTq4, 0), kHigh = level_bytes(abi::kTq4, 4);
-  const uint32_t magnitude = __byte_perm(kLow, kHigh, w & 0x7777u);
-  // A selector with its top bit spreads the selected byte's sign: 0 for a plus sign, 1 for minus.
-  const uint32_t minus = __byte_perm(0x01010101u, 0x01010101u, ~w & 0xFFFFu);
-  return (magnitude ^ minus * 255u) + minus;  // no magnitude is 0: nothing is carried
+  constexpr uint32_t kOne = 0x01010101u;
+  const uint32_t index = w & 0x77777777u, plus = ~w;
+  const uint32_t a = permute(kLow, kHigh, index), b = permute(kLow, kHigh, index >> 16);
+  // A selector with its top bit spreads the selected byte's sign: 0 for plus, 1 for minus.
+  const uint32_t minus_a = permute(kOne, kOne, plus), minus_b = permute(kOne, kOne, plus >> 16);
+  // No magnitude is 0: nothing is carried between bytes.
+  return {(a ^ minus_a * 255u ^ kRaise<kRaised>)+minus_a,
+          (b ^ minus_b * 255u ^ kRaise<kRaised>)+minus_b};
 }
 
 // Four codes, one to a byte, of the formats with linear levels or small tables.
-template <uint32_t kFormat>
+template <uint32_t kFormat, bool kRaised>
 inline uint32_t levels_of_bytes(uint32_t codes) {
   if constexpr (kFormat == abi::kTq8) {
-    return codes;
+    return codes ^ kRaise<kRaised>;
   } else if constexpr (kFormat == abi::kTq5 || kFormat == abi::kTq6) {
     // 2 c - top without borrows between bytes: 128 is added, and taken off by flipping a bit.
     constexpr uint32_t kTop = (1u << abi::kv_bits(kFormat)) - 1;
-    return (codes * 2 + (128u - kTop) * 0x01010101u) ^ 0x80808080u;
+    return (codes * 2 + (128u - kTop) * 0x01010101u) ^ kRaise<!kRaised>;
   } else {
-    return look_up(codes, level_bytes(kFormat, 0),
-                   kFormat == abi::kTq3 ? level_bytes(kFormat, 4) : 0);
+    constexpr uint32_t kLow = level_bytes(kFormat, 0) ^ kRaise<kRaised>;
+    constexpr uint32_t kHigh =
+        (kFormat == abi::kTq3 ? level_bytes(kFormat, 4) : 0) ^ kRaise<kRaised>;
+    return permute(kLow, kHigh, permute(codes | codes >> 4, 0, 0x4420));
   }
 }
 
@@ -79,7 +85,7 @@ inline Levels8 key_levels(const uint8_t* row, uint32_t head_dim, uint32_t step, 
     constexpr uint32_t kSteps = abi::kv_group(kLow) / 32;
     const uint32_t w = *reinterpret_cast<const uint32_t*>(row + step / kSteps * 16 + 4 * j) >>
                        (step % kSteps * 2 * kLow);
-    if constexpr (kFormat == abi::kTq4) return {levels_of_nibbles(w), levels_of_nibbles(w >> 16)};
+    if constexpr (kFormat == abi::kTq4) return levels_of_nibbles<false>(w);
     constexpr uint32_t kMask = ((1u << kLow) - 1) * 0x01010101u;
     uint32_t first = w & kMask, second = w >> kLow & kMask;
     if constexpr (kHigh != 0) {
@@ -92,7 +98,7 @@ inline Levels8 key_levels(const uint8_t* row, uint32_t head_dim, uint32_t step, 
       first |= (h & kHighMask) << kLow;
       second |= (h >> kHigh & kHighMask) << kLow;
     }
-    return {levels_of_bytes<kFormat>(first), levels_of_bytes<kFormat>(second)};
+    return {levels_of_bytes<kFormat, false>(first), levels_of_bytes<kFormat, false>(second)};
   }
 }
 
@@ -119,17 +125,16 @@ inline int32_t key_level(const uint8_t* row, uint32_t head_dim, uint32_t coordin
 template <uint32_t kFormat>
 inline Levels8 key_levels_within(const uint8_t* row, uint32_t head_dim, uint32_t at, uint32_t begin,
                                  uint32_t end) {
-  uint32_t words[2] = {0, 0};
-#pragma unroll
+  uint64_t words = 0;
+#pragma unroll 1
   for (uint32_t place = 0; place < 8; ++place) {
     const uint32_t item = item_in_eight<kFormat>(place);
     const uint32_t c = at + item % 4 + item / 4 * 16;
-    if (c >= begin && c < end) {
-      const int32_t level = key_level<kFormat>(row, head_dim, c);
-      words[place / 4] |= (static_cast<uint32_t>(level) & 255u) << (place % 4 * 8);
-    }
+    if (c < begin || c >= end) continue;
+    const int32_t level = key_level<kFormat>(row, head_dim, c);
+    words |= static_cast<uint64_t>(level & 255) << (place * 8);
   }
-  return {words[0], words[1]};
+  return {static_cast<uint32_t>(words), static_cast<uint32_t>(words >> 32)};
 }
 
 // Bits of a V plane for the tokens 0 to 3 and 4 to 7 of one coordinate, one token to a byte.
@@ -151,13 +156,12 @@ inline Levels8 tile_codes(const uint8_t* plane, uint32_t coordinate) {
   }
 }
 
-// Item i of eight is token i of the tile.
+// Item i of eight is token i of the tile; raised.
 template <uint32_t kFormat>
 inline Levels8 value_levels(const uint8_t* tile, uint32_t head_dim, uint32_t coordinate) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   if constexpr (kFormat == abi::kTq4) {
-    const uint32_t w = reinterpret_cast<const uint32_t*>(tile)[coordinate];
-    return {levels_of_nibbles(w), levels_of_nibbles(w >> 16)};
+    return levels_of_nibbles<true>(reinterpret_cast<const uint32_t*>(tile)[coordinate]);
   }
   Levels8 codes = tile_codes<kLow>(tile, coordinate);
   if constexpr (kHigh != 0) {
@@ -165,14 +169,14 @@ inline Levels8 value_levels(const uint8_t* tile, uint32_t head_dim, uint32_t coo
     codes.first |= high.first << kLow;
     codes.second |= high.second << kLow;
   }
-  return {levels_of_bytes<kFormat>(codes.first), levels_of_bytes<kFormat>(codes.second)};
+  return {levels_of_bytes<kFormat, true>(codes.first),
+          levels_of_bytes<kFormat, true>(codes.second)};
 }
 
-// Four int8 as four f16, exactly: under the exponent of 1024 a byte is its own last bits.
-inline void to_halves(uint32_t levels, uint32_t& low, uint32_t& high) {
-  const uint32_t raised = levels ^ 0x80808080u;
-  low = subtract_halves(__byte_perm(raised, 0x64646464u, 0x4140), 0x64806480u);
-  high = subtract_halves(__byte_perm(raised, 0x64646464u, 0x4342), 0x64806480u);
+// Four raised levels as four f16, exactly: under the exponent of 1024 a byte is its own last bits.
+inline void to_halves(uint32_t raised, uint32_t& low, uint32_t& high) {
+  low = subtract_halves(permute(raised, 0x64646464u, 0x4140), 0x64806480u);
+  high = subtract_halves(permute(raised, 0x64646464u, 0x4342), 0x64806480u);
 }
 
 // A stored scale without its bias, 2^-31.

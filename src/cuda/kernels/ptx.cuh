@@ -31,6 +31,9 @@ inline void copy_async(void* to, const void* from, bool present) {
   if (!present) std::memset(to, 0, kBytes);
 }
 inline void copy_commit() {}
+inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
+  return __byte_perm(a, b, select);
+}
 template <uint32_t kLeft>
 inline void copy_wait() {}
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -96,6 +99,13 @@ inline void copy_async(void* to, const void* from, bool present) {
                  "l"(from), "r"(present ? kBytes : 0), "n"(kBytes)
                  : "memory");
   }
+}
+// Bytes of b and a by the four low nibbles of `select`; one with its top bit set spreads the sign
+// of the byte instead, which __byte_perm does not promise.
+inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
+  uint32_t c;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(select));
+  return c;
 }
 inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <uint32_t kLeft>
