@@ -66,7 +66,7 @@ std::string name_attention_merge(uint64_t spec) {
 }
 
 Launch launch_attention_merge(const void* params, uint64_t /*spec*/, const CudaLimits&) {
-  constexpr uint32_t kThreads = 256, kWarp = 32;
+  constexpr uint32_t kThreads = 512, kWarp = 32;  // kernels/attention_merge.cu has the same
   const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
   const auto wide = static_cast<uint32_t>((p.head_dim + kWarp - 1) / kWarp * kWarp);
   const uint32_t groups = wide < kThreads ? kThreads / wide : 1;

@@ -116,6 +116,7 @@ inline void score_levels(const Unit& u, uint32_t n, const unsigned char* stage, 
     while (size > n - begin) size /= 2;
     const uint32_t end = begin + size;
     int32_t high[2][4] = {}, low[2][4] = {};
+#pragma unroll 2
     for (uint32_t step = begin / 32; step * 32 < end; ++step) {
       if ((step & (u.plan.parts - 1)) != tile.part) continue;  // parts: a power of two
       Levels8 x, y;

@@ -8,7 +8,7 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kMergeThreads = 256;
+constexpr uint32_t kMergeThreads = 512;
 
 // Largest of all splits, in base 2, by every thread.
 inline float merged_max(const float* first, uint64_t stride, uint64_t splits, uint32_t n) {
@@ -23,11 +23,11 @@ inline float merged_max(const float* first, uint64_t stride, uint64_t splits, ui
   return max;
 }
 
-// Weights of up to 256 splits to shared memory, 0 for one without keys; returns the block's share
+// Weights of up to 512 splits to shared memory, 0 for one without keys; returns the block's share
 // of the denominator, the same in every thread.
 inline float merge_weights(const float* first, uint64_t stride, uint64_t count, uint32_t n,
                            float max, float* weights) {
-  __shared__ float sums[kMergeThreads];
+  __shared__ float sums[kMergeThreads / kWarp];
   const uint32_t s = threadIdx.x;
   float weight = 0, sum = 0;
   if (s < count) {
@@ -48,7 +48,8 @@ inline float merge_weights(const float* first, uint64_t stride, uint64_t count, 
 }
 
 template <class Out>
-__global__ void attention_merge(const abi::AttentionMergeParams p, const Args args) {
+__global__ void __launch_bounds__(kMergeThreads)
+    attention_merge(const abi::AttentionMergeParams p, const Args args) {
   __shared__ float weights[kMergeThreads];
   auto* const sums = reinterpret_cast<float*>(dynamic_shared());  // [groups][head_dim]
   const auto n = static_cast<uint32_t>(p.head_dim);
@@ -69,7 +70,7 @@ __global__ void attention_merge(const abi::AttentionMergeParams p, const Args ar
       for (uint32_t c = threadIdx.x - group * wide; c < n && group < groups;
            c += groups == 1 ? kMergeThreads : wide) {
         float sum = begin == 0 ? 0.0f : sums[group * n + c];
-#pragma unroll 4
+#pragma unroll 8
         for (uint64_t s = group; s < count; s += groups) {
           const float x = from[s * stride + c];
           sum += weights[s] == 0 ? 0.0f : weights[s] * x;  // whatever a split without keys holds

@@ -112,6 +112,7 @@ inline void copy_rows(const RowCopy& c, const Walk& walk, uint64_t first_tile, u
   const uint32_t pieces = c.bytes / kUnit;
   const uint32_t shift = pieces <= 1 ? 0 : (pieces > 16 ? 5 : 32 - __clz(pieces - 1));
   const uint32_t lane = threadIdx.x & ((1u << shift) - 1);
+#pragma unroll 1
   for (uint32_t row = threadIdx.x >> shift; row < c.rows; row += blockDim.x >> shift) {
     const uint64_t index = first_tile + row / c.slots;
     const uint32_t slot = row % c.slots;
@@ -121,6 +122,7 @@ inline void copy_rows(const RowCopy& c, const Walk& walk, uint64_t first_tile, u
     const uint8_t* const source =
         present ? c.from + walk.tile(index) * c.stride + slot * c.slot_stride : c.from;
     unsigned char* const target = to + row * c.pitch;
+#pragma unroll 1
     for (uint32_t piece = lane; piece < pieces; piece += 1u << shift) {
       if constexpr (kUnit == 1) {
         target[piece] = present ? source[piece] : 0;
@@ -140,7 +142,9 @@ inline void copy_whole(const RowCopy& c, uint64_t tile, unsigned char* to) {
   const uint64_t stride = c.slots == 1 ? c.stride : c.slot_stride, jump = step * stride;
   const uint8_t* from = c.from + tile * c.stride + first * stride;
   to += first * c.pitch;
+#pragma unroll 2
   for (uint32_t row = first; row < c.rows; row += step, from += jump, to += step * c.pitch) {
+#pragma unroll 1
     for (uint32_t piece = lane; piece < pieces; piece += 1u << shift)
       copy_async<16>(to + piece * 16, from + piece * 16, true);
   }

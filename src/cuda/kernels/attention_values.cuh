@@ -160,7 +160,7 @@ inline void sum_levels(const Unit& u, uint32_t n, const unsigned char* stage, ui
   const uint32_t block = u.plan.v_blocks == 1 ? 0 : scale_block_of(n, column);
   const unsigned char* const weights = u.shared() + u.plan.weights + block * u.plan.weights_plane +
                                        g * u.plan.weights_pitch + j * 16;
-#pragma unroll 2
+#pragma unroll 1
   for (uint32_t h = 0; h < u.plan.chunk / 32; ++h) {
     const uint8_t* const tile = stage + u.plan.v_codes + (h * 4 + j) * u.plan.v_pitch;
     const Levels8 x = value_levels<kV>(tile, n, column + g);
