@@ -17,11 +17,12 @@ bool is_format(uint32_t format) {
          abi::kv_is_compat(format);
 }
 
-AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget) {
+// Chunks of 128 keys only where they leave room for four blocks side by side.
+AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_t fourth) {
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   for (uint32_t i = 0; i < kPlans; ++i) {
     const AttentionPlan plan = attention_candidate(p.k, p.v, rows, i);
-    if (plan.total <= budget) return plan;
+    if (plan.total <= (plan.chunk == kMostChunk ? std::min(fourth, budget) : budget)) return plan;
   }
   return {};
 }
@@ -29,13 +30,15 @@ AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget) {
 // Two blocks side by side if that takes no rows from a block, else whatever fits.
 AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   constexpr uint32_t kReserved = 1024;  // of every block, by the driver
-  const uint32_t half = limits.shared_bytes_per_multiprocessor / 2;
-  const uint32_t shared =
-      std::min(limits.shared_bytes_per_block, half > kReserved ? half - kReserved : 0);
-  const AttentionPlan plan = first_plan(p, shared);
+  const uint32_t most = limits.shared_bytes_per_block;
+  const auto share = [&](uint32_t blocks) {
+    const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;
+    return std::min(most, bytes > kReserved ? bytes - kReserved : 0);
+  };
+  const AttentionPlan plan = first_plan(p, share(2), share(4));
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
-  return first_plan(p, limits.shared_bytes_per_block);
+  return first_plan(p, most, 0);
 }
 
 }  // namespace

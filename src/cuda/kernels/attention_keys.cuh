@@ -116,7 +116,7 @@ inline void score_levels(const Unit& u, uint32_t n, const unsigned char* stage, 
     while (size > n - begin) size /= 2;
     const uint32_t end = begin + size;
     int32_t high[2][4] = {}, low[2][4] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (uint32_t step = begin / 32; step * 32 < end; ++step) {
       if ((step & (u.plan.parts - 1)) != tile.part) continue;  // parts: a power of two
       Levels8 x, y;
@@ -228,19 +228,22 @@ inline void score_wide(const Unit& u, const abi::AttentionParams& p, uint64_t ch
 template <uint32_t kK>
 inline void score_chunk(const Unit& u, const abi::AttentionParams& p, uint64_t chunk) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const KeyTile tile{warp / u.plan.parts, warp % u.plan.parts};
-  float* const out = u.logits() + tile.part * u.plan.rows * u.plan.logits_pitch;
-  if constexpr (!is_staged(kK)) {
-    score_wide<kK>(u, p, chunk, tile, out);
-  } else {
+  const uint32_t part = warp & (u.plan.parts - 1), step = u.plan.warps / u.plan.parts;
+  float* const out = u.logits() + part * u.plan.rows * u.plan.logits_pitch;
+#pragma unroll 1
+  for (uint32_t of = warp / u.plan.parts; of < u.plan.chunk / 16; of += step) {
+    if constexpr (!is_staged(kK)) {
+      score_wide<kK>(u, p, chunk, {of, part}, out);
+      continue;
+    }
     const unsigned char* const stage = u.stage(static_cast<uint32_t>(chunk % u.plan.stages));
     float s[2][4] = {};
     if constexpr (abi::kv_is_native(kK)) {
-      score_levels<kK>(u, p.k.head_dim, stage, tile, s);
-    } else {
-      score_halves<kK>(u, p.k.head_dim, stage, tile, s);
+      score_levels<kK>(u, p.k.head_dim, stage, {of, part}, s);
+    } else if constexpr (is_half_format(kK)) {
+      score_halves<kK>(u, p.k.head_dim, stage, {of, part}, s);
     }
-    const uint32_t key = tile.of * 16 + lane / 4, row = lane % 4 * 2;
+    const uint32_t key = of * 16 + lane / 4, row = lane % 4 * 2;
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
       if (t >= u.plan.rows / 8) break;

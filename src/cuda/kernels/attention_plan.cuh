@@ -21,7 +21,7 @@ struct AttentionPlan {
 };
 
 constexpr uint32_t kPlanF32 = 0, kPlanF16 = 1, kPlanBf16 = 2;  // KvFormat
-constexpr uint32_t kMostRows = 16, kMostChunk = 64, kStateBytes = 1536;
+constexpr uint32_t kMostRows = 16, kMostChunk = 128, kStateBytes = 1536;
 
 constexpr bool is_half_format(uint32_t format) { return format == kPlanF16 || format == kPlanBf16; }
 constexpr bool is_staged(uint32_t format) {
@@ -50,7 +50,7 @@ constexpr uint32_t query_bytes(uint32_t format, uint32_t head_dim, uint32_t rows
 // Everything that follows from rows, chunk and stages.
 inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, AttentionPlan& a) {
   const bool k_native = abi::kv_is_native(k.format), v_native = abi::kv_is_native(v.format);
-  a.parts = a.chunk == 64 ? a.warps / 4 : (a.chunk == 32 ? a.warps / 2 : a.warps);
+  a.parts = a.warps * 16 > a.chunk ? a.warps * 16 / a.chunk : 1;
   a.k_blocks = k_native ? count_scale_blocks(k.head_dim) : 0;
   a.v_blocks = v_native ? count_scale_blocks(v.head_dim) : 0;
   // Eight rows of 16 bytes, two of 64, eight coordinates of four tiles: 128 bytes, no bank twice.
@@ -64,7 +64,7 @@ inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, 
   a.v_scales = a.v_codes + (is_staged(v.format) ? (v_native ? tiles : a.chunk) * a.v_pitch : 0);
   a.stage_bytes = round_up(a.v_scales + tiles * a.v_blocks * 16, 128);
   a.logits_pitch = a.chunk + 4;
-  a.weights_pitch = a.chunk == 64 ? 192 : 64;
+  a.weights_pitch = padded(a.chunk * 2, 128, 64);
   a.weights_plane = a.rows * a.weights_pitch;
   const uint32_t planes =
       v_native ? a.v_blocks : (v.format == kPlanBf16 ? 2u : (v.format == kPlanF16 ? 1u : 0u));
@@ -85,7 +85,7 @@ inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, 
 
 // A list of candidates, best first. The first that fits is taken; all before it are larger than the
 // budget, so whoever gets exactly `total` finds the same.
-constexpr uint32_t kPlans = 14;
+constexpr uint32_t kPlans = 16;
 
 inline AttentionPlan attention_candidate(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v,
                                          uint64_t rows, uint32_t index) {
@@ -94,8 +94,8 @@ inline AttentionPlan attention_candidate(const abi::KvCacheLayout& k, const abi:
   const uint32_t most = k.head_dim > v.head_dim ? k.head_dim : v.head_dim;
   a.warps = most <= 256 ? 4 : (most <= 512 ? 8 : 16);  // four tiles of V's coordinates to a warp
   a.rows = rows <= 8 || index >= kPlans / 2 ? 8 : 16;
-  a.chunk = i < 2 ? 64 : (i < 5 ? 32 : 16);
-  a.stages = i < 2 ? 3 - i : (i < 5 ? 5 - i : 7 - i);
+  a.chunk = i < 1 ? 128 : (i < 3 ? 64 : (i < 6 ? 32 : 16));
+  a.stages = i < 1 ? 2 : (i < 3 ? 4 - i : (i < 6 ? 6 - i : 8 - i));
   fill_plan(k, v, a);
   if (a.chunk == 16 && abi::kv_is_native(v.format)) a.total = 0xFFFFFFFFu;  // needs four tiles
   return a;

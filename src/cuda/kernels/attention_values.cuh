@@ -6,7 +6,8 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kMostTiles = 4;  // of coordinates, for a warp: 256 / 16 / 4 warps
+constexpr uint32_t kMostTiles = 4;              // of coordinates, for a warp: 256 / 16 / 4 warps
+constexpr uint32_t kKeys = kMostChunk / kWarp;  // of a row, for a lane: every 32nd
 constexpr int32_t kWeightTop = 14;  // weights are scaled to end below 2^15, for f16's range
 
 template <uint32_t kV>
@@ -15,13 +16,21 @@ inline uint32_t weight_place(uint32_t key) {
   return key / 8 * 8 + place_in_eight<kV>(key % 8);
 }
 
-// A row's logit in base 2, -inf where it does not see the key.
+// cap tanh(x / cap); two terms of the series where 1 - e cancels.
+inline float soft_cap(float x, float cap) {
+  const float a = fabsf(x) / cap, e = exp2_fast(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : (1.0f - e) / (1.0f + e);
+  return copysignf(t * cap, x);
+}
+
+// A row's logit in base 2.
 inline float logit_of(const Unit& u, const abi::AttentionParams& p, uint32_t row, float score,
-                      int64_t key) {
+                      uint64_t at) {
   const Rows& rows = u.state();
   float x = score * rows.factor[row][0] * rows.factor[row][1] * p.scale;
-  if (p.soft_cap > 0) x = p.soft_cap * tanhf(x / p.soft_cap);
-  if (rows.slope[row] != 0) x += rows.slope[row] * static_cast<float>(key - rows.position[row]);
+  if (p.soft_cap > 0) x = soft_cap(x, p.soft_cap);
+  if (rows.slope[row] != 0)
+    x += rows.slope[row] * static_cast<float>(u.walk.key_of(at) - rows.position[row]);
   return x * kLog2E;
 }
 
@@ -36,19 +45,21 @@ inline bool sees(const Unit& u, const abi::AttentionParams& p, uint32_t row, int
 // Weights of one row for one scale block (V in levels), or for all coordinates: probability times
 // scale, as f16 below 2^15 and a factor.
 template <uint32_t kV>
-inline void store_weights(const Unit& u, uint32_t row, const float (&w)[2], uint32_t plane,
+inline void store_weights(const Unit& u, uint32_t row, const float (&w)[kKeys], uint32_t plane,
                           int32_t bias) {
   const uint32_t lane = threadIdx.x % kWarp;
-  float largest = fmaxf(is_finite(w[0]) ? w[0] : 0.0f, is_finite(w[1]) ? w[1] : 0.0f);
   int32_t up = kWeightTop;
   if constexpr (abi::kv_is_native(kV)) {
+    float largest = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) largest = fmaxf(largest, is_finite(w[i]) ? w[i] : 0.0f);
     largest = warp_max(largest);
     up = kWeightTop - (largest == 0 ? 0 : exponent_of(largest));
   }
   auto* const to = reinterpret_cast<Half*>(
       u.shared() + u.plan.weights + plane * u.plan.weights_plane + row * u.plan.weights_pitch);
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
+  for (uint32_t i = 0; i < kKeys; ++i) {
     const uint32_t key = lane + i * kWarp;
     if (key < u.plan.chunk) to[weight_place<kV>(key)] = from_float<Half>(times_power(w[i], up));
   }
@@ -59,14 +70,15 @@ inline void store_weights(const Unit& u, uint32_t row, const float (&w)[2], uint
 }
 
 template <uint32_t kV>
-inline void make_weights(const Unit& u, uint32_t row, const float (&prob)[2],
+inline void make_weights(const Unit& u, uint32_t row, const float (&prob)[kKeys],
                          const unsigned char* stage) {
   const uint32_t lane = threadIdx.x % kWarp;
   if constexpr (abi::kv_is_native(kV)) {
+#pragma unroll 1
     for (uint32_t b = 0; b < u.plan.v_blocks; ++b) {
-      float w[2];
+      float w[kKeys];
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
+      for (uint32_t i = 0; i < kKeys; ++i) {
         const uint32_t key = lane + i * kWarp;
         // The scale of a slot that is not seen may be NaN, or never written.
         w[i] = prob[i] == 0 || key >= u.plan.chunk
@@ -82,7 +94,7 @@ inline void make_weights(const Unit& u, uint32_t row, const float (&prob)[2],
     auto* const to =
         reinterpret_cast<BFloat16*>(u.shared() + u.plan.weights + row * u.plan.weights_pitch);
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < kKeys; ++i) {
       const uint32_t key = lane + i * kWarp;
       if (key >= u.plan.chunk) continue;
       to[key] = from_float<BFloat16>(prob[i]);
@@ -100,6 +112,30 @@ inline void clear_weights(const Unit& u) {
   for (uint32_t i = threadIdx.x; i < (u.plan.q - u.plan.weights) / 4; i += blockDim.x) words[i] = 0;
 }
 
+// Which of a lane's keys a row sees, a bit each; missing: one is there and not seen.
+inline uint32_t seen_keys(const Unit& u, const abi::AttentionParams& p, uint64_t chunk,
+                          uint32_t row, const uint8_t* tree, bool& missing) {
+  const uint32_t tiles = u.plan.chunk / abi::kKvTile;
+  const ChunkView view = view_chunk(u.walk, chunk * tiles, tiles);
+  missing = false;
+  if (view.whole && tree == nullptr && view.key >= u.state().begin[row] &&
+      view.key + u.plan.chunk <= u.state().end[row])
+    return (1u << (u.plan.chunk + kWarp - 1) / kWarp) - 1;
+  uint32_t seen = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i * kWarp < u.plan.chunk; ++i) {
+    const uint32_t index = threadIdx.x % kWarp + i * kWarp;
+    const uint64_t at = chunk * u.plan.chunk + index;
+    if (index >= u.plan.chunk || at >= u.walk.tiles * abi::kKvTile || !u.walk.valid(at)) continue;
+    if (sees(u, p, row, u.walk.key_of(at), tree)) {
+      seen |= 1u << i;
+    } else {
+      missing = true;
+    }
+  }
+  return seen;
+}
+
 // A warp folds the chunk into one row's state; the scores become probabilities.
 template <uint32_t kV>
 inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chunk, uint32_t row,
@@ -107,41 +143,37 @@ inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chun
   const uint32_t lane = threadIdx.x % kWarp;
   Rows& rows = u.state();
   float* const scores = u.logits() + row * u.plan.logits_pitch;
-  float x[2];
   bool missing = false;
-  const uint32_t tiles = u.plan.chunk / abi::kKvTile;
-  const ChunkView view = view_chunk(u.walk, chunk * tiles, tiles);
-  const bool all = view.whole && tree == nullptr && view.key >= rows.begin[row] &&
-                   view.key + u.plan.chunk <= rows.end[row];
+  const uint32_t seen = seen_keys(u, p, chunk, row, tree, missing);
+  float x[kKeys];
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
+  for (uint32_t i = 0; i < kKeys; ++i) {
     const uint32_t index = lane + i * kWarp;
     x[i] = minus_infinity();
-    if (index >= u.plan.chunk) continue;
-    int64_t key = view.key + index;
-    if (!all) {
-      const uint64_t at = chunk * u.plan.chunk + index;
-      if (at >= u.walk.tiles * abi::kKvTile || !u.walk.valid(at)) continue;
-      key = u.walk.key_of(at);
-      if (!sees(u, p, row, key, tree)) {
-        missing = true;
-        continue;
-      }
-    }
+    if (index >= u.plan.chunk || (seen >> i & 1) == 0) continue;
     float score = scores[index];
     for (uint32_t part = 1; part < u.plan.parts; ++part)
       score += scores[part * u.plan.rows * u.plan.logits_pitch + index];
-    x[i] = logit_of(u, p, row, score, key);
+    x[i] = logit_of(u, p, row, score, chunk * u.plan.chunk + index);
   }
   const float old = rows.max[row], sum = rows.sum[row];
-  const float max = fmaxf(old, warp_max(fmaxf(x[0], x[1])));
+  float max = fmaxf(x[0], x[1]);
+#pragma unroll
+  for (uint32_t i = 2; i < kKeys; ++i) max = fmaxf(max, x[i]);
+  max = fmaxf(old, warp_max(max));
   // A row that has seen nothing is measured from 0, so that -inf less -inf does not appear.
   const float from = max == minus_infinity() ? 0.0f : max;
-  const float prob[2] = {exp2_fast(x[0] - from), exp2_fast(x[1] - from)};
-  const float keep = exp2_fast(old - from), added = warp_sum(prob[0] + prob[1]);
+  float prob[kKeys], added = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    prob[i] = exp2_fast(x[i] - from);
+    added += prob[i];
+  }
+  added = warp_sum(added);
+  const float keep = exp2_fast(old - from);
   missing = __any_sync(kAll, missing) != 0;
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
+  for (uint32_t i = 0; i < kKeys; ++i) {
     if (lane + i * kWarp < u.plan.chunk) scores[lane + i * kWarp] = prob[i];
   }
   make_weights<kV>(u, row, prob, u.stage(static_cast<uint32_t>(chunk % u.plan.stages)));
@@ -154,10 +186,10 @@ inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chun
 }
 
 template <uint32_t kV>
-inline void sum_levels(const Unit& u, uint32_t n, const unsigned char* stage, uint32_t column,
+inline void sum_levels(const Unit& u, uint32_t block, const unsigned char* stage, uint32_t column,
                        float (&c)[2][4]) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  const uint32_t block = u.plan.v_blocks == 1 ? 0 : scale_block_of(n, column);
+  const uint32_t n = u.params.v.head_dim;
   const unsigned char* const weights = u.shared() + u.plan.weights + block * u.plan.weights_plane +
                                        g * u.plan.weights_pitch + j * 16;
 #pragma unroll 1
@@ -269,7 +301,7 @@ inline void add_values(const Unit& u, const abi::AttentionParams& p, uint64_t ch
     uint32_t block = 0;
     if constexpr (abi::kv_is_native(kV)) {
       block = u.plan.v_blocks == 1 ? 0 : scale_block_of(n, column);
-      sum_levels<kV>(u, n, stage, column, c);
+      sum_levels<kV>(u, block, stage, column, c);
     } else if constexpr (is_half_format(kV)) {
       const bool look = rows.hidden != 0, bad = sum_halves<kV>(u, stage, column, look, c);
       if (look && __any_sync(kAll, bad) != 0) {

@@ -189,6 +189,7 @@ constexpr int32_t kScaleBias = -31;
 // Scale blocks of a head before a coordinate: how many begin up to it, less one.
 inline uint32_t scale_block_of(uint32_t head_dim, uint32_t coordinate) {
   uint32_t block = 0, begin = 0;
+#pragma unroll 1
   for (uint32_t size = abi::kKvMaxHeadDim; size != 0; size /= 2) {
     if ((head_dim & size) == 0) continue;
     const uint32_t most = size < abi::kKvScaleBlock ? size : abi::kKvScaleBlock;
