@@ -38,7 +38,7 @@ AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   const AttentionPlan plan = first_plan(p, share(2), share(4));
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
-  return first_plan(p, most, 0);
+  return first_plan(p, most, most);
 }
 
 }  // namespace

@@ -245,12 +245,21 @@ TEST(CudaHostAttention, CacheThatGrows) {
   EXPECT_LE(nmse({got.begin(), got.end()}, {wanted.begin(), wanted.end()}), 1e-6);
 }
 
-// Smaller shared memory means other chunks and stages.
-TEST(CudaHostAttention, SmallerSharedMemory) {
+// Shared memory decides about chunks, stages and rows of a block; every choice gives the answer.
+TEST(CudaHostAttention, EverySizeOfSharedMemory) {
+  for (const uint32_t kilobytes : {14, 22, 32, 48, 100}) {
+    limits = {132, kilobytes << 10, 4 * (kilobytes + 1) << 10, 90};
+    for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
+      expect_close({.heads = 12, .k_dim = 64, .length = 150, .k = format, .v = format});
+      if (kilobytes == 14) continue;  // nothing fits
+      expect_close({.heads = 3, .k_dim = 128, .length = 150, .k = format, .v = format});
+    }
+  }
   limits = kSmall;
   expect_close({.heads = 12, .k_dim = 512, .length = 50});
   expect_close({.heads = 2, .k_dim = 256, .length = 70, .k = KvFormat::tq8, .v = KvFormat::tq8});
   limits = kLarge;
+  expect_close({.heads = 2, .k_dim = 128, .length = 400, .k = KvFormat::tq4, .v = KvFormat::tq4});
 }
 
 }  // namespace

@@ -83,8 +83,9 @@ inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, 
   a.total = a.stage + (a.early == 0 && wide > staged ? wide : staged);
 }
 
-// A list of candidates, best first. The first that fits is taken; all before it are larger than the
-// budget, so whoever gets exactly `total` finds the same.
+// A list of candidates, best first. The host takes one that suits the GPU and asks for its `total`;
+// the kernel takes the first that fits in there. That may be an earlier one, but never one with
+// other rows or warps, which the grid depends on.
 constexpr uint32_t kPlans = 16;
 
 inline AttentionPlan attention_candidate(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v,
