@@ -133,7 +133,8 @@ inline void wait_for_chunk(uint32_t stages) {
 template <uint32_t kK, uint32_t kV>
 inline void attend(const Unit& u, const Args& args) {
   const abi::AttentionParams& p = u.params;
-  const uint64_t chunks = (u.walk.tiles * abi::kKvTile + u.plan.chunk - 1) / u.plan.chunk;
+  const auto chunks =
+      static_cast<uint32_t>((u.walk.tiles * abi::kKvTile + u.plan.chunk - 1) / u.plan.chunk);
   // With one stage a chunk is asked for when it is needed.
   const uint32_t ahead = u.plan.stages - 1;
   if (u.plan.early != 0) {
@@ -149,7 +150,7 @@ inline void attend(const Unit& u, const Args& args) {
     for (uint32_t i = 0; i < ahead; ++i) load_chunk<kK, kV>(u, p, i);
   }
   float acc[kMostTiles][2][4] = {};
-  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     if (ahead == 0) {
       __syncthreads();
       load_chunk<kK, kV>(u, p, chunk);

@@ -196,10 +196,10 @@ inline float4 load_wide(const uint8_t* row, const float* norms, uint32_t n, uint
 // f32 and the compatibility formats: a lane to a key and every second four of this part's
 // coordinates. The sums end up where a product's would be.
 template <uint32_t kK>
-inline void score_wide(const Unit& u, const abi::AttentionParams& p, uint64_t chunk, KeyTile tile,
+inline void score_wide(const Unit& u, const abi::AttentionParams& p, uint32_t chunk, KeyTile tile,
                        float* out) {
   const uint32_t lane = threadIdx.x % kWarp, key = tile.of * 16 + lane % 16, n = p.k.head_dim;
-  const uint64_t at = chunk * u.plan.chunk + key;
+  const uint64_t at = uint64_t{chunk} * u.plan.chunk + key;
   const bool valid = at < u.walk.tiles * abi::kKvTile && u.walk.valid(at);
   const uint64_t slot = valid ? u.walk.tile(at / abi::kKvTile) * abi::kKvTile + at % 8 : 0;
   const uint8_t* const row = u.k_codes + slot * (p.k.codes_tile_stride / abi::kKvTile);
@@ -226,7 +226,7 @@ inline void score_wide(const Unit& u, const abi::AttentionParams& p, uint64_t ch
 
 // Scores of the chunk, one plane for each part, [row][key].
 template <uint32_t kK>
-inline void score_chunk(const Unit& u, const abi::AttentionParams& p, uint64_t chunk) {
+inline void score_chunk(const Unit& u, const abi::AttentionParams& p, uint32_t chunk) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t part = warp & (u.plan.parts - 1), step = u.plan.warps / u.plan.parts;
   float* const out = u.logits() + part * u.plan.rows * u.plan.logits_pitch;
@@ -236,7 +236,7 @@ inline void score_chunk(const Unit& u, const abi::AttentionParams& p, uint64_t c
       score_wide<kK>(u, p, chunk, {of, part}, out);
       continue;
     }
-    const unsigned char* const stage = u.stage(static_cast<uint32_t>(chunk % u.plan.stages));
+    const unsigned char* const stage = u.stage(chunk);
     float s[2][4] = {};
     if constexpr (abi::kv_is_native(kK)) {
       score_levels<kK>(u, p.k.head_dim, stage, {of, part}, s);

@@ -84,7 +84,9 @@ struct Unit {
   float* wide() const { return reinterpret_cast<float*>(shared() + plan.wide); }
   float* logits() const { return reinterpret_cast<float*>(shared() + plan.logits); }
   float2* factors() const { return reinterpret_cast<float2*>(shared() + plan.factors); }
-  unsigned char* stage(uint32_t index) const {
+  // Where a chunk is. Constants, because a division would cost more than the copy.
+  unsigned char* stage(uint32_t chunk) const {
+    const uint32_t index = plan.stages == 3 ? chunk % 3 : chunk & (plan.stages - 1);
     return shared() + plan.stage + index * plan.stage_bytes;
   }
 };
@@ -192,12 +194,12 @@ inline RowCopy codes_copy(const Unit& u, const abi::KvCacheLayout& layout) {
           !kNative};
 }
 
-// Asks for the bytes of chunk `index`, whichever of K and V are staged at all.
+// Asks for the bytes of a chunk, whichever of K and V are staged at all.
 template <uint32_t kK, uint32_t kV>
-inline void load_chunk(const Unit& u, const abi::AttentionParams& p, uint64_t index) {
+inline void load_chunk(const Unit& u, const abi::AttentionParams& p, uint32_t chunk) {
   const uint32_t tiles = u.plan.chunk / abi::kKvTile;
-  const uint64_t first = index * tiles;
-  unsigned char* const to = u.stage(static_cast<uint32_t>(index % u.plan.stages));
+  const uint64_t first = uint64_t{chunk} * tiles;
+  unsigned char* const to = u.stage(chunk);
   if (first < u.walk.tiles) {
     const ChunkView view = view_chunk(u.walk, first, tiles);
     if constexpr (is_staged(kK))

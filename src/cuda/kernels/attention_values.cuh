@@ -113,10 +113,10 @@ inline void clear_weights(const Unit& u) {
 }
 
 // Which of a lane's keys a row sees, a bit each; missing: one is there and not seen.
-inline uint32_t seen_keys(const Unit& u, const abi::AttentionParams& p, uint64_t chunk,
+inline uint32_t seen_keys(const Unit& u, const abi::AttentionParams& p, uint32_t chunk,
                           uint32_t row, const uint8_t* tree, bool& missing) {
   const uint32_t tiles = u.plan.chunk / abi::kKvTile;
-  const ChunkView view = view_chunk(u.walk, chunk * tiles, tiles);
+  const ChunkView view = view_chunk(u.walk, uint64_t{chunk} * tiles, tiles);
   missing = false;
   if (view.whole && tree == nullptr && view.key >= u.state().begin[row] &&
       view.key + u.plan.chunk <= u.state().end[row])
@@ -125,7 +125,7 @@ inline uint32_t seen_keys(const Unit& u, const abi::AttentionParams& p, uint64_t
 #pragma unroll 1
   for (uint32_t i = 0; i * kWarp < u.plan.chunk; ++i) {
     const uint32_t index = threadIdx.x % kWarp + i * kWarp;
-    const uint64_t at = chunk * u.plan.chunk + index;
+    const uint64_t at = uint64_t{chunk} * u.plan.chunk + index;
     if (index >= u.plan.chunk || at >= u.walk.tiles * abi::kKvTile || !u.walk.valid(at)) continue;
     if (sees(u, p, row, u.walk.key_of(at), tree)) {
       seen |= 1u << i;
@@ -138,7 +138,7 @@ inline uint32_t seen_keys(const Unit& u, const abi::AttentionParams& p, uint64_t
 
 // A warp folds the chunk into one row's state; the scores become probabilities.
 template <uint32_t kV>
-inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chunk, uint32_t row,
+inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint32_t chunk, uint32_t row,
                      const uint8_t* tree) {
   const uint32_t lane = threadIdx.x % kWarp;
   Rows& rows = u.state();
@@ -154,7 +154,7 @@ inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chun
     float score = scores[index];
     for (uint32_t part = 1; part < u.plan.parts; ++part)
       score += scores[part * u.plan.rows * u.plan.logits_pitch + index];
-    x[i] = logit_of(u, p, row, score, chunk * u.plan.chunk + index);
+    x[i] = logit_of(u, p, row, score, uint64_t{chunk} * u.plan.chunk + index);
   }
   const float old = rows.max[row], sum = rows.sum[row];
   float max = fmaxf(x[0], x[1]);
@@ -176,7 +176,7 @@ inline void fold_row(const Unit& u, const abi::AttentionParams& p, uint64_t chun
   for (uint32_t i = 0; i < kKeys; ++i) {
     if (lane + i * kWarp < u.plan.chunk) scores[lane + i * kWarp] = prob[i];
   }
-  make_weights<kV>(u, row, prob, u.stage(static_cast<uint32_t>(chunk % u.plan.stages)));
+  make_weights<kV>(u, row, prob, u.stage(chunk));
   __syncwarp();
   if (lane != 0) return;
   rows.max[row] = max;
@@ -250,11 +250,11 @@ inline bool sum_halves(const Unit& u, const unsigned char* stage, uint32_t colum
 
 // Key by key, without the keys of weight 0: the slots of others are not read, or must not matter.
 template <uint32_t kV>
-inline void sum_one_by_one(const Unit& u, const abi::AttentionParams& p, uint64_t chunk,
+inline void sum_one_by_one(const Unit& u, const abi::AttentionParams& p, uint32_t chunk,
                            uint32_t column, float (&c)[2][4]) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, n = p.v.head_dim;
   for (uint32_t key = 0; key < u.plan.chunk; ++key) {
-    const uint64_t at = chunk * u.plan.chunk + key;
+    const uint64_t at = uint64_t{chunk} * u.plan.chunk + key;
     if (at >= u.walk.tiles * abi::kKvTile || !u.walk.valid(at)) continue;
     const uint64_t slot = u.walk.tile(at / abi::kKvTile) * abi::kKvTile + at % abi::kKvTile;
     const uint8_t* const row = u.v_codes + slot * (p.v.codes_tile_stride / abi::kKvTile);
@@ -288,10 +288,10 @@ inline void sum_one_by_one(const Unit& u, const abi::AttentionParams& p, uint64_
 
 // acc[tile][8 rows][C fragment]: the chunk's sum joins the rest as a whole.
 template <uint32_t kV>
-inline void add_values(const Unit& u, const abi::AttentionParams& p, uint64_t chunk,
+inline void add_values(const Unit& u, const abi::AttentionParams& p, uint32_t chunk,
                        float (&acc)[kMostTiles][2][4]) {
   const uint32_t warp = threadIdx.x / kWarp, j = threadIdx.x % 4, n = p.v.head_dim;
-  const unsigned char* const stage = u.stage(static_cast<uint32_t>(chunk % u.plan.stages));
+  const unsigned char* const stage = u.stage(chunk);
   const Rows& rows = u.state();
 #pragma unroll
   for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
