@@ -1,17 +1,22 @@
 # The CUDA backend: needs nothing of CUDA to build. Its kernels travel as text.
 target_sources(gyre PRIVATE
+  src/cuda/attention.cpp
   src/cuda/cache.cpp
   src/cuda/compiler.cpp
   src/cuda/context.cpp
   src/cuda/device.cpp
   src/cuda/driver.cpp
   src/cuda/graph.cpp
+  src/cuda/hadamard.cpp
   src/cuda/kernel_cache.cpp
+  src/cuda/kv_append.cpp
   src/cuda/kv_copy.cpp
+  src/cuda/kv_quantize.cpp
   src/cuda/library.cpp
   src/cuda/device_list.cpp
   src/cuda/memory.cpp
   src/cuda/nvrtc.cpp
+  src/cuda/rope.cpp
   src/cuda/stream.cpp
   src/cuda/stream_copy.cpp
   src/cuda/stream_trace.cpp

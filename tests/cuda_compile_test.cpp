@@ -43,7 +43,7 @@ Resources resources_of(const CompiledKernel& kernel) {
 
 // Of a kernel with many variants some from all over the list, unless all are asked for.
 std::vector<std::string> chosen_names(const CudaKernel& kernel) {
-  constexpr size_t kMost = 12;
+  constexpr size_t kMost = 3;
   std::vector<std::string> names;
   std::set<std::string> seen;
   for (const uint64_t spec : kernel.info->specs()) {

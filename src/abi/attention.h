@@ -39,13 +39,14 @@ struct AttentionParams {
   float scale;
   float soft_cap;  // 0: off
   uint32_t causal;
-  uint32_t partial;  // 1: the states are wanted, not the output
-  uint32_t segment;  // KvSegment, with a state
-  uint32_t unused;
+  uint32_t partial;            // 1: the states are wanted, not the output
+  uint32_t segment;            // KvSegment, with a state
+  uint32_t fewest_split_keys;  // less is not worth merging on this device
+  uint32_t q_dtype;            // DType, for backends that branch on it
+  uint32_t out_dtype;
 };
 
-constexpr uint64_t kFewestSplitKeys = 1024;  // less is not worth merging
-constexpr uint64_t kSplitUnit = 64;          // keys a kernel takes at a time
+constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
 
 inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
   const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);
@@ -66,7 +67,8 @@ inline void attention_follow(const KvState& state, AttentionParams& p) {
   p.end_key = keys.end;
   p.first_key =
       kv_least(kv_most(keys.begin, attention_first_key(p.tokens, p.length, p.window)), keys.end);
-  p.split_keys = kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), kFewestSplitKeys);
+  p.split_keys =
+      kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
 }
 
 struct AttentionMergeSpec {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/kernels/arguments.cuh"
 #include "runtime/kernels.h"
 
 namespace gyre::cuda {
@@ -30,10 +31,6 @@ struct CudaKernel {
   const char* options = nullptr;  // further compiler options, between spaces
 };
 
-// What a kernel gets behind its params: addresses in the order of KernelInfo::args, 0 for an absent
-// one. kernels/args.cuh declares the same.
-struct Args {
-  uint64_t at[kMaxArgs];
-};
+static_assert(sizeof(Args) == kMaxArgs * sizeof(uint64_t));
 
 }  // namespace gyre::cuda

@@ -147,14 +147,15 @@ uint64_t oldest_key(const Op& o) {
   return abi::attention_first_key(o.in.q.shape(0), o.options.length, o.options.window);
 }
 
-// By shape alone: results must not depend on the machine. Enough pieces for many threads, none so
-// small that merging shows.
-uint64_t choose_splits(const AttentionPartialInputs& in, uint64_t keys) {
-  constexpr uint64_t kPieces = 64, kRows = 64;
+// By shape and the device's own numbers alone: results must not depend on what else happens. Enough
+// pieces for all compute units, none so small that merging shows.
+uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
+  constexpr uint64_t kRows = 64;
+  const uint64_t pieces = device.attention_pieces;
   const uint64_t kv_heads = in.k_cache.shape.kv_heads;
   const uint64_t rows = in.q.shape(0) * (in.q.shape(1) / kv_heads);
-  const uint64_t wanted = kPieces / std::min(kPieces, kv_heads * ceil_div(rows, kRows));
-  const uint64_t most = ceil_div(keys, abi::kFewestSplitKeys);
+  const uint64_t wanted = pieces / std::min(pieces, kv_heads * ceil_div(rows, kRows));
+  const uint64_t most = ceil_div(keys, device.attention_fewest_keys);
   return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
 }
 
@@ -176,6 +177,7 @@ void fill_keys(const Op& o, abi::AttentionParams& p) {
 void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& outputs) {
   const AttentionPartialInputs& in = o.in;
   abi::AttentionParams p{};
+  p.fewest_split_keys = recording.device().attention_fewest_keys;
   p.tokens = in.q.shape(0);
   p.heads = in.q.shape(1);
   p.kv_heads = in.k_cache.shape.kv_heads;
@@ -196,6 +198,8 @@ void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& out
     p.lse_token_stride = outputs.lse.stride(0) * sizeof(float);
     p.lse_head_stride = outputs.lse.stride(1) * sizeof(float);
   }
+  p.q_dtype = static_cast<uint32_t>(in.q.dtype());
+  p.out_dtype = static_cast<uint32_t>(out_dtype);
   p.tree_stride = in.tree.defined() ? in.tree.stride(0) : 0;
   p.k = kv_cache_layout(in.k_cache);
   p.v = kv_cache_layout(in.v_cache);
@@ -328,7 +332,7 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
                  &in.v_cache.scales, &in.sinks, &in.slopes, &in.tree});
   }
   if (in.q.shape(0) == 0) return;
-  const uint64_t splits = choose_splits(reads, options.length - oldest_key(o));
+  const uint64_t splits = choose_splits(recording.device(), reads, options.length - oldest_key(o));
   if (splits > 1) {
     outputs.partial = encoder.device().tensor(
         DType::f32, attention_partial_shape(splits, in.q.shape(), in.v_cache.shape.head_dim));
@@ -357,7 +361,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
                 {&in.q, &in.sinks, &in.slopes, &in.tree});
   }
   if (in.q.shape(0) == 0) return;
-  const uint64_t body_splits = choose_splits(reads, body.k.shape.capacity);
+  const uint64_t body_splits = choose_splits(recording.device(), reads, body.k.shape.capacity);
   const uint64_t splits = body_splits + segments.count - 1;
   if (splits > 1) {
     const Dims shape = attention_partial_shape(splits, in.q.shape(), body.v.shape.head_dim);

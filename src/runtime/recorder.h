@@ -64,6 +64,7 @@ class Recording {
   void commit() { committed_ = true; }
 
   CommandList& list() { return recorder_.list_; }
+  const DeviceInfo& device() const { return recorder_.device_->info(); }
   void reset();  // empties the encoder
 
  private:

@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -77,7 +78,8 @@ struct Fiber {
 struct Block {
   std::vector<Fiber> fibers;
   std::vector<Barrier> warps;
-  std::vector<uint64_t> exchange;  // a lane's value, while its warp shuffles
+  std::vector<uint64_t> exchange;                 // a lane's value, while its warp shuffles
+  std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
   std::vector<unsigned char> shared;
   Barrier all;
   jmp_buf scheduler{};
@@ -151,6 +153,7 @@ inline void run_block(unsigned int threads) {
   b.fibers = std::vector<Fiber>(threads);
   b.warps.assign((threads + kWarp - 1) / kWarp, {});
   b.exchange.assign(b.warps.size() * kWarp, 0);
+  b.operands.assign(b.warps.size() * kWarp, {});
   b.all = {0, threads, 0};
   for (unsigned int i = 0; i < threads; ++i) {
     Fiber& fiber = b.fibers[i];
@@ -200,6 +203,58 @@ void launch(const dim3& grid, unsigned int threads, size_t shared_bytes, const K
 inline unsigned char* dynamic_shared() {
   const auto address = reinterpret_cast<uintptr_t>(block->shared.data());
   return block->shared.data() + ((address + 127) / 128 * 128 - address);
+}
+inline uint32_t dynamic_shared_bytes() { return static_cast<uint32_t>(block->shared.size()) - 128; }
+
+// Every lane puts down its operands, then each computes from those of all.
+template <class Compute>
+void with_operands(const std::array<uint64_t, 8>& mine, const Compute& compute) {
+  std::array<uint64_t, 8>* const lanes = &block->operands[block->running->thread / kWarp * kWarp];
+  lanes[lane()] = mine;
+  wait(warp());
+  compute(lanes);
+  wait(warp());
+}
+
+// The fragments of mma.m16n8k16 (16-bit floats) and mma.m16n8k32 (int8): of A four words, of B two.
+template <class Wide>
+void mma16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Wide& wide) {
+  with_operands({a[0], a[1], a[2], a[3], b0, b1}, [&](const auto* lanes) {
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+      for (uint32_t k = 0; k < 16; ++k) {
+        const uint64_t x = lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+        const uint64_t y = lanes[column * 4 + k % 8 / 2][4 + k / 8];
+        c[i] += wide(static_cast<uint16_t>(x >> (k % 2 * 16))) *
+                wide(static_cast<uint16_t>(y >> (k % 2 * 16)));
+      }
+    }
+  });
+}
+inline void mma8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  with_operands({a[0], a[1], a[2], a[3], b0, b1}, [&](const auto* lanes) {
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+      for (uint32_t k = 0; k < 32; ++k) {
+        const uint64_t x = lanes[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
+        const uint64_t y = lanes[column * 4 + k % 16 / 4][4 + k / 16];
+        c[i] += static_cast<int8_t>(x >> (k % 4 * 8)) * static_cast<int8_t>(y >> (k % 4 * 8));
+      }
+    }
+  });
+}
+// ldmatrix.x4.trans: lane l names row l % 8 of matrix l / 8.
+inline void ldmatrix(uint32_t (&a)[4], const void* row) {
+  with_operands({reinterpret_cast<uint64_t>(row)}, [&](const auto* lanes) {
+    for (uint32_t m = 0; m < 4; ++m) {
+      a[m] = 0;
+      for (uint32_t e = 0; e < 2; ++e) {
+        const auto* const from =
+            reinterpret_cast<const uint16_t*>(lanes[m * 8 + lane() % 4 * 2 + e][0]);
+        a[m] |= static_cast<uint32_t>(from[lane() / 4]) << (16 * e);
+      }
+    }
+  });
 }
 
 }  // namespace gyre::cuda_host

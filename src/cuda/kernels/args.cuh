@@ -1,12 +1,7 @@
 #pragma once
-// What every kernel gets behind its params; the host's side is cuda/kernel.h.
-#include "abi/types.h"
+#include "cuda/kernels/arguments.cuh"
 
 namespace gyre::cuda {
-
-struct Args {
-  uint64_t at[12];  // in the order of KernelInfo::args; 0: absent
-};
 
 // Says that the memory is global, for shorter loads and stores.
 template <class T>

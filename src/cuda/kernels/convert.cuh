@@ -20,7 +20,7 @@ inline float widen(Half value) {
   const uint32_t sign_bit = (value.bits & 0x8000u) << 16, half = value.bits & 0x7FFFu;
   float result = half < 0x400u ? static_cast<float>(half) * 0x1p-24f
                                : __uint_as_float((half << 13) + 0x38000000u);
-  if (half == 0x7C00u) result = __uint_as_float(0x7F800000u);
+  if (half >= 0x7C00u) result = __uint_as_float(half == 0x7C00u ? 0x7F800000u : 0x7FC00000u);
   result = __uint_as_float(__float_as_uint(result) | sign_bit);
 #else
   float result;

@@ -1,6 +1,6 @@
-// kv_copy: see abi/kv_copy.h. z is the stream, y the head; a block takes some tokens at a time, each
-// row by as many threads as it has chunks. Moves every source byte once and every cache byte once,
-// 16 bytes at a time where addresses and strides allow it.
+// kv_copy: see abi/kv_copy.h. z is the stream, y the head; a block takes some tokens at a time,
+// each row by as many threads as it has chunks. Moves every source byte once and every cache byte
+// once, 16 bytes at a time where addresses and strides allow it.
 #include "abi/kv_copy.h"
 #include "args.cuh"
 #include "convert.cuh"

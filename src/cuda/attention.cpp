@@ -1,0 +1,81 @@
+// Names and grids of kernels/attention.cu and attention_merge.cu.
+#include <algorithm>
+
+#include "cuda/kernels.h"
+#include "cuda/kernels/attention_plan.cuh"
+#include "cuda/types.h"
+#include "gyre/kv_format.h"
+#include "runtime/require.h"
+
+namespace gyre::cuda {
+namespace {
+
+constexpr uint64_t kMostBlocks = (uint64_t{1} << 31) - 1;
+
+bool is_format(uint32_t format) {
+  return format <= static_cast<uint32_t>(KvFormat::bf16) || abi::kv_is_native(format) ||
+         abi::kv_is_compat(format);
+}
+
+// Chunks of 128 keys only where they leave room for four blocks side by side.
+AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_t fourth) {
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  for (uint32_t i = 0; i < kPlans; ++i) {
+    const AttentionPlan plan = attention_candidate(p.k, p.v, rows, i);
+    if (plan.total <= (plan.chunk == kMostChunk ? std::min(fourth, budget) : budget)) return plan;
+  }
+  return {};
+}
+
+// Two blocks side by side if that takes no rows from a block, else whatever fits.
+AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
+  constexpr uint32_t kReserved = 1024;  // of every block, by the driver
+  const uint32_t most = limits.shared_bytes_per_block;
+  const auto share = [&](uint32_t blocks) {
+    const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;
+    return std::min(most, bytes > kReserved ? bytes - kReserved : 0);
+  };
+  const AttentionPlan plan = first_plan(p, share(2), share(4));
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
+  return first_plan(p, most, most);
+}
+
+}  // namespace
+
+std::string name_attention(uint64_t spec) {
+  const auto types = spec_from_key<abi::AttentionSpec>(spec);
+  if (!is_format(types.k_format) || !is_format(types.v_format)) return "";
+  if (float_type(types.q_dtype) == nullptr || float_type(types.out_dtype) == nullptr) return "";
+  return join("gyre::cuda::attention<", uint32_t{types.k_format}, "u, ", uint32_t{types.v_format},
+              "u>");
+}
+
+Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  const AttentionPlan plan = plan_of(p, limits);
+  require(plan.total != 0, "attention: head dims ", p.k.head_dim, " and ", p.v.head_dim,
+          " need more shared memory than a block of this GPU has, ", limits.shared_bytes_per_block,
+          " bytes");
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
+  return {
+      {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, plan.warps * 32, plan.total};
+}
+
+std::string name_attention_merge(uint64_t spec) {
+  const char* const out = float_type(spec_from_key<abi::AttentionMergeSpec>(spec).out_dtype);
+  return out == nullptr ? "" : join("gyre::cuda::attention_merge<", out, ">");
+}
+
+Launch launch_attention_merge(const void* params, uint64_t /*spec*/, const CudaLimits&) {
+  constexpr uint32_t kThreads = 512, kWarp = 32;  // kernels/attention_merge.cu has the same
+  const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
+  const auto wide = static_cast<uint32_t>((p.head_dim + kWarp - 1) / kWarp * kWarp);
+  const uint32_t groups = wide < kThreads ? kThreads / wide : 1;
+  return {{static_cast<uint32_t>(std::min(p.tokens * p.heads, kMostBlocks)), 1, 1},
+          kThreads,
+          groups * static_cast<uint32_t>(p.head_dim * sizeof(float))};
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,76 @@
+#pragma once
+// The online softmax in base 2: a row's {max, sum}, reductions over a warp, and the end of a row.
+#include "abi/types.h"
+#include "convert.cuh"
+#include "ptx.cuh"
+
+namespace gyre::cuda {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+
+inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
+inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
+inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
+
+struct RowState {
+  float max, sum;
+};
+
+inline float exp2_one(float x) { return x == minus_infinity() ? 0.0f : exp2f(x); }
+
+inline float warp_max(float x) {
+  for (int by = 16; by != 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
+  return x;
+}
+inline float warp_sum(float x) {
+  for (int by = 16; by != 0; by /= 2) x += __shfl_xor_sync(kAll, x, by);
+  return x;
+}
+
+// 2^n for n from -126 to 127, and x 2^n for n within twice that.
+inline float power_of_two(int32_t n) { return __int_as_float((n + 127) << 23); }
+inline float times_power(float x, int32_t n) {
+  return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
+}
+// Of a number that is finite and not 0, to within one for subnormal ones.
+inline int32_t exponent_of(float x) {
+  return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
+}
+
+// A sink is one more logit, whose value is 0. Returns what the row's values are multiplied with.
+inline float finish_row(RowState& state, const float* sinks, uint64_t head) {
+  constexpr float kMost = 3.402823466e38f;
+  float keep = 1.0f, sink = sinks == nullptr ? minus_infinity() : sinks[head];
+  if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMost), kMost);
+  if (sink != minus_infinity()) {
+    if (sink > state.max) {
+      keep = exp2_one(state.max - sink);
+      state.sum *= keep;
+      state.max = sink;
+    }
+    state.sum += is_nan(sink) ? sink : exp2_one(sink - state.max);
+  }
+  return state.sum == 0 ? 0.0f : keep / state.sum;
+}
+
+inline float log_sum_exp(const RowState& state) {
+  return state.sum == 0 ? minus_infinity() : (state.max + log2f(state.sum)) * kLn2;
+}
+
+// dtypes are those of gyre/dtype.h: f32, f16, bf16.
+inline float load_as_float(uint64_t row, uint32_t dtype, uint32_t index) {
+  if (dtype == 0) return reinterpret_cast<const float*>(row)[index];
+  if (dtype == 1) return to_float(reinterpret_cast<const Half*>(row)[index]);
+  return to_float(reinterpret_cast<const BFloat16*>(row)[index]);
+}
+inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float value) {
+  if (dtype == 0) {
+    reinterpret_cast<float*>(row)[index] = value;
+  } else if (dtype == 1) {
+    reinterpret_cast<Half*>(row)[index] = from_float<Half>(value);
+  } else {
+    reinterpret_cast<BFloat16*>(row)[index] = from_float<BFloat16>(value);
+  }
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,18 @@
+#pragma once
+// The CUDA attention kernels as host code.
+
+#include <cstdint>
+
+namespace gyre::test {
+
+struct HostLaunch {
+  uint32_t blocks, threads, shared_bytes;
+};
+
+using HostKernel = void (*)(const void* params, const uint64_t* args, const HostLaunch& launch);
+
+// Null: not among those that were compiled; every format is, alone and in some pairs.
+HostKernel host_attention(uint32_t k_format, uint32_t v_format);
+HostKernel host_attention_merge(uint32_t out_dtype);
+
+}  // namespace gyre::test

@@ -1,0 +1,266 @@
+// The CUDA attention kernels against double precision, on the host: a CPU device whose table has
+// them in place of its own. Bounds are those of the CPU's kernels; every unused slot holds NaN.
+#include "attention_host.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "attention_fixture.h"
+#include "attention_small.h"
+#include "cpu/device.h"
+#include "cuda/kernels.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr cuda::CudaLimits kLarge{132, 227 << 10, 228 << 10, 90},
+    kSmall{84, 99 << 10, 100 << 10, 86};
+cuda::CudaLimits limits = kLarge;
+
+void launch(HostKernel kernel, const cuda::Launch& shape, const void* params,
+            const uint64_t* args) {
+  kernel(params, args, {shape.grid[0], shape.block, shape.shared_bytes});
+}
+
+void run_attention(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  launch(host_attention(p.k.format, p.v.format), cuda::launch_attention(params, 0, limits), params,
+         args);
+}
+
+template <uint32_t kOut>
+void run_merge(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  launch(host_attention_merge(kOut), cuda::launch_attention_merge(params, 0, limits), params, args);
+}
+
+cpu::TaskFn select_attention(uint64_t spec) {
+  const auto types = spec_from_key<abi::AttentionSpec>(spec);
+  return host_attention(types.k_format, types.v_format) != nullptr ? run_attention : nullptr;
+}
+
+cpu::TaskFn select_merge(uint64_t spec) {
+  const uint32_t out = spec_from_key<abi::AttentionMergeSpec>(spec).out_dtype;
+  return out == 0 ? run_merge<0> : (out == 1 ? run_merge<1> : run_merge<2>);
+}
+
+uint32_t one_task(const void*, uint64_t) { return 1; }
+
+std::vector<cpu::CpuKernel> make_table() {
+  const auto rows = cpu::kernel_table();
+  std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
+  for (cpu::CpuKernel& row : table) {
+    if (row.info == &kAttention.info) row.select = select_attention, row.tasks = one_task;
+    if (row.info == &kAttentionMerge.info) row.select = select_merge, row.tasks = one_task;
+  }
+  return table;
+}
+
+Device host_device() {
+  static const std::vector<cpu::CpuKernel> kTable = make_table();
+  static const Device kDevice(cpu::make_device({.threads = 1}, kTable));
+  return kDevice;
+}
+
+constexpr KvFormat kNative[] = {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
+                                KvFormat::tq5, KvFormat::tq6, KvFormat::tq8};
+constexpr KvFormat kDense[] = {KvFormat::f32, KvFormat::f16, KvFormat::bf16};
+
+void expect_holds(const AttentionCase& c) { EXPECT_TRUE(attention_holds(host_device(), c)); }
+
+// Levels are exact: only queries and weights are rounded.
+void expect_close(AttentionCase c) {
+  const AttentionProblem problem(host_device(), c);
+  const AttentionAnswer answer = problem.run();
+  EXPECT_LE(nmse(answer.out, answer.decoded.out), 1e-6) << problem.numbers().text();
+}
+
+TEST(CudaHostAttention, EveryNativeFormatAndOddDims) {
+  for (const KvFormat format : kNative) {
+    for (const uint64_t dim : {16, 56, 128, 200})
+      expect_close({.heads = 4, .k_dim = dim, .length = 77, .k = format, .v = format});
+  }
+}
+
+TEST(CudaHostAttention, EveryDenseFormatAndOddDims) {
+  for (const KvFormat format : kDense) {
+    for (const uint64_t dim : {24, 80, 128})
+      expect_close({.heads = 4, .k_dim = dim, .length = 77, .k = format, .v = format});
+  }
+}
+
+TEST(CudaHostAttention, CompatFormats) {
+  expect_close({.k_dim = 64, .length = 37, .k = KvFormat::compat4, .v = KvFormat::compat4});
+  expect_close({.k_dim = 512, .length = 9, .k = KvFormat::compat4, .v = KvFormat::compat4});
+  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8})
+    expect_close({.heads = 1, .k_dim = 256, .length = 20, .k = format, .v = format});
+}
+
+TEST(CudaHostAttention, PairsAndDifferentDims) {
+  expect_close({.k_dim = 128, .v_dim = 64, .length = 70, .k = KvFormat::tq8, .v = KvFormat::tq4});
+  expect_close({.k_dim = 64, .v_dim = 96, .length = 70, .k = KvFormat::f16, .v = KvFormat::tq3});
+  expect_close({.k_dim = 96, .v_dim = 40, .length = 70, .k = KvFormat::tq6, .v = KvFormat::bf16});
+  expect_close(
+      {.k_dim = 40, .v_dim = 32, .length = 70, .k = KvFormat::f32, .v = KvFormat::compat4});
+}
+
+TEST(CudaHostAttention, LargeHeads) {
+  expect_close({.heads = 2, .k_dim = 576, .v_dim = 512, .length = 40});
+  expect_close({.heads = 2, .k_dim = 1024, .length = 20, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  expect_close({.heads = 9, .k_dim = 1016, .length = 20, .k = KvFormat::tq5, .v = KvFormat::tq5});
+  expect_close({.heads = 1, .k_dim = 1024, .length = 20, .k = KvFormat::f32, .v = KvFormat::f32});
+}
+
+TEST(CudaHostAttention, EveryRatioAndManyRows) {
+  for (const uint64_t heads : {1, 3, 7, 16})
+    expect_close(
+        {.heads = heads, .k_dim = 64, .length = 30, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  expect_close({.tokens = 9, .heads = 8, .kv_heads = 2, .k_dim = 32, .length = 50});
+  expect_close({.tokens = 21,
+                .heads = 1,
+                .k_dim = 32,
+                .length = 21,
+                .k = KvFormat::bf16,
+                .v = KvFormat::bf16});
+}
+
+TEST(CudaHostAttention, MasksRingsAndTrees) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4, KvFormat::f32}) {
+    expect_holds({.tokens = 3,
+                  .heads = 4,
+                  .kv_heads = 2,
+                  .k_dim = 64,
+                  .length = 100,
+                  .capacity = 107,
+                  .ring_start = 70,
+                  .k = format,
+                  .v = format,
+                  .window = 40,
+                  .soft_cap = 20,
+                  .sinks = true,
+                  .slopes = true});
+    expect_holds({.tokens = 4,
+                  .heads = 2,
+                  .k_dim = 32,
+                  .length = 70,
+                  .k = format,
+                  .v = format,
+                  .tree = true});
+  }
+  expect_holds({.tokens = 3, .k_dim = 32, .length = 40, .causal = false, .window = 9});
+}
+
+TEST(CudaHostAttention, SplitsAndEmptyOnes) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {
+    expect_holds({.tokens = 2,
+                  .k_dim = 32,
+                  .length = 150,
+                  .k = format,
+                  .v = format,
+                  .sinks = true,
+                  .splits = 2});
+    expect_holds({.k_dim = 32, .length = 5, .k = format, .v = format, .splits = 3});
+  }
+  expect_holds({.k_dim = 32, .length = 0, .sinks = true});
+  expect_holds({.k_dim = 32, .length = 0});
+  expect_holds({.tokens = 6, .heads = 2, .k_dim = 32, .length = 3});
+}
+
+TEST(CudaHostAttention, QueriesAndOutputsOfEveryType) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const uint64_t splits : {0, 2}) {
+      expect_holds(
+          {.k_dim = 32, .length = 20, .q_dtype = dtype, .out_dtype = dtype, .splits = splits});
+    }
+  }
+}
+
+TEST(CudaHostAttention, SharpQueriesAndOutliers) {
+  expect_holds({.k_dim = 128, .length = 300, .q_gain = 8});
+  expect_holds({.k_dim = 128, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4, .q_gain = 8});
+  expect_holds({.k_dim = 64,
+                .length = 100,
+                .k = KvFormat::bf16,
+                .v = KvFormat::bf16,
+                .q_gain = 8,
+                .outliers = 4});
+}
+
+// What only the newest query sees must show there and nowhere else.
+TEST(CudaHostAttention, WhatIsNotFiniteStaysWithItsRow) {
+  constexpr uint64_t kDim = 32, kKeys = 20;
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq4,
+                                KvFormat::tq8, KvFormat::compat4}) {
+    for (const bool in_key : {false, true}) {
+      const Device d = host_device();
+      std::vector<float> k = gaussian_rows(kKeys, kDim, 1), v = gaussian_rows(kKeys, kDim, 2);
+      (in_key ? k : v)[kKeys * kDim - 3] = std::numeric_limits<float>::quiet_NaN();
+      AttentionInputs in;
+      in.q = tensor_of(d, gaussian_rows(2, kDim, 3), {2, 1, kDim});
+      in.k_cache = cache_of(d, format, KvRole::k, k, {1, kDim});
+      in.v_cache = cache_of(d, format, KvRole::v, v, {1, kDim});
+      in.out = d.tensor(DType::f32, {2, 1, kDim});
+      in.lse = d.tensor(DType::f32, {2, 1});
+      Encoder encoder(d);
+      attention(encoder, in, {.length = kKeys, .scale = 0.2f});
+      encoder.submit().wait();
+      const Small::Answer answer{floats_of(in.out), floats_of(in.lse)};
+      EXPECT_TRUE(answer.finite(0, kDim)) << name(format) << " key " << in_key;
+      EXPECT_FALSE(answer.finite(1, kDim)) << name(format) << " key " << in_key;
+    }
+  }
+}
+
+// Lengths from device memory, and the three places of a layer's keys.
+TEST(CudaHostAttention, CacheThatGrows) {
+  constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 32;
+  std::vector<float> wanted, got;
+  for (const bool emulated : {false, true}) {
+    const Device d = emulated ? host_device() : cpu_device(1);
+    KvCache cache(d, {.kv_heads = kKvHeads,
+                      .head_dim = kDim,
+                      .capacity = 100,
+                      .layers = {{.tail = 16, .sinks = 3}, {.window = 12}}});
+    std::vector<float>& all = emulated ? got : wanted;
+    for (const uint64_t tokens : {2, 30, 1, 3}) {
+      const auto seed = static_cast<uint32_t>(tokens);
+      const Tensor k =
+          tensor_of(d, gaussian_rows(tokens * kKvHeads, kDim, seed), {tokens, kKvHeads, kDim});
+      const Tensor v =
+          tensor_of(d, gaussian_rows(tokens * kKvHeads, kDim, seed + 50), {tokens, kKvHeads, kDim});
+      const Tensor q =
+          tensor_of(d, gaussian_rows(tokens * kHeads, kDim, seed + 99), {tokens, kHeads, kDim});
+      const Tensor out = d.tensor(DType::f32, {tokens, kHeads, kDim});
+      Encoder encoder(d);
+      cache.extend(encoder, tokens);
+      for (uint64_t layer = 0; layer < 2; ++layer) {
+        cache.append(encoder, layer, k, v);
+        cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.2f});
+        encoder.submit().wait();
+        const std::vector<float> values = floats_of(out);
+        all.insert(all.end(), values.begin(), values.end());
+      }
+    }
+  }
+  EXPECT_LE(nmse({got.begin(), got.end()}, {wanted.begin(), wanted.end()}), 1e-6);
+}
+
+// Shared memory decides about chunks, stages and rows of a block; every choice gives the answer.
+TEST(CudaHostAttention, EverySizeOfSharedMemory) {
+  for (const uint32_t kilobytes : {14, 22, 32, 48, 100}) {
+    limits = {132, kilobytes << 10, 4 * (kilobytes + 1) << 10, 90};
+    for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
+      expect_close({.heads = 12, .k_dim = 64, .length = 150, .k = format, .v = format});
+      if (kilobytes == 14) continue;  // nothing fits
+      expect_close({.heads = 3, .k_dim = 128, .length = 150, .k = format, .v = format});
+    }
+  }
+  limits = kSmall;
+  expect_close({.heads = 12, .k_dim = 512, .length = 50});
+  expect_close({.heads = 2, .k_dim = 256, .length = 70, .k = KvFormat::tq8, .v = KvFormat::tq8});
+  limits = kLarge;
+  expect_close({.heads = 2, .k_dim = 128, .length = 400, .k = KvFormat::tq4, .v = KvFormat::tq4});
+}
+
+}  // namespace
+}  // namespace gyre::test
