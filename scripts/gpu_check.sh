@@ -48,12 +48,26 @@ sanitize() {  # sanitize TOOL
   return $status
 }
 
+# Building kernels takes longest the first time: as many processes as cores, each with its share of the cases.
+ops() {
+  local parts pids=() status=0
+  parts=$(nproc)
+  for ((i = 0; i < parts; ++i)); do
+    GYRE_CASES=$i/$parts $build/tests/op_test --gtest_filter='*MatchTheReference*cuda*' >$build/ops.$i.log 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  grep -h -B4 -A8 "Failure" $build/ops.*.log | head -n 60
+  return $status
+}
+
 step "GoogleTest" configure_gtest || finish
 step "configure" configure || finish
 step "build" cmake --build $build || finish
 step "devices" $build/tools/gyre devices
 if wanted tests; then
-  step "tests" ctest --test-dir $build --output-on-failure -j "$(nproc)"
+  step "ops on the GPU" ops
+  step "tests" ctest --test-dir $build --output-on-failure -j "$(nproc)" --timeout 300
 fi
 if wanted sanitize; then
   for tool in memcheck racecheck initcheck; do step "compute-sanitizer $tool" sanitize $tool; done

@@ -7,11 +7,6 @@
 
 namespace gyre::cuda {
 
-template <class T, uint32_t kCount>
-struct alignas(16) Pack {
-  T at[kCount];
-};
-
 template <class Source, class Target>
 struct RowCopy {
   // Both sides of a chunk are whole 16-byte words.
@@ -29,11 +24,7 @@ struct RowCopy {
       for (uint64_t i = first; i < elements; ++i) single(i);
       return;
     }
-    const auto in = *reinterpret_cast<const Pack<Source, kChunk>*>(from + first);
-    Pack<Target, kChunk> out;
-#pragma unroll
-    for (uint32_t i = 0; i < kChunk; ++i) out.at[i] = Convert<Target, Source>::value(in.at[i]);
-    *reinterpret_cast<Pack<Target, kChunk>*>(to + first) = out;
+    copy_elements<Source, Target, kChunk>(from + first, to + first);
   }
   void single(uint64_t i) const { to[i] = Convert<Target, Source>::value(from[i]); }
 };
