@@ -145,7 +145,7 @@ std::vector<Row> measure_decode(const Device& device, const Shape& s,
   list.emplace_back([&](uint64_t round) { reads.run(round); });
   const auto times =
       medians_us(list, options.seconds_per_row * static_cast<double>(contenders.size()));
-  const double limit = ReadLimit::gbps(times.back());
+  const double limit = reads.gbps(times.back());
   std::vector<Row> rows;
   for (size_t i = 0; i < contenders.size(); ++i) {
     const Contender& c = contenders[i];

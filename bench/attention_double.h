@@ -9,11 +9,17 @@
 
 namespace gyre::bench {
 
+inline std::vector<float> floats_of(const Tensor& tensor) {
+  std::vector<float> values(tensor.elements());
+  tensor.read_to(std::span<float>(values));
+  return values;
+}
+
 // q: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32.
 inline std::vector<double> attention_in_double(const Tensor& q, const Tensor& k, const Tensor& v) {
   const uint64_t heads = q.shape(1), n = q.shape(2), length = k.shape(0), kv_heads = k.shape(1);
-  const float *qs = q.data<const float>().data(), *ks = k.data<const float>().data(),
-              *vs = v.data<const float>().data();
+  const std::vector<float> queries = floats_of(q), keys = floats_of(k), values = floats_of(v);
+  const float *qs = queries.data(), *ks = keys.data(), *vs = values.data();
   std::vector<double> logits(length), sum(n), out;
   out.reserve(heads * n);
   for (uint64_t h = 0; h < heads; ++h) {
@@ -39,7 +45,7 @@ inline std::vector<double> attention_in_double(const Tensor& q, const Tensor& k,
 }
 
 inline double nmse(const Tensor& out, const std::vector<double>& wanted) {
-  const float* const outs = out.data<const float>().data();
+  const std::vector<float> outs = floats_of(out);
   double error = 0, energy = 0;
   for (size_t i = 0; i < wanted.size(); ++i) {
     const double off = double{outs[i]} - wanted[i];

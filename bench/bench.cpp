@@ -19,10 +19,7 @@ constexpr Suite kSuites[] = {
 }  // namespace
 
 std::vector<Row> run(const Options& options, const Progress& progress) {
-  if (options.device != "cpu") {
-    throw Error(ErrorCode::unsupported,
-                "bench: no benchmarks for device \"" + options.device + "\"");
-  }
+  if (options.device != "cpu") return run_gpu(options, progress);
   std::vector<Row> rows;
   std::string known;
   bool found = false;

@@ -59,6 +59,8 @@ std::vector<Row> run_kv_cache(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);
 std::vector<Row> run_rope(const Options& options, const Progress& progress);
+// On a device that is not the CPU: all of it, the filter does not apply.
+std::vector<Row> run_gpu(const Options& options, const Progress& progress);
 
 // Everything the filter lets through.
 std::vector<Row> run(const Options& options, const Progress& progress);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <random>
+#include <vector>
 
 #include "gyre/device.h"
 
@@ -9,9 +10,11 @@ namespace gyre::bench {
 // f32 drawn from N(0,1), the same for the same seed.
 inline Tensor noise(const Device& device, const Dims& shape, uint32_t seed) {
   Tensor tensor = device.tensor(DType::f32, shape);
+  std::vector<float> values(tensor.elements());
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
-  for (float& value : tensor.data<float>()) value = normal(random);
+  for (float& value : values) value = normal(random);
+  tensor.write_from(std::span<const float>(values));
   return tensor;
 }
 

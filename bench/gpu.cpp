@@ -1,0 +1,292 @@
+// What runs on a GPU: every op against the device's own copy bandwidth, decode attention against
+// f16, a decode step of 32 layers against its kernels alone. Times are of many commands in one
+// submission, divided: a launch alone takes longer than some kernels.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "bench.h"
+#include "gyre/gyre.h"
+#include "noise.h"
+#include "ops/cache_ops.h"
+#include "timing.h"
+
+namespace gyre::bench {
+namespace {
+
+constexpr uint64_t kTokens = 4096, kHeads = 8, kHeadDim = 128;
+constexpr uint64_t kBeyondCache = 256u << 20;  // bytes that leave any GPU's cache behind
+
+uint64_t sets_for(uint64_t bytes) {
+  return std::clamp<uint64_t>(kBeyondCache / std::max<uint64_t>(bytes, 1) + 1, 2, 64);
+}
+
+Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint64_t head_dim) {
+  const Tensor wide = noise(device, {tokens, heads, head_dim}, 1),
+               half = device.tensor(DType::f16, {tokens, heads, head_dim});
+  Encoder encoder(device);
+  kv_copy(encoder, {.k = wide, .k_cache = half});
+  encoder.submit().wait();
+  return half;
+}
+
+// Median microseconds of one command among those that record(encoder, i) records for i < count.
+template <class Record>
+double stream_us(const Device& device, uint64_t count, const Record& record) {
+  constexpr int kRounds = 9;
+  Encoder encoder(device);
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    for (uint64_t i = 0; i < count; ++i) record(encoder, i);
+    const auto begin = std::chrono::steady_clock::now();
+    encoder.submit().wait();
+    if (round > 1) times.push_back(us_since(begin) / static_cast<double>(count));
+  }
+  return median(std::move(times));
+}
+
+double replay_us(const Graph& graph, uint64_t count) {
+  constexpr int kRounds = 25;
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    graph.replay().wait();
+    if (round > 3) times.push_back(us_since(begin) / static_cast<double>(count));
+  }
+  return median(std::move(times));
+}
+
+class GpuBench {
+ public:
+  GpuBench(const Options& options, const Progress& progress)
+      : options_(options), progress_(progress), device_(Device::open(options.device)) {}
+
+  std::vector<Row> run() {
+    measure_copy();
+    measure_ops();
+    const std::vector<uint64_t> contexts = {4096, 32768, 131072};
+    for (const uint64_t context : contexts) measure_attention(32, 8, 128, context);
+    for (const uint64_t context : contexts) measure_attention(16, 8, 256, context);
+    measure_step();
+    return rows_;
+  }
+
+ private:
+  Row& add(const std::string& op, std::vector<std::pair<std::string, Field>> shape, double us,
+           uint64_t bytes) {
+    Row row;
+    row.op = op;
+    row.device = options_.device;
+    row.threads = device_.info().compute_units;
+    row.shape = std::move(shape);
+    row.median_us = us;
+    row.bytes = bytes;
+    row.gbps = static_cast<double>(bytes) / us / 1e3;
+    row.limit_gbps = limit_gbps_;
+    row.fraction = limit_gbps_ > 0 ? row.gbps / limit_gbps_ : 0;
+    rows_.push_back(std::move(row));
+    return rows_.back();
+  }
+
+  void measure_copy() {
+    progress_.begin("copy");
+    constexpr uint64_t kBytes = 1u << 30;
+    const Tensor from = device_.tensor(DType::u8, {kBytes}),
+                 to = device_.tensor(DType::u8, {kBytes});
+    const double us =
+        stream_us(device_, 8, [&](Encoder& encoder, uint64_t) { copy_bytes(encoder, from, to); });
+    limit_gbps_ = 2.0 * static_cast<double>(kBytes) / us / 1e3;
+    add("copy", {{"case", std::string("1 GiB")}}, us, 2 * kBytes);
+    progress_.done(rows_.back());
+  }
+
+  void measure_ops() {
+    const Tensor source = noise_tokens(device_, kTokens, kHeads, kHeadDim);
+    const uint64_t sets = sets_for(4 * source.bytes());
+    std::vector<Tensor> k, v;
+    for (uint64_t i = 0; i < sets; ++i) {
+      Encoder encoder(device_);
+      for (auto* list : {&k, &v}) {
+        list->push_back(device_.tensor(DType::f16, source.shape()));
+        kv_copy(encoder, {.k = source, .k_cache = list->back()});
+      }
+      encoder.submit().wait();
+    }
+    const std::vector<std::pair<std::string, Field>> shape = {
+        {"tokens", kTokens}, {"kv_heads", kHeads}, {"head_dim", kHeadDim}};
+    const auto with = [&](const char* what) {
+      auto full = shape;
+      full.emplace_back("format", std::string(what));
+      return full;
+    };
+    std::vector<Tensor> caches;
+    for (uint64_t i = 0; i < 2 * sets; ++i)
+      caches.push_back(device_.tensor(DType::f16, {kHeads, kTokens, kHeadDim}));
+    progress_.begin("kv_copy, rope, kv_quantize");
+    add("kv_copy", with("f16"),
+        stream_us(device_, sets,
+                  [&](Encoder& encoder, uint64_t i) {
+                    kv_copy(encoder, {.k = k[i],
+                                      .k_cache = caches[2 * i].permute({1, 0, 2}),
+                                      .v = v[i],
+                                      .v_cache = caches[2 * i + 1].permute({1, 0, 2})});
+                  }),
+        4 * source.bytes());
+    std::vector<int32_t> numbers(kTokens);
+    for (uint64_t i = 0; i < kTokens; ++i) numbers[i] = static_cast<int32_t>(i);
+    const Tensor positions = device_.tensor(DType::i32, {kTokens});
+    positions.write_from(std::span<const int32_t>(numbers));
+    add("rope", with("f16"),
+        stream_us(device_, sets,
+                  [&](Encoder& encoder, uint64_t i) {
+                    rope(encoder, {.x = k[i], .positions = positions, .out = k[i]});
+                  }),
+        2 * source.bytes());
+    for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4})
+      measure_quantize(format, k, v, with);
+    for (Row& row : rows_) progress_.done(row);
+  }
+
+  template <class With>
+  void measure_quantize(KvFormat format, const std::vector<Tensor>& k, const std::vector<Tensor>& v,
+                        const With& with) {
+    std::vector<KvBuffer> keys, values;
+    for (size_t i = 0; i < k.size(); ++i) {
+      keys.push_back(KvBuffer::allocate(device_, {format, KvRole::k, kHeads, kTokens, kHeadDim}));
+      values.push_back(KvBuffer::allocate(device_, {format, KvRole::v, kHeads, kTokens, kHeadDim}));
+    }
+    const double us = stream_us(device_, k.size(), [&](Encoder& encoder, uint64_t i) {
+      kv_quantize(encoder, {.k = k[i], .k_cache = keys[i], .v = v[i], .v_cache = values[i]});
+    });
+    add("kv_quantize", with(name(format).data()), us,
+        2 * k[0].bytes() + keys[0].bytes() + values[0].bytes());
+  }
+
+  void fill(const KvBuffer& k, const KvBuffer& v, const Tensor& tokens) {
+    const uint64_t capacity = k.shape.capacity, part = tokens.shape(0);
+    for (uint64_t at = 0; at < capacity; at += part) {
+      Encoder encoder(device_);
+      if (describe(k.shape.format).compressed) {
+        kv_quantize(encoder, {.k = tokens, .k_cache = k, .v = tokens, .v_cache = v},
+                    {.position = at});
+      } else {
+        kv_copy(encoder,
+                {.k = tokens,
+                 .k_cache = k.codes.permute({1, 0, 2}),
+                 .v = tokens,
+                 .v_cache = v.codes.permute({1, 0, 2})},
+                {.position = at});
+      }
+      encoder.submit().wait();
+    }
+  }
+
+  void measure_attention(uint64_t heads, uint64_t kv_heads, uint64_t head_dim, uint64_t context) {
+    constexpr std::array<std::array<KvFormat, 2>, 6> kPairs = {{{KvFormat::f16, KvFormat::f16},
+                                                                {KvFormat::bf16, KvFormat::bf16},
+                                                                {KvFormat::tq8, KvFormat::tq8},
+                                                                {KvFormat::tq8, KvFormat::tq4},
+                                                                {KvFormat::tq4, KvFormat::tq4},
+                                                                {KvFormat::tq3, KvFormat::tq3}}};
+    progress_.begin("attention " + std::to_string(heads) + "/" + std::to_string(kv_heads) + "/" +
+                    std::to_string(head_dim) + " at " + std::to_string(context));
+    const Tensor tokens = noise_tokens(device_, 4096, kv_heads, head_dim);
+    const Tensor q = noise_tokens(device_, 1, heads, head_dim);
+    const Tensor out = device_.tensor(DType::f16, {1, heads, head_dim});
+    double f16_us = 0;
+    for (const auto& pair : kPairs) {
+      std::vector<KvBuffer> k, v;
+      do {
+        k.push_back(KvBuffer::allocate(device_, {pair[0], KvRole::k, kv_heads, context, head_dim}));
+        v.push_back(KvBuffer::allocate(device_, {pair[1], KvRole::v, kv_heads, context, head_dim}));
+        fill(k.back(), v.back(), tokens);
+      } while (k.size() < sets_for(k[0].bytes() + v[0].bytes()));
+      const uint64_t count = std::max<uint64_t>(k.size(), 16);
+      Encoder encoder(device_);
+      for (uint64_t i = 0; i < count; ++i) {
+        attention(encoder,
+                  {.q = q, .k_cache = k[i % k.size()], .v_cache = v[i % k.size()], .out = out},
+                  {.length = context, .scale = 1 / std::sqrt(static_cast<float>(head_dim))});
+      }
+      const double us = replay_us(encoder.instantiate(), count);
+      if (pair[0] == KvFormat::f16) f16_us = us;
+      Row& row = add("attention",
+                     {{"heads", heads},
+                      {"kv_heads", kv_heads},
+                      {"head_dim", head_dim},
+                      {"context", context},
+                      {"k", std::string(name(pair[0]))},
+                      {"v", std::string(name(pair[1]))}},
+                     us, k[0].bytes() + v[0].bytes());
+      row.against = "f16/f16";
+      row.against_us = f16_us;
+      row.speedup = f16_us / us;
+      progress_.done(row);
+    }
+  }
+
+  void measure_step() {
+    constexpr uint64_t kLayers = 32, kQueryHeads = 32, kContext = 4096, kPart = 512;
+    progress_.begin("kv_cache step");
+    KvCache cache(
+        device_, {.kv_heads = kHeads,
+                  .head_dim = kHeadDim,
+                  .capacity = kContext + 8,
+                  .layers = std::vector<KvLayer>(kLayers, {.k = KvFormat::tq4, .v = KvFormat::tq4}),
+                  .step_tokens = kPart});
+    const Tensor part = noise_tokens(device_, kPart, kHeads, kHeadDim);
+    Encoder encoder(device_);
+    for (uint64_t at = 0; at < kContext; at += kPart) {
+      cache.extend(encoder, kPart);
+      for (uint64_t layer = 0; layer < kLayers; ++layer) cache.append(encoder, layer, part, part);
+      encoder.submit().wait();
+    }
+    cache.extend(encoder, 1);
+    encoder.submit().wait();
+    const Tensor q = noise_tokens(device_, 1, kQueryHeads, kHeadDim),
+                 k = noise_tokens(device_, 1, kHeads, kHeadDim),
+                 out = device_.tensor(DType::f16, {1, kQueryHeads, kHeadDim});
+    const auto record = [&](bool turn, bool store, bool attend) {
+      for (uint64_t layer = 0; layer < kLayers; ++layer) {
+        if (turn)
+          rope(encoder, {.x = q, .positions = cache.positions(1), .out = q, .k = k, .k_out = k});
+        if (store) cache.append(encoder, layer, k, k);
+        if (attend) cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.088f});
+      }
+      return encoder.instantiate();
+    };
+    const Graph all = record(true, true, true);
+    const std::array alone = {record(true, false, false), record(false, true, false),
+                              record(false, false, true)};
+    const double us = replay_us(all, 1);
+    const std::array parts = {replay_us(alone[0], 1), replay_us(alone[1], 1),
+                              replay_us(alone[2], 1)};
+    Row& row = add("kv_cache step",
+                   {{"layers", kLayers},
+                    {"context", kContext},
+                    {"k", std::string("tq4")},
+                    {"v", std::string("tq4")},
+                    {"rope_us", parts[0]},
+                    {"append_us", parts[1]},
+                    {"attend_us", parts[2]}},
+                   us, 0);
+    row.against = "rope, append, attend alone";
+    row.against_us = parts[0] + parts[1] + parts[2];
+    row.speedup = row.against_us / us;
+    progress_.done(row);
+  }
+
+  const Options& options_;
+  const Progress& progress_;
+  Device device_;
+  double limit_gbps_ = 0;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
+
+std::vector<Row> run_gpu(const Options& options, const Progress& progress) {
+  return GpuBench(options, progress).run();
+}
+
+}  // namespace gyre::bench
