@@ -62,18 +62,19 @@ __global__ void __launch_bounds__(kMergeThreads)
     const float* const first = pointer<const float>(args.at[0]) + row * (n + 2);
     RowState state = {merged_max(first, stride, p.splits, n), 0};
     for (uint64_t begin = 0; begin < p.splits; begin += kMergeThreads) {
-      const uint64_t count = abi::kv_least(p.splits - begin, kMergeThreads);
+      const auto count = static_cast<uint32_t>(abi::kv_least(p.splits - begin, kMergeThreads));
       const float* const from = first + begin * stride;
       __syncthreads();
       state.sum += merge_weights(from, stride, count, n, state.max, weights);
       __syncthreads();
+#pragma unroll 1  // usually one round: unrolled, some compilers run out of registers
       for (uint32_t c = threadIdx.x - group * wide; c < n && group < groups;
            c += groups == 1 ? kMergeThreads : wide) {
         float sum = begin == 0 ? 0.0f : sums[group * n + c];
 #pragma unroll 8
-        for (uint64_t s = group; s < count; s += groups) {
-          const float x = from[s * stride + c];
-          sum += weights[s] == 0 ? 0.0f : weights[s] * x;  // whatever a split without keys holds
+        for (uint32_t s = group; s < count; s += groups) {
+          const float x = from[s * stride + c], weight = weights[s];
+          sum += weight == 0 ? 0.0f : weight * x;  // whatever a split without keys holds
         }
         sums[group * n + c] = sum;
       }
