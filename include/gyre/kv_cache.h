@@ -99,7 +99,9 @@ class KvCache {
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
               const AttendOptions& options = {}) const;
 
-  void truncate(Encoder& encoder, uint64_t tokens);  // drops the newest
+  // Drops the newest. A step that was begun and not appended must be dropped whole, before the next
+  // begins.
+  void truncate(Encoder& encoder, uint64_t tokens);
   void clear(Encoder& encoder);
   KvCache fork(Encoder& encoder) const;  // a copy of its own
 

@@ -161,6 +161,9 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) {
   State::Sequence next = s.sequence;
   require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
           s.options.capacity, " tokens are taken, no room for ", tokens);
+  const bool side_by_side = tokens <= kSideBySide;
+  next.undo_length = side_by_side ? next.length : 0;
+  next.undo_tail = side_by_side ? next.tail : 0;
   next.length += tokens;
   next.step = tokens;
   next.peak = std::max(next.peak, next.length);
@@ -213,6 +216,9 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
   require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
   next.length -= tokens;
+  // A whole step: what it moved from the tail to the body is in the tail still, and perhaps there
+  // only.
+  if (next.length <= next.undo_length) next.tail = next.undo_tail;
   next.tail = std::min(next.tail, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
