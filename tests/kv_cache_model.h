@@ -48,7 +48,7 @@ struct Question {
   uint64_t tokens = 1;
   uint64_t window = 0;
   float soft_cap = 0;
-  bool sinks = false, slopes = false, tree = false;
+  bool sinks = false, slopes = false, tree = false, causal = true;
 };
 
 class CacheModel {
@@ -73,11 +73,11 @@ class CacheModel {
 
   void append(uint64_t tokens) {
     cache.extend(encoder, tokens);
-    const std::vector<float> new_k = fresh(tokens * kKvHeads * kDim),
-                             new_v = fresh(tokens * kKvHeads * kValueDim);
+    const std::vector<float> new_k = fresh(tokens * kKvHeads * k_dim()),
+                             new_v = fresh(tokens * kKvHeads * v_dim());
     for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer) {
-      cache.append(encoder, layer, tensor(new_k, {tokens, kKvHeads, kDim}),
-                   tensor(new_v, {tokens, kKvHeads, kValueDim}));
+      cache.append(encoder, layer, tensor(new_k, {tokens, kKvHeads, k_dim()}),
+                   tensor(new_v, {tokens, kKvHeads, v_dim()}));
     }
     encoder.submit().wait();
     k.insert(k.end(), new_k.begin(), new_k.end());
@@ -86,8 +86,26 @@ class CacheModel {
   void truncate(uint64_t tokens) {
     cache.truncate(encoder, tokens);
     encoder.submit().wait();
-    k.resize(k.size() - tokens * kKvHeads * kDim);
-    v.resize(v.size() - tokens * kKvHeads * kValueDim);
+    forget(tokens);
+  }
+  // A step whose append is recorded and dropped, or refused; then it is taken back, and `more`.
+  void begin_and_take_back(uint64_t tokens, bool refused, uint64_t more = 0) {
+    cache.extend(encoder, tokens);
+    encoder.submit().wait();
+    const uint64_t given = refused ? tokens + 1 : tokens;
+    const Tensor new_k = device.tensor(DType::f32, {given, kKvHeads, k_dim()}),
+                 new_v = device.tensor(DType::f32, {given, kKvHeads, v_dim()});
+    for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer) {
+      if (refused) {
+        EXPECT_THROW(cache.append(encoder, layer, new_k, new_v), Error);
+      } else {
+        cache.append(encoder, layer, new_k, new_v);
+      }
+    }
+    encoder.clear();
+    cache.truncate(encoder, tokens + more);
+    encoder.submit().wait();
+    forget(more);
   }
   void clear() {
     cache.clear(encoder);
@@ -98,27 +116,29 @@ class CacheModel {
 
   // NMSE of the cache's answer against double precision over all tokens.
   double error(uint64_t layer, const Question& ask) {
-    const std::vector<float> q = fresh(ask.tokens * kHeads * kDim);
+    const std::vector<float> q = fresh(ask.tokens * kHeads * k_dim());
     reference::AttentionShape shape;
     shape.tokens = ask.tokens;
     shape.heads = kHeads;
     shape.kv_heads = kKvHeads;
-    shape.k_dim = kDim;
-    shape.v_dim = kValueDim;
+    shape.k_dim = k_dim();
+    shape.v_dim = v_dim();
+    shape.causal = ask.causal;
     shape.length = shape.capacity = cache.length();
     shape.window = ask.window != 0 ? ask.window : cache.options().layers[layer].window;
     shape.soft_cap = ask.soft_cap;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
+    const float scale = 1.0f / std::sqrt(static_cast<float>(k_dim()));
     shape.scale = scale;
     reference::AttentionData data{
         {q.begin(), q.end()}, {k.begin(), k.end()}, {v.begin(), v.end()}, {}, {}, {}};
-    AttendInputs in{.q = tensor(q, {ask.tokens, kHeads, kDim}),
-                    .out = device.tensor(DType::f32, {ask.tokens, kHeads, kValueDim})};
+    AttendInputs in{.q = tensor(q, {ask.tokens, kHeads, k_dim()}),
+                    .out = device.tensor(DType::f32, {ask.tokens, kHeads, v_dim()})};
     if (ask.sinks) in.sinks = per_head(data.sinks);
     if (ask.slopes) in.slopes = per_head(data.slopes);
     if (ask.tree) in.tree = tree(ask.tokens, data.tree);
-    cache.attend(encoder, layer, in,
-                 {.scale = scale, .window = ask.window, .soft_cap = ask.soft_cap});
+    cache.attend(
+        encoder, layer, in,
+        {.scale = scale, .causal = ask.causal, .window = ask.window, .soft_cap = ask.soft_cap});
     encoder.submit().wait();
     const std::vector<float> got = floats_of(in.out);
     return nmse({got.begin(), got.end()}, reference::attention(shape, data).out);
@@ -134,6 +154,12 @@ class CacheModel {
   std::vector<float> k, v;
 
  private:
+  uint64_t k_dim() const { return cache.options().head_dim; }
+  uint64_t v_dim() const { return cache.options().v_head_dim; }
+  void forget(uint64_t tokens) {
+    k.resize(k.size() - tokens * kKvHeads * k_dim());
+    v.resize(v.size() - tokens * kKvHeads * v_dim());
+  }
   Tensor per_head(std::vector<double>& numbers) {
     std::vector<float> values = fresh(kHeads);
     for (float& value : values) value *= 0.1f;

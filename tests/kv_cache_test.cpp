@@ -66,6 +66,157 @@ TEST(KvCache, TruncatesIntoAndBeyondTheTail) {
   }
 }
 
+// The tail has room for a step beside what leaves it, so a step that is taken back whole, appended
+// or not, leaves the tail as it was.
+TEST(KvCache, AStepTakenBackWasNever) {
+  constexpr uint64_t kTail = 20;
+  const auto expect_whole = [](CacheModel& model) {
+    EXPECT_LE(model.error(0, 1), 1e-3);
+    EXPECT_LE(model.error(0, 1, kTail), 1e-6) << "the newest are still 16 bits";
+    for (int i = 0; i < 30; ++i) model.append(1);
+    EXPECT_LE(model.error(0, 1), 1e-3) << "and leave the tail later";
+  };
+  for (const uint64_t window : {0, 60}) {
+    for (const uint64_t tokens : {1, 7, 20, 63, 64}) {
+      SCOPED_TRACE(std::to_string(tokens) + " window " + std::to_string(window));
+      CacheModel model(
+          small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = window, .tail = kTail}));
+      for (int i = 0; i < 4; ++i) model.append(23);
+      for (const bool refused : {false, true}) {
+        model.begin_and_take_back(tokens, refused);
+        expect_whole(model);
+      }
+      model.append(tokens);
+      model.truncate(tokens);
+      model.begin_and_take_back(tokens, false);
+      expect_whole(model);
+    }
+  }
+}
+
+// What is taken back with a step was there before it.
+TEST(KvCache, AStepAndMoreTakenBack) {
+  for (const uint64_t more : {1, 5, 19, 20, 21, 40}) {
+    CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sinks = 3}));
+    model.append(50);
+    model.append(30);
+    model.begin_and_take_back(40, false, more);
+    EXPECT_LE(model.error(0, 1), 1e-3) << more;
+    if (more < 20) {
+      EXPECT_LE(model.error(0, 1, 20 - more), 1e-6) << more;
+    }
+    for (int i = 0; i < 30; ++i) model.append(1);
+    EXPECT_LE(model.error(0, 1), 1e-3) << more;
+  }
+}
+
+// In two parts it is as whole as in one.
+TEST(KvCache, AStepTakenBackInParts) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20}));
+  model.append(80);
+  model.append(10);
+  model.truncate(4);
+  model.truncate(6);
+  EXPECT_LE(model.error(0, 1, 20), 1e-6);
+}
+
+// A step too long for the tail's ring overwrites it: what left the tail stays in the body.
+TEST(KvCache, ALongStepTakenBackStaysCompressed) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20}));
+  model.append(80);
+  model.append(65);
+  model.truncate(65);
+  EXPECT_LE(model.error(0, 1), 1e-3);
+  model.append(2);
+  EXPECT_LE(model.error(0, 2), 1e-3);
+}
+
+TEST(KvCache, PositionsOfEveryTokenOfAStep) {
+  CacheModel model(small({.k = KvFormat::f16, .v = KvFormat::f16}));
+  const auto positions = [](const KvCache& cache, uint64_t tokens) {
+    const auto data = cache.positions(tokens).data<int32_t>();
+    return std::vector<int32_t>(data.begin(), data.end());
+  };
+  model.append(7);
+  EXPECT_EQ(positions(model.cache, 7), (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6}));
+  model.append(4);
+  EXPECT_EQ(positions(model.cache, 4), (std::vector<int32_t>{7, 8, 9, 10}));
+  const KvCache other = model.cache.fork(model.encoder);
+  model.encoder.submit().wait();
+  EXPECT_EQ(positions(other, 7), (std::vector<int32_t>{7, 8, 9, 10, 4, 5, 6}));
+  EXPECT_EQ(positions(other, 100), positions(model.cache, 100));
+}
+
+// The cache outlives a call of another device's encoder.
+TEST(KvCache, ARefusedAttendLeavesNothingBehind) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16}));
+  model.append(60);
+  const Device other = Device::open("cpu", {.threads = 1});
+  Encoder encoder(other);
+  const Tensor q = other.tensor(DType::f32, {1, kHeads, kDim}),
+               out = other.tensor(DType::f32, {1, kHeads, kValueDim});
+  EXPECT_TRUE(refused({"kv_cache.attend", "another device"},
+                      [&] { model.cache.attend(encoder, 0, {.q = q, .out = out}); }));
+  EXPECT_LE(model.error(0, 1), 1e-3);
+  // Also when there is scratch already, and more is asked for.
+  const Tensor many = other.tensor(DType::f32, {50, kHeads, kDim}),
+               outs = other.tensor(DType::f32, {50, kHeads, kValueDim});
+  EXPECT_TRUE(refused({"kv_cache.attend", "another device"},
+                      [&] { model.cache.attend(encoder, 0, {.q = many, .out = outs}); }));
+  EXPECT_LE(model.error(0, 20), 1e-3);
+}
+
+// A graph for three tokens takes three, however many the step has.
+TEST(KvCache, AReplayReadsNoMoreThanItsSource) {
+  constexpr uint64_t kRecorded = 3, kGuard = 5;
+  for (const KvLayer& layer : {KvLayer{.k = KvFormat::f32, .v = KvFormat::f32},
+                               KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq8},
+                               KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 4},
+                               KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq8, .sinks = 50}}) {
+    CacheModel model(small(layer));
+    model.append(20);  // what lies in the slots that a step too long would write
+    model.truncate(20);
+    // Values are 1, and 1000 behind the end of the source.
+    std::vector<float> k((kRecorded + kGuard) * kKvHeads * kDim, 0.0f),
+        v((kRecorded + kGuard) * kKvHeads * kValueDim, 1000.0f);
+    std::fill_n(v.begin(), kRecorded * kKvHeads * kValueDim, 1.0f);
+    const Dims k_shape{kRecorded, kKvHeads, kDim}, v_shape{kRecorded, kKvHeads, kValueDim};
+    const Tensor k_source = model.device.wrap(k.data(), DType::f32, k_shape),
+                 v_source = model.device.wrap(v.data(), DType::f32, v_shape);
+    model.cache.extend(model.encoder, kRecorded);
+    model.encoder.submit().wait();
+    model.cache.append(model.encoder, 0, k_source, v_source);
+    const Graph graph = model.encoder.instantiate();
+    graph.replay().wait();
+    model.cache.extend(model.encoder, kRecorded + 2);
+    model.encoder.submit().wait();
+    graph.replay().wait();
+    const Tensor q = model.device.tensor(DType::f32, {1, kHeads, kDim}),
+                 out = model.device.tensor(DType::f32, {1, kHeads, kValueDim});
+    model.cache.attend(model.encoder, 0, {.q = q, .out = out});
+    model.encoder.submit().wait();
+    // A query of zeros: the mean of six ones and two old values.
+    for (const float value : floats_of(out)) EXPECT_NEAR(value, 0.75f, 2.0f) << name(layer.k);
+  }
+}
+
+// Keys leave the tail while new ones come, by several threads: in other slots.
+TEST(KvCache, TheTailHasRoomForAStepBesideIt) {
+  const Device device = Device::open("cpu", {.threads = 2});
+  const auto tail_bytes = [&](uint64_t tail, uint64_t step_tokens) {
+    KvCacheOptions options = small({.k = KvFormat::tq8, .v = KvFormat::tq8});
+    options.step_tokens = step_tokens;
+    const uint64_t plain = KvCache(device, options).bytes();
+    options.layers[0].tail = tail;
+    return KvCache(device, options).bytes() - plain;
+  };
+  constexpr uint64_t kSlotBytes = kKvHeads * (kDim + kValueDim) * 2;
+  EXPECT_EQ(tail_bytes(20, 1), 21 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 10), 30 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 64), 84 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 100), 84 * kSlotBytes);
+}
+
 TEST(KvCache, LayersDifferAndKeepApart) {
   const std::vector<KvLayer> layers =
       kv_layers(6, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2},
@@ -219,6 +370,10 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
     model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)},
                        {.window = 41});
   }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "at most step_tokens 100", "101"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(101, 4, kDim), .out = rows(101, 4, kValueDim)},
+                       {.window = 1});
+  }));
   EXPECT_TRUE(
       refused({"kv_cache.truncate", "295", "296"}, [&] { model.cache.truncate(encoder, 296); }));
   EXPECT_TRUE(refused({"kv_cache.truncate", "window of layer 0"},
@@ -227,6 +382,9 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   EXPECT_EQ(model.cache.length(), 295u);
   EXPECT_LE(model.error(0, 10), 4e-4);
   model.truncate(100);  // exactly what the ring allows the next token
+  EXPECT_TRUE(refused({"kv_cache.append", "extend() comes first"}, [&] {
+    model.cache.append(encoder, 0, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kValueDim));
+  }));
   EXPECT_TRUE(refused({"kv_cache.attend", "no longer has key 155", "1 queries"}, [&] {
     model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)});
   }));
@@ -238,6 +396,26 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   }));
 }
 
+// Whatever the formats of a policy, a cache takes the list.
+TEST(KvCache, LayersThatAreNotCompressedHaveNoTail) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvLayer fine{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2};
+  KvCacheOptions options = small({});
+  options.layers = kv_layers(4, {.layer = fine, .edge_layers = 1, .edge_format = KvFormat::f16});
+  EXPECT_EQ(options.layers[0].tail, 0u);
+  EXPECT_EQ(options.layers[0].sinks, 0u);
+  EXPECT_EQ(options.layers[1].tail, 9u);
+  EXPECT_EQ(options.layers[1].sinks, 2u);
+  EXPECT_EQ(options.layers[3].tail, 0u);
+  EXPECT_EQ(KvCache(device, options).describe().size(), 4u);
+  KvLayer plain = fine;
+  plain.k = plain.v = KvFormat::bf16;
+  options.layers = kv_layers(4, {.layer = plain, .edge_layers = 1});
+  EXPECT_EQ(options.layers[0].tail, 9u);
+  EXPECT_EQ(options.layers[1].tail, 0u);
+  EXPECT_EQ(KvCache(device, options).describe().size(), 4u);
+}
+
 TEST(KvCache, RefusesWhatItCannotHold) {
   const Device device = Device::open("cpu", {.threads = 1});
   const auto make = [&](const KvLayer& layer, uint64_t capacity = 100) {
@@ -247,6 +425,18 @@ TEST(KvCache, RefusesWhatItCannotHold) {
   EXPECT_TRUE(refused({"capacity", "2^31"}, make({}, uint64_t{1} << 31)));
   EXPECT_TRUE(
       refused({"not compressed"}, make({.k = KvFormat::f16, .v = KvFormat::f16, .tail = 4})));
+  for (const uint64_t dim : {0, 8, 20, 36}) {
+    for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq8}) {
+      KvCacheOptions options = small({.k = format, .v = format});
+      options.head_dim = dim;
+      EXPECT_TRUE(refused({"kv_cache: head_dim", "multiple of 8", std::to_string(dim)},
+                          [&] { KvCache cache(device, options); }));
+      options = small({.k = format, .v = format});
+      options.v_head_dim = dim == 0 ? 12 : dim;
+      EXPECT_TRUE(refused({"kv_cache: v_head_dim", "multiple of 8"},
+                          [&] { KvCache cache(device, options); }));
+    }
+  }
   EXPECT_TRUE(refused({"sinks", "window"}, make({.window = 5, .sinks = 4})));
   EXPECT_TRUE(refused({"sinks", "100"}, make({.sinks = 100})));
   EXPECT_TRUE(refused({"tail", "101"}, make({.tail = 101})));

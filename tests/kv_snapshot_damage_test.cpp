@@ -131,7 +131,7 @@ TEST_F(KvSnapshotDamage, NumbersThatLie) {
   fails(32, 8, huge, {"kv_heads", "2^14"});
   fails(40, 8, 24, {"need more than"});
   fails(40, 8, huge, {"head_dim"});
-  fails(48, 8, 17, {"tq2 stores head dims"});
+  fails(48, 8, 17, {"v_head_dim must be a multiple of 8"});
   fails(56, 8, huge, {"capacity"});
   fails(56, 8, 13, {"11 slots, it must have 12"});
   fails(64, 8, 0, {"step_tokens"});

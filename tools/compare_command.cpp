@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -148,10 +149,16 @@ void print_json(const bench::CompareReport& report) {
   }
 }
 
-// Asked before anything is measured: a wrong path must not cost a minute. Leaves a file as it is.
-void check_output(const std::string& path) {
-  if (!path.empty() && !std::ofstream(path, std::ios::app))
-    throw Error(ErrorCode::io, "compare: cannot write \"" + path + "\"");
+// Asked before anything is measured: a wrong path must not cost a minute. Leaves a file as it is,
+// and makes none.
+void check_output(const std::filesystem::path& path) {
+  if (path.empty()) return;
+  std::error_code none;
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const bool can = std::filesystem::exists(path, none)
+                       ? static_cast<bool>(std::ofstream(path, std::ios::app))
+                       : path.has_filename() && access(folder.c_str(), W_OK | X_OK) == 0;
+  if (!can) throw Error(ErrorCode::io, "compare: cannot write \"" + path.string() + "\"");
 }
 
 void write_output(const std::string& path, const std::string& text) {

@@ -83,7 +83,7 @@ class KvCache {
 
   const KvCacheOptions& options() const;
   uint64_t length() const;  // tokens, as far as recorded
-  uint64_t bytes() const;
+  uint64_t bytes() const;   // without attend()'s scratch: the partial states of one call
   std::vector<KvLayerInfo> describe() const;
 
   // The next `tokens` tokens begin: their positions are set, and every layer is expected to get
@@ -99,13 +99,15 @@ class KvCache {
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
               const AttendOptions& options = {}) const;
 
-  void truncate(Encoder& encoder, uint64_t tokens);  // drops the newest
+  // Drops the newest. A step that was begun and not appended must be dropped whole, before the next
+  // begins.
+  void truncate(Encoder& encoder, uint64_t tokens);
   void clear(Encoder& encoder);
   KvCache fork(Encoder& encoder) const;  // a copy of its own
 
   // A file with everything the cache holds; docs/snapshots.md draws it. Everything recorded must
   // have been submitted and waited for. The file appears at `path` as a whole: when save() throws,
-  // what was there before is still there.
+  // what was there before is still there. Only regular files are replaced; links are followed.
   void save(const std::string& path) const;
   // The cache becomes the one that was saved. It must have the same geometry; a larger capacity is
   // fine, unless a ring would have more slots. A file that is damaged or does not fit is refused

@@ -14,12 +14,21 @@ namespace {
 // Tokens that fit into a tail beside those that leave it: up to here one command does both.
 constexpr uint64_t kSideBySide = 64;
 
+bool is_compressed(const KvLayer& layer) {
+  return describe(layer.k).compressed || describe(layer.v).compressed;
+}
+
+// What attention takes, in every format.
+void check_head_dim(const char* what, uint64_t head_dim) {
+  require(head_dim >= 16 && head_dim % 8 == 0, "kv_cache: ", what,
+          " must be a multiple of 8 from 16, got ", head_dim);
+}
+
 void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_tokens) {
   const KvLayer& layer = options.layers[index];
-  const bool compressed = describe(layer.k).compressed || describe(layer.v).compressed;
   require(layer.tail == 0 || layer.tail == tail_tokens, "kv_cache: layers with a tail must have ",
           "the same, layer ", index, " has ", layer.tail, " after ", tail_tokens);
-  require(compressed || (layer.tail == 0 && layer.sinks == 0), "kv_cache: layer ", index,
+  require(is_compressed(layer) || (layer.tail == 0 && layer.sinks == 0), "kv_cache: layer ", index,
           " is not compressed, a 16-bit tail of ", layer.tail, " and sinks of ", layer.sinks,
           " would keep nothing better");
   require(layer.sinks == 0 || layer.window == 0, "kv_cache: layer ", index, " has a window of ",
@@ -38,6 +47,8 @@ uint64_t value_dim(const KvCacheOptions& options) {
 
 uint64_t check_cache_options(const KvCacheOptions& options) {
   require(options.kv_heads != 0, "kv_cache: kv_heads must be given");
+  check_head_dim("head_dim", options.head_dim);
+  check_head_dim("v_head_dim", value_dim(options));
   require(options.capacity != 0 && options.capacity <= std::numeric_limits<int32_t>::max(),
           "kv_cache: capacity must be from 1 to 2^31 - 1, got ", options.capacity);
   require(options.step_tokens != 0 && options.step_tokens <= uint64_t{1} << 24,
@@ -63,6 +74,7 @@ std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) {
     } else if (i < policy.edge_layers || count - 1 - i < policy.edge_layers) {
       layers[i].k = layers[i].v = policy.edge_format;
     }
+    if (!is_compressed(layers[i])) layers[i].tail = layers[i].sinks = 0;
   }
   return layers;
 }
@@ -161,6 +173,9 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) {
   State::Sequence next = s.sequence;
   require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
           s.options.capacity, " tokens are taken, no room for ", tokens);
+  const bool side_by_side = tokens <= kSideBySide;
+  next.undo_length = side_by_side ? next.length : 0;
+  next.undo_tail = side_by_side ? next.tail : 0;
   next.length += tokens;
   next.step = tokens;
   next.peak = std::max(next.peak, next.length);
@@ -213,6 +228,9 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
   require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
   next.length -= tokens;
+  // A whole step: what it moved from the tail to the body is in the tail still, and perhaps there
+  // only.
+  if (next.length <= next.undo_length) next.tail = next.undo_tail;
   next.tail = std::min(next.tail, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {

@@ -31,6 +31,10 @@ class KvCache::State {
     uint64_t tail = 0;
     uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
     uint64_t step = 0;  // tokens of the last extend; 0: none to append
+    // What the last step began with. Back there the tail is as it was, whether the step was
+    // appended or not: its tokens lie beside the old ones. Zeros if the step was too long for that.
+    uint64_t undo_length = 0;
+    uint64_t undo_tail = 0;
   };
 
   const Layer& at(const char* op, uint64_t layer) const;

@@ -140,8 +140,15 @@ void KvCache::load(const std::string& path) {
   // Into the memory that was there: graphs recorded before go on with what was loaded.
   Encoder encoder(s.device);
   State::copy_layers(encoder, made->layers, s.layers);
-  s.write(encoder, {info.length, info.tail, info.peak, 0}, info.length);
+  // No step, and nothing leaves the tail: a replay before the next extend() finds nothing to do.
+  abi::KvExtendParams params{};
+  params.state = {info.length, info.length, info.tail, info.tail};
+  extend_cache(encoder, s.state, s.positions, params);
   encoder.submit().wait();
+  s.sequence = {};
+  s.sequence.length = info.length;
+  s.sequence.tail = info.tail;
+  s.sequence.peak = info.peak;
 }
 
 KvSnapshotInfo inspect_snapshot(const std::string& path) {

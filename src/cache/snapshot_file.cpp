@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -31,6 +32,29 @@ int open_temporary(const std::string& path, std::string& name) {
   return -1;
 }
 
+// A path with a NUL would be cut there and name another file.
+const std::string& whole(const char* op, const std::string& path) {
+  const size_t nul = path.find('\0');
+  require(nul == std::string::npos, op, ": the path has a NUL at byte ", nul);
+  return path;
+}
+
+// Where a new file goes: not over pipes, devices and folders, and not over a link, but to where it
+// leads.
+std::string target_of(const char* op, const std::string& path) {
+  struct stat facts {};
+  if (::lstat(path.c_str(), &facts) != 0) return path;  // none yet, or creating it says why not
+  const bool link = S_ISLNK(facts.st_mode);
+  if (link && ::stat(path.c_str(), &facts) != 0)
+    fail(ErrorCode::io, op, ": ", path, ": is a link that leads nowhere: ", error_text(errno));
+  if (!S_ISREG(facts.st_mode)) fail(ErrorCode::io, op, ": ", path, ": is not a regular file");
+  if (!link) return path;
+  std::error_code error;
+  std::string real = std::filesystem::canonical(path, error).string();
+  if (error) fail(ErrorCode::io, op, ": ", path, ": cannot follow the link: ", error.message());
+  return real;
+}
+
 std::string folder_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
   if (slash == std::string::npos) return ".";
@@ -51,7 +75,7 @@ int Descriptor::close() {
 // Not blocking: a pipe is refused below instead of waited for.
 FileSource::FileSource(const char* op, const std::string& path)
     : SnapshotSource(join(op, ": ", path)),
-      file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+      file_(::open(whole(op, path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (file_.get() < 0) fail(ErrorCode::io, where(), ": cannot open: ", error_text(errno));
   struct stat facts {};
   if (::fstat(file_.get(), &facts) != 0) {
@@ -76,7 +100,7 @@ void FileSource::read(uint64_t offset, std::span<std::byte> to) const {
 }
 
 NewFile::NewFile(const char* op, const std::string& path)
-    : op_(op), path_(path), file_(open_temporary(path, temporary_)) {
+    : op_(op), path_(target_of(op, whole(op, path))), file_(open_temporary(path_, temporary_)) {
   if (file_.get() >= 0) return;
   const int error = errno;
   const std::string name = std::exchange(temporary_, {});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "ops/cache_ops.h"
@@ -363,12 +364,13 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   if (in.q.shape(0) == 0) return;
   const uint64_t body_splits = choose_splits(recording.device(), reads, body.k.shape.capacity);
   const uint64_t splits = body_splits + segments.count - 1;
+  Tensor partials = scratch;  // kept only when the call is not refused
   if (splits > 1) {
     const Dims shape = attention_partial_shape(splits, in.q.shape(), body.v.shape.head_dim);
     const uint64_t floats = shape[0] * shape[1] * shape[2] * shape[3];
-    if (!scratch.defined() || scratch.elements() < floats)
-      scratch = encoder.device().tensor(DType::f32, {floats});
-    outputs.partial = scratch.slice(0, 0, floats).reshape(shape);
+    if (!partials.defined() || partials.elements() < floats)
+      partials = encoder.device().tensor(DType::f32, {floats});
+    outputs.partial = partials.slice(0, 0, floats).reshape(shape);
   }
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
@@ -381,6 +383,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   }
   if (splits > 1) dispatch_merge(recording, outputs);
   recording.commit();
+  scratch = std::move(partials);
 }
 
 }  // namespace gyre

@@ -36,7 +36,7 @@ void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions
 // At most `side_by_side` tokens fit into the tail beside those that leave it.
 void append_cache(Encoder& encoder, const CacheAppend& append, uint64_t side_by_side);
 // Of `inputs` the caches are not used. Partial states go to `scratch`, which is replaced by a
-// larger one when it does not hold them.
+// larger one when it does not hold them; a refused call leaves it as it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, Tensor& scratch);
 std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
