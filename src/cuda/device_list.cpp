@@ -7,7 +7,6 @@
 #include "cuda/context.h"
 #include "cuda/device.h"
 #include "cuda/kernels.h"
-#include "cuda/kernels.h"
 #include "cuda/nvrtc.h"
 #include "runtime/require.h"
 
