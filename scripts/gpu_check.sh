@@ -67,6 +67,7 @@ step "build" cmake --build $build || finish
 step "devices" $build/tools/gyre devices
 if wanted tests; then
   step "ops on the GPU" ops
+  step "KvCache on the GPU" env GYRE_TEST_DEVICE=cuda:0 $build/tests/kv_cache_random_test --gtest_brief=1
   step "tests" ctest --test-dir $build --output-on-failure -j "$(nproc)" --timeout 300
 fi
 if wanted sanitize; then

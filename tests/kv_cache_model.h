@@ -1,7 +1,7 @@
 #pragma once
 // A KvCache beside a plain vector of the tokens it was given; questions are answered by both.
 
-#include <optional>
+#include <cstdlib>
 
 #include "attention_fixture.h"
 #include "gyre/kv_cache.h"
@@ -9,6 +9,12 @@
 namespace gyre::test {
 
 constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 64, kValueDim = 32;
+
+// The CPU, unless GYRE_TEST_DEVICE names another.
+inline Device test_device() {
+  const char* const name = std::getenv("GYRE_TEST_DEVICE");
+  return Device::open(name != nullptr ? name : "cpu", {.threads = 2});
+}
 
 inline KvCacheOptions small(const KvLayer& layer, uint64_t capacity = 300) {
   return {.kv_heads = kKvHeads,
@@ -54,10 +60,7 @@ struct Question {
 class CacheModel {
  public:
   explicit CacheModel(const KvCacheOptions& options, uint32_t seed = 7)
-      : random(seed),
-        device(Device::open("cpu", {.threads = 2})),
-        encoder(device),
-        cache(device, options) {}
+      : random(seed), device(test_device()), encoder(device), cache(device, options) {}
 
   std::vector<float> fresh(uint64_t count) {
     std::normal_distribution<float> normal;

@@ -99,9 +99,8 @@ bool KvCache::State::ring_holds(const Layer& layer, uint64_t oldest) const {
 }
 
 KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
-    : device(std::move(device_handle)), options(wanted) {
+    : device(std::move(device_handle)), options(wanted), tail_tokens(check_cache_options(options)) {
   require(device.impl() != nullptr, "kv_cache: the device handle is empty");
-  tail_tokens = check_cache_options(options);
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});

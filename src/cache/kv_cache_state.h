@@ -17,7 +17,7 @@ uint64_t check_cache_options(const KvCacheOptions& options);
 
 class KvCache::State {
  public:
-  State(Device device, const KvCacheOptions& options);
+  State(Device device_handle, const KvCacheOptions& wanted);
 
   struct Layer {
     KvLayer layer;
