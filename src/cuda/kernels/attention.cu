@@ -341,11 +341,14 @@ __global__ void __launch_bounds__(512, 1)
   }
   if (threadIdx.x == 2 * kWarp) reinterpret_cast<BlockState*>(dynamic_shared())->args = args;
   __syncthreads();
-  // Two loops, and the index in shared memory: across a call no registers are to be kept.
-  for (; u.index < u.blocks; next_unit(u)) {
-    if (threadIdx.x == 0) place_unit(u, args);
-    __syncthreads();
-    if (!try_alone<kK, kV>(u)) break;
+  // A block has more than one unit only beyond 2^31 of them. In a loop, and with the index outside
+  // shared memory, registers would have to be kept across the call.
+  if (u.index >= u.blocks) return;
+  if (threadIdx.x == 0) place_unit(u, args);
+  __syncthreads();
+  if (try_alone<kK, kV>(u)) {
+    next_unit(u);
+    if (u.index >= u.blocks) return;
   }
   for (; u.index < u.blocks; next_unit(u)) {
     if (threadIdx.x == 0) place_unit(u, args);
