@@ -27,18 +27,35 @@ AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_
   return {};
 }
 
+// Of each of some blocks side by side.
+uint32_t share_of(const CudaLimits& limits, uint32_t blocks) {
+  constexpr uint32_t kReserved = 1024;  // of every block, by the driver
+  const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;
+  return std::min(limits.shared_bytes_per_block, bytes > kReserved ? bytes - kReserved : 0);
+}
+
 // Two blocks side by side if that takes no rows from a block, else whatever fits.
 AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
-  constexpr uint32_t kReserved = 1024;  // of every block, by the driver
   const uint32_t most = limits.shared_bytes_per_block;
-  const auto share = [&](uint32_t blocks) {
-    const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;
-    return std::min(most, bytes > kReserved ? bytes - kReserved : 0);
-  };
+  const auto share = [&](uint32_t blocks) { return share_of(limits, blocks); };
   const AttentionPlan plan = first_plan(p, share(2), share(4));
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
   return first_plan(p, most, most);
+}
+
+// Shared memory for warps that work alone: as many blocks side by side as leave each two stages.
+uint32_t alone_bytes(const abi::AttentionParams& p, const AttentionPlan& plan,
+                     const CudaLimits& limits) {
+  const uint32_t n = p.k.head_dim;
+  if (!is_staged(p.k.format) || !is_staged(p.v.format) || p.v.head_dim != n) return 0;
+  if (n != 64 && n != 128 && n != 256) return 0;
+  const AloneShape shape = alone_shape(p.k.format, p.v.format, n);
+  for (const uint32_t blocks : {4u, 2u, 1u}) {
+    const uint32_t stages = alone_stages(shape, plan, share_of(limits, blocks));
+    if (stages != 0) return plan.logits + stages * kAloneWarps * shape.bytes;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -59,8 +76,9 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
           " bytes");
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
-  return {
-      {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, plan.warps * 32, plan.total};
+  return {{static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1},
+          plan.warps * 32,
+          std::max(plan.total, alone_bytes(p, plan, limits))};
 }
 
 std::string name_attention_merge(uint64_t spec) {

@@ -150,6 +150,29 @@ TEST(CudaHostAttention, MasksRingsAndTrees) {
   expect_holds({.tokens = 3, .k_dim = 32, .length = 40, .causal = false, .window = 9});
 }
 
+// One token and head dims of 64, 128 and 256: every warp works alone.
+TEST(CudaHostAttention, WarpsThatWorkAlone) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq3, KvFormat::tq4,
+                                KvFormat::tq6, KvFormat::tq8}) {
+    for (const uint64_t dim : {64, 128, 256})
+      expect_close(
+          {.heads = 6, .kv_heads = 2, .k_dim = dim, .length = 531, .k = format, .v = format});
+    expect_holds({.heads = 8,
+                  .k_dim = 128,
+                  .length = 400,
+                  .capacity = 411,
+                  .ring_start = 270,
+                  .k = format,
+                  .v = format,
+                  .window = 333,
+                  .sinks = true,
+                  .splits = 2});
+  }
+  expect_close({.k_dim = 128, .length = 300, .k = KvFormat::f16, .v = KvFormat::tq3});
+  expect_close({.k_dim = 256, .length = 300, .k = KvFormat::tq6, .v = KvFormat::bf16});
+  expect_close({.k_dim = 64, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4});
+}
+
 TEST(CudaHostAttention, SplitsAndEmptyOnes) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {
     expect_holds({.tokens = 2,

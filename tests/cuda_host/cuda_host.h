@@ -25,6 +25,7 @@
 #define __constant__ static const
 #define __shared__ static
 #define __forceinline__ inline
+#define __noinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)

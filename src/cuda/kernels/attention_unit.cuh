@@ -9,6 +9,12 @@
 
 namespace gyre::cuda {
 
+// A division of 64 bits takes ten times as long as one of 32, which mostly does.
+inline uint64_t divide(uint64_t a, uint64_t b) {
+  if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
 // Of a row, in shared memory.
 struct Rows {
   int64_t begin[kMostRows], end[kMostRows];  // keys it may see
@@ -54,7 +60,8 @@ inline ChunkView view_chunk(const Walk& w, uint64_t first_tile, uint32_t tiles) 
 inline Walk make_walk(const abi::AttentionParams& p, int64_t first, int64_t last) {
   Walk w = {};
   if (last <= first) return w;
-  const uint64_t slot = (p.ring_start + static_cast<uint64_t>(first)) % p.capacity;
+  const uint64_t from = p.ring_start + static_cast<uint64_t>(first);
+  const uint64_t slot = from - divide(from, p.capacity) * p.capacity;
   w.count = static_cast<uint64_t>(last - first);
   w.count_a = abi::kv_least(w.count, p.capacity - slot);
   w.first_tile = slot / abi::kKvTile;
@@ -72,12 +79,16 @@ struct Unit {
   Walk walk;
   uint64_t first_row;  // of the KV head's rows
   uint32_t rows;
+  bool alike;              // attention_alone.cuh: rows see the same keys, without further masks
+  uint64_t index, blocks;  // of this unit, and how many there are
   uint64_t kv_head, group, split;
   int64_t first_key, last_key;                             // of the split
   const uint8_t *k_codes, *k_scales, *v_codes, *v_scales;  // of the head
 
-  uint64_t token(uint32_t row) const { return (first_row + row) / group; }
-  uint64_t head(uint32_t row) const { return kv_head * group + (first_row + row) % group; }
+  uint64_t token(uint32_t row) const { return divide(first_row + row, group); }
+  uint64_t head(uint32_t row) const {
+    return kv_head * group + first_row + row - token(row) * group;
+  }
   Rows& state() const;
   // Not a member: the compiler is to see which memory it is.
   static unsigned char* shared() { return dynamic_shared(); }
@@ -86,14 +97,15 @@ struct Unit {
   float2* factors() const { return reinterpret_cast<float2*>(shared() + plan.factors); }
   // Where a chunk is. Constants, because a division would cost more than the copy.
   unsigned char* stage(uint32_t chunk) const {
-    const uint32_t index = plan.stages == 3 ? chunk % 3 : chunk & (plan.stages - 1);
-    return shared() + plan.stage + index * plan.stage_bytes;
+    const uint32_t at = plan.stages == 3 ? chunk % 3 : chunk & (plan.stages - 1);
+    return shared() + plan.stage + at * plan.stage_bytes;
   }
 };
 
 struct BlockState {
   Rows rows;
   Unit unit;
+  Args args;
 };
 static_assert(sizeof(BlockState) <= kStateBytes);
 

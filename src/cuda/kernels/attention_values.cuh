@@ -109,7 +109,8 @@ inline void make_weights(const Unit& u, uint32_t row, const float (&prob)[kKeys]
 // Rows that are only there to fill a product keep the weight 0.
 inline void clear_weights(const Unit& u) {
   auto* const words = reinterpret_cast<uint32_t*>(u.shared() + u.plan.weights);
-  for (uint32_t i = threadIdx.x; i < (u.plan.q - u.plan.weights) / 4; i += blockDim.x) words[i] = 0;
+  for (uint32_t i = threadIdx.x; i < (u.plan.stage - u.plan.weights) / 4; i += blockDim.x)
+    words[i] = 0;
 }
 
 // Which of a lane's keys a row sees, a bit each; missing: one is there and not seen.
