@@ -123,6 +123,7 @@ class GpuBench {
     for (uint64_t i = 0; i < 2 * sets; ++i)
       caches.push_back(device_.tensor(DType::f16, {kHeads, kTokens, kHeadDim}));
     progress_.begin("kv_copy, rope, kv_quantize");
+    const size_t told = rows_.size();
     add("kv_copy", with("f16"),
         stream_us(device_, sets,
                   [&](Encoder& encoder, uint64_t i) {
@@ -144,7 +145,7 @@ class GpuBench {
         2 * source.bytes());
     for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4})
       measure_quantize(format, k, v, with);
-    for (Row& row : rows_) progress_.done(row);
+    for (size_t i = told; i < rows_.size(); ++i) progress_.done(rows_[i]);
   }
 
   template <class With>

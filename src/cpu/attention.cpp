@@ -257,6 +257,7 @@ uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   const uint64_t tiles = (rows + kAttentionRows - 1) / kAttentionRows;
+  // A cache's length is on the device: it may be as long as it can.
   const uint64_t keys = p.places.body_capacity != 0 ? p.capacity : p.length;
   const uint64_t products = std::max<uint64_t>(keys, 1) * rows * p.kv_heads * p.k.head_dim;
   if (products < kSmall) return 1;

@@ -119,10 +119,9 @@ void score_rows(const ScoreJob& job, size_t row) {
 
 template <uint32_t kFormat>
 void score_format(const ScoreJob& job) {
-  size_t row = 0;
-  for (; row + 4 <= job.rows; row += 4) score_rows<kFormat, 4>(job, row);
-  for (; row + 2 <= job.rows; row += 2) score_rows<kFormat, 2>(job, row);
-  if (row < job.rows) score_rows<kFormat, 1>(job, row);
+  for_row_groups(job.rows, [&](auto rows, size_t row) {
+    score_rows<kFormat, decltype(rows)::value>(job, row);
+  });
 }
 
 void score_levels(const ScoreJob& job) {
@@ -148,10 +147,19 @@ struct ValueSums {
   }
 };
 
+struct Products {
+  using Bytes = SignedBytes;
+  template <uint32_t kFormat>
+  using Loader = Values<kFormat>;
+  template <uint32_t kFormat, size_t kRows, size_t kUnits>
+  static void accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+                         const Weights& weights, size_t row, size_t c);
+};
+
 // acc = acc * keep + sums, for kRows rows and kUnits * 8 coordinates.
 template <uint32_t kFormat, size_t kRows, size_t kUnits>
-inline void accumulate_chunk(const AccumulateJob& job, const Values<kFormat>& loader,
-                             const Weights& weights, size_t row, size_t c) {
+inline void Products::accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+                                 const Weights& weights, size_t row, size_t c) {
   ValueSums<kUnits> sums[kRows];
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     for (size_t unit = 0; unit < kUnits; ++unit) {
@@ -173,34 +181,9 @@ inline void accumulate_chunk(const AccumulateJob& job, const Values<kFormat>& lo
   }
 }
 
-template <uint32_t kFormat, size_t kRows>
-void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t row, size_t block) {
-  constexpr size_t kUnits = kRows <= 2 ? 2 : 1;
-  const Values<kFormat> loader;
-  size_t c = job.blocks->begin[block];
-  const size_t end = c + job.blocks->size[block];
-  for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
-    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
-    accumulate_chunk<kFormat, kRows, kUnits>(job, loader, weights, row, c);
-  }
-  if (c < end) accumulate_chunk<kFormat, kRows, 1>(job, loader, weights, row, c);
-}
-
-template <uint32_t kFormat>
-void accumulate_format(const AccumulateJob& job) {
-  Weights weights;
-  for (size_t block = 0; block < job.blocks->count; ++block) {
-    weigh_rows<SignedBytes>(job, block, weights);
-    size_t row = 0;
-    for (; row + 4 <= job.rows; row += 4) accumulate_rows<kFormat, 4>(job, weights, row, block);
-    for (; row + 2 <= job.rows; row += 2) accumulate_rows<kFormat, 2>(job, weights, row, block);
-    if (row < job.rows) accumulate_rows<kFormat, 1>(job, weights, row, block);
-  }
-}
-
 void accumulate_levels(const AccumulateJob& job) {
-  with_native_format(job.format,
-                     [&](auto format) { accumulate_format<decltype(format)::value>(job); });
+  with_native_format(
+      job.format, [&](auto format) { accumulate_blocks<Products, decltype(format)::value>(job); });
 }
 
 }  // namespace

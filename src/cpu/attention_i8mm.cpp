@@ -117,10 +117,19 @@ inline void multiply_values(const AccumulateJob& job, const Values<kFormat>& loa
   }
 }
 
+struct Products {
+  using Bytes = UnsignedBytes;
+  template <uint32_t kFormat>
+  using Loader = Values<kFormat>;
+  template <uint32_t kFormat, size_t kRows, size_t kUnits>
+  static void accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+                         const Weights& weights, size_t row, size_t c);
+};
+
 // acc = acc * keep + sums, for kRows rows and kUnits * 8 coordinates.
 template <uint32_t kFormat, size_t kRows, size_t kUnits>
-inline void accumulate_chunk(const AccumulateJob& job, const Values<kFormat>& loader,
-                             const Weights& weights, size_t row, size_t c) {
+inline void Products::accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+                                 const Weights& weights, size_t row, size_t c) {
   int32x4_t acc[kRows][kUnits * 4];
   multiply_values<kFormat, kRows, kUnits>(job, loader, weights.bytes + row, c, acc);
   for (size_t r = 0; r < kRows; ++r) {
@@ -135,34 +144,9 @@ inline void accumulate_chunk(const AccumulateJob& job, const Values<kFormat>& lo
   }
 }
 
-template <uint32_t kFormat, size_t kRows>
-void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t row, size_t block) {
-  constexpr size_t kUnits = kRows <= 2 ? 2 : 1;
-  const Values<kFormat> loader;
-  size_t c = job.blocks->begin[block];
-  const size_t end = c + job.blocks->size[block];
-  for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
-    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
-    accumulate_chunk<kFormat, kRows, kUnits>(job, loader, weights, row, c);
-  }
-  if (c < end) accumulate_chunk<kFormat, kRows, 1>(job, loader, weights, row, c);
-}
-
-template <uint32_t kFormat>
-void accumulate_format(const AccumulateJob& job) {
-  Weights weights;
-  for (size_t block = 0; block < job.blocks->count; ++block) {
-    weigh_rows<UnsignedBytes>(job, block, weights);
-    size_t row = 0;
-    for (; row + 4 <= job.rows; row += 4) accumulate_rows<kFormat, 4>(job, weights, row, block);
-    for (; row + 2 <= job.rows; row += 2) accumulate_rows<kFormat, 2>(job, weights, row, block);
-    if (row < job.rows) accumulate_rows<kFormat, 1>(job, weights, row, block);
-  }
-}
-
 void accumulate_levels(const AccumulateJob& job) {
-  with_native_format(job.format,
-                     [&](auto format) { accumulate_format<decltype(format)::value>(job); });
+  with_native_format(
+      job.format, [&](auto format) { accumulate_blocks<Products, decltype(format)::value>(job); });
 }
 
 }  // namespace

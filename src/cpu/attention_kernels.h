@@ -3,6 +3,7 @@
 // over levels, widening products of f16, matrix products of bf16. One file per instruction set
 // fills in the table; what is missing is done in f32 by attention_stream-inl.h.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -85,6 +86,21 @@ struct AttentionKernels {
   void (*accumulate_bf16)(const AccumulateJob&) = nullptr;
   QueryLayout query_layout = QueryLayout::bytes_by_eight;
 };
+
+template <size_t kRows>
+struct RowCount {
+  static constexpr size_t value = kRows;
+};
+
+// Calls run(RowCount<n>(), first row) for rows in fours, then twos, then one. Instantiated with a
+// local lambda only, so it belongs to its file alone.
+template <class Run>
+void for_row_groups(size_t rows, const Run& run) {
+  size_t row = 0;
+  for (; row + 4 <= rows; row += 4) run(RowCount<4>(), row);
+  for (; row + 2 <= rows; row += 2) run(RowCount<2>(), row);
+  if (row < rows) run(RowCount<1>(), row);
+}
 
 // Every set this machine can run, the fastest first; the last does everything in f32.
 const std::vector<AttentionKernels>& attention_kernel_sets();

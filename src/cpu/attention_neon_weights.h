@@ -1,4 +1,5 @@
-// Scales of tiles, and probabilities times the scales of V as integers in two bytes.
+// Scales of tiles, probabilities times the scales of V as integers in two bytes, and the walk over
+// V with them.
 #pragma once
 
 #include "cpu/attention_neon.h"
@@ -90,6 +91,31 @@ void weigh_rows(const AccumulateJob& job, size_t block, Weights& out) {
     vst1q_f32(scales + tile * kTile + 4, key_scales(stored + 8));
   }
   for (size_t row = 0; row < job.rows; ++row) weigh_row<Bytes>(job, scales, row, out);
+}
+
+// Under one scale; c counts coordinates. Few rows take two units of eight at a time.
+template <class Products, uint32_t kFormat, size_t kRows>
+void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t row, size_t block) {
+  constexpr size_t kUnits = kRows <= 2 ? 2 : 1;
+  const typename Products::template Loader<kFormat> loader;
+  size_t c = job.blocks->begin[block];
+  const size_t end = c + job.blocks->size[block];
+  for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
+    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
+    Products::template accumulate<kFormat, kRows, kUnits>(job, loader, weights, row, c);
+  }
+  if (c < end) Products::template accumulate<kFormat, kRows, 1>(job, loader, weights, row, c);
+}
+
+template <class Products, uint32_t kFormat>
+void accumulate_blocks(const AccumulateJob& job) {
+  Weights weights;
+  for (size_t block = 0; block < job.blocks->count; ++block) {
+    weigh_rows<typename Products::Bytes>(job, block, weights);
+    for_row_groups(job.rows, [&](auto rows, size_t row) {
+      accumulate_rows<Products, kFormat, decltype(rows)::value>(job, weights, row, block);
+    });
+  }
 }
 
 }  // namespace

@@ -287,10 +287,9 @@ void accumulate_format(const AccumulateJob& job) {
   for (size_t block = 0; block < job.blocks->count; ++block) {
     const BlockScales scales(job, block);
     for (size_t row = 0; row < job.rows; ++row) store_weights(job, scales, row, weights);
-    size_t row = 0;
-    for (; row + 4 <= job.rows; row += 4) accumulate_rows<kFormat, 4>(job, weights, row, block);
-    for (; row + 2 <= job.rows; row += 2) accumulate_rows<kFormat, 2>(job, weights, row, block);
-    if (row < job.rows) accumulate_rows<kFormat, 1>(job, weights, row, block);
+    for_row_groups(job.rows, [&](auto rows, size_t row) {
+      accumulate_rows<kFormat, decltype(rows)::value>(job, weights, row, block);
+    });
   }
 }
 

@@ -27,8 +27,9 @@ struct CacheSegments {
 };
 
 struct CacheAppend {
-  Tensor k, v;  // [tokens, kv_heads, head_dim]
-  CacheSegments segments;
+  const Tensor& k;  // [tokens, kv_heads, head_dim]
+  const Tensor& v;
+  const CacheSegments& segments;
 };
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
