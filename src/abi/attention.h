@@ -12,6 +12,15 @@ struct AttentionSpec {
   uint8_t unused[4];
 };
 
+// For kernels of one head dim that take few rows at a time.
+struct AttentionDecodeSpec {
+  uint8_t k_format;  // KvFormat
+  uint8_t v_format;
+  uint8_t rows;  // of a KV head: 8 or 16
+  uint8_t unused[3];
+  uint16_t head_dim;  // of K and of V
+};
+
 // Strides in bytes. Rows of a KV head are its (token, query head) pairs, the head running fastest.
 struct AttentionParams {
   uint64_t tokens;
@@ -39,14 +48,22 @@ struct AttentionParams {
   float scale;
   float soft_cap;  // 0: off
   uint32_t causal;
-  uint32_t partial;            // 1: the states are wanted, not the output
+  uint32_t partial;            // kAttentionWhole, kAttentionPartial or kAttentionMerged
   uint32_t segment;            // KvSegment, with a state
   uint32_t fewest_split_keys;  // less is not worth merging on this device
   uint32_t q_dtype;            // DType, for backends that branch on it
   uint32_t out_dtype;
 };
 
+// AttentionParams::partial: the output is wanted, or the splits' states, or the output by way of
+// states that the kernel itself puts together.
+constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2;
+
 constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
+
+// kAttentionMerged: `partial` begins with a counter for each KV head, 0 before and after; what a
+// split leaves follows, at a multiple of 16 bytes.
+constexpr uint64_t attention_counters(uint64_t kv_heads) { return (kv_heads + 3) / 4 * 4; }
 
 inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
   const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/kernels.h"
+#include "cuda/kernels/attention_decode_plan.cuh"
 #include "cuda/kernels/attention_plan.cuh"
 #include "cuda/types.h"
 #include "gyre/kv_format.h"
@@ -44,20 +45,6 @@ AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   return first_plan(p, most, most);
 }
 
-// Shared memory for warps that work alone: as many blocks side by side as leave each two stages.
-uint32_t alone_bytes(const abi::AttentionParams& p, const AttentionPlan& plan,
-                     const CudaLimits& limits) {
-  const uint32_t n = p.k.head_dim;
-  if (!is_staged(p.k.format) || !is_staged(p.v.format) || p.v.head_dim != n) return 0;
-  if (n != 64 && n != 128 && n != 256) return 0;
-  const AloneShape shape = alone_shape(p.k.format, p.v.format, n);
-  for (const uint32_t blocks : {4u, 2u, 1u}) {
-    const uint32_t stages = alone_stages(shape, plan, share_of(limits, blocks));
-    if (stages != 0) return plan.logits + stages * kAloneWarps * shape.bytes;
-  }
-  return 0;
-}
-
 }  // namespace
 
 std::string name_attention(uint64_t spec) {
@@ -76,9 +63,32 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
           " bytes");
   const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
   const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
-  return {{static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1},
+  return {
+      {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, plan.warps * 32, plan.total};
+}
+
+std::string name_attention_decode(uint64_t spec) {
+  const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
+  const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
+  // The sums of 16 rows of 512 are more than a thread has registers.
+  if ((rows != 8 && rows != 16) || rows * n > 4096 || !decode_shape(k, v, n).fits) return "";
+  return join("gyre::cuda::attention_decode<", k, "u, ", v, "u, ", n, "u, ", rows, "u>");
+}
+
+bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
+  const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
+  return decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, limits.shared_bytes_per_block)
+             .warps != 0;
+}
+
+Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits) {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
+  const DecodePlan plan =
+      decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, limits.shared_bytes_per_block);
+  return {{static_cast<uint32_t>(p.splits), 1, static_cast<uint32_t>(p.kv_heads)},
           plan.warps * 32,
-          std::max(plan.total, alone_bytes(p, plan, limits))};
+          plan.bytes};
 }
 
 std::string name_attention_merge(uint64_t spec) {

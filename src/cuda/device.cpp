@@ -90,9 +90,9 @@ class CudaDevice final : public DeviceImpl {
 
 std::unique_ptr<Pipeline> CudaDevice::build(const CudaKernel& row, uint64_t spec) const {
   const std::string name = row.name(spec);
-  if (name.empty()) return nullptr;
-  const Driver& api = context_->api();
   const CudaLimits& limits = context_->limits();
+  if (name.empty() || (row.fits != nullptr && !row.fits(spec, limits))) return nullptr;
+  const Driver& api = context_->api();
   const CompileJob job{row.file, name, row.options != nullptr ? row.options : "", limits.arch};
   const CompiledKernel compiled = compile(nvrtc(api.version), job, kernel_cache_);
   const Current current(*context_);

@@ -38,6 +38,10 @@ Launch launch_kv_append(const void* params, uint64_t spec, const CudaLimits& lim
 std::string name_attention(uint64_t spec);
 Launch launch_attention(const void* params, uint64_t spec, const CudaLimits& limits);
 
+std::string name_attention_decode(uint64_t spec);
+Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits);
+bool fits_attention_decode(uint64_t spec, const CudaLimits& limits);
+
 std::string name_attention_merge(uint64_t spec);
 Launch launch_attention_merge(const void* params, uint64_t spec, const CudaLimits& limits);
 

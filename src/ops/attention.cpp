@@ -26,6 +26,15 @@ abi::AttentionMergeSpec make_merge_spec(DType out) {
   return spec_from_key<abi::AttentionMergeSpec>(static_cast<uint64_t>(out));
 }
 
+abi::AttentionDecodeSpec make_decode_spec(KvFormat k, KvFormat v, uint64_t head_dim,
+                                          uint64_t rows) {
+  return {.k_format = static_cast<uint8_t>(k),
+          .v_format = static_cast<uint8_t>(v),
+          .rows = static_cast<uint8_t>(rows),
+          .unused = {},
+          .head_dim = static_cast<uint16_t>(head_dim)};
+}
+
 struct Op {
   const char* name;
   const AttentionPartialInputs& in;
@@ -160,6 +169,49 @@ uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& i
   return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
 }
 
+constexpr uint64_t kDecodeRows = 16;
+
+uint64_t rows_of(const AttentionPartialInputs& in) {
+  return in.q.shape(0) * (in.q.shape(1) / in.k_cache.shape.kv_heads);
+}
+
+abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in) {
+  return make_decode_spec(in.k_cache.shape.format, in.v_cache.shape.format,
+                          in.k_cache.shape.head_dim, rows_of(in) <= 8 ? 8 : kDecodeRows);
+}
+
+// 16 bytes can be copied from wherever a key, a value or a tile begins; offsets fit into 32 bits.
+bool is_aligned(const KvBuffer& cache) {
+  const abi::KvCacheLayout layout = kv_cache_layout(cache);
+  const auto begin = [](const Tensor& t) {
+    return t.defined() ? t.storage()->address() + t.byte_offset() : 0;
+  };
+  const bool tiled = cache.shape.role == KvRole::v && describe(cache.shape.format).compressed;
+  const uint64_t row = tiled ? layout.codes_tile_stride : layout.codes_tile_stride / abi::kKvTile;
+  const uint64_t all = begin(cache.codes) | begin(cache.scales) | row | layout.codes_head_stride |
+                       layout.scales_tile_stride | layout.scales_head_stride;
+  return all % 16 == 0 && layout.codes_tile_stride < uint64_t{1} << 26 &&
+         layout.scales_tile_stride < uint64_t{1} << 26;
+}
+
+// Few rows over many keys, on a device with a kernel for that. Where values may be NaN, rows must
+// see the same keys: one that is hidden from some rows would show in them.
+bool can_decode(const Recording& recording, const AttentionPartialInputs& in) {
+  constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
+  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
+  return rows_of(in) <= kDecodeRows && !in.tree.defined() && k.head_dim == v.head_dim &&
+         (in.q.shape(0) == 1 || describe(v.format).compressed) && k.kv_heads <= kMostHeads &&
+         k.capacity != 0 && k.capacity <= kMostKeys && is_aligned(in.k_cache) &&
+         is_aligned(in.v_cache) && recording.has(kAttentionDecode, decode_spec_of(in));
+}
+
+// One block for each multiprocessor.
+uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
+  const uint64_t wanted = device.compute_units / in.k_cache.shape.kv_heads;
+  const uint64_t most = ceil_div(keys, device.attention_fewest_keys);
+  return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
+}
+
 // Where the keys are: known now, or found on the device when the command runs.
 void fill_keys(const Op& o, abi::AttentionParams& p) {
   if (o.state != nullptr) {
@@ -175,7 +227,15 @@ void fill_keys(const Op& o, abi::AttentionParams& p) {
   p.split_keys = abi::attention_split_keys(p.end_key - p.first_key, p.splits);
 }
 
-void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& outputs) {
+// A command, and how many splits of the keys it has.
+struct Way {
+  bool decode;
+  uint32_t partial;  // kAttentionWhole, ...
+  uint64_t splits;
+};
+
+void dispatch(Recording& recording, const Op& o, const Way& way,
+              const AttentionMergeInputs& outputs) {
   const AttentionPartialInputs& in = o.in;
   abi::AttentionParams p{};
   p.fewest_split_keys = recording.device().attention_fewest_keys;
@@ -184,18 +244,19 @@ void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& out
   p.kv_heads = in.k_cache.shape.kv_heads;
   p.capacity = in.k_cache.shape.capacity;
   p.window = o.options.window;
-  p.partial = outputs.partial.defined() ? 1 : 0;
-  p.splits = p.partial != 0 ? outputs.partial.shape(0) : 1;
+  p.partial = way.partial;
+  p.splits = way.splits;
   fill_keys(o, p);
   p.q_token_stride = in.q.stride(0) * size_bytes(in.q.dtype());
   p.q_head_stride = in.q.stride(1) * size_bytes(in.q.dtype());
   DType out_dtype = DType::f32;
-  if (p.partial == 0) {
+  const bool direct = p.partial != abi::kAttentionPartial;
+  if (direct) {
     out_dtype = outputs.out.dtype();
     p.out_token_stride = outputs.out.stride(0) * size_bytes(out_dtype);
     p.out_head_stride = outputs.out.stride(1) * size_bytes(out_dtype);
   }
-  if (outputs.lse.defined() && p.partial == 0) {
+  if (outputs.lse.defined() && direct) {
     p.lse_token_stride = outputs.lse.stride(0) * sizeof(float);
     p.lse_head_stride = outputs.lse.stride(1) * sizeof(float);
   }
@@ -208,14 +269,27 @@ void dispatch(Recording& recording, const Op& o, const AttentionMergeInputs& out
   p.soft_cap = o.options.soft_cap;
   p.causal = o.options.causal && !in.tree.defined() ? 1 : 0;
   const Tensor none;
-  const bool direct = p.partial == 0;
-  recording.dispatch(
-      kAttention,
-      make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype), p,
-      {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
-       direct ? &outputs.out : &none, direct ? &outputs.lse : &none,
-       direct ? &outputs.sinks : &none, &in.slopes, &in.tree, &outputs.partial,
-       o.state != nullptr ? &o.state->state : &none});
+  const auto record = [&](const auto& kernel, const auto& spec) {
+    recording.dispatch(kernel, spec, p,
+                       {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes,
+                        &in.v_cache.scales, direct ? &outputs.out : &none,
+                        direct ? &outputs.lse : &none, direct ? &outputs.sinks : &none, &in.slopes,
+                        &in.tree, &outputs.partial, o.state != nullptr ? &o.state->state : &none});
+  };
+  if (way.decode) {
+    record(kAttentionDecode, decode_spec_of(in));
+  } else {
+    record(kAttention,
+           make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype));
+  }
+}
+
+uint32_t merged_or_whole(uint64_t splits) {
+  return splits > 1 ? abi::kAttentionMerged : abi::kAttentionWhole;
+}
+
+uint64_t partial_floats(uint64_t splits, const AttentionPartialInputs& in) {
+  return splits * in.q.shape(0) * in.q.shape(1) * (in.v_cache.shape.head_dim + 2);
 }
 
 void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {
@@ -273,6 +347,22 @@ std::span<const uint64_t> attention_specs() {
   return kSpecs;
 }
 
+std::span<const uint64_t> attention_decode_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const KvFormat k : kv_formats()) {
+      for (const KvFormat v : kv_formats()) {
+        for (const uint64_t head_dim : {64, 128, 256, 512}) {
+          for (const uint64_t rows : {8, 16})
+            specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows)));
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
 std::span<const uint64_t> attention_merge_specs() {
   static const std::array<uint64_t, 3> kSpecs = {spec_key(make_merge_spec(DType::f32)),
                                                  spec_key(make_merge_spec(DType::f16)),
@@ -300,7 +390,8 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
               {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
                &in.slopes, &in.tree});
   if (in.q.shape(0) == 0) return;
-  dispatch(recording, o, {.partial = in.partial, .out = {}, .lse = {}, .sinks = {}});
+  dispatch(recording, o, {can_decode(recording, in), abi::kAttentionPartial, in.partial.shape(0)},
+           {.partial = in.partial, .out = {}, .lse = {}, .sinks = {}});
   recording.commit();
 }
 
@@ -333,12 +424,24 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
                  &in.v_cache.scales, &in.sinks, &in.slopes, &in.tree});
   }
   if (in.q.shape(0) == 0) return;
-  const uint64_t splits = choose_splits(recording.device(), reads, options.length - oldest_key(o));
+  const uint64_t keys = options.length - oldest_key(o);
+  if (can_decode(recording, reads)) {
+    const uint64_t splits = decode_splits(recording.device(), reads, keys);
+    if (splits > 1)
+      outputs.partial = encoder.device().tensor(
+          DType::f32,
+          {abi::attention_counters(reads.k_cache.shape.kv_heads) + partial_floats(splits, reads)});
+    dispatch(recording, o, {true, merged_or_whole(splits), splits}, outputs);
+    recording.commit();
+    return;
+  }
+  const uint64_t splits = choose_splits(recording.device(), reads, keys);
   if (splits > 1) {
     outputs.partial = encoder.device().tensor(
         DType::f32, attention_partial_shape(splits, in.q.shape(), in.v_cache.shape.head_dim));
   }
-  dispatch(recording, o, outputs);
+  const uint32_t partial = splits > 1 ? abi::kAttentionPartial : abi::kAttentionWhole;
+  dispatch(recording, o, {false, partial, splits}, outputs);
   if (splits > 1) dispatch_merge(recording, outputs);
   recording.commit();
 }
@@ -362,26 +465,36 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
                 {&in.q, &in.sinks, &in.slopes, &in.tree});
   }
   if (in.q.shape(0) == 0) return;
-  const uint64_t body_splits = choose_splits(recording.device(), reads, body.k.shape.capacity);
+  const uint64_t capacity = body.k.shape.capacity;
+  const bool decode = can_decode(recording, reads), merged = decode && segments.count == 1;
+  const uint64_t body_splits = decode ? decode_splits(recording.device(), reads, capacity)
+                                      : choose_splits(recording.device(), reads, capacity);
   const uint64_t splits = body_splits + segments.count - 1;
-  Tensor partials = scratch;  // kept only when the call is not refused
+  // Counters come first, whatever the layer: they must stay 0. Kept only when nothing is refused.
+  const uint64_t counters = abi::attention_counters(body.k.shape.kv_heads);
+  Tensor partials = scratch;
   if (splits > 1) {
-    const Dims shape = attention_partial_shape(splits, in.q.shape(), body.v.shape.head_dim);
-    const uint64_t floats = shape[0] * shape[1] * shape[2] * shape[3];
-    if (!partials.defined() || partials.elements() < floats)
-      partials = encoder.device().tensor(DType::f32, {floats});
-    outputs.partial = partials.slice(0, 0, floats).reshape(shape);
+    const uint64_t floats = partial_floats(splits, reads);
+    if (!partials.defined() || partials.elements() < counters + floats)
+      partials = encoder.device().tensor(DType::f32, {counters + floats});
+    outputs.partial =
+        merged ? partials
+               : partials.slice(0, counters, floats)
+                     .reshape(attention_partial_shape(splits, in.q.shape(), body.v.shape.head_dim));
   }
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs part{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
     AttentionMergeInputs to = outputs;
-    if (splits > 1)
+    Way way = {decode, merged_or_whole(splits), body_splits};
+    if (!merged && splits > 1) {
+      way = {can_decode(recording, part), abi::kAttentionPartial, i == 0 ? body_splits : 1};
       to.partial = i == 0 ? outputs.partial.slice(0, 0, body_splits)
                           : outputs.partial.slice(0, body_splits + i - 1, 1);
-    dispatch(recording, {op, part, options, &segment.at}, to);
+    }
+    dispatch(recording, {op, part, options, &segment.at}, way, to);
   }
-  if (splits > 1) dispatch_merge(recording, outputs);
+  if (!merged && splits > 1) dispatch_merge(recording, outputs);
   recording.commit();
   scratch = std::move(partials);
 }

@@ -159,6 +159,30 @@ inline constexpr Kernel<abi::AttentionSpec, abi::AttentionParams> kAttention{{
     .specs = attention_specs,
 }};
 
+std::span<const uint64_t> attention_decode_specs();
+
+// The same for few rows over many keys, splits put together in the same command. Not every device
+// has it.
+inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{{
+    .name = "attention_decode",
+    .params_bytes = sizeof(abi::AttentionParams),
+    .arg_count = 12,
+    .args = {{{"q", Access::read},
+              {"k_codes", Access::read},
+              {"k_scales", Access::read},
+              {"v_codes", Access::read},
+              {"v_scales", Access::read},
+              {"out", Access::write},
+              {"lse", Access::write},
+              {"sinks", Access::read},
+              {"slopes", Access::read},
+              {"tree", Access::read},
+              {"partial", Access::read_write},
+              {"state", Access::read}}},
+    .shape = attention_shape,
+    .specs = attention_decode_specs,
+}};
+
 std::string attention_merge_shape(const void* params);
 std::span<const uint64_t> attention_merge_specs();
 

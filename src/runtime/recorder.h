@@ -61,6 +61,11 @@ class Recording {
                 std::initializer_list<const Tensor*> args) {
     append(kernel.info, spec_key(spec), &params, {args.begin(), args.size()});
   }
+  // Whether the device has such a kernel.
+  template <class Spec, class Params>
+  bool has(const Kernel<Spec, Params>& kernel, const Spec& spec) const {
+    return recorder_.device_->pipeline(kernel.info, spec_key(spec)) != nullptr;
+  }
   void commit() { committed_ = true; }
 
   CommandList& list() { return recorder_.list_; }

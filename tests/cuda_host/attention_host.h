@@ -6,13 +6,16 @@
 namespace gyre::test {
 
 struct HostLaunch {
-  uint32_t blocks, threads, shared_bytes;
+  const uint32_t (&grid)[3];
+  uint32_t threads, shared_bytes;
 };
 
 using HostKernel = void (*)(const void* params, const uint64_t* args, const HostLaunch& launch);
 
 // Null: not among those that were compiled; every format is, alone and in some pairs.
 HostKernel host_attention(uint32_t k_format, uint32_t v_format);
+HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
+                                 uint32_t rows);
 HostKernel host_attention_merge(uint32_t out_dtype);
 
 }  // namespace gyre::test

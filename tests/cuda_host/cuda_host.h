@@ -232,14 +232,15 @@ void mma16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, cons
     }
   });
 }
-inline void mma8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+template <class B = int8_t>
+void mma8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   with_operands({a[0], a[1], a[2], a[3], b0, b1}, [&](const auto* lanes) {
     for (uint32_t i = 0; i < 4; ++i) {
       const uint32_t row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
       for (uint32_t k = 0; k < 32; ++k) {
         const uint64_t x = lanes[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
         const uint64_t y = lanes[column * 4 + k % 16 / 4][4 + k / 16];
-        c[i] += static_cast<int8_t>(x >> (k % 4 * 8)) * static_cast<int8_t>(y >> (k % 4 * 8));
+        c[i] += static_cast<int8_t>(x >> (k % 4 * 8)) * static_cast<B>(y >> (k % 4 * 8));
       }
     }
   });

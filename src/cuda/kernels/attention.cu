@@ -6,8 +6,9 @@
 // Products run on tensor cores: int8 levels times 16-bit queries (K), f16 levels times f16 weights
 // (V), f16 and bf16 in two parts where one is not exact enough; f32 and compat in f32.
 // Bytes moved: the split's K and V once, q, and head_dim + 2 floats a row.
-// Decoding has a way of its own, attention_alone.cuh.
-#include "attention_alone.cuh"
+// Decoding has a kernel of its own, attention_decode.cu.
+#include "attention_keys.cuh"
+#include "attention_values.cuh"
 
 namespace gyre::cuda {
 
@@ -72,17 +73,6 @@ inline void place_unit(Unit& u, const Args& args) {
   const Bounds oldest = bounds_of(p, u.token(0), u.first_key, u.last_key);
   const Bounds newest = bounds_of(p, u.token(u.rows - 1), u.first_key, u.last_key);
   u.walk = make_walk(p, oldest.begin, newest.end);
-  const uint64_t all =
-      reinterpret_cast<uint64_t>(u.k_codes) | reinterpret_cast<uint64_t>(u.v_codes) |
-      reinterpret_cast<uint64_t>(u.k_scales) | reinterpret_cast<uint64_t>(u.v_scales) |
-      p.k.codes_tile_stride / abi::kKvTile | p.k.scales_tile_stride |
-      p.v.codes_tile_stride / abi::kKvTile | p.v.scales_tile_stride;
-  const uint64_t longest =
-      abi::kv_most(abi::kv_most(p.k.codes_tile_stride, p.v.codes_tile_stride),
-                   abi::kv_most(p.k.scales_tile_stride, p.v.scales_tile_stride));
-  u.alike = oldest.begin == newest.begin && oldest.end == newest.end && all % 16 == 0 &&
-            longest < kMostAloneStride && u.walk.count < kMostAloneKeys && p.soft_cap == 0 &&
-            args.at[arg_slopes] == 0 && args.at[arg_tree] == 0;
 }
 
 inline void start_rows(const Unit& u, const float* slopes) {
@@ -187,131 +177,6 @@ inline void attend(const Unit& u, const Args& args) {
   store_rows<kV>(u, args, acc);
 }
 
-// The warps' sums together: each on its own scale to shared memory, then a warp to a row.
-template <class Shape, uint32_t kV, uint32_t kN>
-inline void store_alone(const Unit& u, const Args& args, const AloneRow& row,
-                        float (&acc)[kN / 16][4]) {
-  constexpr uint32_t kPitch = Shape::kSumsPitch;
-  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  float sum = row.sum + __shfl_xor_sync(kAll, row.sum, 1);
-  sum += __shfl_xor_sync(kAll, sum, 2);
-  auto* const states = reinterpret_cast<float2*>(u.shared() + u.plan.logits);
-  auto* const sums = reinterpret_cast<float*>(states + kAloneWarps * 8);
-  __syncthreads();  // where the keys were
-  if (j == 0) states[warp * 8 + g] = make_float2(row.max, sum);
-  __syncthreads();
-  float max = minus_infinity();
-#pragma unroll
-  for (uint32_t i = 0; i < kAloneWarps; ++i) max = fmaxf(max, states[i * 8 + g].x);
-  const float from = max == minus_infinity() ? 0.0f : max;
-  float factor = exp2_fast(row.max - from);
-  if constexpr (Shape::kLevelsV) factor = times_power(factor, kScaleBias - row.up);
-  if constexpr (kV == kPlanF16) factor *= power_of_two(-kWeightTop);
-  rescale_alone(factor, acc);
-#pragma unroll
-  for (uint32_t i = 0; i < kN / 4; ++i) {
-    const uint32_t column = i / 4 * 16 + i / 2 % 2 * 8 + g;
-    sums[(warp * 8 + 2 * j + i % 2) * kPitch + column] = acc[i / 4][i % 4];
-  }
-  if (warp == 0 && j == 0) {
-    float total = 0;
-    for (uint32_t i = 0; i < kAloneWarps; ++i)
-      total += states[i * 8 + g].y * exp2_fast(states[i * 8 + g].x - from);
-    u.state().max[g] = max, u.state().sum[g] = total;
-  }
-  __syncthreads();
-  for (uint32_t r = warp; r < u.rows; r += kAloneWarps) {
-    for (uint32_t c = lane; c < kN; c += kWarp) {
-      float total = 0;
-#pragma unroll
-      for (uint32_t i = 0; i < kAloneWarps; ++i) total += sums[(i * 8 + r) * kPitch + c];
-      u.wide()[r * kN + c] = total;
-    }
-    __syncwarp();
-    restore<kV>(u.wide() + r * kN, kN);
-    store_row(u, args, r);
-  }
-}
-
-inline void wait_alone(uint32_t stages) {
-  if (stages == 2) {
-    copy_wait<0>();
-  } else if (stages == 3) {
-    copy_wait<1>();
-  } else {
-    copy_wait<2>();
-  }
-  __syncwarp();
-}
-
-// A function of its own, or the compiler looks at all head dims at once, for minutes.
-template <uint32_t kK, uint32_t kV, uint32_t kN>
-__noinline__ void attend_alone(uint32_t stages) {
-  const BlockState& block = *reinterpret_cast<BlockState*>(dynamic_shared());
-  const Unit& u = block.unit;
-  const Args& args = block.args;
-  using Shape = Alone<kK, kV, kN>;
-  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  const AloneWalk walk = alone_walk(u.walk);
-  const uint32_t chunks = (walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
-  unsigned char* const ring = u.shared() + u.plan.logits + warp * stages * Shape::kBytes;
-  for (uint32_t i = 0; i + 1 < stages; ++i)
-    load_alone<Shape, kK, kV>(u, walk, warp + i * kAloneWarps, ring + i * Shape::kBytes);
-  load_queries<kK>(u, u.params, args.at[arg_q]);
-  __syncthreads();
-  make_fragments<kK>(u, kN);
-  __syncthreads();
-  const auto* const q = reinterpret_cast<const uint4*>(u.shared() + u.plan.q) + lane;
-  const float factor = u.state().factor[g][0];
-  const float scale = u.state().factor[g][1] * (u.params.scale * kLog2E);
-  float acc[kN / 16][4] = {};
-  AloneRow row = {minus_infinity(), 0, 0, kWeightTop};
-  uint32_t slot = 0;
-  for (uint32_t chunk = warp; chunk < chunks; chunk += kAloneWarps) {
-    wait_alone(stages);
-    const uint32_t free = slot == 0 ? stages - 1 : slot - 1;
-    load_alone<Shape, kK, kV>(u, walk, chunk + (stages - 1) * kAloneWarps,
-                              ring + free * Shape::kBytes);
-    const unsigned char* const stage = ring + slot * Shape::kBytes;
-    slot = slot + 1 == stages ? 0 : slot + 1;
-    float x[Shape::kTiles][2];
-    score_alone<Shape, kK, kV, kN>(q, stage, x);
-    const uint32_t begin = chunk * Shape::kOf;
-    const bool whole = walk.whole(begin, begin + Shape::kOf);
-#pragma unroll
-    for (uint32_t i = 0; i < Shape::kTiles * 2; ++i) {
-      x[i / 2][i % 2] = x[i / 2][i % 2] * factor * scale;
-      if (!whole && !walk.valid(begin + Shape::key(i / 2, 2 * j + i % 2)))
-        x[i / 2][i % 2] = minus_infinity();
-    }
-    uint32_t w[Shape::kTiles], rest[Shape::kTiles];
-    weigh_alone<Shape, kV>(stage, x, row, acc, w, rest);
-    add_alone<Shape, kV, kN>(stage, w, rest, acc);
-  }
-  store_alone<Shape, kV, kN>(u, args, row, acc);
-}
-
-// Whether it was done.
-template <uint32_t kK, uint32_t kV, uint32_t kN>
-inline bool try_alone(const Unit& u) {
-  using Shape = Alone<kK, kV, kN>;
-  if constexpr (Shape::kFits) {
-    if (!u.alike || u.params.k.head_dim != kN || u.params.v.head_dim != kN) return false;
-    const uint32_t stages = alone_stages(Shape::kShape, u.plan, dynamic_shared_bytes());
-    if (stages == 0) return false;
-    attend_alone<kK, kV, kN>(stages);
-    return true;
-  }
-  return false;
-}
-
-template <uint32_t kK, uint32_t kV>
-inline bool try_alone(const Unit& u) {
-  if constexpr (is_staged(kK) && is_staged(kV))
-    return try_alone<kK, kV, 64>(u) || try_alone<kK, kV, 128>(u) || try_alone<kK, kV, 256>(u);
-  return false;
-}
-
 // Formats known to the compiler.
 inline abi::KvCacheLayout with_format(abi::KvCacheLayout layout, uint32_t format) {
   layout.format = format;
@@ -339,19 +204,7 @@ __global__ void __launch_bounds__(512, 1)
     if (args.at[arg_state] != 0)
       abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), u.params);
   }
-  if (threadIdx.x == 2 * kWarp) reinterpret_cast<BlockState*>(dynamic_shared())->args = args;
   __syncthreads();
-  // A block has more than one unit only beyond 2^31 of them. In a loop, and with the index outside
-  // shared memory, registers would have to be kept across the call.
-  if (u.index >= u.blocks) return;
-  if (threadIdx.x == 0) place_unit(u, args);
-  __syncthreads();
-  if (try_alone<kK, kV>(u)) {
-    next_unit(u);
-    if (u.index >= u.blocks) return;
-  } else {
-    __syncthreads();  // all have seen the unit before it is placed again
-  }
   for (; u.index < u.blocks; next_unit(u)) {
     if (threadIdx.x == 0) place_unit(u, args);
     __syncthreads();

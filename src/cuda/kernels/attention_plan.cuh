@@ -84,43 +84,6 @@ inline void fill_plan(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v, 
   a.total = a.stage + (a.early == 0 && wide > staged ? wide : staged);
 }
 
-// attention_alone.cuh: how the keys that a warp takes at a time lie in shared memory, in bytes.
-struct AloneShape {
-  uint32_t keys, tiles;
-  uint32_t key_bytes, key_pitch, key_tile;
-  uint32_t value_bytes, value_pitch;  // of a value, or a tile of values
-  uint32_t key_scales, values, value_scales, bytes;
-};
-constexpr uint32_t kAloneWarps = 4, kMostAloneStages = 4;
-constexpr uint64_t kMostAloneKeys = uint64_t{1} << 31, kMostAloneStride = uint64_t{1} << 26;
-
-constexpr AloneShape alone_shape(uint32_t k, uint32_t v, uint32_t n) {
-  const bool k_native = abi::kv_is_native(k), v_native = abi::kv_is_native(v);
-  AloneShape a = {};
-  a.keys = v_native ? 32 : 16;  // levels of V: a tile to each of four lanes
-  a.tiles = a.keys / abi::kKvTile;
-  // Eight keys that are read at once are to be 16 bytes apart, modulo 128: two of each tile, which
-  // are neighbours, or four apart with tq4.
-  a.key_bytes = k_native ? n * abi::kv_bits(k) / 8 : n * 2;
-  a.key_pitch = k_native ? padded(a.key_bytes, 32, 16) : a.key_bytes;
-  a.key_tile = 8 * a.key_pitch + (k_native ? (v == abi::kTq4 ? 16 : 32) : 0);
-  a.value_bytes = v_native ? n * abi::kv_bits(v) : n * 2;
-  a.value_pitch = v_native ? padded(a.value_bytes, 128, 32) : a.value_bytes;
-  a.key_scales = a.tiles * a.key_tile;
-  a.values = round_up(a.key_scales + (k_native ? a.tiles * 16 : 0), 128);
-  a.value_scales = a.values + (v_native ? a.tiles : a.keys) * a.value_pitch;
-  a.bytes = round_up(a.value_scales + (v_native ? a.tiles * 16 : 0), 128);
-  return a;
-}
-
-// What a warp may have in flight; its ring begins where others have logits.
-constexpr uint32_t alone_stages(const AloneShape& a, const AttentionPlan& plan, uint32_t total) {
-  if (plan.rows != 8 || plan.warps != kAloneWarps || plan.early == 0 || total < plan.logits)
-    return 0;
-  const uint32_t stages = (total - plan.logits) / (kAloneWarps * a.bytes);
-  return stages < 2 ? 0 : (stages < kMostAloneStages ? stages : kMostAloneStages);
-}
-
 // A list of candidates, best first. The host takes one that suits the GPU and asks for its `total`;
 // the kernel takes the first that fits in there. That may be an earlier one, but never one with
 // other rows or warps, which the grid depends on.

@@ -79,7 +79,6 @@ struct Unit {
   Walk walk;
   uint64_t first_row;  // of the KV head's rows
   uint32_t rows;
-  bool alike;              // attention_alone.cuh: rows see the same keys, without further masks
   uint64_t index, blocks;  // of this unit, and how many there are
   uint64_t kv_head, group, split;
   int64_t first_key, last_key;                             // of the split
@@ -105,7 +104,6 @@ struct Unit {
 struct BlockState {
   Rows rows;
   Unit unit;
-  Args args;
 };
 static_assert(sizeof(BlockState) <= kStateBytes);
 

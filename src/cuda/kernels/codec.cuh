@@ -138,15 +138,19 @@ inline Levels8 key_levels_within(const uint8_t* row, uint32_t head_dim, uint32_t
 }
 
 // Bits of a V plane for the tokens 0 to 3 and 4 to 7 of one coordinate, one token to a byte.
+inline Levels8 spread_bits(uint32_t x) {
+  constexpr uint32_t kSpread = 0x00204081u;  // bit i to byte i
+  return {(x & 15) * kSpread & 0x01010101u, (x >> 4) * kSpread & 0x01010101u};
+}
+inline Levels8 spread_pairs(uint32_t x) {
+  return {(x & 0x0303u) | (x << 14 & 0x03030000u), (x >> 4 & 0x0303u) | (x << 10 & 0x03030000u)};
+}
 template <uint32_t kBits>
 inline Levels8 tile_codes(const uint8_t* plane, uint32_t coordinate) {
   if constexpr (kBits == 1) {
-    const uint32_t x = plane[coordinate];
-    constexpr uint32_t kSpread = 0x00204081u;  // bit i to byte i
-    return {(x & 15) * kSpread & 0x01010101u, (x >> 4) * kSpread & 0x01010101u};
+    return spread_bits(plane[coordinate]);
   } else if constexpr (kBits == 2) {
-    const uint32_t x = reinterpret_cast<const uint16_t*>(plane)[coordinate];
-    return {(x & 0x0303u) | (x << 14 & 0x03030000u), (x >> 4 & 0x0303u) | (x << 10 & 0x03030000u)};
+    return spread_pairs(reinterpret_cast<const uint16_t*>(plane)[coordinate]);
   } else if constexpr (kBits == 4) {
     const uint32_t x = reinterpret_cast<const uint32_t*>(plane)[coordinate];
     return {x & 0x0F0F0F0Fu, x >> 4 & 0x0F0F0F0Fu};

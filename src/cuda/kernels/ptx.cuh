@@ -24,6 +24,9 @@ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma8(c, a, b0, b1);
 }
+inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  cuda_host::mma8<uint8_t>(c, a, b0, b1);
+}
 inline void load_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
 template <uint32_t kBytes>
 inline void copy_async(void* to, const void* from, bool present) {
@@ -36,6 +39,9 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
 }
 template <uint32_t kLeft>
 inline void copy_wait() {}
+inline uint32_t opaque(uint32_t x) { return x; }
+inline float load_fresh(const float* from) { return *from; }
+inline float2 load_fresh(const float2* from) { return *from; }
 inline float exp2_fast(float x) { return std::exp2(x); }
 // Two f16 less two others, where the differences are integers.
 inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
@@ -80,6 +86,12 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 // Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
 inline void load_transposed(uint32_t (&a)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -111,6 +123,23 @@ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory");
 template <uint32_t kLeft>
 inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+// The same number, of which the compiler knows nothing: it spends minutes on how addresses follow
+// from nested minima.
+inline uint32_t opaque(uint32_t x) {
+  asm("" : "+r"(x));
+  return x;
+}
+// What another block wrote: not from this multiprocessor's own cache.
+inline float load_fresh(const float* from) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+  return x;
+}
+inline float2 load_fresh(const float2* from) {
+  float2 x;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
 }
 // Relative error 2^-22; NaN stays NaN.
 inline float exp2_fast(float x) {

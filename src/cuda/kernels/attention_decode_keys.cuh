@@ -1,0 +1,274 @@
+#pragma once
+// Decode attention: stored keys to scores. Queries are the rows of a product, their first part 0 to
+// 7, what that leaves 8 to 15 (or 16 rows in two products), keys its columns. A dot product does
+// not care in which order coordinates come: each lane reads its share of a key in one piece, and
+// the queries are arranged to match.
+#include "attention_decode_plan.cuh"
+#include "codec.cuh"
+#include "softmax.cuh"
+
+namespace gyre::cuda {
+
+constexpr uint32_t kMagicBits =
+    0x4B400000u;  // as a float 1.5 2^23: an integer added to it is exact
+constexpr float kMagic = 12582912.0f;
+
+// What one lane unpacks at a time: two words of B, or of A, four codes each. Levels of tq4 are the
+// sum of two parts.
+template <uint32_t kFormat>
+constexpr uint32_t kLevelParts = kFormat == abi::kTq4 ? 2 : 1;
+
+template <uint32_t kFormat>
+struct Unpacked {
+  uint32_t part[kLevelParts<kFormat>][2];
+};
+
+// Eight nibbles, sign above magnitude. A selector with its top bit set spreads a byte's sign: the
+// first table holds |x| + 1, the second -|x|, so that a plus selects |x| + 1 and -1, a minus 0 and
+// -|x|.
+inline Unpacked<abi::kTq4> unpack_nibbles(uint32_t w) {
+  constexpr uint32_t kOne = 0x01010101u;
+  constexpr uint32_t kLow = level_bytes(abi::kTq4, 0), kHigh = level_bytes(abi::kTq4, 4);
+  constexpr uint32_t kMinusLow = level_bytes(abi::kTq4, 8), kMinusHigh = level_bytes(abi::kTq4, 12);
+  const uint32_t x = w ^ 0x88888888u;
+  return {{{permute(kLow + kOne, kHigh + kOne, w), permute(kLow + kOne, kHigh + kOne, w >> 16)},
+           {permute(kMinusLow, kMinusHigh, x), permute(kMinusLow, kMinusHigh, x >> 16)}}};
+}
+
+// Selectors in nibbles, up to three bits each, to the levels of a small table.
+template <uint32_t kFormat>
+inline Unpacked<kFormat> select_levels(uint32_t nibbles) {
+  constexpr uint32_t kLow = level_bytes(kFormat, 0);
+  constexpr uint32_t kHigh = kFormat == abi::kTq3 ? level_bytes(kFormat, 4) : 0;
+  return {{{permute(kLow, kHigh, nibbles), permute(kLow, kHigh, nibbles >> 16)}}};
+}
+
+constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
+
+template <uint32_t kN, uint32_t kFormat>
+struct KeyReader {
+  static constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
+  static constexpr uint32_t kBytes = kN * kLow / 8;                     // of the first plane
+  static constexpr uint32_t kVectors = kBytes <= 64 ? 1 : kBytes / 64;  // reads of a key, by a lane
+  static constexpr uint32_t kWords = kBytes <= 64 ? kBytes / 16 : 4;    // of one read
+  static constexpr uint32_t kSteps = kN / 32;                           // products
+  static constexpr uint32_t kStepsOf = kSteps / kVectors;               // that one read is good for
+  static constexpr uint32_t kGroup = abi::kv_group(kLow);
+
+  // Byte of the plane where a lane's word begins.
+  static constexpr uint32_t word_at(uint32_t j, uint32_t word) {
+    if (kBytes <= 64) return j * (kBytes / 4) + 4 * word;
+    return (word / 4 * 4 + j) * 16 + word % 4 * 4;
+  }
+  // The coordinate that lane j has in this place of eight at this step.
+  static constexpr uint32_t coordinate(uint32_t j, uint32_t step, uint32_t place) {
+    uint32_t word = step, byte = place % 4, piece = place / 4;
+    if (kFormat == abi::kTq8) word = 2 * step + place / 4, piece = 0;
+    if (kFormat == abi::kTq4) byte = place / 2, piece = place % 2;
+    if (kLow == 2) word = step / 2, byte = place / 2, piece = place % 2 * 2 + step % 2;
+    const uint32_t at = word_at(j, word) + byte;
+    return at / 16 * kGroup + at % 16 + 16 * piece;
+  }
+
+  // The words of read `vector`; `row` begins the key's row of the plane, `swap` is what its place
+  // in it is mixed with.
+  static void load(const unsigned char* row, uint32_t swap, uint32_t bytes, uint32_t at,
+                   uint32_t (&w)[kWords]) {
+    const unsigned char* const from = row + (bytes >= 128 ? at ^ swap : at);
+    if constexpr (kWords == 4) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from);
+      w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
+    } else if constexpr (kWords == 2) {
+      const uint2 x = *reinterpret_cast<const uint2*>(from);
+      w[0] = x.x, w[1] = x.y;
+    } else {
+      w[0] = *reinterpret_cast<const uint32_t*>(from);
+    }
+  }
+
+  struct Words {
+    uint32_t low[kWords], high[kHigh != 0 ? kWords : 1];
+  };
+
+  static Words read(const unsigned char* stage, const DecodePlane (&planes)[2], uint32_t key,
+                    uint32_t swap, uint32_t vector, uint32_t j) {
+    Words w;
+    const uint32_t at = word_at(j, vector * 4);
+    const auto row = [&](const DecodePlane& p) {
+      return stage + p.at + key / 8 * p.tile_pitch + key % 8 * p.bytes;
+    };
+    load(row(planes[0]), swap, planes[0].bytes, at, w.low);
+    if constexpr (kHigh != 0) {
+      constexpr uint32_t kHighGroup = abi::kv_group(kHigh);
+      const uint32_t first = at / 16 * kGroup;  // coordinate of the group
+      load(row(planes[1]), swap, planes[1].bytes, first / kHighGroup * 16 + at % 16, w.high);
+      const uint32_t shift = first % kHighGroup / 16 * kHigh;
+#pragma unroll
+      for (uint32_t i = 0; i < kWords; ++i) w.high[i] >>= shift;
+    }
+    return w;
+  }
+
+  // Codes of product `step` of those that a read is good for.
+  static Unpacked<kFormat> levels(const Words& w, uint32_t step) {
+    if constexpr (kFormat == abi::kTq8) {
+      return {{{w.low[2 * step], w.low[2 * step + 1]}}};
+    } else if constexpr (kFormat == abi::kTq4) {
+      return unpack_nibbles(w.low[step]);
+    } else if constexpr (kLow == 4) {
+      constexpr uint32_t kMask = ((1u << kHigh) - 1) * 0x01010101u;
+      const uint32_t x = w.low[step], h = w.high[step];
+      const uint32_t first = (x & 0x0F0F0F0Fu) | (h & kMask) << 4;
+      const uint32_t second = (x >> 4 & 0x0F0F0F0Fu) | (h >> kHigh & kMask) << 4;
+      return {{{levels_of_bytes<kFormat, false>(first), levels_of_bytes<kFormat, false>(second)}}};
+    } else {
+      const uint32_t pairs = w.low[step / 2] >> (step % 2 * 2) & kPairs;
+      if constexpr (kFormat == abi::kTq2) return select_levels<kFormat>(pairs);
+      // Bits 0 and 2 of a byte to bits 2 and 6: what else the product holds is masked.
+      const uint32_t thirds = (w.high[step / 2] >> (step % 2) & 0x05050505u) * 20u & kThirds;
+      return select_levels<kFormat>(pairs | thirds);
+    }
+  }
+};
+
+// s[half][t][i]: the score of row g (+ 8 half) for the key in column 2 j + i of product t.
+template <class Shape, uint32_t kRows, class Scale>
+inline void score_levels(const uint4* q, const unsigned char* stage, const Scale& scale,
+                         float (&s)[kRows / 8][Shape::kTiles][2]) {
+  using Reader = KeyReader<Shape::kN, Shape::kK>;
+  constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8, kBlocks = Shape::kShape.blocks;
+  constexpr uint32_t kOfBlock = Reader::kVectors / kBlocks;
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  const uint32_t swap = g % 2 * 64;
+#pragma unroll
+  for (uint32_t block = 0; block < kBlocks; ++block) {
+    int32_t c[kHalves][kT][4];
+#pragma unroll
+    for (uint32_t i = 0; i < kHalves * kT * 4; ++i)
+      c[i / 4 / kT][i / 4 % kT][i % 4] = static_cast<int32_t>(kMagicBits);
+#pragma unroll
+    for (uint32_t vector = block * kOfBlock; vector < (block + 1) * kOfBlock; ++vector) {
+      typename Reader::Words w[kT];
+#pragma unroll
+      for (uint32_t t = 0; t < kT; ++t)
+        w[t] = Reader::read(stage, Shape::kShape.k, Shape::place(t, g), swap, vector, j);
+#pragma unroll
+      for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
+        const uint4* const from = q + (vector * Reader::kStepsOf + step) * kHalves * kWarp;
+        const uint4 f = from[0];
+        if constexpr (kHalves == 1) {
+          const uint32_t a[4] = {f.x, f.z, f.y, f.w};
+#pragma unroll
+          for (uint32_t t = 0; t < kT; ++t) {
+            const Unpacked<Shape::kK> x = Reader::levels(w[t], step);
+#pragma unroll
+            for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part)
+              mma_s8(c[0][t], a, x.part[part][0], x.part[part][1]);
+          }
+        } else {
+          const uint4 f8 = from[kWarp];
+          const uint32_t a[4] = {f.x, f8.x, f.y, f8.y}, b[4] = {f.z, f8.z, f.w, f8.w};
+#pragma unroll
+          for (uint32_t t = 0; t < kT; ++t) {
+            const Unpacked<Shape::kK> x = Reader::levels(w[t], step);
+#pragma unroll
+            for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part) {
+              mma_s8(c[0][t], a, x.part[part][0], x.part[part][1]);
+              mma_s8(c[1][t], b, x.part[part][0], x.part[part][1]);
+            }
+          }
+        }
+      }
+    }
+    // Both parts are below 2^22: 256 coordinates, 7 bits of level, 7 of the query.
+    const auto whole = [](int32_t high, int32_t low) {
+      const float x = fmaf(__int_as_float(high), 256.0f, -256.0f * kMagic);
+      return x + (__int_as_float(low) - kMagic);
+    };
+#pragma unroll
+    for (uint32_t i = 0; i < kT * 2; ++i) {
+      const float unit = scale(block, i / 2, i % 2);
+#pragma unroll
+      for (uint32_t h = 0; h < kHalves; ++h) {
+        const int32_t high = c[0][i / 2][i % 2 + 2 * h];
+        const int32_t low =
+            kHalves == 1 ? c[0][i / 2][i % 2 + 2] : c[kHalves - 1][i / 2][i % 2 + 2 * h];
+        const float x = whole(high, low) * unit;
+        s[h][i / 2][i % 2] = block == 0 ? x : s[h][i / 2][i % 2] + x;
+      }
+    }
+  }
+}
+
+template <class Shape, uint32_t kRows>
+inline void score_halves(const uint4* q, const unsigned char* stage,
+                         float (&s)[kRows / 8][Shape::kTiles][2]) {
+  constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8;
+  constexpr DecodePlane kPlane = Shape::kShape.k[0];
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  float c[kT][4] = {}, d[kT][4] = {};  // 8 rows: shorter chains; 16 rows: first parts and rests
+#pragma unroll
+  for (uint32_t span = 0; span < Shape::kN / 32; ++span) {
+    const uint4* const from = q + span * 2 * kHalves * kWarp;
+    const uint4 w = from[0], w2 = from[kHalves * kWarp];
+#pragma unroll
+    for (uint32_t t = 0; t < kT; ++t) {
+      const uint32_t k = Shape::place(t, g);
+      const uint4 x = *reinterpret_cast<const uint4*>(
+          stage + kPlane.at + k / 8 * kPlane.tile_pitch + k % 8 * kPlane.bytes +
+          ((span * 64 + j * 16) ^ (k % 2 * 64)));
+      if constexpr (kHalves == 1) {
+        const uint32_t a[4] = {w.x, w.z, w.y, w.w}, b[4] = {w2.x, w2.z, w2.y, w2.w};
+        HalfType<Shape::kK>::mma(c[t], a, x.x, x.y);
+        HalfType<Shape::kK>::mma(d[t], b, x.z, x.w);
+      } else {
+        const uint4 v = from[kWarp], v2 = from[3 * kWarp];
+        const uint32_t a[4] = {w.x, v.x, w.y, v.y}, b[4] = {w2.x, v2.x, w2.y, v2.y};
+        const uint32_t a2[4] = {w.z, v.z, w.w, v.w}, b2[4] = {w2.z, v2.z, w2.w, v2.w};
+        HalfType<Shape::kK>::mma(c[t], a, x.x, x.y);
+        HalfType<Shape::kK>::mma(d[t], a2, x.x, x.y);
+        HalfType<Shape::kK>::mma(c[t], b, x.z, x.w);
+        HalfType<Shape::kK>::mma(d[t], b2, x.z, x.w);
+      }
+    }
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kT * 2; ++i) {
+    const float(&x)[4] = c[i / 2], (&y)[4] = d[i / 2];
+    const uint32_t e = i % 2;
+    if constexpr (kHalves == 1) {
+      s[0][i / 2][e] = (x[e] + y[e]) + (x[e + 2] + y[e + 2]);
+    } else {
+      s[0][i / 2][e] = x[e] + y[e];
+      s[kHalves - 1][i / 2][e] = x[e + 2] + y[e + 2];
+    }
+  }
+}
+
+// A query row becomes 16-bit integers in two bytes, or two 16-bit floats; the first part, then what
+// it leaves: one lane's share for one product.
+template <uint32_t kK, uint32_t kN>
+inline uint4 decode_fragment(const float* row, uint32_t step, uint32_t j) {
+  uint32_t words[4] = {0, 0, 0, 0};
+  if constexpr (abi::kv_is_native(kK)) {
+#pragma unroll
+    for (uint32_t place = 0; place < 8; ++place) {
+      const int32_t x = __float2int_rn(row[KeyReader<kN, kK>::coordinate(j, step, place)]);
+      const int32_t high = (x + 128) >> 8, low = x - high * 256;
+      words[place / 4] |= (static_cast<uint32_t>(high) & 255u) << (place % 4 * 8);
+      words[2 + place / 4] |= (static_cast<uint32_t>(low) & 255u) << (place % 4 * 8);
+    }
+  } else {
+    using T = typename HalfType<kK>::type;
+#pragma unroll
+    for (uint32_t place = 0; place < 4; ++place) {
+      const float x = row[step / 2 * 32 + 8 * j + step % 2 * 4 + place];
+      const T high = from_float<T>(x), low = from_float<T>(x - to_float(high));
+      words[place / 2] |= static_cast<uint32_t>(high.bits) << (place % 2 * 16);
+      words[2 + place / 2] |= static_cast<uint32_t>(low.bits) << (place % 2 * 16);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+}  // namespace gyre::cuda
