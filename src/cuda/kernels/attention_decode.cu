@@ -50,6 +50,7 @@ struct DecodeUnit {
   uint32_t first;   // the oldest key that one of the rows sees, in this split
   uint32_t splits;  // that have keys
   bool paired, alike;
+  bool plain;  // no soft cap, no slopes
   DecodeWalk walk;
 };
 
@@ -72,7 +73,8 @@ inline RowBounds row_bounds(const abi::AttentionParams& p, const DecodeUnit& u, 
   return {clamp(begin), clamp(end)};
 }
 
-inline DecodeUnit make_unit(const abi::AttentionParams& p, uint64_t state) {
+inline DecodeUnit make_unit(const abi::AttentionParams& p, const Args& args) {
+  const uint64_t state = args.at[arg_state];
   DecodeUnit u = {};
   const auto small = [](uint64_t x) { return static_cast<uint32_t>(x); };
   const uint32_t split = blockIdx.x, splits = gridDim.x;
@@ -81,6 +83,7 @@ inline DecodeUnit make_unit(const abi::AttentionParams& p, uint64_t state) {
   u.group = small(p.heads) / gridDim.z;
   u.rows = u.tokens * u.group;
   u.paired = u.rows <= 4;
+  u.plain = p.soft_cap == 0 && args.at[arg_slopes] == 0;
   uint32_t first_key = small(p.first_key), end_key = small(p.end_key);
   uint32_t split_keys = small(p.split_keys);
   u.length = small(p.length);
@@ -200,10 +203,10 @@ inline void load_query(const abi::AttentionParams& p, const DecodeUnit& u, uint6
   }
 }
 
-// Of a lane's row, for scores.
-struct ScoreRow {
-  float factor, scale, slope, offset;  // offset: first key less the query's position
-  uint32_t begin, end;                 // keys it sees, counted from the unit's first
+// Of a lane's row, for masks.
+struct MaskRow {
+  float slope, offset;  // offset: first key less the query's position
+  uint32_t begin, end;  // keys it sees, counted from the unit's first
 };
 
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.
@@ -220,19 +223,16 @@ inline float scale_in(const uint4& scales, uint32_t i) {
                                     : words[i / 2] >> 1 & 0x7FFF8000u);
 }
 
-// Scores to logits in base 2, -inf where a row does not see the key.
+// What is not plain: a soft cap, slopes, keys that a row does not see. Logits in base 2.
 template <class Shape>
-inline void mask_scores(const abi::AttentionParams& p, const DecodeUnit& u, const ScoreRow& row,
-                        uint32_t chunk, bool plain, float (&x)[Shape::kTiles][2]) {
-  const uint32_t j = threadIdx.x % 4, begin = chunk * Shape::kShape.keys;
-  const bool whole = u.alike && u.walk.whole(begin, begin + Shape::kShape.keys);
+inline void mask_scores(const abi::AttentionParams& p, const DecodeUnit& u, const MaskRow& row,
+                        uint32_t begin, float (&x)[Shape::kTiles][2]) {
+  const uint32_t j = threadIdx.x % 4;
 #pragma unroll
   for (uint32_t i = 0; i < Shape::kTiles * 2; ++i) {
     float& s = x[i / 2][i % 2];
-    s = s * row.factor * row.scale;
-    if (whole && plain) continue;
     const uint32_t key = u.walk.key_of(begin + Shape::key(i / 2, 2 * j + i % 2));
-    if (!plain) {
+    if (!u.plain) {
       if (p.soft_cap > 0) s = soft_cap(s, p.soft_cap);
       s = (s + row.slope * (static_cast<float>(static_cast<int32_t>(key)) + row.offset)) * kLog2E;
     }
@@ -241,17 +241,17 @@ inline void mask_scores(const abi::AttentionParams& p, const DecodeUnit& u, cons
 }
 
 template <class Shape, uint32_t kRows>
-inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, const uint4* q,
-                          const unsigned char* stage, uint32_t chunk, bool plain,
-                          const ScoreRow (&of)[kRows / 8], DecodeRow (&row)[kRows / 8],
-                          float (&acc)[kRows / 8][Shape::kN / 16][4]) {
+inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, const Tables& tables,
+                          const uint4* q, const unsigned char* stage, uint32_t chunk,
+                          const ScoreFactors (&factors)[kRows / 8], const MaskRow (&of)[kRows / 8],
+                          DecodeRow (&row)[kRows / 8], float (&acc)[kRows / 8][Shape::kN / 16][4]) {
   constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8;
   const uint32_t j = threadIdx.x % 4;
   float x[kHalves][kT][2];
   if constexpr (Shape::kLevelsK) {
     const unsigned char* const scales = stage + Shape::kShape.k_scales;
     score_levels<Shape, kRows>(
-        q, stage,
+        tables, q, stage, factors,
         [&](uint32_t block, uint32_t t, uint32_t i) {
           if constexpr (Shape::kLevelsV) {
             const uint4 all =
@@ -264,13 +264,16 @@ inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, co
         },
         x);
   } else {
-    score_halves<Shape, kRows>(q, stage, x);
+    score_halves<Shape, kRows>(q, stage, factors, x);
+  }
+  const uint32_t begin = chunk * Shape::kShape.keys;
+  const bool as_it_is = u.plain && u.alike && u.walk.whole(begin, begin + Shape::kShape.keys);
+  if (!as_it_is) {
+#pragma unroll
+    for (uint32_t h = 0; h < kHalves; ++h) mask_scores<Shape>(p, u, of[h], begin, x[h]);
   }
 #pragma unroll
-  for (uint32_t h = 0; h < kHalves; ++h) {
-    mask_scores<Shape>(p, u, of[h], chunk, plain, x[h]);
-    fold_scores(x[h], row[h], acc[h]);
-  }
+  for (uint32_t h = 0; h < kHalves; ++h) fold_scores(x[h], row[h], acc[h]);
   if constexpr (Shape::kLevelsV) {
     ByteWeights w[kHalves][Shape::kBlocks];
 #pragma unroll
@@ -282,7 +285,7 @@ inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, co
         w[h][block] = byte_weights(
             x[h], [&](uint32_t i) { return scale_in(scales, value_item<Shape::kV>(i)); }, u.paired);
     }
-    add_levels<Shape, kHalves>(stage, w, acc);
+    add_levels<Shape, kHalves>(tables, stage, w, acc);
   } else {
     add_halves<Shape, kHalves>(stage, x, acc);
   }
@@ -295,11 +298,37 @@ inline float* partial_row(const abi::AttentionParams& p, uint64_t partial, uint3
          ((uint64_t{split} * p.tokens + token) * p.heads + head) * (n + 2);
 }
 
-// Sums of all warps, on one scale: [row][coordinate] in `wide`, {max, sum} in of_row.
+// A warp's sums to rows in shared memory, times what `of` says for rows 2 j and 2 j + 1.
+template <class Shape>
+inline void put_sums(const float (&acc)[Shape::kN / 16][4], float2 of, float* rows) {
+  constexpr uint32_t kPitch = decode_sums_pitch(Shape::kN);
+  const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
+#pragma unroll
+  for (uint32_t e = 0; e < 2; ++e) {
+    const float factor = e == 0 ? of.x : of.y;
+    float* const to = rows + (2 * j + e) * kPitch;
+    if constexpr (Shape::kLevelsV) {
+#pragma unroll
+      for (uint32_t i = 0; i < Shape::kN / 32; ++i) {
+        const float(&x)[4] = acc[2 * i], (&y)[4] = acc[2 * i + 1];
+        *reinterpret_cast<float4*>(to + i * 32 + 4 * g) =
+            make_float4(x[e] * factor, x[e + 2] * factor, y[e] * factor, y[e + 2] * factor);
+      }
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < Shape::kN / 16; ++i) {
+        to[i * 16 + g] = acc[i][e] * factor;
+        to[i * 16 + g + 8] = acc[i][e + 2] * factor;
+      }
+    }
+  }
+}
+
+// Sums of the warps that had keys, on one scale: [row][coordinate] in `wide`, {max, sum} in of_row.
 template <class Shape, uint32_t kRows>
 inline void join_warps(const DecodeUnit& u, DecodeStates& states, float* wide, float* sums,
-                       uint32_t warps, const DecodeRow (&row)[kRows / 8],
-                       float (&acc)[kRows / 8][Shape::kN / 16][4]) {
+                       uint32_t busy, const DecodeRow (&row)[kRows / 8],
+                       const float (&acc)[kRows / 8][Shape::kN / 16][4]) {
   constexpr uint32_t kPitch = decode_sums_pitch(Shape::kN), kN = Shape::kN;
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
@@ -309,33 +338,34 @@ inline void join_warps(const DecodeUnit& u, DecodeStates& states, float* wide, f
     if (j == 0) states.of_warp[warp][g + 8 * h] = make_float2(row[h].max, sum);
   }
   __syncthreads();  // the keys are no longer needed, either
+  if (warp < busy) {
 #pragma unroll
-  for (uint32_t h = 0; h < kRows / 8; ++h) {
-    float max = minus_infinity();
-    for (uint32_t w = 0; w < warps; ++w) max = fmaxf(max, states.of_warp[w][g + 8 * h].x);
-    const float from = max == minus_infinity() ? 0.0f : max;
-    float factor = exp2_fast(row[h].max - from);
-    if (warp == 0) {
-      float total = 0;
-      for (uint32_t w = 0; w < warps; ++w)
-        total += states.of_warp[w][g + 8 * h].y * exp2_fast(states.of_warp[w][g + 8 * h].x - from);
-      if (j == 0) states.of_row[g + 8 * h] = make_float2(max, total);
+    for (uint32_t h = 0; h < kRows / 8; ++h) {
+      float2 of[kDecodeMostWarps];
+      float max = minus_infinity(), total = 0;
+#pragma unroll
+      for (uint32_t w = 0; w < kDecodeMostWarps; ++w) {
+        of[w] = w < busy ? states.of_warp[w][g + 8 * h] : make_float2(minus_infinity(), 0.0f);
+        max = fmaxf(max, of[w].x);
+      }
+      const float from = max == minus_infinity() ? 0.0f : max;
+      if (warp == 0) {
+#pragma unroll
+        for (uint32_t w = 0; w < kDecodeMostWarps; ++w)
+          total += of[w].y * exp2_fast(of[w].x - from);
+        if (j == 0) states.of_row[g + 8 * h] = make_float2(max, total);
+      }
+      float factor = exp2_fast(row[h].max - from);
+      if constexpr (Shape::kV == kDecodeF16) factor *= power_of_two(-kWeightUp);
+      put_sums<Shape>(acc[h], turn_rows(factor), sums + (warp * kRows + 8 * h) * kPitch);
     }
-    if constexpr (Shape::kV == kDecodeF16) factor *= power_of_two(-kWeightUp);
-    const float2 of = turn_rows(factor);
-    float* const to = sums + (warp * kRows + 8 * h + 2 * j) * kPitch;
-#pragma unroll
-    for (uint32_t i = 0; i < kN / 4; ++i)
-      to[i % 2 * kPitch + sum_coordinate<Shape::kV>(i / 4, i % 4)] =
-          acc[h][i / 4][i % 4] * (i % 2 == 0 ? of.x : of.y);
   }
   __syncthreads();
-  const uint32_t rows = u.rows;
-  for (uint32_t i = threadIdx.x; i < rows * kN; i += warps * kWarp) {
+  for (uint32_t i = threadIdx.x; i < u.rows * kN; i += blockDim.x) {
     const float* const from = sums + i / kN * kPitch + i % kN;
     float total = 0;
-#pragma unroll 4
-    for (uint32_t w = 0; w < warps; ++w) {
+#pragma unroll 8
+    for (uint32_t w = 0; w < busy; ++w) {
       total += from[w * kRows * kPitch];
       if (Shape::kLevelsV && u.paired) total += from[(w * kRows + 4) * kPitch];
     }
@@ -455,40 +485,32 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
   const uint32_t stages = opaque(decode_stages(kRooms, warps, dynamic_shared_bytes()));
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
-  const DecodeUnit u = make_unit(p, args.at[arg_state]);
+  const DecodeUnit u = make_unit(p, args);
   if (blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
 
-  const auto small = [](uint64_t x) { return static_cast<uint32_t>(x); };
-  const DecodeSource source = {
-      pointer<const uint8_t>(args.at[arg_k_codes]) + u.kv_head * p.k.codes_head_stride,
-      pointer<const uint8_t>(args.at[arg_k_scales]) + u.kv_head * p.k.scales_head_stride,
-      pointer<const uint8_t>(args.at[arg_v_codes]) + u.kv_head * p.v.codes_head_stride,
-      pointer<const uint8_t>(args.at[arg_v_scales]) + u.kv_head * p.v.scales_head_stride,
-      small(p.k.codes_tile_stride),
-      small(p.k.scales_tile_stride),
-      small(p.v.codes_tile_stride),
-      small(p.v.scales_tile_stride)};
+  const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
+                              args.at[arg_v_scales], u.kv_head);
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
   unsigned char* const ring = shared + kRooms.ring + warp * stages * Shape::kShape.bytes;
   for (uint32_t i = 0; i + 1 < stages; ++i)
-    load_chunk<Shape>(source, u.walk, warp + i * warps, ring + i * Shape::kShape.bytes);
+    copy.start(u.walk, warp + i * warps, ring + i * Shape::kShape.bytes);
 
   // Rows that are only there to fill a product repeat real ones.
   for (uint32_t r = warp; r < u.rows; r += warps)
     load_query<Shape>(p, u, args.at[arg_q], r, wide + r * kN, states.factor[r]);
   __syncthreads();
   const auto real_row = [&](uint32_t r) { return u.paired ? r % 4 % u.rows : r % u.rows; };
-  auto* const fragments = reinterpret_cast<uint4*>(shared + kRooms.queries);
-  constexpr uint32_t kSteps = kN / (Shape::kLevelsK ? 32 : 16);
-  for (uint32_t i = threadIdx.x; i < kSteps * kHalves * kWarp; i += blockDim.x) {
-    const uint32_t r = real_row(i / kWarp % kHalves * 8 + i % kWarp / 4);
-    fragments[i] = decode_fragment<kK, kN>(wide + r * kN, i / kWarp / kHalves, i % 4);
-  }
+  auto* const operands = reinterpret_cast<uint4*>(shared + kRooms.queries);
+  make_operands<kK, kN, kRows>([&](uint32_t r) { return wide + real_row(r) * kN; }, operands);
   __syncthreads();
 
   const auto* const slopes = pointer<const float>(args.at[arg_slopes]);
-  const bool plain = p.soft_cap == 0 && args.at[arg_slopes] == 0;
-  ScoreRow of[kHalves];
+  Tables tables = {};
+  fill_table<kK>(tables.k);
+  fill_table<kV>(tables.v);
+  tables.magic = hidden(kMagicBits);
+  ScoreFactors factors[kHalves];
+  MaskRow of[kHalves];
   DecodeRow row[kHalves];
 #pragma unroll
   for (uint32_t h = 0; h < kHalves; ++h) {
@@ -497,11 +519,9 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
     const RowBounds b = row_bounds(p, u, at.token, u.first, u.length);
     const int32_t position =
         static_cast<int32_t>(u.length + at.token) - static_cast<int32_t>(u.tokens);
-    of[h] = {states.factor[r][0],
-             states.factor[r][1] * p.scale * (plain ? kLog2E : 1.0f),
-             plain || args.at[arg_slopes] == 0 ? 0.0f : slopes[at.head],
-             static_cast<float>(static_cast<int32_t>(u.first) - position),
-             b.begin - u.first,
+    factors[h] = {states.factor[r][0], states.factor[r][1] * p.scale * (u.plain ? kLog2E : 1.0f)};
+    of[h] = {args.at[arg_slopes] == 0 ? 0.0f : slopes[at.head],
+             static_cast<float>(static_cast<int32_t>(u.first) - position), b.begin - u.first,
              b.end - u.first};
     row[h] = {minus_infinity(), 0};
   }
@@ -511,14 +531,14 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
   for (uint32_t chunk = warp; chunk < chunks; chunk += warps) {
     wait_for_stage(stages);
     const uint32_t free = slot == 0 ? stages - 1 : slot - 1;
-    load_chunk<Shape>(source, u.walk, chunk + (stages - 1) * warps,
-                      ring + free * Shape::kShape.bytes);
-    work_on_chunk<Shape, kRows>(p, u, fragments + lane, ring + slot * Shape::kShape.bytes, chunk,
-                                plain, of, row, acc);
+    copy.start(u.walk, chunk + (stages - 1) * warps, ring + free * Shape::kShape.bytes);
+    work_on_chunk<Shape, kRows>(p, u, tables, operands + lane, ring + slot * Shape::kShape.bytes,
+                                chunk, factors, of, row, acc);
     slot = slot + 1 == stages ? 0 : slot + 1;
   }
   copy_wait<0>();
-  join_warps<Shape, kRows>(u, states, wide, reinterpret_cast<float*>(shared + kRooms.ring), warps,
+  const uint32_t busy = chunks < warps ? (chunks == 0 ? 1 : chunks) : warps;
+  join_warps<Shape, kRows>(u, states, wide, reinterpret_cast<float*>(shared + kRooms.ring), busy,
                            row, acc);
   if (p.partial == abi::kAttentionMerged && u.splits > 1) {
     auto* const counters = pointer<uint32_t>(args.at[arg_partial]);

@@ -39,88 +39,145 @@ inline DecodeWalk decode_walk(uint32_t capacity, uint32_t slot, uint32_t count) 
   return w;
 }
 
-// Of one KV head.
-struct DecodeSource {
-  const uint8_t *k_codes, *k_scales, *v_codes, *v_scales;
-  uint32_t k_tile, k_scales_tile, v_tile, v_scales_tile;  // bytes from tile to tile
-};
-
-// How rows of 16-byte pieces lie in a stage: kSlots of them to a tile (8, or 1: whole tiles).
-// Pieces of a row are mixed by kSwap times the last bits, under kMask, of where it lies. kTurned:
-// rows in the order of value_item, 0 4 1 5 2 6 3 7.
+// Rows of 16-byte pieces on their way into a stage: kSlots of them to a tile (8, or 1: whole
+// tiles). Pieces of a row are mixed by kSwap times the last bits, under kMask, of where it lies.
+// kTurned: rows in the order of value_item, 0 4 1 5 2 6 3 7. A lane takes every 32nd piece; where
+// it begins is found once.
 template <uint32_t kRowCount, uint32_t kBytes, uint32_t kSlots, uint32_t kPitch, uint32_t kSwap = 0,
           uint32_t kMask = 0, bool kTurned = false>
-struct RowCopy {
+class RowCopy {
+ public:
   static constexpr uint32_t kPieces = kBytes / 16, kAllPieces = kRowCount * kPieces;
+  static_assert(kPieces % kWarp == 0 || kWarp % kPieces == 0);
 
+  RowCopy(const uint8_t* from, uint32_t tile_stride)
+      : stride_(tile_stride / kSlots),
+        mine_(from + lane() / kPieces * stride_ + lane() % kPieces * 16) {}
+
+  // All rows are there.
+  void whole(uint32_t tile, unsigned char* to) const {
+    const uint8_t* const from = mine_ + uint64_t{tile * kSlots} * stride_;
+#pragma unroll
+    for (uint32_t i = 0; i < (kAllPieces + kWarp - 1) / kWarp; ++i) {
+      const uint32_t on = i * kWarp;  // pieces further
+      const uint64_t offset = uint64_t{on / kPieces} * stride_ + on % kPieces * 16;
+      if (kAllPieces >= kWarp || lane() < kAllPieces)
+        copy_async<16>(to + place(lane() + on), from + offset, true);
+    }
+  }
+
+  // Each is looked at.
+  void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
+    const uint8_t* const first = mine_ - lane() / kPieces * stride_ - lane() % kPieces * 16;
+#pragma unroll 1
+    for (uint32_t at = lane(); at < kAllPieces; at += kWarp) {
+      const uint32_t row = at / kPieces, index = tile + row / kSlots;
+      const bool present = index < walk.tiles &&
+                           (kSlots == 1 || walk.key_of(index * abi::kKvTile + row % kSlots) != ~0u);
+      const uint32_t tile_at = walk.tile(present ? index : 0);
+      const uint8_t* const source =
+          first + uint64_t{tile_at * kSlots + row % kSlots} * stride_ + at % kPieces * 16;
+      copy_async<16>(to + place(at), present ? source : first, present);
+    }
+  }
+
+ private:
+  static uint32_t lane() { return threadIdx.x % kWarp; }
   static uint32_t place(uint32_t at) {
     const uint32_t row = at / kPieces, piece = at % kPieces;
     const uint32_t slot = kTurned ? row % 4 * 2 + row / 4 % 2 : row % kSlots;
     return row / kSlots * kPitch + slot * kBytes + (piece ^ (slot & kMask) * kSwap) * 16;
   }
 
-  static void run(const uint8_t* from, uint32_t tile_stride, const DecodeWalk& walk, uint32_t tile,
-                  bool whole, unsigned char* to) {
-    const uint32_t lane = threadIdx.x % kWarp, stride = tile_stride / kSlots;
-    if (whole) {
-      from += uint64_t{walk.tile(tile)} * tile_stride;
-#pragma unroll
-      for (uint32_t i = 0; i < (kAllPieces + kWarp - 1) / kWarp; ++i) {
-        const uint32_t at = lane + i * kWarp;
-        if (kAllPieces % kWarp == 0 || at < kAllPieces)
-          copy_async<16>(to + place(at), from + at / kPieces * stride + at % kPieces * 16, true);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (uint32_t at = lane; at < kAllPieces; at += kWarp) {
-      const uint32_t row = at / kPieces, index = tile + row / kSlots;
-      const bool present = index < walk.tiles &&
-                           (kSlots == 1 || walk.key_of(index * abi::kKvTile + row % kSlots) != ~0u);
-      const uint8_t* const source = from + uint64_t{walk.tile(present ? index : 0)} * tile_stride +
-                                    row % kSlots * stride + at % kPieces * 16;
-      copy_async<16>(to + place(at), present ? source : from, present);
-    }
-  }
+  uint32_t stride_;  // of rows
+  const uint8_t* mine_;
 };
 
-// Asks for the keys and values of a chunk, if there is one. Keys that are not there become zeros:
-// a value could be NaN.
+struct NoCopy {
+  NoCopy(const uint8_t*, uint32_t) {}
+  void whole(uint32_t, unsigned char*) const {}
+  void some(const DecodeWalk&, uint32_t, unsigned char*) const {}
+};
+template <bool kFirst, class A, class B>
+struct Choose {
+  using type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using type = B;
+};
+
+// Everything a chunk consists of, of one KV head.
 template <class Shape>
-inline void load_chunk(const DecodeSource& s, const DecodeWalk& walk, uint32_t chunk,
-                       unsigned char* to) {
-  constexpr DecodeShape kShape = Shape::kShape;
-  constexpr uint32_t kKeys = kShape.keys, kTiles = kShape.tiles, kScales = kShape.blocks * 16;
-  constexpr DecodePlane kK = kShape.k[0], kK2 = kShape.k[1], kV = kShape.v[0], kV2 = kShape.v[1];
-  const uint32_t tile = chunk * kTiles;
-  if (tile < walk.tiles) {
-    const bool whole = walk.whole(tile * abi::kKvTile, tile * abi::kKvTile + kKeys);
-    RowCopy<kKeys, kK.bytes, 8, kK.tile_pitch, (kK.bytes >= 128 ? 4 : 0), 1, Shape::kTurned>::run(
-        s.k_codes, s.k_tile, walk, tile, whole, to + kK.at);
-    if constexpr (kK2.bytes != 0) {
-      RowCopy<kKeys, kK2.bytes, 8, kK2.tile_pitch, (kK2.bytes >= 128 ? 4 : 0), 1,
-              Shape::kTurned>::run(s.k_codes + kK2.from, s.k_tile, walk, tile, whole, to + kK2.at);
-    }
-    if constexpr (Shape::kLevelsK) {
-      RowCopy<kTiles, kScales, 1, kScales>::run(s.k_scales, s.k_scales_tile, walk, tile, whole,
-                                                to + kShape.k_scales);
-    }
-    if constexpr (Shape::kLevelsV) {
-      RowCopy<kTiles, kV.bytes, 1, kV.tile_pitch>::run(s.v_codes, s.v_tile, walk, tile, whole,
-                                                       to + kV.at);
-      if constexpr (kV2.bytes != 0) {
-        RowCopy<kTiles, kV2.bytes, 1, kV2.tile_pitch>::run(s.v_codes + kV2.from, s.v_tile, walk,
-                                                           tile, whole, to + kV2.at);
+class ChunkCopy {
+  static constexpr DecodeShape kShape = Shape::kShape;
+  static constexpr uint32_t kKeys = kShape.keys, kTiles = kShape.tiles;
+  static constexpr uint32_t kScales = kShape.blocks * 16;
+  static constexpr uint32_t kSome = 16;  // where there is no such plane
+  template <uint32_t kBytes, uint32_t kPitch>
+  using Keys = typename Choose<kBytes != 0,
+                               RowCopy<kKeys, (kBytes != 0 ? kBytes : kSome), 8, kPitch,
+                                       (kBytes >= 128 ? 4 : 0), 1, Shape::kTurned>,
+                               NoCopy>::type;
+  template <uint32_t kBytes, uint32_t kPitch>
+  using Tiles =
+      typename Choose<kBytes != 0, RowCopy<kTiles, (kBytes != 0 ? kBytes : kSome), 1, kPitch>,
+                      NoCopy>::type;
+  template <uint32_t kBytes, uint32_t kPitch>
+  using Values =
+      typename Choose<Shape::kLevelsV, Tiles<kBytes, kPitch>,
+                      RowCopy<kKeys, (Shape::kLevelsV ? kSome : kBytes), 8, kPitch, 1, 7>>::type;
+
+ public:
+  ChunkCopy(const abi::AttentionParams& p, uint64_t k_codes, uint64_t k_scales, uint64_t v_codes,
+            uint64_t v_scales, uint32_t kv_head)
+      : k_(begin(k_codes, kv_head * p.k.codes_head_stride), stride(p.k.codes_tile_stride)),
+        k2_(begin(k_codes, kv_head * p.k.codes_head_stride) + kShape.k[1].from,
+            stride(p.k.codes_tile_stride)),
+        v_(begin(v_codes, kv_head * p.v.codes_head_stride), stride(p.v.codes_tile_stride)),
+        v2_(begin(v_codes, kv_head * p.v.codes_head_stride) + kShape.v[1].from,
+            stride(p.v.codes_tile_stride)),
+        k_scales_(begin(k_scales, kv_head * p.k.scales_head_stride),
+                  stride(p.k.scales_tile_stride)),
+        v_scales_(begin(v_scales, kv_head * p.v.scales_head_stride),
+                  stride(p.v.scales_tile_stride)) {}
+
+  // If there is such a chunk. Keys that are not there become zeros: a value could be NaN.
+  void start(const DecodeWalk& walk, uint32_t chunk, unsigned char* to) const {
+    const uint32_t tile = chunk * kTiles;
+    if (tile < walk.tiles) {
+      if (walk.whole(tile * abi::kKvTile, tile * abi::kKvTile + kKeys)) {
+        const uint32_t first = walk.tile(tile);
+        each(to, [first](const auto& copy, unsigned char* at) { copy.whole(first, at); });
+      } else {
+        each(to, [&](const auto& copy, unsigned char* at) { copy.some(walk, tile, at); });
       }
-      RowCopy<kTiles, kScales, 1, kScales>::run(s.v_scales, s.v_scales_tile, walk, tile, whole,
-                                                to + kShape.v_scales);
-    } else {
-      RowCopy<kKeys, kV.bytes, 8, kV.tile_pitch, 1, 7>::run(s.v_codes, s.v_tile, walk, tile, whole,
-                                                            to + kV.at);
     }
+    copy_commit();
   }
-  copy_commit();
-}
+
+ private:
+  static const uint8_t* begin(uint64_t array, uint64_t offset) {
+    return pointer<const uint8_t>(array) + offset;
+  }
+  static uint32_t stride(uint64_t bytes) { return static_cast<uint32_t>(bytes); }
+  template <class Do>
+  void each(unsigned char* to, const Do& run) const {
+    run(k_, to + kShape.k[0].at);
+    run(k2_, to + kShape.k[1].at);
+    run(k_scales_, to + kShape.k_scales);
+    run(v_, to + kShape.v[0].at);
+    run(v2_, to + kShape.v[1].at);
+    run(v_scales_, to + kShape.v_scales);
+  }
+
+  Keys<kShape.k[0].bytes, kShape.k[0].tile_pitch> k_;
+  Keys<kShape.k[1].bytes, kShape.k[1].tile_pitch> k2_;
+  Values<kShape.v[0].bytes, kShape.v[0].tile_pitch> v_;
+  Tiles<kShape.v[1].bytes, kShape.v[1].tile_pitch> v2_;
+  Tiles<(Shape::kLevelsK ? kScales : 0), kScales> k_scales_;
+  Tiles<(Shape::kLevelsV ? kScales : 0), kScales> v_scales_;
+};
 
 inline void wait_for_stage(uint32_t stages) {
   if (stages == 2) {

@@ -23,24 +23,36 @@ struct Unpacked {
   uint32_t part[kLevelParts<kFormat>][2];
 };
 
+// Levels by small tables. Kept in registers: the compiler would make the constants anew each time.
+struct Tables {
+  uint32_t k[4], v[4];
+  uint32_t magic;
+};
+
 // Eight nibbles, sign above magnitude. A selector with its top bit set spreads a byte's sign: the
 // first table holds |x| + 1, the second -|x|, so that a plus selects |x| + 1 and -1, a minus 0 and
 // -|x|.
-inline Unpacked<abi::kTq4> unpack_nibbles(uint32_t w) {
-  constexpr uint32_t kOne = 0x01010101u;
-  constexpr uint32_t kLow = level_bytes(abi::kTq4, 0), kHigh = level_bytes(abi::kTq4, 4);
-  constexpr uint32_t kMinusLow = level_bytes(abi::kTq4, 8), kMinusHigh = level_bytes(abi::kTq4, 12);
+template <uint32_t kFormat>
+inline void fill_table(uint32_t (&table)[4]) {
+  constexpr uint32_t kOne = kFormat == abi::kTq4 ? 0x01010101u : 0;
+  if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
+    table[0] = hidden(level_bytes(kFormat, 0) + kOne);
+    table[1] = hidden(level_bytes(kFormat, 4) + kOne);
+    table[2] = hidden(level_bytes(kFormat, 8));
+    table[3] = hidden(level_bytes(kFormat, 12));
+  }
+}
+
+inline Unpacked<abi::kTq4> unpack_nibbles(const uint32_t (&table)[4], uint32_t w) {
   const uint32_t x = w ^ 0x88888888u;
-  return {{{permute(kLow + kOne, kHigh + kOne, w), permute(kLow + kOne, kHigh + kOne, w >> 16)},
-           {permute(kMinusLow, kMinusHigh, x), permute(kMinusLow, kMinusHigh, x >> 16)}}};
+  return {{{permute(table[0], table[1], w), permute(table[0], table[1], w >> 16)},
+           {permute(table[2], table[3], x), permute(table[2], table[3], x >> 16)}}};
 }
 
 // Selectors in nibbles, up to three bits each, to the levels of a small table.
 template <uint32_t kFormat>
-inline Unpacked<kFormat> select_levels(uint32_t nibbles) {
-  constexpr uint32_t kLow = level_bytes(kFormat, 0);
-  constexpr uint32_t kHigh = kFormat == abi::kTq3 ? level_bytes(kFormat, 4) : 0;
-  return {{{permute(kLow, kHigh, nibbles), permute(kLow, kHigh, nibbles >> 16)}}};
+inline Unpacked<kFormat> select_levels(const uint32_t (&table)[4], uint32_t nibbles) {
+  return {{{permute(table[0], table[1], nibbles), permute(table[0], table[1], nibbles >> 16)}}};
 }
 
 constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
@@ -110,11 +122,11 @@ struct KeyReader {
   }
 
   // Codes of product `step` of those that a read is good for.
-  static Unpacked<kFormat> levels(const Words& w, uint32_t step) {
+  static Unpacked<kFormat> levels(const uint32_t (&table)[4], const Words& w, uint32_t step) {
     if constexpr (kFormat == abi::kTq8) {
       return {{{w.low[2 * step], w.low[2 * step + 1]}}};
     } else if constexpr (kFormat == abi::kTq4) {
-      return unpack_nibbles(w.low[step]);
+      return unpack_nibbles(table, w.low[step]);
     } else if constexpr (kLow == 4) {
       constexpr uint32_t kMask = ((1u << kHigh) - 1) * 0x01010101u;
       const uint32_t x = w.low[step], h = w.high[step];
@@ -123,17 +135,24 @@ struct KeyReader {
       return {{{levels_of_bytes<kFormat, false>(first), levels_of_bytes<kFormat, false>(second)}}};
     } else {
       const uint32_t pairs = w.low[step / 2] >> (step % 2 * 2) & kPairs;
-      if constexpr (kFormat == abi::kTq2) return select_levels<kFormat>(pairs);
+      if constexpr (kFormat == abi::kTq2) return select_levels<kFormat>(table, pairs);
       // Bits 0 and 2 of a byte to bits 2 and 6: what else the product holds is masked.
       const uint32_t thirds = (w.high[step / 2] >> (step % 2) & 0x05050505u) * 20u & kThirds;
-      return select_levels<kFormat>(pairs | thirds);
+      return select_levels<kFormat>(table, pairs | thirds);
     }
   }
 };
 
+// Of a lane's row: what its scores are multiplied with, in two steps of which the first is a power
+// of two.
+struct ScoreFactors {
+  float first, second;
+};
+
 // s[half][t][i]: the score of row g (+ 8 half) for the key in column 2 j + i of product t.
 template <class Shape, uint32_t kRows, class Scale>
-inline void score_levels(const uint4* q, const unsigned char* stage, const Scale& scale,
+inline void score_levels(const Tables& tables, const uint4* q, const unsigned char* stage,
+                         const ScoreFactors (&factors)[kRows / 8], const Scale& scale,
                          float (&s)[kRows / 8][Shape::kTiles][2]) {
   using Reader = KeyReader<Shape::kN, Shape::kK>;
   constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8, kBlocks = Shape::kShape.blocks;
@@ -145,7 +164,7 @@ inline void score_levels(const uint4* q, const unsigned char* stage, const Scale
     int32_t c[kHalves][kT][4];
 #pragma unroll
     for (uint32_t i = 0; i < kHalves * kT * 4; ++i)
-      c[i / 4 / kT][i / 4 % kT][i % 4] = static_cast<int32_t>(kMagicBits);
+      c[i / 4 / kT][i / 4 % kT][i % 4] = static_cast<int32_t>(tables.magic);
 #pragma unroll
     for (uint32_t vector = block * kOfBlock; vector < (block + 1) * kOfBlock; ++vector) {
       typename Reader::Words w[kT];
@@ -154,46 +173,34 @@ inline void score_levels(const uint4* q, const unsigned char* stage, const Scale
         w[t] = Reader::read(stage, Shape::kShape.k, Shape::place(t, g), swap, vector, j);
 #pragma unroll
       for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
-        const uint4* const from = q + (vector * Reader::kStepsOf + step) * kHalves * kWarp;
-        const uint4 f = from[0];
-        if constexpr (kHalves == 1) {
-          const uint32_t a[4] = {f.x, f.z, f.y, f.w};
+        uint32_t a[kHalves][4];
 #pragma unroll
-          for (uint32_t t = 0; t < kT; ++t) {
-            const Unpacked<Shape::kK> x = Reader::levels(w[t], step);
+        for (uint32_t h = 0; h < kHalves; ++h) {
+          const uint4 x = q[((vector * Reader::kStepsOf + step) * kHalves + h) * kWarp];
+          a[h][0] = x.x, a[h][1] = x.y, a[h][2] = x.z, a[h][3] = x.w;
+        }
 #pragma unroll
-            for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part)
-              mma_s8(c[0][t], a, x.part[part][0], x.part[part][1]);
-          }
-        } else {
-          const uint4 f8 = from[kWarp];
-          const uint32_t a[4] = {f.x, f8.x, f.y, f8.y}, b[4] = {f.z, f8.z, f.w, f8.w};
+        for (uint32_t t = 0; t < kT; ++t) {
+          const Unpacked<Shape::kK> x = Reader::levels(tables.k, w[t], step);
 #pragma unroll
-          for (uint32_t t = 0; t < kT; ++t) {
-            const Unpacked<Shape::kK> x = Reader::levels(w[t], step);
-#pragma unroll
-            for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part) {
-              mma_s8(c[0][t], a, x.part[part][0], x.part[part][1]);
-              mma_s8(c[1][t], b, x.part[part][0], x.part[part][1]);
-            }
-          }
+          for (uint32_t i = 0; i < kLevelParts<Shape::kK> * kHalves; ++i)
+            mma_s8(c[i % kHalves][t], a[i % kHalves], x.part[i / kHalves][0],
+                   x.part[i / kHalves][1]);
         }
       }
     }
-    // Both parts are below 2^22: 256 coordinates, 7 bits of level, 7 of the query.
-    const auto whole = [](int32_t high, int32_t low) {
-      const float x = fmaf(__int_as_float(high), 256.0f, -256.0f * kMagic);
-      return x + (__int_as_float(low) - kMagic);
-    };
+    // Both parts are below 2^22: 256 coordinates, 7 bits of level, 7 of the query. Rounded once,
+    // to one of 2^30.
 #pragma unroll
-    for (uint32_t i = 0; i < kT * 2; ++i) {
-      const float unit = scale(block, i / 2, i % 2);
+    for (uint32_t h = 0; h < kHalves; ++h) {
+      const float one = factors[h].first, upper = 256 * one, less = -257 * kMagic * one;
 #pragma unroll
-      for (uint32_t h = 0; h < kHalves; ++h) {
-        const int32_t high = c[0][i / 2][i % 2 + 2 * h];
-        const int32_t low =
-            kHalves == 1 ? c[0][i / 2][i % 2 + 2] : c[kHalves - 1][i / 2][i % 2 + 2 * h];
-        const float x = whole(high, low) * unit;
+      for (uint32_t i = 0; i < kT * 2; ++i) {
+        const float unit = scale(block, i / 2, i % 2) * factors[h].second;
+        const float high = __int_as_float(c[0][i / 2][i % 2 + 2 * h]);
+        const float low = __int_as_float(kHalves == 1 ? c[0][i / 2][i % 2 + 2]
+                                                      : c[kHalves - 1][i / 2][i % 2 + 2 * h]);
+        const float x = fmaf(low, one, fmaf(high, upper, less)) * unit;
         s[h][i / 2][i % 2] = block == 0 ? x : s[h][i / 2][i % 2] + x;
       }
     }
@@ -202,6 +209,7 @@ inline void score_levels(const uint4* q, const unsigned char* stage, const Scale
 
 template <class Shape, uint32_t kRows>
 inline void score_halves(const uint4* q, const unsigned char* stage,
+                         const ScoreFactors (&factors)[kRows / 8],
                          float (&s)[kRows / 8][Shape::kTiles][2]) {
   constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8;
   constexpr DecodePlane kPlane = Shape::kShape.k[0];
@@ -209,26 +217,25 @@ inline void score_halves(const uint4* q, const unsigned char* stage,
   float c[kT][4] = {}, d[kT][4] = {};  // 8 rows: shorter chains; 16 rows: first parts and rests
 #pragma unroll
   for (uint32_t span = 0; span < Shape::kN / 32; ++span) {
-    const uint4* const from = q + span * 2 * kHalves * kWarp;
-    const uint4 w = from[0], w2 = from[kHalves * kWarp];
+    uint32_t a[2 * kHalves][4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kHalves; ++i) {
+      const uint4 x = q[(span * 2 * kHalves + i) * kWarp];
+      a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
+    }
 #pragma unroll
     for (uint32_t t = 0; t < kT; ++t) {
       const uint32_t k = Shape::place(t, g);
       const uint4 x = *reinterpret_cast<const uint4*>(
           stage + kPlane.at + k / 8 * kPlane.tile_pitch + k % 8 * kPlane.bytes +
           ((span * 64 + j * 16) ^ (k % 2 * 64)));
+      HalfType<Shape::kK>::mma(c[t], a[0], x.x, x.y);
       if constexpr (kHalves == 1) {
-        const uint32_t a[4] = {w.x, w.z, w.y, w.w}, b[4] = {w2.x, w2.z, w2.y, w2.w};
-        HalfType<Shape::kK>::mma(c[t], a, x.x, x.y);
-        HalfType<Shape::kK>::mma(d[t], b, x.z, x.w);
+        HalfType<Shape::kK>::mma(d[t], a[1], x.z, x.w);
       } else {
-        const uint4 v = from[kWarp], v2 = from[3 * kWarp];
-        const uint32_t a[4] = {w.x, v.x, w.y, v.y}, b[4] = {w2.x, v2.x, w2.y, v2.y};
-        const uint32_t a2[4] = {w.z, v.z, w.w, v.w}, b2[4] = {w2.z, v2.z, w2.w, v2.w};
-        HalfType<Shape::kK>::mma(c[t], a, x.x, x.y);
-        HalfType<Shape::kK>::mma(d[t], a2, x.x, x.y);
-        HalfType<Shape::kK>::mma(c[t], b, x.z, x.w);
-        HalfType<Shape::kK>::mma(d[t], b2, x.z, x.w);
+        HalfType<Shape::kK>::mma(d[t], a[1], x.x, x.y);
+        HalfType<Shape::kK>::mma(c[t], a[2], x.z, x.w);
+        HalfType<Shape::kK>::mma(d[t], a[3], x.z, x.w);
       }
     }
   }
@@ -236,20 +243,19 @@ inline void score_halves(const uint4* q, const unsigned char* stage,
   for (uint32_t i = 0; i < kT * 2; ++i) {
     const float(&x)[4] = c[i / 2], (&y)[4] = d[i / 2];
     const uint32_t e = i % 2;
-    if constexpr (kHalves == 1) {
-      s[0][i / 2][e] = (x[e] + y[e]) + (x[e + 2] + y[e + 2]);
-    } else {
-      s[0][i / 2][e] = x[e] + y[e];
-      s[kHalves - 1][i / 2][e] = x[e + 2] + y[e + 2];
-    }
+    float sums[2] = {x[e] + y[e], x[e + 2] + y[e + 2]};
+    if constexpr (kHalves == 1) sums[0] += sums[1];
+#pragma unroll
+    for (uint32_t h = 0; h < kHalves; ++h)
+      s[h][i / 2][e] = sums[h] * factors[h].first * factors[h].second;
   }
 }
 
-// A query row becomes 16-bit integers in two bytes, or two 16-bit floats; the first part, then what
-// it leaves: one lane's share for one product.
+// A query row becomes 16-bit integers in two bytes, or two 16-bit floats: one lane's words for one
+// product, first parts in the first two, what they leave in the others.
 template <uint32_t kK, uint32_t kN>
-inline uint4 decode_fragment(const float* row, uint32_t step, uint32_t j) {
-  uint32_t words[4] = {0, 0, 0, 0};
+inline void query_words(const float* row, uint32_t step, uint32_t j, uint32_t (&words)[4]) {
+  words[0] = words[1] = words[2] = words[3] = 0;
   if constexpr (abi::kv_is_native(kK)) {
 #pragma unroll
     for (uint32_t place = 0; place < 8; ++place) {
@@ -268,7 +274,25 @@ inline uint4 decode_fragment(const float* row, uint32_t step, uint32_t j) {
       words[2 + place / 2] |= static_cast<uint32_t>(low.bits) << (place % 2 * 16);
     }
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Operands of products, [step][operand][lane]. Of 8 rows one: first parts as rows 0 to 7, the rest
+// as rows 8 to 15. Of 16 rows two: the first parts, then the rest.
+template <uint32_t kK, uint32_t kN, uint32_t kRows, class Row>
+inline void make_operands(const Row& row, uint4* to) {
+  constexpr uint32_t kHalves = kRows / 8, kSteps = kN / (abi::kv_is_native(kK) ? 32 : 16);
+  for (uint32_t i = threadIdx.x; i < kSteps * kWarp; i += blockDim.x) {
+    const uint32_t step = i / kWarp, lane = i % kWarp, g = lane / 4;
+    uint32_t a[4], b[4];
+    query_words<kK, kN>(row(g), step, lane % 4, a);
+    if constexpr (kHalves == 1) {
+      to[i] = make_uint4(a[0], a[2], a[1], a[3]);
+    } else {
+      query_words<kK, kN>(row(g + 8), step, lane % 4, b);
+      to[step * 2 * kWarp + lane] = make_uint4(a[0], b[0], a[1], b[1]);
+      to[(step * 2 + 1) * kWarp + lane] = make_uint4(a[2], b[2], a[3], b[3]);
+    }
+  }
 }
 
 }  // namespace gyre::cuda

@@ -51,14 +51,15 @@ inline ValueWords<kFormat> read_values(const unsigned char* stage, const DecodeP
 
 // Coordinates 2 pair and 2 pair + 1 of the four.
 template <uint32_t kFormat>
-inline void value_levels(const ValueWords<kFormat>& w, uint32_t pair, Unpacked<kFormat> (&x)[2]) {
+inline void value_levels(const uint32_t (&table)[4], const ValueWords<kFormat>& w, uint32_t pair,
+                         Unpacked<kFormat> (&x)[2]) {
   constexpr uint32_t kHigh = abi::kv_high_bits(kFormat);
   if constexpr (kFormat == abi::kTq8) {
     x[0] = {{{w.low[4 * pair], w.low[4 * pair + 1]}}};
     x[1] = {{{w.low[4 * pair + 2], w.low[4 * pair + 3]}}};
   } else if constexpr (kFormat == abi::kTq4) {
-    x[0] = unpack_nibbles(w.low[2 * pair]);
-    x[1] = unpack_nibbles(w.low[2 * pair + 1]);
+    x[0] = unpack_nibbles(table, w.low[2 * pair]);
+    x[1] = unpack_nibbles(table, w.low[2 * pair + 1]);
   } else if constexpr (abi::kv_low_bits(kFormat) == 4) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -82,10 +83,8 @@ inline void value_levels(const ValueWords<kFormat>& w, uint32_t pair, Unpacked<k
       even |= (h & kFifths) * 516u & kThirds;
       odd |= (h >> 2 & kFifths) * 516u & kThirds;
     }
-    constexpr uint32_t kTable = level_bytes(kFormat, 0);
-    constexpr uint32_t kTable4 = kHigh != 0 ? level_bytes(kFormat, 4) : 0;
-    x[0] = {{{permute(kTable, kTable4, even), permute(kTable, kTable4, odd)}}};
-    x[1] = {{{permute(kTable, kTable4, even >> 16), permute(kTable, kTable4, odd >> 16)}}};
+    x[0] = {{{permute(table[0], table[1], even), permute(table[0], table[1], odd)}}};
+    x[1] = {{{permute(table[0], table[1], even >> 16), permute(table[0], table[1], odd >> 16)}}};
   }
 }
 
@@ -148,10 +147,10 @@ inline ByteWeights byte_weights(const float (&p)[4][2], const Scale& scale, bool
     sum += w[i];
   }
   largest = row_max(largest);
-  const float most = paired ? 65535.0f : 255.0f;
   // Below that, what is lost is below the smallest float once the scales' bias is taken off.
-  float per = most / fmaxf(largest, 0x1p-100f);
-  float unit = fmaxf(largest, 0x1p-100f) * 0x1p-31f / most;
+  const float base = fmaxf(largest, 0x1p-100f);
+  float per = reciprocal(base) * (paired ? 65535.0f : 255.0f);
+  float unit = base * (paired ? 0x1p-31f / 65535.0f : 0x1p-31f / 255.0f);
   if (__any_sync(kAll, !(sum < __uint_as_float(0x7F800000u))) != 0) {
     const uint32_t group = 15u << (threadIdx.x % kWarp / 4 * 4);
     const bool nan = (__ballot_sync(kAll, is_nan(sum)) & group) != 0;
@@ -180,7 +179,8 @@ inline ByteWeights byte_weights(const float (&p)[4][2], const Scale& scale, bool
 
 // acc[i]: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of rows 2 j and 2 j + 1.
 template <class Shape, uint32_t kHalves>
-inline void add_levels(const unsigned char* stage, const ByteWeights (&w)[kHalves][Shape::kBlocks],
+inline void add_levels(const Tables& tables, const unsigned char* stage,
+                       const ByteWeights (&w)[kHalves][Shape::kBlocks],
                        float (&acc)[kHalves][Shape::kN / 16][4]) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   constexpr uint32_t kOfBlock = Shape::kN / 32 / Shape::kBlocks;
@@ -196,11 +196,11 @@ inline void add_levels(const unsigned char* stage, const ByteWeights (&w)[kHalve
 #pragma unroll
       for (uint32_t pair = 0; pair < 2; ++pair) {
         Unpacked<Shape::kV> x[2];
-        value_levels<Shape::kV>(words, pair, x);
+        value_levels<Shape::kV>(tables.v, words, pair, x);
 #pragma unroll
         for (uint32_t h = 0; h < kHalves; ++h) {
-          constexpr auto kStart = static_cast<int32_t>(kMagicBits);
-          int32_t c[4] = {kStart, kStart, kStart, kStart};
+          const auto start = static_cast<int32_t>(tables.magic);
+          int32_t c[4] = {start, start, start, start};
 #pragma unroll
           for (uint32_t part = 0; part < kLevelParts<Shape::kV>; ++part) {
             const uint32_t a[4] = {x[0].part[part][0], x[1].part[part][0], x[0].part[part][1],
@@ -254,14 +254,6 @@ inline void add_halves(const unsigned char* stage, const float (&p)[kHalves][2][
       HalfType<Shape::kV>::mma(acc[h][i], a, w[h][0], w[h][1]);
     }
   }
-}
-
-// Where sum i of acc[column] belongs.
-template <uint32_t kV>
-inline uint32_t sum_coordinate(uint32_t column, uint32_t i) {
-  const uint32_t g = threadIdx.x % kWarp / 4;
-  if constexpr (abi::kv_is_native(kV)) return column / 2 * 32 + 4 * g + column % 2 * 2 + i / 2;
-  return column * 16 + g + i / 2 * 8;
 }
 
 }  // namespace gyre::cuda

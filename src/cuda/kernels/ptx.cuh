@@ -27,6 +27,7 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
+inline float reciprocal(float x) { return 1.0f / x; }
 inline void load_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
 template <uint32_t kBytes>
 inline void copy_async(void* to, const void* from, bool present) {
@@ -40,6 +41,7 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
 template <uint32_t kLeft>
 inline void copy_wait() {}
 inline uint32_t opaque(uint32_t x) { return x; }
+inline uint32_t hidden(uint32_t x) { return x; }
 inline float load_fresh(const float* from) { return *from; }
 inline float2 load_fresh(const float2* from) { return *from; }
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -130,6 +132,9 @@ inline uint32_t opaque(uint32_t x) {
   asm("" : "+r"(x));
   return x;
 }
+// A constant that is kept in a register: nobody but the programmer knows that blocks have one
+// dimension. Otherwise it is made anew wherever it is used.
+inline uint32_t hidden(uint32_t x) { return x + threadIdx.y; }
 // What another block wrote: not from this multiprocessor's own cache.
 inline float load_fresh(const float* from) {
   float x;
@@ -140,6 +145,12 @@ inline float2 load_fresh(const float2* from) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
   return x;
+}
+// Relative error 2^-23, of a number that is neither subnormal nor beyond 2^126.
+inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 // Relative error 2^-22; NaN stays NaN.
 inline float exp2_fast(float x) {
