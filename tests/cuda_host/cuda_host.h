@@ -308,6 +308,9 @@ template <class T>
 T __ldg(const T* place) {
   return *place;
 }
+inline unsigned int __umulhi(unsigned int a, unsigned int b) {
+  return static_cast<unsigned int>(uint64_t{a} * b >> 32);
+}
 inline unsigned int __float_as_uint(float x) { return std::bit_cast<unsigned int>(x); }
 inline float __uint_as_float(unsigned int x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }

@@ -335,7 +335,8 @@ inline void join_warps(const DecodeUnit& u, DecodeStates& states, float* wide, f
   for (uint32_t h = 0; h < kRows / 8; ++h) {
     float sum = row[h].sum + __shfl_xor_sync(kAll, row[h].sum, 1);
     sum += __shfl_xor_sync(kAll, sum, 2);
-    if (j == 0) states.of_warp[warp][g + 8 * h] = make_float2(row[h].max, sum);
+    const float keep = row[h].max == minus_infinity() ? 1.0f : exp2_fast(row[h].from - row[h].max);
+    if (j == 0) states.of_warp[warp][g + 8 * h] = make_float2(row[h].max, sum * keep);
   }
   __syncthreads();  // the keys are no longer needed, either
   if (warp < busy) {
@@ -355,7 +356,7 @@ inline void join_warps(const DecodeUnit& u, DecodeStates& states, float* wide, f
           total += of[w].y * exp2_fast(of[w].x - from);
         if (j == 0) states.of_row[g + 8 * h] = make_float2(max, total);
       }
-      float factor = exp2_fast(row[h].max - from);
+      float factor = exp2_fast(row[h].from - from);
       if constexpr (Shape::kV == kDecodeF16) factor *= power_of_two(-kWeightUp);
       put_sums<Shape>(acc[h], turn_rows(factor), sums + (warp * kRows + 8 * h) * kPitch);
     }
@@ -413,40 +414,84 @@ inline void join_splits(const abi::AttentionParams& p, const DecodeUnit& u, uint
   __syncthreads();
 }
 
-// Out of the domain of the cache, and to where it is wanted; a warp to a row.
+// Out of the domain of the cache, and to where it is wanted: one row, by a warp; lane i has
+// coordinates i + 32 c.
+template <class Shape>
+inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
+                      uint32_t r, RowState state, float (&x)[Shape::kN / kWarp]) {
+  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp;
+  const uint32_t lane = threadIdx.x % kWarp;
+  if constexpr (Shape::kLevelsV) {
+    hadamard_lanes<kN>(x);
+    flip_lanes<Shape::kV, kN>(x, inverse_root(kN));
+  }
+  const RowPlace at = row_place(u, r);
+  if (p.partial == abi::kAttentionPartial) {
+    float* const to = partial_row(p, args.at[arg_partial], blockIdx.x, at.token, at.head, kN);
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) to[lane + i * kWarp] = x[i];
+    if (lane == 0) to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
+    return;
+  }
+  const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), at.head);
+  const uint64_t out =
+      args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i)
+    store_float(out, p.out_dtype, lane + i * kWarp, x[i] * factor);
+  if (lane == 0 && args.at[arg_lse] != 0) {
+    *pointer<float>(args.at[arg_lse] + at.token * p.lse_token_stride +
+                    at.head * p.lse_head_stride) = log_sum_exp(state);
+  }
+}
+
 template <class Shape>
 inline void store_rows(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
                        const DecodeStates& states, const float* wide) {
-  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp;
+  constexpr uint32_t kN = Shape::kN;
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t r = threadIdx.x / kWarp; r < u.rows; r += blockDim.x / kWarp) {
-    float x[kEach];
+    float x[kN / kWarp];
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) x[i] = wide[r * kN + lane + i * kWarp];
-    if constexpr (Shape::kLevelsV) {
-      hadamard_lanes<kN>(x);
-      flip_lanes<Shape::kV, kN>(x, inverse_root(kN));
-    }
-    const RowPlace at = row_place(u, r);
-    RowState state = {states.of_row[r].x, states.of_row[r].y};
-    if (p.partial == abi::kAttentionPartial) {
-      float* const to = partial_row(p, args.at[arg_partial], blockIdx.x, at.token, at.head, kN);
-#pragma unroll
-      for (uint32_t i = 0; i < kEach; ++i) to[lane + i * kWarp] = x[i];
-      if (lane == 0) to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
-      continue;
-    }
-    const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), at.head);
-    const uint64_t out =
-        args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-      store_float(out, p.out_dtype, lane + i * kWarp, x[i] * factor);
-    if (lane == 0 && args.at[arg_lse] != 0) {
-      *pointer<float>(args.at[arg_lse] + at.token * p.lse_token_stride +
-                      at.head * p.lse_head_stride) = log_sum_exp(state);
-    }
+    for (uint32_t i = 0; i < kN / kWarp; ++i) x[i] = wide[r * kN + lane + i * kWarp];
+    store_row<Shape>(p, u, args, r, {states.of_row[r].x, states.of_row[r].y}, x);
   }
+}
+
+// The blocks of a cluster are all splits of a head: each puts some rows together, a warp to a row,
+// from what all have in their shared memory.
+template <class Shape>
+inline void store_rows_of_cluster(const abi::AttentionParams& p, const DecodeUnit& u,
+                                  const Args& args, const DecodeStates& states, const float* wide) {
+  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp, kMost = 16;
+  const uint32_t blocks = cluster_blocks(), lane = threadIdx.x % kWarp;
+  cluster_sync();
+  for (uint32_t r = cluster_rank() + threadIdx.x / kWarp * blocks; r < u.rows;
+       r += blockDim.x / kWarp * blocks) {
+    float2 of[kMost];
+    float max = minus_infinity();
+#pragma unroll
+    for (uint32_t b = 0; b < kMost; ++b) {
+      of[b] = make_float2(minus_infinity(), 0.0f);
+      if (b < blocks) of[b] = load_of_block(&states.of_row[r], b);
+      max = fmaxf(max, of[b].x);
+    }
+    const float from = max == minus_infinity() ? 0.0f : max;
+    float x[kEach] = {}, sum = 0;
+#pragma unroll
+    for (uint32_t b = 0; b < kMost; ++b) {
+      if (b >= blocks) break;
+      const float weight = exp2_fast(of[b].x - from);
+      sum += of[b].y * weight;
+#pragma unroll
+      for (uint32_t i = 0; i < kEach; ++i) {
+        const float value = load_of_block(wide + r * kN + lane + i * kWarp, b);
+        x[i] += weight == 0 ? 0.0f : value * weight;
+      }
+    }
+    store_row<Shape>(p, u, args, r, {max, sum}, x);
+  }
+  cluster_sync();  // until then others read here
 }
 
 // Leaves the block's rows for whoever comes last, and says whether that is this block.
@@ -486,10 +531,13 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
   const DecodeUnit u = make_unit(p, args);
-  if (blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
+  // A block of a cluster has to be there, even if it has no keys.
+  const bool cluster = cluster_blocks() > 1;
+  if (blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial && !cluster) return;
 
+  auto* const mine = reinterpret_cast<uint32_t*>(wide) + threadIdx.x;
   const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
-                              args.at[arg_v_scales], u.kv_head);
+                              args.at[arg_v_scales], u.kv_head, mine);
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
   unsigned char* const ring = shared + kRooms.ring + warp * stages * Shape::kShape.bytes;
   for (uint32_t i = 0; i + 1 < stages; ++i)
@@ -505,10 +553,8 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
   __syncthreads();
 
   const auto* const slopes = pointer<const float>(args.at[arg_slopes]);
-  Tables tables = {};
-  fill_table<kK>(tables.k);
-  fill_table<kV>(tables.v);
-  tables.magic = hidden(kMagicBits);
+  const Table of_k = make_table<kK>(mine);
+  const Tables tables = {of_k, kK == kV ? of_k : make_table<kV>(mine), keep(kMagicBits, mine)};
   ScoreFactors factors[kHalves];
   MaskRow of[kHalves];
   DecodeRow row[kHalves];
@@ -523,7 +569,7 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
     of[h] = {args.at[arg_slopes] == 0 ? 0.0f : slopes[at.head],
              static_cast<float>(static_cast<int32_t>(u.first) - position), b.begin - u.first,
              b.end - u.first};
-    row[h] = {minus_infinity(), 0};
+    row[h] = {kLowest, minus_infinity(), 0};
   }
   float acc[kHalves][kN / 16][4] = {};
   uint32_t slot = 0;
@@ -540,6 +586,10 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
   const uint32_t busy = chunks < warps ? (chunks == 0 ? 1 : chunks) : warps;
   join_warps<Shape, kRows>(u, states, wide, reinterpret_cast<float*>(shared + kRooms.ring), busy,
                            row, acc);
+  if (cluster) {
+    store_rows_of_cluster<Shape>(p, u, args, states, wide);
+    return;
+  }
   if (p.partial == abi::kAttentionMerged && u.splits > 1) {
     auto* const counters = pointer<uint32_t>(args.at[arg_partial]);
     const uint64_t partial = args.at[arg_partial] + abi::attention_counters(p.kv_heads) * 4;

@@ -50,9 +50,10 @@ class RowCopy {
   static constexpr uint32_t kPieces = kBytes / 16, kAllPieces = kRowCount * kPieces;
   static_assert(kPieces % kWarp == 0 || kWarp % kPieces == 0);
 
-  RowCopy(const uint8_t* from, uint32_t tile_stride)
+  RowCopy(const uint8_t* from, uint32_t tile_stride, uint32_t* place)
       : stride_(tile_stride / kSlots),
-        mine_(from + lane() / kPieces * stride_ + lane() % kPieces * 16) {}
+        mine_(keep(from + lane() / kPieces * stride_ + lane() % kPieces * 16, place)),
+        place_(keep(place_of(lane()), place)) {}
 
   // All rows are there.
   void whole(uint32_t tile, unsigned char* to) const {
@@ -62,7 +63,7 @@ class RowCopy {
       const uint32_t on = i * kWarp;  // pieces further
       const uint64_t offset = uint64_t{on / kPieces} * stride_ + on % kPieces * 16;
       if (kAllPieces >= kWarp || lane() < kAllPieces)
-        copy_async<16>(to + place(lane() + on), from + offset, true);
+        copy_async<16>(to + further(on), from + offset, true);
     }
   }
 
@@ -77,24 +78,33 @@ class RowCopy {
       const uint32_t tile_at = walk.tile(present ? index : 0);
       const uint8_t* const source =
           first + uint64_t{tile_at * kSlots + row % kSlots} * stride_ + at % kPieces * 16;
-      copy_async<16>(to + place(at), present ? source : first, present);
+      copy_async<16>(to + place_of(at), present ? source : first, present);
     }
   }
 
  private:
   static uint32_t lane() { return threadIdx.x % kWarp; }
-  static uint32_t place(uint32_t at) {
+  static uint32_t place_of(uint32_t at) {
     const uint32_t row = at / kPieces, piece = at % kPieces;
     const uint32_t slot = kTurned ? row % 4 * 2 + row / 4 % 2 : row % kSlots;
     return row / kSlots * kPitch + slot * kBytes + (piece ^ (slot & kMask) * kSwap) * 16;
   }
 
+  // place_of(lane() + on) for a multiple of 32: the pieces or rows in between are a constant, but
+  // for what is mixed.
+  uint32_t further(uint32_t on) const {
+    constexpr bool kWholeTiles = kPieces < kWarp && kWarp / kPieces % 8 == 0;
+    if constexpr (kWholeTiles || (kSlots == 1 && kSwap == 0)) return place_ + place_of(on);
+    return place_of(lane() + on);
+  }
+
   uint32_t stride_;  // of rows
   const uint8_t* mine_;
+  uint32_t place_;
 };
 
 struct NoCopy {
-  NoCopy(const uint8_t*, uint32_t) {}
+  NoCopy(const uint8_t*, uint32_t, uint32_t*) {}
   void whole(uint32_t, unsigned char*) const {}
   void some(const DecodeWalk&, uint32_t, unsigned char*) const {}
 };
@@ -130,17 +140,17 @@ class ChunkCopy {
 
  public:
   ChunkCopy(const abi::AttentionParams& p, uint64_t k_codes, uint64_t k_scales, uint64_t v_codes,
-            uint64_t v_scales, uint32_t kv_head)
-      : k_(begin(k_codes, kv_head * p.k.codes_head_stride), stride(p.k.codes_tile_stride)),
+            uint64_t v_scales, uint32_t kv_head, uint32_t* place)
+      : k_(begin(k_codes, kv_head * p.k.codes_head_stride), stride(p.k.codes_tile_stride), place),
         k2_(begin(k_codes, kv_head * p.k.codes_head_stride) + kShape.k[1].from,
-            stride(p.k.codes_tile_stride)),
-        v_(begin(v_codes, kv_head * p.v.codes_head_stride), stride(p.v.codes_tile_stride)),
+            stride(p.k.codes_tile_stride), place),
+        v_(begin(v_codes, kv_head * p.v.codes_head_stride), stride(p.v.codes_tile_stride), place),
         v2_(begin(v_codes, kv_head * p.v.codes_head_stride) + kShape.v[1].from,
-            stride(p.v.codes_tile_stride)),
-        k_scales_(begin(k_scales, kv_head * p.k.scales_head_stride),
-                  stride(p.k.scales_tile_stride)),
-        v_scales_(begin(v_scales, kv_head * p.v.scales_head_stride),
-                  stride(p.v.scales_tile_stride)) {}
+            stride(p.v.codes_tile_stride), place),
+        k_scales_(begin(k_scales, kv_head * p.k.scales_head_stride), stride(p.k.scales_tile_stride),
+                  place),
+        v_scales_(begin(v_scales, kv_head * p.v.scales_head_stride), stride(p.v.scales_tile_stride),
+                  place) {}
 
   // If there is such a chunk. Keys that are not there become zeros: a value could be NaN.
   void start(const DecodeWalk& walk, uint32_t chunk, unsigned char* to) const {

@@ -24,8 +24,11 @@ struct Unpacked {
 };
 
 // Levels by small tables. Kept in registers: the compiler would make the constants anew each time.
+struct Table {
+  uint32_t bytes[4];
+};
 struct Tables {
-  uint32_t k[4], v[4];
+  Table k, v;
   uint32_t magic;
 };
 
@@ -33,26 +36,30 @@ struct Tables {
 // first table holds |x| + 1, the second -|x|, so that a plus selects |x| + 1 and -1, a minus 0 and
 // -|x|.
 template <uint32_t kFormat>
-inline void fill_table(uint32_t (&table)[4]) {
+inline Table make_table(uint32_t* place) {
+  Table table = {};
   constexpr uint32_t kOne = kFormat == abi::kTq4 ? 0x01010101u : 0;
   if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
-    table[0] = hidden(level_bytes(kFormat, 0) + kOne);
-    table[1] = hidden(level_bytes(kFormat, 4) + kOne);
-    table[2] = hidden(level_bytes(kFormat, 8));
-    table[3] = hidden(level_bytes(kFormat, 12));
+    table.bytes[0] = keep(level_bytes(kFormat, 0) + kOne, place);
+    table.bytes[1] = keep(level_bytes(kFormat, 4) + kOne, place);
+    table.bytes[2] = keep(level_bytes(kFormat, 8), place);
+    table.bytes[3] = keep(level_bytes(kFormat, 12), place);
   }
+  return table;
 }
 
-inline Unpacked<abi::kTq4> unpack_nibbles(const uint32_t (&table)[4], uint32_t w) {
+inline Unpacked<abi::kTq4> unpack_nibbles(const Table& table, uint32_t w) {
   const uint32_t x = w ^ 0x88888888u;
-  return {{{permute(table[0], table[1], w), permute(table[0], table[1], w >> 16)},
-           {permute(table[2], table[3], x), permute(table[2], table[3], x >> 16)}}};
+  const uint32_t(&t)[4] = table.bytes;
+  return {{{permute(t[0], t[1], w), permute(t[0], t[1], w >> 16)},
+           {permute(t[2], t[3], x), permute(t[2], t[3], x >> 16)}}};
 }
 
 // Selectors in nibbles, up to three bits each, to the levels of a small table.
 template <uint32_t kFormat>
-inline Unpacked<kFormat> select_levels(const uint32_t (&table)[4], uint32_t nibbles) {
-  return {{{permute(table[0], table[1], nibbles), permute(table[0], table[1], nibbles >> 16)}}};
+inline Unpacked<kFormat> select_levels(const Table& table, uint32_t nibbles) {
+  const uint32_t(&t)[4] = table.bytes;
+  return {{{permute(t[0], t[1], nibbles), permute(t[0], t[1], nibbles >> 16)}}};
 }
 
 constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
@@ -122,7 +129,7 @@ struct KeyReader {
   }
 
   // Codes of product `step` of those that a read is good for.
-  static Unpacked<kFormat> levels(const uint32_t (&table)[4], const Words& w, uint32_t step) {
+  static Unpacked<kFormat> levels(const Table& table, const Words& w, uint32_t step) {
     if constexpr (kFormat == abi::kTq8) {
       return {{{w.low[2 * step], w.low[2 * step + 1]}}};
     } else if constexpr (kFormat == abi::kTq4) {

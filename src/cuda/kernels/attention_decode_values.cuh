@@ -51,7 +51,7 @@ inline ValueWords<kFormat> read_values(const unsigned char* stage, const DecodeP
 
 // Coordinates 2 pair and 2 pair + 1 of the four.
 template <uint32_t kFormat>
-inline void value_levels(const uint32_t (&table)[4], const ValueWords<kFormat>& w, uint32_t pair,
+inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint32_t pair,
                          Unpacked<kFormat> (&x)[2]) {
   constexpr uint32_t kHigh = abi::kv_high_bits(kFormat);
   if constexpr (kFormat == abi::kTq8) {
@@ -83,15 +83,20 @@ inline void value_levels(const uint32_t (&table)[4], const ValueWords<kFormat>& 
       even |= (h & kFifths) * 516u & kThirds;
       odd |= (h >> 2 & kFifths) * 516u & kThirds;
     }
-    x[0] = {{{permute(table[0], table[1], even), permute(table[0], table[1], odd)}}};
-    x[1] = {{{permute(table[0], table[1], even >> 16), permute(table[0], table[1], odd >> 16)}}};
+    const Unpacked<kFormat> e = select_levels<kFormat>(table, even);
+    const Unpacked<kFormat> o = select_levels<kFormat>(table, odd);
+    x[0] = {{{e.part[0][0], o.part[0][0]}}};
+    x[1] = {{{e.part[0][1], o.part[0][1]}}};
   }
 }
 
-// Of a row, alike in its four lanes but for the sum.
+// Of a row, alike in its four lanes but for the sum. Probabilities are relative to `from`, which
+// follows the largest logit only when that is far beyond it: sums would have to follow each time.
 struct DecodeRow {
-  float max, sum;
+  float from, max, sum;
 };
+constexpr float kFarBeyond = 8;              // in base 2
+constexpr float kLowest = -3.402823466e38f;  // where `from` begins: -inf less -inf would be NaN
 
 // Largest of a row's four lanes.
 inline float row_max(float x) {
@@ -105,18 +110,16 @@ inline float2 turn_rows(float of_row) {
   return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
 }
 
-// Scores in base 2 become probabilities, relative to the largest so far; sums follow it.
+// Scores in base 2 become probabilities.
 template <uint32_t kT, uint32_t kColumns>
 inline void fold_scores(float (&x)[kT][2], DecodeRow& row, float (&acc)[kColumns][4]) {
   float max = fmaxf(x[0][0], x[0][1]);
 #pragma unroll
   for (uint32_t t = 1; t < kT; ++t) max = fmaxf(max, fmaxf(x[t][0], x[t][1]));
-  max = fmaxf(row.max, row_max(max));
-  // A row that has seen nothing is measured from 0, so that -inf less -inf does not appear.
-  const float from = max == minus_infinity() ? 0.0f : max;
-  if (__any_sync(kAll, max != row.max) != 0) {
-    const float keep = exp2_fast(row.max - from);
-    row.max = max;
+  row.max = fmaxf(row.max, row_max(max));
+  if (__any_sync(kAll, row.max > row.from + kFarBeyond) != 0) {
+    const float from = fmaxf(row.max, kLowest), keep = exp2_fast(row.from - from);
+    row.from = from;
     row.sum *= keep;
     const float2 of = turn_rows(keep);
 #pragma unroll
@@ -124,7 +127,7 @@ inline void fold_scores(float (&x)[kT][2], DecodeRow& row, float (&acc)[kColumns
   }
 #pragma unroll
   for (uint32_t t = 0; t < kT; ++t) {
-    x[t][0] = exp2_fast(x[t][0] - from), x[t][1] = exp2_fast(x[t][1] - from);
+    x[t][0] = exp2_fast(x[t][0] - row.from), x[t][1] = exp2_fast(x[t][1] - row.from);
     row.sum += x[t][0] + x[t][1];
   }
 }
@@ -141,25 +144,35 @@ inline ByteWeights byte_weights(const float (&p)[4][2], const Scale& scale, bool
   float w[8], sum = 0, largest = 0;
 #pragma unroll
   for (uint32_t i = 0; i < 8; ++i) {
-    // The scale of a slot without a key may be NaN, or never written.
-    w[i] = p[i / 2][i % 2] == 0 ? 0.0f : p[i / 2][i % 2] * scale(i);
+    w[i] = p[i / 2][i % 2] * scale(i);
     largest = fmaxf(largest, w[i]);
     sum += w[i];
   }
   largest = row_max(largest);
-  // Below that, what is lost is below the smallest float once the scales' bias is taken off.
-  const float base = fmaxf(largest, 0x1p-100f);
-  float per = reciprocal(base) * (paired ? 65535.0f : 255.0f);
-  float unit = base * (paired ? 0x1p-31f / 65535.0f : 0x1p-31f / 255.0f);
-  if (__any_sync(kAll, !(sum < __uint_as_float(0x7F800000u))) != 0) {
+  const bool usual = sum < __uint_as_float(0x7F800000u);
+  float nan_or_one = 1.0f;
+  if (__any_sync(kAll, !usual) != 0) {
+    // The scale of a slot without a key may be NaN, or never written. Where a weight is infinite,
+    // it counts once and all others not at all.
+    sum = largest = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      if (p[i / 2][i % 2] == 0) w[i] = 0;
+      sum += w[i], largest = fmaxf(largest, w[i]);
+    }
+    largest = row_max(largest);
     const uint32_t group = 15u << (threadIdx.x % kWarp / 4 * 4);
-    const bool nan = (__ballot_sync(kAll, is_nan(sum)) & group) != 0;
-    if (nan || !is_finite(largest)) {  // infinite weights count once, all others not at all
+    if ((__ballot_sync(kAll, is_nan(sum)) & group) != 0) nan_or_one = __uint_as_float(0x7FC00000u);
+    if (!is_finite(largest)) {
 #pragma unroll
       for (uint32_t i = 0; i < 8; ++i) w[i] = is_finite(w[i]) ? 0.0f : 1.0f;
-      per = paired ? 256.0f : 1.0f, unit = nan ? __uint_as_float(0x7FC00000u) : largest;
+      nan_or_one *= largest, largest = 1.0f;
     }
   }
+  // Below that, what is lost is below the smallest float once the scales' bias is taken off.
+  const float base = fmaxf(largest, 0x1p-100f);
+  const float per = reciprocal(base) * (paired ? 65535.0f : 255.0f);
+  float unit = base * (paired ? 0x1p-31f / 65535.0f : 0x1p-31f / 255.0f) * nan_or_one;
   const bool upper = paired && threadIdx.x % kWarp < 16;
   if (upper) unit *= 256.0f;
   uint32_t bits[8];
@@ -218,7 +231,8 @@ inline void add_levels(const Tables& tables, const unsigned char* stage,
   }
 }
 
-constexpr int32_t kWeightUp = 14;  // probabilities over f16 values are scaled up to be normal
+// Probabilities over f16 values, at most 2^kFarBeyond, are scaled up: small ones stay normal.
+constexpr int32_t kWeightUp = 7;
 
 template <class T>
 inline uint32_t pack_two(float a, float b) {

@@ -41,7 +41,12 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
 template <uint32_t kLeft>
 inline void copy_wait() {}
 inline uint32_t opaque(uint32_t x) { return x; }
-inline uint32_t hidden(uint32_t x) { return x; }
+inline uint32_t keep(uint32_t x, uint32_t*) { return x; }
+inline uint32_t cluster_blocks() { return 1; }
+inline uint32_t cluster_rank() { return 0; }
+inline void cluster_sync() {}
+inline float load_of_block(const float* from, uint32_t) { return *from; }
+inline float2 load_of_block(const float2* from, uint32_t) { return *from; }
 inline float load_fresh(const float* from) { return *from; }
 inline float2 load_fresh(const float2* from) { return *from; }
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -132,9 +137,65 @@ inline uint32_t opaque(uint32_t x) {
   asm("" : "+r"(x));
   return x;
 }
-// A constant that is kept in a register: nobody but the programmer knows that blocks have one
-// dimension. Otherwise it is made anew wherever it is used.
-inline uint32_t hidden(uint32_t x) { return x + threadIdx.y; }
+// The same number, which is kept in a register from here on: constants and addresses would be made
+// anew wherever they are used. `place`, in shared memory, is the lane's own for a moment: what was
+// there may have changed.
+inline uint32_t keep(uint32_t x, uint32_t* place) {
+  asm volatile("st.volatile.shared.u32 [%1], %0;" ::"r"(x), "r"(shared_address(place)) : "memory");
+  asm volatile("ld.volatile.shared.u32 %0, [%1];"
+               : "=r"(x)
+               : "r"(shared_address(place))
+               : "memory");
+  return x;
+}
+// Blocks of a cluster read each other's shared memory; before 9.0 a block is alone.
+#if __CUDA_ARCH__ >= 900
+inline uint32_t cluster_blocks() {
+  uint32_t count;
+  asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(count));
+  return count;
+}
+inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(rank));
+  return rank;
+}
+inline void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+inline uint32_t address_in_block(const void* place, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(place)), "r"(rank));
+  return address;
+}
+inline float load_of_block(const float* from, uint32_t rank) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];"
+               : "=f"(x)
+               : "r"(address_in_block(from, rank))
+               : "memory");
+  return x;
+}
+inline float2 load_of_block(const float2* from, uint32_t rank) {
+  float2 x;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x.x), "=f"(x.y)
+               : "r"(address_in_block(from, rank))
+               : "memory");
+  return x;
+}
+#else
+inline uint32_t cluster_blocks() { return 1; }
+inline uint32_t cluster_rank() { return 0; }
+inline void cluster_sync() {}
+inline float load_of_block(const float* from, uint32_t) { return *from; }
+inline float2 load_of_block(const float2* from, uint32_t) { return *from; }
+#endif
 // What another block wrote: not from this multiprocessor's own cache.
 inline float load_fresh(const float* from) {
   float x;
@@ -165,6 +226,13 @@ inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
 }
 
 #endif
+
+template <class T>
+inline T* keep(T* pointer, uint32_t* place) {
+  const auto bits = reinterpret_cast<uint64_t>(pointer);
+  return reinterpret_cast<T*>(uint64_t{keep(static_cast<uint32_t>(bits), place)} |
+                              uint64_t{keep(static_cast<uint32_t>(bits >> 32), place)} << 32);
+}
 
 // What a 16-bit cache holds, by its KvFormat.
 template <uint32_t kFormat>
