@@ -59,15 +59,6 @@ static_assert(offsetof(CuKernelNode, extra) == offsetof(CUDA_KERNEL_NODE_PARAMS_
 static_assert(offsetof(CuKernelNode, kernel) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kern));
 static_assert(offsetof(CuKernelNode, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
 
-static_assert(sizeof(CuLaunchValue) == sizeof(CUlaunchAttributeValue));
-static_assert(sizeof(CuLaunchAttribute) == sizeof(CUlaunchAttribute));
-static_assert(offsetof(CuLaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
-static_assert(sizeof(CuLaunchConfig) == sizeof(CUlaunchConfig));
-static_assert(offsetof(CuLaunchConfig, shared_bytes) == offsetof(CUlaunchConfig, sharedMemBytes));
-static_assert(offsetof(CuLaunchConfig, stream) == offsetof(CUlaunchConfig, hStream));
-static_assert(offsetof(CuLaunchConfig, attributes) == offsetof(CUlaunchConfig, attrs));
-static_assert(offsetof(CuLaunchConfig, count) == offsetof(CUlaunchConfig, numAttrs));
-
 #define GYRE_CUDA_SAME(ours, theirs) \
   static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 GYRE_CUDA_SAME(kCuSuccess, CUDA_SUCCESS);
@@ -97,8 +88,6 @@ GYRE_CUDA_SAME(kCuSharedBytesPerMultiprocessor,
 GYRE_CUDA_SAME(kCuSharedBytesPerBlock, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 GYRE_CUDA_SAME(kCuStaticSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
 GYRE_CUDA_SAME(kCuMaxDynamicSharedBytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
-GYRE_CUDA_SAME(kCuAnyClusterSize, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
-GYRE_CUDA_SAME(kCuClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 GYRE_CUDA_SAME(kCuMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 GYRE_CUDA_SAME(kCuDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 GYRE_CUDA_SAME(kCuDeviceMemory, CU_MEMORYTYPE_DEVICE);

@@ -227,15 +227,9 @@ CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute, CuFunction) {
   return kCuSuccess;
 }
 CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
-CuResult cuLaunchKernelEx(const CuLaunchConfig*, CuFunction function, void** params, void**) {
+CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        unsigned, unsigned, CuStream, void** params, void**) {
   return run(make_node(function, params));
-}
-CuResult cuOccupancyMaxActiveClusters(int* count, CuFunction, const CuLaunchConfig*) {
-  *count = 1;
-  return kCuSuccess;
-}
-CuResult cuGraphKernelNodeSetAttribute(CuGraphNode, CuLaunchAttributeId, const CuLaunchValue*) {
-  return kCuSuccess;
 }
 CuResult cuGraphCreate(CuGraph* graph, unsigned) {
   *graph = as<CuGraph>(new Graph);

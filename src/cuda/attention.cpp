@@ -86,15 +86,9 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const DecodePlan plan =
       decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, limits.shared_bytes_per_block);
-  // All splits of a head in one cluster, if it can be that large.
-  constexpr uint64_t kMostInCluster = 16;
-  const bool cluster =
-      limits.arch >= 90 && p.partial == abi::kAttentionMerged && p.splits <= kMostInCluster;
-  const auto splits = static_cast<uint32_t>(p.splits);
-  return {{splits, 1, static_cast<uint32_t>(p.kv_heads)},
+  return {{static_cast<uint32_t>(p.splits), 1, static_cast<uint32_t>(p.kv_heads)},
           plan.warps * 32,
-          plan.bytes,
-          cluster ? splits : 1};
+          plan.bytes};
 }
 
 std::string name_attention_merge(uint64_t spec) {

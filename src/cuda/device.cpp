@@ -107,9 +107,6 @@ std::unique_ptr<Pipeline> CudaDevice::build(const CudaKernel& row, uint64_t spec
   context_->check(api.function_set(function, kCuMaxDynamicSharedBytes,
                                    static_cast<int>(limits.shared_bytes_per_block) - fixed),
                   "cuFuncSetAttribute");
-  constexpr uint32_t kFirstWithClusters = 90;
-  if (row.clusters && limits.arch >= kFirstWithClusters)
-    context_->check(api.function_set(function, kCuAnyClusterSize, 1), "cuFuncSetAttribute");
   return pipeline;
 }
 

@@ -50,7 +50,6 @@ constexpr CuDeviceAttribute kCuSharedBytesPerBlock = 97;  // with opt-in
 using CuFunctionAttribute = int;
 constexpr CuFunctionAttribute kCuStaticSharedBytes = 1;
 constexpr CuFunctionAttribute kCuMaxDynamicSharedBytes = 8;
-constexpr CuFunctionAttribute kCuAnyClusterSize = 14;
 
 using CuPointerAttribute = int;
 constexpr CuPointerAttribute kCuMemoryType = 2;
@@ -69,29 +68,6 @@ struct CuKernelNode {
   void** extra;
   void* kernel;
   CuContext context;
-};
-
-using CuLaunchAttributeId = int;
-constexpr CuLaunchAttributeId kCuClusterDimension = 4;
-
-union CuLaunchValue {
-  unsigned cluster[3];
-  char bytes[64];
-};
-
-struct CuLaunchAttribute {
-  CuLaunchAttributeId id;
-  char unused[4];
-  CuLaunchValue value;
-};
-
-struct CuLaunchConfig {
-  unsigned grid[3];
-  unsigned block[3];
-  unsigned shared_bytes;
-  CuStream stream;
-  CuLaunchAttribute* attributes;
-  unsigned count;
 };
 
 // member, symbol, parameters
@@ -131,14 +107,13 @@ struct CuLaunchConfig {
   F(module_function, cuModuleGetFunction, (CuFunction*, CuModule, const char* name))              \
   F(function_get, cuFuncGetAttribute, (int* value, CuFunctionAttribute, CuFunction))              \
   F(function_set, cuFuncSetAttribute, (CuFunction, CuFunctionAttribute, int value))               \
-  F(launch, cuLaunchKernelEx, (const CuLaunchConfig*, CuFunction, void** params, void** extra))   \
-  F(most_clusters, cuOccupancyMaxActiveClusters, (int* count, CuFunction, const CuLaunchConfig*)) \
+  F(launch, cuLaunchKernel,                                                                       \
+    (CuFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,             \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, CuStream, void** params, void**)) \
   F(graph_create, cuGraphCreate, (CuGraph*, unsigned flags))                                      \
   F(graph_destroy, cuGraphDestroy, (CuGraph))                                                     \
   F(graph_add_kernel, cuGraphAddKernelNode_v2,                                                    \
     (CuGraphNode*, CuGraph, const CuGraphNode* after, size_t count, const CuKernelNode*))         \
-  F(graph_set_attribute, cuGraphKernelNodeSetAttribute,                                           \
-    (CuGraphNode, CuLaunchAttributeId, const CuLaunchValue*))                                     \
   F(graph_instantiate, cuGraphInstantiateWithFlags,                                               \
     (CuGraphExec*, CuGraph, unsigned long long flags))                                            \
   F(graph_launch, cuGraphLaunch, (CuGraphExec, CuStream))                                         \

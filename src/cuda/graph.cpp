@@ -66,9 +66,6 @@ class BuiltGraph {
       CuGraphNode node = nullptr;
       check(api().graph_add_kernel(&node, graph_, before.data(), before.size(), &values),
             command_text(list_, command).c_str());
-      if (run.shape.cluster > 1)
-        check(api().graph_set_attribute(node, run.cluster.id, &run.cluster.value),
-              "cuGraphKernelNodeSetAttribute");
       level.push_back(node);
       nodes_.push_back(node);
     }

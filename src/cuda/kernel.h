@@ -12,7 +12,6 @@ struct Launch {
   uint32_t grid[3] = {1, 1, 1};  // a zero: nothing to do
   uint32_t block = 0;
   uint32_t shared_bytes = 0;  // dynamic
-  uint32_t cluster = 1;       // blocks along x that would like to share their memory
 };
 
 struct CudaLimits {
@@ -30,7 +29,6 @@ struct CudaKernel {
   std::string (*name)(uint64_t spec) = nullptr;  // the name expression; empty: no such kernel
   Launch (*launch)(const void* params, uint64_t spec, const CudaLimits& limits) = nullptr;
   const char* options = nullptr;  // further compiler options, between spaces
-  bool clusters = false;          // launches may ask for them
   bool (*fits)(uint64_t spec, const CudaLimits& limits) = nullptr;  // null: every GPU
 };
 

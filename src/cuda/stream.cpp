@@ -19,44 +19,9 @@ Prepared::Prepared(const CommandList& list, const Command& command, const CudaLi
   const void* const values = list.params_of(command);
   function = pipeline.function;
   shape = pipeline.row->launch(values, pipeline.spec, limits);
-  shape.cluster = pipeline.cluster_for(shape);
-  cluster = {.id = kCuClusterDimension, .unused = {}, .value = {.cluster = {shape.cluster, 1, 1}}};
   std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
   params[0] = const_cast<void*>(values);  // the driver only reads
   params[1] = &args;
-}
-
-CuLaunchConfig Prepared::config(CuStream stream) {
-  const uint32_t* const grid = shape.grid;
-  return {.grid = {grid[0], grid[1], grid[2]},
-          .block = {shape.block, 1, 1},
-          .shared_bytes = shape.shared_bytes,
-          .stream = stream,
-          .attributes = &cluster,
-          .count = shape.cluster > 1 ? 1u : 0u};
-}
-
-uint32_t CudaPipeline::cluster_for(const Launch& shape) const {
-  if (shape.cluster <= 1 || shape.cluster > kMostCluster) return 1;
-  std::atomic<int>& known = at_once_[shape.cluster];
-  int count = known.load(std::memory_order_relaxed);
-  if (count == 0) {
-    CuLaunchAttribute size = {
-        .id = kCuClusterDimension, .unused = {}, .value = {.cluster = {shape.cluster, 1, 1}}};
-    const CuLaunchConfig config = {.grid = {shape.cluster, 1, 1},
-                                   .block = {shape.block, 1, 1},
-                                   .shared_bytes = shape.shared_bytes,
-                                   .stream = nullptr,
-                                   .attributes = &size,
-                                   .count = 1};
-    if (context->api().most_clusters(&count, function, &config) != kCuSuccess || count <= 0)
-      count = -1;
-    known.store(count, std::memory_order_relaxed);
-  }
-  const uint64_t clusters = uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2] / shape.cluster;
-  const uint64_t at_once = count < 0 ? 0 : static_cast<uint64_t>(count);
-  const uint64_t units = context->limits().multiprocessors / shape.cluster;
-  return at_once != 0 && (clusters <= at_once || at_once >= units) ? shape.cluster : 1;
 }
 
 std::string command_text(const CommandList& list, const Command& command) {
@@ -157,8 +122,9 @@ Stream::Entering::~Entering() {
 void Stream::launch(const CommandList& list, const Command& command) {
   Prepared run(list, command, context_->limits());
   if (run.empty()) return;
-  const CuLaunchConfig config = run.config(stream_);
-  CuResult result = api_.launch(&config, run.function, run.params, nullptr);
+  const uint32_t* const grid = run.shape.grid;
+  CuResult result = api_.launch(run.function, grid[0], grid[1], grid[2], run.shape.block, 1, 1,
+                                run.shape.shared_bytes, stream_, run.params, nullptr);
   if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(stream_);
   if (result == kCuSuccess) return;
   if (!ends_all_work(result)) context_->check(result, command_text(list, command).c_str());

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -21,16 +19,9 @@ struct CudaPipeline final : Pipeline {
   CuModule module = nullptr;
   CuFunction function = nullptr;
 
-  // As asked for, or 1 where clusters of that size would leave multiprocessors without work.
-  uint32_t cluster_for(const Launch& shape) const;
-
   CudaPipeline(std::shared_ptr<const Context> owner, const CudaKernel& table_row, uint64_t key)
       : Pipeline(*table_row.info, key), context(std::move(owner)), row(&table_row) {}
   ~CudaPipeline() override;
-
- private:
-  static constexpr uint32_t kMostCluster = 16;
-  mutable std::array<std::atomic<int>, kMostCluster + 1> at_once_{};  // clusters; 0: not known
 };
 
 // One command as the driver takes it. Points into itself and into the list.
@@ -39,12 +30,10 @@ struct Prepared {
   Launch shape;
   Args args{};
   void* params[2] = {};
-  CuLaunchAttribute cluster{};
 
   Prepared(const CommandList& list, const Command& command, const CudaLimits& limits);
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
-  CuLaunchConfig config(CuStream stream);  // points to `cluster`
   bool empty() const { return shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0; }
 };
 

@@ -13,7 +13,7 @@ std::span<const CudaKernel> kernel_table() {
       {&kKvDequantize.info, "kv_quantize.cu", name_kv_dequantize, launch_kv_dequantize, kExact},
       {&kAttention.info, "attention.cu", name_attention, launch_attention},
       {&kAttentionDecode.info, "attention_decode.cu", name_attention_decode,
-       launch_attention_decode, nullptr, true, fits_attention_decode},
+       launch_attention_decode, nullptr, fits_attention_decode},
       {&kAttentionMerge.info, "attention_merge.cu", name_attention_merge, launch_attention_merge},
       {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
       {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},

@@ -42,11 +42,6 @@ template <uint32_t kLeft>
 inline void copy_wait() {}
 inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x, uint32_t*) { return x; }
-inline uint32_t cluster_blocks() { return 1; }
-inline uint32_t cluster_rank() { return 0; }
-inline void cluster_sync() {}
-inline float load_of_block(const float* from, uint32_t) { return *from; }
-inline float2 load_of_block(const float2* from, uint32_t) { return *from; }
 inline float load_fresh(const float* from) { return *from; }
 inline float2 load_fresh(const float2* from) { return *from; }
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -148,54 +143,6 @@ inline uint32_t keep(uint32_t x, uint32_t* place) {
                : "memory");
   return x;
 }
-// Blocks of a cluster read each other's shared memory; before 9.0 a block is alone.
-#if __CUDA_ARCH__ >= 900
-inline uint32_t cluster_blocks() {
-  uint32_t count;
-  asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(count));
-  return count;
-}
-inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(rank));
-  return rank;
-}
-inline void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-inline uint32_t address_in_block(const void* place, uint32_t rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(shared_address(place)), "r"(rank));
-  return address;
-}
-inline float load_of_block(const float* from, uint32_t rank) {
-  float x;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];"
-               : "=f"(x)
-               : "r"(address_in_block(from, rank))
-               : "memory");
-  return x;
-}
-inline float2 load_of_block(const float2* from, uint32_t rank) {
-  float2 x;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(x.x), "=f"(x.y)
-               : "r"(address_in_block(from, rank))
-               : "memory");
-  return x;
-}
-#else
-inline uint32_t cluster_blocks() { return 1; }
-inline uint32_t cluster_rank() { return 0; }
-inline void cluster_sync() {}
-inline float load_of_block(const float* from, uint32_t) { return *from; }
-inline float2 load_of_block(const float2* from, uint32_t) { return *from; }
-#endif
 // What another block wrote: not from this multiprocessor's own cache.
 inline float load_fresh(const float* from) {
   float x;
