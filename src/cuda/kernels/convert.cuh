@@ -148,12 +148,17 @@ __device__ void load_floats(const T* from, float (&x)[kCount]) {
   for (uint32_t i = 0; i < kCount; ++i) x[i] = widen(pack.of[i]);
 }
 
+template <class A, class B>
+inline constexpr bool is_same_type = false;
+template <class A>
+inline constexpr bool is_same_type<A, A> = true;
+
 // Elements that stay in the words they were loaded in. A pack that comes from one of two loads is
 // kept element by element, in as many registers.
 template <class T, uint32_t kCount>
 struct Words {
   static constexpr uint32_t kWords = kCount * sizeof(T) / 4;
-  uint32_t of[kWords];
+  alignas(kWords % 4 == 0 ? 16 : 4) uint32_t of[kWords];
 
   __device__ float element(uint32_t i) const {
     if constexpr (sizeof(T) == 4) {
@@ -232,6 +237,24 @@ __device__ void copy_elements(const Source* from, Target* to) {
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i) out.of[i] = Convert<Target, Source>::value(in.of[i]);
   store_pack(out, to);
+}
+
+// The same from words to a multiple of 16 bytes.
+template <class Source, class Target, uint32_t kCount>
+__device__ void copy_wide(const Words<Source, kCount>& words, Target* to) {
+  if constexpr (is_same_type<Source, Target>) {
+#pragma unroll
+    for (uint32_t i = 0; i < words.kWords / 4; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(words.of)[i];
+  } else {
+    Pack<Target, kCount> out;
+    const Pack<Source, kCount>& in = reinterpret_cast<const Pack<Source, kCount>&>(words);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) out.of[i] = Convert<Target, Source>::value(in.of[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(out) / 16; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(&out)[i];
+  }
 }
 
 }  // namespace gyre::cuda

@@ -148,6 +148,7 @@ __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
+  wait_for_earlier();
   __shared__ TileShared shared;
   const uint64_t blocks_k = append_body_blocks(p, 0);
   const uint64_t body_blocks = blocks_k + append_body_blocks(p, 1);

@@ -41,6 +41,7 @@ template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
                 const __grid_constant__ Args args) {
+  wait_for_earlier();
   __shared__ TileShared shared;
   const uint32_t per_block = tiles_per_block(p.stream[0].cache.head_dim);
   const uint64_t blocks_k = (p.heads * p.tiles + per_block - 1) / per_block;
@@ -91,6 +92,7 @@ template <class Out, uint32_t kFormat>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_dequantize(const __grid_constant__ abi::KvDequantizeParams p,
                   const __grid_constant__ Args args) {
+  wait_for_earlier();
   if constexpr (abi::kv_is_native(kFormat)) {
     if (takes_many_slots(p.cache.head_dim))
       return dequantize_rows<Out, kFormat, kManySlots>(p, args);

@@ -37,6 +37,15 @@ constexpr uint32_t long_row_bytes(uint32_t head_dim) {
 
 constexpr uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
+// kv_copy. Both sides of a chunk are whole 16-byte words; a thread has chunks of several tokens in
+// flight, 64 bytes of the source.
+constexpr uint32_t copy_chunk(uint32_t source_bytes, uint32_t cache_bytes) {
+  return 16 / (source_bytes < cache_bytes ? source_bytes : cache_bytes);
+}
+constexpr uint32_t copy_tokens(uint32_t source_bytes, uint32_t cache_bytes) {
+  return 64 / (copy_chunk(source_bytes, cache_bytes) * source_bytes);
+}
+
 // kv_append. What enters the body is known on the device only; this is the most that can.
 constexpr uint32_t kNearLanes = 16;
 constexpr uint64_t append_most_tiles(const abi::KvAppendParams& p) {
