@@ -41,15 +41,29 @@ double replay_us(const Graph& graph, uint64_t count) {
   return median(std::move(times));
 }
 
-// Median microseconds of one command. record(encoder, i) records one on set i < sets; the graph goes
-// round the sets until a launch and a wait no longer count.
+// Median microseconds of one command: of a graph, where commands that do not depend on each other may
+// overlap, and submitted, where each runs when the one before has ended.
+struct CommandTimes {
+  double replayed = 0, submitted = 0;
+};
+
+// record(encoder, i) records a command on set i < sets; it goes round the sets until a launch and a
+// wait no longer count.
 template <class Record>
-double commands_us(const Device& device, uint64_t sets, const Record& record) {
+CommandTimes time_commands(const Device& device, uint64_t sets, const Record& record) {
   constexpr uint64_t kLeast = 128;
+  constexpr int kRounds = 9;
   const uint64_t count = (kLeast + sets - 1) / sets * sets;
   Encoder encoder(device);
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    for (uint64_t i = 0; i < count; ++i) record(encoder, i % sets);
+    const auto begin = std::chrono::steady_clock::now();
+    encoder.submit().wait();
+    if (round > 1) times.push_back(us_since(begin) / static_cast<double>(count));
+  }
   for (uint64_t i = 0; i < count; ++i) record(encoder, i % sets);
-  return replay_us(encoder.instantiate(), count);
+  return {replay_us(encoder.instantiate(), count), median(std::move(times))};
 }
 
 class GpuBench {
@@ -98,8 +112,8 @@ class GpuBench {
     constexpr uint64_t kBytes = 1u << 30;
     const Tensor from = device_.tensor(DType::u8, {kBytes}),
                  to = device_.tensor(DType::u8, {kBytes});
-    const double us =
-        commands_us(device_, 1, [&](Encoder& encoder, uint64_t) { copy_bytes(encoder, from, to); });
+    const auto copy = [&](Encoder& encoder, uint64_t) { copy_bytes(encoder, from, to); };
+    const double us = time_commands(device_, 1, copy).replayed;
     limit_gbps_ = 2.0 * static_cast<double>(kBytes) / us / 1e3;
     add("copy", {{"case", std::string("1 GiB")}}, us, 2 * kBytes);
     progress_.done(rows_.back());
@@ -117,13 +131,6 @@ class GpuBench {
       }
       encoder.submit().wait();
     }
-    const std::vector<std::pair<std::string, Field>> shape = {
-        {"tokens", kTokens}, {"kv_heads", kHeads}, {"head_dim", kHeadDim}};
-    const auto with = [&](const char* what) {
-      auto full = shape;
-      full.emplace_back("format", std::string(what));
-      return full;
-    };
     std::vector<Tensor> caches;
     for (uint64_t i = 0; i < 2 * sets; ++i)
       caches.push_back(device_.tensor(DType::f16, {kHeads, kTokens, kHeadDim}));
@@ -136,7 +143,7 @@ class GpuBench {
                           .v = v[i],
                           .v_cache = caches[2 * i + 1].permute({1, 0, 2})});
       };
-      add("kv_copy", with("f16"), commands_us(device_, sets, copy), 4 * source.bytes());
+      add_op("kv_copy", "f16", time_commands(device_, sets, copy), 4 * source.bytes());
     }
     if (wanted("rope")) {
       std::vector<int32_t> numbers(kTokens);
@@ -147,28 +154,38 @@ class GpuBench {
         const Tensor& x = i % 2 == 0 ? k[i / 2] : v[i / 2];
         rope(encoder, {.x = x, .positions = positions, .out = x});
       };
-      add("rope", with("f16"), commands_us(device_, 2 * sets, turn), 2 * source.bytes());
+      add_op("rope", "f16", time_commands(device_, 2 * sets, turn), 2 * source.bytes());
     }
     if (wanted("kv_quantize")) {
       for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4})
-        measure_quantize(format, k, v, with);
+        measure_quantize(format, k, v);
     }
     for (size_t i = told; i < rows_.size(); ++i) progress_.done(rows_[i]);
   }
 
-  template <class With>
-  void measure_quantize(KvFormat format, const std::vector<Tensor>& k, const std::vector<Tensor>& v,
-                        const With& with) {
+  void add_op(const std::string& op, std::string_view format, const CommandTimes& times,
+              uint64_t bytes) {
+    add(op,
+        {{"tokens", kTokens},
+         {"kv_heads", kHeads},
+         {"head_dim", kHeadDim},
+         {"format", std::string(format)},
+         {"submitted_us", times.submitted}},
+        times.replayed, bytes);
+  }
+
+  void measure_quantize(KvFormat format, const std::vector<Tensor>& k,
+                        const std::vector<Tensor>& v) {
     std::vector<KvBuffer> keys, values;
     for (size_t i = 0; i < k.size(); ++i) {
       keys.push_back(KvBuffer::allocate(device_, {format, KvRole::k, kHeads, kTokens, kHeadDim}));
       values.push_back(KvBuffer::allocate(device_, {format, KvRole::v, kHeads, kTokens, kHeadDim}));
     }
-    const double us = commands_us(device_, k.size(), [&](Encoder& encoder, uint64_t i) {
+    const auto quantize = [&](Encoder& encoder, uint64_t i) {
       kv_quantize(encoder, {.k = k[i], .k_cache = keys[i], .v = v[i], .v_cache = values[i]});
-    });
-    add("kv_quantize", with(name(format).data()), us,
-        2 * k[0].bytes() + keys[0].bytes() + values[0].bytes());
+    };
+    add_op("kv_quantize", name(format), time_commands(device_, k.size(), quantize),
+           2 * k[0].bytes() + keys[0].bytes() + values[0].bytes());
   }
 
   void fill(const KvBuffer& k, const KvBuffer& v, const Tensor& tokens) {

@@ -5,6 +5,14 @@
 
 namespace gyre::cuda {
 
+// Says that an address is a multiple of 16: what is asked about it further on is decided.
+__device__ inline uint8_t* assume_wide(uint8_t* at) {
+#if !defined(GYRE_CUDA_HOST)
+  __builtin_assume((reinterpret_cast<uint64_t>(at) & 15) == 0);
+#endif
+  return at;
+}
+
 template <uint32_t kWords>
 __device__ void load_words(const uint8_t* from, uint32_t (&words)[kWords]) {
   if (kWords % 4 == 0 && is_aligned(from, 16)) {

@@ -25,8 +25,14 @@ constexpr uint32_t tile_lanes(uint32_t head_dim) {
 constexpr uint32_t rows_per_block(uint32_t head_dim) {
   return kBlockThreads / tile_lanes(head_dim);
 }
-constexpr uint32_t tiles_per_block(uint32_t head_dim) {
+// A warp takes a tile of rows of 128 coordinates alone if addresses allow it; if not, the block goes
+// round twice.
+constexpr uint32_t kWarpDim = 128, kBlockWarps = kBlockThreads / 32;
+constexpr uint32_t tiles_at_once(uint32_t head_dim) {
   return rows_per_block(head_dim) / abi::kKvTile;
+}
+constexpr uint32_t tiles_per_block(uint32_t head_dim) {
+  return head_dim == kWarpDim ? kBlockWarps : tiles_at_once(head_dim);
 }
 
 // Floats that a thread keeps in shared memory for each slot of a row that takes many.
