@@ -41,8 +41,8 @@ double replay_us(const Graph& graph, uint64_t count) {
   return median(std::move(times));
 }
 
-// Median microseconds of one command: of a graph, where commands that do not depend on each other may
-// overlap, and submitted, where each runs when the one before has ended.
+// Median microseconds of one command: of a graph, where commands that do not depend on each other
+// may overlap, and submitted, where each runs when the one before has ended.
 struct CommandTimes {
   double replayed = 0, submitted = 0;
 };
@@ -157,8 +157,7 @@ class GpuBench {
       add_op("rope", "f16", time_commands(device_, 2 * sets, turn), 2 * source.bytes());
     }
     if (wanted("kv_quantize")) {
-      for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4})
-        measure_quantize(format, k, v);
+      for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4}) measure_quantize(format, k, v);
     }
     for (size_t i = told; i < rows_.size(); ++i) progress_.done(rows_[i]);
   }

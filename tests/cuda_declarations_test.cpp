@@ -43,7 +43,6 @@ requires(sizeof...(As) == sizeof...(Bs)) struct SameCall<A (*)(As...), B (*)(Bs.
 #define GYRE_CUDA_SAME(member, symbol, params) \
   static_assert(SameCall<decltype(Driver::member), decltype(&::symbol)>::value, #symbol);
 GYRE_CUDA_DRIVER(GYRE_CUDA_SAME)
-GYRE_CUDA_DRIVER_LATER(GYRE_CUDA_SAME)
 #undef GYRE_CUDA_SAME
 #define GYRE_CUDA_SAME(member, symbol, params) \
   static_assert(SameCall<decltype(Nvrtc::member), decltype(&::symbol)>::value, #symbol);
@@ -60,15 +59,9 @@ static_assert(offsetof(CuKernelNode, extra) == offsetof(CUDA_KERNEL_NODE_PARAMS_
 static_assert(offsetof(CuKernelNode, kernel) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kern));
 static_assert(offsetof(CuKernelNode, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
 
-static_assert(sizeof(CuEdge) == sizeof(CUgraphEdgeData));
-static_assert(offsetof(CuEdge, to_port) == offsetof(CUgraphEdgeData, to_port));
-static_assert(offsetof(CuEdge, type) == offsetof(CUgraphEdgeData, type));
-
 #define GYRE_CUDA_SAME(ours, theirs) \
   static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 GYRE_CUDA_SAME(kCuSuccess, CUDA_SUCCESS);
-GYRE_CUDA_SAME(kCuPortProgrammatic, CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC);
-GYRE_CUDA_SAME(kCuEdgeProgrammatic, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
 GYRE_CUDA_SAME(kCuInvalidValue, CUDA_ERROR_INVALID_VALUE);
 GYRE_CUDA_SAME(kCuOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);
 GYRE_CUDA_SAME(kCuNoDevice, CUDA_ERROR_NO_DEVICE);

@@ -22,9 +22,6 @@ std::string load(Driver& driver, const Library& library) {
     return join("the NVIDIA driver has no function ", #function);
   GYRE_CUDA_DRIVER(GYRE_CUDA_LOAD)
 #undef GYRE_CUDA_LOAD
-#define GYRE_CUDA_TRY(member, function, params) library.find(#function, driver.member);
-  GYRE_CUDA_DRIVER_LATER(GYRE_CUDA_TRY)
-#undef GYRE_CUDA_TRY
   const CuResult result = driver.init(0);
   if (result == kCuNoDevice) return "the NVIDIA driver sees no GPU";
   if (result != kCuSuccess)

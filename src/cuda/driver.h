@@ -70,11 +70,6 @@ struct CuKernelNode {
   CuContext context;
 };
 
-struct CuEdge {
-  unsigned char from_port, to_port, type, reserved[5];
-};
-constexpr unsigned char kCuPortProgrammatic = 1, kCuEdgeProgrammatic = 1;
-
 // member, symbol, parameters
 #define GYRE_CUDA_DRIVER(F)                                                                       \
   F(init, cuInit, (unsigned flags))                                                               \
@@ -124,16 +119,10 @@ constexpr unsigned char kCuPortProgrammatic = 1, kCuEdgeProgrammatic = 1;
   F(graph_launch, cuGraphLaunch, (CuGraphExec, CuStream))                                         \
   F(graph_exec_destroy, cuGraphExecDestroy, (CuGraphExec))
 
-// Null where the driver is older than the version that stands here.
-#define GYRE_CUDA_DRIVER_LATER(F)                                                    \
-  F(graph_add_edges, cuGraphAddDependencies_v2, /* 12.3 */                           \
-    (CuGraph, const CuGraphNode* from, const CuGraphNode* to, const CuEdge*, size_t count))
-
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define GYRE_CUDA_MEMBER(member, symbol, params) CuResult(*member) params = nullptr;
   GYRE_CUDA_DRIVER(GYRE_CUDA_MEMBER)
-  GYRE_CUDA_DRIVER_LATER(GYRE_CUDA_MEMBER)
 #undef GYRE_CUDA_MEMBER
 
   int version = 0;     // 12040 is 12.4

@@ -43,13 +43,6 @@ class BuiltGraph {
     if (graph_ != nullptr) api().graph_destroy(graph_);
   }
 
-  // Whether a command behind one other may begin before that has ended: it waits by itself.
-  bool can_start_early(const Command& command, size_t behind) const {
-    constexpr uint32_t kFirstArch = 90;
-    return behind == 1 && static_cast<const CudaPipeline&>(*command.pipeline).row->starts_early &&
-           context().limits().arch >= kFirstArch && api().graph_add_edges != nullptr;
-  }
-
   // Commands between two barriers do not depend on each other; each waits for all of the level
   // before.
   void add_commands() {
@@ -71,13 +64,8 @@ class BuiltGraph {
                                    .kernel = nullptr,
                                    .context = nullptr};
       CuGraphNode node = nullptr;
-      const bool early = can_start_early(command, before.size());
-      check(api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
+      check(api().graph_add_kernel(&node, graph_, before.data(), before.size(), &values),
             command_text(list_, command).c_str());
-      const CuEdge edge = {.from_port = kCuPortProgrammatic, .type = kCuEdgeProgrammatic};
-      if (early)
-        check(api().graph_add_edges(graph_, before.data(), &node, &edge, 1),
-              "cuGraphAddDependencies_v2");
       level.push_back(node);
       nodes_.push_back(node);
     }

@@ -29,7 +29,6 @@ struct CudaKernel {
   std::string (*name)(uint64_t spec) = nullptr;  // the name expression; empty: no such kernel
   Launch (*launch)(const void* params, uint64_t spec, const CudaLimits& limits) = nullptr;
   const char* options = nullptr;  // further compiler options, between spaces
-  bool starts_early = false;      // begins with wait_for_earlier(): kernels/args.cuh
 };
 
 static_assert(sizeof(Args) == kMaxArgs * sizeof(uint64_t));

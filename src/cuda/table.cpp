@@ -6,16 +6,16 @@ std::span<const CudaKernel> kernel_table() {
   // No contraction where bits are the CPU's.
   constexpr const char* kExact = "--fmad=false";
   static constexpr CudaKernel kTable[] = {
-      {&kKvCopy.info, "kv_copy.cu", name_kv_copy, launch_kv_copy, nullptr, true},
-      {&kRope.info, "rope.cu", name_rope, launch_rope, kExact, true},
-      {&kHadamard.info, "hadamard.cu", name_hadamard, launch_hadamard, kExact, true},
-      {&kKvQuantize.info, "kv_quantize.cu", name_kv_quantize, launch_kv_quantize, kExact, true},
-      {&kKvDequantize.info, "kv_quantize.cu", name_kv_dequantize, launch_kv_dequantize, kExact, true},
+      {&kKvCopy.info, "kv_copy.cu", name_kv_copy, launch_kv_copy},
+      {&kRope.info, "rope.cu", name_rope, launch_rope, kExact},
+      {&kHadamard.info, "hadamard.cu", name_hadamard, launch_hadamard, kExact},
+      {&kKvQuantize.info, "kv_quantize.cu", name_kv_quantize, launch_kv_quantize, kExact},
+      {&kKvDequantize.info, "kv_quantize.cu", name_kv_dequantize, launch_kv_dequantize, kExact},
       {&kAttention.info, "attention.cu", name_attention, launch_attention},
       {&kAttentionMerge.info, "attention_merge.cu", name_attention_merge, launch_attention_merge},
-      {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend, nullptr, true},
-      {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact, true},
-      {&kBytesCopy.info, "cache.cu", name_bytes_copy, launch_bytes_copy, nullptr, true},
+      {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
+      {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},
+      {&kBytesCopy.info, "cache.cu", name_bytes_copy, launch_bytes_copy},
   };
   return kTable;
 }

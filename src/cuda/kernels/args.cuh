@@ -13,14 +13,4 @@ __device__ T* pointer(uint64_t address) {
 #endif
 }
 
-// Comes first in a kernel that CudaKernel::starts_early marks: a replay may start it before the
-// kernels it depends on have ended. It touches no memory until this returns, and lets those behind
-// it start in turn.
-__device__ inline void wait_for_earlier() {
-#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 }  // namespace gyre::cuda

@@ -85,7 +85,6 @@ __device__ void hadamard_small(const abi::HadamardParams& p, const Args& args) {
 template <class In, class Out>
 __global__ void __launch_bounds__(kBlockThreads)
     hadamard(const __grid_constant__ abi::HadamardParams p, const __grid_constant__ Args args) {
-  wait_for_earlier();
 #if defined(GYRE_CUDA_HOST)
   float* const y = reinterpret_cast<float*>(cuda_host::dynamic_shared());
 #else

@@ -115,8 +115,8 @@ struct AppendStream {
                             : at[0] + head * s.source_head_stride +
                                   (key - step.state.start) * s.source_token_stride;
     }
-    place.codes = pointer<uint8_t>(at[1] + head * s.body.codes_head_stride +
-                                   tile * s.body.codes_tile_stride);
+    place.codes =
+        pointer<uint8_t>(at[1] + head * s.body.codes_head_stride + tile * s.body.codes_tile_stride);
     place.scales = pointer<uint8_t>(at[2] + head * s.body.scales_head_stride +
                                     tile * s.body.scales_tile_stride);
   }
@@ -190,7 +190,6 @@ __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
-  wait_for_earlier();
   __shared__ TileShared shared;
   const auto blocks_k = static_cast<uint32_t>(append_body_blocks(p, 0));
   const uint32_t body_blocks = blocks_k + static_cast<uint32_t>(append_body_blocks(p, 1));

@@ -50,7 +50,6 @@ struct HeadCopy {
 template <class Source, class Target>
 __global__ void __launch_bounds__(256, 4)
     kv_copy(const __grid_constant__ gyre::abi::KvCopyParams p, const __grid_constant__ Args args) {
-  wait_for_earlier();
   using Copy = HeadCopy<Source, Target>;
   constexpr uint32_t kChunk = Copy::kChunk, kTokens = Copy::kTokens;
   const gyre::abi::KvCopyStream& s = p.stream[blockIdx.z];

@@ -1,8 +1,8 @@
 // kv_quantize and kv_dequantize: rows of [token, head] to codes and scales, and back.
-// A block is 256 threads and works on tiles (8 slots of one head). A tile of rows of 128 is a warp's
-// (warp_tile.cuh); otherwise 8 rows, each by 4 to 32 lanes of a warp, 16 (beyond 512 coordinates 32)
-// coordinates a lane. Blocks of K come first, then those of V. Every source byte is read once, every
-// code written once; codes of V that share words with old ones are read, too.
+// A block is 256 threads and works on tiles (8 slots of one head). A tile of rows of 128 is a
+// warp's (warp_tile.cuh); otherwise 8 rows, each by 4 to 32 lanes of a warp, 16 (beyond 512
+// coordinates 32) coordinates a lane. Blocks of K come first, then those of V. Every source byte is
+// read once, every code written once; codes of V that share words with old ones are read, too.
 #include "abi/kv_quantize.h"
 #include "cuda/kernels/args.cuh"
 #include "cuda/kernels/decode.cuh"
@@ -39,6 +39,31 @@ struct QuantizeStream {
   }
 };
 
+// A tile that a warp takes alone. Slots are below 2^32: so many rows of 128 do not fit into any
+// memory.
+template <class Source, uint32_t kFormat>
+__device__ void quantize_alone(const abi::KvQuantizeParams& p, const abi::KvQuantizeStream& s,
+                               const uint64_t* at, uint32_t index, TileShared& shared) {
+  const auto heads = static_cast<uint32_t>(p.heads), all = static_cast<uint32_t>(p.all_tiles);
+  const auto capacity = static_cast<uint32_t>(p.capacity);
+  const auto first = static_cast<uint32_t>(p.first_slot);
+  const uint32_t run = index / heads, head = index - run * heads;
+  if (run >= static_cast<uint32_t>(p.tiles)) return;
+  uint32_t tile = static_cast<uint32_t>(p.first_tile) + run;
+  if (tile >= all) tile -= all;
+  const uint32_t slot = tile * abi::kKvTile + WarpTile().slot;
+  const uint32_t token = slot - first + (slot < first ? capacity : 0);
+  const bool present = slot < capacity && token < static_cast<uint32_t>(p.tokens);
+  const PlainRow<Source> row{pointer<const Source>(at[0] + head * s.source_head_stride +
+                                                   (present ? token : 0) * s.source_token_stride),
+                             present};
+  const TilePlace place{
+      pointer<uint8_t>(at[1] + head * s.cache.codes_head_stride + tile * s.cache.codes_tile_stride),
+      pointer<uint8_t>(at[2] + head * s.cache.scales_head_stride +
+                       tile * s.cache.scales_tile_stride)};
+  quantize_warp_tile<kFormat>(shared, s.cache, place, row);
+}
+
 template <class Source, uint32_t kFormat>
 __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args, uint32_t stream,
                                 uint32_t block, TileShared& shared) {
@@ -46,15 +71,13 @@ __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args
   const abi::KvCacheLayout& cache = work.s.cache;
   if constexpr (abi::kv_is_native(kFormat)) {
     const uint64_t source = work.at[0] | work.s.source_token_stride | work.s.source_head_stride;
-    if (is_warp_tile(cache, source, work.at[1], work.at[2])) {
-      work.find(block * kBlockWarps + threadIdx.x / 32, WarpTile().slot);
-      return quantize_warp_tile<kFormat>(shared, cache, work.place, work.row);
-    }
+    if (is_warp_tile(cache, source, work.at[1], work.at[2]))
+      return quantize_alone<Source, kFormat>(p, work.s, work.at,
+                                             block * kBlockWarps + threadIdx.x / 32, shared);
   }
-  const uint32_t first = block * tiles_per_block(cache.head_dim);
+  const uint32_t each = tiles_per_block(cache.head_dim), first = block * each;
   const TileThread me(tile_lanes(cache.head_dim));
-  for (uint32_t done = 0; done < tiles_per_block(cache.head_dim);
-       done += tiles_at_once(cache.head_dim)) {
+  for (uint32_t done = 0; done < each; done += tiles_at_once(cache.head_dim)) {
     if (done != 0) __syncthreads();
     work.find(first + done + me.tile, me.slot);
     quantize_tile<kFormat>(shared, cache, work.place, work.row);
@@ -62,15 +85,11 @@ __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args
 }
 
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
-__global__ void __launch_bounds__(kBlockThreads, 3)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
                 const __grid_constant__ Args args) {
-  wait_for_earlier();
   __shared__ TileShared shared;
-  const uint32_t all = static_cast<uint32_t>(p.heads) * static_cast<uint32_t>(p.tiles);
-  const uint32_t dim = p.stream[0].cache.head_dim;
-  const uint32_t blocks_k = dim == kWarpDim ? (all + kBlockWarps - 1) / kBlockWarps
-                                            : static_cast<uint32_t>(divide_up(all, tiles_per_block(dim)));
+  const uint32_t blocks_k = quantize_blocks(p, 0);
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
   if constexpr (kFormatK == kFormatV) {
@@ -121,7 +140,6 @@ template <class Out, uint32_t kFormat>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_dequantize(const __grid_constant__ abi::KvDequantizeParams p,
                   const __grid_constant__ Args args) {
-  wait_for_earlier();
   if constexpr (abi::kv_is_native(kFormat)) {
     if (takes_many_slots(p.cache.head_dim))
       return dequantize_rows<Out, kFormat, kManySlots>(p, args);

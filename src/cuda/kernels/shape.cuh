@@ -25,14 +25,21 @@ constexpr uint32_t tile_lanes(uint32_t head_dim) {
 constexpr uint32_t rows_per_block(uint32_t head_dim) {
   return kBlockThreads / tile_lanes(head_dim);
 }
-// A warp takes a tile of rows of 128 coordinates alone if addresses allow it; if not, the block goes
-// round twice.
+// A warp takes a tile of rows of 128 coordinates alone if addresses allow it; if not, the block
+// goes round more often.
 constexpr uint32_t kWarpDim = 128, kBlockWarps = kBlockThreads / 32;
 constexpr uint32_t tiles_at_once(uint32_t head_dim) {
   return rows_per_block(head_dim) / abi::kKvTile;
 }
 constexpr uint32_t tiles_per_block(uint32_t head_dim) {
   return head_dim == kWarpDim ? kBlockWarps : tiles_at_once(head_dim);
+}
+
+constexpr uint32_t quantize_blocks(const abi::KvQuantizeParams& p, uint32_t stream) {
+  const uint32_t dim = p.stream[stream].cache.head_dim;
+  const uint32_t tiles = static_cast<uint32_t>(p.heads) * static_cast<uint32_t>(p.tiles);
+  if (dim == kWarpDim) return (tiles + kBlockWarps - 1) / kBlockWarps;  // no division
+  return (tiles + tiles_per_block(dim) - 1) / tiles_per_block(dim);
 }
 
 // Floats that a thread keeps in shared memory for each slot of a row that takes many.

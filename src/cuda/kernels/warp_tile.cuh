@@ -1,8 +1,8 @@
 #pragma once
 // A tile of 8 slots whose rows have 128 coordinates, by one warp: a row is 4 lanes, chunk c (8
-// coordinates) lies in slot c / 4 of lane c % 4, so that two stages of the transform are shuffles and
-// five are registers. Every lane of the warp takes part. Codes meet in the warp's own shared memory.
-// Sums and products are those of encode.cuh, in the same order.
+// coordinates) lies in slot c / 4 of lane c % 4, so that two stages of the transform are shuffles
+// and five are registers. Every lane of the warp takes part. Codes meet in the warp's own shared
+// memory. Sums and products are those of encode.cuh, in the same order.
 #include "cuda/kernels/pack.cuh"
 #include "cuda/kernels/tile_shared.cuh"
 
@@ -136,8 +136,7 @@ template <class Row>
 __device__ void load_warp_row(const Row& row, uint32_t lane, WarpRow& y) {
   row.visit([&](const auto* from) {
 #pragma unroll
-    for (uint32_t s = 0; s < kWarpSlots; ++s)
-      load_flipped_chunk(from, s * kRowLanes + lane, y[s]);
+    for (uint32_t s = 0; s < kWarpSlots; ++s) load_flipped_chunk(from, s * kRowLanes + lane, y[s]);
   });
 }
 
@@ -212,9 +211,10 @@ __device__ inline uint32_t written_slots(bool present) {
 // Whether the warp's way is open: every address is a multiple of 16.
 __device__ inline bool is_warp_tile(const abi::KvCacheLayout& cache, uint64_t source_bits,
                                     uint64_t codes, uint64_t scales) {
-  const uint64_t bits = source_bits | codes | scales | cache.codes_head_stride |
-                        cache.codes_tile_stride / abi::kKvTile | cache.scales_head_stride |
-                        cache.scales_tile_stride;
+  const auto low = [](uint64_t bits) { return static_cast<uint32_t>(bits); };
+  const uint32_t bits = low(source_bits) | low(codes) | low(scales) | low(cache.codes_head_stride) |
+                        low(cache.codes_tile_stride) / abi::kKvTile |
+                        low(cache.scales_head_stride) | low(cache.scales_tile_stride);
   return cache.head_dim == kWarpDim && (bits & 15) == 0;
 }
 
@@ -223,12 +223,10 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
                                    const TilePlace& place, const Row& row) {
   const WarpTile me;
   const float stretch = cache.role == kRoleV ? abi::kv_value_stretch(kFormat) : 1.0f;
-  uint8_t* const codes =
-      reinterpret_cast<uint8_t*>(&shared) + threadIdx.x / 32 * kWarpTileBytes;
+  uint8_t* const codes = reinterpret_cast<uint8_t*>(&shared) + threadIdx.x / 32 * kWarpTileBytes;
   const uint32_t written = written_slots(row.present());
   if (written == 0) return;
-  const uint32_t scale =
-      warp_encode<kFormat>(row, me.lane, stretch, codes + me.slot * kWarpStride);
+  const uint32_t scale = warp_encode<kFormat>(row, me.lane, stretch, codes + me.slot * kWarpStride);
   __syncwarp();
   if (row.present() && me.lane == 0)
     *reinterpret_cast<uint16_t*>(place.scales + 2 * me.slot) = static_cast<uint16_t>(scale);
@@ -236,8 +234,9 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
     pack_tile<kFormat>(codes, kWarpStride, kWarpDim, written, threadIdx.x % 32, 32,
                        assume_wide(place.codes));
   } else if (row.present()) {
-    pack_row<kFormat>(codes + me.slot * kWarpStride, kWarpDim, me.lane, kRowLanes,
-                      assume_wide(place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile)));
+    pack_row<kFormat>(
+        codes + me.slot * kWarpStride, kWarpDim, me.lane, kRowLanes,
+        assume_wide(place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile)));
   }
 }
 
