@@ -288,7 +288,7 @@ void check_indices(const uint8_t (&thresholds)[kCount]) {
     for (const uint8_t threshold : thresholds) index += v > static_cast<float>(threshold) ? 1 : 0;
     EXPECT_EQ(cuda::magnitude_index<kBits>(v) >> 16 & 0xFF, index) << kBits << " bits, " << v;
   };
-  for (uint32_t i = 0; i <= 2048; ++i) {  // doubled magnitudes end at twice the gain times 16
+  for (uint32_t i = 0; i <= 2048; ++i) {  // beyond every doubled magnitude
     const auto v = static_cast<float>(i);
     check(v), check(std::nextafter(v, 1e9f)), check(std::fabs(std::nextafter(v, -1.0f)));
     check(v + 0.5f);
