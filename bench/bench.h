@@ -59,7 +59,7 @@ std::vector<Row> run_kv_cache(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);
 std::vector<Row> run_rope(const Options& options, const Progress& progress);
-// On a device that is not the CPU: all of it, the filter does not apply.
+// On a device that is not the CPU: ops whose name the filter is in, and copy, their limit.
 std::vector<Row> run_gpu(const Options& options, const Progress& progress);
 
 // Everything the filter lets through.

@@ -1,6 +1,6 @@
 // What runs on a GPU: every op against the device's own copy bandwidth, decode attention against
-// f16, a decode step of 32 layers against its kernels alone. Times are of many commands in one
-// submission, divided: a launch alone takes longer than some kernels.
+// f16, a decode step of 32 layers against its kernels alone. Times are of graphs of many commands,
+// divided: a launch alone takes longer than some kernels.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -30,21 +30,6 @@ Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint6
   return half;
 }
 
-// Median microseconds of one command among those that record(encoder, i) records for i < count.
-template <class Record>
-double stream_us(const Device& device, uint64_t count, const Record& record) {
-  constexpr int kRounds = 9;
-  Encoder encoder(device);
-  std::vector<double> times;
-  for (int round = 0; round < kRounds; ++round) {
-    for (uint64_t i = 0; i < count; ++i) record(encoder, i);
-    const auto begin = std::chrono::steady_clock::now();
-    encoder.submit().wait();
-    if (round > 1) times.push_back(us_since(begin) / static_cast<double>(count));
-  }
-  return median(std::move(times));
-}
-
 double replay_us(const Graph& graph, uint64_t count) {
   constexpr int kRounds = 25;
   std::vector<double> times;
@@ -56,22 +41,56 @@ double replay_us(const Graph& graph, uint64_t count) {
   return median(std::move(times));
 }
 
+// Median microseconds of one command: of a graph, where commands that do not depend on each other
+// may overlap, and submitted, where each runs when the one before has ended.
+struct CommandTimes {
+  double replayed = 0, submitted = 0;
+};
+
+// record(encoder, i) records a command on set i < sets; it goes round the sets until a launch and a
+// wait no longer count.
+template <class Record>
+CommandTimes time_commands(const Device& device, uint64_t sets, const Record& record) {
+  constexpr uint64_t kLeast = 128;
+  constexpr int kRounds = 9;
+  const uint64_t count = (kLeast + sets - 1) / sets * sets;
+  Encoder encoder(device);
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    for (uint64_t i = 0; i < count; ++i) record(encoder, i % sets);
+    const auto begin = std::chrono::steady_clock::now();
+    encoder.submit().wait();
+    if (round > 1) times.push_back(us_since(begin) / static_cast<double>(count));
+  }
+  for (uint64_t i = 0; i < count; ++i) record(encoder, i % sets);
+  return {replay_us(encoder.instantiate(), count), median(std::move(times))};
+}
+
 class GpuBench {
  public:
   GpuBench(const Options& options, const Progress& progress)
       : options_(options), progress_(progress), device_(Device::open(options.device)) {}
 
   std::vector<Row> run() {
+    constexpr std::array kOps = {"kv_copy", "rope", "kv_quantize", "attention", "kv_cache step"};
+    if (std::none_of(kOps.begin(), kOps.end(), [this](const char* op) { return wanted(op); }))
+      throw Error(ErrorCode::invalid_argument,
+                  "bench: nothing matches \"" + options_.filter + "\" on " + options_.device +
+                      "; there are kv_copy, rope, kv_quantize, attention, kv_cache step");
     measure_copy();
-    measure_ops();
+    if (wanted("kv_copy") || wanted("rope") || wanted("kv_quantize")) measure_ops();
     const std::vector<uint64_t> contexts = {4096, 32768, 131072};
-    for (const uint64_t context : contexts) measure_attention(32, 8, 128, context);
-    for (const uint64_t context : contexts) measure_attention(16, 8, 256, context);
-    measure_step();
+    if (wanted("attention")) {
+      for (const uint64_t context : contexts) measure_attention(32, 8, 128, context);
+      for (const uint64_t context : contexts) measure_attention(16, 8, 256, context);
+    }
+    if (wanted("kv_cache step")) measure_step();
     return rows_;
   }
 
  private:
+  bool wanted(const std::string& op) const { return op.find(options_.filter) != std::string::npos; }
+
   Row& add(const std::string& op, std::vector<std::pair<std::string, Field>> shape, double us,
            uint64_t bytes) {
     Row row;
@@ -93,8 +112,8 @@ class GpuBench {
     constexpr uint64_t kBytes = 1u << 30;
     const Tensor from = device_.tensor(DType::u8, {kBytes}),
                  to = device_.tensor(DType::u8, {kBytes});
-    const double us =
-        stream_us(device_, 8, [&](Encoder& encoder, uint64_t) { copy_bytes(encoder, from, to); });
+    const auto copy = [&](Encoder& encoder, uint64_t) { copy_bytes(encoder, from, to); };
+    const double us = time_commands(device_, 1, copy).replayed;
     limit_gbps_ = 2.0 * static_cast<double>(kBytes) / us / 1e3;
     add("copy", {{"case", std::string("1 GiB")}}, us, 2 * kBytes);
     progress_.done(rows_.back());
@@ -112,55 +131,60 @@ class GpuBench {
       }
       encoder.submit().wait();
     }
-    const std::vector<std::pair<std::string, Field>> shape = {
-        {"tokens", kTokens}, {"kv_heads", kHeads}, {"head_dim", kHeadDim}};
-    const auto with = [&](const char* what) {
-      auto full = shape;
-      full.emplace_back("format", std::string(what));
-      return full;
-    };
     std::vector<Tensor> caches;
     for (uint64_t i = 0; i < 2 * sets; ++i)
       caches.push_back(device_.tensor(DType::f16, {kHeads, kTokens, kHeadDim}));
     progress_.begin("kv_copy, rope, kv_quantize");
     const size_t told = rows_.size();
-    add("kv_copy", with("f16"),
-        stream_us(device_, sets,
-                  [&](Encoder& encoder, uint64_t i) {
-                    kv_copy(encoder, {.k = k[i],
-                                      .k_cache = caches[2 * i].permute({1, 0, 2}),
-                                      .v = v[i],
-                                      .v_cache = caches[2 * i + 1].permute({1, 0, 2})});
-                  }),
-        4 * source.bytes());
-    std::vector<int32_t> numbers(kTokens);
-    for (uint64_t i = 0; i < kTokens; ++i) numbers[i] = static_cast<int32_t>(i);
-    const Tensor positions = device_.tensor(DType::i32, {kTokens});
-    positions.write_from(std::span<const int32_t>(numbers));
-    add("rope", with("f16"),
-        stream_us(device_, sets,
-                  [&](Encoder& encoder, uint64_t i) {
-                    rope(encoder, {.x = k[i], .positions = positions, .out = k[i]});
-                  }),
-        2 * source.bytes());
-    for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4})
-      measure_quantize(format, k, v, with);
+    if (wanted("kv_copy")) {
+      const auto copy = [&](Encoder& encoder, uint64_t i) {
+        kv_copy(encoder, {.k = k[i],
+                          .k_cache = caches[2 * i].permute({1, 0, 2}),
+                          .v = v[i],
+                          .v_cache = caches[2 * i + 1].permute({1, 0, 2})});
+      };
+      add_op("kv_copy", "f16", time_commands(device_, sets, copy), 4 * source.bytes());
+    }
+    if (wanted("rope")) {
+      std::vector<int32_t> numbers(kTokens);
+      for (uint64_t i = 0; i < kTokens; ++i) numbers[i] = static_cast<int32_t>(i);
+      const Tensor positions = device_.tensor(DType::i32, {kTokens});
+      positions.write_from(std::span<const int32_t>(numbers));
+      const auto turn = [&](Encoder& encoder, uint64_t i) {
+        const Tensor& x = i % 2 == 0 ? k[i / 2] : v[i / 2];
+        rope(encoder, {.x = x, .positions = positions, .out = x});
+      };
+      add_op("rope", "f16", time_commands(device_, 2 * sets, turn), 2 * source.bytes());
+    }
+    if (wanted("kv_quantize")) {
+      for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4}) measure_quantize(format, k, v);
+    }
     for (size_t i = told; i < rows_.size(); ++i) progress_.done(rows_[i]);
   }
 
-  template <class With>
-  void measure_quantize(KvFormat format, const std::vector<Tensor>& k, const std::vector<Tensor>& v,
-                        const With& with) {
+  void add_op(const std::string& op, std::string_view format, const CommandTimes& times,
+              uint64_t bytes) {
+    add(op,
+        {{"tokens", kTokens},
+         {"kv_heads", kHeads},
+         {"head_dim", kHeadDim},
+         {"format", std::string(format)},
+         {"submitted_us", times.submitted}},
+        times.replayed, bytes);
+  }
+
+  void measure_quantize(KvFormat format, const std::vector<Tensor>& k,
+                        const std::vector<Tensor>& v) {
     std::vector<KvBuffer> keys, values;
     for (size_t i = 0; i < k.size(); ++i) {
       keys.push_back(KvBuffer::allocate(device_, {format, KvRole::k, kHeads, kTokens, kHeadDim}));
       values.push_back(KvBuffer::allocate(device_, {format, KvRole::v, kHeads, kTokens, kHeadDim}));
     }
-    const double us = stream_us(device_, k.size(), [&](Encoder& encoder, uint64_t i) {
+    const auto quantize = [&](Encoder& encoder, uint64_t i) {
       kv_quantize(encoder, {.k = k[i], .k_cache = keys[i], .v = v[i], .v_cache = values[i]});
-    });
-    add("kv_quantize", with(name(format).data()), us,
-        2 * k[0].bytes() + keys[0].bytes() + values[0].bytes());
+    };
+    add_op("kv_quantize", name(format), time_commands(device_, k.size(), quantize),
+           2 * k[0].bytes() + keys[0].bytes() + values[0].bytes());
   }
 
   void fill(const KvBuffer& k, const KvBuffer& v, const Tensor& tokens) {
@@ -247,11 +271,12 @@ class GpuBench {
     const Tensor q = noise_tokens(device_, 1, kQueryHeads, kHeadDim),
                  k = noise_tokens(device_, 1, kHeads, kHeadDim),
                  out = device_.tensor(DType::f16, {1, kQueryHeads, kHeadDim});
+    // Kernels alone still run one after another: appends of different layers would all run at once.
     const auto record = [&](bool turn, bool store, bool attend) {
       for (uint64_t layer = 0; layer < kLayers; ++layer) {
         if (turn)
           rope(encoder, {.x = q, .positions = cache.positions(1), .out = q, .k = k, .k_out = k});
-        if (store) cache.append(encoder, layer, k, k);
+        if (store) cache.append(encoder, attend ? layer : 0, k, k);
         if (attend) cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.088f});
       }
       return encoder.instantiate();

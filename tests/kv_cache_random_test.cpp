@@ -164,6 +164,9 @@ std::vector<Life> lives() {
     all.push_back({{{.k = format, .v = format, .tail = 11, .sinks = 2}}, "tail", 256, 256});
     all.push_back({{{.k = format, .v = format, .window = 40}}, "ring", 256, 256});
   }
+  for (const F format : {F::tq4, F::tq8})
+    all.push_back({{{.k = format, .v = format, .window = 37, .tail = 9}}, "rows of 128", 128, 128});
+  all.push_back({{{.k = F::tq6, .v = F::tq3, .tail = 24, .sinks = 5}}, "rows of 128", 128, 128});
   all.push_back({{{.k = F::tq8, .v = F::f16, .tail = 70, .sinks = 1}}, "mixed"});
   all.push_back({{{.k = F::f32, .v = F::tq3, .window = 64}}, "mixed ring"});
   all.push_back({{{.k = F::tq8, .v = F::tq8, .tail = 24, .sinks = 5},

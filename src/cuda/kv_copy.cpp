@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/kernels.h"
+#include "cuda/kernels/shape.cuh"
 #include "cuda/types.h"
 #include "runtime/require.h"
 
@@ -19,8 +20,11 @@ Launch launch_kv_copy(const void* params, uint64_t spec, const CudaLimits& limit
   constexpr uint64_t kBlock = 256, kMostHeads = 65535, kBlocksAtOnce = 16, kWarp = 32;
   const auto& p = *static_cast<const abi::KvCopyParams*>(params);
   const auto types = spec_from_key<abi::KvCopySpec>(spec);
-  const uint64_t chunk = 16 / std::min(size_bytes(static_cast<DType>(types.source_dtype)),
-                                       size_bytes(static_cast<DType>(types.cache_dtype)));
+  const auto bytes = [](uint8_t dtype) {
+    return static_cast<uint32_t>(size_bytes(static_cast<DType>(dtype)));
+  };
+  const uint32_t source = bytes(types.source_dtype), cache = bytes(types.cache_dtype);
+  const uint64_t chunk = copy_chunk(source, cache);
   uint64_t row = p.stream[0].row_elements;
   if (p.streams == 2) row = std::max(row, p.stream[1].row_elements);
   // Whether addresses allow whole chunks is seen by the kernel; with less it goes round more often.
@@ -30,7 +34,8 @@ Launch launch_kv_copy(const void* params, uint64_t spec, const CudaLimits& limit
   const uint64_t heads = std::min(p.heads, kMostHeads);
   const uint64_t most = std::max<uint64_t>(
       1, limits.multiprocessors * kBlocksAtOnce / std::max<uint64_t>(1, heads * p.streams));
-  const uint64_t wanted = rows == 0 ? 0 : (p.tokens + rows - 1) / rows;
+  const uint64_t each = rows * copy_tokens(source, cache);
+  const uint64_t wanted = rows == 0 ? 0 : (p.tokens + each - 1) / each;
   return {{static_cast<uint32_t>(std::min(wanted, most)), static_cast<uint32_t>(heads),
            static_cast<uint32_t>(p.streams)},
           static_cast<uint32_t>(block),

@@ -21,7 +21,7 @@ Launch launch_kv_quantize(const void* params, uint64_t /*spec*/, const CudaLimit
   uint32_t shared = 0;
   for (uint64_t i = 0; i < p.streams; ++i) {
     const uint32_t head_dim = p.stream[i].cache.head_dim;
-    blocks += divide_up(p.heads * p.tiles, tiles_per_block(head_dim));
+    blocks += quantize_blocks(p, static_cast<uint32_t>(i));
     shared = std::max(shared, long_row_bytes(head_dim));
   }
   return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, shared};

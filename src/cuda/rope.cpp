@@ -17,8 +17,12 @@ Launch launch_rope(const void* params, uint64_t spec, const CudaLimits& /*limits
   const auto& p = *static_cast<const abi::RopeParams*>(params);
   const auto bytes = static_cast<uint32_t>(
       size_bytes(static_cast<DType>(spec_from_key<abi::RopeSpec>(spec).x_dtype)));
-  const uint64_t units = kBlockThreads / rope_lanes(p.head_dim, bytes);
-  return {{static_cast<uint32_t>(divide_up(rope_units(p), units)), 1, 1}, kBlockThreads, 0};
+  const RopeShare share(p, rope_lane_bits(p.head_dim, bytes));
+  return {
+      {static_cast<uint32_t>(divide_up(p.tokens, share.tokens)),
+       static_cast<uint32_t>(divide_up(share.groups, share.units)), 1},
+      kBlockThreads,
+      static_cast<uint32_t>(share.tokens * 2 * rope_angle_floats(rope_pairs(p)) * sizeof(float))};
 }
 
 }  // namespace gyre::cuda

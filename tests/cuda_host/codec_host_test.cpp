@@ -280,5 +280,26 @@ INSTANTIATE_TEST_SUITE_P(
                     AppendCase{DType::f32, KvFormat::bf16, KvFormat::f32, 20, 36, 0, 0, 18},
                     AppendCase{DType::f16, KvFormat::compat4, KvFormat::tq2, 64, 40, 1, 7, 0}));
 
+// The kernels find a magnitude's index by a polynomial; the format by thresholds.
+template <uint32_t kBits, size_t kCount>
+void check_indices(const uint8_t (&thresholds)[kCount]) {
+  const auto check = [&](float v) {
+    uint32_t index = 0;
+    for (const uint8_t threshold : thresholds) index += v > static_cast<float>(threshold) ? 1 : 0;
+    EXPECT_EQ(cuda::magnitude_index<kBits>(v) >> 16 & 0xFF, index) << kBits << " bits, " << v;
+  };
+  for (uint32_t i = 0; i <= 2048; ++i) {  // beyond every doubled magnitude
+    const auto v = static_cast<float>(i);
+    check(v), check(std::nextafter(v, 1e9f)), check(std::fabs(std::nextafter(v, -1.0f)));
+    check(v + 0.5f);
+  }
+}
+
+TEST(MagnitudeIndex, IsTheOneThatThresholdsGive) {
+  check_indices<2>(abi::kTq2Thresholds);
+  check_indices<3>(abi::kTq3Thresholds);
+  check_indices<4>(abi::kTq4Thresholds);
+}
+
 }  // namespace
 }  // namespace gyre::test

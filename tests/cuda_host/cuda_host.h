@@ -322,6 +322,7 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline float __saturatef(float a) { return a > 0.0f ? std::min(a, 1.0f) : 0.0f; }
 inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
 inline int __popc(unsigned int x) { return std::popcount(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned int>(x)) + 1; }

@@ -148,12 +148,85 @@ __device__ void load_floats(const T* from, float (&x)[kCount]) {
   for (uint32_t i = 0; i < kCount; ++i) x[i] = widen(pack.of[i]);
 }
 
+template <class A, class B>
+inline constexpr bool is_same_type = false;
+template <class A>
+inline constexpr bool is_same_type<A, A> = true;
+
+// Elements that stay in the words they were loaded in. A pack that comes from one of two loads is
+// kept element by element, in as many registers.
+template <class T, uint32_t kCount>
+struct Words {
+  static constexpr uint32_t kWords = kCount * sizeof(T) / 4;
+  alignas(kWords % 4 == 0 ? 16 : 4) uint32_t of[kWords];
+
+  __device__ float element(uint32_t i) const {
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(of[i]);
+    } else {
+      return widen(T{static_cast<uint16_t>(of[i / 2] >> (16 * (i % 2)))});
+    }
+  }
+};
+
+// kCount elements from a multiple of 16 bytes on to words [first, ...).
+template <uint32_t kCount, class T, uint32_t kAll>
+__device__ void load_wide(const T* from, uint32_t first, Words<T, kAll>& words) {
+#pragma unroll
+  for (uint32_t i = 0; i < kCount * sizeof(T) / 16; ++i) {
+    const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+    uint32_t* const to = words.of + first + 4 * i;
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  }
+}
+
+// Two at a time, as from_float has them.
+__device__ inline void from_floats(float low, float high, Half& to_low, Half& to_high) {
+#if defined(GYRE_CUDA_HOST)
+  to_low = from_float<Half>(low), to_high = from_float<Half>(high);
+#else
+  uint32_t both, nan;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(both));
+  both &= ~(nan & 0x01FF01FFu);  // the conversion has 0x7FFF
+  to_low.bits = static_cast<uint16_t>(both), to_high.bits = static_cast<uint16_t>(both >> 16);
+#endif
+}
+template <class T>
+__device__ void from_floats(float low, float high, T& to_low, T& to_high) {
+  to_low = from_float<T>(low), to_high = from_float<T>(high);
+}
+
+template <class T, uint32_t kCount>
+__device__ Pack<T, kCount> pack_floats(const float (&x)[kCount]) {
+  Pack<T, kCount> pack;
+  if constexpr (kCount == 1) {
+    pack.of[0] = from_float<T>(x[0]);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; i += 2)
+      from_floats(x[i], x[i + 1], pack.of[i], pack.of[i + 1]);
+  }
+  return pack;
+}
+
 template <class T, uint32_t kCount>
 __device__ void store_floats(const float (&x)[kCount], T* to) {
-  Pack<T, kCount> pack;
+  store_pack(pack_floats<T>(x), to);
+}
+
+// From a multiple of 16 bytes on, or of 8 if they are not more.
+template <class T, uint32_t kCount>
+__device__ void store_wide(const float (&x)[kCount], T* to) {
+  static_assert(kCount * sizeof(T) % 16 == 0 || kCount * sizeof(T) == 8);
+  const Pack<T, kCount> pack = pack_floats<T>(x);
+  if constexpr (sizeof(pack) == 8) {
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(&pack);
+  } else {
 #pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) pack.of[i] = from_float<T>(x[i]);
-  store_pack(pack, to);
+    for (uint32_t i = 0; i < sizeof(pack) / 16; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(&pack)[i];
+  }
 }
 
 // Bit for bit within a type, one rounding between types.
@@ -164,6 +237,24 @@ __device__ void copy_elements(const Source* from, Target* to) {
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i) out.of[i] = Convert<Target, Source>::value(in.of[i]);
   store_pack(out, to);
+}
+
+// The same from words to a multiple of 16 bytes.
+template <class Source, class Target, uint32_t kCount>
+__device__ void copy_wide(const Words<Source, kCount>& words, Target* to) {
+  if constexpr (is_same_type<Source, Target>) {
+#pragma unroll
+    for (uint32_t i = 0; i < words.kWords / 4; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(words.of)[i];
+  } else {
+    Pack<Target, kCount> out;
+    const Pack<Source, kCount>& in = reinterpret_cast<const Pack<Source, kCount>&>(words);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) out.of[i] = Convert<Target, Source>::value(in.of[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(out) / 16; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(&out)[i];
+  }
 }
 
 }  // namespace gyre::cuda

@@ -128,27 +128,60 @@ inline constexpr float kCodeGain = kBits == 2   ? abi::kTq2Gain
                                    : kBits == 8 ? 127.0f
                                                 : static_cast<float>(1 << (kBits - 1));
 
-// Index of the nearest magnitude; v is doubled, and a threshold belongs to the lower one.
+// The least integer at or above x, from 0 to 2^22, as a float above 2^23.
+__device__ inline float ceil_above(float x) {
+#if defined(GYRE_CUDA_HOST)
+  return std::ceil(x) + 0x1p23f;
+#else
+  return __fadd_ru(x, 0x1p23f);
+#endif
+}
+
+// The same of x from -2^22 on, above 1.5 * 2^23: its lowest bits are those of the integer.
+__device__ inline float ceil_near(float x) {
+#if defined(GYRE_CUDA_HOST)
+  return std::ceil(x) + 0x1.8p23f;
+#else
+  return __fadd_ru(x, 0x1.8p23f);
+#endif
+}
+
+// A polynomial of c / 256, c = ceil(v) up to 256, whose whole part is the index of the nearest
+// magnitude for every integer c, by a margin of 0.007 (codec_host_test goes through them): the
+// format decides by the same integer, so nothing is rounded the other way, and comparisons would
+// take twice the instructions. Added to 128 the whole part is the third byte of a float.
+template <uint32_t kBits>
+__device__ float index_polynomial(float x) {
+  if constexpr (kBits == 3) {
+    float v = __fmaf_rn(x, -2.4274212f, -0.28755062f);
+    v = __fmaf_rn(x, v, 6.2631318f);
+    return __fmaf_rn(x, v, 128.00713f);
+  } else {
+    float v = __fmaf_rn(x, 6.2582502f, -13.173879f);
+    v = __fmaf_rn(x, v, 2.4133999f);
+    v = __fmaf_rn(x, v, 12.486411f);
+    return __fmaf_rn(x, v, 128.00791f);
+  }
+}
+
+// The third byte: index of the nearest magnitude. v is doubled, and a threshold belongs to the
+// lower one.
 template <uint32_t kBits>
 __device__ uint32_t magnitude_index(float v) {
   if constexpr (kBits == 2) {
     constexpr float kMiddle = abi::kTq2Thresholds[0];
-    return v > kMiddle ? 1 : 0;
-  } else if constexpr (kBits == 3) {
-    constexpr float kFirst = abi::kTq3Thresholds[0], kMiddle = abi::kTq3Thresholds[1],
-                    kLast = abi::kTq3Thresholds[2];
-    const bool upper = v > kMiddle;
-    return (upper ? 2u : 0u) + (v > (upper ? kLast : kFirst) ? 1u : 0u);
+    return v > kMiddle ? 0x10000u : 0u;
   } else {
-    constexpr float k0 = abi::kTq4Thresholds[0], k1 = abi::kTq4Thresholds[1],
-                    k2 = abi::kTq4Thresholds[2], k3 = abi::kTq4Thresholds[3],
-                    k4 = abi::kTq4Thresholds[4], k5 = abi::kTq4Thresholds[5],
-                    k6 = abi::kTq4Thresholds[6];
-    const bool upper = v > k3;
-    const bool second = v > (upper ? k5 : k1);
-    const float high = second ? k6 : k4, low = second ? k2 : k0;
-    return (upper ? 4u : 0u) + (second ? 2u : 0u) + (v > (upper ? high : low) ? 1u : 0u);
+    const float x = __saturatef(__fmaf_rn(ceil_above(v), 0x1p-8f, -0x1p15f));
+    return __float_as_uint(index_polynomial<kBits>(x));
   }
+}
+
+// Byte kByte of four words.
+template <uint32_t kByte>
+__device__ uint32_t gather_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  constexpr uint32_t kPair = kByte | (kByte + 4) << 4;
+  return __byte_perm(__byte_perm(a, b, kPair), __byte_perm(c, d, kPair), 0x5410);
 }
 
 template <uint32_t kBits>
@@ -169,24 +202,25 @@ __device__ uint32_t magnitude_bytes(uint32_t nibbles) {  // of four indices
   }
 }
 
-// Codes of a chunk of 2 to 4 bits, and its sum of squared levels. Nibble 2 i is coordinate i, 2 i +
-// 1 coordinate i + 4: two masks make bytes of them.
+// Codes of a chunk of 2 to 4 bits, and its sum of squared levels.
 template <uint32_t kBits>
 __device__ uint32_t code_levels(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
-  constexpr uint32_t kIndices = ((1u << (kBits - 1)) - 1) * 0x1111u;
-  uint32_t nibbles = 0, signs = 0;
+  uint32_t indices[2];
 #pragma unroll
-  for (uint32_t i = 0; i < kChunk; ++i) {
-    const uint32_t shift = i < 4 ? 8 * i : 8 * (i - 4) + 4;
-    const uint32_t bits = __float_as_uint(y[i]);
-    nibbles += magnitude_index<kBits>(__uint_as_float(bits & 0x7FFFFFFFu) * factor) << shift;
-    signs |= bits >> (31 - (shift + kBits - 1)) & 1u << (shift + kBits - 1);
+  for (uint32_t half = 0; half < 2; ++half) {
+    uint32_t index[4], bits[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      bits[i] = __float_as_uint(y[4 * half + i]);
+      index[i] = magnitude_index<kBits>(fabsf(y[4 * half + i]) * factor);
+    }
+    indices[half] = gather_bytes<2>(index[0], index[1], index[2], index[3]);
+    const uint32_t signs = gather_bytes<3>(bits[0], bits[1], bits[2], bits[3]);
+    codes[half] = indices[half] | (signs >> (8 - kBits) & 0x01010101u << (kBits - 1));
   }
-  const uint32_t low = magnitude_bytes<kBits>(nibbles & kIndices);
-  const uint32_t high = magnitude_bytes<kBits>(nibbles >> 16 & kIndices);
-  nibbles |= signs;
-  codes[0] = nibbles & 0x0F0F0F0Fu;
-  codes[1] = nibbles >> 4 & 0x0F0F0F0Fu;
+  const uint32_t nibbles = indices[0] | indices[1] << 4;
+  const uint32_t low = magnitude_bytes<kBits>(nibbles);
+  const uint32_t high = magnitude_bytes<kBits>(nibbles >> 16);
   return static_cast<uint32_t>(__dp4a(static_cast<int>(low), static_cast<int>(low),
                                       __dp4a(static_cast<int>(high), static_cast<int>(high), 0)));
 }
@@ -198,19 +232,19 @@ __device__ uint32_t code_integers(const float (&y)[kChunk], float factor, uint32
   int squares = 0;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
-    uint32_t word = 0;
+    uint32_t code[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const float v = y[4 * half + i] * factor;
-      int code;
       if constexpr (kBits == 8) {
-        code = ceil_to_int(v - 0.5f) & 255;
+        code[i] = __float_as_uint(ceil_near(v - 0.5f));  // the lowest byte
       } else {
         const int whole = ceil_to_int(v);
-        code = (whole < 1 - kTop ? 1 - kTop : (whole > kTop ? kTop : whole)) + kTop - 1;
+        code[i] = static_cast<uint32_t>(
+            (whole < 1 - kTop ? 1 - kTop : (whole > kTop ? kTop : whole)) + kTop - 1);
       }
-      word |= static_cast<uint32_t>(code) << (8 * i);
     }
+    const uint32_t word = gather_bytes<0>(code[0], code[1], code[2], code[3]);
     codes[half] = word;
     // Bytes 2 c - (2^bits - 1), by way of a number without a sign.
     constexpr uint32_t kOffset = (128u - ((1u << kBits) - 1)) * 0x01010101u;

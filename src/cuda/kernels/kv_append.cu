@@ -7,22 +7,31 @@
 #include "abi/kv_cache.h"
 #include "cuda/kernels/args.cuh"
 #include "cuda/kernels/tile.cuh"
+#include "cuda/kernels/warp_tile.cuh"
 
 namespace gyre::cuda {
 
 // A row of the source, or one that leaves the tail, which is f16.
 template <class Source>
 struct AppendRow {
-  uint64_t row;  // 0: none
-  bool leaving;
+  uint64_t row;  // of none another's
+  bool is_present, leaving;
 
-  __device__ bool present() const { return row != 0; }
+  __device__ bool present() const { return is_present; }
   template <uint32_t kSlots>
   __device__ void load(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) const {
     if (leaving) {
       load_row(at, pointer<const Half>(row), y);
     } else {
       load_row(at, pointer<const Source>(row), y);
+    }
+  }
+  template <class Loader>
+  __device__ void visit(const Loader& loader) const {
+    if (leaving) {
+      loader(pointer<const Half>(row));
+    } else {
+      loader(pointer<const Source>(row));
     }
   }
 };
@@ -78,45 +87,78 @@ struct DenseType<2> {
   using Type = BFloat16;
 };
 
+// Tiles of one stream's body.
+template <class Source>
+struct AppendStream {
+  const abi::KvAppendParams& p;
+  const abi::KvAppendStream& s;
+  const uint64_t* at;  // source, codes, scales, sinks, tail
+  const AppendStep& step;
+  AppendRow<Source> row{0, false, false};
+  TilePlace place{};
+
+  // The index-th tile, and slot `nth` of it.
+  __device__ void find(uint32_t index, uint32_t nth) {
+    const uint32_t heads = static_cast<uint32_t>(p.heads);
+    const uint32_t run = index / heads, head = index - run * heads;
+    uint64_t tile = step.first_slot / abi::kKvTile + run;
+    if (tile >= step.all_tiles) tile -= step.all_tiles;
+    const uint64_t slot = tile * abi::kKvTile + nth, capacity = p.places.body_capacity;
+    const uint64_t key =
+        step.entering.begin +
+        (slot >= step.first_slot ? slot - step.first_slot : slot + capacity - step.first_slot);
+    row = {at[0], run < step.tiles && slot < capacity && key < step.entering.end, false};
+    if (row.is_present) {
+      row.leaving = key < step.state.start;
+      row.row = row.leaving ? at[4] + head * s.tail_head_stride +
+                                  key % p.places.tail_capacity * s.body.head_dim * sizeof(Half)
+                            : at[0] + head * s.source_head_stride +
+                                  (key - step.state.start) * s.source_token_stride;
+    }
+    place.codes =
+        pointer<uint8_t>(at[1] + head * s.body.codes_head_stride + tile * s.body.codes_tile_stride);
+    place.scales = pointer<uint8_t>(at[2] + head * s.body.scales_head_stride +
+                                    tile * s.body.scales_tile_stride);
+  }
+
+  template <uint32_t kFormat>
+  __device__ void copy(const TileThread& me, uint32_t lanes) const {
+    if (!row.present()) return;
+    auto* const to = reinterpret_cast<typename DenseType<kFormat>::Type*>(
+        place.codes + me.slot * (s.body.codes_tile_stride / abi::kKvTile));
+    row.visit([&](const auto* from) {
+      copy_row(from, to, s.body.head_dim, me.thread & (lanes - 1), lanes);
+    });
+  }
+};
+
 template <class Source, uint32_t kFormat>
-__device__ void append_tile(const abi::KvAppendParams& p, const Args& args, uint32_t stream,
-                            uint32_t block, TileShared& shared) {
+__device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uint32_t stream,
+                             uint32_t block, TileShared& shared) {
+  constexpr bool kCoded = abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat);
   const AppendStep step(p, args);
   const abi::KvAppendStream& s = p.stream[stream];
-  const abi::KvCacheLayout& body = s.body;
-  const uint32_t lanes = tile_lanes(body.head_dim), heads = static_cast<uint32_t>(p.heads);
-  const uint32_t first = block * tiles_per_block(body.head_dim);
-  if (first / heads >= step.tiles) return;  // the same for the whole block
-  const TileThread me(lanes);
-  const uint32_t run = (first + me.tile) / heads, head = (first + me.tile) % heads;
-  uint64_t tile = step.first_slot / abi::kKvTile + run;
-  if (tile >= step.all_tiles) tile -= step.all_tiles;
-  const uint64_t slot = tile * abi::kKvTile + me.slot, capacity = p.places.body_capacity;
-  const uint64_t nth =
-      slot >= step.first_slot ? slot - step.first_slot : slot + capacity - step.first_slot;
-  const uint64_t* const at = stream_args(args, stream);
-  AppendRow<Source> row{0, false};
-  if (run < step.tiles && slot < capacity && nth < step.entering.end - step.entering.begin) {
-    const uint64_t key = step.entering.begin + nth;
-    row.leaving = key < step.state.start;
-    row.row = row.leaving ? at[4] + head * s.tail_head_stride +
-                                key % p.places.tail_capacity * body.head_dim * sizeof(Half)
-                          : at[0] + head * s.source_head_stride +
-                                (key - step.state.start) * s.source_token_stride;
+  const uint32_t dim = s.body.head_dim;
+  const uint32_t first = block * (dim == kWarpDim ? kBlockWarps : tiles_per_block(dim));
+  if (first / static_cast<uint32_t>(p.heads) >= step.tiles) return;  // the same for the whole block
+  AppendStream<Source> work{p, s, stream_args(args, stream), step};
+  if constexpr (abi::kv_is_native(kFormat)) {
+    const uint64_t source =
+        work.at[0] | s.source_token_stride | s.source_head_stride | work.at[4] | s.tail_head_stride;
+    if (is_warp_tile(s.body, source, work.at[1], work.at[2])) {
+      work.find(first + threadIdx.x / 32, WarpTile().slot);
+      return quantize_warp_tile<kFormat>(shared, s.body, work.place, work.row);
+    }
   }
-  const TilePlace place{
-      pointer<uint8_t>(at[1] + head * body.codes_head_stride + tile * body.codes_tile_stride),
-      pointer<uint8_t>(at[2] + head * body.scales_head_stride + tile * body.scales_tile_stride)};
-  if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat)) {
-    quantize_tile<kFormat>(shared, body, place, row);
-  } else if (row.present()) {
-    auto* const to = reinterpret_cast<typename DenseType<kFormat>::Type*>(
-        place.codes + me.slot * (body.codes_tile_stride / abi::kKvTile));
-    const uint32_t lane = me.thread & (lanes - 1);
-    if (row.leaving) {
-      copy_row(pointer<const Half>(row.row), to, body.head_dim, lane, lanes);
+  const uint32_t lanes = tile_lanes(dim);
+  const TileThread me(lanes);
+  for (uint32_t done = 0; done < tiles_per_block(dim); done += tiles_at_once(dim)) {
+    if (done != 0) __syncthreads();
+    work.find(first + done + me.tile, me.slot);
+    if constexpr (kCoded) {
+      quantize_tile<kFormat>(shared, s.body, work.place, work.row);
     } else {
-      copy_row(pointer<const Source>(row.row), to, body.head_dim, lane, lanes);
+      work.template copy<kFormat>(me, lanes);
     }
   }
 }
@@ -149,16 +191,20 @@ template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
   __shared__ TileShared shared;
-  const uint64_t blocks_k = append_body_blocks(p, 0);
-  const uint64_t body_blocks = blocks_k + append_body_blocks(p, 1);
-  if (blockIdx.x < blocks_k) {
-    append_tile<Source, kFormatK>(p, args, 0, blockIdx.x, shared);
-  } else if (blockIdx.x < body_blocks) {
-    append_tile<Source, kFormatV>(p, args, 1, static_cast<uint32_t>(blockIdx.x - blocks_k), shared);
+  const auto blocks_k = static_cast<uint32_t>(append_body_blocks(p, 0));
+  const uint32_t body_blocks = blocks_k + static_cast<uint32_t>(append_body_blocks(p, 1));
+  const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
+  const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
+  if (blockIdx.x >= body_blocks) {
+    append_near<Source>(p, args,
+                        uint64_t{blockIdx.x - body_blocks} * (kBlockThreads / kNearLanes) +
+                            threadIdx.x / kNearLanes);
+  } else if constexpr (kFormatK == kFormatV) {
+    append_tiles<Source, kFormatK>(p, args, stream, block, shared);
+  } else if (stream == 0) {
+    append_tiles<Source, kFormatK>(p, args, 0, block, shared);
   } else {
-    append_near<Source>(
-        p, args,
-        (blockIdx.x - body_blocks) * (kBlockThreads / kNearLanes) + threadIdx.x / kNearLanes);
+    append_tiles<Source, kFormatV>(p, args, 1, block, shared);
   }
 }
 

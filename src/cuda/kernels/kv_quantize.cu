@@ -1,54 +1,103 @@
 // kv_quantize and kv_dequantize: rows of [token, head] to codes and scales, and back.
-// A block is 256 threads and works on tiles (8 slots of one head): 8 rows, each by 4 to 32 lanes of
-// a warp, 16 (beyond 512 coordinates 32) coordinates a lane. Blocks of K come first, then those of
-// V. Every source byte is read once, every code written once; codes of V that share words with old
-// ones are read, too.
+// A block is 256 threads and works on tiles (8 slots of one head). A tile of rows of 128 is a
+// warp's (warp_tile.cuh); otherwise 8 rows, each by 4 to 32 lanes of a warp, 16 (beyond 512
+// coordinates 32) coordinates a lane. Blocks of K come first, then those of V. Every source byte is
+// read once, every code written once; codes of V that share words with old ones are read, too.
 #include "abi/kv_quantize.h"
 #include "cuda/kernels/args.cuh"
 #include "cuda/kernels/decode.cuh"
 #include "cuda/kernels/tile.cuh"
+#include "cuda/kernels/warp_tile.cuh"
 
 namespace gyre::cuda {
 
+// Tiles of one stream. Heads come before tiles: a token's heads usually lie together in memory.
+template <class Source>
+struct QuantizeStream {
+  const abi::KvQuantizeParams& p;
+  const abi::KvQuantizeStream& s;
+  const uint64_t* at;  // source, codes, scales
+  PlainRow<Source> row{nullptr, false};
+  TilePlace place{};
+
+  // The index-th tile, and slot `nth` of it.
+  __device__ void find(uint32_t index, uint32_t nth) {
+    const uint32_t heads = static_cast<uint32_t>(p.heads);
+    const uint32_t run = index / heads, head = index - run * heads;
+    uint64_t tile = p.first_tile + run;
+    if (tile >= p.all_tiles) tile -= p.all_tiles;
+    const uint64_t slot = tile * abi::kKvTile + nth;
+    const uint64_t token =
+        slot >= p.first_slot ? slot - p.first_slot : slot + p.capacity - p.first_slot;
+    row.is_present = run < p.tiles && slot < p.capacity && token < p.tokens;
+    row.row = pointer<const Source>(at[0] + (row.is_present ? token : 0) * s.source_token_stride +
+                                    head * s.source_head_stride);
+    place.codes = pointer<uint8_t>(at[1] + head * s.cache.codes_head_stride +
+                                   tile * s.cache.codes_tile_stride);
+    place.scales = pointer<uint8_t>(at[2] + head * s.cache.scales_head_stride +
+                                    tile * s.cache.scales_tile_stride);
+  }
+};
+
+// A tile that a warp takes alone. Slots are below 2^32: so many rows of 128 do not fit into any
+// memory.
 template <class Source, uint32_t kFormat>
-__device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args, uint32_t stream,
-                                uint32_t block, TileShared& shared) {
-  const abi::KvQuantizeStream& s = p.stream[stream];
-  const uint32_t lanes = tile_lanes(s.cache.head_dim);
-  const TileThread me(lanes);
-  // Heads come before tiles: a token's heads usually lie together in memory.
-  const uint32_t index = block * (kBlockThreads / (abi::kKvTile * lanes)) + me.tile;
-  const uint32_t heads = static_cast<uint32_t>(p.heads);
-  const uint32_t run = index / heads, head = index % heads;
-  uint64_t tile = p.first_tile + run;
-  if (tile >= p.all_tiles) tile -= p.all_tiles;
-  const uint64_t slot = tile * abi::kKvTile + me.slot;
-  const uint64_t token =
-      slot >= p.first_slot ? slot - p.first_slot : slot + p.capacity - p.first_slot;
-  const uint64_t* const at = args.at + 3 * stream;
-  PlainRow<Source> row{nullptr};
-  if (run < p.tiles && slot < p.capacity && token < p.tokens)
-    row.row =
-        pointer<const Source>(at[0] + token * s.source_token_stride + head * s.source_head_stride);
+__device__ void quantize_alone(const abi::KvQuantizeParams& p, const abi::KvQuantizeStream& s,
+                               const uint64_t* at, uint32_t index, TileShared& shared) {
+  const auto heads = static_cast<uint32_t>(p.heads), all = static_cast<uint32_t>(p.all_tiles);
+  const auto capacity = static_cast<uint32_t>(p.capacity);
+  const auto first = static_cast<uint32_t>(p.first_slot);
+  const uint32_t run = index / heads, head = index - run * heads;
+  if (run >= static_cast<uint32_t>(p.tiles)) return;
+  uint32_t tile = static_cast<uint32_t>(p.first_tile) + run;
+  if (tile >= all) tile -= all;
+  const uint32_t slot = tile * abi::kKvTile + WarpTile().slot;
+  const uint32_t token = slot - first + (slot < first ? capacity : 0);
+  const bool present = slot < capacity && token < static_cast<uint32_t>(p.tokens);
+  const PlainRow<Source> row{pointer<const Source>(at[0] + head * s.source_head_stride +
+                                                   (present ? token : 0) * s.source_token_stride),
+                             present};
   const TilePlace place{
       pointer<uint8_t>(at[1] + head * s.cache.codes_head_stride + tile * s.cache.codes_tile_stride),
       pointer<uint8_t>(at[2] + head * s.cache.scales_head_stride +
                        tile * s.cache.scales_tile_stride)};
-  quantize_tile<kFormat>(shared, s.cache, place, row);
+  quantize_warp_tile<kFormat>(shared, s.cache, place, row);
+}
+
+template <class Source, uint32_t kFormat>
+__device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args, uint32_t stream,
+                                uint32_t block, TileShared& shared) {
+  QuantizeStream<Source> work{p, p.stream[stream], args.at + 3 * stream};
+  const abi::KvCacheLayout& cache = work.s.cache;
+  if constexpr (abi::kv_is_native(kFormat)) {
+    const uint64_t source = work.at[0] | work.s.source_token_stride | work.s.source_head_stride;
+    if (is_warp_tile(cache, source, work.at[1], work.at[2]))
+      return quantize_alone<Source, kFormat>(p, work.s, work.at,
+                                             block * kBlockWarps + threadIdx.x / 32, shared);
+  }
+  const uint32_t each = tiles_per_block(cache.head_dim), first = block * each;
+  const TileThread me(tile_lanes(cache.head_dim));
+  for (uint32_t done = 0; done < each; done += tiles_at_once(cache.head_dim)) {
+    if (done != 0) __syncthreads();
+    work.find(first + done + me.tile, me.slot);
+    quantize_tile<kFormat>(shared, cache, work.place, work.row);
+  }
 }
 
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
                 const __grid_constant__ Args args) {
   __shared__ TileShared shared;
-  const uint32_t per_block = tiles_per_block(p.stream[0].cache.head_dim);
-  const uint64_t blocks_k = (p.heads * p.tiles + per_block - 1) / per_block;
-  if (blockIdx.x < blocks_k) {
-    quantize_stream<Source, kFormatK>(p, args, 0, blockIdx.x, shared);
+  const uint32_t blocks_k = quantize_blocks(p, 0);
+  const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
+  const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
+  if constexpr (kFormatK == kFormatV) {
+    quantize_stream<Source, kFormatK>(p, args, stream, block, shared);
+  } else if (stream == 0) {
+    quantize_stream<Source, kFormatK>(p, args, 0, block, shared);
   } else if constexpr (kFormatV != 0) {
-    quantize_stream<Source, kFormatV>(p, args, 1, blockIdx.x - static_cast<uint32_t>(blocks_k),
-                                      shared);
+    quantize_stream<Source, kFormatV>(p, args, 1, block, shared);
   }
 }
 

@@ -5,6 +5,14 @@
 
 namespace gyre::cuda {
 
+// Says that an address is a multiple of 16: what is asked about it further on is decided.
+__device__ inline uint8_t* assume_wide(uint8_t* at) {
+#if !defined(GYRE_CUDA_HOST)
+  __builtin_assume((reinterpret_cast<uint64_t>(at) & 15) == 0);
+#endif
+  return at;
+}
+
 template <uint32_t kWords>
 __device__ void load_words(const uint8_t* from, uint32_t (&words)[kWords]) {
   if (kWords % 4 == 0 && is_aligned(from, 16)) {
@@ -65,7 +73,9 @@ __device__ void pack_row_plane(const uint8_t* codes, uint32_t head_dim, uint32_t
                                uint32_t lanes, uint8_t* plane) {
   constexpr uint32_t kGroup = abi::kv_group(kBits), kPieces = 8 / kBits;
   const uint32_t groups = head_dim / kGroup;
-  for (uint32_t g = lane; g < groups; g += lanes) {
+  for (uint32_t before = 0; before < groups; before += lanes) {  // as often for every lane
+    const uint32_t g = before + lane;
+    if (g >= groups) break;
     uint32_t words[4] = {};
 #pragma unroll
     for (uint32_t k = 0; k < kPieces; ++k) {
@@ -160,7 +170,10 @@ template <uint32_t kFormat>
 __device__ void pack_tile(const uint8_t* codes, uint32_t stride, uint32_t head_dim,
                           uint32_t written, uint32_t thread, uint32_t threads, uint8_t* tile) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  for (uint32_t quad = thread; quad < head_dim / 4; quad += threads) {
+  for (uint32_t before = 0; before < head_dim / 4;
+       before += threads) {  // as often for every thread
+    const uint32_t quad = before + thread;
+    if (quad >= head_dim / 4) break;
     uint32_t rows[8];
 #pragma unroll
     for (uint32_t t = 0; t < 8; ++t)

@@ -1,9 +1,10 @@
 // rope and norm_rope:
 //   turn(p) = position(axis(p)) * frequency(p)  mod 1    64-bit fixed point, the upper 32 bits are
 //   used; (u, v) -> (u cos - v sin, u sin + v cos)       f32, rounded once when stored
-// A unit is up to four heads of one token, which share their sines and cosines: 1 to 32 lanes of a
-// warp, each with runs of 16 bytes of u and of v. A block is 256 threads. Every byte of x is read
-// once (a second time, from near, with the norm), every byte of out written once.
+// A unit is one or two heads of one token: 1 to 32 lanes of a warp, each with runs of 16 bytes of u
+// and of v. A block is 256 threads; it asks for the first runs of its rows, makes the sines and
+// cosines of its tokens while they come, and puts these into shared memory for all heads. Every
+// byte of x is read once (a second time, from near, with the norm), every byte of out written once.
 #include "abi/rope.h"
 #include "cuda/kernels/args.cuh"
 #include "cuda/kernels/rope_angles.cuh"
@@ -12,22 +13,24 @@ namespace gyre::cuda {
 
 // The heads of a unit.
 struct RopeUnit {
-  uint64_t token;
+  uint32_t nth;  // token of the block
   uint32_t stream;
   uint32_t rows;  // of them; 0: a unit beyond the end
   uint64_t x, out, second, weight;
   uint64_t x_step, out_step, second_step;
 
-  __device__ RopeUnit(const abi::RopeParams& p, const Args& args, uint64_t unit) {
-    const uint64_t first = rope_groups(p, 0), groups = first + rope_groups(p, 1);
-    token = unit / groups;
-    uint64_t group = unit - token * groups;
-    stream = group < first ? 0 : 1;
-    if (stream == 1) group -= first;
+  __device__ RopeUnit(const abi::RopeParams& p, const Args& args, const RopeShare& share,
+                      uint32_t unit) {
+    nth = share.tokens == 1 ? 0 : unit * share.inverse >> 16;
+    uint32_t group = blockIdx.y * share.units + unit - nth * share.groups;
+    uint64_t token = uint64_t{blockIdx.x} * share.tokens + nth;
+    const bool present = token < p.tokens && nth < share.tokens && group < share.groups;
+    if (!present) token = group = nth = 0;
+    stream = group < share.first ? 0 : 1;
+    if (stream == 1) group -= share.first;
     const abi::RopeStream& s = p.stream[stream];
-    const uint64_t head = group * kRopeRows, left = s.heads - head;
-    rows = token >= p.tokens ? 0 : static_cast<uint32_t>(left < kRopeRows ? left : kRopeRows);
-    if (rows == 0) token = 0;
+    const uint32_t head = group * share.rows, left = static_cast<uint32_t>(s.heads) - head;
+    rows = present ? (left < share.rows ? left : share.rows) : 0;
     const uint64_t* const at = args.at;
     x = (stream == 0 ? at[0] : at[7]) + token * s.x_token_stride + head * s.x_head_stride;
     out = (stream == 0 ? at[2] : at[8]) + token * s.out_token_stride + head * s.out_head_stride;
@@ -40,8 +43,26 @@ struct RopeUnit {
 
 // A run of kRun pairs: where its halves are. Adjacent pairs lie in one piece.
 struct RopePlace {
-  uint64_t pair, u, v;
+  uint32_t pair, u, v;
 };
+
+// One of every row of a unit.
+template <class In, uint32_t kRun>
+struct RopeRun {
+  Words<In, 2 * kRun> of[kRopeRows];
+};
+
+// Whether all runs begin at multiples of 16 bytes.
+template <bool kAdjacent, uint32_t kRun>
+__device__ bool is_rope_aligned(const abi::RopeParams& p, const Args& args) {
+  const auto bits = [](const abi::RopeStream& s, uint64_t x, uint64_t out) {
+    return x | out | s.x_token_stride | s.x_head_stride | s.out_token_stride | s.out_head_stride;
+  };
+  uint64_t all = bits(p.stream[0], args.at[0], args.at[2]);
+  if (p.streams == 2) all |= bits(p.stream[1], args.at[7], args.at[8]);
+  const uint64_t steps = kAdjacent ? p.block_pairs : p.block_pairs | p.distance | p.block_stride;
+  return (all & 15) == 0 && steps % kRun == 0;
+}
 
 template <class In, class Out, bool kAdjacent, bool kNorm>
 struct Rope {
@@ -56,8 +77,14 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void store(const float (&v)[kRun], uint32_t r, uint64_t at) const {
-    store_floats(v, pointer<Out>(unit.out + r * unit.out_step) + at);
+  __device__ void store(const float (&v)[kRun], uint32_t r, uint32_t at) const {
+    Out* const to = pointer<Out>(unit.out + r * unit.out_step) + at;
+    if constexpr (kRun <= 2) {  // a single pair
+#pragma unroll
+      for (uint32_t i = 0; i < kRun; ++i) to[i] = from_float<Out>(v[i]);
+    } else {
+      store_wide(v, to);
+    }
     if constexpr (kNorm) {
       if (unit.second == 0) return;
       const uint64_t row = unit.second + r * unit.second_step;
@@ -69,26 +96,28 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void load_halves(uint32_t r, const RopePlace& at, Pack<In, kRun>& u,
-                              Pack<In, kRun>& v) const {
-    if constexpr (kAdjacent) {
-      const Pack<In, 2 * kRun> both = load_pack<In, 2 * kRun>(x_row(r) + at.u);
-#pragma unroll
-      for (uint32_t i = 0; i < kRun; ++i) u.of[i] = both.of[2 * i], v.of[i] = both.of[2 * i + 1];
+  __device__ void load_row(uint32_t r, const RopePlace& at, Words<In, 2 * kRun>& words) const {
+    const In* const row = x_row(r);
+    if constexpr (kRun == 1) {
+      const Pack<In, 2> two = {{row[at.u], row[kAdjacent ? at.u + 1 : at.v]}};
+      words.of[0] = reinterpret_cast<const uint32_t*>(&two)[0];
+      if constexpr (sizeof(In) == 4) words.of[1] = reinterpret_cast<const uint32_t*>(&two)[1];
+    } else if constexpr (kAdjacent) {
+      load_wide<2 * kRun>(row + at.u, 0, words);
     } else {
-      u = load_pack<In, kRun>(x_row(r) + at.u);
-      v = load_pack<In, kRun>(x_row(r) + at.v);
+      load_wide<kRun>(row + at.u, 0, words);
+      load_wide<kRun>(row + at.v, words.kWords / 2, words);
     }
   }
 
   template <uint32_t kRun>
-  __device__ void turn_row(uint32_t r, const RopePlace& at, const Pack<In, kRun>& u,
-                           const Pack<In, kRun>& v, const Angles<kRun>& angle,
-                           const float (&weights)[2][kRun]) const {
+  __device__ void turn_row(uint32_t r, const RopePlace& at, const Words<In, 2 * kRun>& words,
+                           const Angles<kRun>& angle, const float (&weights)[2][kRun]) const {
     float turned[2 * kRun];
 #pragma unroll
     for (uint32_t i = 0; i < kRun; ++i) {
-      float a = widen(u.of[i]), b = widen(v.of[i]);
+      float a = words.element(kAdjacent ? 2 * i : i);
+      float b = words.element(kAdjacent ? 2 * i + 1 : kRun + i);
       float cosine_u = angle.cosine[i], cosine_v = cosine_u;
       float sine_u = angle.sine[i], sine_v = sine_u;
       if constexpr (kNorm) {
@@ -113,7 +142,7 @@ struct Rope {
   }
 
   template <class Weight, uint32_t kCount>
-  __device__ void load_weights_of(uint64_t at, float (&weights)[kCount]) const {
+  __device__ void load_weights_of(uint32_t at, float (&weights)[kCount]) const {
     load_floats(pointer<const Weight>(unit.weight) + at, weights);
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) weights[i] += p.weight_offset;
@@ -121,7 +150,7 @@ struct Rope {
 
   // Without weights everything is multiplied by 1: there is nothing to offset.
   template <uint32_t kCount>
-  __device__ void load_weights(uint64_t at, float (&weights)[kCount]) const {
+  __device__ void load_weights(uint32_t at, float (&weights)[kCount]) const {
     const uint32_t dtype = p.stream[unit.stream].weight_dtype;
     if (dtype == 0) return load_weights_of<float>(at, weights);
     if (dtype == 1) return load_weights_of<Half>(at, weights);
@@ -143,51 +172,55 @@ struct Rope {
     }
   }
 
-  // The next kBatch rows are loaded before they are turned, the first ones before the angles are
-  // made.
   template <uint32_t kRun>
-  __device__ void turn_run(const RopePlace& at) const {
-    constexpr uint32_t kBatch = kNorm ? 1 : 2;
-    Pack<In, kRun> u[kBatch], v[kBatch];
-    const auto load = [&](uint32_t first) {
+  __device__ RopePlace place_of(uint32_t n) const {
+    const uint32_t runs = static_cast<uint32_t>(p.block_pairs) / kRun;
+    const uint32_t block = p.blocks == 1 ? 0 : n / runs, i = (n - block * runs) * kRun;
+    const uint32_t u = kAdjacent ? 2 * i : block * static_cast<uint32_t>(p.block_stride) + i;
+    return {block * static_cast<uint32_t>(p.block_pairs) + i, u,
+            u + static_cast<uint32_t>(p.distance)};
+  }
+
+  template <uint32_t kRun>
+  __device__ void load_rows(const RopePlace& at, RopeRun<In, kRun>& run) const {
 #pragma unroll
-      for (uint32_t r = 0; r < kBatch; ++r) {
-        if (first + r < unit.rows) load_halves<kRun>(first + r, at, u[r], v[r]);
-      }
-    };
-    load(0);
-    Angles<kRun> angle;
-    make_angles(p, args, unit.token, at.pair, angle);
-    float weights[2][kRun];
-    if constexpr (kNorm) load_weights(at, weights);
-#pragma unroll
-    for (uint32_t first = 0; first < kRopeRows; first += kBatch) {
-      if (first != 0) load(first);
-#pragma unroll
-      for (uint32_t r = 0; r < kBatch; ++r) {
-        if (first + r < unit.rows) turn_row<kRun>(first + r, at, u[r], v[r], angle, weights);
-      }
+    for (uint32_t r = 0; r < kRopeRows; ++r) {
+      if (r < unit.rows) load_row<kRun>(r, at, run.of[r]);
     }
   }
 
   template <uint32_t kRun>
-  __device__ void turn() const {
-    const uint32_t runs = static_cast<uint32_t>(p.block_pairs / kRun);
-    const uint32_t all = static_cast<uint32_t>(p.blocks) * runs;
-    for (uint32_t n = lane; n < all; n += lanes) {
-      const uint64_t block = p.blocks == 1 ? 0 : n / runs, i = (n - block * runs) * kRun;
-      const uint64_t u = kAdjacent ? 2 * i : block * p.block_stride + i;
-      turn_run<kRun>({block * p.block_pairs + i, u, u + p.distance});
+  __device__ void turn_rows(const RopePlace& at, const RopeRun<In, kRun>& run,
+                            const AngleTable& table) const {
+    Angles<kRun> angle;
+    table.get(unit.nth, at.pair, angle);
+    float weights[2][kRun];
+    if constexpr (kNorm) load_weights(at, weights);
+#pragma unroll
+    for (uint32_t r = 0; r < kRopeRows; ++r) {
+      if (r < unit.rows) turn_row<kRun>(r, at, run.of[r], angle, weights);
+    }
+  }
+
+  // From run n on.
+  template <uint32_t kRun>
+  __device__ void turn(uint32_t n, const AngleTable& table) const {
+#pragma unroll 1
+    for (; n < rope_pairs(p) / kRun; n += lanes) {
+      RopeRun<In, kRun> run;
+      const RopePlace at = place_of<kRun>(n);
+      load_rows<kRun>(at, run);
+      turn_rows<kRun>(at, run, table);
     }
   }
 
   // Coordinates [begin, end) that do not turn.
-  __device__ void pass(uint64_t begin, uint64_t end) const {
+  __device__ void pass(uint32_t begin, uint32_t end) const {
     if (!kNorm && unit.x == unit.out) return;
 #pragma unroll
     for (uint32_t r = 0; r < kRopeRows; ++r) {
       if (r >= unit.rows) break;
-      for (uint64_t i = begin + lane; i < end; i += lanes) {
+      for (uint32_t i = begin + lane; i < end; i += lanes) {
         if constexpr (kNorm) {
           float weight[1];
           load_weights(i, weight);
@@ -245,25 +278,47 @@ struct Rope {
   }
 };
 
+__device__ inline float* angle_memory() {
+#if defined(GYRE_CUDA_HOST)
+  return reinterpret_cast<float*>(cuda_host::dynamic_shared());
+#else
+  extern __shared__ uint4 angles[];
+  return reinterpret_cast<float*>(angles);
+#endif
+}
+
 template <class In, class Out, bool kAdjacent, bool kNorm>
-__global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 3)
+__global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 4)
     rope(const __grid_constant__ abi::RopeParams p, const __grid_constant__ Args args) {
   constexpr uint32_t kRun = rope_run(sizeof(In));
-  const uint32_t lanes = rope_lanes(p.head_dim, sizeof(In));
-  const RopeUnit unit(p, args,
-                      uint64_t{blockIdx.x} * (kBlockThreads / lanes) + threadIdx.x / lanes);
+  const uint32_t bits = rope_lane_bits(p.head_dim, sizeof(In)), lanes = 1u << bits;
+  const RopeShare share(p, bits);
+  const RopeUnit unit(p, args, share, threadIdx.x >> bits);
+  const AngleTable table{angle_memory(), rope_angle_floats(rope_pairs(p))};
   Rope<In, Out, kAdjacent, kNorm> rope{p, args, unit, threadIdx.x & (lanes - 1), lanes, {}};
+  RopeRun<In, kRun> run;
+  const bool aligned = is_rope_aligned<kAdjacent, kRun>(p, args);
+  const bool early = aligned && rope.lane * kRun < rope_pairs(p);
+  const RopePlace place = rope.template place_of<kRun>(rope.lane);
+  if (early) rope.template load_rows<kRun>(place, run);
+  const uint64_t first = uint64_t{blockIdx.x} * share.tokens, left = p.tokens - first;
+  make_angles(p, args, first, left < share.tokens ? static_cast<uint32_t>(left) : share.tokens,
+              table);
   if constexpr (kNorm) rope.find_scales();
-  if (p.block_pairs % kRun == 0) {
-    rope.template turn<kRun>();
+  __syncthreads();
+  if (early) rope.template turn_rows<kRun>(place, run, table);
+  if (aligned) {
+    rope.template turn<kRun>(rope.lane + lanes, table);
   } else {
-    rope.template turn<1>();
+    rope.template turn<1>(rope.lane, table);
   }
+  const auto dim = static_cast<uint32_t>(p.head_dim), turned = static_cast<uint32_t>(p.block_pairs);
   if constexpr (kAdjacent) {
-    rope.pass(2 * p.block_pairs, p.head_dim);
+    rope.pass(2 * turned, dim);
   } else if (p.blocks == 1) {
-    rope.pass(p.block_pairs, p.distance);
-    rope.pass(p.distance + p.block_pairs, p.head_dim);
+    const auto distance = static_cast<uint32_t>(p.distance);
+    rope.pass(turned, distance);
+    rope.pass(distance + turned, dim);
   }
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 // Sines and cosines of the pairs of a token, as on the CPU: the angle is an exact 64-bit fraction
-// of a turn, its upper 32 bits go into polynomials for an eighth of a turn.
+// of a turn, its upper 32 bits go into polynomials for an eighth of a turn. A block makes those of
+// its tokens once, for all their heads.
 #include "cuda/kernels/args.cuh"
 #include "cuda/kernels/convert.cuh"
-#include "cuda/kernels/pack.cuh"
 #include "cuda/kernels/shape.cuh"
 
 namespace gyre::cuda {
@@ -41,8 +41,7 @@ __device__ inline uint64_t turns_from_double(double turns) {
 
 // Turns per position of a pair; a table may lie at any multiple of 4.
 __device__ inline uint64_t stored_turns(const Args& args, uint64_t pair) {
-  uint32_t words[2];
-  load_words(pointer<const uint8_t>(args.at[3] + 8 * pair), words);
+  const uint32_t* const words = pointer<const uint32_t>(args.at[3]) + 2 * pair;
   return words[0] | static_cast<uint64_t>(words[1]) << 32;
 }
 
@@ -68,31 +67,63 @@ __device__ inline uint64_t position_of(const abi::RopeParams& p, const Args& arg
                                 : static_cast<uint32_t>(value);
 }
 
-template <uint32_t kRun>
-__device__ void make_angles(const abi::RopeParams& p, const Args& args, uint64_t token,
-                            uint64_t pair, Angles<kRun>& angle) {
-  const bool stored = p.frequency_kind == abi::kRopeTurns && args.at[4] == 0;
-  uint64_t made[kRun];
-  uint32_t bad = 0;
-  if (!stored) {
-#pragma unroll 1
-    for (uint32_t i = 0; i < kRun; ++i) {  // rolled up: doubles take registers
-      bool broken = false;
-      made[i] = made_turns(p, args, pair + i, broken);
-      bad |= broken ? 1u << i : 0u;
+// Of a block's tokens, in shared memory: a token's cosines, then its sines.
+struct AngleTable {
+  float* floats;
+  uint32_t stride;  // of cosines, of sines
+
+  // Fours swap places in every other 32: lanes that read eight each then meet different banks.
+  __device__ static uint32_t place(uint32_t pair) { return pair ^ (pair >> 3 & 4); }
+
+  __device__ void put(uint32_t token, uint32_t pair, float cosine, float sine) const {
+    float* const at = floats + token * 2 * stride + place(pair);
+    at[0] = cosine, at[stride] = sine;
+  }
+  template <uint32_t kRun>
+  __device__ void get(uint32_t token, uint32_t pair, Angles<kRun>& angle) const {
+    const float* const at = floats + token * 2 * stride;
+    if constexpr (kRun == 1) {
+      angle.cosine[0] = at[place(pair)], angle.sine[0] = at[stride + place(pair)];
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kRun; i += 4) {
+        const auto* const from = reinterpret_cast<const float4*>(at + place(pair + i));
+        const float4 cosine = from[0], sine = from[stride / 4];
+        angle.cosine[i] = cosine.x, angle.cosine[i + 1] = cosine.y;
+        angle.cosine[i + 2] = cosine.z, angle.cosine[i + 3] = cosine.w;
+        angle.sine[i] = sine.x, angle.sine[i + 1] = sine.y;
+        angle.sine[i + 2] = sine.z, angle.sine[i + 3] = sine.w;
+      }
     }
   }
-  uint64_t position = position_of(p, args, token, pair);
-#pragma unroll
-  for (uint32_t i = 0; i < kRun; ++i) {
-    if (p.mode != 0) position = position_of(p, args, token, pair + i);
-    const uint64_t turns = stored ? stored_turns(args, pair + i) : made[i];
-    float sine, cosine;
-    sincos_of_turn(static_cast<uint32_t>(position * turns >> 32), sine, cosine);
-    // An angle that cannot be computed must not pass for no rotation.
-    const bool broken = (bad >> i & 1) != 0;
-    angle.sine[i] = broken ? __uint_as_float(0x7FC00000u) : sine * p.magnitude;
-    angle.cosine[i] = broken ? __uint_as_float(0x7FC00000u) : cosine * p.magnitude;
+};
+
+__device__ inline void make_angle(const abi::RopeParams& p, const Args& args, uint64_t token,
+                                  uint32_t pair, float& cosine, float& sine) {
+  bool broken = false;
+  const bool stored = p.frequency_kind == abi::kRopeTurns && args.at[4] == 0;
+  const uint64_t position = position_of(p, args, token, pair);
+  const uint64_t turns = stored ? stored_turns(args, pair) : made_turns(p, args, pair, broken);
+  sincos_of_turn(static_cast<uint32_t>(position * turns >> 32), sine, cosine);
+  sine *= p.magnitude, cosine *= p.magnitude;
+  // An angle that cannot be computed must not pass for no rotation.
+  if (broken) sine = cosine = __uint_as_float(0x7FC00000u);
+}
+
+// By all threads of the block, a warp or some to a token; who reads the table waits for the block
+// first.
+__device__ inline void make_angles(const abi::RopeParams& p, const Args& args, uint64_t first,
+                                   uint32_t tokens, const AngleTable& table) {
+  constexpr uint32_t kWarps = kBlockThreads / 32;
+  const uint32_t warp = threadIdx.x / 32, pairs = rope_pairs(p);
+  const uint32_t bits = tokens == 1 ? 3 : (tokens == 2 ? 2 : (tokens <= 4 ? 1 : 0));
+  const uint32_t begin = (warp & ((1u << bits) - 1)) * 32 + threadIdx.x % 32;
+  for (uint32_t token = warp >> bits; token < tokens; token += kWarps >> bits) {
+    for (uint32_t pair = begin; pair < pairs; pair += 32u << bits) {
+      float cosine, sine;
+      make_angle(p, args, first + token, pair, cosine, sine);
+      table.put(token, pair, cosine, sine);
+    }
   }
 }
 

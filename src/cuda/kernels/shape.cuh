@@ -25,8 +25,21 @@ constexpr uint32_t tile_lanes(uint32_t head_dim) {
 constexpr uint32_t rows_per_block(uint32_t head_dim) {
   return kBlockThreads / tile_lanes(head_dim);
 }
-constexpr uint32_t tiles_per_block(uint32_t head_dim) {
+// A warp takes a tile of rows of 128 coordinates alone if addresses allow it; if not, the block
+// goes round more often.
+constexpr uint32_t kWarpDim = 128, kBlockWarps = kBlockThreads / 32;
+constexpr uint32_t tiles_at_once(uint32_t head_dim) {
   return rows_per_block(head_dim) / abi::kKvTile;
+}
+constexpr uint32_t tiles_per_block(uint32_t head_dim) {
+  return head_dim == kWarpDim ? kBlockWarps : tiles_at_once(head_dim);
+}
+
+constexpr uint32_t quantize_blocks(const abi::KvQuantizeParams& p, uint32_t stream) {
+  const uint32_t dim = p.stream[stream].cache.head_dim;
+  const uint32_t tiles = static_cast<uint32_t>(p.heads) * static_cast<uint32_t>(p.tiles);
+  if (dim == kWarpDim) return (tiles + kBlockWarps - 1) / kBlockWarps;  // no division
+  return (tiles + tiles_per_block(dim) - 1) / tiles_per_block(dim);
 }
 
 // Floats that a thread keeps in shared memory for each slot of a row that takes many.
@@ -36,6 +49,15 @@ constexpr uint32_t long_row_bytes(uint32_t head_dim) {
 }
 
 constexpr uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+// kv_copy. Both sides of a chunk are whole 16-byte words; a thread has chunks of several tokens in
+// flight, 64 bytes of the source.
+constexpr uint32_t copy_chunk(uint32_t source_bytes, uint32_t cache_bytes) {
+  return 16 / (source_bytes < cache_bytes ? source_bytes : cache_bytes);
+}
+constexpr uint32_t copy_tokens(uint32_t source_bytes, uint32_t cache_bytes) {
+  return 64 / (copy_chunk(source_bytes, cache_bytes) * source_bytes);
+}
 
 // kv_append. What enters the body is known on the device only; this is the most that can.
 constexpr uint32_t kNearLanes = 16;
@@ -54,19 +76,39 @@ constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
   return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
 }
 
-// rope. A unit is up to kRopeRows heads of one token, which share their angles.
-constexpr uint32_t kRopeRows = 4;
+// rope. A unit is one or two heads of one token, by the same lanes: two where tokens are many. A
+// block takes some whole tokens or a part of one; their angles lie in shared memory.
+constexpr uint32_t kRopeRows = 2;
+constexpr uint64_t kRopeManyTokens = 256;
 constexpr uint32_t rope_run(uint32_t element_bytes) { return 16 / element_bytes; }  // pairs at once
-constexpr uint32_t rope_lanes(uint64_t head_dim, uint32_t element_bytes) {
-  uint32_t lanes = 1;
-  while (lanes < 32 && uint64_t{lanes} * 2 * rope_run(element_bytes) < head_dim) lanes *= 2;
-  return lanes;
+constexpr uint32_t rope_lane_bits(uint64_t head_dim, uint32_t element_bytes) {
+  const uint32_t runs = (static_cast<uint32_t>(head_dim) - 1) / (2 * rope_run(element_bytes));
+  uint32_t bits = 0;
+  for (uint32_t i = 0; i < 5; ++i) bits += runs >> i != 0 ? 1 : 0;
+  return bits;
 }
-constexpr uint64_t rope_groups(const abi::RopeParams& p, uint32_t stream) {
-  return stream < p.streams ? divide_up(p.stream[stream].heads, kRopeRows) : 0;
+constexpr uint32_t rope_pairs(const abi::RopeParams& p) {
+  return static_cast<uint32_t>(p.blocks) * static_cast<uint32_t>(p.block_pairs);
 }
-constexpr uint64_t rope_units(const abi::RopeParams& p) {
-  return p.tokens * (rope_groups(p, 0) + rope_groups(p, 1));
-}
+struct RopeShare {
+  uint32_t units;          // of a block
+  uint32_t rows;           // of a unit, at most
+  uint32_t first, groups;  // units of a token: of the first stream, of both
+  uint32_t inverse;        // units * inverse >> 16 is units / groups, if a block takes whole tokens
+  uint32_t tokens;         // of a block
+
+  constexpr RopeShare(const abi::RopeParams& p, uint32_t lane_bits)
+      : units(kBlockThreads >> lane_bits), rows(p.tokens < kRopeManyTokens ? 1 : kRopeRows) {
+    const auto heads = static_cast<uint32_t>(p.stream[0].heads);
+    const auto more = p.streams == 2 ? static_cast<uint32_t>(p.stream[1].heads) : 0;
+    first = rows == 1 ? heads : (heads + 1) / 2;
+    groups = first + (rows == 1 ? more : (more + 1) / 2);
+    inverse = 65535u / (groups != 0 ? groups : 1) + 1;
+    tokens = groups >= units ? 1 : units * inverse >> 16;
+  }
+};
+static_assert(kRopeRows == 2);
+// Floats of a token's cosines, and of its sines.
+constexpr uint32_t rope_angle_floats(uint32_t pairs) { return (pairs + 7) / 8 * 8; }
 
 }  // namespace gyre::cuda

@@ -19,6 +19,20 @@ __device__ inline float* long_rows() {
 #endif
 }
 
+// Rows out of range, once more. A function of its own: what it needs takes no registers from
+// others.
+template <uint32_t kFormat, class Row>
+__device__ __noinline__ void encode_extreme(uint32_t head_dim, Row row, float stretch, bool extreme,
+                                            TileShared& shared) {
+  const RowPlace<kFewSlots> at(head_dim);
+  float y[kFewSlots][kChunk] = {};
+  if (row.present()) row.load(at, y);
+  flip_signs(at, kNativeSigns, y);
+  EncodedRow<kFewSlots> encoded;
+  code_extreme_row<kFormat>(at, stretch, y, encoded);
+  if (extreme) put_row(at, TileThread(at.lanes), kFewSlots, encoded, shared);
+}
+
 template <uint32_t kFormat, class Row>
 __device__ void encode_row(const RowPlace<kFewSlots>& at, const TileThread& me, const Row& row,
                            float stretch, TileShared& shared) {
@@ -38,11 +52,8 @@ __device__ void encode_row(const RowPlace<kFewSlots>& at, const TileThread& me, 
   const uint32_t row_mask = (at.lanes == 32 ? kAllLanes : (1u << at.lanes) - 1) << first;
   const bool mine = row.present() && at.active(0) && is_extreme(at, sum);
   const uint32_t extreme = __ballot_sync(kAllLanes, mine ? 1 : 0);
-  if (extreme == 0) return;
-  if (row.present()) row.load(at, y);
-  flip_signs(at, kNativeSigns, y);
-  code_extreme_row<kFormat>(at, stretch, y, encoded);
-  if ((extreme & row_mask) != 0) put_row(at, me, kFewSlots, encoded, shared);
+  if (extreme != 0)
+    encode_extreme<kFormat>(at.head_dim, row, stretch, (extreme & row_mask) != 0, shared);
 }
 
 // The tile's scales from shared memory: whole groups of eight where all are new.

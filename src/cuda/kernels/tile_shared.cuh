@@ -25,15 +25,20 @@ struct TileThread {
         slot(thread / lanes) {}
 };
 
-// A row of the source, or none.
+// A row of the source, or none: then another's address, for lanes that only take part.
 template <class Source>
 struct PlainRow {
-  const Source* row;  // null: none
+  const Source* row;
+  bool is_present;
 
-  __device__ bool present() const { return row != nullptr; }
+  __device__ bool present() const { return is_present; }
   template <uint32_t kSlots>
   __device__ void load(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) const {
     load_row(at, row, y);
+  }
+  template <class Loader>
+  __device__ void visit(const Loader& loader) const {
+    loader(row);
   }
 };
 
