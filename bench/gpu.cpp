@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "attention_double.h"
 #include "bench.h"
 #include "gyre/gyre.h"
 #include "noise.h"
@@ -79,11 +80,7 @@ class GpuBench {
                       "; there are kv_copy, rope, kv_quantize, attention, kv_cache step");
     measure_copy();
     if (wanted("kv_copy") || wanted("rope") || wanted("kv_quantize")) measure_ops();
-    const std::vector<uint64_t> contexts = {4096, 32768, 131072};
-    if (wanted("attention")) {
-      for (const uint64_t context : contexts) measure_attention(32, 8, 128, context);
-      for (const uint64_t context : contexts) measure_attention(16, 8, 256, context);
-    }
+    if (wanted("attention")) measure_attention();
     if (wanted("kv_cache step")) measure_step();
     return rows_;
   }
@@ -190,15 +187,15 @@ class GpuBench {
   void fill(const KvBuffer& k, const KvBuffer& v, const Tensor& tokens) {
     const uint64_t capacity = k.shape.capacity, part = tokens.shape(0);
     for (uint64_t at = 0; at < capacity; at += part) {
+      const Tensor next = tokens.slice(0, 0, std::min(part, capacity - at));
       Encoder encoder(device_);
       if (describe(k.shape.format).compressed) {
-        kv_quantize(encoder, {.k = tokens, .k_cache = k, .v = tokens, .v_cache = v},
-                    {.position = at});
+        kv_quantize(encoder, {.k = next, .k_cache = k, .v = next, .v_cache = v}, {.position = at});
       } else {
         kv_copy(encoder,
-                {.k = tokens,
+                {.k = next,
                  .k_cache = k.codes.permute({1, 0, 2}),
-                 .v = tokens,
+                 .v = next,
                  .v_cache = v.codes.permute({1, 0, 2})},
                 {.position = at});
       }
@@ -206,27 +203,84 @@ class GpuBench {
     }
   }
 
-  void measure_attention(uint64_t heads, uint64_t kv_heads, uint64_t head_dim, uint64_t context) {
-    constexpr std::array<std::array<KvFormat, 2>, 6> kPairs = {{{KvFormat::f16, KvFormat::f16},
-                                                                {KvFormat::bf16, KvFormat::bf16},
-                                                                {KvFormat::tq8, KvFormat::tq8},
-                                                                {KvFormat::tq8, KvFormat::tq4},
-                                                                {KvFormat::tq4, KvFormat::tq4},
-                                                                {KvFormat::tq3, KvFormat::tq3}}};
+  struct Pair {
+    KvFormat k, v;
+  };
+  struct Shape {
+    uint64_t heads, kv_heads, head_dim, context;
+  };
+
+  void measure_attention() {
+    const auto same = [](KvFormat format) { return Pair{format, format}; };
+    const std::vector<Pair> every = {same(KvFormat::f16), same(KvFormat::bf16),
+                                     same(KvFormat::tq8), {KvFormat::tq8, KvFormat::tq4},
+                                     same(KvFormat::tq6), same(KvFormat::tq5),
+                                     same(KvFormat::tq4), same(KvFormat::tq3),
+                                     same(KvFormat::tq2)};
+    const std::vector<Pair> few = {same(KvFormat::f16), same(KvFormat::tq8), same(KvFormat::tq4)};
+    for (const uint64_t context : {4096, 32768, 131072})
+      measure_attention({32, 8, 128, context}, every);
+    for (const uint64_t context : {4096, 32768, 131072})
+      measure_attention({16, 8, 256, context}, few);
+    // 32 sequences of one length: to the kernel, 32 times as many heads.
+    measure_attention({32 * 32, 32 * 8, 128, 4096}, few);
+    // The same bytes in other shapes: GQA ratios, head dims, a context that fits nothing.
+    for (const uint64_t ratio : {1, 2, 6, 7, 8, 12, 16})
+      measure_attention({8 * ratio, 8, 128, 32768}, few);
+    measure_attention({32, 8, 64, 65536}, few);
+    measure_attention({32, 8, 512, 8192}, few);
+    measure_attention({32, 8, 128, 32749}, few);
+  }
+
+  // Over what the cache holds, in double precision; `gain` scales the query.
+  double error_of(const Pair& pair, float gain) {
+    constexpr uint64_t kHeadsOfQ = 32, kKeys = 4096;
+    const Tensor tokens = noise(device_, {kKeys, kHeads, kHeadDim}, 1);
+    const KvBuffer k = KvBuffer::allocate(device_, {pair.k, KvRole::k, kHeads, kKeys, kHeadDim});
+    const KvBuffer v = KvBuffer::allocate(device_, {pair.v, KvRole::v, kHeads, kKeys, kHeadDim});
+    fill(k, v, tokens);
+    std::vector<float> values = floats_of(noise(device_, {1, kHeadsOfQ, kHeadDim}, 2));
+    for (float& value : values) value *= gain;
+    const Tensor q = device_.tensor(DType::f32, {1, kHeadsOfQ, kHeadDim});
+    q.write_from(std::span<const float>(values));
+    const Tensor out = device_.tensor(DType::f32, {1, kHeadsOfQ, kHeadDim});
+    Encoder encoder(device_);
+    attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out},
+              {.length = kKeys, .scale = 1 / std::sqrt(static_cast<float>(kHeadDim))});
+    encoder.submit().wait();
+    return attention_nmse(out, q, decoded(k), decoded(v));
+  }
+
+  Tensor decoded(const KvBuffer& cache) {
+    const KvShape& s = cache.shape;
+    const Tensor wide = device_.tensor(DType::f32, {s.capacity, s.kv_heads, s.head_dim});
+    Encoder encoder(device_);
+    if (describe(s.format).compressed) {
+      kv_dequantize(encoder, {.cache = cache, .out = wide});
+    } else {
+      kv_copy(encoder, {.k = cache.codes.permute({1, 0, 2}), .k_cache = wide});
+    }
+    encoder.submit().wait();
+    return wide;
+  }
+
+  void measure_attention(const Shape& shape, const std::vector<Pair>& pairs) {
+    const auto& [heads, kv_heads, head_dim, context] = shape;
     progress_.begin("attention " + std::to_string(heads) + "/" + std::to_string(kv_heads) + "/" +
                     std::to_string(head_dim) + " at " + std::to_string(context));
     const Tensor tokens = noise_tokens(device_, 4096, kv_heads, head_dim);
     const Tensor q = noise_tokens(device_, 1, heads, head_dim);
     const Tensor out = device_.tensor(DType::f16, {1, heads, head_dim});
     double f16_us = 0;
-    for (const auto& pair : kPairs) {
+    for (const Pair& pair : pairs) {
       std::vector<KvBuffer> k, v;
       do {
-        k.push_back(KvBuffer::allocate(device_, {pair[0], KvRole::k, kv_heads, context, head_dim}));
-        v.push_back(KvBuffer::allocate(device_, {pair[1], KvRole::v, kv_heads, context, head_dim}));
+        k.push_back(KvBuffer::allocate(device_, {pair.k, KvRole::k, kv_heads, context, head_dim}));
+        v.push_back(KvBuffer::allocate(device_, {pair.v, KvRole::v, kv_heads, context, head_dim}));
         fill(k.back(), v.back(), tokens);
       } while (k.size() < sets_for(k[0].bytes() + v[0].bytes()));
       const uint64_t count = std::max<uint64_t>(k.size(), 16);
+      const uint64_t bytes = k[0].bytes() + v[0].bytes();
       Encoder encoder(device_);
       for (uint64_t i = 0; i < count; ++i) {
         attention(encoder,
@@ -234,15 +288,20 @@ class GpuBench {
                   {.length = context, .scale = 1 / std::sqrt(static_cast<float>(head_dim))});
       }
       const double us = replay_us(encoder.instantiate(), count);
-      if (pair[0] == KvFormat::f16) f16_us = us;
-      Row& row = add("attention",
-                     {{"heads", heads},
-                      {"kv_heads", kv_heads},
-                      {"head_dim", head_dim},
-                      {"context", context},
-                      {"k", std::string(name(pair[0]))},
-                      {"v", std::string(name(pair[1]))}},
-                     us, k[0].bytes() + v[0].bytes());
+      if (pair.k == KvFormat::f16) f16_us = us;
+      std::vector<std::pair<std::string, Field>> fields = {
+          {"heads", heads},
+          {"kv_heads", kv_heads},
+          {"head_dim", head_dim},
+          {"context", context},
+          {"k", std::string(name(pair.k))},
+          {"v", std::string(name(pair.v))},
+          {"limit_us", static_cast<double>(bytes) / limit_gbps_ / 1e3}};
+      if (heads == 32 && head_dim == 128 && context == 4096) {
+        fields.emplace_back("nmse", error_of(pair, 1));
+        fields.emplace_back("nmse_sharp", error_of(pair, 8));
+      }
+      Row& row = add("attention", std::move(fields), us, bytes);
       row.against = "f16/f16";
       row.against_us = f16_us;
       row.speedup = f16_us / us;
