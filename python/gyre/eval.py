@@ -73,7 +73,7 @@ def read_windows(model_dir: str, text: bytes, context: int, windows: int) -> tup
     config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
     if not any(os.path.exists(os.path.join(model_dir, name)) for name in ("tokenizer.json", "tokenizer_config.json")):
         if config.vocab_size <= BYTE_START or config.vocab_size > 2 * BYTE_START:
-            raise gyre.Error(f"eval: {model_dir} has no tokenizer and {config.vocab_size} tokens: not a byte-level model")
+            raise gyre.InvalidArgument(f"eval: {model_dir} has no tokenizer and {config.vocab_size} tokens: not a byte-level model")
         ids, start, unit = list(text), BYTE_START, "byte"
     else:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -81,7 +81,7 @@ def read_windows(model_dir: str, text: bytes, context: int, windows: int) -> tup
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         unit = "token"
     if windows * context > len(ids):
-        raise gyre.Error(f"eval: {windows} windows of {context} need {windows * context} {unit}s, the text has {len(ids)}")
+        raise gyre.InvalidArgument(f"eval: {windows} windows of {context} need {windows * context} {unit}s, the text has {len(ids)}")
     return [torch.tensor([start, *ids[i * context : (i + 1) * context]]) for i in range(windows)], unit
 
 

@@ -184,5 +184,5 @@ def test_what_is_stored():
     assert [(layer.k, layer.window, layer.tail, layer.sinks) for layer in layers] == [
         ("tq8", 13, 20, 0), ("f16", 0, 0, 0), ("tq8", 13, 20, 0), ("tq4", 0, 20, 4)]
     assert [info.slots for info in cache.describe()] == [20, 300, 20, 296]
-    assert cache.nbytes == sum(info.bytes for info in cache.describe()) > 0
+    assert cache.nbytes == sum(info.nbytes for info in cache.describe()) > 0
     assert cache.is_sliding == [True, False, True, False]

@@ -32,7 +32,7 @@ _DEFAULT_CAPACITY = 8192
 
 def _require(holds: bool, *message: object) -> None:
     if not holds:
-        raise gyre.Error("gyre.integrations.transformers: " + "".join(map(str, message)))
+        raise gyre.InvalidArgument("gyre.integrations.transformers: " + "".join(map(str, message)))
 
 
 @functools.cache
@@ -63,8 +63,8 @@ class _Step:
         raise cls._misused()
 
     @staticmethod
-    def _misused() -> gyre.Error:
-        return gyre.Error(
+    def _misused() -> gyre.InvalidArgument:
+        return gyre.InvalidArgument(
             "gyre.integrations.transformers: a GyreCache is read by Gyre's attention only: load the model with "
             'attn_implementation="gyre", or call model.set_attn_implementation("gyre")'
         )
@@ -132,16 +132,19 @@ class GyreLayer(CacheLayerMixin):
         """Stores the step and attends: [1, heads, tokens, head_dim] to [1, tokens, heads, head_dim]."""
         q, k, v = (_token_major(x) for x in (query, step.k, step.v))
         out = torch.empty(q.shape, dtype=query.dtype, device=query.device)
-        if query.is_cuda:
-            # Gyre has a stream of its own, which does not wait for torch's.
-            torch.cuda.current_stream(query.device).synchronize()
         tokens = q.shape[0]
         for begin in range(0, tokens, self.step_tokens):
             part = slice(begin, min(begin + self.step_tokens, tokens))
             self.cache.extend(self.encoder, part.stop - begin)
             self.cache.append(self.encoder, 0, k[part], v[part])
             self.cache.attend(self.encoder, 0, q[part], out[part], scale=scale, soft_cap=soft_cap, sinks=sinks)
-            self.encoder.submit().wait()
+            fence = self.encoder.submit()
+        if out.is_cuda:
+            # Gyre's stream waits for torch's where DLPack hands tensors over; here torch's waits for Gyre's.
+            gyres = torch.cuda.ExternalStream(self.cache.device.stream, device=out.device)
+            torch.cuda.current_stream(out.device).wait_stream(gyres)
+        else:
+            fence.wait()
         return out.unsqueeze(0)
 
     @property
