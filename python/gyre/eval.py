@@ -105,8 +105,10 @@ class Statistics:
                    kld.quantile(0.999).item(), kld.max().item(), sum(self.same) / len(self.same), bytes_per_token)
 
 
-def evaluate(model, texts: list[torch.Tensor], wanted: list[Setting], progress: bool = True) -> list[Row]:
-    """One row per setting, in order. texts: token ids, the first of each is not predicted."""
+def evaluate(model, texts: list[torch.Tensor], wanted: list[Setting], device: gyre.Device | None = None,
+             progress: bool = True) -> list[Row]:
+    """One row per setting, in order. texts: token ids, the first of each is not predicted. device: of the caches; by
+    default where the model is."""
     reference = Setting(REFERENCE, REFERENCE)
     every = [reference] + [setting for setting in wanted if setting != reference]
     statistics = {setting: Statistics() for setting in every}
@@ -115,7 +117,8 @@ def evaluate(model, texts: list[torch.Tensor], wanted: list[Setting], progress: 
     with torch.inference_mode(), tqdm(total=steps, unit="step", file=sys.stderr, disable=not progress) as bar:
         for text in texts:
             ids = text.to(model.device)
-            caches = {s: GyreCache(model.config, k=s.k, v=s.v, tail=s.tail, sinks=s.sinks, capacity=len(text) - 1)
+            caches = {s: GyreCache(model.config, k=s.k, v=s.v, tail=s.tail, sinks=s.sinks, capacity=len(text) - 1,
+                                   device=device)
                       for s in every}
             for i, target in enumerate(text[1:].tolist()):
                 expected = None
@@ -173,6 +176,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
                         help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)")
     parser.add_argument("--sinks", type=int, default=0, help="the first tokens that stay in 16 bits (default: 0)")
     parser.add_argument("--device", default="cpu", help="of the model and the cache (default: cpu)")
+    parser.add_argument("--threads", type=int, default=0,
+                        help="CPU threads; for small models 1 is faster (default: as torch and Gyre choose)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"),
                         help="of the model (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -186,10 +191,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with open(options.text, "rb") as file:
             texts, unit = read_windows(options.model, file.read(), options.context, options.windows)
+        device = None
+        if options.threads:
+            torch.set_num_threads(options.threads)
+            device = gyre.Device("cpu", threads=options.threads) if options.device == "cpu" else None
         model = AutoModelForCausalLM.from_pretrained(
             options.model, dtype=getattr(torch, options.dtype), attn_implementation="gyre")
         model = model.to(options.device).eval()
-        rows = evaluate(model, texts, settings(options.formats, options.tail, options.sinks), not options.quiet)
+        wanted = settings(options.formats, options.tail, options.sinks)
+        rows = evaluate(model, texts, wanted, device, not options.quiet)
     except (gyre.Error, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -24,10 +24,10 @@ def run(*options: str) -> subprocess.CompletedProcess:
 def test_json_table_and_chart(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     chart = tmp_path / "chart.png"
-    options = ["--formats", "f16", "tq8", "tq8/tq4", "--context", "100", "--windows", "2", "--tail", "32"]
+    options = ["--formats", "f16", "tq8", "tq8/tq4", "--context", "100", "--windows", "2", "--tail", "32", "--threads", "1"]
     done = run(*options, "--json", "--plot", str(chart))
     assert done.returncode == 0, done.stderr
-    assert "200" in done.stderr or "100%" in done.stderr  # the progress bar
+    assert "1000/1000" in done.stderr  # the progress bar
     about = json.loads(done.stdout)
     assert (about["unit"], about["windows"], about["positions"]) == ("byte", 2, 200)
     assert [(row["format"], row["tail"]) for row in about["rows"]] == [
@@ -35,7 +35,7 @@ def test_json_table_and_chart(tmp_path):
     assert chart.read_bytes().startswith(b"\x89PNG") and matplotlib.__version__
     done = run(*options, "--quiet")
     assert "2 x 100 bytes" in done.stdout and "200 positions" in done.stdout and done.stdout.count("tq8/tq4") == 2
-    assert "%|" not in done.stderr
+    assert "step/s" not in done.stderr
 
 
 def test_numbers_are_those_of_a_plain_calculation():
@@ -53,8 +53,8 @@ def test_numbers_are_those_of_a_plain_calculation():
     assert 0 < tq8.kld_mean < 1e-4 < tq2_tail.kld_mean < tq2.kld_mean
     assert tq8.kld_mean <= tq8.kld_999 <= tq8.kld_max and tq8.same_top1 > 0.98 > tq2.same_top1
     # 4 layers, 2 KV heads, K and V, 128 coordinates and a 16-bit scale each.
-    assert f16.bytes_per_token == 4 * 2 * 2 * 256
-    assert 4 * 2 * 2 * 130 <= tq8.bytes_per_token < 1.05 * 4 * 2 * 2 * 130 < tq8_tail.bytes_per_token
+    assert 4 * 2 * 2 * 256 <= f16.bytes_per_token < 1.01 * 4 * 2 * 2 * 256
+    assert 4 * 2 * 2 * 130 <= tq8.bytes_per_token < 1.02 * 4 * 2 * 2 * 130 < tq8_tail.bytes_per_token
 
 
 @pytest.mark.parametrize("options, message", [
