@@ -1,6 +1,16 @@
 """Types that annotations use."""
 
-from typing import Any, Protocol
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Protocol, Union
+
+if TYPE_CHECKING:
+    import numpy
+
+    NumpyArray = numpy.ndarray[Any, Any]
+else:
+    NumpyArray = Any  # NumPy is not needed to import gyre
+
+Index = Union[int, slice, EllipsisType]
 
 
 class SupportsDLPack(Protocol):

@@ -187,7 +187,7 @@ void bind_files(nb::class_<BoundKvCache>& cache) {
             const Use use(self, "cache.save");
             without_gil([&] { use.cache().save(path.string()); });
           },
-          "path"_a,
+          "path"_a, nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
           "Writes a file with everything the cache holds, as a whole or not at all. Everything "
           "recorded must have been submitted and waited for.")
       .def(
@@ -196,7 +196,7 @@ void bind_files(nb::class_<BoundKvCache>& cache) {
             const Use use(self, "cache.load");
             without_gil([&] { use.cache().load(path.string()); });
           },
-          "path"_a,
+          "path"_a, nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
           "The cache becomes the one that was saved. A file that is damaged or does not fit is "
           "refused, and the cache stays as it was.");
 }

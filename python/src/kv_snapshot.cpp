@@ -44,7 +44,8 @@ void bind_kv_snapshot(nb::module_& module) {
       [](const std::filesystem::path& path) {
         return without_gil([&] { return inspect_snapshot(path.string()); });
       },
-      "path"_a, "Reads a file that KvCache.save() wrote; refuses one with a single wrong bit.");
+      "path"_a, nb::sig("def inspect_snapshot(path: str | os.PathLike[str]) -> KvSnapshotInfo"),
+      "Reads a file that KvCache.save() wrote; refuses one with a single wrong bit.");
 }
 
 }  // namespace gyre::python

@@ -69,7 +69,7 @@ void record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand&
                       const OptionalOperand& second, const OptionalOperand& k,
                       const OptionalOperand& k_out, const OptionalOperand& k_weight,
                       const OptionalOperand& k_second, const OptionalOperand& frequencies,
-                      const OptionalOperand& factors, bool rotate, float epsilon,
+                      const OptionalOperand& factors, bool rotate, double epsilon,
                       float weight_offset, const std::string& pairing, const std::string& mode,
                       std::optional<uint32_t> rotary_dim, const std::string& partner,
                       const std::string& exponent, double base, const Sections& sections,
@@ -86,7 +86,8 @@ void record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand&
                               .k_second = operand("k_second", k_second),
                               .frequencies = operand("frequencies", frequencies),
                               .factors = operand("factors", factors)};
-  NormRopeOptions options{.rope = std::nullopt, .epsilon = epsilon, .weight_offset = weight_offset};
+  NormRopeOptions options{
+      .rope = std::nullopt, .epsilon = static_cast<float>(epsilon), .weight_offset = weight_offset};
   if (rotate)
     options.rope =
         options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
@@ -157,17 +158,18 @@ void bind_rope(nb::module_& module) {
       "coordinates that turn; none: all. partner, exponent: \"rotary_dim\" or \"head_dim\". "
       "sections: pairs per axis. magnitude: scales the turned coordinates (YaRN).");
   module.def(
-      "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a = nb::none(), "out"_a,
+      "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a.none(), "out"_a,
       "weight"_a = nb::none(), "second"_a = nb::none(), "k"_a = nb::none(), "k_out"_a = nb::none(),
       "k_weight"_a = nb::none(), "k_second"_a = nb::none(), "frequencies"_a = nb::none(),
-      "factors"_a = nb::none(), nb::kw_only(), "rope"_a = true, "epsilon"_a = 1e-6f,
+      "factors"_a = nb::none(), nb::kw_only(), "rope"_a = true, "epsilon"_a = 1e-6,
       "weight_offset"_a = 0.0f, "pairing"_a = "split_half", "mode"_a = "plain",
       "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
       "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
       "RMS norm of each head, then rope(), in one pass.\n\n"
       "x: [tokens, heads, head_dim]. weight, k_weight: [head_dim], f32, f16 or bf16; none: 1. "
       "second, k_second: one more output each, another dtype or layout. rope: False is the norm "
-      "alone, without positions. weight_offset: 1 for models that store weight - 1 (Gemma). The "
+      "alone, positions is then None. weight_offset: 1 for models that store weight - 1 (Gemma). "
+      "The "
       "rest as in rope().");
   bind_frequencies(module);
 }

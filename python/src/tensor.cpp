@@ -189,15 +189,15 @@ void bind_views(nb::class_<BoundTensor>& tensor) {
           "shape"_a, "strides"_a, "offset_elements"_a = 0,
           "Any view between this one's first and last element; strides count elements.")
       .def("__getitem__", index, "key"_a,
-           nb::sig("def __getitem__(self, key: int | slice | types.EllipsisType | "
-                   "tuple[int | slice | types.EllipsisType, ...], /) -> Tensor"),
+           nb::sig("def __getitem__(self, key: gyre.types.Index | tuple[gyre.types.Index, ...], /) "
+                   "-> Tensor"),
            "A view: numbers, slices with a positive step, an ellipsis.");
 }
 
 void bind_exchange(nb::class_<BoundTensor>& tensor) {
   tensor
       .def(
-          "numpy", to_numpy, nb::sig("def numpy(self) -> numpy.ndarray"),
+          "numpy", to_numpy, nb::sig("def numpy(self) -> gyre.types.NumpyArray"),
           "A NumPy array of the same memory, which it keeps alive. bf16 needs ml_dtypes. Memory of "
           "a GPU is refused: use read_to.")
       .def(
@@ -212,12 +212,14 @@ void bind_exchange(nb::class_<BoundTensor>& tensor) {
           },
           "dtype"_a = nb::none(), "copy"_a = nb::none(),
           nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> "
-                  "numpy.ndarray"))
+                  "gyre.types.NumpyArray"))
       .def("__dlpack__", dlpack, nb::kw_only(), "stream"_a = nb::none(),
            "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
            "A DLPack capsule of the same memory. CUDA: waits for the device first, whatever the "
            "stream; -1 does not wait.")
-      .def("__dlpack_device__", dlpack_device, "(1, 0) for the CPU, (2, n) for cuda:n.")
+      .def("__dlpack_device__", dlpack_device,
+           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"),
+           "(1, 0) for the CPU, (2, n) for cuda:n.")
       .def("write_from", write_from, "source"_a,
            "Copies all elements from the host: an array of the same shape and dtype, contiguous.")
       .def("read_to", read_to, "target"_a,
@@ -287,7 +289,7 @@ void bind_tensor(nb::module_& module) {
              "Like zeros(): a device's memory is always zero-filled.");
   module.def(
       "from_numpy", [](nb::handle array) { return from_numpy(array, std::nullopt, "from_numpy"); },
-      "array"_a, nb::sig("def from_numpy(array: numpy.ndarray) -> Tensor"),
+      "array"_a, nb::sig("def from_numpy(array: gyre.types.NumpyArray) -> Tensor"),
       "Shares the array's memory: float32, float16, uint8, int32, uint32, or bfloat16 of "
       "ml_dtypes. "
       "A read-only array gives a tensor that ops refuse to write.");
