@@ -1,0 +1,12 @@
+#pragma once
+
+#include "bound.h"
+
+namespace gyre::python {
+
+struct BoundKvBuffer {
+  Device device;
+  KvBuffer buffer;
+};
+
+}  // namespace gyre::python
