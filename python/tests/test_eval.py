@@ -54,7 +54,7 @@ def test_numbers_are_those_of_a_plain_calculation():
     assert tq8.kld_mean <= tq8.kld_999 <= tq8.kld_max and tq8.same_top1 > 0.98 > tq2.same_top1
     # 4 layers, 2 KV heads, K and V, 128 coordinates and a 16-bit scale each.
     assert 4 * 2 * 2 * 256 <= f16.bytes_per_token < 1.01 * 4 * 2 * 2 * 256
-    assert 4 * 2 * 2 * 130 <= tq8.bytes_per_token < 1.02 * 4 * 2 * 2 * 130 < tq8_tail.bytes_per_token
+    assert 4 * 2 * 2 * 130 <= tq8.bytes_per_token < 1.05 * 4 * 2 * 2 * 130 < tq8_tail.bytes_per_token
 
 
 @pytest.mark.parametrize("options, message", [

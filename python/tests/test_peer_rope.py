@@ -87,7 +87,8 @@ def test_gemma3(rotary, layer_type, theta):
     check(ours(q, k, positions, base=theta), expected)
 
 
-# Their text has three axes; ours, as in other engines, a fourth that no pair follows.
+# They have three axes; ours, as in other engines, four. When axes take turns, pairs for which an axis has no turn left
+# follow the fourth here and time there: so the fourth is time.
 @pytest.mark.parametrize("family, embedding, config, mode", [
     ("qwen2_vl", "Qwen2VLRotaryEmbedding", "Qwen2VLTextConfig", "sectioned"),
     ("qwen3_vl", "Qwen3VLTextRotaryEmbedding", "Qwen3VLTextConfig", "interleaved")])
@@ -97,7 +98,7 @@ def test_qwen_vl(rotary, family, embedding, config, mode):
     sections = [24, 20, 20] if mode == "interleaved" else SECTIONS
     expected = rotary(family, embedding, config, q, k, positions, rope_parameters={
         "rope_type": "default", "rope_theta": 1e6, "mrope_section": sections, **interleaved})
-    four = np.concatenate([positions, np.zeros((1, TOKENS), np.int32)])
+    four = np.concatenate([positions, positions[:1]])
     check(ours(q, k, four, mode=mode, sections=[*sections, 0], base=1e6), expected)
 
 
