@@ -257,7 +257,7 @@ class GyreCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values; 0 before the first tokens."""
+        """Bytes of what is stored, bookkeeping included; 0 before the first tokens."""
         return sum(layer.cache.nbytes for layer in self.layers if layer.cache is not None)
 
     def describe(self) -> list:
