@@ -115,6 +115,20 @@ def test_16_bit_models(dtype):
     assert (given - expected).abs().mean() < (0.1 if dtype == torch.bfloat16 else 0.02)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device here")
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_models_on_cuda(name):
+    ids = random_tokens(40).cuda()
+    with torch.no_grad():
+        expected = random_model(name, "eager").cuda()(ids).logits[0]
+    model = random_model(name, "gyre").cuda()
+    cache = exact(model, step_tokens=8)
+    # Enough steps in flight, without a look at the results, that a stream that does not wait would show.
+    given = logits(model, ids, cache, [21] + [1] * 19)
+    torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
+    assert all("cuda" in layer.cache.device.name for layer in cache.layers)
+
+
 def test_sampling_is_that_of_stock_attention():
     path = stored_model("tiny-d128")
     ids = prompt(100)
