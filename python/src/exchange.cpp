@@ -182,11 +182,14 @@ Tensor wrap(const Device& device, const Foreign& foreign, std::shared_ptr<void> 
   const Dims stride_dims =
       foreign.strides.empty() || empty ? Dims() : Dims(std::span(strides.data(), rank));
   void* const data = empty ? nullptr : foreign.data;
-  if (foreign.read_only) {
-    return device.wrap(static_cast<const void*>(data), foreign.dtype, shape_dims, stride_dims,
-                       std::move(owner));
+  try {
+    if (foreign.read_only)
+      return device.wrap(static_cast<const void*>(data), foreign.dtype, shape_dims, stride_dims,
+                         std::move(owner));
+    return device.wrap(data, foreign.dtype, shape_dims, stride_dims, std::move(owner));
+  } catch (const Error& error) {
+    throw Error(error.code(), what + ": " + error.what());
   }
-  return device.wrap(data, foreign.dtype, shape_dims, stride_dims, std::move(owner));
 }
 
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
