@@ -103,7 +103,7 @@ def test_arrays_that_cannot_be_shared_are_refused_by_name(array, words):
 
 
 def test_what_is_no_array_is_a_type_error():
-    for value in ([1.0, 2.0], 3, None, "cpu"):
+    for value in ([1.0, 2.0], 3, None, "cpu", np.float32(3)):
         with pytest.raises(TypeError):
             gyre.asarray(value)
     with pytest.raises(TypeError, match="from_numpy: needs a NumPy array, got list"):
