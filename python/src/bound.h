@@ -47,7 +47,7 @@ template <class... Parts>
   throw Error(ErrorCode::invalid_argument, text.str());
 }
 
-DType dtype_named(std::string_view name);
+DType dtype_named(std::string_view given);
 Dims dims_of(const Sizes& sizes);
 nb::tuple tuple_of(const Dims& dims);
 

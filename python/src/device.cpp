@@ -17,26 +17,18 @@ struct Shared {
 };
 
 Device open_shared(const std::string& name) {
-  static Shared* const shared = new Shared;
+  static auto* const kShared = new Shared;
   const nb::gil_scoped_release released;
-  const std::lock_guard lock(shared->mutex);
-  if (shared->process != getpid()) {
-    new std::map<std::string, Device>(std::move(shared->devices));  // left as it is
-    shared->devices.clear();
-    shared->process = getpid();
+  const std::lock_guard lock(kShared->mutex);
+  if (kShared->process != getpid()) {
+    new std::map<std::string, Device>(std::move(kShared->devices));  // left as it is
+    kShared->devices.clear();
+    kShared->process = getpid();
   }
-  const auto found = shared->devices.find(name);
-  if (found != shared->devices.end()) return found->second;
-  return shared->devices.emplace(name, Device::open(name)).first->second;
+  const auto found = kShared->devices.find(name);
+  if (found != kShared->devices.end()) return found->second;
+  return kShared->devices.emplace(name, Device::open(name)).first->second;
 }
-
-struct Options {
-  uint32_t threads;
-  uint32_t spin_us;
-  std::optional<uint64_t> pool_limit_bytes;
-  std::string kernel_cache;
-  bool check_each_launch;
-};
 
 Device open_with(const std::string& name, const DeviceOptions& options) {
   const DeviceOptions usual;

@@ -6,18 +6,17 @@
 
 namespace gyre::python {
 
-enum DLDeviceType : int32_t {
-  kDLCPU = 1,
-  kDLCUDA = 2,
-  kDLCUDAHost = 3,  // memory of the host, pinned
-};
+// Device types.
+constexpr int32_t kDLCPU = 1, kDLCUDA = 2;
+constexpr int32_t kDLCUDAHost = 3;  // memory of the host, pinned
 
 struct DLDevice {
   int32_t device_type;
   int32_t device_id;
 };
 
-enum DLDataTypeCode : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6 };
+// Type codes.
+constexpr uint8_t kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6;
 
 struct DLDataType {
   uint8_t code;

@@ -145,8 +145,11 @@ BoundTensor consume(nb::handle capsule, const std::optional<Device>& device,
   refuse(what, ": a capsule called \"", given, "\" is not a DLPack tensor");
 }
 
-nb::object ask(nb::handle source, nb::dict arguments) {
+// stream: 0 for memory that has none.
+nb::object ask(nb::handle source, uint64_t stream) {
   const nb::object method = source.attr("__dlpack__");
+  nb::dict arguments;
+  if (stream != 0) arguments["stream"] = stream;
   arguments["max_version"] = nb::make_tuple(kDLMajor, kDLMinor);
   try {
     return method(**arguments);
@@ -182,11 +185,14 @@ Tensor wrap(const Device& device, const Foreign& foreign, std::shared_ptr<void> 
   const Dims stride_dims =
       foreign.strides.empty() || empty ? Dims() : Dims(std::span(strides.data(), rank));
   void* const data = empty ? nullptr : foreign.data;
-  if (foreign.read_only) {
-    return device.wrap(static_cast<const void*>(data), foreign.dtype, shape_dims, stride_dims,
-                       std::move(owner));
+  try {
+    if (foreign.read_only)
+      return device.wrap(static_cast<const void*>(data), foreign.dtype, shape_dims, stride_dims,
+                         std::move(owner));
+    return device.wrap(data, foreign.dtype, shape_dims, stride_dims, std::move(owner));
+  } catch (const Error& error) {
+    throw Error(error.code(), what + ": " + error.what());
   }
-  return device.wrap(data, foreign.dtype, shape_dims, stride_dims, std::move(owner));
 }
 
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
@@ -201,10 +207,8 @@ BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
   const auto [type, id] =
       nb::cast<std::pair<int32_t, int32_t>>(nb::tuple(source.attr("__dlpack_device__")()));
   const Device home = place({type, id}, device, what);
-  nb::dict arguments;
   // The producer makes our stream wait for its own: no thread waits.
-  if (home.stream() != 0) arguments["stream"] = home.stream();
-  return consume(ask(source, arguments), home, what);
+  return consume(ask(source, home.stream()), home, what);
 }
 
 BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,
@@ -231,7 +235,7 @@ BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,
                           tensor.is_read_only()};
     return {*device, wrap(*device, foreign, tensor.storage(), what)};
   }
-  if (nb::hasattr(source, "__array_interface__")) return from_numpy(source, device, what);
+  if (is_numpy(source)) return from_numpy(source, device, what);
   return from_dlpack(source, device, what);
 }
 

@@ -8,7 +8,8 @@ namespace gyre::python {
 // the device everybody shares. `what` begins the messages.
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
                         const std::string& what);
-// The same for what has __array_interface__: NumPy arrays, bfloat16 of ml_dtypes included.
+bool is_numpy(nb::handle source);  // an array of NumPy's
+// The same for NumPy arrays, bfloat16 of ml_dtypes included.
 BoundTensor from_numpy(nb::handle source, const std::optional<Device>& device,
                        const std::string& what);
 // Whichever of the two fits; a gyre.Tensor as it is.

@@ -52,9 +52,8 @@ void bind_kv_buffer(nb::module_& module) {
       .def_prop_ro(
           "format",
           [](const BoundKvBuffer& self) { return std::string(name(self.buffer.shape.format)); })
-      .def_prop_ro(
-          "role",
-          [](const BoundKvBuffer& self) { return std::string(name(self.buffer.shape.role)); })
+      .def_prop_ro("role",
+                   [](const BoundKvBuffer& self) { return role_name(self.buffer.shape.role); })
       .def_prop_ro("heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; })
       .def_prop_ro("capacity", [](const BoundKvBuffer& self) { return self.buffer.shape.capacity; })
       .def_prop_ro("head_dim", [](const BoundKvBuffer& self) { return self.buffer.shape.head_dim; })
@@ -75,7 +74,7 @@ void bind_kv_buffer(nb::module_& module) {
       .def("__repr__", [](const BoundKvBuffer& self) {
         const KvShape& shape = self.buffer.shape;
         std::ostringstream text;
-        text << "gyre.KvBuffer(" << name(shape.format) << " " << name(shape.role)
+        text << "gyre.KvBuffer(" << name(shape.format) << " " << role_name(shape.role)
              << ", heads=" << shape.kv_heads << ", capacity=" << shape.capacity
              << ", head_dim=" << shape.head_dim << ", device=" << self.device.info().name << ")";
         return text.str();

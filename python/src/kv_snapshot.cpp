@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "bound.h"
+#include "kv_buffer.h"
 
 namespace gyre::python {
 namespace {
@@ -20,7 +20,8 @@ void bind_kv_snapshot(nb::module_& module) {
   nb::class_<Section>(module, "KvSnapshotSection", "One tensor of a saved cache.")
       .def_ro("layer", &Section::layer)
       .def_prop_ro("segment", name_of<Section, &Section::segment>, "body, sinks or tail")
-      .def_prop_ro("role", name_of<Section, &Section::role>, "k or v")
+      .def_prop_ro(
+          "role", [](const Section& section) { return role_name(section.role); }, "k or v")
       .def_prop_ro("part", name_of<Section, &Section::part>, "codes or scales")
       .def_prop_ro("format", name_of<Section, &Section::format>)
       .def_ro("slots", &Section::slots, "stored")

@@ -34,24 +34,33 @@ struct HostView {
 
 nb::dict array_interface(const HostView& view) {
   const Tensor& tensor = view.bound.tensor;
-  const Dims& strides = tensor.strides();
-  Dims bytes = strides;
-  for (uint32_t d = 0; d < bytes.size(); ++d) bytes[d] *= size_bytes(tensor.dtype());
+  nb::list strides;
+  for (const uint64_t stride : tensor.strides())
+    strides.append(stride * size_bytes(tensor.dtype()));
   nb::dict interface;
   interface["version"] = 3;
   interface["shape"] = tuple_of(tensor.shape());
   interface["typestr"] = view.typestr;
-  interface["strides"] = tuple_of(bytes);
+  interface["strides"] = nb::tuple(strides);
   interface["data"] = nb::make_tuple(tensor.address(), tensor.is_read_only());
   return interface;
 }
 
 }  // namespace
 
+// Others, NumPy's scalars among them, have the interface too, but for memory that may be gone
+// already.
+bool is_numpy(nb::handle source) {
+  if (!nb::hasattr(source, "__array_interface__")) return false;
+  const nb::dict modules = nb::borrow<nb::dict>(PyImport_GetModuleDict());
+  const nb::object numpy = modules.get("numpy", nb::none());
+  return !numpy.is_none() && nb::isinstance(source, numpy.attr("ndarray"));
+}
+
 BoundTensor from_numpy(nb::handle source, const std::optional<Device>& device,
                        const std::string& what) {
   release_pending();
-  if (!nb::hasattr(source, "__array_interface__")) {
+  if (!is_numpy(source)) {
     const std::string message =
         what + ": needs a NumPy array, got " + nb::inst_name(source).c_str();
     throw nb::type_error(message.c_str());

@@ -18,8 +18,8 @@ struct Queue {
 };
 
 Queue& queue() {
-  static Queue* const instance = new Queue;  // outlives whatever is destroyed at exit
-  return *instance;
+  static auto* const kQueue = new Queue;  // outlives whatever is destroyed at exit
+  return *kQueue;
 }
 
 // What is released may run Python code; an error that is on its way must survive it.

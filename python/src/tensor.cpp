@@ -87,7 +87,7 @@ void with_element(DType dtype, const Action& action) {
 
 // The host's side of a copy: contiguous memory of the same shape and dtype.
 Tensor host_side(const char* what, const Tensor& tensor, const Operand& operand) {
-  const Tensor host = as_tensor(operand.object, device_of("cpu"), what).tensor;
+  Tensor host = as_tensor(operand.object, device_of("cpu"), what).tensor;
   if (host.shape() != tensor.shape())
     refuse(what, ": the tensor has shape ", tensor.shape(), ", the other ", host.shape());
   return host;
@@ -203,7 +203,7 @@ void bind_exchange(nb::class_<BoundTensor>& tensor) {
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copied) {
-            const nb::object array = to_numpy(self);
+            nb::object array = to_numpy(self);
             if (dtype.is_none() && copied.is_none()) return array;
             nb::dict arguments;
             if (!copied.is_none()) arguments["copy"] = copied;
