@@ -1,6 +1,8 @@
 """Hugging Face models with Gyre's cache and attention against the same models with their own."""
 
 import copy
+import pathlib
+import re
 
 import pytest
 
@@ -151,6 +153,16 @@ def test_prefill_in_chunks_and_prompt_lookup():
     assert torch.equal(model.generate(ids, past_key_values=exact(model), prompt_lookup_num_tokens=6, **few), expected)
 
 
+def test_assisted_decoding():
+    ids = random_tokens(20)
+    few = dict(max_new_tokens=30, min_new_tokens=30, do_sample=False)
+    expected = random_model("qwen3-window-13", "eager").generate(ids, **few)
+    model = random_model("qwen3-window-13", "gyre")
+    assistant = random_model("qwen3", "eager")  # the same weights without a window: sometimes right
+    cache = exact(model)
+    assert torch.equal(model.generate(ids, past_key_values=cache, assistant_model=assistant, **few), expected)
+
+
 def test_prompt_lookup_over_rings():
     ids = random_tokens(12).repeat(1, 6)
     few = dict(max_new_tokens=60, min_new_tokens=60, do_sample=False)
@@ -187,6 +199,14 @@ def test_crop_reset_and_copies():
     cropped.reset()
     assert cropped.get_seq_length() == 0 and copied.get_seq_length() == 60
     assert torch.equal(logits(model, ids, cropped, [50, 10])[50:], expected)
+
+
+def test_the_example_of_the_document(capsys, monkeypatch):
+    root = pathlib.Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs/transformers.md").read_text(), re.DOTALL)
+    exec(compile(code, "docs/transformers.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("The cache of a model is")
 
 
 def test_what_is_stored():
