@@ -158,6 +158,8 @@ def plot(rows: list[Row], title: str, path: str) -> None:
         axes.plot(*zip(*[point[:2] for point in points]), "o", label=f"tail {tail}" if tail else "no tail")
         for x, y, name in points:
             axes.annotate(name, (x, y), textcoords="offset points", xytext=(6, 4), fontsize=9)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set(yscale="log", xlabel="cache bytes per token", ylabel=f"mean KL divergence from {REFERENCE}", title=title)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -125,7 +125,8 @@ def test_the_cache_of_another_model(model):
         forward(other, past_key_values=GyreCache(random_model("llama", "gyre").config))
 
 
-@pytest.mark.parametrize("key, value", [((1, 2, 4, 32), (1, 2, 4, 48)), ((1, 2, 4, 32), (1, 2, 5, 32)), ((2, 4, 32), (2, 4, 32))])
+@pytest.mark.parametrize("key, value", [((1, 2, 4, 32), (1, 2, 4, 48)), ((1, 2, 4, 32), (1, 2, 5, 32)), ((2, 4, 32), (2, 4, 32)),
+                                        ((1, 2, 0, 32), (1, 2, 0, 32))])
 def test_shapes(cache, key, value):
     with refuses("same shape"):
         cache.update(torch.zeros(key), torch.zeros(value), 0)

@@ -107,8 +107,8 @@ class GyreLayer(CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[_Step, _Step]:
         k, v = key_states, value_states
-        _require(k.dim() == 4 and k.shape == v.shape, "keys and values must have the same shape ",
-                 "[1, kv_heads, tokens, head_dim], got ", list(k.shape), " and ", list(v.shape))
+        _require(k.dim() == 4 and k.shape == v.shape and k.numel() > 0, "keys and values must have the same shape ",
+                 "[1, kv_heads, tokens, head_dim], with tokens; got ", list(k.shape), " and ", list(v.shape))
         _require(k.shape[0] == 1, "the batch must be 1, got ", k.shape[0],
                  " (beams and several returned sequences are a batch)")
         _require(k.dtype in _DTYPES and v.dtype in _DTYPES,
@@ -222,7 +222,8 @@ class GyreCache(Cache):
     ):
         windows = _layer_windows(config)
         if capacity is None:
-            capacity = min(config.get_text_config(decoder=True).max_position_embeddings, _DEFAULT_CAPACITY)
+            made_for = getattr(config.get_text_config(decoder=True), "max_position_embeddings", _DEFAULT_CAPACITY)
+            capacity = min(made_for, _DEFAULT_CAPACITY)
         _require(capacity > 0 and step_tokens > 0, "capacity and step_tokens must be positive, got ", capacity,
                  " and ", step_tokens)
         if device is not None and not isinstance(device, gyre.Device):
@@ -263,9 +264,6 @@ class GyreCache(Cache):
     def describe(self) -> list:
         """What is really stored, per layer; empty before the first tokens."""
         return [info for layer in self.layers if layer.cache is not None for info in layer.cache.describe()]
-
-    def __iter__(self):
-        _require(False, "the history is stored compressed and cannot be listed as keys and values")
 
 
 def attention(
