@@ -6,6 +6,7 @@ Rotary embedding, compressed KV caches and attention over them. Memory of NumPy,
 
 from . import _gyre
 from ._gyre import *  # noqa: F403
+from ._gyre import __version__ as __version__
 
 for _error in (_gyre.Error, *_gyre.Error.__subclasses__()):
     _error.__module__ = __name__  # what tracebacks show

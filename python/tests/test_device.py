@@ -1,5 +1,6 @@
 """Devices, errors, tracing."""
 
+import importlib.metadata
 import json
 import os
 
@@ -105,6 +106,10 @@ def test_a_forked_child_has_devices_of_its_own():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_version_is_the_packages():
+    assert gyre.__version__ == importlib.metadata.version("gyre")
 
 
 def test_everything_public_has_a_docstring():
