@@ -3,7 +3,6 @@
 
 NB_MODULE(_gyre, module) {
   module.doc() = "The compiled half of gyre; import gyre instead.";
-  module.attr("__version__") = GYRE_VERSION;
   gyre::python::bind_errors(module);
   gyre::python::bind_device(module);
   gyre::python::bind_numpy(module);
