@@ -162,7 +162,7 @@ nb::object ask(nb::handle source, uint64_t stream) {
   if (stream != 0) arguments["stream"] = stream;
   const bool known = std::find(old.begin(), old.end(), type) != old.end();
   if (!known) {
-    nb::dict versioned = nb::borrow<nb::dict>(arguments.attr("copy")());
+    auto versioned = nb::borrow<nb::dict>(arguments.attr("copy")());
     versioned["max_version"] = nb::make_tuple(kDLMajor, kDLMinor);
     try {
       return method(**versioned);
