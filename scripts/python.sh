@@ -56,7 +56,7 @@ try:
 except ImportError:
     from pip._vendor import tomli as tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")')
-install "${build_requires[@]}"
+install "${build_requires[@]}" || { say "cannot install ${build_requires[*]}; is PyPI reachable?" >&2; exit 1; }
 stamp=$venv/$(sha256sum $requirements | cut -c 1-16).installed
 if [[ ! -e $stamp ]]; then
   say "installing what the tests use, once: $requirements"

@@ -145,19 +145,37 @@ BoundTensor consume(nb::handle capsule, const std::optional<Device>& device,
   refuse(what, ": a capsule called \"", given, "\" is not a DLPack tensor");
 }
 
+// Types of producers from before DLPack 1.0, which raise TypeError for max_version: asking them in
+// vain each time costs more than all the rest. Kept alive; a few are enough.
+std::vector<PyTypeObject*>& old_producers() {
+  static std::vector<PyTypeObject*> types;
+  return types;
+}
+
 // stream: 0 for memory that has none.
 nb::object ask(nb::handle source, uint64_t stream) {
+  constexpr size_t kMostTypes = 16;
+  std::vector<PyTypeObject*>& old = old_producers();
+  PyTypeObject* const type = Py_TYPE(source.ptr());
   const nb::object method = source.attr("__dlpack__");
   nb::dict arguments;
   if (stream != 0) arguments["stream"] = stream;
-  arguments["max_version"] = nb::make_tuple(kDLMajor, kDLMinor);
-  try {
-    return method(**arguments);
-  } catch (nb::python_error& error) {  // producers from before DLPack 1.0 do not know the keyword
-    if (!error.matches(PyExc_TypeError)) throw;
+  const bool known = std::find(old.begin(), old.end(), type) != old.end();
+  if (!known) {
+    auto versioned = nb::borrow<nb::dict>(arguments.attr("copy")());
+    versioned["max_version"] = nb::make_tuple(kDLMajor, kDLMinor);
+    try {
+      return method(**versioned);
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+    }
   }
-  nb::del(arguments["max_version"]);
-  return method(**arguments);
+  nb::object capsule = method(**arguments);
+  if (!known && old.size() < kMostTypes) {
+    Py_INCREF(type);
+    old.push_back(type);
+  }
+  return capsule;
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ nb::dict array_interface(const HostView& view) {
 // already.
 bool is_numpy(nb::handle source) {
   if (!nb::hasattr(source, "__array_interface__")) return false;
-  const nb::dict modules = nb::borrow<nb::dict>(PyImport_GetModuleDict());
+  const auto modules = nb::borrow<nb::dict>(PyImport_GetModuleDict());
   const nb::object numpy = modules.get("numpy", nb::none());
   return !numpy.is_none() && nb::isinstance(source, numpy.attr("ndarray"));
 }

@@ -27,9 +27,9 @@ struct Turn {
   const std::string &pairing, &mode;
   std::optional<uint32_t> rotary_dim;
   const std::string &partner, &exponent;
-  double base;
+  double base = 0;
   const Sections& sections;
-  float magnitude;
+  float magnitude = 0;
 };
 
 RopeOptions options_of(const Turn& turn) {

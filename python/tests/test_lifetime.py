@@ -156,7 +156,7 @@ def test_waiting_lets_other_threads_run():
     assert sum(tick < done for tick in ticks) > 100
 
 
-def test_an_encoder_and_a_cache_refuse_a_second_thread():
+def test_an_encoder_refuses_a_second_thread():
     device = gyre.Device("cpu", threads=1)
     encoder = gyre.Encoder(device)
     x = np.ones((1 << 15, 512), np.float32)
@@ -164,6 +164,7 @@ def test_an_encoder_and_a_cache_refuse_a_second_thread():
         gyre.hadamard(encoder, x, x)
     thread = threading.Thread(target=lambda: encoder.submit().wait())
     thread.start()
+    time.sleep(0.01)  # the thread is inside by now, and for much longer
     refusals = 0
     while thread.is_alive():
         try:
@@ -176,16 +177,18 @@ def test_an_encoder_and_a_cache_refuse_a_second_thread():
 
 
 def test_a_cache_refuses_a_second_thread(tmp_path):
-    cache = gyre.KvCache("cpu", kv_heads=8, head_dim=128, capacity=1 << 14, layers=[gyre.KvLayer("f32", "f32")] * 2)
+    cache = gyre.KvCache("cpu", kv_heads=8, head_dim=128, capacity=1 << 13, layers=[gyre.KvLayer("f32", "f32")] * 2)
     encoder = gyre.Encoder("cpu")
     k = np.ones((512, 8, 128), np.float32)
-    for _ in range(32):
+    for _ in range(16):
         cache.extend(encoder, 512)
         for layer in range(2):
             cache.append(encoder, layer, k, k)
     encoder.submit().wait()
-    thread = threading.Thread(target=lambda: cache.save(tmp_path / "cache"))
+    path = tmp_path / "cache"
+    thread = threading.Thread(target=lambda: cache.save(path))
     thread.start()
+    time.sleep(0.01)
     refusals = 0
     while thread.is_alive():
         try:
@@ -194,8 +197,9 @@ def test_a_cache_refuses_a_second_thread(tmp_path):
             assert "another thread" in str(error)
             refusals += 1
     thread.join()
-    assert refusals > 0 and cache.length == 1 << 14
-    assert gyre.inspect_snapshot(tmp_path / "cache").length == 1 << 14
+    assert refusals > 0 and cache.length == 1 << 13
+    assert gyre.inspect_snapshot(path).length == 1 << 13
+    path.unlink()  # 128 MiB that pytest would keep
 
 
 def test_threads_share_a_device():
