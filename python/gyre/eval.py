@@ -68,12 +68,13 @@ def settings(formats: list[str], tail: int = 0, sinks: int = 0) -> list[Setting]
 
 
 def read_windows(model_dir: str, text: bytes, context: int, windows: int) -> tuple[list[torch.Tensor], str]:
-    """Texts of `context` predicted tokens each, one after the other, each with a token before it: [windows][1 + context];
-    and what a token is."""
+    """Texts of `context` tokens to predict, one after the other, each with a token before it; and what a token is."""
     config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
     if not any(os.path.exists(os.path.join(model_dir, name)) for name in ("tokenizer.json", "tokenizer_config.json")):
         if config.vocab_size <= BYTE_START or config.vocab_size > 2 * BYTE_START:
-            raise gyre.InvalidArgument(f"eval: {model_dir} has no tokenizer and {config.vocab_size} tokens: not a byte-level model")
+            raise gyre.InvalidArgument(
+                f"eval: {model_dir} has no tokenizer and {config.vocab_size} tokens: not a byte-level model"
+            )
         ids, start, unit = list(text), BYTE_START, "byte"
     else:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -81,7 +82,10 @@ def read_windows(model_dir: str, text: bytes, context: int, windows: int) -> tup
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         unit = "token"
     if windows * context > len(ids):
-        raise gyre.InvalidArgument(f"eval: {windows} windows of {context} need {windows * context} {unit}s, the text has {len(ids)}")
+        needed = windows * context
+        raise gyre.InvalidArgument(
+            f"eval: {windows} windows of {context} need {needed} {unit}s, the text has {len(ids)}"
+        )
     return [torch.tensor([start, *ids[i * context : (i + 1) * context]]) for i in range(windows)], unit
 
 
@@ -101,12 +105,22 @@ class Statistics:
     def row(self, setting: Setting, bytes_per_token: float) -> Row:
         nats = math.fsum(self.nats) / len(self.nats)
         kld = torch.tensor(self.kld, dtype=torch.float64)
-        return Row(setting.name, setting.tail, nats / math.log(2), math.exp(nats), kld.mean().item(),
-                   kld.quantile(0.999).item(), kld.max().item(), sum(self.same) / len(self.same), bytes_per_token)
+        return Row(
+            setting.name,
+            setting.tail,
+            nats / math.log(2),
+            math.exp(nats),
+            kld.mean().item(),
+            kld.quantile(0.999).item(),
+            kld.max().item(),
+            sum(self.same) / len(self.same),
+            bytes_per_token,
+        )
 
 
-def evaluate(model, texts: list[torch.Tensor], wanted: list[Setting], device: gyre.Device | None = None,
-             progress: bool = True) -> list[Row]:
+def evaluate(
+    model, texts: list[torch.Tensor], wanted: list[Setting], device: gyre.Device | None = None, progress: bool = True
+) -> list[Row]:
     """One row per setting, in order. texts: token ids, the first of each is not predicted. device: of the caches; by
     default where the model is."""
     reference = Setting(REFERENCE, REFERENCE)
@@ -117,9 +131,12 @@ def evaluate(model, texts: list[torch.Tensor], wanted: list[Setting], device: gy
     with torch.inference_mode(), tqdm(total=steps, unit="step", file=sys.stderr, disable=not progress) as bar:
         for text in texts:
             ids = text.to(model.device)
-            caches = {s: GyreCache(model.config, k=s.k, v=s.v, tail=s.tail, sinks=s.sinks, capacity=len(text) - 1,
-                                   device=device)
-                      for s in every}
+            caches = {
+                s: GyreCache(
+                    model.config, k=s.k, v=s.v, tail=s.tail, sinks=s.sinks, capacity=len(text) - 1, device=device
+                )
+                for s in every
+            }
             for i, target in enumerate(text[1:].tolist()):
                 expected = None
                 for setting, cache in caches.items():
@@ -134,12 +151,16 @@ def evaluate(model, texts: list[torch.Tensor], wanted: list[Setting], device: gy
 
 def table(rows: list[Row], unit: str) -> str:
     predicted = "bits per byte" if unit == "byte" else "perplexity"
-    lines = [f"| K/V | tail | {predicted} | KLD mean | KLD 99.9 % | same top 1 | cache bytes per token |",
-             "|---|---|---|---|---|---|---|"]
+    lines = [
+        f"| K/V | tail | {predicted} | KLD mean | KLD 99.9 % | same top 1 | cache bytes per token |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         value = row.bits if unit == "byte" else row.perplexity
-        lines.append(f"| {row.format} | {row.tail} | {value:.4f} | {row.kld_mean:.2e} | {row.kld_999:.2e} | "
-                     f"{100 * row.same_top1:.2f} % | {row.bytes_per_token:.0f} |")
+        lines.append(
+            f"| {row.format} | {row.tail} | {value:.4f} | {row.kld_mean:.2e} | {row.kld_999:.2e} | "
+            f"{100 * row.same_top1:.2f} % | {row.bytes_per_token:.0f} |"
+        )
     return "\n".join(lines)
 
 
@@ -152,7 +173,9 @@ def plot(rows: list[Row], title: str, path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for tail in sorted({row.tail for row in rows}):
-        points = sorted((row.bytes_per_token, row.kld_mean, row.format) for row in rows if row.tail == tail and row.kld_mean)
+        points = sorted(
+            (row.bytes_per_token, row.kld_mean, row.format) for row in rows if row.tail == tail and row.kld_mean
+        )
         if not points:
             continue
         axes.plot(*zip(*[point[:2] for point in points]), "o", label=f"tail {tail}" if tail else "no tail")
@@ -170,18 +193,35 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gyre.eval", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder of a Hugging Face causal language model")
     parser.add_argument("text", help="file to predict")
-    parser.add_argument("--formats", nargs="+", default=list(FORMATS), metavar="K[/V]",
-                        help="formats of keys and values (default: %(default)s)")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=list(FORMATS),
+        metavar="K[/V]",
+        help="formats of keys and values (default: %(default)s)",
+    )
     parser.add_argument("--context", type=int, default=4096, help="tokens predicted per window (default: %(default)s)")
     parser.add_argument("--windows", type=int, default=1, help="windows, from the start of the text (default: 1)")
-    parser.add_argument("--tail", type=int, default=128,
-                        help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)")
+    parser.add_argument(
+        "--tail",
+        type=int,
+        default=128,
+        help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)",
+    )
     parser.add_argument("--sinks", type=int, default=0, help="the first tokens that stay in 16 bits (default: 0)")
     parser.add_argument("--device", default="cpu", help="of the model and the cache (default: cpu)")
-    parser.add_argument("--threads", type=int, default=0,
-                        help="CPU threads; for small models 1 is faster (default: as torch and Gyre choose)")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"),
-                        help="of the model (default: %(default)s)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="CPU threads; for small models 1 is faster (default: as torch and Gyre choose)",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "float16", "bfloat16"),
+        help="of the model (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--plot", metavar="FILE", help="write a chart (needs matplotlib)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -198,7 +238,8 @@ def main(argv: list[str] | None = None) -> int:
             torch.set_num_threads(options.threads)
             device = gyre.Device("cpu", threads=options.threads) if options.device == "cpu" else None
         model = AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=getattr(torch, options.dtype), attn_implementation="gyre")
+            options.model, dtype=getattr(torch, options.dtype), attn_implementation="gyre"
+        )
         model = model.to(options.device).eval()
         wanted = settings(options.formats, options.tail, options.sinks)
         rows = evaluate(model, texts, wanted, device, not options.quiet)
@@ -206,13 +247,20 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     about = {
-        "model": os.path.basename(os.path.normpath(options.model)), "text": os.path.basename(options.text),
-        "unit": unit, "windows": len(texts), "context": options.context,
-        "positions": sum(len(text) - 1 for text in texts), "dtype": options.dtype, "device": options.device,
+        "model": os.path.basename(os.path.normpath(options.model)),
+        "text": os.path.basename(options.text),
+        "unit": unit,
+        "windows": len(texts),
+        "context": options.context,
+        "positions": sum(len(text) - 1 for text in texts),
+        "dtype": options.dtype,
+        "device": options.device,
         "reference": REFERENCE,
     }
-    title = (f"{about['model']}: {about['windows']} x {about['context']} {unit}s of {about['text']}, decoded one by one, "
-             f"{about['positions']} positions")
+    title = (
+        f"{about['model']}: {about['windows']} x {about['context']} {unit}s of {about['text']}, "
+        f"decoded one by one, {about['positions']} positions"
+    )
     if options.json:
         print(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=2))
     else:

@@ -29,9 +29,20 @@ def prompt(tokens: int) -> torch.Tensor:
     return torch.tensor([[BYTE_START, *TEXT.read_bytes()[: tokens - 1]]])
 
 
-_SIZES = dict(vocab_size=61, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=6,
-              num_key_value_heads=2, head_dim=32, max_position_embeddings=512, pad_token_id=0, bos_token_id=1,
-              eos_token_id=2, initializer_range=0.3)
+_SIZES = dict(
+    vocab_size=61,
+    hidden_size=48,
+    intermediate_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    initializer_range=0.3,
+)
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 # Architecture and what it adds to the sizes.
@@ -42,12 +53,16 @@ RANDOM = {
     "qwen2-window-7": ("Qwen2", dict(use_sliding_window=True, sliding_window=7, layer_types=_MIXED)),
     "qwen3": ("Qwen3", {}),
     "qwen3-window-13": ("Qwen3", dict(use_sliding_window=True, sliding_window=13, layer_types=_MIXED)),
-    "gemma2-caps-window-9": ("Gemma2", dict(sliding_window=9, attn_logit_softcapping=3.0, final_logit_softcapping=8.0,
-                                           query_pre_attn_scalar=20)),
+    "gemma2-caps-window-9": (
+        "Gemma2",
+        dict(sliding_window=9, attn_logit_softcapping=3.0, final_logit_softcapping=8.0, query_pre_attn_scalar=20),
+    ),
     "gemma3-window-5": ("Gemma3", dict(sliding_window=5, query_pre_attn_scalar=24, layer_types=_MIXED)),
     "gemma3-window-1": ("Gemma3", dict(sliding_window=1, layer_types=_MIXED)),
-    "gpt-oss-sinks-window-6": ("GptOss", dict(sliding_window=6, layer_types=_MIXED, num_local_experts=4,
-                                              num_experts_per_tok=2)),
+    "gpt-oss-sinks-window-6": (
+        "GptOss",
+        dict(sliding_window=6, layer_types=_MIXED, num_local_experts=4, num_experts_per_tok=2),
+    ),
 }
 
 

@@ -23,20 +23,55 @@ def run(*options: str) -> int:
 def test_json_and_chart(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     chart = tmp_path / "chart.png"
-    assert run("--formats", "f16", "tq8", "tq8/tq4", "--context", "40", "--windows", "2", "--tail", "32", "--json",
-               "--plot", str(chart)) == 0
+    assert (
+        run(
+            "--formats",
+            "f16",
+            "tq8",
+            "tq8/tq4",
+            "--context",
+            "40",
+            "--windows",
+            "2",
+            "--tail",
+            "32",
+            "--json",
+            "--plot",
+            str(chart),
+        )
+        == 0
+    )
     done = capsys.readouterr()
     assert "400/400" in done.err  # the progress bar
     about = json.loads(done.out)
     assert (about["unit"], about["windows"], about["positions"]) == ("byte", 2, 80)
     assert [(row["format"], row["tail"]) for row in about["rows"]] == [
-        ("f16", 0), ("tq8", 0), ("tq8", 32), ("tq8/tq4", 0), ("tq8/tq4", 32)]
+        ("f16", 0),
+        ("tq8", 0),
+        ("tq8", 32),
+        ("tq8/tq4", 0),
+        ("tq8/tq4", 32),
+    ]
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_prints_a_table():
-    command = [sys.executable, "-m", "gyre.eval", stored_model("tiny-d128"), TEXT, "--formats", "tq8/tq4", "--context", "40",
-               "--tail", "16", "--threads", "1", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "gyre.eval",
+        stored_model("tiny-d128"),
+        TEXT,
+        "--formats",
+        "tq8/tq4",
+        "--context",
+        "40",
+        "--tail",
+        "16",
+        "--threads",
+        "1",
+        "--quiet",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "1 x 40 bytes" in done.stdout and "40 positions" in done.stdout and done.stdout.count("| tq8/tq4 |") == 2
@@ -76,12 +111,15 @@ def test_models_with_a_tokenizer(tmp_path, capsys):
     text.write_text(" ".join(words * 4))
     (ids,), unit = gyre_eval.read_windows(str(tmp_path), text.read_bytes(), 20, 1)
     assert unit == "token" and ids[:4].tolist() == [0, 2, 3, 4]
-    assert gyre_eval.main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
+    assert (
+        gyre_eval.main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
+    )
     assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
 
 
-@pytest.mark.parametrize("options, message", [
-    (["--context", "20000"], "need 20000 bytes"), (["--formats", "tq9", "--context", "4"], "tq9")])
+@pytest.mark.parametrize(
+    "options, message", [(["--context", "20000"], "need 20000 bytes"), (["--formats", "tq9", "--context", "4"], "tq9")]
+)
 def test_refusals(options, message, capsys):
     assert run(*options) == 1
     assert message in capsys.readouterr().err

@@ -88,8 +88,10 @@ def test_the_window_of_random_models_matters(name):
 def test_the_caps_and_sinks_of_random_models_matter():
     ids = random_tokens(40)
     with torch.no_grad():
-        caps, none = (random_model("gemma2-caps-window-9", "eager", **more)(ids).logits
-                      for more in ({}, {"attn_logit_softcapping": None}))
+        caps, none = (
+            random_model("gemma2-caps-window-9", "eager", **more)(ids).logits
+            for more in ({}, {"attn_logit_softcapping": None})
+        )
         assert (caps - none).abs().max() > 0.1
         model = random_model("gpt-oss-sinks-window-6", "eager")
         sinks = model(ids).logits
@@ -139,7 +141,9 @@ def test_sampling_is_that_of_stock_attention():
     for attention in ("sdpa", "gyre"):
         model = load(path, attention)
         torch.manual_seed(3)
-        texts.append(model.generate(ids, **sample, **({"past_key_values": exact(model)} if attention == "gyre" else {})))
+        texts.append(
+            model.generate(ids, **sample, **({"past_key_values": exact(model)} if attention == "gyre" else {}))
+        )
     assert torch.equal(*texts)
 
 
@@ -211,12 +215,18 @@ def test_the_example_of_the_document(capsys, monkeypatch):
 
 def test_what_is_stored():
     model = random_model("qwen3-window-13", "gyre")
-    cache = GyreCache(model.config, k=["tq8", "f16", "tq8", "tq4"], v="f16", tail=20, sinks=4, capacity=300, step_tokens=8)
+    cache = GyreCache(
+        model.config, k=["tq8", "f16", "tq8", "tq4"], v="f16", tail=20, sinks=4, capacity=300, step_tokens=8
+    )
     assert cache.nbytes == 0 and cache.get_max_length() == 300
     logits(model, random_tokens(40), cache, 40)
     layers = [info.layer for info in cache.describe()]
     assert [(layer.k, layer.window, layer.tail, layer.sinks) for layer in layers] == [
-        ("tq8", 13, 20, 0), ("f16", 0, 0, 0), ("tq8", 13, 20, 0), ("tq4", 0, 20, 4)]
+        ("tq8", 13, 20, 0),
+        ("f16", 0, 0, 0),
+        ("tq8", 13, 20, 0),
+        ("tq4", 0, 20, 4),
+    ]
     assert [info.slots for info in cache.describe()] == [20, 300, 20, 296]
     assert cache.nbytes >= sum(info.nbytes for info in cache.describe()) > 0
     assert cache.is_sliding == [True, False, True, False]

@@ -56,8 +56,12 @@ def test_batches(model, cache):
         model.generate(IDS, num_return_sequences=2, do_sample=True, **few)
     with refuses("batch must be 1, got 2"):
         forward(model, IDS.repeat(2, 1), past_key_values=cache)
-    for call in (lambda: cache.reorder_cache(torch.tensor([0])), lambda: cache.batch_repeat_interleave(2),
-                 lambda: cache.batch_select_indices(torch.tensor([0])), lambda: cache.layers[0].offload()):
+    for call in (
+        lambda: cache.reorder_cache(torch.tensor([0])),
+        lambda: cache.batch_repeat_interleave(2),
+        lambda: cache.batch_select_indices(torch.tensor([0])),
+        lambda: cache.layers[0].offload(),
+    ):
         with refuses("not supported"):
             call()
 
@@ -125,8 +129,15 @@ def test_the_cache_of_another_model(model):
         forward(other, past_key_values=GyreCache(random_model("llama", "gyre").config))
 
 
-@pytest.mark.parametrize("key, value", [((1, 2, 4, 32), (1, 2, 4, 48)), ((1, 2, 4, 32), (1, 2, 5, 32)), ((2, 4, 32), (2, 4, 32)),
-                                        ((1, 2, 0, 32), (1, 2, 0, 32))])
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ((1, 2, 4, 32), (1, 2, 4, 48)),
+        ((1, 2, 4, 32), (1, 2, 5, 32)),
+        ((2, 4, 32), (2, 4, 32)),
+        ((1, 2, 0, 32), (1, 2, 0, 32)),
+    ],
+)
 def test_shapes(cache, key, value):
     with refuses("same shape"):
         cache.update(torch.zeros(key), torch.zeros(value), 0)
@@ -134,22 +145,35 @@ def test_shapes(cache, key, value):
 
 def test_head_dims(model):
     with refuses("head_dim"):
-        forward(random_model("llama", "gyre", head_dim=12), past_key_values=GyreCache(random_model("llama", "gyre").config))
+        forward(
+            random_model("llama", "gyre", head_dim=12), past_key_values=GyreCache(random_model("llama", "gyre").config)
+        )
 
 
-@pytest.mark.parametrize("options, pattern", [
-    (dict(k="tq9"), "tq9"), (dict(k=["tq8"]), "each of 4"), (dict(k="f16", v="f32", tail=8), "nothing better"),
-    (dict(capacity=0), "positive"), (dict(step_tokens=0), "positive"), (dict(device="meta"), "CPU or a CUDA"),
-])
+@pytest.mark.parametrize(
+    "options, pattern",
+    [
+        (dict(k="tq9"), "tq9"),
+        (dict(k=["tq8"]), "each of 4"),
+        (dict(k="f16", v="f32", tail=8), "nothing better"),
+        (dict(capacity=0), "positive"),
+        (dict(step_tokens=0), "positive"),
+        (dict(device="meta"), "CPU or a CUDA"),
+    ],
+)
 def test_options(model, options, pattern):
     with refuses(pattern):
         GyreCache(model.config, **options)
 
 
-@pytest.mark.parametrize("changes, pattern", [
-    (dict(layer_types=["chunked_attention"] * 4), "chunked_attention"), (dict(num_kv_shared_layers=1), "share"),
-    (dict(is_encoder_decoder=True), "encoder-decoder"),
-])
+@pytest.mark.parametrize(
+    "changes, pattern",
+    [
+        (dict(layer_types=["chunked_attention"] * 4), "chunked_attention"),
+        (dict(num_kv_shared_layers=1), "share"),
+        (dict(is_encoder_decoder=True), "encoder-decoder"),
+    ],
+)
 def test_configs(changes, pattern):
     config = random_model("llama", "eager").config
     for name, value in changes.items():

@@ -30,9 +30,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DEFAULT_CAPACITY = 8192
 
 
-def _require(holds: bool, *message: object) -> None:
-    if not holds:
-        raise gyre.InvalidArgument("gyre.integrations.transformers: " + "".join(map(str, message)))
+def _refused(message: str) -> gyre.InvalidArgument:
+    return gyre.InvalidArgument(f"gyre.integrations.transformers: {message}")
 
 
 @functools.cache
@@ -41,7 +40,8 @@ def _open(name: str) -> gyre.Device:
 
 
 def _device_name(device: torch.device) -> str:
-    _require(device.type in ("cpu", "cuda"), "tensors must be on the CPU or a CUDA device, got ", device)
+    if device.type not in ("cpu", "cuda"):
+        raise _refused(f"tensors must be on the CPU or a CUDA device, got {device}")
     return f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
 
 
@@ -64,8 +64,8 @@ class _Step:
 
     @staticmethod
     def _misused() -> gyre.InvalidArgument:
-        return gyre.InvalidArgument(
-            "gyre.integrations.transformers: a GyreCache is read by Gyre's attention only: load the model with "
+        return _refused(
+            "a GyreCache is read by Gyre's attention only: load the model with "
             'attn_implementation="gyre", or call model.set_attn_implementation("gyre")'
         )
 
@@ -91,7 +91,8 @@ class GyreLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         name = _device_name(key_states.device)
         device = self.device or _open(name)
-        _require(device.name == name, "the cache is on ", device.name, ", the keys are on ", name)
+        if device.name != name:
+            raise _refused(f"the cache is on {device.name}, the keys are on {name}")
         self.cache = gyre.KvCache(
             device,
             kv_heads=key_states.shape[1],
@@ -107,28 +108,39 @@ class GyreLayer(CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[_Step, _Step]:
         k, v = key_states, value_states
-        _require(k.dim() == 4 and k.shape == v.shape and k.numel() > 0, "keys and values must have the same shape ",
-                 "[1, kv_heads, tokens, head_dim], with tokens; got ", list(k.shape), " and ", list(v.shape))
-        _require(k.shape[0] == 1, "the batch must be 1, got ", k.shape[0],
-                 " (beams and several returned sequences are a batch)")
-        _require(k.dtype in _DTYPES and v.dtype in _DTYPES,
-                 "keys and values must be float32, float16 or bfloat16, got ", k.dtype, " and ", v.dtype)
-        _require(not (k.requires_grad or v.requires_grad),
-                 "there are no gradients: run the model under torch.no_grad() or torch.inference_mode()")
+        if k.dim() != 4 or k.shape != v.shape or k.numel() == 0:
+            raise _refused(
+                "keys and values must have the same shape [1, kv_heads, tokens, head_dim], with tokens; got "
+                f"{list(k.shape)} and {list(v.shape)}"
+            )
+        if k.shape[0] != 1:
+            raise _refused(f"the batch must be 1, got {k.shape[0]} (beams and several returned sequences are a batch)")
+        if k.dtype not in _DTYPES or v.dtype not in _DTYPES:
+            raise _refused(f"keys and values must be float32, float16 or bfloat16, got {k.dtype} and {v.dtype}")
+        if k.requires_grad or v.requires_grad:
+            raise _refused("there are no gradients: run the model under torch.no_grad() or torch.inference_mode()")
         tokens = k.shape[2]
-        _require(self.length + tokens <= self.capacity, "the cache has room for ", self.capacity, " tokens, holds ",
-                 self.length, ", and was given ", tokens, ": pass a larger capacity to GyreCache")
+        if self.length + tokens > self.capacity:
+            raise _refused(
+                f"the cache has room for {self.capacity} tokens, holds {self.length}, and was given {tokens}: pass a "
+                "larger capacity to GyreCache"
+            )
         if not self.is_initialized:
             self.lazy_initialization(k, v)
-        _require((k.shape[1], k.shape[3]) == self.heads_and_dim, "this layer began with (kv_heads, head_dim) ",
-                 self.heads_and_dim, ", got ", (k.shape[1], k.shape[3]))
-        _require(k.device == v.device == self.torch_device, "this layer's cache is on ", self.torch_device,
-                 ", keys and values are on ", k.device, " and ", v.device)
+        if (k.shape[1], k.shape[3]) != self.heads_and_dim:
+            raise _refused(
+                f"this layer began with (kv_heads, head_dim) {self.heads_and_dim}, got {(k.shape[1], k.shape[3])}"
+            )
+        if not k.device == v.device == self.torch_device:
+            raise _refused(
+                f"this layer's cache is on {self.torch_device}, keys and values are on {k.device} and {v.device}"
+            )
         step = _Step(self, k, v)
         return step, step
 
-    def attend(self, step: _Step, query: torch.Tensor, scale: float, soft_cap: float,
-               sinks: torch.Tensor | None) -> torch.Tensor:
+    def attend(
+        self, step: _Step, query: torch.Tensor, scale: float, soft_cap: float, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Stores the step and attends: [1, heads, tokens, head_dim] to [1, tokens, heads, head_dim]."""
         q, k, v = (_token_major(x) for x in (query, step.k, step.v))
         out = torch.empty(q.shape, dtype=query.dtype, device=query.device)
@@ -178,23 +190,24 @@ class GyreLayer(CacheLayerMixin):
             self.encoder.submit().wait()
         return other
 
-    def _unsupported(self, what: str):
-        _require(False, what, " is not supported: the batch is 1 and the cache stays where it is")
-
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        self._unsupported("reordering (beam search)")
+        raise _unsupported("reordering (beam search)")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._unsupported("repeating the batch")
+        raise _unsupported("repeating the batch")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._unsupported("selecting from the batch")
+        raise _unsupported("selecting from the batch")
 
     def offload(self) -> None:
-        self._unsupported("offloading")
+        raise _unsupported("offloading")
 
     def prefetch(self) -> None:
-        self._unsupported("offloading")
+        raise _unsupported("offloading")
+
+
+def _unsupported(what: str) -> gyre.InvalidArgument:
+    return _refused(f"{what} is not supported: the batch is 1 and the cache stays where it is")
 
 
 class GyreCache(Cache):
@@ -224,34 +237,44 @@ class GyreCache(Cache):
         if capacity is None:
             made_for = getattr(config.get_text_config(decoder=True), "max_position_embeddings", _DEFAULT_CAPACITY)
             capacity = min(made_for, _DEFAULT_CAPACITY)
-        _require(capacity > 0 and step_tokens > 0, "capacity and step_tokens must be positive, got ", capacity,
-                 " and ", step_tokens)
+        if capacity <= 0 or step_tokens <= 0:
+            raise _refused(f"capacity and step_tokens must be positive, got {capacity} and {step_tokens}")
         if device is not None and not isinstance(device, gyre.Device):
             device = _open(_device_name(torch.device(device)))
         formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
-        _require(not (tail or sinks) or any(map(_compressed, formats)), "no layer is compressed: a 16-bit tail of ",
-                 tail, " and sinks of ", sinks, " would keep nothing better")
+        if (tail or sinks) and not any(map(_compressed, formats)):
+            raise _refused(
+                f"no layer is compressed: a 16-bit tail of {tail} and sinks of {sinks} would keep nothing better"
+            )
         stored = [_stored(pair, window, tail, sinks) for pair, window in zip(formats, windows)]
         super().__init__(layers=[GyreLayer(layer, capacity, step_tokens, device) for layer in stored])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
-        """Takes the new tokens of a layer, [1, kv_heads, tokens, head_dim]; what it returns is for Gyre's attention."""
-        _require(0 <= layer_idx < len(self.layers), "the cache has ", len(self.layers), " layers, got layer ", layer_idx)
+        """Takes the new tokens of a layer, [1, kv_heads, tokens, head_dim], and hands them to Gyre's attention."""
+        if not 0 <= layer_idx < len(self.layers):
+            raise _refused(f"the cache has {len(self.layers)} layers, got layer {layer_idx}")
         length = self.layers[layer_idx].length
         # Layers get a step one after the other, so the layer before has it and, at the first, all have the same.
-        whole = (self.layers[layer_idx - 1].length == length + key_states.shape[-2] if layer_idx > 0
-                 else all(layer.length == length for layer in self.layers))
-        _require(whole, "a forward pass was interrupted, layers hold different numbers of tokens: call reset(), or ",
-                 "crop() to a length that all have; they have ", [layer.length for layer in self.layers])
+        whole = (
+            self.layers[layer_idx - 1].length == length + key_states.shape[-2]
+            if layer_idx > 0
+            else all(layer.length == length for layer in self.layers)
+        )
+        if not whole:
+            raise _refused(
+                "a forward pass was interrupted, layers hold different numbers of tokens: call reset(), or crop() "
+                f"to a length that all have; they have {[layer.length for layer in self.layers]}"
+            )
         return self.layers[layer_idx].update(key_states, value_states)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the newest tokens, given as a negative number."""
-        _require(tokens_to_remove <= 0, "crop takes the number of tokens to drop as a negative number, got ",
-                 tokens_to_remove)
+        if tokens_to_remove > 0:
+            raise _refused(f"crop takes the number of tokens to drop as a negative number, got {tokens_to_remove}")
         length = self.get_seq_length() + tokens_to_remove
         shortest = min(layer.length for layer in self.layers)
-        _require(0 <= length <= shortest, "crop to ", length, " tokens, but there are ", shortest)
+        if not 0 <= length <= shortest:
+            raise _refused(f"crop to {length} tokens, but there are {shortest}")
         # Only rings can refuse; all of them have the same window, so the first one does before anything changed.
         for layer in sorted(self.layers, key=lambda layer: not layer.is_sliding):
             layer.truncate(layer.length - length)
@@ -280,44 +303,57 @@ def attention(
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """The attention function "gyre": query [1, heads, tokens, head_dim], out [1, tokens, heads, head_dim]."""
-    _require(isinstance(key, _Step) and key is value, "there is no GyreCache: pass ",
-             "past_key_values=GyreCache(model.config), with use_cache=True")
-    _require(attention_mask is None, "attention is causal over everything in the cache; the mask given asks for more: ",
-             "leave it out")
-    _require(not module.training and not dropout, "the model is in training mode or has dropout: call model.eval()")
-    _require(not kwargs.get("output_attentions"), "output_attentions: there are no attention weights to return")
+    if not isinstance(key, _Step) or key is not value:
+        raise _refused("there is no GyreCache: pass past_key_values=GyreCache(model.config), with use_cache=True")
+    if attention_mask is not None:
+        raise _refused("attention is causal over everything in the cache; the mask given asks for more: leave it out")
+    if module.training or dropout:
+        raise _refused("the model is in training mode or has dropout: call model.eval()")
+    if kwargs.get("output_attentions"):
+        raise _refused("output_attentions: there are no attention weights to return")
     causal = kwargs.get("is_causal")
-    _require(getattr(module, "is_causal", True) if causal is None else causal, "attention must be causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise _refused("attention must be causal")
     for name in ("position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k"):
-        _require(kwargs.get(name) is None, "the attention argument ", name, " is not supported")
+        if kwargs.get(name) is not None:
+            raise _refused(f"the attention argument {name} is not supported")
     layer = key.layer
     window = kwargs.get("sliding_window", layer.window) or 0
-    _require(window == layer.window, "the model attends over a window of ", window, " (0: all), the cache was made for ",
-             layer.window, ": make it with the config of this model")
-    heads, tokens, head_dim = query.shape[1:]
-    kv_heads = layer.heads_and_dim[0]
-    _require(query.shape[0] == 1 and tokens == key.k.shape[2] and head_dim == key.k.shape[3] and heads % kv_heads == 0,
-             "queries must be [1, a multiple of ", kv_heads, ", ", key.k.shape[2], ", ", key.k.shape[3], "], got ",
-             list(query.shape))
-    _require(query.dtype in _DTYPES and query.device == layer.torch_device and not query.requires_grad,
-             "queries must be float32, float16 or bfloat16 on ", layer.torch_device, ", without gradients; got ",
-             query.dtype, " on ", query.device)
+    if window != layer.window:
+        raise _refused(
+            f"the model attends over a window of {window} (0: all), the cache was made for {layer.window}: make it "
+            "with the config of this model"
+        )
+    _, kv_heads, tokens, head_dim = key.k.shape
+    if query.shape != (1, query.shape[1], tokens, head_dim) or query.shape[1] % kv_heads != 0:
+        raise _refused(f"queries must be [1, a multiple of {kv_heads}, {tokens}, {head_dim}], got {list(query.shape)}")
+    if query.dtype not in _DTYPES or query.device != layer.torch_device or query.requires_grad:
+        raise _refused(
+            f"queries must be float32, float16 or bfloat16 on {layer.torch_device}, without gradients; got "
+            f"{query.dtype} on {query.device}"
+        )
     scale = head_dim**-0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
     return layer.attend(key, query, scale, softcap or 0.0, sinks), None
 
 
-def attention_mask(*args, attention_mask: torch.Tensor | None = None, allow_is_causal_skip: bool = True, **kwargs) -> None:
+def attention_mask(
+    *args, attention_mask: torch.Tensor | None = None, allow_is_causal_skip: bool = True, **kwargs
+) -> None:
     """The mask function "gyre": no mask is made, because a GyreCache layer knows what its queries see. What would need
     one is refused."""
-    _require(allow_is_causal_skip, "only causal attention, with or without a window, is supported; the model asks for "
-             "another mask (bidirectional, packed, or blocks of tokens that see each other)")
+    if not allow_is_causal_skip:
+        raise _refused(
+            "only causal attention, with or without a window, is supported; the model asks for another mask "
+            "(bidirectional, packed, or blocks of tokens that see each other)"
+        )
     if attention_mask is None:
         return
     seen = kwargs.get("q_offset", 0) + kwargs.get("q_length", 0)
-    _require(attention_mask.shape[0] == 1, "the batch must be 1, got ", attention_mask.shape[0])
-    _require(attention_mask.shape[-1] >= seen and bool(attention_mask.all()),
-             "the attention mask must be 1 for all ", seen, " tokens (no padding): leave it out")
+    if attention_mask.shape[0] != 1:
+        raise _refused(f"the batch must be 1, got {attention_mask.shape[0]}")
+    if attention_mask.shape[-1] < seen or not attention_mask.all():
+        raise _refused(f"the attention mask must be 1 for all {seen} tokens (no padding): leave it out")
 
 
 def _token_major(x: torch.Tensor) -> torch.Tensor:
@@ -328,10 +364,12 @@ def _token_major(x: torch.Tensor) -> torch.Tensor:
 def _layer_windows(config) -> list[int]:
     """The window of each layer, 0 for all, as the model's own cache would read it from the config."""
     config = config.get_text_config(decoder=True)
-    _require(not config.is_encoder_decoder, "encoder-decoder models are not supported")
-    _require(not getattr(config, "use_bidirectional_attention", False), "attention must be causal, the config has "
-             "use_bidirectional_attention")
-    _require(not getattr(config, "num_kv_shared_layers", 0), "layers that share keys and values are not supported")
+    if config.is_encoder_decoder:
+        raise _refused("encoder-decoder models are not supported")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise _refused("attention must be causal, the config has use_bidirectional_attention")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise _refused("layers that share keys and values are not supported")
     types = getattr(config, "layer_types", None)
     if types is None:
         chunked = getattr(config, "attention_chunk_size", None) is not None
@@ -339,16 +377,16 @@ def _layer_windows(config) -> list[int]:
         types = ["sliding_attention" if sliding else "chunked_attention" if chunked else "full_attention"]
         types *= config.num_hidden_layers
     for kind in types:
-        _require(kind in ("full_attention", "sliding_attention"), "layers must be full_attention or ",
-                 "sliding_attention, got ", kind)
+        if kind not in ("full_attention", "sliding_attention"):
+            raise _refused(f"layers must be full_attention or sliding_attention, got {kind}")
     return [config.sliding_window if kind == "sliding_attention" else 0 for kind in types]
 
 
 def _each(formats: str | Sequence[str], layers: int, name: str) -> list[str]:
     if isinstance(formats, str):
         return [formats] * layers
-    _require(len(formats) == layers, name, " must be one format or one for each of ", layers, " layers, got ",
-             len(formats))
+    if len(formats) != layers:
+        raise _refused(f"{name} must be one format or one for each of {layers} layers, got {len(formats)}")
     return list(formats)
 
 
