@@ -5,7 +5,7 @@
 
 PRESETS := release debug asan tsan clang
 
-.PHONY: help run test bench sanitize format lint clean setup setup-lint tool $(PRESETS)
+.PHONY: help run test bench python sanitize format lint clean setup setup-lint setup-python tool $(PRESETS)
 
 help:  ## this list
 	@echo "Gyre: the KV path of LLM inference. Targets:"
@@ -20,6 +20,9 @@ test: release  ## build, then run every test
 
 bench: tool  ## build, then run every benchmark
 	build/release/tools/gyre bench
+
+python: setup-python  ## build the Python package and test it, in a virtual environment of its own: build/venv
+	scripts/python.sh
 
 sanitize: asan tsan  ## build and test with address + undefined, then with thread sanitizer
 	ctest --preset asan
@@ -42,6 +45,9 @@ setup:
 
 setup-lint:
 	@scripts/setup.sh lint
+
+setup-python:
+	@scripts/setup.sh python
 
 tool: setup
 	cmake --preset release --log-level=NOTICE

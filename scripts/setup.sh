@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are missing, and nothing when none is.
-# usage: scripts/setup.sh [lint]      lint: also what `make format` and `make lint` need
+# usage: scripts/setup.sh [lint|python]      lint: also what `make format` and `make lint` need
+#                                            python: also what `make python` needs, for the interpreter $PYTHON
 # GYRE_SKIP_SETUP=1 turns it off, for machines where the tools come from elsewhere.
 set -euo pipefail
 
@@ -10,6 +11,17 @@ if [[ ${1:-} == lint ]]; then
   packages+=(clang clang-format clang-tidy)
   tools+=(clang++ clang-format clang-tidy)
 fi
+# Any Python from 3.10 on will do that can make virtual environments and has its headers, from Debian or not.
+python_ready() {
+  "${PYTHON:-python3}" -c '
+import ensurepip, os, sys, sysconfig
+sys.exit(sys.version_info < (3, 10) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null
+}
+python_missing=
+if [[ ${1:-} == python ]] && ! python_ready; then
+  packages+=(python3-dev python3-venv)
+  python_missing="Python >= 3.10 with venv and its headers"
+fi
 
 [[ -z ${GYRE_SKIP_SETUP:-} ]] || exit 0
 
@@ -18,10 +30,11 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   for tool in "${tools[@]}"; do
     command -v "$tool" >/dev/null || absent+=("$tool")
   done
+  [[ -z $python_missing ]] || absent+=("$python_missing")
   [[ ${#absent[@]} -ne 0 ]] || exit 0  # CMake says which library it cannot find
   echo "gyre: this is not a Debian system; please install: ${absent[*]}" >&2
   echo "gyre: needed are a C++20 compiler, CMake >= 3.25, Ninja, Highway >= 1.0.3, xxHash >= 0.8, GoogleTest," \
-    "CLI11 and nlohmann-json${1:+, and clang, clang-format and clang-tidy 14}" >&2
+    "CLI11 and nlohmann-json; for lint also clang, clang-format and clang-tidy 14" >&2
   exit 1
 fi
 

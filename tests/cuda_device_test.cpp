@@ -157,6 +157,19 @@ TEST_F(CudaDevice, WrapsItsOwnMemoryOnly) {
   EXPECT_EQ(read_bytes(to), Bytes(all.begin() + 8, all.begin() + 1008));
 }
 
+TEST_F(CudaDevice, WaitsForAllThatWasSubmitted) {
+  EXPECT_NE(device().stream(), 0u);
+  const Tensor from = filled(1 << 20, 5), to = device().tensor(DType::u8, {1 << 20});
+  Encoder encoder(device());
+  Fence last;
+  for (int i = 0; i < 20; ++i) {
+    copy_bytes(encoder, from, to, 1 << 20);
+    last = encoder.submit();
+  }
+  device().wait();
+  EXPECT_TRUE(last.done());
+}
+
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {
   const Tensor from = filled(1 << 20, 1), to = device().tensor(DType::u8, {1 << 20});
   Encoder encoder(device());

@@ -228,11 +228,19 @@ TEST(Device, MovedFromHandlesAreRefused) {
     device.supports(KvCopyTypes{DType::f32, DType::f32});
   }));
   EXPECT_TRUE(refused({"moved from"}, [&] { device.kernels(); }));
+  EXPECT_TRUE(refused({"moved from"}, [&] { device.wait(); }));
+  EXPECT_TRUE(refused({"moved from"}, [&] { device.stream(); }));
   EXPECT_TRUE(refused({"moved from"}, [&] { device.start_trace(); }));
   std::byte memory[4] = {};
   EXPECT_TRUE(refused({"moved from"}, [&] { device.wrap(memory, DType::u8, {4}); }));
   // NOLINTEND(bugprone-use-after-move)
   EXPECT_EQ(moved.info().name, "cpu");
+}
+
+TEST(Device, OnTheCpuThereIsNothingToWaitFor) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  device.wait();
+  EXPECT_EQ(device.stream(), 0u);
 }
 
 TEST(Device, CopiesAreTheSameDevice) {

@@ -122,6 +122,22 @@ TEST_F(TensorTest, SlicesAreRelativeToTheView) {
   EXPECT_FALSE(part.is_contiguous());
 }
 
+TEST_F(TensorTest, AddressIsOfTheFirstElement) {
+  EXPECT_EQ(Tensor().address(), 0u);
+  EXPECT_EQ(device_.tensor(DType::f32, {0, 3}).address(), 0u);
+  const Tensor tensor = counted({10, 4});
+  EXPECT_EQ(tensor.address(), reinterpret_cast<uintptr_t>(tensor.data<int32_t>().data()));
+  EXPECT_EQ(tensor.slice(0, 3, 2).address(), tensor.address() + 3 * 4 * sizeof(int32_t));
+}
+
+TEST_F(TensorTest, KnowsWhatWasWrappedReadOnly) {
+  int32_t memory[4] = {};
+  const int32_t* const constant = memory;
+  EXPECT_FALSE(Tensor().is_read_only());
+  EXPECT_FALSE(device_.wrap(memory, DType::i32, {4}).is_read_only());
+  EXPECT_TRUE(device_.wrap(constant, DType::i32, {4}).slice(0, 1, 2).is_read_only());
+}
+
 TEST_F(TensorTest, SlicesStayInside) {
   const Tensor part = counted({10, 4}).slice(0, 3, 5);
   EXPECT_EQ(part.slice(0, 5, 0).elements(), 0u);

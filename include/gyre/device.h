@@ -66,6 +66,10 @@ class Device {
   const DeviceInfo& info() const;
   MemoryUse memory() const;
   void trim() const;  // gives cached memory back to the system
+  void wait() const;  // until all submitted work is done; throws what went wrong while it ran
+  // CUDA: the stream that everything runs on, for others who must order their work before it; 0:
+  // the device has none. Let others only wait for it or make it wait.
+  uint64_t stream() const;
 
   Tensor tensor(DType dtype, const Dims& shape) const;  // contiguous, zero-filled
 

@@ -74,6 +74,8 @@ class Tensor {
   uint64_t bytes() const { return elements_ * size_bytes(dtype_); }
   uint64_t byte_offset() const { return byte_offset_; }  // from the start of the storage
   uint64_t span_bytes() const { return span_bytes_; }    // first to last byte the view can touch
+  uint64_t address() const;   // of the first element, as the device sees it; 0: no memory
+  bool is_read_only() const;  // the memory was wrapped read-only
   bool is_contiguous() const;
   bool is_injective() const {
     return injective_;

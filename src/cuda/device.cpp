@@ -39,6 +39,8 @@ class CudaDevice final : public DeviceImpl {
   }
   MemoryUse memory() const override { return pool_->use(); }
   void trim() override { pool_->trim(); }
+  void wait() override { stream_->wait(); }
+  uint64_t stream() const override { return stream_->handle(); }
 
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
     const CudaKernel* const row = find(kernel);

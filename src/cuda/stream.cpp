@@ -193,6 +193,13 @@ void Stream::retire() {
   for (const std::shared_ptr<Submission>& one : done) one->finish();
 }
 
+void Stream::wait() {
+  require_alive();
+  const Current current(*context_);
+  check(api_.stream_synchronize(stream_), "cuStreamSynchronize");
+  retire();
+}
+
 void Stream::drain() noexcept {
   const Current current(*context_);
   try {

@@ -69,7 +69,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   CuAddress take(uint64_t bytes);  // zero-filled; 0: there is none
   void zero(CuAddress address, uint64_t bytes);
   void give(CuAddress address) noexcept;
+  void wait();            // for everything that has entered
   void drain() noexcept;  // waits for everything and forgets it
+  uint64_t handle() const { return reinterpret_cast<uintptr_t>(stream_); }
 
  private:
   friend class Submission;

@@ -46,6 +46,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual std::unique_ptr<GraphImpl> instantiate(CommandList list) = 0;
   virtual MemoryUse memory() const = 0;
   virtual void trim() = 0;
+  virtual void wait() {}  // until all submitted work is done; nothing where submit() runs it
+  virtual uint64_t stream() const { return 0; }  // a handle of the backend's; 0: there is none
 
   uint64_t id() const { return id_; }  // never reused in a process, unlike an address
   TraceLog& trace() { return trace_; }

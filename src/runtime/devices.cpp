@@ -97,6 +97,8 @@ Device Device::open(std::string_view name, const DeviceOptions& options) {
 const DeviceInfo& Device::info() const { return checked(impl_).info(); }
 MemoryUse Device::memory() const { return checked(impl_).memory(); }
 void Device::trim() const { checked_mutable(impl_).trim(); }
+void Device::wait() const { checked_mutable(impl_).wait(); }
+uint64_t Device::stream() const { return checked(impl_).stream(); }
 void Device::start_trace() const { checked_mutable(impl_).trace().start(); }
 Trace Device::stop_trace() const { return checked_mutable(impl_).trace().stop(); }
 

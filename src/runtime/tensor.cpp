@@ -71,6 +71,12 @@ void Tensor::refuse_dim(uint32_t dim) const {
   fail(ErrorCode::invalid_argument, "tensor: dimension ", dim, " of a tensor of rank ", rank());
 }
 
+uint64_t Tensor::address() const {
+  return defined() && storage_->bytes() != 0 ? storage_->address() + byte_offset_ : 0;
+}
+
+bool Tensor::is_read_only() const { return defined() && storage_->read_only(); }
+
 bool Tensor::is_contiguous() const {
   if (elements_ == 0) return true;
   uint64_t expected = 1;

@@ -1,0 +1,16 @@
+"""Gyre: the KV path of LLM inference, on CPUs and GPUs.
+
+Rotary embedding, compressed KV caches and attention over them. Memory of NumPy, PyTorch and anything else with
+`__dlpack__` is shared, never copied. Calls record into an `Encoder`; nothing runs before `submit()`.
+"""
+
+from importlib.metadata import version as _version
+
+from . import _gyre
+from ._gyre import *  # noqa: F403
+
+__version__ = _version("gyre")
+
+for _error in (_gyre.Error, *_gyre.Error.__subclasses__()):
+    _error.__module__ = __name__  # what tracebacks show
+del _error

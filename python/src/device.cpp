@@ -1,0 +1,142 @@
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "bound.h"
+
+namespace gyre::python {
+namespace {
+
+// Never destroyed: at exit its threads, or CUDA, may be gone before.
+struct Shared {
+  std::mutex mutex;
+  std::map<std::string, Device> devices;
+  pid_t process = 0;  // after a fork the threads of a device are gone, so the child opens its own
+};
+
+Device open_shared(const std::string& name) {
+  static auto* const kShared = new Shared;
+  const nb::gil_scoped_release released;
+  const std::lock_guard lock(kShared->mutex);
+  if (kShared->process != getpid()) {
+    new std::map<std::string, Device>(std::move(kShared->devices));  // left as it is
+    kShared->devices.clear();
+    kShared->process = getpid();
+  }
+  const auto found = kShared->devices.find(name);
+  if (found != kShared->devices.end()) return found->second;
+  return kShared->devices.emplace(name, Device::open(name)).first->second;
+}
+
+Device open_with(const std::string& name, const DeviceOptions& options) {
+  const DeviceOptions usual;
+  const bool plain = options.threads == usual.threads && options.spin_us == usual.spin_us &&
+                     options.pool_limit_bytes == usual.pool_limit_bytes &&
+                     options.kernel_cache == usual.kernel_cache &&
+                     options.check_each_launch == usual.check_each_launch;
+  if (plain) return open_shared(name);
+  return without_gil([&] { return Device::open(name, options); });
+}
+
+template <class Write>
+std::string written(const Trace& trace, Write write) {
+  std::ostringstream out;
+  (trace.*write)(out);
+  return out.str();
+}
+
+void bind_info(nb::module_& module) {
+  nb::class_<DeviceInfo>(module, "DeviceInfo", "What a device is, or why there is none.")
+      .def_ro("name", &DeviceInfo::name, "what Device() takes: \"cpu\", \"cuda:0\"")
+      .def_ro("available", &DeviceInfo::available)
+      .def_ro("reason", &DeviceInfo::reason, "why it is not available; empty when it is")
+      .def_ro("description", &DeviceInfo::description, "the processor, and what kernels use of it")
+      .def_ro("compute_units", &DeviceInfo::compute_units)
+      .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
+      .def("__repr__", [](const DeviceInfo& info) {
+        return "gyre.DeviceInfo(" + info.name + ": " +
+               (info.available ? info.description : "not available, " + info.reason) + ")";
+      });
+  nb::class_<MemoryUse>(module, "MemoryUse", "What a device's tensors take.")
+      .def_ro("in_use_bytes", &MemoryUse::in_use_bytes, "blocks that tensors hold")
+      .def_ro("cached_bytes", &MemoryUse::cached_bytes, "blocks kept for reuse")
+      .def_ro("system_allocations", &MemoryUse::system_allocations)
+      .def_ro("reuses", &MemoryUse::reuses);
+  nb::class_<Trace>(module, "Trace", "What ran between start_trace() and stop_trace().")
+      .def("__len__", [](const Trace& trace) { return trace.events.size(); })
+      .def_ro("dropped", &Trace::dropped, "commands beyond the limit of one trace")
+      .def(
+          "text", [](const Trace& trace) { return written(trace, &Trace::write_text); },
+          "One line per command.")
+      .def(
+          "table", [](const Trace& trace) { return written(trace, &Trace::write_table); },
+          "Count, total, least and most time per kernel.")
+      .def(
+          "chrome", [](const Trace& trace) { return written(trace, &Trace::write_chrome); },
+          "JSON for Perfetto and chrome://tracing.");
+}
+
+}  // namespace
+
+Device device_of(const DeviceLike& device) {
+  if (const auto* const name = std::get_if<std::string>(&device)) return open_shared(*name);
+  return std::get<Device>(device);
+}
+
+void bind_device(nb::module_& module) {
+  bind_info(module);
+  nb::class_<Device>(
+      module, "Device",
+      "A device: \"cpu\" or \"cuda:0\". By its name alone it is the same one for the "
+      "whole process; with options it is one of its own. Copies share it.")
+      .def(
+          "__init__",
+          [](Device* self, const std::string& name, uint32_t threads, uint32_t spin_us,
+             std::optional<uint64_t> pool_limit_bytes, const std::string& kernel_cache,
+             bool check_each_launch) {
+            const DeviceOptions options{threads, spin_us, pool_limit_bytes, kernel_cache,
+                                        check_each_launch};
+            new (self) Device(open_with(name, options));
+          },
+          "name"_a = "cpu", "threads"_a = 0, nb::kw_only(), "spin_us"_a = 50,
+          "pool_limit_bytes"_a = nb::none(), "kernel_cache"_a = "", "check_each_launch"_a = false,
+          "threads: of the CPU, 0 takes GYRE_THREADS, else every usable core. spin_us: how long an "
+          "idle worker polls. pool_limit_bytes: freed memory kept for reuse. kernel_cache: CUDA, "
+          "the "
+          "folder of compiled kernels, \"off\" for none. check_each_launch: CUDA, wait after each "
+          "command, so that an error names it.")
+      .def_prop_ro("name", [](const Device& device) { return device.info().name; })
+      .def_prop_ro("info", [](const Device& device) { return device.info(); })
+      .def("memory", &Device::memory)
+      .def(
+          "trim", [](const Device& device) { without_gil([&] { device.trim(); }); },
+          "Gives cached memory back to the system.")
+      .def(
+          "wait", [](const Device& device) { without_gil([&] { device.wait(); }); },
+          "Waits until all submitted work is done; raises what went wrong while it ran.")
+      .def_prop_ro("stream", &Device::stream,
+                   "CUDA: the stream that everything runs on, as a number; 0: there is none.")
+      .def("start_trace", &Device::start_trace, "From here on every command is timed.")
+      .def("stop_trace",
+           [](const Device& device) { return without_gil([&] { return device.stop_trace(); }); })
+      .def(
+          "__eq__",
+          [](const Device& a, nb::handle b) {
+            return nb::isinstance<Device>(b) && a.impl() == nb::cast<const Device&>(b).impl();
+          },
+          "other"_a.sig("other: object"))
+      .def("__hash__",
+           [](const Device& device) {
+             return std::hash<std::shared_ptr<DeviceImpl>>()(device.impl());
+           })
+      .def("__repr__", [](const Device& device) {
+        return "gyre.Device(\"" + device.info().name + "\", " + device.info().description + ")";
+      });
+  module.def(
+      "devices", [] { return without_gil([] { return devices(); }); },
+      "Every backend Gyre knows: its devices with their properties, or why it has none here.");
+}
+
+}  // namespace gyre::python

@@ -1,0 +1,43 @@
+#include "bound.h"
+
+namespace gyre::python {
+
+void bind_encoder(nb::module_& module) {
+  nb::class_<Fence>(module, "Fence", "Stands for submitted work. Dropping it cancels nothing.")
+      .def(
+          "wait", [](const Fence& fence) { without_gil([&] { fence.wait(); }); },
+          "Waits for the work; raises what went wrong while it ran. Other threads run meanwhile.")
+      .def_prop_ro("done", &Fence::done);
+
+  nb::class_<Graph>(
+      module, "Graph",
+      "A recorded list, ready to run any number of times with the same memory. It holds "
+      "what it uses.")
+      .def("replay", [](const Graph& graph) { return without_gil([&] { return graph.replay(); }); })
+      .def_prop_ro("size", &Graph::size, "commands")
+      .def("__len__", &Graph::size);
+
+  nb::class_<Encoder>(
+      module, "Encoder",
+      "Collects commands: ops record into it, nothing runs before submit(). What must "
+      "wait for what is found from the memory they touch. What was recorded holds the "
+      "tensors it uses. One thread at a time.")
+      .def(
+          "__init__",
+          [](Encoder* self, const DeviceLike& device) { new (self) Encoder(device_of(device)); },
+          "device"_a = "cpu")
+      .def_prop_ro("device", &Encoder::device)
+      .def_prop_ro("size", &Encoder::size, "commands recorded so far")
+      .def("__len__", &Encoder::size)
+      .def_prop_ro("barriers", &Encoder::barriers, "how many of them wait for earlier ones")
+      .def(
+          "submit", [](Encoder& encoder) { return without_gil([&] { return encoder.submit(); }); },
+          "Runs the list once and leaves the encoder empty.")
+      .def(
+          "instantiate",
+          [](Encoder& encoder) { return without_gil([&] { return encoder.instantiate(); }); },
+          "Keeps the list for replay and leaves the encoder empty.")
+      .def("clear", &Encoder::clear, "Drops what was recorded.");
+}
+
+}  // namespace gyre::python

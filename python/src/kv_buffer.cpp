@@ -1,0 +1,84 @@
+#include "kv_buffer.h"
+
+namespace gyre::python {
+namespace {
+
+KvShape shape_of(const std::string& format, const std::string& role, uint64_t heads,
+                 uint64_t capacity, uint64_t head_dim) {
+  constexpr Choice<KvRole> kRoles[] = {{"k", KvRole::k}, {"v", KvRole::v}};
+  return {.format = kv_format(format),
+          .role = choose("KvBuffer: role", role, kRoles),
+          .kv_heads = heads,
+          .capacity = capacity,
+          .head_dim = head_dim};
+}
+
+BoundKvBuffer allocate(const DeviceLike& device, const std::string& format, const std::string& role,
+                       uint64_t heads, uint64_t capacity, uint64_t head_dim) {
+  Device home = device_of(device);
+  KvBuffer buffer = KvBuffer::allocate(home, shape_of(format, role, heads, capacity, head_dim));
+  return {std::move(home), std::move(buffer)};
+}
+
+void bind_formats(nb::module_& module) {
+  nb::class_<KvFormatInfo>(module, "KvFormatInfo", "What a reader of a format must know.")
+      .def_prop_ro("name", [](const KvFormatInfo& info) { return std::string(info.name); })
+      .def_ro("bits", &KvFormatInfo::bits, "stored per coordinate")
+      .def_ro("compressed", &KvFormatInfo::compressed)
+      .def_ro("scale_block", &KvFormatInfo::scale_block, "most coordinates under one scale")
+      .def_ro("tile_tokens", &KvFormatInfo::tile_tokens, "V: tokens that share words");
+  module.def(
+      "kv_formats",
+      [] {
+        std::vector<KvFormatInfo> all;
+        for (const KvFormat format : kv_formats()) all.push_back(describe(format));
+        return all;
+      },
+      "Every format a cache can have: f32, f16, bf16, tq2 to tq8, and the compatibility formats.");
+}
+
+}  // namespace
+
+void bind_kv_buffer(nb::module_& module) {
+  bind_formats(module);
+  nb::class_<BoundKvBuffer>(module, "KvBuffer",
+                            "One of the two halves of a KV cache, keys or values, for the ops. "
+                            "KvCache has both for all layers of a model and is what most want.")
+      .def_static("allocate", allocate, "device"_a, nb::kw_only(), "format"_a = "f16",
+                  "role"_a = "k", "heads"_a, "capacity"_a, "head_dim"_a,
+                  "Zero-filled room for `capacity` tokens of `heads` KV heads with `head_dim` "
+                  "coordinates. role: \"k\" or \"v\".")
+      .def_prop_ro("device", [](const BoundKvBuffer& self) { return self.device; })
+      .def_prop_ro(
+          "format",
+          [](const BoundKvBuffer& self) { return std::string(name(self.buffer.shape.format)); })
+      .def_prop_ro("role",
+                   [](const BoundKvBuffer& self) { return role_name(self.buffer.shape.role); })
+      .def_prop_ro("heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; })
+      .def_prop_ro("capacity", [](const BoundKvBuffer& self) { return self.buffer.shape.capacity; })
+      .def_prop_ro("head_dim", [](const BoundKvBuffer& self) { return self.buffer.shape.head_dim; })
+      .def_prop_ro("nbytes", [](const BoundKvBuffer& self) { return self.buffer.bytes(); })
+      .def_prop_ro(
+          "codes",
+          [](const BoundKvBuffer& self) {
+            return BoundTensor{self.device, self.buffer.codes};
+          },
+          "f32, f16, bf16: [heads, capacity, head_dim]; compressed: u8")
+      .def_prop_ro(
+          "scales",
+          [](const BoundKvBuffer& self) -> std::optional<BoundTensor> {
+            if (!self.buffer.scales.defined()) return std::nullopt;
+            return BoundTensor{self.device, self.buffer.scales};
+          },
+          "None where the format has no scales")
+      .def("__repr__", [](const BoundKvBuffer& self) {
+        const KvShape& shape = self.buffer.shape;
+        std::ostringstream text;
+        text << "gyre.KvBuffer(" << name(shape.format) << " " << role_name(shape.role)
+             << ", heads=" << shape.kv_heads << ", capacity=" << shape.capacity
+             << ", head_dim=" << shape.head_dim << ", device=" << self.device.info().name << ")";
+        return text.str();
+      });
+}
+
+}  // namespace gyre::python

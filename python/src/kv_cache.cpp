@@ -1,0 +1,260 @@
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+
+#include "bound.h"
+
+namespace gyre::python {
+namespace {
+
+// A cache is used by one thread at a time; the GIL, which is let go during calls, does not see to
+// that.
+struct BoundKvCache {
+  Device device;
+  KvCache cache;
+  std::atomic<bool> busy{false};
+
+  BoundKvCache(Device home, KvCache taken) : device(std::move(home)), cache(std::move(taken)) {}
+};
+
+class Use {
+ public:
+  Use(BoundKvCache& bound, const char* what) : bound_(bound) {
+    if (bound_.busy.exchange(true, std::memory_order_acquire))
+      refuse(what, ": the cache is in use by another thread");
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  ~Use() { bound_.busy.store(false, std::memory_order_release); }
+
+  KvCache& cache() const { return bound_.cache; }
+
+ private:
+  BoundKvCache& bound_;
+};
+
+KvLayer layer_of(const std::string& k, const std::string& v, uint64_t window, uint64_t tail,
+                 uint64_t sinks) {
+  return {kv_format(k), kv_format(v), window, tail, sinks};
+}
+
+std::string repr(const KvLayer& layer) {
+  std::ostringstream text;
+  text << "gyre.KvLayer(k=\"" << name(layer.k) << "\", v=\"" << name(layer.v)
+       << "\", window=" << layer.window << ", tail=" << layer.tail << ", sinks=" << layer.sinks
+       << ")";
+  return text.str();
+}
+
+template <KvFormat KvLayer::*Member>
+std::string format_of(const KvLayer& layer) {
+  return std::string(name(layer.*Member));
+}
+
+void bind_layers(nb::module_& module) {
+  nb::class_<KvLayer>(module, "KvLayer", "What one layer of a cache stores.")
+      .def(
+          "__init__",
+          [](KvLayer* self, const std::string& k, const std::string& v, uint64_t window,
+             uint64_t tail,
+             uint64_t sinks) { new (self) KvLayer(layer_of(k, v, window, tail, sinks)); },
+          "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sinks"_a = 0,
+          "k, v: names of formats, see kv_formats(). window: keys that a query sees, its own "
+          "included; 0: all. tail: the newest tokens stay in f16 and are compressed when they "
+          "leave. sinks: the first tokens stay in f16.")
+      .def_prop_ro("k", format_of<&KvLayer::k>)
+      .def_prop_ro("v", format_of<&KvLayer::v>)
+      .def_ro("window", &KvLayer::window)
+      .def_ro("tail", &KvLayer::tail)
+      .def_ro("sinks", &KvLayer::sinks)
+      .def(
+          "__eq__",
+          [](const KvLayer& a, nb::handle other) {
+            return nb::isinstance<KvLayer>(other) &&
+                   repr(a) == repr(nb::cast<const KvLayer&>(other));
+          },
+          "other"_a.sig("other: object"))
+      .def("__hash__", [](const KvLayer& self) { return std::hash<std::string>()(repr(self)); })
+      .def("__repr__", repr);
+
+  nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache really stores.")
+      .def_ro("layer", &KvLayerInfo::layer)
+      .def_ro("slots", &KvLayerInfo::slots, "of the body: capacity, or the ring of a window")
+      .def_ro("nbytes", &KvLayerInfo::bytes, "sinks and tail included")
+      .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device");
+
+  module.def(
+      "kv_layers",
+      [](uint64_t count, const KvLayer& layer, uint64_t edge_layers, const std::string& edge_format,
+         uint64_t window, uint64_t full_every, const std::string& window_format) {
+        return kv_layers(count, {.layer = layer,
+                                 .edge_layers = edge_layers,
+                                 .edge_format = kv_format(edge_format),
+                                 .window = window,
+                                 .full_every = full_every,
+                                 .window_format = kv_format(window_format)});
+      },
+      "count"_a, "layer"_a = KvLayer{}, nb::kw_only(), "edge_layers"_a = 0, "edge_format"_a = "tq8",
+      "window"_a = 0, "full_every"_a = 0, "window_format"_a = "f16",
+      "The usual choices for a whole model: most layers as `layer`, `edge_layers` at each end in "
+      "edge_format, every full_every-th layer sees all and the others a window in window_format.");
+}
+
+void attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
+            const Operand& out, float scale, bool causal, uint64_t window, float soft_cap,
+            const OptionalOperand& sinks, const OptionalOperand& slopes, const OptionalOperand& lse,
+            const OptionalOperand& tree) {
+  const Use use(self, "cache.attend");
+  const Operands operand(encoder, "cache.attend");
+  const AttendInputs inputs{.q = operand("q", q),
+                            .out = operand("out", out),
+                            .lse = operand("lse", lse),
+                            .sinks = operand("sinks", sinks),
+                            .slopes = operand("slopes", slopes),
+                            .tree = operand("tree", tree)};
+  const AttendOptions options{scale, causal, window, soft_cap};
+  without_gil([&] { use.cache().attend(encoder, layer, inputs, options); });
+}
+
+void append(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& k,
+            const Operand& v) {
+  const Use use(self, "cache.append");
+  const Operands operand(encoder, "cache.append");
+  const Tensor k_tensor = operand("k", k), v_tensor = operand("v", v);
+  without_gil([&] { use.cache().append(encoder, layer, k_tensor, v_tensor); });
+}
+
+std::unique_ptr<BoundKvCache> fork(BoundKvCache& self, Encoder& encoder) {
+  const Use use(self, "cache.fork");
+  return std::make_unique<BoundKvCache>(self.device,
+                                        without_gil([&] { return use.cache().fork(encoder); }));
+}
+
+void bind_steps(nb::class_<BoundKvCache>& cache) {
+  cache
+      .def(
+          "extend",
+          [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {
+            const Use use(self, "cache.extend");
+            without_gil([&] { use.cache().extend(encoder, tokens); });
+          },
+          "encoder"_a, "tokens"_a,
+          "The next tokens begin: their positions are set, and every layer is expected to get "
+          "them by append(). Holds for this moment: not for graphs.")
+      .def(
+          "positions",
+          [](BoundKvCache& self, uint64_t tokens) {
+            const Use use(self, "cache.positions");
+            return BoundTensor{self.device, use.cache().positions(tokens)};
+          },
+          "tokens"_a, "Positions of the tokens of the last extend(): i32 [tokens], for rope().")
+      .def("append", append, "encoder"_a, "layer"_a, "k"_a, "v"_a,
+           "Stores the tokens of the last extend(). k: [tokens, kv_heads, head_dim], "
+           "v: [tokens, kv_heads, v_head_dim]; f32, f16 or bf16, head_dim contiguous.")
+      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = 1.0f,
+           "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
+           "slopes"_a = nb::none(), "lse"_a = nb::none(), "tree"_a = nb::none(),
+           "Attention of the newest tokens over everything so far. q: [tokens, heads, head_dim], "
+           "out: [tokens, heads, v_head_dim]; f32, f16 or bf16. sinks: f32 [heads], one more logit "
+           "per head, whose value is 0. slopes: f32 [heads], ALiBi. lse: f32 [tokens, heads], "
+           "written. tree: u8 [tokens, tokens], query i sees new token j if not 0; instead of "
+           "causal. window: 0 takes the layer's. scale multiplies the dot product.")
+      .def(
+          "truncate",
+          [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {
+            const Use use(self, "cache.truncate");
+            without_gil([&] { use.cache().truncate(encoder, tokens); });
+          },
+          "encoder"_a, "tokens"_a, "Drops the newest `tokens` tokens.")
+      .def(
+          "clear",
+          [](BoundKvCache& self, Encoder& encoder) {
+            const Use use(self, "cache.clear");
+            without_gil([&] { use.cache().clear(encoder); });
+          },
+          "encoder"_a, "Drops all tokens.")
+      .def("fork", fork, "encoder"_a, "A copy of its own.");
+}
+
+void bind_files(nb::class_<BoundKvCache>& cache) {
+  cache
+      .def(
+          "save",
+          [](BoundKvCache& self, const std::filesystem::path& path) {
+            const Use use(self, "cache.save");
+            without_gil([&] { use.cache().save(path.string()); });
+          },
+          "path"_a, nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
+          "Writes a file with everything the cache holds, as a whole or not at all. Everything "
+          "recorded must have been submitted and waited for.")
+      .def(
+          "load",
+          [](BoundKvCache& self, const std::filesystem::path& path) {
+            const Use use(self, "cache.load");
+            without_gil([&] { use.cache().load(path.string()); });
+          },
+          "path"_a, nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
+          "The cache becomes the one that was saved. A file that is damaged or does not fit is "
+          "refused, and the cache stays as it was.");
+}
+
+}  // namespace
+
+void bind_kv_cache(nb::module_& module) {
+  bind_layers(module);
+  nb::class_<BoundKvCache> cache(
+      module, "KvCache",
+      "The KV cache of a model: it owns the memory and decides what lies where. A step is "
+      "extend(), then append() and attend() for each layer. How long it is lies in device memory, "
+      "so append() and attend() recorded once can be replayed for a whole generation, with an "
+      "extend() submitted before each replay. One thread at a time.");
+  cache
+      .def(
+          "__init__",
+          [](BoundKvCache* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
+             uint64_t capacity, const std::vector<KvLayer>& layers, uint64_t v_head_dim,
+             uint64_t step_tokens) {
+            Device home = device_of(device);
+            const KvCacheOptions options{.kv_heads = kv_heads,
+                                         .head_dim = head_dim,
+                                         .v_head_dim = v_head_dim,
+                                         .capacity = capacity,
+                                         .layers = layers,
+                                         .step_tokens = step_tokens};
+            KvCache made = without_gil([&] { return KvCache(home, options); });
+            new (self) BoundKvCache(std::move(home), std::move(made));
+          },
+          "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "capacity"_a,
+          "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "step_tokens"_a = 512,
+          "capacity: tokens in all. layers: one KvLayer each. v_head_dim: 0 is head_dim. "
+          "step_tokens: most tokens of one extend().")
+      .def_prop_ro("device", [](const BoundKvCache& self) { return self.device; })
+      .def_prop_ro(
+          "length", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); },
+          "tokens, as far as recorded")
+      .def("__len__", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); })
+      .def_prop_ro("nbytes",
+                   [](BoundKvCache& self) { return Use(self, "cache.nbytes").cache().bytes(); })
+      .def_prop_ro("capacity",
+                   [](const BoundKvCache& self) { return self.cache.options().capacity; })
+      .def_prop_ro("kv_heads",
+                   [](const BoundKvCache& self) { return self.cache.options().kv_heads; })
+      .def_prop_ro("head_dim",
+                   [](const BoundKvCache& self) { return self.cache.options().head_dim; })
+      .def_prop_ro("v_head_dim",
+                   [](const BoundKvCache& self) { return self.cache.options().v_head_dim; })
+      .def_prop_ro("step_tokens",
+                   [](const BoundKvCache& self) { return self.cache.options().step_tokens; })
+      .def_prop_ro("layers", [](const BoundKvCache& self) { return self.cache.options().layers; })
+      .def(
+          "describe",
+          [](BoundKvCache& self) { return Use(self, "cache.describe").cache().describe(); },
+          "What is really stored, layer by layer.");
+  bind_steps(cache);
+  bind_files(cache);
+}
+
+}  // namespace gyre::python

@@ -1,0 +1,52 @@
+#include <nanobind/stl/filesystem.h>
+
+#include <filesystem>
+
+#include "kv_buffer.h"
+
+namespace gyre::python {
+namespace {
+
+template <class T, auto Member>
+std::string name_of(const T& value) {
+  return std::string(name(value.*Member));
+}
+
+using Section = KvSnapshotSection;
+
+}  // namespace
+
+void bind_kv_snapshot(nb::module_& module) {
+  nb::class_<Section>(module, "KvSnapshotSection", "One tensor of a saved cache.")
+      .def_ro("layer", &Section::layer)
+      .def_prop_ro("segment", name_of<Section, &Section::segment>, "body, sinks or tail")
+      .def_prop_ro(
+          "role", [](const Section& section) { return role_name(section.role); }, "k or v")
+      .def_prop_ro("part", name_of<Section, &Section::part>, "codes or scales")
+      .def_prop_ro("format", name_of<Section, &Section::format>)
+      .def_ro("slots", &Section::slots, "stored")
+      .def_ro("offset", &Section::offset)
+      .def_ro("nbytes", &Section::bytes)
+      .def_ro("checksum", &Section::checksum);
+  nb::class_<KvSnapshotInfo>(module, "KvSnapshotInfo", "What a snapshot says about itself.")
+      .def_ro("version", &KvSnapshotInfo::version)
+      .def_ro("length", &KvSnapshotInfo::length, "tokens")
+      .def_ro("sections", &KvSnapshotInfo::sections)
+      .def_ro("file_bytes", &KvSnapshotInfo::file_bytes)
+      .def_prop_ro("kv_heads", [](const KvSnapshotInfo& info) { return info.options.kv_heads; })
+      .def_prop_ro("head_dim", [](const KvSnapshotInfo& info) { return info.options.head_dim; })
+      .def_prop_ro("v_head_dim", [](const KvSnapshotInfo& info) { return info.options.v_head_dim; })
+      .def_prop_ro("capacity", [](const KvSnapshotInfo& info) { return info.options.capacity; })
+      .def_prop_ro("step_tokens",
+                   [](const KvSnapshotInfo& info) { return info.options.step_tokens; })
+      .def_prop_ro("layers", [](const KvSnapshotInfo& info) { return info.options.layers; });
+  module.def(
+      "inspect_snapshot",
+      [](const std::filesystem::path& path) {
+        return without_gil([&] { return inspect_snapshot(path.string()); });
+      },
+      "path"_a, nb::sig("def inspect_snapshot(path: str | os.PathLike[str]) -> KvSnapshotInfo"),
+      "Reads a file that KvCache.save() wrote; refuses one with a single wrong bit.");
+}
+
+}  // namespace gyre::python

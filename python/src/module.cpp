@@ -1,0 +1,17 @@
+#include "bound.h"
+#include "exchange.h"
+
+NB_MODULE(_gyre, module) {
+  module.doc() = "The compiled half of gyre; import gyre instead.";
+  gyre::python::bind_errors(module);
+  gyre::python::bind_device(module);
+  gyre::python::bind_numpy(module);
+  gyre::python::bind_tensor(module);
+  gyre::python::bind_encoder(module);
+  gyre::python::bind_kv_buffer(module);
+  gyre::python::bind_codec(module);
+  gyre::python::bind_rope(module);
+  gyre::python::bind_attention(module);
+  gyre::python::bind_kv_cache(module);
+  gyre::python::bind_kv_snapshot(module);
+}

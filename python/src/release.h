@@ -1,0 +1,39 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <utility>
+
+namespace gyre::python {
+
+namespace nb = nanobind;
+
+// Keeps something of Python's alive from C++. The last copy may go on any thread, with or without
+// the GIL, under any lock: without the GIL the release is queued, because waiting for the GIL there
+// could wait for a thread that waits for the lock.
+std::shared_ptr<void> hold(void* object, void (*release)(void*));
+std::shared_ptr<void> hold(nb::object object);
+
+void release_pending();  // runs what is queued; needs the GIL
+
+// Runs `action` with the GIL released, then what it let go of.
+template <class Action>
+auto without_gil(Action&& action) {
+  if constexpr (std::is_void_v<decltype(action())>) {
+    {
+      const nb::gil_scoped_release released;
+      action();
+    }
+    release_pending();
+  } else {
+    auto result = [&] {
+      const nb::gil_scoped_release released;
+      return action();
+    }();
+    release_pending();
+    return result;
+  }
+}
+
+}  // namespace gyre::python

@@ -1,0 +1,177 @@
+#include <nanobind/stl/array.h>
+
+#include <algorithm>
+#include <array>
+
+#include "bound.h"
+
+namespace gyre::python {
+namespace {
+
+constexpr Choice<RopePairing> kPairings[] = {{"split_half", RopePairing::split_half},
+                                             {"adjacent", RopePairing::adjacent}};
+constexpr Choice<RopeMode> kModes[] = {{"plain", RopeMode::plain},
+                                       {"sectioned", RopeMode::sectioned},
+                                       {"vision", RopeMode::vision},
+                                       {"interleaved", RopeMode::interleaved},
+                                       {"vision_2d", RopeMode::vision_2d}};
+constexpr Choice<RopeSpan> kSpans[] = {{"rotary_dim", RopeSpan::rotary_dim},
+                                       {"head_dim", RopeSpan::head_dim}};
+constexpr Choice<RopeType> kTypes[] = {
+    {"standard", RopeType::standard}, {"linear", RopeType::linear}, {"ntk", RopeType::ntk},
+    {"dynamic", RopeType::dynamic},   {"yarn", RopeType::yarn},     {"llama3", RopeType::llama3}};
+
+using Sections = std::array<uint32_t, 4>;
+
+struct Turn {
+  const std::string &pairing, &mode;
+  std::optional<uint32_t> rotary_dim;
+  const std::string &partner, &exponent;
+  double base = 0;
+  const Sections& sections;
+  float magnitude = 0;
+};
+
+RopeOptions options_of(const Turn& turn) {
+  RopeOptions options{.pairing = choose("rope: pairing", turn.pairing, kPairings),
+                      .mode = choose("rope: mode", turn.mode, kModes),
+                      .rotary_dim = turn.rotary_dim,
+                      .partner = choose("rope: partner", turn.partner, kSpans),
+                      .exponent = choose("rope: exponent", turn.exponent, kSpans),
+                      .base = turn.base,
+                      .magnitude = turn.magnitude};
+  std::copy(turn.sections.begin(), turn.sections.end(), std::begin(options.sections));
+  return options;
+}
+
+void record_rope(Encoder& encoder, const Operand& x, const Operand& positions, const Operand& out,
+                 const OptionalOperand& k, const OptionalOperand& k_out,
+                 const OptionalOperand& frequencies, const OptionalOperand& factors,
+                 const std::string& pairing, const std::string& mode,
+                 std::optional<uint32_t> rotary_dim, const std::string& partner,
+                 const std::string& exponent, double base, const Sections& sections,
+                 float magnitude) {
+  const Operands operand(encoder, "rope");
+  const RopeInputs inputs{.x = operand("x", x),
+                          .positions = operand("positions", positions),
+                          .out = operand("out", out),
+                          .k = operand("k", k),
+                          .k_out = operand("k_out", k_out),
+                          .frequencies = operand("frequencies", frequencies),
+                          .factors = operand("factors", factors)};
+  const RopeOptions options =
+      options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
+  without_gil([&] { rope(encoder, inputs, options); });
+}
+
+void record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand& positions,
+                      const Operand& out, const OptionalOperand& weight,
+                      const OptionalOperand& second, const OptionalOperand& k,
+                      const OptionalOperand& k_out, const OptionalOperand& k_weight,
+                      const OptionalOperand& k_second, const OptionalOperand& frequencies,
+                      const OptionalOperand& factors, bool rotate, double epsilon,
+                      float weight_offset, const std::string& pairing, const std::string& mode,
+                      std::optional<uint32_t> rotary_dim, const std::string& partner,
+                      const std::string& exponent, double base, const Sections& sections,
+                      float magnitude) {
+  const Operands operand(encoder, "norm_rope");
+  const NormRopeInputs inputs{.x = operand("x", x),
+                              .positions = operand("positions", positions),
+                              .out = operand("out", out),
+                              .weight = operand("weight", weight),
+                              .second = operand("second", second),
+                              .k = operand("k", k),
+                              .k_out = operand("k_out", k_out),
+                              .k_weight = operand("k_weight", k_weight),
+                              .k_second = operand("k_second", k_second),
+                              .frequencies = operand("frequencies", frequencies),
+                              .factors = operand("factors", factors)};
+  NormRopeOptions options{
+      .rope = std::nullopt, .epsilon = static_cast<float>(epsilon), .weight_offset = weight_offset};
+  if (rotate)
+    options.rope =
+        options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
+  without_gil([&] { norm_rope(encoder, inputs, options); });
+}
+
+RopeFrequencies frequencies_of(double rope_theta, uint32_t rotary_dim, const std::string& rope_type,
+                               double factor, double original_max_position_embeddings,
+                               double seq_len, double low_freq_factor, double high_freq_factor,
+                               double beta_fast, double beta_slow,
+                               std::optional<double> attention_factor, std::optional<double> mscale,
+                               std::optional<double> mscale_all_dim, bool truncate) {
+  return rope_frequencies({.rope_theta = rope_theta,
+                           .rotary_dim = rotary_dim,
+                           .rope_type = choose("rope_frequencies: rope_type", rope_type, kTypes),
+                           .factor = factor,
+                           .original_max_position_embeddings = original_max_position_embeddings,
+                           .seq_len = seq_len,
+                           .low_freq_factor = low_freq_factor,
+                           .high_freq_factor = high_freq_factor,
+                           .beta_fast = beta_fast,
+                           .beta_slow = beta_slow,
+                           .attention_factor = attention_factor,
+                           .mscale = mscale,
+                           .mscale_all_dim = mscale_all_dim,
+                           .truncate = truncate});
+}
+
+void bind_frequencies(nb::module_& module) {
+  nb::class_<RopeFrequencies>(module, "RopeFrequencies", "What rope_frequencies() computes.")
+      .def_ro("inverse", &RopeFrequencies::inverse, "radians per position, one for each pair")
+      .def_ro("attention_factor", &RopeFrequencies::attention_factor, "for rope(magnitude=)");
+  module.def("rope_frequencies", frequencies_of, "rope_theta"_a = 10000.0, nb::kw_only(),
+             "rotary_dim"_a, "rope_type"_a = "standard", "factor"_a = 1.0,
+             "original_max_position_embeddings"_a = 0.0, "seq_len"_a = 0.0,
+             "low_freq_factor"_a = 1.0, "high_freq_factor"_a = 4.0, "beta_fast"_a = 32.0,
+             "beta_slow"_a = 1.0, "attention_factor"_a = nb::none(), "mscale"_a = nb::none(),
+             "mscale_all_dim"_a = nb::none(), "truncate"_a = true,
+             "Scaled frequencies, in the words of a model's config (\"rope_scaling\"). rope_type: "
+             "standard, linear, ntk, dynamic, yarn or llama3. rotary_dim: coordinates that turn.");
+  module.def(
+      "rope_table",
+      [](const DeviceLike& device, const std::vector<double>& radians_per_position) {
+        Device home = device_of(device);
+        Tensor table = without_gil([&] { return rope_table(home, radians_per_position); });
+        return BoundTensor{std::move(home), std::move(table)};
+      },
+      "device"_a, "radians_per_position"_a,
+      "Frequencies as the kernels use them, exact at any position: u32 [pairs, 2].");
+}
+
+}  // namespace
+
+void bind_rope(nb::module_& module) {
+  module.def(
+      "rope", record_rope, "encoder"_a, "x"_a, "positions"_a, "out"_a, "k"_a = nb::none(),
+      "k_out"_a = nb::none(), "frequencies"_a = nb::none(), "factors"_a = nb::none(), nb::kw_only(),
+      "pairing"_a = "split_half", "mode"_a = "plain", "rotary_dim"_a = nb::none(),
+      "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim", "base"_a = 10000.0,
+      "sections"_a = Sections{}, "magnitude"_a = 1.0f,
+      "Rotary embedding: pairs turn by position times frequency.\n\n"
+      "x: [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous. positions: i32 or "
+      "u32 [tokens]; [4, tokens] for the modes sectioned, interleaved and vision, [2, tokens] "
+      "for vision_2d. out: like x, any float dtype, may be x. k, k_out: a second tensor turned "
+      "by the same angles, heads may differ. frequencies: f32 [pairs] in radians, or from "
+      "rope_table(); none: made from base. factors: f32 [pairs], divide the frequencies. "
+      "pairing: \"split_half\" (NeoX, Hugging Face) or \"adjacent\" (GPT-J). rotary_dim: "
+      "coordinates that turn; none: all. partner, exponent: \"rotary_dim\" or \"head_dim\". "
+      "sections: pairs per axis. magnitude: scales the turned coordinates (YaRN).");
+  module.def(
+      "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a.none(), "out"_a,
+      "weight"_a = nb::none(), "second"_a = nb::none(), "k"_a = nb::none(), "k_out"_a = nb::none(),
+      "k_weight"_a = nb::none(), "k_second"_a = nb::none(), "frequencies"_a = nb::none(),
+      "factors"_a = nb::none(), nb::kw_only(), "rope"_a = true, "epsilon"_a = 1e-6,
+      "weight_offset"_a = 0.0f, "pairing"_a = "split_half", "mode"_a = "plain",
+      "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
+      "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
+      "RMS norm of each head, then rope(), in one pass.\n\n"
+      "x: [tokens, heads, head_dim]. weight, k_weight: [head_dim], f32, f16 or bf16; none: 1. "
+      "second, k_second: one more output each, another dtype or layout. rope: False is the norm "
+      "alone, positions is then None. weight_offset: 1 for models that store weight - 1 (Gemma). "
+      "The "
+      "rest as in rope().");
+  bind_frequencies(module);
+}
+
+}  // namespace gyre::python

@@ -1,0 +1,125 @@
+"""python -m gyre.eval."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tqdm")
+
+from hf_models import TEXT, load, random_model, stored_model
+
+from gyre import eval as gyre_eval
+
+
+def run(*options: str) -> int:
+    return gyre_eval.main([str(stored_model("tiny-d128")), str(TEXT), *options])
+
+
+def test_json_and_chart(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "chart.png"
+    assert (
+        run(
+            "--formats",
+            "f16",
+            "tq8",
+            "tq8/tq4",
+            "--context",
+            "40",
+            "--windows",
+            "2",
+            "--tail",
+            "32",
+            "--json",
+            "--plot",
+            str(chart),
+        )
+        == 0
+    )
+    done = capsys.readouterr()
+    assert "400/400" in done.err  # the progress bar
+    about = json.loads(done.out)
+    assert (about["unit"], about["windows"], about["positions"]) == ("byte", 2, 80)
+    assert [(row["format"], row["tail"]) for row in about["rows"]] == [
+        ("f16", 0),
+        ("tq8", 0),
+        ("tq8", 32),
+        ("tq8/tq4", 0),
+        ("tq8/tq4", 32),
+    ]
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_prints_a_table():
+    command = [
+        sys.executable,
+        "-m",
+        "gyre.eval",
+        stored_model("tiny-d128"),
+        TEXT,
+        "--formats",
+        "tq8/tq4",
+        "--context",
+        "40",
+        "--tail",
+        "16",
+        "--threads",
+        "1",
+        "--quiet",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 x 40 bytes" in done.stdout and "40 positions" in done.stdout and done.stdout.count("| tq8/tq4 |") == 2
+    assert "step/s" not in done.stderr
+
+
+def test_numbers_are_those_of_a_plain_calculation():
+    path = stored_model("tiny-d128")
+    (text,), unit = gyre_eval.read_windows(str(path), TEXT.read_bytes(), 200, 1)
+    assert unit == "byte" and text[:3].tolist() == [256, *TEXT.read_bytes()[:2]]
+    wanted = gyre_eval.settings(["tq8", "tq2", "f16"], tail=40)
+    assert [(s.name, s.tail) for s in wanted] == [("tq8", 0), ("tq8", 40), ("tq2", 0), ("tq2", 40), ("f16", 0)]
+    tq8, tq8_tail, tq2, tq2_tail, f16 = gyre_eval.evaluate(load(path, "gyre"), [text], wanted, progress=False)
+    with torch.no_grad():
+        logits = load(path, "sdpa")(text[None, :-1]).logits[0]
+    bits = torch.nn.functional.cross_entropy(logits, text[1:]).item() / math.log(2)
+    assert abs(f16.bits - bits) < 1e-3 and abs(tq8.bits - bits) < 1e-2
+    assert (f16.kld_mean, f16.kld_max, f16.same_top1) == (0, 0, 1)
+    assert 0 < tq8.kld_mean < 1e-4 < tq2_tail.kld_mean < tq2.kld_mean
+    assert tq8.kld_mean <= tq8.kld_999 <= tq8.kld_max and tq8.same_top1 > 0.98 > tq2.same_top1
+    # 4 layers, 2 KV heads, K and V, 128 coordinates and a 16-bit scale each.
+    assert 4 * 2 * 2 * 256 <= f16.bytes_per_token < 1.01 * 4 * 2 * 2 * 256
+    assert 4 * 2 * 2 * 130 <= tq8.bytes_per_token < 1.05 * 4 * 2 * 2 * 130 < tq8_tail.bytes_per_token
+
+
+def test_models_with_a_tokenizer(tmp_path, capsys):
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import PreTrainedTokenizerFast
+
+    words = "the cache holds keys and values of a layer".split()
+    vocabulary = {word: i for i, word in enumerate(["<s>", "<unk>", *words])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>").save_pretrained(tmp_path)
+    random_model("gemma3-window-5", "eager").save_pretrained(tmp_path)
+    text = tmp_path / "text"
+    text.write_text(" ".join(words * 4))
+    (ids,), unit = gyre_eval.read_windows(str(tmp_path), text.read_bytes(), 20, 1)
+    assert unit == "token" and ids[:4].tolist() == [0, 2, 3, 4]
+    assert (
+        gyre_eval.main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
+    )
+    assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
+
+
+@pytest.mark.parametrize(
+    "options, message", [(["--context", "20000"], "need 20000 bytes"), (["--formats", "tq9", "--context", "4"], "tq9")]
+)
+def test_refusals(options, message, capsys):
+    assert run(*options) == 1
+    assert message in capsys.readouterr().err

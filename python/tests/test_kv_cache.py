@@ -1,0 +1,169 @@
+"""The cache object: steps, graphs, forks, files."""
+
+import numpy as np
+import pytest
+from test_ops import normal, softmax_attention
+
+import gyre
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+
+
+def make(layers=None, capacity=64, **options):
+    layers = [gyre.KvLayer("f32", "f32")] if layers is None else layers
+    return gyre.KvCache("cpu", kv_heads=KV_HEADS, head_dim=DIM, capacity=capacity, layers=layers, **options)
+
+
+def step(cache, encoder, q, k, v, layer=0, **options):
+    out = np.zeros_like(q)
+    cache.extend(encoder, len(k))
+    for index in range(len(cache.layers)):
+        cache.append(encoder, index, k, v)
+    cache.attend(encoder, layer, q, out, scale=0.125, **options)
+    encoder.submit().wait()
+    return out
+
+
+def inputs(rng, tokens):
+    return normal(rng, tokens, HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM)
+
+
+def test_prefill_then_decode(encoder, rng):
+    cache = make()
+    q, k, v = inputs(rng, 20)
+    step(cache, encoder, q[:15], k[:15], v[:15])
+    for at in range(15, 20):
+        out = step(cache, encoder, q[at : at + 1], k[at : at + 1], v[at : at + 1])
+        expected, _ = softmax_attention(q[at : at + 1], k[: at + 1], v[: at + 1], 0.125)
+        assert np.abs(out - expected).max() < 1e-5
+    assert cache.length == len(cache) == 20
+
+
+def test_it_says_what_it_is():
+    layers = [gyre.KvLayer(), gyre.KvLayer("f16", "f16", window=8), gyre.KvLayer("tq4", "tq2", tail=16, sinks=4)]
+    cache = make(layers, step_tokens=32)
+    assert (cache.kv_heads, cache.head_dim, cache.capacity, cache.step_tokens) == (KV_HEADS, DIM, 64, 32)
+    assert cache.layers == layers and cache.device == gyre.Device("cpu") and cache.length == 0
+    infos = cache.describe()
+    assert [info.slots for info in infos] == [64, 8 + 31, 64 - 4] and all(info.kernel for info in infos)
+    assert sum(info.nbytes for info in infos) <= cache.nbytes
+    assert (layers[2].k, layers[2].v, layers[2].tail, layers[2].sinks, layers[1].window) == ("tq4", "tq2", 16, 4, 8)
+    assert layers[0] == gyre.KvLayer("tq8", "tq4") != layers[1] and layers[0] != "tq8" and "tq8" in repr(layers[0])
+    assert len({gyre.KvLayer(), gyre.KvLayer()}) == 1
+
+
+def test_layers_of_a_model():
+    layers = gyre.kv_layers(6, gyre.KvLayer("tq4", "tq4"), edge_layers=1, window=32, full_every=3)
+    assert len(layers) == 6 and layers[5].k == "tq8" and {layer.window for layer in layers} == {0, 32}
+
+
+def test_a_recorded_step_replays_for_a_whole_generation(encoder, rng):
+    layers = [gyre.KvLayer("tq8", "tq4", tail=4), gyre.KvLayer("f16", "f16", window=8)]
+    eager, replayed = make(layers, step_tokens=4), make(layers, step_tokens=4)
+    q, k, v = inputs(rng, 1)
+    out = np.zeros_like(q)
+    positions = replayed.positions(1)
+    assert (positions.dtype, positions.shape) == ("i32", (1,))
+    replayed.extend(encoder, 1)
+    encoder.submit().wait()
+    for index in range(2):
+        replayed.append(encoder, index, k, v)
+    replayed.attend(encoder, 1, q, out, scale=0.125)
+    graph = encoder.instantiate()
+    for at in range(20):
+        if at:
+            replayed.extend(encoder, 1)
+            encoder.submit().wait()
+        q[:], k[:], v[:] = inputs(rng, 1)
+        graph.replay().wait()
+        assert positions.numpy()[0] == at
+        assert (out == step(eager, encoder, q, k, v, layer=1)).all()
+
+
+def test_extend_is_not_for_graphs(encoder):
+    cache = make()
+    cache.extend(encoder, 1)
+    with pytest.raises(gyre.Error, match="encoder.instantiate"):
+        encoder.instantiate()
+
+
+def test_truncate_clear_and_fork(encoder, rng):
+    cache = make()
+    q, k, v = inputs(rng, 10)
+    step(cache, encoder, q, k, v)
+    other = cache.fork(encoder)
+    encoder.submit().wait()
+    cache.truncate(encoder, 4)
+    assert (cache.length, other.length) == (6, 10)
+    fresh = inputs(rng, 1)
+    out = step(cache, encoder, *fresh)
+    expected, _ = softmax_attention(fresh[0], np.r_[k[:6], fresh[1]], np.r_[v[:6], fresh[2]], 0.125)
+    assert np.abs(out - expected).max() < 1e-5
+    del cache
+    out = step(other, encoder, *fresh)
+    expected, _ = softmax_attention(fresh[0], np.r_[k, fresh[1]], np.r_[v, fresh[2]], 0.125)
+    assert np.abs(out - expected).max() < 1e-5
+    other.clear(encoder)
+    assert other.length == 0
+
+
+def test_options_of_attend(encoder, rng):
+    q, k, v = inputs(rng, 3)
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+    sinks = np.array([0.5, 1.0, -1.0, 3.0], np.float32)
+    lse = np.zeros((3, HEADS), np.float32)
+    options = {"window": 2, "soft_cap": 3.0, "sinks": sinks, "slopes": slopes}
+    out = step(make(), encoder, q, k, v, lse=lse, **options)
+    expected, expected_lse = softmax_attention(q, k, v, 0.125, **options)
+    assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - expected_lse).max() < 1e-5
+    tree = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.uint8)
+    out = step(make(), encoder, q, k, v, tree=tree)
+    assert np.abs(out - softmax_attention(q, k, v, 0.125, mask=tree)[0]).max() < 1e-5
+    out = step(make(), encoder, q, k, v, causal=False)
+    assert np.abs(out - softmax_attention(q, k, v, 0.125, mask=np.ones((3, 3)))[0]).max() < 1e-5
+
+
+def test_refusals_change_nothing(encoder, rng):
+    cache = make(step_tokens=16)
+    q, k, v = inputs(rng, 4)
+    for call, words in [
+        (lambda: cache.extend(encoder, 65), "kv_cache.extend"),
+        (lambda: cache.extend(encoder, 17), "16"),
+        (lambda: cache.append(encoder, 0, k, v), "kv_cache.append"),
+        (lambda: cache.truncate(encoder, 1), "kv_cache.truncate"),
+        (lambda: cache.attend(encoder, 3, q, q), "layer"),
+        (lambda: make([gyre.KvLayer("tq9")]), "tq9"),
+        (lambda: make([]), "layer"),
+        (lambda: make(capacity=0), "capacity"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert cache.length == 0 and encoder.size == 0
+
+
+def test_save_and_load(encoder, rng, tmp_path):
+    layers = [gyre.KvLayer("tq8", "tq4", tail=4), gyre.KvLayer("f16", "f16", window=8)]
+    cache, other = make(layers), make(layers)
+    step(cache, encoder, *inputs(rng, 12))
+    path = tmp_path / "cache.gyre"
+    cache.save(path)
+    info = gyre.inspect_snapshot(str(path))
+    assert (info.length, info.kv_heads, info.head_dim, info.layers) == (12, KV_HEADS, DIM, layers)
+    assert info.file_bytes == path.stat().st_size and info.capacity == 64
+    assert {(s.layer, s.segment, s.role, s.part) for s in info.sections} >= {(0, "body", "k", "codes"), (0, "tail", "v", "codes")}
+    other.load(path)
+    fresh = inputs(rng, 1)
+    for layer in range(2):
+        a, b = (step(c, encoder, *fresh, layer=layer) for c in (cache, other))
+        assert (a == b).all() and a.any()
+        for c in (cache, other):
+            c.truncate(encoder, 1)
+    with pytest.raises(gyre.Error):
+        make().load(path)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(gyre.Error):
+        other.load(path)
+    assert other.length == 12
+    with pytest.raises(OSError) as caught:
+        other.load(tmp_path / "absent")
+    assert isinstance(caught.value, gyre.Error) and caught.value.code == "io"

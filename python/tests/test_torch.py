@@ -1,0 +1,87 @@
+"""PyTorch tensors share memory with Gyre's; skipped where PyTorch is not installed."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import gyre
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8, "i32": torch.int32}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_round_trips_share_memory(name):
+    given = torch.arange(24).reshape(2, 3, 4).to(DTYPES[name])
+    tensor = gyre.from_dlpack(given)
+    assert (tensor.dtype, tensor.shape, tensor.strides) == (name, (2, 3, 4), (12, 4, 1))
+    assert tensor.data_ptr == given.data_ptr() and gyre.asarray(given).data_ptr == given.data_ptr()
+    back = torch.from_dlpack(tensor)
+    assert back.data_ptr() == given.data_ptr() and back.dtype == given.dtype and torch.equal(back, given)
+    back[1, 2, 3] = 7
+    assert given[1, 2, 3] == 7
+
+
+def test_views_keep_their_strides():
+    given = torch.arange(60, dtype=torch.float32).reshape(3, 4, 5).permute(2, 0, 1)[1::2, :, 1:]
+    tensor = gyre.from_dlpack(given)
+    assert tensor.strides == given.stride() and tensor.data_ptr == given.data_ptr()
+    assert torch.equal(torch.from_dlpack(tensor), given)
+    assert torch.equal(torch.from_dlpack(tensor[1]), given[1])
+    assert torch.from_dlpack(gyre.from_dlpack(torch.empty(3, 0))).shape == (3, 0)
+    assert torch.from_dlpack(gyre.from_dlpack(torch.tensor(5.0))).item() == 5
+
+
+def test_numpy_torch_and_gyre_are_one_memory():
+    array = np.zeros((2, 2), np.float32)
+    tensor = torch.from_dlpack(gyre.from_dlpack(torch.from_numpy(array)))
+    tensor[0, 1] = 3
+    assert array[0, 1] == 3 and tensor.data_ptr() == array.ctypes.data
+
+
+def test_refusals():
+    for given, words in [
+        (torch.zeros(2, dtype=torch.float64), "float64"),
+        (torch.zeros(2, dtype=torch.int64), "int64"),
+        (torch.zeros(2, dtype=torch.bool), "bool"),
+        (torch.zeros((1,) * 7), "at most 6"),
+    ]:
+        with pytest.raises(gyre.Error, match=words):
+            gyre.from_dlpack(given)
+    with pytest.raises((RuntimeError, BufferError), match="grad"):
+        gyre.from_dlpack(torch.zeros(2, requires_grad=True))
+
+
+def test_ops_take_torch_tensors(encoder):
+    x = torch.ones(2, 64, dtype=torch.bfloat16)
+    out = torch.zeros(2, 64)
+    gyre.hadamard(encoder, x, out)
+    encoder.submit().wait()
+    assert out[0, 0] == 8 and not out[:, 1:].any()
+
+
+def test_either_side_may_go_first():
+    given = torch.ones(1000)
+    gone = weakref.ref(given.untyped_storage())
+    tensor = gyre.from_dlpack(given)
+    del given
+    gc.collect()
+    assert tensor.numpy().sum() == 1000
+    back = torch.from_dlpack(tensor)
+    del tensor
+    gc.collect()
+    assert back.sum() == 1000
+    del back
+    gc.collect()
+    assert gone() is None
+    own = torch.from_dlpack(gyre.zeros((1000,), "bf16"))
+    gc.collect()
+    assert own.sum() == 0
+
+
+def test_no_growth(no_growth):
+    given = torch.zeros(4, 4)
+    no_growth(lambda: torch.from_dlpack(gyre.from_dlpack(given)))
