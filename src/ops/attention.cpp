@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/attention_spec.h"
 #include "ops/cache_ops.h"
 #include "ops/kv_layout.h"
 #include "runtime/device_impl.h"
@@ -15,25 +16,6 @@
 
 namespace gyre {
 namespace {
-
-abi::AttentionSpec make_spec(DType q, KvFormat k, KvFormat v, DType out) {
-  return spec_from_key<abi::AttentionSpec>(
-      static_cast<uint64_t>(q) | static_cast<uint64_t>(out) << 8 | static_cast<uint64_t>(k) << 16 |
-      static_cast<uint64_t>(v) << 24);
-}
-
-abi::AttentionMergeSpec make_merge_spec(DType out) {
-  return spec_from_key<abi::AttentionMergeSpec>(static_cast<uint64_t>(out));
-}
-
-abi::AttentionDecodeSpec make_decode_spec(KvFormat k, KvFormat v, uint64_t head_dim,
-                                          uint64_t rows) {
-  return {.k_format = static_cast<uint8_t>(k),
-          .v_format = static_cast<uint8_t>(v),
-          .rows = static_cast<uint8_t>(rows),
-          .unused = {},
-          .head_dim = static_cast<uint16_t>(head_dim)};
-}
 
 struct Op {
   const char* name;
@@ -308,7 +290,6 @@ void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {
                      {&in.partial, &in.out, &in.lse, &in.sinks});
 }
 
-constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
 }  // namespace
 
 Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim) {
@@ -318,56 +299,6 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
   require(v_head_dim <= abi::kKvMaxHeadDim, "attention_partial_shape: v_head_dim must be at most ",
           abi::kKvMaxHeadDim, ", got ", v_head_dim);
   return {splits, q_shape[0], q_shape[1], v_head_dim + 2};
-}
-
-std::string attention_shape(const void* params) {
-  const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  return join("tokens=", p.tokens, " heads=", p.heads, "/", p.kv_heads, " head_dim=", p.k.head_dim,
-              "/", p.v.head_dim, " length=", p.length, " splits=", p.splits);
-}
-
-std::string attention_merge_shape(const void* params) {
-  const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
-  return join("splits=", p.splits, " tokens=", p.tokens, " heads=", p.heads,
-              " head_dim=", p.head_dim);
-}
-
-std::span<const uint64_t> attention_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
-    std::vector<uint64_t> specs;
-    for (const DType q : kFloats) {
-      for (const KvFormat k : kv_formats()) {
-        for (const KvFormat v : kv_formats()) {
-          for (const DType out : kFloats) specs.push_back(spec_key(make_spec(q, k, v, out)));
-        }
-      }
-    }
-    return specs;
-  }();
-  return kSpecs;
-}
-
-std::span<const uint64_t> attention_decode_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
-    std::vector<uint64_t> specs;
-    for (const KvFormat k : kv_formats()) {
-      for (const KvFormat v : kv_formats()) {
-        for (const uint64_t head_dim : {64, 128, 256, 512}) {
-          for (const uint64_t rows : {8, 16})
-            specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows)));
-        }
-      }
-    }
-    return specs;
-  }();
-  return kSpecs;
-}
-
-std::span<const uint64_t> attention_merge_specs() {
-  static const std::array<uint64_t, 3> kSpecs = {spec_key(make_merge_spec(DType::f32)),
-                                                 spec_key(make_merge_spec(DType::f16)),
-                                                 spec_key(make_merge_spec(DType::bf16))};
-  return kSpecs;
 }
 
 bool Device::supports(const AttentionTypes& types) const {

@@ -1,0 +1,65 @@
+// What attention's kernels are called with: traces and lists.
+#include <array>
+#include <vector>
+
+#include "ops/attention_spec.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
+
+}  // namespace
+
+std::string attention_shape(const void* params) {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, "/", p.kv_heads, " head_dim=", p.k.head_dim,
+              "/", p.v.head_dim, " length=", p.length, " splits=", p.splits);
+}
+
+std::string attention_merge_shape(const void* params) {
+  const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
+  return join("splits=", p.splits, " tokens=", p.tokens, " heads=", p.heads,
+              " head_dim=", p.head_dim);
+}
+
+std::span<const uint64_t> attention_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const DType q : kFloats) {
+      for (const KvFormat k : kv_formats()) {
+        for (const KvFormat v : kv_formats()) {
+          for (const DType out : kFloats) specs.push_back(spec_key(make_spec(q, k, v, out)));
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+std::span<const uint64_t> attention_decode_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const KvFormat k : kv_formats()) {
+      for (const KvFormat v : kv_formats()) {
+        for (const uint64_t head_dim : {64, 128, 256, 512}) {
+          for (const uint64_t rows : {8, 16})
+            specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows)));
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+std::span<const uint64_t> attention_merge_specs() {
+  static const std::array<uint64_t, 3> kSpecs = {spec_key(make_merge_spec(DType::f32)),
+                                                 spec_key(make_merge_spec(DType::f16)),
+                                                 spec_key(make_merge_spec(DType::bf16))};
+  return kSpecs;
+}
+
+}  // namespace gyre
