@@ -18,7 +18,7 @@ namespace gyre {
 namespace {
 
 struct Op {
-  const char* name;
+  const char* name = nullptr;
   const AttentionPartialInputs& in;
   const AttentionOptions& options;
   const CacheState* state = nullptr;  // then length and ring_start are found on the device
@@ -402,15 +402,15 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
                                       : choose_splits(recording.device(), reads, capacity);
   const uint64_t splits = body_splits + segments.count - 1;
   // Counters come first, whatever the layer: they must stay 0. Kept only when nothing is refused.
-  const uint64_t counters = abi::attention_counters(body.k.shape.kv_heads);
+  const uint64_t first = abi::attention_counters(body.k.shape.kv_heads);
   Tensor partials = scratch;
   if (splits > 1) {
     const uint64_t floats = partial_floats(splits, reads);
-    if (!partials.defined() || partials.elements() < counters + floats)
-      partials = encoder.device().tensor(DType::f32, {counters + floats});
+    if (!partials.defined() || partials.elements() < first + floats)
+      partials = encoder.device().tensor(DType::f32, {first + floats});
     outputs.partial =
         merged ? partials
-               : partials.slice(0, counters, floats)
+               : partials.slice(0, first, floats)
                      .reshape(attention_partial_shape(splits, in.q.shape(), body.v.shape.head_dim));
   }
   for (uint32_t i = 0; i < segments.count; ++i) {

@@ -13,8 +13,8 @@ void run(const Kernel& kernel, const void* params, const uint64_t* args, uint32_
          const HostLaunch& launch) {
   cuda::Args copied{};
   std::copy_n(args, count, copied.at);
-  cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads, launch.shared_bytes, kernel,
-                    *static_cast<const Params*>(params), copied);
+  cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads,
+                    launch.shared_bytes, kernel, *static_cast<const Params*>(params), copied);
 }
 
 template <uint32_t kK, uint32_t kV>
