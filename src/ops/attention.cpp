@@ -187,11 +187,20 @@ bool can_decode(const Recording& recording, const AttentionPartialInputs& in) {
          is_aligned(in.v_cache) && recording.has(kAttentionDecode, decode_spec_of(in));
 }
 
-// One block for each multiprocessor.
+// One block for each multiprocessor; where heads alone are more than half of that, the number of
+// splits that leaves the fewest idle in the last round, if that is a tenth better.
 uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
-  const uint64_t wanted = device.compute_units / in.k_cache.shape.kv_heads;
-  const uint64_t most = ceil_div(keys, device.attention_fewest_keys);
-  return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
+  constexpr uint64_t kMostSplits = 8;
+  const uint64_t units = std::max<uint64_t>(device.compute_units, 1);
+  const uint64_t heads = in.k_cache.shape.kv_heads;
+  const uint64_t most = std::max<uint64_t>(ceil_div(keys, device.attention_fewest_keys), 1);
+  uint64_t best = std::clamp<uint64_t>(units / heads, 1, most);
+  if (units / heads > 1) return best;
+  for (uint64_t s = 2; s <= std::min(most, kMostSplits); ++s) {
+    const uint64_t rounds = ceil_div(heads * s, units), of_best = ceil_div(heads * best, units);
+    if (10 * rounds * best < 9 * of_best * s) best = s;
+  }
+  return best;
 }
 
 // Where the keys are: known now, or found on the device when the command runs.

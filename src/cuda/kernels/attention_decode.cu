@@ -76,8 +76,9 @@ inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, co
 #pragma unroll
     for (uint32_t h = 0; h < kHalves; ++h) mask_scores<Shape>(p, u, of[h], begin, x[h]);
   }
+  constexpr int32_t kAbove = Shape::kV == kDecodeF16 ? 0 : 10;
 #pragma unroll
-  for (uint32_t h = 0; h < kHalves; ++h) fold_scores(x[h], row[h], acc[h]);
+  for (uint32_t h = 0; h < kHalves; ++h) fold_scores<kAbove>(x[h], row[h], acc[h]);
   if constexpr (Shape::kLevelsV) {
     ByteWeights w[kHalves][Shape::kBlocks];
 #pragma unroll
@@ -89,7 +90,7 @@ inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, co
         w[h][block] = byte_weights(
             x[h], [&](uint32_t i) { return scale_in(scales, value_item<Shape::kV>(i)); }, u.paired);
     }
-    add_levels<Shape, kHalves>(tables, stage, w, acc);
+    add_levels<Shape, kHalves>(tables, stage, u.paired, w, acc);
   } else {
     add_halves<Shape, kHalves>(stage, x, acc);
   }
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
 
   auto* const mine = reinterpret_cast<uint32_t*>(wide) + threadIdx.x;
   const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
-                              args.at[arg_v_scales], u.kv_head, mine);
+                              args.at[arg_v_scales], u.kv_head, kN * kRows < 4096 ? mine : nullptr);
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
   unsigned char* const ring = shared + kRooms.ring + warp * stages * Shape::kShape.bytes;
   float query[kN / kWarp];  // on its way while the first keys are asked for

@@ -52,8 +52,11 @@ class RowCopy {
 
   RowCopy(const uint8_t* from, uint32_t tile_stride, uint32_t* place)
       : stride_(tile_stride / kSlots),
-        mine_(keep(from + lane() / kPieces * stride_ + lane() % kPieces * 16, place)),
-        place_(keep(place_of(lane()), place)) {}
+        mine_(from + lane() / kPieces * stride_ + lane() % kPieces * 16),
+        place_(place_of(lane())) {
+    // Where registers are short, these are found anew each time.
+    if (place != nullptr) mine_ = keep(mine_, place), place_ = keep(place_, place);
+  }
 
   // All rows are there.
   void whole(uint32_t tile, unsigned char* to) const {

@@ -136,7 +136,8 @@ inline void store_rows(const abi::AttentionParams& p, const DecodeUnit& u, const
 template <class Shape>
 inline void store_joined_rows(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
                               uint64_t partial) {
-  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp, kAtOnce = 64 / kEach;
+  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp,
+                     kAtOnce = kN == 128 ? 16 : (kN == 512 ? 4 : 8);
   const uint32_t lane = threadIdx.x % kWarp;
   const uint64_t stride = p.tokens * p.heads * (kN + 2);
   for (uint32_t r = threadIdx.x / kWarp; r < u.rows; r += blockDim.x / kWarp) {

@@ -41,9 +41,9 @@ inline Table make_table(uint32_t* place) {
   constexpr uint32_t kOne = kFormat == abi::kTq4 ? 0x01010101u : 0;
   if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
     table.bytes[0] = keep(level_bytes(kFormat, 0) + kOne, place);
-    table.bytes[1] = keep(level_bytes(kFormat, 4) + kOne, place);
+    table.bytes[1] = level_bytes(kFormat, 4) + kOne;
     table.bytes[2] = keep(level_bytes(kFormat, 8), place);
-    table.bytes[3] = keep(level_bytes(kFormat, 12), place);
+    table.bytes[3] = level_bytes(kFormat, 12);
   }
   return table;
 }
@@ -174,25 +174,30 @@ inline void score_levels(const Tables& tables, const uint4* q, const unsigned ch
       c[i / 4 / kT][i / 4 % kT][i % 4] = static_cast<int32_t>(tables.magic);
 #pragma unroll
     for (uint32_t vector = block * kOfBlock; vector < (block + 1) * kOfBlock; ++vector) {
-      typename Reader::Words w[kT];
+      // As many keys at a time as there are registers for.
+      constexpr uint32_t kTogether = Shape::kN * kRows >= 4096 ? 1 : kT;
 #pragma unroll
-      for (uint32_t t = 0; t < kT; ++t)
-        w[t] = Reader::read(stage, Shape::kShape.k, Shape::place(t, g), swap, vector, j);
+      for (uint32_t first = 0; first < kT; first += kTogether) {
+        typename Reader::Words w[kTogether];
 #pragma unroll
-      for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
-        uint32_t a[kHalves][4];
+        for (uint32_t t = 0; t < kTogether; ++t)
+          w[t] = Reader::read(stage, Shape::kShape.k, Shape::place(first + t, g), swap, vector, j);
 #pragma unroll
-        for (uint32_t h = 0; h < kHalves; ++h) {
-          const uint4 x = q[((vector * Reader::kStepsOf + step) * kHalves + h) * kWarp];
-          a[h][0] = x.x, a[h][1] = x.y, a[h][2] = x.z, a[h][3] = x.w;
-        }
+        for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
+          uint32_t a[kHalves][4];
 #pragma unroll
-        for (uint32_t t = 0; t < kT; ++t) {
-          const Unpacked<Shape::kK> x = Reader::levels(tables.k, w[t], step);
+          for (uint32_t h = 0; h < kHalves; ++h) {
+            const uint4 x = q[((vector * Reader::kStepsOf + step) * kHalves + h) * kWarp];
+            a[h][0] = x.x, a[h][1] = x.y, a[h][2] = x.z, a[h][3] = x.w;
+          }
 #pragma unroll
-          for (uint32_t i = 0; i < kLevelParts<Shape::kK> * kHalves; ++i)
-            mma_s8(c[i % kHalves][t], a[i % kHalves], x.part[i / kHalves][0],
-                   x.part[i / kHalves][1]);
+          for (uint32_t t = 0; t < kTogether; ++t) {
+            const Unpacked<Shape::kK> x = Reader::levels(tables.k, w[t], step);
+#pragma unroll
+            for (uint32_t i = 0; i < kLevelParts<Shape::kK> * kHalves; ++i)
+              mma_s8(c[i % kHalves][first + t], a[i % kHalves], x.part[i / kHalves][0],
+                     x.part[i / kHalves][1]);
+          }
         }
       }
     }

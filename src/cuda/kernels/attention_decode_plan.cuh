@@ -96,7 +96,10 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
 constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
   constexpr uint32_t kMostBytes = 227 << 10;
   const uint32_t sums = n / 4 * (rows / 8);
-  const uint32_t by_sums = sums <= 32 ? (n == 64 ? 16 : 12) : (sums <= 64 && rows == 8 ? 12 : 8);
+  // Codes of 3 and 4 bits take the most instructions and the fewest registers.
+  const bool busy = k >= abi::kTq3 && k <= abi::kTq4 && v >= abi::kTq3 && v <= abi::kTq4;
+  const uint32_t by_sums =
+      sums <= 32 && rows == 8 && busy ? kDecodeMostWarps : (sums <= 64 && rows == 8 ? 12 : 8);
   const DecodeRooms rooms = decode_rooms(k, v, n, rows);
   const uint32_t by_keys = (kMostBytes - rooms.ring) / (2 * rooms.stage);
   const uint32_t warps = by_keys < by_sums ? by_keys : by_sums;

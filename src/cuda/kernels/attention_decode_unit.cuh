@@ -60,7 +60,7 @@ inline RowBounds row_bounds(const abi::AttentionParams& p, const DecodeUnit& u, 
                             uint32_t first, uint32_t last) {
   const int32_t position = static_cast<int32_t>(u.length + token) - static_cast<int32_t>(u.tokens);
   int32_t begin = 0, end = static_cast<int32_t>(u.length);
-  const auto window = static_cast<int32_t>(abi::kv_least(p.window, 0x7FFFFFFF));
+  const auto window = static_cast<int32_t>(abi::kv_least(p.window, 0x7FFFFFFF - kDecodeMostRows));
   if (window != 0) begin = position + 1 - window;
   if (p.causal != 0) end = position + 1;
   const auto clamp = [&](int32_t x) {
@@ -195,7 +195,8 @@ inline void put_query(float (&x)[Shape::kN / kWarp], float* row, float (&factor)
   }
   largest = warp_max(largest);
   finite = __all_sync(kAll, finite) != 0;
-  const int32_t top = Shape::kLevelsK ? 13 : 14;
+  // 2^14 for f16's range; bf16 has f32's, and products with large keys must not leave it.
+  const int32_t top = Shape::kLevelsK ? 13 : (Shape::kK == kDecodeBf16 ? 0 : 14);
   const int32_t up = largest == 0 || !finite ? 0 : top - exponent_of(largest);
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i)

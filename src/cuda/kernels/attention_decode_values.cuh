@@ -110,15 +110,17 @@ inline float2 turn_rows(float of_row) {
   return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
 }
 
-// Scores in base 2 become probabilities.
-template <uint32_t kT, uint32_t kColumns>
+// Scores in base 2 become probabilities. kAbove: `from` lies that far above the largest logit, so
+// that a weight times a scale, of up to 2^128, neither overflows nor has no reciprocal.
+template <int32_t kAbove, uint32_t kT, uint32_t kColumns>
 inline void fold_scores(float (&x)[kT][2], DecodeRow& row, float (&acc)[kColumns][4]) {
   float max = fmaxf(x[0][0], x[0][1]);
 #pragma unroll
   for (uint32_t t = 1; t < kT; ++t) max = fmaxf(max, fmaxf(x[t][0], x[t][1]));
   row.max = fmaxf(row.max, row_max(max));
-  if (__any_sync(kAll, row.max > row.from + kFarBeyond) != 0) {
-    const float from = fmaxf(row.max, kLowest), keep = exp2_fast(row.from - from);
+  // The difference is exact where a sum would be rounded.
+  if (__any_sync(kAll, row.max - row.from > kFarBeyond - kAbove) != 0) {
+    const float from = fmaxf(row.max, kLowest) + kAbove, keep = exp2_fast(row.from - from);
     row.from = from;
     row.sum *= keep;
     const float2 of = turn_rows(keep);
@@ -132,11 +134,12 @@ inline void fold_scores(float (&x)[kT][2], DecodeRow& row, float (&acc)[kColumns
   }
 }
 
-// Eight weights as bytes, and what they are multiples of. In pairs of rows g and g + 4, which have
-// the same weights, one has the upper bytes of 16 bits and the other the lower.
+// Eight weights of 16 bits as bytes, and what they are multiples of. In pairs of rows g and g + 4,
+// which have the same weights, one has the upper bytes and the other the lower; else a row has
+// both.
 struct ByteWeights {
-  uint32_t words[2];
-  float unit;
+  uint32_t words[2], lower[2];
+  float unit;  // of `words`; of `lower` it is 2^-8 of that
 };
 
 template <class Scale>
@@ -170,29 +173,47 @@ inline ByteWeights byte_weights(const float (&p)[4][2], const Scale& scale, bool
     }
   }
   // Below that, what is lost is below the smallest float once the scales' bias is taken off.
-  const float base = fmaxf(largest, 0x1p-100f);
-  const float per = reciprocal(base) * (paired ? 65535.0f : 255.0f);
-  float unit = base * (paired ? 0x1p-31f / 65535.0f : 0x1p-31f / 255.0f) * nan_or_one;
-  const bool upper = paired && threadIdx.x % kWarp < 16;
-  if (upper) unit *= 256.0f;
+  constexpr float kMost = 65535.0f;
+  const float base = fmaxf(largest, 0x1p-110f), per = reciprocal(base) * kMost;
   uint32_t bits[8];
 #pragma unroll
   for (uint32_t i = 0; i < 8; ++i) bits[i] = __float_as_uint(fmaf(w[i], per, kMagic));
-  const uint32_t select = upper ? 0x0051u : 0x0040u;
+  const bool upper = !paired || threadIdx.x % kWarp < 16;
   ByteWeights out;
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t a = permute(bits[4 * i], bits[4 * i + 1], select);
-    const uint32_t b = permute(bits[4 * i + 2], bits[4 * i + 3], select);
-    out.words[i] = permute(a, b, 0x5410);
+    const auto pick = [&](uint32_t select) {
+      const uint32_t a = permute(bits[4 * i], bits[4 * i + 1], select);
+      const uint32_t b = permute(bits[4 * i + 2], bits[4 * i + 3], select);
+      return permute(a, b, 0x5410);
+    };
+    out.words[i] = pick(upper ? 0x0051u : 0x0040u);
+    if (!paired) out.lower[i] = pick(0x0040u);
   }
-  out.unit = unit;
+  out.unit = base * (upper ? 0x1p-31f / kMost * 256.0f : 0x1p-31f / kMost) * nan_or_one;
   return out;
+}
+
+// Two coordinates of every row g times the weights of 32 keys.
+template <class Shape>
+inline void add_product(uint32_t magic, const Unpacked<Shape::kV> (&x)[2],
+                        const uint32_t (&weights)[2], float2 unit, float (&sum)[4]) {
+  const auto start = static_cast<int32_t>(magic);
+  int32_t c[4] = {start, start, start, start};
+#pragma unroll
+  for (uint32_t part = 0; part < kLevelParts<Shape::kV>; ++part) {
+    const uint32_t a[4] = {x[0].part[part][0], x[1].part[part][0], x[0].part[part][1],
+                           x[1].part[part][1]};
+    mma_s8_u8(c, a, weights[0], weights[1]);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i)
+    sum[i] = fmaf(__int_as_float(c[i]) - kMagic, i % 2 == 0 ? unit.x : unit.y, sum[i]);
 }
 
 // acc[i]: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of rows 2 j and 2 j + 1.
 template <class Shape, uint32_t kHalves>
-inline void add_levels(const Tables& tables, const unsigned char* stage,
+inline void add_levels(const Tables& tables, const unsigned char* stage, bool paired,
                        const ByteWeights (&w)[kHalves][Shape::kBlocks],
                        float (&acc)[kHalves][Shape::kN / 16][4]) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
@@ -212,19 +233,12 @@ inline void add_levels(const Tables& tables, const unsigned char* stage,
         value_levels<Shape::kV>(tables.v, words, pair, x);
 #pragma unroll
         for (uint32_t h = 0; h < kHalves; ++h) {
-          const auto start = static_cast<int32_t>(tables.magic);
-          int32_t c[4] = {start, start, start, start};
-#pragma unroll
-          for (uint32_t part = 0; part < kLevelParts<Shape::kV>; ++part) {
-            const uint32_t a[4] = {x[0].part[part][0], x[1].part[part][0], x[0].part[part][1],
-                                   x[1].part[part][1]};
-            mma_s8_u8(c, a, w[h][block].words[0], w[h][block].words[1]);
-          }
-          float(&sum)[4] = acc[h][four * 2 + pair];
-#pragma unroll
-          for (uint32_t i = 0; i < 4; ++i)
-            sum[i] =
-                fmaf(__int_as_float(c[i]) - kMagic, i % 2 == 0 ? unit[h].x : unit[h].y, sum[i]);
+          const ByteWeights& of = w[h][block];
+          add_product<Shape>(tables.magic, x, of.words, unit[h], acc[h][four * 2 + pair]);
+          if (!paired)
+            add_product<Shape>(tables.magic, x, of.lower,
+                               make_float2(unit[h].x * 0x1p-8f, unit[h].y * 0x1p-8f),
+                               acc[h][four * 2 + pair]);
         }
       }
     }

@@ -27,7 +27,6 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
-inline float reciprocal(float x) { return 1.0f / x; }
 inline void load_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
 template <uint32_t kBytes>
 inline void copy_async(void* to, const void* from, bool present) {
@@ -44,7 +43,10 @@ inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x, uint32_t*) { return x; }
 inline float load_fresh(const float* from) { return *from; }
 inline float2 load_fresh(const float2* from) { return *from; }
-inline float exp2_fast(float x) { return std::exp2(x); }
+// Subnormal results are 0, as on the device.
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
+inline float exp2_fast(float x) { return flushed(std::exp2(x)); }
+inline float reciprocal(float x) { return flushed(1.0f / x); }
 // Two f16 less two others, where the differences are integers.
 inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
