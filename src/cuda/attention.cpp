@@ -70,8 +70,11 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
-  // The sums of 16 rows of 512 are more than a thread has registers.
-  if ((rows != 8 && rows != 16) || rows * n > 4096 || !decode_shape(k, v, n).fits) return "";
+  if ((rows != 8 && rows != 16) || !decode_shape(k, v, n).fits) return "";
+  // 16 rows of 512 have more sums than a thread has registers; of 256, too few are left to unpack
+  // codes of 5 and 6 bits.
+  const auto wide = [](uint32_t format) { return format == abi::kTq5 || format == abi::kTq6; };
+  if (rows * n > 4096 || (rows == 16 && n == 256 && (wide(k) || wide(v)))) return "";
   return join("gyre::cuda::attention_decode<", k, "u, ", v, "u, ", n, "u, ", rows, "u>");
 }
 
