@@ -117,9 +117,46 @@ def test_models_with_a_tokenizer(tmp_path, capsys):
     assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
 
 
+def refused(capsys, message: str, *options: str) -> None:
+    """Before anything is decoded: no bar was drawn."""
+    assert run(*options) == 1
+    done = capsys.readouterr()
+    assert message in done.err and "step" not in done.err and done.out == ""
+
+
 @pytest.mark.parametrize(
-    "options, message", [(["--context", "20000"], "need 20000 bytes"), (["--formats", "tq9", "--context", "4"], "tq9")]
+    "options, message",
+    [
+        (["--context", "16385"], "made for 16384 positions, a context of 16385 is more"),
+        (["--context", "9000", "--windows", "2"], "need 18000 bytes"),
+        (["--formats", "tq9"], "tq9"),
+        (["--formats", "tq8/"], 'no format is called ""'),
+        (["--device", "abacus"], "no device abacus"),
+    ],
 )
 def test_refusals(options, message, capsys):
-    assert run(*options) == 1
-    assert message in capsys.readouterr().err
+    refused(capsys, message, *options)
+
+
+def test_charts_that_cannot_be_written_are_refused_first(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    refused(capsys, "no folder", "--plot", str(tmp_path / "none" / "chart.png"))
+    refused(capsys, "must end in one of", "--plot", str(tmp_path / "chart.abc"))
+
+
+@pytest.mark.parametrize(
+    "option, value", [("context", 0), ("context", -1), ("windows", 0), ("tail", -1), ("sinks", -1), ("threads", -1)]
+)
+def test_numbers_out_of_range(option, value, capsys):
+    with pytest.raises(SystemExit):
+        run(f"--{option}", str(value))
+    assert f"argument --{option}: must be at least" in capsys.readouterr().err
+
+
+def test_a_model_must_be_a_folder(tmp_path, capsys):
+    assert gyre_eval.main([str(tmp_path / "none"), str(TEXT)]) == 1
+    assert "the model must be a folder" in capsys.readouterr().err
+
+
+def test_a_format_named_twice_is_one_row():
+    assert [setting.name for setting in gyre_eval.settings(["tq8", "tq8/tq8", "f16", "f16"])] == ["tq8", "f16"]
