@@ -13,6 +13,7 @@ pytest.importorskip("tqdm")
 
 from hf_models import TEXT, load, random_model, stored_model
 
+import gyre
 from gyre import eval as gyre_eval
 
 
@@ -115,6 +116,11 @@ def test_models_with_a_tokenizer(tmp_path, capsys):
         gyre_eval.main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
     )
     assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
+    with pytest.raises(gyre.Error, match="not UTF-8"):
+        gyre_eval.read_windows(str(tmp_path), b"\xff", 1, 1)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path)
+    with pytest.raises(gyre.Error, match="no token that starts or ends"):
+        gyre_eval.read_windows(str(tmp_path), b"the cache", 1, 1)
 
 
 def refused(capsys, message: str, *options: str) -> None:
@@ -156,6 +162,12 @@ def test_numbers_out_of_range(option, value, capsys):
 def test_a_model_must_be_a_folder(tmp_path, capsys):
     assert gyre_eval.main([str(tmp_path / "none"), str(TEXT)]) == 1
     assert "the model must be a folder" in capsys.readouterr().err
+
+
+def test_a_chart_without_points_brings_no_warning(tmp_path, recwarn):
+    pytest.importorskip("matplotlib")
+    gyre_eval.plot([gyre_eval.Row("f16", 0, 1, 2, 0, 0, 0, 1, 4096)], "f16", str(tmp_path / "chart.png"))
+    assert [str(one.message) for one in recwarn] == []
 
 
 def test_a_format_named_twice_is_one_row():
