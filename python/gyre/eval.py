@@ -53,23 +53,29 @@ class Row:
 
 
 def settings(formats: list[str], tail: int = 0, sinks: int = 0) -> list[Setting]:
-    """Every format ("tq4", or "tq8/tq4" for keys / values), and again with a tail where it is compressed."""
+    """Every format ("tq4", or "tq8/tq4" for keys / values) once, and again with a tail where it is compressed."""
     rows = []
     for name in formats:
-        k, _, v = name.partition("/")
-        v = v or k
+        k, separator, v = name.partition("/")
+        v = v if separator else k
+        gyre.KvLayer(k, v)  # refuses what is no format, before a model is loaded
         if {k, v} <= {"f32", "f16", "bf16"}:
             rows.append(Setting(k, v))
             continue
         rows.append(Setting(k, v, 0, sinks))
         if tail:
             rows.append(Setting(k, v, tail, sinks))
-    return rows
+    return list(dict.fromkeys(rows))
 
 
 def read_windows(model_dir: str, text: bytes, context: int, windows: int) -> tuple[list[torch.Tensor], str]:
     """Texts of `context` tokens to predict, one after the other, each with a token before it; and what a token is."""
+    if not os.path.isdir(model_dir):  # otherwise the name of a model on the network
+        raise gyre.InvalidArgument(f"eval: the model must be a folder, {model_dir} is none")
     config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
+    positions = getattr(config, "max_position_embeddings", None) or context
+    if context > positions:
+        raise gyre.InvalidArgument(f"eval: the model was made for {positions} positions, a context of {context} is more")
     if not any(os.path.exists(os.path.join(model_dir, name)) for name in ("tokenizer.json", "tokenizer_config.json")):
         if config.vocab_size <= BYTE_START or config.vocab_size > 2 * BYTE_START:
             raise gyre.InvalidArgument(
@@ -78,8 +84,13 @@ def read_windows(model_dir: str, text: bytes, context: int, windows: int) -> tup
         ids, start, unit = list(text), BYTE_START, "byte"
     else:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        ids = tokenizer(text.decode("utf-8"), add_special_tokens=False)["input_ids"]
+        try:
+            ids = tokenizer(text.decode("utf-8"), add_special_tokens=False)["input_ids"]
+        except UnicodeDecodeError as error:
+            raise gyre.InvalidArgument(f"eval: the text is not UTF-8: {error}") from None
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if start is None:
+            raise gyre.InvalidArgument(f"eval: the tokenizer of {model_dir} has no token that starts or ends a text")
         unit = "token"
     if windows * context > len(ids):
         needed = windows * context
@@ -164,6 +175,28 @@ def table(rows: list[Row], unit: str) -> str:
     return "\n".join(lines)
 
 
+def check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter: PyTorch was built without CUDA
+        raise gyre.InvalidArgument(f"eval: no device {name}: {str(error).splitlines()[0]}") from None
+
+
+def check_chart(path: str) -> None:
+    """What would make plot() fail is said before hours of work, not after."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise gyre.Unsupported("eval: a chart needs matplotlib, which is not installed") from None
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    suffix = os.path.splitext(path)[1][1:].lower()
+    if suffix not in known:
+        raise gyre.InvalidArgument(f"eval: a chart must end in one of {', '.join(known)}; got {path}")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise gyre.InvalidArgument(f"eval: there is no folder {folder} for the chart")
+
+
 def plot(rows: list[Row], title: str, path: str) -> None:
     """Divergence over memory, one point per row."""
     import matplotlib
@@ -185,8 +218,19 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set(yscale="log", xlabel="cache bytes per token", ylabel=f"mean KL divergence from {REFERENCE}", title=title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def at_least(least: int):
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return number
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -200,19 +244,19 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="K[/V]",
         help="formats of keys and values (default: %(default)s)",
     )
-    parser.add_argument("--context", type=int, default=4096, help="tokens predicted per window (default: %(default)s)")
-    parser.add_argument("--windows", type=int, default=1, help="windows, from the start of the text (default: 1)")
+    parser.add_argument("--context", type=at_least(1), default=4096, help="tokens predicted per window (default: %(default)s)")
+    parser.add_argument("--windows", type=at_least(1), default=1, help="windows, from the start of the text (default: 1)")
     parser.add_argument(
         "--tail",
-        type=int,
+        type=at_least(0),
         default=128,
         help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)",
     )
-    parser.add_argument("--sinks", type=int, default=0, help="the first tokens that stay in 16 bits (default: 0)")
+    parser.add_argument("--sinks", type=at_least(0), default=0, help="the first tokens that stay in 16 bits (default: 0)")
     parser.add_argument("--device", default="cpu", help="of the model and the cache (default: cpu)")
     parser.add_argument(
         "--threads",
-        type=int,
+        type=at_least(0),
         default=0,
         help="CPU threads; for small models 1 is faster (default: as torch and Gyre choose)",
     )
@@ -231,6 +275,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     try:
+        wanted = settings(options.formats, options.tail, options.sinks)
+        check_device(options.device)
+        if options.plot:
+            check_chart(options.plot)
         with open(options.text, "rb") as file:
             texts, unit = read_windows(options.model, file.read(), options.context, options.windows)
         device = None
@@ -241,7 +289,6 @@ def main(argv: list[str] | None = None) -> int:
             options.model, dtype=getattr(torch, options.dtype), attn_implementation="gyre"
         )
         model = model.to(options.device).eval()
-        wanted = settings(options.formats, options.tail, options.sinks)
         rows = evaluate(model, texts, wanted, device, not options.quiet)
     except (gyre.Error, OSError) as error:
         print(error, file=sys.stderr)

@@ -1,5 +1,6 @@
 """The Python in the documents runs, and prints what they say it prints."""
 
+import importlib.metadata
 import pathlib
 import re
 
@@ -16,7 +17,7 @@ def test_the_quick_start_prints_what_the_readme_says(capsys):
     readme = (ROOT / "README.md").read_text()
     (code,) = (block for block in blocks("README.md") if "gyre.KvCache(" in block)
     exec(compile(code, "README.md", "exec"), {})
-    words, number = re.fullmatch(r"(.*: )([\d.]+)\n", capsys.readouterr().out).groups()
+    words, number = re.fullmatch(r"(.*: )(\d+\.\d{4})\n", capsys.readouterr().out).groups()
     said = re.search(re.escape(words) + r"([\d.]+)", readme.split("## Python")[1]).group(1)
     assert float(number) == pytest.approx(float(said), abs=1e-3)
 
@@ -26,3 +27,10 @@ def test_the_python_document_runs_from_top_to_bottom():
     for code in blocks("docs/python.md"):
         exec(compile(code, "docs/python.md", "exec"), names)
     assert names["cache"].length == 9
+
+
+def test_the_extras_of_the_documents_exist():
+    text = "".join((ROOT / name).read_text() for name in ("docs/python.md", "docs/transformers.md"))
+    named = set(re.findall(r"\.\[(\w+)\]`", text))
+    assert {"numpy", "bf16", "transformers", "eval"} <= named
+    assert named <= set(importlib.metadata.metadata("gyre").get_all("Provides-Extra"))

@@ -13,6 +13,7 @@ pytest.importorskip("tqdm")
 
 from hf_models import TEXT, load, random_model, stored_model
 
+import gyre
 from gyre import eval as gyre_eval
 
 
@@ -115,11 +116,59 @@ def test_models_with_a_tokenizer(tmp_path, capsys):
         gyre_eval.main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
     )
     assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
+    with pytest.raises(gyre.Error, match="not UTF-8"):
+        gyre_eval.read_windows(str(tmp_path), b"\xff", 1, 1)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path)
+    with pytest.raises(gyre.Error, match="no token that starts or ends"):
+        gyre_eval.read_windows(str(tmp_path), b"the cache", 1, 1)
+
+
+def refused(capsys, message: str, *options: str) -> None:
+    """Before anything is decoded: no bar was drawn."""
+    assert run(*options) == 1
+    done = capsys.readouterr()
+    assert message in done.err and "step" not in done.err and done.out == ""
 
 
 @pytest.mark.parametrize(
-    "options, message", [(["--context", "20000"], "need 20000 bytes"), (["--formats", "tq9", "--context", "4"], "tq9")]
+    "options, message",
+    [
+        (["--context", "16385"], "made for 16384 positions, a context of 16385 is more"),
+        (["--context", "9000", "--windows", "2"], "need 18000 bytes"),
+        (["--formats", "tq9"], "tq9"),
+        (["--formats", "tq8/"], 'no format is called ""'),
+        (["--device", "abacus"], "no device abacus"),
+    ],
 )
 def test_refusals(options, message, capsys):
-    assert run(*options) == 1
-    assert message in capsys.readouterr().err
+    refused(capsys, message, *options)
+
+
+def test_charts_that_cannot_be_written_are_refused_first(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    refused(capsys, "no folder", "--plot", str(tmp_path / "none" / "chart.png"))
+    refused(capsys, "must end in one of", "--plot", str(tmp_path / "chart.abc"))
+
+
+@pytest.mark.parametrize(
+    "option, value", [("context", 0), ("context", -1), ("windows", 0), ("tail", -1), ("sinks", -1), ("threads", -1)]
+)
+def test_numbers_out_of_range(option, value, capsys):
+    with pytest.raises(SystemExit):
+        run(f"--{option}", str(value))
+    assert f"argument --{option}: must be at least" in capsys.readouterr().err
+
+
+def test_a_model_must_be_a_folder(tmp_path, capsys):
+    assert gyre_eval.main([str(tmp_path / "none"), str(TEXT)]) == 1
+    assert "the model must be a folder" in capsys.readouterr().err
+
+
+def test_a_chart_without_points_brings_no_warning(tmp_path, recwarn):
+    pytest.importorskip("matplotlib")
+    gyre_eval.plot([gyre_eval.Row("f16", 0, 1, 2, 0, 0, 0, 1, 4096)], "f16", str(tmp_path / "chart.png"))
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_a_format_named_twice_is_one_row():
+    assert [setting.name for setting in gyre_eval.settings(["tq8", "tq8/tq8", "f16", "f16"])] == ["tq8", "f16"]

@@ -107,6 +107,13 @@ def test_other_dtypes(cache):
         forward(random_model("qwen3-window-13", "gyre").double(), past_key_values=cache)
 
 
+def test_autocast(model, cache):
+    """Keys come in float32 and values in bfloat16."""
+    with refuses("one dtype, got torch.float32 and torch.bfloat16"), torch.autocast("cpu", dtype=torch.bfloat16):
+        forward(model, past_key_values=cache)
+    assert [layer.length for layer in cache.layers] == [0] * 4
+
+
 def test_more_than_the_capacity(model, cache):
     forward(model, past_key_values=cache)
     with refuses("room for 64 tokens, holds 20, and was given 45"):
@@ -157,6 +164,8 @@ def test_head_dims(model):
         (dict(k=["tq8"]), "each of 4"),
         (dict(k="f16", v="f32", tail=8), "nothing better"),
         (dict(capacity=0), "positive"),
+        (dict(tail=-1), "not be negative"),
+        (dict(sinks=-1), "not be negative"),
         (dict(step_tokens=0), "positive"),
         (dict(device="meta"), "CPU or a CUDA"),
     ],

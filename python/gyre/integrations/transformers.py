@@ -117,6 +117,11 @@ class GyreLayer(CacheLayerMixin):
             raise _refused(f"the batch must be 1, got {k.shape[0]} (beams and several returned sequences are a batch)")
         if k.dtype not in _DTYPES or v.dtype not in _DTYPES:
             raise _refused(f"keys and values must be float32, float16 or bfloat16, got {k.dtype} and {v.dtype}")
+        if k.dtype != v.dtype:
+            raise _refused(
+                f"keys and values must have one dtype, got {k.dtype} and {v.dtype}: load the model in one, without "
+                "torch.autocast"
+            )
         if k.requires_grad or v.requires_grad:
             raise _refused("there are no gradients: run the model under torch.no_grad() or torch.inference_mode()")
         tokens = k.shape[2]
@@ -239,6 +244,8 @@ class GyreCache(Cache):
             capacity = min(made_for, _DEFAULT_CAPACITY)
         if capacity <= 0 or step_tokens <= 0:
             raise _refused(f"capacity and step_tokens must be positive, got {capacity} and {step_tokens}")
+        if tail < 0 or sinks < 0:
+            raise _refused(f"tail and sinks must not be negative, got {tail} and {sinks}")
         if device is not None and not isinstance(device, gyre.Device):
             device = _open(_device_name(torch.device(device)))
         formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
