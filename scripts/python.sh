@@ -30,19 +30,23 @@ install_torch() {
   fi
 }
 
+# False: something is missing, and will be tried again.
 install_for_tests() {
-  local line
+  local line whole=0
   if grep -q '^torch' $requirements && ! has torch && ! install_torch; then
     say "PyTorch for CPUs cannot be downloaded; tests that need it are skipped"
+    whole=1
   fi
   # One by one: what a machine cannot have must not keep it from the rest.
   while read -r line; do
     line=${line%%#*}
     [[ -n ${line// /} ]] || continue
     [[ $line != torch* ]] || continue
-    install --retries 1 --timeout 30 "$line" ||
-      say "not installed: $line; tests that need it are skipped"
+    install --retries 1 --timeout 30 "$line" && continue
+    say "not installed: $line; tests that need it are skipped"
+    whole=1
   done <$requirements
+  return $whole
 }
 
 if [[ ! -x $venv/bin/python ]]; then
@@ -60,9 +64,10 @@ install "${build_requires[@]}" || { say "cannot install ${build_requires[*]}; is
 stamp=$venv/$(sha256sum $requirements | cut -c 1-16).installed
 if [[ ! -e $stamp ]]; then
   say "installing what the tests use, once: $requirements"
-  install_for_tests
+  whole=yes
+  install_for_tests || whole=no
   has numpy && has pytest || { say "NumPy and pytest are missing in $venv, see above" >&2; exit 1; }
-  touch "$stamp"
+  [[ $whole == no ]] || touch "$stamp"
 fi
 
 # Not isolated: the build folder is then good for the next time.

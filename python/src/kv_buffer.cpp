@@ -45,8 +45,8 @@ void bind_kv_buffer(nb::module_& module) {
                             "One of the two halves of a KV cache, keys or values, for the ops. "
                             "KvCache has both for all layers of a model and is what most want.")
       .def_static("allocate", allocate, "device"_a, nb::kw_only(), "format"_a = "f16",
-                  "role"_a = "k", "heads"_a, "capacity"_a, "head_dim"_a,
-                  "Zero-filled room for `capacity` tokens of `heads` KV heads with `head_dim` "
+                  "role"_a = "k", "kv_heads"_a, "capacity"_a, "head_dim"_a,
+                  "Zero-filled room for `capacity` tokens of `kv_heads` heads with `head_dim` "
                   "coordinates. role: \"k\" or \"v\".")
       .def_prop_ro("device", [](const BoundKvBuffer& self) { return self.device; })
       .def_prop_ro(
@@ -54,7 +54,7 @@ void bind_kv_buffer(nb::module_& module) {
           [](const BoundKvBuffer& self) { return std::string(name(self.buffer.shape.format)); })
       .def_prop_ro("role",
                    [](const BoundKvBuffer& self) { return role_name(self.buffer.shape.role); })
-      .def_prop_ro("heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; })
+      .def_prop_ro("kv_heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; })
       .def_prop_ro("capacity", [](const BoundKvBuffer& self) { return self.buffer.shape.capacity; })
       .def_prop_ro("head_dim", [](const BoundKvBuffer& self) { return self.buffer.shape.head_dim; })
       .def_prop_ro("nbytes", [](const BoundKvBuffer& self) { return self.buffer.bytes(); })
@@ -63,7 +63,7 @@ void bind_kv_buffer(nb::module_& module) {
           [](const BoundKvBuffer& self) {
             return BoundTensor{self.device, self.buffer.codes};
           },
-          "f32, f16, bf16: [heads, capacity, head_dim]; compressed: u8")
+          "f32, f16, bf16: [kv_heads, capacity, head_dim]; compressed: u8")
       .def_prop_ro(
           "scales",
           [](const BoundKvBuffer& self) -> std::optional<BoundTensor> {

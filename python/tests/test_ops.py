@@ -164,8 +164,8 @@ def test_hadamard_and_back(encoder, rng, signs):
 @pytest.mark.parametrize("format, error", [("tq8", 1e-4), ("tq4", 2e-2), ("compat8", 1e-3)])
 def test_quantize_and_back(encoder, rng, format, error):
     k, v = normal(rng, 10, 2, 256), normal(rng, 10, 2, 256)
-    caches = [gyre.KvBuffer.allocate("cpu", format=format, role=r, heads=2, capacity=16, head_dim=256) for r in "kv"]
-    assert (caches[0].format, caches[1].role, caches[0].heads) == (format, "v", 2)
+    caches = [gyre.KvBuffer.allocate("cpu", format=format, role=r, kv_heads=2, capacity=16, head_dim=256) for r in "kv"]
+    assert (caches[0].format, caches[1].role, caches[0].kv_heads) == (format, "v", 2)
     assert (caches[0].capacity, caches[0].head_dim, caches[0].device.name) == (16, 256, "cpu")
     assert caches[0].nbytes == caches[0].codes.nbytes + caches[0].scales.nbytes
     gyre.kv_quantize(encoder, k, caches[0], v, caches[1], position=3)
@@ -185,7 +185,7 @@ def filled_cache(encoder, format, k, v):
     buffers = []
     for role, x in (("k", k), ("v", v)):
         buffer = gyre.KvBuffer.allocate(
-            "cpu", format=format, role=role, heads=x.shape[1], capacity=x.shape[0] + 3, head_dim=x.shape[2]
+            "cpu", format=format, role=role, kv_heads=x.shape[1], capacity=x.shape[0] + 3, head_dim=x.shape[2]
         )
         buffers.append(buffer)
     if buffers[0].scales is None:
@@ -264,8 +264,8 @@ def test_refusals_name_the_op_the_operand_and_the_rule(encoder):
         (lambda: gyre.hadamard(encoder, x, x, signs="odd"), 'hadamard: signs must be one of .*; got "odd"'),
         (lambda: gyre.rope(encoder, x, x, x), "rope: "),
         (lambda: gyre.rope(encoder, x, x, x, mode="flat"), 'rope: mode must be .* got "flat"'),
-        (lambda: gyre.KvBuffer.allocate("cpu", format="q4", heads=1, capacity=1, head_dim=64), "q4"),
-        (lambda: gyre.KvBuffer.allocate("cpu", role="q", heads=1, capacity=1, head_dim=64), 'role must .* got "q"'),
+        (lambda: gyre.KvBuffer.allocate("cpu", format="q4", kv_heads=1, capacity=1, head_dim=64), "q4"),
+        (lambda: gyre.KvBuffer.allocate("cpu", role="q", kv_heads=1, capacity=1, head_dim=64), 'role must .* got "q"'),
     ]:
         with pytest.raises(ValueError, match=words) as caught:
             call()

@@ -36,7 +36,7 @@ def ours(q, k, v, window, dtype="f32") -> np.ndarray:
     halves = []
     for role, x in (("k", k), ("v", v)):
         keys, kv_heads, head_dim = x.shape
-        half = gyre.KvBuffer.allocate("cpu", format=dtype, role=role, heads=kv_heads, capacity=keys, head_dim=head_dim)
+        half = gyre.KvBuffer.allocate("cpu", format=dtype, role=role, kv_heads=kv_heads, capacity=keys, head_dim=head_dim)
         torch.from_dlpack(half.codes).copy_(torch.from_numpy(x).transpose(0, 1))
         halves.append(half)
     out = np.full(q.shape, np.nan, dtype=np.float32)
