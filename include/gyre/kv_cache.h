@@ -63,7 +63,7 @@ struct KvLayerInfo {
   KvLayer layer;
   uint64_t slots = 0;  // of the body: capacity, or the ring of a window
   uint64_t bytes = 0;  // sinks and tail included
-  std::string kernel;  // what attends over it on this device
+  std::string kernel;  // what attends over it on this device; decoding may have one of its own
 };
 
 // The KV cache of a model, or of one layer. It owns the memory and decides what lies where; how

@@ -21,6 +21,22 @@ struct AttentionDecodeSpec {
   uint16_t head_dim;  // of K and of V
 };
 
+// Places of the arguments of attention, in either kernel.
+enum AttentionArg : uint32_t {
+  arg_q,
+  arg_k_codes,
+  arg_k_scales,
+  arg_v_codes,
+  arg_v_scales,
+  arg_out,
+  arg_lse,
+  arg_sinks,
+  arg_slopes,
+  arg_tree,
+  arg_partial,
+  arg_state
+};
+
 // Strides in bytes. Rows of a KV head are its (token, query head) pairs, the head running fastest.
 struct AttentionParams {
   uint64_t tokens;
@@ -77,13 +93,19 @@ inline uint64_t attention_first_key(uint64_t tokens, uint64_t length, uint64_t w
   return before > window ? before - window : 0;
 }
 
+// Keys of the command's segment that a query may see, where the sequence is now.
+inline KvKeys attention_keys(const KvState& state, const AttentionParams& p) {
+  const KvKeys keys = kv_segment_keys(p.segment, p.places, state);
+  const uint64_t first = attention_first_key(p.tokens, state.length, p.window);
+  return {kv_least(kv_most(keys.begin, first), keys.end), keys.end};
+}
+
 // What a recorded command cannot know: where the sequence is now.
 inline void attention_follow(const KvState& state, AttentionParams& p) {
-  const KvKeys keys = kv_segment_keys(p.segment, p.places, state);
+  const KvKeys keys = attention_keys(state, p);
   p.length = state.length;
   p.end_key = keys.end;
-  p.first_key =
-      kv_least(kv_most(keys.begin, attention_first_key(p.tokens, p.length, p.window)), keys.end);
+  p.first_key = keys.begin;
   p.split_keys =
       kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
 }

@@ -24,20 +24,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-enum AttentionArg : uint8_t {
-  arg_q,
-  arg_k_codes,
-  arg_k_scales,
-  arg_v_codes,
-  arg_v_scales,
-  arg_out,
-  arg_lse,
-  arg_sinks,
-  arg_slopes,
-  arg_tree,
-  arg_partial,
-  arg_state
-};
+using enum abi::AttentionArg;
 
 // A sink is one more logit, whose value is 0.
 HWY_INLINE void AddSink(const float* sinks, uint64_t head, RowState& state, float& keep) {

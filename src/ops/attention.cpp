@@ -139,23 +139,23 @@ uint64_t oldest_key(const Op& o) {
   return abi::attention_first_key(o.in.q.shape(0), o.options.length, o.options.window);
 }
 
+// (token, query head) pairs of a KV head.
+uint64_t rows_of(const AttentionPartialInputs& in) {
+  return in.q.shape(0) * (in.q.shape(1) / in.k_cache.shape.kv_heads);
+}
+
 // By shape and the device's own numbers alone: results must not depend on what else happens. Enough
 // pieces for all compute units, none so small that merging shows.
 uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
   constexpr uint64_t kRows = 64;
   const uint64_t pieces = device.attention_pieces;
   const uint64_t kv_heads = in.k_cache.shape.kv_heads;
-  const uint64_t rows = in.q.shape(0) * (in.q.shape(1) / kv_heads);
-  const uint64_t wanted = pieces / std::min(pieces, kv_heads * ceil_div(rows, kRows));
+  const uint64_t wanted = pieces / std::min(pieces, kv_heads * ceil_div(rows_of(in), kRows));
   const uint64_t most = ceil_div(keys, device.attention_fewest_keys);
   return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
 }
 
 constexpr uint64_t kDecodeRows = 16;
-
-uint64_t rows_of(const AttentionPartialInputs& in) {
-  return in.q.shape(0) * (in.q.shape(1) / in.k_cache.shape.kv_heads);
-}
 
 abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in) {
   return make_decode_spec(in.k_cache.shape.format, in.v_cache.shape.format,
@@ -165,13 +165,11 @@ abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in) {
 // 16 bytes can be copied from wherever a key, a value or a tile begins; offsets fit into 32 bits.
 bool is_aligned(const KvBuffer& cache) {
   const abi::KvCacheLayout layout = kv_cache_layout(cache);
-  const auto begin = [](const Tensor& t) {
-    return t.defined() ? t.storage()->address() + t.byte_offset() : 0;
-  };
   const bool tiled = cache.shape.role == KvRole::v && describe(cache.shape.format).compressed;
   const uint64_t row = tiled ? layout.codes_tile_stride : layout.codes_tile_stride / abi::kKvTile;
-  const uint64_t all = begin(cache.codes) | begin(cache.scales) | row | layout.codes_head_stride |
-                       layout.scales_tile_stride | layout.scales_head_stride;
+  const uint64_t all = cache.codes.address() | cache.scales.address() | row |
+                       layout.codes_head_stride | layout.scales_tile_stride |
+                       layout.scales_head_stride;
   return all % 16 == 0 && layout.codes_tile_stride < uint64_t{1} << 26 &&
          layout.scales_tile_stride < uint64_t{1} << 26;
 }

@@ -138,23 +138,28 @@ inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{
 std::string attention_shape(const void* params);
 std::span<const uint64_t> attention_specs();
 
+// In the order of abi::AttentionArg.
+constexpr std::array<ArgInfo, kMaxArgs> attention_args(Access partial) {
+  return {{{"q", Access::read},
+           {"k_codes", Access::read},
+           {"k_scales", Access::read},
+           {"v_codes", Access::read},
+           {"v_scales", Access::read},
+           {"out", Access::write},
+           {"lse", Access::write},
+           {"sinks", Access::read},
+           {"slopes", Access::read},
+           {"tree", Access::read},
+           {"partial", partial},
+           {"state", Access::read}}};
+}
+
 // Either out (and lse, sinks) or partial; what is absent is null.
 inline constexpr Kernel<abi::AttentionSpec, abi::AttentionParams> kAttention{{
     .name = "attention",
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 12,
-    .args = {{{"q", Access::read},
-              {"k_codes", Access::read},
-              {"k_scales", Access::read},
-              {"v_codes", Access::read},
-              {"v_scales", Access::read},
-              {"out", Access::write},
-              {"lse", Access::write},
-              {"sinks", Access::read},
-              {"slopes", Access::read},
-              {"tree", Access::read},
-              {"partial", Access::write},
-              {"state", Access::read}}},
+    .args = attention_args(Access::write),
     .shape = attention_shape,
     .specs = attention_specs,
 }};
@@ -167,18 +172,7 @@ inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttenti
     .name = "attention_decode",
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 12,
-    .args = {{{"q", Access::read},
-              {"k_codes", Access::read},
-              {"k_scales", Access::read},
-              {"v_codes", Access::read},
-              {"v_scales", Access::read},
-              {"out", Access::write},
-              {"lse", Access::write},
-              {"sinks", Access::read},
-              {"slopes", Access::read},
-              {"tree", Access::read},
-              {"partial", Access::read_write},
-              {"state", Access::read}}},
+    .args = attention_args(Access::read_write),
     .shape = attention_shape,
     .specs = attention_decode_specs,
 }};

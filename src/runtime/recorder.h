@@ -28,6 +28,7 @@ class Recorder {
   static constexpr uint32_t kRecentStorages =
       256;  // direct-mapped; a miss holds one reference more
 
+  const Pipeline* look_up(const KernelInfo& kernel, uint64_t spec);  // null: the device has none
   const Pipeline& find_pipeline(const KernelInfo& kernel, uint64_t spec);
   void retain(const std::shared_ptr<Storage>& storage) {
     static_assert(kRecentStorages == 256);
@@ -64,7 +65,7 @@ class Recording {
   // Whether the device has such a kernel.
   template <class Spec, class Params>
   bool has(const Kernel<Spec, Params>& kernel, const Spec& spec) const {
-    return recorder_.device_->pipeline(kernel.info, spec_key(spec)) != nullptr;
+    return recorder_.look_up(kernel.info, spec_key(spec)) != nullptr;
   }
   void commit() { committed_ = true; }
 

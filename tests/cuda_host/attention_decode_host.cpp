@@ -25,7 +25,7 @@ constexpr Variant variant() {
   return {kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows>};
 }
 
-constexpr uint32_t kF16 = cuda::kDecodeF16, kBf16 = cuda::kDecodeBf16;
+constexpr uint32_t kF16 = cuda::kPlanF16, kBf16 = cuda::kPlanBf16;
 constexpr Variant kVariants[] = {
     variant<kF16, kF16, 64>(),
     variant<kF16, kF16, 128>(),

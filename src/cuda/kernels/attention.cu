@@ -12,20 +12,7 @@
 
 namespace gyre::cuda {
 
-enum AttentionArg : uint32_t {
-  arg_q,
-  arg_k_codes,
-  arg_k_scales,
-  arg_v_codes,
-  arg_v_scales,
-  arg_out,
-  arg_lse,
-  arg_sinks,
-  arg_slopes,
-  arg_tree,
-  arg_partial,
-  arg_state
-};
+using enum abi::AttentionArg;
 
 struct Bounds {
   int64_t begin, end, position;

@@ -13,13 +13,6 @@ struct MaskRow {
   uint32_t begin, end;  // keys it sees, counted from the unit's first
 };
 
-// cap tanh(x / cap); two terms of the series where 1 - e cancels.
-inline float soft_cap(float x, float cap) {
-  const float a = fabsf(x) / cap, e = exp2_fast(a * (-2 * kLog2E));
-  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : (1.0f - e) / (1.0f + e);
-  return copysignf(t * cap, x);
-}
-
 // Scale of slot i of the tile whose eight scales these are.
 inline float scale_in(const uint4& scales, uint32_t i) {
   const uint32_t words[4] = {scales.x, scales.y, scales.z, scales.w};
@@ -76,7 +69,7 @@ inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, co
 #pragma unroll
     for (uint32_t h = 0; h < kHalves; ++h) mask_scores<Shape>(p, u, of[h], begin, x[h]);
   }
-  constexpr int32_t kAbove = Shape::kV == kDecodeF16 ? 0 : 10;
+  constexpr int32_t kAbove = Shape::kV == kPlanF16 ? 0 : 10;
 #pragma unroll
   for (uint32_t h = 0; h < kHalves; ++h) fold_scores<kAbove>(x[h], row[h], acc[h]);
   if constexpr (Shape::kLevelsV) {

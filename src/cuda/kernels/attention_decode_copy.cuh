@@ -28,7 +28,6 @@ struct DecodeWalk {
 
 inline DecodeWalk decode_walk(uint32_t capacity, uint32_t slot, uint32_t count) {
   DecodeWalk w = {};
-  if (slot >= capacity) slot -= capacity;
   const uint32_t count_a = count < capacity - slot ? count : capacity - slot;
   w.first_tile = opaque(slot / abi::kKvTile);
   w.skip = opaque(slot % abi::kKvTile);

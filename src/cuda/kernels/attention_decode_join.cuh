@@ -70,7 +70,7 @@ inline void join_warps(const DecodeUnit& u, DecodeStates& states, float* wide, f
         if (j == 0) states.of_row[g + 8 * h] = make_float2(max, total);
       }
       float factor = exp2_fast(row[h].from - from);
-      if constexpr (Shape::kV == kDecodeF16) factor *= power_of_two(-kWeightUp);
+      if constexpr (Shape::kV == kPlanF16) factor *= power_of_two(-kWeightUp);
       put_sums<Shape>(acc[h], turn_rows(factor), sums + (warp * kRows + 8 * h) * kPitch);
     }
   }
@@ -97,7 +97,7 @@ inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const 
   const uint32_t lane = threadIdx.x % kWarp;
   if constexpr (Shape::kLevelsV) {
     hadamard_lanes<kN>(x);
-    flip_lanes<Shape::kV, kN>(x, inverse_root(kN));
+    flip_lanes<kN>(x, inverse_root(kN));
   }
   const RowPlace at = row_place(u, r);
   if (p.partial == abi::kAttentionPartial) {

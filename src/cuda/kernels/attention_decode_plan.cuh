@@ -1,22 +1,13 @@
 #pragma once
 // Decode attention: where the bytes of the keys that a warp takes at a time lie in shared memory,
 // and how many warps and stages a block has. Host and kernel find the same.
-#include "abi/attention.h"
+#include "attention_plan.cuh"
 
 namespace gyre::cuda {
 
-// KvFormat values of 16 bits; the compressed ones are in abi/kv_codec.h.
-constexpr uint32_t kDecodeF16 = 1, kDecodeBf16 = 2;
-
-constexpr bool decode_is_half(uint32_t format) {
-  return format == kDecodeF16 || format == kDecodeBf16;
-}
-
-constexpr uint32_t decode_round_up(uint32_t x, uint32_t to) { return (x + to - 1) / to * to; }
-
 // Bits of one code in a format's first and second plane; 16-bit values are one plane.
 constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
-  if (decode_is_half(format)) return plane == 0 ? 16 : 0;
+  if (is_half_format(format)) return plane == 0 ? 16 : 0;
   return plane == 0 ? abi::kv_low_bits(format) : abi::kv_high_bits(format);
 }
 
@@ -43,8 +34,7 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n) {
   a.keys = v_levels ? 32 : 16;  // levels of V: a tile to each of four lanes
   a.tiles = a.keys / abi::kKvTile;
   a.blocks = n <= abi::kKvScaleBlock ? 1 : n / abi::kKvScaleBlock;
-  a.fits = (k_levels || decode_is_half(k)) && (v_levels || decode_is_half(v)) &&
-           (n == 64 || n == 128 || n == 256 || n == 512);
+  a.fits = is_staged(k) && is_staged(v) && (n == 64 || n == 128 || n == 256 || n == 512);
   uint32_t at = 0, from = 0;
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t bytes = n * decode_plane_bits(k, i) / 8;
@@ -52,21 +42,21 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n) {
     a.k[i] = {bytes, from, 8 * bytes + pad, at};
     a.fits = a.fits && bytes % 16 == 0;  // else rows do not begin where 16 bytes can be copied
     from += bytes;
-    at = decode_round_up(at + a.tiles * a.k[i].tile_pitch, 128);
+    at = round_up(at + a.tiles * a.k[i].tile_pitch, 128);
   }
   from = 0;
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t bits = decode_plane_bits(v, i), bytes = v_levels ? n * bits : n * bits / 8;
-    const uint32_t pitch = v_levels ? decode_round_up(bytes + 96, 128) - 96 : 8 * bytes;
+    const uint32_t pitch = v_levels ? round_up(bytes + 96, 128) - 96 : 8 * bytes;
     a.v[i] = {bytes, from, bits == 0 ? 0 : pitch, at};
     from += bytes;
-    at = decode_round_up(at + a.tiles * a.v[i].tile_pitch, 128);
+    at = round_up(at + a.tiles * a.v[i].tile_pitch, 128);
   }
   a.k_scales = at;
   if (k_levels) at += a.tiles * a.blocks * 16;
   a.v_scales = at;
   if (v_levels) at += a.tiles * a.blocks * 16;
-  a.bytes = decode_round_up(at, 128);
+  a.bytes = round_up(at, 128);
   return a;
 }
 

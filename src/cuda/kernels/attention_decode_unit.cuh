@@ -5,20 +5,7 @@
 
 namespace gyre::cuda {
 
-enum DecodeArg : uint32_t {
-  arg_q,
-  arg_k_codes,
-  arg_k_scales,
-  arg_v_codes,
-  arg_v_scales,
-  arg_out,
-  arg_lse,
-  arg_sinks,
-  arg_slopes,
-  arg_tree,
-  arg_partial,
-  arg_state
-};
+using enum abi::AttentionArg;
 
 template <uint32_t kKeys, uint32_t kValues, uint32_t kDim>
 struct Decode {
@@ -86,11 +73,9 @@ inline DecodeUnit make_unit(const abi::AttentionParams& p, const Args& args) {
   u.length = small(p.length);
   if (state != 0) {
     const abi::KvState now = *pointer<const abi::KvState>(state);
-    const abi::KvKeys keys = abi::kv_segment_keys(p.segment, p.places, now);
-    u.length = small(now.length), end_key = small(keys.end);
-    first_key = small(abi::kv_least(
-        abi::kv_most(keys.begin, abi::attention_first_key(p.tokens, now.length, p.window)),
-        keys.end));
+    const abi::KvKeys keys = abi::attention_keys(now, p);
+    u.length = small(now.length), first_key = small(keys.begin), end_key = small(keys.end);
+    // As attention_split_keys, in 32 bits: a division of 64 takes ten times as long.
     const uint32_t each = (end_key - first_key + splits - 1) / splits;
     const uint32_t unit = small(abi::kSplitUnit), whole = (each + unit - 1) / unit * unit;
     split_keys = whole > p.fewest_split_keys ? whole : p.fewest_split_keys;
@@ -109,7 +94,7 @@ inline DecodeUnit make_unit(const abi::AttentionParams& p, const Args& args) {
   const uint32_t count = newest.end > oldest.begin ? newest.end - oldest.begin : 0;
   const auto capacity = small(p.capacity);
   uint32_t slot = small(p.ring_start) + u.first;
-  if (slot >= capacity && capacity != 0) slot %= capacity;
+  if (slot >= capacity) slot %= capacity;
   u.walk = decode_walk(capacity, slot, count);
   return u;
 }
@@ -154,7 +139,7 @@ inline void hadamard_lanes(float (&x)[kN / kWarp]) {
   }
 }
 
-template <uint32_t kFormat, uint32_t kN>
+template <uint32_t kN>
 inline void flip_lanes(float (&x)[kN / kWarp], float factor) {
 #pragma unroll
   for (uint32_t i = 0; i < kN / kWarp; ++i)
@@ -184,7 +169,7 @@ inline void put_query(float (&x)[Shape::kN / kWarp], float* row, float (&factor)
   float largest = 0;
   bool finite = true;
   if constexpr (Shape::kLevelsK) {
-    flip_lanes<Shape::kK, Shape::kN>(x, 1.0f);
+    flip_lanes<Shape::kN>(x, 1.0f);
     hadamard_lanes<Shape::kN>(x);
   }
 #pragma unroll
@@ -196,7 +181,7 @@ inline void put_query(float (&x)[Shape::kN / kWarp], float* row, float (&factor)
   largest = warp_max(largest);
   finite = __all_sync(kAll, finite) != 0;
   // 2^14 for f16's range; bf16 has f32's, and products with large keys must not leave it.
-  const int32_t top = Shape::kLevelsK ? 13 : (Shape::kK == kDecodeBf16 ? 0 : 14);
+  const int32_t top = Shape::kLevelsK ? 13 : (Shape::kK == kPlanBf16 ? 0 : 14);
   const int32_t up = largest == 0 || !finite ? 0 : top - exponent_of(largest);
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i)

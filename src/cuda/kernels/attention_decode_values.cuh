@@ -1,8 +1,8 @@
 #pragma once
 // Decode attention: scores to weights, and the weighted sum of values. Values are the rows of a
 // product, coordinates by keys; weights are its columns, and a lane already has those of just the
-// keys it must name. Over levels, weights are bytes in units of the tile's largest: sums are
-// integers, and exact.
+// keys it must name. Over levels, weights are integers of 16 bits in units of the chunk's largest,
+// a byte to a product: sums of a chunk are integers, and exact.
 #include "attention_decode_keys.cuh"
 
 namespace gyre::cuda {
@@ -257,7 +257,7 @@ template <class Shape, uint32_t kHalves>
 inline void add_halves(const unsigned char* stage, const float (&p)[kHalves][2][2],
                        float (&acc)[kHalves][Shape::kN / 16][4]) {
   constexpr DecodePlane kPlane = Shape::kShape.v[0];
-  constexpr bool kRest = Shape::kV == kDecodeBf16;
+  constexpr bool kRest = Shape::kV == kPlanBf16;
   using T = typename HalfType<Shape::kV>::type;
   uint32_t w[kHalves][2], rest[kHalves][2];
   const float up = kRest ? 1.0f : power_of_two(kWeightUp);

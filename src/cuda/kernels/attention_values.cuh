@@ -16,13 +16,6 @@ inline uint32_t weight_place(uint32_t key) {
   return key / 8 * 8 + place_in_eight<kV>(key % 8);
 }
 
-// cap tanh(x / cap); two terms of the series where 1 - e cancels.
-inline float soft_cap(float x, float cap) {
-  const float a = fabsf(x) / cap, e = exp2_fast(a * (-2 * kLog2E));
-  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : (1.0f - e) / (1.0f + e);
-  return copysignf(t * cap, x);
-}
-
 // A row's logit in base 2.
 inline float logit_of(const Unit& u, const abi::AttentionParams& p, uint32_t row, float score,
                       uint64_t at) {

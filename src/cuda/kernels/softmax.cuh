@@ -12,6 +12,13 @@ inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
 inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
 inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
 
+// cap tanh(x / cap); two terms of the series where 1 - e cancels.
+inline float soft_cap(float x, float cap) {
+  const float a = fabsf(x) / cap, e = exp2_fast(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : (1.0f - e) / (1.0f + e);
+  return copysignf(t * cap, x);
+}
+
 struct RowState {
   float max, sum;
 };
