@@ -16,8 +16,9 @@ struct AttentionSpec {
 struct AttentionDecodeSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
-  uint8_t rows;  // of a KV head: 8 or 16
-  uint8_t unused[3];
+  uint8_t rows;     // of a block: 4, 8, 12 or 16
+  uint8_t cluster;  // blocks that put their splits together in each other's memory: 1, 8
+  uint8_t unused[2];
   uint16_t head_dim;  // of K and of V
 };
 
@@ -67,6 +68,8 @@ struct AttentionParams {
   uint32_t partial;            // kAttentionWhole, kAttentionPartial or kAttentionMerged
   uint32_t segment;            // KvSegment, with a state
   uint32_t fewest_split_keys;  // less is not worth merging on this device
+  uint32_t group;              // query heads of a KV head
+  uint32_t used_splits;        // that have keys, at least 1; 0: the state says
   uint32_t q_dtype;            // DType, for backends that branch on it
   uint32_t out_dtype;
 };
@@ -77,9 +80,20 @@ constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged 
 
 constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
 
-// kAttentionMerged: `partial` begins with a counter for each KV head, 0 before and after; what a
-// split leaves follows, at a multiple of 16 bytes.
-constexpr uint64_t attention_counters(uint64_t kv_heads) { return (kv_heads + 3) / 4 * 4; }
+// kAttentionMerged: `partial` begins with counters for each KV head, one for each block that shares
+// its rows, 0 before and after; what a split leaves follows, at a multiple of 16 bytes.
+constexpr uint64_t kAttentionGroups = 4;
+constexpr uint32_t kAttentionCluster = 8;
+constexpr uint64_t attention_counters(uint64_t kv_heads) { return kv_heads * kAttentionGroups; }
+
+// Rows that a block of the kernels for few rows takes, if the KV head has so many; more go to
+// further blocks. Products over levels of V take four rows at a time, others eight, and sums must
+// fit into registers.
+constexpr uint64_t attention_decode_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
+  if (!kv_is_native(v_format)) return rows <= 8 || head_dim > 256 ? 8 : 16;
+  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 512 ? 2048 / head_dim : 4;
+  return wanted < most ? wanted : most;
+}
 
 inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
   const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);

@@ -45,6 +45,11 @@ AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   return first_plan(p, most, most);
 }
 
+DecodePlan plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
+  return decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster,
+                     limits.shared_bytes_per_block);
+}
+
 }  // namespace
 
 std::string name_attention(uint64_t spec) {
@@ -70,26 +75,26 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
-  if ((rows != 8 && rows != 16) || !decode_shape(k, v, n).fits) return "";
-  // 16 rows of 512 have more sums than a thread has registers; of 256, too few are left to unpack
-  // codes of 5 and 6 bits.
-  const auto wide = [](uint32_t format) { return format == abi::kTq5 || format == abi::kTq6; };
-  if (rows * n > 4096 || (rows == 16 && n == 256 && (wide(k) || wide(v)))) return "";
-  return join("gyre::cuda::attention_decode<", k, "u, ", v, "u, ", n, "u, ", rows, "u>");
+  if (!decode_shape(k, v, n, rows).fits || abi::attention_decode_rows(v, n, rows) != rows)
+    return "";
+  if (s.cluster != 1 && s.cluster != abi::kAttentionCluster) return "";
+  return join("gyre::cuda::attention_decode<", k, "u, ", v, "u, ", n, "u, ", rows, "u, ",
+              uint32_t{s.cluster}, "u>");
 }
 
 bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  return decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, limits.shared_bytes_per_block)
-             .warps != 0;
+  if (s.cluster > 1 && limits.arch < 90) return false;
+  return plan_of(s, limits).warps != 0;
 }
 
 Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  const DecodePlan plan =
-      decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, limits.shared_bytes_per_block);
-  return {{static_cast<uint32_t>(p.splits), 1, static_cast<uint32_t>(p.kv_heads)},
+  const DecodePlan plan = plan_of(s, limits);
+  const uint64_t rows = p.tokens * (p.heads / p.kv_heads), groups = (rows + s.rows - 1) / s.rows;
+  return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
+           static_cast<uint32_t>(p.kv_heads)},
           plan.warps * 32,
           plan.bytes};
 }

@@ -157,9 +157,16 @@ uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 
 constexpr uint64_t kDecodeRows = 16;
 
-abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in) {
-  return make_decode_spec(in.k_cache.shape.format, in.v_cache.shape.format,
-                          in.k_cache.shape.head_dim, rows_of(in) <= 8 ? 8 : kDecodeRows);
+abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in, uint64_t cluster = 1) {
+  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
+  const uint64_t rows =
+      abi::attention_decode_rows(static_cast<uint32_t>(v.format), v.head_dim, rows_of(in));
+  return make_decode_spec(k.format, v.format, k.head_dim, rows, cluster);
+}
+
+// KV heads, with as many of a head's rows each as a block takes.
+uint64_t decode_units(const AttentionPartialInputs& in) {
+  return in.k_cache.shape.kv_heads * ceil_div(rows_of(in), decode_spec_of(in).rows);
 }
 
 // 16 bytes can be copied from wherever a key, a value or a tile begins; offsets fit into 32 bits.
@@ -190,7 +197,7 @@ bool can_decode(const Recording& recording, const AttentionPartialInputs& in) {
 uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
   constexpr uint64_t kMostSplits = 8;
   const uint64_t units = std::max<uint64_t>(device.compute_units, 1);
-  const uint64_t heads = in.k_cache.shape.kv_heads;
+  const uint64_t heads = decode_units(in);
   const uint64_t most = std::max<uint64_t>(ceil_div(keys, device.attention_fewest_keys), 1);
   uint64_t best = std::clamp<uint64_t>(units / heads, 1, most);
   if (units / heads > 1) return best;
@@ -199,6 +206,24 @@ uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& i
     if (10 * rounds * best < 9 * of_best * s) best = s;
   }
   return best;
+}
+
+// Few keys: as many splits as a cluster has blocks, which put them together faster than through
+// global memory. Where there are more keys, more blocks than that are worth waiting for: measured,
+// sooner where codes must be unpacked than where bytes are all there is to wait for.
+bool is_clustered(const Recording& recording, const AttentionPartialInputs& in, uint64_t keys) {
+  constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = 6144 * 128;
+  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
+  const uint64_t blocks = decode_units(in) * abi::kAttentionCluster;
+  const uint64_t units = recording.device().compute_units;
+  const auto whole_bytes = [](KvFormat f) { return !describe(f).compressed || f == KvFormat::tq8; };
+  const bool few =
+      whole_bytes(k.format) && whole_bytes(v.format)
+          ? keys * (in.k_cache.bytes() + in.v_cache.bytes()) <= kFewBytes * k.kv_heads * k.capacity
+          : keys * k.head_dim * ceil_div(rows_of(in), 4) <= kFewCodes;
+  return few && blocks <= units && 4 * blocks >= units &&
+         keys > recording.device().attention_fewest_keys &&
+         recording.has(kAttentionDecode, decode_spec_of(in, abi::kAttentionCluster));
 }
 
 // Where the keys are: known now, or found on the device when the command runs.
@@ -213,7 +238,9 @@ void fill_keys(const Op& o, abi::AttentionParams& p) {
   p.length = p.end_key = o.options.length;
   p.ring_start = o.options.ring_start;
   p.first_key = oldest_key(o);
-  p.split_keys = abi::attention_split_keys(p.end_key - p.first_key, p.splits);
+  const uint64_t keys = p.end_key - p.first_key;
+  p.split_keys = abi::attention_split_keys(keys, p.splits);
+  p.used_splits = keys == 0 ? 1 : static_cast<uint32_t>(ceil_div(keys, p.split_keys));
 }
 
 // A command, and how many splits of the keys it has.
@@ -221,6 +248,7 @@ struct Way {
   bool decode;
   uint32_t partial;  // kAttentionWhole, ...
   uint64_t splits;
+  uint64_t cluster = 1;
 };
 
 void dispatch(Recording& recording, const Op& o, const Way& way,
@@ -231,6 +259,7 @@ void dispatch(Recording& recording, const Op& o, const Way& way,
   p.tokens = in.q.shape(0);
   p.heads = in.q.shape(1);
   p.kv_heads = in.k_cache.shape.kv_heads;
+  p.group = static_cast<uint32_t>(p.heads / p.kv_heads);
   p.capacity = in.k_cache.shape.capacity;
   p.window = o.options.window;
   p.partial = way.partial;
@@ -266,7 +295,7 @@ void dispatch(Recording& recording, const Op& o, const Way& way,
                         &in.tree, &outputs.partial, o.state != nullptr ? &o.state->state : &none});
   };
   if (way.decode) {
-    record(kAttentionDecode, decode_spec_of(in));
+    record(kAttentionDecode, decode_spec_of(in, way.cluster));
   } else {
     record(kAttention,
            make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype));
@@ -364,6 +393,13 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
   if (in.q.shape(0) == 0) return;
   const uint64_t keys = options.length - oldest_key(o);
   if (can_decode(recording, reads)) {
+    if (is_clustered(recording, reads, keys)) {
+      dispatch(recording, o,
+               {true, abi::kAttentionWhole, abi::kAttentionCluster, abi::kAttentionCluster},
+               outputs);
+      recording.commit();
+      return;
+    }
     const uint64_t splits = decode_splits(recording.device(), reads, keys);
     if (splits > 1)
       outputs.partial = encoder.device().tensor(

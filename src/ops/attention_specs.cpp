@@ -45,8 +45,10 @@ std::span<const uint64_t> attention_decode_specs() {
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
         for (const uint64_t head_dim : {64, 128, 256, 512}) {
-          for (const uint64_t rows : {8, 16})
-            specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows)));
+          for (const uint64_t rows : {4, 8, 12, 16}) {
+            for (const uint64_t cluster : {uint64_t{1}, uint64_t{abi::kAttentionCluster}})
+              specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows, cluster)));
+          }
         }
       }
     }

@@ -6,67 +6,85 @@
 namespace gyre::test {
 namespace {
 
-template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster>
 void run_decode(const void* params, const uint64_t* args, const HostLaunch& launch) {
   cuda::Args copied{};
   std::copy_n(args, 12, copied.at);
-  cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads,
-                    launch.shared_bytes, cuda::attention_decode<kK, kV, kN, kRows>,
-                    *static_cast<const abi::AttentionParams*>(params), copied);
+  cuda_host::launch_clusters(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), kCluster,
+                             launch.threads, launch.shared_bytes,
+                             cuda::attention_decode<kK, kV, kN, kRows, kCluster>,
+                             *static_cast<const abi::AttentionParams*>(params), copied);
 }
 
 struct Variant {
-  uint32_t k, v, head_dim, rows;
+  uint32_t k, v, head_dim, rows, cluster;
   HostKernel run;
 };
 
-template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows = 8>
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster = 1>
 constexpr Variant variant() {
-  return {kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows>};
+  return {kK, kV, kN, kRows, kCluster, run_decode<kK, kV, kN, kRows, kCluster>};
 }
 
 constexpr uint32_t kF16 = cuda::kPlanF16, kBf16 = cuda::kPlanBf16;
 constexpr Variant kVariants[] = {
-    variant<kF16, kF16, 64>(),
-    variant<kF16, kF16, 128>(),
-    variant<kF16, kF16, 256>(),
+    variant<kF16, kF16, 64, 8>(),
+    variant<kF16, kF16, 128, 8>(),
+    variant<kF16, kF16, 256, 8>(),
     variant<kF16, kF16, 128, 16>(),
-    variant<kBf16, kBf16, 64>(),
-    variant<kBf16, kBf16, 128>(),
-    variant<kBf16, kBf16, 512>(),
-    variant<abi::kTq2, abi::kTq2, 64>(),
-    variant<abi::kTq2, abi::kTq2, 128>(),
-    variant<abi::kTq2, abi::kTq2, 512>(),
-    variant<abi::kTq3, abi::kTq3, 128>(),
-    variant<abi::kTq3, abi::kTq3, 256>(),
-    variant<abi::kTq3, abi::kTq3, 512>(),
-    variant<abi::kTq4, abi::kTq4, 64>(),
-    variant<abi::kTq4, abi::kTq4, 128>(),
-    variant<abi::kTq4, abi::kTq4, 256>(),
-    variant<abi::kTq4, abi::kTq4, 512>(),
+    variant<kBf16, kBf16, 64, 8>(),
+    variant<kBf16, kBf16, 128, 8>(),
+    variant<kBf16, kBf16, 512, 8>(),
+    variant<abi::kTq2, abi::kTq2, 64, 4>(),
+    variant<abi::kTq2, abi::kTq2, 128, 4>(),
+    variant<abi::kTq2, abi::kTq2, 128, 8>(),
+    variant<abi::kTq2, abi::kTq2, 512, 4>(),
+    variant<abi::kTq3, abi::kTq3, 128, 4>(),
+    variant<abi::kTq3, abi::kTq3, 128, 8>(),
+    variant<abi::kTq3, abi::kTq3, 256, 4>(),
+    variant<abi::kTq3, abi::kTq3, 512, 4>(),
+    variant<abi::kTq4, abi::kTq4, 64, 4>(),
+    variant<abi::kTq4, abi::kTq4, 64, 12>(),
     variant<abi::kTq4, abi::kTq4, 64, 16>(),
+    variant<abi::kTq4, abi::kTq4, 128, 4>(),
+    variant<abi::kTq4, abi::kTq4, 128, 8>(),
+    variant<abi::kTq4, abi::kTq4, 128, 12>(),
     variant<abi::kTq4, abi::kTq4, 128, 16>(),
-    variant<abi::kTq5, abi::kTq5, 128>(),
-    variant<abi::kTq5, abi::kTq5, 256>(),
-    variant<abi::kTq6, abi::kTq6, 64>(),
-    variant<abi::kTq6, abi::kTq6, 128>(),
-    variant<abi::kTq6, abi::kTq6, 512>(),
-    variant<abi::kTq8, abi::kTq8, 64>(),
-    variant<abi::kTq8, abi::kTq8, 128>(),
-    variant<abi::kTq8, abi::kTq8, 256>(),
-    variant<abi::kTq8, abi::kTq8, 512>(),
-    variant<abi::kTq8, abi::kTq4, 64>(),
-    variant<abi::kTq8, abi::kTq4, 128>(),
-    variant<kF16, abi::kTq3, 128>(),
-    variant<abi::kTq6, kBf16, 256>(),
+    variant<abi::kTq4, abi::kTq4, 256, 4>(),
+    variant<abi::kTq4, abi::kTq4, 256, 8>(),
+    variant<abi::kTq4, abi::kTq4, 512, 4>(),
+    variant<abi::kTq5, abi::kTq5, 128, 4>(),
+    variant<abi::kTq5, abi::kTq5, 128, 8>(),
+    variant<abi::kTq5, abi::kTq5, 256, 4>(),
+    variant<abi::kTq6, abi::kTq6, 64, 4>(),
+    variant<abi::kTq6, abi::kTq6, 128, 4>(),
+    variant<abi::kTq6, abi::kTq6, 128, 8>(),
+    variant<abi::kTq6, abi::kTq6, 512, 4>(),
+    variant<abi::kTq8, abi::kTq8, 64, 4>(),
+    variant<abi::kTq8, abi::kTq8, 128, 4>(),
+    variant<abi::kTq8, abi::kTq8, 128, 8>(),
+    variant<abi::kTq8, abi::kTq8, 256, 4>(),
+    variant<abi::kTq8, abi::kTq8, 512, 4>(),
+    variant<abi::kTq8, abi::kTq4, 64, 4>(),
+    variant<abi::kTq8, abi::kTq4, 128, 4>(),
+    variant<abi::kTq8, abi::kTq4, 128, 8>(),
+    variant<kF16, abi::kTq3, 128, 4>(),
+    variant<kF16, abi::kTq3, 128, 12>(),
+    variant<abi::kTq6, kBf16, 256, 8>(),
+    variant<abi::kTq6, kBf16, 256, 16>(),
+    variant<kF16, kF16, 64, 8, abi::kAttentionCluster>(),
+    variant<abi::kTq4, abi::kTq4, 64, 4, abi::kAttentionCluster>(),
+    variant<abi::kTq4, abi::kTq4, 64, 12, abi::kAttentionCluster>(),
+    variant<abi::kTq8, abi::kTq4, 128, 4, abi::kAttentionCluster>(),
 };
 
 }  // namespace
 
 HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
-                                 uint32_t rows) {
+                                 uint32_t rows, uint32_t cluster) {
   for (const Variant& x : kVariants) {
-    if (x.k == k_format && x.v == v_format && x.head_dim == head_dim && x.rows == rows)
+    if (x.k == k_format && x.v == v_format && x.head_dim == head_dim && x.rows == rows &&
+        x.cluster == cluster)
       return x.run;
   }
   return nullptr;

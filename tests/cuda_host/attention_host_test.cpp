@@ -18,7 +18,7 @@ namespace {
 constexpr cuda::CudaLimits kLarge{132, 227 << 10, 228 << 10, 90},
     kSmall{84, 99 << 10, 100 << 10, 86};
 cuda::CudaLimits limits = kLarge;
-uint32_t decoded = 0;  // calls of attention_decode
+uint32_t decoded = 0, clustered = 0;  // calls of attention_decode, and those as clusters
 
 void launch(HostKernel kernel, const cuda::Launch& shape, const void* params,
             const uint64_t* args) {
@@ -31,16 +31,20 @@ void run_attention(const void* params, const uint64_t* args, uint32_t, uint32_t)
          args);
 }
 
+template <uint32_t kCluster>
 void run_decode(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const uint32_t rows = p.tokens * (p.heads / p.kv_heads) <= 8 ? 8 : 16;
+  const auto rows = static_cast<uint32_t>(
+      abi::attention_decode_rows(p.v.format, p.v.head_dim, p.tokens * (p.heads / p.kv_heads)));
   const abi::AttentionDecodeSpec spec = {static_cast<uint8_t>(p.k.format),
                                          static_cast<uint8_t>(p.v.format),
                                          static_cast<uint8_t>(rows),
+                                         kCluster,
                                          {},
                                          static_cast<uint16_t>(p.k.head_dim)};
   ++decoded;
-  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, rows),
+  if (kCluster > 1) ++clustered;
+  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, rows, kCluster),
          cuda::launch_attention_decode(params, spec_key(spec), limits), params, args);
 }
 
@@ -56,8 +60,10 @@ cpu::TaskFn select_attention(uint64_t spec) {
 
 cpu::TaskFn select_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  if (host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows) == nullptr) return nullptr;
-  return cuda::fits_attention_decode(spec, limits) ? run_decode : nullptr;
+  if (host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster) == nullptr ||
+      !cuda::fits_attention_decode(spec, limits))
+    return nullptr;
+  return s.cluster == 1 ? run_decode<1> : run_decode<abi::kAttentionCluster>;
 }
 
 cpu::TaskFn select_merge(uint64_t spec) {
@@ -257,6 +263,28 @@ TEST(CudaHostAttention, DecodingMergesSplits) {
   in.out.write_from(std::span<const float>(std::vector<float>(2 * kDim, 7.0f)));
   graph.replay().wait();
   EXPECT_EQ(floats_of(in.out), once);
+}
+
+// The blocks of a cluster find what the others have; some of them have no keys.
+TEST(CudaHostAttention, DecodingInClusters) {
+  const uint32_t before = clustered;
+  for (const uint64_t length : {1030, 1300, 1777, 2500}) {
+    for (const uint64_t heads : {3, 11})
+      expect_decoded(
+          {.heads = heads, .k_dim = 64, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4},
+          8);
+    expect_decoded({.heads = 4, .k_dim = 64, .length = length, .sinks = true}, 8);
+  }
+  expect_decoded({.heads = 4,
+                  .k_dim = 128,
+                  .length = 1700,
+                  .capacity = 1711,
+                  .ring_start = 270,
+                  .k = KvFormat::tq8,
+                  .v = KvFormat::tq4,
+                  .window = 1633},
+                 8);
+  EXPECT_EQ(clustered, before + 13);
 }
 
 TEST(CudaHostAttention, SplitsAndEmptyOnes) {

@@ -1,8 +1,10 @@
 #pragma once
 // Runs CUDA kernels' text on the host, a fiber for each thread of a block: slow, but exact about
-// what synchronises with what, so that kernels' logic is tested where there is no GPU. Blocks run
-// one after another; every lane of a warp must take part in its shuffles. A kernel's text sees
-// GYRE_CUDA_HOST and brings host versions of what it writes in PTX.
+// what synchronises with what, so that kernels' logic is tested where there is no GPU. The blocks
+// of a cluster run at the same time, clusters one after another; every lane of a warp must take
+// part in its shuffles. A kernel's text sees GYRE_CUDA_HOST and brings host versions of what it
+// writes in PTX. Variables that are __shared__ are static here, the same for all blocks of a
+// cluster: kernels launched as clusters have dynamic shared memory only.
 #define GYRE_CUDA_HOST 1
 
 #include <setjmp.h>
@@ -17,6 +19,8 @@
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -27,6 +31,7 @@
 #define __forceinline__ inline
 #define __noinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
 
@@ -83,23 +88,37 @@ struct Block {
   std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
   std::vector<unsigned char> shared;
   Barrier all;
-  jmp_buf scheduler{};
+  uint3 index;
   Fiber* running = nullptr;
-  std::function<void()> body;
 };
 
-inline Block* block = nullptr;
-inline std::vector<std::unique_ptr<char[]>> stacks;  // one a thread, kept from block to block
+struct Cluster {
+  std::vector<Block> blocks;
+  Barrier all;
+  jmp_buf scheduler{};
+  std::function<void()> body;
+  std::string error;
+};
+
+inline Cluster* cluster = nullptr;
+inline Block* block = nullptr;                       // of the cluster, that of the running thread
+inline std::vector<std::unique_ptr<char[]>> stacks;  // one a thread, kept from cluster to cluster
 
 inline void yield() {
-  if (_setjmp(block->running->at) == 0) _longjmp(block->scheduler, 1);
+  if (_setjmp(block->running->at) == 0) _longjmp(cluster->scheduler, 1);
 }
 
 [[gnu::noinline]] inline void resume(Fiber& fiber) {
-  if (_setjmp(block->scheduler) != 0) return;
+  if (_setjmp(cluster->scheduler) != 0) return;
   if (fiber.started) _longjmp(fiber.at, 1);
   fiber.started = true;
   setcontext(&fiber.context);
+}
+
+// The launch throws: an exception of the fiber's own would have no handler.
+[[noreturn]] inline void fail(std::string&& error) {
+  cluster->error = std::move(error);
+  _longjmp(cluster->scheduler, 1);
 }
 
 inline void release_if_full(Barrier& barrier) {
@@ -139,73 +158,118 @@ T shuffle(T value, unsigned int source) {
 
 inline void run_fiber() {
   Fiber& fiber = *block->running;
-  block->body();
+  cluster->body();
   fiber.done = true;
-  --block->all.alive;
-  --warp().alive;
-  release_if_full(block->all);
-  release_if_full(warp());
+  for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
+    --barrier->alive;
+    release_if_full(*barrier);
+  }
   yield();
 }
 
-inline void run_block(unsigned int threads) {
+// `stack` is the first of those for the block's threads.
+inline void prepare(Block& b, unsigned int threads, size_t stack) {
   constexpr size_t kStack = 256 << 10;
-  Block& b = *block;
+  std::fill(b.shared.begin(), b.shared.end(), 0xAB);  // what nobody wrote shows
   b.fibers = std::vector<Fiber>(threads);
   b.warps.assign((threads + kWarp - 1) / kWarp, {});
   b.exchange.assign(b.warps.size() * kWarp, 0);
   b.operands.assign(b.warps.size() * kWarp, {});
   b.all = {0, threads, 0};
-  for (unsigned int i = 0; i < threads; ++i) {
+  for (unsigned int i = 0; i < threads; ++i, ++stack) {
     Fiber& fiber = b.fibers[i];
     fiber.thread = i;
-    if (stacks.size() <= i) stacks.push_back(std::make_unique_for_overwrite<char[]>(kStack));
+    if (stacks.size() <= stack) stacks.push_back(std::make_unique_for_overwrite<char[]>(kStack));
     ++b.warps[i / kWarp].alive;
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks[i].get();
+    fiber.context.uc_stack.ss_sp = stacks[stack].get();
     fiber.context.uc_stack.ss_size = kStack;
     makecontext(&fiber.context, run_fiber, 0);
   }
+}
+
+// The cluster whose first block is `first`.
+inline void run_cluster(const uint3& first, unsigned int threads) {
+  const auto size = static_cast<unsigned int>(cluster->blocks.size());
+  cluster->all = {0, size * threads, 0};
+  for (unsigned int rank = 0; rank < size; ++rank) {
+    Block& b = cluster->blocks[rank];
+    b.index = {first.x + rank, first.y, first.z};
+    prepare(b, threads, size_t{rank} * threads);
+  }
   for (bool busy = true; busy;) {
     busy = false;
-    for (Fiber& fiber : b.fibers) {
-      if (fiber.done) continue;
-      busy = true;
-      b.running = &fiber;
-      threadIdx = {fiber.thread, 0, 0};
-      resume(fiber);
+    for (Block& b : cluster->blocks) {
+      for (Fiber& fiber : b.fibers) {
+        if (fiber.done) continue;
+        busy = true;
+        block = &b;
+        b.running = &fiber;
+        blockIdx = b.index;
+        threadIdx = {fiber.thread, 0, 0};
+        resume(fiber);
+        if (cluster->error.empty()) continue;
+        stacks.clear();  // fibers that were left in the middle of something lie there
+        throw std::out_of_range(cluster->error);
+      }
     }
   }
 }
 
-// kernel<<<grid, threads, shared_bytes>>>(arguments...)
+// kernel<<<grid, threads, shared_bytes>>>(arguments...) in clusters of `size` blocks along x
 template <class Kernel, class... Arguments>
-void launch(const dim3& grid, unsigned int threads, size_t shared_bytes, const Kernel& kernel,
-            const Arguments&... arguments) {
-  Block made;
-  made.shared.resize(shared_bytes + 128);
+void launch_clusters(const dim3& grid, unsigned int size, unsigned int threads, size_t shared_bytes,
+                     const Kernel& kernel, const Arguments&... arguments) {
+  if (size == 0 || grid.x % size != 0) {
+    throw std::invalid_argument("launch_clusters: grid.x " + std::to_string(grid.x) +
+                                " is not a multiple of the cluster's size " + std::to_string(size));
+  }
+  Cluster made;
+  made.blocks.resize(size);
+  for (Block& b : made.blocks) b.shared.resize(shared_bytes + 128);
   made.body = [&] { kernel(arguments...); };
-  block = &made;
+  cluster = &made;
   gridDim = grid;
   blockDim = dim3(threads);
   for (unsigned int z = 0; z < grid.z; ++z) {
     for (unsigned int y = 0; y < grid.y; ++y) {
-      for (unsigned int x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        std::fill(made.shared.begin(), made.shared.end(), 0xAB);  // what nobody wrote shows
-        run_block(threads);
-      }
+      for (unsigned int x = 0; x < grid.x; x += size) run_cluster({x, y, z}, threads);
     }
   }
+  cluster = nullptr;
   block = nullptr;
+}
+// kernel<<<grid, threads, shared_bytes>>>(arguments...)
+template <class Kernel, class... Arguments>
+void launch(const dim3& grid, unsigned int threads, size_t shared_bytes, const Kernel& kernel,
+            const Arguments&... arguments) {
+  launch_clusters(grid, 1, threads, shared_bytes, kernel, arguments...);
 }
 
 // 128-byte aligned, as the device's version.
-inline unsigned char* dynamic_shared() {
-  const auto address = reinterpret_cast<uintptr_t>(block->shared.data());
-  return block->shared.data() + ((address + 127) / 128 * 128 - address);
+inline unsigned char* dynamic_shared(Block& of) {
+  const auto address = reinterpret_cast<uintptr_t>(of.shared.data());
+  return of.shared.data() + ((address + 127) / 128 * 128 - address);
 }
+inline unsigned char* dynamic_shared() { return dynamic_shared(*block); }
 inline uint32_t dynamic_shared_bytes() { return static_cast<uint32_t>(block->shared.size()) - 128; }
+
+inline uint32_t cluster_size() { return static_cast<uint32_t>(cluster->blocks.size()); }
+inline uint32_t cluster_rank() { return blockIdx.x % cluster_size(); }
+inline void cluster_wait() { wait(cluster->all); }
+// What block `rank` has where this block has `mine`. A block that has ended has nothing any more:
+// on a device its shared memory may be another's by then.
+inline void* cluster_pointer(const void* mine, uint32_t rank) {
+  const uintptr_t offset =
+      reinterpret_cast<uintptr_t>(mine) - reinterpret_cast<uintptr_t>(dynamic_shared());
+  if (offset >= dynamic_shared_bytes())
+    fail("cluster_pointer: not in this block's dynamic shared memory");
+  if (rank >= cluster_size() || cluster->blocks[rank].all.alive == 0) {
+    fail("cluster_pointer: block " + std::to_string(rank) + " of " +
+         std::to_string(cluster_size()) + " is not running");
+  }
+  return dynamic_shared(cluster->blocks[rank]) + offset;
+}
 
 // Every lane puts down its operands, then each computes from those of all.
 template <class Compute>
@@ -286,6 +350,10 @@ inline unsigned int __ballot_sync(unsigned int, int predicate) {
   for (int by = 1; by < 32; by *= 2) mine |= __shfl_xor_sync(~0u, mine, by);
   return mine;
 }
+inline unsigned int __reduce_max_sync(unsigned int, unsigned int x) {
+  for (int by = 1; by < 32; by *= 2) x = std::max(x, __shfl_xor_sync(~0u, x, by));
+  return x;
+}
 inline int __any_sync(unsigned int mask, int predicate) {
   return __ballot_sync(mask, predicate) != 0;
 }
@@ -318,6 +386,11 @@ inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fadd_rz(float a, float b) {
+  const double sum = double{a} + b;
+  const auto near = static_cast<float>(sum);
+  return std::abs(double{near}) > std::abs(sum) ? std::nextafter(near, 0.0f) : near;
+}
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }

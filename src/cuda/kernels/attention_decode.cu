@@ -1,173 +1,226 @@
-// Attention of a few rows over many keys, as in decoding. A block is one KV head, up to 8 or 16 of
-// its (token, query head) rows and one split of the keys; every warp of it works alone on 16 or 32
-// keys at a time, from their copy into shared memory to its own sums. The warps meet once, at the
-// end; the last block of a head to come there puts the splits together.
-// Bytes moved: the split's K and V once, q, and head_dim + 2 floats for each row and split.
+// Attention of a few rows over many keys, as in decoding. A block is one KV head, some of its
+// (token, query head) rows and one split of the keys; every warp of it works alone on 16 or 32 keys
+// at a time, from their copy into shared memory to its own sums. The warps meet once, at the end;
+// then the blocks of a cluster put the splits together, or the last block of a head that comes
+// there. Bytes moved: the split's K and V once, q, and head_dim + 2 floats for each row and split.
 #include "attention_decode_join.cuh"
 
 namespace gyre::cuda {
 
-// Of a lane's row, for masks.
-struct MaskRow {
-  float slope, offset;  // offset: first key less the query's position
-  uint32_t begin, end;  // keys it sees, counted from the unit's first
+// How rows and keys are spread over a warp's lanes. Products with levels have rows 4 i + j and
+// neighbouring keys in a lane, those with 16-bit numbers rows 8 i + g and keys 8 t + 2 j, + 1.
+template <class Shape, uint32_t kRows, bool kLevels>
+struct Spread {
+  static constexpr uint32_t kCount = kRows / 4, kKeys = Shape::kLaneKeys;
+  using Scores = float[kCount][kKeys];
+  using Row = LevelRow;
+  using Sums = int32_t[kCount][Shape::kN / 16][4];
+  static uint32_t row(uint32_t i) { return 4 * i + threadIdx.x % 4; }
+  static uint32_t key(uint32_t i) {
+    constexpr uint32_t kTogether = Shape::kTogether;
+    return i / kTogether * 32 + threadIdx.x % kWarp / 4 * kTogether + i % kTogether;
+  }
+  static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key]; }
+  static Row first() { return {kLowest, kMostPer, minus_infinity(), 0}; }
+};
+template <class Shape, uint32_t kRows>
+struct Spread<Shape, kRows, false> {
+  static constexpr uint32_t kCount = eights(kRows), kKeys = Shape::kTiles * 2;
+  using Scores = float[kCount][Shape::kTiles][2];
+  using Row = DecodeRow;
+  using Sums = float[kCount][Shape::kN / 16][4];
+  static uint32_t row(uint32_t i) { return 8 * i + threadIdx.x % kWarp / 4; }
+  static uint32_t key(uint32_t i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+  static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key / 2][key % 2]; }
+  static Row first() { return {kLowest, minus_infinity(), 0}; }
 };
 
-// Scale of slot i of the tile whose eight scales these are.
-inline float scale_in(const uint4& scales, uint32_t i) {
-  const uint32_t words[4] = {scales.x, scales.y, scales.z, scales.w};
-  return __uint_as_float(i % 2 == 0 ? words[i / 2] << 15 & 0x7FFF8000u
-                                    : words[i / 2] >> 1 & 0x7FFF8000u);
+// What is not plain: a soft cap, slopes, a key that is not there or that the row does not see. A
+// logit in base 2.
+inline float masked(const abi::AttentionParams& p, const DecodeUnit& u, const MaskRow* rows,
+                    uint32_t r, uint32_t at, float s) {
+  const uint32_t key = u.walk.key_of(at);
+  if (key == ~0u) return minus_infinity();
+  if (u.plain && u.alike) return s;
+  const MaskRow row = rows[r % u.rows];
+  if (!u.plain) {
+    if (p.soft_cap > 0) s = soft_cap(s, p.soft_cap);
+    s = (s + row.slope * (static_cast<float>(static_cast<int32_t>(key)) + row.offset)) * kLog2E;
+  }
+  return key < row.begin || key >= row.end ? minus_infinity() : s;
 }
 
-// What is not plain: a soft cap, slopes, keys that a row does not see. Logits in base 2.
-template <class Shape>
-inline void mask_scores(const abi::AttentionParams& p, const DecodeUnit& u, const MaskRow& row,
-                        uint32_t begin, float (&x)[Shape::kTiles][2]) {
-  const uint32_t j = threadIdx.x % 4;
+// Scores as products with keys leave them become as products with values want them: [row][key] in
+// shared memory.
+template <class From, class To, uint32_t kRows, uint32_t kPitch>
+inline void spread_anew(typename From::Scores& from, float* room, typename To::Scores& to) {
+  __syncwarp();
 #pragma unroll
-  for (uint32_t i = 0; i < Shape::kTiles * 2; ++i) {
-    float& s = x[i / 2][i % 2];
-    const uint32_t key = u.walk.key_of(begin + Shape::key(i / 2, 2 * j + i % 2));
-    if (!u.plain) {
-      if (p.soft_cap > 0) s = soft_cap(s, p.soft_cap);
-      s = (s + row.slope * (static_cast<float>(static_cast<int32_t>(key)) + row.offset)) * kLog2E;
-    }
-    if (key == ~0u || key < row.begin || key >= row.end) s = minus_infinity();
+  for (uint32_t i = 0; i < From::kCount * From::kKeys; ++i) {
+    const uint32_t row = From::row(i / From::kKeys), key = From::key(i % From::kKeys);
+    if (row < kRows) room[row * kPitch + key] = From::at(from, i / From::kKeys, i % From::kKeys);
+  }
+  __syncwarp();
+#pragma unroll
+  for (uint32_t i = 0; i < To::kCount * To::kKeys; ++i) {
+    const uint32_t row = To::row(i / To::kKeys), key = To::key(i % To::kKeys);
+    To::at(to, i / To::kKeys, i % To::kKeys) = room[row * kPitch + key];
   }
 }
 
-template <class Shape, uint32_t kRows>
-inline void work_on_chunk(const abi::AttentionParams& p, const DecodeUnit& u, const Tables& tables,
-                          const uint4* q, const unsigned char* stage, uint32_t chunk,
-                          const ScoreFactors (&factors)[kRows / 8], const MaskRow (&of)[kRows / 8],
-                          DecodeRow (&row)[kRows / 8], float (&acc)[kRows / 8][Shape::kN / 16][4]) {
-  constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8;
-  const uint32_t j = threadIdx.x % 4;
-  float x[kHalves][kT][2];
+template <class Shape>
+inline LanePlaces lane_places() {
+  LanePlaces at = {};
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   if constexpr (Shape::kLevelsK) {
-    const unsigned char* const scales = stage + Shape::kShape.k_scales;
-    score_levels<Shape, kRows>(
-        tables, q, stage, factors,
-        [&](uint32_t block, uint32_t t, uint32_t i) {
-          if constexpr (Shape::kLevelsV) {
-            const uint4 all =
-                *reinterpret_cast<const uint4*>(scales + (j * Shape::kBlocks + block) * 16);
-            return scale_in(all, value_item<Shape::kV>(2 * t + i)) * 0x1p-31f;
-          }
-          const uint32_t two = *reinterpret_cast<const uint32_t*>(
-              scales + (t * Shape::kBlocks + block) * 16 + j * 4);
-          return scale_in(make_uint4(two, 0, 0, 0), i) * 0x1p-31f;
-        },
-        x);
+    using Reader = KeyReader<Shape::kN, Shape::kK>;
+    at.k[0] = keep(Reader::place(Shape::kShape.k, 0, Shape::first_row(g), j));
+    if (Reader::kHigh != 0)
+      at.k[1] = keep(Reader::place(Shape::kShape.k, 1, Shape::first_row(g), j));
+  }
+  if constexpr (Shape::kLevelsV) {
+    at.v[0] = keep(values_place<Shape::kV>(Shape::kShape.v, 0));
+    if (abi::kv_high_bits(Shape::kV) != 0)
+      at.v[1] = keep(values_place<Shape::kV>(Shape::kShape.v, 1));
+  }
+  if constexpr (Shape::kLevelsK || Shape::kLevelsV) at.scales = keep(scales_place<Shape>());
+  return at;
+}
+
+template <class Shape, uint32_t kRows, class Queries>
+inline void score(const Table& table, const Queries& q, const unsigned char* stage,
+                  const LanePlaces& places,
+                  const ScoreFactors (&factors)[Spread<Shape, kRows, Shape::kLevelsK>::kCount],
+                  typename Spread<Shape, kRows, Shape::kLevelsK>::Scores& x) {
+  if constexpr (Shape::kLevelsK) {
+    score_levels<Shape, kRows / 4>(table, q, stage, places, factors, x);
   } else {
     score_halves<Shape, kRows>(q, stage, factors, x);
   }
-  const uint32_t begin = chunk * Shape::kShape.keys;
-  const bool as_it_is = u.plain && u.alike && u.walk.whole(begin, begin + Shape::kShape.keys);
-  if (!as_it_is) {
-#pragma unroll
-    for (uint32_t h = 0; h < kHalves; ++h) mask_scores<Shape>(p, u, of[h], begin, x[h]);
-  }
-  constexpr int32_t kAbove = Shape::kV == kPlanF16 ? 0 : 10;
-#pragma unroll
-  for (uint32_t h = 0; h < kHalves; ++h) fold_scores<kAbove>(x[h], row[h], acc[h]);
-  if constexpr (Shape::kLevelsV) {
-    ByteWeights w[kHalves][Shape::kBlocks];
-#pragma unroll
-    for (uint32_t block = 0; block < Shape::kBlocks; ++block) {
-      const uint4 scales = *reinterpret_cast<const uint4*>(stage + Shape::kShape.v_scales +
-                                                           (j * Shape::kBlocks + block) * 16);
-#pragma unroll
-      for (uint32_t h = 0; h < kHalves; ++h)
-        w[h][block] = byte_weights(
-            x[h], [&](uint32_t i) { return scale_in(scales, value_item<Shape::kV>(i)); }, u.paired);
-    }
-    add_levels<Shape, kHalves>(tables, stage, u.paired, w, acc);
-  } else {
-    add_halves<Shape, kHalves>(stage, x, acc);
-  }
 }
 
-template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
-__global__ void __launch_bounds__(decode_most_warps(kK, kV, kN, kRows) * 32, 1)
-    attention_decode(const abi::AttentionParams p, const Args args) {
-  using Shape = Decode<kK, kV, kN>;
-  constexpr uint32_t kHalves = kRows / 8;
-  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4;
-  const uint32_t warps = blockDim.x / kWarp;
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster>
+__global__ void GYRE_CLUSTER(kCluster)
+    __launch_bounds__(decode_most_warps(kK, kV, kN, kRows, kCluster) * 32, 1)
+        attention_decode(const abi::AttentionParams p, const Args args) {
+  using Shape = Decode<kK, kV, kN, kRows>;
+  using Keys = Spread<Shape, kRows, Shape::kLevelsK>;
+  using Values = Spread<Shape, kRows, Shape::kLevelsV>;
+  const uint32_t warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   unsigned char* const shared = dynamic_shared();
-  constexpr DecodeRooms kRooms = decode_rooms(kK, kV, kN, kRows);
+  constexpr DecodeRooms kRooms = decode_rooms(kK, kV, kN, kRows, kCluster);
   const uint32_t stages = opaque(decode_stages(kRooms, warps, dynamic_shared_bytes()));
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
-  const DecodeUnit u = make_unit(p, args);
-  if (blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
-
-  auto* const mine = reinterpret_cast<uint32_t*>(wide) + threadIdx.x;
-  const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
-                              args.at[arg_v_scales], u.kv_head, kN * kRows < 4096 ? mine : nullptr);
-  const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
-  unsigned char* const ring = shared + kRooms.ring + warp * stages * Shape::kShape.bytes;
-  float query[kN / kWarp];  // on its way while the first keys are asked for
+  DecodeUnit u = unit_rows(p, kRows);
+  uint32_t query[kN / kWarp];  // on its way while keys are found and asked for
   if (warp < u.rows) load_query<Shape>(p, u, args.at[arg_q], warp, query);
+  find_keys(p, args, Shape::kShape.keys, u);
+  if (kCluster == 1 && blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
+
+  const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
+                              args.at[arg_v_scales], u.kv_head);
+  const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
+  unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
+  __syncthreads();  // no key before the queries: behind all of them it would take long
   for (uint32_t i = 0; i + 1 < stages; ++i)
     copy.start(u.walk, warp + i * warps, ring + i * Shape::kShape.bytes);
 
-  // Rows that are only there to fill a product repeat real ones.
-  __syncthreads();  // `wide` lent its memory to all lanes
-  for (uint32_t r = warp; r < u.rows; r += warps) {
-    if (r != warp) load_query<Shape>(p, u, args.at[arg_q], r, query);
-    put_query<Shape>(query, wide + r * kN, states.factor[r]);
+  const bool masks = !u.plain || !u.alike;
+  if (threadIdx.x == 0) {
+    states.of_k = make_table<kK>(), states.of_v = make_table<kV>();
+    if (kCluster > 1) expect_pushes(&states.pushes, pushed_bytes(u, kN));
+  }
+  auto* const operands = shared + kRooms.queries;
+  for (uint32_t r = warp; r < kRows; r += warps) {
+    float* const row = wide + r * kN;
+    if (r < u.rows) {
+      if (r != warp) load_query<Shape>(p, u, args.at[arg_q], r, query);
+      put_query<Shape>(p, u, query, row, states.factor[r]);
+      if (masks && threadIdx.x % kWarp == 0)
+        states.mask[r] = mask_row(p, u, args.at[arg_slopes], r);
+      __syncwarp();
+    }
+    if constexpr (Shape::kLevelsK)
+      put_columns<kK, kN>(r < u.rows ? row : nullptr, r, reinterpret_cast<uint2*>(operands));
   }
   __syncthreads();
-  const auto real_row = [&](uint32_t r) { return u.paired ? r % 4 % u.rows : r % u.rows; };
-  auto* const operands = reinterpret_cast<uint4*>(shared + kRooms.queries);
-  make_operands<kK, kN, kRows>([&](uint32_t r) { return wide + real_row(r) * kN; }, operands);
-  __syncthreads();
-
-  const auto* const slopes = pointer<const float>(args.at[arg_slopes]);
-  const Table of_k = make_table<kK>(mine);
-  const Tables tables = {of_k, kK == kV ? of_k : make_table<kV>(mine), keep(kMagicBits, mine)};
-  ScoreFactors factors[kHalves];
-  MaskRow of[kHalves];
-  DecodeRow row[kHalves];
+  if constexpr (!Shape::kLevelsK) {
+    put_rows<kK, kN, kRows>([&](uint32_t r) { return wide + r % u.rows * kN; },
+                            reinterpret_cast<uint4*>(operands));
+    __syncthreads();
+  }
+  if constexpr (kCluster > 1) cluster_arrive();  // `wide` may be pushed to
+  const auto queries = [&] {
+    if constexpr (Shape::kLevelsK) {
+      return QueryColumns<kRows / 4, kN / 32>(reinterpret_cast<const uint2*>(operands));
+    } else {
+      return reinterpret_cast<const uint4*>(operands) + threadIdx.x % kWarp;
+    }
+  }();
+  const Table of_k = load_table<kK>(states.of_k);
+  const Table of_v = kK == kV ? of_k : load_table<kV>(states.of_v);
+  const LanePlaces places = lane_places<Shape>();
+  const LaneWeights lane = lane_weights();
+  // Rows that are only there to fill a product are as real ones.
+  ScoreFactors factors[Keys::kCount];
 #pragma unroll
-  for (uint32_t h = 0; h < kHalves; ++h) {
-    const uint32_t r = real_row(g + 8 * h);
-    const RowPlace at = row_place(u, r);
-    const RowBounds b = row_bounds(p, u, at.token, u.first, u.length);
-    const int32_t position =
-        static_cast<int32_t>(u.length + at.token) - static_cast<int32_t>(u.tokens);
-    factors[h] = {states.factor[r][0], states.factor[r][1] * p.scale * (u.plain ? kLog2E : 1.0f)};
-    of[h] = {args.at[arg_slopes] == 0 ? 0.0f : slopes[at.head],
-             static_cast<float>(static_cast<int32_t>(u.first) - position), b.begin - u.first,
-             b.end - u.first};
-    row[h] = {kLowest, minus_infinity(), 0};
-  }
-  float acc[kHalves][kN / 16][4] = {};
-  uint32_t slot = 0;
+  for (uint32_t i = 0; i < Keys::kCount; ++i) factors[i] = states.factor[Keys::row(i) % u.rows];
+  typename Values::Row row[Values::kCount];
+#pragma unroll
+  for (uint32_t i = 0; i < Values::kCount; ++i) row[i] = Values::first();
+  typename Values::Sums acc = {};
+  uint32_t at = 0, before = (stages - 1) * Shape::kShape.bytes;  // in the ring
+  uint32_t until_check = kChunksToCheck;
 #pragma unroll 1
   for (uint32_t chunk = warp; chunk < chunks; chunk += warps) {
     wait_for_stage(stages);
-    const uint32_t free = slot == 0 ? stages - 1 : slot - 1;
-    copy.start(u.walk, chunk + (stages - 1) * warps, ring + free * Shape::kShape.bytes);
-    work_on_chunk<Shape, kRows>(p, u, tables, operands + lane, ring + slot * Shape::kShape.bytes,
-                                chunk, factors, of, row, acc);
-    slot = slot + 1 == stages ? 0 : slot + 1;
+    copy.start(u.walk, chunk + (stages - 1) * warps, ring + before);
+    const unsigned char* const stage = ring + at;
+    before = at;
+    at = at + Shape::kShape.bytes == stages * Shape::kShape.bytes ? 0 : at + Shape::kShape.bytes;
+
+    typename Values::Scores x;
+    if constexpr (Shape::kLevelsK == Shape::kLevelsV) {
+      score<Shape, kRows>(of_k, queries, stage, places, factors, x);
+    } else {
+      typename Keys::Scores s;
+      score<Shape, kRows>(of_k, queries, stage, places, factors, s);
+      auto* const room = reinterpret_cast<float*>(shared + kRooms.turn + warp * kRooms.turned);
+      spread_anew<Keys, Values, kRows, Shape::kShape.keys + 4>(s, room, x);
+    }
+    const uint32_t begin = chunk * Shape::kShape.keys;
+    if (masks || !u.walk.whole(begin)) {
+#pragma unroll
+      for (uint32_t i = 0; i < Values::kCount * Values::kKeys; ++i) {
+        float& s = Values::at(x, i / Values::kKeys, i % Values::kKeys);
+        s = masked(p, u, states.mask, Values::row(i / Values::kKeys),
+                   begin + Shape::key(Values::key(i % Values::kKeys)), s);
+      }
+    }
+    if constexpr (Shape::kLevelsV) {
+      uint32_t b[Values::kCount][Shape::kProducts * Shape::kBlocks][2];
+      weigh<Shape, kRows / 4>(lane, chunk == warp, x,
+                              stage + Shape::kShape.v_scales + places.scales, row, acc, b);
+      add_levels<Shape, kRows / 4>(of_v, stage + places.v[0], stage + places.v[1], b, acc);
+      if (--until_check == 0) {
+        until_check = kChunksToCheck;
+#pragma unroll
+        for (uint32_t i = 0; i < Values::kCount; ++i) check_sums(row[i], acc[i]);
+      }
+    } else {
+      constexpr int32_t kUp = kV == kPlanF16 ? 0 : 10;
+#pragma unroll
+      for (uint32_t i = 0; i < Values::kCount; ++i) fold_scores<kUp>(x[i], row[i], acc[i]);
+      add_halves<Shape, eights(kRows)>(stage, x, acc);
+    }
   }
   copy_wait<0>();
   const uint32_t busy = chunks < warps ? (chunks == 0 ? 1 : chunks) : warps;
-  join_warps<Shape, kRows>(u, states, wide, reinterpret_cast<float*>(shared + kRooms.ring), busy,
-                           row, acc);
-  if (p.partial == abi::kAttentionMerged && u.splits > 1) {
-    auto* const counters = pointer<uint32_t>(args.at[arg_partial]);
-    const uint64_t partial = args.at[arg_partial] + abi::attention_counters(p.kv_heads) * 4;
-    if (hand_over<Shape>(p, u, partial, counters, states, wide))
-      store_joined_rows<Shape>(p, u, args, partial);
-    return;
-  }
-  store_rows<Shape>(p, u, args, states, wide);
+  put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), busy, row, acc);
+  finish<Shape, kRows, kCluster>(p, u, args, states,
+                                 reinterpret_cast<const float*>(shared + kRooms.ring),
+                                 kRooms.warp(stages) / 4, busy, wide);
 }
 
 }  // namespace gyre::cuda

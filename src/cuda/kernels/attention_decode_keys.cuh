@@ -1,19 +1,15 @@
 #pragma once
-// Decode attention: stored keys to scores. Queries are the rows of a product, their first part 0 to
-// 7, what that leaves 8 to 15 (or 16 rows in two products), keys its columns. A dot product does
-// not care in which order coordinates come: each lane reads its share of a key in one piece, and
-// the queries are arranged to match.
+// Decode attention: levels of keys to scores. Keys are the rows of a product, 16 at a time; queries
+// its columns, four at a time, each as two bytes in neighbouring ones, so that one lane gets both
+// sums. A dot product does not care in which order coordinates come: each lane reads its share of a
+// key in one piece, and the queries are arranged to match.
 #include "attention_decode_plan.cuh"
 #include "codec.cuh"
 #include "softmax.cuh"
 
 namespace gyre::cuda {
 
-constexpr uint32_t kMagicBits =
-    0x4B400000u;  // as a float 1.5 2^23: an integer added to it is exact
-constexpr float kMagic = 12582912.0f;
-
-// What one lane unpacks at a time: two words of B, or of A, four codes each. Levels of tq4 are the
+// What one lane unpacks at a time: two words of A, four codes each. Levels of tq4 are the
 // sum of two parts.
 template <uint32_t kFormat>
 constexpr uint32_t kLevelParts = kFormat == abi::kTq4 ? 2 : 1;
@@ -23,43 +19,49 @@ struct Unpacked {
   uint32_t part[kLevelParts<kFormat>][2];
 };
 
-// Levels by small tables. Kept in registers: the compiler would make the constants anew each time.
+// Levels by small tables.
 struct Table {
   uint32_t bytes[4];
-};
-struct Tables {
-  Table k, v;
-  uint32_t magic;
 };
 
 // Eight nibbles, sign above magnitude. A selector with its top bit set spreads a byte's sign: the
 // first table holds |x| + 1, the second -|x|, so that a plus selects |x| + 1 and -1, a minus 0 and
 // -|x|.
 template <uint32_t kFormat>
-inline Table make_table(uint32_t* place) {
+constexpr Table make_table() {
   Table table = {};
   constexpr uint32_t kOne = kFormat == abi::kTq4 ? 0x01010101u : 0;
   if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
-    table.bytes[0] = keep(level_bytes(kFormat, 0) + kOne, place);
+    table.bytes[0] = level_bytes(kFormat, 0) + kOne;
     table.bytes[1] = level_bytes(kFormat, 4) + kOne;
-    table.bytes[2] = keep(level_bytes(kFormat, 8), place);
+    table.bytes[2] = level_bytes(kFormat, 8);
     table.bytes[3] = level_bytes(kFormat, 12);
   }
+  return table;
+}
+
+// Every second word from shared memory, where one thread has put it: the compiler would copy the
+// constant wherever it is used. The others are part of instructions.
+template <uint32_t kFormat>
+inline Table load_table(const Table& shared) {
+  Table table = make_table<kFormat>();
+  table.bytes[0] = shared.bytes[0];
+  table.bytes[2] = shared.bytes[2];
   return table;
 }
 
 inline Unpacked<abi::kTq4> unpack_nibbles(const Table& table, uint32_t w) {
   const uint32_t x = w ^ 0x88888888u;
   const uint32_t(&t)[4] = table.bytes;
-  return {{{permute(t[0], t[1], w), permute(t[0], t[1], w >> 16)},
-           {permute(t[2], t[3], x), permute(t[2], t[3], x >> 16)}}};
+  return {{{permute(t[0], t[1], w), permute(t[0], t[1], upper_half(w))},
+           {permute(t[2], t[3], x), permute(t[2], t[3], upper_half(x))}}};
 }
 
 // Selectors in nibbles, up to three bits each, to the levels of a small table.
 template <uint32_t kFormat>
 inline Unpacked<kFormat> select_levels(const Table& table, uint32_t nibbles) {
   const uint32_t(&t)[4] = table.bytes;
-  return {{{permute(t[0], t[1], nibbles), permute(t[0], t[1], nibbles >> 16)}}};
+  return {{{permute(t[0], t[1], nibbles), permute(t[0], t[1], upper_half(nibbles))}}};
 }
 
 constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
@@ -89,11 +91,28 @@ struct KeyReader {
     return at / 16 * kGroup + at % 16 + 16 * piece;
   }
 
-  // The words of read `vector`; `row` begins the key's row of the plane, `swap` is what its place
-  // in it is mixed with.
-  static void load(const unsigned char* row, uint32_t swap, uint32_t bytes, uint32_t at,
+  // Byte of the second plane that belongs to one of the first, and by how much its codes lie
+  // further up.
+  static constexpr uint32_t kHighGroup = kHigh == 0 ? 1 : abi::kv_group(kHigh);
+  static constexpr uint32_t high_at(uint32_t at) {
+    return at / 16 * kGroup / kHighGroup * 16 + at % 16;
+  }
+  static uint32_t high_shift(uint32_t j) {
+    return word_at(j, 0) / 16 * kGroup % kHighGroup / 16 * kHigh;
+  }
+
+  // What lane j of key `row` reads of a plane begins here; of further reads in another one's
+  // distance from the first, with 64 bytes more or less in every second row: see RowCopy.
+  static uint32_t place(const DecodePlane (&planes)[2], uint32_t plane, uint32_t row, uint32_t j) {
+    const DecodePlane& p = planes[plane];
+    const uint32_t at = word_at(j, 0), in_row = plane == 0 ? at : high_at(at);
+    return p.at + row / 8 * p.tile_pitch + row % 8 * p.bytes + in_row +
+           (p.bytes >= 128 ? row % 2 * 64 : 0);
+  }
+  static void load(const unsigned char* first, uint32_t swap, uint32_t bytes, uint32_t distance,
                    uint32_t (&w)[kWords]) {
-    const unsigned char* const from = row + (bytes >= 128 ? at ^ swap : at);
+    const unsigned char* const from =
+        first + distance - (bytes >= 128 && distance / 64 % 2 == 1 ? 2 * swap : 0);
     if constexpr (kWords == 4) {
       const uint4 x = *reinterpret_cast<const uint4*>(from);
       w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
@@ -109,21 +128,16 @@ struct KeyReader {
     uint32_t low[kWords], high[kHigh != 0 ? kWords : 1];
   };
 
-  static Words read(const unsigned char* stage, const DecodePlane (&planes)[2], uint32_t key,
-                    uint32_t swap, uint32_t vector, uint32_t j) {
-    Words w;
-    const uint32_t at = word_at(j, vector * 4);
-    const auto row = [&](const DecodePlane& p) {
-      return stage + p.at + key / 8 * p.tile_pitch + key % 8 * p.bytes;
-    };
-    load(row(planes[0]), swap, planes[0].bytes, at, w.low);
+  static Words read(const unsigned char* low, const unsigned char* high,
+                    const DecodePlane (&planes)[2], uint32_t vector) {
+    Words w = {};
+    const uint32_t lane = threadIdx.x % kWarp, swap = lane / 4 % 2 * 64, j = lane % 4;
+    const uint32_t distance = word_at(0, vector * 4);
+    load(low, swap, planes[0].bytes, distance, w.low);
     if constexpr (kHigh != 0) {
-      constexpr uint32_t kHighGroup = abi::kv_group(kHigh);
-      const uint32_t first = at / 16 * kGroup;  // coordinate of the group
-      load(row(planes[1]), swap, planes[1].bytes, first / kHighGroup * 16 + at % 16, w.high);
-      const uint32_t shift = first % kHighGroup / 16 * kHigh;
+      load(high, swap, planes[1].bytes, high_at(distance), w.high);
 #pragma unroll
-      for (uint32_t i = 0; i < kWords; ++i) w.high[i] >>= shift;
+      for (uint32_t i = 0; i < kWords; ++i) w.high[i] >>= high_shift(j);
     }
     return w;
   }
@@ -156,154 +170,164 @@ struct ScoreFactors {
   float first, second;
 };
 
-// s[half][t][i]: the score of row g (+ 8 half) for the key in column 2 j + i of product t.
-template <class Shape, uint32_t kRows, class Scale>
-inline void score_levels(const Tables& tables, const uint4* q, const unsigned char* stage,
-                         const ScoreFactors (&factors)[kRows / 8], const Scale& scale,
-                         float (&s)[kRows / 8][Shape::kTiles][2]) {
+// Probabilities are relative to a number that follows the largest logit only when that is far
+// beyond it. It begins with the lowest: -inf less -inf would be NaN.
+constexpr float kFarBeyond = 8;  // in base 2
+constexpr float kLowest = -3.402823466e38f;
+
+// Where a lane's parts of a stage lie; found once.
+struct LanePlaces {
+  uint32_t k[2], v[2];  // in the first and second plane
+  uint32_t scales;      // from the first of K or V
+};
+
+// Of a chunk's keys, scales or values lie in tiles of eight. A lane has two or four neighbouring
+// ones, 2 g or 4 g and on, in the order in which values are multiplied; their scales lie in one or
+// two words of the tile's.
+template <class Shape>
+inline uint32_t scales_place() {
+  constexpr uint32_t kLanes = 8 / Shape::kTogether;  // to a tile
+  const uint32_t g = threadIdx.x % kWarp / 4;
+  const uint32_t in_tile =
+      Shape::kTogether == 2 ? g % 4 * 4 : (Shape::kTurnedV ? g % 2 * 4 : g % 2 * 8);
+  return g / kLanes * Shape::kBlocks * 16 + in_tile;
+}
+
+// Of two scales in a word. Products move the bits, see upper_half; the other scale's lowest bit
+// comes to be the sign.
+inline float scale_in(uint32_t two, uint32_t half) {
+  return half == 0 ? fabsf(__uint_as_float(two * 0x8000u))
+                   : __uint_as_float(upper_half(two) * 0x8000u);
+}
+
+template <class Shape>
+inline void load_scales(const unsigned char* mine, uint32_t block, float (&s)[Shape::kLaneKeys]) {
+#pragma unroll
+  for (uint32_t i = 0; i < Shape::kLaneKeys; i += Shape::kTogether) {
+    const unsigned char* const from =
+        mine + (i / Shape::kTogether * 4 * Shape::kBlocks + block) * 16;
+    if constexpr (Shape::kTogether == 2) {
+      const uint32_t two = *reinterpret_cast<const uint32_t*>(from);
+      s[i] = scale_in(two, 0), s[i + 1] = scale_in(two, 1);
+    } else if constexpr (Shape::kTurnedV) {  // 0 4 1 5, 2 6 3 7
+      const uint32_t a = *reinterpret_cast<const uint32_t*>(from);
+      const uint32_t b = *reinterpret_cast<const uint32_t*>(from + 8);
+      s[i] = scale_in(a, 0), s[i + 1] = scale_in(b, 0);
+      s[i + 2] = scale_in(a, 1), s[i + 3] = scale_in(b, 1);
+    } else {
+      const uint2 w = *reinterpret_cast<const uint2*>(from);
+      s[i] = scale_in(w.x, 0), s[i + 1] = scale_in(w.x, 1);
+      s[i + 2] = scale_in(w.y, 0), s[i + 3] = scale_in(w.y, 1);
+    }
+  }
+}
+
+// Columns of all products: in registers where there are few, else read each time.
+template <uint32_t kFours, uint32_t kSteps>
+class QueryColumns {
+  static constexpr bool kKept = kFours * kSteps <= 8;
+
+ public:
+  explicit QueryColumns(const uint2* shared) : shared_(shared + threadIdx.x % kWarp) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (uint32_t i = 0; i < kFours * kSteps; ++i) {
+        const uint2 x = shared_[i * kWarp];
+        kept_[i][0] = x.x, kept_[i][1] = x.y;
+      }
+    }
+  }
+  void get(uint32_t four, uint32_t step, uint32_t (&b)[2]) const {
+    if constexpr (kKept) {
+      b[0] = kept_[four * kSteps + step][0], b[1] = kept_[four * kSteps + step][1];
+    } else {
+      const uint2 x = shared_[(four * kSteps + step) * kWarp];
+      b[0] = x.x, b[1] = x.y;
+    }
+  }
+
+ private:
+  const uint2* shared_;
+  uint32_t kept_[kKept ? kFours * kSteps : 1][2];
+};
+
+// x[four][i]: the score of row 4 four + j for key i of the lane's.
+template <class Shape, uint32_t kFours>
+inline void score_levels(const Table& table, const QueryColumns<kFours, Shape::kN / 32>& q,
+                         const unsigned char* stage, const LanePlaces& places,
+                         const ScoreFactors (&factors)[kFours],
+                         float (&x)[kFours][Shape::kLaneKeys]) {
   using Reader = KeyReader<Shape::kN, Shape::kK>;
-  constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8, kBlocks = Shape::kShape.blocks;
+  constexpr uint32_t kEach = Shape::kLaneKeys, kBlocks = Shape::kBlocks;
   constexpr uint32_t kOfBlock = Reader::kVectors / kBlocks;
-  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  const uint32_t swap = g % 2 * 64;
+  constexpr const DecodePlane(&kPlanes)[2] = Shape::kShape.k;
+  const unsigned char *const low = stage + places.k[0], *const high = stage + places.k[1];
 #pragma unroll
   for (uint32_t block = 0; block < kBlocks; ++block) {
-    int32_t c[kHalves][kT][4];
-#pragma unroll
-    for (uint32_t i = 0; i < kHalves * kT * 4; ++i)
-      c[i / 4 / kT][i / 4 % kT][i % 4] = static_cast<int32_t>(tables.magic);
+    int32_t c[kFours][kEach / 2][4] = {};
 #pragma unroll
     for (uint32_t vector = block * kOfBlock; vector < (block + 1) * kOfBlock; ++vector) {
-      // As many keys at a time as there are registers for.
-      constexpr uint32_t kTogether = Shape::kN * kRows >= 4096 ? 1 : kT;
 #pragma unroll
-      for (uint32_t first = 0; first < kT; first += kTogether) {
-        typename Reader::Words w[kTogether];
+      for (uint32_t two = 0; two < kEach / 2; ++two) {
+        typename Reader::Words w[2];
 #pragma unroll
-        for (uint32_t t = 0; t < kTogether; ++t)
-          w[t] = Reader::read(stage, Shape::kShape.k, Shape::place(first + t, g), swap, vector, j);
+        for (uint32_t i = 0; i < 2; ++i)
+          w[i] = Reader::read(low + Shape::key_distance(kPlanes[0], 2 * two + i),
+                              high + Shape::key_distance(kPlanes[1], 2 * two + i), kPlanes, vector);
 #pragma unroll
         for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
-          uint32_t a[kHalves][4];
+          const Unpacked<Shape::kK> first = Reader::levels(table, w[0], step);
+          const Unpacked<Shape::kK> second = Reader::levels(table, w[1], step);
 #pragma unroll
-          for (uint32_t h = 0; h < kHalves; ++h) {
-            const uint4 x = q[((vector * Reader::kStepsOf + step) * kHalves + h) * kWarp];
-            a[h][0] = x.x, a[h][1] = x.y, a[h][2] = x.z, a[h][3] = x.w;
-          }
+          for (uint32_t four = 0; four < kFours; ++four) {
+            uint32_t b[2];
+            q.get(four, vector * Reader::kStepsOf + step, b);
 #pragma unroll
-          for (uint32_t t = 0; t < kTogether; ++t) {
-            const Unpacked<Shape::kK> x = Reader::levels(tables.k, w[t], step);
-#pragma unroll
-            for (uint32_t i = 0; i < kLevelParts<Shape::kK> * kHalves; ++i)
-              mma_s8(c[i % kHalves][first + t], a[i % kHalves], x.part[i / kHalves][0],
-                     x.part[i / kHalves][1]);
+            for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part) {
+              const uint32_t a[4] = {first.part[part][0], second.part[part][0], first.part[part][1],
+                                     second.part[part][1]};
+              mma_s8(c[four][two], a, b[0], b[1]);
+            }
           }
         }
       }
     }
-    // Both parts are below 2^22: 256 coordinates, 7 bits of level, 7 of the query. Rounded once,
-    // to one of 2^30.
+    float scales[kEach];
+    load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, block, scales);
 #pragma unroll
-    for (uint32_t h = 0; h < kHalves; ++h) {
-      const float one = factors[h].first, upper = 256 * one, less = -257 * kMagic * one;
-#pragma unroll
-      for (uint32_t i = 0; i < kT * 2; ++i) {
-        const float unit = scale(block, i / 2, i % 2) * factors[h].second;
-        const float high = __int_as_float(c[0][i / 2][i % 2 + 2 * h]);
-        const float low = __int_as_float(kHalves == 1 ? c[0][i / 2][i % 2 + 2]
-                                                      : c[kHalves - 1][i / 2][i % 2 + 2 * h]);
-        const float x = fmaf(low, one, fmaf(high, upper, less)) * unit;
-        s[h][i / 2][i % 2] = block == 0 ? x : s[h][i / 2][i % 2] + x;
-      }
+    for (uint32_t i = 0; i < kFours * kEach; ++i) {
+      const uint32_t four = i / kEach, key = i % kEach;
+      const int32_t(&sums)[4] = c[four][key / 2];
+      // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
+      const int32_t sum = sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1];
+      const float s =
+          static_cast<float>(sum) * factors[four].first * (scales[key] * factors[four].second);
+      x[four][key] = block == 0 ? s : x[four][key] + s;
     }
   }
 }
 
-template <class Shape, uint32_t kRows>
-inline void score_halves(const uint4* q, const unsigned char* stage,
-                         const ScoreFactors (&factors)[kRows / 8],
-                         float (&s)[kRows / 8][Shape::kTiles][2]) {
-  constexpr uint32_t kT = Shape::kTiles, kHalves = kRows / 8;
-  constexpr DecodePlane kPlane = Shape::kShape.k[0];
-  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  float c[kT][4] = {}, d[kT][4] = {};  // 8 rows: shorter chains; 16 rows: first parts and rests
-#pragma unroll
-  for (uint32_t span = 0; span < Shape::kN / 32; ++span) {
-    uint32_t a[2 * kHalves][4];
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * kHalves; ++i) {
-      const uint4 x = q[(span * 2 * kHalves + i) * kWarp];
-      a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < kT; ++t) {
-      const uint32_t k = Shape::place(t, g);
-      const uint4 x = *reinterpret_cast<const uint4*>(
-          stage + kPlane.at + k / 8 * kPlane.tile_pitch + k % 8 * kPlane.bytes +
-          ((span * 64 + j * 16) ^ (k % 2 * 64)));
-      HalfType<Shape::kK>::mma(c[t], a[0], x.x, x.y);
-      if constexpr (kHalves == 1) {
-        HalfType<Shape::kK>::mma(d[t], a[1], x.z, x.w);
-      } else {
-        HalfType<Shape::kK>::mma(d[t], a[1], x.x, x.y);
-        HalfType<Shape::kK>::mma(c[t], a[2], x.z, x.w);
-        HalfType<Shape::kK>::mma(d[t], a[3], x.z, x.w);
-      }
-    }
-  }
-#pragma unroll
-  for (uint32_t i = 0; i < kT * 2; ++i) {
-    const float(&x)[4] = c[i / 2], (&y)[4] = d[i / 2];
-    const uint32_t e = i % 2;
-    float sums[2] = {x[e] + y[e], x[e + 2] + y[e + 2]};
-    if constexpr (kHalves == 1) sums[0] += sums[1];
-#pragma unroll
-    for (uint32_t h = 0; h < kHalves; ++h)
-      s[h][i / 2][e] = sums[h] * factors[h].first * factors[h].second;
-  }
-}
-
-// A query row becomes 16-bit integers in two bytes, or two 16-bit floats: one lane's words for one
-// product, first parts in the first two, what they leave in the others.
+// A rotated query of integers becomes bytes: a row's two columns of all products, by a warp.
+// `row` is null where there is no such row.
 template <uint32_t kK, uint32_t kN>
-inline void query_words(const float* row, uint32_t step, uint32_t j, uint32_t (&words)[4]) {
-  words[0] = words[1] = words[2] = words[3] = 0;
-  if constexpr (abi::kv_is_native(kK)) {
+inline void put_columns(const float* row, uint32_t r, uint2* to) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t i = lane; i < kN / 4; i += kWarp) {
+    const uint32_t half = i % 2, j = i / 2 % 4, step = i / 8;
+    uint32_t upper = 0, lower = 0;
+    if (row != nullptr) {
 #pragma unroll
-    for (uint32_t place = 0; place < 8; ++place) {
-      const int32_t x = __float2int_rn(row[KeyReader<kN, kK>::coordinate(j, step, place)]);
-      const int32_t high = (x + 128) >> 8, low = x - high * 256;
-      words[place / 4] |= (static_cast<uint32_t>(high) & 255u) << (place % 4 * 8);
-      words[2 + place / 4] |= (static_cast<uint32_t>(low) & 255u) << (place % 4 * 8);
+      for (uint32_t place = 0; place < 4; ++place) {
+        const int32_t x =
+            __float2int_rn(row[KeyReader<kN, kK>::coordinate(j, step, 4 * half + place)]);
+        const int32_t high = (x + 128) >> 8, low = x - high * 256;
+        upper |= (static_cast<uint32_t>(high) & 255u) << (place * 8);
+        lower |= (static_cast<uint32_t>(low) & 255u) << (place * 8);
+      }
     }
-  } else {
-    using T = typename HalfType<kK>::type;
-#pragma unroll
-    for (uint32_t place = 0; place < 4; ++place) {
-      const float x = row[step / 2 * 32 + 8 * j + step % 2 * 4 + place];
-      const T high = from_float<T>(x), low = from_float<T>(x - to_float(high));
-      words[place / 2] |= static_cast<uint32_t>(high.bits) << (place % 2 * 16);
-      words[2 + place / 2] |= static_cast<uint32_t>(low.bits) << (place % 2 * 16);
-    }
-  }
-}
-
-// Operands of products, [step][operand][lane]. Of 8 rows one: first parts as rows 0 to 7, the rest
-// as rows 8 to 15. Of 16 rows two: the first parts, then the rest.
-template <uint32_t kK, uint32_t kN, uint32_t kRows, class Row>
-inline void make_operands(const Row& row, uint4* to) {
-  constexpr uint32_t kHalves = kRows / 8, kSteps = kN / (abi::kv_is_native(kK) ? 32 : 16);
-  for (uint32_t i = threadIdx.x; i < kSteps * kWarp; i += blockDim.x) {
-    const uint32_t step = i / kWarp, lane = i % kWarp, g = lane / 4;
-    uint32_t a[4], b[4];
-    query_words<kK, kN>(row(g), step, lane % 4, a);
-    if constexpr (kHalves == 1) {
-      to[i] = make_uint4(a[0], a[2], a[1], a[3]);
-    } else {
-      query_words<kK, kN>(row(g + 8), step, lane % 4, b);
-      to[step * 2 * kWarp + lane] = make_uint4(a[0], b[0], a[1], b[1]);
-      to[(step * 2 + 1) * kWarp + lane] = make_uint4(a[2], b[2], a[3], b[3]);
-    }
+    auto* const words =
+        reinterpret_cast<uint32_t*>(to + (r / 4 * (kN / 32) + step) * kWarp + r % 4 * 8 + j);
+    words[half] = upper, words[8 + half] = lower;
   }
 }
 

@@ -11,7 +11,7 @@ constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
   return plane == 0 ? abi::kv_low_bits(format) : abi::kv_high_bits(format);
 }
 
-// What is read at once lies in different banks: two neighbouring keys of each of four tiles, or
+// What is read at once lies in different banks: two neighbouring rows of each of four tiles, or
 // eight coordinates of each of four tiles.
 struct DecodePlane {
   uint32_t bytes;       // of a row (K, 16-bit V) or a tile (V in levels)
@@ -28,10 +28,20 @@ struct DecodeShape {
   uint32_t k_scales, v_scales, bytes;
 };
 
-constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n) {
+// 16 keys to a product with 16-bit values, 32 with levels: a tile to each of four lanes. Two such
+// products at a time wait less, but ask for twice as much at once; measured, that pays for small
+// codes and for tq8 with tq4, not for tq4 alone.
+constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
+  if (!abi::kv_is_native(v)) return 16;
+  const uint32_t bits = abi::kv_is_native(k) ? abi::kv_bits(k) + abi::kv_bits(v) : 0;
+  const bool two = (bits != 0 && bits <= 6) || bits == 12;
+  return two && n <= 128 && rows == 4 ? 64 : 32;
+}
+
+constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
   const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
   DecodeShape a = {};
-  a.keys = v_levels ? 32 : 16;  // levels of V: a tile to each of four lanes
+  a.keys = decode_keys(k, v, n, rows);
   a.tiles = a.keys / abi::kKvTile;
   a.blocks = n <= abi::kKvScaleBlock ? 1 : n / abi::kKvScaleBlock;
   a.fits = is_staged(k) && is_staged(v) && (n == 64 || n == 128 || n == 256 || n == 512);
@@ -60,40 +70,57 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n) {
   return a;
 }
 
-constexpr uint32_t kDecodeMostWarps = 16, kDecodeMostStages = 4, kDecodeMostRows = 16;
+constexpr uint32_t kDecodeMostWarps = 12, kDecodeMostRows = 16;
+constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 
-// Shared memory of a block: states, queries as fragments, rows of floats, and a ring of stages for
-// each warp. The warps' sums, [warp][row][n + 4] floats, lie where the keys were.
+constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
+
+// Shared memory of a block: states, queries as fragments, rows of floats (of the block, or of all
+// blocks of a cluster), scores on their way from one arrangement to another, and a ring of stages
+// for each warp. A warp's sums, [row][pitch] floats, lie where its keys were.
 struct DecodeRooms {
-  uint32_t queries, wide, ring;  // where they begin
-  uint32_t stage, sums;          // bytes of a stage, and of one warp's sums
+  uint32_t queries, wide, turn, ring;  // where they begin
+  uint32_t turned;                     // bytes of one warp's scores
+  uint32_t stage, sums;                // bytes of a stage, and of one warp's sums
+
+  // Of one warp, with so many stages.
+  constexpr uint32_t warp(uint32_t stages) const {
+    return stages * stage > sums ? stages * stage : sums;
+  }
 };
 
 constexpr uint32_t kDecodeStateBytes = 4096;
-constexpr uint32_t decode_sums_pitch(uint32_t n) { return n + 4; }
+// What a warp writes at once, four or eight rows, lies in different banks.
+constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t n) {
+  return abi::kv_is_native(v) ? n + 8 : n + 4;
+}
 
-constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
+constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
+                                   uint32_t cluster) {
   DecodeRooms a = {};
+  const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
+  const DecodeShape shape = decode_shape(k, v, n, rows);
   a.queries = kDecodeStateBytes;
-  a.wide = a.queries + n / (abi::kv_is_native(k) ? 32 : 16) * (rows / 8) * 512;
-  a.ring = a.wide + rows * n * 4;
-  a.stage = decode_shape(k, v, n).bytes;
-  a.sums = rows * decode_sums_pitch(n) * 4;
+  a.wide = a.queries + (k_levels ? n / 32 * (rows / 4) * 256 : n / 16 * eights(rows) * 512);
+  const uint32_t pushed = (rows + cluster - 1) / cluster * cluster * (n + 2);
+  a.turn = round_up(a.wide + (cluster > 1 && pushed > rows * n ? pushed : rows * n) * 4, 16);
+  a.turned = k_levels == v_levels ? 0 : rows * (shape.keys + 4) * 4;
+  a.ring = round_up(a.turn + kDecodeMostWarps * a.turned, 128);
+  a.stage = shape.bytes;
+  a.sums = round_up(rows * decode_sums_pitch(v, n) * 4, 128);
   return a;
 }
 
-// Registers for sums decide how many warps a block may have, and what shared memory any GPU has.
-constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
+// Registers decide how many warps a block may have, and what shared memory any GPU has. Eight with
+// many registers each do better than sixteen with half as many.
+constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
+                                     uint32_t cluster) {
   constexpr uint32_t kMostBytes = 227 << 10;
-  const uint32_t sums = n / 4 * (rows / 8);
-  // Codes of 3 and 4 bits take the most instructions and the fewest registers.
-  const bool busy = k >= abi::kTq3 && k <= abi::kTq4 && v >= abi::kTq3 && v <= abi::kTq4;
-  const uint32_t by_sums =
-      sums <= 32 && rows == 8 && busy ? kDecodeMostWarps : (sums <= 64 && rows == 8 ? 12 : 8);
-  const DecodeRooms rooms = decode_rooms(k, v, n, rows);
-  const uint32_t by_keys = (kMostBytes - rooms.ring) / (2 * rooms.stage);
+  const uint32_t by_sums = abi::kv_is_native(v) && n == 256 && rows == 4 ? kDecodeMostWarps : 8;
+  const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
+  const uint32_t by_keys = (kMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
   const uint32_t warps = by_keys < by_sums ? by_keys : by_sums;
-  return warps <= 4 ? 4 : warps / 4 * 4;
+  return warps <= 4 ? 4 : warps / 2 * 2;
 }
 
 // The kernel knows its warps and its bytes.
@@ -106,21 +133,21 @@ struct DecodePlan {
   uint32_t warps, bytes;  // 0: there is not enough shared memory
 };
 
-// Three stages if that leaves four warps, else two.
-constexpr DecodePlan decode_plan(uint32_t k, uint32_t v, uint32_t n, uint32_t rows, uint32_t most) {
-  const DecodeRooms rooms = decode_rooms(k, v, n, rows);
-  const uint32_t limit = decode_most_warps(k, v, n, rows);
+// As many warps as there may be, and as many stages as keep the memory busy: more of either in
+// flight at once makes it slower.
+constexpr DecodePlan decode_plan(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
+                                 uint32_t cluster, uint32_t most) {
+  constexpr uint32_t kEnough = 32 << 10;
+  const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
+  const uint32_t limit = decode_most_warps(k, v, n, rows, cluster);
   if (rooms.ring >= most) return {};
-  for (uint32_t stages = 3; stages >= 2; --stages) {
-    const uint32_t keys = stages * rooms.stage, each = keys > rooms.sums ? keys : rooms.sums;
-    uint32_t warps = (most - rooms.ring) / each;
-    if (warps > limit) warps = limit;
-    if (warps > 4) warps = warps / 4 * 4;
-    if (warps == 0 || (warps < 4 && stages > 2)) continue;
-    const uint32_t in_all = decode_stages(rooms, warps, most) * rooms.stage;
-    return {warps, rooms.ring + warps * (in_all > rooms.sums ? in_all : rooms.sums)};
-  }
-  return {};
+  uint32_t warps = (most - rooms.ring) / rooms.warp(kDecodeFewestStages);
+  if (warps > limit) warps = limit;
+  if (warps > 4) warps = warps / 2 * 2;
+  if (warps == 0) return {};
+  uint32_t stages = decode_stages(rooms, warps, most);
+  while (stages > kDecodeFewestStages && (stages - 2) * warps * rooms.stage >= kEnough) --stages;
+  return {warps, rooms.ring + warps * rooms.warp(stages)};
 }
 
 }  // namespace gyre::cuda

@@ -1,40 +1,51 @@
 #pragma once
 // Decode attention: what a block is to do, and its queries.
 #include "attention_decode_copy.cuh"
+#include "attention_decode_halves.cuh"
 #include "attention_decode_values.cuh"
 
 namespace gyre::cuda {
 
 using enum abi::AttentionArg;
 
-template <uint32_t kKeys, uint32_t kValues, uint32_t kDim>
+template <uint32_t kKeys, uint32_t kValues, uint32_t kDim, uint32_t kRows>
 struct Decode {
   static constexpr uint32_t kK = kKeys, kV = kValues, kN = kDim;
-  static constexpr DecodeShape kShape = decode_shape(kK, kV, kN);
+  static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
   static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
   static_assert(kShape.fits);
 
-  // Where the key in column c of product t lies, and which it is: two neighbours of a tile go to
-  // two columns.
-  static constexpr bool kTurned = kLevelsV && value_item<kV>(1) != 1;
-  static constexpr uint32_t place(uint32_t t, uint32_t c) {
-    return kLevelsV ? c / 2 * 8 + 2 * t + c % 2 : 8 * t + c;
+  // Keys come in the order in which values are multiplied; of those in levels a lane has two or
+  // four neighbouring ones of each product. Their rows lie so that what lanes g and g + 1 read at
+  // once is in different banks.
+  static constexpr uint32_t kProducts = kShape.keys == 64 ? 2 : 1;
+  static constexpr uint32_t kLaneKeys = kShape.keys / 8, kTogether = kLaneKeys / kProducts;
+  static constexpr bool kTurnedV = kLevelsV && value_item<kV>(1) != 1;
+  static constexpr uint32_t kTurns = (kLevelsK ? (kLevelsV ? 1 : 2) : 0) + (kTurnedV ? 1 : 0);
+  static constexpr uint32_t first_row(uint32_t g) {
+    return kTogether == 4 ? g / 2 * 8 + g % 2 : g / 4 * 8 + g % 4;
   }
-  static constexpr uint32_t key(uint32_t t, uint32_t c) {
-    if constexpr (kLevelsV) return c / 2 * 8 + value_item<kV>(2 * t + c % 2);
-    return 8 * t + c;
+  // From there to a lane's key i, in bytes of a plane.
+  static constexpr uint32_t key_distance(const DecodePlane& plane, uint32_t i) {
+    return i / kTogether * 4 * plane.tile_pitch + i % kTogether * (8 / kTogether) * plane.bytes;
+  }
+  // The key that is `at` in that order.
+  static constexpr uint32_t key(uint32_t at) {
+    if constexpr (kLevelsV) return at / 8 * 8 + value_item<kV>(at % 8);
+    return at;
   }
 };
 
 // What a block is to do; the same in every thread.
 struct DecodeUnit {
-  uint32_t kv_head, rows, group;
+  uint32_t kv_head, group;
+  uint32_t first_row, rows;  // of the KV head's; more are for other blocks
   uint32_t length, tokens;
   uint32_t first;   // the oldest key that one of the rows sees, in this split
   uint32_t splits;  // that have keys
-  bool paired, alike;
-  bool plain;  // no soft cap, no slopes
+  bool alike;       // all rows see the same of the unit's keys
+  bool plain;       // no soft cap, no slopes
   DecodeWalk walk;
 };
 
@@ -57,32 +68,40 @@ inline RowBounds row_bounds(const abi::AttentionParams& p, const DecodeUnit& u, 
   return {clamp(begin), clamp(end)};
 }
 
-inline DecodeUnit make_unit(const abi::AttentionParams& p, const Args& args) {
-  const uint64_t state = args.at[arg_state];
-  DecodeUnit u = {};
+// Rows come first: their queries are asked for before the keys are found.
+inline DecodeUnit unit_rows(const abi::AttentionParams& p, uint32_t most_rows) {
   const auto small = [](uint64_t x) { return static_cast<uint32_t>(x); };
-  const uint32_t split = blockIdx.x, splits = gridDim.x;
+  DecodeUnit u = {};
   u.kv_head = blockIdx.z;
   u.tokens = small(p.tokens);
-  u.group = small(p.heads) / gridDim.z;
-  u.rows = u.tokens * u.group;
-  u.paired = u.rows <= 4;
+  u.group = p.group;
+  u.first_row = blockIdx.y * most_rows;
+  const uint32_t left = u.tokens * u.group - u.first_row;
+  u.rows = left < most_rows ? left : most_rows;
+  return u;
+}
+
+inline void find_keys(const abi::AttentionParams& p, const Args& args, uint32_t chunk_keys,
+                      DecodeUnit& u) {
+  const uint64_t state = args.at[arg_state];
+  const auto small = [](uint64_t x) { return static_cast<uint32_t>(x); };
+  const uint32_t split = blockIdx.x, splits = gridDim.x;
   u.plain = p.soft_cap == 0 && args.at[arg_slopes] == 0;
   uint32_t first_key = small(p.first_key), end_key = small(p.end_key);
   uint32_t split_keys = small(p.split_keys);
   u.length = small(p.length);
   if (state != 0) {
     const abi::KvState now = *pointer<const abi::KvState>(state);
-    const abi::KvKeys keys = abi::attention_keys(now, p);
-    u.length = small(now.length), first_key = small(keys.begin), end_key = small(keys.end);
+    const abi::KvKeys seen = abi::attention_keys(now, p);
+    u.length = small(now.length), first_key = small(seen.begin), end_key = small(seen.end);
     // As attention_split_keys, in 32 bits: a division of 64 takes ten times as long.
-    const uint32_t each = (end_key - first_key + splits - 1) / splits;
+    const uint32_t keys = end_key - first_key, each = (keys + splits - 1) / splits;
     const uint32_t unit = small(abi::kSplitUnit), whole = (each + unit - 1) / unit * unit;
     split_keys = whole > p.fewest_split_keys ? whole : p.fewest_split_keys;
+    u.splits = keys == 0 ? 1 : (keys + split_keys - 1) / split_keys;
+  } else {
+    u.splits = p.used_splits;
   }
-  const uint32_t keys = end_key - first_key;
-  u.splits = split_keys == 0 ? 1 : (keys + split_keys - 1) / split_keys;
-  if (u.splits == 0) u.splits = 1;
   uint32_t first = first_key + split * split_keys, last = end_key;
   if (first > end_key) first = end_key;
   if (splits > 1 && end_key - first > split_keys) last = first + split_keys;
@@ -95,8 +114,7 @@ inline DecodeUnit make_unit(const abi::AttentionParams& p, const Args& args) {
   const auto capacity = small(p.capacity);
   uint32_t slot = small(p.ring_start) + u.first;
   if (slot >= capacity) slot %= capacity;
-  u.walk = decode_walk(capacity, slot, count);
-  return u;
+  u.walk = decode_walk(capacity, slot, count, chunk_keys);
 }
 
 // Rows are (token, query head) pairs, the head running fastest.
@@ -104,15 +122,35 @@ struct RowPlace {
   uint32_t token, head;
 };
 inline RowPlace row_place(const DecodeUnit& u, uint32_t r) {
-  const uint32_t token = r / u.group;
-  return {token, u.kv_head * u.group + (r - token * u.group)};
+  const uint32_t row = u.first_row + r, token = u.tokens == 1 ? 0 : row / u.group;
+  return {token, u.kv_head * u.group + (row - token * u.group)};
+}
+
+// Of a row, for masks.
+struct MaskRow {
+  float slope, offset;  // offset: first key less the query's position
+  uint32_t begin, end;  // keys it sees, counted from the unit's first
+};
+
+inline MaskRow mask_row(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t slopes,
+                        uint32_t r) {
+  const RowPlace at = row_place(u, r);
+  const RowBounds b = row_bounds(p, u, at.token, u.first, u.length);
+  const int32_t position =
+      static_cast<int32_t>(u.length + at.token) - static_cast<int32_t>(u.tokens);
+  return {slopes == 0 ? 0.0f : pointer<const float>(slopes)[at.head],
+          static_cast<float>(static_cast<int32_t>(u.first) - position), b.begin - u.first,
+          b.end - u.first};
 }
 
 // In shared memory.
 struct DecodeStates {
   float2 of_warp[kDecodeMostWarps][kDecodeMostRows];  // max, sum
-  float factor[kDecodeMostRows][2];  // what scores are multiplied with, in two steps
+  MaskRow mask[kDecodeMostRows];
+  ScoreFactors factor[kDecodeMostRows];
+  Table of_k, of_v;
   float2 of_row[kDecodeMostRows];
+  PushBarrier pushes;
   uint32_t last;
 };
 static_assert(sizeof(DecodeStates) <= kDecodeStateBytes);
@@ -139,11 +177,18 @@ inline void hadamard_lanes(float (&x)[kN / kWarp]) {
   }
 }
 
-template <uint32_t kN>
+// Signs of coordinates first to first + 31, a bit each.
+constexpr uint32_t sign_bits(uint32_t first) {
+  uint32_t bits = 0;
+  for (uint32_t i = 0; i < kWarp; ++i) bits |= (abi::kv_sign_bit(first + i) != 0 ? 1u : 0u) << i;
+  return bits;
+}
+
+template <uint32_t kN, uint32_t kFirst = 0>
 inline void flip_lanes(float (&x)[kN / kWarp], float factor) {
-#pragma unroll
-  for (uint32_t i = 0; i < kN / kWarp; ++i)
-    x[i] *= abi::kv_sign_bit(threadIdx.x % kWarp + i * kWarp) != 0 ? -factor : factor;
+  constexpr uint32_t kSigns = sign_bits(kFirst);
+  x[kFirst / kWarp] *= (kSigns >> threadIdx.x % kWarp & 1u) != 0 ? -factor : factor;
+  if constexpr (kFirst + kWarp < kN) flip_lanes<kN, kFirst + kWarp>(x, factor);
 }
 
 constexpr float inverse_root(uint32_t n) {
@@ -153,21 +198,25 @@ constexpr float inverse_root(uint32_t n) {
 // Of a row, by a warp: lane i has coordinates i + 32 c.
 template <class Shape>
 inline void load_query(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t q, uint32_t r,
-                       float (&x)[Shape::kN / kWarp]) {
+                       uint32_t (&bits)[Shape::kN / kWarp]) {
   const RowPlace at = row_place(u, r);
   const uint64_t from = q + at.token * p.q_token_stride + at.head * p.q_head_stride;
 #pragma unroll
   for (uint32_t i = 0; i < Shape::kN / kWarp; ++i)
-    x[i] = load_as_float(from, p.q_dtype, threadIdx.x % kWarp + i * kWarp);
+    bits[i] = load_bits(from, threadIdx.x % kWarp + i * kWarp, p.q_dtype == 0);
 }
 
 // A query becomes integers below 2^14, or floats below 2^15.
 template <class Shape>
-inline void put_query(float (&x)[Shape::kN / kWarp], float* row, float (&factor)[2]) {
+inline void put_query(const abi::AttentionParams& p, const DecodeUnit& u,
+                      const uint32_t (&bits)[Shape::kN / kWarp], float* row,
+                      ScoreFactors& factors) {
   constexpr uint32_t kEach = Shape::kN / kWarp;
+  float x[kEach];
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) x[i] = as_float(bits[i], p.q_dtype);
   const uint32_t lane = threadIdx.x % kWarp;
-  float largest = 0;
-  bool finite = true;
+  uint32_t most = 0;  // of magnitudes, as bits; numbers that are not finite have the largest
   if constexpr (Shape::kLevelsK) {
     flip_lanes<Shape::kN>(x, 1.0f);
     hadamard_lanes<Shape::kN>(x);
@@ -175,11 +224,11 @@ inline void put_query(float (&x)[Shape::kN / kWarp], float* row, float (&factor)
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
     if constexpr (Shape::kLevelsK) x[i] *= inverse_root(Shape::kN);
-    largest = fmaxf(largest, fabsf(x[i]));
-    finite = finite && is_finite(x[i]);
+    const uint32_t magnitude = __float_as_uint(x[i]) & 0x7FFFFFFFu;
+    most = magnitude > most ? magnitude : most;
   }
-  largest = warp_max(largest);
-  finite = __all_sync(kAll, finite) != 0;
+  const float largest = __uint_as_float(__reduce_max_sync(kAll, most));
+  const bool finite = is_finite(largest);
   // 2^14 for f16's range; bf16 has f32's, and products with large keys must not leave it.
   const int32_t top = Shape::kLevelsK ? 13 : (Shape::kK == kPlanBf16 ? 0 : 14);
   const int32_t up = largest == 0 || !finite ? 0 : top - exponent_of(largest);
@@ -187,8 +236,9 @@ inline void put_query(float (&x)[Shape::kN / kWarp], float* row, float (&factor)
   for (uint32_t i = 0; i < kEach; ++i)
     row[lane + i * kWarp] = finite ? times_power(x[i], up) : 0.0f;
   if (lane == 0) {
-    factor[0] = finite ? power_of_two(-up >> 1) : __uint_as_float(0x7FC00000u);
-    factor[1] = power_of_two(-up - (-up >> 1));
+    const float scale = p.scale * (u.plain ? kLog2E : 1.0f) * (Shape::kLevelsK ? 0x1p-31f : 1.0f);
+    factors = {finite ? power_of_two(-up >> 1) : __uint_as_float(0x7FC00000u),
+               power_of_two(-up - (-up >> 1)) * scale};
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// Decode attention: scores to weights, and the weighted sum of values. Values are the rows of a
-// product, coordinates by keys; weights are its columns, and a lane already has those of just the
-// keys it must name. Over levels, weights are integers of 16 bits in units of the chunk's largest,
-// a byte to a product: sums of a chunk are integers, and exact.
+// Decode attention: scores to weights, and the weighted sum of levels of values. Values are the
+// rows of a product, coordinates by keys; weights are its columns, integers of 16 bits, each byte
+// in a column of its own. Sums stay integers, in units of the row's, from the first key to the
+// last.
 #include "attention_decode_keys.cuh"
 
 namespace gyre::cuda {
@@ -36,16 +36,23 @@ inline void load_words(const unsigned char* from, uint32_t* w) {
   }
 }
 
+// Of tile j, from coordinate 4 g on.
 template <uint32_t kFormat>
-inline ValueWords<kFormat> read_values(const unsigned char* stage, const DecodePlane (&planes)[2],
-                                       uint32_t tile, uint32_t coordinate) {
+inline uint32_t values_place(const DecodePlane (&planes)[2], uint32_t plane) {
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  const DecodePlane& p = planes[plane];
+  const uint32_t bits = plane == 0 ? abi::kv_low_bits(kFormat) : abi::kv_high_bits(kFormat);
+  return p.at + j * p.tile_pitch + 4 * g * bits;
+}
+
+// `further` coordinates from the lane's first.
+template <uint32_t kFormat>
+inline ValueWords<kFormat> read_values(const unsigned char* low, const unsigned char* high,
+                                       uint32_t further) {
   using Words = ValueWords<kFormat>;
   Words w;
-  load_words<Words::kLow>(
-      stage + planes[0].at + tile * planes[0].tile_pitch + coordinate * Words::kLow, w.low);
-  if constexpr (Words::kHigh != 0)
-    load_words<Words::kHigh>(
-        stage + planes[1].at + tile * planes[1].tile_pitch + coordinate * Words::kHigh, w.high);
+  load_words<Words::kLow>(low + further * Words::kLow, w.low);
+  if constexpr (Words::kHigh != 0) load_words<Words::kHigh>(high + further * Words::kHigh, w.high);
   return w;
 }
 
@@ -90,196 +97,220 @@ inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint3
   }
 }
 
-// Of a row, alike in its four lanes but for the sum. Probabilities are relative to `from`, which
-// follows the largest logit only when that is far beyond it: sums would have to follow each time.
-struct DecodeRow {
-  float from, max, sum;
+// Of a row, alike in its eight lanes but for max and sum. Probabilities are relative to 2^from,
+// weights are multiples of 1 / per, a power of two; both follow only when they must: sums would
+// have to follow each time. A row that met an infinite weight has per 0: from then on only such
+// weights count, once each.
+struct LevelRow {
+  float from, per, max, sum;
 };
-constexpr float kFarBeyond = 8;              // in base 2
-constexpr float kLowest = -3.402823466e38f;  // where `from` begins: -inf less -inf would be NaN
+// `from` lies that far above the largest logit, so that a weight times a scale, of up to 2^128,
+// does not overflow.
+constexpr float kAbove = 10;
+constexpr float kMostPer = 0x1p126f;
 
-// Largest of a row's four lanes.
-inline float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAll, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAll, x, 2));
-}
-
-// Values of rows g become values of rows 2 j and 2 j + 1, which a lane has sums of.
-inline float2 turn_rows(float of_row) {
-  const int j = static_cast<int>(threadIdx.x % 4);
-  return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
-}
-
-// Scores in base 2 become probabilities. kAbove: `from` lies that far above the largest logit, so
-// that a weight times a scale, of up to 2^128, neither overflows nor has no reciprocal.
-template <int32_t kAbove, uint32_t kT, uint32_t kColumns>
-inline void fold_scores(float (&x)[kT][2], DecodeRow& row, float (&acc)[kColumns][4]) {
-  float max = fmaxf(x[0][0], x[0][1]);
-#pragma unroll
-  for (uint32_t t = 1; t < kT; ++t) max = fmaxf(max, fmaxf(x[t][0], x[t][1]));
-  row.max = fmaxf(row.max, row_max(max));
-  // The difference is exact where a sum would be rounded.
-  if (__any_sync(kAll, row.max - row.from > kFarBeyond - kAbove) != 0) {
-    const float from = fmaxf(row.max, kLowest) + kAbove, keep = exp2_fast(row.from - from);
-    row.from = from;
-    row.sum *= keep;
-    const float2 of = turn_rows(keep);
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns * 4; ++i) acc[i / 4][i % 4] *= i % 2 == 0 ? of.x : of.y;
-  }
-#pragma unroll
-  for (uint32_t t = 0; t < kT; ++t) {
-    x[t][0] = exp2_fast(x[t][0] - row.from), x[t][1] = exp2_fast(x[t][1] - row.from);
-    row.sum += x[t][0] + x[t][1];
-  }
-}
-
-// Eight weights of 16 bits as bytes, and what they are multiples of. In pairs of rows g and g + 4,
-// which have the same weights, one has the upper bytes and the other the lower; else a row has
-// both.
-struct ByteWeights {
-  uint32_t words[2], lower[2];
-  float unit;  // of `words`; of `lower` it is 2^-8 of that
+// Weights are rounded up or down as often as their fraction says, by a lane's own threshold from 0
+// to 1: many that are far below 1 still count for what they are. `upper` and `from` are
+// turn_weights'.
+struct LaneWeights {
+  float threshold;
+  uint32_t upper, from;
 };
-
-template <class Scale>
-inline ByteWeights byte_weights(const float (&p)[4][2], const Scale& scale, bool paired) {
-  float w[8], sum = 0, largest = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    w[i] = p[i / 2][i % 2] * scale(i);
-    largest = fmaxf(largest, w[i]);
-    sum += w[i];
-  }
-  largest = row_max(largest);
-  const bool usual = sum < __uint_as_float(0x7F800000u);
-  float nan_or_one = 1.0f;
-  if (__any_sync(kAll, !usual) != 0) {
-    // The scale of a slot without a key may be NaN, or never written. Where a weight is infinite,
-    // it counts once and all others not at all.
-    sum = largest = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      if (p[i / 2][i % 2] == 0) w[i] = 0;
-      sum += w[i], largest = fmaxf(largest, w[i]);
-    }
-    largest = row_max(largest);
-    const uint32_t group = 15u << (threadIdx.x % kWarp / 4 * 4);
-    if ((__ballot_sync(kAll, is_nan(sum)) & group) != 0) nan_or_one = __uint_as_float(0x7FC00000u);
-    if (!is_finite(largest)) {
-#pragma unroll
-      for (uint32_t i = 0; i < 8; ++i) w[i] = is_finite(w[i]) ? 0.0f : 1.0f;
-      nan_or_one *= largest, largest = 1.0f;
-    }
-  }
-  // Below that, what is lost is below the smallest float once the scales' bias is taken off.
-  constexpr float kMost = 65535.0f;
-  const float base = fmaxf(largest, 0x1p-110f), per = reciprocal(base) * kMost;
-  uint32_t bits[8];
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) bits[i] = __float_as_uint(fmaf(w[i], per, kMagic));
-  const bool upper = !paired || threadIdx.x % kWarp < 16;
-  ByteWeights out;
-#pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    const auto pick = [&](uint32_t select) {
-      const uint32_t a = permute(bits[4 * i], bits[4 * i + 1], select);
-      const uint32_t b = permute(bits[4 * i + 2], bits[4 * i + 3], select);
-      return permute(a, b, 0x5410);
-    };
-    out.words[i] = pick(upper ? 0x0051u : 0x0040u);
-    if (!paired) out.lower[i] = pick(0x0040u);
-  }
-  out.unit = base * (upper ? 0x1p-31f / kMost * 256.0f : 0x1p-31f / kMost) * nan_or_one;
-  return out;
-}
-
-// Two coordinates of every row g times the weights of 32 keys.
-template <class Shape>
-inline void add_product(uint32_t magic, const Unpacked<Shape::kV> (&x)[2],
-                        const uint32_t (&weights)[2], float2 unit, float (&sum)[4]) {
-  const auto start = static_cast<int32_t>(magic);
-  int32_t c[4] = {start, start, start, start};
-#pragma unroll
-  for (uint32_t part = 0; part < kLevelParts<Shape::kV>; ++part) {
-    const uint32_t a[4] = {x[0].part[part][0], x[1].part[part][0], x[0].part[part][1],
-                           x[1].part[part][1]};
-    mma_s8_u8(c, a, weights[0], weights[1]);
-  }
-#pragma unroll
-  for (uint32_t i = 0; i < 4; ++i)
-    sum[i] = fmaf(__int_as_float(c[i]) - kMagic, i % 2 == 0 ? unit.x : unit.y, sum[i]);
-}
-
-// acc[i]: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of rows 2 j and 2 j + 1.
-template <class Shape, uint32_t kHalves>
-inline void add_levels(const Tables& tables, const unsigned char* stage, bool paired,
-                       const ByteWeights (&w)[kHalves][Shape::kBlocks],
-                       float (&acc)[kHalves][Shape::kN / 16][4]) {
+inline LaneWeights lane_weights() {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  return {(static_cast<float>(g) + 0.5f) * 0.125f, g % 2 == 0 ? 0x7632u : 0x5410u,
+          8 * j + g % 2 * 4 + g / 2};
+}
+
+constexpr uint32_t kIntegers = 0x4B000000u;  // 2^23 as a float: an integer added shows in its bits
+constexpr uint32_t kTooLarge = kIntegers + 0x10000u;
+inline uint32_t whole_part(float x) { return __float_as_uint(__fadd_rz(x, 8388608.0f)); }
+
+// Largest of a row's eight lanes.
+inline float column_max(float x) {
+#pragma unroll
+  for (int by = 4; by < 32; by *= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
+  return x;
+}
+
+// Sums become multiples of 2^shift.
+template <uint32_t kSums>
+inline void shift_sums(int32_t (&acc)[kSums][4], uint32_t shift) {
+  const uint32_t by = shift < 30 ? shift : 30;
+  const int32_t half = by == 0 ? 0 : 1 << (by - 1);
+#pragma unroll
+  for (uint32_t i = 0; i < kSums * 4; ++i) acc[i / 4][i % 4] = (acc[i / 4][i % 4] + half) >> by;
+}
+
+// Largest of some.
+template <uint32_t kCount>
+inline float most_of(const float (&x)[kCount]) {
+  float most = x[0];
+#pragma unroll
+  for (uint32_t i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
+  return most;
+}
+
+// Scores to weights, whatever they are; `from` and `per` follow.
+template <uint32_t kKeys, uint32_t kBlocks, uint32_t kSums>
+inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
+                       const float (&scales)[kBlocks][kKeys], LevelRow& row,
+                       int32_t (&acc)[kSums][4], uint32_t (&w)[kBlocks][kKeys]) {
+  constexpr int32_t kRoom = 3;  // weights may grow so many bits before `per` must follow
+  const float infinity = -minus_infinity();
+  uint32_t shift = 0;
+  const bool empty = row.sum == 0;  // then there are no sums yet
+  const float largest = column_max(most_of(x));
+  if (largest - row.from > kFarBeyond - kAbove) {
+    const float from = ceilf(fmaxf(largest, kLowest)) + kAbove;
+    row.sum *= exp2_fast(row.from - from);
+    shift = static_cast<uint32_t>(fminf(from - row.from, 64.0f));
+    row.from = from;
+  }
+  float weights[kBlocks][kKeys], most = 0;
+  bool known = true;
+#pragma unroll
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    const float p = exp2_fast(x[i] - row.from);
+    row.sum += p;
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block) {
+      // The scale of a slot without a key may be NaN, or never written.
+      const float weight = p == 0 ? 0.0f : p * scales[block][i];
+      weights[block][i] = weight;
+      most = fmaxf(most, weight);
+      known = known && !is_nan(weight);
+    }
+  }
+  most = column_max(most);
+  if (!known) row.sum = __uint_as_float(0x7FC00000u);
+  if (most == infinity) {
+    if (row.per != 0) shift = 64;
+    row.per = 0;
+  } else if (most * row.per >= 65535.0f) {
+    const int32_t up = 15 - kRoom - exponent_of(most);
+    const float per = power_of_two(up > 126 ? 126 : up);
+    shift += static_cast<uint32_t>(exponent_of(row.per) - exponent_of(per));
+    row.per = per;
+  }
+  if (__any_sync(kAll, shift != 0 && !empty) != 0) shift_sums(acc, shift);
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
+    const float weight = weights[i / kKeys][i % kKeys];
+    w[i / kKeys][i % kKeys] = row.per == 0 ? (weight == infinity ? 1u : 0u)
+                                           : whole_part(fmaf(weight, row.per, lane.threshold));
+  }
+}
+
+// Columns of the product with values: weights of the 8 tokens of tile j, upper bytes in the even
+// columns, lower ones in the odd. Lane (g, j) had those of row j and keys 4 g to 4 g + 3.
+inline void turn_weights(const LaneWeights& lane, const uint32_t* w, uint32_t (&b)[2]) {
+  const uint32_t first = permute(w[0], w[1], 0x5140), last = permute(w[2], w[3], 0x5140);
+  // Lanes of even g give upper bytes to even columns, while those of odd g give lower ones to odd
+  // columns; then the other way round.
+  const auto from = static_cast<int>(lane.from);
+  const uint32_t one = __shfl_sync(kAll, permute(first, last, lane.upper), from);
+  const uint32_t other = __shfl_sync(kAll, permute(first, last, lane.upper ^ 0x2222u), from ^ 4);
+  const bool even = threadIdx.x % 8 < 4;
+  b[0] = even ? one : other;
+  b[1] = even ? other : one;
+}
+
+// Scores in base 2 become weights: b[row][product and block]. `first`: of the warp's first keys,
+// when nothing is known of them.
+template <class Shape, uint32_t kFours>
+inline void weigh(const LaneWeights& lane, bool first, float (&x)[kFours][Shape::kLaneKeys],
+                  const unsigned char* scales_at, LevelRow (&row)[kFours],
+                  int32_t (&acc)[kFours][Shape::kN / 16][4],
+                  uint32_t (&b)[kFours][Shape::kProducts * Shape::kBlocks][2]) {
+  constexpr uint32_t kBlocks = Shape::kBlocks, kKeys = Shape::kLaneKeys;
+  float scales[kBlocks][kKeys];
+#pragma unroll
+  for (uint32_t block = 0; block < kBlocks; ++block)
+    load_scales<Shape>(scales_at, block, scales[block]);
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four)
+    row[four].max = fmaxf(row[four].max, most_of(x[four]));
+  uint32_t w[kFours][kBlocks][kKeys], all = 0;
+  float sum[kFours];
+  bool usual = !first;
+#pragma unroll
+  for (uint32_t four = 0; four < kFours && !first; ++four) {
+    const LevelRow& r = row[four];
+    float p[kKeys], more = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) p[i] = exp2_fast(x[four][i] - r.from);
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; i += 2) more += p[i] + p[i + 1];
+    sum[four] = r.sum + more;
+    usual = usual && sum[four] < 0x1p64f;
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
+      uint32_t& to = w[four][i / kKeys][i % kKeys];
+      to = whole_part(fmaf(p[i % kKeys], scales[i / kKeys][i % kKeys] * r.per, lane.threshold));
+      all |= to;
+    }
+  }
+  if (first || __any_sync(kAll, all >= kTooLarge || !usual) != 0) {
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four)
+      weigh_anew(lane, x[four], scales, row[four], acc[four], w[four]);
+  } else {
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four) row[four].sum = sum[four];
+  }
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+#pragma unroll
+    for (uint32_t i = 0; i < Shape::kProducts * kBlocks; ++i)
+      turn_weights(lane, w[four][i % kBlocks] + i / kBlocks * 4, b[four][i]);
+  }
+}
+
+// A key adds less than 2^15 to a sum. Called so often that sums stay below 2^31.
+constexpr uint32_t kChunksToCheck = 512;
+template <uint32_t kSums>
+inline void check_sums(LevelRow& row, int32_t (&acc)[kSums][4]) {
+  uint32_t all = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kSums * 4; ++i) {
+    const int32_t x = acc[i / 4][i % 4];
+    all |= static_cast<uint32_t>(x < 0 ? -x : x);
+  }
+  const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+  if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) return;
+  row.per *= 0.5f;
+  shift_sums(acc, 1);
+}
+
+// acc[four][i]: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of row 4 four + j: sums of
+// upper and of lower bytes of each.
+template <class Shape, uint32_t kFours>
+inline void add_levels(const Table& table, const unsigned char* low, const unsigned char* high,
+                       const uint32_t (&b)[kFours][Shape::kProducts * Shape::kBlocks][2],
+                       int32_t (&acc)[kFours][Shape::kN / 16][4]) {
   constexpr uint32_t kOfBlock = Shape::kN / 32 / Shape::kBlocks;
+  constexpr const DecodePlane(&kPlanes)[2] = Shape::kShape.v;
 #pragma unroll
-  for (uint32_t block = 0; block < Shape::kBlocks; ++block) {
-    float2 unit[kHalves];
+  for (uint32_t both = 0; both < Shape::kN / 32 * Shape::kProducts; ++both) {
+    const uint32_t i = both / Shape::kProducts, product = both % Shape::kProducts;
+    const ValueWords<Shape::kV> words =
+        read_values<Shape::kV>(low + product * 4 * kPlanes[0].tile_pitch,
+                               high + product * 4 * kPlanes[1].tile_pitch, i * 32);
 #pragma unroll
-    for (uint32_t h = 0; h < kHalves; ++h) unit[h] = turn_rows(w[h][block].unit);
+    for (uint32_t pair = 0; pair < 2; ++pair) {
+      Unpacked<Shape::kV> x[2];
+      value_levels<Shape::kV>(table, words, pair, x);
 #pragma unroll
-    for (uint32_t four = block * kOfBlock; four < (block + 1) * kOfBlock; ++four) {
-      const ValueWords<Shape::kV> words =
-          read_values<Shape::kV>(stage, Shape::kShape.v, j, four * 32 + 4 * g);
+      for (uint32_t part = 0; part < kLevelParts<Shape::kV>; ++part) {
+        const uint32_t a[4] = {x[0].part[part][0], x[1].part[part][0], x[0].part[part][1],
+                               x[1].part[part][1]};
 #pragma unroll
-      for (uint32_t pair = 0; pair < 2; ++pair) {
-        Unpacked<Shape::kV> x[2];
-        value_levels<Shape::kV>(tables.v, words, pair, x);
-#pragma unroll
-        for (uint32_t h = 0; h < kHalves; ++h) {
-          const ByteWeights& of = w[h][block];
-          add_product<Shape>(tables.magic, x, of.words, unit[h], acc[h][four * 2 + pair]);
-          if (!paired)
-            add_product<Shape>(tables.magic, x, of.lower,
-                               make_float2(unit[h].x * 0x1p-8f, unit[h].y * 0x1p-8f),
-                               acc[h][four * 2 + pair]);
+        for (uint32_t four = 0; four < kFours; ++four) {
+          const uint32_t(&of)[2] = b[four][product * Shape::kBlocks + i / kOfBlock];
+          mma_s8_u8(acc[four][2 * i + pair], a, of[0], of[1]);
         }
       }
-    }
-  }
-}
-
-// Probabilities over f16 values, at most 2^kFarBeyond, are scaled up: small ones stay normal.
-constexpr int32_t kWeightUp = 7;
-
-template <class T>
-inline uint32_t pack_two(float a, float b) {
-  return from_float<T>(a).bits | static_cast<uint32_t>(from_float<T>(b).bits) << 16;
-}
-
-template <class Shape, uint32_t kHalves>
-inline void add_halves(const unsigned char* stage, const float (&p)[kHalves][2][2],
-                       float (&acc)[kHalves][Shape::kN / 16][4]) {
-  constexpr DecodePlane kPlane = Shape::kShape.v[0];
-  constexpr bool kRest = Shape::kV == kPlanBf16;
-  using T = typename HalfType<Shape::kV>::type;
-  uint32_t w[kHalves][2], rest[kHalves][2];
-  const float up = kRest ? 1.0f : power_of_two(kWeightUp);
-#pragma unroll
-  for (uint32_t i = 0; i < kHalves * 2; ++i) {
-    const float a = p[i / 2][i % 2][0] * up, b = p[i / 2][i % 2][1] * up;
-    const uint32_t x = w[i / 2][i % 2] = pack_two<T>(a, b);
-    if constexpr (kRest)
-      rest[i / 2][i % 2] =
-          pack_two<T>(a - __uint_as_float(x << 16), b - __uint_as_float(x & 0xFFFF0000u));
-  }
-  const uint32_t lane = threadIdx.x % kWarp, row = lane % 8 + lane / 16 * 8, side = lane / 8 % 2;
-  const unsigned char* const values =
-      stage + kPlane.at + row / 8 * kPlane.tile_pitch + row % 8 * kPlane.bytes;
-#pragma unroll
-  for (uint32_t i = 0; i < Shape::kN / 16; ++i) {
-    uint32_t a[4];
-    load_transposed(a, values + ((2 * i + side) ^ row % 8) * 16);
-#pragma unroll
-    for (uint32_t h = 0; h < kHalves; ++h) {
-      if constexpr (kRest) HalfType<Shape::kV>::mma(acc[h][i], a, rest[h][0], rest[h][1]);
-      HalfType<Shape::kV>::mma(acc[h][i], a, w[h][0], w[h][1]);
     }
   }
 }

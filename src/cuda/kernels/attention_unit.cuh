@@ -139,7 +139,8 @@ inline void copy_rows(const RowCopy& c, const Walk& walk, uint64_t first_tile, u
       if constexpr (kUnit == 1) {
         target[piece] = present ? source[piece] : 0;
       } else {
-        copy_async<kUnit>(target + piece * kUnit, source + (present ? piece * kUnit : 0), present);
+        copy_async<kUnit>(shared_address(target + piece * kUnit),
+                          source + (present ? piece * kUnit : 0), present);
       }
     }
   }
@@ -158,7 +159,7 @@ inline void copy_whole(const RowCopy& c, uint64_t tile, unsigned char* to) {
   for (uint32_t row = first; row < c.rows; row += step, from += jump, to += step * c.pitch) {
 #pragma unroll 1
     for (uint32_t piece = lane; piece < pieces; piece += 1u << shift)
-      copy_async<16>(to + piece * 16, from + piece * 16, true);
+      copy_async<16>(shared_address(to + piece * 16), from + piece * 16, true);
   }
 }
 

@@ -15,6 +15,22 @@ constexpr uint32_t kAll = 0xFFFFFFFFu;
 inline unsigned char* dynamic_shared() { return cuda_host::dynamic_shared(); }
 inline uint32_t dynamic_shared_bytes() { return cuda_host::dynamic_shared_bytes(); }
 
+#define GYRE_CLUSTER(size)
+inline uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
+struct PushBarrier {
+  uint32_t expected, arrived;
+};
+inline void expect_pushes(PushBarrier* barrier, uint32_t bytes) { *barrier = {bytes, 0}; }
+inline void cluster_arrive() {}
+inline void cluster_wait() { cuda_host::cluster_wait(); }
+inline void push(float2 x, float* mine, PushBarrier* barrier, uint32_t rank) {
+  *static_cast<float2*>(cuda_host::cluster_pointer(mine, rank)) = x;
+  static_cast<PushBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
+}
+inline void wait_for_pushes(const PushBarrier* barrier) {
+  while (barrier->arrived != barrier->expected) cuda_host::yield();
+}
+
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma16(c, a, b0, b1, [](uint16_t bits) { return to_float(Half{bits}); });
 }
@@ -28,19 +44,28 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
 inline void load_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
+using SharedAddress = unsigned char*;
+inline SharedAddress shared_address(void* place) { return static_cast<unsigned char*>(place); }
 template <uint32_t kBytes>
-inline void copy_async(void* to, const void* from, bool present) {
+inline void copy_async(SharedAddress to, const void* from, bool present) {
   if (present) std::memcpy(to, from, kBytes);
   if (!present) std::memset(to, 0, kBytes);
 }
+inline SharedAddress opaque(SharedAddress x) { return x; }
 inline void copy_commit() {}
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   return __byte_perm(a, b, select);
 }
+inline uint32_t upper_half(uint32_t x) { return x >> 16; }
 template <uint32_t kLeft>
 inline void copy_wait() {}
 inline uint32_t opaque(uint32_t x) { return x; }
-inline uint32_t keep(uint32_t x, uint32_t*) { return x; }
+inline uint32_t keep(uint32_t x) { return x; }
+inline uint32_t add_ordered(uint32_t* counter) { return (*counter)++; }
+inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
+  return wide ? reinterpret_cast<const uint32_t*>(row)[index]
+              : reinterpret_cast<const uint16_t*>(row)[index];
+}
 inline float load_fresh(const float* from) { return *from; }
 inline float2 load_fresh(const float2* from) { return *from; }
 // Subnormal results are 0, as on the device.
@@ -68,9 +93,75 @@ inline uint32_t dynamic_shared_bytes() {
   asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(bytes));
   return bytes;
 }
-inline uint32_t shared_address(const void* place) {
+using SharedAddress = uint32_t;
+inline SharedAddress shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
 }
+
+// The blocks of a cluster run at the same time and write into each other's shared memory. A barrier
+// there counts the bytes: who waits for it sees them, and nobody waits for anything else.
+using PushBarrier = uint64_t;
+
+#if __CUDA_ARCH__ >= 900
+
+#define GYRE_CLUSTER(size) __cluster_dims__(size, 1, 1)
+inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// By one thread, before it arrives at the cluster's barrier; others push after they waited there.
+inline void expect_pushes(PushBarrier* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+// By all threads of a warp at once.
+inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// To where block `rank` has what this block has at `mine` and `barrier`.
+inline void push(float2 x, float* mine, PushBarrier* barrier, uint32_t rank) {
+  uint32_t to, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted)
+      : "r"(shared_address(barrier)), "r"(rank));
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(to),
+      "f"(x.x), "f"(x.y), "r"(counted)
+      : "memory");
+}
+inline void wait_for_pushes(const PushBarrier* barrier) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier))
+        : "memory");
+  }
+}
+
+#else
+
+// There are no clusters: the host does not launch what needs them.
+#define GYRE_CLUSTER(size)
+inline uint32_t cluster_rank() { return 0; }
+inline void expect_pushes(PushBarrier*, uint32_t) { __trap(); }
+inline void cluster_arrive() {}
+inline void cluster_wait() {}
+inline void push(float2, float*, PushBarrier*, uint32_t) {}
+inline void wait_for_pushes(const PushBarrier*) {}
+
+#endif
 
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -105,14 +196,14 @@ inline void load_transposed(uint32_t (&a)[4], const void* row) {
 }
 // Absent bytes become zeros; `from` is not read then.
 template <uint32_t kBytes>
-inline void copy_async(void* to, const void* from, bool present) {
+inline void copy_async(SharedAddress to, const void* from, bool present) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(present ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(present ? 16 : 0)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(present ? kBytes : 0), "n"(kBytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from),
+                 "r"(present ? kBytes : 0), "n"(kBytes)
                  : "memory");
   }
 }
@@ -122,6 +213,12 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   uint32_t c;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(select));
   return c;
+}
+// x >> 16 as a product: permutes, shifts and logic share one pipe, products have another.
+inline uint32_t upper_half(uint32_t x) {
+  uint32_t y;
+  asm("dp2a.lo.u32.u32 %0, %1, %2, 0;" : "=r"(y) : "r"(x), "r"(0x0100));
+  return y;
 }
 inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <uint32_t kLeft>
@@ -135,15 +232,32 @@ inline uint32_t opaque(uint32_t x) {
   return x;
 }
 // The same number, which is kept in a register from here on: constants and addresses would be made
-// anew wherever they are used. `place`, in shared memory, is the lane's own for a moment: what was
-// there may have changed.
-inline uint32_t keep(uint32_t x, uint32_t* place) {
-  asm volatile("st.volatile.shared.u32 [%1], %0;" ::"r"(x), "r"(shared_address(place)) : "memory");
-  asm volatile("ld.volatile.shared.u32 %0, [%1];"
-               : "=r"(x)
-               : "r"(shared_address(place))
-               : "memory");
+// anew wherever they are used. Every lane gets it from itself, which no compiler sees through.
+inline uint32_t keep(uint32_t x) {
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;"
+               : "+r"(x)
+               : "r"(threadIdx.x % kWarp));
   return x;
+}
+// Adds one; what this thread knows of before is before it for all of the GPU, and what others did
+// before they added is known after it.
+inline uint32_t add_ordered(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+// 32 or 16 bits. Nothing waits for them before they are used, as it would for the end of a branch.
+inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
+  uint32_t bits;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t"
+      "@p ld.global.b32 %0, [%1];\n\t@!p ld.global.u16 %0, [%1];\n\t}"
+      : "=r"(bits)
+      : "l"(row + uint64_t{index} * (wide ? 4 : 2)), "r"(wide ? 1 : 0));
+  return bits;
 }
 // What another block wrote: not from this multiprocessor's own cache.
 inline float load_fresh(const float* from) {
@@ -177,10 +291,10 @@ inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
 #endif
 
 template <class T>
-inline T* keep(T* pointer, uint32_t* place) {
+inline T* keep(T* pointer) {
   const auto bits = reinterpret_cast<uint64_t>(pointer);
-  return reinterpret_cast<T*>(uint64_t{keep(static_cast<uint32_t>(bits), place)} |
-                              uint64_t{keep(static_cast<uint32_t>(bits >> 32), place)} << 32);
+  return reinterpret_cast<T*>(uint64_t{keep(static_cast<uint32_t>(bits))} |
+                              uint64_t{keep(static_cast<uint32_t>(bits >> 32))} << 32);
 }
 
 // What a 16-bit cache holds, by its KvFormat.

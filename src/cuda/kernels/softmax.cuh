@@ -65,10 +65,13 @@ inline float log_sum_exp(const RowState& state) {
 }
 
 // dtypes are those of gyre/dtype.h: f32, f16, bf16.
+inline float as_float(uint32_t bits, uint32_t dtype) {
+  if (dtype == 0) return __uint_as_float(bits);
+  if (dtype == 1) return to_float(Half{static_cast<uint16_t>(bits)});
+  return to_float(BFloat16{static_cast<uint16_t>(bits)});
+}
 inline float load_as_float(uint64_t row, uint32_t dtype, uint32_t index) {
-  if (dtype == 0) return reinterpret_cast<const float*>(row)[index];
-  if (dtype == 1) return to_float(reinterpret_cast<const Half*>(row)[index]);
-  return to_float(reinterpret_cast<const BFloat16*>(row)[index]);
+  return as_float(load_bits(row, index, dtype == 0), dtype);
 }
 inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float value) {
   if (dtype == 0) {
