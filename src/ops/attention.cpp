@@ -441,9 +441,11 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   if (in.q.shape(0) == 0) return;
   const uint64_t capacity = body.k.shape.capacity;
   const bool decode = can_decode(recording, reads), merged = decode && segments.count == 1;
-  const uint64_t body_splits = decode ? decode_splits(recording.device(), reads, capacity)
-                                      : choose_splits(recording.device(), reads, capacity);
-  const uint64_t splits = body_splits + segments.count - 1;
+  const bool clustered = merged && is_clustered(recording, reads, capacity);
+  const uint64_t body_splits = clustered ? abi::kAttentionCluster
+                               : decode  ? decode_splits(recording.device(), reads, capacity)
+                                         : choose_splits(recording.device(), reads, capacity);
+  const uint64_t splits = clustered ? 1 : body_splits + segments.count - 1;  // to be merged
   // Counters come first, whatever the layer: they must stay 0. Kept only when nothing is refused.
   const uint64_t first = abi::attention_counters(body.k.shape.kv_heads);
   Tensor partials = scratch;
@@ -460,7 +462,8 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs part{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
     AttentionMergeInputs to = outputs;
-    Way way = {decode, merged_or_whole(splits), body_splits};
+    Way way = {decode, merged_or_whole(splits), body_splits,
+               clustered ? abi::kAttentionCluster : 1};
     if (!merged && splits > 1) {
       way = {can_decode(recording, part), abi::kAttentionPartial, i == 0 ? body_splits : 1};
       to.partial = i == 0 ? outputs.partial.slice(0, 0, body_splits)

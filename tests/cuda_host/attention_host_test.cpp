@@ -404,38 +404,61 @@ TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
   }
 }
 
-// Lengths from device memory, and the three places of a layer's keys.
-TEST(CudaHostAttention, CacheThatGrows) {
-  constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 32;
-  std::vector<float> wanted, got;
-  for (const bool emulated : {false, true}) {
-    const Device d = emulated ? host_device() : cpu_device(1);
-    KvCache cache(d, {.kv_heads = kKvHeads,
-                      .head_dim = kDim,
-                      .capacity = 100,
-                      .layers = {{.tail = 16, .sinks = 3}, {.window = 12}}});
-    std::vector<float>& all = emulated ? got : wanted;
-    for (const uint64_t tokens : {2, 30, 1, 3}) {
-      const auto seed = static_cast<uint32_t>(tokens);
-      const Tensor k =
-          tensor_of(d, gaussian_rows(tokens * kKvHeads, kDim, seed), {tokens, kKvHeads, kDim});
-      const Tensor v =
-          tensor_of(d, gaussian_rows(tokens * kKvHeads, kDim, seed + 50), {tokens, kKvHeads, kDim});
-      const Tensor q =
-          tensor_of(d, gaussian_rows(tokens * kHeads, kDim, seed + 99), {tokens, kHeads, kDim});
-      const Tensor out = d.tensor(DType::f32, {tokens, kHeads, kDim});
-      Encoder encoder(d);
-      cache.extend(encoder, tokens);
-      for (uint64_t layer = 0; layer < 2; ++layer) {
-        cache.append(encoder, layer, k, v);
-        cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.2f});
-        encoder.submit().wait();
-        const std::vector<float> values = floats_of(out);
-        all.insert(all.end(), values.begin(), values.end());
-      }
+// Everything that attention gives over a cache that grows by these numbers of tokens.
+std::vector<float> attended(const Device& d, const KvCacheOptions& config, uint64_t heads,
+                            std::initializer_list<uint64_t> steps) {
+  const uint64_t kv_heads = config.kv_heads, dim = config.head_dim;
+  KvCache cache(d, config);
+  std::vector<float> all;
+  for (const uint64_t tokens : steps) {
+    const auto seed = static_cast<uint32_t>(tokens);
+    const auto rows = [&](uint64_t count, uint32_t more) {
+      return tensor_of(d, gaussian_rows(tokens * count, dim, seed + more), {tokens, count, dim});
+    };
+    const Tensor k = rows(kv_heads, 0), v = rows(kv_heads, 50), q = rows(heads, 99);
+    const Tensor out = d.tensor(DType::f32, {tokens, heads, dim});
+    Encoder encoder(d);
+    cache.extend(encoder, tokens);
+    for (uint64_t layer = 0; layer < config.layers.size(); ++layer) {
+      cache.append(encoder, layer, k, v);
+      cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.2f});
+      encoder.submit().wait();
+      const std::vector<float> values = floats_of(out);
+      all.insert(all.end(), values.begin(), values.end());
     }
   }
+  return all;
+}
+
+void expect_attended(const Device& d, const KvCacheOptions& config, uint64_t heads,
+                     std::initializer_list<uint64_t> steps) {
+  const std::vector<float> wanted = attended(cpu_device(1), config, heads, steps);
+  const std::vector<float> got = attended(d, config, heads, steps);
   EXPECT_LE(nmse({got.begin(), got.end()}, {wanted.begin(), wanted.end()}), 1e-6);
+}
+
+// Lengths from device memory, and the three places of a layer's keys.
+TEST(CudaHostAttention, CacheThatGrows) {
+  expect_attended(host_device(),
+                  {.kv_heads = 2,
+                   .head_dim = 32,
+                   .capacity = 100,
+                   .layers = {{.tail = 16, .sinks = 3}, {.window = 12}}},
+                  4, {2, 30, 1, 3});
+}
+
+// Layers of different formats have one scratch; one of them takes clusters.
+TEST(CudaHostAttention, CacheThatGrowsInClusters) {
+  const uint32_t before = clustered;
+  expect_attended(host_device(8),
+                  {.kv_heads = 1,
+                   .head_dim = 64,
+                   .capacity = 1200,
+                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4},
+                              {.k = KvFormat::tq8, .v = KvFormat::tq8},
+                              {.k = KvFormat::tq4, .v = KvFormat::tq4}}},
+                  3, {1, 40, 1, 100, 1});
+  EXPECT_EQ(clustered, before + 6);
 }
 
 // Shared memory decides about chunks, stages and rows of a block; every choice gives the answer.
