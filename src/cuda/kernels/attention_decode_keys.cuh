@@ -157,8 +157,9 @@ struct KeyReader {
     } else {
       const uint32_t pairs = w.low[step / 2] >> (step % 2 * 2) & kPairs;
       if constexpr (kFormat == abi::kTq2) return select_levels<kFormat>(table, pairs);
-      // Bits 0 and 2 of a byte to bits 2 and 6: what else the product holds is masked.
-      const uint32_t thirds = (w.high[step / 2] >> (step % 2) & 0x05050505u) * 20u & kThirds;
+      // Bits 0 and 2 of a byte, or 1 and 3, to bits 2 and 6: what else the product holds is masked.
+      const uint32_t thirds = step % 2 == 0 ? (w.high[step / 2] & 0x05050505u) * 20u & kThirds
+                                            : (w.high[step / 2] & 0x0A0A0A0Au) * 10u & kThirds;
       return select_levels<kFormat>(table, pairs | thirds);
     }
   }

@@ -88,7 +88,7 @@ inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint3
       constexpr uint32_t kFifths = 0x00330033u;
       const uint32_t h = permute(w.high[0], 0, pair == 0 ? 0x4140 : 0x4342);
       even |= (h & kFifths) * 516u & kThirds;
-      odd |= (h >> 2 & kFifths) * 516u & kThirds;
+      odd |= (h & kFifths << 2) * 129u & kThirds;
     }
     const Unpacked<kFormat> e = select_levels<kFormat>(table, even);
     const Unpacked<kFormat> o = select_levels<kFormat>(table, odd);
