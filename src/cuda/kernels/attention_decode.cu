@@ -200,8 +200,7 @@ __global__ void GYRE_CLUSTER(kCluster)
     }
     if constexpr (Shape::kLevelsV) {
       uint32_t b[Values::kCount][Shape::kProducts * Shape::kBlocks][2];
-      weigh<Shape, kRows / 4>(lane, chunk == warp, x,
-                              stage + Shape::kShape.v_scales + places.scales, row, acc, b);
+      weigh<Shape, kRows / 4>(lane, x, stage + Shape::kShape.v_scales + places.scales, row, acc, b);
       add_levels<Shape, kRows / 4>(of_v, stage + places.v[0], stage + places.v[1], b, acc);
       if (--until_check == 0) {
         until_check = kChunksToCheck;

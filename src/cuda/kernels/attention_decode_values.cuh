@@ -216,10 +216,9 @@ inline void turn_weights(const LaneWeights& lane, const uint32_t* w, uint32_t (&
   b[1] = even ? other : one;
 }
 
-// Scores in base 2 become weights: b[row][product and block]. `first`: of the warp's first keys,
-// when nothing is known of them.
+// Scores in base 2 become weights: b[row][product and block].
 template <class Shape, uint32_t kFours>
-inline void weigh(const LaneWeights& lane, bool first, float (&x)[kFours][Shape::kLaneKeys],
+inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
                   const unsigned char* scales_at, LevelRow (&row)[kFours],
                   int32_t (&acc)[kFours][Shape::kN / 16][4],
                   uint32_t (&b)[kFours][Shape::kProducts * Shape::kBlocks][2]) {
@@ -228,15 +227,13 @@ inline void weigh(const LaneWeights& lane, bool first, float (&x)[kFours][Shape:
 #pragma unroll
   for (uint32_t block = 0; block < kBlocks; ++block)
     load_scales<Shape>(scales_at, block, scales[block]);
-#pragma unroll
-  for (uint32_t four = 0; four < kFours; ++four)
-    row[four].max = fmaxf(row[four].max, most_of(x[four]));
   uint32_t w[kFours][kBlocks][kKeys], all = 0;
   float sum[kFours];
-  bool usual = !first;
+  bool usual = true;
 #pragma unroll
-  for (uint32_t four = 0; four < kFours && !first; ++four) {
-    const LevelRow& r = row[four];
+  for (uint32_t four = 0; four < kFours; ++four) {
+    LevelRow& r = row[four];
+    r.max = fmaxf(r.max, most_of(x[four]));
     float p[kKeys], more = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kKeys; ++i) p[i] = exp2_fast(x[four][i] - r.from);
@@ -251,7 +248,7 @@ inline void weigh(const LaneWeights& lane, bool first, float (&x)[kFours][Shape:
       all |= to;
     }
   }
-  if (first || __any_sync(kAll, all >= kTooLarge || !usual) != 0) {
+  if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
 #pragma unroll
     for (uint32_t four = 0; four < kFours; ++four)
       weigh_anew(lane, x[four], scales, row[four], acc[four], w[four]);
