@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 
 #include "gyre/tensor.h"
 
@@ -19,18 +18,22 @@ class ConstantCache {
   template <class Make>
   Tensor find_or_make(const Key& key, const Make& make) {
     const std::lock_guard lock(mutex_);
-    for (const auto& [known, tensor] : entries_) {
-      if (known == key && tensor.defined()) return tensor;
+    for (const Entry& entry : entries_) {
+      if (entry.key == key && entry.tensor.defined()) return entry.tensor;
     }
     Tensor made = make();
-    entries_[next_] = {key, made};
+    entries_[next_] = Entry{key, made};
     next_ = (next_ + 1) % entries_.size();
     return made;
   }
 
  private:
+  struct Entry {  // not a pair: clang 14 forgets to emit its destructor
+    Key key{};
+    Tensor tensor;
+  };
   std::mutex mutex_;
-  std::array<std::pair<Key, Tensor>, 32> entries_;
+  std::array<Entry, 32> entries_;
   size_t next_ = 0;
 };
 
