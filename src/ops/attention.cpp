@@ -217,10 +217,10 @@ bool is_clustered(const Recording& recording, const AttentionPartialInputs& in, 
   const uint64_t blocks = decode_units(in) * abi::kAttentionCluster;
   const uint64_t units = recording.device().compute_units;
   const auto whole_bytes = [](KvFormat f) { return !describe(f).compressed || f == KvFormat::tq8; };
-  const bool few =
-      whole_bytes(k.format) && whole_bytes(v.format)
-          ? keys * (in.k_cache.bytes() + in.v_cache.bytes()) <= kFewBytes * k.kv_heads * k.capacity
-          : keys * k.head_dim * ceil_div(rows_of(in), 4) <= kFewCodes;
+  const uint64_t slot = (in.k_cache.bytes() + in.v_cache.bytes()) / k.kv_heads / k.capacity;
+  const bool few = whole_bytes(k.format) && whole_bytes(v.format)
+                       ? keys * slot <= kFewBytes
+                       : keys * k.head_dim * ceil_div(rows_of(in), 4) <= kFewCodes;
   return few && blocks <= units && 4 * blocks >= units &&
          keys > recording.device().attention_fewest_keys &&
          recording.has(kAttentionDecode, decode_spec_of(in, abi::kAttentionCluster));

@@ -72,6 +72,13 @@ struct Barrier {
   uint64_t generation = 0;
 };
 
+// On its way to shared memory.
+struct Copy {
+  unsigned char* to;
+  const void* from;  // null: zeros
+  size_t bytes;
+};
+
 // A context starts a fiber; from then on jumps switch, which cost no system call.
 struct Fiber {
   ucontext_t context{};
@@ -79,6 +86,7 @@ struct Fiber {
   bool started = false;
   unsigned int thread = 0;
   bool done = false;
+  std::vector<std::vector<Copy>> copies = {{}};  // groups; the last one is still open
 };
 
 struct Block {
@@ -269,6 +277,24 @@ inline void* cluster_pointer(const void* mine, uint32_t rank) {
          std::to_string(cluster_size()) + " is not running");
   }
   return dynamic_shared(cluster->blocks[rank]) + offset;
+}
+
+// Copies that do not wait: they come when they are waited for, and until then nobody knows what is
+// there.
+inline void copy_later(unsigned char* to, const void* from, size_t bytes) {
+  std::memset(to, 0xAB, bytes);
+  block->running->copies.back().push_back({to, from, bytes});
+}
+inline void close_copies() { block->running->copies.emplace_back(); }
+inline void wait_for_copies(size_t left) {
+  auto& groups = block->running->copies;
+  while (groups.size() > left + 1) {
+    for (const Copy& copy : groups.front()) {
+      if (copy.from != nullptr) std::memcpy(copy.to, copy.from, copy.bytes);
+      if (copy.from == nullptr) std::memset(copy.to, 0, copy.bytes);
+    }
+    groups.erase(groups.begin());
+  }
 }
 
 // Every lane puts down its operands, then each computes from those of all.

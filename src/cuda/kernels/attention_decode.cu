@@ -161,7 +161,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   const Table of_k = load_table<kK>(states.of_k);
   const Table of_v = kK == kV ? of_k : load_table<kV>(states.of_v);
   const LanePlaces places = lane_places<Shape>();
-  const LaneWeights lane = lane_weights();
+  LaneWeights lane = lane_weights();
   // Rows that are only there to fill a product are as real ones.
   ScoreFactors factors[Keys::kCount];
 #pragma unroll
@@ -202,6 +202,7 @@ __global__ void GYRE_CLUSTER(kCluster)
       uint32_t b[Values::kCount][Shape::kProducts * Shape::kBlocks][2];
       weigh<Shape, kRows / 4>(lane, x, stage + Shape::kShape.v_scales + places.scales, row, acc, b);
       add_levels<Shape, kRows / 4>(of_v, stage + places.v[0], stage + places.v[1], b, acc);
+      lane.step();
       if (--until_check == 0) {
         until_check = kChunksToCheck;
 #pragma unroll

@@ -244,26 +244,27 @@ template <class Shape>
 inline void store_pushed_rows(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
                               const DecodeStates& states, const float* pushed) {
   constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp, kBlocks = abi::kAttentionCluster;
-  const uint32_t lane = threadIdx.x % kWarp, mine = threadIdx.x / kWarp;
-  const uint32_t r = cluster_rank() + mine * kBlocks;
-  if (r >= u.rows) return;
-  wait_for_pushes(&states.pushes);
+  const uint32_t lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const uint32_t stride = (u.rows + kBlocks - 1) / kBlocks * (kN + 2);
-  const float* const row = pushed + mine * (kN + 2);
-  float max = minus_infinity(), x[kEach] = {};
+  for (uint32_t mine = threadIdx.x / kWarp; cluster_rank() + mine * kBlocks < u.rows;
+       mine += warps) {
+    wait_for_pushes(&states.pushes);
+    const float* const row = pushed + mine * (kN + 2);
+    float max = minus_infinity(), x[kEach] = {};
 #pragma unroll
-  for (uint32_t b = 0; b < kBlocks; ++b) max = fmaxf(max, row[b * stride + kN]);
-  const float base = max == minus_infinity() ? 0.0f : max;
-  RowState all = {max, 0};
+    for (uint32_t b = 0; b < kBlocks; ++b) max = fmaxf(max, row[b * stride + kN]);
+    const float base = max == minus_infinity() ? 0.0f : max;
+    RowState all = {max, 0};
 #pragma unroll
-  for (uint32_t b = 0; b < kBlocks; ++b) {
-    const float weight = exp2_fast(row[b * stride + kN] - base);
-    all.sum += row[b * stride + kN + 1] * weight;
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      const float weight = exp2_fast(row[b * stride + kN] - base);
+      all.sum += row[b * stride + kN + 1] * weight;
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-      if (weight != 0) x[i] += row[b * stride + lane + i * kWarp] * weight;
+      for (uint32_t i = 0; i < kEach; ++i)
+        if (weight != 0) x[i] += row[b * stride + lane + i * kWarp] * weight;
+    }
+    store_row<Shape>(p, u, args, cluster_rank() + mine * kBlocks, all, x);
   }
-  store_row<Shape>(p, u, args, r, all, x);
 }
 
 // What is pushed to this block, in bytes.

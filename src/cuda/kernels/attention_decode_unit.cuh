@@ -102,8 +102,9 @@ inline void find_keys(const abi::AttentionParams& p, const Args& args, uint32_t 
   } else {
     u.splits = p.used_splits;
   }
-  uint32_t first = first_key + split * split_keys, last = end_key;
-  if (first > end_key) first = end_key;
+  const uint64_t begin = first_key + uint64_t{split} * split_keys;
+  const uint32_t first = begin < end_key ? small(begin) : end_key;
+  uint32_t last = end_key;
   if (splits > 1 && end_key - first > split_keys) last = first + split_keys;
   // Bounds grow with the token: the first row's beginning and the last one's end hold all.
   const RowBounds oldest = row_bounds(p, u, 0, first, last);

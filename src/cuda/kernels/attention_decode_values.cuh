@@ -100,7 +100,7 @@ inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint3
 // Of a row, alike in its eight lanes but for max and sum. Probabilities are relative to 2^from,
 // weights are multiples of 1 / per, a power of two; both follow only when they must: sums would
 // have to follow each time. A row that met an infinite weight has per 0: from then on only such
-// weights count, once each.
+// weights count, once each. One that met NaN has per NaN, and so will its values.
 struct LevelRow {
   float from, per, max, sum;
 };
@@ -109,12 +109,15 @@ struct LevelRow {
 constexpr float kAbove = 10;
 constexpr float kMostPer = 0x1p126f;
 
-// Weights are rounded up or down as often as their fraction says, by a lane's own threshold from 0
-// to 1: many that are far below 1 still count for what they are. `upper` and `from` are
-// turn_weights'.
+// Weights are rounded up or down as often as their fraction says, by a threshold from 0 to 1 that
+// differs from lane to lane and from chunk to chunk: many that are far below 1 still count for what
+// they are. `upper` and `from` are turn_weights'.
 struct LaneWeights {
   float threshold;
   uint32_t upper, from;
+
+  // By the golden ratio, which comes near everything soonest.
+  void step() { threshold += threshold < 0.381966f ? 0.618034f : -0.381966f; }
 };
 inline LaneWeights lane_weights() {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
@@ -136,10 +139,12 @@ inline float column_max(float x) {
 // Sums become multiples of 2^shift.
 template <uint32_t kSums>
 inline void shift_sums(int32_t (&acc)[kSums][4], uint32_t shift) {
-  const uint32_t by = shift < 30 ? shift : 30;
-  const int32_t half = by == 0 ? 0 : 1 << (by - 1);
+  const uint32_t by = shift < 32 ? shift : 32, last = by == 0 ? 0 : 1, before = by - last;
 #pragma unroll
-  for (uint32_t i = 0; i < kSums * 4; ++i) acc[i / 4][i % 4] = (acc[i / 4][i % 4] + half) >> by;
+  for (uint32_t i = 0; i < kSums * 4; ++i) {
+    int32_t& x = acc[i / 4][i % 4];
+    x = ((x >> before) + static_cast<int32_t>(last)) >> last;  // half is added where it fits
+  }
 }
 
 // Largest of some.
@@ -164,7 +169,7 @@ inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
   if (largest - row.from > kFarBeyond - kAbove) {
     const float from = ceilf(fmaxf(largest, kLowest)) + kAbove;
     row.sum *= exp2_fast(row.from - from);
-    shift = static_cast<uint32_t>(fminf(from - row.from, 64.0f));
+    shift = static_cast<uint32_t>(fminf(from - row.from, 512.0f));
     row.from = from;
   }
   float weights[kBlocks][kKeys], most = 0;
@@ -183,16 +188,21 @@ inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
     }
   }
   most = column_max(most);
-  if (!known) row.sum = __uint_as_float(0x7FC00000u);
-  if (most == infinity) {
-    if (row.per != 0) shift = 64;
+  if (most == infinity && !is_nan(row.per)) {
+    if (row.per != 0) shift = 512;
     row.per = 0;
-  } else if (most * row.per >= 65535.0f) {
-    const int32_t up = 15 - kRoom - exponent_of(most);
-    const float per = power_of_two(up > 126 ? 126 : up);
-    shift += static_cast<uint32_t>(exponent_of(row.per) - exponent_of(per));
-    row.per = per;
+  } else if (row.per > 0 && (shift != 0 || most * row.per >= 65535.0f)) {
+    // When `from` rises, weights become smaller: `per` may rise by as much without sums to shift.
+    const int32_t now = exponent_of(row.per), by = static_cast<int32_t>(shift);
+    const int32_t fits = most == 0 ? 126 : 15 - kRoom - exponent_of(most);
+    int32_t up = now + by < fits ? now + by : fits;
+    if (up > 126) up = 126;
+    if (up < now && most * row.per < 65535.0f) up = now;
+    shift = static_cast<uint32_t>(by + now - up);
+    row.per = power_of_two(up);
   }
+  const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+  if ((__ballot_sync(kAll, !known) & mine) != 0) row.per = __uint_as_float(0x7FC00000u);
   if (__any_sync(kAll, shift != 0 && !empty) != 0) shift_sums(acc, shift);
 #pragma unroll
   for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {

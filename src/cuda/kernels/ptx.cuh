@@ -48,17 +48,18 @@ using SharedAddress = unsigned char*;
 inline SharedAddress shared_address(void* place) { return static_cast<unsigned char*>(place); }
 template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
-  if (present) std::memcpy(to, from, kBytes);
-  if (!present) std::memset(to, 0, kBytes);
+  cuda_host::copy_later(to, present ? from : nullptr, kBytes);
 }
 inline SharedAddress opaque(SharedAddress x) { return x; }
-inline void copy_commit() {}
+inline void copy_commit() { cuda_host::close_copies(); }
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   return __byte_perm(a, b, select);
 }
 inline uint32_t upper_half(uint32_t x) { return x >> 16; }
 template <uint32_t kLeft>
-inline void copy_wait() {}
+inline void copy_wait() {
+  cuda_host::wait_for_copies(kLeft);
+}
 inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x) { return x; }
 inline uint32_t add_ordered(uint32_t* counter) { return (*counter)++; }

@@ -1,0 +1,283 @@
+// Few rows and head dims of 64, 128, 256 and 512: attention_decode, on the host against double
+// precision.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "attention_host_device.h"
+
+namespace gyre::test {
+namespace {
+
+// Few rows and head dims of 64, 128, 256 and 512: attention_decode.
+TEST(CudaHostAttention, Decoding) {
+  constexpr std::pair<KvFormat, std::array<uint64_t, 4>> kDims[] = {
+      {KvFormat::f16, {64, 128, 256}},      {KvFormat::bf16, {64, 128, 512}},
+      {KvFormat::tq2, {64, 128, 512}},      {KvFormat::tq3, {128, 256, 512}},
+      {KvFormat::tq4, {64, 128, 256, 512}}, {KvFormat::tq5, {128, 256}},
+      {KvFormat::tq6, {64, 128, 512}},      {KvFormat::tq8, {64, 128, 256, 512}}};
+  for (const auto& [format, dims] : kDims) {
+    for (const uint64_t dim : dims) {
+      if (dim == 0) continue;
+      expect_decoded(
+          {.heads = 6, .kv_heads = 2, .k_dim = dim, .length = 531, .k = format, .v = format});
+    }
+    expect_holds({.heads = 8,
+                  .k_dim = 128,
+                  .length = 400,
+                  .capacity = 411,
+                  .ring_start = 270,
+                  .k = format,
+                  .v = format,
+                  .window = 333,
+                  .sinks = true,
+                  .splits = 2});
+  }
+  expect_decoded({.k_dim = 128, .length = 300, .k = KvFormat::f16, .v = KvFormat::tq3});
+  expect_decoded({.k_dim = 256, .length = 300, .k = KvFormat::tq6, .v = KvFormat::bf16});
+  expect_decoded({.k_dim = 64, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4});
+}
+
+TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
+  for (const uint64_t heads : {1, 2, 3, 4, 5, 7, 8, 12, 16}) {
+    expect_decoded({.heads = heads, .length = 70, .k = KvFormat::tq4, .v = KvFormat::tq4});
+    expect_decoded({.heads = heads, .length = 70});
+  }
+  for (const uint64_t tokens : {2, 3, 4})
+    expect_decoded(
+        {.tokens = tokens, .heads = 2, .length = 90, .k = KvFormat::tq8, .v = KvFormat::tq8});
+  const AttentionCase masked = {.tokens = 2,
+                                .heads = 4,
+                                .length = 200,
+                                .capacity = 216,
+                                .ring_start = 77,
+                                .k = KvFormat::tq4,
+                                .v = KvFormat::tq4,
+                                .window = 97,
+                                .soft_cap = 20,
+                                .sinks = true,
+                                .slopes = true};
+  const uint32_t before = decode_calls;
+  expect_holds(masked);
+  AttentionCase sharp = {.heads = 8, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4};
+  sharp.q_gain = 8;
+  expect_holds(sharp);
+  EXPECT_EQ(decode_calls, before + 2);
+}
+
+// The last block of a head finds what the others left, and leaves the counters as they were.
+TEST(CudaHostAttention, DecodingMergesSplits) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
+    expect_decoded({.heads = 4, .kv_heads = 2, .length = 3000, .k = format, .v = format}, 8);
+    expect_decoded({.heads = 5, .length = 2049, .k = format, .v = format, .sinks = true}, 8);
+  }
+  const Device d = host_device(8);
+  constexpr uint64_t kKeys = 2500, kDim = 64;
+  AttentionInputs in;
+  in.q = tensor_of(d, gaussian_rows(2, kDim, 3), {1, 2, kDim});
+  in.k_cache = cache_of(d, KvFormat::tq8, KvRole::k, gaussian_rows(kKeys, kDim, 1), {1, kDim});
+  in.v_cache = cache_of(d, KvFormat::tq8, KvRole::v, gaussian_rows(kKeys, kDim, 2), {1, kDim});
+  in.out = d.tensor(DType::f32, {1, 2, kDim});
+  Encoder encoder(d);
+  attention(encoder, in, {.length = kKeys, .scale = 0.125f});
+  const Graph graph = encoder.instantiate();
+  graph.replay().wait();
+  const std::vector<float> once = floats_of(in.out);
+  in.out.write_from(std::span<const float>(std::vector<float>(2 * kDim, 7.0f)));
+  graph.replay().wait();
+  EXPECT_EQ(floats_of(in.out), once);
+}
+
+// Sharp queries over many keys: the loudest so far is surpassed again and again.
+TEST(CudaHostAttention, DecodingSharpQueries) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
+    for (const double gain : {3.0, 6.0, 20.0}) {
+      AttentionCase c = {.heads = 4, .k_dim = 64, .length = 4096, .k = format, .v = format};
+      c.q_gain = static_cast<float>(gain);
+      const AttentionProblem problem(host_device(), c);
+      const AttentionAnswer answer = problem.run();
+      EXPECT_LE(nmse(answer.out, answer.decoded.out), 5e-6) << problem.numbers().text();
+    }
+  }
+}
+
+// One query over keys with these logits (to within the format's error) and values.
+struct Logits {
+  uint64_t keys;
+  std::function<float(uint64_t)> logit;
+  std::function<float(uint64_t)> value;  // of every coordinate, with signs that differ among them
+};
+
+struct OneRow {
+  std::vector<float> out;
+  float lse;
+};
+
+OneRow one_row(const Device& d, const Logits& of) {
+  constexpr uint64_t kDim = 64;
+  std::vector<float> q = gaussian_rows(1, kDim, 5), k(of.keys * kDim), v(of.keys * kDim);
+  float square = 0;
+  for (const float x : q) square += x * x;
+  for (uint64_t key = 0; key < of.keys; ++key) {
+    for (uint64_t i = 0; i < kDim; ++i) {
+      k[key * kDim + i] = q[i] * of.logit(key) / square;
+      v[key * kDim + i] = q[kDim - 1 - i] * of.value(key);
+    }
+  }
+  AttentionInputs in;
+  in.q = tensor_of(d, q, {1, 1, kDim});
+  in.k_cache = cache_of(d, KvFormat::tq8, KvRole::k, k, {1, kDim});
+  in.v_cache = cache_of(d, KvFormat::tq8, KvRole::v, v, {1, kDim});
+  in.out = d.tensor(DType::f32, {1, 1, kDim});
+  in.lse = d.tensor(DType::f32, {1, 1});
+  Encoder encoder(d);
+  attention(encoder, in, {.length = of.keys, .scale = 1.0f});
+  encoder.submit().wait();
+  return {floats_of(in.out), floats_of(in.lse)[0]};
+}
+
+void expect_row(const Logits& of, double bound) {
+  const OneRow got = one_row(host_device(), of), wanted = one_row(cpu_device(1), of);
+  EXPECT_LE(nmse({got.out.begin(), got.out.end()}, {wanted.out.begin(), wanted.out.end()}), bound);
+  EXPECT_NEAR(got.lse, wanted.lse, 1e-4 * (1 + std::abs(wanted.lse)));
+}
+
+// A large value that does not matter any more once a louder key comes; tails that matter beside one
+// loud key, which they share a warp with.
+TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
+  for (const float rise : {8.0f, 15.0f, 28.0f}) {
+    const float large = std::exp(rise) * 0.3f;
+    const auto logit = [&](uint64_t key) { return key == 0 ? 0.0f : key == 256 ? rise : -30.0f; };
+    const auto value = [&](uint64_t key) { return key == 0 ? large : 1.0f; };
+    expect_row({300, logit, value}, 1e-5);
+  }
+  const auto climbing = [](uint64_t key) {
+    return key % 32 == 0 ? 2.7f * static_cast<float>(key / 256) : -20.0f;
+  };
+  expect_row({2048, climbing, [](uint64_t) { return 1.0f; }}, 1e-5);
+  limits = {132, 20 << 10, 80 << 10, 90};  // room for one warp
+  for (const float tail : {-8.0f, -9.0f, -10.0f, -11.0f}) {
+    const auto logit = [&](uint64_t key) { return key == 0 ? 0.0f : tail; };
+    const auto sign = [](uint64_t key) { return key / 16 % 2 == 0 ? 1.0f : -0.5f; };
+    expect_row({16384, logit, sign}, 2e-4);
+  }
+  limits = kLarge;
+}
+
+// What is not finite in a value shows in the output and nowhere else.
+TEST(CudaHostAttention, DecodingValuesThatAreNotFinite) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (const uint64_t at : {0, 170, 299}) {
+      const OneRow row =
+          one_row(host_device(), {300, [](uint64_t) { return 0.0f; },
+                                  [&](uint64_t key) { return key == at ? bad : 1.0f; }});
+      for (const float x : row.out) EXPECT_FALSE(std::isfinite(x));
+      EXPECT_NEAR(row.lse, std::log(300.0f), 1e-3);
+    }
+  }
+}
+
+// A block of one warp writes all of its rows.
+TEST(CudaHostAttention, DecodingInClustersOfSmallBlocks) {
+  limits = {84, 99 << 10, 100 << 10, 120};
+  const uint32_t before = cluster_calls;
+  for (const uint64_t heads : {9, 16})
+    expect_decoded({.heads = heads, .k_dim = 256, .length = 1500}, 8);
+  EXPECT_EQ(cluster_calls, before + 2);
+  limits = kLarge;
+}
+
+// The blocks of a cluster find what the others have; some of them have no keys.
+TEST(CudaHostAttention, DecodingInClusters) {
+  const uint32_t before = cluster_calls;
+  for (const uint64_t length : {1030, 1300, 1777, 2500}) {
+    for (const uint64_t heads : {3, 11})
+      expect_decoded(
+          {.heads = heads, .k_dim = 64, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4},
+          8);
+    expect_decoded({.heads = 4, .k_dim = 64, .length = length, .sinks = true}, 8);
+  }
+  expect_decoded({.heads = 4,
+                  .k_dim = 128,
+                  .length = 1700,
+                  .capacity = 1711,
+                  .ring_start = 270,
+                  .k = KvFormat::tq8,
+                  .v = KvFormat::tq4,
+                  .window = 1633},
+                 8);
+  EXPECT_EQ(cluster_calls, before + 13);
+}
+
+// Of queries, keys and values that are multiplied with numbers near the ends of what a format
+// holds.
+std::vector<float> decode_scaled(KvFormat format, float q_scale, float k_scale, float v_scale) {
+  constexpr uint64_t kDim = 64, kKeys = 300, kHeads = 3;
+  const Device d = host_device();
+  const auto scaled = [](std::vector<float> rows, float by) {
+    for (float& x : rows) x *= by;
+    return rows;
+  };
+  AttentionInputs in;
+  in.q = tensor_of(d, scaled(gaussian_rows(kHeads, kDim, 3), q_scale), {1, kHeads, kDim});
+  in.k_cache =
+      cache_of(d, format, KvRole::k, scaled(gaussian_rows(kKeys, kDim, 1), k_scale), {1, kDim});
+  in.v_cache =
+      cache_of(d, format, KvRole::v, scaled(gaussian_rows(kKeys, kDim, 2), v_scale), {1, kDim});
+  in.out = d.tensor(DType::f32, {1, kHeads, kDim});
+  Encoder encoder(d);
+  attention(encoder, in, {.length = kKeys, .scale = 0.125f});
+  encoder.submit().wait();
+  std::vector<float> out = floats_of(in.out);
+  for (float& x : out) x /= v_scale;
+  return out;
+}
+
+TEST(CudaHostAttention, DecodingNumbersOfEverySize) {
+  const auto expect_same = [](KvFormat format, float q, float k, float v) {
+    const std::vector<float> plain = decode_scaled(format, 1, 1, 1);
+    const std::vector<float> scaled = decode_scaled(format, q, k, v);
+    EXPECT_LE(nmse({scaled.begin(), scaled.end()}, {plain.begin(), plain.end()}), 1e-4)
+        << name(format) << " " << q << " " << k << " " << v;
+  };
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
+    for (const float v : {1e-30f, 1e-20f, 1e20f, 1e29f, 5e29f}) expect_same(format, 1, 1, v);
+    expect_same(format, 1e-25f, 1e25f, 1);
+    expect_same(format, 1e25f, 1e-25f, 1);
+  }
+  expect_same(KvFormat::bf16, 1e-33f, 1e33f, 1e30f);
+  expect_same(KvFormat::bf16, 1e30f, 1e-30f, 1e-30f);
+}
+
+// Windows are far larger than what there is; rows whose token is not in the cache see nothing.
+TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
+  for (const uint64_t window : {uint64_t{1} << 31, (uint64_t{1} << 31) - 1, ~uint64_t{0} >> 1}) {
+    for (const uint64_t length : {1, 3, 40}) {
+      expect_holds({.tokens = 4,
+                    .heads = 2,
+                    .k_dim = 128,
+                    .length = length,
+                    .k = KvFormat::tq8,
+                    .v = KvFormat::tq8,
+                    .window = window});
+    }
+  }
+}
+
+// Layers of different formats have one scratch; one of them takes clusters.
+TEST(CudaHostAttention, CacheThatGrowsInClusters) {
+  const uint32_t before = cluster_calls;
+  expect_attended(host_device(8),
+                  {.kv_heads = 1,
+                   .head_dim = 64,
+                   .capacity = 1200,
+                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4},
+                              {.k = KvFormat::tq8, .v = KvFormat::tq8},
+                              {.k = KvFormat::tq4, .v = KvFormat::tq4}}},
+                  3, {1, 40, 1, 100, 1});
+  EXPECT_EQ(cluster_calls, before + 6);
+}
+
+}  // namespace
+}  // namespace gyre::test

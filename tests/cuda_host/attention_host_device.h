@@ -1,0 +1,143 @@
+#pragma once
+// A CPU device whose table has the CUDA attention kernels in place of its own, run on the host, and
+// checks against double precision.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "attention_fixture.h"
+#include "attention_host.h"
+#include "attention_small.h"
+#include "cpu/device.h"
+#include "cuda/kernels.h"
+
+namespace gyre::test {
+
+constexpr cuda::CudaLimits kLarge{132, 227 << 10, 228 << 10, 90},
+    kSmall{84, 99 << 10, 100 << 10, 86};
+inline cuda::CudaLimits limits = kLarge;
+inline uint32_t decode_calls = 0, cluster_calls = 0;  // of attention_decode; those as clusters
+
+inline void launch(HostKernel kernel, const cuda::Launch& shape, const void* params,
+                   const uint64_t* args) {
+  kernel(params, args, {shape.grid, shape.block, shape.shared_bytes});
+}
+
+inline void run_attention(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  launch(host_attention(p.k.format, p.v.format), cuda::launch_attention(params, 0, limits), params,
+         args);
+}
+
+template <uint32_t kCluster>
+void run_decode(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  const auto rows = static_cast<uint32_t>(
+      abi::attention_decode_rows(p.v.format, p.v.head_dim, p.tokens * (p.heads / p.kv_heads)));
+  const abi::AttentionDecodeSpec spec = {static_cast<uint8_t>(p.k.format),
+                                         static_cast<uint8_t>(p.v.format),
+                                         static_cast<uint8_t>(rows),
+                                         kCluster,
+                                         {},
+                                         static_cast<uint16_t>(p.k.head_dim)};
+  ++decode_calls;
+  if (kCluster > 1) ++cluster_calls;
+  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, rows, kCluster),
+         cuda::launch_attention_decode(params, spec_key(spec), limits), params, args);
+}
+
+template <uint32_t kOut>
+void run_merge(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  launch(host_attention_merge(kOut), cuda::launch_attention_merge(params, 0, limits), params, args);
+}
+
+inline cpu::TaskFn select_attention(uint64_t spec) {
+  const auto types = spec_from_key<abi::AttentionSpec>(spec);
+  return host_attention(types.k_format, types.v_format) != nullptr ? run_attention : nullptr;
+}
+
+inline cpu::TaskFn select_decode(uint64_t spec) {
+  const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
+  if (host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster) == nullptr ||
+      !cuda::fits_attention_decode(spec, limits))
+    return nullptr;
+  return s.cluster == 1 ? run_decode<1> : run_decode<abi::kAttentionCluster>;
+}
+
+inline cpu::TaskFn select_merge(uint64_t spec) {
+  const uint32_t out = spec_from_key<abi::AttentionMergeSpec>(spec).out_dtype;
+  return out == 0 ? run_merge<0> : (out == 1 ? run_merge<1> : run_merge<2>);
+}
+
+inline uint32_t one_task(const void*, uint64_t) { return 1; }
+
+inline std::vector<cpu::CpuKernel> make_table() {
+  const auto rows = cpu::kernel_table();
+  std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
+  for (cpu::CpuKernel& row : table) {
+    if (row.info == &kAttention.info) row.select = select_attention, row.tasks = one_task;
+    if (row.info == &kAttentionMerge.info) row.select = select_merge, row.tasks = one_task;
+  }
+  table.push_back({&kAttentionDecode.info, select_decode, one_task});
+  return table;
+}
+
+// What fits is found out once for each device: one for each size of shared memory.
+inline Device host_device(uint32_t threads = 1) {
+  static const std::vector<cpu::CpuKernel> kTable = make_table();
+  static std::map<std::pair<uint32_t, uint32_t>, Device> devices;
+  const auto key = std::make_pair(limits.shared_bytes_per_block, threads);
+  return devices.try_emplace(key, cpu::make_device({.threads = threads}, kTable)).first->second;
+}
+
+inline void expect_holds(const AttentionCase& c) { EXPECT_TRUE(attention_holds(host_device(), c)); }
+
+// Levels are exact: only queries and weights are rounded, to 16 bits.
+inline void expect_close(const AttentionCase& c, uint32_t threads = 1) {
+  const AttentionProblem problem(host_device(threads), c);
+  const AttentionAnswer answer = problem.run();
+  EXPECT_LE(nmse(answer.out, answer.decoded.out), 1e-6) << problem.numbers().text();
+}
+
+inline void expect_decoded(const AttentionCase& c, uint32_t threads = 1) {
+  const uint32_t before = decode_calls;
+  expect_close(c, threads);
+  EXPECT_EQ(decode_calls, before + 1) << c.text();
+}
+
+// Everything that attention gives over a cache that grows by these numbers of tokens.
+inline std::vector<float> attended(const Device& d, const KvCacheOptions& config, uint64_t heads,
+                                   std::initializer_list<uint64_t> steps) {
+  const uint64_t kv_heads = config.kv_heads, dim = config.head_dim;
+  KvCache cache(d, config);
+  std::vector<float> all;
+  for (const uint64_t tokens : steps) {
+    const auto seed = static_cast<uint32_t>(tokens);
+    const auto rows = [&](uint64_t count, uint32_t more) {
+      return tensor_of(d, gaussian_rows(tokens * count, dim, seed + more), {tokens, count, dim});
+    };
+    const Tensor k = rows(kv_heads, 0), v = rows(kv_heads, 50), q = rows(heads, 99);
+    const Tensor out = d.tensor(DType::f32, {tokens, heads, dim});
+    Encoder encoder(d);
+    cache.extend(encoder, tokens);
+    for (uint64_t layer = 0; layer < config.layers.size(); ++layer) {
+      cache.append(encoder, layer, k, v);
+      cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.2f});
+      encoder.submit().wait();
+      const std::vector<float> values = floats_of(out);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  }
+  return all;
+}
+
+inline void expect_attended(const Device& d, const KvCacheOptions& config, uint64_t heads,
+                            std::initializer_list<uint64_t> steps) {
+  const std::vector<float> wanted = attended(cpu_device(1), config, heads, steps);
+  const std::vector<float> got = attended(d, config, heads, steps);
+  EXPECT_LE(nmse({got.begin(), got.end()}, {wanted.begin(), wanted.end()}), 1e-6);
+}
+
+}  // namespace gyre::test
