@@ -46,7 +46,9 @@ AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
 }
 
 DecodePlan plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
-  return decode_plan(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster,
+  const uint32_t k = s.k_format, v = s.v_format;
+  return decode_plan(decode_rooms(k, v, s.head_dim, s.rows, s.cluster),
+                     decode_most_warps(k, v, s.head_dim, s.rows, s.cluster),
                      limits.shared_bytes_per_block);
 }
 

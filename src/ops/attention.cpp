@@ -212,7 +212,7 @@ uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 // global memory. Where there are more keys, more blocks than that are worth waiting for: measured,
 // sooner where codes must be unpacked than where bytes are all there is to wait for.
 bool is_clustered(const Recording& recording, const AttentionPartialInputs& in, uint64_t keys) {
-  constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = 6144 * 128;
+  constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = uint64_t{6144} * 128;
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
   const uint64_t blocks = decode_units(in) * abi::kAttentionCluster;
   const uint64_t units = recording.device().compute_units;
@@ -245,9 +245,9 @@ void fill_keys(const Op& o, abi::AttentionParams& p) {
 
 // A command, and how many splits of the keys it has.
 struct Way {
-  bool decode;
-  uint32_t partial;  // kAttentionWhole, ...
-  uint64_t splits;
+  bool decode = false;
+  uint32_t partial = abi::kAttentionWhole;  // or another of those
+  uint64_t splits = 1;
   uint64_t cluster = 1;
 };
 

@@ -152,7 +152,8 @@ TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
     expect_row({300, logit, value}, 1e-5);
   }
   const auto climbing = [](uint64_t key) {
-    return key % 32 == 0 ? 2.7f * static_cast<float>(key / 256) : -20.0f;
+    const uint64_t step = key / 256;
+    return key % 32 == 0 ? 2.7f * static_cast<float>(step) : -20.0f;
   };
   expect_row({2048, climbing, [](uint64_t) { return 1.0f; }}, 1e-5);
   limits = {132, 20 << 10, 80 << 10, 90};  // room for one warp

@@ -135,14 +135,11 @@ struct DecodePlan {
 
 // As many warps as there may be, and as many stages as keep the memory busy: more of either in
 // flight at once makes it slower.
-constexpr DecodePlan decode_plan(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
-                                 uint32_t cluster, uint32_t most) {
+constexpr DecodePlan decode_plan(const DecodeRooms& rooms, uint32_t most_warps, uint32_t most) {
   constexpr uint32_t kEnough = 32 << 10;
-  const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
-  const uint32_t limit = decode_most_warps(k, v, n, rows, cluster);
   if (rooms.ring >= most) return {};
   uint32_t warps = (most - rooms.ring) / rooms.warp(kDecodeFewestStages);
-  if (warps > limit) warps = limit;
+  if (warps > most_warps) warps = most_warps;
   if (warps > 4) warps = warps / 2 * 2;
   if (warps == 0) return {};
   uint32_t stages = decode_stages(rooms, warps, most);
