@@ -1,5 +1,5 @@
 // Attention of a few rows over many keys, as in decoding. A block is one KV head, some of its
-// (token, query head) rows and one split of the keys; every warp of it works alone on 16 or 32 keys
+// (token, query head) rows and one split of the keys; every warp of it works alone on 16 to 64 keys
 // at a time, from their copy into shared memory to its own sums. The warps meet once, at the end;
 // then the blocks of a cluster put the splits together, or the last block of a head that comes
 // there. Bytes moved: the split's K and V once, q, and head_dim + 2 floats for each row and split.
