@@ -74,6 +74,20 @@ void score_f16(const ScoreJob& job) {
   }
 }
 
+// sum += the lower or the upper half of v times one lane of p. Not by the intrinsics
+// vfmlalq_laneq_*_f16: the instruction names the lane's register in four bits, clang 14 chooses
+// among all 32 and cuts the number, v24 to v8 (LLVM issue 64104). "x" is the first 16.
+template <int kLane>
+inline float32x4_t add_low(float32x4_t sum, float16x8_t v, float16x8_t p) {
+  asm("fmlal %0.4s, %1.4h, %2.h[%c3]" : "+w"(sum) : "w"(v), "x"(p), "i"(kLane));
+  return sum;
+}
+template <int kLane>
+inline float32x4_t add_high(float32x4_t sum, float16x8_t v, float16x8_t p) {
+  asm("fmlal2 %0.4s, %1.4h, %2.h[%c3]" : "+w"(sum) : "w"(v), "x"(p), "i"(kLane));
+  return sum;
+}
+
 // One value row times one probability of each row.
 template <int kLane, size_t kRows, size_t kVectors>
 inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
@@ -81,8 +95,8 @@ inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
   for (size_t i = 0; i < kVectors; ++i) {
     const float16x8_t v = vld1q_f16(reinterpret_cast<const float16_t*>(value) + 8 * i);
     for (size_t r = 0; r < kRows; ++r) {
-      acc[r][2 * i] = vfmlalq_laneq_low_f16(acc[r][2 * i], v, p[r], kLane);
-      acc[r][2 * i + 1] = vfmlalq_laneq_high_f16(acc[r][2 * i + 1], v, p[r], kLane);
+      acc[r][2 * i] = add_low<kLane>(acc[r][2 * i], v, p[r]);
+      acc[r][2 * i + 1] = add_high<kLane>(acc[r][2 * i + 1], v, p[r]);
     }
   }
 }
