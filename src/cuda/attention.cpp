@@ -20,7 +20,7 @@ bool is_format(uint32_t format) {
 
 // Chunks of 128 keys only where they leave room for four blocks side by side.
 AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_t fourth) {
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  const uint64_t rows = p.tokens * p.group;
   for (uint32_t i = 0; i < kPlans; ++i) {
     const AttentionPlan plan = attention_candidate(p.k, p.v, rows, i);
     if (plan.total <= (plan.chunk == kMostChunk ? std::min(fourth, budget) : budget)) return plan;
@@ -40,7 +40,7 @@ AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   const uint32_t most = limits.shared_bytes_per_block;
   const auto share = [&](uint32_t blocks) { return share_of(limits, blocks); };
   const AttentionPlan plan = first_plan(p, share(2), share(4));
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  const uint64_t rows = p.tokens * p.group;
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
   return first_plan(p, most, most);
 }
@@ -68,7 +68,7 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
   require(plan.total != 0, "attention: head dims ", p.k.head_dim, " and ", p.v.head_dim,
           " need more shared memory than a block of this GPU has, ", limits.shared_bytes_per_block,
           " bytes");
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
+  const uint64_t rows = p.tokens * p.group;
   const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
   return {
       {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, plan.warps * 32, plan.total};
@@ -94,7 +94,7 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const DecodePlan plan = plan_of(s, limits);
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads), groups = (rows + s.rows - 1) / s.rows;
+  const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;
   return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
            static_cast<uint32_t>(p.kv_heads)},
           plan.warps * 32,

@@ -156,6 +156,7 @@ uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 }
 
 constexpr uint64_t kDecodeRows = 16;
+static_assert(kDecodeRows <= 4 * abi::kAttentionGroups);  // a block takes 4 at least
 
 abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in, uint64_t cluster = 1) {
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;

@@ -9,7 +9,6 @@
 namespace gyre::test {
 namespace {
 
-// Few rows and head dims of 64, 128, 256 and 512: attention_decode.
 TEST(CudaHostAttention, Decoding) {
   constexpr std::pair<KvFormat, std::array<uint64_t, 4>> kDims[] = {
       {KvFormat::f16, {64, 128, 256}},      {KvFormat::bf16, {64, 128, 512}},
@@ -67,6 +66,7 @@ TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
 
 // The last block of a head finds what the others left, and leaves the counters as they were.
 TEST(CudaHostAttention, DecodingMergesSplits) {
+  const uint32_t before = cluster_calls;
   for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
     expect_decoded({.heads = 4, .kv_heads = 2, .length = 3000, .k = format, .v = format}, 8);
     expect_decoded({.heads = 5, .length = 2049, .k = format, .v = format, .sinks = true}, 8);
@@ -86,6 +86,7 @@ TEST(CudaHostAttention, DecodingMergesSplits) {
   in.out.write_from(std::span<const float>(std::vector<float>(2 * kDim, 7.0f)));
   graph.replay().wait();
   EXPECT_EQ(floats_of(in.out), once);
+  EXPECT_EQ(cluster_calls, before);
 }
 
 // Sharp queries over many keys: the loudest so far is surpassed again and again.
@@ -266,7 +267,7 @@ TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
   }
 }
 
-// Layers of different formats have one scratch; one of them takes clusters.
+// Layers of different formats have one scratch, which those that take clusters leave alone.
 TEST(CudaHostAttention, CacheThatGrowsInClusters) {
   const uint32_t before = cluster_calls;
   expect_attended(host_device(8),

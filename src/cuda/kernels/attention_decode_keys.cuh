@@ -64,6 +64,22 @@ inline Unpacked<kFormat> select_levels(const Table& table, uint32_t nibbles) {
   return {{{permute(t[0], t[1], nibbles), permute(t[0], t[1], upper_half(nibbles))}}};
 }
 
+template <uint32_t kWords>
+inline void load_words(const unsigned char* from, uint32_t* w) {
+  if constexpr (kWords >= 4) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords / 4; ++i) {
+      const uint4 x = reinterpret_cast<const uint4*>(from)[i];
+      w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
+    }
+  } else if constexpr (kWords == 2) {
+    const uint2 x = *reinterpret_cast<const uint2*>(from);
+    w[0] = x.x, w[1] = x.y;
+  } else if constexpr (kWords == 1) {
+    w[0] = *reinterpret_cast<const uint32_t*>(from);
+  }
+}
+
 constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
 
 template <uint32_t kN, uint32_t kFormat>
@@ -111,17 +127,8 @@ struct KeyReader {
   }
   static void load(const unsigned char* first, uint32_t swap, uint32_t bytes, uint32_t distance,
                    uint32_t (&w)[kWords]) {
-    const unsigned char* const from =
-        first + distance - (bytes >= 128 && distance / 64 % 2 == 1 ? 2 * swap : 0);
-    if constexpr (kWords == 4) {
-      const uint4 x = *reinterpret_cast<const uint4*>(from);
-      w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
-    } else if constexpr (kWords == 2) {
-      const uint2 x = *reinterpret_cast<const uint2*>(from);
-      w[0] = x.x, w[1] = x.y;
-    } else {
-      w[0] = *reinterpret_cast<const uint32_t*>(from);
-    }
+    load_words<kWords>(first + distance - (bytes >= 128 && distance / 64 % 2 == 1 ? 2 * swap : 0),
+                       w);
   }
 
   struct Words {

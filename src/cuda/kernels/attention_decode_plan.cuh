@@ -116,10 +116,11 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
 constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
                                      uint32_t cluster) {
   constexpr uint32_t kMostBytes = 227 << 10;
-  const uint32_t by_sums = abi::kv_is_native(v) && n == 256 && rows == 4 ? kDecodeMostWarps : 8;
+  const uint32_t by_registers =
+      abi::kv_is_native(v) && n == 256 && rows == 4 ? kDecodeMostWarps : 8;
   const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
   const uint32_t by_keys = (kMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
-  const uint32_t warps = by_keys < by_sums ? by_keys : by_sums;
+  const uint32_t warps = by_keys < by_registers ? by_keys : by_registers;
   return warps <= 4 ? 4 : warps / 2 * 2;
 }
 

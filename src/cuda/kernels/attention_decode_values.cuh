@@ -20,22 +20,6 @@ struct ValueWords {
   uint32_t low[kLow], high[kHigh != 0 ? kHigh : 1];
 };
 
-template <uint32_t kWords>
-inline void load_words(const unsigned char* from, uint32_t* w) {
-  if constexpr (kWords >= 4) {
-#pragma unroll
-    for (uint32_t i = 0; i < kWords / 4; ++i) {
-      const uint4 x = reinterpret_cast<const uint4*>(from)[i];
-      w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
-    }
-  } else if constexpr (kWords == 2) {
-    const uint2 x = *reinterpret_cast<const uint2*>(from);
-    w[0] = x.x, w[1] = x.y;
-  } else if constexpr (kWords == 1) {
-    w[0] = *reinterpret_cast<const uint32_t*>(from);
-  }
-}
-
 // Of tile j, from coordinate 4 g on.
 template <uint32_t kFormat>
 inline uint32_t values_place(const DecodePlane (&planes)[2], uint32_t plane) {

@@ -67,12 +67,10 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   return wide ? reinterpret_cast<const uint32_t*>(row)[index]
               : reinterpret_cast<const uint16_t*>(row)[index];
 }
-inline float load_fresh(const float* from) { return *from; }
 inline float2 load_fresh(const float2* from) { return *from; }
 // Subnormal results are 0, as on the device.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
 inline float exp2_fast(float x) { return flushed(std::exp2(x)); }
-inline float reciprocal(float x) { return flushed(1.0f / x); }
 // Two f16 less two others, where the differences are integers.
 inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
@@ -261,21 +259,10 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   return bits;
 }
 // What another block wrote: not from this multiprocessor's own cache.
-inline float load_fresh(const float* from) {
-  float x;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
-  return x;
-}
 inline float2 load_fresh(const float2* from) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
   return x;
-}
-// Relative error 2^-23, of a number that is neither subnormal nor beyond 2^126.
-inline float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 // Relative error 2^-22; NaN stays NaN.
 inline float exp2_fast(float x) {
