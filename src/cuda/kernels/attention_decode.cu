@@ -113,8 +113,13 @@ __global__ void GYRE_CLUSTER(kCluster)
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
   DecodeUnit u = unit_rows(p, kRows);
-  uint32_t query[kN / kWarp];  // on its way while keys are found and asked for
-  if (warp < u.rows) load_query<Shape>(p, u, args.at[arg_q], warp, query);
+  // On their way while keys are found and asked for.
+  constexpr uint32_t kAhead = kRows > decode_most_warps(kK, kV, kN, kRows, kCluster) ? 2 : 1;
+  uint32_t query[kAhead][kN / kWarp];
+#pragma unroll
+  for (uint32_t i = 0; i < kAhead; ++i)
+    if (warp + i * warps < u.rows)
+      load_query<Shape>(p, u, args.at[arg_q], warp + i * warps, query[i]);
   find_keys(p, args, Shape::kShape.keys, u);
   if (kCluster == 1 && blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
 
@@ -135,8 +140,11 @@ __global__ void GYRE_CLUSTER(kCluster)
   for (uint32_t r = warp; r < kRows; r += warps) {
     float* const row = wide + r * kN;
     if (r < u.rows) {
-      if (r != warp) load_query<Shape>(p, u, args.at[arg_q], r, query);
-      put_query<Shape>(p, u, query, row, states.factor[r]);
+      put_query<Shape>(p, u, query[0], row, states.factor[r]);
+#pragma unroll
+      for (uint32_t i = 0; i < kN / kWarp; ++i) query[0][i] = query[kAhead - 1][i];
+      const uint32_t next = r + kAhead * warps;
+      if (next < u.rows) load_query<Shape>(p, u, args.at[arg_q], next, query[kAhead - 1]);
       if (masks && threadIdx.x % kWarp == 0)
         states.mask[r] = mask_row(p, u, args.at[arg_slopes], r);
       __syncwarp();
@@ -217,7 +225,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   }
   copy_wait<0>();
   const uint32_t busy = chunks < warps ? (chunks == 0 ? 1 : chunks) : warps;
-  put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), busy, row, acc);
+  if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);
   finish<Shape, kRows, kCluster>(p, u, args, states,
                                  reinterpret_cast<const float*>(shared + kRooms.ring),
                                  kRooms.warp(stages) / 4, busy, wide);

@@ -11,94 +11,56 @@ inline float* partial_row(const abi::AttentionParams& p, uint64_t partial, uint3
          ((uint64_t{split} * p.tokens + token) * p.heads + head) * (n + 2);
 }
 
-// A warp's sums of rows 2 j and 2 j + 1 to shared memory, times what `of` says for them.
+// A warp's sums lie in shared memory as floats, [row][coordinate].
 template <class Shape>
-inline void put_sums(const float (&acc)[Shape::kN / 16][4], float2 of, float* rows) {
-  constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN);
-  const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
+struct WarpSums {
+  static constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN);
+  static constexpr float kUnit = Shape::kLevelsV ? 0x1p-31f : 1.0f;  // of theirs
+
+  // Of row j.
+  static void put(const int32_t (&acc)[Shape::kN / 16][4], float* rows) {
+    const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
+    const auto whole = [](const int32_t* two) {
+      return fmaf(static_cast<float>(two[0]), 256.0f, static_cast<float>(two[1]));
+    };
 #pragma unroll
-  for (uint32_t e = 0; e < 2; ++e) {
-    const float factor = e == 0 ? of.x : of.y;
-    float* const to = rows + (2 * j + e) * kPitch;
-#pragma unroll
-    for (uint32_t i = 0; i < Shape::kN / 16; ++i) {
-      to[i * 16 + g] = acc[i][e] * factor;
-      to[i * 16 + g + 8] = acc[i][e + 2] * factor;
+    for (uint32_t i = 0; i < Shape::kN / 32; ++i) {
+      const int32_t(&x)[4] = acc[2 * i], (&y)[4] = acc[2 * i + 1];
+      *reinterpret_cast<float4*>(rows + j * kPitch + i * 32 + 4 * g) =
+          make_float4(whole(x), whole(x + 2), whole(y), whole(y + 2));
     }
   }
-}
-// Of row j, from integers.
-template <class Shape>
-inline void put_sums(const int32_t (&acc)[Shape::kN / 16][4], float factor, float* rows) {
-  constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN);
-  const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
-  const auto whole = [&](const int32_t* two) {
-    return fmaf(static_cast<float>(two[0]), 256.0f, static_cast<float>(two[1])) * 0x1p-31f * factor;
-  };
+  // Of rows 2 j and 2 j + 1.
+  static void put(const float (&acc)[Shape::kN / 16][4], float* rows) {
+    const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
 #pragma unroll
-  for (uint32_t i = 0; i < Shape::kN / 32; ++i) {
-    const int32_t(&x)[4] = acc[2 * i], (&y)[4] = acc[2 * i + 1];
-    *reinterpret_cast<float4*>(rows + j * kPitch + i * 32 + 4 * g) =
-        make_float4(whole(x), whole(x + 2), whole(y), whole(y + 2));
+    for (uint32_t i = 0; i < Shape::kN / 16 * 4; ++i) {
+      const uint32_t e = i % 4;
+      rows[(2 * j + e % 2) * kPitch + i / 4 * 16 + g + e / 2 * 8] = acc[i / 4][e];
+    }
   }
-}
+};
 
-// {max, sum} of row r of the block, of which the warps have left theirs in of_warp, and what this
-// warp's sums of it, relative to 2^from, must be multiplied with. Of the lanes that share a row,
-// `among` of each other, each looks at kEach warps.
-template <uint32_t kEach>
-inline float join_states(DecodeStates& states, uint32_t busy, uint32_t r, uint32_t among,
-                         float from) {
-  float max = minus_infinity(), total = 0;
-  float2 of[kEach];
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) {
-    const uint32_t w = among * kEach + i;
-    of[i] = w < busy ? states.of_warp[w][r] : make_float2(minus_infinity(), 0.0f);
-    max = fmaxf(max, of[i].x);
-  }
-  constexpr int kFirst = kEach == 2 ? 4 : 1, kLast = kEach == 2 ? 32 : 4;
-#pragma unroll
-  for (int by = kFirst; by < kLast; by *= 2) max = fmaxf(max, __shfl_xor_sync(kAll, max, by));
-  const float base = max == minus_infinity() ? 0.0f : max;
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) total += of[i].y * exp2_fast(of[i].x - base);
-#pragma unroll
-  for (int by = kFirst; by < kLast; by *= 2) total += __shfl_xor_sync(kAll, total, by);
-  if (threadIdx.x / kWarp == 0 && among == 0) states.of_row[r] = make_float2(max, total);
-  return exp2_fast(from - base);
-}
-
-// A warp's sums into shared memory, on one scale with those of the others; of_row.
+// What a warp has, to shared memory.
 template <class Shape, uint32_t kRows>
-inline void put_warp(DecodeStates& states, float* sums, uint32_t busy,
+inline void put_warp(DecodeStates& states, float* sums,
                      const DecodeRow (&row)[eights(kRows)],
                      const float (&acc)[eights(kRows)][Shape::kN / 16][4]) {
-  constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN);
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
   for (uint32_t h = 0; h < eights(kRows); ++h) {
     const DecodeRow& r = row[h];
     float sum = r.sum + __shfl_xor_sync(kAll, r.sum, 1);
     sum += __shfl_xor_sync(kAll, sum, 2);
-    const float keep = r.max == minus_infinity() ? 1.0f : exp2_fast(r.from - r.max);
-    if (j == 0) states.of_warp[warp][g + 8 * h] = make_float2(r.max, sum * keep);
-  }
-  __syncthreads();
-  if (warp >= busy) return;
-#pragma unroll
-  for (uint32_t h = 0; h < eights(kRows); ++h) {
-    float factor = join_states<4>(states, busy, g + 8 * h, j, row[h].from);
-    if constexpr (Shape::kV == kPlanF16) factor *= power_of_two(-kWeightUp);
-    put_sums<Shape>(acc[h], turn_rows(factor), sums + 8 * h * kPitch);
+    const float per = Shape::kV == kPlanF16 ? power_of_two(kWeightUp) : 1.0f;
+    if (j == 0) states.of_warp[warp][g + 8 * h] = {r.max, sum, r.from, per};
+    WarpSums<Shape>::put(acc[h], sums + 8 * h * WarpSums<Shape>::kPitch);
   }
 }
 
 template <class Shape, uint32_t kRows>
-inline void put_warp(DecodeStates& states, float* sums, uint32_t busy,
-                     const LevelRow (&row)[kRows / 4],
+inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kRows / 4],
                      const int32_t (&acc)[kRows / 4][Shape::kN / 16][4]) {
-  constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN);
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
   for (uint32_t four = 0; four < kRows / 4; ++four) {
@@ -107,34 +69,57 @@ inline void put_warp(DecodeStates& states, float* sums, uint32_t busy,
     float sum = r.sum;
 #pragma unroll
     for (int by = 4; by < 32; by *= 2) sum += __shfl_xor_sync(kAll, sum, by);
-    const float keep = max == minus_infinity() ? 1.0f : exp2_fast(r.from - max);
-    if (g == 0) states.of_warp[warp][j + 4 * four] = make_float2(max, sum * keep);
+    if (g == 0) states.of_warp[warp][j + 4 * four] = {max, sum, r.from, r.per};
+    WarpSums<Shape>::put(acc[four], sums + 4 * four * WarpSums<Shape>::kPitch);
+  }
+}
+
+// What each warp's sums of a row must be multiplied with to be on one scale; of_row. A lane to a warp
+// and row; all threads of the block are here.
+template <uint32_t kRows>
+inline void join_warps(DecodeStates& states, uint32_t busy) {
+  constexpr uint32_t kLanes = 16;
+  static_assert(kLanes >= kDecodeMostWarps);
+  __syncthreads();
+  const uint32_t w = threadIdx.x % kLanes;
+  for (uint32_t r = threadIdx.x / kLanes; r < kRows; r += blockDim.x / kLanes) {
+    WarpRow mine = {minus_infinity(), 0, kLowest, 1};
+    if (w < busy) mine = states.of_warp[w][r];
+    float max = mine.max;
+#pragma unroll
+    for (int by = 1; by < static_cast<int>(kLanes); by *= 2)
+      max = fmaxf(max, __shfl_xor_sync(kAll, max, by));
+    const float factor = exp2_fast(mine.from - (max == minus_infinity() ? 0.0f : max));
+    if (w < busy) states.to_block[w][r] = factor * (1.0f / mine.per);
+    float sum = mine.sum * factor;
+#pragma unroll
+    for (int by = 1; by < static_cast<int>(kLanes); by *= 2)
+      sum += __shfl_xor_sync(kAll, sum, by);
+    if (w == 0) states.of_row[r] = make_float2(max, sum);
   }
   __syncthreads();
-  if (warp >= busy) return;
-#pragma unroll
-  for (uint32_t four = 0; four < kRows / 4; ++four) {
-    const float factor = join_states<2>(states, busy, j + 4 * four, g, row[four].from);
-    put_sums<Shape>(acc[four], factor * (1.0f / row[four].per), sums + 4 * four * kPitch);
-  }
 }
 
 // The sum of the warps that had keys, two neighbouring coordinates of a row at a time, to where
 // `put` wants it. A warp's sums lie `pitch` floats after another's.
-template <class Shape, class Put>
-inline void add_warps(const DecodeUnit& u, const float* sums, uint32_t pitch, uint32_t busy,
-                      const Put& put) {
-  constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN), kN = Shape::kN;
-  __syncthreads();
+template <class Shape, uint32_t kRows, class Put>
+inline void add_warps(const DecodeUnit& u, DecodeStates& states, const float* sums, uint32_t pitch,
+                      uint32_t busy, const Put& put) {
+  using Sums = WarpSums<Shape>;
+  constexpr uint32_t kN = Shape::kN;
+  join_warps<kRows>(states, busy);
   for (uint32_t i = threadIdx.x * 2; i < u.rows * kN; i += blockDim.x * 2) {
-    const float* const from = sums + i / kN * kPitch + i % kN;
+    const uint32_t r = i / kN;
+    const float* const from = sums + r * Sums::kPitch + i % kN;
     float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll 4
+#pragma unroll 8
     for (uint32_t w = 0; w < busy; ++w) {
       const float2 x = *reinterpret_cast<const float2*>(from + w * pitch);
-      total.x += x.x, total.y += x.y;
+      const float factor = states.to_block[w][r];
+      total.x = fmaf(x.x * Sums::kUnit, factor, total.x);
+      total.y = fmaf(x.y * Sums::kUnit, factor, total.y);
     }
-    put(i / kN, i % kN, total);
+    put(r, i % kN, total);
   }
 }
 
@@ -196,44 +181,67 @@ inline bool is_last(const DecodeUnit& u, uint32_t* counters, DecodeStates& state
   return states.last != 0;
 }
 
-// What all splits left of the unit's rows, two coordinates to a thread at a time: to `wide` and
-// of_row, as if it were one block's.
-template <class Shape>
+// What the splits of a merged call leave in global memory: values [split][row][coordinate], then
+// {max, sum} [split][row]. Rows are all of the call's.
+template <uint32_t kN>
+struct SplitRows {
+  float* values;
+  float2* states;
+  uint32_t rows;
+
+  SplitRows(const abi::AttentionParams& p, uint64_t partial)
+      : values(pointer<float>(partial + abi::attention_counters(p.kv_heads) * 4)),
+        rows(static_cast<uint32_t>(p.tokens * p.heads)) {
+    states = reinterpret_cast<float2*>(values + uint64_t{gridDim.x} * rows * kN);
+  }
+  static uint32_t row(const abi::AttentionParams& p, RowPlace at) {
+    return at.token * static_cast<uint32_t>(p.heads) + at.head;
+  }
+  uint64_t at(uint32_t split, uint32_t row) const { return uint64_t{split} * rows + row; }
+};
+
+// What all splits left of the unit's rows: to `wide` and of_row, as if it were one block's. A warp
+// has coordinates of one row, each lane some of all splits, and the states of a split.
+template <class Shape, uint32_t kRows>
 inline void join_splits(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t partial,
                         DecodeStates& states, float* wide) {
-  constexpr uint32_t kN = Shape::kN, kAtOnce = kN == 256 ? 8 : 16;
-  const uint64_t stride = p.tokens * p.heads * (kN + 2);
-  for (uint32_t i = threadIdx.x * 2; i < u.rows * kN; i += blockDim.x * 2) {
-    const RowPlace at = row_place(u, i / kN);
-    const float* from = partial_row(p, partial, 0, at.token, at.head, kN);
+  constexpr uint32_t kN = Shape::kN, kEach = kN >= 128 && kRows * kN >= 1024 ? 4 : 2;
+  constexpr uint32_t kAtOnce = 16;
+  using Vector = typename Choose<kEach == 4, float4, float2>::type;
+  const SplitRows<kN> from(p, partial);
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t i = threadIdx.x * kEach; i < u.rows * kN; i += blockDim.x * kEach) {
+    const uint32_t row = SplitRows<kN>::row(p, row_place(u, i / kN));
     RowState all = {minus_infinity(), 0};
-    float2 x = make_float2(0.0f, 0.0f);
+    float x[kEach] = {};
     for (uint32_t first = 0; first < u.splits; first += kAtOnce) {
-      float2 values[kAtOnce], state[kAtOnce];
+      float2 state = make_float2(minus_infinity(), 0.0f);
+      if (lane < kAtOnce && first + lane < u.splits)
+        state = load_fresh(from.states + from.at(first + lane, row));
+      Vector values[kAtOnce];
 #pragma unroll
       for (uint32_t s = 0; s < kAtOnce; ++s) {
-        state[s] = make_float2(minus_infinity(), 0.0f);
-        values[s] = make_float2(0.0f, 0.0f);
-        if (first + s < u.splits) {
-          state[s] = load_fresh(reinterpret_cast<const float2*>(from + kN));
-          values[s] = load_fresh(reinterpret_cast<const float2*>(from + i % kN));
-        }
-        from += stride;
+        const uint32_t split = first + s < u.splits ? first + s : first;  // that weighs nothing
+        values[s] = load_fresh(
+            reinterpret_cast<const Vector*>(from.values + from.at(split, row) * kN + i % kN));
       }
-      float max = all.max;
-#pragma unroll
-      for (uint32_t s = 0; s < kAtOnce; ++s) max = fmaxf(max, state[s].x);
+      const float max = fmaxf(all.max, warp_max(state.x));
       const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
-      all.max = max, all.sum *= keep;
-      x.x *= keep, x.y *= keep;
+      const float weight = exp2_fast(state.x - base);
+      all = {max, all.sum * keep + warp_sum(state.y * weight)};
+#pragma unroll
+      for (uint32_t e = 0; e < kEach; ++e) x[e] *= keep;
 #pragma unroll
       for (uint32_t s = 0; s < kAtOnce; ++s) {
-        const float weight = exp2_fast(state[s].x - base);
-        all.sum += state[s].y * weight;
-        if (weight != 0) x.x += values[s].x * weight, x.y += values[s].y * weight;
+        const float of = __shfl_sync(kAll, weight, static_cast<int>(s));
+        const auto* const value = reinterpret_cast<const float*>(values + s);
+#pragma unroll
+        for (uint32_t e = 0; e < kEach; ++e)
+          if (of != 0) x[e] = fmaf(value[e], of, x[e]);
       }
     }
-    *reinterpret_cast<float2*>(wide + i) = x;
+#pragma unroll
+    for (uint32_t e = 0; e < kEach; ++e) wide[i + e] = x[e];
     if (i % kN == 0) states.of_row[i / kN] = make_float2(all.max, all.sum);
   }
 }
@@ -283,25 +291,24 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
   if constexpr (kCluster > 1) {
     const uint32_t each = (u.rows + kCluster - 1) / kCluster;  // rows of a block
     cluster_wait();
-    add_warps<Shape>(u, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
+    add_warps<Shape, kRows>(u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
       float* const to = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
       push(x, to + coordinate, &states.pushes, r % kCluster);
       if (coordinate == 0) push(states.of_row[r], to + kN, &states.pushes, r % kCluster);
     });
     store_pushed_rows<Shape>(p, u, args, states, wide);
   } else if (p.partial == abi::kAttentionMerged && u.splits > 1) {
-    const uint64_t partial = args.at[arg_partial] + abi::attention_counters(p.kv_heads) * 4;
-    add_warps<Shape>(u, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-      const RowPlace at = row_place(u, r);
-      float* const to = partial_row(p, partial, blockIdx.x, at.token, at.head, kN);
-      *reinterpret_cast<float2*>(to + coordinate) = x;
-      if (coordinate == 0) *reinterpret_cast<float2*>(to + kN) = states.of_row[r];
+    const SplitRows<kN> to(p, args.at[arg_partial]);
+    add_warps<Shape, kRows>(u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
+      const uint64_t row = to.at(blockIdx.x, SplitRows<kN>::row(p, row_place(u, r)));
+      *reinterpret_cast<float2*>(to.values + row * kN + coordinate) = x;
+      if (coordinate == 0) to.states[row] = states.of_row[r];
     });
     if (!is_last(u, pointer<uint32_t>(args.at[arg_partial]), states)) return;
-    join_splits<Shape>(p, u, partial, states, wide);
+    join_splits<Shape, kRows>(p, u, args.at[arg_partial], states, wide);
     store_rows<Shape>(p, u, args, states, wide);
   } else {
-    add_warps<Shape>(u, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
+    add_warps<Shape, kRows>(u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
       *reinterpret_cast<float2*>(wide + r * kN + coordinate) = x;
     });
     store_rows<Shape>(p, u, args, states, wide);

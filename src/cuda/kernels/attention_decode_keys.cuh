@@ -107,6 +107,20 @@ struct KeyReader {
     return at / 16 * kGroup + at % 16 + 16 * piece;
   }
 
+  // The same, as a sum: of where four places begin and of how much further one of them is.
+  static constexpr uint32_t further(uint32_t place) {
+    return coordinate(0, 0, place) - coordinate(0, 0, 0);
+  }
+  static constexpr bool adds_up() {
+    bool all = true;
+    for (uint32_t i = 0; i < 4 * kSteps * 8; ++i) {
+      const uint32_t j = i % 4, place = i / 4 % 8, step = i / 32;
+      all = all && coordinate(j, step, place) ==
+                       coordinate(j, step, place / 4 * 4) + further(place % 4);
+    }
+    return all;
+  }
+
   // Byte of the second plane that belongs to one of the first, and by how much its codes lie
   // further up.
   static constexpr uint32_t kHighGroup = kHigh == 0 ? 1 : abi::kv_group(kHigh);
@@ -324,14 +338,17 @@ inline void put_columns(const float* row, uint32_t r, uint2* to) {
     const uint32_t half = i % 2, j = i / 2 % 4, step = i / 8;
     uint32_t upper = 0, lower = 0;
     if (row != nullptr) {
+      static_assert(KeyReader<kN, kK>::adds_up());
+      const float* const first = row + KeyReader<kN, kK>::coordinate(j, step, 4 * half);
+      uint32_t x[4], y[4];
 #pragma unroll
       for (uint32_t place = 0; place < 4; ++place) {
-        const int32_t x =
-            __float2int_rn(row[KeyReader<kN, kK>::coordinate(j, step, 4 * half + place)]);
-        const int32_t high = (x + 128) >> 8, low = x - high * 256;
-        upper |= (static_cast<uint32_t>(high) & 255u) << (place * 8);
-        lower |= (static_cast<uint32_t>(low) & 255u) << (place * 8);
+        x[place] =
+            static_cast<uint32_t>(__float2int_rn(first[KeyReader<kN, kK>::further(place)]));
+        y[place] = x[place] + 128;  // rounded, as the lower byte has a sign
       }
+      upper = permute(permute(y[0], y[1], 0x51), permute(y[2], y[3], 0x51), 0x5410);
+      lower = permute(permute(x[0], x[1], 0x40), permute(x[2], x[3], 0x40), 0x5410);
     }
     auto* const words =
         reinterpret_cast<uint32_t*>(to + (r / 4 * (kN / 32) + step) * kWarp + r % 4 * 8 + j);

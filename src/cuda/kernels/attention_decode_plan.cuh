@@ -77,7 +77,7 @@ constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
 // Shared memory of a block: states, queries as fragments, rows of floats (of the block, or of all
 // blocks of a cluster), scores on their way from one arrangement to another, and a ring of stages
-// for each warp. A warp's sums, [row][pitch] floats, lie where its keys were.
+// for each warp. A warp's sums lie where its keys were.
 struct DecodeRooms {
   uint32_t queries, wide, turn, ring;  // where they begin
   uint32_t turned;                     // bytes of one warp's scores
@@ -89,8 +89,9 @@ struct DecodeRooms {
   }
 };
 
-constexpr uint32_t kDecodeStateBytes = 4096;
-// What a warp writes at once, four or eight rows, lies in different banks.
+constexpr uint32_t kDecodeStateBytes = 5120;
+// Floats of a row of a warp's sums. What a warp writes at once, four or eight rows, lies in
+// different banks.
 constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t n) {
   return abi::kv_is_native(v) ? n + 8 : n + 4;
 }

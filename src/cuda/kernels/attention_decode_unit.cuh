@@ -144,9 +144,16 @@ inline MaskRow mask_row(const abi::AttentionParams& p, const DecodeUnit& u, uint
           b.end - u.first};
 }
 
+// Of a row, what a warp has: its largest logit, the sum of its probabilities, relative to 2^from, and
+// of how many to a unit its values are sums.
+struct WarpRow {
+  float max, sum, from, per;
+};
+
 // In shared memory.
 struct DecodeStates {
-  float2 of_warp[kDecodeMostWarps][kDecodeMostRows];  // max, sum
+  WarpRow of_warp[kDecodeMostWarps][kDecodeMostRows];
+  float to_block[kDecodeMostWarps][kDecodeMostRows];  // what sums of a warp are multiplied with
   MaskRow mask[kDecodeMostRows];
   ScoreFactors factor[kDecodeMostRows];
   Table of_k, of_v;
@@ -170,11 +177,10 @@ inline void hadamard_lanes(float (&x)[kN / kWarp]) {
   }
 #pragma unroll
   for (uint32_t h = 1; h < kWarp; h *= 2) {
+    const float sign = (threadIdx.x & h) != 0 ? -1.0f : 1.0f;
 #pragma unroll
-    for (uint32_t i = 0; i < kN / kWarp; ++i) {
-      const float other = __shfl_xor_sync(kAll, x[i], static_cast<int>(h));
-      x[i] = (threadIdx.x & h) != 0 ? other - x[i] : x[i] + other;
-    }
+    for (uint32_t i = 0; i < kN / kWarp; ++i)
+      x[i] = fmaf(x[i], sign, __shfl_xor_sync(kAll, x[i], static_cast<int>(h)));
   }
 }
 

@@ -67,7 +67,10 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   return wide ? reinterpret_cast<const uint32_t*>(row)[index]
               : reinterpret_cast<const uint16_t*>(row)[index];
 }
-inline float2 load_fresh(const float2* from) { return *from; }
+template <class T>
+inline T load_fresh(const T* from) {
+  return *from;
+}
 // Subnormal results are 0, as on the device.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
 inline float exp2_fast(float x) { return flushed(std::exp2(x)); }
@@ -262,6 +265,14 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
 inline float2 load_fresh(const float2* from) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
+}
+inline float4 load_fresh(const float4* from) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
   return x;
 }
 // Relative error 2^-22; NaN stays NaN.
