@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kTokens = 4096, kHeads = 8, kHeadDim = 128;
 constexpr uint64_t kBeyondCache = 256u << 20;  // bytes that leave any GPU's cache behind
+constexpr uint64_t kLeast = 128;  // commands of a graph: launching it and waiting no longer count
 
 uint64_t sets_for(uint64_t bytes) {
   return std::clamp<uint64_t>(kBeyondCache / std::max<uint64_t>(bytes, 1) + 1, 2, 64);
@@ -48,11 +49,9 @@ struct CommandTimes {
   double replayed = 0, submitted = 0;
 };
 
-// record(encoder, i) records a command on set i < sets; it goes round the sets until a launch and a
-// wait no longer count.
+// record(encoder, i) records a command on set i < sets; it goes round the sets.
 template <class Record>
 CommandTimes time_commands(const Device& device, uint64_t sets, const Record& record) {
-  constexpr uint64_t kLeast = 128;
   constexpr int kRounds = 9;
   const uint64_t count = (kLeast + sets - 1) / sets * sets;
   Encoder encoder(device);
@@ -279,7 +278,7 @@ class GpuBench {
         v.push_back(KvBuffer::allocate(device_, {pair.v, KvRole::v, kv_heads, context, head_dim}));
         fill(k.back(), v.back(), tokens);
       } while (k.size() < sets_for(k[0].bytes() + v[0].bytes()));
-      const uint64_t count = std::max<uint64_t>(k.size(), 16);
+      const uint64_t count = (kLeast + k.size() - 1) / k.size() * k.size();
       const uint64_t bytes = k[0].bytes() + v[0].bytes();
       Encoder encoder(device_);
       for (uint64_t i = 0; i < count; ++i) {

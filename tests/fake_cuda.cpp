@@ -245,6 +245,10 @@ CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraph
   *node = as<CuGraphNode>(values->function);
   return kCuSuccess;
 }
+CuResult cuGraphAddDependencies_v2(CuGraph, const CuGraphNode*, const CuGraphNode*,
+                                   const CuGraphEdge*, size_t) {
+  return kCuSuccess;
+}
 CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned long long) {
   *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph)));
   return kCuSuccess;

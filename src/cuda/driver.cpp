@@ -22,6 +22,7 @@ std::string load(Driver& driver, const Library& library) {
     return join("the NVIDIA driver has no function ", #function);
   GYRE_CUDA_DRIVER(GYRE_CUDA_LOAD)
 #undef GYRE_CUDA_LOAD
+  library.find("cuGraphAddDependencies_v2", driver.graph_add_edges);
   const CuResult result = driver.init(0);
   if (result == kCuNoDevice) return "the NVIDIA driver sees no GPU";
   if (result != kCuSuccess)

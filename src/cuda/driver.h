@@ -59,6 +59,13 @@ constexpr unsigned kCuDeviceMemory = 2;       // a memory type
 constexpr unsigned kCuStreamNonBlocking = 1;  // does not wait for the default stream
 constexpr unsigned kCuEventNoTiming = 2;
 
+// How one node of a graph follows another: when the kernel has ended, or when all its blocks have
+// said that the next may begin.
+struct CuGraphEdge {
+  unsigned char from_port, to_port, type, reserved[5];
+};
+constexpr CuGraphEdge kCuProgrammatic = {1, 0, 1, {}};
+
 struct CuKernelNode {
   CuFunction function;
   unsigned grid[3];
@@ -124,6 +131,10 @@ struct Driver {
 #define GYRE_CUDA_MEMBER(member, symbol, params) CuResult(*member) params = nullptr;
   GYRE_CUDA_DRIVER(GYRE_CUDA_MEMBER)
 #undef GYRE_CUDA_MEMBER
+
+  // Since 12.3; null before.
+  CuResult (*graph_add_edges)(CuGraph, const CuGraphNode* from, const CuGraphNode* to,
+                              const CuGraphEdge*, size_t count) = nullptr;
 
   int version = 0;     // 12040 is 12.4
   std::string reason;  // why it cannot be used; empty: it can

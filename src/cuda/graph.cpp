@@ -9,6 +9,8 @@ namespace {
 
 // A list as a CUDA graph, and what it uses. A replay in flight keeps it.
 class BuiltGraph {
+  static constexpr uint32_t kFirstEarly = 90;  // await_turn waits from there on
+
  public:
   BuiltGraph(std::shared_ptr<Stream> stream, CommandList list)
       : stream_(std::move(stream)), list_(std::move(list)) {
@@ -44,7 +46,7 @@ class BuiltGraph {
   }
 
   // Commands between two barriers do not depend on each other; each waits for all of the level
-  // before.
+  // before. After a single one they may begin before it has ended: all kernels await_turn.
   void add_commands() {
     std::vector<CuGraphNode> before, level;
     for (const Command& command : list_.commands) {
@@ -64,8 +66,13 @@ class BuiltGraph {
                                    .kernel = nullptr,
                                    .context = nullptr};
       CuGraphNode node = nullptr;
-      check(api().graph_add_kernel(&node, graph_, before.data(), before.size(), &values),
+      const bool early = before.size() == 1 && context().limits().arch >= kFirstEarly &&
+                         api().graph_add_edges != nullptr;
+      check(api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
             command_text(list_, command).c_str());
+      if (early)
+        check(api().graph_add_edges(graph_, before.data(), &node, &kCuProgrammatic, 1),
+              "cuGraphAddDependencies");
       level.push_back(node);
       nodes_.push_back(node);
     }

@@ -13,4 +13,18 @@ __device__ T* pointer(uint64_t address) {
 #endif
 }
 
+// In a graph a kernel may begin before the one ahead of it has ended. It waits
+// here for that end, in every block, before it reads or writes any memory that others know.
+__device__ inline void await_turn() {
+#if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may begin, as far as this block goes.
+__device__ inline void pass_turn() {
+#if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace gyre::cuda

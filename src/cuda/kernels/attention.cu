@@ -173,6 +173,8 @@ inline abi::KvCacheLayout with_format(abi::KvCacheLayout layout, uint32_t format
 template <uint32_t kK, uint32_t kV>
 __global__ void __launch_bounds__(512, 1)
     attention(const abi::AttentionParams params, const Args args) {
+  await_turn();
+  pass_turn();
   Unit& u = reinterpret_cast<BlockState*>(dynamic_shared())->unit;
   if (threadIdx.x / kWarp == 0) {
     // A candidate to a lane: one after the other would take longer than the first keys.

@@ -113,20 +113,19 @@ __global__ void GYRE_CLUSTER(kCluster)
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
   DecodeUnit u = unit_rows(p, kRows);
-  // On their way while keys are found and asked for.
+  find_keys(p, args, Shape::kShape.keys, u);
+  const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
+                              args.at[arg_v_scales], u.kv_head);
+  const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
+  unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
+  await_turn();
+  if (kCluster == 1 && blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
   constexpr uint32_t kAhead = kRows > decode_most_warps(kK, kV, kN, kRows, kCluster) ? 2 : 1;
   uint32_t query[kAhead][kN / kWarp];
 #pragma unroll
   for (uint32_t i = 0; i < kAhead; ++i)
     if (warp + i * warps < u.rows)
       load_query<Shape>(p, u, args.at[arg_q], warp + i * warps, query[i]);
-  find_keys(p, args, Shape::kShape.keys, u);
-  if (kCluster == 1 && blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
-
-  const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
-                              args.at[arg_v_scales], u.kv_head);
-  const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
-  unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
   __syncthreads();  // no key before the queries: behind all of them it would take long
   for (uint32_t i = 0; i + 1 < stages; ++i)
     copy.start(u.walk, warp + i * warps, ring + i * Shape::kShape.bytes);
@@ -223,6 +222,7 @@ __global__ void GYRE_CLUSTER(kCluster)
       add_halves<Shape, eights(kRows)>(stage, x, acc);
     }
   }
+  pass_turn();
   copy_wait<0>();
   const uint32_t busy = chunks < warps ? (chunks == 0 ? 1 : chunks) : warps;
   if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);

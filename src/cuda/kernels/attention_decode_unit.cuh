@@ -91,6 +91,7 @@ inline void find_keys(const abi::AttentionParams& p, const Args& args, uint32_t 
   uint32_t split_keys = small(p.split_keys);
   u.length = small(p.length);
   if (state != 0) {
+    await_turn();
     const abi::KvState now = *pointer<const abi::KvState>(state);
     const abi::KvKeys seen = abi::attention_keys(now, p);
     u.length = small(now.length), first_key = small(seen.begin), end_key = small(seen.end);

@@ -50,6 +50,8 @@ inline float merge_weights(const float* first, uint64_t stride, uint64_t count, 
 template <class Out>
 __global__ void __launch_bounds__(kMergeThreads)
     attention_merge(const abi::AttentionMergeParams p, const Args args) {
+  await_turn();
+  pass_turn();
   __shared__ float weights[kMergeThreads];
   auto* const sums = reinterpret_cast<float*>(dynamic_shared());  // [groups][head_dim]
   const auto n = static_cast<uint32_t>(p.head_dim);

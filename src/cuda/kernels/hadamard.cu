@@ -90,6 +90,8 @@ __global__ void __launch_bounds__(kBlockThreads)
 #else
   extern __shared__ float y[];
 #endif
+  await_turn();
+  pass_turn();
   if (p.head_dim < kChunk) return hadamard_small<In, Out>(p, args);
   if (p.head_dim > abi::kKvMaxHeadDim) return hadamard_in_shared<In, Out>(p, args, y);
   if (takes_many_slots(p.head_dim)) return hadamard_in_registers<In, Out, kManySlots>(p, args);

@@ -50,6 +50,8 @@ struct HeadCopy {
 template <class Source, class Target>
 __global__ void __launch_bounds__(256, 4)
     kv_copy(const __grid_constant__ gyre::abi::KvCopyParams p, const __grid_constant__ Args args) {
+  await_turn();
+  pass_turn();
   using Copy = HeadCopy<Source, Target>;
   constexpr uint32_t kChunk = Copy::kChunk, kTokens = Copy::kTokens;
   const gyre::abi::KvCopyStream& s = p.stream[blockIdx.z];

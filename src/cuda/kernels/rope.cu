@@ -290,6 +290,8 @@ __device__ inline float* angle_memory() {
 template <class In, class Out, bool kAdjacent, bool kNorm>
 __global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 4)
     rope(const __grid_constant__ abi::RopeParams p, const __grid_constant__ Args args) {
+  await_turn();
+  pass_turn();
   constexpr uint32_t kRun = rope_run(sizeof(In));
   const uint32_t bits = rope_lane_bits(p.head_dim, sizeof(In)), lanes = 1u << bits;
   const RopeShare share(p, bits);
