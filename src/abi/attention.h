@@ -90,8 +90,8 @@ constexpr uint64_t attention_counters(uint64_t kv_heads) { return kv_heads * kAt
 // further blocks. Products over levels of V take four rows at a time, others eight, and sums must
 // fit into registers.
 constexpr uint64_t attention_decode_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
-  if (!kv_is_native(v_format)) return rows <= 8 || head_dim > 256 ? 8 : 16;
-  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 512 ? 2048 / head_dim : 4;
+  if (!kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
+  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim : 16;
   return wanted < most ? wanted : most;
 }
 

@@ -53,6 +53,8 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 256, 4>(),
     variant<abi::kTq4, abi::kTq4, 256, 8>(),
     variant<abi::kTq4, abi::kTq4, 512, 4>(),
+    variant<abi::kTq4, abi::kTq4, 512, 8>(),
+    variant<abi::kTq4, abi::kTq4, 512, 16>(),
     variant<abi::kTq5, abi::kTq5, 128, 4>(),
     variant<abi::kTq5, abi::kTq5, 128, 8>(),
     variant<abi::kTq5, abi::kTq5, 256, 4>(),
@@ -73,11 +75,16 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq6, kBf16, 256, 8>(),
     variant<abi::kTq6, kBf16, 256, 16>(),
     variant<kF16, kF16, 256, 16>(),
+    variant<kF16, kF16, 512, 8>(),
+    variant<kF16, kF16, 512, 16>(),
+    variant<kF16, abi::kTq4, 512, 4>(),
+    variant<abi::kTq8, kF16, 512, 8>(),
     variant<kF16, kF16, 64, 8, abi::kAttentionCluster>(),
     variant<kF16, kF16, 256, 16, abi::kAttentionCluster>(),
     variant<abi::kTq4, abi::kTq4, 64, 4, abi::kAttentionCluster>(),
     variant<abi::kTq4, abi::kTq4, 64, 12, abi::kAttentionCluster>(),
     variant<abi::kTq8, abi::kTq4, 128, 4, abi::kAttentionCluster>(),
+    variant<abi::kTq4, abi::kTq4, 512, 4, abi::kAttentionCluster>(),
 };
 
 }  // namespace

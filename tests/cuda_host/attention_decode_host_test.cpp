@@ -64,6 +64,38 @@ TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
   EXPECT_EQ(decode_calls, before + 2);
 }
 
+// Four warps share the keys: a block of them, and more than one, with keys for all or for a few.
+TEST(CudaHostAttention, DecodingLongRows) {
+  for (const uint64_t length : {1, 20, 33, 130, 700}) {
+    for (const KvFormat format : {KvFormat::f16, KvFormat::tq4})
+      expect_decoded({.heads = 3, .k_dim = 512, .length = length, .k = format, .v = format});
+  }
+  for (const uint64_t heads : {8, 16}) {
+    expect_decoded({.heads = heads, .k_dim = 512, .length = 200});
+    expect_decoded(
+        {.heads = heads, .k_dim = 512, .length = 200, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  }
+  expect_decoded({.heads = 4, .k_dim = 512, .length = 300, .k = KvFormat::f16, .v = KvFormat::tq4});
+  expect_decoded({.heads = 4, .k_dim = 512, .length = 300, .k = KvFormat::tq8, .v = KvFormat::f16});
+  AttentionCase masked = {.tokens = 2,
+                          .heads = 2,
+                          .k_dim = 512,
+                          .length = 300,
+                          .capacity = 316,
+                          .ring_start = 177,
+                          .k = KvFormat::tq4,
+                          .v = KvFormat::tq4,
+                          .window = 97,
+                          .soft_cap = 20,
+                          .sinks = true,
+                          .slopes = true};
+  expect_decoded(masked);
+  masked.q_gain = 8;
+  expect_decoded(masked);
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4})
+    expect_decoded({.heads = 4, .k_dim = 512, .length = 2100, .k = format, .v = format}, 8);
+}
+
 // The last block of a head finds what the others left, and leaves the counters as they were.
 TEST(CudaHostAttention, DecodingMergesSplits) {
   const uint32_t before = cluster_calls;

@@ -85,13 +85,13 @@ struct Fiber {
   jmp_buf at{};
   bool started = false;
   unsigned int thread = 0;
-  bool done = false;
+  bool done = false, in_turn = false;
   std::vector<std::vector<Copy>> copies = {{}};  // groups; the last one is still open
 };
 
 struct Block {
   std::vector<Fiber> fibers;
-  std::vector<Barrier> warps;
+  std::vector<Barrier> warps, groups;  // groups: of warps
   std::vector<uint64_t> exchange;                 // a lane's value, while its warp shuffles
   std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
   std::vector<unsigned char> shared;
@@ -142,6 +142,13 @@ inline void wait(Barrier& barrier) {
   while (barrier.generation == generation) yield();
 }
 
+// As on the device, also those that have ended are waited for.
+inline void wait_for_warps(unsigned int group, unsigned int count) {
+  Barrier& barrier = block->groups[group];
+  barrier.alive = count * kWarp;
+  wait(barrier);
+}
+
 inline unsigned int lane() { return block->running->thread % kWarp; }
 inline Barrier& warp() { return block->warps[block->running->thread / kWarp]; }
 
@@ -167,6 +174,7 @@ T shuffle(T value, unsigned int source) {
 inline void run_fiber() {
   Fiber& fiber = *block->running;
   cluster->body();
+  if (!fiber.in_turn) fail("a thread ended that did not wait for the kernel ahead");
   fiber.done = true;
   for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
     --barrier->alive;
@@ -181,6 +189,7 @@ inline void prepare(Block& b, unsigned int threads, size_t stack) {
   std::fill(b.shared.begin(), b.shared.end(), 0xAB);  // what nobody wrote shows
   b.fibers = std::vector<Fiber>(threads);
   b.warps.assign((threads + kWarp - 1) / kWarp, {});
+  b.groups.assign(b.warps.size(), {});
   b.exchange.assign(b.warps.size() * kWarp, 0);
   b.operands.assign(b.warps.size() * kWarp, {});
   b.all = {0, threads, 0};

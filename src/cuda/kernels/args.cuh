@@ -16,7 +16,9 @@ __device__ T* pointer(uint64_t address) {
 // In a graph a kernel may begin before the one ahead of it has ended. It waits
 // here for that end, in every block, before it reads or writes any memory that others know.
 __device__ inline void await_turn() {
-#if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900
+#if defined(GYRE_CUDA_HOST)
+  cuda_host::block->running->in_turn = true;
+#elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -2,7 +2,7 @@
 // (token, query head) rows and one split of the keys; every warp of it works alone on 16 to 64 keys
 // at a time, from their copy into shared memory to its own sums. The warps meet once, at the end;
 // then the blocks of a cluster put the splits together, or the last block of a head that comes
-// there. Bytes moved: the split's K and V once, q, and head_dim + 2 floats for each row and split.
+// there. Keys of more than 256 coordinates are shared by four warps. Bytes moved: the split's K and V once, q, and head_dim + 2 floats for each row and split.
 #include "attention_decode_join.cuh"
 
 namespace gyre::cuda {
@@ -14,7 +14,7 @@ struct Spread {
   static constexpr uint32_t kCount = kRows / 4, kKeys = Shape::kLaneKeys;
   using Scores = float[kCount][kKeys];
   using Row = LevelRow;
-  using Sums = int32_t[kCount][Shape::kN / 16][4];
+  using Sums = int32_t[kCount][Shape::kOwn / 16][4];
   static uint32_t row(uint32_t i) { return 4 * i + threadIdx.x % 4; }
   static uint32_t key(uint32_t i) {
     constexpr uint32_t kTogether = Shape::kTogether;
@@ -28,7 +28,7 @@ struct Spread<Shape, kRows, false> {
   static constexpr uint32_t kCount = eights(kRows), kKeys = Shape::kTiles * 2;
   using Scores = float[kCount][Shape::kTiles][2];
   using Row = DecodeRow;
-  using Sums = float[kCount][Shape::kN / 16][4];
+  using Sums = float[kCount][Shape::kOwn / 16][4];
   static uint32_t row(uint32_t i) { return 8 * i + threadIdx.x % kWarp / 4; }
   static uint32_t key(uint32_t i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
   static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key / 2][key % 2]; }
@@ -68,12 +68,34 @@ inline void spread_anew(typename From::Scores& from, float* room, typename To::S
   }
 }
 
+// Scores of a part of the coordinates become those of all: what the other warps have comes by way of
+// shared memory, in turns to either half of it. The sum is the same in each of them.
+template <uint32_t kParts, class Scores>
+inline void add_parts(Scores& x, unsigned char* room, uint32_t swapped, uint32_t turn) {
+  constexpr uint32_t kEach = sizeof(Scores) / 4;
+  const uint32_t warp = threadIdx.x / kWarp, group = warp / kParts;
+  const auto scores_of = [&](uint32_t w) {
+    return reinterpret_cast<float*>(room + (2 * w + turn % 2) * swapped) + threadIdx.x % kWarp;
+  };
+  auto* const sums = reinterpret_cast<float*>(&x);
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) scores_of(warp)[i * kWarp] = sums[i];
+  sync_warps<kParts>(group);
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) {
+    sums[i] = 0;
+#pragma unroll
+    for (uint32_t part = 0; part < kParts; ++part)
+      sums[i] += scores_of(group * kParts + part)[i * kWarp];
+  }
+}
+
 template <class Shape>
 inline LanePlaces lane_places() {
   LanePlaces at = {};
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   if constexpr (Shape::kLevelsK) {
-    using Reader = KeyReader<Shape::kN, Shape::kK>;
+    using Reader = KeyReader<Shape::kOwn, Shape::kK>;
     at.k[0] = keep(Reader::place(Shape::kShape.k, 0, Shape::first_row(g), j));
     if (Reader::kHigh != 0)
       at.k[1] = keep(Reader::place(Shape::kShape.k, 1, Shape::first_row(g), j));
@@ -114,8 +136,10 @@ __global__ void GYRE_CLUSTER(kCluster)
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
   DecodeUnit u = unit_rows(p, kRows);
   find_keys(p, args, Shape::kShape.keys, u);
+  const uint32_t part = warp % Shape::kParts, first = warp / Shape::kParts;
+  const uint32_t step = warps / Shape::kParts;  // chunks that the block has at a time
   const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
-                              args.at[arg_v_scales], u.kv_head);
+                              args.at[arg_v_scales], u.kv_head, part);
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
   unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
   await_turn();
@@ -128,7 +152,7 @@ __global__ void GYRE_CLUSTER(kCluster)
       load_query<Shape>(p, u, args.at[arg_q], warp + i * warps, query[i]);
   __syncthreads();  // no key before the queries: behind all of them it would take long
   for (uint32_t i = 0; i + 1 < stages; ++i)
-    copy.start(u.walk, warp + i * warps, ring + i * Shape::kShape.bytes);
+    copy.start(u.walk, first + i * step, ring + i * Shape::kShape.bytes);
 
   const bool masks = !u.plain || !u.alike;
   if (threadIdx.x == 0) {
@@ -160,9 +184,11 @@ __global__ void GYRE_CLUSTER(kCluster)
   if constexpr (kCluster > 1) cluster_arrive();  // `wide` may be pushed to
   const auto queries = [&] {
     if constexpr (Shape::kLevelsK) {
-      return QueryColumns<kRows / 4, kN / 32>(reinterpret_cast<const uint2*>(operands));
+      return QueryColumns<kRows / 4, Shape::kOwn / 32, kN / 32>(
+          reinterpret_cast<const uint2*>(operands), part);
     } else {
-      return reinterpret_cast<const uint4*>(operands) + threadIdx.x % kWarp;
+      constexpr uint32_t kOfPart = Shape::kOwn / 16 * eights(kRows) * kWarp;
+      return reinterpret_cast<const uint4*>(operands) + part * kOfPart + threadIdx.x % kWarp;
     }
   }();
   const Table of_k = load_table<kK>(states.of_k);
@@ -178,21 +204,26 @@ __global__ void GYRE_CLUSTER(kCluster)
   for (uint32_t i = 0; i < Values::kCount; ++i) row[i] = Values::first();
   typename Values::Sums acc = {};
   uint32_t at = 0, before = (stages - 1) * Shape::kShape.bytes;  // in the ring
-  uint32_t until_check = kChunksToCheck;
+  uint32_t until_check = kChunksToCheck, turn = 0;
 #pragma unroll 1
-  for (uint32_t chunk = warp; chunk < chunks; chunk += warps) {
+  for (uint32_t chunk = first; chunk < chunks; chunk += step) {
     wait_for_stage(stages);
-    copy.start(u.walk, chunk + (stages - 1) * warps, ring + before);
+    copy.start(u.walk, chunk + (stages - 1) * step, ring + before);
     const unsigned char* const stage = ring + at;
     before = at;
     at = at + Shape::kShape.bytes == stages * Shape::kShape.bytes ? 0 : at + Shape::kShape.bytes;
 
+    const auto score_all = [&](typename Keys::Scores& s) {
+      score<Shape, kRows>(of_k, queries, stage, places, factors, s);
+      if constexpr (Shape::kParts > 1)
+        add_parts<Shape::kParts>(s, shared + kRooms.swap, kRooms.swapped, turn++);
+    };
     typename Values::Scores x;
     if constexpr (Shape::kLevelsK == Shape::kLevelsV) {
-      score<Shape, kRows>(of_k, queries, stage, places, factors, x);
+      score_all(x);
     } else {
       typename Keys::Scores s;
-      score<Shape, kRows>(of_k, queries, stage, places, factors, s);
+      score_all(s);
       auto* const room = reinterpret_cast<float*>(shared + kRooms.turn + warp * kRooms.turned);
       spread_anew<Keys, Values, kRows, Shape::kShape.keys + 4>(s, room, x);
     }
@@ -206,7 +237,7 @@ __global__ void GYRE_CLUSTER(kCluster)
       }
     }
     if constexpr (Shape::kLevelsV) {
-      uint32_t b[Values::kCount][Shape::kProducts * Shape::kBlocks][2];
+      uint32_t b[Values::kCount][Shape::kProducts][2];
       weigh<Shape, kRows / 4>(lane, x, stage + Shape::kShape.v_scales + places.scales, row, acc, b);
       add_levels<Shape, kRows / 4>(of_v, stage + places.v[0], stage + places.v[1], b, acc);
       lane.step();
@@ -224,7 +255,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   }
   pass_turn();
   copy_wait<0>();
-  const uint32_t busy = chunks < warps ? (chunks == 0 ? 1 : chunks) : warps;
+  const uint32_t busy = (chunks < step ? (chunks == 0 ? 1 : chunks) : step) * Shape::kParts;
   if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);
   finish<Shape, kRows, kCluster>(p, u, args, states,
                                  reinterpret_cast<const float*>(shared + kRooms.ring),

@@ -117,28 +117,26 @@ class RowCopy {
   uint32_t place_;
 };
 
-// Scales of K and of V, 16 bytes for each tile and block: one piece to a lane.
+// Scales of K and of V, 16 bytes for each tile and block of coordinates: one piece to a lane.
 template <uint32_t kTiles, uint32_t kBlocks, bool kOfK, bool kOfV>
 class ScaleCopy {
-  static constexpr uint32_t kEach = kTiles * kBlocks;
-  static constexpr uint32_t kPieces = kEach * ((kOfK ? 1 : 0) + (kOfV ? 1 : 0));
+  static constexpr uint32_t kStride = kBlocks * 16;
+  static constexpr uint32_t kPieces = kTiles * ((kOfK ? 1 : 0) + (kOfV ? 1 : 0));
   static_assert(kPieces <= kWarp);
 
  public:
   ScaleCopy(const uint8_t* k, const uint8_t* v)
-      : first_(kOfK && lane() < kEach ? k : v), mine_(first_ + lane() % kEach * 16) {}
+      : first_(kOfK && lane() < kTiles ? k : v), mine_(first_ + lane() % kTiles * kStride) {}
 
   void whole(uint32_t tile, unsigned char* to) const {
     if (lane() < kPieces)
-      copy_async<16>(shared_address(to) + lane() * 16, mine_ + uint64_t{tile} * (kBlocks * 16),
-                     true);
+      copy_async<16>(shared_address(to) + lane() * 16, mine_ + uint64_t{tile} * kStride, true);
   }
   void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
     if (lane() >= kPieces) return;
-    const uint32_t index = tile + lane() % kEach / kBlocks;
+    const uint32_t index = tile + lane() % kTiles;
     const bool present = index < walk.tiles;
-    const uint8_t* const source =
-        first_ + (uint64_t{walk.tile(present ? index : 0)} * kBlocks + lane() % kBlocks) * 16;
+    const uint8_t* const source = first_ + uint64_t{walk.tile(present ? index : 0)} * kStride;
     copy_async<16>(shared_address(to) + lane() * 16, present ? source : first_, present);
   }
 
@@ -162,15 +160,15 @@ struct Choose<false, A, B> {
   using type = B;
 };
 
-// Everything a chunk consists of, of one KV head. Compressed caches have no gaps.
+// Everything a warp has of a chunk, of one KV head. Compressed caches have no gaps.
 template <class Shape>
 class ChunkCopy {
   static constexpr DecodeShape kShape = Shape::kShape;
   static constexpr uint32_t kKeys = kShape.keys, kTiles = kShape.tiles;
   static constexpr bool kKept = kShape.v[0].bytes + kShape.v[1].bytes < 8192;
   static constexpr uint32_t kSome = 16;  // where there is no such plane
-  static constexpr uint32_t kStrideK = Shape::kLevelsK ? kShape.k[0].bytes + kShape.k[1].bytes : 0;
-  static constexpr uint32_t kStrideV = Shape::kLevelsV ? kShape.v[0].bytes + kShape.v[1].bytes : 0;
+  static constexpr uint32_t kStrideK = Shape::kLevelsK ? kShape.k_row : 0;
+  static constexpr uint32_t kStrideV = Shape::kLevelsV ? kShape.v_tile : 0;
   template <uint32_t kBytes, uint32_t kPitch>
   using Keys = typename Choose<kBytes != 0,
                                RowCopy<kKeys, (kBytes != 0 ? kBytes : kSome), 8, kPitch, kStrideK,
@@ -188,15 +186,17 @@ class ChunkCopy {
 
  public:
   ChunkCopy(const abi::AttentionParams& p, uint64_t k_codes, uint64_t k_scales, uint64_t v_codes,
-            uint64_t v_scales, uint32_t kv_head)
-      : k_(begin(k_codes, kv_head * p.k.codes_head_stride), stride(p.k.codes_tile_stride), kKept),
-        k2_(begin(k_codes, kv_head * p.k.codes_head_stride) + kShape.k[1].from,
+            uint64_t v_scales, uint32_t kv_head, uint32_t part)
+      : k_(begin(k_codes, kv_head * p.k.codes_head_stride, kShape.k[0], part),
+           stride(p.k.codes_tile_stride), kKept),
+        k2_(begin(k_codes, kv_head * p.k.codes_head_stride, kShape.k[1], part),
             stride(p.k.codes_tile_stride), kKept),
-        v_(begin(v_codes, kv_head * p.v.codes_head_stride), stride(p.v.codes_tile_stride), kKept),
-        v2_(begin(v_codes, kv_head * p.v.codes_head_stride) + kShape.v[1].from,
+        v_(begin(v_codes, kv_head * p.v.codes_head_stride, kShape.v[0], part),
+           stride(p.v.codes_tile_stride), kKept),
+        v2_(begin(v_codes, kv_head * p.v.codes_head_stride, kShape.v[1], part),
             stride(p.v.codes_tile_stride), kKept),
-        scales_(begin(k_scales, kv_head * p.k.scales_head_stride),
-                begin(v_scales, kv_head * p.v.scales_head_stride)) {}
+        scales_(begin(k_scales, kv_head * p.k.scales_head_stride, kScales, block_of(part)),
+                begin(v_scales, kv_head * p.v.scales_head_stride, kScales, block_of(part))) {}
 
   // If there is such a chunk. Keys that are not there become zeros: a value could be NaN.
   void start(const DecodeWalk& walk, uint32_t chunk, unsigned char* to) const {
@@ -211,8 +211,13 @@ class ChunkCopy {
   }
 
  private:
-  static const uint8_t* begin(uint64_t array, uint64_t offset) {
-    return pointer<const uint8_t>(array) + offset;
+  static constexpr DecodePlane kScales = {16, 0, 0, 0};
+  static constexpr uint32_t kBlocks =
+      Shape::kN > abi::kKvScaleBlock ? Shape::kN / abi::kKvScaleBlock : 1;
+  static uint32_t block_of(uint32_t part) { return part * kBlocks / Shape::kParts; }
+  static const uint8_t* begin(uint64_t array, uint64_t offset, const DecodePlane& plane,
+                              uint32_t part) {
+    return pointer<const uint8_t>(array) + offset + plane.from + part * plane.bytes;
   }
   static uint32_t stride(uint64_t bytes) { return static_cast<uint32_t>(bytes); }
   template <class Do>
@@ -229,7 +234,7 @@ class ChunkCopy {
   Values<kShape.v[0].bytes, kShape.v[0].tile_pitch> v_;
   Tiles<kShape.v[1].bytes, kShape.v[1].tile_pitch> v2_;
   typename Choose<Shape::kLevelsK || Shape::kLevelsV,
-                  ScaleCopy<kTiles, kShape.blocks, Shape::kLevelsK, Shape::kLevelsV>, NoCopy>::type
+                  ScaleCopy<kTiles, kBlocks, Shape::kLevelsK, Shape::kLevelsV>, NoCopy>::type
       scales_;
 };
 

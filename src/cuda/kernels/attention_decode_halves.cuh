@@ -16,7 +16,7 @@ inline void score_halves(const uint4* q, const unsigned char* stage,
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   float c[kT][4] = {}, d[kT][4] = {};  // 8 rows: shorter chains; 16 rows: first parts and rests
 #pragma unroll
-  for (uint32_t span = 0; span < Shape::kN / 32; ++span) {
+  for (uint32_t span = 0; span < Shape::kOwn / 32; ++span) {
     uint32_t a[2 * kHalves][4];
 #pragma unroll
     for (uint32_t i = 0; i < 2 * kHalves; ++i) {
@@ -135,7 +135,7 @@ inline uint32_t pack_two(float a, float b) {
 
 template <class Shape, uint32_t kHalves>
 inline void add_halves(const unsigned char* stage, const float (&p)[kHalves][2][2],
-                       float (&acc)[kHalves][Shape::kN / 16][4]) {
+                       float (&acc)[kHalves][Shape::kOwn / 16][4]) {
   constexpr DecodePlane kPlane = Shape::kShape.v[0];
   constexpr bool kRest = Shape::kV == kPlanBf16;
   using T = typename HalfType<Shape::kV>::type;
@@ -153,7 +153,7 @@ inline void add_halves(const unsigned char* stage, const float (&p)[kHalves][2][
   const unsigned char* const values =
       stage + kPlane.at + row / 8 * kPlane.tile_pitch + row % 8 * kPlane.bytes;
 #pragma unroll
-  for (uint32_t i = 0; i < Shape::kN / 16; ++i) {
+  for (uint32_t i = 0; i < Shape::kOwn / 16; ++i) {
     uint32_t a[4];
     load_transposed(a, values + ((2 * i + side) ^ row % 8) * 16);
 #pragma unroll

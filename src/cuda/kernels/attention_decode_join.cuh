@@ -11,30 +11,30 @@ inline float* partial_row(const abi::AttentionParams& p, uint64_t partial, uint3
          ((uint64_t{split} * p.tokens + token) * p.heads + head) * (n + 2);
 }
 
-// A warp's sums lie in shared memory as floats, [row][coordinate].
+// A warp's sums lie in shared memory as floats, [row][coordinate of its own].
 template <class Shape>
 struct WarpSums {
-  static constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kN);
+  static constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kOwn);
   static constexpr float kUnit = Shape::kLevelsV ? 0x1p-31f : 1.0f;  // of theirs
 
   // Of row j.
-  static void put(const int32_t (&acc)[Shape::kN / 16][4], float* rows) {
+  static void put(const int32_t (&acc)[Shape::kOwn / 16][4], float* rows) {
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
     const auto whole = [](const int32_t* two) {
       return fmaf(static_cast<float>(two[0]), 256.0f, static_cast<float>(two[1]));
     };
 #pragma unroll
-    for (uint32_t i = 0; i < Shape::kN / 32; ++i) {
+    for (uint32_t i = 0; i < Shape::kOwn / 32; ++i) {
       const int32_t(&x)[4] = acc[2 * i], (&y)[4] = acc[2 * i + 1];
       *reinterpret_cast<float4*>(rows + j * kPitch + i * 32 + 4 * g) =
           make_float4(whole(x), whole(x + 2), whole(y), whole(y + 2));
     }
   }
   // Of rows 2 j and 2 j + 1.
-  static void put(const float (&acc)[Shape::kN / 16][4], float* rows) {
+  static void put(const float (&acc)[Shape::kOwn / 16][4], float* rows) {
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
 #pragma unroll
-    for (uint32_t i = 0; i < Shape::kN / 16 * 4; ++i) {
+    for (uint32_t i = 0; i < Shape::kOwn / 16 * 4; ++i) {
       const uint32_t e = i % 4;
       rows[(2 * j + e % 2) * kPitch + i / 4 * 16 + g + e / 2 * 8] = acc[i / 4][e];
     }
@@ -45,7 +45,7 @@ struct WarpSums {
 template <class Shape, uint32_t kRows>
 inline void put_warp(DecodeStates& states, float* sums,
                      const DecodeRow (&row)[eights(kRows)],
-                     const float (&acc)[eights(kRows)][Shape::kN / 16][4]) {
+                     const float (&acc)[eights(kRows)][Shape::kOwn / 16][4]) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
   for (uint32_t h = 0; h < eights(kRows); ++h) {
@@ -60,7 +60,7 @@ inline void put_warp(DecodeStates& states, float* sums,
 
 template <class Shape, uint32_t kRows>
 inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kRows / 4],
-                     const int32_t (&acc)[kRows / 4][Shape::kN / 16][4]) {
+                     const int32_t (&acc)[kRows / 4][Shape::kOwn / 16][4]) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
   for (uint32_t four = 0; four < kRows / 4; ++four) {
@@ -75,11 +75,11 @@ inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kR
 }
 
 // What each warp's sums of a row must be multiplied with to be on one scale; of_row. A lane to a warp
-// and row; all threads of the block are here.
-template <uint32_t kRows>
+// and row; all threads of the block are here. Warps that share keys have the same probabilities: the
+// first one's count.
+template <uint32_t kRows, uint32_t kParts>
 inline void join_warps(DecodeStates& states, uint32_t busy) {
-  constexpr uint32_t kLanes = 16;
-  static_assert(kLanes >= kDecodeMostWarps);
+  constexpr uint32_t kLanes = kDecodeMostWarps;
   __syncthreads();
   const uint32_t w = threadIdx.x % kLanes;
   for (uint32_t r = threadIdx.x / kLanes; r < kRows; r += blockDim.x / kLanes) {
@@ -91,7 +91,7 @@ inline void join_warps(DecodeStates& states, uint32_t busy) {
       max = fmaxf(max, __shfl_xor_sync(kAll, max, by));
     const float factor = exp2_fast(mine.from - (max == minus_infinity() ? 0.0f : max));
     if (w < busy) states.to_block[w][r] = factor * (1.0f / mine.per);
-    float sum = mine.sum * factor;
+    float sum = w % kParts == 0 ? mine.sum * factor : 0.0f;
 #pragma unroll
     for (int by = 1; by < static_cast<int>(kLanes); by *= 2)
       sum += __shfl_xor_sync(kAll, sum, by);
@@ -107,13 +107,13 @@ inline void add_warps(const DecodeUnit& u, DecodeStates& states, const float* su
                       uint32_t busy, const Put& put) {
   using Sums = WarpSums<Shape>;
   constexpr uint32_t kN = Shape::kN;
-  join_warps<kRows>(states, busy);
+  join_warps<kRows, Shape::kParts>(states, busy);
   for (uint32_t i = threadIdx.x * 2; i < u.rows * kN; i += blockDim.x * 2) {
-    const uint32_t r = i / kN;
-    const float* const from = sums + r * Sums::kPitch + i % kN;
+    const uint32_t r = i / kN, part = i % kN / Shape::kOwn;
+    const float* const from = sums + r * Sums::kPitch + i % Shape::kOwn;
     float2 total = make_float2(0.0f, 0.0f);
 #pragma unroll 8
-    for (uint32_t w = 0; w < busy; ++w) {
+    for (uint32_t w = part; w < busy; w += Shape::kParts) {
       const float2 x = *reinterpret_cast<const float2*>(from + w * pitch);
       const float factor = states.to_block[w][r];
       total.x = fmaf(x.x * Sums::kUnit, factor, total.x);

@@ -212,7 +212,7 @@ inline uint32_t scales_place() {
   const uint32_t g = threadIdx.x % kWarp / 4;
   const uint32_t in_tile =
       Shape::kTogether == 2 ? g % 4 * 4 : (Shape::kTurnedV ? g % 2 * 4 : g % 2 * 8);
-  return g / kLanes * Shape::kBlocks * 16 + in_tile;
+  return g / kLanes * 16 + in_tile;
 }
 
 // Of two scales in a word. Products move the bits, see upper_half; the other scale's lowest bit
@@ -223,11 +223,10 @@ inline float scale_in(uint32_t two, uint32_t half) {
 }
 
 template <class Shape>
-inline void load_scales(const unsigned char* mine, uint32_t block, float (&s)[Shape::kLaneKeys]) {
+inline void load_scales(const unsigned char* mine, float (&s)[Shape::kLaneKeys]) {
 #pragma unroll
   for (uint32_t i = 0; i < Shape::kLaneKeys; i += Shape::kTogether) {
-    const unsigned char* const from =
-        mine + (i / Shape::kTogether * 4 * Shape::kBlocks + block) * 16;
+    const unsigned char* const from = mine + i / Shape::kTogether * 64;
     if constexpr (Shape::kTogether == 2) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(from);
       s[i] = scale_in(two, 0), s[i + 1] = scale_in(two, 1);
@@ -244,17 +243,19 @@ inline void load_scales(const unsigned char* mine, uint32_t block, float (&s)[Sh
   }
 }
 
-// Columns of all products: in registers where there are few, else read each time.
-template <uint32_t kFours, uint32_t kSteps>
+// Columns of all products: in registers where there are few, else read each time. kSteps are the
+// warp's of kAllSteps.
+template <uint32_t kFours, uint32_t kSteps, uint32_t kAllSteps>
 class QueryColumns {
-  static constexpr bool kKept = kFours * kSteps <= 8;
+  static constexpr bool kKept = kFours * kSteps <= 12;
 
  public:
-  explicit QueryColumns(const uint2* shared) : shared_(shared + threadIdx.x % kWarp) {
+  QueryColumns(const uint2* shared, uint32_t part)
+      : shared_(shared + part * kSteps * kWarp + threadIdx.x % kWarp) {
     if constexpr (kKept) {
 #pragma unroll
       for (uint32_t i = 0; i < kFours * kSteps; ++i) {
-        const uint2 x = shared_[i * kWarp];
+        const uint2 x = shared_[place(i / kSteps, i % kSteps)];
         kept_[i][0] = x.x, kept_[i][1] = x.y;
       }
     }
@@ -263,69 +264,67 @@ class QueryColumns {
     if constexpr (kKept) {
       b[0] = kept_[four * kSteps + step][0], b[1] = kept_[four * kSteps + step][1];
     } else {
-      const uint2 x = shared_[(four * kSteps + step) * kWarp];
+      const uint2 x = shared_[place(four, step)];
       b[0] = x.x, b[1] = x.y;
     }
   }
 
  private:
+  static constexpr uint32_t place(uint32_t four, uint32_t step) {
+    return (four * kAllSteps + step) * kWarp;
+  }
   const uint2* shared_;
   uint32_t kept_[kKept ? kFours * kSteps : 1][2];
 };
 
-// x[four][i]: the score of row 4 four + j for key i of the lane's.
-template <class Shape, uint32_t kFours>
-inline void score_levels(const Table& table, const QueryColumns<kFours, Shape::kN / 32>& q,
-                         const unsigned char* stage, const LanePlaces& places,
-                         const ScoreFactors (&factors)[kFours],
+// x[four][i]: the score of row 4 four + j for key i of the lane's, as far as the warp's coordinates
+// go.
+template <class Shape, uint32_t kFours, class Queries>
+inline void score_levels(const Table& table, const Queries& q, const unsigned char* stage,
+                         const LanePlaces& places, const ScoreFactors (&factors)[kFours],
                          float (&x)[kFours][Shape::kLaneKeys]) {
-  using Reader = KeyReader<Shape::kN, Shape::kK>;
-  constexpr uint32_t kEach = Shape::kLaneKeys, kBlocks = Shape::kBlocks;
-  constexpr uint32_t kOfBlock = Reader::kVectors / kBlocks;
+  using Reader = KeyReader<Shape::kOwn, Shape::kK>;
+  constexpr uint32_t kEach = Shape::kLaneKeys;
   constexpr const DecodePlane(&kPlanes)[2] = Shape::kShape.k;
   const unsigned char *const low = stage + places.k[0], *const high = stage + places.k[1];
+  int32_t c[kFours][kEach / 2][4] = {};
 #pragma unroll
-  for (uint32_t block = 0; block < kBlocks; ++block) {
-    int32_t c[kFours][kEach / 2][4] = {};
+  for (uint32_t vector = 0; vector < Reader::kVectors; ++vector) {
 #pragma unroll
-    for (uint32_t vector = block * kOfBlock; vector < (block + 1) * kOfBlock; ++vector) {
+    for (uint32_t two = 0; two < kEach / 2; ++two) {
+      typename Reader::Words w[2];
 #pragma unroll
-      for (uint32_t two = 0; two < kEach / 2; ++two) {
-        typename Reader::Words w[2];
+      for (uint32_t i = 0; i < 2; ++i)
+        w[i] = Reader::read(low + Shape::key_distance(kPlanes[0], 2 * two + i),
+                            high + Shape::key_distance(kPlanes[1], 2 * two + i), kPlanes, vector);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i)
-          w[i] = Reader::read(low + Shape::key_distance(kPlanes[0], 2 * two + i),
-                              high + Shape::key_distance(kPlanes[1], 2 * two + i), kPlanes, vector);
+      for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
+        const Unpacked<Shape::kK> first = Reader::levels(table, w[0], step);
+        const Unpacked<Shape::kK> second = Reader::levels(table, w[1], step);
 #pragma unroll
-        for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
-          const Unpacked<Shape::kK> first = Reader::levels(table, w[0], step);
-          const Unpacked<Shape::kK> second = Reader::levels(table, w[1], step);
+        for (uint32_t four = 0; four < kFours; ++four) {
+          uint32_t b[2];
+          q.get(four, vector * Reader::kStepsOf + step, b);
 #pragma unroll
-          for (uint32_t four = 0; four < kFours; ++four) {
-            uint32_t b[2];
-            q.get(four, vector * Reader::kStepsOf + step, b);
-#pragma unroll
-            for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part) {
-              const uint32_t a[4] = {first.part[part][0], second.part[part][0], first.part[part][1],
-                                     second.part[part][1]};
-              mma_s8(c[four][two], a, b[0], b[1]);
-            }
+          for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part) {
+            const uint32_t a[4] = {first.part[part][0], second.part[part][0], first.part[part][1],
+                                   second.part[part][1]};
+            mma_s8(c[four][two], a, b[0], b[1]);
           }
         }
       }
     }
-    float scales[kEach];
-    load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, block, scales);
+  }
+  float scales[kEach];
+  load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, scales);
 #pragma unroll
-    for (uint32_t i = 0; i < kFours * kEach; ++i) {
-      const uint32_t four = i / kEach, key = i % kEach;
-      const int32_t(&sums)[4] = c[four][key / 2];
-      // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
-      const int32_t sum = sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1];
-      const float s =
-          static_cast<float>(sum) * factors[four].first * (scales[key] * factors[four].second);
-      x[four][key] = block == 0 ? s : x[four][key] + s;
-    }
+  for (uint32_t i = 0; i < kFours * kEach; ++i) {
+    const uint32_t four = i / kEach, key = i % kEach;
+    const int32_t(&sums)[4] = c[four][key / 2];
+    // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
+    const int32_t sum = sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1];
+    x[four][key] =
+        static_cast<float>(sum) * factors[four].first * (scales[key] * factors[four].second);
   }
 }
 
@@ -333,18 +332,21 @@ inline void score_levels(const Table& table, const QueryColumns<kFours, Shape::k
 // `row` is null where there is no such row.
 template <uint32_t kK, uint32_t kN>
 inline void put_columns(const float* row, uint32_t r, uint2* to) {
+  constexpr uint32_t kOwn = decode_own(kN);
+  using Reader = KeyReader<kOwn, kK>;
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t i = lane; i < kN / 4; i += kWarp) {
     const uint32_t half = i % 2, j = i / 2 % 4, step = i / 8;
     uint32_t upper = 0, lower = 0;
     if (row != nullptr) {
-      static_assert(KeyReader<kN, kK>::adds_up());
-      const float* const first = row + KeyReader<kN, kK>::coordinate(j, step, 4 * half);
+      static_assert(Reader::adds_up());
+      const uint32_t part = step / Reader::kSteps;
+      const float* const first =
+          row + part * kOwn + Reader::coordinate(j, step % Reader::kSteps, 4 * half);
       uint32_t x[4], y[4];
 #pragma unroll
       for (uint32_t place = 0; place < 4; ++place) {
-        x[place] =
-            static_cast<uint32_t>(__float2int_rn(first[KeyReader<kN, kK>::further(place)]));
+        x[place] = static_cast<uint32_t>(__float2int_rn(first[Reader::further(place)]));
         y[place] = x[place] + 128;  // rounded, as the lower byte has a sign
       }
       upper = permute(permute(y[0], y[1], 0x51), permute(y[2], y[3], 0x51), 0x5410);

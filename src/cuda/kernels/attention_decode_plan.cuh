@@ -11,11 +11,16 @@ constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
   return plane == 0 ? abi::kv_low_bits(format) : abi::kv_high_bits(format);
 }
 
+// A warp has all of its keys' coordinates if they are up to 256. Longer keys would leave room for few
+// warps: neighbouring ones share them, 128 coordinates each.
+constexpr uint32_t decode_own(uint32_t n) { return n <= 256 ? n : 128; }
+constexpr uint32_t decode_parts(uint32_t n) { return n / decode_own(n); }
+
 // What is read at once lies in different banks: two neighbouring rows of each of four tiles, or
 // eight coordinates of each of four tiles.
 struct DecodePlane {
-  uint32_t bytes;       // of a row (K, 16-bit V) or a tile (V in levels)
-  uint32_t from;        // where it begins in the stored row or tile
+  uint32_t bytes;       // of a row (K, 16-bit V) or a tile (V in levels), of one part
+  uint32_t from;        // where its first part begins in the stored row or tile
   uint32_t tile_pitch;  // bytes from tile to tile
   uint32_t at;          // in the stage
 };
@@ -23,8 +28,8 @@ struct DecodePlane {
 struct DecodeShape {
   bool fits;             // formats and head dim can be worked on so
   uint32_t keys, tiles;  // that a warp takes at a time
-  uint32_t blocks;       // scales of a key
   DecodePlane k[2], v[2];
+  uint32_t k_row, v_tile;  // bytes from one to the next, as stored, of levels
   uint32_t k_scales, v_scales, bytes;
 };
 
@@ -43,44 +48,46 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t 
   DecodeShape a = {};
   a.keys = decode_keys(k, v, n, rows);
   a.tiles = a.keys / abi::kKvTile;
-  a.blocks = n <= abi::kKvScaleBlock ? 1 : n / abi::kKvScaleBlock;
   a.fits = is_staged(k) && is_staged(v) && (n == 64 || n == 128 || n == 256 || n == 512);
-  uint32_t at = 0, from = 0;
+  const uint32_t own = decode_own(n), parts = decode_parts(n);
+  uint32_t at = 0;
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t bytes = n * decode_plane_bits(k, i) / 8;
+    const uint32_t bytes = own * decode_plane_bits(k, i) / 8;
     const uint32_t pad = bytes == 32 ? 64 : (bytes == 16 ? 32 : 0);
-    a.k[i] = {bytes, from, 8 * bytes + pad, at};
+    a.k[i] = {bytes, a.k_row, 8 * bytes + pad, at};
     a.fits = a.fits && bytes % 16 == 0;  // else rows do not begin where 16 bytes can be copied
-    from += bytes;
+    a.k_row += parts * bytes;
     at = round_up(at + a.tiles * a.k[i].tile_pitch, 128);
   }
-  from = 0;
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t bits = decode_plane_bits(v, i), bytes = v_levels ? n * bits : n * bits / 8;
+    const uint32_t bits = decode_plane_bits(v, i), bytes = v_levels ? own * bits : own * bits / 8;
     const uint32_t pitch = v_levels ? round_up(bytes + 96, 128) - 96 : 8 * bytes;
-    a.v[i] = {bytes, from, bits == 0 ? 0 : pitch, at};
-    from += bytes;
+    a.v[i] = {bytes, a.v_tile, bits == 0 ? 0 : pitch, at};
+    a.v_tile += parts * bytes;
     at = round_up(at + a.tiles * a.v[i].tile_pitch, 128);
   }
   a.k_scales = at;
-  if (k_levels) at += a.tiles * a.blocks * 16;
+  if (k_levels) at += a.tiles * 16;
   a.v_scales = at;
-  if (v_levels) at += a.tiles * a.blocks * 16;
+  if (v_levels) at += a.tiles * 16;
   a.bytes = round_up(at, 128);
   return a;
 }
 
-constexpr uint32_t kDecodeMostWarps = 12, kDecodeMostRows = 16;
+constexpr uint32_t kDecodeMostWarps = 8, kDecodeMostRows = 16;
 constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
 // Shared memory of a block: states, queries as fragments, rows of floats (of the block, or of all
-// blocks of a cluster), scores on their way from one arrangement to another, and a ring of stages
+// blocks of a cluster), scores on their way from one arrangement to another or to the warps that have
+// other parts of the keys, and a ring of stages
 // for each warp. A warp's sums lie where its keys were.
 struct DecodeRooms {
-  uint32_t queries, wide, turn, ring;  // where they begin
-  uint32_t turned;                     // bytes of one warp's scores
+  uint32_t queries, wide, turn, swap, ring;  // where they begin
+  uint32_t turned, swapped;                  // bytes of one warp's scores
+  uint32_t parts;                            // warps that share keys
+  bool slow;                                 // unpacking takes longer than the bytes
   uint32_t stage, sums;                // bytes of a stage, and of one warp's sums
 
   // Of one warp, with so many stages.
@@ -92,8 +99,8 @@ struct DecodeRooms {
 constexpr uint32_t kDecodeStateBytes = 5120;
 // Floats of a row of a warp's sums. What a warp writes at once, four or eight rows, lies in
 // different banks.
-constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t n) {
-  return abi::kv_is_native(v) ? n + 8 : n + 4;
+constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t own) {
+  return abi::kv_is_native(v) ? own + 8 : own + 4;
 }
 
 constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
@@ -106,9 +113,13 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
   const uint32_t pushed = (rows + cluster - 1) / cluster * cluster * (n + 2);
   a.turn = round_up(a.wide + (cluster > 1 && pushed > rows * n ? pushed : rows * n) * 4, 16);
   a.turned = k_levels == v_levels ? 0 : rows * (shape.keys + 4) * 4;
-  a.ring = round_up(a.turn + kDecodeMostWarps * a.turned, 128);
+  a.swap = a.turn + kDecodeMostWarps * a.turned;
+  a.parts = decode_parts(n);
+  a.swapped = a.parts == 1 ? 0 : (k_levels ? rows : 8 * eights(rows)) * shape.keys * 4;
+  a.ring = round_up(a.swap + 2 * kDecodeMostWarps * a.swapped, 128);
   a.stage = shape.bytes;
-  a.sums = round_up(rows * decode_sums_pitch(v, n) * 4, 128);
+  a.slow = v_levels && (rows > 4 || n == 256);
+  a.sums = round_up(rows * decode_sums_pitch(v, decode_own(n)) * 4, 128);
   return a;
 }
 
@@ -117,11 +128,9 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
 constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
                                      uint32_t cluster) {
   constexpr uint32_t kMostBytes = 227 << 10;
-  const uint32_t by_registers =
-      abi::kv_is_native(v) && n == 256 && rows == 4 ? kDecodeMostWarps : 8;
   const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
   const uint32_t by_keys = (kMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
-  const uint32_t warps = by_keys < by_registers ? by_keys : by_registers;
+  const uint32_t warps = by_keys < kDecodeMostWarps ? by_keys : kDecodeMostWarps;
   return warps <= 4 ? 4 : warps / 2 * 2;
 }
 
@@ -136,16 +145,18 @@ struct DecodePlan {
 };
 
 // As many warps as there may be, and as many stages as keep the memory busy: more of either in
-// flight at once makes it slower.
+// flight at once makes it slower, but where a warp has much to do for a byte.
 constexpr DecodePlan decode_plan(const DecodeRooms& rooms, uint32_t most_warps, uint32_t most) {
   constexpr uint32_t kEnough = 32 << 10;
   if (rooms.ring >= most) return {};
   uint32_t warps = (most - rooms.ring) / rooms.warp(kDecodeFewestStages);
   if (warps > most_warps) warps = most_warps;
+  warps = warps / rooms.parts * rooms.parts;
   if (warps > 4) warps = warps / 2 * 2;
   if (warps == 0) return {};
   uint32_t stages = decode_stages(rooms, warps, most);
-  while (stages > kDecodeFewestStages && (stages - 2) * warps * rooms.stage >= kEnough) --stages;
+  const uint32_t fewest = rooms.slow ? kDecodeFewestStages + 1 : kDecodeFewestStages;
+  while (stages > fewest && (stages - 2) * warps * rooms.stage >= kEnough) --stages;
   return {warps, rooms.ring + warps * rooms.warp(stages)};
 }
 

@@ -11,9 +11,10 @@ using enum abi::AttentionArg;
 template <uint32_t kKeys, uint32_t kValues, uint32_t kDim, uint32_t kRows>
 struct Decode {
   static constexpr uint32_t kK = kKeys, kV = kValues, kN = kDim;
+  static constexpr uint32_t kOwn = decode_own(kN), kParts = decode_parts(kN);  // of a warp, of keys
   static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
-  static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
+  static constexpr uint32_t kTiles = kShape.tiles;
   static_assert(kShape.fits);
 
   // Keys come in the order in which values are multiplied; of those in levels a lane has two or

@@ -141,10 +141,10 @@ inline float most_of(const float (&x)[kCount]) {
 }
 
 // Scores to weights, whatever they are; `from` and `per` follow.
-template <uint32_t kKeys, uint32_t kBlocks, uint32_t kSums>
+template <uint32_t kKeys, uint32_t kSums>
 inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
-                       const float (&scales)[kBlocks][kKeys], LevelRow& row,
-                       int32_t (&acc)[kSums][4], uint32_t (&w)[kBlocks][kKeys]) {
+                       const float (&scales)[kKeys], LevelRow& row, int32_t (&acc)[kSums][4],
+                       uint32_t (&w)[kKeys]) {
   constexpr int32_t kRoom = 3;  // weights may grow so many bits before `per` must follow
   const float infinity = -minus_infinity();
   uint32_t shift = 0;
@@ -156,20 +156,17 @@ inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
     shift = static_cast<uint32_t>(fminf(from - row.from, 512.0f));
     row.from = from;
   }
-  float weights[kBlocks][kKeys], most = 0;
+  float weights[kKeys], most = 0;
   bool known = true;
 #pragma unroll
   for (uint32_t i = 0; i < kKeys; ++i) {
     const float p = exp2_fast(x[i] - row.from);
     row.sum += p;
-#pragma unroll
-    for (uint32_t block = 0; block < kBlocks; ++block) {
-      // The scale of a slot without a key may be NaN, or never written.
-      const float weight = p == 0 ? 0.0f : p * scales[block][i];
-      weights[block][i] = weight;
-      most = fmaxf(most, weight);
-      known = known && !is_nan(weight);
-    }
+    // The scale of a slot without a key may be NaN, or never written.
+    const float weight = p == 0 ? 0.0f : p * scales[i];
+    weights[i] = weight;
+    most = fmaxf(most, weight);
+    known = known && !is_nan(weight);
   }
   most = column_max(most);
   if (most == infinity && !is_nan(row.per)) {
@@ -189,10 +186,9 @@ inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
   if ((__ballot_sync(kAll, !known) & mine) != 0) row.per = __uint_as_float(0x7FC00000u);
   if (__any_sync(kAll, shift != 0 && !empty) != 0) shift_sums(acc, shift);
 #pragma unroll
-  for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
-    const float weight = weights[i / kKeys][i % kKeys];
-    w[i / kKeys][i % kKeys] = row.per == 0 ? (weight == infinity ? 1u : 0u)
-                                           : whole_part(fmaf(weight, row.per, lane.threshold));
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    w[i] = row.per == 0 ? (weights[i] == infinity ? 1u : 0u)
+                        : whole_part(fmaf(weights[i], row.per, lane.threshold));
   }
 }
 
@@ -210,18 +206,16 @@ inline void turn_weights(const LaneWeights& lane, const uint32_t* w, uint32_t (&
   b[1] = even ? other : one;
 }
 
-// Scores in base 2 become weights: b[row][product and block].
+// Scores in base 2 become weights: b[row][product].
 template <class Shape, uint32_t kFours>
 inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
                   const unsigned char* scales_at, LevelRow (&row)[kFours],
-                  int32_t (&acc)[kFours][Shape::kN / 16][4],
-                  uint32_t (&b)[kFours][Shape::kProducts * Shape::kBlocks][2]) {
-  constexpr uint32_t kBlocks = Shape::kBlocks, kKeys = Shape::kLaneKeys;
-  float scales[kBlocks][kKeys];
-#pragma unroll
-  for (uint32_t block = 0; block < kBlocks; ++block)
-    load_scales<Shape>(scales_at, block, scales[block]);
-  uint32_t w[kFours][kBlocks][kKeys], all = 0;
+                  int32_t (&acc)[kFours][Shape::kOwn / 16][4],
+                  uint32_t (&b)[kFours][Shape::kProducts][2]) {
+  constexpr uint32_t kKeys = Shape::kLaneKeys;
+  float scales[kKeys];
+  load_scales<Shape>(scales_at, scales);
+  uint32_t w[kFours][kKeys], all = 0;
   float sum[kFours];
   bool usual = true;
 #pragma unroll
@@ -236,10 +230,9 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
     sum[four] = r.sum + more;
     usual = usual && sum[four] < 0x1p64f;
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
-      uint32_t& to = w[four][i / kKeys][i % kKeys];
-      to = whole_part(fmaf(p[i % kKeys], scales[i / kKeys][i % kKeys] * r.per, lane.threshold));
-      all |= to;
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      w[four][i] = whole_part(fmaf(p[i], scales[i] * r.per, lane.threshold));
+      all |= w[four][i];
     }
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
@@ -253,8 +246,8 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
 #pragma unroll
-    for (uint32_t i = 0; i < Shape::kProducts * kBlocks; ++i)
-      turn_weights(lane, w[four][i % kBlocks] + i / kBlocks * 4, b[four][i]);
+    for (uint32_t i = 0; i < Shape::kProducts; ++i)
+      turn_weights(lane, w[four] + i * 4, b[four][i]);
   }
 }
 
@@ -278,12 +271,11 @@ inline void check_sums(LevelRow& row, int32_t (&acc)[kSums][4]) {
 // upper and of lower bytes of each.
 template <class Shape, uint32_t kFours>
 inline void add_levels(const Table& table, const unsigned char* low, const unsigned char* high,
-                       const uint32_t (&b)[kFours][Shape::kProducts * Shape::kBlocks][2],
-                       int32_t (&acc)[kFours][Shape::kN / 16][4]) {
-  constexpr uint32_t kOfBlock = Shape::kN / 32 / Shape::kBlocks;
+                       const uint32_t (&b)[kFours][Shape::kProducts][2],
+                       int32_t (&acc)[kFours][Shape::kOwn / 16][4]) {
   constexpr const DecodePlane(&kPlanes)[2] = Shape::kShape.v;
 #pragma unroll
-  for (uint32_t both = 0; both < Shape::kN / 32 * Shape::kProducts; ++both) {
+  for (uint32_t both = 0; both < Shape::kOwn / 32 * Shape::kProducts; ++both) {
     const uint32_t i = both / Shape::kProducts, product = both % Shape::kProducts;
     const ValueWords<Shape::kV> words =
         read_values<Shape::kV>(low + product * 4 * kPlanes[0].tile_pitch,
@@ -298,8 +290,7 @@ inline void add_levels(const Table& table, const unsigned char* low, const unsig
                                x[1].part[part][1]};
 #pragma unroll
         for (uint32_t four = 0; four < kFours; ++four) {
-          const uint32_t(&of)[2] = b[four][product * Shape::kBlocks + i / kOfBlock];
-          mma_s8_u8(acc[four][2 * i + pair], a, of[0], of[1]);
+          mma_s8_u8(acc[four][2 * i + pair], a, b[four][product][0], b[four][product][1]);
         }
       }
     }

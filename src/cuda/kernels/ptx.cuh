@@ -44,6 +44,10 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
 inline void load_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
+template <uint32_t kCount>
+inline void sync_warps(uint32_t group) {
+  cuda_host::wait_for_warps(group, kCount);
+}
 using SharedAddress = unsigned char*;
 inline SharedAddress shared_address(void* place) { return static_cast<unsigned char*>(place); }
 template <uint32_t kBytes>
@@ -188,6 +192,11 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// So many neighbouring warps meet. Barrier 0 is the block's.
+template <uint32_t kCount>
+inline void sync_warps(uint32_t group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
 }
 // Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
 inline void load_transposed(uint32_t (&a)[4], const void* row) {
