@@ -100,26 +100,37 @@ inline void join_warps(DecodeStates& states, uint32_t busy) {
   __syncthreads();
 }
 
+// Neighbouring coordinates that a thread has at a time: more where there are many.
+template <class Shape, uint32_t kRows>
+struct Together {
+  static constexpr uint32_t kCount = Shape::kN >= 128 && kRows * Shape::kN >= 1024 ? 4 : 2;
+  using Vector = typename Choose<kCount == 4, float4, float2>::type;
+};
+
 // The sum of the warps that had keys, two neighbouring coordinates of a row at a time, to where
 // `put` wants it. A warp's sums lie `pitch` floats after another's.
 template <class Shape, uint32_t kRows, class Put>
 inline void add_warps(const DecodeUnit& u, DecodeStates& states, const float* sums, uint32_t pitch,
                       uint32_t busy, const Put& put) {
   using Sums = WarpSums<Shape>;
-  constexpr uint32_t kN = Shape::kN;
+  using Vector = typename Together<Shape, kRows>::Vector;
+  constexpr uint32_t kN = Shape::kN, kEach = Together<Shape, kRows>::kCount;
   join_warps<kRows, Shape::kParts>(states, busy);
-  for (uint32_t i = threadIdx.x * 2; i < u.rows * kN; i += blockDim.x * 2) {
+  for (uint32_t i = threadIdx.x * kEach; i < u.rows * kN; i += blockDim.x * kEach) {
     const uint32_t r = i / kN, part = i % kN / Shape::kOwn;
     const float* const from = sums + r * Sums::kPitch + i % Shape::kOwn;
-    float2 total = make_float2(0.0f, 0.0f);
+    float total[kEach] = {};
 #pragma unroll 8
     for (uint32_t w = part; w < busy; w += Shape::kParts) {
-      const float2 x = *reinterpret_cast<const float2*>(from + w * pitch);
+      const Vector x = *reinterpret_cast<const Vector*>(from + w * pitch);
       const float factor = states.to_block[w][r];
-      total.x = fmaf(x.x * Sums::kUnit, factor, total.x);
-      total.y = fmaf(x.y * Sums::kUnit, factor, total.y);
+#pragma unroll
+      for (uint32_t e = 0; e < kEach; ++e)
+        total[e] = fmaf(reinterpret_cast<const float*>(&x)[e] * Sums::kUnit, factor, total[e]);
     }
-    put(r, i % kN, total);
+#pragma unroll
+    for (uint32_t e = 0; e < kEach; e += 2)
+      put(r, i % kN + e, make_float2(total[e], total[e + 1]));
   }
 }
 
@@ -205,9 +216,8 @@ struct SplitRows {
 template <class Shape, uint32_t kRows>
 inline void join_splits(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t partial,
                         DecodeStates& states, float* wide) {
-  constexpr uint32_t kN = Shape::kN, kEach = kN >= 128 && kRows * kN >= 1024 ? 4 : 2;
-  constexpr uint32_t kAtOnce = 16;
-  using Vector = typename Choose<kEach == 4, float4, float2>::type;
+  using Vector = typename Together<Shape, kRows>::Vector;
+  constexpr uint32_t kN = Shape::kN, kEach = Together<Shape, kRows>::kCount, kAtOnce = 16;
   const SplitRows<kN> from(p, partial);
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t i = threadIdx.x * kEach; i < u.rows * kN; i += blockDim.x * kEach) {

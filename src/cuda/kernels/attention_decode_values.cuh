@@ -140,15 +140,14 @@ inline float most_of(const float (&x)[kCount]) {
   return most;
 }
 
-// Scores to weights, whatever they are; `from` and `per` follow.
-template <uint32_t kKeys, uint32_t kSums>
-inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
-                       const float (&scales)[kKeys], LevelRow& row, int32_t (&acc)[kSums][4],
-                       uint32_t (&w)[kKeys]) {
+// Scores to weights, whatever they are; `from` and `per` follow. Sums are to become multiples of 2 to
+// the number returned.
+template <uint32_t kKeys>
+inline uint32_t weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
+                           const float (&scales)[kKeys], LevelRow& row, uint32_t (&w)[kKeys]) {
   constexpr int32_t kRoom = 3;  // weights may grow so many bits before `per` must follow
   const float infinity = -minus_infinity();
   uint32_t shift = 0;
-  const bool empty = row.sum == 0;  // then there are no sums yet
   const float largest = column_max(most_of(x));
   if (largest - row.from > kFarBeyond - kAbove) {
     const float from = ceilf(fmaxf(largest, kLowest)) + kAbove;
@@ -184,12 +183,12 @@ inline void weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
   }
   const uint32_t mine = 0x11111111u << threadIdx.x % 4;
   if ((__ballot_sync(kAll, !known) & mine) != 0) row.per = __uint_as_float(0x7FC00000u);
-  if (__any_sync(kAll, shift != 0 && !empty) != 0) shift_sums(acc, shift);
 #pragma unroll
   for (uint32_t i = 0; i < kKeys; ++i) {
     w[i] = row.per == 0 ? (weights[i] == infinity ? 1u : 0u)
                         : whole_part(fmaf(weights[i], row.per, lane.threshold));
   }
+  return shift;
 }
 
 // Columns of the product with values: weights of the 8 tokens of tile j, upper bytes in the even
@@ -236,9 +235,18 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
     }
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
+    uint32_t shift[kFours];
+    bool any = false;  // sums to shift
 #pragma unroll
-    for (uint32_t four = 0; four < kFours; ++four)
-      weigh_anew(lane, x[four], scales, row[four], acc[four], w[four]);
+    for (uint32_t four = 0; four < kFours; ++four) {
+      const bool empty = row[four].sum == 0;
+      shift[four] = weigh_anew(lane, x[four], scales, row[four], w[four]);
+      any = any || (shift[four] != 0 && !empty);
+    }
+    if (__any_sync(kAll, any) != 0) {
+#pragma unroll
+      for (uint32_t four = 0; four < kFours; ++four) shift_sums(acc[four], shift[four]);
+    }
   } else {
 #pragma unroll
     for (uint32_t four = 0; four < kFours; ++four) row[four].sum = sum[four];
