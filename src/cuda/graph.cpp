@@ -68,8 +68,9 @@ class BuiltGraph {
       CuGraphNode node = nullptr;
       const bool early = before.size() == 1 && context().limits().arch >= kFirstEarly &&
                          api().graph_add_edges != nullptr;
-      check(api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
-            command_text(list_, command).c_str());
+      check(
+          api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
+          command_text(list_, command).c_str());
       if (early)
         check(api().graph_add_edges(graph_, before.data(), &node, &kCuProgrammatic, 1),
               "cuGraphAddDependencies");

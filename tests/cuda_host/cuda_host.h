@@ -91,7 +91,7 @@ struct Fiber {
 
 struct Block {
   std::vector<Fiber> fibers;
-  std::vector<Barrier> warps, groups;  // groups: of warps
+  std::vector<Barrier> warps, groups;             // groups: of warps
   std::vector<uint64_t> exchange;                 // a lane's value, while its warp shuffles
   std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
   std::vector<unsigned char> shared;

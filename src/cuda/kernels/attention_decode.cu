@@ -2,7 +2,8 @@
 // (token, query head) rows and one split of the keys; every warp of it works alone on 16 to 64 keys
 // at a time, from their copy into shared memory to its own sums. The warps meet once, at the end;
 // then the blocks of a cluster put the splits together, or the last block of a head that comes
-// there. Keys of more than 256 coordinates are shared by four warps. Bytes moved: the split's K and V once, q, and head_dim + 2 floats for each row and split.
+// there. Keys of more than 256 coordinates are shared by four warps. Bytes moved: the split's K and
+// V once, q, and head_dim + 2 floats for each row and split.
 #include "attention_decode_join.cuh"
 
 namespace gyre::cuda {
@@ -68,8 +69,8 @@ inline void spread_anew(typename From::Scores& from, float* room, typename To::S
   }
 }
 
-// Scores of a part of the coordinates become those of all: what the other warps have comes by way of
-// shared memory, in turns to either half of it. The sum is the same in each of them.
+// Scores of a part of the coordinates become those of all: what the other warps have comes by way
+// of shared memory, in turns to either half of it. The sum is the same in each of them.
 template <uint32_t kParts, class Scores>
 inline void add_parts(Scores& x, unsigned char* room, uint32_t swapped, uint32_t turn) {
   constexpr uint32_t kEach = sizeof(Scores) / 4;

@@ -43,8 +43,7 @@ struct WarpSums {
 
 // What a warp has, to shared memory.
 template <class Shape, uint32_t kRows>
-inline void put_warp(DecodeStates& states, float* sums,
-                     const DecodeRow (&row)[eights(kRows)],
+inline void put_warp(DecodeStates& states, float* sums, const DecodeRow (&row)[eights(kRows)],
                      const float (&acc)[eights(kRows)][Shape::kOwn / 16][4]) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
@@ -74,9 +73,9 @@ inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kR
   }
 }
 
-// What each warp's sums of a row must be multiplied with to be on one scale; of_row. A lane to a warp
-// and row; all threads of the block are here. Warps that share keys have the same probabilities: the
-// first one's count.
+// What each warp's sums of a row must be multiplied with to be on one scale; of_row. A lane to a
+// warp and row; all threads of the block are here. Warps that share keys have the same
+// probabilities: the first one's count.
 template <uint32_t kRows, uint32_t kParts>
 inline void join_warps(DecodeStates& states, uint32_t busy) {
   constexpr uint32_t kLanes = kDecodeMostWarps;
@@ -93,8 +92,7 @@ inline void join_warps(DecodeStates& states, uint32_t busy) {
     if (w < busy) states.to_block[w][r] = factor * (1.0f / mine.per);
     float sum = w % kParts == 0 ? mine.sum * factor : 0.0f;
 #pragma unroll
-    for (int by = 1; by < static_cast<int>(kLanes); by *= 2)
-      sum += __shfl_xor_sync(kAll, sum, by);
+    for (int by = 1; by < static_cast<int>(kLanes); by *= 2) sum += __shfl_xor_sync(kAll, sum, by);
     if (w == 0) states.of_row[r] = make_float2(max, sum);
   }
   __syncthreads();
@@ -129,8 +127,7 @@ inline void add_warps(const DecodeUnit& u, DecodeStates& states, const float* su
         total[e] = fmaf(reinterpret_cast<const float*>(&x)[e] * Sums::kUnit, factor, total[e]);
     }
 #pragma unroll
-    for (uint32_t e = 0; e < kEach; e += 2)
-      put(r, i % kN + e, make_float2(total[e], total[e + 1]));
+    for (uint32_t e = 0; e < kEach; e += 2) put(r, i % kN + e, make_float2(total[e], total[e + 1]));
   }
 }
 
@@ -301,26 +298,29 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
   if constexpr (kCluster > 1) {
     const uint32_t each = (u.rows + kCluster - 1) / kCluster;  // rows of a block
     cluster_wait();
-    add_warps<Shape, kRows>(u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-      float* const to = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
-      push(x, to + coordinate, &states.pushes, r % kCluster);
-      if (coordinate == 0) push(states.of_row[r], to + kN, &states.pushes, r % kCluster);
-    });
+    add_warps<Shape, kRows>(
+        u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
+          float* const to = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
+          push(x, to + coordinate, &states.pushes, r % kCluster);
+          if (coordinate == 0) push(states.of_row[r], to + kN, &states.pushes, r % kCluster);
+        });
     store_pushed_rows<Shape>(p, u, args, states, wide);
   } else if (p.partial == abi::kAttentionMerged && u.splits > 1) {
     const SplitRows<kN> to(p, args.at[arg_partial]);
-    add_warps<Shape, kRows>(u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-      const uint64_t row = to.at(blockIdx.x, SplitRows<kN>::row(p, row_place(u, r)));
-      *reinterpret_cast<float2*>(to.values + row * kN + coordinate) = x;
-      if (coordinate == 0) to.states[row] = states.of_row[r];
-    });
+    add_warps<Shape, kRows>(
+        u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
+          const uint64_t row = to.at(blockIdx.x, SplitRows<kN>::row(p, row_place(u, r)));
+          *reinterpret_cast<float2*>(to.values + row * kN + coordinate) = x;
+          if (coordinate == 0) to.states[row] = states.of_row[r];
+        });
     if (!is_last(u, pointer<uint32_t>(args.at[arg_partial]), states)) return;
     join_splits<Shape, kRows>(p, u, args.at[arg_partial], states, wide);
     store_rows<Shape>(p, u, args, states, wide);
   } else {
-    add_warps<Shape, kRows>(u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-      *reinterpret_cast<float2*>(wide + r * kN + coordinate) = x;
-    });
+    add_warps<Shape, kRows>(u, states, sums, pitch, busy,
+                            [&](uint32_t r, uint32_t coordinate, float2 x) {
+                              *reinterpret_cast<float2*>(wide + r * kN + coordinate) = x;
+                            });
     store_rows<Shape>(p, u, args, states, wide);
   }
 }

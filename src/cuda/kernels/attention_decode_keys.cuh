@@ -115,8 +115,8 @@ struct KeyReader {
     bool all = true;
     for (uint32_t i = 0; i < 4 * kSteps * 8; ++i) {
       const uint32_t j = i % 4, place = i / 4 % 8, step = i / 32;
-      all = all && coordinate(j, step, place) ==
-                       coordinate(j, step, place / 4 * 4) + further(place % 4);
+      all = all &&
+            coordinate(j, step, place) == coordinate(j, step, place / 4 * 4) + further(place % 4);
     }
     return all;
   }

@@ -11,8 +11,8 @@ constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
   return plane == 0 ? abi::kv_low_bits(format) : abi::kv_high_bits(format);
 }
 
-// A warp has all of its keys' coordinates if they are up to 256. Longer keys would leave room for few
-// warps: neighbouring ones share them, 128 coordinates each.
+// A warp has all of its keys' coordinates if they are up to 256. Longer keys would leave room for
+// few warps: neighbouring ones share them, 128 coordinates each.
 constexpr uint32_t decode_own(uint32_t n) { return n <= 256 ? n : 128; }
 constexpr uint32_t decode_parts(uint32_t n) { return n / decode_own(n); }
 
@@ -80,15 +80,15 @@ constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
 // Shared memory of a block: states, queries as fragments, rows of floats (of the block, or of all
-// blocks of a cluster), scores on their way from one arrangement to another or to the warps that have
-// other parts of the keys, and a ring of stages
-// for each warp. A warp's sums lie where its keys were.
+// blocks of a cluster), scores on their way from one arrangement to another or to the warps that
+// have other parts of the keys, and a ring of stages for each warp. A warp's sums lie where its
+// keys were.
 struct DecodeRooms {
   uint32_t queries, wide, turn, swap, ring;  // where they begin
   uint32_t turned, swapped;                  // bytes of one warp's scores
   uint32_t parts;                            // warps that share keys
   bool slow;                                 // unpacking takes longer than the bytes
-  uint32_t stage, sums;                // bytes of a stage, and of one warp's sums
+  uint32_t stage, sums;                      // bytes of a stage, and of one warp's sums
 
   // Of one warp, with so many stages.
   constexpr uint32_t warp(uint32_t stages) const {

@@ -146,8 +146,8 @@ inline MaskRow mask_row(const abi::AttentionParams& p, const DecodeUnit& u, uint
           b.end - u.first};
 }
 
-// Of a row, what a warp has: its largest logit, the sum of its probabilities, relative to 2^from, and
-// of how many to a unit its values are sums.
+// Of a row, what a warp has: its largest logit, the sum of its probabilities, relative to 2^from,
+// and of how many to a unit its values are sums.
 struct WarpRow {
   float max, sum, from, per;
 };

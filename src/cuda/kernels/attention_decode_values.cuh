@@ -140,8 +140,8 @@ inline float most_of(const float (&x)[kCount]) {
   return most;
 }
 
-// Scores to weights, whatever they are; `from` and `per` follow. Sums are to become multiples of 2 to
-// the number returned.
+// Scores to weights, whatever they are; `from` and `per` follow. Sums are to become multiples of 2
+// to the number returned.
 template <uint32_t kKeys>
 inline uint32_t weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
                            const float (&scales)[kKeys], LevelRow& row, uint32_t (&w)[kKeys]) {
@@ -254,8 +254,7 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
 #pragma unroll
-    for (uint32_t i = 0; i < Shape::kProducts; ++i)
-      turn_weights(lane, w[four] + i * 4, b[four][i]);
+    for (uint32_t i = 0; i < Shape::kProducts; ++i) turn_weights(lane, w[four] + i * 4, b[four][i]);
   }
 }
 
