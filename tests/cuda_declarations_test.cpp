@@ -59,6 +59,17 @@ static_assert(offsetof(CuKernelNode, extra) == offsetof(CUDA_KERNEL_NODE_PARAMS_
 static_assert(offsetof(CuKernelNode, kernel) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kern));
 static_assert(offsetof(CuKernelNode, context) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, ctx));
 
+#if CUDA_VERSION >= 12030
+static_assert(sizeof(CuGraphEdge) == sizeof(CUgraphEdgeData));
+static_assert(offsetof(CuGraphEdge, from_port) == offsetof(CUgraphEdgeData, from_port));
+static_assert(offsetof(CuGraphEdge, type) == offsetof(CUgraphEdgeData, type));
+static_assert(kCuProgrammatic.from_port == CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC);
+static_assert(kCuProgrammatic.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
+using AddEdges = CUresult (*)(CUgraph, const CUgraphNode*, const CUgraphNode*,
+                              const CUgraphEdgeData*, size_t);
+static_assert(SameCall<decltype(Driver::graph_add_edges), AddEdges>::value);
+#endif
+
 #define GYRE_CUDA_SAME(ours, theirs) \
   static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 GYRE_CUDA_SAME(kCuSuccess, CUDA_SUCCESS);

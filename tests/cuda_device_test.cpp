@@ -98,27 +98,32 @@ TEST_F(CudaDevice, ReusedMemoryIsZeroAndWaitsForItsLastUser) {
 }
 
 TEST_F(CudaDevice, AGraphFollowsItsLevels) {
-  // Each copy waits for the one before; pairs side by side do not.
-  constexpr uint64_t kBytes = 1 << 20, kSteps = 20;
-  std::vector<Tensor> chain[2];
-  for (uint32_t side = 0; side < 2; ++side) {
-    chain[side].push_back(filled(kBytes, side));
-    for (uint64_t i = 0; i < kSteps; ++i)
-      chain[side].push_back(device().tensor(DType::u8, {kBytes}));
-  }
+  // Each copy waits for those before; the ones of a level lie side by side, one or two in turn.
+  constexpr uint64_t kBytes = 1 << 20;
+  constexpr uint64_t kWidths[] = {1, 1, 1, 2, 2, 1, 2, 1, 1};
+  std::vector<std::vector<Tensor>> levels = {{filled(kBytes, 0)}};
   Encoder encoder(device());
-  for (uint64_t i = 0; i < kSteps; ++i) {
-    for (auto& side : chain) copy_bytes(encoder, side[i], side[i + 1], kBytes);
+  for (const uint64_t width : kWidths) {
+    std::vector<Tensor> next;
+    for (uint64_t i = 0; i < width; ++i) {
+      next.push_back(device().tensor(DType::u8, {kBytes}));
+      copy_bytes(encoder, levels.back()[i % levels.back().size()], next.back(), kBytes);
+    }
+    levels.push_back(std::move(next));
   }
-  EXPECT_EQ(encoder.barriers(), kSteps - 1);
+  EXPECT_EQ(encoder.barriers(), std::size(kWidths) - 1);
   const Graph graph = encoder.instantiate();
   for (uint32_t round = 0; round < 3; ++round) {
-    for (uint32_t side = 0; side < 2; ++side)
-      write_bytes(chain[side][0], pattern_bytes(kBytes, 10 * round + side));
-    graph.replay();
+    const auto bytes = pattern_bytes(kBytes, 10 + round);
+    write_bytes(levels[0][0], bytes);
+    if (round > 0) graph.replay();
     graph.replay().wait();
-    for (uint32_t side = 0; side < 2; ++side)
-      EXPECT_EQ(read_bytes(chain[side][kSteps]), pattern_bytes(kBytes, 10 * round + side));
+    for (const auto& level : levels) {
+      for (const Tensor& tensor : level) EXPECT_EQ(read_bytes(tensor), bytes);
+    }
+    for (size_t i = 1; i < levels.size(); ++i) {  // what is left would hide a copy too late
+      for (const Tensor& tensor : levels[i]) write_bytes(tensor, pattern_bytes(kBytes, 99));
+    }
   }
 }
 

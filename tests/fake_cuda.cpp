@@ -1,5 +1,7 @@
 // A libcuda.so.1 for machines without a GPU: memory is the host's, work is done at once, and the
-// only kernels are bytes_copy and those that do nothing. For tests of the runtime, not of kernels.
+// only kernels are bytes_copy and those that do nothing. Nodes of a graph run in the order in which
+// they were added only as far as its edges say so. For tests of the runtime, not of kernels.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -25,6 +27,7 @@ struct Node {
   Function* function;
   gyre::abi::BytesCopyParams params;
   Args args;
+  std::vector<size_t> after = {};  // nodes of the graph
 };
 struct Graph {
   std::vector<Node> nodes;
@@ -61,7 +64,7 @@ CuResult run(const Node& node) {
 }
 
 Node make_node(CuFunction function, void** params) {
-  Node node{as<Function*>(function), {}, {}};
+  Node node{as<Function*>(function), {}, {}, {}};
   if (node.function->name.find("bytes_copy") == std::string::npos) return node;
   std::memcpy(&node.params, params[0], sizeof node.params);
   std::memcpy(&node.args, params[1], sizeof node.args);
@@ -73,10 +76,25 @@ CuResult state() {
   return sticky;
 }
 
+// Handles of nodes count from 1.
+size_t place_of(CuGraphNode node) { return reinterpret_cast<size_t>(node) - 1; }
+
+// The last one that can run comes first.
+CuResult run_graph(const Graph& graph) {
+  std::vector<bool> done(graph.nodes.size());
+  const auto is_done = [&](size_t i) { return done[i]; };
+  for (size_t count = 0; count < graph.nodes.size(); ++count) {
+    size_t i = graph.nodes.size() - 1;
+    while (done[i] || !std::ranges::all_of(graph.nodes[i].after, is_done)) --i;
+    if (const CuResult result = run(graph.nodes[i]); result != kCuSuccess) return result;
+    done[i] = true;
+  }
+  return kCuSuccess;
+}
+
 }  // namespace
 
-// Parameters are those of the table in cuda/driver.h.
-// Names and parameters are the driver's.
+// Names and parameters are those of the table in cuda/driver.h.
 // NOLINTBEGIN(readability-identifier-naming, readability-function-size)
 extern "C" {
 
@@ -241,14 +259,22 @@ CuResult cuGraphDestroy(CuGraph graph) {
   delete as<Graph*>(graph);
   return kCuSuccess;
 }
-CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraphNode*, size_t,
-                                 const CuKernelNode* values) {
-  as<Graph*>(graph)->nodes.push_back(make_node(values->function, values->params));
-  *node = as<CuGraphNode>(values->function);
+CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraphNode* after,
+                                 size_t count, const CuKernelNode* values) {
+  std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
+  nodes.push_back(make_node(values->function, values->params));
+  for (size_t i = 0; i < count; ++i) nodes.back().after.push_back(place_of(after[i]));
+  *node = reinterpret_cast<CuGraphNode>(nodes.size());
   return kCuSuccess;
 }
-CuResult cuGraphAddDependencies_v2(CuGraph, const CuGraphNode*, const CuGraphNode*,
-                                   const CuGraphEdge*, size_t) {
+CuResult cuGraphAddDependencies_v2(CuGraph graph, const CuGraphNode* from, const CuGraphNode* to,
+                                   const CuGraphEdge*, size_t count) {
+  std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
+  for (size_t i = 0; i < count; ++i) {
+    if (place_of(from[i]) >= nodes.size() || place_of(to[i]) >= nodes.size())
+      return kCuInvalidValue;
+    nodes[place_of(to[i])].after.push_back(place_of(from[i]));
+  }
   return kCuSuccess;
 }
 CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned long long) {
@@ -259,12 +285,7 @@ CuResult cuGraphExecDestroy(CuGraphExec exec) {
   delete as<Graph*>(exec);
   return kCuSuccess;
 }
-CuResult cuGraphLaunch(CuGraphExec exec, CuStream) {
-  for (const Node& node : as<Graph*>(exec)->nodes) {
-    if (const CuResult result = run(node); result != kCuSuccess) return result;
-  }
-  return kCuSuccess;
-}
+CuResult cuGraphLaunch(CuGraphExec exec, CuStream) { return run_graph(*as<Graph*>(exec)); }
 
 }  // extern "C"
 // NOLINTEND(readability-identifier-naming, readability-function-size)
