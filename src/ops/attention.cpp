@@ -158,16 +158,21 @@ uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 constexpr uint64_t kDecodeRows = 16;
 static_assert(kDecodeRows <= 4 * abi::kAttentionGroups);  // a block takes 4 at least
 
-abi::AttentionDecodeSpec decode_spec_of(const AttentionPartialInputs& in, uint64_t cluster = 1) {
+// Fewer rows to a block than there could be where the device has no room for them.
+abi::AttentionDecodeSpec decode_spec_of(const Recording& recording,
+                                        const AttentionPartialInputs& in, uint64_t cluster = 1) {
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  const uint64_t rows =
+  const uint64_t least = describe(v.format).compressed ? 4 : 8;
+  uint64_t rows =
       abi::attention_decode_rows(static_cast<uint32_t>(v.format), v.head_dim, rows_of(in));
-  return make_decode_spec(k.format, v.format, k.head_dim, rows, cluster);
+  const auto spec = [&] { return make_decode_spec(k.format, v.format, k.head_dim, rows, cluster); };
+  while (rows > least && !recording.has(kAttentionDecode, spec())) rows -= least;
+  return spec();
 }
 
 // KV heads, with as many of a head's rows each as a block takes.
-uint64_t decode_units(const AttentionPartialInputs& in) {
-  return in.k_cache.shape.kv_heads * ceil_div(rows_of(in), decode_spec_of(in).rows);
+uint64_t decode_units(const AttentionPartialInputs& in, const abi::AttentionDecodeSpec& spec) {
+  return in.k_cache.shape.kv_heads * ceil_div(rows_of(in), spec.rows);
 }
 
 // 16 bytes can be copied from wherever a key, a value or a tile begins; offsets fit into 32 bits.
@@ -190,15 +195,17 @@ bool can_decode(const Recording& recording, const AttentionPartialInputs& in) {
   return rows_of(in) <= kDecodeRows && !in.tree.defined() && k.head_dim == v.head_dim &&
          (in.q.shape(0) == 1 || describe(v.format).compressed) && k.kv_heads <= kMostHeads &&
          k.capacity != 0 && k.capacity <= kMostKeys && is_aligned(in.k_cache) &&
-         is_aligned(in.v_cache) && recording.has(kAttentionDecode, decode_spec_of(in));
+         is_aligned(in.v_cache) && recording.has(kAttentionDecode, decode_spec_of(recording, in));
 }
 
 // One block for each multiprocessor; where heads alone are more than half of that, the number of
 // splits that leaves the fewest idle in the last round, if that is a tenth better.
-uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
+uint64_t decode_splits(const Recording& recording, const AttentionPartialInputs& in,
+                       uint64_t keys) {
+  const DeviceInfo& device = recording.device();
   constexpr uint64_t kMostSplits = 8;
   const uint64_t units = std::max<uint64_t>(device.compute_units, 1);
-  const uint64_t heads = decode_units(in);
+  const uint64_t heads = decode_units(in, decode_spec_of(recording, in));
   const uint64_t most = std::max<uint64_t>(ceil_div(keys, device.attention_fewest_keys), 1);
   uint64_t best = std::clamp<uint64_t>(units / heads, 1, most);
   if (units / heads > 1) return best;
@@ -215,16 +222,16 @@ uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 bool is_clustered(const Recording& recording, const AttentionPartialInputs& in, uint64_t keys) {
   constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = uint64_t{6144} * 128;
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  const uint64_t blocks = decode_units(in) * abi::kAttentionCluster;
-  const uint64_t units = recording.device().compute_units;
   const auto whole_bytes = [](KvFormat f) { return !describe(f).compressed || f == KvFormat::tq8; };
   const uint64_t slot = (in.k_cache.bytes() + in.v_cache.bytes()) / k.kv_heads / k.capacity;
   const bool few = whole_bytes(k.format) && whole_bytes(v.format)
                        ? keys * slot <= kFewBytes
                        : keys * k.head_dim * ceil_div(rows_of(in), 4) <= kFewCodes;
-  return few && blocks <= units && 4 * blocks >= units &&
-         keys > recording.device().attention_fewest_keys &&
-         recording.has(kAttentionDecode, decode_spec_of(in, abi::kAttentionCluster));
+  if (!few || keys <= recording.device().attention_fewest_keys) return false;
+  const abi::AttentionDecodeSpec spec = decode_spec_of(recording, in, abi::kAttentionCluster);
+  const uint64_t blocks = decode_units(in, spec) * abi::kAttentionCluster;
+  const uint64_t units = recording.device().compute_units;
+  return blocks <= units && 4 * blocks >= units && recording.has(kAttentionDecode, spec);
 }
 
 // Where the keys are: known now, or found on the device when the command runs.
@@ -296,7 +303,7 @@ void dispatch(Recording& recording, const Op& o, const Way& way,
                         &in.tree, &outputs.partial, o.state != nullptr ? &o.state->state : &none});
   };
   if (way.decode) {
-    record(kAttentionDecode, decode_spec_of(in, way.cluster));
+    record(kAttentionDecode, decode_spec_of(recording, in, way.cluster));
   } else {
     record(kAttention,
            make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype));
@@ -401,7 +408,7 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
       recording.commit();
       return;
     }
-    const uint64_t splits = decode_splits(recording.device(), reads, keys);
+    const uint64_t splits = decode_splits(recording, reads, keys);
     if (splits > 1)
       outputs.partial = encoder.device().tensor(
           DType::f32,
@@ -444,7 +451,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   const bool decode = can_decode(recording, reads), merged = decode && segments.count == 1;
   const bool clustered = merged && is_clustered(recording, reads, capacity);
   const uint64_t body_splits = clustered ? abi::kAttentionCluster
-                               : decode  ? decode_splits(recording.device(), reads, capacity)
+                               : decode  ? decode_splits(recording, reads, capacity)
                                          : choose_splits(recording.device(), reads, capacity);
   const uint64_t splits = clustered ? 1 : body_splits + segments.count - 1;  // to be merged
   // Counters come first, whatever the layer: they must stay 0. Kept only when nothing is refused.

@@ -96,6 +96,47 @@ TEST(CudaHostAttention, DecodingLongRows) {
     expect_decoded({.heads = 4, .k_dim = 512, .length = 2100, .k = format, .v = format}, 8);
 }
 
+// A GPU with less room gives fewer rows to a block, and the rest to further ones.
+TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
+  limits = {84, 99 << 10, 100 << 10, 89};
+  for (const uint64_t heads : {8, 16})
+    expect_decoded(
+        {.heads = heads, .k_dim = 512, .length = 200, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  expect_decoded({.heads = 8, .k_dim = 512, .length = 200, .k = KvFormat::tq8, .v = KvFormat::tq8});
+  limits = kLarge;
+}
+
+// A key with an infinite scale counts nothing in rows where its score is below all others.
+TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
+  for (const uint64_t dim : {64, 512}) {
+    const Device d = host_device();
+    const Device cpu = Device::open("cpu");
+    constexpr uint64_t kKeys = 100, kHeads = 4;
+    std::vector<float> keys = gaussian_rows(kKeys, dim, 1);
+    keys[50 * dim + 3] = -3e38f;
+    const auto lse_on = [&](const Device& device) {
+      AttentionInputs in;
+      in.q = tensor_of(device, gaussian_rows(kHeads, dim, 3), {1, kHeads, dim});
+      in.k_cache = cache_of(device, KvFormat::tq4, KvRole::k, keys, {1, dim});
+      in.v_cache =
+          cache_of(device, KvFormat::tq4, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
+      in.out = device.tensor(DType::f32, {1, kHeads, dim});
+      in.lse = device.tensor(DType::f32, {1, kHeads});
+      Encoder encoder(device);
+      attention(encoder, in, {.length = kKeys, .scale = 0.1f});
+      encoder.submit().wait();
+      return floats_of(in.lse);
+    };
+    const std::vector<float> got = lse_on(d), expected = lse_on(cpu);
+    bool some = false;
+    for (uint64_t i = 0; i < kHeads; ++i) {
+      EXPECT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "head_dim " << dim << " row " << i;
+      some = some || !std::isnan(expected[i]);
+    }
+    EXPECT_TRUE(some) << "head_dim " << dim;
+  }
+}
+
 // The last block of a head finds what the others left, and leaves the counters as they were.
 TEST(CudaHostAttention, DecodingMergesSplits) {
   const uint32_t before = cluster_calls;

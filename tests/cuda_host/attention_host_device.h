@@ -31,21 +31,21 @@ inline void run_attention(const void* params, const uint64_t* args, uint32_t, ui
          args);
 }
 
-template <uint32_t kCluster>
+template <uint32_t kRows, uint32_t kCluster>
 void run_decode(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const auto rows = static_cast<uint32_t>(
-      abi::attention_decode_rows(p.v.format, p.v.head_dim, p.tokens * (p.heads / p.kv_heads)));
-  const abi::AttentionDecodeSpec spec = {static_cast<uint8_t>(p.k.format),
-                                         static_cast<uint8_t>(p.v.format),
-                                         static_cast<uint8_t>(rows),
-                                         kCluster,
-                                         {},
-                                         static_cast<uint16_t>(p.k.head_dim)};
+  const abi::AttentionDecodeSpec spec = {
+      static_cast<uint8_t>(p.k.format),   static_cast<uint8_t>(p.v.format), kRows, kCluster, {},
+      static_cast<uint16_t>(p.k.head_dim)};
   ++decode_calls;
   if (kCluster > 1) ++cluster_calls;
-  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, rows, kCluster),
+  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, kRows, kCluster),
          cuda::launch_attention_decode(params, spec_key(spec), limits), params, args);
+}
+template <uint32_t kCluster>
+cpu::TaskFn decode_of(uint32_t rows) {
+  if (rows <= 8) return rows == 4 ? run_decode<4, kCluster> : run_decode<8, kCluster>;
+  return rows == 12 ? run_decode<12, kCluster> : run_decode<16, kCluster>;
 }
 
 template <uint32_t kOut>
@@ -63,7 +63,7 @@ inline cpu::TaskFn select_decode(uint64_t spec) {
   if (host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster) == nullptr ||
       !cuda::fits_attention_decode(spec, limits))
     return nullptr;
-  return s.cluster == 1 ? run_decode<1> : run_decode<abi::kAttentionCluster>;
+  return s.cluster == 1 ? decode_of<1>(s.rows) : decode_of<abi::kAttentionCluster>(s.rows);
 }
 
 inline cpu::TaskFn select_merge(uint64_t spec) {

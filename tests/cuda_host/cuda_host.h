@@ -129,6 +129,10 @@ inline void yield() {
   _longjmp(cluster->scheduler, 1);
 }
 
+inline void require_turn() {
+  if (!block->running->in_turn) fail("memory of others was used before the kernel ahead had ended");
+}
+
 inline void release_if_full(Barrier& barrier) {
   if (barrier.waiting == 0 || barrier.waiting != barrier.alive) return;
   barrier.waiting = 0;
@@ -291,6 +295,7 @@ inline void* cluster_pointer(const void* mine, uint32_t rank) {
 // Copies that do not wait: they come when they are waited for, and until then nobody knows what is
 // there.
 inline void copy_later(unsigned char* to, const void* from, size_t bytes) {
+  require_turn();
   std::memset(to, 0xAB, bytes);
   block->running->copies.back().push_back({to, from, bytes});
 }

@@ -69,28 +69,6 @@ inline void spread_anew(typename From::Scores& from, float* room, typename To::S
   }
 }
 
-// Scores of a part of the coordinates become those of all: what the other warps have comes by way
-// of shared memory, in turns to either half of it. The sum is the same in each of them.
-template <uint32_t kParts, class Scores>
-inline void add_parts(Scores& x, unsigned char* room, uint32_t swapped, uint32_t turn) {
-  constexpr uint32_t kEach = sizeof(Scores) / 4;
-  const uint32_t warp = threadIdx.x / kWarp, group = warp / kParts;
-  const auto scores_of = [&](uint32_t w) {
-    return reinterpret_cast<float*>(room + (2 * w + turn % 2) * swapped) + threadIdx.x % kWarp;
-  };
-  auto* const sums = reinterpret_cast<float*>(&x);
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) scores_of(warp)[i * kWarp] = sums[i];
-  sync_warps<kParts>(group);
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) {
-    sums[i] = 0;
-#pragma unroll
-    for (uint32_t part = 0; part < kParts; ++part)
-      sums[i] += scores_of(group * kParts + part)[i * kWarp];
-  }
-}
-
 template <class Shape>
 inline LanePlaces lane_places() {
   LanePlaces at = {};
@@ -110,15 +88,70 @@ inline LanePlaces lane_places() {
   return at;
 }
 
-template <class Shape, uint32_t kRows, class Queries>
+// What a warp that shares keys gives to the others: scores of its part, in turns to either half of
+// the room, so that one barrier is enough.
+template <class Shape, class Scores>
+struct Swap {
+  static constexpr uint32_t kEach = sizeof(Scores) / 4;
+  static constexpr uint32_t kOfBlock = Shape::kParts / Shape::kBlocks;  // parts with one scale
+  float* room;
+  uint32_t swapped, turn;
+
+  float* of(uint32_t warp) const {
+    return room + (2 * warp + turn % 2) * (swapped / 4) + threadIdx.x % kWarp;
+  }
+  void put(const Scores& x) const {
+    const uint32_t warp = threadIdx.x / kWarp;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+      of(warp)[i * kWarp] = reinterpret_cast<const float*>(&x)[i];
+    sync_warps<Shape::kParts>(warp / Shape::kParts);
+  }
+  // The same in each of the warps.
+  void get(uint32_t first, uint32_t count, Scores& x) const {
+    const uint32_t warp = threadIdx.x / kWarp / Shape::kParts * Shape::kParts + first;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      float sum = 0;
+#pragma unroll
+      for (uint32_t part = 0; part < count; ++part) sum += of(warp + part)[i * kWarp];
+      reinterpret_cast<float*>(&x)[i] = sum;
+    }
+  }
+};
+
+// Scores of all coordinates. Those that have one scale are added up before they meet it: it may be
+// infinite.
+template <class Shape, uint32_t kRows, class Queries, class Scores>
 inline void score(const Table& table, const Queries& q, const unsigned char* stage,
                   const LanePlaces& places,
                   const ScoreFactors (&factors)[Spread<Shape, kRows, Shape::kLevelsK>::kCount],
-                  typename Spread<Shape, kRows, Shape::kLevelsK>::Scores& x) {
+                  const Swap<Shape, Scores>& swap, Scores& x) {
   if constexpr (Shape::kLevelsK) {
     score_levels<Shape, kRows / 4>(table, q, stage, places, factors, x);
+    if constexpr (Shape::kParts > 1) {
+      swap.put(x);
+#pragma unroll
+      for (uint32_t block = 0; block < Shape::kBlocks; ++block) {
+        Scores of_block;
+        swap.get(block * swap.kOfBlock, swap.kOfBlock, of_block);
+        scale_scores<Shape, kRows / 4>(stage, places, block, factors, of_block);
+#pragma unroll
+        for (uint32_t i = 0; i < swap.kEach; ++i) {
+          float& sum = x[i / Shape::kLaneKeys][i % Shape::kLaneKeys];
+          const float more = of_block[i / Shape::kLaneKeys][i % Shape::kLaneKeys];
+          sum = block == 0 ? more : sum + more;
+        }
+      }
+    } else {
+      scale_scores<Shape, kRows / 4>(stage, places, 0, factors, x);
+    }
   } else {
     score_halves<Shape, kRows>(q, stage, factors, x);
+    if constexpr (Shape::kParts > 1) {
+      swap.put(x);
+      swap.get(0, Shape::kParts, x);
+    }
   }
 }
 
@@ -214,17 +247,14 @@ __global__ void GYRE_CLUSTER(kCluster)
     before = at;
     at = at + Shape::kShape.bytes == stages * Shape::kShape.bytes ? 0 : at + Shape::kShape.bytes;
 
-    const auto score_all = [&](typename Keys::Scores& s) {
-      score<Shape, kRows>(of_k, queries, stage, places, factors, s);
-      if constexpr (Shape::kParts > 1)
-        add_parts<Shape::kParts>(s, shared + kRooms.swap, kRooms.swapped, turn++);
-    };
+    const Swap<Shape, typename Keys::Scores> swap = {reinterpret_cast<float*>(shared + kRooms.swap),
+                                                     kRooms.swapped, turn++};
     typename Values::Scores x;
     if constexpr (Shape::kLevelsK == Shape::kLevelsV) {
-      score_all(x);
+      score<Shape, kRows>(of_k, queries, stage, places, factors, swap, x);
     } else {
       typename Keys::Scores s;
-      score_all(s);
+      score<Shape, kRows>(of_k, queries, stage, places, factors, swap, s);
       auto* const room = reinterpret_cast<float*>(shared + kRooms.turn + warp * kRooms.turned);
       spread_anew<Keys, Values, kRows, Shape::kShape.keys + 4>(s, room, x);
     }
@@ -239,7 +269,8 @@ __global__ void GYRE_CLUSTER(kCluster)
     }
     if constexpr (Shape::kLevelsV) {
       uint32_t b[Values::kCount][Shape::kProducts][2];
-      weigh<Shape, kRows / 4>(lane, x, stage + Shape::kShape.v_scales + places.scales, row, acc, b);
+      weigh<Shape, kRows / 4>(lane, x, stage + Shape::kShape.v_scales + places.scales,
+                              part * Shape::kBlocks / Shape::kParts, row, acc, b);
       add_levels<Shape, kRows / 4>(of_v, stage + places.v[0], stage + places.v[1], b, acc);
       lane.step();
       if (--until_check == 0) {

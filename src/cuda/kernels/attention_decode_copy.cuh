@@ -117,26 +117,28 @@ class RowCopy {
   uint32_t place_;
 };
 
-// Scales of K and of V, 16 bytes for each tile and block of coordinates: one piece to a lane.
+// Scales of K and of V, 16 bytes for each tile and block: one piece to a lane.
 template <uint32_t kTiles, uint32_t kBlocks, bool kOfK, bool kOfV>
 class ScaleCopy {
-  static constexpr uint32_t kStride = kBlocks * 16;
-  static constexpr uint32_t kPieces = kTiles * ((kOfK ? 1 : 0) + (kOfV ? 1 : 0));
+  static constexpr uint32_t kEach = kTiles * kBlocks;
+  static constexpr uint32_t kPieces = kEach * ((kOfK ? 1 : 0) + (kOfV ? 1 : 0));
   static_assert(kPieces <= kWarp);
 
  public:
   ScaleCopy(const uint8_t* k, const uint8_t* v)
-      : first_(kOfK && lane() < kTiles ? k : v), mine_(first_ + lane() % kTiles * kStride) {}
+      : first_(kOfK && lane() < kEach ? k : v), mine_(first_ + lane() % kEach * 16) {}
 
   void whole(uint32_t tile, unsigned char* to) const {
     if (lane() < kPieces)
-      copy_async<16>(shared_address(to) + lane() * 16, mine_ + uint64_t{tile} * kStride, true);
+      copy_async<16>(shared_address(to) + lane() * 16, mine_ + uint64_t{tile} * (kBlocks * 16),
+                     true);
   }
   void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
     if (lane() >= kPieces) return;
-    const uint32_t index = tile + lane() % kTiles;
+    const uint32_t index = tile + lane() % kEach / kBlocks;
     const bool present = index < walk.tiles;
-    const uint8_t* const source = first_ + uint64_t{walk.tile(present ? index : 0)} * kStride;
+    const uint8_t* const source =
+        first_ + (uint64_t{walk.tile(present ? index : 0)} * kBlocks + lane() % kBlocks) * 16;
     copy_async<16>(shared_address(to) + lane() * 16, present ? source : first_, present);
   }
 
@@ -195,8 +197,8 @@ class ChunkCopy {
            stride(p.v.codes_tile_stride), kKept),
         v2_(begin(v_codes, kv_head * p.v.codes_head_stride, kShape.v[1], part),
             stride(p.v.codes_tile_stride), kKept),
-        scales_(begin(k_scales, kv_head * p.k.scales_head_stride, kScales, block_of(part)),
-                begin(v_scales, kv_head * p.v.scales_head_stride, kScales, block_of(part))) {}
+        scales_(begin(k_scales, kv_head * p.k.scales_head_stride, {}, 0),
+                begin(v_scales, kv_head * p.v.scales_head_stride, {}, 0)) {}
 
   // If there is such a chunk. Keys that are not there become zeros: a value could be NaN.
   void start(const DecodeWalk& walk, uint32_t chunk, unsigned char* to) const {
@@ -211,10 +213,6 @@ class ChunkCopy {
   }
 
  private:
-  static constexpr DecodePlane kScales = {16, 0, 0, 0};
-  static constexpr uint32_t kBlocks =
-      Shape::kN > abi::kKvScaleBlock ? Shape::kN / abi::kKvScaleBlock : 1;
-  static uint32_t block_of(uint32_t part) { return part * kBlocks / Shape::kParts; }
   static const uint8_t* begin(uint64_t array, uint64_t offset, const DecodePlane& plane,
                               uint32_t part) {
     return pointer<const uint8_t>(array) + offset + plane.from + part * plane.bytes;
@@ -234,7 +232,7 @@ class ChunkCopy {
   Values<kShape.v[0].bytes, kShape.v[0].tile_pitch> v_;
   Tiles<kShape.v[1].bytes, kShape.v[1].tile_pitch> v2_;
   typename Choose<Shape::kLevelsK || Shape::kLevelsV,
-                  ScaleCopy<kTiles, kBlocks, Shape::kLevelsK, Shape::kLevelsV>, NoCopy>::type
+                  ScaleCopy<kTiles, Shape::kBlocks, Shape::kLevelsK, Shape::kLevelsV>, NoCopy>::type
       scales_;
 };
 

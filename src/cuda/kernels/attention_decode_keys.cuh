@@ -212,7 +212,7 @@ inline uint32_t scales_place() {
   const uint32_t g = threadIdx.x % kWarp / 4;
   const uint32_t in_tile =
       Shape::kTogether == 2 ? g % 4 * 4 : (Shape::kTurnedV ? g % 2 * 4 : g % 2 * 8);
-  return g / kLanes * 16 + in_tile;
+  return g / kLanes * Shape::kBlocks * 16 + in_tile;
 }
 
 // Of two scales in a word. Products move the bits, see upper_half; the other scale's lowest bit
@@ -223,10 +223,11 @@ inline float scale_in(uint32_t two, uint32_t half) {
 }
 
 template <class Shape>
-inline void load_scales(const unsigned char* mine, float (&s)[Shape::kLaneKeys]) {
+inline void load_scales(const unsigned char* mine, uint32_t block, float (&s)[Shape::kLaneKeys]) {
 #pragma unroll
   for (uint32_t i = 0; i < Shape::kLaneKeys; i += Shape::kTogether) {
-    const unsigned char* const from = mine + i / Shape::kTogether * 64;
+    const unsigned char* const from =
+        mine + (i / Shape::kTogether * 4 * Shape::kBlocks + block) * 16;
     if constexpr (Shape::kTogether == 2) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(from);
       s[i] = scale_in(two, 0), s[i + 1] = scale_in(two, 1);
@@ -278,7 +279,7 @@ class QueryColumns {
 };
 
 // x[four][i]: the score of row 4 four + j for key i of the lane's, as far as the warp's coordinates
-// go.
+// go, without the key's scale.
 template <class Shape, uint32_t kFours, class Queries>
 inline void score_levels(const Table& table, const Queries& q, const unsigned char* stage,
                          const LanePlaces& places, const ScoreFactors (&factors)[kFours],
@@ -315,16 +316,27 @@ inline void score_levels(const Table& table, const Queries& q, const unsigned ch
       }
     }
   }
-  float scales[kEach];
-  load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, scales);
 #pragma unroll
   for (uint32_t i = 0; i < kFours * kEach; ++i) {
     const uint32_t four = i / kEach, key = i % kEach;
     const int32_t(&sums)[4] = c[four][key / 2];
     // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
     const int32_t sum = sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1];
-    x[four][key] =
-        static_cast<float>(sum) * factors[four].first * (scales[key] * factors[four].second);
+    x[four][key] = static_cast<float>(sum) * factors[four].first;
+  }
+}
+
+// Scores of coordinates with one scale, times that.
+template <class Shape, uint32_t kFours>
+inline void scale_scores(const unsigned char* stage, const LanePlaces& places, uint32_t block,
+                         const ScoreFactors (&factors)[kFours],
+                         float (&x)[kFours][Shape::kLaneKeys]) {
+  float scales[Shape::kLaneKeys];
+  load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, block, scales);
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+#pragma unroll
+    for (uint32_t i = 0; i < Shape::kLaneKeys; ++i) x[four][i] *= scales[i] * factors[four].second;
   }
 }
 

@@ -28,6 +28,7 @@ struct DecodePlane {
 struct DecodeShape {
   bool fits;             // formats and head dim can be worked on so
   uint32_t keys, tiles;  // that a warp takes at a time
+  uint32_t blocks;       // scales of a key: a warp has them all
   DecodePlane k[2], v[2];
   uint32_t k_row, v_tile;  // bytes from one to the next, as stored, of levels
   uint32_t k_scales, v_scales, bytes;
@@ -48,6 +49,7 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t 
   DecodeShape a = {};
   a.keys = decode_keys(k, v, n, rows);
   a.tiles = a.keys / abi::kKvTile;
+  a.blocks = n <= abi::kKvScaleBlock ? 1 : n / abi::kKvScaleBlock;
   a.fits = is_staged(k) && is_staged(v) && (n == 64 || n == 128 || n == 256 || n == 512);
   const uint32_t own = decode_own(n), parts = decode_parts(n);
   uint32_t at = 0;
@@ -67,9 +69,9 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t 
     at = round_up(at + a.tiles * a.v[i].tile_pitch, 128);
   }
   a.k_scales = at;
-  if (k_levels) at += a.tiles * 16;
+  if (k_levels) at += a.tiles * a.blocks * 16;
   a.v_scales = at;
-  if (v_levels) at += a.tiles * 16;
+  if (v_levels) at += a.tiles * a.blocks * 16;
   a.bytes = round_up(at, 128);
   return a;
 }

@@ -208,12 +208,12 @@ inline void turn_weights(const LaneWeights& lane, const uint32_t* w, uint32_t (&
 // Scores in base 2 become weights: b[row][product].
 template <class Shape, uint32_t kFours>
 inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
-                  const unsigned char* scales_at, LevelRow (&row)[kFours],
+                  const unsigned char* scales_at, uint32_t block, LevelRow (&row)[kFours],
                   int32_t (&acc)[kFours][Shape::kOwn / 16][4],
                   uint32_t (&b)[kFours][Shape::kProducts][2]) {
   constexpr uint32_t kKeys = Shape::kLaneKeys;
   float scales[kKeys];
-  load_scales<Shape>(scales_at, scales);
+  load_scales<Shape>(scales_at, block, scales);
   uint32_t w[kFours][kKeys], all = 0;
   float sum[kFours];
   bool usual = true;

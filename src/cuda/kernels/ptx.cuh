@@ -66,13 +66,18 @@ inline void copy_wait() {
 }
 inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x) { return x; }
-inline uint32_t add_ordered(uint32_t* counter) { return (*counter)++; }
+inline uint32_t add_ordered(uint32_t* counter) {
+  cuda_host::require_turn();
+  return (*counter)++;
+}
 inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
+  cuda_host::require_turn();
   return wide ? reinterpret_cast<const uint32_t*>(row)[index]
               : reinterpret_cast<const uint16_t*>(row)[index];
 }
 template <class T>
 inline T load_fresh(const T* from) {
+  cuda_host::require_turn();
   return *from;
 }
 // Subnormal results are 0, as on the device.
