@@ -17,7 +17,8 @@ namespace {
 
 constexpr uint64_t kTokens = 4096, kHeads = 8, kHeadDim = 128;
 constexpr uint64_t kBeyondCache = 256u << 20;  // bytes that leave any GPU's cache behind
-constexpr uint64_t kLeast = 128;  // commands of a graph: launching it and waiting no longer count
+// Commands of a graph: launching it and waiting for it no longer count.
+constexpr uint64_t kLeast = 128;
 
 uint64_t sets_for(uint64_t bytes) {
   return std::clamp<uint64_t>(kBeyondCache / std::max<uint64_t>(bytes, 1) + 1, 2, 64);
@@ -30,6 +31,13 @@ Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint6
   kv_copy(encoder, {.k = wide, .k_cache = half});
   encoder.submit().wait();
   return half;
+}
+
+// As many commands of that many microseconds or more, over all sets.
+uint64_t commands_for(double us, uint64_t sets) {
+  constexpr double kGraph = 2000;
+  const auto count = static_cast<uint64_t>(std::clamp(kGraph / us, 16.0, 128.0));
+  return (count + sets - 1) / sets * sets;
 }
 
 double replay_us(const Graph& graph, uint64_t count) {
@@ -278,8 +286,9 @@ class GpuBench {
         v.push_back(KvBuffer::allocate(device_, {pair.v, KvRole::v, kv_heads, context, head_dim}));
         fill(k.back(), v.back(), tokens);
       } while (k.size() < sets_for(k[0].bytes() + v[0].bytes()));
-      const uint64_t count = (kLeast + k.size() - 1) / k.size() * k.size();
       const uint64_t bytes = k[0].bytes() + v[0].bytes();
+      const double limit_us = static_cast<double>(bytes) / limit_gbps_ / 1e3;
+      const uint64_t count = commands_for(limit_us, k.size());
       Encoder encoder(device_);
       for (uint64_t i = 0; i < count; ++i) {
         attention(encoder,
@@ -289,13 +298,9 @@ class GpuBench {
       const double us = replay_us(encoder.instantiate(), count);
       if (pair.k == KvFormat::f16) f16_us = us;
       std::vector<std::pair<std::string, Field>> fields = {
-          {"heads", heads},
-          {"kv_heads", kv_heads},
-          {"head_dim", head_dim},
-          {"context", context},
-          {"k", std::string(name(pair.k))},
-          {"v", std::string(name(pair.v))},
-          {"limit_us", static_cast<double>(bytes) / limit_gbps_ / 1e3}};
+          {"heads", heads},      {"kv_heads", kv_heads},           {"head_dim", head_dim},
+          {"context", context},  {"k", std::string(name(pair.k))}, {"v", std::string(name(pair.v))},
+          {"limit_us", limit_us}};
       if (heads == 32 && head_dim == 128 && context == 4096) {
         fields.emplace_back("nmse", error_of(pair, 1));
         fields.emplace_back("nmse_sharp", error_of(pair, 8));

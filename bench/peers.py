@@ -17,7 +17,9 @@ def measure(backend, heads, kv_heads, head_dim, context):
     k = [make(kv_heads, context) for _ in range(sets)]
     v = [make(kv_heads, context) for _ in range(sets)]
     q = make(heads, 1)
-    count = (128 + sets - 1) // sets * sets  # launching a graph and waiting no longer count
+    # As `gyre bench`: graphs of about 2 ms, so that launching one and waiting for it do not count.
+    count = int(min(128, max(16, 2000 / (4 * kv_heads * context * head_dim / 4e6))))
+    count = (count + sets - 1) // sets * sets
     attend = torch.nn.functional.scaled_dot_product_attention
     with sdpa_kernel(backend):
         step = lambda i: attend(q, k[i % sets], v[i % sets], enable_gqa=True)

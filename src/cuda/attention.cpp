@@ -28,9 +28,10 @@ AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_
   return {};
 }
 
+constexpr uint32_t kReserved = 1024;  // shared memory of every block, by the driver
+
 // Of each of some blocks side by side.
 uint32_t share_of(const CudaLimits& limits, uint32_t blocks) {
-  constexpr uint32_t kReserved = 1024;  // of every block, by the driver
   const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;
   return std::min(limits.shared_bytes_per_block, bytes > kReserved ? bytes - kReserved : 0);
 }
@@ -49,7 +50,7 @@ DecodePlan plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) 
   const uint32_t k = s.k_format, v = s.v_format;
   return decode_plan(decode_rooms(k, v, s.head_dim, s.rows, s.cluster),
                      decode_most_warps(k, v, s.head_dim, s.rows, s.cluster),
-                     limits.shared_bytes_per_block);
+                     limits.shared_bytes_per_block, share_of(limits, 2) + 1);
 }
 
 }  // namespace

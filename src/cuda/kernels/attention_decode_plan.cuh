@@ -136,30 +136,33 @@ constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_
   return warps <= 4 ? 4 : warps / 2 * 2;
 }
 
-// The kernel knows its warps and its bytes.
+// As many stages as keep the memory busy: more in flight at once makes it slower, but where a warp
+// has much to do for a byte. The kernel knows its warps and its bytes.
 constexpr uint32_t decode_stages(const DecodeRooms& rooms, uint32_t warps, uint32_t bytes) {
-  const uint32_t stages = (bytes - rooms.ring) / (warps * rooms.stage);
-  return stages < kDecodeMostStages ? stages : kDecodeMostStages;
+  constexpr uint32_t kEnough = 32 << 10;
+  const uint32_t fewest = rooms.slow ? kDecodeFewestStages + 1 : kDecodeFewestStages;
+  uint32_t stages = (bytes - rooms.ring) / (warps * rooms.stage);
+  if (stages > kDecodeMostStages) stages = kDecodeMostStages;
+  while (stages > fewest && (stages - 2) * warps * rooms.stage >= kEnough) --stages;
+  return stages;
 }
 
 struct DecodePlan {
   uint32_t warps, bytes;  // 0: there is not enough shared memory
 };
 
-// As many warps as there may be, and as many stages as keep the memory busy: more of either in
-// flight at once makes it slower, but where a warp has much to do for a byte.
-constexpr DecodePlan decode_plan(const DecodeRooms& rooms, uint32_t most_warps, uint32_t most) {
-  constexpr uint32_t kEnough = 32 << 10;
+// As many warps as there may be, and `alone` bytes at least, if a block may have so many: where two
+// blocks lie side by side, another multiprocessor stays idle.
+constexpr DecodePlan decode_plan(const DecodeRooms& rooms, uint32_t most_warps, uint32_t most,
+                                 uint32_t alone) {
   if (rooms.ring >= most) return {};
   uint32_t warps = (most - rooms.ring) / rooms.warp(kDecodeFewestStages);
   if (warps > most_warps) warps = most_warps;
   warps = warps / rooms.parts * rooms.parts;
   if (warps > 4) warps = warps / 2 * 2;
   if (warps == 0) return {};
-  uint32_t stages = decode_stages(rooms, warps, most);
-  const uint32_t fewest = rooms.slow ? kDecodeFewestStages + 1 : kDecodeFewestStages;
-  while (stages > fewest && (stages - 2) * warps * rooms.stage >= kEnough) --stages;
-  return {warps, rooms.ring + warps * rooms.warp(stages)};
+  const uint32_t bytes = rooms.ring + warps * rooms.warp(decode_stages(rooms, warps, most));
+  return {warps, bytes < alone && alone <= most ? alone : bytes};
 }
 
 }  // namespace gyre::cuda
