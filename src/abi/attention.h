@@ -91,7 +91,7 @@ constexpr uint64_t attention_counters(uint64_t kv_heads) { return kv_heads * kAt
 // fit into registers.
 constexpr uint64_t attention_decode_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
   if (!kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
-  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim : 16;
+  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim : 8;
   return wanted < most ? wanted : most;
 }
 

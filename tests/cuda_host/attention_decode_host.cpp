@@ -54,7 +54,6 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 256, 8>(),
     variant<abi::kTq4, abi::kTq4, 512, 4>(),
     variant<abi::kTq4, abi::kTq4, 512, 8>(),
-    variant<abi::kTq4, abi::kTq4, 512, 16>(),
     variant<abi::kTq5, abi::kTq5, 128, 4>(),
     variant<abi::kTq5, abi::kTq5, 128, 8>(),
     variant<abi::kTq5, abi::kTq5, 256, 4>(),

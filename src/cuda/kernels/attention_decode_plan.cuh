@@ -140,11 +140,10 @@ constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_
 // has much to do for a byte. The kernel knows its warps and its bytes.
 constexpr uint32_t decode_stages(const DecodeRooms& rooms, uint32_t warps, uint32_t bytes) {
   constexpr uint32_t kEnough = 32 << 10;
-  const uint32_t fewest = rooms.slow ? kDecodeFewestStages + 1 : kDecodeFewestStages;
-  uint32_t stages = (bytes - rooms.ring) / (warps * rooms.stage);
-  if (stages > kDecodeMostStages) stages = kDecodeMostStages;
-  while (stages > fewest && (stages - 2) * warps * rooms.stage >= kEnough) --stages;
-  return stages;
+  static_assert(kDecodeFewestStages == 2 && kDecodeMostStages == 4);
+  const uint32_t one = warps * rooms.stage, fit = (bytes - rooms.ring) / one;
+  if (one >= kEnough && !rooms.slow) return fit < 2 ? fit : 2;
+  return 2 * one >= kEnough ? (fit < 3 ? fit : 3) : (fit < 4 ? fit : 4);
 }
 
 struct DecodePlan {
