@@ -27,10 +27,11 @@ namespace {
 // Handles are pointers there and here, enumerations integers.
 template <class A, class B>
 constexpr bool same_value() {
-  constexpr bool pointers = std::is_pointer_v<A> && std::is_pointer_v<B>;
-  constexpr bool a_integer = std::is_integral_v<A> || std::is_enum_v<A>;
-  constexpr bool b_integer = std::is_integral_v<B> || std::is_enum_v<B>;
-  return sizeof(A) == sizeof(B) && (pointers || (a_integer && b_integer) || std::is_same_v<A, B>);
+  constexpr bool kPointers = std::is_pointer_v<A> && std::is_pointer_v<B>;
+  constexpr bool kIntegerA = std::is_integral_v<A> || std::is_enum_v<A>;
+  constexpr bool kIntegerB = std::is_integral_v<B> || std::is_enum_v<B>;
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): of pointers, too
+  return sizeof(A) == sizeof(B) && (kPointers || (kIntegerA && kIntegerB) || std::is_same_v<A, B>);
 }
 
 template <class A, class B>

@@ -238,7 +238,7 @@ std::string provoke_error(bool each) {
   copy_bytes(encoder, from, to, 256);
   copy_bytes(encoder, from, to, uint64_t{1} << 44);  // far beyond any memory
   std::vector<std::string> parts = {"cuda:0", "bytes_copy (bytes=17592186044416)"};
-  parts.push_back(each ? "in bytes_copy" : "one of 2 commands");
+  parts.emplace_back(each ? "in bytes_copy" : "one of 2 commands");
   Fence fence;
   std::string wrong;
   const auto expect = [&](const testing::AssertionResult& result) {
