@@ -17,8 +17,6 @@ namespace {
 
 constexpr uint64_t kTokens = 4096, kHeads = 8, kHeadDim = 128;
 constexpr uint64_t kBeyondCache = 256u << 20;  // bytes that leave any GPU's cache behind
-// Commands of a graph: launching it and waiting for it no longer count.
-constexpr uint64_t kLeast = 128;
 
 uint64_t sets_for(uint64_t bytes) {
   return std::clamp<uint64_t>(kBeyondCache / std::max<uint64_t>(bytes, 1) + 1, 2, 64);
@@ -33,10 +31,11 @@ Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint6
   return half;
 }
 
-// As many commands of that many microseconds or more, over all sets.
-uint64_t commands_for(double us, uint64_t sets) {
+// Commands of a graph, each of at least so many microseconds, that go over all sets alike: up to 2
+// ms, so that launching it and waiting for it no longer count.
+uint64_t commands_for(double least_us, uint64_t sets) {
   constexpr double kGraph = 2000;
-  const auto count = static_cast<uint64_t>(std::clamp(kGraph / us, 16.0, 128.0));
+  const auto count = static_cast<uint64_t>(std::clamp(kGraph / least_us, 16.0, 128.0));
   return (count + sets - 1) / sets * sets;
 }
 
@@ -61,7 +60,7 @@ struct CommandTimes {
 template <class Record>
 CommandTimes time_commands(const Device& device, uint64_t sets, const Record& record) {
   constexpr int kRounds = 9;
-  const uint64_t count = (kLeast + sets - 1) / sets * sets;
+  const uint64_t count = commands_for(1, sets);
   Encoder encoder(device);
   std::vector<double> times;
   for (int round = 0; round < kRounds; ++round) {

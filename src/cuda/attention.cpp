@@ -28,10 +28,9 @@ AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_
   return {};
 }
 
-constexpr uint32_t kReserved = 1024;  // shared memory of every block, by the driver
-
 // Of each of some blocks side by side.
 uint32_t share_of(const CudaLimits& limits, uint32_t blocks) {
+  constexpr uint32_t kReserved = 1024;  // of every block, by the driver
   const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;
   return std::min(limits.shared_bytes_per_block, bytes > kReserved ? bytes - kReserved : 0);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -158,16 +159,21 @@ uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 constexpr uint64_t kDecodeRows = 16;
 static_assert(kDecodeRows <= 4 * abi::kAttentionGroups);  // a block takes 4 at least
 
-// Fewer rows to a block than there could be where the device has no room for them.
-abi::AttentionDecodeSpec decode_spec_of(const Recording& recording,
-                                        const AttentionPartialInputs& in, uint64_t cluster = 1) {
+using DecodeSpec = std::optional<abi::AttentionDecodeSpec>;
+
+// If the device has such a kernel. Fewer rows to a block than there could be where it has no room
+// for them.
+DecodeSpec find_decode(const Recording& recording, const AttentionPartialInputs& in,
+                       uint64_t cluster) {
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
   const uint64_t least = describe(v.format).compressed ? 4 : 8;
-  uint64_t rows =
-      abi::attention_decode_rows(static_cast<uint32_t>(v.format), v.head_dim, rows_of(in));
-  const auto spec = [&] { return make_decode_spec(k.format, v.format, k.head_dim, rows, cluster); };
-  while (rows > least && !recording.has(kAttentionDecode, spec())) rows -= least;
-  return spec();
+  for (uint64_t rows =
+           abi::attention_decode_rows(static_cast<uint32_t>(v.format), v.head_dim, rows_of(in));
+       rows >= least; rows -= least) {
+    const auto spec = make_decode_spec(k.format, v.format, k.head_dim, rows, cluster);
+    if (recording.has(kAttentionDecode, spec)) return spec;
+  }
+  return {};
 }
 
 // KV heads, with as many of a head's rows each as a block takes.
@@ -189,23 +195,23 @@ bool is_aligned(const KvBuffer& cache) {
 
 // Few rows over many keys, on a device with a kernel for that. Where values may be NaN, rows must
 // see the same keys: one that is hidden from some rows would show in them.
-bool can_decode(const Recording& recording, const AttentionPartialInputs& in) {
+DecodeSpec decode_for(const Recording& recording, const AttentionPartialInputs& in) {
   constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  return rows_of(in) <= kDecodeRows && !in.tree.defined() && k.head_dim == v.head_dim &&
-         (in.q.shape(0) == 1 || describe(v.format).compressed) && k.kv_heads <= kMostHeads &&
-         k.capacity != 0 && k.capacity <= kMostKeys && is_aligned(in.k_cache) &&
-         is_aligned(in.v_cache) && recording.has(kAttentionDecode, decode_spec_of(recording, in));
+  const bool takes = rows_of(in) <= kDecodeRows && !in.tree.defined() && k.head_dim == v.head_dim &&
+                     (in.q.shape(0) == 1 || describe(v.format).compressed) &&
+                     k.kv_heads <= kMostHeads && k.capacity != 0 && k.capacity <= kMostKeys &&
+                     is_aligned(in.k_cache) && is_aligned(in.v_cache);
+  return takes ? find_decode(recording, in, 1) : DecodeSpec{};
 }
 
 // One block for each multiprocessor; where heads alone are more than half of that, the number of
 // splits that leaves the fewest idle in the last round, if that is a tenth better.
-uint64_t decode_splits(const Recording& recording, const AttentionPartialInputs& in,
-                       uint64_t keys) {
-  const DeviceInfo& device = recording.device();
+uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in,
+                       const abi::AttentionDecodeSpec& spec, uint64_t keys) {
   constexpr uint64_t kMostSplits = 8;
   const uint64_t units = std::max<uint64_t>(device.compute_units, 1);
-  const uint64_t heads = decode_units(in, decode_spec_of(recording, in));
+  const uint64_t heads = decode_units(in, spec);
   const uint64_t most = std::max<uint64_t>(ceil_div(keys, device.attention_fewest_keys), 1);
   uint64_t best = std::clamp<uint64_t>(units / heads, 1, most);
   if (units / heads > 1) return best;
@@ -219,7 +225,8 @@ uint64_t decode_splits(const Recording& recording, const AttentionPartialInputs&
 // Few keys: as many splits as a cluster has blocks, which put them together faster than through
 // global memory. Where there are more keys, more blocks than that are worth waiting for: measured,
 // sooner where codes must be unpacked than where bytes are all there is to wait for.
-bool is_clustered(const Recording& recording, const AttentionPartialInputs& in, uint64_t keys) {
+DecodeSpec cluster_for(const Recording& recording, const AttentionPartialInputs& in,
+                       uint64_t keys) {
   constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = uint64_t{6144} * 128;
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
   const auto whole_bytes = [](KvFormat f) { return !describe(f).compressed || f == KvFormat::tq8; };
@@ -227,11 +234,12 @@ bool is_clustered(const Recording& recording, const AttentionPartialInputs& in, 
   const bool few = whole_bytes(k.format) && whole_bytes(v.format)
                        ? keys * slot <= kFewBytes
                        : keys * k.head_dim * ceil_div(rows_of(in), 4) <= kFewCodes;
-  if (!few || keys <= recording.device().attention_fewest_keys) return false;
-  const abi::AttentionDecodeSpec spec = decode_spec_of(recording, in, abi::kAttentionCluster);
-  const uint64_t blocks = decode_units(in, spec) * abi::kAttentionCluster;
+  if (!few || keys <= recording.device().attention_fewest_keys) return {};
+  const DecodeSpec spec = find_decode(recording, in, abi::kAttentionCluster);
+  if (!spec) return {};
+  const uint64_t blocks = decode_units(in, *spec) * abi::kAttentionCluster;
   const uint64_t units = recording.device().compute_units;
-  return blocks <= units && 4 * blocks >= units && recording.has(kAttentionDecode, spec);
+  return blocks <= units && 4 * blocks >= units ? spec : DecodeSpec{};
 }
 
 // Where the keys are: known now, or found on the device when the command runs.
@@ -253,10 +261,9 @@ void fill_keys(const Op& o, abi::AttentionParams& p) {
 
 // A command, and how many splits of the keys it has.
 struct Way {
-  bool decode = false;
+  DecodeSpec decode;                        // none: the kernel for any shape
   uint32_t partial = abi::kAttentionWhole;  // or another of those
   uint64_t splits = 1;
-  uint64_t cluster = 1;
 };
 
 void dispatch(Recording& recording, const Op& o, const Way& way,
@@ -303,7 +310,7 @@ void dispatch(Recording& recording, const Op& o, const Way& way,
                         &in.tree, &outputs.partial, o.state != nullptr ? &o.state->state : &none});
   };
   if (way.decode) {
-    record(kAttentionDecode, decode_spec_of(recording, in, way.cluster));
+    record(kAttentionDecode, *way.decode);
   } else {
     record(kAttention,
            make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype));
@@ -365,7 +372,7 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
               {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
                &in.slopes, &in.tree});
   if (in.q.shape(0) == 0) return;
-  dispatch(recording, o, {can_decode(recording, in), abi::kAttentionPartial, in.partial.shape(0)},
+  dispatch(recording, o, {decode_for(recording, in), abi::kAttentionPartial, in.partial.shape(0)},
            {.partial = in.partial, .out = {}, .lse = {}, .sinks = {}});
   recording.commit();
 }
@@ -400,20 +407,18 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
   }
   if (in.q.shape(0) == 0) return;
   const uint64_t keys = options.length - oldest_key(o);
-  if (can_decode(recording, reads)) {
-    if (is_clustered(recording, reads, keys)) {
-      dispatch(recording, o,
-               {true, abi::kAttentionWhole, abi::kAttentionCluster, abi::kAttentionCluster},
-               outputs);
+  if (const DecodeSpec decode = decode_for(recording, reads)) {
+    if (const DecodeSpec clustered = cluster_for(recording, reads, keys)) {
+      dispatch(recording, o, {clustered, abi::kAttentionWhole, abi::kAttentionCluster}, outputs);
       recording.commit();
       return;
     }
-    const uint64_t splits = decode_splits(recording, reads, keys);
+    const uint64_t splits = decode_splits(recording.device(), reads, *decode, keys);
     if (splits > 1)
       outputs.partial = encoder.device().tensor(
           DType::f32,
           {abi::attention_counters(reads.k_cache.shape.kv_heads) + partial_floats(splits, reads)});
-    dispatch(recording, o, {true, merged_or_whole(splits), splits}, outputs);
+    dispatch(recording, o, {decode, merged_or_whole(splits), splits}, outputs);
     recording.commit();
     return;
   }
@@ -423,7 +428,7 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
         DType::f32, attention_partial_shape(splits, in.q.shape(), in.v_cache.shape.head_dim));
   }
   const uint32_t partial = splits > 1 ? abi::kAttentionPartial : abi::kAttentionWhole;
-  dispatch(recording, o, {false, partial, splits}, outputs);
+  dispatch(recording, o, {{}, partial, splits}, outputs);
   if (splits > 1) dispatch_merge(recording, outputs);
   recording.commit();
 }
@@ -448,11 +453,13 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   }
   if (in.q.shape(0) == 0) return;
   const uint64_t capacity = body.k.shape.capacity;
-  const bool decode = can_decode(recording, reads), merged = decode && segments.count == 1;
-  const bool clustered = merged && is_clustered(recording, reads, capacity);
+  const DecodeSpec decode = decode_for(recording, reads);
+  const bool merged = decode && segments.count == 1;
+  const DecodeSpec clustered = merged ? cluster_for(recording, reads, capacity) : DecodeSpec{};
   const uint64_t body_splits = clustered ? abi::kAttentionCluster
-                               : decode  ? decode_splits(recording, reads, capacity)
-                                         : choose_splits(recording.device(), reads, capacity);
+                               : decode
+                                   ? decode_splits(recording.device(), reads, *decode, capacity)
+                                   : choose_splits(recording.device(), reads, capacity);
   const uint64_t splits = clustered ? 1 : body_splits + segments.count - 1;  // to be merged
   // Counters come first, whatever the layer: they must stay 0. Kept only when nothing is refused.
   const uint64_t first = abi::attention_counters(body.k.shape.kv_heads);
@@ -470,10 +477,9 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs part{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
     AttentionMergeInputs to = outputs;
-    Way way = {decode, merged_or_whole(splits), body_splits,
-               clustered ? abi::kAttentionCluster : 1};
+    Way way = {clustered ? clustered : decode, merged_or_whole(splits), body_splits};
     if (!merged && splits > 1) {
-      way = {can_decode(recording, part), abi::kAttentionPartial, i == 0 ? body_splits : 1};
+      way = {decode_for(recording, part), abi::kAttentionPartial, i == 0 ? body_splits : 1};
       to.partial = i == 0 ? outputs.partial.slice(0, 0, body_splits)
                           : outputs.partial.slice(0, body_splits + i - 1, 1);
     }

@@ -66,6 +66,7 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq8, abi::kTq8, 128, 8>(),
     variant<abi::kTq8, abi::kTq8, 256, 4>(),
     variant<abi::kTq8, abi::kTq8, 512, 4>(),
+    variant<abi::kTq8, abi::kTq8, 512, 8>(),
     variant<abi::kTq8, abi::kTq4, 64, 4>(),
     variant<abi::kTq8, abi::kTq4, 128, 4>(),
     variant<abi::kTq8, abi::kTq4, 128, 8>(),

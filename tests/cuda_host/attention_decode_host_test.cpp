@@ -37,6 +37,18 @@ TEST(CudaHostAttention, Decoding) {
   expect_decoded({.k_dim = 64, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4});
 }
 
+constexpr AttentionCase kMasked = {.tokens = 2,
+                                   .heads = 4,
+                                   .length = 200,
+                                   .capacity = 216,
+                                   .ring_start = 77,
+                                   .k = KvFormat::tq4,
+                                   .v = KvFormat::tq4,
+                                   .window = 97,
+                                   .soft_cap = 20,
+                                   .sinks = true,
+                                   .slopes = true};
+
 TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
   for (const uint64_t heads : {1, 2, 3, 4, 5, 7, 8, 12, 16}) {
     expect_decoded({.heads = heads, .length = 70, .k = KvFormat::tq4, .v = KvFormat::tq4});
@@ -45,19 +57,8 @@ TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
   for (const uint64_t tokens : {2, 3, 4})
     expect_decoded(
         {.tokens = tokens, .heads = 2, .length = 90, .k = KvFormat::tq8, .v = KvFormat::tq8});
-  const AttentionCase masked = {.tokens = 2,
-                                .heads = 4,
-                                .length = 200,
-                                .capacity = 216,
-                                .ring_start = 77,
-                                .k = KvFormat::tq4,
-                                .v = KvFormat::tq4,
-                                .window = 97,
-                                .soft_cap = 20,
-                                .sinks = true,
-                                .slopes = true};
   const uint32_t before = decode_calls;
-  expect_holds(masked);
+  expect_holds(kMasked);
   AttentionCase sharp = {.heads = 8, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4};
   sharp.q_gain = 8;
   expect_holds(sharp);
@@ -77,28 +78,22 @@ TEST(CudaHostAttention, DecodingLongRows) {
   }
   expect_decoded({.heads = 4, .k_dim = 512, .length = 300, .k = KvFormat::f16, .v = KvFormat::tq4});
   expect_decoded({.heads = 4, .k_dim = 512, .length = 300, .k = KvFormat::tq8, .v = KvFormat::f16});
-  AttentionCase masked = {.tokens = 2,
-                          .heads = 2,
-                          .k_dim = 512,
-                          .length = 300,
-                          .capacity = 316,
-                          .ring_start = 177,
-                          .k = KvFormat::tq4,
-                          .v = KvFormat::tq4,
-                          .window = 97,
-                          .soft_cap = 20,
-                          .sinks = true,
-                          .slopes = true};
+  AttentionCase masked = kMasked;
+  masked.heads = 2, masked.k_dim = 512;
   expect_decoded(masked);
   masked.q_gain = 8;
   expect_decoded(masked);
   for (const KvFormat format : {KvFormat::f16, KvFormat::tq4})
     expect_decoded({.heads = 4, .k_dim = 512, .length = 2100, .k = format, .v = format}, 8);
+  const uint32_t before = cluster_calls;
+  expect_decoded({.heads = 4, .k_dim = 512, .length = 1200, .k = KvFormat::tq4, .v = KvFormat::tq4},
+                 8);
+  EXPECT_EQ(cluster_calls, before + 1);
 }
 
 // A GPU with less room gives fewer rows to a block, and the rest to further ones.
 TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
-  limits = {84, 99 << 10, 100 << 10, 89};
+  limits = kSmall;
   for (const uint64_t heads : {8, 16})
     expect_decoded(
         {.heads = heads, .k_dim = 512, .length = 200, .k = KvFormat::tq4, .v = KvFormat::tq4});

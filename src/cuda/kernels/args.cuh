@@ -13,8 +13,8 @@ __device__ T* pointer(uint64_t address) {
 #endif
 }
 
-// In a graph a kernel may begin before the one ahead of it has ended. It waits
-// here for that end, in every block, before it reads or writes any memory that others know.
+// In a graph a kernel may begin before the one ahead of it has ended. It waits here for that end,
+// in every block, before it reads or writes any memory that others know.
 __device__ inline void await_turn() {
 #if defined(GYRE_CUDA_HOST)
   cuda_host::block->running->in_turn = true;

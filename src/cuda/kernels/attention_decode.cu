@@ -178,6 +178,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
   await_turn();
   if (kCluster == 1 && blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
+  // A warp's first rows, and the next one's while a row is made.
   constexpr uint32_t kAhead = kRows > decode_most_warps(kK, kV, kN, kRows, kCluster) ? 2 : 1;
   uint32_t query[kAhead][kN / kWarp];
 #pragma unroll

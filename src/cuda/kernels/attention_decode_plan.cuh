@@ -89,7 +89,7 @@ struct DecodeRooms {
   uint32_t queries, wide, turn, swap, ring;  // where they begin
   uint32_t turned, swapped;                  // bytes of one warp's scores
   uint32_t parts;                            // warps that share keys
-  bool slow;                                 // unpacking takes longer than the bytes
+  bool three;                                // stages pay: a byte is much work
   uint32_t stage, sums;                      // bytes of a stage, and of one warp's sums
 
   // Of one warp, with so many stages.
@@ -120,7 +120,7 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
   a.swapped = a.parts == 1 ? 0 : (k_levels ? rows : 8 * eights(rows)) * shape.keys * 4;
   a.ring = round_up(a.swap + 2 * kDecodeMostWarps * a.swapped, 128);
   a.stage = shape.bytes;
-  a.slow = v_levels && (rows > 4 || n == 256);
+  a.three = v_levels && (rows > 4 || n == 256);
   a.sums = round_up(rows * decode_sums_pitch(v, decode_own(n)) * 4, 128);
   return a;
 }
@@ -142,8 +142,8 @@ constexpr uint32_t decode_stages(const DecodeRooms& rooms, uint32_t warps, uint3
   constexpr uint32_t kEnough = 32 << 10;
   static_assert(kDecodeFewestStages == 2 && kDecodeMostStages == 4);
   const uint32_t one = warps * rooms.stage, fit = (bytes - rooms.ring) / one;
-  if (one >= kEnough && !rooms.slow) return fit < 2 ? fit : 2;
-  return 2 * one >= kEnough ? (fit < 3 ? fit : 3) : (fit < 4 ? fit : 4);
+  const uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || rooms.three ? 3 : 2);
+  return fit < most ? fit : most;
 }
 
 struct DecodePlan {
