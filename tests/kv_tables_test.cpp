@@ -47,18 +47,29 @@ Fit best_fit(const Levels& levels, double start) {
   return fit;
 }
 
-// All ways in which k * centroids rounds to integers up to 127, as k grows.
-std::set<Levels> all_roundings(const std::vector<double>& centroids) {
+// Integers that magnitudes may be. Those of 4 bits are odd, so that a level, plus or minus one of
+// them, is 2 u - 107 with u of 7 bits: kernels then multiply by u, which fits a byte with its sign.
+enum class Grid { all, odd };
+
+Grid grid_of(uint32_t bits) { return bits == 4 ? Grid::odd : Grid::all; }
+
+int nearest(Grid grid, double x) {
+  const double integer = grid == Grid::odd ? 2 * std::floor(x / 2) + 1 : std::floor(x + 0.5);
+  return static_cast<int>(integer);
+}
+
+// All ways in which k * centroids rounds to integers of the grid up to 127, as k grows.
+std::set<Levels> all_roundings(const std::vector<double>& centroids, Grid grid) {
   std::vector<double> changes;
   for (const double c : centroids) {
-    for (int i = 0; i <= 127; ++i) changes.push_back((i + 0.5) / c);
+    for (int i = 0; i <= 127; ++i) changes.push_back((grid == Grid::odd ? 2 * i : i + 0.5) / c);
   }
   std::sort(changes.begin(), changes.end());
   std::set<Levels> all;
   for (size_t i = 0; i + 1 < changes.size(); ++i) {
     const double k = (changes[i] + changes[i + 1]) / 2;
     Levels levels;
-    for (const double c : centroids) levels.push_back(static_cast<int>(std::lround(k * c)));
+    for (const double c : centroids) levels.push_back(nearest(grid, k * c));
     if (levels.back() <= 127 && levels.front() > 0) all.insert(levels);
   }
   return all;
@@ -69,7 +80,7 @@ Levels best_rounding(uint32_t bits) {
   const std::vector<double> centroids = reference::compat_centroids(bits);
   Levels best;
   double least = 1;
-  for (const Levels& levels : all_roundings(centroids)) {
+  for (const Levels& levels : all_roundings(centroids, grid_of(bits))) {
     const double error = best_fit(levels, centroids.back() / levels.back()).error;
     const bool equal = std::abs(error - least) < 1e-13;
     if (equal ? levels.back() > best.back() : error < least) {
@@ -94,7 +105,7 @@ std::ostream& operator<<(std::ostream& out, const NativeTable& table) {
 
 class NativeTables : public testing::TestWithParam<NativeTable> {};
 
-TEST_P(NativeTables, AreTheBestIntegerRoundingOfLloydMax) {
+TEST_P(NativeTables, AreTheBestRoundingOfLloydMax) {
   const Levels best = best_rounding(GetParam().bits);
   const Levels shipped(GetParam().levels.begin(), GetParam().levels.end());
   EXPECT_EQ(shipped, best);
@@ -128,13 +139,14 @@ TEST_P(NativeTables, ValueStretchIsWhatTheErrorTakesAway) {
   EXPECT_NEAR(error, reference::kv_coder(table.bits).error, 1e-14);
 }
 
-// Rounding to integers must not cost what Lloyd-Max gains.
-TEST_P(NativeTables, CostAtMostATenthOfAPercent) {
+// Rounding must not cost what Lloyd-Max gains: a tenth of a percent for integers, four times that
+// for odd ones, which are twice as far apart (and squared errors go by the square).
+TEST_P(NativeTables, CostNextToNothing) {
   constexpr double kOptimum[] = {0, 0, 1.174818e-1, 3.454776e-2, 9.501008e-3};
   const auto& [bits, levels, thresholds, gain, stretch] = GetParam();
   const Levels shipped(levels.begin(), levels.end());
   const double error = best_fit(shipped, 2 / gain).error;
-  EXPECT_LE(error, 1.001 * kOptimum[bits]);
+  EXPECT_LE(error, (grid_of(bits) == Grid::odd ? 1.004 : 1.001) * kOptimum[bits]);
   EXPECT_GE(error, 0.99999 * kOptimum[bits]);
 }
 

@@ -10,7 +10,7 @@
 
 namespace gyre {
 
-constexpr uint32_t kKvSnapshotVersion = 1;  // what KvCache::save() writes, and load() reads
+constexpr uint32_t kKvSnapshotVersion = 2;  // what KvCache::save() writes, and load() reads
 
 // Where a layer's keys lie: most in the body, the first in the sinks, the newest in the tail.
 enum class KvSegmentKind : uint8_t { body, sinks, tail };

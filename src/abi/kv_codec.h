@@ -55,29 +55,29 @@ constexpr uint32_t kv_low_bits(uint32_t format) {
 constexpr uint32_t kv_high_bits(uint32_t format) { return kv_bits(format) - kv_low_bits(format); }
 
 // Magnitudes that 2 to 4-bit codes stand for (Lloyd-Max centroids of N(0,1) as integers), in units
-// of the scale.
+// of the scale. Those of 4 bits are odd: a level is then 2 u - 107 with u of 7 bits.
 constexpr uint8_t kTq2Levels[2] = {36, 120};
 constexpr uint8_t kTq3Levels[4] = {10, 31, 55, 88};
-constexpr uint8_t kTq4Levels[8] = {5, 15, 25, 36, 48, 62, 79, 104};
+constexpr uint8_t kTq4Levels[8] = {5, 15, 25, 37, 49, 63, 81, 107};
 
 // Twice the midpoints between neighbouring magnitudes: integers, so that ceil(2 |v|) > t decides
 // exactly.
 constexpr uint8_t kTq2Thresholds[1] = {156};
 constexpr uint8_t kTq3Thresholds[3] = {41, 86, 143};
-constexpr uint8_t kTq4Thresholds[7] = {20, 40, 61, 84, 110, 141, 183};
+constexpr uint8_t kTq4Thresholds[7] = {20, 40, 62, 86, 112, 144, 188};
 
 // Levels per standard deviation: where the integer magnitudes fit N(0,1) best. Twice that, for 2
 // |v|.
 constexpr float kTq2Gain = 158.90360f;  // 2 / 0.01258624817301284
 constexpr float kTq3Gain = 81.812515f;  // 2 / 0.0244461383835827
-constexpr float kTq4Gain = 76.28598f;   // 2 / 0.026217138022336307
+constexpr float kTq4Gain = 78.24923f;   // 2 / 0.025559356256893873
 
 // What a scale of V is multiplied by: 1 / sqrt(1 - D), D the error of the magnitudes on N(0,1). A
 // decoded block with the length of the block is short by that much along the block, and averaging
 // over tokens would keep the loss. Keys, and V above 4 bits, keep the length.
 constexpr float kTq2ValueStretch = 1.0644817f;  // D = 0.117481911838059
 constexpr float kTq3ValueStretch = 1.0177351f;  // D = 0.0345485776769534
-constexpr float kTq4ValueStretch = 1.0047873f;  // D = 0.00950621626219275
+constexpr float kTq4ValueStretch = 1.0048008f;  // D = 0.00953290924499739
 
 constexpr float kv_value_stretch(uint32_t format) {
   switch (format) {
