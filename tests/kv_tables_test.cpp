@@ -48,7 +48,7 @@ Fit best_fit(const Levels& levels, double start) {
 }
 
 // Integers that magnitudes may be. Those of 4 bits are odd, so that a level, plus or minus one of
-// them, is 2 u - 107 with u of 7 bits: kernels then multiply by u, which fits a byte with its sign.
+// them, is 2 u - 107 with u of 7 bits; docs/kv_formats.md says what for.
 enum class Grid { all, odd };
 
 Grid grid_of(uint32_t bits) { return bits == 4 ? Grid::odd : Grid::all; }
