@@ -17,7 +17,7 @@ struct AttentionDecodeSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
   uint8_t rows;     // of a block: 4, 8, 12 or 16
-  uint8_t cluster;  // blocks that put their splits together in each other's memory: 1, 8
+  uint8_t cluster;  // blocks that put their splits together in each other's memory: 1, 2, 8
   uint8_t unused[2];
   uint16_t head_dim;  // of K and of V
 };
@@ -81,10 +81,13 @@ constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged 
 constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
 
 // kAttentionMerged: `partial` begins with counters for each KV head, one for each block that shares
-// its rows, 0 before and after; what a split leaves follows, at a multiple of 16 bytes.
+// its rows, 0 before and after; what a split, or a pair of them, leaves follows, at a multiple of
+// 16 bytes.
 constexpr uint64_t kAttentionGroups = 4;
-constexpr uint32_t kAttentionCluster = 8;
-constexpr uint64_t attention_counters(uint64_t kv_heads) { return kv_heads * kAttentionGroups; }
+constexpr uint32_t kAttentionCluster = 8, kAttentionPair = 2;
+constexpr uint64_t attention_counters(uint64_t kv_heads) {
+  return kv_heads * kAttentionGroups * kAttentionPair;
+}
 
 // Rows that a block of the kernels for few rows takes, if the KV head has so many; more go to
 // further blocks. Products over levels of V take four rows at a time, others eight, and sums must

@@ -79,7 +79,8 @@ std::string name_attention_decode(uint64_t spec) {
   const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
   if (!decode_shape(k, v, n, rows).fits || abi::attention_decode_rows(v, n, rows) != rows)
     return "";
-  if (s.cluster != 1 && s.cluster != abi::kAttentionCluster) return "";
+  if (s.cluster != 1 && s.cluster != abi::kAttentionPair && s.cluster != abi::kAttentionCluster)
+    return "";
   return join("gyre::cuda::attention_decode<", k, "u, ", v, "u, ", n, "u, ", rows, "u, ",
               uint32_t{s.cluster}, "u>");
 }

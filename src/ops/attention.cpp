@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ops/attention_spec.h"
+#include "ops/attention_way.h"
 #include "ops/cache_ops.h"
 #include "ops/kv_layout.h"
 #include "runtime/device_impl.h"
@@ -134,112 +134,8 @@ void check_partial_tensor(const char* op, const Tensor& partial) {
           partial.dtype(), " ", partial.shape(), " with strides ", partial.strides());
 }
 
-uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
-
 uint64_t oldest_key(const Op& o) {
   return abi::attention_first_key(o.in.q.shape(0), o.options.length, o.options.window);
-}
-
-// (token, query head) pairs of a KV head.
-uint64_t rows_of(const AttentionPartialInputs& in) {
-  return in.q.shape(0) * (in.q.shape(1) / in.k_cache.shape.kv_heads);
-}
-
-// By shape and the device's own numbers alone: results must not depend on what else happens. Enough
-// pieces for all compute units, none so small that merging shows.
-uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& in, uint64_t keys) {
-  constexpr uint64_t kRows = 64;
-  const uint64_t pieces = device.attention_pieces;
-  const uint64_t kv_heads = in.k_cache.shape.kv_heads;
-  const uint64_t wanted = pieces / std::min(pieces, kv_heads * ceil_div(rows_of(in), kRows));
-  const uint64_t most = ceil_div(keys, device.attention_fewest_keys);
-  return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(most, 1));
-}
-
-constexpr uint64_t kDecodeRows = 16;
-static_assert(kDecodeRows <= 4 * abi::kAttentionGroups);  // a block takes 4 at least
-
-using DecodeSpec = std::optional<abi::AttentionDecodeSpec>;
-
-// If the device has such a kernel. Fewer rows to a block than there could be where it has no room
-// for them.
-DecodeSpec find_decode(const Recording& recording, const AttentionPartialInputs& in,
-                       uint64_t cluster) {
-  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  const uint64_t least = describe(v.format).compressed ? 4 : 8;
-  for (uint64_t rows =
-           abi::attention_decode_rows(static_cast<uint32_t>(v.format), v.head_dim, rows_of(in));
-       rows >= least; rows -= least) {
-    const auto spec = make_decode_spec(k.format, v.format, k.head_dim, rows, cluster);
-    if (recording.has(kAttentionDecode, spec)) return spec;
-  }
-  return {};
-}
-
-// KV heads, with as many of a head's rows each as a block takes.
-uint64_t decode_units(const AttentionPartialInputs& in, const abi::AttentionDecodeSpec& spec) {
-  return in.k_cache.shape.kv_heads * ceil_div(rows_of(in), spec.rows);
-}
-
-// 16 bytes can be copied from wherever a key, a value or a tile begins; offsets fit into 32 bits.
-bool is_aligned(const KvBuffer& cache) {
-  const abi::KvCacheLayout layout = kv_cache_layout(cache);
-  const bool tiled = cache.shape.role == KvRole::v && describe(cache.shape.format).compressed;
-  const uint64_t row = tiled ? layout.codes_tile_stride : layout.codes_tile_stride / abi::kKvTile;
-  const uint64_t all = cache.codes.address() | cache.scales.address() | row |
-                       layout.codes_head_stride | layout.scales_tile_stride |
-                       layout.scales_head_stride;
-  return all % 16 == 0 && layout.codes_tile_stride < uint64_t{1} << 26 &&
-         layout.scales_tile_stride < uint64_t{1} << 26;
-}
-
-// Few rows over many keys, on a device with a kernel for that. Where values may be NaN, rows must
-// see the same keys: one that is hidden from some rows would show in them.
-DecodeSpec decode_for(const Recording& recording, const AttentionPartialInputs& in) {
-  constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
-  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  const bool takes = rows_of(in) <= kDecodeRows && !in.tree.defined() && k.head_dim == v.head_dim &&
-                     (in.q.shape(0) == 1 || describe(v.format).compressed) &&
-                     k.kv_heads <= kMostHeads && k.capacity != 0 && k.capacity <= kMostKeys &&
-                     is_aligned(in.k_cache) && is_aligned(in.v_cache);
-  return takes ? find_decode(recording, in, 1) : DecodeSpec{};
-}
-
-// One block for each multiprocessor; where heads alone are more than half of that, the number of
-// splits that leaves the fewest idle in the last round, if that is a tenth better.
-uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in,
-                       const abi::AttentionDecodeSpec& spec, uint64_t keys) {
-  constexpr uint64_t kMostSplits = 8;
-  const uint64_t units = std::max<uint64_t>(device.compute_units, 1);
-  const uint64_t heads = decode_units(in, spec);
-  const uint64_t most = std::max<uint64_t>(ceil_div(keys, device.attention_fewest_keys), 1);
-  uint64_t best = std::clamp<uint64_t>(units / heads, 1, most);
-  if (units / heads > 1) return best;
-  for (uint64_t s = 2; s <= std::min(most, kMostSplits); ++s) {
-    const uint64_t rounds = ceil_div(heads * s, units), of_best = ceil_div(heads * best, units);
-    if (10 * rounds * best < 9 * of_best * s) best = s;
-  }
-  return best;
-}
-
-// Few keys: as many splits as a cluster has blocks, which put them together faster than through
-// global memory. Where there are more keys, more blocks than that are worth waiting for: measured,
-// sooner where codes must be unpacked than where bytes are all there is to wait for.
-DecodeSpec cluster_for(const Recording& recording, const AttentionPartialInputs& in,
-                       uint64_t keys) {
-  constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = uint64_t{6144} * 128;
-  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  const auto whole_bytes = [](KvFormat f) { return !describe(f).compressed || f == KvFormat::tq8; };
-  const uint64_t slot = (in.k_cache.bytes() + in.v_cache.bytes()) / k.kv_heads / k.capacity;
-  const bool few = whole_bytes(k.format) && whole_bytes(v.format)
-                       ? keys * slot <= kFewBytes
-                       : keys * k.head_dim * ceil_div(rows_of(in), 4) <= kFewCodes;
-  if (!few || keys <= recording.device().attention_fewest_keys) return {};
-  const DecodeSpec spec = find_decode(recording, in, abi::kAttentionCluster);
-  if (!spec) return {};
-  const uint64_t blocks = decode_units(in, *spec) * abi::kAttentionCluster;
-  const uint64_t units = recording.device().compute_units;
-  return blocks <= units && 4 * blocks >= units ? spec : DecodeSpec{};
 }
 
 // Where the keys are: known now, or found on the device when the command runs.
@@ -258,13 +154,6 @@ void fill_keys(const Op& o, abi::AttentionParams& p) {
   p.split_keys = abi::attention_split_keys(keys, p.splits);
   p.used_splits = keys == 0 ? 1 : static_cast<uint32_t>(ceil_div(keys, p.split_keys));
 }
-
-// A command, and how many splits of the keys it has.
-struct Way {
-  DecodeSpec decode;                        // none: the kernel for any shape
-  uint32_t partial = abi::kAttentionWhole;  // or another of those
-  uint64_t splits = 1;
-};
 
 void dispatch(Recording& recording, const Op& o, const Way& way,
               const AttentionMergeInputs& outputs) {
@@ -315,10 +204,6 @@ void dispatch(Recording& recording, const Op& o, const Way& way,
     record(kAttention,
            make_spec(in.q.dtype(), in.k_cache.shape.format, in.v_cache.shape.format, out_dtype));
   }
-}
-
-uint32_t merged_or_whole(uint64_t splits) {
-  return splits > 1 ? abi::kAttentionMerged : abi::kAttentionWhole;
 }
 
 uint64_t partial_floats(uint64_t splits, const AttentionPartialInputs& in) {
@@ -408,17 +293,12 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
   if (in.q.shape(0) == 0) return;
   const uint64_t keys = options.length - oldest_key(o);
   if (const DecodeSpec decode = decode_for(recording, reads)) {
-    if (const DecodeSpec clustered = cluster_for(recording, reads, keys)) {
-      dispatch(recording, o, {clustered, abi::kAttentionWhole, abi::kAttentionCluster}, outputs);
-      recording.commit();
-      return;
-    }
-    const uint64_t splits = decode_splits(recording.device(), reads, *decode, keys);
-    if (splits > 1)
+    const Way way = decode_way(recording, reads, *decode, keys);
+    if (way.partial == abi::kAttentionMerged)
       outputs.partial = encoder.device().tensor(
-          DType::f32,
-          {abi::attention_counters(reads.k_cache.shape.kv_heads) + partial_floats(splits, reads)});
-    dispatch(recording, o, {decode, merged_or_whole(splits), splits}, outputs);
+          DType::f32, {abi::attention_counters(reads.k_cache.shape.kv_heads) +
+                       partial_floats(way.splits, reads)});
+    dispatch(recording, o, way, outputs);
     recording.commit();
     return;
   }
@@ -455,16 +335,20 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   const uint64_t capacity = body.k.shape.capacity;
   const DecodeSpec decode = decode_for(recording, reads);
   const bool merged = decode && segments.count == 1;
-  const DecodeSpec clustered = merged ? cluster_for(recording, reads, capacity) : DecodeSpec{};
-  const uint64_t body_splits = clustered ? abi::kAttentionCluster
-                               : decode
-                                   ? decode_splits(recording.device(), reads, *decode, capacity)
-                                   : choose_splits(recording.device(), reads, capacity);
-  const uint64_t splits = clustered ? 1 : body_splits + segments.count - 1;  // to be merged
+  Way body_way = {decode, abi::kAttentionPartial, 1};
+  if (merged) {
+    body_way = decode_way(recording, reads, *decode, capacity);
+  } else {
+    body_way.splits = decode ? decode_splits(recording.device(), reads, *decode, capacity)
+                             : choose_splits(recording.device(), reads, capacity);
+    if (body_way.splits == 1 && segments.count == 1) body_way.partial = abi::kAttentionWhole;
+  }
+  const bool leaves = body_way.partial != abi::kAttentionWhole;
+  const uint64_t splits = body_way.splits + segments.count - 1;
   // Counters come first, whatever the layer: they must stay 0. Kept only when nothing is refused.
   const uint64_t first = abi::attention_counters(body.k.shape.kv_heads);
   Tensor partials = scratch;
-  if (splits > 1) {
+  if (leaves) {
     const uint64_t floats = partial_floats(splits, reads);
     if (!partials.defined() || partials.elements() < first + floats)
       partials = encoder.device().tensor(DType::f32, {first + floats});
@@ -477,15 +361,12 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs part{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
     AttentionMergeInputs to = outputs;
-    Way way = {clustered ? clustered : decode, merged_or_whole(splits), body_splits};
-    if (!merged && splits > 1) {
-      way = {decode_for(recording, part), abi::kAttentionPartial, i == 0 ? body_splits : 1};
-      to.partial = i == 0 ? outputs.partial.slice(0, 0, body_splits)
-                          : outputs.partial.slice(0, body_splits + i - 1, 1);
-    }
+    const Way way = i == 0 ? body_way : Way{decode_for(recording, part), abi::kAttentionPartial, 1};
+    if (leaves && !merged)
+      to.partial = outputs.partial.slice(0, i == 0 ? 0 : body_way.splits + i - 1, way.splits);
     dispatch(recording, {op, part, options, &segment.at}, way, to);
   }
-  if (!merged && splits > 1) dispatch_merge(recording, outputs);
+  if (leaves && !merged) dispatch_merge(recording, outputs);
   recording.commit();
   scratch = std::move(partials);
 }

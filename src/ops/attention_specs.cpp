@@ -46,7 +46,7 @@ std::span<const uint64_t> attention_decode_specs() {
       for (const KvFormat v : kv_formats()) {
         for (const uint64_t head_dim : {64, 128, 256, 512}) {
           for (const uint64_t rows : {4, 8, 12, 16}) {
-            for (const uint64_t cluster : {uint64_t{1}, uint64_t{abi::kAttentionCluster}})
+            for (const uint32_t cluster : {1u, abi::kAttentionPair, abi::kAttentionCluster})
               specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows, cluster)));
           }
         }

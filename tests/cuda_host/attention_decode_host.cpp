@@ -85,6 +85,10 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 64, 12, abi::kAttentionCluster>(),
     variant<abi::kTq8, abi::kTq4, 128, 4, abi::kAttentionCluster>(),
     variant<abi::kTq4, abi::kTq4, 512, 4, abi::kAttentionCluster>(),
+    variant<kF16, kF16, 128, 16, abi::kAttentionPair>(),
+    variant<abi::kTq4, abi::kTq4, 128, 12, abi::kAttentionPair>(),
+    variant<abi::kTq4, abi::kTq4, 128, 16, abi::kAttentionPair>(),
+    variant<abi::kTq4, abi::kTq4, 512, 4, abi::kAttentionPair>(),
 };
 
 }  // namespace

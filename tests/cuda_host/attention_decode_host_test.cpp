@@ -159,9 +159,11 @@ TEST(CudaHostAttention, DecodingMergesSplits) {
 
 // Sharp queries over many keys: the loudest so far is surpassed again and again.
 TEST(CudaHostAttention, DecodingSharpQueries) {
-  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
+  constexpr std::pair<KvFormat, uint64_t> kHeads[] = {
+      {KvFormat::tq4, 4}, {KvFormat::tq4, 12}, {KvFormat::tq6, 4}, {KvFormat::tq8, 4}};
+  for (const auto& [format, heads] : kHeads) {
     for (const double gain : {3.0, 6.0, 20.0}) {
-      AttentionCase c = {.heads = 4, .k_dim = 64, .length = 4096, .k = format, .v = format};
+      AttentionCase c = {.heads = heads, .k_dim = 64, .length = 4096, .k = format, .v = format};
       c.q_gain = static_cast<float>(gain);
       const AttentionProblem problem(host_device(), c);
       const AttentionAnswer answer = problem.run();
@@ -170,12 +172,18 @@ TEST(CudaHostAttention, DecodingSharpQueries) {
   }
 }
 
-// One query over keys with these logits (to within the format's error) and values.
+// One query, as often as there are heads, over keys with these logits (to within the format's
+// error) and values.
 struct Logits {
   uint64_t keys;
   std::function<float(uint64_t)> logit;
   std::function<float(uint64_t)> value;  // of every coordinate, with signs that differ among them
+  KvFormat format = KvFormat::tq8;
+  uint64_t heads = 1;
 };
+// Levels in one product as they are, in one with an offset, in two, and with an offset alone.
+constexpr std::pair<KvFormat, uint64_t> kForms[] = {
+    {KvFormat::tq8, 1}, {KvFormat::tq4, 12}, {KvFormat::tq4, 1}, {KvFormat::tq6, 1}};
 
 struct OneRow {
   std::vector<float> out;
@@ -194,16 +202,20 @@ OneRow one_row(const Device& d, const Logits& of) {
     }
   }
   AttentionInputs in;
-  in.q = tensor_of(d, q, {1, 1, kDim});
-  in.k_cache = cache_of(d, KvFormat::tq8, KvRole::k, k, {1, kDim});
-  in.v_cache = cache_of(d, KvFormat::tq8, KvRole::v, v, {1, kDim});
-  in.out = d.tensor(DType::f32, {1, 1, kDim});
-  in.lse = d.tensor(DType::f32, {1, 1});
+  std::vector<float> queries;
+  for (uint64_t i = 0; i < of.heads; ++i) queries.insert(queries.end(), q.begin(), q.end());
+  in.q = tensor_of(d, queries, {1, of.heads, kDim});
+  in.k_cache = cache_of(d, of.format, KvRole::k, k, {1, kDim});
+  in.v_cache = cache_of(d, of.format, KvRole::v, v, {1, kDim});
+  in.out = d.tensor(DType::f32, {1, of.heads, kDim});
+  in.lse = d.tensor(DType::f32, {1, of.heads});
   Encoder encoder(d);
   attention(encoder, in, {.length = of.keys, .scale = 1.0f});
   encoder.submit().wait();
   return {floats_of(in.out), floats_of(in.lse)[0]};
 }
+
+constexpr cuda::CudaLimits kOneWarp = {132, 24 << 10, 80 << 10, 90};  // for a block
 
 void expect_row(const Logits& of, double bound) {
   const OneRow got = one_row(host_device(), of), wanted = one_row(cpu_device(1), of);
@@ -214,18 +226,20 @@ void expect_row(const Logits& of, double bound) {
 // A large value that does not matter any more once a louder key comes; tails that matter beside one
 // loud key, which they share a warp with.
 TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
-  for (const float rise : {8.0f, 15.0f, 28.0f}) {
-    const float large = std::exp(rise) * 0.3f;
-    const auto logit = [&](uint64_t key) { return key == 0 ? 0.0f : key == 256 ? rise : -30.0f; };
-    const auto value = [&](uint64_t key) { return key == 0 ? large : 1.0f; };
-    expect_row({300, logit, value}, 1e-5);
+  for (const auto& [format, heads] : kForms) {
+    for (const float rise : {8.0f, 15.0f, 28.0f}) {
+      const float large = std::exp(rise) * 0.3f;
+      const auto logit = [&](uint64_t key) { return key == 0 ? 0.0f : key == 256 ? rise : -30.0f; };
+      const auto value = [&](uint64_t key) { return key == 0 ? large : 1.0f; };
+      expect_row({300, logit, value, format, heads}, 1e-5);
+    }
+    const auto climbing = [](uint64_t key) {
+      const uint64_t step = key / 256;
+      return key % 32 == 0 ? 2.7f * static_cast<float>(step) : -20.0f;
+    };
+    expect_row({2048, climbing, [](uint64_t) { return 1.0f; }, format, heads}, 1e-5);
   }
-  const auto climbing = [](uint64_t key) {
-    const uint64_t step = key / 256;
-    return key % 32 == 0 ? 2.7f * static_cast<float>(step) : -20.0f;
-  };
-  expect_row({2048, climbing, [](uint64_t) { return 1.0f; }}, 1e-5);
-  limits = {132, 20 << 10, 80 << 10, 90};  // room for one warp
+  limits = kOneWarp;
   for (const float tail : {-8.0f, -9.0f, -10.0f, -11.0f}) {
     const auto logit = [&](uint64_t key) { return key == 0 ? 0.0f : tail; };
     const auto sign = [](uint64_t key) { return key / 16 % 2 == 0 ? 1.0f : -0.5f; };
@@ -234,16 +248,31 @@ TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
   limits = kLarge;
 }
 
+// So many keys for one warp, and nearly as loud as a weight can be after the first ones, that sums
+// and weights must be halved.
+TEST(CudaHostAttention, DecodingManyLoudKeys) {
+  limits = kOneWarp;
+  const auto logit = [](uint64_t key) { return key < 32 ? 0.0f : 2.2f; };
+  const auto value = [](uint64_t key) { return key % 3 == 0 ? -1.0f : 1.0f; };
+  for (const auto& [format, heads] : kForms) {
+    if (heads > 1 || format == KvFormat::tq6)
+      expect_row({49152, logit, value, format, heads}, 1e-5);
+  }
+  limits = kLarge;
+}
+
 // What is not finite in a value shows in the output and nowhere else.
 TEST(CudaHostAttention, DecodingValuesThatAreNotFinite) {
   for (const float bad :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    for (const uint64_t at : {0, 170, 299}) {
-      const OneRow row =
-          one_row(host_device(), {300, [](uint64_t) { return 0.0f; },
-                                  [&](uint64_t key) { return key == at ? bad : 1.0f; }});
-      for (const float x : row.out) EXPECT_FALSE(std::isfinite(x));
-      EXPECT_NEAR(row.lse, std::log(300.0f), 1e-3);
+    for (const auto& [format, heads] : kForms) {
+      for (const uint64_t at : {0, 170, 299}) {
+        const auto value = [&](uint64_t key) { return key == at ? bad : 1.0f; };
+        const OneRow row =
+            one_row(host_device(), {300, [](uint64_t) { return 0.0f; }, value, format, heads});
+        for (const float x : row.out) EXPECT_FALSE(std::isfinite(x));
+        EXPECT_NEAR(row.lse, std::log(300.0f), 1e-3);
+      }
     }
   }
 }
@@ -282,20 +311,25 @@ TEST(CudaHostAttention, DecodingInClusters) {
 
 // Of queries, keys and values that are multiplied with numbers near the ends of what a format
 // holds.
-std::vector<float> decode_scaled(KvFormat format, float q_scale, float k_scale, float v_scale) {
-  constexpr uint64_t kDim = 64, kKeys = 300, kHeads = 3;
+struct Scaled {
+  KvFormat format;
+  uint64_t heads;
+};
+std::vector<float> decode_scaled(const Scaled& of, float q_scale, float k_scale, float v_scale) {
+  constexpr uint64_t kDim = 64, kKeys = 300;
+  const auto [format, heads] = of;
   const Device d = host_device();
   const auto scaled = [](std::vector<float> rows, float by) {
     for (float& x : rows) x *= by;
     return rows;
   };
   AttentionInputs in;
-  in.q = tensor_of(d, scaled(gaussian_rows(kHeads, kDim, 3), q_scale), {1, kHeads, kDim});
+  in.q = tensor_of(d, scaled(gaussian_rows(heads, kDim, 3), q_scale), {1, heads, kDim});
   in.k_cache =
       cache_of(d, format, KvRole::k, scaled(gaussian_rows(kKeys, kDim, 1), k_scale), {1, kDim});
   in.v_cache =
       cache_of(d, format, KvRole::v, scaled(gaussian_rows(kKeys, kDim, 2), v_scale), {1, kDim});
-  in.out = d.tensor(DType::f32, {1, kHeads, kDim});
+  in.out = d.tensor(DType::f32, {1, heads, kDim});
   Encoder encoder(d);
   attention(encoder, in, {.length = kKeys, .scale = 0.125f});
   encoder.submit().wait();
@@ -305,19 +339,20 @@ std::vector<float> decode_scaled(KvFormat format, float q_scale, float k_scale, 
 }
 
 TEST(CudaHostAttention, DecodingNumbersOfEverySize) {
-  const auto expect_same = [](KvFormat format, float q, float k, float v) {
-    const std::vector<float> plain = decode_scaled(format, 1, 1, 1);
-    const std::vector<float> scaled = decode_scaled(format, q, k, v);
+  const auto expect_same = [](const Scaled& of, float q, float k, float v) {
+    const std::vector<float> plain = decode_scaled(of, 1, 1, 1);
+    const std::vector<float> scaled = decode_scaled(of, q, k, v);
     EXPECT_LE(nmse({scaled.begin(), scaled.end()}, {plain.begin(), plain.end()}), 1e-4)
-        << name(format) << " " << q << " " << k << " " << v;
+        << name(of.format) << " " << q << " " << k << " " << v;
   };
-  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
-    for (const float v : {1e-30f, 1e-20f, 1e20f, 1e29f, 5e29f}) expect_same(format, 1, 1, v);
-    expect_same(format, 1e-25f, 1e25f, 1);
-    expect_same(format, 1e25f, 1e-25f, 1);
+  for (const auto& [format, heads] : kForms) {
+    const Scaled of = {format, heads};
+    for (const float v : {1e-30f, 1e-20f, 1e20f, 1e29f, 5e29f}) expect_same(of, 1, 1, v);
+    expect_same(of, 1e-25f, 1e25f, 1);
+    expect_same(of, 1e25f, 1e-25f, 1);
   }
-  expect_same(KvFormat::bf16, 1e-33f, 1e33f, 1e30f);
-  expect_same(KvFormat::bf16, 1e30f, 1e-30f, 1e-30f);
+  expect_same({KvFormat::bf16, 3}, 1e-33f, 1e33f, 1e30f);
+  expect_same({KvFormat::bf16, 3}, 1e30f, 1e-30f, 1e-30f);
 }
 
 // Windows are far larger than what there is; rows whose token is not in the cache see nothing.
@@ -333,6 +368,60 @@ TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
                     .window = window});
     }
   }
+}
+
+// Blocks in pairs, one of which may have no keys; the last pair to end finds what the others left,
+// and leaves the counters as they were.
+TEST(CudaHostAttention, DecodingInPairs) {
+  const uint32_t before = pair_calls;
+  for (const uint64_t length : {1700, 3300}) {
+    for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
+      for (const uint64_t heads : {12, 16}) {
+        if (format == KvFormat::f16 && heads == 12) continue;
+        expect_decoded({.heads = heads, .k_dim = 128, .length = length, .k = format, .v = format},
+                       8);
+      }
+    }
+  }
+  expect_decoded({.heads = 4,
+                  .k_dim = 512,
+                  .length = 1900,
+                  .capacity = 1911,
+                  .ring_start = 270,
+                  .k = KvFormat::tq4,
+                  .v = KvFormat::tq4,
+                  .window = 1833,
+                  .sinks = true},
+                 8);
+  EXPECT_EQ(pair_calls, before + 7);
+  const Device d = host_device(8);
+  constexpr uint64_t kKeys = 2500, kDim = 128, kHeads = 16;
+  AttentionInputs in;
+  in.q = tensor_of(d, gaussian_rows(kHeads, kDim, 3), {1, kHeads, kDim});
+  in.k_cache = cache_of(d, KvFormat::tq4, KvRole::k, gaussian_rows(kKeys, kDim, 1), {1, kDim});
+  in.v_cache = cache_of(d, KvFormat::tq4, KvRole::v, gaussian_rows(kKeys, kDim, 2), {1, kDim});
+  in.out = d.tensor(DType::f32, {1, kHeads, kDim});
+  Encoder encoder(d);
+  attention(encoder, in, {.length = kKeys, .scale = 0.125f});
+  const Graph graph = encoder.instantiate();
+  graph.replay().wait();
+  const std::vector<float> once = floats_of(in.out);
+  in.out.write_from(std::span<const float>(std::vector<float>(kHeads * kDim, 7.0f)));
+  graph.replay().wait();
+  EXPECT_EQ(floats_of(in.out), once);
+}
+
+// What was recorded for many keys runs with few: only some of the pairs have any, or one alone.
+TEST(CudaHostAttention, CacheThatGrowsInPairs) {
+  const uint32_t before = pair_calls;
+  expect_attended(host_device(8),
+                  {.kv_heads = 1,
+                   .head_dim = 128,
+                   .capacity = 3800,
+                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4},
+                              {.k = KvFormat::f16, .v = KvFormat::f16}}},
+                  16, {1, 500, 1, 512, 1, 512, 512, 1, 512, 1});
+  EXPECT_EQ(pair_calls, before + 10);
 }
 
 // Layers of different formats have one scratch, which those that take clusters leave alone.

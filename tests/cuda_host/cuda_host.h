@@ -394,6 +394,10 @@ inline unsigned int __reduce_max_sync(unsigned int, unsigned int x) {
   for (int by = 1; by < 32; by *= 2) x = std::max(x, __shfl_xor_sync(~0u, x, by));
   return x;
 }
+inline int __reduce_add_sync(unsigned int, int x) {
+  for (int by = 1; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
+  return x;
+}
 inline int __any_sync(unsigned int mask, int predicate) {
   return __ballot_sync(mask, predicate) != 0;
 }

@@ -22,7 +22,7 @@ struct Spread {
     return i / kTogether * 32 + threadIdx.x % kWarp / 4 * kTogether + i % kTogether;
   }
   static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key]; }
-  static Row first() { return {kLowest, kMostPer, minus_infinity(), 0}; }
+  static Row first() { return {kLowest, kMostPer, minus_infinity(), 0, 0}; }
 };
 template <class Shape, uint32_t kRows>
 struct Spread<Shape, kRows, false> {
@@ -74,7 +74,7 @@ inline LanePlaces lane_places() {
   LanePlaces at = {};
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   if constexpr (Shape::kLevelsK) {
-    using Reader = KeyReader<Shape::kOwn, Shape::kK>;
+    using Reader = KeyReader<Shape::kOwn, Shape::kK, Shape::kMany>;
     at.k[0] = keep(Reader::place(Shape::kShape.k, 0, Shape::first_row(g), j));
     if (Reader::kHigh != 0)
       at.k[1] = keep(Reader::place(Shape::kShape.k, 1, Shape::first_row(g), j));
@@ -122,11 +122,10 @@ struct Swap {
 
 // Scores of all coordinates. Those that have one scale are added up before they meet it: it may be
 // infinite.
-template <class Shape, uint32_t kRows, class Queries, class Scores>
+template <class Shape, uint32_t kRows, class Queries, class Factors, class Scores>
 inline void score(const Table& table, const Queries& q, const unsigned char* stage,
-                  const LanePlaces& places,
-                  const ScoreFactors (&factors)[Spread<Shape, kRows, Shape::kLevelsK>::kCount],
-                  const Swap<Shape, Scores>& swap, Scores& x) {
+                  const LanePlaces& places, const Factors& factors, const Swap<Shape, Scores>& swap,
+                  Scores& x) {
   if constexpr (Shape::kLevelsK) {
     score_levels<Shape, kRows / 4>(table, q, stage, places, factors, x);
     if constexpr (Shape::kParts > 1) {
@@ -177,7 +176,9 @@ __global__ void GYRE_CLUSTER(kCluster)
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
   unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
   await_turn();
-  if (kCluster == 1 && blockIdx.x >= u.splits && p.partial != abi::kAttentionPartial) return;
+  // The blocks of a cluster end together.
+  if (p.partial != abi::kAttentionPartial && blockIdx.x / kCluster >= clusters_of<kCluster>(u))
+    return;
   // A warp's first rows, and the next one's while a row is made.
   constexpr uint32_t kAhead = kRows > decode_most_warps(kK, kV, kN, kRows, kCluster) ? 2 : 1;
   uint32_t query[kAhead][kN / kWarp];
@@ -191,14 +192,14 @@ __global__ void GYRE_CLUSTER(kCluster)
 
   const bool masks = !u.plain || !u.alike;
   if (threadIdx.x == 0) {
-    states.of_k = make_table<kK>(), states.of_v = make_table<kV>();
-    if (kCluster > 1) expect_pushes(&states.pushes, pushed_bytes(u, kN));
+    states.of_k = make_table<kK, Shape::kMany>(), states.of_v = make_table<kV, Shape::kMany>();
+    if (kCluster > 1) expect_pushes(&states.pushes, pushed_bytes<kCluster>(u, kN));
   }
   auto* const operands = shared + kRooms.queries;
   for (uint32_t r = warp; r < kRows; r += warps) {
     float* const row = wide + r * kN;
     if (r < u.rows) {
-      put_query<Shape>(p, u, query[0], row, states.factor[r]);
+      put_query<Shape>(p, u, query[0], row, states.factor[0][r]);
 #pragma unroll
       for (uint32_t i = 0; i < kN / kWarp; ++i) query[0][i] = query[kAhead - 1][i];
       const uint32_t next = r + kAhead * warps;
@@ -208,7 +209,8 @@ __global__ void GYRE_CLUSTER(kCluster)
       __syncwarp();
     }
     if constexpr (Shape::kLevelsK)
-      put_columns<kK, kN>(r < u.rows ? row : nullptr, r, reinterpret_cast<uint2*>(operands));
+      put_columns<Shape>(r < u.rows ? row : nullptr, r, reinterpret_cast<uint2*>(operands),
+                         states.factor);
   }
   __syncthreads();
   if constexpr (!Shape::kLevelsK) {
@@ -226,14 +228,17 @@ __global__ void GYRE_CLUSTER(kCluster)
       return reinterpret_cast<const uint4*>(operands) + part * kOfPart + threadIdx.x % kWarp;
     }
   }();
-  const Table of_k = load_table<kK>(states.of_k);
-  const Table of_v = kK == kV ? of_k : load_table<kV>(states.of_v);
+  const Table of_k = load_table<kK, Shape::kMany>(states.of_k);
+  const Table of_v = kK == kV ? of_k : load_table<kV, Shape::kMany>(states.of_v);
   const LanePlaces places = lane_places<Shape>();
   LaneWeights lane = lane_weights();
-  // Rows that are only there to fill a product are as real ones.
-  ScoreFactors factors[Keys::kCount];
-#pragma unroll
-  for (uint32_t i = 0; i < Keys::kCount; ++i) factors[i] = states.factor[Keys::row(i) % u.rows];
+  const auto factors = [&] {
+    if constexpr (Shape::kLevelsK) {
+      return LevelFactors<kRows / 4>(states.factor[part]);
+    } else {
+      return HalfFactors<eights(kRows)>(states.factor[0], u.rows);
+    }
+  }();
   typename Values::Row row[Values::kCount];
 #pragma unroll
   for (uint32_t i = 0; i < Values::kCount; ++i) row[i] = Values::first();
@@ -273,11 +278,11 @@ __global__ void GYRE_CLUSTER(kCluster)
       weigh<Shape, kRows / 4>(lane, x, stage + Shape::kShape.v_scales + places.scales,
                               part * Shape::kBlocks / Shape::kParts, row, acc, b);
       add_levels<Shape, kRows / 4>(of_v, stage + places.v[0], stage + places.v[1], b, acc);
-      lane.step();
+      lane.step(Shape::FormV::kBias != 0 ? Shape::kLaneKeys : 0);
       if (--until_check == 0) {
         until_check = kChunksToCheck;
 #pragma unroll
-        for (uint32_t i = 0; i < Values::kCount; ++i) check_sums(row[i], acc[i]);
+        for (uint32_t i = 0; i < Values::kCount; ++i) check_sums(lane, row[i], acc[i]);
       }
     } else {
       constexpr int32_t kUp = kV == kPlanF16 ? 0 : 10;
@@ -288,6 +293,10 @@ __global__ void GYRE_CLUSTER(kCluster)
   }
   pass_turn();
   copy_wait<0>();
+  if constexpr (Shape::kLevelsV) {
+#pragma unroll
+    for (uint32_t i = 0; i < Values::kCount; ++i) row[i].weights -= lane.surplus;
+  }
   const uint32_t busy = (chunks < step ? (chunks == 0 ? 1 : chunks) : step) * Shape::kParts;
   if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);
   finish<Shape, kRows, kCluster>(p, u, args, states,

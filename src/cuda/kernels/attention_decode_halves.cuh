@@ -6,10 +6,21 @@
 
 namespace gyre::cuda {
 
+// Of a lane's rows. Those that are only there to fill a product are as real ones.
+template <uint32_t kHalves>
+struct HalfFactors {
+  ScoreFactors of[kHalves];
+
+  HalfFactors(const ScoreFactors* shared, uint32_t rows) {
+#pragma unroll
+    for (uint32_t i = 0; i < kHalves; ++i) of[i] = shared[(8 * i + threadIdx.x % kWarp / 4) % rows];
+  }
+};
+
 // s[half][t][i]: the score of row g (+ 8 half) for key 8 t + 2 j + i.
 template <class Shape, uint32_t kRows>
 inline void score_halves(const uint4* q, const unsigned char* stage,
-                         const ScoreFactors (&factors)[eights(kRows)],
+                         const HalfFactors<eights(kRows)>& factors,
                          float (&s)[eights(kRows)][Shape::kTiles][2]) {
   constexpr uint32_t kT = Shape::kTiles, kHalves = eights(kRows);
   constexpr DecodePlane kPlane = Shape::kShape.k[0];
@@ -47,7 +58,7 @@ inline void score_halves(const uint4* q, const unsigned char* stage,
     if constexpr (kHalves == 1) sums[0] += sums[1];
 #pragma unroll
     for (uint32_t h = 0; h < kHalves; ++h)
-      s[h][i / 2][e] = sums[h] * factors[h].first * factors[h].second;
+      s[h][i / 2][e] = sums[h] * factors.of[h].first * factors.of[h].second;
   }
 }
 

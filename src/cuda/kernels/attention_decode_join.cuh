@@ -17,11 +17,17 @@ struct WarpSums {
   static constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kOwn);
   static constexpr float kUnit = Shape::kLevelsV ? 0x1p-31f : 1.0f;  // of theirs
 
-  // Of row j.
-  static void put(const int32_t (&acc)[Shape::kOwn / 16][4], float* rows) {
+  // Of row j, whose weights have this sum: what levels have too much is taken off while numbers are
+  // exact, or small.
+  static void put(const int32_t (&acc)[Shape::kOwn / 16][4], uint32_t weights, float* rows) {
+    using Form = typename Shape::FormV;
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
-    const auto whole = [](const int32_t* two) {
-      return fmaf(static_cast<float>(two[0]), 256.0f, static_cast<float>(two[1]));
+    const uint32_t upper = weights / 256 * Form::kBias;
+    const auto lower = static_cast<float>(weights % 256 * Form::kBias);
+    const auto whole = [&](const int32_t* two) {
+      const uint32_t rest = static_cast<uint32_t>(two[0]) * Form::kStep - upper;
+      return fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256.0f,
+                  fmaf(static_cast<float>(two[1]), Form::kStep, -lower));
     };
 #pragma unroll
     for (uint32_t i = 0; i < Shape::kOwn / 32; ++i) {
@@ -66,10 +72,14 @@ inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kR
     const LevelRow& r = row[four];
     const float max = column_max(r.max);
     float sum = r.sum;
+    uint32_t weights = r.weights;
 #pragma unroll
-    for (int by = 4; by < 32; by *= 2) sum += __shfl_xor_sync(kAll, sum, by);
+    for (int by = 4; by < 32; by *= 2) {
+      sum += __shfl_xor_sync(kAll, sum, by);
+      weights += __shfl_xor_sync(kAll, weights, by);
+    }
     if (g == 0) states.of_warp[warp][j + 4 * four] = {max, sum, r.from, r.per};
-    WarpSums<Shape>::put(acc[four], sums + 4 * four * WarpSums<Shape>::kPitch);
+    WarpSums<Shape>::put(acc[four], weights, sums + 4 * four * WarpSums<Shape>::kPitch);
   }
 }
 
@@ -162,35 +172,56 @@ inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const 
   }
 }
 
-template <class Shape>
+// Rows of the unit that a block writes: the blocks of a cluster take turns.
+template <uint32_t kCluster>
+struct OwnRows {
+  uint32_t first, count;
+  explicit OwnRows(const DecodeUnit& u)
+      : first(kCluster == 1 ? 0 : cluster_rank()),
+        count((u.rows + kCluster - 1 - first) / kCluster) {}
+  uint32_t row(uint32_t i) const { return first + i * kCluster; }
+};
+
+// They lie in `wide`, [row][coordinate].
+template <class Shape, uint32_t kCluster>
 inline void store_rows(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
                        const DecodeStates& states, const float* wide) {
   constexpr uint32_t kN = Shape::kN;
+  const OwnRows<kCluster> own(u);
   const uint32_t lane = threadIdx.x % kWarp;
   __syncthreads();
-  for (uint32_t r = threadIdx.x / kWarp; r < u.rows; r += blockDim.x / kWarp) {
+  for (uint32_t r = threadIdx.x / kWarp; r < own.count; r += blockDim.x / kWarp) {
     float x[kN / kWarp];
 #pragma unroll
     for (uint32_t i = 0; i < kN / kWarp; ++i) x[i] = wide[r * kN + lane + i * kWarp];
-    store_row<Shape>(p, u, args, r, {states.of_row[r].x, states.of_row[r].y}, x);
+    store_row<Shape>(p, u, args, own.row(r), {states.of_row[r].x, states.of_row[r].y}, x);
   }
 }
 
-// Whether this block is the last of its unit to have left its rows.
+// Clusters of a unit that have keys.
+template <uint32_t kCluster>
+inline uint32_t clusters_of(const DecodeUnit& u) {
+  return (u.splits + kCluster - 1) / kCluster;
+}
+
+// Whether this block is the last of those with the same rows to have left them.
+template <uint32_t kCluster>
 inline bool is_last(const DecodeUnit& u, uint32_t* counters, DecodeStates& states) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    uint32_t* const counter = counters + u.kv_head * abi::kAttentionGroups + blockIdx.y;
+    uint32_t* const counter =
+        counters + (u.kv_head * abi::kAttentionGroups + blockIdx.y) * abi::kAttentionPair +
+        OwnRows<kCluster>(u).first;
     const uint32_t before = add_ordered(counter);  // the barrier has ordered the block's stores
-    states.last = before + 1 == u.splits ? 1 : 0;
+    states.last = before + 1 == clusters_of<kCluster>(u) ? 1 : 0;
     if (states.last != 0) *counter = 0;  // for the next replay
   }
   __syncthreads();
   return states.last != 0;
 }
 
-// What the splits of a merged call leave in global memory: values [split][row][coordinate], then
-// {max, sum} [split][row]. Rows are all of the call's.
+// What the clusters of a merged call leave in global memory: values [cluster][row][coordinate],
+// then {max, sum} [cluster][row]. Rows are all of the call's.
 template <uint32_t kN>
 struct SplitRows {
   float* values;
@@ -205,32 +236,34 @@ struct SplitRows {
   static uint32_t row(const abi::AttentionParams& p, RowPlace at) {
     return at.token * static_cast<uint32_t>(p.heads) + at.head;
   }
-  uint64_t at(uint32_t split, uint32_t row) const { return uint64_t{split} * rows + row; }
+  uint64_t at(uint32_t cluster, uint32_t row) const { return uint64_t{cluster} * rows + row; }
 };
 
-// What all splits left of the unit's rows: to `wide` and of_row, as if it were one block's. A warp
-// has coordinates of one row, each lane some of all splits, and the states of a split.
-template <class Shape, uint32_t kRows>
+// What all clusters left of the block's rows: to `wide` and of_row, as if it were one block's. A
+// warp has coordinates of one row, each lane some of all clusters, and the states of one.
+template <class Shape, uint32_t kRows, uint32_t kCluster>
 inline void join_splits(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t partial,
                         DecodeStates& states, float* wide) {
   using Vector = typename Together<Shape, kRows>::Vector;
-  constexpr uint32_t kN = Shape::kN, kEach = Together<Shape, kRows>::kCount, kAtOnce = 16;
+  constexpr uint32_t kN = Shape::kN, kEach = Together<Shape, kRows>::kCount;
+  constexpr uint32_t kAtOnce = 16 / kCluster;
   const SplitRows<kN> from(p, partial);
-  const uint32_t lane = threadIdx.x % kWarp;
-  for (uint32_t i = threadIdx.x * kEach; i < u.rows * kN; i += blockDim.x * kEach) {
-    const uint32_t row = SplitRows<kN>::row(p, row_place(u, i / kN));
+  const OwnRows<kCluster> own(u);
+  const uint32_t lane = threadIdx.x % kWarp, clusters = clusters_of<kCluster>(u);
+  for (uint32_t i = threadIdx.x * kEach; i < own.count * kN; i += blockDim.x * kEach) {
+    const uint32_t row = SplitRows<kN>::row(p, row_place(u, own.row(i / kN)));
     RowState all = {minus_infinity(), 0};
     float x[kEach] = {};
-    for (uint32_t first = 0; first < u.splits; first += kAtOnce) {
+    for (uint32_t first = 0; first < clusters; first += kAtOnce) {
       float2 state = make_float2(minus_infinity(), 0.0f);
-      if (lane < kAtOnce && first + lane < u.splits)
+      if (lane < kAtOnce && first + lane < clusters)
         state = load_fresh(from.states + from.at(first + lane, row));
       Vector values[kAtOnce];
 #pragma unroll
       for (uint32_t s = 0; s < kAtOnce; ++s) {
-        const uint32_t split = first + s < u.splits ? first + s : first;  // that weighs nothing
+        const uint32_t cluster = first + s < clusters ? first + s : first;  // that weighs nothing
         values[s] = load_fresh(
-            reinterpret_cast<const Vector*>(from.values + from.at(split, row) * kN + i % kN));
+            reinterpret_cast<const Vector*>(from.values + from.at(cluster, row) * kN + i % kN));
       }
       const float max = fmaxf(all.max, warp_max(state.x));
       const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
@@ -253,40 +286,39 @@ inline void join_splits(const abi::AttentionParams& p, const DecodeUnit& u, uint
   }
 }
 
-// What all blocks of a cluster pushed here: [block][row of this block's][coordinate, max, sum]. A
-// warp to a row.
-template <class Shape>
-inline void store_pushed_rows(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
-                              const DecodeStates& states, const float* pushed) {
-  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp, kBlocks = abi::kAttentionCluster;
+// What all blocks of a cluster pushed here, [block][own row][coordinate, max, sum], to where `put`
+// wants it. A warp to a row.
+template <class Shape, uint32_t kCluster, class Put>
+inline void add_pushed_rows(const DecodeUnit& u, const DecodeStates& states, const float* pushed,
+                            const Put& put) {
+  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp;
+  const OwnRows<kCluster> own(u);
   const uint32_t lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  const uint32_t stride = (u.rows + kBlocks - 1) / kBlocks * (kN + 2);
-  for (uint32_t mine = threadIdx.x / kWarp; cluster_rank() + mine * kBlocks < u.rows;
-       mine += warps) {
+  const uint32_t stride = (u.rows + kCluster - 1) / kCluster * (kN + 2);
+  for (uint32_t mine = threadIdx.x / kWarp; mine < own.count; mine += warps) {
     wait_for_pushes(&states.pushes);
     const float* const row = pushed + mine * (kN + 2);
     float max = minus_infinity(), x[kEach] = {};
 #pragma unroll
-    for (uint32_t b = 0; b < kBlocks; ++b) max = fmaxf(max, row[b * stride + kN]);
+    for (uint32_t b = 0; b < kCluster; ++b) max = fmaxf(max, row[b * stride + kN]);
     const float base = max == minus_infinity() ? 0.0f : max;
     RowState all = {max, 0};
 #pragma unroll
-    for (uint32_t b = 0; b < kBlocks; ++b) {
+    for (uint32_t b = 0; b < kCluster; ++b) {
       const float weight = exp2_fast(row[b * stride + kN] - base);
       all.sum += row[b * stride + kN + 1] * weight;
 #pragma unroll
       for (uint32_t i = 0; i < kEach; ++i)
         if (weight != 0) x[i] += row[b * stride + lane + i * kWarp] * weight;
     }
-    store_row<Shape>(p, u, args, cluster_rank() + mine * kBlocks, all, x);
+    put(own.row(mine), all, x);
   }
 }
 
 // What is pushed to this block, in bytes.
+template <uint32_t kCluster>
 inline uint32_t pushed_bytes(const DecodeUnit& u, uint32_t n) {
-  constexpr uint32_t kBlocks = abi::kAttentionCluster;
-  const uint32_t rows = (u.rows + kBlocks - 1 - cluster_rank()) / kBlocks;
-  return rows * kBlocks * (n + 2) * 4;
+  return OwnRows<kCluster>(u).count * kCluster * (n + 2) * 4;
 }
 
 // From what the warps left in shared memory to the output, or to what is left of it.
@@ -295,34 +327,46 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
                    DecodeStates& states, const float* sums, uint32_t pitch, uint32_t busy,
                    float* wide) {
   constexpr uint32_t kN = Shape::kN;
+  const bool merges = p.partial == abi::kAttentionMerged && clusters_of<kCluster>(u) > 1;
+  const SplitRows<kN> to(p, args.at[arg_partial]);
+  const auto place = [&](uint32_t r) {
+    return to.at(blockIdx.x / kCluster, SplitRows<kN>::row(p, row_place(u, r)));
+  };
   if constexpr (kCluster > 1) {
     const uint32_t each = (u.rows + kCluster - 1) / kCluster;  // rows of a block
     cluster_wait();
     add_warps<Shape, kRows>(
         u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-          float* const to = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
-          push(x, to + coordinate, &states.pushes, r % kCluster);
-          if (coordinate == 0) push(states.of_row[r], to + kN, &states.pushes, r % kCluster);
+          float* const own = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
+          push(x, own + coordinate, &states.pushes, r % kCluster);
+          if (coordinate == 0) push(states.of_row[r], own + kN, &states.pushes, r % kCluster);
         });
-    store_pushed_rows<Shape>(p, u, args, states, wide);
-  } else if (p.partial == abi::kAttentionMerged && u.splits > 1) {
-    const SplitRows<kN> to(p, args.at[arg_partial]);
-    add_warps<Shape, kRows>(
-        u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-          const uint64_t row = to.at(blockIdx.x, SplitRows<kN>::row(p, row_place(u, r)));
-          *reinterpret_cast<float2*>(to.values + row * kN + coordinate) = x;
-          if (coordinate == 0) to.states[row] = states.of_row[r];
-        });
-    if (!is_last(u, pointer<uint32_t>(args.at[arg_partial]), states)) return;
-    join_splits<Shape, kRows>(p, u, args.at[arg_partial], states, wide);
-    store_rows<Shape>(p, u, args, states, wide);
+    add_pushed_rows<Shape, kCluster>(u, states, wide,
+                                     [&](uint32_t r, const RowState& all, float(&x)[kN / kWarp]) {
+                                       if (!merges) {
+                                         store_row<Shape>(p, u, args, r, all, x);
+                                         return;
+                                       }
+                                       const uint64_t at = place(r);
+                                       const uint32_t lane = threadIdx.x % kWarp;
+#pragma unroll
+                                       for (uint32_t i = 0; i < kN / kWarp; ++i)
+                                         to.values[at * kN + lane + i * kWarp] = x[i];
+                                       if (lane == 0) to.states[at] = make_float2(all.max, all.sum);
+                                     });
   } else {
     add_warps<Shape, kRows>(u, states, sums, pitch, busy,
                             [&](uint32_t r, uint32_t coordinate, float2 x) {
-                              *reinterpret_cast<float2*>(wide + r * kN + coordinate) = x;
+                              const uint64_t at = merges ? place(r) : 0;
+                              float* const row = merges ? to.values + at * kN : wide + r * kN;
+                              *reinterpret_cast<float2*>(row + coordinate) = x;
+                              if (merges && coordinate == 0) to.states[at] = states.of_row[r];
                             });
-    store_rows<Shape>(p, u, args, states, wide);
+    if (!merges) store_rows<Shape, 1>(p, u, args, states, wide);
   }
+  if (!merges || !is_last<kCluster>(u, pointer<uint32_t>(args.at[arg_partial]), states)) return;
+  join_splits<Shape, kRows, kCluster>(p, u, args.at[arg_partial], states, wide);
+  store_rows<Shape, kCluster>(p, u, args, states, wide);
 }
 
 }  // namespace gyre::cuda

@@ -9,57 +9,88 @@
 
 namespace gyre::cuda {
 
-// What one lane unpacks at a time: two words of A, four codes each. Levels of tq4 are the
-// sum of two parts.
-template <uint32_t kFormat>
-constexpr uint32_t kLevelParts = kFormat == abi::kTq4 ? 2 : 1;
-
-template <uint32_t kFormat>
-struct Unpacked {
-  uint32_t part[kLevelParts<kFormat>][2];
+// What goes through a product for a level. Codes of tq5 and tq6 are u of a level 2 u - kBias; what
+// is left of it is one number for all keys, or for all coordinates. Of tq4 either u is made, or,
+// with fewer instructions but two products, two bytes whose sum is the level: that pays for up to
+// eight rows.
+template <uint32_t kFormat, bool kMany>
+struct LevelForm {
+  static constexpr bool kLinear = kFormat == abi::kTq5 || kFormat == abi::kTq6;
+  static constexpr uint32_t kParts = kFormat == abi::kTq4 && !kMany ? 2 : 1;
+  static constexpr bool kOdd = kLinear || (kFormat == abi::kTq4 && kMany);
+  static constexpr uint32_t kStep = kOdd ? 2 : 1;
+  static constexpr uint32_t kBias = !kOdd     ? 0
+                                    : kLinear ? (1u << abi::kv_bits(kFormat)) - 1
+                                              : abi::kTq4Levels[7];
+  // Of four neighbouring codes.
+  static constexpr uint32_t bytes(uint32_t first) {
+    uint32_t x = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+      int32_t level = abi::kv_level(kFormat, first + i);
+      if (kOdd) level = (level + static_cast<int32_t>(kBias)) / 2;
+      if (kParts == 2 && level > 0) ++level;
+      x |= (static_cast<uint32_t>(level) & 255u) << (8 * i);
+    }
+    return x;
+  }
+  static constexpr bool exact() {
+    bool even = true;
+    for (uint32_t code = 0; kOdd && code < 1u << abi::kv_bits(kFormat); ++code)
+      even = even && (abi::kv_level(kFormat, code) + static_cast<int32_t>(kBias)) % 2 == 0;
+    return even;
+  }
+  static_assert(exact());
 };
 
-// Levels by small tables.
+// What one lane unpacks at a time: two words of A, four codes each.
+template <uint32_t kParts>
+struct Unpacked {
+  uint32_t part[kParts][2];
+};
+
+// Levels by small tables; of tq4, codes without and with a sign.
 struct Table {
   uint32_t bytes[4];
 };
-
-// Eight nibbles, sign above magnitude. A selector with its top bit set spreads a byte's sign: the
-// first table holds |x| + 1, the second -|x|, so that a plus selects |x| + 1 and -1, a minus 0 and
-// -|x|.
-template <uint32_t kFormat>
+template <uint32_t kFormat, bool kMany>
 constexpr Table make_table() {
   Table table = {};
-  constexpr uint32_t kOne = kFormat == abi::kTq4 ? 0x01010101u : 0;
   if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
-    table.bytes[0] = level_bytes(kFormat, 0) + kOne;
-    table.bytes[1] = level_bytes(kFormat, 4) + kOne;
-    table.bytes[2] = level_bytes(kFormat, 8);
-    table.bytes[3] = level_bytes(kFormat, 12);
+    constexpr uint32_t kCodes = 1u << abi::kv_bits(kFormat);
+    for (uint32_t i = 0; 4 * i < kCodes; ++i)
+      table.bytes[i] = LevelForm<kFormat, kMany>::bytes(4 * i);
   }
   return table;
 }
 
 // Every second word from shared memory, where one thread has put it: the compiler would copy the
 // constant wherever it is used. The others are part of instructions.
-template <uint32_t kFormat>
+template <uint32_t kFormat, bool kMany>
 inline Table load_table(const Table& shared) {
-  Table table = make_table<kFormat>();
+  Table table = make_table<kFormat, kMany>();
   table.bytes[0] = shared.bytes[0];
   table.bytes[2] = shared.bytes[2];
   return table;
 }
 
-inline Unpacked<abi::kTq4> unpack_nibbles(const Table& table, uint32_t w) {
+// Eight nibbles, a sign above three bits. A selector with its top bit set spreads the sign of the
+// byte instead. In two parts the first table holds |x| + 1, the second -|x|, so that a plus selects
+// |x| + 1 and -1, a minus 0 and -|x|. In one no byte has a sign, and what is not selected is 0.
+template <bool kMany>
+inline auto unpack_nibbles(const Table& table, uint32_t w) {
   const uint32_t x = w ^ 0x88888888u;
   const uint32_t(&t)[4] = table.bytes;
-  return {{{permute(t[0], t[1], w), permute(t[0], t[1], upper_half(w))},
-           {permute(t[2], t[3], x), permute(t[2], t[3], upper_half(x))}}};
+  const uint32_t a = permute(t[0], t[1], w), b = permute(t[0], t[1], upper_half(w));
+  const uint32_t c = permute(t[2], t[3], x), d = permute(t[2], t[3], upper_half(x));
+  if constexpr (kMany) {
+    return Unpacked<1>{{{a | c, b | d}}};
+  } else {
+    return Unpacked<2>{{{a, b}, {c, d}}};
+  }
 }
 
 // Selectors in nibbles, up to three bits each, to the levels of a small table.
-template <uint32_t kFormat>
-inline Unpacked<kFormat> select_levels(const Table& table, uint32_t nibbles) {
+inline Unpacked<1> select_levels(const Table& table, uint32_t nibbles) {
   const uint32_t(&t)[4] = table.bytes;
   return {{{permute(t[0], t[1], nibbles), permute(t[0], t[1], upper_half(nibbles))}}};
 }
@@ -82,8 +113,9 @@ inline void load_words(const unsigned char* from, uint32_t* w) {
 
 constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
 
-template <uint32_t kN, uint32_t kFormat>
+template <uint32_t kN, uint32_t kFormat, bool kMany>
 struct KeyReader {
+  using Form = LevelForm<kFormat, kMany>;
   static constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   static constexpr uint32_t kBytes = kN * kLow / 8;                     // of the first plane
   static constexpr uint32_t kVectors = kBytes <= 64 ? 1 : kBytes / 64;  // reads of a key, by a lane
@@ -164,32 +196,49 @@ struct KeyReader {
   }
 
   // Codes of product `step` of those that a read is good for.
-  static Unpacked<kFormat> levels(const Table& table, const Words& w, uint32_t step) {
+  static Unpacked<Form::kParts> levels(const Table& table, const Words& w, uint32_t step) {
     if constexpr (kFormat == abi::kTq8) {
       return {{{w.low[2 * step], w.low[2 * step + 1]}}};
     } else if constexpr (kFormat == abi::kTq4) {
-      return unpack_nibbles(table, w.low[step]);
+      return unpack_nibbles<kMany>(table, w.low[step]);
     } else if constexpr (kLow == 4) {
       constexpr uint32_t kMask = ((1u << kHigh) - 1) * 0x01010101u;
       const uint32_t x = w.low[step], h = w.high[step];
-      const uint32_t first = (x & 0x0F0F0F0Fu) | (h & kMask) << 4;
-      const uint32_t second = (x >> 4 & 0x0F0F0F0Fu) | (h >> kHigh & kMask) << 4;
-      return {{{levels_of_bytes<kFormat, false>(first), levels_of_bytes<kFormat, false>(second)}}};
+      return {{{(x & 0x0F0F0F0Fu) | (h & kMask) << 4, (x >> 4 & 0x0F0F0F0Fu) | (h >> kHigh & kMask)
+                                                                                   << 4}}};
     } else {
       const uint32_t pairs = w.low[step / 2] >> (step % 2 * 2) & kPairs;
-      if constexpr (kFormat == abi::kTq2) return select_levels<kFormat>(table, pairs);
+      if constexpr (kFormat == abi::kTq2) return select_levels(table, pairs);
       // Bits 0 and 2 of a byte, or 1 and 3, to bits 2 and 6: what else the product holds is masked.
       const uint32_t thirds = step % 2 == 0 ? (w.high[step / 2] & 0x05050505u) * 20u & kThirds
                                             : (w.high[step / 2] & 0x0A0A0A0Au) * 10u & kThirds;
-      return select_levels<kFormat>(table, pairs | thirds);
+      return select_levels(table, pairs | thirds);
     }
   }
 };
 
 // Of a lane's row: what its scores are multiplied with, in two steps of which the first is a power
-// of two.
+// of two, and what is added in between: the query's sum, of the warp's coordinates, times the bias.
 struct ScoreFactors {
-  float first, second;
+  float first, second, added;
+};
+using RowFactors = ScoreFactors[decode_parts(512)][kDecodeMostRows];  // of each part of a query
+
+// Of a lane's rows: in registers where there are few, else read each time.
+template <uint32_t kFours>
+class LevelFactors {
+  static constexpr bool kKept = kFours < 4;
+
+ public:
+  explicit LevelFactors(const ScoreFactors* shared) : shared_(shared + threadIdx.x % 4) {
+#pragma unroll
+    for (uint32_t i = 0; kKept && i < kFours; ++i) kept_[i] = shared_[4 * i];
+  }
+  ScoreFactors operator[](uint32_t four) const { return kKept ? kept_[four] : shared_[4 * four]; }
+
+ private:
+  const ScoreFactors* shared_;
+  ScoreFactors kept_[kKept ? kFours : 1];
 };
 
 // Probabilities are relative to a number that follows the largest logit only when that is far
@@ -282,9 +331,10 @@ class QueryColumns {
 // go, without the key's scale.
 template <class Shape, uint32_t kFours, class Queries>
 inline void score_levels(const Table& table, const Queries& q, const unsigned char* stage,
-                         const LanePlaces& places, const ScoreFactors (&factors)[kFours],
+                         const LanePlaces& places, const LevelFactors<kFours>& factors,
                          float (&x)[kFours][Shape::kLaneKeys]) {
-  using Reader = KeyReader<Shape::kOwn, Shape::kK>;
+  using Reader = KeyReader<Shape::kOwn, Shape::kK, Shape::kMany>;
+  using Form = typename Reader::Form;
   constexpr uint32_t kEach = Shape::kLaneKeys;
   constexpr const DecodePlane(&kPlanes)[2] = Shape::kShape.k;
   const unsigned char *const low = stage + places.k[0], *const high = stage + places.k[1];
@@ -300,14 +350,14 @@ inline void score_levels(const Table& table, const Queries& q, const unsigned ch
                             high + Shape::key_distance(kPlanes[1], 2 * two + i), kPlanes, vector);
 #pragma unroll
       for (uint32_t step = 0; step < Reader::kStepsOf; ++step) {
-        const Unpacked<Shape::kK> first = Reader::levels(table, w[0], step);
-        const Unpacked<Shape::kK> second = Reader::levels(table, w[1], step);
+        const auto first = Reader::levels(table, w[0], step);
+        const auto second = Reader::levels(table, w[1], step);
 #pragma unroll
         for (uint32_t four = 0; four < kFours; ++four) {
           uint32_t b[2];
           q.get(four, vector * Reader::kStepsOf + step, b);
 #pragma unroll
-          for (uint32_t part = 0; part < kLevelParts<Shape::kK>; ++part) {
+          for (uint32_t part = 0; part < Form::kParts; ++part) {
             const uint32_t a[4] = {first.part[part][0], second.part[part][0], first.part[part][1],
                                    second.part[part][1]};
             mma_s8(c[four][two], a, b[0], b[1]);
@@ -317,37 +367,46 @@ inline void score_levels(const Table& table, const Queries& q, const unsigned ch
     }
   }
 #pragma unroll
-  for (uint32_t i = 0; i < kFours * kEach; ++i) {
-    const uint32_t four = i / kEach, key = i % kEach;
-    const int32_t(&sums)[4] = c[four][key / 2];
-    // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
-    const int32_t sum = sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1];
-    x[four][key] = static_cast<float>(sum) * factors[four].first;
+  for (uint32_t four = 0; four < kFours; ++four) {
+    const ScoreFactors f = factors[four];
+#pragma unroll
+    for (uint32_t key = 0; key < kEach; ++key) {
+      const int32_t(&sums)[4] = c[four][key / 2];
+      // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
+      const auto sum = static_cast<float>(sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1]);
+      x[four][key] = Form::kBias == 0 ? sum * f.first : fmaf(sum, f.first, f.added);
+    }
   }
 }
 
 // Scores of coordinates with one scale, times that.
 template <class Shape, uint32_t kFours>
 inline void scale_scores(const unsigned char* stage, const LanePlaces& places, uint32_t block,
-                         const ScoreFactors (&factors)[kFours],
+                         const LevelFactors<kFours>& factors,
                          float (&x)[kFours][Shape::kLaneKeys]) {
   float scales[Shape::kLaneKeys];
   load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, block, scales);
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
+    const float second = factors[four].second;
 #pragma unroll
-    for (uint32_t i = 0; i < Shape::kLaneKeys; ++i) x[four][i] *= scales[i] * factors[four].second;
+    for (uint32_t i = 0; i < Shape::kLaneKeys; ++i) x[four][i] *= scales[i] * second;
   }
 }
 
 // A rotated query of integers becomes bytes: a row's two columns of all products, by a warp.
-// `row` is null where there is no such row.
-template <uint32_t kK, uint32_t kN>
-inline void put_columns(const float* row, uint32_t r, uint2* to) {
-  constexpr uint32_t kOwn = decode_own(kN);
-  using Reader = KeyReader<kOwn, kK>;
+// `factors`, of the whole query, become those of its parts. `row` is null where there is no such
+// row: it gets zeros.
+template <class Shape>
+inline void put_columns(const float* row, uint32_t r, uint2* to, RowFactors& factors) {
+  constexpr uint32_t kN = Shape::kN, kOwn = Shape::kOwn;
+  using Reader = KeyReader<kOwn, Shape::kK, Shape::kMany>;
   const uint32_t lane = threadIdx.x % kWarp;
-  for (uint32_t i = lane; i < kN / 4; i += kWarp) {
+  int32_t sum[Shape::kParts] = {};
+#pragma unroll
+  for (uint32_t first_item = 0; first_item < kN / 4; first_item += kWarp) {
+    const uint32_t i = first_item + lane;
+    if (i >= kN / 4) break;
     const uint32_t half = i % 2, j = i / 2 % 4, step = i / 8;
     uint32_t upper = 0, lower = 0;
     if (row != nullptr) {
@@ -360,6 +419,7 @@ inline void put_columns(const float* row, uint32_t r, uint2* to) {
       for (uint32_t place = 0; place < 4; ++place) {
         x[place] = static_cast<uint32_t>(__float2int_rn(first[Reader::further(place)]));
         y[place] = x[place] + 128;  // rounded, as the lower byte has a sign
+        sum[first_item * 4 / kOwn] += static_cast<int32_t>(x[place]);
       }
       upper = permute(permute(y[0], y[1], 0x51), permute(y[2], y[3], 0x51), 0x5410);
       lower = permute(permute(x[0], x[1], 0x40), permute(x[2], x[3], 0x40), 0x5410);
@@ -367,6 +427,16 @@ inline void put_columns(const float* row, uint32_t r, uint2* to) {
     auto* const words =
         reinterpret_cast<uint32_t*>(to + (r / 4 * (kN / 32) + step) * kWarp + r % 4 * 8 + j);
     words[half] = upper, words[8 + half] = lower;
+  }
+  using Form = typename Reader::Form;
+  const ScoreFactors of = row == nullptr ? ScoreFactors{} : factors[0][r];
+  __syncwarp();
+#pragma unroll
+  for (uint32_t part = 0; part < Shape::kParts; ++part) {
+    float all = 0;
+    if (Form::kBias != 0) all = static_cast<float>(__reduce_add_sync(kAll, sum[part]));  // < 2^22
+    if (lane == 0)
+      factors[part][r] = {of.first * Form::kStep, of.second, -all * Form::kBias * of.first};
   }
 }
 

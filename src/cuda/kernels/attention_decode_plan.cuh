@@ -36,12 +36,13 @@ struct DecodeShape {
 
 // 16 keys to a product with 16-bit values, 32 with levels: a tile to each of four lanes. Two such
 // products at a time wait less, but ask for twice as much at once; measured, that pays for small
-// keys and for tq8 with tq4.
+// keys, for tq8 with tq4, and where warps that share keys wait for each other.
 constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
   if (!abi::kv_is_native(v)) return 16;
-  const uint32_t bits = abi::kv_is_native(k) ? abi::kv_bits(k) + abi::kv_bits(v) : 0;
-  const bool two = bits != 0 && (n * bits <= 768 || n * bits == 1536);
-  return two && n <= 128 && rows == 4 ? 64 : 32;
+  const uint32_t bits =
+      abi::kv_is_native(k) ? decode_own(n) * (abi::kv_bits(k) + abi::kv_bits(v)) : 0;
+  const bool two = bits != 0 && (decode_parts(n) > 1 ? bits <= 1024 : bits <= 768 || bits == 1536);
+  return two && n != 256 && rows == 4 ? 64 : 32;
 }
 
 constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {

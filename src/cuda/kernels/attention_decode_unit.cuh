@@ -14,6 +14,8 @@ struct Decode {
   static constexpr uint32_t kOwn = decode_own(kN), kParts = decode_parts(kN);  // of a warp, of keys
   static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
+  static constexpr bool kMany = kRows > 8;
+  using FormV = LevelForm<kV, kMany>;
   static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
   static_assert(kShape.fits);
 
@@ -157,7 +159,7 @@ struct DecodeStates {
   WarpRow of_warp[kDecodeMostWarps][kDecodeMostRows];
   float to_block[kDecodeMostWarps][kDecodeMostRows];  // what sums of a warp are multiplied with
   MaskRow mask[kDecodeMostRows];
-  ScoreFactors factor[kDecodeMostRows];
+  RowFactors factor;
   Table of_k, of_v;
   float2 of_row[kDecodeMostRows];
   PushBarrier pushes;
@@ -247,7 +249,7 @@ inline void put_query(const abi::AttentionParams& p, const DecodeUnit& u,
   if (lane == 0) {
     const float scale = p.scale * (u.plain ? kLog2E : 1.0f) * (Shape::kLevelsK ? 0x1p-31f : 1.0f);
     factors = {finite ? power_of_two(-up >> 1) : __uint_as_float(0x7FC00000u),
-               power_of_two(-up - (-up >> 1)) * scale};
+               power_of_two(-up - (-up >> 1)) * scale, 0};
   }
 }
 

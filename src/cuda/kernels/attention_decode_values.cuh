@@ -41,16 +41,16 @@ inline ValueWords<kFormat> read_values(const unsigned char* low, const unsigned 
 }
 
 // Coordinates 2 pair and 2 pair + 1 of the four.
-template <uint32_t kFormat>
+template <uint32_t kFormat, bool kMany, uint32_t kParts>
 inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint32_t pair,
-                         Unpacked<kFormat> (&x)[2]) {
+                         Unpacked<kParts> (&x)[2]) {
   constexpr uint32_t kHigh = abi::kv_high_bits(kFormat);
   if constexpr (kFormat == abi::kTq8) {
     x[0] = {{{w.low[4 * pair], w.low[4 * pair + 1]}}};
     x[1] = {{{w.low[4 * pair + 2], w.low[4 * pair + 3]}}};
   } else if constexpr (kFormat == abi::kTq4) {
-    x[0] = unpack_nibbles(table, w.low[2 * pair]);
-    x[1] = unpack_nibbles(table, w.low[2 * pair + 1]);
+    x[0] = unpack_nibbles<kMany>(table, w.low[2 * pair]);
+    x[1] = unpack_nibbles<kMany>(table, w.low[2 * pair + 1]);
   } else if constexpr (abi::kv_low_bits(kFormat) == 4) {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -61,8 +61,7 @@ inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint3
       } else {
         high = spread_bits(w.high[0] >> (16 * pair + 8 * i) & 255u);
       }
-      x[i] = {{{levels_of_bytes<kFormat, false>((y & 0x0F0F0F0Fu) | high.first << 4),
-                levels_of_bytes<kFormat, false>((y >> 4 & 0x0F0F0F0Fu) | high.second << 4)}}};
+      x[i] = {{{(y & 0x0F0F0F0Fu) | high.first << 4, (y >> 4 & 0x0F0F0F0Fu) | high.second << 4}}};
     }
   } else {
     // One word has both coordinates, 16 bits each: tokens 0 4 1 5 at its even pairs, 2 6 3 7 at its
@@ -74,42 +73,47 @@ inline void value_levels(const Table& table, const ValueWords<kFormat>& w, uint3
       even |= (h & kFifths) * 516u & kThirds;
       odd |= (h & kFifths << 2) * 129u & kThirds;
     }
-    const Unpacked<kFormat> e = select_levels<kFormat>(table, even);
-    const Unpacked<kFormat> o = select_levels<kFormat>(table, odd);
+    const Unpacked<1> e = select_levels(table, even), o = select_levels(table, odd);
     x[0] = {{{e.part[0][0], o.part[0][0]}}};
     x[1] = {{{e.part[0][1], o.part[0][1]}}};
   }
 }
 
-// Of a row, alike in its eight lanes but for max and sum. Probabilities are relative to 2^from,
-// weights are multiples of 1 / per, a power of two; both follow only when they must: sums would
-// have to follow each time. A row that met an infinite weight has per 0: from then on only such
-// weights count, once each. One that met NaN has per NaN, and so will its values.
+// Of a row, alike in its eight lanes but for max, sum and weights. Probabilities are relative to
+// 2^from, weights are multiples of 1 / per, a power of two; both follow only when they must: sums
+// would have to follow each time. A row that met an infinite weight has per 0: from then on only
+// such weights count, once each. One that met NaN has per NaN, and so will its values.
 struct LevelRow {
   float from, per, max, sum;
+  uint32_t weights;  // their sum, as the bits of floats: see LaneWeights::surplus
 };
 // `from` lies that far above the largest logit, so that a weight times a scale, of up to 2^128,
 // does not overflow.
 constexpr float kAbove = 10;
 constexpr float kMostPer = 0x1p126f;
 
+constexpr uint32_t kIntegers = 0x4B000000u;  // 2^23 as a float: an integer added shows in its bits
+
 // Weights are rounded up or down as often as their fraction says, by a threshold from 0 to 1 that
 // differs from lane to lane and from chunk to chunk: many that are far below 1 still count for what
-// they are. `upper` and `from` are turn_weights'.
+// they are. `upper` and `from` are turn_weights', `surplus` what the sum of a lane's weights has
+// too much, because they are integers that show in the bits of floats.
 struct LaneWeights {
   float threshold;
-  uint32_t upper, from;
+  uint32_t upper, from, surplus;
 
-  // By the golden ratio, which comes near everything soonest.
-  void step() { threshold += threshold < 0.381966f ? 0.618034f : -0.381966f; }
+  // `keys` were counted. By the golden ratio, which comes near everything soonest.
+  void step(uint32_t keys) {
+    threshold += threshold < 0.381966f ? 0.618034f : -0.381966f;
+    surplus += keys * kIntegers;
+  }
 };
 inline LaneWeights lane_weights() {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   return {(static_cast<float>(g) + 0.5f) * 0.125f, g % 2 == 0 ? 0x7632u : 0x5410u,
-          8 * j + g % 2 * 4 + g / 2};
+          8 * j + g % 2 * 4 + g / 2, 0};
 }
 
-constexpr uint32_t kIntegers = 0x4B000000u;  // 2^23 as a float: an integer added shows in its bits
 constexpr uint32_t kTooLarge = kIntegers + 0x10000u;
 inline uint32_t whole_part(float x) { return __float_as_uint(__fadd_rz(x, 8388608.0f)); }
 
@@ -122,13 +126,16 @@ inline float column_max(float x) {
 
 // Sums become multiples of 2^shift.
 template <uint32_t kSums>
-inline void shift_sums(int32_t (&acc)[kSums][4], uint32_t shift) {
+inline void shift_sums(const LaneWeights& lane, LevelRow& row, int32_t (&acc)[kSums][4],
+                       uint32_t shift) {
   const uint32_t by = shift < 32 ? shift : 32, last = by == 0 ? 0 : 1, before = by - last;
+  const auto shifted = [&](int32_t x) {
+    return ((x >> before) + static_cast<int32_t>(last)) >> last;  // half is added where it fits
+  };
 #pragma unroll
-  for (uint32_t i = 0; i < kSums * 4; ++i) {
-    int32_t& x = acc[i / 4][i % 4];
-    x = ((x >> before) + static_cast<int32_t>(last)) >> last;  // half is added where it fits
-  }
+  for (uint32_t i = 0; i < kSums * 4; ++i) acc[i / 4][i % 4] = shifted(acc[i / 4][i % 4]);
+  const auto weights = static_cast<int32_t>(row.weights - lane.surplus);
+  row.weights = static_cast<uint32_t>(shifted(weights)) + lane.surplus;
 }
 
 // Largest of some.
@@ -185,7 +192,7 @@ inline uint32_t weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
   if ((__ballot_sync(kAll, !known) & mine) != 0) row.per = __uint_as_float(0x7FC00000u);
 #pragma unroll
   for (uint32_t i = 0; i < kKeys; ++i) {
-    w[i] = row.per == 0 ? (weights[i] == infinity ? 1u : 0u)
+    w[i] = row.per == 0 ? kIntegers + (weights[i] == infinity ? 1u : 0u)
                         : whole_part(fmaf(weights[i], row.per, lane.threshold));
   }
   return shift;
@@ -245,7 +252,8 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
     }
     if (__any_sync(kAll, any) != 0) {
 #pragma unroll
-      for (uint32_t four = 0; four < kFours; ++four) shift_sums(acc[four], shift[four]);
+      for (uint32_t four = 0; four < kFours; ++four)
+        shift_sums(lane, row[four], acc[four], shift[four]);
     }
   } else {
 #pragma unroll
@@ -253,16 +261,21 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
   }
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
+    if constexpr (Shape::FormV::kBias != 0) {
+#pragma unroll
+      for (uint32_t i = 0; i < kKeys; ++i) row[four].weights += w[four][i];
+    }
 #pragma unroll
     for (uint32_t i = 0; i < Shape::kProducts; ++i) turn_weights(lane, w[four] + i * 4, b[four][i]);
   }
 }
 
-// A key adds less than 2^15 to a sum. Called so often that sums stay below 2^31.
+// A key adds less than 2^15 to a sum, and less than 2^16 to one of its lanes' weights. Called so
+// often that sums stay below 2^31, and those of a row's eight lanes together too.
 constexpr uint32_t kChunksToCheck = 512;
 template <uint32_t kSums>
-inline void check_sums(LevelRow& row, int32_t (&acc)[kSums][4]) {
-  uint32_t all = 0;
+inline void check_sums(const LaneWeights& lane, LevelRow& row, int32_t (&acc)[kSums][4]) {
+  uint32_t all = 4 * (row.weights - lane.surplus);
 #pragma unroll
   for (uint32_t i = 0; i < kSums * 4; ++i) {
     const int32_t x = acc[i / 4][i % 4];
@@ -271,7 +284,7 @@ inline void check_sums(LevelRow& row, int32_t (&acc)[kSums][4]) {
   const uint32_t mine = 0x11111111u << threadIdx.x % 4;
   if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) return;
   row.per *= 0.5f;
-  shift_sums(acc, 1);
+  shift_sums(lane, row, acc, 1);
 }
 
 // acc[four][i]: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of row 4 four + j: sums of
@@ -289,16 +302,15 @@ inline void add_levels(const Table& table, const unsigned char* low, const unsig
                                high + product * 4 * kPlanes[1].tile_pitch, i * 32);
 #pragma unroll
     for (uint32_t pair = 0; pair < 2; ++pair) {
-      Unpacked<Shape::kV> x[2];
-      value_levels<Shape::kV>(table, words, pair, x);
+      Unpacked<Shape::FormV::kParts> x[2];
+      value_levels<Shape::kV, Shape::kMany>(table, words, pair, x);
 #pragma unroll
-      for (uint32_t part = 0; part < kLevelParts<Shape::kV>; ++part) {
+      for (uint32_t part = 0; part < Shape::FormV::kParts; ++part) {
         const uint32_t a[4] = {x[0].part[part][0], x[1].part[part][0], x[0].part[part][1],
                                x[1].part[part][1]};
 #pragma unroll
-        for (uint32_t four = 0; four < kFours; ++four) {
+        for (uint32_t four = 0; four < kFours; ++four)
           mma_s8_u8(acc[four][2 * i + pair], a, b[four][product][0], b[four][product][1]);
-        }
       }
     }
   }
