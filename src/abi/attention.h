@@ -80,14 +80,12 @@ constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged 
 
 constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
 
-// kAttentionMerged: `partial` begins with counters for each KV head, one for each block that shares
-// its rows, 0 before and after; what a split, or a pair of them, leaves follows, at a multiple of
-// 16 bytes.
-constexpr uint64_t kAttentionGroups = 4;
+constexpr uint32_t kAttentionRows = 16;  // of a KV head, that kernels for few rows take
 constexpr uint32_t kAttentionCluster = 8, kAttentionPair = 2;
-constexpr uint64_t attention_counters(uint64_t kv_heads) {
-  return kv_heads * kAttentionGroups * kAttentionPair;
-}
+
+// kAttentionMerged: `partial` begins with a counter for each row, 0 before and after; what splits,
+// or pairs of them, leave follows, at a multiple of 16 bytes.
+constexpr uint64_t attention_counters(uint64_t kv_heads) { return kv_heads * kAttentionRows; }
 
 // Rows that a block of the kernels for few rows takes, if the KV head has so many; more go to
 // further blocks. Products over levels of V take four rows at a time, others eight, and sums must

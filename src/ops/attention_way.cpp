@@ -13,9 +13,6 @@ uint64_t rows_of(const AttentionPartialInputs& in) {
   return in.q.shape(0) * (in.q.shape(1) / in.k_cache.shape.kv_heads);
 }
 
-constexpr uint64_t kDecodeRows = 16;
-static_assert(kDecodeRows <= 4 * abi::kAttentionGroups);  // a block takes 4 at least
-
 // If the device has such a kernel. Fewer rows to a block than there could be where it has no room
 // for them.
 DecodeSpec find_decode(const Recording& recording, const AttentionPartialInputs& in,
@@ -91,7 +88,8 @@ uint64_t choose_splits(const DeviceInfo& device, const AttentionPartialInputs& i
 DecodeSpec decode_for(const Recording& recording, const AttentionPartialInputs& in) {
   constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
   const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
-  const bool takes = rows_of(in) <= kDecodeRows && !in.tree.defined() && k.head_dim == v.head_dim &&
+  const bool takes = rows_of(in) <= abi::kAttentionRows && !in.tree.defined() &&
+                     k.head_dim == v.head_dim &&
                      (in.q.shape(0) == 1 || describe(v.format).compressed) &&
                      k.kv_heads <= kMostHeads && k.capacity != 0 && k.capacity <= kMostKeys &&
                      is_aligned(in.k_cache) && is_aligned(in.v_cache);

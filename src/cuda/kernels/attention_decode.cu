@@ -299,9 +299,8 @@ __global__ void GYRE_CLUSTER(kCluster)
   }
   const uint32_t busy = (chunks < step ? (chunks == 0 ? 1 : chunks) : step) * Shape::kParts;
   if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);
-  finish<Shape, kRows, kCluster>(p, u, args, states,
-                                 reinterpret_cast<const float*>(shared + kRooms.ring),
-                                 kRooms.warp(stages) / 4, busy, wide);
+  finish<Shape, kCluster>(p, u, args, states, reinterpret_cast<const float*>(shared + kRooms.ring),
+                          kRooms.warp(stages) / 4, busy, wide);
 }
 
 }  // namespace gyre::cuda

@@ -83,62 +83,46 @@ inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kR
   }
 }
 
-// What each warp's sums of a row must be multiplied with to be on one scale; of_row. A lane to a
-// warp and row; all threads of the block are here. Warps that share keys have the same
-// probabilities: the first one's count.
-template <uint32_t kRows, uint32_t kParts>
-inline void join_warps(DecodeStates& states, uint32_t busy) {
-  constexpr uint32_t kLanes = kDecodeMostWarps;
-  __syncthreads();
-  const uint32_t w = threadIdx.x % kLanes;
-  for (uint32_t r = threadIdx.x / kLanes; r < kRows; r += blockDim.x / kLanes) {
-    WarpRow mine = {minus_infinity(), 0, kLowest, 1};
-    if (w < busy) mine = states.of_warp[w][r];
-    float max = mine.max;
-#pragma unroll
-    for (int by = 1; by < static_cast<int>(kLanes); by *= 2)
-      max = fmaxf(max, __shfl_xor_sync(kAll, max, by));
-    const float factor = exp2_fast(mine.from - (max == minus_infinity() ? 0.0f : max));
-    if (w < busy) states.to_block[w][r] = factor * (1.0f / mine.per);
-    float sum = w % kParts == 0 ? mine.sum * factor : 0.0f;
-#pragma unroll
-    for (int by = 1; by < static_cast<int>(kLanes); by *= 2) sum += __shfl_xor_sync(kAll, sum, by);
-    if (w == 0) states.of_row[r] = make_float2(max, sum);
-  }
-  __syncthreads();
-}
+// A row, or the 128 coordinates of a longer one that a warp takes: lane i has i + 32 c. In memory
+// that only the blocks of a call know, a lane's lie together.
+template <uint32_t kN>
+struct RowPart {
+  static constexpr uint32_t kSize = kN < 128 ? kN : 128, kParts = kN / kSize;
+  static constexpr uint32_t kEach = kSize / kWarp;
+  using Vector = typename Choose<kEach == 4, float4, float2>::type;
+  union {
+    float x[kEach];
+    Vector all;
+  };
 
-// Neighbouring coordinates that a thread has at a time: more where there are many.
-template <class Shape, uint32_t kRows>
-struct Together {
-  static constexpr uint32_t kCount = Shape::kN >= 128 && kRows * Shape::kN >= 1024 ? 4 : 2;
-  using Vector = typename Choose<kCount == 4, float4, float2>::type;
+  static uint32_t place(uint32_t part) { return part * kSize + threadIdx.x % kWarp * kEach; }
 };
 
-// The sum of the warps that had keys, two neighbouring coordinates of a row at a time, to where
-// `put` wants it. A warp's sums lie `pitch` floats after another's.
-template <class Shape, uint32_t kRows, class Put>
-inline void add_warps(const DecodeUnit& u, DecodeStates& states, const float* sums, uint32_t pitch,
-                      uint32_t busy, const Put& put) {
+// The sum of the warps that had keys: a part of a row, by a warp, after all of the block have put
+// theirs. Lane w finds what warp w's must be multiplied with. Warps that share keys have the same
+// probabilities: the first one's count. A warp's sums lie `pitch` floats after another's.
+template <class Shape>
+inline RowState add_warps(const DecodeStates& states, const float* sums, uint32_t pitch,
+                          uint32_t busy, uint32_t r, uint32_t part, RowPart<Shape::kN>& row) {
   using Sums = WarpSums<Shape>;
-  using Vector = typename Together<Shape, kRows>::Vector;
-  constexpr uint32_t kN = Shape::kN, kEach = Together<Shape, kRows>::kCount;
-  join_warps<kRows, Shape::kParts>(states, busy);
-  for (uint32_t i = threadIdx.x * kEach; i < u.rows * kN; i += blockDim.x * kEach) {
-    const uint32_t r = i / kN, part = i % kN / Shape::kOwn;
-    const float* const from = sums + r * Sums::kPitch + i % Shape::kOwn;
-    float total[kEach] = {};
-#pragma unroll 8
-    for (uint32_t w = part; w < busy; w += Shape::kParts) {
-      const Vector x = *reinterpret_cast<const Vector*>(from + w * pitch);
-      const float factor = states.to_block[w][r];
+  const uint32_t lane = threadIdx.x % kWarp, first = part * row.kSize;
+  WarpRow mine = {minus_infinity(), 0, kLowest, 1};
+  if (lane < busy) mine = states.of_warp[lane][r];
+  const float max = warp_max(mine.max);
+  const float factor = exp2_fast(mine.from - (max == minus_infinity() ? 0.0f : max));
+  const float sum = warp_sum(lane % Shape::kParts == 0 ? mine.sum * factor : 0.0f);
+  const float scale = factor * (1.0f / mine.per);
+  const float* const from = sums + r * Sums::kPitch + first % Shape::kOwn + lane;
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; ++e)
-        total[e] = fmaf(reinterpret_cast<const float*>(&x)[e] * Sums::kUnit, factor, total[e]);
-    }
+  for (uint32_t i = 0; i < row.kEach; ++i) row.x[i] = 0;
+#pragma unroll 4
+  for (uint32_t w = first / Shape::kOwn; w < busy; w += Shape::kParts) {
+    const float of = __shfl_sync(kAll, scale, static_cast<int>(w));
 #pragma unroll
-    for (uint32_t e = 0; e < kEach; e += 2) put(r, i % kN + e, make_float2(total[e], total[e + 1]));
+    for (uint32_t i = 0; i < row.kEach; ++i)
+      row.x[i] = fmaf(from[w * pitch + i * kWarp] * Sums::kUnit, of, row.x[i]);
   }
+  return {max, sum};
 }
 
 // Out of the domain of the cache, and to where it is wanted: one row, by a warp; lane i has
@@ -182,46 +166,14 @@ struct OwnRows {
   uint32_t row(uint32_t i) const { return first + i * kCluster; }
 };
 
-// They lie in `wide`, [row][coordinate].
-template <class Shape, uint32_t kCluster>
-inline void store_rows(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
-                       const DecodeStates& states, const float* wide) {
-  constexpr uint32_t kN = Shape::kN;
-  const OwnRows<kCluster> own(u);
-  const uint32_t lane = threadIdx.x % kWarp;
-  __syncthreads();
-  for (uint32_t r = threadIdx.x / kWarp; r < own.count; r += blockDim.x / kWarp) {
-    float x[kN / kWarp];
-#pragma unroll
-    for (uint32_t i = 0; i < kN / kWarp; ++i) x[i] = wide[r * kN + lane + i * kWarp];
-    store_row<Shape>(p, u, args, own.row(r), {states.of_row[r].x, states.of_row[r].y}, x);
-  }
-}
-
 // Clusters of a unit that have keys.
 template <uint32_t kCluster>
 inline uint32_t clusters_of(const DecodeUnit& u) {
   return (u.splits + kCluster - 1) / kCluster;
 }
 
-// Whether this block is the last of those with the same rows to have left them.
-template <uint32_t kCluster>
-inline bool is_last(const DecodeUnit& u, uint32_t* counters, DecodeStates& states) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t* const counter =
-        counters + (u.kv_head * abi::kAttentionGroups + blockIdx.y) * abi::kAttentionPair +
-        OwnRows<kCluster>(u).first;
-    const uint32_t before = add_ordered(counter);  // the barrier has ordered the block's stores
-    states.last = before + 1 == clusters_of<kCluster>(u) ? 1 : 0;
-    if (states.last != 0) *counter = 0;  // for the next replay
-  }
-  __syncthreads();
-  return states.last != 0;
-}
-
-// What the clusters of a merged call leave in global memory: values [cluster][row][coordinate],
-// then {max, sum} [cluster][row]. Rows are all of the call's.
+// What the clusters of a merged call leave in global memory: values [cluster][row], then {max, sum}
+// [cluster][row]. Rows are all of the call's.
 template <uint32_t kN>
 struct SplitRows {
   float* values;
@@ -237,82 +189,86 @@ struct SplitRows {
     return at.token * static_cast<uint32_t>(p.heads) + at.head;
   }
   uint64_t at(uint32_t cluster, uint32_t row) const { return uint64_t{cluster} * rows + row; }
+
+  auto* part(uint32_t cluster, uint32_t row, uint32_t part) const {
+    using Vector = typename RowPart<kN>::Vector;
+    return reinterpret_cast<Vector*>(values + at(cluster, row) * kN + RowPart<kN>::place(part));
+  }
 };
 
-// What all clusters left of the block's rows: to `wide` and of_row, as if it were one block's. A
-// warp has coordinates of one row, each lane some of all clusters, and the states of one.
-template <class Shape, uint32_t kRows, uint32_t kCluster>
-inline void join_splits(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t partial,
-                        DecodeStates& states, float* wide) {
-  using Vector = typename Together<Shape, kRows>::Vector;
-  constexpr uint32_t kN = Shape::kN, kEach = Together<Shape, kRows>::kCount;
-  constexpr uint32_t kAtOnce = 16 / kCluster;
-  const SplitRows<kN> from(p, partial);
-  const OwnRows<kCluster> own(u);
-  const uint32_t lane = threadIdx.x % kWarp, clusters = clusters_of<kCluster>(u);
-  for (uint32_t i = threadIdx.x * kEach; i < own.count * kN; i += blockDim.x * kEach) {
-    const uint32_t row = SplitRows<kN>::row(p, row_place(u, own.row(i / kN)));
-    RowState all = {minus_infinity(), 0};
-    float x[kEach] = {};
-    for (uint32_t first = 0; first < clusters; first += kAtOnce) {
-      float2 state = make_float2(minus_infinity(), 0.0f);
-      if (lane < kAtOnce && first + lane < clusters)
-        state = load_fresh(from.states + from.at(first + lane, row));
-      Vector values[kAtOnce];
+// What all clusters left of a part of a row, by a warp; a lane has the states of one.
+template <uint32_t kN, uint32_t kAtOnce>
+inline RowState join_part(const SplitRows<kN>& from, uint32_t clusters, uint32_t row, uint32_t part,
+                          RowPart<kN>& sum) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  RowState all = {minus_infinity(), 0};
 #pragma unroll
-      for (uint32_t s = 0; s < kAtOnce; ++s) {
-        const uint32_t cluster = first + s < clusters ? first + s : first;  // that weighs nothing
-        values[s] = load_fresh(
-            reinterpret_cast<const Vector*>(from.values + from.at(cluster, row) * kN + i % kN));
-      }
-      const float max = fmaxf(all.max, warp_max(state.x));
-      const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
-      const float weight = exp2_fast(state.x - base);
-      all = {max, all.sum * keep + warp_sum(state.y * weight)};
+  for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] = 0;
+  for (uint32_t first = 0; first < clusters; first += kAtOnce) {
+    float2 state = make_float2(minus_infinity(), 0.0f);
+    if (lane < kAtOnce && first + lane < clusters)
+      state = load_fresh(from.states + from.at(first + lane, row));
+    RowPart<kN> x[kAtOnce];
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; ++e) x[e] *= keep;
+    for (uint32_t c = 0; c < kAtOnce; ++c)  // one more than once: that weighs nothing
+      x[c].all = load_fresh(from.part(first + c < clusters ? first + c : first, row, part));
+    const float max = fmaxf(all.max, warp_max(state.x));
+    const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
+    const float weight = exp2_fast(state.x - base);
+    all = {max, all.sum * keep + warp_sum(state.y * weight)};
 #pragma unroll
-      for (uint32_t s = 0; s < kAtOnce; ++s) {
-        const float of = __shfl_sync(kAll, weight, static_cast<int>(s));
-        const auto* const value = reinterpret_cast<const float*>(values + s);
+    for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] *= keep;
 #pragma unroll
-        for (uint32_t e = 0; e < kEach; ++e)
-          if (of != 0) x[e] = fmaf(value[e], of, x[e]);
-      }
+    for (uint32_t c = 0; c < kAtOnce; ++c) {
+      const float of = __shfl_sync(kAll, weight, static_cast<int>(c));
+#pragma unroll
+      for (uint32_t i = 0; i < sum.kEach; ++i)
+        if (of != 0) sum.x[i] = fmaf(x[c].x[i], of, sum.x[i]);
     }
-#pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) wide[i + e] = x[e];
-    if (i % kN == 0) states.of_row[i / kN] = make_float2(all.max, all.sum);
   }
+  return all;
 }
 
-// What all blocks of a cluster pushed here, [block][own row][coordinate, max, sum], to where `put`
-// wants it. A warp to a row.
-template <class Shape, uint32_t kCluster, class Put>
-inline void add_pushed_rows(const DecodeUnit& u, const DecodeStates& states, const float* pushed,
-                            const Put& put) {
-  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp;
-  const OwnRows<kCluster> own(u);
-  const uint32_t lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+// A part of a row goes to the block of the cluster that writes the row: [block][own row]
+// [coordinates, max, sum].
+template <uint32_t kN, uint32_t kCluster>
+inline void push_part(const DecodeUnit& u, DecodeStates& states, uint32_t r, uint32_t part,
+                      const RowState& state, const RowPart<kN>& row, float* wide) {
+  const uint32_t each = (u.rows + kCluster - 1) / kCluster;  // rows of a block
+  float* const to = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
+#pragma unroll
+  for (uint32_t i = 0; i < row.kEach; i += 2)
+    push(make_float2(row.x[i], row.x[i + 1]), to + row.place(part) + i, &states.pushes,
+         r % kCluster);
+  if (threadIdx.x % kWarp == 0 && part == 0)
+    push(make_float2(state.max, state.sum), to + kN, &states.pushes, r % kCluster);
+}
+
+// What all blocks of the cluster pushed here of a part of the block's own row i, by a warp.
+template <uint32_t kN, uint32_t kCluster>
+inline RowState add_pushed(const DecodeUnit& u, const DecodeStates& states, const float* pushed,
+                           uint32_t i, uint32_t part, RowPart<kN>& sum) {
   const uint32_t stride = (u.rows + kCluster - 1) / kCluster * (kN + 2);
-  for (uint32_t mine = threadIdx.x / kWarp; mine < own.count; mine += warps) {
-    wait_for_pushes(&states.pushes);
-    const float* const row = pushed + mine * (kN + 2);
-    float max = minus_infinity(), x[kEach] = {};
+  wait_for_pushes(&states.pushes);
+  const float* const row = pushed + i * (kN + 2);
+  float max = minus_infinity();
 #pragma unroll
-    for (uint32_t b = 0; b < kCluster; ++b) max = fmaxf(max, row[b * stride + kN]);
-    const float base = max == minus_infinity() ? 0.0f : max;
-    RowState all = {max, 0};
+  for (uint32_t b = 0; b < kCluster; ++b) max = fmaxf(max, row[b * stride + kN]);
+  const float base = max == minus_infinity() ? 0.0f : max;
+  RowState all = {max, 0};
 #pragma unroll
-    for (uint32_t b = 0; b < kCluster; ++b) {
-      const float weight = exp2_fast(row[b * stride + kN] - base);
-      all.sum += row[b * stride + kN + 1] * weight;
+  for (uint32_t e = 0; e < sum.kEach; ++e) sum.x[e] = 0;
 #pragma unroll
-      for (uint32_t i = 0; i < kEach; ++i)
-        if (weight != 0) x[i] += row[b * stride + lane + i * kWarp] * weight;
+  for (uint32_t b = 0; b < kCluster; ++b) {
+    const float weight = exp2_fast(row[b * stride + kN] - base);
+    all.sum += row[b * stride + kN + 1] * weight;
+#pragma unroll
+    for (uint32_t e = 0; e < sum.kEach; e += 2) {
+      const float2 x = *reinterpret_cast<const float2*>(row + b * stride + sum.place(part) + e);
+      if (weight != 0) sum.x[e] += x.x * weight, sum.x[e + 1] += x.y * weight;
     }
-    put(own.row(mine), all, x);
   }
+  return all;
 }
 
 // What is pushed to this block, in bytes.
@@ -321,52 +277,104 @@ inline uint32_t pushed_bytes(const DecodeUnit& u, uint32_t n) {
   return OwnRows<kCluster>(u).count * kCluster * (n + 2) * 4;
 }
 
-// From what the warps left in shared memory to the output, or to what is left of it.
-template <class Shape, uint32_t kRows, uint32_t kCluster>
+// Adds one to a row's counter: whether all clusters have left the row.
+inline bool is_last(const DecodeUnit& u, uint64_t partial, uint32_t r, uint32_t clusters) {
+  uint32_t* const counter =
+      pointer<uint32_t>(partial) + u.kv_head * abi::kAttentionRows + u.first_row + r;
+  const bool last = add_ordered(counter) + 1 == clusters;
+  if (last) *counter = 0;  // for the next replay
+  return last;
+}
+
+// From what the warps left in shared memory to the output, or to what is left of it. A warp takes
+// parts of rows. The last block to have left a row joins it; where rows have one part, every warp
+// finds that out for its own and waits for no other.
+template <class Shape, uint32_t kCluster>
 inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
                    DecodeStates& states, const float* sums, uint32_t pitch, uint32_t busy,
                    float* wide) {
-  constexpr uint32_t kN = Shape::kN;
-  const bool merges = p.partial == abi::kAttentionMerged && clusters_of<kCluster>(u) > 1;
-  const SplitRows<kN> to(p, args.at[arg_partial]);
-  const auto place = [&](uint32_t r) {
-    return to.at(blockIdx.x / kCluster, SplitRows<kN>::row(p, row_place(u, r)));
-  };
+  constexpr uint32_t kN = Shape::kN, kAtOnce = kCluster == 1 ? 16 : 8;
+  constexpr uint32_t kParts = RowPart<kN>::kParts, kEach = RowPart<kN>::kEach;
+  const uint32_t warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t clusters = clusters_of<kCluster>(u);
+  const bool merges = p.partial == abi::kAttentionMerged && clusters > 1;
+  const SplitRows<kN> left(p, args.at[arg_partial]);
+  const OwnRows<kCluster> own(u);
+  const auto row_of = [&](uint32_t r) { return SplitRows<kN>::row(p, row_place(u, r)); };
+  RowPart<kN> part;
+  __syncthreads();
   if constexpr (kCluster > 1) {
-    const uint32_t each = (u.rows + kCluster - 1) / kCluster;  // rows of a block
     cluster_wait();
-    add_warps<Shape, kRows>(
-        u, states, sums, pitch, busy, [&](uint32_t r, uint32_t coordinate, float2 x) {
-          float* const own = wide + (cluster_rank() * each + r / kCluster) * (kN + 2);
-          push(x, own + coordinate, &states.pushes, r % kCluster);
-          if (coordinate == 0) push(states.of_row[r], own + kN, &states.pushes, r % kCluster);
-        });
-    add_pushed_rows<Shape, kCluster>(u, states, wide,
-                                     [&](uint32_t r, const RowState& all, float(&x)[kN / kWarp]) {
-                                       if (!merges) {
-                                         store_row<Shape>(p, u, args, r, all, x);
-                                         return;
-                                       }
-                                       const uint64_t at = place(r);
-                                       const uint32_t lane = threadIdx.x % kWarp;
-#pragma unroll
-                                       for (uint32_t i = 0; i < kN / kWarp; ++i)
-                                         to.values[at * kN + lane + i * kWarp] = x[i];
-                                       if (lane == 0) to.states[at] = make_float2(all.max, all.sum);
-                                     });
-  } else {
-    add_warps<Shape, kRows>(u, states, sums, pitch, busy,
-                            [&](uint32_t r, uint32_t coordinate, float2 x) {
-                              const uint64_t at = merges ? place(r) : 0;
-                              float* const row = merges ? to.values + at * kN : wide + r * kN;
-                              *reinterpret_cast<float2*>(row + coordinate) = x;
-                              if (merges && coordinate == 0) to.states[at] = states.of_row[r];
-                            });
-    if (!merges) store_rows<Shape, 1>(p, u, args, states, wide);
+    for (uint32_t i = warp; i < u.rows * kParts; i += warps) {
+      const RowState state =
+          add_warps<Shape>(states, sums, pitch, busy, i / kParts, i % kParts, part);
+      push_part<kN, kCluster>(u, states, i / kParts, i % kParts, state, part, wide);
+    }
   }
-  if (!merges || !is_last<kCluster>(u, pointer<uint32_t>(args.at[arg_partial]), states)) return;
-  join_splits<Shape, kRows, kCluster>(p, u, args.at[arg_partial], states, wide);
-  store_rows<Shape, kCluster>(p, u, args, states, wide);
+  const auto take = [&](uint32_t i, uint32_t which) {
+    if constexpr (kCluster > 1) {
+      return add_pushed<kN, kCluster>(u, states, wide, i, which, part);
+    } else {
+      return add_warps<Shape>(states, sums, pitch, busy, own.row(i), which, part);
+    }
+  };
+  if (!merges) {
+    for (uint32_t i = warp; i < own.count; i += warps) {
+      float x[kN / kWarp];
+      RowState state;
+#pragma unroll
+      for (uint32_t which = 0; which < kParts; ++which) {
+        state = take(i, which);
+#pragma unroll
+        for (uint32_t e = 0; e < kEach; ++e) x[which * kEach + e] = part.x[e];
+      }
+      store_row<Shape>(p, u, args, own.row(i), state, x);
+    }
+    return;
+  }
+  for (uint32_t i = warp; i < own.count * kParts; i += warps) {
+    const RowState state = take(i / kParts, i % kParts);
+    const uint32_t cluster = blockIdx.x / kCluster, row = row_of(own.row(i / kParts));
+    *left.part(cluster, row, i % kParts) = part.all;
+    if (lane == 0 && i % kParts == 0)
+      left.states[left.at(cluster, row)] = make_float2(state.max, state.sum);
+  }
+  if constexpr (kParts == 1) {
+    __syncwarp();
+    const uint32_t asked = warp + lane * warps;  // a lane for each of the warp's rows
+    const bool last =
+        asked < own.count && is_last(u, args.at[arg_partial], own.row(asked), clusters);
+    uint32_t to_join = __ballot_sync(kAll, last);
+    __syncwarp();
+    for (uint32_t i = warp; to_join != 0; i += warps, to_join /= 2) {
+      if (to_join % 2 == 0) continue;
+      const RowState state = join_part<kN, kAtOnce>(left, clusters, row_of(own.row(i)), 0, part);
+      store_row<Shape>(p, u, args, own.row(i), state, part.x);
+    }
+  } else {
+    __syncthreads();
+    if (threadIdx.x < own.count)
+      states.last[threadIdx.x] = is_last(u, args.at[arg_partial], own.row(threadIdx.x), clusters);
+    __syncthreads();
+    for (uint32_t i = warp; i < own.count * kParts; i += warps) {
+      const uint32_t r = i / kParts;
+      if (!states.last[r]) continue;
+      const RowState state =
+          join_part<kN, kAtOnce>(left, clusters, row_of(own.row(r)), i % kParts, part);
+#pragma unroll
+      for (uint32_t e = 0; e < kEach; ++e)
+        wide[r * kN + i % kParts * RowPart<kN>::kSize + lane + e * kWarp] = part.x[e];
+      if (lane == 0) states.of_row[r] = make_float2(state.max, state.sum);
+    }
+    __syncthreads();
+    for (uint32_t r = warp; r < own.count; r += warps) {
+      if (!states.last[r]) continue;
+      float x[kN / kWarp];
+#pragma unroll
+      for (uint32_t e = 0; e < kN / kWarp; ++e) x[e] = wide[r * kN + lane + e * kWarp];
+      store_row<Shape>(p, u, args, own.row(r), {states.of_row[r].x, states.of_row[r].y}, x);
+    }
+  }
 }
 
 }  // namespace gyre::cuda

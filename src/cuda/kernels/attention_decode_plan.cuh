@@ -77,7 +77,7 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t 
   return a;
 }
 
-constexpr uint32_t kDecodeMostWarps = 8, kDecodeMostRows = 16;
+constexpr uint32_t kDecodeMostWarps = 8, kDecodeMostRows = abi::kAttentionRows;
 constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }

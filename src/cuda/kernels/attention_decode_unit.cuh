@@ -157,13 +157,12 @@ struct WarpRow {
 // In shared memory.
 struct DecodeStates {
   WarpRow of_warp[kDecodeMostWarps][kDecodeMostRows];
-  float to_block[kDecodeMostWarps][kDecodeMostRows];  // what sums of a warp are multiplied with
   MaskRow mask[kDecodeMostRows];
   RowFactors factor;
   Table of_k, of_v;
-  float2 of_row[kDecodeMostRows];
   PushBarrier pushes;
-  uint32_t last;
+  float2 of_row[kDecodeMostRows];  // {max, sum} of long rows, which several warps join
+  bool last[kDecodeMostRows];      // whether this block joins them
 };
 static_assert(sizeof(DecodeStates) <= kDecodeStateBytes);
 
