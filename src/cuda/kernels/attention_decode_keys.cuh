@@ -11,8 +11,8 @@ namespace gyre::cuda {
 
 // What goes through a product for a level. Codes of tq5 and tq6 are u of a level 2 u - kBias; what
 // is left of it is one number for all keys, or for all coordinates. Of tq4 either u is made, or,
-// with fewer instructions but two products, two bytes whose sum is the level: that pays for up to
-// eight rows.
+// with fewer instructions but two products, two bytes whose sum is the level: measured, that pays
+// for up to eight rows of 128 coordinates.
 template <uint32_t kFormat, bool kMany>
 struct LevelForm {
   static constexpr bool kLinear = kFormat == abi::kTq5 || kFormat == abi::kTq6;

@@ -14,7 +14,7 @@ struct Decode {
   static constexpr uint32_t kOwn = decode_own(kN), kParts = decode_parts(kN);  // of a warp, of keys
   static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
-  static constexpr bool kMany = kRows > 8;
+  static constexpr bool kMany = kRows > 8 || kRows* kOwn > 1024;  // sums: see LevelForm
   using FormV = LevelForm<kV, kMany>;
   static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
   static_assert(kShape.fits);
