@@ -159,11 +159,18 @@ TEST(CudaHostAttention, DecodingMergesSplits) {
 
 // Sharp queries over many keys: the loudest so far is surpassed again and again.
 TEST(CudaHostAttention, DecodingSharpQueries) {
-  constexpr std::pair<KvFormat, uint64_t> kHeads[] = {
-      {KvFormat::tq4, 4}, {KvFormat::tq4, 12}, {KvFormat::tq6, 4}, {KvFormat::tq8, 4}};
-  for (const auto& [format, heads] : kHeads) {
+  struct Sharp {
+    KvFormat format;
+    uint64_t heads, dim;
+  };
+  constexpr Sharp kCases[] = {{KvFormat::tq4, 4, 64},
+                              {KvFormat::tq4, 12, 64},
+                              {KvFormat::tq5, 4, 128},
+                              {KvFormat::tq6, 4, 64},
+                              {KvFormat::tq8, 4, 64}};
+  for (const auto& [format, heads, dim] : kCases) {
     for (const double gain : {3.0, 6.0, 20.0}) {
-      AttentionCase c = {.heads = heads, .k_dim = 64, .length = 4096, .k = format, .v = format};
+      AttentionCase c = {.heads = heads, .k_dim = dim, .length = 4096, .k = format, .v = format};
       c.q_gain = static_cast<float>(gain);
       const AttentionProblem problem(host_device(), c);
       const AttentionAnswer answer = problem.run();
@@ -248,17 +255,26 @@ TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
   limits = kLarge;
 }
 
-// So many keys for one warp, and nearly as loud as a weight can be after the first ones, that sums
-// and weights must be halved.
+// So many keys for one warp, nearly as loud as a weight can be after the first ones, and all with
+// the same values: sums must be halved again and again.
 TEST(CudaHostAttention, DecodingManyLoudKeys) {
   limits = kOneWarp;
   const auto logit = [](uint64_t key) { return key < 32 ? 0.0f : 2.2f; };
-  const auto value = [](uint64_t key) { return key % 3 == 0 ? -1.0f : 1.0f; };
-  for (const auto& [format, heads] : kForms) {
-    if (heads > 1 || format == KvFormat::tq6)
-      expect_row({49152, logit, value, format, heads}, 1e-5);
-  }
+  const auto value = [](uint64_t) { return 1.0f; };
+  expect_row({200000, logit, value, KvFormat::tq4, 12}, 1e-5);
   limits = kLarge;
+}
+
+// An infinite value in a split whose probabilities are 0 beside those of the others.
+TEST(CudaHostAttention, DecodingSplitsThatWeighNothing) {
+  const auto logit = [](uint64_t key) { return key < 1100 ? -400.0f : 0.0f; };
+  const auto value = [](uint64_t key) {
+    return key == 5 ? std::numeric_limits<float>::infinity() : 1.0f;
+  };
+  for (const auto& [format, heads] : kForms) {
+    const OneRow row = one_row(host_device(8), {3000, logit, value, format, heads});
+    for (const float x : row.out) EXPECT_TRUE(std::isfinite(x)) << name(format);
+  }
 }
 
 // What is not finite in a value shows in the output and nowhere else.
@@ -268,10 +284,12 @@ TEST(CudaHostAttention, DecodingValuesThatAreNotFinite) {
     for (const auto& [format, heads] : kForms) {
       for (const uint64_t at : {0, 170, 299}) {
         const auto value = [&](uint64_t key) { return key == at ? bad : 1.0f; };
-        const OneRow row =
-            one_row(host_device(), {300, [](uint64_t) { return 0.0f; }, value, format, heads});
-        for (const float x : row.out) EXPECT_FALSE(std::isfinite(x));
-        EXPECT_NEAR(row.lse, std::log(300.0f), 1e-3);
+        for (const uint64_t keys : {300, 3000}) {  // the latter in splits
+          const OneRow row = one_row(host_device(keys == 300 ? 1 : 8),
+                                     {keys, [](uint64_t) { return 0.0f; }, value, format, heads});
+          for (const float x : row.out) EXPECT_FALSE(std::isfinite(x));
+          EXPECT_NEAR(row.lse, std::log(static_cast<float>(keys)), 2e-3);
+        }
       }
     }
   }
@@ -368,6 +386,16 @@ TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
                     .window = window});
     }
   }
+}
+
+// More splits, and pairs of them, than are joined at a time.
+TEST(CudaHostAttention, DecodingMergesManySplits) {
+  expect_decoded({.heads = 2, .k_dim = 64, .length = 36000, .k = KvFormat::tq8, .v = KvFormat::tq8},
+                 34);
+  const uint32_t before = pair_calls;
+  expect_decoded(
+      {.heads = 12, .k_dim = 128, .length = 20481, .k = KvFormat::tq4, .v = KvFormat::tq4}, 20);
+  EXPECT_EQ(pair_calls, before + 1);
 }
 
 // Blocks in pairs, one of which may have no keys; the last pair to end finds what the others left,

@@ -252,9 +252,10 @@ void launch_clusters(const dim3& grid, unsigned int size, unsigned int threads, 
   cluster = &made;
   gridDim = grid;
   blockDim = dim3(threads);
-  for (unsigned int z = 0; z < grid.z; ++z) {
+  // Not as a device would: what blocks that differ in y or z must not share shows.
+  for (unsigned int x = 0; x < grid.x; x += size) {
     for (unsigned int y = 0; y < grid.y; ++y) {
-      for (unsigned int x = 0; x < grid.x; x += size) run_cluster({x, y, z}, threads);
+      for (unsigned int z = 0; z < grid.z; ++z) run_cluster({x, y, z}, threads);
     }
   }
   cluster = nullptr;

@@ -1,9 +1,9 @@
 // Attention of a few rows over many keys, as in decoding. A block is one KV head, some of its
 // (token, query head) rows and one split of the keys; every warp of it works alone on 16 to 64 keys
 // at a time, from their copy into shared memory to its own sums. The warps meet once, at the end;
-// then the blocks of a cluster put the splits together, or the last block of a head that comes
-// there. Keys of more than 256 coordinates are shared by four warps. Bytes moved: the split's K and
-// V once, q, and head_dim + 2 floats for each row and split.
+// then the blocks of a cluster put the splits together, or the last block to have left a row. Keys
+// of more than 256 coordinates are shared by four warps. Bytes moved: the split's K and V once, q,
+// and head_dim + 2 floats for each row and split, or pair of splits.
 #include "attention_decode_join.cuh"
 
 namespace gyre::cuda {

@@ -124,16 +124,20 @@ inline float column_max(float x) {
   return x;
 }
 
-// Sums become multiples of 2^shift.
+// Sums become multiples of 2^shift. Upper and lower bytes' are shifted as one number: half a unit
+// of the upper ones alone would be 128 of the lower.
 template <uint32_t kSums>
 inline void shift_sums(const LaneWeights& lane, LevelRow& row, int32_t (&acc)[kSums][4],
                        uint32_t shift) {
-  const uint32_t by = shift < 32 ? shift : 32, last = by == 0 ? 0 : 1, before = by - last;
-  const auto shifted = [&](int32_t x) {
-    return ((x >> before) + static_cast<int32_t>(last)) >> last;  // half is added where it fits
-  };
+  constexpr uint32_t kMost = 48;  // leaves nothing of a sum
+  const uint32_t by = shift < kMost ? shift : kMost, last = by == 0 ? 0 : 1, before = by - last;
+  const auto shifted = [&](int64_t x) { return ((x >> before) + last) >> last; };  // to the nearest
 #pragma unroll
-  for (uint32_t i = 0; i < kSums * 4; ++i) acc[i / 4][i % 4] = shifted(acc[i / 4][i % 4]);
+  for (uint32_t i = 0; i < kSums * 2; ++i) {
+    int32_t &upper = acc[i / 2][i % 2 * 2], &lower = acc[i / 2][i % 2 * 2 + 1];
+    const int64_t sum = shifted(int64_t{upper} * 256 + lower);
+    upper = static_cast<int32_t>(sum >> 8), lower = static_cast<int32_t>(sum & 255);
+  }
   const auto weights = static_cast<int32_t>(row.weights - lane.surplus);
   row.weights = static_cast<uint32_t>(shifted(weights)) + lane.surplus;
 }
