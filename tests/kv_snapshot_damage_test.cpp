@@ -28,7 +28,7 @@ class KvSnapshotDamage : public testing::Test {
             .step_tokens = 4};
   }
 
-  Bytes save() {
+  Bytes save() const {
     session.cache.save(folder / "now");
     return bytes_of_file(folder / "now");
   }

@@ -69,7 +69,7 @@ DecodeSpec cluster_for(const Recording& recording, const AttentionPartialInputs&
 // themselves: where a block has many sums, one alone would read all of theirs at the end.
 DecodeSpec pair_for(const Recording& recording, const AttentionPartialInputs& in,
                     const abi::AttentionDecodeSpec& decode, uint64_t splits) {
-  constexpr uint64_t kManySums = 12 * 128;
+  constexpr uint64_t kManySums = uint64_t{12} * 128;
   const bool pays = decode.rows * in.v_cache.shape.head_dim >= kManySums;
   return pays && splits % 2 == 0 ? find_decode(recording, in, abi::kAttentionPair) : DecodeSpec{};
 }
@@ -97,10 +97,10 @@ DecodeSpec decode_for(const Recording& recording, const AttentionPartialInputs& 
 }
 
 uint64_t decode_splits(const DeviceInfo& device, const AttentionPartialInputs& in,
-                       const abi::AttentionDecodeSpec& spec, uint64_t keys) {
+                       const abi::AttentionDecodeSpec& decode, uint64_t keys) {
   constexpr uint64_t kMostSplits = 8;
   const uint64_t units = std::max<uint64_t>(device.compute_units, 1);
-  const uint64_t heads = decode_units(in, spec);
+  const uint64_t heads = decode_units(in, decode);
   const uint64_t most = std::max<uint64_t>(ceil_div(keys, device.attention_fewest_keys), 1);
   uint64_t best = std::clamp<uint64_t>(units / heads, 1, most);
   if (units / heads > 1) return best;

@@ -89,6 +89,7 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 128, 12, abi::kAttentionPair>(),
     variant<abi::kTq4, abi::kTq4, 128, 16, abi::kAttentionPair>(),
     variant<abi::kTq4, abi::kTq4, 512, 4, abi::kAttentionPair>(),
+    variant<abi::kTq4, abi::kTq4, 512, 8, abi::kAttentionPair>(),
 };
 
 }  // namespace

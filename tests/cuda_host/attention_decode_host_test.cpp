@@ -388,6 +388,15 @@ TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
   }
 }
 
+// Blocks that share the rows of a KV head do not count for each other.
+TEST(CudaHostAttention, DecodingMergesGroupsOfRows) {
+  const uint32_t before = pair_calls;
+  for (const uint64_t length : {1900, 2100})  // in two splits, a pair, and in three
+    expect_decoded(
+        {.heads = 16, .k_dim = 512, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4}, 8);
+  EXPECT_EQ(pair_calls, before + 1);
+}
+
 // More splits, and pairs of them, than are joined at a time.
 TEST(CudaHostAttention, DecodingMergesManySplits) {
   expect_decoded({.heads = 2, .k_dim = 64, .length = 36000, .k = KvFormat::tq8, .v = KvFormat::tq8},
