@@ -76,7 +76,7 @@ inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kR
 #pragma unroll
     for (int by = 4; by < 32; by *= 2) {
       sum += __shfl_xor_sync(kAll, sum, by);
-      weights += __shfl_xor_sync(kAll, weights, by);
+      if constexpr (Shape::FormV::kBias != 0) weights += __shfl_xor_sync(kAll, weights, by);
     }
     if (g == 0) states.of_warp[warp][j + 4 * four] = {max, sum, r.from, r.per};
     WarpSums<Shape>::put(acc[four], weights, sums + 4 * four * WarpSums<Shape>::kPitch);
