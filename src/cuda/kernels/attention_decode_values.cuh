@@ -124,22 +124,27 @@ inline float column_max(float x) {
   return x;
 }
 
-// Sums become multiples of 2^shift. Upper and lower bytes' are shifted as one number: half a unit
-// of the upper ones alone would be 128 of the lower.
+// Sums become multiples of 2^shift, to the nearest. What the upper bytes' leave goes to the lower
+// ones': half a unit of theirs alone would be 128 of the lower.
 template <uint32_t kSums>
 inline void shift_sums(const LaneWeights& lane, LevelRow& row, int32_t (&acc)[kSums][4],
                        uint32_t shift) {
-  constexpr uint32_t kMost = 48;  // leaves nothing of a sum
-  const uint32_t by = shift < kMost ? shift : kMost, last = by == 0 ? 0 : 1, before = by - last;
-  const auto shifted = [&](int64_t x) { return ((x >> before) + last) >> last; };  // to the nearest
+  constexpr uint32_t kMost = 48, kStep = 16;  // leaves nothing of a sum; what 32 bits have room for
+  auto weights = static_cast<int32_t>(row.weights - lane.surplus);
+#pragma unroll 1
+  for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
+    const uint32_t by = left < kStep ? left : kStep;
+    const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
 #pragma unroll
-  for (uint32_t i = 0; i < kSums * 2; ++i) {
-    int32_t &upper = acc[i / 2][i % 2 * 2], &lower = acc[i / 2][i % 2 * 2 + 1];
-    const int64_t sum = shifted(int64_t{upper} * 256 + lower);
-    upper = static_cast<int32_t>(sum >> 8), lower = static_cast<int32_t>(sum & 255);
+    for (uint32_t i = 0; i < kSums * 2; ++i) {
+      int32_t &upper = acc[i / 2][i % 2 * 2], &lower = acc[i / 2][i % 2 * 2 + 1];
+      lower = (lower + (upper & rest) * 256 + half) >> by;
+      upper >>= by;
+    }
+    weights = (weights + half) >> by;
+    left -= by;
   }
-  const auto weights = static_cast<int32_t>(row.weights - lane.surplus);
-  row.weights = static_cast<uint32_t>(shifted(weights)) + lane.surplus;
+  row.weights = static_cast<uint32_t>(weights) + lane.surplus;
 }
 
 // Largest of some.
