@@ -161,10 +161,13 @@ __global__ void GYRE_CLUSTER(kCluster)
   using Shape = Decode<kK, kV, kN, kRows>;
   using Keys = Spread<Shape, kRows, Shape::kLevelsK>;
   using Values = Spread<Shape, kRows, Shape::kLevelsV>;
-  const uint32_t warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  // From one lane, so that the compiler knows that lanes do not part.
+  const uint32_t warp = __shfl_sync(kAll, threadIdx.x / kWarp, 0), warps = blockDim.x / kWarp;
   unsigned char* const shared = dynamic_shared();
   constexpr DecodeRooms kRooms = decode_rooms(kK, kV, kN, kRows, kCluster);
-  const uint32_t stages = opaque(decode_stages(kRooms, warps, dynamic_shared_bytes()));
+  constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kN, kRows, kCluster);
+  constexpr uint32_t kStages = decode_stages(kRooms, kMostWarps);
+  constexpr uint32_t kStage = kRooms.stage, kOfWarp = kRooms.warp(kStages);
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
   auto* const wide = reinterpret_cast<float*>(shared + kRooms.wide);
   DecodeUnit u = unit_rows(p, kRows);
@@ -174,25 +177,26 @@ __global__ void GYRE_CLUSTER(kCluster)
   const ChunkCopy<Shape> copy(p, args.at[arg_k_codes], args.at[arg_k_scales], args.at[arg_v_codes],
                               args.at[arg_v_scales], u.kv_head, part);
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
-  unsigned char* const ring = shared + kRooms.ring + warp * kRooms.warp(stages);
+  unsigned char* const ring = shared + kRooms.ring + warp * kOfWarp;
   await_turn();
   // The blocks of a cluster end together.
   if (p.partial != abi::kAttentionPartial && blockIdx.x / kCluster >= clusters_of<kCluster>(u))
     return;
   // A warp's first rows, and the next one's while a row is made.
-  constexpr uint32_t kAhead = kRows > decode_most_warps(kK, kV, kN, kRows, kCluster) ? 2 : 1;
+  constexpr uint32_t kAhead = kRows > kMostWarps ? 2 : 1;
   uint32_t query[kAhead][kN / kWarp];
 #pragma unroll
   for (uint32_t i = 0; i < kAhead; ++i)
     if (warp + i * warps < u.rows)
       load_query<Shape>(p, u, args.at[arg_q], warp + i * warps, query[i]);
   __syncthreads();  // no key before the queries: behind all of them it would take long
-  for (uint32_t i = 0; i + 1 < stages; ++i)
-    copy.start(u.walk, first + i * step, ring + i * Shape::kShape.bytes);
+  for (uint32_t i = 0; i + 1 < kStages; ++i)
+    copy.start(u.walk, first + i * step, ring + i * kStage);
 
   const bool masks = !u.plain || !u.alike;
   if (threadIdx.x == 0) {
-    states.of_k = make_table<kK, Shape::kMany>(), states.of_v = make_table<kV, Shape::kMany>();
+    states.of_k[0] = states.of_k[1] = make_table<kK, Shape::kMany>();
+    states.of_v[0] = states.of_v[1] = make_table<kV, Shape::kMany>();
     if (kCluster > 1) expect_pushes(&states.pushes, pushed_bytes<kCluster>(u, kN));
   }
   auto* const operands = shared + kRooms.queries;
@@ -243,15 +247,15 @@ __global__ void GYRE_CLUSTER(kCluster)
 #pragma unroll
   for (uint32_t i = 0; i < Values::kCount; ++i) row[i] = Values::first();
   typename Values::Sums acc = {};
-  uint32_t at = 0, before = (stages - 1) * Shape::kShape.bytes;  // in the ring
+  uint32_t at = 0, before = (kStages - 1) * kStage;  // in the ring
   uint32_t until_check = kChunksToCheck, turn = 0;
 #pragma unroll 1
   for (uint32_t chunk = first; chunk < chunks; chunk += step) {
-    wait_for_stage(stages);
-    copy.start(u.walk, chunk + (stages - 1) * step, ring + before);
+    wait_for_stage<kStages>();
+    copy.start(u.walk, chunk + (kStages - 1) * step, ring + before);
     const unsigned char* const stage = ring + at;
     before = at;
-    at = at + Shape::kShape.bytes == stages * Shape::kShape.bytes ? 0 : at + Shape::kShape.bytes;
+    at = at + kStage == kStages * kStage ? 0 : at + kStage;
 
     const Swap<Shape, typename Keys::Scores> swap = {reinterpret_cast<float*>(shared + kRooms.swap),
                                                      kRooms.swapped, turn++};
@@ -300,7 +304,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   const uint32_t busy = (chunks < step ? (chunks == 0 ? 1 : chunks) : step) * Shape::kParts;
   if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);
   finish<Shape, kCluster>(p, u, args, states, reinterpret_cast<const float*>(shared + kRooms.ring),
-                          kRooms.warp(stages) / 4, busy, wide);
+                          kOfWarp / 4, busy, wide);
 }
 
 }  // namespace gyre::cuda

@@ -236,14 +236,10 @@ class ChunkCopy {
       scales_;
 };
 
-inline void wait_for_stage(uint32_t stages) {
-  if (stages == 2) {
-    copy_wait<0>();
-  } else if (stages == 3) {
-    copy_wait<1>();
-  } else {
-    copy_wait<2>();
-  }
+// Of so many stages.
+template <uint32_t kStages>
+inline void wait_for_stage() {
+  copy_wait<kStages - 2>();
   __syncwarp();
 }
 

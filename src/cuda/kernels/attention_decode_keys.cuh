@@ -63,13 +63,15 @@ constexpr Table make_table() {
   return table;
 }
 
-// Every second word from shared memory, where one thread has put it: the compiler would copy the
-// constant wherever it is used. The others are part of instructions.
+// Every second word from shared memory, where one thread has put it for even lanes and for odd
+// ones: the compiler would copy a constant, or what it knows to be alike in all lanes, wherever it
+// is used. The others are part of instructions.
+using SharedTable = Table[2];
 template <uint32_t kFormat, bool kMany>
-inline Table load_table(const Table& shared) {
+inline Table load_table(const SharedTable& shared) {
   Table table = make_table<kFormat, kMany>();
-  table.bytes[0] = shared.bytes[0];
-  table.bytes[2] = shared.bytes[2];
+  table.bytes[0] = shared[threadIdx.x % 2].bytes[0];
+  table.bytes[2] = shared[threadIdx.x % 2].bytes[2];
   return table;
 }
 

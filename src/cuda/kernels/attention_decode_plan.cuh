@@ -78,7 +78,7 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t 
 }
 
 constexpr uint32_t kDecodeMostWarps = 8, kDecodeMostRows = abi::kAttentionRows;
-constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
+constexpr uint32_t kDecodeFewestStages = 2;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
@@ -128,23 +128,23 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
 
 // Registers decide how many warps a block may have, and what shared memory any GPU has. Eight with
 // many registers each do better than sixteen with half as many.
+constexpr uint32_t kDecodeMostBytes = 227 << 10;
 constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
                                      uint32_t cluster) {
-  constexpr uint32_t kMostBytes = 227 << 10;
   const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
-  const uint32_t by_keys = (kMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
+  const uint32_t by_keys = (kDecodeMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
   const uint32_t warps = by_keys < kDecodeMostWarps ? by_keys : kDecodeMostWarps;
   return warps <= 4 ? 4 : warps / 2 * 2;
 }
 
 // As many stages as keep the memory busy: more in flight at once makes it slower, but where a warp
-// has much to do for a byte. The kernel knows its warps and its bytes.
-constexpr uint32_t decode_stages(const DecodeRooms& rooms, uint32_t warps, uint32_t bytes) {
+// has much to do for a byte. Where there is less room there are fewer warps: what the kernel knows
+// before it runs costs nothing in its loop.
+constexpr uint32_t decode_stages(const DecodeRooms& rooms, uint32_t most_warps) {
   constexpr uint32_t kEnough = 32 << 10;
-  static_assert(kDecodeFewestStages == 2 && kDecodeMostStages == 4);
-  const uint32_t one = warps * rooms.stage, fit = (bytes - rooms.ring) / one;
+  const uint32_t one = most_warps * rooms.stage, fit = (kDecodeMostBytes - rooms.ring) / one;
   const uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || rooms.three ? 3 : 2);
-  return fit < most ? fit : most;
+  return fit < kDecodeFewestStages ? kDecodeFewestStages : (fit < most ? fit : most);
 }
 
 struct DecodePlan {
@@ -156,12 +156,13 @@ struct DecodePlan {
 constexpr DecodePlan decode_plan(const DecodeRooms& rooms, uint32_t most_warps, uint32_t most,
                                  uint32_t alone) {
   if (rooms.ring >= most) return {};
-  uint32_t warps = (most - rooms.ring) / rooms.warp(kDecodeFewestStages);
+  const uint32_t each = rooms.warp(decode_stages(rooms, most_warps));
+  uint32_t warps = (most - rooms.ring) / each;
   if (warps > most_warps) warps = most_warps;
   warps = warps / rooms.parts * rooms.parts;
   if (warps > 4) warps = warps / 2 * 2;
   if (warps == 0) return {};
-  const uint32_t bytes = rooms.ring + warps * rooms.warp(decode_stages(rooms, warps, most));
+  const uint32_t bytes = rooms.ring + warps * each;
   return {warps, bytes < alone && alone <= most ? alone : bytes};
 }
 

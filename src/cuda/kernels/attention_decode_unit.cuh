@@ -159,7 +159,7 @@ struct DecodeStates {
   WarpRow of_warp[kDecodeMostWarps][kDecodeMostRows];
   MaskRow mask[kDecodeMostRows];
   RowFactors factor;
-  Table of_k, of_v;
+  SharedTable of_k, of_v;
   PushBarrier pushes;
   float2 of_row[kDecodeMostRows];  // {max, sum} of long rows, which several warps join
   bool last[kDecodeMostRows];      // whether this block joins them

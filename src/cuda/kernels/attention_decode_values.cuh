@@ -161,7 +161,7 @@ inline float most_of(const float (&x)[kCount]) {
 template <uint32_t kKeys>
 inline uint32_t weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
                            const float (&scales)[kKeys], LevelRow& row, uint32_t (&w)[kKeys]) {
-  constexpr int32_t kRoom = 3;  // weights may grow so many bits before `per` must follow
+  constexpr int32_t kRoom = 4;  // weights may grow so many bits before `per` must follow
   const float infinity = -minus_infinity();
   uint32_t shift = 0;
   const float largest = column_max(most_of(x));
