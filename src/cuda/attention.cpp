@@ -77,7 +77,8 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
-  if (!decode_shape(k, v, n, rows).fits || abi::attention_decode_rows(v, n, rows) != rows)
+  if (!decode_shape(k, v, n, rows, s.cluster).fits ||
+      abi::attention_decode_rows(v, n, rows) != rows)
     return "";
   if (s.cluster != 1 && s.cluster != abi::kAttentionPair && s.cluster != abi::kAttentionCluster)
     return "";

@@ -158,7 +158,7 @@ template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kClust
 __global__ void GYRE_CLUSTER(kCluster)
     __launch_bounds__(decode_most_warps(kK, kV, kN, kRows, kCluster) * 32, 1)
         attention_decode(const abi::AttentionParams p, const Args args) {
-  using Shape = Decode<kK, kV, kN, kRows>;
+  using Shape = Decode<kK, kV, kN, kRows, kCluster>;
   using Keys = Spread<Shape, kRows, Shape::kLevelsK>;
   using Values = Spread<Shape, kRows, Shape::kLevelsV>;
   // From one lane, so that the compiler knows that lanes do not part.

@@ -34,21 +34,34 @@ struct DecodeShape {
   uint32_t k_scales, v_scales, bytes;
 };
 
+// Of a key's levels that a warp has, K and V; 0 where they are not both levels.
+constexpr uint32_t decode_bits(uint32_t k, uint32_t v, uint32_t n) {
+  const bool levels = abi::kv_is_native(k) && abi::kv_is_native(v);
+  return levels ? decode_own(n) * (abi::kv_bits(k) + abi::kv_bits(v)) : 0;
+}
+// Eight warps with many registers each do better than more with fewer, but around tq3 and tq4 at
+// head_dim 128. A cluster's splits are short.
+constexpr bool decode_twelve(uint32_t k, uint32_t v, uint32_t n, uint32_t rows, uint32_t cluster) {
+  const uint32_t bits = decode_bits(k, v, n);
+  return n == 128 && rows == 4 && cluster < 8 && bits >= 768 && bits <= 1024;
+}
+
 // 16 keys to a product with 16-bit values, 32 with levels: a tile to each of four lanes. Two such
 // products at a time wait less, but ask for twice as much at once; measured, that pays for small
 // keys, for tq8 with tq4, and where warps that share keys wait for each other.
-constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
+constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
+                               uint32_t cluster) {
   if (!abi::kv_is_native(v)) return 16;
-  const uint32_t bits =
-      abi::kv_is_native(k) ? decode_own(n) * (abi::kv_bits(k) + abi::kv_bits(v)) : 0;
+  const uint32_t bits = decode_bits(k, v, n);
   const bool two = bits != 0 && (decode_parts(n) > 1 ? bits <= 1024 : bits <= 768 || bits == 1536);
-  return two && n != 256 && rows == 4 ? 64 : 32;
+  return two && n != 256 && rows == 4 && !decode_twelve(k, v, n, rows, cluster) ? 64 : 32;
 }
 
-constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t rows) {
+constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
+                                   uint32_t cluster) {
   const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
   DecodeShape a = {};
-  a.keys = decode_keys(k, v, n, rows);
+  a.keys = decode_keys(k, v, n, rows, cluster);
   a.tiles = a.keys / abi::kKvTile;
   a.blocks = n <= abi::kKvScaleBlock ? 1 : n / abi::kKvScaleBlock;
   a.fits = is_staged(k) && is_staged(v) && (n == 64 || n == 128 || n == 256 || n == 512);
@@ -77,7 +90,7 @@ constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t 
   return a;
 }
 
-constexpr uint32_t kDecodeMostWarps = 8, kDecodeMostRows = abi::kAttentionRows;
+constexpr uint32_t kDecodeMostWarps = 12, kDecodeMostRows = abi::kAttentionRows;
 constexpr uint32_t kDecodeFewestStages = 2;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
@@ -89,6 +102,7 @@ constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 struct DecodeRooms {
   uint32_t queries, wide, turn, swap, ring;  // where they begin
   uint32_t turned, swapped;                  // bytes of one warp's scores
+  uint32_t warps;                            // that registers are enough for
   uint32_t parts;                            // warps that share keys
   bool three;                                // stages pay: a byte is much work
   uint32_t stage, sums;                      // bytes of a stage, and of one warp's sums
@@ -110,30 +124,30 @@ constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t 
                                    uint32_t cluster) {
   DecodeRooms a = {};
   const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
-  const DecodeShape shape = decode_shape(k, v, n, rows);
+  const DecodeShape shape = decode_shape(k, v, n, rows, cluster);
   a.queries = kDecodeStateBytes;
   a.wide = a.queries + (k_levels ? n / 32 * (rows / 4) * 256 : n / 16 * eights(rows) * 512);
   const uint32_t pushed = (rows + cluster - 1) / cluster * cluster * (n + 2);
   a.turn = round_up(a.wide + (cluster > 1 && pushed > rows * n ? pushed : rows * n) * 4, 16);
   a.turned = k_levels == v_levels ? 0 : rows * (shape.keys + 4) * 4;
-  a.swap = a.turn + kDecodeMostWarps * a.turned;
+  a.warps = decode_twelve(k, v, n, rows, cluster) ? 12 : 8;
+  a.swap = a.turn + a.warps * a.turned;
   a.parts = decode_parts(n);
   a.swapped = a.parts == 1 ? 0 : (k_levels ? rows : 8 * eights(rows)) * shape.keys * 4;
-  a.ring = round_up(a.swap + 2 * kDecodeMostWarps * a.swapped, 128);
+  a.ring = round_up(a.swap + 2 * a.warps * a.swapped, 128);
   a.stage = shape.bytes;
   a.three = v_levels && (rows > 4 || n == 256);
   a.sums = round_up(rows * decode_sums_pitch(v, decode_own(n)) * 4, 128);
   return a;
 }
 
-// Registers decide how many warps a block may have, and what shared memory any GPU has. Eight with
-// many registers each do better than sixteen with half as many.
+// Registers decide how many warps a block may have, and what shared memory any GPU has.
 constexpr uint32_t kDecodeMostBytes = 227 << 10;
 constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
                                      uint32_t cluster) {
   const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
   const uint32_t by_keys = (kDecodeMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
-  const uint32_t warps = by_keys < kDecodeMostWarps ? by_keys : kDecodeMostWarps;
+  const uint32_t warps = by_keys < rooms.warps ? by_keys : rooms.warps;
   return warps <= 4 ? 4 : warps / 2 * 2;
 }
 

@@ -8,11 +8,11 @@ namespace gyre::cuda {
 
 using enum abi::AttentionArg;
 
-template <uint32_t kKeys, uint32_t kValues, uint32_t kDim, uint32_t kRows>
+template <uint32_t kKeys, uint32_t kValues, uint32_t kDim, uint32_t kRows, uint32_t kCluster>
 struct Decode {
   static constexpr uint32_t kK = kKeys, kV = kValues, kN = kDim;
   static constexpr uint32_t kOwn = decode_own(kN), kParts = decode_parts(kN);  // of a warp, of keys
-  static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows);
+  static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows, kCluster);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
   static constexpr bool kMany = kRows > 8 || kRows* kOwn > 1024;  // sums: see LevelForm
   using FormV = LevelForm<kV, kMany>;

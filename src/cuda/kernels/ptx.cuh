@@ -210,11 +210,12 @@ inline void load_transposed(uint32_t (&a)[4], const void* row) {
                : "r"(shared_address(row))
                : "memory");
 }
-// Absent bytes become zeros; `from` is not read then.
+// Absent bytes become zeros; `from` is not read then. 128 bytes come near at once: scales alone are
+// 64, and memory serves many such slowly.
 template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(present ? 16 : 0)
                  : "memory");
   } else {
