@@ -48,13 +48,16 @@ constexpr bool decode_twelve(uint32_t k, uint32_t v, uint32_t n, uint32_t rows, 
 
 // 16 keys to a product with 16-bit values, 32 with levels: a tile to each of four lanes. Two such
 // products at a time wait less, but ask for twice as much at once; measured, that pays for small
-// keys, for tq8 with tq4, and where warps that share keys wait for each other.
+// keys, for tq8 with tq4 where splits are long, and where warps that share keys wait for each
+// other.
 constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
                                uint32_t cluster) {
   if (!abi::kv_is_native(v)) return 16;
   const uint32_t bits = decode_bits(k, v, n);
-  const bool two = bits != 0 && (decode_parts(n) > 1 ? bits <= 1024 : bits <= 768 || bits == 1536);
-  return two && n != 256 && rows == 4 && !decode_twelve(k, v, n, rows, cluster) ? 64 : 32;
+  if (bits == 0 || n == 256 || rows != 4 || decode_twelve(k, v, n, rows, cluster)) return 32;
+  const bool two =
+      decode_parts(n) > 1 ? bits <= 1024 : bits <= 768 || (bits == 1536 && cluster < 8);
+  return two ? 64 : 32;
 }
 
 constexpr DecodeShape decode_shape(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,
