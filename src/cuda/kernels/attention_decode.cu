@@ -183,12 +183,13 @@ __global__ void GYRE_CLUSTER(kCluster)
   if (p.partial != abi::kAttentionPartial && blockIdx.x / kCluster >= clusters_of<kCluster>(u))
     return;
   // A warp's first rows, and the next one's while a row is made.
-  constexpr uint32_t kAhead = kRows > kMostWarps ? 2 : 1;
+  constexpr uint32_t kBlocks = Shape::kQueryBlocks, kAhead = kRows * kBlocks > kMostWarps ? 2 : 1;
   uint32_t query[kAhead][kN / kWarp];
 #pragma unroll
-  for (uint32_t i = 0; i < kAhead; ++i)
-    if (warp + i * warps < u.rows)
-      load_query<Shape>(p, u, args.at[arg_q], warp + i * warps, query[i]);
+  for (uint32_t i = 0; i < kAhead; ++i) {
+    const uint32_t r = (warp + i * warps) / kBlocks;
+    if (r < u.rows) load_query<Shape>(p, u, args.at[arg_q], r, query[i]);
+  }
   __syncthreads();  // no key before the queries: behind all of them it would take long
   for (uint32_t i = 0; i + 1 < kStages; ++i)
     copy.start(u.walk, first + i * step, ring + i * kStage);
@@ -200,20 +201,22 @@ __global__ void GYRE_CLUSTER(kCluster)
     if (kCluster > 1) expect_pushes(&states.pushes, pushed_bytes<kCluster>(u, kN));
   }
   auto* const operands = shared + kRooms.queries;
-  for (uint32_t r = warp; r < kRows; r += warps) {
+  for (uint32_t i = warp; i < kRows * kBlocks; i += warps) {
+    const uint32_t r = i / kBlocks, block = i % kBlocks;
     float* const row = wide + r * kN;
     if (r < u.rows) {
-      put_query<Shape>(p, u, query[0], row, states.factor[0][r]);
+      put_query<Shape>(p, u, query[0], block, row + block * (kN / kBlocks),
+                       states.factor[block * (Shape::kParts / kBlocks)][r]);
 #pragma unroll
-      for (uint32_t i = 0; i < kN / kWarp; ++i) query[0][i] = query[kAhead - 1][i];
-      const uint32_t next = r + kAhead * warps;
+      for (uint32_t e = 0; e < kN / kWarp; ++e) query[0][e] = query[kAhead - 1][e];
+      const uint32_t next = (i + kAhead * warps) / kBlocks;
       if (next < u.rows) load_query<Shape>(p, u, args.at[arg_q], next, query[kAhead - 1]);
-      if (masks && threadIdx.x % kWarp == 0)
+      if (masks && block == 0 && threadIdx.x % kWarp == 0)
         states.mask[r] = mask_row(p, u, args.at[arg_slopes], r);
       __syncwarp();
     }
     if constexpr (Shape::kLevelsK)
-      put_columns<Shape>(r < u.rows ? row : nullptr, r, reinterpret_cast<uint2*>(operands),
+      put_columns<Shape>(r < u.rows ? row : nullptr, r, block, reinterpret_cast<uint2*>(operands),
                          states.factor);
   }
   __syncthreads();
@@ -238,7 +241,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   LaneWeights lane = lane_weights();
   const auto factors = [&] {
     if constexpr (Shape::kLevelsK) {
-      return LevelFactors<kRows / 4>(states.factor[part]);
+      return LevelFactors<kRows / 4, kBlocks>(states.factor, part, Shape::kParts);
     } else {
       return HalfFactors<eights(kRows)>(states.factor[0], u.rows);
     }

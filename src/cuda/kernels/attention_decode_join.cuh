@@ -125,23 +125,33 @@ inline RowState add_warps(const DecodeStates& states, const float* sums, uint32_
   return {max, sum};
 }
 
-// Out of the domain of the cache, and to where it is wanted: one row, by a warp; lane i has
-// coordinates i + 32 c.
+// Out of the domain of the cache, and to where it is wanted: a block of a row, by a warp; lane i
+// has coordinates i + 32 c of the whole row.
 template <class Shape>
 inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
-                      uint32_t r, RowState state, float (&x)[Shape::kN / kWarp]) {
-  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp;
-  const uint32_t lane = threadIdx.x % kWarp;
+                      uint32_t r, uint32_t block, RowState state,
+                      const float (&whole)[Shape::kN / kWarp]) {
+  constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp / Shape::kBlocks;
+  const uint32_t lane = threadIdx.x % kWarp, first = block * (kN / Shape::kBlocks) + lane;
+  float x[kEach];
   if constexpr (Shape::kLevelsV) {
-    hadamard_lanes<kN>(x);
-    flip_lanes<kN>(x, inverse_root(kN));
+    hadamard_block<Shape::kBlocks>(whole, block, x);
+    if (block == 0) {
+      flip_lanes<0>(x, inverse_root(kN));
+    } else {
+      flip_lanes<kN / Shape::kBlocks>(x, inverse_root(kN));
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+      x[i] = Shape::kBlocks == 1 || block == 0 ? whole[i] : whole[kN / kWarp - kEach + i];
   }
   const RowPlace at = row_place(u, r);
   if (p.partial == abi::kAttentionPartial) {
     float* const to = partial_row(p, args.at[arg_partial], blockIdx.x, at.token, at.head, kN);
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) to[lane + i * kWarp] = x[i];
-    if (lane == 0) to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
+    for (uint32_t i = 0; i < kEach; ++i) to[first + i * kWarp] = x[i];
+    if (first == 0) to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
     return;
   }
   const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), at.head);
@@ -149,8 +159,8 @@ inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const 
       args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i)
-    store_float(out, p.out_dtype, lane + i * kWarp, x[i] * factor);
-  if (lane == 0 && args.at[arg_lse] != 0) {
+    store_float(out, p.out_dtype, first + i * kWarp, x[i] * factor);
+  if (first == 0 && args.at[arg_lse] != 0) {
     *pointer<float>(args.at[arg_lse] + at.token * p.lse_token_stride +
                     at.head * p.lse_head_stride) = log_sum_exp(state);
   }
@@ -295,6 +305,7 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
                    float* wide) {
   constexpr uint32_t kN = Shape::kN, kAtOnce = kCluster == 1 ? 16 : 8;
   constexpr uint32_t kParts = RowPart<kN>::kParts, kEach = RowPart<kN>::kEach;
+  constexpr uint32_t kBlocks = Shape::kBlocks;
   const uint32_t warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t clusters = clusters_of<kCluster>(u);
   const bool merges = p.partial == abi::kAttentionMerged && clusters > 1;
@@ -319,16 +330,16 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
     }
   };
   if (!merges) {
-    for (uint32_t i = warp; i < own.count; i += warps) {
+    for (uint32_t i = warp; i < own.count * kBlocks; i += warps) {
       float x[kN / kWarp];
       RowState state;
 #pragma unroll
       for (uint32_t which = 0; which < kParts; ++which) {
-        state = take(i, which);
+        state = take(i / kBlocks, which);
 #pragma unroll
         for (uint32_t e = 0; e < kEach; ++e) x[which * kEach + e] = part.x[e];
       }
-      store_row<Shape>(p, u, args, own.row(i), state, x);
+      store_row<Shape>(p, u, args, own.row(i / kBlocks), i % kBlocks, state, x);
     }
     return;
   }
@@ -349,7 +360,7 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
     for (uint32_t i = warp; to_join != 0; i += warps, to_join /= 2) {
       if (to_join % 2 == 0) continue;
       const RowState state = join_part<kN, kAtOnce>(left, clusters, row_of(own.row(i)), 0, part);
-      store_row<Shape>(p, u, args, own.row(i), state, part.x);
+      store_row<Shape>(p, u, args, own.row(i), 0, state, part.x);
     }
   } else {
     __syncthreads();
@@ -367,12 +378,14 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
       if (lane == 0) states.of_row[r] = make_float2(state.max, state.sum);
     }
     __syncthreads();
-    for (uint32_t r = warp; r < own.count; r += warps) {
+    for (uint32_t i = warp; i < own.count * kBlocks; i += warps) {
+      const uint32_t r = i / kBlocks;
       if (!states.last[r]) continue;
       float x[kN / kWarp];
 #pragma unroll
       for (uint32_t e = 0; e < kN / kWarp; ++e) x[e] = wide[r * kN + lane + e * kWarp];
-      store_row<Shape>(p, u, args, own.row(r), {states.of_row[r].x, states.of_row[r].y}, x);
+      store_row<Shape>(p, u, args, own.row(r), i % kBlocks,
+                       {states.of_row[r].x, states.of_row[r].y}, x);
     }
   }
 }

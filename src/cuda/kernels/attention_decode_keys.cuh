@@ -226,21 +226,31 @@ struct ScoreFactors {
 };
 using RowFactors = ScoreFactors[decode_parts(512)][kDecodeMostRows];  // of each part of a query
 
-// Of a lane's rows: in registers where there are few, else read each time.
-template <uint32_t kFours>
+// Of a lane's rows: in registers where there are few, else read each time. Other blocks of a query
+// have another second factor.
+template <uint32_t kFours, uint32_t kBlocks>
 class LevelFactors {
   static constexpr bool kKept = kFours < 4;
 
  public:
-  explicit LevelFactors(const ScoreFactors* shared) : shared_(shared + threadIdx.x % 4) {
+  LevelFactors(const RowFactors& of_parts, uint32_t part, uint32_t parts)
+      : shared_(of_parts[part] + threadIdx.x % 4) {
 #pragma unroll
     for (uint32_t i = 0; kKept && i < kFours; ++i) kept_[i] = shared_[4 * i];
+#pragma unroll
+    for (uint32_t i = 0; kBlocks > 1 && i < kBlocks * kFours; ++i)
+      second_[i] =
+          of_parts[i / kFours * (parts / kBlocks)][i % kFours * 4 + threadIdx.x % 4].second;
   }
   ScoreFactors operator[](uint32_t four) const { return kKept ? kept_[four] : shared_[4 * four]; }
+  float second(uint32_t block, uint32_t four) const {
+    return kBlocks > 1 ? second_[block * kFours + four] : (*this)[four].second;
+  }
 
  private:
   const ScoreFactors* shared_;
   ScoreFactors kept_[kKept ? kFours : 1];
+  float second_[kBlocks > 1 ? kBlocks* kFours : 1];
 };
 
 // Probabilities are relative to a number that follows the largest logit only when that is far
@@ -333,7 +343,8 @@ class QueryColumns {
 // go, without the key's scale.
 template <class Shape, uint32_t kFours, class Queries>
 inline void score_levels(const Table& table, const Queries& q, const unsigned char* stage,
-                         const LanePlaces& places, const LevelFactors<kFours>& factors,
+                         const LanePlaces& places,
+                         const LevelFactors<kFours, Shape::kBlocks>& factors,
                          float (&x)[kFours][Shape::kLaneKeys]) {
   using Reader = KeyReader<Shape::kOwn, Shape::kK, Shape::kMany>;
   using Form = typename Reader::Form;
@@ -384,31 +395,33 @@ inline void score_levels(const Table& table, const Queries& q, const unsigned ch
 // Scores of coordinates with one scale, times that.
 template <class Shape, uint32_t kFours>
 inline void scale_scores(const unsigned char* stage, const LanePlaces& places, uint32_t block,
-                         const LevelFactors<kFours>& factors,
+                         const LevelFactors<kFours, Shape::kBlocks>& factors,
                          float (&x)[kFours][Shape::kLaneKeys]) {
   float scales[Shape::kLaneKeys];
   load_scales<Shape>(stage + Shape::kShape.k_scales + places.scales, block, scales);
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
-    const float second = factors[four].second;
+    const float second = factors.second(block, four);
 #pragma unroll
     for (uint32_t i = 0; i < Shape::kLaneKeys; ++i) x[four][i] *= scales[i] * second;
   }
 }
 
-// A rotated query of integers becomes bytes: a row's two columns of all products, by a warp.
-// `factors`, of the whole query, become those of its parts. `row` is null where there is no such
-// row: it gets zeros.
+// A block of a rotated query of integers becomes bytes: a row's two columns of its products, by a
+// warp. `factors`, of the block's first part, become those of its parts. `row` is null where there
+// is no such row: it gets zeros.
 template <class Shape>
-inline void put_columns(const float* row, uint32_t r, uint2* to, RowFactors& factors) {
+inline void put_columns(const float* row, uint32_t r, uint32_t block, uint2* to,
+                        RowFactors& factors) {
   constexpr uint32_t kN = Shape::kN, kOwn = Shape::kOwn;
+  constexpr uint32_t kParts = Shape::kParts / Shape::kBlocks, kItems = kN / 4 / Shape::kBlocks;
   using Reader = KeyReader<kOwn, Shape::kK, Shape::kMany>;
-  const uint32_t lane = threadIdx.x % kWarp;
-  int32_t sum[Shape::kParts] = {};
+  const uint32_t lane = threadIdx.x % kWarp, first_part = block * kParts;
+  int32_t sum[kParts] = {};
 #pragma unroll
-  for (uint32_t first_item = 0; first_item < kN / 4; first_item += kWarp) {
-    const uint32_t i = first_item + lane;
-    if (i >= kN / 4) break;
+  for (uint32_t first_item = 0; first_item < kItems; first_item += kWarp) {
+    if (first_item + lane >= kItems) break;
+    const uint32_t i = block * kItems + first_item + lane;
     const uint32_t half = i % 2, j = i / 2 % 4, step = i / 8;
     uint32_t upper = 0, lower = 0;
     if (row != nullptr) {
@@ -431,14 +444,15 @@ inline void put_columns(const float* row, uint32_t r, uint2* to, RowFactors& fac
     words[half] = upper, words[8 + half] = lower;
   }
   using Form = typename Reader::Form;
-  const ScoreFactors of = row == nullptr ? ScoreFactors{} : factors[0][r];
+  const ScoreFactors of = row == nullptr ? ScoreFactors{} : factors[first_part][r];
   __syncwarp();
 #pragma unroll
-  for (uint32_t part = 0; part < Shape::kParts; ++part) {
+  for (uint32_t part = 0; part < kParts; ++part) {
     float all = 0;
     if (Form::kBias != 0) all = static_cast<float>(__reduce_add_sync(kAll, sum[part]));  // < 2^22
     if (lane == 0)
-      factors[part][r] = {of.first * Form::kStep, of.second, -all * Form::kBias * of.first};
+      factors[first_part + part][r] = {of.first * Form::kStep, of.second,
+                                       -all * Form::kBias * of.first};
   }
 }
 

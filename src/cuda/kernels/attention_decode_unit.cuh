@@ -17,6 +17,7 @@ struct Decode {
   static constexpr bool kMany = kRows > 8 || kRows* kOwn > 1024;  // sums: see LevelForm
   using FormV = LevelForm<kV, kMany>;
   static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
+  static constexpr uint32_t kQueryBlocks = kLevelsK ? kBlocks : 1;  // a warp each
   static_assert(kShape.fits);
 
   // Keys come in the order in which values are multiplied; of those in levels a lane has two or
@@ -194,11 +195,26 @@ constexpr uint32_t sign_bits(uint32_t first) {
   return bits;
 }
 
-template <uint32_t kN, uint32_t kFirst = 0>
-inline void flip_lanes(float (&x)[kN / kWarp], float factor) {
-  constexpr uint32_t kSigns = sign_bits(kFirst);
-  x[kFirst / kWarp] *= (kSigns >> threadIdx.x % kWarp & 1u) != 0 ? -factor : factor;
-  if constexpr (kFirst + kWarp < kN) flip_lanes<kN, kFirst + kWarp>(x, factor);
+// Those of coordinates from kFirst on, times a factor.
+template <uint32_t kFirst, uint32_t kAt = 0, uint32_t kEach>
+inline void flip_lanes(float (&x)[kEach], float factor) {
+  constexpr uint32_t kSigns = sign_bits(kFirst + kAt * kWarp);
+  x[kAt] *= (kSigns >> threadIdx.x % kWarp & 1u) != 0 ? -factor : factor;
+  if constexpr (kAt + 1 < kEach) flip_lanes<kFirst, kAt + 1>(x, factor);
+}
+
+// Rows are turned by a warp for each 256 coordinates, of kBlocks: all of the row go in, one block
+// comes out.
+template <uint32_t kBlocks, uint32_t kEach>
+inline void hadamard_block(const float (&x)[kEach], uint32_t block, float (&y)[kEach / kBlocks]) {
+  static_assert(kBlocks <= 2);
+  constexpr uint32_t kHalf = kEach / kBlocks;
+#pragma unroll
+  for (uint32_t i = 0; i < kHalf; ++i) {
+    y[i] = x[i];
+    if constexpr (kBlocks == 2) y[i] = block == 0 ? x[i] + x[i + kHalf] : x[i] - x[i + kHalf];
+  }
+  hadamard_lanes<kHalf * kWarp>(y);
 }
 
 constexpr float inverse_root(uint32_t n) {
@@ -216,20 +232,23 @@ inline void load_query(const abi::AttentionParams& p, const DecodeUnit& u, uint6
     bits[i] = load_bits(from, threadIdx.x % kWarp + i * kWarp, p.q_dtype == 0);
 }
 
-// A query becomes integers below 2^14, or floats below 2^15.
+// A block of a query becomes integers below 2^14, or floats below 2^15.
 template <class Shape>
 inline void put_query(const abi::AttentionParams& p, const DecodeUnit& u,
-                      const uint32_t (&bits)[Shape::kN / kWarp], float* row,
+                      const uint32_t (&bits)[Shape::kN / kWarp], uint32_t block, float* row,
                       ScoreFactors& factors) {
-  constexpr uint32_t kEach = Shape::kN / kWarp;
-  float x[kEach];
+  constexpr uint32_t kWhole = Shape::kN / kWarp, kEach = kWhole / Shape::kQueryBlocks;
+  float whole[kWhole], x[kEach];
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) x[i] = as_float(bits[i], p.q_dtype);
+  for (uint32_t i = 0; i < kWhole; ++i) whole[i] = as_float(bits[i], p.q_dtype);
   const uint32_t lane = threadIdx.x % kWarp;
   uint32_t most = 0;  // of magnitudes, as bits; numbers that are not finite have the largest
   if constexpr (Shape::kLevelsK) {
-    flip_lanes<Shape::kN>(x, 1.0f);
-    hadamard_lanes<Shape::kN>(x);
+    flip_lanes<0>(whole, 1.0f);
+    hadamard_block<Shape::kQueryBlocks>(whole, block, x);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[i];
   }
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
