@@ -91,6 +91,16 @@ TEST(CudaHostAttention, DecodingLongRows) {
   EXPECT_EQ(cluster_calls, before + 1);
 }
 
+// Masks, and so many keys that all twelve warps have some.
+TEST(CudaHostAttention, DecodingMasksWithTwelveWarps) {
+  AttentionCase masked = kMasked;
+  masked.heads = 2, masked.length = 1000, masked.capacity = 1016, masked.window = 897;
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq3}) {
+    masked.k = masked.v = format;
+    expect_decoded(masked);
+  }
+}
+
 // A GPU with less room gives fewer rows to a block, and the rest to further ones.
 TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
   limits = kSmall;
@@ -271,6 +281,11 @@ TEST(CudaHostAttention, DecodingManyLoudKeys) {
   const auto logit = [](uint64_t key) { return key < 32 ? 0.0f : 2.2f; };
   const auto value = [](uint64_t) { return 1.0f; };
   expect_row({200000, logit, value, {KvFormat::tq4, 12}}, 1e-5);
+  // Then one far above them all: nothing of their sums may stay.
+  const auto last = [&](uint64_t key) { return key == 30000 ? 25.0f : logit(key); };
+  const auto other = [](uint64_t key) { return key == 30000 ? -0.5f : 1.0f; };
+  for (const Form& form : {Form{KvFormat::tq4, 12}, Form{KvFormat::tq8, 1}})
+    expect_row({30064, last, other, form}, 1e-5);
   limits = kLarge;
 }
 

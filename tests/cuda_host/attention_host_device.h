@@ -98,11 +98,11 @@ inline Device host_device(uint32_t threads = 1) {
 
 inline void expect_holds(const AttentionCase& c) { EXPECT_TRUE(attention_holds(host_device(), c)); }
 
-// Levels are exact: only queries and weights are rounded, to 16 bits.
+// Levels are exact: only queries and weights are rounded, to 15 and to 12 to 16 bits.
 inline void expect_close(const AttentionCase& c, uint32_t threads = 1) {
   const AttentionProblem problem(host_device(threads), c);
   const AttentionAnswer answer = problem.run();
-  EXPECT_LE(nmse(answer.out, answer.decoded.out), 1e-6) << problem.numbers().text();
+  EXPECT_LE(nmse(answer.out, answer.decoded.out), 3e-6) << problem.numbers().text();
 }
 
 inline void expect_decoded(const AttentionCase& c, uint32_t threads = 1) {

@@ -167,7 +167,7 @@ template <class Shape>
 class ChunkCopy {
   static constexpr DecodeShape kShape = Shape::kShape;
   static constexpr uint32_t kKeys = kShape.keys, kTiles = kShape.tiles;
-  static constexpr bool kKept = kShape.v[0].bytes + kShape.v[1].bytes < 8192;
+  static constexpr bool kKept = Shape::kKeepsPlaces;
   static constexpr uint32_t kSome = 16;  // where there is no such plane
   static constexpr uint32_t kStrideK = Shape::kLevelsK ? kShape.k_row : 0;
   static constexpr uint32_t kStrideV = Shape::kLevelsV ? kShape.v_tile : 0;

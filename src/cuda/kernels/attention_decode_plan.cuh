@@ -151,7 +151,8 @@ constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_
   const DecodeRooms rooms = decode_rooms(k, v, n, rows, cluster);
   const uint32_t by_keys = (kDecodeMostBytes - rooms.ring) / (kDecodeFewestStages * rooms.stage);
   const uint32_t warps = by_keys < rooms.warps ? by_keys : rooms.warps;
-  return warps <= 4 ? 4 : warps / 2 * 2;
+  const uint32_t step = rooms.parts > 2 ? rooms.parts : 2;
+  return warps <= 4 ? 4 : warps / step * step;
 }
 
 // As many stages as keep the memory busy: more in flight at once makes it slower, but where a warp
@@ -160,7 +161,9 @@ constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t n, uint32_
 constexpr uint32_t decode_stages(const DecodeRooms& rooms, uint32_t most_warps) {
   constexpr uint32_t kEnough = 32 << 10;
   const uint32_t one = most_warps * rooms.stage, fit = (kDecodeMostBytes - rooms.ring) / one;
-  const uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || rooms.three ? 3 : 2);
+  uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || rooms.three ? 3 : 2);
+  constexpr uint32_t kSmall = 99 << 10;  // of many GPUs: none of them shall have no room
+  if (rooms.ring + rooms.parts * rooms.warp(most) > kSmall) most = kDecodeFewestStages;
   return fit < kDecodeFewestStages ? kDecodeFewestStages : (fit < most ? fit : most);
 }
 

@@ -16,6 +16,8 @@ struct Decode {
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
   static constexpr bool kMany = kRows > 8 || kRows* kOwn > 1024;  // sums: see LevelForm
   using FormV = LevelForm<kV, kMany>;
+  // Registers are enough to keep where copies begin.
+  static constexpr bool kKeepsPlaces = kRows < 16 && kShape.v[0].bytes + kShape.v[1].bytes < 8192;
   static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
   static constexpr uint32_t kQueryBlocks = kLevelsK ? kBlocks : 1;  // a warp each
   static_assert(kShape.fits);

@@ -279,9 +279,12 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
   }
 }
 
-// A key adds less than 2^15 to a sum, and less than 2^16 to one of its lanes' weights. Called so
-// often that sums stay below 2^31, and those of a row's eight lanes together too.
+// A key adds up to 127 times 255 to a sum, and less than 2^16 to one of its lanes' weights. Called
+// so often that sums, which are at most halved each time, leave shift_sums room in 32 bits; those
+// of a row's eight lanes' weights together too.
 constexpr uint32_t kChunksToCheck = 512;
+static_assert(2 * int64_t{127 * 255 * 64} * kChunksToCheck + (1 << 24) + (1 << 15) < int64_t{1}
+                                                                                         << 31);
 template <uint32_t kSums>
 inline void check_sums(const LaneWeights& lane, LevelRow& row, int32_t (&acc)[kSums][4]) {
   uint32_t all = 4 * (row.weights - lane.surplus);
