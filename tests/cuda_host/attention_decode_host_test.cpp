@@ -143,20 +143,20 @@ TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
 }
 
 // One graph twice: counters are as they were, and what the first left does not show.
-void expect_replays(KvFormat format, uint64_t heads, uint64_t dim) {
+void expect_replays(KvFormat format, uint64_t heads, uint64_t head_dim) {
   constexpr uint64_t kKeys = 3500;
   const Device d = host_device(8);
   AttentionInputs in;
-  in.q = tensor_of(d, gaussian_rows(heads, dim, 3), {1, heads, dim});
-  in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, dim, 1), {1, dim});
-  in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
-  in.out = d.tensor(DType::f32, {1, heads, dim});
+  in.q = tensor_of(d, gaussian_rows(heads, head_dim, 3), {1, heads, head_dim});
+  in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, head_dim, 1), {1, head_dim});
+  in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, head_dim, 2), {1, head_dim});
+  in.out = d.tensor(DType::f32, {1, heads, head_dim});
   Encoder encoder(d);
   attention(encoder, in, {.length = kKeys, .scale = 0.125f});
   const Graph graph = encoder.instantiate();
   graph.replay().wait();
   const std::vector<float> once = floats_of(in.out);
-  in.out.write_from(std::span<const float>(std::vector<float>(heads * dim, 7.0f)));
+  in.out.write_from(std::span<const float>(std::vector<float>(heads * head_dim, 7.0f)));
   graph.replay().wait();
   EXPECT_EQ(floats_of(in.out), once);
 }
