@@ -79,6 +79,7 @@ constexpr Variant kVariants[] = {
     variant<kF16, kF16, 512, 16>(),
     variant<kF16, abi::kTq4, 512, 4>(),
     variant<abi::kTq8, kF16, 512, 8>(),
+    variant<abi::kTq8, kF16, 512, 16>(),
     variant<kF16, kF16, 64, 8, abi::kAttentionCluster>(),
     variant<kF16, kF16, 256, 16, abi::kAttentionCluster>(),
     variant<abi::kTq4, abi::kTq4, 64, 4, abi::kAttentionCluster>(),
