@@ -247,13 +247,14 @@ OneRow one_row(const Device& d, const Logits& of) {
 }
 
 constexpr cuda::CudaLimits kOneWarp = {132, 18 << 10, 80 << 10, 90};  // room for one in a block
-
 void expect_alike(const OneRow& got, const OneRow& wanted, double bound) {
   EXPECT_LE(nmse({got.out.begin(), got.out.end()}, {wanted.out.begin(), wanted.out.end()}), bound);
   EXPECT_NEAR(got.lse, wanted.lse, 1e-4 * (1 + std::abs(wanted.lse)));
 }
 void expect_row(const Logits& of, double bound) {
+  const uint32_t before = decode_calls;
   expect_alike(one_row(host_device(), of), one_row(cpu_device(1), of), bound);
+  EXPECT_EQ(decode_calls, before + 1);
 }
 
 // Halves of a rotated query of 512 that differ in size: each is rounded for itself.
@@ -298,8 +299,7 @@ TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
 TEST(CudaHostAttention, DecodingManyLoudKeys) {
   limits = kOneWarp;
   const auto logit = [](uint64_t key) { return key < 32 ? 0.0f : 2.2f; };
-  const auto value = [](uint64_t) { return 1.0f; };
-  expect_row({200000, logit, value, {KvFormat::tq4, 12}}, 1e-5);
+  expect_row({200000, logit, [](uint64_t) { return 1.0f; }, {KvFormat::tq4, 12}}, 1e-5);
   // Then one far above them all: nothing of their sums may stay.
   const auto last = [&](uint64_t key) { return key == 30000 ? 25.0f : logit(key); };
   const auto other = [](uint64_t key) { return key == 30000 ? -0.5f : 1.0f; };
