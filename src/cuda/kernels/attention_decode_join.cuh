@@ -206,26 +206,26 @@ struct SplitRows {
   }
 };
 
-// What all clusters left of a part of a row, by a warp; a lane has the states of one.
+// What all clusters left of a part of a row, by a warp; lanes have the states of one each, every
+// kAtOnce lanes the same.
 template <uint32_t kN, uint32_t kAtOnce>
 inline RowState join_part(const SplitRows<kN>& from, uint32_t clusters, uint32_t row, uint32_t part,
                           RowPart<kN>& sum) {
-  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t lane = threadIdx.x % kAtOnce;
   RowState all = {minus_infinity(), 0};
 #pragma unroll
   for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] = 0;
   for (uint32_t first = 0; first < clusters; first += kAtOnce) {
     float2 state = make_float2(minus_infinity(), 0.0f);
-    if (lane < kAtOnce && first + lane < clusters)
-      state = load_fresh(from.states + from.at(first + lane, row));
+    if (first + lane < clusters) state = load_fresh(from.states + from.at(first + lane, row));
     RowPart<kN> x[kAtOnce];
 #pragma unroll
     for (uint32_t c = 0; c < kAtOnce; ++c)  // one more than once: that weighs nothing
       x[c].all = load_fresh(from.part(first + c < clusters ? first + c : first, row, part));
-    const float max = fmaxf(all.max, warp_max(state.x));
+    const float max = fmaxf(all.max, warp_max<kAtOnce>(state.x));
     const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
     const float weight = exp2_fast(state.x - base);
-    all = {max, all.sum * keep + warp_sum(state.y * weight)};
+    all = {max, all.sum * keep + warp_sum<kAtOnce>(state.y * weight)};
 #pragma unroll
     for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] *= keep;
 #pragma unroll

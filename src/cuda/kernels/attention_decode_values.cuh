@@ -117,11 +117,19 @@ inline LaneWeights lane_weights() {
 constexpr uint32_t kTooLarge = kIntegers + 0x10000u;
 inline uint32_t whole_part(float x) { return __float_as_uint(__fadd_rz(x, 8388608.0f)); }
 
-// Largest of a row's eight lanes.
-inline float column_max(float x) {
+// Largest of a row's eight lanes, of some rows at once: they wait for each other's lanes together.
+template <uint32_t kCount>
+inline void column_max(float (&x)[kCount]) {
 #pragma unroll
-  for (int by = 4; by < 32; by *= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
-  return x;
+  for (int by = 4; by < 32; by *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) x[i] = fmaxf(x[i], __shfl_xor_sync(kAll, x[i], by));
+  }
+}
+inline float column_max(float x) {
+  float one[1] = {x};
+  column_max(one);
+  return one[0];
 }
 
 // Sums become multiples of 2^shift, to the nearest. What the upper bytes' leave goes to the lower
@@ -156,55 +164,67 @@ inline float most_of(const float (&x)[kCount]) {
   return most;
 }
 
-// Scores to weights, whatever they are; `from` and `per` follow. Sums are to become multiples of 2
-// to the number returned.
-template <uint32_t kKeys>
-inline uint32_t weigh_anew(const LaneWeights& lane, const float (&x)[kKeys],
-                           const float (&scales)[kKeys], LevelRow& row, uint32_t (&w)[kKeys]) {
+// Scores to weights, whatever they are; `from` and `per` follow. A row's sums are to become
+// multiples of 2^shift.
+template <uint32_t kCount, uint32_t kKeys>
+inline void weigh_anew(const LaneWeights& lane, const float (&x)[kCount][kKeys],
+                       const float (&scales)[kKeys], LevelRow (&row)[kCount],
+                       uint32_t (&w)[kCount][kKeys], uint32_t (&shift)[kCount]) {
   constexpr int32_t kRoom = 4;  // weights may grow so many bits before `per` must follow
   const float infinity = -minus_infinity();
-  uint32_t shift = 0;
-  const float largest = column_max(most_of(x));
-  if (largest - row.from > kFarBeyond - kAbove) {
-    const float from = ceilf(fmaxf(largest, kLowest)) + kAbove;
-    row.sum *= exp2_fast(row.from - from);
-    shift = static_cast<uint32_t>(fminf(from - row.from, 512.0f));
-    row.from = from;
-  }
-  float weights[kKeys], most = 0;
-  bool known = true;
+  float largest[kCount], weights[kCount][kKeys], most[kCount];
+  bool known[kCount];
 #pragma unroll
-  for (uint32_t i = 0; i < kKeys; ++i) {
-    const float p = exp2_fast(x[i] - row.from);
-    row.sum += p;
-    // The scale of a slot without a key may be NaN, or never written.
-    const float weight = p == 0 ? 0.0f : p * scales[i];
-    weights[i] = weight;
-    most = fmaxf(most, weight);
-    known = known && !is_nan(weight);
-  }
-  most = column_max(most);
-  if (most == infinity && !is_nan(row.per)) {
-    if (row.per != 0) shift = 512;
-    row.per = 0;
-  } else if (row.per > 0 && (shift != 0 || most * row.per >= 65535.0f)) {
-    // When `from` rises, weights become smaller: `per` may rise by as much without sums to shift.
-    const int32_t now = exponent_of(row.per), by = static_cast<int32_t>(shift);
-    const int32_t fits = most == 0 ? 126 : 15 - kRoom - exponent_of(most);
-    int32_t up = now + by < fits ? now + by : fits;
-    if (up > 126) up = 126;
-    if (up < now && most * row.per < 65535.0f) up = now;
-    shift = static_cast<uint32_t>(by + now - up);
-    row.per = power_of_two(up);
-  }
-  const uint32_t mine = 0x11111111u << threadIdx.x % 4;
-  if ((__ballot_sync(kAll, !known) & mine) != 0) row.per = __uint_as_float(0x7FC00000u);
+  for (uint32_t i = 0; i < kCount; ++i) largest[i] = most_of(x[i]);
+  column_max(largest);
 #pragma unroll
-  for (uint32_t i = 0; i < kKeys; ++i) {
-    w[i] = row.per == 0 ? kIntegers + (weights[i] == infinity ? 1u : 0u)
-                        : whole_part(fmaf(weights[i], row.per, lane.threshold));
+  for (uint32_t four = 0; four < kCount; ++four) {
+    LevelRow& r = row[four];
+    shift[four] = 0;
+    if (largest[four] - r.from > kFarBeyond - kAbove) {
+      const float from = ceilf(fmaxf(largest[four], kLowest)) + kAbove;
+      r.sum *= exp2_fast(r.from - from);
+      shift[four] = static_cast<uint32_t>(fminf(from - r.from, 512.0f));
+      r.from = from;
+    }
+    most[four] = 0;
+    known[four] = true;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      const float p = exp2_fast(x[four][i] - r.from);
+      r.sum += p;
+      // The scale of a slot without a key may be NaN, or never written.
+      const float weight = p == 0 ? 0.0f : p * scales[i];
+      weights[four][i] = weight;
+      most[four] = fmaxf(most[four], weight);
+      known[four] = known[four] && !is_nan(weight);
+    }
   }
-  return shift;
+  column_max(most);
+#pragma unroll
+  for (uint32_t four = 0; four < kCount; ++four) {
+    LevelRow& r = row[four];
+    if (most[four] == infinity && !is_nan(r.per)) {
+      if (r.per != 0) shift[four] = 512;
+      r.per = 0;
+    } else if (r.per > 0 && (shift[four] != 0 || most[four] * r.per >= 65535.0f)) {
+      // When `from` rises, weights become smaller: `per` may rise by as much without sums to shift.
+      const int32_t now = exponent_of(r.per), by = static_cast<int32_t>(shift[four]);
+      const int32_t fits = most[four] == 0 ? 126 : 15 - kRoom - exponent_of(most[four]);
+      int32_t up = now + by < fits ? now + by : fits;
+      if (up > 126) up = 126;
+      if (up < now && most[four] * r.per < 65535.0f) up = now;
+      shift[four] = static_cast<uint32_t>(by + now - up);
+      r.per = power_of_two(up);
+    }
+    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, !known[four]) & mine) != 0) r.per = __uint_as_float(0x7FC00000u);
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      w[four][i] = r.per == 0 ? kIntegers + (weights[four][i] == infinity ? 1u : 0u)
+                              : whole_part(fmaf(weights[four][i], r.per, lane.threshold));
+    }
+  }
 }
 
 // Columns of the product with values: weights of the 8 tokens of tile j, upper bytes in the even
@@ -252,13 +272,12 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
     uint32_t shift[kFours];
-    bool any = false;  // sums to shift
+    bool held[kFours], any = false;  // sums; sums to shift
 #pragma unroll
-    for (uint32_t four = 0; four < kFours; ++four) {
-      const bool empty = row[four].sum == 0;
-      shift[four] = weigh_anew(lane, x[four], scales, row[four], w[four]);
-      any = any || (shift[four] != 0 && !empty);
-    }
+    for (uint32_t four = 0; four < kFours; ++four) held[four] = row[four].sum != 0;
+    weigh_anew(lane, x, scales, row, w, shift);
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four) any = any || (shift[four] != 0 && held[four]);
     if (__any_sync(kAll, any) != 0) {
 #pragma unroll
       for (uint32_t four = 0; four < kFours; ++four)

@@ -25,12 +25,15 @@ struct RowState {
 
 inline float exp2_one(float x) { return x == minus_infinity() ? 0.0f : exp2f(x); }
 
+// Of so many neighbouring lanes.
+template <int kLanes = kWarp>
 inline float warp_max(float x) {
-  for (int by = 16; by != 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
+  for (int by = kLanes / 2; by != 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
   return x;
 }
+template <int kLanes = kWarp>
 inline float warp_sum(float x) {
-  for (int by = 16; by != 0; by /= 2) x += __shfl_xor_sync(kAll, x, by);
+  for (int by = kLanes / 2; by != 0; by /= 2) x += __shfl_xor_sync(kAll, x, by);
   return x;
 }
 
