@@ -178,19 +178,27 @@ __global__ void GYRE_CLUSTER(kCluster)
                               args.at[arg_v_scales], u.kv_head, part);
   const uint32_t chunks = (u.walk.tiles + Shape::kTiles - 1) / Shape::kTiles;
   unsigned char* const ring = shared + kRooms.ring + warp * kOfWarp;
+  // A warp's first rows, and the next one's while a row is made. Where the first one lies is found
+  // before the turn; with two, registers are short.
+  constexpr uint32_t kBlocks = Shape::kQueryBlocks, kAhead = kRows * kBlocks > kMostWarps ? 2 : 1;
+  const auto query_of = [&](uint32_t r) { return query_place(p, u, args.at[arg_q], r); };
+  const uint8_t* first_query = nullptr;
+  if constexpr (kAhead == 1) first_query = keep(query_of(warp / kBlocks));
+  const bool wide_query = keep(p.q_dtype == 0 ? 1u : 0u) != 0;
   await_turn();
   // The blocks of a cluster end together.
   if (p.partial != abi::kAttentionPartial && blockIdx.x / kCluster >= clusters_of<kCluster>(u))
     return;
-  // A warp's first rows, and the next one's while a row is made.
-  constexpr uint32_t kBlocks = Shape::kQueryBlocks, kAhead = kRows * kBlocks > kMostWarps ? 2 : 1;
   uint32_t query[kAhead][kN / kWarp];
 #pragma unroll
   for (uint32_t i = 0; i < kAhead; ++i) {
     const uint32_t r = (warp + i * warps) / kBlocks;
-    if (r < u.rows) load_query<Shape>(p, u, args.at[arg_q], r, query[i]);
+    if (r < u.rows)
+      load_query<Shape>(kAhead == 1 ? first_query : query_of(r), wide_query, query[i]);
   }
-  __syncthreads();  // no key before the queries: behind all of them it would take long
+  // No key before the queries: behind all of them it would take long. Behind those of eight warps
+  // at most four queries may wait.
+  if constexpr (!Shape::kLevelsK || kRows > 4 || kMostWarps > 8) __syncthreads();
   for (uint32_t i = 0; i + 1 < kStages; ++i)
     copy.start(u.walk, first + i * step, ring + i * kStage);
 
@@ -210,7 +218,7 @@ __global__ void GYRE_CLUSTER(kCluster)
 #pragma unroll
       for (uint32_t e = 0; e < kN / kWarp; ++e) query[0][e] = query[kAhead - 1][e];
       const uint32_t next = (i + kAhead * warps) / kBlocks;
-      if (next < u.rows) load_query<Shape>(p, u, args.at[arg_q], next, query[kAhead - 1]);
+      if (next < u.rows) load_query<Shape>(query_of(next), wide_query, query[kAhead - 1]);
       if (masks && block == 0 && threadIdx.x % kWarp == 0)
         states.mask[r] = mask_row(p, u, args.at[arg_slopes], r);
       __syncwarp();

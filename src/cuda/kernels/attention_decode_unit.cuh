@@ -223,15 +223,19 @@ constexpr float inverse_root(uint32_t n) {
   return n == 64 ? 0.125f : (n == 128 ? 0.0883883476f : (n == 256 ? 0.0625f : 0.0441941738f));
 }
 
-// Of a row, by a warp: lane i has coordinates i + 32 c.
-template <class Shape>
-inline void load_query(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t q, uint32_t r,
-                       uint32_t (&bits)[Shape::kN / kWarp]) {
+// Of a row, by a warp: lane i has coordinates i + 32 c, from here on.
+inline const uint8_t* query_place(const abi::AttentionParams& p, const DecodeUnit& u, uint64_t q,
+                                  uint32_t r) {
   const RowPlace at = row_place(u, r);
-  const uint64_t from = q + at.token * p.q_token_stride + at.head * p.q_head_stride;
+  const uint32_t each = p.q_dtype == 0 ? 4 : 2;
+  return pointer<const uint8_t>(q + at.token * p.q_token_stride + at.head * p.q_head_stride +
+                                threadIdx.x % kWarp * each);
+}
+template <class Shape>
+inline void load_query(const uint8_t* from, bool wide, uint32_t (&bits)[Shape::kN / kWarp]) {
 #pragma unroll
   for (uint32_t i = 0; i < Shape::kN / kWarp; ++i)
-    bits[i] = load_bits(from, threadIdx.x % kWarp + i * kWarp, p.q_dtype == 0);
+    bits[i] = load_bits(reinterpret_cast<uint64_t>(from), i * kWarp, wide);
 }
 
 // A block of a query becomes integers below 2^14, or floats below 2^15.
