@@ -183,8 +183,11 @@ __global__ void GYRE_CLUSTER(kCluster)
   constexpr uint32_t kBlocks = Shape::kQueryBlocks, kAhead = kRows * kBlocks > kMostWarps ? 2 : 1;
   const auto query_of = [&](uint32_t r) { return query_place(p, u, args.at[arg_q], r); };
   const uint8_t* first_query = nullptr;
-  if constexpr (kAhead == 1) first_query = keep(query_of(warp / kBlocks));
-  const bool wide_query = keep(p.q_dtype == 0 ? 1u : 0u) != 0;
+  uint32_t wide_query = p.q_dtype == 0 ? 1 : 0;
+  if constexpr (kAhead == 1) {
+    first_query = keep(query_of(warp / kBlocks));
+    wide_query = keep(wide_query);
+  }
   await_turn();
   // The blocks of a cluster end together.
   if (p.partial != abi::kAttentionPartial && blockIdx.x / kCluster >= clusters_of<kCluster>(u))
@@ -194,7 +197,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   for (uint32_t i = 0; i < kAhead; ++i) {
     const uint32_t r = (warp + i * warps) / kBlocks;
     if (r < u.rows)
-      load_query<Shape>(kAhead == 1 ? first_query : query_of(r), wide_query, query[i]);
+      load_query<Shape>(kAhead == 1 ? first_query : query_of(r), wide_query != 0, query[i]);
   }
   // No key before the queries: behind all of them it would take long. Behind those of eight warps
   // at most four queries may wait.
@@ -218,7 +221,7 @@ __global__ void GYRE_CLUSTER(kCluster)
 #pragma unroll
       for (uint32_t e = 0; e < kN / kWarp; ++e) query[0][e] = query[kAhead - 1][e];
       const uint32_t next = (i + kAhead * warps) / kBlocks;
-      if (next < u.rows) load_query<Shape>(query_of(next), wide_query, query[kAhead - 1]);
+      if (next < u.rows) load_query<Shape>(query_of(next), wide_query != 0, query[kAhead - 1]);
       if (masks && block == 0 && threadIdx.x % kWarp == 0)
         states.mask[r] = mask_row(p, u, args.at[arg_slopes], r);
       __syncwarp();
