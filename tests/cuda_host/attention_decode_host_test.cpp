@@ -141,36 +141,6 @@ TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
   }
 }
 
-// One graph twice: counters are as they were, and what the first left does not show.
-void expect_replays(KvFormat format, uint64_t heads, uint64_t head_dim) {
-  constexpr uint64_t kKeys = 3500;
-  const Device d = host_device(8);
-  AttentionInputs in;
-  in.q = tensor_of(d, gaussian_rows(heads, head_dim, 3), {1, heads, head_dim});
-  in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, head_dim, 1), {1, head_dim});
-  in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, head_dim, 2), {1, head_dim});
-  in.out = d.tensor(DType::f32, {1, heads, head_dim});
-  Encoder encoder(d);
-  attention(encoder, in, {.length = kKeys, .scale = 0.125f});
-  const Graph graph = encoder.instantiate();
-  graph.replay().wait();
-  const std::vector<float> once = floats_of(in.out);
-  in.out.write_from(std::span<const float>(std::vector<float>(heads * head_dim, 7.0f)));
-  graph.replay().wait();
-  EXPECT_EQ(floats_of(in.out), once);
-}
-
-// The last block to have left a row finds what the others left.
-TEST(CudaHostAttention, DecodingMergesSplits) {
-  const uint32_t before = cluster_calls;
-  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
-    expect_decoded({.heads = 4, .kv_heads = 2, .length = 3000, .k = format, .v = format}, 8);
-    expect_decoded({.heads = 5, .length = 2049, .k = format, .v = format, .sinks = true}, 8);
-  }
-  expect_replays(KvFormat::tq8, 2, 64);
-  EXPECT_EQ(cluster_calls, before);
-}
-
 // Sharp queries over many keys: the loudest so far is surpassed again and again.
 TEST(CudaHostAttention, DecodingSharpQueries) {
   struct Sharp {
@@ -338,36 +308,62 @@ TEST(CudaHostAttention, DecodingValuesThatAreNotFinite) {
   }
 }
 
-// A block of one warp writes all of its rows.
-TEST(CudaHostAttention, DecodingInClustersOfSmallBlocks) {
-  limits = {84, 99 << 10, 100 << 10, 120};
-  const uint32_t before = cluster_calls;
-  for (const uint64_t heads : {9, 16})
-    expect_decoded({.heads = heads, .k_dim = 256, .length = 1500}, 8);
-  EXPECT_EQ(cluster_calls, before + 2);
-  limits = kLarge;
-}
-
-// The blocks of a cluster find what the others have; some of them have no keys.
-TEST(CudaHostAttention, DecodingInClusters) {
-  const uint32_t before = cluster_calls;
-  for (const uint64_t length : {1030, 1300, 1777, 2500}) {
-    for (const uint64_t heads : {3, 11})
-      expect_decoded(
-          {.heads = heads, .k_dim = 64, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4},
-          8);
-    expect_decoded({.heads = 4, .k_dim = 64, .length = length, .sinks = true}, 8);
+// Some rows see what is not finite, others do not: their query is the opposite one.
+TEST(CudaHostAttention, DecodingRowsThatAreNotFinite) {
+  constexpr uint64_t kDim = 64, kKeys = 300, kHeads = 12, kCoordinate = 9, kNanKey = 3;
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> base = gaussian_rows(1, kDim, 5);
+  struct Case {
+    float bad;  // a value of a loud key; one of 3e38 times its weight is infinite too
+    uint64_t at;
+    uint32_t loud;  // rows, a bit each
+    bool nan_too;   // in another loud key
+  };
+  const auto attend_on = [&](const Device& d, const Case& c) {
+    std::vector<float> q, k = gaussian_rows(kKeys, kDim, 6), v = gaussian_rows(kKeys, kDim, 7);
+    for (uint64_t i = 0; i < kHeads * kDim; ++i)
+      q.push_back((c.loud >> i / kDim & 1) != 0 ? base[i % kDim] : -base[i % kDim]);
+    for (uint64_t i = 0; i < kDim; ++i) {
+      k[c.at * kDim + i] = base[i] * 40, v[c.at * kDim + i] = 0;
+      if (c.nan_too) k[kNanKey * kDim + i] = base[i] * 40;
+    }
+    v[c.at * kDim + kCoordinate] = c.bad;
+    if (c.nan_too) v[kNanKey * kDim] = nan;
+    AttentionInputs in;
+    in.q = tensor_of(d, q, {1, kHeads, kDim});
+    in.k_cache = cache_of(d, KvFormat::tq4, KvRole::k, k, {1, kDim});
+    in.v_cache = cache_of(d, KvFormat::tq4, KvRole::v, v, {1, kDim});
+    in.out = d.tensor(DType::f32, {1, kHeads, kDim});
+    Encoder encoder(d);
+    attention(encoder, in, {.length = kKeys, .scale = 0.125f});
+    encoder.submit().wait();
+    return floats_of(in.out);
+  };
+  const auto expect_rows = [&](const Case& c) {
+    const std::vector<float> got = attend_on(host_device(), c), cpu = attend_on(cpu_device(1), c);
+    std::vector<double> finite, wanted;
+    for (uint64_t i = 0; i < kHeads * kDim; ++i) {
+      ASSERT_EQ(std::isfinite(got[i]), std::isfinite(cpu[i])) << c.bad << " row " << i / kDim;
+      if (std::isfinite(cpu[i])) finite.push_back(got[i]), wanted.push_back(cpu[i]);
+      if (c.bad == 3e38f && (c.loud >> i / kDim & 1) != 0 && i % kDim == kCoordinate) {
+        EXPECT_TRUE(c.nan_too ? std::isnan(got[i]) : got[i] == inf) << got[i];
+      }
+    }
+    EXPECT_LE(nmse(finite, wanted), 1e-4);
+  };
+  for (const cuda::CudaLimits& room : {kLarge, kOneWarp}) {
+    limits = room;
+    for (const float bad : {inf, nan, 3e38f}) {
+      for (const uint64_t at : {0, 170, 299}) {
+        for (const uint32_t loud : {0x001u, 0xFFEu, 0x0F0u, 0xF0Fu, 0x222u}) {
+          expect_rows({bad, at, loud, false});
+          expect_rows({bad, at, loud, true});
+        }
+      }
+    }
   }
-  expect_decoded({.heads = 4,
-                  .k_dim = 128,
-                  .length = 1700,
-                  .capacity = 1711,
-                  .ring_start = 270,
-                  .k = KvFormat::tq8,
-                  .v = KvFormat::tq4,
-                  .window = 1633},
-                 8);
-  EXPECT_EQ(cluster_calls, before + 13);
+  limits = kLarge;
 }
 
 // Of queries, keys and values that are multiplied with numbers near the ends of what a format
@@ -424,75 +420,6 @@ TEST(CudaHostAttention, DecodingWindowsOfEverySize) {
                     .window = window});
     }
   }
-}
-
-// Blocks that share the rows of a KV head do not count for each other.
-TEST(CudaHostAttention, DecodingMergesGroupsOfRows) {
-  const uint32_t before = pair_calls;
-  for (const uint64_t length : {1900, 2100})  // in two splits, a pair, and in three
-    expect_decoded(
-        {.heads = 16, .k_dim = 512, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4}, 8);
-  EXPECT_EQ(pair_calls, before + 1);
-}
-
-// More splits, and pairs of them, than are joined at a time.
-TEST(CudaHostAttention, DecodingMergesManySplits) {
-  expect_decoded({.heads = 2, .k_dim = 64, .length = 36000, .k = KvFormat::tq8, .v = KvFormat::tq8},
-                 34);
-  const uint32_t before = pair_calls;
-  expect_decoded(
-      {.heads = 12, .k_dim = 128, .length = 20481, .k = KvFormat::tq4, .v = KvFormat::tq4}, 20);
-  EXPECT_EQ(pair_calls, before + 1);
-}
-
-// Blocks in pairs, one of which may have no keys; the last pair to end finds what the others left,
-// and leaves the counters as they were.
-TEST(CudaHostAttention, DecodingInPairs) {
-  const uint32_t before = pair_calls;
-  constexpr Form kPairs[] = {{KvFormat::f16, 16}, {KvFormat::tq4, 12}, {KvFormat::tq4, 16}};
-  for (const auto& [format, heads] : kPairs) {
-    for (const uint64_t length : {1700, 3300})
-      expect_decoded({.heads = heads, .k_dim = 128, .length = length, .k = format, .v = format}, 8);
-  }
-  expect_decoded({.heads = 4,
-                  .k_dim = 512,
-                  .length = 1900,
-                  .capacity = 1911,
-                  .ring_start = 270,
-                  .k = KvFormat::tq4,
-                  .v = KvFormat::tq4,
-                  .window = 1833,
-                  .sinks = true},
-                 8);
-  expect_replays(KvFormat::tq4, 16, 128);
-  EXPECT_EQ(pair_calls, before + 9);
-}
-
-// What was recorded for many keys runs with few: only some of the pairs have any, or one alone.
-TEST(CudaHostAttention, CacheThatGrowsInPairs) {
-  const uint32_t before = pair_calls;
-  expect_attended(host_device(8),
-                  {.kv_heads = 1,
-                   .head_dim = 128,
-                   .capacity = 3800,
-                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4},
-                              {.k = KvFormat::f16, .v = KvFormat::f16}}},
-                  16, {1, 500, 1, 512, 1, 512, 512, 1, 512, 1});
-  EXPECT_EQ(pair_calls, before + 10);
-}
-
-// Layers of different formats have one scratch, which those that take clusters leave alone.
-TEST(CudaHostAttention, CacheThatGrowsInClusters) {
-  const uint32_t before = cluster_calls;
-  expect_attended(host_device(8),
-                  {.kv_heads = 1,
-                   .head_dim = 64,
-                   .capacity = 1200,
-                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4},
-                              {.k = KvFormat::tq8, .v = KvFormat::tq8},
-                              {.k = KvFormat::tq4, .v = KvFormat::tq4}}},
-                  3, {1, 40, 1, 100, 1});
-  EXPECT_EQ(cluster_calls, before + 6);
 }
 
 }  // namespace
