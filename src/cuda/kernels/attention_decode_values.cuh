@@ -272,7 +272,7 @@ inline void weigh(const LaneWeights& lane, float (&x)[kFours][Shape::kLaneKeys],
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
     uint32_t shift[kFours];
-    bool held[kFours], any = false;  // sums; sums to shift
+    bool held[kFours], any = false;  // which rows have sums; whether some are to shift
 #pragma unroll
     for (uint32_t four = 0; four < kFours; ++four) held[four] = row[four].sum != 0;
     weigh_anew(lane, x, scales, row, w, shift);

@@ -25,9 +25,10 @@ struct RowState {
 
 inline float exp2_one(float x) { return x == minus_infinity() ? 0.0f : exp2f(x); }
 
-// Of so many neighbouring lanes.
+// Of so many neighbouring lanes, a power of two.
 template <int kLanes = kWarp>
 inline float warp_max(float x) {
+  static_assert((kLanes & (kLanes - 1)) == 0);
   for (int by = kLanes / 2; by != 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
   return x;
 }
