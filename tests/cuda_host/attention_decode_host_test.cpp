@@ -112,33 +112,15 @@ TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
   limits = kLarge;
 }
 
-// A key with an infinite scale counts nothing in rows where its score is below all others.
+// Infinite scales and coordinates.
 TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
-  for (const uint64_t dim : {64, 512}) {
-    constexpr uint64_t kKeys = 100, kHeads = 4;
-    std::vector<float> keys = gaussian_rows(kKeys, dim, 1);
-    keys[50 * dim + 3] = -3e38f;
-    const auto lse_on = [&](const Device& device) {
-      AttentionInputs in;
-      in.q = tensor_of(device, gaussian_rows(kHeads, dim, 3), {1, kHeads, dim});
-      in.k_cache = cache_of(device, KvFormat::tq4, KvRole::k, keys, {1, dim});
-      in.v_cache =
-          cache_of(device, KvFormat::tq4, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
-      in.out = device.tensor(DType::f32, {1, kHeads, dim});
-      in.lse = device.tensor(DType::f32, {1, kHeads});
-      Encoder encoder(device);
-      attention(encoder, in, {.length = kKeys, .scale = 0.1f});
-      encoder.submit().wait();
-      return floats_of(in.lse);
-    };
-    const std::vector<float> got = lse_on(host_device()), expected = lse_on(cpu_device(1));
-    bool some = false;
-    for (uint64_t i = 0; i < kHeads; ++i) {
-      EXPECT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "head_dim " << dim << " row " << i;
-      some = some || !std::isnan(expected[i]);
-    }
-    EXPECT_TRUE(some) << "head_dim " << dim;
+  const uint32_t before = decode_calls;
+  for (const uint64_t dim : {64, 512}) expect_infinite_key(KvFormat::tq4, -3e38f, dim);
+  for (const uint64_t dim : {64, 128, 512}) {
+    for (const KvFormat format : {KvFormat::f16, KvFormat::bf16})
+      expect_infinite_key(format, minus_infinity, dim);
   }
+  EXPECT_EQ(decode_calls, before + 8);
 }
 
 // Sharp queries over many keys: the loudest so far is surpassed again and again.

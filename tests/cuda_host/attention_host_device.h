@@ -3,6 +3,8 @@
 // checks against double precision.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -109,6 +111,44 @@ inline void expect_decoded(const AttentionCase& c, uint32_t threads = 1) {
   const uint32_t before = decode_calls;
   expect_close(c, threads);
   EXPECT_EQ(decode_calls, before + 1) << c.text();
+}
+
+// A key with an infinite coordinate counts nothing in rows where its score is below all others, and
+// makes those where it is above, or none, NaN: as on the CPU. The rows' coordinate there has two
+// parts, one, none that a 16-bit float holds beside the others, or is 0; levels, of which a key's
+// scale is infinite, meet it rounded.
+inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim) {
+  constexpr uint64_t kKeys = 100, kHeads = 8, kAt = 3;
+  constexpr float kQueries[kHeads] = {0.3f, -0.3f, 0.5f, -0.5f, 1e-9f, -1e-9f, 0.7f, 0};
+  std::vector<float> queries = gaussian_rows(kHeads, dim, 3), keys = gaussian_rows(kKeys, dim, 1);
+  for (uint64_t i = 0; i < kHeads && std::isinf(coordinate); ++i)
+    queries[i * dim + kAt] = kQueries[i];
+  keys[50 * dim + kAt] = coordinate;
+  const auto attend_on = [&](const Device& d) {
+    AttentionInputs in;
+    in.q = tensor_of(d, queries, {1, kHeads, dim});
+    in.k_cache = cache_of(d, format, KvRole::k, keys, {1, dim});
+    in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
+    in.out = d.tensor(DType::f32, {1, kHeads, dim});
+    in.lse = d.tensor(DType::f32, {1, kHeads});
+    Encoder encoder(d);
+    attention(encoder, in, {.length = kKeys, .scale = 0.1f});
+    encoder.submit().wait();
+    return std::make_pair(floats_of(in.out), floats_of(in.lse));
+  };
+  const auto [out, lse] = attend_on(host_device());
+  const auto [wanted, wanted_lse] = attend_on(cpu_device(1));
+  std::vector<double> finite, wanted_finite;
+  for (uint64_t i = 0; i < kHeads; ++i) {
+    EXPECT_EQ(std::isnan(lse[i]), std::isnan(wanted_lse[i]))
+        << name(format) << " head_dim " << dim << " row " << i;
+    if (std::isnan(wanted_lse[i])) continue;
+    for (uint64_t c = i * dim; c < (i + 1) * dim; ++c)
+      finite.push_back(out[c]), wanted_finite.push_back(wanted[c]);
+  }
+  EXPECT_FALSE(finite.empty());
+  EXPECT_LE(nmse(finite, wanted_finite), 1e-5) << name(format) << " head_dim " << dim;
 }
 
 // Everything that attention gives over a cache that grows by these numbers of tokens; a number

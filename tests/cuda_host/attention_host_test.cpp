@@ -120,6 +120,10 @@ TEST(CudaHostAttention, SharpQueriesAndOutliers) {
                 .outliers = 4});
 }
 
+TEST(CudaHostAttention, KeysOfInfiniteLength) {
+  for (const KvFormat format : kDense) expect_infinite_key(format, minus_infinity, 80);
+}
+
 // What only the newest query sees must show there and nowhere else.
 TEST(CudaHostAttention, WhatIsNotFiniteStaysWithItsRow) {
   constexpr uint64_t kKeys = 20;

@@ -71,9 +71,9 @@ inline void half_words(const float* row, uint32_t step, uint32_t j, uint32_t (&w
 #pragma unroll
   for (uint32_t place = 0; place < 4; ++place) {
     const float x = row[step / 2 * 32 + 8 * j + step % 2 * 4 + place];
-    const T high = from_float<T>(x), low = from_float<T>(x - to_float(high));
-    words[place / 2] |= static_cast<uint32_t>(high.bits) << (place % 2 * 16);
-    words[2 + place / 2] |= static_cast<uint32_t>(low.bits) << (place % 2 * 16);
+    const TwoParts<T> part(x);
+    words[place / 2] |= static_cast<uint32_t>(part.high.bits) << (place % 2 * 16);
+    words[2 + place / 2] |= static_cast<uint32_t>(part.low.bits) << (place % 2 * 16);
   }
 }
 

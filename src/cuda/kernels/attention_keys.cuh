@@ -71,9 +71,9 @@ inline uint4 query_fragment(const float* row, uint32_t n, uint32_t step, uint32_
     for (uint32_t place = 0; place < 4; ++place) {
       const uint32_t c = step / 2 * 32 + 8 * j + step % 2 * 4 + place;
       const float x = c < n ? row[c] : 0.0f;
-      const T high = from_float<T>(x), low = from_float<T>(x - to_float(high));
-      words[place / 2] |= static_cast<uint32_t>(high.bits) << (place % 2 * 16);
-      words[2 + place / 2] |= static_cast<uint32_t>(low.bits) << (place % 2 * 16);
+      const TwoParts<T> part(x);
+      words[place / 2] |= static_cast<uint32_t>(part.high.bits) << (place % 2 * 16);
+      words[2 + place / 2] |= static_cast<uint32_t>(part.low.bits) << (place % 2 * 16);
     }
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
