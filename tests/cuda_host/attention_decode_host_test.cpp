@@ -116,11 +116,14 @@ TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
 TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
   const uint32_t before = decode_calls;
   for (const uint64_t dim : {64, 512}) expect_infinite_key(KvFormat::tq4, -3e38f, dim);
-  for (const uint64_t dim : {64, 128, 512}) {
-    for (const KvFormat format : {KvFormat::f16, KvFormat::bf16})
-      expect_infinite_key(format, minus_infinity, dim);
+  for (const float coordinate : {minus_infinity, -minus_infinity}) {
+    for (const uint64_t dim : {64, 128, 512}) {
+      for (const KvFormat format : {KvFormat::f16, KvFormat::bf16})
+        expect_infinite_key(format, coordinate, dim);
+    }
+    expect_infinite_key(KvFormat::f16, coordinate, 128, 16);
   }
-  EXPECT_EQ(decode_calls, before + 8);
+  EXPECT_EQ(decode_calls, before + 16);
 }
 
 // Sharp queries over many keys: the loudest so far is surpassed again and again.

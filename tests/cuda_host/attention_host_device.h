@@ -3,6 +3,7 @@
 // checks against double precision.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -115,23 +116,24 @@ inline void expect_decoded(const AttentionCase& c, uint32_t threads = 1) {
 
 // A key with an infinite coordinate counts nothing in rows where its score is below all others, and
 // makes those where it is above, or none, NaN: as on the CPU. The rows' coordinate there has two
-// parts, one, none that a 16-bit float holds beside the others, or is 0; levels, of which a key's
-// scale is infinite, meet it rounded.
+// 16-bit parts, one, none that f16 holds beside the others, or is 0; levels, of which a key's scale
+// is infinite, meet it rounded.
 inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim) {
-  constexpr uint64_t kKeys = 100, kHeads = 8, kAt = 3;
-  constexpr float kQueries[kHeads] = {0.3f, -0.3f, 0.5f, -0.5f, 1e-9f, -1e-9f, 0.7f, 0};
-  std::vector<float> queries = gaussian_rows(kHeads, dim, 3), keys = gaussian_rows(kKeys, dim, 1);
-  for (uint64_t i = 0; i < kHeads && std::isinf(coordinate); ++i)
-    queries[i * dim + kAt] = kQueries[i];
+inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim,
+                                uint64_t heads = 8) {
+  constexpr uint64_t kKeys = 100, kAt = 3;
+  constexpr std::array kQueries = {0.3f, -0.3f, 0.5f, -0.5f, 1e-13f, -1e-13f, 0.7f, 0.0f};
+  std::vector<float> queries = gaussian_rows(heads, dim, 3), keys = gaussian_rows(kKeys, dim, 1);
+  for (uint64_t i = 0; i < heads && std::isinf(coordinate); ++i)
+    queries[i * dim + kAt] = kQueries[i % kQueries.size()];
   keys[50 * dim + kAt] = coordinate;
   const auto attend_on = [&](const Device& d) {
     AttentionInputs in;
-    in.q = tensor_of(d, queries, {1, kHeads, dim});
+    in.q = tensor_of(d, queries, {1, heads, dim});
     in.k_cache = cache_of(d, format, KvRole::k, keys, {1, dim});
     in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
-    in.out = d.tensor(DType::f32, {1, kHeads, dim});
-    in.lse = d.tensor(DType::f32, {1, kHeads});
+    in.out = d.tensor(DType::f32, {1, heads, dim});
+    in.lse = d.tensor(DType::f32, {1, heads});
     Encoder encoder(d);
     attention(encoder, in, {.length = kKeys, .scale = 0.1f});
     encoder.submit().wait();
@@ -140,7 +142,7 @@ inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim)
   const auto [out, lse] = attend_on(host_device());
   const auto [wanted, wanted_lse] = attend_on(cpu_device(1));
   std::vector<double> finite, wanted_finite;
-  for (uint64_t i = 0; i < kHeads; ++i) {
+  for (uint64_t i = 0; i < heads; ++i) {
     EXPECT_EQ(std::isnan(lse[i]), std::isnan(wanted_lse[i]))
         << name(format) << " head_dim " << dim << " row " << i;
     if (std::isnan(wanted_lse[i])) continue;

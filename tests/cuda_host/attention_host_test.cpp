@@ -121,7 +121,10 @@ TEST(CudaHostAttention, SharpQueriesAndOutliers) {
 }
 
 TEST(CudaHostAttention, KeysOfInfiniteLength) {
-  for (const KvFormat format : kDense) expect_infinite_key(format, minus_infinity, 80);
+  for (const KvFormat format : kDense) {
+    expect_infinite_key(format, minus_infinity, 80);
+    expect_infinite_key(format, -minus_infinity, 80);
+  }
 }
 
 // What only the newest query sees must show there and nowhere else.

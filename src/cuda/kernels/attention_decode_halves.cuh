@@ -54,8 +54,12 @@ inline void score_halves(const uint4* q, const unsigned char* stage,
   for (uint32_t i = 0; i < kT * 2; ++i) {
     const float(&x)[4] = c[i / 2], (&y)[4] = d[i / 2];
     const uint32_t e = i % 2;
-    float sums[2] = {x[e] + y[e], x[e + 2] + y[e + 2]};
-    if constexpr (kHalves == 1) sums[0] += sums[1];
+    float sums[kHalves];
+    if constexpr (kHalves == 1) {
+      sums[0] = add_rest(x[e] + y[e], x[e + 2] + y[e + 2]);
+    } else {
+      sums[0] = add_rest(x[e], y[e]), sums[1] = add_rest(x[e + 2], y[e + 2]);
+    }
 #pragma unroll
     for (uint32_t h = 0; h < kHalves; ++h)
       s[h][i / 2][e] = sums[h] * factors.of[h].first * factors.of[h].second;
@@ -72,8 +76,8 @@ inline void half_words(const float* row, uint32_t step, uint32_t j, uint32_t (&w
   for (uint32_t place = 0; place < 4; ++place) {
     const float x = row[step / 2 * 32 + 8 * j + step % 2 * 4 + place];
     const TwoParts<T> part(x);
-    words[place / 2] |= static_cast<uint32_t>(part.high.bits) << (place % 2 * 16);
-    words[2 + place / 2] |= static_cast<uint32_t>(part.low.bits) << (place % 2 * 16);
+    words[place / 2] |= static_cast<uint32_t>(part.first.bits) << (place % 2 * 16);
+    words[2 + place / 2] |= static_cast<uint32_t>(part.rest.bits) << (place % 2 * 16);
   }
 }
 

@@ -72,8 +72,8 @@ inline uint4 query_fragment(const float* row, uint32_t n, uint32_t step, uint32_
       const uint32_t c = step / 2 * 32 + 8 * j + step % 2 * 4 + place;
       const float x = c < n ? row[c] : 0.0f;
       const TwoParts<T> part(x);
-      words[place / 2] |= static_cast<uint32_t>(part.high.bits) << (place % 2 * 16);
-      words[2 + place / 2] |= static_cast<uint32_t>(part.low.bits) << (place % 2 * 16);
+      words[place / 2] |= static_cast<uint32_t>(part.first.bits) << (place % 2 * 16);
+      words[2 + place / 2] |= static_cast<uint32_t>(part.rest.bits) << (place % 2 * 16);
     }
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
@@ -173,7 +173,8 @@ inline void score_halves(const Unit& u, uint32_t n, const unsigned char* stage, 
     }
   }
 #pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) s[i / 4][i % 4] += other[i / 4][i % 4] + low[i / 4][i % 4];
+  for (uint32_t i = 0; i < 8; ++i)
+    s[i / 4][i % 4] = add_rest(s[i / 4][i % 4] + other[i / 4][i % 4], low[i / 4][i % 4]);
 }
 
 // Four coordinates of a key that is read where it lies, rotated as it is stored.

@@ -77,24 +77,15 @@ inline BFloat16 from_float<BFloat16>(float value) {
   return {static_cast<uint16_t>(nan ? 0x7FC0u : rounded)};
 }
 
-// A finite number as two narrow ones that add up to it, for products with keys. Times an infinite
-// key both give the infinity that x gives: neither is 0 or has another sign than x, but for 0. The
-// smallest number of the type that they may be instead is nothing beside the largest of its row.
-inline constexpr uint16_t smallest(Half) { return 0x0001; }
-inline constexpr uint16_t smallest(BFloat16) { return 0x0080; }
+// The first of the two narrow numbers that x becomes for products with keys. It is 0 only if x is:
+// its sum shows an infinite key as x would. `rest` may be 0, or have the other sign: see add_rest.
 template <class T>
 struct TwoParts {
-  T high, low;
+  T first, rest;
 
-  explicit TwoParts(float x) : high(from_float<T>(x)) {
-    const float magnitude = __uint_as_float(__float_as_uint(x) & 0x7FFFFFFFu);
-    const auto sign = static_cast<uint16_t>(__float_as_uint(x) >> 16 & 0x8000u);
-    const auto least = static_cast<uint16_t>(magnitude == 0 ? 0 : smallest(high));
-    // Towards 0, so that what is left has the same sign.
-    if (to_float(T{static_cast<uint16_t>(high.bits & 0x7FFFu)}) > magnitude) --high.bits;
-    low = from_float<T>(x - to_float(high));
-    if ((high.bits & 0x7FFFu) < least) high.bits = sign | least;
-    if ((low.bits & 0x7FFFu) < least) low.bits = sign | least;
+  explicit TwoParts(float x) : first(from_float<T>(x)) {
+    if (x != 0 && (first.bits & 0x7FFFu) == 0) first.bits |= 1;
+    rest = from_float<T>(x - to_float(first));
   }
 };
 

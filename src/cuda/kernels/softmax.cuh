@@ -12,6 +12,12 @@ inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
 inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
 inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
 
+// The sum of a query's first parts times a key, and that of what they leave, which makes nonsense
+// of an infinity: it is left out then.
+inline float add_rest(float sum, float rest) {
+  return fabsf(rest) < -minus_infinity() ? sum + rest : sum;
+}
+
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.
 inline float soft_cap(float x, float cap) {
   const float a = fabsf(x) / cap, e = exp2_fast(a * (-2 * kLog2E));
