@@ -120,20 +120,20 @@ inline void expect_decoded(const AttentionCase& c, uint32_t threads = 1) {
 // is infinite, meet it rounded.
 inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim,
-                                uint64_t heads = 8) {
+                                uint64_t rows = 8) {
   constexpr uint64_t kKeys = 100, kAt = 3;
   constexpr std::array kQueries = {0.3f, -0.3f, 0.5f, -0.5f, 1e-13f, -1e-13f, 0.7f, 0.0f};
-  std::vector<float> queries = gaussian_rows(heads, dim, 3), keys = gaussian_rows(kKeys, dim, 1);
-  for (uint64_t i = 0; i < heads && std::isinf(coordinate); ++i)
+  std::vector<float> queries = gaussian_rows(rows, dim, 3), keys = gaussian_rows(kKeys, dim, 1);
+  for (uint64_t i = 0; i < rows && std::isinf(coordinate); ++i)
     queries[i * dim + kAt] = kQueries[i % kQueries.size()];
   keys[50 * dim + kAt] = coordinate;
   const auto attend_on = [&](const Device& d) {
     AttentionInputs in;
-    in.q = tensor_of(d, queries, {1, heads, dim});
+    in.q = tensor_of(d, queries, {1, rows, dim});
     in.k_cache = cache_of(d, format, KvRole::k, keys, {1, dim});
     in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
-    in.out = d.tensor(DType::f32, {1, heads, dim});
-    in.lse = d.tensor(DType::f32, {1, heads});
+    in.out = d.tensor(DType::f32, {1, rows, dim});
+    in.lse = d.tensor(DType::f32, {1, rows});
     Encoder encoder(d);
     attention(encoder, in, {.length = kKeys, .scale = 0.1f});
     encoder.submit().wait();
@@ -142,7 +142,7 @@ inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim,
   const auto [out, lse] = attend_on(host_device());
   const auto [wanted, wanted_lse] = attend_on(cpu_device(1));
   std::vector<double> finite, wanted_finite;
-  for (uint64_t i = 0; i < heads; ++i) {
+  for (uint64_t i = 0; i < rows; ++i) {
     EXPECT_EQ(std::isnan(lse[i]), std::isnan(wanted_lse[i]))
         << name(format) << " head_dim " << dim << " row " << i;
     if (std::isnan(wanted_lse[i])) continue;
