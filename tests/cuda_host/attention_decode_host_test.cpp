@@ -116,7 +116,7 @@ TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
 TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
   const uint32_t before = decode_calls;
   for (const uint64_t dim : {64, 512}) expect_infinite_key(KvFormat::tq4, -3e38f, dim);
-  for (const float coordinate : {minus_infinity, -minus_infinity}) {
+  for (const float coordinate : {kMinusInfinity, -kMinusInfinity}) {
     for (const uint64_t dim : {64, 128, 512}) {
       for (const KvFormat format : {KvFormat::f16, KvFormat::bf16})
         expect_infinite_key(format, coordinate, dim);

@@ -43,7 +43,8 @@ TEST(DecodePlan, FitsWhateverThereIs) {
           ++without;
           ASSERT_LT(most, rooms.ring + rooms.parts * rooms.warp(stages));
           // Many GPUs have 99 KB: what has room there with few stages has room.
-          ASSERT_TRUE(most < 99 << 10 || most < rooms.ring + rooms.parts * rooms.warp(2));
+          ASSERT_TRUE(most < 99 << 10 ||
+                      most < rooms.ring + rooms.parts * rooms.warp(kDecodeFewestStages));
           continue;
         }
         ++planned;

@@ -118,7 +118,7 @@ inline void expect_decoded(const AttentionCase& c, uint32_t threads = 1) {
 // makes those where it is above, or none, NaN: as on the CPU. The rows' coordinate there has two
 // 16-bit parts, one, none that f16 holds beside the others, or is 0; levels, of which a key's scale
 // is infinite, meet it rounded.
-inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim,
                                 uint64_t rows = 8) {
   constexpr uint64_t kKeys = 100, kAt = 3;

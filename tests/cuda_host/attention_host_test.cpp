@@ -122,8 +122,8 @@ TEST(CudaHostAttention, SharpQueriesAndOutliers) {
 
 TEST(CudaHostAttention, KeysOfInfiniteLength) {
   for (const KvFormat format : kDense) {
-    expect_infinite_key(format, minus_infinity, 80);
-    expect_infinite_key(format, -minus_infinity, 80);
+    expect_infinite_key(format, kMinusInfinity, 80);
+    expect_infinite_key(format, -kMinusInfinity, 80);
   }
 }
 

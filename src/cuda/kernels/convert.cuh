@@ -77,8 +77,8 @@ inline BFloat16 from_float<BFloat16>(float value) {
   return {static_cast<uint16_t>(nan ? 0x7FC0u : rounded)};
 }
 
-// The first of the two narrow numbers that x becomes for products with keys. It is 0 only if x is:
-// its sum shows an infinite key as x would. `rest` may be 0, or have the other sign: see add_rest.
+// What x becomes for products with keys. `first` is 0 only if x is: its sum shows an infinite key
+// as x would. `rest` may be 0, or have the other sign: see add_rest.
 template <class T>
 struct TwoParts {
   T first, rest;
