@@ -73,18 +73,19 @@ template <class Shape>
 inline LanePlaces lane_places() {
   LanePlaces at = {};
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  const auto kept = [](uint32_t x) { return Shape::kKeepsPlaces ? keep(x) : x; };
   if constexpr (Shape::kLevelsK) {
     using Reader = KeyReader<Shape::kOwn, Shape::kK, Shape::kMany>;
-    at.k[0] = keep(Reader::place(Shape::kShape.k, 0, Shape::first_row(g), j));
+    at.k[0] = kept(Reader::place(Shape::kShape.k, 0, Shape::first_row(g), j));
     if (Reader::kHigh != 0)
-      at.k[1] = keep(Reader::place(Shape::kShape.k, 1, Shape::first_row(g), j));
+      at.k[1] = kept(Reader::place(Shape::kShape.k, 1, Shape::first_row(g), j));
   }
   if constexpr (Shape::kLevelsV) {
-    at.v[0] = keep(values_place<Shape::kV>(Shape::kShape.v, 0));
+    at.v[0] = kept(values_place<Shape::kV>(Shape::kShape.v, 0));
     if (abi::kv_high_bits(Shape::kV) != 0)
-      at.v[1] = keep(values_place<Shape::kV>(Shape::kShape.v, 1));
+      at.v[1] = kept(values_place<Shape::kV>(Shape::kShape.v, 1));
   }
-  if constexpr (Shape::kLevelsK || Shape::kLevelsV) at.scales = keep(scales_place<Shape>());
+  if constexpr (Shape::kLevelsK || Shape::kLevelsV) at.scales = kept(scales_place<Shape>());
   return at;
 }
 
@@ -161,8 +162,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   using Shape = Decode<kK, kV, kN, kRows, kCluster>;
   using Keys = Spread<Shape, kRows, Shape::kLevelsK>;
   using Values = Spread<Shape, kRows, Shape::kLevelsV>;
-  // From one lane, so that the compiler knows that lanes do not part.
-  const uint32_t warp = __shfl_sync(kAll, threadIdx.x / kWarp, 0), warps = blockDim.x / kWarp;
+  const uint32_t warp = warp_number(), warps = blockDim.x / kWarp;
   unsigned char* const shared = dynamic_shared();
   constexpr DecodeRooms kRooms = decode_rooms(kK, kV, kN, kRows, kCluster);
   constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kN, kRows, kCluster);

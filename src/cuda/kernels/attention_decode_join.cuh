@@ -11,11 +11,38 @@ inline float* partial_row(const abi::AttentionParams& p, uint64_t partial, uint3
          ((uint64_t{split} * p.tokens + token) * p.heads + head) * (n + 2);
 }
 
-// A warp's sums lie in shared memory as floats, [row][coordinate of its own].
+// A row, or the 128 coordinates of a longer one that a warp takes: lane i has i + 32 c. In memory
+// that only the blocks of a call know, a lane's lie together.
+template <uint32_t kN>
+struct RowPart {
+  static constexpr uint32_t kSize = kN < 128 ? kN : 128, kParts = kN / kSize;
+  static constexpr uint32_t kEach = kSize / kWarp;
+  using Vector = typename Choose<kEach == 4, float4, float2>::type;
+  union {
+    float x[kEach];
+    Vector all;
+  };
+
+  static uint32_t place(uint32_t part) { return part * kSize + threadIdx.x % kWarp * kEach; }
+};
+template <uint32_t kN, uint32_t kCount>
+inline void add_parts(const RowPart<kN> (&x)[kCount], const float (&weights)[kCount],
+                      RowPart<kN>& sum) {
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (uint32_t e = 0; e < sum.kEach; ++e)
+      sum.x[e] = add_weighted(x[i].x[e], weights[i], sum.x[e]);
+  }
+}
+
+// A warp's sums lie in shared memory as floats, [row][coordinate of its own]; those of levels in
+// the order in which RowPart has them.
 template <class Shape>
 struct WarpSums {
+  using Part = RowPart<Shape::kN>;
   static constexpr uint32_t kPitch = decode_sums_pitch(Shape::kV, Shape::kOwn);
-  static constexpr float kUnit = Shape::kLevelsV ? 0x1p-31f : 1.0f;  // of theirs
+  static constexpr float kUnit = 0x1p-31f;  // of levels' sums: what `per` makes of them has room
 
   // Of row j, whose weights have this sum: what levels have too much is taken off while numbers are
   // exact, or small.
@@ -23,17 +50,21 @@ struct WarpSums {
     using Form = typename Shape::FormV;
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
     const uint32_t upper = weights / 256 * Form::kBias;
-    const auto lower = static_cast<float>(weights % 256 * Form::kBias);
+    const float lower = static_cast<float>(weights % 256 * Form::kBias) * kUnit;
     const auto whole = [&](const int32_t* two) {
       const uint32_t rest = static_cast<uint32_t>(two[0]) * Form::kStep - upper;
-      return fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256.0f,
-                  fmaf(static_cast<float>(two[1]), Form::kStep, -lower));
+      return fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256 * kUnit,
+                  fmaf(static_cast<float>(two[1]), Form::kStep * kUnit, -lower));
     };
 #pragma unroll
-    for (uint32_t i = 0; i < Shape::kOwn / 32; ++i) {
-      const int32_t(&x)[4] = acc[2 * i], (&y)[4] = acc[2 * i + 1];
-      *reinterpret_cast<float4*>(rows + j * kPitch + i * 32 + 4 * g) =
-          make_float4(whole(x), whole(x + 2), whole(y), whole(y + 2));
+    for (uint32_t i = 0; i < Shape::kOwn / Part::kSize * 4; ++i) {
+      const uint32_t part = i / 4, e = i % 4;
+      Part x;  // coordinates 4 g + e of every 32
+#pragma unroll
+      for (uint32_t c = 0; c < Part::kEach; ++c)
+        x.x[c] = whole(acc[2 * (part * Part::kEach + c) + e / 2] + e % 2 * 2);
+      *reinterpret_cast<typename Part::Vector*>(rows + j * kPitch + part * Part::kSize +
+                                                (4 * g + e) * Part::kEach) = x.all;
     }
   }
   // Of rows 2 j and 2 j + 1.
@@ -45,7 +76,26 @@ struct WarpSums {
       rows[(2 * j + e % 2) * kPitch + i / 4 * 16 + g + e / 2 * 8] = acc[i / 4][e];
     }
   }
+
+  // Of a part of a row that begins there.
+  static Part get(const float* from) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    Part x;
+    if constexpr (Shape::kLevelsV) {
+      x.all = reinterpret_cast<const typename Part::Vector*>(from)[lane];
+    } else {
+#pragma unroll
+      for (uint32_t c = 0; c < Part::kEach; ++c) x.x[c] = from[lane + c * kWarp];
+    }
+    return x;
+  }
 };
+
+// 1 / x of a power of two, quickly, of 0 or of NaN.
+inline float inverse_unit(float x) {
+  constexpr uint32_t kTwice = 0x7F000000u;  // an exponent and that of the inverse add up to this
+  return x >= 0x1p-126f ? __uint_as_float(kTwice - __float_as_uint(x)) : 1.0f / x;
+}
 
 // What a warp has, to shared memory.
 template <class Shape, uint32_t kRows>
@@ -83,46 +133,39 @@ inline void put_warp(DecodeStates& states, float* sums, const LevelRow (&row)[kR
   }
 }
 
-// A row, or the 128 coordinates of a longer one that a warp takes: lane i has i + 32 c. In memory
-// that only the blocks of a call know, a lane's lie together.
-template <uint32_t kN>
-struct RowPart {
-  static constexpr uint32_t kSize = kN < 128 ? kN : 128, kParts = kN / kSize;
-  static constexpr uint32_t kEach = kSize / kWarp;
-  using Vector = typename Choose<kEach == 4, float4, float2>::type;
-  union {
-    float x[kEach];
-    Vector all;
-  };
-
-  static uint32_t place(uint32_t part) { return part * kSize + threadIdx.x % kWarp * kEach; }
-};
-
 // The sum of the warps that had keys: a part of a row, by a warp, after all of the block have put
 // theirs. Lane w finds what warp w's must be multiplied with. Warps that share keys have the same
-// probabilities: the first one's count. A warp's sums lie `pitch` floats after another's.
+// probabilities: the first one's count. A warp's sums lie `pitch` floats after another's. All are
+// asked for at once, those of a warp without keys as another one's that weighs nothing.
 template <class Shape>
 inline RowState add_warps(const DecodeStates& states, const float* sums, uint32_t pitch,
                           uint32_t busy, uint32_t r, uint32_t part, RowPart<Shape::kN>& row) {
   using Sums = WarpSums<Shape>;
-  const uint32_t lane = threadIdx.x % kWarp, first = part * row.kSize;
+  constexpr uint32_t kLanes = 16;  // every so many lanes the same
+  static_assert(kDecodeMostWarps <= kLanes);
+  const uint32_t lane = threadIdx.x % kLanes, first = part * row.kSize;
   WarpRow mine = {minus_infinity(), 0, kLowest, 1};
   if (lane < busy) mine = states.of_warp[lane][r];
-  const float max = warp_max(mine.max);
+  const float* const from =
+      sums + first / Shape::kOwn * pitch + r * Sums::kPitch + first % Shape::kOwn;
+  constexpr uint32_t kCount = Shape::kMostWarps / Shape::kParts;
+  RowPart<Shape::kN> x[kCount];
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const uint32_t w = i * Shape::kParts;
+    x[i] = Sums::get(from + (w < busy ? w : 0) * pitch);
+  }
+  const float max = warp_max<kLanes>(mine.max);
   const float factor = exp2_fast(mine.from - (max == minus_infinity() ? 0.0f : max));
-  const float sum = warp_sum(lane % Shape::kParts == 0 ? mine.sum * factor : 0.0f);
-  const float scale = factor * (1.0f / mine.per);
-  const float* const from = sums + r * Sums::kPitch + first % Shape::kOwn + lane;
+  const float scale = factor * inverse_unit(mine.per);
 #pragma unroll
   for (uint32_t i = 0; i < row.kEach; ++i) row.x[i] = 0;
-#pragma unroll 4
-  for (uint32_t w = first / Shape::kOwn; w < busy; w += Shape::kParts) {
-    const float of = __shfl_sync(kAll, scale, static_cast<int>(w));
+  float of[kCount];
 #pragma unroll
-    for (uint32_t i = 0; i < row.kEach; ++i)
-      row.x[i] = fmaf(from[w * pitch + i * kWarp] * Sums::kUnit, of, row.x[i]);
-  }
-  return {max, sum};
+  for (uint32_t i = 0; i < kCount; ++i)
+    of[i] = __shfl_sync(kAll, scale, static_cast<int>(i * Shape::kParts + first / Shape::kOwn));
+  add_parts(x, of, row);
+  return {max, warp_sum<kLanes>(lane % Shape::kParts == 0 ? mine.sum * factor : 0.0f)};
 }
 
 // Out of the domain of the cache, and to where it is wanted: a block of a row, by a warp; lane i
@@ -132,34 +175,36 @@ inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const 
                       uint32_t r, uint32_t block, RowState state,
                       const float (&whole)[Shape::kN / kWarp]) {
   constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp / Shape::kBlocks;
-  const uint32_t lane = threadIdx.x % kWarp, first = block * (kN / Shape::kBlocks) + lane;
+  const uint32_t lane = late(threadIdx.x % kWarp), first = block * (kN / Shape::kBlocks) + lane;
+  const RowPlace at = row_place(u, r);
+  const bool partial = p.partial == abi::kAttentionPartial;
+  float factor = 1;
+  if (!partial) factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), at.head);
   float x[kEach];
   if constexpr (Shape::kLevelsV) {
-    hadamard_block<Shape::kBlocks>(whole, block, x);
+    hadamard_block<Shape::kBlocks>(whole, block, lane, x);
+    factor *= inverse_root(kN);
     if (block == 0) {
-      flip_lanes<0>(x, inverse_root(kN));
+      flip_lanes<0>(lane, factor, x);
     } else {
-      flip_lanes<kN / Shape::kBlocks>(x, inverse_root(kN));
+      flip_lanes<kN / Shape::kBlocks>(lane, factor, x);
     }
   } else {
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i)
-      x[i] = Shape::kBlocks == 1 || block == 0 ? whole[i] : whole[kN / kWarp - kEach + i];
+      x[i] =
+          factor * (Shape::kBlocks == 1 || block == 0 ? whole[i] : whole[kN / kWarp - kEach + i]);
   }
-  const RowPlace at = row_place(u, r);
-  if (p.partial == abi::kAttentionPartial) {
+  if (partial) {
     float* const to = partial_row(p, args.at[arg_partial], blockIdx.x, at.token, at.head, kN);
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) to[first + i * kWarp] = x[i];
     if (first == 0) to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
     return;
   }
-  const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), at.head);
   const uint64_t out =
       args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i)
-    store_float(out, p.out_dtype, first + i * kWarp, x[i] * factor);
+  store_floats<kEach, kWarp>(out, p.out_dtype, first, x);
   if (first == 0 && args.at[arg_lse] != 0) {
     *pointer<float>(args.at[arg_lse] + at.token * p.lse_token_stride +
                     at.head * p.lse_head_stride) = log_sum_exp(state);
@@ -182,59 +227,65 @@ inline uint32_t clusters_of(const DecodeUnit& u) {
   return (u.splits + kCluster - 1) / kCluster;
 }
 
-// What the clusters of a merged call leave in global memory: values [cluster][row], then {max, sum}
-// [cluster][row]. Rows are all of the call's.
+// What the clusters of a merged call leave in global memory: values [row][cluster], then {max, sum}
+// [row][cluster]. Rows are all of the call's.
 template <uint32_t kN>
 struct SplitRows {
+  static constexpr uint32_t kVectors = kN / RowPart<kN>::kEach;  // of a row
+  using Vector = typename RowPart<kN>::Vector;
+
+  // Of a part of a row, what a lane has of it, of the first cluster; others' follow.
+  struct Place {
+    Vector* values;
+    float2* states;
+    Vector* values_of(uint32_t cluster) const { return values + cluster * kVectors; }
+  };
   float* values;
-  float2* states;
-  uint32_t rows;
+  uint64_t rows;
+  uint32_t clusters;
 
-  SplitRows(const abi::AttentionParams& p, uint64_t partial)
+  SplitRows(const abi::AttentionParams& p, uint64_t partial, uint32_t all_clusters)
       : values(pointer<float>(partial + abi::attention_counters(p.kv_heads) * 4)),
-        rows(static_cast<uint32_t>(p.tokens * p.heads)) {
-    states = reinterpret_cast<float2*>(values + uint64_t{gridDim.x} * rows * kN);
-  }
-  static uint32_t row(const abi::AttentionParams& p, RowPlace at) {
-    return at.token * static_cast<uint32_t>(p.heads) + at.head;
-  }
-  uint64_t at(uint32_t cluster, uint32_t row) const { return uint64_t{cluster} * rows + row; }
+        rows(p.tokens * p.heads),
+        clusters(all_clusters) {}
 
-  auto* part(uint32_t cluster, uint32_t row, uint32_t part) const {
-    using Vector = typename RowPart<kN>::Vector;
-    return reinterpret_cast<Vector*>(values + at(cluster, row) * kN + RowPart<kN>::place(part));
+  Place place(uint32_t row, uint32_t part) const {
+    const uint64_t first = uint64_t{row} * clusters;
+    auto* const states = reinterpret_cast<float2*>(values + rows * clusters * kN);
+    return {reinterpret_cast<Vector*>(values + first * kN + RowPart<kN>::place(part)),
+            states + first};
   }
 };
 
 // What all clusters left of a part of a row, by a warp; lanes have the states of one each, every
 // kAtOnce lanes the same.
 template <uint32_t kN, uint32_t kAtOnce>
-inline RowState join_part(const SplitRows<kN>& from, uint32_t clusters, uint32_t row, uint32_t part,
+inline RowState join_part(const typename SplitRows<kN>::Place& at, uint32_t clusters,
                           RowPart<kN>& sum) {
+  constexpr uint32_t kStride = SplitRows<kN>::kVectors;
   const uint32_t lane = threadIdx.x % kAtOnce;
+  const auto* from = at.values;
   RowState all = {minus_infinity(), 0};
 #pragma unroll
   for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] = 0;
   for (uint32_t first = 0; first < clusters; first += kAtOnce) {
-    float2 state = make_float2(minus_infinity(), 0.0f);
-    if (first + lane < clusters) state = load_fresh(from.states + from.at(first + lane, row));
-    RowPart<kN> x[kAtOnce];
+    RowPart<kN> x[kAtOnce] = {};
 #pragma unroll
-    for (uint32_t c = 0; c < kAtOnce; ++c)  // one more than once: that weighs nothing
-      x[c].all = load_fresh(from.part(first + c < clusters ? first + c : first, row, part));
+    for (uint32_t c = 0; c < kAtOnce; ++c)
+      if (first + c < clusters) x[c].all = load_fresh(from + c * kStride);
+    from += kAtOnce * kStride;
+    float2 state = make_float2(minus_infinity(), 0.0f);
+    if (first + lane < clusters) state = load_fresh(at.states + first + lane);
     const float max = fmaxf(all.max, warp_max<kAtOnce>(state.x));
     const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
     const float weight = exp2_fast(state.x - base);
     all = {max, all.sum * keep + warp_sum<kAtOnce>(state.y * weight)};
+    float of[kAtOnce];
+#pragma unroll
+    for (uint32_t c = 0; c < kAtOnce; ++c) of[c] = __shfl_sync(kAll, weight, static_cast<int>(c));
 #pragma unroll
     for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] *= keep;
-#pragma unroll
-    for (uint32_t c = 0; c < kAtOnce; ++c) {
-      const float of = __shfl_sync(kAll, weight, static_cast<int>(c));
-#pragma unroll
-      for (uint32_t i = 0; i < sum.kEach; ++i)
-        if (of != 0) sum.x[i] = fmaf(x[c].x[i], of, sum.x[i]);
-    }
+    add_parts(x, of, sum);
   }
   return all;
 }
@@ -275,7 +326,8 @@ inline RowState add_pushed(const DecodeUnit& u, const DecodeStates& states, cons
 #pragma unroll
     for (uint32_t e = 0; e < sum.kEach; e += 2) {
       const float2 x = *reinterpret_cast<const float2*>(row + b * stride + sum.place(part) + e);
-      if (weight != 0) sum.x[e] += x.x * weight, sum.x[e + 1] += x.y * weight;
+      sum.x[e] = add_weighted(x.x, weight, sum.x[e]);
+      sum.x[e + 1] = add_weighted(x.y, weight, sum.x[e + 1]);
     }
   }
   return all;
@@ -287,13 +339,9 @@ inline uint32_t pushed_bytes(const DecodeUnit& u, uint32_t n) {
   return OwnRows<kCluster>(u).count * kCluster * (n + 2) * 4;
 }
 
-// Adds one to a row's counter: whether all clusters have left the row.
-inline bool is_last(const DecodeUnit& u, uint64_t partial, uint32_t r, uint32_t clusters) {
-  uint32_t* const counter =
-      pointer<uint32_t>(partial) + u.kv_head * abi::kAttentionRows + u.first_row + r;
-  const bool last = add_ordered(counter) + 1 == clusters;
-  if (last) *counter = 0;  // for the next replay
-  return last;
+// Of a row: how many clusters have left it. Whoever is last sets it back, for the next replay.
+inline uint32_t* row_counter(const DecodeUnit& u, uint64_t partial, uint32_t r) {
+  return pointer<uint32_t>(partial) + u.kv_head * abi::kAttentionRows + u.first_row + r;
 }
 
 // From what the warps left in shared memory to the output, or to what is left of it. A warp takes
@@ -306,12 +354,23 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
   constexpr uint32_t kN = Shape::kN, kAtOnce = kCluster == 1 ? 16 : 8;
   constexpr uint32_t kParts = RowPart<kN>::kParts, kEach = RowPart<kN>::kEach;
   constexpr uint32_t kBlocks = Shape::kBlocks;
-  const uint32_t warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t warp = warp_number(), warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t clusters = clusters_of<kCluster>(u);
   const bool merges = p.partial == abi::kAttentionMerged && clusters > 1;
-  const SplitRows<kN> left(p, args.at[arg_partial]);
+  const SplitRows<kN> left(p, args.at[arg_partial], gridDim.x / kCluster);
   const OwnRows<kCluster> own(u);
-  const auto row_of = [&](uint32_t r) { return SplitRows<kN>::row(p, row_place(u, r)); };
+  const auto kept = []<class T>(T* x) { return pointer<T>(reinterpret_cast<uint64_t>(keep(x))); };
+  const auto place_of = [&](uint32_t i) {
+    const RowPlace at = row_place(u, own.row(i / kParts));
+    return left.place(at.token * static_cast<uint32_t>(p.heads) + at.head, i % kParts);
+  };
+  // Of the warp's first part, found while others still have keys.
+  typename SplitRows<kN>::Place first_place = {};
+  if (merges) {
+    const auto at = place_of(warp);
+    first_place = {kept(at.values), kept(at.states)};
+  }
+  const auto find = [&](uint32_t i) { return i == warp ? first_place : place_of(i); };
   RowPart<kN> part;
   __syncthreads();
   if constexpr (kCluster > 1) {
@@ -345,33 +404,36 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
   }
   for (uint32_t i = warp; i < own.count * kParts; i += warps) {
     const RowState state = take(i / kParts, i % kParts);
-    const uint32_t cluster = blockIdx.x / kCluster, row = row_of(own.row(i / kParts));
-    *left.part(cluster, row, i % kParts) = part.all;
-    if (lane == 0 && i % kParts == 0)
-      left.states[left.at(cluster, row)] = make_float2(state.max, state.sum);
+    const uint32_t cluster = blockIdx.x / kCluster;
+    const auto at = find(i);
+    *at.values_of(cluster) = part.all;
+    if (lane == 0 && i % kParts == 0) at.states[cluster] = make_float2(state.max, state.sum);
   }
   if constexpr (kParts == 1) {
     __syncwarp();
     const uint32_t asked = warp + lane * warps;  // a lane for each of the warp's rows
-    const bool last =
-        asked < own.count && is_last(u, args.at[arg_partial], own.row(asked), clusters);
+    uint32_t* const counter = row_counter(u, args.at[arg_partial], own.row(asked));
+    const bool last = asked < own.count && add_ordered(counter) + 1 == clusters;
+    if (last) *counter = 0;
     uint32_t to_join = __ballot_sync(kAll, last);
     __syncwarp();
     for (uint32_t i = warp; to_join != 0; i += warps, to_join /= 2) {
       if (to_join % 2 == 0) continue;
-      const RowState state = join_part<kN, kAtOnce>(left, clusters, row_of(own.row(i)), 0, part);
+      const RowState state = join_part<kN, kAtOnce>(find(i), clusters, part);
       store_row<Shape>(p, u, args, own.row(i), 0, state, part.x);
     }
   } else {
     __syncthreads();
-    if (threadIdx.x < own.count)
-      states.last[threadIdx.x] = is_last(u, args.at[arg_partial], own.row(threadIdx.x), clusters);
+    if (threadIdx.x < own.count) {
+      uint32_t* const counter = row_counter(u, args.at[arg_partial], own.row(threadIdx.x));
+      states.last[threadIdx.x] = add_ordered(counter) + 1 == clusters;
+      if (states.last[threadIdx.x]) *counter = 0;
+    }
     __syncthreads();
     for (uint32_t i = warp; i < own.count * kParts; i += warps) {
       const uint32_t r = i / kParts;
       if (!states.last[r]) continue;
-      const RowState state =
-          join_part<kN, kAtOnce>(left, clusters, row_of(own.row(r)), i % kParts, part);
+      const RowState state = join_part<kN, kAtOnce>(find(i), clusters, part);
 #pragma unroll
       for (uint32_t e = 0; e < kEach; ++e)
         wide[r * kN + i % kParts * RowPart<kN>::kSize + lane + e * kWarp] = part.x[e];

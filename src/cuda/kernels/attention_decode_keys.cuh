@@ -11,8 +11,8 @@ namespace gyre::cuda {
 
 // What goes through a product for a level. Codes of tq5 and tq6 are u of a level 2 u - kBias; what
 // is left of it is one number for all keys, or for all coordinates. Of tq4 either u is made, or,
-// with fewer instructions but two products, two bytes whose sum is the level: measured, that pays
-// for up to eight rows of 128 coordinates.
+// with fewer instructions but two products, two bytes whose sum is the level: a product takes as
+// long as three permutes, so that pays for up to four rows.
 template <uint32_t kFormat, bool kMany>
 struct LevelForm {
   static constexpr bool kLinear = kFormat == abi::kTq5 || kFormat == abi::kTq6;
@@ -48,17 +48,25 @@ struct Unpacked {
   uint32_t part[kParts][2];
 };
 
-// Levels by small tables; of tq4, codes without and with a sign.
+// Levels by small tables; of tq4, codes without a sign, and those with one from the last to the
+// first: see unpack_nibbles.
 struct Table {
   uint32_t bytes[4];
 };
+constexpr uint32_t turned_bytes(uint32_t x) {
+  return x << 24 | (x & 0xFF00u) << 8 | (x >> 8 & 0xFF00u) | x >> 24;
+}
 template <uint32_t kFormat, bool kMany>
 constexpr Table make_table() {
   Table table = {};
   if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
-    constexpr uint32_t kCodes = 1u << abi::kv_bits(kFormat);
-    for (uint32_t i = 0; 4 * i < kCodes; ++i)
-      table.bytes[i] = LevelForm<kFormat, kMany>::bytes(4 * i);
+    using Form = LevelForm<kFormat, kMany>;
+    constexpr uint32_t kCodes = 1u << abi::kv_bits(kFormat), kPlain = kCodes < 8 ? kCodes : 8;
+    for (uint32_t i = 0; 4 * i < kPlain; ++i) table.bytes[i] = Form::bytes(4 * i);
+    if (kCodes == 16) {
+      table.bytes[2] = turned_bytes(Form::bytes(12));
+      table.bytes[3] = turned_bytes(Form::bytes(8));
+    }
   }
   return table;
 }
@@ -76,14 +84,15 @@ inline Table load_table(const SharedTable& shared) {
 }
 
 // Eight nibbles, a sign above three bits. A selector with its top bit set spreads the sign of the
-// byte instead. In two parts the first table holds |x| + 1, the second -|x|, so that a plus selects
-// |x| + 1 and -1, a minus 0 and -|x|. In one no byte has a sign, and what is not selected is 0.
+// byte instead: the second table is read with all bits turned, hence from its end. In two parts the
+// first table holds |x| + 1, the second -|x|, so that a plus selects |x| + 1 and -1, a minus 0 and
+// -|x|. In one no byte has a sign, and what is not selected is 0.
 template <bool kMany>
 inline auto unpack_nibbles(const Table& table, uint32_t w) {
-  const uint32_t x = w ^ 0x88888888u;
   const uint32_t(&t)[4] = table.bytes;
   const uint32_t a = permute(t[0], t[1], w), b = permute(t[0], t[1], upper_half(w));
-  const uint32_t c = permute(t[2], t[3], x), d = permute(t[2], t[3], upper_half(x));
+  const uint32_t c = permute(t[2], t[3], turned_lower(w));
+  const uint32_t d = permute(t[2], t[3], turned_upper(w));
   if constexpr (kMany) {
     return Unpacked<1>{{{a | c, b | d}}};
   } else {

@@ -120,7 +120,7 @@ constexpr uint32_t kDecodeStateBytes = 5120;
 // Floats of a row of a warp's sums. What a warp writes at once, four or eight rows, lies in
 // different banks.
 constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t own) {
-  return abi::kv_is_native(v) ? own + 8 : own + 4;
+  return own < 128 && abi::kv_is_native(v) ? own + 2 : own + 4;
 }
 
 constexpr DecodeRooms decode_rooms(uint32_t k, uint32_t v, uint32_t n, uint32_t rows,

@@ -14,9 +14,10 @@ struct Decode {
   static constexpr uint32_t kOwn = decode_own(kN), kParts = decode_parts(kN);  // of a warp, of keys
   static constexpr DecodeShape kShape = decode_shape(kK, kV, kN, kRows, kCluster);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
-  static constexpr bool kMany = kRows > 8 || kRows* kOwn > 1024;  // sums: see LevelForm
+  static constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kN, kRows, kCluster);
+  static constexpr bool kMany = kRows > 4;  // see LevelForm
   using FormV = LevelForm<kV, kMany>;
-  // Registers are enough to keep where copies begin.
+  // Registers are enough to keep where copies begin, and where scales lie.
   static constexpr bool kKeepsPlaces = kRows < 16 && kShape.v[0].bytes + kShape.v[1].bytes < 8192;
   static constexpr uint32_t kTiles = kShape.tiles, kBlocks = kShape.blocks;
   static constexpr uint32_t kQueryBlocks = kLevelsK ? kBlocks : 1;  // a warp each
@@ -42,6 +43,9 @@ struct Decode {
     return at;
   }
 };
+
+// From one lane, so that the compiler knows that lanes do not part.
+inline uint32_t warp_number() { return __shfl_sync(kAll, threadIdx.x / kWarp, 0); }
 
 // What a block is to do; the same in every thread.
 struct DecodeUnit {
@@ -171,7 +175,7 @@ static_assert(sizeof(DecodeStates) <= kDecodeStateBytes);
 
 // Stages 32, 64, ... in a lane's registers, 1 to 16 between lanes; lane i has coordinates i + 32 c.
 template <uint32_t kN>
-inline void hadamard_lanes(float (&x)[kN / kWarp]) {
+inline void hadamard_lanes(uint32_t lane, float (&x)[kN / kWarp]) {
 #pragma unroll
   for (uint32_t h = 1; h < kN / kWarp; h *= 2) {
 #pragma unroll
@@ -183,7 +187,7 @@ inline void hadamard_lanes(float (&x)[kN / kWarp]) {
   }
 #pragma unroll
   for (uint32_t h = 1; h < kWarp; h *= 2) {
-    const float sign = (threadIdx.x & h) != 0 ? -1.0f : 1.0f;
+    const float sign = (lane & h) != 0 ? -1.0f : 1.0f;
 #pragma unroll
     for (uint32_t i = 0; i < kN / kWarp; ++i)
       x[i] = fmaf(x[i], sign, __shfl_xor_sync(kAll, x[i], static_cast<int>(h)));
@@ -199,16 +203,17 @@ constexpr uint32_t sign_bits(uint32_t first) {
 
 // Those of coordinates from kFirst on, times a factor.
 template <uint32_t kFirst, uint32_t kAt = 0, uint32_t kEach>
-inline void flip_lanes(float (&x)[kEach], float factor) {
+inline void flip_lanes(uint32_t lane, float factor, float (&x)[kEach]) {
   constexpr uint32_t kSigns = sign_bits(kFirst + kAt * kWarp);
-  x[kAt] *= (kSigns >> threadIdx.x % kWarp & 1u) != 0 ? -factor : factor;
-  if constexpr (kAt + 1 < kEach) flip_lanes<kFirst, kAt + 1>(x, factor);
+  x[kAt] *= (kSigns >> lane & 1u) != 0 ? -factor : factor;
+  if constexpr (kAt + 1 < kEach) flip_lanes<kFirst, kAt + 1>(lane, factor, x);
 }
 
 // Rows are turned by a warp for each 256 coordinates, of kBlocks: all of the row go in, one block
 // comes out.
 template <uint32_t kBlocks, uint32_t kEach>
-inline void hadamard_block(const float (&x)[kEach], uint32_t block, float (&y)[kEach / kBlocks]) {
+inline void hadamard_block(const float (&x)[kEach], uint32_t block, uint32_t lane,
+                           float (&y)[kEach / kBlocks]) {
   static_assert(kBlocks <= 2);
   constexpr uint32_t kHalf = kEach / kBlocks;
 #pragma unroll
@@ -216,7 +221,7 @@ inline void hadamard_block(const float (&x)[kEach], uint32_t block, float (&y)[k
     y[i] = x[i];
     if constexpr (kBlocks == 2) y[i] = block == 0 ? x[i] + x[i + kHalf] : x[i] - x[i + kHalf];
   }
-  hadamard_lanes<kHalf * kWarp>(y);
+  hadamard_lanes<kHalf * kWarp>(lane, y);
 }
 
 constexpr float inverse_root(uint32_t n) {
@@ -250,8 +255,8 @@ inline void put_query(const abi::AttentionParams& p, const DecodeUnit& u,
   const uint32_t lane = threadIdx.x % kWarp;
   uint32_t most = 0;  // of magnitudes, as bits; numbers that are not finite have the largest
   if constexpr (Shape::kLevelsK) {
-    flip_lanes<0>(whole, 1.0f);
-    hadamard_block<Shape::kQueryBlocks>(whole, block, x);
+    flip_lanes<0>(lane, 1.0f, whole);
+    hadamard_block<Shape::kQueryBlocks>(whole, block, lane, x);
   } else {
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[i];

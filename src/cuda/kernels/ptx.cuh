@@ -56,16 +56,22 @@ inline void copy_async(SharedAddress to, const void* from, bool present) {
 }
 inline SharedAddress opaque(SharedAddress x) { return x; }
 inline void copy_commit() { cuda_host::close_copies(); }
+inline float add_weighted(float x, float weight, float sum) {
+  return weight != 0 ? std::fma(x, weight, sum) : sum;
+}
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   return __byte_perm(a, b, select);
 }
 inline uint32_t upper_half(uint32_t x) { return x >> 16; }
+inline uint32_t turned_lower(uint32_t x) { return ~0u - (x & 0xFFFFu); }
+inline uint32_t turned_upper(uint32_t x) { return ~0u - (x >> 16); }
 template <uint32_t kLeft>
 inline void copy_wait() {
   cuda_host::wait_for_copies(kLeft);
 }
 inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x) { return x; }
+inline uint32_t late(uint32_t x) { return x; }
 inline uint32_t add_ordered(uint32_t* counter) {
   cuda_host::require_turn();
   return (*counter)++;
@@ -237,6 +243,26 @@ inline uint32_t upper_half(uint32_t x) {
   asm("dp2a.lo.u32.u32 %0, %1, %2, 0;" : "=r"(y) : "r"(x), "r"(0x0100));
   return y;
 }
+// The sum, and x times the weight; of an x whose weight is 0 nothing, also if it is infinite.
+// Without a branch, which would wait for each weight.
+inline float add_weighted(float x, float weight, float sum) {
+  asm("{\n\t.reg .pred p;\n\tsetp.neu.f32 p, %2, 0f00000000;\n\t"
+      "@p fma.rn.f32 %0, %1, %2, %0;\n\t}"
+      : "+f"(sum)
+      : "f"(x), "f"(weight));
+  return sum;
+}
+// -1 less a half of x: in the lower 16 bits, the half with all bits turned. Products, likewise.
+inline uint32_t turned_lower(uint32_t x) {
+  uint32_t y;
+  asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x00FF), "r"(-1));
+  return y;
+}
+inline uint32_t turned_upper(uint32_t x) {
+  uint32_t y;
+  asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0xFF00), "r"(-1));
+  return y;
+}
 inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <uint32_t kLeft>
 inline void copy_wait() {
@@ -254,6 +280,11 @@ inline uint32_t keep(uint32_t x) {
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;"
                : "+r"(x)
                : "r"(threadIdx.x % kWarp));
+  return x;
+}
+// The same number; what follows from it is not found before this place, ahead of a loop, say.
+inline uint32_t late(uint32_t x) {
+  asm volatile("" : "+r"(x));
   return x;
 }
 // Adds one; what this thread knows of before is before it for all of the GPU, and what others did

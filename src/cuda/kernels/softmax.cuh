@@ -1,6 +1,7 @@
 #pragma once
 // The online softmax in base 2: a row's {max, sum}, reductions over a warp, and the end of a row.
 #include "abi/types.h"
+#include "args.cuh"
 #include "convert.cuh"
 #include "ptx.cuh"
 
@@ -76,9 +77,9 @@ inline float log_sum_exp(const RowState& state) {
 
 // dtypes are those of gyre/dtype.h: f32, f16, bf16.
 inline float as_float(uint32_t bits, uint32_t dtype) {
-  if (dtype == 0) return __uint_as_float(bits);
-  if (dtype == 1) return to_float(Half{static_cast<uint16_t>(bits)});
-  return to_float(BFloat16{static_cast<uint16_t>(bits)});
+  const float half = widen(Half{static_cast<uint16_t>(bits)});
+  const float brain = widen(BFloat16{static_cast<uint16_t>(bits)});
+  return dtype == 0 ? __uint_as_float(bits) : (dtype == 1 ? half : brain);
 }
 inline float load_as_float(uint64_t row, uint32_t dtype, uint32_t index) {
   return as_float(load_bits(row, index, dtype == 0), dtype);
@@ -90,6 +91,20 @@ inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float valu
     reinterpret_cast<Half*>(row)[index] = from_float<Half>(value);
   } else {
     reinterpret_cast<BFloat16*>(row)[index] = from_float<BFloat16>(value);
+  }
+}
+// Some that lie kApart from each other.
+template <uint32_t kCount, uint32_t kApart>
+inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const float (&x)[kCount]) {
+  if (dtype == 0) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) pointer<float>(row)[index + i * kApart] = x[i];
+    return;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const uint16_t half = from_float<Half>(x[i]).bits, brain = from_float<BFloat16>(x[i]).bits;
+    pointer<uint16_t>(row)[index + i * kApart] = dtype == 1 ? half : brain;
   }
 }
 
