@@ -188,6 +188,11 @@ __global__ void GYRE_CLUSTER(kCluster)
     first_query = keep(query_of(warp / kBlocks));
     wide_query = keep(wide_query);
   }
+  // Found before the turn, as it is looked at: the compiler would put it off, and what it takes of
+  // the parameters comes late again after the wait. With many rows registers are short.
+  if constexpr (kRows == 4 || !Shape::kLevelsK) {
+    if ((copy.misplaced() | u.walk.misplaced() | misplaced_bits<2>(first_query)) != 0) halt();
+  }
   await_turn();
   // The blocks of a cluster end together.
   if (p.partial != abi::kAttentionPartial && blockIdx.x / kCluster >= clusters_of<kCluster>(u))

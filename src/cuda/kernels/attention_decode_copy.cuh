@@ -21,6 +21,10 @@ struct DecodeWalk {
   bool whole(uint32_t begin) const {
     return begin - skip < starts_a || begin - tiles_a * abi::kKvTile < starts_b;
   }
+  // 0: there are less than 2^31 slots.
+  uint32_t misplaced() const {
+    return (first_tile | tiles_a | tiles | skip | end_a | end_b | starts_a | starts_b) >> 31;
+  }
   // Of the keys, from 0; those without one get something that is none.
   uint32_t key_of(uint32_t at) const {
     if (at < tiles_a * abi::kKvTile) return at >= skip && at < end_a ? at - skip : ~0u;
@@ -51,6 +55,13 @@ constexpr uint32_t turned(uint32_t slot, uint32_t turns) {
   return slot;
 }
 
+// Of an address that is a multiple of so many bytes: bits that none has.
+template <uint32_t kMultiple>
+inline uint32_t misplaced_bits(const void* at) {
+  const auto bits = reinterpret_cast<uint64_t>(at);
+  return (static_cast<uint32_t>(bits) & (kMultiple - 1)) | static_cast<uint32_t>(bits >> 32) >> 24;
+}
+
 // Rows of 16-byte pieces on their way into a stage: kSlots of them to a tile (8, or 1: whole
 // tiles), kStride apart (0: as the caller says). Pieces of a row are mixed by kSwap times the last
 // bits, under kMask, of where it lies. kTurns: rows of a tile in another order. A lane takes every
@@ -69,6 +80,9 @@ class RowCopy {
     // Where registers are short, these are found anew each time.
     if (kept) mine_ = keep(mine_), place_ = keep(place_);
   }
+
+  // 0 where places are multiples of 16 bytes.
+  uint32_t misplaced() const { return misplaced_bits<16>(mine_); }
 
   // All rows are there.
   void whole(uint32_t tile, unsigned char* to) const {
@@ -128,6 +142,7 @@ class ScaleCopy {
   ScaleCopy(const uint8_t* k, const uint8_t* v)
       : first_(kOfK && lane() < kEach ? k : v), mine_(first_ + lane() % kEach * 16) {}
 
+  uint32_t misplaced() const { return misplaced_bits<16>(mine_); }
   void whole(uint32_t tile, unsigned char* to) const {
     if (lane() < kPieces)
       copy_async<16>(shared_address(to) + lane() * 16, mine_ + uint64_t{tile} * (kBlocks * 16),
@@ -150,6 +165,7 @@ class ScaleCopy {
 struct NoCopy {
   template <class... Any>
   explicit NoCopy(const Any&...) {}
+  uint32_t misplaced() const { return 0; }
   void whole(uint32_t, unsigned char*) const {}
   void some(const DecodeWalk&, uint32_t, unsigned char*) const {}
 };
@@ -199,6 +215,11 @@ class ChunkCopy {
             stride(p.v.codes_tile_stride), kKept),
         scales_(begin(k_scales, kv_head * p.k.scales_head_stride, {}, 0),
                 begin(v_scales, kv_head * p.v.scales_head_stride, {}, 0)) {}
+
+  uint32_t misplaced() const {
+    return k_.misplaced() | k2_.misplaced() | v_.misplaced() | v2_.misplaced() |
+           scales_.misplaced();
+  }
 
   // If there is such a chunk. Keys that are not there become zeros: a value could be NaN.
   void start(const DecodeWalk& walk, uint32_t chunk, unsigned char* to) const {

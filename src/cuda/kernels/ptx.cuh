@@ -72,6 +72,7 @@ inline void copy_wait() {
 inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x) { return x; }
 inline uint32_t late(uint32_t x) { return x; }
+inline void halt() { cuda_host::fail("a kernel halted"); }
 inline uint32_t add_ordered(uint32_t* counter) {
   cuda_host::require_turn();
   return (*counter)++;
@@ -287,6 +288,8 @@ inline uint32_t late(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+// Ends the kernel, and all work of the device, with an error.
+inline void halt() { __trap(); }
 // Adds one; what this thread knows of before is before it for all of the GPU, and what others did
 // before they added is known after it.
 inline uint32_t add_ordered(uint32_t* counter) {
