@@ -188,6 +188,14 @@ __global__ void GYRE_CLUSTER(kCluster)
     first_query = keep(query_of(warp / kBlocks));
     wide_query = keep(wide_query);
   }
+  // By the warp with the fewest queries. The blocks of a cluster have time for it before the turn;
+  // others may have begun late.
+  const auto put_ends = [&] {
+    const uint32_t r = threadIdx.x % kWarp;
+    if (warp + 1 == warps && r < u.rows)
+      states.ends[r] = row_end<kN>(p, u, args, r, gridDim.x / kCluster);
+  };
+  if constexpr (kCluster == abi::kAttentionCluster) put_ends();
   // Found before the turn, as it is looked at: the compiler would put it off, and what it takes of
   // the parameters comes late again after the wait. With many rows registers are short.
   if constexpr (kRows == 4 || !Shape::kLevelsK) {
@@ -216,6 +224,7 @@ __global__ void GYRE_CLUSTER(kCluster)
     states.of_v[0] = states.of_v[1] = make_table<kV, Shape::kMany>();
     if (kCluster > 1) expect_pushes(&states.pushes, pushed_bytes<kCluster>(u, kN));
   }
+  if constexpr (kCluster < abi::kAttentionCluster) put_ends();
   auto* const operands = shared + kRooms.queries;
   for (uint32_t i = warp; i < kRows * kBlocks; i += warps) {
     const uint32_t r = i / kBlocks, block = i % kBlocks;
@@ -322,8 +331,9 @@ __global__ void GYRE_CLUSTER(kCluster)
   }
   const uint32_t busy = (chunks < step ? (chunks == 0 ? 1 : chunks) : step) * Shape::kParts;
   if (warp < busy) put_warp<Shape, kRows>(states, reinterpret_cast<float*>(ring), row, acc);
-  finish<Shape, kCluster>(p, u, args, states, reinterpret_cast<const float*>(shared + kRooms.ring),
-                          kOfWarp / 4, busy, wide);
+  finish<Shape, kCluster>(p.partial, u, states,
+                          reinterpret_cast<const float*>(shared + kRooms.ring), kOfWarp / 4, busy,
+                          wide);
 }
 
 }  // namespace gyre::cuda

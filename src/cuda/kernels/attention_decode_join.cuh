@@ -4,11 +4,32 @@
 
 namespace gyre::cuda {
 
-// {values, max, sum} of a row of one split, in global memory.
-inline float* partial_row(const abi::AttentionParams& p, uint64_t partial, uint32_t split,
-                          uint32_t token, uint32_t head, uint32_t n) {
-  return pointer<float>(partial) +
-         ((uint64_t{split} * p.tokens + token) * p.heads + head) * (n + 2);
+// Of a row of the unit. A partial call leaves {values, max, sum} [split][row]. What the clusters of
+// a merged one leave is values [row][cluster], then {max, sum} [row][cluster]. Rows are all of the
+// call's.
+template <uint32_t kN>
+inline RowEnd row_end(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
+                      uint32_t r, uint32_t all_clusters) {
+  const RowPlace at = row_place(u, r);
+  const uint64_t rows = p.tokens * p.heads, row = at.token * p.heads + at.head;
+  const uint64_t partial = args.at[arg_partial];
+  RowEnd end = {};
+  if (p.partial == abi::kAttentionPartial) {
+    end.out = partial + (blockIdx.x * rows + row) * (kN + 2) * 4;
+    return end;
+  }
+  if (p.partial == abi::kAttentionMerged) {
+    const uint64_t values = partial + abi::attention_counters(p.kv_heads) * 4;
+    end.values = values + row * all_clusters * kN * 4;
+    end.states = values + (rows * kN + row * 2) * all_clusters * 4;
+    end.counter = partial + (u.kv_head * abi::kAttentionRows + u.first_row + r) * 4;
+  }
+  end.out = args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
+  end.out_dtype = p.out_dtype;
+  if (args.at[arg_lse] != 0)
+    end.lse = args.at[arg_lse] + at.token * p.lse_token_stride + at.head * p.lse_head_stride;
+  if (args.at[arg_sinks] != 0) end.sink = args.at[arg_sinks] + at.head * 4;
+  return end;
 }
 
 // A row, or the 128 coordinates of a longer one that a warp takes: lane i has i + 32 c. In memory
@@ -171,15 +192,12 @@ inline RowState add_warps(const DecodeStates& states, const float* sums, uint32_
 // Out of the domain of the cache, and to where it is wanted: a block of a row, by a warp; lane i
 // has coordinates i + 32 c of the whole row.
 template <class Shape>
-inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
-                      uint32_t r, uint32_t block, RowState state,
+inline void store_row(const RowEnd& end, bool partial, uint32_t block, RowState state,
                       const float (&whole)[Shape::kN / kWarp]) {
   constexpr uint32_t kN = Shape::kN, kEach = kN / kWarp / Shape::kBlocks;
   const uint32_t lane = late(threadIdx.x % kWarp), first = block * (kN / Shape::kBlocks) + lane;
-  const RowPlace at = row_place(u, r);
-  const bool partial = p.partial == abi::kAttentionPartial;
   float factor = 1;
-  if (!partial) factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), at.head);
+  if (!partial) factor = finish_row(state, pointer<const float>(end.sink), 0);
   float x[kEach];
   if constexpr (Shape::kLevelsV) {
     hadamard_block<Shape::kBlocks>(whole, block, lane, x);
@@ -195,19 +213,13 @@ inline void store_row(const abi::AttentionParams& p, const DecodeUnit& u, const 
       x[i] =
           factor * (Shape::kBlocks == 1 || block == 0 ? whole[i] : whole[kN / kWarp - kEach + i]);
   }
+  store_floats<kEach, kWarp>(end.out, partial ? 0 : end.out_dtype, first, x);
+  if (first != 0) return;
   if (partial) {
-    float* const to = partial_row(p, args.at[arg_partial], blockIdx.x, at.token, at.head, kN);
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) to[first + i * kWarp] = x[i];
-    if (first == 0) to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
-    return;
-  }
-  const uint64_t out =
-      args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
-  store_floats<kEach, kWarp>(out, p.out_dtype, first, x);
-  if (first == 0 && args.at[arg_lse] != 0) {
-    *pointer<float>(args.at[arg_lse] + at.token * p.lse_token_stride +
-                    at.head * p.lse_head_stride) = log_sum_exp(state);
+    float* const to = pointer<float>(end.out);
+    to[kN] = state.max * kLn2, to[kN + 1] = state.sum;
+  } else if (end.lse != 0) {
+    *pointer<float>(end.lse) = log_sum_exp(state);
   }
 }
 
@@ -227,44 +239,16 @@ inline uint32_t clusters_of(const DecodeUnit& u) {
   return (u.splits + kCluster - 1) / kCluster;
 }
 
-// What the clusters of a merged call leave in global memory: values [row][cluster], then {max, sum}
-// [row][cluster]. Rows are all of the call's.
-template <uint32_t kN>
-struct SplitRows {
-  static constexpr uint32_t kVectors = kN / RowPart<kN>::kEach;  // of a row
-  using Vector = typename RowPart<kN>::Vector;
-
-  // Of a part of a row, what a lane has of it, of the first cluster; others' follow.
-  struct Place {
-    Vector* values;
-    float2* states;
-    Vector* values_of(uint32_t cluster) const { return values + cluster * kVectors; }
-  };
-  float* values;
-  uint64_t rows;
-  uint32_t clusters;
-
-  SplitRows(const abi::AttentionParams& p, uint64_t partial, uint32_t all_clusters)
-      : values(pointer<float>(partial + abi::attention_counters(p.kv_heads) * 4)),
-        rows(p.tokens * p.heads),
-        clusters(all_clusters) {}
-
-  Place place(uint32_t row, uint32_t part) const {
-    const uint64_t first = uint64_t{row} * clusters;
-    auto* const states = reinterpret_cast<float2*>(values + rows * clusters * kN);
-    return {reinterpret_cast<Vector*>(values + first * kN + RowPart<kN>::place(part)),
-            states + first};
-  }
-};
-
 // What all clusters left of a part of a row, by a warp; lanes have the states of one each, every
 // kAtOnce lanes the same.
 template <uint32_t kN, uint32_t kAtOnce>
-inline RowState join_part(const typename SplitRows<kN>::Place& at, uint32_t clusters,
-                          RowPart<kN>& sum) {
-  constexpr uint32_t kStride = SplitRows<kN>::kVectors;
+inline RowState join_part(const RowEnd& end, uint32_t part, uint32_t clusters, RowPart<kN>& sum) {
+  using Vector = typename RowPart<kN>::Vector;
+  constexpr uint32_t kStride = kN / RowPart<kN>::kEach;  // from one cluster's to the next
   const uint32_t lane = threadIdx.x % kAtOnce;
-  const auto* from = at.values;
+  const Vector* from =
+      reinterpret_cast<const Vector*>(pointer<const float>(end.values) + sum.place(part));
+  const auto* const states = pointer<const float2>(end.states);
   RowState all = {minus_infinity(), 0};
 #pragma unroll
   for (uint32_t i = 0; i < sum.kEach; ++i) sum.x[i] = 0;
@@ -275,7 +259,7 @@ inline RowState join_part(const typename SplitRows<kN>::Place& at, uint32_t clus
       if (first + c < clusters) x[c].all = load_fresh(from + c * kStride);
     from += kAtOnce * kStride;
     float2 state = make_float2(minus_infinity(), 0.0f);
-    if (first + lane < clusters) state = load_fresh(at.states + first + lane);
+    if (first + lane < clusters) state = load_fresh(states + first + lane);
     const float max = fmaxf(all.max, warp_max<kAtOnce>(state.x));
     const float base = max == minus_infinity() ? 0.0f : max, keep = exp2_fast(all.max - base);
     const float weight = exp2_fast(state.x - base);
@@ -339,38 +323,35 @@ inline uint32_t pushed_bytes(const DecodeUnit& u, uint32_t n) {
   return OwnRows<kCluster>(u).count * kCluster * (n + 2) * 4;
 }
 
-// Of a row: how many clusters have left it. Whoever is last sets it back, for the next replay.
-inline uint32_t* row_counter(const DecodeUnit& u, uint64_t partial, uint32_t r) {
-  return pointer<uint32_t>(partial) + u.kv_head * abi::kAttentionRows + u.first_row + r;
+// Adds one to a row's counter: whether all clusters have left the row.
+inline bool is_last(const RowEnd& end, uint32_t clusters) {
+  auto* const counter = pointer<uint32_t>(end.counter);
+  const bool last = add_ordered(counter) + 1 == clusters;
+  if (last) *counter = 0;  // for the next replay
+  return last;
 }
 
 // From what the warps left in shared memory to the output, or to what is left of it. A warp takes
 // parts of rows. The last block to have left a row joins it; where rows have one part, every warp
 // finds that out for its own and waits for no other.
 template <class Shape, uint32_t kCluster>
-inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Args& args,
-                   DecodeStates& states, const float* sums, uint32_t pitch, uint32_t busy,
-                   float* wide) {
+inline void finish(uint32_t wanted, const DecodeUnit& u, DecodeStates& states, const float* sums,
+                   uint32_t pitch, uint32_t busy, float* wide) {
   constexpr uint32_t kN = Shape::kN, kAtOnce = kCluster == 1 ? 16 : 8;
   constexpr uint32_t kParts = RowPart<kN>::kParts, kEach = RowPart<kN>::kEach;
   constexpr uint32_t kBlocks = Shape::kBlocks;
   const uint32_t warp = warp_number(), warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t clusters = clusters_of<kCluster>(u);
-  const bool merges = p.partial == abi::kAttentionMerged && clusters > 1;
-  const SplitRows<kN> left(p, args.at[arg_partial], gridDim.x / kCluster);
+  const bool merges = wanted == abi::kAttentionMerged && clusters > 1;
+  const bool partial = wanted == abi::kAttentionPartial;
   const OwnRows<kCluster> own(u);
-  const auto kept = []<class T>(T* x) { return pointer<T>(reinterpret_cast<uint64_t>(keep(x))); };
-  const auto place_of = [&](uint32_t i) {
-    const RowPlace at = row_place(u, own.row(i / kParts));
-    return left.place(at.token * static_cast<uint32_t>(p.heads) + at.head, i % kParts);
+  // The compiler would spend minutes on where addresses from shared memory may lie.
+  const auto end_of = [&](uint32_t i) {
+    RowEnd e = states.ends[own.row(i)];
+    e.values = late(e.values), e.states = late(e.states), e.counter = late(e.counter);
+    e.out = late(e.out), e.lse = late(e.lse), e.sink = late(e.sink);
+    return e;
   };
-  // Of the warp's first part, found while others still have keys.
-  typename SplitRows<kN>::Place first_place = {};
-  if (merges) {
-    const auto at = place_of(warp);
-    first_place = {kept(at.values), kept(at.states)};
-  }
-  const auto find = [&](uint32_t i) { return i == warp ? first_place : place_of(i); };
   RowPart<kN> part;
   __syncthreads();
   if constexpr (kCluster > 1) {
@@ -398,42 +379,38 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
 #pragma unroll
         for (uint32_t e = 0; e < kEach; ++e) x[which * kEach + e] = part.x[e];
       }
-      store_row<Shape>(p, u, args, own.row(i / kBlocks), i % kBlocks, state, x);
+      store_row<Shape>(end_of(i / kBlocks), partial, i % kBlocks, state, x);
     }
     return;
   }
   for (uint32_t i = warp; i < own.count * kParts; i += warps) {
     const RowState state = take(i / kParts, i % kParts);
     const uint32_t cluster = blockIdx.x / kCluster;
-    const auto at = find(i);
-    *at.values_of(cluster) = part.all;
-    if (lane == 0 && i % kParts == 0) at.states[cluster] = make_float2(state.max, state.sum);
+    const RowEnd end = end_of(i / kParts);
+    float* const to = pointer<float>(end.values) + cluster * kN + part.place(i % kParts);
+    *reinterpret_cast<typename RowPart<kN>::Vector*>(to) = part.all;
+    if (lane == 0 && i % kParts == 0)
+      pointer<float2>(end.states)[cluster] = make_float2(state.max, state.sum);
   }
   if constexpr (kParts == 1) {
     __syncwarp();
     const uint32_t asked = warp + lane * warps;  // a lane for each of the warp's rows
-    uint32_t* const counter = row_counter(u, args.at[arg_partial], own.row(asked));
-    const bool last = asked < own.count && add_ordered(counter) + 1 == clusters;
-    if (last) *counter = 0;
+    const bool last = asked < own.count && is_last(end_of(asked), clusters);
     uint32_t to_join = __ballot_sync(kAll, last);
     __syncwarp();
     for (uint32_t i = warp; to_join != 0; i += warps, to_join /= 2) {
       if (to_join % 2 == 0) continue;
-      const RowState state = join_part<kN, kAtOnce>(find(i), clusters, part);
-      store_row<Shape>(p, u, args, own.row(i), 0, state, part.x);
+      const RowState state = join_part<kN, kAtOnce>(end_of(i), 0, clusters, part);
+      store_row<Shape>(end_of(i), partial, 0, state, part.x);
     }
   } else {
     __syncthreads();
-    if (threadIdx.x < own.count) {
-      uint32_t* const counter = row_counter(u, args.at[arg_partial], own.row(threadIdx.x));
-      states.last[threadIdx.x] = add_ordered(counter) + 1 == clusters;
-      if (states.last[threadIdx.x]) *counter = 0;
-    }
+    if (threadIdx.x < own.count) states.last[threadIdx.x] = is_last(end_of(threadIdx.x), clusters);
     __syncthreads();
     for (uint32_t i = warp; i < own.count * kParts; i += warps) {
       const uint32_t r = i / kParts;
       if (!states.last[r]) continue;
-      const RowState state = join_part<kN, kAtOnce>(find(i), clusters, part);
+      const RowState state = join_part<kN, kAtOnce>(end_of(r), i % kParts, clusters, part);
 #pragma unroll
       for (uint32_t e = 0; e < kEach; ++e)
         wide[r * kN + i % kParts * RowPart<kN>::kSize + lane + e * kWarp] = part.x[e];
@@ -446,8 +423,8 @@ inline void finish(const abi::AttentionParams& p, const DecodeUnit& u, const Arg
       float x[kN / kWarp];
 #pragma unroll
       for (uint32_t e = 0; e < kN / kWarp; ++e) x[e] = wide[r * kN + lane + e * kWarp];
-      store_row<Shape>(p, u, args, own.row(r), i % kBlocks,
-                       {states.of_row[r].x, states.of_row[r].y}, x);
+      store_row<Shape>(end_of(r), partial, i % kBlocks, {states.of_row[r].x, states.of_row[r].y},
+                       x);
     }
   }
 }

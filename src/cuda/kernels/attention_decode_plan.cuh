@@ -116,7 +116,7 @@ struct DecodeRooms {
   }
 };
 
-constexpr uint32_t kDecodeStateBytes = 5120;
+constexpr uint32_t kDecodeStateBytes = 5248;
 // Floats of a row of a warp's sums. What a warp writes at once, four or eight rows, lies in
 // different banks.
 constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t own) {

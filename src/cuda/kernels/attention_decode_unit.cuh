@@ -161,6 +161,13 @@ struct WarpRow {
   float max, sum, from, per;
 };
 
+// Where a row goes, as addresses, found early: parameters come late at the end.
+struct RowEnd {
+  uint64_t values, states, counter;  // of a merged call: see row_end
+  uint64_t out, lse, sink;           // 0: not wanted, or there is none
+  uint32_t out_dtype;
+};
+
 // In shared memory.
 struct DecodeStates {
   WarpRow of_warp[kDecodeMostWarps][kDecodeMostRows];
@@ -168,6 +175,7 @@ struct DecodeStates {
   RowFactors factor;
   SharedTable of_k, of_v;
   PushBarrier pushes;
+  RowEnd ends[kDecodeMostRows];
   float2 of_row[kDecodeMostRows];  // {max, sum} of long rows, which several warps join
   bool last[kDecodeMostRows];      // whether this block joins them
 };

@@ -72,6 +72,7 @@ inline void copy_wait() {
 inline uint32_t opaque(uint32_t x) { return x; }
 inline uint32_t keep(uint32_t x) { return x; }
 inline uint32_t late(uint32_t x) { return x; }
+inline uint64_t late(uint64_t x) { return x; }
 inline void halt() { cuda_host::fail("a kernel halted"); }
 inline uint32_t add_ordered(uint32_t* counter) {
   cuda_host::require_turn();
@@ -286,6 +287,10 @@ inline uint32_t keep(uint32_t x) {
 // The same number; what follows from it is not found before this place, ahead of a loop, say.
 inline uint32_t late(uint32_t x) {
   asm volatile("" : "+r"(x));
+  return x;
+}
+inline uint64_t late(uint64_t x) {
+  asm volatile("" : "+l"(x));
   return x;
 }
 // Ends the kernel, and all work of the device, with an error.
