@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "guarded.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -94,7 +96,7 @@ struct Block {
   std::vector<Barrier> warps, groups;             // groups: of warps
   std::vector<uint64_t> exchange;                 // a lane's value, while its warp shuffles
   std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
-  std::vector<unsigned char> shared;
+  Guarded shared;
   Barrier all;
   uint3 index;
   Fiber* running = nullptr;
@@ -247,7 +249,7 @@ void launch_clusters(const dim3& grid, unsigned int size, unsigned int threads, 
   }
   Cluster made;
   made.blocks.resize(size);
-  for (Block& b : made.blocks) b.shared.resize(shared_bytes + 128);
+  for (Block& b : made.blocks) b.shared.resize(shared_bytes);
   made.body = [&] { kernel(arguments...); };
   cluster = &made;
   gridDim = grid;
@@ -269,12 +271,9 @@ void launch(const dim3& grid, unsigned int threads, size_t shared_bytes, const K
 }
 
 // 128-byte aligned, as the device's version.
-inline unsigned char* dynamic_shared(Block& of) {
-  const auto address = reinterpret_cast<uintptr_t>(of.shared.data());
-  return of.shared.data() + ((address + 127) / 128 * 128 - address);
-}
+inline unsigned char* dynamic_shared(Block& of) { return of.shared.data(); }
 inline unsigned char* dynamic_shared() { return dynamic_shared(*block); }
-inline uint32_t dynamic_shared_bytes() { return static_cast<uint32_t>(block->shared.size()) - 128; }
+inline uint32_t dynamic_shared_bytes() { return static_cast<uint32_t>(block->shared.size()); }
 
 inline uint32_t cluster_size() { return static_cast<uint32_t>(cluster->blocks.size()); }
 inline uint32_t cluster_rank() { return blockIdx.x % cluster_size(); }

@@ -185,7 +185,8 @@ __global__ void GYRE_CLUSTER(kCluster)
   const uint8_t* first_query = nullptr;
   uint32_t wide_query = p.q_dtype == 0 ? 1 : 0;
   if constexpr (kAhead == 1) {
-    first_query = keep(query_of(warp / kBlocks));
+    const uint32_t r = warp / kBlocks;
+    first_query = keep(query_of(r < u.rows ? r : 0));
     wide_query = keep(wide_query);
   }
   // By the warp with the fewest queries. The blocks of a cluster have time for it before the turn;

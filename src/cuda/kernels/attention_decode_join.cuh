@@ -46,6 +46,8 @@ struct RowPart {
 
   static uint32_t place(uint32_t part) { return part * kSize + threadIdx.x % kWarp * kEach; }
 };
+
+// Each times its weight.
 template <uint32_t kN, uint32_t kCount>
 inline void add_parts(const RowPart<kN> (&x)[kCount], const float (&weights)[kCount],
                       RowPart<kN>& sum) {
@@ -165,7 +167,7 @@ inline RowState add_warps(const DecodeStates& states, const float* sums, uint32_
   constexpr uint32_t kLanes = 16;  // every so many lanes the same
   static_assert(kDecodeMostWarps <= kLanes);
   const uint32_t lane = threadIdx.x % kLanes, first = part * row.kSize;
-  WarpRow mine = {minus_infinity(), 0, kLowest, 1};
+  WarpRow mine = {minus_infinity(), 0, minus_infinity(), 1};
   if (lane < busy) mine = states.of_warp[lane][r];
   const float* const from =
       sums + first / Shape::kOwn * pitch + r * Sums::kPitch + first % Shape::kOwn;
