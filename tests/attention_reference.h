@@ -43,7 +43,7 @@ inline bool attention_sees(const AttentionShape& s, const AttentionData& data, u
   const auto own =
       static_cast<int64_t>(s.length) - static_cast<int64_t>(s.tokens) + static_cast<int64_t>(token);
   const auto j = static_cast<int64_t>(key);
-  if (s.window != 0 && j <= own - static_cast<int64_t>(s.window)) return false;
+  if (s.window != 0 && j <= own && static_cast<uint64_t>(own - j) >= s.window) return false;
   if (data.tree.empty()) return !s.causal || j <= own;
   const int64_t fresh = j - static_cast<int64_t>(s.length - s.tokens);
   return fresh < 0 || data.tree[token * s.tokens + static_cast<uint64_t>(fresh)] != 0;
