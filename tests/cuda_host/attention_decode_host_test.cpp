@@ -315,15 +315,8 @@ TEST(CudaHostAttention, DecodingRowsThatAreNotFinite) {
     }
     v[c.at * kDim + kCoordinate] = c.bad;
     if (c.nan_too) v[kNanKey * kDim] = nan;
-    AttentionInputs in;
-    in.q = tensor_of(d, q, {1, kHeads, kDim});
-    in.k_cache = cache_of(d, KvFormat::tq4, KvRole::k, k, {1, kDim});
-    in.v_cache = cache_of(d, KvFormat::tq4, KvRole::v, v, {1, kDim});
-    in.out = d.tensor(DType::f32, {1, kHeads, kDim});
-    Encoder encoder(d);
-    attention(encoder, in, {.length = kKeys, .scale = 0.125f});
-    encoder.submit().wait();
-    return floats_of(in.out);
+    return attended(d, one_head(d, KvFormat::tq4, q, k, v, kDim),
+                    {.length = kKeys, .scale = 0.125f});
   };
   const auto expect_rows = [&](const Case& c) {
     const std::vector<float> got = attend_on(host_device(), c), cpu = attend_on(cpu_device(1), c);

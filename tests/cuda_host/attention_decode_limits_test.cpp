@@ -1,5 +1,5 @@
 // Decoding at its limits: strides of one row, the lowest logit, fewer warps, mixed pairs, types of
-// queries and outputs, replays of long rows, infinite values.
+// queries and outputs, infinite values.
 #include <cmath>
 #include <limits>
 
@@ -13,16 +13,11 @@ TEST(AttentionDecodeLimits, StrideOfOneHead) {
   constexpr uint64_t kDim = 64, kKeys = 70;
   for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
     const auto on = [&](const Device& d, uint64_t stride) {
-      AttentionInputs in;
-      in.q = tensor_of(d, gaussian_rows(1, kDim, 3), {1, 1, kDim})
-                 .strided({1, 1, kDim}, {0, stride, 1});
-      in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, kDim, 1), {1, kDim});
-      in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, kDim, 2), {1, kDim});
-      in.out = d.tensor(DType::f32, {1, 1, kDim});
-      Encoder encoder(d);
-      attention(encoder, in, {.length = kKeys, .scale = 0.125f});
-      encoder.submit().wait();
-      return floats_of(in.out);
+      AttentionInputs in =
+          one_head(d, format, gaussian_rows(1, kDim, 3), gaussian_rows(kKeys, kDim, 1),
+                   gaussian_rows(kKeys, kDim, 2), kDim);
+      in.q = in.q.strided({1, 1, kDim}, {0, stride, 1});
+      return attended(d, in, {.length = kKeys, .scale = 0.125f});
     };
     EXPECT_EQ(on(host_device(), uint64_t{1} << 54), on(host_device(), kDim)) << name(format);
   }
@@ -46,15 +41,7 @@ TEST(AttentionDecodeLimits, LowestLogit) {
   q[0] = 1, k[0] = -key;
   const std::vector<float> v = gaussian_rows(1, kDim, 7);
   const auto on = [&](const Device& d) {
-    AttentionInputs in;
-    in.q = tensor_of(d, q, {1, 1, kDim});
-    in.k_cache = cache_of(d, KvFormat::f16, KvRole::k, k, {1, kDim});
-    in.v_cache = cache_of(d, KvFormat::f16, KvRole::v, v, {1, kDim});
-    in.out = d.tensor(DType::f32, {1, 1, kDim});
-    Encoder encoder(d);
-    attention(encoder, in, {.length = 1, .scale = scale});
-    encoder.submit().wait();
-    return floats_of(in.out);
+    return attended(d, one_head(d, KvFormat::f16, q, k, v, kDim), {.length = 1, .scale = scale});
   };
   const std::vector<float> got = on(host_device()), wanted = on(cpu_device(1));
   EXPECT_LE(nmse({got.begin(), got.end()}, {wanted.begin(), wanted.end()}), 1e-6);
@@ -115,29 +102,6 @@ TEST(AttentionDecodeLimits, MergedSeveralTokens) {
                    8);
 }
 
-// A graph of long rows twice: their counters are as they were.
-TEST(AttentionDecodeLimits, ReplaysOfLongRows) {
-  constexpr uint64_t kKeys = 3500, kHeads = 4;
-  for (const uint64_t dim : {256, 512}) {
-    const Device d = host_device(8);
-    AttentionInputs in;
-    in.q = tensor_of(d, gaussian_rows(kHeads, dim, 3), {1, kHeads, dim});
-    in.k_cache = cache_of(d, KvFormat::tq4, KvRole::k, gaussian_rows(kKeys, dim, 1), {1, dim});
-    in.v_cache = cache_of(d, KvFormat::tq4, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
-    in.out = d.tensor(DType::f32, {1, kHeads, dim});
-    Encoder encoder(d);
-    attention(encoder, in, {.length = kKeys, .scale = 0.125f});
-    const Graph graph = encoder.instantiate();
-    const uint32_t before = decode_calls;
-    graph.replay().wait();
-    const std::vector<float> once = floats_of(in.out);
-    in.out.write_from(std::span<const float>(std::vector<float>(kHeads * dim, 7.0f)));
-    graph.replay().wait();
-    EXPECT_EQ(floats_of(in.out), once) << dim;
-    EXPECT_EQ(decode_calls, before + 2);
-  }
-}
-
 // An infinite value of a warp whose keys are all quieter than another's, not so quiet that they
 // weigh nothing.
 TEST(AttentionDecodeLimits, InfiniteValueOfAQuietWarp) {
@@ -154,15 +118,9 @@ TEST(AttentionDecodeLimits, InfiniteValueOfAQuietWarp) {
     const Device d = host_device();
     std::vector<float> queries;
     for (uint64_t i = 0; i < heads; ++i) queries.insert(queries.end(), q.begin(), q.end());
-    AttentionInputs in;
-    in.q = tensor_of(d, queries, {1, heads, kDim});
-    in.k_cache = cache_of(d, KvFormat::tq4, KvRole::k, k, {1, kDim});
-    in.v_cache = cache_of(d, KvFormat::tq4, KvRole::v, v, {1, kDim});
-    in.out = d.tensor(DType::f32, {1, heads, kDim});
-    Encoder encoder(d);
-    attention(encoder, in, {.length = kKeys, .scale = 1.0f});
-    encoder.submit().wait();
-    for (const float x : floats_of(in.out)) EXPECT_FALSE(std::isfinite(x)) << x;
+    const AttentionInputs in = one_head(d, KvFormat::tq4, queries, k, v, kDim);
+    for (const float x : attended(d, in, {.length = kKeys, .scale = 1.0f}))
+      EXPECT_FALSE(std::isfinite(x)) << x;
   }
 }
 

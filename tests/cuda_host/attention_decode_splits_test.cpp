@@ -9,11 +9,10 @@ namespace {
 void expect_replays(KvFormat format, uint64_t heads, uint64_t head_dim) {
   constexpr uint64_t kKeys = 3500;
   const Device d = host_device(8);
-  AttentionInputs in;
-  in.q = tensor_of(d, gaussian_rows(heads, head_dim, 3), {1, heads, head_dim});
-  in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, head_dim, 1), {1, head_dim});
-  in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, head_dim, 2), {1, head_dim});
-  in.out = d.tensor(DType::f32, {1, heads, head_dim});
+  const uint32_t before = decode_calls;
+  const AttentionInputs in =
+      one_head(d, format, gaussian_rows(heads, head_dim, 3), gaussian_rows(kKeys, head_dim, 1),
+               gaussian_rows(kKeys, head_dim, 2), head_dim);
   Encoder encoder(d);
   attention(encoder, in, {.length = kKeys, .scale = 0.125f});
   const Graph graph = encoder.instantiate();
@@ -22,6 +21,7 @@ void expect_replays(KvFormat format, uint64_t heads, uint64_t head_dim) {
   in.out.write_from(std::span<const float>(std::vector<float>(heads * head_dim, 7.0f)));
   graph.replay().wait();
   EXPECT_EQ(floats_of(in.out), once);
+  EXPECT_EQ(decode_calls, before + 2);
 }
 
 // The last block to have left a row finds what the others left.
@@ -33,6 +33,11 @@ TEST(CudaHostAttention, DecodingMergesSplits) {
   }
   expect_replays(KvFormat::tq8, 2, 64);
   EXPECT_EQ(cluster_calls, before);
+}
+
+// Rows of several parts have counters of their own.
+TEST(CudaHostAttention, DecodingMergesLongRowsAgain) {
+  for (const uint64_t head_dim : {256, 512}) expect_replays(KvFormat::tq4, 4, head_dim);
 }
 
 // A block of one warp writes all of its rows.

@@ -99,6 +99,26 @@ inline Device host_device(uint32_t threads = 1) {
   return devices.try_emplace(key, cpu::make_device({.threads = threads}, kTable)).first->second;
 }
 
+// Queries over the keys and values of one KV head, one token of them.
+inline AttentionInputs one_head(const Device& d, KvFormat format, const std::vector<float>& q,
+                                const std::vector<float>& k, const std::vector<float>& v,
+                                uint64_t dim) {
+  const uint64_t heads = q.size() / dim;
+  AttentionInputs in;
+  in.q = tensor_of(d, q, {1, heads, dim});
+  in.k_cache = cache_of(d, format, KvRole::k, k, {1, dim});
+  in.v_cache = cache_of(d, format, KvRole::v, v, {1, dim});
+  in.out = d.tensor(DType::f32, {1, heads, dim});
+  return in;
+}
+inline std::vector<float> attended(const Device& d, const AttentionInputs& in,
+                                   const AttentionOptions& options) {
+  Encoder encoder(d);
+  attention(encoder, in, options);
+  encoder.submit().wait();
+  return floats_of(in.out);
+}
+
 inline void expect_holds(const AttentionCase& c) { EXPECT_TRUE(attention_holds(host_device(), c)); }
 
 // Levels are exact: only queries and weights are rounded, to 15 and to 12 to 16 bits.
@@ -128,16 +148,10 @@ inline void expect_infinite_key(KvFormat format, float coordinate, uint64_t dim,
     queries[i * dim + kAt] = kQueries[i % kQueries.size()];
   keys[50 * dim + kAt] = coordinate;
   const auto attend_on = [&](const Device& d) {
-    AttentionInputs in;
-    in.q = tensor_of(d, queries, {1, rows, dim});
-    in.k_cache = cache_of(d, format, KvRole::k, keys, {1, dim});
-    in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, dim, 2), {1, dim});
-    in.out = d.tensor(DType::f32, {1, rows, dim});
+    AttentionInputs in = one_head(d, format, queries, keys, gaussian_rows(kKeys, dim, 2), dim);
     in.lse = d.tensor(DType::f32, {1, rows});
-    Encoder encoder(d);
-    attention(encoder, in, {.length = kKeys, .scale = 0.1f});
-    encoder.submit().wait();
-    return std::make_pair(floats_of(in.out), floats_of(in.lse));
+    const std::vector<float> values = attended(d, in, {.length = kKeys, .scale = 0.1f});
+    return std::make_pair(values, floats_of(in.lse));
   };
   const auto [out, lse] = attend_on(host_device());
   const auto [wanted, wanted_lse] = attend_on(cpu_device(1));

@@ -165,7 +165,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   const uint32_t warp = warp_number(), warps = blockDim.x / kWarp;
   unsigned char* const shared = dynamic_shared();
   constexpr DecodeRooms kRooms = decode_rooms(kK, kV, kN, kRows, kCluster);
-  constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kN, kRows, kCluster);
+  constexpr uint32_t kMostWarps = Shape::kMostWarps;
   constexpr uint32_t kStages = decode_stages(kRooms, kMostWarps);
   constexpr uint32_t kStage = kRooms.stage, kOfWarp = kRooms.warp(kStages);
   auto& states = *reinterpret_cast<DecodeStates*>(shared);
@@ -200,7 +200,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   // Found before the turn, as it is looked at: the compiler would put it off, and what it takes of
   // the parameters comes late again after the wait. With many rows registers are short.
   if constexpr (kRows == 4 || !Shape::kLevelsK) {
-    if ((copy.misplaced() | u.walk.misplaced() | misplaced_bits<2>(first_query)) != 0) halt();
+    if ((copy.misplaced() | u.walk.beyond() | misplaced_bits<2>(first_query)) != 0) halt();
   }
   await_turn();
   // The blocks of a cluster end together.

@@ -21,8 +21,8 @@ struct DecodeWalk {
   bool whole(uint32_t begin) const {
     return begin - skip < starts_a || begin - tiles_a * abi::kKvTile < starts_b;
   }
-  // 0: there are less than 2^31 slots.
-  uint32_t misplaced() const {
+  // 0, as there are less than 2^31 slots.
+  uint32_t beyond() const {
     return (first_tile | tiles_a | tiles | skip | end_a | end_b | starts_a | starts_b) >> 31;
   }
   // Of the keys, from 0; those without one get something that is none.
@@ -81,7 +81,7 @@ class RowCopy {
     if (kept) mine_ = keep(mine_), place_ = keep(place_);
   }
 
-  // 0 where places are multiples of 16 bytes.
+  // 0, as places are multiples of 16 bytes.
   uint32_t misplaced() const { return misplaced_bits<16>(mine_); }
 
   // All rows are there.

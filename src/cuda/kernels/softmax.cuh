@@ -93,7 +93,7 @@ inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float valu
     reinterpret_cast<BFloat16*>(row)[index] = from_float<BFloat16>(value);
   }
 }
-// Some that lie kApart from each other.
+// Some that lie kApart from each other: one branch for all of them.
 template <uint32_t kCount, uint32_t kApart>
 inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const float (&x)[kCount]) {
   if (dtype == 0) {
