@@ -10,7 +10,7 @@ for document in *.md docs/*.md; do
   done < <(grep -oP '\]\(\K(?!https?:)[^)#]+' "$document" || true)
 done
 while IFS=. read -r suite name; do
-  grep -qE "^TEST(_F|_P)?\($suite, $name\)" tests/*.cpp ||
+  grep -qE "^TEST(_F|_P)?\($suite, $name\)" tests/*.cpp tests/*/*.cpp ||
     { echo "docs/parity.md: no such test: $suite.$name"; status=1; }
 done < <(grep -oP '`\K[A-Z]\w+\.[A-Z]\w+(?=`)' docs/parity.md | sort -u)
 exit "$status"

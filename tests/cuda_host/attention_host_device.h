@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention_fixture.h"
+#include "attention/attention_fixture.h"
+#include "attention/attention_small.h"
 #include "attention_host.h"
-#include "attention_small.h"
 #include "cpu/device.h"
 #include "cuda/kernels.h"
 

@@ -6,7 +6,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda_host/host_device.h"
-#include "kv_codec_case.h"
+#include "kv_codec/kv_codec_case.h"
 #include "op_case.h"
 #include "ops/cache_ops.h"
 // After cuda_host.h

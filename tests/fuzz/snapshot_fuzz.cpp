@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "cache/snapshot_seed.h"
 #include "gyre/error.h"
-#include "snapshot_seed.h"
 
 namespace {
 

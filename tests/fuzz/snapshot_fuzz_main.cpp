@@ -4,7 +4,7 @@
 #include <fstream>
 #include <random>
 
-#include "snapshot_seed.h"
+#include "cache/snapshot_seed.h"
 
 // NOLINTNEXTLINE(readability-identifier-naming): libFuzzer calls it so
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -1,0 +1,162 @@
+// Attention's inner loops with Armv8.6's int8 matrix product. Nothing here may be instantiated
+// elsewhere: the file is compiled with instructions other machines lack.
+#include <arm_neon.h>
+
+#include <cstddef>
+
+#include "cpu/attention/isa/kernels.h"
+#include "cpu/attention/isa/neon_keys.h"
+#include "cpu/attention/isa/neon_values.h"
+#include "cpu/attention/isa/neon_weights.h"
+#include "cpu/kernels/native_format.h"
+
+namespace gyre::cpu {
+namespace {
+
+template <uint32_t kFormat>
+using Keys = KeyPair<Interleaved, kFormat>;
+template <uint32_t kFormat>
+using Values = ValueLoader<EightTokens, kFormat>;
+
+// Four keys times kRows queries, 16 of a unit's coordinates: acc[row][pair of keys] holds
+// {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
+template <uint32_t kFormat, size_t kRows, size_t j>
+inline void multiply_keys(const typename Keys<kFormat>::Tables& t, const Keys<kFormat> (&keys)[2],
+                          const int8_t* q, uint64_t q_stride, int32x4_t (&acc)[kRows][2]) {
+  int8x16_t k[2][2];
+  for (size_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t half = 0; half < 2; ++half) {
+      const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
+      for (size_t pair = 0; pair < 2; ++pair)
+        acc[r][pair] = vmmlaq_s32(acc[r][pair], query, k[pair][half]);
+    }
+  }
+}
+
+// 256 times the products of the upper bytes, which come first, plus those of the lower bytes.
+inline int32x4_t both_bytes(int32x4_t first, int32x4_t second) {
+  const int64x2_t a = vreinterpretq_s64_s32(first), b = vreinterpretq_s64_s32(second);
+  const int32x4_t upper = vreinterpretq_s32_s64(vtrn1q_s64(a, b));
+  const int32x4_t lower = vreinterpretq_s32_s64(vtrn2q_s64(a, b));
+  return vaddq_s32(vshlq_n_s32(upper, 8), lower);
+}
+
+template <uint32_t kFormat, size_t kRows>
+inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables& tables,
+                       size_t row, size_t key) {
+  const uint64_t q_stride = uint64_t{2} * job.head_dim, stride = job.key_stride;
+  const int8_t* const q = job.q + row * q_stride;
+  const uint8_t* const keys = job.keys + key * stride;
+  const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
+  float32x4_t score[kRows];
+  for (size_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
+  for (size_t b = 0; b < job.blocks->count; ++b) {
+    int32x4_t acc[kRows][2];
+    for (size_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
+    const size_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
+    for (size_t unit = first; unit < first + units; ++unit) {
+      const Keys<kFormat> loaded[2] = {{keys, keys + stride, job.head_dim, unit},
+                                       {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
+      const int8_t* const at = q + uint64_t{128} * unit;
+      multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
+      multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
+    }
+    const float32x4_t scale = key_scales(scales + b * kTile * 2);
+    for (size_t r = 0; r < kRows; ++r)
+      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(both_bytes(acc[r][0], acc[r][1])), scale);
+  }
+  for (size_t r = 0; r < kRows; ++r)
+    vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
+}
+
+template <uint32_t kFormat, size_t kRows>
+void score_rows(const ScoreJob& job, size_t row) {
+  const typename Keys<kFormat>::Tables tables;
+  for (size_t key = 0; key < job.key_count; key += 4) {
+    if (row == 0) fetch(job.ahead, key, key + 4);
+    score_keys<kFormat, kRows>(job, tables, row, key);
+  }
+}
+
+template <uint32_t kFormat>
+void score_format(const ScoreJob& job) {
+  size_t row = 0;
+  for (; row + 4 <= job.rows; row += 4) score_rows<kFormat, 4>(job, row);
+  if (job.rows - row == 3) return score_rows<kFormat, 3>(job, row);
+  if (job.rows - row == 2) return score_rows<kFormat, 2>(job, row);
+  if (job.rows - row == 1) return score_rows<kFormat, 1>(job, row);
+}
+
+void score_levels(const ScoreJob& job) {
+  with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
+}
+
+// Sums of kUnits * 8 coordinates from c on, over all tiles: acc[row][pair of coordinates] holds
+// {upper x c, upper x c + 1, lower x c, lower x c + 1}.
+template <uint32_t kFormat, size_t kRows, size_t kUnits>
+inline void multiply_values(const AccumulateJob& job, const Values<kFormat>& loader,
+                            const Weights::OfRow* weights, size_t c,
+                            int32x4_t (&acc)[kRows][kUnits * 4]) {
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t j = 0; j < kUnits * 4; ++j) acc[r][j] = vdupq_n_s32(0);
+  }
+  for (size_t tile = 0; tile < job.tiles; ++tile) {
+    uint8x16_t p[kRows];
+    for (size_t r = 0; r < kRows; ++r) p[r] = vld1q_u8(weights[r][tile]);
+    for (size_t unit = 0; unit < kUnits; ++unit) {
+      int8x16_t v[4];
+      loader.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * unit, v);
+      for (size_t j = 0; j < 4; ++j) {
+        for (size_t r = 0; r < kRows; ++r)
+          acc[r][unit * 4 + j] = vusmmlaq_s32(acc[r][unit * 4 + j], p[r], v[j]);
+      }
+    }
+  }
+}
+
+struct Products {
+  using Bytes = UnsignedBytes;
+  template <uint32_t kFormat>
+  using Loader = Values<kFormat>;
+  template <uint32_t kFormat, size_t kRows, size_t kUnits>
+  static void accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+                         const Weights& weights, size_t row, size_t c);
+};
+
+// acc = acc * keep + sums, for kRows rows and kUnits * 8 coordinates.
+template <uint32_t kFormat, size_t kRows, size_t kUnits>
+inline void Products::accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+                                 const Weights& weights, size_t row, size_t c) {
+  int32x4_t acc[kRows][kUnits * 4];
+  multiply_values<kFormat, kRows, kUnits>(job, loader, weights.bytes + row, c, acc);
+  for (size_t r = 0; r < kRows; ++r) {
+    float* const place = job.acc + (row + r) * job.head_dim + c;
+    const float keep = job.keep[row + r], unit = weights.unit[row + r];
+    for (size_t j = 0; j < kUnits * 2; ++j) {
+      // Eight bits are behind the point.
+      const float32x4_t sum = vcvtq_n_f32_s32(both_bytes(acc[r][2 * j], acc[r][2 * j + 1]), 8);
+      const float32x4_t old = vld1q_f32(place + 4 * j);
+      vst1q_f32(place + 4 * j, vfmaq_n_f32(keep == 1 ? old : vmulq_n_f32(old, keep), sum, unit));
+    }
+  }
+}
+
+void accumulate_levels(const AccumulateJob& job) {
+  with_native_format(
+      job.format, [&](auto format) { accumulate_blocks<Products, decltype(format)::value>(job); });
+}
+
+}  // namespace
+
+AttentionKernels i8mm_attention_kernels() {
+  AttentionKernels kernels;
+  kernels.name = "i8mm";
+  kernels.score_levels = score_levels;
+  kernels.accumulate_levels = accumulate_levels;
+  return kernels;
+}
+
+}  // namespace gyre::cpu

@@ -1,0 +1,180 @@
+// Levels of K from its packed rows, two rows at a time.
+#pragma once
+
+#include "cpu/attention/isa/neon_levels.h"
+
+namespace gyre::cpu {
+namespace {
+
+inline uint8x16_t pair_lower(uint8x16_t a, uint8x16_t b) {
+  return vreinterpretq_u8_u64(vtrn1q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
+}
+inline uint8x16_t pair_upper(uint8x16_t a, uint8x16_t b) {
+  return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
+}
+
+// 16 stored bytes of two keys. Unpacking works on bytes, so it does not mind their order, and the
+// order of the levels follows from it: of 16 coordinates, as two vectors, the first and the last
+// eight of both keys, which is what the matrix product wants;
+struct Interleaved {
+  uint8x16_t part[2];
+  Interleaved(const uint8_t* a, const uint8_t* b) {
+    const uint8x16_t first = vld1q_u8(a), second = vld1q_u8(b);
+    part[0] = pair_lower(first, second);
+    part[1] = pair_upper(first, second);
+  }
+};
+
+// or all of the first key and all of the second: for dot products.
+struct OneByOne {
+  uint8x16_t part[2];
+  OneByOne(const uint8_t* a, const uint8_t* b) : part{vld1q_u8(a), vld1q_u8(b)} {}
+};
+
+// 64 coordinates of two rows of K: levels<j>() gives the 16 from 16 j on, in the order of Bytes.
+// Rows have whole groups of 16 bytes.
+template <class Bytes, uint32_t kFormat>
+struct KeyPair;
+
+template <class Bytes>
+struct KeyPair<Bytes, abi::kTq8> {
+  struct Tables {};
+  const uint8_t *a, *b;
+  KeyPair(const uint8_t* first, const uint8_t* second, size_t, size_t unit)
+      : a(first + unit * 64), b(second + unit * 64) {}
+  template <size_t j>
+  void levels(const Tables&, int8x16_t (&v)[2]) const {
+    const Bytes pair(a + 16 * j, b + 16 * j);
+    v[0] = vreinterpretq_s8_u8(pair.part[0]);
+    v[1] = vreinterpretq_s8_u8(pair.part[1]);
+  }
+};
+
+// The low plane of 4, 5 and 6 bits.
+template <class Bytes>
+struct NibblePair {
+  Bytes raw[2];
+  NibblePair(const uint8_t* a, const uint8_t* b, size_t unit)
+      : raw{{a + unit * 32, b + unit * 32}, {a + unit * 32 + 16, b + unit * 32 + 16}} {}
+  template <size_t j>
+  void look_up_both(int8x16_t table, int8x16_t (&v)[2]) const {
+    for (size_t part = 0; part < 2; ++part) {
+      const uint8x16_t bytes = raw[j / 2].part[part];
+      v[part] = look_up(table, j % 2 == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
+    }
+  }
+};
+
+template <class Bytes>
+struct KeyPair<Bytes, abi::kTq4> {
+  using Tables = NibbleTables<abi::kTq4>;
+  NibblePair<Bytes> low;
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t unit) : low(a, b, unit) {}
+  template <size_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.template look_up_both<j>(t.level, v);
+  }
+};
+
+// The low plane of 2 and 3 bits.
+template <class Bytes, uint32_t kFormat>
+struct FieldPair {
+  uint8x16_t nibbles[2][2];
+  FieldPair(const uint8_t* a, const uint8_t* b, size_t unit) {
+    const Bytes raw(a + unit * 16, b + unit * 16);
+    for (size_t part = 0; part < 2; ++part) {
+      nibbles[0][part] = low_nibbles(raw.part[part]);
+      nibbles[1][part] = high_nibbles(raw.part[part]);
+    }
+  }
+  template <size_t j>
+  void look_up_both(const FieldTables<kFormat>& t, int8x16_t (&v)[2]) const {
+    for (size_t part = 0; part < 2; ++part)
+      v[part] = look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2][part]);
+  }
+};
+
+template <class Bytes>
+struct KeyPair<Bytes, abi::kTq2> {
+  using Tables = FieldTables<abi::kTq2>;
+  FieldPair<Bytes, abi::kTq2> low;
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t unit) : low(a, b, unit) {}
+  template <size_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.template look_up_both<j>(t, v);
+  }
+};
+
+// A one-bit plane: 128 coordinates in 16 bytes, bit j of a byte belongs to coordinates 16 j on.
+template <class Bytes>
+struct BitPair {
+  uint8x16_t part[2];
+  BitPair(const uint8_t* a, const uint8_t* b, size_t unit) {
+    const Bytes raw(a + unit / 2 * 16, b + unit / 2 * 16);
+    for (size_t i = 0; i < 2; ++i)
+      part[i] = unit % 2 == 0 ? raw.part[i] : high_nibbles(raw.part[i]);
+  }
+  template <size_t j>
+  uint8x16_t mask(size_t i) const {
+    return vtstq_u8(part[i], vdupq_n_u8(1u << j));
+  }
+};
+
+template <class Bytes>
+struct KeyPair<Bytes, abi::kTq3> {
+  using Tables = FieldTables<abi::kTq3>;
+  FieldPair<Bytes, abi::kTq3> low;
+  BitPair<Bytes> signs;
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t unit)
+      : low(a, b, unit), signs(a + head_dim / 4, b + head_dim / 4, unit) {}
+  template <size_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.template look_up_both<j>(t, v);
+    for (size_t part = 0; part < 2; ++part)
+      v[part] = negate_where(v[part], signs.template mask<j>(part));
+  }
+};
+
+template <class Bytes>
+struct KeyPair<Bytes, abi::kTq5> {
+  using Tables = NibbleTables<abi::kTq5>;
+  NibblePair<Bytes> low;
+  BitPair<Bytes> high;
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t unit)
+      : low(a, b, unit), high(a + head_dim / 2, b + head_dim / 2, unit) {}
+  template <size_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.template look_up_both<j>(t.level, v);
+    for (size_t part = 0; part < 2; ++part) {
+      const uint8x16_t upper = vandq_u8(high.template mask<j>(part), vdupq_n_u8(32));
+      v[part] = vaddq_s8(v[part], vreinterpretq_s8_u8(upper));
+    }
+  }
+};
+
+template <class Bytes>
+struct KeyPair<Bytes, abi::kTq6> {
+  using Tables = NibbleTables<abi::kTq6>;
+  NibblePair<Bytes> low;
+  Bytes high;
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t unit)
+      : low(a, b, unit), high(a + head_dim / 2 + unit * 16, b + head_dim / 2 + unit * 16) {}
+  template <size_t j>
+  static uint8x16_t to_place(uint8x16_t bytes) {  // bits 2j and 2j + 1 to 5 and 6
+    if constexpr (j == 0) return vshlq_n_u8(bytes, 5);
+    if constexpr (j == 1) return vshlq_n_u8(bytes, 3);
+    if constexpr (j == 2) return vshlq_n_u8(bytes, 1);
+    return vshrq_n_u8(bytes, 1);
+  }
+  template <size_t j>
+  void levels(const Tables& t, int8x16_t (&v)[2]) const {
+    low.template look_up_both<j>(t.level, v);
+    for (size_t part = 0; part < 2; ++part) {
+      const uint8x16_t upper = vandq_u8(to_place<j>(high.part[part]), vdupq_n_u8(0x60));
+      v[part] = vaddq_s8(v[part], vreinterpretq_s8_u8(upper));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace gyre::cpu

@@ -1,0 +1,95 @@
+// What the x86-64 kernels over levels share, in AVX2 and FMA. Included only by files compiled with
+// these, and all of it anonymous, so that each has its own copy.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+
+#include "cpu/attention/isa/kernels.h"
+
+namespace gyre::cpu {
+namespace {
+
+constexpr size_t kTile = abi::kKvTile;
+
+struct alignas(64) ByteTable {
+  uint8_t entry[64];
+};
+
+// A table of 16 bytes for every 128 bits of a vector.
+template <class At>
+constexpr ByteTable repeat_table(const At& at) {
+  ByteTable table{};
+  for (size_t i = 0; i < 64; ++i) table.entry[i] = static_cast<uint8_t>(at(i % 16));
+  return table;
+}
+
+// Levels by their low plane, plus `bias`; for 5 and 6 bits the high plane adds 32 for each unit.
+template <uint32_t kFormat, int32_t kBias>
+inline constexpr ByteTable kLevels = repeat_table([](uint32_t code) {
+  return abi::kv_level(
+             kFormat, code & ((1u << (kFormat == abi::kTq3 ? 3 : abi::kv_low_bits(kFormat))) - 1)) +
+         kBias;
+});
+
+inline __m256 tile_scales(const uint8_t* scales) {
+  const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
+  const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(stored), 15);
+  return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p-31f));
+}
+
+// Scales of V of one block of coordinates, key by key.
+struct BlockScales {
+  alignas(64) float of[kAttentionBlock];
+  BlockScales(const AccumulateJob& job, size_t block) {
+    for (size_t tile = 0; tile < job.tiles; ++tile) {
+      _mm256_store_ps(of + tile * kTile,
+                      tile_scales(job.scales + tile * job.scales_stride + block * kTile * 2));
+    }
+  }
+};
+
+inline float largest_of(__m256 v) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+inline float sum_of(__m256 v) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+// A row's probabilities times the values' scales, as integers up to kMost, which stands for the
+// largest: whole[tile]. Returns what 256 of them are: one alone may be too small for a float.
+template <int32_t kMost>
+inline float weigh_row(const AccumulateJob& job, const BlockScales& scales, size_t row,
+                       __m256i (&whole)[kAttentionBlock / kTile]) {
+  constexpr float kHuge = 1e38f, kTiny = 0x1p-90f, kSteps = kMost;
+  const float* const p = job.p + row * kAttentionBlock;
+  __m256 weighted[kAttentionBlock / kTile];
+  __m256 largest = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
+  for (size_t tile = 0; tile < job.tiles; ++tile) {
+    const __m256 x = _mm256_loadu_ps(p + tile * kTile);
+    // A key that is not seen must not bring in its scale, which may be NaN.
+    const __m256 seen = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_UQ);
+    const __m256 product = _mm256_mul_ps(x, _mm256_load_ps(scales.of + tile * kTile));
+    weighted[tile] = _mm256_and_ps(seen, product);
+    largest = _mm256_max_ps(largest, weighted[tile]);
+    sum = _mm256_add_ps(sum, weighted[tile]);
+  }
+  float top = largest_of(largest);
+  const float total = sum_of(sum);
+  if (!(total < kHuge)) top = total;                // a maximum may drop a NaN, a sum does not
+  const float lift = top < kTiny ? 0x1p60f : 1.0f;  // or the inverse would overflow
+  const float inverse = top > 0 ? kSteps / (top * lift) : 0.0f;
+  for (size_t tile = 0; tile < job.tiles; ++tile) {
+    const __m256 lifted = _mm256_mul_ps(weighted[tile], _mm256_set1_ps(lift));
+    whole[tile] = _mm256_cvtps_epi32(_mm256_mul_ps(lifted, _mm256_set1_ps(inverse)));
+  }
+  return top * (256.0f / kSteps);
+}
+
+}  // namespace
+}  // namespace gyre::cpu

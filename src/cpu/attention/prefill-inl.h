@@ -1,0 +1,300 @@
+// Attention for many queries: a block of keys and values is decoded to f32 once and multiplied with
+// a tile of up to 64 rows, as matrix products. Queries run along the vectors: scores and
+// probabilities are kept as [key][row].
+
+#if defined(GYRE_CPU_ATTENTION_TILE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_ATTENTION_TILE_INL_H
+#undef GYRE_CPU_ATTENTION_TILE_INL_H
+#else
+#define GYRE_CPU_ATTENTION_TILE_INL_H
+#endif
+
+#include <cmath>
+
+#include "cpu/attention/problem-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+// One row's factor for a whole vector. On Arm it is a lane of a register, free of charge.
+template <int kLane>
+HWY_INLINE VF LaneOf(const float* a) {
+#if HWY_ARCH_ARM
+  return hn::Broadcast<kLane>(hn::LoadU(DF(), a));
+#else
+  return hn::Set(DF(), a[kLane]);
+#endif
+}
+
+constexpr uint32_t kMicroRows = 4;
+constexpr uint32_t kMicroVectors = HWY_ARCH_ARM ? 4 : 2;
+
+// c[4][vectors] += a[4][4] b[4][vectors], a row by row with its stride, four steps of the sum.
+template <uint32_t kStep>
+HWY_INLINE void MultiplyStep(const float* a, size_t a_stride, const float* b,
+                             VF (&c)[kMicroRows][kMicroVectors]) {
+  const DF d;
+  VF row[kMicroVectors];
+  for (uint32_t j = 0; j < kMicroVectors; ++j) row[j] = hn::LoadU(d, b + j * hn::Lanes(d));
+  const VF a0 = LaneOf<kStep>(a), a1 = LaneOf<kStep>(a + a_stride),
+           a2 = LaneOf<kStep>(a + 2 * a_stride), a3 = LaneOf<kStep>(a + 3 * a_stride);
+  for (uint32_t j = 0; j < kMicroVectors; ++j) {
+    c[0][j] = hn::MulAdd(a0, row[j], c[0][j]);
+    c[1][j] = hn::MulAdd(a1, row[j], c[1][j]);
+    c[2][j] = hn::MulAdd(a2, row[j], c[2][j]);
+    c[3][j] = hn::MulAdd(a3, row[j], c[3][j]);
+  }
+}
+
+// The same for one step of the sum, with a's four factors side by side.
+HWY_INLINE void MultiplyColumn(const float* a, const float* b, VF (&c)[kMicroRows][kMicroVectors]) {
+  const DF d;
+  VF row[kMicroVectors];
+  for (uint32_t j = 0; j < kMicroVectors; ++j) row[j] = hn::LoadU(d, b + j * hn::Lanes(d));
+  const VF a0 = LaneOf<0>(a), a1 = LaneOf<1>(a), a2 = LaneOf<2>(a), a3 = LaneOf<3>(a);
+  for (uint32_t j = 0; j < kMicroVectors; ++j) {
+    c[0][j] = hn::MulAdd(a0, row[j], c[0][j]);
+    c[1][j] = hn::MulAdd(a1, row[j], c[1][j]);
+    c[2][j] = hn::MulAdd(a2, row[j], c[2][j]);
+    c[3][j] = hn::MulAdd(a3, row[j], c[3][j]);
+  }
+}
+
+class Tile {
+ public:
+  explicit Tile(AttentionUnit& unit) : u_(unit) {
+    // Queries transposed to [coordinate][row], rows padded with zeros.
+    const uint32_t n = u_.k_dim();
+    float* const transposed = u_.scratch->tile;
+    std::fill_n(transposed, size_t{n} * kAttentionRows, 0.0f);
+    for (uint32_t r = 0; r < u_.rows; ++r) {
+      for (uint32_t c = 0; c < n; ++c)
+        transposed[size_t{c} * kAttentionRows + r] = u_.scratch->q[size_t{r} * n + c];
+    }
+    std::copy_n(transposed, size_t{n} * kAttentionRows, u_.scratch->q);
+    for (uint32_t r = 0; r < kAttentionRows; ++r) {
+      max_[r] = kMinusInfinity;
+      sum_[r] = 0;
+      slope_[r] = r < u_.rows ? u_.slope[r] : 0;
+    }
+  }
+
+  void run() {
+    std::fill_n(u_.scratch->acc, size_t{kAttentionRows} * u_.v_dim(), 0.0f);
+    u_.for_blocks([&](const KeyBlock& block) {
+      DecodeBlock(u_.k, block, u_.scratch->tile);
+      blank(block, u_.k_dim());
+      score(block);
+      const bool whole = make_logits(block);
+      fold(block);
+      DecodeBlock(u_.v, block, u_.scratch->tile);
+      blank(block, u_.v_dim());
+      if (whole || all_finite(block)) {
+        accumulate(block);
+      } else {
+        accumulate_seen(block);
+      }
+    });
+    for (uint32_t r = 0; r < u_.rows; ++r) u_.state[r] = {max_[r], sum_[r]};
+  }
+
+  void read_row(uint32_t row, float* values) const {
+    std::copy_n(u_.scratch->acc + size_t{row} * u_.v_dim(), u_.v_dim(), values);
+  }
+
+ private:
+  static constexpr uint32_t kWidth = kAttentionRows;
+
+  // Lanes without a key count as zeros.
+  void blank(const KeyBlock& block, uint32_t n) const {
+    float* const tile = u_.scratch->tile;
+    std::fill_n(tile, size_t{block.begin} * n, 0.0f);
+    std::fill(tile + size_t{block.end} * n, tile + size_t{block.lanes()} * n, 0.0f);
+  }
+
+  // Rows in use, in whole micro-tiles.
+  uint32_t width() const {
+    const auto step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(DF()));
+    return (u_.rows + step - 1) / step * step;
+  }
+
+  void score(const KeyBlock& block) const {
+    const DF d;
+    const uint32_t n = u_.k_dim(), step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
+    for (uint32_t r = 0; r < width(); r += step) {
+      for (uint32_t key = 0; key < block.lanes(); key += kMicroRows) {
+        VF c[kMicroRows][kMicroVectors];
+        for (auto& of_key : c) {
+          for (auto& v : of_key) v = hn::Zero(d);
+        }
+        const float* const a = u_.scratch->tile + size_t{key} * n;
+        const float* const b = u_.scratch->q + r;
+        for (uint32_t i = 0; i < n; i += 4) {
+          MultiplyStep<0>(a + i, n, b + size_t{i} * kWidth, c);
+          MultiplyStep<1>(a + i, n, b + size_t{i + 1} * kWidth, c);
+          MultiplyStep<2>(a + i, n, b + size_t{i + 2} * kWidth, c);
+          MultiplyStep<3>(a + i, n, b + size_t{i + 3} * kWidth, c);
+        }
+        for (uint32_t k = 0; k < kMicroRows; ++k) {
+          for (uint32_t j = 0; j < kMicroVectors; ++j) {
+            hn::StoreU(c[k][j], d,
+                       u_.scratch->logits + size_t{key + k} * kWidth + r + j * hn::Lanes(d));
+          }
+        }
+      }
+    }
+  }
+
+  // Scale, cap, bias, mask. True if every row sees every key of the block.
+  bool make_logits(const KeyBlock& block) const {
+    const DF d;
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const float cap = u_.params->soft_cap;
+    const auto caps = hn::Set(d, cap);
+    const auto scale = hn::Set(d, u_.params->scale), to_base2 = hn::Set(d, kLog2E);
+    const auto both = hn::Mul(scale, to_base2);
+    for (uint32_t key = 0; key < block.lanes(); ++key) {
+      float* const logits = u_.scratch->logits + size_t{key} * kWidth;
+      for (uint32_t r = 0; r < width(); r += lanes) {
+        auto x = hn::Load(d, logits + r);
+        if (u_.plain()) {
+          x = hn::Mul(x, both);
+        } else {
+          x = hn::Mul(x, scale);
+          if (cap > 0) x = SoftCap(x, caps);
+          alignas(64) float away[16];
+          for (uint32_t i = 0; i < lanes; ++i) {
+            const uint32_t row = std::min(r + i, u_.rows - 1);
+            away[i] = static_cast<float>(block.key + key - u_.position[row]);
+          }
+          x = hn::Mul(hn::MulAdd(hn::Load(d, slope_ + r), hn::Load(d, away), x), to_base2);
+        }
+        hn::Store(x, d, logits + r);
+      }
+    }
+    bool whole = true;
+    for (uint32_t r = 0; r < u_.rows; ++r) whole = mask_row(block, r) && whole;
+    return whole;
+  }
+
+  bool mask_row(const KeyBlock& block, uint32_t row) const {
+    float* const logits = u_.scratch->logits + row;
+    const Share seen = u_.seen(block, row);
+    bool whole = seen.begin == block.begin && seen.end == block.end;
+    for (uint64_t key = 0; key < block.lanes(); ++key) {
+      if (whole && key >= block.begin && key < block.end) {
+        key = block.end - 1;
+        continue;
+      }
+      if (key < seen.begin || key >= seen.end) logits[key * kWidth] = kMinusInfinity;
+    }
+    if (!u_.touches_tree(block)) return whole;
+    for (uint64_t key = seen.begin; key < seen.end; ++key) {
+      if (!u_.tree_hides(block, row, key)) continue;
+      logits[key * kWidth] = kMinusInfinity;
+      whole = false;
+    }
+    return whole;
+  }
+
+  // The online softmax, a vector of rows at a time.
+  void fold(const KeyBlock& block) {
+    const DF d;
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+    for (uint32_t r = 0; r < width(); r += lanes) {
+      float* const logits = u_.scratch->logits + r;
+      const auto old = hn::Load(d, max_ + r);
+      auto max = old;
+      for (uint32_t key = 0; key < block.lanes(); ++key)
+        max = hn::Max(max, hn::Load(d, logits + size_t{key} * kWidth));
+      // A row that has seen nothing is measured from 0, so that -inf less -inf does not appear.
+      const auto nothing = hn::Eq(max, hn::Set(d, kMinusInfinity));
+      const auto from = hn::IfThenZeroElse(nothing, max);
+      auto sum = hn::Zero(d);
+      for (uint32_t key = 0; key < block.lanes(); ++key) {
+        float* const at = logits + size_t{key} * kWidth;
+        const auto p = Exp2(hn::Sub(hn::Load(d, at), from));
+        hn::Store(p, d, at);
+        sum = hn::Add(sum, p);
+      }
+      const auto keep = Exp2(hn::Sub(old, from));
+      hn::Store(keep, d, keep_ + r);
+      hn::Store(max, d, max_ + r);
+      hn::Store(hn::MulAdd(hn::Load(d, sum_ + r), keep, sum), d, sum_ + r);
+    }
+  }
+
+  bool all_finite(const KeyBlock& block) const {
+    const DF d;
+    const size_t count = size_t{block.lanes()} * u_.v_dim();
+    auto sum = hn::Zero(d);  // x - x is 0 or NaN
+    for (size_t i = 0; i < count; i += hn::Lanes(d)) {
+      const auto x = hn::Load(d, u_.scratch->tile + i);
+      sum = hn::Add(sum, hn::Sub(x, x));
+    }
+    return hn::GetLane(hn::SumOfLanes(d, sum)) == 0;
+  }
+
+  void accumulate(const KeyBlock& block) const {
+    const DF d;
+    const size_t lanes = hn::Lanes(d);
+    const uint32_t n = u_.v_dim(), step = static_cast<uint32_t>(kMicroVectors * lanes);
+    uint32_t column = 0;
+    for (; column + step <= n; column += step) {
+      for (uint32_t row = 0; row < u_.rows; row += kMicroRows) {
+        VF c[kMicroRows][kMicroVectors];
+        for (auto& of_row : c) {
+          for (auto& v : of_row) v = hn::Zero(d);
+        }
+        const float* b = u_.scratch->tile + column;
+        const float* a = u_.scratch->logits + row;
+        for (uint32_t key = 0; key < block.lanes(); ++key, a += kWidth, b += n)
+          MultiplyColumn(a, b, c);
+        // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
+        float* const place = u_.scratch->acc + size_t{row} * n + column;
+        for (uint32_t i = 0; i < kMicroRows; ++i) {
+          const auto keep = hn::Set(d, keep_[row + i]);
+          for (uint32_t j = 0; j < kMicroVectors; ++j) {
+            float* const at = place + size_t{i} * n + j * lanes;
+            hn::StoreU(hn::MulAdd(hn::LoadU(d, at), keep, c[i][j]), d, at);
+          }
+        }
+      }
+    }
+    for (; column < n; column += static_cast<uint32_t>(lanes)) {
+      for (uint32_t row = 0; row < u_.rows; ++row) accumulate_one(block, row, column);
+    }
+  }
+
+  // A vector of columns of one row.
+  void accumulate_one(const KeyBlock& block, uint32_t row, uint32_t column) const {
+    const DF d;
+    const uint32_t n = u_.v_dim();
+    float* const place = u_.scratch->acc + size_t{row} * n + column;
+    auto c = hn::Zero(d);
+    for (uint32_t key = block.begin; key < block.end; ++key) {
+      const float p = u_.scratch->logits[size_t{key} * kWidth + row];
+      if (p == 0) continue;  // whatever the value is
+      c = hn::MulAdd(hn::Set(d, p), hn::LoadU(d, u_.scratch->tile + size_t{key} * n + column), c);
+    }
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, place), hn::Set(d, keep_[row]), c), d, place);
+  }
+
+  // With a value that is not finite among those that some rows do not see.
+  void accumulate_seen(const KeyBlock& block) const {
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(DF()));
+    for (uint32_t row = 0; row < u_.rows; ++row) {
+      for (uint32_t column = 0; column < u_.v_dim(); column += lanes)
+        accumulate_one(block, row, column);
+    }
+  }
+
+  AttentionUnit& u_;
+  alignas(64) float max_[kAttentionRows], sum_[kAttentionRows], keep_[kAttentionRows],
+      slope_[kAttentionRows];
+};
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,226 @@
+// kv_extend, kv_append and bytes_copy on the CPU. kv_append's units are the tiles of the body that
+// new or leaving keys enter, of every head of K and V, and then one unit per head for what goes to
+// sinks and tail. Which keys those are is read from the cache's state.
+#include <algorithm>
+#include <cstring>
+
+#include "abi/kv_cache.h"
+#include "cpu/kernels.h"
+#include "cpu/kernels/select.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kernels/kv_append.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h
+#include "cpu/kernels/copy-inl.h"
+#include "cpu/kernels/kv_unit-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+struct StreamPlaces {
+  const std::byte* source;
+  uint8_t* codes;
+  uint8_t* scales;
+  std::byte* sinks;
+  std::byte* tail;
+};
+
+struct Append {
+  const abi::KvAppendParams& p;
+  const uint64_t* args;
+  abi::KvState state;
+  abi::KvKeys entering;
+  uint64_t first_tile, tiles, all_tiles;
+
+  Append(const abi::KvAppendParams& params, const uint64_t* arguments)
+      : p(params), args(arguments), state(*pointer<const abi::KvState>(arguments[0])) {
+    // A step longer than what was recorded has no tokens to take.
+    state.length = std::min(state.length, state.start + p.tokens);
+    state.tail = std::min(state.tail, state.length);
+    entering = abi::kv_entering_keys(p.places, state);
+    const uint64_t capacity = p.places.body_capacity, count = entering.end - entering.begin;
+    all_tiles = (capacity + abi::kKvTile - 1) / abi::kKvTile;
+    const uint64_t first_slot = (entering.begin - p.places.sinks) % capacity;
+    first_tile = first_slot / abi::kKvTile;
+    // A run that may wrap, never one tile twice.
+    const bool cut = first_slot + count > capacity && capacity % abi::kKvTile != 0;
+    const uint64_t slots = first_slot % abi::kKvTile + count + (cut ? abi::kKvTile : 0);
+    tiles = std::min(all_tiles, (slots + abi::kKvTile - 1) / abi::kKvTile);
+    if (count == 0 || (p.parts & abi::kAppendBody) == 0) tiles = 0;
+  }
+
+  StreamPlaces places(uint64_t stream, uint64_t head) const {
+    const abi::KvAppendStream& s = p.stream[stream];
+    const uint64_t* const a = args + 1 + 5 * stream;
+    return {pointer<const std::byte>(a[0]) + head * s.source_head_stride,
+            pointer<uint8_t>(a[1]) + head * s.body.codes_head_stride,
+            pointer<uint8_t>(a[2]) + head * s.body.scales_head_stride,
+            pointer<std::byte>(a[3]) + head * s.sinks_head_stride,
+            pointer<std::byte>(a[4]) + head * s.tail_head_stride};
+  }
+  const std::byte* in_source(const StreamPlaces& at, uint64_t stream, uint64_t key) const {
+    return at.source + (key - state.start) * p.stream[stream].source_token_stride;
+  }
+  std::byte* in_tail(const StreamPlaces& at, uint64_t stream, uint64_t key) const {
+    return at.tail + key % p.places.tail_capacity * row_bytes(stream);
+  }
+  uint64_t row_bytes(uint64_t stream) const {
+    return p.stream[stream].body.head_dim * sizeof(Half);
+  }
+};
+
+template <class Source>
+void StoreDense(const abi::KvCacheLayout& body, const KvUnit& unit) {
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    if ((unit.mask >> slot & 1) == 0) continue;
+    const auto* const from = reinterpret_cast<const Source*>(unit.source[slot]);
+    uint8_t* const to = unit.codes + slot * (body.codes_tile_stride / abi::kKvTile);
+    switch (static_cast<KvFormat>(body.format)) {
+      case KvFormat::f32:
+        CopyRow(from, reinterpret_cast<float*>(to), body.head_dim);
+        break;
+      case KvFormat::f16:
+        CopyRow(from, reinterpret_cast<Half*>(to), body.head_dim);
+        break;
+      default:
+        CopyRow(from, reinterpret_cast<BFloat16*>(to), body.head_dim);
+    }
+  }
+}
+
+template <class Source>
+void StoreBody(const abi::KvCacheLayout& body, const KvUnit& unit, KvScratch& scratch) {
+  if (unit.mask == 0) return;
+  if (!abi::kv_is_native(body.format) && !abi::kv_is_compat(body.format))
+    return StoreDense<Source>(body, unit);
+  QuantizeAnyUnit<Source>(body, unit, native_signs(), scratch);
+}
+
+// One tile of the body: keys that leave the tail come from there, in f16, the others from the
+// source.
+template <class Source>
+void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index, const KvHead& dims,
+                KvScratch& scratch) {
+  const abi::KvCacheLayout& body = a.p.stream[stream].body;
+  const StreamPlaces at = a.places(stream, head);
+  const uint64_t tile = (a.first_tile + index) % a.all_tiles, capacity = a.p.places.body_capacity;
+  const uint64_t count = a.entering.end - a.entering.begin;
+  const uint64_t first_slot = (a.entering.begin - a.p.places.sinks) % capacity;
+  KvUnit fresh;
+  fresh.head = &dims;
+  fresh.stream = stream;
+  fresh.codes = at.codes + tile * body.codes_tile_stride;
+  fresh.scales = at.scales + tile * body.scales_tile_stride;
+  std::fill(std::begin(fresh.next), std::end(fresh.next), nullptr);
+  KvUnit leaving = fresh;
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    const uint64_t place = tile * abi::kKvTile + slot;
+    if (place >= capacity) break;
+    const uint64_t nth = place >= first_slot ? place - first_slot : place + capacity - first_slot;
+    if (nth >= count) continue;
+    const uint64_t key = a.entering.begin + nth;
+    KvUnit& unit = key < a.state.start ? leaving : fresh;
+    unit.mask |= 1u << slot;
+    unit.source[slot] =
+        key < a.state.start ? a.in_tail(at, stream, key) : a.in_source(at, stream, key);
+  }
+  StoreBody<Half>(body, leaving, scratch);
+  StoreBody<Source>(body, fresh, scratch);
+}
+
+template <class Source>
+void AppendNear(const Append& a, uint64_t stream, uint64_t head) {
+  const StreamPlaces at = a.places(stream, head);
+  const uint64_t head_dim = a.p.stream[stream].body.head_dim;
+  const auto copy = [&](uint64_t key, std::byte* to) {
+    CopyRow(reinterpret_cast<const Source*>(a.in_source(at, stream, key)),
+            reinterpret_cast<Half*>(to), head_dim);
+  };
+  const uint64_t sinks_end = std::min(a.p.places.sinks, a.state.length);
+  for (uint64_t key = a.state.start; key < sinks_end; ++key)
+    copy(key, at.sinks + key * a.row_bytes(stream));
+  if (a.p.places.tail_capacity == 0) return;
+  const abi::KvKeys tail = abi::kv_segment_keys(abi::kSegmentTail, a.p.places, a.state);
+  for (uint64_t key = std::max(tail.begin, a.state.start); key < tail.end; ++key)
+    copy(key, a.in_tail(at, stream, key));
+}
+
+template <class Source>
+void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvAppendParams*>(params);
+  const Append a(p, args);
+  const KvHead dims[2] = {MakeHead(p.stream[0].body), MakeHead(p.stream[1].body)};
+  KvScratch scratch;
+  scratch.facts.Clear(std::max(dims[0].scales.count, dims[1].scales.count));
+  const bool near = (p.parts & abi::kAppendNear) != 0;
+  const uint64_t body_units = 2 * p.heads * a.tiles;
+  const Share share = share_of(body_units + (near ? 2 * p.heads : 0), task, tasks);
+  for (uint64_t unit = share.begin; unit < share.end; ++unit) {
+    const uint64_t index = unit < body_units ? unit : unit - body_units;
+    const uint64_t head = index % p.heads;
+    if (unit < body_units) {
+      const uint64_t stream = index / p.heads / a.tiles;
+      AppendTile<Source>(a, stream, head, index / p.heads % a.tiles, dims[stream], scratch);
+    } else {
+      AppendNear<Source>(a, index / p.heads, head);
+    }
+  }
+}
+
+TaskFn SelectKvAppend(uint64_t key) {
+  return select_float(spec_from_key<abi::KvAppendSpec>(key).source_dtype,
+                      [](auto source) -> TaskFn { return KvAppend<decltype(source)>; });
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(SelectKvAppend);
+
+namespace {
+
+void extend(const void* params, const uint64_t* args, uint32_t /*task*/,
+            uint32_t /*tasks*/) noexcept {
+  const auto& p = *static_cast<const abi::KvExtendParams*>(params);
+  *pointer<abi::KvState>(args[0]) = p.state;
+  auto* const positions = pointer<int32_t>(args[1]);
+  for (uint64_t i = 0; i < p.positions; ++i) positions[i] = static_cast<int32_t>(p.state.start + i);
+}
+
+void copy_share(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
+  const Share share = share_of(p.bytes, task, tasks);
+  std::memcpy(pointer<std::byte>(args[1]) + share.begin,
+              pointer<const std::byte>(args[0]) + share.begin, share.end - share.begin);
+}
+
+}  // namespace
+
+TaskFn select_kv_extend(uint64_t /*spec*/) { return extend; }
+uint32_t kv_extend_tasks(const void* /*params*/, uint64_t /*spec*/) { return 1; }
+
+TaskFn select_kv_append(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvAppend)(spec); }
+
+uint32_t kv_append_tasks(const void* params, uint64_t /*spec*/) {
+  constexpr uint64_t kCoordinatesPerTask = 8 << 10;  // some microseconds
+  const auto& p = *static_cast<const abi::KvAppendParams*>(params);
+  const uint64_t rows = 2 * p.heads * p.tokens;
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(rows * p.stream[0].body.head_dim / kCoordinatesPerTask, 1,
+                           std::min<uint64_t>(rows, 1 << 20)));
+}
+
+TaskFn select_bytes_copy(uint64_t /*spec*/) { return copy_share; }
+uint32_t bytes_copy_tasks(const void* params, uint64_t /*spec*/) {
+  constexpr uint64_t kBytesPerTask = 1 << 20, kMostTasks = 1 << 20;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(
+      static_cast<const abi::BytesCopyParams*>(params)->bytes / kBytesPerTask, 1, kMostTasks));
+}
+
+}  // namespace gyre::cpu
+#endif

@@ -1,0 +1,135 @@
+// The compatibility formats, in scalar code: they are for reading and writing the reference
+// library's caches, not for speed.
+#include "cpu/kernels/kv_compat.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "abi/kv_codec.h"
+#include "abi/kv_compat.h"
+#include "cpu/kernels/kv_signs.h"
+
+namespace gyre::cpu {
+namespace {
+
+std::span<const float> positive_half(uint32_t format) {
+  switch (format) {
+    case abi::kCompat4:
+      return abi::kCompat4Centroids;
+    case abi::kCompat5:
+      return abi::kCompat5Centroids;
+    case abi::kCompat6:
+      return abi::kCompat6Centroids;
+    default:
+      return abi::kCompat8Centroids;
+  }
+}
+
+struct Codebook {
+  std::vector<float> centroids;
+  std::vector<float> midpoints;
+};
+
+// Midpoints are rounded to seven decimals, as the reference has them.
+Codebook make_codebook(uint32_t format) {
+  const auto half = positive_half(format);
+  Codebook book;
+  for (size_t i = half.size(); i-- > 0;) book.centroids.push_back(-half[i]);
+  book.centroids.insert(book.centroids.end(), half.begin(), half.end());
+  for (size_t i = 0; i + 1 < book.centroids.size(); ++i) {
+    const double middle = (double{book.centroids[i]} + double{book.centroids[i + 1]}) / 2;
+    book.midpoints.push_back(static_cast<float>(std::round(middle * 1e7) / 1e7));
+  }
+  return book;
+}
+
+const Codebook& codebook(uint32_t format) {
+  static const Codebook kBooks[] = {make_codebook(abi::kCompat4), make_codebook(abi::kCompat5),
+                                    make_codebook(abi::kCompat6), make_codebook(abi::kCompat8)};
+  return kBooks[format - abi::kCompat4];
+}
+
+// Index of the nearest centroid: midpoints strictly below v. A tie goes down, NaN to 0.
+uint8_t nearest(const Codebook& book, float v) {
+  const auto below = std::partition_point(book.midpoints.begin(), book.midpoints.end(),
+                                          [&](float midpoint) { return midpoint < v; });
+  return static_cast<uint8_t>(below - book.midpoints.begin());
+}
+
+void transform(float* y, uint32_t n) {
+  for (uint32_t h = 1; h < n; h *= 2) {
+    for (uint32_t j = 0; j < n; ++j) {
+      if ((j & h) != 0) continue;
+      const float a = y[j], b = y[j + h];
+      y[j] = a + b;
+      y[j + h] = a - b;
+    }
+  }
+  const float factor = 1.0f / std::sqrt(static_cast<float>(n));
+  for (uint32_t j = 0; j < n; ++j) y[j] *= factor;
+}
+
+float sum_of_squares(const float* y, uint32_t n) {
+  float sum = 0;
+  for (uint32_t j = 0; j < n; ++j) sum += y[j] * y[j];
+  return sum;
+}
+
+constexpr uint32_t kRmsBlock = 256;  // two norms at 512, each the RMS of its half
+constexpr float kTiny = 1e-10f;
+
+// What a normalised coordinate is multiplied with to have variance 1.
+float unit(uint32_t head_dim) {
+  return head_dim == 512 ? 1.0f : std::sqrt(static_cast<float>(head_dim));
+}
+
+// The reference multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
+// difference decides.
+float normalized(float y, float norm, uint32_t head_dim) {
+  const bool short_row = !(norm > kTiny);
+  if (head_dim == 256 || head_dim == 512) {
+    return y * (short_row ? 0.0f : 1.0f / norm) * unit(head_dim);
+  }
+  return short_row ? 0.0f : y / norm * unit(head_dim);
+}
+
+}  // namespace
+
+bool compat_is_signed(uint32_t /*format*/, uint32_t head_dim) {
+  return head_dim == 256 || head_dim == 512;
+}
+
+void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* codes,
+                   float* norms) {
+  float y[abi::kKvMaxHeadDim];
+  std::copy_n(x, head_dim, y);
+  if (compat_is_signed(format, head_dim)) {
+    const SignMasks& signs = compat_signs();
+    for (uint32_t j = 0; j < head_dim; ++j) y[j] = signs[j] != 0 ? -y[j] : y[j];
+  }
+  transform(y, head_dim);
+  const Codebook& book = codebook(format);
+  const uint32_t block = std::min(head_dim, head_dim == 512 ? kRmsBlock : head_dim);
+  for (uint32_t begin = 0; begin < head_dim; begin += block) {
+    const float sum = sum_of_squares(y + begin, block);
+    const float norm = std::sqrt(head_dim == 512 ? sum / kRmsBlock : sum);
+    norms[begin / block] = norm;
+    for (uint32_t j = begin; j < begin + block; ++j) {
+      codes[j] = nearest(book, normalized(y[j], norm, head_dim));
+    }
+  }
+}
+
+void decode_compat(uint32_t format, const uint8_t* codes, const float* norms, uint32_t head_dim,
+                   float* y) {
+  const Codebook& book = codebook(format);
+  const uint32_t block = head_dim == 512 ? kRmsBlock : head_dim;
+  for (uint32_t j = 0; j < head_dim; ++j) {
+    const uint32_t mask = static_cast<uint32_t>(book.centroids.size()) - 1;
+    y[j] = book.centroids[codes[j] & mask] * norms[j / block] / unit(head_dim);
+  }
+}
+
+}  // namespace gyre::cpu

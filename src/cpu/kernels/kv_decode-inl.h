@@ -1,0 +1,201 @@
+// From stored bytes to numbers: rows of K, tiles of V, levels and rotated coordinates.
+
+#if defined(GYRE_CPU_KV_DECODE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_KV_DECODE_INL_H
+#undef GYRE_CPU_KV_DECODE_INL_H
+#else
+#define GYRE_CPU_KV_DECODE_INL_H
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "abi/kv_quantize.h"
+#include "cpu/kernels/copy-inl.h"
+#include "cpu/kernels/kv_compat.h"
+#include "cpu/kernels/kv_pack-inl.h"
+#include "cpu/kernels/native_format.h"
+#include "gyre/kv_format.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+using DLevel = hn::CappedTag<int8_t, 16>;
+
+// Codes to levels, in place, 16 at a time; there is room for a multiple of 16.
+template <uint32_t kFormat>
+HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
+  constexpr uint32_t kBits = abi::kv_bits(kFormat);
+  if constexpr (kBits == 8) return;
+  const DCode d;
+  alignas(16) uint8_t table[16] = {};
+  if constexpr (kBits <= 4) {
+    for (uint32_t c = 0; c < 1u << kBits; ++c)
+      table[c] = static_cast<uint8_t>(abi::kv_level(kFormat, c));
+  }
+  const auto levels = hn::LoadDup128(d, table);
+  for (uint32_t i = 0; i < count; i += static_cast<uint32_t>(hn::Lanes(d))) {
+    const auto code = hn::LoadU(d, codes + i);
+    if constexpr (kBits <= 4) {
+      hn::StoreU(hn::TableLookupBytes(levels, code), d, codes + i);
+    } else {
+      const auto zero_level = hn::Set(d, static_cast<uint8_t>((1u << kBits) - 1));
+      hn::StoreU(hn::Sub(hn::Add(code, code), zero_level), d, codes + i);
+    }
+  }
+}
+
+// A plane of a tile of V, all eight tokens at once: codes[token * stride + coordinate] gets its
+// bits.
+template <uint32_t kBits, uint32_t kShift>
+HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_dim,
+                                uint32_t stride, uint8_t* HWY_RESTRICT codes) {
+  constexpr uint32_t kPieces = 8 / kBits;
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  const hn::CappedTag<uint8_t, 16> d;
+  const auto put = [&](uint32_t c, uint32_t byte, hn::Vec<decltype(d)> bytes) HWY_ATTR {
+    for (uint32_t piece = 0; piece < kPieces; ++piece) {
+      uint8_t* const place = codes + size_t{byte + piece * kBits} * stride + c;
+      auto code = hn::And(bytes, hn::Set(d, static_cast<uint8_t>(kMask)));
+      if constexpr (kShift != 0) code = hn::Or(hn::ShiftLeft<kShift>(code), hn::LoadU(d, place));
+      hn::StoreU(code, d, place);
+      if constexpr (kBits != 8) bytes = hn::ShiftRight<kBits % 8>(bytes);
+    }
+  };
+  uint32_t c = 0;
+  for (; c + 16 <= head_dim; c += 16) {
+    const uint8_t* from = plane + size_t{c} * kBits;
+    hn::Vec<decltype(d)> v0, v1, v2, v3;
+    if constexpr (kBits == 1) {
+      put(c, 0, hn::LoadU(d, from));
+    } else if constexpr (kBits == 2) {
+      hn::LoadInterleaved2(d, from, v0, v1);
+      put(c, 0, v0), put(c, 1, v1);
+    } else if constexpr (kBits == 4) {
+      hn::LoadInterleaved4(d, from, v0, v1, v2, v3);
+      put(c, 0, v0), put(c, 1, v1), put(c, 2, v2), put(c, 3, v3);
+    } else {
+      // Even and odd bytes of 16 coordinates by four ways of four, twice.
+      alignas(16) uint8_t bytes[8][16];
+      for (uint32_t i = 0; i < 16; ++i) {
+        for (uint32_t token = 0; token < 8; ++token) bytes[token][i] = from[8 * i + token];
+      }
+      for (uint32_t token = 0; token < 8; ++token) put(c, token, hn::Load(d, bytes[token]));
+    }
+  }
+  for (; c < head_dim; ++c) {
+    for (uint32_t token = 0; token < abi::kKvTile; ++token) {
+      const uint32_t code =
+          plane[size_t{c} * kBits + token % kBits] >> (token / kBits * kBits) & kMask;
+      uint8_t& place = codes[size_t{token} * stride + c];
+      place = static_cast<uint8_t>(kShift == 0 ? code : place | code << kShift);
+    }
+  }
+}
+
+// Levels of the eight slots of a tile, row by row; stride is a multiple of 16, rows are padded to
+// it.
+template <uint32_t kFormat>
+HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
+                                 uint32_t stride, int8_t* levels) {
+  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
+  auto* const codes = reinterpret_cast<uint8_t*>(levels);
+  if (cache.role == static_cast<uint32_t>(KvRole::v)) {
+    UnpackTilePlane<kLow, 0>(tile, cache.head_dim, stride, codes);
+    if constexpr (kHigh != 0) {
+      UnpackTilePlane<kHigh, kLow>(tile + size_t{cache.head_dim} * kLow, cache.head_dim, stride,
+                                   codes);
+    }
+  } else {
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+      UnpackRow<kFormat>(tile + slot * (cache.codes_tile_stride / abi::kKvTile), cache.head_dim,
+                         codes + size_t{slot} * stride);
+    }
+  }
+  CodesToLevels<kFormat>(abi::kKvTile * stride, codes);
+}
+
+HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
+                                 uint32_t stride, int8_t* levels) {
+  with_native_format(cache.format, [&](auto format) HWY_ATTR {
+    DecodeTileLevels<decltype(format)::value>(cache, tile, stride, levels);
+  });
+}
+
+// Levels times scales. The product of the scale and its bias, 2^-31, is exact unless it is
+// subnormal; then the bias comes off last, so that the end of the range is not lost on the way.
+HWY_INLINE void ScaleLevels(const abi::KvScaleBlocks& blocks, const uint8_t* scales, uint32_t slot,
+                            const int8_t* levels, float* y) {
+  const hn::CappedTag<float, 8> d;
+  const hn::RebindToSigned<decltype(d)> d32;
+  const hn::Rebind<int8_t, decltype(d)> d8;
+  const size_t lanes = hn::Lanes(d);
+  for (uint32_t b = 0; b < blocks.count; ++b) {
+    uint16_t stored = 0;
+    std::memcpy(&stored, scales + size_t{2} * (b * abi::kKvTile + slot), 2);
+    const auto raw = std::bit_cast<float>(uint32_t{stored} << 15);
+    const bool tiny = raw * 0x1p-31f < 0x1p-126f;
+    const auto scale = hn::Set(d, tiny ? raw : raw * 0x1p-31f);
+    const size_t begin = blocks.begin[b], end = begin + blocks.size[b];
+    for (size_t i = begin; i < end; i += lanes) {
+      const auto level = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels + i)));
+      hn::StoreU(hn::Mul(level, scale), d, y + i);
+    }
+    for (size_t i = begin; tiny && i < end; ++i) y[i] *= 0x1p-31f;
+  }
+}
+
+HWY_INLINE void DecodeCompatRow(const abi::KvCacheLayout& cache, const uint8_t* codes_tile,
+                                const uint8_t* scales_tile, uint32_t slot, float* y) {
+  const uint8_t* row = codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile);
+  float norms[2] = {};
+  const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
+  std::memcpy(norms, scales_tile + slot * norm_bytes, norm_bytes);
+  uint8_t codes[512];
+  for (uint32_t i = 0; i < cache.head_dim; ++i) {
+    codes[i] = cache.format == abi::kCompat4 ? static_cast<uint8_t>(row[i / 2] >> (i % 2 * 4) & 15)
+                                             : row[i];
+  }
+  decode_compat(cache.format, codes, norms, cache.head_dim, y);
+}
+
+// Slots [begin, end) of a tile as rotated coordinates (plain ones for dense formats), row `slot` at
+// y + slot * head_dim. Other slots of a dense or compat cache are not touched.
+HWY_INLINE void DecodeTile(const abi::KvCacheLayout& cache, const uint8_t* codes,
+                           const uint8_t* scales, Share slots, float* y) {
+  const uint64_t n = cache.head_dim;
+  if (abi::kv_is_native(cache.format)) {
+    alignas(64) int8_t levels[abi::kKvTile * abi::kKvMaxHeadDim];
+    const uint32_t stride = (cache.head_dim + 15) / 16 * 16;
+    DecodeTileLevels(cache, codes, stride, levels);
+    const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);
+    for (uint64_t slot = slots.begin; slot < slots.end; ++slot) {
+      ScaleLevels(blocks, scales, static_cast<uint32_t>(slot), levels + slot * stride,
+                  y + slot * n);
+    }
+    return;
+  }
+  const uint64_t stride = cache.codes_tile_stride / abi::kKvTile;
+  for (uint64_t slot = slots.begin; slot < slots.end; ++slot) {
+    const uint8_t* const row = codes + slot * stride;
+    switch (static_cast<KvFormat>(cache.format)) {
+      case KvFormat::f32:
+        CopyRow(reinterpret_cast<const float*>(row), y + slot * n, n);
+        break;
+      case KvFormat::f16:
+        CopyRow(reinterpret_cast<const Half*>(row), y + slot * n, n);
+        break;
+      case KvFormat::bf16:
+        CopyRow(reinterpret_cast<const BFloat16*>(row), y + slot * n, n);
+        break;
+      default:
+        DecodeCompatRow(cache, codes, scales, static_cast<uint32_t>(slot), y + slot * n);
+    }
+  }
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

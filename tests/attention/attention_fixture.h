@@ -1,0 +1,281 @@
+#pragma once
+// Attention problems as numbers: builds the cache (every slot outside the bounds holds NaN), runs
+// the op, and computes the reference over the dequantized and over the original keys and values.
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <string>
+
+#include "attention/attention_reference.h"
+#include "gyre/gyre.h"
+#include "kv_codec/kv_codec_fixture.h"
+
+namespace gyre::test {
+
+struct AttentionCase {
+  uint64_t tokens = 1;
+  uint64_t heads = 4;
+  uint64_t kv_heads = 1;
+  uint64_t k_dim = 128;
+  uint64_t v_dim = 0;  // 0: k_dim
+  uint64_t length = 100;
+  uint64_t capacity = 0;  // 0: a few slots more than length
+  uint64_t ring_start = 0;
+  KvFormat k = KvFormat::f16;
+  KvFormat v = KvFormat::f16;
+  DType q_dtype = DType::f32;
+  DType out_dtype = DType::f32;
+  bool causal = true;
+  uint64_t window = 0;
+  float soft_cap = 0;
+  bool sinks = false;
+  bool slopes = false;
+  bool tree = false;
+  float q_gain = 1;       // 1: logits of unit variance
+  uint32_t outliers = 0;  // channels of K and V, evenly spread, ten times as large
+  uint32_t seed = 1;
+  uint64_t splits = 0;  // 0: attention(); else attention_partial() and attention_merge()
+
+  std::string text() const {
+    return std::to_string(tokens) + "x" + std::to_string(heads) + "/" + std::to_string(kv_heads) +
+           "/" + std::to_string(k_dim) + "," + std::to_string(v_dim) + " length " +
+           std::to_string(length) + " of " + std::to_string(capacity) + " from " +
+           std::to_string(ring_start) + " " + std::string(name(k)) + "/" + std::string(name(v)) +
+           " window " + std::to_string(window) + " tree " + std::to_string(tree) + " splits " +
+           std::to_string(splits);
+  }
+};
+
+struct AttentionAnswer {
+  std::vector<double> out, lse;
+  reference::AttentionResult decoded;   // over what the cache holds
+  reference::AttentionResult original;  // over what was put in
+};
+
+inline double nmse(const std::vector<double>& got, const std::vector<double>& wanted) {
+  double error = 0, energy = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+    energy += wanted[i] * wanted[i];
+  }
+  return energy == 0 ? error : error / energy;
+}
+
+class AttentionProblem {
+ public:
+  AttentionProblem(Device device, AttentionCase c)
+      : device_(std::move(device)), c_(c), random_(c.seed) {
+    if (c_.v_dim == 0) c_.v_dim = c_.k_dim;
+    if (c_.capacity == 0) c_.capacity = c_.length + 5;
+    make_inputs();
+    fill_caches();
+  }
+
+  AttentionInputs inputs;
+  AttentionOptions options;
+  const Device& device() const { return device_; }
+  const AttentionCase& numbers() const { return c_; }
+  const reference::AttentionShape& shape() const { return shape_; }
+  const reference::AttentionData& data() const { return data_; }  // as it was put in
+
+  void record(Encoder& encoder) const {
+    if (c_.splits == 0) return attention(encoder, inputs, options);
+    const Tensor partial =
+        device_.tensor(DType::f32, attention_partial_shape(c_.splits, inputs.q.shape(), c_.v_dim));
+    attention_partial(
+        encoder, {inputs.q, inputs.k_cache, inputs.v_cache, partial, inputs.slopes, inputs.tree},
+        options);
+    attention_merge(encoder, {partial, inputs.out, inputs.lse, inputs.sinks});
+  }
+
+  AttentionAnswer run() const {
+    Encoder encoder(device_);
+    record(encoder);
+    encoder.submit().wait();
+    AttentionAnswer answer;
+    answer.out = doubles_of(inputs.out);
+    answer.lse = doubles_of(inputs.lse);
+    answer.original = reference::attention(shape_, data_);
+    reference::AttentionData data = data_;
+    data.k = stored(inputs.k_cache);
+    data.v = stored(inputs.v_cache);
+    answer.decoded = reference::attention(shape_, data);
+    return answer;
+  }
+
+  std::vector<double> doubles_of(const Tensor& tensor) const {
+    Tensor wide = tensor;
+    if (tensor.dtype() != DType::f32) {
+      wide = device_.tensor(DType::f32, tensor.shape());
+      Encoder encoder(device_);
+      kv_copy(encoder, {.k = tensor, .k_cache = wide});
+      encoder.submit().wait();
+    }
+    const std::vector<float> values = floats_of(wide);
+    return {values.begin(), values.end()};
+  }
+
+ private:
+  std::vector<float> gaussian(uint64_t count, float gain) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(count);
+    for (float& v : values) v = gain * normal(random_);
+    return values;
+  }
+
+  // What a tensor of that dtype holds, so that rounding the input is not counted as an error.
+  Tensor typed(const std::vector<float>& values, const Dims& shape, DType dtype) const {
+    const Tensor wide = tensor_of(device_, values, shape);
+    if (dtype == DType::f32) return wide;
+    const Tensor narrow = device_.tensor(dtype, shape);
+    Encoder encoder(device_);
+    kv_copy(encoder, {.k = wide, .k_cache = narrow});
+    encoder.submit().wait();
+    return narrow;
+  }
+
+  void make_inputs() {
+    const Dims q_shape{c_.tokens, c_.heads, c_.k_dim};
+    options = {.length = c_.length,
+               .ring_start = c_.ring_start,
+               .scale = 1.0f / std::sqrt(static_cast<float>(c_.k_dim)),
+               .causal = c_.causal,
+               .window = c_.window,
+               .soft_cap = c_.soft_cap};
+    // With outlier channels in K the query shrinks, so that logits keep their variance.
+    const double energy = 1 + static_cast<double>(c_.outliers) * 99 / static_cast<double>(c_.k_dim);
+    inputs.q = typed(gaussian(c_.tokens * c_.heads * c_.k_dim,
+                              c_.q_gain / static_cast<float>(std::sqrt(energy))),
+                     q_shape, c_.q_dtype);
+    data_.q = doubles_of(inputs.q);
+    inputs.out = device_.tensor(c_.out_dtype, {c_.tokens, c_.heads, c_.v_dim});
+    inputs.lse = device_.tensor(DType::f32, {c_.tokens, c_.heads});
+    if (c_.sinks) inputs.sinks = per_head(data_.sinks, 1.0f);
+    if (c_.slopes) inputs.slopes = per_head(data_.slopes, 0.05f);
+    if (c_.tree) {
+      data_.tree.resize(c_.tokens * c_.tokens);
+      for (uint64_t i = 0; i < data_.tree.size(); ++i) {
+        const uint64_t row = i / c_.tokens, column = i % c_.tokens;
+        data_.tree[i] = row == column || (column < row && random_() % 2 == 0) ? 1 : 0;
+      }
+      inputs.tree = device_.tensor(DType::u8, {c_.tokens, c_.tokens});
+      inputs.tree.write_from(std::span<const uint8_t>(data_.tree));
+    }
+    shape_ = {c_.tokens,   c_.heads,      c_.kv_heads,
+              c_.k_dim,    c_.v_dim,      c_.length,
+              c_.capacity, c_.ring_start, double{options.scale},
+              c_.causal,   c_.window,     double{c_.soft_cap}};
+  }
+
+  Tensor per_head(std::vector<double>& values, float gain) {
+    const std::vector<float> made = gaussian(c_.heads, gain);
+    values.assign(made.begin(), made.end());
+    return tensor_of(device_, made, {c_.heads});
+  }
+
+  void fill_caches() {
+    inputs.k_cache =
+        KvBuffer::allocate(device_, {c_.k, KvRole::k, c_.kv_heads, c_.capacity, c_.k_dim});
+    inputs.v_cache =
+        KvBuffer::allocate(device_, {c_.v, KvRole::v, c_.kv_heads, c_.capacity, c_.v_dim});
+    data_.k = fill(inputs.k_cache);
+    data_.v = fill(inputs.v_cache);
+  }
+
+  std::vector<double> fill(const KvBuffer& cache) {
+    const uint64_t n = cache.shape.head_dim, row = c_.kv_heads * n;
+    const std::vector<float> nothing(c_.capacity * row, std::numeric_limits<float>::quiet_NaN());
+    store(cache, nothing, c_.capacity, 0);
+    std::vector<float> rows = gaussian(c_.length * row, 1.0f);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (c_.outliers != 0 && i % (n / c_.outliers) == 0) rows[i] *= 10;
+    }
+    store(cache, rows, c_.length, c_.ring_start);
+    std::vector<double> by_slot(c_.capacity * row, std::numeric_limits<double>::quiet_NaN());
+    for (uint64_t t = 0; t < c_.length; ++t) {
+      const uint64_t slot = (c_.ring_start + t) % c_.capacity;
+      for (uint64_t i = 0; i < row; ++i) by_slot[slot * row + i] = rows[t * row + i];
+    }
+    return by_slot;
+  }
+
+  void store(const KvBuffer& cache, const std::vector<float>& rows, uint64_t tokens,
+             uint64_t position) const {
+    if (tokens == 0) return;
+    const Tensor source = tensor_of(device_, rows, {tokens, c_.kv_heads, cache.shape.head_dim});
+    const KvCopyOptions where{.position = position, .cache = CacheKind::ring};
+    Encoder encoder(device_);
+    if (!describe(cache.shape.format).compressed) {
+      kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})}, where);
+    } else {
+      // kv_quantize writes K alone, or K and V: give V a K to go with.
+      const bool v = cache.shape.role == KvRole::v;
+      KvShape partner = cache.shape;
+      partner.role = KvRole::k;
+      const KvBuffer k = v ? KvBuffer::allocate(device_, partner) : cache;
+      kv_quantize(encoder,
+                  v ? KvQuantizeInputs{source, k, source, cache}
+                    : KvQuantizeInputs{.k = source, .k_cache = k},
+                  where);
+    }
+    encoder.submit().wait();
+  }
+
+  // [capacity, kv_heads, head_dim] as the cache holds it.
+  std::vector<double> stored(const KvBuffer& cache) const {
+    if (describe(cache.shape.format).compressed) {
+      const std::vector<float> values = decoded(device_, cache);
+      return {values.begin(), values.end()};
+    }
+    const Tensor wide =
+        device_.tensor(DType::f32, {c_.capacity, c_.kv_heads, cache.shape.head_dim});
+    Encoder encoder(device_);
+    kv_copy(encoder, {.k = cache.codes.permute({1, 0, 2}), .k_cache = wide});
+    encoder.submit().wait();
+    const std::vector<float> values = floats_of(wide);
+    return {values.begin(), values.end()};
+  }
+
+  Device device_;
+  AttentionCase c_;
+  std::mt19937 random_;
+  reference::AttentionShape shape_;
+  reference::AttentionData data_;
+};
+
+// f32 arithmetic, or the 16-bit queries and weights of the int8 path.
+inline double attention_bound(const AttentionCase& c) {
+  const bool levels = describe(c.k).compressed || describe(c.v).compressed;
+  if (!levels) return 1e-6;
+  return c.q_gain > 1 ? 1e-3 : 2e-4;
+}
+
+inline double out_rounding(DType dtype) {
+  if (dtype == DType::f32) return 0;
+  return dtype == DType::f16 ? 1e-7 : 6e-6;
+}
+
+inline testing::AssertionResult attention_holds(const Device& device, const AttentionCase& c) {
+  const AttentionProblem problem(device, c);
+  const AttentionAnswer answer = problem.run();
+  const double error = nmse(answer.out, answer.decoded.out);
+  const double bound = attention_bound(c) + out_rounding(c.out_dtype);
+  if (!(error <= bound)) {
+    return testing::AssertionFailure()
+           << problem.numbers().text() << ": NMSE " << error << " > " << bound;
+  }
+  for (size_t i = 0; i < answer.lse.size(); ++i) {
+    const double wanted = answer.decoded.lse[i], got = answer.lse[i];
+    if (got == wanted) continue;  // -inf
+    const double slack = (describe(c.k).compressed ? 2e-2 : 2e-3) * (c.q_gain > 1 ? c.q_gain : 1);
+    if (!(std::fabs(got - wanted) <= slack)) {
+      return testing::AssertionFailure()
+             << problem.numbers().text() << ": lse " << i << " is " << got << ", not " << wanted;
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+}  // namespace gyre::test

@@ -1,0 +1,298 @@
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "kv_codec/kv_codec_case.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct MergeCase {
+  uint64_t splits = 3;
+  uint64_t tokens = 2;
+  uint64_t heads = 3;
+  uint64_t head_dim = 16;
+  DType out = DType::f32;
+  KvLayout layout = KvLayout::token_major;
+  bool lse = true;
+  bool sinks = false;
+  float spread = 1;  // of the maxima
+  // Bit s of row r's number: split s of that row has no keys.
+  bool empty_splits = false;
+
+  std::string text() const {
+    return std::to_string(splits) + " splits, " + std::to_string(tokens) + "x" +
+           std::to_string(heads) + "/" + std::to_string(head_dim) + " to " +
+           std::string(name(out)) + " " + layout_name(layout) + (lse ? " lse" : "") +
+           (sinks ? " sinks" : "") + (empty_splits ? " some empty" : "") + " spread " +
+           std::to_string(spread);
+  }
+};
+
+struct MergeRow {
+  std::vector<double> sum;  // over splits, relative to `max`
+  double max = -kInfinity;
+  double weight = 0;
+};
+
+class MergeMaker {
+ public:
+  explicit MergeMaker(const MergeCase& c) : c_(c), random_(static_cast<uint32_t>(c.splits)) {}
+
+  OpRun make() {
+    OpRun run;
+    run.blocks.resize(4);  // partial, out, lse, sinks
+    fill_partial(run.blocks[0]);
+    for (size_t i = 1; i < 4; ++i) run.blocks[i].dtype = DType::f32;
+    const reference::KvSide side{c_.out, c_.layout, c_.tokens, c_.heads, c_.head_dim, 0};
+    run.blocks[1].dtype = c_.out;
+    run.blocks[1].before = pattern_bytes(side.elements() * size_bytes(c_.out), 5);
+    run.blocks[2].before = pattern_bytes(c_.tokens * c_.heads * sizeof(float), 6);
+    std::vector<float> sinks(c_.heads);
+    for (float& sink : sinks) sink = 2 * normal_(random_);
+    run.blocks[3].before.resize(c_.heads * sizeof(float));
+    std::memcpy(run.blocks[3].before.data(), sinks.data(), run.blocks[3].before.size());
+    for (Block& block : run.blocks) block.after = block.before;
+    for (uint64_t row = 0; row < c_.tokens * c_.heads; ++row) expect_row(run, side, sinks, row);
+    run.commands = c_.tokens == 0 ? 0 : 1;
+    run.record = [c = c_, side](Encoder& encoder, std::span<const Tensor> t) {
+      attention_merge(
+          encoder,
+          {t[0].reshape({c.splits, c.tokens, c.heads, c.head_dim + 2}), kv_view(t[1], side),
+           c.lse ? t[2].reshape({c.tokens, c.heads}) : Tensor(), c.sinks ? t[3] : Tensor()});
+    };
+    return run;
+  }
+
+ private:
+  bool empty(uint64_t split, uint64_t row) const {
+    return c_.empty_splits && (row >> split & 1) != 0;
+  }
+
+  void fill_partial(Block& block) {
+    const uint64_t rows = c_.tokens * c_.heads;
+    for (uint64_t i = 0; i < c_.splits * rows; ++i) {
+      const bool none = empty(i / rows, i % rows);
+      for (uint64_t e = 0; e < c_.head_dim; ++e)
+        partial_.push_back(none ? 0.0f : 3 * normal_(random_));
+      partial_.push_back(none ? -std::numeric_limits<float>::infinity()
+                              : c_.spread * normal_(random_));
+      partial_.push_back(none ? 0.0f : 1 + std::fabs(normal_(random_)));
+    }
+    block.dtype = DType::f32;
+    block.before.resize(partial_.size() * sizeof(float));
+    if (!partial_.empty()) std::memcpy(block.before.data(), partial_.data(), block.before.size());
+  }
+
+  MergeRow merged(uint64_t row) const {
+    MergeRow result;
+    const uint64_t stride = c_.head_dim + 2, rows = c_.tokens * c_.heads;
+    for (uint64_t s = 0; s < c_.splits; ++s) {
+      if (empty(s, row)) continue;
+      result.max = std::max(result.max, double{partial_[(s * rows + row) * stride + c_.head_dim]});
+    }
+    result.sum.resize(c_.head_dim);
+    for (uint64_t s = 0; s < c_.splits; ++s) {
+      if (empty(s, row)) continue;
+      const float* const part = &partial_[(s * rows + row) * stride];
+      const double factor = std::exp(part[c_.head_dim] - result.max);
+      result.weight += factor * part[c_.head_dim + 1];
+      for (uint64_t e = 0; e < c_.head_dim; ++e) result.sum[e] += factor * part[e];
+    }
+    return result;
+  }
+
+  void expect_row(OpRun& run, const reference::KvSide& side, const std::vector<float>& sinks,
+                  uint64_t row) const {
+    const MergeRow r = merged(row);
+    const uint64_t token = row / c_.heads, head = row % c_.heads;
+    double lse = r.weight == 0 ? -kInfinity : r.max + std::log(r.weight);
+    const double without = lse;
+    if (c_.sinks)
+      lse =
+          std::max(lse, double{sinks[head]}) + std::log1p(std::exp(-std::fabs(lse - sinks[head])));
+    // Exponents are rounded to 2^-24 of their size before exp.
+    const double relative = 4e-7 * (4 + c_.spread);
+    for (uint64_t e = 0; e < c_.head_dim; ++e) {
+      const double value = r.weight == 0 ? 0 : r.sum[e] / r.weight * std::exp(without - lse);
+      expect_near(run.blocks[1], side.index(token, head, e), value,
+                  r.weight == 0 ? 1e-45 : relative * (std::fabs(value) + 1));
+    }
+    if (!c_.lse) return;
+    if (std::isinf(lse)) {
+      reference::store_bits(DType::f32, run.blocks[2].after.data(), row, 0xFF800000u);
+    } else {
+      expect_near(run.blocks[2], row, lse, relative * (std::fabs(lse) + 1));
+    }
+  }
+
+  MergeCase c_;
+  std::mt19937 random_;
+  std::normal_distribution<float> normal_;
+  std::vector<float> partial_;
+};
+
+Refusal refusal(std::string name, std::vector<std::string> message,
+                void (*change)(AttentionMergeInputs&, FilledTensors&)) {
+  message.emplace_back("attention_merge: ");
+  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& t) {
+            AttentionMergeInputs in{t.make(DType::f32, {5, 3, 4, 82}),
+                                    t.make(DType::f32, {3, 4, 80}), t.make(DType::f32, {3, 4}),
+                                    t.make(DType::f32, {4})};
+            change(in, t);
+            attention_merge(encoder, in);
+          }};
+}
+
+using In = AttentionMergeInputs;
+using T = FilledTensors;
+
+std::vector<Refusal> partial_refusals() {
+  return {
+      refusal("no partial", {"partial is undefined"}, [](In& in, T&) { in.partial = {}; }),
+      refusal("partial of rank 3", {"partial must be contiguous f32", "[15, 4, 82]"},
+              [](In& in, T&) {
+                in.partial = in.partial.reshape({15, 4, 82});
+              }),
+      refusal("partial of bf16", {"partial must be contiguous f32", "got bf16"},
+              [](In& in, T& t) {
+                in.partial = t.make(DType::bf16, {5, 3, 4, 82});
+              }),
+      refusal("partial with gaps", {"partial must be contiguous f32", "[984, 328, 82, 1]"},
+              [](In& in, T&) { in.partial = in.partial.slice(1, 0, 2); }),
+      refusal("no splits", {"partial has no splits"},
+              [](In& in, T&) { in.partial = in.partial.slice(0, 0, 0); }),
+      refusal("only states", {"v_head_dim + 2 entries", "1024, got 2"},
+              [](In& in, T& t) {
+                in.partial = t.make(DType::f32, {5, 3, 4, 2});
+              }),
+      refusal("nothing at all", {"v_head_dim + 2 entries", "1024, got 0"},
+              [](In& in, T& t) {
+                in.partial = t.make(DType::f32, {5, 3, 4, 0});
+              }),
+      refusal("partial of another device", {"partial lives on another device"},
+              [](In& in, T&) {
+                in.partial = Device::open("cpu", {.threads = 1}).tensor(DType::f32, {5, 3, 4, 82});
+              }),
+  };
+}
+
+std::vector<Refusal> output_refusals() {
+  return {
+      refusal("no out", {"out is undefined"}, [](In& in, T&) { in.out = {}; }),
+      refusal("out of i32", {"out must be f32, f16 or bf16", "got i32"},
+              [](In& in, T& t) {
+                in.out = t.make(DType::i32, {3, 4, 80});
+              }),
+      refusal("out with the state", {"out must have shape [3, 4, 80]", "got [3, 4, 82]"},
+              [](In& in, T& t) {
+                in.out = t.make(DType::f32, {3, 4, 82});
+              }),
+      refusal("out of rank 2", {"out must have shape [3, 4, 80]", "got [12, 80]"},
+              [](In& in, T&) {
+                in.out = in.out.reshape({12, 80});
+              }),
+      refusal("out with gaps", {"head_dim of out must be contiguous", "stride 2"},
+              [](In& in, T& t) {
+                in.out = t.make(DType::f32, {1920}).strided({3, 4, 80}, {640, 160, 2});
+              }),
+      refusal("tokens of out in one place", {"[0, 80, 1] make elements of out share memory"},
+              [](In& in, T&) {
+                in.out = in.out.strided({3, 4, 80}, {0, 80, 1});
+              }),
+      refusal("lse of other sizes", {"lse must be f32 [3, 4]", "got f32 [4, 3]"},
+              [](In& in, T& t) {
+                in.lse = t.make(DType::f32, {4, 3});
+              }),
+      refusal("lse in one place", {"[4, 0] make elements of lse share memory"},
+              [](In& in, T&) {
+                in.lse = in.lse.strided({3, 4}, {4, 0});
+              }),
+      refusal("sinks of other sizes", {"sinks must be contiguous f32 [4]", "got f32 [3]"},
+              [](In& in, T&) { in.sinks = in.sinks.slice(0, 0, 3); }),
+      refusal("lse in out", {"lse and out share memory"},
+              [](In& in, T&) {
+                in.lse = in.out.strided({3, 4}, {4, 1}, 100);
+              }),
+      refusal("out in partial", {"out shares memory with an input"},
+              [](In& in, T&) {
+                in.out = in.partial.strided({3, 4, 80}, {328, 82, 1});
+              }),
+      refusal("out is sinks", {"out shares memory with an input"},
+              [](In& in, T&) { in.sinks = in.out.strided({4}, {1}, 956); }),
+      refusal("lse in partial", {"lse shares memory with an input"},
+              [](In& in, T&) {
+                in.lse = in.partial.strided({3, 4}, {4, 1}, 4900);
+              }),
+      refusal("lse is sinks", {"lse shares memory with an input"},
+              [](In& in, T&) { in.sinks = in.lse.strided({4}, {1}, 8); }),
+      refusal("read-only out", {"out is written", "read-only"},
+              [](In& in, T& t) {
+                const void* memory = address_of(in.out);
+                in.out = t.device().wrap(memory, DType::f32, {3, 4, 80});
+              }),
+      refusal("read-only lse", {"lse is written", "read-only"},
+              [](In& in, T& t) {
+                const void* memory = address_of(in.lse);
+                in.lse = t.device().wrap(memory, DType::f32, {3, 4});
+              }),
+  };
+}
+
+Refusal shape_refusal(std::string name, std::vector<std::string> message, uint64_t splits,
+                      const Dims& q_shape, uint64_t head_dim) {
+  message.emplace_back("attention_partial_shape: ");
+  return {std::move(name), std::move(message),
+          [=](Encoder&, FilledTensors&) { attention_partial_shape(splits, q_shape, head_dim); }};
+}
+
+}  // namespace
+
+std::vector<OpCase> attention_merge_cases() {
+  std::vector<MergeCase> list;
+  for (const uint64_t splits : {1u, 2u, 5u, 64u}) {
+    for (const uint64_t head_dim : {1u, 7u, 16u, 80u, 1024u})
+      list.push_back({.splits = splits, .head_dim = head_dim});
+  }
+  for (const DType out : kFloats) {
+    for (const KvLayout layout : {KvLayout::head_major, KvLayout::padded, KvLayout::interleaved})
+      list.push_back({.out = out, .layout = layout, .lse = out != DType::f32, .sinks = true});
+  }
+  for (const float spread : {0.0f, 20.0f, 200.0f}) {
+    list.push_back({.splits = 4, .tokens = 4, .heads = 4, .spread = spread, .empty_splits = true});
+    list.push_back({.splits = 4,
+                    .tokens = 4,
+                    .heads = 4,
+                    .sinks = true,
+                    .spread = spread,
+                    .empty_splits = true});
+  }
+  list.push_back({.tokens = 0});
+  list.push_back({.splits = 9, .tokens = 40, .heads = 16, .head_dim = 64});  // several tasks
+  std::vector<OpCase> cases;
+  for (const MergeCase& c : list) {
+    OpCase op_case;
+    op_case.name = "attention_merge " + c.text();
+    op_case.supported = [](const Device& device) { return has_kernel(device, "attention_merge"); };
+    op_case.make = [c] { return MergeMaker(c).make(); };
+    cases.push_back(op_case);
+  }
+  return cases;
+}
+
+std::vector<Refusal> attention_merge_refusals() {
+  std::vector<Refusal> all = partial_refusals();
+  for (const Refusal& refused : output_refusals()) all.push_back(refused);
+  all.push_back(shape_refusal("no splits", {"at least one split"}, 0, {3, 4, 64}, 64));
+  all.push_back(shape_refusal("q of rank 2", {"q must be", "[3, 4]"}, 1, {3, 4}, 64));
+  all.push_back(shape_refusal("large head_dim", {"at most 1024", "got 1025"}, 1, {3, 4, 64}, 1025));
+  all.push_back(shape_refusal("huge head_dim", {"at most 1024", std::to_string(~uint64_t{0})}, 1,
+                              {3, 4, 64}, ~uint64_t{0}));
+  return all;
+}
+
+}  // namespace gyre::test

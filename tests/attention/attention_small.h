@@ -1,0 +1,97 @@
+#pragma once
+// Attention over one head with numbers that a test writes down itself.
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "kv_codec/kv_codec_fixture.h"
+
+namespace gyre::test {
+
+inline Device cpu_device(uint32_t threads = 2) { return Device::open("cpu", {.threads = threads}); }
+
+struct Heads {
+  uint64_t count, dim;
+};
+
+// Rows [tokens, kv_heads, head_dim] into a cache of exactly that many slots.
+inline KvBuffer cache_of(const Device& device, KvFormat format, KvRole role,
+                         const std::vector<float>& rows, const Heads& heads) {
+  const auto [kv_heads, head_dim] = heads;
+  const uint64_t tokens = rows.size() / kv_heads / head_dim;
+  const KvBuffer cache = KvBuffer::allocate(device, {format, role, kv_heads, tokens, head_dim});
+  const Tensor source = tensor_of(device, rows, {tokens, kv_heads, head_dim});
+  Encoder encoder(device);
+  if (!describe(format).compressed) {
+    kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})});
+  } else if (role == KvRole::k) {
+    kv_quantize(encoder, {.k = source, .k_cache = cache});
+  } else {
+    const KvBuffer k = KvBuffer::allocate(device, {format, KvRole::k, kv_heads, tokens, head_dim});
+    kv_quantize(encoder, {.k = source, .k_cache = k, .v = source, .v_cache = cache});
+  }
+  encoder.submit().wait();
+  return cache;
+}
+
+// One KV head and one query head per token; K and V of one format.
+struct Small {
+  KvFormat format = KvFormat::f32;
+  uint64_t dim = 64;
+  std::vector<float> q, k, v;  // [tokens, dim], [keys, dim], [keys, dim]
+  AttentionOptions options;
+  std::vector<uint8_t> tree;
+  std::vector<float> sinks;
+  uint64_t splits = 0;  // 0: attention(); else in two steps
+
+  struct Answer {
+    std::vector<float> out, lse;
+    bool finite(uint64_t token, uint64_t head_dim) const {
+      const auto row = std::span(out).subspan(token * head_dim, head_dim);
+      return std::isfinite(lse[token]) &&
+             std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
+    }
+  };
+
+  Answer run() const {
+    const Device d = cpu_device();
+    const uint64_t tokens = q.size() / dim;
+    AttentionInputs in;
+    in.q = tensor_of(d, q, {tokens, 1, dim});
+    in.k_cache = cache_of(d, format, KvRole::k, k, {1, dim});
+    in.v_cache = cache_of(d, format, KvRole::v, v, {1, dim});
+    in.out = d.tensor(DType::f32, {tokens, 1, dim});
+    in.lse = d.tensor(DType::f32, {tokens, 1});
+    if (!sinks.empty()) in.sinks = tensor_of(d, sinks, {1});
+    if (!tree.empty()) {
+      in.tree = d.tensor(DType::u8, {tokens, tokens});
+      in.tree.write_from(std::span<const uint8_t>(tree));
+    }
+    AttentionOptions o = options;
+    if (o.length == 0) o.length = k.size() / dim;
+    Encoder encoder(d);
+    if (splits == 0) {
+      attention(encoder, in, o);
+    } else {
+      const Tensor partial =
+          d.tensor(DType::f32, attention_partial_shape(splits, in.q.shape(), dim));
+      attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, {}, in.tree}, o);
+      attention_merge(encoder, {partial, in.out, in.lse, in.sinks});
+    }
+    encoder.submit().wait();
+    return {floats_of(in.out), floats_of(in.lse)};
+  }
+};
+
+inline Small random_small(KvFormat format, uint64_t tokens, uint64_t keys, uint32_t seed = 1) {
+  Small s{.format = format};
+  s.q = gaussian_rows(tokens, s.dim, seed);
+  s.k = gaussian_rows(keys, s.dim, seed + 1);
+  s.v = gaussian_rows(keys, s.dim, seed + 2);
+  s.options.scale = 1 / 8.0f;
+  return s;
+}
+
+}  // namespace gyre::test

@@ -1,0 +1,144 @@
+// Attention against double precision over the dequantized cache, with NaN in every slot that is not
+// seen.
+#include <gtest/gtest.h>
+
+#include "attention/attention_fixture.h"
+
+namespace gyre::test {
+namespace {
+
+const Device& device() {
+  static const Device device = Device::open("cpu");
+  return device;
+}
+
+constexpr KvFormat kPairFormats[] = {KvFormat::f16, KvFormat::tq8, KvFormat::tq4, KvFormat::tq3};
+
+TEST(Attention, EveryPairOfFormatsAtEveryLength) {
+  for (const KvFormat k : kPairFormats) {
+    for (const KvFormat v : kPairFormats) {
+      for (const uint64_t length : {0, 1, 31, 32, 33, 1000, 4097}) {
+        EXPECT_TRUE(attention_holds(device(), {.length = length, .k = k, .v = v}));
+      }
+    }
+  }
+}
+
+TEST(Attention, EveryFormat) {
+  for (const KvFormat format :
+       {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
+        KvFormat::tq5, KvFormat::tq6, KvFormat::tq8, KvFormat::compat4, KvFormat::compat5,
+        KvFormat::compat6, KvFormat::compat8}) {
+    EXPECT_TRUE(attention_holds(
+        device(),
+        {.heads = 6, .kv_heads = 2, .k_dim = 256, .length = 150, .k = format, .v = format}));
+  }
+}
+
+TEST(Attention, EveryGroupSize) {
+  for (const uint64_t group : {1, 2, 4, 6, 7, 8, 12, 16, 40, 71}) {
+    for (const KvFormat format : kPairFormats) {
+      EXPECT_TRUE(attention_holds(
+          device(), {.heads = 2 * group, .kv_heads = 2, .length = 133, .k = format, .v = format}));
+    }
+  }
+}
+
+TEST(Attention, EveryHeadDim) {
+  for (const uint64_t dim : {16, 24, 40, 64, 80, 88, 96, 128, 192, 256, 512, 576, 1016, 1024}) {
+    for (const KvFormat format :
+         {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
+          KvFormat::tq5, KvFormat::tq6, KvFormat::tq8}) {
+      EXPECT_TRUE(
+          attention_holds(device(), {.k_dim = dim, .length = 75, .k = format, .v = format}));
+    }
+  }
+  EXPECT_TRUE(attention_holds(
+      device(), {.k_dim = 192, .v_dim = 128, .k = KvFormat::tq8, .v = KvFormat::tq4}));
+  EXPECT_TRUE(attention_holds(
+      device(), {.k_dim = 576, .v_dim = 512, .k = KvFormat::f16, .v = KvFormat::f16}));
+}
+
+TEST(Attention, WindowsAndRings) {
+  for (const KvFormat format : kPairFormats) {
+    for (const uint64_t window : {0, 1, 17, 200}) {
+      for (uint64_t start = 0; start < 67; start += window == 17 ? 1 : 13) {
+        EXPECT_TRUE(attention_holds(device(), {.length = 67,
+                                               .capacity = 67,
+                                               .ring_start = start,
+                                               .k = format,
+                                               .v = format,
+                                               .window = window}));
+      }
+      EXPECT_TRUE(attention_holds(device(), {.tokens = 5,
+                                             .length = 100,
+                                             .capacity = 131,
+                                             .ring_start = 90,
+                                             .k = format,
+                                             .v = format,
+                                             .window = window}));
+    }
+  }
+}
+
+TEST(Attention, SeveralQueries) {
+  for (const KvFormat format : kPairFormats) {
+    for (uint64_t tokens = 1; tokens <= 16; ++tokens) {
+      EXPECT_TRUE(attention_holds(
+          device(),
+          {.tokens = tokens, .heads = 4, .kv_heads = 2, .length = 200, .k = format, .v = format}));
+    }
+    EXPECT_TRUE(
+        attention_holds(device(), {.tokens = 130, .length = 150, .k = format, .v = format}));
+    EXPECT_TRUE(attention_holds(
+        device(), {.tokens = 9, .length = 5, .k = format, .v = format}));  // more queries than keys
+  }
+}
+
+TEST(Attention, EverythingTogether) {
+  for (const KvFormat format : kPairFormats) {
+    for (const uint64_t tokens : {1, 7, 33}) {
+      for (const uint64_t splits : {0, 1, 3, 32}) {
+        EXPECT_TRUE(attention_holds(device(), {.tokens = tokens,
+                                               .heads = 6,
+                                               .kv_heads = 3,
+                                               .length = 300,
+                                               .capacity = 311,
+                                               .ring_start = 200,
+                                               .k = format,
+                                               .v = format,
+                                               .window = 170,
+                                               .soft_cap = 3,
+                                               .sinks = true,
+                                               .slopes = true,
+                                               .tree = true,
+                                               .splits = splits}));
+      }
+    }
+  }
+}
+
+TEST(Attention, EveryDType) {
+  for (const DType q : {DType::f32, DType::f16, DType::bf16}) {
+    for (const DType out : {DType::f32, DType::f16, DType::bf16}) {
+      for (const uint64_t tokens : {1, 40}) {
+        EXPECT_TRUE(attention_holds(device(), {.tokens = tokens,
+                                               .k = KvFormat::tq8,
+                                               .v = KvFormat::bf16,
+                                               .q_dtype = q,
+                                               .out_dtype = out}));
+      }
+    }
+  }
+}
+
+TEST(Attention, SharpQueries) {
+  for (const KvFormat k : kPairFormats) {
+    for (const KvFormat v : kPairFormats) {
+      EXPECT_TRUE(attention_holds(device(), {.length = 1000, .k = k, .v = v, .q_gain = 8}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,453 @@
+// What callers of attention may rely on, whatever the numbers: threads and replays do not matter,
+// what was computed apart can be merged, what a query does not see cannot matter, and results that
+// are known without arithmetic come out.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "attention/attention_fixture.h"
+#include "attention/attention_small.h"
+#include "expect_error.h"
+#include "tensor_bytes.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr KvFormat kSomeFormats[] = {KvFormat::f32, KvFormat::f16, KvFormat::bf16,   KvFormat::tq8,
+                                     KvFormat::tq4, KvFormat::tq3, KvFormat::compat4};
+
+TEST(AttentionUse, TheNumberOfThreadsDoesNotMatter) {
+  const AttentionCase cases[] = {
+      {.heads = 8, .kv_heads = 2, .length = 5000, .k = KvFormat::tq8, .v = KvFormat::tq4},
+      {.heads = 8, .kv_heads = 2, .length = 5000},
+      {.tokens = 3, .heads = 3, .kv_heads = 3, .length = 2500, .k = KvFormat::f32, .slopes = true},
+      {.tokens = 100, .heads = 6, .kv_heads = 3, .length = 300, .v = KvFormat::tq3, .sinks = true},
+      {.tokens = 9, .heads = 5, .kv_heads = 1, .length = 400, .k = KvFormat::compat4, .splits = 7},
+  };
+  for (const AttentionCase& c : cases) {
+    std::vector<Bytes> first;
+    for (const uint32_t threads : {1u, 2u, 3u, 8u}) {
+      const AttentionProblem problem(cpu_device(threads), c);
+      Encoder encoder(problem.device());
+      problem.record(encoder);
+      encoder.submit().wait();
+      const std::vector<Bytes> got = {read_bytes(problem.inputs.out),
+                                      read_bytes(problem.inputs.lse)};
+      if (first.empty()) first = got;
+      EXPECT_EQ(got, first) << problem.numbers().text() << " with " << threads << " threads";
+    }
+  }
+}
+
+TEST(AttentionUse, ReplaysGiveTheEagerBits) {
+  for (const AttentionCase& c :
+       {AttentionCase{.heads = 8, .kv_heads = 2, .length = 4000, .k = KvFormat::tq4},
+        AttentionCase{.tokens = 40, .length = 90}, AttentionCase{.length = 700, .splits = 4}}) {
+    const AttentionProblem problem(cpu_device(), c);
+    Encoder encoder(problem.device());
+    problem.record(encoder);
+    encoder.submit().wait();
+    const Bytes eager = read_bytes(problem.inputs.out);
+    problem.record(encoder);
+    const Graph graph = encoder.instantiate();
+    for (int replay = 0; replay < 3; ++replay) {
+      write_bytes(problem.inputs.out, pattern_bytes(problem.inputs.out.bytes(), 7));
+      graph.replay().wait();
+      EXPECT_EQ(read_bytes(problem.inputs.out), eager) << problem.numbers().text();
+    }
+  }
+}
+
+// A replay reads the cache as it is then, not as it was when the call was recorded.
+TEST(AttentionUse, AReplaySeesANewerCache) {
+  const Device d = cpu_device();
+  const std::vector<float> rows = gaussian_rows(40, 64, 3);
+  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, rows, {1, 64});
+  const KvBuffer v = cache_of(d, KvFormat::f32, KvRole::v, rows, {1, 64});
+  const Tensor q = tensor_of(d, gaussian_rows(1, 64, 4), {1, 1, 64});
+  const Tensor out = d.tensor(DType::f32, {1, 1, 64});
+  Encoder encoder(d);
+  attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out}, {.length = 40});
+  const Graph graph = encoder.instantiate();
+  graph.replay().wait();
+  std::vector<float> once = floats_of(out);
+  std::vector<float> doubled = rows;
+  for (float& x : doubled) x *= 2;
+  v.codes.write_from(std::span<const float>(doubled));
+  graph.replay().wait();
+  for (float& x : once) x *= 2;
+  EXPECT_EQ(floats_of(out), once);
+}
+
+// Two machines, each with its half of the keys.
+TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
+  constexpr uint64_t kKeys = 300, kFirst = 117, kDim = 64, kHeads = 6, kKv = 2;
+  for (const KvFormat format : kSomeFormats) {
+    const Device d = cpu_device();
+    const auto k = gaussian_rows(kKeys * kKv, kDim, 5), v = gaussian_rows(kKeys * kKv, kDim, 6);
+    const Tensor q = tensor_of(d, gaussian_rows(kHeads, kDim, 7), {1, kHeads, kDim});
+    const Tensor sinks = tensor_of(d, gaussian_rows(1, kHeads, 8), {kHeads});
+    const Tensor partial = d.tensor(DType::f32, attention_partial_shape(5, q.shape(), kDim));
+    Encoder encoder(d);
+    const auto part = [&](const std::vector<float>& rows, bool second) {
+      const auto middle = rows.begin() + static_cast<std::ptrdiff_t>(kFirst * kKv * kDim);
+      return second ? std::vector<float>(middle, rows.end())
+                    : std::vector<float>(rows.begin(), middle);
+    };
+    // Three splits of one half, two of the other, side by side in one tensor.
+    for (const bool second : {false, true}) {
+      attention_partial(encoder,
+                        {.q = q,
+                         .k_cache = cache_of(d, format, KvRole::k, part(k, second), {kKv, kDim}),
+                         .v_cache = cache_of(d, format, KvRole::v, part(v, second), {kKv, kDim}),
+                         .partial = partial.slice(0, second ? 3 : 0, second ? 2 : 3)},
+                        {.length = second ? kKeys - kFirst : kFirst, .scale = 0.125f});
+    }
+    const Tensor merged = d.tensor(DType::f32, {1, kHeads, kDim});
+    const Tensor merged_lse = d.tensor(DType::f32, {1, kHeads});
+    attention_merge(encoder, {partial, merged, merged_lse, sinks});
+    const Tensor out = d.tensor(DType::f32, {1, kHeads, kDim});
+    const Tensor lse = d.tensor(DType::f32, {1, kHeads});
+    attention(encoder,
+              {.q = q,
+               .k_cache = cache_of(d, format, KvRole::k, k, {kKv, kDim}),
+               .v_cache = cache_of(d, format, KvRole::v, v, {kKv, kDim}),
+               .out = out,
+               .lse = lse,
+               .sinks = sinks},
+              {.length = kKeys, .scale = 0.125f});
+    encoder.submit().wait();
+    const auto a = floats_of(merged), b = floats_of(out);
+    const auto a_lse = floats_of(merged_lse), b_lse = floats_of(lse);
+    // f16 and levels round probabilities block by block, and the blocks differ.
+    const bool exact = format == KvFormat::f32 || format == KvFormat::bf16;
+    EXPECT_LE(nmse({a.begin(), a.end()}, {b.begin(), b.end()}), exact ? 1e-11 : 2e-4)
+        << name(format);
+    for (uint64_t h = 0; h < kHeads; ++h) EXPECT_NEAR(a_lse[h], b_lse[h], 3e-6) << name(format);
+  }
+}
+
+TEST(AttentionUse, MergingOneStateTwiceChangesNothing) {
+  const Device d = cpu_device();
+  const std::vector<float> state = {1, -2, 3, 4, 0.5f, 2};  // four coordinates, max, sum
+  std::vector<float> twice = state;
+  twice.insert(twice.end(), state.begin(), state.end());
+  const Tensor out = d.tensor(DType::f32, {1, 1, 4}), lse = d.tensor(DType::f32, {1, 1});
+  Encoder encoder(d);
+  attention_merge(encoder, {tensor_of(d, twice, {2, 1, 1, 6}), out, lse, {}});
+  encoder.submit().wait();
+  EXPECT_EQ(floats_of(out), (std::vector<float>{0.5f, -1, 1.5f, 2}));
+  EXPECT_NEAR(floats_of(lse)[0], 0.5 + std::log(4.0), 1e-6);
+}
+
+TEST(AttentionUse, AnEmptyCacheGivesZeroAndMinusInfinity) {
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {1u, 5u, 40u}) {
+      for (const uint64_t splits : {0u, 3u}) {
+        const AttentionCase c{
+            .tokens = tokens, .length = 0, .k = format, .v = format, .splits = splits};
+        const AttentionAnswer answer = AttentionProblem(cpu_device(), c).run();
+        for (const double x : answer.out) ASSERT_EQ(x, 0) << c.text();
+        for (const double x : answer.lse) ASSERT_EQ(x, -kInfinity) << c.text();
+      }
+    }
+  }
+}
+
+TEST(AttentionUse, AnEmptyCacheWithSinksGivesTheSink) {
+  for (const uint64_t tokens : {1u, 40u}) {
+    for (const uint64_t splits : {0u, 3u}) {
+      const AttentionCase c{.tokens = tokens, .length = 0, .sinks = true, .splits = splits};
+      const AttentionProblem problem(cpu_device(), c);
+      const AttentionAnswer answer = problem.run();
+      const std::vector<float> sinks = floats_of(problem.inputs.sinks);
+      for (const double x : answer.out) ASSERT_EQ(x, 0);
+      for (size_t i = 0; i < answer.lse.size(); ++i)
+        ASSERT_NEAR(answer.lse[i], sinks[i % sinks.size()], 3e-7 * std::fabs(sinks[i % 4]));
+    }
+  }
+}
+
+// A window that leaves only new tokens, and a row of the tree that hides them all.
+TEST(AttentionUse, AFullyMaskedRowGivesZeroAndMinusInfinity) {
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {4u, 40u}) {
+      Small s = random_small(format, tokens, 200);
+      s.tree.assign(tokens * tokens, 1);
+      const uint64_t masked = tokens - 1;
+      for (uint64_t j = 0; j < tokens; ++j) s.tree[masked * tokens + j] = 0;
+      s.options.window = 2;
+      const Small::Answer answer = s.run();
+      for (uint64_t e = 0; e < s.dim; ++e) ASSERT_EQ(answer.out[masked * s.dim + e], 0);
+      ASSERT_EQ(answer.lse[masked], -kInfinity);
+      for (uint64_t t = 0; t < masked; ++t) {
+        EXPECT_TRUE(answer.finite(t, s.dim)) << name(format) << " token " << t;
+        EXPECT_NE(answer.out[t * s.dim], 0);
+      }
+      s.sinks = {-3};
+      EXPECT_NEAR(s.run().lse[masked], -3, 1e-6);
+    }
+  }
+}
+
+// NaN in the token `bad` of K or V: exactly the queries that see it show it.
+void expect_seen_by(const Small& good, uint64_t bad, const std::vector<bool>& sees) {
+  const Small::Answer wanted = good.run();
+  for (const bool in_k : {true, false}) {
+    Small s = good;
+    (in_k ? s.k : s.v)[bad * s.dim + 5] = kNaN;
+    const Small::Answer got = s.run();
+    for (uint64_t t = 0; t < sees.size(); ++t) {
+      const auto row = std::span(got.out).subspan(t * s.dim, s.dim);
+      const auto expected = std::span(wanted.out).subspan(t * s.dim, s.dim);
+      const std::string where = std::string(name(s.format)) + (in_k ? " k" : " v") + " token " +
+                                std::to_string(t) + " key " + std::to_string(bad);
+      if (sees[t]) {
+        // Rotated formats spread it over the row, dense V keeps it in its coordinate.
+        EXPECT_TRUE(std::isnan(row[5])) << where;
+        EXPECT_EQ(std::isnan(got.lse[t]), in_k) << where;
+        continue;
+      }
+      EXPECT_TRUE(std::equal(row.begin(), row.end(), expected.begin())) << where;
+      EXPECT_EQ(got.lse[t], wanted.lse[t]) << where;
+    }
+  }
+}
+
+TEST(AttentionUse, CausalQueriesDoNotSeeLaterNaN) {
+  for (const KvFormat format : kSomeFormats) {
+    const Small s = random_small(format, 5, 70);
+    for (const uint64_t bad : {0u, 30u, 66u, 67u, 69u}) {
+      std::vector<bool> sees(5);
+      for (uint64_t t = 0; t < 5; ++t) sees[t] = bad <= 65 + t;
+      expect_seen_by(s, bad, sees);
+    }
+  }
+}
+
+TEST(AttentionUse, PrefillDoesNotSeeLaterNaN) {
+  for (const KvFormat format : kSomeFormats) {
+    const Small s = random_small(format, 100, 130);
+    for (const uint64_t bad : {3u, 64u, 100u, 129u}) {
+      std::vector<bool> sees(100);
+      for (uint64_t t = 0; t < 100; ++t) sees[t] = bad <= 30 + t;
+      expect_seen_by(s, bad, sees);
+    }
+  }
+}
+
+TEST(AttentionUse, AWindowHidesOlderNaN) {
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {1u, 5u, 40u}) {
+      Small s = random_small(format, tokens, 90);
+      s.options.window = 13;
+      for (const uint64_t bad : {0u, 44u, 76u, 77u, 88u}) {
+        std::vector<bool> sees(tokens);
+        for (uint64_t t = 0; t < tokens; ++t) {
+          const uint64_t own = 90 - tokens + t;
+          sees[t] = bad <= own && bad + 13 > own;
+        }
+        expect_seen_by(s, bad, sees);
+      }
+    }
+  }
+}
+
+TEST(AttentionUse, ATreeHidesNaNOfOtherBranches) {
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {6u, 40u}) {
+      Small s = random_small(format, tokens, 75);
+      s.tree.resize(tokens * tokens);
+      for (uint64_t i = 0; i < tokens; ++i) {  // two branches: even and odd tokens
+        for (uint64_t j = 0; j <= i; ++j) s.tree[i * tokens + j] = (i + j) % 2 == 0 ? 1 : 0;
+      }
+      for (const uint64_t fresh : {uint64_t{0}, uint64_t{1}, tokens - 2, tokens - 1}) {
+        std::vector<bool> sees(tokens);
+        for (uint64_t t = 0; t < tokens; ++t) sees[t] = s.tree[t * tokens + fresh] != 0;
+        expect_seen_by(s, 75 - tokens + fresh, sees);
+      }
+    }
+  }
+}
+
+TEST(AttentionUse, ANaNQueryStaysInItsRow) {
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {5u, 40u}) {
+      Small s = random_small(format, tokens, 75);
+      const Small::Answer wanted = s.run();
+      s.q[2 * s.dim + 9] = kNaN;
+      const Small::Answer got = s.run();
+      for (uint64_t t = 0; t < tokens; ++t) {
+        for (uint64_t e = 0; e < s.dim; ++e) {
+          if (t == 2) {
+            ASSERT_TRUE(std::isnan(got.out[t * s.dim + e])) << name(format) << " " << tokens;
+          } else {
+            ASSERT_EQ(got.out[t * s.dim + e], wanted.out[t * s.dim + e]) << name(format);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Values that need no reference.
+
+// Levels are exact for one row only up to the format; then the answer is what the cache holds.
+std::vector<float> stored(KvFormat format, KvRole role, const std::vector<float>& row) {
+  const Device d = cpu_device();
+  const KvBuffer cache = cache_of(d, format, role, row, {1, row.size()});
+  if (describe(format).compressed) return decoded(d, cache);
+  const Tensor wide = d.tensor(DType::f32, {1, 1, row.size()});
+  Encoder encoder(d);
+  kv_copy(encoder, {.k = cache.codes, .k_cache = wide});
+  encoder.submit().wait();
+  return floats_of(wide);
+}
+
+TEST(AttentionUse, OneKeyReturnsItsValue) {
+  for (const KvFormat format : kSomeFormats) {
+    const Small s = random_small(format, 1, 1);
+    const Small::Answer answer = s.run();
+    const std::vector<float> value = stored(format, KvRole::v, s.v);
+    for (uint64_t e = 0; e < s.dim; ++e) ASSERT_NEAR(answer.out[e], value[e], 2e-6) << name(format);
+    double logit = 0;
+    const std::vector<float> key = stored(format, KvRole::k, s.k);
+    for (uint64_t e = 0; e < s.dim; ++e) logit += double{s.q[e]} * key[e] / 8;
+    EXPECT_NEAR(answer.lse[0], logit, describe(format).bits >= 32 ? 1e-6 : 1e-3) << name(format);
+  }
+}
+
+// Equal logits weigh all values alike: equal keys, a query of zeros, a scale of zero.
+TEST(AttentionUse, EqualLogitsGiveTheMean) {
+  constexpr uint64_t kKeys = 200;
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {1u, 40u}) {
+      for (const int kind : {0, 1, 2}) {
+        Small s = random_small(format, tokens, kKeys);
+        s.options.causal = false;
+        if (kind == 0) {
+          for (uint64_t i = s.dim; i < s.k.size(); ++i) s.k[i] = s.k[i - s.dim];
+        } else if (kind == 1) {
+          std::fill(s.q.begin(), s.q.end(), 0.0f);
+        } else {
+          s.options.scale = 0;
+        }
+        const Small::Answer answer = s.run();
+        std::vector<double> mean(s.dim);
+        for (uint64_t key = 0; key < kKeys; ++key) {
+          const auto row = s.v.begin() + static_cast<std::ptrdiff_t>(key * s.dim);
+          const std::vector<float> value = stored(format, KvRole::v, {row, row + 64});
+          for (uint64_t e = 0; e < s.dim; ++e) mean[e] += value[e] / double{kKeys};
+        }
+        for (uint64_t i = 0; i < answer.out.size(); ++i) {
+          // Bytes times a row's own scale are off by 1/510 of the largest.
+          const double bound = describe(format).compressed ? 1e-3 : 1e-6;
+          ASSERT_NEAR(answer.out[i], mean[i % s.dim], bound) << name(format) << " kind " << kind;
+        }
+        if (kind == 0) continue;
+        EXPECT_NEAR(answer.lse[0], std::log(double{kKeys}), 1e-6) << name(format);
+      }
+    }
+  }
+}
+
+// Powers of two only move exponents: products and values are as large as f32 and the formats allow.
+TEST(AttentionUse, MagnitudesOnlyMoveExponents) {
+  const float large = 0x1p100f;  // 1.3e30
+  for (const KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4}) {
+    for (const uint64_t tokens : {1u, 40u}) {
+      const Small s = random_small(format, tokens, 80);
+      const Small::Answer wanted = s.run();
+      for (const float gain : {large, -large, 1 / large}) {
+        Small other = s;
+        for (float& x : other.q) x /= gain;
+        for (float& x : other.k) x *= gain;
+        const Small::Answer got = other.run();
+        EXPECT_EQ(got.lse, wanted.lse) << name(format) << " k * " << gain << " " << tokens;
+        EXPECT_EQ(got.out, wanted.out) << name(format) << " k * " << gain << " " << tokens;
+        other = s;
+        for (float& x : other.v) x *= gain / 16;
+        Small::Answer scaled = wanted;
+        for (float& x : scaled.out) x *= gain / 16;
+        EXPECT_EQ(other.run().out, scaled.out) << name(format) << " v * " << gain << " " << tokens;
+      }
+    }
+  }
+}
+
+// The largest logit wins by far: one value comes out, and nothing overflows on the way.
+TEST(AttentionUse, HugeLogitsPickOneKey) {
+  for (const KvFormat format : kSomeFormats) {
+    for (const uint64_t tokens : {1u, 40u}) {
+      Small s = random_small(format, tokens, 80);
+      s.options.causal = false;
+      for (uint64_t i = 0; i < s.q.size(); ++i) s.q[i] = s.k[33 * s.dim + i % s.dim];
+      s.options.scale = 1e4f;
+      const Small::Answer answer = s.run();
+      const std::vector<float> value =
+          stored(format, KvRole::v, {s.v.begin() + 33 * 64, s.v.begin() + 34 * 64});
+      for (uint64_t i = 0; i < answer.out.size(); ++i)
+        ASSERT_NEAR(answer.out[i], value[i % s.dim], 2e-6) << name(format);
+      EXPECT_GT(answer.lse[0], 1e4f);
+      EXPECT_TRUE(std::isfinite(answer.lse[0]));
+    }
+  }
+}
+
+// Compressed latents: V is the first part of what K holds, in the same memory.
+TEST(AttentionUse, ValuesMayBeAPartOfTheKeys) {
+  const Device d = cpu_device();
+  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, gaussian_rows(50, 96, 1), {1, 96});
+  const KvBuffer v{{KvFormat::f32, KvRole::v, 1, 50, 64}, k.codes.slice(2, 0, 64), {}};
+  const KvBuffer copy = KvBuffer::allocate(d, v.shape);
+  const Tensor q = tensor_of(d, gaussian_rows(4, 96, 2), {1, 4, 96});
+  const Tensor out = d.tensor(DType::f32, {1, 4, 64}), other = d.tensor(DType::f32, {1, 4, 64});
+  Encoder encoder(d);
+  kv_copy(encoder, {.k = v.codes, .k_cache = copy.codes});
+  const AttentionOptions options{.length = 50, .scale = 0.1f};
+  attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out}, options);
+  attention(encoder, {.q = q, .k_cache = k, .v_cache = copy, .out = other}, options);
+  encoder.submit().wait();
+  EXPECT_EQ(read_bytes(out), read_bytes(other));
+}
+
+// A dimension of one entry has no stride to speak of.
+TEST(AttentionUse, StridesOfSingleEntriesDoNotMatter) {
+  const Device d = cpu_device();
+  const std::vector<float> rows = gaussian_rows(1, 64, 1);
+  const KvBuffer k = cache_of(d, KvFormat::f32, KvRole::k, rows, {1, 64});
+  const KvBuffer v = cache_of(d, KvFormat::f32, KvRole::v, rows, {1, 64});
+  constexpr uint64_t kFar = uint64_t{1} << 63;
+  const Dims one{1, 1, 64}, far{kFar, kFar + 8, 1};
+  KvBuffer far_k = k, far_v = v;
+  far_k.codes = k.codes.strided(one, far);
+  far_v.codes = v.codes.strided(one, far);
+  const Tensor q = tensor_of(d, rows, one).strided(one, far);
+  const Tensor out = d.tensor(DType::f32, one).strided(one, far);
+  Encoder encoder(d);
+  attention(encoder, {.q = q, .k_cache = far_k, .v_cache = far_v, .out = out}, {.length = 1});
+  encoder.submit().wait();
+  EXPECT_EQ(read_bytes(out), read_bytes(v.codes));
+}
+
+TEST(AttentionUse, SupportsSaysWhatRuns) {
+  Device d = cpu_device();
+  for (const KvFormat k : kSomeFormats) {
+    for (const KvFormat v : kSomeFormats)
+      EXPECT_TRUE(d.supports(AttentionTypes{DType::bf16, k, v, DType::f16}));
+  }
+  EXPECT_FALSE(d.supports(AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f32}));
+  EXPECT_FALSE(d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::i32}));
+  EXPECT_FALSE(
+      d.supports(AttentionTypes{DType::f32, static_cast<KvFormat>(3), KvFormat::f16, DType::f32}));
+  const Device other = std::move(d);
+  // NOLINTNEXTLINE(bugprone-use-after-move): that is the question
+  EXPECT_TRUE(refused({"device.supports"}, [&] {
+    d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::f32});
+  }));
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,456 @@
+// KvCache: what was appended is what is attended to, whatever the layer stores and wherever its
+// tokens lie.
+#include "gyre/kv_cache.h"
+
+#include "cache/kv_cache_model.h"
+#include "expect_error.h"
+
+namespace gyre::test {
+namespace {
+
+TEST(KvCache, HoldsWhatWasAppended) {
+  CacheModel model(small({.k = KvFormat::f32, .v = KvFormat::f32}));
+  for (const uint64_t tokens : {1, 100, 3, 8, 1}) {
+    model.append(tokens);
+    EXPECT_LE(model.error(0, 1), 1e-10);
+    EXPECT_LE(model.error(0, tokens), 1e-10);
+  }
+  model.truncate(50);
+  EXPECT_EQ(model.cache.length(), 63u);
+  EXPECT_LE(model.error(0, 5), 1e-10);
+  model.append(20);
+  EXPECT_LE(model.error(0, 20), 1e-10);
+}
+
+TEST(KvCache, EveryFormatLinearAndRing) {
+  for (const KvFormat format :
+       {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
+        KvFormat::tq5, KvFormat::tq6, KvFormat::tq8}) {
+    for (const uint64_t window : {0, 1, 17, 64}) {
+      CacheModel model(small({.k = format, .v = format, .window = window}));
+      for (const uint64_t tokens : {5, 1, 1, 100, 2, 60, 1, 1, 99, 30}) {
+        model.append(tokens);
+        EXPECT_LE(model.error(0, 1), 3 * bound(format)) << name(format) << " window " << window;
+        EXPECT_LE(model.error(0, tokens), bound(format)) << name(format) << " window " << window;
+      }
+    }
+  }
+}
+
+TEST(KvCache, TheNewestAndTheFirstTokensStaySixteenBits) {
+  for (const uint64_t tail : {1, 7, 32, 150}) {
+    CacheModel model(small({.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = tail, .sinks = 4}));
+    model.append(3);
+    EXPECT_LE(model.error(0, 3), 1e-6);  // all sinks
+    for (const uint64_t tokens : {1, 1, 30, 1, 100, 1, 1, 65, 64}) {
+      model.append(tokens);
+      const uint64_t window = std::min(tail, model.cache.length());
+      EXPECT_LE(model.error(0, 1, window), 1e-6) << tail << " at " << model.cache.length();
+      EXPECT_LE(model.error(0, tokens), 0.4);
+    }
+  }
+}
+
+// Tokens that left the tail stay compressed when the tail is cut away, and nothing is lost.
+TEST(KvCache, TruncatesIntoAndBeyondTheTail) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sinks = 3}));
+  model.append(100);
+  for (const uint64_t dropped : {1, 5, 30, 10, 40}) {
+    model.truncate(dropped);
+    EXPECT_LE(model.error(0, 1), 1e-3);
+    model.append(2);
+    EXPECT_LE(model.error(0, 2), 1e-3);
+    EXPECT_LE(model.error(0, 1, 2), 1e-6) << "the new tokens are in the tail";
+    for (int i = 0; i < 10; ++i) model.append(1);
+    EXPECT_LE(model.error(0, 10), 1e-3);
+  }
+}
+
+// The tail has room for a step beside what leaves it, so a step that is taken back whole, appended
+// or not, leaves the tail as it was.
+TEST(KvCache, AStepTakenBackWasNever) {
+  constexpr uint64_t kTail = 20;
+  const auto expect_whole = [](CacheModel& model) {
+    EXPECT_LE(model.error(0, 1), 1e-3);
+    EXPECT_LE(model.error(0, 1, kTail), 1e-6) << "the newest are still 16 bits";
+    for (int i = 0; i < 30; ++i) model.append(1);
+    EXPECT_LE(model.error(0, 1), 1e-3) << "and leave the tail later";
+  };
+  for (const uint64_t window : {0, 60}) {
+    for (const uint64_t tokens : {1, 7, 20, 63, 64}) {
+      SCOPED_TRACE(std::to_string(tokens) + " window " + std::to_string(window));
+      CacheModel model(
+          small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = window, .tail = kTail}));
+      for (int i = 0; i < 4; ++i) model.append(23);
+      for (const bool refused : {false, true}) {
+        model.begin_and_take_back(tokens, refused);
+        expect_whole(model);
+      }
+      model.append(tokens);
+      model.truncate(tokens);
+      model.begin_and_take_back(tokens, false);
+      expect_whole(model);
+    }
+  }
+}
+
+// What is taken back with a step was there before it.
+TEST(KvCache, AStepAndMoreTakenBack) {
+  for (const uint64_t more : {1, 5, 19, 20, 21, 40}) {
+    CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sinks = 3}));
+    model.append(50);
+    model.append(30);
+    model.begin_and_take_back(40, false, more);
+    EXPECT_LE(model.error(0, 1), 1e-3) << more;
+    if (more < 20) {
+      EXPECT_LE(model.error(0, 1, 20 - more), 1e-6) << more;
+    }
+    for (int i = 0; i < 30; ++i) model.append(1);
+    EXPECT_LE(model.error(0, 1), 1e-3) << more;
+  }
+}
+
+// In two parts it is as whole as in one.
+TEST(KvCache, AStepTakenBackInParts) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20}));
+  model.append(80);
+  model.append(10);
+  model.truncate(4);
+  model.truncate(6);
+  EXPECT_LE(model.error(0, 1, 20), 1e-6);
+}
+
+// A step too long for the tail's ring overwrites it: what left the tail stays in the body.
+TEST(KvCache, ALongStepTakenBackStaysCompressed) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20}));
+  model.append(80);
+  model.append(65);
+  model.truncate(65);
+  EXPECT_LE(model.error(0, 1), 1e-3);
+  model.append(2);
+  EXPECT_LE(model.error(0, 2), 1e-3);
+}
+
+TEST(KvCache, PositionsOfEveryTokenOfAStep) {
+  CacheModel model(small({.k = KvFormat::f16, .v = KvFormat::f16}));
+  const auto positions = [](const KvCache& cache, uint64_t tokens) {
+    const auto data = cache.positions(tokens).data<int32_t>();
+    return std::vector<int32_t>(data.begin(), data.end());
+  };
+  model.append(7);
+  EXPECT_EQ(positions(model.cache, 7), (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6}));
+  model.append(4);
+  EXPECT_EQ(positions(model.cache, 4), (std::vector<int32_t>{7, 8, 9, 10}));
+  const KvCache other = model.cache.fork(model.encoder);
+  model.encoder.submit().wait();
+  EXPECT_EQ(positions(other, 7), (std::vector<int32_t>{7, 8, 9, 10, 4, 5, 6}));
+  EXPECT_EQ(positions(other, 100), positions(model.cache, 100));
+}
+
+// The cache outlives a call of another device's encoder.
+TEST(KvCache, ARefusedAttendLeavesNothingBehind) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16}));
+  model.append(60);
+  const Device other = Device::open("cpu", {.threads = 1});
+  Encoder encoder(other);
+  const Tensor q = other.tensor(DType::f32, {1, kHeads, kDim}),
+               out = other.tensor(DType::f32, {1, kHeads, kValueDim});
+  EXPECT_TRUE(refused({"kv_cache.attend", "another device"},
+                      [&] { model.cache.attend(encoder, 0, {.q = q, .out = out}); }));
+  EXPECT_LE(model.error(0, 1), 1e-3);
+  // Also when there is scratch already, and more is asked for.
+  const Tensor many = other.tensor(DType::f32, {50, kHeads, kDim}),
+               outs = other.tensor(DType::f32, {50, kHeads, kValueDim});
+  EXPECT_TRUE(refused({"kv_cache.attend", "another device"},
+                      [&] { model.cache.attend(encoder, 0, {.q = many, .out = outs}); }));
+  EXPECT_LE(model.error(0, 20), 1e-3);
+}
+
+// A graph for three tokens takes three, however many the step has.
+TEST(KvCache, AReplayReadsNoMoreThanItsSource) {
+  constexpr uint64_t kRecorded = 3, kGuard = 5;
+  for (const KvLayer& layer : {KvLayer{.k = KvFormat::f32, .v = KvFormat::f32},
+                               KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq8},
+                               KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 4},
+                               KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq8, .sinks = 50}}) {
+    CacheModel model(small(layer));
+    model.append(20);  // what lies in the slots that a step too long would write
+    model.truncate(20);
+    // Values are 1, and 1000 behind the end of the source.
+    std::vector<float> k((kRecorded + kGuard) * kKvHeads * kDim, 0.0f),
+        v((kRecorded + kGuard) * kKvHeads * kValueDim, 1000.0f);
+    std::fill_n(v.begin(), kRecorded * kKvHeads * kValueDim, 1.0f);
+    const Dims k_shape{kRecorded, kKvHeads, kDim}, v_shape{kRecorded, kKvHeads, kValueDim};
+    const Tensor k_source = model.device.wrap(k.data(), DType::f32, k_shape),
+                 v_source = model.device.wrap(v.data(), DType::f32, v_shape);
+    model.cache.extend(model.encoder, kRecorded);
+    model.encoder.submit().wait();
+    model.cache.append(model.encoder, 0, k_source, v_source);
+    const Graph graph = model.encoder.instantiate();
+    graph.replay().wait();
+    model.cache.extend(model.encoder, kRecorded + 2);
+    model.encoder.submit().wait();
+    graph.replay().wait();
+    const Tensor q = model.device.tensor(DType::f32, {1, kHeads, kDim}),
+                 out = model.device.tensor(DType::f32, {1, kHeads, kValueDim});
+    model.cache.attend(model.encoder, 0, {.q = q, .out = out});
+    model.encoder.submit().wait();
+    // A query of zeros: the mean of six ones and two old values.
+    for (const float value : floats_of(out)) EXPECT_NEAR(value, 0.75f, 2.0f) << name(layer.k);
+  }
+}
+
+// Keys leave the tail while new ones come, by several threads: in other slots.
+TEST(KvCache, TheTailHasRoomForAStepBesideIt) {
+  const Device device = Device::open("cpu", {.threads = 2});
+  const auto tail_bytes = [&](uint64_t tail, uint64_t step_tokens) {
+    KvCacheOptions options = small({.k = KvFormat::tq8, .v = KvFormat::tq8});
+    options.step_tokens = step_tokens;
+    const uint64_t plain = KvCache(device, options).bytes();
+    options.layers[0].tail = tail;
+    return KvCache(device, options).bytes() - plain;
+  };
+  constexpr uint64_t kSlotBytes = kKvHeads * (kDim + kValueDim) * 2;
+  EXPECT_EQ(tail_bytes(20, 1), 21 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 10), 30 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 64), 84 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 100), 84 * kSlotBytes);
+}
+
+TEST(KvCache, LayersDifferAndKeepApart) {
+  const std::vector<KvLayer> layers =
+      kv_layers(6, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2},
+                    .edge_layers = 1,
+                    .window = 33,
+                    .full_every = 3});
+  EXPECT_EQ(layers[0].window, 33u);  // a window layer is not an edge
+  EXPECT_EQ(layers[0].k, KvFormat::f16);
+  EXPECT_EQ(layers[2].v, KvFormat::tq4);
+  EXPECT_EQ(layers[5].v, KvFormat::tq8);
+  KvCacheOptions options = small({});
+  options.layers = layers;
+  CacheModel model(options);
+  for (const uint64_t tokens : {50, 1, 1, 80, 1}) {
+    model.append(tokens);
+    EXPECT_LE(model.error(0, tokens), 1e-6);
+    EXPECT_LE(model.error(2, tokens), 5e-2);
+    EXPECT_LE(model.error(5, tokens), 4e-4);
+  }
+  const std::vector<KvLayerInfo> rows = model.cache.describe();
+  ASSERT_EQ(rows.size(), 6u);
+  EXPECT_EQ(rows[0].slots, 33u + 100 - 1);
+  EXPECT_EQ(rows[2].slots, 300u - 2);
+  EXPECT_EQ(rows[0].bytes, (33u + 99) * kKvHeads * (kDim + kValueDim) * 2);
+  EXPECT_NE(rows[2].kernel.find(": K "), std::string::npos);
+  uint64_t sum = 0;
+  for (const KvLayerInfo& row : rows) sum += row.bytes;
+  EXPECT_EQ(model.cache.bytes(), sum + 32 + 100 * 4);
+}
+
+TEST(KvCache, ForksAreOnTheirOwn) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  model.append(60);
+  KvCache other = model.cache.fork(model.encoder);
+  model.encoder.submit().wait();
+  const std::vector<float> k = model.k, v = model.v;
+  model.append(40);
+  EXPECT_LE(model.error(0, 1), 1e-3);
+  std::swap(model.cache, other);
+  std::vector<float> longer_k = model.k, longer_v = model.v;
+  model.k = k, model.v = v;
+  EXPECT_EQ(model.cache.length(), 60u);
+  EXPECT_LE(model.error(0, 8), 1e-3);
+  model.append(7);
+  EXPECT_LE(model.error(0, 7), 1e-3);
+  std::swap(model.cache, other);
+  model.k = longer_k, model.v = longer_v;
+  EXPECT_LE(model.error(0, 8), 1e-3);
+}
+
+TEST(KvCache, OneGraphForAWholeGeneration) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  const Device device = model.encoder.device();
+  model.append(30);
+  const Tensor k = device.tensor(DType::f32, {1, kKvHeads, kDim}),
+               v = device.tensor(DType::f32, {1, kKvHeads, kValueDim}),
+               q = device.tensor(DType::f32, {1, kHeads, kDim}),
+               out = device.tensor(DType::f32, {1, kHeads, kValueDim}),
+               again = device.tensor(DType::f32, {1, kHeads, kValueDim});
+  model.cache.extend(model.encoder, 1);
+  model.encoder.submit().wait();
+  model.cache.append(model.encoder, 0, k, v);
+  model.cache.attend(model.encoder, 0, {.q = q, .out = out});
+  const Graph graph = model.encoder.instantiate();
+  for (uint64_t step = 0; step < 200; ++step) {
+    if (step != 0) {
+      model.cache.extend(model.encoder, 1);
+      model.encoder.submit().wait();
+    }
+    for (const Tensor& input : {k, v, q}) {
+      const std::vector<float> values = model.fresh(input.elements());
+      input.write_from(std::span<const float>(values));
+    }
+    graph.replay().wait();
+    EXPECT_EQ(model.cache.positions(1).data<int32_t>()[0], static_cast<int32_t>(30 + step));
+    if (step % 20 != 0) continue;
+    // The same question recorded now.
+    model.cache.attend(model.encoder, 0, {.q = q, .out = again});
+    model.encoder.submit().wait();
+    EXPECT_EQ(floats_of(out), floats_of(again)) << step;
+  }
+  EXPECT_EQ(model.cache.length(), 230u);
+}
+
+// The same numbers in another dtype or another order of memory are the same tokens.
+TEST(KvCache, TakesAnyDtypeAndLayout) {
+  const Device device = Device::open("cpu", {.threads = 2});
+  constexpr uint64_t kTokens = 30;
+  std::vector<float> values(kTokens * kKvHeads * kDim);
+  for (size_t i = 0; i < values.size(); ++i)  // exact in bf16
+    values[i] = static_cast<float>(static_cast<int>(i * 37 % 255) - 127) / 64.0f;
+  const Tensor plain = device.tensor(DType::f32, {kTokens, kKvHeads, kDim}),
+               head_major = device.tensor(DType::f32, {kKvHeads, kTokens, kDim});
+  plain.write_from(std::span<const float>(values));
+  head_major.permute({1, 0, 2}).write_from(std::span<const float>(values));
+  Encoder encoder(device);
+  std::vector<Tensor> sources = {plain, head_major.permute({1, 0, 2})};
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    sources.push_back(device.tensor(dtype, plain.shape()));
+    kv_copy(encoder, {.k = plain, .k_cache = sources.back()});
+  }
+  const Tensor q = device.tensor(DType::f32, {2, kHeads, kDim});
+  q.write_from(std::span<const float>(values).first(q.elements()));
+  std::vector<float> first;
+  for (const Tensor& source : sources) {
+    KvCache cache(device, {.kv_heads = kKvHeads,
+                           .head_dim = kDim,
+                           .capacity = 64,
+                           .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq3, .tail = 7}}});
+    const Tensor out = device.tensor(DType::f32, q.shape());
+    for (const uint64_t at : {0, 10, 20}) {
+      cache.extend(encoder, 10);
+      cache.append(encoder, 0, source.slice(0, at, 10), source.slice(0, at, 10));
+    }
+    cache.attend(encoder, 0, {.q = q, .out = out}, {.scale = 0.1f});
+    encoder.submit().wait();
+    if (first.empty()) first = floats_of(out);
+    EXPECT_EQ(first, floats_of(out)) << name(source.dtype()) << source.strides();
+  }
+}
+
+TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 40}));
+  Encoder& encoder = model.encoder;
+  const Device device = encoder.device();
+  const auto rows = [&](uint64_t tokens, uint64_t heads, uint64_t dim) {
+    return device.tensor(DType::f32, {tokens, heads, dim});
+  };
+  EXPECT_TRUE(refused({"kv_cache.append", "extend() comes first"}, [&] {
+    model.cache.append(encoder, 0, rows(1, kKvHeads, kDim), rows(1, kKvHeads, kValueDim));
+  }));
+  for (int i = 0; i < 2; ++i) model.append(100);
+  model.append(95);
+  EXPECT_TRUE(
+      refused({"kv_cache.extend", "295", "300", "6"}, [&] { model.cache.extend(encoder, 6); }));
+  EXPECT_TRUE(refused({"kv_cache.extend", "101"}, [&] { model.cache.extend(encoder, 101); }));
+  EXPECT_TRUE(refused({"kv_cache.extend", "got 0"}, [&] { model.cache.extend(encoder, 0); }));
+  EXPECT_TRUE(refused({"kv_cache.append", "95", "[3, 2, 64]"}, [&] {
+    model.cache.append(encoder, 0, rows(3, kKvHeads, kDim), rows(3, kKvHeads, kValueDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.append", "v must be"}, [&] {
+    model.cache.append(encoder, 0, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.append", "layer 1"}, [&] {
+    model.cache.append(encoder, 1, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kValueDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "heads", "5"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(1, 5, kDim), .out = rows(1, 5, kValueDim)});
+  }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "40", "41"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)},
+                       {.window = 41});
+  }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "at most step_tokens 100", "101"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(101, 4, kDim), .out = rows(101, 4, kValueDim)},
+                       {.window = 1});
+  }));
+  EXPECT_TRUE(
+      refused({"kv_cache.truncate", "295", "296"}, [&] { model.cache.truncate(encoder, 296); }));
+  EXPECT_TRUE(refused({"kv_cache.truncate", "window of layer 0"},
+                      [&] { model.cache.truncate(encoder, 101); }));
+  EXPECT_EQ(encoder.size(), 0u);
+  EXPECT_EQ(model.cache.length(), 295u);
+  EXPECT_LE(model.error(0, 10), 4e-4);
+  model.truncate(100);  // exactly what the ring allows the next token
+  EXPECT_TRUE(refused({"kv_cache.append", "extend() comes first"}, [&] {
+    model.cache.append(encoder, 0, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kValueDim));
+  }));
+  EXPECT_TRUE(refused({"kv_cache.attend", "no longer has key 155", "1 queries"}, [&] {
+    model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)});
+  }));
+  model.append(30);
+  EXPECT_LE(model.error(0, 30), 4e-4);
+  EXPECT_TRUE(refused({"encoder.instantiate", "kv_extend"}, [&] {
+    model.cache.extend(encoder, 1);
+    encoder.instantiate();
+  }));
+}
+
+// Whatever the formats of a policy, a cache takes the list.
+TEST(KvCache, LayersThatAreNotCompressedHaveNoTail) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvLayer fine{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2};
+  KvCacheOptions options = small({});
+  options.layers = kv_layers(4, {.layer = fine, .edge_layers = 1, .edge_format = KvFormat::f16});
+  EXPECT_EQ(options.layers[0].tail, 0u);
+  EXPECT_EQ(options.layers[0].sinks, 0u);
+  EXPECT_EQ(options.layers[1].tail, 9u);
+  EXPECT_EQ(options.layers[1].sinks, 2u);
+  EXPECT_EQ(options.layers[3].tail, 0u);
+  EXPECT_EQ(KvCache(device, options).describe().size(), 4u);
+  KvLayer plain = fine;
+  plain.k = plain.v = KvFormat::bf16;
+  options.layers = kv_layers(4, {.layer = plain, .edge_layers = 1});
+  EXPECT_EQ(options.layers[0].tail, 9u);
+  EXPECT_EQ(options.layers[1].tail, 0u);
+  EXPECT_EQ(KvCache(device, options).describe().size(), 4u);
+}
+
+TEST(KvCache, RefusesWhatItCannotHold) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const auto make = [&](const KvLayer& layer, uint64_t capacity = 100) {
+    return [&device, layer, capacity] { KvCache cache(device, small(layer, capacity)); };
+  };
+  EXPECT_TRUE(refused({"capacity", "got 0"}, make({}, 0)));
+  EXPECT_TRUE(refused({"capacity", "2^31"}, make({}, uint64_t{1} << 31)));
+  EXPECT_TRUE(
+      refused({"not compressed"}, make({.k = KvFormat::f16, .v = KvFormat::f16, .tail = 4})));
+  for (const uint64_t dim : {0, 8, 20, 36}) {
+    for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq8}) {
+      KvCacheOptions options = small({.k = format, .v = format});
+      options.head_dim = dim;
+      EXPECT_TRUE(refused({"kv_cache: head_dim", "multiple of 8", std::to_string(dim)},
+                          [&] { KvCache cache(device, options); }));
+      options = small({.k = format, .v = format});
+      options.v_head_dim = dim == 0 ? 12 : dim;
+      EXPECT_TRUE(refused({"kv_cache: v_head_dim", "multiple of 8"},
+                          [&] { KvCache cache(device, options); }));
+    }
+  }
+  EXPECT_TRUE(refused({"sinks", "window"}, make({.window = 5, .sinks = 4})));
+  EXPECT_TRUE(refused({"sinks", "100"}, make({.sinks = 100})));
+  EXPECT_TRUE(refused({"tail", "101"}, make({.tail = 101})));
+  EXPECT_TRUE(refused({"layers with a tail", "3", "4"}, [&] {
+    KvCacheOptions options = small({.tail = 4});
+    options.layers.push_back({.tail = 3});
+    KvCache cache(device, options);
+  }));
+  EXPECT_TRUE(refused({"layers", "got 0"}, [&] {
+    KvCacheOptions options = small({});
+    options.layers.clear();
+    KvCache cache(device, options);
+  }));
+}
+
+}  // namespace
+}  // namespace gyre::test

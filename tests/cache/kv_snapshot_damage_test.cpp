@@ -1,0 +1,216 @@
+// A snapshot with anything wrong in it is refused, and the cache stays as it was.
+#include <functional>
+
+#include "cache/snapshot_fixture.h"
+#include "cache/snapshot_seed.h"
+
+namespace gyre::test {
+namespace {
+
+class KvSnapshotDamage : public testing::Test {
+ public:
+  KvSnapshotDamage() : session(device, options()) {
+    session.append(4);
+    session.append(3);
+    session.cache.save(folder / "good");
+    good = bytes_of_file(folder / "good");
+    session.append(1);  // not what the file holds
+    before = session.answers();
+    saved = save();
+  }
+
+  static KvCacheOptions options() {
+    return {.kv_heads = 1,
+            .head_dim = 16,
+            .v_head_dim = 16,
+            .capacity = 12,
+            .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 2, .sinks = 1}},
+            .step_tokens = 4};
+  }
+
+  Bytes save() const {
+    session.cache.save(folder / "now");
+    return bytes_of_file(folder / "now");
+  }
+
+  testing::AssertionResult load_fails(const Bytes& bytes, const std::vector<std::string>& parts) {
+    put_file(folder / "bad", bytes);
+    auto result = throws_error(ErrorCode::io, parts, [&] { session.cache.load(folder / "bad"); });
+    if (result && session.answers() != before) {
+      return testing::AssertionFailure() << "the cache has changed";
+    }
+    return result;
+  }
+
+  // A header that is checked for what it says, not for its checksum.
+  Bytes lie(size_t offset, size_t width, uint64_t value) const {
+    Bytes bytes = good;
+    put_number(bytes, offset, width, value);
+    sign_header(bytes);
+    return bytes;
+  }
+
+  Device device = Device::open("cpu", {.threads = 1});
+  Folder folder;
+  Session session;
+  Bytes good, saved;
+  std::vector<uint32_t> before;
+};
+
+TEST_F(KvSnapshotDamage, TheUndamagedFileLoads) {
+  session.cache.load(folder / "good");
+  EXPECT_EQ(session.cache.length(), 7u);
+  EXPECT_EQ(save(), good);
+  EXPECT_LE(good.size(), 1500u);  // small enough for the tests below
+}
+
+TEST_F(KvSnapshotDamage, EveryByteFlipped) {
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const int flip : {0x01, 0x10, 0x80, 0xFF}) {
+      Bytes bytes = good;
+      bytes[i] ^= static_cast<std::byte>(flip);
+      ASSERT_TRUE(load_fails(bytes, {"kv_cache.load", "bad"})) << "byte " << i << " ^ " << flip;
+    }
+  }
+  EXPECT_EQ(save(), saved);
+}
+
+TEST_F(KvSnapshotDamage, CutAtEveryLengthAndLonger) {
+  for (size_t size = 0; size < good.size(); ++size) {
+    const Bytes bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size));
+    ASSERT_TRUE(load_fails(bytes, {"kv_cache.load", std::to_string(size) + " bytes"})) << size;
+  }
+  for (const size_t more : {1, 8, 64, 5000}) {
+    Bytes bytes = good;
+    bytes.resize(good.size() + more);
+    ASSERT_TRUE(load_fails(bytes, {std::to_string(bytes.size()) + " bytes"})) << more;
+  }
+  EXPECT_EQ(save(), saved);
+}
+
+TEST_F(KvSnapshotDamage, MessagesSayWhere) {
+  const KvSnapshotInfo info = inspect_snapshot(folder / "good");
+  for (size_t i = 0; i < info.sections.size(); ++i) {
+    Bytes bytes = good;
+    bytes[info.sections[i].offset + 1] ^= std::byte{4};
+    EXPECT_TRUE(load_fails(
+        bytes, {"section " + std::to_string(i) + " (" + section_text(info.sections[i]) + ")",
+                "checksum is", "expected"}));
+  }
+  Bytes bytes = good;
+  bytes[info.header_bytes] = std::byte{1};
+  EXPECT_TRUE(load_fails(bytes, {"between sections", "must be 0"}));
+  bytes = good;
+  bytes[200] ^= std::byte{1};
+  EXPECT_TRUE(load_fails(bytes, {"header's checksum is", "expected"}));
+  bytes = good;
+  bytes[3] = std::byte{'X'};
+  EXPECT_TRUE(load_fails(bytes, {"not a snapshot"}));
+}
+
+// Version 1 is the same but for the magnitudes of tq4: its codes would be read as other numbers.
+TEST_F(KvSnapshotDamage, OtherVersionsAreRefused) {
+  constexpr size_t kVersion = 8;  // of docs/snapshots.md
+  put_number(good, kVersion, 4, kKvSnapshotVersion);
+  EXPECT_EQ(bytes_of_file(folder / "good"), good);
+  for (const uint32_t version : {0u, 1u, 3u, 0xFFFFFFFFu}) {
+    EXPECT_TRUE(load_fails(lie(kVersion, 4, version),
+                           {"bad", "is a snapshot of version " + std::to_string(version),
+                            "this library reads version 2"}));
+    EXPECT_TRUE(throws_error(ErrorCode::io, {"of version " + std::to_string(version)},
+                             [&] { inspect_snapshot(folder / "bad"); }));
+  }
+  EXPECT_EQ(save(), saved);
+}
+
+// Places of docs/snapshots.md.
+constexpr size_t kLayer = 104, kTable = kLayer + 136;
+
+TEST_F(KvSnapshotDamage, NumbersThatLie) {
+  const uint64_t huge = ~uint64_t{0};
+  const auto fails = [&](size_t offset, size_t width, uint64_t value,
+                         const std::vector<std::string>& parts) {
+    EXPECT_TRUE(load_fails(lie(offset, width, value), parts)) << offset << " = " << value;
+  };
+  fails(12, 4, 9, {"8 sections, the header says 9"});
+  fails(12, 4, 7, {"7 sections has"});
+  fails(12, 4, 0xFFFFFFFF, {"at most 8 sections"});
+  fails(16, 8, huge, {"a header of 1 layers and 8 sections has 568 bytes"});
+  fails(16, 8, 0, {"568"});
+  fails(24, 8, huge, {"its header says 18446744073709551615"});
+  fails(32, 8, 0, {"kv_heads must be given"});
+  fails(32, 8, 2, {"need more than"});
+  fails(32, 8, huge, {"kv_heads", "2^14"});
+  fails(40, 8, 24, {"need more than"});
+  fails(40, 8, huge, {"head_dim"});
+  fails(48, 8, 17, {"v_head_dim must be a multiple of 8"});
+  fails(56, 8, huge, {"capacity"});
+  fails(56, 8, 13, {"11 slots, it must have 12"});
+  fails(64, 8, 0, {"step_tokens"});
+  fails(64, 8, 1, {"tail of 2 tokens in 6 slots"});
+  fails(72, 8, huge, {"length", "must not decrease"});
+  fails(72, 8, 8, {"must not decrease"});
+  fails(80, 8, huge, {"begins at"});
+  fails(80, 8, 1, {"the tail of 2 tokens begins at 1 of 7"});
+  fails(88, 8, 13, {"peak 13", "must not decrease"});
+  fails(96, 4, 0, {"layers, the header says 0"});
+  fails(96, 4, 2, {"2 layers and 8 sections"});
+  fails(96, 4, 1025, {"1024 layers", "1025"});
+  fails(100, 4, 1, {"must be 0"});
+}
+
+TEST_F(KvSnapshotDamage, LayersAndSectionsThatLie) {
+  const auto fails = [&](size_t offset, size_t width, uint64_t value,
+                         const std::vector<std::string>& parts) {
+    EXPECT_TRUE(load_fails(lie(offset, width, value), parts)) << offset << " = " << value;
+  };
+  fails(kLayer, 1, 'x', {"K of layer 0", "does not know", "\"xq4\", number 18"});
+  fails(kLayer + 15, 1, 'x', {"does not know"});
+  const char* const fields[] = {"number",     "bits",        "compressed",  "packing",
+                                "scale kind", "scale block", "tile tokens", "signs version"};
+  for (size_t i = 0; i < std::size(fields); ++i) {
+    fails(kLayer + 48 + 16 + 4 * i, 4, 77,
+          {"V of layer 0", std::string("the ") + fields[i] + " of tq2", "says 77"});
+  }
+  fails(kLayer + 96, 8, 3, {"window"});
+  fails(kLayer + 104, 8, 13, {"the tail of layer 0"});
+  fails(kLayer + 104, 8, ~uint64_t{0}, {"the tail of layer 0"});
+  fails(kLayer + 112, 8, 12, {"sinks of layer 0"});
+  fails(kLayer + 120, 8, ~uint64_t{0}, {"slots, it must have 11"});
+  fails(kLayer + 128, 8, ~uint64_t{0}, {"tail of 2 tokens in"});
+  fails(kLayer + 128, 8, 1, {"tail of 2 tokens in 1 slots"});
+  for (size_t row = 0; row < 8; ++row) {
+    const size_t at = kTable + 40 * row;
+    const std::string section = "section " + std::to_string(row) + " (";
+    fails(at, 4, 1, {section, "its layer must be 0"});
+    fails(at + 4, 1, 3, {section, "its segment"});
+    fails(at + 5, 1, 2, {section, "its role"});
+    fails(at + 6, 1, 9, {section, "its part"});
+    fails(at + 7, 1, 99, {section, "its format"});
+    fails(at + 8, 8, ~uint64_t{0}, {section, "its slots"});
+    fails(at + 16, 8, 64, {section, "its offset"});
+    fails(at + 24, 8, ~uint64_t{0}, {section, "its size"});
+    fails(at + 32, 8, 0, {section, "the checksum is"});
+  }
+}
+
+// Any number anywhere: refused, or a snapshot that can be used.
+TEST_F(KvSnapshotDamage, WhatPassesCanBeUsed) {
+  for (size_t at = 12; at + 8 <= kTable; at += 4) {
+    const uint64_t is = number_at(good, at, 8);
+    for (const uint64_t value : {uint64_t{0}, is + 1, is - 1, is << 1, uint64_t{1} << 31, ~is}) {
+      put_file(folder / "bad", lie(at, 8, value));
+      Session other(device, options());
+      try {
+        other.cache.load(folder / "bad");
+        other.answers();
+        other.append(3);
+        other.answers();
+      } catch (const Error&) {
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,156 @@
+#pragma once
+// The compatibility formats as the specification describes them, in double precision.
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv_codec/kv_codec_reference.h"
+
+namespace gyre::reference {
+
+inline double normal_density(double x) {
+  return std::exp(-x * x / 2) / std::sqrt(2 * std::acos(-1.0));
+}
+inline double normal_tail(double x) { return std::erfc(x / std::sqrt(2.0)) / 2; }
+
+// One step of Lloyd's iteration on the positive half of a symmetric codebook for N(0,1).
+inline void lloyd_step(std::vector<double>& centroids) {
+  std::vector<double> bounds = {0};
+  for (size_t i = 1; i < centroids.size(); ++i)
+    bounds.push_back((centroids[i - 1] + centroids[i]) / 2);
+  bounds.push_back(40);
+  for (size_t i = 0; i < centroids.size(); ++i) {
+    centroids[i] = (normal_density(bounds[i]) - normal_density(bounds[i + 1])) /
+                   (normal_tail(bounds[i]) - normal_tail(bounds[i + 1]));
+  }
+}
+
+inline double normal_quantile(double probability) {
+  double low = -40, high = 40;
+  for (int i = 0; i < 200; ++i) {
+    const double middle = (low + high) / 2;
+    (1 - normal_tail(middle) < probability ? low : high) = middle;
+  }
+  return (low + high) / 2;
+}
+
+// Means of the cells between quantiles; the last cell is open.
+inline std::vector<double> quantile_start(size_t half) {
+  std::vector<double> centroids;
+  for (size_t i = 0; i < half; ++i) {
+    const double count = 2.0 * static_cast<double>(half);
+    const double low = normal_quantile(static_cast<double>(half + i) / count);
+    const double high =
+        i + 1 == half ? 40 : normal_quantile(static_cast<double>(half + i + 1) / count);
+    centroids.push_back((normal_density(low) - normal_density(high)) /
+                        (normal_tail(low) - normal_tail(high)));
+  }
+  return centroids;
+}
+
+// The reference library's codebooks: 2 to 4 bits converged, the others where it stopped.
+inline std::vector<double> compat_centroids(uint32_t bits) {
+  const size_t half = size_t{1} << (bits - 1);
+  std::vector<double> centroids = quantile_start(half);
+  if (bits == 8) {
+    for (size_t i = 0; i < half; ++i) centroids[i] = (static_cast<double>(i) + 0.5) * 8 / 256;
+  }
+  const int steps = bits <= 4 ? 20000 : (bits == 8 ? 2000 : 1000);
+  for (int i = 0; i < steps; ++i) lloyd_step(centroids);
+  return centroids;
+}
+
+inline double seven_decimals(double value) { return std::round(value * 1e7) / 1e7; }
+
+// All centroids in order, to seven decimals.
+inline std::vector<double> compat_codebook(uint32_t bits) {
+  const std::vector<double> half = compat_centroids(bits);
+  std::vector<double> all;
+  for (size_t i = half.size(); i-- > 0;) all.push_back(-seven_decimals(half[i]));
+  for (const double c : half) all.push_back(seven_decimals(c));
+  return all;
+}
+
+inline bool compat_flips(uint32_t coordinate) {
+  constexpr uint64_t kRows[] = {0xa73b91f46dc2580e, 0xb37f24d68945ea1c, 0x63afd852970be13d,
+                                0x76c419fe4a852cdb, 0xd34ea8179c5be631, 0x72b90df5438a6ec7,
+                                0x582f94e1b63d0a7c, 0xc561d84fa3971e85};
+  const uint64_t byte = kRows[coordinate / 64] >> (56 - coordinate % 64 / 8 * 8) & 255;
+  return (byte >> coordinate % 8 & 1) != 0;
+}
+
+// A row in the rotated domain, its norms, and what the quantizer sees.
+struct CompatRow {
+  std::vector<double> norms;
+  std::vector<double> normalized;
+};
+
+inline CompatRow compat_normalize(std::span<const float> x) {
+  const size_t n = x.size();
+  std::vector<double> y(x.begin(), x.end());
+  if (n == 256 || n == 512) {
+    for (uint32_t j = 0; j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
+  }
+  walsh_hadamard<double>(y);
+  for (double& v : y) v /= std::sqrt(static_cast<double>(n));
+  CompatRow row;
+  const size_t block = n == 512 ? 256 : n;
+  for (size_t begin = 0; begin < n; begin += block) {
+    double sum = 0;
+    for (size_t j = begin; j < begin + block; ++j) sum += y[j] * y[j];
+    const double norm = std::sqrt(n == 512 ? sum / 256 : sum);
+    const double factor =
+        norm > 1e-10 ? (n == 512 ? 1.0 : std::sqrt(static_cast<double>(n))) / norm : 0;
+    row.norms.push_back(norm);
+    for (size_t j = begin; j < begin + block; ++j) row.normalized.push_back(y[j] * factor);
+  }
+  return row;
+}
+
+// Midpoints strictly below the value, to seven decimals; `near` says that rounding may decide
+// otherwise.
+struct CompatIndex {
+  uint32_t index = 0;
+  bool near = false;
+};
+
+inline CompatIndex compat_index(const std::vector<double>& codebook, double value) {
+  CompatIndex found;
+  for (size_t i = 0; i + 1 < codebook.size(); ++i) {
+    const double middle = seven_decimals((codebook[i] + codebook[i + 1]) / 2);
+    if (middle < value) ++found.index;
+    found.near = found.near ||
+                 (value != 0 && std::abs(middle - value) <= 1e-6 * std::max(1.0, std::abs(value)));
+  }
+  return found;
+}
+
+// Codes of a row in f32, in the specification's order of operations, given the norms: nothing is
+// left to the order of a sum, so the codes are exact.
+inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<const float> norms,
+                                          const std::vector<double>& codebook) {
+  const size_t n = x.size();
+  const bool fast = n == 256 || n == 512;
+  std::vector<float> y(x.begin(), x.end());
+  for (uint32_t j = 0; fast && j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
+  for (size_t step = 1; step < n; step *= 2) butterfly_stage(std::span<float>(y), step);
+  const float root = std::sqrt(static_cast<float>(n));
+  std::vector<uint32_t> codes;
+  for (size_t j = 0; j < n; ++j) {
+    const float rotated = y[j] * (1.0f / root);
+    const float norm = norms[n == 512 ? j / 256 : 0];
+    const float inverse = norm > 1e-10f ? 1.0f / norm : 0.0f;
+    float value = norm > 1e-10f ? rotated / norm * root : 0.0f;
+    if (fast) value = rotated * inverse * (n == 512 ? 1.0f : 16.0f);
+    uint32_t code = 0;
+    for (size_t i = 0; i + 1 < codebook.size(); ++i) {
+      if (static_cast<float>(seven_decimals((codebook[i] + codebook[i + 1]) / 2)) < value) ++code;
+    }
+    codes.push_back(code);
+  }
+  return codes;
+}
+
+}  // namespace gyre::reference
