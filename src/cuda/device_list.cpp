@@ -90,7 +90,8 @@ int checked_ordinal(std::string_view name) {
   const Driver& api = driver();
   const int count = device_count(api);
   if (count == 0) fail(ErrorCode::unsupported, "device.open: ", name, ": ", no_devices(api));
-  require(ordinal < count, "device.open: ", name, ": there are ", count, " CUDA devices");
+  if (ordinal >= count)
+    fail(ErrorCode::unsupported, "device.open: ", name, ": there are ", count, " CUDA devices");
   return ordinal;
 }
 
