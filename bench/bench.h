@@ -2,30 +2,27 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "attention_runs.h"
+
 namespace gyre::bench {
 
-// What `gyre bench attention` measures; heads 0: a list of common shapes.
-struct AttentionChoice {
-  uint64_t heads = 0;
-  uint64_t kv_heads = 8;
-  uint64_t head_dim = 128;
-  uint64_t tokens = 1;
-  std::vector<uint64_t> contexts = {1024, 16384};
-  std::vector<std::string> k = {"f16", "tq8", "tq4", "tq3", "tq8"};
-  std::vector<std::string> v = {"f16", "tq8", "tq4", "tq3", "tq4"};
-};
-
+// As far as given: a flag that the device or the chosen benchmarks do not use is refused.
 struct Options {
-  std::string filter;  // rows whose "op case" contains it; empty runs all
+  std::string filter;  // benchmarks whose name contains it; empty runs all
   std::string device = "cpu";
-  uint32_t threads = 0;  // 0: the device's own choice
-  double seconds_per_row = 0.4;
+  std::optional<uint32_t> threads;  // CPU only; 0: the device's own choice
+  std::optional<double> seconds;    // CPU only; time spent on each row
   AttentionChoice attention;
+
+  uint32_t cpu_threads() const { return threads.value_or(0); }
+  double seconds_per_row() const { return seconds.value_or(0.4); }
 };
 
 using Field = std::variant<uint64_t, double, std::string>;
@@ -59,8 +56,14 @@ std::vector<Row> run_kv_cache(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);
 std::vector<Row> run_rope(const Options& options, const Progress& progress);
-// On a device that is not the CPU: ops whose name the filter is in, and copy, their limit.
+// On a device that is not the CPU: benchmarks whose name the filter is in, and copy, their limit.
 std::vector<Row> run_gpu(const Options& options, const Progress& progress);
+
+// Whether the filter lets a benchmark through.
+bool selects(const Options& options, std::string_view name);
+
+// Throws gyre::Error for what run() would refuse, as far as the options tell: no device is opened.
+void check(const Options& options);
 
 // Everything the filter lets through.
 std::vector<Row> run(const Options& options, const Progress& progress);

@@ -8,6 +8,7 @@
 
 #include "attention_double.h"
 #include "gyre/gyre.h"
+#include "kv_fill.h"
 #include "machine_kernels.h"
 #include "noise.h"
 #include "read_limit.h"
@@ -26,15 +27,6 @@ KvCacheOptions one_layer(const ModelShape& shape, uint64_t capacity, const KvLay
           .head_dim = shape.head_dim,
           .capacity = capacity,
           .layers = {layer}};
-}
-
-// Bytes of one token in one layer. V comes in tiles of 8 tokens, so 8 are asked for. Refuses
-// head dims that a format cannot store.
-double token_bytes(const Device& device, const ModelShape& s, const FormatPair& pair) {
-  const auto bytes = [&](KvFormat format, KvRole role) {
-    return KvBuffer::allocate(device, {format, role, s.kv_heads, 8, s.head_dim}).bytes();
-  };
-  return static_cast<double>(bytes(pair.k, KvRole::k) + bytes(pair.v, KvRole::v)) / 8;
 }
 
 // Caches of one format, enough of them that each has left the processor's when its turn comes
@@ -121,10 +113,12 @@ class Comparison {
  public:
   Comparison(const CompareOptions& options, const CompareProgress& progress)
       : options_(options),
-        device_(options.device == "cpu" ? open_cpu(options.threads) : Device::open(options.device)),
+        device_(options.device == "cpu" ? open_cpu(options.threads.value_or(0))
+                                        : Device::open(options.device)),
         meter_(progress, 2 * options.formats.size() * options.contexts.size()) {
     for (const FormatPair& pair : options_.formats)
-      token_bytes_.push_back(token_bytes(device_, options_.shape, pair));
+      token_bytes_.push_back(
+          token_bytes(device_, pair, options_.shape.kv_heads, options_.shape.head_dim));
     check_memory();
   }
 
@@ -160,11 +154,7 @@ class Comparison {
       const double cache = of_token * tokens;
       bytes += cache * static_cast<double>(rotation(static_cast<uint64_t>(cache)));
     }
-    const uint64_t memory = device_.info().memory_bytes;
-    if (bytes < static_cast<double>(memory)) return;
-    fail(ErrorCode::out_of_memory, "compare: a context of ", longest(), " needs about ",
-         std::ceil(bytes / (1 << 30)), " GiB for the caches of one layer, this machine has ",
-         memory >> 30, " GiB");
+    check_fits("compare", device_, bytes, longest());
   }
 
   std::vector<Contender> contenders(uint64_t context) {
@@ -247,12 +237,6 @@ class Comparison {
 
 }  // namespace
 
-std::string FormatPair::label() const {
-  std::string label(name(k));
-  if (k != v) label.append("/").append(name(v));
-  return label;
-}
-
 std::vector<FormatPair> usual_formats() {
   std::vector<FormatPair> formats;
   for (const KvFormat format :
@@ -270,6 +254,9 @@ void check(const CompareOptions& options) {
     require(context != 0 && context <= std::numeric_limits<int32_t>::max(),
             "compare: a context must be from 1 to 2^31 - 1 tokens, got ", context);
   }
+  require(options.device == "cpu" || !options.threads, "compare: ", options.device,
+          " does not use --threads");
+  check_formats("compare", options.formats, options.shape.head_dim);
   require(options.seconds > 0 && options.seconds <= 60,
           "compare: seconds must be above 0 and at most 60, got ", options.seconds);
 }

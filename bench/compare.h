@@ -3,25 +3,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "gyre/kv_format.h"
+#include "format_pair.h"
 #include "model_shapes.h"
 
 namespace gyre::bench {
 
-struct FormatPair {
-  KvFormat k = KvFormat::f16;
-  KvFormat v = KvFormat::f16;
-
-  std::string label() const;  // "tq8", or "tq8/tq4" where K and V differ
-};
-
 struct CompareOptions {
   ModelShape shape;
   std::string device = "cpu";
-  uint32_t threads = 0;  // 0: the device's own choice
+  std::optional<uint32_t> threads;  // CPU only; 0: the device's own choice
   std::vector<uint64_t> contexts = {1024, 4096, 16384};
   std::vector<FormatPair> formats;  // speeds are against the first; empty: the usual six
   double seconds = 0.4;             // for each format at each context

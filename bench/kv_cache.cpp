@@ -106,7 +106,7 @@ Row measure_step(const Device& device, const Options& options) {
   const auto times = medians_us(
       {with_extend, [&](uint64_t) { alone[0].replay().wait(); },
        [&](uint64_t) { alone[1].replay().wait(); }, [&](uint64_t) { alone[2].replay().wait(); }},
-      4 * options.seconds_per_row);
+      4 * options.seconds_per_row());
   Row row = make_row(device, options, "kv_cache step", "rope, append, attend alone", times[0],
                      times[1] + times[2] + times[3]);
   row.shape = {{"layers", kLayers},       {"heads", kHeads},     {"kv_heads", kKvHeads},
@@ -132,7 +132,7 @@ Row measure_tail_append(const Device& device, const Options& options) {
   }
   const auto times = medians_us(
       {[&](uint64_t) { graphs[0].replay().wait(); }, [&](uint64_t) { graphs[1].replay().wait(); }},
-      options.seconds_per_row);
+      options.seconds_per_row());
   Row row = make_row(device, options, "kv_cache append", "without a tail", times[1], times[0]);
   row.shape = {{"tokens", uint64_t{1}}, {"kv_heads", kKvHeads},    {"head_dim", kDim},
                {"tail", kTail},         {"k", std::string("tq4")}, {"v", std::string("tq4")}};
@@ -171,7 +171,7 @@ Row measure_tail_attend(const Device& device, const Options& options) {
   }
   const auto times = medians_us(
       {[&](uint64_t) { graphs[0].replay().wait(); }, [&](uint64_t) { graphs[1].replay().wait(); }},
-      options.seconds_per_row);
+      options.seconds_per_row());
   Row row = make_row(device, options, "kv_cache attend", "without a tail", times[1], times[0]);
   row.shape = {{"heads", kHeads},         {"kv_heads", kKvHeads}, {"head_dim", kDim},
                {"context", kContext},     {"tail", kTail},        {"k", std::string("tq4")},
@@ -183,7 +183,7 @@ Row measure_tail_attend(const Device& device, const Options& options) {
 
 std::vector<Row> run_kv_cache(const Options& options, const Progress& progress) {
   std::vector<Row> rows;
-  const Device device = open_cpu(options.threads);
+  const Device device = open_cpu(options.cpu_threads());
   const auto take = [&](const char* name, Row (*measure)(const Device&, const Options&)) {
     progress.begin(name);
     rows.push_back(measure(device, options));

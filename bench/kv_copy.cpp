@@ -64,7 +64,7 @@ Row measure(const Device& device, const Case& c, const Options& options) {
   }
   const auto times = medians_us({[&](uint64_t round) { copies[round % sets].replay().wait(); },
                                  [&](uint64_t round) { limits[round % sets].replay().wait(); }},
-                                options.seconds_per_row);
+                                options.seconds_per_row());
   Row row;
   row.op = "kv_copy";
   row.device = options.device;
@@ -87,7 +87,7 @@ Row measure(const Device& device, const Case& c, const Options& options) {
 
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress) {
   std::vector<Row> rows;
-  const Device device = open_cpu(options.threads);
+  const Device device = open_cpu(options.cpu_threads());
   for (const Case& c : kCases) {
     progress.begin("kv_copy " + std::string(name(c.source)) + " to " + std::string(name(c.cache)) +
                    ", " + std::to_string(c.tokens) + " tokens");

@@ -70,7 +70,7 @@ Row measure(const Device& device, const Case& c, const Options& options) {
   }
   const auto times = medians_us({[&](uint64_t round) { own[round % sets].replay().wait(); },
                                  [&](uint64_t round) { copies[round % sets].replay().wait(); }},
-                                options.seconds_per_row);
+                                options.seconds_per_row());
   Row row;
   row.op = "kv_quantize";
   row.device = options.device;
@@ -91,7 +91,7 @@ Row measure(const Device& device, const Case& c, const Options& options) {
 
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress) {
   std::vector<Row> rows;
-  const Device device = open_cpu(options.threads);
+  const Device device = open_cpu(options.cpu_threads());
   for (const Case& c : kCases) {
     progress.begin("kv_quantize " + std::string(name(c.format)) + ", " + std::to_string(c.tokens) +
                    " tokens");

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "did_you_mean.h"
 #include "gyre/kv_cache.h"
 #include "runtime/require.h"
 
@@ -24,12 +25,12 @@ std::span<const ModelShape> model_shapes() {
 }
 
 const ModelShape& model_shape(std::string_view name) {
-  std::string known;
+  std::vector<std::string> names;
   for (const ModelShape& shape : model_shapes()) {
     if (shape.name == name) return shape;
-    known += (known.empty() ? "" : ", ") + shape.name;
+    names.push_back(shape.name);
   }
-  fail(ErrorCode::invalid_argument, "compare: no preset \"", name, "\"; there are ", known);
+  refuse_name("compare: no preset", name, names);
 }
 
 void check(const ModelShape& shape) {

@@ -89,7 +89,7 @@ Row measure(const Device& device, const Case& c, const Options& options) {
   }
   const auto times = medians_us({[&](uint64_t round) { own[round % sets].replay().wait(); },
                                  [&](uint64_t round) { other[round % sets].replay().wait(); }},
-                                options.seconds_per_row);
+                                options.seconds_per_row());
   Row row;
   row.op = "rope";
   row.device = options.device;
@@ -117,7 +117,7 @@ Row measure(const Device& device, const Case& c, const Options& options) {
 
 std::vector<Row> run_rope(const Options& options, const Progress& progress) {
   std::vector<Row> rows;
-  const Device device = open_cpu(options.threads);
+  const Device device = open_cpu(options.cpu_threads());
   for (const Case& c : kCases) {
     progress.begin("rope " + std::string(c.name) + ", " + std::to_string(c.tokens) + " tokens");
     rows.push_back(measure(device, c, options));

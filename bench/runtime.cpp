@@ -34,7 +34,7 @@ double record_us(const Device& device, const Options& options) {
     }
     encoder.clear();
   };
-  return medians_us({record}, options.seconds_per_row)[0] / (kLayers * kPositions);
+  return medians_us({record}, options.seconds_per_row())[0] / (kLayers * kPositions);
 }
 
 double replay_us(const Device& device, const Options& options, uint32_t tasks) {
@@ -44,7 +44,7 @@ double replay_us(const Device& device, const Options& options, uint32_t tasks) {
   for (uint32_t i = 0; i < kCommands; ++i) record_nothing(encoder, tensor, tasks);
   const Graph graph = encoder.instantiate();
   const auto replay = [&](uint64_t /*round*/) { graph.replay().wait(); };
-  return medians_us({replay}, options.seconds_per_row)[0] / kCommands;
+  return medians_us({replay}, options.seconds_per_row())[0] / kCommands;
 }
 
 double replay_chain_us(const Device& device, const Options& options) {
@@ -62,7 +62,7 @@ double submit_us(const Device& device, const Options& options) {
     record_nothing(encoder, tensor, device.info().compute_units);
     encoder.submit().wait();
   };
-  return medians_us({submit}, options.seconds_per_row)[0];
+  return medians_us({submit}, options.seconds_per_row())[0];
 }
 
 // After a pause long enough for the workers to have gone to sleep.
@@ -71,7 +71,7 @@ double submit_idle_us(const Device& device, const Options& options) {
   Encoder encoder(device);
   std::vector<double> times;
   const auto start = std::chrono::steady_clock::now();
-  while (us_since(start) < options.seconds_per_row * 1e6) {
+  while (us_since(start) < options.seconds_per_row() * 1e6) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     record_nothing(encoder, tensor, device.info().compute_units);
     const auto begin = std::chrono::steady_clock::now();
@@ -93,7 +93,7 @@ constexpr Latency kLatencies[] = {
 
 std::vector<Row> run_runtime(const Options& options, const Progress& progress) {
   std::vector<Row> rows;
-  const Device device = open_cpu(options.threads);
+  const Device device = open_cpu(options.cpu_threads());
   for (const Latency& latency : kLatencies) {
     progress.begin(std::string("runtime ") + latency.name);
     Row row;

@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "commands.h"
+#include "options.h"
 #include "table.h"
 
 namespace gyre::tools {
@@ -121,6 +122,23 @@ void run_bench(const BenchArguments& arguments) {
   if (!arguments.json) print_rows(rows);
 }
 
+void add_attention_options(CLI::App& command, bench::AttentionChoice& attention) {
+  const std::string group = "For attention; without any, a list of common shapes";
+  add_count(command, "--heads", attention.heads, "Query heads; 32 if not given")->group(group);
+  add_count(command, "--kv-heads", attention.kv_heads, "KV heads; 8 if not given")->group(group);
+  add_count(command, "--head-dim", attention.head_dim, "Coordinates of a head; 128 if not given")
+      ->group(group);
+  add_count(command, "--tokens", attention.tokens,
+            "Queries, the newest tokens of the context; 1 if not given: a decode step")
+      ->group(group);
+  add_contexts(command, attention.contexts, "Keys in the cache, a list; 1k,16k if not given")
+      ->group(group);
+  add_formats(command, attention.formats,
+              "Formats of K/V; the others are compared with the first. With any of the above and\n"
+              "if not given: f16,tq8,tq4,tq3,tq8/tq4")
+      ->group(group);
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
@@ -131,45 +149,16 @@ void add_bench_command(CLI::App& app) {
       "Examples:\n"
       "  gyre bench                            everything\n"
       "  gyre bench kv_copy --threads 2        one op, two threads\n"
-      "  gyre bench kv_copy --json | jq .gbps  one JSON object per row");
+      "  gyre bench kv_copy --json | jq .gbps  one JSON object per row\n"
+      "  gyre bench attention --heads 28 --kv-heads 4 --context 32k --formats f16,tq8/tq4\n"
+      "  gyre bench attention --device cuda:0  a list of shapes and formats on the GPU");
   const auto arguments = std::make_shared<BenchArguments>();
   command->add_option("filter", arguments->options.filter,
                       "Only benchmarks whose name contains this");
-  command->add_option("--device", arguments->options.device, "Device, as `gyre devices` names it")
-      ->capture_default_str();
-  command
-      ->add_option("--threads", arguments->options.threads,
-                   "CPU threads; 0 takes GYRE_THREADS or all cores")
-      ->capture_default_str();
-  command->add_option("--seconds", arguments->options.seconds_per_row, "Time spent on each row")
-      ->check(CLI::Range(0.01, 60.0))
-      ->capture_default_str();
-  bench::AttentionChoice& attention = arguments->options.attention;
-  const char* group = "For attention";
-  command->add_option("--heads", attention.heads, "Query heads; 0 runs a list of common shapes")
-      ->group(group)
-      ->capture_default_str();
-  command->add_option("--kv-heads", attention.kv_heads, "KV heads")
-      ->group(group)
-      ->capture_default_str();
-  command->add_option("--head-dim", attention.head_dim, "Coordinates of a head")
-      ->group(group)
-      ->capture_default_str();
-  command->add_option("--tokens", attention.tokens, "Query tokens; 1 is a decode step")
-      ->group(group)
-      ->capture_default_str();
-  command->add_option("--context", attention.contexts, "Keys in the cache, a list")
-      ->delimiter(',')
-      ->group(group)
-      ->capture_default_str();
-  command->add_option("--k", attention.k, "Formats of K, a list that pairs up with --v")
-      ->delimiter(',')
-      ->group(group)
-      ->capture_default_str();
-  command->add_option("--v", attention.v, "Formats of V; rows are compared with the first pair")
-      ->delimiter(',')
-      ->group(group)
-      ->capture_default_str();
+  add_device(*command, arguments->options.device);
+  add_threads(*command, arguments->options.threads);
+  add_seconds(*command, arguments->options.seconds, "Time spent on each row; 0.4 if not given");
+  add_attention_options(*command, arguments->options.attention);
   command->add_flag("--json", arguments->json, "One JSON object per row instead of a table");
   command->callback([arguments] { run_bench(*arguments); });
 }

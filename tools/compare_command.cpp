@@ -12,7 +12,9 @@
 #include "compare.h"
 #include "compare_table.h"
 #include "gyre/error.h"
+#include "options.h"
 #include "report_html.h"
+#include "version.h"
 
 namespace gyre::tools {
 namespace {
@@ -198,16 +200,16 @@ void run_compare(const CompareArguments& arguments) {
     print_report(report);
   }
   write_output(arguments.svg, time_chart(report));
-  write_output(arguments.html, report_html(report, {arguments.command, now(), GYRE_VERSION}));
+  write_output(arguments.html, report_html(report, {arguments.command, now(), version()}));
   if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
 }
 
 void add_shape_options(CLI::App& command, ShapeNumbers& shape) {
   const char* group = "A model by its numbers (or a preset with other numbers)";
-  command.add_option("--layers", shape.layers, "Layers; 1 if not given")->group(group);
-  command.add_option("--heads", shape.heads, "Query heads")->group(group);
-  command.add_option("--kv-heads", shape.kv_heads, "KV heads")->group(group);
-  command.add_option("--head-dim", shape.head_dim, "Coordinates of a head")->group(group);
+  add_count(command, "--layers", shape.layers, "Layers; 1 if not given")->group(group);
+  add_count(command, "--heads", shape.heads, "Query heads")->group(group);
+  add_count(command, "--kv-heads", shape.kv_heads, "KV heads")->group(group);
+  add_count(command, "--head-dim", shape.head_dim, "Coordinates of a head")->group(group);
 }
 
 }  // namespace
@@ -229,15 +231,11 @@ void add_compare_command(CLI::App& app, const std::string& command_line) {
   bench::CompareOptions& options = arguments->options;
   command->add_option("preset", arguments->preset, "A model that --list shows");
   command->add_flag("--list", arguments->list, "Show the presets and stop");
-  command->add_option("--context", options.contexts, "Tokens in the cache, a list")
-      ->delimiter(',')
-      ->capture_default_str();
-  command->add_option("--device", options.device, "Device, as `gyre devices` names it")
-      ->capture_default_str();
-  command
-      ->add_option("--threads", options.threads, "CPU threads; 0 takes GYRE_THREADS or all cores")
-      ->capture_default_str();
-  command->add_option("--seconds", options.seconds, "Time spent on each format at each context")
+  add_contexts(*command, options.contexts, "Tokens in the cache, a list")
+      ->default_str("1024,4096,16384");
+  add_device(*command, options.device);
+  add_threads(*command, options.threads);
+  add_seconds(*command, options.seconds, "Time spent on each format at each context")
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "One JSON object per line instead of a table");
   command->add_option("--html", arguments->html, "Also write a self-contained page with charts");

@@ -1,14 +1,34 @@
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "gyre/gyre.h"
+#include "options.h"
 #include "table.h"
 
 namespace gyre::tools {
 namespace {
 
-void list_devices() {
+void print_json(const DeviceInfo& info) {
+  nlohmann::ordered_json json;
+  json["name"] = info.name;
+  json["available"] = info.available;
+  if (info.available) {
+    json["description"] = info.description;
+    json["compute_units"] = info.compute_units;
+    json["memory_bytes"] = info.memory_bytes;
+  } else {
+    json["reason"] = info.reason;
+  }
+  std::cout << json.dump() << '\n';
+}
+
+void list_devices(bool json) {
+  if (json) {
+    for (const DeviceInfo& info : devices()) print_json(info);
+    return;
+  }
   std::vector<std::vector<std::string>> rows;
   for (const DeviceInfo& info : devices()) {
     rows.push_back({info.name, info.available ? "yes" : "no",
@@ -41,8 +61,13 @@ void add_devices_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "devices",
       "List every backend: its devices and their properties, or why it has none here.\n"
-      "The first column is what Device::open and --device take.");
-  command->callback(list_devices);
+      "The first column is what Device::open and --device take.\n\n"
+      "Examples:\n"
+      "  gyre devices\n"
+      "  gyre devices --json | jq 'select(.available).name'");
+  const auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "One JSON object per line instead of a table");
+  command->callback([json] { list_devices(*json); });
 }
 
 void add_kernels_command(CLI::App& app) {
@@ -51,8 +76,7 @@ void add_kernels_command(CLI::App& app) {
       "List the kernels a device runs: how many variants (dtype and format combinations),\n"
       "the size of the parameters, and the arguments with how they are accessed.");
   const auto device = std::make_shared<std::string>("cpu");
-  command->add_option("--device", *device, "Device to ask, as `gyre devices` names it")
-      ->capture_default_str();
+  add_device(*command, *device);
   command->callback([device] { list_kernels(*device); });
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a report and shows it to chromium, as wide as a desktop and as a phone: the pictures must not be empty, the
 # page must not be wider than the window, and the console must stay silent. Exits with 77 where there is no chromium.
-# usage: tests/check_report.sh <gyre> [folder to keep the pictures in]
+# usage: tests/tools/check_report.sh <gyre> [folder to keep the pictures in]
 set -euo pipefail
 
 gyre=$1

@@ -6,7 +6,7 @@ file(MAKE_DIRECTORY ${FOLDER})
 function(fails pattern)
   execute_process(COMMAND ${GYRE} compare ${ARGN} WORKING_DIRECTORY ${FOLDER}
     RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE error)
-  if(status EQUAL 0 OR NOT error MATCHES "${pattern}")
+  if(NOT status EQUAL 1 OR NOT error MATCHES "${pattern}")
     message(FATAL_ERROR "${ARGN}: status ${status}, \"${pattern}\" expected:\n${error}")
   endif()
 endfunction()

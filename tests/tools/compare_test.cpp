@@ -111,7 +111,7 @@ TEST(Compare, RefusesBeforeMeasuring) {
   EXPECT_TRUE(refused({"multiple", "5", "2"}, with([](auto& o) { o.shape.heads = 5; })));
   EXPECT_TRUE(refused({"kv_heads", "got 0"}, with([](auto& o) { o.shape.kv_heads = 0; })));
   EXPECT_TRUE(refused({"layers", "5000"}, with([](auto& o) { o.shape.layers = 5000; })));
-  EXPECT_TRUE(refused({"head dims", "got 7"}, with([](auto& o) { o.shape.head_dim = 7; })));
+  EXPECT_TRUE(refused({"head_dim", "got 7"}, with([](auto& o) { o.shape.head_dim = 7; })));
   EXPECT_TRUE(refused({"context", "got 0"}, with([](auto& o) { o.contexts = {5, 0}; })));
   EXPECT_TRUE(refused({"one context"}, with([](auto& o) { o.contexts = {}; })));
   EXPECT_TRUE(refused({"seconds"}, with([](auto& o) { o.seconds = 0; })));

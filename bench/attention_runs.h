@@ -1,0 +1,47 @@
+#pragma once
+// What `gyre bench attention` measures, on the CPU and on a GPU: shapes, each with its formats.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "format_pair.h"
+
+namespace gyre::bench {
+
+// As far as given. A number that is missing takes the value in the help; without any, the device's
+// standard shapes are measured.
+struct AttentionChoice {
+  std::optional<uint64_t> heads, kv_heads, head_dim, tokens;
+  std::vector<uint64_t> contexts;
+  std::vector<FormatPair> formats;
+
+  bool any_shape() const;
+  std::string first_flag() const;  // "--heads"; empty where nothing was given
+};
+
+struct AttentionShape {
+  uint64_t heads = 32;
+  uint64_t kv_heads = 8;
+  uint64_t head_dim = 128;
+  uint64_t context = 0;
+  uint64_t tokens = 1;  // queries: the newest tokens of the context; 1 is a decode step
+};
+
+// Formats of one shape are measured beside each other and compared with the first.
+struct AttentionRun {
+  AttentionShape shape;
+  std::vector<FormatPair> formats;
+  bool errors = true;  // GPU: also compute the error in double precision on the host
+};
+
+// Refuses what cannot be measured: heads that KV heads do not divide, more queries than keys, a
+// format that cannot store the head dim.
+std::vector<AttentionRun> cpu_attention_runs(const AttentionChoice& choice);
+std::vector<AttentionRun> gpu_attention_runs(const AttentionChoice& choice);
+
+// Two products over the keys that each query sees, a multiplication and an addition each.
+double attention_flops(const AttentionShape& shape);
+
+}  // namespace gyre::bench

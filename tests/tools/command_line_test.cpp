@@ -1,0 +1,178 @@
+// The gyre tool as people and scripts use it: exit status, what it says and where, valid JSON.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string out, error;
+};
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// `arguments` is what a shell would get.
+Outcome gyre(const std::string& arguments, const std::string& out_file = {}) {
+  const std::string place =
+      testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::string out = out_file.empty() ? place + ".out" : out_file, error = place + ".err";
+  const std::string line = GYRE_TOOL " " + arguments + " >" + out + " 2>" + error;
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+          out_file.empty() ? text_of(out) : std::string(), text_of(error)};
+}
+
+// Nothing on standard output, the message on the other.
+void fails(int status, const std::string& arguments, const std::vector<std::string>& parts) {
+  const Outcome got = gyre(arguments);
+  EXPECT_EQ(got.status, status) << arguments << "\n" << got.error;
+  EXPECT_EQ(got.out, "") << arguments;
+  EXPECT_TRUE(got.error.starts_with("gyre: ")) << got.error;
+  EXPECT_EQ(got.error.find("See `gyre") != std::string::npos, status == 2) << got.error;
+  for (const std::string& part : parts)
+    EXPECT_NE(got.error.find(part), std::string::npos)
+        << arguments << ": no \"" << part << "\" in\n"
+        << got.error;
+}
+
+// One object a line.
+std::vector<nlohmann::json> objects(const std::string& text) {
+  std::vector<nlohmann::json> all;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    all.push_back(nlohmann::json::parse(line));
+    EXPECT_TRUE(all.back().is_object()) << line;
+  }
+  return all;
+}
+
+const std::string kSmall = " --heads 4 --kv-heads 2 --head-dim 64 --seconds 0.001 --threads 1 ";
+
+TEST(CommandLine, Version) {
+  const Outcome got = gyre("--version");
+  EXPECT_EQ(got.status, 0);
+  EXPECT_TRUE(got.out.starts_with("gyre " GYRE_VERSION "\n")) << got.out;
+  for (const char* part : {"built by ", "SIMD targets: "})
+    EXPECT_NE(got.out.find(part), std::string::npos) << got.out;
+  EXPECT_EQ(got.error, "");
+}
+
+TEST(CommandLine, HelpSaysWhatTheExitStatusMeans) {
+  for (const char* arguments : {"--help", "--help-all", "bench --help", "compare --help",
+                                "devices --help", "kernels --help", "inspect --help"}) {
+    const Outcome got = gyre(arguments);
+    EXPECT_EQ(got.status, 0) << arguments;
+    EXPECT_EQ(got.error, "");
+    for (const char* part : {"Exit status: 0 done; 1 what was asked for failed", "32k"})
+      EXPECT_NE(got.out.find(part), std::string::npos) << arguments;
+  }
+}
+
+TEST(CommandLine, WrongUsageIsTwo) {
+  fails(2, "", {"subcommand is required"});
+  fails(2, "comapre", {"no command \"comapre\"; did you mean compare?", "kernels"});
+  fails(2, "frobnicate", {"no command \"frobnicate\"; there are compare"});
+  fails(2, "bench --contxt 5", {"no option \"--contxt\"; did you mean --context?"});
+  fails(2, "bench --contxt=5", {"no option \"--contxt\"; did you mean --context?"});
+  fails(2, "devices --xyzzy", {"no option \"--xyzzy\"\n"});
+  fails(2, "bench rope attention", {"unexpected argument \"attention\""});
+  fails(2, "bench atention", {"did you mean attention?"});
+  fails(2, "compare lama-3.1-8b", {"no preset \"lama-3.1-8b\"; did you mean llama-3.1-8b?"});
+  fails(2, "bench --formats tq8,", {"--formats", "\"tq8,\""});
+  fails(2, "inspect", {"file is required"});
+  fails(2, "kernels --device cud", {"no backend", "\"cud\""});
+  fails(2, "bench attention --context 16 --tokens 512", {"--tokens", "512 and 16"});
+  fails(2, "bench rope --context 16", {"only attention uses --context"});
+  fails(2, "bench attention --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
+  fails(2, "compare --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
+}
+
+TEST(CommandLine, NumbersAreRefusedAsTyped) {
+  for (const char* option : {"compare --context", "compare --heads", "compare --layers",
+                             "bench --context", "bench --tokens", "bench --heads",
+                             "bench --kv-heads", "bench --head-dim", "bench --threads"}) {
+    const std::string flag = std::string(option).substr(std::string(option).find("--"));
+    for (const char* value : {"-5", "abc", "99999999999999999999", "1.5k", "4G"}) {
+      fails(2, option + std::string(" ") + value,
+            {flag + ": must be a whole number", "got \"" + std::string(value) + "\""});
+    }
+  }
+  fails(2, "compare --context 1k,-2k", {"got \"-2k\""});
+  fails(2, "compare --context 1k,,2k", {"got \"1k,,2k\""});
+  for (const char* value : {"0", "nan", "-1", "1h"})
+    fails(2, "bench --seconds " + std::string(value), {"--seconds", "got \"" + std::string(value)});
+}
+
+TEST(CommandLine, FailureIsOne) {
+  fails(1, "kernels --device metal", {"metal", "(unsupported)"});
+  fails(1, "bench attention --device metal", {"metal", "(unsupported)"});
+  fails(1, "compare --device metal", {"metal", "(unsupported)"});
+  fails(1, "kernels --device cuda:1000000", {"cuda:1000000", "(unsupported)"});
+  fails(1, "inspect /nowhere/at.all", {"/nowhere/at.all", "(io)"});
+  fails(1, "compare --html /nowhere/report.html", {"/nowhere/report.html", "(io)"});
+  fails(1, "compare --context 2047M", {"needs about", "(out_of_memory)"});
+  fails(1, "bench attention --context 2047M", {"needs about", "(out_of_memory)"});
+}
+
+TEST(CommandLine, OutputThatCannotBeWrittenIsAFailure) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  const Outcome got = gyre("devices", "/dev/full");
+  EXPECT_EQ(got.status, 1);
+  EXPECT_NE(got.error.find("standard output"), std::string::npos) << got.error;
+}
+
+TEST(CommandLine, DevicesInJson) {
+  const Outcome got = gyre("devices --json");
+  EXPECT_EQ(got.status, 0);
+  const auto all = objects(got.out);
+  ASSERT_GE(all.size(), 3u);
+  EXPECT_EQ(all[0]["name"], "cpu");
+  for (const nlohmann::json& device : all) {
+    EXPECT_FALSE(device["name"].get<std::string>().empty());
+    if (device["available"].get<bool>()) {
+      EXPECT_GT(device["compute_units"], 0);
+      EXPECT_GT(device["memory_bytes"], 1 << 20);
+      EXPECT_FALSE(device["description"].get<std::string>().empty());
+    } else {
+      EXPECT_FALSE(device["reason"].get<std::string>().empty());
+    }
+  }
+}
+
+TEST(CommandLine, BenchTakesItsFlagsInJson) {
+  const Outcome got =
+      gyre("bench attention --context 1k,96" + kSmall + "--formats tq8,f16/tq4 --json");
+  EXPECT_EQ(got.status, 0) << got.error;
+  const auto rows = objects(got.out);
+  ASSERT_EQ(rows.size(), 4u);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["context"], i < 2 ? 1024 : 96);
+    EXPECT_EQ(rows[i]["heads"], 4);
+    EXPECT_EQ(rows[i]["kv_heads"], 2);
+    EXPECT_EQ(rows[i]["head_dim"], 64);
+    EXPECT_EQ(rows[i]["threads"], 1);
+    EXPECT_EQ(rows[i]["k"], i % 2 == 0 ? "tq8" : "f16");
+    EXPECT_EQ(rows[i]["v"], i % 2 == 0 ? "tq8" : "tq4");
+    EXPECT_EQ(rows[i]["against"], "tq8/tq8");
+  }
+  const auto prefill = objects(
+      gyre("bench attention --tokens 16 --context 16" + kSmall + "--formats f16 --json").out);
+  ASSERT_EQ(prefill.size(), 1u);
+  EXPECT_EQ(prefill[0]["op"], "attention prefill");
+  EXPECT_EQ(prefill[0]["tokens"], 16);
+  EXPECT_GT(prefill[0]["gflops"], 0);
+}
+
+}  // namespace

@@ -1,0 +1,16 @@
+#include "version.h"
+
+#include "simd_targets.h"
+
+namespace gyre::tools {
+
+std::string version() { return GYRE_VERSION; }
+
+std::string version_text() {
+  return "gyre " + version() +
+         "\nbuilt by " GYRE_COMPILER ", " GYRE_BUILD_TYPE ", for " GYRE_PROCESSOR
+         "; SIMD targets: " +
+         bench::simd_targets();
+}
+
+}  // namespace gyre::tools
