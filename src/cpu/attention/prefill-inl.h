@@ -1,22 +1,23 @@
-// Attention for many queries: a block of keys and values is decoded to f32 once and multiplied with
-// a tile of up to 64 rows, as matrix products. Queries run along the vectors: scores and
-// probabilities are kept as [key][row].
+// Attention for many rows, which arithmetic bounds: each block of keys and values is unpacked to
+// f32 once and multiplied with up to 64 rows, as matrix products. Rows run along the vectors:
+// scores and probabilities lie as [key][row].
 
-#if defined(GYRE_CPU_ATTENTION_TILE_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef GYRE_CPU_ATTENTION_TILE_INL_H
-#undef GYRE_CPU_ATTENTION_TILE_INL_H
+#if defined(GYRE_CPU_ATTENTION_PREFILL_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_ATTENTION_PREFILL_INL_H
+#undef GYRE_CPU_ATTENTION_PREFILL_INL_H
 #else
-#define GYRE_CPU_ATTENTION_TILE_INL_H
+#define GYRE_CPU_ATTENTION_PREFILL_INL_H
 #endif
 
 #include <cmath>
 
 #include "cpu/attention/problem-inl.h"
+#include "cpu/attention/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-// One row's factor for a whole vector. On Arm it is a lane of a register, free of charge.
+// One row's factor for a whole vector. On Arm a multiplication takes a lane of a register as it is.
 template <int kLane>
 HWY_INLINE VF LaneOf(const float* a) {
 #if HWY_ARCH_ARM
@@ -29,7 +30,7 @@ HWY_INLINE VF LaneOf(const float* a) {
 constexpr uint32_t kMicroRows = 4;
 constexpr uint32_t kMicroVectors = HWY_ARCH_ARM ? 4 : 2;
 
-// c[4][vectors] += a[4][4] b[4][vectors], a row by row with its stride, four steps of the sum.
+// Step kStep of c[4][vectors] += a[4][4] b[4][vectors], with a row by row.
 template <uint32_t kStep>
 HWY_INLINE void MultiplyStep(const float* a, size_t a_stride, const float* b,
                              VF (&c)[kMicroRows][kMicroVectors]) {
@@ -46,7 +47,7 @@ HWY_INLINE void MultiplyStep(const float* a, size_t a_stride, const float* b,
   }
 }
 
-// The same for one step of the sum, with a's four factors side by side.
+// One step of the sum, with a's four factors side by side.
 HWY_INLINE void MultiplyColumn(const float* a, const float* b, VF (&c)[kMicroRows][kMicroVectors]) {
   const DF d;
   VF row[kMicroVectors];
@@ -60,75 +61,72 @@ HWY_INLINE void MultiplyColumn(const float* a, const float* b, VF (&c)[kMicroRow
   }
 }
 
-class Tile {
+class Prefill {
  public:
-  explicit Tile(AttentionUnit& unit) : u_(unit) {
+  explicit Prefill(WorkTile& work) : work_(work) {
     // Queries transposed to [coordinate][row], rows padded with zeros.
-    const uint32_t n = u_.k_dim();
-    float* const transposed = u_.scratch->tile;
-    std::fill_n(transposed, size_t{n} * kAttentionRows, 0.0f);
-    for (uint32_t r = 0; r < u_.rows; ++r) {
+    const uint32_t n = work_.k_dim();
+    float* const transposed = work_.scratch->kv;
+    std::fill_n(transposed, size_t{n} * kWidth, 0.0f);
+    for (uint32_t r = 0; r < work_.rows; ++r) {
       for (uint32_t c = 0; c < n; ++c)
-        transposed[size_t{c} * kAttentionRows + r] = u_.scratch->q[size_t{r} * n + c];
+        transposed[size_t{c} * kWidth + r] = work_.scratch->q[size_t{r} * n + c];
     }
-    std::copy_n(transposed, size_t{n} * kAttentionRows, u_.scratch->q);
-    for (uint32_t r = 0; r < kAttentionRows; ++r) {
-      max_[r] = kMinusInfinity;
-      sum_[r] = 0;
-      slope_[r] = r < u_.rows ? u_.slope[r] : 0;
-    }
+    std::copy_n(transposed, size_t{n} * kWidth, work_.scratch->q);
+    std::fill_n(rescale_, kWidth, 1.0f);
+    std::fill_n(reference_, kWidth, 0.0f);
+    for (uint32_t r = 0; r < kWidth; ++r) slope_[r] = r < work_.rows ? work_.slope[r] : 0;
   }
 
   void run() {
-    std::fill_n(u_.scratch->acc, size_t{kAttentionRows} * u_.v_dim(), 0.0f);
-    u_.for_blocks([&](const KeyBlock& block) {
-      DecodeBlock(u_.k, block, u_.scratch->tile);
-      blank(block, u_.k_dim());
+    std::fill_n(work_.scratch->acc, size_t{kWidth} * work_.v_dim(), 0.0f);
+    work_.for_blocks([&](const KeyBlock& block) {
+      UnpackBlock(work_.k, block, work_.scratch->kv);
+      clear_missing(block, work_.k_dim());
       score(block);
       const bool whole = make_logits(block);
-      fold(block);
-      DecodeBlock(u_.v, block, u_.scratch->tile);
-      blank(block, u_.v_dim());
+      make_probabilities(block);
+      UnpackBlock(work_.v, block, work_.scratch->kv);
+      clear_missing(block, work_.v_dim());
       if (whole || all_finite(block)) {
         accumulate(block);
       } else {
-        accumulate_seen(block);
+        accumulate_by_row(block);
       }
     });
-    for (uint32_t r = 0; r < u_.rows; ++r) u_.state[r] = {max_[r], sum_[r]};
   }
 
   void read_row(uint32_t row, float* values) const {
-    std::copy_n(u_.scratch->acc + size_t{row} * u_.v_dim(), u_.v_dim(), values);
+    std::copy_n(work_.scratch->acc + size_t{row} * work_.v_dim(), work_.v_dim(), values);
   }
 
  private:
-  static constexpr uint32_t kWidth = kAttentionRows;
+  static constexpr uint32_t kWidth = kTileRows;
 
   // Lanes without a key count as zeros.
-  void blank(const KeyBlock& block, uint32_t n) const {
-    float* const tile = u_.scratch->tile;
-    std::fill_n(tile, size_t{block.begin} * n, 0.0f);
-    std::fill(tile + size_t{block.end} * n, tile + size_t{block.lanes()} * n, 0.0f);
+  void clear_missing(const KeyBlock& block, uint32_t n) const {
+    float* const rows = work_.scratch->kv;
+    std::fill_n(rows, size_t{block.begin} * n, 0.0f);
+    std::fill(rows + size_t{block.end} * n, rows + size_t{block.lanes()} * n, 0.0f);
   }
 
   // Rows in use, in whole micro-tiles.
   uint32_t width() const {
     const auto step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(DF()));
-    return (u_.rows + step - 1) / step * step;
+    return (work_.rows + step - 1) / step * step;
   }
 
   void score(const KeyBlock& block) const {
     const DF d;
-    const uint32_t n = u_.k_dim(), step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
+    const uint32_t n = work_.k_dim(), step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
     for (uint32_t r = 0; r < width(); r += step) {
       for (uint32_t key = 0; key < block.lanes(); key += kMicroRows) {
         VF c[kMicroRows][kMicroVectors];
         for (auto& of_key : c) {
           for (auto& v : of_key) v = hn::Zero(d);
         }
-        const float* const a = u_.scratch->tile + size_t{key} * n;
-        const float* const b = u_.scratch->q + r;
+        const float* const a = work_.scratch->kv + size_t{key} * n;
+        const float* const b = work_.scratch->q + r;
         for (uint32_t i = 0; i < n; i += 4) {
           MultiplyStep<0>(a + i, n, b + size_t{i} * kWidth, c);
           MultiplyStep<1>(a + i, n, b + size_t{i + 1} * kWidth, c);
@@ -138,7 +136,7 @@ class Tile {
         for (uint32_t k = 0; k < kMicroRows; ++k) {
           for (uint32_t j = 0; j < kMicroVectors; ++j) {
             hn::StoreU(c[k][j], d,
-                       u_.scratch->logits + size_t{key + k} * kWidth + r + j * hn::Lanes(d));
+                       work_.scratch->logits + size_t{key + k} * kWidth + r + j * hn::Lanes(d));
           }
         }
       }
@@ -149,37 +147,37 @@ class Tile {
   bool make_logits(const KeyBlock& block) const {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
-    const float cap = u_.params->soft_cap;
+    const float cap = work_.params->soft_cap;
     const auto caps = hn::Set(d, cap);
-    const auto scale = hn::Set(d, u_.params->scale), to_base2 = hn::Set(d, kLog2E);
+    const auto scale = hn::Set(d, work_.params->scale), to_base2 = hn::Set(d, kLog2E);
     const auto both = hn::Mul(scale, to_base2);
     for (uint32_t key = 0; key < block.lanes(); ++key) {
-      float* const logits = u_.scratch->logits + size_t{key} * kWidth;
+      float* const logits = work_.scratch->logits + size_t{key} * kWidth;
       for (uint32_t r = 0; r < width(); r += lanes) {
         auto x = hn::Load(d, logits + r);
-        if (u_.plain()) {
+        if (work_.plain()) {
           x = hn::Mul(x, both);
         } else {
           x = hn::Mul(x, scale);
           if (cap > 0) x = SoftCap(x, caps);
-          alignas(64) float away[16];
+          alignas(64) float distance[16];
           for (uint32_t i = 0; i < lanes; ++i) {
-            const uint32_t row = std::min(r + i, u_.rows - 1);
-            away[i] = static_cast<float>(block.key + key - u_.position[row]);
+            const uint32_t row = std::min(r + i, work_.rows - 1);
+            distance[i] = static_cast<float>(block.key + key - work_.position[row]);
           }
-          x = hn::Mul(hn::MulAdd(hn::Load(d, slope_ + r), hn::Load(d, away), x), to_base2);
+          x = hn::Mul(hn::MulAdd(hn::Load(d, slope_ + r), hn::Load(d, distance), x), to_base2);
         }
         hn::Store(x, d, logits + r);
       }
     }
     bool whole = true;
-    for (uint32_t r = 0; r < u_.rows; ++r) whole = mask_row(block, r) && whole;
+    for (uint32_t r = 0; r < work_.rows; ++r) whole = mask_row(block, r) && whole;
     return whole;
   }
 
   bool mask_row(const KeyBlock& block, uint32_t row) const {
-    float* const logits = u_.scratch->logits + row;
-    const Share seen = u_.seen(block, row);
+    float* const logits = work_.scratch->logits + row;
+    const Share seen = work_.seen(block, row);
     bool whole = seen.begin == block.begin && seen.end == block.end;
     for (uint64_t key = 0; key < block.lanes(); ++key) {
       if (whole && key >= block.begin && key < block.end) {
@@ -188,48 +186,52 @@ class Tile {
       }
       if (key < seen.begin || key >= seen.end) logits[key * kWidth] = kMinusInfinity;
     }
-    if (!u_.touches_tree(block)) return whole;
+    if (!work_.touches_tree(block)) return whole;
     for (uint64_t key = seen.begin; key < seen.end; ++key) {
-      if (!u_.tree_hides(block, row, key)) continue;
+      if (!work_.tree_hides(block, row, key)) continue;
       logits[key * kWidth] = kMinusInfinity;
       whole = false;
     }
     return whole;
   }
 
-  // The online softmax, a vector of rows at a time.
-  void fold(const KeyBlock& block) {
+  // Merges the block into every row's softmax state; logits become probabilities.
+  void make_probabilities(const KeyBlock& block) {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+    alignas(64) float largest[kWidth], sums[kWidth];
     for (uint32_t r = 0; r < width(); r += lanes) {
-      float* const logits = u_.scratch->logits + r;
-      const auto old = hn::Load(d, max_ + r);
-      auto max = old;
+      const float* const logits = work_.scratch->logits + r;
+      auto max = hn::Set(d, kMinusInfinity);
       for (uint32_t key = 0; key < block.lanes(); ++key)
         max = hn::Max(max, hn::Load(d, logits + size_t{key} * kWidth));
-      // A row that has seen nothing is measured from 0, so that -inf less -inf does not appear.
-      const auto nothing = hn::Eq(max, hn::Set(d, kMinusInfinity));
-      const auto from = hn::IfThenZeroElse(nothing, max);
+      hn::Store(max, d, largest + r);
+    }
+    for (uint32_t r = 0; r < work_.rows; ++r) {
+      rescale_[r] = work_.state[r].raise(largest[r]);
+      reference_[r] = work_.state[r].reference();
+    }
+    for (uint32_t r = 0; r < width(); r += lanes) {
+      float* const logits = work_.scratch->logits + r;
+      const auto reference = hn::Load(d, reference_ + r);
       auto sum = hn::Zero(d);
       for (uint32_t key = 0; key < block.lanes(); ++key) {
         float* const at = logits + size_t{key} * kWidth;
-        const auto p = Exp2(hn::Sub(hn::Load(d, at), from));
+        const auto p = Exp2(hn::Sub(hn::Load(d, at), reference));
         hn::Store(p, d, at);
         sum = hn::Add(sum, p);
       }
-      const auto keep = Exp2(hn::Sub(old, from));
-      hn::Store(keep, d, keep_ + r);
-      hn::Store(max, d, max_ + r);
-      hn::Store(hn::MulAdd(hn::Load(d, sum_ + r), keep, sum), d, sum_ + r);
+      hn::Store(sum, d, sums + r);
     }
+    for (uint32_t r = 0; r < work_.rows; ++r) work_.state[r].sum += sums[r];
   }
 
   bool all_finite(const KeyBlock& block) const {
     const DF d;
-    const size_t count = size_t{block.lanes()} * u_.v_dim();
+    const size_t count = size_t{block.lanes()} * work_.v_dim();
     auto sum = hn::Zero(d);  // x - x is 0 or NaN
     for (size_t i = 0; i < count; i += hn::Lanes(d)) {
-      const auto x = hn::Load(d, u_.scratch->tile + i);
+      const auto x = hn::Load(d, work_.scratch->kv + i);
       sum = hn::Add(sum, hn::Sub(x, x));
     }
     return hn::GetLane(hn::SumOfLanes(d, sum)) == 0;
@@ -238,60 +240,60 @@ class Tile {
   void accumulate(const KeyBlock& block) const {
     const DF d;
     const size_t lanes = hn::Lanes(d);
-    const uint32_t n = u_.v_dim(), step = static_cast<uint32_t>(kMicroVectors * lanes);
+    const uint32_t n = work_.v_dim(), step = static_cast<uint32_t>(kMicroVectors * lanes);
     uint32_t column = 0;
     for (; column + step <= n; column += step) {
-      for (uint32_t row = 0; row < u_.rows; row += kMicroRows) {
+      for (uint32_t row = 0; row < work_.rows; row += kMicroRows) {
         VF c[kMicroRows][kMicroVectors];
         for (auto& of_row : c) {
           for (auto& v : of_row) v = hn::Zero(d);
         }
-        const float* b = u_.scratch->tile + column;
-        const float* a = u_.scratch->logits + row;
+        const float* b = work_.scratch->kv + column;
+        const float* a = work_.scratch->logits + row;
         for (uint32_t key = 0; key < block.lanes(); ++key, a += kWidth, b += n)
           MultiplyColumn(a, b, c);
-        // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
-        float* const place = u_.scratch->acc + size_t{row} * n + column;
+        // The block is summed up before it is added: single keys would vanish beside a large sum.
+        float* const place = work_.scratch->acc + size_t{row} * n + column;
         for (uint32_t i = 0; i < kMicroRows; ++i) {
-          const auto keep = hn::Set(d, keep_[row + i]);
+          const auto rescale = hn::Set(d, rescale_[row + i]);
           for (uint32_t j = 0; j < kMicroVectors; ++j) {
             float* const at = place + size_t{i} * n + j * lanes;
-            hn::StoreU(hn::MulAdd(hn::LoadU(d, at), keep, c[i][j]), d, at);
+            hn::StoreU(hn::MulAdd(hn::LoadU(d, at), rescale, c[i][j]), d, at);
           }
         }
       }
     }
     for (; column < n; column += static_cast<uint32_t>(lanes)) {
-      for (uint32_t row = 0; row < u_.rows; ++row) accumulate_one(block, row, column);
+      for (uint32_t row = 0; row < work_.rows; ++row) accumulate_one(block, row, column);
     }
   }
 
   // A vector of columns of one row.
   void accumulate_one(const KeyBlock& block, uint32_t row, uint32_t column) const {
     const DF d;
-    const uint32_t n = u_.v_dim();
-    float* const place = u_.scratch->acc + size_t{row} * n + column;
+    const uint32_t n = work_.v_dim();
+    float* const place = work_.scratch->acc + size_t{row} * n + column;
     auto c = hn::Zero(d);
     for (uint32_t key = block.begin; key < block.end; ++key) {
-      const float p = u_.scratch->logits[size_t{key} * kWidth + row];
+      const float p = work_.scratch->logits[size_t{key} * kWidth + row];
       if (p == 0) continue;  // whatever the value is
-      c = hn::MulAdd(hn::Set(d, p), hn::LoadU(d, u_.scratch->tile + size_t{key} * n + column), c);
+      c = hn::MulAdd(hn::Set(d, p), hn::LoadU(d, work_.scratch->kv + size_t{key} * n + column), c);
     }
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, place), hn::Set(d, keep_[row]), c), d, place);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, place), hn::Set(d, rescale_[row]), c), d, place);
   }
 
-  // With a value that is not finite among those that some rows do not see.
-  void accumulate_seen(const KeyBlock& block) const {
+  // A value that some row does not see is not finite, and 0 times that is NaN: each row skips what
+  // it does not see.
+  void accumulate_by_row(const KeyBlock& block) const {
     const auto lanes = static_cast<uint32_t>(hn::Lanes(DF()));
-    for (uint32_t row = 0; row < u_.rows; ++row) {
-      for (uint32_t column = 0; column < u_.v_dim(); column += lanes)
+    for (uint32_t row = 0; row < work_.rows; ++row) {
+      for (uint32_t column = 0; column < work_.v_dim(); column += lanes)
         accumulate_one(block, row, column);
     }
   }
 
-  AttentionUnit& u_;
-  alignas(64) float max_[kAttentionRows], sum_[kAttentionRows], keep_[kAttentionRows],
-      slope_[kAttentionRows];
+  WorkTile& work_;
+  alignas(64) float rescale_[kWidth], reference_[kWidth], slope_[kWidth];
 };
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

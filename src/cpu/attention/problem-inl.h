@@ -1,36 +1,37 @@
-// What one task of attention works on: up to 64 queries of one KV head and a range of keys. Both
-// ways through the keys, for few queries (attention_stream-inl.h) and for many
-// (attention_tile-inl.h), share this.
+// What attention works on at a time: a work tile is up to 64 rows of one KV head and a range of
+// keys. Both kernels, for few rows (decode-inl.h) and for many (prefill-inl.h), take one.
 
-#if defined(GYRE_CPU_ATTENTION_UNIT_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef GYRE_CPU_ATTENTION_UNIT_INL_H
-#undef GYRE_CPU_ATTENTION_UNIT_INL_H
+#if defined(GYRE_CPU_ATTENTION_PROBLEM_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_ATTENTION_PROBLEM_INL_H
+#undef GYRE_CPU_ATTENTION_PROBLEM_INL_H
 #else
-#define GYRE_CPU_ATTENTION_UNIT_INL_H
+#define GYRE_CPU_ATTENTION_PROBLEM_INL_H
 #endif
 
 #include <algorithm>
 #include <memory>
 
 #include "abi/attention.h"
+#include "abi/attention_bounds.h"
 #include "cpu/attention/isa/kernels.h"
+#include "cpu/attention/kv_walk-inl.h"
 #include "cpu/attention/softmax-inl.h"
-#include "cpu/kernels/kv_decode-inl.h"
+#include "cpu/kernel.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // every scale block in units of 64
+constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
 
 // Memory of a thread, kept from call to call: a megabyte is too much for the stacks some callers
 // have.
 struct AttentionScratch {
-  alignas(64) float q[kAttentionRows * abi::kKvMaxHeadDim];
-  alignas(64) float acc[kAttentionRows * abi::kKvMaxHeadDim];
-  alignas(64) float tile[kAttentionBlock * abi::kKvMaxHeadDim];
-  alignas(64) float logits[kAttentionRows * kAttentionBlock];
-  alignas(64) int8_t operand[2 * kAttentionRows * kPaddedHeadDim];
-  alignas(64) int8_t levels[kAttentionBlock * kPaddedHeadDim];
+  alignas(64) float q[kTileRows * abi::kKvMaxHeadDim];
+  alignas(64) float acc[kTileRows * abi::kKvMaxHeadDim];
+  alignas(64) float kv[kBlockKeys * abi::kKvMaxHeadDim];  // a block's keys or values, unpacked
+  alignas(64) float logits[kTileRows * kBlockKeys];
+  alignas(64) int8_t operand[2 * kTileRows * kPaddedHeadDim];
+  alignas(64) int8_t levels[kBlockKeys * kPaddedHeadDim];
 };
 
 inline AttentionScratch& ThreadScratch() {
@@ -38,19 +39,17 @@ inline AttentionScratch& ThreadScratch() {
   return *kScratch;
 }
 
-// Keys [begin, end) of up to 64 consecutive slots, counted from a tile's first slot.
-struct KeyBlock {
-  uint64_t tile;  // of the first slot
-  uint32_t begin, end;
-  int64_t key;  // number of the key in lane 0; lanes before `begin` may not have one
-  uint32_t tiles() const { return (end + abi::kKvTile - 1) / abi::kKvTile; }
-  uint32_t lanes() const { return tiles() * abi::kKvTile; }
-};
-
-struct Cache {
+// K or V of one head.
+struct HeadView {
   const abi::KvCacheLayout* layout;
-  const uint8_t* codes;  // of the unit's head
+  const uint8_t* codes;
   const uint8_t* scales;
+
+  HeadView() = default;
+  HeadView(const abi::KvCacheLayout& cache, uint64_t codes_at, uint64_t scales_at, uint64_t head)
+      : layout(&cache),
+        codes(pointer<const uint8_t>(codes_at) + head * cache.codes_head_stride),
+        scales(pointer<const uint8_t>(scales_at) + head * cache.scales_head_stride) {}
 
   const uint8_t* tile(uint64_t index) const { return codes + index * layout->codes_tile_stride; }
   const uint8_t* tile_scales(uint64_t index) const {
@@ -59,22 +58,23 @@ struct Cache {
   uint64_t slot_stride() const { return layout->codes_tile_stride / abi::kKvTile; }
 };
 
-struct AttentionUnit {
+struct WorkTile {
   const abi::AttentionParams* params;
-  Cache k, v;
+  HeadView k, v;
   const float* slopes;  // null: none
   const uint8_t* tree;  // null: none
   uint64_t kv_head;
-  uint64_t first_row;  // of the KV head's rows
+  uint64_t first_row;  // among the KV head's rows
   uint32_t rows;
   int64_t first_key, last_key;  // of the split
   AttentionScratch* scratch;
 
-  // Per row. Keys [begin, end) are seen, unless the tree says no.
-  int64_t begin[kAttentionRows], end[kAttentionRows];
-  int64_t position[kAttentionRows];
-  float slope[kAttentionRows];
-  RowState state[kAttentionRows];
+  // Per row: keys that it sees, unless the tree hides them, and its softmax so far.
+  abi::RowMask<int64_t> mask;
+  abi::RowBounds<int64_t> bounds[kTileRows];
+  int64_t position[kTileRows];
+  float slope[kTileRows];
+  SoftmaxState state[kTileRows];
 
   uint64_t group() const { return params->heads / params->kv_heads; }
   uint64_t token(uint32_t row) const { return (first_row + row) / group(); }
@@ -83,65 +83,39 @@ struct AttentionUnit {
   uint32_t v_dim() const { return v.layout->head_dim; }
   bool plain() const { return params->soft_cap == 0 && slopes == nullptr; }
 
-  void find_bounds() {
-    const auto length = static_cast<int64_t>(params->length);
-    const auto window = static_cast<int64_t>(std::min<uint64_t>(params->window, INT64_MAX / 2));
+  void start_rows() {
+    mask = {static_cast<int64_t>(params->length), static_cast<int64_t>(params->tokens),
+            abi::row_window<int64_t>(params->window), params->causal != 0};
     for (uint32_t r = 0; r < rows; ++r) {
-      position[r] = length - static_cast<int64_t>(params->tokens) + static_cast<int64_t>(token(r));
-      begin[r] = window == 0 ? 0 : std::max<int64_t>(0, position[r] + 1 - window);
-      end[r] = params->causal != 0 ? std::clamp<int64_t>(position[r] + 1, 0, length) : length;
-      begin[r] = std::clamp(begin[r], first_key, last_key);
-      end[r] = std::clamp(end[r], first_key, last_key);
+      const auto at = static_cast<int64_t>(token(r));
+      position[r] = abi::row_position(mask, at);
+      bounds[r] = abi::row_bounds(mask, at, first_key, last_key);
       slope[r] = slopes == nullptr ? 0.0f : slopes[head(r)];
-      state[r] = RowState();
+      state[r] = SoftmaxState();
     }
   }
 
-  // Lanes of the block that a row's bounds leave; empty if begin >= end.
+  // Lanes of the block within a row's bounds.
   Share seen(const KeyBlock& block, uint32_t row) const {
-    const int64_t lo = std::max<int64_t>(begin[row] - block.key, block.begin);
-    const int64_t hi = std::min<int64_t>(end[row] - block.key, block.end);
+    const int64_t lo = std::max<int64_t>(bounds[row].begin - block.key, block.begin);
+    const int64_t hi = std::min<int64_t>(bounds[row].end - block.key, block.end);
     return {static_cast<uint64_t>(lo), static_cast<uint64_t>(std::max(lo, hi))};
   }
-  int64_t first_new() const {
-    return static_cast<int64_t>(params->length) - static_cast<int64_t>(params->tokens);
-  }
   bool tree_hides(const KeyBlock& block, uint32_t row, uint64_t lane) const {
-    if (tree == nullptr) return false;
-    const int64_t fresh = block.key + static_cast<int64_t>(lane) - first_new();
-    return fresh >= 0 && tree[token(row) * params->tree_stride + static_cast<uint64_t>(fresh)] == 0;
+    return tree != nullptr && abi::tree_hides(tree + token(row) * params->tree_stride, mask,
+                                              block.key + static_cast<int64_t>(lane));
   }
   bool touches_tree(const KeyBlock& block) const {
-    return tree != nullptr && block.key + block.end > first_new();
+    return tree != nullptr && block.key + block.end > abi::row_position<int64_t>(mask, 0);
   }
 
-  // Calls take(block) for every block that some row sees a key of, oldest first.
+  // Calls take(block) for every block that some row sees a key of, oldest first. Bounds grow with
+  // the row.
   template <class Take>
   void for_blocks(const Take& take) const {
-    const int64_t oldest = *std::min_element(begin, begin + rows);
-    const int64_t newest = *std::max_element(end, end + rows);
-    for (int64_t key = oldest; key < newest;) {
-      const uint64_t slot = (params->ring_start + static_cast<uint64_t>(key)) % params->capacity;
-      const auto skip = static_cast<uint32_t>(slot % abi::kKvTile);
-      const uint64_t count = std::min({static_cast<uint64_t>(newest - key), params->capacity - slot,
-                                       uint64_t{kAttentionBlock} - skip});
-      take(KeyBlock{slot / abi::kKvTile, skip, skip + static_cast<uint32_t>(count), key - skip});
-      key += static_cast<int64_t>(count);
-    }
+    ForBlocks(*params, bounds[0].begin, bounds[rows - 1].end, take);
   }
 };
-
-// Rotated coordinates of the block's keys or values, lane by lane, in scratch.tile.
-HWY_INLINE void DecodeBlock(const Cache& cache, const KeyBlock& block, float* tile) {
-  const uint64_t n = cache.layout->head_dim;
-  for (uint32_t t = 0; t < block.tiles(); ++t) {
-    const uint32_t first = t * abi::kKvTile;
-    const Share slots{std::max(block.begin, first) - first,
-                      std::min(block.end, first + abi::kKvTile) - first};
-    DecodeTile(*cache.layout, cache.tile(block.tile + t), cache.tile_scales(block.tile + t), slots,
-               tile + first * n);
-  }
-}
 
 }  // namespace gyre::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

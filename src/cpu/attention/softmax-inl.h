@@ -1,11 +1,11 @@
-// The online softmax: base-2 exponentials, and the state of a row {max, sum} that blocks of logits
-// are folded into.
+// The online softmax: base-2 exponentials, and the state of a row that blocks of logits, splits of
+// the keys and sinks are merged into.
 
-#if defined(GYRE_CPU_SOFTMAX_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef GYRE_CPU_SOFTMAX_INL_H
-#undef GYRE_CPU_SOFTMAX_INL_H
+#if defined(GYRE_CPU_ATTENTION_SOFTMAX_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_ATTENTION_SOFTMAX_INL_H
+#undef GYRE_CPU_ATTENTION_SOFTMAX_INL_H
 #else
-#define GYRE_CPU_SOFTMAX_INL_H
+#define GYRE_CPU_ATTENTION_SOFTMAX_INL_H
 #endif
 
 #include <cmath>
@@ -60,39 +60,62 @@ HWY_INLINE VF SoftCap(VF x, VF cap) {
 
 inline float Exp2One(float x) { return x == kMinusInfinity ? 0.0f : std::exp2(x); }
 
-// Base-2 logits: max and sum are of 2^logit.
-struct RowState {
-  float max = kMinusInfinity;
-  float sum = 0;
+// What two merged states' accumulated values are multiplied by before they are added.
+struct MergeWeights {
+  float mine, other;
 };
 
-// Folds `count` logits (a multiple of 8), each times `factor`, which is positive, into the state
-// and makes them probabilities; what is -inf becomes next to nothing. Returns what the old
-// accumulator is multiplied with.
+// A row's softmax so far: the largest base-2 logit, and the sum of 2^(logit - max).
+struct SoftmaxState {
+  float max = kMinusInfinity;
+  float sum = 0;
+
+  // What logits are subtracted from. Before a key was seen not -inf: -inf - -inf is NaN.
+  float reference() const { return max == kMinusInfinity ? 0.0f : max; }
+
+  // Raises max to `largest`; returns the factor that rescales values accumulated so far.
+  float raise(float largest) {
+    if (!(largest > max)) return 1.0f;
+    const float rescale = Exp2One(max - largest);
+    max = largest;
+    sum *= rescale;
+    return rescale;
+  }
+
+  MergeWeights merge(const SoftmaxState& other) {
+    if (other.sum == 0) return {1.0f, 0.0f};  // no key was seen there
+    const float mine = raise(other.max);
+    // Both maxima -inf and a sum that is not 0: the other's logits were all NaN, and so is its sum.
+    const bool none = other.max == kMinusInfinity && max == kMinusInfinity;
+    const float weight = none ? other.sum : Exp2One(other.max - max);
+    sum += weight * other.sum;
+    return {mine, weight};
+  }
+
+  // Natural logarithm of the sum of exp(logit); -inf if no key was seen.
+  float log_sum_exp() const { return sum == 0 ? kMinusInfinity : (max + std::log2(sum)) * kLn2; }
+};
+
+// Merges a block of `count` logits (a multiple of 8), each times `factor` > 0, into a row's state
+// and makes them probabilities; -inf becomes next to nothing. Returns the rescale factor.
 HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, float factor,
-                            RowState& state) {
+                            SoftmaxState& state) {
   const DF d;
   const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
   auto top = hn::Set(d, kMinusInfinity);
   for (uint32_t i = 0; i < count; i += lanes) top = hn::Max(top, hn::Load(d, logits + i));
-  const float largest = hn::GetLane(hn::MaxOfLanes(d, top)) * factor;
-  float keep = 1.0f;
-  if (largest > state.max) {
-    keep = Exp2One(state.max - largest);
-    state.max = largest;
-  }
-  // Before anything is seen, -inf less -inf must not appear.
-  const auto max = hn::Set(d, state.max == kMinusInfinity ? 0.0f : state.max);
+  const float rescale = state.raise(hn::GetLane(hn::MaxOfLanes(d, top)) * factor);
+  const auto reference = hn::Set(d, state.reference());
   const auto factors = hn::Set(d, factor);
   auto sum = hn::Zero(d);
   for (uint32_t i = 0; i < count; i += lanes) {
     // Not fused: the largest must come out as exactly 1.
-    const auto p = Exp2(hn::Sub(hn::Mul(hn::Load(d, logits + i), factors), max));
+    const auto p = Exp2(hn::Sub(hn::Mul(hn::Load(d, logits + i), factors), reference));
     hn::Store(p, d, logits + i);
     sum = hn::Add(sum, p);
   }
-  state.sum = state.sum * keep + hn::GetLane(hn::SumOfLanes(d, sum));
-  return keep;
+  state.sum += hn::GetLane(hn::SumOfLanes(d, sum));
+  return rescale;
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -1,4 +1,4 @@
-// Codes to and from their places in memory (src/abi/kv_codec.h says where).
+// Codes to their places in memory (src/abi/kv_codec.h says where).
 
 #if defined(GYRE_CPU_KV_PACK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_KV_PACK_INL_H
@@ -78,23 +78,6 @@ HWY_INLINE void PackPlane(const uint8_t* HWY_RESTRICT codes, uint32_t head_dim,
   }
 }
 
-template <uint32_t kBits, uint32_t kShift>
-HWY_INLINE void UnpackPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_dim,
-                            uint8_t* HWY_RESTRICT codes) {
-  constexpr uint32_t kGroup = abi::kv_group(kBits), kPieces = 8 / kBits;
-  constexpr auto kMask = static_cast<uint8_t>((1u << kBits) - 1);
-  for (uint32_t begin = 0; begin < head_dim; begin += kGroup) {
-    const uint32_t bytes = std::min(head_dim - begin, kGroup) * kBits / 8;
-    for (uint32_t piece = 0; piece < kPieces; ++piece) {
-      for (uint32_t j = 0; j < bytes; ++j) {
-        const uint32_t code = plane[j] >> (piece * kBits) & kMask;
-        codes[begin + piece * bytes + j] |= static_cast<uint8_t>(code << kShift);
-      }
-    }
-    plane += bytes;
-  }
-}
-
 // One row of K.
 template <uint32_t kFormat>
 HWY_INLINE void PackRow(const uint8_t* codes, uint32_t head_dim, uint8_t* row) {
@@ -104,15 +87,6 @@ HWY_INLINE void PackRow(const uint8_t* codes, uint32_t head_dim, uint8_t* row) {
     PackPlane<Plane<kFormat, true>>(codes, head_dim,
                                     row + abi::kv_plane_bytes(head_dim, Low::kBits));
   }
-}
-
-template <uint32_t kFormat>
-HWY_INLINE void UnpackRow(const uint8_t* row, uint32_t head_dim, uint8_t* codes) {
-  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  std::fill_n(codes, head_dim, uint8_t{0});
-  UnpackPlane<kLow, 0>(row, head_dim, codes);
-  if constexpr (kHigh != 0)
-    UnpackPlane<kHigh, kLow>(row + abi::kv_plane_bytes(head_dim, kLow), head_dim, codes);
 }
 
 // A tile of V, one plane: kBits bytes per coordinate, byte i holds the tokens i, i + kBits, i + 2

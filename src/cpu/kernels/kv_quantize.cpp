@@ -13,9 +13,9 @@
 #include "hwy/highway.h"
 // After highway.h
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/kv_decode-inl.h"
 #include "cpu/kernels/kv_unit-inl.h"
 #include "cpu/kernels/rotation-inl.h"
+#include "cpu/kernels/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
@@ -84,7 +84,7 @@ void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
     const uint64_t tile_slot = tile * abi::kKvTile;
     const Share slots{std::max(p.first_slot, tile_slot) - tile_slot,
                       std::min(last_slot, tile_slot + abi::kKvTile) - tile_slot};
-    DecodeTile(p.cache,
+    UnpackTile(p.cache,
                pointer<const uint8_t>(args[0]) + head * p.cache.codes_head_stride +
                    tile * p.cache.codes_tile_stride,
                pointer<const uint8_t>(args[1]) + head * p.cache.scales_head_stride +

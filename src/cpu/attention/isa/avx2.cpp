@@ -114,7 +114,7 @@ void score_rows(const ScoreJob& job, size_t row) {
         score[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums_of(products + r * 4)), scale, score[r]);
     }
     for (size_t r = 0; r < kRows; ++r)
-      _mm256_storeu_ps(job.scores + (row + r) * kAttentionBlock + tile * kTile, score[r]);
+      _mm256_storeu_ps(job.scores + (row + r) * kBlockKeys + tile * kTile, score[r]);
   }
 }
 
@@ -182,12 +182,12 @@ inline void value_levels(const uint8_t* tile, size_t head_dim, size_t c, __m256i
 // Probabilities of a block times the values' scales, in 15 bits against the largest of the row. A
 // tile's tokens in the order in which levels are widened: 0 2, 1 3, 4 6, 5 7.
 struct Weights {
-  alignas(64) int16_t of[kAttentionRows][kAttentionBlock];
-  float unit[kAttentionRows];
+  alignas(64) int16_t of[kTileRows][kBlockKeys];
+  float unit[kTileRows];
 };
 
 void store_weights(const AccumulateJob& job, const BlockScales& scales, size_t row, Weights& out) {
-  __m256i whole[kAttentionBlock / kTile];
+  __m256i whole[kBlockKeys / kTile];
   out.unit[row] = weigh_row<32767>(job, scales, row, whole);
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const __m256i turned = _mm256_shuffle_epi32(whole[tile], _MM_SHUFFLE(3, 1, 2, 0));
@@ -229,7 +229,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, s
   }
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
-    const __m256 keep = _mm256_set1_ps(job.keep[row + r]);
+    const __m256 keep = _mm256_set1_ps(job.rescale[row + r]);
     const __m256 unit = _mm256_set1_ps(weights.unit[row + r]);
     for (size_t i = 0; i < kChunks; ++i) {
       const __m256 old = _mm256_mul_ps(_mm256_loadu_ps(place + 8 * i), keep);
@@ -272,7 +272,7 @@ AttentionKernels avx2_attention_kernels() {
   kernels.name = "avx2";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
-  kernels.query_layout = QueryLayout::whole;
+  kernels.query_layout = QueryLayout::int16;
   return kernels;
 }
 

@@ -69,7 +69,7 @@ inline void score_pairs(const ScoreJob& job, size_t row, size_t key, size_t keys
     float lanes[2 * kPairs];
     for (size_t i = 0; i < kPairs; i += 2)
       vst1q_f32(lanes + 2 * i, both_parts(sums[r][i], sums[r][i + 1]));
-    float* const scores = job.scores + (row + r) * kAttentionBlock + key;
+    float* const scores = job.scores + (row + r) * kBlockKeys + key;
     for (size_t i = 0; i < keys; ++i) scores[i] = lanes[i];
   }
 }
@@ -78,7 +78,7 @@ template <size_t kRows>
 void score_rows(const ScoreJob& job, size_t row) {
   constexpr size_t kPairs = kRows == 4 ? 2 : 4;  // enough sums not to wait for each other
   for (size_t key = 0; key < job.key_count; key += 2 * kPairs) {
-    if (row == 0) fetch(job.ahead, key, key + 2 * kPairs);
+    if (row == 0) fetch(job.prefetch, key, key + 2 * kPairs);
     const size_t left = job.key_count - key;
     score_pairs<kRows, kPairs>(job, row, key, left < 2 * kPairs ? left : 2 * kPairs);
   }
@@ -94,11 +94,11 @@ void score_bf16(const ScoreJob& job) {
 // Probabilities of the keys that may be read, four at a time: their upper parts, then the lower;
 // zeros after the last.
 struct SplitProbabilities {
-  alignas(16) uint16_t p[kAttentionRows][kAttentionBlock / 4][8];
+  alignas(16) uint16_t p[kTileRows][kBlockKeys / 4][8];
 
   explicit SplitProbabilities(const AccumulateJob& job) {
     for (size_t r = 0; r < job.rows; ++r) {
-      const float* const from = job.p + r * kAttentionBlock;
+      const float* const from = job.p + r * kBlockKeys;
       size_t key = job.begin, quad = 0;
       for (; key + 4 <= job.end; key += 4) split(vld1q_f32(from + key), p[r][quad++]);
       if (key == job.end) continue;
@@ -161,7 +161,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const SplitProbabilities&
     for (size_t i = 0; i < 2 * kVectors; ++i) {
       float* const at = place + r * job.head_dim + 4 * i;
       const float32x4_t sum = both_parts(sums[r][2 * i], sums[r][2 * i + 1]);
-      vst1q_f32(at, vfmaq_n_f32(sum, vld1q_f32(at), job.keep[row + r]));
+      vst1q_f32(at, vfmaq_n_f32(sum, vld1q_f32(at), job.rescale[row + r]));
     }
   }
 }
@@ -171,7 +171,7 @@ void accumulate_rows(const AccumulateJob& job, const SplitProbabilities& split, 
   constexpr size_t kVectors = kRows == 4 ? 1 : 2;  // enough sums not to wait for each other
   size_t c = 0;
   for (; c + 8 * kVectors <= job.head_dim; c += 8 * kVectors) {
-    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kVectors);
+    if (row == 0) fetch(job.prefetch, c / 8, c / 8 + kVectors);
     accumulate_chunk<kRows, kVectors>(job, split, row, c);
   }
   if (c < job.head_dim) accumulate_chunk<kRows, 1>(job, split, row, c);

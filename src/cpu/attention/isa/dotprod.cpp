@@ -104,15 +104,14 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
       score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(sum), scale);
     }
   }
-  for (size_t r = 0; r < kRows; ++r)
-    vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
+  for (size_t r = 0; r < kRows; ++r) vst1q_f32(job.scores + (row + r) * kBlockKeys + key, score[r]);
 }
 
 template <uint32_t kFormat, size_t kRows>
 void score_rows(const ScoreJob& job, size_t row) {
   const typename Keys<kFormat>::Tables tables;
   for (size_t key = 0; key < job.key_count; key += 4) {
-    if (row == 0) fetch(job.ahead, key, key + 4);
+    if (row == 0) fetch(job.prefetch, key, key + 4);
     score_keys<kFormat, kRows>(job, tables, row, key);
   }
 }
@@ -171,7 +170,7 @@ inline void Products::accumulate(const AccumulateJob& job, const Values<kFormat>
   }
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
-    const float keep = job.keep[row + r], unit = weights.unit[row + r];
+    const float keep = job.rescale[row + r], unit = weights.unit[row + r];
     for (size_t i = 0; i < 2 * kUnits; ++i) {
       // Eight bits are behind the point.
       const float32x4_t sum = vcvtq_n_f32_s32(both_bytes(sums[r].upper[i], sums[r].lower[i]), 8);
@@ -193,7 +192,7 @@ AttentionKernels dotprod_attention_kernels() {
   kernels.name = "dotprod";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
-  kernels.query_layout = QueryLayout::bytes_apart;
+  kernels.query_layout = QueryLayout::hi_then_lo;
   return kernels;
 }
 

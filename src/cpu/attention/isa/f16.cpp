@@ -28,7 +28,7 @@ struct ScoreSums {
 
 template <size_t kRows>
 void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
-  const float* q = job.q_plain + row * job.head_dim;
+  const float* q = job.q_f32 + row * job.head_dim;
   const float16_t* k[4];
   for (size_t i = 0; i < 4; ++i) {
     const size_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
@@ -58,14 +58,14 @@ void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
     if constexpr (kRows == 1) scores = vaddq_f32(scores, sums[1].of_keys());
     float lanes[4];
     vst1q_f32(lanes, scores);
-    for (size_t i = 0; i < keys; ++i) job.scores[(row + r) * kAttentionBlock + key + i] = lanes[i];
+    for (size_t i = 0; i < keys; ++i) job.scores[(row + r) * kBlockKeys + key + i] = lanes[i];
   }
 }
 
 void score_f16(const ScoreJob& job) {
   const size_t keys = job.key_count;
   for (size_t key = 0; key < keys; key += 4) {
-    fetch(job.ahead, key, key + 4);
+    fetch(job.prefetch, key, key + 4);
     const size_t count = keys - key < 4 ? keys - key : 4;
     size_t row = 0;
     for (; row + 4 <= job.rows; row += 4) score_f16_rows<4>(job, row, key, count);
@@ -103,15 +103,15 @@ inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
 
 // Probabilities of a block in f16, brought near 1.
 struct HalfProbabilities {
-  alignas(16) float16_t p[kAttentionRows][kAttentionBlock];
-  float unit[kAttentionRows];
-  bool wide[kAttentionRows];  // reach too far for f16: the small ones would be lost
+  alignas(16) float16_t p[kTileRows][kBlockKeys];
+  float unit[kTileRows];
+  bool wide[kTileRows];  // reach too far for f16: the small ones would be lost
 
   explicit HalfProbabilities(const AccumulateJob& job) {
     for (size_t r = 0; r < job.rows; ++r) fill(job, r);
   }
   void fill(const AccumulateJob& job, size_t r) {
-    const float* const from = job.p + r * kAttentionBlock;
+    const float* const from = job.p + r * kBlockKeys;
     const size_t first = size_t{job.begin} / 4 * 4;
     float32x4_t top = vdupq_n_f32(0), bottom = vdupq_n_f32(1);
     for (size_t i = first; i < job.end; i += 4) {
@@ -163,7 +163,7 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabiliti
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t i = 0; i < 2 * kVectors; ++i) {
       float* const at = place + r * job.head_dim + 4 * i;
-      const float32x4_t old = vmulq_n_f32(vld1q_f32(at), job.keep[row + r]);
+      const float32x4_t old = vmulq_n_f32(vld1q_f32(at), job.rescale[row + r]);
       vst1q_f32(at, vfmaq_n_f32(old, acc[r][i], half.unit[row + r]));
     }
   }
@@ -174,7 +174,7 @@ void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half
   constexpr size_t kVectors = kRows == 1 ? 8 : 2;  // enough sums not to wait for each other
   size_t c = 0;
   for (; c + 8 * kVectors <= job.head_dim; c += 8 * kVectors) {
-    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kVectors);
+    if (row == 0) fetch(job.prefetch, c / 8, c / 8 + kVectors);
     accumulate_f16_chunk<kRows, kVectors>(job, half, row, c);
   }
   for (; c < job.head_dim; c += 8) accumulate_f16_chunk<kRows, 1>(job, half, row, c);
@@ -182,7 +182,7 @@ void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half
 
 // A row whose probabilities f16 cannot hold, in f32.
 void accumulate_f16_wide(const AccumulateJob& job, size_t row) {
-  const float* const p = job.p + row * kAttentionBlock;
+  const float* const p = job.p + row * kBlockKeys;
   float* const place = job.acc + row * job.head_dim;
   for (size_t c = 0; c < job.head_dim; c += 8) {
     float32x4_t low = vdupq_n_f32(0), high = vdupq_n_f32(0);
@@ -193,8 +193,9 @@ void accumulate_f16_wide(const AccumulateJob& job, size_t row) {
       low = vfmaq_n_f32(low, vcvt_f32_f16(vget_low_f16(v)), p[key]);
       high = vfmaq_n_f32(high, vcvt_high_f32_f16(v), p[key]);
     }
-    vst1q_f32(place + c, vaddq_f32(vmulq_n_f32(vld1q_f32(place + c), job.keep[row]), low));
-    vst1q_f32(place + c + 4, vaddq_f32(vmulq_n_f32(vld1q_f32(place + c + 4), job.keep[row]), high));
+    vst1q_f32(place + c, vaddq_f32(vmulq_n_f32(vld1q_f32(place + c), job.rescale[row]), low));
+    vst1q_f32(place + c + 4,
+              vaddq_f32(vmulq_n_f32(vld1q_f32(place + c + 4), job.rescale[row]), high));
   }
 }
 

@@ -68,15 +68,14 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
     for (size_t r = 0; r < kRows; ++r)
       score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(both_bytes(acc[r][0], acc[r][1])), scale);
   }
-  for (size_t r = 0; r < kRows; ++r)
-    vst1q_f32(job.scores + (row + r) * kAttentionBlock + key, score[r]);
+  for (size_t r = 0; r < kRows; ++r) vst1q_f32(job.scores + (row + r) * kBlockKeys + key, score[r]);
 }
 
 template <uint32_t kFormat, size_t kRows>
 void score_rows(const ScoreJob& job, size_t row) {
   const typename Keys<kFormat>::Tables tables;
   for (size_t key = 0; key < job.key_count; key += 4) {
-    if (row == 0) fetch(job.ahead, key, key + 4);
+    if (row == 0) fetch(job.prefetch, key, key + 4);
     score_keys<kFormat, kRows>(job, tables, row, key);
   }
 }
@@ -134,7 +133,7 @@ inline void Products::accumulate(const AccumulateJob& job, const Values<kFormat>
   multiply_values<kFormat, kRows, kUnits>(job, loader, weights.bytes + row, c, acc);
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
-    const float keep = job.keep[row + r], unit = weights.unit[row + r];
+    const float keep = job.rescale[row + r], unit = weights.unit[row + r];
     for (size_t j = 0; j < kUnits * 2; ++j) {
       // Eight bits are behind the point.
       const float32x4_t sum = vcvtq_n_f32_s32(both_bytes(acc[r][2 * j], acc[r][2 * j + 1]), 8);

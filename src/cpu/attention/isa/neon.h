@@ -15,9 +15,9 @@ namespace {
 inline constexpr size_t kTile = abi::kKvTile;
 
 // Into the second cache: the first is full of what is worked on.
-inline void fetch(const Ahead& ahead, size_t begin, size_t end) {
-  const uint8_t* const last = ahead.at + end * ahead.bytes_per_unit;
-  for (const uint8_t* at = ahead.at + begin * ahead.bytes_per_unit; at < last; at += 64)
+inline void fetch(const Prefetch& ahead, size_t begin, size_t end) {
+  const uint8_t* const last = ahead.at + end * ahead.bytes_per_step;
+  for (const uint8_t* at = ahead.at + begin * ahead.bytes_per_step; at < last; at += 64)
     __builtin_prefetch(at, 0, 2);
 }
 

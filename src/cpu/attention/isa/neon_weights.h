@@ -37,9 +37,9 @@ struct SignedBytes {
 // Probabilities of a block times the values' scales, as integers against the largest of the row:
 // for each tile the upper bytes of its tokens, then the lower bytes.
 struct Weights {
-  using OfRow = uint8_t[kAttentionBlock / kTile][2 * kTile];
-  alignas(16) OfRow bytes[kAttentionRows];
-  float unit[kAttentionRows];
+  using OfRow = uint8_t[kBlockKeys / kTile][2 * kTile];
+  alignas(16) OfRow bytes[kTileRows];
+  float unit[kTileRows];
 };
 
 // A key that is not seen must not bring in its scale, which may be NaN. Returns the largest
@@ -59,8 +59,8 @@ inline float weigh_with_care(const float* p, const float* scales, uint32_t vecto
 
 template <class Bytes>
 void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weights& out) {
-  const float* const p = job.p + row * kAttentionBlock;
-  float32x4_t weighted[kAttentionBlock / 4];
+  const float* const p = job.p + row * kBlockKeys;
+  float32x4_t weighted[kBlockKeys / 4];
   float32x4_t largest = vdupq_n_f32(0);
   const uint32_t vectors = job.tiles * 2;
   for (size_t i = 0; i < vectors; ++i) {
@@ -84,7 +84,7 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
 // Of all rows, under one of the tiles' scales.
 template <class Bytes>
 void weigh_rows(const AccumulateJob& job, size_t block, Weights& out) {
-  float scales[kAttentionBlock];
+  float scales[kBlockKeys];
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const uint8_t* const stored = job.scales + tile * job.scales_stride + block * kTile * 2;
     vst1q_f32(scales + tile * kTile, key_scales(stored));
@@ -101,7 +101,7 @@ void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t ro
   size_t c = job.blocks->begin[block];
   const size_t end = c + job.blocks->size[block];
   for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
-    if (row == 0) fetch(job.ahead, c / 8, c / 8 + kUnits);
+    if (row == 0) fetch(job.prefetch, c / 8, c / 8 + kUnits);
     Products::template accumulate<kFormat, kRows, kUnits>(job, loader, weights, row, c);
   }
   if (c < end) Products::template accumulate<kFormat, kRows, 1>(job, loader, weights, row, c);

@@ -135,7 +135,7 @@ void score_rows(const ScoreJob& job, size_t row) {
       }
     }
     for (size_t r = 0; r < kRows; ++r)
-      _mm256_storeu_ps(job.scores + (row + r) * kAttentionBlock + tile * kTile, score[r]);
+      _mm256_storeu_ps(job.scores + (row + r) * kBlockKeys + tile * kTile, score[r]);
   }
 }
 
@@ -212,12 +212,12 @@ inline void value_levels(const uint8_t* tile, size_t head_dim, size_t c, size_t 
 // Probabilities of a block times the values' scales, in 16 bits against the largest of the row:
 // upper bytes and lower bytes, token by token.
 struct Weights {
-  alignas(64) uint8_t bytes[kAttentionRows][2][kAttentionBlock];
-  float unit[kAttentionRows];
+  alignas(64) uint8_t bytes[kTileRows][2][kBlockKeys];
+  float unit[kTileRows];
 };
 
 void store_weights(const AccumulateJob& job, const BlockScales& scales, size_t row, Weights& out) {
-  __m256i whole[kAttentionBlock / kTile];
+  __m256i whole[kBlockKeys / kTile];
   out.unit[row] = weigh_row<65535>(job, scales, row, whole);
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(out.bytes[row][0] + tile * kTile),
@@ -260,7 +260,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, s
   const auto mask = static_cast<__mmask16>(kChunks == 1 ? (1u << coordinates) - 1 : 0xFFFFu);
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
-    const __m512 keep = _mm512_set1_ps(job.keep[row + r]);
+    const __m512 keep = _mm512_set1_ps(job.rescale[row + r]);
     const __m512 unit = _mm512_set1_ps(weights.unit[row + r]);
     for (size_t i = 0; i < kChunks; ++i) {
       const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(acc[r][0][i], 8), acc[r][1][i]);
@@ -305,7 +305,7 @@ AttentionKernels vnni_attention_kernels() {
   kernels.name = "avx512vnni";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
-  kernels.query_layout = QueryLayout::bytes_apart;
+  kernels.query_layout = QueryLayout::hi_then_lo;
   return kernels;
 }
 

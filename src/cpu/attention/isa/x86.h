@@ -41,7 +41,7 @@ inline __m256 tile_scales(const uint8_t* scales) {
 
 // Scales of V of one block of coordinates, key by key.
 struct BlockScales {
-  alignas(64) float of[kAttentionBlock];
+  alignas(64) float of[kBlockKeys];
   BlockScales(const AccumulateJob& job, size_t block) {
     for (size_t tile = 0; tile < job.tiles; ++tile) {
       _mm256_store_ps(of + tile * kTile,
@@ -65,10 +65,10 @@ inline float sum_of(__m256 v) {
 // largest: whole[tile]. Returns what 256 of them are: one alone may be too small for a float.
 template <int32_t kMost>
 inline float weigh_row(const AccumulateJob& job, const BlockScales& scales, size_t row,
-                       __m256i (&whole)[kAttentionBlock / kTile]) {
+                       __m256i (&whole)[kBlockKeys / kTile]) {
   constexpr float kHuge = 1e38f, kTiny = 0x1p-90f, kSteps = kMost;
-  const float* const p = job.p + row * kAttentionBlock;
-  __m256 weighted[kAttentionBlock / kTile];
+  const float* const p = job.p + row * kBlockKeys;
+  __m256 weighted[kBlockKeys / kTile];
   __m256 largest = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const __m256 x = _mm256_loadu_ps(p + tile * kTile);

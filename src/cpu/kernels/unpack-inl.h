@@ -1,10 +1,12 @@
-// From stored bytes to numbers: rows of K, tiles of V, levels and rotated coordinates.
+// From stored bytes to numbers, on every target: rows of K and tiles of V become levels, levels
+// times scales become rotated coordinates. src/abi/kv_codec.h says where bits lie. Kernels with
+// instructions of their own have one more unpacker for each family, attention/isa/unpack_*.h.
 
-#if defined(GYRE_CPU_KV_DECODE_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef GYRE_CPU_KV_DECODE_INL_H
-#undef GYRE_CPU_KV_DECODE_INL_H
+#if defined(GYRE_CPU_UNPACK_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_UNPACK_INL_H
+#undef GYRE_CPU_UNPACK_INL_H
 #else
-#define GYRE_CPU_KV_DECODE_INL_H
+#define GYRE_CPU_UNPACK_INL_H
 #endif
 
 #include <algorithm>
@@ -14,49 +16,45 @@
 #include "abi/kv_quantize.h"
 #include "cpu/kernels/copy-inl.h"
 #include "cpu/kernels/kv_compat.h"
-#include "cpu/kernels/kv_pack-inl.h"
 #include "cpu/kernels/native_format.h"
 #include "gyre/kv_format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-using DLevel = hn::CappedTag<int8_t, 16>;
+// Bytes of an unpacked row: vectors of 16 may write past head_dim.
+constexpr uint32_t UnpackedStride(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
-// Codes to levels, in place, 16 at a time; there is room for a multiple of 16.
-template <uint32_t kFormat>
-HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat);
-  if constexpr (kBits == 8) return;
-  const DCode d;
-  alignas(16) uint8_t table[16] = {};
-  if constexpr (kBits <= 4) {
-    for (uint32_t c = 0; c < 1u << kBits; ++c)
-      table[c] = static_cast<uint8_t>(abi::kv_level(kFormat, c));
-  }
-  const auto levels = hn::LoadDup128(d, table);
-  for (uint32_t i = 0; i < count; i += static_cast<uint32_t>(hn::Lanes(d))) {
-    const auto code = hn::LoadU(d, codes + i);
-    if constexpr (kBits <= 4) {
-      hn::StoreU(hn::TableLookupBytes(levels, code), d, codes + i);
-    } else {
-      const auto zero_level = hn::Set(d, static_cast<uint8_t>((1u << kBits) - 1));
-      hn::StoreU(hn::Sub(hn::Add(code, code), zero_level), d, codes + i);
+// One plane of a row of K: its bits go to [kShift, kShift + kBits) of the codes, one byte each.
+template <uint32_t kBits, uint32_t kShift>
+HWY_INLINE void UnpackRowPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_dim,
+                               uint8_t* HWY_RESTRICT codes) {
+  constexpr uint32_t kGroup = abi::kv_group(kBits), kPerByte = 8 / kBits;
+  constexpr auto kMask = static_cast<uint8_t>((1u << kBits) - 1);
+  for (uint32_t begin = 0; begin < head_dim; begin += kGroup) {
+    const uint32_t bytes = std::min(head_dim - begin, kGroup) * kBits / 8;
+    for (uint32_t nth = 0; nth < kPerByte; ++nth) {
+      uint8_t* const to = codes + begin + nth * bytes;
+      for (uint32_t j = 0; j < bytes; ++j) {
+        const uint32_t code = plane[j] >> (nth * kBits) & kMask;
+        to[j] = static_cast<uint8_t>(kShift == 0 ? code : to[j] | code << kShift);
+      }
     }
+    plane += bytes;
   }
 }
 
-// A plane of a tile of V, all eight tokens at once: codes[token * stride + coordinate] gets its
-// bits.
+// One plane of a tile of V: the bits of coordinate c of a token go to codes[token * stride + c].
 template <uint32_t kBits, uint32_t kShift>
 HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_dim,
                                 uint32_t stride, uint8_t* HWY_RESTRICT codes) {
-  constexpr uint32_t kPieces = 8 / kBits;
+  constexpr uint32_t kPerByte = 8 / kBits;
   constexpr uint32_t kMask = (1u << kBits) - 1;
   const hn::CappedTag<uint8_t, 16> d;
+  // Byte `byte` of 16 coordinates holds tokens byte, byte + kBits, ... from the lowest bits up.
   const auto put = [&](uint32_t c, uint32_t byte, hn::Vec<decltype(d)> bytes) HWY_ATTR {
-    for (uint32_t piece = 0; piece < kPieces; ++piece) {
-      uint8_t* const place = codes + size_t{byte + piece * kBits} * stride + c;
+    for (uint32_t nth = 0; nth < kPerByte; ++nth) {
+      uint8_t* const place = codes + size_t{byte + nth * kBits} * stride + c;
       auto code = hn::And(bytes, hn::Set(d, static_cast<uint8_t>(kMask)));
       if constexpr (kShift != 0) code = hn::Or(hn::ShiftLeft<kShift>(code), hn::LoadU(d, place));
       hn::StoreU(code, d, place);
@@ -76,8 +74,7 @@ HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t head
       hn::LoadInterleaved4(d, from, v0, v1, v2, v3);
       put(c, 0, v0), put(c, 1, v1), put(c, 2, v2), put(c, 3, v3);
     } else {
-      // Even and odd bytes of 16 coordinates by four ways of four, twice.
-      alignas(16) uint8_t bytes[8][16];
+      alignas(16) uint8_t bytes[8][16];  // Highway has no load that transposes by eight
       for (uint32_t i = 0; i < 16; ++i) {
         for (uint32_t token = 0; token < 8; ++token) bytes[token][i] = from[8 * i + token];
       }
@@ -94,32 +91,56 @@ HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t head
   }
 }
 
-// Levels of the eight slots of a tile, row by row; stride is a multiple of 16, rows are padded to
-// it.
+// Codes to levels, in place, 16 at a time; there is room for a multiple of 16.
 template <uint32_t kFormat>
-HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
+HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
+  constexpr uint32_t kBits = abi::kv_bits(kFormat);
+  if constexpr (kBits == 8) return;
+  const hn::CappedTag<uint8_t, 16> d;
+  alignas(16) uint8_t table[16] = {};
+  if constexpr (kBits <= 4) {
+    for (uint32_t c = 0; c < 1u << kBits; ++c)
+      table[c] = static_cast<uint8_t>(abi::kv_level(kFormat, c));
+  }
+  const auto levels = hn::LoadDup128(d, table);
+  for (uint32_t i = 0; i < count; i += static_cast<uint32_t>(hn::Lanes(d))) {
+    const auto code = hn::LoadU(d, codes + i);
+    if constexpr (kBits <= 4) {
+      hn::StoreU(hn::TableLookupBytes(levels, code), d, codes + i);
+    } else {
+      const auto zero_level = hn::Set(d, static_cast<uint8_t>((1u << kBits) - 1));
+      hn::StoreU(hn::Sub(hn::Add(code, code), zero_level), d, codes + i);
+    }
+  }
+}
+
+// Levels of the eight slots of a tile, row by row, `stride` = UnpackedStride(head_dim) apart.
+template <uint32_t kFormat>
+HWY_INLINE void UnpackTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
                                  uint32_t stride, int8_t* levels) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
+  const uint32_t n = cache.head_dim;
   auto* const codes = reinterpret_cast<uint8_t*>(levels);
   if (cache.role == static_cast<uint32_t>(KvRole::v)) {
-    UnpackTilePlane<kLow, 0>(tile, cache.head_dim, stride, codes);
-    if constexpr (kHigh != 0) {
-      UnpackTilePlane<kHigh, kLow>(tile + size_t{cache.head_dim} * kLow, cache.head_dim, stride,
-                                   codes);
-    }
+    UnpackTilePlane<kLow, 0>(tile, n, stride, codes);
+    if constexpr (kHigh != 0)
+      UnpackTilePlane<kHigh, kLow>(tile + size_t{n} * kLow, n, stride, codes);
   } else {
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-      UnpackRow<kFormat>(tile + slot * (cache.codes_tile_stride / abi::kKvTile), cache.head_dim,
-                         codes + size_t{slot} * stride);
+      const uint8_t* const row = tile + slot * (cache.codes_tile_stride / abi::kKvTile);
+      uint8_t* const to = codes + size_t{slot} * stride;
+      UnpackRowPlane<kLow, 0>(row, n, to);
+      if constexpr (kHigh != 0)
+        UnpackRowPlane<kHigh, kLow>(row + abi::kv_plane_bytes(n, kLow), n, to);
     }
   }
   CodesToLevels<kFormat>(abi::kKvTile * stride, codes);
 }
 
-HWY_INLINE void DecodeTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
+HWY_INLINE void UnpackTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
                                  uint32_t stride, int8_t* levels) {
   with_native_format(cache.format, [&](auto format) HWY_ATTR {
-    DecodeTileLevels<decltype(format)::value>(cache, tile, stride, levels);
+    UnpackTileLevels<decltype(format)::value>(cache, tile, stride, levels);
   });
 }
 
@@ -146,7 +167,8 @@ HWY_INLINE void ScaleLevels(const abi::KvScaleBlocks& blocks, const uint8_t* sca
   }
 }
 
-HWY_INLINE void DecodeCompatRow(const abi::KvCacheLayout& cache, const uint8_t* codes_tile,
+// A row of a compatibility format, K or V: nibbles or bytes, side by side.
+HWY_INLINE void UnpackCompatRow(const abi::KvCacheLayout& cache, const uint8_t* codes_tile,
                                 const uint8_t* scales_tile, uint32_t slot, float* y) {
   const uint8_t* row = codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile);
   float norms[2] = {};
@@ -160,15 +182,15 @@ HWY_INLINE void DecodeCompatRow(const abi::KvCacheLayout& cache, const uint8_t* 
   decode_compat(cache.format, codes, norms, cache.head_dim, y);
 }
 
-// Slots [begin, end) of a tile as rotated coordinates (plain ones for dense formats), row `slot` at
-// y + slot * head_dim. Other slots of a dense or compat cache are not touched.
-HWY_INLINE void DecodeTile(const abi::KvCacheLayout& cache, const uint8_t* codes,
+// Slots [begin, end) of a tile in f32, row `slot` at y + slot * head_dim: rotated coordinates, or
+// for dense formats plain ones. Other slots of a dense or compat cache are not read.
+HWY_INLINE void UnpackTile(const abi::KvCacheLayout& cache, const uint8_t* codes,
                            const uint8_t* scales, Share slots, float* y) {
   const uint64_t n = cache.head_dim;
   if (abi::kv_is_native(cache.format)) {
     alignas(64) int8_t levels[abi::kKvTile * abi::kKvMaxHeadDim];
-    const uint32_t stride = (cache.head_dim + 15) / 16 * 16;
-    DecodeTileLevels(cache, codes, stride, levels);
+    const uint32_t stride = UnpackedStride(cache.head_dim);
+    UnpackTileLevels(cache, codes, stride, levels);
     const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);
     for (uint64_t slot = slots.begin; slot < slots.end; ++slot) {
       ScaleLevels(blocks, scales, static_cast<uint32_t>(slot), levels + slot * stride,
@@ -190,7 +212,7 @@ HWY_INLINE void DecodeTile(const abi::KvCacheLayout& cache, const uint8_t* codes
         CopyRow(reinterpret_cast<const BFloat16*>(row), y + slot * n, n);
         break;
       default:
-        DecodeCompatRow(cache, codes, scales, static_cast<uint32_t>(slot), y + slot * n);
+        UnpackCompatRow(cache, codes, scales, static_cast<uint32_t>(slot), y + slot * n);
     }
   }
 }

@@ -1,0 +1,77 @@
+// attention_merge on the CPU: the partial states of a row's splits become its output.
+#include <algorithm>
+
+#include "abi/attention.h"
+#include "cpu/kernels.h"
+#include "cpu/kernels/select.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/attention/merge.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h
+#include "cpu/attention/epilogue-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+// What a split left for a row: values, then its largest natural logit and its sum.
+HWY_INLINE SoftmaxState StateOf(const float* partial, uint64_t head_dim) {
+  return {partial[head_dim] * kLog2E, partial[head_dim + 1]};
+}
+
+// A task is an equal share of the rows. Splits are merged in their order, whoever runs the task.
+template <class Out>
+void Merge(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
+  const uint64_t rows = p.tokens * p.heads, stride = p.head_dim + 2;
+  alignas(64) float values[abi::kKvMaxHeadDim];
+  const Share share = share_of(rows, task, tasks);
+  for (uint64_t row = share.begin; row < share.end; ++row) {
+    const float* const first = pointer<const float>(args[0]) + row * stride;
+    SoftmaxState state;
+    // The final maximum comes first: no merge then rescales the values before it.
+    for (uint64_t s = 0; s < p.splits; ++s)
+      state.raise(StateOf(first + s * rows * stride, p.head_dim).max);
+    std::fill_n(values, p.head_dim, 0.0f);
+    for (uint64_t s = 0; s < p.splits; ++s) {
+      const float* const partial = first + s * rows * stride;
+      const SoftmaxState other = StateOf(partial, p.head_dim);
+      if (other.sum == 0) continue;  // a split without keys leaves no values
+      const float weight = state.merge(other).other;
+      for (uint64_t c = 0; c < p.head_dim; ++c) values[c] += weight * partial[c];
+    }
+    const uint64_t token = row / p.heads, head = row % p.heads;
+    StoreRow<Out>(
+        state, values, p.head_dim,
+        {pointer<const float>(args[3]), head,
+         args[1] + token * p.out_token_stride + head * p.out_head_stride,
+         args[2] == 0 ? 0 : args[2] + token * p.lse_token_stride + head * p.lse_head_stride});
+  }
+}
+
+TaskFn SelectMerge(uint64_t key) {
+  return select_float(spec_from_key<abi::AttentionMergeSpec>(key).out_dtype,
+                      [](auto out) -> TaskFn { return Merge<decltype(out)>; });
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(SelectMerge);
+
+TaskFn select_attention_merge(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectMerge)(spec); }
+
+uint32_t attention_merge_tasks(const void* params, uint64_t /*spec*/) {
+  constexpr uint64_t kFloatsPerTask = 32 << 10;
+  const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
+  const uint64_t rows = p.tokens * p.heads;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.splits * p.head_dim / kFloatsPerTask,
+                                                    1, std::min<uint64_t>(rows, 1 << 20)));
+}
+
+}  // namespace gyre::cpu
+#endif
