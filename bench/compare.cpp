@@ -1,5 +1,6 @@
 // Fills a KvCache per format and decodes with it as a user would: extend, then one replayed graph
-// that appends a token and attends. One full layer is timed; what a model adds up to follows.
+// that appends a token and attends. One full layer is timed, and one window layer where the model
+// has them; what a model adds up to follows.
 #include "compare.h"
 
 #include <algorithm>
@@ -29,14 +30,14 @@ KvCacheOptions one_layer(const ModelShape& shape, uint64_t capacity, const KvLay
           .layers = {layer}};
 }
 
-// Caches of one format, enough of them that each has left the processor's when its turn comes
+// Caches of one layer, enough of them that each has left the processor's when its turn comes
 // again.
 class Contender {
  public:
-  Contender(const Device& device, const ModelShape& shape, const FormatPair& pair, uint64_t context,
+  Contender(const Device& device, const ModelShape& shape, const KvLayer& layer, uint64_t context,
             const Source& source)
       : encoder_(device), out_(device.tensor(DType::f32, source.q.shape())), source_(source) {
-    KvCache cache(device, one_layer(shape, context, {.k = pair.k, .v = pair.v}));
+    KvCache cache(device, one_layer(shape, context, layer));
     bytes_ = cache.describe()[0].bytes;
     fill(cache, context - 1);
     for (uint64_t i = 1; i < rotation(bytes_); ++i) caches_.push_back(cache.fork(encoder_));
@@ -109,13 +110,23 @@ class Meter {
   double done_ = 0;
 };
 
+std::optional<KvLayer> find_window_layer(const ModelShape& s) {
+  for (const KvLayer& layer :
+       kv_layers(s.layers, {.window = s.window, .full_every = s.full_every})) {
+    if (layer.window != 0) return layer;
+  }
+  return std::nullopt;
+}
+
 class Comparison {
  public:
   Comparison(const CompareOptions& options, const CompareProgress& progress)
       : options_(options),
         device_(options.device == "cpu" ? open_cpu(options.threads.value_or(0))
                                         : Device::open(options.device)),
-        meter_(progress, 2 * options.formats.size() * options.contexts.size()) {
+        window_layer_(find_window_layer(options.shape)),
+        meter_(progress,
+               2 * (options.formats.size() + (window_layer_ ? 1 : 0)) * options.contexts.size()) {
     for (const FormatPair& pair : options_.formats)
       token_bytes_.push_back(
           token_bytes(device_, pair, options_.shape.kv_heads, options_.shape.head_dim));
@@ -127,6 +138,7 @@ class Comparison {
                          options_.device,
                          device_.info().description,
                          device_.info().compute_units,
+                         options_.tail,
                          {}};
     meter_.show("random keys and values");
     const ModelShape& s = options_.shape;
@@ -146,25 +158,48 @@ class Comparison {
     return *std::max_element(options_.contexts.begin(), options_.contexts.end());
   }
 
+  // A token in f16, K and V of one layer.
+  double f16_bytes() const {
+    return 2 * sizeof(uint16_t) *
+           static_cast<double>(options_.shape.kv_heads * options_.shape.head_dim);
+  }
+
+  uint64_t tail_of(const FormatPair& pair) const { return pair.compressed() ? options_.tail : 0; }
+
+  KvLayer layer_of(const FormatPair& pair) const {
+    return {.k = pair.k, .v = pair.v, .tail = tail_of(pair)};
+  }
+
+  // Every cache as often as it takes to leave the processor's cache behind.
   void check_memory() const {
-    const ModelShape& s = options_.shape;
     const auto tokens = static_cast<double>(longest());
-    double bytes = 2 * sizeof(float) * tokens * static_cast<double>(s.kv_heads * s.head_dim);
-    for (const double of_token : token_bytes_) {
-      const double cache = of_token * tokens;
+    double bytes = 2 * sizeof(float) * tokens *
+                   static_cast<double>(options_.shape.kv_heads * options_.shape.head_dim);
+    const auto add = [&bytes](double cache) {
       bytes += cache * static_cast<double>(rotation(static_cast<uint64_t>(cache)));
+    };
+    for (size_t i = 0; i < token_bytes_.size(); ++i) {
+      const auto tail = static_cast<double>(tail_of(options_.formats[i]));
+      add(token_bytes_[i] * tokens + f16_bytes() * tail);
+    }
+    if (window_layer_) {
+      const uint64_t slots = window_layer_->window + KvCacheOptions{}.step_tokens;
+      add(f16_bytes() * static_cast<double>(std::min(longest(), slots)));
     }
     check_fits("compare", device_, bytes, longest());
   }
 
+  // One for each format, and the last for the window layers of a model that has them.
   std::vector<Contender> contenders(uint64_t context) {
     std::vector<Contender> made;
-    made.reserve(options_.formats.size());
-    for (const FormatPair& pair : options_.formats) {
-      meter_.show(pair.label() + ": filling " + std::to_string(context) + " tokens");
-      made.emplace_back(device_, options_.shape, pair, context, source_);
+    made.reserve(options_.formats.size() + 1);
+    const auto make = [&](const std::string& label, const KvLayer& layer) {
+      meter_.show(label + ": filling " + std::to_string(context) + " tokens");
+      made.emplace_back(device_, options_.shape, layer, context, source_);
       meter_.advance(1);
-    }
+    };
+    for (const FormatPair& pair : options_.formats) make(pair.label(), layer_of(pair));
+    if (window_layer_) make("window layer", *window_layer_);
     return made;
   }
 
@@ -188,18 +223,29 @@ class Comparison {
     return medians;
   }
 
-  // One full layer is measured, the others are as large; rings are what KvCache makes of windows.
-  uint64_t model_bytes(const FormatPair& pair, uint64_t context, uint64_t full_bytes) const {
+  CompareEntry entry(size_t format, uint64_t context, const Contender& contender,
+                     const std::vector<double>& us) const {
     const ModelShape& s = options_.shape;
-    const std::vector<KvLayer> layers = kv_layers(
-        s.layers,
-        {.layer = {.k = pair.k, .v = pair.v}, .window = s.window, .full_every = s.full_every});
-    const auto ring = std::find_if(layers.begin(), layers.end(),
-                                   [](const KvLayer& layer) { return layer.window != 0; });
-    const uint64_t full = full_layers(s);
-    if (ring == layers.end()) return full * full_bytes;
-    return full * full_bytes +
-           (s.layers - full) * KvCache(device_, one_layer(s, context, *ring)).describe()[0].bytes;
+    const auto full = static_cast<double>(full_layers(s));
+    CompareEntry entry;
+    entry.formats = options_.formats[format];
+    entry.context = context;
+    entry.bits = 8 * token_bytes_[format] / static_cast<double>(2 * s.kv_heads * s.head_dim);
+    entry.bytes_per_token = token_bytes_[format] * full;
+    entry.step_us = us[format];
+    entry.window_us = window_layer_ ? us[options_.formats.size()] : 0;
+    entry.model_us =
+        full * entry.step_us + (static_cast<double>(s.layers) - full) * entry.window_us;
+    entry.tokens_per_second = 1e6 / entry.model_us;
+    entry.speedup = us[0] / us[format];
+    const auto tail = static_cast<double>(tail_of(entry.formats));
+    const double read =
+        token_bytes_[format] * (static_cast<double>(context) - tail) + f16_bytes() * tail;
+    entry.read_gbps = read / us[format] / 1e3;
+    entry.limit_gbps = us.back();
+    entry.fraction = entry.read_gbps / entry.limit_gbps;
+    entry.cache_bytes = full_layers(s) * contender.bytes();
+    return entry;
   }
 
   std::vector<CompareEntry> at(uint64_t context) {
@@ -208,28 +254,20 @@ class Comparison {
     const std::vector<double> truth = attention_in_double(source_.q, source_.k.slice(0, 0, context),
                                                           source_.v.slice(0, 0, context));
     const ModelShape& s = options_.shape;
-    const auto coordinates = static_cast<double>(2 * s.kv_heads * s.head_dim);
+    const uint64_t windows =
+        window_layer_ ? (s.layers - full_layers(s)) * all.back().bytes() : uint64_t{0};
     std::vector<CompareEntry> entries;
-    for (size_t i = 0; i < all.size(); ++i) {
-      CompareEntry entry;
-      entry.formats = options_.formats[i];
-      entry.context = context;
-      entry.bits = 8 * token_bytes_[i] / coordinates;
-      entry.bytes_per_token = token_bytes_[i] * static_cast<double>(full_layers(s));
-      entry.cache_bytes = model_bytes(entry.formats, context, all[i].bytes());
-      entry.step_us = us[i];
-      entry.speedup = us[0] / us[i];
-      entry.read_gbps = static_cast<double>(all[i].bytes()) / us[i] / 1e3;
-      entry.limit_gbps = us.back();
-      entry.fraction = entry.read_gbps / entry.limit_gbps;
-      entry.nmse = nmse(all[i].out(), truth);
-      entries.push_back(entry);
+    for (size_t i = 0; i < options_.formats.size(); ++i) {
+      entries.push_back(entry(i, context, all[i], us));
+      entries.back().cache_bytes += windows;
+      entries.back().nmse = nmse(all[i].out(), truth);
     }
     return entries;
   }
 
   const CompareOptions& options_;
   Device device_;
+  std::optional<KvLayer> window_layer_;  // as KvPolicy stores them: f16 rings
   Meter meter_;
   std::vector<double> token_bytes_;  // of one layer, by format
   Source source_;
@@ -257,6 +295,13 @@ void check(const CompareOptions& options) {
   require(options.device == "cpu" || !options.threads, "compare: ", options.device,
           " does not use --threads");
   check_formats("compare", options.formats, options.shape.head_dim);
+  const uint64_t shortest = *std::min_element(options.contexts.begin(), options.contexts.end());
+  require(options.tail <= shortest, "compare: a tail must be at most the shortest context ",
+          shortest, ", got ", options.tail);
+  require(options.tail == 0 || options.formats.empty() ||
+              std::any_of(options.formats.begin(), options.formats.end(),
+                          [](const FormatPair& pair) { return pair.compressed(); }),
+          "compare: a tail of ", options.tail, " tokens has no effect: no format is compressed");
   require(options.seconds > 0 && options.seconds <= 60,
           "compare: seconds must be above 0 and at most 60, got ", options.seconds);
 }

@@ -119,7 +119,7 @@ void print_report(const bench::CompareReport& report) {
       context = rows.back()[0];
     }
   }
-  for (const std::string& line : describe_model(report.shape)) std::cout << line << '\n';
+  for (const std::string& line : describe_model(report)) std::cout << line << '\n';
   std::cout << describe_machine(report) << "\n\n";
   print_table(std::cout, compare_columns(), rows);
   std::cout << '\n' << compare_meaning(report) << '\n';
@@ -138,10 +138,14 @@ void print_json(const bench::CompareReport& report) {
     json["context"] = e.context;
     json["k"] = name(e.formats.k);
     json["v"] = name(e.formats.v);
+    json["tail"] = e.formats.compressed() ? report.tail : 0;
     json["bits"] = e.bits;
     json["bytes_per_token"] = e.bytes_per_token;
     json["cache_bytes"] = e.cache_bytes;
     json["step_us"] = e.step_us;
+    if (e.window_us > 0) json["window_step_us"] = e.window_us;
+    json["model_step_us"] = e.model_us;
+    json["tokens_per_second"] = e.tokens_per_second;
     json["speedup"] = e.speedup;
     json["read_gbps"] = e.read_gbps;
     json["limit_gbps"] = e.limit_gbps;
@@ -218,21 +222,27 @@ void add_compare_command(CLI::App& app, const std::string& command_line) {
   CLI::App* command = app.add_subcommand(
       "compare",
       "What each cache format costs and gives for a model on this machine: memory, time of a\n"
-      "decode step at growing context, part of the memory bandwidth, error of the output.\n\n"
+      "decode step at growing context, tokens per second, part of the bandwidth, error.\n\n"
       "Examples:\n"
       "  gyre compare                                    " +
           std::string(kDefaultPreset) +
           "\n"
           "  gyre compare --list                             the models it knows\n"
           "  gyre compare qwen3-8b --html report.html        a page with charts as well\n"
+          "  gyre compare --formats f16,tq8/tq4 --tail 128 --context 32k,128k\n"
           "  gyre compare --heads 32 --kv-heads 8 --head-dim 128 --layers 32 --context 8192");
   const auto arguments = std::make_shared<CompareArguments>();
   arguments->command = command_line;
   bench::CompareOptions& options = arguments->options;
   command->add_option("preset", arguments->preset, "A model that --list shows");
-  command->add_flag("--list", arguments->list, "Show the presets and stop");
+  CLI::Option* list = command->add_flag("--list", arguments->list, "Show the presets and stop");
   add_contexts(*command, options.contexts, "Tokens in the cache, a list")
       ->default_str("1024,4096,16384");
+  add_formats(*command, options.formats, "Formats of K/V, a list; speeds are against the first")
+      ->default_str("f16,tq8,tq6,tq4,tq3,tq8/tq4");
+  add_count(*command, "--tail", options.tail, "Newest tokens that compressed formats keep in f16",
+            {.least = 0})
+      ->capture_default_str();
   add_device(*command, options.device);
   add_threads(*command, options.threads);
   add_seconds(*command, options.seconds, "Time spent on each format at each context")
@@ -241,6 +251,10 @@ void add_compare_command(CLI::App& app, const std::string& command_line) {
   command->add_option("--html", arguments->html, "Also write a self-contained page with charts");
   command->add_option("--svg", arguments->svg, "Also write the chart of times as an SVG file");
   add_shape_options(*command, arguments->numbers);
+  for (CLI::Option* other : command->get_options()) {
+    if (other != list && other != command->get_help_ptr() && other != command->get_help_all_ptr())
+      list->excludes(other);
+  }
   command->callback([arguments] { run_compare(*arguments); });
 }
 

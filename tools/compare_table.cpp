@@ -11,6 +11,11 @@ std::string shown(double value, int decimals, const char* unit = "") {
   return std::isfinite(value) ? fixed(value, decimals) + unit : "-";
 }
 
+// Three figures.
+std::string rate(double per_second) {
+  return shown(per_second, per_second >= 100 ? 0 : (per_second >= 10 ? 1 : 2));
+}
+
 std::string scientific(double value) {
   if (!std::isfinite(value)) return "-";
   char text[32];
@@ -24,8 +29,9 @@ const std::vector<Column>& compare_columns() {
   static const std::vector<Column> kColumns = {
       {"context", Align::right},       {"format"},
       {"per token", Align::right},     {"cache", Align::right},
-      {"us/step/layer", Align::right}, {"speed", Align::right},
-      {"of bandwidth", Align::right},  {"error", Align::right}};
+      {"us/step/layer", Align::right}, {"tok/s", Align::right},
+      {"speed", Align::right},         {"of bandwidth", Align::right},
+      {"error", Align::right}};
   return kColumns;
 }
 
@@ -35,21 +41,27 @@ std::vector<std::string> compare_cells(const bench::CompareEntry& e) {
           human_bytes(static_cast<uint64_t>(std::llround(e.bytes_per_token))),
           human_bytes(e.cache_bytes),
           shown(e.step_us, 1),
+          rate(e.tokens_per_second),
           shown(e.speedup, 2, "x"),
           shown(100 * e.fraction, 0, " %"),
           scientific(e.nmse)};
 }
 
-std::vector<std::string> describe_model(const bench::ModelShape& s) {
-  std::vector<std::string> lines = {s.name + ": " + std::to_string(s.layers) + " layers, " +
-                                    std::to_string(s.heads) + " query heads over " +
-                                    std::to_string(s.kv_heads) + " KV heads of " +
-                                    std::to_string(s.head_dim) + "."};
+std::vector<std::string> describe_model(const bench::CompareReport& report) {
+  const bench::ModelShape& s = report.shape;
+  std::vector<std::string> lines = {
+      s.name + ": " + std::to_string(s.layers) + (s.layers == 1 ? " layer, " : " layers, ") +
+      std::to_string(s.heads) + " query heads over " + std::to_string(s.kv_heads) +
+      " KV heads of " + std::to_string(s.head_dim) + "."};
   const uint64_t full = bench::full_layers(s);
   if (full != s.layers) {
     lines.push_back(std::to_string(s.layers - full) + " layers see a window of " +
                     std::to_string(s.window) + " tokens and stay in f16; the other " +
-                    std::to_string(full) + " grow with the context. Timed is one of these.");
+                    std::to_string(full) + " grow with the context. A step is of one of these.");
+  }
+  if (report.tail != 0) {
+    lines.push_back("Compressed formats keep the newest " + std::to_string(report.tail) +
+                    " tokens in f16.");
   }
   return lines;
 }
@@ -69,8 +81,11 @@ std::string describe_machine(const bench::CompareReport& report) {
 std::string compare_meaning(const bench::CompareReport& report) {
   const std::string first =
       report.entries.empty() ? "the first format" : report.entries.front().formats.label();
-  return "A step appends one token and attends once, in one layer. Speed is against " + first +
-         "; the bandwidth is what\nthe machine reads in the same run; error is the squared error "
+  return "A step appends one token and attends once, in one layer; tok/s is one step of every "
+         "layer, "
+         "without\nthe model's matrix products. Speed is against " +
+         first +
+         "; the bandwidth is what the machine reads in\nthe same run; error is the squared error "
          "of "
          "the output relative to double precision.";
 }

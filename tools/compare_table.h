@@ -12,8 +12,9 @@ namespace gyre::tools {
 const std::vector<Column>& compare_columns();  // the first is the context
 std::vector<std::string> compare_cells(const bench::CompareEntry& entry);
 
-// The model in a few words, and what its window layers mean for the figures; one string a line.
-std::vector<std::string> describe_model(const bench::ModelShape& shape);
+// The model in a few words, and what its window layers and a tail mean for the figures; one string
+// a line.
+std::vector<std::string> describe_model(const bench::CompareReport& report);
 std::string describe_machine(const bench::CompareReport& report);
 
 // What the columns mean; lines of a terminal.

@@ -57,29 +57,35 @@ std::string tag(const std::string& name, const std::string& text) {
 
 bool usable(double value) { return std::isfinite(value) && value > 0; }
 
-// The fastest format at the longest context, in a sentence; empty where there is nothing to say.
+// The fastest format of the whole model at the longest context, in a sentence; empty where there is
+// nothing to say.
 std::string headline(const CompareReport& report) {
   const CompareEntry *first = nullptr, *best = nullptr;
   for (const CompareEntry& entry : report.entries) {
-    if (entry.context != longest(report) || !usable(entry.step_us) || !usable(entry.speedup))
-      continue;
+    if (entry.context != longest(report) || !usable(entry.tokens_per_second)) continue;
     if (first == nullptr) first = &entry;
-    if (best == nullptr || entry.speedup > best->speedup) best = &entry;
+    if (best == nullptr || entry.tokens_per_second > best->tokens_per_second) best = &entry;
   }
   if (best == first || first->cache_bytes == 0) return {};
   const double part =
       static_cast<double>(best->cache_bytes) / static_cast<double>(first->cache_bytes);
   return "At " + std::to_string(best->context) + " tokens " + best->formats.label() + " decodes " +
-         fixed(best->speedup, 1) + " times as fast as " + first->formats.label() + ", with " +
-         fixed(100 * part, 0) + " % of its memory (" + human_bytes(best->cache_bytes) +
-         " instead of " + human_bytes(first->cache_bytes) + ").";
+         fixed(best->tokens_per_second / first->tokens_per_second, 1) + " times as fast as " +
+         first->formats.label() + ", with " + fixed(100 * part, 0) + " % of its memory (" +
+         human_bytes(best->cache_bytes) + " instead of " + human_bytes(first->cache_bytes) + ").";
 }
 
 std::string table_head() {
   // Longer than in a terminal: there is room for two lines.
-  static constexpr const char* kTitles[] = {
-      "context", "format",           "bytes per token", "cache size", "\u00b5s per step and layer",
-      "speed",   "of the bandwidth", "error (NMSE)"};
+  static constexpr const char* kTitles[] = {"context",
+                                            "format",
+                                            "bytes per token",
+                                            "cache size",
+                                            "\u00b5s per step and layer",
+                                            "tokens per second",
+                                            "speed",
+                                            "of the bandwidth",
+                                            "error (NMSE)"};
   std::string head = "<thead><tr>";
   for (size_t i = 0; i < std::size(kTitles); ++i) {
     const bool left = compare_columns()[i].align == Align::left;
@@ -122,7 +128,7 @@ std::string run_facts(const CompareReport& report, const ReportInfo& info) {
 
 std::string notes(const CompareReport& report) {
   std::string out;
-  for (const std::string& line : describe_model(report.shape)) out += tag("p", line);
+  for (const std::string& line : describe_model(report)) out += tag("p", line);
   return out +
          tag("p",
              "Each format has its own caches, filled with keys and values drawn from N(0,1). Steps "
@@ -160,7 +166,7 @@ std::string error_chart(const CompareReport& report) {
   Chart chart;
   chart.id = "error";
   chart.title = "Error of the attention output against bits per coordinate";
-  chart.x = {"bits per coordinate, scales included", false, {0, 4, 8, 12, 16}};
+  chart.x = {"bits per coordinate, scales included", false, {0, 4, 8, 12, 16, 20, 24, 28, 32}};
   chart.y = {"squared error, relative (NMSE)", true, {}};
   chart.lines = false;
   for (const CompareEntry& entry : report.entries) {

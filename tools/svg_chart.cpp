@@ -15,7 +15,7 @@ namespace {
 constexpr double kWidth = 480, kHeight = 340;
 constexpr double kOwnSize = 1.25;  // as a file of its own; a page sets its width
 constexpr double kLeft = 58, kRight = 392, kTop = 34, kBottom = 292;
-constexpr double kLabelStep = 16;
+constexpr double kLabelStep = 16, kLabelGap = 21, kLetter = 9;
 
 // Colours that differ for every kind of colour vision (Okabe and Ito's, without yellow); shapes
 // differ as well.
@@ -139,18 +139,27 @@ std::string marker(double x, double y, size_t index) {
   }
 }
 
+// Long labels take their room from the plot.
+double right_edge(const Chart& chart) {
+  size_t longest = 0;
+  for (const ChartSeries& series : chart.series) longest = std::max(longest, series.label.size());
+  const double labels = kLabelGap + kLetter * static_cast<double>(longest);
+  return std::clamp(kWidth - labels, (kLeft + kRight) / 2, kRight);
+}
+
 class Drawing {
  public:
   explicit Drawing(const Chart& chart)
       : chart_(chart),
-        x_(chart.x, range(&ChartPoint::x), kLeft, kRight),
+        right_(right_edge(chart)),
+        x_(chart.x, range(&ChartPoint::x), kLeft, right_),
         y_(chart.y, range(&ChartPoint::y), kBottom, kTop) {}
 
   std::string svg() {
     head();
     axes();
     if (range(&ChartPoint::x).empty()) {
-      out_ += text((kLeft + kRight) / 2, (kTop + kBottom) / 2, "middle", "nothing to show");
+      out_ += text((kLeft + right_) / 2, (kTop + kBottom) / 2, "middle", "nothing to show");
     } else if (chart_.lines) {
       draw_lines();
     } else {
@@ -184,7 +193,7 @@ class Drawing {
 
   void axes() {
     for (const double tick : y_.ticks()) {
-      out_ += line(kLeft, y_.at(tick), kRight, y_.at(tick), "#dddddd");
+      out_ += line(kLeft, y_.at(tick), right_, y_.at(tick), "#dddddd");
       out_ += text(kLeft - 7, y_.at(tick) + 4, "end", plain_number(tick));
     }
     double last = -kWidth;  // where the last label stands; the next keeps its distance
@@ -195,8 +204,8 @@ class Drawing {
       out_ += text(x, kBottom + 19, "middle", plain_number(tick));
       last = x;
     }
-    out_ += line(kLeft, kBottom, kRight, kBottom, "#555555");
-    out_ += text((kLeft + kRight) / 2, kHeight - 8, "middle", chart_.x.title);
+    out_ += line(kLeft, kBottom, right_, kBottom, "#555555");
+    out_ += text((kLeft + right_) / 2, kHeight - 8, "middle", chart_.x.title);
     out_ += text(8, 18, "start", chart_.y.title);
   }
 
@@ -231,29 +240,64 @@ class Drawing {
   void label_ends(std::vector<Label>& labels) {
     std::sort(labels.begin(), labels.end(),
               [](const Label& a, const Label& b) { return a.y < b.y; });
+    // Closer where there are more than fit.
+    const double step = std::min(
+        kLabelStep, (kBottom - kTop) / std::max(1.0, static_cast<double>(labels.size()) - 1));
     for (size_t i = 1; i < labels.size(); ++i)
-      labels[i].y = std::max(labels[i].y, labels[i - 1].y + kLabelStep);
+      labels[i].y = std::max(labels[i].y, labels[i - 1].y + step);
     double room = kBottom;
-    for (size_t i = labels.size(); i-- > 0; room = labels[i].y - kLabelStep)
+    for (size_t i = labels.size(); i-- > 0; room = labels[i].y - step)
       labels[i].y = std::min(labels[i].y, room);
     for (const Label& label : labels) {
-      const double x = kRight + 12;
+      const double x = right_ + 12;
       out_ += line(label.end.x, label.end.y, x, label.y, kColours[label.series % kColours.size()]);
       out_ += marker(x, label.y, label.series);
-      out_ += text(x + 9, label.y + 4, "start", chart_.series[label.series].label);
+      out_ += text(right_ + kLabelGap, label.y + 4, "start", chart_.series[label.series].label);
     }
+  }
+
+  struct Box {
+    double left, right, y;
+    bool meets(const Box& other) const {
+      return left < other.right && other.left < right && std::abs(y - other.y) < kLabelStep - 2;
+    }
+  };
+
+  // At the height of its point, or the nearest that is free of other labels.
+  static Box free_place(Box box, const std::vector<Box>& taken) {
+    const double wanted = box.y;
+    const auto meets_any = [&] {
+      return std::any_of(taken.begin(), taken.end(),
+                         [&](const Box& other) { return box.meets(other); });
+    };
+    for (int i = 1; meets_any() && i < 64; ++i) {
+      const double off = kLabelStep * (i + 1) / 2;  // below, above, further below ...
+      const double y = i % 2 == 1 ? wanted + off : wanted - off + kLabelStep / 2;
+      if (y > kTop && y < kBottom) box.y = y;
+    }
+    return box;
   }
 
   void draw_points() {
+    std::vector<Box> taken;
+    std::string markers, labels;
     for (size_t i = 0; i < chart_.series.size(); ++i) {
+      const std::string& label = chart_.series[i].label;
       for (const ChartPoint& p : places(chart_.series[i])) {
-        out_ += marker(p.x, p.y, i);
-        out_ += text(p.x + 9, p.y + 4, "start", chart_.series[i].label);
+        const double x = p.x + 9;
+        const Box box =
+            free_place({x, x + kLetter * static_cast<double>(label.size()), p.y}, taken);
+        taken.push_back(box);
+        if (box.y != p.y) labels += line(p.x, p.y, x, box.y, kColours[i % kColours.size()]);
+        markers += marker(p.x, p.y, i);
+        labels += text(x, box.y + 4, "start", label);
       }
     }
+    out_ += labels + markers;
   }
 
   const Chart& chart_;
+  double right_;  // of the plot; labels stand beside it
   Scale x_, y_;
   std::string out_;
 };

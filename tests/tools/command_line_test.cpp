@@ -90,6 +90,10 @@ TEST(CommandLine, WrongUsageIsTwo) {
   fails(2, "bench rope attention", {"unexpected argument \"attention\""});
   fails(2, "bench atention", {"did you mean attention?"});
   fails(2, "compare lama-3.1-8b", {"no preset \"lama-3.1-8b\"; did you mean llama-3.1-8b?"});
+  fails(2, "compare --formats tq44", {"--formats", "\"tq44\"; did you mean tq4?"});
+  fails(2, "compare --tail 2k --context 1k", {"a tail", "1024", "got 2048"});
+  fails(2, "compare --tail 8 --formats f16,f32", {"a tail of 8", "no format is compressed"});
+  fails(2, "compare --list --context 1k", {"--list excludes --context"});
   fails(2, "bench --formats tq8,", {"--formats", "\"tq8,\""});
   fails(2, "inspect", {"file is required"});
   fails(2, "kernels --device cud", {"no backend", "\"cud\""});
@@ -101,7 +105,7 @@ TEST(CommandLine, WrongUsageIsTwo) {
 
 TEST(CommandLine, NumbersAreRefusedAsTyped) {
   for (const char* option : {"compare --context", "compare --heads", "compare --layers",
-                             "bench --context", "bench --tokens", "bench --heads",
+                             "compare --tail", "bench --context", "bench --tokens", "bench --heads",
                              "bench --kv-heads", "bench --head-dim", "bench --threads"}) {
     const std::string flag = std::string(option).substr(std::string(option).find("--"));
     for (const char* value : {"-5", "abc", "99999999999999999999", "1.5k", "4G"}) {
@@ -173,6 +177,36 @@ TEST(CommandLine, BenchTakesItsFlagsInJson) {
   EXPECT_EQ(prefill[0]["op"], "attention prefill");
   EXPECT_EQ(prefill[0]["tokens"], 16);
   EXPECT_GT(prefill[0]["gflops"], 0);
+}
+
+TEST(CommandLine, CompareTakesFormatsAndATail) {
+  const std::string arguments =
+      "compare --layers 3 --context 64,1k --formats f16,tq8/tq4 --tail 32" + kSmall;
+  const Outcome got = gyre(arguments + "--json");
+  EXPECT_EQ(got.status, 0) << got.error;
+  EXPECT_NE(got.error.find("tq8/tq4: filling 1024 tokens"), std::string::npos) << got.error;
+  const auto rows = objects(got.out);
+  ASSERT_EQ(rows.size(), 4u);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["context"], i < 2 ? 64 : 1024);
+    EXPECT_EQ(rows[i]["k"], i % 2 == 0 ? "f16" : "tq8");
+    EXPECT_EQ(rows[i]["v"], i % 2 == 0 ? "f16" : "tq4");
+    EXPECT_EQ(rows[i]["tail"], i % 2 == 0 ? 0 : 32);
+    EXPECT_FALSE(rows[i].contains("window_step_us"));
+    EXPECT_DOUBLE_EQ(rows[i]["model_step_us"], 3 * rows[i]["step_us"].get<double>());
+    EXPECT_NEAR(rows[i]["tokens_per_second"].get<double>() * rows[i]["model_step_us"].get<double>(),
+                1e6, 1);
+  }
+  const Outcome table = gyre(arguments);
+  EXPECT_EQ(table.status, 0) << table.error;
+  for (const char* part : {"  tok/s  ", "newest 32 tokens in f16", "matrix products"})
+    EXPECT_NE(table.out.find(part), std::string::npos) << table.out;
+}
+
+TEST(CommandLine, CompareListsItsPresets) {
+  const Outcome got = gyre("compare --list");
+  EXPECT_EQ(got.status, 0);
+  EXPECT_NE(got.out.find("llama-3.1-8b"), std::string::npos) << got.out;
 }
 
 }  // namespace

@@ -37,6 +37,10 @@ TEST(Compare, SaysWhatAModelTakes) {
     EXPECT_DOUBLE_EQ(e.bytes_per_token * static_cast<double>(e.context),
                      static_cast<double>(bytes));  // 8 divides both contexts
     EXPECT_GT(e.step_us, 0);
+    EXPECT_DOUBLE_EQ(e.model_us, 6 * e.step_us);
+    EXPECT_EQ(e.window_us, 0);
+    EXPECT_DOUBLE_EQ(e.tokens_per_second * e.model_us, 1e6);
+    EXPECT_NEAR(e.read_gbps * e.step_us * 1e3, static_cast<double>(bytes) / 6, 1e-3);
     EXPECT_GT(e.fraction, 0);
     EXPECT_DOUBLE_EQ(e.speedup * e.step_us, report.entries[i / 6 * 6].step_us);
   }
@@ -70,12 +74,49 @@ TEST(Compare, WindowLayersKeepTheirRings) {
       bytes += layer.bytes;
     EXPECT_EQ(e.cache_bytes, bytes);
     EXPECT_DOUBLE_EQ(e.bytes_per_token, 2 * 2 * 2 * 64 * e.bits / 8);  // two full layers grow
+    EXPECT_GT(e.window_us, 0);
+    EXPECT_DOUBLE_EQ(e.model_us, 2 * e.step_us + 4 * e.window_us);
+    EXPECT_DOUBLE_EQ(e.tokens_per_second * e.model_us, 1e6);
   }
+}
+
+// A tail takes memory and takes away error; formats of 16 bits have none.
+TEST(Compare, TailStaysInSixteenBits) {
+  CompareOptions options = small();
+  options.contexts = {200};
+  options.formats = {{KvFormat::f16, KvFormat::f16},
+                     {KvFormat::tq4, KvFormat::tq4},
+                     {KvFormat::f16, KvFormat::tq4}};
+  const std::vector<CompareEntry> without = bench::compare(options, {}).entries;
+  options.tail = 200;
+  const CompareReport report = bench::compare(options, {});
+  EXPECT_EQ(report.tail, 200u);
+  ASSERT_EQ(report.entries.size(), 3u);
+  EXPECT_EQ(report.entries[0].cache_bytes, without[0].cache_bytes);
+  for (size_t i = 0; i < 3; ++i) {
+    const CompareEntry& e = report.entries[i];
+    KvCacheOptions whole{.kv_heads = 2, .head_dim = 64, .capacity = 200};
+    whole.layers = kv_layers(6, {.layer = {.k = e.formats.k, .v = e.formats.v, .tail = 200}});
+    uint64_t bytes = 0;
+    for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), whole).describe())
+      bytes += layer.bytes;
+    EXPECT_EQ(e.cache_bytes, bytes) << e.formats.label();
+    EXPECT_EQ(e.bytes_per_token, without[i].bytes_per_token);
+    EXPECT_LT(e.nmse, 1e-6) << e.formats.label();  // every key is in the tail
+    EXPECT_NEAR(e.read_gbps * e.step_us * 1e3, 200 * 2 * 2 * 2 * 64, 1e-3);
+  }
+  EXPECT_GT(without[1].nmse, 1e-3);
+  options.tail = 20;
+  const double some = bench::compare(options, {}).entries[1].nmse;
+  EXPECT_LT(some, without[1].nmse);
+  EXPECT_GT(some, without[1].nmse / 4);
 }
 
 TEST(Compare, ProgressEndsAtOne) {
   CompareOptions options = small();
   options.contexts = {1};
+  options.shape.window = 50;  // one thing more to do
+  options.shape.full_every = 3;
   double last = 0;
   const CompareReport report = bench::compare(options, [&](const std::string& what, double done) {
     EXPECT_FALSE(what.empty());
@@ -114,6 +155,14 @@ TEST(Compare, RefusesBeforeMeasuring) {
   EXPECT_TRUE(refused({"head_dim", "got 7"}, with([](auto& o) { o.shape.head_dim = 7; })));
   EXPECT_TRUE(refused({"context", "got 0"}, with([](auto& o) { o.contexts = {5, 0}; })));
   EXPECT_TRUE(refused({"one context"}, with([](auto& o) { o.contexts = {}; })));
+  EXPECT_TRUE(refused({"tail", "200", "got 201"}, with([](auto& o) { o.tail = 201; })));
+  EXPECT_TRUE(refused({"tail of 5", "no format is compressed"}, with([](auto& o) {
+                        o.tail = 5;
+                        o.formats = {{KvFormat::f16, KvFormat::bf16}};
+                      })));
+  EXPECT_TRUE(refused({"f16 is given twice"}, with([](auto& o) { o.formats = {{}, {}}; })));
+  EXPECT_TRUE(
+      refused({"cuda:0 does not use --threads"}, with([](auto& o) { o.device = "cuda:0"; })));
   EXPECT_TRUE(refused({"seconds"}, with([](auto& o) { o.seconds = 0; })));
 }
 

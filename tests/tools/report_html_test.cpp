@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "compare_table.h"
 #include "svg_chart.h"
 
 namespace gyre::tools {
@@ -32,6 +33,8 @@ bench::CompareReport made_up() {
       entry.bytes_per_token = 66560;
       entry.cache_bytes = 66560 * context;
       entry.step_us = us;
+      entry.model_us = 32 * us;
+      entry.tokens_per_second = 1e6 / entry.model_us;
       entry.speedup = static_cast<double>(context) / 4 / us;
       entry.limit_gbps = 50;
       entry.fraction = 0.37;
@@ -87,14 +90,28 @@ TEST(ReportHtml, IsWellFormedAndSaysEverything) {
   EXPECT_EQ(fault_of(page), "");
   for (const char* part :
        {"model-7b", "2 threads on cpu: a processor", "50 GB/s", "gyre compare model-7b",
-        "2026-01-02 03:04 UTC", "gyre 9.8.7", "65.0 KiB", "1.0 GiB", "37 %", "1.0e-07", "viewport",
-        "@media print", "<caption>", "At 16384 tokens tq8/tq4 decodes 3.1 times"}) {
+        "2026-01-02 03:04 UTC", "gyre 9.8.7", "65.0 KiB", "1.0 GiB", "37 %", "1.0e-07",
+        ">tokens per second</th>", "<td>122</td>", "viewport", "@media print", "<caption>",
+        "At 16384 tokens tq8/tq4 decodes 3.1 times"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(count(page, "<svg"), 2u);
   EXPECT_EQ(count(page, "<polyline"), 6u);
   EXPECT_EQ(count(page, "<tr>"), 13u);
   EXPECT_EQ(count(page, ">tq8/tq4</text>"), 2u);
+}
+
+TEST(ReportHtml, HasATitleForEveryColumn) {
+  const std::string page = report_html(made_up(), kInfo);
+  EXPECT_EQ(count(page, "<th scope=\"col\""), compare_columns().size());
+  EXPECT_EQ(compare_cells(made_up().entries[0]).size(), compare_columns().size());
+}
+
+TEST(ReportHtml, SaysThatThereIsATail) {
+  bench::CompareReport report = made_up();
+  EXPECT_EQ(report_html(report, kInfo).find("newest"), std::string::npos);
+  report.tail = 128;
+  EXPECT_NE(report_html(report, kInfo).find("newest 128 tokens in f16"), std::string::npos);
 }
 
 TEST(ReportHtml, LoadsNothing) {
@@ -121,7 +138,7 @@ TEST(ReportHtml, FiguresThatCannotBeDrawnAreLeftOut) {
     one.entries[7].step_us = one.entries[7].nmse = one.entries[7].bits = odd;
     for (bench::CompareEntry& entry : all.entries) {
       entry.step_us = entry.nmse = entry.bits = entry.speedup = entry.fraction = odd;
-      entry.limit_gbps = odd;
+      entry.limit_gbps = entry.tokens_per_second = odd;
     }
     for (const bench::CompareReport& report : {one, all}) {
       const std::string page = report_html(report, kInfo);
@@ -143,22 +160,70 @@ TEST(ReportHtml, OneFigureOrNoneIsEnough) {
   EXPECT_EQ(fault_of(report_html(report, kInfo)), "");
 }
 
+// Where the text of a label begins.
+struct Place {
+  double x = 0, y = 0;
+};
+
+Place place_of(const std::string& svg, const std::string& label) {
+  const size_t end = svg.find(">" + label + "</text>");
+  if (end == std::string::npos) return {-1, -1};
+  return {std::stod(svg.substr(svg.rfind(" x=\"", end) + 4)),
+          std::stod(svg.substr(svg.rfind(" y=\"", end) + 4))};
+}
+
 // Labels of lines that end in the same place must not cover each other, nor leave the chart.
 TEST(SvgChart, LabelsKeepTheirDistance) {
   bench::CompareReport report = made_up();
   for (bench::CompareEntry& entry : report.entries) entry.step_us = 100;
   const std::string svg = time_chart(report);
   std::vector<double> places;
-  for (const bench::FormatPair& pair : bench::usual_formats()) {
-    const std::string label = pair.label();
-    const size_t end = svg.find(">" + label + "</text>");
-    ASSERT_NE(end, std::string::npos);
-    const size_t y = svg.rfind(" y=\"", end) + 4;
-    places.push_back(std::stod(svg.substr(y)));
-  }
+  for (const bench::FormatPair& pair : bench::usual_formats())
+    places.push_back(place_of(svg, pair.label()).y);
   std::sort(places.begin(), places.end());
   EXPECT_GT(places.front(), 0);
   EXPECT_LT(places.back(), 340);
+  for (size_t i = 1; i < places.size(); ++i) EXPECT_GE(places[i] - places[i - 1], 13.9);
+}
+
+// Any formats can be asked for: many, with long names, of 32 bits, with the same figures.
+TEST(SvgChart, AnyFormatsFit) {
+  bench::CompareReport report = made_up();
+  const bench::CompareEntry any = report.entries[0];
+  report.entries.clear();
+  for (const KvFormat k : kv_formats()) {
+    for (const KvFormat v : {KvFormat::f32, KvFormat::compat8}) {
+      report.entries.push_back(any);
+      report.entries.back().formats = {k, v};
+      report.entries.back().bits = 32;
+    }
+  }
+  for (const bench::CompareEntry& entry : report.entries) {
+    const std::string label = entry.formats.label();
+    for (const std::string& svg : {time_chart(report), error_chart(report)}) {
+      const Place place = place_of(svg, label);
+      EXPECT_GT(place.x, 0) << label;
+      EXPECT_GT(place.y, 14) << label;
+      EXPECT_LT(place.y, 340) << label;
+    }
+    EXPECT_LE(place_of(time_chart(report), label).x + 9 * static_cast<double>(label.size()), 480)
+        << label;
+  }
+  EXPECT_NE(error_chart(report).find(">32</text>"), std::string::npos);
+  EXPECT_EQ(error_chart(made_up()).find(">32</text>"), std::string::npos);
+}
+
+TEST(SvgChart, LabelsOfPointsKeepTheirDistance) {
+  bench::CompareReport report = made_up();
+  for (bench::CompareEntry& entry : report.entries) entry.bits = 6, entry.nmse = 1e-3;
+  report.entries.back().nmse = 1e-4;
+  const std::string svg = error_chart(report);
+  std::vector<double> places;
+  for (const bench::FormatPair& pair : bench::usual_formats())
+    places.push_back(place_of(svg, pair.label()).y);
+  std::sort(places.begin(), places.end());
+  EXPECT_GT(places.front(), 14);
+  EXPECT_LT(places.back(), 300);
   for (size_t i = 1; i < places.size(); ++i) EXPECT_GE(places[i] - places[i - 1], 13.9);
 }
 
