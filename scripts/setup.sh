@@ -5,7 +5,7 @@
 # GYRE_SKIP_SETUP=1 turns it off, for machines where the tools come from elsewhere.
 set -euo pipefail
 
-packages=(g++ cmake ninja-build libhwy-dev libxxhash-dev libgtest-dev libcli11-dev nlohmann-json3-dev)
+packages=(g++ cmake ninja-build libhwy-dev libxxhash-dev libgtest-dev libcli11-dev nlohmann-json3-dev libeigen3-dev)
 tools=(c++ cmake ninja)
 if [[ ${1:-} == lint ]]; then
   packages+=(clang clang-format clang-tidy)
@@ -34,7 +34,7 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   [[ ${#absent[@]} -ne 0 ]] || exit 0  # CMake says which library it cannot find
   echo "gyre: this is not a Debian system; please install: ${absent[*]}" >&2
   echo "gyre: needed are a C++20 compiler, CMake >= 3.25, Ninja, Highway >= 1.0.3, xxHash >= 0.8, GoogleTest," \
-    "CLI11 and nlohmann-json; for lint also clang, clang-format and clang-tidy 14" >&2
+    "CLI11, nlohmann-json and Eigen; for lint also clang, clang-format and clang-tidy 14" >&2
   exit 1
 fi
 
