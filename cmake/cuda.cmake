@@ -26,7 +26,8 @@ target_sources(gyre PRIVATE
 target_link_libraries(gyre PRIVATE ${CMAKE_DL_LIBS})
 
 file(GLOB embedded RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
-  src/abi/*.h src/cuda/kernels/*.cu src/cuda/kernels/*.cuh)
+  src/abi/*.h src/cuda/kernels/*.cu src/cuda/kernels/*.cuh src/cuda/kernels/attention/*.cu
+  src/cuda/kernels/attention/*.cuh)
 list(TRANSFORM embedded PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE embedded_paths)
 list(JOIN embedded "," embedded_names)
 set(embedded_code ${PROJECT_BINARY_DIR}/generated/cuda_sources.cpp)

@@ -1,9 +1,10 @@
-// Names and grids of kernels/attention.cu and attention_merge.cu.
+// Names and grids of kernels/attention/.
 #include <algorithm>
 
 #include "cuda/kernels.h"
-#include "cuda/kernels/attention_decode_plan.cuh"
-#include "cuda/kernels/attention_plan.cuh"
+#include "cuda/kernels/attention/decode_layout.cuh"
+#include "cuda/kernels/attention/merge_layout.cuh"
+#include "cuda/kernels/attention/prefill_layout.cuh"
 #include "cuda/types.h"
 #include "gyre/kv_format.h"
 #include "runtime/require.h"
@@ -18,12 +19,13 @@ bool is_format(uint32_t format) {
          abi::kv_is_compat(format);
 }
 
-// Chunks of 128 keys only where they leave room for four blocks side by side.
-AttentionPlan first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_t fourth) {
+// Stages of 128 keys only where four blocks fit side by side.
+PrefillLayout first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_t fourth) {
   const uint64_t rows = p.tokens * p.group;
-  for (uint32_t i = 0; i < kPlans; ++i) {
-    const AttentionPlan plan = attention_candidate(p.k, p.v, rows, i);
-    if (plan.total <= (plan.chunk == kMostChunk ? std::min(fourth, budget) : budget)) return plan;
+  for (uint32_t i = 0; i < kPrefillLayouts; ++i) {
+    const PrefillLayout plan = prefill_layout(p.k, p.v, rows, i);
+    if (plan.total <= (plan.stage_keys == kMostStageKeys ? std::min(fourth, budget) : budget))
+      return plan;
   }
   return {};
 }
@@ -36,20 +38,20 @@ uint32_t share_of(const CudaLimits& limits, uint32_t blocks) {
 }
 
 // Two blocks side by side if that takes no rows from a block, else whatever fits.
-AttentionPlan plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
+PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   const uint32_t most = limits.shared_bytes_per_block;
   const auto share = [&](uint32_t blocks) { return share_of(limits, blocks); };
-  const AttentionPlan plan = first_plan(p, share(2), share(4));
+  const PrefillLayout plan = first_plan(p, share(2), share(4));
   const uint64_t rows = p.tokens * p.group;
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
   return first_plan(p, most, most);
 }
 
-DecodePlan plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
+DecodeBlock plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
   const uint32_t k = s.k_format, v = s.v_format;
-  return decode_plan(decode_rooms(k, v, s.head_dim, s.rows, s.cluster),
-                     decode_most_warps(k, v, s.head_dim, s.rows, s.cluster),
-                     limits.shared_bytes_per_block, share_of(limits, 2) + 1);
+  return decode_block(decode_shared_layout(k, v, s.head_dim, s.rows, s.cluster),
+                      decode_most_warps(k, v, s.head_dim, s.rows, s.cluster),
+                      limits.shared_bytes_per_block, share_of(limits, 2) + 1);
 }
 
 }  // namespace
@@ -58,13 +60,13 @@ std::string name_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
   if (!is_format(types.k_format) || !is_format(types.v_format)) return "";
   if (float_type(types.q_dtype) == nullptr || float_type(types.out_dtype) == nullptr) return "";
-  return join("gyre::cuda::attention<", uint32_t{types.k_format}, "u, ", uint32_t{types.v_format},
-              "u>");
+  return join("gyre::cuda::attention_prefill<", uint32_t{types.k_format}, "u, ",
+              uint32_t{types.v_format}, "u>");
 }
 
 Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const AttentionPlan plan = plan_of(p, limits);
+  const PrefillLayout plan = plan_of(p, limits);
   require(plan.total != 0, "attention: head dims ", p.k.head_dim, " and ", p.v.head_dim,
           " need more shared memory than a block of this GPU has, ", limits.shared_bytes_per_block,
           " bytes");
@@ -77,7 +79,7 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
-  if (!decode_shape(k, v, n, rows, s.cluster).fits ||
+  if (!decode_stage(k, v, n, rows, s.cluster).fits ||
       abi::attention_decode_rows(v, n, rows) != rows)
     return "";
   if (s.cluster != 1 && s.cluster != abi::kAttentionPair && s.cluster != abi::kAttentionCluster)
@@ -95,7 +97,7 @@ bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
 Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  const DecodePlan plan = plan_of(s, limits);
+  const DecodeBlock plan = plan_of(s, limits);
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;
   return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
            static_cast<uint32_t>(p.kv_heads)},
@@ -109,13 +111,10 @@ std::string name_attention_merge(uint64_t spec) {
 }
 
 Launch launch_attention_merge(const void* params, uint64_t /*spec*/, const CudaLimits&) {
-  constexpr uint32_t kThreads = 512, kWarp = 32;  // kernels/attention_merge.cu has the same
   const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
-  const auto wide = static_cast<uint32_t>((p.head_dim + kWarp - 1) / kWarp * kWarp);
-  const uint32_t groups = wide < kThreads ? kThreads / wide : 1;
   return {{static_cast<uint32_t>(std::min(p.tokens * p.heads, kMostBlocks)), 1, 1},
-          kThreads,
-          groups * static_cast<uint32_t>(p.head_dim * sizeof(float))};
+          kMergeThreads,
+          merge_shared_bytes(static_cast<uint32_t>(p.head_dim))};
 }
 
 }  // namespace gyre::cuda

@@ -9,7 +9,7 @@ namespace {
 
 // A list as a CUDA graph, and what it uses. A replay in flight keeps it.
 class BuiltGraph {
-  static constexpr uint32_t kFirstEarly = 90;  // await_turn waits from there on
+  static constexpr uint32_t kFirstEarly = 90;  // pdl_wait waits from there on
 
  public:
   BuiltGraph(std::shared_ptr<Stream> stream, CommandList list)
@@ -46,7 +46,7 @@ class BuiltGraph {
   }
 
   // Commands between two barriers do not depend on each other; each waits for all of the level
-  // before. After a single one they may begin before it has ended: all kernels await_turn.
+  // before. After a single one they may begin before it has ended: all kernels pdl_wait.
   void add_commands() {
     std::vector<CuGraphNode> before, level;
     for (const Command& command : list_.commands) {

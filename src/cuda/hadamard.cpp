@@ -1,5 +1,5 @@
 #include "cuda/kernels.h"
-#include "cuda/kernels/shape.cuh"
+#include "cuda/kernels/block_work.cuh"
 #include "cuda/names.h"
 
 namespace gyre::cuda {

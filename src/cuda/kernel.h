@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/kernels/arguments.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 #include "runtime/kernels.h"
 
 namespace gyre::cuda {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cuda/kernels.h"
-#include "cuda/kernels/shape.cuh"
+#include "cuda/kernels/block_work.cuh"
 #include "cuda/types.h"
 #include "runtime/require.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cuda/kernels.h"
-#include "cuda/kernels/shape.cuh"
+#include "cuda/kernels/block_work.cuh"
 #include "cuda/names.h"
 
 namespace gyre::cuda {

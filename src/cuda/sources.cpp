@@ -16,10 +16,6 @@ std::vector<SourceFile> collect(bool sources) {
     if (is_source(name) != sources) continue;
     std::string text;
     for (const std::string_view piece : file.pieces) text += piece;
-    if (!sources && name.starts_with(kFolder)) {
-      files.push_back(
-          {std::string(name.substr(kFolder.size())), "#include \"" + std::string(name) + "\"\n"});
-    }
     files.push_back({std::string(name), std::move(text)});
   }
   return files;

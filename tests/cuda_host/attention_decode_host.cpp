@@ -1,7 +1,7 @@
 #include "attention_host.h"
 #include "cuda_host.h"
 // After cuda_host.h
-#include "cuda/kernels/attention_decode.cu"
+#include "cuda/kernels/attention/decode.cu"
 
 namespace gyre::test {
 namespace {
@@ -26,7 +26,7 @@ constexpr Variant variant() {
   return {kK, kV, kN, kRows, kCluster, run_decode<kK, kV, kN, kRows, kCluster>};
 }
 
-constexpr uint32_t kF16 = cuda::kPlanF16, kBf16 = cuda::kPlanBf16;
+constexpr uint32_t kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;
 constexpr Variant kVariants[] = {
     variant<kF16, kF16, 64, 8>(),
     variant<kF16, kF16, 128, 8>(),

@@ -2,8 +2,8 @@
 
 #include "cuda_host.h"
 // After cuda_host.h
-#include "cuda/kernels/attention.cu"
-#include "cuda/kernels/attention_merge.cu"
+#include "cuda/kernels/attention/prefill.cu"
+#include "cuda/kernels/attention/merge.cu"
 
 namespace gyre::test {
 namespace {
@@ -19,7 +19,7 @@ void run(const Kernel& kernel, const void* params, const uint64_t* args, uint32_
 
 template <uint32_t kK, uint32_t kV>
 void run_attention(const void* params, const uint64_t* args, const HostLaunch& launch) {
-  run<abi::AttentionParams>(cuda::attention<kK, kV>, params, args, 12, launch);
+  run<abi::AttentionParams>(cuda::attention_prefill<kK, kV>, params, args, 12, launch);
 }
 
 template <class Out>
@@ -37,7 +37,7 @@ constexpr Pair pair() {
   return {kK, kV, run_attention<kK, kV>};
 }
 
-constexpr uint32_t kF32 = cuda::kPlanF32, kF16 = cuda::kPlanF16, kBf16 = cuda::kPlanBf16;
+constexpr uint32_t kF32 = cuda::kFormatF32, kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;
 constexpr Pair kPairs[] = {
     pair<kF32>(),
     pair<kF16>(),

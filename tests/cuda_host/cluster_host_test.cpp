@@ -4,7 +4,7 @@
 
 #include "cuda_host.h"
 // After cuda_host.h
-#include "cuda/kernels/args.cuh"
+#include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 namespace gyre::test {
@@ -27,7 +27,7 @@ T load(const T* mine, uint32_t rank) {
 // barrier after more or fewer barriers of their own. The second barrier of a round keeps what is
 // read from the next round's writes, and the last one's blocks from ending.
 void read_all(float* out) {
-  cuda::await_turn();
+  cuda::pdl_wait();
   auto* const mine = reinterpret_cast<float*>(cuda::dynamic_shared());
   const uint32_t rank = cuda_host::cluster_rank();
   for (uint32_t round = 0; round < kRounds; ++round) {
@@ -70,7 +70,7 @@ bool leaves(uint32_t rank, uint32_t thread) {
 }
 
 void leave_early(float* out) {
-  cuda::await_turn();
+  cuda::pdl_wait();
   auto* const mine = reinterpret_cast<float*>(cuda::dynamic_shared());
   const uint32_t rank = cuda_host::cluster_rank();
   mine[threadIdx.x] = written(block_number(), threadIdx.x, 0);
@@ -100,7 +100,7 @@ TEST(ClusterHost, ThreadsThatHaveEndedAreNotWaitedFor) {
 }
 
 void read_vectors(float* out) {
-  cuda::await_turn();
+  cuda::pdl_wait();
   auto* const mine = reinterpret_cast<float4*>(cuda::dynamic_shared());
   const auto number = static_cast<float>(block_number());
   mine[1] = make_float4(number, number + 0.25f, number + 0.5f, number + 0.75f);
@@ -126,19 +126,19 @@ TEST(ClusterHost, ReadsVectors) {
 
 // Every block but the last pushes two numbers to the one after it, some of them late.
 void push_to_the_next(float* out) {
-  cuda::await_turn();
+  cuda::pdl_wait();
   auto* const room = reinterpret_cast<float*>(cuda::dynamic_shared());
-  auto* const barrier = reinterpret_cast<cuda::PushBarrier*>(room + 2 * kWarpThreads);
+  auto* const barrier = reinterpret_cast<cuda::TransactionBarrier*>(room + 2 * kWarpThreads);
   const uint32_t rank = cuda::cluster_rank();
-  if (threadIdx.x == 0) cuda::expect_pushes(barrier, rank == 0 ? 0 : kWarpThreads * 8);
+  if (threadIdx.x == 0) cuda::expect_transactions(barrier, rank == 0 ? 0 : kWarpThreads * 8);
   cuda::cluster_arrive();
   cuda::cluster_wait();
   for (uint32_t i = 0; i < 3 * (kCluster - rank); ++i) cuda_host::yield();
   const float x = written(block_number(), threadIdx.x, 0);
   if (rank + 1 < kCluster)
-    cuda::push(make_float2(x, -x), room + 2 * threadIdx.x, barrier, rank + 1);
+    cuda::dsmem_store(make_float2(x, -x), room + 2 * threadIdx.x, barrier, rank + 1);
   if (rank == 0) return;
-  cuda::wait_for_pushes(barrier);
+  cuda::wait_for_transactions(barrier);
   const uint32_t other = kWarpThreads - 1 - threadIdx.x;
   out[block_number() * kWarpThreads + threadIdx.x] = room[2 * other] - room[2 * other + 1];
 }
@@ -157,7 +157,7 @@ TEST(ClusterHost, BlocksWaitForWhatIsPushed) {
 }
 
 void describe(uint32_t* out) {
-  cuda::await_turn();
+  cuda::pdl_wait();
   out[2 * blockIdx.x] = cuda_host::cluster_rank();
   out[2 * blockIdx.x + 1] = cuda_host::cluster_size();
 }
@@ -176,12 +176,12 @@ TEST(ClusterHost, RefusesAGridThatIsNotAMultiple) {
 }
 
 void read_place(uint32_t offset, uint32_t rank) {
-  cuda::await_turn();
+  cuda::pdl_wait();
   load(reinterpret_cast<const float*>(cuda::dynamic_shared()) + offset, rank);
   cuda_host::cluster_wait();
 }
 void read_after_the_end() {
-  cuda::await_turn();
+  cuda::pdl_wait();
   if (cuda_host::cluster_rank() == 1)
     load(reinterpret_cast<const float*>(cuda::dynamic_shared()), 0);
 }

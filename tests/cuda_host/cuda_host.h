@@ -87,7 +87,7 @@ struct Fiber {
   jmp_buf at{};
   bool started = false;
   unsigned int thread = 0;
-  bool done = false, in_turn = false;
+  bool done = false, pdl_waited = false;
   std::vector<std::vector<Copy>> copies = {{}};  // groups; the last one is still open
 };
 
@@ -131,8 +131,8 @@ inline void yield() {
   _longjmp(cluster->scheduler, 1);
 }
 
-inline void require_turn() {
-  if (!block->running->in_turn) fail("memory of others was used before the kernel ahead had ended");
+inline void require_pdl_wait() {
+  if (!block->running->pdl_waited) fail("memory of others was used before the kernel ahead had ended");
 }
 
 inline void release_if_full(Barrier& barrier) {
@@ -180,7 +180,7 @@ T shuffle(T value, unsigned int source) {
 inline void run_fiber() {
   Fiber& fiber = *block->running;
   cluster->body();
-  if (!fiber.in_turn) fail("a thread ended that did not wait for the kernel ahead");
+  if (!fiber.pdl_waited) fail("a thread ended that did not wait for the kernel ahead");
   fiber.done = true;
   for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
     --barrier->alive;
@@ -295,7 +295,7 @@ inline void* cluster_pointer(const void* mine, uint32_t rank) {
 // Copies that do not wait: they come when they are waited for, and until then nobody knows what is
 // there.
 inline void copy_later(unsigned char* to, const void* from, size_t bytes) {
-  require_turn();
+  require_pdl_wait();
   std::memset(to, 0xAB, bytes);
   block->running->copies.back().push_back({to, from, bytes});
 }

@@ -1,12 +1,12 @@
 // kv_extend and bytes_copy; see abi/kv_cache.h.
 #include "abi/kv_cache.h"
-#include "args.cuh"
+#include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {
 
 __global__ void kv_extend(const gyre::abi::KvExtendParams p, const Args args) {
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i == 0) *pointer<gyre::abi::KvState>(args.at[0]) = p.state;
   if (i < p.positions) pointer<int32_t>(args.at[1])[i] = static_cast<int32_t>(p.state.start + i);
@@ -15,8 +15,8 @@ __global__ void kv_extend(const gyre::abi::KvExtendParams p, const Args args) {
 // Bytes up to the first multiple of 16 and behind the last one singly, in between 16 at a time if
 // both sides agree.
 __global__ void bytes_copy(const gyre::abi::BytesCopyParams p, const Args args) {
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   const uint64_t first = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
   const auto* const from = pointer<const uint8_t>(args.at[0]);

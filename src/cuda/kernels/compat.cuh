@@ -1,7 +1,7 @@
 #pragma once
-// The compatibility formats: what the reference library writes. Not for speed: the sum of squares
+// The compatibility formats: what mlx-native writes. Not for speed: the sum of squares
 // runs through a row coordinate by coordinate.
-#include "abi/kv_compat.h"
+#include "cuda/kernels/attention/unpack.cuh"
 #include "cuda/kernels/rotation.cuh"
 
 namespace gyre::cuda {
@@ -14,7 +14,7 @@ struct CompatBook {
   float midpoints[256];
 };
 
-// Midpoints are rounded to seven decimals, as the reference has them.
+// Midpoints are rounded to seven decimals, as mlx-native has them.
 constexpr CompatBook compat_book(const float* half, uint32_t count) {
   CompatBook book{};
   for (uint32_t i = 0; i < count; ++i) {
@@ -39,11 +39,6 @@ __device__ inline bool compat_is_signed(uint32_t head_dim) {
   return head_dim == 256 || head_dim == 512;
 }
 
-// What a normalised coordinate is multiplied with to have variance 1.
-__device__ inline float compat_unit(uint32_t head_dim) {
-  return head_dim == 512 ? 1.0f : __fsqrt_rn(static_cast<float>(head_dim));
-}
-
 __device__ inline void compat_norms(const RowPlace<kCompatSlots>& at,
                                     const float (&y)[kCompatSlots][kChunk],
                                     float (&norm)[kCompatSlots]) {
@@ -63,7 +58,7 @@ __device__ inline void compat_norms(const RowPlace<kCompatSlots>& at,
   if (at.head_dim != 512) norm[0] = norm[1];
 }
 
-// The reference multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
+// mlx-native multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
 // difference decides.
 __device__ inline float compat_normalized(float y, float norm, uint32_t head_dim) {
   const bool short_row = !(norm > 1e-10f);
@@ -122,7 +117,6 @@ __device__ inline void compat_decode(uint32_t format, const RowPlace<kCompatSlot
                                      const uint8_t* codes, const float* norms,
                                      float (&y)[kCompatSlots][kChunk]) {
   const CompatBook& book = kCompatBooks[format - abi::kCompat4];
-  const uint32_t mask = (1u << abi::kv_bits(format)) - 1;
 #pragma unroll
   for (uint32_t s = 0; s < kCompatSlots; ++s) {
 #pragma unroll
@@ -130,8 +124,7 @@ __device__ inline void compat_decode(uint32_t format, const RowPlace<kCompatSlot
       const uint32_t j = at.begin(s) + i;
       y[s][i] = 0;
       if (!at.active(s)) continue;
-      const uint32_t code =
-          format == abi::kCompat4 ? codes[j / 2] >> (j % 2 * 4) & 15 : codes[j] & mask;
+      const uint32_t code = compat_stored_code(format, codes, j);
       const float norm = norms[at.head_dim == 512 ? j / kCompatBlock : 0];
       y[s][i] = __fdiv_rn(book.centroids[code] * norm, compat_unit(at.head_dim));
     }

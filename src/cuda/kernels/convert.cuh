@@ -77,15 +77,15 @@ inline BFloat16 from_float<BFloat16>(float value) {
   return {static_cast<uint16_t>(nan ? 0x7FC0u : rounded)};
 }
 
-// What x becomes for products with keys. `first` is 0 only if x is: its sum shows an infinite key
-// as x would. `rest` may be 0, or have the other sign: see add_rest.
+// x as the sum of two 16-bit floats, for dot products with keys. `hi` is 0 only if x is: with an
+// infinite key it gives what x would. `lo` may be 0, or have the other sign: see add_lo.
 template <class T>
-struct TwoParts {
-  T first, rest;
+struct HiLo {
+  T hi, lo;
 
-  explicit TwoParts(float x) : first(from_float<T>(x)) {
-    if (x != 0 && (first.bits & 0x7FFFu) == 0) first.bits |= 1;
-    rest = from_float<T>(x - to_float(first));
+  explicit HiLo(float x) : hi(from_float<T>(x)) {
+    if (x != 0 && (hi.bits & 0x7FFFu) == 0) hi.bits |= 1;
+    lo = from_float<T>(x - to_float(hi));
   }
 };
 

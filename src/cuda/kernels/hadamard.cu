@@ -3,7 +3,7 @@
 // rows, powers of two up to 8192, lie in the shared memory of a block; rows of 2 and 4 are a
 // thread's. Every byte is read and written once.
 #include "abi/kv_quantize.h"
-#include "cuda/kernels/args.cuh"
+#include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/tile.cuh"
 
 namespace gyre::cuda {
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kBlockThreads)
 #else
   extern __shared__ float y[];
 #endif
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   if (p.head_dim < kChunk) return hadamard_small<In, Out>(p, args);
   if (p.head_dim > abi::kKvMaxHeadDim) return hadamard_in_shared<In, Out>(p, args, y);
   if (takes_many_slots(p.head_dim)) return hadamard_in_registers<In, Out, kManySlots>(p, args);

@@ -5,7 +5,7 @@
 // can enter; blocks without any return at once. Every new row is read once, plus once for tail or
 // sinks.
 #include "abi/kv_cache.h"
-#include "cuda/kernels/args.cuh"
+#include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"
 
@@ -191,8 +191,8 @@ template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
   __shared__ TileShared shared;
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   const auto blocks_k = static_cast<uint32_t>(append_body_blocks(p, 0));
   const uint32_t body_blocks = blocks_k + static_cast<uint32_t>(append_body_blocks(p, 1));
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;

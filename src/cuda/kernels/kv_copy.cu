@@ -3,9 +3,9 @@
 // them are on their way before the first is stored. Moves every source byte once and every cache
 // byte once, 16 bytes at a time where addresses and strides allow it.
 #include "abi/kv_copy.h"
-#include "args.cuh"
-#include "convert.cuh"
-#include "shape.cuh"
+#include "cuda/kernels/block_work.cuh"
+#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {
 
@@ -50,8 +50,8 @@ struct HeadCopy {
 template <class Source, class Target>
 __global__ void __launch_bounds__(256, 4)
     kv_copy(const __grid_constant__ gyre::abi::KvCopyParams p, const __grid_constant__ Args args) {
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   using Copy = HeadCopy<Source, Target>;
   constexpr uint32_t kChunk = Copy::kChunk, kTokens = Copy::kTokens;
   const gyre::abi::KvCopyStream& s = p.stream[blockIdx.z];

@@ -4,8 +4,8 @@
 // coordinates 32) coordinates a lane. Blocks of K come first, then those of V. Every source byte is
 // read once, every code written once; codes of V that share words with old ones are read, too.
 #include "abi/kv_quantize.h"
-#include "cuda/kernels/args.cuh"
-#include "cuda/kernels/decode.cuh"
+#include "cuda/kernels/dequantize.cuh"
+#include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"
 
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
                 const __grid_constant__ Args args) {
   __shared__ TileShared shared;
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   const uint32_t blocks_k = quantize_blocks(p, 0);
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
@@ -142,8 +142,8 @@ template <class Out, uint32_t kFormat>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_dequantize(const __grid_constant__ abi::KvDequantizeParams p,
                   const __grid_constant__ Args args) {
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   if constexpr (abi::kv_is_native(kFormat)) {
     if (takes_many_slots(p.cache.head_dim))
       return dequantize_rows<Out, kFormat, kManySlots>(p, args);

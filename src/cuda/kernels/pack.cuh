@@ -1,67 +1,10 @@
 #pragma once
-// Codes, a byte each, to and from planes of bits (docs/kv_formats.md, "Bytes").
+// Codes, a byte each, to planes of bits (docs/kv_formats.md, "Bytes"). attention/unpack.cuh reads
+// them.
 #include "abi/kv_codec.h"
-#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/words.cuh"
 
 namespace gyre::cuda {
-
-// Says that an address is a multiple of 16: what is asked about it further on is decided.
-__device__ inline uint8_t* assume_wide(uint8_t* at) {
-#if !defined(GYRE_CUDA_HOST)
-  __builtin_assume((reinterpret_cast<uint64_t>(at) & 15) == 0);
-#endif
-  return at;
-}
-
-template <uint32_t kWords>
-__device__ void load_words(const uint8_t* from, uint32_t (&words)[kWords]) {
-  if (kWords % 4 == 0 && is_aligned(from, 16)) {
-#pragma unroll
-    for (uint32_t i = 0; i + 3 < kWords; i += 4) {
-      const uint4 four = *reinterpret_cast<const uint4*>(from + 4 * i);
-      words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
-    }
-  } else if (kWords % 2 == 0 && is_aligned(from, 8)) {
-#pragma unroll
-    for (uint32_t i = 0; i + 1 < kWords; i += 2) {
-      const uint2 two = *reinterpret_cast<const uint2*>(from + 4 * i);
-      words[i] = two.x, words[i + 1] = two.y;
-    }
-  } else if (is_aligned(from, 4)) {
-#pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i)
-      words[i] = *reinterpret_cast<const uint32_t*>(from + 4 * i);
-  } else {
-#pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) {
-      words[i] = 0;
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j)
-        words[i] |= static_cast<uint32_t>(from[4 * i + j]) << (8 * j);
-    }
-  }
-}
-
-template <uint32_t kWords>
-__device__ void store_words(const uint32_t (&words)[kWords], uint8_t* to) {
-  if (kWords % 4 == 0 && is_aligned(to, 16)) {
-#pragma unroll
-    for (uint32_t i = 0; i + 3 < kWords; i += 4)
-      *reinterpret_cast<uint4*>(to + 4 * i) =
-          make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
-  } else if (kWords % 2 == 0 && is_aligned(to, 8)) {
-#pragma unroll
-    for (uint32_t i = 0; i + 1 < kWords; i += 2)
-      *reinterpret_cast<uint2*>(to + 4 * i) = make_uint2(words[i], words[i + 1]);
-  } else if (is_aligned(to, 4)) {
-#pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) *reinterpret_cast<uint32_t*>(to + 4 * i) = words[i];
-  } else {
-#pragma unroll
-    for (uint32_t i = 0; i < 4 * kWords; ++i)
-      to[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
-  }
-}
 
 template <uint32_t kBits>
 inline constexpr uint32_t kFieldBytes = ((1u << kBits) - 1) * 0x01010101u;
@@ -181,47 +124,6 @@ __device__ void pack_tile(const uint8_t* codes, uint32_t stride, uint32_t head_d
     pack_tile_quad<kLow, 0>(rows, written, tile + quad * 4 * kLow);
     if constexpr (kHigh != 0)
       pack_tile_quad<kHigh, kLow>(rows, written, tile + head_dim * kLow + quad * 4 * kHigh);
-  }
-}
-
-// The eight codes from `begin` on of a plane of a row of K.
-template <uint32_t kBits>
-__device__ void unpack_row_plane(const uint8_t* plane, uint32_t head_dim, uint32_t begin,
-                                 uint32_t (&codes)[8]) {
-  constexpr uint32_t kGroup = abi::kv_group(kBits), kField = (1u << kBits) - 1;
-  const uint32_t group = begin / kGroup, inside = begin % kGroup;
-  if ((group + 1) * kGroup <= head_dim) {
-    uint32_t words[2];
-    load_words(plane + 16 * group + inside % 16, words);
-    const uint32_t shift = inside / 16 * kBits;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) codes[i] = words[i / 4] >> (8 * (i % 4) + shift) & kField;
-    return;
-  }
-  const uint32_t bytes = (head_dim - group * kGroup) * kBits / 8;
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    const uint32_t at = inside + i;
-    codes[i] =
-        static_cast<uint32_t>(plane[16 * group + at % bytes]) >> (at / bytes * kBits) & kField;
-  }
-}
-
-// The same of token `token` in a plane of a tile of V.
-template <uint32_t kBits>
-__device__ void unpack_tile_plane(const uint8_t* plane, uint32_t token, uint32_t begin,
-                                  uint32_t (&codes)[8]) {
-  constexpr uint32_t kField = (1u << kBits) - 1;
-  uint32_t words[2 * kBits];
-  load_words(plane + begin * kBits, words);
-  const uint32_t shift = 8 * (token % kBits) + token / kBits * kBits;  // in a coordinate's bits
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    if constexpr (kBits == 8) {
-      codes[i] = (shift < 32 ? words[2 * i] : words[2 * i + 1]) >> (shift % 32) & kField;
-    } else {
-      codes[i] = words[i * kBits / 4] >> (i * 8 * kBits % 32 + shift) & kField;
-    }
   }
 }
 

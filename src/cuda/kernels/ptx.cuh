@@ -3,7 +3,7 @@
 // Fragments as in the PTX manual, with g = lane / 4 and j = lane % 4: of A (16 x k) a lane has rows
 // g and g + 8, of B (k x 8) column g, of C (16 x 8) rows g and g + 8, columns 2j and 2j + 1.
 #include "abi/types.h"
-#include "convert.cuh"
+#include "cuda/kernels/convert.cuh"
 
 namespace gyre::cuda {
 
@@ -17,17 +17,19 @@ inline uint32_t dynamic_shared_bytes() { return cuda_host::dynamic_shared_bytes(
 
 #define GYRE_CLUSTER(size)
 inline uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
-struct PushBarrier {
+struct TransactionBarrier {
   uint32_t expected, arrived;
 };
-inline void expect_pushes(PushBarrier* barrier, uint32_t bytes) { *barrier = {bytes, 0}; }
+inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
+  *barrier = {bytes, 0};
+}
 inline void cluster_arrive() {}
 inline void cluster_wait() { cuda_host::cluster_wait(); }
-inline void push(float2 x, float* mine, PushBarrier* barrier, uint32_t rank) {
+inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
   *static_cast<float2*>(cuda_host::cluster_pointer(mine, rank)) = x;
-  static_cast<PushBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
+  static_cast<TransactionBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
 }
-inline void wait_for_pushes(const PushBarrier* barrier) {
+inline void wait_for_transactions(const TransactionBarrier* barrier) {
   while (barrier->arrived != barrier->expected) cuda_host::yield();
 }
 
@@ -43,9 +45,9 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
-inline void load_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
+inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
 template <uint32_t kCount>
-inline void sync_warps(uint32_t group) {
+inline void sync_named_barrier(uint32_t group) {
   cuda_host::wait_for_warps(group, kCount);
 }
 using SharedAddress = unsigned char*;
@@ -54,45 +56,45 @@ template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
   cuda_host::copy_later(to, present ? from : nullptr, kBytes);
 }
-inline SharedAddress opaque(SharedAddress x) { return x; }
+inline SharedAddress optimization_barrier(SharedAddress x) { return x; }
 inline void copy_commit() { cuda_host::close_copies(); }
-inline float add_weighted(float x, float weight, float sum) {
+inline float fma_weighted(float x, float weight, float sum) {
   return weight != 0 ? std::fma(x, weight, sum) : sum;
 }
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   return __byte_perm(a, b, select);
 }
 inline uint32_t upper_half(uint32_t x) { return x >> 16; }
-inline uint32_t turned_lower(uint32_t x) { return ~0u - (x & 0xFFFFu); }
-inline uint32_t turned_upper(uint32_t x) { return ~0u - (x >> 16); }
+inline uint32_t inverted_lower(uint32_t x) { return ~0u - (x & 0xFFFFu); }
+inline uint32_t inverted_upper(uint32_t x) { return ~0u - (x >> 16); }
 template <uint32_t kLeft>
 inline void copy_wait() {
   cuda_host::wait_for_copies(kLeft);
 }
-inline uint32_t opaque(uint32_t x) { return x; }
-inline uint32_t keep(uint32_t x) { return x; }
-inline uint32_t late(uint32_t x) { return x; }
-inline uint64_t late(uint64_t x) { return x; }
-inline void halt() { cuda_host::fail("a kernel halted"); }
-inline uint32_t add_ordered(uint32_t* counter) {
-  cuda_host::require_turn();
+inline uint32_t optimization_barrier(uint32_t x) { return x; }
+inline uint32_t pin(uint32_t x) { return x; }
+inline uint32_t code_motion_barrier(uint32_t x) { return x; }
+inline uint64_t code_motion_barrier(uint64_t x) { return x; }
+inline void trap() { cuda_host::fail("a kernel halted"); }
+inline uint32_t atomic_add_acq_rel(uint32_t* counter) {
+  cuda_host::require_pdl_wait();
   return (*counter)++;
 }
 inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
-  cuda_host::require_turn();
+  cuda_host::require_pdl_wait();
   return wide ? reinterpret_cast<const uint32_t*>(row)[index]
               : reinterpret_cast<const uint16_t*>(row)[index];
 }
 template <class T>
-inline T load_fresh(const T* from) {
-  cuda_host::require_turn();
+inline T load_l2(const T* from) {
+  cuda_host::require_pdl_wait();
   return *from;
 }
 // Subnormal results are 0, as on the device.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
 inline float exp2_fast(float x) { return flushed(std::exp2(x)); }
 // Two f16 less two others, where the differences are integers.
-inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
+inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
     return from_float<Half>(to_float(Half{static_cast<uint16_t>(x)}) -
                             to_float(Half{static_cast<uint16_t>(y)}))
@@ -119,7 +121,7 @@ inline SharedAddress shared_address(const void* place) {
 
 // The blocks of a cluster run at the same time and write into each other's shared memory. A barrier
 // there counts the bytes: who waits for it sees them, and nobody waits for anything else.
-using PushBarrier = uint64_t;
+using TransactionBarrier = uint64_t;
 
 #if __CUDA_ARCH__ >= 900
 
@@ -130,7 +132,7 @@ inline uint32_t cluster_rank() {
   return rank;
 }
 // By one thread, before it arrives at the cluster's barrier; others push after they waited there.
-inline void expect_pushes(PushBarrier* barrier, uint32_t bytes) {
+inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile(
@@ -144,7 +146,7 @@ inline void cluster_arrive() {
 }
 inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // To where block `rank` has what this block has at `mine` and `barrier`.
-inline void push(float2 x, float* mine, PushBarrier* barrier, uint32_t rank) {
+inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
   uint32_t to, counted;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -156,7 +158,7 @@ inline void push(float2 x, float* mine, PushBarrier* barrier, uint32_t rank) {
       "f"(x.x), "f"(x.y), "r"(counted)
       : "memory");
 }
-inline void wait_for_pushes(const PushBarrier* barrier) {
+inline void wait_for_transactions(const TransactionBarrier* barrier) {
   uint32_t done = 0;
   while (done == 0) {
     asm volatile(
@@ -174,11 +176,11 @@ inline void wait_for_pushes(const PushBarrier* barrier) {
 // There are no clusters: the host does not launch what needs them.
 #define GYRE_CLUSTER(size)
 inline uint32_t cluster_rank() { return 0; }
-inline void expect_pushes(PushBarrier*, uint32_t) { __trap(); }
+inline void expect_transactions(TransactionBarrier*, uint32_t) { __trap(); }
 inline void cluster_arrive() {}
 inline void cluster_wait() {}
-inline void push(float2, float*, PushBarrier*, uint32_t) {}
-inline void wait_for_pushes(const PushBarrier*) {}
+inline void dsmem_store(float2, float*, TransactionBarrier*, uint32_t) {}
+inline void wait_for_transactions(const TransactionBarrier*) {}
 
 #endif
 
@@ -208,11 +210,11 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
 }
 // So many neighbouring warps meet. Barrier 0 is the block's.
 template <uint32_t kCount>
-inline void sync_warps(uint32_t group) {
+inline void sync_named_barrier(uint32_t group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
 }
 // Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
-inline void load_transposed(uint32_t (&a)[4], const void* row) {
+inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(shared_address(row))
@@ -247,7 +249,7 @@ inline uint32_t upper_half(uint32_t x) {
 }
 // The sum, and x times the weight; of an x whose weight is 0 nothing, also if it is infinite.
 // Without a branch, which would wait for each weight.
-inline float add_weighted(float x, float weight, float sum) {
+inline float fma_weighted(float x, float weight, float sum) {
   asm("{\n\t.reg .pred p;\n\tsetp.neu.f32 p, %2, 0f00000000;\n\t"
       "@p fma.rn.f32 %0, %1, %2, %0;\n\t}"
       : "+f"(sum)
@@ -255,12 +257,12 @@ inline float add_weighted(float x, float weight, float sum) {
   return sum;
 }
 // -1 less a half of x: in the lower 16 bits, the half with all bits turned. Products, likewise.
-inline uint32_t turned_lower(uint32_t x) {
+inline uint32_t inverted_lower(uint32_t x) {
   uint32_t y;
   asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x00FF), "r"(-1));
   return y;
 }
-inline uint32_t turned_upper(uint32_t x) {
+inline uint32_t inverted_upper(uint32_t x) {
   uint32_t y;
   asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0xFF00), "r"(-1));
   return y;
@@ -272,32 +274,32 @@ inline void copy_wait() {
 }
 // The same number, of which the compiler knows nothing: it spends minutes on how addresses follow
 // from nested minima.
-inline uint32_t opaque(uint32_t x) {
+inline uint32_t optimization_barrier(uint32_t x) {
   asm("" : "+r"(x));
   return x;
 }
 // The same number, which is kept in a register from here on: constants and addresses would be made
 // anew wherever they are used. Every lane gets it from itself, which no compiler sees through.
-inline uint32_t keep(uint32_t x) {
+inline uint32_t pin(uint32_t x) {
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;"
                : "+r"(x)
                : "r"(threadIdx.x % kWarp));
   return x;
 }
 // The same number; what follows from it is not found before this place, ahead of a loop, say.
-inline uint32_t late(uint32_t x) {
+inline uint32_t code_motion_barrier(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-inline uint64_t late(uint64_t x) {
+inline uint64_t code_motion_barrier(uint64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
 // Ends the kernel, and all work of the device, with an error.
-inline void halt() { __trap(); }
+inline void trap() { __trap(); }
 // Adds one; what this thread knows of before is before it for all of the GPU, and what others did
 // before they added is known after it.
-inline uint32_t add_ordered(uint32_t* counter) {
+inline uint32_t atomic_add_acq_rel(uint32_t* counter) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(before)
@@ -316,12 +318,12 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   return bits;
 }
 // What another block wrote: not from this multiprocessor's own cache.
-inline float2 load_fresh(const float2* from) {
+inline float2 load_l2(const float2* from) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
   return x;
 }
-inline float4 load_fresh(const float4* from) {
+inline float4 load_l2(const float4* from) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
@@ -335,7 +337,7 @@ inline float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
+inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   uint32_t c;
   asm("sub.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
@@ -344,22 +346,22 @@ inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
 #endif
 
 template <class T>
-inline T* keep(T* pointer) {
+inline T* pin(T* pointer) {
   const auto bits = reinterpret_cast<uint64_t>(pointer);
-  return reinterpret_cast<T*>(uint64_t{keep(static_cast<uint32_t>(bits))} |
-                              uint64_t{keep(static_cast<uint32_t>(bits >> 32))} << 32);
+  return reinterpret_cast<T*>(uint64_t{pin(static_cast<uint32_t>(bits))} |
+                              uint64_t{pin(static_cast<uint32_t>(bits >> 32))} << 32);
 }
 
 // What a 16-bit cache holds, by its KvFormat.
 template <uint32_t kFormat>
-struct HalfType {
+struct Float16Type {
   using type = Half;
   static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     mma_f16(c, a, b0, b1);
   }
 };
 template <>
-struct HalfType<2> {
+struct Float16Type<2> {
   using type = BFloat16;
   static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     mma_bf16(c, a, b0, b1);

@@ -6,7 +6,7 @@
 // cosines of its tokens while they come, and puts these into shared memory for all heads. Every
 // byte of x is read once (a second time, from near, with the norm), every byte of out written once.
 #include "abi/rope.h"
-#include "cuda/kernels/args.cuh"
+#include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/rope_angles.cuh"
 
 namespace gyre::cuda {
@@ -111,9 +111,9 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void turn_row(uint32_t r, const RopePlace& at, const Words<In, 2 * kRun>& words,
-                           const Angles<kRun>& angle, const float (&weights)[2][kRun]) const {
-    float turned[2 * kRun];
+  __device__ void rotate_row(uint32_t r, const RopePlace& at, const Words<In, 2 * kRun>& words,
+                             const Angles<kRun>& angle, const float (&weights)[2][kRun]) const {
+    float rotated[2 * kRun];
 #pragma unroll
     for (uint32_t i = 0; i < kRun; ++i) {
       float a = words.element(kAdjacent ? 2 * i : i);
@@ -125,18 +125,18 @@ struct Rope {
         cosine_u *= weights[0][i], cosine_v *= weights[1][i];
         sine_u *= weights[0][i], sine_v *= weights[1][i];
       }
-      turned[kAdjacent ? 2 * i : i] = __fmaf_rn(-b, sine_v, a * cosine_u);
-      turned[kAdjacent ? 2 * i + 1 : kRun + i] = __fmaf_rn(a, sine_u, b * cosine_v);
+      rotated[kAdjacent ? 2 * i : i] = __fmaf_rn(-b, sine_v, a * cosine_u);
+      rotated[kAdjacent ? 2 * i + 1 : kRun + i] = __fmaf_rn(a, sine_u, b * cosine_v);
     }
     if constexpr (kAdjacent) {
-      store(turned, r, at.u);
+      store(rotated, r, at.u);
     } else {
       float half[kRun];
 #pragma unroll
-      for (uint32_t i = 0; i < kRun; ++i) half[i] = turned[i];
+      for (uint32_t i = 0; i < kRun; ++i) half[i] = rotated[i];
       store(half, r, at.u);
 #pragma unroll
-      for (uint32_t i = 0; i < kRun; ++i) half[i] = turned[kRun + i];
+      for (uint32_t i = 0; i < kRun; ++i) half[i] = rotated[kRun + i];
       store(half, r, at.v);
     }
   }
@@ -190,31 +190,31 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void turn_rows(const RopePlace& at, const RopeRun<In, kRun>& run,
-                            const AngleTable& table) const {
+  __device__ void rotate_rows(const RopePlace& at, const RopeRun<In, kRun>& run,
+                              const AngleTable& table) const {
     Angles<kRun> angle;
     table.get(unit.nth, at.pair, angle);
     float weights[2][kRun];
     if constexpr (kNorm) load_weights(at, weights);
 #pragma unroll
     for (uint32_t r = 0; r < kRopeRows; ++r) {
-      if (r < unit.rows) turn_row<kRun>(r, at, run.of[r], angle, weights);
+      if (r < unit.rows) rotate_row<kRun>(r, at, run.of[r], angle, weights);
     }
   }
 
   // From run n on.
   template <uint32_t kRun>
-  __device__ void turn(uint32_t n, const AngleTable& table) const {
+  __device__ void rotate(uint32_t n, const AngleTable& table) const {
 #pragma unroll 1
     for (; n < rope_pairs(p) / kRun; n += lanes) {
       RopeRun<In, kRun> run;
       const RopePlace at = place_of<kRun>(n);
       load_rows<kRun>(at, run);
-      turn_rows<kRun>(at, run, table);
+      rotate_rows<kRun>(at, run, table);
     }
   }
 
-  // Coordinates [begin, end) that do not turn.
+  // Coordinates [begin, end) that are not rotated.
   __device__ void pass(uint32_t begin, uint32_t end) const {
     if (!kNorm && unit.x == unit.out) return;
 #pragma unroll
@@ -290,8 +290,8 @@ __device__ inline float* angle_memory() {
 template <class In, class Out, bool kAdjacent, bool kNorm>
 __global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 4)
     rope(const __grid_constant__ abi::RopeParams p, const __grid_constant__ Args args) {
-  await_turn();
-  pass_turn();
+  pdl_wait();
+  pdl_launch_dependents();
   constexpr uint32_t kRun = rope_run(sizeof(In));
   const uint32_t bits = rope_lane_bits(p.head_dim, sizeof(In)), lanes = 1u << bits;
   const RopeShare share(p, bits);
@@ -308,19 +308,20 @@ __global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 4)
               table);
   if constexpr (kNorm) rope.find_scales();
   __syncthreads();
-  if (early) rope.template turn_rows<kRun>(place, run, table);
+  if (early) rope.template rotate_rows<kRun>(place, run, table);
   if (aligned) {
-    rope.template turn<kRun>(rope.lane + lanes, table);
+    rope.template rotate<kRun>(rope.lane + lanes, table);
   } else {
-    rope.template turn<1>(rope.lane, table);
+    rope.template rotate<1>(rope.lane, table);
   }
-  const auto dim = static_cast<uint32_t>(p.head_dim), turned = static_cast<uint32_t>(p.block_pairs);
+  const auto dim = static_cast<uint32_t>(p.head_dim),
+             rotated = static_cast<uint32_t>(p.block_pairs);
   if constexpr (kAdjacent) {
-    rope.pass(2 * turned, dim);
+    rope.pass(2 * rotated, dim);
   } else if (p.blocks == 1) {
     const auto distance = static_cast<uint32_t>(p.distance);
-    rope.pass(turned, distance);
-    rope.pass(distance + turned, dim);
+    rope.pass(rotated, distance);
+    rope.pass(distance + rotated, dim);
   }
 }
 

@@ -2,9 +2,9 @@
 // Sines and cosines of the pairs of a token, as on the CPU: the angle is an exact 64-bit fraction
 // of a turn, its upper 32 bits go into polynomials for an eighth of a turn. A block makes those of
 // its tokens once, for all their heads.
-#include "cuda/kernels/args.cuh"
+#include "cuda/kernels/block_work.cuh"
 #include "cuda/kernels/convert.cuh"
-#include "cuda/kernels/shape.cuh"
+#include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {
 

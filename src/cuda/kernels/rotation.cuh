@@ -4,8 +4,8 @@
 // near partners meet by shuffles and far ones in registers. Several rows share a warp; every lane
 // of the warp must take part. Sums and differences are those of docs/kv_formats.md, one by one.
 #include "abi/kv_codec.h"
+#include "cuda/kernels/block_work.cuh"
 #include "cuda/kernels/convert.cuh"
-#include "cuda/kernels/shape.cuh"
 
 namespace gyre::cuda {
 

@@ -1,9 +1,9 @@
 #pragma once
 // From stored bytes to a row of rotated coordinates in registers.
 #include "abi/kv_quantize.h"
+#include "cuda/kernels/attention/unpack.cuh"
 #include "cuda/kernels/compat.cuh"
 #include "cuda/kernels/encode.cuh"
-#include "cuda/kernels/pack.cuh"
 
 namespace gyre::cuda {
 
@@ -14,37 +14,23 @@ struct StoredRow {
 };
 
 template <uint32_t kFormat>
-__device__ int level_of(uint32_t code) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat);
-  if constexpr (kBits <= 4) {
-    constexpr uint32_t kSign = 1u << (kBits - 1);
-    const auto magnitude = static_cast<int>(magnitude_bytes<kBits>(code & (kSign - 1)) & 255);
-    return (code & kSign) != 0 ? -magnitude : magnitude;
-  } else if constexpr (kBits == 8) {
-    return static_cast<int8_t>(code);
-  } else {
-    return 2 * static_cast<int>(code) - ((1 << kBits) - 1);
-  }
-}
-
-template <uint32_t kFormat>
 __device__ void load_codes(const abi::KvCacheLayout& cache, const StoredRow& row, uint32_t begin,
                            uint32_t (&codes)[kChunk]) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   const bool tiled = cache.role == 1;
   const uint8_t* const k_row = row.codes + row.slot * (cache.codes_tile_stride / abi::kKvTile);
   if (tiled) {
-    unpack_tile_plane<kLow>(row.codes, row.slot, begin, codes);
+    value_plane_codes<kLow>(row.codes, row.slot, begin, codes);
   } else {
-    unpack_row_plane<kLow>(k_row, cache.head_dim, begin, codes);
+    key_plane_codes<kLow>(k_row, cache.head_dim, begin, codes);
   }
   if constexpr (kHigh != 0) {
     uint32_t high[kChunk];
     if (tiled) {
-      unpack_tile_plane<kHigh>(row.codes + cache.head_dim * kLow, row.slot, begin, high);
+      value_plane_codes<kHigh>(row.codes + cache.head_dim * kLow, row.slot, begin, high);
     } else {
-      unpack_row_plane<kHigh>(k_row + abi::kv_plane_bytes(cache.head_dim, kLow), cache.head_dim,
-                              begin, high);
+      key_plane_codes<kHigh>(k_row + abi::kv_plane_bytes(cache.head_dim, kLow), cache.head_dim,
+                             begin, high);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kChunk; ++i) codes[i] |= high[i] << kLow;

@@ -1,23 +1,21 @@
 #pragma once
-// The online softmax in base 2: a row's {max, sum}, reductions over a warp, and the end of a row.
-#include "abi/types.h"
-#include "args.cuh"
-#include "convert.cuh"
-#include "ptx.cuh"
+// The online softmax in base 2: a row's state and its merge, and the end of a row.
+#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+constexpr float kLowest = -3.402823466e38f;
 
 inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
 inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
 inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
 
-// The sum of a query's first parts times a key, and that of what they leave, which makes nonsense
-// of an infinity: it is left out then.
-inline float add_rest(float sum, float rest) {
-  return fabsf(rest) < -minus_infinity() ? sum + rest : sum;
-}
+// The dot product of a query's hi parts with a key, plus that of its lo parts. An infinite key
+// makes NaN of the latter: it is dropped then.
+inline float add_lo(float hi, float lo) { return fabsf(lo) < -minus_infinity() ? hi + lo : hi; }
 
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.
 inline float soft_cap(float x, float cap) {
@@ -26,13 +24,9 @@ inline float soft_cap(float x, float cap) {
   return copysignf(t * cap, x);
 }
 
-struct RowState {
-  float max, sum;
-};
-
 inline float exp2_one(float x) { return x == minus_infinity() ? 0.0f : exp2f(x); }
 
-// Of so many neighbouring lanes, a power of two.
+// Reductions over so many neighbouring lanes, a power of two.
 template <int kLanes = kWarp>
 inline float warp_max(float x) {
   static_assert((kLanes & (kLanes - 1)) == 0);
@@ -45,6 +39,35 @@ inline float warp_sum(float x) {
   return x;
 }
 
+// Largest logit of a row so far, and the sum of its probabilities relative to that.
+struct SoftmaxState {
+  float max, sum;
+
+  static SoftmaxState none() { return {minus_infinity(), 0}; }
+
+  // What probabilities are relative to. A row that saw nothing is relative to 0: -inf less -inf
+  // would be NaN.
+  static float reference(float max) { return max == minus_infinity() ? 0.0f : max; }
+
+  // Factors of the values that go with a state: of those so far, and of the part's.
+  struct Factors {
+    float keep, part;
+  };
+  // Merges one part per lane, of kLanes neighbouring lanes, into the state that all of them hold
+  // alike. The part's sum and values are relative to part_reference.
+  template <int kLanes>
+  Factors merge(const SoftmaxState& part, float part_reference) {
+    const float most = fmaxf(max, warp_max<kLanes>(part.max)), to = reference(most);
+    const Factors f = {exp2_fast(max - to), exp2_fast(part_reference - to)};
+    *this = {most, sum * f.keep + warp_sum<kLanes>(part.sum * f.part)};
+    return f;
+  }
+  template <int kLanes>
+  Factors merge(const SoftmaxState& part) {
+    return merge<kLanes>(part, part.max);
+  }
+};
+
 // 2^n for n from -126 to 127, and x 2^n for n within twice that.
 inline float power_of_two(int32_t n) { return __int_as_float((n + 127) << 23); }
 inline float times_power(float x, int32_t n) {
@@ -55,8 +78,8 @@ inline int32_t exponent_of(float x) {
   return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
 }
 
-// A sink is one more logit, whose value is 0. Returns what the row's values are multiplied with.
-inline float finish_row(RowState& state, const float* sinks, uint64_t head) {
+// A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
+inline float finish_row(SoftmaxState& state, const float* sinks, uint64_t head) {
   constexpr float kMost = 3.402823466e38f;
   float keep = 1.0f, sink = sinks == nullptr ? minus_infinity() : sinks[head];
   if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMost), kMost);
@@ -71,15 +94,16 @@ inline float finish_row(RowState& state, const float* sinks, uint64_t head) {
   return state.sum == 0 ? 0.0f : keep / state.sum;
 }
 
-inline float log_sum_exp(const RowState& state) {
+inline float log_sum_exp(const SoftmaxState& state) {
   return state.sum == 0 ? minus_infinity() : (state.max + log2f(state.sum)) * kLn2;
 }
 
-// dtypes are those of gyre/dtype.h: f32, f16, bf16.
+// dtypes are those of gyre/dtype.h: f32, f16, bf16. Selects instead of branches: a branch would
+// wait for the load.
 inline float as_float(uint32_t bits, uint32_t dtype) {
-  const float half = widen(Half{static_cast<uint16_t>(bits)});
-  const float brain = widen(BFloat16{static_cast<uint16_t>(bits)});
-  return dtype == 0 ? __uint_as_float(bits) : (dtype == 1 ? half : brain);
+  const float f16 = widen(Half{static_cast<uint16_t>(bits)});
+  const float bf16 = widen(BFloat16{static_cast<uint16_t>(bits)});
+  return dtype == 0 ? __uint_as_float(bits) : (dtype == 1 ? f16 : bf16);
 }
 inline float load_as_float(uint64_t row, uint32_t dtype, uint32_t index) {
   return as_float(load_bits(row, index, dtype == 0), dtype);
@@ -93,7 +117,7 @@ inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float valu
     reinterpret_cast<BFloat16*>(row)[index] = from_float<BFloat16>(value);
   }
 }
-// Some that lie kApart from each other: one branch for all of them.
+// Elements kApart from each other: one branch for all of them.
 template <uint32_t kCount, uint32_t kApart>
 inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const float (&x)[kCount]) {
   if (dtype == 0) {
@@ -103,8 +127,8 @@ inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const flo
   }
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i) {
-    const uint16_t half = from_float<Half>(x[i]).bits, brain = from_float<BFloat16>(x[i]).bits;
-    pointer<uint16_t>(row)[index + i * kApart] = dtype == 1 ? half : brain;
+    const uint16_t f16 = from_float<Half>(x[i]).bits, bf16 = from_float<BFloat16>(x[i]).bits;
+    pointer<uint16_t>(row)[index + i * kApart] = dtype == 1 ? f16 : bf16;
   }
 }
 

@@ -1,6 +1,6 @@
 // Where decode attention's bytes lie, on devices of every size: what the host asks for is what the
 // kernel takes.
-#include "cuda/kernels/attention_decode_plan.cuh"
+#include "cuda/kernels/attention/decode_layout.cuh"
 
 #include <gtest/gtest.h>
 
@@ -13,15 +13,15 @@ struct Case {
 
 template <class Do>
 void each_case(const Do& run) {
-  constexpr uint32_t kFormats[] = {kPlanF16,  kPlanBf16, abi::kTq2, abi::kTq3,
-                                   abi::kTq4, abi::kTq5, abi::kTq6, abi::kTq8};
+  constexpr uint32_t kFormats[] = {kFormatF16, kFormatBf16, abi::kTq2, abi::kTq3,
+                                   abi::kTq4,  abi::kTq5,   abi::kTq6, abi::kTq8};
   for (const uint32_t k : kFormats) {
     for (const uint32_t v : kFormats) {
       for (const uint32_t n : {64, 128, 256, 512}) {
         for (const uint32_t wanted : {1, 5, 9, 13}) {
           const auto rows = static_cast<uint32_t>(abi::attention_decode_rows(v, n, wanted));
           for (const uint32_t cluster : {1u, abi::kAttentionPair, abi::kAttentionCluster})
-            if (decode_shape(k, v, n, rows, cluster).fits) run(Case{k, v, n, rows, cluster});
+            if (decode_stage(k, v, n, rows, cluster).fits) run(Case{k, v, n, rows, cluster});
         }
       }
     }
@@ -31,28 +31,29 @@ void each_case(const Do& run) {
 TEST(DecodePlan, FitsWhateverThereIs) {
   uint32_t planned = 0, without = 0;
   each_case([&](const Case& c) {
-    const DecodeRooms rooms = decode_rooms(c.k, c.v, c.n, c.rows, c.cluster);
+    const DecodeSharedLayout layout = decode_shared_layout(c.k, c.v, c.n, c.rows, c.cluster);
     const uint32_t most_warps = decode_most_warps(c.k, c.v, c.n, c.rows, c.cluster);
-    const uint32_t stages = decode_stages(rooms, most_warps);
+    const uint32_t stages = decode_stages(layout, most_warps);
     ASSERT_LE(most_warps, kDecodeMostWarps);
     ASSERT_GE(stages, kDecodeFewestStages);
     for (const uint32_t most : {48u << 10, 64u << 10, 99u << 10, 163u << 10, 227u << 10}) {
       for (const uint32_t alone : {0u, most / 2 + 1, most + 1}) {
-        const DecodePlan plan = decode_plan(rooms, most_warps, most, alone);
-        if (plan.warps == 0) {
+        const DecodeBlock block = decode_block(layout, most_warps, most, alone);
+        if (block.warps == 0) {
           ++without;
-          ASSERT_LT(most, rooms.ring + rooms.parts * rooms.warp(stages));
+          ASSERT_LT(most, layout.ring + layout.warps_per_key * layout.ring_bytes(stages));
           // Many GPUs have 99 KB: what has room there with few stages has room.
           ASSERT_TRUE(most < 99 << 10 ||
-                      most < rooms.ring + rooms.parts * rooms.warp(kDecodeFewestStages));
+                      most < layout.ring +
+                                 layout.warps_per_key * layout.ring_bytes(kDecodeFewestStages));
           continue;
         }
         ++planned;
-        ASSERT_LE(plan.warps, most_warps);
-        ASSERT_EQ(plan.warps % rooms.parts, 0u);
-        ASSERT_LE(plan.bytes, most);
-        ASSERT_GE(plan.bytes, rooms.ring + plan.warps * rooms.warp(stages));
-        ASSERT_TRUE(alone > most || plan.bytes >= alone);
+        ASSERT_LE(block.warps, most_warps);
+        ASSERT_EQ(block.warps % layout.warps_per_key, 0u);
+        ASSERT_LE(block.bytes, most);
+        ASSERT_GE(block.bytes, layout.ring + block.warps * layout.ring_bytes(stages));
+        ASSERT_TRUE(alone > most || block.bytes >= alone);
       }
     }
   });
@@ -76,10 +77,10 @@ TEST(DecodePlan, HasTwelveWarpsForTq4) {
 // Where there is room for everything, every case has all of its warps.
 TEST(DecodePlan, HasAllWarpsWhereThereIsRoom) {
   each_case([](const Case& c) {
-    const DecodeRooms rooms = decode_rooms(c.k, c.v, c.n, c.rows, c.cluster);
+    const DecodeSharedLayout layout = decode_shared_layout(c.k, c.v, c.n, c.rows, c.cluster);
     const uint32_t warps = decode_most_warps(c.k, c.v, c.n, c.rows, c.cluster);
-    EXPECT_EQ(decode_plan(rooms, warps, kDecodeMostBytes, 0).warps,
-              warps / rooms.parts * rooms.parts)
+    EXPECT_EQ(decode_block(layout, warps, kDecodeMostBytes, 0).warps,
+              warps / layout.warps_per_key * layout.warps_per_key)
         << c.k << " " << c.v << " " << c.n << " " << c.rows << " " << c.cluster;
   });
 }

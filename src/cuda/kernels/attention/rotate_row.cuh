@@ -2,7 +2,7 @@
 // Into and out of the domain in which a compressed format stores a head, one warp to a row in
 // shared memory: signs, then the orthonormal Walsh-Hadamard transform of each power-of-two block.
 #include "abi/kv_codec.h"
-#include "ptx.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "cuda/kernels/arguments.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 
@@ -15,15 +15,15 @@ __device__ T* pointer(uint64_t address) {
 
 // In a graph a kernel may begin before the one ahead of it has ended. It waits here for that end,
 // in every block, before it reads or writes any memory that others know.
-__device__ inline void await_turn() {
+__device__ inline void pdl_wait() {
 #if defined(GYRE_CUDA_HOST)
-  cuda_host::block->running->in_turn = true;
+  cuda_host::block->running->pdl_waited = true;
 #elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 // The next kernel may begin, as far as this block goes.
-__device__ inline void pass_turn() {
+__device__ inline void pdl_launch_dependents() {
 #if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

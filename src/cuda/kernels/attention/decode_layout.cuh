@@ -1,0 +1,210 @@
+#pragma once
+// Decode attention: the shared-memory layout of a block, and how many warps and stages it has. Host
+// and kernel compute the same.
+#include "cuda/kernels/attention/prefill_layout.cuh"
+
+namespace gyre::cuda {
+
+constexpr uint32_t kDecodeRows = 16;  // of a KV head, that the kernel takes
+constexpr uint32_t kDecodeCluster = 8, kDecodePair = 2;
+
+// A merged call's scratch begins with a counter for each row, 0 before and after; the partials of
+// clusters follow, at a multiple of 16 bytes.
+constexpr uint64_t decode_counters(uint64_t kv_heads) { return kv_heads * kDecodeRows; }
+
+// Bits of one code in a format's first and second plane; 16-bit floats are one plane.
+constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
+  if (is_float16_format(format)) return plane == 0 ? 16 : 0;
+  return plane == 0 ? abi::kv_low_bits(format) : abi::kv_high_bits(format);
+}
+
+// A warp holds all coordinates of its keys up to head_dim 256. Stages of longer keys would leave
+// shared memory for few warps only: neighbouring warps share a key, a slice of 128 coordinates
+// each.
+constexpr uint32_t decode_slice_dim(uint32_t head_dim) { return head_dim <= 256 ? head_dim : 128; }
+constexpr uint32_t decode_warps_per_key(uint32_t head_dim) {
+  return head_dim / decode_slice_dim(head_dim);
+}
+
+// Tiles are padded so that what a warp reads at once lies in different banks: two neighbouring rows
+// of each of four tiles (K), or eight coordinates of each of four tiles (V).
+struct DecodePlane {
+  uint32_t bytes;          // of a row (K, 16-bit V) or a tile (V in levels), of one slice
+  uint32_t source_offset;  // of the plane's first slice in the stored row or tile
+  uint32_t tile_pitch;     // bytes from tile to tile
+  uint32_t offset;         // in the stage
+};
+
+// One stage: the bytes of the keys that a warp takes at a time.
+struct DecodeStage {
+  bool fits;             // the kernel can work on these formats and this head dim
+  uint32_t keys, tiles;  // of a stage
+  uint32_t blocks;       // scale blocks of a key; a warp holds the scales of all of them
+  DecodePlane k[2], v[2];
+  uint32_t k_row, v_tile;  // bytes of a stored row of K and tile of V, of levels
+  uint32_t k_scales, v_scales, bytes;
+};
+
+// Bits of one key's levels in a warp, K and V; 0 where they are not both levels.
+constexpr uint32_t decode_bits(uint32_t k, uint32_t v, uint32_t head_dim) {
+  const bool levels = abi::kv_is_native(k) && abi::kv_is_native(v);
+  return levels ? decode_slice_dim(head_dim) * (abi::kv_bits(k) + abi::kv_bits(v)) : 0;
+}
+// Measured: eight warps with many registers each beat more warps with fewer, except around tq3 and
+// tq4 at head_dim 128. Splits in a cluster of eight are short: there, twelve warps lose.
+constexpr bool decode_twelve_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+                                   uint32_t cluster) {
+  const uint32_t bits = decode_bits(k, v, head_dim);
+  return head_dim == 128 && rows == 4 && cluster < kDecodeCluster && bits >= 768 && bits <= 1024;
+}
+
+// An MMA over 16-bit values takes 16 keys, one over levels 32: a tile for each of four lanes. Two
+// such MMAs per stage wait less but keep twice the bytes in flight; measured, that pays for small
+// keys, for tq8 with tq4 where splits are long, and where warps that share keys wait for each
+// other.
+constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+                               uint32_t cluster) {
+  if (!abi::kv_is_native(v)) return 16;
+  const uint32_t bits = decode_bits(k, v, head_dim);
+  if (bits == 0 || head_dim == 256 || rows != 4 ||
+      decode_twelve_warps(k, v, head_dim, rows, cluster))
+    return 32;
+  const bool two = decode_warps_per_key(head_dim) > 1
+                       ? bits <= 1024
+                       : bits <= 768 || (bits == 1536 && cluster < kDecodeCluster);
+  return two ? 64 : 32;
+}
+
+constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+                                   uint32_t cluster) {
+  const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
+  DecodeStage a = {};
+  a.keys = decode_keys(k, v, head_dim, rows, cluster);
+  a.tiles = a.keys / abi::kKvTile;
+  a.blocks = head_dim <= abi::kKvScaleBlock ? 1 : head_dim / abi::kKvScaleBlock;
+  a.fits = is_staged(k) && is_staged(v) &&
+           (head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512);
+  const uint32_t slice = decode_slice_dim(head_dim), slices = decode_warps_per_key(head_dim);
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t bytes = slice * decode_plane_bits(k, i) / 8;
+    const uint32_t pad = bytes == 32 ? 64 : (bytes == 16 ? 32 : 0);
+    a.k[i] = {bytes, a.k_row, 8 * bytes + pad, at};
+    a.fits = a.fits && bytes % 16 == 0;  // cp.async copies 16 bytes: every row begins at a multiple
+    a.k_row += slices * bytes;
+    at = round_up(at + a.tiles * a.k[i].tile_pitch, 128);
+  }
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t bits = decode_plane_bits(v, i),
+                   bytes = v_levels ? slice * bits : slice * bits / 8;
+    const uint32_t pitch = v_levels ? round_up(bytes + 96, 128) - 96 : 8 * bytes;
+    a.v[i] = {bytes, a.v_tile, bits == 0 ? 0 : pitch, at};
+    a.v_tile += slices * bytes;
+    at = round_up(at + a.tiles * a.v[i].tile_pitch, 128);
+  }
+  a.k_scales = at;
+  if (k_levels) at += a.tiles * a.blocks * 16;
+  a.v_scales = at;
+  if (v_levels) at += a.tiles * a.blocks * 16;
+  a.bytes = round_up(at, 128);
+  return a;
+}
+
+constexpr uint32_t kDecodeMostWarps = 12, kDecodeMostRows = kDecodeRows;
+constexpr uint32_t kDecodeFewestStages = 2;
+
+constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
+
+// Shared memory of a block, in this order: states, query operands, an f32 staging buffer (rows of
+// the block, or what all blocks of a cluster store into it), a transpose buffer for scores per
+// warp, an exchange buffer for the scores of warps that share keys, and a ring of stages per warp.
+// A warp's partial sums overwrite its ring at the end.
+struct DecodeSharedLayout {
+  uint32_t queries, staging, transpose, exchange, ring;  // offsets
+  uint32_t transpose_bytes, exchange_bytes;              // of one warp
+  uint32_t warps;                                        // that the registers are enough for
+  uint32_t warps_per_key;
+  bool deep;             // three stages pay: a byte costs many instructions
+  uint32_t stage, sums;  // bytes of a stage, and of one warp's partial sums
+
+  // Bytes of one warp's ring.
+  constexpr uint32_t ring_bytes(uint32_t stages) const {
+    return stages * stage > sums ? stages * stage : sums;
+  }
+};
+
+constexpr uint32_t kDecodeStateBytes = 5248;
+// Floats from row to row of a warp's partial sums: the four or eight rows that a warp stores at
+// once lie in different banks.
+constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t slice) {
+  return slice < 128 && abi::kv_is_native(v) ? slice + 2 : slice + 4;
+}
+
+constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32_t head_dim,
+                                                  uint32_t rows, uint32_t cluster) {
+  DecodeSharedLayout a = {};
+  const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
+  const DecodeStage stage = decode_stage(k, v, head_dim, rows, cluster);
+  a.queries = kDecodeStateBytes;
+  a.staging = a.queries +
+              (k_levels ? head_dim / 32 * (rows / 4) * 256 : head_dim / 16 * eights(rows) * 512);
+  const uint32_t stored = (rows + cluster - 1) / cluster * cluster * (head_dim + 2);
+  const uint32_t own = rows * head_dim;
+  a.transpose = round_up(a.staging + (cluster > 1 && stored > own ? stored : own) * 4, 16);
+  a.transpose_bytes = k_levels == v_levels ? 0 : rows * (stage.keys + 4) * 4;
+  a.warps = decode_twelve_warps(k, v, head_dim, rows, cluster) ? 12 : 8;
+  a.exchange = a.transpose + a.warps * a.transpose_bytes;
+  a.warps_per_key = decode_warps_per_key(head_dim);
+  a.exchange_bytes =
+      a.warps_per_key == 1 ? 0 : (k_levels ? rows : 8 * eights(rows)) * stage.keys * 4;
+  a.ring = round_up(a.exchange + 2 * a.warps * a.exchange_bytes, 128);
+  a.stage = stage.bytes;
+  a.deep = v_levels && (rows > 4 || head_dim == 256);
+  a.sums = round_up(rows * decode_sums_pitch(v, decode_slice_dim(head_dim)) * 4, 128);
+  return a;
+}
+
+// The most warps of a block that registers, and the shared memory of the largest GPU, allow.
+constexpr uint32_t kDecodeMostBytes = 227 << 10;
+constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+                                     uint32_t cluster) {
+  const DecodeSharedLayout layout = decode_shared_layout(k, v, head_dim, rows, cluster);
+  const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
+  const uint32_t warps = by_keys < layout.warps ? by_keys : layout.warps;
+  const uint32_t step = layout.warps_per_key > 2 ? layout.warps_per_key : 2;
+  return warps <= 4 ? 4 : warps / step * step;
+}
+
+// As many stages as keep the memory busy: more bytes in flight make it slower, except where a warp
+// executes many instructions per byte. GPUs with less shared memory get fewer warps, not fewer
+// stages: the number of stages is a constant of the kernel.
+constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t most_warps) {
+  constexpr uint32_t kEnough = 32 << 10;
+  const uint32_t one = most_warps * layout.stage, fit = (kDecodeMostBytes - layout.ring) / one;
+  uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || layout.deep ? 3 : 2);
+  constexpr uint32_t kSmall = 99 << 10;  // of sm_86, sm_89, sm_120: one group of warps must fit
+  if (layout.ring + layout.warps_per_key * layout.ring_bytes(most) > kSmall)
+    most = kDecodeFewestStages;
+  return fit < kDecodeFewestStages ? kDecodeFewestStages : (fit < most ? fit : most);
+}
+
+struct DecodeBlock {
+  uint32_t warps, bytes;  // 0 warps: there is not enough shared memory
+};
+
+// As many warps as fit. A block asks for at least `alone` bytes, if it may have so many: two blocks
+// on one multiprocessor would leave another one idle.
+constexpr DecodeBlock decode_block(const DecodeSharedLayout& layout, uint32_t most_warps,
+                                   uint32_t most_bytes, uint32_t alone) {
+  if (layout.ring >= most_bytes) return {};
+  const uint32_t each = layout.ring_bytes(decode_stages(layout, most_warps));
+  uint32_t warps = (most_bytes - layout.ring) / each;
+  if (warps > most_warps) warps = most_warps;
+  warps = warps / layout.warps_per_key * layout.warps_per_key;
+  if (warps > 4) warps = warps / 2 * 2;
+  if (warps == 0) return {};
+  const uint32_t bytes = layout.ring + warps * each;
+  return {warps, bytes < alone && alone <= most_bytes ? alone : bytes};
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,211 @@
+#pragma once
+// Decode attention: K and V of a stage from global to shared memory by cp.async, 16 bytes at a
+// time. A warp has a ring of stages of its own.
+#include "cuda/kernels/attention/problem.cuh"
+
+namespace gyre::cuda {
+
+// The three bits of a slot's number, rotated left: once gives the order 0 2 4 6 1 3 5 7 of slots 0
+// to 7, twice 0 4 1 5 2 6 3 7.
+constexpr uint32_t rotate_slot(uint32_t slot, uint32_t rotations) {
+  for (uint32_t i = 0; i < rotations; ++i) slot = slot % 4 * 2 + slot / 4;
+  return slot;
+}
+
+// Rows in chunks of 16 bytes: kSlots of them per tile (8, or 1: whole tiles), kStride apart (0: the
+// caller's stride). XOR swizzle: a row's chunk index is XORed with kSwizzle times the bits under
+// kMask of its slot. kRotations permutes the rows of a tile, see rotate_slot. A lane takes every
+// 32nd chunk; its first source and target are computed once.
+template <uint32_t kRowCount, uint32_t kBytes, uint32_t kSlots, uint32_t kPitch, uint32_t kStride,
+          uint32_t kSwizzle = 0, uint32_t kMask = 0, uint32_t kRotations = 0>
+class RowLoad {
+ public:
+  static constexpr uint32_t kChunks = kBytes / 16, kAllChunks = kRowCount * kChunks;
+  static_assert(kChunks % kWarp == 0 || kWarp % kChunks == 0);
+
+  RowLoad(const uint8_t* from, uint32_t tile_stride, bool pinned)
+      : stride_(tile_stride / kSlots),
+        source_(from + lane() / kChunks * stride() + lane() % kChunks * 16),
+        target_(target_of(lane())) {
+    // Without registers to pin them, the compiler recomputes both in every stage.
+    if (pinned) source_ = pin(source_), target_ = pin(target_);
+  }
+
+  uint32_t never_set() const { return cuda::never_set<16>(source_); }
+
+  // Every row holds a key.
+  void whole(uint32_t tile, unsigned char* to) const {
+    const uint8_t* const from = source_ + uint64_t{tile * kSlots} * stride();
+    const SharedAddress first = optimization_barrier(shared_address(to) + target_);
+#pragma unroll
+    for (uint32_t i = 0; i < (kAllChunks + kWarp - 1) / kWarp; ++i) {
+      const uint32_t ahead = i * kWarp;  // chunks
+      const uint64_t offset = uint64_t{ahead / kChunks} * stride() + ahead % kChunks * 16;
+      if (kAllChunks >= kWarp || lane() < kAllChunks)
+        copy_async<16>(kUniformStep ? first + target_of(ahead)
+                                    : shared_address(to) + target_of(lane() + ahead),
+                       from + offset, true);
+    }
+  }
+
+  // Rows are checked one by one; those without a key become zeros.
+  void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
+    const uint8_t* const first = source_ - lane() / kChunks * stride() - lane() % kChunks * 16;
+#pragma unroll 1
+    for (uint32_t at = lane(); at < kAllChunks; at += kWarp) {
+      const uint32_t row = at / kChunks, index = tile + row / kSlots;
+      const bool present =
+          index < walk.tiles && (kSlots == 1 || walk.valid(index * abi::kKvTile + row % kSlots));
+      const uint32_t tile_at = walk.tile(present ? index : 0);
+      const uint8_t* const source =
+          first + uint64_t{tile_at * kSlots + row % kSlots} * stride() + at % kChunks * 16;
+      copy_async<16>(shared_address(to) + target_of(at), present ? source : first, present);
+    }
+  }
+
+ private:
+  // Targets of chunks 32 apart differ by the same constant in every lane.
+  static constexpr bool kUniformStep =
+      (kChunks < kWarp && kWarp / kChunks % 8 == 0) || (kSlots == 1 && kSwizzle == 0);
+
+  static uint32_t lane() { return threadIdx.x % kWarp; }
+  uint32_t stride() const { return kStride != 0 ? kStride : stride_; }
+  static uint32_t target_of(uint32_t at) {
+    const uint32_t row = at / kChunks, chunk = at % kChunks;
+    const uint32_t slot = rotate_slot(row % kSlots, kRotations);
+    return row / kSlots * kPitch + slot * kBytes + (chunk ^ (slot & kMask) * kSwizzle) * 16;
+  }
+
+  uint32_t stride_;  // of rows
+  const uint8_t* source_;
+  uint32_t target_;
+};
+
+// Scales of K and V, 16 bytes per tile and scale block: one chunk per lane.
+template <uint32_t kTiles, uint32_t kBlocks, bool kOfK, bool kOfV>
+class ScaleLoad {
+  static constexpr uint32_t kEach = kTiles * kBlocks;
+  static constexpr uint32_t kChunks = kEach * ((kOfK ? 1 : 0) + (kOfV ? 1 : 0));
+  static_assert(kChunks <= kWarp);
+
+ public:
+  ScaleLoad(const uint8_t* k, const uint8_t* v)
+      : first_(kOfK && lane() < kEach ? k : v), source_(first_ + lane() % kEach * 16) {}
+
+  uint32_t never_set() const { return cuda::never_set<16>(source_); }
+  void whole(uint32_t tile, unsigned char* to) const {
+    if (lane() < kChunks)
+      copy_async<16>(shared_address(to) + lane() * 16, source_ + uint64_t{tile} * (kBlocks * 16),
+                     true);
+  }
+  void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
+    if (lane() >= kChunks) return;
+    const uint32_t index = tile + lane() % kEach / kBlocks;
+    const bool present = index < walk.tiles;
+    const uint8_t* const source =
+        first_ + (uint64_t{walk.tile(present ? index : 0)} * kBlocks + lane() % kBlocks) * 16;
+    copy_async<16>(shared_address(to) + lane() * 16, present ? source : first_, present);
+  }
+
+ private:
+  static uint32_t lane() { return threadIdx.x % kWarp; }
+  const uint8_t *first_, *source_;
+};
+
+struct NoLoad {
+  template <class... Any>
+  explicit NoLoad(const Any&...) {}
+  uint32_t never_set() const { return 0; }
+  void whole(uint32_t, unsigned char*) const {}
+  void some(const DecodeWalk&, uint32_t, unsigned char*) const {}
+};
+// Everything of a stage that one warp holds, of one KV head. Compressed caches have no gaps between
+// rows or tiles.
+template <class Traits>
+class StageLoad {
+  static constexpr DecodeStage kStage = Traits::kStage;
+  static constexpr uint32_t kKeys = kStage.keys, kTiles = kStage.tiles;
+  static constexpr bool kPinned = Traits::kPinAddresses;
+  static constexpr uint32_t kAnyBytes = 16;  // stands in for a plane that does not exist
+  static constexpr uint32_t kStrideK = Traits::kLevelsK ? kStage.k_row : 0;
+  static constexpr uint32_t kStrideV = Traits::kLevelsV ? kStage.v_tile : 0;
+  template <uint32_t kBytes, uint32_t kPitch>
+  using Keys =
+      typename Choose<kBytes != 0,
+                      RowLoad<kKeys, (kBytes != 0 ? kBytes : kAnyBytes), 8, kPitch, kStrideK,
+                              (kBytes >= 128 ? 4 : 0), 1, Traits::kSlotRotations>,
+                      NoLoad>::type;
+  template <uint32_t kBytes, uint32_t kPitch>
+  using Tiles =
+      typename Choose<kBytes != 0,
+                      RowLoad<kTiles, (kBytes != 0 ? kBytes : kAnyBytes), 1, kPitch, kStrideV>,
+                      NoLoad>::type;
+  template <uint32_t kBytes, uint32_t kPitch>
+  using Values = typename Choose<
+      Traits::kLevelsV, Tiles<kBytes, kPitch>,
+      RowLoad<kKeys, (Traits::kLevelsV ? kAnyBytes : kBytes), 8, kPitch, 0, 1, 7>>::type;
+
+ public:
+  // `slice`: which of the warps that share keys this is.
+  StageLoad(const abi::AttentionParams& p, const Args& args, uint32_t kv_head, uint32_t slice)
+      : k_(begin(args.at[arg_k_codes], kv_head * p.k.codes_head_stride, kStage.k[0], slice),
+           stride(p.k.codes_tile_stride), kPinned),
+        k2_(begin(args.at[arg_k_codes], kv_head * p.k.codes_head_stride, kStage.k[1], slice),
+            stride(p.k.codes_tile_stride), kPinned),
+        v_(begin(args.at[arg_v_codes], kv_head * p.v.codes_head_stride, kStage.v[0], slice),
+           stride(p.v.codes_tile_stride), kPinned),
+        v2_(begin(args.at[arg_v_codes], kv_head * p.v.codes_head_stride, kStage.v[1], slice),
+            stride(p.v.codes_tile_stride), kPinned),
+        scales_(begin(args.at[arg_k_scales], kv_head * p.k.scales_head_stride, {}, 0),
+                begin(args.at[arg_v_scales], kv_head * p.v.scales_head_stride, {}, 0)) {}
+
+  uint32_t never_set() const {
+    return k_.never_set() | k2_.never_set() | v_.never_set() | v2_.never_set() |
+           scales_.never_set();
+  }
+
+  // Issues the loads of a stage, if the walk has it. Slots without a key become zeros: a stored
+  // value could be NaN.
+  void start(const DecodeWalk& walk, uint32_t stage, unsigned char* to) const {
+    const uint32_t tile = stage * kTiles;
+    if (walk.whole(stage * kKeys)) {
+      const uint32_t first = walk.tile(tile);
+      each(to, [first](const auto& load, unsigned char* at) { load.whole(first, at); });
+    } else if (tile < walk.tiles) {
+      each(to, [&](const auto& load, unsigned char* at) { load.some(walk, tile, at); });
+    }
+    copy_commit();
+  }
+
+ private:
+  static const uint8_t* begin(uint64_t array, uint64_t offset, const DecodePlane& plane,
+                              uint32_t slice) {
+    return pointer<const uint8_t>(array) + offset + plane.source_offset + slice * plane.bytes;
+  }
+  static uint32_t stride(uint64_t bytes) { return static_cast<uint32_t>(bytes); }
+  template <class Do>
+  void each(unsigned char* to, const Do& run) const {
+    run(k_, to + kStage.k[0].offset);
+    run(k2_, to + kStage.k[1].offset);
+    run(scales_, to + kStage.k_scales);
+    run(v_, to + kStage.v[0].offset);
+    run(v2_, to + kStage.v[1].offset);
+  }
+
+  Keys<kStage.k[0].bytes, kStage.k[0].tile_pitch> k_;
+  Keys<kStage.k[1].bytes, kStage.k[1].tile_pitch> k2_;
+  Values<kStage.v[0].bytes, kStage.v[0].tile_pitch> v_;
+  Tiles<kStage.v[1].bytes, kStage.v[1].tile_pitch> v2_;
+  typename Choose<Traits::kLevelsK || Traits::kLevelsV,
+                  ScaleLoad<kTiles, Traits::kBlocks, Traits::kLevelsK, Traits::kLevelsV>,
+                  NoLoad>::type scales_;
+};
+
+// Waits until the oldest of the stages in flight is there, for all lanes.
+template <uint32_t kStages>
+inline void wait_for_stage() {
+  copy_wait<kStages - 2>();
+  __syncwarp();
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,138 @@
+// out = softmax(scale q k^T, capped, biased, masked) v, or the partial state of a split, for any
+// number of rows, head dims and formats. A block is one KV head, one split of the keys and up to 16
+// of the head's (token, query head) rows. It walks the split in stages of 64 keys (fewer where rows
+// are long): bytes come to shared memory asynchronously, each read once; then every warp scores 16
+// keys, one warp per row makes weights, and every warp sums up its own 16-wide tiles of V's
+// coordinates. MMAs: int8 levels by 16-bit queries (K), f16 levels by f16 weights (V), f16 and bf16
+// with hi and lo parts where one is not exact enough; f32 and mlx-native's formats in f32.
+// Bytes moved: the split's K and V once per 16 rows, q, and head_dim + 2 floats per row.
+#include "cuda/kernels/attention/prefill_load.cuh"
+#include "cuda/kernels/attention/prefill_pv.cuh"
+#include "cuda/kernels/attention/prefill_qk.cuh"
+
+namespace gyre::cuda {
+
+using enum abi::AttentionArg;
+
+// {values, max, sum} of one split, or the finished row. One warp; the row is in shared memory.
+inline void write_row(const PrefillProblem& u, const Args& args, uint32_t r) {
+  const abi::AttentionParams& p = u.params;
+  const uint32_t n = p.v.head_dim, lane = threadIdx.x % kWarp;
+  const float* const row = u.staging() + r * n;
+  const uint64_t token = u.token(r), head = u.head(r);
+  SoftmaxState state = u.state().state[r];
+  if (p.partial != 0) {
+    float* const place = pointer<float>(args.at[arg_partial]) +
+                         ((u.split * p.tokens + token) * p.heads + head) * (n + 2);
+    for (uint32_t c = lane; c < n; c += kWarp) place[c] = row[c];
+    if (lane == 0) place[n] = state.max * kLn2, place[n + 1] = state.sum;
+    return;
+  }
+  const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), head);
+  const uint64_t out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
+  for (uint32_t c = lane; c < n; c += kWarp) store_float(out, p.out_dtype, c, row[c] * factor);
+  if (lane == 0 && args.at[arg_lse] != 0) {
+    *pointer<float>(args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride) =
+        log_sum_exp(state);
+  }
+}
+
+// Sums from registers to rows in shared memory, out of the rotated domain, to the output.
+template <uint32_t kV>
+inline void write_rows(const PrefillProblem& u, const Args& args,
+                       const float (&acc)[kMostTiles][2][4]) {
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n = u.params.v.head_dim;
+  __syncthreads();  // the staging buffer may share memory with the stages
+#pragma unroll
+  for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+    const uint32_t column = (tile * u.layout.warps + warp) * 16 + lane / 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = column + i / 2 % 2 * 8;
+      if (c < n && row < u.rows) u.staging()[row * n + c] = acc[tile][i / 4][i % 4];
+    }
+  }
+  __syncthreads();
+  for (uint32_t r = warp; r < u.rows; r += u.layout.warps) {
+    restore<kV>(u.staging() + r * n, n);
+    write_row(u, args, r);
+  }
+}
+
+template <uint32_t kK, uint32_t kV>
+inline void attend(const PrefillProblem& u, const Args& args) {
+  const uint32_t stages = u.stage_count();
+  const uint32_t ahead = u.layout.stages - 1;  // 0: a stage is loaded when it is needed
+  if (u.layout.early_keys != 0) {
+    for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(u, i);
+  }
+  start_rows(u, pointer<const float>(args.at[arg_slopes]));
+  clear_weights(u);
+  load_queries<kK>(u, args.at[arg_q]);
+  __syncthreads();
+  make_fragments<kK>(u, u.params.k.head_dim);
+  if (u.layout.early_keys == 0) {
+    __syncthreads();
+    for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(u, i);
+  }
+  float acc[kMostTiles][2][4] = {};
+  for (uint32_t stage = 0; stage < stages; ++stage) {
+    if (ahead == 0) {
+      __syncthreads();
+      load_stage<kK, kV>(u, stage);
+    }
+    wait_for_load(u.layout.stages);
+    __syncthreads();  // the stage is there, and nobody uses the one before it
+    if (ahead != 0) load_stage<kK, kV>(u, stage + ahead);
+    score_stage<kK>(u, stage);
+    if (threadIdx.x == 0) u.state().hidden = 0;
+    __syncthreads();
+    for (uint32_t r = threadIdx.x / kWarp; r < u.rows; r += u.layout.warps)
+      merge_stage<kV>(u, stage, r, pointer<const uint8_t>(args.at[arg_tree]));
+    __syncthreads();
+    add_values<kV>(u, stage, acc);
+  }
+  write_rows<kV>(u, args, acc);
+}
+
+// With formats that the compiler knows.
+inline abi::KvCacheLayout with_format(abi::KvCacheLayout layout, uint32_t format) {
+  layout.format = format;
+  return layout;
+}
+
+template <uint32_t kK, uint32_t kV>
+__global__ void __launch_bounds__(512, 1)
+    attention_prefill(const abi::AttentionParams params, const Args args) {
+  pdl_wait();
+  pdl_launch_dependents();
+  PrefillProblem& u = reinterpret_cast<PrefillState*>(dynamic_shared())->problem;
+  if (threadIdx.x / kWarp == 0) {
+    // A candidate per lane: one after the other would take longer than the first keys.
+    const abi::KvCacheLayout k = with_format(params.k, kK), v = with_format(params.v, kV);
+    const uint64_t group = params.heads / params.kv_heads;
+    const PrefillLayout layout = prefill_layout(k, v, params.tokens * group, threadIdx.x);
+    const bool fits = threadIdx.x < kPrefillLayouts && layout.total <= dynamic_shared_bytes();
+    const int32_t first = __ffs(static_cast<int32_t>(__ballot_sync(kAll, fits)));
+    if (first == static_cast<int32_t>(threadIdx.x) + 1) {
+      const uint64_t tiles = (params.tokens * group + layout.rows - 1) / layout.rows;
+      u.layout = layout, u.group = group, u.count = tiles * params.splits * params.kv_heads;
+      u.index = blockIdx.x;
+    }
+  } else if (threadIdx.x == kWarp) {
+    u.params = params;
+    if (args.at[arg_state] != 0)
+      abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), u.params);
+  }
+  __syncthreads();
+  while (u.index < u.count) {
+    if (threadIdx.x == 0) place_work_tile(u, args);
+    __syncthreads();
+    attend<kK, kV>(u, args);
+    __syncthreads();
+    if (threadIdx.x == 0) u.index += gridDim.x;
+    __syncthreads();
+  }
+}
+
+}  // namespace gyre::cuda

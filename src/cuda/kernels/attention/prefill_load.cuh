@@ -1,0 +1,131 @@
+#pragma once
+// Prefill attention: K and V of a stage to shared memory, as they are stored, while earlier stages
+// are worked on.
+#include "cuda/kernels/attention/prefill_problem.cuh"
+
+namespace gyre::cuda {
+
+struct RowCopy {
+  const uint8_t* from;
+  uint64_t stride;  // of a tile
+  uint64_t slot_stride;
+  uint32_t slots;  // rows in a tile: 8, or 1 for whole tiles
+  uint32_t rows, bytes, pitch;
+  bool exact;  // rows without a key become zeros, and are never read
+};
+
+// Lanes per row, as a power of two, and the lane's share.
+struct RowLanes {
+  uint32_t shift, lane;
+  explicit RowLanes(uint32_t chunks)
+      : shift(chunks <= 1 ? 0 : (chunks > 16 ? 5 : 32 - __clz(static_cast<int>(chunks - 1)))),
+        lane(threadIdx.x & ((1u << shift) - 1)) {}
+};
+
+// Rows of a stage, `kUnit` bytes at a time.
+template <uint32_t kUnit>
+inline void copy_rows(const RowCopy& c, const abi::KvWalk<uint64_t>& walk, uint64_t first_tile,
+                      unsigned char* to) {
+  const uint32_t chunks = c.bytes / kUnit;
+  const RowLanes by(chunks);
+#pragma unroll 1
+  for (uint32_t row = threadIdx.x >> by.shift; row < c.rows; row += blockDim.x >> by.shift) {
+    const uint64_t index = first_tile + row / c.slots;
+    const uint32_t slot = row % c.slots;
+    const bool present =
+        index < walk.tiles && (!c.exact || walk.valid(index * abi::kKvTile + slot));
+    if (!present && !c.exact) continue;
+    const uint8_t* const source =
+        present ? c.from + walk.tile(index) * c.stride + slot * c.slot_stride : c.from;
+    unsigned char* const target = to + row * c.pitch;
+#pragma unroll 1
+    for (uint32_t chunk = by.lane; chunk < chunks; chunk += 1u << by.shift) {
+      if constexpr (kUnit == 1) {
+        target[chunk] = present ? source[chunk] : 0;
+      } else {
+        copy_async<kUnit>(shared_address(target + chunk * kUnit),
+                          source + (present ? chunk * kUnit : 0), present);
+      }
+    }
+  }
+}
+
+// Every row holds a key, in consecutive slots.
+inline void copy_whole(const RowCopy& c, uint64_t tile, unsigned char* to) {
+  const uint32_t chunks = c.bytes / 16;
+  const RowLanes by(chunks);
+  const uint32_t first = threadIdx.x >> by.shift, step = blockDim.x >> by.shift;
+  const uint64_t stride = c.slots == 1 ? c.stride : c.slot_stride, jump = step * stride;
+  const uint8_t* from = c.from + tile * c.stride + first * stride;
+  to += first * c.pitch;
+#pragma unroll 2
+  for (uint32_t row = first; row < c.rows; row += step, from += jump, to += step * c.pitch) {
+#pragma unroll 1
+    for (uint32_t chunk = by.lane; chunk < chunks; chunk += 1u << by.shift)
+      copy_async<16>(shared_address(to + chunk * 16), from + chunk * 16, true);
+  }
+}
+
+inline void copy_rows_any(const RowCopy& c, const abi::KvWalk<uint64_t>& walk, uint64_t first_tile,
+                          unsigned char* to) {
+  const uint64_t all =
+      reinterpret_cast<uint64_t>(c.from) | c.stride | c.slot_stride | uint64_t{c.bytes};
+  if (all % 16 == 0 && walk.whole(first_tile * abi::kKvTile)) {
+    copy_whole(c, walk.tile(first_tile), to);
+  } else if (all % 16 == 0) {
+    copy_rows<16>(c, walk, first_tile, to);
+  } else if (all % 4 == 0) {
+    copy_rows<4>(c, walk, first_tile, to);
+  } else {
+    copy_rows<1>(c, walk, first_tile, to);
+  }
+}
+
+template <uint32_t kFormat, bool kValues>
+inline RowCopy codes_copy(const PrefillProblem& u, const abi::KvCacheLayout& layout) {
+  const uint8_t* const from = kValues ? u.v_codes : u.k_codes;
+  const uint32_t pitch = kValues ? u.layout.v_pitch : u.layout.k_pitch;
+  const uint64_t tile = layout.codes_tile_stride;
+  if constexpr (kValues && abi::kv_is_native(kFormat)) {
+    const uint32_t tiles = u.layout.stage_keys / abi::kKvTile;
+    return {from, tile, 0, 1, tiles, layout.head_dim * abi::kv_bits(kFormat), pitch, false};
+  }
+  constexpr bool kNative = abi::kv_is_native(kFormat);
+  const uint32_t bytes =
+      kNative ? layout.head_dim * abi::kv_bits(kFormat) / 8 : layout.head_dim * 2;
+  const uint64_t slot = tile / abi::kKvTile;
+  return {from, tile, slot, abi::kKvTile, u.layout.stage_keys, bytes, pitch, !kNative};
+}
+
+// Issues the loads of a stage, whichever of K and V are staged at all.
+template <uint32_t kK, uint32_t kV>
+inline void load_stage(const PrefillProblem& u, uint32_t index) {
+  const abi::AttentionParams& p = u.params;
+  const uint32_t tiles = u.layout.stage_keys / abi::kKvTile;
+  const uint64_t first = uint64_t{index} * tiles;
+  unsigned char* const to = u.stage(index);
+  const auto scales = [&](const uint8_t* from, uint64_t stride, uint32_t blocks, uint32_t at) {
+    copy_rows_any({from, stride, 0, 1, tiles, blocks * 16, blocks * 16, false}, u.walk, first,
+                  to + at);
+  };
+  if (first < u.walk.tiles) {
+    if constexpr (is_staged(kK)) copy_rows_any(codes_copy<kK, false>(u, p.k), u.walk, first, to);
+    if constexpr (abi::kv_is_native(kK))
+      scales(u.k_scales, p.k.scales_tile_stride, u.layout.k_blocks, u.layout.k_scales);
+    if constexpr (is_staged(kV))
+      copy_rows_any(codes_copy<kV, true>(u, p.v), u.walk, first, to + u.layout.v_codes);
+    if constexpr (abi::kv_is_native(kV))
+      scales(u.v_scales, p.v.scales_tile_stride, u.layout.v_blocks, u.layout.v_scales);
+  }
+  copy_commit();
+}
+
+inline void wait_for_load(uint32_t stages) {
+  if (stages == 3) {
+    copy_wait<1>();
+  } else {
+    copy_wait<0>();
+  }
+}
+
+}  // namespace gyre::cuda

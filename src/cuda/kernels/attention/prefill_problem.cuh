@@ -1,0 +1,123 @@
+#pragma once
+// Prefill attention: what a block works on, up to 16 rows of one KV head and a range of keys. Keys
+// are walked in tiles of 8 slots, a stage at a time.
+#include "abi/attention_bounds.h"
+#include "abi/kv_walk.h"
+#include "cuda/kernels/attention/prefill_layout.cuh"
+#include "cuda/kernels/attention/softmax.cuh"
+#include "cuda/kernels/global_memory.cuh"
+
+namespace gyre::cuda {
+
+// A 64-bit division takes ten times as long as a 32-bit one, which is mostly enough.
+inline uint64_t divide(uint64_t a, uint64_t b) {
+  if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
+// Of each row, in shared memory.
+struct Rows {
+  int64_t begin[kMostRows], end[kMostRows];  // keys it may see
+  int64_t position[kMostRows];
+  float factor[kMostRows][2];  // of its scores, in two steps
+  SoftmaxState state[kMostRows];
+  float keep[kMostRows], slope[kMostRows];
+  uint32_t hidden;  // some row does not see some key of the stage
+};
+
+// In shared memory, too: registers are for sums.
+struct PrefillProblem {
+  abi::AttentionParams params;
+  PrefillLayout layout;
+  abi::RowMask<int64_t> mask;
+  abi::KvWalk<uint64_t> walk;
+  int64_t walk_key;    // of the walk's first key
+  uint64_t first_row;  // of the KV head's rows
+  uint32_t rows;
+  uint64_t index, count;  // of this work tile, and how many there are
+  uint64_t kv_head, group, split;
+  int64_t first_key, last_key;                             // of the split
+  const uint8_t *k_codes, *k_scales, *v_codes, *v_scales;  // of the head
+
+  uint64_t token(uint32_t row) const { return divide(first_row + row, group); }
+  uint64_t head(uint32_t row) const {
+    return kv_head * group + first_row + row - token(row) * group;
+  }
+  abi::RowBounds<int64_t> bounds(uint64_t token) const {
+    return abi::row_bounds(mask, static_cast<int64_t>(token), first_key, last_key);
+  }
+  int64_t key_of(uint64_t position) const {
+    return walk_key + static_cast<int64_t>(walk.key_at(position));
+  }
+  bool holds_key(uint64_t position) const {
+    return position < walk.tiles * abi::kKvTile && walk.valid(position);
+  }
+  Rows& state() const;
+  // Not a member: the compiler must see which memory it is.
+  static unsigned char* shared() { return dynamic_shared(); }
+  float* staging() const { return reinterpret_cast<float*>(shared() + layout.staging); }
+  float* logits() const { return reinterpret_cast<float*>(shared() + layout.logits); }
+  float2* factors() const { return reinterpret_cast<float2*>(shared() + layout.factors); }
+  // Modulo by constants: a division would cost more than the load.
+  unsigned char* stage(uint32_t number) const {
+    const uint32_t at = layout.stages == 3 ? number % 3 : number & (layout.stages - 1);
+    return shared() + layout.stage + at * layout.stage_bytes;
+  }
+  uint32_t stage_count() const {
+    return static_cast<uint32_t>((walk.tiles * abi::kKvTile + layout.stage_keys - 1) /
+                                 layout.stage_keys);
+  }
+};
+
+struct PrefillState {
+  Rows rows;
+  PrefillProblem problem;
+};
+static_assert(sizeof(PrefillState) <= kPrefillStateBytes);
+
+inline Rows& PrefillProblem::state() const {
+  return reinterpret_cast<PrefillState*>(shared())->rows;
+}
+
+// The rows and keys of a work tile; neighbouring tiles share keys. One thread.
+inline void place_work_tile(PrefillProblem& u, const Args& args) {
+  using enum abi::AttentionArg;
+  const abi::AttentionParams& p = u.params;
+  const uint64_t rows = p.tokens * u.group, tiles = (rows + u.layout.rows - 1) / u.layout.rows;
+  const uint64_t piece = divide(u.index, tiles), head = divide(piece, p.splits);
+  u.split = piece - head * p.splits;
+  u.kv_head = head;
+  u.first_row = (u.index - piece * tiles) * u.layout.rows;
+  u.rows = static_cast<uint32_t>(abi::kv_least(rows - u.first_row, u.layout.rows));
+  u.k_codes = pointer<const uint8_t>(args.at[arg_k_codes]) + u.kv_head * p.k.codes_head_stride;
+  u.k_scales = pointer<const uint8_t>(args.at[arg_k_scales]) + u.kv_head * p.k.scales_head_stride;
+  u.v_codes = pointer<const uint8_t>(args.at[arg_v_codes]) + u.kv_head * p.v.codes_head_stride;
+  u.v_scales = pointer<const uint8_t>(args.at[arg_v_scales]) + u.kv_head * p.v.scales_head_stride;
+  const uint64_t first = abi::kv_least(p.first_key + u.split * p.split_keys, p.end_key);
+  const uint64_t last = p.partial == 0 ? p.end_key : abi::kv_least(first + p.split_keys, p.end_key);
+  u.first_key = static_cast<int64_t>(first), u.last_key = static_cast<int64_t>(last);
+  u.mask = {static_cast<int64_t>(p.length), static_cast<int64_t>(p.tokens),
+            abi::row_window<int64_t>(p.window), p.causal != 0};
+  // Bounds grow with the token: the first row's begin and the last one's end contain all.
+  const int64_t begin = u.bounds(u.token(0)).begin, end = u.bounds(u.token(u.rows - 1)).end;
+  const uint64_t keys = end > begin ? static_cast<uint64_t>(end - begin) : 0;
+  u.walk_key = begin;
+  u.walk = {};
+  if (keys == 0) return;  // the capacity may be 0
+  const uint64_t slot = abi::kv_slot(p.ring_start + static_cast<uint64_t>(begin), p.capacity);
+  u.walk = abi::kv_walk<uint64_t>(p.capacity, slot, keys, u.layout.stage_keys);
+}
+
+inline void start_rows(const PrefillProblem& u, const float* slopes) {
+  Rows& state = u.state();
+  for (uint32_t r = threadIdx.x; r < kMostRows; r += blockDim.x) {
+    const uint64_t token = u.token(r < u.rows ? r : 0);
+    const abi::RowBounds<int64_t> b = u.bounds(token);
+    state.begin[r] = b.begin, state.end[r] = b.end;
+    state.position[r] = abi::row_position(u.mask, static_cast<int64_t>(token));
+    state.state[r] = SoftmaxState::none();
+    state.slope[r] = slopes == nullptr || r >= u.rows ? 0.0f : slopes[u.head(r)];
+  }
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,197 @@
+#pragma once
+// Prefill attention: the weighted sum of a stage's V. V is the A operand, 16 coordinates to a tile,
+// weights fill B. A warp owns every warps-th tile of coordinates for all keys: nothing is added up
+// between warps.
+#include "cuda/kernels/attention/prefill_softmax.cuh"
+
+namespace gyre::cuda {
+
+constexpr uint32_t kMostTiles = 4;  // of coordinates, for a warp: 256 / 16 / 4 warps
+
+// Index of the scale block that a coordinate belongs to.
+inline uint32_t scale_block_of(uint32_t head_dim, uint32_t coordinate) {
+  uint32_t block = 0, begin = 0;
+#pragma unroll 1
+  for (uint32_t size = abi::kKvMaxHeadDim; size != 0; size /= 2) {
+    if ((head_dim & size) == 0) continue;
+    const uint32_t most = size < abi::kKvScaleBlock ? size : abi::kKvScaleBlock;
+    if (coordinate < begin + size) return block + (coordinate - begin) / most;
+    block += size / most;
+    begin += size;
+  }
+  return block;
+}
+
+// Words of two coordinates of a tile, as unpack_values takes them.
+template <uint32_t kV>
+struct ValuePair {
+  static constexpr uint32_t kLow = abi::kv_low_bits(kV), kHigh = abi::kv_high_bits(kV);
+  uint32_t low[kLow / 2], high = 0;
+
+  ValuePair(const uint8_t* tile, uint32_t n, uint32_t a, uint32_t b) {
+    if constexpr (kLow == 8) {
+      const auto* const words = reinterpret_cast<const uint2*>(tile);
+      low[0] = words[a].x, low[1] = words[a].y, low[2] = words[b].x, low[3] = words[b].y;
+    } else if constexpr (kLow == 4) {
+      const auto* const words = reinterpret_cast<const uint32_t*>(tile);
+      low[0] = words[a], low[1] = words[b];
+    } else {
+      const auto* const words = reinterpret_cast<const uint16_t*>(tile);
+      low[0] = words[a] | static_cast<uint32_t>(words[b]) << 16;
+    }
+    const uint8_t* const plane = tile + n * kLow;
+    if constexpr (kHigh == 2) {
+      const auto* const words = reinterpret_cast<const uint16_t*>(plane);
+      high = words[a] | static_cast<uint32_t>(words[b]) << 16;
+    } else if constexpr (kHigh == 1) {
+      high = plane[a] | static_cast<uint32_t>(plane[b]) << 8;
+    }
+  }
+};
+
+template <uint32_t kV>
+inline void sum_levels(const PrefillProblem& u, uint32_t block, const unsigned char* stage,
+                       uint32_t column, float (&c)[2][4]) {
+  constexpr LevelTable kTable = level_table<kV, true>();
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  const uint32_t n = u.params.v.head_dim;
+  const unsigned char* const weights = u.shared() + u.layout.weights +
+                                       block * u.layout.weights_plane + g * u.layout.weights_pitch +
+                                       j * 16;
+#pragma unroll 1
+  for (uint32_t h = 0; h < u.layout.stage_keys / 32; ++h) {
+    const uint8_t* const tile = stage + u.layout.v_codes + (h * 4 + j) * u.layout.v_pitch;
+    const ValuePair<kV> pair(tile, n, column + g, column + g + 8);
+    Operands<1> x[2];
+    unpack_values<kV, true>(kTable, pair.low, pair.high, 0, x);
+    uint32_t a[4], b[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      to_f16x2(raised_levels<kV>(x[i].term[0][0]), a[i], a[2 + i]);
+      to_f16x2(raised_levels<kV>(x[i].term[0][1]), b[i], b[2 + i]);
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < 2; ++t) {
+      if (t >= u.layout.rows / 8) break;
+      const uint4 w =
+          *reinterpret_cast<const uint4*>(weights + 8 * t * u.layout.weights_pitch + h * 64);
+      mma_f16(c[t], a, w.x, w.y);
+      mma_f16(c[t], b, w.z, w.w);
+    }
+  }
+}
+
+inline bool not_finite(uint32_t halves, uint32_t exponent) {
+  return (halves & exponent) == exponent || (halves >> 16 & exponent) == exponent;
+}
+
+// Returns whether a value was infinite or NaN, if `look`.
+template <uint32_t kV>
+inline bool sum_float16(const PrefillProblem& u, const unsigned char* stage, uint32_t column,
+                        bool look, float (&c)[2][4]) {
+  constexpr uint32_t kExponent = kV == kFormatF16 ? 0x7C00u : 0x7F80u;
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  const unsigned char* const values = stage + u.layout.v_codes + column * 2;
+  bool bad = false;
+  for (uint32_t s = 0; s < u.layout.stage_keys / 16; ++s) {
+    uint32_t a[4];
+    ldmatrix_transposed(
+        a, values + (s * 16 + lane % 8 + lane / 16 * 8) * u.layout.v_pitch + lane / 8 % 2 * 16);
+    if (look) {
+      bad = bad || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
+            not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < 2; ++t) {
+      if (t >= u.layout.rows / 8) break;
+      const unsigned char* const w =
+          u.shared() + u.layout.weights + (8 * t + g) * u.layout.weights_pitch + s * 32 + j * 4;
+      if constexpr (kV == kFormatBf16) {
+        const unsigned char* const rest = w + u.layout.weights_plane;
+        Float16Type<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(rest),
+                             *reinterpret_cast<const uint32_t*>(rest + 16));
+      }
+      Float16Type<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(w),
+                           *reinterpret_cast<const uint32_t*>(w + 16));
+    }
+  }
+  return bad;
+}
+
+// Key by key, without the keys of weight 0: the slots of others are not read, or must not matter.
+template <uint32_t kV>
+inline void sum_one_by_one(const PrefillProblem& u, uint32_t index, uint32_t column,
+                           float (&c)[2][4]) {
+  const abi::AttentionParams& p = u.params;
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, n = p.v.head_dim;
+  for (uint32_t key = 0; key < u.layout.stage_keys; ++key) {
+    const uint64_t at = uint64_t{index} * u.layout.stage_keys + key;
+    if (!u.holds_key(at)) continue;
+    const uint64_t slot = u.walk.slot(at);
+    const uint8_t* const row = u.v_codes + slot * (p.v.codes_tile_stride / abi::kKvTile);
+    const auto* const norms =
+        reinterpret_cast<const float*>(u.v_scales + slot * (p.v.scales_tile_stride / abi::kKvTile));
+    float x[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t at_column = column + g + 8 * i;
+      if (at_column >= n) continue;
+      if constexpr (kV <= kFormatBf16) {
+        x[i] = load_as_float(reinterpret_cast<uint64_t>(row), kV, at_column);
+      } else {
+        const uint32_t code = compat_stored_code(kV, row, at_column);
+        x[i] = compat_centroid<kV>(code) * (norms[n == 512 ? at_column / 256 : 0] / compat_unit(n));
+      }
+    }
+    const float up = kV == kFormatF16 ? power_of_two(kWeightTop) : 1.0f;
+#pragma unroll
+    for (uint32_t t = 0; t < 2; ++t) {
+      if (t >= u.layout.rows / 8) break;
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const float w = u.logits()[(8 * t + 2 * j + i % 2) * u.layout.logits_pitch + key] * up;
+        if (w != 0) c[t][i] += w * x[i / 2];
+      }
+    }
+  }
+}
+
+// acc[tile][8 rows][C fragment]: the stage's sum is added as a whole.
+template <uint32_t kV>
+inline void add_values(const PrefillProblem& u, uint32_t index, float (&acc)[kMostTiles][2][4]) {
+  const uint32_t warp = threadIdx.x / kWarp, j = threadIdx.x % 4, n = u.params.v.head_dim;
+  const unsigned char* const stage = u.stage(index);
+  const Rows& rows = u.state();
+#pragma unroll
+  for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+    const uint32_t column = (tile * u.layout.warps + warp) * 16;
+    if (column >= n) break;
+    float c[2][4] = {};
+    uint32_t block = 0;
+    if constexpr (abi::kv_is_native(kV)) {
+      block = u.layout.v_blocks == 1 ? 0 : scale_block_of(n, column);
+      sum_levels<kV>(u, block, stage, column, c);
+    } else if constexpr (is_float16_format(kV)) {
+      const bool look = rows.hidden != 0, bad = sum_float16<kV>(u, stage, column, look, c);
+      if (look && __any_sync(kAll, bad) != 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) c[i / 4][i % 4] = 0;
+        sum_one_by_one<kV>(u, index, column, c);
+      }
+    } else {
+      sum_one_by_one<kV>(u, index, column, c);
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < 2; ++t) {
+      if (t >= u.layout.rows / 8) break;
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t row = 8 * t + 2 * j + i % 2;
+        const float2 f = u.factors()[block * u.layout.rows + row];
+        acc[tile][t][i] = acc[tile][t][i] * rows.keep[row] + c[t][i] * f.x * f.y;
+      }
+    }
+  }
+}
+
+}  // namespace gyre::cuda

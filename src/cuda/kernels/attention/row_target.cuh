@@ -1,0 +1,166 @@
+#pragma once
+// Decode attention: where a row's result goes, and the row as warps hold it while partial states
+// are merged.
+#include "cuda/kernels/attention/pv.cuh"
+
+namespace gyre::cuda {
+
+// Addresses of a row's result, computed early: kernel parameters are slow to read at the end. A
+// partial call writes {values, max, sum} [split][row] to `out`. In a merged call every cluster
+// writes a partial: values [row][cluster], then {max, sum} [row][cluster]; rows are all of the
+// call's.
+struct RowTarget {
+  uint64_t values, states, counter;  // of a merged call
+  uint64_t out, lse, sink;           // 0: not wanted, or there is none
+  uint32_t out_dtype;
+};
+
+template <class Traits>
+inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& problem,
+                            const Args& args, uint32_t r) {
+  constexpr uint32_t kDim = Traits::kDim;
+  const RowPlace at = row_place(problem, r);
+  const uint64_t rows = p.tokens * p.heads, row = at.token * p.heads + at.head;
+  const uint64_t partial = args.at[arg_partial];
+  RowTarget target = {};
+  if (p.partial == abi::kAttentionPartial) {
+    target.out = partial + (blockIdx.x * rows + row) * (kDim + 2) * 4;
+    return target;
+  }
+  if (p.partial == abi::kAttentionMerged) {
+    const uint32_t clusters = gridDim.x / Traits::kCluster;
+    const uint64_t values = partial + decode_counters(p.kv_heads) * 4;
+    target.values = values + row * clusters * kDim * 4;
+    target.states = values + (rows * kDim + row * 2) * clusters * 4;
+    target.counter = partial + (problem.kv_head * kDecodeRows + problem.first_row + r) * 4;
+  }
+  target.out = args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
+  target.out_dtype = p.out_dtype;
+  if (args.at[arg_lse] != 0)
+    target.lse = args.at[arg_lse] + at.token * p.lse_token_stride + at.head * p.lse_head_stride;
+  if (args.at[arg_sinks] != 0) target.sink = args.at[arg_sinks] + at.head * 4;
+  return target;
+}
+
+// A row of up to 128 coordinates, or the 128 of a longer one that one warp takes: lane i has
+// coordinates i + 32 c. In buffers that only this kernel reads, a lane's coordinates are adjacent.
+template <uint32_t kDim>
+struct RowPiece {
+  static constexpr uint32_t kSize = kDim < 128 ? kDim : 128, kPieces = kDim / kSize;
+  static constexpr uint32_t kEach = kSize / kWarp;
+  using Vector = typename Choose<kEach == 4, float4, float2>::type;
+  union {
+    float x[kEach];
+    Vector all;
+  };
+
+  static uint32_t offset(uint32_t piece) { return piece * kSize + threadIdx.x % kWarp * kEach; }
+  void clear() {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) x[i] = 0;
+  }
+  void scale(float factor) {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) x[i] *= factor;
+  }
+  template <uint32_t kCount>
+  void add(const RowPiece (&pieces)[kCount], const float (&weights)[kCount]) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (uint32_t e = 0; e < kEach; ++e) x[e] = fma_weighted(pieces[i].x[e], weights[i], x[e]);
+    }
+  }
+};
+
+// A warp's sums as floats in shared memory, [row][coordinate of its slice]; over levels in the
+// order in which RowPiece holds them.
+template <class Traits>
+struct WarpSums {
+  using Piece = RowPiece<Traits::kDim>;
+  static constexpr uint32_t kPitch = decode_sums_pitch(Traits::kV, Traits::kSlice);
+  static constexpr float kUnit = 0x1p-31f;  // of levels' sums: the fixed-point scale has room above
+
+  // Of row j. What the biased levels add, times the row's sum of weights, is subtracted while
+  // numbers are exact, or small.
+  static void write(const int32_t (&sums)[Traits::kSlice / 16][4], uint32_t weight_sum,
+                    float* rows) {
+    using Form = typename Traits::FormV;
+    const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
+    const uint32_t upper = weight_sum / 256 * Form::kBias;
+    const float lower = static_cast<float>(weight_sum % 256 * Form::kBias) * kUnit;
+    const auto whole = [&](const int32_t* two) {
+      const uint32_t rest = static_cast<uint32_t>(two[0]) * Form::kStep - upper;
+      return fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256 * kUnit,
+                  fmaf(static_cast<float>(two[1]), Form::kStep * kUnit, -lower));
+    };
+#pragma unroll
+    for (uint32_t i = 0; i < Traits::kSlice / Piece::kSize * 4; ++i) {
+      const uint32_t piece = i / 4, e = i % 4;
+      Piece x;  // coordinates 4 g + e of every 32
+#pragma unroll
+      for (uint32_t c = 0; c < Piece::kEach; ++c)
+        x.x[c] = whole(sums[2 * (piece * Piece::kEach + c) + e / 2] + e % 2 * 2);
+      *reinterpret_cast<typename Piece::Vector*>(rows + j * kPitch + piece * Piece::kSize +
+                                                 (4 * g + e) * Piece::kEach) = x.all;
+    }
+  }
+  // Of rows 2 j and 2 j + 1.
+  static void write(const float (&sums)[Traits::kSlice / 16][4], float* rows) {
+    const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < Traits::kSlice / 16 * 4; ++i) {
+      const uint32_t e = i % 4;
+      rows[(2 * j + e % 2) * kPitch + i / 4 * 16 + g + e / 2 * 8] = sums[i / 4][e];
+    }
+  }
+
+  static Piece read(const float* from) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    Piece x;
+    if constexpr (Traits::kLevelsV) {
+      x.all = reinterpret_cast<const typename Piece::Vector*>(from)[lane];
+    } else {
+#pragma unroll
+      for (uint32_t c = 0; c < Piece::kEach; ++c) x.x[c] = from[lane + c * kWarp];
+    }
+    return x;
+  }
+};
+
+// One block of a finished row, by a warp, out of the rotated domain and to its target; lane i has
+// coordinates i + 32 c of the whole row.
+template <class Traits>
+inline void store_row(const RowTarget& target, bool partial, uint32_t block, SoftmaxState state,
+                      const float (&whole)[Traits::kDim / kWarp]) {
+  constexpr uint32_t kDim = Traits::kDim, kEach = kDim / kWarp / Traits::kBlocks;
+  const uint32_t lane = code_motion_barrier(threadIdx.x % kWarp);
+  const uint32_t first = block * (kDim / Traits::kBlocks) + lane;
+  float factor = 1;
+  if (!partial) factor = finish_row(state, pointer<const float>(target.sink), 0);
+  float x[kEach];
+  if constexpr (Traits::kLevelsV) {
+    hadamard_block<Traits::kBlocks>(whole, block, lane, x);
+    factor *= inverse_root(kDim);
+    if (block == 0) {
+      flip_lanes<0>(lane, factor, x);
+    } else {
+      flip_lanes<kDim / Traits::kBlocks>(lane, factor, x);
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+      x[i] = factor *
+             (Traits::kBlocks == 1 || block == 0 ? whole[i] : whole[kDim / kWarp - kEach + i]);
+  }
+  store_floats<kEach, kWarp>(target.out, partial ? 0 : target.out_dtype, first, x);
+  if (first != 0) return;
+  if (partial) {
+    float* const to = pointer<float>(target.out);
+    to[kDim] = state.max * kLn2, to[kDim + 1] = state.sum;
+  } else if (target.lse != 0) {
+    *pointer<float>(target.lse) = log_sum_exp(state);
+  }
+}
+
+}  // namespace gyre::cuda

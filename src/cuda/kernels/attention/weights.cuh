@@ -1,0 +1,334 @@
+#pragma once
+// Decode attention: scores to the weights of V. Over levels a weight is probability times the V
+// scale, as a 16-bit integer in fixed point, so that sums stay integers from the first key to the
+// last. Over 16-bit V it is the probability. Both are relative to a running reference max that
+// rises only when a logit is far above it: sums are rescaled seldom.
+#include "cuda/kernels/attention/qk.cuh"
+
+namespace gyre::cuda {
+
+// How far a logit, in base 2, may be above the reference before that rises. The reference begins
+// with the lowest finite float: -inf less -inf would be NaN.
+constexpr float kFarAbove = 8;
+
+// Of a row over levels, the same in its eight lanes but for max, sum and weight_sum. `reference` is
+// a logit; weights are multiples of 1 / scale, a power of two. A row that met an infinite weight
+// has scale 0: from then on only infinite weights count, once each. One that met NaN has scale NaN,
+// and so will its values.
+struct FixedPointRow {
+  float reference, scale, max, sum;
+  uint32_t weight_sum;  // of integers as the bits of floats: see LaneWeights::surplus
+
+  static FixedPointRow none() { return {kLowest, 0x1p126f, minus_infinity(), 0, 0}; }
+};
+// The reference lies that far above the largest logit, so that a probability times a scale, of up
+// to 2^128, does not overflow.
+constexpr float kReferenceHeadroom = 10;
+
+constexpr uint32_t kIntegers =
+    0x4B000000u;  // 2^23 as a float: an integer added to it is its last bits
+
+// Dither: weights are rounded up or down as often as their fraction says, so that many weights far
+// below 1 count for what they are. It differs from lane to lane and from stage to stage. `selector`
+// and `source` are transpose_weights'; `surplus` is what the bits of kIntegers add to the lane's
+// sum of weights.
+struct LaneWeights {
+  float dither;
+  uint32_t selector, source, surplus;
+
+  // The golden ratio covers [0, 1) evenly. `keys` were added to the sum.
+  void step(uint32_t keys) {
+    dither += dither < 0.381966f ? 0.618034f : -0.381966f;
+    surplus += keys * kIntegers;
+  }
+};
+inline LaneWeights lane_weights() {
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  return {(static_cast<float>(g) + 0.5f) * 0.125f, g % 2 == 0 ? 0x7632u : 0x5410u,
+          8 * j + g % 2 * 4 + g / 2, 0};
+}
+
+constexpr uint32_t kTooLarge = kIntegers + 0x10000u;
+inline uint32_t to_integer(float x) { return __float_as_uint(__fadd_rz(x, 8388608.0f)); }
+
+// Largest of a row's eight lanes, of several rows at once: their shuffles overlap.
+template <uint32_t kCount>
+inline void eight_lanes_max(float (&x)[kCount]) {
+#pragma unroll
+  for (int by = 4; by < 32; by *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) x[i] = fmaxf(x[i], __shfl_xor_sync(kAll, x[i], by));
+  }
+}
+inline float eight_lanes_max(float x) {
+  float one[1] = {x};
+  eight_lanes_max(one);
+  return one[0];
+}
+
+template <uint32_t kCount>
+inline float max_of(const float (&x)[kCount]) {
+  float most = x[0];
+#pragma unroll
+  for (uint32_t i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
+  return most;
+}
+
+// Divides sums by 2^shift, to the nearest. The remainder of the upper bytes' sum goes to the lower
+// bytes': half a unit of the upper alone would be 128 of the lower.
+template <uint32_t kSums>
+inline void rescale_sums(const LaneWeights& lane, FixedPointRow& row, int32_t (&acc)[kSums][4],
+                         uint32_t shift) {
+  constexpr uint32_t kMost = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
+  auto weights = static_cast<int32_t>(row.weight_sum - lane.surplus);
+#pragma unroll 1
+  for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
+    const uint32_t by = left < kStep ? left : kStep;
+    const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
+#pragma unroll
+    for (uint32_t i = 0; i < kSums * 2; ++i) {
+      int32_t &upper = acc[i / 2][i % 2 * 2], &lower = acc[i / 2][i % 2 * 2 + 1];
+      lower = (lower + (upper & rest) * 256 + half) >> by;
+      upper >>= by;
+    }
+    weights = (weights + half) >> by;
+    left -= by;
+  }
+  row.weight_sum = static_cast<uint32_t>(weights) + lane.surplus;
+}
+
+// The new fixed-point scale of a row whose largest weight is `most`, when the reference rose by
+// `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
+inline uint32_t rescale_weights(FixedPointRow& row, float most, uint32_t shift) {
+  constexpr int32_t kGrowth = 4;  // bits that weights may grow before the scale must follow
+  if (most == -minus_infinity() && !is_nan(row.scale)) {
+    if (row.scale != 0) shift = 512;
+    row.scale = 0;
+  } else if (row.scale > 0 && (shift != 0 || most * row.scale >= 65535.0f)) {
+    // When the reference rises, weights shrink: the scale may rise by as much without a shift.
+    const int32_t now = exponent_of(row.scale), by = static_cast<int32_t>(shift);
+    const int32_t fits = most == 0 ? 126 : 15 - kGrowth - exponent_of(most);
+    int32_t up = now + by < fits ? now + by : fits;
+    if (up > 126) up = 126;
+    if (up < now && most * row.scale < 65535.0f) up = now;
+    shift = static_cast<uint32_t>(by + now - up);
+    row.scale = power_of_two(up);
+  }
+  return shift;
+}
+
+// Scores to weights, whatever they are: references and scales are adapted. Sums of a row must then
+// be shifted right by `shift`.
+template <uint32_t kCount, uint32_t kKeys>
+inline void weigh_any(const LaneWeights& lane, const float (&x)[kCount][kKeys],
+                      const float (&scales)[kKeys], FixedPointRow (&row)[kCount],
+                      uint32_t (&w)[kCount][kKeys], uint32_t (&shift)[kCount]) {
+  float largest[kCount], weights[kCount][kKeys], most[kCount];
+  bool known[kCount];
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) largest[i] = max_of(x[i]);
+  eight_lanes_max(largest);
+#pragma unroll
+  for (uint32_t four = 0; four < kCount; ++four) {
+    FixedPointRow& r = row[four];
+    shift[four] = 0;
+    if (largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
+      const float to = ceilf(fmaxf(largest[four], kLowest)) + kReferenceHeadroom;
+      r.sum *= exp2_fast(r.reference - to);
+      shift[four] = static_cast<uint32_t>(fminf(to - r.reference, 512.0f));
+      r.reference = to;
+    }
+    most[four] = 0;
+    known[four] = true;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      const float p = exp2_fast(x[four][i] - r.reference);
+      r.sum += p;
+      // The scale of a slot without a key may be NaN, or never written.
+      const float weight = p == 0 ? 0.0f : p * scales[i];
+      weights[four][i] = weight;
+      most[four] = fmaxf(most[four], weight);
+      known[four] = known[four] && !is_nan(weight);
+    }
+  }
+  eight_lanes_max(most);
+#pragma unroll
+  for (uint32_t four = 0; four < kCount; ++four) {
+    FixedPointRow& r = row[four];
+    shift[four] = rescale_weights(r, most[four], shift[four]);
+    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, !known[four]) & mine) != 0) r.scale = __uint_as_float(0x7FC00000u);
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      w[four][i] = r.scale == 0 ? kIntegers + (weights[four][i] == -minus_infinity() ? 1u : 0u)
+                                : to_integer(fmaf(weights[four][i], r.scale, lane.dither));
+    }
+  }
+}
+
+// B fragments of the MMA over V: weights of the 8 tokens of tile j, upper bytes in even columns,
+// lower bytes in odd ones. Lane (g, j) had those of row j and keys 4 g to 4 g + 3.
+inline void transpose_weights(const LaneWeights& lane, const uint32_t* w, uint32_t (&b)[2]) {
+  const uint32_t first = permute(w[0], w[1], 0x5140), last = permute(w[2], w[3], 0x5140);
+  // Lanes of even g send upper bytes to even columns while those of odd g send lower bytes to odd
+  // columns; then the other way round.
+  const auto source = static_cast<int>(lane.source);
+  const uint32_t one = __shfl_sync(kAll, permute(first, last, lane.selector), source);
+  const uint32_t other =
+      __shfl_sync(kAll, permute(first, last, lane.selector ^ 0x2222u), source ^ 4);
+  const bool even = threadIdx.x % 8 < 4;
+  b[0] = even ? one : other;
+  b[1] = even ? other : one;
+}
+
+// What a warp sums up over levels: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of row
+// 4 four + j in sums[four][i]: those of the upper and of the lower weight bytes of each.
+template <class Traits>
+struct LevelSums {
+  static constexpr uint32_t kFours = Traits::kRows / 4;
+  FixedPointRow row[kFours];
+  int32_t sums[kFours][Traits::kSlice / 16][4];
+  uint32_t weights[kFours][Traits::kMmas][2];  // of the stage at hand, as B fragments
+
+  static LevelSums none() {
+    LevelSums s = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kFours; ++i) s.row[i] = FixedPointRow::none();
+    return s;
+  }
+};
+
+// Scores in base 2 become weights.
+template <class Traits>
+inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scores& x,
+                         const unsigned char* scales_at, uint32_t block, LevelSums<Traits>& to) {
+  constexpr uint32_t kKeys = Traits::kLaneKeys, kFours = Traits::kRows / 4;
+  float scales[kKeys];
+  load_scales<Traits>(scales_at, block, scales);
+  uint32_t w[kFours][kKeys], all = 0;
+  float sum[kFours];
+  bool usual = true;
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+    FixedPointRow& r = to.row[four];
+    r.max = fmaxf(r.max, max_of(x[four]));
+    float p[kKeys], more = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) p[i] = exp2_fast(x[four][i] - r.reference);
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; i += 2) more += p[i] + p[i + 1];
+    sum[four] = r.sum + more;
+    usual = usual && sum[four] < 0x1p64f;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      w[four][i] = to_integer(fmaf(p[i], scales[i] * r.scale, lane.dither));
+      all |= w[four][i];
+    }
+  }
+  if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
+    uint32_t shift[kFours];
+    bool held[kFours], any = false;  // which rows have sums; whether some must be rescaled
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four) held[four] = to.row[four].sum != 0;
+    weigh_any(lane, x, scales, to.row, w, shift);
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four) any = any || (shift[four] != 0 && held[four]);
+    if (__any_sync(kAll, any) != 0) {
+#pragma unroll
+      for (uint32_t four = 0; four < kFours; ++four)
+        rescale_sums(lane, to.row[four], to.sums[four], shift[four]);
+    }
+  } else {
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four) to.row[four].sum = sum[four];
+  }
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+    if constexpr (Traits::FormV::kBias != 0) {
+#pragma unroll
+      for (uint32_t i = 0; i < kKeys; ++i) to.row[four].weight_sum += w[four][i];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < Traits::kMmas; ++i)
+      transpose_weights(lane, w[four] + i * 4, to.weights[four][i]);
+  }
+}
+
+// A key adds up to 127 times 255 to a sum, and less than 2^16 to one lane's sum of weights. Sums
+// are checked so often that rescale_sums, after at most halving them, has room in 32 bits; so has
+// the sum of a row's eight lanes' weights.
+constexpr uint32_t kStagesToCheck = 512;
+static_assert(2 * int64_t{127 * 255 * 64} * kStagesToCheck + (1 << 24) + (1 << 15) < int64_t{1}
+                                                                                         << 31);
+template <uint32_t kSums>
+inline void check_sums(const LaneWeights& lane, FixedPointRow& row, int32_t (&acc)[kSums][4]) {
+  uint32_t all = 4 * (row.weight_sum - lane.surplus);
+#pragma unroll
+  for (uint32_t i = 0; i < kSums * 4; ++i) {
+    const int32_t x = acc[i / 4][i % 4];
+    all |= static_cast<uint32_t>(x < 0 ? -x : x);
+  }
+  const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+  if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) return;
+  row.scale *= 0.5f;
+  rescale_sums(lane, row, acc, 1);
+}
+
+// Of a row over 16-bit V, the same in its four lanes but for the sum.
+struct FloatRow {
+  float reference, max, sum;
+
+  static FloatRow none() { return {kLowest, minus_infinity(), 0}; }
+};
+
+// sums[eight][i]: coordinates 16 i + g and + 8, of rows 8 eight + 2 j and + 1.
+template <class Traits>
+struct Float16Sums {
+  static constexpr uint32_t kEights = eights(Traits::kRows);
+  FloatRow row[kEights];
+  float sums[kEights][Traits::kSlice / 16][4];
+
+  static Float16Sums none() {
+    Float16Sums s = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kEights; ++i) s.row[i] = FloatRow::none();
+    return s;
+  }
+};
+
+inline float four_lanes_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAll, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAll, x, 2));
+}
+
+// A number of row g to the lanes that have sums of rows 2 j and 2 j + 1.
+inline float2 transpose_rows(float of_row) {
+  const int j = static_cast<int>(threadIdx.x % 4);
+  return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
+}
+
+// Scores in base 2 become probabilities. The reference lies kHeadroom above the largest logit, so
+// that sums of large bf16 values do not overflow.
+template <int32_t kHeadroom, uint32_t kT, uint32_t kColumns>
+inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumns][4]) {
+  float max = fmaxf(x[0][0], x[0][1]);
+#pragma unroll
+  for (uint32_t t = 1; t < kT; ++t) max = fmaxf(max, fmaxf(x[t][0], x[t][1]));
+  row.max = fmaxf(row.max, four_lanes_max(max));
+  // The difference is exact where a sum would be rounded.
+  if (__any_sync(kAll, row.max - row.reference > kFarAbove - kHeadroom) != 0) {
+    const float to = fmaxf(row.max, kLowest) + kHeadroom, keep = exp2_fast(row.reference - to);
+    row.reference = to;
+    row.sum *= keep;
+    const float2 of = transpose_rows(keep);
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns * 4; ++i) acc[i / 4][i % 4] *= i % 2 == 0 ? of.x : of.y;
+  }
+#pragma unroll
+  for (uint32_t t = 0; t < kT; ++t) {
+    x[t][0] = exp2_fast(x[t][0] - row.reference), x[t][1] = exp2_fast(x[t][1] - row.reference);
+    row.sum += x[t][0] + x[t][1];
+  }
+}
+
+}  // namespace gyre::cuda
