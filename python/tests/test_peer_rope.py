@@ -98,6 +98,87 @@ def test_llama3_scaling(rotary):
     check(ours(q, k, positions, frequencies=gyre.rope_table("cpu", frequencies.inverse)), expected)
 
 
+THETA = 5e5
+YARN = dict(factor=4.0, original_max_position_embeddings=4096)
+FACTORS = dict(short_factor=np.linspace(1, 1.5, 64).tolist(), long_factor=np.linspace(1, 40, 64).tolist())
+
+
+def table(**options) -> dict:
+    """Frequencies from gyre.rope_frequencies, as options of gyre.rope."""
+    made = gyre.rope_frequencies(rope_theta=THETA, rotary_dim=HEAD_DIM, **options)
+    return dict(frequencies=gyre.rope_table("cpu", made.inverse), magnitude=made.attention_factor)
+
+
+def longrope(factors: list, original: int, longest: int) -> dict:
+    magnitude = (1 + np.log(longest / original) / np.log(original)) ** 0.5
+    return dict(factors=np.array(factors, np.float32), base=THETA, magnitude=magnitude)
+
+
+# docs/model_config.md: what a config says, and what gyre.rope is given. 23 tokens: more than 16, fewer than 4096.
+@pytest.mark.parametrize(
+    "longest, parameters, options",
+    [
+        (2048, dict(rope_type="linear", factor=2.5), lambda: table(rope_type="linear", factor=2.5)),
+        (
+            16,
+            dict(rope_type="dynamic", factor=3.0),
+            lambda: table(rope_type="dynamic", factor=3.0, original_max_position_embeddings=16, seq_len=TOKENS),
+        ),
+        (16384, dict(rope_type="yarn", **YARN), lambda: table(rope_type="yarn", **YARN)),
+        (
+            16384,
+            dict(rope_type="yarn", **YARN, beta_fast=20.0, beta_slow=2.0, truncate=False, mscale=0.7, mscale_all_dim=1.2),
+            lambda: table(
+                rope_type="yarn", **YARN, beta_fast=20, beta_slow=2, truncate=False, mscale=0.7, mscale_all_dim=1.2
+            ),
+        ),
+        (
+            131072,
+            dict(rope_type="longrope", original_max_position_embeddings=4096, **FACTORS),
+            lambda: longrope(FACTORS["short_factor"], 4096, 131072),
+        ),
+        (
+            131072,
+            dict(rope_type="longrope", original_max_position_embeddings=16, **FACTORS),
+            lambda: longrope(FACTORS["long_factor"], 16, 131072),
+        ),
+        (
+            2048,
+            dict(rope_type="proportional", partial_rotary_factor=0.25),
+            lambda: dict(base=THETA, rotary_dim=HEAD_DIM // 4, partner="head_dim", exponent="head_dim"),
+        ),
+    ],
+    ids=["linear", "dynamic", "yarn", "yarn-all", "longrope-short", "longrope-long", "proportional"],
+)
+def test_scaling(rotary, longest, parameters, options):
+    q, k, positions = heads(HEADS), heads(KV_HEADS), np.arange(TOKENS, dtype=np.int32)
+    expected = rotary(
+        "llama",
+        "LlamaRotaryEmbedding",
+        "LlamaConfig",
+        q,
+        k,
+        positions,
+        max_position_embeddings=longest,
+        rope_parameters={"rope_theta": THETA, **parameters},
+    )
+    check(ours(q, k, positions, **options()), expected)
+
+
+@pytest.mark.parametrize(
+    "family, embedding, config, pairing",
+    [
+        ("phi3", "Phi3RotaryEmbedding", "Phi3Config", "split_half"),
+        ("glm", "GlmRotaryEmbedding", "GlmConfig", "adjacent"),
+    ],
+)
+def test_partial(rotary, family, embedding, config, pairing):
+    q, k, positions = heads(HEADS), heads(KV_HEADS), np.arange(TOKENS, dtype=np.int32)
+    parameters = {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.5}
+    expected = rotary(family, embedding, config, q, k, positions, rope_parameters=parameters, pad_token_id=0)
+    check(ours(q, k, positions, pairing=pairing, rotary_dim=HEAD_DIM // 2, base=THETA), expected)
+
+
 @pytest.mark.parametrize("layer_type, theta", [("sliding_attention", 1e4), ("full_attention", 1e6)])
 def test_gemma3(rotary, layer_type, theta):
     q, k, positions = heads(HEADS), heads(KV_HEADS), np.arange(TOKENS, dtype=np.int32)
