@@ -1,17 +1,17 @@
-// Attention's inner loops over f16 with Armv8.2's widening product. Nothing here may be
+// Decode attention's inner loops over f16 with Armv8.2's widening multiply-add. Nothing here may be
 // instantiated elsewhere: the file is compiled with instructions other machines lack.
 #include <arm_neon.h>
 
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/neon.h"
+#include "cpu/attention/isa/prefetch_neon.h"
 
 namespace gyre::cpu {
 namespace {
 
-// Four keys in f16 times kRows queries in f32, all in f32: widening a key is shared by the rows,
-// and a query rounded to f16 would show.
+// Dot products of one query with four keys, in f32: rows share the widening of a key, and a query
+// rounded to f16 would show.
 struct ScoreSums {
   float32x4_t key[4];
   void clear() { key[0] = key[1] = key[2] = key[3] = vdupq_n_f32(0); }
@@ -34,7 +34,7 @@ void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
     const size_t at = key + (i < keys ? i : 0);  // a key that is not there is replaced, not read
     k[i] = reinterpret_cast<const float16_t*>(job.keys + at * job.key_stride);
   }
-  // One row alone keeps its even and odd halves apart: more sums, not to wait for each other.
+  // One row alone sums lower and upper halves of vectors apart: more sums hide the add's latency.
   constexpr size_t kSums = kRows == 1 ? 2 : kRows;
   ScoreSums sums[kSums];
 #pragma GCC unroll 4
@@ -65,7 +65,7 @@ void score_f16_rows(const ScoreJob& job, size_t row, size_t key, size_t keys) {
 void score_f16(const ScoreJob& job) {
   const size_t keys = job.key_count;
   for (size_t key = 0; key < keys; key += 4) {
-    fetch(job.prefetch, key, key + 4);
+    prefetch_steps(job.prefetch, key, key + 4);
     const size_t count = keys - key < 4 ? keys - key : 4;
     size_t row = 0;
     for (; row + 4 <= job.rows; row += 4) score_f16_rows<4>(job, row, key, count);
@@ -74,7 +74,7 @@ void score_f16(const ScoreJob& job) {
   }
 }
 
-// sum += the lower or the upper half of v times one lane of p. Not by the intrinsics
+// sum += the lower or the upper half of v times one lane of p. Not with the intrinsics
 // vfmlalq_laneq_*_f16: the instruction names the lane's register in four bits, clang 14 chooses
 // among all 32 and cuts the number, v24 to v8 (LLVM issue 64104). "x" is the first 16.
 template <int kLane>
@@ -88,7 +88,7 @@ inline float32x4_t add_high(float32x4_t sum, float16x8_t v, float16x8_t p) {
   return sum;
 }
 
-// One value row times one probability of each row.
+// Adds one value times its probability to each row.
 template <int kLane, size_t kRows, size_t kVectors>
 inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
                       float32x4_t (&acc)[kRows][2 * kVectors]) {
@@ -101,13 +101,13 @@ inline void add_value(const uint8_t* value, const float16x8_t (&p)[kRows],
   }
 }
 
-// Probabilities of a block in f16, brought near 1.
-struct HalfProbabilities {
+// Probabilities of a block in f16, relative to the largest of each row.
+struct F16Probabilities {
   alignas(16) float16_t p[kTileRows][kBlockKeys];
-  float unit[kTileRows];
-  bool wide[kTileRows];  // reach too far for f16: the small ones would be lost
+  float largest[kTileRows];
+  bool needs_f32[kTileRows];  // the smallest would be lost in f16's range
 
-  explicit HalfProbabilities(const AccumulateJob& job) {
+  explicit F16Probabilities(const AccumulateJob& job) {
     for (size_t r = 0; r < job.rows; ++r) fill(job, r);
   }
   void fill(const AccumulateJob& job, size_t r) {
@@ -119,18 +119,18 @@ struct HalfProbabilities {
       top = vmaxq_f32(top, x);
       bottom = vminq_f32(bottom, vbslq_f32(vceqzq_f32(x), vdupq_n_f32(1), x));  // 0: not seen
     }
-    unit[r] = vmaxvq_f32(top);
-    wide[r] = !(vminvq_f32(bottom) >= 0x1p-14f * unit[r]) || !(unit[r] > 0x1p-100f);
-    if (wide[r]) return;
-    const float inverse = 1.0f / unit[r];
+    largest[r] = vmaxvq_f32(top);
+    needs_f32[r] = !(vminvq_f32(bottom) >= 0x1p-14f * largest[r]) || !(largest[r] > 0x1p-100f);
+    if (needs_f32[r]) return;
+    const float inverse = 1.0f / largest[r];
     for (size_t i = first; i < job.end; i += 4)
       vst1_f16(p[r] + i, vcvt_f16_f32(vmulq_n_f32(vld1q_f32(from + i), inverse)));
   }
 };
 
 template <size_t kRows, size_t kVectors>
-inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabilities& half,
-                                 size_t row, size_t c) {
+inline void accumulate_f16_chunk(const AccumulateJob& job, const F16Probabilities& half, size_t row,
+                                 size_t c) {
   float32x4_t acc[kRows][2 * kVectors];
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t i = 0; i < 2 * kVectors; ++i) acc[r][i] = vdupq_n_f32(0);
@@ -158,30 +158,30 @@ inline void accumulate_f16_chunk(const AccumulateJob& job, const HalfProbabiliti
     add_value<7, kRows, kVectors>(value + 7 * stride, weights, acc);
   }
   while (key < job.end) one();
-  // A block's sum joins the rest as a whole: single keys would vanish beside a large sum.
+  // The block is summed up before it is added: single keys would vanish beside a large sum.
   float* const place = job.acc + row * job.head_dim + c;
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t i = 0; i < 2 * kVectors; ++i) {
       float* const at = place + r * job.head_dim + 4 * i;
       const float32x4_t old = vmulq_n_f32(vld1q_f32(at), job.rescale[row + r]);
-      vst1q_f32(at, vfmaq_n_f32(old, acc[r][i], half.unit[row + r]));
+      vst1q_f32(at, vfmaq_n_f32(old, acc[r][i], half.largest[row + r]));
     }
   }
 }
 
 template <size_t kRows>
-void accumulate_f16_rows(const AccumulateJob& job, const HalfProbabilities& half, size_t row) {
-  constexpr size_t kVectors = kRows == 1 ? 8 : 2;  // enough sums not to wait for each other
+void accumulate_f16_rows(const AccumulateJob& job, const F16Probabilities& half, size_t row) {
+  constexpr size_t kVectors = kRows == 1 ? 8 : 2;  // enough sums to hide the latency of the add
   size_t c = 0;
   for (; c + 8 * kVectors <= job.head_dim; c += 8 * kVectors) {
-    if (row == 0) fetch(job.prefetch, c / 8, c / 8 + kVectors);
+    if (row == 0) prefetch_steps(job.prefetch, c / 8, c / 8 + kVectors);
     accumulate_f16_chunk<kRows, kVectors>(job, half, row, c);
   }
   for (; c < job.head_dim; c += 8) accumulate_f16_chunk<kRows, 1>(job, half, row, c);
 }
 
 // A row whose probabilities f16 cannot hold, in f32.
-void accumulate_f16_wide(const AccumulateJob& job, size_t row) {
+void accumulate_in_f32(const AccumulateJob& job, size_t row) {
   const float* const p = job.p + row * kBlockKeys;
   float* const place = job.acc + row * job.head_dim;
   for (size_t c = 0; c < job.head_dim; c += 8) {
@@ -200,11 +200,11 @@ void accumulate_f16_wide(const AccumulateJob& job, size_t row) {
 }
 
 void accumulate_f16(const AccumulateJob& job) {
-  const HalfProbabilities half(job);
+  const F16Probabilities half(job);
   for (size_t row = 0; row < job.rows;) {
     size_t together = 0;  // rows that f16 can hold
-    while (together < 4 && row + together < job.rows && !half.wide[row + together]) ++together;
-    if (together == 0) accumulate_f16_wide(job, row++);
+    while (together < 4 && row + together < job.rows && !half.needs_f32[row + together]) ++together;
+    if (together == 0) accumulate_in_f32(job, row++);
     if (together == 4) accumulate_f16_rows<4>(job, half, row), row += 4;
     if (together == 2 || together == 3) accumulate_f16_rows<2>(job, half, row), row += 2;
     if (together == 1) accumulate_f16_rows<1>(job, half, row), row += 1;

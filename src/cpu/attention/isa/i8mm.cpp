@@ -1,13 +1,13 @@
-// Attention's inner loops with Armv8.6's int8 matrix product. Nothing here may be instantiated
-// elsewhere: the file is compiled with instructions other machines lack.
+// Decode attention's inner loops over levels with Armv8.6's int8 MMA. Nothing here may be
+// instantiated elsewhere: the file is compiled with instructions other machines lack.
 #include <arm_neon.h>
 
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/neon_keys.h"
-#include "cpu/attention/isa/neon_values.h"
-#include "cpu/attention/isa/neon_weights.h"
+#include "cpu/attention/isa/unpack_neon_k.h"
+#include "cpu/attention/isa/unpack_neon_v.h"
+#include "cpu/attention/isa/weights_neon.h"
 #include "cpu/kernels/native_format.h"
 
 namespace gyre::cpu {
@@ -15,11 +15,9 @@ namespace {
 
 template <uint32_t kFormat>
 using Keys = KeyPair<Interleaved, kFormat>;
-template <uint32_t kFormat>
-using Values = ValueLoader<EightTokens, kFormat>;
 
-// Four keys times kRows queries, 16 of a unit's coordinates: acc[row][pair of keys] holds
-// {upper x key 0, upper x key 1, lower x key 0, lower x key 1}.
+// Multiplies four keys with kRows queries over 16 coordinates of a chunk: acc[row][pair of keys]
+// holds {hi x key 0, hi x key 1, lo x key 0, lo x key 1}.
 template <uint32_t kFormat, size_t kRows, size_t j>
 inline void multiply_keys(const typename Keys<kFormat>::Tables& t, const Keys<kFormat> (&keys)[2],
                           const int8_t* q, uint64_t q_stride, int32x4_t (&acc)[kRows][2]) {
@@ -34,12 +32,12 @@ inline void multiply_keys(const typename Keys<kFormat>::Tables& t, const Keys<kF
   }
 }
 
-// 256 times the products of the upper bytes, which come first, plus those of the lower bytes.
-inline int32x4_t both_bytes(int32x4_t first, int32x4_t second) {
+// 256 times the sums over hi, which come first, plus those over lo.
+inline int32x4_t join_hi_lo(int32x4_t first, int32x4_t second) {
   const int64x2_t a = vreinterpretq_s64_s32(first), b = vreinterpretq_s64_s32(second);
-  const int32x4_t upper = vreinterpretq_s32_s64(vtrn1q_s64(a, b));
-  const int32x4_t lower = vreinterpretq_s32_s64(vtrn2q_s64(a, b));
-  return vaddq_s32(vshlq_n_s32(upper, 8), lower);
+  const int32x4_t hi = vreinterpretq_s32_s64(vtrn1q_s64(a, b));
+  const int32x4_t lo = vreinterpretq_s32_s64(vtrn2q_s64(a, b));
+  return vaddq_s32(vshlq_n_s32(hi, 8), lo);
 }
 
 template <uint32_t kFormat, size_t kRows>
@@ -54,11 +52,11 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
   for (size_t b = 0; b < job.blocks->count; ++b) {
     int32x4_t acc[kRows][2];
     for (size_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
-    const size_t first = job.blocks->begin[b] / 64, units = job.blocks->size[b] / 64;
-    for (size_t unit = first; unit < first + units; ++unit) {
-      const Keys<kFormat> loaded[2] = {{keys, keys + stride, job.head_dim, unit},
-                                       {keys + 2 * stride, keys + 3 * stride, job.head_dim, unit}};
-      const int8_t* const at = q + uint64_t{128} * unit;
+    const size_t first = job.blocks->begin[b] / 64, chunks = job.blocks->size[b] / 64;
+    for (size_t chunk = first; chunk < first + chunks; ++chunk) {
+      const Keys<kFormat> loaded[2] = {{keys, keys + stride, job.head_dim, chunk},
+                                       {keys + 2 * stride, keys + 3 * stride, job.head_dim, chunk}};
+      const int8_t* const at = q + uint64_t{128} * chunk;
       multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
       multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
       multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
@@ -66,7 +64,7 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
     }
     const float32x4_t scale = key_scales(scales + b * kTile * 2);
     for (size_t r = 0; r < kRows; ++r)
-      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(both_bytes(acc[r][0], acc[r][1])), scale);
+      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(join_hi_lo(acc[r][0], acc[r][1])), scale);
   }
   for (size_t r = 0; r < kRows; ++r) vst1q_f32(job.scores + (row + r) * kBlockKeys + key, score[r]);
 }
@@ -75,7 +73,7 @@ template <uint32_t kFormat, size_t kRows>
 void score_rows(const ScoreJob& job, size_t row) {
   const typename Keys<kFormat>::Tables tables;
   for (size_t key = 0; key < job.key_count; key += 4) {
-    if (row == 0) fetch(job.prefetch, key, key + 4);
+    if (row == 0) prefetch_steps(job.prefetch, key, key + 4);
     score_keys<kFormat, kRows>(job, tables, row, key);
   }
 }
@@ -93,59 +91,61 @@ void score_levels(const ScoreJob& job) {
   with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
 }
 
-// Sums of kUnits * 8 coordinates from c on, over all tiles: acc[row][pair of coordinates] holds
-// {upper x c, upper x c + 1, lower x c, lower x c + 1}.
-template <uint32_t kFormat, size_t kRows, size_t kUnits>
-inline void multiply_values(const AccumulateJob& job, const Values<kFormat>& loader,
-                            const Weights::OfRow* weights, size_t c,
-                            int32x4_t (&acc)[kRows][kUnits * 4]) {
+// Sums kOctets * 8 coordinates from c on over all tiles: acc[row][pair of coordinates] holds
+// {hi x c, hi x c + 1, lo x c, lo x c + 1}.
+template <uint32_t kFormat, size_t kRows, size_t kOctets>
+inline void multiply_values(const AccumulateJob& job, const ValueTile<EightTokens, kFormat>& unpack,
+                            const Weights::Row* weights, size_t c,
+                            int32x4_t (&acc)[kRows][kOctets * 4]) {
   for (size_t r = 0; r < kRows; ++r) {
-    for (size_t j = 0; j < kUnits * 4; ++j) acc[r][j] = vdupq_n_s32(0);
+    for (size_t j = 0; j < kOctets * 4; ++j) acc[r][j] = vdupq_n_s32(0);
   }
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     uint8x16_t p[kRows];
     for (size_t r = 0; r < kRows; ++r) p[r] = vld1q_u8(weights[r][tile]);
-    for (size_t unit = 0; unit < kUnits; ++unit) {
+    for (size_t octet = 0; octet < kOctets; ++octet) {
       int8x16_t v[4];
-      loader.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * unit, v);
+      unpack.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * octet, v);
       for (size_t j = 0; j < 4; ++j) {
         for (size_t r = 0; r < kRows; ++r)
-          acc[r][unit * 4 + j] = vusmmlaq_s32(acc[r][unit * 4 + j], p[r], v[j]);
+          acc[r][octet * 4 + j] = vusmmlaq_s32(acc[r][octet * 4 + j], p[r], v[j]);
       }
     }
   }
 }
 
-struct Products {
+struct Kernel {
   using Bytes = UnsignedBytes;
   template <uint32_t kFormat>
-  using Loader = Values<kFormat>;
-  template <uint32_t kFormat, size_t kRows, size_t kUnits>
-  static void accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
+  using Values = ValueTile<EightTokens, kFormat>;
+  template <uint32_t kFormat, size_t kRows, size_t kOctets>
+  static void accumulate(const AccumulateJob& job, const ValueTile<EightTokens, kFormat>& unpack,
                          const Weights& weights, size_t row, size_t c);
 };
 
-// acc = acc * keep + sums, for kRows rows and kUnits * 8 coordinates.
-template <uint32_t kFormat, size_t kRows, size_t kUnits>
-inline void Products::accumulate(const AccumulateJob& job, const Values<kFormat>& loader,
-                                 const Weights& weights, size_t row, size_t c) {
-  int32x4_t acc[kRows][kUnits * 4];
-  multiply_values<kFormat, kRows, kUnits>(job, loader, weights.bytes + row, c, acc);
+// acc = acc * rescale + sums, for kRows rows and kOctets * 8 coordinates.
+template <uint32_t kFormat, size_t kRows, size_t kOctets>
+inline void Kernel::accumulate(const AccumulateJob& job,
+                               const ValueTile<EightTokens, kFormat>& unpack,
+                               const Weights& weights, size_t row, size_t c) {
+  int32x4_t acc[kRows][kOctets * 4];
+  multiply_values<kFormat, kRows, kOctets>(job, unpack, weights.bytes + row, c, acc);
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
-    const float keep = job.rescale[row + r], unit = weights.unit[row + r];
-    for (size_t j = 0; j < kUnits * 2; ++j) {
-      // Eight bits are behind the point.
-      const float32x4_t sum = vcvtq_n_f32_s32(both_bytes(acc[r][2 * j], acc[r][2 * j + 1]), 8);
+    const float rescale = job.rescale[row + r], step = weights.step[row + r];
+    for (size_t j = 0; j < kOctets * 2; ++j) {
+      // The step is worth 256: eight bits are behind the point.
+      const float32x4_t sum = vcvtq_n_f32_s32(join_hi_lo(acc[r][2 * j], acc[r][2 * j + 1]), 8);
       const float32x4_t old = vld1q_f32(place + 4 * j);
-      vst1q_f32(place + 4 * j, vfmaq_n_f32(keep == 1 ? old : vmulq_n_f32(old, keep), sum, unit));
+      vst1q_f32(place + 4 * j,
+                vfmaq_n_f32(rescale == 1 ? old : vmulq_n_f32(old, rescale), sum, step));
     }
   }
 }
 
 void accumulate_levels(const AccumulateJob& job) {
-  with_native_format(
-      job.format, [&](auto format) { accumulate_blocks<Products, decltype(format)::value>(job); });
+  with_native_format(job.format,
+                     [&](auto format) { accumulate_blocks<Kernel, decltype(format)::value>(job); });
 }
 
 }  // namespace

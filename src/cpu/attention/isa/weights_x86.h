@@ -1,6 +1,7 @@
-// What the x86-64 kernels over levels share, in AVX2 and FMA. Included only by files compiled with
-// these, and all of it anonymous, so that each has its own copy.
 #pragma once
+// Scales of tiles, and weights of V in fixed point: probabilities times the scales of V, as
+// integers. In AVX2 and FMA, for files compiled with these; all of it anonymous, so that each has
+// its own copy.
 
 #include <immintrin.h>
 
@@ -13,38 +14,18 @@ namespace {
 
 constexpr size_t kTile = abi::kKvTile;
 
-struct alignas(64) ByteTable {
-  uint8_t entry[64];
-};
-
-// A table of 16 bytes for every 128 bits of a vector.
-template <class At>
-constexpr ByteTable repeat_table(const At& at) {
-  ByteTable table{};
-  for (size_t i = 0; i < 64; ++i) table.entry[i] = static_cast<uint8_t>(at(i % 16));
-  return table;
-}
-
-// Levels by their low plane, plus `bias`; for 5 and 6 bits the high plane adds 32 for each unit.
-template <uint32_t kFormat, int32_t kBias>
-inline constexpr ByteTable kLevels = repeat_table([](uint32_t code) {
-  return abi::kv_level(
-             kFormat, code & ((1u << (kFormat == abi::kTq3 ? 3 : abi::kv_low_bits(kFormat))) - 1)) +
-         kBias;
-});
-
 inline __m256 tile_scales(const uint8_t* scales) {
   const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
   const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(stored), 15);
   return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p-31f));
 }
 
-// Scales of V of one block of coordinates, key by key.
+// Scales of V of one scale block, key by key.
 struct BlockScales {
-  alignas(64) float of[kBlockKeys];
+  alignas(64) float at[kBlockKeys];
   BlockScales(const AccumulateJob& job, size_t block) {
     for (size_t tile = 0; tile < job.tiles; ++tile) {
-      _mm256_store_ps(of + tile * kTile,
+      _mm256_store_ps(at + tile * kTile,
                       tile_scales(job.scales + tile * job.scales_stride + block * kTile * 2));
     }
   }
@@ -61,8 +42,8 @@ inline float sum_of(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-// A row's probabilities times the values' scales, as integers up to kMost, which stands for the
-// largest: whole[tile]. Returns what 256 of them are: one alone may be too small for a float.
+// A row's weights as integers, relative to the largest, which is kMost: whole[tile]. Returns the
+// fixed-point scale: what 256 stands for, as 1 may be too small for a float.
 template <int32_t kMost>
 inline float weigh_row(const AccumulateJob& job, const BlockScales& scales, size_t row,
                        __m256i (&whole)[kBlockKeys / kTile]) {
@@ -72,9 +53,9 @@ inline float weigh_row(const AccumulateJob& job, const BlockScales& scales, size
   __m256 largest = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const __m256 x = _mm256_loadu_ps(p + tile * kTile);
-    // A key that is not seen must not bring in its scale, which may be NaN.
+    // The scale of a key that the row does not see may be NaN: leave it out.
     const __m256 seen = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_UQ);
-    const __m256 product = _mm256_mul_ps(x, _mm256_load_ps(scales.of + tile * kTile));
+    const __m256 product = _mm256_mul_ps(x, _mm256_load_ps(scales.at + tile * kTile));
     weighted[tile] = _mm256_and_ps(seen, product);
     largest = _mm256_max_ps(largest, weighted[tile]);
     sum = _mm256_add_ps(sum, weighted[tile]);

@@ -1,8 +1,8 @@
-// Scales of tiles, probabilities times the scales of V as integers in two bytes, and the walk over
-// V with them.
 #pragma once
+// Weights of V in fixed point: probabilities times the scales of V, as integers in a hi and a lo
+// byte, and the loop over V that multiplies with them.
 
-#include "cpu/attention/isa/neon.h"
+#include "cpu/attention/isa/prefetch_neon.h"
 
 namespace gyre::cpu {
 namespace {
@@ -14,7 +14,7 @@ inline float32x4_t key_scales(const uint8_t* scales) {
 
 inline constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
 
-// 16 bits without a sign, for a product of bytes with and without a sign.
+// Weights for an MMA of unsigned with signed bytes: 16 bits.
 struct UnsignedBytes {
   static constexpr float kMost = 65535.0f;
   static uint8x16_t split(float32x4_t a, float32x4_t b) {
@@ -24,8 +24,7 @@ struct UnsignedBytes {
   }
 };
 
-// 15 bits, for a product of bytes that both have a sign: the lower byte is -128 to 127, and the
-// upper one rounded to match.
+// Weights for a dot product of signed bytes: 15 bits, lo from -128 to 127 and hi rounded to match.
 struct SignedBytes {
   static constexpr float kMost = 127.0f * 256.0f;
   static uint8x16_t split(float32x4_t a, float32x4_t b) {
@@ -34,24 +33,23 @@ struct SignedBytes {
   }
 };
 
-// Probabilities of a block times the values' scales, as integers against the largest of the row:
-// for each tile the upper bytes of its tokens, then the lower bytes.
+// A block's weights relative to the largest of each row: for each tile hi of its tokens, then lo.
 struct Weights {
-  using OfRow = uint8_t[kBlockKeys / kTile][2 * kTile];
-  alignas(16) OfRow bytes[kTileRows];
-  float unit[kTileRows];
+  using Row = uint8_t[kBlockKeys / kTile][2 * kTile];
+  alignas(16) Row bytes[kTileRows];
+  float step[kTileRows];  // the fixed-point scale: what 256 stands for
 };
 
-// A key that is not seen must not bring in its scale, which may be NaN. Returns the largest
-// product.
-inline float weigh_with_care(const float* p, const float* scales, uint32_t vectors,
-                             float32x4_t* weighted) {
+// Multiplies probabilities with scales; leaves out keys that the row does not see, whose scale may
+// be NaN. Returns the largest weight.
+inline float weigh_seen(const float* p, const float* scales, uint32_t vectors,
+                        float32x4_t* weighted) {
   float32x4_t largest = vdupq_n_f32(0);
   for (size_t i = 0; i < vectors; ++i) {
     const float32x4_t probability = vld1q_f32(p + 4 * i);
-    const uint32x4_t unseen = vceqzq_f32(probability);
+    const uint32x4_t hidden = vceqzq_f32(probability);
     const float32x4_t product = vmulq_f32(probability, vld1q_f32(scales + 4 * i));
-    weighted[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(product), unseen));
+    weighted[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(product), hidden));
     largest = vmaxq_f32(largest, weighted[i]);
   }
   return vmaxvq_f32(largest);
@@ -68,8 +66,8 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
     largest = vmaxq_f32(largest, weighted[i]);
   }
   float top = vmaxvq_f32(largest);
-  if (!(top < kHuge)) top = weigh_with_care(p, scales, vectors, weighted);
-  out.unit[row] = top / (Bytes::kMost / 256.0f);
+  if (!(top < kHuge)) top = weigh_seen(p, scales, vectors, weighted);
+  out.step[row] = top / (Bytes::kMost / 256.0f);
   float inverse = top > 0 ? Bytes::kMost / top : 0.0f;
   if (top < kTiny) {  // the inverse would overflow: take it in two steps
     for (size_t i = 0; i < vectors; ++i) weighted[i] = vmulq_n_f32(weighted[i], 0x1p60f);
@@ -81,7 +79,7 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
   }
 }
 
-// Of all rows, under one of the tiles' scales.
+// Weights of all rows under one scale block.
 template <class Bytes>
 void weigh_rows(const AccumulateJob& job, size_t block, Weights& out) {
   float scales[kBlockKeys];
@@ -93,27 +91,27 @@ void weigh_rows(const AccumulateJob& job, size_t block, Weights& out) {
   for (size_t row = 0; row < job.rows; ++row) weigh_row<Bytes>(job, scales, row, out);
 }
 
-// Under one scale; c counts coordinates. Few rows take two units of eight at a time.
-template <class Products, uint32_t kFormat, size_t kRows>
+// Accumulates kRows rows over one scale block. Few rows take two octets of coordinates at a time.
+template <class Kernel, uint32_t kFormat, size_t kRows>
 void accumulate_rows(const AccumulateJob& job, const Weights& weights, size_t row, size_t block) {
-  constexpr size_t kUnits = kRows <= 2 ? 2 : 1;
-  const typename Products::template Loader<kFormat> loader;
+  constexpr size_t kOctets = kRows <= 2 ? 2 : 1;
+  const typename Kernel::template Values<kFormat> unpack;
   size_t c = job.blocks->begin[block];
   const size_t end = c + job.blocks->size[block];
-  for (; c + 8 * kUnits <= end; c += 8 * kUnits) {
-    if (row == 0) fetch(job.prefetch, c / 8, c / 8 + kUnits);
-    Products::template accumulate<kFormat, kRows, kUnits>(job, loader, weights, row, c);
+  for (; c + 8 * kOctets <= end; c += 8 * kOctets) {
+    if (row == 0) prefetch_steps(job.prefetch, c / 8, c / 8 + kOctets);
+    Kernel::template accumulate<kFormat, kRows, kOctets>(job, unpack, weights, row, c);
   }
-  if (c < end) Products::template accumulate<kFormat, kRows, 1>(job, loader, weights, row, c);
+  if (c < end) Kernel::template accumulate<kFormat, kRows, 1>(job, unpack, weights, row, c);
 }
 
-template <class Products, uint32_t kFormat>
+template <class Kernel, uint32_t kFormat>
 void accumulate_blocks(const AccumulateJob& job) {
   Weights weights;
   for (size_t block = 0; block < job.blocks->count; ++block) {
-    weigh_rows<typename Products::Bytes>(job, block, weights);
+    weigh_rows<typename Kernel::Bytes>(job, block, weights);
     for_row_groups(job.rows, [&](auto rows, size_t row) {
-      accumulate_rows<Products, kFormat, decltype(rows)::value>(job, weights, row, block);
+      accumulate_rows<Kernel, kFormat, decltype(rows)::value>(job, weights, row, block);
     });
   }
 }

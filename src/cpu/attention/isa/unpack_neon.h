@@ -1,5 +1,6 @@
-// What the loaders of K and V share: codes of up to four bits become levels through a table.
 #pragma once
+// What NEON's two unpackers share, unpack_neon_k.h and unpack_neon_v.h: codes of up to four bits
+// become levels through a 16-byte table.
 
 #include <arm_neon.h>
 
@@ -31,17 +32,17 @@ inline int8x16_t load_table(const At& /*at*/) {
 
 inline int8x16_t look_up(int8x16_t table, uint8x16_t index) { return vqtbl1q_s8(table, index); }
 
-// Turns the sign of magnitudes where the mask is all ones.
+// Negates magnitudes where the mask is all ones.
 inline int8x16_t negate_where(int8x16_t magnitude, uint8x16_t mask) {
   const int8x16_t m = vreinterpretq_s8_u8(mask);
   return vsubq_s8(veorq_s8(magnitude, m), m);
 }
 
-// Two-bit fields: the two of a nibble are looked up by the whole nibble, which spares isolating
-// them.
+// Two-bit fields: each of the two in a nibble is looked up by the whole nibble, which spares
+// isolating it.
 template <uint32_t kFormat>
 struct FieldTables {
-  // tq3: the magnitudes, the sign comes from the high plane.
+  // tq3: magnitudes, the sign comes from the high plane.
   static constexpr int32_t level(uint32_t field) { return abi::kv_level(kFormat, field); }
   int8x16_t even = load_table([](uint32_t i) { return level(i & 3); });
   int8x16_t odd = load_table([](uint32_t i) { return level(i >> 2); });

@@ -1,7 +1,7 @@
-// Levels of V from its tiles, eight coordinates of eight tokens at a time.
 #pragma once
+// NEON's unpacker of V: tiles become levels, eight coordinates of eight tokens at a time.
 
-#include "cpu/attention/isa/neon_levels.h"
+#include "cpu/attention/isa/unpack_neon.h"
 
 namespace gyre::cpu {
 namespace {
@@ -19,8 +19,8 @@ inline int8x16_t zip2_16(int8x16_t a, int8x16_t b) {
   return vreinterpretq_s8_s16(vzip2q_s16(vreinterpretq_s16_s8(a), vreinterpretq_s16_s8(b)));
 }
 
-// The order of 64 levels in four vectors: v[i] holds the eight tokens of coordinate 2i, then those
-// of 2i + 1, for the matrix product;
+// Order of 64 levels in four vectors, for MMA: v[i] holds the eight tokens of coordinate 2i, then
+// those of 2i + 1.
 struct EightTokens {
   // From four coordinates of the first four tokens and of the last four.
   static void join(int8x16_t early, int8x16_t late, int8x16_t* v) {
@@ -45,8 +45,9 @@ struct EightTokens {
   }
 };
 
-// or, for dot products, v[2i] holds the first four tokens of coordinates 4i to 4i + 3, v[2i + 1]
-// the last four: a vector's sums are then of four coordinates, and nearly all planes lie like that.
+// Order for dot products: v[2i] holds the first four tokens of coordinates 4i to 4i + 3, v[2i + 1]
+// the last four. The four sums of a vector then belong to four coordinates, and nearly all planes
+// are stored like that.
 struct FourTokens {
   static void join(int8x16_t early, int8x16_t late, int8x16_t* v) {
     v[0] = early;
@@ -89,10 +90,10 @@ inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int
 }
 
 template <class Order, uint32_t kFormat>
-struct ValueLoader;
+struct ValueTile;
 
 template <class Order>
-struct ValueLoader<Order, abi::kTq8> {
+struct ValueTile<Order, abi::kTq8> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
     const auto* const levels = reinterpret_cast<const int8_t*>(tile) + c * 8;
     Order::arrange(vld1q_s8(levels), vld1q_s8(levels + 16), v);
@@ -101,21 +102,21 @@ struct ValueLoader<Order, abi::kTq8> {
 };
 
 template <class Order>
-struct ValueLoader<Order, abi::kTq4> : NibbleTables<abi::kTq4> {
+struct ValueTile<Order, abi::kTq4> : NibbleTables<abi::kTq4> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
     load_nibbles<Order>(level, tile + c * 4, v);
   }
 };
 
 template <class Order>
-struct ValueLoader<Order, abi::kTq2> : FieldTables<abi::kTq2> {
+struct ValueTile<Order, abi::kTq2> : FieldTables<abi::kTq2> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
     load_fields<Order>(even, odd, tile + c * 2, v);
   }
 };
 
 template <class Order>
-struct ValueLoader<Order, abi::kTq3> : FieldTables<abi::kTq3> {
+struct ValueTile<Order, abi::kTq3> : FieldTables<abi::kTq3> {
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
     load_fields<Order>(even, odd, tile + c * 2, v);
     const uint8x8_t signs = vld1_u8(tile + head_dim * 2 + c);
@@ -125,7 +126,7 @@ struct ValueLoader<Order, abi::kTq3> : FieldTables<abi::kTq3> {
 };
 
 template <class Order>
-struct ValueLoader<Order, abi::kTq5> : NibbleTables<abi::kTq5> {
+struct ValueTile<Order, abi::kTq5> : NibbleTables<abi::kTq5> {
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
     load_nibbles<Order>(level, tile + c * 4, v);
     const uint8x8_t high = vld1_u8(tile + head_dim * 4 + c);
@@ -137,7 +138,7 @@ struct ValueLoader<Order, abi::kTq5> : NibbleTables<abi::kTq5> {
 };
 
 template <class Order>
-struct ValueLoader<Order, abi::kTq6> : NibbleTables<abi::kTq6> {
+struct ValueTile<Order, abi::kTq6> : NibbleTables<abi::kTq6> {
   int8x16_t even = load_table([](uint32_t i) { return (i & 3) * 32; });
   int8x16_t odd = load_table([](uint32_t i) { return (i >> 2) * 32; });
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {

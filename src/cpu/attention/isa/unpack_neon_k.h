@@ -1,7 +1,7 @@
-// Levels of K from its packed rows, two rows at a time.
 #pragma once
+// NEON's unpacker of K: packed rows become levels, two rows at a time.
 
-#include "cpu/attention/isa/neon_levels.h"
+#include "cpu/attention/isa/unpack_neon.h"
 
 namespace gyre::cpu {
 namespace {
@@ -13,9 +13,8 @@ inline uint8x16_t pair_upper(uint8x16_t a, uint8x16_t b) {
   return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
 }
 
-// 16 stored bytes of two keys. Unpacking works on bytes, so it does not mind their order, and the
-// order of the levels follows from it: of 16 coordinates, as two vectors, the first and the last
-// eight of both keys, which is what the matrix product wants;
+// 16 stored bytes of two keys. Unpacking works on single bytes, so the order of bytes becomes that
+// of the levels. For MMA: the first eight coordinates of both keys, then the last eight.
 struct Interleaved {
   uint8x16_t part[2];
   Interleaved(const uint8_t* a, const uint8_t* b) {
@@ -25,14 +24,14 @@ struct Interleaved {
   }
 };
 
-// or all of the first key and all of the second: for dot products.
+// For dot products: all of the first key, then all of the second.
 struct OneByOne {
   uint8x16_t part[2];
   OneByOne(const uint8_t* a, const uint8_t* b) : part{vld1q_u8(a), vld1q_u8(b)} {}
 };
 
-// 64 coordinates of two rows of K: levels<j>() gives the 16 from 16 j on, in the order of Bytes.
-// Rows have whole groups of 16 bytes.
+// Chunk `chunk` of two rows of K, 64 coordinates: levels<j>() gives the 16 from 16 j on, in the
+// order of Bytes. Rows have whole groups of 16 bytes.
 template <class Bytes, uint32_t kFormat>
 struct KeyPair;
 
@@ -40,8 +39,8 @@ template <class Bytes>
 struct KeyPair<Bytes, abi::kTq8> {
   struct Tables {};
   const uint8_t *a, *b;
-  KeyPair(const uint8_t* first, const uint8_t* second, size_t, size_t unit)
-      : a(first + unit * 64), b(second + unit * 64) {}
+  KeyPair(const uint8_t* first, const uint8_t* second, size_t, size_t chunk)
+      : a(first + chunk * 64), b(second + chunk * 64) {}
   template <size_t j>
   void levels(const Tables&, int8x16_t (&v)[2]) const {
     const Bytes pair(a + 16 * j, b + 16 * j);
@@ -54,8 +53,8 @@ struct KeyPair<Bytes, abi::kTq8> {
 template <class Bytes>
 struct NibblePair {
   Bytes raw[2];
-  NibblePair(const uint8_t* a, const uint8_t* b, size_t unit)
-      : raw{{a + unit * 32, b + unit * 32}, {a + unit * 32 + 16, b + unit * 32 + 16}} {}
+  NibblePair(const uint8_t* a, const uint8_t* b, size_t chunk)
+      : raw{{a + chunk * 32, b + chunk * 32}, {a + chunk * 32 + 16, b + chunk * 32 + 16}} {}
   template <size_t j>
   void look_up_both(int8x16_t table, int8x16_t (&v)[2]) const {
     for (size_t part = 0; part < 2; ++part) {
@@ -69,7 +68,7 @@ template <class Bytes>
 struct KeyPair<Bytes, abi::kTq4> {
   using Tables = NibbleTables<abi::kTq4>;
   NibblePair<Bytes> low;
-  KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t unit) : low(a, b, unit) {}
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t chunk) : low(a, b, chunk) {}
   template <size_t j>
   void levels(const Tables& t, int8x16_t (&v)[2]) const {
     low.template look_up_both<j>(t.level, v);
@@ -80,8 +79,8 @@ struct KeyPair<Bytes, abi::kTq4> {
 template <class Bytes, uint32_t kFormat>
 struct FieldPair {
   uint8x16_t nibbles[2][2];
-  FieldPair(const uint8_t* a, const uint8_t* b, size_t unit) {
-    const Bytes raw(a + unit * 16, b + unit * 16);
+  FieldPair(const uint8_t* a, const uint8_t* b, size_t chunk) {
+    const Bytes raw(a + chunk * 16, b + chunk * 16);
     for (size_t part = 0; part < 2; ++part) {
       nibbles[0][part] = low_nibbles(raw.part[part]);
       nibbles[1][part] = high_nibbles(raw.part[part]);
@@ -98,7 +97,7 @@ template <class Bytes>
 struct KeyPair<Bytes, abi::kTq2> {
   using Tables = FieldTables<abi::kTq2>;
   FieldPair<Bytes, abi::kTq2> low;
-  KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t unit) : low(a, b, unit) {}
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t chunk) : low(a, b, chunk) {}
   template <size_t j>
   void levels(const Tables& t, int8x16_t (&v)[2]) const {
     low.template look_up_both<j>(t, v);
@@ -109,10 +108,10 @@ struct KeyPair<Bytes, abi::kTq2> {
 template <class Bytes>
 struct BitPair {
   uint8x16_t part[2];
-  BitPair(const uint8_t* a, const uint8_t* b, size_t unit) {
-    const Bytes raw(a + unit / 2 * 16, b + unit / 2 * 16);
+  BitPair(const uint8_t* a, const uint8_t* b, size_t chunk) {
+    const Bytes raw(a + chunk / 2 * 16, b + chunk / 2 * 16);
     for (size_t i = 0; i < 2; ++i)
-      part[i] = unit % 2 == 0 ? raw.part[i] : high_nibbles(raw.part[i]);
+      part[i] = chunk % 2 == 0 ? raw.part[i] : high_nibbles(raw.part[i]);
   }
   template <size_t j>
   uint8x16_t mask(size_t i) const {
@@ -125,8 +124,8 @@ struct KeyPair<Bytes, abi::kTq3> {
   using Tables = FieldTables<abi::kTq3>;
   FieldPair<Bytes, abi::kTq3> low;
   BitPair<Bytes> signs;
-  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t unit)
-      : low(a, b, unit), signs(a + head_dim / 4, b + head_dim / 4, unit) {}
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
+      : low(a, b, chunk), signs(a + head_dim / 4, b + head_dim / 4, chunk) {}
   template <size_t j>
   void levels(const Tables& t, int8x16_t (&v)[2]) const {
     low.template look_up_both<j>(t, v);
@@ -140,8 +139,8 @@ struct KeyPair<Bytes, abi::kTq5> {
   using Tables = NibbleTables<abi::kTq5>;
   NibblePair<Bytes> low;
   BitPair<Bytes> high;
-  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t unit)
-      : low(a, b, unit), high(a + head_dim / 2, b + head_dim / 2, unit) {}
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
+      : low(a, b, chunk), high(a + head_dim / 2, b + head_dim / 2, chunk) {}
   template <size_t j>
   void levels(const Tables& t, int8x16_t (&v)[2]) const {
     low.template look_up_both<j>(t.level, v);
@@ -157,8 +156,8 @@ struct KeyPair<Bytes, abi::kTq6> {
   using Tables = NibbleTables<abi::kTq6>;
   NibblePair<Bytes> low;
   Bytes high;
-  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t unit)
-      : low(a, b, unit), high(a + head_dim / 2 + unit * 16, b + head_dim / 2 + unit * 16) {}
+  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
+      : low(a, b, chunk), high(a + head_dim / 2 + chunk * 16, b + head_dim / 2 + chunk * 16) {}
   template <size_t j>
   static uint8x16_t to_place(uint8x16_t bytes) {  // bits 2j and 2j + 1 to 5 and 6
     if constexpr (j == 0) return vshlq_n_u8(bytes, 5);
