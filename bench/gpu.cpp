@@ -86,11 +86,11 @@ class GpuBench {
       for (uint64_t i = 0; i < kTokens; ++i) numbers[i] = static_cast<int32_t>(i);
       const Tensor positions = device_.tensor(DType::i32, {kTokens});
       positions.write_from(std::span<const int32_t>(numbers));
-      const auto turn = [&](Encoder& encoder, uint64_t i) {
+      const auto rotate = [&](Encoder& encoder, uint64_t i) {
         const Tensor& x = i % 2 == 0 ? k[i / 2] : v[i / 2];
         rope(encoder, {.x = x, .positions = positions, .out = x});
       };
-      add_op("rope", "f16", time_commands(device_, 2 * sets, turn), 2 * source.bytes());
+      add_op("rope", "f16", time_commands(device_, 2 * sets, rotate), 2 * source.bytes());
     }
     if (wanted("kv_quantize")) {
       for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4}) measure_quantize(format, k, v);
@@ -145,9 +145,9 @@ class GpuBench {
                  k = noise_tokens(device_, 1, kHeads, kHeadDim),
                  out = device_.tensor(DType::f16, {1, kQueryHeads, kHeadDim});
     // Kernels alone still run one after another: appends of different layers would all run at once.
-    const auto record = [&](bool turn, bool store, bool attend) {
+    const auto record = [&](bool rotate, bool store, bool attend) {
       for (uint64_t layer = 0; layer < kLayers; ++layer) {
-        if (turn)
+        if (rotate)
           rope(encoder, {.x = q, .positions = cache.positions(1), .out = q, .k = k, .k_out = k});
         if (store) cache.append(encoder, attend ? layer : 0, k, k);
         if (attend) cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.088f});

@@ -53,7 +53,8 @@ TEST_F(CudaDevice, DescribesItself) {
   EXPECT_NE(info.description.find("compute capability"), std::string::npos) << info.description;
   EXPECT_GT(info.compute_units, 0u);
   EXPECT_GT(info.memory_bytes, uint64_t{1} << 30);
-  EXPECT_TRUE(refused({"cuda:99", "there are"}, [] { Device::open("cuda:99"); }));
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:99", "there are"},
+                           [] { Device::open("cuda:99"); }));
 }
 
 TEST_F(CudaDevice, HostCopiesOfEverySize) {
