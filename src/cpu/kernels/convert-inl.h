@@ -1,5 +1,5 @@
-// Loading and storing f32, f16 and bf16 as vectors of f32: exact on the way in, one rounding on the
-// way out. Every target writes the bits that Half and BFloat16 (gyre/dtype.h) write.
+// Loading and storing f32, f16 and bf16 as vectors of f32: loads are exact, stores round once.
+// Every target writes the bits that Half and BFloat16 (gyre/dtype.h) write.
 
 #if defined(GYRE_CPU_CONVERT_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_CONVERT_INL_H
@@ -136,8 +136,8 @@ HWY_INLINE void StoreF32(D d, hn::Vec<D> v, Half* p) {
   hn::StoreU(CanonicalNaN(d16, NarrowToF16(d, v)), d16, reinterpret_cast<uint16_t*>(p));
 }
 
-// The fast way for long rows: two vectors to one full-width store, no care for NaN. Feed the inputs
-// to NoteNaN and, if HasNaN in the end, store the row again with StoreF32.
+// For long rows: two vectors to one full-width store, NaN as the hardware leaves it. Feed the
+// inputs to NoteNaN and, if HasNaN in the end, store the row again with StoreF32.
 template <class D>
 HWY_INLINE void StoreTwoFast(D d, hn::Vec<D> v0, hn::Vec<D> v1, float* p) {
   hn::StoreU(v0, d, p);

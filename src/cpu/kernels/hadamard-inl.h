@@ -1,5 +1,5 @@
 // The Walsh-Hadamard transform of a contiguous float array, in place, without the factor 1 /
-// sqrt(n). A stage of step h turns every pair (a, b) at distance h into (a + b, a - b); the stages
+// sqrt(n). A stage of step h makes every pair (a, b) at distance h (a + b, a - b); the stages
 // come in the order 4, 8, ... n / 2, 1, 2. Each sum and difference is one f32 operation, so every
 // target gives the same bits.
 

@@ -1,6 +1,6 @@
-// kv_extend, kv_append and bytes_copy on the CPU. kv_append's units are the tiles of the body that
-// new or leaving keys enter, of every head of K and V, and then one unit per head for what goes to
-// sinks and tail. Which keys those are is read from the cache's state.
+// kv_extend, kv_append and bytes_copy on the CPU. kv_append's work tiles are the tiles of the body
+// that keys enter, new ones or from the tail, for every head of K and V, and then one per head for
+// sinks and tail. The cache's state says which keys those are.
 #include <algorithm>
 #include <cstring>
 
@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 // After highway.h
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/kv_unit-inl.h"
+#include "cpu/kernels/kv_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
@@ -72,11 +72,11 @@ struct Append {
 };
 
 template <class Source>
-void StoreDense(const abi::KvCacheLayout& body, const KvUnit& unit) {
+void StoreDense(const abi::KvCacheLayout& body, const KvTileJob& job) {
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    if ((unit.mask >> slot & 1) == 0) continue;
-    const auto* const from = reinterpret_cast<const Source*>(unit.source[slot]);
-    uint8_t* const to = unit.codes + slot * (body.codes_tile_stride / abi::kKvTile);
+    if ((job.mask >> slot & 1) == 0) continue;
+    const auto* const from = reinterpret_cast<const Source*>(job.source[slot]);
+    uint8_t* const to = job.codes + slot * (body.codes_tile_stride / abi::kKvTile);
     switch (static_cast<KvFormat>(body.format)) {
       case KvFormat::f32:
         CopyRow(from, reinterpret_cast<float*>(to), body.head_dim);
@@ -91,11 +91,11 @@ void StoreDense(const abi::KvCacheLayout& body, const KvUnit& unit) {
 }
 
 template <class Source>
-void StoreBody(const abi::KvCacheLayout& body, const KvUnit& unit, KvScratch& scratch) {
-  if (unit.mask == 0) return;
+void StoreBody(const abi::KvCacheLayout& body, const KvTileJob& job, KvScratch& scratch) {
+  if (job.mask == 0) return;
   if (!abi::kv_is_native(body.format) && !abi::kv_is_compat(body.format))
-    return StoreDense<Source>(body, unit);
-  QuantizeAnyUnit<Source>(body, unit, native_signs(), scratch);
+    return StoreDense<Source>(body, job);
+  QuantizeAnyTile<Source>(body, job, native_signs(), scratch);
 }
 
 // One tile of the body: keys that leave the tail come from there, in f16, the others from the
@@ -108,22 +108,22 @@ void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index,
   const uint64_t tile = (a.first_tile + index) % a.all_tiles, capacity = a.p.places.body_capacity;
   const uint64_t count = a.entering.end - a.entering.begin;
   const uint64_t first_slot = (a.entering.begin - a.p.places.sinks) % capacity;
-  KvUnit fresh;
+  KvTileJob fresh;
   fresh.head = &dims;
   fresh.stream = stream;
   fresh.codes = at.codes + tile * body.codes_tile_stride;
   fresh.scales = at.scales + tile * body.scales_tile_stride;
   std::fill(std::begin(fresh.next), std::end(fresh.next), nullptr);
-  KvUnit leaving = fresh;
+  KvTileJob leaving = fresh;
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     const uint64_t place = tile * abi::kKvTile + slot;
     if (place >= capacity) break;
     const uint64_t nth = place >= first_slot ? place - first_slot : place + capacity - first_slot;
     if (nth >= count) continue;
     const uint64_t key = a.entering.begin + nth;
-    KvUnit& unit = key < a.state.start ? leaving : fresh;
-    unit.mask |= 1u << slot;
-    unit.source[slot] =
+    KvTileJob& job = key < a.state.start ? leaving : fresh;
+    job.mask |= 1u << slot;
+    job.source[slot] =
         key < a.state.start ? a.in_tail(at, stream, key) : a.in_source(at, stream, key);
   }
   StoreBody<Half>(body, leaving, scratch);
@@ -155,12 +155,12 @@ void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t 
   KvScratch scratch;
   scratch.facts.Clear(std::max(dims[0].scales.count, dims[1].scales.count));
   const bool near = (p.parts & abi::kAppendNear) != 0;
-  const uint64_t body_units = 2 * p.heads * a.tiles;
-  const Share share = share_of(body_units + (near ? 2 * p.heads : 0), task, tasks);
-  for (uint64_t unit = share.begin; unit < share.end; ++unit) {
-    const uint64_t index = unit < body_units ? unit : unit - body_units;
+  const uint64_t body_tiles = 2 * p.heads * a.tiles;
+  const Share share = share_of(body_tiles + (near ? 2 * p.heads : 0), task, tasks);
+  for (uint64_t at = share.begin; at < share.end; ++at) {
+    const uint64_t index = at < body_tiles ? at : at - body_tiles;
     const uint64_t head = index % p.heads;
-    if (unit < body_units) {
+    if (at < body_tiles) {
       const uint64_t stream = index / p.heads / a.tiles;
       AppendTile<Source>(a, stream, head, index / p.heads % a.tiles, dims[stream], scratch);
     } else {

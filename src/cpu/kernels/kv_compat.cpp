@@ -81,7 +81,7 @@ constexpr uint32_t kRmsBlock = 256;  // two norms at 512, each the RMS of its ha
 constexpr float kTiny = 1e-10f;
 
 // What a normalised coordinate is multiplied with to have variance 1.
-float unit(uint32_t head_dim) {
+float to_unit_variance(uint32_t head_dim) {
   return head_dim == 512 ? 1.0f : std::sqrt(static_cast<float>(head_dim));
 }
 
@@ -90,9 +90,9 @@ float unit(uint32_t head_dim) {
 float normalized(float y, float norm, uint32_t head_dim) {
   const bool short_row = !(norm > kTiny);
   if (head_dim == 256 || head_dim == 512) {
-    return y * (short_row ? 0.0f : 1.0f / norm) * unit(head_dim);
+    return y * (short_row ? 0.0f : 1.0f / norm) * to_unit_variance(head_dim);
   }
-  return short_row ? 0.0f : y / norm * unit(head_dim);
+  return short_row ? 0.0f : y / norm * to_unit_variance(head_dim);
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ void decode_compat(uint32_t format, const uint8_t* codes, const float* norms, ui
   const uint32_t block = head_dim == 512 ? kRmsBlock : head_dim;
   for (uint32_t j = 0; j < head_dim; ++j) {
     const uint32_t mask = static_cast<uint32_t>(book.centroids.size()) - 1;
-    y[j] = book.centroids[codes[j] & mask] * norms[j / block] / unit(head_dim);
+    y[j] = book.centroids[codes[j] & mask] * norms[j / block] / to_unit_variance(head_dim);
   }
 }
 

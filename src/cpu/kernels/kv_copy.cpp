@@ -35,8 +35,8 @@ void KvCopy(const void* params, const uint64_t* args, uint32_t task, uint32_t ta
       const abi::KvCopyStream& s = p.stream[stream];
       const uint64_t within = row - stream * stream_rows;
       // The source is read in the order of its memory, which the prefetcher follows; a head-major
-      // cache takes one sequential run per head from the store buffers. The other way round costs a
-      // third.
+      // cache takes one sequential run per head from the store buffers. The opposite order is a
+      // third slower.
       const bool token_inner = s.source_token_stride < s.source_head_stride;
       const uint64_t inner_count = token_inner ? p.tokens : p.heads;
       const uint64_t outer = within / inner_count;

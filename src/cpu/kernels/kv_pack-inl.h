@@ -20,7 +20,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DCode = hn::CappedTag<uint8_t, 16>;
 using VCode = hn::Vec<DCode>;
 
-// The coder leaves codes transposed in groups of 16: where coordinate i is.
+// EncodeBlock leaves codes transposed in groups of 16: where coordinate i is.
 constexpr uint32_t CodePlace(uint32_t i) { return (i & ~15u) | (i & 3) << 2 | (i >> 2 & 3); }
 
 HWY_INLINE VCode NaturalOrder(VCode bytes) {
@@ -34,23 +34,23 @@ template <uint32_t kFormat, bool kHigh>
 struct Plane {
   static constexpr uint32_t kBits = kHigh ? abi::kv_high_bits(kFormat) : abi::kv_low_bits(kFormat);
   static constexpr uint32_t kShift = kHigh ? abi::kv_low_bits(kFormat) : 0;
-  static constexpr uint32_t kPieces = 8 / kBits;  // codes in a byte
+  static constexpr uint32_t kPerByte = 8 / kBits;  // codes in a byte
   static constexpr uint32_t kMask = (1u << kBits) - 1;
   static constexpr bool kIsTop = kShift + kBits == abi::kv_bits(kFormat);
 };
 
-// 16 bytes of a plane, in natural order; load(piece) gives the codes from the lowest bits up.
+// 16 bytes of a plane, in natural order; load(i) gives the codes from the lowest bits up.
 template <class P, class Load>
-HWY_INLINE VCode JoinPieces(const Load& load) {
-  const auto piece = [&](uint32_t i) HWY_ATTR {
+HWY_INLINE VCode JoinFields(const Load& load) {
+  const auto field = [&](uint32_t i) HWY_ATTR {
     VCode code = load(i);
     if constexpr (P::kShift != 0) code = hn::ShiftRight<P::kShift>(code);
     if constexpr (!P::kIsTop) code = hn::And(code, hn::Set(DCode(), uint8_t{P::kMask}));
     return code;
   };
-  VCode bytes = piece(P::kPieces - 1);
-  for (uint32_t i = P::kPieces - 1; i-- > 0;) {
-    bytes = hn::Or(hn::ShiftLeft<P::kBits % 8>(bytes), piece(i));
+  VCode bytes = field(P::kPerByte - 1);
+  for (uint32_t i = P::kPerByte - 1; i-- > 0;) {
+    bytes = hn::Or(hn::ShiftLeft<P::kBits % 8>(bytes), field(i));
   }
   return NaturalOrder(bytes);
 }
@@ -63,16 +63,16 @@ HWY_INLINE void PackPlane(const uint8_t* HWY_RESTRICT codes, uint32_t head_dim,
   const DCode d;
   uint32_t begin = 0;
   for (; begin + kGroup <= head_dim; begin += kGroup, plane += 16) {
-    const auto load = [&](uint32_t piece)
-                          HWY_ATTR { return hn::LoadU(d, codes + begin + size_t{16} * piece); };
-    hn::StoreU(JoinPieces<P>(load), d, plane);
+    const auto load = [&](uint32_t field)
+                          HWY_ATTR { return hn::LoadU(d, codes + begin + size_t{16} * field); };
+    hn::StoreU(JoinFields<P>(load), d, plane);
   }
   const uint32_t rest = (head_dim - begin) * P::kBits / 8;
   for (uint32_t j = 0; j < rest; ++j) {
     uint32_t byte = 0;
-    for (uint32_t piece = 0; piece < P::kPieces; ++piece) {
-      const uint32_t code = codes[CodePlace(begin + piece * rest + j)];
-      byte |= (code >> P::kShift & P::kMask) << (piece * P::kBits);
+    for (uint32_t field = 0; field < P::kPerByte; ++field) {
+      const uint32_t code = codes[CodePlace(begin + field * rest + j)];
+      byte |= (code >> P::kShift & P::kMask) << (field * P::kBits);
     }
     plane[j] = static_cast<uint8_t>(byte);
   }
@@ -99,16 +99,16 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
   uint8_t keep[kBits];
   for (uint32_t i = 0; i < kBits; ++i) {
     uint32_t written = 0;
-    for (uint32_t piece = 0; piece < P::kPieces; ++piece) {
-      if ((tokens >> (i + piece * kBits) & 1) != 0) written |= P::kMask << (piece * kBits);
+    for (uint32_t field = 0; field < P::kPerByte; ++field) {
+      if ((tokens >> (i + field * kBits) & 1) != 0) written |= P::kMask << (field * kBits);
     }
     keep[i] = static_cast<uint8_t>(~written);
   }
   const DCode d;
-  // Bytes i of 16 coordinates, tokens i, i + kBits, ... put together.
+  // Bytes i of 16 coordinates: tokens i, i + kBits, ...
   const auto gather = [&](uint32_t c, uint32_t i) HWY_ATTR {
-    return JoinPieces<P>([&](uint32_t piece)
-                             HWY_ATTR { return hn::LoadU(d, rows[i + piece * kBits] + c); });
+    return JoinFields<P>([&](uint32_t field)
+                             HWY_ATTR { return hn::LoadU(d, rows[i + field * kBits] + c); });
   };
   alignas(16) uint8_t fresh[16 * kBits];
   alignas(16) uint8_t pattern[16];  // kBits divides 16
@@ -126,7 +126,7 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
     } else if constexpr (kBits == 4) {
       hn::StoreInterleaved4(gather(c, 0), gather(c, 1), gather(c, 2), gather(c, 3), d, target);
     } else {
-      // Eight ways: pairs of tokens as 16-bit lanes, then four ways.
+      // Interleaves by eight: pairs of tokens as 16-bit lanes, then these by four.
       const hn::CappedTag<uint16_t, 8> d16;
       const auto pair = [&](uint32_t i, bool upper) HWY_ATTR {
         const auto a = gather(c, i), b = gather(c, i + 1);

@@ -1,5 +1,5 @@
-// kv_quantize and kv_dequantize on the CPU. A unit of work is a tile (8 slots) of one head of K or
-// V (kv_unit-inl.h). A task is an equal share of the units.
+// kv_quantize and kv_dequantize on the CPU. A task is an equal share of the work tiles: 8 slots of
+// one head of K or V (kv_tile-inl.h).
 #include "abi/kv_quantize.h"
 
 #include <algorithm>
@@ -13,35 +13,35 @@
 #include "hwy/highway.h"
 // After highway.h
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/kv_unit-inl.h"
+#include "cpu/kernels/kv_tile-inl.h"
 #include "cpu/kernels/rotation-inl.h"
 #include "cpu/kernels/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-// Unit number `index`. Heads come before tiles: a token's heads usually lie together in memory.
-inline KvUnit FindUnit(const abi::KvQuantizeParams& p, const uint64_t* args, uint64_t index) {
+// Work tile `index`. Heads come before tiles: a token's heads usually lie together in memory.
+inline KvTileJob FindTile(const abi::KvQuantizeParams& p, const uint64_t* args, uint64_t index) {
   const uint64_t head = index % p.heads;
   const uint64_t tile = (p.first_tile + index / p.heads % p.tiles) % p.all_tiles;
-  KvUnit unit;
-  unit.stream = index / p.heads / p.tiles;
-  const abi::KvQuantizeStream& s = p.stream[unit.stream];
-  const uint64_t* const stream_args = args + 3 * unit.stream;
-  unit.codes = pointer<uint8_t>(stream_args[1]) + head * s.cache.codes_head_stride +
-               tile * s.cache.codes_tile_stride;
-  unit.scales = pointer<uint8_t>(stream_args[2]) + head * s.cache.scales_head_stride +
-                tile * s.cache.scales_tile_stride;
+  KvTileJob job;
+  job.stream = index / p.heads / p.tiles;
+  const abi::KvQuantizeStream& s = p.stream[job.stream];
+  const uint64_t* const stream_args = args + 3 * job.stream;
+  job.codes = pointer<uint8_t>(stream_args[1]) + head * s.cache.codes_head_stride +
+              tile * s.cache.codes_tile_stride;
+  job.scales = pointer<uint8_t>(stream_args[2]) + head * s.cache.scales_head_stride +
+               tile * s.cache.scales_tile_stride;
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     const uint64_t at = tile * abi::kKvTile + slot;
     if (at >= p.capacity) break;
     const uint64_t token = at >= p.first_slot ? at - p.first_slot : at + p.capacity - p.first_slot;
     if (token >= p.tokens) continue;
-    unit.mask |= 1u << slot;
-    unit.source[slot] = pointer<const std::byte>(stream_args[0]) + token * s.source_token_stride +
-                        head * s.source_head_stride;
+    job.mask |= 1u << slot;
+    job.source[slot] = pointer<const std::byte>(stream_args[0]) + token * s.source_token_stride +
+                       head * s.source_head_stride;
   }
-  return unit;
+  return job;
 }
 
 template <class Source>
@@ -52,20 +52,20 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
   KvScratch scratch;
   scratch.facts.Clear(std::max(heads[0].scales.count, heads[1].scales.count));
   const Share share = share_of(p.streams * p.heads * p.tiles, task, tasks);
-  KvUnit next;
+  KvTileJob next;
   if (share.begin < share.end) {
-    next = FindUnit(p, args, share.begin);
+    next = FindTile(p, args, share.begin);
     for (const std::byte* row : next.source) {
       PrefetchRow<Source>(row, p.stream[next.stream].cache.head_dim);
     }
   }
   for (uint64_t index = share.begin; index < share.end; ++index) {
-    KvUnit unit = next;
-    if (index + 1 < share.end) next = FindUnit(p, args, index + 1);
-    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) unit.next[slot] = next.source[slot];
-    unit.head = &heads[unit.stream];
-    if (unit.mask != 0) {
-      QuantizeAnyUnit<Source>(p.stream[unit.stream].cache, unit, signs, scratch);
+    KvTileJob job = next;
+    if (index + 1 < share.end) next = FindTile(p, args, index + 1);
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) job.next[slot] = next.source[slot];
+    job.head = &heads[job.stream];
+    if (job.mask != 0) {
+      QuantizeAnyTile<Source>(p.stream[job.stream].cache, job, signs, scratch);
     }
   }
 }
@@ -79,8 +79,8 @@ void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
   const uint64_t tiles = (last_slot + abi::kKvTile - 1) / abi::kKvTile - first_tile;
   alignas(64) float rows[abi::kKvTile * abi::kKvMaxHeadDim];
   const Share share = share_of(tiles * p.heads, task, tasks);
-  for (uint64_t unit = share.begin; unit < share.end; ++unit) {
-    const uint64_t tile = first_tile + unit / p.heads, head = unit % p.heads;
+  for (uint64_t index = share.begin; index < share.end; ++index) {
+    const uint64_t tile = first_tile + index / p.heads, head = index % p.heads;
     const uint64_t tile_slot = tile * abi::kKvTile;
     const Share slots{std::max(p.first_slot, tile_slot) - tile_slot,
                       std::min(last_slot, tile_slot + abi::kKvTile) - tile_slot};
@@ -131,18 +131,18 @@ constexpr uint64_t kMostTasks = 1 << 20;
 
 uint32_t kv_quantize_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
-  const uint64_t units = p.streams * p.heads * p.tiles;
+  const uint64_t tiles = p.streams * p.heads * p.tiles;
   const uint64_t coordinates = p.streams * p.heads * p.tokens * p.stream[0].cache.head_dim;
   return static_cast<uint32_t>(
-      std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1, std::min(units, kMostTasks)));
+      std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1, std::min(tiles, kMostTasks)));
 }
 
 uint32_t kv_dequantize_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
-  const uint64_t rows = p.tokens * p.heads;  // a unit is at most eight of them
-  const uint64_t units = (rows + abi::kKvTile - 1) / abi::kKvTile;
+  const uint64_t rows = p.tokens * p.heads;
+  const uint64_t tiles = (rows + abi::kKvTile - 1) / abi::kKvTile;
   return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.cache.head_dim / kCoordinatesPerTask,
-                                                    1, std::min(units, kMostTasks)));
+                                                    1, std::min(tiles, kMostTasks)));
 }
 
 }  // namespace gyre::cpu

@@ -1,7 +1,7 @@
 // rope and norm_rope on the CPU. A task is a run of tokens; for each token the sines and cosines of
 // its pairs are made once and used by all heads of x and k:
-//   turn(p) = position(axis(p)) * frequency(p)  mod 1      64-bit fixed point, the upper 32 bits
-//   are used (u, v) -> (u cos - v sin, u sin + v cos)               f32, rounded once when stored
+//   angle(p) = position(axis(p)) * frequency(p) mod 1    turns in 64-bit fixed point, upper 32 used
+//   (u, v) -> (u cos - v sin, u sin + v cos)             f32, rounded once when stored
 // Every byte of x is read once (a second time from L1 with the norm), every byte of out written
 // once.
 #include "abi/rope.h"
@@ -65,7 +65,7 @@ inline uint64_t TurnsFromDouble(double turns) {
 
 double TurnsOfPair(const abi::RopeParams& p, const uint64_t* args, uint64_t pair) {
   if (p.frequency_kind == abi::kRopeTurns) {
-    // Signed: a table may turn backwards.
+    // Signed: a table may hold negative frequencies.
     return static_cast<double>(static_cast<int64_t>(
                LoadTurns(pointer<const std::byte>(args[kFrequencies]), pair))) *
            0x1p-64;

@@ -1,4 +1,4 @@
-// Turning (and normalising) rows: several heads of one token at a time, so that one load of the
+// Rotating (and normalising) rows: several heads of one token at a time, so that one load of the
 // angles serves all of them and their norms overlap.
 
 #if defined(GYRE_CPU_ROPE_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -25,7 +25,7 @@ struct RopeFactors {
   const float* cosine_v;
   const float* sine_u;
   const float* sine_v;
-  const float* weight;  // for coordinates that do not turn
+  const float* weight;  // for coordinates that are not rotated
 };
 
 // What the loops over a row need, apart from the rows: by value, so that no store can alias it.
@@ -138,7 +138,7 @@ HWY_INLINE void TurnRows(const RopeShape& p, const RopeFactors& f, const RopeRow
   }
 }
 
-// Coordinates [begin, end) that do not turn.
+// Coordinates [begin, end), which are not rotated.
 template <bool kNorm, uint32_t kRows, class In, class Out>
 HWY_INLINE void PassRows(const RopeFactors& f, const RopeRows<In, Out>& rows, const float* scale,
                          uint64_t begin, uint64_t end) {

@@ -91,7 +91,7 @@ HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t head
   }
 }
 
-// Codes to levels, in place, 16 at a time; there is room for a multiple of 16.
+// Codes to levels, in place, 16 at a time; there is memory for a multiple of 16.
 template <uint32_t kFormat>
 HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
   constexpr uint32_t kBits = abi::kv_bits(kFormat);
@@ -145,7 +145,7 @@ HWY_INLINE void UnpackTileLevels(const abi::KvCacheLayout& cache, const uint8_t*
 }
 
 // Levels times scales. The product of the scale and its bias, 2^-31, is exact unless it is
-// subnormal; then the bias comes off last, so that the end of the range is not lost on the way.
+// subnormal; then the bias comes off last, so that no bits are lost in between.
 HWY_INLINE void ScaleLevels(const abi::KvScaleBlocks& blocks, const uint8_t* scales, uint32_t slot,
                             const int8_t* levels, float* y) {
   const hn::CappedTag<float, 8> d;
