@@ -55,10 +55,12 @@ struct KvWalk {
     if (position < tiles_a * kTile) return position - skip;
     return position - tiles_a * kTile + (end_a - skip);
   }
+  // The same, or kNoKey where there is none. Selects, no branches: GPUs call it in inner loops.
   constexpr UInt key_of(UInt position) const {
-    if (position < tiles_a * kTile)
-      return position >= skip && position < end_a ? position - skip : kNoKey;
-    return position < end_b ? position - tiles_a * kTile + (end_a - skip) : kNoKey;
+    const bool a = position < tiles_a * kTile;
+    const UInt before = a ? skip : tiles_a * kTile - (end_a - skip);
+    const bool valid = (position < (a ? end_a : end_b)) & (!a | (position >= skip));
+    return valid ? position - before : kNoKey;
   }
   // As many tiles as lie side by side from index < tiles on, at most `most`.
   constexpr KvRun<UInt> run(UInt index, UInt most) const {

@@ -175,8 +175,8 @@ struct WarpLoop {
     weigh_levels<Traits>(lane, x, stage + Traits::kStage.v_scales + offsets.scales,
                          warp % Traits::kWarpsPerKey / (kSlicesPerBlock != 0 ? kSlicesPerBlock : 1),
                          sums);
-    add_levels<Traits>(table_v, stage + offsets.v[0], stage + offsets.v[1], sums);
     lane.step(Traits::FormV::kBias != 0 ? Traits::kLaneKeys : 0);
+    add_levels<Traits>(table_v, stage + offsets.v[0], stage + offsets.v[1], sums);
     if (--until_check == 0) {
       until_check = kStagesToCheck;
 #pragma unroll

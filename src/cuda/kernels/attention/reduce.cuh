@@ -142,9 +142,8 @@ class BlockReduce {
     for (uint32_t i = 0; i < kCount; ++i)
       x[i] = Sums::read(from + (i * kSlices < busy_ ? i * kSlices : 0) * kPitch);
     SoftmaxState all = SoftmaxState::none();
-    const SoftmaxState part = {mine.max, lane % kSlices == 0 ? mine.sum : 0.0f};
-    const float factor = all.template merge<kLanes>(part, mine.reference).part;
-    const float weight = factor * inverse_scale(mine.scale);
+    const SoftmaxState::Factors f = all.template merge_max<kLanes>(mine.max, mine.reference);
+    const float weight = f.part * inverse_scale(mine.scale);
     float weights[kCount];
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i)
@@ -152,6 +151,7 @@ class BlockReduce {
           __shfl_sync(kAll, weight, static_cast<int>(i * kSlices + first / Traits::kSlice));
     row.clear();
     row.add(x, weights);
+    all.template merge_sum<kLanes>(lane % kSlices == 0 ? mine.sum : 0.0f, f);
     return all;
   }
 
@@ -193,13 +193,14 @@ class BlockReduce {
       }
     }
     SoftmaxState all = SoftmaxState::none();
-    const float weight = all.template merge<kCluster>({mine.x, mine.y}).part;
+    const SoftmaxState::Factors f = all.template merge_max<kCluster>(mine.x, mine.x);
     float weights[kCluster];
 #pragma unroll
     for (uint32_t b = 0; b < kCluster; ++b)
-      weights[b] = __shfl_sync(kAll, weight, static_cast<int>(b));
+      weights[b] = __shfl_sync(kAll, f.part, static_cast<int>(b));
     row.clear();
     row.add(x, weights);
+    all.template merge_sum<kCluster>(mine.y, f);
     return all;
   }
 

@@ -54,12 +54,23 @@ struct SoftmaxState {
     float keep, part;
   };
   // Merges one part per lane, of kLanes neighbouring lanes, into the state that all of them hold
-  // alike. The part's sum and values are relative to part_reference.
+  // alike. The part's sum and values are relative to part_reference. In two steps, so that the
+  // factors can be used before the sums are there.
+  template <int kLanes>
+  Factors merge_max(float part_max, float part_reference) {
+    const float most = fmaxf(max, warp_max<kLanes>(part_max)), to = reference(most);
+    const Factors f = {exp2_fast(max - to), exp2_fast(part_reference - to)};
+    *this = {most, sum * f.keep};
+    return f;
+  }
+  template <int kLanes>
+  void merge_sum(float part_sum, const Factors& f) {
+    sum += warp_sum<kLanes>(part_sum * f.part);
+  }
   template <int kLanes>
   Factors merge(const SoftmaxState& part, float part_reference) {
-    const float most = fmaxf(max, warp_max<kLanes>(part.max)), to = reference(most);
-    const Factors f = {exp2_fast(max - to), exp2_fast(part_reference - to)};
-    *this = {most, sum * f.keep + warp_sum<kLanes>(part.sum * f.part)};
+    const Factors f = merge_max<kLanes>(part.max, part_reference);
+    merge_sum<kLanes>(part.sum, f);
     return f;
   }
   template <int kLanes>
