@@ -32,8 +32,8 @@ struct RopeInputs {
   Tensor x;          // [tokens, heads, head_dim], f32, f16 or bf16; head_dim contiguous
   Tensor positions;  // i32 (or u32), shape by mode
   Tensor out;        // like x, any float dtype; may be x itself
-  Tensor k;      // a second tensor turned by the same angles in the same dispatch, heads may differ
-  Tensor k_out;  // undefined with k
+  Tensor k;  // a second tensor rotated by the same angles in the same dispatch, heads may differ
+  Tensor k_out;        // undefined with k
   Tensor frequencies;  // radians per position for each pair: f32 [pairs], or exact, from
                        // rope_table(); undefined: made from options.base
   Tensor factors;      // f32 [pairs]: each frequency is divided by its factor; undefined: none. An
@@ -53,7 +53,7 @@ struct RopeOptions {
   RopeSpan exponent = RopeSpan::rotary_dim;
   double base = 10000.0;
   uint32_t sections[4] = {0, 0, 0, 0};  // pairs per axis
-  float magnitude = 1.0f;               // YaRN's attention factor: scales the turned coordinates
+  float magnitude = 1.0f;               // YaRN's attention factor: scales the rotated coordinates
 };
 
 // Turns pairs (u, v) by angle a = position * frequency: (u cos a - v sin a, u sin a + v cos a). f32

@@ -151,12 +151,12 @@ void bind_rope(nb::module_& module) {
       "Rotary embedding: pairs turn by position times frequency.\n\n"
       "x: [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous. positions: i32 or "
       "u32 [tokens]; [4, tokens] for the modes sectioned, interleaved and vision, [2, tokens] "
-      "for vision_2d. out: like x, any float dtype, may be x. k, k_out: a second tensor turned "
+      "for vision_2d. out: like x, any float dtype, may be x. k, k_out: a second tensor rotated "
       "by the same angles, heads may differ. frequencies: f32 [pairs] in radians, or from "
       "rope_table(); none: made from base. factors: f32 [pairs], divide the frequencies. "
       "pairing: \"split_half\" (NeoX, Hugging Face) or \"adjacent\" (GPT-J). rotary_dim: "
       "coordinates that turn; none: all. partner, exponent: \"rotary_dim\" or \"head_dim\". "
-      "sections: pairs per axis. magnitude: scales the turned coordinates (YaRN).");
+      "sections: pairs per axis. magnitude: scales the rotated coordinates (YaRN).");
   module.def(
       "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a.none(), "out"_a,
       "weight"_a = nb::none(), "second"_a = nb::none(), "k"_a = nb::none(), "k_out"_a = nb::none(),

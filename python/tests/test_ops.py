@@ -150,15 +150,15 @@ def test_norm_rope(encoder, rng, rope):
 @pytest.mark.parametrize("signs", ["none", "native"])
 def test_hadamard_and_back(encoder, rng, signs):
     x = normal(rng, 3, 2, 64)
-    turned, back = np.zeros_like(x), np.zeros_like(x)
-    gyre.hadamard(encoder, x, turned, signs=signs)
-    gyre.hadamard(encoder, turned, back, direction="inverse", signs=signs)
+    rotated, back = np.zeros_like(x), np.zeros_like(x)
+    gyre.hadamard(encoder, x, rotated, signs=signs)
+    gyre.hadamard(encoder, rotated, back, direction="inverse", signs=signs)
     assert encoder.size == 2 and encoder.barriers == 1
     encoder.submit().wait()
-    assert np.abs(back - x).max() < 1e-5 and np.abs(turned - x).max() > 0.1
-    assert np.allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
+    assert np.abs(back - x).max() < 1e-5 and np.abs(rotated - x).max() > 0.1
+    assert np.allclose(np.linalg.norm(rotated, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
     if signs == "none":
-        assert np.allclose(turned[..., 0], x.sum(-1) / 8, atol=1e-5)
+        assert np.allclose(rotated[..., 0], x.sum(-1) / 8, atol=1e-5)
 
 
 @pytest.mark.parametrize("format, error", [("tq8", 1e-4), ("tq4", 2e-2), ("compat8", 1e-3)])

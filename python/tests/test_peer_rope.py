@@ -57,10 +57,10 @@ def rotary():
         more = {} if layer_type is None else {"layer_type": layer_type}
         cos, sin = getattr(module, embedding)(made)(q, ids if ids.dim() == 3 else ids.view(1, -1), **more)
         apply = getattr(module, "apply_multimodal_rotary_pos_emb", None)
-        turned = (
+        rotated = (
             apply(q, k, cos, sin, SECTIONS) if apply and cos.dim() == 4 else module.apply_rotary_pos_emb(q, k, cos, sin)
         )
-        return [x[0].transpose(0, 1).numpy() for x in turned]
+        return [x[0].transpose(0, 1).numpy() for x in rotated]
 
     return turn
 

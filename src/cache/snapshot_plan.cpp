@@ -15,7 +15,7 @@ static_assert(static_cast<uint32_t>(KvSegmentKind::body) == abi::kSegmentBody &&
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Slots from 0 on that hold all keys of a segment. A ring that has turned is stored as a whole.
+// Slots from 0 on that hold all keys of a segment. A ring that has wrapped is stored as a whole.
 uint64_t slots_in_use(const KvSnapshotInfo& info, uint64_t layer, KvSegmentKind kind) {
   const KvLayer& l = info.options.layers[layer];
   const KvSnapshotSlots& slots = info.slots[layer];

@@ -217,7 +217,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
             "layer 0 tail K codes; layer 0 tail V codes; ");
   EXPECT_EQ(info.sections[0].slots, 40u);  // 34 keys
   EXPECT_EQ(info.sections[4].slots, 3u);
-  EXPECT_EQ(info.sections[6].slots, 11u);  // a ring that has turned
+  EXPECT_EQ(info.sections[6].slots, 11u);  // a ring that has wrapped
 }
 
 TEST_F(KvSnapshot, RefusesAnotherGeometryAndSaysWhich) {

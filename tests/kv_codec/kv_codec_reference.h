@@ -231,7 +231,7 @@ inline void kv_code_extreme(const KvCoder& coder, std::vector<float> x, KvCodes&
 }
 
 inline KvCodes kv_encode(const KvCoder& coder, std::span<const float> row) {
-  std::vector<std::vector<float>> blocks, turned;
+  std::vector<std::vector<float>> blocks, rotated;
   bool in_range = true;
   for (const KvSpan span : kv_transform_spans(static_cast<uint32_t>(row.size()))) {
     std::vector<float> x(row.begin() + span.begin, row.begin() + span.begin + span.size);
@@ -239,7 +239,7 @@ inline KvCodes kv_encode(const KvCoder& coder, std::span<const float> row) {
     blocks.push_back(x);
     walsh_hadamard<float>(x);
     in_range = in_range && kv_in_range(x);
-    turned.push_back(x);
+    rotated.push_back(x);
   }
   KvCodes out;
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -247,10 +247,10 @@ inline KvCodes kv_encode(const KvCoder& coder, std::span<const float> row) {
       kv_code_extreme(coder, blocks[b], out);
       continue;
     }
-    const size_t part = std::min<size_t>(turned[b].size(), 256);
-    for (size_t at = 0; at < turned[b].size(); at += part) {
-      kv_code_block(coder, std::span<const float>(turned[b]).subspan(at, part), turned[b].size(), 0,
-                    out);
+    const size_t part = std::min<size_t>(rotated[b].size(), 256);
+    for (size_t at = 0; at < rotated[b].size(); at += part) {
+      kv_code_block(coder, std::span<const float>(rotated[b]).subspan(at, part), rotated[b].size(),
+                    0, out);
     }
   }
   return out;

@@ -262,15 +262,15 @@ TEST(KvCodecWeakness, W30TransformAndCodecAgree) {
   for (const uint64_t head_dim : {24u, 128u, 512u, 576u}) {
     const auto rows = gaussian_rows(7, head_dim, 30);
     const Tensor x = tensor_of(cpu(), rows, {7, 1, head_dim});
-    const Tensor turned = cpu().tensor(DType::f32, {7, 1, head_dim});
+    const Tensor transformed = cpu().tensor(DType::f32, {7, 1, head_dim});
     const Tensor y = cpu().tensor(DType::f32, {5, 1, head_dim});
     const KvBuffer cache = KvBuffer::allocate(cpu(), {KvFormat::tq8, KvRole::k, 1, 5, head_dim});
     Encoder encoder(cpu());
-    hadamard(encoder, {x, turned}, {.signs = HadamardSigns::native});
+    hadamard(encoder, {x, transformed}, {.signs = HadamardSigns::native});
     kv_quantize(encoder, {.k = x, .k_cache = cache}, {.position = 3, .cache = CacheKind::ring});
     kv_dequantize(encoder, {cache, y}, {.domain = KvDomain::rotated});
     encoder.submit().wait();
-    const auto expected = floats_of(turned), rotated = floats_of(y);
+    const auto expected = floats_of(transformed), rotated = floats_of(y);
     const auto restored = decoded(cpu(), cache);
     for (uint64_t t = 2; t < 7; ++t) {
       const uint64_t slot = (3 + t) % 5;

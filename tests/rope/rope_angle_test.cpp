@@ -80,7 +80,7 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
       for (uint64_t t = 0; t < kTokens; ++t) {
         at[t] = static_cast<int32_t>(std::min(first + t * step, kMillion));
       }
-      const Tensor out = turned(x, positions(at), options());
+      const Tensor out = rotated(x, positions(at), options());
       std::vector<std::complex<double>> truth(circles.size());
       for (uint64_t t = 0; t < kTokens; ++t) {
         for (size_t p = 0; p < truth.size(); ++p) truth[p] = circles[p].at(at[t]);
@@ -98,7 +98,7 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
     Bytes bytes(words.size() * 4);
     std::memcpy(bytes.data(), words.data(), bytes.size());
     write_bytes(where, bytes);
-    const Tensor out = turned(unit_heads(at.size(), head_dim), where, options());
+    const Tensor out = rotated(unit_heads(at.size(), head_dim), where, options());
     double worst = 0;
     for (size_t t = 0; t < at.size(); ++t) {
       std::vector<std::complex<double>> truth;

@@ -108,7 +108,7 @@ class Expectation {
     const KvSide to = side_of(c_, target);
     Block& block = blocks_[index_[target]];
     for (uint64_t e = 0; e < c_.head_dim; ++e) {
-      if (!head.turned[e] && !c_.norm) {
+      if (!head.rotated[e] && !c_.norm) {
         const uint32_t bits = reference::load_bits(from.dtype, blocks_[index_[s.x]].before.data(),
                                                    from.index(t, h, e));
         reference::store_bits(to.dtype, block.after.data(), to.index(t, h, e),

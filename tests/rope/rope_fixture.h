@@ -65,8 +65,8 @@ class RopeTest : public testing::Test {
     norm_rope(encoder, inputs, options);
     encoder.submit().wait();
   }
-  // x turned, as a new tensor of the same dtype.
-  Tensor turned(const Tensor& x, const Tensor& at, const RopeOptions& options = {}) const {
+  // x rotated, as a new tensor of the same dtype.
+  Tensor rotated(const Tensor& x, const Tensor& at, const RopeOptions& options = {}) const {
     const Tensor out = like(x);
     run(RopeInputs{.x = x, .positions = at, .out = out}, options);
     return out;

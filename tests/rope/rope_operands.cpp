@@ -109,13 +109,13 @@ Block weight_block(const RopeCase& c, const char* what) {
   return block;
 }
 
-std::vector<bool> turned_coordinates(const RopeCase& c) {
-  std::vector<bool> turned(c.head_dim, false);
+std::vector<bool> rotated_coordinates(const RopeCase& c) {
+  std::vector<bool> rotated(c.head_dim, false);
   for (uint64_t p = 0; p < reference::rope_pairs(c.options, c.head_dim); ++p) {
     const reference::RopePair pair = reference::rope_pair(c.options, c.head_dim, p);
-    turned[pair.u] = turned[pair.v] = true;
+    rotated[pair.u] = rotated[pair.v] = true;
   }
-  return turned;
+  return rotated;
 }
 
 float draw_value(const RopeCase& c, std::mt19937& random) {
@@ -135,12 +135,12 @@ void fill_input(const RopeCase& c, Operand operand, Block& block) {
     block.before = pattern_bytes(side.elements() * size_bytes(side.dtype), 7);
   }
   std::mt19937 random = random_for(c, operand == kX ? "x" : "k");
-  const std::vector<bool> turned = turned_coordinates(c);
+  const std::vector<bool> rotated = rotated_coordinates(c);
   for (uint64_t t = 0; t < c.tokens; ++t) {
     for (uint64_t h = 0; h < side.heads; ++h) {
       for (uint64_t e = 0; e < c.head_dim; ++e) {
         const auto value = std::bit_cast<uint32_t>(draw_value(c, random));
-        const bool any = !c.norm && !turned[e];
+        const bool any = !c.norm && !rotated[e];
         const uint32_t bits = any ? static_cast<uint32_t>(random())
                                   : reference::convert(DType::f32, side.dtype, value);
         reference::store_bits(side.dtype, block.before.data(), side.index(t, h, e), bits);

@@ -131,8 +131,8 @@ TEST_P(RopeMultiParity, Vision) {
 // "Cached form: results bit-identical to the uncached form"; three runs the same.
 TEST_P(RopeMultiParity, RepeatedCallsAreBitIdentical) {
   const Tensor x = random(GetParam(), {kT, kH, kD});
-  const Bytes first = read_bytes(turned(x, axes(4), kMulti));
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(read_bytes(turned(x, axes(4), kMulti)), first);
+  const Bytes first = read_bytes(rotated(x, axes(4), kMulti));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(read_bytes(rotated(x, axes(4), kMulti)), first);
 }
 
 INSTANTIATE_TEST_SUITE_P(Reference, RopeMultiParity, testing::Values(DType::f32, DType::bf16),

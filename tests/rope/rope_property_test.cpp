@@ -33,7 +33,7 @@ double squared_norm(std::span<const double> values) {
 TEST_F(RopeProperty, NormIsPreserved) {
   for (const RopeOptions& options : plain_conventions()) {
     const std::vector<double> before = values(x_);
-    const std::vector<double> after = values(turned(x_, at_, options));
+    const std::vector<double> after = values(rotated(x_, at_, options));
     for (size_t row = 0; row < before.size(); row += 96) {
       const std::span<const double> from(&before[row], 96);
       const std::span<const double> to(&after[row], 96);
@@ -47,13 +47,13 @@ TEST_F(RopeProperty, EqualAxesMakeSectionedModesPlain) {
   constexpr uint32_t kSections[][4] = {{16, 16, 16, 0}, {3, 2, 1, 0}, {0, 0, 0, 0}, {90, 9, 7, 1}};
   const Tensor four = positions_on_axes(kAt, 4);
   for (const RopeOptions& options : plain_conventions()) {
-    const Bytes expected = read_bytes(turned(x_, at_, options));
+    const Bytes expected = read_bytes(rotated(x_, at_, options));
     for (const RopeMode mode : {RopeMode::sectioned, RopeMode::interleaved}) {
       for (const auto& sections : kSections) {
         RopeOptions sectioned = options;
         sectioned.mode = mode;
         std::copy(std::begin(sections), std::end(sections), std::begin(sectioned.sections));
-        EXPECT_EQ(read_bytes(turned(x_, four, sectioned)), expected);
+        EXPECT_EQ(read_bytes(rotated(x_, four, sectioned)), expected);
       }
     }
   }
@@ -61,14 +61,14 @@ TEST_F(RopeProperty, EqualAxesMakeSectionedModesPlain) {
 
 // And the two vision modes are plain rotations of parts of the head.
 TEST_F(RopeProperty, VisionIsPlainRotationOfParts) {
-  const Tensor out = turned(x_, positions_on_axes(kAt, 2), {.mode = RopeMode::vision_2d});
+  const Tensor out = rotated(x_, positions_on_axes(kAt, 2), {.mode = RopeMode::vision_2d});
   for (const uint64_t half : {0u, 48u}) {
     const Tensor part = device_.tensor(DType::f32, {kTokens, 5, 48});
     run(RopeInputs{.x = x_.slice(2, half, 48), .positions = at_, .out = part});
     EXPECT_EQ(read_bytes(out.slice(2, half, 48)), read_bytes(part));
   }
-  const Tensor vision =
-      turned(x_, positions_on_axes(kAt, 4), {.mode = RopeMode::vision, .sections = {24, 24, 0, 0}});
+  const Tensor vision = rotated(x_, positions_on_axes(kAt, 4),
+                                {.mode = RopeMode::vision, .sections = {24, 24, 0, 0}});
   for (const uint64_t run_of_pairs : {0u, 24u}) {
     const Tensor pairs = device_.tensor(DType::f32, {kTokens, 5, 48});
     for (const uint64_t half : {0u, 1u}) {
@@ -88,8 +88,8 @@ TEST_F(RopeProperty, TurningByAThenBIsTurningByTheSum) {
   std::vector<int32_t> sum(kTokens);
   for (size_t i = 0; i < kTokens; ++i) sum[i] = kAt[i] + b[i];
   for (const RopeOptions& options : plain_conventions()) {
-    const Tensor twice = turned(turned(x_, at_, options), positions(b), options);
-    EXPECT_LE(largest_difference(twice, turned(x_, positions(sum), options)), 1e-6);
+    const Tensor twice = rotated(rotated(x_, at_, options), positions(b), options);
+    EXPECT_LE(largest_difference(twice, rotated(x_, positions(sum), options)), 1e-6);
   }
 }
 
@@ -97,24 +97,24 @@ TEST_F(RopeProperty, ANegativePositionUndoesAPositiveOne) {
   std::vector<int32_t> back(kTokens);
   std::transform(kAt.begin(), kAt.end(), back.begin(), [](int32_t p) { return -p; });
   for (const RopeOptions& options : plain_conventions()) {
-    const Tensor there = turned(x_, at_, options);
+    const Tensor there = rotated(x_, at_, options);
     EXPECT_GT(largest_difference(there, x_), 0.1);
-    EXPECT_LE(largest_difference(turned(there, positions(back), options), x_), 1e-6);
+    EXPECT_LE(largest_difference(rotated(there, positions(back), options), x_), 1e-6);
   }
 }
 
 TEST_F(RopeProperty, PositionZeroChangesNothing) {
   for (const DType dtype : kRopeTypes) {
     const Tensor x = random(dtype, {3, 5, 96});
-    EXPECT_EQ(read_bytes(turned(x, positions({0, 0, 0}))), read_bytes(x));
+    EXPECT_EQ(read_bytes(rotated(x, positions({0, 0, 0}))), read_bytes(x));
   }
 }
 
 TEST_F(RopeProperty, AMagnitudeScalesWhatTurnsAndNothingElse) {
   RopeOptions options{.rotary_dim = 50};
-  const std::vector<double> one = values(turned(x_, at_, options));
+  const std::vector<double> one = values(rotated(x_, at_, options));
   options.magnitude = 4;
-  const std::vector<double> four = values(turned(x_, at_, options));
+  const std::vector<double> four = values(rotated(x_, at_, options));
   for (size_t i = 0; i < one.size(); ++i) {
     ASSERT_EQ(four[i], i % 96 < 50 ? 4 * one[i] : one[i]) << i;  // a power of two is exact
   }
@@ -131,7 +131,7 @@ TEST_F(RopeProperty, WhatDoesNotTurnKeepsEveryBit) {
       Bytes bits(x.bytes());
       for (std::byte& byte : bits) byte = static_cast<std::byte>(random());
       write_bytes(x, bits);
-      const Tensor out = turned(x, positions({5, -7, 1 << 20}), options);
+      const Tensor out = rotated(x, positions({5, -7, 1 << 20}), options);
       const std::vector<std::pair<uint64_t, uint64_t>> still =
           far ? std::vector<std::pair<uint64_t, uint64_t>>{{25, 23}, {73, 23}}
               : std::vector<std::pair<uint64_t, uint64_t>>{{50, 46}};
@@ -248,7 +248,7 @@ TEST_F(RopeEqualCalls, NormRopeIsTheNormAndThenRope) {
     const Tensor normed = like(x_);
     NormRopeInputs alone{.x = x_, .out = normed, .weight = weight};
     run(alone, {.rope = std::nullopt, .weight_offset = 1});
-    EXPECT_LE(largest_difference(together, turned(normed, at_, options)), 1e-6);
+    EXPECT_LE(largest_difference(together, rotated(normed, at_, options)), 1e-6);
   }
 }
 
@@ -274,7 +274,7 @@ TEST_F(RopeEqualCalls, InPlaceIsTheSameAsOutOfPlace) {
   for (const DType dtype : kRopeTypes) {
     for (const RopeOptions& options : plain_conventions()) {
       const Tensor x = random(dtype, {kTokens, 5, 96});
-      const Bytes expected = read_bytes(turned(x, at_, options));
+      const Bytes expected = read_bytes(rotated(x, at_, options));
       run(RopeInputs{.x = x, .positions = at_, .out = x}, options);
       EXPECT_EQ(read_bytes(x), expected);
     }
@@ -283,7 +283,7 @@ TEST_F(RopeEqualCalls, InPlaceIsTheSameAsOutOfPlace) {
 
 // One token, one head at a time: neither knows of the others.
 TEST_F(RopeEqualCalls, TokensAndHeadsAreIndependent) {
-  const Bytes expected = read_bytes(turned(x_, at_));
+  const Bytes expected = read_bytes(rotated(x_, at_));
   const Tensor out = like(x_);
   for (uint64_t t = 0; t < kTokens; ++t) {
     for (uint64_t h = 0; h < 5; ++h) {
@@ -302,7 +302,7 @@ TEST_F(RopeEqualCalls, StridesChangeNothing) {
   heads.permute({1, 0, 2}).write_from(std::span<const float>(all));
   const Tensor out = device_.tensor(DType::f32, {5, kTokens, 96});
   run(RopeInputs{.x = heads.permute({1, 0, 2}), .positions = at_, .out = out.permute({1, 0, 2})});
-  EXPECT_EQ(read_bytes(out.permute({1, 0, 2})), read_bytes(turned(x_, at_)));
+  EXPECT_EQ(read_bytes(out.permute({1, 0, 2})), read_bytes(rotated(x_, at_)));
 }
 
 // A row that is read several times (stride 0) is still one row.
@@ -311,7 +311,7 @@ TEST_F(RopeEqualCalls, AnInputMayRepeatItself) {
   const Tensor repeated = row.strided({kTokens, 5, 96}, {0, 0, 1});
   const Tensor out = device_.tensor(DType::f32, {kTokens, 5, 96});
   run(RopeInputs{.x = repeated, .positions = at_, .out = out});
-  const Tensor once = turned(row, positions({kAt[3]}));
+  const Tensor once = rotated(row, positions({kAt[3]}));
   for (uint64_t h = 0; h < 5; ++h) {
     EXPECT_EQ(read_bytes(out.slice(0, 3, 1).slice(1, h, 1)), read_bytes(once));
   }
@@ -329,7 +329,7 @@ TEST_F(RopeEqualCalls, ThreadsChangeNothing) {
     write_bytes(own, read_bytes(x));
     const Tensor own_weight = device_.tensor(DType::f32, {128});
     write_bytes(own_weight, read_bytes(weight));
-    Bytes both = read_bytes(turned(own, positions(at)));
+    Bytes both = read_bytes(rotated(own, positions(at)));
     const Tensor out = like(own, DType::bf16);
     run(NormRopeInputs{.x = own, .positions = positions(at), .out = out, .weight = own_weight});
     const Bytes normed = read_bytes(out);

@@ -126,8 +126,8 @@ inline std::vector<RopeTurn> rope_turns(const RopeOptions& o, uint64_t head_dim,
 
 struct RopeHead {
   std::vector<double> value;
-  std::vector<bool> turned;
-  std::vector<double> size;  // of a turned value, for bounds: |u| + |v| times the magnitude
+  std::vector<bool> rotated;
+  std::vector<double> size;  // of a rotated value, for bounds: |u| + |v| times the magnitude
 };
 
 inline RopeHead rope_head(std::span<const double> x, std::span<const RopeTurn> turns) {
@@ -138,7 +138,7 @@ inline RopeHead rope_head(std::span<const double> x, std::span<const RopeTurn> t
     const double v = x[t.pair.v];
     head.value[t.pair.u] = u * t.cosine - v * t.sine;
     head.value[t.pair.v] = u * t.sine + v * t.cosine;
-    head.turned[t.pair.u] = head.turned[t.pair.v] = true;
+    head.rotated[t.pair.u] = head.rotated[t.pair.v] = true;
     const double size = (std::abs(u) + std::abs(v)) * std::hypot(t.cosine, t.sine);
     head.size[t.pair.u] = head.size[t.pair.v] = size;
   }

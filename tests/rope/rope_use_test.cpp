@@ -87,7 +87,7 @@ TEST_F(RopeUse, OutputsMaySitInOneBuffer) {
 // Where a dimension has one entry its stride means nothing.
 TEST_F(RopeUse, InPlaceIsAboutPlacesNotStrides) {
   const Tensor x = random(DType::f32, {1, 3, 16});
-  const Bytes expected = read_bytes(turned(x, positions({5})));
+  const Bytes expected = read_bytes(rotated(x, positions({5})));
   const Tensor same = x.strided({1, 3, 16}, {0, 16, 1});
   run(RopeInputs{.x = x, .positions = positions({5}), .out = same});
   EXPECT_EQ(read_bytes(x), expected);
@@ -117,7 +117,7 @@ TEST_F(RopeUse, ABaseAndItsOwnTableAgree) {
   const Tensor at = positions({100000, -3});
   const Tensor out = like(x);
   run(RopeInputs{.x = x, .positions = at, .out = out, .frequencies = rope_table(device_, own)});
-  EXPECT_LE(largest_difference(out, turned(x, at, {.base = 1e6})), 2e-7);
+  EXPECT_LE(largest_difference(out, rotated(x, at, {.base = 1e6})), 2e-7);
 }
 
 // A table in a part of a larger tensor is aligned to its elements, not to its entries.
@@ -278,7 +278,7 @@ TEST_F(RopeUse, GivenFrequenciesAndFactorsAreWithinTheirBoundAtTheLastPosition) 
 TEST_F(RopeUse, CallsInOneListSeeEachOther) {
   const Tensor x = random(DType::f32, {3, 5, 64});
   const Tensor at = positions({1, 2, 3});
-  const Bytes once = read_bytes(turned(x, positions({5, 10, 15})));
+  const Bytes once = read_bytes(rotated(x, positions({5, 10, 15})));
   Encoder encoder(device_);
   for (int i = 0; i < 5; ++i) rope(encoder, {.x = x, .positions = at, .out = x});
   EXPECT_EQ(encoder.barriers(), 4u);

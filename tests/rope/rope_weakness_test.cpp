@@ -36,7 +36,7 @@ TEST_F(RopeWeakness, W41_PartialRotaryAsTheModelsDefineIt) {
   const std::vector<double> in = values(x);
   // Hugging Face: q_rot, q_pass = q[..., :rotary], q[..., rotary:];
   // q_rot * cos + rotate_half(q_rot) * sin, cos and sin of cat(freqs, freqs); cat(result, q_pass).
-  const std::vector<double> got = values(turned(x, positions(at), {.rotary_dim = kRotary}));
+  const std::vector<double> got = values(rotated(x, positions(at), {.rotary_dim = kRotary}));
   for (size_t i = 0; i < in.size(); ++i) {
     const size_t e = i % kDim;
     if (e >= kRotary) {
@@ -59,7 +59,7 @@ TEST_F(RopeWeakness, W41_EveryConventionCanBeAskedFor) {
   for (const RopeSpan partner : {RopeSpan::rotary_dim, RopeSpan::head_dim}) {
     for (const RopeSpan exponent : {RopeSpan::rotary_dim, RopeSpan::head_dim}) {
       const RopeOptions options{.rotary_dim = 32, .partner = partner, .exponent = exponent};
-      const Bytes result = read_bytes(turned(x, at, options));
+      const Bytes result = read_bytes(rotated(x, at, options));
       for (const Bytes& other : results) EXPECT_NE(result, other);
       results.push_back(result);
     }
@@ -105,7 +105,7 @@ TEST_F(RopeWeakness, W43_AnglesAreRightInLongContexts) {
   const std::vector<int32_t> at = {100, 100000, 131071, 1000000, 1 << 20};
   const Tensor x = random(DType::f32, {at.size(), 1, 64});
   const RopeOptions options{.base = 500000};
-  const std::vector<double> got = values(turned(x, positions(at), options));
+  const std::vector<double> got = values(rotated(x, positions(at), options));
   const std::vector<double> in = values(x);
   const auto frequencies = reference::rope_frequencies(options, 64);
   for (size_t t = 0; t < at.size(); ++t) {
@@ -116,7 +116,7 @@ TEST_F(RopeWeakness, W43_AnglesAreRightInLongContexts) {
   }
 }
 
-// Reference: u32 positions from 2^31 on turned negative, and negative i32 ones huge in vision_2d.
+// Reference: u32 positions from 2^31 on became negative, and negative i32 ones huge in vision_2d.
 TEST_F(RopeWeakness, W43_PositionsHaveTheSignOfTheirType) {
   const Tensor x = random(DType::f32, {2, 1, 16});
   const RopeOptions options{.mode = RopeMode::vision_2d};
@@ -125,7 +125,7 @@ TEST_F(RopeWeakness, W43_PositionsHaveTheSignOfTheirType) {
   for (const bool is_signed : {false, true}) {
     const auto& at = is_signed ? low : high;
     const Tensor where = axes(at, is_signed ? DType::i32 : DType::u32);
-    const std::vector<double> got = values(turned(x, where, options));
+    const std::vector<double> got = values(rotated(x, where, options));
     const std::vector<double> in = values(x);
     const auto frequencies = reference::rope_frequencies(options, 16);
     for (size_t t = 0; t < 2; ++t) {
@@ -220,7 +220,7 @@ TEST_F(RopeWeakness, W44_NoTwoConventionsShareATable) {
     const Tensor x = random(DType::f32, {1, 1, t.head_dim});
     const Tensor four = axes({{1 << 20}, {-77}, {3}, {12345}}, DType::i32);
     const bool plain = t.options.mode == RopeMode::plain;
-    return read_bytes(turned(x, plain ? four.slice(0, 0, 1).reshape({1}) : four, t.options));
+    return read_bytes(rotated(x, plain ? four.slice(0, 0, 1).reshape({1}) : four, t.options));
   };
   std::vector<Bytes> fresh;
   for (const Table& t : all) {
@@ -239,12 +239,12 @@ TEST_F(RopeWeakness, W44_NoTwoConventionsShareATable) {
 TEST_F(RopeWeakness, W44_ARecordedCallKeepsItsTable) {
   const Tensor x = random(DType::f32, {1, 1, 64});
   const Tensor at = positions({777});
-  const Bytes expected = read_bytes(turned(x, at, {.base = 12345}));
+  const Bytes expected = read_bytes(rotated(x, at, {.base = 12345}));
   const Tensor out = like(x);
   Encoder encoder(device_);
   rope(encoder, {.x = x, .positions = at, .out = out}, {.base = 12345});
   const Graph graph = encoder.instantiate();
-  for (int i = 0; i < 500; ++i) turned(x, at, {.base = 20000.0 + i});
+  for (int i = 0; i < 500; ++i) rotated(x, at, {.base = 20000.0 + i});
   graph.replay().wait();
   EXPECT_EQ(read_bytes(out), expected);
 }

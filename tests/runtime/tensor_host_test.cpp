@@ -39,13 +39,13 @@ TEST_F(TensorHost, DataStartsAtTheView) {
 
 TEST_F(TensorHost, WritesAndReadsInRowMajorOrderOfTheView) {
   const Tensor tensor = device_.tensor(DType::i32, {3, 4});
-  const Tensor turned = tensor.permute({1, 0}).slice(0, 1, 2);  // columns 1 and 2
+  const Tensor permuted = tensor.permute({1, 0}).slice(0, 1, 2);  // columns 1 and 2
   const std::vector<int32_t> source = {10, 11, 12, 20, 21, 22};
-  turned.write_from(std::span(source));
+  permuted.write_from(std::span(source));
   EXPECT_EQ(std::vector<int32_t>(tensor.data<int32_t>().begin(), tensor.data<int32_t>().end()),
             (std::vector<int32_t>{0, 10, 20, 0, 0, 11, 21, 0, 0, 12, 22, 0}));
   std::vector<int32_t> target(6);
-  turned.read_to(std::span(target));
+  permuted.read_to(std::span(target));
   EXPECT_EQ(target, source);
 }
 

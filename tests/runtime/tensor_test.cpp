@@ -150,10 +150,10 @@ TEST_F(TensorTest, SlicesStayInside) {
 }
 
 TEST_F(TensorTest, Permutes) {
-  const Tensor turned = counted({2, 3, 4}).permute({2, 0, 1});
-  EXPECT_EQ(turned.shape(), Dims({4, 2, 3}));
-  EXPECT_EQ(turned.strides(), Dims({1, 12, 4}));
-  EXPECT_EQ(values(turned.slice(0, 1, 1)), (Values{1, 5, 9, 13, 17, 21}));
+  const Tensor permuted = counted({2, 3, 4}).permute({2, 0, 1});
+  EXPECT_EQ(permuted.shape(), Dims({4, 2, 3}));
+  EXPECT_EQ(permuted.strides(), Dims({1, 12, 4}));
+  EXPECT_EQ(values(permuted.slice(0, 1, 1)), (Values{1, 5, 9, 13, 17, 21}));
   EXPECT_TRUE(refused({"2 dimensions", "rank 1"}, [&] { counted({2}).permute({0, 1}); }));
   EXPECT_TRUE(refused({"[0, 0]"}, [&] { counted({2, 2}).permute({0, 0}); }));
   EXPECT_TRUE(refused({"[0, 2]"}, [&] { counted({2, 2}).permute({0, 2}); }));

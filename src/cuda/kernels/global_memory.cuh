@@ -1,4 +1,6 @@
 #pragma once
+// Access to global memory: pointers, and programmatic dependent launch (PDL), which says when it
+// may be touched.
 #include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
@@ -13,8 +15,8 @@ __device__ T* pointer(uint64_t address) {
 #endif
 }
 
-// In a graph a kernel may begin before the one ahead of it has ended. It waits here for that end,
-// in every block, before it reads or writes any memory that others know.
+// In a graph a kernel may start before the one ahead of it has ended. Every block waits here for
+// that end before it reads or writes memory that other kernels see.
 __device__ inline void pdl_wait() {
 #if defined(GYRE_CUDA_HOST)
   cuda_host::block->running->pdl_waited = true;
@@ -22,7 +24,7 @@ __device__ inline void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next kernel may begin, as far as this block goes.
+// Lets the next kernel start, as far as this block is concerned.
 __device__ inline void pdl_launch_dependents() {
 #if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,5 +1,6 @@
 #pragma once
-// Instructions without a name in C++: tensor-core products, copies that do not wait, shared memory.
+// PTX instructions without a C++ name: MMA, cp.async, DSMEM, byte permutes, and barriers for the
+// compiler.
 // Fragments as in the PTX manual, with g = lane / 4 and j = lane % 4: of A (16 x k) a lane has rows
 // g and g + 8, of B (k x 8) column g, of C (16 x 8) rows g and g + 8, columns 2j and 2j + 1.
 #include "abi/types.h"
@@ -119,8 +120,8 @@ inline SharedAddress shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
 }
 
-// The blocks of a cluster run at the same time and write into each other's shared memory. A barrier
-// there counts the bytes: who waits for it sees them, and nobody waits for anything else.
+// The blocks of a cluster run at the same time and store into each other's shared memory (DSMEM).
+// An mbarrier there counts the bytes: a thread that waited for it sees them.
 using TransactionBarrier = uint64_t;
 
 #if __CUDA_ARCH__ >= 900
@@ -131,7 +132,8 @@ inline uint32_t cluster_rank() {
   asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// By one thread, before it arrives at the cluster's barrier; others push after they waited there.
+// Called by one thread before it arrives at the cluster barrier; other blocks store after they
+// waited there.
 inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -140,12 +142,12 @@ inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
       "r"(bytes)
       : "memory");
 }
-// By all threads of a warp at once.
+// Called by all threads of a warp together.
 inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// To where block `rank` has what this block has at `mine` and `barrier`.
+// Stores to the address in block `rank` that `mine` is in this one, and completes its barrier.
 inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
   uint32_t to, counted;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
@@ -173,7 +175,7 @@ inline void wait_for_transactions(const TransactionBarrier* barrier) {
 
 #else
 
-// There are no clusters: the host does not launch what needs them.
+// No clusters before sm_90: the planner never chooses a variant that needs them.
 #define GYRE_CLUSTER(size)
 inline uint32_t cluster_rank() { return 0; }
 inline void expect_transactions(TransactionBarrier*, uint32_t) { __trap(); }
@@ -208,7 +210,7 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// So many neighbouring warps meet. Barrier 0 is the block's.
+// kCount neighbouring warps synchronize. Barrier 0 is __syncthreads.
 template <uint32_t kCount>
 inline void sync_named_barrier(uint32_t group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
@@ -220,8 +222,8 @@ inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
                : "r"(shared_address(row))
                : "memory");
 }
-// Absent bytes become zeros; `from` is not read then. 128 bytes come near at once: scales alone are
-// 64, and memory serves many such slowly.
+// Absent bytes become zeros; `from` is not read then. The L2 fetches 128 bytes: scales alone are
+// 64, and DRAM serves many such requests slowly.
 template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
   if constexpr (kBytes == 16) {
@@ -234,21 +236,21 @@ inline void copy_async(SharedAddress to, const void* from, bool present) {
                  : "memory");
   }
 }
-// Bytes of b and a by the four low nibbles of `select`; one with its top bit set spreads the sign
-// of the byte instead, which __byte_perm does not promise.
+// PRMT: bytes of b and a by the four low nibbles of `select`. A nibble with its top bit set
+// replicates the sign of the byte instead, which __byte_perm does not promise.
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   uint32_t c;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(select));
   return c;
 }
-// x >> 16 as a product: permutes, shifts and logic share one pipe, products have another.
+// x >> 16 as a dot product: permutes, shifts and logic share one pipe, IDP has another.
 inline uint32_t upper_half(uint32_t x) {
   uint32_t y;
   asm("dp2a.lo.u32.u32 %0, %1, %2, 0;" : "=r"(y) : "r"(x), "r"(0x0100));
   return y;
 }
-// The sum, and x times the weight; of an x whose weight is 0 nothing, also if it is infinite.
-// Without a branch, which would wait for each weight.
+// sum + x * weight, or sum where the weight is 0, even if x is infinite. Predicated: a branch would
+// wait for each weight.
 inline float fma_weighted(float x, float weight, float sum) {
   asm("{\n\t.reg .pred p;\n\tsetp.neu.f32 p, %2, 0f00000000;\n\t"
       "@p fma.rn.f32 %0, %1, %2, %0;\n\t}"
@@ -256,7 +258,7 @@ inline float fma_weighted(float x, float weight, float sum) {
       : "f"(x), "f"(weight));
   return sum;
 }
-// -1 less a half of x: in the lower 16 bits, the half with all bits turned. Products, likewise.
+// -1 less one half of x: the lower 16 bits are that half with all bits inverted. Dot products, too.
 inline uint32_t inverted_lower(uint32_t x) {
   uint32_t y;
   asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x00FF), "r"(-1));
@@ -272,21 +274,21 @@ template <uint32_t kLeft>
 inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
-// The same number, of which the compiler knows nothing: it spends minutes on how addresses follow
-// from nested minima.
+// Optimization barrier: the compiler loses what it knows about x. It would spend minutes on how
+// addresses follow from nested minima.
 inline uint32_t optimization_barrier(uint32_t x) {
   asm("" : "+r"(x));
   return x;
 }
-// The same number, which is kept in a register from here on: constants and addresses would be made
-// anew wherever they are used. Every lane gets it from itself, which no compiler sees through.
+// Pins x in a register: the compiler would rematerialize constants and addresses at every use. A
+// shuffle from the lane itself is opaque to it.
 inline uint32_t pin(uint32_t x) {
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;"
                : "+r"(x)
                : "r"(threadIdx.x % kWarp));
   return x;
 }
-// The same number; what follows from it is not found before this place, ahead of a loop, say.
+// Code-motion barrier: nothing that depends on x is computed before this place.
 inline uint32_t code_motion_barrier(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -295,10 +297,10 @@ inline uint64_t code_motion_barrier(uint64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
-// Ends the kernel, and all work of the device, with an error.
+// Aborts the kernel with an error.
 inline void trap() { __trap(); }
-// Adds one; what this thread knows of before is before it for all of the GPU, and what others did
-// before they added is known after it.
+// Returns the value before. Releases what this thread wrote and observed, to the whole GPU, and
+// acquires what the threads before it released.
 inline uint32_t atomic_add_acq_rel(uint32_t* counter) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
@@ -307,7 +309,7 @@ inline uint32_t atomic_add_acq_rel(uint32_t* counter) {
                : "memory");
   return before;
 }
-// 32 or 16 bits. Nothing waits for them before they are used, as it would for the end of a branch.
+// 32 or 16 bits, predicated: after a branch the load would be waited for at once.
 inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   uint32_t bits;
   asm volatile(
@@ -317,7 +319,7 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
       : "l"(row + uint64_t{index} * (wide ? 4 : 2)), "r"(wide ? 1 : 0));
   return bits;
 }
-// What another block wrote: not from this multiprocessor's own cache.
+// Reads what another block wrote: from L2, not from L1.
 inline float2 load_l2(const float2* from) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
