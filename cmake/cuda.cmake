@@ -1,6 +1,7 @@
 # The CUDA backend: needs nothing of CUDA to build. Its kernels travel as text.
 target_sources(gyre PRIVATE
-  src/cuda/attention.cpp
+  src/cuda/attention/launch.cpp
+  src/cuda/attention/planner.cpp
   src/cuda/cache.cpp
   src/cuda/compiler.cpp
   src/cuda/context.cpp

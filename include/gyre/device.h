@@ -37,10 +37,6 @@ struct DeviceInfo {
   std::string description;  // the processor, and what the kernels use of it
   uint32_t compute_units = 0;
   uint64_t memory_bytes = 0;
-  // How attention cuts its keys: towards so many pieces of work, none below so many keys. A CPU has
-  // the same numbers for every count of threads, so that results do not depend on it.
-  uint32_t attention_pieces = 64;
-  uint32_t attention_fewest_keys = 1024;
 };
 
 struct MemoryUse {

@@ -22,6 +22,17 @@ struct AttentionDecodeSpec {
   uint16_t head_dim;  // of K and of V
 };
 
+constexpr AttentionDecodeSpec attention_decode_spec(uint32_t k_format, uint32_t v_format,
+                                                    uint32_t head_dim, uint32_t rows,
+                                                    uint32_t cluster) {
+  return {static_cast<uint8_t>(k_format),
+          static_cast<uint8_t>(v_format),
+          static_cast<uint8_t>(rows),
+          static_cast<uint8_t>(cluster),
+          {},
+          static_cast<uint16_t>(head_dim)};
+}
+
 // Places of the arguments of attention, in either kernel.
 enum AttentionArg : uint32_t {
   arg_q,
@@ -75,26 +86,10 @@ struct AttentionParams {
 };
 
 // AttentionParams::partial: the output is wanted, or the splits' states, or the output by way of
-// states that the kernel itself puts together.
+// states that the kernel reduces in `partial`: zeros before its first call, the kernel's own after.
 constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2;
 
 constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
-
-constexpr uint32_t kAttentionRows = 16;  // of a KV head, that kernels for few rows take
-constexpr uint32_t kAttentionCluster = 8, kAttentionPair = 2;
-
-// kAttentionMerged: `partial` begins with a counter for each row, 0 before and after; what splits,
-// or pairs of them, leave follows, at a multiple of 16 bytes.
-constexpr uint64_t attention_counters(uint64_t kv_heads) { return kv_heads * kAttentionRows; }
-
-// Rows that a block of the kernels for few rows takes, if the KV head has so many; more go to
-// further blocks. Products over levels of V take four rows at a time, others eight, and sums must
-// fit into registers.
-constexpr uint64_t attention_decode_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
-  if (!kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
-  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim : 8;
-  return wanted < most ? wanted : most;
-}
 
 inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
   const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);

@@ -52,7 +52,7 @@ class KvCache::State {
   uint64_t tail_tokens = 0;  // of the layers that have a tail
   Tensor state;              // abi::KvState
   Tensor positions;          // i32 [step_tokens]
-  Tensor scratch;            // of attend: layers follow each other
+  AttendScratch scratch;
   Sequence sequence;
 };
 

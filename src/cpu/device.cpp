@@ -96,6 +96,11 @@ class CpuDevice final : public DeviceImpl {
         specs.begin(), specs.end(), [&](uint64_t s) { return row->select(s) != nullptr; }));
   }
 
+  bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
+    const CpuKernel* row = find(kernel);
+    return row != nullptr && row->plan != nullptr && row->plan(problem, info_, plan);
+  }
+
   // Runs before it returns: with every core computing there is nothing to overlap with, and handing
   // the list to another thread would cost more than most lists.
   std::shared_ptr<FenceState> submit(const CommandList& list) override {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "gyre/device.h"
 #include "runtime/kernels.h"
 
 namespace gyre::cpu {
@@ -15,12 +16,13 @@ using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task,
 
 // A row of the CPU's table. select: code for a spec on this machine, null if there is none.
 // tasks: how many pieces the work falls into; 0 when there is none, 1 when sharing it would cost
-// more than it saves.
+// more than it saves. plan: as DeviceImpl::plan.
 struct CpuKernel {
   const KernelInfo* info;
   TaskFn (*select)(uint64_t spec);
   uint32_t (*tasks)(const void* params, uint64_t spec);
   std::string (*describe)(uint64_t spec) = nullptr;  // what the code is made of, where that varies
+  bool (*plan)(const void* problem, const DeviceInfo& device, void* plan) = nullptr;
 };
 
 // The half-open share of `items` that task `task` of `tasks` takes.

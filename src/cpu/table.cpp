@@ -1,3 +1,4 @@
+#include "cpu/attention/planner.h"
 #include "cpu/device.h"
 #include "cpu/kernels.h"
 
@@ -10,7 +11,7 @@ std::span<const CpuKernel> kernel_table() {
       {&kHadamard.info, select_hadamard, hadamard_tasks},
       {&kKvQuantize.info, select_kv_quantize, kv_quantize_tasks},
       {&kKvDequantize.info, select_kv_dequantize, kv_dequantize_tasks},
-      {&kAttention.info, select_attention, attention_tasks, describe_attention},
+      {&kAttention.info, select_attention, attention_tasks, describe_attention, plan_attention},
       {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
       {&kKvExtend.info, select_kv_extend, kv_extend_tasks},
       {&kKvAppend.info, select_kv_append, kv_append_tasks},

@@ -60,6 +60,10 @@ class CudaDevice final : public DeviceImpl {
     return static_cast<uint32_t>(std::count_if(
         specs.begin(), specs.end(), [&](uint64_t spec) { return !row->name(spec).empty(); }));
   }
+  bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
+    const CudaKernel* const row = find(kernel);
+    return row != nullptr && row->plan != nullptr && row->plan(problem, context_->limits(), plan);
+  }
   uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
     return pipelines_.count(kernel);
   }

@@ -69,8 +69,6 @@ DeviceInfo describe_device(int ordinal) {
   api.device_memory(&bytes, device);
   info.memory_bytes = bytes;
   info.compute_units = limits.multiprocessors;
-  info.attention_pieces = kAttentionPieces * limits.multiprocessors;
-  info.attention_fewest_keys = kAttentionFewestKeys;
   info.description = text_of(api, device, limits);
   info.reason = reason_against(api, limits.arch);
   info.available = info.reason.empty();

@@ -30,6 +30,8 @@ struct CudaKernel {
   Launch (*launch)(const void* params, uint64_t spec, const CudaLimits& limits) = nullptr;
   const char* options = nullptr;  // further compiler options, between spaces
   bool (*fits)(uint64_t spec, const CudaLimits& limits) = nullptr;  // null: every GPU
+  // As DeviceImpl::plan.
+  bool (*plan)(const void* problem, const CudaLimits& limits, void* plan) = nullptr;
 };
 
 static_assert(sizeof(Args) == kMaxArgs * sizeof(uint64_t));

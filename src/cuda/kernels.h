@@ -7,10 +7,6 @@
 
 namespace gyre::cuda {
 
-// What DeviceInfo::attention_pieces (for each multiprocessor) and attention_fewest_keys are here:
-// four blocks of 128 threads fit side by side, and two chunks of 64 keys are worth a block.
-constexpr uint32_t kAttentionPieces = 4, kAttentionFewestKeys = 128;
-
 std::string name_kv_copy(uint64_t spec);
 Launch launch_kv_copy(const void* params, uint64_t spec, const CudaLimits& limits);
 
@@ -37,10 +33,11 @@ Launch launch_kv_append(const void* params, uint64_t spec, const CudaLimits& lim
 
 std::string name_attention(uint64_t spec);
 Launch launch_attention(const void* params, uint64_t spec, const CudaLimits& limits);
+bool plan_attention(const void* problem, const CudaLimits& limits, void* plan);
 
 std::string name_attention_decode(uint64_t spec);
 Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits);
-bool fits_attention_decode(uint64_t spec, const CudaLimits& limits);
+bool fits_attention_decode(uint64_t spec, const CudaLimits& limits);  // false: no such kernel
 
 std::string name_attention_merge(uint64_t spec);
 Launch launch_attention_merge(const void* params, uint64_t spec, const CudaLimits& limits);

@@ -39,15 +39,17 @@ std::span<const uint64_t> attention_specs() {
   return kSpecs;
 }
 
+// What a plan may ask for; a device has some of them.
 std::span<const uint64_t> attention_decode_specs() {
   static const std::vector<uint64_t> kSpecs = [] {
     std::vector<uint64_t> specs;
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
-        for (const uint64_t head_dim : {64, 128, 256, 512}) {
-          for (const uint64_t rows : {4, 8, 12, 16}) {
-            for (const uint32_t cluster : {1u, abi::kAttentionPair, abi::kAttentionCluster})
-              specs.push_back(spec_key(make_decode_spec(k, v, head_dim, rows, cluster)));
+        for (const uint32_t head_dim : {64, 128, 256, 512}) {
+          for (const uint32_t rows : {4, 8, 12, 16}) {
+            for (const uint32_t cluster : {1, 2, 8})
+              specs.push_back(spec_key(abi::attention_decode_spec(
+                  static_cast<uint32_t>(k), static_cast<uint32_t>(v), head_dim, rows, cluster)));
           }
         }
       }

@@ -36,10 +36,15 @@ void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions
                   const abi::KvExtendParams& params);
 // At most `side_by_side` tokens fit into the tail beside those that leave it.
 void append_cache(Encoder& encoder, const CacheAppend& append, uint64_t side_by_side);
-// Of `inputs` the caches are not used. Partial states go to `scratch`, which is replaced by a
-// larger one when it does not hold them; a refused call leaves it as it is.
+// Memory that the attention of all layers uses, one after the other; it grows.
+struct AttendScratch {
+  Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
+  Tensor states;     // partial states on their way to attention_merge
+};
+
+// Of `inputs` the caches are not used. A refused call leaves `scratch` as it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
-                  const CacheSegments& segments, Tensor& scratch);
+                  const CacheSegments& segments, AttendScratch& scratch);
 std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to);
 

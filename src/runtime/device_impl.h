@@ -40,6 +40,13 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;  // null: not here
   virtual std::string describe(const KernelInfo& kernel, uint64_t spec) const = 0;  // how it works
   virtual uint32_t variants(const KernelInfo& kernel) const = 0;  // specs this device runs
+  // What to do about a problem, where there is a choice: kernel, spec, splits
+  // (abi/attention_plan.h). `plan` holds the op's default; false leaves it, for a device that has
+  // nothing to choose. Pure: by the problem and the device's limits alone; builds and allocates
+  // nothing.
+  virtual bool plan(const KernelInfo& /*kernel*/, const void* /*problem*/, void* /*plan*/) const {
+    return false;
+  }
   virtual uint32_t loaded_pipelines(const KernelInfo& kernel) const = 0;
   // A null fence means the work is complete.
   virtual std::shared_ptr<FenceState> submit(const CommandList& list) = 0;

@@ -9,21 +9,16 @@
 
 namespace gyre {
 
-const Pipeline* Recorder::look_up(const KernelInfo& kernel, uint64_t spec) {
+const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec) {
   const Pipeline*& entry = cache_[hash(spec ^ reinterpret_cast<uintptr_t>(&kernel)) >> 58];
   static_assert(kCachedPipelines == 64);
-  if (entry != nullptr && entry->kernel == &kernel && entry->spec == spec) return entry;
+  if (entry != nullptr && entry->kernel == &kernel && entry->spec == spec) return *entry;
   const Pipeline* const pipeline = device_->pipeline(kernel, spec);
-  if (pipeline != nullptr) entry = pipeline;
-  return pipeline;
-}
-
-const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec) {
-  const Pipeline* const pipeline = look_up(kernel, spec);
   if (pipeline == nullptr) {
     fail(ErrorCode::unsupported, kernel.name, ": device ", device_->info().name,
          " has no kernel for spec 0x", std::hex, spec);
   }
+  entry = pipeline;
   return *pipeline;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "abi/attention.h"
+#include "abi/attention_plan.h"
 #include "abi/kv_cache.h"
 #include "abi/kv_copy.h"
 #include "abi/kv_quantize.h"
@@ -36,8 +37,9 @@ struct KernelInfo {
   bool once = false;  // its params hold for one moment: graphs refuse it
 };
 
-// Ties a kernel to its Spec and Params types, so that a wrong pair does not compile.
-template <class Spec, class Params>
+// Ties a kernel to its Spec and Params types, so that a wrong pair does not compile. Problem: what
+// a device plans (DeviceImpl::plan) before an op of this kernel is dispatched; void: nothing.
+template <class Spec, class Params, class Problem = void>
 struct Kernel {
   static_assert(sizeof(Spec) == 8, "a Spec is the pipeline key: exactly 8 bytes");
   static_assert(std::is_trivially_copyable_v<Params> && alignof(Params) <= 8);
@@ -155,7 +157,8 @@ constexpr std::array<ArgInfo, kMaxArgs> attention_args(Access partial) {
 }
 
 // Either out (and lse, sinks) or partial; what is absent is null.
-inline constexpr Kernel<abi::AttentionSpec, abi::AttentionParams> kAttention{{
+using PlannedAttention = Kernel<abi::AttentionSpec, abi::AttentionParams, abi::AttentionProblem>;
+inline constexpr PlannedAttention kAttention{{
     .name = "attention",
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 12,

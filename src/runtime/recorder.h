@@ -28,7 +28,6 @@ class Recorder {
   static constexpr uint32_t kRecentStorages =
       256;  // direct-mapped; a miss holds one reference more
 
-  const Pipeline* look_up(const KernelInfo& kernel, uint64_t spec);  // null: the device has none
   const Pipeline& find_pipeline(const KernelInfo& kernel, uint64_t spec);
   void retain(const std::shared_ptr<Storage>& storage) {
     static_assert(kRecentStorages == 256);
@@ -57,15 +56,16 @@ class Recording {
   ~Recording();
 
   // A null tensor is an absent argument.
-  template <class Spec, class Params>
-  void dispatch(const Kernel<Spec, Params>& kernel, const Spec& spec, const Params& params,
+  template <class Spec, class Params, class Problem>
+  void dispatch(const Kernel<Spec, Params, Problem>& kernel, const Spec& spec, const Params& params,
                 std::initializer_list<const Tensor*> args) {
     append(kernel.info, spec_key(spec), &params, {args.begin(), args.size()});
   }
-  // Whether the device has such a kernel.
-  template <class Spec, class Params>
-  bool has(const Kernel<Spec, Params>& kernel, const Spec& spec) const {
-    return recorder_.look_up(kernel.info, spec_key(spec)) != nullptr;
+  // The device's plan in place of the op's default, if it has one.
+  template <class Spec, class Params, class Problem>
+  void plan(const Kernel<Spec, Params, Problem>& kernel, const Problem& problem,
+            typename Problem::Plan& plan) const {
+    recorder_.device_->plan(kernel.info, &problem, &plan);
   }
   void commit() { committed_ = true; }
 

@@ -14,7 +14,8 @@
 #include "attention/attention_small.h"
 #include "attention_host.h"
 #include "cpu/device.h"
-#include "cuda/kernels.h"
+#include "cuda/attention/planner.h"
+#include "cuda/kernels/attention/decode_layout.cuh"
 
 namespace gyre::test {
 
@@ -42,8 +43,8 @@ void run_decode(const void* params, const uint64_t* args, uint32_t, uint32_t) no
       static_cast<uint8_t>(p.k.format),   static_cast<uint8_t>(p.v.format), kRows, kCluster, {},
       static_cast<uint16_t>(p.k.head_dim)};
   ++decode_calls;
-  if (kCluster == abi::kAttentionCluster) ++cluster_calls;
-  if (kCluster == abi::kAttentionPair) ++pair_calls;
+  if (kCluster == cuda::kDecodeCluster) ++cluster_calls;
+  if (kCluster == cuda::kDecodePair) ++pair_calls;
   launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, kRows, kCluster),
          cuda::launch_attention_decode(params, spec_key(spec), limits), params, args);
 }
@@ -63,14 +64,28 @@ inline cpu::TaskFn select_attention(uint64_t spec) {
   return host_attention(types.k_format, types.v_format) != nullptr ? run_attention : nullptr;
 }
 
+// What fits, of what was compiled.
+inline bool has_decode(uint64_t spec, const cuda::CudaLimits& gpu) {
+  const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
+  return host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster) != nullptr &&
+         cuda::fits_attention_decode(spec, gpu);
+}
+
+// The GPU's planner; the device's threads stand for multiprocessors.
+inline bool plan_on_host(const void* problem, const DeviceInfo& device, void* plan) {
+  cuda::CudaLimits gpu = limits;
+  gpu.multiprocessors = device.compute_units;
+  *static_cast<abi::AttentionPlan*>(plan) =
+      cuda::plan_attention(*static_cast<const abi::AttentionProblem*>(problem), gpu, has_decode);
+  return true;
+}
+
 inline cpu::TaskFn select_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  if (host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster) == nullptr ||
-      !cuda::fits_attention_decode(spec, limits))
-    return nullptr;
+  if (!has_decode(spec, limits)) return nullptr;
   if (s.cluster == 1) return decode_of<1>(s.rows);
-  return s.cluster == abi::kAttentionPair ? decode_of<abi::kAttentionPair>(s.rows)
-                                          : decode_of<abi::kAttentionCluster>(s.rows);
+  return s.cluster == cuda::kDecodePair ? decode_of<cuda::kDecodePair>(s.rows)
+                                        : decode_of<cuda::kDecodeCluster>(s.rows);
 }
 
 inline cpu::TaskFn select_merge(uint64_t spec) {
@@ -84,7 +99,8 @@ inline std::vector<cpu::CpuKernel> make_table() {
   const auto rows = cpu::kernel_table();
   std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
   for (cpu::CpuKernel& row : table) {
-    if (row.info == &kAttention.info) row.select = select_attention, row.tasks = one_task;
+    if (row.info == &kAttention.info)
+      row.select = select_attention, row.tasks = one_task, row.plan = plan_on_host;
     if (row.info == &kAttentionMerge.info) row.select = select_merge, row.tasks = one_task;
   }
   table.push_back({&kAttentionDecode.info, select_decode, one_task});

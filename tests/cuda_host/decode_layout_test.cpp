@@ -19,8 +19,8 @@ void each_case(const Do& run) {
     for (const uint32_t v : kFormats) {
       for (const uint32_t n : {64, 128, 256, 512}) {
         for (const uint32_t wanted : {1, 5, 9, 13}) {
-          const auto rows = static_cast<uint32_t>(abi::attention_decode_rows(v, n, wanted));
-          for (const uint32_t cluster : {1u, abi::kAttentionPair, abi::kAttentionCluster})
+          const auto rows = static_cast<uint32_t>(decode_block_rows(v, n, wanted));
+          for (const uint32_t cluster : {1u, kDecodePair, kDecodeCluster})
             if (decode_stage(k, v, n, rows, cluster).fits) run(Case{k, v, n, rows, cluster});
         }
       }

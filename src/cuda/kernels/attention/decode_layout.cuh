@@ -12,6 +12,14 @@ constexpr uint32_t kDecodeCluster = 8, kDecodePair = 2;
 // clusters follow, at a multiple of 16 bytes.
 constexpr uint64_t decode_counters(uint64_t kv_heads) { return kv_heads * kDecodeRows; }
 
+// Rows that a block takes, if the KV head has so many; more go to further blocks. An MMA over
+// levels of V takes four rows, others take eight, and the sums must fit into registers.
+constexpr uint64_t decode_block_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
+  if (!abi::kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
+  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim : 8;
+  return wanted < most ? wanted : most;
+}
+
 // Bits of one code in a format's first and second plane; 16-bit floats are one plane.
 constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
   if (is_float16_format(format)) return plane == 0 ? 16 : 0;

@@ -47,6 +47,13 @@ PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   return first_plan(p, most, most);
 }
 
+// Whether the kernel's text has such a variant, whatever the GPU.
+bool is_decode(const abi::AttentionDecodeSpec& s) {
+  if (s.cluster != 1 && s.cluster != kDecodePair && s.cluster != kDecodeCluster) return false;
+  return decode_block_rows(s.v_format, s.head_dim, s.rows) == s.rows &&
+         decode_stage(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster).fits;
+}
+
 DecodeBlock plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
   const uint32_t k = s.k_format, v = s.v_format;
   return decode_block(decode_shared_layout(k, v, s.head_dim, s.rows, s.cluster),
@@ -78,19 +85,15 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  const uint32_t k = s.k_format, v = s.v_format, n = s.head_dim, rows = s.rows;
-  if (!decode_stage(k, v, n, rows, s.cluster).fits ||
-      abi::attention_decode_rows(v, n, rows) != rows)
-    return "";
-  if (s.cluster != 1 && s.cluster != abi::kAttentionPair && s.cluster != abi::kAttentionCluster)
-    return "";
-  return join("gyre::cuda::attention_decode<", k, "u, ", v, "u, ", n, "u, ", rows, "u, ",
-              uint32_t{s.cluster}, "u>");
+  if (!is_decode(s)) return "";
+  return join("gyre::cuda::attention_decode<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
+              "u, ", uint32_t{s.head_dim}, "u, ", uint32_t{s.rows}, "u, ", uint32_t{s.cluster},
+              "u>");
 }
 
 bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  if (s.cluster > 1 && limits.arch < 90) return false;
+  if (!is_decode(s) || (s.cluster > 1 && limits.arch < 90)) return false;
   return plan_of(s, limits).warps != 0;
 }
 

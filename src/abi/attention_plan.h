@@ -1,0 +1,80 @@
+#pragma once
+// What attention asks a backend, and what the backend answers. Host only: no kernel reads them.
+#include <bit>
+
+#include "abi/attention.h"
+
+namespace gyre::abi {
+
+struct AttentionPlan;
+
+// One command of attention: queries over the keys of one cache.
+struct AttentionProblem {
+  using Plan = AttentionPlan;
+
+  uint64_t tokens;
+  uint64_t heads;
+  uint64_t kv_heads;
+  uint64_t capacity;   // slots of the cache
+  uint64_t keys;       // that the queries see at most, when the command runs
+  uint64_t key_bytes;  // of K and V of one key and KV head, scales included
+  uint64_t addresses;  // of codes and scales, or-ed: the alignment they share
+  uint64_t splits;     // of the keys, with `states`; 0: the device chooses
+  KvCacheLayout k;
+  KvCacheLayout v;
+  uint32_t q_dtype;    // DType
+  uint32_t out_dtype;  // DType; f32 with `states`
+  uint32_t states;     // 1: the splits' partial states are wanted, not the output
+  uint32_t tree;       // 1: a tree mask over the newest keys
+};
+
+enum class AttentionKernel : uint32_t { attention, attention_decode };
+
+// Who reduces the splits' partial states to the output: nobody, because there is one split or the
+// states are what is wanted; the blocks of the kernel itself; attention_merge after it.
+enum class AttentionReduce : uint32_t { none, in_kernel, separate };
+
+struct AttentionPlan {
+  uint64_t spec;               // the kernel's pipeline key
+  uint64_t splits;             // of the keys, at least 1
+  uint64_t scratch_floats;     // zeros that the argument `partial` needs; 0: no argument
+  uint32_t fewest_split_keys;  // in a split, where the device counts the keys
+  AttentionKernel kernel;
+  AttentionReduce reduce;
+  uint32_t unused;
+};
+
+// (token, query head) pairs of a KV head.
+inline uint64_t attention_rows(const AttentionProblem& p) {
+  return p.tokens * (p.heads / p.kv_heads);
+}
+
+inline uint64_t attention_state_floats(const AttentionProblem& p, uint64_t splits) {
+  return splits * p.tokens * p.heads * (p.v.head_dim + 2);
+}
+
+// The kernel for any shape over some splits; attention_merge reduces them.
+inline AttentionPlan attention_any_shape_plan(const AttentionProblem& p, uint64_t splits,
+                                              uint32_t fewest_split_keys) {
+  const bool separate = splits > 1 && p.states == 0;
+  AttentionSpec spec{};
+  spec.q_dtype = static_cast<uint8_t>(p.q_dtype);
+  spec.out_dtype = separate ? uint8_t{0} : static_cast<uint8_t>(p.out_dtype);  // states are f32
+  spec.k_format = static_cast<uint8_t>(p.k.format);
+  spec.v_format = static_cast<uint8_t>(p.v.format);
+  AttentionPlan plan{};
+  plan.spec = std::bit_cast<uint64_t>(spec);
+  plan.splits = splits;
+  plan.scratch_floats = separate ? attention_state_floats(p, splits) : 0;
+  plan.fewest_split_keys = fewest_split_keys;
+  plan.kernel = AttentionKernel::attention;
+  plan.reduce = separate ? AttentionReduce::separate : AttentionReduce::none;
+  return plan;
+}
+
+// For a device that has one kernel and nothing to choose.
+inline AttentionPlan attention_default_plan(const AttentionProblem& p) {
+  return attention_any_shape_plan(p, p.splits != 0 ? p.splits : 1, kSplitUnit);
+}
+
+}  // namespace gyre::abi

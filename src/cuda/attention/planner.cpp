@@ -1,0 +1,163 @@
+#include "cuda/attention/planner.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda/kernels/attention/decode_layout.cuh"
+#include "cuda/names.h"
+
+namespace gyre::cuda {
+namespace {
+
+using abi::AttentionReduce;
+using Decode = std::optional<abi::AttentionDecodeSpec>;
+
+constexpr uint32_t kFewestKeys = 128;  // in a split: two chunks of 64 keys are worth a block
+
+constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+// cp.async copies 16 bytes from wherever a key, a value or a tile begins; offsets have 32 bits.
+bool copies_16_bytes(const abi::KvCacheLayout& cache, bool tiled) {
+  const uint64_t row = tiled ? cache.codes_tile_stride : cache.codes_tile_stride / abi::kKvTile;
+  const uint64_t all =
+      row | cache.codes_head_stride | cache.scales_tile_stride | cache.scales_head_stride;
+  return all % 16 == 0 && cache.codes_tile_stride < uint64_t{1} << 26 &&
+         cache.scales_tile_stride < uint64_t{1} << 26;
+}
+
+class Planner {
+ public:
+  Planner(const abi::AttentionProblem& problem, const CudaLimits& limits, HasDecode has)
+      : p_(problem), limits_(limits), has_(has), rows_(abi::attention_rows(problem)) {}
+
+  abi::AttentionPlan plan() const {
+    const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
+    if (!decode) return any_shape();
+    if (p_.states != 0)
+      return with(*decode, p_.splits != 0 ? p_.splits : decode_splits(*decode),
+                  AttentionReduce::none);
+    if (const Decode cluster = find_cluster())
+      return with(*cluster, kDecodeCluster, AttentionReduce::in_kernel);
+    const uint64_t splits = decode_splits(*decode);
+    if (splits == 1) return with(*decode, 1, AttentionReduce::none);
+    const Decode pair = find_pair(*decode, splits);
+    return with_scratch(with(pair ? *pair : *decode, splits, AttentionReduce::in_kernel));
+  }
+
+ private:
+  // attention_decode takes few rows, all of one mask where values may be NaN: a key that is hidden
+  // from some rows would show in them.
+  bool takes_few_rows() const {
+    constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
+    return rows_ <= kDecodeRows && p_.tree == 0 && p_.k.head_dim == p_.v.head_dim &&
+           (p_.tokens == 1 || is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
+           p_.capacity != 0 && p_.capacity <= kMostKeys && p_.addresses % 16 == 0 &&
+           copies_16_bytes(p_.k, false) && copies_16_bytes(p_.v, is_compressed(p_.v.format));
+  }
+
+  // Fewer rows to a block than there could be where shared memory does not hold them.
+  Decode find_decode(uint32_t cluster) const {
+    const uint64_t step = is_compressed(p_.v.format) ? 4 : 8;
+    for (uint64_t rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_); rows >= step;
+         rows -= step) {
+      const abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
+          p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
+      if (has_(spec_key(spec), limits_)) return spec;
+    }
+    return {};
+  }
+
+  // KV heads, with as many of a head's rows each as a block takes.
+  uint64_t row_tiles(const abi::AttentionDecodeSpec& spec) const {
+    return p_.kv_heads * ceil_div(rows_, spec.rows);
+  }
+
+  // Few keys: as many splits as a cluster has blocks, which reduce them through DSMEM, faster than
+  // through global memory. Where there are more keys, more blocks than that are worth waiting for:
+  // measured, sooner where codes must be unpacked than where time is bytes alone.
+  Decode find_cluster() const {
+    constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = uint64_t{6144} * 128;
+    const auto whole_bytes = [](uint32_t f) { return !is_compressed(f) || f == abi::kTq8; };
+    const bool few = whole_bytes(p_.k.format) && whole_bytes(p_.v.format)
+                         ? p_.keys * p_.key_bytes <= kFewBytes
+                         : p_.keys * p_.k.head_dim * ceil_div(rows_, 4) <= kFewCodes;
+    if (!few || p_.keys <= kFewestKeys) return {};
+    const Decode spec = find_decode(kDecodeCluster);
+    if (!spec) return {};
+    const uint64_t blocks = row_tiles(*spec) * kDecodeCluster;
+    return blocks <= limits_.multiprocessors && 4 * blocks >= limits_.multiprocessors ? spec
+                                                                                      : Decode{};
+  }
+
+  // Pairs of blocks reduce their two splits through DSMEM first: where a block has many sums, the
+  // last one to end would read those of all splits.
+  Decode find_pair(const abi::AttentionDecodeSpec& decode, uint64_t splits) const {
+    constexpr uint64_t kManySums = uint64_t{12} * 128;
+    const bool pays = decode.rows * uint64_t{p_.v.head_dim} >= kManySums;
+    return pays && splits % 2 == 0 ? find_decode(kDecodePair) : Decode{};
+  }
+
+  // One block for each multiprocessor; where row tiles alone are more than half of that, the number
+  // of splits that leaves the fewest idle in the last wave, if that is a tenth better.
+  uint64_t decode_splits(const abi::AttentionDecodeSpec& decode) const {
+    constexpr uint64_t kMostSplits = 8;
+    const uint64_t blocks = std::max<uint64_t>(limits_.multiprocessors, 1);
+    const uint64_t tiles = row_tiles(decode);
+    const uint64_t most = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
+    uint64_t best = std::clamp<uint64_t>(blocks / tiles, 1, most);
+    if (blocks / tiles > 1) return best;
+    for (uint64_t s = 2; s <= std::min(most, kMostSplits); ++s) {
+      const uint64_t waves = ceil_div(tiles * s, blocks);
+      const uint64_t of_best = ceil_div(tiles * best, blocks);
+      if (10 * waves * best < 9 * of_best * s) best = s;
+    }
+    return best;
+  }
+
+  // Four blocks of 128 threads to a multiprocessor.
+  abi::AttentionPlan any_shape() const {
+    constexpr uint64_t kBlocks = 4, kRows = 64;
+    const uint64_t blocks = std::max<uint64_t>(kBlocks * limits_.multiprocessors, 1);
+    const uint64_t wanted = blocks / std::min(blocks, p_.kv_heads * ceil_div(rows_, kRows));
+    const uint64_t most = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
+    const uint64_t splits = p_.splits != 0 ? p_.splits : std::clamp<uint64_t>(wanted, 1, most);
+    return abi::attention_any_shape_plan(p_, splits, kFewestKeys);
+  }
+
+  static abi::AttentionPlan with(const abi::AttentionDecodeSpec& spec, uint64_t splits,
+                                 AttentionReduce reduce) {
+    abi::AttentionPlan plan{};
+    plan.spec = spec_key(spec);
+    plan.splits = splits;
+    plan.fewest_split_keys = kFewestKeys;
+    plan.kernel = abi::AttentionKernel::attention_decode;
+    plan.reduce = reduce;
+    return plan;
+  }
+  // For what is reduced through global memory.
+  abi::AttentionPlan with_scratch(abi::AttentionPlan plan) const {
+    plan.scratch_floats =
+        decode_counters(p_.kv_heads) + abi::attention_state_floats(p_, plan.splits);
+    return plan;
+  }
+
+  const abi::AttentionProblem& p_;
+  const CudaLimits& limits_;
+  HasDecode has_;
+  uint64_t rows_;
+};
+
+}  // namespace
+
+abi::AttentionPlan plan_attention(const abi::AttentionProblem& problem, const CudaLimits& limits,
+                                  HasDecode has) {
+  return Planner(problem, limits, has).plan();
+}
+
+bool plan_attention(const void* problem, const CudaLimits& limits, void* plan) {
+  *static_cast<abi::AttentionPlan*>(plan) =
+      plan_attention(*static_cast<const abi::AttentionProblem*>(problem), limits);
+  return true;
+}
+
+}  // namespace gyre::cuda

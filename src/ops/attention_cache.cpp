@@ -1,0 +1,90 @@
+// Attention over the segments of a KvCache: body, sinks, tail.
+#include <utility>
+
+#include "ops/attention_dispatch.h"
+#include "ops/attention_spec.h"
+#include "ops/cache_ops.h"
+#include "runtime/device_impl.h"
+#include "runtime/recorder.h"
+
+namespace gyre {
+namespace {
+
+constexpr const char* kOp = "kv_cache.attend";
+
+void check_attend(const AttentionCall& body, const AttentionInputs& in) {
+  check_call(body);
+  check_outputs(kOp, {{}, in.out, in.lse, in.sinks},
+                {in.q.shape(0), in.q.shape(1), body.in.v_cache.shape.head_dim});
+  for (const Tensor* written : {&in.out, &in.lse}) {
+    check_apart(kOp, written == &in.out ? "out" : "lse", *written,
+                {&in.q, &in.sinks, &in.slopes, &in.tree});
+  }
+}
+
+Tensor at_least(const Device& device, const Tensor& scratch, uint64_t floats) {
+  if (scratch.defined() && scratch.elements() >= floats) return scratch;
+  return device.tensor(DType::f32, {floats});
+}
+
+// The states of every segment, one behind the other.
+void dispatch_segments(Recording& recording, const AttentionInputs& in,
+                       const AttentionOptions& options, const CacheSegments& segments,
+                       const abi::AttentionPlan& body, const Tensor& partial) {
+  uint64_t first = 0;
+  for (uint32_t i = 0; i < segments.count; ++i) {
+    const CacheSegment& segment = segments.of[i];
+    const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
+    const AttentionCall call{kOp, reads, options, &segment.at};
+    const abi::AttentionPlan plan =
+        i == 0 ? body : plan_call(recording, call, {.states = true, .splits = 1});
+    dispatch_call(
+        recording, call, plan,
+        {.partial = partial.slice(0, first, plan.splits), .out = {}, .lse = {}, .sinks = {}});
+    first += plan.splits;
+  }
+}
+
+}  // namespace
+
+std::string describe_attention(const Device& device, KvFormat k, KvFormat v) {
+  return device.impl()->describe(kAttention.info,
+                                 spec_key(make_spec(DType::f32, k, v, DType::f32)));
+}
+
+void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options,
+                  const CacheSegments& segments, AttendScratch& scratch) {
+  Recording recording(encoder, kOp);
+  const CacheSegment& body = segments.of[0];
+  const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.slopes, in.tree};
+  const AttentionCall call{kOp, reads, options, &body.at};
+  check_attend(call, in);
+  if (in.q.shape(0) == 0) return;
+  const bool alone = segments.count == 1;
+  const AttentionWanted wanted{alone ? in.out.dtype() : DType::f32, !alone};
+  const abi::AttentionPlan plan = plan_call(recording, call, wanted);
+  const bool merge = !alone || plan.reduce == abi::AttentionReduce::separate;
+  AttendScratch reserved = scratch;
+  Tensor partial;
+  if (merge) {
+    const Dims states = attention_partial_shape(plan.splits + segments.count - 1, in.q.shape(),
+                                                body.v.shape.head_dim);
+    const uint64_t floats = states[0] * states[1] * states[2] * states[3];
+    reserved.states = at_least(encoder.device(), scratch.states, floats);
+    partial = reserved.states.slice(0, 0, floats).reshape(states);
+  } else if (plan.scratch_floats != 0) {
+    reserved.in_kernel = at_least(encoder.device(), scratch.in_kernel, plan.scratch_floats);
+    partial = reserved.in_kernel;
+  }
+  const AttentionMergeInputs outputs{partial, in.out, in.lse, in.sinks};
+  if (alone) {
+    dispatch_call(recording, call, plan, outputs);
+  } else {
+    dispatch_segments(recording, in, options, segments, plan, partial);
+  }
+  if (merge) dispatch_merge(recording, outputs);
+  recording.commit();
+  scratch = std::move(reserved);
+}
+
+}  // namespace gyre

@@ -1,0 +1,125 @@
+#include "ops/attention_check.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/kv_layout.h"
+#include "runtime/layout.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+void check_cache(const char* op, const char* what, const KvBuffer& cache, KvRole role) {
+  check_kv_buffer(op, what, cache);
+  require(cache.shape.role == role, op, ": ", what, " must have role ",
+          role == KvRole::k ? "k" : "v");
+  require(cache.shape.head_dim >= 16 && cache.shape.head_dim % 8 == 0, op, ": head_dim of ", what,
+          " must be a multiple of 8 from 16, got ", cache.shape.head_dim);
+}
+
+void check_caches(const char* op, const AttentionPartialInputs& in) {
+  check_cache(op, "k_cache", in.k_cache, KvRole::k);
+  check_cache(op, "v_cache", in.v_cache, KvRole::v);
+  const KvShape &k = in.k_cache.shape, &v = in.v_cache.shape;
+  require(k.kv_heads != 0, op, ": k_cache has no heads");
+  require(v.kv_heads == k.kv_heads, op, ": v_cache must have the kv_heads of k_cache: ", k.kv_heads,
+          ", got ", v.kv_heads);
+  require(v.capacity == k.capacity, op, ": v_cache must have the capacity of k_cache: ", k.capacity,
+          ", got ", v.capacity);
+}
+
+void check_query(const char* op, const AttentionPartialInputs& in) {
+  const KvShape& k = in.k_cache.shape;
+  require(in.q.defined(), op, ": q is undefined");
+  require(in.q.rank() == 3, op, ": q must be [tokens, heads, head_dim], got shape ", in.q.shape());
+  require(is_float(in.q.dtype()), op, ": q must be f32, f16 or bf16, got ", in.q.dtype());
+  require(in.q.shape(2) == k.head_dim, op, ": q must have the head_dim of k_cache: ", k.head_dim,
+          ", got ", in.q.shape(2));
+  require(in.q.stride(2) == 1, op, ": head_dim of q must be contiguous, got stride ",
+          in.q.stride(2));
+  require(in.q.shape(1) != 0 && in.q.shape(1) % k.kv_heads == 0, op,
+          ": heads must be a multiple of kv_heads ", k.kv_heads, ", got ", in.q.shape(1));
+  // Rows and tasks are counted in 64 bits from these.
+  require(in.q.shape(0) <= uint64_t{1} << 32, op, ": at most 2^32 query tokens, got ",
+          in.q.shape(0));
+  require(in.q.shape(1) <= uint64_t{1} << 20, op, ": at most 2^20 heads, got ", in.q.shape(1));
+}
+
+void check_per_head(const char* op, const char* what, const Tensor& tensor, uint64_t heads) {
+  if (!tensor.defined()) return;
+  require(tensor.dtype() == DType::f32 && tensor.rank() == 1 && tensor.shape(0) == heads &&
+              tensor.is_contiguous(),
+          op, ": ", what, " must be contiguous f32 [", heads, "], got ", tensor.dtype(), " ",
+          tensor.shape(), " with strides ", tensor.strides());
+}
+
+void check_options(const AttentionCall& call) {
+  const uint64_t capacity = call.in.k_cache.shape.capacity, tokens = call.in.q.shape(0);
+  if (call.state == nullptr) {
+    require(call.options.length <= capacity, call.op, ": length must be at most the capacity ",
+            capacity, ", got ", call.options.length);
+    require(call.options.ring_start < std::max<uint64_t>(capacity, 1), call.op,
+            ": ring_start must be below the capacity ", capacity, ", got ",
+            call.options.ring_start);
+  }
+  require(std::isfinite(call.options.scale), call.op, ": scale must be finite, got ",
+          call.options.scale);
+  require(std::isfinite(call.options.soft_cap) && call.options.soft_cap >= 0, call.op,
+          ": soft_cap must be finite and not negative, got ", call.options.soft_cap);
+  check_per_head(call.op, "slopes", call.in.slopes, call.in.q.shape(1));
+  if (!call.in.tree.defined()) return;
+  const Tensor& tree = call.in.tree;
+  require(tree.dtype() == DType::u8 && tree.rank() == 2 && tree.shape(0) == tokens &&
+              tree.shape(1) == tokens && (tree.stride(1) == 1 || tokens == 1),
+          call.op, ": tree must be u8 [", tokens, ", ", tokens, "] with contiguous rows, got ",
+          tree.dtype(), " ", tree.shape(), " with strides ", tree.strides());
+  require(call.state != nullptr || tokens <= call.options.length, call.op,
+          ": with a tree the queries must be in the cache: ", tokens, " queries, length ",
+          call.options.length);
+}
+
+}  // namespace
+
+void check_call(const AttentionCall& call) {
+  check_caches(call.op, call.in);
+  check_query(call.op, call.in);
+  check_options(call);
+}
+
+void check_outputs(const char* op, const AttentionMergeInputs& in, const Dims& shape) {
+  require(in.out.defined(), op, ": out is undefined");
+  require(is_float(in.out.dtype()), op, ": out must be f32, f16 or bf16, got ", in.out.dtype());
+  require(in.out.shape() == shape, op, ": out must have shape ", shape, ", got ", in.out.shape());
+  require(in.out.stride(2) == 1, op, ": head_dim of out must be contiguous, got stride ",
+          in.out.stride(2));
+  require(in.out.is_injective(), op, ": strides ", in.out.strides(),
+          " make elements of out share memory");
+  check_per_head(op, "sinks", in.sinks, shape[1]);
+  if (!in.lse.defined()) return;
+  require(in.lse.dtype() == DType::f32 && in.lse.rank() == 2 && in.lse.shape(0) == shape[0] &&
+              in.lse.shape(1) == shape[1],
+          op, ": lse must be f32 [", shape[0], ", ", shape[1], "], got ", in.lse.dtype(), " ",
+          in.lse.shape());
+  require(in.lse.is_injective(), op, ": strides ", in.lse.strides(),
+          " make elements of lse share memory");
+  require(!may_overlap(in.lse, in.out), op, ": lse and out share memory");
+}
+
+void check_apart(const char* op, const char* what, const Tensor& written,
+                 std::initializer_list<const Tensor*> read) {
+  if (!written.defined()) return;
+  for (const Tensor* tensor : read) {
+    require(!tensor->defined() || !may_overlap(written, *tensor), op, ": ", what,
+            " shares memory with an input");
+  }
+}
+
+void check_partial_tensor(const char* op, const Tensor& partial) {
+  require(partial.defined(), op, ": partial is undefined");
+  require(partial.dtype() == DType::f32 && partial.rank() == 4 && partial.is_contiguous(), op,
+          ": partial must be contiguous f32 [splits, tokens, heads, v_head_dim + 2], got ",
+          partial.dtype(), " ", partial.shape(), " with strides ", partial.strides());
+}
+
+}  // namespace gyre

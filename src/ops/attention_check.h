@@ -1,0 +1,27 @@
+#pragma once
+// What attention, its two halves and a cache's attention refuse.
+
+#include <initializer_list>
+
+#include "gyre/attention.h"
+#include "ops/cache_ops.h"
+
+namespace gyre {
+
+// Queries over one cache.
+struct AttentionCall {
+  const char* op = nullptr;
+  const AttentionPartialInputs& in;
+  const AttentionOptions& options;
+  const CacheState* state = nullptr;  // then length and ring_start are found on the device
+};
+
+void check_call(const AttentionCall& call);
+// `shape`: [tokens, heads, head_dim] of out; lse has the first two.
+void check_outputs(const char* op, const AttentionMergeInputs& in, const Dims& shape);
+void check_partial_tensor(const char* op, const Tensor& partial);
+// What is written shares no memory with what is read.
+void check_apart(const char* op, const char* what, const Tensor& written,
+                 std::initializer_list<const Tensor*> read);
+
+}  // namespace gyre

@@ -1,0 +1,133 @@
+#include "ops/attention_dispatch.h"
+
+#include "ops/attention_spec.h"
+#include "ops/kv_layout.h"
+
+namespace gyre {
+namespace {
+
+uint64_t first_key(const AttentionCall& call) {
+  return abi::attention_first_key(call.in.q.shape(0), call.options.length, call.options.window);
+}
+
+abi::AttentionProblem make_problem(const AttentionCall& call, const AttentionWanted& wanted) {
+  const KvBuffer &k = call.in.k_cache, &v = call.in.v_cache;
+  abi::AttentionProblem p{};
+  p.tokens = call.in.q.shape(0);
+  p.heads = call.in.q.shape(1);
+  p.kv_heads = k.shape.kv_heads;
+  p.capacity = k.shape.capacity;
+  // A cache's keys are counted on the device: it may be full.
+  p.keys = call.state != nullptr ? p.capacity : call.options.length - first_key(call);
+  if (p.capacity != 0) p.key_bytes = (k.bytes() + v.bytes()) / p.kv_heads / p.capacity;
+  p.addresses = k.codes.address() | k.scales.address() | v.codes.address() | v.scales.address();
+  p.splits = wanted.splits;
+  p.k = kv_cache_layout(k);
+  p.v = kv_cache_layout(v);
+  p.q_dtype = static_cast<uint32_t>(call.in.q.dtype());
+  p.out_dtype = static_cast<uint32_t>(wanted.out);
+  p.states = wanted.states ? 1 : 0;
+  p.tree = call.in.tree.defined() ? 1 : 0;
+  return p;
+}
+
+// Where the keys are: known now, or found on the device when the command runs.
+void fill_keys(const AttentionCall& call, abi::AttentionParams& p) {
+  if (call.state != nullptr) {
+    p.places = call.state->places;
+    p.segment = call.state->segment;
+    const uint64_t before = p.segment == abi::kSegmentBody ? p.places.sinks % p.capacity : 0;
+    p.ring_start = (p.capacity - before) % p.capacity;
+    return;
+  }
+  p.length = p.end_key = call.options.length;
+  p.ring_start = call.options.ring_start;
+  p.first_key = first_key(call);
+  const uint64_t keys = p.end_key - p.first_key;
+  p.split_keys = abi::attention_split_keys(keys, p.splits);
+  p.used_splits = keys == 0 ? 1 : static_cast<uint32_t>((keys + p.split_keys - 1) / p.split_keys);
+}
+
+void fill_call(const AttentionCall& call, abi::AttentionParams& p) {
+  const AttentionPartialInputs& in = call.in;
+  p.tokens = in.q.shape(0);
+  p.heads = in.q.shape(1);
+  p.kv_heads = in.k_cache.shape.kv_heads;
+  p.group = static_cast<uint32_t>(p.heads / p.kv_heads);
+  p.capacity = in.k_cache.shape.capacity;
+  p.window = call.options.window;
+  p.q_token_stride = in.q.stride(0) * size_bytes(in.q.dtype());
+  p.q_head_stride = in.q.stride(1) * size_bytes(in.q.dtype());
+  p.q_dtype = static_cast<uint32_t>(in.q.dtype());
+  p.tree_stride = in.tree.defined() ? in.tree.stride(0) : 0;
+  p.k = kv_cache_layout(in.k_cache);
+  p.v = kv_cache_layout(in.v_cache);
+  p.scale = call.options.scale;
+  p.soft_cap = call.options.soft_cap;
+  p.causal = call.options.causal && !in.tree.defined() ? 1 : 0;
+}
+
+// Strides of out and lse, in the params of either kernel that writes them.
+template <class Params>
+void fill_outputs(const AttentionMergeInputs& outputs, Params& p) {
+  p.out_token_stride = outputs.out.stride(0) * size_bytes(outputs.out.dtype());
+  p.out_head_stride = outputs.out.stride(1) * size_bytes(outputs.out.dtype());
+  if (!outputs.lse.defined()) return;
+  p.lse_token_stride = outputs.lse.stride(0) * sizeof(float);
+  p.lse_head_stride = outputs.lse.stride(1) * sizeof(float);
+}
+
+}  // namespace
+
+abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& call,
+                             const AttentionWanted& wanted) {
+  const abi::AttentionProblem problem = make_problem(call, wanted);
+  abi::AttentionPlan plan = abi::attention_default_plan(problem);
+  recording.plan(kAttention, problem, plan);
+  return plan;
+}
+
+void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
+                   const AttentionMergeInputs& outputs) {
+  using abi::AttentionReduce;
+  const AttentionPartialInputs& in = call.in;
+  const bool direct = outputs.out.defined() && plan.reduce != AttentionReduce::separate;
+  abi::AttentionParams p{};
+  fill_call(call, p);
+  p.splits = plan.splits;
+  p.fewest_split_keys = plan.fewest_split_keys;
+  fill_keys(call, p);
+  p.partial = abi::kAttentionPartial;
+  if (direct) {
+    p.partial = plan.scratch_floats != 0 ? abi::kAttentionMerged : abi::kAttentionWhole;
+    p.out_dtype = static_cast<uint32_t>(outputs.out.dtype());
+    fill_outputs(outputs, p);
+  }
+  const Tensor none;
+  const auto record = [&](const auto& kernel, const auto& spec) {
+    recording.dispatch(
+        kernel, spec, p,
+        {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
+         direct ? &outputs.out : &none, direct ? &outputs.lse : &none,
+         direct ? &outputs.sinks : &none, &in.slopes, &in.tree, &outputs.partial,
+         call.state != nullptr ? &call.state->state : &none});
+  };
+  if (plan.kernel == abi::AttentionKernel::attention_decode) {
+    record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
+  } else {
+    record(kAttention, spec_from_key<abi::AttentionSpec>(plan.spec));
+  }
+}
+
+void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {
+  abi::AttentionMergeParams p{};
+  p.splits = in.partial.shape(0);
+  p.tokens = in.partial.shape(1);
+  p.heads = in.partial.shape(2);
+  p.head_dim = in.out.shape(2);
+  fill_outputs(in, p);
+  recording.dispatch(kAttentionMerge, make_merge_spec(in.out.dtype()), p,
+                     {&in.partial, &in.out, &in.lse, &in.sinks});
+}
+
+}  // namespace gyre
