@@ -23,36 +23,11 @@ constexpr uint32_t kKvMaxBlocks = 16;  // transform blocks of one head: at most 
 constexpr uint32_t kKvMaxScales = 16;
 constexpr uint32_t kKvTile = 8;  // tokens in a tile of V, and in a tile of scales
 
-constexpr bool kv_is_native(uint32_t format) { return format >= kTq2 && format <= kTq8; }
+constexpr uint32_t kFirstNative = kTq2, kLastNative = kTq8;
+constexpr bool kv_is_native(uint32_t format) {
+  return format >= kFirstNative && format <= kLastNative;
+}
 constexpr bool kv_is_compat(uint32_t format) { return format >= kCompat4 && format <= kCompat8; }
-
-constexpr uint32_t kv_bits(uint32_t format) {
-  switch (format) {
-    case kTq2:
-      return 2;
-    case kTq3:
-      return 3;
-    case kTq4:
-    case kCompat4:
-      return 4;
-    case kTq5:
-    case kCompat5:
-      return 5;
-    case kTq6:
-    case kCompat6:
-      return 6;
-    default:
-      return 8;
-  }
-}
-
-// Low plane of a code: nibbles for 4, 5 and 6 bits, pairs for 2 and 3, bytes for 8. The rest is the
-// high plane.
-constexpr uint32_t kv_low_bits(uint32_t format) {
-  const uint32_t bits = kv_bits(format);
-  return bits <= 3 ? 2 : (bits == 8 ? 8 : 4);
-}
-constexpr uint32_t kv_high_bits(uint32_t format) { return kv_bits(format) - kv_low_bits(format); }
 
 // Magnitudes that 2 to 4-bit codes stand for (Lloyd-Max centroids of N(0,1) as integers), in units
 // of the scale. Those of 4 bits are odd: a level is then 2 u - 107 with u of 7 bits.
@@ -66,50 +41,85 @@ constexpr uint8_t kTq2Thresholds[1] = {156};
 constexpr uint8_t kTq3Thresholds[3] = {41, 86, 143};
 constexpr uint8_t kTq4Thresholds[7] = {20, 40, 62, 86, 112, 144, 188};
 
-// Levels per standard deviation: where the integer magnitudes fit N(0,1) best. Twice that, for 2
-// |v|.
-constexpr float kTq2Gain = 158.90360f;  // 2 / 0.01258624817301284
-constexpr float kTq3Gain = 81.812515f;  // 2 / 0.0244461383835827
-constexpr float kTq4Gain = 78.24923f;   // 2 / 0.025559356256893873
+// How the codes of a native format stand for levels. magnitudes: an index into the list above, sign
+// in the top bit. odd: the odd integer 2 code - (2^bits - 1). bytes: the byte is the integer.
+enum class KvLevels : uint32_t { magnitudes, odd, bytes };
 
-// What a scale of V is multiplied by: 1 / sqrt(1 - D), D the error of the magnitudes on N(0,1). A
-// decoded block with the length of the block is short by that much along the block, and averaging
-// over tokens would keep the loss. Keys, and V above 4 bits, keep the length.
-constexpr float kTq2ValueStretch = 1.0644817f;  // D = 0.117481911838059
-constexpr float kTq3ValueStretch = 1.0177351f;  // D = 0.0345485776769534
-constexpr float kTq4ValueStretch = 1.0048008f;  // D = 0.00953290924499739
-
-constexpr float kv_value_stretch(uint32_t format) {
+// What tells the native formats apart, a row each.
+struct KvCodec {
+  uint32_t bits;
+  KvLevels levels;
+  // A code is made of gain * coordinate / root mean square of the block (magnitudes: twice the
+  // levels per standard deviation where they fit N(0,1) best), or / its largest magnitude.
+  float gain;
+  // What a scale of V is multiplied by: 1 / sqrt(1 - D), D the error of the magnitudes on N(0,1). A
+  // decoded block with the length of the block is short by that much along the block, and averaging
+  // over tokens would keep the loss. Keys, and V above 4 bits, keep the length.
+  float value_stretch;
+};
+constexpr KvCodec kv_codec(uint32_t format) {
   switch (format) {
-    case kTq2:
-      return kTq2ValueStretch;
-    case kTq3:
-      return kTq3ValueStretch;
-    case kTq4:
-      return kTq4ValueStretch;
+    case kTq2:  // gain 2 / 0.01258624817301284, D = 0.117481911838059
+      return {2, KvLevels::magnitudes, 158.90360f, 1.0644817f};
+    case kTq3:  // 2 / 0.0244461383835827, D = 0.0345485776769534
+      return {3, KvLevels::magnitudes, 81.812515f, 1.0177351f};
+    case kTq4:  // 2 / 0.025559356256893873, D = 0.00953290924499739
+      return {4, KvLevels::magnitudes, 78.24923f, 1.0048008f};
+    case kTq5:
+      return {5, KvLevels::odd, 16, 1};
+    case kTq6:
+      return {6, KvLevels::odd, 32, 1};
     default:
-      return 1.0f;
+      return {8, KvLevels::bytes, 127, 1};
+  }
+}
+constexpr bool kv_has_magnitudes(uint32_t format) {
+  return kv_is_native(format) && kv_codec(format).levels == KvLevels::magnitudes;
+}
+
+constexpr uint32_t kv_bits(uint32_t format) {
+  switch (format) {
+    case kCompat4:
+      return 4;
+    case kCompat5:
+      return 5;
+    case kCompat6:
+      return 6;
+    default:
+      return kv_codec(format).bits;
   }
 }
 
-// tq5 and tq6: code c is the odd integer 2c - (2^bits - 1). tq8: the byte is the integer.
-// Codes of 2 to 4 bits: magnitude index, sign in the top bit.
+// Low plane of a code: nibbles for 4, 5 and 6 bits, pairs for 2 and 3, bytes for 8. The rest is the
+// high plane.
+constexpr uint32_t kv_low_bits(uint32_t format) {
+  const uint32_t bits = kv_bits(format);
+  return bits <= 3 ? 2 : (bits == 8 ? 8 : 4);
+}
+constexpr uint32_t kv_high_bits(uint32_t format) { return kv_bits(format) - kv_low_bits(format); }
 
+constexpr int32_t kv_magnitude(uint32_t format, uint32_t index) {
+  return format == kTq2 ? kTq2Levels[index]
+                        : (format == kTq3 ? kTq3Levels[index] : kTq4Levels[index]);
+}
 constexpr int32_t kv_level(uint32_t format, uint32_t code) {
-  switch (format) {
-    case kTq2:
-      return (code & 2) != 0 ? -kTq2Levels[code & 1] : kTq2Levels[code & 1];
-    case kTq3:
-      return (code & 4) != 0 ? -kTq3Levels[code & 3] : kTq3Levels[code & 3];
-    case kTq4:
-      return (code & 8) != 0 ? -kTq4Levels[code & 7] : kTq4Levels[code & 7];
-    case kTq5:
-      return 2 * static_cast<int32_t>(code) - 31;
-    case kTq6:
-      return 2 * static_cast<int32_t>(code) - 63;
+  const KvCodec codec = kv_codec(format);
+  const uint32_t top = 1u << (codec.bits - 1);
+  switch (codec.levels) {
+    case KvLevels::magnitudes: {
+      const int32_t magnitude = kv_magnitude(format, code & (top - 1));
+      return (code & top) != 0 ? -magnitude : magnitude;
+    }
+    case KvLevels::odd:
+      return 2 * static_cast<int32_t>(code) - static_cast<int32_t>(2 * top - 1);
     default:
       return static_cast<int8_t>(code);
   }
+}
+// The code that a block of zeros is filled with.
+constexpr uint32_t kv_zero_code(uint32_t format) {
+  const KvCodec codec = kv_codec(format);
+  return codec.levels == KvLevels::odd ? 1u << (codec.bits - 1) : 0;
 }
 
 // A scale is 16 bits: 8 of exponent (bias 158), 8 of mantissa, no sign; all ones and a mantissa is

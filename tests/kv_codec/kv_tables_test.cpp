@@ -150,15 +150,17 @@ TEST_P(NativeTables, CostNextToNothing) {
   EXPECT_GE(error, 0.99999 * kOptimum[bits]);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, NativeTables,
-    testing::Values(NativeTable{2, abi::kTq2Levels, abi::kTq2Thresholds, abi::kTq2Gain,
-                                abi::kv_value_stretch(abi::kTq2)},
-                    NativeTable{3, abi::kTq3Levels, abi::kTq3Thresholds, abi::kTq3Gain,
-                                abi::kv_value_stretch(abi::kTq3)},
-                    NativeTable{4, abi::kTq4Levels, abi::kTq4Thresholds, abi::kTq4Gain,
-                                abi::kv_value_stretch(abi::kTq4)}),
-    [](const auto& test) { return "tq" + std::to_string(test.param.bits); });
+INSTANTIATE_TEST_SUITE_P(Formats, NativeTables,
+                         testing::Values(NativeTable{2, abi::kTq2Levels, abi::kTq2Thresholds,
+                                                     abi::kv_codec(abi::kTq2).gain,
+                                                     abi::kv_codec(abi::kTq2).value_stretch},
+                                         NativeTable{3, abi::kTq3Levels, abi::kTq3Thresholds,
+                                                     abi::kv_codec(abi::kTq3).gain,
+                                                     abi::kv_codec(abi::kTq3).value_stretch},
+                                         NativeTable{4, abi::kTq4Levels, abi::kTq4Thresholds,
+                                                     abi::kv_codec(abi::kTq4).gain,
+                                                     abi::kv_codec(abi::kTq4).value_stretch}),
+                         [](const auto& test) { return "tq" + std::to_string(test.param.bits); });
 
 struct CompatTable {
   uint32_t bits;

@@ -149,10 +149,10 @@ HWY_INLINE int32_t EncodeBlock(const float* HWY_RESTRICT y, size_t n, uint8_t* H
   return hn::GetLane(hn::SumOfLanes(DSquares(), squares));
 }
 
-// 2 to 4 bits: sign and index of the nearest magnitude, a tie to the smaller one.
+// Sign and index of the nearest magnitude, a tie to the smaller one.
 template <uint32_t kBits>
-HWY_INLINE int32_t EncodeLevels(const float* HWY_RESTRICT y, size_t n, float inverse,
-                                uint8_t* HWY_RESTRICT codes) {
+HWY_INLINE int32_t EncodeMagnitudes(const float* HWY_RESTRICT y, size_t n, float inverse,
+                                    uint8_t* HWY_RESTRICT codes) {
   constexpr const LevelTables& kTables =
       kBits == 2 ? kTq2Tables : (kBits == 3 ? kTq3Tables : kTq4Tables);
   const DHadamard d;
@@ -176,7 +176,7 @@ HWY_INLINE int32_t EncodeLevels(const float* HWY_RESTRICT y, size_t n, float inv
   return EncodeBlock(y, n, codes, code);
 }
 
-// 5, 6 and 8 bits: the nearest integer (odd ones below 8 bits), a tie to the lower one.
+// The nearest integer (odd ones below 8 bits), a tie to the lower one.
 template <uint32_t kBits>
 HWY_INLINE int32_t EncodeIntegers(const float* HWY_RESTRICT y, size_t n, float inverse,
                                   uint8_t* HWY_RESTRICT codes) {
@@ -202,12 +202,22 @@ HWY_INLINE int32_t EncodeIntegers(const float* HWY_RESTRICT y, size_t n, float i
   return EncodeBlock(y, n, codes, code);
 }
 
-// Code of a coordinate that is zero, and its squared level.
-template <uint32_t kBits>
-inline constexpr uint8_t kZeroCode = kBits == 5 || kBits == 6 ? 1 << (kBits - 1) : 0;
 template <uint32_t kFormat>
-inline constexpr int32_t kZeroSquare = abi::kv_level(kFormat, kZeroCode<abi::kv_bits(kFormat)>) *
-                                       abi::kv_level(kFormat, kZeroCode<abi::kv_bits(kFormat)>);
+HWY_INLINE int32_t EncodeFormat(const float* HWY_RESTRICT y, size_t n, float inverse,
+                                uint8_t* HWY_RESTRICT codes) {
+  constexpr uint32_t kBits = abi::kv_bits(kFormat);
+  if constexpr (abi::kv_has_magnitudes(kFormat))
+    return EncodeMagnitudes<kBits>(y, n, inverse, codes);
+  if constexpr (!abi::kv_has_magnitudes(kFormat))
+    return EncodeIntegers<kBits>(y, n, inverse, codes);
+}
+
+// Code of a coordinate that is zero, and its squared level.
+template <uint32_t kFormat>
+inline constexpr uint8_t kZeroCode = static_cast<uint8_t>(abi::kv_zero_code(kFormat));
+template <uint32_t kFormat>
+inline constexpr int32_t kZeroSquare =
+    abi::kv_level(kFormat, kZeroCode<kFormat>) * abi::kv_level(kFormat, kZeroCode<kFormat>);
 
 }  // namespace gyre::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

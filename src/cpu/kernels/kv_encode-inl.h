@@ -122,7 +122,7 @@ constexpr uint32_t kCommonBlock = 128;  // gets loops of its own
 template <uint32_t kFormat, class First>
 HWY_INLINE void TransformRow(const KvHead& head, const First& first, uint32_t slot, float* y,
                              KvFacts& facts) {
-  constexpr bool kLargest = abi::kv_bits(kFormat) > 4;
+  constexpr bool kLargest = !abi::kv_has_magnitudes(kFormat);
   uint32_t scale = 0;
   for (uint32_t b = 0; b < head.blocks.count; ++b) {
     const size_t begin = head.blocks.begin[b], n = head.blocks.size[b];
@@ -152,16 +152,8 @@ HWY_INLINE void LoadSlots(const float (*lanes)[4], VHadamard (&v)[4]) {
   Transpose4(v[0], v[1], v[2], v[3]);
 }
 
-template <uint32_t kBits>
-inline constexpr float kGain = kBits == 2   ? abi::kTq2Gain
-                               : kBits == 3 ? abi::kTq3Gain
-                               : kBits == 4 ? abi::kTq4Gain
-                               : kBits == 8 ? 127.0f
-                                            : static_cast<float>(1 << (kBits - 1));
-
 template <uint32_t kFormat>
 HWY_INLINE void FindFactors(const KvHead& head, KvFacts& facts) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat);
   const DHadamard d;
   facts.extreme = 0;
   for (uint32_t slot = 0; slot < abi::kKvTile; slot += 4) {
@@ -181,28 +173,28 @@ HWY_INLINE void FindFactors(const KvHead& head, KvFacts& facts) {
         block_sum = hn::Zero(d);
       }
       auto square = hn::Mul(sum, hn::Set(d, head.inverse_size[i]));
-      if constexpr (kBits > 4) {
+      if constexpr (!abi::kv_has_magnitudes(kFormat)) {
         // The root of a rounded square is exactly what was squared, if the square is normal.
         LoadSlots(facts.largest[i] + slot, v);
         square = hn::Max(hn::Max(v[0], v[2]), hn::Max(v[1], v[3]));
       }
-      hn::Store(hn::Div(hn::Set(d, kGain<kBits>), hn::Sqrt(square)), d, facts.factor[i] + slot);
+      hn::Store(hn::Div(hn::Set(d, abi::kv_codec(kFormat).gain), hn::Sqrt(square)), d,
+                facts.factor[i] + slot);
     }
   }
 }
 
 // The factor of a block so small that its squares lose bits: part of a large transform block.
-template <uint32_t kBits>
+template <uint32_t kFormat>
 inline float FactorOfSmall(const float* y, uint32_t n, float factor) {
-  if constexpr (kBits <= 4) return factor;
+  if constexpr (abi::kv_has_magnitudes(kFormat)) return factor;
   float largest = 0;
   for (uint32_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(y[i]));
-  return kGain<kBits> / largest;
+  return abi::kv_codec(kFormat).gain / largest;
 }
 
 template <uint32_t kFormat>
 HWY_INLINE void CodeRow(const KvHead& head, uint32_t slot, KvRow& row, KvFacts& facts) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat);
   for (uint32_t i = 0; i < head.scales.count; ++i) {
     const uint32_t n = head.scales.size[i], padded = std::max(n, 16u);
     const float* const y = row.y + head.scales.begin[i];
@@ -211,16 +203,14 @@ HWY_INLINE void CodeRow(const KvHead& head, uint32_t slot, KvRow& row, KvFacts& 
     float factor = facts.factor[i][slot];
     if (HWY_UNLIKELY(sum < 0x1p-90f)) {
       if (sum == 0) {
-        std::fill_n(codes, padded, kZeroCode<kBits>);
+        std::fill_n(codes, padded, kZeroCode<kFormat>);
         facts.squares[i][slot] = 1;
         continue;
       }
-      factor = FactorOfSmall<kBits>(y, padded, factor);
+      factor = FactorOfSmall<kFormat>(y, padded, factor);
     }
-    const auto encode = [&](size_t count) HWY_ATTR {
-      if constexpr (kBits <= 4) return EncodeLevels<kBits>(y, count, factor, codes);
-      if constexpr (kBits > 4) return EncodeIntegers<kBits>(y, count, factor, codes);
-    };
+    const auto encode = [&](size_t count)
+                            HWY_ATTR { return EncodeFormat<kFormat>(y, count, factor, codes); };
     const int32_t squares = n == kCommonBlock ? encode(kCommonBlock) : encode(padded);
     facts.squares[i][slot] = squares - static_cast<int32_t>(padded - n) * kZeroSquare<kFormat>;
   }
@@ -266,7 +256,7 @@ HWY_NOINLINE void EncodeExtreme(const KvHead& head, const float* x, uint32_t slo
     KvFacts block_facts;
     block_facts.Clear(block.scales.count);
     if (!finite || largest == 0) {
-      std::fill_n(block_row.codes, std::max(n, 16u), kZeroCode<abi::kv_bits(kFormat)>);
+      std::fill_n(block_row.codes, std::max(n, 16u), kZeroCode<kFormat>);
       for (auto& scales : block_facts.scales) scales[0] = finite ? uint16_t{0} : abi::kKvScaleNaN;
     } else {
       const bool in_range = largest >= 0x1p-30f && largest <= 0x1p30f;

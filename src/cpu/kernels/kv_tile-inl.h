@@ -145,7 +145,7 @@ void QuantizeAnyTile(const abi::KvCacheLayout& cache, const KvTileJob& job, cons
 }
 
 inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
-  return {cache.head_dim, cache.role == kRoleV ? abi::kv_value_stretch(cache.format) : 1.0f};
+  return {cache.head_dim, cache.role == kRoleV ? abi::kv_codec(cache.format).value_stretch : 1.0f};
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

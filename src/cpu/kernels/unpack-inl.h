@@ -95,7 +95,7 @@ HWY_INLINE void UnpackTilePlane(const uint8_t* HWY_RESTRICT plane, uint32_t head
 template <uint32_t kFormat>
 HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
   constexpr uint32_t kBits = abi::kv_bits(kFormat);
-  if constexpr (kBits == 8) return;
+  if constexpr (abi::kv_codec(kFormat).levels == abi::KvLevels::bytes) return;
   const hn::CappedTag<uint8_t, 16> d;
   alignas(16) uint8_t table[16] = {};
   if constexpr (kBits <= 4) {

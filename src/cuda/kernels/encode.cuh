@@ -121,13 +121,6 @@ __device__ void find_largest(const float (&x)[kSlots][kChunk], uint32_t (&larges
 
 __device__ inline uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-template <uint32_t kBits>
-inline constexpr float kCodeGain = kBits == 2   ? abi::kTq2Gain
-                                   : kBits == 3 ? abi::kTq3Gain
-                                   : kBits == 4 ? abi::kTq4Gain
-                                   : kBits == 8 ? 127.0f
-                                                : static_cast<float>(1 << (kBits - 1));
-
 // The least integer at or above x, from 0 to 2^22, as a float above 2^23.
 __device__ inline float ceil_above(float x) {
 #if defined(GYRE_CUDA_HOST)
@@ -202,9 +195,9 @@ __device__ uint32_t magnitude_bytes(uint32_t nibbles) {  // of four indices
   }
 }
 
-// Codes of a chunk of 2 to 4 bits, and its sum of squared levels.
+// Codes of a chunk: sign and index of the nearest magnitude. Returns the sum of squared levels.
 template <uint32_t kBits>
-__device__ uint32_t code_levels(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+__device__ uint32_t code_magnitudes(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
   uint32_t indices[2];
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
@@ -225,7 +218,7 @@ __device__ uint32_t code_levels(const float (&y)[kChunk], float factor, uint32_t
                                       __dp4a(static_cast<int>(high), static_cast<int>(high), 0)));
 }
 
-// 5, 6 and 8 bits: the nearest integer (odd ones below 8 bits), a tie to the lower one.
+// The nearest integer (odd ones below 8 bits), a tie to the lower one.
 template <uint32_t kBits>
 __device__ uint32_t code_integers(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
   constexpr int kTop = 1 << (kBits - 1);
@@ -254,9 +247,15 @@ __device__ uint32_t code_integers(const float (&y)[kChunk], float factor, uint32
   return static_cast<uint32_t>(squares);
 }
 
-template <uint32_t kBits>
-inline constexpr uint32_t kZeroCodes = kBits == 5 || kBits == 6 ? (1u << (kBits - 1)) * 0x01010101u
-                                                                : 0u;
+template <uint32_t kFormat>
+__device__ uint32_t code_chunk(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+  constexpr uint32_t kBits = abi::kv_bits(kFormat);
+  if constexpr (abi::kv_has_magnitudes(kFormat)) return code_magnitudes<kBits>(y, factor, codes);
+  if constexpr (!abi::kv_has_magnitudes(kFormat)) return code_integers<kBits>(y, factor, codes);
+}
+
+template <uint32_t kFormat>
+inline constexpr uint32_t kZeroCodes = abi::kv_zero_code(kFormat) * 0x01010101u;
 
 // Nearest, ties to even, 8 bits of exponent and 8 of mantissa; x is the scale times 2^31.
 __device__ inline uint32_t scale_bits(float x) {
@@ -276,11 +275,11 @@ template <uint32_t kFormat, uint32_t kSlots>
 __device__ void code_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
                          const ScaleFactors<kSlots>& factors, const float (&sum)[kSlots],
                          EncodedRow<kSlots>& out) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat);
+  constexpr bool kMagnitudes = abi::kv_has_magnitudes(kFormat);
   uint32_t size[kSlots], squares[kSlots], largest[kSlots];
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) size[s] = least_of(at.size[s], abi::kKvScaleBlock);
-  if constexpr (kBits > 4) {
+  if constexpr (!kMagnitudes) {
     find_largest(y, largest);
     reduce_blocks(at, size, largest, larger_of);
   }
@@ -290,13 +289,12 @@ __device__ void code_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kC
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) {
     if (s == 0 || !shared) {
-      const float root = kBits <= 4 ? __fsqrt_rn(sum[s] * (1.0f / static_cast<float>(size[s])))
-                                    : __uint_as_float(largest[s]);
-      factor = __fdiv_rn(kCodeGain<kBits>, root);
+      const float root = kMagnitudes ? __fsqrt_rn(sum[s] * (1.0f / static_cast<float>(size[s])))
+                                     : __uint_as_float(largest[s]);
+      factor = __fdiv_rn(abi::kv_codec(kFormat).gain, root);
     }
-    if constexpr (kBits <= 4) squares[s] = code_levels<kBits>(y[s], factor, out.codes[s]);
-    if constexpr (kBits > 4) squares[s] = code_integers<kBits>(y[s], factor, out.codes[s]);
-    if (sum[s] == 0) out.codes[s][0] = out.codes[s][1] = kZeroCodes<kBits>;
+    squares[s] = code_chunk<kFormat>(y[s], factor, out.codes[s]);
+    if (sum[s] == 0) out.codes[s][0] = out.codes[s][1] = kZeroCodes<kFormat>;
   }
   reduce_blocks(at, size, squares, [](uint32_t a, uint32_t b) { return a + b; });
 #pragma unroll
@@ -349,7 +347,7 @@ __device__ void replace_degenerate(const uint32_t (&largest)[kSlots], EncodedRow
 #pragma unroll
   for (uint32_t s = 0; s < kSlots; ++s) {
     if (largest[s] != 0 && largest[s] < 0x7F800000u) continue;
-    out.codes[s][0] = out.codes[s][1] = kZeroCodes<abi::kv_bits(kFormat)>;
+    out.codes[s][0] = out.codes[s][1] = kZeroCodes<kFormat>;
     out.scale[s] = largest[s] == 0 ? 0u : uint32_t{abi::kKvScaleNaN};
   }
 }

@@ -85,7 +85,7 @@ __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& ca
   const TileThread me(lanes);
   const uint32_t stride = lanes * (is_long ? kManySlots : kFewSlots) * kChunk;
   uint8_t* const tile_codes = shared.codes + me.tile * abi::kKvTile * stride;
-  const float stretch = cache.role == kRoleV ? abi::kv_value_stretch(kFormat) : 1.0f;
+  const float stretch = cache.role == kRoleV ? abi::kv_codec(kFormat).value_stretch : 1.0f;
   if (is_long) {
     encode_long<kFormat>({cache.head_dim, stretch, {long_rows() + threadIdx.x}, me}, row, shared);
   } else {

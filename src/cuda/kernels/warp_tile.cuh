@@ -116,16 +116,14 @@ struct WarpCodes {
 // y: transformed. power: of two, what the row has lost.
 template <uint32_t kFormat>
 __device__ void warp_code(const WarpRow& y, float sum, float stretch, float power, WarpCodes& out) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat);
   const float energy = sum * (1.0f / static_cast<float>(kWarpDim));
-  const float root = kBits <= 4 ? __fsqrt_rn(energy) : __uint_as_float(warp_largest(y));
-  const float factor = __fdiv_rn(kCodeGain<kBits>, root);
+  const float root =
+      abi::kv_has_magnitudes(kFormat) ? __fsqrt_rn(energy) : __uint_as_float(warp_largest(y));
+  const float factor = __fdiv_rn(abi::kv_codec(kFormat).gain, root);
   uint32_t squares = 0;
 #pragma unroll
-  for (uint32_t s = 0; s < kWarpSlots; ++s) {
-    if constexpr (kBits <= 4) squares += code_levels<kBits>(y[s], factor, out.codes[s]);
-    if constexpr (kBits > 4) squares += code_integers<kBits>(y[s], factor, out.codes[s]);
-  }
+  for (uint32_t s = 0; s < kWarpSlots; ++s)
+    squares += code_chunk<kFormat>(y[s], factor, out.codes[s]);
   squares += __shfl_xor_sync(kAllLanes, squares, 1);
   squares += __shfl_xor_sync(kAllLanes, squares, 2);
   const float levels = static_cast<float>(static_cast<int>(squares));
@@ -175,7 +173,7 @@ __device__ __noinline__ uint32_t warp_extreme(Row row, bool extreme, float stret
     made.scale = largest == 0 ? 0u : uint32_t{abi::kKvScaleNaN};
 #pragma unroll
     for (uint32_t s = 0; s < kWarpSlots; ++s)
-      made.codes[s][0] = made.codes[s][1] = kZeroCodes<abi::kv_bits(kFormat)>;
+      made.codes[s][0] = made.codes[s][1] = kZeroCodes<kFormat>;
   }
   if (extreme) put_warp_codes(made, lane, row_codes);
   return made.scale;
@@ -222,7 +220,7 @@ template <uint32_t kFormat, class Row>
 __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout& cache,
                                    const TilePlace& place, const Row& row) {
   const WarpTile me;
-  const float stretch = cache.role == kRoleV ? abi::kv_value_stretch(kFormat) : 1.0f;
+  const float stretch = cache.role == kRoleV ? abi::kv_codec(kFormat).value_stretch : 1.0f;
   uint8_t* const codes = reinterpret_cast<uint8_t*>(&shared) + threadIdx.x / 32 * kWarpTileBytes;
   const uint32_t written = written_slots(row.present());
   if (written == 0) return;

@@ -32,11 +32,13 @@ struct OneByOne {
 
 // Chunk `chunk` of two rows of K, 64 coordinates: levels<j>() gives the 16 from 16 j on, in the
 // order of Bytes. Rows have whole groups of 16 bytes.
-template <class Bytes, uint32_t kFormat>
+// By the bits of a format's two planes.
+template <class Bytes, uint32_t kFormat, uint32_t kLow = abi::kv_low_bits(kFormat),
+          uint32_t kHigh = abi::kv_high_bits(kFormat)>
 struct KeyPair;
 
-template <class Bytes>
-struct KeyPair<Bytes, abi::kTq8> {
+template <class Bytes, uint32_t kFormat>
+struct KeyPair<Bytes, kFormat, 8, 0> {
   struct Tables {};
   const uint8_t *a, *b;
   KeyPair(const uint8_t* first, const uint8_t* second, size_t, size_t chunk)
@@ -64,9 +66,9 @@ struct NibblePair {
   }
 };
 
-template <class Bytes>
-struct KeyPair<Bytes, abi::kTq4> {
-  using Tables = NibbleTables<abi::kTq4>;
+template <class Bytes, uint32_t kFormat>
+struct KeyPair<Bytes, kFormat, 4, 0> {
+  using Tables = NibbleTables<kFormat>;
   NibblePair<Bytes> low;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t chunk) : low(a, b, chunk) {}
   template <size_t j>
@@ -93,10 +95,10 @@ struct FieldPair {
   }
 };
 
-template <class Bytes>
-struct KeyPair<Bytes, abi::kTq2> {
-  using Tables = FieldTables<abi::kTq2>;
-  FieldPair<Bytes, abi::kTq2> low;
+template <class Bytes, uint32_t kFormat>
+struct KeyPair<Bytes, kFormat, 2, 0> {
+  using Tables = FieldTables<kFormat>;
+  FieldPair<Bytes, kFormat> low;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t chunk) : low(a, b, chunk) {}
   template <size_t j>
   void levels(const Tables& t, int8x16_t (&v)[2]) const {
@@ -119,10 +121,10 @@ struct BitPair {
   }
 };
 
-template <class Bytes>
-struct KeyPair<Bytes, abi::kTq3> {
-  using Tables = FieldTables<abi::kTq3>;
-  FieldPair<Bytes, abi::kTq3> low;
+template <class Bytes, uint32_t kFormat>
+struct KeyPair<Bytes, kFormat, 2, 1> {
+  using Tables = FieldTables<kFormat>;
+  FieldPair<Bytes, kFormat> low;
   BitPair<Bytes> signs;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
       : low(a, b, chunk), signs(a + head_dim / 4, b + head_dim / 4, chunk) {}
@@ -134,9 +136,9 @@ struct KeyPair<Bytes, abi::kTq3> {
   }
 };
 
-template <class Bytes>
-struct KeyPair<Bytes, abi::kTq5> {
-  using Tables = NibbleTables<abi::kTq5>;
+template <class Bytes, uint32_t kFormat>
+struct KeyPair<Bytes, kFormat, 4, 1> {
+  using Tables = NibbleTables<kFormat>;
   NibblePair<Bytes> low;
   BitPair<Bytes> high;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
@@ -151,9 +153,9 @@ struct KeyPair<Bytes, abi::kTq5> {
   }
 };
 
-template <class Bytes>
-struct KeyPair<Bytes, abi::kTq6> {
-  using Tables = NibbleTables<abi::kTq6>;
+template <class Bytes, uint32_t kFormat>
+struct KeyPair<Bytes, kFormat, 4, 2> {
+  using Tables = NibbleTables<kFormat>;
   NibblePair<Bytes> low;
   Bytes high;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)

@@ -89,11 +89,13 @@ inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int
   Order::join(zip2_16(t01, t23), zip2_16(t45, t67), v + 2);
 }
 
-template <class Order, uint32_t kFormat>
+// By the bits of a format's two planes.
+template <class Order, uint32_t kFormat, uint32_t kLow = abi::kv_low_bits(kFormat),
+          uint32_t kHigh = abi::kv_high_bits(kFormat)>
 struct ValueTile;
 
-template <class Order>
-struct ValueTile<Order, abi::kTq8> {
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 8, 0> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
     const auto* const levels = reinterpret_cast<const int8_t*>(tile) + c * 8;
     Order::arrange(vld1q_s8(levels), vld1q_s8(levels + 16), v);
@@ -101,34 +103,34 @@ struct ValueTile<Order, abi::kTq8> {
   }
 };
 
-template <class Order>
-struct ValueTile<Order, abi::kTq4> : NibbleTables<abi::kTq4> {
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 4, 0> : NibbleTables<kFormat> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
-    load_nibbles<Order>(level, tile + c * 4, v);
+    load_nibbles<Order>(this->level, tile + c * 4, v);
   }
 };
 
-template <class Order>
-struct ValueTile<Order, abi::kTq2> : FieldTables<abi::kTq2> {
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 2, 0> : FieldTables<kFormat> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
-    load_fields<Order>(even, odd, tile + c * 2, v);
+    load_fields<Order>(this->even, this->odd, tile + c * 2, v);
   }
 };
 
-template <class Order>
-struct ValueTile<Order, abi::kTq3> : FieldTables<abi::kTq3> {
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 2, 1> : FieldTables<kFormat> {
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
-    load_fields<Order>(even, odd, tile + c * 2, v);
+    load_fields<Order>(this->even, this->odd, tile + c * 2, v);
     const uint8x8_t signs = vld1_u8(tile + head_dim * 2 + c);
     for (size_t i = 0; i < 4; ++i)
       v[i] = negate_where(v[i], Order::bits(vcombine_u8(signs, signs), i));
   }
 };
 
-template <class Order>
-struct ValueTile<Order, abi::kTq5> : NibbleTables<abi::kTq5> {
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 4, 1> : NibbleTables<kFormat> {
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
-    load_nibbles<Order>(level, tile + c * 4, v);
+    load_nibbles<Order>(this->level, tile + c * 4, v);
     const uint8x8_t high = vld1_u8(tile + head_dim * 4 + c);
     for (size_t i = 0; i < 4; ++i) {
       const uint8x16_t upper = vandq_u8(Order::bits(vcombine_u8(high, high), i), vdupq_n_u8(32));
@@ -137,13 +139,13 @@ struct ValueTile<Order, abi::kTq5> : NibbleTables<abi::kTq5> {
   }
 };
 
-template <class Order>
-struct ValueTile<Order, abi::kTq6> : NibbleTables<abi::kTq6> {
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 4, 2> : NibbleTables<kFormat> {
   int8x16_t even = load_table([](uint32_t i) { return (i & 3) * 32; });
   int8x16_t odd = load_table([](uint32_t i) { return (i >> 2) * 32; });
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
     int8x16_t upper[4];
-    load_nibbles<Order>(level, tile + c * 4, v);
+    load_nibbles<Order>(this->level, tile + c * 4, v);
     load_fields<Order>(even, odd, tile + head_dim * 4 + c * 2, upper);
     for (size_t i = 0; i < 4; ++i) v[i] = vaddq_s8(v[i], upper[i]);
   }

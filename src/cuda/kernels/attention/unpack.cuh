@@ -8,19 +8,19 @@
 
 namespace gyre::cuda {
 
-// What an operand byte holds for a level. Codes of tq5 and tq6 are u of a level 2 u - kBias: the
+// What an operand byte holds for a level. Odd levels' codes are u of a level 2 u - kBias: the
 // MMA runs over u, and the bias is subtracted once per row or key. tq4 has two forms: u of its own
 // table, or, with fewer permutes but two MMAs, two terms whose sum is the level. An MMA takes as
 // long as three permutes, so two terms pay up to four rows.
 template <uint32_t kFormat, bool kManyRows>
 struct LevelForm {
-  static constexpr bool kLinear = kFormat == abi::kTq5 || kFormat == abi::kTq6;
+  static constexpr bool kOdd = abi::kv_codec(kFormat).levels == abi::KvLevels::odd;
   static constexpr uint32_t kTerms = kFormat == abi::kTq4 && !kManyRows ? 2 : 1;
-  static constexpr bool kHalved = kLinear || (kFormat == abi::kTq4 && kManyRows);
+  static constexpr bool kHalved = kOdd || (kFormat == abi::kTq4 && kManyRows);
   static constexpr uint32_t kStep = kHalved ? 2 : 1;
-  static constexpr uint32_t kBias = !kHalved  ? 0
-                                    : kLinear ? (1u << abi::kv_bits(kFormat)) - 1
-                                              : abi::kTq4Levels[7];
+  static constexpr uint32_t kBias = !kHalved ? 0
+                                    : kOdd   ? (1u << abi::kv_bits(kFormat)) - 1
+                                             : abi::kTq4Levels[7];
   // Operand bytes of four neighbouring codes.
   static constexpr uint32_t bytes(uint32_t first) {
     uint32_t x = 0;
@@ -58,7 +58,7 @@ constexpr uint32_t byte_swap(uint32_t x) {
 template <uint32_t kFormat, bool kManyRows>
 constexpr LevelTable level_table() {
   LevelTable table = {};
-  if constexpr (abi::kv_is_native(kFormat) && abi::kv_bits(kFormat) <= 4) {
+  if constexpr (abi::kv_has_magnitudes(kFormat)) {
     using Form = LevelForm<kFormat, kManyRows>;
     constexpr uint32_t kCodes = 1u << abi::kv_bits(kFormat), kPlain = kCodes < 8 ? kCodes : 8;
     for (uint32_t i = 0; 4 * i < kPlain; ++i) table.bytes[i] = Form::bytes(4 * i);
@@ -153,11 +153,11 @@ inline auto unpack_key(const LevelTable& table, uint32_t low, uint32_t next, uin
 // V. The token of a tile that operand place 0 to 7 of a coordinate holds, and the other way round.
 template <uint32_t kFormat>
 constexpr uint32_t value_token(uint32_t place) {
-  return abi::kv_bits(kFormat) <= 4 ? place % 2 * 4 + place / 2 : place;
+  return abi::kv_has_magnitudes(kFormat) ? place % 2 * 4 + place / 2 : place;
 }
 template <uint32_t kFormat>
 constexpr uint32_t value_place(uint32_t token) {
-  return abi::kv_bits(kFormat) <= 4 ? token % 4 * 2 + token / 4 : token;
+  return abi::kv_has_magnitudes(kFormat) ? token % 4 * 2 + token / 4 : token;
 }
 
 // Bits of tokens 0 to 3 and 4 to 7 of one coordinate, one token to a byte.
@@ -189,10 +189,10 @@ inline void unpack_values(const LevelTable& table, const uint32_t* low, uint32_t
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t y = low[i];
-      TokenBytes of;
+      TokenBytes of = {};
       if constexpr (kHigh == 2) {
         of = spread_pairs(i == 0 ? high & 0xFFFFu : high >> 16);
-      } else {
+      } else if constexpr (kHigh == 1) {
         of = spread_bits(high >> (16 * pair + 8 * i) & 255u);
       }
       x[i] = {{{(y & 0x0F0F0F0Fu) | of.first << 4, (y >> 4 & 0x0F0F0F0Fu) | of.second << 4}}};
@@ -256,7 +256,7 @@ inline uint32_t key_code(const uint8_t* row, uint32_t head_dim, uint32_t coordin
 // One level. Small tables are immediates of a PRMT; indexed constants would be loads.
 template <uint32_t kFormat>
 inline int32_t level_of(uint32_t code) {
-  if constexpr (abi::kv_bits(kFormat) <= 4) {
+  if constexpr (abi::kv_has_magnitudes(kFormat)) {
     constexpr uint32_t kSign = 1u << (abi::kv_bits(kFormat) - 1);
     constexpr auto kMagnitudes = [](uint32_t first) {
       uint32_t bytes = 0;
