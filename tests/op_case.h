@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -22,6 +23,7 @@ namespace gyre::test {
 struct Near {
   double value = 0;
   double bound = 0;
+  bool counts = true;  // in Block::nmse
 };
 
 // A stretch of memory: what it holds before the call and must hold after it. Inputs are blocks too,
@@ -32,19 +34,25 @@ struct Block {
   Bytes after;
   double bound = 0;             // largest |got - after| of a value; 0: bit for bit
   std::vector<Near> near = {};  // one per element, in place of `bound`; or none
+  double nmse = 0;              // largest NMSE of all `near` values together; 0: not asked
+  bool aligned = false;  // begins at a multiple of 16 bytes; else off every vector boundary
 };
 
 struct OpRun {
   std::vector<Block> blocks;
   // Records the call. Gets each block as a flat tensor [elements] and makes its own views.
   std::function<void(Encoder&, std::span<const Tensor>)> record;
-  uint32_t commands = 1;  // how many the call records
+  std::optional<uint32_t> commands = 1;  // how many the call records; none: the device decides
+  // Where bounds depend on the arithmetic: fills them in, told how the device describes the kernel
+  // of the first command, and returns what that arithmetic is called in the table of bounds.
+  std::function<std::string(std::vector<Block>&, const std::string& description)> expect = {};
 };
 
 struct OpCase {
   std::string name;
   std::function<bool(const Device&)> supported;
   std::function<OpRun()> make;  // called when the case runs, so a list of thousands costs little
+  std::string only_with = {};   // a kernel: devices without it leave the case out, by name
 };
 
 // For ops that have no Device::supports of their own.
@@ -87,9 +95,17 @@ inline std::ostream& operator<<(std::ostream& out, const OpCases& cases) { retur
 
 std::vector<OpCases> all_ops();
 
+// What a case showed about the device.
+struct CaseReport {
+  std::string arithmetic;  // what OpRun::expect returned
+  double nmse = 0;         // the largest of a block that has a bound for it
+  double nmse_bound = 0;
+};
+
 // Eager and as a graph replayed twice, on memory of the device and on wrapped memory, each block
 // between guards; replays must give the eager run's bits.
-testing::AssertionResult check_case(const Device& device, const OpCase& op_case);
+testing::AssertionResult check_case(const Device& device, const OpCase& op_case,
+                                    CaseReport* report = nullptr);
 
 // The throw, and that neither encoder nor memory changed.
 testing::AssertionResult check_refusal(const Device& device, const Refusal& refusal);

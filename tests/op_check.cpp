@@ -4,6 +4,7 @@
 
 #include "expect_error.h"
 #include "op_case.h"
+#include "recorded_commands.h"
 #include "reference.h"
 
 namespace gyre::test {
@@ -13,7 +14,12 @@ using testing::AssertionFailure;
 using testing::AssertionResult;
 using testing::AssertionSuccess;
 
-constexpr uint64_t kGuardElements = 67;  // odd, so that blocks start off every vector boundary
+// Odd, so that blocks start off every vector boundary; or at every one, whatever the dtype.
+constexpr uint64_t kGuardElements = 67, kAlignedGuardElements = 64;
+
+uint64_t guard_of(const Block& block) {
+  return block.aligned ? kAlignedGuardElements : kGuardElements;
+}
 
 enum class MemoryKind : uint8_t { device, external };
 
@@ -22,11 +28,24 @@ bool within_bound(const Block& block, const Bytes& got, const Bytes& expected, u
   double e = reference::load_value(block.dtype, expected.data(), element);
   double bound = block.bound;
   if (!block.near.empty()) {
-    e = block.near[element - kGuardElements].value;
-    bound = block.near[element - kGuardElements].bound;
+    e = block.near[element - guard_of(block)].value;
+    bound = block.near[element - guard_of(block)].bound;
   }
   if (bound == 0) return false;
   return std::abs(g - e) <= bound || (std::isnan(g) && std::isnan(e));
+}
+
+// Over the elements that have a bound.
+double nmse_of(const Block& block, const Bytes& got) {
+  double error = 0, energy = 0;
+  for (uint64_t i = 0; i < block.near.size(); ++i) {
+    const Near& near = block.near[i];
+    if (near.bound == 0 || !near.counts || std::isnan(near.value)) continue;
+    const double g = reference::load_value(block.dtype, got.data(), i + guard_of(block));
+    error += (g - near.value) * (g - near.value);
+    energy += near.value * near.value;
+  }
+  return error == 0 ? 0 : error / energy;
 }
 
 // The blocks of one run, each between guards in a buffer of its own.
@@ -36,14 +55,14 @@ class Arena {
     for (const Block& block : blocks) {
       const uint64_t unit = size_bytes(block.dtype);
       const uint64_t elements = block.before.size() / unit;
-      const Dims shape{elements + 2 * kGuardElements};
+      const Dims shape{elements + 2 * guard_of(block)};
       if (kind == MemoryKind::external) {
         auto owner = std::make_shared<Bytes>(shape[0] * unit);
         buffers_.push_back(device.wrap(owner->data(), block.dtype, shape, {}, owner));
       } else {
         buffers_.push_back(device.tensor(block.dtype, shape));
       }
-      tensors_.push_back(buffers_.back().slice(0, kGuardElements, elements));
+      tensors_.push_back(buffers_.back().slice(0, guard_of(block), elements));
     }
     reset();
   }
@@ -61,17 +80,24 @@ class Arena {
     return all;
   }
 
-  AssertionResult check() const {
+  AssertionResult check(CaseReport& report) const {
     for (size_t i = 0; i < blocks_.size(); ++i) {
-      const AssertionResult result = check_block(i, read_bytes(buffers_[i]));
-      if (!result) return result;
+      const Bytes got = read_bytes(buffers_[i]);
+      if (const AssertionResult result = check_block(i, got); !result) return result;
+      if (blocks_[i].nmse == 0) continue;
+      const double nmse = nmse_of(blocks_[i], got);
+      if (!(nmse <= blocks_[i].nmse)) {
+        return AssertionFailure() << "block " << i << ": NMSE " << nmse << ", at most "
+                                  << blocks_[i].nmse;
+      }
+      if (nmse > report.nmse) report.nmse = nmse, report.nmse_bound = blocks_[i].nmse;
     }
     return AssertionSuccess();
   }
 
  private:
   Bytes guarded(size_t block, const Bytes& contents) const {
-    const uint64_t guard_bytes = kGuardElements * size_bytes(blocks_[block].dtype);
+    const uint64_t guard_bytes = guard_of(blocks_[block]) * size_bytes(blocks_[block].dtype);
     const Bytes guard = pattern_bytes(guard_bytes, static_cast<uint32_t>(block));
     Bytes all = guard;
     all.insert(all.end(), contents.begin(), contents.end());
@@ -83,16 +109,16 @@ class Arena {
     const Block& block = blocks_[i];
     const Bytes expected = guarded(i, block.after);
     if (got == expected) return AssertionSuccess();
-    for (uint64_t e = 0; e < expected.size() / size_bytes(block.dtype); ++e) {
+    const uint64_t count = expected.size() / size_bytes(block.dtype), guards = guard_of(block);
+    for (uint64_t e = 0; e < count; ++e) {
       const uint32_t got_bits = reference::load_bits(block.dtype, got.data(), e);
       const uint32_t expected_bits = reference::load_bits(block.dtype, expected.data(), e);
       if (got_bits == expected_bits) continue;
-      const bool guard =
-          e < kGuardElements || e >= expected.size() / size_bytes(block.dtype) - kGuardElements;
+      const bool guard = e < guards || e >= count - guards;
       if (!guard && within_bound(block, got, expected, e)) continue;
       return AssertionFailure() << (guard ? "guard of block " : "block ") << i << " element "
-                                << static_cast<int64_t>(e - kGuardElements) << ": got 0x"
-                                << std::hex << got_bits << ", expected 0x" << expected_bits;
+                                << static_cast<int64_t>(e - guards) << ": got 0x" << std::hex
+                                << got_bits << ", expected 0x" << expected_bits;
     }
     return AssertionSuccess();
   }
@@ -104,17 +130,23 @@ class Arena {
 
 AssertionResult record(Encoder& encoder, const OpRun& run, const Arena& arena) {
   run.record(encoder, arena.tensors());
-  if (encoder.size() == run.commands) return AssertionSuccess();
+  if (encoder.size() == run.commands.value_or(encoder.size())) return AssertionSuccess();
   return AssertionFailure() << "recorded " << encoder.size() << " commands, expected "
-                            << run.commands;
+                            << *run.commands;
 }
 
-AssertionResult check_eager(const Device& device, const OpRun& run, const Arena& arena) {
+AssertionResult check_eager(const Device& device, OpRun& run, const Arena& arena,
+                            CaseReport& report) {
   Encoder encoder(device);
   if (const AssertionResult result = record(encoder, run, arena); !result) return result;
+  const std::vector<RecordedCommand> commands = recorded_commands(encoder);
+  if (run.expect && !commands.empty()) {
+    const RecordedCommand& first = commands.front();
+    report.arithmetic = run.expect(run.blocks, device.impl()->describe(*first.kernel, first.spec));
+  }
   encoder.submit().wait();
   if (encoder.size() != 0) return AssertionFailure() << "submit left commands behind";
-  return arena.check();
+  return arena.check(report);
 }
 
 AssertionResult check_replays(const Device& device, const OpRun& run, const Arena& arena,
@@ -150,13 +182,14 @@ AssertionResult FilledTensors::unchanged() const {
   return AssertionSuccess();
 }
 
-AssertionResult check_case(const Device& device, const OpCase& op_case) {
-  const OpRun run = op_case.make();
+AssertionResult check_case(const Device& device, const OpCase& op_case, CaseReport* report) {
+  OpRun run = op_case.make();
+  CaseReport unread;
   // Only the CPU takes memory that the test owns.
   const MemoryKind eager_kind =
       device.info().name == "cpu" ? MemoryKind::external : MemoryKind::device;
   const Arena eager(device, run.blocks, eager_kind);
-  AssertionResult result = check_eager(device, run, eager);
+  AssertionResult result = check_eager(device, run, eager, report != nullptr ? *report : unread);
   if (result) {
     const Arena replayed(device, run.blocks, MemoryKind::device);
     result = check_replays(device, run, replayed, eager.read());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <stdexcept>
 #include <tuple>
 
@@ -45,21 +46,50 @@ class Ops : public testing::TestWithParam<std::tuple<OpCases, DeviceSetup>> {
   const DeviceSetup& setup() const { return std::get<1>(GetParam()); }
 };
 
+// The largest error of each arithmetic.
+class Errors {
+ public:
+  void add(const CaseReport& report) {
+    CaseReport& worst = worst_[report.arithmetic];
+    if (report.nmse / report.nmse_bound > worst.nmse / worst.nmse_bound || worst.nmse == 0)
+      worst = report;
+  }
+  void print() const {
+    for (const auto& [name, report] : worst_) {
+      if (report.nmse_bound != 0)
+        std::cout << "NMSE of " << name << ": " << report.nmse << ", bound " << report.nmse_bound
+                  << '\n';
+    }
+  }
+
+ private:
+  std::map<std::string, CaseReport> worst_;
+};
+
 TEST_P(Ops, MatchTheReference) {
   const OpenDevice open(setup());
-  uint32_t skipped = 0;
+  uint32_t unsupported = 0;
   size_t index = 0;
+  Errors errors;
   for (const OpCase& op_case : op().cases()) {
     if (!is_my_case(index++)) continue;
+    if (!op_case.only_with.empty() && !has_kernel(open.device(), op_case.only_with)) {
+      std::cout << "skipped, for devices with " << op_case.only_with << ": " << op_case.name
+                << '\n';
+      continue;
+    }
     if (!op_case.supported(open.device())) {
-      ++skipped;
+      ++unsupported;
       std::cout << "skipped, not supported: " << op_case.name << '\n';
       continue;
     }
-    EXPECT_TRUE(check_case(open.device(), op_case));
+    CaseReport report;
+    EXPECT_TRUE(check_case(open.device(), op_case, &report));
+    errors.add(report);
   }
+  errors.print();
   if (setup().device == "cpu") {
-    EXPECT_EQ(skipped, 0u) << "the CPU runs every op";
+    EXPECT_EQ(unsupported, 0u) << "the CPU runs every op";
     if (setup().simd_target != 0) {
       EXPECT_NE(open.device().info().description.find(setup().simd_name), std::string::npos)
           << open.device().info().description;

@@ -1,9 +1,9 @@
 #pragma once
 // Attention in double precision, one row at a time, over keys and values in the clear.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <vector>
 
@@ -49,15 +49,34 @@ inline bool attention_sees(const AttentionShape& s, const AttentionData& data, u
   return fresh < 0 || data.tree[token * s.tokens + static_cast<uint64_t>(fresh)] != 0;
 }
 
-inline void attention_row(const AttentionShape& s, const AttentionData& data, uint64_t token,
-                          uint64_t head, AttentionResult& result) {
+// The softmax's state over some of the keys: values are not divided by the sum.
+struct AttentionState {
+  std::vector<double> values;  // [v_dim]
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0;
+};
+
+// One more logit, whose value is 0.
+inline void add_sink(AttentionState& state, double logit) {
+  if (std::isinf(logit)) return;
+  const double max = std::max(state.max, logit);
+  const double keep = std::isinf(state.max) ? 0 : std::exp(state.max - max);
+  for (double& x : state.values) x *= keep;
+  state.sum = state.sum * keep + std::exp(logit - max);
+  state.max = max;
+}
+
+// Keys [first, last), as far as there are any.
+inline AttentionState attention_state(const AttentionShape& s, const AttentionData& data,
+                                      uint64_t token, uint64_t head, uint64_t first,
+                                      uint64_t last) {
   const uint64_t kv_head = head / (s.heads / s.kv_heads);
   const double* const q = &data.q[(token * s.heads + head) * s.k_dim];
   const auto own =
       static_cast<double>(s.length) - static_cast<double>(s.tokens) + static_cast<double>(token);
   std::vector<double> logits;
   std::vector<uint64_t> slots;
-  for (uint64_t key = 0; key < s.length; ++key) {
+  for (uint64_t key = first; key < std::min(last, s.length); ++key) {
     if (!attention_sees(s, data, token, key)) continue;
     const uint64_t slot = (s.ring_start + key) % s.capacity;
     const double* const k = &data.k[(slot * s.kv_heads + kv_head) * s.k_dim];
@@ -69,21 +88,27 @@ inline void attention_row(const AttentionShape& s, const AttentionData& data, ui
     logits.push_back(logit);
     slots.push_back(slot);
   }
-  double max = -std::numeric_limits<double>::infinity();
-  for (const double logit : logits) max = std::max(max, logit);
-  if (!data.sinks.empty()) max = std::max(max, data.sinks[head]);
-  double sum = data.sinks.empty() ? 0 : std::exp(data.sinks[head] - max);
-  std::vector<double> out(s.v_dim, 0.0);
+  AttentionState state;
+  state.values.resize(s.v_dim);
+  for (const double logit : logits) state.max = std::max(state.max, logit);
   for (size_t i = 0; i < logits.size(); ++i) {
-    const double p = std::exp(logits[i] - max);
-    sum += p;
+    const double p = std::exp(logits[i] - state.max);
+    state.sum += p;
     const double* const v = &data.v[(slots[i] * s.kv_heads + kv_head) * s.v_dim];
-    for (uint64_t c = 0; c < s.v_dim; ++c) out[c] += p * v[c];
+    for (uint64_t c = 0; c < s.v_dim; ++c) state.values[c] += p * v[c];
   }
+  return state;
+}
+
+inline void attention_row(const AttentionShape& s, const AttentionData& data, uint64_t token,
+                          uint64_t head, AttentionResult& result) {
+  AttentionState state = attention_state(s, data, token, head, 0, s.length);
+  if (!data.sinks.empty()) add_sink(state, data.sinks[head]);
   const uint64_t row = token * s.heads + head;
   for (uint64_t c = 0; c < s.v_dim; ++c)
-    result.out[row * s.v_dim + c] = sum == 0 ? 0 : out[c] / sum;
-  result.lse[row] = sum == 0 ? -std::numeric_limits<double>::infinity() : max + std::log(sum);
+    result.out[row * s.v_dim + c] = state.sum == 0 ? 0 : state.values[c] / state.sum;
+  result.lse[row] = state.sum == 0 ? -std::numeric_limits<double>::infinity()
+                                   : state.max + std::log(state.sum);
 }
 
 inline AttentionResult attention(const AttentionShape& s, const AttentionData& data) {

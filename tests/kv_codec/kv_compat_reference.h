@@ -137,6 +137,9 @@ inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<co
   for (uint32_t j = 0; fast && j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
   for (size_t step = 1; step < n; step *= 2) butterfly_stage(std::span<float>(y), step);
   const float root = std::sqrt(static_cast<float>(n));
+  std::vector<float> middles;
+  for (size_t i = 0; i + 1 < codebook.size(); ++i)
+    middles.push_back(static_cast<float>(seven_decimals((codebook[i] + codebook[i + 1]) / 2)));
   std::vector<uint32_t> codes;
   for (size_t j = 0; j < n; ++j) {
     const float rotated = y[j] * (1.0f / root);
@@ -145,12 +148,27 @@ inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<co
     float value = norm > 1e-10f ? rotated / norm * root : 0.0f;
     if (fast) value = rotated * inverse * (n == 512 ? 1.0f : 16.0f);
     uint32_t code = 0;
-    for (size_t i = 0; i + 1 < codebook.size(); ++i) {
-      if (static_cast<float>(seven_decimals((codebook[i] + codebook[i + 1]) / 2)) < value) ++code;
-    }
+    for (const float middle : middles) code += middle < value ? 1 : 0;
     codes.push_back(code);
   }
   return codes;
+}
+
+// What a row of codes stands for: centroids times norms, and the transform back.
+inline std::vector<double> compat_restored(std::span<const uint32_t> codes,
+                                           std::span<const float> norms,
+                                           const std::vector<double>& codebook) {
+  const size_t n = codes.size();
+  const double root = std::sqrt(static_cast<double>(n));
+  std::vector<double> y;
+  for (size_t j = 0; j < n; ++j) {
+    const double norm = n == 512 ? norms[j / 256] : norms[0] / root;
+    y.push_back(codebook[codes[j]] * norm);
+  }
+  walsh_hadamard<double>(y);
+  for (double& v : y) v /= root;
+  for (uint32_t j = 0; (n == 256 || n == 512) && j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
+  return y;
 }
 
 }  // namespace gyre::reference

@@ -1,0 +1,149 @@
+// Few rows over K and V of one size, aligned as cp.async wants them: what a GPU's decode kernel
+// takes. Lengths and KV heads are chosen so that a GPU of 84 to 160 multiprocessors reduces each
+// case as its Mode says; variant_classes_test checks that.
+#include <array>
+
+#include "attention/attention_op_case.h"
+#include "kv_codec/kv_codec_case.h"
+
+namespace gyre::test {
+namespace {
+
+// Who reduces the splits of the keys.
+enum class Mode : uint8_t {
+  whole,    // there is one split
+  partial,  // nobody: attention_partial
+  merged,   // the last block to end
+  pair,     // pairs of blocks, then the last pair
+  cluster,  // a cluster of eight blocks
+};
+constexpr const char* kModeNames[] = {"whole", "partial", "merged", "pairs", "cluster"};
+
+struct Rows {
+  uint64_t tokens, group;
+};
+
+// Rows that a block of 4, 8, 12 or 16 takes. Over 16-bit values all rows must have one mask, so
+// that there only cases of one token count.
+constexpr Rows kRows[4][7] = {
+    {{1, 1}, {1, 3}, {2, 2}, {1, 4}, {4, 1}, {1, 2}, {3, 1}},
+    {{1, 6}, {1, 7}, {2, 4}, {1, 8}, {4, 2}, {1, 5}, {2, 3}},
+    {{1, 12}, {2, 6}, {1, 10}, {3, 4}, {1, 9}, {3, 3}, {1, 11}},
+    {{1, 16}, {2, 7}, {1, 14}, {2, 8}, {1, 13}, {3, 5}, {1, 15}},
+};
+
+bool is_levels(KvFormat format) { return class_of(format) == FormatClass::levels; }
+
+// The blocks of rows that a decode kernel has for these values: as many as registers hold.
+std::vector<uint64_t> row_blocks(KvFormat v, uint64_t dim) {
+  if (!is_levels(v)) return {8, 16};
+  return dim <= 128 ? std::vector<uint64_t>{4, 8, 12, 16} : std::vector<uint64_t>{4, 8};
+}
+
+Rows rows_of(uint64_t block, KvFormat v, size_t index) {
+  const auto& choice = kRows[block / 4 - 1];
+  for (size_t i = index;; ++i) {
+    const Rows rows = choice[i % std::size(choice)];
+    if (is_levels(v) || rows.tokens == 1) return rows;
+  }
+}
+
+// Keys and KV heads for a mode.
+void set_keys(Mode mode, size_t i, AttentionOpCase& c) {
+  switch (mode) {
+    case Mode::whole:
+      c.kv_heads = 2;
+      c.length = 90 + 7 * (i % 6);  // a GPU splits from 129 on
+      break;
+    case Mode::partial:
+      c.kv_heads = 1;
+      c.splits = 1 + i % 3;
+      c.length = 300 * c.splits + 50;  // every warp has keys, some have more than one chunk
+      break;
+    case Mode::merged:
+      c.kv_heads = 1;
+      c.length = 380;  // three splits of 128
+      break;
+    case Mode::pair:
+      c.kv_heads = 1;
+      c.length = 500;  // four
+      break;
+    case Mode::cluster:
+      c.kv_heads = 5;  // 40 blocks: more than a quarter of the multiprocessors
+      c.length = c.k_dim == 512 ? 300 : 500 + 70 * (i % 2);  // 64 or 128 keys each, or none
+      break;
+  }
+  c.capacity = c.length + 1 + i % 8;
+  c.ring_start = i % 3 == 0 ? 0 : c.capacity / 2;
+}
+
+void set_options(size_t i, AttentionOpCase& c) {
+  constexpr KvLayout kLayouts[] = {KvLayout::token_major, KvLayout::head_major, KvLayout::padded};
+  c.q = kFloats[i % 3];
+  c.out = kFloats[(i + i / 3) % 3];
+  c.q_layout = kLayouts[i % 2];
+  c.out_layout = kLayouts[i / 2 % 3];
+  c.cache_layout = kLayouts[i / 3 % 2];
+  c.window = i % 4 == 1 ? c.length - 30 : 0;
+  c.soft_cap = i % 7 == 2 ? 20.0f : 0.0f;
+  c.slopes = i % 5 == 3;
+  c.sinks = i % 2 == 0;
+  c.lse = i % 3 != 1;
+  c.causal = i % 11 != 5;
+}
+
+// Pairs pay where a block has many sums.
+bool is_mode_of(Mode mode, uint64_t block, uint64_t dim) {
+  return mode != Mode::pair || block * dim >= uint64_t{12} * 128;
+}
+
+void add_case(const std::array<KvFormat, 2>& formats, uint64_t block, Mode mode, size_t i,
+              std::vector<OpCase>& cases, uint64_t dim) {
+  AttentionOpCase c{.k = formats[0], .v = formats[1]};
+  const Rows rows = rows_of(block, c.v, i);
+  c.k_dim = c.v_dim = dim;
+  c.tokens = rows.tokens;
+  set_keys(mode, i, c);
+  c.heads = rows.group * c.kv_heads;
+  set_options(i, c);
+  c.aligned = true;
+  c.commands = std::nullopt;
+  if (mode != Mode::whole) c.only_with = "attention_decode";
+  c.name = std::to_string(dim) + ", " + std::to_string(rows.tokens) + "x" +
+           std::to_string(rows.group) + " rows, " + kModeNames[static_cast<size_t>(mode)] +
+           " of " + std::to_string(c.length) + (c.window != 0 ? ", window" : "") +
+           (c.soft_cap != 0 ? ", soft cap" : "") + (c.slopes ? ", slopes" : "") +
+           (c.sinks ? ", sinks" : "") + (c.causal ? "" : ", not causal") + " #" +
+           std::to_string(i);
+  cases.push_back(make_case(c));
+}
+
+std::vector<OpCase> decode_cases(bool partial) {
+  constexpr FormatClass kClasses[] = {FormatClass::levels, FormatClass::f16, FormatClass::bf16};
+  constexpr Mode kModes[] = {Mode::whole, Mode::partial, Mode::merged, Mode::pair, Mode::cluster};
+  std::vector<OpCase> cases;
+  for (const FormatClass k_class : kClasses) {
+    for (const FormatClass v_class : kClasses) {
+      size_t i = 0;  // walks through formats, rows and options
+      for (const uint64_t dim : {64u, 128u, 256u, 512u}) {
+        for (const uint64_t block : row_blocks(format_of(v_class, 0), dim)) {
+          for (const Mode mode : kModes) {
+            if (!is_mode_of(mode, block, dim)) continue;
+            const std::array formats = {format_of(k_class, i), format_of(v_class, i + i / 6)};
+            if ((mode == Mode::partial) == partial)
+              add_case(formats, block, mode, i, cases, dim);
+            ++i;
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+std::vector<OpCase> attention_decode_cases() { return decode_cases(false); }
+std::vector<OpCase> attention_decode_partial_cases() { return decode_cases(true); }
+
+}  // namespace gyre::test

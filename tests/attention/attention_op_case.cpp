@@ -1,0 +1,322 @@
+#include "attention/attention_op_case.h"
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <random>
+
+#include "attention/attention_bounds.h"
+#include "attention/attention_reference.h"
+#include "kv_codec/kv_memory.h"
+
+namespace gyre::test {
+namespace {
+
+using reference::AttentionData;
+using reference::AttentionShape;
+using reference::KvLayout;
+using reference::KvSide;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+AttentionShape shape_of(const AttentionOpCase& c) {
+  return {c.tokens,   c.heads,      c.kv_heads,
+          c.k_dim,    c.v_dim,      c.length,
+          c.capacity, c.ring_start, 1 / std::sqrt(static_cast<double>(c.k_dim)),
+          c.causal,   c.window,     double{c.soft_cap}};
+}
+
+KvShape cache_shape(const AttentionOpCase& c, KvRole role) {
+  const bool v = role == KvRole::v;
+  return {v ? c.v : c.k, role, c.kv_heads, c.capacity, v ? c.v_dim : c.k_dim};
+}
+
+KvSide q_side(const AttentionOpCase& c) {
+  return {c.q, c.q_layout, c.tokens, c.heads, c.k_dim, 0};
+}
+KvSide out_side(const AttentionOpCase& c) {
+  return {c.out, c.out_layout, c.tokens, c.heads, c.v_dim, 0};
+}
+
+// Splits are whole blocks of 64 keys, counted from the oldest that a query's window reaches.
+struct Splits {
+  uint64_t count, first, keys;
+};
+Splits splits_of(const AttentionOpCase& c) {
+  if (c.splits == 0) return {1, 0, c.length};
+  const uint64_t before = c.tokens <= c.length ? c.length - c.tokens + 1 : 0;
+  const uint64_t first = c.window != 0 && before > c.window ? before - c.window : 0;
+  const uint64_t blocks = (c.length - first + 63) / 64;
+  return {c.splits, first, (blocks + c.splits - 1) / c.splits * 64};
+}
+
+// Every block of a call by its place in the list; absent ones keep kNone.
+struct Places {
+  static constexpr size_t kNone = ~size_t{0};
+  size_t q = kNone, k = kNone, k_scales = kNone, v = kNone, v_scales = kNone, out = kNone,
+         lse = kNone, sinks = kNone, slopes = kNone, tree = kNone;
+};
+
+// A call's memory before it runs, and its inputs in the clear.
+class Maker {
+ public:
+  explicit Maker(const AttentionOpCase& c) : c_(c), random_(seed_of(c.name)) {
+    at.q = add_rows(q_side(c_), data.q);
+    add_cache(KvRole::k, at.k, at.k_scales, data.k);
+    add_cache(KvRole::v, at.v, at.v_scales, data.v);
+    if (c_.sinks) at.sinks = add_per_head(1.0f, data.sinks);
+    if (c_.slopes) at.slopes = add_per_head(0.05f, data.slopes);
+    if (c_.tree) add_tree();
+    const uint64_t rows = c_.tokens * c_.heads;
+    if (c_.splits != 0) {
+      at.out = add(DType::f32, pattern_bytes(c_.splits * rows * (c_.v_dim + 2) * 4, 8));
+      return;
+    }
+    at.out = add(c_.out, pattern_bytes(out_side(c_).elements() * size_bytes(c_.out), 8));
+    if (c_.lse) at.lse = add(DType::f32, pattern_bytes(rows * sizeof(float), 9));
+  }
+
+  std::vector<Block> blocks;
+  Places at;
+  AttentionData data;
+
+ private:
+  static std::mt19937 seed_of(const std::string& text) {
+    std::seed_seq seed(text.begin(), text.end());
+    return std::mt19937(seed);
+  }
+  float normal() { return normal_(random_); }
+
+  size_t add(DType dtype, Bytes bytes) {
+    Block block;
+    block.dtype = dtype;
+    block.before = block.after = std::move(bytes);
+    blocks.push_back(std::move(block));
+    return blocks.size() - 1;
+  }
+
+  static double store(const KvSide& side, Bytes& memory, uint64_t index, float value) {
+    const uint32_t bits =
+        reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(value));
+    reference::store_bits(side.dtype, memory.data(), index, bits);
+    return reference::load_value(side.dtype, memory.data(), index);
+  }
+
+  size_t add_rows(const KvSide& side, std::vector<double>& values) {
+    Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
+    for (uint64_t t = 0; t < side.tokens; ++t) {
+      for (uint64_t h = 0; h < side.heads; ++h) {
+        for (uint64_t e = 0; e < side.head_dim; ++e)
+          values.push_back(store(side, bytes, side.index(t, h, e), normal()));
+      }
+    }
+    return add(side.dtype, std::move(bytes));
+  }
+
+  bool used(uint64_t slot) const {
+    return (slot + c_.capacity - c_.ring_start) % c_.capacity < c_.length;
+  }
+
+  void add_cache(KvRole role, size_t& codes_at, size_t& scales_at, std::vector<double>& values) {
+    const KvShape shape = cache_shape(c_, role);
+    KvMemory memory = kv_memory(shape, c_.cache_layout, [&](uint64_t slot) {
+      std::vector<float> row(shape.head_dim, kNaN);
+      for (uint64_t e = 0; e < row.size() && used(slot); ++e) row[e] = normal();
+      return row;
+    });
+    memory.codes.aligned = memory.scales.aligned = c_.aligned;
+    values = std::move(memory.values);
+    blocks.push_back(std::move(memory.codes));
+    codes_at = blocks.size() - 1;
+    if (!describe(shape.format).compressed) return;
+    blocks.push_back(std::move(memory.scales));
+    scales_at = blocks.size() - 1;
+  }
+
+  size_t add_per_head(float gain, std::vector<double>& values) {
+    const KvSide side{DType::f32, KvLayout::token_major, 1, c_.heads, 1, 0};
+    Bytes bytes(c_.heads * sizeof(float));
+    for (uint64_t h = 0; h < c_.heads; ++h)
+      values.push_back(store(side, bytes, h, gain * normal()));
+    return add(DType::f32, std::move(bytes));
+  }
+
+  void add_tree() {
+    Bytes bytes(c_.tokens * c_.tokens);
+    for (uint64_t i = 0; i < bytes.size(); ++i) {
+      const uint64_t row = i / c_.tokens, column = i % c_.tokens;
+      const bool sees = row == column || random_() % 2 == 0;  // later ones too: not causal
+      data.tree.push_back(sees ? 1 : 0);
+      bytes[i] = static_cast<std::byte>(sees ? 255 : 0);
+    }
+    at.tree = add(DType::u8, std::move(bytes));
+  }
+
+  AttentionOpCase c_;
+  std::mt19937 random_;
+  std::normal_distribution<float> normal_;
+};
+
+// What the call must leave, within the bounds of the arithmetic that the device uses.
+class Expected {
+ public:
+  Expected(const AttentionOpCase& c, const Places& at, const AttentionData& data)
+      : c_(c), at_(at) {
+    const auto [splits, first, keys] = splits_of(c);
+    for (uint64_t split = 0; split < splits; ++split) {
+      const uint64_t begin = first + split * keys;
+      for (uint64_t row = 0; row < c.tokens * c.heads; ++row)
+        rows_.push_back(reference::attention_state(shape_of(c), data, row / c.heads, row % c.heads,
+                                                   begin, begin + keys));
+    }
+    sinks_ = data.sinks;
+  }
+
+  std::string fill(std::vector<Block>& blocks, const std::string& description) const {
+    const AttentionBounds bounds = attention_bounds(
+        description, c_.k, c_.v, {.softened = c_.soft_cap != 0 || c_.slopes});
+    for (uint64_t i = 0; i < rows_.size(); ++i) {
+      if (c_.splits == 0) {
+        fill_row(blocks, i, bounds);
+      } else {
+        fill_state(blocks, i, bounds);
+      }
+    }
+    double& nmse = blocks[at_.out].nmse;
+    if (c_.splits == 0) {
+      nmse = bounds.nmse + out_rounding(c_.out);
+      return c_.out == DType::f32 ? bounds.name : bounds.name + " to " + std::string(name(c_.out));
+    }
+    // A split's values follow its maximum, which has an error of its own.
+    nmse = bounds.nmse + bounds.lse * bounds.lse / 10;
+    return bounds.name + " partial";
+  }
+
+ private:
+  static double rms(const std::vector<double>& values) {
+    double sum = 0;
+    for (const double x : values) sum += x * x;
+    return std::sqrt(sum / static_cast<double>(values.size()));
+  }
+
+  static void expect(Block& block, uint64_t place, double value, double bound) {
+    if (std::isinf(value)) {
+      return reference::store_bits(DType::f32, block.after.data(), place, 0xFF800000u);
+    }
+    expect_near(block, place, value, bound + 1e-30);
+  }
+
+  void fill_row(std::vector<Block>& blocks, uint64_t row, const AttentionBounds& bounds) const {
+    reference::AttentionState state = rows_[row];
+    if (!sinks_.empty()) reference::add_sink(state, sinks_[row % c_.heads]);
+    const KvSide side = out_side(c_);
+    std::vector<double> values = state.values;
+    for (double& x : values) x = state.sum == 0 ? 0 : x / state.sum;
+    const double bound = bounds.of_row * rms(values);
+    for (uint64_t e = 0; e < values.size(); ++e)
+      expect(blocks[at_.out], side.index(row / c_.heads, row % c_.heads, e), values[e], bound);
+    if (!c_.lse) return;
+    const uint64_t place = c_.lse_by_head ? row % c_.heads * c_.tokens + row / c_.heads : row;
+    const double lse = state.sum == 0 ? -std::numeric_limits<double>::infinity()
+                                      : state.max + std::log(state.sum);
+    expect(blocks[at_.lse], place, lse, bounds.lse);
+  }
+
+  void fill_state(std::vector<Block>& blocks, uint64_t index, const AttentionBounds& bounds) const {
+    const reference::AttentionState& state = rows_[index];
+    const uint64_t place = index * (c_.v_dim + 2);
+    const double bound = bounds.of_row * rms(state.values);
+    for (uint64_t e = 0; e < c_.v_dim; ++e)
+      expect(blocks[at_.out], place + e, state.values[e],
+             bound + bounds.lse * std::fabs(state.values[e]));
+    expect(blocks[at_.out], place + c_.v_dim, state.max, bounds.lse);
+    expect(blocks[at_.out], place + c_.v_dim + 1, state.sum, 2 * bounds.lse * state.sum);
+    for (const uint64_t e : {c_.v_dim, c_.v_dim + 1}) blocks[at_.out].near[place + e].counts = false;
+  }
+
+  AttentionOpCase c_;
+  Places at_;
+  std::vector<reference::AttentionState> rows_;  // [splits, tokens, heads]
+  std::vector<double> sinks_;
+};
+
+void record(const AttentionOpCase& c, const Places& at, Encoder& encoder,
+            std::span<const Tensor> t) {
+  const auto of = [&](size_t place) { return place == Places::kNone ? Tensor() : t[place]; };
+  AttentionInputs in;
+  in.q = kv_view(t[at.q], q_side(c));
+  in.k_cache = kv_buffer(cache_shape(c, KvRole::k), c.cache_layout, of(at.k), of(at.k_scales));
+  in.v_cache = kv_buffer(cache_shape(c, KvRole::v), c.cache_layout, of(at.v), of(at.v_scales));
+  in.sinks = of(at.sinks);
+  in.slopes = of(at.slopes);
+  if (c.tree) in.tree = t[at.tree].reshape({c.tokens, c.tokens});
+  const AttentionOptions options{.length = c.length,
+                                 .ring_start = c.ring_start,
+                                 .scale = static_cast<float>(shape_of(c).scale),
+                                 .causal = c.causal,
+                                 .window = c.window,
+                                 .soft_cap = c.soft_cap};
+  if (c.splits != 0) {
+    const Tensor partial =
+        t[at.out].reshape(attention_partial_shape(c.splits, in.q.shape(), c.v_dim));
+    return attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, in.slopes, in.tree},
+                             options);
+  }
+  in.out = kv_view(t[at.out], out_side(c));
+  if (c.lse) {
+    in.lse = c.lse_by_head ? t[at.lse].reshape({c.heads, c.tokens}).permute({1, 0})
+                           : t[at.lse].reshape({c.tokens, c.heads});
+  }
+  attention(encoder, in, options);
+}
+
+OpRun make_run(const AttentionOpCase& c) {
+  Maker maker(c);
+  OpRun run;
+  run.commands = c.commands;
+  run.record = [c, at = maker.at](Encoder& encoder, std::span<const Tensor> t) {
+    record(c, at, encoder, t);
+  };
+  const auto expected = std::make_shared<const Expected>(c, maker.at, maker.data);
+  run.expect = [expected](std::vector<Block>& blocks, const std::string& description) {
+    return expected->fill(blocks, description);
+  };
+  run.blocks = std::move(maker.blocks);
+  return run;
+}
+
+}  // namespace
+
+FormatClass class_of(KvFormat format) {
+  if (format == KvFormat::f32) return FormatClass::f32;
+  if (format == KvFormat::f16) return FormatClass::f16;
+  if (format == KvFormat::bf16) return FormatClass::bf16;
+  return describe(format).scale == KvScaleKind::u8e8 ? FormatClass::levels : FormatClass::compat;
+}
+
+std::string_view name(FormatClass format_class) {
+  constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "levels", "compat"};
+  return kNames[static_cast<size_t>(format_class)];
+}
+
+KvFormat format_of(FormatClass format_class, size_t index) {
+  std::vector<KvFormat> formats;
+  for (const KvFormat format : kv_formats()) {
+    if (class_of(format) == format_class) formats.push_back(format);
+  }
+  return formats[index % formats.size()];
+}
+
+OpCase make_case(const AttentionOpCase& c) {
+  OpCase op_case;
+  op_case.name = std::string(c.splits == 0 ? "attention " : "attention_partial ") +
+                 std::string(name(c.k)) + "/" + std::string(name(c.v)) + " " + c.name;
+  op_case.supported = [c](const Device& device) {
+    return device.supports(AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32});
+  };
+  op_case.make = [c] { return make_run(c); };
+  op_case.only_with = c.only_with;
+  return op_case;
+}
+
+}  // namespace gyre::test

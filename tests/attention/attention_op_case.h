@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "op_case.h"
+#include "reference.h"
+
+namespace gyre::test {
+
+// One call of attention or attention_partial as numbers; make_case() turns it into memory, call and
+// expected contents. Slots outside the bounds hold NaN.
+struct AttentionOpCase {
+  std::string name;
+  DType q = DType::f32;
+  DType out = DType::f32;
+  KvFormat k = KvFormat::f16;
+  KvFormat v = KvFormat::f16;
+  reference::KvLayout q_layout = reference::KvLayout::token_major;
+  reference::KvLayout out_layout = reference::KvLayout::token_major;
+  reference::KvLayout cache_layout = reference::KvLayout::head_major;  // dense caches
+  uint64_t tokens = 3;
+  uint64_t heads = 4;
+  uint64_t kv_heads = 2;
+  uint64_t k_dim = 64;
+  uint64_t v_dim = 80;
+  uint64_t length = 70;
+  uint64_t capacity = 75;
+  uint64_t ring_start = 40;
+  bool causal = true;
+  uint64_t window = 0;
+  float soft_cap = 0;
+  bool lse = true;
+  bool lse_by_head = false;  // [heads, tokens] in memory
+  bool sinks = false;
+  bool slopes = false;
+  bool tree = false;
+  uint64_t splits = 0;                   // 0: attention; else attention_partial
+  std::optional<uint32_t> commands = 1;  // what the call records; none: the device decides
+  bool aligned = false;                  // caches begin where 16 bytes can be copied
+  std::string only_with = {};            // OpCase::only_with
+};
+
+OpCase make_case(const AttentionOpCase& numbers);
+
+// Those for few rows, of attention and of attention_partial.
+std::vector<OpCase> attention_decode_cases();
+std::vector<OpCase> attention_decode_partial_cases();
+
+// Every pair of these has its own loops somewhere.
+enum class FormatClass : uint8_t { f32, f16, bf16, levels, compat };
+FormatClass class_of(KvFormat format);
+std::string_view name(FormatClass format_class);
+
+// The formats of a class in their order, by index modulo their number.
+KvFormat format_of(FormatClass format_class, size_t index);
+
+}  // namespace gyre::test
