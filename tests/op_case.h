@@ -35,7 +35,7 @@ struct Block {
   double bound = 0;             // largest |got - after| of a value; 0: bit for bit
   std::vector<Near> near = {};  // one per element, in place of `bound`; or none
   double nmse = 0;              // largest NMSE of all `near` values together; 0: not asked
-  bool aligned = false;  // begins at a multiple of 16 bytes; else off every vector boundary
+  bool aligned = false;         // begins at a multiple of 16 bytes; else off every vector boundary
 };
 
 struct OpRun {

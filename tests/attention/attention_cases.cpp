@@ -17,11 +17,9 @@ constexpr Pair kPairs[] = {{KvFormat::f32, KvFormat::f32},   {KvFormat::f16, KvF
 // Every pair of classes, with formats that change from case to case.
 template <class Add>
 void for_each_class_pair(const Add& add) {
-  constexpr FormatClass kClasses[] = {FormatClass::f32, FormatClass::f16, FormatClass::bf16,
-                                      FormatClass::levels, FormatClass::compat};
   size_t index = 0;
-  for (const FormatClass k : kClasses) {
-    for (const FormatClass v : kClasses) add(k, v, index++);
+  for (const FormatClass k : kFormatClasses) {
+    for (const FormatClass v : kFormatClasses) add(k, v, index++);
   }
 }
 
@@ -99,10 +97,7 @@ void add_shape_cases(std::vector<OpCase>& cases) {
     for_each_class_pair([&](FormatClass k, FormatClass v, size_t pair) {
       ++i;
       AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i + pair / 5)};
-      const bool compat = k == FormatClass::compat || v == FormatClass::compat;
-      const bool four = (k != FormatClass::compat || c.k == KvFormat::compat4) &&
-                        (v != FormatClass::compat || c.v == KvFormat::compat4);
-      if (compat && dim != 512 && dim != 256 && !(four && (dim == 64 || dim == 128))) return;
+      if (!stores(c.k, dim) || !stores(c.v, dim)) return;
       c.q = kFloats[i % 3];
       c.out = kFloats[i / 3 % 3];
       c.tokens = kTokens[i % 9];

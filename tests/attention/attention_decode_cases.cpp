@@ -110,11 +110,10 @@ void add_case(const std::array<KvFormat, 2>& formats, uint64_t block, Mode mode,
   c.commands = std::nullopt;
   if (mode != Mode::whole) c.only_with = "attention_decode";
   c.name = std::to_string(dim) + ", " + std::to_string(rows.tokens) + "x" +
-           std::to_string(rows.group) + " rows, " + kModeNames[static_cast<size_t>(mode)] +
-           " of " + std::to_string(c.length) + (c.window != 0 ? ", window" : "") +
+           std::to_string(rows.group) + " rows, " + kModeNames[static_cast<size_t>(mode)] + " of " +
+           std::to_string(c.length) + (c.window != 0 ? ", window" : "") +
            (c.soft_cap != 0 ? ", soft cap" : "") + (c.slopes ? ", slopes" : "") +
-           (c.sinks ? ", sinks" : "") + (c.causal ? "" : ", not causal") + " #" +
-           std::to_string(i);
+           (c.sinks ? ", sinks" : "") + (c.causal ? "" : ", not causal") + " #" + std::to_string(i);
   cases.push_back(make_case(c));
 }
 
@@ -130,8 +129,7 @@ std::vector<OpCase> decode_cases(bool partial) {
           for (const Mode mode : kModes) {
             if (!is_mode_of(mode, block, dim)) continue;
             const std::array formats = {format_of(k_class, i), format_of(v_class, i + i / 6)};
-            if ((mode == Mode::partial) == partial)
-              add_case(formats, block, mode, i, cases, dim);
+            if ((mode == Mode::partial) == partial) add_case(formats, block, mode, i, cases, dim);
             ++i;
           }
         }

@@ -9,8 +9,10 @@
 #include <string>
 
 #include "attention/attention_reference.h"
+#include "attention/attention_tolerance.h"
 #include "gyre/gyre.h"
 #include "kv_codec/kv_codec_fixture.h"
+#include "recorded_commands.h"
 
 namespace gyre::test {
 
@@ -49,6 +51,7 @@ struct AttentionCase {
 };
 
 struct AttentionAnswer {
+  RecordedCommand first;  // of the call
   std::vector<double> out, lse;
   reference::AttentionResult decoded;   // over what the cache holds
   reference::AttentionResult original;  // over what was put in
@@ -93,8 +96,9 @@ class AttentionProblem {
   AttentionAnswer run() const {
     Encoder encoder(device_);
     record(encoder);
-    encoder.submit().wait();
     AttentionAnswer answer;
+    answer.first = recorded_commands(encoder).at(0);
+    encoder.submit().wait();
     answer.out = doubles_of(inputs.out);
     answer.lse = doubles_of(inputs.lse);
     answer.original = reference::attention(shape_, data_);
@@ -245,34 +249,29 @@ class AttentionProblem {
   reference::AttentionData data_;
 };
 
-// f32 arithmetic, or the 16-bit queries and weights of the int8 path.
-inline double attention_bound(const AttentionCase& c) {
-  const bool levels = describe(c.k).compressed || describe(c.v).compressed;
-  if (!levels) return 1e-6;
-  return c.q_gain > 1 ? 1e-3 : 2e-4;
+inline AttentionTolerance tolerance_of(const Device& device, const RecordedCommand& command,
+                                       const AttentionCase& c) {
+  return attention_tolerance(device.impl()->describe(*command.kernel, command.spec), c.k, c.v,
+                             {.q_gain = c.q_gain, .softened = c.soft_cap != 0 || c.slopes});
 }
 
-inline double out_rounding(DType dtype) {
-  if (dtype == DType::f32) return 0;
-  return dtype == DType::f16 ? 1e-7 : 6e-6;
-}
-
+// Against double precision over what the cache holds.
 inline testing::AssertionResult attention_holds(const Device& device, const AttentionCase& c) {
   const AttentionProblem problem(device, c);
   const AttentionAnswer answer = problem.run();
+  const AttentionTolerance most = tolerance_of(device, answer.first, c);
   const double error = nmse(answer.out, answer.decoded.out);
-  const double bound = attention_bound(c) + out_rounding(c.out_dtype);
+  const double bound = most.nmse + out_rounding(c.out_dtype);
   if (!(error <= bound)) {
-    return testing::AssertionFailure()
-           << problem.numbers().text() << ": NMSE " << error << " > " << bound;
+    return testing::AssertionFailure() << problem.numbers().text() << ": NMSE of " << most.name
+                                       << " " << error << " > " << bound;
   }
   for (size_t i = 0; i < answer.lse.size(); ++i) {
     const double wanted = answer.decoded.lse[i], got = answer.lse[i];
     if (got == wanted) continue;  // -inf
-    const double slack = (describe(c.k).compressed ? 2e-2 : 2e-3) * (c.q_gain > 1 ? c.q_gain : 1);
-    if (!(std::fabs(got - wanted) <= slack)) {
-      return testing::AssertionFailure()
-             << problem.numbers().text() << ": lse " << i << " is " << got << ", not " << wanted;
+    if (!(std::fabs(got - wanted) <= most.lse)) {
+      return testing::AssertionFailure() << problem.numbers().text() << ": lse " << i << " is "
+                                         << got << ", not " << wanted << " within " << most.lse;
     }
   }
   return testing::AssertionSuccess();

@@ -5,8 +5,8 @@
 #include <memory>
 #include <random>
 
-#include "attention/attention_bounds.h"
 #include "attention/attention_reference.h"
+#include "attention/attention_tolerance.h"
 #include "kv_codec/kv_memory.h"
 
 namespace gyre::test {
@@ -31,9 +31,7 @@ KvShape cache_shape(const AttentionOpCase& c, KvRole role) {
   return {v ? c.v : c.k, role, c.kv_heads, c.capacity, v ? c.v_dim : c.k_dim};
 }
 
-KvSide q_side(const AttentionOpCase& c) {
-  return {c.q, c.q_layout, c.tokens, c.heads, c.k_dim, 0};
-}
+KvSide q_side(const AttentionOpCase& c) { return {c.q, c.q_layout, c.tokens, c.heads, c.k_dim, 0}; }
 KvSide out_side(const AttentionOpCase& c) {
   return {c.out, c.out_layout, c.tokens, c.heads, c.v_dim, 0};
 }
@@ -160,8 +158,7 @@ class Maker {
 // What the call must leave, within the bounds of the arithmetic that the device uses.
 class Expected {
  public:
-  Expected(const AttentionOpCase& c, const Places& at, const AttentionData& data)
-      : c_(c), at_(at) {
+  Expected(const AttentionOpCase& c, const Places& at, const AttentionData& data) : c_(c), at_(at) {
     const auto [splits, first, keys] = splits_of(c);
     for (uint64_t split = 0; split < splits; ++split) {
       const uint64_t begin = first + split * keys;
@@ -173,8 +170,8 @@ class Expected {
   }
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
-    const AttentionBounds bounds = attention_bounds(
-        description, c_.k, c_.v, {.softened = c_.soft_cap != 0 || c_.slopes});
+    const AttentionTolerance bounds =
+        attention_tolerance(description, c_.k, c_.v, {.softened = c_.soft_cap != 0 || c_.slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) {
       if (c_.splits == 0) {
         fill_row(blocks, i, bounds);
@@ -206,7 +203,7 @@ class Expected {
     expect_near(block, place, value, bound + 1e-30);
   }
 
-  void fill_row(std::vector<Block>& blocks, uint64_t row, const AttentionBounds& bounds) const {
+  void fill_row(std::vector<Block>& blocks, uint64_t row, const AttentionTolerance& bounds) const {
     reference::AttentionState state = rows_[row];
     if (!sinks_.empty()) reference::add_sink(state, sinks_[row % c_.heads]);
     const KvSide side = out_side(c_);
@@ -217,12 +214,13 @@ class Expected {
       expect(blocks[at_.out], side.index(row / c_.heads, row % c_.heads, e), values[e], bound);
     if (!c_.lse) return;
     const uint64_t place = c_.lse_by_head ? row % c_.heads * c_.tokens + row / c_.heads : row;
-    const double lse = state.sum == 0 ? -std::numeric_limits<double>::infinity()
-                                      : state.max + std::log(state.sum);
+    const double lse =
+        state.sum == 0 ? -std::numeric_limits<double>::infinity() : state.max + std::log(state.sum);
     expect(blocks[at_.lse], place, lse, bounds.lse);
   }
 
-  void fill_state(std::vector<Block>& blocks, uint64_t index, const AttentionBounds& bounds) const {
+  void fill_state(std::vector<Block>& blocks, uint64_t index,
+                  const AttentionTolerance& bounds) const {
     const reference::AttentionState& state = rows_[index];
     const uint64_t place = index * (c_.v_dim + 2);
     const double bound = bounds.of_row * rms(state.values);
@@ -231,7 +229,8 @@ class Expected {
              bound + bounds.lse * std::fabs(state.values[e]));
     expect(blocks[at_.out], place + c_.v_dim, state.max, bounds.lse);
     expect(blocks[at_.out], place + c_.v_dim + 1, state.sum, 2 * bounds.lse * state.sum);
-    for (const uint64_t e : {c_.v_dim, c_.v_dim + 1}) blocks[at_.out].near[place + e].counts = false;
+    for (const uint64_t e : {c_.v_dim, c_.v_dim + 1})
+      blocks[at_.out].near[place + e].counts = false;
   }
 
   AttentionOpCase c_;
@@ -286,26 +285,6 @@ OpRun make_run(const AttentionOpCase& c) {
 }
 
 }  // namespace
-
-FormatClass class_of(KvFormat format) {
-  if (format == KvFormat::f32) return FormatClass::f32;
-  if (format == KvFormat::f16) return FormatClass::f16;
-  if (format == KvFormat::bf16) return FormatClass::bf16;
-  return describe(format).scale == KvScaleKind::u8e8 ? FormatClass::levels : FormatClass::compat;
-}
-
-std::string_view name(FormatClass format_class) {
-  constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "levels", "compat"};
-  return kNames[static_cast<size_t>(format_class)];
-}
-
-KvFormat format_of(FormatClass format_class, size_t index) {
-  std::vector<KvFormat> formats;
-  for (const KvFormat format : kv_formats()) {
-    if (class_of(format) == format_class) formats.push_back(format);
-  }
-  return formats[index % formats.size()];
-}
 
 OpCase make_case(const AttentionOpCase& c) {
   OpCase op_case;

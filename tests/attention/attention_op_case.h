@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "format_classes.h"
 #include "op_case.h"
 #include "reference.h"
 
@@ -49,13 +49,5 @@ OpCase make_case(const AttentionOpCase& numbers);
 // Those for few rows, of attention and of attention_partial.
 std::vector<OpCase> attention_decode_cases();
 std::vector<OpCase> attention_decode_partial_cases();
-
-// Every pair of these has its own loops somewhere.
-enum class FormatClass : uint8_t { f32, f16, bf16, levels, compat };
-FormatClass class_of(KvFormat format);
-std::string_view name(FormatClass format_class);
-
-// The formats of a class in their order, by index modulo their number.
-KvFormat format_of(FormatClass format_class, size_t index);
 
 }  // namespace gyre::test

@@ -107,8 +107,8 @@ inline void attention_row(const AttentionShape& s, const AttentionData& data, ui
   const uint64_t row = token * s.heads + head;
   for (uint64_t c = 0; c < s.v_dim; ++c)
     result.out[row * s.v_dim + c] = state.sum == 0 ? 0 : state.values[c] / state.sum;
-  result.lse[row] = state.sum == 0 ? -std::numeric_limits<double>::infinity()
-                                   : state.max + std::log(state.sum);
+  result.lse[row] =
+      state.sum == 0 ? -std::numeric_limits<double>::infinity() : state.max + std::log(state.sum);
 }
 
 inline AttentionResult attention(const AttentionShape& s, const AttentionData& data) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/attention_fixture.h"
+#include "format_classes.h"
 
 namespace gyre::test {
 namespace {
@@ -25,10 +26,7 @@ TEST(Attention, EveryPairOfFormatsAtEveryLength) {
 }
 
 TEST(Attention, EveryFormat) {
-  for (const KvFormat format :
-       {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
-        KvFormat::tq5, KvFormat::tq6, KvFormat::tq8, KvFormat::compat4, KvFormat::compat5,
-        KvFormat::compat6, KvFormat::compat8}) {
+  for (const KvFormat format : kv_formats()) {
     EXPECT_TRUE(attention_holds(
         device(),
         {.heads = 6, .kv_heads = 2, .k_dim = 256, .length = 150, .k = format, .v = format}));
@@ -46,9 +44,8 @@ TEST(Attention, EveryGroupSize) {
 
 TEST(Attention, EveryHeadDim) {
   for (const uint64_t dim : {16, 24, 40, 64, 80, 88, 96, 128, 192, 256, 512, 576, 1016, 1024}) {
-    for (const KvFormat format :
-         {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
-          KvFormat::tq5, KvFormat::tq6, KvFormat::tq8}) {
+    for (const KvFormat format : kv_formats()) {
+      if (!stores(format, dim)) continue;
       EXPECT_TRUE(
           attention_holds(device(), {.k_dim = dim, .length = 75, .k = format, .v = format}));
     }

@@ -1,10 +1,15 @@
 #pragma once
 // A KvCache beside a plain vector of the tokens it was given; questions are answered by both.
 
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 
 #include "attention/attention_fixture.h"
+#include "cache/held_values.h"
 #include "gyre/kv_cache.h"
+#include "ops/cache_ops.h"
 
 namespace gyre::test {
 
@@ -27,26 +32,28 @@ inline KvCacheOptions small(const KvLayer& layer, uint64_t capacity = 300) {
 
 // NMSE that attention over N(0,1) tokens in this format stays under.
 inline double bound(KvFormat format) {
-  switch (format) {
-    case KvFormat::f32:
-      return 1e-10;
-    case KvFormat::f16:
-      return 1e-6;
-    case KvFormat::bf16:
-      return 1e-4;
-    case KvFormat::tq8:
+  if (format == KvFormat::f32) return 1e-10;
+  if (format == KvFormat::f16) return 1e-6;
+  if (format == KvFormat::bf16) return 1e-4;
+  switch (name(format).back()) {  // the bits of a code
+    case '8':
       return 4e-4;
-    case KvFormat::tq6:
+    case '6':
       return 4e-3;
-    case KvFormat::tq5:
+    case '5':
       return 1.5e-2;
-    case KvFormat::tq4:
+    case '4':
       return 5e-2;
-    case KvFormat::tq3:
+    case '3':
       return 0.15;
     default:
       return 0.4;
   }
+}
+
+// Of one row. Compatibility formats do not choose a scale by what they lose.
+inline double row_bound(KvFormat format) {
+  return describe(format).scale == KvScaleKind::f32_norm ? 4 * bound(format) : bound(format);
 }
 
 // How to ask: whatever attention offers.
@@ -117,8 +124,15 @@ class CacheModel {
     v.clear();
   }
 
-  // NMSE of the cache's answer against double precision over all tokens.
-  double error(uint64_t layer, const Question& ask) {
+  // A question, what the cache answered, and the double-precision problem it is.
+  struct Asked {
+    std::vector<double> got;
+    std::vector<RecordedCommand> commands;
+    reference::AttentionShape shape;
+    reference::AttentionData data;  // over all tokens as they were given
+  };
+
+  Asked asked(uint64_t layer, const Question& ask) {
     const std::vector<float> q = fresh(ask.tokens * kHeads * k_dim());
     reference::AttentionShape shape;
     shape.tokens = ask.tokens;
@@ -142,12 +156,39 @@ class CacheModel {
     cache.attend(
         encoder, layer, in,
         {.scale = scale, .causal = ask.causal, .window = ask.window, .soft_cap = ask.soft_cap});
+    const std::vector<RecordedCommand> commands = recorded_commands(encoder);
     encoder.submit().wait();
     const std::vector<float> got = floats_of(in.out);
-    return nmse({got.begin(), got.end()}, reference::attention(shape, data).out);
+    return {{got.begin(), got.end()}, commands, shape, data};
+  }
+
+  // NMSE of the cache's answer against double precision over all tokens.
+  double error(uint64_t layer, const Question& ask) {
+    const Asked a = asked(layer, ask);
+    return nmse(a.got, reference::attention(a.shape, a.data).out);
   }
   double error(uint64_t layer, uint64_t tokens, uint64_t window = 0) {
     return error(layer, Question{.tokens = tokens, .window = window});
+  }
+
+  // That each key lies where it should, within its format's error, and that attention over what is
+  // held is within the bounds of its arithmetic.
+  testing::AssertionResult holds(uint64_t layer, const Question& ask) {
+    Asked a = asked(layer, ask);
+    const KvLayer& formats = cache.options().layers[layer];
+    const std::string path = scratch_path();
+    cache.save(path);
+    const HeldValues held = HeldReader(path).read(layer);
+    std::remove(path.c_str());
+    if (auto result = rows_hold(a.data.k, held.k, k_dim(), formats.k); !result) return result;
+    if (auto result = rows_hold(a.data.v, held.v, v_dim(), formats.v); !result) return result;
+    a.data.k = held.k;
+    a.data.v = held.v;
+    const double error = nmse(a.got, reference::attention(a.shape, a.data).out);
+    const double most = tolerance(a, formats, ask);
+    if (error <= most) return testing::AssertionSuccess();
+    return testing::AssertionFailure()
+           << "NMSE " << error << " over what is held, at most " << most;
   }
 
   std::mt19937 random;
@@ -157,6 +198,43 @@ class CacheModel {
   std::vector<float> k, v;
 
  private:
+  // In memory where there is such a folder: a snapshot is synced.
+  static std::string scratch_path() {
+    const bool memory = access("/dev/shm", W_OK) == 0;
+    return (memory ? "/dev/shm/gyre_held_" : testing::TempDir() + "gyre_held_") +
+           std::to_string(getpid());
+  }
+
+  // Another token's row would have an error of about 2.
+  static testing::AssertionResult rows_hold(const std::vector<double>& given,
+                                            const std::vector<double>& kept, uint64_t dim,
+                                            KvFormat format) {
+    if (given.size() != kept.size())
+      return testing::AssertionFailure() << kept.size() << " numbers of " << given.size();
+    for (size_t row = 0; row < given.size(); row += dim) {
+      if (std::isnan(kept[row])) continue;  // a ring has lost it
+      const auto begin = static_cast<std::ptrdiff_t>(row);
+      const auto end = begin + static_cast<std::ptrdiff_t>(dim);
+      const double error = nmse({kept.begin() + begin, kept.begin() + end},
+                                {given.begin() + begin, given.begin() + end});
+      if (!(error <= row_bound(format)))
+        return testing::AssertionFailure()
+               << "key " << row / dim / kKvHeads << ", head " << row / dim % kKvHeads << " in "
+               << name(format) << " has NMSE " << error << ", at most " << row_bound(format);
+    }
+    return testing::AssertionSuccess();
+  }
+
+  // Sinks and tails are f16, whatever the body is.
+  double tolerance(const Asked& a, const KvLayer& layer, const Question& ask) const {
+    const AttentionInputsKind kind{.softened = ask.soft_cap != 0 || ask.slopes};
+    const std::string how = device.impl()->describe(*a.commands[0].kernel, a.commands[0].spec);
+    const double body = attention_tolerance(how, layer.k, layer.v, kind).nmse;
+    if (a.commands.size() == 1) return body;
+    const std::string half = describe_attention(device, KvFormat::f16, KvFormat::f16);
+    return std::max(body, attention_tolerance(half, KvFormat::f16, KvFormat::f16, kind).nmse);
+  }
+
   uint64_t k_dim() const { return cache.options().head_dim; }
   uint64_t v_dim() const { return cache.options().v_head_dim; }
   void forget(uint64_t tokens) {

@@ -1,16 +1,15 @@
 // The CUDA attention kernels against double precision, on the host: a CPU device whose table has
 // them in place of its own. Bounds are those of the CPU's kernels; every unused slot holds NaN.
 #include "attention_host_device.h"
+#include "format_classes.h"
 
 namespace gyre::test {
 namespace {
 
-constexpr KvFormat kNative[] = {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
-                                KvFormat::tq5, KvFormat::tq6, KvFormat::tq8};
 constexpr KvFormat kDense[] = {KvFormat::f32, KvFormat::f16, KvFormat::bf16};
 
 TEST(CudaHostAttention, EveryNativeFormatAndOddDims) {
-  for (const KvFormat format : kNative) {
+  for (const KvFormat format : native_formats()) {
     for (const uint64_t dim : {16, 56, 128, 200})
       expect_close({.heads = 4, .k_dim = dim, .length = 77, .k = format, .v = format});
   }

@@ -229,21 +229,7 @@ std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
 }
 
 reference::KvCoder coder_of(KvFormat format, KvRole role) {
-  const bool values = role == KvRole::v;
-  switch (format) {
-    case KvFormat::tq2:
-      return reference::kv_coder(2, values);
-    case KvFormat::tq3:
-      return reference::kv_coder(3, values);
-    case KvFormat::tq4:
-      return reference::kv_coder(4, values);
-    case KvFormat::tq5:
-      return reference::kv_coder(5, values);
-    case KvFormat::tq6:
-      return reference::kv_coder(6, values);
-    default:
-      return reference::kv_coder(8, values);
-  }
+  return reference::kv_coder(describe(format).bits, role == KvRole::v);
 }
 
 KvPlaces places_of(const KvShape& shape) {

@@ -5,13 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "format_classes.h"
 #include "kv_codec/kv_codec_reference.h"
 #include "kv_copy/kv_copy_case.h"
 
 namespace gyre::test {
 
-constexpr KvFormat kNativeFormats[] = {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
-                                       KvFormat::tq5, KvFormat::tq6, KvFormat::tq8};
 // Powers of two, several blocks, a last block of 8, more than one scale under one transform.
 constexpr uint64_t kCodecHeadDims[] = {16, 24, 40, 64, 80, 96, 128, 192, 256, 264, 512, 576, 1024};
 

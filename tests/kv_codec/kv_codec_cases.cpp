@@ -6,12 +6,13 @@
 namespace gyre::test {
 namespace {
 
-constexpr uint64_t kFormats = std::size(kNativeFormats);
 constexpr uint64_t kHeadDims = std::size(kCodecHeadDims);
 
 std::string text(const KvStream& stream) {
   return std::string(name(stream.format)) + "/" + std::to_string(stream.head_dim);
 }
+
+KvFormat native(uint64_t index) { return format_of(FormatClass::levels, index); }
 
 template <class Case>
 std::vector<OpCase> made(const std::vector<std::vector<Case>>& lists) {
@@ -26,8 +27,8 @@ std::vector<OpCase> made(const std::vector<std::vector<Case>>& lists) {
 KvQuantizeCase slot_case(uint64_t capacity, CacheKind kind, uint64_t position, uint64_t tokens) {
   KvQuantizeCase c;
   const uint64_t i = position + tokens;
-  c.k = {kNativeFormats[i % kFormats], i % 2 == 0 ? 16u : 24u};
-  c.v = KvStream{kNativeFormats[(i + position) % kFormats], i % 2 == 0 ? 24u : 16u};
+  c.k = {native(i), i % 2 == 0 ? 16u : 24u};
+  c.v = KvStream{native(i + position), i % 2 == 0 ? 24u : 16u};
   c.capacity = capacity;
   c.source_tokens = tokens;
   c.heads = 1 + i % 2;
@@ -46,15 +47,15 @@ KvQuantizeCase slot_case(uint64_t capacity, CacheKind kind, uint64_t position, u
 std::vector<KvQuantizeCase> kv_format_cases() {
   std::vector<KvQuantizeCase> cases;
   constexpr KvValues kKinds[] = {KvValues::everyday, KvValues::extreme, KvValues::ties};
-  for (uint64_t f = 0; f < kFormats; ++f) {
+  for (uint64_t f = 0; f < native_formats().size(); ++f) {
     for (uint64_t d = 0; d < kHeadDims; ++d) {
       for (uint64_t i = 0; i < 9; ++i) {
         KvQuantizeCase c;
         c.source = kFloats[i % 3];
         c.values = kKinds[i / 3];
         c.layout = (i + d) % 3 == 2 ? KvLayout::padded : kPlainLayouts[(i + d) % 3];
-        c.k = {kNativeFormats[f], kCodecHeadDims[d]};
-        c.v = KvStream{kNativeFormats[(f + i) % kFormats], kCodecHeadDims[(d + i) % kHeadDims]};
+        c.k = {native(f), kCodecHeadDims[d]};
+        c.v = KvStream{native(f + i), kCodecHeadDims[(d + i) % kHeadDims]};
         c.options.position = 3 + i % 2;
         if (c.values == KvValues::extreme) c.source_tokens = 10, c.capacity = 14;
         c.name = text(c.k) + " " + text(*c.v) + " from " + std::string(name(c.source)) + " " +
@@ -87,7 +88,7 @@ std::vector<KvQuantizeCase> kv_scale_edge_cases() {
 // K alone, and every pair of formats.
 std::vector<KvQuantizeCase> kv_pair_cases() {
   std::vector<KvQuantizeCase> cases;
-  for (const KvFormat k : kNativeFormats) {
+  for (const KvFormat k : native_formats()) {
     for (const DType source : kFloats) {
       for (const KvLayout layout : kPlainLayouts) {
         KvQuantizeCase c;
@@ -99,7 +100,7 @@ std::vector<KvQuantizeCase> kv_pair_cases() {
         cases.push_back(c);
       }
     }
-    for (const KvFormat v : kNativeFormats) {
+    for (const KvFormat v : native_formats()) {
       KvQuantizeCase c;
       c.k = {k, 64};
       c.v = KvStream{v, 128};
@@ -149,7 +150,7 @@ std::vector<KvQuantizeCase> kv_codec_range_cases() {
   no_heads.heads = 0;
   no_heads.name = "no heads";
   cases.push_back(no_heads);
-  for (const KvFormat format : kNativeFormats) {
+  for (const KvFormat format : native_formats()) {
     KvQuantizeCase c;
     c.k = {format, 128};
     c.v = KvStream{format, 192};
@@ -166,7 +167,7 @@ std::vector<KvQuantizeCase> kv_codec_range_cases() {
 // Every format, role, head_dim, output dtype and domain; rows of every kind.
 std::vector<KvDequantizeCase> kv_decode_cases() {
   std::vector<KvDequantizeCase> cases;
-  for (const KvFormat format : kNativeFormats) {
+  for (const KvFormat format : native_formats()) {
     for (const uint64_t head_dim : kCodecHeadDims) {
       for (uint64_t i = 0; i < 12; ++i) {
         KvDequantizeCase c;
@@ -198,7 +199,7 @@ std::vector<KvDequantizeCase> kv_decode_slot_cases() {
         c.capacity = capacity;
         c.tokens = tokens;
         c.role = (first + tokens) % 2 == 0 ? KvRole::k : KvRole::v;
-        c.stream = {kNativeFormats[(first + tokens / 2) % kFormats], 24};
+        c.stream = {native(first + tokens / 2), 24};
         c.options = {.first_slot = first, .domain = KvDomain::rotated};
         c.name = "capacity " + std::to_string(capacity) + " first " + std::to_string(first) +
                  " tokens " + std::to_string(tokens) + " " + text(c.stream);

@@ -1,6 +1,7 @@
 #include <string>
 #include <utility>
 
+#include "format_classes.h"
 #include "op_case.h"
 
 namespace gyre::test {
@@ -220,8 +221,7 @@ struct BadShape {
 
 std::vector<BadShape> bad_shapes() {
   std::vector<BadShape> list;
-  for (const KvFormat format :
-       {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4, KvFormat::tq5, KvFormat::tq8}) {
+  for (const KvFormat format : native_formats()) {
     for (const uint64_t head_dim : {0u, 8u, 12u, 20u, 100u}) {
       list.push_back({{format, KvRole::k, 3, 9, head_dim},
                       {std::string(name(format)), "from 16 in steps of 8",

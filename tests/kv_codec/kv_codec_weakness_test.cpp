@@ -9,13 +9,11 @@
 #include <type_traits>
 
 #include "expect_error.h"
+#include "format_classes.h"
 #include "kv_codec/kv_codec_fixture.h"
 
 namespace gyre::test {
 namespace {
-
-constexpr KvFormat kFormats[] = {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
-                                 KvFormat::tq5, KvFormat::tq6, KvFormat::tq8};
 
 const Device& cpu() {
   static const Device device = Device::open("cpu");
@@ -34,7 +32,7 @@ TEST(KvCodecWeakness, W20EightBitsAreWorthTheirSize) {
 
 // It spent a byte on a 5 or 6-bit code and an f32 on every norm.
 TEST(KvCodecWeakness, W21BitsPerCoordinateAreTheName) {
-  for (const KvFormat format : kFormats) {
+  for (const KvFormat format : native_formats()) {
     for (const KvRole role : {KvRole::k, KvRole::v}) {
       const KvBuffer cache = KvBuffer::allocate(cpu(), {format, role, 4, 64, 128});
       const uint64_t coordinates = 4 * 64 * 128;
@@ -197,7 +195,7 @@ TEST(KvCodecWeakness, W26EveryFormatSaysHowItsBytesLie) {
     EXPECT_EQ(describe(format).packing, KvPacking::dense) << name(format);
     EXPECT_EQ(describe(format).scale_block, 0u) << name(format);
   }
-  for (const KvFormat format : kFormats) {
+  for (const KvFormat format : native_formats()) {
     EXPECT_EQ(describe(format).packing, KvPacking::planes) << name(format);
     EXPECT_EQ(describe(format).scale_block, 256u) << name(format);
   }

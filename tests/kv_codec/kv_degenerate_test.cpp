@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "format_classes.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_codec_reference.h"
 
@@ -162,9 +163,7 @@ TEST_P(KvDegenerate, NaNIsGoneWhenItsSlotIsWrittenAgain) {
   EXPECT_EQ(decoded(cpu(), cache), decoded(cpu(), encoded(cpu(), GetParam(), 64, clean)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, KvDegenerate,
-                         testing::Values(KvFormat::tq2, KvFormat::tq3, KvFormat::tq4, KvFormat::tq5,
-                                         KvFormat::tq6, KvFormat::tq8),
+INSTANTIATE_TEST_SUITE_P(Formats, KvDegenerate, testing::ValuesIn(native_formats()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 
+#include "format_classes.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_codec_reference.h"
 
@@ -14,8 +15,6 @@ namespace gyre::test {
 namespace {
 
 constexpr uint64_t kVectors = 10000;
-constexpr KvFormat kFormats[] = {KvFormat::tq2, KvFormat::tq3, KvFormat::tq4,
-                                 KvFormat::tq5, KvFormat::tq6, KvFormat::tq8};
 
 // Simpson's rule.
 template <class Function>
@@ -143,7 +142,7 @@ TEST_P(KvDistortion, FallsWithEveryBitAndKeepsTheLength) {
   const uint64_t head_dim = GetParam();
   const auto rows = gaussian_rows(100, head_dim, 5);
   double last = 1;
-  for (const KvFormat format : kFormats) {
+  for (const KvFormat format : native_formats()) {
     const double error = gaussian_distortion(format, head_dim).error;
     EXPECT_LT(error, last / 3) << name(format);
     last = error;
@@ -212,7 +211,7 @@ void expect_structured_rows_within(double bound, uint64_t head_dim) {
       structure.make(random, r, std::span(rows).subspan(r * head_dim, head_dim));
     }
     std::cout << structure.name << " at " << head_dim << ":";
-    for (const KvFormat format : kFormats) {
+    for (const KvFormat format : native_formats()) {
       const double ratio = round_trip(cpu(), format, head_dim, rows).error /
                            gaussian_distortion(format, head_dim).error;
       std::cout << ' ' << name(format) << ' ' << std::setprecision(3) << ratio
@@ -241,7 +240,7 @@ TEST_P(KvDistortion, OfARotatedAxisIsWhatTheLevelsSay) {
            {.direction = HadamardDirection::inverse, .signs = HadamardSigns::native});
   encoder.submit().wait();
   const auto rows = floats_of(x);
-  for (const KvFormat format : kFormats) {
+  for (const KvFormat format : native_formats()) {
     const auto [least, most] = levels.at(bits_of(format));
     const auto others = static_cast<double>(std::min<uint64_t>(head_dim, 256) - 1);
     const double expected = 2 - 2 * most / std::sqrt(most * most + others * least * least);

@@ -17,8 +17,8 @@ KvSide side_of(const KvShape& shape, KvLayout layout) {
 bool is_native(KvFormat format) { return describe(format).scale == KvScaleKind::u8e8; }
 
 template <class Write>
-void for_each_row(const KvShape& shape,
-                  const std::function<std::vector<float>(uint64_t)>& row_of, const Write& write) {
+void for_each_row(const KvShape& shape, const std::function<std::vector<float>(uint64_t)>& row_of,
+                  const Write& write) {
   for (uint64_t slot = 0; slot < shape.capacity; ++slot) {
     for (uint64_t head = 0; head < shape.kv_heads; ++head) write(slot, head, row_of(slot));
   }
@@ -31,8 +31,7 @@ void fill_dense(const KvSide& side, uint64_t slot, uint64_t head, const std::vec
         reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(row[e]));
     const uint64_t at = side.index(slot, head, e);
     reference::store_bits(side.dtype, memory.codes.before.data(), at, bits);
-    memory.values.push_back(
-        reference::load_value(side.dtype, memory.codes.before.data(), at));
+    memory.values.push_back(reference::load_value(side.dtype, memory.codes.before.data(), at));
   }
 }
 

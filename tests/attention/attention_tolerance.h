@@ -66,11 +66,11 @@ inline SideError side_error(const std::string& description, KvFormat format, Sid
   return k ? kCpuF32K : kCpuF32V;
 }
 
-struct AttentionBounds {
-  std::string name;      // of the arithmetic
-  double nmse = 0;       // of the output
-  double lse = 0;        // largest error
-  double of_row = 0;     // largest error of an element, by the root mean square of its row
+struct AttentionTolerance {
+  std::string name;   // of the arithmetic
+  double nmse = 0;    // of the output
+  double lse = 0;     // largest error
+  double of_row = 0;  // largest error of an element, by the root mean square of its row
 };
 
 struct AttentionInputsKind {
@@ -78,13 +78,13 @@ struct AttentionInputsKind {
   bool softened = false;  // a soft cap or slopes
 };
 
-inline AttentionBounds attention_bounds(const std::string& description, KvFormat k, KvFormat v,
-                                        const AttentionInputsKind& kind = {}) {
+inline AttentionTolerance attention_tolerance(const std::string& description, KvFormat k,
+                                              KvFormat v, const AttentionInputsKind& kind = {}) {
   const SideError of_k = side_error(description, k, Side::k);
   const SideError of_v = side_error(description, v, Side::v);
   // An absolute error in a logit is a relative one in a weight.
   const double gain = kind.q_gain > 1 ? kind.q_gain : 1;
-  AttentionBounds bounds;
+  AttentionTolerance bounds;
   bounds.name = std::string(of_k.name) + "/" + of_v.name;
   bounds.nmse = 10 * (of_k.nmse * gain * gain + of_v.nmse + (kind.softened ? kSoftenedNmse : 0));
   bounds.lse = 10 * (of_k.logit * gain + (kind.softened ? kSoftenedLogit : 0));

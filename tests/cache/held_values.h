@@ -1,0 +1,104 @@
+#pragma once
+// What a cache holds, in the clear: its snapshot, dequantized key by key.
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gyre/kv_snapshot.h"
+#include "kv_codec/kv_codec_fixture.h"
+
+namespace gyre::test {
+
+// [length, kv_heads, head_dim]; NaN for keys that a ring has lost.
+struct HeldValues {
+  std::vector<double> k, v;
+};
+
+class HeldReader {
+ public:
+  explicit HeldReader(const std::string& path) : info_(inspect_snapshot(path)) {
+    std::ifstream in(path, std::ios::binary);
+    file_ = {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  HeldValues read(uint64_t layer) const { return {side(layer, KvRole::k), side(layer, KvRole::v)}; }
+
+ private:
+  static const Device& host() {
+    static const Device device = Device::open("cpu", {.threads = 1});
+    return device;
+  }
+  uint64_t dim(KvRole role) const {
+    return role == KvRole::k ? info_.options.head_dim : info_.options.v_head_dim;
+  }
+
+  void put_bytes(const KvSnapshotSection& section, const Tensor& tensor) const {
+    const auto* const from = reinterpret_cast<const uint8_t*>(file_.data() + section.offset);
+    const uint64_t count = section.bytes / size_bytes(tensor.dtype());
+    switch (tensor.dtype()) {
+      case DType::f32:
+        return tensor.write_from(std::span(reinterpret_cast<const float*>(from), count));
+      case DType::f16:
+        return tensor.write_from(std::span(reinterpret_cast<const Half*>(from), count));
+      case DType::bf16:
+        return tensor.write_from(std::span(reinterpret_cast<const BFloat16*>(from), count));
+      default:
+        return tensor.write_from(std::span(from, count));
+    }
+  }
+
+  // A segment as [slots, kv_heads, head_dim].
+  std::vector<float> segment(uint64_t layer, KvSegmentKind kind, KvRole role) const {
+    KvBuffer buffer;
+    for (const KvSnapshotSection& section : info_.sections) {
+      if (section.layer != layer || section.segment != kind || section.role != role) continue;
+      if (section.slots == 0) return {};
+      if (section.part == KvPart::codes)
+        buffer = KvBuffer::allocate(
+            cpu_, {section.format, role, info_.options.kv_heads, section.slots, dim(role)});
+      put_bytes(section, section.part == KvPart::codes ? buffer.codes : buffer.scales);
+    }
+    if (!buffer.codes.defined()) return {};
+    if (describe(buffer.shape.format).compressed) return decoded(cpu_, buffer);
+    const Tensor wide =
+        cpu_.tensor(DType::f32, {buffer.shape.capacity, buffer.shape.kv_heads, dim(role)});
+    Encoder encoder(cpu_);
+    kv_copy(encoder, {.k = buffer.codes.permute({1, 0, 2}), .k_cache = wide});
+    encoder.submit().wait();
+    return floats_of(wide);
+  }
+
+  // docs/kv_cache.md: the first keys are sinks, those from `tail` on are in the tail's ring, all
+  // others in the body, which is a ring where there is a window.
+  std::vector<double> side(uint64_t layer, KvRole role) const {
+    const KvLayer& numbers = info_.options.layers[layer];
+    const std::vector<float> body = segment(layer, KvSegmentKind::body, role);
+    const std::vector<float> sinks = segment(layer, KvSegmentKind::sinks, role);
+    const std::vector<float> tail = segment(layer, KvSegmentKind::tail, role);
+    const uint64_t row = info_.options.kv_heads * dim(role);
+    std::vector<double> values;
+    for (uint64_t key = 0; key < info_.length; ++key) {
+      const bool in_sinks = key < numbers.sinks;
+      const bool in_tail = !in_sinks && numbers.tail != 0 && key >= info_.tail;
+      const std::vector<float>& from = in_sinks ? sinks : (in_tail ? tail : body);
+      const uint64_t slots = in_tail ? info_.slots[layer].tail : info_.slots[layer].body;
+      const uint64_t slot = in_sinks ? key : (in_tail ? key : key - numbers.sinks) % slots;
+      const bool lost = !in_sinks && !in_tail && info_.peak - key > slots;
+      for (uint64_t i = 0; i < row; ++i) {
+        values.push_back(lost ? std::numeric_limits<double>::quiet_NaN()
+                              : double{from.at(slot * row + i)});
+      }
+    }
+    return values;
+  }
+
+  KvSnapshotInfo info_;
+  std::string file_;
+  Device cpu_ = host();
+};
+
+}  // namespace gyre::test
