@@ -15,15 +15,15 @@ namespace gyre::cuda {
 using enum abi::AttentionArg;
 
 // {values, max, sum} of one split, or the finished row. One warp; the row is in shared memory.
-inline void write_row(const PrefillProblem& u, const Args& args, uint32_t r) {
-  const abi::AttentionParams& p = u.params;
+inline void write_row(const PrefillProblem& problem, const Args& args, uint32_t r) {
+  const abi::AttentionParams& p = problem.params;
   const uint32_t n = p.v.head_dim, lane = threadIdx.x % kWarp;
-  const float* const row = u.staging() + r * n;
-  const uint64_t token = u.token(r), head = u.head(r);
-  SoftmaxState state = u.state().state[r];
+  const float* const row = problem.staging() + r * n;
+  const uint64_t token = problem.token(r), head = problem.head(r);
+  SoftmaxState state = problem.state().state[r];
   if (p.partial != 0) {
     float* const place = pointer<float>(args.at[arg_partial]) +
-                         ((u.split * p.tokens + token) * p.heads + head) * (n + 2);
+                         ((problem.split * p.tokens + token) * p.heads + head) * (n + 2);
     for (uint32_t c = lane; c < n; c += kWarp) place[c] = row[c];
     if (lane == 0) place[n] = state.max * kLn2, place[n + 1] = state.sum;
     return;
@@ -39,60 +39,61 @@ inline void write_row(const PrefillProblem& u, const Args& args, uint32_t r) {
 
 // Sums from registers to rows in shared memory, out of the rotated domain, to the output.
 template <uint32_t kV>
-inline void write_rows(const PrefillProblem& u, const Args& args,
+inline void write_rows(const PrefillProblem& problem, const Args& args,
                        const float (&acc)[kMostTiles][2][4]) {
-  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n = u.params.v.head_dim;
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp,
+                 n = problem.params.v.head_dim;
   __syncthreads();  // the staging buffer may share memory with the stages
 #pragma unroll
   for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
-    const uint32_t column = (tile * u.layout.warps + warp) * 16 + lane / 4;
+    const uint32_t column = (tile * problem.layout.warps + warp) * 16 + lane / 4;
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {
       const uint32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = column + i / 2 % 2 * 8;
-      if (c < n && row < u.rows) u.staging()[row * n + c] = acc[tile][i / 4][i % 4];
+      if (c < n && row < problem.rows) problem.staging()[row * n + c] = acc[tile][i / 4][i % 4];
     }
   }
   __syncthreads();
-  for (uint32_t r = warp; r < u.rows; r += u.layout.warps) {
-    restore<kV>(u.staging() + r * n, n);
-    write_row(u, args, r);
+  for (uint32_t r = warp; r < problem.rows; r += problem.layout.warps) {
+    restore<kV>(problem.staging() + r * n, n);
+    write_row(problem, args, r);
   }
 }
 
 template <uint32_t kK, uint32_t kV>
-inline void attend(const PrefillProblem& u, const Args& args) {
-  const uint32_t stages = u.stage_count();
-  const uint32_t ahead = u.layout.stages - 1;  // 0: a stage is loaded when it is needed
-  if (u.layout.early_keys != 0) {
-    for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(u, i);
+inline void attend(const PrefillProblem& problem, const Args& args) {
+  const uint32_t stages = problem.stage_count();
+  const uint32_t ahead = problem.layout.stages - 1;  // 0: a stage is loaded when it is needed
+  if (problem.layout.early_keys != 0) {
+    for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(problem, i);
   }
-  start_rows(u, pointer<const float>(args.at[arg_slopes]));
-  clear_weights(u);
-  load_queries<kK>(u, args.at[arg_q]);
+  start_rows(problem, pointer<const float>(args.at[arg_slopes]));
+  clear_weights(problem);
+  load_queries<kK>(problem, args.at[arg_q]);
   __syncthreads();
-  make_fragments<kK>(u, u.params.k.head_dim);
-  if (u.layout.early_keys == 0) {
+  make_fragments<kK>(problem, problem.params.k.head_dim);
+  if (problem.layout.early_keys == 0) {
     __syncthreads();
-    for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(u, i);
+    for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(problem, i);
   }
   float acc[kMostTiles][2][4] = {};
   for (uint32_t stage = 0; stage < stages; ++stage) {
     if (ahead == 0) {
       __syncthreads();
-      load_stage<kK, kV>(u, stage);
+      load_stage<kK, kV>(problem, stage);
     }
-    wait_for_load(u.layout.stages);
+    wait_for_load(problem.layout.stages);
     __syncthreads();  // the stage is there, and nobody uses the one before it
-    if (ahead != 0) load_stage<kK, kV>(u, stage + ahead);
-    score_stage<kK>(u, stage);
-    if (threadIdx.x == 0) u.state().hidden = 0;
+    if (ahead != 0) load_stage<kK, kV>(problem, stage + ahead);
+    score_stage<kK>(problem, stage);
+    if (threadIdx.x == 0) problem.state().hidden = 0;
     __syncthreads();
-    for (uint32_t r = threadIdx.x / kWarp; r < u.rows; r += u.layout.warps)
-      merge_stage<kV>(u, stage, r, pointer<const uint8_t>(args.at[arg_tree]));
+    for (uint32_t r = threadIdx.x / kWarp; r < problem.rows; r += problem.layout.warps)
+      merge_stage<kV>(problem, stage, r, pointer<const uint8_t>(args.at[arg_tree]));
     __syncthreads();
-    add_values<kV>(u, stage, acc);
+    add_values<kV>(problem, stage, acc);
   }
-  write_rows<kV>(u, args, acc);
+  write_rows<kV>(problem, args, acc);
 }
 
 // With formats that the compiler knows.
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(512, 1)
     attention_prefill(const abi::AttentionParams params, const Args args) {
   pdl_wait();
   pdl_launch_dependents();
-  PrefillProblem& u = reinterpret_cast<PrefillState*>(dynamic_shared())->problem;
+  PrefillProblem& problem = reinterpret_cast<PrefillState*>(dynamic_shared())->problem;
   if (threadIdx.x / kWarp == 0) {
     // A candidate per lane: one after the other would take longer than the first keys.
     const abi::KvCacheLayout k = with_format(params.k, kK), v = with_format(params.v, kV);
@@ -116,21 +117,22 @@ __global__ void __launch_bounds__(512, 1)
     const int32_t first = __ffs(static_cast<int32_t>(__ballot_sync(kAll, fits)));
     if (first == static_cast<int32_t>(threadIdx.x) + 1) {
       const uint64_t tiles = (params.tokens * group + layout.rows - 1) / layout.rows;
-      u.layout = layout, u.group = group, u.count = tiles * params.splits * params.kv_heads;
-      u.index = blockIdx.x;
+      problem.layout = layout, problem.group = group,
+      problem.count = tiles * params.splits * params.kv_heads;
+      problem.index = blockIdx.x;
     }
   } else if (threadIdx.x == kWarp) {
-    u.params = params;
+    problem.params = params;
     if (args.at[arg_state] != 0)
-      abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), u.params);
+      abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), problem.params);
   }
   __syncthreads();
-  while (u.index < u.count) {
-    if (threadIdx.x == 0) place_work_tile(u, args);
+  while (problem.index < problem.count) {
+    if (threadIdx.x == 0) place_work_tile(problem, args);
     __syncthreads();
-    attend<kK, kV>(u, args);
+    attend<kK, kV>(problem, args);
     __syncthreads();
-    if (threadIdx.x == 0) u.index += gridDim.x;
+    if (threadIdx.x == 0) problem.index += gridDim.x;
     __syncthreads();
   }
 }

@@ -82,40 +82,44 @@ inline void copy_rows_any(const RowCopy& c, const abi::KvWalk<uint64_t>& walk, u
 }
 
 template <uint32_t kFormat, bool kValues>
-inline RowCopy codes_copy(const PrefillProblem& u, const abi::KvCacheLayout& layout) {
-  const uint8_t* const from = kValues ? u.v_codes : u.k_codes;
-  const uint32_t pitch = kValues ? u.layout.v_pitch : u.layout.k_pitch;
+inline RowCopy codes_copy(const PrefillProblem& problem, const abi::KvCacheLayout& layout) {
+  const uint8_t* const from = kValues ? problem.v_codes : problem.k_codes;
+  const uint32_t pitch = kValues ? problem.layout.v_pitch : problem.layout.k_pitch;
   const uint64_t tile = layout.codes_tile_stride;
   if constexpr (kValues && abi::kv_is_native(kFormat)) {
-    const uint32_t tiles = u.layout.stage_keys / abi::kKvTile;
+    const uint32_t tiles = problem.layout.stage_keys / abi::kKvTile;
     return {from, tile, 0, 1, tiles, layout.head_dim * abi::kv_bits(kFormat), pitch, false};
   }
   constexpr bool kNative = abi::kv_is_native(kFormat);
   const uint32_t bytes =
       kNative ? layout.head_dim * abi::kv_bits(kFormat) / 8 : layout.head_dim * 2;
   const uint64_t slot = tile / abi::kKvTile;
-  return {from, tile, slot, abi::kKvTile, u.layout.stage_keys, bytes, pitch, !kNative};
+  return {from, tile, slot, abi::kKvTile, problem.layout.stage_keys, bytes, pitch, !kNative};
 }
 
 // Issues the loads of a stage, whichever of K and V are staged at all.
 template <uint32_t kK, uint32_t kV>
-inline void load_stage(const PrefillProblem& u, uint32_t index) {
-  const abi::AttentionParams& p = u.params;
-  const uint32_t tiles = u.layout.stage_keys / abi::kKvTile;
+inline void load_stage(const PrefillProblem& problem, uint32_t index) {
+  const abi::AttentionParams& p = problem.params;
+  const uint32_t tiles = problem.layout.stage_keys / abi::kKvTile;
   const uint64_t first = uint64_t{index} * tiles;
-  unsigned char* const to = u.stage(index);
+  unsigned char* const to = problem.stage(index);
   const auto scales = [&](const uint8_t* from, uint64_t stride, uint32_t blocks, uint32_t at) {
-    copy_rows_any({from, stride, 0, 1, tiles, blocks * 16, blocks * 16, false}, u.walk, first,
+    copy_rows_any({from, stride, 0, 1, tiles, blocks * 16, blocks * 16, false}, problem.walk, first,
                   to + at);
   };
-  if (first < u.walk.tiles) {
-    if constexpr (is_staged(kK)) copy_rows_any(codes_copy<kK, false>(u, p.k), u.walk, first, to);
+  if (first < problem.walk.tiles) {
+    if constexpr (is_staged(kK))
+      copy_rows_any(codes_copy<kK, false>(problem, p.k), problem.walk, first, to);
     if constexpr (abi::kv_is_native(kK))
-      scales(u.k_scales, p.k.scales_tile_stride, u.layout.k_blocks, u.layout.k_scales);
+      scales(problem.k_scales, p.k.scales_tile_stride, problem.layout.k_blocks,
+             problem.layout.k_scales);
     if constexpr (is_staged(kV))
-      copy_rows_any(codes_copy<kV, true>(u, p.v), u.walk, first, to + u.layout.v_codes);
+      copy_rows_any(codes_copy<kV, true>(problem, p.v), problem.walk, first,
+                    to + problem.layout.v_codes);
     if constexpr (abi::kv_is_native(kV))
-      scales(u.v_scales, p.v.scales_tile_stride, u.layout.v_blocks, u.layout.v_scales);
+      scales(problem.v_scales, p.v.scales_tile_stride, problem.layout.v_blocks,
+             problem.layout.v_scales);
   }
   copy_commit();
 }

@@ -80,43 +80,50 @@ inline Rows& PrefillProblem::state() const {
 }
 
 // The rows and keys of a work tile; neighbouring tiles share keys. One thread.
-inline void place_work_tile(PrefillProblem& u, const Args& args) {
+inline void place_work_tile(PrefillProblem& problem, const Args& args) {
   using enum abi::AttentionArg;
-  const abi::AttentionParams& p = u.params;
-  const uint64_t rows = p.tokens * u.group, tiles = (rows + u.layout.rows - 1) / u.layout.rows;
-  const uint64_t piece = divide(u.index, tiles), head = divide(piece, p.splits);
-  u.split = piece - head * p.splits;
-  u.kv_head = head;
-  u.first_row = (u.index - piece * tiles) * u.layout.rows;
-  u.rows = static_cast<uint32_t>(abi::kv_least(rows - u.first_row, u.layout.rows));
-  u.k_codes = pointer<const uint8_t>(args.at[arg_k_codes]) + u.kv_head * p.k.codes_head_stride;
-  u.k_scales = pointer<const uint8_t>(args.at[arg_k_scales]) + u.kv_head * p.k.scales_head_stride;
-  u.v_codes = pointer<const uint8_t>(args.at[arg_v_codes]) + u.kv_head * p.v.codes_head_stride;
-  u.v_scales = pointer<const uint8_t>(args.at[arg_v_scales]) + u.kv_head * p.v.scales_head_stride;
-  const uint64_t first = abi::kv_least(p.first_key + u.split * p.split_keys, p.end_key);
+  const abi::AttentionParams& p = problem.params;
+  const uint64_t rows = p.tokens * problem.group,
+                 tiles = (rows + problem.layout.rows - 1) / problem.layout.rows;
+  const uint64_t piece = divide(problem.index, tiles), head = divide(piece, p.splits);
+  problem.split = piece - head * p.splits;
+  problem.kv_head = head;
+  problem.first_row = (problem.index - piece * tiles) * problem.layout.rows;
+  problem.rows =
+      static_cast<uint32_t>(abi::kv_least(rows - problem.first_row, problem.layout.rows));
+  problem.k_codes =
+      pointer<const uint8_t>(args.at[arg_k_codes]) + problem.kv_head * p.k.codes_head_stride;
+  problem.k_scales =
+      pointer<const uint8_t>(args.at[arg_k_scales]) + problem.kv_head * p.k.scales_head_stride;
+  problem.v_codes =
+      pointer<const uint8_t>(args.at[arg_v_codes]) + problem.kv_head * p.v.codes_head_stride;
+  problem.v_scales =
+      pointer<const uint8_t>(args.at[arg_v_scales]) + problem.kv_head * p.v.scales_head_stride;
+  const uint64_t first = abi::kv_least(p.first_key + problem.split * p.split_keys, p.end_key);
   const uint64_t last = p.partial == 0 ? p.end_key : abi::kv_least(first + p.split_keys, p.end_key);
-  u.first_key = static_cast<int64_t>(first), u.last_key = static_cast<int64_t>(last);
-  u.mask = {static_cast<int64_t>(p.length), static_cast<int64_t>(p.tokens),
-            abi::row_window<int64_t>(p.window), p.causal != 0};
+  problem.first_key = static_cast<int64_t>(first), problem.last_key = static_cast<int64_t>(last);
+  problem.mask = {static_cast<int64_t>(p.length), static_cast<int64_t>(p.tokens),
+                  abi::row_window<int64_t>(p.window), p.causal != 0};
   // Bounds grow with the token: the first row's begin and the last one's end contain all.
-  const int64_t begin = u.bounds(u.token(0)).begin, end = u.bounds(u.token(u.rows - 1)).end;
+  const int64_t begin = problem.bounds(problem.token(0)).begin,
+                end = problem.bounds(problem.token(problem.rows - 1)).end;
   const uint64_t keys = end > begin ? static_cast<uint64_t>(end - begin) : 0;
-  u.walk_key = begin;
-  u.walk = {};
+  problem.walk_key = begin;
+  problem.walk = {};
   if (keys == 0) return;  // the capacity may be 0
   const uint64_t slot = abi::kv_slot(p.ring_start + static_cast<uint64_t>(begin), p.capacity);
-  u.walk = abi::kv_walk<uint64_t>(p.capacity, slot, keys, u.layout.stage_keys);
+  problem.walk = abi::kv_walk<uint64_t>(p.capacity, slot, keys, problem.layout.stage_keys);
 }
 
-inline void start_rows(const PrefillProblem& u, const float* slopes) {
-  Rows& state = u.state();
+inline void start_rows(const PrefillProblem& problem, const float* slopes) {
+  Rows& state = problem.state();
   for (uint32_t r = threadIdx.x; r < kMostRows; r += blockDim.x) {
-    const uint64_t token = u.token(r < u.rows ? r : 0);
-    const abi::RowBounds<int64_t> b = u.bounds(token);
+    const uint64_t token = problem.token(r < problem.rows ? r : 0);
+    const abi::RowBounds<int64_t> b = problem.bounds(token);
     state.begin[r] = b.begin, state.end[r] = b.end;
-    state.position[r] = abi::row_position(u.mask, static_cast<int64_t>(token));
+    state.position[r] = abi::row_position(problem.mask, static_cast<int64_t>(token));
     state.state[r] = SoftmaxState::none();
-    state.slope[r] = slopes == nullptr || r >= u.rows ? 0.0f : slopes[u.head(r)];
+    state.slope[r] = slopes == nullptr || r >= problem.rows ? 0.0f : slopes[problem.head(r)];
   }
 }
 

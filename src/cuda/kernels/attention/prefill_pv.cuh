@@ -50,17 +50,18 @@ struct ValuePair {
 };
 
 template <uint32_t kV>
-inline void sum_levels(const PrefillProblem& u, uint32_t block, const unsigned char* stage,
+inline void sum_levels(const PrefillProblem& problem, uint32_t block, const unsigned char* stage,
                        uint32_t column, float (&c)[2][4]) {
   constexpr LevelTable kTable = level_table<kV, true>();
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  const uint32_t n = u.params.v.head_dim;
-  const unsigned char* const weights = u.shared() + u.layout.weights +
-                                       block * u.layout.weights_plane + g * u.layout.weights_pitch +
-                                       j * 16;
+  const uint32_t n = problem.params.v.head_dim;
+  const unsigned char* const weights = problem.shared() + problem.layout.weights +
+                                       block * problem.layout.weights_plane +
+                                       g * problem.layout.weights_pitch + j * 16;
 #pragma unroll 1
-  for (uint32_t h = 0; h < u.layout.stage_keys / 32; ++h) {
-    const uint8_t* const tile = stage + u.layout.v_codes + (h * 4 + j) * u.layout.v_pitch;
+  for (uint32_t h = 0; h < problem.layout.stage_keys / 32; ++h) {
+    const uint8_t* const tile =
+        stage + problem.layout.v_codes + (h * 4 + j) * problem.layout.v_pitch;
     const ValuePair<kV> pair(tile, n, column + g, column + g + 8);
     Operands<1> x[2];
     unpack_values<kV, true>(kTable, pair.low, pair.high, 0, x);
@@ -72,9 +73,9 @@ inline void sum_levels(const PrefillProblem& u, uint32_t block, const unsigned c
     }
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= u.layout.rows / 8) break;
+      if (t >= problem.layout.rows / 8) break;
       const uint4 w =
-          *reinterpret_cast<const uint4*>(weights + 8 * t * u.layout.weights_pitch + h * 64);
+          *reinterpret_cast<const uint4*>(weights + 8 * t * problem.layout.weights_pitch + h * 64);
       mma_f16(c[t], a, w.x, w.y);
       mma_f16(c[t], b, w.z, w.w);
     }
@@ -87,27 +88,27 @@ inline bool not_finite(uint32_t halves, uint32_t exponent) {
 
 // Returns whether a value was infinite or NaN, if `look`.
 template <uint32_t kV>
-inline bool sum_float16(const PrefillProblem& u, const unsigned char* stage, uint32_t column,
+inline bool sum_float16(const PrefillProblem& problem, const unsigned char* stage, uint32_t column,
                         bool look, float (&c)[2][4]) {
   constexpr uint32_t kExponent = kV == kFormatF16 ? 0x7C00u : 0x7F80u;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  const unsigned char* const values = stage + u.layout.v_codes + column * 2;
+  const unsigned char* const values = stage + problem.layout.v_codes + column * 2;
   bool bad = false;
-  for (uint32_t s = 0; s < u.layout.stage_keys / 16; ++s) {
+  for (uint32_t s = 0; s < problem.layout.stage_keys / 16; ++s) {
     uint32_t a[4];
-    ldmatrix_transposed(
-        a, values + (s * 16 + lane % 8 + lane / 16 * 8) * u.layout.v_pitch + lane / 8 % 2 * 16);
+    ldmatrix_transposed(a, values + (s * 16 + lane % 8 + lane / 16 * 8) * problem.layout.v_pitch +
+                               lane / 8 % 2 * 16);
     if (look) {
       bad = bad || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
             not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
     }
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= u.layout.rows / 8) break;
-      const unsigned char* const w =
-          u.shared() + u.layout.weights + (8 * t + g) * u.layout.weights_pitch + s * 32 + j * 4;
+      if (t >= problem.layout.rows / 8) break;
+      const unsigned char* const w = problem.shared() + problem.layout.weights +
+                                     (8 * t + g) * problem.layout.weights_pitch + s * 32 + j * 4;
       if constexpr (kV == kFormatBf16) {
-        const unsigned char* const rest = w + u.layout.weights_plane;
+        const unsigned char* const rest = w + problem.layout.weights_plane;
         Float16Type<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(rest),
                              *reinterpret_cast<const uint32_t*>(rest + 16));
       }
@@ -120,17 +121,17 @@ inline bool sum_float16(const PrefillProblem& u, const unsigned char* stage, uin
 
 // Key by key, without the keys of weight 0: the slots of others are not read, or must not matter.
 template <uint32_t kV>
-inline void sum_one_by_one(const PrefillProblem& u, uint32_t index, uint32_t column,
+inline void sum_one_by_one(const PrefillProblem& problem, uint32_t index, uint32_t column,
                            float (&c)[2][4]) {
-  const abi::AttentionParams& p = u.params;
+  const abi::AttentionParams& p = problem.params;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, n = p.v.head_dim;
-  for (uint32_t key = 0; key < u.layout.stage_keys; ++key) {
-    const uint64_t at = uint64_t{index} * u.layout.stage_keys + key;
-    if (!u.holds_key(at)) continue;
-    const uint64_t slot = u.walk.slot(at);
-    const uint8_t* const row = u.v_codes + slot * (p.v.codes_tile_stride / abi::kKvTile);
-    const auto* const norms =
-        reinterpret_cast<const float*>(u.v_scales + slot * (p.v.scales_tile_stride / abi::kKvTile));
+  for (uint32_t key = 0; key < problem.layout.stage_keys; ++key) {
+    const uint64_t at = uint64_t{index} * problem.layout.stage_keys + key;
+    if (!problem.holds_key(at)) continue;
+    const uint64_t slot = problem.walk.slot(at);
+    const uint8_t* const row = problem.v_codes + slot * (p.v.codes_tile_stride / abi::kKvTile);
+    const auto* const norms = reinterpret_cast<const float*>(
+        problem.v_scales + slot * (p.v.scales_tile_stride / abi::kKvTile));
     float x[2] = {0.0f, 0.0f};
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -146,10 +147,11 @@ inline void sum_one_by_one(const PrefillProblem& u, uint32_t index, uint32_t col
     const float up = kV == kFormatF16 ? power_of_two(kWeightTop) : 1.0f;
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= u.layout.rows / 8) break;
+      if (t >= problem.layout.rows / 8) break;
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
-        const float w = u.logits()[(8 * t + 2 * j + i % 2) * u.layout.logits_pitch + key] * up;
+        const float w =
+            problem.logits()[(8 * t + 2 * j + i % 2) * problem.layout.logits_pitch + key] * up;
         if (w != 0) c[t][i] += w * x[i / 2];
       }
     }
@@ -158,36 +160,37 @@ inline void sum_one_by_one(const PrefillProblem& u, uint32_t index, uint32_t col
 
 // acc[tile][8 rows][C fragment]: the stage's sum is added as a whole.
 template <uint32_t kV>
-inline void add_values(const PrefillProblem& u, uint32_t index, float (&acc)[kMostTiles][2][4]) {
-  const uint32_t warp = threadIdx.x / kWarp, j = threadIdx.x % 4, n = u.params.v.head_dim;
-  const unsigned char* const stage = u.stage(index);
-  const Rows& rows = u.state();
+inline void add_values(const PrefillProblem& problem, uint32_t index,
+                       float (&acc)[kMostTiles][2][4]) {
+  const uint32_t warp = threadIdx.x / kWarp, j = threadIdx.x % 4, n = problem.params.v.head_dim;
+  const unsigned char* const stage = problem.stage(index);
+  const Rows& rows = problem.state();
 #pragma unroll
   for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
-    const uint32_t column = (tile * u.layout.warps + warp) * 16;
+    const uint32_t column = (tile * problem.layout.warps + warp) * 16;
     if (column >= n) break;
     float c[2][4] = {};
     uint32_t block = 0;
     if constexpr (abi::kv_is_native(kV)) {
-      block = u.layout.v_blocks == 1 ? 0 : scale_block_of(n, column);
-      sum_levels<kV>(u, block, stage, column, c);
+      block = problem.layout.v_blocks == 1 ? 0 : scale_block_of(n, column);
+      sum_levels<kV>(problem, block, stage, column, c);
     } else if constexpr (is_float16_format(kV)) {
-      const bool look = rows.hidden != 0, bad = sum_float16<kV>(u, stage, column, look, c);
+      const bool look = rows.hidden != 0, bad = sum_float16<kV>(problem, stage, column, look, c);
       if (look && __any_sync(kAll, bad) != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < 8; ++i) c[i / 4][i % 4] = 0;
-        sum_one_by_one<kV>(u, index, column, c);
+        sum_one_by_one<kV>(problem, index, column, c);
       }
     } else {
-      sum_one_by_one<kV>(u, index, column, c);
+      sum_one_by_one<kV>(problem, index, column, c);
     }
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= u.layout.rows / 8) break;
+      if (t >= problem.layout.rows / 8) break;
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         const uint32_t row = 8 * t + 2 * j + i % 2;
-        const float2 f = u.factors()[block * u.layout.rows + row];
+        const float2 f = problem.factors()[block * problem.layout.rows + row];
         acc[tile][t][i] = acc[tile][t][i] * rows.keep[row] + c[t][i] * f.x * f.y;
       }
     }

@@ -14,19 +14,19 @@ template <uint32_t kK>
 constexpr int32_t kQueryTop = abi::kv_is_native(kK) ? 13 : 14;
 
 template <uint32_t kK>
-inline void load_queries(const PrefillProblem& u, uint64_t q) {
-  const abi::AttentionParams& p = u.params;
+inline void load_queries(const PrefillProblem& problem, uint64_t q) {
+  const abi::AttentionParams& p = problem.params;
   const uint32_t n = p.k.head_dim, lane = threadIdx.x % kWarp;
-  for (uint32_t r = threadIdx.x / kWarp; r < u.layout.rows; r += u.layout.warps) {
-    float* const row = u.staging() + r * n;
-    const bool real = r < u.rows;
+  for (uint32_t r = threadIdx.x / kWarp; r < problem.layout.rows; r += problem.layout.warps) {
+    float* const row = problem.staging() + r * n;
+    const bool real = r < problem.rows;
     const uint64_t from =
-        real ? q + u.token(r) * p.q_token_stride + u.head(r) * p.q_head_stride : 0;
+        real ? q + problem.token(r) * p.q_token_stride + problem.head(r) * p.q_head_stride : 0;
     for (uint32_t c = lane; c < n; c += kWarp)
       row[c] = real ? load_as_float(from, p.q_dtype, c) : 0.0f;
     __syncwarp();
     if (!real) {
-      if (lane == 0) u.state().factor[r][0] = u.state().factor[r][1] = 1.0f;
+      if (lane == 0) problem.state().factor[r][0] = problem.state().factor[r][1] = 1.0f;
       continue;
     }
     rotate<kK>(row, n);
@@ -43,11 +43,11 @@ inline void load_queries(const PrefillProblem& u, uint64_t q) {
       for (uint32_t c = lane; c < n; c += kWarp) row[c] = finite ? times_power(row[c], up) : 0.0f;
       if (lane == 0) {
         const float nan = __uint_as_float(0x7FC00000u);
-        u.state().factor[r][0] = finite ? power_of_two(-up >> 1) : nan;
-        u.state().factor[r][1] = power_of_two(-up - (-up >> 1));
+        problem.state().factor[r][0] = finite ? power_of_two(-up >> 1) : nan;
+        problem.state().factor[r][1] = power_of_two(-up - (-up >> 1));
       }
     } else if (lane == 0) {
-      u.state().factor[r][0] = u.state().factor[r][1] = 1.0f;
+      problem.state().factor[r][0] = problem.state().factor[r][1] = 1.0f;
     }
   }
 }
@@ -88,19 +88,20 @@ inline uint4 query_fragment(const float* row, uint32_t n, uint32_t step, uint32_
 
 // [step][8 rows][lane]: a lane's words side by side.
 template <uint32_t kK>
-inline void make_fragments(const PrefillProblem& u, uint32_t n) {
+inline void make_fragments(const PrefillProblem& problem, uint32_t n) {
   if constexpr (is_staged(kK)) {
-    const uint32_t eights = u.layout.rows / 8;
+    const uint32_t eights = problem.layout.rows / 8;
     const uint32_t steps =
         abi::kv_is_native(kK) ? round_up(n, key_span(kK)) / 32 : round_up(n, 32) / 16;
-    auto* const out = reinterpret_cast<uint4*>(u.shared() + u.layout.q);
+    auto* const out = reinterpret_cast<uint4*>(problem.shared() + problem.layout.q);
     for (uint32_t i = threadIdx.x; i < steps * eights * kWarp; i += blockDim.x) {
       const uint32_t lane = i % kWarp, row = i / kWarp % eights * 8 + lane / 4;
-      out[i] = query_fragment<kK>(u.staging() + row * n, n, i / kWarp / eights, lane % 4);
+      out[i] = query_fragment<kK>(problem.staging() + row * n, n, i / kWarp / eights, lane % 4);
     }
   } else {
-    auto* const out = reinterpret_cast<float*>(u.shared() + u.layout.q);
-    for (uint32_t i = threadIdx.x; i < n * u.layout.rows; i += blockDim.x) out[i] = u.staging()[i];
+    auto* const out = reinterpret_cast<float*>(problem.shared() + problem.layout.q);
+    for (uint32_t i = threadIdx.x; i < n * problem.layout.rows; i += blockDim.x)
+      out[i] = problem.staging()[i];
   }
 }
 
@@ -159,18 +160,19 @@ inline KeyLevels key_levels_within(const uint8_t* row, uint32_t n, uint32_t step
 
 // Adds the scores over one scale block, coordinates [begin, end).
 template <uint32_t kK>
-inline void score_block(const PrefillProblem& u, const unsigned char* stage, KeyTile tile,
+inline void score_block(const PrefillProblem& problem, const unsigned char* stage, KeyTile tile,
                         uint32_t block, uint32_t begin, uint32_t end, float (&s)[2][4]) {
   constexpr uint32_t kSpan = key_span(kK), kSteps = kSpan / 32;
-  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, eights = u.layout.rows / 8;
-  const uint32_t n = u.params.k.head_dim, whole = whole_groups<kK>(n);
-  const uint8_t* const row = stage + (tile.of * 16 + g) * u.layout.k_pitch;
-  const uint8_t* const row8 = row + 8 * u.layout.k_pitch;
-  const auto* const q = reinterpret_cast<const uint4*>(u.shared() + u.layout.q) + lane;
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4,
+                 eights = problem.layout.rows / 8;
+  const uint32_t n = problem.params.k.head_dim, whole = whole_groups<kK>(n);
+  const uint8_t* const row = stage + (tile.of * 16 + g) * problem.layout.k_pitch;
+  const uint8_t* const row8 = row + 8 * problem.layout.k_pitch;
+  const auto* const q = reinterpret_cast<const uint4*>(problem.shared() + problem.layout.q) + lane;
   int32_t high[2][4] = {}, low[2][4] = {};
 #pragma unroll 1
   for (uint32_t step = begin / kSpan * kSteps; step / kSteps * kSpan < end; ++step) {
-    if ((step & (u.layout.warps_per_key - 1)) != tile.part) continue;  // a power of two
+    if ((step & (problem.layout.warps_per_key - 1)) != tile.part) continue;  // a power of two
     const uint32_t first = step / kSteps * kSpan;
     KeyLevels x, y;
     if (first >= begin && first + kSpan <= (end < whole ? end : whole)) {
@@ -188,9 +190,10 @@ inline void score_block(const PrefillProblem& u, const unsigned char* stage, Key
       mma_s8(low[t], a, w.z, w.w);
     }
   }
-  const uint8_t* const scales = stage + u.layout.k_scales + tile.of * 2 * u.layout.k_blocks * 16;
+  const uint8_t* const scales =
+      stage + problem.layout.k_scales + tile.of * 2 * problem.layout.k_blocks * 16;
   const float scale = raw_scale(scales, block, g) * 0x1p-31f;
-  const float scale8 = raw_scale(scales + u.layout.k_blocks * 16, block, g) * 0x1p-31f;
+  const float scale8 = raw_scale(scales + problem.layout.k_blocks * 16, block, g) * 0x1p-31f;
 #pragma unroll
   for (uint32_t t = 0; t < 2; ++t) {
 #pragma unroll
@@ -200,28 +203,29 @@ inline void score_block(const PrefillProblem& u, const unsigned char* stage, Key
 }
 
 template <uint32_t kK>
-inline void score_levels(const PrefillProblem& u, const unsigned char* stage, KeyTile tile,
+inline void score_levels(const PrefillProblem& problem, const unsigned char* stage, KeyTile tile,
                          float (&s)[2][4]) {
-  const uint32_t n = u.params.k.head_dim;
+  const uint32_t n = problem.params.k.head_dim;
   uint32_t begin = 0;
-  for (uint32_t b = 0; b < u.layout.k_blocks; ++b) {
+  for (uint32_t b = 0; b < problem.layout.k_blocks; ++b) {
     uint32_t size = abi::kKvScaleBlock;  // largest power of two that is left
     while (size > n - begin) size /= 2;
-    score_block<kK>(u, stage, tile, b, begin, begin + size, s);
+    score_block<kK>(problem, stage, tile, b, begin, begin + size, s);
     begin += size;
   }
 }
 
 template <uint32_t kK>
-inline void score_float16(const PrefillProblem& u, const unsigned char* stage, KeyTile tile,
+inline void score_float16(const PrefillProblem& problem, const unsigned char* stage, KeyTile tile,
                           float (&s)[2][4]) {
-  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, eights = u.layout.rows / 8;
-  const uint32_t n = u.params.k.head_dim;
-  const unsigned char* const row = stage + (tile.of * 16 + g) * u.layout.k_pitch + j * 16;
-  const unsigned char* const row8 = row + 8 * u.layout.k_pitch;
-  const auto* const q = reinterpret_cast<const uint4*>(u.shared() + u.layout.q) + lane;
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4,
+                 eights = problem.layout.rows / 8;
+  const uint32_t n = problem.params.k.head_dim;
+  const unsigned char* const row = stage + (tile.of * 16 + g) * problem.layout.k_pitch + j * 16;
+  const unsigned char* const row8 = row + 8 * problem.layout.k_pitch;
+  const auto* const q = reinterpret_cast<const uint4*>(problem.shared() + problem.layout.q) + lane;
   float low[2][4] = {}, other[2][4] = {};  // independent chains: an MMA waits for the one before
-  for (uint32_t span = tile.part; span * 32 < n; span += u.layout.warps_per_key) {
+  for (uint32_t span = tile.part; span * 32 < n; span += problem.layout.warps_per_key) {
     const bool inside = span * 32 + j * 8 < n;  // what is beyond a key's end was never written
     const uint4 zero = make_uint4(0, 0, 0, 0);
     const uint4 x = inside ? *reinterpret_cast<const uint4*>(row + span * 64) : zero;
@@ -261,20 +265,21 @@ inline float4 load_four(const uint8_t* row, const float* norms, uint32_t n, uint
 // f32 and mlx-native's formats: a lane per key and every second four of this part's coordinates.
 // Scores go where those of an MMA would.
 template <uint32_t kK>
-inline void score_global(const PrefillProblem& u, uint32_t index, KeyTile tile, float* out) {
-  const abi::AttentionParams& p = u.params;
+inline void score_global(const PrefillProblem& problem, uint32_t index, KeyTile tile, float* out) {
+  const abi::AttentionParams& p = problem.params;
   const uint32_t lane = threadIdx.x % kWarp, key = tile.of * 16 + lane % 16, n = p.k.head_dim;
-  const uint64_t at = uint64_t{index} * u.layout.stage_keys + key;
-  const bool valid = u.holds_key(at);
-  const uint64_t slot = valid ? u.walk.slot(at) : 0;
-  const uint8_t* const row = u.k_codes + slot * (p.k.codes_tile_stride / abi::kKvTile);
-  const auto* const norms =
-      reinterpret_cast<const float*>(u.k_scales + slot * (p.k.scales_tile_stride / abi::kKvTile));
-  for (uint32_t first = 0; first < u.layout.rows; first += 8) {
-    const float* const q = reinterpret_cast<const float*>(u.shared() + u.layout.q) + first * n;
+  const uint64_t at = uint64_t{index} * problem.layout.stage_keys + key;
+  const bool valid = problem.holds_key(at);
+  const uint64_t slot = valid ? problem.walk.slot(at) : 0;
+  const uint8_t* const row = problem.k_codes + slot * (p.k.codes_tile_stride / abi::kKvTile);
+  const auto* const norms = reinterpret_cast<const float*>(
+      problem.k_scales + slot * (p.k.scales_tile_stride / abi::kKvTile));
+  for (uint32_t first = 0; first < problem.layout.rows; first += 8) {
+    const float* const q =
+        reinterpret_cast<const float*>(problem.shared() + problem.layout.q) + first * n;
     float s[8] = {};
     for (uint32_t c = (tile.part * 2 + lane / 16) * 4; c < n && valid;
-         c += u.layout.warps_per_key * 8) {
+         c += problem.layout.warps_per_key * 8) {
       const float4 k = load_four<kK>(row, norms, n, c);
 #pragma unroll
       for (uint32_t r = 0; r < 8; ++r) {
@@ -285,38 +290,39 @@ inline void score_global(const PrefillProblem& u, uint32_t index, KeyTile tile, 
 #pragma unroll
     for (uint32_t r = 0; r < 8; ++r) {
       s[r] += __shfl_xor_sync(kAll, s[r], 16);
-      if (lane < 16) out[(first + r) * u.layout.logits_pitch + key] = s[r];
+      if (lane < 16) out[(first + r) * problem.layout.logits_pitch + key] = s[r];
     }
   }
 }
 
 // Scores of the stage, one plane for each part, [row][key].
 template <uint32_t kK>
-inline void score_stage(const PrefillProblem& u, uint32_t index) {
+inline void score_stage(const PrefillProblem& problem, uint32_t index) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const uint32_t part = warp & (u.layout.warps_per_key - 1),
-                 step = u.layout.warps / u.layout.warps_per_key;
-  float* const out = u.logits() + part * u.layout.rows * u.layout.logits_pitch;
+  const uint32_t part = warp & (problem.layout.warps_per_key - 1),
+                 step = problem.layout.warps / problem.layout.warps_per_key;
+  float* const out = problem.logits() + part * problem.layout.rows * problem.layout.logits_pitch;
 #pragma unroll 1
-  for (uint32_t of = warp / u.layout.warps_per_key; of < u.layout.stage_keys / 16; of += step) {
+  for (uint32_t of = warp / problem.layout.warps_per_key; of < problem.layout.stage_keys / 16;
+       of += step) {
     if constexpr (!is_staged(kK)) {
-      score_global<kK>(u, index, {of, part}, out);
+      score_global<kK>(problem, index, {of, part}, out);
       continue;
     }
-    const unsigned char* const stage = u.stage(index);
+    const unsigned char* const stage = problem.stage(index);
     float s[2][4] = {};
     if constexpr (abi::kv_is_native(kK)) {
-      score_levels<kK>(u, stage, {of, part}, s);
+      score_levels<kK>(problem, stage, {of, part}, s);
     } else if constexpr (is_float16_format(kK)) {
-      score_float16<kK>(u, stage, {of, part}, s);
+      score_float16<kK>(problem, stage, {of, part}, s);
     }
     const uint32_t key = of * 16 + lane / 4, row = lane % 4 * 2;
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= u.layout.rows / 8) break;
+      if (t >= problem.layout.rows / 8) break;
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        out[(8 * t + row + i % 2) * u.layout.logits_pitch + key + i / 2 * 8] = s[t][i];
+        out[(8 * t + row + i % 2) * problem.layout.logits_pitch + key + i / 2 * 8] = s[t][i];
     }
   }
 }

@@ -17,26 +17,26 @@ inline uint32_t weight_place(uint32_t key) {
 }
 
 // A row's logit in base 2.
-inline float logit_of(const PrefillProblem& u, uint32_t row, float score, uint64_t at) {
-  const Rows& rows = u.state();
-  const abi::AttentionParams& p = u.params;
+inline float logit_of(const PrefillProblem& problem, uint32_t row, float score, uint64_t at) {
+  const Rows& rows = problem.state();
+  const abi::AttentionParams& p = problem.params;
   float x = score * rows.factor[row][0] * rows.factor[row][1] * p.scale;
   if (p.soft_cap > 0) x = soft_cap(x, p.soft_cap);
   if (rows.slope[row] != 0)
-    x += rows.slope[row] * static_cast<float>(u.key_of(at) - rows.position[row]);
+    x += rows.slope[row] * static_cast<float>(problem.key_of(at) - rows.position[row]);
   return x * kLog2E;
 }
 
-inline bool sees(const PrefillProblem& u, uint32_t row, int64_t key, const uint8_t* tree) {
-  if (key < u.state().begin[row] || key >= u.state().end[row]) return false;
-  return tree == nullptr ||
-         !abi::tree_hides(tree + u.token(row) * u.params.tree_stride, u.mask, key);
+inline bool sees(const PrefillProblem& problem, uint32_t row, int64_t key, const uint8_t* tree) {
+  if (key < problem.state().begin[row] || key >= problem.state().end[row]) return false;
+  return tree == nullptr || !abi::tree_hides(tree + problem.token(row) * problem.params.tree_stride,
+                                             problem.mask, key);
 }
 
 // Weights of one row for one scale block (V in levels), or for all coordinates: probability times
 // scale, as f16 below 2^15 and a factor.
 template <uint32_t kV>
-inline void store_weights(const PrefillProblem& u, uint32_t row, const float (&w)[kRowKeys],
+inline void store_weights(const PrefillProblem& problem, uint32_t row, const float (&w)[kRowKeys],
                           uint32_t plane, int32_t bias) {
   const uint32_t lane = threadIdx.x % kWarp;
   int32_t up = kWeightTop;
@@ -47,82 +47,85 @@ inline void store_weights(const PrefillProblem& u, uint32_t row, const float (&w
     largest = warp_max(largest);
     up = kWeightTop - (largest == 0 ? 0 : exponent_of(largest));
   }
-  auto* const to =
-      reinterpret_cast<Half*>(u.shared() + u.layout.weights + plane * u.layout.weights_plane +
-                              row * u.layout.weights_pitch);
+  auto* const to = reinterpret_cast<Half*>(problem.shared() + problem.layout.weights +
+                                           plane * problem.layout.weights_plane +
+                                           row * problem.layout.weights_pitch);
 #pragma unroll
   for (uint32_t i = 0; i < kRowKeys; ++i) {
     const uint32_t key = lane + i * kWarp;
-    if (key < u.layout.stage_keys)
+    if (key < problem.layout.stage_keys)
       to[weight_place<kV>(key)] = from_float<Half>(times_power(w[i], up));
   }
   const int32_t down = bias - up;
   if (lane == 0)
-    u.factors()[plane * u.layout.rows + row] =
+    problem.factors()[plane * problem.layout.rows + row] =
         make_float2(power_of_two(down >> 1), power_of_two(down - (down >> 1)));
 }
 
 template <uint32_t kV>
-inline void make_weights(const PrefillProblem& u, uint32_t row, const float (&prob)[kRowKeys],
+inline void make_weights(const PrefillProblem& problem, uint32_t row, const float (&prob)[kRowKeys],
                          const unsigned char* stage) {
   const uint32_t lane = threadIdx.x % kWarp;
   if constexpr (abi::kv_is_native(kV)) {
 #pragma unroll 1
-    for (uint32_t b = 0; b < u.layout.v_blocks; ++b) {
+    for (uint32_t b = 0; b < problem.layout.v_blocks; ++b) {
       float w[kRowKeys];
 #pragma unroll
       for (uint32_t i = 0; i < kRowKeys; ++i) {
         const uint32_t key = lane + i * kWarp;
         // The scale of a slot that is not seen may be NaN, or never written.
-        w[i] =
-            prob[i] == 0 || key >= u.layout.stage_keys
-                ? 0.0f
-                : prob[i] * raw_scale(stage + u.layout.v_scales + key / 8 * u.layout.v_blocks * 16,
-                                      b, key % 8);
+        w[i] = prob[i] == 0 || key >= problem.layout.stage_keys
+                   ? 0.0f
+                   : prob[i] * raw_scale(stage + problem.layout.v_scales +
+                                             key / 8 * problem.layout.v_blocks * 16,
+                                         b, key % 8);
       }
-      store_weights<kV>(u, row, w, b, kScaleBias);
+      store_weights<kV>(problem, row, w, b, kScaleBias);
     }
   } else if constexpr (kV == kFormatF16) {
-    store_weights<kV>(u, row, prob, 0, 0);
+    store_weights<kV>(problem, row, prob, 0, 0);
   } else if constexpr (kV == kFormatBf16) {
-    auto* const to =
-        reinterpret_cast<BFloat16*>(u.shared() + u.layout.weights + row * u.layout.weights_pitch);
+    auto* const to = reinterpret_cast<BFloat16*>(problem.shared() + problem.layout.weights +
+                                                 row * problem.layout.weights_pitch);
 #pragma unroll
     for (uint32_t i = 0; i < kRowKeys; ++i) {
       const uint32_t key = lane + i * kWarp;
-      if (key >= u.layout.stage_keys) continue;
+      if (key >= problem.layout.stage_keys) continue;
       to[key] = from_float<BFloat16>(prob[i]);
-      to[u.layout.weights_plane / 2 + key] = from_float<BFloat16>(prob[i] - to_float(to[key]));
+      to[problem.layout.weights_plane / 2 + key] =
+          from_float<BFloat16>(prob[i] - to_float(to[key]));
     }
-    if (lane == 0) u.factors()[row] = make_float2(1.0f, 1.0f);
+    if (lane == 0) problem.factors()[row] = make_float2(1.0f, 1.0f);
   } else if (lane == 0) {
-    u.factors()[row] = make_float2(1.0f, 1.0f);
+    problem.factors()[row] = make_float2(1.0f, 1.0f);
   }
 }
 
 // Rows that only fill the MMA keep the weight 0.
-inline void clear_weights(const PrefillProblem& u) {
-  auto* const words = reinterpret_cast<uint32_t*>(u.shared() + u.layout.weights);
-  for (uint32_t i = threadIdx.x; i < (u.layout.stage - u.layout.weights) / 4; i += blockDim.x)
+inline void clear_weights(const PrefillProblem& problem) {
+  auto* const words = reinterpret_cast<uint32_t*>(problem.shared() + problem.layout.weights);
+  for (uint32_t i = threadIdx.x; i < (problem.layout.stage - problem.layout.weights) / 4;
+       i += blockDim.x)
     words[i] = 0;
 }
 
 // Which of a lane's keys a row sees, a bit each; missing: one is there and not seen.
-inline uint32_t seen_keys(const PrefillProblem& u, uint32_t stage, uint32_t row,
+inline uint32_t seen_keys(const PrefillProblem& problem, uint32_t stage, uint32_t row,
                           const uint8_t* tree, bool& missing) {
-  const uint64_t begin = uint64_t{stage} * u.layout.stage_keys;
+  const uint64_t begin = uint64_t{stage} * problem.layout.stage_keys;
   missing = false;
-  if (u.walk.whole(begin) && tree == nullptr) {
-    const int64_t key = u.key_of(begin);
-    if (key >= u.state().begin[row] && key + u.layout.stage_keys <= u.state().end[row])
-      return (1u << (u.layout.stage_keys + kWarp - 1) / kWarp) - 1;
+  if (problem.walk.whole(begin) && tree == nullptr) {
+    const int64_t key = problem.key_of(begin);
+    if (key >= problem.state().begin[row] &&
+        key + problem.layout.stage_keys <= problem.state().end[row])
+      return (1u << (problem.layout.stage_keys + kWarp - 1) / kWarp) - 1;
   }
   uint32_t seen = 0;
 #pragma unroll 1
-  for (uint32_t i = 0; i * kWarp < u.layout.stage_keys; ++i) {
+  for (uint32_t i = 0; i * kWarp < problem.layout.stage_keys; ++i) {
     const uint32_t at = threadIdx.x % kWarp + i * kWarp;
-    if (at >= u.layout.stage_keys || !u.holds_key(begin + at)) continue;
-    if (sees(u, row, u.key_of(begin + at), tree)) {
+    if (at >= problem.layout.stage_keys || !problem.holds_key(begin + at)) continue;
+    if (sees(problem, row, problem.key_of(begin + at), tree)) {
       seen |= 1u << i;
     } else {
       missing = true;
@@ -133,23 +136,23 @@ inline uint32_t seen_keys(const PrefillProblem& u, uint32_t stage, uint32_t row,
 
 // A warp merges the stage into one row's state; the scores become probabilities.
 template <uint32_t kV>
-inline void merge_stage(const PrefillProblem& u, uint32_t stage, uint32_t row,
+inline void merge_stage(const PrefillProblem& problem, uint32_t stage, uint32_t row,
                         const uint8_t* tree) {
   const uint32_t lane = threadIdx.x % kWarp;
-  Rows& rows = u.state();
-  float* const scores = u.logits() + row * u.layout.logits_pitch;
+  Rows& rows = problem.state();
+  float* const scores = problem.logits() + row * problem.layout.logits_pitch;
   bool missing = false;
-  const uint32_t seen = seen_keys(u, stage, row, tree, missing);
+  const uint32_t seen = seen_keys(problem, stage, row, tree, missing);
   float x[kRowKeys], most = minus_infinity();
 #pragma unroll
   for (uint32_t i = 0; i < kRowKeys; ++i) {
     const uint32_t at = lane + i * kWarp;
     x[i] = minus_infinity();
-    if (at >= u.layout.stage_keys || (seen >> i & 1) == 0) continue;
+    if (at >= problem.layout.stage_keys || (seen >> i & 1) == 0) continue;
     float score = scores[at];
-    for (uint32_t part = 1; part < u.layout.warps_per_key; ++part)
-      score += scores[part * u.layout.rows * u.layout.logits_pitch + at];
-    x[i] = logit_of(u, row, score, uint64_t{stage} * u.layout.stage_keys + at);
+    for (uint32_t part = 1; part < problem.layout.warps_per_key; ++part)
+      score += scores[part * problem.layout.rows * problem.layout.logits_pitch + at];
+    x[i] = logit_of(problem, row, score, uint64_t{stage} * problem.layout.stage_keys + at);
     most = fmaxf(most, x[i]);
   }
   SoftmaxState state = rows.state[row];
@@ -159,11 +162,11 @@ inline void merge_stage(const PrefillProblem& u, uint32_t stage, uint32_t row,
   for (uint32_t i = 0; i < kRowKeys; ++i) {
     prob[i] = exp2_fast(x[i] - reference);
     added += prob[i];
-    if (lane + i * kWarp < u.layout.stage_keys) scores[lane + i * kWarp] = prob[i];
+    if (lane + i * kWarp < problem.layout.stage_keys) scores[lane + i * kWarp] = prob[i];
   }
   const float keep = state.merge<kWarp>({most, added}, reference).keep;
   missing = __any_sync(kAll, missing) != 0;
-  make_weights<kV>(u, row, prob, u.stage(stage));
+  make_weights<kV>(problem, row, prob, problem.stage(stage));
   __syncwarp();
   if (lane != 0) return;
   rows.state[row] = state;
