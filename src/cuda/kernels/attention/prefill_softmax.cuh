@@ -171,7 +171,7 @@ inline void merge_stage(const PrefillProblem& problem, uint32_t stage, uint32_t 
   if (lane != 0) return;
   rows.state[row] = state;
   rows.keep[row] = keep;
-  if (missing) rows.hidden = 1;
+  if (missing) atomicOr(&rows.hidden, 1u);  // several warps may set it
 }
 
 }  // namespace gyre::cuda
