@@ -22,11 +22,25 @@ struct WarpStages {
         count((problem.walk.tiles + Traits::kTiles - 1) / Traits::kTiles),
         ring(shared + Traits::kLayout.ring + warp * Traits::kRingBytes) {}
 
+  // Stages of a warp that takes `from`, from + step, ...
+  uint32_t rounds(uint32_t from) const {
+    return from < count ? (count - from + step - 1) / step : 0;
+  }
   // Warps that have keys; one at least.
   uint32_t busy_warps() const {
     return (count < step ? (count == 0 ? 1 : count) : step) * Traits::kWarpsPerKey;
   }
 };
+
+// Groups of warps that share keys pass their named barrier once per stage. Those with a stage less
+// pass it once more: racecheck counts barriers per thread and would see no order between groups.
+template <class Traits>
+inline void even_out_barriers(const WarpStages<Traits>& stages) {
+  if constexpr (Traits::kWarpsPerKey > 1) {
+    if (stages.rounds(stages.first) < stages.rounds(0))
+      sync_named_barrier<Traits::kWarpsPerKey>(stages.first);
+  }
+}
 
 // Queries on their way from global memory to operands. A warp loads its first row, or two where it
 // has more than one, before any key: a Q load queued behind a block's K and V takes microseconds.
@@ -257,6 +271,8 @@ __global__ void GYRE_CLUSTER(kCluster)
     loop.logits(bytes, index++, stage * Traits::kStage.keys, x);
     loop.add(bytes, x, sums);
   }
+
+  even_out_barriers(stages);
 
   // Merge. The barrier orders the other lanes' reads of the last stage before the partial sums,
   // which overwrite it.
