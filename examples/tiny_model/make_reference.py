@@ -30,8 +30,10 @@ def load(changes: dict):
 def main() -> None:
     prompt = torch.tensor([[256, *(DATA / "eval.txt").read_bytes()[: PROMPT - 1]]])
     tokens = load({}).generate(prompt, do_sample=False, max_new_tokens=ROWS)
-    logits = {f"logits.{name}": load(changes)(tokens[:, :-1]).logits[0, -ROWS:].clone() for name, changes in CHANGES.items()}
-    save_file({"tokens": tokens[0].to(torch.int32), **logits}, HERE / "reference.safetensors")
+    tensors = {"tokens": tokens[0].to(torch.int32)}
+    for name, changes in CHANGES.items():
+        tensors[f"logits.{name}"] = load(changes)(tokens[:, :-1]).logits[0, -ROWS:].clone()
+    save_file(tensors, HERE / "reference.safetensors")
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ def test_llama3_scaling(rotary):
 
 THETA = 5e5
 YARN = dict(factor=4.0, original_max_position_embeddings=4096)
+YARN_ALL = dict(**YARN, beta_fast=20.0, beta_slow=2.0, truncate=False, mscale=0.7, mscale_all_dim=1.2)
 FACTORS = dict(short_factor=np.linspace(1, 1.5, 64).tolist(), long_factor=np.linspace(1, 40, 64).tolist())
 
 
@@ -125,13 +126,7 @@ def longrope(factors: list, original: int, longest: int) -> dict:
             lambda: table(rope_type="dynamic", factor=3.0, original_max_position_embeddings=16, seq_len=TOKENS),
         ),
         (16384, dict(rope_type="yarn", **YARN), lambda: table(rope_type="yarn", **YARN)),
-        (
-            16384,
-            dict(rope_type="yarn", **YARN, beta_fast=20.0, beta_slow=2.0, truncate=False, mscale=0.7, mscale_all_dim=1.2),
-            lambda: table(
-                rope_type="yarn", **YARN, beta_fast=20, beta_slow=2, truncate=False, mscale=0.7, mscale_all_dim=1.2
-            ),
-        ),
+        (16384, dict(rope_type="yarn", **YARN_ALL), lambda: table(rope_type="yarn", **YARN_ALL)),
         (
             131072,
             dict(rope_type="longrope", original_max_position_embeddings=4096, **FACTORS),
