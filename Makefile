@@ -31,8 +31,9 @@ sanitize: asan tsan  ## build and test with address + undefined, then with threa
 format: setup-lint  ## rewrite all C++ files in the project's format
 	scripts/format.sh -i
 
-lint: setup-lint  ## check documents and format, then run clang-tidy; nothing is rewritten
+lint: setup-lint  ## check documents, layers and format, then run clang-tidy; nothing is rewritten
 	scripts/check_docs.sh
+	scripts/check_layers.sh
 	scripts/format.sh --dry-run -Werror
 	cmake --preset clang --log-level=NOTICE
 	scripts/tidy.sh build/clang

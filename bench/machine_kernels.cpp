@@ -29,24 +29,11 @@ struct NothingParams {
   uint64_t tasks;
 };
 
-std::string memcpy_shape(const void* params) {
-  return join("bytes=", static_cast<const MemcpyParams*>(params)->bytes);
-}
-std::string nothing_shape(const void* params) {
-  return join("tasks=", static_cast<const NothingParams*>(params)->tasks);
-}
-std::span<const uint64_t> no_specs() {
-  static constexpr uint64_t kNone[] = {0};
-  return kNone;
-}
-
 constexpr Kernel<NoSpec, MemcpyParams> kMemcpy{{
     .name = "memcpy",
     .params_bytes = sizeof(MemcpyParams),
     .arg_count = 2,
     .args = {{{"source", Access::read}, {"target", Access::write}}},
-    .shape = memcpy_shape,
-    .specs = no_specs,
 }};
 
 constexpr Kernel<NoSpec, ReadParams> kRead{{
@@ -54,8 +41,6 @@ constexpr Kernel<NoSpec, ReadParams> kRead{{
     .params_bytes = sizeof(ReadParams),
     .arg_count = 1,
     .args = {{{"source", Access::read}}},
-    .shape = memcpy_shape,
-    .specs = no_specs,
 }};
 
 constexpr Kernel<NoSpec, FmaParams> kFma{{
@@ -63,8 +48,6 @@ constexpr Kernel<NoSpec, FmaParams> kFma{{
     .params_bytes = sizeof(FmaParams),
     .arg_count = 1,
     .args = {{{"sink", Access::write}}},
-    .shape = nothing_shape,
-    .specs = no_specs,
 }};
 
 constexpr Kernel<NoSpec, NothingParams> kNothing{{
@@ -72,8 +55,6 @@ constexpr Kernel<NoSpec, NothingParams> kNothing{{
     .params_bytes = sizeof(NothingParams),
     .arg_count = 1,
     .args = {{{"tensor", Access::read_write}}},
-    .shape = nothing_shape,
-    .specs = no_specs,
 }};
 
 void run_memcpy(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {

@@ -57,8 +57,10 @@ class WrappedStorage final : public Storage {
 
 class CpuDevice final : public DeviceImpl {
  public:
-  CpuDevice(const DeviceOptions& options, std::span<const CpuKernel> table)
-      : info_(describe_machine(thread_count(options))),
+  CpuDevice(const DeviceOptions& options, std::span<const CpuKernel> table,
+            std::span<const KernelUse> uses)
+      : DeviceImpl(uses),
+        info_(describe_machine(thread_count(options))),
         table_(table),
         pool_(std::make_shared<BufferPool>(id(), host_memory(),
                                            options.pool_limit_bytes.value_or(kPoolLimit))),
@@ -88,12 +90,9 @@ class CpuDevice final : public DeviceImpl {
   uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
     return pipelines_.count(kernel);
   }
-  uint32_t variants(const KernelInfo& kernel) const override {
+  bool has(const KernelInfo& kernel, uint64_t spec) const override {
     const CpuKernel* row = find(kernel);
-    if (row == nullptr) return 0;
-    const auto specs = kernel.specs();
-    return static_cast<uint32_t>(std::count_if(
-        specs.begin(), specs.end(), [&](uint64_t s) { return row->select(s) != nullptr; }));
+    return row != nullptr && row->select(spec) != nullptr;
   }
 
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
@@ -160,13 +159,15 @@ std::unique_ptr<GraphImpl> CpuDevice::instantiate(CommandList list) {
 std::vector<DeviceInfo> list_devices() { return {describe_machine(usable_cores())}; }
 
 std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options,
-                                        std::span<const CpuKernel> table) {
-  return std::make_shared<CpuDevice>(options, table);
+                                        std::span<const CpuKernel> table,
+                                        std::span<const KernelUse> uses) {
+  return std::make_shared<CpuDevice>(options, table, uses);
 }
 
-std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options) {
+std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options,
+                                        std::span<const KernelUse> uses) {
   require(name == "cpu", "device.open: the CPU is one device, called \"cpu\", got \"", name, "\"");
-  return make_device(options, kernel_table());
+  return make_device(options, kernel_table(), uses);
 }
 
 }  // namespace gyre::cpu

@@ -21,10 +21,12 @@ struct CpuPipeline final : Pipeline {
 std::span<const CpuKernel> kernel_table();
 
 std::vector<DeviceInfo> list_devices();
-std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options);
+std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options,
+                                        std::span<const KernelUse> uses);
 
 // A device with a table of its own: for tests and benchmarks of the runtime.
 std::shared_ptr<DeviceImpl> make_device(const DeviceOptions& options,
-                                        std::span<const CpuKernel> table);
+                                        std::span<const CpuKernel> table,
+                                        std::span<const KernelUse> uses = {});
 
 }  // namespace gyre::cpu

@@ -21,11 +21,12 @@ constexpr uint64_t kKeepAll = ~uint64_t{0} >> 1;
 class CudaDevice final : public DeviceImpl {
  public:
   CudaDevice(DeviceInfo info, int ordinal, const DeviceOptions& options,
-             std::span<const CudaKernel> table)
-      : info_(std::move(info)),
+             std::span<const CudaKernel> table, std::span<const KernelUse> uses)
+      : DeviceImpl(uses),
+        info_(std::move(info)),
         table_(table),
         context_(std::make_shared<Context>(ordinal)),
-        stream_(std::make_shared<Stream>(context_, options.check_each_launch)),
+        stream_(std::make_shared<Stream>(context_, options.check_each_launch, uses)),
         pool_(std::make_shared<BufferPool>(id(), device_memory(stream_),
                                            options.pool_limit_bytes.value_or(kKeepAll))),
         kernel_cache_(options.kernel_cache) {}
@@ -53,12 +54,9 @@ class CudaDevice final : public DeviceImpl {
     require(!name.empty(), "device.describe: no kernel ", kernel.name, " for this spec");
     return name;
   }
-  uint32_t variants(const KernelInfo& kernel) const override {
+  bool has(const KernelInfo& kernel, uint64_t spec) const override {
     const CudaKernel* const row = find(kernel);
-    if (row == nullptr) return 0;
-    const auto specs = kernel.specs();
-    return static_cast<uint32_t>(std::count_if(
-        specs.begin(), specs.end(), [&](uint64_t spec) { return !row->name(spec).empty(); }));
+    return row != nullptr && !row->name(spec).empty() && fits(*row, spec);
   }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
     const CudaKernel* const row = find(kernel);
@@ -83,6 +81,9 @@ class CudaDevice final : public DeviceImpl {
                                   [&](const CudaKernel& k) { return k.info == &kernel; });
     return row != table_.end() ? &*row : nullptr;
   }
+  bool fits(const CudaKernel& row, uint64_t spec) const {
+    return row.fits == nullptr || row.fits(spec, context_->limits());
+  }
   std::unique_ptr<Pipeline> build(const CudaKernel& row, uint64_t spec) const;
 
   DeviceInfo info_;
@@ -97,7 +98,7 @@ class CudaDevice final : public DeviceImpl {
 std::unique_ptr<Pipeline> CudaDevice::build(const CudaKernel& row, uint64_t spec) const {
   const std::string name = row.name(spec);
   const CudaLimits& limits = context_->limits();
-  if (name.empty() || (row.fits != nullptr && !row.fits(spec, limits))) return nullptr;
+  if (name.empty() || !fits(row, spec)) return nullptr;
   const Driver& api = context_->api();
   const CompileJob job{row.file, name, row.options != nullptr ? row.options : "", limits.arch};
   const CompiledKernel compiled = compile(nvrtc(api.version), job, kernel_cache_);
@@ -119,14 +120,16 @@ std::unique_ptr<Pipeline> CudaDevice::build(const CudaKernel& row, uint64_t spec
 }  // namespace
 
 std::shared_ptr<DeviceImpl> make_device(int ordinal, const DeviceOptions& options,
-                                        std::span<const CudaKernel> table) {
+                                        std::span<const CudaKernel> table,
+                                        std::span<const KernelUse> uses) {
   DeviceInfo info = describe_device(ordinal);
   if (!info.available) fail(ErrorCode::unsupported, "device.open: ", info.name, ": ", info.reason);
-  return std::make_shared<CudaDevice>(std::move(info), ordinal, options, table);
+  return std::make_shared<CudaDevice>(std::move(info), ordinal, options, table, uses);
 }
 
-std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options) {
-  return make_device(checked_ordinal(name), options, kernel_table());
+std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options,
+                                        std::span<const KernelUse> uses) {
+  return make_device(checked_ordinal(name), options, kernel_table(), uses);
 }
 
 }  // namespace gyre::cuda

@@ -70,7 +70,7 @@ class BuiltGraph {
                          api().graph_add_edges != nullptr;
       check(
           api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
-          command_text(list_, command).c_str());
+          stream_->command_text(list_, command).c_str());
       if (early)
         check(api().graph_add_edges(graph_, before.data(), &node, &kCuProgrammatic, 1),
               "cuGraphAddDependencies");

@@ -24,13 +24,12 @@ Prepared::Prepared(const CommandList& list, const Command& command, const CudaLi
   params[1] = &args;
 }
 
-std::string command_text(const CommandList& list, const Command& command) {
-  const KernelInfo& kernel = *command.pipeline->kernel;
-  return join(kernel.name, " (", kernel.shape(list.params_of(command)), ")");
-}
-
-Stream::Stream(std::shared_ptr<const Context> context, bool check_each_launch)
-    : context_(std::move(context)), api_(context_->api()), check_each_launch_(check_each_launch) {
+Stream::Stream(std::shared_ptr<const Context> context, bool check_each_launch,
+               std::span<const KernelUse> uses)
+    : context_(std::move(context)),
+      api_(context_->api()),
+      check_each_launch_(check_each_launch),
+      uses_(uses) {
   const Current current(*context_);
   context_->check(api_.stream_create(&stream_, kCuStreamNonBlocking), "cuStreamCreate");
 }
@@ -46,6 +45,11 @@ Stream::~Stream() {
     if (half != nullptr) api_.host_give(half);
   }
   api_.stream_destroy(stream_);
+}
+
+std::string Stream::command_text(const CommandList& list, const Command& command) const {
+  const KernelInfo& kernel = *command.pipeline->kernel;
+  return join(kernel.name, " (", shape_of(uses_, kernel, list.params_of(command)), ")");
 }
 
 void Stream::require_alive() const {

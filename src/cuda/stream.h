@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,6 @@ struct Prepared {
   bool empty() const { return shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0; }
 };
 
-std::string command_text(const CommandList& list, const Command& command);  // "kernel (shape)"
-
 class Submission;
 
 // A device's one stream: everything the device does goes through it and runs in order. That is what
@@ -47,13 +46,16 @@ class Submission;
 // (cuMemFree, a wrapped owner) waits for the work instead. Thread-safe.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream(std::shared_ptr<const Context> context, bool check_each_launch);
+  // `uses` gives commands their shape in messages.
+  Stream(std::shared_ptr<const Context> context, bool check_each_launch,
+         std::span<const KernelUse> uses);
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   ~Stream();
 
   const Context& context() const { return *context_; }
   bool checks_each_launch() const { return check_each_launch_; }
+  std::string command_text(const CommandList& list, const Command& command) const;  // "rope (...)"
 
   std::shared_ptr<FenceState> submit(const CommandList& list);
   // `keep` holds the graph and its list until the replay is done.
@@ -115,6 +117,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::shared_ptr<const Context> context_;
   const Driver& api_;
   const bool check_each_launch_;
+  const std::span<const KernelUse> uses_;
   CuStream stream_ = nullptr;
   Staging staging_;
 

@@ -22,8 +22,7 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
 
 bool Device::supports(const AttentionTypes& types) const {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->pipeline(kAttention.info,
-                         spec_key(make_spec(types.q, types.k, types.v, types.out))) != nullptr;
+  return impl_->has(kAttention.info, spec_key(make_spec(types.q, types.k, types.v, types.out)));
 }
 
 void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ops/attention_spec.h"
+#include "ops/table.h"
 #include "runtime/require.h"
 
 namespace gyre {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/kv_layout.h"
+#include "ops/table.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"

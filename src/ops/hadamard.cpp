@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "gyre/codec.h"
+#include "ops/table.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"

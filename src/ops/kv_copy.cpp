@@ -3,6 +3,7 @@
 
 #include "gyre/ops.h"
 #include "ops/kv_range.h"
+#include "ops/table.h"
 #include "runtime/device_impl.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
@@ -117,7 +118,7 @@ std::span<const uint64_t> kv_copy_specs() {
 
 bool Device::supports(const KvCopyTypes& types) const {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->pipeline(kKvCopy.info, spec_key(make_spec(types.source, types.cache))) != nullptr;
+  return impl_->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
 }
 
 void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& options) {

@@ -4,6 +4,7 @@
 #include "gyre/codec.h"
 #include "ops/kv_layout.h"
 #include "ops/kv_range.h"
+#include "ops/table.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
@@ -150,7 +151,7 @@ bool Device::supports(const KvQuantizeTypes& types) const {
   const auto format = static_cast<uint32_t>(types.format);
   if (!abi::kv_is_native(format) && !abi::kv_is_compat(format)) return false;
   const auto spec = quantize_spec(types.source, format, 0);
-  return impl_->pipeline(kKvQuantize.info, spec_key(spec)) != nullptr;
+  return impl_->has(kKvQuantize.info, spec_key(spec));
 }
 
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvCopyOptions& options) {

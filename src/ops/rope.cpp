@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/rope_layout.h"
+#include "ops/table.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
@@ -261,8 +262,7 @@ std::span<const uint64_t> rope_specs() {
 
 bool Device::supports(const RopeTypes& types) const {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->pipeline(kRope.info, spec_key(make_spec(types.x, types.out, false, false))) !=
-         nullptr;
+  return impl_->has(kRope.info, spec_key(make_spec(types.x, types.out, false, false)));
 }
 
 void rope(Encoder& encoder, const RopeInputs& in, const RopeOptions& options) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "gyre/device.h"
@@ -28,7 +29,8 @@ class GraphImpl {
 // The only virtual interface of a backend. It never learns the name of an op. Thread-safe.
 class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
  public:
-  DeviceImpl();
+  // `uses`: what traces and listings say about kernels; outlives the device.
+  explicit DeviceImpl(std::span<const KernelUse> uses = {});
   DeviceImpl(const DeviceImpl&) = delete;
   DeviceImpl& operator=(const DeviceImpl&) = delete;
   virtual ~DeviceImpl() = default;
@@ -39,7 +41,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
                                         std::shared_ptr<void> owner) = 0;
   virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;  // null: not here
   virtual std::string describe(const KernelInfo& kernel, uint64_t spec) const = 0;  // how it works
-  virtual uint32_t variants(const KernelInfo& kernel) const = 0;  // specs this device runs
+  // Whether pipeline() can have one. Builds nothing.
+  virtual bool has(const KernelInfo& kernel, uint64_t spec) const = 0;
   // What to do about a problem, where there is a choice: kernel, spec, splits
   // (abi/attention_plan.h). `plan` holds the op's default; false leaves it, for a device that has
   // nothing to choose. Pure: by the problem and the device's limits alone; builds and allocates
@@ -57,11 +60,13 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual uint64_t stream() const { return 0; }  // a handle of the backend's; 0: there is none
 
   uint64_t id() const { return id_; }  // never reused in a process, unlike an address
+  std::span<const KernelUse> kernel_uses() const { return uses_; }
   TraceLog& trace() { return trace_; }
   ConstantCache& constants() { return constants_; }
 
  private:
-  uint64_t id_;
+  uint64_t id_ = 0;
+  std::span<const KernelUse> uses_;
   TraceLog trace_;
   ConstantCache constants_;
 };

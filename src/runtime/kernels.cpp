@@ -1,15 +1,14 @@
 #include "runtime/kernels.h"
 
-#include <array>
+#include <algorithm>
 
 namespace gyre {
 
-std::span<const KernelInfo* const> all_kernels() {
-  static constexpr std::array kAll = {
-      &kKvCopy.info,       &kRope.info,      &kHadamard.info,        &kKvQuantize.info,
-      &kKvDequantize.info, &kAttention.info, &kAttentionDecode.info, &kAttentionMerge.info,
-      &kKvExtend.info,     &kKvAppend.info,  &kBytesCopy.info};
-  return kAll;
+std::string shape_of(std::span<const KernelUse> uses, const KernelInfo& kernel,
+                     const void* params) {
+  const auto use = std::find_if(uses.begin(), uses.end(),
+                                [&](const KernelUse& u) { return u.kernel == &kernel; });
+  return use != uses.end() ? use->shape(params) : std::string();
 }
 
 }  // namespace gyre

@@ -10,8 +10,12 @@
 
 #include "abi/attention.h"
 #include "abi/attention_plan.h"
-#include "abi/kv_cache.h"
+#include "abi/bytes_copy.h"
+#include "abi/hadamard.h"
+#include "abi/kv_append.h"
 #include "abi/kv_copy.h"
+#include "abi/kv_dequantize.h"
+#include "abi/kv_extend.h"
 #include "abi/kv_quantize.h"
 #include "abi/rope.h"
 
@@ -32,10 +36,19 @@ struct KernelInfo {
   uint32_t params_bytes = 0;
   uint32_t arg_count = 0;
   std::array<ArgInfo, kMaxArgs> args{};
-  std::string (*shape)(const void* params) = nullptr;  // for traces
-  std::span<const uint64_t> (*specs)() = nullptr;      // every spec an op can ask for
   bool once = false;  // its params hold for one moment: graphs refuse it
 };
+
+// What the ops say about a kernel they dispatch, for traces and listings. The ops have the table
+// (ops/table.cpp); the composition root (devices.cpp) hands it to each device.
+struct KernelUse {
+  const KernelInfo* kernel = nullptr;
+  std::string (*shape)(const void* params) = nullptr;  // the sizes in Params, as traces print them
+  std::span<const uint64_t> (*specs)() = nullptr;      // every Spec an op can ask for
+};
+
+// "" where `uses` does not have the kernel.
+std::string shape_of(std::span<const KernelUse> uses, const KernelInfo& kernel, const void* params);
 
 // Ties a kernel to its Spec and Params types, so that a wrong pair does not compile. Problem: what
 // a device plans (DeviceImpl::plan) before an op of this kernel is dispatched; void: nothing.
@@ -57,9 +70,6 @@ constexpr Spec spec_from_key(uint64_t key) {
   return std::bit_cast<Spec>(key);
 }
 
-std::string kv_copy_shape(const void* params);
-std::span<const uint64_t> kv_copy_specs();
-
 inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{{
     .name = "kv_copy",
     .params_bytes = sizeof(abi::KvCopyParams),
@@ -68,12 +78,7 @@ inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{{
               {"k_cache", Access::write},
               {"v", Access::read},
               {"v_cache", Access::write}}},
-    .shape = kv_copy_shape,
-    .specs = kv_copy_specs,
 }};
-
-std::string rope_shape(const void* params);
-std::span<const uint64_t> rope_specs();
 
 // rope and norm_rope; absent outputs and weights are null.
 inline constexpr Kernel<abi::RopeSpec, abi::RopeParams> kRope{{
@@ -91,12 +96,7 @@ inline constexpr Kernel<abi::RopeSpec, abi::RopeParams> kRope{{
               {"k_out", Access::write},
               {"k_weight", Access::read},
               {"k_second", Access::write}}},
-    .shape = rope_shape,
-    .specs = rope_specs,
 }};
-
-std::string kv_quantize_shape(const void* params);
-std::span<const uint64_t> kv_quantize_specs();
 
 // Writes to the caches are read_write: tokens that share a tile of V with new ones keep their bits.
 inline constexpr Kernel<abi::KvQuantizeSpec, abi::KvQuantizeParams> kKvQuantize{{
@@ -109,36 +109,21 @@ inline constexpr Kernel<abi::KvQuantizeSpec, abi::KvQuantizeParams> kKvQuantize{
               {"v", Access::read},
               {"v_codes", Access::read_write},
               {"v_scales", Access::read_write}}},
-    .shape = kv_quantize_shape,
-    .specs = kv_quantize_specs,
 }};
-
-std::string kv_dequantize_shape(const void* params);
-std::span<const uint64_t> kv_dequantize_specs();
 
 inline constexpr Kernel<abi::KvDequantizeSpec, abi::KvDequantizeParams> kKvDequantize{{
     .name = "kv_dequantize",
     .params_bytes = sizeof(abi::KvDequantizeParams),
     .arg_count = 3,
     .args = {{{"codes", Access::read}, {"scales", Access::read}, {"out", Access::write}}},
-    .shape = kv_dequantize_shape,
-    .specs = kv_dequantize_specs,
 }};
-
-std::string hadamard_shape(const void* params);
-std::span<const uint64_t> hadamard_specs();
 
 inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{
     .name = "hadamard",
     .params_bytes = sizeof(abi::HadamardParams),
     .arg_count = 2,
     .args = {{{"x", Access::read}, {"out", Access::write}}},
-    .shape = hadamard_shape,
-    .specs = hadamard_specs,
 }};
-
-std::string attention_shape(const void* params);
-std::span<const uint64_t> attention_specs();
 
 // In the order of abi::AttentionArg.
 constexpr std::array<ArgInfo, kMaxArgs> attention_args(Access partial) {
@@ -163,11 +148,7 @@ inline constexpr PlannedAttention kAttention{{
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 12,
     .args = attention_args(Access::write),
-    .shape = attention_shape,
-    .specs = attention_specs,
 }};
-
-std::span<const uint64_t> attention_decode_specs();
 
 // The same for few rows over many keys, splits put together in the same command. Not every device
 // has it.
@@ -176,12 +157,7 @@ inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttenti
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 12,
     .args = attention_args(Access::read_write),
-    .shape = attention_shape,
-    .specs = attention_decode_specs,
 }};
-
-std::string attention_merge_shape(const void* params);
-std::span<const uint64_t> attention_merge_specs();
 
 inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{{
     .name = "attention_merge",
@@ -191,12 +167,7 @@ inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAtt
               {"out", Access::write},
               {"lse", Access::write},
               {"sinks", Access::read}}},
-    .shape = attention_merge_shape,
-    .specs = attention_merge_specs,
 }};
-
-std::string kv_extend_shape(const void* params);
-std::span<const uint64_t> plain_specs();  // one, without a choice
 
 // Values of one moment: a graph that kept them would repeat that moment.
 inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
@@ -204,13 +175,8 @@ inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
     .params_bytes = sizeof(abi::KvExtendParams),
     .arg_count = 2,
     .args = {{{"state", Access::write}, {"positions", Access::write}}},
-    .shape = kv_extend_shape,
-    .specs = plain_specs,
     .once = true,
 }};
-
-std::string kv_append_shape(const void* params);
-std::span<const uint64_t> kv_append_specs();
 
 // The tail is read before it is written: tokens that leave it go to the body.
 inline constexpr Kernel<abi::KvAppendSpec, abi::KvAppendParams> kKvAppend{{
@@ -228,22 +194,13 @@ inline constexpr Kernel<abi::KvAppendSpec, abi::KvAppendParams> kKvAppend{{
               {"v_scales", Access::read_write},
               {"v_sinks", Access::write},
               {"v_tail", Access::read_write}}},
-    .shape = kv_append_shape,
-    .specs = kv_append_specs,
 }};
-
-std::string bytes_copy_shape(const void* params);
 
 inline constexpr Kernel<abi::BytesCopySpec, abi::BytesCopyParams> kBytesCopy{{
     .name = "bytes_copy",
     .params_bytes = sizeof(abi::BytesCopyParams),
     .arg_count = 2,
     .args = {{{"from", Access::read}, {"to", Access::write}}},
-    .shape = bytes_copy_shape,
-    .specs = plain_specs,
 }};
-
-// Every kernel of the library, for listings and for building all of them ahead of time.
-std::span<const KernelInfo* const> all_kernels();
 
 }  // namespace gyre

@@ -167,7 +167,7 @@ void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings,
     const KernelInfo& kernel = *command.pipeline->kernel;
     trace_.events.push_back({.kernel = kernel.name,
                              .spec = command.pipeline->spec,
-                             .shape = kernel.shape(list.params_of(command)),
+                             .shape = shape_of(uses_, kernel, list.params_of(command)),
                              .barrier = command.barrier,
                              .submission = submission,
                              .command = static_cast<uint32_t>(i),

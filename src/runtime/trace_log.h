@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "gyre/trace.h"
@@ -20,6 +21,8 @@ class TraceLog {
     TraceSpan span;
   };
 
+  explicit TraceLog(std::span<const KernelUse> uses = {}) : uses_(uses) {}
+
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
   void start();
   Trace stop();
@@ -33,6 +36,7 @@ class TraceLog {
  private:
   static constexpr uint64_t kMaxEvents = uint64_t{1} << 20;
 
+  std::span<const KernelUse> uses_;
   std::atomic<bool> enabled_{false};
   std::atomic<int64_t> origin_ns_{0};
   std::atomic<uint64_t> generation_{0};

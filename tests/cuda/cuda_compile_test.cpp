@@ -12,6 +12,7 @@
 #include "cuda/compiler.h"
 #include "cuda/kernels.h"
 #include "expect_error.h"
+#include "ops/table.h"
 
 namespace gyre::cuda {
 namespace {
@@ -41,12 +42,19 @@ Resources resources_of(const CompiledKernel& kernel) {
   return used;
 }
 
+std::span<const uint64_t> specs_of(const KernelInfo& kernel) {
+  for (const KernelUse& use : kernel_uses()) {
+    if (use.kernel == &kernel) return use.specs();
+  }
+  return {};  // nothing lists the kernel: its row finds no names
+}
+
 // Of a kernel with many variants some from all over the list, unless all are asked for.
 std::vector<std::string> chosen_names(const CudaKernel& kernel) {
   constexpr size_t kMost = 3;
   std::vector<std::string> names;
   std::set<std::string> seen;
-  for (const uint64_t spec : kernel.info->specs()) {
+  for (const uint64_t spec : specs_of(*kernel.info)) {
     const std::string name = kernel.name(spec);
     if (!name.empty() && seen.insert(name).second) names.push_back(name);
   }

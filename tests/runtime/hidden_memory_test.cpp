@@ -51,7 +51,7 @@ class HiddenDevice final : public DeviceImpl {
   }
   const Pipeline* pipeline(const KernelInfo&, uint64_t) override { return nullptr; }
   std::string describe(const KernelInfo&, uint64_t) const override { return ""; }
-  uint32_t variants(const KernelInfo&) const override { return 0; }
+  bool has(const KernelInfo&, uint64_t) const override { return false; }
   uint32_t loaded_pipelines(const KernelInfo&) const override { return 0; }
   std::shared_ptr<FenceState> submit(const CommandList&) override { return nullptr; }
   std::unique_ptr<GraphImpl> instantiate(CommandList) override { return nullptr; }

@@ -51,8 +51,6 @@ inline constexpr KernelInfo kProbeInfo{
     .params_bytes = sizeof(ProbeParams),
     .arg_count = 1,
     .args = {{{"log", Access::read}}},
-    .shape = [](const void*) { return std::string("x"); },
-    .specs = [] { return std::span<const uint64_t>(); },
 };
 
 inline constexpr cpu::CpuKernel kProbeKernel{

@@ -52,8 +52,6 @@ constexpr cpu::CpuKernel kTable[] = {
     {&kFold.info, select_fold, count_tasks},
 };
 
-}  // namespace
-
 std::string bytes_shape(const void* params) {
   return "bytes=" + std::to_string(static_cast<const BytesParams*>(params)->out_bytes);
 }
@@ -62,6 +60,14 @@ std::span<const uint64_t> test_specs() {
   static constexpr uint64_t kSpecs[] = {0, 1, kMissingVariant};
   return kSpecs;
 }
+
+constexpr KernelUse kUses[] = {
+    {&kMix.info, bytes_shape, test_specs},
+    {&kFold.info, bytes_shape, test_specs},
+    {&kAbsent.info, bytes_shape, test_specs},
+};
+
+}  // namespace
 
 BytesParams params_of(const BytesCall& call) {
   return {.a_bytes = call.a.elements(),
@@ -86,7 +92,7 @@ void record_fold(Encoder& encoder, const BytesCall& call) {
 }
 
 Device open_test_device(const DeviceOptions& options) {
-  return Device(cpu::make_device(options, kTable));
+  return Device(cpu::make_device(options, kTable, kUses));
 }
 
 }  // namespace gyre::test

@@ -36,17 +36,12 @@ inline uint8_t fold_value(uint8_t out, uint8_t a, uint64_t i, uint32_t salt) {
   return static_cast<uint8_t>(out * 3 + a + i + salt);
 }
 
-std::string bytes_shape(const void* params);
-std::span<const uint64_t> test_specs();
-
 // out[i] = mix_value(a[i % a_bytes], b[i % b_bytes], i, salt); an operand without bytes reads as 0.
 inline constexpr Kernel<TestSpec, BytesParams> kMix{{
     .name = "mix",
     .params_bytes = sizeof(BytesParams),
     .arg_count = 3,
     .args = {{{"a", Access::read}, {"b", Access::read}, {"out", Access::write}}},
-    .shape = bytes_shape,
-    .specs = test_specs,
 }};
 
 // out[i] = fold_value(out[i], a[i % a_bytes], i, salt)
@@ -55,8 +50,6 @@ inline constexpr Kernel<TestSpec, BytesParams> kFold{{
     .params_bytes = sizeof(BytesParams),
     .arg_count = 2,
     .args = {{{"a", Access::read}, {"out", Access::read_write}}},
-    .shape = bytes_shape,
-    .specs = test_specs,
 }};
 
 // In no device's table.
@@ -65,8 +58,6 @@ inline constexpr Kernel<TestSpec, BytesParams> kAbsent{{
     .params_bytes = sizeof(BytesParams),
     .arg_count = 0,
     .args = {},
-    .shape = bytes_shape,
-    .specs = test_specs,
 }};
 
 struct BytesCall {

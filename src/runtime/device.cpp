@@ -1,38 +1,15 @@
+#include "gyre/device.h"
+
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
-#include "cpu/device.h"
-#include "cuda/device.h"
-#include "gyre/device.h"
-#include "gyre/ops.h"
 #include "runtime/device_impl.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
 
 namespace gyre {
 namespace {
-
-struct Backend {
-  std::string_view name;
-  std::vector<DeviceInfo> (*list)();
-  std::shared_ptr<DeviceImpl> (*open)(std::string_view name, const DeviceOptions&);
-};
-
-std::vector<DeviceInfo> absent(std::string_view name, std::string_view reason) {
-  DeviceInfo info;
-  info.name = name;
-  info.reason = reason;
-  return {info};
-}
-
-constexpr std::string_view kNoMetal = "this build of Gyre has no Metal backend";
-
-// The one list of backends; a new one is a row here.
-constexpr Backend kBackends[] = {
-    {"cpu", cpu::list_devices, cpu::open_device},
-    {"cuda", cuda::list_devices, cuda::open_device},
-    {"metal", [] { return absent("metal", kNoMetal); }, nullptr},
-};
 
 const DeviceImpl& checked(const std::shared_ptr<DeviceImpl>& impl) {
   require(impl != nullptr, "device: the handle was moved from");
@@ -68,30 +45,9 @@ View checked_view(DType dtype, const Dims& shape, const Dims& strides, const voi
 
 }  // namespace
 
-DeviceImpl::DeviceImpl() {
+DeviceImpl::DeviceImpl(std::span<const KernelUse> uses) : uses_(uses), trace_(uses) {
   static std::atomic<uint64_t> next{1};
   id_ = next.fetch_add(1, std::memory_order_relaxed);
-}
-
-std::vector<DeviceInfo> devices() {
-  std::vector<DeviceInfo> all;
-  for (const Backend& backend : kBackends) {
-    for (DeviceInfo& info : backend.list()) all.push_back(std::move(info));
-  }
-  return all;
-}
-
-Device Device::open(std::string_view name, const DeviceOptions& options) {
-  const std::string_view kind = name.substr(0, name.find(':'));
-  for (const Backend& backend : kBackends) {
-    if (backend.name != kind) continue;
-    if (backend.open == nullptr) {
-      fail(ErrorCode::unsupported, "device.open: ", name, ": ", backend.list().front().reason);
-    }
-    return Device(backend.open(name, options));
-  }
-  fail(ErrorCode::invalid_argument, "device.open: no backend is called \"", name,
-       "\"; known are cpu, cuda:N, metal");
 }
 
 const DeviceInfo& Device::info() const { return checked(impl_).info(); }
@@ -126,18 +82,21 @@ Tensor Device::wrap(const void* data, DType dtype, const Dims& shape, const Dims
 }
 
 std::vector<KernelDescription> Device::kernels() const {
-  DeviceImpl& impl = checked_mutable(impl_);
+  const DeviceImpl& impl = checked(impl_);
   std::vector<KernelDescription> rows;
-  for (const KernelInfo* kernel : all_kernels()) {
+  for (const KernelUse& use : impl.kernel_uses()) {
+    const KernelInfo& kernel = *use.kernel;
+    const std::span<const uint64_t> specs = use.specs();
     KernelDescription row;
-    row.name = kernel->name;
-    row.params_bytes = kernel->params_bytes;
-    row.variants = impl.variants(*kernel);
-    row.loaded = impl.loaded_pipelines(*kernel);
-    for (uint32_t i = 0; i < kernel->arg_count; ++i) {
+    row.name = kernel.name;
+    row.params_bytes = kernel.params_bytes;
+    row.variants = static_cast<uint32_t>(std::count_if(
+        specs.begin(), specs.end(), [&](uint64_t spec) { return impl.has(kernel, spec); }));
+    row.loaded = impl.loaded_pipelines(kernel);
+    for (uint32_t i = 0; i < kernel.arg_count; ++i) {
       constexpr const char* kAccess[] = {" read", " write", " read+write"};
-      row.args += join(i == 0 ? "" : ", ", kernel->args[i].name,
-                       kAccess[static_cast<size_t>(kernel->args[i].access)]);
+      row.args += join(i == 0 ? "" : ", ", kernel.args[i].name,
+                       kAccess[static_cast<size_t>(kernel.args[i].access)]);
     }
     rows.push_back(std::move(row));
   }

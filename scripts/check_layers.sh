@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Includes of src/ may only point down: each folder lists what it may include. src/devices.cpp, the composition root, lies
+# in no folder and may include all of them. tests/layers shows the same of what runtime/ links.
+# usage: scripts/check_layers.sh [root of a source tree]
+set -euo pipefail
+cd "${1:-$(dirname "$0")/..}"
+
+declare -A allowed=(
+  [abi]='abi'
+  [runtime]='runtime|abi|gyre/(device|dtype|encoder|error|fence|graph|tensor|trace)[.]h'
+  [ops]='ops|runtime|abi|gyre'
+  [cache]='cache|ops|runtime|abi|gyre'
+  [cpu]='cpu|runtime|abi|gyre|hwy'
+  [cuda]='cuda|runtime|abi|gyre'
+)
+
+status=0
+for folder in src/*/; do
+  folder=$(basename "$folder")
+  [[ -n ${allowed[$folder]:-} ]] || { echo "src/$folder: not in the list of layers"; status=1; continue; }
+  # "file:line:#include "path"" of every include that names a folder; <...> are the system's.
+  wrong=$(grep -rnE '^ *# *include *"[^"]*/' "src/$folder" | grep -vE "include *\"(${allowed[$folder]})(/|\")" || true)
+  [[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed "s/\$/  <- src\/$folder may not include this/"; status=1; }
+done
+exit "$status"

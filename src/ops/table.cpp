@@ -1,0 +1,22 @@
+#include "ops/table.h"
+
+namespace gyre {
+
+std::span<const KernelUse> kernel_uses() {
+  static constexpr KernelUse kUses[] = {
+      {&kKvCopy.info, kv_copy_shape, kv_copy_specs},
+      {&kRope.info, rope_shape, rope_specs},
+      {&kHadamard.info, hadamard_shape, hadamard_specs},
+      {&kKvQuantize.info, kv_quantize_shape, kv_quantize_specs},
+      {&kKvDequantize.info, kv_dequantize_shape, kv_dequantize_specs},
+      {&kAttention.info, attention_shape, attention_specs},
+      {&kAttentionDecode.info, attention_shape, attention_decode_specs},
+      {&kAttentionMerge.info, attention_merge_shape, attention_merge_specs},
+      {&kKvExtend.info, kv_extend_shape, plain_specs},
+      {&kKvAppend.info, kv_append_shape, kv_append_specs},
+      {&kBytesCopy.info, bytes_copy_shape, plain_specs},
+  };
+  return kUses;
+}
+
+}  // namespace gyre
