@@ -1,6 +1,8 @@
 #pragma once
 // attention, attention_partial and attention_merge.
-#include "abi/kv_cache.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_layout.h"
+#include "abi/kv_state.h"
 
 namespace gyre::abi {
 

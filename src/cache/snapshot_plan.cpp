@@ -2,7 +2,8 @@
 // that a reader can compare every number of a file with what it must be.
 #include <algorithm>
 
-#include "abi/kv_cache.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_state.h"
 #include "cache/snapshot.h"
 #include "runtime/require.h"
 

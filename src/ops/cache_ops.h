@@ -2,7 +2,8 @@
 // The ops only a KvCache records: they read and write its state in device memory, and are right
 // only for memory that the cache laid out.
 
-#include "abi/kv_cache.h"
+#include "abi/kv_extend.h"
+#include "abi/kv_state.h"
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
 #include "gyre/kv_format.h"

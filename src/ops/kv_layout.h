@@ -1,6 +1,6 @@
 #pragma once
 
-#include "abi/kv_quantize.h"
+#include "abi/kv_layout.h"
 #include "gyre/kv_format.h"
 
 namespace gyre {

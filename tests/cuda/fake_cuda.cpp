@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/kv_cache.h"
+#include "abi/bytes_copy.h"
 #include "cuda/driver.h"
 #include "cuda/kernel.h"
 

@@ -1,10 +1,12 @@
 // hadamard on the CPU: a row is widened to f32, flipped, transformed, scaled and stored. A task is
 // a share of the rows.
+#include "abi/hadamard.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
-#include "abi/kv_quantize.h"
+#include "abi/kv_codec.h"
 #include "cpu/kernels.h"
 #include "cpu/kernels/kv_signs.h"
 #include "cpu/kernels/select.h"

@@ -1,10 +1,14 @@
 // kv_extend, kv_append and bytes_copy on the CPU. kv_append's work tiles are the tiles of the body
 // that keys enter, new ones or from the tail, for every head of K and V, and then one per head for
 // sinks and tail. The cache's state says which keys those are.
+#include "abi/kv_append.h"
+
 #include <algorithm>
 #include <cstring>
 
-#include "abi/kv_cache.h"
+#include "abi/bytes_copy.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_extend.h"
 #include "cpu/kernels.h"
 #include "cpu/kernels/select.h"
 

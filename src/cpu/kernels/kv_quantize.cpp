@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "abi/kv_codec.h"
+#include "abi/kv_dequantize.h"
 #include "cpu/kernels.h"
 #include "cpu/kernels/select.h"
 

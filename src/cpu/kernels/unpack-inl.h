@@ -13,7 +13,8 @@
 #include <bit>
 #include <cstring>
 
-#include "abi/kv_quantize.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_layout.h"
 #include "cpu/kernels/copy-inl.h"
 #include "cpu/kernels/kv_compat.h"
 #include "cpu/kernels/native_format.h"

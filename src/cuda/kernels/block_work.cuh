@@ -1,7 +1,10 @@
 #pragma once
 // How much work a block takes: plain functions of params, for kernels and for those who launch
 // them.
-#include "abi/kv_cache.h"
+#include "abi/kv_append.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_copy.h"
+#include "abi/kv_quantize.h"
 #include "abi/rope.h"
 
 namespace gyre::cuda {

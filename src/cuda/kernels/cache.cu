@@ -1,5 +1,6 @@
-// kv_extend and bytes_copy; see abi/kv_cache.h.
-#include "abi/kv_cache.h"
+// kv_extend and bytes_copy; see abi/kv_state.h.
+#include "abi/bytes_copy.h"
+#include "abi/kv_extend.h"
 #include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {

@@ -1,6 +1,7 @@
 #pragma once
 // From stored bytes to a row of rotated coordinates in registers.
-#include "abi/kv_quantize.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_layout.h"
 #include "cuda/kernels/attention/unpack.cuh"
 #include "cuda/kernels/compat.cuh"
 #include "cuda/kernels/encode.cuh"

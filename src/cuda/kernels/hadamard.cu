@@ -2,7 +2,8 @@
 // Up to 1024 points a row lies in 4 to 32 lanes of a warp, 16 or 32 coordinates a lane; longer
 // rows, powers of two up to 8192, lie in the shared memory of a block; rows of 2 and 4 are a
 // thread's. Every byte is read and written once.
-#include "abi/kv_quantize.h"
+#include "abi/hadamard.h"
+#include "abi/kv_codec.h"
 #include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/tile.cuh"
 

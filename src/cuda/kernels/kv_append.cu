@@ -4,7 +4,8 @@
 // then of V, then rows for sinks and tail, 16 lanes each. The grid is made for the most keys that
 // can enter; blocks without any return at once. Every new row is read once, plus once for tail or
 // sinks.
-#include "abi/kv_cache.h"
+#include "abi/kv_append.h"
+#include "abi/kv_codec.h"
 #include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"

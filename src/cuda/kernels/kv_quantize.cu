@@ -3,6 +3,8 @@
 // warp's (warp_tile.cuh); otherwise 8 rows, each by 4 to 32 lanes of a warp, 16 (beyond 512
 // coordinates 32) coordinates a lane. Blocks of K come first, then those of V. Every source byte is
 // read once, every code written once; codes of V that share words with old ones are read, too.
+#include "abi/kv_codec.h"
+#include "abi/kv_dequantize.h"
 #include "abi/kv_quantize.h"
 #include "cuda/kernels/dequantize.cuh"
 #include "cuda/kernels/global_memory.cuh"

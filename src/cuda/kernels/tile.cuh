@@ -2,7 +2,8 @@
 // Compressing tiles: 8 slots of one head of K or V. A block of 256 threads takes as many tiles as
 // fit, each row by `lanes` lanes of a warp; codes meet in shared memory, because eight tokens share
 // V's words and 16 coordinates K's.
-#include "abi/kv_quantize.h"
+#include "abi/kv_codec.h"
+#include "abi/kv_layout.h"
 #include "cuda/kernels/compat.cuh"
 #include "cuda/kernels/long_row.cuh"
 #include "cuda/kernels/pack.cuh"

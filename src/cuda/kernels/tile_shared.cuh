@@ -1,6 +1,6 @@
 #pragma once
 // Where the rows of a block's tiles meet: codes, a byte each, and scales in shared memory.
-#include "abi/kv_quantize.h"
+#include "abi/kv_codec.h"
 #include "cuda/kernels/encode.cuh"
 
 namespace gyre::cuda {

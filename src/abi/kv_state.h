@@ -1,7 +1,7 @@
 #pragma once
 // What a KvCache keeps in device memory, so that one recorded step serves a whole generation:
-// kv_extend writes it, kv_append and attention read it.
-#include "abi/kv_quantize.h"
+// kv_extend writes it, kv_append and attention read it. And where a key lies, given that.
+#include "abi/types.h"
 
 namespace gyre::abi {
 
@@ -10,15 +10,6 @@ struct KvState {
   uint64_t length;    // keys, those of the step included
   uint64_t old_tail;  // oldest key the 16-bit tail held before the step
   uint64_t tail;      // and holds after it: keys [old_tail, tail) leave
-};
-
-struct KvExtendSpec {
-  uint8_t unused[8];
-};
-
-struct KvExtendParams {
-  KvState state;
-  uint64_t positions;  // how many: start, start + 1, ...
 };
 
 // Where a key of a layer lies. The first `sinks` keys are in the sink buffer, those from
@@ -53,42 +44,5 @@ inline KvKeys kv_entering_keys(const KvPlaces& places, const KvState& state) {
   const uint64_t begin = kv_most(tail ? state.old_tail : state.start, places.sinks);
   return {begin, kv_most(begin, end)};
 }
-
-struct KvAppendSpec {
-  uint8_t source_dtype;  // DType
-  uint8_t k_format;      // KvFormat of the body
-  uint8_t v_format;
-  uint8_t unused[5];
-};
-
-// Strides in bytes. Sinks and tail are f16.
-struct KvAppendStream {
-  uint64_t source_token_stride;
-  uint64_t source_head_stride;
-  uint64_t sinks_head_stride;
-  uint64_t tail_head_stride;
-  KvCacheLayout body;
-};
-
-// A tail that is too short for old and new tokens side by side is written after the body, by a
-// second command.
-constexpr uint32_t kAppendBody = 1, kAppendNear = 2;
-
-struct KvAppendParams {
-  uint64_t tokens;
-  uint64_t heads;
-  KvPlaces places;
-  KvAppendStream stream[2];
-  uint32_t parts;  // kAppendBody, kAppendNear or both
-  uint32_t unused;
-};
-
-struct BytesCopySpec {
-  uint8_t unused[8];
-};
-
-struct BytesCopyParams {
-  uint64_t bytes;
-};
 
 }  // namespace gyre::abi
