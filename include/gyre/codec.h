@@ -1,11 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "gyre/encoder.h"
 #include "gyre/kv_format.h"
-#include "gyre/ops.h"
+#include "gyre/kv_write.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -16,8 +15,8 @@ enum class HadamardDirection : uint8_t { forward, inverse };
 enum class HadamardSigns : uint8_t { none, native, compat };
 
 struct HadamardInputs {
-  Tensor x;    // [rows..., head_dim] of rank 1 to 3, f32, f16 or bf16, head_dim contiguous
-  Tensor out;  // like x; may be x itself
+  Tensor x{};    // [rows..., head_dim] of rank 1 to 3, f32, f16 or bf16, head_dim contiguous
+  Tensor out{};  // like x; may be x itself
 };
 
 struct HadamardOptions {
@@ -31,10 +30,10 @@ struct HadamardOptions {
 void hadamard(Encoder& encoder, const HadamardInputs& inputs, const HadamardOptions& options = {});
 
 struct KvQuantizeInputs {
-  Tensor k;          // [tokens, kv_heads, head_dim], f32, f16 or bf16
-  KvBuffer k_cache;  // any compressed format
-  Tensor v;          // undefined: K alone
-  KvBuffer v_cache;
+  Tensor k{};          // [tokens, kv_heads, head_dim], f32, f16 or bf16
+  KvBuffer k_cache{};  // any compressed format
+  Tensor v{};          // undefined: K alone
+  KvBuffer v_cache{};
 };
 
 // Compresses tokens into a cache. Positions, rings and ranges as in kv_copy; slots not named keep
@@ -42,13 +41,13 @@ struct KvQuantizeInputs {
 // compatibility formats do what the reference's f32 arithmetic does (docs/kv_formats.md): such a
 // row decodes to infinities and NaN, and sizes whose squares leave f32 are lost.
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& inputs,
-                 const KvCopyOptions& options = {});
+                 const KvWriteOptions& options = {});
 
 enum class KvDomain : uint8_t { restored, rotated };
 
 struct KvDequantizeInputs {
-  KvBuffer cache;  // any compressed format
-  Tensor out;      // [tokens, kv_heads, head_dim], f32, f16 or bf16
+  KvBuffer cache{};  // any compressed format
+  Tensor out{};      // [tokens, kv_heads, head_dim], f32, f16 or bf16
 };
 
 struct KvDequantizeOptions {
@@ -61,8 +60,8 @@ void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& inputs,
                    const KvDequantizeOptions& options = {});
 
 struct KvQuantizeTypes {
-  DType source;
-  KvFormat format;
+  DType source = DType::f32;
+  KvFormat format = KvFormat::f16;
 };
 
 }  // namespace gyre

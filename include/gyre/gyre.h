@@ -9,9 +9,10 @@
 #include "gyre/fence.h"        // IWYU pragma: export
 #include "gyre/graph.h"        // IWYU pragma: export
 #include "gyre/kv_cache.h"     // IWYU pragma: export
+#include "gyre/kv_copy.h"      // IWYU pragma: export
 #include "gyre/kv_format.h"    // IWYU pragma: export
 #include "gyre/kv_snapshot.h"  // IWYU pragma: export
-#include "gyre/ops.h"          // IWYU pragma: export
+#include "gyre/kv_write.h"     // IWYU pragma: export
 #include "gyre/rope.h"         // IWYU pragma: export
 #include "gyre/tensor.h"       // IWYU pragma: export
 #include "gyre/trace.h"        // IWYU pragma: export

@@ -4,8 +4,8 @@ namespace gyre::python {
 namespace {
 
 // Where tokens go: the options that kv_copy and kv_quantize share.
-KvCopyOptions copy_options(const char* what, uint64_t position, const std::string& cache,
-                           uint64_t source_begin, std::optional<uint64_t> tokens) {
+KvWriteOptions write_options(const char* what, uint64_t position, const std::string& cache,
+                             uint64_t source_begin, std::optional<uint64_t> tokens) {
   constexpr Choice<CacheKind> kKinds[] = {{"linear", CacheKind::linear}, {"ring", CacheKind::ring}};
   return {.position = position,
           .cache = choose(what, cache, kKinds),
@@ -20,8 +20,8 @@ void record_kv_copy(Encoder& encoder, const Operand& k, const Operand& k_cache,
   const Operands operand(encoder, "kv_copy");
   const KvCopyInputs inputs{operand("k", k), operand("k_cache", k_cache), operand("v", v),
                             operand("v_cache", v_cache)};
-  const KvCopyOptions options =
-      copy_options("kv_copy: cache", position, cache, source_begin, tokens);
+  const KvWriteOptions options =
+      write_options("kv_copy: cache", position, cache, source_begin, tokens);
   without_gil([&] { kv_copy(encoder, inputs, options); });
 }
 
@@ -32,8 +32,8 @@ void record_kv_quantize(Encoder& encoder, const Operand& k, const BoundKvBuffer&
   const Operands operand(encoder, "kv_quantize");
   const KvQuantizeInputs inputs{operand("k", k), k_cache.buffer, operand("v", v),
                                 v_cache != nullptr ? v_cache->buffer : KvBuffer{}};
-  const KvCopyOptions options =
-      copy_options("kv_quantize: cache", position, cache, source_begin, tokens);
+  const KvWriteOptions options =
+      write_options("kv_quantize: cache", position, cache, source_begin, tokens);
   without_gil([&] { kv_quantize(encoder, inputs, options); });
 }
 

@@ -1,7 +1,8 @@
+#include "gyre/kv_copy.h"
+
 #include <algorithm>
 #include <array>
 
-#include "gyre/ops.h"
 #include "ops/kv_range.h"
 #include "ops/table.h"
 #include "runtime/device_impl.h"
@@ -121,7 +122,7 @@ bool Device::supports(const KvCopyTypes& types) const {
   return impl_->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
 }
 
-void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvCopyOptions& options) {
+void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& options) {
   Recording recording(encoder, "kv_copy");
   require(in.k.defined(), "kv_copy: k is undefined");
   require(in.k_cache.defined(), "kv_copy: k_cache is undefined");

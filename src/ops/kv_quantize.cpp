@@ -154,7 +154,7 @@ bool Device::supports(const KvQuantizeTypes& types) const {
   return impl_->has(kKvQuantize.info, spec_key(spec));
 }
 
-void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvCopyOptions& options) {
+void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOptions& options) {
   Recording recording(encoder, "kv_quantize");
   const bool pair = in.v.defined();
   check_compressed("kv_quantize", "k_cache", in.k_cache);

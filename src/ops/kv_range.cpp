@@ -5,7 +5,7 @@
 namespace gyre {
 
 KvRange checked_kv_range(const char* op, uint64_t available, uint64_t capacity,
-                         const KvCopyOptions& options) {
+                         const KvWriteOptions& options) {
   require(options.cache <= CacheKind::ring, op, ": ", static_cast<uint32_t>(options.cache),
           " is not a kind of cache");
   require(options.source_begin <= available, op, ": source_begin must be at most the ", available,

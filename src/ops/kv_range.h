@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "gyre/ops.h"
+#include "gyre/kv_write.h"
 
 namespace gyre {
 
@@ -16,6 +16,6 @@ struct KvRange {
 // Source range, then capacity and position; all in 64 bits. More tokens than a ring has slots: only
 // the last ones survive, so only they are in the range.
 KvRange checked_kv_range(const char* op, uint64_t available, uint64_t capacity,
-                         const KvCopyOptions& options);
+                         const KvWriteOptions& options);
 
 }  // namespace gyre

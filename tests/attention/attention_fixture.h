@@ -209,7 +209,7 @@ class AttentionProblem {
              uint64_t position) const {
     if (tokens == 0) return;
     const Tensor source = tensor_of(device_, rows, {tokens, c_.kv_heads, cache.shape.head_dim});
-    const KvCopyOptions where{.position = position, .cache = CacheKind::ring};
+    const KvWriteOptions where{.position = position, .cache = CacheKind::ring};
     Encoder encoder(device_);
     if (!describe(cache.shape.format).compressed) {
       kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})}, where);

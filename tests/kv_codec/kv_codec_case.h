@@ -38,7 +38,7 @@ struct KvQuantizeCase {
   uint64_t heads = 2;
   KvStream k;
   std::optional<KvStream> v;
-  KvCopyOptions options;
+  KvWriteOptions options;
   KvValues values = KvValues::everyday;
 };
 

@@ -18,7 +18,7 @@ KvBuffer make_cache(FilledTensors& tensors, const KvShape& shape) {
 // A call that would be fine; each refusal changes one thing about it.
 struct Call {
   KvQuantizeInputs inputs;
-  KvCopyOptions options;
+  KvWriteOptions options;
 };
 
 Call good_call(FilledTensors& tensors) {

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-#include "gyre/ops.h"
+#include "gyre/kv_copy.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {
