@@ -11,14 +11,14 @@ namespace gyre {
 // Undefined tensors are left out. Keys are numbered from the oldest, 0, to the newest, length - 1;
 // the queries are the newest tokens: query i of T stands at key length - T + i.
 struct AttentionInputs {
-  Tensor q;          // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
-  KvBuffer k_cache;  // any format; heads is a multiple of its kv_heads
-  KvBuffer v_cache;  // any format, independent of K's; its head_dim may differ from K's
-  Tensor out;        // [tokens, heads, head_dim of V], f32, f16 or bf16
-  Tensor lse;        // [tokens, heads] f32: log of the softmax's denominator, the sink included
-  Tensor sinks;      // [heads] f32: one more logit per head, whose value is 0
-  Tensor slopes;     // [heads] f32: ALiBi; slope * (key - query) is added to the logit
-  Tensor tree;       // [tokens, tokens] u8: query i sees new token j if not 0; instead of causal
+  Tensor q{};          // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
+  KvBuffer k_cache{};  // any format; heads is a multiple of its kv_heads
+  KvBuffer v_cache{};  // any format, independent of K's; its head_dim may differ from K's
+  Tensor out{};        // [tokens, heads, head_dim of V], f32, f16 or bf16
+  Tensor lse{};        // [tokens, heads] f32: log of the softmax's denominator, the sink included
+  Tensor sinks{};      // [heads] f32: one more logit per head, whose value is 0
+  Tensor slopes{};     // [heads] f32: ALiBi; slope * (key - query) is added to the logit
+  Tensor tree{};       // [tokens, tokens] u8: query i sees new token j if not 0; instead of causal
 };
 
 struct AttentionOptions {
@@ -42,22 +42,22 @@ void attention(Encoder& encoder, const AttentionInputs& inputs, const AttentionO
 // `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split
 // without keys gives {0, -inf, 0}. Of the inputs, `out`, `lse` and `sinks` belong to the merge.
 struct AttentionPartialInputs {
-  Tensor q;
-  KvBuffer k_cache;
-  KvBuffer v_cache;
-  Tensor partial;  // f32, contiguous, attention_partial_shape()
-  Tensor slopes;
-  Tensor tree;
+  Tensor q{};
+  KvBuffer k_cache{};
+  KvBuffer v_cache{};
+  Tensor partial{};  // f32, contiguous, attention_partial_shape()
+  Tensor slopes{};
+  Tensor tree{};
 };
 
 void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,
                        const AttentionOptions& options);
 
 struct AttentionMergeInputs {
-  Tensor partial;  // [splits, tokens, heads, v_head_dim + 2]; from anywhere, in any number
-  Tensor out;
-  Tensor lse;
-  Tensor sinks;
+  Tensor partial{};  // [splits, tokens, heads, v_head_dim + 2]; from anywhere, in any number
+  Tensor out{};
+  Tensor lse{};
+  Tensor sinks{};
 };
 
 void attention_merge(Encoder& encoder, const AttentionMergeInputs& inputs);
@@ -66,10 +66,10 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& inputs);
 Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim);
 
 struct AttentionTypes {
-  DType q;
-  KvFormat k;
-  KvFormat v;
-  DType out;
+  DType q = DType::f32;
+  KvFormat k = KvFormat::f16;
+  KvFormat v = KvFormat::f16;
+  DType out = DType::f32;
 };
 
 }  // namespace gyre

@@ -23,18 +23,18 @@ struct DeviceOptions {
   uint32_t spin_us = 50;  // CPU: how long an idle worker polls before it sleeps
   // Freed memory kept for reuse, the rest goes back. None: 256 MiB on the CPU, all of it on a GPU,
   // where giving memory back waits for the work.
-  std::optional<uint64_t> pool_limit_bytes;
+  std::optional<uint64_t> pool_limit_bytes{};
   // CUDA: the folder of compiled kernels. Empty: gyre in $XDG_CACHE_HOME or ~/.cache; "off": none.
-  std::string kernel_cache;
+  std::string kernel_cache{};
   // CUDA: wait after each command, so that an error names the one that failed. Slow.
   bool check_each_launch = false;
 };
 
 struct DeviceInfo {
-  std::string name;         // what Device::open takes: "cpu", "cuda:0", "metal"
-  bool available = false;   // false: `reason` says why
-  std::string reason;       // empty when available
-  std::string description;  // the processor, and what the kernels use of it
+  std::string name{};         // what Device::open takes: "cpu", "cuda:0", "metal"
+  bool available = false;     // false: `reason` says why
+  std::string reason{};       // empty when available
+  std::string description{};  // the processor, and what the kernels use of it
   uint32_t compute_units = 0;
   uint64_t memory_bytes = 0;
 };
@@ -47,8 +47,8 @@ struct MemoryUse {
 };
 
 struct KernelDescription {
-  std::string name;
-  std::string args;  // "k read, k_cache write, ..."
+  std::string name{};
+  std::string args{};  // "k read, k_cache write, ..."
   uint32_t params_bytes = 0;
   uint32_t variants = 0;  // how many specs this device runs
   uint32_t loaded = 0;    // how many of them have been built so far

@@ -23,7 +23,7 @@ struct KvLayer {
 
 // The usual choices for a whole model, for kv_layers().
 struct KvPolicy {
-  KvLayer layer;                         // most layers
+  KvLayer layer{};                       // most layers
   uint64_t edge_layers = 0;              // so many layers at each end ...
   KvFormat edge_format = KvFormat::tq8;  // ... are stored in this
   uint64_t window = 0;                   // keys that window layers see
@@ -43,12 +43,12 @@ struct KvCacheOptions {
 };
 
 struct AttendInputs {
-  Tensor q;    // [tokens, heads, head_dim]: the newest tokens
-  Tensor out;  // [tokens, heads, head_dim of V]
-  Tensor lse;  // the rest as in AttentionInputs
-  Tensor sinks;
-  Tensor slopes;
-  Tensor tree;
+  Tensor q{};    // [tokens, heads, head_dim]: the newest tokens
+  Tensor out{};  // [tokens, heads, head_dim of V]
+  Tensor lse{};  // the rest as in AttentionInputs
+  Tensor sinks{};
+  Tensor slopes{};
+  Tensor tree{};
 };
 
 struct AttendOptions {
@@ -60,10 +60,10 @@ struct AttendOptions {
 
 // What is really stored.
 struct KvLayerInfo {
-  KvLayer layer;
-  uint64_t slots = 0;  // of the body: capacity, or the ring of a window
-  uint64_t bytes = 0;  // sinks and tail included
-  std::string kernel;  // what attends over it on this device; decoding may have one of its own
+  KvLayer layer{};
+  uint64_t slots = 0;    // of the body: capacity, or the ring of a window
+  uint64_t bytes = 0;    // sinks and tail included
+  std::string kernel{};  // what attends over it on this device; decoding may have one of its own
 };
 
 // The KV cache of a model, or of one layer. It owns the memory and decides what lies where; how

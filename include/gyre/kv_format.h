@@ -49,7 +49,7 @@ constexpr uint32_t kKvSignsVersion = 1;  // of the sign generator, the one this 
 // Travels with the data: what a reader must know to decode it.
 struct KvFormatInfo {
   KvFormat format = KvFormat::f16;
-  std::string_view name;
+  std::string_view name{};
   uint32_t bits = 16;  // stored per coordinate
   bool compressed = false;
   KvPacking packing = KvPacking::dense;
@@ -75,9 +75,9 @@ struct KvShape {
 
 // One of the two halves of a KV cache: memory and what it means. Copying copies handles.
 struct KvBuffer {
-  KvShape shape;
-  Tensor codes;   // dense: [kv_heads, capacity, head_dim]; else u8, see docs/kv_formats.md
-  Tensor scales;  // undefined for dense formats
+  KvShape shape{};
+  Tensor codes{};   // dense: [kv_heads, capacity, head_dim]; else u8, see docs/kv_formats.md
+  Tensor scales{};  // undefined for dense formats
 
   // Zero-filled. Refuses head dims the format cannot store.
   static KvBuffer allocate(const Device& device, const KvShape& shape);

@@ -42,12 +42,12 @@ struct KvSnapshotSlots {
 // What a snapshot says about itself. docs/snapshots.md draws the bytes.
 struct KvSnapshotInfo {
   uint32_t version = kKvSnapshotVersion;
-  KvCacheOptions options;              // of the cache that was saved
-  std::vector<KvSnapshotSlots> slots;  // of each layer
-  uint64_t length = 0;                 // keys
-  uint64_t tail = 0;                   // keys from here on are in the tails
-  uint64_t peak = 0;                   // longest since the cache was cleared: how far rings wrapped
-  std::vector<KvSnapshotSection> sections;
+  KvCacheOptions options{};              // of the cache that was saved
+  std::vector<KvSnapshotSlots> slots{};  // of each layer
+  uint64_t length = 0;                   // keys
+  uint64_t tail = 0;                     // keys from here on are in the tails
+  uint64_t peak = 0;  // longest since the cache was cleared: how far rings wrapped
+  std::vector<KvSnapshotSection> sections{};
   uint64_t header_bytes = 0;
   uint64_t file_bytes = 0;
 };

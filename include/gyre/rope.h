@@ -29,15 +29,15 @@ enum class RopeMode : uint8_t {
 enum class RopeSpan : uint8_t { rotary_dim, head_dim };
 
 struct RopeInputs {
-  Tensor x;          // [tokens, heads, head_dim], f32, f16 or bf16; head_dim contiguous
-  Tensor positions;  // i32 (or u32), shape by mode
-  Tensor out;        // like x, any float dtype; may be x itself
-  Tensor k;  // a second tensor rotated by the same angles in the same dispatch, heads may differ
-  Tensor k_out;        // undefined with k
-  Tensor frequencies;  // radians per position for each pair: f32 [pairs], or exact, from
-                       // rope_table(); undefined: made from options.base
-  Tensor factors;      // f32 [pairs]: each frequency is divided by its factor; undefined: none. An
-                       // exact table must then hold less than half a turn per position
+  Tensor x{};          // [tokens, heads, head_dim], f32, f16 or bf16; head_dim contiguous
+  Tensor positions{};  // i32 (or u32), shape by mode
+  Tensor out{};        // like x, any float dtype; may be x itself
+  Tensor k{};  // a second tensor rotated by the same angles in the same dispatch, heads may differ
+  Tensor k_out{};        // undefined with k
+  Tensor frequencies{};  // radians per position for each pair: f32 [pairs], or exact, from
+                         // rope_table(); undefined: made from options.base
+  Tensor factors{};  // f32 [pairs]: each frequency is divided by its factor; undefined: none. An
+                     // exact table must then hold less than half a turn per position
   // Where a frequency, divided by its factor, is not finite, the pair becomes NaN; an infinite
   // factor stops it.
 };
@@ -45,7 +45,7 @@ struct RopeInputs {
 struct RopeOptions {
   RopePairing pairing = RopePairing::split_half;
   RopeMode mode = RopeMode::plain;
-  std::optional<uint32_t> rotary_dim;  // coordinates that turn, from 2 on; unset: the whole head
+  std::optional<uint32_t> rotary_dim{};  // coordinates that turn, from 2 on; unset: the whole head
   // split_half: the partner is half of this away. Hugging Face and ggml: rotary_dim.
   RopeSpan partner = RopeSpan::rotary_dim;
   // Pair p turns by base^(-2p / this). Ignored with `frequencies` and in the vision modes, which
@@ -66,17 +66,17 @@ struct RopeOptions {
 void rope(Encoder& encoder, const RopeInputs& inputs, const RopeOptions& options = {});
 
 struct NormRopeInputs {
-  Tensor x;  // as in RopeInputs
-  Tensor positions;
-  Tensor out;
-  Tensor weight;  // f32, f16 or bf16 [head_dim]; undefined: 1, and nothing is added to it
-  Tensor second;  // a second output, another dtype or layout; undefined: none
-  Tensor k;       // heads of K, with their own weight and second output, or without
-  Tensor k_out;
-  Tensor k_weight;
-  Tensor k_second;
-  Tensor frequencies;
-  Tensor factors;
+  Tensor x{};  // as in RopeInputs
+  Tensor positions{};
+  Tensor out{};
+  Tensor weight{};  // f32, f16 or bf16 [head_dim]; undefined: 1, and nothing is added to it
+  Tensor second{};  // a second output, another dtype or layout; undefined: none
+  Tensor k{};       // heads of K, with their own weight and second output, or without
+  Tensor k_out{};
+  Tensor k_weight{};
+  Tensor k_second{};
+  Tensor frequencies{};
+  Tensor factors{};
 };
 
 struct NormRopeOptions {
@@ -91,8 +91,8 @@ struct NormRopeOptions {
 void norm_rope(Encoder& encoder, const NormRopeInputs& inputs, const NormRopeOptions& options = {});
 
 struct RopeTypes {
-  DType x;
-  DType out;
+  DType x = DType::f32;
+  DType out = DType::f32;
 };
 
 // Scaling of frequencies, in the words of a model's config ("rope_scaling").
@@ -109,14 +109,14 @@ struct RopeConfig {
   double high_freq_factor = 4.0;                // llama3
   double beta_fast = 32.0;                      // yarn, at least beta_slow
   double beta_slow = 1.0;                       // yarn
-  std::optional<double> attention_factor;       // yarn; computed if absent
-  std::optional<double> mscale;                 // yarn (DeepSeek)
-  std::optional<double> mscale_all_dim;         // yarn (DeepSeek)
+  std::optional<double> attention_factor{};     // yarn; computed if absent
+  std::optional<double> mscale{};               // yarn (DeepSeek)
+  std::optional<double> mscale_all_dim{};       // yarn (DeepSeek)
   bool truncate = true;                         // yarn: whole numbers as ends of the ramp
 };
 
 struct RopeFrequencies {
-  std::vector<double> inverse;    // radians per position, one per pair
+  std::vector<double> inverse{};  // radians per position, one per pair
   double attention_factor = 1.0;  // for RopeOptions::magnitude
 };
 

@@ -15,13 +15,13 @@ struct TraceSpan {
 };
 
 struct TraceEvent {
-  std::string kernel;
+  std::string kernel{};
   uint64_t spec = 0;
-  std::string shape;
+  std::string shape{};
   bool barrier = false;     // waited for the commands before it
   uint64_t submission = 0;  // counts submits and replays
   uint32_t command = 0;     // position in the submitted list
-  std::vector<TraceSpan> spans;
+  std::vector<TraceSpan> spans{};
 
   uint64_t begin_ns() const;
   uint64_t duration_ns() const;  // first begin to last end
