@@ -8,10 +8,10 @@
 namespace gyre {
 namespace {
 
-constexpr KvFormatInfo native(KvFormat format, std::string_view name, uint32_t bits) {
+constexpr KvFormatInfo native(KvFormat format, std::string_view name) {
   return {format,
           name,
-          bits,
+          abi::kv_bits(static_cast<uint32_t>(format)),
           true,
           KvPacking::planes,
           KvScaleKind::u8e8,
@@ -29,21 +29,21 @@ constexpr KvFormatInfo dense(KvFormat format, std::string_view name, uint32_t bi
 
 static_assert(kKvSignsVersion == abi::kKvSignsVersion);
 
-constexpr std::array<KvFormatInfo, 13> kFormats = {{
+constexpr auto kFormats = std::to_array<KvFormatInfo>({
     dense(KvFormat::f32, "f32", 32),
     dense(KvFormat::f16, "f16", 16),
     dense(KvFormat::bf16, "bf16", 16),
-    native(KvFormat::tq2, "tq2", 2),
-    native(KvFormat::tq3, "tq3", 3),
-    native(KvFormat::tq4, "tq4", 4),
-    native(KvFormat::tq5, "tq5", 5),
-    native(KvFormat::tq6, "tq6", 6),
-    native(KvFormat::tq8, "tq8", 8),
+    native(KvFormat::tq2, "tq2"),
+    native(KvFormat::tq3, "tq3"),
+    native(KvFormat::tq4, "tq4"),
+    native(KvFormat::tq5, "tq5"),
+    native(KvFormat::tq6, "tq6"),
+    native(KvFormat::tq8, "tq8"),
     compat(KvFormat::compat4, "compat4", 4),
     compat(KvFormat::compat5, "compat5", 8),
     compat(KvFormat::compat6, "compat6", 8),
     compat(KvFormat::compat8, "compat8", 8),
-}};
+});
 
 bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
 
