@@ -28,8 +28,15 @@ TaskFn with_format(std::integer_sequence<uint32_t, kFormats...> /*all*/, uint32_
    ...);
   return found;
 }
-using Native = std::integer_sequence<uint32_t, 16, 17, 18, 19, 20, 21>;
-using Compressed = std::integer_sequence<uint32_t, 16, 17, 18, 19, 20, 21, 32, 33, 34, 35>;
+template <uint32_t kFirst, uint32_t... kOffsets, uint32_t... kMore>
+constexpr auto formats_from(std::integer_sequence<uint32_t, kOffsets...> /*native*/,
+                            std::integer_sequence<uint32_t, kMore...> /*others*/) {
+  return std::integer_sequence<uint32_t, (kFirst + kOffsets)..., kMore...>();
+}
+using AllNative = std::make_integer_sequence<uint32_t, abi::kLastNative - abi::kFirstNative + 1>;
+using Compressed = decltype(formats_from<abi::kFirstNative>(
+    AllNative(),
+    std::integer_sequence<uint32_t, abi::kCompat4, abi::kCompat5, abi::kCompat6, abi::kCompat8>()));
 
 template <class Run>
 TaskFn with_float(uint32_t dtype, const Run& run) {

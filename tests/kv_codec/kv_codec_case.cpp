@@ -229,7 +229,7 @@ std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
 }
 
 reference::KvCoder coder_of(KvFormat format, KvRole role) {
-  return reference::kv_coder(describe(format).bits, role == KvRole::v);
+  return reference::kv_coder(name(format), role == KvRole::v);
 }
 
 KvPlaces places_of(const KvShape& shape) {

@@ -10,6 +10,9 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace gyre::reference {
@@ -18,9 +21,9 @@ namespace gyre::reference {
 struct KvCoder {
   uint32_t bits = 4;
   uint32_t low_bits = 4;        // of the first plane; the rest are the second
-  std::vector<int> magnitudes;  // 2 to 4 bits
+  std::vector<int> magnitudes;  // none: integers, odd ones below 8 bits
   double best_factor = 0;       // magnitudes times this fit N(0,1) best
-  double error = 0;             // that they then have; above 4 bits nobody asks
+  double error = 0;             // that they then have; of integers nobody asks
   bool values = false;
 
   float top() const { return bits == 8 ? 127.0f : static_cast<float>(1 << (bits - 1)); }
@@ -28,20 +31,17 @@ struct KvCoder {
   float stretch() const { return values ? static_cast<float>(1 / std::sqrt(1 - error)) : 1.0f; }
 };
 
-inline KvCoder kv_coder(uint32_t bits, bool values = false) {
-  switch (bits) {
-    case 2:
-      return {2, 2, {36, 120}, 0.01258624817301284, 0.117481911838059115, values};
-    case 3:
-      return {3, 2, {10, 31, 55, 88}, 0.0244461383835827, 0.0345485776769533953, values};
-    case 4:
-      return {4,     4, {5, 15, 25, 37, 49, 63, 81, 107}, 0.025559356256893873, 0.00953290924499739,
-              values};
-    case 8:
-      return {8, 8, {}, 0, 0, values};
-    default:
-      return {bits, 4, {}, 0, 0, values};
-  }
+inline KvCoder kv_coder(std::string_view format, bool values = false) {
+  if (format == "tq2") return {2, 2, {36, 120}, 0.01258624817301284, 0.117481911838059115, values};
+  if (format == "tq3")
+    return {3, 2, {10, 31, 55, 88}, 0.0244461383835827, 0.0345485776769533953, values};
+  if (format == "tq4")
+    return {4,     4, {5, 15, 25, 37, 49, 63, 81, 107}, 0.025559356256893873, 0.00953290924499739,
+            values};
+  if (format == "tq5") return {5, 4, {}, 0, 0, values};
+  if (format == "tq6") return {6, 4, {}, 0, 0, values};
+  if (format == "tq8") return {8, 8, {}, 0, 0, values};
+  throw std::invalid_argument("no reference for the format " + std::string(format));
 }
 
 inline bool kv_flips(uint32_t coordinate) {
@@ -141,16 +141,16 @@ inline int kv_level_of(const KvCoder& coder, uint32_t code) {
   if (coder.bits == 8) return code < 128 ? static_cast<int>(code) : static_cast<int>(code) - 256;
   const int half = 1 << (coder.bits - 1);
   const int value = static_cast<int>(code);
-  if (coder.bits >= 5) return 2 * value + 1 - 2 * half;
+  if (coder.magnitudes.empty()) return 2 * value + 1 - 2 * half;
   return value < half ? coder.magnitudes[value] : -coder.magnitudes[value - half];
 }
 
 inline uint32_t kv_zero_code(const KvCoder& coder) {
-  return coder.bits == 5 || coder.bits == 6 ? 1u << (coder.bits - 1) : 0;
+  return coder.magnitudes.empty() && coder.bits != 8 ? 1u << (coder.bits - 1) : 0;
 }
 
 inline uint32_t kv_code_of(const KvCoder& coder, float y, float factor) {
-  if (coder.bits > 4) {
+  if (coder.magnitudes.empty()) {
     const float v = y * factor;
     const auto top = static_cast<int>(coder.top());
     if (coder.bits == 8) return std::clamp(static_cast<int>(std::ceil(v - 0.5f)), -top, top) & 255;
@@ -182,7 +182,7 @@ inline void kv_code_block(const KvCoder& coder, std::span<const float> y, size_t
     return;
   }
   float factor = 0;
-  if (coder.bits <= 4) {
+  if (!coder.magnitudes.empty()) {
     const auto gain = static_cast<float>(2 / coder.best_factor);
     factor = gain / std::sqrt(sum / static_cast<float>(y.size()));
   } else {

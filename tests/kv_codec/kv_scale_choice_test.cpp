@@ -52,7 +52,7 @@ enum class Scale {
   unbiased,     // ||x||^2 / <x, levels>
 };
 
-Rows rescaled(const Coded& cache, std::span<const float> x, Scale scale, uint32_t bits) {
+Rows rescaled(const Coded& cache, std::span<const float> x, Scale scale, KvFormat format) {
   Rows rows = cache.rows;
   for (uint64_t slot = 0; scale != Scale::shipped && slot < kKeys; ++slot) {
     double* const y = &rows[slot * kHeadDim];
@@ -61,7 +61,7 @@ Rows rescaled(const Coded& cache, std::span<const float> x, Scale scale, uint32_
       const double at = x[slot * kHeadDim + j];
       xx += at * at, xy += at * y[j], yy += y[j] * y[j];
     }
-    const double lloyd_max = reference::kv_coder(bits).best_factor *
+    const double lloyd_max = reference::kv_coder(name(format)).best_factor *
                              std::sqrt(xx / double{kHeadDim}) / cache.scales[slot];
     const double factor = scale == Scale::kept_length ? std::sqrt(xx / yy)
                           : scale == Scale::lloyd_max ? lloyd_max
@@ -116,8 +116,7 @@ double key_error(KvFormat format, Scale scale) {
     const auto keys = gaussian_rows(kKeys, kHeadDim, 10 * i + 1);
     const Rows values = wide(gaussian_rows(kKeys, kHeadDim, 10 * i + 2));
     const Rows queries = wide(gaussian_rows(kQueries, kHeadDim, 10 * i + 3));
-    const Rows coded_keys =
-        rescaled(coded(format, KvRole::k, keys), keys, scale, describe(format).bits);
+    const Rows coded_keys = rescaled(coded(format, KvRole::k, keys), keys, scale, format);
     error += squared_error(outputs(probabilities(queries, coded_keys), values),
                            outputs(probabilities(queries, wide(keys)), values));
   }
@@ -136,8 +135,7 @@ double value_error(KvFormat format, Scale scale, float mean, bool uniform) {
     const Rows p = uniform ? Rows(kKeys, 1 / double{kKeys})
                            : probabilities(wide(gaussian_rows(kQueries, kHeadDim, 10 * i + 6)),
                                            wide(gaussian_rows(kKeys, kHeadDim, 10 * i + 7)));
-    const Rows coded_values =
-        rescaled(coded(format, KvRole::v, values), values, scale, describe(format).bits);
+    const Rows coded_values = rescaled(coded(format, KvRole::v, values), values, scale, format);
     error += squared_error(outputs(p, coded_values), outputs(p, wide(values)));
   }
   return error / kCaches;

@@ -8,10 +8,12 @@
 #include <ostream>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "abi/kv_codec.h"
 #include "abi/kv_compat.h"
+#include "format_classes.h"
 #include "kv_codec/kv_compat_reference.h"
 
 namespace gyre::test {
@@ -105,11 +107,15 @@ std::ostream& operator<<(std::ostream& out, const NativeTable& table) {
 
 class NativeTables : public testing::TestWithParam<NativeTable> {};
 
+reference::KvCoder coder_of(const NativeTable& table, bool values = false) {
+  return reference::kv_coder("tq" + std::to_string(table.bits), values);
+}
+
 TEST_P(NativeTables, AreTheBestRoundingOfLloydMax) {
   const Levels best = best_rounding(GetParam().bits);
   const Levels shipped(GetParam().levels.begin(), GetParam().levels.end());
   EXPECT_EQ(shipped, best);
-  EXPECT_EQ(reference::kv_coder(GetParam().bits).magnitudes, best);
+  EXPECT_EQ(coder_of(GetParam()).magnitudes, best);
 }
 
 TEST_P(NativeTables, ThresholdsAreTheSumsOfNeighbours) {
@@ -125,7 +131,7 @@ TEST_P(NativeTables, GainIsTwiceTheBestFit) {
   const double factor =
       best_fit(shipped, reference::compat_centroids(bits).back() / shipped.back()).factor;
   EXPECT_EQ(gain, static_cast<float>(2 / factor)) << std::setprecision(17) << factor;
-  EXPECT_NEAR(factor, reference::kv_coder(bits).best_factor, 1e-15);
+  EXPECT_NEAR(factor, coder_of(GetParam()).best_factor, 1e-15);
 }
 
 TEST_P(NativeTables, ValueStretchIsWhatTheErrorTakesAway) {
@@ -134,9 +140,9 @@ TEST_P(NativeTables, ValueStretchIsWhatTheErrorTakesAway) {
   const double error = best_fit(shipped, 2 / table.gain).error;
   EXPECT_EQ(table.stretch, static_cast<float>(1 / std::sqrt(1 - error)))
       << std::setprecision(17) << error;
-  EXPECT_EQ(table.stretch, reference::kv_coder(table.bits, true).stretch());
-  EXPECT_EQ(1.0f, reference::kv_coder(table.bits).stretch());
-  EXPECT_NEAR(error, reference::kv_coder(table.bits).error, 1e-14);
+  EXPECT_EQ(table.stretch, coder_of(table, true).stretch());
+  EXPECT_EQ(1.0f, coder_of(table).stretch());
+  EXPECT_NEAR(error, coder_of(table).error, 1e-14);
 }
 
 // Rounding must not cost what Lloyd-Max gains: a tenth of a percent for integers, four times that
@@ -241,13 +247,13 @@ TEST(NativeThresholds, AreApartEnoughForTheCoder) {
 }
 
 TEST(NativeLevels, OfEveryCode) {
-  constexpr uint32_t kFormats[] = {abi::kTq2, abi::kTq3, abi::kTq4,
-                                   abi::kTq5, abi::kTq6, abi::kTq8};
-  for (const uint32_t format : kFormats) {
-    const reference::KvCoder coder = reference::kv_coder(abi::kv_bits(format));
+  for (const KvFormat native : native_formats()) {
+    const auto format = static_cast<uint32_t>(native);
+    const reference::KvCoder coder = reference::kv_coder(name(native));
+    EXPECT_EQ(abi::kv_bits(format), coder.bits);
     for (uint32_t code = 0; code < 1u << coder.bits; ++code) {
       EXPECT_EQ(abi::kv_level(format, code), reference::kv_level_of(coder, code))
-          << coder.bits << " " << code;
+          << name(native) << " " << code;
     }
     EXPECT_EQ(abi::kv_low_bits(format), coder.low_bits);
   }
