@@ -15,8 +15,8 @@ using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task,
                         uint32_t tasks) noexcept;
 
 // A row of the CPU's table. select: code for a spec on this machine, null if there is none.
-// tasks: how many pieces the work falls into; 0 when there is none, 1 when sharing it would cost
-// more than it saves. plan: as DeviceImpl::plan.
+// tasks: how many there are; 0 when there is no work, 1 when sharing it would cost more than it
+// saves. plan: as DeviceImpl::plan.
 struct CpuKernel {
   const KernelInfo* info;
   TaskFn (*select)(uint64_t spec);

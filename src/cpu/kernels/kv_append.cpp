@@ -9,6 +9,7 @@
 #include "abi/bytes_copy.h"
 #include "abi/kv_codec.h"
 #include "abi/kv_extend.h"
+#include "abi/kv_walk.h"
 #include "cpu/kernels.h"
 #include "cpu/kernels/select.h"
 
@@ -36,7 +37,7 @@ struct Append {
   const uint64_t* args;
   abi::KvState state;
   abi::KvKeys entering;
-  uint64_t first_tile, tiles, all_tiles;
+  uint64_t first_slot, first_tile, tiles, all_tiles;
 
   Append(const abi::KvAppendParams& params, const uint64_t* arguments)
       : p(params), args(arguments), state(*pointer<const abi::KvState>(arguments[0])) {
@@ -46,7 +47,7 @@ struct Append {
     entering = abi::kv_entering_keys(p.places, state);
     const uint64_t capacity = p.places.body_capacity, count = entering.end - entering.begin;
     all_tiles = (capacity + abi::kKvTile - 1) / abi::kKvTile;
-    const uint64_t first_slot = (entering.begin - p.places.sinks) % capacity;
+    first_slot = abi::kv_slot(entering.begin - p.places.sinks, capacity);
     first_tile = first_slot / abi::kKvTile;
     // A run that may wrap, never one tile twice.
     const bool cut = first_slot + count > capacity && capacity % abi::kKvTile != 0;
@@ -68,7 +69,7 @@ struct Append {
     return at.source + (key - state.start) * p.stream[stream].source_token_stride;
   }
   std::byte* in_tail(const StreamPlaces& at, uint64_t stream, uint64_t key) const {
-    return at.tail + key % p.places.tail_capacity * row_bytes(stream);
+    return at.tail + abi::kv_slot(key, p.places.tail_capacity) * row_bytes(stream);
   }
   uint64_t row_bytes(uint64_t stream) const {
     return p.stream[stream].body.head_dim * sizeof(Half);
@@ -111,7 +112,6 @@ void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index,
   const StreamPlaces at = a.places(stream, head);
   const uint64_t tile = (a.first_tile + index) % a.all_tiles, capacity = a.p.places.body_capacity;
   const uint64_t count = a.entering.end - a.entering.begin;
-  const uint64_t first_slot = (a.entering.begin - a.p.places.sinks) % capacity;
   KvTileJob fresh;
   fresh.head = &dims;
   fresh.stream = stream;
@@ -122,7 +122,8 @@ void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index,
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     const uint64_t place = tile * abi::kKvTile + slot;
     if (place >= capacity) break;
-    const uint64_t nth = place >= first_slot ? place - first_slot : place + capacity - first_slot;
+    const uint64_t nth =
+        place >= a.first_slot ? place - a.first_slot : place + capacity - a.first_slot;
     if (nth >= count) continue;
     const uint64_t key = a.entering.begin + nth;
     KvTileJob& job = key < a.state.start ? leaving : fresh;

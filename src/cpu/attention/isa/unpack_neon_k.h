@@ -32,7 +32,7 @@ struct OneByOne {
 
 // Chunk `chunk` of two rows of K, 64 coordinates: levels<j>() gives the 16 from 16 j on, in the
 // order of Bytes. Rows have whole groups of 16 bytes.
-// By the bits of a format's two planes.
+// Specialised by the bits of a format's two planes.
 template <class Bytes, uint32_t kFormat, uint32_t kLow = abi::kv_low_bits(kFormat),
           uint32_t kHigh = abi::kv_high_bits(kFormat)>
 struct KeyPair;

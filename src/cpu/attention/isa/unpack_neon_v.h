@@ -22,12 +22,12 @@ inline int8x16_t zip2_16(int8x16_t a, int8x16_t b) {
 // Order of 64 levels in four vectors, for MMA: v[i] holds the eight tokens of coordinate 2i, then
 // those of 2i + 1.
 struct EightTokens {
-  // From four coordinates of the first four tokens and of the last four.
+  // Takes four coordinates of the first four tokens, and of the last four.
   static void join(int8x16_t early, int8x16_t late, int8x16_t* v) {
     v[0] = zip1_32(early, late);
     v[1] = zip2_32(early, late);
   }
-  // From four coordinates, each with its eight tokens.
+  // Takes four coordinates, each with its eight tokens.
   static void arrange(int8x16_t first, int8x16_t second, int8x16_t* v) {
     v[0] = first;
     v[1] = second;
@@ -89,7 +89,7 @@ inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int
   Order::join(zip2_16(t01, t23), zip2_16(t45, t67), v + 2);
 }
 
-// By the bits of a format's two planes.
+// Specialised by the bits of a format's two planes.
 template <class Order, uint32_t kFormat, uint32_t kLow = abi::kv_low_bits(kFormat),
           uint32_t kHigh = abi::kv_high_bits(kFormat)>
 struct ValueTile;

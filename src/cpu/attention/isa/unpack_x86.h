@@ -24,13 +24,16 @@ constexpr ByteTable repeat_table(const At& at) {
   return table;
 }
 
-// Levels by their low plane (tq3: by the whole code), plus a bias; for 5 and 6 bits 32 times the
-// high plane comes on top.
+// Whether a table of 16 has every level; else it goes by the low plane, and 32 times the high plane
+// comes on top.
+template <uint32_t kFormat>
+inline constexpr bool kInTable = abi::kv_bits(kFormat) <= 4;
+
+// Levels plus a bias.
 template <uint32_t kFormat, int32_t kBias>
-inline constexpr ByteTable kLevels = repeat_table([](uint32_t code) {
-  return abi::kv_level(
-             kFormat, code & ((1u << (kFormat == abi::kTq3 ? 3 : abi::kv_low_bits(kFormat))) - 1)) +
-         kBias;
+inline constexpr ByteTable kLevels = repeat_table([](uint32_t index) {
+  constexpr uint32_t kBits = kInTable<kFormat> ? abi::kv_bits(kFormat) : abi::kv_low_bits(kFormat);
+  return abi::kv_level(kFormat, index & ((1u << kBits) - 1)) + kBias;
 });
 
 // 32 bytes: 32 levels of K, or 8 coordinates of V.
@@ -147,8 +150,8 @@ struct Avx512 {
 template <class Simd, uint32_t kFormat, int32_t kBias>
 inline typename Simd::V join_planes(typename Simd::V low, typename Simd::V high) {
   constexpr const ByteTable& kTable = kLevels<kFormat, kBias>;
-  if constexpr (kFormat == abi::kTq3)
-    return Simd::look_up(kTable, Simd::bit_or(low, Simd::left16(high, 2)));
+  if constexpr (kInTable<kFormat>)
+    return Simd::look_up(kTable, Simd::bit_or(low, Simd::left16(high, abi::kv_low_bits(kFormat))));
   return Simd::add_bytes(Simd::look_up(kTable, low), Simd::left16(high, 5));
 }
 
@@ -164,7 +167,7 @@ template <class Simd, uint32_t kFormat, int32_t kBias>
 inline typename Simd::V unpack_k(const uint8_t* row, size_t head_dim, size_t chunk) {
   static_assert(kBias == 0 || kBias == 128);
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  if constexpr (kFormat == abi::kTq8) {
+  if constexpr (kLow == 8) {
     const auto levels = Simd::load(row + chunk * sizeof(typename Simd::V));
     return kBias == 0 ? levels : Simd::bit_xor(levels, Simd::bytes_of(0x80));
   } else if constexpr (kHigh == 0) {
@@ -200,7 +203,7 @@ inline void unpack_v(const uint8_t* tile, size_t head_dim, size_t c, size_t coor
                      typename Simd::V (&v)[2]) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   const uint8_t* const low_plane = tile + c * kLow;
-  if constexpr (kFormat == abi::kTq8) {
+  if constexpr (kLow == 8) {
     Simd::split_tokens(low_plane, coordinates, v);
   } else {
     for (size_t half = 0; half < 2; ++half) {
