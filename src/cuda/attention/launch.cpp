@@ -47,18 +47,17 @@ PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   return first_plan(p, most, most);
 }
 
-// Whether the kernel's text has such a variant, whatever the GPU.
-bool is_decode(const abi::AttentionDecodeSpec& s) {
-  if (s.cluster != 1 && s.cluster != kDecodePair && s.cluster != kDecodeCluster) return false;
-  return decode_block_rows(s.v_format, s.head_dim, s.rows) == s.rows &&
-         decode_stage(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster).fits;
+// `fits` is false where the kernel's text has no such variant, whatever the GPU.
+DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
+  if (s.cluster != 1 && s.cluster != kDecodePair && s.cluster != kDecodeCluster) return {};
+  if (s.head_dim == 0 || s.rows == 0) return {};
+  if (decode_block_rows(s.v_format, s.head_dim, s.rows) != s.rows) return {};
+  return decode_shared_layout(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster);
 }
 
-DecodeBlock plan_of(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
-  const uint32_t k = s.k_format, v = s.v_format;
-  return decode_block(decode_shared_layout(k, v, s.head_dim, s.rows, s.cluster),
-                      decode_most_warps(k, v, s.head_dim, s.rows, s.cluster),
-                      limits.shared_bytes_per_block, share_of(limits, 2) + 1);
+DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits) {
+  return decode_block(layout, decode_most_warps(layout), limits.shared_bytes_per_block,
+                      share_of(limits, 2) + 1);
 }
 
 }  // namespace
@@ -85,7 +84,7 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  if (!is_decode(s)) return "";
+  if (!layout_of(s).fits) return "";
   return join("gyre::cuda::attention_decode<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
               "u, ", uint32_t{s.head_dim}, "u, ", uint32_t{s.rows}, "u, ", uint32_t{s.cluster},
               "u>");
@@ -93,19 +92,20 @@ std::string name_attention_decode(uint64_t spec) {
 
 bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  if (!is_decode(s) || (s.cluster > 1 && limits.arch < 90)) return false;
-  return plan_of(s, limits).warps != 0;
+  if (s.cluster > 1 && limits.arch < 90) return false;
+  const DecodeSharedLayout layout = layout_of(s);
+  return layout.fits && block_of(layout, limits).warps != 0;
 }
 
 Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  const DecodeBlock plan = plan_of(s, limits);
+  const DecodeBlock block = block_of(layout_of(s), limits);
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;
   return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
            static_cast<uint32_t>(p.kv_heads)},
-          plan.warps * 32,
-          plan.bytes};
+          block.warps * 32,
+          block.bytes};
 }
 
 std::string name_attention_merge(uint64_t spec) {

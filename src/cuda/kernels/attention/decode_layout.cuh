@@ -128,6 +128,7 @@ constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 // warp, an exchange buffer for the scores of warps that share keys, and a ring of stages per warp.
 // A warp's partial sums overwrite its ring at the end.
 struct DecodeSharedLayout {
+  bool fits;                                             // as DecodeStage::fits
   uint32_t queries, staging, transpose, exchange, ring;  // offsets
   uint32_t transpose_bytes, exchange_bytes;              // of one warp
   uint32_t warps;                                        // that the registers are enough for
@@ -153,6 +154,7 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32
   DecodeSharedLayout a = {};
   const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
   const DecodeStage stage = decode_stage(k, v, head_dim, rows, cluster);
+  a.fits = stage.fits;
   a.queries = kDecodeStateBytes;
   a.staging = a.queries +
               (k_levels ? head_dim / 32 * (rows / 4) * 256 : head_dim / 16 * eights(rows) * 512);
@@ -174,13 +176,15 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32
 
 // The most warps of a block that registers, and the shared memory of the largest GPU, allow.
 constexpr uint32_t kDecodeMostBytes = 227 << 10;
-constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
-                                     uint32_t cluster) {
-  const DecodeSharedLayout layout = decode_shared_layout(k, v, head_dim, rows, cluster);
+constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
   const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
   const uint32_t warps = by_keys < layout.warps ? by_keys : layout.warps;
   const uint32_t step = layout.warps_per_key > 2 ? layout.warps_per_key : 2;
   return warps <= 4 ? 4 : warps / step * step;
+}
+constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+                                     uint32_t cluster) {
+  return decode_most_warps(decode_shared_layout(k, v, head_dim, rows, cluster));
 }
 
 // As many stages as keep the memory busy: more bytes in flight make it slower, except where a warp

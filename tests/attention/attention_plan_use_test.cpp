@@ -1,0 +1,216 @@
+// What ops do with a plan, and the plans of a CPU.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attention/plan_device.h"
+#include "cpu/attention/planner.h"
+
+namespace gyre::test {
+namespace {
+
+using abi::AttentionKernel;
+using abi::AttentionReduce;
+
+TEST(AttentionPlan, ScratchHoldsCountersAndStates) {
+  CudaPlans plans(kH200);
+  plans.of({.keys = 32768, .formats = "tq4"});
+  EXPECT_EQ(plans.plan().scratch_floats, 8 * 16 + 16 * 32 * 130u);
+  EXPECT_EQ(plans.plan().fewest_split_keys, 128u);
+  plans.of({.formats = "tq4"});
+  EXPECT_EQ(plans.plan().scratch_floats, 0u);
+  plans.of({.formats = "f32"});
+  EXPECT_EQ(plans.plan().scratch_floats, 32 * 32 * 130u);
+}
+
+// The params' side of a plan.
+TEST(AttentionPlan, ParamsFollowThePlan) {
+  CudaPlans plans(kH200);
+  plans.of({.formats = "tq4"});
+  EXPECT_EQ(plans.impl().params().back().partial, abi::kAttentionWhole);
+  EXPECT_EQ(plans.impl().params().back().splits, 8u);
+  plans.of({.keys = 32768, .formats = "tq4"});
+  EXPECT_EQ(plans.impl().params().back().partial, abi::kAttentionMerged);
+  EXPECT_EQ(plans.impl().params().back().split_keys, 2048u);
+  plans.of({.formats = "f32"});
+  EXPECT_EQ(plans.impl().params().back().partial, abi::kAttentionPartial);
+  EXPECT_EQ(plans.impl().params().back().fewest_split_keys, 128u);
+  EXPECT_EQ(plans.impl().recorded().back()->kernel, &kAttentionMerge.info);
+}
+
+// Recording asks for the pipelines of its commands and for no other.
+TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
+  CudaPlans plans(kH200);
+  const auto cache_of = [&](const KvLayer& layer, uint64_t capacity) {
+    return KvCache(plans.device(),
+                   {.kv_heads = 8, .head_dim = 128, .capacity = capacity, .layers = {layer}});
+  };
+  const auto attend = [&](const KvCache& cache, uint64_t tokens) {
+    const Tensor q = plans.device().tensor(DType::f16, {tokens, 32, 128});
+    Encoder encoder(plans.device());
+    cache.attend(encoder, 0, {.q = q, .out = plans.device().tensor(DType::f16, q.shape())});
+    encoder.submit();
+  };
+  for (const char* formats : {"tq4", "f16", "f32"}) {
+    for (const uint64_t keys : {100, 4096, 32768}) plans.of({.keys = keys, .formats = formats});
+  }
+  plans.of({.formats = "tq8", .splits = 3});
+  const KvLayer plain{.k = KvFormat::tq4, .v = KvFormat::tq4};
+  const KvLayer ends{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sinks = 4};
+  for (const uint64_t tokens : {1, 17}) {
+    attend(cache_of(plain, 4096), tokens);
+    attend(cache_of(ends, 4096), tokens);
+  }
+  const auto distinct = [](const std::vector<const Pipeline*>& all) {
+    return std::set<const Pipeline*>(all.begin(), all.end());
+  };
+  EXPECT_EQ(plans.impl().recorded().size(), 23u);
+  EXPECT_EQ(distinct(plans.impl().asked()), distinct(plans.impl().recorded()));
+}
+
+// Sinks and tail are splits of their own, behind those of the body; one merge takes them all.
+TEST(AttentionPlan, SegmentsOfACache) {
+  CudaPlans plans(kH200);
+  const KvLayer layer{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sinks = 4};
+  const KvCache cache(plans.device(),
+                      {.kv_heads = 8, .head_dim = 128, .capacity = 4096, .layers = {layer}});
+  const Tensor q = plans.device().tensor(DType::f16, {1, 32, 128});
+  Encoder encoder(plans.device());
+  cache.attend(encoder, 0, {.q = q, .out = plans.device().tensor(DType::f16, q.shape())});
+  encoder.submit();
+  const auto& params = plans.impl().params();
+  ASSERT_EQ(params.size(), 3u);
+  for (const abi::AttentionParams& p : params) {
+    EXPECT_EQ(p.partial, abi::kAttentionPartial);
+    EXPECT_EQ(p.splits, p.segment == abi::kSegmentBody ? 16u : 1u);
+  }
+  EXPECT_EQ(plans.impl().recorded().back()->kernel, &kAttentionMerge.info);
+}
+
+// A kernel that reduces splits itself finds its counters as it left them, whatever other layers do.
+TEST(AttentionPlan, ScratchOfAKernelIsItsOwn) {
+  CudaPlans plans(kH200);
+  const KvLayer plain{.k = KvFormat::tq4, .v = KvFormat::tq4};
+  const KvLayer ends{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sinks = 4};
+  const KvCache cache(
+      plans.device(),
+      {.kv_heads = 8, .head_dim = 128, .capacity = 32768, .layers = {plain, ends, plain}});
+  const Tensor q = plans.device().tensor(DType::f16, {1, 32, 128});
+  Encoder encoder(plans.device());
+  for (uint64_t layer = 0; layer < 3; ++layer)
+    cache.attend(encoder, layer, {.q = q, .out = plans.device().tensor(DType::f16, q.shape())});
+  encoder.submit();
+  const std::vector<uint64_t>& at = plans.impl().partials();
+  ASSERT_EQ(at.size(), 5u);
+  EXPECT_EQ(text_of(plans.plan()), "decode 4 rows, 16 splits, in kernel");
+  EXPECT_EQ(at[4], at[0]);
+  const uint64_t scratch_bytes = plans.plan().scratch_floats * sizeof(float);
+  const uint64_t state_bytes = 18 * 32 * 130 * sizeof(float);
+  EXPECT_TRUE(at[1] >= at[0] + scratch_bytes || at[1] + state_bytes <= at[0]);
+  EXPECT_EQ(at[2] - at[1], 16 * 32 * 130 * sizeof(float));
+  EXPECT_EQ(at[3] - at[2], 32 * 130 * sizeof(float));
+}
+
+abi::AttentionProblem cpu_problem(uint64_t tokens, uint64_t heads, uint64_t kv_heads,
+                                  uint64_t keys) {
+  abi::AttentionProblem p{};
+  p.tokens = tokens, p.heads = heads, p.kv_heads = kv_heads;
+  p.capacity = p.keys = keys;
+  p.k.format = p.v.format = abi::kTq4;
+  p.k.head_dim = p.v.head_dim = 128;
+  p.out_dtype = static_cast<uint32_t>(DType::bf16);
+  return p;
+}
+
+abi::AttentionPlan cpu_plan(const abi::AttentionProblem& problem, uint32_t threads = 2) {
+  DeviceInfo device;
+  device.compute_units = threads;
+  abi::AttentionPlan plan{};
+  EXPECT_TRUE(cpu::plan_attention(&problem, device, &plan));
+  return plan;
+}
+
+// Towards 64 tiles of work, none below 1024 keys.
+TEST(CpuPlanner, Splits) {
+  struct Row {
+    uint64_t tokens, heads, kv_heads, keys, splits;
+  };
+  for (const Row& row : std::initializer_list<Row>{{1, 32, 8, 0, 1},
+                                                   {1, 32, 8, 1, 1},
+                                                   {1, 32, 8, 1024, 1},
+                                                   {1, 32, 8, 1025, 2},
+                                                   {1, 32, 8, 4096, 4},
+                                                   {1, 32, 8, 8192, 8},
+                                                   {1, 32, 8, 131072, 8},
+                                                   {1, 4, 1, 131072, 64},
+                                                   {1, 28, 4, 131072, 16},
+                                                   {1, 96, 24, 131072, 2},
+                                                   {1, 256, 64, 131072, 1},
+                                                   {1, 1024, 256, 131072, 1},
+                                                   {16, 32, 8, 131072, 8},   // 64 rows, a tile
+                                                   {17, 32, 8, 131072, 4},   // 68
+                                                   {128, 32, 8, 131072, 1},  // eight tiles
+                                                   {4096, 32, 8, 4096, 1}}) {
+    const abi::AttentionPlan plan =
+        cpu_plan(cpu_problem(row.tokens, row.heads, row.kv_heads, row.keys));
+    EXPECT_EQ(plan.splits, row.splits) << row.tokens << " tokens, " << row.heads << "/"
+                                       << row.kv_heads << " heads, " << row.keys << " keys";
+    EXPECT_EQ(plan.kernel, AttentionKernel::attention);
+    EXPECT_EQ(plan.reduce, row.splits == 1 ? AttentionReduce::none : AttentionReduce::separate);
+    EXPECT_EQ(plan.scratch_floats, row.splits == 1 ? 0 : row.splits * row.tokens * row.heads * 130);
+    EXPECT_EQ(plan.fewest_split_keys, 1024u);
+  }
+}
+
+TEST(CpuPlanner, DoesNotLookAtThreads) {
+  for (const uint64_t keys : {1, 3000, 131072}) {
+    const abi::AttentionProblem problem = cpu_problem(1, 32, 8, keys);
+    const std::string one = text_of(cpu_plan(problem, 1));
+    for (const uint32_t threads : {0, 3, 64, 1024})
+      EXPECT_EQ(text_of(cpu_plan(problem, threads)), one) << threads;
+  }
+}
+
+// What attention_partial's caller says; and whose states, which are f32.
+TEST(CpuPlanner, SpecsAndSplitsOfTheCaller) {
+  abi::AttentionProblem problem = cpu_problem(1, 32, 8, 4096);
+  const auto out_of = [](const abi::AttentionPlan& plan) {
+    return static_cast<DType>(spec_from_key<abi::AttentionSpec>(plan.spec).out_dtype);
+  };
+  EXPECT_EQ(out_of(cpu_plan(problem)), DType::f32);
+  problem.keys = 1000;
+  EXPECT_EQ(out_of(cpu_plan(problem)), DType::bf16);
+  problem.states = 1, problem.splits = 7, problem.out_dtype = 0;
+  const abi::AttentionPlan plan = cpu_plan(problem);
+  EXPECT_EQ(plan.splits, 7u);
+  EXPECT_EQ(plan.reduce, AttentionReduce::none);
+  EXPECT_EQ(plan.scratch_floats, 0u);
+}
+
+// A device without a planner keeps the op's default: the kernel for any shape, one split.
+TEST(NoPlanner, TheDefaultStands) {
+  const auto impl = std::make_shared<PlanDevice>(PlanDevice::Planner{});
+  const Device device(impl);
+  const Tensor q = device.tensor(DType::f16, {1, 32, 128});
+  const Tensor partial = device.tensor(DType::f32, attention_partial_shape(5, q.shape(), 128));
+  const KvBuffer k = KvBuffer::allocate(device, {KvFormat::tq4, KvRole::k, 8, 32768, 128});
+  const KvBuffer v = KvBuffer::allocate(device, {KvFormat::tq4, KvRole::v, 8, 32768, 128});
+  Encoder encoder(device);
+  attention(encoder,
+            {.q = q, .k_cache = k, .v_cache = v, .out = device.tensor(DType::f16, {1, 32, 128})},
+            {.length = 32768});
+  attention_partial(encoder, {.q = q, .k_cache = k, .v_cache = v, .partial = partial},
+                    {.length = 32768});
+  encoder.submit();
+  ASSERT_EQ(impl->recorded().size(), 2u);
+  for (const Pipeline* pipeline : impl->recorded()) EXPECT_EQ(pipeline->kernel, &kAttention.info);
+  EXPECT_EQ(impl->params()[0].splits, 1u);
+  EXPECT_EQ(impl->params()[0].partial, abi::kAttentionWhole);
+  EXPECT_EQ(impl->params()[1].splits, 5u);
+  EXPECT_EQ(impl->params()[1].partial, abi::kAttentionPartial);
+}
+
+}  // namespace
+}  // namespace gyre::test

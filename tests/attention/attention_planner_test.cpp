@@ -1,0 +1,254 @@
+// The plans of the CUDA planner, through the ops, without a GPU. What is pinned here was measured:
+// change it with figures.
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+
+#include "attention/plan_device.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr cuda::CudaLimits kH200{132, 227 << 10, 228 << 10, 90},
+    kA100{108, 163 << 10, 164 << 10, 80}, kSmall{84, 99 << 10, 100 << 10, 86},
+    kNewSmall{170, 99 << 10, 100 << 10, 120};
+
+constexpr const char* kAnyShape = "any shape, 32 splits, separate";
+
+struct Pinned {
+  uint64_t heads, kv_heads, head_dim, keys;
+  const char* formats;  // some, between spaces
+  const char* plan;
+};
+
+void expect_pinned(const cuda::CudaLimits& limits, std::initializer_list<Pinned> rows) {
+  CudaPlans plans(limits);
+  for (const Pinned& row : rows) {
+    std::istringstream formats(row.formats);
+    for (std::string format; formats >> format;) {
+      EXPECT_EQ(plans.of({row.heads, row.kv_heads, row.head_dim, row.keys, format.c_str()}),
+                row.plan)
+          << row.heads << "/" << row.kv_heads << "/" << row.head_dim << " " << row.keys << " keys, "
+          << format;
+    }
+  }
+}
+
+constexpr const char* kInCluster4 = "decode 4 rows, clusters of 8, 8 splits, in cluster";
+constexpr const char* kInCluster8 = "decode 8 rows, clusters of 8, 8 splits, in cluster";
+constexpr const char* kRows4 = "decode 4 rows, 16 splits, in kernel";
+constexpr const char* kRows8 = "decode 8 rows, 16 splits, in kernel";
+constexpr const char* kPairs4 = "decode 4 rows, clusters of 2, 16 splits, in kernel";
+constexpr const char* kPairs8 = "decode 8 rows, clusters of 2, 16 splits, in kernel";
+constexpr const char* kPairs12 = "decode 12 rows, clusters of 2, 16 splits, in kernel";
+constexpr const char* kPairs16 = "decode 16 rows, clusters of 2, 16 splits, in kernel";
+
+// Every row of `gyre bench attention --device cuda:0`: what the figures in docs/benchmarks.md were
+// measured with.
+TEST(CudaPlanner, BenchmarkShapesOnAnH200) {
+  constexpr const char* kLevels = "tq8 tq8+tq4 tq6 tq5 tq4 tq3 tq2";
+  expect_pinned(kH200, {
+                           {32, 8, 128, 4096, "f16 bf16", kInCluster8},
+                           {32, 8, 128, 4096, kLevels, kInCluster4},
+                           {32, 8, 128, 32768, "f16 bf16", kRows8},
+                           {32, 8, 128, 32768, kLevels, kRows4},
+                           {32, 8, 128, 131072, "f16 bf16", kRows8},
+                           {32, 8, 128, 131072, kLevels, kRows4},
+                           {16, 8, 256, 4096, "f16", kInCluster8},
+                           {16, 8, 256, 4096, "tq8", kInCluster4},
+                           {16, 8, 256, 4096, "tq4", kRows4},
+                           {16, 8, 256, 32768, "f16", kPairs8},
+                           {16, 8, 256, 32768, "tq8 tq4", kRows4},
+                           {16, 8, 256, 131072, "f16", kPairs8},
+                           {16, 8, 256, 131072, "tq8 tq4", kRows4},
+                           {1024, 256, 128, 4096, "f16", "decode 8 rows, 1 splits"},
+                           {1024, 256, 128, 4096, "tq8 tq4", "decode 4 rows, 1 splits"},
+                           {8, 8, 128, 32768, "f16", kRows8},
+                           {8, 8, 128, 32768, "tq8 tq4", kRows4},
+                           {16, 8, 128, 32768, "f16", kRows8},
+                           {16, 8, 128, 32768, "tq8 tq4", kRows4},
+                           {48, 8, 128, 32768, "f16 tq8 tq4", kRows8},
+                           {56, 8, 128, 32768, "f16 tq8 tq4", kRows8},
+                           {64, 8, 128, 32768, "f16 tq8 tq4", kRows8},
+                           {96, 8, 128, 32768, "f16", kPairs16},
+                           {96, 8, 128, 32768, "tq8 tq4", kPairs12},
+                           {128, 8, 128, 32768, "f16 tq8 tq4", kPairs16},
+                           {32, 8, 64, 65536, "f16", kRows8},
+                           {32, 8, 64, 65536, "tq8 tq4", kRows4},
+                           {32, 8, 512, 8192, "f16", kPairs8},
+                           {32, 8, 512, 8192, "tq8 tq4", kPairs4},
+                           {32, 8, 128, 32749, "f16", kRows8},
+                           {32, 8, 128, 32749, "tq8 tq4", kRows4},
+                       });
+}
+
+// Each row is one step beside the next.
+TEST(CudaPlanner, Thresholds) {
+  expect_pinned(
+      kH200, {
+                 // Bytes of a KV head that a cluster takes, where formats are whole bytes.
+                 {32, 8, 128, 8192, "f16", kInCluster8},
+                 {32, 8, 128, 8193, "f16", kRows8},
+                 {32, 8, 128, 16131, "tq8", kInCluster4},
+                 {32, 8, 128, 16132, "tq8", kRows4},
+                 // Codes that it takes, where they are unpacked, for four rows and for eight.
+                 {32, 8, 128, 6144, "tq4", kInCluster4},
+                 {32, 8, 128, 6145, "tq4", kRows4},
+                 {64, 8, 128, 3072, "tq8+tq4", kInCluster8},
+                 {64, 8, 128, 3073, "tq8+tq4", kRows8},
+                 // Keys that are worth more than one block.
+                 {32, 8, 128, 128, "tq4", "decode 4 rows, 1 splits"},
+                 {32, 8, 128, 129, "tq4", kInCluster4},
+                 // Clusters leave at most three quarters of the multiprocessors idle.
+                 {64, 16, 128, 2048, "tq4", kInCluster4},
+                 {68, 17, 128, 2048, "tq4", "decode 4 rows, 7 splits, in kernel"},
+                 {20, 5, 128, 2048, "tq4", kInCluster4},
+                 {16, 4, 128, 2048, "tq4", "decode 4 rows, 16 splits, in kernel"},
+                 {16, 4, 128, 8192, "tq4", "decode 4 rows, 33 splits, in kernel"},
+                 // Sums that make pairs pay, and an even number of splits.
+                 {96, 8, 128, 8192, "tq4", kPairs12},
+                 {64, 8, 128, 8192, "tq4", kRows8},
+                 {108, 9, 128, 8192, "tq4", "decode 12 rows, clusters of 2, 14 splits, in kernel"},
+                 {120, 10, 128, 8192, "tq4", "decode 12 rows, 13 splits, in kernel"},
+                 // Two splits where one per multiprocessor leaves many idle in the last wave.
+                 {200, 50, 128, 8192, "tq4", "decode 4 rows, 2 splits, in kernel"},
+                 {264, 66, 128, 8192, "tq4", "decode 4 rows, 2 splits, in kernel"},
+                 {268, 67, 128, 8192, "tq4", "decode 4 rows, 7 splits, in kernel"},
+                 {320, 80, 128, 8192, "tq4", "decode 4 rows, 3 splits, in kernel"},
+                 {528, 132, 128, 8192, "tq4", "decode 4 rows, 1 splits"},
+                 {472, 118, 128, 8192, "tq4", "decode 4 rows, 1 splits"},
+                 {532, 133, 128, 8192, "tq4", "decode 4 rows, 6 splits, in kernel"},
+                 {532, 133, 128, 512, "tq4", "decode 4 rows, 3 splits, in kernel"},
+             });
+}
+
+TEST(CudaPlanner, WhatAttentionDecodeTakes) {
+  CudaPlans plans(kH200);
+  const auto expect = [&](const PlanCase& p, const char* plan) {
+    EXPECT_EQ(plans.of(p), plan) << p.heads << "/" << p.kv_heads << "/" << p.head_dim << " "
+                                 << p.keys << " keys, " << p.formats;
+  };
+  expect({.heads = 128}, "decode 16 rows, clusters of 8, 8 splits, in cluster");
+  expect({.heads = 136}, kAnyShape);  // 17 rows
+  expect({.formats = "tq4", .tokens = 4}, kPairs16);
+  expect({.formats = "tq4", .tokens = 5}, kAnyShape);  // 20 rows
+  expect({.formats = "f16+tq4", .tokens = 4}, kPairs16);
+  expect({.tokens = 2},
+         kAnyShape);  // 16-bit values, which may be NaN, and rows that see different keys
+  expect({.formats = "tq4", .tokens = 2, .tree = true}, kAnyShape);
+  expect({.head_dim = 96}, kAnyShape);
+  expect({.v_head_dim = 64}, kAnyShape);
+  for (const char* formats : {"f32", "f16+f32", "compat4"}) expect({.formats = formats}, kAnyShape);
+  for (const char* formats : {"tq3", "tq5"})  // a row of K has no multiple of 16 bytes
+    expect({.head_dim = 64, .formats = formats}, kAnyShape);
+  for (const char* formats : {"tq4+tq3", "tq6"})
+    expect({.head_dim = 64, .formats = formats}, kInCluster4);
+  // A window leaves fewer keys.
+  expect({.keys = 16384, .window = 300}, kInCluster8);
+  expect({.keys = 16384, .formats = "tq4", .window = 100}, "decode 4 rows, 1 splits");
+}
+
+// The caller says how many splits, and gets their states: no clusters, no pairs.
+TEST(CudaPlanner, PartialStates) {
+  CudaPlans plans(kH200);
+  EXPECT_EQ(plans.of({.formats = "tq4", .splits = 8}), "decode 4 rows, 8 splits");
+  EXPECT_EQ(plans.of({.heads = 96, .keys = 8192, .formats = "tq4", .splits = 16}),
+            "decode 12 rows, 16 splits");
+  EXPECT_EQ(plans.of({.formats = "f32", .splits = 5}), "any shape, 5 splits");
+  for (const abi::AttentionParams& p : plans.impl().params())
+    EXPECT_EQ(p.partial, abi::kAttentionPartial);
+}
+
+TEST(CudaPlanner, KernelForAnyShape) {
+  CudaPlans plans(kH200);
+  const auto expect = [&](const PlanCase& p, const char* plan) {
+    EXPECT_EQ(plans.of(p), plan) << p.tokens << " tokens, " << p.keys << " keys";
+  };
+  expect({.keys = 131072, .formats = "f32"}, "any shape, 66 splits, separate");
+  expect({.keys = 131072, .formats = "f32", .tokens = 16}, "any shape, 66 splits, separate");
+  expect({.keys = 131072, .formats = "f32", .tokens = 17}, "any shape, 33 splits, separate");
+  expect({.formats = "f32", .tokens = 512}, "any shape, 2 splits, separate");
+  expect({.formats = "f32", .tokens = 4096}, "any shape, 1 splits");
+  expect({.heads = 8, .keys = 1024, .formats = "f32"}, "any shape, 8 splits, separate");
+  expect({.heads = 8, .keys = 1025, .formats = "f32"}, "any shape, 9 splits, separate");
+}
+
+// Dense caches with strides of the caller's: 16 bytes must be copied from where each key begins.
+TEST(CudaPlanner, Alignment) {
+  CudaPlans plans(kH200);
+  const PlanCase p;
+  const auto planned = [&](uint64_t padding, uint64_t offset) {
+    const auto token_major = [&](KvRole role) {
+      KvBuffer cache;
+      cache.shape = {KvFormat::f16, role, p.kv_heads, p.keys, p.head_dim};
+      cache.codes = plans.device()
+                        .tensor(DType::f16, {p.keys, p.kv_heads, p.head_dim + padding})
+                        .slice(2, offset, p.head_dim)
+                        .permute({1, 0, 2});
+      return cache;
+    };
+    return plans.of(p, token_major(KvRole::k), token_major(KvRole::v));
+  };
+  EXPECT_EQ(planned(0, 0), kInCluster8);
+  EXPECT_EQ(planned(8, 0), kInCluster8);
+  EXPECT_EQ(planned(8, 8), kInCluster8);
+  EXPECT_EQ(planned(4, 0), kAnyShape);
+  EXPECT_EQ(planned(8, 4), kAnyShape);
+  // Offsets of a tile have 32 bits.
+  abi::AttentionProblem far = plans.problem();
+  plans.of(p);
+  far = plans.problem();
+  far.v.codes_tile_stride = (uint64_t{1} << 26) - 128;
+  EXPECT_EQ(text_of(cuda::plan_attention(far, kH200)), kInCluster8);
+  far.v.codes_tile_stride = uint64_t{1} << 26;
+  EXPECT_EQ(text_of(cuda::plan_attention(far, kH200)), kAnyShape);
+}
+
+// Clusters from 9.0 on; fewer rows to a block where shared memory is small, or another kernel.
+TEST(CudaPlanner, OtherGpus) {
+  expect_pinned(kA100, {{32, 8, 128, 4096, "tq4", "decode 4 rows, 13 splits, in kernel"},
+                        {32, 8, 128, 32768, "f16", "decode 8 rows, 13 splits, in kernel"},
+                        {128, 8, 128, 32768, "tq4", "decode 16 rows, 13 splits, in kernel"}});
+  expect_pinned(kSmall, {{32, 8, 128, 4096, "tq4", "decode 4 rows, 10 splits, in kernel"},
+                         {64, 8, 256, 32768, "tq8", "decode 8 rows, 10 splits, in kernel"},
+                         {32, 8, 512, 32768, "tq8", "decode 4 rows, 10 splits, in kernel"},
+                         {64, 8, 512, 32768, "tq8", "decode 4 rows, 5 splits, in kernel"},
+                         {64, 8, 512, 32768, "f16", "any shape, 42 splits, separate"}});
+  expect_pinned(kNewSmall, {{32, 8, 128, 4096, "tq4", kInCluster4},
+                            {64, 8, 512, 32768, "tq4", "decode 8 rows, 21 splits, in kernel"}});
+}
+
+// Every spec is a question with an answer, also those that name no variant.
+TEST(CudaPlanner, DecodeVariants) {
+  const auto has = [](uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows, uint32_t cluster) {
+    const uint64_t spec = spec_key(abi::attention_decode_spec(k, v, head_dim, rows, cluster));
+    EXPECT_EQ(cuda::fits_attention_decode(spec, kH200), !cuda::name_attention_decode(spec).empty());
+    return cuda::fits_attention_decode(spec, kH200);
+  };
+  constexpr uint32_t kF32 = 0, kF16 = 1;
+  EXPECT_TRUE(has(kF16, kF16, 128, 8, 1));
+  EXPECT_TRUE(has(kF16, abi::kTq4, 512, 4, 8));
+  EXPECT_TRUE(has(abi::kTq4, abi::kTq4, 256, 8, 2));
+  EXPECT_FALSE(has(abi::kTq4, abi::kTq4, 256, 12, 2));  // sums do not fit into registers
+  EXPECT_FALSE(has(kF16, kF16, 128, 4, 1));
+  EXPECT_FALSE(has(kF16, kF32, 128, 8, 1));
+  EXPECT_FALSE(has(abi::kTq4, abi::kCompat4, 128, 8, 1));
+  for (const uint32_t rows : {0, 5, 20, 255}) EXPECT_FALSE(has(kF16, abi::kTq4, 128, rows, 1));
+  for (const uint32_t cluster : {0, 3, 4, 16}) EXPECT_FALSE(has(kF16, kF16, 128, 8, cluster));
+  for (const uint32_t dim : {0, 1, 96, 1024, 65535}) EXPECT_FALSE(has(kF16, kF16, dim, 8, 1));
+}
+
+// A plan that finds no multiprocessors or no keys is a plan.
+TEST(CudaPlanner, DegenerateLimits) {
+  CudaPlans none({});
+  EXPECT_EQ(none.of({}), "any shape, 1 splits");
+  CudaPlans idle({0, 227 << 10, 228 << 10, 90});
+  EXPECT_EQ(idle.of({}), "decode 8 rows, 1 splits");
+  CudaPlans h200(kH200);
+  EXPECT_EQ(h200.of({.keys = 0}), "any shape, 1 splits");
+  EXPECT_EQ(h200.of({.keys = 1}), "decode 8 rows, 1 splits");
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,0 +1,130 @@
+// When the CUDA backend compiles: for what is dispatched, once; never to answer a question. Skipped
+// where there is no GPU; the fake driver has one.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "abi/attention_plan.h"
+#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "expect_error.h"
+#include "gyre/gyre.h"
+#include "runtime/recorder.h"
+
+namespace gyre::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CudaPipelines : public testing::Test {
+ protected:
+  CudaPipelines()
+      : folder_(fs::temp_directory_path() / ("gyre_pipelines_" + std::to_string(getpid()))) {
+    fs::remove_all(folder_);
+  }
+  ~CudaPipelines() override { fs::remove_all(folder_); }
+
+  void SetUp() override {
+    for (const DeviceInfo& info : devices()) {
+      if (info.name == "cuda:0" && info.available) return;
+    }
+    GTEST_SKIP() << "no CUDA device here";
+  }
+
+  DeviceOptions options() const { return {.kernel_cache = folder_.string()}; }
+  // Every compilation leaves a file in a cache that was empty.
+  long compiled() const {
+    if (!fs::exists(folder_)) return 0;
+    return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
+  }
+  static uint32_t loaded(const Device& device) {
+    uint32_t sum = 0;
+    for (const KernelDescription& kernel : device.kernels()) sum += kernel.loaded;
+    return sum;
+  }
+
+ private:
+  fs::path folder_;
+};
+
+TEST_F(CudaPipelines, QuestionsCompileNothing) {
+  const Device device = Device::open("cuda:0", options());
+  for (const KvFormat k : kv_formats()) {
+    EXPECT_TRUE(device.supports(AttentionTypes{DType::f16, k, KvFormat::tq4, DType::f16}));
+    device.supports(KvQuantizeTypes{DType::f16, k});
+  }
+  EXPECT_TRUE(device.supports(KvCopyTypes{DType::f32, DType::f16}));
+  EXPECT_TRUE(device.supports(RopeTypes{DType::f32, DType::f16}));
+  EXPECT_FALSE(
+      device.supports(AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f16}));
+  const KvCache cache(device, {.kv_heads = 2, .head_dim = 128, .capacity = 512});
+  for (const KvLayerInfo& layer : cache.describe())
+    EXPECT_NE(layer.kernel.find("attention"), std::string::npos) << layer.kernel;
+  abi::AttentionProblem problem{};
+  problem.tokens = 1, problem.heads = 8, problem.kv_heads = 2;
+  problem.capacity = problem.keys = 4096;
+  problem.k.head_dim = problem.v.head_dim = 128;
+  for (const KvFormat format : kv_formats()) {
+    problem.k.format = problem.v.format = static_cast<uint32_t>(format);
+    abi::AttentionPlan plan{};
+    EXPECT_TRUE(device.impl()->plan(kAttention.info, &problem, &plan));
+    EXPECT_NE(plan.splits, 0u);
+  }
+  EXPECT_EQ(loaded(device), 0u);
+  EXPECT_EQ(compiled(), 0);
+}
+
+TEST_F(CudaPipelines, RecordingCompilesWhatItDispatches) {
+  const Device device = Device::open("cuda:0", options());
+  const Tensor q = device.tensor(DType::f16, {1, 2, 64}),
+               out = device.tensor(DType::f16, {1, 2, 64});
+  const KvBuffer k = KvBuffer::allocate(device, {KvFormat::f16, KvRole::k, 1, 4096, 64});
+  const KvBuffer v = KvBuffer::allocate(device, {KvFormat::f16, KvRole::v, 1, 4096, 64});
+  const auto record = [&] {
+    Encoder encoder(device);
+    attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out}, {.length = 4096});
+    EXPECT_EQ(encoder.size(), 1u);
+  };
+  record();
+  EXPECT_EQ(device.impl()->loaded_pipelines(kAttentionDecode.info), 1u);
+  EXPECT_EQ(loaded(device), 1u);
+  EXPECT_EQ(compiled(), 1);
+  record();
+  EXPECT_EQ(compiled(), 1);
+}
+
+int names = 0;  // how often a kernel's name was asked for: every build begins so
+std::string no_name(uint64_t) {
+  ++names;
+  return "";
+}
+std::string no_kernel(uint64_t) {
+  ++names;
+  return "gyre::cuda::no_such_kernel";
+}
+
+TEST_F(CudaPipelines, ANoIsRemembered) {
+  const cuda::CudaKernel table[] = {
+      {&kBytesCopy.info, "cache.cu", no_name, cuda::launch_bytes_copy},
+      {&kKvExtend.info, "cache.cu", no_kernel, cuda::launch_kv_extend},
+  };
+  const Device device(cuda::make_device(0, options(), table));
+  names = 0;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(device.impl()->pipeline(kBytesCopy.info, 0), nullptr);
+    EXPECT_EQ(device.impl()->pipeline(kRope.info, 0), nullptr) << "in no table";
+  }
+  EXPECT_EQ(names, 1);
+  names = 0;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"cache.cu", "no_such_kernel"},
+                             [&] { device.impl()->pipeline(kKvExtend.info, 0); }));
+  }
+  EXPECT_EQ(names, 1);
+  EXPECT_EQ(compiled(), 0);
+}
+
+}  // namespace
+}  // namespace gyre::test
