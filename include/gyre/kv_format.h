@@ -22,7 +22,7 @@ enum class KvFormat : uint8_t {
   tq5 = 19,
   tq6 = 20,
   tq8 = 21,
-  // Byte for byte what the reference library writes.
+  // Compatibility formats: byte for byte what mlx-native writes.
   compat4 = 32,
   compat5 = 33,
   compat6 = 34,
@@ -56,7 +56,7 @@ struct KvFormatInfo {
   KvScaleKind scale = KvScaleKind::none;
   uint32_t scale_block = 0;    // most coordinates under one scale
   uint32_t tile_tokens = 1;    // V: tokens that share words
-  uint32_t signs_version = 0;  // of the generator; 0: no signs or the reference's table
+  uint32_t signs_version = 0;  // of the generator; 0: no signs or mlx-native's table
 };
 
 KvFormatInfo describe(KvFormat format);

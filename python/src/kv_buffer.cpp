@@ -34,7 +34,8 @@ void bind_formats(nb::module_& module) {
         for (const KvFormat format : kv_formats()) all.push_back(describe(format));
         return all;
       },
-      "Every format a cache can have: f32, f16, bf16, tq2 to tq8, and the compatibility formats.");
+      "Every format a cache can have: f32, f16, bf16, tq2 to tq8, and compat4 to compat8, "
+      "those of mlx-native.");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Codebooks of the compatibility formats: the positive halves, as the reference prints them. Index
+// Codebooks of the compatibility formats: the positive halves, as mlx-native prints them. Index
 // N/2 + i stands for entry i, index N/2 - 1 - i for its negative.
 #include "abi/types.h"
 

@@ -52,7 +52,8 @@ struct RopeParams {
 constexpr uint64_t kRopeMaxHeadDim = 2048;
 constexpr uint64_t kRopeMaxPairs = kRopeMaxHeadDim / 2;
 
-// Position axis of pair p (spec of the reference, sections 5.1 and 5.2).
+// Position axis of pair p (the axes of mlx-native, and of the engines whose modes RopeMode
+// numbers).
 inline uint32_t rope_axis(const RopeParams& params, uint32_t pair) {
   const uint32_t* s = params.sections;
   if (params.mode == 0) return 0;

@@ -36,7 +36,7 @@ void check_size(uint64_t points, HadamardSigns signs) {
   require(signs != HadamardSigns::native || points <= abi::kKvMaxHeadDim,
           "hadamard: native signs reach to 1024 coordinates, got ", points);
   require(signs != HadamardSigns::compat || points == 256 || points == 512,
-          "hadamard: the reference's signs are for 256 and 512 coordinates, got ", points);
+          "hadamard: mlx-native's signs (compat) are for 256 and 512 coordinates, got ", points);
 }
 
 }  // namespace

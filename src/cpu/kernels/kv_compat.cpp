@@ -1,5 +1,5 @@
-// The compatibility formats, in scalar code: they are for reading and writing the reference
-// library's caches, not for speed.
+// The compatibility formats, in scalar code: they are for reading and writing mlx-native's
+// caches, not for speed.
 #include "cpu/kernels/kv_compat.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Codebook {
   std::vector<float> midpoints;
 };
 
-// Midpoints are rounded to seven decimals, as the reference has them.
+// Midpoints are rounded to seven decimals, as mlx-native has them.
 Codebook make_codebook(uint32_t format) {
   const auto half = positive_half(format);
   Codebook book;
@@ -85,7 +85,7 @@ float to_unit_variance(uint32_t head_dim) {
   return head_dim == 512 ? 1.0f : std::sqrt(static_cast<float>(head_dim));
 }
 
-// The reference multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
+// mlx-native multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
 // difference decides.
 float normalized(float y, float norm, uint32_t head_dim) {
   const bool short_row = !(norm > kTiny);

@@ -4,7 +4,7 @@
 
 namespace gyre::cpu {
 
-// Codes, one byte each, and f32 norms of one head, as the reference library makes them. head_dim is
+// Codes, one byte each, and f32 norms of one head, as mlx-native makes them. head_dim is
 // a power of two.
 void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* codes,
                    float* norms);

@@ -34,7 +34,7 @@ inline void transform_blocks(float* x, uint32_t head_dim) {
   }
 }
 
-// The reference's table has signs at 256 and 512 only.
+// mlx-native's table has signs at 256 and 512 only.
 inline bool flips(uint32_t format, uint32_t head_dim, uint32_t coordinate) {
   if (abi::kv_is_native(format)) return abi::kv_sign_bit(coordinate) != 0;
   if (head_dim != 256 && head_dim != 512) return false;
