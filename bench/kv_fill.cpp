@@ -11,20 +11,14 @@ namespace {
 
 bool compressed(const KvBuffer& cache) { return describe(cache.shape.format).compressed; }
 
-void copy(Encoder& encoder, const Tensor& tokens, const KvBuffer& cache, uint64_t at) {
-  kv_copy(encoder, {.k = tokens, .k_cache = cache.codes.permute({1, 0, 2})}, {.position = at});
-}
-
-// kv_quantize wants a K with every V.
-void quantize_v(Encoder& encoder, const Tensor& tokens, const KvBuffer& cache, uint64_t at) {
-  KvShape partner = cache.shape;
-  partner.role = KvRole::k;
-  kv_quantize(encoder,
-              {.k = tokens,
-               .k_cache = KvBuffer::allocate(encoder.device(), partner),
-               .v = tokens,
-               .v_cache = cache},
-              {.position = at});
+void write(Encoder& encoder, const Tensor& tokens, const KvBuffer& cache, uint64_t at) {
+  if (!compressed(cache)) {
+    kv_copy(encoder, {.k = tokens, .k_cache = cache.codes.permute({1, 0, 2})}, {.position = at});
+  } else if (cache.shape.role == KvRole::k) {
+    kv_quantize(encoder, {.k = tokens, .k_cache = cache}, {.position = at});
+  } else {
+    kv_quantize(encoder, {.v = tokens, .v_cache = cache}, {.position = at});
+  }
 }
 
 }  // namespace
@@ -38,19 +32,9 @@ void fill(const Device& device, const KvPair& cache, const Tensor& k, const Tens
   const uint64_t capacity = cache.k.shape.capacity, part = k.shape(0);
   for (uint64_t at = 0; at < capacity; at += part) {
     const uint64_t count = std::min(part, capacity - at);
-    const Tensor keys = k.slice(0, 0, count), values = v.slice(0, 0, count);
     Encoder encoder(device);
-    if (compressed(cache.k) && compressed(cache.v)) {
-      kv_quantize(encoder, {.k = keys, .k_cache = cache.k, .v = values, .v_cache = cache.v},
-                  {.position = at});
-    } else if (compressed(cache.k)) {
-      kv_quantize(encoder, {.k = keys, .k_cache = cache.k}, {.position = at});
-      copy(encoder, values, cache.v, at);
-    } else {
-      copy(encoder, keys, cache.k, at);
-      compressed(cache.v) ? quantize_v(encoder, values, cache.v, at)
-                          : copy(encoder, values, cache.v, at);
-    }
+    write(encoder, k.slice(0, 0, count), cache.k, at);
+    write(encoder, v.slice(0, 0, count), cache.v, at);
     encoder.submit().wait();
   }
 }

@@ -10,7 +10,7 @@
 namespace gyre {
 
 enum class HadamardDirection : uint8_t { forward, inverse };
-// none: the transform alone. native: our generator. compat: the reference's table, 256 and 512
+// none: the transform alone. native: our generator. compat: mlx-native's table, 256 and 512
 // only.
 enum class HadamardSigns : uint8_t { none, native, compat };
 
@@ -32,14 +32,15 @@ void hadamard(Encoder& encoder, const HadamardInputs& inputs, const HadamardOpti
 struct KvQuantizeInputs {
   Tensor k{};          // [tokens, kv_heads, head_dim], f32, f16 or bf16
   KvBuffer k_cache{};  // any compressed format
-  Tensor v{};          // undefined: K alone
-  KvBuffer v_cache{};
+  Tensor v{};          // like k, head_dim may differ
+  KvBuffer v_cache{};  // any compressed format, independent of K's
 };
 
-// Compresses tokens into a cache. Positions, rings and ranges as in kv_copy; slots not named keep
-// their bits. Native formats: a coordinate that is not finite makes its block decode to NaN. The
-// compatibility formats do what the reference's f32 arithmetic does (docs/kv_formats.md): such a
-// row decodes to infinities and NaN, and sizes whose squares leave f32 are lost.
+// Compresses tokens into a cache: K, V or both; leave the other two undefined. Positions, rings and
+// ranges as in kv_copy; slots not named keep their bits. Native formats: a coordinate that is not
+// finite makes its block decode to NaN. The compatibility formats do what mlx-native's f32
+// arithmetic does (docs/kv_formats.md): such a row decodes to infinities and NaN, and sizes whose
+// squares leave f32 are lost.
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& inputs,
                  const KvWriteOptions& options = {});
 

@@ -25,13 +25,15 @@ void record_kv_copy(Encoder& encoder, const Operand& k, const Operand& k_cache,
   without_gil([&] { kv_copy(encoder, inputs, options); });
 }
 
-void record_kv_quantize(Encoder& encoder, const Operand& k, const BoundKvBuffer& k_cache,
+void record_kv_quantize(Encoder& encoder, const OptionalOperand& k, const BoundKvBuffer* k_cache,
                         const OptionalOperand& v, const BoundKvBuffer* v_cache, uint64_t position,
                         const std::string& cache, uint64_t source_begin,
                         std::optional<uint64_t> tokens) {
   const Operands operand(encoder, "kv_quantize");
-  const KvQuantizeInputs inputs{operand("k", k), k_cache.buffer, operand("v", v),
-                                v_cache != nullptr ? v_cache->buffer : KvBuffer{}};
+  const auto buffer = [](const BoundKvBuffer* bound) {
+    return bound != nullptr ? bound->buffer : KvBuffer{};
+  };
+  const KvQuantizeInputs inputs{operand("k", k), buffer(k_cache), operand("v", v), buffer(v_cache)};
   const KvWriteOptions options =
       write_options("kv_quantize: cache", position, cache, source_begin, tokens);
   without_gil([&] { kv_quantize(encoder, inputs, options); });
@@ -75,12 +77,14 @@ void bind_codec(nb::module_& module) {
       "\"linear\", or \"ring\": position p lives in slot p mod capacity. source_begin, "
       "tokens: which tokens of k and v; none: all from source_begin on.");
   module.def(
-      "kv_quantize", record_kv_quantize, "encoder"_a, "k"_a, "k_cache"_a, "v"_a = nb::none(),
-      "v_cache"_a.none() = nb::none(), nb::kw_only(), "position"_a = 0, "cache"_a = "linear",
-      "source_begin"_a = 0, "tokens"_a = nb::none(),
+      "kv_quantize", record_kv_quantize, "encoder"_a, "k"_a = nb::none(),
+      "k_cache"_a.none() = nb::none(), "v"_a = nb::none(), "v_cache"_a.none() = nb::none(),
+      nb::kw_only(), "position"_a = 0, "cache"_a = "linear", "source_begin"_a = 0,
+      "tokens"_a = nb::none(),
       "Compresses tokens into a cache.\n\n"
       "k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. k_cache, v_cache: KvBuffers of a "
-      "compressed format, written. The rest as in kv_copy().");
+      "compressed format, written. Leave out k and k_cache, or v and v_cache, to write the other "
+      "alone. The rest as in kv_copy().");
   module.def(
       "kv_dequantize", record_kv_dequantize, "encoder"_a, "cache"_a, "out"_a, nb::kw_only(),
       "first_slot"_a = 0, "domain"_a = "restored",

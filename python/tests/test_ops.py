@@ -181,6 +181,27 @@ def test_quantize_and_back(encoder, rng, format, error):
     assert np.allclose(np.linalg.norm(rotated, axis=-1), np.linalg.norm(outs[0], axis=-1), rtol=1e-3)
 
 
+def test_quantize_one_half(encoder, rng):
+    k, v = normal(rng, 9, 2, 64), normal(rng, 9, 2, 64)
+
+    def buffer(role):
+        return gyre.KvBuffer.allocate("cpu", format="tq4", role=role, kv_heads=2, capacity=16, head_dim=64)
+
+    both, alone = [buffer(r) for r in "kv"], [buffer(r) for r in "kv"]
+    gyre.kv_quantize(encoder, k, both[0], v, both[1], position=3)
+    gyre.kv_quantize(encoder, v=v, v_cache=alone[1], position=3)
+    gyre.kv_quantize(encoder, k, alone[0], position=3)
+    encoder.submit().wait()
+    for a, b in zip(both, alone):
+        assert np.array_equal(a.codes.numpy(), b.codes.numpy())
+        assert np.array_equal(a.scales.numpy(), b.scales.numpy())
+    assert alone[1].codes.numpy().any()
+    with pytest.raises(gyre.Error, match="got neither"):
+        gyre.kv_quantize(encoder)
+    with pytest.raises(gyre.Error, match="only v_cache"):
+        gyre.kv_quantize(encoder, v_cache=alone[1])
+
+
 def filled_cache(encoder, format, k, v):
     buffers = []
     for role, x in (("k", k), ("v", v)):

@@ -1,12 +1,12 @@
 #pragma once
-// kv_quantize: new tokens of K and V become codes and scales.
+// kv_quantize: new tokens of K, of V or of both become codes and scales.
 #include "abi/kv_layout.h"
 
 namespace gyre::abi {
 
 struct KvQuantizeSpec {
   uint8_t source_dtype;  // DType
-  uint8_t k_format;      // KvFormat
+  uint8_t k_format;      // KvFormat; 0 with V alone
   uint8_t v_format;      // 0 with K alone
   uint8_t unused[5];
 };
@@ -25,8 +25,9 @@ struct KvQuantizeParams {
   uint64_t first_tile;  // tiles touched, modulo all tiles
   uint64_t tiles;
   uint64_t all_tiles;
-  uint64_t streams;
-  KvQuantizeStream stream[2];
+  uint32_t first_stream;       // 0: K, 1: V alone
+  uint32_t streams;            // how many from there on
+  KvQuantizeStream stream[2];  // K, V
 };
 
 }  // namespace gyre::abi

@@ -9,8 +9,10 @@ namespace gyre::cuda {
 std::string name_kv_quantize(uint64_t spec) {
   const auto s = spec_from_key<abi::KvQuantizeSpec>(spec);
   const std::string source = float_name(s.source_dtype);
-  const bool v_is_known = s.v_format == 0 || is_compressed(s.v_format);
-  if (source.empty() || !is_compressed(s.k_format) || !v_is_known) return {};
+  // 0: that half of the cache is not written.
+  const bool is_known = (s.k_format == 0 || is_compressed(s.k_format)) &&
+                        (s.v_format == 0 || is_compressed(s.v_format));
+  if (source.empty() || !is_known || s.k_format + s.v_format == 0) return {};
   return "gyre::cuda::kv_quantize<" + source + ", " + std::to_string(s.k_format) + ", " +
          std::to_string(s.v_format) + ">";
 }
@@ -19,9 +21,9 @@ Launch launch_kv_quantize(const void* params, uint64_t /*spec*/, const CudaLimit
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   uint64_t blocks = 0;
   uint32_t shared = 0;
-  for (uint64_t i = 0; i < p.streams; ++i) {
+  for (uint32_t i = p.first_stream; i < p.first_stream + p.streams; ++i) {
     const uint32_t head_dim = p.stream[i].cache.head_dim;
-    blocks += quantize_blocks(p, static_cast<uint32_t>(i));
+    blocks += quantize_blocks(p, i);
     shared = std::max(shared, long_row_bytes(head_dim));
   }
   return {{static_cast<uint32_t>(blocks), 1, 1}, kBlockThreads, shared};

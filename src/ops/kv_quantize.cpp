@@ -1,4 +1,5 @@
 #include <array>
+#include <span>
 #include <vector>
 
 #include "gyre/codec.h"
@@ -36,10 +37,30 @@ void check_rows(const char* op, const char* what, const Tensor& rows, const KvSh
           rows.stride(2));
 }
 
-void check_roles(const KvQuantizeInputs& in) {
-  require(in.k_cache.shape.role == KvRole::k, "kv_quantize: k_cache must have role k, got v");
-  if (!in.v.defined()) return;
-  require(in.v_cache.shape.role == KvRole::v, "kv_quantize: v_cache must have role v, got k");
+// One of K and V, with the names its messages use.
+struct Stream {
+  const char* name;
+  const char* cache_name;
+  KvRole role;
+  const Tensor& source;
+  const KvBuffer& cache;
+
+  bool given() const { return source.defined(); }
+};
+
+void check_stream(const Stream& s) {
+  const bool has_cache = s.cache.codes.defined() || s.cache.scales.defined();
+  require(s.given() == has_cache, "kv_quantize: ", s.name, " and ", s.cache_name,
+          " go together, only ", s.given() ? s.name : s.cache_name, " is defined");
+  if (!s.given()) return;
+  check_compressed("kv_quantize", s.cache_name, s.cache);
+  check_kv_buffer("kv_quantize", s.cache_name, s.cache);
+  check_rows("kv_quantize", s.name, s.source, s.cache.shape);
+  require(s.cache.shape.role == s.role, "kv_quantize: ", s.cache_name, " must have role ",
+          s.role == KvRole::k ? "k, got v" : "v, got k");
+}
+
+void check_pair(const KvQuantizeInputs& in) {
   require(in.v.shape(0) == in.k.shape(0),
           "kv_quantize: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
   require(in.v.dtype() == in.k.dtype(), "kv_quantize: v must have the dtype of k: ", in.k.dtype(),
@@ -73,10 +94,11 @@ void check_overlap(const KvQuantizeInputs& in) {
   }
 }
 
-void fill_stream(const Tensor& source, const KvBuffer& cache, abi::KvQuantizeStream& stream) {
-  stream.source_token_stride = source.stride(0) * size_bytes(source.dtype());
-  stream.source_head_stride = source.stride(1) * size_bytes(source.dtype());
-  stream.cache = kv_cache_layout(cache);
+void fill_stream(const Stream& s, abi::KvQuantizeStream& stream) {
+  const uint64_t element_bytes = size_bytes(s.source.dtype());
+  stream.source_token_stride = s.source.stride(0) * element_bytes;
+  stream.source_head_stride = s.source.stride(1) * element_bytes;
+  stream.cache = kv_cache_layout(s.cache);
 }
 
 // Tiles that hold a written slot: a run that may wrap, never one tile twice.
@@ -90,12 +112,31 @@ void fill_tiles(const KvRange& range, abi::KvQuantizeParams& params) {
   params.tiles = wraps ? (last >= first ? all : all - first + last + 1) : last - first + 1;
 }
 
+// What the streams share is that of `first`.
+abi::KvQuantizeParams make_params(std::span<const Stream, 2> streams, const Stream& first,
+                                  const KvRange& range) {
+  abi::KvQuantizeParams params{};
+  params.tokens = range.tokens;
+  params.heads = first.cache.shape.kv_heads;
+  params.first_slot = range.first_slot;
+  params.capacity = first.cache.shape.capacity;
+  params.first_stream = streams[0].given() ? 0 : 1;
+  fill_tiles(range, params);
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (!streams[i].given()) continue;
+    fill_stream(streams[i], params.stream[i]);
+    ++params.streams;
+  }
+  return params;
+}
+
 }  // namespace
 
 std::string kv_quantize_shape(const void* params) {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
-  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].cache.head_dim,
-              " streams=", p.streams, " slot=", p.first_slot, " capacity=", p.capacity);
+  return join("tokens=", p.tokens, " heads=", p.heads,
+              " head_dim=", p.stream[p.first_stream].cache.head_dim, " streams=", p.streams,
+              " slot=", p.first_slot, " capacity=", p.capacity);
 }
 
 std::string kv_dequantize_shape(const void* params) {
@@ -121,12 +162,12 @@ std::span<const uint64_t> kv_quantize_specs() {
   static const std::vector<uint64_t> kSpecs = [] {
     std::vector<uint64_t> specs;
     for (const DType source : kFloats) {
-      for (const KvFormat k : compressed_formats()) {
-        specs.push_back(spec_key(quantize_spec(source, static_cast<uint64_t>(k), 0)));
-        for (const KvFormat v : compressed_formats()) {
-          specs.push_back(
-              spec_key(quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v))));
-        }
+      for (const KvFormat format : compressed_formats()) {
+        const auto k = static_cast<uint64_t>(format);
+        specs.push_back(spec_key(quantize_spec(source, k, 0)));
+        specs.push_back(spec_key(quantize_spec(source, 0, k)));
+        for (const KvFormat v : compressed_formats())
+          specs.push_back(spec_key(quantize_spec(source, k, static_cast<uint64_t>(v))));
       }
     }
     return specs;
@@ -156,41 +197,30 @@ bool Device::supports(const KvQuantizeTypes& types) const {
 
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOptions& options) {
   Recording recording(encoder, "kv_quantize");
-  const bool pair = in.v.defined();
-  check_compressed("kv_quantize", "k_cache", in.k_cache);
-  check_kv_buffer("kv_quantize", "k_cache", in.k_cache);
-  check_rows("kv_quantize", "k", in.k, in.k_cache.shape);
-  const bool has_v_cache = in.v_cache.codes.defined() || in.v_cache.scales.defined();
-  require(pair == has_v_cache, "kv_quantize: v and v_cache go together, only ",
-          pair ? "v" : "v_cache", " is defined");
-  if (pair) {
-    check_compressed("kv_quantize", "v_cache", in.v_cache);
-    check_kv_buffer("kv_quantize", "v_cache", in.v_cache);
-    check_rows("kv_quantize", "v", in.v, in.v_cache.shape);
-  }
-  check_roles(in);
-  if (in.k_cache.shape.kv_heads == 0) return;
+  const Stream streams[2] = {{"k", "k_cache", KvRole::k, in.k, in.k_cache},
+                             {"v", "v_cache", KvRole::v, in.v, in.v_cache}};
+  for (const Stream& s : streams) check_stream(s);
+  const bool has_k = streams[0].given(), has_v = streams[1].given();
+  require(has_k || has_v, "kv_quantize: k, v or both must be defined, got neither");
+  if (has_k && has_v) check_pair(in);
+  const Stream& first = streams[has_k ? 0 : 1];
+  const KvShape& shape = first.cache.shape;
+  if (shape.kv_heads == 0) return;
   const KvRange range =
-      checked_kv_range("kv_quantize", in.k.shape(0), in.k_cache.shape.capacity, options);
+      checked_kv_range("kv_quantize", first.name, first.source.shape(0), shape.capacity, options);
   if (range.tokens == 0) return;
   check_overlap(in);
-  abi::KvQuantizeParams params{};
-  params.tokens = range.tokens;
-  params.heads = in.k_cache.shape.kv_heads;
-  params.first_slot = range.first_slot;
-  params.capacity = in.k_cache.shape.capacity;
-  params.streams = pair ? 2 : 1;
-  fill_tiles(range, params);
-  fill_stream(in.k, in.k_cache, params.stream[0]);
-  if (pair) fill_stream(in.v, in.v_cache, params.stream[1]);
-  const Tensor k = in.k.slice(0, range.first_token, range.tokens);
-  const Tensor v = pair ? in.v.slice(0, range.first_token, range.tokens) : Tensor();
-  recording.dispatch(
-      kKvQuantize,
-      quantize_spec(in.k.dtype(), static_cast<uint64_t>(in.k_cache.shape.format),
-                    pair ? static_cast<uint64_t>(in.v_cache.shape.format) : 0),
-      params,
-      {&k, &in.k_cache.codes, &in.k_cache.scales, &v, &in.v_cache.codes, &in.v_cache.scales});
+  const abi::KvQuantizeParams params = make_params(streams, first, range);
+  Tensor source[2];
+  uint64_t format[2] = {};  // 0: not given; the f32 that it stands for is no compressed format
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (!streams[i].given()) continue;
+    source[i] = streams[i].source.slice(0, range.first_token, range.tokens);
+    format[i] = static_cast<uint64_t>(streams[i].cache.shape.format);
+  }
+  recording.dispatch(kKvQuantize, quantize_spec(first.source.dtype(), format[0], format[1]), params,
+                     {&source[0], &in.k_cache.codes, &in.k_cache.scales, &source[1],
+                      &in.v_cache.codes, &in.v_cache.scales});
   recording.commit();
 }
 

@@ -4,16 +4,16 @@
 
 namespace gyre {
 
-KvRange checked_kv_range(const char* op, uint64_t available, uint64_t capacity,
+KvRange checked_kv_range(const char* op, const char* source, uint64_t available, uint64_t capacity,
                          const KvWriteOptions& options) {
   require(options.cache <= CacheKind::ring, op, ": ", static_cast<uint32_t>(options.cache),
           " is not a kind of cache");
   require(options.source_begin <= available, op, ": source_begin must be at most the ", available,
-          " tokens of k, got ", options.source_begin);
+          " tokens of ", source, ", got ", options.source_begin);
   const uint64_t rest = available - options.source_begin;
   const uint64_t tokens = options.tokens.value_or(rest);
-  require(tokens <= rest, op, ": k has ", rest, " tokens from source_begin ", options.source_begin,
-          ", asked for ", tokens);
+  require(tokens <= rest, op, ": ", source, " has ", rest, " tokens from source_begin ",
+          options.source_begin, ", asked for ", tokens);
   if (tokens == 0) return {};
   require(capacity != 0, op, ": the cache has capacity 0, cannot take ", tokens, " tokens");
   if (options.cache == CacheKind::linear) {

@@ -14,8 +14,9 @@ struct KvRange {
 };
 
 // Source range, then capacity and position; all in 64 bits. More tokens than a ring has slots: only
-// the last ones survive, so only they are in the range.
-KvRange checked_kv_range(const char* op, uint64_t available, uint64_t capacity,
+// the last ones survive, so only they are in the range. `op` and `source` (k or v) are for
+// messages.
+KvRange checked_kv_range(const char* op, const char* source, uint64_t available, uint64_t capacity,
                          const KvWriteOptions& options);
 
 }  // namespace gyre

@@ -213,16 +213,10 @@ class AttentionProblem {
     Encoder encoder(device_);
     if (!describe(cache.shape.format).compressed) {
       kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})}, where);
+    } else if (cache.shape.role == KvRole::k) {
+      kv_quantize(encoder, {.k = source, .k_cache = cache}, where);
     } else {
-      // kv_quantize writes K alone, or K and V: give V a K to go with.
-      const bool v = cache.shape.role == KvRole::v;
-      KvShape partner = cache.shape;
-      partner.role = KvRole::k;
-      const KvBuffer k = v ? KvBuffer::allocate(device_, partner) : cache;
-      kv_quantize(encoder,
-                  v ? KvQuantizeInputs{source, k, source, cache}
-                    : KvQuantizeInputs{.k = source, .k_cache = k},
-                  where);
+      kv_quantize(encoder, {.v = source, .v_cache = cache}, where);
     }
     encoder.submit().wait();
   }

@@ -46,12 +46,12 @@ uint64_t quantized_tokens(const KvQuantizeCase& c) {
 }
 
 KvShape shape_of(const KvQuantizeCase& c, bool v) {
-  const KvStream& stream = v ? *c.v : c.k;
+  const KvStream& stream = v ? *c.v : *c.k;
   return {stream.format, v ? KvRole::v : KvRole::k, c.heads, c.capacity, stream.head_dim};
 }
 
 KvSide source_of(const KvQuantizeCase& c, bool v) {
-  return {c.source, c.layout, c.source_tokens, c.heads, v ? c.v->head_dim : c.k.head_dim, 0};
+  return {c.source, c.layout, c.source_tokens, c.heads, v ? c.v->head_dim : c.k->head_dim, 0};
 }
 
 std::vector<float> load_row(const KvSide& side, const Bytes& memory, uint64_t t, uint64_t g) {
@@ -85,7 +85,7 @@ Bytes source_bytes(const KvQuantizeCase& c, bool v) {
   auto values =
       kv_values(c.values, side.tokens * side.heads, side.head_dim, c.name + (v ? "v" : "k"));
   for (uint64_t r = 0; c.values == KvValues::scale_edges && r < side.tokens * side.heads; ++r) {
-    move_to_scale_edge(coder_of(v ? c.v->format : c.k.format, v ? KvRole::v : KvRole::k),
+    move_to_scale_edge(coder_of(v ? c.v->format : c.k->format, v ? KvRole::v : KvRole::k),
                        r % 2 == 1, std::span(values).subspan(r * side.head_dim, side.head_dim));
   }
   Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
@@ -131,11 +131,14 @@ KvBuffer buffer_of(const KvShape& shape, const Tensor& codes, const Tensor& scal
 
 void record_quantize(const KvQuantizeCase& c, Encoder& encoder, std::span<const Tensor> t) {
   KvQuantizeInputs inputs;
-  inputs.k = kv_view(t[0], source_of(c, false));
-  inputs.k_cache = buffer_of(shape_of(c, false), t[1], t[2]);
+  if (c.k) {
+    inputs.k = kv_view(t[0], source_of(c, false));
+    inputs.k_cache = buffer_of(shape_of(c, false), t[1], t[2]);
+    t = t.subspan(3);
+  }
   if (c.v) {
-    inputs.v = kv_view(t[3], source_of(c, true));
-    inputs.v_cache = buffer_of(shape_of(c, true), t[4], t[5]);
+    inputs.v = kv_view(t[0], source_of(c, true));
+    inputs.v_cache = buffer_of(shape_of(c, true), t[1], t[2]);
   }
   kv_quantize(encoder, inputs, c.options);
 }
@@ -255,12 +258,12 @@ OpCase make_case(const KvQuantizeCase& numbers) {
   OpCase op_case;
   op_case.name = "kv_quantize " + numbers.name;
   op_case.supported = [numbers](const Device& device) {
-    return device.supports(KvQuantizeTypes{numbers.source, numbers.k.format}) &&
+    return (!numbers.k || device.supports(KvQuantizeTypes{numbers.source, numbers.k->format})) &&
            (!numbers.v || device.supports(KvQuantizeTypes{numbers.source, numbers.v->format}));
   };
   op_case.make = [numbers] {
     OpRun run;
-    quantize(numbers, false, run.blocks);
+    if (numbers.k) quantize(numbers, false, run.blocks);
     if (numbers.v) quantize(numbers, true, run.blocks);
     run.commands = quantized_tokens(numbers) * numbers.heads == 0 ? 0 : 1;
     run.record = [numbers](Encoder& encoder, std::span<const Tensor> tensors) {

@@ -36,7 +36,7 @@ struct KvQuantizeCase {
   uint64_t source_tokens = 5;
   uint64_t capacity = 9;
   uint64_t heads = 2;
-  KvStream k;
+  std::optional<KvStream> k = KvStream{};  // K, V or both
   std::optional<KvStream> v;
   KvWriteOptions options;
   KvValues values = KvValues::everyday;

@@ -36,7 +36,7 @@ KvQuantizeCase slot_case(uint64_t capacity, CacheKind kind, uint64_t position, u
   c.options = {.position = position, .cache = kind};
   c.name = std::string(kind == CacheKind::ring ? "ring" : "linear") + " capacity " +
            std::to_string(capacity) + " position " + std::to_string(position) + " tokens " +
-           std::to_string(tokens) + " " + text(c.k) + " " + text(*c.v);
+           std::to_string(tokens) + " " + text(*c.k) + " " + text(*c.v);
   return c;
 }
 
@@ -58,7 +58,7 @@ std::vector<KvQuantizeCase> kv_format_cases() {
         c.v = KvStream{native(f + i), kCodecHeadDims[(d + i) % kHeadDims]};
         c.options.position = 3 + i % 2;
         if (c.values == KvValues::extreme) c.source_tokens = 10, c.capacity = 14;
-        c.name = text(c.k) + " " + text(*c.v) + " from " + std::string(name(c.source)) + " " +
+        c.name = text(*c.k) + " " + text(*c.v) + " from " + std::string(name(c.source)) + " " +
                  layout_name(c.layout) + " values " + std::to_string(i / 3);
         cases.push_back(c);
       }
@@ -78,26 +78,31 @@ std::vector<KvQuantizeCase> kv_scale_edge_cases() {
       c.source_tokens = c.capacity = 16;
       c.heads = 1;
       c.values = KvValues::scale_edges;
-      c.name = text(c.k) + " at the edges of scales";
+      c.name = text(*c.k) + " at the edges of scales";
       cases.push_back(c);
     }
   }
   return cases;
 }
 
-// K alone, and every pair of formats.
+// K alone, V alone, and every pair of formats.
 std::vector<KvQuantizeCase> kv_pair_cases() {
   std::vector<KvQuantizeCase> cases;
   for (const KvFormat k : native_formats()) {
     for (const DType source : kFloats) {
       for (const KvLayout layout : kPlainLayouts) {
-        KvQuantizeCase c;
-        c.k = {k, 80};
-        c.source = source;
-        c.layout = layout;
-        c.options.position = 2;
-        c.name = text(c.k) + " alone from " + std::string(name(source)) + " " + layout_name(layout);
-        cases.push_back(c);
+        for (const bool v_alone : {false, true}) {
+          KvQuantizeCase c;
+          const KvStream stream{k, source == DType::f16 ? 128u : 80u};
+          c.k = v_alone ? std::nullopt : std::optional(stream);
+          c.v = v_alone ? std::optional(stream) : std::nullopt;
+          c.source = source;
+          c.layout = layout;
+          c.options.position = 2;
+          c.name = text(stream) + (v_alone ? " V" : " K") + " alone from " +
+                   std::string(name(source)) + " " + layout_name(layout);
+          cases.push_back(c);
+        }
       }
     }
     for (const KvFormat v : native_formats()) {
@@ -105,7 +110,7 @@ std::vector<KvQuantizeCase> kv_pair_cases() {
       c.k = {k, 64};
       c.v = KvStream{v, 128};
       c.options = {.position = 7, .cache = CacheKind::ring};
-      c.name = text(c.k) + " with " + text(*c.v);
+      c.name = text(*c.k) + " with " + text(*c.v);
       cases.push_back(c);
     }
   }
@@ -158,7 +163,7 @@ std::vector<KvQuantizeCase> kv_codec_range_cases() {
     c.capacity = 61;
     c.heads = 3;
     c.options = {.position = 50, .cache = CacheKind::ring};
-    c.name = "many tasks " + text(c.k);
+    c.name = "many tasks " + text(*c.k);
     cases.push_back(c);
   }
   return cases;

@@ -34,16 +34,15 @@ inline KvBuffer encoded(const Device& device, KvFormat format, uint64_t head_dim
                         std::span<const float> rows, KvRole role = KvRole::k) {
   const uint64_t tokens = rows.size() / head_dim;
   const Tensor x = tensor_of(device, rows, {tokens, 1, head_dim});
-  KvQuantizeInputs inputs{
-      .k = x, .k_cache = KvBuffer::allocate(device, {format, KvRole::k, 1, tokens, head_dim})};
-  if (role == KvRole::v) {  // never written alone
-    inputs.v = x;
-    inputs.v_cache = KvBuffer::allocate(device, {format, KvRole::v, 1, tokens, head_dim});
-  }
+  KvBuffer cache = KvBuffer::allocate(device, {format, role, 1, tokens, head_dim});
   Encoder encoder(device);
-  kv_quantize(encoder, inputs);
+  if (role == KvRole::k) {
+    kv_quantize(encoder, {.k = x, .k_cache = cache});
+  } else {
+    kv_quantize(encoder, {.v = x, .v_cache = cache});
+  }
   encoder.submit().wait();
-  return role == KvRole::v ? inputs.v_cache : inputs.k_cache;
+  return cache;
 }
 
 inline std::vector<float> decoded(const Device& device, const KvBuffer& cache,

@@ -91,6 +91,11 @@ std::vector<Refusal> format_refusals() {
               [](Call& c, FilledTensors& t) {
                 c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::k, 3, 9, 80});
               }),
+      refusal("V alone: v_cache of role k", {"v_cache must have role v, got k"},
+              [](Call& c, FilledTensors& t) {
+                c.inputs = {.v = c.inputs.v,
+                            .v_cache = make_cache(t, {KvFormat::tq3, KvRole::k, 3, 9, 80})};
+              }),
       refusal("K's memory called V", {"codes of v_cache", "[3, 2, 240]", "got", "[3, 16, 30]"},
               [](Call& c, FilledTensors& t) {
                 c.inputs.v_cache = make_cache(t, {KvFormat::tq3, KvRole::k, 3, 9, 80});
@@ -104,10 +109,19 @@ std::vector<Refusal> format_refusals() {
 
 std::vector<Refusal> source_refusals() {
   return {
-      refusal("no k", {"k is undefined"}, [](Call& c, FilledTensors&) { c.inputs.k = {}; }),
-      refusal("v alone", {"only v is"}, [](Call& c, FilledTensors&) { c.inputs.v_cache = {}; }),
-      refusal("v_cache alone", {"only v_cache"}, [](Call& c, FilledTensors&) { c.inputs.v = {}; }),
-      refusal("scales of v_cache alone", {"only v_cache"},
+      refusal("neither k nor v", {"k, v or both must be defined", "got neither"},
+              [](Call& c, FilledTensors&) { c.inputs = {}; }),
+      refusal("k without k_cache", {"go together", "only k is"},
+              [](Call& c, FilledTensors&) { c.inputs.k_cache = {}; }),
+      refusal("k_cache without k", {"go together", "only k_cache is"},
+              [](Call& c, FilledTensors&) { c.inputs.k = {}; }),
+      refusal("k_cache without k, v left out", {"only k_cache is"},
+              [](Call& c, FilledTensors&) { c.inputs = {.k_cache = c.inputs.k_cache}; }),
+      refusal("v without v_cache", {"go together", "only v is"},
+              [](Call& c, FilledTensors&) { c.inputs.v_cache = {}; }),
+      refusal("v_cache without v", {"only v_cache"},
+              [](Call& c, FilledTensors&) { c.inputs.v = {}; }),
+      refusal("scales of v_cache without v", {"only v_cache"},
               [](Call& c, FilledTensors&) { c.inputs.v = c.inputs.v_cache.codes = {}; }),
       refusal("k of rank 2", {"k must be", "[15, 64]"},
               [](Call& c, FilledTensors&) {
@@ -146,6 +160,13 @@ std::vector<Refusal> source_refusals() {
               [](Call& c, FilledTensors& t) {
                 const void* memory = address_of(c.inputs.k_cache.codes);
                 c.inputs.k_cache.codes = t.device().wrap(memory, DType::u8, {3, 16, 32});
+              }),
+      refusal("V alone: read-only codes", {"v_codes", "read-only"},
+              [](Call& c, FilledTensors& t) {
+                const Tensor& codes = c.inputs.v_cache.codes;
+                const void* memory = address_of(codes);
+                c.inputs.v_cache.codes = t.device().wrap(memory, DType::u8, codes.shape());
+                c.inputs = {.v = c.inputs.v, .v_cache = c.inputs.v_cache};
               }),
       refusal("read-only scales of v", {"read-only"},
               [](Call& c, FilledTensors& t) {
@@ -197,6 +218,16 @@ std::vector<Refusal> range_refusals() {
               [](Call& c, FilledTensors&) { c.options = {.source_begin = 2, .tokens = 4}; }),
       refusal("begin + tokens passes 2^64", {"asked for " + std::to_string(kHuge)},
               [](Call& c, FilledTensors&) { c.options = {.source_begin = 2, .tokens = kHuge}; }),
+      refusal("V alone: source_begin past the end", {"5 tokens of v", "got 6"},
+              [](Call& c, FilledTensors&) {
+                c.inputs = {.v = c.inputs.v, .v_cache = c.inputs.v_cache};
+                c.options.source_begin = 6;
+              }),
+      refusal("V alone: too many tokens", {"v has 3 tokens from source_begin 2", "asked for 4"},
+              [](Call& c, FilledTensors&) {
+                c.inputs = {.v = c.inputs.v, .v_cache = c.inputs.v_cache};
+                c.options = {.source_begin = 2, .tokens = 4};
+              }),
       refusal("linear: one past the end", {"9 slots", "5 tokens", "position 5"},
               [](Call& c, FilledTensors&) { c.options.position = 5; }),
       // Slots 9 to 15 have memory, the rest of a tile; they are no slots.

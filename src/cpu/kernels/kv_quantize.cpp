@@ -27,7 +27,7 @@ inline KvTileJob FindTile(const abi::KvQuantizeParams& p, const uint64_t* args, 
   const uint64_t head = index % p.heads;
   const uint64_t tile = (p.first_tile + index / p.heads % p.tiles) % p.all_tiles;
   KvTileJob job;
-  job.stream = index / p.heads / p.tiles;
+  job.stream = p.first_stream + index / p.heads / p.tiles;
   const abi::KvQuantizeStream& s = p.stream[job.stream];
   const uint64_t* const stream_args = args + 3 * job.stream;
   job.codes = pointer<uint8_t>(stream_args[1]) + head * s.cache.codes_head_stride +
@@ -134,7 +134,8 @@ constexpr uint64_t kMostTasks = 1 << 20;
 uint32_t kv_quantize_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   const uint64_t tiles = p.streams * p.heads * p.tiles;
-  const uint64_t coordinates = p.streams * p.heads * p.tokens * p.stream[0].cache.head_dim;
+  const uint64_t head_dims = uint64_t{p.stream[0].cache.head_dim} + p.stream[1].cache.head_dim;
+  const uint64_t coordinates = p.heads * p.tokens * head_dims;  // 0 for a stream that is not there
   return static_cast<uint32_t>(
       std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1, std::min(tiles, kMostTasks)));
 }

@@ -86,6 +86,7 @@ __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args
   }
 }
 
+// A format of 0: that half of the cache is not written.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
@@ -93,13 +94,13 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   __shared__ TileShared shared;
   pdl_wait();
   pdl_launch_dependents();
-  const uint32_t blocks_k = quantize_blocks(p, 0);
+  const uint32_t blocks_k = kFormatK != 0 ? quantize_blocks(p, 0) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
   if constexpr (kFormatK == kFormatV) {
     quantize_stream<Source, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {
-    quantize_stream<Source, kFormatK>(p, args, 0, block, shared);
+    if constexpr (kFormatK != 0) quantize_stream<Source, kFormatK>(p, args, 0, block, shared);
   } else if constexpr (kFormatV != 0) {
     quantize_stream<Source, kFormatV>(p, args, 1, block, shared);
   }
