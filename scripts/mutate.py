@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Applies one-line mutations to the source, one at a time, and expects a test to fail.
+
+usage: scripts/mutate.py [--build FOLDER] [--only PART/PARTS] [--list FILE]
+
+Each entry of tests/mutations.json names a file, a line's text, what it becomes, and the test (target and
+filter) that must catch it. The file must hold the text exactly once. The tree is restored after every
+mutation, also when the script is interrupted. A mutation that does not compile counts as caught by the
+compiler and is reported as such: it proves nothing about the tests.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def run(command, timeout):
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
+        return done.returncode, done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return -1, "timed out"
+
+
+def outcome(entry, build):
+    code, text = run(["cmake", "--build", build, "--target", entry["target"]], 1800)
+    if code != 0:
+        return "does not compile", text
+    program = next(pathlib.Path(ROOT, build).glob("tests/**/" + entry["target"]))
+    code, text = run([str(program), "--gtest_brief=1", "--gtest_filter=" + entry.get("filter", "*")], 600)
+    return ("survived", text) if code == 0 else ("caught", text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--list", default="tests/mutations.json")
+    parser.add_argument("--only", default="0/1", help="every PARTS-th mutation from PART on")
+    args = parser.parse_args()
+    part, parts = map(int, args.only.split("/"))
+    entries = json.loads(pathlib.Path(ROOT, args.list).read_text())[part::parts]
+    counts = {}
+    for number, entry in enumerate(entries, 1):
+        path = ROOT / entry["file"]
+        original = path.read_text()
+        if original.count(entry["old"]) != 1:
+            sys.exit(f"{entry['file']}: the text must stand there exactly once: {entry['old']}")
+        begin = time.monotonic()
+        try:
+            path.write_text(original.replace(entry["old"], entry["new"]))
+            result, text = outcome(entry, args.build)
+        finally:
+            path.write_text(original)
+        counts[result] = counts.get(result, 0) + 1
+        print(f"{number:3} of {len(entries)}  {result:17} {time.monotonic() - begin:5.0f} s  {entry['file']}: {entry['why']}",
+              flush=True)
+    print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+    return 0 if set(counts) <= {"caught"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
