@@ -4,7 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 status=0
-for document in *.md docs/*.md docs/notes/*.md; do
+for document in *.md docs/*.md docs/notes/*.md tests/*.md; do
+  [[ -e $document ]] || continue
   while read -r link; do
     [[ -e $(dirname "$document")/$link ]] || { echo "$document: no such file: $link"; status=1; }
   done < <(grep -oP '\]\(\K(?!https?:)[^)#]+' "$document" || true)
