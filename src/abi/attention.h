@@ -14,12 +14,12 @@ struct AttentionSpec {
   uint8_t unused[4];
 };
 
-// For kernels of one head dim that take few rows at a time.
+// A kernel for few rows, one head dim.
 struct AttentionDecodeSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
   uint8_t rows;     // of a block: 4, 8, 12 or 16
-  uint8_t cluster;  // blocks that put their splits together in each other's memory: 1, 2, 8
+  uint8_t cluster;  // blocks that reduce their splits in each other's shared memory: 1, 2 or 8
   uint8_t unused[2];
   uint16_t head_dim;  // of K and of V
 };
@@ -80,22 +80,23 @@ struct AttentionParams {
   uint32_t causal;
   uint32_t partial;            // kAttentionWhole, kAttentionPartial or kAttentionMerged
   uint32_t segment;            // KvSegment, with a state
-  uint32_t fewest_split_keys;  // less is not worth merging on this device
+  uint32_t fewest_split_keys;  // AttentionPlan's, with a state
   uint32_t group;              // query heads of a KV head
   uint32_t used_splits;        // that have keys, at least 1; 0: the state says
   uint32_t q_dtype;            // DType, for backends that branch on it
   uint32_t out_dtype;
 };
 
-// AttentionParams::partial: the output is wanted, or the splits' states, or the output by way of
-// states that the kernel reduces in `partial`: zeros before its first call, the kernel's own after.
+// AttentionParams::partial. Whole: the kernel writes the output. Partial: it writes the splits'
+// partial states. Merged: it writes the output and reduces states in the argument `partial`, which
+// holds zeros before its first call and belongs to the kernel after it.
 constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2;
 
-constexpr uint64_t kSplitUnit = 64;  // keys a kernel takes at a time
+constexpr uint64_t kSplitMultiple = 64;  // keys of a split: what a kernel takes at a time
 
 inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
   const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);
-  return (each + kSplitUnit - 1) / kSplitUnit * kSplitUnit;
+  return (each + kSplitMultiple - 1) / kSplitMultiple * kSplitMultiple;
 }
 
 // Oldest key that any query's window reaches.

@@ -74,7 +74,7 @@ inline AttentionPlan attention_any_shape_plan(const AttentionProblem& p, uint64_
 
 // For a device that has one kernel and nothing to choose.
 inline AttentionPlan attention_default_plan(const AttentionProblem& p) {
-  return attention_any_shape_plan(p, p.splits != 0 ? p.splits : 1, kSplitUnit);
+  return attention_any_shape_plan(p, p.splits != 0 ? p.splits : 1, kSplitMultiple);
 }
 
 }  // namespace gyre::abi

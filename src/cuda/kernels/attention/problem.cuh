@@ -118,8 +118,8 @@ inline SplitKeys split_keys(const abi::AttentionParams& p, uint64_t state, uint3
   problem.mask.length = static_cast<int32_t>(now.length);
   // As attention_split_keys, in 32 bits: a 64-bit division takes ten times as long.
   const uint32_t keys = narrow(seen.end) - narrow(seen.begin);
-  const uint32_t part = (keys + splits - 1) / splits, unit = narrow(abi::kSplitUnit);
-  const uint32_t whole = (part + unit - 1) / unit * unit;
+  const uint32_t part = (keys + splits - 1) / splits, of = narrow(abi::kSplitMultiple);
+  const uint32_t whole = (part + of - 1) / of * of;
   const uint32_t each = whole > p.fewest_split_keys ? whole : p.fewest_split_keys;
   problem.splits = keys == 0 ? 1 : (keys + each - 1) / each;
   return {narrow(seen.begin), narrow(seen.end), each};
