@@ -46,6 +46,7 @@ struct OpRun {
   // Where bounds depend on the arithmetic: fills them in, told how the device describes the kernel
   // of the first command, and returns what that arithmetic is called in the table of bounds.
   std::function<std::string(std::vector<Block>&, const std::string& description)> expect = {};
+  bool once = false;  // holds for one moment: a graph must refuse it
 };
 
 struct OpCase {
@@ -53,6 +54,8 @@ struct OpCase {
   std::function<bool(const Device&)> supported;
   std::function<OpRun()> make;  // called when the case runs, so a list of thousands costs little
   std::string only_with = {};   // a kernel: devices without it leave the case out, by name
+  // As make(), with blocks of the right sizes and nothing in them: what it records is the same.
+  std::function<OpRun()> outline = {};
 };
 
 // For ops that have no Device::supports of their own.
@@ -100,6 +103,8 @@ struct CaseReport {
   std::string arithmetic;  // what OpRun::expect returned
   double nmse = 0;         // the largest of a block that has a bound for it
   double nmse_bound = 0;
+  std::vector<std::string> classes;  // variant_classes() of what ran
+  uint64_t bytes = 0;                // of all blocks
 };
 
 // Eager and as a graph replayed twice, on memory of the device and on wrapped memory, each block
@@ -112,6 +117,7 @@ testing::AssertionResult check_refusal(const Device& device, const Refusal& refu
 
 std::vector<OpCase> kv_copy_cases();
 std::vector<Refusal> kv_copy_refusals();
+std::vector<OpCase> kv_cache_cases();  // what only a KvCache records
 std::vector<OpCase> rope_cases();
 std::vector<Refusal> rope_refusals();
 std::vector<OpCase> norm_rope_cases();

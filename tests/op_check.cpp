@@ -4,8 +4,8 @@
 
 #include "expect_error.h"
 #include "op_case.h"
-#include "recorded_commands.h"
 #include "reference.h"
+#include "variant_classes.h"
 
 namespace gyre::test {
 namespace {
@@ -144,6 +144,10 @@ AssertionResult check_eager(const Device& device, OpRun& run, const Arena& arena
     const RecordedCommand& first = commands.front();
     report.arithmetic = run.expect(run.blocks, device.impl()->describe(*first.kernel, first.spec));
   }
+  for (const Block& block : run.blocks) report.bytes += block.before.size();
+  for (const RecordedCommand& command : commands) {
+    for (std::string& text : variant_classes(command)) report.classes.push_back(std::move(text));
+  }
   encoder.submit().wait();
   if (encoder.size() != 0) return AssertionFailure() << "submit left commands behind";
   return arena.check(report);
@@ -153,6 +157,9 @@ AssertionResult check_replays(const Device& device, const OpRun& run, const Aren
                               const std::vector<Bytes>& eager) {
   Encoder encoder(device);
   if (const AssertionResult result = record(encoder, run, arena); !result) return result;
+  if (run.once)
+    return throws_error(ErrorCode::invalid_argument, {"cannot be replayed"},
+                        [&] { encoder.instantiate(); });
   const Graph graph = encoder.instantiate();
   for (int replay = 0; replay < 2; ++replay) {
     arena.reset();

@@ -1,16 +1,27 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <tuple>
 
 #include "device_setups.h"
 #include "op_case.h"
+#include "variant_classes.h"
 
 namespace gyre::test {
+namespace {
+
+std::vector<Refusal> no_refusals() { return {}; }  // KvCache refuses, before it records
+
+}  // namespace
 
 std::vector<OpCases> all_ops() {
   return {
@@ -23,6 +34,7 @@ std::vector<OpCases> all_ops() {
       {"attention", attention_cases, attention_refusals},
       {"attention_partial", attention_partial_cases, attention_partial_refusals},
       {"attention_merge", attention_merge_cases, attention_merge_refusals},
+      {"kv_cache", kv_cache_cases, no_refusals},
   };
 }
 
@@ -30,14 +42,102 @@ namespace {
 
 // GYRE_CASES=2/14 takes every 14th case from the third on, for running several processes side by
 // side where building kernels takes longest.
-bool is_my_case(size_t index) {
+struct Part {
+  size_t index = 0, count = 1;
+};
+Part my_part() {
   const char* const text = std::getenv("GYRE_CASES");
-  if (text == nullptr) return true;
+  if (text == nullptr) return {};
   char* end = nullptr;
-  const size_t part = std::strtoul(text, &end, 10);
-  const size_t parts = *end == '/' ? std::strtoul(end + 1, nullptr, 10) : 0;
-  if (part >= parts) throw std::invalid_argument("GYRE_CASES must be PART/PARTS, from 0");
-  return index % parts == part;
+  Part part;
+  part.index = std::strtoul(text, &end, 10);
+  part.count = *end == '/' ? std::strtoul(end + 1, nullptr, 10) : 0;
+  if (part.index >= part.count)
+    throw std::invalid_argument("GYRE_CASES must be PART/PARTS, from 0");
+  return part;
+}
+
+// GYRE_CASE_LIST=FILE takes the cases that are lines of the file, as Launched writes them.
+const std::set<std::string>* chosen_cases() {
+  static const auto kNames = []() -> std::optional<std::set<std::string>> {
+    const char* const path = std::getenv("GYRE_CASE_LIST");
+    if (path == nullptr) return {};
+    std::ifstream in(path);
+    if (!in) throw std::invalid_argument(std::string("GYRE_CASE_LIST: cannot read ") + path);
+    std::set<std::string> names;
+    for (std::string line; std::getline(in, line);) names.insert(line);
+    return names;
+  }();
+  return kNames ? &*kNames : nullptr;
+}
+
+struct NumberedCase {
+  std::string id;  // "attention#12 <name>": names alone are not unique
+  OpCase op_case;
+};
+
+// The cases of an op that this process runs.
+std::vector<NumberedCase> my_cases(const OpCases& op) {
+  const Part part = my_part();
+  std::vector<NumberedCase> mine;
+  size_t number = 0, index = 0;
+  for (OpCase& op_case : op.cases()) {
+    const std::string id = op.op + "#" + std::to_string(number++) + " " + op_case.name;
+    if (chosen_cases() != nullptr && chosen_cases()->count(id) == 0) continue;
+    if (index++ % part.count == part.index) mine.push_back({id, std::move(op_case)});
+  }
+  return mine;
+}
+
+// Which classes of variants the cases of a setup launched. GYRE_LAUNCHED=FOLDER also writes each
+// with the case that launched it and the bytes it takes, and counts what other processes wrote
+// there.
+class Launched {
+ public:
+  void add(const std::string& setup, const std::string& id, const CaseReport& report) {
+    std::set<std::string>& all = of_[setup];
+    for (const std::string& text : report.classes) {
+      all.insert(text);
+      if (folder() != nullptr) file(setup) << text << '\t' << report.bytes << '\t' << id << '\n';
+    }
+  }
+  void finish(const std::string& setup, const std::string& op) { ops_[setup].insert(op); }
+
+  // None: some cases have not run, here or elsewhere.
+  std::optional<std::set<std::string>> all(const std::string& setup) {
+    if (folder() != nullptr) return written(setup);
+    const bool whole = my_part().count == 1 && chosen_cases() == nullptr;
+    if (!whole || ops_[setup].size() != all_ops().size()) return {};
+    return of_[setup];
+  }
+
+ private:
+  static const char* folder() { return std::getenv("GYRE_LAUNCHED"); }
+
+  std::ofstream& file(const std::string& setup) {
+    std::ofstream& out = files_[setup];
+    if (!out.is_open())
+      out.open(std::filesystem::path(folder()) / (setup + "." + std::to_string(getpid())));
+    return out;
+  }
+  std::set<std::string> written(const std::string& setup) {
+    files_.clear();
+    std::set<std::string> all;
+    for (const auto& entry : std::filesystem::directory_iterator(folder())) {
+      if (!entry.path().filename().string().starts_with(setup + ".")) continue;
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);) all.insert(line.substr(0, line.find('\t')));
+    }
+    return all;
+  }
+
+  std::map<std::string, std::set<std::string>> of_, ops_;
+  std::map<std::string, std::ofstream> files_;
+};
+
+Launched& launched() {
+  static Launched all;
+  return all;
 }
 
 class Ops : public testing::TestWithParam<std::tuple<OpCases, DeviceSetup>> {
@@ -69,10 +169,8 @@ class Errors {
 TEST_P(Ops, MatchTheReference) {
   const OpenDevice open(setup());
   uint32_t unsupported = 0;
-  size_t index = 0;
   Errors errors;
-  for (const OpCase& op_case : op().cases()) {
-    if (!is_my_case(index++)) continue;
+  for (const auto& [id, op_case] : my_cases(op())) {
     if (!op_case.only_with.empty() && !has_kernel(open.device(), op_case.only_with)) {
       std::cout << "skipped, for devices with " << op_case.only_with << ": " << op_case.name
                 << '\n';
@@ -86,8 +184,10 @@ TEST_P(Ops, MatchTheReference) {
     CaseReport report;
     EXPECT_TRUE(check_case(open.device(), op_case, &report));
     errors.add(report);
+    launched().add(setup().name, id, report);
   }
   errors.print();
+  launched().finish(setup().name, op().op);
   if (setup().device == "cpu") {
     EXPECT_EQ(unsupported, 0u) << "the CPU runs every op";
     if (setup().simd_target != 0) {
@@ -113,6 +213,21 @@ INSTANTIATE_TEST_SUITE_P(All, Ops,
                          [](const auto& test) {
                            return std::get<0>(test.param).op + "_" + std::get<1>(test.param).name;
                          });
+
+// After all of the above: no variant that a device has is left out.
+class Variants : public testing::TestWithParam<DeviceSetup> {};
+
+TEST_P(Variants, EachClassIsLaunchedByACase) {
+  const std::optional<std::set<std::string>> seen = launched().all(GetParam().name);
+  if (!seen) GTEST_SKIP() << "only some of the cases ran; see GYRE_LAUNCHED";
+  const OpenDevice open(GetParam());
+  const std::set<std::string> listed = listed_classes(open.device());
+  EXPECT_TRUE(each_is_launched(listed, *seen));
+  std::cout << listed.size() << " classes of variants\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Variants, testing::ValuesIn(device_setups()),
+                         [](const auto& test) { return test.param.name; });
 
 // The checks themselves: each of these runs is wrong in one place.
 
@@ -182,6 +297,29 @@ TEST(CheckCase, HoldsTheBound) {
   EXPECT_TRUE(check_case(Device::open("cpu"), with_bound(0.002)));
   EXPECT_FALSE(check_case(Device::open("cpu"), with_bound(0.0005)));
   EXPECT_FALSE(check_case(Device::open("cpu"), with_bound(0)));
+}
+
+TEST(CheckVariants, SeesWhatIsMissingAndWhatIsNotListed) {
+  const Device device = Device::open("cpu");
+  const std::set<std::string> listed = listed_classes(device);
+  EXPECT_TRUE(each_is_launched(listed, listed));
+  for (const std::string& text : listed) {
+    std::set<std::string> some = listed;
+    some.erase(text);
+    EXPECT_FALSE(each_is_launched(listed, some)) << text;
+    EXPECT_FALSE(each_is_launched(some, listed)) << text;
+  }
+  EXPECT_EQ(listed.count("attention k=levels v=f16 reduction=states"), 1u);
+  EXPECT_EQ(listed.count("kv_quantize v=compat8"), 1u);
+}
+
+TEST(CheckVariants, CountsWhatCasesRecord) {
+  const Device device = Device::open("cpu");
+  CaseReport report;
+  EXPECT_TRUE(check_case(device, copy_case([](OpRun&) {}), &report));
+  EXPECT_EQ(report.classes, std::vector<std::string>{"kv_copy source=f32 cache=f32"});
+  EXPECT_FALSE(
+      each_is_launched(listed_classes(device), {report.classes.begin(), report.classes.end()}));
 }
 
 TEST(CheckRefusal, SeesAcceptanceWrongTextAndWrites) {

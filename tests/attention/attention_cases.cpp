@@ -87,6 +87,18 @@ void add_split_cases(std::vector<OpCase>& cases) {
   });
 }
 
+// Short enough for one split on any device.
+void add_short_cases(std::vector<OpCase>& cases) {
+  for_each_class_pair([&](FormatClass k, FormatClass v, size_t i) {
+    AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i / 5)};
+    c.name = "one split";
+    c.tokens = 1 + i % 3;
+    c.k_dim = k == FormatClass::compat ? 256 : 40;
+    c.v_dim = v == FormatClass::compat ? 256 : 24;
+    cases.push_back(make_case(c));
+  });
+}
+
 // K and V of one size: every pair of classes at every size, over rows, masks and dtypes that change
 // from case to case.
 void add_shape_cases(std::vector<OpCase>& cases) {
@@ -145,6 +157,7 @@ std::vector<OpCase> attention_cases() {
     add_layout_cases(pair, cases);
     add_option_cases(pair, cases);
   }
+  add_short_cases(cases);
   add_split_cases(cases);
   add_shape_cases(cases);
   for (const OpCase& c : attention_decode_cases()) cases.push_back(c);

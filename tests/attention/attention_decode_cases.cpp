@@ -1,8 +1,6 @@
 // Few rows over K and V of one size, aligned as cp.async wants them: what a GPU's decode kernel
 // takes. Lengths and KV heads are chosen so that a GPU of 84 to 160 multiprocessors reduces each
 // case as its Mode says; variant_classes_test checks that.
-#include <array>
-
 #include "attention/attention_op_case.h"
 #include "kv_codec/kv_codec_case.h"
 
@@ -38,6 +36,14 @@ bool is_levels(KvFormat format) { return class_of(format) == FormatClass::levels
 std::vector<uint64_t> row_blocks(KvFormat v, uint64_t dim) {
   if (!is_levels(v)) return {8, 16};
   return dim <= 128 ? std::vector<uint64_t>{4, 8, 12, 16} : std::vector<uint64_t>{4, 8};
+}
+
+// cp.async copies rows of K, plane by plane, in pieces of 16 bytes.
+bool has_whole_pieces(KvFormat k, uint64_t dim) { return dim * describe(k).bits % 128 == 0; }
+
+KvFormat k_format_of(FormatClass k_class, size_t index, uint64_t dim) {
+  while (!has_whole_pieces(format_of(k_class, index), dim)) ++index;
+  return format_of(k_class, index);
 }
 
 Rows rows_of(uint64_t block, KvFormat v, size_t index) {
@@ -97,9 +103,17 @@ bool is_mode_of(Mode mode, uint64_t block, uint64_t dim) {
   return mode != Mode::pair || block * dim >= uint64_t{12} * 128;
 }
 
-void add_case(const std::array<KvFormat, 2>& formats, uint64_t block, Mode mode, size_t i,
-              std::vector<OpCase>& cases, uint64_t dim) {
-  AttentionOpCase c{.k = formats[0], .v = formats[1]};
+struct Variant {
+  KvFormat k, v;
+  uint64_t dim;
+  uint64_t rows;  // of a block
+  Mode mode;
+};
+
+// `i` walks through rows, lengths and options.
+void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
+  const auto [k, v, dim, block, mode] = variant;
+  AttentionOpCase c{.k = k, .v = v};
   const Rows rows = rows_of(block, c.v, i);
   c.k_dim = c.v_dim = dim;
   c.tokens = rows.tokens;
@@ -117,31 +131,65 @@ void add_case(const std::array<KvFormat, 2>& formats, uint64_t block, Mode mode,
   cases.push_back(make_case(c));
 }
 
-std::vector<OpCase> decode_cases(bool partial) {
-  constexpr FormatClass kClasses[] = {FormatClass::levels, FormatClass::f16, FormatClass::bf16};
+constexpr FormatClass kClasses[] = {FormatClass::levels, FormatClass::f16, FormatClass::bf16};
+constexpr uint64_t kDims[] = {64, 128, 256, 512};
+
+// Every pair of classes at every size, with blocks of each number of rows, in each mode.
+void add_classes(bool partial, std::vector<OpCase>& cases) {
   constexpr Mode kModes[] = {Mode::whole, Mode::partial, Mode::merged, Mode::pair, Mode::cluster};
-  std::vector<OpCase> cases;
   for (const FormatClass k_class : kClasses) {
     for (const FormatClass v_class : kClasses) {
-      size_t i = 0;  // walks through formats, rows and options
-      for (const uint64_t dim : {64u, 128u, 256u, 512u}) {
+      size_t i = 0;
+      for (const uint64_t dim : kDims) {
         for (const uint64_t block : row_blocks(format_of(v_class, 0), dim)) {
           for (const Mode mode : kModes) {
             if (!is_mode_of(mode, block, dim)) continue;
-            const std::array formats = {format_of(k_class, i), format_of(v_class, i + i / 6)};
-            if ((mode == Mode::partial) == partial) add_case(formats, block, mode, i, cases, dim);
+            const Variant variant{k_format_of(k_class, i, dim), format_of(v_class, i + i / 6), dim,
+                                  block, mode};
+            if ((mode == Mode::partial) == partial) add_case(variant, i, cases);
             ++i;
           }
         }
       }
     }
   }
-  return cases;
+}
+
+// Every pair of formats, and every format at every size.
+void add_formats(std::vector<OpCase>& cases) {
+  std::vector<KvFormat> formats;
+  for (const FormatClass format_class : kClasses) {
+    for (const KvFormat format : formats_of(format_class)) formats.push_back(format);
+  }
+  size_t i = 1000;  // apart from the names above
+  for (const KvFormat k : formats) {
+    for (const KvFormat v : formats) {
+      const uint64_t dim = has_whole_pieces(k, 64) ? kDims[i % 4] : kDims[1 + i % 3];
+      add_case({k, v, dim, 8, Mode::whole}, i++, cases);
+    }
+    for (const uint64_t dim : kDims) {
+      const uint64_t block = row_blocks(k, dim)[0];
+      if (has_whole_pieces(k, dim)) add_case({k, k, dim, block, Mode::merged}, i, cases);
+      if (!has_whole_pieces(k, dim))
+        add_case({KvFormat::tq8, k, dim, block, Mode::whole}, i, cases);
+      ++i;
+    }
+  }
 }
 
 }  // namespace
 
-std::vector<OpCase> attention_decode_cases() { return decode_cases(false); }
-std::vector<OpCase> attention_decode_partial_cases() { return decode_cases(true); }
+std::vector<OpCase> attention_decode_cases() {
+  std::vector<OpCase> cases;
+  add_classes(false, cases);
+  add_formats(cases);
+  return cases;
+}
+
+std::vector<OpCase> attention_decode_partial_cases() {
+  std::vector<OpCase> cases;
+  add_classes(true, cases);
+  return cases;
+}
 
 }  // namespace gyre::test

@@ -76,5 +76,7 @@ std::vector<KvQuantizeCase> kv_slot_cases();
 std::vector<KvQuantizeCase> kv_codec_range_cases();
 std::vector<KvDequantizeCase> kv_decode_cases();
 std::vector<KvDequantizeCase> kv_decode_slot_cases();
+std::vector<OpCase> kv_compat_quantize_cases();
+std::vector<OpCase> kv_compat_dequantize_cases();
 
 }  // namespace gyre::test

@@ -216,12 +216,17 @@ std::vector<KvDequantizeCase> kv_decode_slot_cases() {
 }
 
 std::vector<OpCase> kv_quantize_cases() {
-  return made<KvQuantizeCase>({kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(),
-                               kv_slot_cases(), kv_codec_range_cases()});
+  std::vector<OpCase> cases =
+      made<KvQuantizeCase>({kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(),
+                            kv_slot_cases(), kv_codec_range_cases()});
+  for (OpCase& c : kv_compat_quantize_cases()) cases.push_back(std::move(c));
+  return cases;
 }
 
 std::vector<OpCase> kv_dequantize_cases() {
-  return made<KvDequantizeCase>({kv_decode_cases(), kv_decode_slot_cases()});
+  std::vector<OpCase> cases = made<KvDequantizeCase>({kv_decode_cases(), kv_decode_slot_cases()});
+  for (OpCase& c : kv_compat_dequantize_cases()) cases.push_back(std::move(c));
+  return cases;
 }
 
 }  // namespace gyre::test

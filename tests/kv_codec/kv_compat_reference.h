@@ -171,4 +171,13 @@ inline std::vector<double> compat_restored(std::span<const uint32_t> codes,
   return y;
 }
 
+// What compat_restored() gave, still rotated.
+inline std::vector<double> compat_rotated(std::vector<double> x) {
+  const size_t n = x.size();
+  for (uint32_t j = 0; (n == 256 || n == 512) && j < n; ++j) x[j] = compat_flips(j) ? -x[j] : x[j];
+  walsh_hadamard<double>(x);
+  for (double& v : x) v /= std::sqrt(static_cast<double>(n));
+  return x;
+}
+
 }  // namespace gyre::reference

@@ -1,5 +1,6 @@
 #include "kv_codec/kv_memory.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "kv_codec/kv_compat_reference.h"
@@ -14,72 +15,82 @@ KvSide side_of(const KvShape& shape, KvLayout layout) {
   return {kv_dtype(shape.format), layout, shape.capacity, shape.kv_heads, shape.head_dim, stream};
 }
 
-bool is_native(KvFormat format) { return describe(format).scale == KvScaleKind::u8e8; }
+// The bytes of a cache's half.
+struct Memory {
+  Bytes& codes;
+  Bytes& scales;
+};
 
-template <class Write>
-void for_each_row(const KvShape& shape, const std::function<std::vector<float>(uint64_t)>& row_of,
-                  const Write& write) {
-  for (uint64_t slot = 0; slot < shape.capacity; ++slot) {
-    for (uint64_t head = 0; head < shape.kv_heads; ++head) write(slot, head, row_of(slot));
-  }
-}
-
-void fill_dense(const KvSide& side, uint64_t slot, uint64_t head, const std::vector<float>& row,
-                KvMemory& memory) {
+std::vector<double> write_dense(const KvSide& side, const KvRowPlace& at,
+                                const std::vector<float>& row, const Memory& memory) {
+  std::vector<double> values;
   for (uint64_t e = 0; e < row.size(); ++e) {
     const uint32_t bits =
         reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(row[e]));
-    const uint64_t at = side.index(slot, head, e);
-    reference::store_bits(side.dtype, memory.codes.before.data(), at, bits);
-    memory.values.push_back(reference::load_value(side.dtype, memory.codes.before.data(), at));
+    const uint64_t place = side.index(at.slot, at.head, e);
+    reference::store_bits(side.dtype, memory.codes.data(), place, bits);
+    values.push_back(reference::load_value(side.dtype, memory.codes.data(), place));
   }
+  return values;
 }
 
-void fill_native(const reference::KvPlaces& places, uint64_t slot, uint64_t head,
-                 const std::vector<float>& row, KvMemory& memory) {
+std::vector<double> write_native(const KvShape& shape, const KvRowPlace& at,
+                                 const std::vector<float>& row, const Memory& memory) {
+  const reference::KvPlaces places = places_of(shape);
   const reference::KvCodes encoded = reference::kv_encode(places.coder, row);
-  reference::kv_store(places, slot, encoded,
-                      memory.codes.before.data() + head * places.head_bytes(),
-                      memory.scales.before.data() + head * places.scale_head_bytes());
-  const auto values = reference::kv_restored(reference::kv_rotated(places.coder, encoded));
-  memory.values.insert(memory.values.end(), values.begin(), values.end());
-}
-
-uint32_t compat_bits(KvFormat format) {
-  if (format == KvFormat::compat4) return 4;
-  if (format == KvFormat::compat5) return 5;
-  return format == KvFormat::compat6 ? 6 : 8;
+  reference::kv_store(places, at.slot, encoded, memory.codes.data() + at.head * places.head_bytes(),
+                      memory.scales.data() + at.head * places.scale_head_bytes());
+  return reference::kv_restored(reference::kv_rotated(places.coder, encoded));
 }
 
 const std::vector<double>& codebook_of(KvFormat format) {
   static const std::vector<double> kBooks[] = {
       reference::compat_codebook(4), reference::compat_codebook(5), reference::compat_codebook(6),
       reference::compat_codebook(8)};
-  const uint32_t bits = compat_bits(format);
+  const auto bits = static_cast<size_t>(name(format).back() - '0');
   return kBooks[bits == 8 ? 3 : bits - 4];
 }
 
-void fill_compat(const KvShape& shape, uint64_t slot, uint64_t head, const std::vector<float>& row,
-                 KvMemory& memory) {
+std::vector<double> write_compat(const KvShape& shape, const KvRowPlace& at,
+                                 const std::vector<float>& row, const Memory& memory) {
   const reference::CompatRow found = reference::compat_normalize(row);
   const std::vector<float> norms(found.norms.begin(), found.norms.end());
   const std::vector<double>& book = codebook_of(shape.format);
   const std::vector<uint32_t> codes = reference::compat_codes(row, norms, book);
-  const uint64_t at = head * shape.capacity + slot;
+  const uint64_t place = at.head * shape.capacity + at.slot;
+  const uint64_t packed = describe(shape.format).packing == KvPacking::nibbles ? 2 : 1;
   for (uint64_t j = 0; j < row.size(); ++j) {
-    const uint64_t packed = shape.format == KvFormat::compat4 ? 2 : 1;
-    std::byte& byte = memory.codes.before[at * row.size() / packed + j / packed];
+    std::byte& byte = memory.codes[place * row.size() / packed + j / packed];
     if (packed == 2 && j % 2 == 1) {
       byte = (byte & std::byte{15}) | static_cast<std::byte>(codes[j] << 4);
     } else {
       byte = static_cast<std::byte>(codes[j]);
     }
   }
-  for (uint64_t i = 0; i < norms.size(); ++i)
-    reference::store_bits(DType::f32, memory.scales.before.data(), at * norms.size() + i,
+  for (uint64_t i = 0; i < norms.size(); ++i) {
+    reference::store_bits(DType::f32, memory.scales.data(), place * norms.size() + i,
                           std::bit_cast<uint32_t>(norms[i]));
-  const auto values = reference::compat_restored(codes, norms, book);
-  memory.values.insert(memory.values.end(), values.begin(), values.end());
+  }
+  return reference::compat_restored(codes, norms, book);
+}
+
+// What the row then holds.
+std::vector<double> write_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
+                              const std::vector<float>& row, const Memory& memory) {
+  switch (class_of(shape.format)) {
+    case FormatClass::levels:
+      return write_native(shape, at, row, memory);
+    case FormatClass::compat:
+      return write_compat(shape, at, row, memory);
+    default:
+      return write_dense(side_of(shape, layout), at, row, memory);
+  }
+}
+
+uint64_t elements(const Dims& dims) {
+  uint64_t count = 1;
+  for (const uint64_t n : dims) count *= n;
+  return count;
 }
 
 }  // namespace
@@ -89,37 +100,58 @@ DType kv_dtype(KvFormat format) {
   return format == KvFormat::bf16 ? DType::bf16 : DType::f32;
 }
 
-KvMemory kv_memory(const KvShape& shape, KvLayout layout,
-                   const std::function<std::vector<float>(uint64_t slot)>& row_of) {
+KvMemory kv_memory(const KvShape& shape, KvLayout layout) {
   KvMemory memory;
+  memory.codes.dtype = memory.scales.dtype = DType::u8;
   if (!describe(shape.format).compressed) {
     const KvSide side = side_of(shape, layout);
     memory.codes.dtype = side.dtype;
-    memory.codes.before = pattern_bytes(side.elements() * size_bytes(side.dtype), 4);
-    for_each_row(shape, row_of, [&](uint64_t slot, uint64_t head, const std::vector<float>& row) {
-      fill_dense(side, slot, head, row, memory);
-    });
-  } else if (is_native(shape.format)) {
-    const reference::KvPlaces places = places_of(shape);
-    memory.codes.dtype = memory.scales.dtype = DType::u8;
-    memory.codes.before = pattern_bytes(shape.kv_heads * places.head_bytes(), 5);
-    memory.scales.before = pattern_bytes(shape.kv_heads * places.scale_head_bytes(), 6);
-    for_each_row(shape, row_of, [&](uint64_t slot, uint64_t head, const std::vector<float>& row) {
-      fill_native(places, slot, head, row, memory);
-    });
+    memory.codes.before.resize(side.elements() * size_bytes(side.dtype));
   } else {
-    memory.codes.dtype = DType::u8;
-    memory.scales.dtype = DType::f32;
-    const auto elements = [](const Dims& dims) { return dims[0] * dims[1] * dims[2]; };
-    memory.codes.before = pattern_bytes(elements(kv_codes_shape(shape)), 5);
-    memory.scales.before = pattern_bytes(elements(kv_scales_shape(shape)) * sizeof(float), 6);
-    for_each_row(shape, row_of, [&](uint64_t slot, uint64_t head, const std::vector<float>& row) {
-      fill_compat(shape, slot, head, row, memory);
-    });
+    if (class_of(shape.format) == FormatClass::compat) memory.scales.dtype = DType::f32;
+    memory.codes.before.resize(elements(kv_codes_shape(shape)));
+    memory.scales.before.resize(elements(kv_scales_shape(shape)) * size_bytes(memory.scales.dtype));
   }
   memory.codes.after = memory.codes.before;
   memory.scales.after = memory.scales.before;
   return memory;
+}
+
+KvMemory kv_memory(const KvShape& shape, KvLayout layout,
+                   const std::function<std::vector<float>(uint64_t slot)>& row_of) {
+  KvMemory memory = kv_memory(shape, layout);
+  memory.codes.before = pattern_bytes(memory.codes.before.size(), 5);
+  memory.scales.before = pattern_bytes(memory.scales.before.size(), 6);
+  for (uint64_t slot = 0; slot < shape.capacity; ++slot) {
+    for (uint64_t head = 0; head < shape.kv_heads; ++head) {
+      const auto values = write_row(shape, layout, {slot, head}, row_of(slot),
+                                    {memory.codes.before, memory.scales.before});
+      memory.values.insert(memory.values.end(), values.begin(), values.end());
+    }
+  }
+  memory.codes.after = memory.codes.before;
+  memory.scales.after = memory.scales.before;
+  return memory;
+}
+
+void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
+                   const std::vector<float>& row, KvMemory& memory) {
+  write_row(shape, layout, at, row, {memory.codes.after, memory.scales.after});
+  if (class_of(shape.format) != FormatClass::compat) return;
+  const uint64_t norms = shape.head_dim == 512 ? 2 : 1;
+  for (uint64_t i = 0; i < norms; ++i) {
+    const uint64_t place = (at.head * shape.capacity + at.slot) * norms + i;
+    const double norm = reference::load_value(DType::f32, memory.scales.after.data(), place);
+    expect_near(memory.scales, place, norm, 1e-6 * norm);
+  }
+}
+
+bool has_codes(const KvShape& shape, const std::vector<float>& row) {
+  if (class_of(shape.format) != FormatClass::compat) return true;
+  const std::vector<double>& book = codebook_of(shape.format);
+  const reference::CompatRow found = reference::compat_normalize(row);
+  return std::none_of(found.normalized.begin(), found.normalized.end(),
+                      [&](double value) { return reference::compat_index(book, value).near; });
 }
 
 KvBuffer kv_buffer(const KvShape& shape, KvLayout layout, const Tensor& codes,

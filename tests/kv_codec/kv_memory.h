@@ -18,6 +18,21 @@ struct KvMemory {
 KvMemory kv_memory(const KvShape& shape, KvLayout layout,
                    const std::function<std::vector<float>(uint64_t slot)>& row_of);
 
+// As large, and empty.
+KvMemory kv_memory(const KvShape& shape, KvLayout layout);
+
+struct KvRowPlace {
+  uint64_t slot = 0, head = 0;
+};
+
+// What a call must leave in one row: all bits, but for the norms of compatibility formats, whose
+// order of summation is open.
+void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
+                   const std::vector<float>& row, KvMemory& memory);
+
+// Whether the codes of the row follow from the specification: none lies between two.
+bool has_codes(const KvShape& shape, const std::vector<float>& row);
+
 // The cache over those bytes, each a flat tensor.
 KvBuffer kv_buffer(const KvShape& shape, KvLayout layout, const Tensor& codes,
                    const Tensor& scales);

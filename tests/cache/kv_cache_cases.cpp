@@ -1,0 +1,279 @@
+// The ops that only a KvCache records: kv_extend, kv_append and bytes_copy, over memory that a
+// cache would lay out.
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "kv_codec/kv_memory.h"
+#include "ops/cache_ops.h"
+
+namespace gyre::test {
+namespace {
+
+using reference::KvSide;
+
+// One step of a layer. Keys are counted from the oldest of the sequence.
+struct AppendCase {
+  DType source = DType::f32;
+  KvFormat k = KvFormat::tq8;
+  KvFormat v = KvFormat::tq4;
+  uint64_t k_dim = 64;
+  uint64_t v_dim = 64;
+  uint64_t heads = 2;
+  uint64_t sinks = 0;
+  uint64_t tail = 0;  // tokens that stay in 16 bits
+  uint64_t body = 40;
+  uint64_t start = 21;
+  uint64_t tokens = 5;
+  std::string name = {};
+
+  uint64_t length() const { return start + tokens; }
+  uint64_t tail_slots() const { return tail == 0 ? 0 : tail + 6; }
+  abi::KvPlaces places() const { return {sinks, tail_slots(), body}; }
+  abi::KvState state() const {
+    const auto first = [&](uint64_t keys) { return keys > tail ? keys - tail : 0; };
+    return {start, length(), first(start), first(length())};
+  }
+  KvShape shape(KvRole role) const {
+    const bool is_v = role == KvRole::v;
+    return {is_v ? v : k, role, heads, body, is_v ? v_dim : k_dim};
+  }
+  KvShape near(KvRole role, uint64_t slots) const {
+    KvShape made = shape(role);
+    made.format = KvFormat::f16;
+    made.capacity = slots;
+    return made;
+  }
+};
+
+constexpr KvLayout kLayout = KvLayout::head_major;  // of what a cache allocates
+
+// Blocks of one stream: source, body's codes and scales, sinks, tail.
+class Stream {
+ public:
+  Stream(const AppendCase& c, KvRole role, std::mt19937& random)
+      : c_(c),
+        shape_(c.shape(role)),
+        source_side_{c.source, KvLayout::token_major, c.tokens, c.heads, shape_.head_dim, 0},
+        random_(random) {
+    source_.dtype = c.source;
+    source_.before = Bytes(source_side_.elements() * size_bytes(c.source));
+    body_ = kv_memory(shape_, kLayout, [&](uint64_t) { return fresh(DType::f32); });
+    sinks_ = near(c.sinks);
+    tail_ = near(c.tail_slots());
+    for (uint64_t t = 0; t < c.tokens; ++t) {
+      for (uint64_t h = 0; h < c.heads; ++h) put_source(t, h, fresh(c.source));
+    }
+    source_.after = source_.before;
+    expect_step();
+  }
+
+  std::vector<Block> blocks() const {
+    return {source_, body_.codes, body_.scales, sinks_.codes, tail_.codes};
+  }
+
+ private:
+  KvMemory near(uint64_t slots) {
+    return kv_memory(c_.near(shape_.role, slots), kLayout,
+                     [&](uint64_t) { return fresh(DType::f16); });
+  }
+
+  // A row that the dtype holds, and whose codes are not in doubt.
+  std::vector<float> fresh(DType dtype) {
+    std::normal_distribution<float> normal;
+    std::vector<float> row(shape_.head_dim);
+    do {
+      for (float& x : row) {
+        const uint32_t bits =
+            reference::convert(DType::f32, dtype, std::bit_cast<uint32_t>(normal(random_)));
+        x = std::bit_cast<float>(reference::convert(dtype, DType::f32, bits));
+      }
+    } while (!has_codes(shape_, row));
+    return row;
+  }
+
+  void put_source(uint64_t token, uint64_t head, const std::vector<float>& row) {
+    for (uint64_t e = 0; e < row.size(); ++e) {
+      reference::store_bits(
+          c_.source, source_.before.data(), source_side_.index(token, head, e),
+          reference::convert(DType::f32, c_.source, std::bit_cast<uint32_t>(row[e])));
+    }
+  }
+
+  // A key's row before the step: of its tail, or new.
+  std::vector<float> row_of(uint64_t key, uint64_t head) const {
+    std::vector<float> row;
+    for (uint64_t e = 0; e < shape_.head_dim; ++e) {
+      if (key >= c_.start) {
+        row.push_back(static_cast<float>(reference::load_value(
+            c_.source, source_.before.data(), source_side_.index(key - c_.start, head, e))));
+        continue;
+      }
+      const KvShape tail = c_.near(shape_.role, c_.tail_slots());
+      const KvSide side{DType::f16, kLayout, tail.capacity, tail.kv_heads, tail.head_dim, 0};
+      row.push_back(static_cast<float>(reference::load_value(
+          DType::f16, tail_.codes.before.data(), side.index(key % tail.capacity, head, e))));
+    }
+    return row;
+  }
+
+  void expect_step() {
+    const abi::KvState state = c_.state();
+    const bool tail = c_.tail != 0;
+    for (uint64_t key = tail ? state.old_tail : c_.start; key < c_.length(); ++key) {
+      for (uint64_t h = 0; h < c_.heads; ++h) {
+        const bool fresh_key = key >= c_.start;
+        if (key < c_.sinks) {
+          if (fresh_key)
+            expect_kv_row(c_.near(shape_.role, c_.sinks), kLayout, {key, h}, row_of(key, h),
+                          sinks_);
+        } else if (!tail || key < state.tail) {
+          expect_kv_row(shape_, kLayout, {(key - c_.sinks) % c_.body, h}, row_of(key, h), body_);
+        } else if (fresh_key) {
+          expect_kv_row(c_.near(shape_.role, c_.tail_slots()), kLayout, {key % c_.tail_slots(), h},
+                        row_of(key, h), tail_);
+        }
+      }
+    }
+  }
+
+  const AppendCase& c_;
+  KvShape shape_;
+  KvSide source_side_;
+  std::mt19937& random_;
+  Block source_;
+  KvMemory body_, sinks_, tail_;
+};
+
+void record_append(const AppendCase& c, Encoder& encoder, std::span<const Tensor> t) {
+  const auto segment = [&](abi::KvSegment kind, uint64_t slots, size_t block) {
+    return CacheSegment{kv_buffer(c.near(KvRole::k, slots), kLayout, t[block], {}),
+                        kv_buffer(c.near(KvRole::v, slots), kLayout, t[block + 5], {}),
+                        {t[0], c.places(), kind}};
+  };
+  CacheSegments segments;
+  segments.of[0] = {kv_buffer(c.shape(KvRole::k), kLayout, t[2], t[3]),
+                    kv_buffer(c.shape(KvRole::v), kLayout, t[7], t[8]),
+                    {t[0], c.places(), abi::kSegmentBody}};
+  if (c.sinks != 0) segments.of[segments.count++] = segment(abi::kSegmentSinks, c.sinks, 4);
+  if (c.tail != 0) segments.of[segments.count++] = segment(abi::kSegmentTail, c.tail_slots(), 5);
+  append_cache(encoder,
+               {t[1].reshape({c.tokens, c.heads, c.k_dim}),
+                t[6].reshape({c.tokens, c.heads, c.v_dim}), segments},
+               6);
+}
+
+OpRun make_append(const AppendCase& c) {
+  std::seed_seq seed(c.name.begin(), c.name.end());
+  std::mt19937 random(seed);
+  OpRun run;
+  const abi::KvState state = c.state();
+  Block block;
+  block.dtype = DType::u8;
+  block.before.resize(sizeof(state));
+  std::memcpy(block.before.data(), &state, sizeof(state));
+  block.after = block.before;
+  run.blocks.push_back(block);
+  for (const KvRole role : {KvRole::k, KvRole::v}) {
+    for (const Block& made : Stream(c, role, random).blocks()) run.blocks.push_back(made);
+  }
+  run.commands = c.tail != 0 && c.tokens > 6 ? 2 : 1;
+  run.record = [c](Encoder& encoder, std::span<const Tensor> t) { record_append(c, encoder, t); };
+  return run;
+}
+
+OpCase append_case(AppendCase c, const std::string& what) {
+  c.name = "kv_append " + std::string(name(c.k)) + "/" + std::string(name(c.v)) + " from " +
+           std::string(name(c.source)) + " " + what;
+  OpCase op_case;
+  op_case.name = c.name;
+  op_case.supported = [](const Device& device) { return has_kernel(device, "kv_append"); };
+  op_case.make = [c] { return make_append(c); };
+  return op_case;
+}
+
+OpCase plain_case(const std::string& kernel, const std::string& what,
+                  const std::function<OpRun()>& make) {
+  OpCase op_case;
+  op_case.name = kernel + " " + what;
+  op_case.supported = [kernel](const Device& device) { return has_kernel(device, kernel); };
+  op_case.make = make;
+  return op_case;
+}
+
+// The state as it is given, and the positions of the step.
+OpRun make_extend(uint64_t start, uint64_t tokens) {
+  OpRun run;
+  const abi::KvExtendParams params{{start, start + tokens, start / 2, start / 2 + 1}, tokens};
+  Block state, positions;
+  state.dtype = DType::u8;
+  state.before = pattern_bytes(sizeof(params.state), 1);
+  state.after.resize(sizeof(params.state));
+  std::memcpy(state.after.data(), &params.state, sizeof(params.state));
+  positions.dtype = DType::i32;
+  positions.before = positions.after = pattern_bytes((tokens + 3) * 4, 2);
+  for (uint64_t i = 0; i < tokens; ++i)
+    reference::store_bits(DType::i32, positions.after.data(), i, static_cast<uint32_t>(start + i));
+  run.blocks = {state, positions};
+  run.once = true;
+  run.record = [params](Encoder& encoder, std::span<const Tensor> t) {
+    extend_cache(encoder, t[0], t[1], params);
+  };
+  return run;
+}
+
+OpRun make_copy(uint64_t bytes) {
+  OpRun run;
+  Block from, to;
+  from.dtype = to.dtype = DType::u8;
+  from.before = from.after = to.after = pattern_bytes(bytes, 3);
+  to.before = pattern_bytes(bytes, 4);
+  run.blocks = {from, to};
+  run.commands = bytes == 0 ? 0 : 1;
+  run.record = [](Encoder& encoder, std::span<const Tensor> t) { copy_bytes(encoder, t[0], t[1]); };
+  return run;
+}
+
+uint64_t dim_of(KvFormat format, size_t i) {
+  constexpr uint64_t kDims[] = {64, 80, 128, 24};
+  return class_of(format) == FormatClass::compat ? 256 : kDims[i % 4];
+}
+
+}  // namespace
+
+// Every format in either role, every pair of classes, from every dtype: into a body that wraps,
+// with and without sinks and a tail, which may be too short for a step.
+std::vector<OpCase> kv_cache_cases() {
+  std::vector<OpCase> cases;
+  size_t i = 0;
+  for (const KvFormat format : kv_formats()) {
+    for (const FormatClass other : kFormatClasses) {
+      AppendCase c;
+      c.source = kFloats[i % 3];
+      c.k = i % 2 == 0 ? format : format_of(other, i);
+      c.v = i % 2 == 0 ? format_of(other, i) : format;
+      c.k_dim = dim_of(c.k, i);
+      c.v_dim = dim_of(c.v, i / 2);
+      const bool near =
+          class_of(c.k) >= FormatClass::levels || class_of(c.v) >= FormatClass::levels;
+      c.sinks = near ? i % 4 : 0;
+      c.tail = near && i % 3 != 0 ? 5 : 0;
+      c.tokens = i % 5 == 4 ? 9 : 1 + i % 5;
+      c.start = i % 7 == 6 ? 2 : 35 + i % 9;  // the sinks are new, or the body wraps
+      cases.push_back(append_case(c, "sinks " + std::to_string(c.sinks) + " tail " +
+                                         std::to_string(c.tail) + " at " + std::to_string(c.start) +
+                                         " tokens " + std::to_string(c.tokens)));
+      ++i;
+    }
+  }
+  for (const uint64_t tokens : {1u, 5u, 300u})
+    cases.push_back(plain_case("kv_extend", std::to_string(tokens) + " tokens",
+                               [tokens] { return make_extend(7, tokens); }));
+  for (const uint64_t bytes : {0u, 1u, 15u, 16u, 4097u, 70001u})
+    cases.push_back(plain_case("bytes_copy", std::to_string(bytes) + " bytes",
+                               [bytes] { return make_copy(bytes); }));
+  return cases;
+}
+
+}  // namespace gyre::test

@@ -1,0 +1,201 @@
+#include "variant_classes.h"
+
+#include <cstring>
+
+#include "format_classes.h"
+#include "runtime/require.h"
+
+namespace gyre::test {
+namespace {
+
+using Classes = std::vector<std::string>;
+
+// 0 in a spec that has no such side is not a format.
+std::string_view format_name(uint32_t format) { return name(static_cast<KvFormat>(format)); }
+std::string_view class_name(uint32_t format) {
+  return name(class_of(static_cast<KvFormat>(format)));
+}
+std::string_view dtype_name(uint32_t dtype) { return name(static_cast<DType>(dtype)); }
+
+std::string_view reduction_name(Reduction reduction) {
+  constexpr std::string_view kNames[] = {"none", "states", "in_kernel", "cluster"};
+  return kNames[static_cast<size_t>(reduction)];
+}
+
+Classes of_rope(uint64_t key) {
+  const auto s = spec_from_key<abi::RopeSpec>(key);
+  return {join("rope x=", dtype_name(s.x_dtype), " out=", dtype_name(s.out_dtype),
+               " pairs=", s.adjacent != 0 ? "adjacent" : "halves", s.norm != 0 ? " norm" : "")};
+}
+
+Classes of_quantize(uint64_t key) {
+  const auto s = spec_from_key<abi::KvQuantizeSpec>(key);
+  Classes all = {
+      join("kv_quantize source=", dtype_name(s.source_dtype)),
+      join("kv_quantize streams=", s.k_format != 0 ? "k" : "", s.v_format != 0 ? "v" : "")};
+  if (s.k_format != 0) all.push_back(join("kv_quantize k=", format_name(s.k_format)));
+  if (s.v_format != 0) all.push_back(join("kv_quantize v=", format_name(s.v_format)));
+  return all;
+}
+
+Classes of_append(uint64_t key) {
+  const auto s = spec_from_key<abi::KvAppendSpec>(key);
+  return {join("kv_append source=", dtype_name(s.source_dtype)),
+          join("kv_append k=", format_name(s.k_format)),
+          join("kv_append v=", format_name(s.v_format)),
+          join("kv_append k=", class_name(s.k_format), " v=", class_name(s.v_format))};
+}
+
+Classes of_attention(uint64_t key, Reduction reduction) {
+  const auto s = spec_from_key<abi::AttentionSpec>(key);
+  return {
+      join("attention q=", dtype_name(s.q_dtype)), join("attention out=", dtype_name(s.out_dtype)),
+      join("attention k=", format_name(s.k_format)), join("attention v=", format_name(s.v_format)),
+      join("attention k=", class_name(s.k_format), " v=", class_name(s.v_format),
+           " reduction=", reduction_name(reduction))};
+}
+
+Classes of_decode(uint64_t key, Reduction reduction) {
+  const auto s = spec_from_key<abi::AttentionDecodeSpec>(key);
+  const std::string dim = join(" head_dim=", s.head_dim);
+  return {join("attention_decode k=", format_name(s.k_format), " v=", format_name(s.v_format)),
+          join("attention_decode k=", format_name(s.k_format), dim),
+          join("attention_decode v=", format_name(s.v_format), dim),
+          join("attention_decode k=", class_name(s.k_format), " v=", class_name(s.v_format), dim,
+               " rows=", uint32_t{s.rows}, " blocks=", uint32_t{s.cluster},
+               " reduction=", reduction_name(reduction))};
+}
+
+// Aligned, as caches are that were allocated.
+abi::KvCacheLayout layout_of(KvFormat format, KvRole role, uint32_t head_dim) {
+  return {.codes_head_stride = 1 << 20,
+          .codes_tile_stride = 1 << 12,
+          .scales_head_stride = 1 << 20,
+          .scales_tile_stride = 1 << 12,
+          .format = static_cast<uint32_t>(format),
+          .role = static_cast<uint32_t>(role),
+          .head_dim = head_dim,
+          .unused = 0};
+}
+
+Reduction reduction_of(const abi::AttentionProblem& problem, const abi::AttentionPlan& plan) {
+  if (problem.states != 0 || plan.reduce == abi::AttentionReduce::separate)
+    return Reduction::states;
+  if (plan.reduce == abi::AttentionReduce::none) return Reduction::none;
+  return plan.scratch_floats != 0 ? Reduction::in_kernel : Reduction::cluster;
+}
+
+void add_planned(const Device& device, const abi::AttentionProblem& problem,
+                 std::set<std::string>& all) {
+  abi::AttentionPlan plan = abi::attention_default_plan(problem);
+  device.impl()->plan(kAttention.info, &problem, &plan);
+  if (plan.kernel != abi::AttentionKernel::attention_decode) return;
+  for (std::string& text :
+       variant_classes(kAttentionDecode.info, plan.spec, reduction_of(problem, plan)))
+    all.insert(std::move(text));
+}
+
+// What the planner chooses for caches of every pair of formats: from one block's worth of keys to
+// a long context, from one KV head to more than a GPU has multiprocessors.
+void add_planned(const Device& device, KvFormat k, KvFormat v, std::set<std::string>& all) {
+  for (const uint32_t dim : {64u, 80u, 96u, 128u, 192u, 256u, 512u, 1024u}) {
+    if (!stores(k, dim) || !stores(v, dim)) continue;
+    abi::AttentionProblem p{};
+    p.k = layout_of(k, KvRole::k, dim);
+    p.v = layout_of(v, KvRole::v, dim);
+    p.key_bytes = uint64_t{dim} * (describe(k).bits + describe(v).bits) / 8;
+    p.tokens = 1;
+    for (const uint64_t kv_heads : {1u, 5u, 8u, 16u, 160u}) {
+      for (const uint64_t group : {1u, 4u, 5u, 8u, 9u, 12u, 13u, 16u}) {
+        p.kv_heads = kv_heads;
+        p.heads = kv_heads * group;
+        for (const uint64_t keys : {100u, 300u, 500u, 4096u, 131072u}) {
+          p.capacity = p.keys = keys;
+          for (const uint64_t splits : {0u, 2u}) {  // 2: partial states
+            p.splits = splits;
+            p.states = splits == 0 ? 0 : 1;
+            add_planned(device, p, all);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> variant_classes(const KernelInfo& kernel, uint64_t spec,
+                                         Reduction reduction) {
+  if (&kernel == &kKvCopy.info) {
+    const auto s = spec_from_key<abi::KvCopySpec>(spec);
+    return {
+        join("kv_copy source=", dtype_name(s.source_dtype), " cache=", dtype_name(s.cache_dtype))};
+  }
+  if (&kernel == &kHadamard.info) {
+    const auto s = spec_from_key<abi::HadamardSpec>(spec);
+    return {join("hadamard x=", dtype_name(s.x_dtype), " out=", dtype_name(s.out_dtype))};
+  }
+  if (&kernel == &kKvDequantize.info) {
+    const auto s = spec_from_key<abi::KvDequantizeSpec>(spec);
+    return {join("kv_dequantize format=", format_name(s.format), " out=", dtype_name(s.out_dtype))};
+  }
+  if (&kernel == &kAttentionMerge.info) {
+    const auto s = spec_from_key<abi::AttentionMergeSpec>(spec);
+    return {join("attention_merge out=", dtype_name(s.out_dtype))};
+  }
+  if (&kernel == &kRope.info) return of_rope(spec);
+  if (&kernel == &kKvQuantize.info) return of_quantize(spec);
+  if (&kernel == &kKvAppend.info) return of_append(spec);
+  if (&kernel == &kAttention.info) return of_attention(spec, reduction);
+  if (&kernel == &kAttentionDecode.info) return of_decode(spec, reduction);
+  return {kernel.name};
+}
+
+std::vector<std::string> variant_classes(const RecordedCommand& command) {
+  Reduction reduction = Reduction::none;
+  if (command.kernel == &kAttention.info || command.kernel == &kAttentionDecode.info) {
+    abi::AttentionParams params{};
+    std::memcpy(&params, command.params.data(), sizeof(params));
+    if (params.partial == abi::kAttentionPartial) reduction = Reduction::states;
+    if (params.partial == abi::kAttentionMerged) reduction = Reduction::in_kernel;
+    if (params.partial == abi::kAttentionWhole && params.splits > 1) reduction = Reduction::cluster;
+  }
+  return variant_classes(*command.kernel, command.spec, reduction);
+}
+
+std::set<std::string> listed_classes(const Device& device) {
+  std::set<std::string> all;
+  for (const auto& [kernel, shape, specs] : device.impl()->kernel_uses()) {
+    if (kernel == &kAttentionDecode.info) {
+      for (const KvFormat k : kv_formats()) {
+        for (const KvFormat v : kv_formats()) add_planned(device, k, v, all);
+      }
+      continue;
+    }
+    std::vector<Reduction> reductions = {Reduction::none};
+    if (kernel == &kAttention.info) reductions.push_back(Reduction::states);
+    for (const uint64_t spec : specs()) {
+      if (!device.impl()->has(*kernel, spec)) continue;
+      for (const Reduction reduction : reductions) {
+        for (std::string& text : variant_classes(*kernel, spec, reduction))
+          all.insert(std::move(text));
+      }
+    }
+  }
+  return all;
+}
+
+testing::AssertionResult each_is_launched(const std::set<std::string>& listed,
+                                          const std::set<std::string>& launched) {
+  std::string wrong;
+  for (const std::string& text : listed) {
+    if (launched.count(text) == 0) wrong += "no case launched " + text + "\n";
+  }
+  for (const std::string& text : launched) {
+    if (listed.count(text) == 0) wrong += "launched and not listed: " + text + "\n";
+  }
+  if (wrong.empty()) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << wrong;
+}
+
+}  // namespace gyre::test
