@@ -22,6 +22,7 @@ struct SourceFile {
 
 // What kernels may include: src/abi and the .cuh files, by their path in src.
 const std::vector<SourceFile>& kernel_headers();
-const SourceFile* kernel_source(std::string_view file);  // "kv_copy.cu", "attention/decode.cu"; null: unknown
+const SourceFile* kernel_source(
+    std::string_view file);  // "kv_copy.cu", "attention/decode.cu"; null: unknown
 
 }  // namespace gyre::cuda

@@ -150,8 +150,8 @@ inline constexpr PlannedAttention kAttention{{
     .args = attention_args(Access::write),
 }};
 
-// The same for few rows over many keys; reduces its splits itself. Some devices have it: a plan says
-// when.
+// The same for few rows over many keys; reduces its splits itself. Some devices have it: a plan
+// says when.
 inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{{
     .name = "attention_decode",
     .params_bytes = sizeof(abi::AttentionParams),

@@ -2,8 +2,8 @@
 
 #include "cuda_host.h"
 // After cuda_host.h
-#include "cuda/kernels/attention/prefill.cu"
 #include "cuda/kernels/attention/merge.cu"
+#include "cuda/kernels/attention/prefill.cu"
 
 namespace gyre::test {
 namespace {

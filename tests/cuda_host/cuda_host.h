@@ -132,7 +132,8 @@ inline void yield() {
 }
 
 inline void require_pdl_wait() {
-  if (!block->running->pdl_waited) fail("memory of others was used before the kernel ahead had ended");
+  if (!block->running->pdl_waited)
+    fail("memory of others was used before the kernel ahead had ended");
 }
 
 inline void release_if_full(Barrier& barrier) {
