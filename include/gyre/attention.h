@@ -4,6 +4,7 @@
 
 #include "gyre/encoder.h"
 #include "gyre/kv_format.h"
+#include "gyre/kv_pages.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -37,6 +38,42 @@ struct AttentionOptions {
 // over f16 values where they fit. A NaN or infinity among what a query sees shows in its output,
 // unless the key's probability is 0.
 void attention(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options);
+
+// Queries of several sequences over pages. Tables, lengths and query ranges are in device memory:
+// the host knows upper bounds only, and a recorded call serves every batch within them.
+struct PagedAttentionInputs {
+  Tensor q{};           // [tokens, heads, head_dim]: the newest tokens of every sequence
+  KvPages pages{};      // of one layer
+  Tensor page_table{};  // i32 [sequences, width]: key j of a sequence lies in page table[j /
+                        // page_tokens]; rows any stride, entries contiguous
+  Tensor lengths{};     // i32 [sequences]: keys, those of the queries included
+  Tensor
+      query_begin{};  // i32 [sequences + 1]: rows of q of sequence s are [begin[s], begin[s + 1])
+  Tensor prompts{};   // u8 [sequences], not 0: see below; may be undefined
+  Tensor out{};       // [tokens, heads, v_head_dim]; rows of no sequence are not written
+  Tensor lse{};       // [tokens, heads] f32; the rest as in AttentionInputs
+  Tensor sinks{};
+  Tensor slopes{};
+};
+
+struct PagedAttentionOptions {
+  uint64_t most_queries = 1;  // of one sequence
+  uint64_t most_length = 0;   // of one sequence; 0: width * page_tokens
+  float scale = 1.0f;
+  bool causal = true;
+  uint64_t window = 0;  // counted from each query; pages wholly below it are not touched
+  float soft_cap = 0.0f;
+};
+
+// A row's bits depend on its sequence's keys, its own position and how it is computed, and on
+// nothing else: not on page numbers, on the rest of the batch, or on where in the batch it is.
+// Sequences with a few queries are computed as decoding does; those with many, and those marked in
+// `prompts`, as prompts are: then the bits do not depend either on the number of queries, so that a
+// prompt may come in any chunks. Device memory cannot be checked before: a sequence with a length
+// or query range beyond the bounds, or with a needed table entry that is no page, gets NaN in its
+// rows of out and lse, and nothing outside the tensors is touched.
+void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
+               const PagedAttentionOptions& options);
 
 // The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
 // `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split

@@ -11,6 +11,7 @@
 #include "gyre/kv_cache.h"     // IWYU pragma: export
 #include "gyre/kv_copy.h"      // IWYU pragma: export
 #include "gyre/kv_format.h"    // IWYU pragma: export
+#include "gyre/kv_pages.h"     // IWYU pragma: export
 #include "gyre/kv_snapshot.h"  // IWYU pragma: export
 #include "gyre/kv_write.h"     // IWYU pragma: export
 #include "gyre/rope.h"         // IWYU pragma: export

@@ -11,7 +11,8 @@ struct AttentionSpec {
   uint8_t out_dtype;  // DType; f32 for partial states
   uint8_t k_format;   // KvFormat
   uint8_t v_format;
-  uint8_t unused[4];
+  uint8_t paged;  // 1: keys of several sequences in pages, see KvTable
+  uint8_t unused[3];
 };
 
 // A kernel for few rows, one head dim.
@@ -20,7 +21,8 @@ struct AttentionDecodeSpec {
   uint8_t v_format;
   uint8_t rows;     // of a block: 4, 8, 12 or 16
   uint8_t cluster;  // blocks that reduce their splits in each other's shared memory: 1, 2 or 8
-  uint8_t unused[2];
+  uint8_t paged;    // 1: keys of several sequences in pages, see KvTable
+  uint8_t unused;
   uint16_t head_dim;  // of K and of V
 };
 
@@ -31,7 +33,8 @@ constexpr AttentionDecodeSpec attention_decode_spec(uint32_t k_format, uint32_t 
           static_cast<uint8_t>(v_format),
           static_cast<uint8_t>(rows),
           static_cast<uint8_t>(cluster),
-          {},
+          0,
+          0,
           static_cast<uint16_t>(head_dim)};
 }
 
@@ -48,8 +51,31 @@ enum AttentionArg : uint32_t {
   arg_slopes,
   arg_tree,
   arg_partial,
-  arg_state
+  arg_state,
+  // With a KvTable:
+  arg_table,        // i32 [sequences][table.stride]
+  arg_lengths,      // i32 [sequences]
+  arg_query_begin,  // i32 [sequences + 1]
+  arg_prompts,      // u8 [sequences], or absent
+  arg_tail_begin    // i32 [sequences], or absent: oldest key that the 16-bit tail holds
 };
+
+// Pages of several sequences. Everything else about a sequence is in device memory and may be
+// anything: entries that are not below `pages` must not be used as addresses.
+struct KvTable {
+  uint64_t sequences;
+  uint64_t stride;       // entries from a sequence's row of the table to the next
+  uint64_t pages;        // in the pool
+  uint64_t page_stride;  // bytes
+  uint64_t most_length;  // of a sequence: what the row has entries for, or less
+  uint32_t most_queries;
+  uint32_t page_tokens;   // 0: no pages, one cache of AttentionParams::capacity slots
+  uint32_t first_entry;   // of the row
+  uint32_t ring_entries;  // 0: key j lies in entry j / page_tokens; else modulo so many
+};
+
+// Which sequences of a batch a command takes, see attention_takes.
+enum class AttentionPhase : uint32_t { all, decode, prompt };
 
 // Strides in bytes. Rows of a KV head are its (token, query head) pairs, the head running fastest.
 struct AttentionParams {
@@ -75,8 +101,10 @@ struct AttentionParams {
                     // it, and these say how
   KvCacheLayout k;
   KvCacheLayout v;
+  KvTable table;
   float scale;
-  float soft_cap;  // 0: off
+  float soft_cap;        // 0: off
+  AttentionPhase phase;  // with a table
   uint32_t causal;
   uint32_t partial;            // kAttentionWhole, kAttentionPartial or kAttentionMerged
   uint32_t segment;            // KvSegment, with a state
@@ -85,6 +113,7 @@ struct AttentionParams {
   uint32_t used_splits;        // that have keys, at least 1; 0: the state says
   uint32_t q_dtype;            // DType, for backends that branch on it
   uint32_t out_dtype;
+  uint32_t unused;
 };
 
 // AttentionParams::partial. Whole: the kernel writes the output. Partial: it writes the splits'
@@ -121,6 +150,32 @@ inline void attention_follow(const KvState& state, AttentionParams& p) {
   p.first_key = keys.begin;
   p.split_keys =
       kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
+}
+
+// A sequence of a batch, from numbers that may be anything. Not `valid`: its rows, as far as they
+// are rows of q, become NaN.
+struct BatchSequence {
+  uint64_t first_token;  // row of q
+  uint64_t tokens;       // 0: nothing to do
+  uint64_t length;       // keys
+  bool valid;
+};
+constexpr BatchSequence batch_sequence(const KvTable& table, uint64_t all_tokens, int32_t begin,
+                                       int32_t end, int32_t length) {
+  if (begin < 0 || end <= begin || static_cast<uint64_t>(begin) >= all_tokens)
+    return {0, 0, 0, true};
+  const auto first = static_cast<uint64_t>(begin), last = static_cast<uint64_t>(end);
+  const uint64_t count = (last < all_tokens ? last : all_tokens) - first;
+  const bool valid = last <= all_tokens && count <= table.most_queries && length >= 0 &&
+                     static_cast<uint64_t>(length) <= table.most_length;
+  return {first, count, valid ? static_cast<uint64_t>(length) : 0, valid};
+}
+
+// Few queries decode, many are a prompt, and so is what the caller marks as one.
+constexpr uint64_t kDecodePhaseRows = 16;  // (token, query head) pairs of a KV head
+constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t group, bool prompt) {
+  const bool many = prompt || tokens * group > kDecodePhaseRows;
+  return phase == AttentionPhase::all || many == (phase == AttentionPhase::prompt);
 }
 
 struct AttentionMergeSpec {

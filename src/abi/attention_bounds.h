@@ -2,7 +2,7 @@
 // Which keys a row of queries sees: causality and windows become a range, a tree mask hides keys
 // inside it. Templates on the signed integer that positions are counted in: 32 bits where a kernel
 // is short of registers, 64 elsewhere.
-#include "abi/types.h"
+#include "abi/kv_state.h"
 
 namespace gyre::abi {
 
@@ -13,6 +13,13 @@ struct RowMask {
   Int tokens;  // queries: the last of the sequence
   Int window;  // newest keys that a query sees, its own included; 0: all. See row_window
   bool causal;
+  // Which of a layer's keys these are. A query sees the first `sinks` keys and the `tail` newest up
+  // to its own in 16 bits, those between in the layer's formats; of keys before tail_begin there is
+  // no 16-bit copy.
+  KvSegment segment = kSegmentBody;
+  Int sinks = 0;
+  Int tail = 0;  // 0: no tail
+  Int tail_begin = 0;
 };
 
 template <class Int>
@@ -35,13 +42,29 @@ constexpr Int row_position(const RowMask<Int>& mask, Int token) {
   return mask.length - mask.tokens + token;
 }
 
-// Keys of [first, last), 0 <= first <= last <= length, that causality and window leave to a token.
-// Both bounds grow with the token. begin > end never happens, begin == end means none.
+// The oldest key that a query sees in the 16-bit tail; `next` is the key after its own.
+template <class Int>
+constexpr Int tail_boundary(const RowMask<Int>& mask, Int next) {
+  if (mask.tail == 0) return mask.length;
+  const Int newest = next - mask.tail, held = newest > mask.tail_begin ? newest : mask.tail_begin;
+  return held > mask.sinks ? held : mask.sinks;
+}
+
+// Keys of [first, last), 0 <= first <= last <= length, that causality, window and segment leave to
+// a token. Both bounds grow with the token. begin > end never happens, begin == end means none.
 template <class Int>
 constexpr RowBounds<Int> row_bounds(const RowMask<Int>& mask, Int token, Int first, Int last) {
   const Int next = row_position(mask, token) + 1;
-  const Int begin = mask.window != 0 ? next - mask.window : Int{0};
-  const Int end = mask.causal ? next : mask.length;
+  Int begin = mask.window != 0 ? next - mask.window : Int{0};
+  Int end = mask.causal ? next : mask.length;
+  if (mask.segment == kSegmentSinks) {
+    end = mask.sinks < end ? mask.sinks : end;
+  } else if (mask.segment == kSegmentTail || mask.tail != 0 || mask.sinks != 0) {
+    const Int boundary = tail_boundary(mask, next);
+    const Int oldest = mask.segment == kSegmentTail ? boundary : mask.sinks;
+    begin = begin < oldest ? oldest : begin;
+    if (mask.segment == kSegmentBody && boundary < end) end = boundary;
+  }
   const Int low = begin < first ? first : begin, high = end < first ? first : end;
   return {low < last ? low : last, high < last ? high : last};
 }

@@ -26,6 +26,13 @@ struct AttentionProblem {
   uint32_t out_dtype;  // DType; f32 with `states`
   uint32_t states;     // 1: the splits' partial states are wanted, not the output
   uint32_t tree;       // 1: a tree mask over the newest keys
+  // With pages: `tokens` and `keys` are upper bounds, of the batch and of a sequence.
+  uint64_t sequences;    // at most; 0: one cache
+  uint64_t page_stride;  // bytes
+  uint32_t page_tokens;
+  uint32_t most_queries;  // of a sequence
+  AttentionPhase phase;   // decode: a plan for attention_decode is wanted, if the device has one
+  uint32_t unused;
 };
 
 enum class AttentionKernel : uint32_t { attention, attention_decode };
@@ -62,6 +69,7 @@ inline AttentionPlan attention_any_shape_plan(const AttentionProblem& p, uint64_
   spec.out_dtype = separate ? uint8_t{0} : static_cast<uint8_t>(p.out_dtype);  // states are f32
   spec.k_format = static_cast<uint8_t>(p.k.format);
   spec.v_format = static_cast<uint8_t>(p.v.format);
+  spec.paged = p.sequences != 0 ? 1 : 0;
   AttentionPlan plan{};
   plan.spec = std::bit_cast<uint64_t>(spec);
   plan.splits = splits;

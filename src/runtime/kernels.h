@@ -17,11 +17,12 @@
 #include "abi/kv_dequantize.h"
 #include "abi/kv_extend.h"
 #include "abi/kv_quantize.h"
+#include "abi/kv_write.h"
 #include "abi/rope.h"
 
 namespace gyre {
 
-constexpr uint32_t kMaxArgs = 12;
+constexpr uint32_t kMaxArgs = 17;
 
 enum class Access : uint8_t { read, write, read_write };
 
@@ -138,7 +139,12 @@ constexpr std::array<ArgInfo, kMaxArgs> attention_args(Access partial) {
            {"slopes", Access::read},
            {"tree", Access::read},
            {"partial", partial},
-           {"state", Access::read}}};
+           {"state", Access::read},
+           {"table", Access::read},
+           {"lengths", Access::read},
+           {"query_begin", Access::read},
+           {"prompts", Access::read},
+           {"tail_begin", Access::read}}};
 }
 
 // Either out (and lse, sinks) or partial; what is absent is null.
@@ -146,7 +152,7 @@ using PlannedAttention = Kernel<abi::AttentionSpec, abi::AttentionParams, abi::A
 inline constexpr PlannedAttention kAttention{{
     .name = "attention",
     .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 12,
+    .arg_count = 17,
     .args = attention_args(Access::write),
 }};
 
@@ -155,7 +161,7 @@ inline constexpr PlannedAttention kAttention{{
 inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{{
     .name = "attention_decode",
     .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 12,
+    .arg_count = 17,
     .args = attention_args(Access::read_write),
 }};
 
@@ -194,6 +200,27 @@ inline constexpr Kernel<abi::KvAppendSpec, abi::KvAppendParams> kKvAppend{{
               {"v_scales", Access::read_write},
               {"v_sinks", Access::write},
               {"v_tail", Access::read_write}}},
+}};
+
+// As kv_quantize: neighbours in a tile keep their bits.
+inline constexpr Kernel<abi::KvWriteSpec, abi::KvWriteParams> kKvWrite{{
+    .name = "kv_write",
+    .params_bytes = sizeof(abi::KvWriteParams),
+    .arg_count = 7,
+    .args = {{{"k", Access::read},
+              {"k_codes", Access::read_write},
+              {"k_scales", Access::read_write},
+              {"v", Access::read},
+              {"v_codes", Access::read_write},
+              {"v_scales", Access::read_write},
+              {"slots", Access::read}}},
+}};
+
+inline constexpr Kernel<abi::KvPageCopySpec, abi::KvPageCopyParams> kKvPageCopy{{
+    .name = "kv_page_copy",
+    .params_bytes = sizeof(abi::KvPageCopyParams),
+    .arg_count = 3,
+    .args = {{{"pages", Access::read_write}, {"from", Access::read}, {"to", Access::read}}},
 }};
 
 inline constexpr Kernel<abi::BytesCopySpec, abi::BytesCopyParams> kBytesCopy{{
