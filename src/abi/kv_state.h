@@ -19,6 +19,7 @@ constexpr KvSegment kSegmentBody = 0, kSegmentSinks = 1, kSegmentTail = 2;
 
 struct KvPlaces {
   uint64_t sinks;
+  uint64_t tail;           // newest tokens that a query sees in 16 bits
   uint64_t tail_capacity;  // slots of the tail's ring; 0: no tail
   uint64_t body_capacity;  // key k of the body lies in slot (k - sinks) mod body_capacity
 };

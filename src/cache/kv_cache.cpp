@@ -107,7 +107,8 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
   const uint64_t tail_slots = tail_tokens + std::min(options.step_tokens, kSideBySide);
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}};
-    const abi::KvPlaces places{layer.sinks, layer.tail != 0 ? tail_slots : 0, ring_slots(layer)};
+    const abi::KvPlaces places{layer.sinks, layer.tail, layer.tail != 0 ? tail_slots : 0,
+                               ring_slots(layer)};
     made.segments.count = 0;
     const auto add = [&](abi::KvSegment kind, KvFormat k, KvFormat v, uint64_t slots) {
       made.segments.of[made.segments.count++] = {

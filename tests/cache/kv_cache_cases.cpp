@@ -30,7 +30,7 @@ struct AppendCase {
 
   uint64_t length() const { return start + tokens; }
   uint64_t tail_slots() const { return tail == 0 ? 0 : tail + 6; }
-  abi::KvPlaces places() const { return {sinks, tail_slots(), body}; }
+  abi::KvPlaces places() const { return {sinks, tail, tail_slots(), body}; }
   abi::KvState state() const {
     const auto first = [&](uint64_t keys) { return keys > tail ? keys - tail : 0; };
     return {start, length(), first(start), first(length())};

@@ -235,7 +235,7 @@ class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<Appe
   CacheSegments segments(const Device& device, const Tensor& state) const {
     const AppendCase& c = GetParam();
     const uint64_t tail_slots = c.tail != 0 ? c.tail + 4 : 0;
-    const abi::KvPlaces places{c.sinks, tail_slots, c.window != 0 ? c.window : 40};
+    const abi::KvPlaces places{c.sinks, c.tail, tail_slots, c.window != 0 ? c.window : 40};
     CacheSegments made;
     made.count = 0;
     const auto add = [&](abi::KvSegment kind, KvFormat k, KvFormat v, uint64_t slots) {
