@@ -25,9 +25,15 @@ class Encoder {
   uint32_t size() const;      // commands recorded so far
   uint32_t barriers() const;  // how many of them wait for earlier ones
 
-  // Both leave the encoder empty and ready to record again.
+  // All leave the encoder empty and ready to record again.
   Fence submit();       // runs the list once
   Graph instantiate();  // keeps the list for replay
+  // CUDA: runs the list once, on a stream of the caller's (a CUstream as a number), after
+  // everything submitted before and before everything submitted later. While the stream is
+  // captured, the list becomes part of the caller's graph instead: keep the fence, which holds the
+  // memory that the list uses, as long as that graph may run, and order the graph with other work
+  // yourself. Kernels are compiled when ops are recorded: record once before capturing.
+  Fence submit_on(uint64_t stream);
   void clear();
 
   Recorder& recorder() const;  // for the ops

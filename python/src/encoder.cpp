@@ -34,6 +34,16 @@ void bind_encoder(nb::module_& module) {
           "submit", [](Encoder& encoder) { return without_gil([&] { return encoder.submit(); }); },
           "Runs the list once and leaves the encoder empty.")
       .def(
+          "submit_on",
+          [](Encoder& encoder, uint64_t stream) {
+            return without_gil([&] { return encoder.submit_on(stream); });
+          },
+          "stream"_a,
+          "CUDA: runs the list once on a stream of the caller's, a CUstream as a number "
+          "(torch.cuda.current_stream().cuda_stream), in order with everything else of the "
+          "device. While the stream is captured the list becomes part of that graph: keep the "
+          "fence as long as the graph may run.")
+      .def(
           "instantiate",
           [](Encoder& encoder) { return without_gil([&] { return encoder.instantiate(); }); },
           "Keeps the list for replay and leaves the encoder empty.")

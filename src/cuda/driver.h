@@ -51,6 +51,9 @@ using CuFunctionAttribute = int;
 constexpr CuFunctionAttribute kCuStaticSharedBytes = 1;
 constexpr CuFunctionAttribute kCuMaxDynamicSharedBytes = 8;
 
+using CuCaptureStatus = int;
+constexpr CuCaptureStatus kCuNotCapturing = 0;
+
 using CuPointerAttribute = int;
 constexpr CuPointerAttribute kCuMemoryType = 2;
 constexpr CuPointerAttribute kCuDeviceOrdinal = 9;
@@ -103,6 +106,8 @@ struct CuKernelNode {
   F(stream_create, cuStreamCreate, (CuStream*, unsigned flags))                                   \
   F(stream_destroy, cuStreamDestroy_v2, (CuStream))                                               \
   F(stream_synchronize, cuStreamSynchronize, (CuStream))                                          \
+  F(stream_wait_event, cuStreamWaitEvent, (CuStream, CuEvent, unsigned flags))                    \
+  F(stream_is_capturing, cuStreamIsCapturing, (CuStream, CuCaptureStatus*))                       \
   F(event_create, cuEventCreate, (CuEvent*, unsigned flags))                                      \
   F(event_destroy, cuEventDestroy_v2, (CuEvent))                                                  \
   F(event_record, cuEventRecord, (CuEvent, CuStream))                                             \

@@ -123,25 +123,33 @@ Stream::Entering::~Entering() {
   stream_.entering_ = nullptr;
 }
 
-void Stream::launch(const CommandList& list, const Command& command) {
+void Stream::launch(CuStream to, const CommandList& list, const Command& command, bool checked) {
   Prepared run(list, command, context_->limits());
   if (run.empty()) return;
   const uint32_t* const grid = run.shape.grid;
   CuResult result = api_.launch(run.function, grid[0], grid[1], grid[2], run.shape.block, 1, 1,
-                                run.shape.shared_bytes, stream_, run.params, nullptr);
-  if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(stream_);
+                                run.shape.shared_bytes, to, run.params, nullptr);
+  if (result == kCuSuccess && checked) result = api_.stream_synchronize(to);
   if (result == kCuSuccess) return;
   if (!ends_all_work(result)) context_->check(result, command_text(list, command).c_str());
-  lose(result, check_each_launch_ ? " in " + command_text(list, command) : running());
+  lose(result, checked ? " in " + command_text(list, command) : running());
 }
 
-void Stream::launch_all(const CommandList& list) {
+void Stream::launch_all(CuStream to, const CommandList& list) {
   try {
-    for (const Command& command : list.commands) launch(list, command);
+    for (const Command& command : list.commands) launch(to, list, command, check_each_launch_);
   } catch (...) {
-    api_.stream_synchronize(stream_);  // what was launched before may use what the caller holds
+    api_.stream_synchronize(to);  // what was launched before may use what the caller holds
     throw;
   }
+}
+
+void Stream::order(CuStream first, CuStream then) {
+  CuEvent event = take_event();
+  CuResult result = api_.event_record(event, first);
+  if (result == kCuSuccess) result = api_.stream_wait_event(then, event, 0);
+  give_event(event);  // who waits, waits for what was recorded until now
+  check(result, "cuStreamWaitEvent");
 }
 
 std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
@@ -149,7 +157,42 @@ std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
   const std::lock_guard order(order_);
   const Current current(*context_);
   const Entering entering(*this, list);
-  launch_all(list);
+  launch_all(stream_, list);
+  return track(list, nullptr);
+}
+
+namespace {
+
+// What a captured graph uses. Gyre does not know when it runs.
+class Captured final : public FenceState {
+ public:
+  explicit Captured(std::vector<std::shared_ptr<Storage>> storages)
+      : storages_(std::move(storages)) {}
+  void wait() override {}
+  bool done() const override { return true; }
+
+ private:
+  std::vector<std::shared_ptr<Storage>> storages_;
+};
+
+}  // namespace
+
+std::shared_ptr<FenceState> Stream::submit_on(CuStream other, const CommandList& list) {
+  if (list.commands.empty()) return nullptr;
+  const std::lock_guard order_lock(order_);
+  const Current current(*context_);
+  CuCaptureStatus capture = kCuNotCapturing;
+  check(api_.stream_is_capturing(other, &capture), "cuStreamIsCapturing");
+  if (capture != kCuNotCapturing) {
+    // Nothing else is allowed on it, no event and no wait.
+    require_alive();
+    for (const Command& command : list.commands) launch(other, list, command, false);
+    return std::make_shared<Captured>(list.storages);
+  }
+  const Entering entering(*this, list);
+  order(stream_, other);
+  launch_all(other, list);
+  order(other, stream_);
   return track(list, nullptr);
 }
 

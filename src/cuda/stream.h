@@ -58,6 +58,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::string command_text(const CommandList& list, const Command& command) const;  // "rope (...)"
 
   std::shared_ptr<FenceState> submit(const CommandList& list);
+  // Onto a stream of the caller's, after everything that has entered this one and before what
+  // enters it next. While that stream is captured, the launches alone: see Encoder::submit_on.
+  std::shared_ptr<FenceState> submit_on(CuStream other, const CommandList& list);
   // `keep` holds the graph and its list until the replay is done.
   std::shared_ptr<FenceState> replay(CuGraphExec graph, const CommandList& list,
                                      std::shared_ptr<const void> keep);
@@ -106,8 +109,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void require_alive() const;
   std::string running() const;  // names what is in flight
 
-  void launch(const CommandList& list, const Command& command);
-  void launch_all(const CommandList& list);
+  void launch(CuStream to, const CommandList& list, const Command& command, bool checked);
+  void launch_all(CuStream to, const CommandList& list);
+  void order(CuStream first, CuStream then);  // what `then` does next follows what `first` has
   std::shared_ptr<FenceState> track(const CommandList& list, std::shared_ptr<const void> keep);
   void retire();  // lets go of what is done
   CuEvent take_event();

@@ -46,7 +46,7 @@ void Stream::run_timed(const CommandList& list, TraceLog& trace) {
   Marks marks(api_);
   check(marks.record(stream_), "cuEventRecord");
   for (const Command& command : list.commands) {
-    launch(list, command);
+    launch(stream_, list, command, check_each_launch_);
     check(marks.record(stream_), "cuEventRecord");
   }
   check(api_.stream_synchronize(stream_), "cuStreamSynchronize");

@@ -50,6 +50,11 @@ DeviceImpl::DeviceImpl(std::span<const KernelUse> uses) : uses_(uses), trace_(us
   id_ = next.fetch_add(1, std::memory_order_relaxed);
 }
 
+std::shared_ptr<FenceState> DeviceImpl::submit_on(uint64_t /*stream*/,
+                                                  const CommandList& /*list*/) {
+  fail(ErrorCode::unsupported, "encoder.submit_on: device ", info().name, " has no streams");
+}
+
 const DeviceInfo& Device::info() const { return checked(impl_).info(); }
 MemoryUse Device::memory() const { return checked(impl_).memory(); }
 void Device::trim() const { checked_mutable(impl_).trim(); }

@@ -53,6 +53,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual uint32_t loaded_pipelines(const KernelInfo& kernel) const = 0;
   // A null fence means the work is complete.
   virtual std::shared_ptr<FenceState> submit(const CommandList& list) = 0;
+  // Onto a stream of the caller's; refused where there are none.
+  virtual std::shared_ptr<FenceState> submit_on(uint64_t stream, const CommandList& list);
   virtual std::unique_ptr<GraphImpl> instantiate(CommandList list) = 0;
   virtual MemoryUse memory() const = 0;
   virtual void trim() = 0;

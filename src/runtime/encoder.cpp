@@ -125,6 +125,13 @@ Fence Encoder::submit() {
   return fence;
 }
 
+Fence Encoder::submit_on(uint64_t stream) {
+  Recording recording(*this, "encoder.submit_on");
+  Fence fence(recorder_->device_->submit_on(stream, recording.list()));
+  recording.reset();
+  return fence;
+}
+
 Graph Encoder::instantiate() {
   Recording recording(*this, "encoder.instantiate");
   for (const Command& command : recording.list().commands) {

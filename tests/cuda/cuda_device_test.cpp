@@ -1,4 +1,5 @@
 // The CUDA backend on a GPU; skipped where there is none.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda/driver.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "runtime/kernels.h"
@@ -174,6 +176,96 @@ TEST_F(CudaDevice, WaitsForAllThatWasSubmitted) {
   }
   device().wait();
   EXPECT_TRUE(last.done());
+}
+
+// A stream of somebody else's, as an engine has.
+class ForeignStream {
+ public:
+  ForeignStream() { check(api().stream_create(&stream_, cuda::kCuStreamNonBlocking)); }
+  ForeignStream(const ForeignStream&) = delete;
+  ForeignStream& operator=(const ForeignStream&) = delete;
+  ~ForeignStream() { api().stream_destroy(stream_); }
+
+  static const cuda::Driver& api() { return cuda::driver(); }
+  static void check(cuda::CuResult result) { ASSERT_EQ(result, cuda::kCuSuccess); }
+  uint64_t handle() const { return reinterpret_cast<uintptr_t>(stream_); }
+  void wait() const { check(api().stream_synchronize(stream_)); }
+
+  void begin_capture() const {
+    constexpr int kGlobal = 0;  // the strictest mode
+    check(
+        find<cuda::CuResult (*)(cuda::CuStream, int)>("cuStreamBeginCapture_v2")(stream_, kGlobal));
+  }
+  cuda::CuGraph end_capture() const {
+    cuda::CuGraph graph = nullptr;
+    check(find<cuda::CuResult (*)(cuda::CuStream, cuda::CuGraph*)>("cuStreamEndCapture")(stream_,
+                                                                                         &graph));
+    return graph;
+  }
+  void launch(cuda::CuGraphExec exec) const { check(api().graph_launch(exec, stream_)); }
+
+ private:
+  template <class Function>
+  static Function find(const char* name) {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    return reinterpret_cast<Function>(dlsym(library, name));
+  }
+  cuda::CuStream stream_ = nullptr;
+};
+
+TEST_F(CudaDevice, SubmitsOntoAStreamOfTheCallers) {
+  const ForeignStream foreign;
+  constexpr uint64_t kBytes = 1 << 20;
+  const Tensor a = filled(kBytes, 5), b = device().tensor(DType::u8, {kBytes}),
+               c = device().tensor(DType::u8, {kBytes}), d = device().tensor(DType::u8, {kBytes});
+  Encoder encoder(device());
+  // Own stream, the caller's, own stream again: each follows the one before.
+  for (int i = 0; i < 20; ++i) {
+    copy_bytes(encoder, a, b, kBytes);
+    encoder.submit();
+    copy_bytes(encoder, b, c, kBytes);
+    const Fence fence = encoder.submit_on(foreign.handle());
+    copy_bytes(encoder, c, d, kBytes);
+    encoder.submit();
+    fence.wait();
+    EXPECT_TRUE(fence.done());
+  }
+  device().wait();
+  EXPECT_EQ(read_bytes(d), pattern_bytes(kBytes, 5));
+}
+
+TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
+  const ForeignStream foreign;
+  constexpr uint64_t kBytes = 1 << 20;
+  const Tensor a = filled(kBytes, 1), b = device().tensor(DType::u8, {kBytes});
+  Encoder encoder(device());
+  std::weak_ptr<Storage> scratch;
+  Fence fence;
+  {
+    const Tensor between = device().tensor(DType::u8, {kBytes});
+    scratch = between.storage();
+    copy_bytes(encoder, a, between, kBytes);
+    copy_bytes(encoder, between, b, kBytes);
+    device().wait();
+    foreign.begin_capture();
+    fence = encoder.submit_on(foreign.handle());
+  }
+  cuda::CuGraph graph = foreign.end_capture();
+  ASSERT_NE(graph, nullptr);
+  EXPECT_EQ(read_bytes(b), Bytes(kBytes)) << "nothing has run yet";
+  EXPECT_FALSE(scratch.expired()) << "the fence holds what the graph uses";
+  cuda::CuGraphExec exec = nullptr;
+  ForeignStream::check(ForeignStream::api().graph_instantiate(&exec, graph, 0));
+  for (const uint32_t seed : {7u, 8u}) {
+    write_bytes(a, pattern_bytes(kBytes, seed));
+    foreign.launch(exec);
+    foreign.wait();
+    EXPECT_EQ(read_bytes(b), pattern_bytes(kBytes, seed));
+  }
+  ForeignStream::api().graph_exec_destroy(exec);
+  ForeignStream::api().graph_destroy(graph);
+  fence = {};
+  EXPECT_TRUE(scratch.expired());
 }
 
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {

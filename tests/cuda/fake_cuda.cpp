@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abi/bytes_copy.h"
@@ -31,6 +32,10 @@ struct Node {
 };
 struct Graph {
   std::vector<Node> nodes;
+};
+
+struct Stream {
+  Graph* captured = nullptr;
 };
 
 std::mutex mutex;
@@ -205,14 +210,33 @@ CuResult cuPointerGetAttribute(void* value, CuPointerAttribute which, CuAddress 
   return kCuSuccess;
 }
 CuResult cuStreamCreate(CuStream* stream, unsigned) {
-  *stream = as<CuStream>(new int);
+  *stream = as<CuStream>(new Stream);
   return kCuSuccess;
 }
 CuResult cuStreamDestroy_v2(CuStream stream) {
-  delete as<int*>(stream);
+  delete as<Stream*>(stream);
   return kCuSuccess;
 }
-CuResult cuStreamSynchronize(CuStream) { return state(); }
+// Waiting for a stream that is captured spoils the capture.
+CuResult cuStreamSynchronize(CuStream stream) {
+  if (as<Stream*>(stream)->captured != nullptr) return kCuInvalidValue;
+  return state();
+}
+CuResult cuStreamWaitEvent(CuStream stream, CuEvent, unsigned) {
+  return as<Stream*>(stream)->captured != nullptr ? kCuInvalidValue : kCuSuccess;
+}
+CuResult cuStreamIsCapturing(CuStream stream, CuCaptureStatus* status) {
+  *status = as<Stream*>(stream)->captured != nullptr ? 1 : kCuNotCapturing;
+  return kCuSuccess;
+}
+CuResult cuStreamBeginCapture_v2(CuStream stream, int) {
+  as<Stream*>(stream)->captured = new Graph;
+  return kCuSuccess;
+}
+CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
+  *graph = as<CuGraph>(std::exchange(as<Stream*>(stream)->captured, nullptr));
+  return kCuSuccess;
+}
 CuResult cuEventCreate(CuEvent* event, unsigned) {
   *event = as<CuEvent>(new int);
   return kCuSuccess;
@@ -221,7 +245,9 @@ CuResult cuEventDestroy_v2(CuEvent event) {
   delete as<int*>(event);
   return kCuSuccess;
 }
-CuResult cuEventRecord(CuEvent, CuStream) { return kCuSuccess; }
+CuResult cuEventRecord(CuEvent, CuStream stream) {
+  return as<Stream*>(stream)->captured != nullptr ? kCuInvalidValue : kCuSuccess;
+}
 CuResult cuEventQuery(CuEvent) { return state(); }
 CuResult cuEventSynchronize(CuEvent) { return state(); }
 CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
@@ -248,8 +274,13 @@ CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute, CuFunction) {
 }
 CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
 CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, unsigned, CuStream, void** params, void**) {
-  return run(make_node(function, params));
+                        unsigned, unsigned, CuStream stream, void** params, void**) {
+  Graph* const captured = as<Stream*>(stream)->captured;
+  if (captured == nullptr) return run(make_node(function, params));
+  captured->nodes.push_back(make_node(function, params));
+  const size_t place = captured->nodes.size() - 1;
+  if (place != 0) captured->nodes.back().after.push_back(place - 1);
+  return kCuSuccess;
 }
 CuResult cuGraphCreate(CuGraph* graph, unsigned) {
   *graph = as<CuGraph>(new Graph);

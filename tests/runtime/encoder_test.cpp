@@ -319,5 +319,12 @@ TEST_F(EncoderTest, HoldsEachOfManyStorages) {
   EXPECT_EQ(out.data<uint8_t>()[0], mix_value(kStorages - 1, 0, 0, 1));
 }
 
+TEST(Encoder, HasNoStreamsOnTheCpu) {
+  const Device device = Device::open("cpu");
+  Encoder encoder(device);
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder.submit_on", "cpu", "no streams"},
+                           [&] { encoder.submit_on(1); }));
+}
+
 }  // namespace
 }  // namespace gyre::test
