@@ -1,7 +1,10 @@
 #include "cpu/machine.h"
 
+#include <algorithm>
 #include <fstream>
 #include <thread>
+
+#include "cpu/cpu_quota.h"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -27,7 +30,9 @@ HWY_EXPORT(TargetText);
 
 std::string simd_name() { return HWY_DYNAMIC_DISPATCH(TargetText)(); }
 
-uint32_t usable_cores() {
+namespace {
+
+uint32_t allowed_cores() {
 #if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -38,6 +43,13 @@ uint32_t usable_cores() {
 #endif
   const uint32_t count = std::thread::hardware_concurrency();
   return count != 0 ? count : 1;
+}
+
+}  // namespace
+
+uint32_t usable_cores() {
+  const uint32_t allowed = allowed_cores();
+  return std::min(allowed, cpu_quota().value_or(allowed));
 }
 
 std::string processor_name() {

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace gyre::cpu {
+
+// Processors that a container may use at a time, rounded up: the least of what the process's
+// control group and those above it allow. Nothing where no limit is set. `root` stands for "/", in
+// tests.
+std::optional<uint32_t> cpu_quota(const std::filesystem::path& root = "/");
+
+}  // namespace gyre::cpu
