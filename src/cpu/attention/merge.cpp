@@ -15,8 +15,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-// What a split left for a row: values, then its largest natural logit and its sum.
+// What a split left for a row: values, then its largest natural logit and its sum. A split without
+// keys is none, whatever it holds.
 HWY_INLINE SoftmaxState StateOf(const float* partial, uint64_t head_dim) {
+  if (partial[head_dim + 1] == 0) return {};
   return {partial[head_dim] * kLog2E, partial[head_dim + 1]};
 }
 
