@@ -1,10 +1,11 @@
 #pragma once
 // Runs CUDA kernels' text on the host, a fiber for each thread of a block: slow, but exact about
-// what synchronises with what, so that kernels' logic is tested where there is no GPU. The blocks
-// of a cluster run at the same time, clusters one after another; every lane of a warp must take
-// part in its shuffles. A kernel's text sees GYRE_CUDA_HOST and brings host versions of what it
-// writes in PTX. Variables that are __shared__ are static here, the same for all blocks of a
-// cluster: kernels launched as clusters have dynamic shared memory only.
+// what synchronises with what, so that kernels' logic is tested where there is no GPU. A warp runs
+// until it waits for others: what it must not do before them shows. The blocks of a cluster run at
+// the same time, clusters one after another; every lane of a warp must take part in its shuffles. A
+// kernel's text sees GYRE_CUDA_HOST and brings host versions of what it writes in PTX. Variables
+// that are __shared__ are static here, the same for all blocks of a cluster: kernels launched as
+// clusters have dynamic shared memory only.
 #define GYRE_CUDA_HOST 1
 
 #include <setjmp.h>
@@ -105,6 +106,7 @@ struct Block {
 struct Cluster {
   std::vector<Block> blocks;
   Barrier all;
+  uint64_t passed = 0;  // barriers, by threads
   jmp_buf scheduler{};
   std::function<void()> body;
   std::string error;
@@ -147,6 +149,7 @@ inline void wait(Barrier& barrier) {
   ++barrier.waiting;
   release_if_full(barrier);
   while (barrier.generation == generation) yield();
+  ++cluster->passed;
 }
 
 // As on the device, also those that have ended are waited for.
@@ -212,6 +215,32 @@ inline void prepare(Block& b, unsigned int threads, size_t stack) {
   }
 }
 
+inline void run(Block& b, Fiber& fiber) {
+  block = &b;
+  b.running = &fiber;
+  blockIdx = b.index;
+  threadIdx = {fiber.thread, 0, 0};
+  resume(fiber);
+  if (cluster->error.empty()) return;
+  stacks.clear();  // fibers that were left in the middle of something lie there
+  throw std::out_of_range(cluster->error);
+}
+
+// Until its threads have ended or wait for other warps. False: they had ended before.
+inline bool run_warp(Block& b, size_t warp) {
+  const size_t end = std::min(b.fibers.size(), (warp + 1) * kWarp);
+  bool busy = false;
+  for (uint64_t passed = ~uint64_t{0}; passed != cluster->passed;) {
+    passed = cluster->passed;
+    for (size_t i = warp * kWarp; i < end; ++i) {
+      if (b.fibers[i].done) continue;
+      busy = true;
+      run(b, b.fibers[i]);
+    }
+  }
+  return busy;
+}
+
 // The cluster whose first block is `first`.
 inline void run_cluster(const uint3& first, unsigned int threads) {
   const auto size = static_cast<unsigned int>(cluster->blocks.size());
@@ -224,18 +253,7 @@ inline void run_cluster(const uint3& first, unsigned int threads) {
   for (bool busy = true; busy;) {
     busy = false;
     for (Block& b : cluster->blocks) {
-      for (Fiber& fiber : b.fibers) {
-        if (fiber.done) continue;
-        busy = true;
-        block = &b;
-        b.running = &fiber;
-        blockIdx = b.index;
-        threadIdx = {fiber.thread, 0, 0};
-        resume(fiber);
-        if (cluster->error.empty()) continue;
-        stacks.clear();  // fibers that were left in the middle of something lie there
-        throw std::out_of_range(cluster->error);
-      }
+      for (size_t warp = 0; warp < b.warps.size(); ++warp) busy = run_warp(b, warp) || busy;
     }
   }
 }
