@@ -10,11 +10,15 @@
 
 namespace gyre::test {
 
+// Soft caps and slopes add rounding of their own to logits.
+constexpr double kSoftenedNmse = 2.5e-10, kSoftenedLogit = 2e-5;
+
 // One side of attention. Normal queries, keys and values, logits of unit variance.
 struct SideError {
   const char* name;
-  double nmse;   // of the output, from this side alone
+  double nmse;   // of the output, from this side alone; a tenth of the bound
   double logit;  // largest error of a logit; 0 for values
+  double softened_nmse = kSoftenedNmse;  // what a soft cap or slopes add
 };
 
 // What is measured with f32 arithmetic alone is the noise of sums, exponentials and the merge.
@@ -31,14 +35,12 @@ constexpr SideError kCudaLevelsK{"cuda levels", 8e-9, 2.6e-4}, kCudaLevelsV{"lev
 constexpr SideError kCudaBf16V{"bf16", 1.2e-11, 0};
 
 // attention_decode: weights over levels in 12 to 16 bits of the row's largest, so that few keys
-// with one loud one show the most.
+// with one loud one, which slopes make, show the most. Measured are 8.8e-7 (H200 7.3e-7) and 1.7e-6
+// with slopes; the bounds are 2e-6 and 4e-6, not ten times that: ten would hide a lost bit.
 constexpr SideError kDecodeHalfK{"decode 16-bit", 1e-11, 1e-5}, kDecodeF16V{"f16", 5e-8, 0};
 constexpr SideError kDecodeLevelsK{"decode levels", 8e-9, 2.6e-4},
-    kDecodeLevelsV{"levels", 1.7e-6, 0};
+    kDecodeLevelsV{"levels", 1.9e-7, 0, 2e-7};
 constexpr SideError kDecodeBf16V{"bf16", 1.6e-11, 0};
-
-// Soft caps and slopes add rounding of their own to logits.
-constexpr double kSoftenedNmse = 2.5e-10, kSoftenedLogit = 2e-5;
 
 enum class Side : bool { k, v };
 
@@ -86,7 +88,8 @@ inline AttentionTolerance attention_tolerance(const std::string& description, Kv
   const double gain = kind.q_gain > 1 ? kind.q_gain : 1;
   AttentionTolerance bounds;
   bounds.name = std::string(of_k.name) + "/" + of_v.name;
-  bounds.nmse = 10 * (of_k.nmse * gain * gain + of_v.nmse + (kind.softened ? kSoftenedNmse : 0));
+  bounds.nmse =
+      10 * (of_k.nmse * gain * gain + of_v.nmse + (kind.softened ? of_v.softened_nmse : 0));
   bounds.lse = 10 * (of_k.logit * gain + (kind.softened ? kSoftenedLogit : 0));
   bounds.of_row = 10 * std::sqrt(bounds.nmse);
   if (kind.softened) bounds.name += " softened";
