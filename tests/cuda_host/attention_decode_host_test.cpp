@@ -102,16 +102,6 @@ TEST(CudaHostAttention, DecodingMasksWithTwelveWarps) {
   }
 }
 
-// A GPU with less room gives fewer rows to a block, and the rest to further ones.
-TEST(CudaHostAttention, DecodingWhereThereIsLessRoom) {
-  limits = kSmall;
-  for (const uint64_t heads : {8, 16})
-    expect_decoded(
-        {.heads = heads, .k_dim = 512, .length = 200, .k = KvFormat::tq4, .v = KvFormat::tq4});
-  expect_decoded({.heads = 8, .k_dim = 512, .length = 200, .k = KvFormat::tq8, .v = KvFormat::tq8});
-  limits = kLarge;
-}
-
 // Infinite scales and coordinates.
 TEST(CudaHostAttention, DecodingKeysOfInfiniteLength) {
   const uint32_t before = decode_calls;
@@ -132,11 +122,10 @@ TEST(CudaHostAttention, DecodingSharpQueries) {
     KvFormat format;
     uint64_t heads, dim;
   };
-  constexpr Sharp kCases[] = {{KvFormat::tq4, 4, 64},
-                              {KvFormat::tq4, 12, 64},
-                              {KvFormat::tq5, 4, 128},
-                              {KvFormat::tq6, 4, 64},
-                              {KvFormat::tq8, 4, 64}};
+  constexpr Sharp kCases[] = {{KvFormat::tq4, 4, 64},   {KvFormat::tq4, 12, 64},
+                              {KvFormat::tq5, 4, 128},  {KvFormat::tq6, 4, 64},
+                              {KvFormat::tq8, 4, 64},   {KvFormat::f16, 8, 64},
+                              {KvFormat::f16, 16, 128}, {KvFormat::bf16, 7, 64}};
   for (const auto& [format, heads, dim] : kCases) {
     for (const double gain : {3.0, 6.0, 20.0}) {
       AttentionCase c = {.heads = heads, .k_dim = dim, .length = 4096, .k = format, .v = format};
@@ -224,8 +213,9 @@ TEST(CudaHostAttention, DecodingQueriesWithUnevenHalves) {
   expect_alike(of(host_device()), of(cpu_device(1)), 1e-5);
 }
 
-// A large value that does not matter any more once a louder key comes; tails that matter beside one
-// loud key, which they share a warp with.
+// A large value that does not matter any more once a louder key comes; keys so loud that, relative
+// to the first ones, their weight is beyond a float; tails that matter beside one loud key, which
+// they share a warp with.
 TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
   for (const Form& form : kForms) {
     for (const float rise : {8.0f, 15.0f, 28.0f}) {
@@ -239,6 +229,9 @@ TEST(CudaHostAttention, DecodingLoudKeysAndLargeValues) {
       return key % 32 == 0 ? 2.7f * static_cast<float>(step) : -20.0f;
     };
     expect_row({2048, climbing, [](uint64_t) { return 1.0f; }, form}, 1e-5);
+    const auto leaping = [](uint64_t key) { return key < 1024 ? 0.0f : 92.0f; };
+    const auto opposite = [](uint64_t key) { return key < 1024 ? 1e4f : -1e4f; };
+    expect_row({2048, leaping, opposite, form}, 1e-5);
   }
   limits = kOneWarp;
   for (const float tail : {-8.0f, -9.0f, -10.0f, -11.0f}) {

@@ -1,9 +1,13 @@
-// Decoding at its limits: strides of one row, the lowest logit, fewer warps, mixed pairs, types of
-// queries and outputs, infinite values.
+// Decoding at its limits: strides of one row, the lowest logit, fewer warps, less room, the end of
+// the cache, mixed pairs, types of queries and outputs, infinite values.
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <memory>
 
 #include "attention_host_device.h"
+#include "guarded.h"
+#include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
@@ -69,6 +73,50 @@ TEST(AttentionDecodeLimits, FewerWarps) {
           expect_close({.heads = 3, .k_dim = dim, .length = length, .k = format, .v = format});
   }
   limits = kLarge;
+}
+
+// A GPU with less room gives fewer rows to a block, and the rest to further ones.
+TEST(AttentionDecodeLimits, LessRoom) {
+  limits = kSmall;
+  for (const uint64_t heads : {8, 16})
+    expect_decoded(
+        {.heads = heads, .k_dim = 512, .length = 200, .k = KvFormat::tq4, .v = KvFormat::tq4});
+  expect_decoded({.heads = 8, .k_dim = 512, .length = 200, .k = KvFormat::tq8, .v = KvFormat::tq8});
+  limits = kLarge;
+}
+
+// The same contents where what lies behind their end cannot be read.
+Tensor at_a_guard(const Device& d, const Tensor& t) {
+  constexpr size_t kAlignment = 128;
+  if (!t.defined()) return t;
+  const Bytes bytes = read_bytes(t);
+  const auto memory = std::make_shared<cuda_host::Guarded>();
+  memory->resize((bytes.size() + kAlignment - 1) / kAlignment * kAlignment);
+  unsigned char* const first = memory->end() - bytes.size();
+  std::memcpy(first, bytes.data(), bytes.size());
+  return d.wrap(first, t.dtype(), t.shape(), {}, memory);
+}
+
+// Of the last tiles, and of tiles that fill a stage without keys, nothing beyond the cache is read.
+TEST(AttentionDecodeLimits, ReadsNothingBeyondTheCache) {
+  constexpr uint64_t kDim = 128;
+  const Device d = host_device();
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq3, KvFormat::tq4,
+                                KvFormat::tq5, KvFormat::tq8}) {
+    for (const uint64_t keys : {1, 8, 70, 104}) {
+      AttentionInputs in =
+          one_head(d, format, gaussian_rows(3, kDim, 3), gaussian_rows(keys, kDim, 1),
+                   gaussian_rows(keys, kDim, 2), kDim);
+      const uint32_t before = decode_calls;
+      const std::vector<float> wanted = attended(d, in, {.length = keys, .scale = 0.1f});
+      for (KvBuffer* const cache : {&in.k_cache, &in.v_cache}) {
+        cache->codes = at_a_guard(d, cache->codes);
+        cache->scales = at_a_guard(d, cache->scales);
+      }
+      EXPECT_EQ(attended(d, in, {.length = keys, .scale = 0.1f}), wanted) << name(format);
+      EXPECT_EQ(decode_calls, before + 2) << name(format) << " " << keys;
+    }
+  }
 }
 
 // Queries and outputs of each type.

@@ -8,7 +8,7 @@
 
 namespace gyre::cuda_host {
 
-// Shared memory of a block. What lies behind its end cannot be read.
+// Shared memory of a block, or a tensor. What lies behind its end cannot be read.
 class Guarded {
  public:
   void resize(size_t bytes) {
