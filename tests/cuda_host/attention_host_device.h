@@ -39,9 +39,8 @@ inline void run_attention(const void* params, const uint64_t* args, uint32_t, ui
 template <uint32_t kRows, uint32_t kCluster>
 void run_decode(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const abi::AttentionDecodeSpec spec = {
-      static_cast<uint8_t>(p.k.format),   static_cast<uint8_t>(p.v.format), kRows, kCluster, {},
-      static_cast<uint16_t>(p.k.head_dim)};
+  const abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
+      p.k.format, p.v.format, static_cast<uint32_t>(p.k.head_dim), kRows, kCluster);
   ++decode_calls;
   if (kCluster == cuda::kDecodeCluster) ++cluster_calls;
   if (kCluster == cuda::kDecodePair) ++pair_calls;
