@@ -13,6 +13,7 @@ target_sources(gyre PRIVATE
   src/cuda/kv_append.cpp
   src/cuda/kv_copy.cpp
   src/cuda/kv_quantize.cpp
+  src/cuda/kv_write.cpp
   src/cuda/library.cpp
   src/cuda/device_list.cpp
   src/cuda/memory.cpp

@@ -31,6 +31,12 @@ Launch launch_kv_dequantize(const void* params, uint64_t spec, const CudaLimits&
 std::string name_kv_append(uint64_t spec);
 Launch launch_kv_append(const void* params, uint64_t spec, const CudaLimits& limits);
 
+std::string name_kv_write(uint64_t spec);
+Launch launch_kv_write(const void* params, uint64_t spec, const CudaLimits& limits);
+
+std::string name_kv_page_copy(uint64_t spec);
+Launch launch_kv_page_copy(const void* params, uint64_t spec, const CudaLimits& limits);
+
 std::string name_attention(uint64_t spec);
 Launch launch_attention(const void* params, uint64_t spec, const CudaLimits& limits);
 bool plan_attention(const void* problem, const CudaLimits& limits, void* plan);

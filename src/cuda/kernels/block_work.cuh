@@ -5,6 +5,7 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_copy.h"
 #include "abi/kv_quantize.h"
+#include "abi/kv_write.h"
 #include "abi/rope.h"
 
 namespace gyre::cuda {
@@ -77,6 +78,16 @@ constexpr uint64_t append_body_blocks(const abi::KvAppendParams& p, uint32_t str
 constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
   if ((p.parts & abi::kAppendNear) == 0) return 0;
   return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
+}
+
+// kv_write. Which tokens share a tile is known on the device only: every token may have its own.
+constexpr uint64_t write_blocks(const abi::KvWriteParams& p, uint32_t stream) {
+  return divide_up(p.heads * p.tokens, tiles_per_block(p.stream[stream].cache.head_dim));
+}
+// kv_page_copy. Blocks take so many bytes of a page at a time.
+constexpr uint32_t kPageCopyBytes = 4 * kBlockThreads * 16;
+constexpr uint64_t page_copy_parts(const abi::KvPageCopyParams& p) {
+  return divide_up(p.page_bytes, kPageCopyBytes);
 }
 
 // rope. A unit is one or two heads of one token, by the same lanes: two where tokens are many. A

@@ -6,6 +6,7 @@
 // sinks.
 #include "abi/kv_append.h"
 #include "abi/kv_codec.h"
+#include "cuda/kernels/dense_row.cuh"
 #include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"
@@ -62,31 +63,6 @@ struct AppendStep {
 __device__ inline const uint64_t* stream_args(const Args& args, uint32_t stream) {
   return args.at + 1 + 5 * stream;
 }
-
-template <class Source, class Target>
-__device__ void copy_row(const Source* from, Target* to, uint32_t head_dim, uint32_t lane,
-                         uint32_t lanes) {
-  const uint32_t chunks = head_dim / kChunk;
-  for (uint32_t c = lane; c < chunks; c += lanes)
-    copy_elements<Source, Target, kChunk>(from + c * kChunk, to + c * kChunk);
-  for (uint32_t i = chunks * kChunk + lane; i < head_dim; i += lanes)
-    copy_elements<Source, Target, 1>(from + i, to + i);
-}
-
-template <uint32_t kFormat>
-struct DenseType;
-template <>
-struct DenseType<0> {
-  using Type = float;
-};
-template <>
-struct DenseType<1> {
-  using Type = Half;
-};
-template <>
-struct DenseType<2> {
-  using Type = BFloat16;
-};
 
 // Tiles of one stream's body.
 template <class Source>
