@@ -57,7 +57,9 @@ enum AttentionArg : uint32_t {
   arg_lengths,      // i32 [sequences]
   arg_query_begin,  // i32 [sequences + 1]
   arg_prompts,      // u8 [sequences], or absent
-  arg_tail_begin    // i32 [sequences], or absent: oldest key that the 16-bit tail holds
+  // A table has no KvState, but says with a tail where each sequence's begins: i32 [sequences], or
+  // absent. In its place: with more than 16 arguments NVRTC compiles for minutes, not seconds.
+  arg_tail_begin = arg_state
 };
 
 // Pages of several sequences. Everything else about a sequence is in device memory and may be

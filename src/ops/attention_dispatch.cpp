@@ -110,7 +110,7 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
         {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
          direct ? &outputs.out : &none, direct ? &outputs.lse : &none,
          direct ? &outputs.sinks : &none, &in.slopes, &in.tree, &outputs.partial,
-         call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none, &none});
+         call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
   };
   if (plan.kernel == abi::AttentionKernel::attention_decode) {
     record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));

@@ -22,7 +22,7 @@
 
 namespace gyre {
 
-constexpr uint32_t kMaxArgs = 17;
+constexpr uint32_t kMaxArgs = 16;
 
 enum class Access : uint8_t { read, write, read_write };
 
@@ -143,8 +143,7 @@ constexpr std::array<ArgInfo, kMaxArgs> attention_args(Access partial) {
            {"table", Access::read},
            {"lengths", Access::read},
            {"query_begin", Access::read},
-           {"prompts", Access::read},
-           {"tail_begin", Access::read}}};
+           {"prompts", Access::read}}};
 }
 
 // Either out (and lse, sinks) or partial; what is absent is null.
@@ -152,7 +151,7 @@ using PlannedAttention = Kernel<abi::AttentionSpec, abi::AttentionParams, abi::A
 inline constexpr PlannedAttention kAttention{{
     .name = "attention",
     .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 17,
+    .arg_count = 16,
     .args = attention_args(Access::write),
 }};
 
@@ -161,7 +160,7 @@ inline constexpr PlannedAttention kAttention{{
 inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{{
     .name = "attention_decode",
     .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 17,
+    .arg_count = 16,
     .args = attention_args(Access::read_write),
 }};
 

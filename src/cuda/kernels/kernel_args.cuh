@@ -5,7 +5,7 @@
 namespace gyre::cuda {
 
 struct Args {
-  uint64_t at[17];  // addresses in the order of KernelInfo::args; 0: absent
+  uint64_t at[16];  // addresses in the order of KernelInfo::args; 0: absent
 };
 
 }  // namespace gyre::cuda
