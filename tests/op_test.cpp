@@ -31,6 +31,8 @@ std::vector<OpCases> all_ops() {
       {"hadamard", hadamard_cases, hadamard_refusals},
       {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
       {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
+      {"kv_write", kv_write_cases, kv_write_refusals},
+      {"kv_page_copy", kv_page_copy_cases, kv_page_copy_refusals},
       {"attention", attention_cases, attention_refusals},
       {"attention_partial", attention_partial_cases, attention_partial_refusals},
       {"attention_merge", attention_merge_cases, attention_merge_refusals},

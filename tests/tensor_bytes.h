@@ -29,9 +29,11 @@ auto with_type(DType dtype, const Action& action) {
     case DType::i32:
       return action(int32_t{});
     case DType::u32:
+      return action(uint32_t{});
+    case DType::i64:
       break;
   }
-  return action(uint32_t{});
+  return action(int64_t{});
 }
 
 // Where the device finds the elements: what Device::wrap takes, also if the host cannot look there.

@@ -46,6 +46,15 @@ Classes of_append(uint64_t key) {
           join("kv_append k=", class_name(s.k_format), " v=", class_name(s.v_format))};
 }
 
+Classes of_write(uint64_t key) {
+  const auto s = spec_from_key<abi::KvWriteSpec>(key);
+  return {join("kv_write source=", dtype_name(s.source_dtype)),
+          join("kv_write slots=", s.slot_bytes == 8 ? "i64" : "i32"),
+          join("kv_write k=", format_name(s.k_format)),
+          join("kv_write v=", format_name(s.v_format)),
+          join("kv_write k=", class_name(s.k_format), " v=", class_name(s.v_format))};
+}
+
 Classes of_attention(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionSpec>(key);
   return {
@@ -146,6 +155,7 @@ std::vector<std::string> variant_classes(const KernelInfo& kernel, uint64_t spec
   if (&kernel == &kRope.info) return of_rope(spec);
   if (&kernel == &kKvQuantize.info) return of_quantize(spec);
   if (&kernel == &kKvAppend.info) return of_append(spec);
+  if (&kernel == &kKvWrite.info) return of_write(spec);
   if (&kernel == &kAttention.info) return of_attention(spec, reduction);
   if (&kernel == &kAttentionDecode.info) return of_decode(spec, reduction);
   return {kernel.name};

@@ -6,12 +6,12 @@
 
 namespace gyre {
 
-enum class DType : uint8_t { f32, f16, bf16, u8, i32, u32 };
+enum class DType : uint8_t { f32, f16, bf16, u8, i32, u32, i64 };
 
-constexpr uint32_t kDTypeCount = 6;
+constexpr uint32_t kDTypeCount = 7;
 
 constexpr uint64_t size_bytes(DType dtype) {  // 0 for what is not a DType
-  constexpr uint32_t kSizes = 0x441224;       // a hex digit each, the first dtype lowest
+  constexpr uint32_t kSizes = 0x8441224;      // a hex digit each, the first dtype lowest
   const auto index = static_cast<uint32_t>(dtype);
   return index < kDTypeCount ? kSizes >> (4 * index) & 0xF : 0;
 }
@@ -120,6 +120,10 @@ struct DTypeOf<int32_t> {
 template <>
 struct DTypeOf<uint32_t> {
   static constexpr DType value = DType::u32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::i64;
 };
 
 }  // namespace gyre

@@ -43,6 +43,7 @@ DType dtype_of(const DLDataType& type, const std::string& what) {
   if (is(kDLUInt, 8)) return DType::u8;
   if (is(kDLInt, 32)) return DType::i32;
   if (is(kDLUInt, 32)) return DType::u32;
+  if (is(kDLInt, 64)) return DType::i64;
   const char* kind = "type code ";
   switch (type.code) {
     case kDLInt:
@@ -55,14 +56,15 @@ DType dtype_of(const DLDataType& type, const std::string& what) {
       kind = "float";
       break;
     case kDLBool:
-      refuse(what, ": dtype bool is not one of f32, f16, bf16, u8, i32, u32; view it as uint8");
+      refuse(what,
+             ": dtype bool is not one of f32, f16, bf16, u8, i32, u32, i64; view it as uint8");
     default:
       refuse(what, ": DLPack type code ", static_cast<int>(type.code), " with ",
-             static_cast<int>(type.bits), " bits is not one of f32, f16, bf16, u8, i32, u32");
+             static_cast<int>(type.bits), " bits is not one of f32, f16, bf16, u8, i32, u32, i64");
   }
   refuse(what, ": dtype ", kind, static_cast<int>(type.bits),
          type.lanes == 1 ? "" : "x" + std::to_string(type.lanes),
-         " is not one of f32, f16, bf16, u8, i32, u32");
+         " is not one of f32, f16, bf16, u8, i32, u32, i64");
 }
 
 DLDataType dl_type(DType dtype) {
@@ -79,6 +81,8 @@ DLDataType dl_type(DType dtype) {
       return {kDLInt, 32, 1};
     case DType::u32:
       return {kDLUInt, 32, 1};
+    case DType::i64:
+      return {kDLInt, 64, 1};
   }
   refuse("dlpack: not a dtype");
 }

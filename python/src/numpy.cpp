@@ -10,11 +10,8 @@ struct NumpyType {
   std::string_view typestr;
   DType dtype;
 };
-constexpr NumpyType kNumpyTypes[] = {{"<f4", DType::f32},
-                                     {"<f2", DType::f16},
-                                     {"|u1", DType::u8},
-                                     {"<i4", DType::i32},
-                                     {"<u4", DType::u32}};
+constexpr NumpyType kNumpyTypes[] = {{"<f4", DType::f32}, {"<f2", DType::f16}, {"|u1", DType::u8},
+                                     {"<i4", DType::i32}, {"<u4", DType::u32}, {"<i8", DType::i64}};
 
 DType numpy_dtype(nb::handle array, std::string_view typestr, const std::string& what) {
   for (const NumpyType& type : kNumpyTypes) {
@@ -23,7 +20,8 @@ DType numpy_dtype(nb::handle array, std::string_view typestr, const std::string&
   // NumPy has no bfloat16 of its own; ml_dtypes adds one, which the interface shows as raw bytes.
   const auto name = nb::cast<std::string>(nb::str(nb::object(array.attr("dtype"))));
   if (name == "bfloat16") return DType::bf16;
-  refuse(what, ": dtype ", name, " is not one of float32, float16, bfloat16, uint8, int32, uint32");
+  refuse(what, ": dtype ", name,
+         " is not one of float32, float16, bfloat16, uint8, int32, uint32, int64");
 }
 
 // What numpy.asarray() makes an array of, without a copy. The array keeps it, and it the tensor.

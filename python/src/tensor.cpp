@@ -82,6 +82,8 @@ void with_element(DType dtype, const Action& action) {
       return action(int32_t{});
     case DType::u32:
       return action(uint32_t{});
+    case DType::i64:
+      return action(int64_t{});
   }
 }
 

@@ -8,7 +8,8 @@ import pytest
 
 import gyre
 
-DTYPES = {"f32": np.float32, "f16": np.float16, "u8": np.uint8, "i32": np.int32, "u32": np.uint32}
+DTYPES = {"f32": np.float32, "f16": np.float16, "u8": np.uint8, "i32": np.int32, "u32": np.uint32,
+          "i64": np.int64}
 
 
 def counted(*shape, dtype=np.int32):
@@ -19,7 +20,7 @@ def counted(*shape, dtype=np.int32):
 def test_new_tensors_are_zero_and_say_what_they_are(name):
     tensor = gyre.empty((2, 3), name)
     assert (tensor.shape, tensor.strides, tensor.dtype, tensor.ndim, tensor.size) == ((2, 3), (3, 1), name, 2, 6)
-    assert tensor.nbytes == 6 * {"f32": 4, "i32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}[name]
+    assert tensor.nbytes == 6 * {"i64": 8, "f32": 4, "i32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}[name]
     assert tensor.is_contiguous and not tensor.is_read_only and len(tensor) == 2
     assert tensor.device == gyre.Device("cpu") and tensor.device.name == "cpu"
     assert name in repr(tensor) and "[2, 3]" in repr(tensor)
@@ -81,7 +82,7 @@ def test_zero_dimensional_and_zero_sized():
     "array, words",
     [
         (np.zeros(3), "float64"),
-        (np.zeros(3, np.int64), "int64"),
+        (np.zeros(3, np.uint64), "uint64"),
         (np.zeros(3, np.uint16), "uint16"),
         (np.zeros(3, bool), "bool"),
         (np.zeros(3, np.complex64), "complex64"),

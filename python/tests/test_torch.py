@@ -45,7 +45,7 @@ def test_numpy_torch_and_gyre_are_one_memory():
 def test_refusals():
     for given, words in [
         (torch.zeros(2, dtype=torch.float64), "float64"),
-        (torch.zeros(2, dtype=torch.int64), "int64"),
+        (torch.zeros(2, dtype=torch.int16), "int16"),
         (torch.zeros(2, dtype=torch.bool), "bool"),
         (torch.zeros((1,) * 7), "at most 6"),
     ]:

@@ -15,6 +15,8 @@ std::span<const CpuKernel> kernel_table() {
       {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
       {&kKvExtend.info, select_kv_extend, kv_extend_tasks},
       {&kKvAppend.info, select_kv_append, kv_append_tasks},
+      {&kKvWrite.info, select_kv_write, kv_write_tasks},
+      {&kKvPageCopy.info, select_kv_page_copy, kv_page_copy_tasks},
       {&kBytesCopy.info, select_bytes_copy, bytes_copy_tasks},
   };
   return kTable;

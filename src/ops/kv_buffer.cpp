@@ -166,6 +166,19 @@ void check_dense(const char* op, const char* what, const KvBuffer& buffer) {
 
 }  // namespace
 
+void check_kv_rows(const char* op, const char* what, const Tensor& rows, const KvShape& shape) {
+  require(rows.defined(), op, ": ", what, " is undefined");
+  require(rows.rank() == 3, op, ": ", what, " must be [tokens, kv_heads, head_dim], got shape ",
+          rows.shape());
+  require(is_float(rows.dtype()), op, ": ", what, " must be f32, f16 or bf16, got ", rows.dtype());
+  require(rows.shape(1) == shape.kv_heads, op, ": ", what, " must have the cache's kv_heads ",
+          shape.kv_heads, ", got ", rows.shape(1));
+  require(rows.shape(2) == shape.head_dim, op, ": ", what, " must have the cache's head_dim ",
+          shape.head_dim, ", got ", rows.shape(2));
+  require(rows.stride(2) == 1, op, ": head_dim of ", what, " must be contiguous, got stride ",
+          rows.stride(2));
+}
+
 void check_compressed(const char* op, const char* what, const KvBuffer& buffer) {
   require(describe(buffer.shape.format).compressed, op, ": ", what, " must be compressed, got ",
           name(buffer.shape.format), "; kv_copy writes dense caches");

@@ -9,6 +9,8 @@ namespace gyre {
 // messages.
 void check_kv_shape(const char* op, const KvShape& shape);
 void check_kv_buffer(const char* op, const char* what, const KvBuffer& buffer);
+// A float tensor [tokens, kv_heads, head_dim] that goes with a cache.
+void check_kv_rows(const char* op, const char* what, const Tensor& rows, const KvShape& shape);
 void check_compressed(const char* op, const char* what, const KvBuffer& buffer);
 
 abi::KvCacheLayout kv_cache_layout(const KvBuffer& buffer);

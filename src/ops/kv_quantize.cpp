@@ -23,20 +23,6 @@ abi::KvDequantizeSpec dequantize_spec(DType out, KvFormat format) {
                                               static_cast<uint64_t>(format) << 8);
 }
 
-// A float tensor [tokens, kv_heads, head_dim] that goes with a cache.
-void check_rows(const char* op, const char* what, const Tensor& rows, const KvShape& shape) {
-  require(rows.defined(), op, ": ", what, " is undefined");
-  require(rows.rank() == 3, op, ": ", what, " must be [tokens, kv_heads, head_dim], got shape ",
-          rows.shape());
-  require(is_float(rows.dtype()), op, ": ", what, " must be f32, f16 or bf16, got ", rows.dtype());
-  require(rows.shape(1) == shape.kv_heads, op, ": ", what, " must have the cache's kv_heads ",
-          shape.kv_heads, ", got ", rows.shape(1));
-  require(rows.shape(2) == shape.head_dim, op, ": ", what, " must have the cache's head_dim ",
-          shape.head_dim, ", got ", rows.shape(2));
-  require(rows.stride(2) == 1, op, ": head_dim of ", what, " must be contiguous, got stride ",
-          rows.stride(2));
-}
-
 // One of K and V, with the names its messages use.
 struct Stream {
   const char* name;
@@ -55,7 +41,7 @@ void check_stream(const Stream& s) {
   if (!s.given()) return;
   check_compressed("kv_quantize", s.cache_name, s.cache);
   check_kv_buffer("kv_quantize", s.cache_name, s.cache);
-  check_rows("kv_quantize", s.name, s.source, s.cache.shape);
+  check_kv_rows("kv_quantize", s.name, s.source, s.cache.shape);
   require(s.cache.shape.role == s.role, "kv_quantize: ", s.cache_name, " must have role ",
           s.role == KvRole::k ? "k, got v" : "v, got k");
 }
@@ -229,7 +215,7 @@ void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
   Recording recording(encoder, "kv_dequantize");
   check_compressed("kv_dequantize", "cache", in.cache);
   check_kv_buffer("kv_dequantize", "cache", in.cache);
-  check_rows("kv_dequantize", "out", in.out, in.cache.shape);
+  check_kv_rows("kv_dequantize", "out", in.out, in.cache.shape);
   require(in.out.is_injective(), "kv_dequantize: strides ", in.out.strides(),
           " make elements of out share memory");
   require(options.domain <= KvDomain::rotated,

@@ -14,6 +14,8 @@ std::span<const KernelUse> kernel_uses() {
       {&kAttentionMerge.info, attention_merge_shape, attention_merge_specs},
       {&kKvExtend.info, kv_extend_shape, plain_specs},
       {&kKvAppend.info, kv_append_shape, kv_append_specs},
+      {&kKvWrite.info, kv_write_shape, kv_write_specs},
+      {&kKvPageCopy.info, kv_page_copy_shape, plain_specs},
       {&kBytesCopy.info, bytes_copy_shape, plain_specs},
   };
   return kUses;

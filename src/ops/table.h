@@ -35,6 +35,9 @@ std::span<const uint64_t> attention_merge_specs();
 std::string kv_extend_shape(const void* params);
 std::string kv_append_shape(const void* params);
 std::span<const uint64_t> kv_append_specs();
+std::string kv_write_shape(const void* params);
+std::span<const uint64_t> kv_write_specs();
+std::string kv_page_copy_shape(const void* params);
 std::string bytes_copy_shape(const void* params);
 std::span<const uint64_t> plain_specs();  // one, without a choice
 

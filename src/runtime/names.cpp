@@ -24,8 +24,8 @@ std::string_view name(ErrorCode code) {
 }
 
 std::string_view name(DType dtype) {
-  constexpr std::array<std::string_view, kDTypeCount> kNames = {"f32", "f16", "bf16",
-                                                                "u8",  "i32", "u32"};
+  constexpr std::array<std::string_view, kDTypeCount> kNames = {"f32", "f16", "bf16", "u8",
+                                                                "i32", "u32", "i64"};
   const auto index = static_cast<size_t>(dtype);
   return index < kNames.size() ? kNames[index] : "invalid";
 }

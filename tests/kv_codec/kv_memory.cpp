@@ -15,14 +15,8 @@ KvSide side_of(const KvShape& shape, KvLayout layout) {
   return {kv_dtype(shape.format), layout, shape.capacity, shape.kv_heads, shape.head_dim, stream};
 }
 
-// The bytes of a cache's half.
-struct Memory {
-  Bytes& codes;
-  Bytes& scales;
-};
-
 std::vector<double> write_dense(const KvSide& side, const KvRowPlace& at,
-                                const std::vector<float>& row, const Memory& memory) {
+                                const std::vector<float>& row, const KvBytes& memory) {
   std::vector<double> values;
   for (uint64_t e = 0; e < row.size(); ++e) {
     const uint32_t bits =
@@ -35,7 +29,7 @@ std::vector<double> write_dense(const KvSide& side, const KvRowPlace& at,
 }
 
 std::vector<double> write_native(const KvShape& shape, const KvRowPlace& at,
-                                 const std::vector<float>& row, const Memory& memory) {
+                                 const std::vector<float>& row, const KvBytes& memory) {
   const reference::KvPlaces places = places_of(shape);
   const reference::KvCodes encoded = reference::kv_encode(places.coder, row);
   reference::kv_store(places, at.slot, encoded, memory.codes.data() + at.head * places.head_bytes(),
@@ -52,7 +46,7 @@ const std::vector<double>& codebook_of(KvFormat format) {
 }
 
 std::vector<double> write_compat(const KvShape& shape, const KvRowPlace& at,
-                                 const std::vector<float>& row, const Memory& memory) {
+                                 const std::vector<float>& row, const KvBytes& memory) {
   const reference::CompatRow found = reference::compat_normalize(row);
   const std::vector<float> norms(found.norms.begin(), found.norms.end());
   const std::vector<double>& book = codebook_of(shape.format);
@@ -74,19 +68,6 @@ std::vector<double> write_compat(const KvShape& shape, const KvRowPlace& at,
   return reference::compat_restored(codes, norms, book);
 }
 
-// What the row then holds.
-std::vector<double> write_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
-                              const std::vector<float>& row, const Memory& memory) {
-  switch (class_of(shape.format)) {
-    case FormatClass::levels:
-      return write_native(shape, at, row, memory);
-    case FormatClass::compat:
-      return write_compat(shape, at, row, memory);
-    default:
-      return write_dense(side_of(shape, layout), at, row, memory);
-  }
-}
-
 uint64_t elements(const Dims& dims) {
   uint64_t count = 1;
   for (const uint64_t n : dims) count *= n;
@@ -94,6 +75,18 @@ uint64_t elements(const Dims& dims) {
 }
 
 }  // namespace
+
+std::vector<double> write_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
+                                 const std::vector<float>& row, const KvBytes& bytes) {
+  switch (class_of(shape.format)) {
+    case FormatClass::levels:
+      return write_native(shape, at, row, bytes);
+    case FormatClass::compat:
+      return write_compat(shape, at, row, bytes);
+    default:
+      return write_dense(side_of(shape, layout), at, row, bytes);
+  }
+}
 
 DType kv_dtype(KvFormat format) {
   if (format == KvFormat::f16) return DType::f16;
@@ -124,8 +117,8 @@ KvMemory kv_memory(const KvShape& shape, KvLayout layout,
   memory.scales.before = pattern_bytes(memory.scales.before.size(), 6);
   for (uint64_t slot = 0; slot < shape.capacity; ++slot) {
     for (uint64_t head = 0; head < shape.kv_heads; ++head) {
-      const auto values = write_row(shape, layout, {slot, head}, row_of(slot),
-                                    {memory.codes.before, memory.scales.before});
+      const auto values = write_kv_row(shape, layout, {slot, head}, row_of(slot),
+                                       {memory.codes.before, memory.scales.before});
       memory.values.insert(memory.values.end(), values.begin(), values.end());
     }
   }
@@ -136,7 +129,7 @@ KvMemory kv_memory(const KvShape& shape, KvLayout layout,
 
 void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
                    const std::vector<float>& row, KvMemory& memory) {
-  write_row(shape, layout, at, row, {memory.codes.after, memory.scales.after});
+  write_kv_row(shape, layout, at, row, {memory.codes.after, memory.scales.after});
   if (class_of(shape.format) != FormatClass::compat) return;
   const uint64_t norms = shape.head_dim == 512 ? 2 : 1;
   for (uint64_t i = 0; i < norms; ++i) {

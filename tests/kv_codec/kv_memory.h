@@ -25,6 +25,16 @@ struct KvRowPlace {
   uint64_t slot = 0, head = 0;
 };
 
+// The bytes of a cache's half.
+struct KvBytes {
+  Bytes& codes;
+  Bytes& scales;
+};
+
+// Stores a row as the specification says. Returns what the row then holds.
+std::vector<double> write_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
+                                 const std::vector<float>& row, const KvBytes& bytes);
+
 // What a call must leave in one row: all bits, but for the norms of compatibility formats, whose
 // order of summation is open.
 void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,

@@ -289,8 +289,8 @@ TEST_F(RopeUse, CallsInOneListSeeEachOther) {
 }
 
 TEST_F(RopeUse, TheDeviceKnowsWhatItSupports) {
-  constexpr std::array kAll = {DType::f32, DType::f16, DType::bf16,
-                               DType::u8,  DType::i32, DType::u32};
+  constexpr std::array kAll = {DType::f32, DType::f16, DType::bf16, DType::u8,
+                               DType::i32, DType::u32, DType::i64};
   for (const DType x : kAll) {
     for (const DType out : kAll) {
       const bool floats = is_float(x) && is_float(out);

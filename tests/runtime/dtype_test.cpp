@@ -17,8 +17,8 @@ uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
 
 TEST(DType, SizesAndNames) {
-  constexpr uint64_t kSizes[] = {4, 2, 2, 1, 4, 4};
-  constexpr const char* kNames[] = {"f32", "f16", "bf16", "u8", "i32", "u32"};
+  constexpr uint64_t kSizes[] = {4, 2, 2, 1, 4, 4, 8};
+  constexpr const char* kNames[] = {"f32", "f16", "bf16", "u8", "i32", "u32", "i64"};
   for (uint32_t i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
     EXPECT_EQ(size_bytes(dtype), kSizes[i]);

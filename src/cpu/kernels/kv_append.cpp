@@ -76,33 +76,6 @@ struct Append {
   }
 };
 
-template <class Source>
-void StoreDense(const abi::KvCacheLayout& body, const KvTileJob& job) {
-  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    if ((job.mask >> slot & 1) == 0) continue;
-    const auto* const from = reinterpret_cast<const Source*>(job.source[slot]);
-    uint8_t* const to = job.codes + slot * (body.codes_tile_stride / abi::kKvTile);
-    switch (static_cast<KvFormat>(body.format)) {
-      case KvFormat::f32:
-        CopyRow(from, reinterpret_cast<float*>(to), body.head_dim);
-        break;
-      case KvFormat::f16:
-        CopyRow(from, reinterpret_cast<Half*>(to), body.head_dim);
-        break;
-      default:
-        CopyRow(from, reinterpret_cast<BFloat16*>(to), body.head_dim);
-    }
-  }
-}
-
-template <class Source>
-void StoreBody(const abi::KvCacheLayout& body, const KvTileJob& job, KvScratch& scratch) {
-  if (job.mask == 0) return;
-  if (!abi::kv_is_native(body.format) && !abi::kv_is_compat(body.format))
-    return StoreDense<Source>(body, job);
-  QuantizeAnyTile<Source>(body, job, native_signs(), scratch);
-}
-
 // One tile of the body: keys that leave the tail come from there, in f16, the others from the
 // source.
 template <class Source>
@@ -131,8 +104,8 @@ void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index,
     job.source[slot] =
         key < a.state.start ? a.in_tail(at, stream, key) : a.in_source(at, stream, key);
   }
-  StoreBody<Half>(body, leaving, scratch);
-  StoreBody<Source>(body, fresh, scratch);
+  WriteTile<Half>(body, leaving, scratch);
+  WriteTile<Source>(body, fresh, scratch);
 }
 
 template <class Source>

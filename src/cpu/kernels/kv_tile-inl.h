@@ -144,6 +144,34 @@ void QuantizeAnyTile(const abi::KvCacheLayout& cache, const KvTileJob& job, cons
   });
 }
 
+template <class Source>
+void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    if ((job.mask >> slot & 1) == 0) continue;
+    const auto* const from = reinterpret_cast<const Source*>(job.source[slot]);
+    uint8_t* const to = job.codes + slot * (cache.codes_tile_stride / abi::kKvTile);
+    switch (static_cast<KvFormat>(cache.format)) {
+      case KvFormat::f32:
+        CopyRow(from, reinterpret_cast<float*>(to), cache.head_dim);
+        break;
+      case KvFormat::f16:
+        CopyRow(from, reinterpret_cast<Half*>(to), cache.head_dim);
+        break;
+      default:
+        CopyRow(from, reinterpret_cast<BFloat16*>(to), cache.head_dim);
+    }
+  }
+}
+
+// Any format, dense ones included.
+template <class Source>
+void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
+  if (job.mask == 0) return;
+  if (!abi::kv_is_native(cache.format) && !abi::kv_is_compat(cache.format))
+    return StoreDense<Source>(cache, job);
+  QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);
+}
+
 inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
   return {cache.head_dim, cache.role == kRoleV ? abi::kv_codec(cache.format).value_stretch : 1.0f};
 }

@@ -1,0 +1,178 @@
+// kv_write and kv_page_copy on the CPU. kv_write's work items are runs of tokens whose slots share
+// a tile, for every head of K and V; the first token of a run stands for it.
+#include "abi/kv_write.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "abi/kv_codec.h"
+#include "cpu/kernels.h"
+#include "cpu/kernels/select.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kernels/kv_write.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h
+#include "cpu/kernels/kv_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+constexpr uint64_t kNoTile = ~uint64_t{0};
+
+// The list of slots, which may hold anything.
+template <class Slot>
+struct SlotList {
+  const Slot* slots;
+  uint64_t tokens, count;  // of slots in the pages
+
+  uint64_t slot(uint64_t token) const { return static_cast<uint64_t>(slots[token]); }
+  // A negative slot is beyond every count.
+  uint64_t tile(uint64_t token) const {
+    return slot(token) < count ? slot(token) / abi::kKvTile : kNoTile;
+  }
+  // Tokens that are skipped do not end a run: its tile must have one writer.
+  bool leads(uint64_t token) const {
+    const uint64_t own = tile(token);
+    if (own == kNoTile) return false;
+    uint64_t before = token;
+    while (before != 0 && tile(before - 1) == kNoTile) --before;
+    return before == 0 || tile(before - 1) != own;
+  }
+};
+
+// Which token each slot of a run's tile gets: the last one that names it.
+struct TileRun {
+  uint64_t first_slot;
+  uint32_t mask = 0;
+  uint64_t token[abi::kKvTile];
+};
+
+template <class Slot>
+TileRun FindRun(const SlotList<Slot>& list, uint64_t leader) {
+  const uint64_t tile = list.tile(leader);
+  TileRun run;
+  run.first_slot = tile * abi::kKvTile;
+  for (uint64_t t = leader; t < list.tokens; ++t) {
+    if (list.tile(t) == kNoTile) continue;
+    if (list.tile(t) != tile) break;
+    const uint64_t place = list.slot(t) - run.first_slot;
+    run.mask |= 1u << place;
+    run.token[place] = t;
+  }
+  return run;
+}
+
+// `row` counts heads of K, then heads of V.
+inline KvTileJob FindTile(const abi::KvWriteParams& p, const uint64_t* args, const TileRun& run,
+                          uint64_t row) {
+  KvTileJob job;
+  job.stream = row / p.heads;
+  const uint64_t head = row % p.heads;
+  const abi::KvQuantizeStream& s = p.stream[job.stream];
+  const uint64_t* const stream_args = args + 3 * job.stream;
+  const uint64_t page = run.first_slot / p.page_tokens * p.page_stride;
+  const uint64_t tile = run.first_slot % p.page_tokens / abi::kKvTile;
+  job.codes = pointer<uint8_t>(stream_args[1] + page) + head * s.cache.codes_head_stride +
+              tile * s.cache.codes_tile_stride;
+  job.scales = pointer<uint8_t>(stream_args[2] + page) + head * s.cache.scales_head_stride +
+               tile * s.cache.scales_tile_stride;
+  job.mask = run.mask;
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    job.next[slot] = nullptr;
+    if ((run.mask >> slot & 1) == 0) continue;
+    job.source[slot] = pointer<const std::byte>(stream_args[0]) +
+                       run.token[slot] * s.source_token_stride + head * s.source_head_stride;
+    if (head + 1 < p.heads) job.next[slot] = job.source[slot] + s.source_head_stride;
+  }
+  return job;
+}
+
+template <class Source, class Slot>
+void KvWrite(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvWriteParams*>(params);
+  const SlotList<Slot> list{pointer<const Slot>(args[6]), p.tokens, p.pages * p.page_tokens};
+  const KvHead heads[2] = {MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)};
+  KvScratch scratch;
+  scratch.facts.Clear(std::max(heads[0].scales.count, heads[1].scales.count));
+  const uint64_t rows = 2 * p.heads;
+  const Share share = share_of(p.tokens * rows, task, tasks);
+  for (uint64_t at = share.begin; at < share.end;) {
+    const uint64_t token = at / rows, end = std::min(share.end, (token + 1) * rows);
+    if (list.leads(token)) {
+      const TileRun run = FindRun(list, token);
+      for (; at < end; ++at) {
+        KvTileJob job = FindTile(p, args, run, at - token * rows);
+        job.head = &heads[job.stream];
+        WriteTile<Source>(p.stream[job.stream].cache, job, scratch);
+      }
+    }
+    at = end;
+  }
+}
+
+TaskFn SelectKvWrite(uint64_t key) {
+  const auto spec = spec_from_key<abi::KvWriteSpec>(key);
+  return select_float(spec.source_dtype, [&](auto source) -> TaskFn {
+    if (spec.slot_bytes == 8) return KvWrite<decltype(source), int64_t>;
+    return spec.slot_bytes == 4 ? KvWrite<decltype(source), int32_t> : nullptr;
+  });
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(SelectKvWrite);
+
+TaskFn select_kv_write(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvWrite)(spec); }
+
+uint32_t kv_write_tasks(const void* params, uint64_t /*spec*/) {
+  constexpr uint64_t kCoordinatesPerTask = 8 << 10;  // some microseconds
+  constexpr uint64_t kMostTasks = 1 << 20;
+  const auto& p = *static_cast<const abi::KvWriteParams*>(params);
+  const uint64_t head_dims = uint64_t{p.stream[0].cache.head_dim} + p.stream[1].cache.head_dim;
+  const uint64_t coordinates = p.heads * p.tokens * head_dims;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1,
+                                                    std::min(2 * p.heads * p.tokens, kMostTasks)));
+}
+
+namespace {
+
+// A task is an equal share of the bytes of all pairs.
+void copy_pages(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvPageCopyParams*>(params);
+  auto* const pages = pointer<std::byte>(args[0]);
+  const auto* const from = pointer<const int32_t>(args[1]);
+  const auto* const to = pointer<const int32_t>(args[2]);
+  const auto is_page = [&](int32_t page) {
+    return page >= 0 && static_cast<uint64_t>(page) < p.pages;
+  };
+  const Share share = share_of(p.count * p.page_bytes, task, tasks);
+  for (uint64_t at = share.begin; at < share.end;) {
+    const uint64_t pair = at / p.page_bytes, first = at % p.page_bytes;
+    const uint64_t bytes = std::min(share.end - at, p.page_bytes - first);
+    if (is_page(from[pair]) && is_page(to[pair]) && from[pair] != to[pair]) {
+      std::memcpy(pages + static_cast<uint64_t>(to[pair]) * p.page_stride + first,
+                  pages + static_cast<uint64_t>(from[pair]) * p.page_stride + first, bytes);
+    }
+    at += bytes;
+  }
+}
+
+}  // namespace
+
+TaskFn select_kv_page_copy(uint64_t /*spec*/) { return copy_pages; }
+
+uint32_t kv_page_copy_tasks(const void* params, uint64_t /*spec*/) {
+  constexpr uint64_t kBytesPerTask = 1 << 20, kMostTasks = 1 << 20;
+  const auto& p = *static_cast<const abi::KvPageCopyParams*>(params);
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(p.count * p.page_bytes / kBytesPerTask, 1, kMostTasks));
+}
+
+}  // namespace gyre::cpu
+#endif

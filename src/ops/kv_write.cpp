@@ -1,0 +1,141 @@
+// kv_write and kv_page_copy: ops over pages.
+#include <array>
+#include <vector>
+
+#include "gyre/kv_pages.h"
+#include "ops/kv_layout.h"
+#include "ops/kv_pages.h"
+#include "ops/table.h"
+#include "runtime/layout.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots) {
+  return spec_from_key<abi::KvWriteSpec>(static_cast<uint64_t>(source) |
+                                         static_cast<uint64_t>(k) << 8 |
+                                         static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24);
+}
+
+void check_rows(const KvWriteInputs& in) {
+  const KvPageShape& shape = in.pages.shape;
+  const uint64_t v_dim = shape.v_head_dim != 0 ? shape.v_head_dim : shape.head_dim;
+  const auto rows_of = [&](KvFormat format, KvRole role, uint64_t head_dim) {
+    return KvShape{format, role, shape.kv_heads, shape.page_tokens, head_dim};
+  };
+  check_kv_rows("kv_write", "k", in.k, rows_of(shape.k, KvRole::k, shape.head_dim));
+  check_kv_rows("kv_write", "v", in.v, rows_of(shape.v, KvRole::v, v_dim));
+  require(in.v.shape(0) == in.k.shape(0), "kv_write: v must have the tokens of k: ", in.k.shape(0),
+          ", got ", in.v.shape(0));
+  require(in.v.dtype() == in.k.dtype(), "kv_write: v must have the dtype of k: ", in.k.dtype(),
+          ", got ", in.v.dtype());
+  // Work is counted in 64 bits from these.
+  require(in.k.shape(0) <= uint64_t{1} << 32, "kv_write: at most 2^32 tokens, got ", in.k.shape(0));
+}
+
+void check_slots(const KvWriteInputs& in) {
+  const Tensor& slots = in.slots;
+  require(slots.defined(), "kv_write: slots is undefined");
+  require(slots.dtype() == DType::i64 || slots.dtype() == DType::i32,
+          "kv_write: slots must be i64 or i32, got ", slots.dtype());
+  require(slots.rank() == 1 && slots.shape(0) == in.k.shape(0) && slots.is_contiguous(),
+          "kv_write: slots must be contiguous [", in.k.shape(0), "], got ", slots.shape(),
+          " with strides ", slots.strides());
+}
+
+void check_apart(const char* op, const char* what, const Tensor& read, const KvPages& pages) {
+  require(!may_overlap(read, pages.bytes), op, ": ", what, " and pages share memory");
+}
+
+abi::KvQuantizeStream stream_of(const Tensor& source, const abi::KvCacheLayout& layout) {
+  const uint64_t unit = size_bytes(source.dtype());
+  return {source.stride(0) * unit, source.stride(1) * unit, layout};
+}
+
+void check_page_list(const char* what, const Tensor& list) {
+  require(list.defined(), "kv_page_copy: ", what, " is undefined");
+  require(list.dtype() == DType::i32 && list.rank() == 1 && list.is_contiguous(),
+          "kv_page_copy: ", what, " must be contiguous i32 [count], got ", list.dtype(), " ",
+          list.shape(), " with strides ", list.strides());
+}
+
+}  // namespace
+
+std::string kv_write_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvWriteParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].cache.head_dim,
+              "/", p.stream[1].cache.head_dim, " pages=", p.pages, " x ", p.page_tokens);
+}
+
+std::string kv_page_copy_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvPageCopyParams*>(params);
+  return join("count=", p.count, " page_bytes=", p.page_bytes);
+}
+
+std::span<const uint64_t> kv_write_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
+      for (const KvFormat k : kv_formats()) {
+        for (const KvFormat v : kv_formats()) {
+          for (const DType slots : {DType::i32, DType::i64})
+            specs.push_back(spec_key(write_spec(source, k, v, slots)));
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+void kv_write(Encoder& encoder, const KvWriteInputs& in) {
+  Recording recording(encoder, "kv_write");
+  check_pages("kv_write", in.pages);
+  check_rows(in);
+  check_slots(in);
+  check_apart("kv_write", "k", in.k, in.pages);
+  check_apart("kv_write", "v", in.v, in.pages);
+  check_apart("kv_write", "slots", in.slots, in.pages);
+  if (in.k.shape(0) == 0) return;
+  const KvPageShape& shape = in.pages.shape;
+  const KvPageParts parts = page_parts(in.pages);
+  abi::KvWriteParams params{};
+  params.tokens = in.k.shape(0);
+  params.heads = shape.kv_heads;
+  params.pages = in.pages.bytes.shape(0);
+  params.page_stride = parts.page_stride;
+  params.page_tokens = static_cast<uint32_t>(shape.page_tokens);
+  params.stream[0] = stream_of(in.k, parts.k);
+  params.stream[1] = stream_of(in.v, parts.v);
+  recording.dispatch(
+      kKvWrite, write_spec(in.k.dtype(), shape.k, shape.v, in.slots.dtype()), params,
+      {&in.k, &parts.k_codes, &parts.k_scales, &in.v, &parts.v_codes, &parts.v_scales, &in.slots});
+  recording.commit();
+}
+
+void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& in) {
+  Recording recording(encoder, "kv_page_copy");
+  check_pages("kv_page_copy", in.pages);
+  check_page_list("from", in.from);
+  check_page_list("to", in.to);
+  require(in.to.shape(0) == in.from.shape(0),
+          "kv_page_copy: to must have as many pages as from: ", in.from.shape(0), ", got ",
+          in.to.shape(0));
+  require(in.from.shape(0) <= in.pages.bytes.shape(0), "kv_page_copy: at most as many pairs as ",
+          in.pages.bytes.shape(0), " pages, got ", in.from.shape(0));
+  check_apart("kv_page_copy", "from", in.from, in.pages);
+  check_apart("kv_page_copy", "to", in.to, in.pages);
+  if (in.from.shape(0) == 0) return;
+  abi::KvPageCopyParams params{};
+  params.count = in.from.shape(0);
+  params.pages = in.pages.bytes.shape(0);
+  params.page_stride = page_parts(in.pages).page_stride;
+  params.page_bytes = in.pages.bytes.shape(1);
+  recording.dispatch(kKvPageCopy, abi::KvPageCopySpec{}, params,
+                     {&in.pages.bytes, &in.from, &in.to});
+  recording.commit();
+}
+
+}  // namespace gyre

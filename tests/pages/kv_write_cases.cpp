@@ -1,0 +1,252 @@
+// kv_write and kv_page_copy against pages that the reference writes.
+#include <random>
+#include <string>
+
+#include "op_case.h"
+#include "pages/page_memory.h"
+
+namespace gyre::test {
+namespace {
+
+using reference::KvSide;
+
+struct KvWriteCase {
+  std::string name = {};
+  KvPageShape shape{KvFormat::tq8, KvFormat::tq4, 2, 64, 0, 16};
+  DType source = DType::f32;
+  DType slot_type = DType::i64;
+  KvLayout layout = KvLayout::token_major;
+  uint64_t pages = 4;
+  uint64_t gap = 0;
+  std::vector<int64_t> slots = {};
+};
+
+constexpr int64_t kBeyond32Bits = int64_t{1} << 40;
+
+KvShape row_shape(const KvPageShape& shape, KvRole role) {
+  const bool v = role == KvRole::v;
+  return {v ? shape.v : shape.k, role, shape.kv_heads, shape.page_tokens,
+          v ? v_dim_of(shape) : shape.head_dim};
+}
+
+KvSide source_side(const KvWriteCase& c, KvRole role) {
+  return {c.source, c.layout, c.slots.size(), c.shape.kv_heads, row_shape(c.shape, role).head_dim,
+          0};
+}
+
+Block plain_block(DType dtype, Bytes bytes) {
+  Block block;
+  block.dtype = dtype;
+  block.before = block.after = std::move(bytes);
+  return block;
+}
+
+Block slot_block(const KvWriteCase& c) {
+  Bytes bytes(c.slots.size() * size_bytes(c.slot_type));
+  for (size_t i = 0; i < c.slots.size(); ++i) {
+    const auto narrow = static_cast<int32_t>(c.slots[i]);
+    if (c.slot_type == DType::i64) {
+      std::memcpy(&bytes[i * 8], &c.slots[i], 8);
+    } else {
+      std::memcpy(&bytes[i * 4], &narrow, 4);
+    }
+  }
+  return plain_block(c.slot_type, std::move(bytes));
+}
+
+// Tokens in order, each over what its slot held.
+Block write_rows(const KvWriteCase& c, KvRole role, std::mt19937& random, PageMemory& memory) {
+  const KvSide side = source_side(c, role);
+  Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
+  for (uint64_t t = 0; t < c.slots.size(); ++t) {
+    for (uint64_t h = 0; h < side.heads; ++h) {
+      const std::vector<float> row = certain_row(row_shape(c.shape, role), c.source, random);
+      for (uint64_t e = 0; e < side.head_dim; ++e)
+        reference::store_bits(
+            side.dtype, bytes.data(), side.index(t, h, e),
+            reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(row[e])));
+      const int64_t slot = c.slots[t];
+      if (slot >= 0 && static_cast<uint64_t>(slot) < c.pages * c.shape.page_tokens)
+        memory.write(role, static_cast<uint64_t>(slot), h, row);
+    }
+  }
+  return plain_block(c.source, std::move(bytes));
+}
+
+OpRun make_run(const KvWriteCase& c) {
+  std::seed_seq seed(c.name.begin(), c.name.end());
+  std::mt19937 random(seed);
+  PageMemory memory(c.shape, c.pages, c.gap);
+  Block pages = plain_block(DType::u8, memory.bytes());
+  pages.aligned = true;
+  OpRun run;
+  run.blocks.push_back(write_rows(c, KvRole::k, random, memory));
+  run.blocks.push_back(write_rows(c, KvRole::v, random, memory));
+  pages.after = memory.bytes();
+  run.blocks.push_back(std::move(pages));
+  run.blocks.push_back(slot_block(c));
+  run.commands = c.slots.empty() ? 0 : 1;
+  run.record = [c, memory](Encoder& encoder, std::span<const Tensor> t) {
+    kv_write(encoder, {.k = kv_view(t[0], source_side(c, KvRole::k)),
+                       .v = kv_view(t[1], source_side(c, KvRole::v)),
+                       .pages = pages_of(memory, t[2]),
+                       .slots = t[3]});
+  };
+  return run;
+}
+
+std::vector<int64_t> slot_run(int64_t first, int64_t count) {
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < count; ++i) slots.push_back(first + i);
+  return slots;
+}
+
+std::string text(const KvPageShape& s) {
+  return std::string(name(s.k)) + "/" + std::string(name(s.v)) + " " + std::to_string(s.head_dim) +
+         "/" + std::to_string(v_dim_of(s)) + " pages of " + std::to_string(s.page_tokens);
+}
+
+// Every format of K and of V, every pair of classes, dtypes, page sizes, gaps and layouts in turn.
+std::vector<KvWriteCase> format_cases() {
+  constexpr uint64_t kPageTokens[] = {8, 16, 64, 128};
+  std::vector<KvWriteCase> cases;
+  const auto add = [&](KvFormat k, KvFormat v) {
+    const size_t i = cases.size();
+    KvWriteCase c;
+    // The norms of compatibility formats are exact at 256.
+    const bool wide = i % 4 == 3 && class_of(v) != FormatClass::compat;
+    c.shape = {k, v, 1 + i % 3, 256, wide ? uint64_t{512} : 0, kPageTokens[i % 4]};
+    c.source = kFloats[i % 3];
+    c.slot_type = i % 2 == 0 ? DType::i64 : DType::i32;
+    c.layout = i % 5 == 4 ? KvLayout::padded : kPlainLayouts[i % 2];
+    c.pages = 3;
+    c.gap = i % 3 * 48;
+    c.slots = slot_run(static_cast<int64_t>(c.shape.page_tokens) - 3, 11);
+    c.name = text(c.shape) + " from " + std::string(name(c.source)) + " " + layout_name(c.layout);
+    cases.push_back(c);
+  };
+  for (const KvFormat format : kv_formats()) {
+    for (const FormatClass other : kFormatClasses) {
+      add(format, format_of(other, cases.size()));
+      add(format_of(other, cases.size()), format);
+    }
+  }
+  return cases;
+}
+
+// Which slots in which order.
+std::vector<KvWriteCase> slot_cases() {
+  std::vector<KvWriteCase> cases;
+  const auto add = [&](const char* what, std::vector<int64_t> slots) {
+    for (const KvFormat v : {KvFormat::tq4, KvFormat::tq3, KvFormat::bf16, KvFormat::compat4}) {
+      KvWriteCase c;
+      c.shape.v = v;
+      c.slots = slots;
+      const bool fits = std::all_of(slots.begin(), slots.end(), [](int64_t slot) {
+        return slot == static_cast<int32_t>(slot);
+      });
+      c.slot_type = fits && cases.size() % 2 == 0 ? DType::i32 : DType::i64;
+      c.name = std::string(what) + ", V " + std::string(name(v));
+      cases.push_back(c);
+    }
+  };
+  add("no tokens", {});
+  add("one token", {5});
+  add("the last slot", {63});
+  add("nothing but padding", {-1, -1, -1});
+  add("padding at the end", {17, 18, -1, -1});
+  add("padding between sequences", {-1, 17, 18, -1, -1, 24, -1, 40, 41});
+  add("out of the pages", {63, 64, 65, kBeyond32Bits, int64_t{-1} << 63, (int64_t{1} << 62) + 3});
+  add("a tile backwards", {7, 6, 5, 4, 3, 2, 1, 0});
+  add("a slot twice, the later token stays", {9, 10, 9, 11, 11});
+  add("a run longer than a tile", {1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 0});
+  add("tokens of several sequences", {0, 17, 18, 40, 41, 42, 43, 44, 45, 46, 47, 48, 33, -1});
+  add("whole pages", slot_run(16, 32));
+  for (int64_t first = 0; first < 9; ++first) add("second chunks", slot_run(first, 9 - first));
+  return cases;
+}
+
+// Cut into many tasks.
+std::vector<KvWriteCase> long_cases() {
+  std::vector<KvWriteCase> cases;
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::tq5}) {
+    KvWriteCase c;
+    c.shape = {format, format, 3, 128, 0, 64};
+    c.slots = slot_run(5, 150);
+    c.slots.insert(c.slots.begin() + 70, 3, -1);
+    c.name = "many tasks " + text(c.shape);
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+Block page_list(const std::vector<int32_t>& pages) {
+  Bytes bytes(pages.size() * sizeof(int32_t));
+  if (!bytes.empty()) std::memcpy(bytes.data(), pages.data(), bytes.size());
+  return plain_block(DType::i32, std::move(bytes));
+}
+
+struct PageCopyCase {
+  std::string name;
+  std::vector<int32_t> from, to;
+  uint64_t gap = 0;
+  uint64_t page_tokens = 16;
+};
+
+OpRun make_run(const PageCopyCase& c) {
+  PageMemory memory({KvFormat::tq5, KvFormat::f16, 3, 64, 80, c.page_tokens}, 7, c.gap);
+  Block pages = plain_block(DType::u8, memory.bytes());
+  pages.aligned = true;
+  const auto is_page = [](int32_t page) { return page >= 0 && page < 7; };
+  for (size_t i = 0; i < c.from.size(); ++i) {
+    if (!is_page(c.from[i]) || !is_page(c.to[i])) continue;
+    const auto at = [&](Bytes& bytes, int32_t page) {
+      return bytes.begin() +
+             static_cast<ptrdiff_t>(page) * static_cast<ptrdiff_t>(memory.page_stride());
+    };
+    std::copy_n(at(pages.before, c.from[i]), memory.page_bytes(), at(pages.after, c.to[i]));
+  }
+  OpRun run;
+  run.blocks = {std::move(pages), page_list(c.from), page_list(c.to)};
+  run.commands = c.from.empty() ? 0 : 1;
+  run.record = [memory](Encoder& encoder, std::span<const Tensor> t) {
+    kv_page_copy(encoder, {.pages = pages_of(memory, t[0]), .from = t[1], .to = t[2]});
+  };
+  return run;
+}
+
+template <class Case>
+OpCase as_op_case(const char* op, const Case& c) {
+  OpCase op_case;
+  op_case.name = std::string(op) + " " + c.name;
+  op_case.supported = [op](const Device& device) { return has_kernel(device, op); };
+  op_case.make = [c] { return make_run(c); };
+  return op_case;
+}
+
+}  // namespace
+
+std::vector<OpCase> kv_write_cases() {
+  std::vector<OpCase> cases;
+  for (const auto& list : {format_cases(), slot_cases(), long_cases()}) {
+    for (const KvWriteCase& c : list) cases.push_back(as_op_case("kv_write", c));
+  }
+  return cases;
+}
+
+std::vector<OpCase> kv_page_copy_cases() {
+  const std::vector<PageCopyCase> list = {
+      {"none", {}, {}},
+      {"one", {2}, {5}},
+      {"several, with gaps", {0, 3, 6}, {1, 2, 5}, 160},
+      {"one page to two", {4, 4}, {0, 6}, 16},
+      {"pages that are not there", {-1, 2, 7, 3, 1 << 30, 5}, {1, -5, 0, 7, 4, 6}},
+      {"onto itself", {3, 1}, {3, 2}},
+      {"many tasks", {0, 1, 2}, {6, 5, 4}, 32, 1024},
+  };
+  std::vector<OpCase> cases;
+  for (const PageCopyCase& c : list) cases.push_back(as_op_case("kv_page_copy", c));
+  return cases;
+}
+
+}  // namespace gyre::test
