@@ -18,9 +18,9 @@ using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task,
 // tasks: how many there are; 0 when there is no work, 1 when sharing it would cost more than it
 // saves. plan: as DeviceImpl::plan.
 struct CpuKernel {
-  const KernelInfo* info;
-  TaskFn (*select)(uint64_t spec);
-  uint32_t (*tasks)(const void* params, uint64_t spec);
+  const KernelInfo* info = nullptr;
+  TaskFn (*select)(uint64_t spec) = nullptr;
+  uint32_t (*tasks)(const void* params, uint64_t spec) = nullptr;
   std::string (*describe)(uint64_t spec) = nullptr;  // what the code is made of, where that varies
   bool (*plan)(const void* problem, const DeviceInfo& device, void* plan) = nullptr;
 };

@@ -68,6 +68,21 @@ void check_pair(const KvCopyInputs& in) {
           in.v_cache.dtype());
 }
 
+void check_inputs(const KvCopyInputs& in) {
+  require(in.k.defined(), "kv_copy: k is undefined");
+  require(in.k_cache.defined(), "kv_copy: k_cache is undefined");
+  require(in.v.defined() == in.v_cache.defined(), "kv_copy: v and v_cache go together, only ",
+          in.v.defined() ? "v" : "v_cache", " is defined");
+  const Stream k{"k", "k_cache", in.k, in.k_cache};
+  const Stream v{"v", "v_cache", in.v, in.v_cache};
+  check_types(k);
+  check_layout(k);
+  if (!in.v.defined()) return;
+  check_types(v);
+  check_pair(in);
+  check_layout(v);
+}
+
 // Tokens are copied in any order and by several threads: no source may change under the copy, and
 // no slot may have two writers.
 void check_overlap(const KvCopyInputs& in) {
@@ -124,20 +139,8 @@ bool Device::supports(const KvCopyTypes& types) const {
 
 void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& options) {
   Recording recording(encoder, "kv_copy");
-  require(in.k.defined(), "kv_copy: k is undefined");
-  require(in.k_cache.defined(), "kv_copy: k_cache is undefined");
-  require(in.v.defined() == in.v_cache.defined(), "kv_copy: v and v_cache go together, only ",
-          in.v.defined() ? "v" : "v_cache", " is defined");
+  check_inputs(in);
   const bool pair = in.v.defined();
-  const Stream k{"k", "k_cache", in.k, in.k_cache};
-  const Stream v{"v", "v_cache", in.v, in.v_cache};
-  check_types(k);
-  check_layout(k);
-  if (pair) {
-    check_types(v);
-    check_pair(in);
-    check_layout(v);
-  }
   const bool nothing_k = in.k.shape(1) == 0 || in.k.shape(2) == 0;
   const bool nothing_v = !pair || in.v.shape(1) == 0 || in.v.shape(2) == 0;
   if (nothing_k && nothing_v) return;

@@ -193,17 +193,21 @@ void fill_rotation(const Call& call, const RopeLayout& layout, abi::RopeParams& 
   params.magnitude = call.rope->magnitude;
 }
 
-void record(Encoder& encoder, const Call& call) {
-  Recording recording(encoder, call.op);
+void check_streams(const Call& call) {
   const bool pair = call.k.x.defined();
   check_stream(call, call.x);
   require(pair || !call.k.out.defined(), call.op, ": k_out is defined without k");
   require(pair || (!has(call.k.weight) && !has(call.k.second)), call.op,
           ": k_weight or k_second is defined without k");
-  if (pair) {
-    check_stream(call, call.k);
-    check_second_stream(call);
-  }
+  if (!pair) return;
+  check_stream(call, call.k);
+  check_second_stream(call);
+}
+
+void record(Encoder& encoder, const Call& call) {
+  Recording recording(encoder, call.op);
+  check_streams(call);
+  const bool pair = call.k.x.defined();
   const Tensor& x = call.x.x;
   abi::RopeParams params{};
   params.tokens = x.shape(0);

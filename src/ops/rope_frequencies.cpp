@@ -90,28 +90,29 @@ void apply_llama3(const RopeConfig& config, std::vector<double>& inverse) {
   }
 }
 
+void require_positive(double value, const char* what) {
+  require(std::isfinite(value) && value > 0, "rope_frequencies: ", what,
+          " must be finite and positive, got ", value);
+}
+void require_finite(const std::optional<double>& value, const char* what) {
+  require(std::isfinite(value.value_or(0)), "rope_frequencies: ", what, " must be finite, got ",
+          value.value_or(0));
+}
+
 void check(const RopeConfig& c) {
-  const auto positive = [](double value, const char* what) {
-    require(std::isfinite(value) && value > 0, "rope_frequencies: ", what,
-            " must be finite and positive, got ", value);
-  };
-  const auto finite = [](const std::optional<double>& value, const char* what) {
-    require(std::isfinite(value.value_or(0)), "rope_frequencies: ", what, " must be finite, got ",
-            value.value_or(0));
-  };
   require(c.rotary_dim >= 2 && c.rotary_dim % 2 == 0 && c.rotary_dim <= abi::kRopeMaxHeadDim,
           "rope_frequencies: rotary_dim must be even and from 2 to ", abi::kRopeMaxHeadDim,
           ", got ", c.rotary_dim);
   require(c.rope_type <= RopeType::llama3, "rope_frequencies: ", static_cast<uint32_t>(c.rope_type),
           " is not a rope_type");
-  positive(c.rope_theta, "rope_theta");
-  positive(c.factor, "factor");
+  require_positive(c.rope_theta, "rope_theta");
+  require_positive(c.factor, "factor");
   const bool stretches = c.rope_type == RopeType::ntk || c.rope_type == RopeType::dynamic;
   require(!stretches || c.rotary_dim > 2, "rope_frequencies: ntk needs a rotary_dim above 2, got ",
           c.rotary_dim);
   if (c.rope_type == RopeType::dynamic || c.rope_type == RopeType::yarn ||
       c.rope_type == RopeType::llama3) {
-    positive(c.original_max_position_embeddings, "original_max_position_embeddings");
+    require_positive(c.original_max_position_embeddings, "original_max_position_embeddings");
   }
   if (c.rope_type == RopeType::dynamic) {
     require(std::isfinite(c.seq_len), "rope_frequencies: seq_len must be finite, got ", c.seq_len);
@@ -119,17 +120,17 @@ void check(const RopeConfig& c) {
             c.factor);
   }
   if (c.rope_type == RopeType::yarn) {
-    positive(c.beta_fast, "beta_fast");
-    positive(c.beta_slow, "beta_slow");
+    require_positive(c.beta_fast, "beta_fast");
+    require_positive(c.beta_slow, "beta_slow");
     require(c.beta_fast >= c.beta_slow, "rope_frequencies: beta_fast must be at least beta_slow ",
             c.beta_slow, ", got ", c.beta_fast);
     require(c.rope_theta != 1, "rope_frequencies: yarn needs a rope_theta other than 1");
-    finite(c.attention_factor, "attention_factor");
-    finite(c.mscale, "mscale");
-    finite(c.mscale_all_dim, "mscale_all_dim");
+    require_finite(c.attention_factor, "attention_factor");
+    require_finite(c.mscale, "mscale");
+    require_finite(c.mscale_all_dim, "mscale_all_dim");
   }
   if (c.rope_type == RopeType::llama3) {
-    positive(c.low_freq_factor, "low_freq_factor");
+    require_positive(c.low_freq_factor, "low_freq_factor");
     require(c.high_freq_factor > c.low_freq_factor && std::isfinite(c.high_freq_factor),
             "rope_frequencies: high_freq_factor must be above low_freq_factor ", c.low_freq_factor,
             ", got ", c.high_freq_factor);

@@ -26,7 +26,7 @@ class PipelineCache {
     const Key key{&kernel, spec};
     auto found = entries_.find(key);
     if (found == entries_.end()) found = entries_.emplace(key, built(make)).first;
-    if (found->second.error) throw *found->second.error;
+    if (found->second.error) throw Error(*found->second.error);
     return found->second.pipeline.get();
   }
 
