@@ -42,4 +42,7 @@ uint32_t kv_page_copy_tasks(const void* params, uint64_t spec);
 TaskFn select_bytes_copy(uint64_t spec);
 uint32_t bytes_copy_tasks(const void* params, uint64_t spec);
 
+TaskFn select_words_write(uint64_t spec);
+uint32_t words_write_tasks(const void* params, uint64_t spec);
+
 }  // namespace gyre::cpu

@@ -18,6 +18,7 @@ std::span<const CpuKernel> kernel_table() {
       {&kKvWrite.info, select_kv_write, kv_write_tasks},
       {&kKvPageCopy.info, select_kv_page_copy, kv_page_copy_tasks},
       {&kBytesCopy.info, select_bytes_copy, bytes_copy_tasks},
+      {&kWordsWrite.info, select_words_write, words_write_tasks},
   };
   return kTable;
 }

@@ -31,4 +31,11 @@ Launch launch_bytes_copy(const void* params, uint64_t /*spec*/, const CudaLimits
       {blocks(p.bytes / kBytesPerThread, limits.multiprocessors * kBlocksAtOnce), 1, 1}, kBlock, 0};
 }
 
+std::string name_words_write(uint64_t /*spec*/) { return "gyre::cuda::words_write"; }
+
+Launch launch_words_write(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::WordsWriteParams*>(params);
+  return {{blocks(p.words, abi::kWordsWriteMost), 1, 1}, kBlock, 0};
+}
+
 }  // namespace gyre::cuda

@@ -16,6 +16,9 @@ Launch launch_kv_extend(const void* params, uint64_t spec, const CudaLimits& lim
 std::string name_bytes_copy(uint64_t spec);
 Launch launch_bytes_copy(const void* params, uint64_t spec, const CudaLimits& limits);
 
+std::string name_words_write(uint64_t spec);
+Launch launch_words_write(const void* params, uint64_t spec, const CudaLimits& limits);
+
 std::string name_rope(uint64_t spec);
 Launch launch_rope(const void* params, uint64_t spec, const CudaLimits& limits);
 

@@ -19,6 +19,7 @@ std::span<const CudaKernel> kernel_table() {
       {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
       {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},
       {&kBytesCopy.info, "cache.cu", name_bytes_copy, launch_bytes_copy},
+      {&kWordsWrite.info, "cache.cu", name_words_write, launch_words_write},
   };
   return kTable;
 }

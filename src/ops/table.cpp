@@ -17,6 +17,7 @@ std::span<const KernelUse> kernel_uses() {
       {&kKvWrite.info, kv_write_shape, kv_write_specs},
       {&kKvPageCopy.info, kv_page_copy_shape, plain_specs},
       {&kBytesCopy.info, bytes_copy_shape, plain_specs},
+      {&kWordsWrite.info, words_write_shape, plain_specs},
   };
   return kUses;
 }

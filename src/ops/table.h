@@ -39,6 +39,7 @@ std::string kv_write_shape(const void* params);
 std::span<const uint64_t> kv_write_specs();
 std::string kv_page_copy_shape(const void* params);
 std::string bytes_copy_shape(const void* params);
+std::string words_write_shape(const void* params);
 std::span<const uint64_t> plain_specs();  // one, without a choice
 
 // Every kernel of the library.

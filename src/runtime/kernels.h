@@ -19,6 +19,7 @@
 #include "abi/kv_quantize.h"
 #include "abi/kv_write.h"
 #include "abi/rope.h"
+#include "abi/words_write.h"
 
 namespace gyre {
 
@@ -227,6 +228,15 @@ inline constexpr Kernel<abi::BytesCopySpec, abi::BytesCopyParams> kBytesCopy{{
     .params_bytes = sizeof(abi::BytesCopyParams),
     .arg_count = 2,
     .args = {{{"from", Access::read}, {"to", Access::write}}},
+}};
+
+// Values of one moment, as kv_extend's.
+inline constexpr Kernel<abi::WordsWriteSpec, abi::WordsWriteParams> kWordsWrite{{
+    .name = "words_write",
+    .params_bytes = sizeof(abi::WordsWriteParams),
+    .arg_count = 1,
+    .args = {{{"to", Access::write}}},
+    .once = true,
 }};
 
 }  // namespace gyre

@@ -5,8 +5,10 @@
 #include <random>
 #include <string>
 
+#include "abi/words_write.h"
 #include "kv_codec/kv_memory.h"
 #include "ops/cache_ops.h"
+#include "ops/words_write.h"
 
 namespace gyre::test {
 namespace {
@@ -235,6 +237,32 @@ OpRun make_copy(uint64_t bytes) {
   return run;
 }
 
+// Runs of one, two, ... words, each so many words after the last.
+OpRun make_words(uint64_t words, uint64_t apart) {
+  std::vector<int32_t> values(words);
+  for (uint64_t i = 0; i < words; ++i) values[i] = static_cast<int32_t>(i * 2654435761u);
+  std::vector<WordRun> runs;
+  for (uint64_t at = 0, count = 1; at < words; at += count++ + apart)
+    runs.push_back({at, std::min(count, words - at)});
+  Block to;
+  to.dtype = DType::i32;
+  to.before = to.after = pattern_bytes(words * sizeof(int32_t), 5);
+  uint64_t sum = 0;
+  for (const WordRun& run : runs) {
+    std::memcpy(to.after.data() + run.at * sizeof(int32_t), values.data() + run.at,
+                run.count * sizeof(int32_t));
+    sum += run.count;
+  }
+  OpRun made;
+  made.blocks = {to};
+  made.commands = sum + 2 * runs.size() <= abi::kWordsWriteMost ? 1 : 2;
+  made.once = true;
+  made.record = [values, runs](Encoder& encoder, std::span<const Tensor> t) {
+    words_write(encoder, values, runs, t[0]);
+  };
+  return made;
+}
+
 uint64_t dim_of(KvFormat format, size_t i) {
   constexpr uint64_t kDims[] = {64, 80, 128, 24};
   return class_of(format) == FormatClass::compat ? 256 : kDims[i % 4];
@@ -273,6 +301,10 @@ std::vector<OpCase> kv_cache_cases() {
   for (const uint64_t bytes : {0u, 1u, 15u, 16u, 4097u, 70001u})
     cases.push_back(plain_case("bytes_copy", std::to_string(bytes) + " bytes",
                                [bytes] { return make_copy(bytes); }));
+  for (const auto& [words, apart] : {std::pair{1u, 0u}, {5u, 1u}, {976u, 3u}, {1100u, 0u}})
+    cases.push_back(plain_case(
+        "words_write", std::to_string(words) + " words, " + std::to_string(apart) + " apart",
+        [=] { return make_words(words, apart); }));
   return cases;
 }
 

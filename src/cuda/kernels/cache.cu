@@ -1,6 +1,7 @@
-// kv_extend and bytes_copy; see abi/kv_state.h.
+// kv_extend, bytes_copy and words_write; see abi/kv_state.h.
 #include "abi/bytes_copy.h"
 #include "abi/kv_extend.h"
+#include "abi/words_write.h"
 #include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {
@@ -31,6 +32,16 @@ __global__ void bytes_copy(const gyre::abi::BytesCopyParams p, const Args args) 
   auto* const wide_to = reinterpret_cast<uint4*>(to + head);
   for (uint64_t i = first; i < vectors; i += step) wide_to[i] = wide_from[i];
   for (uint64_t i = head + vectors * sizeof(uint4) + first; i < p.bytes; i += step) to[i] = from[i];
+}
+
+// One word per thread.
+__global__ void words_write(const gyre::abi::WordsWriteParams p, const Args args) {
+  pdl_wait();
+  pdl_launch_dependents();
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= p.words) return;
+  pointer<uint32_t>(args.at[0])[gyre::abi::words_write_place(p, i)] =
+      p.buffer[gyre::abi::kWordsWriteMost - 1 - i];
 }
 
 }  // namespace gyre::cuda
