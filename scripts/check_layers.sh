@@ -10,6 +10,7 @@ declare -A allowed=(
   [runtime]='runtime|abi|gyre/(device|dtype|encoder|error|fence|graph|tensor|trace)[.]h'
   [ops]='ops|runtime|abi|gyre'
   [cache]='cache|ops|runtime|abi|gyre'
+  [serving]='serving|cache|ops|runtime|abi|gyre'
   [cpu]='cpu|runtime|abi|gyre|hwy'
   [cuda]='cuda|runtime|abi|gyre'
 )

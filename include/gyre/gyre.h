@@ -8,10 +8,12 @@
 #include "gyre/error.h"        // IWYU pragma: export
 #include "gyre/fence.h"        // IWYU pragma: export
 #include "gyre/graph.h"        // IWYU pragma: export
+#include "gyre/kv_batch.h"     // IWYU pragma: export
 #include "gyre/kv_cache.h"     // IWYU pragma: export
 #include "gyre/kv_copy.h"      // IWYU pragma: export
 #include "gyre/kv_format.h"    // IWYU pragma: export
 #include "gyre/kv_pages.h"     // IWYU pragma: export
+#include "gyre/kv_pool.h"      // IWYU pragma: export
 #include "gyre/kv_snapshot.h"  // IWYU pragma: export
 #include "gyre/kv_write.h"     // IWYU pragma: export
 #include "gyre/rope.h"         // IWYU pragma: export

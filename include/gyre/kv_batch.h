@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+
+#include "gyre/encoder.h"
+#include "gyre/kv_cache.h"
+#include "gyre/kv_pool.h"
+#include "gyre/tensor.h"
+
+namespace gyre {
+
+// Upper bounds of a step; what is recorded once serves every step within them.
+struct KvBatchOptions {
+  uint64_t max_sequences = 64;
+  uint64_t max_tokens = 512;  // of all sequences together
+  uint64_t max_queries = 0;   // tokens of one sequence; 0: max_tokens
+  uint64_t max_length = 0;    // of one sequence, the step included; 0: all that the pool holds
+};
+
+// What one sequence does in a step.
+struct KvStep {
+  KvSequence& sequence;
+  uint64_t tokens = 1;
+  // Computed as prompts are, however few tokens: then the bits do not depend on how the prompt is
+  // cut into steps. Mark every step of a prompt.
+  bool prompt = false;
+};
+
+// What one forward pass works on: tokens of several sequences, in rows one after the other. Tables,
+// lengths and positions are in device memory, so append() recorded once as a graph can be
+// replayed for every step:
+//
+//   batch.begin(encoder, {{a, 1}, {b, 5}});                 // pages, positions, slots
+//   rope(encoder, {.x = q, .positions = batch.positions(), ...});
+//   batch.append(encoder, layer, k, v);                     // [tokens of all, kv_heads, head_dim]
+//
+// Every layer must get the step by append() before the next begins. A refused call changes nothing.
+class KvBatch {
+ public:
+  explicit KvBatch(const KvPool& pool, const KvBatchOptions& options = {});
+  KvBatch(KvBatch&&) noexcept;
+  KvBatch& operator=(KvBatch&&) noexcept;
+  ~KvBatch();  // cancels a step that is not complete
+
+  const KvBatchOptions& options() const;
+
+  // The next tokens of these sequences begin, in this order. Takes the pages they need, all or
+  // none: a full pool refuses with how many are missing. Copies shared pages that will be written.
+  // Recorded into `encoder`, but not into a graph; submit it before anything of the step.
+  void begin(Encoder& encoder, std::span<const KvStep> steps);
+  void begin(Encoder& encoder, std::initializer_list<KvStep> steps);
+  uint64_t tokens() const;  // rows of the step
+
+  // Positions of the step's tokens: i32 [rows], in device memory, for rope. 0: tokens(), and
+  // max_tokens in a recording.
+  Tensor positions(uint64_t rows = 0) const;
+  // k and v: [rows, kv_heads, head_dim], at least the step's tokens; rows beyond them are skipped.
+  void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v);
+
+  // For graphs. Between record() and end(), append() and attend() record a step without one being
+  // begun. Later steps are begin(), the graph's replay, end().
+  void record();
+  void end();
+  // The step that was begun did not happen: its sequences are as before, what was recorded of it
+  // must be dropped or have run.
+  void cancel();
+
+ private:
+  class State;
+  State& state() const;
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gyre

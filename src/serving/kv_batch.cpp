@@ -1,0 +1,185 @@
+#include "gyre/kv_batch.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "runtime/device_impl.h"
+#include "runtime/require.h"
+#include "serving/batch_state.h"
+
+namespace gyre {
+namespace {
+
+constexpr const char* kBegin = "kv_batch.begin";
+
+KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
+  const uint64_t all = pool.options.pages * pool.options.page_tokens;
+  constexpr uint64_t kMostSequences = 1 << 16, kMostTokens = 1 << 24;
+  require(options.max_sequences != 0 && options.max_sequences <= kMostSequences,
+          "kv_batch: max_sequences must be from 1 to 2^16, got ", options.max_sequences);
+  require(options.max_tokens != 0 && options.max_tokens <= kMostTokens,
+          "kv_batch: max_tokens must be from 1 to 2^24, got ", options.max_tokens);
+  if (options.max_queries == 0) options.max_queries = options.max_tokens;
+  require(options.max_queries <= options.max_tokens, "kv_batch: max_queries must be at most ",
+          "max_tokens ", options.max_tokens, ", got ", options.max_queries);
+  if (options.max_length == 0) options.max_length = all;
+  require(options.max_length <= all, "kv_batch: the pool holds ", all, " tokens, max_length is ",
+          options.max_length);
+  return options;
+}
+
+}  // namespace
+
+KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions& wanted)
+    : pool(std::move(owner)),
+      options(checked(*pool, wanted)),
+      step(pool->layers.size()),
+      pages(pool, options.max_sequences, options.max_length),
+      tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}) {
+  members.reserve(options.max_sequences);
+  next.reserve(options.max_sequences);
+}
+
+void KvBatch::State::check_steps(std::span<const KvStep> steps) {
+  require(!steps.empty() && steps.size() <= options.max_sequences, kBegin, ": from 1 to ",
+          options.max_sequences, " sequences, got ", steps.size());
+  const uint64_t mark = ++pool->marks;
+  uint64_t sum = 0;
+  for (const KvStep& wanted : steps) {
+    KvSequence::State& sequence = wanted.sequence.state(kBegin);
+    require(sequence.pool == pool, kBegin, ": a sequence belongs to another pool");
+    require(wanted.tokens != 0 && wanted.tokens <= options.max_queries, kBegin,
+            ": from 1 to max_queries ", options.max_queries, " tokens of a sequence, got ",
+            wanted.tokens);
+    require(sequence.length <= options.max_length &&
+                wanted.tokens <= options.max_length - sequence.length,
+            kBegin, ": a sequence of ", sequence.length, " tokens and ", wanted.tokens,
+            " more exceeds max_length ", options.max_length);
+    sequence.require_no_step(kBegin);
+    require(sequence.listed != mark, kBegin, ": a sequence is there twice");
+    sequence.listed = mark;
+    sequence.check_shorter(kBegin, sequence.length);
+    sum += wanted.tokens;
+  }
+  require(sum <= options.max_tokens, kBegin, ": at most max_tokens ", options.max_tokens,
+          " tokens in a step, got ", sum);
+}
+
+void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
+  require(encoder.device().impl() == pool->device.impl(), kBegin,
+          ": the encoder records for another device than the pool's");
+  require(!step.recording(), kBegin, ": a recording is open, end() it");
+  step.require_complete(kBegin);
+  check_steps(steps);
+  next.clear();
+  for (const KvStep& s : steps)
+    next.push_back({s.sequence.state_, s.sequence.state_->length, s.tokens, s.prompt});
+  try {
+    pages.check(kBegin, next);
+  } catch (...) {
+    next.clear();
+    throw;
+  }
+  members.swap(next);
+  for (const StepPages::Member& member : members) member.sequence->step = &step;
+  step.begin();
+  try {
+    pages.take(members);
+    tables.send(encoder, members, pages.copies());
+    record_copies(encoder);
+  } catch (...) {
+    cancel();
+    throw;
+  }
+  tokens = 0;
+  for (const StepPages::Member& member : members) tokens += member.tokens;
+}
+
+void KvBatch::State::record_copies(Encoder& encoder) const {
+  if (pages.copies().empty()) return;
+  for (size_t i = 0; i < pool->groups.size(); ++i) {
+    const auto count = static_cast<uint64_t>(std::ranges::count_if(
+        pages.copies(), [&](const PageCopy& copy) { return copy.group == i; }));
+    if (count == 0) continue;
+    const BatchTables::Group& group = tables.group(i);
+    const Tensor from = group.copy_from.slice(0, 0, count), to = group.copy_to.slice(0, 0, count);
+    pool->for_stores(i, [&](const KvPool::State::Store& store) {
+      kv_page_copy(encoder, {store.pages, from, to});
+    });
+  }
+}
+
+void KvBatch::State::finish() {
+  pages.keep();
+  for (const StepPages::Member& member : members) member.sequence->step = nullptr;
+  members.clear();
+}
+
+void KvBatch::State::cancel() {
+  if (step.open() && !step.complete()) {
+    pages.undo(members);
+    tables.forget();
+    tokens = 0;
+  }
+  step.cancel();
+  finish();
+}
+
+void KvBatch::State::check_rows(const char* op, const char* what, const Tensor& rows) const {
+  require(rows.defined() && rows.rank() == 3, op, ": ", what, " must have rank 3");
+  require(rows.shape(0) >= tokens && rows.shape(0) <= options.max_tokens, op, ": ", what,
+          " must have from ", tokens, " rows, the step's tokens, to max_tokens ",
+          options.max_tokens, ", got ", rows.shape());
+}
+
+KvBatch::KvBatch(const KvPool& pool, const KvBatchOptions& options)
+    : state_(std::make_unique<State>(pool.state_, options)) {}
+KvBatch::KvBatch(KvBatch&&) noexcept = default;
+KvBatch& KvBatch::operator=(KvBatch&&) noexcept = default;
+KvBatch::~KvBatch() = default;
+
+KvBatch::State& KvBatch::state() const {
+  require(state_ != nullptr, "kv_batch: used after it was moved from");
+  return *state_;
+}
+
+const KvBatchOptions& KvBatch::options() const { return state().options; }
+uint64_t KvBatch::tokens() const { return state().tokens; }
+
+void KvBatch::begin(Encoder& encoder, std::span<const KvStep> steps) {
+  state().begin(encoder, steps);
+}
+
+void KvBatch::begin(Encoder& encoder, std::initializer_list<KvStep> steps) {
+  state().begin(encoder, {steps.begin(), steps.size()});
+}
+
+Tensor KvBatch::positions(uint64_t rows) const {
+  const State& s = state();
+  if (rows == 0) rows = s.step.recording() ? s.options.max_tokens : s.tokens;
+  require(rows != 0, "kv_batch.positions: begin() comes first, or record() for a graph");
+  require(rows <= s.options.max_tokens, "kv_batch.positions: at most max_tokens ",
+          s.options.max_tokens, ", got ", rows);
+  return s.tables.positions().slice(0, 0, rows);
+}
+
+void KvBatch::record() {
+  state().step.record("kv_batch.record");
+  state().tokens = 0;
+}
+
+void KvBatch::end() {
+  state().step.end("kv_batch.end");
+  state().finish();
+  state().tokens = 0;
+}
+
+void KvBatch::cancel() {
+  const StepState& step = state().step;
+  require(step.recording() || (step.open() && !step.complete()), "kv_batch.cancel: ",
+          step.open() ? "the step is complete; truncate() its sequences" : "no step was begun");
+  state().cancel();
+}
+
+}  // namespace gyre

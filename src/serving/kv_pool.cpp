@@ -1,0 +1,149 @@
+#include "gyre/kv_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/require.h"
+#include "serving/pool_state.h"
+
+namespace gyre {
+namespace {
+
+// How deep a path of the index can be resumed, page by page from the root.
+class Resumable {
+ public:
+  explicit Resumable(const KvPool::State& pool) : pool_(pool), missing_(pool.groups.size(), 0) {}
+
+  // The path goes on to `node`.
+  void add(uint32_t node) {
+    for (size_t i = 0; i < missing_.size(); ++i) {
+      const bool kept = pool_.groups[i].writes(depth_ * pool_.options.page_tokens);
+      if (kept && pool_.index.page(node, i) == kNoPage) missing_[i] = depth_ + 1;
+    }
+    ++depth_;
+    const uint64_t length = depth_ * pool_.options.page_tokens;
+    bool whole = true;
+    for (size_t i = 0; i < missing_.size(); ++i)
+      whole = whole && missing_[i] <= pool_.groups[i].first_page(length);
+    if (whole) deepest_ = depth_;
+  }
+  uint64_t deepest() const { return deepest_; }  // pages
+
+ private:
+  const KvPool::State& pool_;
+  std::vector<uint64_t> missing_;  // pages up to here are not all there
+  uint64_t depth_ = 0, deepest_ = 0;
+};
+
+}  // namespace
+
+KvPool::KvPool(Device device, const KvPoolOptions& options)
+    : state_(std::make_shared<State>(std::move(device), options)) {}
+
+const KvPoolOptions& KvPool::options() const { return state().options; }
+
+KvPoolInfo KvPool::describe() const {
+  const State& s = state();
+  KvPoolInfo info;
+  info.sequences = s.sequences;
+  info.prefixes = s.index.size();
+  info.evictions = s.evictions;
+  for (size_t i = 0; i < s.groups.size(); ++i) {
+    const PageGroup& group = s.groups[i];
+    KvGroupInfo row;
+    row.name = s.group_name(i);
+    row.page_bytes = s.page_bytes(i);
+    row.pages = group.pages();
+    row.free = group.free();
+    row.cached = group.cached();
+    row.used = row.pages - row.free - row.cached;
+    for (uint64_t page = 0; page < row.pages; ++page)
+      row.shared += group.holders(static_cast<PageId>(page)) > 1 ? 1 : 0;
+    for (uint64_t layer = 0; layer < s.layers.size(); ++layer) {
+      const State::Layer& l = s.layers[layer];
+      if (l.body.group == i || (l.tail && l.tail->group == i) || (l.sinks && l.sinks->group == i))
+        row.layers.push_back(layer);
+    }
+    info.bytes += row.pages * row.page_bytes;
+    info.used_bytes += row.used * row.page_bytes;
+    info.groups.push_back(std::move(row));
+  }
+  return info;
+}
+
+KvSequence KvPool::sequence() const {
+  return KvSequence(std::make_shared<KvSequence::State>(state_));
+}
+
+void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens) const {
+  constexpr const char* kOp = "kv_pool.publish";
+  State& s = state();
+  const KvSequence::State& from = sequence.state(kOp);
+  require(from.pool.get() == &s, kOp, ": the sequence belongs to another pool");
+  from.require_no_step(kOp);
+  require(tokens.size() <= from.length, kOp, ": the sequence has ", from.length, " tokens, got ",
+          tokens.size());
+  const uint64_t page_tokens = s.options.page_tokens, count = tokens.size() / page_tokens;
+  const auto page_of = [&](uint64_t page) {
+    return tokens.subspan(page * page_tokens, page_tokens);
+  };
+  // A page that the index has under other tokens: the sequence cannot have both.
+  uint32_t known = kNoNode;
+  bool on_path = true;
+  for (uint64_t page = 0; page < count; ++page) {
+    known = on_path ? s.index.find(known, page_of(page)) : kNoNode;
+    on_path = known != kNoNode;
+    for (size_t i = 0; i < s.groups.size(); ++i) {
+      if (!from.groups[i].has(page)) continue;
+      const uint32_t node = s.groups[i].node(from.groups[i].at(page));
+      require(node == kNoNode || node == known, kOp, ": tokens ", page * page_tokens, " to ",
+              (page + 1) * page_tokens - 1, " are not those that the pages were published with");
+    }
+  }
+  uint32_t parent = kNoNode;
+  for (uint64_t page = 0; page < count; ++page) {
+    uint32_t node = s.index.find(parent, page_of(page));
+    if (node == kNoNode) node = s.index.insert(parent, page_of(page));
+    for (size_t i = 0; i < s.groups.size(); ++i) {
+      if (!from.groups[i].has(page) || s.index.page(node, i) != kNoPage) continue;
+      if (from.oldest(i) > page * page_tokens) continue;  // a tail that begins inside the page
+      s.index.set_page(node, i, from.groups[i].at(page));
+      s.groups[i].cache(from.groups[i].at(page), node);
+    }
+    parent = node;
+  }
+}
+
+KvSequence KvPool::match(std::span<const int32_t> tokens) const {
+  State& s = state();
+  const uint64_t page_tokens = s.options.page_tokens;
+  std::vector<uint32_t> path;
+  Resumable resumable(s);
+  for (uint64_t page = 0; page < tokens.size() / page_tokens; ++page) {
+    const uint32_t node = s.index.find(path.empty() ? kNoNode : path.back(),
+                                       tokens.subspan(page * page_tokens, page_tokens));
+    if (node == kNoNode) break;
+    path.push_back(node);
+    resumable.add(node);
+  }
+  KvSequence made = sequence();
+  KvSequence::State& to = *made.state_;
+  const uint64_t length = resumable.deepest() * page_tokens;
+  for (size_t i = 0; i < s.groups.size(); ++i) {
+    KvSequence::State::Pages& pages = to.groups[i];
+    pages.first = s.groups[i].first_page(length);
+    for (uint64_t page = pages.first; page < s.groups[i].end_page(length); ++page) {
+      pages.ids.push_back(s.index.page(path[page], i));
+      s.groups[i].retain(pages.ids.back());
+    }
+  }
+  to.length = length;
+  return made;
+}
+
+void KvPool::forget() const {
+  State& s = state();
+  while (s.index.size() != 0) s.erase_prefix(s.index.first_root());
+}
+
+}  // namespace gyre

@@ -1,0 +1,99 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/require.h"
+#include "serving/pool_state.h"
+#include "serving/step_state.h"
+
+namespace gyre {
+
+KvSequence::State::State(std::shared_ptr<KvPool::State> owner)
+    : pool(std::move(owner)), number(pool->next_sequence++), groups(pool->groups.size()) {
+  ++pool->sequences;
+}
+
+KvSequence::State::~State() {
+  shorten(0);
+  --pool->sequences;
+}
+
+void KvSequence::State::require_no_step(const char* op) const {
+  if (step != nullptr) step->require_complete(op);
+}
+
+void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const GroupKeys& keys = pool->groups[i].keys();
+    if (keys.near || keys.window == 0) continue;
+    const uint64_t oldest_seen = to + 1 > keys.window ? to + 1 - keys.window : 0;
+    require(oldest_seen >= to || groups[i].first <= pool->groups[i].first_page(to), op,
+            ": the pages of ", pool->group_name(i), " no longer have key ", oldest_seen,
+            ", which a query at ", to, " sees");
+  }
+}
+
+void KvSequence::State::shorten(uint64_t to) {
+  const uint64_t page_tokens = pool->options.page_tokens;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    PageGroup& group = pool->groups[i];
+    Pages& pages = groups[i];
+    const uint64_t end = std::max(group.end_page(to), pages.first), had = pages.end();
+    // From the last to the first: the first is then the one used most recently.
+    for (; pages.end() > end; pages.ids.pop_back()) group.release(pages.ids.back());
+    if (pages.ids.empty() && group.writes(to))
+      pages.first = std::min(pages.first, to / page_tokens);
+    if (pages.first * page_tokens > to) pages.first = to / page_tokens;
+    pages.begin = std::min(pages.begin, to);
+    // The page that `to` lies in may be gone already: what is written there again begins the tail.
+    if (group.keys().near && group.keys().window != 0 && pages.ids.empty()) pages.begin = to;
+    if (pages.end() != had) pages.changed(pages.end());
+  }
+  length = to;
+}
+
+KvSequence::KvSequence(std::shared_ptr<State> state) : state_(std::move(state)) {}
+KvSequence::KvSequence(KvSequence&&) noexcept = default;
+KvSequence& KvSequence::operator=(KvSequence&&) noexcept = default;
+KvSequence::~KvSequence() = default;
+
+KvSequence::State& KvSequence::state(const char* op) const {
+  require(state_ != nullptr, op, ": the sequence was moved from");
+  return *state_;
+}
+
+uint64_t KvSequence::length() const { return state("kv_sequence.length").length; }
+
+KvSequence KvSequence::fork() const {
+  const State& from = state("kv_sequence.fork");
+  from.require_no_step("kv_sequence.fork");
+  auto made = std::make_shared<State>(from.pool);
+  for (size_t i = 0; i < from.groups.size(); ++i) {
+    State::Pages& to = made->groups[i];
+    to.first = from.groups[i].first;
+    to.begin = from.groups[i].begin;
+    to.ids.reserve(from.groups[i].ids.size());
+    for (const PageId page : from.groups[i].ids) {
+      from.pool->groups[i].retain(page);
+      to.ids.push_back(page);
+    }
+  }
+  made->length = from.length;
+  return KvSequence(std::move(made));
+}
+
+void KvSequence::truncate(uint64_t tokens) {
+  State& s = state("kv_sequence.truncate");
+  s.require_no_step("kv_sequence.truncate");
+  require(tokens <= s.length, "kv_sequence.truncate: the sequence has ", s.length,
+          " tokens, cannot drop ", tokens);
+  s.check_shorter("kv_sequence.truncate", s.length - tokens);
+  s.shorten(s.length - tokens);
+}
+
+void KvSequence::clear() {
+  State& s = state("kv_sequence.clear");
+  s.require_no_step("kv_sequence.clear");
+  s.shorten(0);
+}
+
+}  // namespace gyre

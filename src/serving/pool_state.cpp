@@ -1,0 +1,163 @@
+#include "serving/pool_state.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "cache/kv_cache_state.h"
+#include "cache/snapshot.h"
+#include "cache/snapshot_fields.h"
+#include "ops/kv_pages.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+uint64_t value_dim(const KvPoolOptions& options) {
+  return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
+}
+
+KvPageShape page_shape(const KvPoolOptions& options, KvFormat k, KvFormat v) {
+  return {k, v, options.kv_heads, options.head_dim, value_dim(options), options.page_tokens};
+}
+
+void check_layer(const KvPoolOptions& options, uint64_t index) {
+  constexpr uint64_t kMostKeys = std::numeric_limits<int32_t>::max();
+  const KvLayer& layer = options.layers[index];
+  check_page_shape("kv_pool", page_shape(options, layer.k, layer.v));
+  const bool compressed = describe(layer.k).compressed || describe(layer.v).compressed;
+  require(compressed || (layer.tail == 0 && layer.sinks == 0), "kv_pool: layer ", index,
+          " is not compressed, a 16-bit tail of ", layer.tail, " and sinks of ", layer.sinks,
+          " would keep nothing better");
+  require(layer.sinks == 0 || layer.window == 0, "kv_pool: layer ", index, " has a window of ",
+          layer.window, ", which its ", layer.sinks, " sinks leave");
+  require(layer.window <= kMostKeys && layer.tail <= kMostKeys && layer.sinks <= kMostKeys,
+          "kv_pool: window, tail and sinks of layer ", index, " must be below 2^31, got ",
+          layer.window, ", ", layer.tail, " and ", layer.sinks);
+}
+
+}  // namespace
+
+void check_pool_options(const KvPoolOptions& options) {
+  constexpr uint64_t kMostSlots = std::numeric_limits<int32_t>::max();
+  require(!options.layers.empty() && options.layers.size() <= kKvMostLayers, "kv_pool: from 1 to ",
+          kKvMostLayers, " layers, got ", options.layers.size());
+  for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i);
+  require(options.pages != 0 && options.pages <= kMostSlots / options.page_tokens,
+          "kv_pool: from 1 to ", kMostSlots / options.page_tokens, " pages of ",
+          options.page_tokens, " tokens, got ", options.pages);
+  require(options.sequences != 0 && options.sequences <= 1 << 20,
+          "kv_pool: sequences must be from 1 to 2^20, got ", options.sequences);
+  require(options.step_tokens != 0 && options.step_tokens <= 1 << 24,
+          "kv_pool: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
+}
+
+uint64_t pool_geometry(const KvPoolOptions& options) {
+  std::vector<uint64_t> numbers = {options.kv_heads, options.head_dim, value_dim(options),
+                                   options.page_tokens, options.layers.size()};
+  for (const KvLayer& layer : options.layers) {
+    for (const KvFormat format : {layer.k, layer.v}) {
+      const std::array<uint32_t, 8> fields = snapshot_format_fields(describe(format));
+      numbers.insert(numbers.end(), fields.begin(), fields.end());
+    }
+    numbers.insert(numbers.end(), {layer.window, layer.tail, layer.sinks});
+  }
+  return checksum_of(std::as_bytes(std::span(numbers)));
+}
+
+KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
+    : device(std::move(device_handle)),
+      options((check_pool_options(wanted), wanted)),
+      geometry(pool_geometry(options)),
+      index(options.page_tokens, 0, 0) {
+  require(device.impl() != nullptr, "kv_pool: the device handle is empty");
+  options.v_head_dim = value_dim(options);
+  const auto store = [&](const GroupKeys& keys, KvFormat k, KvFormat v) {
+    const size_t group = add_group(keys);
+    return Store{group,
+                 KvPages::allocate(device, page_shape(options, k, v), groups[group].pages())};
+  };
+  for (const KvLayer& layer : options.layers) {
+    Layer made{layer, store({layer.window, 0, false}, layer.k, layer.v), {}, {}};
+    constexpr KvFormat kNear = KvFormat::f16;
+    if (layer.tail != 0) made.tail = store({layer.tail, 0, true}, kNear, kNear);
+    if (layer.sinks != 0) made.sinks = store({0, layer.sinks, true}, kNear, kNear);
+    layers.push_back(std::move(made));
+  }
+  index = PrefixIndex(options.page_tokens, groups.size(), geometry);
+}
+
+size_t KvPool::State::add_group(const GroupKeys& keys) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const GroupKeys& has = groups[i].keys();
+    if (has.window == keys.window && has.limit == keys.limit && has.near == keys.near) return i;
+  }
+  uint64_t pages = options.pages;
+  const auto pages_of = [&](uint64_t tokens) {
+    return (tokens + options.page_tokens - 1) / options.page_tokens;
+  };
+  // A window that begins inside a page has that page as well.
+  if (keys.window != 0) {
+    const uint64_t each = pages_of(keys.window + options.step_tokens) + 1;
+    pages = std::min(pages, options.sequences * each);
+  }
+  if (keys.limit != 0) pages = std::min(pages, options.sequences * pages_of(keys.limit));
+  groups.emplace_back(keys, pages, options.page_tokens);
+  return groups.size() - 1;
+}
+
+std::string KvPool::State::group_name(size_t group) const {
+  const GroupKeys& keys = groups[group].keys();
+  if (keys.limit != 0) return join("sinks ", keys.limit);
+  if (keys.window == 0) return "all keys";
+  return join(keys.near ? "tail " : "window ", keys.window);
+}
+
+uint64_t KvPool::State::page_bytes(size_t group) const {
+  uint64_t bytes = 0;
+  for_stores(group, [&](const Store& store) { bytes += store.pages.bytes.shape(1); });
+  return bytes;
+}
+
+PageId KvPool::State::take(size_t group) {
+  if (groups[group].free() == 0) evict(group);
+  return groups[group].take();
+}
+
+void KvPool::State::evict(size_t group) {
+  const PageId page = groups[group].oldest_cached();
+  uint32_t node = groups[group].node(page);
+  const GroupKeys& keys = groups[group].keys();
+  // Without its page of all keys a prefix is none, and neither is what lies behind it. Without a
+  // page of a window or a tail it cannot be resumed in some places, in others it can.
+  if (keys.window == 0 && keys.limit == 0) {
+    evictions += erase_prefix(node);
+    return;
+  }
+  ++evictions;
+  index.set_page(node, group, kNoPage);
+  groups[group].uncache(page);
+  while (node != kNoNode && index.is_leaf(node) && index.is_empty(node)) {
+    const uint32_t parent = index.parent(node);
+    index.erase(node);
+    node = parent;
+  }
+}
+
+uint64_t KvPool::State::erase_prefix(uint32_t node) {
+  uint64_t pages = 0;
+  for (bool last = false; !last;) {
+    const uint32_t leaf = index.first_leaf(node);
+    last = leaf == node;
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const PageId page = index.page(leaf, group);
+      if (page == kNoPage) continue;
+      groups[group].uncache(page);
+      ++pages;
+    }
+    index.erase(leaf);
+  }
+  return pages;
+}
+
+}  // namespace gyre

@@ -1,0 +1,116 @@
+#pragma once
+// What a pool and its sequences know. The host's numbers are the truth; a batch takes what a step
+// needs of them to the device.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "gyre/kv_pages.h"
+#include "gyre/kv_pool.h"
+#include "serving/page_group.h"
+#include "serving/prefix_index.h"
+
+namespace gyre {
+
+// Refuses options that no pool can have.
+void check_pool_options(const KvPoolOptions& options);
+// A checksum of everything that decides what a page's bytes mean.
+uint64_t pool_geometry(const KvPoolOptions& options);
+
+class StepState;  // of a batch
+
+class KvPool::State {
+ public:
+  State(Device device_handle, const KvPoolOptions& wanted);
+
+  // The pages of one layer in one group.
+  struct Store {
+    size_t group = 0;
+    KvPages pages{};
+  };
+  struct Layer {
+    KvLayer layer{};
+    Store body{};
+    std::optional<Store> tail{};   // in 16 bits
+    std::optional<Store> sinks{};  // in 16 bits
+  };
+
+  uint64_t available(size_t group) const { return groups[group].free() + groups[group].cached(); }
+  PageId take(size_t group);  // evicts if there is no free one; something must be available
+  // The index lets go of a node and of what lies behind it; returns how many pages that were.
+  uint64_t erase_prefix(uint32_t node);
+  uint64_t page_bytes(size_t group) const;  // of all its layers
+  std::string group_name(size_t group) const;
+  // Stores of a group, in the order of its layers. visit(store)
+  template <class Visit>
+  void for_stores(size_t group, const Visit& visit) const {
+    for (const Layer& layer : layers) {
+      if (layer.body.group == group) visit(layer.body);
+      if (layer.tail && layer.tail->group == group) visit(*layer.tail);
+      if (layer.sinks && layer.sinks->group == group) visit(*layer.sinks);
+    }
+  }
+
+  Device device;
+  KvPoolOptions options;
+  std::vector<PageGroup> groups;
+  std::vector<Layer> layers;
+  uint64_t geometry;
+  PrefixIndex index;
+  uint64_t sequences = 0;
+  uint64_t next_sequence = 0;
+  uint64_t evictions = 0;
+  uint64_t marks = 0;  // lists of sequences that were checked
+
+ private:
+  size_t add_group(const GroupKeys& keys);
+  void evict(size_t group);
+};
+
+class KvSequence::State {
+ public:
+  explicit State(std::shared_ptr<KvPool::State> owner);
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State();
+
+  // Pages [first, first + ids.size()) of the sequence in one group. Where they end, the next step
+  // takes new ones.
+  struct Pages {
+    uint64_t first = 0;
+    uint64_t begin = 0;  // of a tail: older keys have no copy in 16 bits
+    std::vector<PageId> ids{};
+    // Batches remember what they sent to the device. Since the epoch before, entries from `kept` on
+    // have changed otherwise than by new ones at the end.
+    uint64_t epoch = 0;
+    uint64_t kept = 0;
+
+    uint64_t end() const { return first + ids.size(); }
+    bool has(uint64_t page) const { return page >= first && page < end(); }
+    PageId at(uint64_t page) const { return ids[page - first]; }
+    void changed(uint64_t from) {
+      ++epoch;
+      kept = from;
+    }
+  };
+
+  // Refuses while a step is open that has not reached every layer.
+  void require_no_step(const char* op) const;
+  void check_shorter(const char* op, uint64_t to) const;
+  void shorten(uint64_t to);  // what check_shorter() allows
+  // Oldest key that the group still has.
+  uint64_t oldest(size_t group) const {
+    return std::max(groups[group].begin, groups[group].first * pool->options.page_tokens);
+  }
+
+  std::shared_ptr<KvPool::State> pool;
+  uint64_t number;  // never used again in its pool
+  uint64_t length = 0;
+  std::vector<Pages> groups;
+  StepState* step = nullptr;  // of the batch whose incomplete step has this sequence
+  uint64_t listed = 0;        // mark of the last list that it was in
+};
+
+}  // namespace gyre

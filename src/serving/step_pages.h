@@ -1,0 +1,57 @@
+#pragma once
+// The pages that a step takes: counted first, then taken, and given back if the step is cancelled.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "gyre/kv_batch.h"
+#include "serving/pool_state.h"
+
+namespace gyre {
+
+// A page that the step writes to and others hold: its bytes go to a page of the sequence's own.
+struct PageCopy {
+  size_t group = 0;
+  PageId from = kNoPage;
+  PageId to = kNoPage;
+};
+
+class StepPages {
+ public:
+  struct Member {
+    std::shared_ptr<KvSequence::State> sequence;
+    uint64_t start = 0;  // its length before the step
+    uint64_t tokens = 0;
+    bool prompt = false;
+  };
+
+  StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_length);
+
+  // Refuses a pool that has too few pages. Changes nothing.
+  void check(const char* op, std::span<const Member> members);
+  // Takes what check() has counted.
+  void take(std::span<const Member> members);
+  void undo(std::span<const Member> members);
+  void keep();  // the step is there to stay
+
+  std::span<const PageCopy> copies() const { return copies_; }
+
+ private:
+  // Pages of others stay in their hands until the step is complete.
+  struct Held {
+    KvSequence::State* sequence = nullptr;
+    uint64_t page = 0;  // of the sequence
+  };
+
+  void take(const Member& member, size_t group);
+
+  std::shared_ptr<KvPool::State> pool_;
+  uint64_t max_pages_;
+  std::vector<uint64_t> needed_, given_;  // per group
+  std::vector<PageCopy> copies_;
+  std::vector<Held> held_;  // beside copies_
+};
+
+}  // namespace gyre

@@ -1,0 +1,75 @@
+#include "serving/step_state.h"
+
+#include <algorithm>
+
+#include "runtime/require.h"
+
+namespace gyre {
+
+void StepState::enter(Phase phase) {
+  phase_ = phase;
+  std::ranges::fill(appended_, uint8_t{0});
+  appended_layers_ = 0;
+}
+
+std::string StepState::missing() const {
+  constexpr size_t kMostNamed = 8;
+  std::string text;
+  size_t named = 0;
+  for (size_t i = 0; i < appended_.size(); ++i) {
+    if (appended_[i] != 0) continue;
+    if (named == kMostNamed) {
+      text += ", ...";
+      break;
+    }
+    text += (named++ == 0 ? "" : ", ") + std::to_string(i);
+  }
+  return join("layer ", text, " of ", appended_.size());
+}
+
+void StepState::require_complete(const char* op) const {
+  if (phase_ != Phase::step || complete()) return;
+  require(appended_layers_ == 0 || appended_.size() == 1, op, ": the step that was begun was not ",
+          "appended in ", missing());
+  fail(ErrorCode::invalid_argument, op, ": the step that was begun was appended in no layer; ",
+       "append it, end() it after the replay of a recorded step, or cancel() it");
+}
+
+void StepState::begin() { enter(Phase::step); }
+
+void StepState::record(const char* op) {
+  require_complete(op);
+  require(phase_ != Phase::recording, op, ": a recording is open, end() it");
+  enter(Phase::recording);
+}
+
+void StepState::end(const char* op) {
+  require(phase_ != Phase::idle, op, ": no step was begun and no recording opened");
+  const bool replayed = phase_ == Phase::step && recorded_ && appended_layers_ == 0;
+  require(complete() || replayed, op, ": the ",
+          phase_ == Phase::recording ? "recording" : "step that was begun", " was not appended in ",
+          missing());
+  recorded_ = recorded_ || phase_ == Phase::recording;
+  enter(Phase::idle);
+}
+
+void StepState::check_append(const char* op, uint64_t layer) const {
+  require(phase_ != Phase::idle, op, ": begin() comes first, or record() for a graph");
+  require(layer < appended_.size(), op, ": there are ", appended_.size(), " layers, got layer ",
+          layer);
+  require(appended_[layer] == 0, op, ": layer ", layer, " was appended in this step already");
+}
+
+void StepState::check_attend(const char* op, uint64_t layer) const {
+  require(phase_ != Phase::idle, op, ": begin() comes first, or record() for a graph");
+  require(layer < appended_.size(), op, ": there are ", appended_.size(), " layers, got layer ",
+          layer);
+  require(appended_[layer] != 0, op, ": layer ", layer, " was not appended in this step");
+}
+
+void StepState::note_append(uint64_t layer) {
+  appended_[layer] = 1;
+  ++appended_layers_;
+}
+
+}  // namespace gyre

@@ -1,0 +1,212 @@
+// The order of calls, and a full pool: what is refused says what is missing and changes nothing.
+#include "serving/serving_fixture.h"
+
+namespace gyre::test {
+namespace {
+
+class KvBatchTest : public testing::Test {
+ public:
+  static std::vector<uint64_t> counts(const KvPool& pool) {
+    const KvPoolInfo info = pool.describe();
+    std::vector<uint64_t> made = {info.sequences, info.prefixes};
+    for (const KvGroupInfo& group : info.groups)
+      made.insert(made.end(), {group.used, group.shared, group.cached, group.free});
+    return made;
+  }
+  // Refused with these words, and the pool is as it was.
+  template <class Call>
+  void fails(const std::vector<std::string>& parts, const Call& call,
+             ErrorCode code = ErrorCode::invalid_argument) {
+    const std::vector<uint64_t> before = counts(server.pool);
+    const uint32_t size = server.encoder.size();
+    EXPECT_TRUE(throws_error(code, parts, call));
+    EXPECT_EQ(counts(server.pool), before);
+    EXPECT_EQ(server.encoder.size(), size);
+  }
+  void append(uint64_t layer) { batch.append(encoder, layer, k, k); }
+  void step(KvSequence& sequence, uint64_t tokens) {
+    batch.begin(encoder, {{sequence, tokens}});
+    append(0);
+    append(1);
+    encoder.submit().wait();
+  }
+
+  Device device = Device::open("cpu", {.threads = 1});
+  Server server{device, small_pool(8), {.max_sequences = 3, .max_tokens = 20, .max_queries = 18}};
+  Encoder& encoder = server.encoder;
+  KvBatch& batch = server.batch;
+  KvSequence a = server.pool.sequence(), b = server.pool.sequence();
+  Tensor k = device.tensor(DType::f32, {20, 1, 16});
+};
+
+TEST_F(KvBatchTest, BoundsOfAStep) {
+  KvSequence c = server.pool.sequence(), d = server.pool.sequence();
+  fails({"kv_batch.begin", "from 1 to 3 sequences, got 0"},
+        [&] { batch.begin(encoder, std::span<const KvStep>{}); });
+  fails({"from 1 to 3 sequences, got 4"}, [&] {
+    batch.begin(encoder, {{a, 1}, {b, 1}, {c, 1}, {d, 1}});
+  });
+  fails({"max_queries 18", "got 0"}, [&] { batch.begin(encoder, {{a, 0}}); });
+  fails({"max_queries 18", "got 19"}, [&] { batch.begin(encoder, {{a, 19}}); });
+  fails({"max_tokens 20", "got 21"}, [&] { batch.begin(encoder, {{a, 18}, {b, 3}}); });
+  fails({"twice"}, [&] { batch.begin(encoder, {{a, 1}, {b, 1}, {a, 1}}); });
+  const KvPool other(device, small_pool());
+  KvSequence foreign = other.sequence();
+  fails({"another pool"}, [&] { batch.begin(encoder, {{a, 1}, {foreign, 1}}); });
+  const KvSequence moved = std::move(d);
+  fails({"moved from"}, [&] { batch.begin(encoder, {{d, 1}}); });
+  Encoder elsewhere(Device::open("cpu", {.threads = 1}));
+  fails({"another device"}, [&] { batch.begin(elsewhere, {{a, 1}}); });
+  EXPECT_EQ(a.length(), 0u);
+  batch.begin(encoder, {{a, 2}, {b, 18}});
+  EXPECT_EQ(batch.tokens(), 20u);
+  EXPECT_EQ(a.length(), 2u);
+  EXPECT_EQ(b.length(), 18u);
+}
+
+TEST_F(KvBatchTest, MaxLength) {
+  KvBatch short_batch(server.pool, {.max_sequences = 2, .max_tokens = 20, .max_length = 10});
+  fails({"kv_batch.begin", "max_length 10"}, [&] { short_batch.begin(encoder, {{a, 11}}); });
+  short_batch.begin(encoder, {{a, 10}});
+}
+
+TEST_F(KvBatchTest, OptionsOfABatch) {
+  const auto refuses = [&](const std::vector<std::string>& parts, const KvBatchOptions& options) {
+    EXPECT_TRUE(refused(parts, [&] { const KvBatch made(server.pool, options); }));
+  };
+  refuses({"max_sequences", "got 0"}, {.max_sequences = 0});
+  refuses({"max_tokens", "got 0"}, {.max_tokens = 0});
+  refuses({"max_queries", "got 9"}, {.max_tokens = 8, .max_queries = 9});
+  refuses({"holds 64 tokens", "max_length is 65"}, {.max_length = 65});
+}
+
+TEST_F(KvBatchTest, AFullPoolNamesTheMissingPages) {
+  step(a, 18);
+  step(a, 18);  // 36 tokens in 5 of 8 pages
+  KvSequence fork = a.fork();
+  fails(
+      {"kv_batch.begin", "1 pages are missing", "needs 4 of all keys", "3 of 8"},
+      [&] {
+        batch.begin(encoder, {{b, 17}, {a, 1}});
+      },
+      ErrorCode::out_of_memory);
+  EXPECT_EQ(b.length(), 0u);
+  EXPECT_EQ(a.length(), 36u);
+  batch.begin(encoder, {{b, 16}, {a, 1}});  // what fits still does
+  EXPECT_EQ(b.length(), 16u);
+}
+
+TEST_F(KvBatchTest, TheOrderOfAStep) {
+  fails({"kv_batch.append", "begin() comes first"}, [&] { append(0); });
+  fails({"kv_batch.positions", "begin() comes first"}, [&] { batch.positions(); });
+  batch.begin(encoder, {{a, 3}, {b, 1}});
+  EXPECT_EQ(batch.positions().shape(), Dims({4}));
+  fails({"kv_batch.begin", "appended in no layer"}, [&] { batch.begin(encoder, {{a, 1}}); });
+  append(0);
+  fails({"kv_batch.append", "layer 0 was appended in this step already"}, [&] { append(0); });
+  fails({"kv_batch.begin", "not appended in layer 1 of 2"}, [&] {
+    batch.begin(encoder, {{a, 1}});
+  });
+  fails({"kv_batch.append", "2 layers, got layer 2"}, [&] { append(2); });
+  for (const KvSequence* const s : {&a, &b}) {
+    fails({"kv_sequence.fork", "layer 1 of 2"}, [&] { (void)s->fork(); });
+    fails({"kv_pool.publish", "layer 1 of 2"}, [&] { server.pool.publish(*s, {}); });
+  }
+  fails({"kv_sequence.truncate", "layer 1 of 2"}, [&] { a.truncate(1); });
+  fails({"kv_sequence.clear", "layer 1 of 2"}, [&] { b.clear(); });
+  fails({"kv_batch.end", "layer 1 of 2"}, [&] { batch.end(); });
+  fails({"kv_batch.record", "layer 1 of 2"}, [&] { batch.record(); });
+  KvBatch second(server.pool, {});
+  fails({"kv_batch.begin", "layer 1 of 2"}, [&] { second.begin(encoder, {{b, 1}}); });
+  append(1);
+  const KvSequence fork = a.fork();
+  a.truncate(1);
+  batch.begin(encoder, {{a, 1}});
+}
+
+TEST_F(KvBatchTest, RowsOfTheStep) {
+  batch.begin(encoder, {{a, 5}});
+  const Tensor few = k.slice(0, 0, 4), many = device.tensor(DType::f32, {21, 1, 16});
+  fails({"kv_batch.append", "from 5 rows"}, [&] { batch.append(encoder, 0, few, few); });
+  fails({"kv_batch.append", "max_tokens 20"}, [&] { batch.append(encoder, 0, many, many); });
+  fails({"kv_batch.append", "rank 3"}, [&] { batch.append(encoder, 0, {}, few); });
+  fails({"kv_batch.positions", "max_tokens 20"}, [&] { batch.positions(21); });
+  fails({"kv_write"}, [&] { batch.append(encoder, 0, k, few); });
+  append(0);
+}
+
+TEST_F(KvBatchTest, RecordingForAGraph) {
+  batch.record();
+  EXPECT_EQ(batch.positions().shape(), Dims({20}));
+  fails({"kv_batch.record", "recording is open"}, [&] { batch.record(); });
+  fails({"kv_batch.begin", "recording is open"}, [&] { batch.begin(encoder, {{a, 1}}); });
+  fails({"kv_batch.end", "recording was not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
+  append(0);
+  append(1);
+  batch.end();
+  const Graph graph = encoder.instantiate();
+  for (uint64_t i = 1; i <= 3; ++i) {
+    batch.begin(encoder, {{a, 2}, {b, 1}});
+    encoder.submit();
+    fails({"kv_sequence.fork", "end() it after the replay"}, [&] { (void)a.fork(); });
+    graph.replay().wait();
+    batch.end();
+    EXPECT_EQ(a.fork().length(), 2 * i);
+  }
+  fails({"kv_batch.end", "no step was begun"}, [&] { batch.end(); });
+}
+
+TEST_F(KvBatchTest, AStepCannotEndWithoutItsLayers) {
+  batch.begin(encoder, {{a, 1}});
+  fails({"kv_batch.end", "not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
+}
+
+TEST_F(KvBatchTest, BeginIsNotForGraphs) {
+  batch.begin(encoder, {{a, 1}});
+  EXPECT_TRUE(refused({"encoder.instantiate", "words_write"}, [&] { encoder.instantiate(); }));
+}
+
+TEST_F(KvBatchTest, CancelTakesAStepBack) {
+  step(a, 12);
+  KvSequence fork = a.fork();
+  const std::vector<uint64_t> before = counts(server.pool);
+  batch.begin(encoder, {{a, 9}, {b, 9}});
+  append(0);
+  batch.cancel();
+  encoder.clear();
+  EXPECT_EQ(counts(server.pool), before);
+  EXPECT_EQ(a.length(), 12u);
+  EXPECT_EQ(b.length(), 0u);
+  fails({"kv_batch.cancel", "no step was begun"}, [&] { batch.cancel(); });
+  step(a, 1);
+  fails({"kv_batch.cancel", "complete"}, [&] { batch.cancel(); });
+  batch.record();
+  append(0);
+  batch.cancel();
+  encoder.clear();
+  step(a, 1);
+}
+
+TEST_F(KvBatchTest, ASequenceDroppedInItsStepIsFreedAfterIt) {
+  {
+    KvSequence gone = server.pool.sequence();
+    batch.begin(encoder, {{gone, 3}});
+    append(0);
+  }
+  EXPECT_EQ(server.pool.describe().groups[0].used, 1u);
+  append(1);
+  EXPECT_EQ(server.pool.describe().groups[0].used, 0u);
+}
+
+TEST_F(KvBatchTest, ABatchThatGoesCancelsItsStep) {
+  {
+    KvBatch gone(server.pool, {});
+    gone.begin(encoder, {{a, 3}});
+    EXPECT_EQ(a.length(), 3u);
+  }
+  EXPECT_EQ(a.length(), 0u);
+  (void)a.fork();
+}
+
+}  // namespace
+}  // namespace gyre::test

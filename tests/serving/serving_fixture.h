@@ -1,0 +1,162 @@
+#pragma once
+// Sequences whose keys, values and queries follow from their tokens alone, as a model's would: the
+// same tokens must give the same bits, whoever computes them and with whom.
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "expect_error.h"
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+
+inline KvPoolOptions small_pool(uint64_t pages = 32, uint64_t page_tokens = 8) {
+  return {.kv_heads = 1,
+          .head_dim = 16,
+          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4},
+                     {.k = KvFormat::f16, .v = KvFormat::f16}},
+          .pages = pages,
+          .page_tokens = page_tokens};
+}
+
+// Everything a page may be for: all keys, a window, a tail, sinks.
+inline KvPoolOptions mixed_pool(uint64_t pages = 32, uint64_t page_tokens = 8) {
+  return {.kv_heads = 2,
+          .head_dim = 32,
+          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sinks = 4},
+                     {.k = KvFormat::f16, .v = KvFormat::f16, .window = 20},
+                     {.k = KvFormat::tq4, .v = KvFormat::tq4}},
+          .pages = pages,
+          .page_tokens = page_tokens,
+          .sequences = 16,
+          .step_tokens = 64};
+}
+
+inline std::vector<int32_t> some_tokens(uint64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 50000);
+  return tokens;
+}
+
+// A sequence and the tokens that are in it.
+struct Talk {
+  KvSequence sequence;
+  std::vector<int32_t> tokens{};
+
+  uint64_t length() const { return sequence.length(); }
+  Talk fork() const { return {sequence.fork(), tokens}; }
+  void truncate(uint64_t count) {
+    sequence.truncate(count);
+    tokens.resize(tokens.size() - count);
+  }
+};
+
+struct TalkStep {
+  Talk& talk;
+  std::span<const int32_t> tokens;
+  bool prompt = false;
+};
+
+// Outputs of one step as bits: layer by layer, row by row.
+using Bits = std::vector<uint32_t>;
+
+class Server {
+ public:
+  Server(const Device& device, const KvPoolOptions& options, const KvBatchOptions& bounds = {},
+         uint64_t heads_per_kv = 2)
+      : pool(device, options),
+        batch(pool, bounds),
+        encoder(device),
+        heads(options.kv_heads * heads_per_kv) {}
+
+  Talk talk() const { return {pool.sequence()}; }
+  Talk match(std::span<const int32_t> tokens) const {
+    Talk made{pool.match(tokens)};
+    made.tokens.assign(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(made.length()));
+    return made;
+  }
+
+  void begin(std::span<const TalkStep> steps) {
+    std::vector<KvStep> list;
+    for (const TalkStep& step : steps)
+      list.push_back({step.talk.sequence, step.tokens.size(), step.prompt});
+    batch.begin(encoder, list);
+  }
+
+  void append(std::span<const TalkStep> steps, uint64_t layer) {
+    const KvPoolOptions& o = pool.options();
+    batch.append(encoder, layer, rows(steps, {layer, 0}, o.kv_heads, o.head_dim),
+                 rows(steps, {layer, 1}, o.kv_heads, o.v_head_dim));
+  }
+
+  // Keys and values alone.
+  void fill(std::span<const TalkStep> steps) {
+    begin(steps);
+    for (uint64_t layer = 0; layer < pool.options().layers.size(); ++layer) append(steps, layer);
+    encoder.submit().wait();
+    note(steps);
+  }
+  void fill(Talk& talk, std::span<const int32_t> tokens) {
+    const TalkStep step{talk, tokens, true};
+    fill(std::span(&step, 1));
+  }
+
+  static void note(std::span<const TalkStep> steps) {
+    for (const TalkStep& step : steps)
+      step.talk.tokens.insert(step.talk.tokens.end(), step.tokens.begin(), step.tokens.end());
+  }
+
+  // Layer, and 0, 1 or 2 for K, V or Q.
+  struct What {
+    uint64_t layer;
+    uint64_t role;
+  };
+  Tensor rows(std::span<const TalkStep> steps, const What& what, uint64_t row_heads,
+              uint64_t dim) const {
+    uint64_t count = 0;
+    for (const TalkStep& step : steps) count += step.tokens.size();
+    std::vector<float> values;
+    values.reserve(count * row_heads * dim);
+    for (const TalkStep& step : steps) {
+      for (uint64_t i = 0; i < step.tokens.size(); ++i) {
+        put_row(values,
+                {static_cast<uint64_t>(step.tokens[i]), step.talk.tokens.size() + i, what.layer,
+                 what.role},
+                row_heads * dim);
+      }
+    }
+    Tensor made = encoder.device().tensor(DType::f32, {count, row_heads, dim});
+    made.write_from(std::span<const float>(values));
+    return made;
+  }
+
+  KvPool pool;
+  KvBatch batch;
+  Encoder encoder;
+  uint64_t heads;
+
+ private:
+  static void put_row(std::vector<float>& values, std::initializer_list<uint64_t> seed,
+                      uint64_t count) {
+    uint64_t state = 0x9E3779B97F4A7C15u;
+    for (const uint64_t part : seed) state = (state ^ part) * 0xBF58476D1CE4E5B9u + 1;
+    for (uint64_t i = 0; i < count; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      values.push_back(static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-30f);
+    }
+  }
+};
+
+inline void expect_no_page_used(const KvPool& pool) {
+  for (const KvGroupInfo& group : pool.describe().groups) {
+    EXPECT_EQ(group.used, 0u) << group.name;
+    EXPECT_EQ(group.free + group.cached, group.pages) << group.name;
+  }
+}
+
+}  // namespace gyre::test
