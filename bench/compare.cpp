@@ -179,8 +179,10 @@ class Comparison {
       bytes += cache * static_cast<double>(rotation(static_cast<uint64_t>(cache)));
     };
     for (size_t i = 0; i < token_bytes_.size(); ++i) {
-      const auto tail = static_cast<double>(tail_of(options_.formats[i]));
-      add(token_bytes_[i] * tokens + f16_bytes() * tail);
+      const uint64_t tail = tail_of(options_.formats[i]);
+      const uint64_t ring =
+          tail != 0 ? std::min(longest(), tail + KvCacheOptions{}.step_tokens) : 0;
+      add(token_bytes_[i] * tokens + f16_bytes() * static_cast<double>(ring));
     }
     if (window_layer_) {
       const uint64_t slots = window_layer_->window + KvCacheOptions{}.step_tokens;

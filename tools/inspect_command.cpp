@@ -50,7 +50,7 @@ void print_json(const KvSnapshotInfo& info) {
   json["capacity"] = options.capacity;
   json["step_tokens"] = options.step_tokens;
   json["length"] = info.length;
-  json["tail"] = info.tail;
+  json["tail_begin"] = info.tail_begin;
   json["peak"] = info.peak;
   json["layers"] = nlohmann::ordered_json::array();
   for (uint64_t i = 0; i < options.layers.size(); ++i) json["layers"].push_back(to_json(info, i));
@@ -118,7 +118,7 @@ void print_text(const KvSnapshotInfo& info) {
   std::cout << "\nversion " << info.version << ", " << options.layers.size() << " layers, kv_heads "
             << options.kv_heads << ", head_dim " << options.head_dim << " (V " << options.v_head_dim
             << "), capacity " << options.capacity << "\nlength " << info.length << ", tail from "
-            << info.tail << ", peak " << info.peak << "\n"
+            << info.tail_begin << ", peak " << info.peak << "\n"
             << info.sections.size() << " sections with " << human_bytes(sum) << " in a file of "
             << human_bytes(info.file_bytes) << ", every checksum right\n";
 }

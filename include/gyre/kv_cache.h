@@ -17,7 +17,7 @@ struct KvLayer {
   KvFormat k = KvFormat::tq8;
   KvFormat v = KvFormat::tq4;
   uint64_t window = 0;  // keys a query of this layer sees, its own included; 0: all
-  uint64_t tail = 0;    // the newest tokens stay in f16 and are compressed when they leave
+  uint64_t tail = 0;    // newest keys up to its own that a query sees in f16, others compressed
   uint64_t sinks = 0;   // the first tokens stay in f16
 };
 

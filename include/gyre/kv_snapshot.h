@@ -10,7 +10,7 @@
 
 namespace gyre {
 
-constexpr uint32_t kKvSnapshotVersion = 2;  // what KvCache::save() writes, and load() reads
+constexpr uint32_t kKvSnapshotVersion = 3;  // what KvCache::save() writes, and load() reads
 
 // Where a layer's keys lie: most in the body, the first in the sinks, the newest in the tail.
 enum class KvSegmentKind : uint8_t { body, sinks, tail };
@@ -45,7 +45,7 @@ struct KvSnapshotInfo {
   KvCacheOptions options{};              // of the cache that was saved
   std::vector<KvSnapshotSlots> slots{};  // of each layer
   uint64_t length = 0;                   // keys
-  uint64_t tail = 0;                     // keys from here on are in the tails
+  uint64_t tail_begin = 0;               // keys from here on are also in the rings of the tails
   uint64_t peak = 0;  // longest since the cache was cleared: how far rings wrapped
   std::vector<KvSnapshotSection> sections{};
   uint64_t header_bytes = 0;

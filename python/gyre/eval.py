@@ -1,7 +1,8 @@
 """What a compressed KV cache costs a real model: python -m gyre.eval MODEL_DIR TEXT
 
-Every format decodes the same text one token at a time, through its own cache, side by side with an f16 cache. Printed
-are how well the text was predicted, how far the predictions are from those of the f16 cache, and the memory.
+Every format predicts the same text, one token at a time or in steps of several, through its own cache, side by side with
+an f16 cache. Printed are how well the text was predicted, how far the predictions are from those of the f16 cache, and
+the memory.
 """
 
 from __future__ import annotations
@@ -108,10 +109,11 @@ class Statistics:
         self.kld: list[float] = []
         self.same: list[bool] = []
 
-    def add(self, log_p: torch.Tensor, reference: torch.Tensor, target: int) -> None:
-        self.nats.append(-log_p[target].item())
-        self.kld.append(max(0.0, (reference.exp() * (reference - log_p)).sum().item()))
-        self.same.append(bool(log_p.argmax() == reference.argmax()))
+    def add(self, log_p: torch.Tensor, reference: torch.Tensor, targets: torch.Tensor) -> None:
+        """log_p, reference: [tokens, vocabulary]."""
+        self.nats.extend((-log_p.gather(-1, targets[:, None])[:, 0]).tolist())
+        self.kld.extend((reference.exp() * (reference - log_p)).sum(-1).clamp(min=0.0).tolist())
+        self.same.extend((log_p.argmax(-1) == reference.argmax(-1)).tolist())
 
     def row(self, setting: Setting, bytes_per_token: float) -> Row:
         nats = math.fsum(self.nats) / len(self.nats)
@@ -130,32 +132,46 @@ class Statistics:
 
 
 def evaluate(
-    model, texts: list[torch.Tensor], wanted: list[Setting], device: gyre.Device | None = None, progress: bool = True
+    model,
+    texts: list[torch.Tensor],
+    wanted: list[Setting],
+    device: gyre.Device | None = None,
+    progress: bool = True,
+    step: int = 1,
 ) -> list[Row]:
     """One row per setting, in order. texts: token ids, the first of each is not predicted. device: of the caches; by
-    default where the model is."""
+    default where the model is. step: tokens that pass through model and cache at a time."""
     reference = Setting(REFERENCE, REFERENCE)
     every = [reference] + [setting for setting in wanted if setting != reference]
     statistics = {setting: Statistics() for setting in every}
     size = {}
-    steps = sum(len(text) - 1 for text in texts) * len(every)
-    with torch.inference_mode(), tqdm(total=steps, unit="step", file=sys.stderr, disable=not progress) as bar:
+    tokens = sum(len(text) - 1 for text in texts) * len(every)
+    with torch.inference_mode(), tqdm(total=tokens, unit="token", file=sys.stderr, disable=not progress) as bar:
         for text in texts:
             ids = text.to(model.device)
+            capacity = len(text) - 1
             caches = {
                 s: GyreCache(
-                    model.config, k=s.k, v=s.v, tail=s.tail, sinks=s.sinks, capacity=len(text) - 1, device=device
+                    model.config,
+                    k=s.k,
+                    v=s.v,
+                    tail=s.tail,
+                    sinks=s.sinks,
+                    capacity=capacity,
+                    step_tokens=step,
+                    device=device,
                 )
                 for s in every
             }
-            for i, target in enumerate(text[1:].tolist()):
+            for begin in range(0, capacity, step):
+                end = min(begin + step, capacity)
                 expected = None
                 for setting, cache in caches.items():
-                    logits = model(ids[None, i : i + 1], past_key_values=cache, use_cache=True).logits[0, -1]
+                    logits = model(ids[None, begin:end], past_key_values=cache, use_cache=True).logits[0]
                     log_p = logits.double().log_softmax(-1)
                     expected = log_p if expected is None else expected
-                    statistics[setting].add(log_p, expected, target)
-                bar.update(len(every))
+                    statistics[setting].add(log_p, expected, ids[begin + 1 : end + 1])
+                bar.update(len(every) * (end - begin))
             size = {setting: cache.nbytes / cache.get_seq_length() for setting, cache in caches.items()}
     return [statistics[setting].row(setting, size[setting]) for setting in wanted]
 
@@ -252,6 +268,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         default=128,
         help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)",
     )
+    parser.add_argument(
+        "--step",
+        type=at_least(1),
+        default=1,
+        help="tokens at a time: 1 decodes, more is what a prompt does (default: 1)",
+    )
     parser.add_argument("--sinks", type=at_least(0), default=0, help="the first tokens that stay in 16 bits (default: 0)")
     parser.add_argument("--device", default="cpu", help="of the model and the cache (default: cpu)")
     parser.add_argument(
@@ -289,7 +311,7 @@ def main(argv: list[str] | None = None) -> int:
             options.model, dtype=getattr(torch, options.dtype), attn_implementation="gyre"
         )
         model = model.to(options.device).eval()
-        rows = evaluate(model, texts, wanted, device, not options.quiet)
+        rows = evaluate(model, texts, wanted, device, not options.quiet, options.step)
     except (gyre.Error, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -299,6 +321,7 @@ def main(argv: list[str] | None = None) -> int:
         "unit": unit,
         "windows": len(texts),
         "context": options.context,
+        "step": options.step,
         "positions": sum(len(text) - 1 for text in texts),
         "dtype": options.dtype,
         "device": options.device,
@@ -306,7 +329,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     title = (
         f"{about['model']}: {about['windows']} x {about['context']} {unit}s of {about['text']}, "
-        f"decoded one by one, {about['positions']} positions"
+        f"{'decoded one by one' if options.step == 1 else f'in steps of {options.step}'}, {about['positions']} positions"
     )
     if options.json:
         print(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=2))

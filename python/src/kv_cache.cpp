@@ -63,8 +63,8 @@ void bind_layers(nb::module_& module) {
              uint64_t sinks) { new (self) KvLayer(layer_of(k, v, window, tail, sinks)); },
           "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sinks"_a = 0,
           "k, v: names of formats, see kv_formats(). window: keys that a query sees, its own "
-          "included; 0: all. tail: the newest tokens stay in f16 and are compressed when they "
-          "leave. sinks: the first tokens stay in f16.")
+          "included; 0: all. tail: newest keys up to its own that a query sees in f16, older ones "
+          "compressed. sinks: the first tokens stay in f16.")
       .def_prop_ro("k", format_of<&KvLayer::k>)
       .def_prop_ro("v", format_of<&KvLayer::v>)
       .def_ro("window", &KvLayer::window)

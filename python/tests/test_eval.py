@@ -76,7 +76,7 @@ def test_the_command_prints_a_table():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "1 x 40 bytes" in done.stdout and "40 positions" in done.stdout and done.stdout.count("| tq8/tq4 |") == 2
-    assert "step/s" not in done.stderr
+    assert "token/s" not in done.stderr
 
 
 def test_numbers_are_those_of_a_plain_calculation():
@@ -96,6 +96,18 @@ def test_numbers_are_those_of_a_plain_calculation():
     # 4 layers, 2 KV heads, K and V, 128 coordinates and a 16-bit scale each.
     assert 4 * 2 * 2 * 256 <= f16.bytes_per_token < 1.01 * 4 * 2 * 2 * 256
     assert 4 * 2 * 2 * 130 <= tq8.bytes_per_token < 1.05 * 4 * 2 * 2 * 130 < tq8_tail.bytes_per_token
+
+
+def test_steps_see_the_tail_that_single_tokens_see():
+    path = stored_model("tiny-d128")
+    (text,), _ = gyre_eval.read_windows(str(path), TEXT.read_bytes(), 300, 1)
+    wanted = [gyre_eval.Setting("tq8", "tq4", 64)]
+    model = load(path, "gyre")
+    (singly,), (at_once,), (in_steps,) = (
+        gyre_eval.evaluate(model, [text], wanted, progress=False, step=step) for step in (1, 300, 128)
+    )
+    assert abs(in_steps.bits - singly.bits) < 1e-4 and abs(at_once.bits - singly.bits) < 1e-4
+    assert at_once.kld_mean < 1.1 * singly.kld_mean and in_steps.kld_mean < 1.1 * singly.kld_mean
 
 
 def test_models_with_a_tokenizer(tmp_path, capsys):
@@ -127,7 +139,7 @@ def refused(capsys, message: str, *options: str) -> None:
     """Before anything is decoded: no bar was drawn."""
     assert run(*options) == 1
     done = capsys.readouterr()
-    assert message in done.err and "step" not in done.err and done.out == ""
+    assert message in done.err and "token/s" not in done.err and done.out == ""
 
 
 @pytest.mark.parametrize(
@@ -151,7 +163,7 @@ def test_charts_that_cannot_be_written_are_refused_first(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "option, value", [("context", 0), ("context", -1), ("windows", 0), ("tail", -1), ("sinks", -1), ("threads", -1)]
+    "option, value", [("context", 0), ("context", -1), ("windows", 0), ("tail", -1), ("sinks", -1), ("threads", -1), ("step", 0)]
 )
 def test_numbers_out_of_range(option, value, capsys):
     with pytest.raises(SystemExit):

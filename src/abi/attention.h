@@ -87,9 +87,10 @@ struct AttentionParams {
   uint64_t length;
   uint64_t capacity;
   uint64_t ring_start;
-  uint64_t first_key;  // no query sees an older one
-  uint64_t end_key;    // keys of this cache end here: length, or the end of a segment
-  uint64_t window;     // 0: all
+  uint64_t first_key;   // no query sees an older one
+  uint64_t end_key;     // no query sees this key or a newer one of the cache
+  uint64_t tail_begin;  // RowMask's
+  uint64_t window;      // 0: all
   uint64_t splits;
   uint64_t split_keys;  // keys per split, counted from first_key
   uint64_t q_token_stride;
@@ -99,7 +100,7 @@ struct AttentionParams {
   uint64_t lse_token_stride;
   uint64_t lse_head_stride;
   uint64_t tree_stride;
-  KvPlaces places;  // with a state: length, ring_start, first_key, end_key and split_keys come from
+  KvPlaces places;  // with a state: length, first_key, end_key, tail_begin and split_keys come from
                     // it, and these say how
   KvCacheLayout k;
   KvCacheLayout v;
@@ -137,10 +138,18 @@ inline uint64_t attention_first_key(uint64_t tokens, uint64_t length, uint64_t w
   return before > window ? before - window : 0;
 }
 
-// Keys of the command's segment that a query may see, where the sequence is now.
+// Keys of the command's segment that some query sees, where the sequence is now; row_bounds cuts
+// them for each row. The boundary between body and tail grows with the query: the first one's is
+// the tail's begin, the last one's the body's end.
 inline KvKeys attention_keys(const KvState& state, const AttentionParams& p) {
-  const KvKeys keys = kv_segment_keys(p.segment, p.places, state);
-  const uint64_t first = attention_first_key(p.tokens, state.length, p.window);
+  KvKeys keys = kv_segment_keys(p.segment, p.places, state);
+  uint64_t first = attention_first_key(p.tokens, state.length, p.window);
+  if (p.segment == kSegmentTail)
+    first = kv_most(first, attention_first_key(p.tokens, state.length, p.places.tail));
+  if (p.segment == kSegmentBody && p.places.tail != 0) {
+    const uint64_t newest = state.length > p.places.tail ? state.length - p.places.tail : 0;
+    keys.end = kv_least(keys.end, kv_most(kv_most(newest, state.tail_begin), keys.begin));
+  }
   return {kv_least(kv_most(keys.begin, first), keys.end), keys.end};
 }
 
@@ -150,6 +159,7 @@ inline void attention_follow(const KvState& state, AttentionParams& p) {
   p.length = state.length;
   p.end_key = keys.end;
   p.first_key = keys.begin;
+  p.tail_begin = state.tail_begin;
   p.split_keys =
       kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
 }

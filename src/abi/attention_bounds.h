@@ -36,6 +36,16 @@ constexpr Int row_window(uint64_t window) {
   return window < static_cast<uint64_t>(kMost) ? static_cast<Int>(window) : kMost;
 }
 
+// With a KvState; a cache without one has a body alone.
+template <class Int>
+constexpr void fill_segment(RowMask<Int>& mask, KvSegment segment, const KvPlaces& places,
+                            uint64_t tail_begin) {
+  mask.segment = segment;
+  mask.sinks = static_cast<Int>(places.sinks);
+  mask.tail = row_window<Int>(places.tail);
+  mask.tail_begin = static_cast<Int>(tail_begin);
+}
+
 // Number of the key that belongs to a token; negative where there are more tokens than keys.
 template <class Int>
 constexpr Int row_position(const RowMask<Int>& mask, Int token) {
@@ -64,6 +74,7 @@ constexpr RowBounds<Int> row_bounds(const RowMask<Int>& mask, Int token, Int fir
     const Int oldest = mask.segment == kSegmentTail ? boundary : mask.sinks;
     begin = begin < oldest ? oldest : begin;
     if (mask.segment == kSegmentBody && boundary < end) end = boundary;
+    if (end < begin) end = begin;  // a window within the tail leaves nothing to the body
   }
   const Int low = begin < first ? first : begin, high = end < first ? first : end;
   return {low < last ? low : last, high < last ? high : last};

@@ -1,7 +1,9 @@
 #pragma once
-// kv_append: the tokens of a step go to sinks, body and tail.
+// kv_append: the tokens of a step go to the sinks, or to the body and the tail's ring.
+#include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "abi/kv_state.h"
+#include "abi/kv_walk.h"
 
 namespace gyre::abi {
 
@@ -21,17 +23,49 @@ struct KvAppendStream {
   KvCacheLayout body;
 };
 
-// A tail that is too short for old and new tokens side by side is written after the body, by a
-// second command.
-constexpr uint32_t kAppendBody = 1, kAppendNear = 2;
-
 struct KvAppendParams {
-  uint64_t tokens;
+  uint64_t tokens;  // at most the slots of the tail's ring
   uint64_t heads;
   KvPlaces places;
   KvAppendStream stream[2];
-  uint32_t parts;  // kAppendBody, kAppendNear or both
-  uint32_t unused;
 };
+
+// Keys of the step that a command stores: a step longer than what was recorded has no more.
+inline KvKeys append_keys(const KvAppendParams& p, const KvState& state) {
+  return {state.start, kv_least(state.length, state.start + p.tokens)};
+}
+
+// Tiles of the body that keys [first_key, end_key) enter: a run that may wrap, never a tile twice.
+struct AppendRun {
+  uint64_t first_key, end_key;
+  uint64_t first_slot;
+  uint64_t first_tile, tiles, all_tiles;
+
+  constexpr uint64_t tile(uint64_t index) const {
+    const uint64_t at = first_tile + index;
+    return at < all_tiles ? at : at - all_tiles;
+  }
+  // Key that enters a slot, if it is below end_key.
+  constexpr uint64_t key_of(uint64_t slot, uint64_t capacity) const {
+    return first_key + (slot >= first_slot ? slot - first_slot : slot + capacity - first_slot);
+  }
+};
+
+inline AppendRun append_run(const KvAppendParams& p, const KvState& state) {
+  const KvKeys keys = append_keys(p, state);
+  const uint64_t capacity = p.places.body_capacity;
+  AppendRun run = {};
+  run.first_key = kv_most(keys.begin, p.places.sinks);
+  run.end_key = kv_most(keys.end, run.first_key);
+  run.all_tiles = (capacity + kKvTile - 1) / kKvTile;
+  run.first_slot = kv_slot(run.first_key - p.places.sinks, capacity);
+  run.first_tile = run.first_slot / kKvTile;
+  const uint64_t count = run.end_key - run.first_key;
+  if (count == 0) return run;
+  const bool cut = run.first_slot + count > capacity && capacity % kKvTile != 0;
+  const uint64_t slots = run.first_slot % kKvTile + count + (cut ? kKvTile : 0);
+  run.tiles = kv_least(run.all_tiles, (slots + kKvTile - 1) / kKvTile);
+  return run;
+}
 
 }  // namespace gyre::abi

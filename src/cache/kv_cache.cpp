@@ -11,9 +11,6 @@
 namespace gyre {
 namespace {
 
-// Tokens that fit into a tail beside those that leave it: up to here one command does both.
-constexpr uint64_t kSideBySide = 64;
-
 bool is_compressed(const KvLayer& layer) {
   return describe(layer.k).compressed || describe(layer.v).compressed;
 }
@@ -61,6 +58,11 @@ uint64_t check_cache_options(const KvCacheOptions& options) {
   return tail;
 }
 
+uint64_t cache_tail_slots(const KvCacheOptions& options, uint64_t tail_tokens) {
+  if (tail_tokens == 0) return 0;
+  return std::min(options.capacity, tail_tokens + options.step_tokens);
+}
+
 std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) {
   require(count != 0 && count <= kKvMostLayers, "kv_layers: from 1 to ", kKvMostLayers,
           " layers, got ", count);
@@ -104,10 +106,9 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
-  const uint64_t tail_slots = tail_tokens + std::min(options.step_tokens, kSideBySide);
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}};
-    const abi::KvPlaces places{layer.sinks, layer.tail, layer.tail != 0 ? tail_slots : 0,
+    const abi::KvPlaces places{layer.sinks, layer.tail, cache_tail_slots(options, layer.tail),
                                ring_slots(layer)};
     made.segments.count = 0;
     const auto add = [&](abi::KvSegment kind, KvFormat k, KvFormat v, uint64_t slots) {
@@ -118,7 +119,7 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     };
     add(abi::kSegmentBody, layer.k, layer.v, places.body_capacity);
     if (layer.sinks != 0) add(abi::kSegmentSinks, KvFormat::f16, KvFormat::f16, layer.sinks);
-    if (layer.tail != 0) add(abi::kSegmentTail, KvFormat::f16, KvFormat::f16, tail_slots);
+    if (layer.tail != 0) add(abi::kSegmentTail, KvFormat::f16, KvFormat::f16, places.tail_capacity);
     layers.push_back(std::move(made));
   }
 }
@@ -130,7 +131,7 @@ const KvCache::State::Layer& KvCache::State::at(const char* op, uint64_t layer) 
 
 void KvCache::State::write(Encoder& encoder, const Sequence& next, uint64_t start) {
   abi::KvExtendParams params{};
-  params.state = {start, next.length, std::min(sequence.tail, next.tail), next.tail};
+  params.state = {start, next.length, next.tail_begin};
   params.positions = next.length - start;
   extend_cache(encoder, state, positions, params);
   sequence = next;
@@ -173,13 +174,12 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) {
   State::Sequence next = s.sequence;
   require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
           s.options.capacity, " tokens are taken, no room for ", tokens);
-  const bool side_by_side = tokens <= kSideBySide;
-  next.undo_length = side_by_side ? next.length : 0;
-  next.undo_tail = side_by_side ? next.tail : 0;
   next.length += tokens;
   next.step = tokens;
   next.peak = std::max(next.peak, next.length);
-  if (next.length > s.tail_tokens) next.tail = std::max(next.tail, next.length - s.tail_tokens);
+  const uint64_t tail_slots = cache_tail_slots(s.options, s.tail_tokens);
+  if (next.length > tail_slots)
+    next.tail_begin = std::max(next.tail_begin, next.length - tail_slots);
   s.write(encoder, next, next.length - tokens);
 }
 
@@ -195,7 +195,7 @@ void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Te
   require(s.sequence.step != 0, "kv_cache.append: extend() comes first");
   require(k.rank() != 3 || k.shape(0) == s.sequence.step, "kv_cache.append: extend() was for ",
           s.sequence.step, " tokens, k has shape ", k.shape());
-  append_cache(encoder, {k, v, l.segments}, kSideBySide);
+  append_cache(encoder, {k, v, l.segments});
 }
 
 void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
@@ -228,10 +228,7 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
   require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
   next.length -= tokens;
-  // A whole step: what it moved from the tail to the body is in the tail still, and perhaps there
-  // only.
-  if (next.length <= next.undo_length) next.tail = next.undo_tail;
-  next.tail = std::min(next.tail, next.length);
+  next.tail_begin = std::min(next.tail_begin, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
     const uint64_t window = s.layers[i].layer.window;

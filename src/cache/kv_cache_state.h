@@ -14,6 +14,9 @@ constexpr uint64_t kKvMostLayers = 1024;
 
 // Refuses options that no cache can have; returns the tokens of the tail.
 uint64_t check_cache_options(const KvCacheOptions& options);
+// Slots of a tail's ring: the oldest query of a step sees its whole tail, and after a step was
+// taken back the next one does.
+uint64_t cache_tail_slots(const KvCacheOptions& options, uint64_t tail_tokens);
 
 class KvCache::State {
  public:
@@ -25,16 +28,12 @@ class KvCache::State {
     uint64_t bytes() const;
   };
 
-  // Keys in the cache. Keys [tail, length) are in the tails, older ones in the bodies.
+  // Keys in the cache. Keys [tail_begin, length) are also in the rings of the tails.
   struct Sequence {
     uint64_t length = 0;
-    uint64_t tail = 0;
+    uint64_t tail_begin = 0;
     uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
     uint64_t step = 0;  // tokens of the last extend; 0: none to append
-    // What the last step began with. Back there the tail is as it was, whether the step was
-    // appended or not: its tokens lie beside the old ones. Zeros if the step was too long for that.
-    uint64_t undo_length = 0;
-    uint64_t undo_tail = 0;
   };
 
   const Layer& at(const char* op, uint64_t layer) const;

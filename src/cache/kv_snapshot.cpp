@@ -101,7 +101,7 @@ KvSnapshotInfo KvCache::State::snapshot() const {
   KvSnapshotInfo info;
   info.options = options;
   info.length = sequence.length;
-  info.tail = sequence.tail;
+  info.tail_begin = sequence.tail_begin;
   info.peak = sequence.peak;
   for (const Layer& layer : layers) {
     const abi::KvPlaces& places = layer.segments.of[0].at.places;
@@ -140,14 +140,14 @@ void KvCache::load(const std::string& path) {
   // Into the memory that was there: graphs recorded before go on with what was loaded.
   Encoder encoder(s.device);
   State::copy_layers(encoder, made->layers, s.layers);
-  // No step, and nothing leaves the tail: a replay before the next extend() finds nothing to do.
+  // No step: a replay before the next extend() finds nothing to do.
   abi::KvExtendParams params{};
-  params.state = {info.length, info.length, info.tail, info.tail};
+  params.state = {info.length, info.length, info.tail_begin};
   extend_cache(encoder, s.state, s.positions, params);
   encoder.submit().wait();
   s.sequence = {};
   s.sequence.length = info.length;
-  s.sequence.tail = info.tail;
+  s.sequence.tail_begin = info.tail_begin;
   s.sequence.peak = info.peak;
 }
 

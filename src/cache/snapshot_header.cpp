@@ -53,7 +53,7 @@ std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info) {
   out.u32(info.sections.size());
   for (const uint64_t value :
        {info.header_bytes, info.file_bytes, options.kv_heads, options.head_dim, options.v_head_dim,
-        options.capacity, options.step_tokens, info.length, info.tail, info.peak}) {
+        options.capacity, options.step_tokens, info.length, info.tail_begin, info.peak}) {
     out.u64(value);
   }
   out.u32(options.layers.size());

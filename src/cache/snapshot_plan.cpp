@@ -21,7 +21,7 @@ uint64_t slots_in_use(const KvSnapshotInfo& info, uint64_t layer, KvSegmentKind 
   const KvLayer& l = info.options.layers[layer];
   const KvSnapshotSlots& slots = info.slots[layer];
   const abi::KvPlaces places{l.sinks, l.tail, slots.tail, slots.body};
-  const abi::KvState state{info.length, info.length, info.tail, info.tail};
+  const abi::KvState state{info.length, info.length, info.tail_begin};
   const abi::KvKeys keys = abi::kv_segment_keys(static_cast<abi::KvSegment>(kind), places, state);
   switch (kind) {
     case KvSegmentKind::sinks:

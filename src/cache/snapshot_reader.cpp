@@ -85,7 +85,7 @@ Counts read_fixed(Fields in, KvSnapshotInfo& info) {
   KvCacheOptions& options = info.options;
   for (uint64_t* const field : {&info.header_bytes, &info.file_bytes, &options.kv_heads,
                                 &options.head_dim, &options.v_head_dim, &options.capacity,
-                                &options.step_tokens, &info.length, &info.tail, &info.peak}) {
+                                &options.step_tokens, &info.length, &info.tail_begin, &info.peak}) {
     *field = in.u64();
   }
   counts.layers = in.u32();
@@ -156,16 +156,18 @@ void check_slots(const KvSnapshotInfo& info, size_t index) {
             index, " has ", slots.body, " slots for a window of ", layer.window,
             " in a capacity of ", capacity);
   }
-  const uint64_t most_tail = layer.tail + info.options.step_tokens;
-  require(layer.tail == 0 ? slots.tail == 0 : slots.tail >= layer.tail && slots.tail <= most_tail,
-          "layer ", index, " has a tail of ", layer.tail, " tokens in ", slots.tail, " slots");
+  const uint64_t tail_slots = cache_tail_slots(info.options, layer.tail);
+  require(slots.tail == tail_slots, "layer ", index, " has a tail of ", layer.tail, " tokens in ",
+          slots.tail, " slots, it must have ", tail_slots);
 }
 
 void check_sequence(const KvSnapshotInfo& info, uint64_t tail_tokens) {
   require(info.length <= info.peak && info.peak <= info.options.capacity, "length ", info.length,
           ", peak ", info.peak, " and capacity ", info.options.capacity, " must not decrease");
-  require(info.tail <= info.length && info.length - info.tail <= tail_tokens, "the tail of ",
-          tail_tokens, " tokens begins at ", info.tail, " of ", info.length);
+  const uint64_t slots = cache_tail_slots(info.options, tail_tokens);
+  require(info.tail_begin <= info.length && info.length - info.tail_begin <= slots,
+          "the tail's ring of ", slots, " slots holds keys from ", info.tail_begin, " to ",
+          info.length);
 }
 
 void check_row(const SnapshotSource& source, size_t index, const KvSnapshotSection& row,

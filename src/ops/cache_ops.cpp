@@ -67,8 +67,7 @@ std::string kv_extend_shape(const void* params) {
 std::string kv_append_shape(const void* params) {
   const auto& p = *static_cast<const abi::KvAppendParams*>(params);
   return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].body.head_dim, "/",
-              p.stream[1].body.head_dim, " sinks=", p.places.sinks,
-              " tail=", p.places.tail_capacity);
+              p.stream[1].body.head_dim, " sinks=", p.places.sinks, " tail=", p.places.tail);
 }
 
 std::string bytes_copy_shape(const void* params) {
@@ -100,7 +99,7 @@ void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions
   recording.commit();
 }
 
-void append_cache(Encoder& encoder, const CacheAppend& in, uint64_t side_by_side) {
+void append_cache(Encoder& encoder, const CacheAppend& in) {
   Recording recording(encoder, "kv_cache.append");
   const CacheSegment& body = in.segments.of[0];
   check_tokens("k", in.k, body.k);
@@ -121,20 +120,10 @@ void append_cache(Encoder& encoder, const CacheAppend& in, uint64_t side_by_side
   params.places = body.at.places;
   params.stream[0] = make_stream(k);
   params.stream[1] = make_stream(v);
-  const auto record = [&](uint32_t parts) {
-    params.parts = parts;
-    recording.dispatch(kKvAppend,
-                       append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format), params,
-                       {&body.at.state, k.source, &k.body->codes, &k.body->scales, k.sinks, k.tail,
-                        v.source, &v.body->codes, &v.body->scales, v.sinks, v.tail});
-  };
-  const uint32_t near = sinks != nullptr || tail != nullptr ? abi::kAppendNear : 0u;
-  if (tail != nullptr && params.tokens > side_by_side) {
-    record(abi::kAppendBody);
-    record(near);
-  } else {
-    record(abi::kAppendBody | near);
-  }
+  recording.dispatch(kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format),
+                     params,
+                     {&body.at.state, k.source, &k.body->codes, &k.body->scales, k.sinks, k.tail,
+                      v.source, &v.body->codes, &v.body->scales, v.sinks, v.tail});
   recording.commit();
 }
 

@@ -35,8 +35,7 @@ struct CacheAppend {
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params);
-// At most `side_by_side` tokens fit into the tail beside those that leave it.
-void append_cache(Encoder& encoder, const CacheAppend& append, uint64_t side_by_side);
+void append_cache(Encoder& encoder, const CacheAppend& append);
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "abi/attention.h"
+
 namespace {
 
 using gyre::abi::row_bounds;
@@ -53,6 +55,83 @@ TYPED_TEST(AttentionBounds, EveryKeyOfSmallProblems) {
             for (Int first = 0; first <= length; ++first) {
               for (Int last = first; last <= length; ++last)
                 check_row(mask, window, token, first, last);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// A layer's keys in three places: each key that a token sees is in one of them.
+gyre::abi::KvSegment segment_of(const gyre::abi::KvPlaces& places, uint64_t tail_begin,
+                                int64_t position, int64_t key) {
+  const auto j = static_cast<uint64_t>(key);
+  if (j < places.sinks) return gyre::abi::kSegmentSinks;
+  const bool near = key > position - static_cast<int64_t>(places.tail) && j >= tail_begin;
+  return places.tail != 0 && near ? gyre::abi::kSegmentTail : gyre::abi::kSegmentBody;
+}
+
+struct Layer {
+  gyre::abi::KvPlaces places;
+  gyre::abi::KvState state;
+  uint64_t window;
+  bool causal;
+};
+
+template <class Int>
+void check_segment(const Layer& layer, gyre::abi::KvSegment segment, uint64_t tokens) {
+  gyre::abi::AttentionParams p{};
+  p.tokens = tokens;
+  p.window = layer.window;
+  p.places = layer.places;
+  p.segment = segment;
+  p.splits = 1;
+  gyre::abi::attention_follow(layer.state, p);
+  ASSERT_LE(p.first_key, p.end_key);
+  ASSERT_LE(p.end_key, layer.state.length);
+  RowMask<Int> mask = {static_cast<Int>(p.length), static_cast<Int>(tokens),
+                       row_window<Int>(layer.window), layer.causal};
+  gyre::abi::fill_segment(mask, segment, p.places, p.tail_begin);
+  RowBounds<Int> before = {0, 0};
+  for (Int token = 0; token < mask.tokens; ++token) {
+    const RowBounds<Int> bounds =
+        row_bounds(mask, token, static_cast<Int>(p.first_key), static_cast<Int>(p.end_key));
+    ASSERT_LE(bounds.begin, bounds.end);
+    ASSERT_GE(bounds.begin, before.begin);
+    ASSERT_GE(bounds.end, before.end);
+    before = bounds;
+    const int64_t position = row_position(mask, token);
+    for (Int key = 0; key < mask.length; ++key) {
+      const bool wanted =
+          sees(mask.length, mask.tokens, layer.window, layer.causal, token, key) &&
+          segment_of(layer.places, layer.state.tail_begin, position, key) == segment;
+      ASSERT_EQ(key >= bounds.begin && key < bounds.end, wanted)
+          << "segment " << segment << ", length " << mask.length << ", tokens " << tokens
+          << ", window " << layer.window << ", causal " << layer.causal << ", sinks " << mask.sinks
+          << ", tail " << mask.tail << " from " << mask.tail_begin << ", token " << token
+          << ", key " << key;
+    }
+  }
+}
+
+TYPED_TEST(AttentionBounds, EveryKeyOfEverySegment) {
+  using Int = TypeParam;
+  for (uint64_t length = 0; length <= 9; ++length) {
+    for (uint64_t tokens = 1; tokens <= 10; ++tokens) {
+      for (const uint64_t window : {0, 1, 2, 4, 50}) {
+        for (const bool causal : {false, true}) {
+          for (const uint64_t sinks : {0, 1, 4, 20}) {
+            for (const uint64_t tail : {0, 1, 2, 5, 30}) {
+              for (uint64_t begin = 0; begin <= length; begin += tail == 0 ? 100 : 1) {
+                const Layer layer{{sinks, tail, tail == 0 ? 0 : tail + 10, 100},
+                                  {0, length, begin},
+                                  window,
+                                  causal};
+                check_segment<Int>(layer, gyre::abi::kSegmentBody, tokens);
+                if (sinks != 0) check_segment<Int>(layer, gyre::abi::kSegmentSinks, tokens);
+                if (tail != 0) check_segment<Int>(layer, gyre::abi::kSegmentTail, tokens);
+              }
             }
           }
         }

@@ -13,9 +13,14 @@
 
 namespace gyre::test {
 
-// [length, kv_heads, head_dim]; NaN for keys that a ring has lost.
+// [length, kv_heads, head_dim]; NaN for keys that a ring has lost, or that a tail never had.
+struct HeldSide {
+  std::vector<double> body;  // sinks included
+  std::vector<double> tail;
+};
 struct HeldValues {
-  std::vector<double> k, v;
+  HeldSide k, v;
+  uint64_t tail_begin;
 };
 
 class HeldReader {
@@ -25,7 +30,9 @@ class HeldReader {
     file_ = {std::istreambuf_iterator<char>(in), {}};
   }
 
-  HeldValues read(uint64_t layer) const { return {side(layer, KvRole::k), side(layer, KvRole::v)}; }
+  HeldValues read(uint64_t layer) const {
+    return {side(layer, KvRole::k), side(layer, KvRole::v), info_.tail_begin};
+  }
 
  private:
   static const Device& host() {
@@ -72,28 +79,32 @@ class HeldReader {
     return floats_of(wide);
   }
 
-  // docs/kv_cache.md: the first keys are sinks, those from `tail` on are in the tail's ring, all
-  // others in the body, which is a ring where there is a window.
-  std::vector<double> side(uint64_t layer, KvRole role) const {
+  // docs/kv_cache.md: the first keys are sinks, all others are in the body, which is a ring where
+  // there is a window, and those from tail_begin on also in the tail's ring.
+  HeldSide side(uint64_t layer, KvRole role) const {
     const KvLayer& numbers = info_.options.layers[layer];
+    const KvSnapshotSlots& slots = info_.slots[layer];
     const std::vector<float> body = segment(layer, KvSegmentKind::body, role);
     const std::vector<float> sinks = segment(layer, KvSegmentKind::sinks, role);
     const std::vector<float> tail = segment(layer, KvSegmentKind::tail, role);
     const uint64_t row = info_.options.kv_heads * dim(role);
-    std::vector<double> values;
+    const auto put = [&](std::vector<double>& to, const std::vector<float>& from, uint64_t slot,
+                         bool lost) {
+      for (uint64_t i = 0; i < row; ++i)
+        to.push_back(lost ? std::numeric_limits<double>::quiet_NaN() : from.at(slot * row + i));
+    };
+    HeldSide held;
     for (uint64_t key = 0; key < info_.length; ++key) {
-      const bool in_sinks = key < numbers.sinks;
-      const bool in_tail = !in_sinks && numbers.tail != 0 && key >= info_.tail;
-      const std::vector<float>& from = in_sinks ? sinks : (in_tail ? tail : body);
-      const uint64_t slots = in_tail ? info_.slots[layer].tail : info_.slots[layer].body;
-      const uint64_t slot = in_sinks ? key : (in_tail ? key : key - numbers.sinks) % slots;
-      const bool lost = !in_sinks && !in_tail && info_.peak - key > slots;
-      for (uint64_t i = 0; i < row; ++i) {
-        values.push_back(lost ? std::numeric_limits<double>::quiet_NaN()
-                              : double{from.at(slot * row + i)});
+      if (key < numbers.sinks) {
+        put(held.body, sinks, key, false);
+      } else {
+        const bool lost = info_.peak - key > slots.body;
+        put(held.body, body, (key - numbers.sinks) % slots.body, lost);
       }
+      const bool near = numbers.tail != 0 && key >= std::max(info_.tail_begin, numbers.sinks);
+      put(held.tail, tail, near ? key % slots.tail : 0, !near);
     }
-    return values;
+    return held;
   }
 
   KvSnapshotInfo info_;

@@ -31,11 +31,10 @@ struct AppendCase {
   std::string name = {};
 
   uint64_t length() const { return start + tokens; }
-  uint64_t tail_slots() const { return tail == 0 ? 0 : tail + 6; }
+  uint64_t tail_slots() const { return tail == 0 ? 0 : tail + 9; }  // 9: the longest step
   abi::KvPlaces places() const { return {sinks, tail, tail_slots(), body}; }
   abi::KvState state() const {
-    const auto first = [&](uint64_t keys) { return keys > tail ? keys - tail : 0; };
-    return {start, length(), first(start), first(length())};
+    return {start, length(), length() > tail_slots() ? length() - tail_slots() : 0};
   }
   KvShape shape(KvRole role) const {
     const bool is_v = role == KvRole::v;
@@ -103,39 +102,26 @@ class Stream {
     }
   }
 
-  // A key's row before the step: of its tail, or new.
   std::vector<float> row_of(uint64_t key, uint64_t head) const {
     std::vector<float> row;
-    for (uint64_t e = 0; e < shape_.head_dim; ++e) {
-      if (key >= c_.start) {
-        row.push_back(static_cast<float>(reference::load_value(
-            c_.source, source_.before.data(), source_side_.index(key - c_.start, head, e))));
-        continue;
-      }
-      const KvShape tail = c_.near(shape_.role, c_.tail_slots());
-      const KvSide side{DType::f16, kLayout, tail.capacity, tail.kv_heads, tail.head_dim, 0};
+    for (uint64_t e = 0; e < shape_.head_dim; ++e)
       row.push_back(static_cast<float>(reference::load_value(
-          DType::f16, tail_.codes.before.data(), side.index(key % tail.capacity, head, e))));
-    }
+          c_.source, source_.before.data(), source_side_.index(key - c_.start, head, e))));
     return row;
   }
 
   void expect_step() {
-    const abi::KvState state = c_.state();
-    const bool tail = c_.tail != 0;
-    for (uint64_t key = tail ? state.old_tail : c_.start; key < c_.length(); ++key) {
+    for (uint64_t key = c_.start; key < c_.length(); ++key) {
       for (uint64_t h = 0; h < c_.heads; ++h) {
-        const bool fresh_key = key >= c_.start;
+        const std::vector<float> row = row_of(key, h);
         if (key < c_.sinks) {
-          if (fresh_key)
-            expect_kv_row(c_.near(shape_.role, c_.sinks), kLayout, {key, h}, row_of(key, h),
-                          sinks_);
-        } else if (!tail || key < state.tail) {
-          expect_kv_row(shape_, kLayout, {(key - c_.sinks) % c_.body, h}, row_of(key, h), body_);
-        } else if (fresh_key) {
-          expect_kv_row(c_.near(shape_.role, c_.tail_slots()), kLayout, {key % c_.tail_slots(), h},
-                        row_of(key, h), tail_);
+          expect_kv_row(c_.near(shape_.role, c_.sinks), kLayout, {key, h}, row, sinks_);
+          continue;
         }
+        expect_kv_row(shape_, kLayout, {(key - c_.sinks) % c_.body, h}, row, body_);
+        if (c_.tail == 0) continue;
+        expect_kv_row(c_.near(shape_.role, c_.tail_slots()), kLayout, {key % c_.tail_slots(), h},
+                      row, tail_);
       }
     }
   }
@@ -160,10 +146,8 @@ void record_append(const AppendCase& c, Encoder& encoder, std::span<const Tensor
                     {t[0], c.places(), abi::kSegmentBody}};
   if (c.sinks != 0) segments.of[segments.count++] = segment(abi::kSegmentSinks, c.sinks, 4);
   if (c.tail != 0) segments.of[segments.count++] = segment(abi::kSegmentTail, c.tail_slots(), 5);
-  append_cache(encoder,
-               {t[1].reshape({c.tokens, c.heads, c.k_dim}),
-                t[6].reshape({c.tokens, c.heads, c.v_dim}), segments},
-               6);
+  append_cache(encoder, {t[1].reshape({c.tokens, c.heads, c.k_dim}),
+                         t[6].reshape({c.tokens, c.heads, c.v_dim}), segments});
 }
 
 OpRun make_append(const AppendCase& c) {
@@ -180,7 +164,6 @@ OpRun make_append(const AppendCase& c) {
   for (const KvRole role : {KvRole::k, KvRole::v}) {
     for (const Block& made : Stream(c, role, random).blocks()) run.blocks.push_back(made);
   }
-  run.commands = c.tail != 0 && c.tokens > 6 ? 2 : 1;
   run.record = [c](Encoder& encoder, std::span<const Tensor> t) { record_append(c, encoder, t); };
   return run;
 }
@@ -207,7 +190,7 @@ OpCase plain_case(const std::string& kernel, const std::string& what,
 // The state as it is given, and the positions of the step.
 OpRun make_extend(uint64_t start, uint64_t tokens) {
   OpRun run;
-  const abi::KvExtendParams params{{start, start + tokens, start / 2, start / 2 + 1}, tokens};
+  const abi::KvExtendParams params{{start, start + tokens, start / 2}, tokens};
   Block state, positions;
   state.dtype = DType::u8;
   state.before = pattern_bytes(sizeof(params.state), 1);
@@ -271,7 +254,7 @@ uint64_t dim_of(KvFormat format, size_t i) {
 }  // namespace
 
 // Every format in either role, every pair of classes, from every dtype: into a body that wraps,
-// with and without sinks and a tail, which may be too short for a step.
+// with and without sinks and a tail.
 std::vector<OpCase> kv_cache_cases() {
   std::vector<OpCase> cases;
   size_t i = 0;

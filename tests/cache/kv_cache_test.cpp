@@ -66,7 +66,7 @@ TEST(KvCache, TruncatesIntoAndBeyondTheTail) {
   }
 }
 
-// The tail has room for a step beside what leaves it, so a step that is taken back whole, appended
+// The tail's ring has room for a step beside the tail, so a step that is taken back whole, appended
 // or not, leaves the tail as it was.
 TEST(KvCache, AStepTakenBackWasNever) {
   constexpr uint64_t kTail = 20;
@@ -77,7 +77,7 @@ TEST(KvCache, AStepTakenBackWasNever) {
     EXPECT_LE(model.error(0, 1), 1e-3) << "and leave the tail later";
   };
   for (const uint64_t window : {0, 60}) {
-    for (const uint64_t tokens : {1, 7, 20, 63, 64}) {
+    for (const uint64_t tokens : {1, 7, 20, 64, 99}) {
       SCOPED_TRACE(std::to_string(tokens) + " window " + std::to_string(window));
       CacheModel model(
           small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = window, .tail = kTail}));
@@ -120,12 +120,13 @@ TEST(KvCache, AStepTakenBackInParts) {
   EXPECT_LE(model.error(0, 1, 20), 1e-6);
 }
 
-// A step too long for the tail's ring overwrites it: what left the tail stays in the body.
-TEST(KvCache, ALongStepTakenBackStaysCompressed) {
+// What is cut deeper than a step has left the ring: it stays compressed.
+TEST(KvCache, MoreThanAStepTakenBackStaysCompressed) {
   CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20}));
-  model.append(80);
-  model.append(65);
-  model.truncate(65);
+  for (int i = 0; i < 3; ++i) model.append(80);
+  model.truncate(105);
+  EXPECT_LE(model.error(0, 1, 15), 1e-6);
+  EXPECT_GT(model.error(0, 1, 20), 1e-6);
   EXPECT_LE(model.error(0, 1), 1e-3);
   model.append(2);
   EXPECT_LE(model.error(0, 2), 1e-3);
@@ -200,7 +201,7 @@ TEST(KvCache, AReplayReadsNoMoreThanItsSource) {
   }
 }
 
-// Keys leave the tail while new ones come, by several threads: in other slots.
+// The oldest query of a step sees a whole tail; no more slots than the cache has tokens.
 TEST(KvCache, TheTailHasRoomForAStepBesideIt) {
   const Device device = Device::open("cpu", {.threads = 2});
   const auto tail_bytes = [&](uint64_t tail, uint64_t step_tokens) {
@@ -214,7 +215,8 @@ TEST(KvCache, TheTailHasRoomForAStepBesideIt) {
   EXPECT_EQ(tail_bytes(20, 1), 21 * kSlotBytes);
   EXPECT_EQ(tail_bytes(20, 10), 30 * kSlotBytes);
   EXPECT_EQ(tail_bytes(20, 64), 84 * kSlotBytes);
-  EXPECT_EQ(tail_bytes(20, 100), 84 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 100), 120 * kSlotBytes);
+  EXPECT_EQ(tail_bytes(20, 1000), 300 * kSlotBytes);
 }
 
 TEST(KvCache, LayersDifferAndKeepApart) {
@@ -244,7 +246,7 @@ TEST(KvCache, LayersDifferAndKeepApart) {
   EXPECT_NE(rows[2].kernel.find(": K "), std::string::npos);
   uint64_t sum = 0;
   for (const KvLayerInfo& row : rows) sum += row.bytes;
-  EXPECT_EQ(model.cache.bytes(), sum + 32 + 100 * 4);
+  EXPECT_EQ(model.cache.bytes(), sum + 24 + 100 * 4);
 }
 
 TEST(KvCache, ForksAreOnTheirOwn) {

@@ -57,8 +57,8 @@ class KvSnapshotDamage : public testing::Test {
     const KvLayer &layer = info.options.layers.at(0), &must = wanted.layers[0];
     EXPECT_LE(info.length, info.peak);
     EXPECT_LE(info.peak, info.options.capacity);
-    EXPECT_LE(info.tail, info.length);
-    EXPECT_LE(info.length - info.tail, layer.tail);
+    EXPECT_LE(info.tail_begin, info.length);
+    EXPECT_LE(info.length - info.tail_begin, info.slots.at(0).tail);
     EXPECT_LE(info.options.capacity, wanted.capacity);
     EXPECT_EQ(info.slots.at(0).body, info.options.capacity - layer.sinks);
     EXPECT_EQ(info.slots[0].tail, must.tail + wanted.step_tokens);
@@ -74,8 +74,8 @@ class KvSnapshotDamage : public testing::Test {
     other.cache.save(folder / "again");
     const KvSnapshotInfo wanted = inspect_snapshot(file), got = inspect_snapshot(folder / "again");
     expect_consistent(wanted);
-    EXPECT_EQ(std::tie(got.length, got.tail, got.peak),
-              std::tie(wanted.length, wanted.tail, wanted.peak));
+    EXPECT_EQ(std::tie(got.length, got.tail_begin, got.peak),
+              std::tie(wanted.length, wanted.tail_begin, wanted.peak));
     ASSERT_EQ(got.sections.size(), wanted.sections.size());
     for (size_t i = 0; i < got.sections.size(); ++i)
       EXPECT_EQ(got.sections[i].checksum, wanted.sections[i].checksum) << i;
@@ -152,10 +152,10 @@ TEST_F(KvSnapshotDamage, OtherVersionsAreRefused) {
   constexpr size_t kVersion = 8;  // of docs/snapshots.md
   put_number(good, kVersion, 4, kKvSnapshotVersion);
   EXPECT_EQ(bytes_of_file(folder / "good"), good);
-  for (const uint32_t version : {0u, 1u, 3u, 0xFFFFFFFFu}) {
+  for (const uint32_t version : {0u, 1u, 2u, 4u, 0xFFFFFFFFu}) {
     EXPECT_TRUE(load_fails(lie(kVersion, 4, version),
                            {"bad", "is a snapshot of version " + std::to_string(version),
-                            "this library reads version 2"}));
+                            "this library reads version 3"}));
     EXPECT_TRUE(throws_error(ErrorCode::io, {"of version " + std::to_string(version)},
                              [&] { inspect_snapshot(folder / "bad"); }));
   }
@@ -189,8 +189,8 @@ TEST_F(KvSnapshotDamage, NumbersThatLie) {
   fails(64, 8, 1, {"tail of 2 tokens in 6 slots"});
   fails(72, 8, huge, {"length", "must not decrease"});
   fails(72, 8, 8, {"must not decrease"});
-  fails(80, 8, huge, {"begins at"});
-  fails(80, 8, 1, {"the tail of 2 tokens begins at 1 of 7"});
+  fails(80, 8, huge, {"ring of 6 slots holds keys from 18446744073709551615 to 7"});
+  fails(80, 8, 0, {"ring of 6 slots holds keys from 0 to 7"});
   fails(88, 8, 13, {"peak 13", "must not decrease"});
   fails(96, 4, 0, {"layers, the header says 0"});
   fails(96, 4, 2, {"2 layers and 8 sections"});

@@ -206,7 +206,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
   EXPECT_EQ(info.options.capacity, 60u);
   EXPECT_EQ(info.options.layers[0].sinks, 3u);
   EXPECT_EQ(info.length, 43u);
-  EXPECT_EQ(info.tail, 37u);
+  EXPECT_EQ(info.tail_begin, 32u);
   EXPECT_EQ(info.peak, 43u);
   ASSERT_EQ(info.sections.size(), 8u);
   std::string text;
@@ -215,7 +215,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
             "layer 0 body K codes; layer 0 body K scales; layer 0 body V codes; "
             "layer 0 body V scales; layer 0 sinks K codes; layer 0 sinks V codes; "
             "layer 0 tail K codes; layer 0 tail V codes; ");
-  EXPECT_EQ(info.sections[0].slots, 40u);  // 34 keys
+  EXPECT_EQ(info.sections[0].slots, 40u);
   EXPECT_EQ(info.sections[4].slots, 3u);
   EXPECT_EQ(info.sections[6].slots, 11u);  // a ring that has wrapped
 }

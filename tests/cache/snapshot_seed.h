@@ -33,7 +33,7 @@ inline KvSnapshotInfo seed_info() {
                   .step_tokens = 4};
   info.slots = {{11, 6}, {6, 0}};
   info.length = 7;
-  info.tail = 5;
+  info.tail_begin = 5;
   info.peak = 9;
   return info;
 }

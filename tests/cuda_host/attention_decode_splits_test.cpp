@@ -146,5 +146,17 @@ TEST(CudaHostAttention, CacheThatGrowsInClusters) {
   EXPECT_EQ(cluster_calls, before + 6);
 }
 
+// Few rows, several tokens: each has a boundary of its own between body and tail.
+TEST(CudaHostAttention, TailsOfSeveralTokens) {
+  expect_attended(host_device(8),
+                  {.kv_heads = 1,
+                   .head_dim = 128,
+                   .capacity = 600,
+                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 70, .sinks = 3},
+                              {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 70}},
+                   .step_tokens = 200},
+                  4, {200, 1, 3, 4, 150, 2, 4});
+}
+
 }  // namespace
 }  // namespace gyre::test

@@ -158,8 +158,11 @@ TEST(CudaHostAttention, CacheThatGrows) {
                   {.kv_heads = 2,
                    .head_dim = 32,
                    .capacity = 100,
-                   .layers = {{.tail = 16, .sinks = 3}, {.window = 12}}},
-                  4, {2, 30, 1, 3});
+                   .layers = {{.tail = 16, .sinks = 3},
+                              {.window = 12},
+                              {.k = KvFormat::tq4, .v = KvFormat::tq4, .window = 20, .tail = 16}},
+                   .step_tokens = 30},
+                  4, {2, 30, 1, 3, 30, 3});
 }
 
 // Shared memory decides about chunks, stages and rows of a block; every choice gives the answer.

@@ -234,7 +234,7 @@ class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<Appe
 
   CacheSegments segments(const Device& device, const Tensor& state) const {
     const AppendCase& c = GetParam();
-    const uint64_t tail_slots = c.tail != 0 ? c.tail + 4 : 0;
+    const uint64_t tail_slots = c.tail != 0 ? c.tail + 12 : 0;
     const abi::KvPlaces places{c.sinks, c.tail, tail_slots, c.window != 0 ? c.window : 40};
     CacheSegments made;
     made.count = 0;
@@ -271,21 +271,17 @@ class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<Appe
     const Tensor state = device.tensor(DType::u8, {sizeof(abi::KvState)});
     const Tensor positions = device.tensor(DType::i32, {64});
     const CacheSegments made = segments(device, state);
-    uint64_t length = 0, tail = 0;
+    uint64_t length = 0;
     uint32_t seed = 0;
     for (const uint64_t tokens : {3, 1, 9, 1, 2, 12, 1}) {
       abi::KvExtendParams params{};
-      params.state = {length, length + tokens, tail, tail};
+      params.state = {length, length + tokens, 0};
       length += tokens;
-      if (length > c.tail) tail = std::max(tail, length - c.tail);
-      params.state.tail = tail;
       params.positions = tokens;
       Encoder encoder(device);
       extend_cache(encoder, state, positions, params);
-      append_cache(encoder,
-                   {rows(device, tokens, c.head_dim, ++seed),
-                    rows(device, tokens, c.v_head_dim, ++seed), made},
-                   4);
+      append_cache(encoder, {rows(device, tokens, c.head_dim, ++seed),
+                             rows(device, tokens, c.v_head_dim, ++seed), made});
       encoder.submit().wait();
     }
     std::vector<std::vector<uint8_t>> all;

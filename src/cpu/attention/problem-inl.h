@@ -86,6 +86,7 @@ struct WorkTile {
   void start_rows() {
     mask = {static_cast<int64_t>(params->length), static_cast<int64_t>(params->tokens),
             abi::row_window<int64_t>(params->window), params->causal != 0};
+    abi::fill_segment(mask, params->segment, params->places, params->tail_begin);
     for (uint32_t r = 0; r < rows; ++r) {
       const auto at = static_cast<int64_t>(token(r));
       position[r] = abi::row_position(mask, at);

@@ -1,6 +1,6 @@
 // kv_extend, kv_append and bytes_copy on the CPU. kv_append's work tiles are the tiles of the body
-// that keys enter, new ones or from the tail, for every head of K and V, and then one per head for
-// sinks and tail. The cache's state says which keys those are.
+// that keys enter, for every head of K and V, and then pieces of the rows for sinks and tail. The
+// cache's state says which keys those are.
 #include "abi/kv_append.h"
 
 #include <algorithm>
@@ -35,25 +35,14 @@ struct StreamPlaces {
 struct Append {
   const abi::KvAppendParams& p;
   const uint64_t* args;
-  abi::KvState state;
-  abi::KvKeys entering;
-  uint64_t first_slot, first_tile, tiles, all_tiles;
+  abi::KvKeys keys;
+  abi::AppendRun run;
 
   Append(const abi::KvAppendParams& params, const uint64_t* arguments)
-      : p(params), args(arguments), state(*pointer<const abi::KvState>(arguments[0])) {
-    // A step longer than what was recorded has no tokens to take.
-    state.length = std::min(state.length, state.start + p.tokens);
-    state.tail = std::min(state.tail, state.length);
-    entering = abi::kv_entering_keys(p.places, state);
-    const uint64_t capacity = p.places.body_capacity, count = entering.end - entering.begin;
-    all_tiles = (capacity + abi::kKvTile - 1) / abi::kKvTile;
-    first_slot = abi::kv_slot(entering.begin - p.places.sinks, capacity);
-    first_tile = first_slot / abi::kKvTile;
-    // A run that may wrap, never one tile twice.
-    const bool cut = first_slot + count > capacity && capacity % abi::kKvTile != 0;
-    const uint64_t slots = first_slot % abi::kKvTile + count + (cut ? abi::kKvTile : 0);
-    tiles = std::min(all_tiles, (slots + abi::kKvTile - 1) / abi::kKvTile);
-    if (count == 0 || (p.parts & abi::kAppendBody) == 0) tiles = 0;
+      : p(params), args(arguments) {
+    const abi::KvState state = *pointer<const abi::KvState>(arguments[0]);
+    keys = abi::append_keys(p, state);
+    run = abi::append_run(p, state);
   }
 
   StreamPlaces places(uint64_t stream, uint64_t head) const {
@@ -66,63 +55,51 @@ struct Append {
             pointer<std::byte>(a[4]) + head * s.tail_head_stride};
   }
   const std::byte* in_source(const StreamPlaces& at, uint64_t stream, uint64_t key) const {
-    return at.source + (key - state.start) * p.stream[stream].source_token_stride;
+    return at.source + (key - keys.begin) * p.stream[stream].source_token_stride;
   }
-  std::byte* in_tail(const StreamPlaces& at, uint64_t stream, uint64_t key) const {
-    return at.tail + abi::kv_slot(key, p.places.tail_capacity) * row_bytes(stream);
-  }
-  uint64_t row_bytes(uint64_t stream) const {
-    return p.stream[stream].body.head_dim * sizeof(Half);
+  bool has_near() const {
+    return p.places.tail_capacity != 0 || keys.begin < std::min(p.places.sinks, keys.end);
   }
 };
 
-// One tile of the body: keys that leave the tail come from there, in f16, the others from the
-// source.
 template <class Source>
 void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index, const KvHead& dims,
                 KvScratch& scratch) {
   const abi::KvCacheLayout& body = a.p.stream[stream].body;
   const StreamPlaces at = a.places(stream, head);
-  const uint64_t tile = (a.first_tile + index) % a.all_tiles, capacity = a.p.places.body_capacity;
-  const uint64_t count = a.entering.end - a.entering.begin;
-  KvTileJob fresh;
-  fresh.head = &dims;
-  fresh.stream = stream;
-  fresh.codes = at.codes + tile * body.codes_tile_stride;
-  fresh.scales = at.scales + tile * body.scales_tile_stride;
-  std::fill(std::begin(fresh.next), std::end(fresh.next), nullptr);
-  KvTileJob leaving = fresh;
+  const uint64_t tile = a.run.tile(index), capacity = a.p.places.body_capacity;
+  KvTileJob job;
+  job.head = &dims;
+  job.stream = stream;
+  job.codes = at.codes + tile * body.codes_tile_stride;
+  job.scales = at.scales + tile * body.scales_tile_stride;
+  std::fill(std::begin(job.next), std::end(job.next), nullptr);
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     const uint64_t place = tile * abi::kKvTile + slot;
     if (place >= capacity) break;
-    const uint64_t nth =
-        place >= a.first_slot ? place - a.first_slot : place + capacity - a.first_slot;
-    if (nth >= count) continue;
-    const uint64_t key = a.entering.begin + nth;
-    KvTileJob& job = key < a.state.start ? leaving : fresh;
+    const uint64_t key = a.run.key_of(place, capacity);
+    if (key >= a.run.end_key) continue;
     job.mask |= 1u << slot;
-    job.source[slot] =
-        key < a.state.start ? a.in_tail(at, stream, key) : a.in_source(at, stream, key);
+    job.source[slot] = a.in_source(at, stream, key);
   }
-  WriteTile<Half>(body, leaving, scratch);
-  WriteTile<Source>(body, fresh, scratch);
+  WriteTile<Source>(body, job, scratch);
 }
 
+// Rows of sinks and tail, in f16: about the work of a tile of the body.
+constexpr uint64_t kNearTokens = 64;
 template <class Source>
-void AppendNear(const Append& a, uint64_t stream, uint64_t head) {
+void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece) {
   const StreamPlaces at = a.places(stream, head);
   const uint64_t head_dim = a.p.stream[stream].body.head_dim;
-  const auto copy = [&](uint64_t key, std::byte* to) {
+  const uint64_t sinks = a.p.places.sinks, ring = a.p.places.tail_capacity;
+  const uint64_t begin = a.keys.begin + piece * kNearTokens;
+  for (uint64_t key = begin; key < std::min(begin + kNearTokens, a.keys.end); ++key) {
+    if (key >= sinks && ring == 0) return;
+    std::byte* const rows = key < sinks ? at.sinks : at.tail;
+    const uint64_t slot = key < sinks ? key : abi::kv_slot(key, ring);
     CopyRow(reinterpret_cast<const Source*>(a.in_source(at, stream, key)),
-            reinterpret_cast<Half*>(to), head_dim);
-  };
-  const uint64_t sinks_end = std::min(a.p.places.sinks, a.state.length);
-  for (uint64_t key = a.state.start; key < sinks_end; ++key)
-    copy(key, at.sinks + key * a.row_bytes(stream));
-  if (a.p.places.tail_capacity == 0) return;
-  const abi::KvKeys tail = abi::kv_segment_keys(abi::kSegmentTail, a.p.places, a.state);
-  for (uint64_t key = std::max(tail.begin, a.state.start); key < tail.end; ++key)
-    copy(key, a.in_tail(at, stream, key));
+            reinterpret_cast<Half*>(rows + slot * head_dim * sizeof(Half)), head_dim);
+  }
 }
 
 template <class Source>
@@ -132,17 +109,18 @@ void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t 
   const KvHead dims[2] = {MakeHead(p.stream[0].body), MakeHead(p.stream[1].body)};
   KvScratch scratch;
   scratch.facts.Clear(std::max(dims[0].scales.count, dims[1].scales.count));
-  const bool near = (p.parts & abi::kAppendNear) != 0;
-  const uint64_t body_tiles = 2 * p.heads * a.tiles;
-  const Share share = share_of(body_tiles + (near ? 2 * p.heads : 0), task, tasks);
+  const uint64_t tiles = a.run.tiles, body_tiles = 2 * p.heads * tiles;
+  const uint64_t pieces =
+      a.has_near() ? (a.keys.end - a.keys.begin + kNearTokens - 1) / kNearTokens : 0;
+  const Share share = share_of(body_tiles + 2 * p.heads * pieces, task, tasks);
   for (uint64_t at = share.begin; at < share.end; ++at) {
     const uint64_t index = at < body_tiles ? at : at - body_tiles;
     const uint64_t head = index % p.heads;
     if (at < body_tiles) {
-      const uint64_t stream = index / p.heads / a.tiles;
-      AppendTile<Source>(a, stream, head, index / p.heads % a.tiles, dims[stream], scratch);
+      const uint64_t stream = index / p.heads / tiles;
+      AppendTile<Source>(a, stream, head, index / p.heads % tiles, dims[stream], scratch);
     } else {
-      AppendNear<Source>(a, index / p.heads, head);
+      AppendNear<Source>(a, index / p.heads / pieces, head, index / p.heads % pieces);
     }
   }
 }

@@ -63,12 +63,10 @@ constexpr uint32_t copy_tokens(uint32_t source_bytes, uint32_t cache_bytes) {
   return 64 / (copy_chunk(source_bytes, cache_bytes) * source_bytes);
 }
 
-// kv_append. What enters the body is known on the device only; this is the most that can.
+// kv_append. Where keys enter the body is known on the device only; these are the most tiles.
 constexpr uint32_t kNearLanes = 16;
 constexpr uint64_t append_most_tiles(const abi::KvAppendParams& p) {
-  if ((p.parts & abi::kAppendBody) == 0) return 0;
-  const uint64_t keys = p.tokens + p.places.tail_capacity;
-  const uint64_t tiles = divide_up(keys + 2 * abi::kKvTile - 1, abi::kKvTile);
+  const uint64_t tiles = divide_up(p.tokens + 2 * abi::kKvTile - 1, abi::kKvTile);
   const uint64_t all = divide_up(p.places.body_capacity, abi::kKvTile);
   return tiles < all ? tiles : all;
 }
@@ -76,7 +74,7 @@ constexpr uint64_t append_body_blocks(const abi::KvAppendParams& p, uint32_t str
   return divide_up(p.heads * append_most_tiles(p), tiles_per_block(p.stream[stream].body.head_dim));
 }
 constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
-  if ((p.parts & abi::kAppendNear) == 0) return 0;
+  if (p.places.sinks == 0 && p.places.tail_capacity == 0) return 0;
   return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
 }
 

@@ -1,9 +1,9 @@
-// kv_append: the keys and values of a step go to sinks, tail and body, as the state in device
-// memory says; keys that leave the tail go from it to the body.
+// kv_append: the keys and values of a step go to the sinks, or to body and tail, as the state in
+// device memory says.
 // Blocks of 256 threads: first tiles of the body (8 slots of one head, as in kv_quantize) of K,
-// then of V, then rows for sinks and tail, 16 lanes each. The grid is made for the most keys that
-// can enter; blocks without any return at once. Every new row is read once, plus once for tail or
-// sinks.
+// then of V, then rows for sinks and tail, 16 lanes each. The grid is made for the most tiles that
+// a step can enter; blocks without any return at once. Every row is read once, plus once for tail
+// or sinks.
 #include "abi/kv_append.h"
 #include "abi/kv_codec.h"
 #include "cuda/kernels/dense_row.cuh"
@@ -12,52 +12,6 @@
 #include "cuda/kernels/warp_tile.cuh"
 
 namespace gyre::cuda {
-
-// A row of the source, or one that leaves the tail, which is f16.
-template <class Source>
-struct AppendRow {
-  uint64_t row;  // of none another's
-  bool is_present, leaving;
-
-  __device__ bool present() const { return is_present; }
-  template <uint32_t kSlots>
-  __device__ void load(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) const {
-    if (leaving) {
-      load_row(at, pointer<const Half>(row), y);
-    } else {
-      load_row(at, pointer<const Source>(row), y);
-    }
-  }
-  template <class Loader>
-  __device__ void visit(const Loader& loader) const {
-    if (leaving) {
-      loader(pointer<const Half>(row));
-    } else {
-      loader(pointer<const Source>(row));
-    }
-  }
-};
-
-struct AppendStep {
-  abi::KvState state;
-  abi::KvKeys entering;
-  uint64_t first_slot, tiles, all_tiles;
-
-  __device__ AppendStep(const abi::KvAppendParams& p, const Args& args)
-      : state(*pointer<const abi::KvState>(args.at[0])) {
-    // A step longer than what was recorded has no tokens to take.
-    state.length = abi::kv_least(state.length, state.start + p.tokens);
-    state.tail = abi::kv_least(state.tail, state.length);
-    entering = abi::kv_entering_keys(p.places, state);
-    const uint64_t capacity = p.places.body_capacity, count = entering.end - entering.begin;
-    all_tiles = divide_up(capacity, abi::kKvTile);
-    first_slot = (entering.begin - p.places.sinks) % capacity;
-    // A run that may wrap, never one tile twice.
-    const bool cut = first_slot + count > capacity && capacity % abi::kKvTile != 0;
-    const uint64_t slots = first_slot % abi::kKvTile + count + (cut ? abi::kKvTile : 0);
-    tiles = count == 0 ? 0 : abi::kv_least(all_tiles, divide_up(slots, abi::kKvTile));
-  }
-};
 
 // Addresses of a stream: source, codes, scales, sinks, tail.
 __device__ inline const uint64_t* stream_args(const Args& args, uint32_t stream) {
@@ -70,28 +24,21 @@ struct AppendStream {
   const abi::KvAppendParams& p;
   const abi::KvAppendStream& s;
   const uint64_t* at;  // source, codes, scales, sinks, tail
-  const AppendStep& step;
-  AppendRow<Source> row{0, false, false};
+  const abi::AppendRun& run;
+  uint64_t step_begin;  // key of the source's first token
+  PlainRow<Source> row{nullptr, false};
   TilePlace place{};
 
   // The index-th tile, and slot `nth` of it.
   __device__ void find(uint32_t index, uint32_t nth) {
     const uint32_t heads = static_cast<uint32_t>(p.heads);
-    const uint32_t run = index / heads, head = index - run * heads;
-    uint64_t tile = step.first_slot / abi::kKvTile + run;
-    if (tile >= step.all_tiles) tile -= step.all_tiles;
-    const uint64_t slot = tile * abi::kKvTile + nth, capacity = p.places.body_capacity;
-    const uint64_t key =
-        step.entering.begin +
-        (slot >= step.first_slot ? slot - step.first_slot : slot + capacity - step.first_slot);
-    row = {at[0], run < step.tiles && slot < capacity && key < step.entering.end, false};
-    if (row.is_present) {
-      row.leaving = key < step.state.start;
-      row.row = row.leaving ? at[4] + head * s.tail_head_stride +
-                                  key % p.places.tail_capacity * s.body.head_dim * sizeof(Half)
-                            : at[0] + head * s.source_head_stride +
-                                  (key - step.state.start) * s.source_token_stride;
-    }
+    const uint32_t number = index / heads, head = index - number * heads;
+    const uint64_t tile = run.tile(number), slot = tile * abi::kKvTile + nth;
+    const uint64_t key = run.key_of(slot, p.places.body_capacity);
+    row.is_present = number < run.tiles && slot < p.places.body_capacity && key < run.end_key;
+    const uint64_t token = row.is_present ? key - step_begin : 0;
+    row.row =
+        pointer<const Source>(at[0] + head * s.source_head_stride + token * s.source_token_stride);
     place.codes =
         pointer<uint8_t>(at[1] + head * s.body.codes_head_stride + tile * s.body.codes_tile_stride);
     place.scales = pointer<uint8_t>(at[2] + head * s.body.scales_head_stride +
@@ -103,9 +50,7 @@ struct AppendStream {
     if (!row.present()) return;
     auto* const to = reinterpret_cast<typename DenseType<kFormat>::Type*>(
         place.codes + me.slot * (s.body.codes_tile_stride / abi::kKvTile));
-    row.visit([&](const auto* from) {
-      copy_row(from, to, s.body.head_dim, me.thread & (lanes - 1), lanes);
-    });
+    copy_row(row.row, to, s.body.head_dim, me.thread & (lanes - 1), lanes);
   }
 };
 
@@ -113,15 +58,15 @@ template <class Source, uint32_t kFormat>
 __device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uint32_t stream,
                              uint32_t block, TileShared& shared) {
   constexpr bool kCoded = abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat);
-  const AppendStep step(p, args);
+  const abi::KvState state = *pointer<const abi::KvState>(args.at[0]);
+  const abi::AppendRun run = abi::append_run(p, state);
   const abi::KvAppendStream& s = p.stream[stream];
   const uint32_t dim = s.body.head_dim;
   const uint32_t first = block * (dim == kWarpDim ? kBlockWarps : tiles_per_block(dim));
-  if (first / static_cast<uint32_t>(p.heads) >= step.tiles) return;  // the same for the whole block
-  AppendStream<Source> work{p, s, stream_args(args, stream), step};
+  if (first / static_cast<uint32_t>(p.heads) >= run.tiles) return;  // the same for the whole block
+  AppendStream<Source> work{p, s, stream_args(args, stream), run, state.start};
   if constexpr (abi::kv_is_native(kFormat)) {
-    const uint64_t source =
-        work.at[0] | s.source_token_stride | s.source_head_stride | work.at[4] | s.tail_head_stride;
+    const uint64_t source = work.at[0] | s.source_token_stride | s.source_head_stride;
     if (is_warp_tile(s.body, source, work.at[1], work.at[2])) {
       work.find(first + threadIdx.x / 32, WarpTile().slot);
       return quantize_warp_tile<kFormat>(shared, s.body, work.place, work.row);
@@ -142,20 +87,18 @@ __device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uin
 
 template <class Source>
 __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint64_t row) {
-  abi::KvState state = *pointer<const abi::KvState>(args.at[0]);
-  state.length = abi::kv_least(state.length, state.start + p.tokens);
-  state.tail = abi::kv_least(state.tail, state.length);
+  const abi::KvKeys keys = abi::append_keys(p, *pointer<const abi::KvState>(args.at[0]));
   const uint64_t head = row % p.heads, token = row / p.heads % p.tokens;
-  const uint64_t stream = row / p.heads / p.tokens, key = state.start + token;
-  if (stream > 1 || key >= state.length) return;
+  const uint64_t stream = row / p.heads / p.tokens, key = keys.begin + token;
+  if (stream > 1 || key >= keys.end) return;
   const abi::KvAppendStream& s = p.stream[stream];
   const uint64_t* const at = stream_args(args, static_cast<uint32_t>(stream));
   const uint64_t row_bytes = s.body.head_dim * sizeof(Half);
   uint64_t to = 0;
   if (key < p.places.sinks) {
     to = at[3] + head * s.sinks_head_stride + key * row_bytes;
-  } else if (p.places.tail_capacity != 0 && key >= state.tail) {
-    to = at[4] + head * s.tail_head_stride + key % p.places.tail_capacity * row_bytes;
+  } else if (p.places.tail_capacity != 0) {
+    to = at[4] + head * s.tail_head_stride + abi::kv_slot(key, p.places.tail_capacity) * row_bytes;
   } else {
     return;
   }

@@ -104,6 +104,7 @@ inline void place_work_tile(PrefillProblem& problem, const Args& args) {
   problem.first_key = static_cast<int64_t>(first), problem.last_key = static_cast<int64_t>(last);
   problem.mask = {static_cast<int64_t>(p.length), static_cast<int64_t>(p.tokens),
                   abi::row_window<int64_t>(p.window), p.causal != 0};
+  abi::fill_segment(problem.mask, p.segment, p.places, p.tail_begin);
   // Bounds grow with the token: the first row's begin and the last one's end contain all.
   const int64_t begin = problem.bounds(problem.token(0)).begin,
                 end = problem.bounds(problem.token(problem.rows - 1)).end;

@@ -116,6 +116,7 @@ inline SplitKeys split_keys(const abi::AttentionParams& p, uint64_t state, uint3
   const abi::KvState now = *pointer<const abi::KvState>(state);
   const abi::KvKeys seen = abi::attention_keys(now, p);
   problem.mask.length = static_cast<int32_t>(now.length);
+  abi::fill_segment(problem.mask, p.segment, p.places, now.tail_begin);
   // As attention_split_keys, in 32 bits: a 64-bit division takes ten times as long.
   const uint32_t keys = narrow(seen.end) - narrow(seen.begin);
   const uint32_t part = (keys + splits - 1) / splits, of = narrow(abi::kSplitMultiple);
