@@ -107,6 +107,7 @@ struct AttentionTypes {
   KvFormat k = KvFormat::f16;
   KvFormat v = KvFormat::f16;
   DType out = DType::f32;
+  bool paged = false;
 };
 
 }  // namespace gyre

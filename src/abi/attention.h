@@ -121,8 +121,11 @@ struct AttentionParams {
 
 // AttentionParams::partial. Whole: the kernel writes the output. Partial: it writes the splits'
 // partial states. Merged: it writes the output and reduces states in the argument `partial`, which
-// holds zeros before its first call and belongs to the kernel after it.
-constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2;
+// holds zeros before its first call and belongs to the kernel after it. States: as Merged or, where
+// `partial` is absent, as Whole, but of every row it writes the state instead of the output: f32
+// [tokens][heads][v_head_dim + 2], contiguous, in the argument `out`.
+constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2,
+                   kAttentionStates = 3;
 
 constexpr uint64_t kSplitMultiple = 64;  // keys of a split: what a kernel takes at a time
 

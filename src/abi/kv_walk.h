@@ -1,5 +1,6 @@
 #pragma once
-// Where consecutive keys of a cache lie. A cache is a ring of `capacity` slots (a linear one never
+// Where consecutive keys of a cache lie: in one ring of slots, or in pages that a table names. A
+// cache without pages is a ring of `capacity` slots (a linear one never
 // reaches its end) in tiles of 8, and attention reads it tile by tile: up to the ring's end, then
 // from its beginning. Templates on the unsigned integer that slots are counted in.
 #include "abi/kv_codec.h"
@@ -70,6 +71,30 @@ struct KvWalk {
     return {tile(index), count, a && begin < skip ? skip : begin, end < keys_end ? end : keys_end};
   }
 };
+
+// Entry of a sequence's row of the table that names the page of a key. With `ring_entries` a page
+// is used again when it has fallen off the front.
+template <class UInt>
+constexpr UInt kv_page_entry(UInt key, UInt page_tokens, UInt first_entry, UInt ring_entries) {
+  const UInt nth = key / page_tokens;
+  return first_entry + (ring_entries == 0 ? nth : nth % ring_entries);
+}
+
+// Keys [begin, end) that are read together: they lie in one page and in one block of `block_keys`,
+// counted from key 0. So a row's sums do not depend on where a walk begins.
+template <class UInt>
+struct KvPageRun {
+  UInt begin, end;
+  UInt tile;  // of the page, where `begin` lies
+};
+
+template <class UInt>
+constexpr KvPageRun<UInt> kv_page_run(UInt begin, UInt last, UInt page_tokens, UInt block_keys) {
+  const UInt place = begin % page_tokens;
+  const UInt in_page = page_tokens - place, in_block = block_keys - begin % block_keys;
+  const UInt most = in_page < in_block ? in_page : in_block;
+  return {begin, last - begin < most ? last : begin + most, place / kKvTile};
+}
 
 struct KvWalkAsIs {
   template <class UInt>

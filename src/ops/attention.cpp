@@ -22,7 +22,8 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
 
 bool Device::supports(const AttentionTypes& types) const {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->has(kAttention.info, spec_key(make_spec(types.q, types.k, types.v, types.out)));
+  return impl_->has(kAttention.info,
+                    spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
 }
 
 void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,

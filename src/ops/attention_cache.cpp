@@ -22,11 +22,6 @@ void check_attend(const AttentionCall& body, const AttentionInputs& in) {
   }
 }
 
-Tensor at_least(const Device& device, const Tensor& scratch, uint64_t floats) {
-  if (scratch.defined() && scratch.elements() >= floats) return scratch;
-  return device.tensor(DType::f32, {floats});
-}
-
 // The states of every segment, one behind the other.
 void dispatch_segments(Recording& recording, const AttentionInputs& in,
                        const AttentionOptions& options, const CacheSegments& segments,

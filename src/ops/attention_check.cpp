@@ -29,31 +29,6 @@ void check_caches(const char* op, const AttentionPartialInputs& in) {
           ", got ", v.capacity);
 }
 
-void check_query(const char* op, const AttentionPartialInputs& in) {
-  const KvShape& k = in.k_cache.shape;
-  require(in.q.defined(), op, ": q is undefined");
-  require(in.q.rank() == 3, op, ": q must be [tokens, heads, head_dim], got shape ", in.q.shape());
-  require(is_float(in.q.dtype()), op, ": q must be f32, f16 or bf16, got ", in.q.dtype());
-  require(in.q.shape(2) == k.head_dim, op, ": q must have the head_dim of k_cache: ", k.head_dim,
-          ", got ", in.q.shape(2));
-  require(in.q.stride(2) == 1, op, ": head_dim of q must be contiguous, got stride ",
-          in.q.stride(2));
-  require(in.q.shape(1) != 0 && in.q.shape(1) % k.kv_heads == 0, op,
-          ": heads must be a multiple of kv_heads ", k.kv_heads, ", got ", in.q.shape(1));
-  // Rows and tasks are counted in 64 bits from these.
-  require(in.q.shape(0) <= uint64_t{1} << 32, op, ": at most 2^32 query tokens, got ",
-          in.q.shape(0));
-  require(in.q.shape(1) <= uint64_t{1} << 20, op, ": at most 2^20 heads, got ", in.q.shape(1));
-}
-
-void check_per_head(const char* op, const char* what, const Tensor& tensor, uint64_t heads) {
-  if (!tensor.defined()) return;
-  require(tensor.dtype() == DType::f32 && tensor.rank() == 1 && tensor.shape(0) == heads &&
-              tensor.is_contiguous(),
-          op, ": ", what, " must be contiguous f32 [", heads, "], got ", tensor.dtype(), " ",
-          tensor.shape(), " with strides ", tensor.strides());
-}
-
 void check_options(const AttentionCall& call) {
   const uint64_t capacity = call.in.k_cache.shape.capacity, tokens = call.in.q.shape(0);
   if (call.state == nullptr) {
@@ -63,10 +38,7 @@ void check_options(const AttentionCall& call) {
             ": ring_start must be below the capacity ", capacity, ", got ",
             call.options.ring_start);
   }
-  require(std::isfinite(call.options.scale), call.op, ": scale must be finite, got ",
-          call.options.scale);
-  require(std::isfinite(call.options.soft_cap) && call.options.soft_cap >= 0, call.op,
-          ": soft_cap must be finite and not negative, got ", call.options.soft_cap);
+  check_scale(call.op, call.options.scale, call.options.soft_cap);
   check_per_head(call.op, "slopes", call.in.slopes, call.in.q.shape(1));
   if (!call.in.tree.defined()) return;
   const Tensor& tree = call.in.tree;
@@ -81,9 +53,39 @@ void check_options(const AttentionCall& call) {
 
 }  // namespace
 
+void check_query(const char* op, const Tensor& q, const char* keys, uint64_t kv_heads,
+                 uint64_t head_dim) {
+  require(q.defined(), op, ": q is undefined");
+  require(q.rank() == 3, op, ": q must be [tokens, heads, head_dim], got shape ", q.shape());
+  require(is_float(q.dtype()), op, ": q must be f32, f16 or bf16, got ", q.dtype());
+  require(q.shape(2) == head_dim, op, ": q must have the head_dim of ", keys, ": ", head_dim,
+          ", got ", q.shape(2));
+  require(q.stride(2) == 1, op, ": head_dim of q must be contiguous, got stride ", q.stride(2));
+  require(q.shape(1) != 0 && q.shape(1) % kv_heads == 0, op,
+          ": heads must be a multiple of kv_heads ", kv_heads, ", got ", q.shape(1));
+  // Rows and tasks are counted in 64 bits from these.
+  require(q.shape(0) <= uint64_t{1} << 32, op, ": at most 2^32 query tokens, got ", q.shape(0));
+  require(q.shape(1) <= uint64_t{1} << 20, op, ": at most 2^20 heads, got ", q.shape(1));
+}
+
+void check_scale(const char* op, float scale, float soft_cap) {
+  require(std::isfinite(scale), op, ": scale must be finite, got ", scale);
+  require(std::isfinite(soft_cap) && soft_cap >= 0, op,
+          ": soft_cap must be finite and not negative, got ", soft_cap);
+}
+
+void check_per_head(const char* op, const char* what, const Tensor& tensor, uint64_t heads) {
+  if (!tensor.defined()) return;
+  require(tensor.dtype() == DType::f32 && tensor.rank() == 1 && tensor.shape(0) == heads &&
+              tensor.is_contiguous(),
+          op, ": ", what, " must be contiguous f32 [", heads, "], got ", tensor.dtype(), " ",
+          tensor.shape(), " with strides ", tensor.strides());
+}
+
 void check_call(const AttentionCall& call) {
   check_caches(call.op, call.in);
-  check_query(call.op, call.in);
+  const KvShape& k = call.in.k_cache.shape;
+  check_query(call.op, call.in.q, "k_cache", k.kv_heads, k.head_dim);
   check_options(call);
 }
 

@@ -16,6 +16,12 @@ struct AttentionCall {
   const CacheState* state = nullptr;  // then length and ring_start are found on the device
 };
 
+// Queries [tokens, heads, head_dim]; `keys` names what they are held against.
+void check_query(const char* op, const Tensor& q, const char* keys, uint64_t kv_heads,
+                 uint64_t head_dim);
+void check_scale(const char* op, float scale, float soft_cap);
+void check_per_head(const char* op, const char* what, const Tensor& tensor, uint64_t heads);
+
 void check_call(const AttentionCall& call);
 // `shape`: [tokens, heads, head_dim] of out; lse has the first two.
 void check_outputs(const char* op, const AttentionMergeInputs& in, const Dims& shape);

@@ -67,16 +67,6 @@ void fill_call(const AttentionCall& call, abi::AttentionParams& p) {
   p.causal = call.options.causal && !in.tree.defined() ? 1 : 0;
 }
 
-// Strides of out and lse, in the params of either kernel that writes them.
-template <class Params>
-void fill_outputs(const AttentionMergeInputs& outputs, Params& p) {
-  p.out_token_stride = outputs.out.stride(0) * size_bytes(outputs.out.dtype());
-  p.out_head_stride = outputs.out.stride(1) * size_bytes(outputs.out.dtype());
-  if (!outputs.lse.defined()) return;
-  p.lse_token_stride = outputs.lse.stride(0) * sizeof(float);
-  p.lse_head_stride = outputs.lse.stride(1) * sizeof(float);
-}
-
 }  // namespace
 
 abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& call,
@@ -117,6 +107,11 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
   } else {
     record(kAttention, spec_from_key<abi::AttentionSpec>(plan.spec));
   }
+}
+
+Tensor at_least(const Device& device, const Tensor& scratch, uint64_t floats) {
+  if (scratch.defined() && scratch.elements() >= floats) return scratch;
+  return device.tensor(DType::f32, {floats});
 }
 
 void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {

@@ -22,6 +22,19 @@ abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& ca
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
                    const AttentionMergeInputs& outputs);
 
+// Strides of out and lse, in the params of either kernel that writes them.
+template <class Params>
+void fill_outputs(const AttentionMergeInputs& outputs, Params& p) {
+  p.out_token_stride = outputs.out.stride(0) * size_bytes(outputs.out.dtype());
+  p.out_head_stride = outputs.out.stride(1) * size_bytes(outputs.out.dtype());
+  if (!outputs.lse.defined()) return;
+  p.lse_token_stride = outputs.lse.stride(0) * sizeof(float);
+  p.lse_head_stride = outputs.lse.stride(1) * sizeof(float);
+}
+
+// Scratch memory that grows.
+Tensor at_least(const Device& device, const Tensor& scratch, uint64_t floats);
+
 void dispatch_merge(Recording& recording, const AttentionMergeInputs& in);
 
 }  // namespace gyre

@@ -15,6 +15,11 @@ constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
 
 std::string attention_shape(const void* params) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  if (p.table.page_tokens != 0) {
+    return join("sequences=", p.table.sequences, " tokens=", p.tokens, " heads=", p.heads, "/",
+                p.kv_heads, " head_dim=", p.k.head_dim, "/", p.v.head_dim,
+                " length<=", p.table.most_length, " page=", p.table.page_tokens);
+  }
   return join("tokens=", p.tokens, " heads=", p.heads, "/", p.kv_heads, " head_dim=", p.k.head_dim,
               "/", p.v.head_dim, " length=", p.length, " splits=", p.splits);
 }
@@ -31,7 +36,10 @@ std::span<const uint64_t> attention_specs() {
     for (const DType q : kFloats) {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) {
-          for (const DType out : kFloats) specs.push_back(spec_key(make_spec(q, k, v, out)));
+          for (const DType out : kFloats) {
+            for (const bool paged : {false, true})
+              specs.push_back(spec_key(make_spec(q, k, v, out, paged)));
+          }
         }
       }
     }

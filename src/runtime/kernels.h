@@ -128,24 +128,22 @@ inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{
 }};
 
 // In the order of abi::AttentionArg.
-constexpr std::array<ArgInfo, kMaxArgs> attention_args(Access partial) {
-  return {{{"q", Access::read},
-           {"k_codes", Access::read},
-           {"k_scales", Access::read},
-           {"v_codes", Access::read},
-           {"v_scales", Access::read},
-           {"out", Access::write},
-           {"lse", Access::write},
-           {"sinks", Access::read},
-           {"slopes", Access::read},
-           {"tree", Access::read},
-           {"partial", partial},
-           {"state", Access::read},
-           {"table", Access::read},
-           {"lengths", Access::read},
-           {"query_begin", Access::read},
-           {"prompts", Access::read}}};
-}
+inline constexpr std::array<ArgInfo, kMaxArgs> kAttentionArgs = {{{"q", Access::read},
+                                                                  {"k_codes", Access::read},
+                                                                  {"k_scales", Access::read},
+                                                                  {"v_codes", Access::read},
+                                                                  {"v_scales", Access::read},
+                                                                  {"out", Access::write},
+                                                                  {"lse", Access::write},
+                                                                  {"sinks", Access::read},
+                                                                  {"slopes", Access::read},
+                                                                  {"tree", Access::read},
+                                                                  {"partial", Access::read_write},
+                                                                  {"state", Access::read},
+                                                                  {"table", Access::read},
+                                                                  {"lengths", Access::read},
+                                                                  {"query_begin", Access::read},
+                                                                  {"prompts", Access::read}}};
 
 // Either out (and lse, sinks) or partial; what is absent is null.
 using PlannedAttention = Kernel<abi::AttentionSpec, abi::AttentionParams, abi::AttentionProblem>;
@@ -153,7 +151,7 @@ inline constexpr PlannedAttention kAttention{{
     .name = "attention",
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 16,
-    .args = attention_args(Access::write),
+    .args = kAttentionArgs,
 }};
 
 // The same for few rows over many keys; reduces its splits itself. Some devices have it: a plan
@@ -162,7 +160,7 @@ inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttenti
     .name = "attention_decode",
     .params_bytes = sizeof(abi::AttentionParams),
     .arg_count = 16,
-    .args = attention_args(Access::read_write),
+    .args = kAttentionArgs,
 }};
 
 inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{{

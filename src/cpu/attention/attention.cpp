@@ -1,9 +1,12 @@
-// attention on the CPU. A task is an equal share of the work tiles: up to 64 rows of one KV head
-// and one split of the keys.
+// attention on the CPU: one cache, or several sequences in pages. A task is a share of the work
+// tiles: up to 64 rows of one KV head of a sequence, and all of their keys or a piece of them.
 #include "abi/attention.h"
 
 #include <algorithm>
+#include <atomic>
+#include <limits>
 
+#include "cpu/attention/cut.h"
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/kernels/select.h"
@@ -13,6 +16,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h
+#include "cpu/attention/batch-inl.h"
 #include "cpu/attention/decode-inl.h"
 #include "cpu/attention/epilogue-inl.h"
 #include "cpu/attention/prefill-inl.h"
@@ -22,8 +26,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
-
-using enum abi::AttentionArg;
 
 template <class Q>
 void LoadQueries(const WorkTile& work, uint64_t q) {
@@ -36,84 +38,172 @@ void LoadQueries(const WorkTile& work, uint64_t q) {
   }
 }
 
-void StorePartial(const WorkTile& work, uint32_t row, uint64_t split, const float* values,
-                  uint64_t partial) {
-  const abi::AttentionParams& p = *work.params;
-  const uint64_t n = work.v_dim();
-  float* const place = pointer<float>(partial) +
-                       ((split * p.tokens + work.token(row)) * p.heads + work.head(row)) * (n + 2);
-  std::copy_n(values, n, place);
-  place[n] = work.state[row].max * kLn2;
-  place[n + 1] = work.state[row].sum;
-}
-
+// A row's output goes where the command wants it: rows of `out`, or states of rows or of splits.
 template <class Out>
-void StoreOutput(const WorkTile& work, uint32_t row, float* values, const uint64_t* args) {
-  const abi::AttentionParams& p = *work.params;
-  const uint64_t token = work.token(row), head = work.head(row), lse = args[arg_lse];
-  StoreRow<Out>(work.state[row], values, work.v_dim(),
-                {pointer<const float>(args[arg_sinks]), head,
-                 args[arg_out] + token * p.out_token_stride + head * p.out_head_stride,
-                 lse == 0 ? 0 : lse + token * p.lse_token_stride + head * p.lse_head_stride});
-}
+struct RowTarget {
+  const abi::AttentionParams& p;
+  const uint64_t* args;
 
-// Kernel: Decode or Prefill.
-template <class Out, class Kernel>
-void RunKernel(WorkTile& work, uint64_t split, const uint64_t* args) {
-  Kernel kernel(work);
-  kernel.run();
-  alignas(64) float values[abi::kKvMaxHeadDim];
-  for (uint32_t r = 0; r < work.rows; ++r) {
-    kernel.read_row(r, values);
-    Restore(work.v.layout->format, work.v_dim(), values);
-    if (work.params->partial != 0) {
-      StorePartial(work, r, split, values, args[arg_partial]);
+  float* state(uint64_t at, const WorkTile& work, uint32_t row, uint64_t split) const {
+    const uint64_t place = (split * p.tokens + work.token(row)) * p.heads + work.head(row);
+    return pointer<float>(at) + place * StateFloats(work.v_dim());
+  }
+
+  void store(const WorkTile& work, uint32_t row, SoftmaxState state_of_row, float* values) const {
+    const uint64_t token = work.token(row), head = work.head(row), lse = args[arg_lse];
+    if (p.partial == abi::kAttentionStates)
+      return StoreState(state_of_row, values, work.v_dim(), state(args[arg_out], work, row, 0));
+    // As it comes back from memory: a sequence in one piece and one in several, of which one has
+    // keys, give the same bits.
+    state_of_row.max = state_of_row.max * kLn2 * kLog2E;
+    StoreRow<Out>(state_of_row, values, work.v_dim(),
+                  {pointer<const float>(args[arg_sinks]), head,
+                   args[arg_out] + token * p.out_token_stride + head * p.out_head_stride,
+                   lse == 0 ? 0 : lse + token * p.lse_token_stride + head * p.lse_head_stride});
+  }
+};
+
+// Pieces of a sequence's keys, whose states meet in scratch memory.
+class Pieces {
+ public:
+  Pieces(const abi::AttentionParams& p, uint64_t sequences, uint64_t most_queries, uint64_t scratch)
+      : layout_{sequences, p.kv_heads, p.splits, decode_rows(most_queries, p.group),
+                StateFloats(p.v.head_dim)},
+        scratch_(pointer<float>(scratch)) {}
+
+  float* state(const Sequence& s, uint64_t head, uint64_t piece, uint32_t row) const {
+    return scratch_ + layout_.state(s.index, head, piece, row);
+  }
+
+  // Whether all pieces are there, now that one more is. True once, and then the next command may
+  // count anew.
+  bool complete(const Sequence& s, uint64_t head) const {
+    const std::atomic_ref<uint32_t> counter(
+        reinterpret_cast<uint32_t*>(scratch_)[layout_.counter(s.index, head)]);
+    if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 != s.pieces.count) return false;
+    counter.store(0, std::memory_order_relaxed);
+    return true;
+  }
+
+  SoftmaxState merge(const Sequence& s, uint64_t head, uint32_t row, float* values) const {
+    return MergeStates(state(s, head, 0, row), s.pieces.count, layout_.piece_floats(),
+                       layout_.state_floats - 2, values);
+  }
+
+ private:
+  PieceScratch layout_;
+  float* scratch_;
+};
+
+template <class Q, class Out>
+class Command {
+ public:
+  Command(const abi::AttentionParams& p, const uint64_t* args)
+      : p_(p),
+        args_(args),
+        batch_(p, args),
+        target_{p, args},
+        pieces_(p, batch_.sequences(), p.table.page_tokens != 0 ? p.table.most_queries : p.tokens,
+                args[arg_partial]) {}
+
+  void run(uint32_t task, uint32_t tasks) {
+    ForItems(batch_, task, tasks, [&](const Sequence& s, uint64_t item) {
+      const uint64_t tile = item % s.row_tiles, piece = item / s.row_tiles % s.pieces.count;
+      run_item(s, item / s.row_tiles / s.pieces.count, tile, piece);
+    });
+  }
+
+ private:
+  void run_item(const Sequence& s, uint64_t kv_head, uint64_t tile, uint64_t piece) {
+    WorkTile work = make_work(s, kv_head, tile * kTileRows, s.pieces[piece]);
+    // A sequence with a wrong entry shows it in all rows: each tile of a prompt looks at all of
+    // them, each piece at its own, and the merge spreads what one found.
+    const bool valid = s.valid && batch_.holds(s, s.prompt ? s.pieces.all : s.pieces[piece]);
+    if (!valid) {
+      alignas(64) float values[abi::kKvMaxHeadDim];
+      constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+      for (uint32_t r = 0; r < work.rows; ++r) {
+        std::fill_n(values, work.v_dim(), kNaN);
+        finish_row(s, work, piece, r, {kNaN, kNaN}, values);
+      }
     } else {
-      StoreOutput<Out>(work, r, values, args);
+      LoadQueries<Q>(work, args_[arg_q]);
+      if (s.prompt) {
+        run_kernel<Prefill>(s, work, piece);
+      } else {
+        run_kernel<Decode>(s, work, piece);
+      }
+    }
+    if (p_.partial == abi::kAttentionPartial || s.pieces.count == 1) return;
+    if (pieces_.complete(s, kv_head)) merge_pieces(s, work);
+  }
+
+  template <class Kernel>
+  void run_kernel(const Sequence& s, WorkTile& work, uint64_t piece) {
+    Kernel kernel(work);
+    kernel.run();
+    alignas(64) float values[abi::kKvMaxHeadDim];
+    for (uint32_t r = 0; r < work.rows; ++r) {
+      kernel.read_row(r, values);
+      Restore(work.v.layout->format, work.v_dim(), values);
+      finish_row(s, work, piece, r, work.state[r], values);
     }
   }
-}
 
-// Rows [first_row, first_row + 64) of a KV head and keys of a split.
-WorkTile MakeWorkTile(const abi::AttentionParams& p, const uint64_t* args, uint64_t kv_head,
-                      uint64_t first_row, uint64_t split) {
-  WorkTile work;
-  work.params = &p;
-  work.kv_head = kv_head;
-  work.k = HeadView(p.k, args[arg_k_codes], args[arg_k_scales], kv_head);
-  work.v = HeadView(p.v, args[arg_v_codes], args[arg_v_scales], kv_head);
-  work.slopes = pointer<const float>(args[arg_slopes]);
-  work.tree = pointer<const uint8_t>(args[arg_tree]);
-  work.first_row = first_row;
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
-  work.rows = static_cast<uint32_t>(std::min<uint64_t>(rows - first_row, kTileRows));
-  const uint64_t first = std::min(p.first_key + split * p.split_keys, p.end_key);
-  work.first_key = static_cast<int64_t>(first);
-  work.last_key =
-      static_cast<int64_t>(p.partial == 0 ? p.end_key : std::min(first + p.split_keys, p.end_key));
-  work.scratch = &ThreadScratch();
-  work.start_rows();
-  return work;
-}
+  void finish_row(const Sequence& s, const WorkTile& work, uint64_t piece, uint32_t row,
+                  const SoftmaxState& state, float* values) const {
+    if (p_.partial == abi::kAttentionPartial) {
+      StoreState(state, values, work.v_dim(), target_.state(args_[arg_partial], work, row, piece));
+    } else if (s.pieces.count > 1) {
+      StoreState(state, values, work.v_dim(), pieces_.state(s, work.kv_head, piece, row));
+    } else {
+      target_.store(work, row, state, values);
+    }
+  }
+
+  void merge_pieces(const Sequence& s, const WorkTile& work) const {
+    alignas(64) float values[abi::kKvMaxHeadDim];
+    for (uint32_t r = 0; r < work.rows; ++r) {
+      const SoftmaxState state = pieces_.merge(s, work.kv_head, r, values);
+      target_.store(work, r, state, values);
+    }
+  }
+
+  WorkTile make_work(const Sequence& s, uint64_t kv_head, uint64_t first_row,
+                     const KeyRange& keys) const {
+    WorkTile work;
+    work.params = &p_;
+    work.kv_head = kv_head;
+    work.k = HeadView(p_.k, args_[arg_k_codes], args_[arg_k_scales], kv_head);
+    work.v = HeadView(p_.v, args_[arg_v_codes], args_[arg_v_scales], kv_head);
+    work.slopes = pointer<const float>(args_[arg_slopes]);
+    work.tree = pointer<const uint8_t>(args_[arg_tree]);
+    work.table = s.table;
+    work.first_token = s.first_token;
+    work.first_row = first_row;
+    work.rows = static_cast<uint32_t>(
+        std::min<uint64_t>(s.tokens * p_.group - first_row, uint64_t{kTileRows}));
+    work.first_key = keys.begin;
+    work.last_key = keys.end;
+    work.mask = s.mask;
+    work.scratch = &ThreadScratch();
+    work.start_rows();
+    return work;
+  }
+
+  const abi::AttentionParams& p_;
+  const uint64_t* args_;
+  Batch batch_;
+  RowTarget<Out> target_;
+  Pieces pieces_;
+};
 
 template <class Q, class Out>
 void Attention(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   abi::AttentionParams p = *static_cast<const abi::AttentionParams*>(params);
-  if (args[arg_state] != 0) abi::attention_follow(*pointer<const abi::KvState>(args[arg_state]), p);
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
-  const uint64_t tiles = (rows + kTileRows - 1) / kTileRows;
-  const Share share = share_of(p.kv_heads * tiles * p.splits, task, tasks);
-  for (uint64_t index = share.begin; index < share.end; ++index) {
-    // Neighbouring tasks share keys.
-    const uint64_t tile = index % tiles, split = index / tiles % p.splits;
-    WorkTile work = MakeWorkTile(p, args, index / tiles / p.splits, tile * kTileRows, split);
-    LoadQueries<Q>(work, args[arg_q]);
-    if (work.rows <= kDecodeRows) {
-      RunKernel<Out, Decode>(work, split, args);
-    } else {
-      RunKernel<Out, Prefill>(work, split, args);
-    }
-  }
+  if (p.table.page_tokens == 0 && args[arg_state] != 0)
+    abi::attention_follow(*pointer<const abi::KvState>(args[arg_state]), p);
+  Command<Q, Out>(p, args).run(task, tasks);
 }
 
 TaskFn SelectAttention(uint64_t key) {
@@ -166,15 +256,21 @@ std::string describe_attention(uint64_t spec) {
 
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kMostTasks = 1 << 20;
-  constexpr uint64_t kSmall = 1 << 16;  // products that are not worth waking a thread for
+  constexpr uint64_t kMostOfBatch = 64;  // each reads the numbers of all sequences
+  constexpr uint64_t kSmall = 1 << 16;   // products that are not worth waking a thread for
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const uint64_t rows = p.tokens * (p.heads / p.kv_heads);
-  const uint64_t tiles = (rows + kTileRows - 1) / kTileRows;
-  // A cache's length is on the device: it may be as long as it can.
-  const uint64_t keys = p.places.body_capacity != 0 ? p.capacity : p.length;
+  const bool paged = p.table.page_tokens != 0;
+  const uint64_t rows = p.tokens * p.group, tiles = (rows + kTileRows - 1) / kTileRows;
+  // Lengths are on the device: caches may be as long as they can.
+  const uint64_t keys =
+      paged ? p.table.most_length : (p.places.body_capacity != 0 ? p.capacity : p.length);
   const uint64_t products = std::max<uint64_t>(keys, 1) * rows * p.kv_heads * p.k.head_dim;
   if (products < kSmall) return 1;
-  return static_cast<uint32_t>(std::min(p.kv_heads * tiles * p.splits, kMostTasks));
+  const uint64_t each = p.kv_heads * p.splits;
+  if (paged)
+    return static_cast<uint32_t>(std::min((p.table.sequences + tiles) * each, kMostOfBatch));
+  const bool cut = p.partial == abi::kAttentionPartial || rows <= abi::kDecodePhaseRows;
+  return static_cast<uint32_t>(std::min(tiles * (cut ? each : p.kv_heads), kMostTasks));
 }
 
 }  // namespace gyre::cpu

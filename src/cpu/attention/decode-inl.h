@@ -82,19 +82,19 @@ class Decode {
   }
 
   // A block of the other operand, fetched in `steps` steps: two streams keep the bus busy.
-  static Prefetch prefetch_block(const HeadView& cache, uint64_t tile, uint32_t tiles,
+  static Prefetch prefetch_block(const HeadView& cache, const TilePlace& at, uint32_t tiles,
                                  uint32_t steps) {
     const uint64_t stride = cache.layout->codes_tile_stride;
     if (stride > uint64_t{4096} * abi::kKvTile) return {};  // rows far apart, other data between
-    return {cache.tile(tile), static_cast<uint32_t>((tiles * stride + steps - 1) / steps)};
+    return {cache.tile(at), static_cast<uint32_t>((tiles * stride + steps - 1) / steps)};
   }
 
   ScoreJob score_job(const KeyBlock& block) const {
     const HeadView& k = work_.k;
     ScoreJob job{};
-    job.keys = k.tile(block.tile);
+    job.keys = k.tile(block.at);
     job.key_stride = k.slot_stride();
-    job.scales = k.tile_scales(block.tile);
+    job.scales = k.tile_scales(block.at);
     job.scales_stride = k.layout->scales_tile_stride;
     job.format = k.layout->format;
     job.head_dim = work_.k_dim();
@@ -105,7 +105,7 @@ class Decode {
     job.q_sums = queries_.sums;
     job.q_f32 = work_.scratch->q;
     job.scores = work_.scratch->logits;
-    job.prefetch = prefetch_block(work_.v, block.tile, block.tiles(), block.lanes());
+    job.prefetch = prefetch_block(work_.v, block.at, block.tiles(), block.lanes());
     return job;
   }
 
@@ -195,9 +195,9 @@ class Decode {
   AccumulateJob accumulate_job(const KeyBlock& block, const float* rescale) const {
     const HeadView& v = work_.v;
     AccumulateJob job{};
-    job.values = v.tile(block.tile);
+    job.values = v.tile(block.at);
     job.value_stride = v_path_ == KvPath::levels ? v.layout->codes_tile_stride : v.slot_stride();
-    job.scales = v.tile_scales(block.tile);
+    job.scales = v.tile_scales(block.at);
     job.scales_stride = v.layout->scales_tile_stride;
     job.format = v.layout->format;
     job.head_dim = work_.v_dim();
@@ -209,8 +209,7 @@ class Decode {
     job.p = work_.scratch->logits;
     job.rescale = rescale;
     job.acc = work_.scratch->acc;
-    job.prefetch =
-        prefetch_block(work_.k, block.tile + block.tiles(), block.tiles(), job.head_dim / 8);
+    job.prefetch = prefetch_block(work_.k, block.next, block.tiles(), job.head_dim / 8);
     return job;
   }
 

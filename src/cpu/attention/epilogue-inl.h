@@ -1,4 +1,5 @@
-// The end of a row: the sink joins its softmax, values are divided by the sum and written.
+// The end of a row: states of its pieces are merged, the sink joins its softmax, values are divided
+// by the sum and written.
 
 #if defined(GYRE_CPU_ATTENTION_EPILOGUE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_EPILOGUE_INL_H
@@ -17,6 +18,39 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
+
+// A row's state as memory holds it: its values, then the largest natural logit, then the sum.
+constexpr uint64_t StateFloats(uint64_t head_dim) { return head_dim + 2; }
+
+HWY_INLINE void StoreState(const SoftmaxState& state, const float* values, uint64_t head_dim,
+                           float* to) {
+  std::copy_n(values, head_dim, to);
+  to[head_dim] = state.max * kLn2;
+  to[head_dim + 1] = state.sum;
+}
+
+// A state without keys is none, whatever it holds.
+HWY_INLINE SoftmaxState LoadState(const float* from, uint64_t head_dim) {
+  if (from[head_dim + 1] == 0) return {};
+  return {from[head_dim] * kLog2E, from[head_dim + 1]};
+}
+
+// Merges `count` states, `stride` floats apart, in their order.
+HWY_INLINE SoftmaxState MergeStates(const float* first, uint64_t count, uint64_t stride,
+                                    uint64_t head_dim, float* values) {
+  SoftmaxState state;
+  // The final maximum comes first: no merge then rescales the values before it.
+  for (uint64_t i = 0; i < count; ++i) state.raise(LoadState(first + i * stride, head_dim).max);
+  std::fill_n(values, head_dim, 0.0f);
+  for (uint64_t i = 0; i < count; ++i) {
+    const float* const partial = first + i * stride;
+    const SoftmaxState other = LoadState(partial, head_dim);
+    if (other.sum == 0) continue;  // no keys, no values
+    const float weight = state.merge(other).other;
+    for (uint64_t c = 0; c < head_dim; ++c) values[c] += weight * partial[c];
+  }
+  return state;
+}
 
 // Where a row's output goes; lse 0: not wanted.
 struct RowOutput {

@@ -15,34 +15,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-// What a split left for a row: values, then its largest natural logit and its sum. A split without
-// keys is none, whatever it holds.
-HWY_INLINE SoftmaxState StateOf(const float* partial, uint64_t head_dim) {
-  if (partial[head_dim + 1] == 0) return {};
-  return {partial[head_dim] * kLog2E, partial[head_dim + 1]};
-}
-
 // A task is an equal share of the rows. Splits are merged in their order, whoever runs the task.
 template <class Out>
 void Merge(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
-  const uint64_t rows = p.tokens * p.heads, stride = p.head_dim + 2;
+  const uint64_t rows = p.tokens * p.heads, stride = StateFloats(p.head_dim);
   alignas(64) float values[abi::kKvMaxHeadDim];
   const Share share = share_of(rows, task, tasks);
   for (uint64_t row = share.begin; row < share.end; ++row) {
     const float* const first = pointer<const float>(args[0]) + row * stride;
-    SoftmaxState state;
-    // The final maximum comes first: no merge then rescales the values before it.
-    for (uint64_t s = 0; s < p.splits; ++s)
-      state.raise(StateOf(first + s * rows * stride, p.head_dim).max);
-    std::fill_n(values, p.head_dim, 0.0f);
-    for (uint64_t s = 0; s < p.splits; ++s) {
-      const float* const partial = first + s * rows * stride;
-      const SoftmaxState other = StateOf(partial, p.head_dim);
-      if (other.sum == 0) continue;  // a split without keys leaves no values
-      const float weight = state.merge(other).other;
-      for (uint64_t c = 0; c < p.head_dim; ++c) values[c] += weight * partial[c];
-    }
+    const SoftmaxState state = MergeStates(first, p.splits, rows * stride, p.head_dim, values);
     const uint64_t token = row / p.heads, head = row % p.heads;
     StoreRow<Out>(
         state, values, p.head_dim,

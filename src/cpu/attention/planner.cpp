@@ -1,22 +1,28 @@
 #include "cpu/attention/planner.h"
 
-#include <algorithm>
-
 #include "abi/attention_plan.h"
-#include "cpu/attention/isa/kernels.h"
+#include "cpu/attention/cut.h"
 
 namespace gyre::cpu {
 namespace {
 
-constexpr uint64_t kWorkTiles = 64;     // enough for the threads of most machines
-constexpr uint32_t kFewestKeys = 1024;  // in a split: fewer, and the merge shows
-
-constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
-
-uint64_t choose_splits(const abi::AttentionProblem& p) {
-  const uint64_t row_tiles = p.kv_heads * ceil_div(abi::attention_rows(p), kTileRows);
-  const uint64_t wanted = kWorkTiles / std::min(kWorkTiles, row_tiles);
-  return std::clamp<uint64_t>(wanted, 1, std::max<uint64_t>(ceil_div(p.keys, kFewestKeys), 1));
+// Pieces that the keys of a sequence may be in, its states merged by the kernel. States that are
+// wanted of one cache are those of the pieces.
+abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
+  const uint64_t group = p.heads / p.kv_heads;
+  const uint64_t queries = p.sequences != 0 ? p.most_queries : p.tokens;
+  const bool decodes = p.sequences != 0 || queries * group <= abi::kDecodePhaseRows;
+  const uint64_t pieces = decodes ? most_pieces(p.keys) : 1;
+  abi::AttentionPlan plan = abi::attention_any_shape_plan(p, 1, 0);
+  plan.splits = pieces;
+  plan.fewest_split_keys = static_cast<uint32_t>(kCut.fewest_keys);
+  if (pieces == 1 || (p.states != 0 && p.sequences == 0)) return plan;
+  const uint64_t sequences = p.sequences != 0 ? p.sequences : 1;
+  plan.reduce = abi::AttentionReduce::in_kernel;
+  plan.scratch_floats = PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group),
+                                     uint64_t{p.v.head_dim} + 2}
+                            .floats();
+  return plan;
 }
 
 }  // namespace
@@ -24,7 +30,7 @@ uint64_t choose_splits(const abi::AttentionProblem& p) {
 bool plan_attention(const void* problem, const DeviceInfo& /*device*/, void* plan) {
   const auto& p = *static_cast<const abi::AttentionProblem*>(problem);
   *static_cast<abi::AttentionPlan*>(plan) =
-      abi::attention_any_shape_plan(p, p.splits != 0 ? p.splits : choose_splits(p), kFewestKeys);
+      p.splits != 0 ? abi::attention_any_shape_plan(p, p.splits, 0) : plan_pieces(p);
   return true;
 }
 

@@ -84,11 +84,12 @@ class Prefill {
       UnpackBlock(work_.k, block, work_.scratch->kv);
       clear_missing(block, work_.k_dim());
       score(block);
-      const bool whole = make_logits(block);
+      make_logits(block);
       make_probabilities(block);
       UnpackBlock(work_.v, block, work_.scratch->kv);
       clear_missing(block, work_.v_dim());
-      if (whole || all_finite(block)) {
+      // Not where all rows see all keys: which do depends on how a prompt was cut.
+      if (all_finite(block)) {
         accumulate(block);
       } else {
         accumulate_by_row(block);
@@ -143,8 +144,8 @@ class Prefill {
     }
   }
 
-  // Scale, cap, bias, mask. True if every row sees every key of the block.
-  bool make_logits(const KeyBlock& block) const {
+  // Scale, cap, bias, mask.
+  void make_logits(const KeyBlock& block) const {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     const float cap = work_.params->soft_cap;
@@ -170,29 +171,21 @@ class Prefill {
         hn::Store(x, d, logits + r);
       }
     }
-    bool whole = true;
-    for (uint32_t r = 0; r < work_.rows; ++r) whole = mask_row(block, r) && whole;
-    return whole;
+    for (uint32_t r = 0; r < work_.rows; ++r) mask_row(block, r);
   }
 
-  bool mask_row(const KeyBlock& block, uint32_t row) const {
+  void mask_row(const KeyBlock& block, uint32_t row) const {
     float* const logits = work_.scratch->logits + row;
     const Share seen = work_.seen(block, row);
-    bool whole = seen.begin == block.begin && seen.end == block.end;
-    for (uint64_t key = 0; key < block.lanes(); ++key) {
-      if (whole && key >= block.begin && key < block.end) {
-        key = block.end - 1;
-        continue;
-      }
-      if (key < seen.begin || key >= seen.end) logits[key * kWidth] = kMinusInfinity;
-    }
-    if (!work_.touches_tree(block)) return whole;
-    for (uint64_t key = seen.begin; key < seen.end; ++key) {
-      if (!work_.tree_hides(block, row, key)) continue;
+    const uint64_t lanes = block.lanes();
+    for (uint64_t key = 0; key < std::min(seen.begin, lanes); ++key)
       logits[key * kWidth] = kMinusInfinity;
-      whole = false;
+    for (uint64_t key = std::min(seen.end, lanes); key < lanes; ++key)
+      logits[key * kWidth] = kMinusInfinity;
+    if (!work_.touches_tree(block)) return;
+    for (uint64_t key = seen.begin; key < seen.end; ++key) {
+      if (work_.tree_hides(block, row, key)) logits[key * kWidth] = kMinusInfinity;
     }
-    return whole;
   }
 
   // Merges the block into every row's softmax state; logits become probabilities.

@@ -51,9 +51,11 @@ struct HeadView {
         codes(pointer<const uint8_t>(codes_at) + head * cache.codes_head_stride),
         scales(pointer<const uint8_t>(scales_at) + head * cache.scales_head_stride) {}
 
-  const uint8_t* tile(uint64_t index) const { return codes + index * layout->codes_tile_stride; }
-  const uint8_t* tile_scales(uint64_t index) const {
-    return scales + index * layout->scales_tile_stride;
+  const uint8_t* tile(const TilePlace& at) const {
+    return codes + at.page + at.tile * layout->codes_tile_stride;
+  }
+  const uint8_t* tile_scales(const TilePlace& at) const {
+    return scales + at.page + at.tile * layout->scales_tile_stride;
   }
   uint64_t slot_stride() const { return layout->codes_tile_stride / abi::kKvTile; }
 };
@@ -61,12 +63,14 @@ struct HeadView {
 struct WorkTile {
   const abi::AttentionParams* params;
   HeadView k, v;
-  const float* slopes;  // null: none
-  const uint8_t* tree;  // null: none
+  const float* slopes;   // null: none
+  const uint8_t* tree;   // null: none
+  const int32_t* table;  // the sequence's row of it; null: no pages
   uint64_t kv_head;
-  uint64_t first_row;  // among the KV head's rows
+  uint64_t first_token;  // of the sequence, in q
+  uint64_t first_row;    // among the sequence's rows of the KV head
   uint32_t rows;
-  int64_t first_key, last_key;  // of the split
+  int64_t first_key, last_key;  // of the piece
   AttentionScratch* scratch;
 
   // Per row: keys that it sees, unless the tree hides them, and its softmax so far.
@@ -77,18 +81,16 @@ struct WorkTile {
   SoftmaxState state[kTileRows];
 
   uint64_t group() const { return params->heads / params->kv_heads; }
-  uint64_t token(uint32_t row) const { return (first_row + row) / group(); }
+  uint64_t own_token(uint32_t row) const { return (first_row + row) / group(); }
+  uint64_t token(uint32_t row) const { return first_token + own_token(row); }
   uint64_t head(uint32_t row) const { return kv_head * group() + (first_row + row) % group(); }
   uint32_t k_dim() const { return k.layout->head_dim; }
   uint32_t v_dim() const { return v.layout->head_dim; }
   bool plain() const { return params->soft_cap == 0 && slopes == nullptr; }
 
   void start_rows() {
-    mask = {static_cast<int64_t>(params->length), static_cast<int64_t>(params->tokens),
-            abi::row_window<int64_t>(params->window), params->causal != 0};
-    abi::fill_segment(mask, params->segment, params->places, params->tail_begin);
     for (uint32_t r = 0; r < rows; ++r) {
-      const auto at = static_cast<int64_t>(token(r));
+      const auto at = static_cast<int64_t>(own_token(r));
       position[r] = abi::row_position(mask, at);
       bounds[r] = abi::row_bounds(mask, at, first_key, last_key);
       slope[r] = slopes == nullptr ? 0.0f : slopes[head(r)];
@@ -103,7 +105,7 @@ struct WorkTile {
     return {static_cast<uint64_t>(lo), static_cast<uint64_t>(std::max(lo, hi))};
   }
   bool tree_hides(const KeyBlock& block, uint32_t row, uint64_t lane) const {
-    return tree != nullptr && abi::tree_hides(tree + token(row) * params->tree_stride, mask,
+    return tree != nullptr && abi::tree_hides(tree + own_token(row) * params->tree_stride, mask,
                                               block.key + static_cast<int64_t>(lane));
   }
   bool touches_tree(const KeyBlock& block) const {
@@ -114,7 +116,8 @@ struct WorkTile {
   // the row.
   template <class Take>
   void for_blocks(const Take& take) const {
-    ForBlocks(*params, bounds[0].begin, bounds[rows - 1].end, take);
+    BlockWalk walk(*params, table, bounds[0].begin, bounds[rows - 1].end);
+    for (KeyBlock block; walk.next(block);) take(block);
   }
 };
 

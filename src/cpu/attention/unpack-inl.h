@@ -23,7 +23,7 @@ HWY_INLINE void UnpackBlock(const HeadView& cache, const KeyBlock& block, float*
     const uint32_t first = t * abi::kKvTile;
     const Share slots{std::max(block.begin, first) - first,
                       std::min(block.end, first + abi::kKvTile) - first};
-    UnpackTile(*cache.layout, cache.tile(block.tile + t), cache.tile_scales(block.tile + t), slots,
+    UnpackTile(*cache.layout, cache.tile(block.at + t), cache.tile_scales(block.at + t), slots,
                rows + first * n);
   }
 }
@@ -35,7 +35,7 @@ HWY_INLINE void UnpackBlockLevels(const HeadView& cache, const KeyBlock& block,
   const abi::KvScaleBlocks scales = abi::kv_scale_blocks(cache.layout->head_dim);
   const uint32_t stride = UnpackedStride(cache.layout->head_dim);
   for (uint32_t t = 0; t < block.tiles(); ++t) {
-    UnpackTileLevels(*cache.layout, cache.tile(block.tile + t), stride, tile);
+    UnpackTileLevels(*cache.layout, cache.tile(block.at + t), stride, tile);
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
       int8_t* const to = levels + size_t{t * abi::kKvTile + slot} * row_bytes;
       for (uint32_t b = 0; b < scales.count; ++b) {

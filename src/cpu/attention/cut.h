@@ -1,0 +1,44 @@
+#pragma once
+// How the CPU cuts the keys of a sequence into pieces, when it decodes.
+
+#include <algorithm>
+
+#include "abi/attention_cut.h"
+#include "abi/attention_plan.h"
+
+namespace gyre::cpu {
+
+// Fewer keys in a piece, and the merge shows; 16 pieces of 8 KV heads occupy many threads.
+constexpr abi::AttentionCut kCut = {1024, 16};
+
+// Pieces that up to `keys` keys can be in. They begin anywhere, pieces do not; keys that one piece
+// could hold are not cut at all.
+constexpr uint64_t most_pieces(uint64_t keys) {
+  if (keys <= kCut.fewest_keys) return 1;
+  return std::min((keys + kCut.fewest_keys - 1) / kCut.fewest_keys + 1, kCut.most_pieces);
+}
+
+// Rows of a KV head whose pieces are kept until all are there. A prompt's keys are not cut.
+constexpr uint64_t decode_rows(uint64_t most_queries, uint64_t group) {
+  return std::min(most_queries * group, abi::kDecodePhaseRows);
+}
+
+// What the kernel keeps in scratch memory: a counter of pieces for each sequence and KV head, then
+// their states.
+struct PieceScratch {
+  uint64_t sequences, kv_heads, pieces, rows, state_floats;
+
+  constexpr uint64_t counter(uint64_t sequence, uint64_t head) const {
+    return sequence * kv_heads + head;
+  }
+  constexpr uint64_t state(uint64_t sequence, uint64_t head, uint64_t piece, uint64_t row) const {
+    return counters() + ((counter(sequence, head) * pieces + piece) * rows + row) * state_floats;
+  }
+  constexpr uint64_t piece_floats() const { return rows * state_floats; }
+  constexpr uint64_t counters() const { return (sequences * kv_heads + 15) / 16 * 16; }
+  constexpr uint64_t floats() const {
+    return counters() + sequences * kv_heads * pieces * piece_floats();
+  }
+};
+
+}  // namespace gyre::cpu
