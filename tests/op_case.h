@@ -134,6 +134,8 @@ std::vector<OpCase> kv_page_copy_cases();
 std::vector<Refusal> kv_page_copy_refusals();
 std::vector<OpCase> attention_cases();
 std::vector<Refusal> attention_refusals();
+std::vector<OpCase> paged_attention_cases();
+std::vector<Refusal> paged_attention_refusals();
 std::vector<OpCase> attention_partial_cases();
 std::vector<Refusal> attention_partial_refusals();
 std::vector<OpCase> attention_merge_cases();

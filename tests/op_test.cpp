@@ -34,6 +34,7 @@ std::vector<OpCases> all_ops() {
       {"kv_write", kv_write_cases, kv_write_refusals},
       {"kv_page_copy", kv_page_copy_cases, kv_page_copy_refusals},
       {"attention", attention_cases, attention_refusals},
+      {"paged_attention", paged_attention_cases, paged_attention_refusals},
       {"attention_partial", attention_partial_cases, attention_partial_refusals},
       {"attention_merge", attention_merge_cases, attention_merge_refusals},
       {"kv_cache", kv_cache_cases, no_refusals},

@@ -57,11 +57,11 @@ Classes of_write(uint64_t key) {
 
 Classes of_attention(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionSpec>(key);
-  return {
-      join("attention q=", dtype_name(s.q_dtype)), join("attention out=", dtype_name(s.out_dtype)),
-      join("attention k=", format_name(s.k_format)), join("attention v=", format_name(s.v_format)),
-      join("attention k=", class_name(s.k_format), " v=", class_name(s.v_format),
-           " reduction=", reduction_name(reduction))};
+  const char* const op = s.paged != 0 ? "paged attention" : "attention";
+  return {join(op, " q=", dtype_name(s.q_dtype)), join(op, " out=", dtype_name(s.out_dtype)),
+          join(op, " k=", format_name(s.k_format)), join(op, " v=", format_name(s.v_format)),
+          join(op, " k=", class_name(s.k_format), " v=", class_name(s.v_format),
+               " reduction=", reduction_name(reduction))};
 }
 
 Classes of_decode(uint64_t key, Reduction reduction) {
@@ -102,6 +102,25 @@ void add_planned(const Device& device, const abi::AttentionProblem& problem,
   for (std::string& text :
        variant_classes(kAttentionDecode.info, plan.spec, reduction_of(problem, plan)))
     all.insert(std::move(text));
+}
+
+// Who may reduce what a kernel's blocks leave. States of pages are wanted by KvBatch alone.
+std::vector<Reduction> reductions_of(const Device& device, const KernelInfo& kernel,
+                                     uint64_t spec) {
+  if (&kernel != &kAttention.info) return {Reduction::none};
+  std::vector<Reduction> all = {Reduction::none};
+  const bool paged = spec_from_key<abi::AttentionSpec>(spec).paged != 0;
+  if (!paged) all.push_back(Reduction::states);
+  abi::AttentionProblem p{};
+  p.tokens = p.heads = p.kv_heads = 1;
+  p.capacity = p.keys = 1 << 17;
+  p.k = p.v = layout_of(KvFormat::f32, KvRole::k, 64);
+  if (paged) p.sequences = p.most_queries = 1, p.page_tokens = 64;
+  abi::AttentionPlan plan = abi::attention_default_plan(p);
+  device.impl()->plan(kernel, &p, &plan);
+  const bool here = plan.kernel == abi::AttentionKernel::attention;
+  if (here && plan.reduce == abi::AttentionReduce::in_kernel) all.push_back(Reduction::in_kernel);
+  return all;
 }
 
 // What the planner chooses for caches of every pair of formats: from one block's worth of keys to
@@ -182,11 +201,9 @@ std::set<std::string> listed_classes(const Device& device) {
       }
       continue;
     }
-    std::vector<Reduction> reductions = {Reduction::none};
-    if (kernel == &kAttention.info) reductions.push_back(Reduction::states);
     for (const uint64_t spec : specs()) {
       if (!device.impl()->has(*kernel, spec)) continue;
-      for (const Reduction reduction : reductions) {
+      for (const Reduction reduction : reductions_of(device, *kernel, spec)) {
         for (std::string& text : variant_classes(*kernel, spec, reduction))
           all.insert(std::move(text));
       }

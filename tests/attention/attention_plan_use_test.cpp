@@ -132,35 +132,49 @@ abi::AttentionPlan cpu_plan(const abi::AttentionProblem& problem, uint32_t threa
   return plan;
 }
 
-// Towards 64 tiles of work, none below 1024 keys.
-TEST(CpuPlanner, Splits) {
+// Few rows: a piece for every 1024 keys, which may begin anywhere, at most 16. Prompts are not cut.
+TEST(CpuPlanner, Pieces) {
   struct Row {
-    uint64_t tokens, heads, kv_heads, keys, splits;
+    uint64_t tokens, heads, kv_heads, keys, pieces;
   };
   for (const Row& row : std::initializer_list<Row>{{1, 32, 8, 0, 1},
                                                    {1, 32, 8, 1, 1},
                                                    {1, 32, 8, 1024, 1},
-                                                   {1, 32, 8, 1025, 2},
-                                                   {1, 32, 8, 4096, 4},
-                                                   {1, 32, 8, 8192, 8},
-                                                   {1, 32, 8, 131072, 8},
-                                                   {1, 4, 1, 131072, 64},
-                                                   {1, 28, 4, 131072, 16},
-                                                   {1, 96, 24, 131072, 2},
-                                                   {1, 256, 64, 131072, 1},
-                                                   {1, 1024, 256, 131072, 1},
-                                                   {16, 32, 8, 131072, 8},   // 64 rows, a tile
-                                                   {17, 32, 8, 131072, 4},   // 68
-                                                   {128, 32, 8, 131072, 1},  // eight tiles
+                                                   {1, 32, 8, 1025, 3},
+                                                   {1, 32, 8, 4096, 5},
+                                                   {1, 32, 8, 131072, 16},
+                                                   {1, 4, 1, 131072, 16},
+                                                   {1, 256, 64, 131072, 16},
+                                                   {4, 32, 8, 131072, 16},  // 16 rows
+                                                   {5, 32, 8, 131072, 1},
+                                                   {1, 34, 2, 131072, 1},  // 17 rows
                                                    {4096, 32, 8, 4096, 1}}) {
     const abi::AttentionPlan plan =
         cpu_plan(cpu_problem(row.tokens, row.heads, row.kv_heads, row.keys));
-    EXPECT_EQ(plan.splits, row.splits) << row.tokens << " tokens, " << row.heads << "/"
+    EXPECT_EQ(plan.splits, row.pieces) << row.tokens << " tokens, " << row.heads << "/"
                                        << row.kv_heads << " heads, " << row.keys << " keys";
     EXPECT_EQ(plan.kernel, AttentionKernel::attention);
-    EXPECT_EQ(plan.reduce, row.splits == 1 ? AttentionReduce::none : AttentionReduce::separate);
-    EXPECT_EQ(plan.scratch_floats, row.splits == 1 ? 0 : row.splits * row.tokens * row.heads * 130);
+    EXPECT_EQ(plan.reduce, row.pieces == 1 ? AttentionReduce::none : AttentionReduce::in_kernel);
+    const uint64_t counters = (row.kv_heads + 15) / 16 * 16;
+    EXPECT_EQ(plan.scratch_floats,
+              row.pieces == 1 ? 0 : counters + row.pieces * row.tokens * row.heads * 130);
     EXPECT_EQ(plan.fewest_split_keys, 1024u);
+  }
+}
+
+// A batch may hold sequences that decode beside prompts: up to 16 rows of each are kept.
+TEST(CpuPlanner, Batches) {
+  abi::AttentionProblem problem = cpu_problem(600, 32, 8, 131072);
+  problem.sequences = 64;
+  problem.page_tokens = 64;
+  for (const uint32_t queries : {1u, 3u, 512u}) {
+    problem.most_queries = queries;
+    const abi::AttentionPlan plan = cpu_plan(problem);
+    EXPECT_EQ(plan.splits, 16u);
+    EXPECT_EQ(plan.reduce, AttentionReduce::in_kernel);
+    const uint64_t rows = queries == 512 ? 16 : 4 * queries;
+    EXPECT_EQ(plan.scratch_floats, 64 * 8 * (1 + 16 * rows * 130));
+    EXPECT_EQ(spec_from_key<abi::AttentionSpec>(plan.spec).paged, 1);
   }
 }
 
@@ -179,8 +193,6 @@ TEST(CpuPlanner, SpecsAndSplitsOfTheCaller) {
   const auto out_of = [](const abi::AttentionPlan& plan) {
     return static_cast<DType>(spec_from_key<abi::AttentionSpec>(plan.spec).out_dtype);
   };
-  EXPECT_EQ(out_of(cpu_plan(problem)), DType::f32);
-  problem.keys = 1000;
   EXPECT_EQ(out_of(cpu_plan(problem)), DType::bf16);
   problem.states = 1, problem.splits = 7, problem.out_dtype = 0;
   const abi::AttentionPlan plan = cpu_plan(problem);

@@ -163,4 +163,36 @@ TYPED_TEST(KvWalkOf, SlotIsPositionModuloCapacity) {
   EXPECT_EQ(kv_slot<UInt>(large, large - 3), UInt{3});
 }
 
+// Runs of pages cover all keys in order, stay in a page and in a block of 64 keys counted from key
+// 0, and begin where the last one ended, wherever the walk began.
+TYPED_TEST(KvWalkOf, RunsOfPages) {
+  using gyre::abi::kv_page_run;
+  for (const TypeParam page : {8, 16, 24, 64, 128, 136}) {
+    for (const TypeParam first : {0, 1, 7, 8, 60, 64, 100, 127}) {
+      for (const TypeParam last : {1, 8, 65, 130, 300}) {
+        TypeParam key = first;
+        while (key < last) {
+          const auto run = kv_page_run<TypeParam>(key, last, page, 64);
+          ASSERT_EQ(run.begin, key);
+          ASSERT_LT(run.begin, run.end);
+          ASSERT_EQ(run.begin / page, (run.end - 1) / page);
+          ASSERT_EQ(run.begin / 64, (run.end - 1) / 64);
+          ASSERT_TRUE(run.end == last || run.end % page == 0 || run.end % 64 == 0);
+          ASSERT_EQ(run.tile, key % page / kKvTile);
+          key = run.end;
+        }
+        ASSERT_TRUE(key == last || first >= last);
+      }
+    }
+  }
+}
+
+TYPED_TEST(KvWalkOf, EntriesOfPages) {
+  using gyre::abi::kv_page_entry;
+  EXPECT_EQ(kv_page_entry<TypeParam>(0, 16, 0, 0), 0u);
+  EXPECT_EQ(kv_page_entry<TypeParam>(15, 16, 3, 0), 3u);
+  EXPECT_EQ(kv_page_entry<TypeParam>(16, 16, 3, 0), 4u);
+  EXPECT_EQ(kv_page_entry<TypeParam>(160, 16, 3, 4), 3u + 10 % 4);
+}
+
 }  // namespace

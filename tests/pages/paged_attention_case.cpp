@@ -1,0 +1,351 @@
+#include "pages/paged_attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "attention/attention_reference.h"
+#include "attention/attention_tolerance.h"
+
+namespace gyre::test {
+namespace {
+
+using reference::AttentionData;
+using reference::AttentionShape;
+using reference::KvSide;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+uint64_t pages_for(const PagedAttentionCase& c, uint64_t length) {
+  return (length + c.shape.page_tokens - 1) / c.shape.page_tokens;
+}
+
+// Bounds that the host is told, and sizes.
+struct Sizes {
+  uint64_t rows, width, pages, most_queries = 1, most_length = 1;
+};
+
+Sizes sizes_of(const PagedAttentionCase& c) {
+  Sizes sizes{};
+  sizes.rows = c.rows_before + c.rows_behind;
+  sizes.most_queries = sizes.most_length = 1;
+  for (const PagedSequence& s : c.sequences) {
+    sizes.rows += s.tokens;
+    sizes.pages += pages_for(c, s.length);
+    sizes.most_length = std::max(sizes.most_length, s.length);
+    if (s.damage != Damage::many_queries)
+      sizes.most_queries = std::max(sizes.most_queries, s.tokens);
+  }
+  sizes.pages += 3;
+  sizes.width = pages_for(c, sizes.most_length) + 1;
+  return sizes;
+}
+
+AttentionShape shape_of(const PagedAttentionCase& c, const PagedSequence& s) {
+  return {s.tokens,
+          c.heads,
+          c.shape.kv_heads,
+          c.shape.head_dim,
+          v_dim_of(c.shape),
+          s.length,
+          std::max<uint64_t>(s.length, 1),
+          0,
+          1 / std::sqrt(static_cast<double>(c.shape.head_dim)),
+          c.causal,
+          c.window,
+          double{c.soft_cap}};
+}
+
+KvSide q_side(const PagedAttentionCase& c) {
+  return {c.q, c.q_layout, sizes_of(c).rows, c.heads, c.shape.head_dim, 0};
+}
+KvSide out_side(const PagedAttentionCase& c) {
+  return {c.out, c.out_layout, sizes_of(c).rows, c.heads, v_dim_of(c.shape), 0};
+}
+
+struct Places {
+  size_t q, pages, table, lengths, query_begin, prompts, out, lse, sinks, slopes;
+};
+
+// A call's memory before it runs, and its inputs in the clear.
+class Maker {
+ public:
+  explicit Maker(const PagedAttentionCase& c)
+      : c_(c), sizes_(sizes_of(c)), memory(c.shape, sizes_.pages, c.page_gap) {
+    std::seed_seq seed(c.name.begin(), c.name.end());
+    random_.seed(seed);
+    data.resize(c.sequences.size());
+    add_pages();
+    add_queries();
+    at.lengths = add_numbers(lengths());
+    at.query_begin = add_numbers(query_begin());
+    Bytes prompts(c.sequences.size());
+    for (size_t i = 0; i < prompts.size(); ++i)
+      prompts[i] = std::byte{c.sequences[i].prompt ? uint8_t{255} : uint8_t{0}};
+    at.prompts = add(DType::u8, std::move(prompts));
+    if (c.sinks) at.sinks = add_per_head(1.0f, sinks);
+    if (c.slopes) at.slopes = add_per_head(0.05f, slopes);
+    for (AttentionData& d : data) d.sinks = sinks, d.slopes = slopes;
+    at.out = add(c.out, pattern_bytes(out_side(c).elements() * size_bytes(c.out), 8));
+    if (c.lse) at.lse = add(DType::f32, pattern_bytes(sizes_.rows * c.heads * sizeof(float), 9));
+  }
+
+ private:
+  PagedAttentionCase c_;
+  Sizes sizes_;
+  std::mt19937 random_;
+  std::normal_distribution<float> normal_;
+
+ public:
+  PageMemory memory;
+  std::vector<Block> blocks;
+  Places at{};
+  std::vector<AttentionData> data;  // of each sequence
+  std::vector<double> sinks, slopes;
+
+ private:
+  size_t add(DType dtype, Bytes bytes) {
+    Block block;
+    block.dtype = dtype;
+    block.before = block.after = std::move(bytes);
+    blocks.push_back(std::move(block));
+    return blocks.size() - 1;
+  }
+
+  size_t add_numbers(const std::vector<int32_t>& numbers) {
+    Bytes bytes(numbers.size() * sizeof(int32_t));
+    std::memcpy(bytes.data(), numbers.data(), bytes.size());
+    return add(DType::i32, std::move(bytes));
+  }
+
+  size_t add_per_head(float gain, std::vector<double>& values) {
+    Bytes bytes(c_.heads * sizeof(float));
+    for (uint64_t h = 0; h < c_.heads; ++h) {
+      const float value = gain * normal_(random_);
+      std::memcpy(&bytes[h * sizeof(float)], &value, sizeof(float));
+      values.push_back(value);
+    }
+    return add(DType::f32, std::move(bytes));
+  }
+
+  // The oldest key that some query of the sequence sees.
+  uint64_t first_needed(const PagedSequence& s) const {
+    const uint64_t before = s.length >= s.tokens ? s.length - s.tokens + 1 : 0;
+    return c_.window != 0 && before > c_.window ? before - c_.window : 0;
+  }
+
+  std::vector<float> row(uint64_t head_dim) {
+    std::vector<float> values(head_dim);
+    for (float& x : values) x = normal_(random_);
+    return values;
+  }
+
+  void add_pages() {
+    std::vector<int32_t> free(sizes_.pages);
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), random_);
+    for (uint64_t page = 0; page < sizes_.pages; ++page) memory.spoil(page);
+    const int32_t stale[] = {-1, static_cast<int32_t>(sizes_.pages),
+                             std::numeric_limits<int32_t>::max(),
+                             std::numeric_limits<int32_t>::min()};
+    const uint64_t stride = sizes_.width + c_.table_gap;
+    std::vector<int32_t> table(c_.sequences.size() * stride);
+    for (size_t i = 0; i < table.size(); ++i) table[i] = stale[i % 4];
+    for (size_t s = 0; s < c_.sequences.size(); ++s)
+      add_sequence(s, free, std::span(table).subspan(s * stride, sizes_.width));
+    at.table = add_numbers(table);
+    at.pages = add(DType::u8, memory.bytes());
+    blocks[at.pages].aligned = true;
+  }
+
+  void add_sequence(size_t index, std::vector<int32_t>& free, std::span<int32_t> entries) {
+    const PagedSequence& s = c_.sequences[index];
+    const uint64_t page_tokens = c_.shape.page_tokens;
+    const uint64_t needed = first_needed(s) / page_tokens;
+    for (uint64_t nth = 0; nth < pages_for(c_, s.length); ++nth) {
+      const auto page = static_cast<uint64_t>(free.back());
+      if (nth >= needed) entries[nth] = free.back();
+      free.pop_back();
+      for (uint64_t key = nth * page_tokens; key < std::min(s.length, (nth + 1) * page_tokens);
+           ++key) {
+        for (uint64_t h = 0; h < c_.shape.kv_heads; ++h) {
+          const uint64_t slot = page * page_tokens + key % page_tokens;
+          append(data[index].k, memory.write(KvRole::k, slot, h, row(c_.shape.head_dim)));
+          append(data[index].v, memory.write(KvRole::v, slot, h, row(v_dim_of(c_.shape))));
+        }
+      }
+    }
+    const uint64_t middle = (needed + pages_for(c_, s.length)) / 2;
+    if (s.damage == Damage::negative_page) entries[middle] = -7;
+    if (s.damage == Damage::page_beyond) entries[middle] = static_cast<int32_t>(sizes_.pages);
+  }
+
+  static void append(std::vector<double>& all, const std::vector<double>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+
+  void add_queries() {
+    const KvSide side = q_side(c_);
+    Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
+    uint64_t token = c_.rows_before;
+    for (size_t s = 0; s < c_.sequences.size(); ++s) {
+      for (uint64_t t = 0; t < c_.sequences[s].tokens; ++t, ++token) {
+        for (uint64_t i = 0; i < c_.heads * side.head_dim; ++i) {
+          const uint64_t place = side.index(token, i / side.head_dim, i % side.head_dim);
+          reference::store_bits(side.dtype, bytes.data(), place,
+                                reference::convert(DType::f32, side.dtype,
+                                                   std::bit_cast<uint32_t>(normal_(random_))));
+          data[s].q.push_back(reference::load_value(side.dtype, bytes.data(), place));
+        }
+      }
+    }
+    at.q = add(c_.q, std::move(bytes));
+  }
+
+  std::vector<int32_t> lengths() const {
+    std::vector<int32_t> numbers;
+    for (const PagedSequence& s : c_.sequences) {
+      uint64_t length = s.length;
+      if (s.damage == Damage::long_length) length = sizes_.most_length + 1;
+      numbers.push_back(s.damage == Damage::negative_length ? -1 : static_cast<int32_t>(length));
+    }
+    return numbers;
+  }
+
+  std::vector<int32_t> query_begin() const {
+    std::vector<int32_t> numbers = {static_cast<int32_t>(c_.rows_before)};
+    for (const PagedSequence& s : c_.sequences)
+      numbers.push_back(numbers.back() + static_cast<int32_t>(s.tokens));
+    if (!c_.sequences.empty() && c_.sequences.back().damage == Damage::queries_beyond)
+      numbers.back() = static_cast<int32_t>(sizes_.rows) + 1;
+    return numbers;
+  }
+};
+
+double rms(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+// What the call must leave; rows of no sequence keep what they hold.
+class Expected {
+ public:
+  Expected(const PagedAttentionCase& c, const Places& at, const std::vector<AttentionData>& data)
+      : c_(c), at_(at) {
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const PagedSequence& sequence = c.sequences[s];
+      for (uint64_t row = 0; row < sequence.tokens * c.heads; ++row)
+        rows_.push_back(state_of(sequence, data[s], row / c.heads, row % c.heads));
+    }
+  }
+
+  std::string fill(std::vector<Block>& blocks, const std::string& description) const {
+    const AttentionTolerance bounds = attention_tolerance(
+        description, c_.shape.k, c_.shape.v, {.softened = c_.soft_cap != 0 || c_.slopes});
+    for (uint64_t i = 0; i < rows_.size(); ++i) fill_row(blocks, i, bounds);
+    // The NMSE of a block of few rows is its own luck.
+    if (rows_.size() >= 8) blocks[at_.out].nmse = bounds.nmse + 2 * out_rounding(c_.out);
+    return "paged " + bounds.name +
+           (c_.out == DType::f32 ? "" : " to " + std::string(name(c_.out)));
+  }
+
+ private:
+  reference::AttentionState state_of(const PagedSequence& s, const AttentionData& data,
+                                     uint64_t token, uint64_t head) const {
+    if (s.damage != Damage::none) {
+      reference::AttentionState nan;
+      nan.values.assign(v_dim_of(c_.shape), kNaN);
+      nan.max = nan.sum = kNaN;
+      return nan;
+    }
+    auto state = reference::attention_state(shape_of(c_, s), data, token, head, 0, s.length);
+    if (c_.sinks) reference::add_sink(state, data.sinks[head]);
+    return state;
+  }
+
+  static void expect(Block& block, uint64_t place, double value, double bound) {
+    if (std::isinf(value))
+      return reference::store_bits(DType::f32, block.after.data(), place, 0xFF800000u);
+    expect_near(block, place, value, bound + 1e-30);
+    if (std::isnan(value)) block.near[place].counts = false;
+  }
+
+  void fill_row(std::vector<Block>& blocks, uint64_t index,
+                const AttentionTolerance& bounds) const {
+    const reference::AttentionState& state = rows_[index];
+    const uint64_t row = c_.rows_before * c_.heads + index;
+    std::vector<double> values = state.values;
+    for (double& x : values) x = state.sum == 0 ? 0 : x / state.sum;
+    const double bound = bounds.of_row * rms(values);
+    const KvSide side = out_side(c_);
+    for (uint64_t e = 0; e < values.size(); ++e)
+      expect(blocks[at_.out], side.index(row / c_.heads, row % c_.heads, e), values[e], bound);
+    if (!c_.lse) return;
+    const double lse =
+        state.sum == 0 ? -std::numeric_limits<double>::infinity() : state.max + std::log(state.sum);
+    expect(blocks[at_.lse], row, lse, bounds.lse);
+  }
+
+  PagedAttentionCase c_;
+  Places at_;
+  std::vector<reference::AttentionState> rows_;  // of the sequences, one behind the other
+};
+
+void record(const PagedAttentionCase& c, const PageMemory& memory, const Places& at,
+            Encoder& encoder, std::span<const Tensor> t) {
+  const Sizes sizes = sizes_of(c);
+  const uint64_t sequences = c.sequences.size();
+  const bool marks = std::any_of(c.sequences.begin(), c.sequences.end(),
+                                 [](const PagedSequence& s) { return s.prompt; });
+  PagedAttentionInputs in;
+  in.q = kv_view(t[at.q], q_side(c));
+  in.pages = pages_of(memory, t[at.pages]);
+  in.page_table = t[at.table].reshape({sequences, sizes.width + c.table_gap});
+  in.page_table = in.page_table.slice(1, 0, sizes.width);
+  in.lengths = t[at.lengths];
+  in.query_begin = t[at.query_begin];
+  if (marks) in.prompts = t[at.prompts];
+  in.out = kv_view(t[at.out], out_side(c));
+  if (c.lse) in.lse = t[at.lse].reshape({sizes.rows, c.heads});
+  if (c.sinks) in.sinks = t[at.sinks];
+  if (c.slopes) in.slopes = t[at.slopes];
+  attention(encoder, in,
+            {.most_queries = sizes.most_queries,
+             .most_length = sizes.most_length,
+             .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.shape.head_dim))),
+             .causal = c.causal,
+             .window = c.window,
+             .soft_cap = c.soft_cap});
+}
+
+}  // namespace
+
+OpCase make_case(const PagedAttentionCase& c) {
+  OpCase op_case;
+  op_case.name = "paged attention " + std::string(name(c.shape.k)) + "/" +
+                 std::string(name(c.shape.v)) + " " + c.name;
+  op_case.supported = [c](const Device& device) {
+    return device.supports(AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true});
+  };
+  op_case.make = [c] {
+    Maker maker(c);
+    OpRun run;
+    run.commands = {};  // one or two
+    run.record = [c, memory = maker.memory, at = maker.at](Encoder& encoder,
+                                                           std::span<const Tensor> t) {
+      record(c, memory, at, encoder, t);
+    };
+    const auto expected = std::make_shared<const Expected>(c, maker.at, maker.data);
+    run.expect = [expected](std::vector<Block>& blocks, const std::string& description) {
+      return expected->fill(blocks, description);
+    };
+    run.blocks = std::move(maker.blocks);
+    return run;
+  };
+  return op_case;
+}
+
+}  // namespace gyre::test

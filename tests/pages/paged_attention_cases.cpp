@@ -1,0 +1,205 @@
+// Attention over pages against double precision over what the pages hold.
+#include <string>
+
+#include "pages/paged_attention_case.h"
+
+namespace gyre::test {
+namespace {
+
+using Cases = std::vector<PagedAttentionCase>;
+
+constexpr uint64_t kPageTokens[] = {8, 16, 64, 128};
+
+std::string text(const KvPageShape& s) {
+  return std::to_string(s.head_dim) + "/" + std::to_string(v_dim_of(s)) + " pages of " +
+         std::to_string(s.page_tokens);
+}
+
+// Lengths around a page's end, none, one; a few queries and many.
+std::vector<PagedSequence> ragged(uint64_t page) {
+  return {{page, 1},         {page + 1, 1}, {0, 1},        {1, 1},
+          {2 * page - 1, 3}, {5, 0},        {7 + page, 7}, {70, 20}};
+}
+
+// Every format of K and of V, every pair of classes, with dtypes, page sizes and layouts in turn.
+Cases format_cases() {
+  Cases cases;
+  const auto add = [&](KvFormat k, KvFormat v) {
+    const size_t i = cases.size();
+    PagedAttentionCase c;
+    const bool compat = class_of(k) == FormatClass::compat || class_of(v) == FormatClass::compat;
+    c.shape = {k,
+               v,
+               2,
+               compat ? uint64_t{256} : uint64_t{64},
+               i % 3 == 1 ? uint64_t{256} : 0,
+               kPageTokens[i % 4]};
+    c.heads = i % 2 == 0 ? 4 : 6;
+    c.q = kFloats[i % 3];
+    c.out = kFloats[i / 3 % 3];
+    c.q_layout = i % 5 == 4 ? KvLayout::padded : kPlainLayouts[i % 2];
+    c.out_layout = i % 7 == 6 ? KvLayout::padded : kPlainLayouts[i / 2 % 2];
+    c.page_gap = i % 3 * 64;
+    c.table_gap = i % 4;
+    c.rows_before = i % 2;
+    c.rows_behind = i % 3;
+    c.lse = i % 4 != 3;
+    c.sequences = ragged(c.shape.page_tokens);
+    c.name = text(c.shape) + " ragged " + std::to_string(i);
+    cases.push_back(c);
+  };
+  for (const KvFormat format : kv_formats()) {
+    for (const FormatClass other : kFormatClasses) {
+      add(format, format_of(other, cases.size()));
+      add(format_of(other, cases.size()), format);
+    }
+  }
+  return cases;
+}
+
+KvFormat format_at(size_t i) {
+  constexpr KvFormat kOnePerClass[] = {KvFormat::tq8, KvFormat::f16,  KvFormat::f32,
+                                       KvFormat::tq3, KvFormat::bf16, KvFormat::compat4};
+  return kOnePerClass[i % std::size(kOnePerClass)];
+}
+
+// Windows: entries below them are stale.
+Cases window_cases() {
+  Cases cases;
+  for (const uint64_t window : {1u, 7u, 16u, 17u, 100u, 1000u}) {
+    for (size_t i = 0; i < 6; ++i) {
+      PagedAttentionCase c;
+      c.shape.k = format_at(i);
+      c.shape.v = format_at(i + window);
+      c.shape.page_tokens = kPageTokens[(i + window) % 4];
+      c.window = window;
+      c.causal = i % 4 != 3;
+      c.sequences = {{200, 1}, {129, 4}, {64, 1}, {150, 40}, {90, 3, true}, {3, 3}};
+      c.name = text(c.shape) + " window " + std::to_string(window) + (c.causal ? "" : " all newer");
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+// Sinks, slopes, soft caps, prompts that are marked, no causality, queries without keys.
+Cases option_cases() {
+  Cases cases;
+  for (size_t i = 0; i < 24; ++i) {
+    PagedAttentionCase c;
+    c.shape.k = format_at(i);
+    c.shape.v = format_at(i / 2 + 1);
+    c.shape.page_tokens = kPageTokens[i % 4];
+    c.sinks = i % 2 == 0;
+    c.slopes = i % 3 == 0;
+    c.soft_cap = i % 4 == 0 ? 3.0f : 0.0f;
+    c.causal = i % 5 != 0;
+    c.window = i % 8 == 7 ? 30 : 0;
+    c.lse = i % 3 != 2;
+    c.sequences = {{77, 1}, {77, 1, true}, {3, 9, true}, {0, 2}, {130, 5}, {64, 33, i % 2 == 0}};
+    c.name = "options " + std::to_string(i);
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+// Several pieces of keys, pages that are not a divisor of 64, wide groups, one KV head.
+Cases length_cases() {
+  Cases cases;
+  const auto add = [&](const char* what, const KvPageShape& shape, uint64_t heads,
+                       std::vector<PagedSequence> sequences, uint64_t window = 0) {
+    PagedAttentionCase c;
+    c.shape = shape;
+    c.heads = heads;
+    c.sequences = std::move(sequences);
+    c.window = window;
+    c.name = std::string(what) + " " + text(shape);
+    cases.push_back(c);
+  };
+  const auto tq = [](uint64_t kv_heads, uint64_t page) {
+    return KvPageShape{KvFormat::tq8, KvFormat::tq4, kv_heads, 64, 0, page};
+  };
+  add("two pieces and more", tq(1, 64), 4, {{1024, 1}, {1025, 2}, {3000, 1}, {40, 1}});
+  add("many pieces", tq(1, 128), 2, {{20000, 1}, {1, 1}});
+  add("many pieces, small pages", tq(1, 8), 1, {{2100, 3}});
+  add("pieces of a window", tq(1, 16), 4, {{4000, 2}, {4100, 1}, {900, 1}}, 1500);
+  add("a long prompt's chunk", tq(2, 64), 4, {{2500, 30}, {2500, 2, true}});
+  add("odd pages", tq(2, 24), 4, {{200, 1}, {100, 20}, {23, 1}});
+  add("odd pages", tq(2, 136), 4, {{300, 1}, {300, 20}, {136, 1}});
+  add("the largest pages", tq(2, 1024), 4, {{1030, 1}, {20, 20}});
+  add("a group of 16", tq(2, 16), 32, {{100, 1}, {50, 2}});
+  add("a group of 20", tq(2, 16), 40, {{100, 1}, {50, 2}});
+  add("f16, pieces", {KvFormat::f16, KvFormat::f16, 1, 64, 0, 64}, 4, {{2300, 1}, {1100, 4}});
+  add("f32 and bf16, pieces", {KvFormat::f32, KvFormat::bf16, 1, 64, 80, 16}, 4, {{2300, 1}});
+  return cases;
+}
+
+// Pieces of every pair of classes.
+Cases piece_cases() {
+  Cases cases;
+  for (const FormatClass k : kFormatClasses) {
+    for (const FormatClass v : kFormatClasses) {
+      const size_t i = cases.size();
+      PagedAttentionCase c;
+      c.shape = {format_of(k, i), format_of(v, i / 5), 1, 256, 0, kPageTokens[i % 4]};
+      c.heads = 2;
+      c.sequences = {{1100 + i, 1}, {20, 1}};
+      c.sinks = i % 2 == 0;
+      c.name = "pieces " + std::to_string(i);
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+// Numbers in device memory that are wrong.
+Cases damage_cases() {
+  constexpr Damage kAll[] = {Damage::negative_length, Damage::long_length,   Damage::many_queries,
+                             Damage::queries_beyond,  Damage::negative_page, Damage::page_beyond};
+  Cases cases;
+  for (const Damage damage : kAll) {
+    for (const uint64_t tokens : {3u, 40u}) {  // decode and prompt
+      for (const bool f16 : {false, true}) {
+        PagedAttentionCase c;
+        if (f16) c.shape.k = c.shape.v = KvFormat::f16;
+        const bool many = damage == Damage::many_queries;
+        c.sequences = {{120, many && tokens == 40 ? 39u : 2u}, {60, 1}, {130, tokens}};
+        c.sequences.back().damage = damage;
+        c.rows_before = 1;
+        c.window = 100;
+        c.name = "damage " + std::to_string(static_cast<int>(damage)) + " tokens " +
+                 std::to_string(tokens) + (f16 ? " f16" : " levels");
+        cases.push_back(c);
+      }
+    }
+  }
+  PagedAttentionCase pieces;
+  pieces.shape.page_tokens = 64;
+  pieces.sequences = {{3000, 2, false, Damage::page_beyond}, {3000, 2}};
+  pieces.name = "damage in one of several pieces";
+  cases.push_back(pieces);
+  return cases;
+}
+
+Cases empty_cases() {
+  PagedAttentionCase nobody, nothing;
+  nobody.sequences = {{10, 0}, {0, 0}};
+  nobody.rows_before = 3;
+  nobody.name = "no sequence has queries";
+  nothing.sequences = {{10, 0}};
+  nothing.name = "no queries";
+  return {nobody, nothing};
+}
+
+}  // namespace
+
+std::vector<OpCase> paged_attention_cases() {
+  std::vector<OpCase> cases;
+  for (const Cases& list : {format_cases(), window_cases(), option_cases(), length_cases(),
+                            piece_cases(), damage_cases(), empty_cases()}) {
+    for (const PagedAttentionCase& c : list) cases.push_back(make_case(c));
+  }
+  return cases;
+}
+
+}  // namespace gyre::test

@@ -1,0 +1,156 @@
+#pragma once
+// Sequences with keys, values and queries by position, put into pages by kv_write and attended to
+// in any order, company and cut.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "gyre/gyre.h"
+#include "pages/page_memory.h"
+
+namespace gyre::test {
+
+// A few queries of one sequence, as one call takes them: the newest of its first `length` tokens.
+struct Part {
+  uint64_t sequence = 0;
+  uint64_t length = 0;
+  uint64_t tokens = 1;
+  bool prompt = false;
+};
+
+// Bits of out and lse, row by row, by sequence and position.
+using RowBits = std::map<std::pair<uint64_t, uint64_t>, Bytes>;
+
+class PagedWorld {
+ public:
+  PagedWorld(const Device& device, const KvPageShape& shape, uint64_t heads,
+             std::vector<uint64_t> lengths, uint32_t page_seed = 1)
+      : device_(device), shape_(shape), heads_(heads), lengths_(std::move(lengths)) {
+    for (const uint64_t length : lengths_) pages_ += pages_for(length);
+    memory_ = KvPages::allocate(device_, shape_, pages_ + 2);
+    std::vector<int32_t> free(pages_ + 2);
+    std::iota(free.begin(), free.end(), 0);
+    std::mt19937 random(page_seed);
+    std::shuffle(free.begin(), free.end(), random);
+    for (uint64_t s = 0; s < lengths_.size(); ++s) {
+      std::vector<int32_t>& row = tables_.emplace_back();
+      for (uint64_t i = 0; i < pages_for(lengths_[s]); ++i) {
+        row.push_back(free.back());
+        free.pop_back();
+      }
+      write(s, 0, lengths_[s]);
+    }
+  }
+
+  const Device& device() const { return device_; }
+  const KvPages& pages() const { return memory_; }
+  const std::vector<int32_t>& table(uint64_t sequence) const { return tables_[sequence]; }
+  PagedAttentionOptions options{};
+
+  // Rows of a kind at positions [first, first + count): the same in every world.
+  Tensor rows(char kind, uint64_t sequence, uint64_t first, uint64_t count) const {
+    const uint64_t dim = kind == 'v' ? v_dim_of(shape_) : shape_.head_dim;
+    const uint64_t row_heads = kind == 'q' ? heads_ : shape_.kv_heads;
+    const Tensor tensor = device_.tensor(DType::f32, {count, row_heads, dim});
+    const std::span<float> values = tensor.data<float>();
+    std::normal_distribution<float> normal;
+    for (uint64_t t = 0; t < count; ++t) {
+      std::seed_seq seed{uint64_t(kind), sequence, first + t};
+      std::mt19937 random(seed);
+      for (uint64_t i = 0; i < row_heads * dim; ++i)
+        values[t * row_heads * dim + i] = normal(random);
+    }
+    return tensor;
+  }
+
+  // Tokens [first, first + count) of a sequence, as if `salt` were the sequence.
+  void write(uint64_t sequence, uint64_t first, uint64_t count, uint64_t salt = 0) const {
+    if (count == 0) return;
+    const Tensor slots = device_.tensor(DType::i64, {count});
+    for (uint64_t i = 0; i < count; ++i) slots.data<int64_t>()[i] = slot_of(sequence, first + i);
+    Encoder encoder(device_);
+    kv_write(encoder, {.k = rows('k', sequence + salt, first, count),
+                       .v = rows('v', sequence + salt, first, count),
+                       .pages = memory_,
+                       .slots = slots});
+    encoder.submit().wait();
+  }
+
+  RowBits attend(const std::vector<Part>& parts) const {
+    uint64_t tokens = 0, width = 1;
+    PagedAttentionOptions bounds = options;
+    bounds.most_queries = 1;
+    for (const Part& part : parts) {
+      tokens += part.tokens;
+      width = std::max(width, pages_for(part.length));
+      bounds.most_queries = std::max(bounds.most_queries, part.tokens);
+    }
+    bounds.scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim));
+    const uint64_t count = parts.size();
+    PagedAttentionInputs in{.q = device_.tensor(DType::f32, {tokens, heads_, shape_.head_dim}),
+                            .pages = memory_,
+                            .page_table = device_.tensor(DType::i32, {count, width}),
+                            .lengths = device_.tensor(DType::i32, {count}),
+                            .query_begin = device_.tensor(DType::i32, {count + 1}),
+                            .prompts = device_.tensor(DType::u8, {count}),
+                            .out = device_.tensor(DType::f32, {tokens, heads_, v_dim_of(shape_)}),
+                            .lse = device_.tensor(DType::f32, {tokens, heads_})};
+    uint64_t row = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+      const Part& part = parts[i];
+      const Tensor q = rows('q', part.sequence, part.length - part.tokens, part.tokens);
+      std::ranges::copy(q.data<float>(),
+                        in.q.data<float>().begin() + static_cast<ptrdiff_t>(row * q_floats()));
+      std::copy_n(tables_[part.sequence].begin(), pages_for(part.length),
+                  in.page_table.data<int32_t>().begin() + static_cast<ptrdiff_t>(i * width));
+      in.lengths.data<int32_t>()[i] = static_cast<int32_t>(part.length);
+      in.prompts.data<uint8_t>()[i] = part.prompt ? 1 : 0;
+      row += part.tokens;
+      in.query_begin.data<int32_t>()[i + 1] = static_cast<int32_t>(row);
+    }
+    Encoder encoder(device_);
+    attention(encoder, in, bounds);
+    encoder.submit().wait();
+    return bits_of(parts, in.out, in.lse);
+  }
+
+  RowBits bits_of(const std::vector<Part>& parts, const Tensor& out, const Tensor& lse) const {
+    RowBits bits;
+    uint64_t row = 0;
+    for (const Part& part : parts) {
+      for (uint64_t t = 0; t < part.tokens; ++t, ++row) {
+        Bytes of_row = read_bytes(out.slice(0, row, 1));
+        for (const std::byte b : read_bytes(lse.slice(0, row, 1))) of_row.push_back(b);
+        bits[{part.sequence, part.length - part.tokens + t}] = std::move(of_row);
+      }
+    }
+    return bits;
+  }
+
+  int64_t slot_of(uint64_t sequence, uint64_t key) const {
+    const auto page = static_cast<uint64_t>(tables_[sequence][key / shape_.page_tokens]);
+    return static_cast<int64_t>(page * shape_.page_tokens + key % shape_.page_tokens);
+  }
+
+ private:
+  uint64_t pages_for(uint64_t length) const {
+    return (length + shape_.page_tokens - 1) / shape_.page_tokens;
+  }
+  uint64_t q_floats() const { return heads_ * shape_.head_dim; }
+
+  Device device_;
+  KvPageShape shape_;
+  uint64_t heads_;
+  std::vector<uint64_t> lengths_;
+  uint64_t pages_ = 0;
+  KvPages memory_;
+  std::vector<std::vector<int32_t>> tables_;
+};
+
+}  // namespace gyre::test

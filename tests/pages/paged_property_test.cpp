@@ -1,0 +1,328 @@
+// What must hold for any batch: a row's bits depend on its sequence alone; a prompt's not on how it
+// is cut; a sequence in pages gives what a linear cache gives.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "ops/paged_attention.h"
+#include "pages/paged_fixture.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr KvPageShape shape_of(KvFormat k, KvFormat v, uint64_t page_tokens) {
+  return {k, v, 2, 64, 0, page_tokens};
+}
+
+struct Formats {
+  KvFormat k, v;
+};
+constexpr Formats kFormats[] = {{KvFormat::tq8, KvFormat::tq4},
+                                {KvFormat::f16, KvFormat::f16},
+                                {KvFormat::bf16, KvFormat::tq3},
+                                {KvFormat::f32, KvFormat::compat4}};
+
+std::string text(const Formats& f) { return std::string(name(f.k)) + "/" + std::string(name(f.v)); }
+
+Device device_with(uint32_t threads) { return Device::open("cpu", {.threads = threads}); }
+
+// Rows that are in both must have the same bits; returns how many there were.
+uint64_t compare(const RowBits& all, const RowBits& some) {
+  uint64_t same = 0;
+  for (const auto& [where, bits] : some) {
+    const auto found = all.find(where);
+    if (found == all.end()) continue;
+    EXPECT_EQ(found->second, bits) << "sequence " << where.first << " position " << where.second;
+    ++same;
+  }
+  return same;
+}
+
+TEST(PagedBatch, RowsDoNotDependOnTheBatch) {
+  const std::vector<uint64_t> lengths = {1, 70, 1024, 1025, 2600, 64, 300, 17};
+  std::vector<Part> parts;
+  for (uint64_t s = 0; s < lengths.size(); ++s)
+    parts.push_back(
+        {s, lengths[s], std::min<uint64_t>(lengths[s], s % 3 == 2 ? 20 : 1 + s % 4), s % 5 == 1});
+  for (const Formats& f : kFormats) {
+    const KvPageShape shape = shape_of(f.k, f.v, 16);
+    const RowBits wanted = PagedWorld(device_with(1), shape, 4, lengths).attend(parts);
+    std::mt19937 random(3);
+    for (const uint32_t threads : {1u, 2u, 3u}) {
+      const PagedWorld world(device_with(threads), shape, 4, lengths, 10 + threads);
+      for (int round = 0; round < 3; ++round) {
+        std::shuffle(parts.begin(), parts.end(), random);
+        EXPECT_EQ(compare(wanted, world.attend(parts)), wanted.size()) << text(f);
+      }
+      uint64_t rows = 0;
+      for (const Part& part : parts) rows += compare(wanted, world.attend({part}));
+      EXPECT_EQ(rows, wanted.size()) << text(f);
+    }
+  }
+}
+
+TEST(PagedBatch, PromptsDoNotDependOnTheirChunks) {
+  constexpr uint64_t kLength = 333;
+  for (const Formats& f : kFormats) {
+    for (const uint64_t window : {uint64_t{0}, uint64_t{50}}) {
+      for (const uint64_t page : {8u, 64u}) {
+        PagedWorld world(device_with(2), shape_of(f.k, f.v, page), 4, {kLength, 40});
+        world.options.window = window;
+        const RowBits wanted = world.attend({{0, kLength, kLength, true}});
+        for (const uint64_t chunk : {1u, 5u, 16u, 64u, 100u}) {
+          uint64_t rows = 0;
+          for (uint64_t done = 0; done < kLength;) {
+            const uint64_t tokens = std::min<uint64_t>(kLength - done, chunk);
+            done += tokens;
+            // In company, at times.
+            std::vector<Part> parts = {{0, done, tokens, true}};
+            if (done % 2 == 0) parts.insert(parts.begin(), {1, 40, 2});
+            rows += compare(wanted, world.attend(parts));
+            if (chunk == 1 && done == 60) done = kLength - 20;
+          }
+          EXPECT_GE(rows, 80u) << text(f) << " chunks of " << chunk;
+        }
+      }
+    }
+  }
+}
+
+// Caches that hold what the first sequence holds.
+class Linear {
+ public:
+  Linear(const PagedWorld& world, const KvPageShape& shape, uint64_t length)
+      : world_(world), length_(length) {
+    k_ = make(shape.k, KvRole::k, shape, world.rows('k', 0, 0, length));
+    v_ = make(shape.v, KvRole::v, shape, world.rows('v', 0, 0, length));
+  }
+
+  RowBits attend(uint64_t length, uint64_t tokens, uint64_t window) const {
+    const Tensor q = world_.rows('q', 0, length - tokens, tokens);
+    const Tensor out = world_.device().tensor(DType::f32, {tokens, q.shape(1), v_.shape.head_dim});
+    const Tensor lse = world_.device().tensor(DType::f32, {tokens, q.shape(1)});
+    Encoder encoder(world_.device());
+    attention(encoder, {.q = q, .k_cache = k_, .v_cache = v_, .out = out, .lse = lse},
+              {.length = length,
+               .scale = 1 / std::sqrt(static_cast<float>(k_.shape.head_dim)),
+               .window = window});
+    encoder.submit().wait();
+    return world_.bits_of({{0, length, tokens}}, out, lse);
+  }
+
+ private:
+  KvBuffer make(KvFormat format, KvRole role, const KvPageShape& shape, const Tensor& rows) const {
+    const Device& device = world_.device();
+    const KvBuffer buffer =
+        KvBuffer::allocate(device, {format, role, shape.kv_heads, length_, rows.shape(2)});
+    Encoder encoder(device);
+    if (!describe(format).compressed) {
+      kv_copy(encoder, {.k = rows, .k_cache = buffer.codes.permute({1, 0, 2})});
+    } else if (role == KvRole::k) {
+      kv_quantize(encoder, {.k = rows, .k_cache = buffer});
+    } else {
+      kv_quantize(encoder, {.v = rows, .v_cache = buffer});
+    }
+    encoder.submit().wait();
+    return buffer;
+  }
+
+  const PagedWorld& world_;
+  uint64_t length_;
+  KvBuffer k_, v_;
+};
+
+TEST(PagedBatch, ASequenceGivesWhatALinearCacheGives) {
+  constexpr uint64_t kLength = 3000;
+  for (const Formats& f : kFormats) {
+    for (const uint64_t page : {64u, 128u}) {
+      const KvPageShape shape = shape_of(f.k, f.v, page);
+      PagedWorld world(device_with(2), shape, 4, {kLength});
+      const Linear linear(world, shape, kLength);
+      for (const uint64_t window : {uint64_t{0}, uint64_t{1500}, uint64_t{70}}) {
+        world.options.window = window;
+        for (const uint64_t length : {1u, 63u, 64u, 65u, 1024u, 1025u, 3000u}) {
+          for (const uint64_t tokens : {1u, 4u, 60u}) {
+            if (tokens > length) continue;
+            EXPECT_EQ(
+                compare(linear.attend(length, tokens, window), world.attend({{0, length, tokens}})),
+                tokens)
+                << text(f) << " length " << length << " tokens " << tokens << " window " << window;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Also where the length is in device memory, and the cache is longer than what it holds.
+TEST(PagedBatch, ASequenceGivesWhatKvCacheGives) {
+  constexpr uint64_t kLength = 2300;
+  for (const Formats& f : kFormats) {
+    const KvPageShape shape = shape_of(f.k, f.v, 64);
+    const PagedWorld world(device_with(2), shape, 4, {kLength});
+    KvCache cache(world.device(), {.kv_heads = 2,
+                                   .head_dim = 64,
+                                   .capacity = 9000,
+                                   .layers = {{.k = f.k, .v = f.v}},
+                                   .step_tokens = 1000});
+    uint64_t length = 0;
+    for (const uint64_t tokens : {900u, 30u, 1u, 3u, 1000u, 365u, 1u}) {
+      const Tensor out = world.device().tensor(DType::f32, {tokens, 4, 64});
+      const Tensor lse = world.device().tensor(DType::f32, {tokens, 4});
+      Encoder encoder(world.device());
+      cache.extend(encoder, tokens);
+      cache.append(encoder, 0, world.rows('k', 0, length, tokens),
+                   world.rows('v', 0, length, tokens));
+      cache.attend(encoder, 0, {.q = world.rows('q', 0, length, tokens), .out = out, .lse = lse},
+                   {.scale = 1 / 8.0f});
+      encoder.submit().wait();
+      length += tokens;
+      const Part part{0, length, tokens};
+      EXPECT_EQ(compare(world.bits_of({part}, out, lse), world.attend({part})), tokens) << text(f);
+    }
+  }
+}
+
+// Tokens that are taken back leave nothing: pages hold what they would hold without them.
+TEST(PagedBatch, RejectedDraftsAreOverwritten) {
+  for (const Formats& f : kFormats) {
+    const KvPageShape shape = shape_of(f.k, f.v, 16);
+    const PagedWorld clean(device_with(1), shape, 4, {45}), drafts(device_with(2), shape, 4, {45});
+    drafts.write(0, 37, 6, 100);
+    EXPECT_NE(read_bytes(clean.pages().bytes), read_bytes(drafts.pages().bytes));
+    drafts.write(0, 37, 3);
+    drafts.write(0, 40, 1);
+    drafts.write(0, 41, 2);
+    EXPECT_EQ(read_bytes(clean.pages().bytes), read_bytes(drafts.pages().bytes)) << text(f);
+  }
+}
+
+// One recorded call serves every batch within its bounds.
+TEST(PagedBatch, AGraphFollowsTheTables) {
+  const KvPageShape shape = shape_of(KvFormat::tq8, KvFormat::tq4, 16);
+  const PagedWorld world(device_with(2), shape, 4, {1500, 90});
+  const Device& device = world.device();
+  const Tensor q = device.tensor(DType::f32, {4, 4, 64}),
+               out = device.tensor(DType::f32, {4, 4, 64});
+  const Tensor lse = device.tensor(DType::f32, {4, 4});
+  const Tensor table = device.tensor(DType::i32, {1, world.table(0).size()});
+  const Tensor length = device.tensor(DType::i32, {1}), begin = device.tensor(DType::i32, {2});
+  Encoder encoder(device);
+  attention(encoder,
+            {.q = q,
+             .pages = world.pages(),
+             .page_table = table,
+             .lengths = length,
+             .query_begin = begin,
+             .out = out,
+             .lse = lse},
+            {.most_queries = 4, .scale = 1 / 8.0f});
+  const Graph graph = encoder.instantiate();
+  for (const Part& part :
+       {Part{0, 1500, 3}, Part{1, 40, 1}, Part{0, 1200, 4}, Part{1, 90, 2}, Part{0, 1500, 1}}) {
+    std::ranges::copy(world.table(part.sequence), table.data<int32_t>().begin());
+    const Tensor rows = world.rows('q', part.sequence, part.length - part.tokens, part.tokens);
+    std::ranges::copy(rows.data<float>(), q.data<float>().begin());
+    length.data<int32_t>()[0] = static_cast<int32_t>(part.length);
+    begin.data<int32_t>()[1] = static_cast<int32_t>(part.tokens);
+    graph.replay().wait();
+    EXPECT_EQ(compare(world.bits_of({part}, out, lse), world.attend({part})), part.tokens);
+  }
+}
+
+// A world whose keys lie in the body, and again in 16 bits in a few pages of sinks and a ring of
+// tail pages, each in entries of its own of the table.
+struct Segments {
+  uint64_t sinks = 5, tail = 20;
+  uint64_t page = 16;
+
+  // Three calls that leave states, and one merge.
+  static Tensor merged(const PagedWorld& world, const PagedCall& body,
+                       const std::vector<PagedSegment>& segments, const Tensor& lse) {
+    const Device& device = world.device();
+    const uint64_t tokens = body.q.shape(0), heads = body.q.shape(1);
+    const Tensor states = device.tensor(DType::f32, {segments.size(), tokens, heads, 64 + 2});
+    const Tensor out = device.tensor(DType::f32, {tokens, heads, 64});
+    Encoder encoder(device);
+    AttendScratch scratch;
+    for (uint64_t i = 0; i < segments.size(); ++i) {
+      PagedCall call = body;
+      call.keys = segments[i];
+      Recording recording(encoder, "test");
+      attend_pages(recording, device, call, {.partial = states.slice(0, i, 1)}, scratch);
+      recording.commit();
+    }
+    attention_merge(encoder, {.partial = states, .out = out, .lse = lse});
+    encoder.submit().wait();
+    return out;
+  }
+};
+
+TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
+  constexpr uint64_t kLength = 1200;
+  const Segments at;
+  const KvPageShape shape = shape_of(KvFormat::f32, KvFormat::f32, at.page);
+  for (const uint64_t tokens : {1u, 3u, 30u}) {
+    const PagedWorld world(device_with(2), shape, 4, {kLength});
+    const Device& device = world.device();
+    const uint64_t held = at.tail + 30, first_held = kLength - held;
+    const uint64_t ring = (held + 2 * at.page - 1) / at.page, body_entries = kLength / at.page;
+    const KvPages near = KvPages::allocate(device, shape, ring + 1);
+    const Tensor table = device.tensor(DType::i32, {1, body_entries + 1 + ring});
+    std::ranges::copy(world.table(0), table.data<int32_t>().begin());
+    for (uint64_t i = 0; i <= ring; ++i)
+      table.data<int32_t>()[body_entries + i] = static_cast<int32_t>(ring - i);
+    const auto copy_near = [&](uint64_t first, uint64_t count, uint64_t entry, uint64_t entries) {
+      const Tensor slots = device.tensor(DType::i32, {count});
+      for (uint64_t i = 0; i < count; ++i) {
+        const uint64_t key = first + i, nth = entry + key / at.page % entries;
+        slots.data<int32_t>()[i] = table.data<int32_t>()[nth] * static_cast<int32_t>(at.page) +
+                                   static_cast<int32_t>(key % at.page);
+      }
+      Encoder encoder(device);
+      kv_write(encoder, {.k = world.rows('k', 0, first, count),
+                         .v = world.rows('v', 0, first, count),
+                         .pages = near,
+                         .slots = slots});
+      encoder.submit().wait();
+    };
+    copy_near(0, at.sinks, body_entries, 1);
+    copy_near(first_held, held, body_entries + 1, ring);
+    PagedCall call{.op = "test", .q = world.rows('q', 0, kLength - tokens, tokens)};
+    call.page_table = table;
+    call.lengths = device.tensor(DType::i32, {1});
+    call.lengths.data<int32_t>()[0] = kLength;
+    call.query_begin = device.tensor(DType::i32, {2});
+    call.query_begin.data<int32_t>()[1] = static_cast<int32_t>(tokens);
+    call.options = {.most_queries = tokens, .most_length = kLength, .scale = 1 / 8.0f};
+    const Tensor tail_begin = device.tensor(DType::i32, {1});
+    tail_begin.data<int32_t>()[0] = static_cast<int32_t>(first_held);
+    PagedSegment body{.pages = world.pages()};
+    body.sinks = at.sinks, body.tail = at.tail, body.tail_begin = tail_begin;
+    PagedSegment sinks = body, tail = body;
+    sinks.pages = tail.pages = near;
+    sinks.segment = abi::kSegmentSinks, tail.segment = abi::kSegmentTail;
+    sinks.first_entry = body_entries;
+    tail.first_entry = body_entries + 1, tail.ring_entries = ring;
+    const Tensor lse = device.tensor(DType::f32, {tokens, 4}),
+                 one_lse = device.tensor(DType::f32, {tokens, 4});
+    const Tensor three = Segments::merged(world, call, {body, sinks, tail}, lse);
+    const Tensor one =
+        Segments::merged(world, call, {PagedSegment{.pages = world.pages()}}, one_lse);
+    for (uint64_t i = 0; i < one.elements(); ++i)
+      ASSERT_NEAR(three.data<float>()[i], one.data<float>()[i], 2e-6) << tokens << " at " << i;
+    for (uint64_t i = 0; i < lse.elements(); ++i)
+      ASSERT_NEAR(lse.data<float>()[i], one_lse.data<float>()[i], 4e-6);
+    // Each key is seen once: what the body has of the sinks and of the tail does not matter.
+    world.write(0, 0, at.sinks, 50);
+    world.write(0, kLength - at.tail, at.tail, 50);
+    const Tensor again = Segments::merged(world, call, {body, sinks, tail}, lse);
+    const uint64_t newest = (tokens - 1) * 4 * 64;  // the last row's tail covers what was changed
+    EXPECT_TRUE(std::equal(three.data<float>().begin() + static_cast<ptrdiff_t>(newest),
+                           three.data<float>().end(),
+                           again.data<float>().begin() + static_cast<ptrdiff_t>(newest)));
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test
