@@ -64,6 +64,7 @@ DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits)
 
 std::string name_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
+  if (types.paged != 0) return "";  // the kernel does not walk pages
   if (!is_format(types.k_format) || !is_format(types.v_format)) return "";
   if (float_type(types.q_dtype) == nullptr || float_type(types.out_dtype) == nullptr) return "";
   return join("gyre::cuda::attention_prefill<", uint32_t{types.k_format}, "u, ",
