@@ -187,6 +187,8 @@ std::vector<std::string> variant_classes(const RecordedCommand& command) {
     std::memcpy(&params, command.params.data(), sizeof(params));
     if (params.partial == abi::kAttentionPartial) reduction = Reduction::states;
     if (params.partial == abi::kAttentionMerged) reduction = Reduction::in_kernel;
+    if (params.partial == abi::kAttentionStates && params.splits > 1)
+      reduction = Reduction::in_kernel;
     if (params.partial == abi::kAttentionWhole && params.splits > 1) reduction = Reduction::cluster;
   }
   return variant_classes(*command.kernel, command.spec, reduction);

@@ -38,7 +38,8 @@ struct AttentionProblem {
 enum class AttentionKernel : uint32_t { attention, attention_decode };
 
 // Who reduces the splits' partial states to the output: nobody, because there is one split or the
-// states are what is wanted; the blocks of the kernel itself; attention_merge after it.
+// states are what is wanted; the blocks of the kernel itself, to the output or to one state of a
+// row; attention_merge after it.
 enum class AttentionReduce : uint32_t { none, in_kernel, separate };
 
 struct AttentionPlan {

@@ -76,15 +76,16 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
   }
   if (in.q.shape(0) == 0) return;
   const abi::AttentionPlan plan = plan_call(recording, call, {.out = in.out.dtype()});
-  const bool merge = plan.reduce == abi::AttentionReduce::separate;
-  if (plan.scratch_floats != 0) {
+  if (plan.reduce == abi::AttentionReduce::separate) {
     outputs.partial = encoder.device().tensor(
-        DType::f32,
-        merge ? attention_partial_shape(plan.splits, in.q.shape(), in.v_cache.shape.head_dim)
-              : Dims{plan.scratch_floats});
+        DType::f32, attention_partial_shape(plan.splits, in.q.shape(), in.v_cache.shape.head_dim));
+    dispatch_call(recording, call, plan, outputs);
+    dispatch_merge(recording, outputs);
+  } else {
+    const uint64_t floats = plan.scratch_floats;
+    dispatch_call(recording, call, plan, outputs,
+                  floats != 0 ? encoder.device().tensor(DType::f32, {floats}) : Tensor());
   }
-  dispatch_call(recording, call, plan, outputs);
-  if (merge) dispatch_merge(recording, outputs);
   recording.commit();
 }
 

@@ -25,7 +25,8 @@ void check_attend(const AttentionCall& body, const AttentionInputs& in) {
 // The states of every segment, one behind the other.
 void dispatch_segments(Recording& recording, const AttentionInputs& in,
                        const AttentionOptions& options, const CacheSegments& segments,
-                       const abi::AttentionPlan& body, const Tensor& partial) {
+                       const abi::AttentionPlan& body, const Tensor& partial,
+                       const Tensor& scratch) {
   uint64_t first = 0;
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
@@ -33,10 +34,10 @@ void dispatch_segments(Recording& recording, const AttentionInputs& in,
     const AttentionCall call{kOp, reads, options, &segment.at};
     const abi::AttentionPlan plan =
         i == 0 ? body : plan_call(recording, call, {.states = true, .splits = 1});
-    dispatch_call(
-        recording, call, plan,
-        {.partial = partial.slice(0, first, plan.splits), .out = {}, .lse = {}, .sinks = {}});
-    first += plan.splits;
+    const Tensor states = partial.slice(0, first, states_of(plan));
+    dispatch_call(recording, call, plan, {.partial = states, .out = {}, .lse = {}, .sinks = {}},
+                  scratch);
+    first += states_of(plan);
   }
 }
 
@@ -60,22 +61,20 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
   const abi::AttentionPlan plan = plan_call(recording, call, wanted);
   const bool merge = !alone || plan.reduce == abi::AttentionReduce::separate;
   AttendScratch reserved = scratch;
-  Tensor partial;
+  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
   if (merge) {
-    const Dims states = attention_partial_shape(plan.splits + segments.count - 1, in.q.shape(),
+    const Dims states = attention_partial_shape(states_of(plan) + segments.count - 1, in.q.shape(),
                                                 body.v.shape.head_dim);
     const uint64_t floats = states[0] * states[1] * states[2] * states[3];
     reserved.states = at_least(encoder.device(), scratch.states, floats);
-    partial = reserved.states.slice(0, 0, floats).reshape(states);
-  } else if (plan.scratch_floats != 0) {
-    reserved.in_kernel = at_least(encoder.device(), scratch.in_kernel, plan.scratch_floats);
-    partial = reserved.in_kernel;
+    outputs.partial = reserved.states.slice(0, 0, floats).reshape(states);
   }
-  const AttentionMergeInputs outputs{partial, in.out, in.lse, in.sinks};
+  if (plan.reduce == abi::AttentionReduce::in_kernel && plan.scratch_floats != 0)
+    reserved.in_kernel = at_least(encoder.device(), scratch.in_kernel, plan.scratch_floats);
   if (alone) {
-    dispatch_call(recording, call, plan, outputs);
+    dispatch_call(recording, call, plan, outputs, reserved.in_kernel);
   } else {
-    dispatch_segments(recording, in, options, segments, plan, partial);
+    dispatch_segments(recording, in, options, segments, plan, outputs.partial, reserved.in_kernel);
   }
   if (merge) dispatch_merge(recording, outputs);
   recording.commit();

@@ -78,29 +78,32 @@ abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& ca
 }
 
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
-                   const AttentionMergeInputs& outputs) {
-  using abi::AttentionReduce;
+                   const AttentionMergeInputs& outputs, const Tensor& scratch) {
   const AttentionPartialInputs& in = call.in;
-  const bool direct = outputs.out.defined() && plan.reduce != AttentionReduce::separate;
+  const bool states = outputs.partial.defined(),
+             reduces = plan.reduce == abi::AttentionReduce::in_kernel;
   abi::AttentionParams p{};
   fill_call(call, p);
   p.splits = plan.splits;
   p.fewest_split_keys = plan.fewest_split_keys;
   fill_keys(call, p);
-  p.partial = abi::kAttentionPartial;
-  if (direct) {
+  if (states) {
+    p.partial = reduces ? abi::kAttentionStates : abi::kAttentionPartial;
+  } else {
     p.partial = plan.scratch_floats != 0 ? abi::kAttentionMerged : abi::kAttentionWhole;
     p.out_dtype = static_cast<uint32_t>(outputs.out.dtype());
     fill_outputs(outputs, p);
   }
   const Tensor none;
+  const Tensor& out = states ? (reduces ? outputs.partial : none) : outputs.out;
+  const bool needs_scratch = reduces && plan.scratch_floats != 0;
+  const Tensor& partial = states && !reduces ? outputs.partial : needs_scratch ? scratch : none;
   const auto record = [&](const auto& kernel, const auto& spec) {
     recording.dispatch(
         kernel, spec, p,
-        {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
-         direct ? &outputs.out : &none, direct ? &outputs.lse : &none,
-         direct ? &outputs.sinks : &none, &in.slopes, &in.tree, &outputs.partial,
-         call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
+        {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales, &out,
+         states ? &none : &outputs.lse, states ? &none : &outputs.sinks, &in.slopes, &in.tree,
+         &partial, call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
   };
   if (plan.kernel == abi::AttentionKernel::attention_decode) {
     record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));

@@ -17,10 +17,15 @@ struct AttentionWanted {
 abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& call,
                              const AttentionWanted& wanted);
 
-// With `outputs.partial` where the plan needs scratch memory or states are wanted; the other
-// outputs are written if they are not.
+// How many states of each row a plan leaves, where they are wanted or merged by attention_merge.
+inline uint64_t states_of(const abi::AttentionPlan& plan) {
+  return plan.reduce == abi::AttentionReduce::in_kernel ? 1 : plan.splits;
+}
+
+// States go to `outputs.partial`, [states_of(plan), ...]; without, `outputs.out` and lse are
+// written. `scratch` is for kernels that reduce states themselves.
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
-                   const AttentionMergeInputs& outputs);
+                   const AttentionMergeInputs& outputs, const Tensor& scratch = {});
 
 // Strides of out and lse, in the params of either kernel that writes them.
 template <class Params>

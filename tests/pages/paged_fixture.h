@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gyre/gyre.h"
@@ -152,5 +153,35 @@ class PagedWorld {
   KvPages memory_;
   std::vector<std::vector<int32_t>> tables_;
 };
+
+constexpr KvPageShape shape_of(KvFormat k, KvFormat v, uint64_t page_tokens) {
+  return {k, v, 2, 64, 0, page_tokens};
+}
+
+struct Formats {
+  KvFormat k, v;
+};
+constexpr Formats kFormats[] = {{KvFormat::tq8, KvFormat::tq4},
+                                {KvFormat::f16, KvFormat::f16},
+                                {KvFormat::bf16, KvFormat::tq3},
+                                {KvFormat::f32, KvFormat::compat4}};
+
+inline std::string text(const Formats& f) {
+  return std::string(name(f.k)) + "/" + std::string(name(f.v));
+}
+
+inline Device device_with(uint32_t threads) { return Device::open("cpu", {.threads = threads}); }
+
+// Rows that are in both must have the same bits; returns how many there were.
+inline uint64_t compare(const RowBits& all, const RowBits& some) {
+  uint64_t same = 0;
+  for (const auto& [where, bits] : some) {
+    const auto found = all.find(where);
+    if (found == all.end()) continue;
+    EXPECT_EQ(found->second, bits) << "sequence " << where.first << " position " << where.second;
+    ++same;
+  }
+  return same;
+}
 
 }  // namespace gyre::test

@@ -4,39 +4,10 @@
 
 #include <string>
 
-#include "ops/paged_attention.h"
 #include "pages/paged_fixture.h"
 
 namespace gyre::test {
 namespace {
-
-constexpr KvPageShape shape_of(KvFormat k, KvFormat v, uint64_t page_tokens) {
-  return {k, v, 2, 64, 0, page_tokens};
-}
-
-struct Formats {
-  KvFormat k, v;
-};
-constexpr Formats kFormats[] = {{KvFormat::tq8, KvFormat::tq4},
-                                {KvFormat::f16, KvFormat::f16},
-                                {KvFormat::bf16, KvFormat::tq3},
-                                {KvFormat::f32, KvFormat::compat4}};
-
-std::string text(const Formats& f) { return std::string(name(f.k)) + "/" + std::string(name(f.v)); }
-
-Device device_with(uint32_t threads) { return Device::open("cpu", {.threads = threads}); }
-
-// Rows that are in both must have the same bits; returns how many there were.
-uint64_t compare(const RowBits& all, const RowBits& some) {
-  uint64_t same = 0;
-  for (const auto& [where, bits] : some) {
-    const auto found = all.find(where);
-    if (found == all.end()) continue;
-    EXPECT_EQ(found->second, bits) << "sequence " << where.first << " position " << where.second;
-    ++same;
-  }
-  return same;
-}
 
 TEST(PagedBatch, RowsDoNotDependOnTheBatch) {
   const std::vector<uint64_t> lengths = {1, 70, 1024, 1025, 2600, 64, 300, 17};
@@ -227,100 +198,6 @@ TEST(PagedBatch, AGraphFollowsTheTables) {
     begin.data<int32_t>()[1] = static_cast<int32_t>(part.tokens);
     graph.replay().wait();
     EXPECT_EQ(compare(world.bits_of({part}, out, lse), world.attend({part})), part.tokens);
-  }
-}
-
-// A world whose keys lie in the body, and again in 16 bits in a few pages of sinks and a ring of
-// tail pages, each in entries of its own of the table.
-struct Segments {
-  uint64_t sinks = 5, tail = 20;
-  uint64_t page = 16;
-
-  // Three calls that leave states, and one merge.
-  static Tensor merged(const PagedWorld& world, const PagedCall& body,
-                       const std::vector<PagedSegment>& segments, const Tensor& lse) {
-    const Device& device = world.device();
-    const uint64_t tokens = body.q.shape(0), heads = body.q.shape(1);
-    const Tensor states = device.tensor(DType::f32, {segments.size(), tokens, heads, 64 + 2});
-    const Tensor out = device.tensor(DType::f32, {tokens, heads, 64});
-    Encoder encoder(device);
-    AttendScratch scratch;
-    for (uint64_t i = 0; i < segments.size(); ++i) {
-      PagedCall call = body;
-      call.keys = segments[i];
-      Recording recording(encoder, "test");
-      attend_pages(recording, device, call, {.partial = states.slice(0, i, 1)}, scratch);
-      recording.commit();
-    }
-    attention_merge(encoder, {.partial = states, .out = out, .lse = lse});
-    encoder.submit().wait();
-    return out;
-  }
-};
-
-TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
-  constexpr uint64_t kLength = 1200;
-  const Segments at;
-  const KvPageShape shape = shape_of(KvFormat::f32, KvFormat::f32, at.page);
-  for (const uint64_t tokens : {1u, 3u, 30u}) {
-    const PagedWorld world(device_with(2), shape, 4, {kLength});
-    const Device& device = world.device();
-    const uint64_t held = at.tail + 30, first_held = kLength - held;
-    const uint64_t ring = (held + 2 * at.page - 1) / at.page, body_entries = kLength / at.page;
-    const KvPages near = KvPages::allocate(device, shape, ring + 1);
-    const Tensor table = device.tensor(DType::i32, {1, body_entries + 1 + ring});
-    std::ranges::copy(world.table(0), table.data<int32_t>().begin());
-    for (uint64_t i = 0; i <= ring; ++i)
-      table.data<int32_t>()[body_entries + i] = static_cast<int32_t>(ring - i);
-    const auto copy_near = [&](uint64_t first, uint64_t count, uint64_t entry, uint64_t entries) {
-      const Tensor slots = device.tensor(DType::i32, {count});
-      for (uint64_t i = 0; i < count; ++i) {
-        const uint64_t key = first + i, nth = entry + key / at.page % entries;
-        slots.data<int32_t>()[i] = table.data<int32_t>()[nth] * static_cast<int32_t>(at.page) +
-                                   static_cast<int32_t>(key % at.page);
-      }
-      Encoder encoder(device);
-      kv_write(encoder, {.k = world.rows('k', 0, first, count),
-                         .v = world.rows('v', 0, first, count),
-                         .pages = near,
-                         .slots = slots});
-      encoder.submit().wait();
-    };
-    copy_near(0, at.sinks, body_entries, 1);
-    copy_near(first_held, held, body_entries + 1, ring);
-    PagedCall call{.op = "test", .q = world.rows('q', 0, kLength - tokens, tokens)};
-    call.page_table = table;
-    call.lengths = device.tensor(DType::i32, {1});
-    call.lengths.data<int32_t>()[0] = kLength;
-    call.query_begin = device.tensor(DType::i32, {2});
-    call.query_begin.data<int32_t>()[1] = static_cast<int32_t>(tokens);
-    call.options = {.most_queries = tokens, .most_length = kLength, .scale = 1 / 8.0f};
-    const Tensor tail_begin = device.tensor(DType::i32, {1});
-    tail_begin.data<int32_t>()[0] = static_cast<int32_t>(first_held);
-    PagedSegment body{.pages = world.pages()};
-    body.sinks = at.sinks, body.tail = at.tail, body.tail_begin = tail_begin;
-    PagedSegment sinks = body, tail = body;
-    sinks.pages = tail.pages = near;
-    sinks.segment = abi::kSegmentSinks, tail.segment = abi::kSegmentTail;
-    sinks.first_entry = body_entries;
-    tail.first_entry = body_entries + 1, tail.ring_entries = ring;
-    const Tensor lse = device.tensor(DType::f32, {tokens, 4}),
-                 one_lse = device.tensor(DType::f32, {tokens, 4});
-    const Tensor three = Segments::merged(world, call, {body, sinks, tail}, lse);
-    const Tensor one =
-        Segments::merged(world, call, {PagedSegment{.pages = world.pages()}}, one_lse);
-    for (uint64_t i = 0; i < one.elements(); ++i)
-      ASSERT_NEAR(three.data<float>()[i], one.data<float>()[i], 2e-6) << tokens << " at " << i;
-    for (uint64_t i = 0; i < lse.elements(); ++i)
-      ASSERT_NEAR(lse.data<float>()[i], one_lse.data<float>()[i], 4e-6);
-    // Each key is seen once: what the body has of the sinks and of the tail does not matter.
-    world.write(0, 0, at.sinks, 50);
-    world.write(0, kLength - at.tail, at.tail, 50);
-    const Tensor again = Segments::merged(world, call, {body, sinks, tail}, lse);
-    const uint64_t newest = (tokens - 1) * 4 * 64;  // the last row's tail covers what was changed
-    EXPECT_TRUE(std::equal(three.data<float>().begin() + static_cast<ptrdiff_t>(newest),
-                           three.data<float>().end(),
-                           again.data<float>().begin() + static_cast<ptrdiff_t>(newest)));
   }
 }
 

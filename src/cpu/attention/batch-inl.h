@@ -126,8 +126,7 @@ class Batch {
     pieces.count = 1;
     pieces.all = {abi::row_bounds<int64_t>(mask, 0, first, last).begin,
                   abi::row_bounds<int64_t>(mask, mask.tokens - 1, first, last).end};
-    const bool partial = p_.partial == abi::kAttentionPartial;
-    if (partial && p_.fewest_split_keys == 0) {  // as the caller of attention_partial wants them
+    if (p_.partial == abi::kAttentionPartial) {  // as the caller of attention_partial wants them
       pieces.all = {first, last};
       pieces.first = first;
       pieces.keys = static_cast<int64_t>(p_.split_keys);
@@ -136,8 +135,6 @@ class Batch {
     }
     const auto begin = static_cast<uint64_t>(pieces.all.begin);
     const auto end = static_cast<uint64_t>(pieces.all.end);
-    pieces.first = pieces.all.begin;
-    pieces.keys = pieces.all.end - pieces.all.begin;
     if (!s.prompt && p_.splits > 1 && end - begin > kCut.fewest_keys) {
       const abi::AttentionPieces cut =
           abi::attention_pieces(kCut, static_cast<uint64_t>(mask.length), begin, end);
@@ -145,7 +142,6 @@ class Batch {
       pieces.first = static_cast<int64_t>(cut.first * cut.keys);
       pieces.count = cut.end - cut.first;
     }
-    if (partial) pieces.count = p_.splits;  // the others are empty
     return pieces;
   }
 

@@ -6,8 +6,7 @@
 namespace gyre::cpu {
 namespace {
 
-// Pieces that the keys of a sequence may be in, its states merged by the kernel. States that are
-// wanted of one cache are those of the pieces.
+// Pieces that the keys of a sequence may be in; the kernel merges their states.
 abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   const uint64_t group = p.heads / p.kv_heads;
   const uint64_t queries = p.sequences != 0 ? p.most_queries : p.tokens;
@@ -16,7 +15,7 @@ abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   abi::AttentionPlan plan = abi::attention_any_shape_plan(p, 1, 0);
   plan.splits = pieces;
   plan.fewest_split_keys = static_cast<uint32_t>(kCut.fewest_keys);
-  if (pieces == 1 || (p.states != 0 && p.sequences == 0)) return plan;
+  if (pieces == 1) return plan;
   const uint64_t sequences = p.sequences != 0 ? p.sequences : 1;
   plan.reduce = abi::AttentionReduce::in_kernel;
   plan.scratch_floats = PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group),
