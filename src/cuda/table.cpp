@@ -18,6 +18,8 @@ std::span<const CudaKernel> kernel_table() {
       {&kAttentionMerge.info, "attention/merge.cu", name_attention_merge, launch_attention_merge},
       {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
       {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},
+      {&kKvWrite.info, "kv_write.cu", name_kv_write, launch_kv_write, kExact},
+      {&kKvPageCopy.info, "kv_write.cu", name_kv_page_copy, launch_kv_page_copy},
       {&kBytesCopy.info, "cache.cu", name_bytes_copy, launch_bytes_copy},
       {&kWordsWrite.info, "cache.cu", name_words_write, launch_words_write},
   };

@@ -56,9 +56,14 @@ std::span<const uint64_t> attention_decode_specs() {
       for (const KvFormat v : kv_formats()) {
         for (const uint32_t head_dim : {64, 128, 256, 512}) {
           for (const uint32_t rows : {4, 8, 12, 16}) {
-            for (const uint32_t cluster : {1, 2, 8})
-              specs.push_back(spec_key(abi::attention_decode_spec(
-                  static_cast<uint32_t>(k), static_cast<uint32_t>(v), head_dim, rows, cluster)));
+            abi::AttentionDecodeSpec spec{};
+            for (const uint32_t cluster : {8, 2, 1}) {
+              spec = abi::attention_decode_spec(static_cast<uint32_t>(k), static_cast<uint32_t>(v),
+                                                head_dim, rows, cluster);
+              specs.push_back(spec_key(spec));
+            }
+            spec.paged = 1;
+            specs.push_back(spec_key(spec));
           }
         }
       }

@@ -239,6 +239,84 @@ TEST(CudaPlanner, DecodeVariants) {
   for (const uint32_t dim : {0, 1, 96, 1024, 65535}) EXPECT_FALSE(has(kF16, kF16, dim, 8, 1));
 }
 
+// Over pages: a batch of up to 64 sequences, those of the decode phase.
+abi::AttentionProblem paged_problem(KvFormat format, uint64_t heads, uint32_t head_dim,
+                                    uint32_t most_queries) {
+  abi::AttentionProblem p{};
+  p.tokens = 64, p.heads = heads, p.kv_heads = 8;
+  p.capacity = p.keys = 131072;
+  p.addresses = 256;
+  const uint32_t bits = describe(format).bits;
+  const uint64_t head_bytes = uint64_t{64} * head_dim * bits / 4;
+  p.k = {.codes_head_stride = head_bytes,
+         .codes_tile_stride = uint64_t{head_dim} * bits,
+         .scales_head_stride = describe(format).compressed ? head_bytes : 0,
+         .scales_tile_stride = describe(format).compressed ? 16u : 0u,
+         .format = static_cast<uint32_t>(format),
+         .role = 0,
+         .head_dim = head_dim,
+         .unused = 0};
+  p.v = p.k;
+  p.v.role = 1;
+  p.sequences = 64, p.page_stride = 8 * head_bytes, p.page_tokens = 64;
+  p.most_queries = most_queries;
+  p.phase = abi::AttentionPhase::decode;
+  return p;
+}
+
+TEST(CudaPlanner, Pages) {
+  const auto plan_of = [](const abi::AttentionProblem& p) {
+    return cuda::plan_attention(p, kH200);
+  };
+  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows) {
+    const abi::AttentionPlan plan = plan_of(p);
+    ASSERT_EQ(plan.kernel, abi::AttentionKernel::attention_decode);
+    const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
+    EXPECT_EQ(spec.rows, rows);
+    EXPECT_EQ(spec.paged, 1);
+    EXPECT_EQ(spec.cluster, 1);
+    EXPECT_EQ(plan.reduce, abi::AttentionReduce::in_kernel);
+    // For every multiprocessor a counter, and 64 pieces of one unit; no more for more sequences.
+    EXPECT_EQ(plan.scratch_floats, 264 + 132 * uint64_t{64} * rows * (p.k.head_dim + 2));
+    EXPECT_EQ(cuda::name_attention_decode(plan.spec).find("gyre::cuda::attention_decode_paged<"),
+              0u);
+  };
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16);
+  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8);
+  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8);  // a unit has one token
+  abi::AttentionProblem many = paged_problem(KvFormat::tq4, 32, 128, 1);
+  many.sequences = 4096;
+  expect_rows(many, 4);
+
+  const auto expect_any = [&](const abi::AttentionProblem& p) {
+    const abi::AttentionPlan plan = plan_of(p);
+    EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention);
+    EXPECT_EQ(spec_from_key<abi::AttentionSpec>(plan.spec).paged, 1);
+    EXPECT_EQ(plan.splits, 1u);
+    EXPECT_EQ(plan.scratch_floats, 0u);
+    EXPECT_EQ(plan.reduce, abi::AttentionReduce::none);
+  };
+  abi::AttentionProblem p = paged_problem(KvFormat::tq4, 32, 128, 1);
+  p.phase = abi::AttentionPhase::prompt;
+  expect_any(p);
+  p.phase = abi::AttentionPhase::all;
+  expect_any(p);
+  expect_any(paged_problem(KvFormat::tq4, 32, 96, 1));
+  expect_any(paged_problem(KvFormat::f32, 32, 128, 1));
+  expect_any(paged_problem(KvFormat::tq4, 256, 128, 1));  // 32 heads to a KV head
+  p = paged_problem(KvFormat::tq4, 32, 128, 1);
+  p.v.codes_head_stride *= 2;
+  expect_any(p);
+  p = paged_problem(KvFormat::tq4, 32, 128, 1);
+  p.page_stride = uint64_t{1} << 33;
+  expect_any(p);
+  p = paged_problem(KvFormat::tq4, 32, 128, 1);
+  p.keys = p.capacity = uint64_t{1} << 31;
+  expect_any(p);
+}
+
 // A plan that finds no multiprocessors or no keys is a plan.
 TEST(CudaPlanner, DegenerateLimits) {
   CudaPlans none({});

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <regex>
 #include <set>
 #include <string>
@@ -49,18 +50,23 @@ std::span<const uint64_t> specs_of(const KernelInfo& kernel) {
   return {};  // nothing lists the kernel: its row finds no names
 }
 
-// Of a kernel with many variants some from all over the list, unless all are asked for.
+// Of a template with many variants some from all over the list, unless all are asked for.
 std::vector<std::string> chosen_names(const CudaKernel& kernel) {
   constexpr size_t kMost = 3;
-  std::vector<std::string> names;
+  std::map<std::string, std::vector<std::string>> of_templates;
   std::set<std::string> seen;
   for (const uint64_t spec : specs_of(*kernel.info)) {
     const std::string name = kernel.name(spec);
-    if (!name.empty() && seen.insert(name).second) names.push_back(name);
+    if (!name.empty() && seen.insert(name).second)
+      of_templates[name.substr(0, name.find('<'))].push_back(name);
   }
-  if (names.size() <= kMost || std::getenv("GYRE_COMPILE_ALL") != nullptr) return names;
   std::vector<std::string> some;
-  for (size_t i = 0; i < kMost; ++i) some.push_back(names[i * (names.size() - 1) / (kMost - 1)]);
+  for (const auto& [text, names] : of_templates) {
+    const bool all = names.size() <= kMost || std::getenv("GYRE_COMPILE_ALL") != nullptr;
+    const size_t count = all ? names.size() : kMost;
+    for (size_t i = 0; i < count; ++i)
+      some.push_back(all ? names[i] : names[i * (names.size() - 1) / (kMost - 1)]);
+  }
   return some;
 }
 

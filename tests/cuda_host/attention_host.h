@@ -16,6 +16,8 @@ using HostKernel = void (*)(const void* params, const uint64_t* args, const Host
 HostKernel host_attention(uint32_t k_format, uint32_t v_format);
 HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
                                  uint32_t rows, uint32_t cluster);
+HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
+                                       uint32_t rows);
 HostKernel host_attention_merge(uint32_t out_dtype);
 
 }  // namespace gyre::test

@@ -49,10 +49,13 @@ PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
 
 // `fits` is false where the kernel's text has no such variant, whatever the GPU.
 DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
-  if (s.cluster != 1 && s.cluster != kDecodePair && s.cluster != kDecodeCluster) return {};
+  const bool alone = s.cluster == 1,
+             together = s.cluster == kDecodePair || s.cluster == kDecodeCluster;
+  if (!alone && (!together || s.paged != 0)) return {};
   if (s.head_dim == 0 || s.rows == 0) return {};
   if (decode_block_rows(s.v_format, s.head_dim, s.rows) != s.rows) return {};
-  return decode_shared_layout(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster);
+  return decode_shared_layout(s.k_format, s.v_format, s.head_dim, s.rows,
+                              s.paged != 0 ? kDecodePages : s.cluster);
 }
 
 DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits) {
@@ -86,9 +89,10 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (!layout_of(s).fits) return "";
-  return join("gyre::cuda::attention_decode<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
-              "u, ", uint32_t{s.head_dim}, "u, ", uint32_t{s.rows}, "u, ", uint32_t{s.cluster},
-              "u>");
+  const std::string cluster = s.paged != 0 ? "" : join(", ", uint32_t{s.cluster}, "u");
+  return join("gyre::cuda::attention_decode", s.paged != 0 ? "_paged<" : "<", uint32_t{s.k_format},
+              "u, ", uint32_t{s.v_format}, "u, ", uint32_t{s.head_dim}, "u, ", uint32_t{s.rows},
+              "u", cluster, ">");
 }
 
 bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
@@ -102,6 +106,8 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const DecodeBlock block = block_of(layout_of(s), limits);
+  if (s.paged != 0)
+    return {{paged_blocks(limits.multiprocessors), 1, 1}, block.warps * 32, block.bytes};
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;
   return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
            static_cast<uint32_t>(p.kv_heads)},

@@ -25,12 +25,20 @@ bool copies_16_bytes(const abi::KvCacheLayout& cache, bool tiled) {
          cache.scales_tile_stride < uint64_t{1} << 26;
 }
 
+// That a block may have to do with. In pages they are a sequence's, over 16-bit V a token's.
+uint64_t most_rows(const abi::AttentionProblem& p) {
+  if (p.sequences == 0) return abi::attention_rows(p);
+  const uint64_t tokens = is_compressed(p.v.format) ? p.most_queries : 1;
+  return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, kDecodeRows);
+}
+
 class Planner {
  public:
   Planner(const abi::AttentionProblem& problem, const CudaLimits& limits, HasDecode has)
-      : p_(problem), limits_(limits), has_(has), rows_(abi::attention_rows(problem)) {}
+      : p_(problem), limits_(limits), has_(has), rows_(most_rows(problem)) {}
 
   abi::AttentionPlan plan() const {
+    if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
     if (!decode) return any_shape();
     if (p_.states != 0)
@@ -45,6 +53,32 @@ class Planner {
   }
 
  private:
+  // Sequences of the decode phase to attention_decode, if there is a kernel: it cuts each one's
+  // keys by itself. Prompts, and what it does not take, in one split: bits must not follow the
+  // batch.
+  abi::AttentionPlan pages() const {
+    const Decode decode = decodes_pages() ? find_decode(1) : Decode{};
+    if (!decode) return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+    abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
+    plan.scratch_floats =
+        paged_scratch_floats(decode->head_dim, decode->rows, paged_blocks(limits_.multiprocessors));
+    return plan;
+  }
+  bool decodes_pages() const {
+    constexpr uint64_t kMostKeys = uint64_t{1} << 30, kMost32 = uint64_t{1} << 31;
+    // One offset of page and head for K, V and their scales; see PageTiles.
+    const auto same = [&](const abi::KvCacheLayout& half) {
+      return half.codes_head_stride == p_.k.codes_head_stride &&
+             (!is_compressed(half.format) || half.scales_head_stride == half.codes_head_stride);
+    };
+    return p_.phase == abi::AttentionPhase::decode && group() <= kDecodeRows && p_.tree == 0 &&
+           p_.k.head_dim == p_.v.head_dim && p_.keys <= kMostKeys && p_.sequences < kMost32 &&
+           p_.tokens < kMost32 && p_.page_stride < kMost32 &&
+           (p_.addresses | p_.page_stride) % 16 == 0 && same(p_.k) && same(p_.v) &&
+           copies_16_bytes(p_.k, false) && copies_16_bytes(p_.v, is_compressed(p_.v.format));
+  }
+  uint64_t group() const { return p_.heads / p_.kv_heads; }
+
   // attention_decode takes few rows, all of one mask where values may be NaN: a key that is hidden
   // from some rows would show in them.
   bool takes_few_rows() const {
@@ -60,8 +94,9 @@ class Planner {
     const uint64_t step = is_compressed(p_.v.format) ? 4 : 8;
     for (uint64_t rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_); rows >= step;
          rows -= step) {
-      const abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
+      abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
+      spec.paged = p_.sequences != 0 ? 1 : 0;
       if (has_(spec_key(spec), limits_)) return spec;
     }
     return {};

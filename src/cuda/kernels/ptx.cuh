@@ -77,9 +77,11 @@ inline uint32_t pin(uint32_t x) { return x; }
 inline uint32_t code_motion_barrier(uint32_t x) { return x; }
 inline uint64_t code_motion_barrier(uint64_t x) { return x; }
 inline void trap() { cuda_host::fail("a kernel halted"); }
-inline uint32_t atomic_add_acq_rel(uint32_t* counter) {
+inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t x = 1) {
   cuda_host::require_pdl_wait();
-  return (*counter)++;
+  const uint32_t before = *counter;
+  *counter += x;
+  return before;
 }
 inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   cuda_host::require_pdl_wait();
@@ -301,11 +303,11 @@ inline uint64_t code_motion_barrier(uint64_t x) {
 inline void trap() { __trap(); }
 // Returns the value before. Releases what this thread wrote and observed, to the whole GPU, and
 // acquires what the threads before it released.
-inline uint32_t atomic_add_acq_rel(uint32_t* counter) {
+inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t x = 1) {
   uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
                : "=r"(before)
-               : "l"(counter)
+               : "l"(counter), "r"(x)
                : "memory");
   return before;
 }
@@ -320,6 +322,11 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   return bits;
 }
 // Reads what another block wrote: from L2, not from L1.
+inline uint32_t load_l2(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
 inline float2 load_l2(const float2* from) {
   float2 x;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");

@@ -1,12 +1,15 @@
 #pragma once
 // Decode attention: the shared-memory layout of a block, and how many warps and stages it has. Host
 // and kernel compute the same.
+#include "abi/attention_cut.h"
 #include "cuda/kernels/attention/prefill_layout.cuh"
 
 namespace gyre::cuda {
 
 constexpr uint32_t kDecodeRows = 16;  // of a KV head, that the kernel takes
 constexpr uint32_t kDecodeCluster = 8, kDecodePair = 2;
+// In place of a cluster's size: keys in pages, no clusters, and blocks that go on to further work.
+constexpr uint32_t kDecodePages = 0;
 
 // A merged call's scratch begins with a counter for each row, 0 before and after; the partials of
 // clusters follow, at a multiple of 16 bytes.
@@ -63,7 +66,8 @@ constexpr uint32_t decode_bits(uint32_t k, uint32_t v, uint32_t head_dim) {
 constexpr bool decode_twelve_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
                                    uint32_t cluster) {
   const uint32_t bits = decode_bits(k, v, head_dim);
-  return head_dim == 128 && rows == 4 && cluster < kDecodeCluster && bits >= 768 && bits <= 1024;
+  return cluster != kDecodePages && head_dim == 128 && rows == 4 && cluster < kDecodeCluster &&
+         bits >= 768 && bits <= 1024;
 }
 
 // An MMA over 16-bit values takes 16 keys, one over levels 32: a tile for each of four lanes. Two
@@ -123,6 +127,35 @@ constexpr uint32_t kDecodeFewestStages = 2;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
+// Pages: pieces of a sequence's keys, of a power of two of keys (abi/attention_cut.h). A piece is
+// so many keys that what the warps do once for each of them counts little, and so few that blocks
+// get equal shares. Pieces of a unit that lie in different blocks meet in global memory.
+constexpr abi::AttentionCut decode_cut(uint32_t head_dim) {
+  return {head_dim <= 128 ? uint64_t{512} : uint64_t{256}, 64};
+}
+// As abi::attention_piece_keys, in 32 bits: the logarithm.
+constexpr uint32_t piece_shift(const abi::AttentionCut& cut, uint32_t length) {
+  const auto most = static_cast<uint32_t>(cut.most_pieces);
+  uint32_t shift = 0;
+  while (1u << shift < static_cast<uint32_t>(cut.fewest_keys)) ++shift;
+  while ((length + (1u << shift) - 1) >> shift > most) ++shift;
+  return shift;
+}
+// One for each multiprocessor: the lengths, and so the work, are known on the device only.
+constexpr uint32_t paged_blocks(uint32_t multiprocessors) {
+  return multiprocessors == 0 ? 1 : multiprocessors;
+}
+// Floats of the scratch of a call over pages: for each block a counter and the number of pieces in
+// the first of the states that it left, at a multiple of 16 bytes states {values}, {max, sum} of
+// the pieces of one unit.
+constexpr uint64_t paged_area_floats(uint32_t head_dim, uint32_t rows) {
+  return decode_cut(head_dim).most_pieces * rows * (head_dim + 2);
+}
+constexpr uint64_t paged_counters(uint32_t blocks) { return (uint64_t{blocks} * 2 + 3) / 4 * 4; }
+constexpr uint64_t paged_scratch_floats(uint32_t head_dim, uint32_t rows, uint32_t blocks) {
+  return paged_counters(blocks) + blocks * paged_area_floats(head_dim, rows);
+}
+
 // Shared memory of a block, in this order: states, query operands, an f32 staging buffer (rows of
 // the block, or what all blocks of a cluster store into it), a transpose buffer for scores per
 // warp, an exchange buffer for the scores of warps that share keys, and a ring of stages per warp.
@@ -134,15 +167,21 @@ struct DecodeSharedLayout {
   uint32_t warps;                                        // that the registers are enough for
   uint32_t warps_per_key;
   bool deep;             // three stages pay: a byte costs many instructions
+  bool paged;            // keys are on their way while sums are merged
   uint32_t stage, sums;  // bytes of a stage, and of one warp's partial sums
 
+  // Whether sums have a place behind the ring. Where loads go on, they may overwrite the stage that
+  // was used last, but no other.
+  constexpr bool sums_apart() const { return paged && sums > stage; }
   // Bytes of one warp's ring.
   constexpr uint32_t ring_bytes(uint32_t stages) const {
-    return stages * stage > sums ? stages * stage : sums;
+    const uint32_t all = stages * stage;
+    if (paged) return all + (sums_apart() ? sums : 0);
+    return all > sums ? all : sums;
   }
 };
 
-constexpr uint32_t kDecodeStateBytes = 5248;
+constexpr uint32_t kDecodeStateBytes = 5248, kPagedStateBytes = 2048;
 // Floats from row to row of a warp's partial sums: the four or eight rows that a warp stores at
 // once lie in different banks.
 constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t slice) {
@@ -155,10 +194,12 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32
   const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
   const DecodeStage stage = decode_stage(k, v, head_dim, rows, cluster);
   a.fits = stage.fits;
-  a.queries = kDecodeStateBytes;
+  a.paged = cluster == kDecodePages;
+  a.queries = kDecodeStateBytes + (a.paged ? kPagedStateBytes : 0);
   a.staging = a.queries +
               (k_levels ? head_dim / 32 * (rows / 4) * 256 : head_dim / 16 * eights(rows) * 512);
-  const uint32_t stored = (rows + cluster - 1) / cluster * cluster * (head_dim + 2);
+  const uint32_t blocks = cluster > 1 ? cluster : 1;
+  const uint32_t stored = (rows + blocks - 1) / blocks * blocks * (head_dim + 2);
   const uint32_t own = rows * head_dim;
   a.transpose = round_up(a.staging + (cluster > 1 && stored > own ? stored : own) * 4, 16);
   a.transpose_bytes = k_levels == v_levels ? 0 : rows * (stage.keys + 4) * 4;
@@ -177,6 +218,11 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32
 // The most warps of a block that registers, and the shared memory of the largest GPU, allow.
 constexpr uint32_t kDecodeMostBytes = 227 << 10;
 constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
+  if (layout.paged) {
+    // Pieces are powers of two, too: all warps have equally many stages of a whole one.
+    const uint32_t fit = (kDecodeMostBytes - layout.ring) / layout.ring_bytes(kDecodeFewestStages);
+    return fit >= 8 ? 8 : 4;
+  }
   const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
   const uint32_t warps = by_keys < layout.warps ? by_keys : layout.warps;
   const uint32_t step = layout.warps_per_key > 2 ? layout.warps_per_key : 2;
@@ -191,8 +237,10 @@ constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t head_dim, 
 // executes many instructions per byte. GPUs with less shared memory get fewer warps, not fewer
 // stages: the number of stages is a constant of the kernel.
 constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t most_warps) {
-  constexpr uint32_t kEnough = 32 << 10;
-  const uint32_t one = most_warps * layout.stage, fit = (kDecodeMostBytes - layout.ring) / one;
+  const uint32_t kEnough = (layout.paged ? 48 : 32) << 10;
+  const uint32_t one = most_warps * layout.stage;
+  const uint32_t apart = layout.sums_apart() ? most_warps * layout.sums : 0;
+  const uint32_t fit = (kDecodeMostBytes - layout.ring - apart) / one;
   uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || layout.deep ? 3 : 2);
   constexpr uint32_t kSmall = 99 << 10;  // of sm_86, sm_89, sm_120: one group of warps must fit
   if (layout.ring + layout.warps_per_key * layout.ring_bytes(most) > kSmall)
@@ -213,7 +261,7 @@ constexpr DecodeBlock decode_block(const DecodeSharedLayout& layout, uint32_t mo
   uint32_t warps = (most_bytes - layout.ring) / each;
   if (warps > most_warps) warps = most_warps;
   warps = warps / layout.warps_per_key * layout.warps_per_key;
-  if (warps > 4) warps = warps / 2 * 2;
+  if (warps > 4) warps = layout.paged ? warps / 4 * 4 : warps / 2 * 2;
   if (warps == 0) return {};
   const uint32_t bytes = layout.ring + warps * each;
   return {warps, bytes < alone && alone <= most_bytes ? alone : bytes};

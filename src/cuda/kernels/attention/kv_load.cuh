@@ -12,6 +12,23 @@ constexpr uint32_t rotate_slot(uint32_t slot, uint32_t rotations) {
   return slot;
 }
 
+// Where the tiles of a stage lie in pages: lane t holds the page of tile t, and where in it.
+struct PageTiles {
+  uint64_t head;    // bytes from the first KV head to this one
+  uint32_t stride;  // bytes from page to page
+  uint32_t page, tile;
+
+  struct Place {
+    uint64_t offset;  // of page and head
+    uint32_t tile;
+  };
+  // Of tile t; for all lanes of a warp together.
+  Place of(uint32_t t) const {
+    const uint32_t number = __shfl_sync(kAll, page, static_cast<int>(t));
+    return {head + uint64_t{number} * stride, __shfl_sync(kAll, tile, static_cast<int>(t))};
+  }
+};
+
 // Rows in chunks of 16 bytes: kSlots of them per tile (8, or 1: whole tiles), kStride apart (0: the
 // caller's stride). XOR swizzle: a row's chunk index is XORed with kSwizzle times the bits under
 // kMask of its slot. kRotations permutes the rows of a tile, see rotate_slot. A lane takes every
@@ -34,8 +51,8 @@ class RowLoad {
   uint32_t never_set() const { return cuda::never_set<16>(source_); }
 
   // Every row holds a key.
-  void whole(uint32_t tile, unsigned char* to) const {
-    const uint8_t* const from = source_ + uint64_t{tile * kSlots} * stride();
+  void whole(uint32_t tile, unsigned char* to, uint64_t further = 0) const {
+    const uint8_t* const from = source_ + further + uint64_t{tile * kSlots} * stride();
     const SharedAddress first = optimization_barrier(shared_address(to) + target_);
 #pragma unroll
     for (uint32_t i = 0; i < (kAllChunks + kWarp - 1) / kWarp; ++i) {
@@ -48,9 +65,34 @@ class RowLoad {
     }
   }
 
+  // Every row holds a key, but tiles lie in different pages.
+  void across(const PageTiles& pages, unsigned char* to) const {
+#pragma unroll
+    for (uint32_t i = 0; i < (kAllChunks + kWarp - 1) / kWarp; ++i) {
+      const uint32_t at = lane() + i * kWarp, row = at / kChunks;
+      const PageTiles::Place place = pages.of(row / kSlots % kWarp);
+      if (kAllChunks % kWarp == 0 || at < kAllChunks)
+        copy_async<16>(shared_address(to) + target_of(at), paged_source(place, row, at), true);
+    }
+  }
+  // Some do: as some() below.
+  void some_of(const PageTiles& pages, const DecodeWalk& walk, uint32_t tile,
+               unsigned char* to) const {
+#pragma unroll 1
+    for (uint32_t i = 0; i < (kAllChunks + kWarp - 1) / kWarp; ++i) {
+      const uint32_t at = lane() + i * kWarp, row = at / kChunks, index = tile + row / kSlots;
+      const PageTiles::Place place = pages.of(row / kSlots % kWarp);
+      const bool present =
+          index < walk.tiles && (kSlots == 1 || walk.valid(index * abi::kKvTile + row % kSlots));
+      if (kAllChunks % kWarp == 0 || at < kAllChunks)
+        copy_async<16>(shared_address(to) + target_of(at),
+                       present ? paged_source(place, row, at) : source_, present);
+    }
+  }
+
   // Rows are checked one by one; those without a key become zeros.
   void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
-    const uint8_t* const first = source_ - lane() / kChunks * stride() - lane() % kChunks * 16;
+    const uint8_t* const first = first_row();
 #pragma unroll 1
     for (uint32_t at = lane(); at < kAllChunks; at += kWarp) {
       const uint32_t row = at / kChunks, index = tile + row / kSlots;
@@ -68,6 +110,13 @@ class RowLoad {
   static constexpr bool kUniformStep =
       (kChunks < kWarp && kWarp / kChunks % 8 == 0) || (kSlots == 1 && kSwizzle == 0);
 
+  const uint8_t* first_row() const {
+    return source_ - lane() / kChunks * stride() - lane() % kChunks * 16;
+  }
+  const uint8_t* paged_source(const PageTiles::Place& place, uint32_t row, uint32_t at) const {
+    return first_row() + place.offset + uint64_t{place.tile * kSlots + row % kSlots} * stride() +
+           at % kChunks * 16;
+  }
   static uint32_t lane() { return threadIdx.x % kWarp; }
   uint32_t stride() const { return kStride != 0 ? kStride : stride_; }
   static uint32_t target_of(uint32_t at) {
@@ -93,14 +142,27 @@ class ScaleLoad {
       : first_(kOfK && lane() < kEach ? k : v), source_(first_ + lane() % kEach * 16) {}
 
   uint32_t never_set() const { return cuda::never_set<16>(source_); }
-  void whole(uint32_t tile, unsigned char* to) const {
+  void whole(uint32_t tile, unsigned char* to, uint64_t further = 0) const {
     if (lane() < kChunks)
-      copy_async<16>(shared_address(to) + lane() * 16, source_ + uint64_t{tile} * (kBlocks * 16),
-                     true);
+      copy_async<16>(shared_address(to) + lane() * 16,
+                     source_ + further + uint64_t{tile} * (kBlocks * 16), true);
+  }
+  void across(const PageTiles& pages, unsigned char* to) const {
+    const PageTiles::Place place = pages.of(tile_of_lane());
+    if (lane() < kChunks)
+      copy_async<16>(shared_address(to) + lane() * 16, paged_source(place), true);
+  }
+  void some_of(const PageTiles& pages, const DecodeWalk& walk, uint32_t tile,
+               unsigned char* to) const {
+    const PageTiles::Place place = pages.of(tile_of_lane());
+    const bool present = tile + tile_of_lane() < walk.tiles;
+    if (lane() < kChunks)
+      copy_async<16>(shared_address(to) + lane() * 16, present ? paged_source(place) : first_,
+                     present);
   }
   void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
     if (lane() >= kChunks) return;
-    const uint32_t index = tile + lane() % kEach / kBlocks;
+    const uint32_t index = tile + tile_of_lane();
     const bool present = index < walk.tiles;
     const uint8_t* const source =
         first_ + (uint64_t{walk.tile(present ? index : 0)} * kBlocks + lane() % kBlocks) * 16;
@@ -109,6 +171,10 @@ class ScaleLoad {
 
  private:
   static uint32_t lane() { return threadIdx.x % kWarp; }
+  static uint32_t tile_of_lane() { return lane() % kEach / kBlocks; }
+  const uint8_t* paged_source(const PageTiles::Place& place) const {
+    return first_ + place.offset + (uint64_t{place.tile} * kBlocks + lane() % kBlocks) * 16;
+  }
   const uint8_t *first_, *source_;
 };
 
@@ -116,8 +182,10 @@ struct NoLoad {
   template <class... Any>
   explicit NoLoad(const Any&...) {}
   uint32_t never_set() const { return 0; }
-  void whole(uint32_t, unsigned char*) const {}
+  void whole(uint32_t, unsigned char*, uint64_t = 0) const {}
+  void across(const PageTiles&, unsigned char*) const {}
   void some(const DecodeWalk&, uint32_t, unsigned char*) const {}
+  void some_of(const PageTiles&, const DecodeWalk&, uint32_t, unsigned char*) const {}
 };
 // Everything of a stage that one warp holds, of one KV head. Compressed caches have no gaps between
 // rows or tiles.
@@ -173,6 +241,25 @@ class StageLoad {
       each(to, [first](const auto& load, unsigned char* at) { load.whole(first, at); });
     } else if (tile < walk.tiles) {
       each(to, [&](const auto& load, unsigned char* at) { load.some(walk, tile, at); });
+    }
+    copy_commit();
+  }
+
+  // The same in pages; `one`: a stage lies in one page. Of a stage without keys nothing is loaded.
+  void start(const PageTiles& pages, bool one, const DecodeWalk& walk, uint32_t stage,
+             unsigned char* to) const {
+    const uint32_t tile = stage * kTiles;
+    if (walk.whole(stage * kKeys)) {
+      if (one) {
+        const PageTiles::Place first = pages.of(0);
+        each(to, [&](const auto& load, unsigned char* at) {
+          load.whole(first.tile, at, first.offset);
+        });
+      } else {
+        each(to, [&](const auto& load, unsigned char* at) { load.across(pages, at); });
+      }
+    } else if (tile < walk.tiles) {
+      each(to, [&](const auto& load, unsigned char* at) { load.some_of(pages, walk, tile, at); });
     }
     copy_commit();
   }

@@ -37,8 +37,12 @@ struct DecodeTraits {
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
   static constexpr bool kManyRows = kRows > 4;  // see LevelForm
   using FormV = LevelForm<kV, kManyRows>;
+  // Over pages, 128 registers of sums leave few for addresses: they are computed for each stage.
+  static constexpr bool kFewRegisters =
+      kCluster == kDecodePages && kLevelsV && kRows * kSlice > 1024;
   // Whether registers are enough to pin the addresses of loads and scales.
-  static constexpr bool kPinAddresses = kRows < 16 && kStage.v[0].bytes + kStage.v[1].bytes < 8192;
+  static constexpr bool kPinAddresses =
+      kRows < 16 && kStage.v[0].bytes + kStage.v[1].bytes < 8192 && !kFewRegisters;
   static constexpr uint32_t kTiles = kStage.tiles, kBlocks = kStage.blocks;
   static constexpr uint32_t kQueryBlocks = kLevelsK ? kBlocks : 1;  // a warp for each
   static_assert(kStage.fits);
@@ -81,6 +85,7 @@ struct DecodeProblem {
   bool uniform_mask;           // all rows see the same keys of the split
   bool plain_logits;           // no soft cap, no slopes
   DecodeWalk walk;
+  uint32_t walk_first;  // of the walk's keys, counted from `first`
 
   // Clusters of the KV head that have keys.
   template <uint32_t kCluster>

@@ -337,9 +337,10 @@ inline void transpose_scores(typename SpreadK<Traits>::Scores& from, float* buff
 // it.
 inline float masked_logit(const abi::AttentionParams& p, const DecodeProblem& problem,
                           const MaskRow* rows, uint32_t r, uint32_t at, float s) {
-  const uint32_t key = problem.walk.key_of(at);
-  if (key == DecodeWalk::kNoKey) return minus_infinity();
+  const uint32_t of_walk = problem.walk.key_of(at);
+  if (of_walk == DecodeWalk::kNoKey) return minus_infinity();
   if (problem.plain_logits && problem.uniform_mask) return s;
+  const uint32_t key = problem.walk_first + of_walk;
   const MaskRow row = rows[r % problem.rows];
   if (!problem.plain_logits) {
     if (p.soft_cap > 0) s = soft_cap(s, p.soft_cap);

@@ -64,16 +64,60 @@ inline void write_warp(BlockState& state, float* to, const LaneWeights& lane_wei
   }
 }
 
+// Without the barriers NVRTC spends minutes on what addresses from shared memory may alias.
+inline RowTarget read_target(const BlockState& state, uint32_t r) {
+  RowTarget t = state.targets[r];
+  t.values = code_motion_barrier(t.values), t.states = code_motion_barrier(t.states);
+  t.counter = code_motion_barrier(t.counter), t.out = code_motion_barrier(t.out);
+  t.lse = code_motion_barrier(t.lse), t.sink = code_motion_barrier(t.sink);
+  return t;
+}
+
+// The block's state of a piece of row r, from the sums of `busy` warps, each kRingBytes behind the
+// one before: lane w holds the state of warp w. Warps that share keys have the same probabilities:
+// the first one's count. All sums are loaded at once, those of warps without keys as another's with
+// weight 0.
+template <class Traits>
+inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums, uint32_t busy,
+                                      uint32_t r, uint32_t piece, RowPiece<Traits::kDim>& row) {
+  using Piece = RowPiece<Traits::kDim>;
+  using Sums = WarpSums<Traits>;
+  constexpr uint32_t kSlices = Traits::kWarpsPerKey;
+  constexpr uint32_t kLanes = 16;  // the same states in every 16 lanes
+  static_assert(kDecodeMostWarps <= kLanes);
+  constexpr uint32_t kPitch = Traits::kRingBytes / 4;  // floats from warp to warp
+  const uint32_t lane = threadIdx.x % kLanes, first = piece * Piece::kSize;
+  WarpState mine = {minus_infinity(), 0, minus_infinity(), 1};
+  if (lane < busy) mine = state.of_warp[lane][r];
+  const float* const from =
+      sums + first / Traits::kSlice * kPitch + r * Sums::kPitch + first % Traits::kSlice;
+  constexpr uint32_t kCount = Traits::kMostWarps / kSlices;
+  Piece x[kCount];
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i)
+    x[i] = Sums::read(from + (i * kSlices < busy ? i * kSlices : 0) * kPitch);
+  SoftmaxState all = SoftmaxState::none();
+  const SoftmaxState::Factors f = all.template merge_max<kLanes>(mine.max, mine.reference);
+  const float weight = f.part * inverse_scale(mine.scale);
+  float weights[kCount];
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i)
+    weights[i] = __shfl_sync(kAll, weight, static_cast<int>(i * kSlices + first / Traits::kSlice));
+  row.clear();
+  row.add(x, weights);
+  all.template merge_sum<kLanes>(lane % kSlices == 0 ? mine.sum : 0.0f, f);
+  return all;
+}
+
 // Merges what the block's warps, the blocks of a cluster and the clusters have of each row. A warp
 // takes pieces of rows.
 template <class Traits>
 class BlockReduce {
   static constexpr uint32_t kDim = Traits::kDim, kCluster = Traits::kCluster;
-  static constexpr uint32_t kBlocks = Traits::kBlocks, kSlices = Traits::kWarpsPerKey;
+  static constexpr uint32_t kBlocks = Traits::kBlocks;
   static constexpr uint32_t kAtOnce = kCluster == 1 ? 16 : 8;  // clusters merged at a time
   using Piece = RowPiece<kDim>;
   using Vector = typename Piece::Vector;
-  using Sums = WarpSums<Traits>;
   static constexpr uint32_t kPieces = Piece::kPieces, kEach = Piece::kEach;
 
  public:
@@ -115,44 +159,10 @@ class BlockReduce {
  private:
   // Rows that this block writes: the blocks of a cluster take them in turn.
   uint32_t own_row(uint32_t i) const { return first_ + i * kCluster; }
-  // Without the barriers NVRTC spends minutes on what addresses from shared memory may alias.
-  RowTarget target(uint32_t i) const {
-    RowTarget t = state_.targets[own_row(i)];
-    t.values = code_motion_barrier(t.values), t.states = code_motion_barrier(t.states);
-    t.counter = code_motion_barrier(t.counter), t.out = code_motion_barrier(t.out);
-    t.lse = code_motion_barrier(t.lse), t.sink = code_motion_barrier(t.sink);
-    return t;
-  }
+  RowTarget target(uint32_t i) const { return read_target(state_, own_row(i)); }
 
-  // The block's state of a piece of row r: lane w holds the state of warp w. Warps that share keys
-  // have the same probabilities: the first one's count. All sums are loaded at once, those of warps
-  // without keys as another's with weight 0.
   SoftmaxState merge_warps(uint32_t r, uint32_t piece, Piece& row) const {
-    constexpr uint32_t kLanes = 16;  // the same states in every 16 lanes
-    static_assert(kDecodeMostWarps <= kLanes);
-    constexpr uint32_t kPitch = Traits::kRingBytes / 4;  // floats from warp to warp
-    const uint32_t lane = threadIdx.x % kLanes, first = piece * Piece::kSize;
-    WarpState mine = {minus_infinity(), 0, minus_infinity(), 1};
-    if (lane < busy_) mine = state_.of_warp[lane][r];
-    const float* const from =
-        sums_ + first / Traits::kSlice * kPitch + r * Sums::kPitch + first % Traits::kSlice;
-    constexpr uint32_t kCount = Traits::kMostWarps / kSlices;
-    Piece x[kCount];
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i)
-      x[i] = Sums::read(from + (i * kSlices < busy_ ? i * kSlices : 0) * kPitch);
-    SoftmaxState all = SoftmaxState::none();
-    const SoftmaxState::Factors f = all.template merge_max<kLanes>(mine.max, mine.reference);
-    const float weight = f.part * inverse_scale(mine.scale);
-    float weights[kCount];
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i)
-      weights[i] =
-          __shfl_sync(kAll, weight, static_cast<int>(i * kSlices + first / Traits::kSlice));
-    row.clear();
-    row.add(x, weights);
-    all.template merge_sum<kLanes>(lane % kSlices == 0 ? mine.sum : 0.0f, f);
-    return all;
+    return merge_warp_states<Traits>(state_, sums_, busy_, r, piece, row);
   }
 
   // Stores the block's pieces into the shared memory of the block that writes the row: [block][own

@@ -1,0 +1,59 @@
+#include "attention_host.h"
+#include "cuda_host.h"
+// After cuda_host.h
+#include "cuda/kernels/attention/decode.cu"
+
+namespace gyre::test {
+namespace {
+
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
+void run_decode(const void* params, const uint64_t* args, const HostLaunch& launch) {
+  cuda::Args copied{};
+  std::copy_n(args, 16, copied.at);
+  cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads,
+                    launch.shared_bytes, cuda::attention_decode_paged<kK, kV, kN, kRows>,
+                    *static_cast<const abi::AttentionParams*>(params), copied);
+}
+
+struct Variant {
+  uint32_t k, v, head_dim, rows;
+  HostKernel run;
+};
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
+constexpr Variant variant() {
+  return {kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows>};
+}
+
+constexpr uint32_t kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;
+constexpr Variant kVariants[] = {
+    variant<kF16, kF16, 64, 8>(),
+    variant<kF16, kF16, 128, 8>(),
+    variant<kF16, kF16, 256, 8>(),
+    variant<kBf16, kBf16, 128, 8>(),
+    variant<abi::kTq2, abi::kTq2, 128, 4>(),
+    variant<abi::kTq4, abi::kTq4, 64, 4>(),
+    variant<abi::kTq4, abi::kTq4, 64, 16>(),
+    variant<abi::kTq4, abi::kTq4, 128, 4>(),
+    variant<abi::kTq4, abi::kTq4, 128, 8>(),
+    variant<abi::kTq4, abi::kTq4, 128, 16>(),
+    variant<abi::kTq4, abi::kTq4, 256, 4>(),
+    variant<abi::kTq4, abi::kTq4, 256, 8>(),
+    variant<abi::kTq4, abi::kTq4, 512, 4>(),
+    variant<abi::kTq8, abi::kTq8, 64, 4>(),
+    variant<abi::kTq8, abi::kTq4, 128, 4>(),
+    variant<abi::kTq8, kF16, 512, 8>(),
+    variant<kF16, abi::kTq4, 128, 4>(),
+};
+
+}  // namespace
+
+HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
+                                       uint32_t rows) {
+  for (const Variant& x : kVariants) {
+    if (x.k == k_format && x.v == v_format && x.head_dim == head_dim && x.rows == rows)
+      return x.run;
+  }
+  return nullptr;
+}
+
+}  // namespace gyre::test

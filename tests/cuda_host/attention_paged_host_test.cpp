@@ -1,0 +1,237 @@
+// attention_decode over pages: its text on the host, against double precision and against itself
+// with another batch, other pages and another grid.
+#include "abi/attention_cut.h"
+#include "paged_batch.h"
+// After the library's headers
+#include "cuda/kernels/attention/decode_layout.cuh"
+
+namespace gyre::test {
+namespace {
+
+using abi::AttentionPhase;
+constexpr AttentionPhase kDecode = AttentionPhase::decode;
+
+// Over levels, and over 16-bit keys and values.
+double bound_of(KvFormat v) { return describe(v).compressed ? 2e-6 : 1e-6; }
+
+void expect_batch(const PagedNumbers& numbers, const std::vector<PagedSequence>& sequences) {
+  PagedBatch batch(numbers, sequences);
+  const PagedAnswer answer = batch.run();
+  for (size_t s = 0; s < sequences.size(); ++s)
+    batch.expect_sequence(answer, s, bound_of(numbers.v));
+}
+
+const std::vector<PagedSequence> kRagged = {{1, 700, 1}, {1, 5, 2},  {1, 1300, 3},
+                                            {1, 0, 4},   {1, 64, 5}, {1, 513, 6}};
+
+TEST(CudaHostPages, RaggedBatchesOfEveryFormatAndHeadDim) {
+  constexpr std::pair<KvFormat, uint64_t> kForms[] = {
+      {KvFormat::f16, 64}, {KvFormat::f16, 256}, {KvFormat::bf16, 128}, {KvFormat::tq2, 128},
+      {KvFormat::tq4, 64}, {KvFormat::tq4, 128}, {KvFormat::tq4, 256},  {KvFormat::tq8, 64}};
+  for (const auto& [format, dim] : kForms)
+    expect_batch({.k = format, .v = format, .dim = dim, .phase = kDecode}, kRagged);
+  expect_batch({.k = KvFormat::tq8, .v = KvFormat::tq4, .phase = kDecode}, kRagged);
+  expect_batch({.k = KvFormat::f16, .v = KvFormat::tq4, .phase = kDecode}, kRagged);
+}
+
+TEST(CudaHostPages, KeysSharedByWarps) {
+  expect_batch({.dim = 512, .phase = kDecode}, {{1, 700}, {1, 3}, {1, 300}});
+  expect_batch({.k = KvFormat::tq8, .v = KvFormat::f16, .dim = 512, .phase = kDecode},
+               {{1, 300}, {1, 90}});
+}
+
+TEST(CudaHostPages, PagesOfEverySize) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
+    for (const uint64_t page : {8, 16, 24, 64, 128})
+      expect_batch({.k = format, .v = format, .page_tokens = page, .phase = kDecode}, kRagged);
+  }
+}
+
+// A unit in one block, in two, and in as many as there are.
+TEST(CudaHostPages, AnyNumberOfBlocks) {
+  for (const uint32_t blocks : {1u, 3u, 7u, 40u})
+    expect_batch({.heads = 8, .kv_heads = 2, .phase = kDecode, .blocks = blocks}, kRagged);
+}
+
+TEST(CudaHostPages, MasksSinksSlopesAndCaps) {
+  PagedNumbers n = {.window = 600, .soft_cap = 20, .sinks = true, .slopes = true, .phase = kDecode};
+  expect_batch(n, kRagged);
+  n.soft_cap = 0, n.slopes = false, n.window = 33, n.page_tokens = 8;
+  expect_batch(n, kRagged);
+  n.k = n.v = KvFormat::f16;
+  expect_batch(n, kRagged);
+}
+
+// Different numbers of tokens; a prompt among them is another command's.
+TEST(CudaHostPages, SeveralTokens) {
+  const std::vector<PagedSequence> sequences = {{3, 700, 1}, {1, 5, 2}, {4, 600, 3},
+                                                {2, 2, 4},   {2, 1, 5}, {4, 300, 6, true}};
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
+    for (const uint64_t window : {0, 90}) {
+      PagedNumbers n = {.k = format, .v = format, .window = window, .phase = kDecode};
+      PagedBatch batch(n, sequences);
+      const PagedAnswer answer = batch.run();
+      for (size_t s = 0; s + 1 < sequences.size(); ++s)
+        batch.expect_sequence(answer, s, bound_of(format));
+      for (const float x : batch.rows_of(answer, sequences.size() - 1))
+        ASSERT_EQ(x, PagedBatch::kUntouched);
+    }
+  }
+}
+
+// More rows than a block takes.
+TEST(CudaHostPages, GroupsOfRows) {
+  expect_batch({.heads = 12, .dim = 256, .phase = kDecode, .most_queries = 1},
+               {{1, 300, 1}, {1, 40, 2}});
+  expect_batch({.heads = 5, .dim = 128, .phase = kDecode, .most_queries = 3},
+               {{3, 300, 1}, {1, 40, 2}});
+}
+
+// Long sequences have larger pieces, and more of them than are folded at a time.
+TEST(CudaHostPages, ManyPieces) {
+  for (const uint32_t blocks : {2u, 9u})
+    expect_batch({.heads = 2,
+                  .dim = 64,
+                  .page_tokens = 64,
+                  .phase = kDecode,
+                  .most_queries = 1,
+                  .blocks = blocks},
+                 {{1, 34000, 1}, {1, 100, 2}});
+}
+
+// A sequence's bits follow from itself alone.
+TEST(CudaHostPages, BitsDoNotDependOnBatchPagesOrGrid) {
+  constexpr std::pair<KvFormat, uint64_t> kForms[] = {
+      {KvFormat::tq4, 128}, {KvFormat::f16, 128}, {KvFormat::tq4, 256}};
+  for (const auto& [format, dim] : kForms) {
+    const PagedNumbers n = {.k = format,
+                            .v = format,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .dim = dim,
+                            .phase = kDecode,
+                            .most_queries = 2};
+    const PagedSequence one = {1, 1100, 11}, two = {2, 600, 12};
+    PagedBatch alone(n, {one}), other(n, {two});
+    const std::vector<float> first = alone.rows_of(alone.run(), 0);
+    const std::vector<float> second = other.rows_of(other.run(), 0);
+    constexpr std::pair<uint32_t, uint64_t> kGrids[] = {{1, 64}, {5, 16}, {13, 8}};
+    for (const auto& [blocks, page] : kGrids) {
+      PagedNumbers m = n;
+      m.blocks = blocks, m.page_tokens = page, m.seed = blocks;
+      PagedBatch batch(m, {{1, 300, 1}, two, {1, 700, 2}, one, {2, 40, 3}});
+      const PagedAnswer answer = batch.run(2);
+      EXPECT_EQ(batch.rows_of(answer, 3), first) << blocks << " blocks";
+      EXPECT_EQ(batch.rows_of(answer, 1), second) << blocks << " blocks";
+    }
+  }
+}
+
+TEST(CudaHostPages, ReplaysGiveTheSameBits) {
+  PagedBatch batch({.heads = 8, .kv_heads = 2, .phase = kDecode, .blocks = 5}, kRagged);
+  const PagedAnswer once = batch.run();
+  EXPECT_EQ(batch.run(3), once);
+}
+
+// Device memory cannot be trusted: rows become NaN, those of others are as they were, and nothing
+// else is read or written.
+TEST(CudaHostPages, SequencesThatMakeNoSense) {
+  const std::vector<PagedSequence> sequences = {{1, 700, 1}, {1, 900, 2}, {1, 600, 3}, {1, 50, 4}};
+  const PagedNumbers n = {.phase = kDecode};
+  PagedBatch good(n, sequences);
+  const PagedAnswer right = good.run();
+  const auto expect = [&](const char* what, const auto& spoil, const std::vector<size_t>& bad) {
+    PagedBatch batch(n, sequences);
+    spoil(batch);
+    const PagedAnswer answer = batch.run();
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      const bool is_bad = std::find(bad.begin(), bad.end(), s) != bad.end();
+      for (size_t i = 0; i < n.heads * n.dim; ++i) {
+        const size_t at = s * n.heads * n.dim + i;
+        if (is_bad) {
+          ASSERT_TRUE(std::isnan(answer.out[at])) << what << " sequence " << s;
+        } else {
+          ASSERT_EQ(answer.out[at], right.out[at]) << what << " sequence " << s;
+        }
+      }
+      for (size_t h = 0; h < n.heads; ++h)
+        ASSERT_EQ(std::isnan(answer.lse[s * n.heads + h]), is_bad) << what << " sequence " << s;
+    }
+  };
+  expect("nothing", [](PagedBatch&) {}, {});
+  for (const int32_t entry : {-1, 1 << 30, std::numeric_limits<int32_t>::min()}) {
+    expect("entry", [&](PagedBatch& b) { b.table()[b.width() + 37] = entry; }, {1});
+    expect("first entry", [&](PagedBatch& b) { b.table()[2 * b.width()] = entry; }, {2});
+  }
+  for (const int32_t length : {-1, 1 << 29, std::numeric_limits<int32_t>::min()})
+    expect("length", [&](PagedBatch& b) { b.lengths()[0] = length; }, {0});
+  expect("range", [](PagedBatch& b) { b.begins()[4] = 1 << 30; }, {3});
+}
+
+TEST(CudaHostPages, QueryRangesThatMakeNoSense) {
+  PagedBatch batch({.phase = kDecode}, {{1, 700, 1}, {1, 900, 2}, {1, 600, 3}});
+  batch.begins() = {-5, -3, 1 << 30, 7};
+  const PagedAnswer answer = batch.run();
+  for (const float x : answer.out) ASSERT_EQ(x, PagedBatch::kUntouched);
+}
+
+// Values that some row does not see may be anything.
+TEST(CudaHostPages, WhatIsNotSeenDoesNotShow) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
+    PagedBatch batch({.k = format, .v = format, .page_tokens = 64, .phase = kDecode},
+                     {{4, 130, 1}, {2, 65, 2}});
+    const PagedAnswer answer = batch.run();
+    for (const float x : answer.out) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+// The three parts of a layer's keys, merged, are all of its keys.
+TEST(CudaHostPages, SegmentsAddUp) {
+  const std::vector<PagedSequence> sequences = {{2, 700, 1}, {1, 5, 2}, {3, 90, 3}};
+  PagedNumbers n = {.phase = kDecode, .most_queries = 4};
+  PagedBatch whole(n, sequences);
+  const PagedAnswer all = whole.run();
+  n.states = true, n.first_keys = 4, n.tail = 40;
+  n.tail_begin = {610, 0, 60};
+  std::vector<PagedAnswer> parts;
+  for (const abi::KvSegment segment : {abi::kSegmentBody, abi::kSegmentSinks, abi::kSegmentTail}) {
+    n.segment = segment;
+    PagedBatch batch(n, sequences);
+    parts.push_back(batch.run());
+  }
+  const uint64_t row = n.dim + 2;
+  for (uint64_t r = 0; r < whole.tokens() * n.heads; ++r) {
+    double max = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (const PagedAnswer& part : parts) max = std::max(max, double{part.out[r * row + n.dim]});
+    std::vector<double> values(n.dim);
+    for (const PagedAnswer& part : parts) {
+      const double weight = std::exp(double{part.out[r * row + n.dim]} - max);
+      sum += weight * double{part.out[r * row + n.dim + 1]};
+      for (uint64_t c = 0; c < n.dim; ++c) values[c] += weight * double{part.out[r * row + c]};
+    }
+    EXPECT_NEAR(max + std::log(sum), double{all.lse[r]}, 1e-4) << "row " << r;
+    for (uint64_t c = 0; c < n.dim; ++c)
+      ASSERT_NEAR(values[c] / sum, double{all.out[r * n.dim + c]}, 2e-3) << "row " << r;
+  }
+}
+
+// Pages are used again when they have fallen off the front.
+TEST(CudaHostPages, RingOfEntries) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16})
+    expect_batch({.k = format, .v = format, .window = 100, .ring_entries = 8, .phase = kDecode},
+                 {{1, 700, 1}, {2, 90, 2}, {1, 3000, 3}});
+}
+
+TEST(CudaHostPages, PiecesAreThoseOfTheAbi) {
+  for (const uint32_t dim : {64u, 256u}) {
+    const abi::AttentionCut cut = cuda::decode_cut(dim);
+    for (const uint32_t length :
+         {0u, 1u, 511u, 512u, 513u, 16385u, 32768u, 32769u, 131072u, 1u << 30})
+      EXPECT_EQ(uint64_t{1} << cuda::piece_shift(cut, length),
+                abi::attention_piece_keys(cut, length))
+          << length;
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test
