@@ -30,12 +30,13 @@ struct KvStep {
 };
 
 // What one forward pass works on: tokens of several sequences, in rows one after the other. Tables,
-// lengths and positions are in device memory, so append() recorded once as a graph can be
-// replayed for every step:
+// lengths and positions are in device memory, so append() and attend() recorded once as a graph can
+// be replayed for every step:
 //
 //   batch.begin(encoder, {{a, 1}, {b, 5}});                 // pages, positions, slots
 //   rope(encoder, {.x = q, .positions = batch.positions(), ...});
 //   batch.append(encoder, layer, k, v);                     // [tokens of all, kv_heads, head_dim]
+//   batch.attend(encoder, layer, {.q = q, .out = out});
 //
 // Every layer must get the step by append() before the next begins. A refused call changes nothing.
 class KvBatch {
@@ -59,6 +60,10 @@ class KvBatch {
   Tensor positions(uint64_t rows = 0) const;
   // k and v: [rows, kv_heads, head_dim], at least the step's tokens; rows beyond them are skipped.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v);
+  // q and out: [rows, heads, head_dim], at least the step's tokens; rows beyond them hold
+  // anything. Masks and options as in attention() with pages; no tree.
+  void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
+              const AttendOptions& options = {}) const;
 
   // For graphs. Between record() and end(), append() and attend() record a step without one being
   // begun. Later steps are begin(), the graph's replay, end().

@@ -99,6 +99,20 @@ class KvPool {
   KvSequence match(std::span<const int32_t> tokens) const;
   void forget() const;  // empties the index
 
+  // A page of a sequence as bytes: of all layers that still have it, with a checksum. To offload
+  // it, or to send it to another pool of the same geometry, where import_page() continues a
+  // sequence with it; pages come in order. Everything recorded must have been submitted.
+  std::vector<std::byte> export_page(const KvSequence& sequence, uint64_t page) const;
+  void import_page(KvSequence& sequence, std::span<const std::byte> bytes) const;
+
+  // Files, under the same condition. A file appears at `path` as a whole. One that is damaged or of
+  // another geometry is refused, and so is one that the pool has no pages for; then the pool is as
+  // it was. load_prefixes() adds to what the index knows and returns how many pages were new.
+  void save(const KvSequence& sequence, const std::string& path) const;
+  KvSequence load(const std::string& path) const;
+  void save_prefixes(const std::string& path) const;
+  uint64_t load_prefixes(const std::string& path) const;
+
   class State;  // for the library
   State& state() const { return *state_; }
 

@@ -131,16 +131,18 @@ void BatchTables::put_row(GroupAreas& areas, size_t row, const KvSequence::State
     if (has.epoch == pages.epoch) from = has.end;
     if (has.epoch + 1 == pages.epoch) from = std::min(has.end, pages.kept);
   }
-  has = {sequence.number, pages.epoch, pages.end()};
+  const uint64_t end = pages.end();
+  has = {sequence.number, pages.epoch, end};
+  if (from >= end) return;
   Writer table(*this, {areas.table.at + row * areas.width, areas.width});
-  for (uint64_t page = std::max(from, pages.first); page < pages.end(); ++page)
+  for (uint64_t page = std::max(from, pages.first); page < end; ++page)
     table.put(page, pages.at(page));
 }
 
 void BatchTables::put_group(size_t index, Members members) {
   GroupAreas& areas = areas_[index];
   const GroupKeys& keys = keys_[index];
-  const auto writes = [&](uint64_t position) { return keys.limit == 0 || position < keys.limit; };
+  const uint64_t limit = keys.limit != 0 ? keys.limit : ~uint64_t{0};
   Writer slots(*this, areas.slots), tail_begin(*this, areas.tail_begin);
   uint64_t token = 0;
   for (uint64_t row = 0; row < members.size(); ++row) {
@@ -148,14 +150,15 @@ void BatchTables::put_group(size_t index, Members members) {
     const KvSequence::State& sequence = *member.sequence;
     put_row(areas, row, sequence, index);
     if (areas.tail_begin.size != 0) tail_begin.put(row, sequence.oldest(index));
-    for (uint64_t i = 0; i < member.tokens; ++i) {
-      const uint64_t at = member.start + i;
-      const int32_t slot = writes(at) ? sequence.groups[index].at(at / page_tokens_) *
-                                                static_cast<int32_t>(page_tokens_) +
-                                            static_cast<int32_t>(at % page_tokens_)
-                                      : kNoSlot;
-      slots.put(token++, slot);
+    const uint64_t writes =
+        limit < member.start ? 0 : std::min(limit - member.start, member.tokens);
+    uint64_t page = member.page, place = member.place;
+    for (uint64_t i = 0; i < writes; ++i) {
+      slots.put(token++,
+                static_cast<uint64_t>(sequence.groups[index].at(page)) * page_tokens_ + place);
+      if (++place == page_tokens_) ++page, place = 0;
     }
+    for (uint64_t i = writes; i < member.tokens; ++i) slots.put(token++, kNoSlot);
   }
   while (token < used_tokens_) slots.put(token++, kNoSlot);
 }

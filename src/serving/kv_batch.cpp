@@ -73,8 +73,13 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
   step.require_complete(kBegin);
   check_steps(steps);
   next.clear();
-  for (const KvStep& s : steps)
-    next.push_back({s.sequence.state_, s.sequence.state_->length, s.tokens, s.prompt});
+  const uint64_t page_tokens = pool->options.page_tokens;
+  for (const KvStep& s : steps) {
+    const uint64_t start = s.sequence.state_->length, page = start / page_tokens;
+    const uint64_t place = start - page * page_tokens;
+    next.push_back({s.sequence.state_, start, s.tokens, s.prompt, page, place,
+                    page + (place + s.tokens + page_tokens - 1) / page_tokens});
+  }
   try {
     pages.check(kBegin, next);
   } catch (...) {

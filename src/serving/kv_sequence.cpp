@@ -26,9 +26,9 @@ void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
     const GroupKeys& keys = pool->groups[i].keys();
     if (keys.near || keys.window == 0) continue;
     const uint64_t oldest_seen = to + 1 > keys.window ? to + 1 - keys.window : 0;
-    require(oldest_seen >= to || groups[i].first <= pool->groups[i].first_page(to), op,
-            ": the pages of ", pool->group_name(i), " no longer have key ", oldest_seen,
-            ", which a query at ", to, " sees");
+    if (oldest_seen >= to || groups[i].first * pool->options.page_tokens <= oldest_seen) continue;
+    fail(ErrorCode::invalid_argument, op, ": the pages of ", pool->group_name(i),
+         " no longer have key ", oldest_seen, ", which a query at ", to, " sees");
   }
 }
 

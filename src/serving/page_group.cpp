@@ -3,7 +3,10 @@
 namespace gyre {
 
 PageGroup::PageGroup(const GroupKeys& keys, uint64_t pages, uint64_t page_tokens)
-    : keys_(keys), page_tokens_(page_tokens), page_(pages) {
+    : keys_(keys),
+      page_tokens_(page_tokens),
+      limit_pages_(keys.limit != 0 ? (keys.limit + page_tokens - 1) / page_tokens : ~uint64_t{0}),
+      page_(pages) {
   free_.reserve(pages);
   for (uint64_t i = pages; i-- > 0;) free_.push_back(static_cast<PageId>(i));
 }

@@ -41,6 +41,14 @@ class PageGroup {
     const uint64_t kept = keys_.limit != 0 && keys_.limit < length ? keys_.limit : length;
     return (kept + page_tokens_ - 1) / page_tokens_;
   }
+  // The same for a group without a limit, known already.
+  uint64_t end_page_of(uint64_t all_keys) const {
+    return all_keys < limit_pages_ ? all_keys : limit_pages_;
+  }
+  // Whether a step that begins at `length` reads nothing of this page and of those before it.
+  bool is_behind(uint64_t page, uint64_t length) const {
+    return keys_.window != 0 && (page + 1) * page_tokens_ + keys_.window <= length + 1;
+  }
   bool writes(uint64_t position) const { return keys_.limit == 0 || position < keys_.limit; }
 
   PageId take();  // a free one, there must be one; its first holder
@@ -70,6 +78,7 @@ class PageGroup {
 
   GroupKeys keys_;
   uint64_t page_tokens_;
+  uint64_t limit_pages_;
   std::vector<Page> page_;
   std::vector<PageId> free_;
   PageId oldest_ = kNoPage, newest_ = kNoPage;

@@ -20,6 +20,8 @@ void check_pool_options(const KvPoolOptions& options);
 uint64_t pool_geometry(const KvPoolOptions& options);
 
 class StepState;  // of a batch
+class SnapshotSource;
+struct PoolFile;
 
 class KvPool::State {
  public:
@@ -41,6 +43,9 @@ class KvPool::State {
   PageId take(size_t group);  // evicts if there is no free one; something must be available
   // The index lets go of a node and of what lies behind it; returns how many pages that were.
   uint64_t erase_prefix(uint32_t node);
+  // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
+  uint32_t load_prefix(const SnapshotSource& source, const PoolFile& file, uint64_t row,
+                       std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
   uint64_t page_bytes(size_t group) const;  // of all its layers
   std::string group_name(size_t group) const;
   // Stores of a group, in the order of its layers. visit(store)

@@ -33,6 +33,7 @@ class PrefixIndex {
   std::span<const int32_t> tokens(uint32_t node) const {
     return std::span(tokens_).subspan(node * page_tokens_, page_tokens_);
   }
+  size_t most_nodes() const { return nodes_.size(); }  // numbers are below
   uint32_t first_root() const { return root_; }
   bool is_leaf(uint32_t node) const { return nodes_[node].child == kNoNode; }
   bool is_empty(uint32_t node) const;        // no group's page is left

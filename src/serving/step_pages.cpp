@@ -10,10 +10,9 @@ namespace {
 using Pages = KvSequence::State::Pages;
 
 // Whether the step writes behind what a shared page holds already.
-bool copies_page(const PageGroup& group, const Pages& pages, uint64_t start, uint64_t page_tokens) {
-  const uint64_t page = start / page_tokens;
-  return start % page_tokens != 0 && group.writes(start) && pages.has(page) &&
-         group.shared(pages.at(page));
+bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Member& member) {
+  return member.place != 0 && group.writes(member.start) && pages.has(member.page) &&
+         group.shared(pages.at(member.page));
 }
 
 }  // namespace
@@ -26,22 +25,26 @@ StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences
       given_(pool_->groups.size()) {
   copies_.reserve(max_sequences * pool_->groups.size());
   held_.reserve(max_sequences * pool_->groups.size());
+  changes_.reserve(max_sequences * pool_->groups.size());
 }
 
 void StepPages::check(const char* op, std::span<const Member> members) {
-  const uint64_t page_tokens = pool_->options.page_tokens;
+  changes_.clear();
   for (size_t i = 0; i < pool_->groups.size(); ++i) {
     const PageGroup& group = pool_->groups[i];
     uint64_t needed = 0, given = 0;
     for (const Member& member : members) {
       Pages& pages = member.sequence->groups[i];
-      pages.ids.reserve(max_pages_);  // the first step with a sequence, for all that come
-      const uint64_t end = group.end_page(member.start + member.tokens);
-      needed += end > pages.end() ? end - pages.end() : 0;
-      needed += copies_page(group, pages, member.start, page_tokens) ? 1 : 0;
-      const uint64_t first = group.first_page(member.start);
-      for (uint64_t page = pages.first; page < first && page < pages.end(); ++page)
+      // The first step with a sequence takes host memory for all that come.
+      if (pages.ids.capacity() < max_pages_) pages.ids.reserve(max_pages_);
+      const uint64_t end = group.end_page_of(member.end_page), has = pages.end();
+      const uint64_t more =
+          (end > has ? end - has : 0) + (copies_page(group, pages, member) ? 1 : 0);
+      uint64_t page = pages.first;
+      for (; page < has && group.is_behind(page, member.start); ++page)
         given += group.last(pages.at(page)) ? 1 : 0;
+      needed += more;
+      if (more != 0 || page != pages.first) changes_.push_back({&member, i, page - pages.first});
     }
     needed_[i] = needed;
     given_[i] = given;
@@ -59,35 +62,30 @@ void StepPages::check(const char* op, std::span<const Member> members) {
 void StepPages::take(const Member& member, size_t index) {
   PageGroup& group = pool_->groups[index];
   Pages& pages = member.sequence->groups[index];
-  const uint64_t page_tokens = pool_->options.page_tokens, page = member.start / page_tokens;
-  if (copies_page(group, pages, member.start, page_tokens)) {
+  if (copies_page(group, pages, member)) {
     const PageId to = pool_->take(index);
-    PageId& entry = pages.ids[page - pages.first];
+    PageId& entry = pages.ids[member.page - pages.first];
     copies_.push_back({index, entry, to});
-    held_.push_back({member.sequence.get(), page});
+    held_.push_back({member.sequence.get(), member.page});
     entry = to;
-    pages.changed(page);
+    pages.changed(member.page);
   }
-  const uint64_t end = group.end_page(member.start + member.tokens);
+  const uint64_t end = group.end_page_of(member.end_page);
   while (pages.end() < end) pages.ids.push_back(pool_->take(index));
 }
 
+// Pages that fall off the front of a window.
+void StepPages::drop(const Change& change) {
+  PageGroup& group = pool_->groups[change.group];
+  Pages& pages = change.member->sequence->groups[change.group];
+  for (uint64_t i = change.drop; i-- > 0;) group.release(pages.ids[i]);
+  pages.ids.erase(pages.ids.begin(), pages.ids.begin() + static_cast<ptrdiff_t>(change.drop));
+  pages.first += change.drop;
+}
+
 void StepPages::take(std::span<const Member> members) {
-  for (size_t i = 0; i < pool_->groups.size(); ++i) {
-    PageGroup& group = pool_->groups[i];
-    for (const Member& member : members) {
-      Pages& pages = member.sequence->groups[i];
-      const uint64_t first = std::min(group.first_page(member.start), pages.end());
-      if (first <= pages.first) continue;
-      const auto gone = static_cast<ptrdiff_t>(first - pages.first);
-      for (auto id = pages.ids.begin() + gone; id != pages.ids.begin();) group.release(*--id);
-      pages.ids.erase(pages.ids.begin(), pages.ids.begin() + gone);
-      pages.first = first;
-    }
-  }
-  for (size_t i = 0; i < pool_->groups.size(); ++i) {
-    for (const Member& member : members) take(member, i);
-  }
+  for (const Change& change : changes_) drop(change);
+  for (const Change& change : changes_) take(*change.member, change.group);
   for (const Member& member : members) member.sequence->length = member.start + member.tokens;
 }
 

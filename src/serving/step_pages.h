@@ -25,13 +25,15 @@ class StepPages {
     uint64_t start = 0;  // its length before the step
     uint64_t tokens = 0;
     bool prompt = false;
+    // Divided once, used by every group: where `start` lies, and where pages of all keys end.
+    uint64_t page = 0, place = 0, end_page = 0;
   };
 
   StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_length);
 
   // Refuses a pool that has too few pages. Changes nothing.
   void check(const char* op, std::span<const Member> members);
-  // Takes what check() has counted.
+  // Takes what check() has counted for the same list.
   void take(std::span<const Member> members);
   void undo(std::span<const Member> members);
   void keep();  // the step is there to stay
@@ -45,11 +47,20 @@ class StepPages {
     uint64_t page = 0;  // of the sequence
   };
 
+  // A member whose pages in a group change. Most of a step's do not.
+  struct Change {
+    const Member* member = nullptr;
+    size_t group = 0;
+    uint64_t drop = 0;  // from the front
+  };
+
   void take(const Member& member, size_t group);
+  void drop(const Change& change);
 
   std::shared_ptr<KvPool::State> pool_;
   uint64_t max_pages_;
   std::vector<uint64_t> needed_, given_;  // per group
+  std::vector<Change> changes_;           // that check() has found
   std::vector<PageCopy> copies_;
   std::vector<Held> held_;  // beside copies_
 };

@@ -36,7 +36,7 @@ class KvBatchTest : public testing::Test {
   Encoder& encoder = server.encoder;
   KvBatch& batch = server.batch;
   KvSequence a = server.pool.sequence(), b = server.pool.sequence();
-  Tensor k = device.tensor(DType::f32, {20, 1, 16});
+  Tensor k = device.tensor(DType::f32, {20, 1, 16}), out = device.tensor(DType::f32, {20, 1, 16});
 };
 
 TEST_F(KvBatchTest, BoundsOfAStep) {
@@ -98,11 +98,16 @@ TEST_F(KvBatchTest, AFullPoolNamesTheMissingPages) {
 
 TEST_F(KvBatchTest, TheOrderOfAStep) {
   fails({"kv_batch.append", "begin() comes first"}, [&] { append(0); });
+  fails({"kv_batch.attend", "begin() comes first"},
+        [&] { batch.attend(encoder, 0, {.q = k, .out = out}); });
   fails({"kv_batch.positions", "begin() comes first"}, [&] { batch.positions(); });
   batch.begin(encoder, {{a, 3}, {b, 1}});
   EXPECT_EQ(batch.positions().shape(), Dims({4}));
   fails({"kv_batch.begin", "appended in no layer"}, [&] { batch.begin(encoder, {{a, 1}}); });
+  fails({"kv_batch.attend", "layer 0 was not appended"},
+        [&] { batch.attend(encoder, 0, {.q = k, .out = out}); });
   append(0);
+  batch.attend(encoder, 0, {.q = k, .out = out});
   fails({"kv_batch.append", "layer 0 was appended in this step already"}, [&] { append(0); });
   fails({"kv_batch.begin", "not appended in layer 1 of 2"}, [&] {
     batch.begin(encoder, {{a, 1}});
@@ -133,6 +138,24 @@ TEST_F(KvBatchTest, RowsOfTheStep) {
   fails({"kv_batch.positions", "max_tokens 20"}, [&] { batch.positions(21); });
   fails({"kv_write"}, [&] { batch.append(encoder, 0, k, few); });
   append(0);
+  fails({"kv_batch.attend", "from 5 rows"},
+        [&] { batch.attend(encoder, 0, {.q = few, .out = few}); });
+  fails({"kv_batch.attend", "tree"},
+        [&] { batch.attend(encoder, 0, {.q = k, .out = out, .tree = k}); });
+  fails({"kv_batch.attend", "out"}, [&] { batch.attend(encoder, 0, {.q = k, .out = few}); });
+}
+
+TEST_F(KvBatchTest, AWindowIsAtMostTheLayers) {
+  KvPoolOptions options = small_pool();
+  options.layers = {{.k = KvFormat::f16, .v = KvFormat::f16, .window = 4}};
+  const KvPool pool(device, options);
+  KvBatch windowed(pool, {});
+  KvSequence sequence = pool.sequence();
+  windowed.begin(encoder, {{sequence, 20}});
+  windowed.append(encoder, 0, k, k);
+  windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 3});
+  fails({"kv_batch.attend", "layer 0 keeps a window of 4", "5"},
+        [&] { windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 5}); });
 }
 
 TEST_F(KvBatchTest, RecordingForAGraph) {

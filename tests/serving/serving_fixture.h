@@ -106,6 +106,50 @@ class Server {
     fill(std::span(&step, 1));
   }
 
+  // A whole step: each sequence's outputs, row after row, of all layers.
+  std::vector<Bits> run(std::span<const TalkStep> steps) {
+    const KvPoolOptions& o = pool.options();
+    begin(steps);
+    std::vector<Tensor> outs;
+    for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
+      append(steps, layer);
+      const Tensor q = rows(steps, {layer, 2}, heads, o.head_dim);
+      outs.push_back(encoder.device().tensor(DType::f32, {q.shape(0), heads, o.v_head_dim}));
+      batch.attend(encoder, layer, {.q = q, .out = outs.back()}, {.scale = 0.125f});
+    }
+    encoder.submit().wait();
+    note(steps);
+    std::vector<Bits> all;
+    uint64_t first = 0;
+    for (const TalkStep& step : steps) {
+      Bits bits;
+      for (uint64_t row = first; row < first + step.tokens.size(); ++row) {
+        for (const Tensor& out : outs) {
+          for (const float value : out.slice(0, row, 1).data<const float>())
+            bits.push_back(std::bit_cast<uint32_t>(value));
+        }
+      }
+      first += step.tokens.size();
+      all.push_back(std::move(bits));
+    }
+    return all;
+  }
+  Bits run(Talk& talk, std::span<const int32_t> tokens, bool prompt = false) {
+    const TalkStep step{talk, tokens, prompt};
+    return run(std::span(&step, 1)).front();
+  }
+  // A prompt in steps of at most so many tokens.
+  Bits prompt(Talk& talk, std::span<const int32_t> tokens, uint64_t chunk) {
+    Bits bits;
+    while (!tokens.empty()) {
+      const size_t count = std::min<size_t>(chunk, tokens.size());
+      const Bits part = run(talk, tokens.first(count), true);
+      bits.insert(bits.end(), part.begin(), part.end());
+      tokens = tokens.subspan(count);
+    }
+    return bits;
+  }
+
   static void note(std::span<const TalkStep> steps) {
     for (const TalkStep& step : steps)
       step.talk.tokens.insert(step.talk.tokens.end(), step.tokens.begin(), step.tokens.end());

@@ -1,0 +1,99 @@
+// Attention of one layer of a step. A layer with a 16-bit tail or sinks has its keys in up to three
+// kinds of pages: each gives a state per row, and the states are merged.
+#include <cmath>
+#include <optional>
+
+#include "ops/paged_attention.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+#include "serving/batch_state.h"
+
+namespace gyre {
+namespace {
+
+constexpr const char* kOp = "kv_batch.attend";
+
+float scale_of(std::optional<float> given, uint64_t head_dim) {
+  return given ? *given : 1.0f / std::sqrt(static_cast<float>(head_dim));
+}
+
+uint64_t elements(const Dims& shape) {
+  uint64_t count = 1;
+  for (const uint64_t size : shape) count *= size;
+  return count;
+}
+
+}  // namespace
+
+PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& with,
+                                  const KvLayer& layer) const {
+  PagedCall call{.op = kOp, .q = in.q};
+  call.lengths = tables.lengths();
+  call.query_begin = tables.query_begin();
+  call.prompts = tables.prompts();
+  call.slopes = in.slopes;
+  call.options.most_queries = options.max_queries;
+  call.options.most_length = options.max_length;
+  call.options.scale = scale_of(with.scale, pool->options.head_dim);
+  call.options.causal = with.causal;
+  call.options.window = with.window != 0 ? with.window : layer.window;
+  call.options.soft_cap = with.soft_cap;
+  call.keys.sinks = layer.sinks;
+  call.keys.tail = layer.tail;
+  return call;
+}
+
+PagedCall KvBatch::State::over(PagedCall call, const KvPool::State::Store& store,
+                               abi::KvSegment segment) const {
+  call.keys.pages = store.pages;
+  call.keys.segment = segment;
+  call.page_table = tables.group(store.group).table;
+  return call;
+}
+
+void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& in,
+                            const AttendOptions& with) {
+  const KvPool::State::Layer& l = layer(index);
+  require(l.layer.window == 0 || with.window <= l.layer.window, kOp, ": layer ", index,
+          " keeps a window of ", l.layer.window, " keys, asked for ", with.window);
+  PagedCall call = call_of(in, with, l.layer);
+  if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
+  const AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
+  AttendScratch reserved = scratch;
+  Recording recording(encoder, kOp);
+  const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sinks ? 1 : 0);
+  if (segments == 1) {
+    attend_pages(recording, encoder.device(), over(call, l.body, abi::kSegmentBody), outputs,
+                 reserved);
+  } else {
+    const Dims shape = attention_partial_shape(segments, in.q.shape(), pool->options.v_head_dim);
+    reserved.states = at_least(encoder.device(), scratch.states, elements(shape));
+    AttentionMergeInputs merged = outputs;
+    merged.partial = reserved.states.slice(0, 0, elements(shape)).reshape(shape);
+    uint64_t done = 0;
+    const auto attend = [&](const KvPool::State::Store& store, abi::KvSegment segment) {
+      attend_pages(
+          recording, encoder.device(), over(call, store, segment),
+          {.partial = merged.partial.slice(0, done++, 1), .out = {}, .lse = {}, .sinks = {}},
+          reserved);
+    };
+    attend(l.body, abi::kSegmentBody);
+    if (l.sinks) attend(*l.sinks, abi::kSegmentSinks);
+    if (l.tail) attend(*l.tail, abi::kSegmentTail);
+    check_outputs(kOp, outputs, {in.q.shape(0), in.q.shape(1), pool->options.v_head_dim});
+    dispatch_merge(recording, merged);
+  }
+  recording.commit();
+  scratch = reserved;
+}
+
+void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
+                     const AttendOptions& with) const {
+  State& s = state();
+  s.step.check_attend(kOp, layer);
+  s.check_rows(kOp, "q", in.q);
+  require(!in.tree.defined(), kOp, ": a tree mask is not taken over pages");
+  s.attend(encoder, layer, in, with);
+}
+
+}  // namespace gyre

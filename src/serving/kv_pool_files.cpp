@@ -1,0 +1,268 @@
+// Pages as bytes, and files of sequences and prefixes.
+#include <algorithm>
+
+#include "cache/snapshot_file.h"
+#include "runtime/require.h"
+#include "serving/pool_file.h"
+#include "serving/pool_state.h"
+
+namespace gyre {
+namespace {
+
+using Pages = KvSequence::State::Pages;
+
+PageRecord record_of(const KvSequence::State& sequence, uint64_t page) {
+  const uint64_t page_tokens = sequence.pool->options.page_tokens;
+  PageRecord record{page, std::min(page_tokens, sequence.length - page * page_tokens), {}, {}};
+  const uint64_t end = page * page_tokens + record.tokens;
+  for (const Pages& pages : sequence.groups) {
+    record.ids.push_back(pages.has(page) ? pages.at(page) : kNoPage);
+    record.begin.push_back(std::min(pages.begin, end));
+  }
+  return record;
+}
+
+uint64_t pages_of(const KvSequence::State& sequence) {
+  const uint64_t page_tokens = sequence.pool->options.page_tokens;
+  return (sequence.length + page_tokens - 1) / page_tokens;
+}
+
+// How many pages of each group records need, against what there is.
+class Needed {
+ public:
+  explicit Needed(const KvPool::State& pool) : pool_(pool), count_(pool.groups.size()) {}
+  void add(const PageRecord& record) {
+    for (size_t i = 0; i < count_.size(); ++i) count_[i] += record.ids[i] != kNoPage ? 1 : 0;
+  }
+  void check(const std::string& where, bool evict) const {
+    for (size_t i = 0; i < count_.size(); ++i) {
+      const uint64_t has = evict ? pool_.available(i) : pool_.groups[i].free();
+      if (count_[i] <= has) continue;
+      fail(ErrorCode::out_of_memory, where, ": ", count_[i] - has,
+           " pages are missing: ", count_[i], " of ", pool_.group_name(i), " are needed, where ",
+           has, " of ", pool_.groups[i].pages(), " can be had");
+    }
+  }
+
+ private:
+  const KvPool::State& pool_;
+  std::vector<uint64_t> count_;
+};
+
+void check_next(const std::string& where, const KvSequence::State& sequence,
+                const PageRecord& record) {
+  const uint64_t page_tokens = sequence.pool->options.page_tokens;
+  if (sequence.length != record.page * page_tokens) {
+    fail(ErrorCode::invalid_argument, where, ": page ", record.page, " comes after ",
+         record.page * page_tokens, " tokens, the sequence has ", sequence.length);
+  }
+}
+
+// The sequence goes on with the record's page, which was checked and for which there is room.
+void add_page(KvSequence::State& sequence, PageRecord record, std::span<const std::byte> bytes) {
+  KvPool::State& pool = *sequence.pool;
+  for (Pages& pages : sequence.groups) pages.ids.reserve(pages.ids.size() + 1);
+  std::vector<PageId> taken(record.ids.size(), kNoPage);
+  for (size_t i = 0; i < taken.size(); ++i)
+    if (record.ids[i] != kNoPage) taken[i] = pool.take(i);
+  record.ids = taken;
+  try {
+    write_pages(pool, record, bytes);
+  } catch (...) {
+    for (size_t i = 0; i < taken.size(); ++i)
+      if (taken[i] != kNoPage) pool.groups[i].release(taken[i]);
+    throw;
+  }
+  sequence.length += record.tokens;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    Pages& pages = sequence.groups[i];
+    const bool kept = pool.groups[i].writes(record.page * pool.options.page_tokens);
+    if (taken[i] != kNoPage) {
+      pages.ids.push_back(taken[i]);
+      pages.begin = std::max(pages.begin, record.begin[i]);
+    } else if (kept) {  // fallen off the front: so have those before it
+      for (; !pages.ids.empty(); pages.ids.pop_back()) pool.groups[i].release(pages.ids.back());
+      pages.first = sequence.length / pool.options.page_tokens;
+      if (record.tokens != pool.options.page_tokens) pages.begin = sequence.length;  // a tail
+      pages.changed(0);
+    }
+  }
+}
+
+// Writes blocks one after the other; the header comes last.
+class PoolFileWriter {
+ public:
+  PoolFileWriter(const char* op, const std::string& path, const KvPool::State& pool,
+                 PoolFileKind kind, uint64_t rows)
+      : pool_(pool), file_(op, path), at_(pool_file_header_bytes(rows)) {
+    made_.kind = kind;
+    made_.rows.reserve(rows);
+  }
+  void add(std::span<const int32_t> tokens, uint64_t parent, const PageRecord& record) {
+    const std::vector<std::byte> bytes = page_record(pool_, record);
+    const std::span<const std::byte> head = std::as_bytes(tokens);
+    made_.rows.push_back({at_, bytes.size(), parent, tokens.empty() ? 0 : checksum_of(head)});
+    file_.write_at(at_, head);
+    file_.write_at(at_ + head.size(), bytes);
+    at_ += head.size() + bytes.size();
+  }
+  void commit() {
+    file_.write_at(0, pool_file_header(pool_, made_, at_));
+    file_.commit();
+  }
+
+ private:
+  const KvPool::State& pool_;
+  NewFile file_;
+  PoolFile made_;
+  uint64_t at_;
+};
+
+}  // namespace
+
+std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t page) const {
+  constexpr const char* kOp = "kv_pool.export_page";
+  const KvSequence::State& from = sequence.state(kOp);
+  require(from.pool == state_, kOp, ": the sequence belongs to another pool");
+  from.require_no_step(kOp);
+  require(page < pages_of(from), kOp, ": the sequence has ", pages_of(from), " pages, got page ",
+          page);
+  return page_record(state(), record_of(from, page));
+}
+
+void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes) const {
+  const std::string op = "kv_pool.import_page";
+  KvSequence::State& to = sequence.state(op.c_str());
+  require(to.pool == state_, op, ": the sequence belongs to another pool");
+  to.require_no_step(op.c_str());
+  const PageRecord record = read_page_record(op, state(), bytes);
+  check_next(op, to, record);
+  Needed needed(state());
+  needed.add(record);
+  needed.check(op, true);
+  add_page(to, record, bytes);
+}
+
+void KvPool::save(const KvSequence& sequence, const std::string& path) const {
+  constexpr const char* kOp = "kv_pool.save";
+  const KvSequence::State& from = sequence.state(kOp);
+  require(from.pool == state_, kOp, ": the sequence belongs to another pool");
+  from.require_no_step(kOp);
+  PoolFileWriter file(kOp, path, state(), PoolFileKind::sequence, pages_of(from));
+  for (uint64_t page = 0; page < pages_of(from); ++page)
+    file.add({}, page - 1, record_of(from, page));
+  file.commit();
+}
+
+KvSequence KvPool::load(const std::string& path) const {
+  const FileSource source("kv_pool.load", path);
+  const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
+  Needed needed(state());
+  for (uint64_t row = 0; row < file.rows.size(); ++row) {
+    const std::string where = row_where(source, row);
+    const PageRecord record =
+        read_page_record(where, state(), read_record(source, state(), file, row));
+    const bool last = row + 1 == file.rows.size();
+    if (record.page != row || (!last && record.tokens != state().options.page_tokens))
+      fail(ErrorCode::io, where, ": page ", record.page, " of ", record.tokens,
+           " tokens cannot be there");
+    needed.add(record);
+  }
+  needed.check(source.where(), true);
+  // The file is read twice, so it is checked twice: it may change in between.
+  KvSequence made = sequence();
+  for (uint64_t row = 0; row < file.rows.size(); ++row) {
+    const std::vector<std::byte> bytes = read_record(source, state(), file, row);
+    const PageRecord record = read_page_record(row_where(source, row), state(), bytes);
+    check_next(row_where(source, row), *made.state_, record);
+    Needed one(state());
+    one.add(record);
+    one.check(source.where(), true);
+    add_page(*made.state_, record, bytes);
+  }
+  made.state_->check_shorter("kv_pool.load", made.length());
+  return made;
+}
+
+void KvPool::save_prefixes(const std::string& path) const {
+  const State& s = state();
+  PoolFileWriter file("kv_pool.save_prefixes", path, s, PoolFileKind::prefixes, s.index.size());
+  std::vector<uint64_t> rows(s.index.most_nodes(), kNoRow), depth(s.index.most_nodes());
+  uint64_t row = 0;
+  s.index.for_each([&](uint32_t node) {
+    const uint32_t parent = s.index.parent(node);
+    depth[node] = parent == kNoNode ? 0 : depth[parent] + 1;
+    PageRecord record{depth[node], s.options.page_tokens, {}, {}};
+    for (size_t i = 0; i < s.groups.size(); ++i) {
+      record.ids.push_back(s.index.page(node, i));
+      record.begin.push_back(0);
+    }
+    file.add(s.index.tokens(node), parent == kNoNode ? kNoRow : rows[parent], record);
+    rows[node] = row++;
+  });
+  file.commit();
+}
+
+// Rows in order: a parent is there before its children. What is known already stays as it is.
+uint64_t KvPool::load_prefixes(const std::string& path) const {
+  State& s = state();
+  const FileSource source("kv_pool.load_prefixes", path);
+  const PoolFile file = read_pool_file(source, s, PoolFileKind::prefixes);
+  std::vector<uint32_t> nodes(file.rows.size(), kNoNode);
+  std::vector<uint64_t> depth(file.rows.size());
+  Needed needed(s);
+  for (uint64_t row = 0; row < file.rows.size(); ++row) {
+    const std::string where = row_where(source, row);
+    const PageRecord record = read_page_record(where, s, read_record(source, s, file, row));
+    const std::vector<int32_t> tokens = read_tokens(source, s, file, row);
+    const uint64_t parent = file.rows[row].parent;
+    depth[row] = parent == kNoRow ? 0 : depth[parent] + 1;
+    if (record.page != depth[row] || record.tokens != s.options.page_tokens)
+      fail(ErrorCode::io, where, ": page ", record.page, " of ", record.tokens,
+           " tokens cannot be there");
+    if (parent == kNoRow || nodes[parent] != kNoNode)
+      nodes[row] = s.index.find(parent == kNoRow ? kNoNode : nodes[parent], tokens);
+    if (nodes[row] == kNoNode) needed.add(record);
+  }
+  // Nothing that is cached makes room: it might be what the new pages follow.
+  needed.check(source.where(), false);
+  std::vector<uint32_t> added;
+  try {
+    for (uint64_t row = 0; row < file.rows.size(); ++row) {
+      if (nodes[row] != kNoNode) continue;
+      nodes[row] = s.load_prefix(source, file, row, nodes, added);
+    }
+  } catch (...) {
+    for (auto node = added.rbegin(); node != added.rend(); ++node) s.erase_prefix(*node);
+    throw;
+  }
+  return added.size();
+}
+
+uint32_t KvPool::State::load_prefix(const SnapshotSource& source, const PoolFile& file,
+                                    uint64_t row, std::span<const uint32_t> nodes,
+                                    std::vector<uint32_t>& added) {
+  const std::vector<std::byte> bytes = read_record(source, *this, file, row);
+  PageRecord record = read_page_record(row_where(source, row), *this, bytes);
+  const std::vector<int32_t> tokens = read_tokens(source, *this, file, row);
+  const uint64_t parent = file.rows[row].parent;
+  Needed one(*this);
+  one.add(record);
+  one.check(source.where(), false);
+  added.reserve(added.size() + 1);
+  const uint32_t known = index.find(parent == kNoRow ? kNoNode : nodes[parent], tokens);
+  if (known != kNoNode) return known;  // twice in the file
+  const uint32_t node = index.insert(parent == kNoRow ? kNoNode : nodes[parent], tokens);
+  added.push_back(node);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (record.ids[i] == kNoPage) continue;
+    record.ids[i] = groups[i].take();
+    index.set_page(node, i, record.ids[i]);
+    groups[i].cache(record.ids[i], node);
+    groups[i].release(record.ids[i]);
+  }
+  write_pages(*this, record, bytes);
+  return node;
+}
+
+}  // namespace gyre

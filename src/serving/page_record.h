@@ -1,0 +1,37 @@
+#pragma once
+// A page of all layers as bytes: what export_page() gives, and what files of a pool are made of.
+// Little endian; docs/serving.md has the fields. Everything read may be anything: it is compared
+// with what it must be before it is used.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "serving/pool_state.h"
+
+namespace gyre {
+
+constexpr uint32_t kPageRecordVersion = 1;
+
+// Where the bytes of a page come from, or go to: a page of each group, or kNoPage.
+struct PageRecord {
+  uint64_t page = 0;    // of its sequence
+  uint64_t tokens = 0;  // that it holds
+  std::vector<PageId> ids{};
+  std::vector<uint64_t> begin{};  // per group: Pages::begin
+};
+
+std::vector<std::byte> page_record(const KvPool::State& pool, const PageRecord& from);
+// The largest a record of this pool can be.
+uint64_t most_record_bytes(const KvPool::State& pool);
+
+// Checks a record. In the result, ids are 0 where the record has the page of a group. `where` opens
+// messages.
+PageRecord read_page_record(const std::string& where, const KvPool::State& pool,
+                            std::span<const std::byte> bytes);
+// Writes what read_page_record() has checked to the pages `to.ids`.
+void write_pages(const KvPool::State& pool, const PageRecord& to, std::span<const std::byte> bytes);
+
+}  // namespace gyre

@@ -1,0 +1,105 @@
+// A step in the steady state allocates nothing: every call of operator new is counted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "gyre/gyre.h"
+
+namespace {
+std::atomic<uint64_t> allocations{0};
+}
+
+void* operator new(size_t bytes) {
+  ++allocations;
+  void* const memory = std::malloc(bytes != 0 ? bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void* operator new(size_t bytes, std::align_val_t align) {
+  ++allocations;
+  const auto unit = std::max(static_cast<size_t>(align), sizeof(void*));
+  void* const memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t /*align*/) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t /*bytes*/, std::align_val_t /*align*/) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
+
+namespace gyre::test {
+namespace {
+
+TEST(ServingSteady, EveryAllocationIsCounted) {
+  const uint64_t before = allocations;
+  ::operator delete(::operator new(8));
+  EXPECT_EQ(allocations - before, 1u);
+}
+
+// 256 sequences decode: new pages are taken, old ones leave the windows.
+void decode(const std::vector<KvLayer>& layers) {
+  constexpr uint64_t kSequences = 256, kSteps = 300;
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvPool pool(device, {.kv_heads = 1,
+                             .head_dim = 16,
+                             .layers = layers,
+                             .pages = kSequences * 32,
+                             .page_tokens = 16,
+                             .sequences = kSequences,
+                             .step_tokens = 16});
+  KvBatch batch(
+      pool,
+      {.max_sequences = kSequences, .max_tokens = kSequences, .max_queries = 1, .max_length = 512});
+  std::vector<KvSequence> sequences;
+  for (uint64_t i = 0; i < kSequences; ++i) sequences.push_back(pool.sequence());
+  std::vector<KvStep> steps;
+  for (KvSequence& sequence : sequences) steps.push_back({sequence, 1});
+  Encoder encoder(device), begins(device);
+  const Tensor k = device.tensor(DType::f32, {kSequences, 1, 16}),
+               out = device.tensor(DType::f32, {kSequences, 1, 16});
+  batch.record();
+  for (uint64_t layer = 0; layer < layers.size(); ++layer) {
+    batch.append(encoder, layer, k, k);
+    batch.attend(encoder, layer, {.q = k, .out = out});
+  }
+  batch.end();
+  const Graph graph = encoder.instantiate();
+  std::vector<double> times;
+  times.reserve(kSteps);
+  const auto step = [&](bool run) {
+    const auto start = std::chrono::steady_clock::now();
+    batch.begin(begins, steps);
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    times.push_back(took.count());
+    begins.submit().wait();
+    if (run) graph.replay().wait();
+    batch.end();
+  };
+  for (int i = 0; i < 20; ++i) step(i < 3);  // threads and lists get their memory
+  times.clear();
+  const uint64_t before = allocations, system = device.memory().system_allocations;
+  for (uint64_t i = 0; i < kSteps; ++i) step(i % 100 == 0);
+  EXPECT_EQ(allocations - before, 0u);
+  EXPECT_EQ(device.memory().system_allocations, system);
+  EXPECT_EQ(sequences[0].length(), kSteps + 20);
+  std::ranges::sort(times);
+  std::printf("begin of 256 sequences: median %.1f us, most %.1f us\n", times[times.size() / 2],
+              times.back());
+}
+
+TEST(ServingSteady, AStepAllocatesNothing) { decode({{.k = KvFormat::tq8, .v = KvFormat::tq4}}); }
+
+TEST(ServingSteady, NorWithWindowsTailsAndSinks) {
+  decode({{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 16, .sinks = 4},
+          {.k = KvFormat::f16, .v = KvFormat::f16, .window = 48}});
+}
+
+}  // namespace
+}  // namespace gyre::test
