@@ -9,10 +9,10 @@ namespace {
 
 using Pages = KvSequence::State::Pages;
 
-// Whether the step writes behind what a shared page holds already.
+// Whether the step goes on inside a shared page. Also behind the last sink: the prefix index knows
+// a page of sinks under the tokens of a whole page, and these part here.
 bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Member& member) {
-  return member.place != 0 && group.writes(member.start) && pages.has(member.page) &&
-         group.shared(pages.at(member.page));
+  return member.place != 0 && pages.has(member.page) && group.shared(pages.at(member.page));
 }
 
 }  // namespace

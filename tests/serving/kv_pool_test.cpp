@@ -198,6 +198,24 @@ TEST_F(KvPoolTest, MatchesEndWhereWindowsAndTailsAreWhole) {
   EXPECT_EQ(late.pool.match(std::span(tokens).first(39)).length(), 0u);   // 32 would see 13 on
 }
 
+// Two prefixes whose first page differs behind the sinks: each has its own page of sinks.
+TEST_F(KvPoolTest, PagesOfSinksBelongToOnePrefix) {
+  Server server(device, mixed_pool());
+  std::vector<int32_t> tokens = some_tokens(24, 1);
+  Talk a = server.talk();
+  server.fill(a, std::span(tokens).first(6));
+  Talk b = a.fork();
+  server.fill(a, std::span(tokens).subspan(6));
+  server.pool.publish(a.sequence, tokens);
+  std::vector<int32_t> other = tokens;
+  ++other[7];
+  server.fill(b, std::span(other).subspan(6));
+  server.pool.publish(b.sequence, other);
+  EXPECT_EQ(group(server, "sinks 4").used, 2u);
+  EXPECT_EQ(server.pool.match(tokens).length(), 24u);
+  EXPECT_EQ(server.pool.match(other).length(), 24u);
+}
+
 TEST_F(KvPoolTest, PublishingOtherTokensForAPageIsRefused) {
   Server server(device, small_pool());
   std::vector<int32_t> tokens = some_tokens(16, 1);

@@ -14,8 +14,13 @@ constexpr uint64_t kMostTokens = 80;
 
 class Life {
  public:
-  Life(const Device& device, const KvPoolOptions& options)
-      : server_(device, options, bounds()), alone_(device, options, bounds()), random_(7) {
+  // `step_back`: no more is truncated than the last step, so that every tail stays whole.
+  Life(const Device& device, const KvPoolOptions& options, bool step_back)
+      : server_(device, options, bounds()),
+        alone_(device, options, bounds()),
+        random_(7),
+        step_back_(step_back),
+        last_(kSequences) {
     for (size_t i = 0; i < kSequences; ++i) talks_.push_back(server_.talk());
   }
 
@@ -27,7 +32,7 @@ class Life {
       } catch (const Error& error) {
         ASSERT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
         ++refused_;
-        talk() = server_.talk();  // somebody leaves
+        put(server_.talk());  // somebody leaves
       }
       for (const Talk& one : talks_) ASSERT_EQ(one.length(), one.tokens.size());
       if (i % 1000 == 0) check_counts();
@@ -50,7 +55,13 @@ class Life {
 
  private:
   static KvBatchOptions bounds() { return {.max_sequences = 6, .max_tokens = 96}; }
-  Talk& talk() { return talks_[random_() % kSequences]; }
+  size_t some() { return random_() % kSequences; }
+  Talk& talk() { return talks_[some()]; }
+  void put(Talk made, uint64_t last = 0) {
+    const size_t at = some();
+    talks_[at] = std::move(made);
+    last_[at] = last;
+  }
 
   // Few different beginnings, so that prefixes are shared.
   std::vector<int32_t> tokens(uint64_t begin, uint64_t count, uint32_t kind) const {
@@ -63,11 +74,12 @@ class Life {
   void call(uint64_t pick) {
     if (pick < 500) return append();
     if (pick < 600) {
-      talk() = talk().fork();
+      const size_t from = some();
+      put(talks_[from].fork(), last_[from]);
     } else if (pick < 700) {
-      truncate(talk());
+      truncate(some());
     } else if (pick < 720) {
-      talk() = server_.talk();
+      put(server_.talk());
     } else if (pick < 850) {
       const Talk& one = talk();
       server_.pool.publish(one.sequence, one.tokens);
@@ -75,11 +87,11 @@ class Life {
       const std::vector<int32_t> wanted = tokens(0, 8 + random_() % 60, kind());
       Talk made = server_.match(wanted);
       matched_ += made.length() != 0 ? 1 : 0;
-      talk() = std::move(made);
+      put(std::move(made));
     } else if (pick < 996) {
       travel(talk());
     } else if (pick < 998) {
-      compare(talk());
+      compare(some());
     } else if (pick == 998) {
       file(talk());
     } else if (random_() % 8 == 0) {
@@ -105,13 +117,17 @@ class Life {
       steps.push_back({one, given.back(), random_() % 2 == 0});
     }
     server_.fill(steps);
+    for (size_t i = 0; i < count; ++i) last_[(first + i) % kSequences] = steps[i].tokens.size();
   }
 
-  void truncate(Talk& one) {
-    if (one.length() == 0) return;
-    const uint64_t drop = 1 + random_() % std::min<uint64_t>(one.length(), 12);
+  void truncate(size_t at) {
+    Talk& one = talks_[at];
+    const uint64_t most = step_back_ ? last_[at] : std::min<uint64_t>(one.length(), 12);
+    if (most == 0) return;
+    const uint64_t drop = 1 + random_() % most;
     try {
       one.truncate(drop);
+      last_[at] -= std::min(last_[at], drop);
     } catch (const Error& error) {
       ASSERT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
       ASSERT_NE(std::string(error.what()).find("window"), std::string::npos);
@@ -142,12 +158,14 @@ class Life {
     }
   }
 
-  void compare(Talk& one) {
+  void compare(size_t at) {
+    Talk& one = talks_[at];
     const std::vector<int32_t> next = tokens(900, 2, 3);
     Talk same = alone_.talk();
     const std::vector<int32_t> had = one.tokens;
     if (!had.empty()) alone_.fill(same, had);
     EXPECT_EQ(server_.run(one, next), alone_.run(same, next));
+    last_[at] = next.size();
     ++compared_;
   }
 
@@ -159,23 +177,37 @@ class Life {
   Server server_, alone_;
   std::vector<Talk> talks_;
   std::mt19937 random_;
+  bool step_back_;
+  std::vector<uint64_t> last_;  // tokens of the last step that are still there
   Folder folder_;
   uint64_t refused_ = 0, matched_ = 0, compared_ = 0;
 };
 
-// Without a tail: truncating behind a tail leaves older keys compressed, which a sequence computed
-// alone would have in 16 bits.
+KvPoolOptions pool_of(const std::vector<KvLayer>& layers) {
+  return {.kv_heads = 1,
+          .head_dim = 16,
+          .layers = layers,
+          .pages = 260,
+          .page_tokens = 8,
+          .sequences = kSequences,
+          .step_tokens = 96};
+}
+
 TEST(ServingLife, AHundredThousandCalls) {
   Life life(Device::open("cpu", {.threads = 1}),
-            {.kv_heads = 1,
-             .head_dim = 16,
-             .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4},
-                        {.k = KvFormat::f16, .v = KvFormat::f16, .window = 20}},
-             .pages = 260,
-             .page_tokens = 8,
-             .sequences = kSequences,
-             .step_tokens = 96});
+            pool_of({{.k = KvFormat::tq8, .v = KvFormat::tq4},
+                     {.k = KvFormat::f16, .v = KvFormat::f16, .window = 20}}),
+            false);
   life.run(100'000);
+  life.finish();
+}
+
+// Behind a tail, truncating leaves older keys compressed that a sequence computed alone has in 16
+// bits: so not further than a step.
+TEST(ServingLife, WithTailsAndSinks) {
+  Life life(Device::open("cpu", {.threads = 1}),
+            pool_of({{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sinks = 4}}), true);
+  life.run(60'000);
   life.finish();
 }
 
