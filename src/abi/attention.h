@@ -186,6 +186,13 @@ constexpr BatchSequence batch_sequence(const KvTable& table, uint64_t all_tokens
   return {first, count, valid ? static_cast<uint64_t>(length) : 0, valid};
 }
 
+// Where a sequence's 16-bit tail begins; a list that is absent says at its beginning.
+constexpr uint64_t batch_tail_begin(const int32_t* list, uint64_t sequence, uint64_t length) {
+  if (list == nullptr || list[sequence] < 0) return 0;
+  const auto begin = static_cast<uint64_t>(list[sequence]);
+  return begin < length ? begin : length;
+}
+
 // Few queries decode, many are a prompt, and so is what the caller marks as one.
 constexpr uint64_t kDecodePhaseRows = 16;  // (token, query head) pairs of a KV head
 constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t group, bool prompt) {

@@ -19,7 +19,7 @@ void run(const Kernel& kernel, const void* params, const uint64_t* args, uint32_
 
 template <uint32_t kK, uint32_t kV>
 void run_attention(const void* params, const uint64_t* args, const HostLaunch& launch) {
-  run<abi::AttentionParams>(cuda::attention_prefill<kK, kV>, params, args, 12, launch);
+  run<abi::AttentionParams>(cuda::attention_prefill<kK, kV>, params, args, 16, launch);
 }
 
 template <class Out>

@@ -199,20 +199,7 @@ TEST(CudaHostPages, SegmentsAddUp) {
     PagedBatch batch(n, sequences);
     parts.push_back(batch.run());
   }
-  const uint64_t row = n.dim + 2;
-  for (uint64_t r = 0; r < whole.tokens() * n.heads; ++r) {
-    double max = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (const PagedAnswer& part : parts) max = std::max(max, double{part.out[r * row + n.dim]});
-    std::vector<double> values(n.dim);
-    for (const PagedAnswer& part : parts) {
-      const double weight = std::exp(double{part.out[r * row + n.dim]} - max);
-      sum += weight * double{part.out[r * row + n.dim + 1]};
-      for (uint64_t c = 0; c < n.dim; ++c) values[c] += weight * double{part.out[r * row + c]};
-    }
-    EXPECT_NEAR(max + std::log(sum), double{all.lse[r]}, 1e-4) << "row " << r;
-    for (uint64_t c = 0; c < n.dim; ++c)
-      ASSERT_NEAR(values[c] / sum, double{all.out[r * n.dim + c]}, 2e-3) << "row " << r;
-  }
+  expect_merged(n, parts, all);
 }
 
 // Pages are used again when they have fallen off the front.

@@ -67,8 +67,10 @@ class PagedBatch {
       tokens_ += s.tokens;
       if (numbers.most_queries == 0) n_.most_queries = std::max(n_.most_queries, s.tokens);
       width_ = std::max(width_, (s.length + n_.page_tokens - 1) / n_.page_tokens);
-      const auto rows = gaussian_rows(s.tokens * n_.heads, n_.dim, s.seed * 3);
-      q_.insert(q_.end(), rows.begin(), rows.end());
+      // A token's query follows from its position: chunks of a prompt have those of the whole.
+      const auto rows = gaussian_rows(std::max(s.length, s.tokens) * n_.heads, n_.dim, s.seed * 3);
+      q_.insert(q_.end(), rows.end() - static_cast<int64_t>(s.tokens * n_.heads * n_.dim),
+                rows.end());
     }
     begin_.push_back(static_cast<int32_t>(tokens_));
     if (n_.ring_entries != 0) width_ = n_.ring_entries;
@@ -282,7 +284,13 @@ class PagedBatch {
 
   void launch(const abi::AttentionPlan& plan, const abi::AttentionParams& p,
               const uint64_t* args) const {
-    ASSERT_EQ(plan.kernel, abi::AttentionKernel::attention_decode);
+    if (plan.kernel == abi::AttentionKernel::attention) {
+      const cuda::Launch shape = cuda::launch_attention(&p, plan.spec, limits());
+      const HostKernel kernel = host_attention(p.k.format, p.v.format);
+      ASSERT_NE(kernel, nullptr) << name(n_.k) << " " << name(n_.v);
+      kernel(&p, args, {shape.grid, shape.block, shape.shared_bytes});
+      return;
+    }
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
     const cuda::Launch shape = cuda::launch_attention_decode(&p, plan.spec, limits());
     const HostKernel kernel =
@@ -301,5 +309,24 @@ class PagedBatch {
   std::vector<uint8_t> prompts_;
   std::vector<float> q_, sinks_, slopes_;
 };
+
+// The states of a layer's parts, merged, are the rows over all of its keys.
+inline void expect_merged(const PagedNumbers& n, const std::vector<PagedAnswer>& parts,
+                          const PagedAnswer& all) {
+  const uint64_t row = n.dim + 2;
+  for (uint64_t r = 0; r < all.lse.size(); ++r) {
+    double max = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (const PagedAnswer& part : parts) max = std::max(max, double{part.out[r * row + n.dim]});
+    std::vector<double> values(n.dim);
+    for (const PagedAnswer& part : parts) {
+      const double weight = std::exp(double{part.out[r * row + n.dim]} - max);
+      sum += weight * double{part.out[r * row + n.dim + 1]};
+      for (uint64_t c = 0; c < n.dim; ++c) values[c] += weight * double{part.out[r * row + c]};
+    }
+    EXPECT_NEAR(max + std::log(sum), double{all.lse[r]}, 1e-4) << "row " << r;
+    for (uint64_t c = 0; c < n.dim; ++c)
+      ASSERT_NEAR(values[c] / sum, double{all.out[r * n.dim + c]}, 2e-3) << "row " << r;
+  }
+}
 
 }  // namespace gyre::test

@@ -21,7 +21,7 @@ bool is_format(uint32_t format) {
 
 // Stages of 128 keys only where four blocks fit side by side.
 PrefillLayout first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_t fourth) {
-  const uint64_t rows = p.tokens * p.group;
+  const uint64_t rows = prefill_rows(p);
   for (uint32_t i = 0; i < kPrefillLayouts; ++i) {
     const PrefillLayout plan = prefill_layout(p.k, p.v, rows, i);
     if (plan.total <= (plan.stage_keys == kMostStageKeys ? std::min(fourth, budget) : budget))
@@ -42,7 +42,7 @@ PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
   const uint32_t most = limits.shared_bytes_per_block;
   const auto share = [&](uint32_t blocks) { return share_of(limits, blocks); };
   const PrefillLayout plan = first_plan(p, share(2), share(4));
-  const uint64_t rows = p.tokens * p.group;
+  const uint64_t rows = prefill_rows(p);
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
   return first_plan(p, most, most);
 }
@@ -67,7 +67,6 @@ DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits)
 
 std::string name_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
-  if (types.paged != 0) return "";  // the kernel does not walk pages
   if (!is_format(types.k_format) || !is_format(types.v_format)) return "";
   if (float_type(types.q_dtype) == nullptr || float_type(types.out_dtype) == nullptr) return "";
   return join("gyre::cuda::attention_prefill<", uint32_t{types.k_format}, "u, ",
@@ -81,7 +80,13 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
           " need more shared memory than a block of this GPU has, ", limits.shared_bytes_per_block,
           " bytes");
   const uint64_t rows = p.tokens * p.group;
-  const uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
+  uint64_t blocks = (rows + plan.rows - 1) / plan.rows * p.splits * p.kv_heads;
+  if (p.table.page_tokens != 0) {
+    // As many as run at once, at most one for each tile that the batch may have.
+    constexpr uint64_t kAtOnce = 4;
+    blocks = std::min(((rows + plan.rows - 1) / plan.rows + p.table.sequences) * p.kv_heads,
+                      std::max<uint64_t>(kAtOnce * limits.multiprocessors, 1));
+  }
   return {
       {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, plan.warps * 32, plan.total};
 }

@@ -3,6 +3,7 @@
 // head and as many of its rows as a block takes; an item is one piece of a unit's keys. Items are
 // ordered by sequence, KV head, rows and piece, and every block takes an equal run of them, by
 // their cost in keys. All of it is computed on the device, by each block for itself.
+#include "cuda/kernels/attention/block_scan.cuh"
 #include "cuda/kernels/attention/problem.cuh"
 
 namespace gyre::cuda {
@@ -69,13 +70,10 @@ inline SequenceWork sequence_work(const abi::AttentionParams& p, const Args& arg
     work.groups = unit_groups<Traits>(work.tokens, p.group);
   const auto length = static_cast<int32_t>(of.length);
   work.mask = {length, static_cast<int32_t>(work.tokens), abi::row_window<int32_t>(p.window),
-               p.causal != 0, p.segment};
-  work.mask.sinks = abi::row_window<int32_t>(p.places.sinks);
-  work.mask.tail = abi::row_window<int32_t>(p.places.tail);
-  if (args.at[arg_tail_begin] != 0) {
-    const int32_t tail = pointer<const int32_t>(args.at[arg_tail_begin])[index];
-    work.mask.tail_begin = tail < 0 ? 0 : (tail < length ? tail : length);
-  }
+               p.causal != 0};
+  abi::fill_segment(
+      work.mask, p.segment, p.places,
+      abi::batch_tail_begin(pointer<const int32_t>(args.at[arg_tail_begin]), index, of.length));
   // Bounds grow with the token: the first one's begin and the last one's end contain all.
   const int32_t begin = abi::row_bounds<int32_t>(work.mask, 0, 0, length).begin;
   const int32_t end = abi::row_bounds<int32_t>(work.mask, work.mask.tokens - 1, 0, length).end;
@@ -128,27 +126,6 @@ struct PagedState {
   PagedItem& item(uint32_t i) { return items[i % kItemSlots]; }
 };
 static_assert(sizeof(PagedState) <= kPagedStateBytes);
-
-// The sum of what the threads before have, and of all threads.
-inline uint64_t scan_block(uint64_t mine, uint64_t* of_warps, uint64_t& all) {
-  const uint32_t lane = threadIdx.x % kWarp, warp = warp_index(), warps = blockDim.x / kWarp;
-  uint64_t sum = mine;
-#pragma unroll
-  for (uint32_t by = 1; by < kWarp; by *= 2) {
-    const uint64_t other = __shfl_up_sync(kAll, sum, by);
-    if (lane >= by) sum += other;
-  }
-  if (lane == kWarp - 1) of_warps[warp] = sum;
-  __syncthreads();
-  uint64_t before = 0;
-  all = 0;
-  for (uint32_t w = 0; w < warps; ++w) {
-    if (w == warp) before = all;
-    all += of_warps[w];
-  }
-  __syncthreads();
-  return before + sum - mine;
-}
 
 // 32 bits where they are enough: a 64-bit division takes ten times as long.
 inline uint64_t divide_cost(uint64_t a, uint64_t b) {

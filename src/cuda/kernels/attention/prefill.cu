@@ -6,6 +6,7 @@
 // coordinates. MMAs: int8 levels by 16-bit queries (K), f16 levels by f16 weights (V), f16 and bf16
 // with hi and lo parts where one is not exact enough; f32 and mlx-native's formats in f32.
 // Bytes moved: the split's K and V once per 16 rows, q, and head_dim + 2 floats per row.
+#include "cuda/kernels/attention/prefill_batch.cuh"
 #include "cuda/kernels/attention/prefill_load.cuh"
 #include "cuda/kernels/attention/prefill_pv.cuh"
 #include "cuda/kernels/attention/prefill_qk.cuh"
@@ -19,10 +20,13 @@ inline void write_row(const PrefillProblem& problem, const Args& args, uint32_t 
   const abi::AttentionParams& p = problem.params;
   const uint32_t n = p.v.head_dim, lane = threadIdx.x % kWarp;
   const float* const row = problem.staging() + r * n;
-  const uint64_t token = problem.token(r), head = problem.head(r);
+  const uint64_t token = problem.first_token + problem.token(r), head = problem.head(r);
   SoftmaxState state = problem.state().state[r];
-  if (p.partial != 0) {
-    float* const place = pointer<float>(args.at[arg_partial]) +
+  if (problem.state().bad != 0) state.sum = __uint_as_float(0x7FC00000u);
+  if (p.partial != abi::kAttentionWhole) {
+    const bool states = p.partial == abi::kAttentionStates;
+    const uint64_t out_states = args.at[arg_out], partial = args.at[arg_partial];
+    float* const place = pointer<float>(states ? out_states : partial) +
                          ((problem.split * p.tokens + token) * p.heads + head) * (n + 2);
     for (uint32_t c = lane; c < n; c += kWarp) place[c] = row[c];
     if (lane == 0) place[n] = state.max * kLn2, place[n + 1] = state.sum;
@@ -107,12 +111,12 @@ __global__ void __launch_bounds__(512, 1)
     attention_prefill(const abi::AttentionParams params, const Args args) {
   pdl_wait();
   pdl_launch_dependents();
-  PrefillProblem& problem = reinterpret_cast<PrefillState*>(dynamic_shared())->problem;
+  PrefillProblem& problem = PrefillProblem::of_block();
   if (threadIdx.x / kWarp == 0) {
     // A candidate per lane: one after the other would take longer than the first keys.
     const abi::KvCacheLayout k = with_format(params.k, kK), v = with_format(params.v, kV);
-    const uint64_t group = params.heads / params.kv_heads;
-    const PrefillLayout layout = prefill_layout(k, v, params.tokens * group, threadIdx.x);
+    const uint64_t group = params.group;
+    const PrefillLayout layout = prefill_layout(k, v, prefill_rows(params), threadIdx.x);
     const bool fits = threadIdx.x < kPrefillLayouts && layout.total <= dynamic_shared_bytes();
     const int32_t first = __ffs(static_cast<int32_t>(__ballot_sync(kAll, fits)));
     if (first == static_cast<int32_t>(threadIdx.x) + 1) {
@@ -120,20 +124,31 @@ __global__ void __launch_bounds__(512, 1)
       problem.layout = layout, problem.group = group,
       problem.count = tiles * params.splits * params.kv_heads;
       problem.index = blockIdx.x;
+      problem.entries = nullptr, problem.first_token = problem.base_tile = 0;
     }
   } else if (threadIdx.x == kWarp) {
     problem.params = params;
-    if (args.at[arg_state] != 0)
+    problem.state().bad = 0;
+    if (args.at[arg_state] != 0 && params.table.page_tokens == 0)
       abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), problem.params);
   }
   __syncthreads();
+  const bool batch = params.table.page_tokens != 0;
+  if (batch) find_batch_tile(problem, args);
   while (problem.index < problem.count) {
-    if (threadIdx.x == 0) place_work_tile(problem, args);
+    if (threadIdx.x == 0) {
+      if (batch) {
+        place_batch_tile(problem, args);
+      } else {
+        place_work_tile(problem, args);
+      }
+    }
     __syncthreads();
     attend<kK, kV>(problem, args);
     __syncthreads();
     if (threadIdx.x == 0) problem.index += gridDim.x;
     __syncthreads();
+    if (batch) find_batch_tile(problem, args);
   }
 }
 

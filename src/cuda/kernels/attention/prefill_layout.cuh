@@ -92,6 +92,12 @@ inline void fill_layout(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v
   a.total = a.stage + (a.early_keys == 0 && staging > staged ? staging : staged);
 }
 
+// (token, query head) pairs of a KV head that a layout is for. Over pages always the same: a row's
+// bits must not depend on how many come with it.
+inline uint64_t prefill_rows(const abi::AttentionParams& p) {
+  return p.table.page_tokens != 0 ? kMostRows : p.tokens * p.group;
+}
+
 // Candidates, best first. The host takes one that suits the GPU and asks for its `total` bytes; the
 // kernel takes the first that fits into them. That may be an earlier one, but never one with other
 // rows or warps, which the grid depends on.

@@ -23,6 +23,7 @@ struct Rows {
   SoftmaxState state[kMostRows];
   float keep[kMostRows], slope[kMostRows];
   uint32_t hidden;  // some row does not see some key of the stage
+  uint32_t bad;     // over pages: rows that make no sense, or a page that is none
 };
 
 // In shared memory, too: registers are for sums.
@@ -38,6 +39,10 @@ struct PrefillProblem {
   uint64_t kv_head, group, split;
   int64_t first_key, last_key;                             // of the split
   const uint8_t *k_codes, *k_scales, *v_codes, *v_scales;  // of the head
+  // Over pages: the sequence, its row of the page table, its first row of q, and the tile at the
+  // walk's position 0. Without: none, and 0.
+  const uint32_t* entries;
+  uint64_t sequence, first_token, base_tile;
 
   uint64_t token(uint32_t row) const { return divide(first_row + row, group); }
   uint64_t head(uint32_t row) const {
@@ -52,7 +57,22 @@ struct PrefillProblem {
   bool holds_key(uint64_t position) const {
     return position < walk.tiles * abi::kKvTile && walk.valid(position);
   }
+  // Where the index-th tile of the walk lies: of a page that lies so many bytes on, or of the
+  // cache.
+  struct TileAt {
+    uint64_t offset, tile;
+  };
+  bool paged() const { return params.table.page_tokens != 0; }
+  TileAt page_tile(uint64_t index) const;
+  // Bytes from a head's first row to that of a position, of one cache.
+  uint64_t row_offset(uint64_t position, uint64_t tile_stride) const {
+    const TileAt at = paged() ? page_tile(position / abi::kKvTile)
+                              : TileAt{0, walk.tile(position / abi::kKvTile)};
+    return at.offset +
+           (at.tile * abi::kKvTile + position % abi::kKvTile) * (tile_stride / abi::kKvTile);
+  }
   Rows& state() const;
+  static PrefillProblem& of_block();
   // Not a member: the compiler must see which memory it is.
   static unsigned char* shared() { return dynamic_shared(); }
   float* staging() const { return reinterpret_cast<float*>(shared() + layout.staging); }
@@ -78,10 +98,39 @@ static_assert(sizeof(PrefillState) <= kPrefillStateBytes);
 inline Rows& PrefillProblem::state() const {
   return reinterpret_cast<PrefillState*>(shared())->rows;
 }
+inline PrefillProblem& PrefillProblem::of_block() {
+  return reinterpret_cast<PrefillState*>(shared())->problem;
+}
+
+// Entries are device data: one that is no page is not used, and shows in the rows.
+inline PrefillProblem::TileAt PrefillProblem::page_tile(uint64_t index) const {
+  const abi::KvTable& table = params.table;
+  const uint64_t page_tiles = table.page_tokens / abi::kKvTile, at = base_tile + index;
+  const uint64_t nth = divide(at, page_tiles);
+  const uint64_t entry =
+      table.ring_entries == 0 ? nth : nth - divide(nth, table.ring_entries) * table.ring_entries;
+  uint64_t page = entries[entry];
+  if (page >= table.pages) {
+    atomicOr(&state().bad, 1u);
+    page = 0;
+  }
+  return {page * table.page_stride, at - nth * page_tiles};
+}
+
+inline void place_head(PrefillProblem& problem, const Args& args) {
+  using enum abi::AttentionArg;
+  const abi::AttentionParams& p = problem.params;
+  const auto of_head = [&](uint64_t address, uint64_t stride) {
+    return pointer<const uint8_t>(address) + problem.kv_head * stride;
+  };
+  problem.k_codes = of_head(args.at[arg_k_codes], p.k.codes_head_stride);
+  problem.k_scales = of_head(args.at[arg_k_scales], p.k.scales_head_stride);
+  problem.v_codes = of_head(args.at[arg_v_codes], p.v.codes_head_stride);
+  problem.v_scales = of_head(args.at[arg_v_scales], p.v.scales_head_stride);
+}
 
 // The rows and keys of a work tile; neighbouring tiles share keys. One thread.
 inline void place_work_tile(PrefillProblem& problem, const Args& args) {
-  using enum abi::AttentionArg;
   const abi::AttentionParams& p = problem.params;
   const uint64_t rows = p.tokens * problem.group,
                  tiles = (rows + problem.layout.rows - 1) / problem.layout.rows;
@@ -91,14 +140,7 @@ inline void place_work_tile(PrefillProblem& problem, const Args& args) {
   problem.first_row = (problem.index - piece * tiles) * problem.layout.rows;
   problem.rows =
       static_cast<uint32_t>(abi::kv_least(rows - problem.first_row, problem.layout.rows));
-  problem.k_codes =
-      pointer<const uint8_t>(args.at[arg_k_codes]) + problem.kv_head * p.k.codes_head_stride;
-  problem.k_scales =
-      pointer<const uint8_t>(args.at[arg_k_scales]) + problem.kv_head * p.k.scales_head_stride;
-  problem.v_codes =
-      pointer<const uint8_t>(args.at[arg_v_codes]) + problem.kv_head * p.v.codes_head_stride;
-  problem.v_scales =
-      pointer<const uint8_t>(args.at[arg_v_scales]) + problem.kv_head * p.v.scales_head_stride;
+  place_head(problem, args);
   const uint64_t first = abi::kv_least(p.first_key + problem.split * p.split_keys, p.end_key);
   const uint64_t last = p.partial == 0 ? p.end_key : abi::kv_least(first + p.split_keys, p.end_key);
   problem.first_key = static_cast<int64_t>(first), problem.last_key = static_cast<int64_t>(last);

@@ -128,10 +128,9 @@ inline void sum_one_by_one(const PrefillProblem& problem, uint32_t index, uint32
   for (uint32_t key = 0; key < problem.layout.stage_keys; ++key) {
     const uint64_t at = uint64_t{index} * problem.layout.stage_keys + key;
     if (!problem.holds_key(at)) continue;
-    const uint64_t slot = problem.walk.slot(at);
-    const uint8_t* const row = problem.v_codes + slot * (p.v.codes_tile_stride / abi::kKvTile);
+    const uint8_t* const row = problem.v_codes + problem.row_offset(at, p.v.codes_tile_stride);
     const auto* const norms = reinterpret_cast<const float*>(
-        problem.v_scales + slot * (p.v.scales_tile_stride / abi::kKvTile));
+        problem.v_scales + problem.row_offset(at, p.v.scales_tile_stride));
     float x[2] = {0.0f, 0.0f};
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {

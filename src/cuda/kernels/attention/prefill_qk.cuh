@@ -20,8 +20,9 @@ inline void load_queries(const PrefillProblem& problem, uint64_t q) {
   for (uint32_t r = threadIdx.x / kWarp; r < problem.layout.rows; r += problem.layout.warps) {
     float* const row = problem.staging() + r * n;
     const bool real = r < problem.rows;
-    const uint64_t from =
-        real ? q + problem.token(r) * p.q_token_stride + problem.head(r) * p.q_head_stride : 0;
+    const uint64_t from = real ? q + (problem.first_token + problem.token(r)) * p.q_token_stride +
+                                     problem.head(r) * p.q_head_stride
+                               : 0;
     for (uint32_t c = lane; c < n; c += kWarp)
       row[c] = real ? load_as_float(from, p.q_dtype, c) : 0.0f;
     __syncwarp();
@@ -270,10 +271,10 @@ inline void score_global(const PrefillProblem& problem, uint32_t index, KeyTile 
   const uint32_t lane = threadIdx.x % kWarp, key = tile.of * 16 + lane % 16, n = p.k.head_dim;
   const uint64_t at = uint64_t{index} * problem.layout.stage_keys + key;
   const bool valid = problem.holds_key(at);
-  const uint64_t slot = valid ? problem.walk.slot(at) : 0;
-  const uint8_t* const row = problem.k_codes + slot * (p.k.codes_tile_stride / abi::kKvTile);
+  const uint8_t* const row =
+      problem.k_codes + (valid ? problem.row_offset(at, p.k.codes_tile_stride) : 0);
   const auto* const norms = reinterpret_cast<const float*>(
-      problem.k_scales + slot * (p.k.scales_tile_stride / abi::kKvTile));
+      problem.k_scales + (valid ? problem.row_offset(at, p.k.scales_tile_stride) : 0));
   for (uint32_t first = 0; first < problem.layout.rows; first += 8) {
     const float* const q =
         reinterpret_cast<const float*>(problem.shared() + problem.layout.q) + first * n;

@@ -1,0 +1,29 @@
+#pragma once
+// A prefix sum over the threads of a block.
+#include "cuda/kernels/ptx.cuh"
+
+namespace gyre::cuda {
+
+// The sum of what the threads before have, and of all threads. `of_warps`: a word for each warp, in
+// shared memory. For all threads together.
+inline uint64_t scan_block(uint64_t mine, uint64_t* of_warps, uint64_t& all) {
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  uint64_t sum = mine;
+#pragma unroll
+  for (uint32_t by = 1; by < kWarp; by *= 2) {
+    const uint64_t other = __shfl_up_sync(kAll, sum, by);
+    if (lane >= by) sum += other;
+  }
+  if (lane == kWarp - 1) of_warps[warp] = sum;
+  __syncthreads();
+  uint64_t before = 0;
+  all = 0;
+  for (uint32_t w = 0; w < warps; ++w) {
+    if (w == warp) before = all;
+    all += of_warps[w];
+  }
+  __syncthreads();
+  return before + sum - mine;
+}
+
+}  // namespace gyre::cuda
