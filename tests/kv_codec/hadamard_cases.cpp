@@ -321,7 +321,7 @@ std::vector<Refusal> hadamard_refusals() {
       refusal("read-only out", {"read-only"},
               [](Call& c, FilledTensors& t) {
                 const void* memory = address_of(c.inputs.out);
-                c.inputs.out = t.device().wrap(memory, DType::f32, {3, 2, 64});
+                c.inputs.out = t.device().wrap(memory, DType::f16, {3, 2, 64});
               }),
       refusal("unknown signs", {"7", "signs"},
               [](Call& c, FilledTensors&) { c.options.signs = static_cast<HadamardSigns>(7); }),
