@@ -30,6 +30,7 @@ constexpr Variant kVariants[] = {
     variant<kF16, kF16, 128, 8>(),
     variant<kF16, kF16, 256, 8>(),
     variant<kBf16, kBf16, 128, 8>(),
+    variant<abi::kTq2, abi::kTq2, 64, 4>(),
     variant<abi::kTq2, abi::kTq2, 128, 4>(),
     variant<abi::kTq4, abi::kTq4, 64, 4>(),
     variant<abi::kTq4, abi::kTq4, 64, 16>(),

@@ -99,6 +99,25 @@ TEST(CudaHostPages, ManyPieces) {
                  {{1, 34000, 1}, {1, 100, 2}});
 }
 
+// Items of one stage: loads run ahead over several of them.
+TEST(CudaHostPages, ManyShortSequences) {
+  std::vector<PagedSequence> sequences;
+  for (uint32_t s = 0; s < 40; ++s) sequences.push_back({1, 1 + s * 7 % 60, s + 1});
+  constexpr std::pair<KvFormat, uint64_t> kForms[] = {{KvFormat::tq2, 64}, {KvFormat::tq4, 128}};
+  for (const auto& [format, dim] : kForms) {
+    for (const uint64_t page : {8, 64}) {
+      expect_batch({.k = format,
+                    .v = format,
+                    .heads = 2,
+                    .dim = dim,
+                    .page_tokens = page,
+                    .phase = kDecode,
+                    .blocks = 2},
+                   sequences);
+    }
+  }
+}
+
 // A sequence's bits follow from itself alone.
 TEST(CudaHostPages, BitsDoNotDependOnBatchPagesOrGrid) {
   constexpr std::pair<KvFormat, uint64_t> kForms[] = {

@@ -20,7 +20,7 @@ void each_case(const Do& run) {
       for (const uint32_t n : {64, 128, 256, 512}) {
         for (const uint32_t wanted : {1, 5, 9, 13}) {
           const auto rows = static_cast<uint32_t>(decode_block_rows(v, n, wanted));
-          for (const uint32_t cluster : {1u, kDecodePair, kDecodeCluster})
+          for (const uint32_t cluster : {1u, kDecodePair, kDecodeCluster, kDecodePages})
             if (decode_stage(k, v, n, rows, cluster).fits) run(Case{k, v, n, rows, cluster});
         }
       }

@@ -123,7 +123,7 @@ constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, uint32_t head_dim, ui
 }
 
 constexpr uint32_t kDecodeMostWarps = 12, kDecodeMostRows = kDecodeRows;
-constexpr uint32_t kDecodeFewestStages = 2;
+constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
@@ -221,7 +221,7 @@ constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
   if (layout.paged) {
     // Pieces are powers of two, too: all warps have equally many stages of a whole one.
     const uint32_t fit = (kDecodeMostBytes - layout.ring) / layout.ring_bytes(kDecodeFewestStages);
-    return fit >= 8 ? 8 : 4;
+    return fit >= 8 ? 8 : (fit >= 4 ? 4 : 2);
   }
   const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
   const uint32_t warps = by_keys < layout.warps ? by_keys : layout.warps;
@@ -241,7 +241,9 @@ constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t most
   const uint32_t one = most_warps * layout.stage;
   const uint32_t apart = layout.sums_apart() ? most_warps * layout.sums : 0;
   const uint32_t fit = (kDecodeMostBytes - layout.ring - apart) / one;
-  uint32_t most = 2 * one < kEnough ? 4 : (one < kEnough || layout.deep ? 3 : 2);
+  const bool few_warps = layout.paged && most_warps <= 4;  // each waits for its own bytes longer
+  const bool three = one < kEnough || layout.deep || few_warps;
+  uint32_t most = 2 * one < kEnough ? kDecodeMostStages : (three ? 3 : 2);
   constexpr uint32_t kSmall = 99 << 10;  // of sm_86, sm_89, sm_120: one group of warps must fit
   if (layout.ring + layout.warps_per_key * layout.ring_bytes(most) > kSmall)
     most = kDecodeFewestStages;

@@ -103,7 +103,10 @@ struct PagedItem {
   uint32_t area;           // block that has the unit's first piece
   uint32_t bad;            // 1: no rows to read, or a page that is none: rows become NaN
 };
-constexpr uint32_t kItemSlots = 8, kItemsAhead = 4;
+// While an item is computed, loads are up to three stages ahead and table entries four: as many
+// items, where each is one stage. One more is made meanwhile.
+constexpr uint32_t kItemSlots = 8, kItemsAhead = 5;
+static_assert(kItemsAhead > kDecodeMostStages && kItemsAhead < kItemSlots);
 
 // Where the next item comes from. Of one warp, all of whose lanes do the same.
 struct PagedCursor {
