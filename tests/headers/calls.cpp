@@ -30,6 +30,18 @@ void use_cache(const Device& device, Encoder& encoder, const Tensor& t) {
   kv_layers(2, {.layer = {.tail = 64}});
 }
 
+void serve(const Device& device, Encoder& encoder, const Tensor& t) {
+  const KvPool pool(device, {.kv_heads = 1, .head_dim = 64, .pages = 8});
+  KvBatch batch(pool, {.max_tokens = 8});
+  KvSequence sequence = pool.sequence();
+  batch.begin(encoder, {{.sequence = sequence}, {.sequence = sequence, .prompt = true}});
+  batch.append(encoder, 0, t, t);
+  batch.attend(encoder, 0, {.q = t, .out = t}, {.soft_cap = 30.0f});
+  kv_write(encoder, {.k = t, .v = t, .slots = t});
+  kv_page_copy(encoder, {.from = t, .to = t});
+  (void)kv_page_bytes({.kv_heads = 1, .head_dim = 64});
+}
+
 bool ask(const Device& device) {
   return device.supports(KvCopyTypes{.source = DType::f16}) &&
          device.supports(RopeTypes{.x = DType::f16}) &&
@@ -44,6 +56,8 @@ bool ask(const Device& device) {
 [[maybe_unused]] const KvFormatInfo kFormat{.format = KvFormat::tq4};
 [[maybe_unused]] const KvBuffer kBuffer{.shape = {.head_dim = 64}};
 [[maybe_unused]] const KvLayerInfo kLayer{.layer = {.k = KvFormat::f16}};
+[[maybe_unused]] const KvGroupInfo kGroup{.name = "all keys"};
+[[maybe_unused]] const KvPoolInfo kPool{.bytes = 1};
 [[maybe_unused]] const KvSnapshotInfo kSnapshot{.version = 2};
 [[maybe_unused]] const KvSnapshotSection kSection{.layer = 1};
 [[maybe_unused]] const KvSnapshotSlots kSlots{.body = 1};
@@ -59,5 +73,6 @@ int main() {
   const Tensor t = device.tensor(DType::f32, {1, 1, 64});
   record_ops(device, encoder, t, KvBuffer::allocate(device, {.head_dim = 64}));
   use_cache(device, encoder, t);
+  serve(device, encoder, t);
   return ask(device) ? 0 : 1;
 }
