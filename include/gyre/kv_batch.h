@@ -63,7 +63,7 @@ class KvBatch {
   // q and out: [rows, heads, head_dim], at least the step's tokens; rows beyond them hold
   // anything. Masks and options as in attention() with pages; no tree.
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
-              const AttendOptions& options = {}) const;
+              const AttendOptions& with = {}) const;
 
   // For graphs. Between record() and end(), append() and attend() record a step without one being
   // begun. Later steps are begin(), the graph's replay, end().

@@ -31,7 +31,8 @@ constexpr uint32_t words_write_place(const WordsWriteParams& p, uint32_t i) {
       high = middle;
     }
   }
-  return p.buffer[2 * low] + (i - p.buffer[2 * low + 1]);
+  const uint32_t* const run = p.buffer + 2 * uint64_t{low};
+  return run[0] + (i - run[1]);
 }
 
 }  // namespace gyre::abi

@@ -35,8 +35,7 @@ void words_write(Encoder& encoder, std::span<const int32_t> words, std::span<con
                  const Tensor& to) {
   Recording recording(encoder, kOp);
   check_runs(words, runs, to);
-  abi::WordsWriteParams params;
-  params.runs = params.words = 0;
+  abi::WordsWriteParams params{};
   const auto flush = [&] {
     if (params.words == 0) return;
     recording.dispatch(kWordsWrite, abi::WordsWriteSpec{}, params, {&to});
@@ -47,8 +46,9 @@ void words_write(Encoder& encoder, std::span<const int32_t> words, std::span<con
       if (2 * params.runs + params.words + 3 > abi::kWordsWriteMost) flush();
       const uint64_t room = abi::kWordsWriteMost - 2 * (params.runs + 1) - params.words;
       const uint64_t count = std::min(room, run.count);
-      params.buffer[2 * params.runs] = static_cast<uint32_t>(run.at);
-      params.buffer[2 * params.runs + 1] = params.words;
+      uint32_t* const head = params.buffer + 2 * uint64_t{params.runs};
+      head[0] = static_cast<uint32_t>(run.at);
+      head[1] = params.words;
       for (uint64_t i = 0; i < count; ++i) {
         params.buffer[abi::kWordsWriteMost - 1 - params.words++] =
             static_cast<uint32_t>(words[run.at + i]);

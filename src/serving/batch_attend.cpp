@@ -87,13 +87,13 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   scratch = reserved;
 }
 
-void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
+void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
                      const AttendOptions& with) const {
   State& s = state();
   s.step.check_attend(kOp, layer);
-  s.check_rows(kOp, "q", in.q);
-  require(!in.tree.defined(), kOp, ": a tree mask is not taken over pages");
-  s.attend(encoder, layer, in, with);
+  s.check_rows(kOp, "q", inputs.q);
+  require(!inputs.tree.defined(), kOp, ": a tree mask is not taken over pages");
+  s.attend(encoder, layer, inputs, with);
 }
 
 }  // namespace gyre

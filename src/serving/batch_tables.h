@@ -61,7 +61,7 @@ class BatchTables {
   };
   class Writer;
 
-  Area reserve(uint64_t words);
+  Area reserve(uint64_t count);
   Tensor view(const Area& area) const { return block_.slice(0, area.at, area.size); }
   void put_sequences(std::span<const StepPages::Member> members);
   void put_prompts(std::span<const StepPages::Member> members);

@@ -233,7 +233,10 @@ uint64_t KvPool::load_prefixes(const std::string& path) const {
       nodes[row] = s.load_prefix(source, file, row, nodes, added);
     }
   } catch (...) {
-    for (auto node = added.rbegin(); node != added.rend(); ++node) s.erase_prefix(*node);
+    while (!added.empty()) {
+      s.erase_prefix(added.back());
+      added.pop_back();
+    }
     throw;
   }
   return added.size();

@@ -54,7 +54,7 @@ class StepPages {
     uint64_t drop = 0;  // from the front
   };
 
-  void take(const Member& member, size_t group);
+  void take(const Member& member, size_t index);
   void drop(const Change& change);
 
   std::shared_ptr<KvPool::State> pool_;

@@ -11,7 +11,7 @@ class Promises : public testing::TestWithParam<KvPoolOptions> {
   Server server(uint64_t pages = 64) const {
     KvPoolOptions options = GetParam();
     options.pages = pages;
-    return Server(device, options, {.max_sequences = 16, .max_tokens = 128});
+    return Server(device, options, {.max_sequences = 16, .max_tokens = 256});
   }
 
   Device device = Device::open("cpu", {.threads = 2});
@@ -142,17 +142,72 @@ TEST_P(Promises, ForksDoNotSeeEachOther) {
 // Rejected drafts leave nothing behind.
 TEST_P(Promises, ATruncatedStepWasNeverThere) {
   const std::vector<int32_t> prompt = some_tokens(43, 1), answers = some_tokens(5, 2);
+  const uint64_t draft = GetParam().page_tokens + 1;
   Server drafts = server();
-  Talk talk = drafts.talk();
-  drafts.prompt(talk, prompt, 64);
+  Talk one = drafts.talk(), two = drafts.talk();
+  drafts.prompt(one, prompt, 64);
+  drafts.prompt(two, prompt, 64);
+  Bits first, second;
+  for (const int32_t& token : answers) {
+    const std::vector<int32_t> rejected = some_tokens(draft, static_cast<uint32_t>(token));
+    for (int i = 0; i < 2; ++i) {
+      const TalkStep more[] = {{one, rejected}, {two, rejected}};
+      drafts.run(more);
+      one.truncate(draft);
+      two.truncate(draft);
+    }
+    const TalkStep steps[] = {{one, std::span(&token, 1)}, {two, std::span(&token, 1)}};
+    const std::vector<Bits> bits = drafts.run(steps);
+    first.insert(first.end(), bits[0].begin(), bits[0].end());
+    second.insert(second.end(), bits[1].begin(), bits[1].end());
+  }
+  const Bits expected = cold_run(server(), prompt, answers).answers;
+  EXPECT_EQ(first, expected);
+  EXPECT_EQ(second, expected);
+}
+
+// A step that was begun and dropped: nothing of it reached the device.
+TEST_P(Promises, ACancelledStepWasNeverThere) {
+  const std::vector<int32_t> prompt = some_tokens(43, 1), answers = some_tokens(20, 2);
+  Server dropped = server();
+  Talk talk = dropped.talk();
+  dropped.prompt(talk, prompt, 64);
+  const Talk fork = talk.fork();  // the step copies a page
   Bits seen;
   for (const int32_t& token : answers) {
-    drafts.run(talk, some_tokens(9, static_cast<uint32_t>(token)));
-    talk.truncate(9);
-    const Bits bits = drafts.run(talk, std::span(&token, 1));
+    const TalkStep step{talk, std::span(&token, 1)};
+    dropped.begin(std::span(&step, 1));
+    dropped.batch.cancel();
+    dropped.encoder.clear();
+    const Bits bits = dropped.run(talk, std::span(&token, 1));
     seen.insert(seen.end(), bits.begin(), bits.end());
   }
   EXPECT_EQ(seen, cold_run(server(), prompt, answers).answers);
+}
+
+// Each sequence gives pages back and gets the other's: tables of the same rows must follow.
+TEST_P(Promises, TablesFollowPagesThatChangeHands) {
+  const uint64_t page = GetParam().page_tokens;
+  const std::vector<int32_t> prompt = some_tokens(page, 1);
+  const std::vector<int32_t> more[] = {some_tokens(page + 2, 2), some_tokens(page + 2, 3)};
+  Server swaps = server();
+  Talk talks[] = {swaps.talk(), swaps.talk()};
+  std::vector<Bits> expected;
+  for (size_t i = 0; i < 2; ++i) {
+    swaps.prompt(talks[i], prompt, 128);
+    Server alone = server();
+    Talk talk = alone.talk();
+    alone.prompt(talk, prompt, 128);
+    expected.push_back(alone.run(talk, more[i]));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const TalkStep steps[] = {{talks[0], more[0]}, {talks[1], more[1]}};
+    EXPECT_EQ(swaps.run(steps), expected) << i;
+    for (Talk& talk : talks) {
+      if (i % 2 == 0) talk.truncate(2);  // page by page, or both at once
+      talk.truncate(i % 2 == 0 ? page : page + 2);
+    }
+  }
 }
 
 // A graph recorded once gives what the steps give that are recorded one by one.
@@ -180,6 +235,8 @@ TEST_P(Promises, ARecordedStepServesEveryBatch) {
   const auto put = [&](const Tensor& to, const Tensor& rows) {
     std::vector<float> values(rows.elements());
     rows.read_to(std::span(values));
+    // Rows beyond the step's are skipped, whatever they hold.
+    to.write_from(std::span<const float>(std::vector<float>(to.elements(), 1e3f)));
     to.slice(0, 0, rows.shape(0)).write_from(std::span<const float>(values));
   };
   for (int round = 0; round < 12; ++round) {
