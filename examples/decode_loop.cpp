@@ -40,8 +40,7 @@ struct Step {
     const gyre::Tensor positions = cache.positions(q.shape(0));
     gyre::rope(encoder, {.x = q, .positions = positions, .out = q, .k = k, .k_out = k});
     cache.append(encoder, layer, k, v);
-    cache.attend(encoder, layer, {.q = q, .out = out},
-                 {.scale = 1.0f / std::sqrt(static_cast<float>(kDim))});
+    cache.attend(encoder, layer, {.q = q, .out = out});
   }
 };
 
@@ -61,15 +60,11 @@ std::vector<float> generate(const gyre::Device& device, const gyre::KvLayer& lay
 
   // Recorded once. The graph reads where the sequence is from device memory.
   const Step step(device, 1);
-  cache.extend(encoder, 1);
-  encoder.submit().wait();
   for (uint64_t i = 0; i < kLayers; ++i) step.record(encoder, cache, i);
   const gyre::Graph graph = encoder.instantiate();
   for (uint64_t i = 0; i < kSteps; ++i) {
-    if (i != 0) {
-      cache.extend(encoder, 1);
-      encoder.submit().wait();
-    }
+    cache.extend(encoder, 1);
+    encoder.submit().wait();
     step.fill(model);
     graph.replay().wait();
   }

@@ -17,7 +17,7 @@ int main() {
     std::ranges::fill(v.data<float>(), static_cast<float>(token));  // a model fills q, k and v
     cache.extend(encoder, 1);
     cache.append(encoder, 0, k, v);
-    cache.attend(encoder, 0, {.q = q, .out = out}, {.scale = 0.088f});
+    cache.attend(encoder, 0, {.q = q, .out = out});
     encoder.submit().wait();
   }
   // A query of zeros gives every key the same weight.

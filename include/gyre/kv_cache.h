@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,7 +53,7 @@ struct AttendInputs {
 };
 
 struct AttendOptions {
-  float scale = 1.0f;
+  std::optional<float> scale{};  // of the dot product; 1 / sqrt(head_dim) if not given
   bool causal = true;
   uint64_t window = 0;  // 0: the layer's; otherwise at most that
   float soft_cap = 0.0f;
@@ -73,7 +74,12 @@ struct KvLayerInfo {
 //   cache.extend(encoder, 1); encoder.submit();   // every step: room for one more token
 //   graph.replay();                               // rope with positions(), append, attend
 //
-// A refused call changes nothing. One thread at a time. Copying is fork(); moving is cheap.
+// A step is extend(), then append() and attend() of every layer. What is missing or out of order is
+// refused: by the call itself where it can be known, otherwise by submit() or replay(), before
+// anything runs. append() and attend() may be recorded before there is a step, for any number of
+// tokens up to step_tokens: they then run in any step of so many tokens.
+// A refused call changes nothing. One thread at a time, replays included. Copying is fork(); moving
+// is cheap.
 class KvCache {
  public:
   KvCache(Device device, const KvCacheOptions& options);
@@ -87,27 +93,34 @@ class KvCache {
   std::vector<KvLayerInfo> describe() const;
 
   // The next `tokens` tokens begin: their positions are set, and every layer is expected to get
-  // them by append(). Recorded into `encoder`, but not into a graph: it holds for this moment.
+  // them by append(). Refused while a layer lacks the tokens of the step before. Recorded into
+  // `encoder`, but not into a graph: it holds for this moment.
   void extend(Encoder& encoder, uint64_t tokens);
   // Positions of the tokens of the last extend(): i32 [tokens], in device memory, for rope.
   Tensor positions(uint64_t tokens) const;
 
   // k and v: [tokens, kv_heads, head_dim], f32, f16 or bf16, any strides with contiguous head_dim;
-  // tokens as in the last extend().
+  // tokens as in the extend() of the step it runs in.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const;
-  // The queries are the newest tokens, with masks and options as in attention().
+  // The queries are the newest tokens, at most those of the step, with masks and options as in
+  // attention().
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
               const AttendOptions& options = {}) const;
 
-  // Drops the newest. A step that was begun and not appended must be dropped whole, before the next
-  // begins.
+  // Every layer has the tokens of this step by commands that were captured into a CUDA graph of the
+  // caller's: the cache does not see such a graph run.
+  void assume_appended();
+
+  // Drops the newest. A step that lacks layers can only be dropped whole.
   void truncate(Encoder& encoder, uint64_t tokens);
   void clear(Encoder& encoder);
-  KvCache fork(Encoder& encoder) const;  // a copy of its own
+  // A copy of its own, of what is submitted or recorded in the same encoder.
+  KvCache fork(Encoder& encoder) const;
 
-  // A file with everything the cache holds; docs/snapshots.md draws it. Everything recorded must
-  // have been submitted and waited for. The file appears at `path` as a whole: when save() throws,
-  // what was there before is still there. Only regular files are replaced; links are followed.
+  // A file with everything the cache holds; docs/snapshots.md draws it. Waits for what was
+  // submitted; refused while something is recorded and not submitted. The file appears at `path` as
+  // a whole: when save() throws, what was there before is still there. Only regular files are
+  // replaced; links are followed.
   void save(const std::string& path) const;
   // The cache becomes the one that was saved. It must have the same geometry; a larger capacity is
   // fine, unless a ring would have more slots. A file that is damaged or does not fit is refused

@@ -104,9 +104,9 @@ void bind_layers(nb::module_& module) {
 }
 
 void attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
-            const Operand& out, float scale, bool causal, uint64_t window, float soft_cap,
-            const OptionalOperand& sinks, const OptionalOperand& slopes, const OptionalOperand& lse,
-            const OptionalOperand& tree) {
+            const Operand& out, std::optional<float> scale, bool causal, uint64_t window,
+            float soft_cap, const OptionalOperand& sinks, const OptionalOperand& slopes,
+            const OptionalOperand& lse, const OptionalOperand& tree) {
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
   const AttendInputs inputs{.q = operand("q", q),
@@ -143,7 +143,8 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
           },
           "encoder"_a, "tokens"_a,
           "The next tokens begin: their positions are set, and every layer is expected to get "
-          "them by append(). Holds for this moment: not for graphs.")
+          "them by append(); refused while a layer lacks those of the step before. Holds for this "
+          "moment: not for graphs.")
       .def(
           "positions",
           [](BoundKvCache& self, uint64_t tokens) {
@@ -151,17 +152,25 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
             return BoundTensor{self.device, use.cache().positions(tokens)};
           },
           "tokens"_a, "Positions of the tokens of the last extend(): i32 [tokens], for rope().")
+      .def(
+          "assume_appended",
+          [](BoundKvCache& self) { Use(self, "cache.assume_appended").cache().assume_appended(); },
+          "Every layer has the tokens of this step by commands that were captured into a CUDA "
+          "graph "
+          "of the caller's, which the cache does not see run.")
       .def("append", append, "encoder"_a, "layer"_a, "k"_a, "v"_a,
-           "Stores the tokens of the last extend(). k: [tokens, kv_heads, head_dim], "
+           "Stores the tokens of the step it runs in, which need not be begun when it is recorded. "
+           "k: [tokens, kv_heads, head_dim], "
            "v: [tokens, kv_heads, v_head_dim]; f32, f16 or bf16, head_dim contiguous.")
-      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = 1.0f,
+      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
            "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
            "slopes"_a = nb::none(), "lse"_a = nb::none(), "tree"_a = nb::none(),
            "Attention of the newest tokens over everything so far. q: [tokens, heads, head_dim], "
            "out: [tokens, heads, v_head_dim]; f32, f16 or bf16. sinks: f32 [heads], one more logit "
            "per head, whose value is 0. slopes: f32 [heads], ALiBi. lse: f32 [tokens, heads], "
            "written. tree: u8 [tokens, tokens], query i sees new token j if not 0; instead of "
-           "causal. window: 0 takes the layer's. scale multiplies the dot product.")
+           "causal. window: 0 takes the layer's. scale multiplies the dot product; by default "
+           "1 / sqrt(head_dim).")
       .def(
           "truncate",
           [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {
@@ -188,8 +197,8 @@ void bind_files(nb::class_<BoundKvCache>& cache) {
             without_gil([&] { use.cache().save(path.string()); });
           },
           "path"_a, nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
-          "Writes a file with everything the cache holds, as a whole or not at all. Everything "
-          "recorded must have been submitted and waited for.")
+          "Writes a file with everything the cache holds, as a whole or not at all. Waits for what "
+          "was submitted; refused while something is recorded and not submitted.")
       .def(
           "load",
           [](BoundKvCache& self, const std::filesystem::path& path) {

@@ -1,11 +1,13 @@
 #include "gyre/kv_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "cache/kv_cache_state.h"
 #include "runtime/device_impl.h"
+#include "runtime/recorder.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -35,6 +37,8 @@ void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_to
   require(layer.tail <= options.capacity, "kv_cache: the tail of layer ", index,
           " must be at most the capacity ", options.capacity, ", got ", layer.tail);
 }
+
+const void* list_of(const Encoder& encoder) { return &encoder.recorder(); }
 
 uint64_t value_dim(const KvCacheOptions& options) {
   return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
@@ -95,17 +99,13 @@ uint64_t KvCache::State::ring_slots(const KvLayer& layer) const {
   return std::min(options.capacity, most + options.step_tokens - 1);
 }
 
-bool KvCache::State::ring_holds(const Layer& layer, uint64_t oldest) const {
-  const uint64_t slots = ring_slots(layer.layer);
-  return layer.layer.window == 0 || sequence.peak <= slots || oldest >= sequence.peak - slots;
-}
-
 KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     : device(std::move(device_handle)), options(wanted), tail_tokens(check_cache_options(options)) {
   require(device.impl() != nullptr, "kv_cache: the device handle is empty");
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
+  std::vector<uint64_t> rings;
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}};
     const abi::KvPlaces places{layer.sinks, layer.tail, cache_tail_slots(options, layer.tail),
@@ -121,7 +121,9 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     if (layer.sinks != 0) add(abi::kSegmentSinks, KvFormat::f16, KvFormat::f16, layer.sinks);
     if (layer.tail != 0) add(abi::kSegmentTail, KvFormat::f16, KvFormat::f16, places.tail_capacity);
     layers.push_back(std::move(made));
+    rings.push_back(layer.window != 0 ? places.body_capacity : 0);
   }
+  protocol = std::make_shared<StepProtocol>(rings);
 }
 
 const KvCache::State::Layer& KvCache::State::at(const char* op, uint64_t layer) const {
@@ -133,7 +135,9 @@ void KvCache::State::write(Encoder& encoder, const Sequence& next, uint64_t star
   abi::KvExtendParams params{};
   params.state = {start, next.length, next.tail_begin};
   params.positions = next.length - start;
-  extend_cache(encoder, state, positions, params);
+  const NewNote note{protocol, protocol->move_note(next.place())};
+  extend_cache(encoder, state, positions, params, &note);
+  protocol->moved(note.note, list_of(encoder));
   sequence = next;
 }
 
@@ -171,6 +175,7 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) {
   State& s = state();
   require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.extend: from 1 to step_tokens ",
           s.options.step_tokens, " tokens, got ", tokens);
+  s.protocol->require_complete("kv_cache.extend", list_of(encoder));
   State::Sequence next = s.sequence;
   require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
           s.options.capacity, " tokens are taken, no room for ", tokens);
@@ -192,11 +197,16 @@ Tensor KvCache::positions(uint64_t tokens) const {
 void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const {
   const State& s = state();
   const State::Layer& l = s.at("kv_cache.append", layer);
-  require(s.sequence.step != 0, "kv_cache.append: extend() comes first");
-  require(k.rank() != 3 || k.shape(0) == s.sequence.step, "kv_cache.append: extend() was for ",
-          s.sequence.step, " tokens, k has shape ", k.shape());
-  append_cache(encoder, {k, v, l.segments});
+  // append_cache refuses other ranks.
+  const uint64_t tokens = k.rank() == 3 ? k.shape(0) : std::max<uint64_t>(1, s.sequence.step);
+  require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.append: from 1 to step_tokens ",
+          s.options.step_tokens, " tokens, got ", tokens);
+  const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
+  append_cache(encoder, {k, v, l.segments}, &note);
+  s.protocol->appended(note.note, list_of(encoder));
 }
+
+void KvCache::assume_appended() { state().protocol->assume_appended(); }
 
 void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
                      const AttendOptions& options) const {
@@ -206,20 +216,16 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   require(window == 0 || options.window <= window, "kv_cache.attend: layer ", layer,
           " keeps a window of ", window, " keys, asked for ", options.window);
   AttentionOptions with;
-  with.scale = options.scale;
+  with.scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.options.head_dim)));
   with.causal = options.causal;
   with.soft_cap = options.soft_cap;
   with.window = options.window != 0 ? options.window : window;
-  if (in.q.rank() == 3) {
-    const uint64_t tokens = in.q.shape(0);
-    require(tokens <= s.options.step_tokens, "kv_cache.attend: at most step_tokens ",
-            s.options.step_tokens, " queries, got ", tokens);
-    const uint64_t oldest = abi::attention_first_key(tokens, s.sequence.length, with.window);
-    require(s.ring_holds(l, oldest), "kv_cache.attend: layer ", layer, " no longer has key ",
-            oldest, ", which ", tokens, " queries at length ", s.sequence.length, " see");
-  }
+  const uint64_t tokens = in.q.rank() == 3 ? in.q.shape(0) : 0;  // attend_cache refuses other ranks
+  require(tokens <= s.options.step_tokens, "kv_cache.attend: at most step_tokens ",
+          s.options.step_tokens, " queries, got ", tokens);
+  const NewNote note{s.protocol, s.protocol->attend_note(layer, tokens, with.window)};
   attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, in.sinks, in.slopes, in.tree}, with,
-               l.segments, s.scratch);
+               l.segments, s.scratch, &note);
 }
 
 void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
@@ -227,14 +233,15 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
   State::Sequence next = s.sequence;
   require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
+  if (tokens < next.step) s.protocol->require_complete("kv_cache.truncate", list_of(encoder));
   next.length -= tokens;
   next.tail_begin = std::min(next.tail_begin, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
     const uint64_t window = s.layers[i].layer.window;
     const uint64_t oldest = next.length + 1 > window ? next.length + 1 - window : 0;
-    require(s.ring_holds(s.layers[i], oldest), "kv_cache.truncate: the window of layer ", i,
-            " no longer has key ", oldest, ", which a query at ", next.length, " sees");
+    require(s.protocol->holds(i, next.place(), oldest), "kv_cache.truncate: the window of layer ",
+            i, " no longer has key ", oldest, ", which a query at ", next.length, " sees");
   }
   s.write(encoder, next, next.length);
 }
@@ -256,9 +263,12 @@ void KvCache::State::copy_layers(Encoder& encoder, const std::vector<Layer>& fro
 
 KvCache KvCache::fork(Encoder& encoder) const {
   const State& from = state();
+  from.protocol->require_submitted("kv_cache.fork", list_of(encoder));
   auto made = std::make_unique<State>(from.device, from.options);
   made->sequence = from.sequence;
-  copy_bytes(encoder, from.state, made->state);
+  const NewNote note{made->protocol, made->protocol->move_note(from.sequence.place(), true)};
+  copy_bytes(encoder, from.state, made->state, &note);
+  made->protocol->moved(note.note, list_of(encoder));
   copy_bytes(encoder, from.positions, made->positions);
   State::copy_layers(encoder, from.layers, made->layers);
   return KvCache(std::move(made));

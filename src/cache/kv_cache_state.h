@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cache/step_protocol.h"
 #include "gyre/kv_cache.h"
 #include "gyre/kv_snapshot.h"
 #include "ops/cache_ops.h"
@@ -34,11 +35,11 @@ class KvCache::State {
     uint64_t tail_begin = 0;
     uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
     uint64_t step = 0;  // tokens of the last extend; 0: none to append
+    StepProtocol::Place place() const { return {length, peak, step, 0}; }
   };
 
   const Layer& at(const char* op, uint64_t layer) const;
   uint64_t ring_slots(const KvLayer& layer) const;
-  bool ring_holds(const Layer& layer, uint64_t oldest) const;
   void write(Encoder& encoder, const Sequence& next, uint64_t start);
   // Of a cache made with the same options.
   static void copy_layers(Encoder& encoder, const std::vector<Layer>& from,
@@ -53,6 +54,7 @@ class KvCache::State {
   Tensor positions;          // i32 [step_tokens]
   AttendScratch scratch;
   Sequence sequence;
+  std::shared_ptr<StepProtocol> protocol;
 };
 
 }  // namespace gyre

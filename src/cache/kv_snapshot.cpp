@@ -7,6 +7,7 @@
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
 #include "cache/snapshot_file.h"
+#include "runtime/device_impl.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -112,6 +113,8 @@ KvSnapshotInfo KvCache::State::snapshot() const {
 
 void KvCache::save(const std::string& path) const {
   const State& s = state();
+  s.protocol->require_submitted("kv_cache.save", nullptr);
+  s.device.impl()->wait();
   KvSnapshotInfo info = s.snapshot();
   plan_snapshot(info, std::numeric_limits<int64_t>::max());
   NewFile file("kv_cache.save", path);
@@ -140,7 +143,7 @@ void KvCache::load(const std::string& path) {
   // Into the memory that was there: graphs recorded before go on with what was loaded.
   Encoder encoder(s.device);
   State::copy_layers(encoder, made->layers, s.layers);
-  // No step: a replay before the next extend() finds nothing to do.
+  // No step until the next extend().
   abi::KvExtendParams params{};
   params.state = {info.length, info.length, info.tail_begin};
   extend_cache(encoder, s.state, s.positions, params);
@@ -149,6 +152,7 @@ void KvCache::load(const std::string& path) {
   s.sequence.length = info.length;
   s.sequence.tail_begin = info.tail_begin;
   s.sequence.peak = info.peak;
+  s.protocol->moved_now(s.sequence.place());
 }
 
 KvSnapshotInfo inspect_snapshot(const std::string& path) {

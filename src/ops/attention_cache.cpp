@@ -49,7 +49,7 @@ std::string describe_attention(const Device& device, KvFormat k, KvFormat v) {
 }
 
 void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options,
-                  const CacheSegments& segments, AttendScratch& scratch) {
+                  const CacheSegments& segments, AttendScratch& scratch, const NewNote* note) {
   Recording recording(encoder, kOp);
   const CacheSegment& body = segments.of[0];
   const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.slopes, in.tree};
@@ -77,6 +77,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
     dispatch_segments(recording, in, options, segments, plan, outputs.partial, reserved.in_kernel);
   }
   if (merge) dispatch_merge(recording, outputs);
+  if (note != nullptr) recording.note(*note);
   recording.commit();
   scratch = std::move(reserved);
 }

@@ -93,13 +93,14 @@ std::span<const uint64_t> kv_append_specs() {
 }
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
-                  const abi::KvExtendParams& params) {
+                  const abi::KvExtendParams& params, const NewNote* note) {
   Recording recording(encoder, "kv_cache.extend");
   recording.dispatch(kKvExtend, abi::KvExtendSpec{}, params, {&state, &positions});
+  if (note != nullptr) recording.note(*note);
   recording.commit();
 }
 
-void append_cache(Encoder& encoder, const CacheAppend& in) {
+void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {
   Recording recording(encoder, "kv_cache.append");
   const CacheSegment& body = in.segments.of[0];
   check_tokens("k", in.k, body.k);
@@ -124,14 +125,16 @@ void append_cache(Encoder& encoder, const CacheAppend& in) {
                      params,
                      {&body.at.state, k.source, &k.body->codes, &k.body->scales, k.sinks, k.tail,
                       v.source, &v.body->codes, &v.body->scales, v.sinks, v.tail});
+  if (note != nullptr) recording.note(*note);
   recording.commit();
 }
 
-void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to) {
+void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to, const NewNote* note) {
   if (!from.defined() || from.bytes() == 0) return;
   Recording recording(encoder, "kv_cache.fork");
   recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, abi::BytesCopyParams{from.bytes()},
                      {&from, &to});
+  if (note != nullptr) recording.note(*note);
   recording.commit();
 }
 

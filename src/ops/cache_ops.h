@@ -7,8 +7,11 @@
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
 #include "gyre/kv_format.h"
+#include "runtime/command_notes.h"
 
 namespace gyre {
+
+// Each op leaves the cache's note beside its commands, if it is given one.
 
 struct CacheState {
   Tensor state;  // u8: an abi::KvState
@@ -34,8 +37,8 @@ struct CacheAppend {
 };
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
-                  const abi::KvExtendParams& params);
-void append_cache(Encoder& encoder, const CacheAppend& append);
+                  const abi::KvExtendParams& params, const NewNote* note = nullptr);
+void append_cache(Encoder& encoder, const CacheAppend& append, const NewNote* note = nullptr);
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
@@ -44,8 +47,10 @@ struct AttendScratch {
 
 // Of `inputs` the caches are not used. A refused call leaves `scratch` as it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
-                  const CacheSegments& segments, AttendScratch& scratch);
+                  const CacheSegments& segments, AttendScratch& scratch,
+                  const NewNote* note = nullptr);
 std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
-void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to);
+void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to,
+                const NewNote* note = nullptr);
 
 }  // namespace gyre

@@ -7,6 +7,7 @@
 
 #include "gyre/device.h"
 #include "runtime/command_list.h"
+#include "runtime/command_notes.h"
 #include "runtime/constant_cache.h"
 #include "runtime/trace_log.h"
 
@@ -21,9 +22,14 @@ class FenceState {
 
 class GraphImpl {
  public:
+  GraphImpl() = default;
+  GraphImpl(const GraphImpl&) = delete;
+  GraphImpl& operator=(const GraphImpl&) = delete;
   virtual ~GraphImpl() = default;
   virtual std::shared_ptr<FenceState> replay() = 0;
   virtual uint32_t size() const = 0;
+
+  CommandNotes notes;  // of the list; the runtime's
 };
 
 // The only virtual interface of a backend. It never learns the name of an op. Thread-safe.

@@ -31,6 +31,7 @@ Recording::Recording(const Encoder& encoder, const char* op)
   params_ = list.params.size();
   args_ = list.args.size();
   storages_ = list.storages.size();
+  notes_ = recorder_.notes_.size();
   hazards_ = recorder_.hazards_.mark();
 }
 
@@ -42,6 +43,7 @@ Recording::~Recording() {
     list.params.resize(params_);
     list.args.resize(args_);
     list.storages.resize(storages_);
+    recorder_.notes_.shrink(notes_);
     recorder_.retained_.fill(nullptr);
     recorder_.hazards_.rollback(hazards_);
   }
@@ -81,7 +83,9 @@ void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* para
       {&pipeline, static_cast<uint32_t>(params_offset), static_cast<uint32_t>(first_arg), barrier});
 }
 
-void Recording::reset() {
+void Recording::reset(ListFate fate) {
+  recorder_.notes_.tell(fate, &recorder_);
+  recorder_.notes_.clear();
   recorder_.list_.clear();
   recorder_.hazards_.clear();
   recorder_.retained_.fill(nullptr);
@@ -115,20 +119,22 @@ uint32_t Encoder::barriers() const {
 
 void Encoder::clear() {
   Recording recording(*this, "encoder.clear");
-  recording.reset();
+  recording.reset(ListFate::dropped);
 }
 
 Fence Encoder::submit() {
   Recording recording(*this, "encoder.submit");
+  recorder_->notes_.check("encoder.submit");
   Fence fence(recorder_->device_->submit(recording.list()));
-  recording.reset();
+  recording.reset(ListFate::submitted);
   return fence;
 }
 
 Fence Encoder::submit_on(uint64_t stream) {
   Recording recording(*this, "encoder.submit_on");
+  recorder_->notes_.check("encoder.submit_on");
   Fence fence(recorder_->device_->submit_on(stream, recording.list()));
-  recording.reset();
+  recording.reset(ListFate::submitted);
   return fence;
 }
 
@@ -140,7 +146,10 @@ Graph Encoder::instantiate() {
             " holds for one moment and cannot be replayed; submit it before each replay");
   }
   Graph graph(device_, recorder_->device_->instantiate(recording.list()));
-  recording.reset();
+  recorder_->notes_.tell(ListFate::kept, recorder_.get());
+  graph.impl_->notes = std::move(recorder_->notes_);
+  recorder_->notes_.clear();
+  recording.reset(ListFate::kept);
   return graph;
 }
 

@@ -26,7 +26,10 @@ Graph::~Graph() = default;
 
 Fence Graph::replay() const {
   require(impl_ != nullptr, "graph.replay: used after it was moved from");
-  return Fence(impl_->replay());
+  impl_->notes.check("graph.replay");
+  Fence fence(impl_->replay());
+  impl_->notes.tell(ListFate::replayed, nullptr);
+  return fence;
 }
 
 uint32_t Graph::size() const {

@@ -8,6 +8,7 @@
 
 #include "gyre/encoder.h"
 #include "runtime/command_list.h"
+#include "runtime/command_notes.h"
 #include "runtime/device_impl.h"
 #include "runtime/hazard.h"
 
@@ -18,6 +19,9 @@ namespace gyre {
 class Recorder {
  public:
   explicit Recorder(std::shared_ptr<DeviceImpl> device) : device_(std::move(device)) {}
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  ~Recorder() { notes_.tell(ListFate::dropped, this); }
 
  private:
   friend class Recording;
@@ -40,6 +44,7 @@ class Recorder {
 
   std::shared_ptr<DeviceImpl> device_;
   CommandList list_;
+  CommandNotes notes_;
   HazardTracker hazards_;
   std::array<const Pipeline*, kCachedPipelines> cache_{};
   std::array<const Storage*, kRecentStorages> retained_{};  // some of what list_.storages holds
@@ -67,11 +72,13 @@ class Recording {
             typename Problem::Plan& plan) const {
     recorder_.device_->plan(kernel.info, &problem, &plan);
   }
+  // Observers know the list as its Recorder.
+  void note(const NewNote& note) { recorder_.notes_.add(note); }
   void commit() { committed_ = true; }
 
   CommandList& list() { return recorder_.list_; }
   const DeviceInfo& device() const { return recorder_.device_->info(); }
-  void reset();  // empties the encoder
+  void reset(ListFate fate);  // tells observers and empties the encoder
 
  private:
   void append(const KernelInfo& kernel, uint64_t spec, const void* params,
@@ -80,7 +87,7 @@ class Recording {
   Recorder& recorder_;
   const char* op_;
   bool committed_ = false;
-  size_t commands_ = 0, params_ = 0, args_ = 0, storages_ = 0;
+  size_t commands_ = 0, params_ = 0, args_ = 0, storages_ = 0, notes_ = 0;
   HazardTracker::Mark hazards_{};
 };
 

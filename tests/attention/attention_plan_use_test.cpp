@@ -51,7 +51,7 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
     const Tensor q = plans.device().tensor(DType::f16, {tokens, 32, 128});
     Encoder encoder(plans.device());
     cache.attend(encoder, 0, {.q = q, .out = plans.device().tensor(DType::f16, q.shape())});
-    encoder.submit();
+    encoder.instantiate();  // no step is begun
   };
   for (const char* formats : {"tq4", "f16", "f32"}) {
     for (const uint64_t keys : {100, 4096, 32768}) plans.of({.keys = keys, .formats = formats});
@@ -79,7 +79,7 @@ TEST(AttentionPlan, SegmentsOfACache) {
   const Tensor q = plans.device().tensor(DType::f16, {1, 32, 128});
   Encoder encoder(plans.device());
   cache.attend(encoder, 0, {.q = q, .out = plans.device().tensor(DType::f16, q.shape())});
-  encoder.submit();
+  encoder.instantiate();  // no step is begun
   const auto& params = plans.impl().params();
   ASSERT_EQ(params.size(), 3u);
   for (const abi::AttentionParams& p : params) {
@@ -101,7 +101,7 @@ TEST(AttentionPlan, ScratchOfAKernelIsItsOwn) {
   Encoder encoder(plans.device());
   for (uint64_t layer = 0; layer < 3; ++layer)
     cache.attend(encoder, layer, {.q = q, .out = plans.device().tensor(DType::f16, q.shape())});
-  encoder.submit();
+  encoder.instantiate();  // no step is begun
   const std::vector<uint64_t>& at = plans.impl().partials();
   ASSERT_EQ(at.size(), 5u);
   EXPECT_EQ(text_of(plans.plan()), "decode 4 rows, 16 splits, in kernel");

@@ -19,6 +19,12 @@ namespace gyre::test {
 
 constexpr cuda::CudaLimits kH200{132, 227 << 10, 228 << 10, 90};
 
+class NoGraph final : public GraphImpl {
+ public:
+  std::shared_ptr<FenceState> replay() override { return nullptr; }
+  uint32_t size() const override { return 0; }
+};
+
 class PlanDevice final : public DeviceImpl {
  public:
   using Planner = std::function<bool(const void* problem, void* plan)>;  // empty: nothing to choose
@@ -55,11 +61,14 @@ class PlanDevice final : public DeviceImpl {
     }
     return nullptr;
   }
-  std::unique_ptr<GraphImpl> instantiate(CommandList) override { return nullptr; }
+  std::unique_ptr<GraphImpl> instantiate(CommandList list) override {
+    submit(list);
+    return std::make_unique<NoGraph>();
+  }
   MemoryUse memory() const override { return {}; }
   void trim() override {}
 
-  // Pipelines that were asked for, and those of the commands that were submitted.
+  // Pipelines that were asked for, and those of the commands that were submitted or kept.
   const std::vector<const Pipeline*>& asked() const { return asked_; }
   const std::vector<const Pipeline*>& recorded() const { return recorded_; }
   // Of attention and attention_decode.

@@ -28,13 +28,14 @@ struct AppendCase {
   uint64_t body = 40;
   uint64_t start = 21;
   uint64_t tokens = 5;
+  uint64_t unseen = 0;  // tokens that the step has beyond those recorded
   std::string name = {};
 
   uint64_t length() const { return start + tokens; }
   uint64_t tail_slots() const { return tail == 0 ? 0 : tail + 9; }  // 9: the longest step
   abi::KvPlaces places() const { return {sinks, tail, tail_slots(), body}; }
   abi::KvState state() const {
-    return {start, length(), length() > tail_slots() ? length() - tail_slots() : 0};
+    return {start, length() + unseen, length() > tail_slots() ? length() - tail_slots() : 0};
   }
   KvShape shape(KvRole role) const {
     const bool is_v = role == KvRole::v;
@@ -277,6 +278,12 @@ std::vector<OpCase> kv_cache_cases() {
                                          " tokens " + std::to_string(c.tokens)));
       ++i;
     }
+  }
+  // A command recorded for three tokens takes three, however many the step has.
+  for (const KvFormat format : {KvFormat::f32, KvFormat::tq8}) {
+    AppendCase c{.k = format, .v = format, .tokens = 3, .unseen = 4};
+    if (format == KvFormat::tq8) c.tail = 5, c.sinks = 23;
+    cases.push_back(append_case(c, "a longer step"));
   }
   for (const uint64_t tokens : {1u, 5u, 300u})
     cases.push_back(plain_case("kv_extend", std::to_string(tokens) + " tokens",

@@ -90,12 +90,14 @@ class CacheModel {
                    tensor(new_v, {tokens, kKvHeads, v_dim()}));
     }
     encoder.submit().wait();
+    step = tokens;
     k.insert(k.end(), new_k.begin(), new_k.end());
     v.insert(v.end(), new_v.begin(), new_v.end());
   }
   void truncate(uint64_t tokens) {
     cache.truncate(encoder, tokens);
     encoder.submit().wait();
+    step = 0;
     forget(tokens);
   }
   // A step whose append is recorded and dropped, or refused; then it is taken back, and `more`.
@@ -115,11 +117,19 @@ class CacheModel {
     encoder.clear();
     cache.truncate(encoder, tokens + more);
     encoder.submit().wait();
+    step = 0;
     forget(more);
+  }
+  void end_step() {
+    if (step == 0) return;
+    cache.truncate(encoder, 0);
+    encoder.submit().wait();
+    step = 0;
   }
   void clear() {
     cache.clear(encoder);
     encoder.submit().wait();
+    step = 0;
     k.clear();
     v.clear();
   }
@@ -133,6 +143,7 @@ class CacheModel {
   };
 
   Asked asked(uint64_t layer, const Question& ask) {
+    if (ask.tokens > step) end_step();  // older tokens are asked about again
     const std::vector<float> q = fresh(ask.tokens * kHeads * k_dim());
     reference::AttentionShape shape;
     shape.tokens = ask.tokens;
@@ -199,6 +210,7 @@ class CacheModel {
   Encoder encoder;
   KvCache cache;
   std::vector<float> k, v;
+  uint64_t step = 0;  // tokens that were appended last, unless the step was ended
 
  private:
   // In memory where there is such a folder: a snapshot is synced.

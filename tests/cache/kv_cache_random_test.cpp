@@ -91,6 +91,7 @@ class Lives {
     made->encoder = Encoder(model.device);
     made->k = model.k;
     made->v = model.v;
+    made->step = model.step;
     if (models_.size() == 3) models_.erase(models_.begin());
     models_.push_back(std::move(made));
   }
@@ -101,6 +102,7 @@ class Lives {
     model.cache.save(path);
     CacheModel& other = *models_[random_() % models_.size()];
     other.cache.load(path);
+    other.step = 0;
     std::remove(path.c_str());
     if (&other == &model) return;
     other.k = model.k;

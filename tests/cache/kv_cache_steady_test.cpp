@@ -65,8 +65,6 @@ TEST(KvCacheSteady, AStepAllocatesNothing) {
                v = device.tensor(DType::f32, {1, kKvHeads, kDim}),
                out = device.tensor(DType::f32, {1, kHeads, kDim});
   Encoder encoder(device), steps(device);
-  cache.extend(steps, 1);
-  steps.submit().wait();
   for (uint64_t layer = 0; layer < kLayers; ++layer) {
     rope(encoder, {.x = q, .positions = cache.positions(1), .out = q, .k = k, .k_out = k});
     cache.append(encoder, layer, k, v);
@@ -84,7 +82,7 @@ TEST(KvCacheSteady, AStepAllocatesNothing) {
   // A thread takes memory once, when it first attends: this one has, the other may be late.
   EXPECT_LE(allocations - before, kThreads - 1);
   EXPECT_EQ(device.memory().system_allocations, system);
-  EXPECT_EQ(cache.length(), 3011u);
+  EXPECT_EQ(cache.length(), 3010u);
 }
 
 }  // namespace

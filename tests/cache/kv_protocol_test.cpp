@@ -1,0 +1,393 @@
+// The protocol of a cache's steps: what is missing or out of order is refused, with its name,
+// before anything runs, and the cache goes on.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "cache/kv_cache_model.h"
+#include "expect_error.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr uint64_t kLayers = 5;
+
+class KvProtocol : public testing::Test {
+ protected:
+  static KvCacheOptions options() {
+    KvCacheOptions made = small({.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 6});
+    made.layers.resize(kLayers, made.layers[0]);
+    made.layers[3] = {.k = KvFormat::f16, .v = KvFormat::f16, .window = 40};
+    return made;
+  }
+  Tensor zeros(uint64_t tokens, uint64_t heads, uint64_t dim) const {
+    return device.tensor(DType::f32, {tokens, heads, dim});
+  }
+  void append(Encoder& to, uint64_t layer, uint64_t tokens) {
+    cache.append(to, layer, zeros(tokens, kKvHeads, kDim), zeros(tokens, kKvHeads, kValueDim));
+  }
+  void append_all(Encoder& to, uint64_t tokens) {
+    for (uint64_t layer = 0; layer < kLayers; ++layer) append(to, layer, tokens);
+  }
+  void attend(Encoder& to, uint64_t layer, uint64_t tokens, const AttendOptions& with = {}) {
+    cache.attend(to, layer,
+                 {.q = zeros(tokens, kHeads, kDim), .out = zeros(tokens, kHeads, kValueDim)}, with);
+  }
+  void step(uint64_t tokens) {
+    cache.extend(encoder, tokens);
+    append_all(encoder, tokens);
+    encoder.submit().wait();
+  }
+  void save() const {
+    const std::string path = testing::TempDir() + "gyre_protocol_" + std::to_string(getpid());
+    cache.save(path);
+    std::remove(path.c_str());
+  }
+  // A whole step works, and what it leaves can be saved and copied.
+  void expect_goes_on() {
+    const uint64_t before = cache.length();
+    step(2);
+    attend(encoder, 1, 2);
+    encoder.submit().wait();
+    save();
+    EXPECT_EQ(cache.fork(encoder).length(), before + 2);
+    encoder.submit().wait();
+  }
+
+  Device device = test_device();
+  Encoder encoder{device}, other{device};
+  KvCache cache{device, options()};
+};
+
+TEST_F(KvProtocol, AForgottenLayerIsNamed) {
+  step(3);
+  cache.extend(encoder, 2);
+  append(encoder, 0, 2);
+  append(encoder, 4, 2);
+  encoder.submit().wait();
+  const std::vector<std::string> lacks = {"the step of 2 tokens lacks append() of layers 1 to 3"};
+  EXPECT_TRUE(refused({"kv_cache.extend", lacks[0]}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"kv_cache.truncate", lacks[0]}, [&] { cache.truncate(encoder, 1); }));
+  EXPECT_TRUE(refused({"kv_cache.save", lacks[0]}, [&] { save(); }));
+  EXPECT_TRUE(refused({"kv_cache.fork", lacks[0]}, [&] { cache.fork(encoder); }));
+  EXPECT_EQ(encoder.size(), 0u);
+  EXPECT_EQ(cache.length(), 5u);
+  append(encoder, 2, 2);
+  EXPECT_TRUE(refused({"lacks append() of layers 1, 3;"}, [&] { cache.extend(encoder, 1); }));
+  append(encoder, 1, 2);
+  EXPECT_TRUE(refused({"lacks append() of layer 3;"}, [&] { cache.extend(encoder, 1); }));
+  append(encoder, 3, 2);
+  expect_goes_on();  // the rest of the step is recorded and not yet submitted
+}
+
+TEST_F(KvProtocol, AStepThatLacksLayersIsTakenBackWhole) {
+  step(3);
+  cache.extend(encoder, 4);
+  append(encoder, 2, 4);
+  encoder.submit().wait();
+  cache.truncate(encoder, 4);
+  encoder.submit().wait();
+  EXPECT_EQ(cache.length(), 3u);
+  cache.extend(encoder, 4);
+  cache.clear(encoder);
+  encoder.submit().wait();
+  EXPECT_EQ(cache.length(), 0u);
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, ExtendTwice) {
+  cache.extend(encoder, 2);
+  EXPECT_TRUE(refused({"kv_cache.extend", "lacks append() of layers 0 to 4"},
+                      [&] { cache.extend(encoder, 1); }));
+  encoder.submit().wait();
+  EXPECT_TRUE(refused({"kv_cache.extend", "layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  append_all(encoder, 2);
+  expect_goes_on();
+}
+
+// Several steps in one list are in order; what is recorded elsewhere must be submitted first.
+TEST_F(KvProtocol, StepsInOneListAndInSeveral) {
+  for (int i = 0; i < 3; ++i) {
+    cache.extend(encoder, 2);
+    append_all(encoder, 2);
+    attend(encoder, 0, 2);
+  }
+  const std::vector<std::string> elsewhere = {"append() of layers 0 to 4",
+                                              "recorded in another encoder and not submitted"};
+  EXPECT_TRUE(
+      refused({"kv_cache.extend", elsewhere[0], elsewhere[1]}, [&] { cache.extend(other, 1); }));
+  EXPECT_TRUE(refused({"kv_cache.save", "not submitted"}, [&] { save(); }));
+  EXPECT_TRUE(refused({"kv_cache.fork", "not submitted"}, [&] { cache.fork(other); }));
+  const KvCache copy = cache.fork(encoder);  // after them in the same list
+  encoder.submit().wait();
+  EXPECT_EQ(copy.length(), 6u);
+  cache.extend(other, 1);
+  append_all(other, 1);
+  other.submit().wait();
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, AnAppendBeforeItsExtend) {
+  step(3);
+  cache.extend(encoder, 2);
+  append_all(other, 2);
+  attend(other, 0, 2);
+  const uint32_t commands = other.size();
+  EXPECT_TRUE(
+      refused({"encoder.submit", "kv_cache.append of layer 0", "before its extend() was submitted"},
+              [&] { other.submit(); }));
+  EXPECT_EQ(other.size(), commands) << "a refused submit leaves the list as it is";
+  encoder.submit();
+  other.submit().wait();
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, ListsInAnotherOrder) {
+  step(3);
+  append_all(other, 3);  // the step again
+  step(3);
+  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.append of layer 0", "a step that is over"},
+                      [&] { other.submit(); }));
+  other.clear();
+  attend(other, 2, 1);
+  cache.truncate(encoder, 1);
+  encoder.submit().wait();
+  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.attend of layer 2", "a step that is over"},
+                      [&] { other.submit(); }));
+  other.clear();
+  cache.truncate(other, 1);
+  cache.truncate(encoder, 1);
+  encoder.submit().wait();
+  EXPECT_TRUE(refused({"encoder.submit", "has been submitted before it"}, [&] { other.submit(); }));
+  other.clear();
+  EXPECT_EQ(cache.length(), 3u);
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, MoreQueriesThanTokens) {
+  step(8);
+  cache.extend(encoder, 2);
+  append(encoder, 0, 2);
+  EXPECT_TRUE(refused({"kv_cache.attend", "the step has 2 tokens, got 3 queries"},
+                      [&] { attend(encoder, 0, 3); }));
+  attend(encoder, 0, 2);
+  for (uint64_t layer = 1; layer < kLayers; ++layer) append(encoder, layer, 2);
+  encoder.submit().wait();
+  attend(encoder, 0, 3);  // may be for a step to come
+  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.attend of layer 0", "3 queries", "2 tokens"},
+                      [&] { encoder.submit(); }));
+  encoder.clear();
+  // A step that is ended leaves its tokens to be asked about again, as many as there are.
+  cache.truncate(encoder, 0);
+  attend(encoder, 0, 10);
+  encoder.submit().wait();
+  attend(encoder, 0, 11);
+  EXPECT_TRUE(
+      refused({"encoder.submit", "11 queries", "the cache 10 tokens"}, [&] { encoder.submit(); }));
+  encoder.clear();
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, AnAttendBeforeTheAppendOfItsLayer) {
+  step(3);
+  cache.extend(encoder, 1);
+  append(encoder, 0, 1);
+  attend(encoder, 1, 1);
+  EXPECT_TRUE(
+      refused({"encoder.submit", "kv_cache.attend of layer 1", "before the step's append()"},
+              [&] { encoder.submit(); }));
+  encoder.clear();
+  cache.truncate(encoder, 1);
+  encoder.submit().wait();
+  expect_goes_on();
+}
+
+// What a cleared or destroyed encoder held was never recorded.
+TEST_F(KvProtocol, DroppedLists) {
+  cache.extend(encoder, 2);
+  encoder.submit().wait();
+  append_all(encoder, 2);
+  encoder.clear();
+  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  {
+    Encoder short_lived(device);
+    append_all(short_lived, 2);
+  }
+  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  append_all(encoder, 2);
+  encoder.submit().wait();
+  save();
+  cache.extend(encoder, 2);
+  append_all(encoder, 2);
+  encoder.clear();  // with the extend: the host has begun it, the device has not
+  append_all(encoder, 2);
+  EXPECT_TRUE(
+      refused({"encoder.submit", "before its extend() was submitted"}, [&] { encoder.submit(); }));
+  encoder.clear();
+  cache.truncate(encoder, 2);
+  encoder.submit().wait();
+  EXPECT_EQ(cache.length(), 2u);
+  expect_goes_on();
+}
+
+// Graphs are recorded before there is a step, or in one; a replay counts as their appends.
+TEST_F(KvProtocol, GraphsAppendWhenTheyAreReplayed) {
+  append_all(encoder, 1);
+  for (uint64_t layer = 0; layer < kLayers; ++layer) attend(encoder, layer, 1);
+  const Graph one = encoder.instantiate();
+  append_all(encoder, 4);
+  attend(encoder, 2, 4);
+  const Graph four = encoder.instantiate();
+  save();  // nothing is recorded
+  EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0", "extend() comes first"},
+                      [&] { one.replay(); }));
+  for (const uint64_t tokens : {1, 4, 1, 1, 4}) {
+    cache.extend(encoder, tokens);
+    EXPECT_TRUE(refused({"graph.replay", "kv_cache"}, [&] { (tokens == 1 ? one : four).replay(); }))
+        << "before its extend() is submitted";
+    encoder.submit();
+    EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0 has"},
+                        [&] { (tokens == 1 ? four : one).replay(); }));
+    EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+    (tokens == 1 ? one : four).replay().wait();
+    (tokens == 1 ? one : four).replay().wait();  // the same tokens into the same slots
+  }
+  EXPECT_EQ(cache.length(), 11u);
+  cache.truncate(encoder, 1);
+  encoder.submit().wait();
+  EXPECT_TRUE(refused({"graph.replay", "extend() comes first"}, [&] { one.replay(); }));
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, AGraphPerLayer) {
+  std::vector<Graph> graphs;
+  for (uint64_t layer = 0; layer < kLayers; ++layer) {
+    append(encoder, layer, 1);
+    graphs.push_back(encoder.instantiate());
+  }
+  attend(encoder, 1, 1);
+  const Graph asks = encoder.instantiate();
+  cache.extend(encoder, 1);
+  encoder.submit();
+  graphs[0].replay().wait();
+  EXPECT_TRUE(refused({"graph.replay", "kv_cache.attend of layer 1", "before the step's append()"},
+                      [&] { asks.replay(); }));
+  graphs[1].replay();
+  asks.replay().wait();
+  EXPECT_TRUE(refused({"layers 2 to 4"}, [&] { cache.extend(encoder, 1); }));
+  for (uint64_t layer = 2; layer < kLayers; ++layer) graphs[layer].replay().wait();
+  expect_goes_on();
+}
+
+// A list that was recorded without a step may also be submitted, once there is one.
+TEST_F(KvProtocol, RecordedBeforeThereIsAStep) {
+  append_all(other, 3);
+  attend(other, 4, 3);
+  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.append of layer 0", "extend() comes first"},
+                      [&] { other.submit(); }));
+  EXPECT_TRUE(refused({"kv_cache.save", "not submitted"}, [&] { save(); }));
+  cache.extend(encoder, 2);
+  encoder.submit();
+  EXPECT_TRUE(refused({"encoder.submit", "has 3 tokens, the step 2"}, [&] { other.submit(); }));
+  cache.truncate(encoder, 2);
+  cache.extend(encoder, 3);
+  encoder.submit();
+  other.submit().wait();
+  EXPECT_EQ(cache.length(), 3u);
+  EXPECT_TRUE(refused({"kv_cache.append", "from 1 to step_tokens 100", "101"},
+                      [&] { append(encoder, 0, 101); }));
+  EXPECT_TRUE(
+      refused({"kv_cache.append", "from 1 to step_tokens 100"}, [&] { append(encoder, 0, 0); }));
+  expect_goes_on();
+}
+
+// Rings are asked about what they have lost when commands run, recorded before or not.
+TEST_F(KvProtocol, AGraphThatWouldSeeLostKeys) {
+  attend(encoder, 3, 1);
+  const Graph asks = encoder.instantiate();
+  step(100);
+  step(100);
+  asks.replay().wait();
+  cache.truncate(encoder, 100);
+  encoder.submit().wait();
+  EXPECT_TRUE(refused({"graph.replay", "layer 3 no longer has key 60", "1 queries at length 100"},
+                      [&] { asks.replay(); }));
+  attend(encoder, 3, 1, {.window = 39});
+  encoder.submit().wait();
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, LoadsAndForksBeginAnew) {
+  const std::string path = testing::TempDir() + "gyre_protocol_load_" + std::to_string(getpid());
+  step(3);
+  cache.save(path);
+  cache.extend(encoder, 2);
+  append_all(encoder, 2);
+  cache.load(path);  // over a step that was never submitted
+  EXPECT_TRUE(
+      refused({"encoder.submit", "has been submitted before it"}, [&] { encoder.submit(); }));
+  encoder.clear();
+  std::remove(path.c_str());
+  EXPECT_EQ(cache.length(), 3u);
+  expect_goes_on();
+  // A copy is there when its list is submitted.
+  KvCache copy = cache.fork(encoder);
+  std::swap(copy, cache);
+  EXPECT_TRUE(refused({"kv_cache.extend", "append() of layers 0 to 4", "in another encoder"},
+                      [&] { cache.extend(other, 1); }));
+  cache.clear(other);
+  EXPECT_TRUE(refused({"encoder.submit", "fork()", "not submitted"}, [&] { other.submit(); }));
+  encoder.submit();
+  other.submit().wait();
+  expect_goes_on();
+  cache = copy.fork(encoder);
+  encoder.clear();
+  cache.clear(encoder);
+  EXPECT_TRUE(refused({"encoder.submit", "fork()", "not submitted"}, [&] { encoder.submit(); }));
+  encoder.clear();
+}
+
+TEST_F(KvProtocol, WhatTheCacheDoesNotSeeIsSaid) {
+  EXPECT_TRUE(refused({"kv_cache.assume_appended", "extend() comes first"},
+                      [&] { cache.assume_appended(); }));
+  cache.extend(encoder, 1);
+  EXPECT_TRUE(
+      refused({"kv_cache.assume_appended", "not submitted"}, [&] { cache.assume_appended(); }));
+  encoder.submit().wait();
+  EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  cache.assume_appended();
+  expect_goes_on();
+}
+
+// A cache that is gone leaves its graphs and lists usable, as their memory is theirs.
+TEST_F(KvProtocol, ListsOutliveTheCache) {
+  append_all(encoder, 1);
+  const Graph graph = encoder.instantiate();
+  append_all(encoder, 1);
+  cache = KvCache(device, options());
+  EXPECT_TRUE(refused({"extend() comes first"}, [&] { graph.replay(); }));
+  EXPECT_TRUE(refused({"extend() comes first"}, [&] { encoder.submit(); }));
+  encoder.clear();
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, ScaleIsOneOverTheRootOfHeadDim) {
+  CacheModel model(small({.k = KvFormat::f32, .v = KvFormat::f32}));
+  model.append(20);
+  const Tensor q = model.tensor(model.fresh(kHeads * kDim), {1, kHeads, kDim}),
+               a = model.device.tensor(DType::f32, {1, kHeads, kValueDim}),
+               b = model.device.tensor(DType::f32, {1, kHeads, kValueDim}),
+               c = model.device.tensor(DType::f32, {1, kHeads, kValueDim});
+  model.cache.attend(model.encoder, 0, {.q = q, .out = a});
+  model.cache.attend(model.encoder, 0, {.q = q, .out = b}, {.scale = 0.125f});
+  model.cache.attend(model.encoder, 0, {.q = q, .out = c}, {.scale = 0.0f});  // a scale like others
+  model.encoder.submit().wait();
+  EXPECT_EQ(floats_of(a), floats_of(b));
+  EXPECT_NE(floats_of(a), floats_of(c));
+}
+
+}  // namespace
+}  // namespace gyre::test
