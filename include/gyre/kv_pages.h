@@ -40,8 +40,8 @@ struct KvWriteInputs {
 
 // Writes tokens to the slots that a list in device memory names, compressed or as they are. A
 // negative slot is skipped, and so is one that is not in the pages. Slots not named keep their
-// bits. Tokens whose slots share a tile of 8 must be neighbours in the list; of two tokens for one
-// slot the later is kept.
+// bits. Tokens whose slots share a tile of 8 must be neighbours in the list, up to 64 skipped ones
+// between them left out; of two tokens for one slot the later is kept.
 void kv_write(Encoder& encoder, const KvWriteInputs& inputs);
 
 struct KvPageCopyInputs {

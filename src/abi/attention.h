@@ -74,7 +74,15 @@ struct KvTable {
   uint32_t page_tokens;   // 0: no pages, one cache of AttentionParams::capacity slots
   uint32_t first_entry;   // of the row
   uint32_t ring_entries;  // 0: key j lies in entry j / page_tokens; else modulo so many
+  uint32_t page_inverse;  // kv_page_inverse(page_tokens)
+  uint32_t unused;
 };
+
+// 2^32 / tiles of a page, rounded up: the upper half of its product with a tile's number is the
+// page that the tile lies in, below 2^25 tiles and from two tiles on. GPUs take long to divide.
+constexpr uint32_t kv_page_inverse(uint32_t page_tokens) {
+  return static_cast<uint32_t>(0xFFFFFFFFu / (page_tokens / kKvTile) + 1);
+}
 
 // Which sequences of a batch a command takes, see attention_takes.
 enum class AttentionPhase : uint32_t { all, decode, prompt };

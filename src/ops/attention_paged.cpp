@@ -146,6 +146,7 @@ abi::KvTable make_table(const PagedCall& call, const KvPageParts& parts,
   table.page_tokens = static_cast<uint32_t>(call.keys.pages.shape.page_tokens);
   table.first_entry = static_cast<uint32_t>(call.keys.first_entry);
   table.ring_entries = static_cast<uint32_t>(call.keys.ring_entries);
+  table.page_inverse = abi::kv_page_inverse(table.page_tokens);
   return table;
 }
 

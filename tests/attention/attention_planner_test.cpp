@@ -268,7 +268,8 @@ TEST(CudaPlanner, Pages) {
   const auto plan_of = [](const abi::AttentionProblem& p) {
     return cuda::plan_attention(p, kH200);
   };
-  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows) {
+  // `blocks`: on each of the 132 multiprocessors.
+  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows, uint64_t blocks) {
     const abi::AttentionPlan plan = plan_of(p);
     ASSERT_EQ(plan.kernel, abi::AttentionKernel::attention_decode);
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
@@ -276,19 +277,19 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(spec.paged, 1);
     EXPECT_EQ(spec.cluster, 1);
     EXPECT_EQ(plan.reduce, abi::AttentionReduce::in_kernel);
-    // For every multiprocessor a counter, and 64 pieces of one unit; no more for more sequences.
-    EXPECT_EQ(plan.scratch_floats, 264 + 132 * uint64_t{64} * rows * (p.k.head_dim + 2));
+    // For every block a counter, and 64 pieces of one unit; no more for more sequences.
+    EXPECT_EQ(plan.scratch_floats, blocks * 132 * (2 + uint64_t{64} * rows * (p.k.head_dim + 2)));
     EXPECT_EQ(cuda::name_attention_decode(plan.spec).find("gyre::cuda::attention_decode_paged<"),
               0u);
   };
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16);
-  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8);
-  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8);  // a unit has one token
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4, 2);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8, 1);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16, 1);
+  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, 1);
+  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, 2);  // a unit has one token
   abi::AttentionProblem many = paged_problem(KvFormat::tq4, 32, 128, 1);
   many.sequences = 4096;
-  expect_rows(many, 4);
+  expect_rows(many, 4, 2);
 
   const auto expect_any = [&](const abi::AttentionProblem& p) {
     const abi::AttentionPlan plan = plan_of(p);

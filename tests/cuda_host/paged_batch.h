@@ -270,7 +270,8 @@ class PagedBatch {
                .most_queries = static_cast<uint32_t>(n_.most_queries),
                .page_tokens = static_cast<uint32_t>(n_.page_tokens),
                .first_entry = 0,
-               .ring_entries = static_cast<uint32_t>(n_.ring_entries)};
+               .ring_entries = static_cast<uint32_t>(n_.ring_entries),
+               .page_inverse = abi::kv_page_inverse(static_cast<uint32_t>(n_.page_tokens))};
     p.segment = n_.segment;
     p.places.sinks = n_.first_keys, p.places.tail = n_.tail;
     p.scale = kScale, p.soft_cap = n_.soft_cap;

@@ -59,8 +59,13 @@ DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
 }
 
 DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits) {
-  return decode_block(layout, decode_most_warps(layout), limits.shared_bytes_per_block,
-                      share_of(limits, 2) + 1);
+  constexpr uint32_t kFewWarps = 4;
+  const uint32_t warps = decode_most_warps(layout), half = share_of(limits, 2);
+  if (layout.side_by_side == 2) {
+    const DecodeBlock block = decode_block(layout, warps, half, 0);
+    if (block.warps >= kFewWarps) return block;
+  }
+  return decode_block(layout, warps, limits.shared_bytes_per_block, half + 1);
 }
 
 }  // namespace
@@ -112,7 +117,9 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   const DecodeBlock block = block_of(layout_of(s), limits);
   if (s.paged != 0)
-    return {{paged_blocks(limits.multiprocessors), 1, 1}, block.warps * 32, block.bytes};
+    return {{paged_blocks(layout_of(s).side_by_side, limits.multiprocessors), 1, 1},
+            block.warps * 32,
+            block.bytes};
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;
   return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
            static_cast<uint32_t>(p.kv_heads)},

@@ -60,12 +60,16 @@ class Planner {
     const Decode decode = decodes_pages() ? find_decode(1) : Decode{};
     if (!decode) return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
-    plan.scratch_floats =
-        paged_scratch_floats(decode->head_dim, decode->rows, paged_blocks(limits_.multiprocessors));
+    plan.scratch_floats = paged_scratch_floats(
+        decode->head_dim, decode->rows,
+        paged_blocks(decode_shared_layout(decode->k_format, decode->v_format, decode->head_dim,
+                                          decode->rows, kDecodePages)
+                         .side_by_side,
+                     limits_.multiprocessors));
     return plan;
   }
   bool decodes_pages() const {
-    constexpr uint64_t kMostKeys = uint64_t{1} << 30, kMost32 = uint64_t{1} << 31;
+    constexpr uint64_t kMostKeys = uint64_t{1} << 28, kMost32 = uint64_t{1} << 31;
     // One offset of page and head for K, V and their scales; see PageTiles.
     const auto same = [&](const abi::KvCacheLayout& half) {
       return half.codes_head_stride == p_.k.codes_head_stride &&

@@ -15,6 +15,7 @@ namespace gyre::cuda {
 template <class Slot>
 struct SlotList {
   static constexpr uint64_t kNoTile = ~uint64_t{0};
+  static constexpr uint32_t kMostSkipped = 64;  // between tokens of one tile, see kv_pages.h
   const Slot* slots;
   uint64_t tokens, all;
 
@@ -28,17 +29,30 @@ struct SlotList {
     const uint64_t s = slot(token);
     return s < all ? s / abi::kKvTile : kNoTile;  // negative ones are far above
   }
+  // The tile of the token before, tokens that are skipped left out.
+  __device__ uint64_t tile_before(uint64_t token) const {
+    uint64_t found = kNoTile;
+    for (uint32_t gap = 0; gap <= kMostSkipped && token != 0 && found == kNoTile; ++gap)
+      found = tile(--token);
+    return found;
+  }
   // Whether the token is the first of those that follow each other into its tile.
   __device__ bool leads(uint64_t token) const {
     if (token >= tokens) return false;
     const uint64_t mine = tile(token);
-    return mine != kNoTile && (token == 0 || tile(token - 1) != mine);
+    return mine != kNoTile && tile_before(token) != mine;
   }
   // Of the leader's tile: the last token for its slot `nth`, or `tokens` if there is none.
   __device__ uint64_t find(uint64_t leader, uint64_t tile_index, uint32_t nth) const {
     uint64_t found = tokens;
-    for (uint64_t t = leader; t < tokens && tile(t) == tile_index; ++t)
+    uint32_t gap = 0;
+    for (uint64_t t = leader; t < tokens && gap <= kMostSkipped; ++t) {
+      const uint64_t at = tile(t);
+      gap = at == kNoTile ? gap + 1 : 0;
+      if (at == kNoTile) continue;
+      if (at != tile_index) break;
       if (slot(t) % abi::kKvTile == nth) found = t;
+    }
     return found;
   }
 };

@@ -131,7 +131,7 @@ constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 // so many keys that what the warps do once for each of them counts little, and so few that blocks
 // get equal shares. Pieces of a unit that lie in different blocks meet in global memory.
 constexpr abi::AttentionCut decode_cut(uint32_t head_dim) {
-  return {head_dim <= 128 ? uint64_t{512} : uint64_t{256}, 64};
+  return {head_dim <= 128 ? uint64_t{1024} : uint64_t{512}, 64};
 }
 // As abi::attention_piece_keys, in 32 bits: the logarithm.
 constexpr uint32_t piece_shift(const abi::AttentionCut& cut, uint32_t length) {
@@ -142,8 +142,8 @@ constexpr uint32_t piece_shift(const abi::AttentionCut& cut, uint32_t length) {
   return shift;
 }
 // One for each multiprocessor: the lengths, and so the work, are known on the device only.
-constexpr uint32_t paged_blocks(uint32_t multiprocessors) {
-  return multiprocessors == 0 ? 1 : multiprocessors;
+constexpr uint32_t paged_blocks(uint32_t side_by_side, uint32_t multiprocessors) {
+  return multiprocessors == 0 ? 1 : multiprocessors * side_by_side;
 }
 // Floats of the scratch of a call over pages: for each block a counter and the number of pieces in
 // the first of the states that it left, at a multiple of 16 bytes states {values}, {max, sum} of
@@ -166,9 +166,10 @@ struct DecodeSharedLayout {
   uint32_t transpose_bytes, exchange_bytes;              // of one warp
   uint32_t warps;                                        // that the registers are enough for
   uint32_t warps_per_key;
-  bool deep;             // three stages pay: a byte costs many instructions
-  bool paged;            // keys are on their way while sums are merged
-  uint32_t stage, sums;  // bytes of a stage, and of one warp's partial sums
+  bool deep;              // three stages pay: a byte costs many instructions
+  bool paged;             // keys are on their way while sums are merged
+  uint32_t side_by_side;  // blocks of a multiprocessor: one merges while the other computes
+  uint32_t stage, sums;   // bytes of a stage, and of one warp's partial sums
 
   // Whether sums have a place behind the ring. Where loads go on, they may overwrite the stage that
   // was used last, but no other.
@@ -195,6 +196,7 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32
   const DecodeStage stage = decode_stage(k, v, head_dim, rows, cluster);
   a.fits = stage.fits;
   a.paged = cluster == kDecodePages;
+  a.side_by_side = a.paged && head_dim <= 128 && rows <= (v_levels ? 4 : 8) ? 2 : 1;
   a.queries = kDecodeStateBytes + (a.paged ? kPagedStateBytes : 0);
   a.staging = a.queries +
               (k_levels ? head_dim / 32 * (rows / 4) * 256 : head_dim / 16 * eights(rows) * 512);
@@ -217,10 +219,15 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32
 
 // The most warps of a block that registers, and the shared memory of the largest GPU, allow.
 constexpr uint32_t kDecodeMostBytes = 227 << 10;
+constexpr uint32_t decode_most_bytes(const DecodeSharedLayout& layout) {
+  return layout.side_by_side == 2 ? 113 << 10 : kDecodeMostBytes;
+}
 constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
   if (layout.paged) {
-    // Pieces are powers of two, too: all warps have equally many stages of a whole one.
-    const uint32_t fit = (kDecodeMostBytes - layout.ring) / layout.ring_bytes(kDecodeFewestStages);
+    // Two blocks side by side have registers for six warps each.
+    const uint32_t fit =
+        (decode_most_bytes(layout) - layout.ring) / layout.ring_bytes(kDecodeFewestStages);
+    if (layout.side_by_side == 2) return fit >= 6 ? 6 : 4;
     return fit >= 8 ? 8 : (fit >= 4 ? 4 : 2);
   }
   const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
@@ -240,7 +247,7 @@ constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t most
   const uint32_t kEnough = (layout.paged ? 48 : 32) << 10;
   const uint32_t one = most_warps * layout.stage;
   const uint32_t apart = layout.sums_apart() ? most_warps * layout.sums : 0;
-  const uint32_t fit = (kDecodeMostBytes - layout.ring - apart) / one;
+  const uint32_t fit = (decode_most_bytes(layout) - layout.ring - apart) / one;
   const bool few_warps = layout.paged && most_warps <= 4;  // each waits for its own bytes longer
   const bool three = one < kEnough || layout.deep || few_warps;
   uint32_t most = 2 * one < kEnough ? kDecodeMostStages : (three ? 3 : 2);
@@ -263,7 +270,7 @@ constexpr DecodeBlock decode_block(const DecodeSharedLayout& layout, uint32_t mo
   uint32_t warps = (most_bytes - layout.ring) / each;
   if (warps > most_warps) warps = most_warps;
   warps = warps / layout.warps_per_key * layout.warps_per_key;
-  if (warps > 4) warps = layout.paged ? warps / 4 * 4 : warps / 2 * 2;
+  if (warps > 4) warps = warps / 2 * 2;
   if (warps == 0) return {};
   const uint32_t bytes = layout.ring + warps * each;
   return {warps, bytes < alone && alone <= most_bytes ? alone : bytes};

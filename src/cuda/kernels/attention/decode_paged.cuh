@@ -133,7 +133,9 @@ struct PagedBlock {
 };
 
 template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows>
-__global__ void __launch_bounds__(decode_most_warps(kK, kV, kHeadDim, kRows, kDecodePages) * 32, 1)
+__global__ void __launch_bounds__(
+    decode_most_warps(kK, kV, kHeadDim, kRows, kDecodePages) * 32,
+    decode_shared_layout(kK, kV, kHeadDim, kRows, kDecodePages).side_by_side)
     attention_decode_paged(const abi::AttentionParams p, const Args args) {
   using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages>;
   unsigned char* const shared = dynamic_shared();
@@ -163,11 +165,14 @@ __global__ void __launch_bounds__(decode_most_warps(kK, kV, kHeadDim, kRows, kDe
   queries.start();
   PagedLoads<Traits> loads(p, args, paged, block.warp);
   loads.look_up();
+  // Loads run into the next items; later ones are described while these are worked on.
   if (block.is_last_warp())
-    for (uint32_t i = 1; i < kItemsAhead; ++i) work.produce(i);
+    for (uint32_t i = 1; i < Traits::kStages; ++i) work.produce(i);
   __syncthreads();
   for (uint32_t i = 0; i + 1 < Traits::kStages; ++i)
     loads.issue(block.ring() + i * Traits::kLayout.stage);
+  if (block.is_last_warp())
+    for (uint32_t i = Traits::kStages; i < kItemsAhead; ++i) work.produce(i);
   block.write_targets(first);
   queries.finish(args, state, shared);
 

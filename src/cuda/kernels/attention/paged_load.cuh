@@ -58,7 +58,7 @@ class PagedLoads {
       return;
     const uint32_t at = item.base / abi::kKvTile + tile;
     const uint32_t page_tiles = p_.table.page_tokens / abi::kKvTile;
-    uint32_t entry = at / page_tiles;
+    uint32_t entry = page_tiles == 1 ? at : __umulhi(at, p_.table.page_inverse);
     tile_ = at - entry * page_tiles;
     if (p_.table.ring_entries != 0) entry %= p_.table.ring_entries;
     page_ = pointer<const uint32_t>(

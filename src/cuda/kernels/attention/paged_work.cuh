@@ -26,6 +26,13 @@ struct SequenceWork {
     const uint64_t key = static_cast<uint64_t>(first + i) << shift;
     return kUnitCost + key - begin + uint64_t{i} * kItemCost;
   }
+  // The first piece that begins at `into` or later; `pieces`: none does.
+  constexpr uint32_t piece_from(uint64_t into) const {
+    if (into == 0) return 0;
+    const uint64_t second = start(1), each = (uint64_t{1} << shift) + kItemCost;
+    const uint64_t piece = into <= second ? 1 : 1 + (into - second + each - 1) / each;
+    return piece < pieces ? static_cast<uint32_t>(piece) : pieces;
+  }
   constexpr uint64_t unit_cost() const {
     return kUnitCost + uint64_t{end - begin} + uint64_t{pieces} * kItemCost;
   }
@@ -182,8 +189,7 @@ class PagedWork {
     c.unit_start = state_.before + unit * c.work.unit_cost();
     c.kv_head = static_cast<uint32_t>(unit) / c.work.groups;
     c.group = static_cast<uint32_t>(unit) - c.kv_head * c.work.groups;
-    c.piece = 0;
-    while (c.piece < c.work.pieces && c.unit_start + c.work.start(c.piece) < first) ++c.piece;
+    c.piece = c.work.piece_from(first - c.unit_start);
     c.area = static_cast<uint32_t>(divide_cost(c.unit_start, c.share));
     c.begun = c.piece;
     if (c.piece == c.work.pieces) next_unit(c);
