@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/driver.h"
+#include "cuda/context.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "runtime/kernels.h"
@@ -181,7 +181,9 @@ TEST_F(CudaDevice, WaitsForAllThatWasSubmitted) {
 // A stream of somebody else's, as an engine has.
 class ForeignStream {
  public:
-  ForeignStream() { check(api().stream_create(&stream_, cuda::kCuStreamNonBlocking)); }
+  ForeignStream() : context_(0), current_(context_) {
+    check(api().stream_create(&stream_, cuda::kCuStreamNonBlocking));
+  }
   ForeignStream(const ForeignStream&) = delete;
   ForeignStream& operator=(const ForeignStream&) = delete;
   ~ForeignStream() { api().stream_destroy(stream_); }
@@ -210,6 +212,8 @@ class ForeignStream {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW);
     return reinterpret_cast<Function>(dlsym(library, name));
   }
+  cuda::Context context_;  // the GPU's primary one, current while the stream lives
+  cuda::Current current_;
   cuda::CuStream stream_ = nullptr;
 };
 

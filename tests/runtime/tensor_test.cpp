@@ -213,7 +213,8 @@ TEST_F(TensorTest, HostileSizesAreRefused) {
                            [&] { device_.tensor(DType::u8, {k2To63 - 1}); }));
   EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {std::to_string(k2To62)},
                            [&] { device_.tensor(DType::f32, {k2To62 / 4}); }));
-  EXPECT_TRUE(refused({"6", "dtype"}, [&] { device_.tensor(static_cast<DType>(6), {1}); }));
+  EXPECT_TRUE(refused({std::to_string(kDTypeCount), "dtype"},
+                      [&] { device_.tensor(static_cast<DType>(kDTypeCount), {1}); }));
   EXPECT_EQ(device_.tensor(DType::f32, {0, k2To63, k2To63}).elements(), 0u)
       << "nothing of anything is nothing";
 }
