@@ -18,19 +18,22 @@ def measure(backend, heads, kv_heads, head_dim, context, batch):
     k = [make(kv_heads, context) for _ in range(sets)]
     v = [make(kv_heads, context) for _ in range(sets)]
     q = make(heads, 1)
-    # As `gyre bench`: graphs of about 2 ms, so that launching one and waiting for it do not count.
-    count = int(min(128, max(16, 2000 / (cache_bytes / 4e6))))
-    count = (count + sets - 1) // sets * sets
     attend = torch.nn.functional.scaled_dot_product_attention
     with sdpa_kernel(backend):
-        step = lambda i: attend(q, k[i % sets], v[i % sets], enable_gqa=True)
-        for i in range(3):
+        return capture(lambda i: attend(q, k[i % sets], v[i % sets], enable_gqa=True), cache_bytes, sets)
+
+
+def capture(step, cache_bytes, sets):
+    """Median microseconds of a step, over graphs of about 2 ms, so that launching one does not count."""
+    count = int(min(128, max(16, 2000 / (cache_bytes / 4e6))))
+    count = (count + sets - 1) // sets * sets
+    for i in range(3):
+        step(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(count):
             step(i)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(count):
-                step(i)
     times = []
     for _ in range(20):
         torch.cuda.synchronize()
@@ -41,11 +44,39 @@ def measure(backend, heads, kv_heads, head_dim, context, batch):
     return sorted(times)[len(times) // 2]
 
 
+def measure_ragged(heads, kv_heads, head_dim, lengths):
+    """Sequences of different lengths in one call, packed, not paged: what PyTorch has for them."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    cache_bytes = 4 * sum(lengths) * kv_heads * head_dim
+    sets = max(2, min(64, (256 << 20) // cache_bytes + 1))
+    make = lambda *shape: torch.randn(*shape, head_dim, device="cuda", dtype=torch.float16)
+    k = [make(sum(lengths), kv_heads) for _ in range(sets)]
+    v = [make(sum(lengths), kv_heads) for _ in range(sets)]
+    q = make(len(lengths), heads)
+    begins = lambda counts: torch.tensor([0, *counts], device="cuda").cumsum(0).to(torch.int32)
+    q_begin, k_begin = begins([1] * len(lengths)), begins(lengths)
+    step = lambda i: varlen_attn(q, k[i % sets], v[i % sets], q_begin, k_begin, 1, max(lengths), enable_gqa=True)
+    return capture(step, cache_bytes, sets)
+
+
 SHAPES = [(*shape, context, 1) for shape in ((32, 8, 128), (16, 8, 256)) for context in (4096, 32768, 131072)]
-for heads, kv_heads, head_dim, context, batch in [*SHAPES, (32, 8, 128, 4096, 32)]:
+BATCHES = [(32, 8, 128, 4096, 16), (32, 8, 128, 4096, 32), (32, 8, 128, 4096, 64), (32, 8, 128, 1024, 128),
+           (16, 8, 256, 4096, 64)]
+RAGGED = [512, 1024, 2048, 4096, 8192, 16384]
+
+
+def report(title, run):
+    try:
+        figure = f"{run():.1f} us"
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:  # no kernel for this shape
+        figure = str(error).splitlines()[0]
+    print(f"{title}: {figure}")
+
+
+for heads, kv_heads, head_dim, context, batch in [*SHAPES, *BATCHES]:
     for name, backend in BACKENDS.items():
-        try:
-            figure = f"{measure(backend, heads, kv_heads, head_dim, context, batch):.1f} us"
-        except RuntimeError as error:  # no kernel for this shape
-            figure = str(error).splitlines()[0]
-        print(f"{batch} x {heads}/{kv_heads}/{head_dim} at {context}, {name}: {figure}")
+        report(f"{batch} x {heads}/{kv_heads}/{head_dim} at {context}, {name}",
+               lambda: measure(backend, heads, kv_heads, head_dim, context, batch))
+for shape in ((32, 8, 128), (16, 8, 256)):
+    report(f"16 ragged {'/'.join(map(str, shape))}, varlen", lambda: measure_ragged(*shape, [RAGGED[i % 6] for i in range(16)]))
