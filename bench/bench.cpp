@@ -15,12 +15,14 @@ struct Suite {
 constexpr Suite kSuites[] = {
     {"runtime", run_runtime},         {"kv_copy", run_kv_copy},     {"rope", run_rope},
     {"kv_quantize", run_kv_quantize}, {"attention", run_attention}, {"kv_cache", run_kv_cache},
+    {"serving", run_serving},
 };
 
 bool on_cpu(const Options& options) { return options.device == "cpu"; }
 
 std::vector<std::string> names(const Options& options) {
-  if (!on_cpu(options)) return {"kv_copy", "rope", "kv_quantize", "attention", "kv_cache step"};
+  if (!on_cpu(options))
+    return {"kv_copy", "rope", "kv_quantize", "attention", "kv_cache step", "serving"};
   std::vector<std::string> all;
   for (const Suite& suite : kSuites) all.emplace_back(suite.name);
   return all;
@@ -38,7 +40,11 @@ void check_gpu_flags(const Options& options) {
 }  // namespace
 
 bool selects(const Options& options, std::string_view name) {
-  return name.find(options.filter) != std::string_view::npos;
+  const auto has = [&](std::string_view text) {
+    return text.find(options.filter) != std::string_view::npos;
+  };
+  if (name == "serving" && options.attention.tokens.has_value() && has("attention")) return false;
+  return has(name);
 }
 
 void check(const Options& options) {
@@ -47,13 +53,16 @@ void check(const Options& options) {
   for (const std::string& name : all) any = any || selects(options, name);
   if (!any) refuse_name("bench: nothing on " + options.device + " is called", options.filter, all);
   if (!on_cpu(options)) check_gpu_flags(options);
-  const std::string flag = options.attention.first_flag();
-  if (selects(options, "attention")) {
+  const bool attention = selects(options, "attention"), serving = selects(options, "serving");
+  const auto only = [&](const char* names, const std::string& flag) {
+    require(flag.empty(), "bench: only ", names, " uses ", flag, ", and \"", options.filter,
+            "\" does not measure it");
+  };
+  if (!attention && !serving) only("attention or serving", options.attention.first_flag());
+  if (!serving) only("serving", options.serving.first_flag());
+  if (attention)
     on_cpu(options) ? cpu_attention_runs(options.attention) : gpu_attention_runs(options.attention);
-  } else {
-    require(flag.empty(), "bench: only attention uses ", flag, ", and \"", options.filter,
-            "\" does not measure attention");
-  }
+  if (serving) serving_runs(options.attention, options.serving, !on_cpu(options));
 }
 
 std::vector<Row> run(const Options& options, const Progress& progress) {

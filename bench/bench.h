@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention_runs.h"
+#include "serving_runs.h"
 
 namespace gyre::bench {
 
@@ -20,6 +21,7 @@ struct Options {
   std::optional<uint32_t> threads;  // CPU only; 0: the device's own choice
   std::optional<double> seconds;    // CPU only; time spent on each row
   AttentionChoice attention;
+  ServingChoice serving;
 
   uint32_t cpu_threads() const { return threads.value_or(0); }
   double seconds_per_row() const { return seconds.value_or(0.4); }
@@ -55,11 +57,13 @@ std::vector<Row> run_runtime(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_cache(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);
+std::vector<Row> run_serving(const Options& options, const Progress& progress);
 std::vector<Row> run_rope(const Options& options, const Progress& progress);
 // On a device that is not the CPU: benchmarks whose name the filter is in, and copy, their limit.
 std::vector<Row> run_gpu(const Options& options, const Progress& progress);
 
-// Whether the filter lets a benchmark through.
+// Whether the filter lets a benchmark through; serving has one token for each sequence and stands
+// back where several are asked for.
 bool selects(const Options& options, std::string_view name);
 
 // Throws gyre::Error for what run() would refuse, as far as the options tell: no device is opened.

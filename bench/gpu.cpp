@@ -7,6 +7,7 @@
 #include "gpu_timing.h"
 #include "gyre/gyre.h"
 #include "ops/cache_ops.h"
+#include "serving.h"
 
 namespace gyre::bench {
 namespace {
@@ -25,12 +26,17 @@ class GpuBench {
     std::vector<AttentionRun> runs;
     if (wanted("attention")) runs = gpu_attention_runs(options_.attention);
     for (const AttentionRun& each : runs) check_gpu_memory(device_, each);
+    std::vector<ServingRun> batches;
+    if (wanted("serving")) batches = serving_runs(options_.attention, options_.serving, true);
     measure_copy();
     if (wanted("kv_copy") || wanted("rope") || wanted("kv_quantize")) measure_ops();
     for (const AttentionRun& each : runs) {
       for (Row& row : measure_gpu_attention(gpu_, each, progress_)) rows_.push_back(std::move(row));
     }
     if (wanted("kv_cache step")) measure_step();
+    for (const ServingRun& each : batches) {
+      for (Row& row : measure_gpu_serving(gpu_, each, progress_)) rows_.push_back(std::move(row));
+    }
     return std::move(rows_);
   }
 

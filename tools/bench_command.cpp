@@ -139,6 +139,18 @@ void add_attention_options(CLI::App& command, bench::AttentionChoice& attention)
       ->group(group);
 }
 
+void add_serving_options(CLI::App& command, bench::ServingChoice& serving) {
+  const std::string group =
+      "For serving, beside --heads, --kv-heads, --head-dim, --context (lengths, repeated) and "
+      "--formats";
+  add_count(command, "--batch", serving.batch, "Sequences; 16 if not given")->group(group);
+  add_count(command, "--page", serving.page_tokens, "Tokens of a page; 64 if not given")
+      ->group(group);
+  add_count(command, "--shared", serving.shared,
+            "Tokens of a prompt that all sequences share; 0 if not given")
+      ->group(group);
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app) {
@@ -151,7 +163,8 @@ void add_bench_command(CLI::App& app) {
       "  gyre bench kv_copy --threads 2        one op, two threads\n"
       "  gyre bench kv_copy --json | jq .gbps  one JSON object per row\n"
       "  gyre bench attention --heads 28 --kv-heads 4 --context 32k --formats f16,tq8/tq4\n"
-      "  gyre bench attention --device cuda:0  a list of shapes and formats on the GPU");
+      "  gyre bench attention --device cuda:0  a list of shapes and formats on the GPU\n"
+      "  gyre bench serving --batch 64 --context 4k --page 16  a batch of sequences over pages");
   const auto arguments = std::make_shared<BenchArguments>();
   command->add_option("filter", arguments->options.filter,
                       "Only benchmarks whose name contains this");
@@ -159,6 +172,7 @@ void add_bench_command(CLI::App& app) {
   add_threads(*command, arguments->options.threads);
   add_seconds(*command, arguments->options.seconds, "Time spent on each row; 0.4 if not given");
   add_attention_options(*command, arguments->options.attention);
+  add_serving_options(*command, arguments->options.serving);
   command->add_flag("--json", arguments->json, "One JSON object per row instead of a table");
   command->callback([arguments] { run_bench(*arguments); });
 }

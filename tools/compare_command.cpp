@@ -13,6 +13,7 @@
 #include "compare_table.h"
 #include "gyre/error.h"
 #include "options.h"
+#include "progress_output.h"
 #include "report_html.h"
 #include "version.h"
 
@@ -78,36 +79,6 @@ bench::ModelShape chosen_shape(const std::string& preset, const ShapeNumbers& gi
   return shape;
 }
 
-// A bar that is drawn over itself in a terminal; a line for each thing elsewhere.
-class ProgressBar {
- public:
-  void show(const std::string& what, double done) {
-    const auto percent = static_cast<int>(100 * done);
-    if (live_ && (what != what_ || percent != percent_)) {
-      constexpr size_t kCells = 30;
-      const auto full = static_cast<size_t>(kCells * done);
-      std::cerr << "\r\033[K[" << std::string(full, '#') << std::string(kCells - full, '.') << "] "
-                << percent << " %  " << what << std::flush;
-    } else if (!live_ && what != what_) {
-      std::cerr << '[' << percent << " %] " << what << '\n';
-    }
-    what_ = what;
-    percent_ = percent;
-  }
-  ~ProgressBar() {
-    if (live_) std::cerr << "\r\033[K" << std::flush;
-  }
-
-  ProgressBar() = default;
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-
- private:
-  bool live_ = isatty(STDERR_FILENO) != 0;
-  std::string what_;
-  int percent_ = -1;
-};
-
 void print_report(const bench::CompareReport& report) {
   std::vector<std::vector<std::string>> rows;
   std::string context;
@@ -155,35 +126,6 @@ void print_json(const bench::CompareReport& report) {
   }
 }
 
-// Asked before anything is measured: a wrong path must not cost a minute. Leaves a file as it is,
-// and makes none.
-void check_output(const std::filesystem::path& path) {
-  if (path.empty()) return;
-  std::error_code none;
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  const bool can = std::filesystem::exists(path, none)
-                       ? static_cast<bool>(std::ofstream(path, std::ios::app))
-                       : path.has_filename() && access(folder.c_str(), W_OK | X_OK) == 0;
-  if (!can) throw Error(ErrorCode::io, "compare: cannot write \"" + path.string() + "\"");
-}
-
-void write_output(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw Error(ErrorCode::io, "compare: writing \"" + path + "\" failed");
-}
-
-std::string now() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M UTC", &parts);
-  return text;
-}
-
 bench::CompareReport measure(const bench::CompareOptions& options) {
   ProgressBar bar;
   return bench::compare(options,
@@ -195,16 +137,17 @@ void run_compare(const CompareArguments& arguments) {
   bench::CompareOptions options = arguments.options;
   options.shape = chosen_shape(arguments.preset, arguments.numbers);
   bench::check(options);
-  check_output(arguments.html);
-  check_output(arguments.svg);
+  check_output("compare", arguments.html);
+  check_output("compare", arguments.svg);
   const bench::CompareReport report = measure(options);
   if (arguments.json) {
     print_json(report);
   } else {
     print_report(report);
   }
-  write_output(arguments.svg, time_chart(report));
-  write_output(arguments.html, report_html(report, {arguments.command, now(), version()}));
+  write_output("compare", arguments.svg, time_chart(report));
+  write_output("compare", arguments.html,
+               report_html(report, {arguments.command, now(), version()}));
   if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
 }
 

@@ -3,15 +3,9 @@
 #include <string>
 
 #include "compare.h"
+#include "html_page.h"
 
 namespace gyre::tools {
-
-// What a page says about the run beside its figures.
-struct ReportInfo {
-  std::string command;  // the command line
-  std::string date;
-  std::string version;
-};
 
 // One self-contained page: no scripts, nothing loaded.
 std::string report_html(const bench::CompareReport& report, const ReportInfo& info);

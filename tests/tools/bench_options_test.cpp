@@ -146,13 +146,35 @@ TEST(BenchOptions, RefusesNamesAndFlagsWithoutEffect) {
   };
   for (const char* device : {"cpu", "cuda:0"}) {
     for (const auto& [flag, choice] : flags) {
-      expect_refused({"only attention uses " + std::string(flag) + ","},
+      expect_refused({"only attention or serving uses " + std::string(flag) + ","},
                      {.filter = "rope", .device = device, .attention = choice});
       bench::check({.filter = "att", .device = device, .attention = choice});
       bench::check({.device = device, .attention = choice});
     }
   }
   bench::check({.filter = "rope", .threads = 2, .seconds = 0.5});
+  for (const char* device : {"cpu", "cuda:0"}) {
+    const std::pair<const char*, bench::ServingChoice> own[] = {
+        {"--batch", {.batch = 4}}, {"--page", {.page_tokens = 16}}, {"--shared", {.shared = 64}}};
+    for (const auto& [flag, choice] : own) {
+      expect_refused({"only serving uses " + std::string(flag) + ","},
+                     {.filter = "attention", .device = device, .serving = choice});
+      bench::check({.filter = "serving", .device = device, .serving = choice});
+    }
+    const auto refused = [&](const char* text, const bench::ServingChoice& choice,
+                             const std::vector<uint64_t>& contexts) {
+      expect_refused({text}, {.filter = "serving",
+                              .device = device,
+                              .attention = {.contexts = contexts},
+                              .serving = choice});
+    };
+    refused("--page must be a multiple of 8, got 20", {.page_tokens = 20}, {});
+    refused("--batch must be from 1 to 65536, got 0", {.batch = 0}, {});
+    refused("--shared must be at most the shortest context 512, got 576", {.shared = 576}, {});
+    refused("--shared must be whole pages of 64 tokens, got 100", {.shared = 100}, {4096});
+    expect_refused({"serving does not use --tokens"},
+                   {.filter = "serving", .device = device, .attention = {.tokens = 2}});
+  }
 }
 
 TEST(BenchOptions, MemoryIsAskedForBeforeItIsTaken) {

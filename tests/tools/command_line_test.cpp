@@ -98,7 +98,11 @@ TEST(CommandLine, WrongUsageIsTwo) {
   fails(2, "inspect", {"file is required"});
   fails(2, "kernels --device cud", {"no backend", "\"cud\""});
   fails(2, "bench attention --context 16 --tokens 512", {"--tokens", "512 and 16"});
-  fails(2, "bench rope --context 16", {"only attention uses --context"});
+  fails(2, "bench rope --context 16", {"only attention or serving uses --context"});
+  fails(2, "bench attention --batch 4", {"only serving uses --batch"});
+  fails(2, "simulate --users 300 --step 256", {"--users must be at most --step", "300 and 256"});
+  fails(2, "simulate --memory 1 --layers 1024", {"a page of f16", "1048576"});
+  fails(2, "simulate --trace a.jsonl --rate 2", {"--trace excludes --rate"});
   fails(2, "bench attention --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
   fails(2, "compare --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
 }

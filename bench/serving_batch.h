@@ -1,0 +1,21 @@
+#pragma once
+// A batch of sequences in pages, filled with noise, and a decode step over it.
+
+#include "gyre/attention.h"
+#include "gyre/encoder.h"
+#include "serving_runs.h"
+
+namespace gyre::bench {
+
+struct ServingBatch {
+  ServingShape shape;
+  PagedAttentionInputs inputs;
+  uint64_t bytes = 0;  // that a step reads: K and V of every key of every sequence
+
+  void record(Encoder& encoder) const;
+};
+
+ServingBatch make_serving_batch(const Device& device, const ServingShape& shape,
+                                const FormatPair& formats);
+
+}  // namespace gyre::bench

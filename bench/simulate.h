@@ -1,0 +1,57 @@
+#pragma once
+// A server in small: requests of a trace go through a pool of pages, with continuous batching,
+// chunked prompts and the prefix index. The KV path runs for real; the rest of a model does not.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "format_pair.h"
+#include "gyre/kv_pool.h"
+#include "trace.h"
+
+namespace gyre::bench {
+
+struct SimulateOptions {
+  std::string device = "cpu";
+  uint32_t threads = 0;  // CPU
+  uint64_t heads = 32, kv_heads = 8, head_dim = 128, layers = 4;
+  std::vector<FormatPair> formats = {{KvFormat::f16, KvFormat::f16},
+                                     {KvFormat::tq8, KvFormat::tq4}};
+  uint64_t memory = uint64_t{256} << 20;  // bytes of the pool, the same for every format
+  uint64_t page_tokens = 64;
+  uint64_t users = 32;         // at most at once
+  uint64_t step_tokens = 256;  // at most in a step, prompts and answers together
+};
+
+struct SimulateSample {
+  double at = 0;  // seconds of the trace
+  uint64_t users = 0, waiting = 0;
+  uint64_t used = 0, shared = 0, cached = 0;  // pages
+};
+
+struct SimulateResult {
+  FormatPair formats;
+  uint64_t pages = 0, page_bytes = 0;
+  uint64_t requests = 0, finished = 0, refused = 0;  // refused: longer than the pool
+  uint64_t prompt_tokens = 0, hit_tokens = 0, answer_tokens = 0;
+  uint64_t steps = 0, preemptions = 0, evictions = 0;
+  uint64_t most_users = 0, most_shared = 0;
+  double mean_users = 0;    // over the time in which somebody was served
+  double busy_seconds = 0;  // in steps
+  double seconds = 0;       // until the last answer
+  double median_wait = 0;   // seconds from arrival to the first token of the answer
+  std::vector<SimulateSample> samples;
+
+  double hit_rate() const;
+  double tokens_per_second() const;  // computed, of prompts and answers, per busy second
+};
+
+void check(const SimulateOptions& options);
+
+// One result for each of the formats, over the same trace.
+std::vector<SimulateResult> simulate(
+    const SimulateOptions& options, const Trace& trace,
+    const std::function<void(const std::string& what, double done)>& progress);
+
+}  // namespace gyre::bench

@@ -1,0 +1,131 @@
+#include "simulate_report.h"
+
+#include <algorithm>
+
+#include "svg_chart.h"
+
+namespace gyre::tools {
+namespace {
+
+using bench::SimulateResult;
+using bench::SimulateSample;
+
+// As many points as a chart can show; each is the largest of its part of the time.
+template <class Value>
+std::vector<ChartPoint> over_time(const SimulateResult& result, const Value& value) {
+  constexpr size_t kPoints = 120;
+  std::vector<ChartPoint> points;
+  const double end = result.samples.empty() ? 0 : result.samples.back().at;
+  size_t i = 0;
+  for (size_t part = 0; part < kPoints && i < result.samples.size(); ++part) {
+    const double until = end * static_cast<double>(part + 1) / kPoints;
+    double most = -1;
+    for (; i < result.samples.size() && (result.samples[i].at <= until || part + 1 == kPoints); ++i)
+      most = std::max(most, static_cast<double>(value(result.samples[i])));
+    if (most >= 0) points.push_back({until, most});
+  }
+  return points;
+}
+
+template <class Value>
+std::string chart(const char* id, const std::string& title, const std::string& unit,
+                  const std::vector<SimulateResult>& results, const Value& value) {
+  Chart chart;
+  chart.id = id;
+  chart.title = title;
+  chart.x = {"seconds", false, {}};
+  chart.y = {unit, false, {}};
+  for (const SimulateResult& result : results) {
+    chart.series.push_back({result.formats.label(), over_time(result, value)});
+    double most = 0;
+    for (const ChartPoint& point : chart.series.back().points) most = std::max(most, point.y);
+    chart.description += (chart.description.empty() ? "At most " : ", ") + plain_number(most) +
+                         " with " + result.formats.label();
+  }
+  return svg_chart(chart);
+}
+
+std::string table(const std::vector<SimulateResult>& results) {
+  std::string out =
+      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"All "
+      "figures\">\n<table>\n<thead><tr>";
+  for (const Column& column : simulate_columns()) {
+    const bool left = column.align == Align::left;
+    out += std::string("<th scope=\"col\"") + (left ? " class=\"left\"" : "") + ">" +
+           escape_html(column.title) + "</th>";
+  }
+  out += "</tr></thead>\n<tbody>\n";
+  for (const SimulateResult& result : results) {
+    const std::vector<std::string> cells = simulate_cells(result);
+    out += "<tr><th scope=\"row\" class=\"left\">" + escape_html(cells[0]) + "</th>";
+    for (size_t c = 1; c < cells.size(); ++c) out += "<td>" + escape_html(cells[c]) + "</td>";
+    out += "</tr>\n";
+  }
+  return out + "</tbody>\n</table>\n</div>\n";
+}
+
+}  // namespace
+
+std::vector<Column> simulate_columns() {
+  return {{"format"},
+          {"pages", Align::right},
+          {"users, most", Align::right},
+          {"mean", Align::right},
+          {"pages shared", Align::right},
+          {"hit rate", Align::right},
+          {"tokens/s", Align::right},
+          {"wait s", Align::right},
+          {"evictions", Align::right},
+          {"preempted", Align::right},
+          {"refused", Align::right}};
+}
+
+std::vector<std::string> simulate_cells(const SimulateResult& r) {
+  return {r.formats.label(),
+          std::to_string(r.pages),
+          std::to_string(r.most_users),
+          fixed(r.mean_users, 1),
+          std::to_string(r.most_shared),
+          fixed(100 * r.hit_rate(), 0) + " %",
+          fixed(r.tokens_per_second(), 0),
+          fixed(r.median_wait, 2),
+          std::to_string(r.evictions),
+          std::to_string(r.preemptions),
+          std::to_string(r.refused)};
+}
+
+std::string simulate_meaning(const bench::SimulateOptions& o, const bench::Trace& trace) {
+  return std::to_string(trace.size()) + " requests over " + fixed(trace.back().at, 0) +
+         " s, a pool of " + human_bytes(o.memory) + " in pages of " +
+         std::to_string(o.page_tokens) + " tokens, " + std::to_string(o.layers) + " layers of " +
+         std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + "/" +
+         std::to_string(o.head_dim) + ", at most " + std::to_string(o.users) + " users and " +
+         std::to_string(o.step_tokens) +
+         " tokens in a step. Users are those that hold pages at once. The hit rate is the part of "
+         "prompt tokens that the prefix index had. Tokens per second count the KV path alone, of "
+         "prompts and answers. A wait is the median from arrival to the answer's first token.";
+}
+
+std::string simulate_html(const bench::SimulateOptions& options, const bench::Trace& trace,
+                          const std::vector<SimulateResult>& results, const std::string& machine,
+                          const ReportInfo& info) {
+  const std::string title = "Serving from one pool of " + human_bytes(options.memory);
+  const auto pages = [](const SimulateSample& s) { return s.used + s.cached; };
+  return html_page(
+      title,
+      "<div class=\"charts\">\n" +
+          figure("Users served at once", chart("users", "Users served over time", "users", results,
+                                               [](const SimulateSample& s) { return s.users; })) +
+          figure("Pages in use, shared prefixes included",
+                 chart("pages", "Pages in use over time", "pages", results, pages)) +
+          figure("Pages shared",
+                 chart("shared", "Pages that several sequences share, over time", "pages", results,
+                       [](const SimulateSample& s) { return s.shared; })) +
+          figure("Requests waiting",
+                 chart("waiting", "Requests that wait, over time", "requests", results,
+                       [](const SimulateSample& s) { return s.waiting; })) +
+          "</div>\n" + tag("h2", "All figures") + table(results) + tag("h2", "What was measured") +
+          tag("p", simulate_meaning(options, trace)) + run_facts(machine, info));
+}
+
+}  // namespace gyre::tools
