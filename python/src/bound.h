@@ -93,6 +93,8 @@ void bind_rope(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_buffer(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
+void bind_kv_pages(nb::module_& module);
+void bind_kv_pool(nb::module_& module);
 void bind_kv_snapshot(nb::module_& module);
 
 }  // namespace gyre::python

@@ -1,0 +1,131 @@
+#include "bound.h"
+
+namespace gyre::python {
+namespace {
+
+struct BoundKvPages {
+  Device device;
+  KvPages pages;
+};
+
+KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_heads,
+                     uint64_t head_dim, uint64_t v_head_dim, uint64_t page_tokens) {
+  return {.k = kv_format(k),
+          .v = kv_format(v),
+          .kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .v_head_dim = v_head_dim,
+          .page_tokens = page_tokens};
+}
+
+void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pages,
+                      const Operand& page_table, const Operand& lengths, const Operand& query_begin,
+                      const Operand& out, const OptionalOperand& prompts,
+                      const OptionalOperand& lse, const OptionalOperand& sinks,
+                      const OptionalOperand& slopes, uint64_t most_queries, uint64_t most_length,
+                      float scale, bool causal, uint64_t window, float soft_cap) {
+  const Operands operand(encoder, "paged_attention");
+  const PagedAttentionInputs inputs{.q = operand("q", q),
+                                    .pages = pages.pages,
+                                    .page_table = operand("page_table", page_table),
+                                    .lengths = operand("lengths", lengths),
+                                    .query_begin = operand("query_begin", query_begin),
+                                    .prompts = operand("prompts", prompts),
+                                    .out = operand("out", out),
+                                    .lse = operand("lse", lse),
+                                    .sinks = operand("sinks", sinks),
+                                    .slopes = operand("slopes", slopes)};
+  const PagedAttentionOptions options{most_queries, most_length, scale, causal, window, soft_cap};
+  without_gil([&] { attention(encoder, inputs, options); });
+}
+
+void bind_pages(nb::module_& module) {
+  nb::class_<BoundKvPages>(
+      module, "KvPages",
+      "Pages of one layer: K and V of some tokens each, KV head after KV head. "
+      "In Gyre's memory, or in the caller's.")
+      .def(
+          "__init__",
+          [](BoundKvPages* self, const DeviceLike& device, const std::string& k,
+             const std::string& v, uint64_t kv_heads, uint64_t head_dim, uint64_t v_head_dim,
+             uint64_t page_tokens, const std::optional<uint64_t>& pages,
+             const OptionalOperand& memory) {
+            Device home = device_of(device);
+            const KvPageShape shape = shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens);
+            if (pages.has_value() == memory.has_value())
+              refuse("KvPages: either pages or memory must be given");
+            if (pages) {
+              new (self) BoundKvPages{home, KvPages::allocate(home, shape, *pages)};
+              return;
+            }
+            const Encoder encoder(home);
+            Tensor bytes = Operands(encoder, "KvPages")("memory", *memory);
+            new (self) BoundKvPages{home, {shape, std::move(bytes)}};
+          },
+          "device"_a = "cpu", nb::kw_only(), "k"_a = "tq8", "v"_a = "tq4", "kv_heads"_a,
+          "head_dim"_a, "v_head_dim"_a = 0, "page_tokens"_a = 64, "pages"_a = nb::none(),
+          "memory"_a = nb::none(),
+          "pages: how many, in memory of their own; or memory: u8 [pages, kv_page_bytes(...)], "
+          "pages any multiple of 16 bytes apart.")
+      .def_prop_ro("memory",
+                   [](const BoundKvPages& self) {
+                     return BoundTensor{self.device, self.pages.bytes};
+                   })
+      .def_prop_ro("pages", [](const BoundKvPages& self) { return self.pages.bytes.shape(0); })
+      .def_prop_ro("page_tokens",
+                   [](const BoundKvPages& self) { return self.pages.shape.page_tokens; });
+
+  module.def(
+      "kv_page_bytes",
+      [](const std::string& k, const std::string& v, uint64_t kv_heads, uint64_t head_dim,
+         uint64_t v_head_dim, uint64_t page_tokens) {
+        return kv_page_bytes(shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens));
+      },
+      nb::kw_only(), "k"_a = "tq8", "v"_a = "tq4", "kv_heads"_a, "head_dim"_a, "v_head_dim"_a = 0,
+      "page_tokens"_a = 64, "Bytes of a page of one layer, a multiple of 16.");
+}
+
+}  // namespace
+
+void bind_kv_pages(nb::module_& module) {
+  bind_pages(module);
+  module.def(
+      "kv_write",
+      [](Encoder& encoder, const Operand& k, const Operand& v, const BoundKvPages& pages,
+         const Operand& slots) {
+        const Operands operand(encoder, "kv_write");
+        const KvWriteInputs inputs{.k = operand("k", k),
+                                   .v = operand("v", v),
+                                   .pages = pages.pages,
+                                   .slots = operand("slots", slots)};
+        without_gil([&] { kv_write(encoder, inputs); });
+      },
+      "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a,
+      "Writes tokens to slots of pages. k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. "
+      "slots: i64 or i32 [tokens], page * page_tokens + place; negative ones, and those that are "
+      "not in the pages, are skipped. Tokens whose slots share a tile of 8 must be neighbours.");
+  module.def(
+      "kv_page_copy",
+      [](Encoder& encoder, const BoundKvPages& pages, const Operand& from, const Operand& to) {
+        const Operands operand(encoder, "kv_page_copy");
+        const KvPageCopyInputs inputs{
+            .pages = pages.pages, .from = operand("from", from), .to = operand("to", to)};
+        without_gil([&] { kv_page_copy(encoder, inputs); });
+      },
+      "encoder"_a, "pages"_a, "from_"_a, "to"_a,
+      "Copies whole pages. from_, to: i32 [count], numbers of pages.");
+  module.def(
+      "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
+      "lengths"_a, "query_begin"_a, "out"_a, "prompts"_a = nb::none(), "lse"_a = nb::none(),
+      "sinks"_a = nb::none(), "slopes"_a = nb::none(), nb::kw_only(), "most_queries"_a = 1,
+      "most_length"_a = 0, "scale"_a = 1.0f, "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+      "Attention of several sequences over pages, in one call.\n\n"
+      "q, out: [tokens, heads, head_dim], the queries of all sequences. page_table: i32 "
+      "[sequences, width]. lengths: i32 [sequences], keys, those of the queries included. "
+      "query_begin: i32 [sequences + 1], rows of q. prompts: u8 [sequences], not 0: computed as "
+      "prompts are, whose bits do not depend on how they are cut into chunks. most_queries, "
+      "most_length: of one sequence, upper bounds; the rest may change in device memory from "
+      "replay to replay. A sequence that breaks the bounds gets NaN.");
+}
+
+}  // namespace gyre::python

@@ -1,0 +1,200 @@
+#include <gyre/kv_batch.h>
+#include <gyre/kv_pool.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+
+#include "bound.h"
+
+// A pool, its sequences and its batches are used by one thread at a time: calls keep the GIL.
+namespace gyre::python {
+namespace {
+
+struct BoundKvPool {
+  Device device;
+  KvPool pool;
+};
+
+struct BoundKvBatch {
+  Device device;
+  KvBatch batch;
+};
+
+void bind_info(nb::module_& module) {
+  nb::class_<KvGroupInfo>(module, "KvGroupInfo",
+                          "Pages of layers that keep the same keys, and who holds them.")
+      .def_ro("name", &KvGroupInfo::name)
+      .def_ro("layers", &KvGroupInfo::layers)
+      .def_ro("page_bytes", &KvGroupInfo::page_bytes, "of all its layers")
+      .def_ro("pages", &KvGroupInfo::pages, "used + cached + free")
+      .def_ro("used", &KvGroupInfo::used, "that a sequence holds")
+      .def_ro("shared", &KvGroupInfo::shared, "that several hold; counted in used")
+      .def_ro("cached", &KvGroupInfo::cached, "that only the prefix index holds")
+      .def_ro("free", &KvGroupInfo::free);
+  nb::class_<KvPoolInfo>(module, "KvPoolInfo", "What a pool holds.")
+      .def_ro("groups", &KvPoolInfo::groups)
+      .def_ro("nbytes", &KvPoolInfo::bytes, "of all pages")
+      .def_ro("used_nbytes", &KvPoolInfo::used_bytes, "of pages that sequences hold")
+      .def_ro("sequences", &KvPoolInfo::sequences)
+      .def_ro("prefixes", &KvPoolInfo::prefixes, "pages of tokens that the prefix index knows")
+      .def_ro("evictions", &KvPoolInfo::evictions, "pages taken from the prefix index so far");
+}
+
+void bind_sequence(nb::module_& module) {
+  nb::class_<KvSequence>(module, "KvSequence",
+                         "Keys and values of one sequence: pages of its pool, given back when it "
+                         "goes. Made by KvPool.sequence(), KvPool.match() and fork().")
+      .def_prop_ro("length", &KvSequence::length, "tokens, those of a step that was begun included")
+      .def("__len__", &KvSequence::length)
+      .def(
+          "fork", [](const KvSequence& self) { return std::make_unique<KvSequence>(self.fork()); },
+          "Shares all pages; the first write to a shared page copies it.")
+      .def("truncate", &KvSequence::truncate, "tokens"_a, "Drops the newest tokens.")
+      .def("clear", &KvSequence::clear, "Drops all tokens.");
+}
+
+void bind_pool(nb::module_& module) {
+  nb::class_<BoundKvPool>(module, "KvPool",
+                          "Device memory for the pages of all layers, the sequences that hold "
+                          "them, and an index of prefixes.")
+      .def(
+          "__init__",
+          [](BoundKvPool* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
+             uint64_t pages, const std::vector<KvLayer>& layers, uint64_t v_head_dim,
+             uint64_t page_tokens, uint64_t sequences, uint64_t step_tokens) {
+            Device home = device_of(device);
+            KvPool pool(home, {.kv_heads = kv_heads,
+                               .head_dim = head_dim,
+                               .v_head_dim = v_head_dim,
+                               .layers = layers,
+                               .pages = pages,
+                               .page_tokens = page_tokens,
+                               .sequences = sequences,
+                               .step_tokens = step_tokens});
+            new (self) BoundKvPool{std::move(home), std::move(pool)};
+          },
+          "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "pages"_a,
+          "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "page_tokens"_a = 64,
+          "sequences"_a = 64, "step_tokens"_a = 512,
+          "pages: of the layers that see all keys. Layers with a window, tails and sinks get as "
+          "many as `sequences` sequences need that take step_tokens tokens in one step.")
+      .def_prop_ro("device", [](const BoundKvPool& self) { return self.device; })
+      .def("describe", [](const BoundKvPool& self) { return self.pool.describe(); })
+      .def(
+          "sequence",
+          [](const BoundKvPool& self) {
+            return std::make_unique<KvSequence>(self.pool.sequence());
+          },
+          "An empty sequence.")
+      .def(
+          "publish",
+          [](const BoundKvPool& self, const KvSequence& sequence,
+             const std::vector<int32_t>& tokens) { self.pool.publish(sequence, tokens); },
+          "sequence"_a, "tokens"_a,
+          "Makes the full pages of a sequence known under its tokens: the index shares them.")
+      .def(
+          "match",
+          [](const BoundKvPool& self, const std::vector<int32_t>& tokens) {
+            return std::make_unique<KvSequence>(self.pool.match(tokens));
+          },
+          "tokens"_a, "A sequence that begins with the longest known prefix, in whole pages.")
+      .def(
+          "forget", [](const BoundKvPool& self) { self.pool.forget(); },
+          "Empties the prefix index.");
+}
+
+using Step =
+    std::variant<std::pair<KvSequence*, uint64_t>, std::tuple<KvSequence*, uint64_t, bool>>;
+
+KvStep step_of(const Step& given) {
+  if (const auto* two = std::get_if<0>(&given)) return {*two->first, two->second, false};
+  const auto& [sequence, tokens, prompt] = std::get<1>(given);
+  return {*sequence, tokens, prompt};
+}
+
+void attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& q,
+            const Operand& out, const std::optional<float>& scale, bool causal, uint64_t window,
+            float soft_cap, const OptionalOperand& sinks, const OptionalOperand& slopes,
+            const OptionalOperand& lse) {
+  const Operands operand(encoder, "batch.attend");
+  self.batch.attend(encoder, layer,
+                    {.q = operand("q", q),
+                     .out = operand("out", out),
+                     .lse = operand("lse", lse),
+                     .sinks = operand("sinks", sinks),
+                     .slopes = operand("slopes", slopes)},
+                    {.scale = scale, .causal = causal, .window = window, .soft_cap = soft_cap});
+}
+
+void bind_batch(nb::module_& module) {
+  nb::class_<BoundKvBatch>(
+      module, "KvBatch",
+      "What one forward pass works on: tokens of several sequences, in rows one after the other. "
+      "A step is begin(), then append() and attend() for each layer. Tables and lengths are in "
+      "device memory, so append() and attend() recorded once serve every step within the bounds.")
+      .def(
+          "__init__",
+          [](BoundKvBatch* self, const BoundKvPool& pool, uint64_t max_sequences,
+             uint64_t max_tokens, uint64_t max_queries, uint64_t max_length) {
+            new (self) BoundKvBatch{pool.device, KvBatch(pool.pool, {.max_sequences = max_sequences,
+                                                                     .max_tokens = max_tokens,
+                                                                     .max_queries = max_queries,
+                                                                     .max_length = max_length})};
+          },
+          "pool"_a, nb::kw_only(), "max_sequences"_a = 64, "max_tokens"_a = 512,
+          "max_queries"_a = 0, "max_length"_a = 0)
+      .def(
+          "begin",
+          [](BoundKvBatch& self, Encoder& encoder, const std::vector<Step>& steps) {
+            std::vector<KvStep> list;
+            list.reserve(steps.size());
+            for (const Step& step : steps) list.push_back(step_of(step));
+            self.batch.begin(encoder, list);
+          },
+          "encoder"_a, "steps"_a,
+          "steps: (sequence, tokens) or (sequence, tokens, prompt) each. Takes the pages they "
+          "need, "
+          "all or none. Submit it before anything of the step; not for graphs.")
+      .def_prop_ro(
+          "tokens", [](const BoundKvBatch& self) { return self.batch.tokens(); },
+          "rows of the step")
+      .def(
+          "positions",
+          [](const BoundKvBatch& self, uint64_t rows) {
+            return BoundTensor{self.device, self.batch.positions(rows)};
+          },
+          "rows"_a = 0, "Positions of the step's tokens: i32 [rows], for rope().")
+      .def(
+          "append",
+          [](BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& k,
+             const Operand& v) {
+            const Operands operand(encoder, "batch.append");
+            self.batch.append(encoder, layer, operand("k", k), operand("v", v));
+          },
+          "encoder"_a, "layer"_a, "k"_a, "v"_a)
+      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
+           "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
+           "slopes"_a = nb::none(), "lse"_a = nb::none(),
+           "scale: None is 1 / sqrt(head_dim). The rest as in paged_attention().")
+      .def(
+          "record", [](BoundKvBatch& self) { self.batch.record(); },
+          "append() and attend() record a step, for a graph, without one being begun.")
+      .def(
+          "end", [](BoundKvBatch& self) { self.batch.end(); },
+          "Ends a recording, or a step that a graph replayed.")
+      .def(
+          "cancel", [](BoundKvBatch& self) { self.batch.cancel(); },
+          "The step that was begun did not happen.");
+}
+
+}  // namespace
+
+void bind_kv_pool(nb::module_& module) {
+  bind_info(module);
+  bind_sequence(module);
+  bind_pool(module);
+  bind_batch(module);
+}
+
+}  // namespace gyre::python
