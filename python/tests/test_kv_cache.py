@@ -129,7 +129,7 @@ def test_refusals_change_nothing(encoder, rng):
     for call, words in [
         (lambda: cache.extend(encoder, 65), "kv_cache.extend"),
         (lambda: cache.extend(encoder, 17), "16"),
-        (lambda: cache.append(encoder, 0, k, v), "kv_cache.append"),
+        (lambda: cache.append(encoder, 0, k[:0], v[:0]), "kv_cache.append"),
         (lambda: cache.truncate(encoder, 1), "kv_cache.truncate"),
         (lambda: cache.attend(encoder, 3, q, q), "layer"),
         (lambda: make([gyre.KvLayer("tq9")]), "tq9"),
@@ -139,6 +139,39 @@ def test_refusals_change_nothing(encoder, rng):
         with pytest.raises(ValueError, match=words):
             call()
     assert cache.length == 0 and encoder.size == 0
+
+
+def test_a_step_is_checked(encoder, rng, tmp_path):
+    cache = make([gyre.KvLayer()] * 3)
+    q, k, v = inputs(rng, 4)
+    cache.append(encoder, 0, k, v)
+    with pytest.raises(ValueError, match="encoder.submit: kv_cache.append of layer 0 has no step"):
+        encoder.submit()
+    encoder.clear()
+    cache.extend(encoder, 4)
+    cache.append(encoder, 1, k, v)
+    with pytest.raises(ValueError, match="4 tokens, got 5 queries"):
+        cache.attend(encoder, 1, normal(rng, 5, HEADS, DIM), normal(rng, 5, HEADS, DIM))
+    with pytest.raises(ValueError, match="kv_cache.save.*not submitted"):
+        cache.save(tmp_path / "cache")
+    encoder.submit().wait()
+    with pytest.raises(ValueError, match="kv_cache.extend.*lacks append.* of layers 0, 2"):
+        cache.extend(encoder, 1)
+    cache.assume_appended()
+    cache.extend(encoder, 1)
+
+
+def test_the_scale_has_a_default(encoder, rng):
+    q, k, v = inputs(rng, 6)
+    outs = []
+    for options in ({}, {"scale": 0.125}, {"scale": 1.0}):
+        cache, out = make(), np.zeros_like(q)
+        cache.extend(encoder, 6)
+        cache.append(encoder, 0, k, v)
+        cache.attend(encoder, 0, q, out, **options)
+        encoder.submit().wait()
+        outs.append(out)
+    assert (outs[0] == outs[1]).all() and (outs[0] != outs[2]).any()
 
 
 def test_save_and_load(encoder, rng, tmp_path):
