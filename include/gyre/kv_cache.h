@@ -38,7 +38,7 @@ struct KvCacheOptions {
   uint64_t kv_heads = 0;
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;  // 0: head_dim
-  uint64_t capacity = 0;    // tokens in all; layers with a window keep fewer
+  uint64_t capacity = 0;    // most tokens; layers with a window keep fewer
   std::vector<KvLayer> layers = {KvLayer{}};
   uint64_t step_tokens = 512;  // most tokens of one extend(): rings have room for so many more
 };

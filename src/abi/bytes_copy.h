@@ -1,5 +1,5 @@
 #pragma once
-// bytes_copy: bytes as they are.
+// bytes_copy: rows of bytes, as they are.
 #include "abi/types.h"
 
 namespace gyre::abi {
@@ -9,7 +9,9 @@ struct BytesCopySpec {
 };
 
 struct BytesCopyParams {
-  uint64_t bytes;
+  uint64_t bytes;  // of a row
+  uint64_t rows;
+  uint64_t from_stride, to_stride;  // bytes from a row to the next
 };
 
 }  // namespace gyre::abi

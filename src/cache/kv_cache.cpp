@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cache/kv_cache_state.h"
+#include "cache/snapshot.h"
 #include "runtime/device_impl.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
@@ -248,19 +249,6 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
 
 void KvCache::clear(Encoder& encoder) { state().write(encoder, {}, 0); }
 
-void KvCache::State::copy_layers(Encoder& encoder, const std::vector<Layer>& from,
-                                 const std::vector<Layer>& to) {
-  for (size_t i = 0; i < from.size(); ++i) {
-    const CacheSegments &a = from[i].segments, &b = to[i].segments;
-    for (uint32_t j = 0; j < a.count; ++j) {
-      copy_bytes(encoder, a.of[j].k.codes, b.of[j].k.codes);
-      copy_bytes(encoder, a.of[j].k.scales, b.of[j].k.scales);
-      copy_bytes(encoder, a.of[j].v.codes, b.of[j].v.codes);
-      copy_bytes(encoder, a.of[j].v.scales, b.of[j].v.scales);
-    }
-  }
-}
-
 KvCache KvCache::fork(Encoder& encoder) const {
   const State& from = state();
   from.protocol->require_submitted("kv_cache.fork", list_of(encoder));
@@ -270,7 +258,9 @@ KvCache KvCache::fork(Encoder& encoder) const {
   copy_bytes(encoder, from.state, made->state, &note);
   made->protocol->moved(note.note, list_of(encoder));
   copy_bytes(encoder, from.positions, made->positions);
-  State::copy_layers(encoder, from.layers, made->layers);
+  KvSnapshotInfo held = from.snapshot();
+  plan_snapshot(held, std::numeric_limits<int64_t>::max());
+  from.copy_layers(encoder, held, *made);
   return KvCache(std::move(made));
 }
 

@@ -41,9 +41,8 @@ class KvCache::State {
   const Layer& at(const char* op, uint64_t layer) const;
   uint64_t ring_slots(const KvLayer& layer) const;
   void write(Encoder& encoder, const Sequence& next, uint64_t start);
-  // Of a cache made with the same options.
-  static void copy_layers(Encoder& encoder, const std::vector<Layer>& from,
-                          const std::vector<Layer>& to);
+  // What `held` says is in use, into a cache made with the same options.
+  void copy_layers(Encoder& encoder, const KvSnapshotInfo& held, const State& to) const;
   KvSnapshotInfo snapshot() const;  // geometry and sequence; no sections yet
 
   Device device;

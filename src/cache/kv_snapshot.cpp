@@ -23,16 +23,25 @@ const Tensor& tensor_of(const CacheSegments& segments, const KvSnapshotSection& 
   return section.part == KvPart::codes ? buffer.codes : buffer.scales;
 }
 
+uint64_t row_bytes(const Tensor& tensor) {
+  return std::max<uint64_t>(1, tensor.bytes() / tensor.shape(0) / tensor.shape(1));
+}
+
+// Slots of a tensor, or tiles of them, that a section stores.
+uint64_t stored_rows(const Tensor& tensor, const KvSnapshotSection& section) {
+  const uint64_t heads = tensor.shape(0), slots = tensor.shape(1);
+  if (section.bytes == 0 || heads == 0 || slots == 0) return 0;
+  return section.bytes / heads / row_bytes(tensor);
+}
+
 // Calls visit(view, bytes) for the stored part of a tensor, in the order of the file: head by head,
 // each in pieces of bounded size.
 template <class Visit>
 void for_pieces(const Tensor& tensor, const KvSnapshotSection& section, const Visit& visit) {
-  const uint64_t heads = tensor.shape(0), slots = tensor.shape(1);  // tiles in some tensors
-  if (section.bytes == 0 || heads == 0 || slots == 0) return;
-  const uint64_t row = std::max<uint64_t>(1, tensor.bytes() / heads / slots);
-  const uint64_t rows = section.bytes / heads / row;
-  const uint64_t most = std::max<uint64_t>(1, kSnapshotPieceBytes / row);
-  for (uint64_t head = 0; head < heads; ++head) {
+  const uint64_t rows = stored_rows(tensor, section);
+  if (rows == 0) return;
+  const uint64_t row = row_bytes(tensor), most = std::max<uint64_t>(1, kSnapshotPieceBytes / row);
+  for (uint64_t head = 0; head < tensor.shape(0); ++head) {
     for (uint64_t first = 0; first < rows; first += most) {
       const uint64_t count = std::min(most, rows - first);
       visit(tensor.slice(0, head, 1).slice(1, first, count), count * row);
@@ -98,6 +107,16 @@ uint64_t load_section(const SnapshotSource& source, const KvSnapshotSection& sec
 
 }  // namespace
 
+void KvCache::State::copy_layers(Encoder& encoder, const KvSnapshotInfo& held,
+                                 const State& to) const {
+  for (const KvSnapshotSection& section : held.sections) {
+    const Tensor& a = tensor_of(layers[section.layer].segments, section);
+    const Tensor& b = tensor_of(to.layers[section.layer].segments, section);
+    const uint64_t rows = stored_rows(a, section);
+    if (rows != 0) copy_bytes(encoder, a.slice(1, 0, rows), b.slice(1, 0, rows));
+  }
+}
+
 KvSnapshotInfo KvCache::State::snapshot() const {
   KvSnapshotInfo info;
   info.options = options;
@@ -142,7 +161,7 @@ void KvCache::load(const std::string& path) {
   }
   // Into the memory that was there: graphs recorded before go on with what was loaded.
   Encoder encoder(s.device);
-  State::copy_layers(encoder, made->layers, s.layers);
+  made->copy_layers(encoder, info, s);
   // No step until the next extend().
   abi::KvExtendParams params{};
   params.state = {info.length, info.length, info.tail_begin};

@@ -24,11 +24,12 @@ Launch launch_kv_extend(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_bytes_copy(uint64_t /*spec*/) { return "gyre::cuda::bytes_copy"; }
 
 Launch launch_bytes_copy(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
-  // As many blocks as run at once; each goes on through the bytes.
+  // As many blocks as run at once; each goes on through the bytes of its row.
   const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
   constexpr uint32_t kBlocksAtOnce = 8, kBytesPerThread = 16;
-  return {
-      {blocks(p.bytes / kBytesPerThread, limits.multiprocessors * kBlocksAtOnce), 1, 1}, kBlock, 0};
+  const auto rows = static_cast<uint32_t>(p.rows);  // heads of a tensor: fewer than 2^16
+  const uint32_t most = limits.multiprocessors * kBlocksAtOnce;
+  return {{blocks(p.bytes / kBytesPerThread, std::max(most / rows, 1u)), rows, 1}, kBlock, 0};
 }
 
 std::string name_words_write(uint64_t /*spec*/) { return "gyre::cuda::words_write"; }

@@ -71,7 +71,8 @@ std::string kv_append_shape(const void* params) {
 }
 
 std::string bytes_copy_shape(const void* params) {
-  return join("bytes=", static_cast<const abi::BytesCopyParams*>(params)->bytes);
+  const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
+  return p.rows == 1 ? join("bytes=", p.bytes) : join("rows=", p.rows, " bytes=", p.bytes);
 }
 
 std::span<const uint64_t> plain_specs() {
@@ -132,8 +133,12 @@ void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) 
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to, const NewNote* note) {
   if (!from.defined() || from.bytes() == 0) return;
   Recording recording(encoder, "kv_cache.fork");
-  recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, abi::BytesCopyParams{from.bytes()},
-                     {&from, &to});
+  abi::BytesCopyParams params{from.bytes(), 1, 0, 0};
+  if (!from.is_contiguous() || !to.is_contiguous()) {
+    const uint64_t size = size_bytes(from.dtype()), rows = from.shape(0);
+    params = {from.bytes() / rows, rows, from.stride(0) * size, to.stride(0) * size};
+  }
+  recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, params, {&from, &to});
   if (note != nullptr) recording.note(*note);
   recording.commit();
 }

@@ -50,6 +50,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const Attenti
                   const CacheSegments& segments, AttendScratch& scratch,
                   const NewNote* note = nullptr);
 std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
+// Tensors of one shape. Rows, along the first dimension, are contiguous in both.
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to,
                 const NewNote* note = nullptr);
 

@@ -247,6 +247,26 @@ OpRun make_words(uint64_t words, uint64_t apart) {
   return made;
 }
 
+// The first bytes of each row, between rows of different lengths.
+OpRun make_copy_rows(uint64_t rows, uint64_t bytes) {
+  OpRun run;
+  const uint64_t from_stride = bytes + 5, to_stride = bytes + 32;
+  Block from, to;
+  from.dtype = to.dtype = DType::u8;
+  from.before = from.after = pattern_bytes(rows * from_stride, 3);
+  to.before = to.after = pattern_bytes(rows * to_stride, 4);
+  for (uint64_t row = 0; row < rows; ++row) {
+    const auto* const first = from.before.data() + row * from_stride;
+    std::copy(first, first + bytes, to.after.data() + row * to_stride);
+  }
+  run.blocks = {from, to};
+  run.record = [=](Encoder& encoder, std::span<const Tensor> t) {
+    copy_bytes(encoder, t[0].reshape({rows, from_stride}).slice(1, 0, bytes),
+               t[1].reshape({rows, to_stride}).slice(1, 0, bytes));
+  };
+  return run;
+}
+
 uint64_t dim_of(KvFormat format, size_t i) {
   constexpr uint64_t kDims[] = {64, 80, 128, 24};
   return class_of(format) == FormatClass::compat ? 256 : kDims[i % 4];
@@ -291,6 +311,9 @@ std::vector<OpCase> kv_cache_cases() {
   for (const uint64_t bytes : {0u, 1u, 15u, 16u, 4097u, 70001u})
     cases.push_back(plain_case("bytes_copy", std::to_string(bytes) + " bytes",
                                [bytes] { return make_copy(bytes); }));
+  for (const uint64_t bytes : {1u, 27u, 4096u, 1200000u})
+    cases.push_back(plain_case("bytes_copy", "3 rows of " + std::to_string(bytes) + " bytes",
+                               [bytes] { return make_copy_rows(3, bytes); }));
   for (const auto& [words, apart] : {std::pair{1u, 0u}, {5u, 1u}, {976u, 3u}, {1100u, 0u}})
     cases.push_back(plain_case(
         "words_write", std::to_string(words) + " words, " + std::to_string(apart) + " apart",

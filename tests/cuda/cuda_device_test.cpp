@@ -28,7 +28,8 @@ bool has_gpu() {
 
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to, uint64_t bytes) {
   Recording recording(encoder, "copy");
-  recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, abi::BytesCopyParams{bytes}, {&from, &to});
+  recording.dispatch(kBytesCopy, abi::BytesCopySpec{}, abi::BytesCopyParams{bytes, 1, 0, 0},
+                     {&from, &to});
   recording.commit();
 }
 

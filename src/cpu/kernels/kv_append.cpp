@@ -150,9 +150,14 @@ void extend(const void* params, const uint64_t* args, uint32_t /*task*/,
 
 void copy_share(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
-  const Share share = share_of(p.bytes, task, tasks);
-  std::memcpy(pointer<std::byte>(args[1]) + share.begin,
-              pointer<const std::byte>(args[0]) + share.begin, share.end - share.begin);
+  const Share share = share_of(p.rows * p.bytes, task, tasks);
+  for (uint64_t at = share.begin; at < share.end;) {
+    const uint64_t row = at / p.bytes, first = at % p.bytes;
+    const uint64_t count = std::min(p.bytes - first, share.end - at);
+    std::memcpy(pointer<std::byte>(args[1]) + row * p.to_stride + first,
+                pointer<const std::byte>(args[0]) + row * p.from_stride + first, count);
+    at += count;
+  }
 }
 
 }  // namespace
@@ -174,8 +179,9 @@ uint32_t kv_append_tasks(const void* params, uint64_t /*spec*/) {
 TaskFn select_bytes_copy(uint64_t /*spec*/) { return copy_share; }
 uint32_t bytes_copy_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kBytesPerTask = 1 << 20, kMostTasks = 1 << 20;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(
-      static_cast<const abi::BytesCopyParams*>(params)->bytes / kBytesPerTask, 1, kMostTasks));
+  const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(p.rows * p.bytes / kBytesPerTask, 1, kMostTasks));
 }
 
 }  // namespace gyre::cpu

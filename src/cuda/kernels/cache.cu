@@ -14,17 +14,19 @@ __global__ void kv_extend(const gyre::abi::KvExtendParams p, const Args args) {
   if (i < p.positions) pointer<int32_t>(args.at[1])[i] = static_cast<int32_t>(p.state.start + i);
 }
 
-// Bytes up to the first multiple of 16 and behind the last one singly, in between 16 at a time if
-// both sides agree.
+// A row per blockIdx.y. Bytes up to the first multiple of 16 and behind the last one singly, in
+// between 16 at a time if both sides agree.
 __global__ void bytes_copy(const gyre::abi::BytesCopyParams p, const Args args) {
   pdl_wait();
   pdl_launch_dependents();
   const uint64_t first = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-  const auto* const from = pointer<const uint8_t>(args.at[0]);
-  auto* const to = pointer<uint8_t>(args.at[1]);
-  const bool agree = (args.at[0] - args.at[1]) % sizeof(uint4) == 0;
-  const uint64_t until_aligned = -args.at[0] % sizeof(uint4);
+  const uint64_t from_row = args.at[0] + blockIdx.y * p.from_stride;
+  const uint64_t to_row = args.at[1] + blockIdx.y * p.to_stride;
+  const auto* const from = pointer<const uint8_t>(from_row);
+  auto* const to = pointer<uint8_t>(to_row);
+  const bool agree = (from_row - to_row) % sizeof(uint4) == 0;
+  const uint64_t until_aligned = -from_row % sizeof(uint4);
   const uint64_t head = agree && until_aligned < p.bytes ? until_aligned : p.bytes;
   const uint64_t vectors = (p.bytes - head) / sizeof(uint4);
   for (uint64_t i = first; i < head; i += step) to[i] = from[i];
