@@ -301,7 +301,8 @@ __global__ void __launch_bounds__(kBlockThreads, kNorm ? 2 : 4)
   RopeRun<In, kRun> run;
   const bool aligned = is_rope_aligned<kAdjacent, kRun>(p, args);
   const bool early = aligned && rope.lane * kRun < rope_pairs(p);
-  const RopePlace place = rope.template place_of<kRun>(rope.lane);
+  // Not aligned, a block may have no whole run: nothing to divide by.
+  const RopePlace place = early ? rope.template place_of<kRun>(rope.lane) : RopePlace{};
   if (early) rope.template load_rows<kRun>(place, run);
   const uint64_t first = uint64_t{blockIdx.x} * share.tokens, left = p.tokens - first;
   make_angles(p, args, first, left < share.tokens ? static_cast<uint32_t>(left) : share.tokens,

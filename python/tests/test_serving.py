@@ -1,0 +1,117 @@
+"""Pages, and the pool, sequences and batches over them."""
+
+import numpy as np
+import pytest
+from test_ops import normal, softmax_attention
+
+import gyre
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
+
+
+def make_pool(pages=32, layers=None, **options):
+    layers = [gyre.KvLayer("f32", "f32")] if layers is None else layers
+    return gyre.KvPool("cpu", kv_heads=KV_HEADS, head_dim=DIM, pages=pages, layers=layers, page_tokens=PAGE, **options)
+
+
+def step(batch, encoder, steps, q, k, v, layers=1):
+    out = np.zeros_like(q)
+    batch.begin(encoder, steps)
+    for layer in range(layers):
+        batch.append(encoder, layer, k, v)
+        batch.attend(encoder, layer, q, out)
+    encoder.submit().wait()
+    return out
+
+
+def inputs(rng, tokens):
+    return normal(rng, tokens, HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM)
+
+
+def test_a_ragged_batch_is_each_sequence_alone(encoder, rng):
+    pool = make_pool()
+    batch = gyre.KvBatch(pool, max_sequences=4, max_tokens=64)
+    lengths = [20, 1, 33]
+    sequences = [pool.sequence() for _ in lengths]
+    parts = [inputs(rng, length) for length in lengths]
+    joined = [np.concatenate([part[i] for part in parts]) for i in range(3)]
+    out = step(batch, encoder, [(s, n, True) for s, n in zip(sequences, lengths)], *joined)
+    assert batch.tokens == 54 and [len(s) for s in sequences] == lengths
+    begin = 0
+    for (q, k, v), length in zip(parts, lengths):
+        expected, _ = softmax_attention(q, k, v, DIM**-0.5)
+        assert np.abs(out[begin : begin + length] - expected).max() < 1e-5
+        begin += length
+
+
+def test_forks_share_pages_and_prefixes_are_found(encoder, rng):
+    pool = make_pool()
+    batch = gyre.KvBatch(pool, max_sequences=4, max_tokens=64)
+    prompt = pool.sequence()
+    step(batch, encoder, [(prompt, 40, True)], *inputs(rng, 40))
+    forks = [prompt.fork() for _ in range(3)]
+    group = pool.describe().groups[0]
+    assert (group.used, group.shared, group.free) == (3, 3, 29)
+    tokens = list(range(40))
+    pool.publish(prompt, tokens)
+    assert pool.match(tokens + [7]).length == 32 and pool.match([1, *tokens]).length == 0
+    del forks
+    prompt.truncate(8)
+    assert prompt.length == 32 and pool.describe().groups[0].shared == 0
+    prompt.clear()
+    pool.forget()
+    assert pool.describe().groups[0].free == 32
+
+
+def test_a_recorded_step_serves_other_batches(encoder, rng):
+    pool = make_pool()
+    batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=2)
+    q, k, v = inputs(rng, 2)
+    out = np.zeros((2, HEADS, DIM), np.float32)
+    batch.record()
+    batch.append(encoder, 0, k, v)
+    batch.attend(encoder, 0, q, out)
+    graph = encoder.instantiate()
+    batch.end()
+    a, b = pool.sequence(), pool.sequence()
+    for steps in ([(a, 1)], [(a, 1), (b, 1)], [(b, 1)]):
+        batch.begin(encoder, steps)
+        encoder.submit()
+        graph.replay().wait()
+        batch.end()
+    assert (a.length, b.length) == (2, 2) and np.isfinite(out).all() and np.abs(out).max() > 0
+
+
+def test_a_full_pool_refuses(encoder, rng):
+    pool = make_pool(pages=2)
+    batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
+    sequence = pool.sequence()
+    with pytest.raises(gyre.Error, match="1 "):
+        batch.begin(encoder, [(sequence, 33)])
+    assert sequence.length == 0 and pool.describe().groups[0].free == 2
+    other = make_pool()
+    with pytest.raises(gyre.Error, match="pool"):
+        batch.begin(encoder, [(other.sequence(), 1)])
+
+
+def test_pages_in_memory_of_the_caller(encoder, rng):
+    each = gyre.kv_page_bytes(k="tq8", v="tq4", kv_heads=KV_HEADS, head_dim=DIM, page_tokens=PAGE)
+    memory = np.zeros((6, each + 32), np.uint8)[:, :each]
+    pages = gyre.KvPages("cpu", kv_heads=KV_HEADS, head_dim=DIM, page_tokens=PAGE, memory=memory)
+    q, k, v = inputs(rng, 20)
+    table = np.array([[4, 1]], np.int32)
+    slots = np.array([table[0, i // PAGE] * PAGE + i % PAGE for i in range(20)], np.int64)
+    gyre.kv_write(encoder, k, v, pages, slots)
+    out = np.zeros_like(q)
+    gyre.paged_attention(
+        encoder, q, pages, table, np.array([20], np.int32), np.array([0, 20], np.int32), out,
+        most_queries=20, scale=DIM**-0.5,
+    )
+    encoder.submit().wait()
+    expected, _ = softmax_attention(q, k, v, DIM**-0.5)
+    assert np.square(out - expected).sum() < 0.03 * np.square(expected).sum()
+    assert memory[4].any() and memory[1].any() and not memory[[0, 2, 3, 5]].any()
+    before = memory.copy()
+    gyre.kv_page_copy(encoder, pages, np.array([4], np.int32), np.array([0], np.int32))
+    encoder.submit().wait()
+    assert (memory[0] == before[4]).all() and (memory[1:] == before[1:]).all()
