@@ -63,7 +63,7 @@ struct PrefillProblem {
     uint64_t offset, tile;
   };
   bool paged() const { return params.table.page_tokens != 0; }
-  TileAt page_tile(uint64_t index) const;
+  TileAt page_tile(uint64_t tile) const;
   // Bytes from a head's first row to that of a position, of one cache.
   uint64_t row_offset(uint64_t position, uint64_t tile_stride) const {
     const TileAt at = paged() ? page_tile(position / abi::kKvTile)
@@ -103,9 +103,9 @@ inline PrefillProblem& PrefillProblem::of_block() {
 }
 
 // Entries are device data: one that is no page is not used, and shows in the rows.
-inline PrefillProblem::TileAt PrefillProblem::page_tile(uint64_t index) const {
+inline PrefillProblem::TileAt PrefillProblem::page_tile(uint64_t tile) const {
   const abi::KvTable& table = params.table;
-  const uint64_t page_tiles = table.page_tokens / abi::kKvTile, at = base_tile + index;
+  const uint64_t page_tiles = table.page_tokens / abi::kKvTile, at = base_tile + tile;
   const uint64_t nth = divide(at, page_tiles);
   const uint64_t entry =
       table.ring_entries == 0 ? nth : nth - divide(nth, table.ring_entries) * table.ring_entries;
