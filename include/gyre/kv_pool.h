@@ -53,6 +53,7 @@ class KvBatch;
 // Keys and values of one sequence: a list of pages of its pool. A handle that can be moved;
 // dropping it gives its pages back. The pool's memory lives as long as a sequence of it.
 // None of these calls touches the device: what is recorded already goes on with the old pages.
+// Tokens of a step whose list was dropped must be truncated before the sequence is used again.
 class KvSequence {
  public:
   KvSequence(KvSequence&&) noexcept;
@@ -101,7 +102,8 @@ class KvPool {
 
   // A page of a sequence as bytes: of all layers that still have it, with a checksum. To offload
   // it, or to send it to another pool of the same geometry, where import_page() continues a
-  // sequence with it; pages come in order. Everything recorded must have been submitted.
+  // sequence with it; pages come in order. What is exported must have been submitted, and before an
+  // import everything that is recorded for the pool.
   std::vector<std::byte> export_page(const KvSequence& sequence, uint64_t page) const;
   void import_page(KvSequence& sequence, std::span<const std::byte> bytes) const;
 
@@ -114,7 +116,7 @@ class KvPool {
   uint64_t load_prefixes(const std::string& path) const;
 
   class State;  // for the library
-  State& state() const { return *state_; }
+  State& state() const;
 
  private:
   friend class KvBatch;

@@ -1,6 +1,6 @@
 #pragma once
 // Notes that an op leaves beside its commands. Their observer is asked before the list runs and
-// told what became of it: KvCache follows its steps that way. Backends never see them.
+// told what became of it: KvCache and KvPool follow their steps that way. Backends never see them.
 
 #include <cstdint>
 #include <memory>

@@ -83,6 +83,9 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
     check_outputs(kOp, outputs, {in.q.shape(0), in.q.shape(1), pool->options.v_head_dim});
     dispatch_merge(recording, merged);
   }
+  const CommandNote note = pool->order->attend_note(number, current);
+  recording.note({pool->order, note});
+  pool->order->recorded(note, &encoder.recorder());
   recording.commit();
   scratch = reserved;
 }

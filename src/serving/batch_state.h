@@ -23,6 +23,9 @@ class KvBatch::State {
   void begin(Encoder& encoder, std::span<const KvStep> steps);
   void finish();  // the step is complete: its sequences are free for other calls
   void cancel();
+  void follow_order();  // tells the pool's order whether a recorded step may run now
+  // Leaves a note beside what was just recorded, and tells the pool's order.
+  void note(const Encoder& encoder, const char* op, const CommandNote& made) const;
   // Rows that a tensor of the step may have.
   void check_rows(const char* op, const char* what, const Tensor& rows) const;
   const KvPool::State::Layer& layer(uint64_t index) const { return pool->layers[index]; }
@@ -35,11 +38,16 @@ class KvBatch::State {
   BatchTables tables;
   std::vector<StepPages::Member> members, next;  // of an open step; of one that is checked
   uint64_t tokens = 0;
+  uint32_t number;       // in the pool's order of steps
+  uint64_t current = 0;  // the step that was begun last; 0 in a recording
+  uint64_t base = 0;     // the step whose tables the next one changes; 0: it sends them whole
   AttendScratch scratch;
 
  private:
   void check_steps(std::span<const KvStep> steps);
   void record_copies(Encoder& encoder) const;
+  void note_begin(Encoder& encoder);
+  void forget_tables();
   PagedCall call_of(const AttendInputs& in, const AttendOptions& with, const KvLayer& layer) const;
   PagedCall over(PagedCall call, const KvPool::State::Store& store, abi::KvSegment segment) const;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/device_impl.h"
+#include "runtime/recorder.h"
 #include "runtime/require.h"
 #include "serving/batch_state.h"
 
@@ -36,7 +37,8 @@ KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions
       options(checked(*pool, wanted)),
       step(pool->layers.size()),
       pages(pool, options.max_sequences, options.max_length),
-      tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}) {
+      tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}),
+      number(pool->order->add_batch()) {
   members.reserve(options.max_sequences);
   next.reserve(options.max_sequences);
 }
@@ -57,6 +59,7 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
             kBegin, ": a sequence of ", sequence.length, " tokens and ", wanted.tokens,
             " more exceeds max_length ", options.max_length);
     sequence.require_no_step(kBegin);
+    sequence.require_written(kBegin);
     require(sequence.listed != mark, kBegin, ": a sequence is there twice");
     sequence.listed = mark;
     sequence.check_shorter(kBegin, sequence.length);
@@ -78,7 +81,8 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
     const uint64_t start = s.sequence.state_->length, page = start / page_tokens;
     const uint64_t place = start - page * page_tokens;
     next.push_back({s.sequence.state_, start, s.tokens, s.prompt, page, place,
-                    page + (place + s.tokens + page_tokens - 1) / page_tokens});
+                    page + (place + s.tokens + page_tokens - 1) / page_tokens,
+                    s.sequence.state_->written});
   }
   try {
     pages.check(kBegin, next);
@@ -89,10 +93,13 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
   members.swap(next);
   for (const StepPages::Member& member : members) member.sequence->step = &step;
   step.begin();
+  if (pool->order->take_lost(number)) forget_tables();
+  current = 0;
   try {
     pages.take(members);
     tables.send(encoder, members, pages.copies());
     record_copies(encoder);
+    note_begin(encoder);
   } catch (...) {
     cancel();
     throw;
@@ -115,7 +122,37 @@ void KvBatch::State::record_copies(Encoder& encoder) const {
   }
 }
 
+// Sequences that wait for an earlier step keep its start.
+void KvBatch::State::note_begin(Encoder& encoder) {
+  const CommandNote begin = pool->order->begin_note(number, base);
+  base = current = StepOrder::step_of_begin(begin);
+  for (const StepPages::Member& member : members) {
+    KvSequence::State::Written& written = member.sequence->written;
+    const bool waits = pool->order->fate(written.step) == StepOrder::Fate::recorded;
+    written = {current, waits ? std::min(written.start, member.start) : member.start};
+  }
+  note(encoder, kBegin, begin);
+  follow_order();
+}
+
+void KvBatch::State::note(const Encoder& encoder, const char* op, const CommandNote& made) const {
+  Recording recording(encoder, op);
+  recording.note({pool->order, made});
+  pool->order->recorded(made, &encoder.recorder());
+  recording.commit();
+}
+
+void KvBatch::State::follow_order() {
+  pool->order->set_open(number, step.recording() || (step.open() && !step.complete()));
+}
+
+void KvBatch::State::forget_tables() {
+  tables.forget();
+  base = 0;
+}
+
 void KvBatch::State::finish() {
+  follow_order();
   pages.keep();
   for (const StepPages::Member& member : members) member.sequence->step = nullptr;
   members.clear();
@@ -123,8 +160,9 @@ void KvBatch::State::finish() {
 
 void KvBatch::State::cancel() {
   if (step.open() && !step.complete()) {
+    pool->order->cancel(current);
     pages.undo(members);
-    tables.forget();
+    forget_tables();
     tokens = 0;
   }
   step.cancel();
@@ -139,7 +177,7 @@ void KvBatch::State::check_rows(const char* op, const char* what, const Tensor& 
 }
 
 KvBatch::KvBatch(const KvPool& pool, const KvBatchOptions& options)
-    : state_(std::make_unique<State>(pool.state_, options)) {}
+    : state_(std::make_unique<State>((pool.state(), pool.state_), options)) {}
 KvBatch::KvBatch(KvBatch&&) noexcept = default;
 KvBatch& KvBatch::operator=(KvBatch&&) noexcept = default;
 KvBatch::~KvBatch() = default;
@@ -170,8 +208,10 @@ Tensor KvBatch::positions(uint64_t rows) const {
 }
 
 void KvBatch::record() {
-  state().step.record("kv_batch.record");
-  state().tokens = 0;
+  State& s = state();
+  s.step.record("kv_batch.record");
+  s.follow_order();
+  s.tokens = s.current = 0;
 }
 
 void KvBatch::end() {

@@ -40,6 +40,11 @@ class Resumable {
 KvPool::KvPool(Device device, const KvPoolOptions& options)
     : state_(std::make_shared<State>(std::move(device), options)) {}
 
+KvPool::State& KvPool::state() const {
+  require(state_ != nullptr, "kv_pool: used after it was moved from");
+  return *state_;
+}
+
 const KvPoolOptions& KvPool::options() const { return state().options; }
 
 KvPoolInfo KvPool::describe() const {
@@ -72,7 +77,7 @@ KvPoolInfo KvPool::describe() const {
 }
 
 KvSequence KvPool::sequence() const {
-  return KvSequence(std::make_shared<KvSequence::State>(state_));
+  return KvSequence(std::make_shared<KvSequence::State>((state(), state_)));
 }
 
 void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens) const {
@@ -81,6 +86,7 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool.get() == &s, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
+  from.require_submitted(kOp);
   require(tokens.size() <= from.length, kOp, ": the sequence has ", from.length, " tokens, got ",
           tokens.size());
   const uint64_t page_tokens = s.options.page_tokens, count = tokens.size() / page_tokens;

@@ -125,6 +125,7 @@ std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t 
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
+  from.require_submitted(kOp);
   require(page < pages_of(from), kOp, ": the sequence has ", pages_of(from), " pages, got page ",
           page);
   return page_record(state(), record_of(from, page));
@@ -135,6 +136,7 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
   KvSequence::State& to = sequence.state(op.c_str());
   require(to.pool == state_, op, ": the sequence belongs to another pool");
   to.require_no_step(op.c_str());
+  state().order->require_nothing_recorded(op.c_str());
   const PageRecord record = read_page_record(op, state(), bytes);
   check_next(op, to, record);
   Needed needed(state());
@@ -148,6 +150,7 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const {
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
+  from.require_submitted(kOp);
   PoolFileWriter file(kOp, path, state(), PoolFileKind::sequence, pages_of(from));
   for (uint64_t page = 0; page < pages_of(from); ++page)
     file.add({}, page - 1, record_of(from, page));
@@ -155,6 +158,7 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const {
 }
 
 KvSequence KvPool::load(const std::string& path) const {
+  state().order->require_nothing_recorded("kv_pool.load");
   const FileSource source("kv_pool.load", path);
   const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
   Needed needed(state());
@@ -206,6 +210,7 @@ void KvPool::save_prefixes(const std::string& path) const {
 // Rows in order: a parent is there before its children. What is known already stays as it is.
 uint64_t KvPool::load_prefixes(const std::string& path) const {
   State& s = state();
+  s.order->require_nothing_recorded("kv_pool.load_prefixes");
   const FileSource source("kv_pool.load_prefixes", path);
   const PoolFile file = read_pool_file(source, s, PoolFileKind::prefixes);
   std::vector<uint32_t> nodes(file.rows.size(), kNoNode);

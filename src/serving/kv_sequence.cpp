@@ -21,6 +21,19 @@ void KvSequence::State::require_no_step(const char* op) const {
   if (step != nullptr) step->require_complete(op);
 }
 
+void KvSequence::State::require_written(const char* op) const {
+  if (length <= written.start || pool->order->fate(written.step) != StepOrder::Fate::dropped)
+    return;
+  fail(ErrorCode::invalid_argument, op, ": tokens from ", written.start, " on were recorded and ",
+       "dropped, the sequence has ", length, "; truncate() them");
+}
+
+void KvSequence::State::require_submitted(const char* op) const {
+  require_written(op);
+  require(length <= written.start || pool->order->fate(written.step) == StepOrder::Fate::ran, op,
+          ": tokens from ", written.start, " on are recorded and not submitted");
+}
+
 void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
   for (size_t i = 0; i < groups.size(); ++i) {
     const GroupKeys& keys = pool->groups[i].keys();
@@ -66,6 +79,7 @@ uint64_t KvSequence::length() const { return state("kv_sequence.length").length;
 KvSequence KvSequence::fork() const {
   const State& from = state("kv_sequence.fork");
   from.require_no_step("kv_sequence.fork");
+  from.require_written("kv_sequence.fork");
   auto made = std::make_shared<State>(from.pool);
   for (size_t i = 0; i < from.groups.size(); ++i) {
     State::Pages& to = made->groups[i];
@@ -78,6 +92,7 @@ KvSequence KvSequence::fork() const {
     }
   }
   made->length = from.length;
+  made->written = from.written;
   return KvSequence(std::move(made));
 }
 

@@ -98,7 +98,10 @@ void StepPages::undo(std::span<const Member> members) {
   }
   copies_.clear();
   held_.clear();
-  for (const Member& member : members) member.sequence->shorten(member.start);
+  for (const Member& member : members) {
+    member.sequence->shorten(member.start);
+    member.sequence->written = member.before;
+  }
 }
 
 void StepPages::keep() {

@@ -244,6 +244,22 @@ TEST_F(KvPoolTest, SequencesOutliveTheirPool) {
   kept.sequence.clear();
 }
 
+TEST_F(KvPoolTest, APoolThatWasMovedFromIsRefused) {
+  KvPool from(device, small_pool());
+  const KvSequence sequence = from.sequence();
+  const KvPool to = std::move(from);
+  const std::vector<std::string> why = {"kv_pool", "moved from"};
+  EXPECT_TRUE(refused(why, [&] { from.options(); }));         // NOLINT(bugprone-use-after-move)
+  EXPECT_TRUE(refused(why, [&] { from.describe(); }));        // NOLINT(bugprone-use-after-move)
+  EXPECT_TRUE(refused(why, [&] { from.sequence(); }));        // NOLINT(bugprone-use-after-move)
+  EXPECT_TRUE(refused(why, [&] { from.match({}); }));         // NOLINT(bugprone-use-after-move)
+  EXPECT_TRUE(refused(why, [&] { from.forget(); }));          // NOLINT(bugprone-use-after-move)
+  EXPECT_TRUE(refused(why, [&] { const KvBatch b(from); }));  // NOLINT(bugprone-use-after-move)
+  EXPECT_TRUE(refused({}, [&] { from.export_page(sequence, 0); }));
+  EXPECT_TRUE(refused({}, [&] { from.save(sequence, "nowhere"); }));
+  to.describe();
+}
+
 TEST_F(KvPoolTest, OptionsThatNoPoolCanHave) {
   const auto fails = [&](const std::vector<std::string>& parts, const auto& change) {
     KvPoolOptions options = small_pool();

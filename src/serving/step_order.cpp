@@ -1,0 +1,147 @@
+#include "serving/step_order.h"
+
+#include <algorithm>
+
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+// Numbers of a note: its serial number, the batch, and the step; of a begin() the base.
+enum Kind : uint32_t { kBegin, kAppend, kAttend };
+
+uint64_t serial_of(const CommandNote& note) { return note.number[0]; }
+uint64_t batch_of(const CommandNote& note) { return note.number[1]; }
+uint64_t base_of(const CommandNote& note) { return note.number[2]; }
+uint64_t step_of(const CommandNote& note) {
+  return note.kind == kBegin ? serial_of(note) : note.number[2];
+}
+
+}  // namespace
+
+uint32_t StepOrder::add_batch() {
+  batches_.emplace_back();
+  return static_cast<uint32_t>(batches_.size() - 1);
+}
+
+bool StepOrder::take_lost(uint32_t batch) {
+  const bool lost = batches_[batch].lost;
+  batches_[batch].lost = false;
+  return lost;
+}
+
+CommandNote StepOrder::begin_note(uint32_t batch, uint64_t base) {
+  return {0, kBegin, {next(), batch, base, 0}};
+}
+CommandNote StepOrder::append_note(uint32_t batch, uint64_t step) {
+  return {0, kAppend, {next(), batch, step, 0}};
+}
+CommandNote StepOrder::attend_note(uint32_t batch, uint64_t step) {
+  return {0, kAttend, {next(), batch, step, 0}};
+}
+
+void StepOrder::recorded(const CommandNote& note, const void* list) {
+  const auto its = [&](const auto& entry) { return entry.list == list; };
+  if (std::ranges::none_of(pending_, its)) pending_.push_back({list, serial_of(note)});
+  if (note.kind == kBegin) batches_[batch_of(note)].recorded = serial_of(note);
+  const uint64_t step = step_of(note);
+  if (note.kind == kAttend || step == 0) return;
+  const bool known = std::ranges::any_of(
+      unfinished_, [&](const Unfinished& u) { return u.list == list && u.step == step; });
+  if (!known) unfinished_.push_back({list, step, false, false});
+}
+
+void StepOrder::cancel(uint64_t step) {
+  std::erase_if(unfinished_, [&](const Unfinished& u) { return u.step == step; });
+}
+
+StepOrder::Fate StepOrder::worst_fate(uint64_t step) const {
+  Fate worst = Fate::ran;
+  for (const Unfinished& u : unfinished_)
+    if (u.step == step) worst = std::max(worst, u.dropped ? Fate::dropped : Fate::recorded);
+  return worst;
+}
+
+void StepOrder::require_nothing_recorded(const char* op) const {
+  require(pending_.empty(), op, ": steps of the pool are recorded in ", pending_.size(),
+          " encoders and not submitted; submit() comes first");
+}
+
+void StepOrder::check(const char* op, const ObservedNotes<const CommandNote>& notes) const {
+  now_.clear();
+  for (const Batch& batch : batches_) now_.push_back(batch.submitted);
+  uint64_t first = 0;
+  for (const CommandNote& note : notes.all) {
+    if (note.observer != notes.mine) continue;
+    if (first == 0) first = serial_of(note);
+    if (note.kind == kBegin) {
+      check_begin(op, note, first);
+      now_[batch_of(note)] = serial_of(note);
+    } else {
+      check_layer(op, note);
+    }
+  }
+}
+
+// `first` is the serial number by which this list is pending.
+void StepOrder::check_begin(const char* op, const CommandNote& note, uint64_t first) const {
+  for (const Pending& pending : pending_) {
+    require(pending.first == first || pending.first > serial_of(note), op, ": kv_batch.begin ",
+            "comes after calls of its pool that are recorded in another encoder and not submitted");
+  }
+  const bool spoiled = std::ranges::any_of(unfinished_, [&](const Unfinished& u) {
+    return u.step == serial_of(note) && u.list != nullptr && u.spoiled;
+  });
+  const bool follows = base_of(note) == 0 || now_[batch_of(note)] == base_of(note);
+  require(follows && !spoiled, op, ": kv_batch.begin follows a step of its pool that was dropped; ",
+          "drop this one as well and truncate() its sequences");
+}
+
+void StepOrder::check_layer(const char* op, const CommandNote& note) const {
+  const char* const what = note.kind == kAppend ? "kv_batch.append" : "kv_batch.attend";
+  const Batch& batch = batches_[batch_of(note)];
+  const uint64_t step = step_of(note), now = now_[batch_of(note)];
+  if (step != 0) {
+    require(now >= step, op, ": ", what, " comes before its begin() was submitted");
+    require(now == step, op, ": ", what, " belongs to a step that is over");
+    return;
+  }
+  require(batch.open, op, ": ", what, " was recorded for any step, and none is begun");
+  require(now == batch.recorded, op, ": ", what, " comes before a begin() that is recorded and ",
+          "not submitted");
+}
+
+void StepOrder::tell(ListFate fate, const void* list,
+                     const ObservedNotes<CommandNote>& notes) noexcept {
+  for (const CommandNote& note : notes.all) {
+    if (note.observer != notes.mine) continue;
+    if (note.kind == kBegin) {
+      Batch& batch = batches_[batch_of(note)];
+      if (fate == ListFate::submitted) batch.submitted = serial_of(note);
+      if (fate == ListFate::dropped) batch.lost = true;
+    } else if (fate == ListFate::replayed && step_of(note) != 0) {
+      std::erase_if(unfinished_, [&](const Unfinished& u) {
+        return u.step == step_of(note) && u.list == nullptr && !u.dropped;
+      });
+    }
+  }
+  if (fate == ListFate::replayed) return;
+  std::erase_if(pending_, [&](const Pending& pending) { return pending.list == list; });
+  const auto its = [&](const Unfinished& u) { return u.list == list; };
+  if (fate == ListFate::submitted) std::erase_if(unfinished_, its);
+  if (fate == ListFate::dropped) drop(list);
+  for (Unfinished& u : unfinished_)
+    if (its(u)) u.list = nullptr;
+}
+
+void StepOrder::drop(const void* list) noexcept {
+  uint64_t first = ~uint64_t{0};
+  for (Unfinished& u : unfinished_) {
+    if (u.list != list) continue;
+    u.dropped = true;
+    first = std::min(first, u.step);
+  }
+  for (Unfinished& u : unfinished_) u.spoiled = u.spoiled || u.step > first;
+}
+
+}  // namespace gyre

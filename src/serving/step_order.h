@@ -1,0 +1,71 @@
+#pragma once
+// The order in which the recorded steps of a pool run. Pages change hands on the host when a step
+// is recorded, and a batch sends what differs from the step before: so lists run in the order in
+// which they were recorded, and what is dropped is never taken for written. Lists are checked when
+// they are submitted, graphs when they are replayed.
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/command_notes.h"
+
+namespace gyre {
+
+class StepOrder final : public CommandObserver {
+ public:
+  uint32_t add_batch();  // its number
+  // Whether a recorded step may run for the batch: one is begun and not complete, or a recording is
+  // open, whose list a caller's graph may capture.
+  void set_open(uint32_t batch, bool open) { batches_[batch].open = open; }
+  // Whether a begin() of the batch was dropped since the last call.
+  bool take_lost(uint32_t batch);
+
+  // Notes. A step is known by the number that its begin() got here. `base`: the step of the same
+  // batch whose tables it changes; 0: it sends them whole. Step 0 is any, of a recording.
+  CommandNote begin_note(uint32_t batch, uint64_t base);
+  CommandNote append_note(uint32_t batch, uint64_t step);
+  CommandNote attend_note(uint32_t batch, uint64_t step);
+  void recorded(const CommandNote& note, const void* list);
+  static uint64_t step_of_begin(const CommandNote& begin) { return begin.number[0]; }
+
+  void cancel(uint64_t step);  // it did not happen, whatever becomes of its lists
+  enum class Fate : uint8_t { ran, recorded, dropped };
+  Fate fate(uint64_t step) const { return unfinished_.empty() ? Fate::ran : worst_fate(step); }
+  void require_nothing_recorded(const char* op) const;
+
+  void check(const char* op, const ObservedNotes<const CommandNote>& notes) const override;
+  void tell(ListFate fate, const void* list,
+            const ObservedNotes<CommandNote>& notes) noexcept override;
+
+ private:
+  struct Batch {
+    uint64_t submitted = 0;  // its newest begin() that was
+    uint64_t recorded = 0;
+    bool open = false, lost = false;
+  };
+  struct Pending {
+    const void* list;
+    uint64_t first;  // serial number of its first note
+  };
+  // A step some of whose writes have not run. No list: they are in a graph, or dropped.
+  struct Unfinished {
+    const void* list;
+    uint64_t step;
+    bool dropped;
+    bool spoiled;  // a step before it was dropped
+  };
+
+  uint64_t next() { return ++serial_; }
+  void check_begin(const char* op, const CommandNote& note, uint64_t first) const;
+  void check_layer(const char* op, const CommandNote& note) const;
+  void drop(const void* list) noexcept;
+  Fate worst_fate(uint64_t step) const;
+
+  std::vector<Batch> batches_;
+  std::vector<Pending> pending_;
+  std::vector<Unfinished> unfinished_;
+  uint64_t serial_ = 0;
+  mutable std::vector<uint64_t> now_;  // of check(): the step each batch is in
+};
+
+}  // namespace gyre

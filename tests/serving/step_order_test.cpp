@@ -1,0 +1,245 @@
+// Lists of a pool in an order that cannot be right, and lists that are dropped: refused, or the
+// next step is as if they had never been.
+#include <filesystem>
+#include <optional>
+
+#include "serving/serving_fixture.h"
+
+namespace gyre::test {
+namespace {
+
+std::string temporary(const char* name) {
+  return (std::filesystem::temp_directory_path() / name).string();
+}
+
+class StepOrderTest : public testing::TestWithParam<KvPoolOptions> {
+ protected:
+  void append_all(KvBatch& batch, Encoder& encoder, uint64_t rows) {
+    for (uint64_t i = 0; i < layers; ++i) append(batch, encoder, i, rows);
+  }
+  void append(KvBatch& batch, Encoder& encoder, uint64_t layer, uint64_t rows) {
+    const KvPoolOptions& o = GetParam();
+    const Tensor k = device.tensor(DType::f32, {rows, o.kv_heads, o.head_dim});
+    batch.append(encoder, layer, k, k);
+  }
+  void step(KvBatch& batch, Encoder& encoder, KvSequence& sequence, uint64_t tokens = 1) {
+    batch.begin(encoder, {{sequence, tokens}});
+    append_all(batch, encoder, tokens);
+  }
+
+  Device device = Device::open("cpu", {.threads = 1});
+  Server server{device, GetParam(), {.max_sequences = 4, .max_tokens = 40}};
+  const KvPool& pool = server.pool;
+  uint64_t layers = GetParam().layers.size();
+  KvBatch& one = server.batch;
+  KvBatch two{server.pool, {.max_sequences = 4, .max_tokens = 40}};
+  Encoder &first = server.encoder, second{device};
+  KvSequence a = pool.sequence(), b = pool.sequence();
+};
+
+TEST_P(StepOrderTest, AnAppendBeforeItsBegin) {
+  one.begin(first, {{a, 1}});
+  append_all(one, second, 1);
+  EXPECT_TRUE(refused({"encoder.submit", "kv_batch.append comes before its begin()"},
+                      [&] { second.submit(); }));
+  first.submit().wait();
+  second.submit().wait();
+}
+
+TEST_P(StepOrderTest, AnAttendOfAStepThatIsOver) {
+  const KvPoolOptions& o = GetParam();
+  const Tensor q = device.tensor(DType::f32, {1, o.kv_heads, o.head_dim});
+  step(one, first, a);
+  one.attend(second, 0, {.q = q, .out = device.tensor(DType::f32, q.shape())});
+  first.submit().wait();
+  one.begin(first, {{a, 1}});
+  EXPECT_TRUE(refused({"encoder.submit", "kv_batch.begin", "another encoder and not submitted"},
+                      [&] { first.submit(); }));
+  second.submit().wait();
+  first.submit().wait();
+  append_all(one, first, 1);
+  first.submit().wait();
+}
+
+// A page that the first step gives back may be one that the second takes.
+TEST_P(StepOrderTest, ListsOfTwoBatchesRunInTheirOrder) {
+  step(one, first, a);
+  step(two, second, b);
+  EXPECT_TRUE(
+      refused({"encoder.submit", "kv_batch.begin", "not submitted"}, [&] { second.submit(); }));
+  first.submit().wait();
+  second.submit().wait();
+  // Interleaved, the list whose step began first comes first.
+  one.begin(first, {{a, 1}});
+  two.begin(second, {{b, 1}});
+  append_all(two, second, 1);
+  append_all(one, first, 1);
+  EXPECT_TRUE(refused({"kv_batch.begin"}, [&] { second.submit(); }));
+  first.submit().wait();
+  second.submit().wait();
+}
+
+TEST_P(StepOrderTest, WhatIsNotSubmittedIsNotSaved) {
+  const std::string path = temporary("gyre_step_order_test.pool");
+  const std::vector<int32_t> tokens = some_tokens(40, 1);
+  step(one, first, a, 40);
+  EXPECT_TRUE(
+      refused({"kv_pool.save", "tokens from 0 on", "not submitted"}, [&] { pool.save(a, path); }));
+  EXPECT_TRUE(refused({"kv_pool.export_page", "not submitted"}, [&] { pool.export_page(a, 0); }));
+  EXPECT_TRUE(refused({"kv_pool.publish", "not submitted"}, [&] { pool.publish(a, tokens); }));
+  KvSequence fork = a.fork();
+  EXPECT_TRUE(refused({"kv_pool.save", "not submitted"}, [&] { pool.save(fork, path); }));
+  pool.save(b, path);  // nothing of it is recorded
+  EXPECT_TRUE(refused({"kv_pool.load", "recorded in 1 encoders"}, [&] { pool.load(path); }));
+  pool.save_prefixes(path);
+  EXPECT_TRUE(refused({"kv_pool.load_prefixes", "recorded in 1 encoders"},
+                      [&] { pool.load_prefixes(path); }));
+  first.submit().wait();
+  pool.publish(a, tokens);
+  pool.save(fork, path);
+  const std::vector<std::byte> page = pool.export_page(a, 0);
+  two.begin(second, {{a, 1}});
+  EXPECT_TRUE(refused({"kv_pool.import_page", "recorded in 1 encoders"},
+                      [&] { pool.import_page(b, page); }));
+  two.cancel();
+  second.clear();
+  pool.import_page(b, page);
+  EXPECT_EQ(pool.load(path).length(), 40u);
+  std::filesystem::remove(path);
+}
+
+TEST_P(StepOrderTest, WhatWasDroppedIsTruncated) {
+  step(one, first, a, 8);
+  first.submit().wait();
+  step(one, first, a, 3);
+  first.clear();
+  const auto all_refuse = [&](KvSequence& sequence) {
+    EXPECT_TRUE(refused({"kv_batch.begin", "from 8 on", "dropped", "has 11"}, [&] {
+      one.begin(first, {{sequence, 1}});
+    }));
+    EXPECT_TRUE(refused({"kv_sequence.fork", "dropped"}, [&] { (void)sequence.fork(); }));
+    EXPECT_TRUE(refused({"kv_pool.publish", "dropped"}, [&] { pool.publish(sequence, {}); }));
+    EXPECT_TRUE(
+        refused({"kv_pool.export_page", "dropped"}, [&] { pool.export_page(sequence, 0); }));
+  };
+  all_refuse(a);
+  a.truncate(1);
+  EXPECT_TRUE(refused({"kv_batch.begin", "has 10"}, [&] { one.begin(first, {{a, 1}}); }));
+  a.truncate(2);
+  KvSequence fork = a.fork();
+  step(one, first, a);
+  first.submit().wait();
+}
+
+// Forks of a step that is not submitted share its fate.
+TEST_P(StepOrderTest, ForksOfADroppedStep) {
+  step(one, first, a, 3);
+  KvSequence fork = a.fork();
+  step(one, first, a);
+  first.clear();
+  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin(first, {{fork, 1}}); }));
+  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin(first, {{a, 1}}); }));
+  fork.clear();
+  a.clear();
+  one.begin(first, {{fork, 1}, {a, 1}});
+}
+
+TEST_P(StepOrderTest, WhatFollowsADroppedStepIsDropped) {
+  step(one, first, a);
+  step(one, second, a);  // changes the tables of a step that never runs
+  first.clear();
+  EXPECT_TRUE(refused({"encoder.submit", "kv_batch.begin follows a step", "dropped"},
+                      [&] { second.submit(); }));
+  second.clear();
+  a.clear();
+  step(one, first, a);
+  step(two, second, b);  // another batch, but it may have what the step before gave back
+  first.clear();
+  EXPECT_TRUE(refused({"kv_batch.begin follows a step"}, [&] { second.submit(); }));
+  second.clear();
+  a.clear();
+  b.clear();
+  // A cancelled step was never there, so nothing follows it.
+  one.begin(first, {{a, 1}});
+  step(two, second, b);
+  one.cancel();
+  first.clear();
+  second.submit().wait();
+}
+
+// The device's tables still are those of the step before.
+TEST_P(StepOrderTest, ADroppedStepWasNeverThere) {
+  const std::vector<int32_t> tokens = some_tokens(60, 3);
+  Server plain(device, GetParam());
+  Talk talk = server.talk(), expected = plain.talk(), other = server.talk(), fresh = plain.talk();
+  const auto part = [&](size_t from, size_t count) {
+    return std::span(tokens).subspan(from, count);
+  };
+  plain.run(expected, part(0, 20), true);
+  server.run(talk, part(0, 20), true);
+  for (int i = 0; i < 2; ++i) {
+    const std::vector<TalkStep> lost = {{other, part(0, 9)}, {talk, part(20, 13)}};
+    server.begin(lost);
+    for (uint64_t layer = 0; layer < layers; ++layer) server.append(lost, layer);
+    first.clear();
+    talk.sequence.truncate(13);
+    other.sequence.clear();
+  }
+  EXPECT_EQ(server.run(talk, part(20, 13)), plain.run(expected, part(20, 13)));
+  EXPECT_EQ(server.run(other, part(0, 9), true), plain.run(fresh, part(0, 9), true));
+}
+
+TEST_P(StepOrderTest, AGraphRunsInAStepOnly) {
+  one.record();
+  append_all(one, first, 1);
+  one.end();
+  EXPECT_TRUE(
+      refused({"encoder.submit", "for any step", "none is begun"}, [&] { first.submit(); }));
+  const Graph graph = first.instantiate();
+  const auto replay_refused = [&](const char* why) {
+    EXPECT_TRUE(refused({"graph.replay", "kv_batch.append", why}, [&] { graph.replay(); }));
+  };
+  replay_refused("none is begun");
+  one.begin(first, {{a, 1}});
+  replay_refused("recorded and not submitted");
+  first.submit();
+  graph.replay().wait();
+  graph.replay().wait();  // writes the same once more
+  one.end();
+  replay_refused("none is begun");  // its pages may be somebody else's by now
+  one.begin(first, {{a, 1}});
+  one.cancel();
+  first.submit();
+  replay_refused("none is begun");
+}
+
+// Recorded in a step, kept as a graph: that step's alone.
+TEST_P(StepOrderTest, AStepInAGraph) {
+  one.begin(first, {{a, 1}});
+  first.submit();
+  append_all(one, first, 1);
+  const Graph graph = first.instantiate();
+  EXPECT_TRUE(refused({"kv_pool.publish", "not submitted"}, [&] { pool.publish(a, {}); }));
+  graph.replay().wait();
+  pool.publish(a, {});
+  step(one, first, a);
+  first.submit().wait();
+  EXPECT_TRUE(refused({"graph.replay", "over"}, [&] { graph.replay(); }));
+}
+
+TEST_P(StepOrderTest, ListsOutliveTheirPool) {
+  std::optional<Encoder> left;
+  {
+    const KvPool gone(device, GetParam());
+    KvBatch batch(gone, {});
+    KvSequence sequence = gone.sequence();
+    left.emplace(device);
+    step(batch, *left, sequence);
+  }
+  left->submit().wait();
+}
+
+INSTANTIATE_TEST_SUITE_P(Pools, StepOrderTest, testing::Values(small_pool(), mixed_pool()));
+
+}  // namespace
+}  // namespace gyre::test
