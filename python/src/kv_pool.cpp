@@ -1,8 +1,10 @@
 #include <gyre/kv_batch.h>
 #include <gyre/kv_pool.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "bound.h"
@@ -54,10 +56,57 @@ void bind_sequence(nb::module_& module) {
       .def("clear", &KvSequence::clear, "Drops all tokens.");
 }
 
+void bind_files(nb::class_<BoundKvPool>& pool) {
+  using Path = std::filesystem::path;
+  pool.def(
+          "export_page",
+          [](const BoundKvPool& self, const KvSequence& sequence, uint64_t page) {
+            const std::vector<std::byte> bytes = self.pool.export_page(sequence, page);
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          "sequence"_a, "page"_a, "A page of all layers as bytes, with a checksum.")
+      .def(
+          "import_page",
+          [](const BoundKvPool& self, KvSequence& sequence, const nb::bytes& page) {
+            self.pool.import_page(sequence,
+                                  {static_cast<const std::byte*>(page.data()), page.size()});
+          },
+          "sequence"_a, "page"_a, "Continues a sequence with a page; pages come in order.")
+      .def(
+          "save",
+          [](const BoundKvPool& self, const KvSequence& sequence, const Path& path) {
+            self.pool.save(sequence, path.string());
+          },
+          "sequence"_a, "path"_a,
+          nb::sig("def save(self, sequence: KvSequence, path: str | os.PathLike[str]) -> None"),
+          "Writes a file, as a whole or not at all.")
+      .def(
+          "load",
+          [](const BoundKvPool& self, const Path& path) {
+            return std::make_unique<KvSequence>(self.pool.load(path.string()));
+          },
+          "path"_a, nb::sig("def load(self, path: str | os.PathLike[str]) -> KvSequence"),
+          "The sequence that was saved. A damaged file, or one of another pool, is refused.")
+      .def(
+          "save_prefixes",
+          [](const BoundKvPool& self, const Path& path) { self.pool.save_prefixes(path.string()); },
+          "path"_a, nb::sig("def save_prefixes(self, path: str | os.PathLike[str]) -> None"),
+          "Writes a file with what the prefix index knows.")
+      .def(
+          "load_prefixes",
+          [](const BoundKvPool& self, const Path& path) {
+            return self.pool.load_prefixes(path.string());
+          },
+          "path"_a, nb::sig("def load_prefixes(self, path: str | os.PathLike[str]) -> int"),
+          "Adds to what the prefix index knows; how many pages were new.");
+}
+
 void bind_pool(nb::module_& module) {
-  nb::class_<BoundKvPool>(module, "KvPool",
-                          "Device memory for the pages of all layers, the sequences that hold "
-                          "them, and an index of prefixes.")
+  nb::class_<BoundKvPool> bound(module, "KvPool",
+                                "Device memory for the pages of all layers, the sequences that "
+                                "hold them, and an index of prefixes.");
+  bind_files(bound);
+  bound
       .def(
           "__init__",
           [](BoundKvPool* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
@@ -108,9 +157,13 @@ using Step =
     std::variant<std::pair<KvSequence*, uint64_t>, std::tuple<KvSequence*, uint64_t, bool>>;
 
 KvStep step_of(const Step& given) {
-  if (const auto* two = std::get_if<0>(&given)) return {*two->first, two->second, false};
+  const auto step = [](KvSequence* sequence, uint64_t tokens, bool prompt) -> KvStep {
+    if (sequence == nullptr) refuse("kv_batch.begin: a sequence is None");
+    return {*sequence, tokens, prompt};
+  };
+  if (const auto* two = std::get_if<0>(&given)) return step(two->first, two->second, false);
   const auto& [sequence, tokens, prompt] = std::get<1>(given);
-  return {*sequence, tokens, prompt};
+  return step(sequence, tokens, prompt);
 }
 
 void attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& q,

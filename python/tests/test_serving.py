@@ -85,13 +85,67 @@ def test_a_recorded_step_serves_other_batches(encoder, rng):
 def test_a_full_pool_refuses(encoder, rng):
     pool = make_pool(pages=2)
     batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
-    sequence = pool.sequence()
-    with pytest.raises(gyre.Error, match="1 "):
-        batch.begin(encoder, [(sequence, 33)])
-    assert sequence.length == 0 and pool.describe().groups[0].free == 2
+    a, b = pool.sequence(), pool.sequence()
+    with pytest.raises(gyre.OutOfMemory, match="1 pages are missing: the step needs 3 of all keys"):
+        batch.begin(encoder, [(a, 17), (b, 16)])
+    assert (a.length, b.length) == (0, 0) and pool.describe().groups[0].free == 2
     other = make_pool()
     with pytest.raises(gyre.Error, match="pool"):
         batch.begin(encoder, [(other.sequence(), 1)])
+
+
+def test_what_is_no_sequence_is_refused(encoder, rng):
+    pool = make_pool()
+    batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
+    for steps in ([(None, 1)], [(None, 1, True)]):
+        with pytest.raises(gyre.InvalidArgument, match="None"):
+            batch.begin(encoder, steps)
+    for steps in ([pool.sequence()], [(pool.sequence(),)], [(pool.sequence(), -1)], [("a", 1)]):
+        with pytest.raises(TypeError):
+            batch.begin(encoder, steps)
+    assert pool.describe().sequences == 0
+
+
+def test_a_step_that_is_dropped_or_not_submitted(encoder, rng, tmp_path):
+    pool = make_pool()
+    batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
+    sequence = pool.sequence()
+    _, k, v = inputs(rng, 20)
+    batch.begin(encoder, [(sequence, 20)])
+    batch.append(encoder, 0, k, v)
+    with pytest.raises(gyre.InvalidArgument, match="not submitted"):
+        pool.save(sequence, tmp_path / "sequence")
+    encoder.clear()
+    with pytest.raises(gyre.InvalidArgument, match="dropped"):
+        sequence.fork()
+    sequence.truncate(20)
+    assert sequence.fork().length == 0
+
+
+def test_files_and_pages_as_bytes(encoder, rng, tmp_path):
+    pool, other = make_pool(), make_pool()
+    batch, later = (gyre.KvBatch(p, max_sequences=2, max_tokens=64) for p in (pool, other))
+    prompt = pool.sequence()
+    step(batch, encoder, [(prompt, 40, True)], *inputs(rng, 40))
+    tokens = list(range(40))
+    pool.publish(prompt, tokens)
+    pool.save(prompt, tmp_path / "sequence")
+    pool.save_prefixes(str(tmp_path / "prefixes"))
+    loaded, sent = other.load(tmp_path / "sequence"), other.sequence()
+    for page in range(3):
+        other.import_page(sent, pool.export_page(prompt, page))
+    assert other.load_prefixes(tmp_path / "prefixes") == 2
+    matched = other.match(tokens)
+    assert (loaded.length, sent.length, matched.length) == (40, 40, 32)
+    matched.clear()
+    q, k, v = inputs(rng, 1)
+    expected = step(batch, encoder, [(prompt, 1)], q, k, v)
+    for sequence in (loaded, sent):
+        assert (step(later, encoder, [(sequence, 1)], q, k, v) == expected).all()
+    with pytest.raises(gyre.IoError, match="page"):
+        other.import_page(sent, b"no page")
+    with pytest.raises(gyre.IoError):
+        other.load(tmp_path / "prefixes")
 
 
 def test_pages_in_memory_of_the_caller(encoder, rng):
