@@ -69,8 +69,11 @@ class KvBatch {
   // begun. Later steps are begin(), the graph's replay, end().
   void record();
   void end();
-  // The step that was begun did not happen: its sequences are as before, what was recorded of it
-  // must be dropped or have run.
+  // A graph of the caller's, which captured the recording, has run in the step: before end().
+  void assume_appended();
+  // The step that was begun did not happen: its sequences have the tokens they had, and what was
+  // recorded of it must be dropped or have run. What fell off a window's front stays gone, so less
+  // may be left to truncate.
   void cancel();
 
  private:

@@ -237,6 +237,10 @@ void bind_batch(nb::module_& module) {
           "end", [](BoundKvBatch& self) { self.batch.end(); },
           "Ends a recording, or a step that a graph replayed.")
       .def(
+          "assume_appended", [](BoundKvBatch& self) { self.batch.assume_appended(); },
+          "A graph of the caller's, which captured the recording, has run in the step: before "
+          "end().")
+      .def(
           "cancel", [](BoundKvBatch& self) { self.batch.cancel(); },
           "The step that was begun did not happen.");
 }

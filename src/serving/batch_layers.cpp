@@ -17,7 +17,7 @@ void KvBatch::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Te
   write(l.body);
   if (l.tail) write(*l.tail);
   if (l.sinks) write(*l.sinks);
-  s.note(encoder, kOp, s.pool->order->append_note(s.number, s.current));
+  s.note(encoder, kOp, s.pool->order->append_note(s.number, s.current, layer));
   s.step.note_append(layer);
   if (s.step.complete()) s.finish();
 }

@@ -23,6 +23,12 @@ class KvBatch::State {
   void begin(Encoder& encoder, std::span<const KvStep> steps);
   void finish();  // the step is complete: its sequences are free for other calls
   void cancel();
+  // Layers that graphs have appended. ran(layer)
+  template <class Ran>
+  void note_appends(const Ran& ran) {
+    for (uint64_t i = 0; i < step.layers(); ++i)
+      if (!step.appended(i) && ran(i)) step.note_append(i);
+  }
   void follow_order();  // tells the pool's order whether a recorded step may run now
   // Leaves a note beside what was just recorded, and tells the pool's order.
   void note(const Encoder& encoder, const char* op, const CommandNote& made) const;

@@ -38,7 +38,7 @@ KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions
       step(pool->layers.size()),
       pages(pool, options.max_sequences, options.max_length),
       tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}),
-      number(pool->order->add_batch()) {
+      number(pool->order->add_batch(pool->layers.size())) {
   members.reserve(options.max_sequences);
   next.reserve(options.max_sequences);
 }
@@ -215,9 +215,23 @@ void KvBatch::record() {
 }
 
 void KvBatch::end() {
-  state().step.end("kv_batch.end");
-  state().finish();
-  state().tokens = 0;
+  State& s = state();
+  if (s.step.open()) {
+    s.note_appends([&](uint64_t layer) { return s.pool->order->replayed(s.number, layer); });
+  }
+  s.step.end("kv_batch.end");
+  s.finish();
+  s.tokens = 0;
+}
+
+void KvBatch::assume_appended() {
+  constexpr const char* kOp = "kv_batch.assume_appended";
+  State& s = state();
+  require(s.step.open() && !s.step.complete(), kOp, ": no step lacks a layer, begin() comes first");
+  require(s.pool->order->fate(s.current) == StepOrder::Fate::ran, kOp,
+          ": what was recorded of the step is not submitted");
+  s.note_appends([](uint64_t) { return true; });
+  s.finish();
 }
 
 void KvBatch::cancel() {

@@ -7,11 +7,13 @@
 namespace gyre {
 namespace {
 
-// Numbers of a note: its serial number, the batch, and the step; of a begin() the base.
+// Numbers of a note: its serial number, the batch, and the step; of a begin() the base, of an
+// append() also the layer.
 enum Kind : uint32_t { kBegin, kAppend, kAttend };
 
 uint64_t serial_of(const CommandNote& note) { return note.number[0]; }
 uint64_t batch_of(const CommandNote& note) { return note.number[1]; }
+uint64_t layer_of(const CommandNote& note) { return note.number[3]; }
 uint64_t base_of(const CommandNote& note) { return note.number[2]; }
 uint64_t step_of(const CommandNote& note) {
   return note.kind == kBegin ? serial_of(note) : note.number[2];
@@ -19,8 +21,8 @@ uint64_t step_of(const CommandNote& note) {
 
 }  // namespace
 
-uint32_t StepOrder::add_batch() {
-  batches_.emplace_back();
+uint32_t StepOrder::add_batch(uint64_t layers) {
+  batches_.emplace_back().replayed.resize(layers);
   return static_cast<uint32_t>(batches_.size() - 1);
 }
 
@@ -33,8 +35,8 @@ bool StepOrder::take_lost(uint32_t batch) {
 CommandNote StepOrder::begin_note(uint32_t batch, uint64_t base) {
   return {0, kBegin, {next(), batch, base, 0}};
 }
-CommandNote StepOrder::append_note(uint32_t batch, uint64_t step) {
-  return {0, kAppend, {next(), batch, step, 0}};
+CommandNote StepOrder::append_note(uint32_t batch, uint64_t step, uint64_t layer) {
+  return {0, kAppend, {next(), batch, step, layer}};
 }
 CommandNote StepOrder::attend_note(uint32_t batch, uint64_t step) {
   return {0, kAttend, {next(), batch, step, 0}};
@@ -115,15 +117,10 @@ void StepOrder::tell(ListFate fate, const void* list,
                      const ObservedNotes<CommandNote>& notes) noexcept {
   for (const CommandNote& note : notes.all) {
     if (note.observer != notes.mine) continue;
-    if (note.kind == kBegin) {
-      Batch& batch = batches_[batch_of(note)];
-      if (fate == ListFate::submitted) batch.submitted = serial_of(note);
-      if (fate == ListFate::dropped) batch.lost = true;
-    } else if (fate == ListFate::replayed && step_of(note) != 0) {
-      std::erase_if(unfinished_, [&](const Unfinished& u) {
-        return u.step == step_of(note) && u.list == nullptr && !u.dropped;
-      });
-    }
+    Batch& batch = batches_[batch_of(note)];
+    if (note.kind == kBegin && fate == ListFate::submitted) batch.submitted = serial_of(note);
+    if (note.kind == kBegin && fate == ListFate::dropped) batch.lost = true;
+    if (note.kind == kAppend && fate == ListFate::replayed) replay(note);
   }
   if (fate == ListFate::replayed) return;
   std::erase_if(pending_, [&](const Pending& pending) { return pending.list == list; });
@@ -132,6 +129,14 @@ void StepOrder::tell(ListFate fate, const void* list,
   if (fate == ListFate::dropped) drop(list);
   for (Unfinished& u : unfinished_)
     if (its(u)) u.list = nullptr;
+}
+
+void StepOrder::replay(const CommandNote& append) noexcept {
+  Batch& batch = batches_[batch_of(append)];
+  batch.replayed[layer_of(append)] = batch.submitted;
+  std::erase_if(unfinished_, [&](const Unfinished& u) {
+    return u.step == batch.submitted && u.list == nullptr && !u.dropped;
+  });
 }
 
 void StepOrder::drop(const void* list) noexcept {

@@ -45,11 +45,9 @@ void StepState::record(const char* op) {
 
 void StepState::end(const char* op) {
   require(phase_ != Phase::idle, op, ": no step was begun and no recording opened");
-  const bool replayed = phase_ == Phase::step && recorded_ && appended_layers_ == 0;
-  require(complete() || replayed, op, ": the ",
+  require(complete(), op, ": the ",
           phase_ == Phase::recording ? "recording" : "step that was begun", " was not appended in ",
           missing());
-  recorded_ = recorded_ || phase_ == Phase::recording;
   enter(Phase::idle);
 }
 

@@ -19,12 +19,14 @@ class StepState {
   void require_complete(const char* op) const;  // if a step is open
   void begin();                                 // what require_complete() allows
   void record(const char* op);
-  void end(const char* op);
+  void end(const char* op);  // of a step or a recording that is complete
   void cancel() { enter(Phase::idle); }
   // Refused out of order; note_append() when the layer's writes are recorded.
   void check_append(const char* op, uint64_t layer) const;
   void check_attend(const char* op, uint64_t layer) const;
   void note_append(uint64_t layer);
+  bool appended(uint64_t layer) const { return appended_[layer] != 0; }
+  size_t layers() const { return appended_.size(); }
 
  private:
   enum class Phase : uint8_t { idle, step, recording };
@@ -33,7 +35,6 @@ class StepState {
   std::string missing() const;  // "layers 0, 2 and 3 of 4"
 
   Phase phase_ = Phase::idle;
-  bool recorded_ = false;  // a whole step for a graph
   std::vector<uint8_t> appended_;
   size_t appended_layers_ = 0;
 };

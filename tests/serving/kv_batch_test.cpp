@@ -184,6 +184,59 @@ TEST_F(KvBatchTest, AStepCannotEndWithoutItsLayers) {
   fails({"kv_batch.end", "not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
 }
 
+// Nor one that no graph has appended whole, though one was recorded.
+TEST_F(KvBatchTest, AStepEndsWhenItsLayersWereReplayed) {
+  batch.record();
+  append(0);
+  const Graph lower = encoder.instantiate();
+  append(1);
+  const Graph upper = encoder.instantiate();
+  batch.end();
+  for (int i = 0; i < 2; ++i) {
+    batch.begin(encoder, {{a, 1}});
+    encoder.submit();
+    fails({"kv_batch.end", "not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
+    lower.replay().wait();
+    fails({"kv_batch.end", "not appended in layer 1 of 2"}, [&] { batch.end(); });
+    upper.replay().wait();
+    batch.end();
+  }
+  EXPECT_EQ(a.fork().length(), 2u);
+}
+
+TEST_F(KvBatchTest, AGraphThatIsNotSeen) {
+  fails({"kv_batch.assume_appended", "begin() comes first"}, [&] { batch.assume_appended(); });
+  batch.begin(encoder, {{a, 1}});
+  fails({"kv_batch.assume_appended", "not submitted"}, [&] { batch.assume_appended(); });
+  encoder.submit();
+  batch.assume_appended();
+  fails({"kv_batch.assume_appended", "no step lacks"}, [&] { batch.assume_appended(); });
+  batch.end();
+  EXPECT_EQ(a.fork().length(), 1u);
+}
+
+// The tokens stay; what the windows let go of for the step is gone.
+TEST_F(KvBatchTest, CancelWithAWindow) {
+  KvPoolOptions options = small_pool();
+  options.layers = {{.k = KvFormat::f16, .v = KvFormat::f16, .window = 20}};
+  const KvPool pool(device, options);
+  KvBatch windowed(pool, {});
+  KvSequence sequence = pool.sequence();
+  for (int i = 0; i < 2; ++i) {
+    windowed.begin(encoder, {{sequence, 20}});
+    windowed.append(encoder, 0, k, k);
+    encoder.submit().wait();
+  }
+  sequence.fork().truncate(20);
+  windowed.begin(encoder, {{sequence, 1}});
+  windowed.cancel();
+  encoder.clear();
+  EXPECT_EQ(sequence.length(), 40u);
+  EXPECT_TRUE(refused({"kv_sequence.truncate", "window 20 no longer have key 1"},
+                      [&] { sequence.truncate(20); }));
+  windowed.begin(encoder, {{sequence, 1}});
+}
+
 TEST_F(KvBatchTest, BeginIsNotForGraphs) {
   batch.begin(encoder, {{a, 1}});
   EXPECT_TRUE(refused({"encoder.instantiate", "words_write"}, [&] { encoder.instantiate(); }));

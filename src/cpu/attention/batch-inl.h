@@ -109,11 +109,10 @@ class Batch {
   abi::RowMask<int64_t> mask_of(const Sequence& s, uint64_t length) const {
     abi::RowMask<int64_t> mask{static_cast<int64_t>(length), static_cast<int64_t>(s.tokens),
                                abi::row_window<int64_t>(p_.window), p_.causal != 0};
-    uint64_t tail_begin = p_.tail_begin;
-    if (paged() && args_[arg_tail_begin] != 0) {
-      const int64_t begin = pointer<const int32_t>(args_[arg_tail_begin])[s.index];
-      tail_begin = static_cast<uint64_t>(std::clamp<int64_t>(begin, 0, mask.length));
-    }
+    const uint64_t tail_begin =
+        paged() ? abi::batch_tail_begin(pointer<const int32_t>(args_[arg_tail_begin]), s.index,
+                                        length)
+                : p_.tail_begin;
     abi::fill_segment(mask, p_.segment, p_.places, tail_begin);
     return mask;
   }
