@@ -2,6 +2,7 @@
 target_sources(gyre PRIVATE
   src/cuda/attention/launch.cpp
   src/cuda/attention/planner.cpp
+  src/cuda/build_kernels.cpp
   src/cuda/cache.cpp
   src/cuda/compiler.cpp
   src/cuda/context.cpp
@@ -10,6 +11,7 @@ target_sources(gyre PRIVATE
   src/cuda/graph.cpp
   src/cuda/hadamard.cpp
   src/cuda/kernel_cache.cpp
+  src/cuda/kernel_set.cpp
   src/cuda/kv_append.cpp
   src/cuda/kv_copy.cpp
   src/cuda/kv_quantize.cpp
@@ -18,6 +20,8 @@ target_sources(gyre PRIVATE
   src/cuda/device_list.cpp
   src/cuda/memory.cpp
   src/cuda/nvrtc.cpp
+  src/cuda/offline_device.cpp
+  src/cuda/pipeline.cpp
   src/cuda/rope.cpp
   src/cuda/stream.cpp
   src/cuda/stream_copy.cpp

@@ -11,6 +11,7 @@ declare -A allowed=(
   [ops]='ops|runtime|abi|gyre'
   [cache]='cache|ops|runtime|abi|gyre'
   [serving]='serving|cache|ops|runtime|abi|gyre'
+  [prepare]='prepare|serving|cache|ops|runtime|abi|gyre'
   [cpu]='cpu|runtime|abi|gyre|hwy'
   [cuda]='cuda|runtime|abi|gyre'
 )

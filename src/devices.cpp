@@ -54,7 +54,7 @@ Device Device::open(std::string_view name, const DeviceOptions& options) {
     return Device(backend.open(name, options, kernel_uses()));
   }
   fail(ErrorCode::invalid_argument, "device.open: no backend is called \"", name,
-       "\"; known are cpu, cuda:N, metal");
+       "\"; known are cpu, cuda:N, cuda:sm_NN (to prepare), metal");
 }
 
 }  // namespace gyre

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,9 @@ struct KvCopyTypes;
 struct RopeTypes;
 struct AttentionTypes;
 struct KvQuantizeTypes;
+struct ModelShape;
+struct PreparedKernel;
+struct PrepareProgress;
 
 struct DeviceOptions {
   uint32_t threads = 0;   // CPU: 0 takes GYRE_THREADS, else every usable core
@@ -24,7 +28,8 @@ struct DeviceOptions {
   // Freed memory kept for reuse, the rest goes back. None: 256 MiB on the CPU, all of it on a GPU,
   // where giving memory back waits for the work.
   std::optional<uint64_t> pool_limit_bytes{};
-  // CUDA: the folder of compiled kernels. Empty: gyre in $XDG_CACHE_HOME or ~/.cache; "off": none.
+  // CUDA: the folder of compiled kernels. Empty: $GYRE_KERNEL_CACHE, else gyre in $XDG_CACHE_HOME
+  // or ~/.cache; "off": none. Folders of $GYRE_KERNEL_PATH are read, too (docs/cold_start.md).
   std::string kernel_cache{};
   // CUDA: wait after each command, so that an error names the one that failed. Slow.
   bool check_each_launch = false;
@@ -82,6 +87,14 @@ class Device {
   bool supports(const KvQuantizeTypes& types) const;
   bool supports(const AttentionTypes& types) const;
   std::vector<KernelDescription> kernels() const;
+
+  // Builds all kernels that a model of this shape needs, several at a time, so that its first
+  // tokens wait for none; a shape that the model's calls would refuse is refused here (prepare.h).
+  // `progress` is called in this thread, after each kernel. Returns the kernels. On a CPU there is
+  // nothing to build: the shape is checked, the list is empty.
+  std::vector<PreparedKernel> prepare(
+      const ModelShape& shape,
+      const std::function<void(const PrepareProgress&)>& progress = {}) const;
 
   // Between the two calls every command of this device is timed (see trace.h).
   void start_trace() const;

@@ -16,6 +16,7 @@
 #include "gyre/kv_pool.h"      // IWYU pragma: export
 #include "gyre/kv_snapshot.h"  // IWYU pragma: export
 #include "gyre/kv_write.h"     // IWYU pragma: export
+#include "gyre/prepare.h"      // IWYU pragma: export
 #include "gyre/rope.h"         // IWYU pragma: export
 #include "gyre/tensor.h"       // IWYU pragma: export
 #include "gyre/trace.h"        // IWYU pragma: export

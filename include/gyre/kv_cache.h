@@ -20,6 +20,8 @@ struct KvLayer {
   uint64_t window = 0;  // keys a query of this layer sees, its own included; 0: all
   uint64_t tail = 0;    // newest keys up to its own that a query sees in f16, others compressed
   uint64_t sinks = 0;   // the first tokens stay in f16
+
+  bool operator==(const KvLayer&) const = default;
 };
 
 // The usual choices for a whole model, for kv_layers().

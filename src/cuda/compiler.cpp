@@ -1,6 +1,7 @@
 #include "cuda/compiler.h"
 
 #include <cstring>
+#include <exception>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -13,12 +14,13 @@ namespace {
 
 class Program {
  public:
-  Program(const Nvrtc& nvrtc, const SourceFile& source) : nvrtc_(nvrtc) {
+  Program(const Nvrtc& nvrtc, const KernelSources& sources) : nvrtc_(nvrtc) {
     std::vector<const char*> names, texts;
-    for (const SourceFile& header : kernel_headers()) {
-      names.push_back(header.name.c_str());
-      texts.push_back(header.text.c_str());
+    for (const SourceFile* header : sources.headers) {
+      names.push_back(header->name.c_str());
+      texts.push_back(header->text.c_str());
     }
+    const SourceFile& source = *sources.source;
     const NvrtcResult result =
         nvrtc.create(&program_, source.text.c_str(), source.name.c_str(),
                      static_cast<int>(names.size()), texts.data(), names.data());
@@ -54,11 +56,11 @@ std::vector<std::string> option_list(const CompileJob& job) {
   return options;
 }
 
-const SourceFile& checked_source(const CompileJob& job) {
-  const SourceFile* const source = kernel_source(job.file);
-  if (source == nullptr)
+KernelSources checked_sources(const CompileJob& job) {
+  KernelSources sources = kernel_sources(job.file);
+  if (sources.source == nullptr)
     fail(ErrorCode::compile_failed, job.file, ": the library holds no such kernel file");
-  return *source;
+  return sources;
 }
 
 CacheKey key_of(const Nvrtc& nvrtc, const CompileJob& job) {
@@ -66,20 +68,20 @@ CacheKey key_of(const Nvrtc& nvrtc, const CompileJob& job) {
   key.add(nvrtc.version_text());
   key.add(job.name);
   for (const std::string& option : option_list(job)) key.add(option);
-  const SourceFile& source = checked_source(job);
-  key.add(source.name);
-  key.add(source.text);
-  for (const SourceFile& header : kernel_headers()) {
-    key.add(header.name);
-    key.add(header.text);
-  }
+  const KernelSources sources = checked_sources(job);
+  const auto add = [&](const SourceFile& file) {
+    key.add(file.name);
+    key.add(file.text);
+  };
+  add(*sources.source);
+  for (const SourceFile* header : sources.headers) add(*header);
   return key;
 }
 
 }  // namespace
 
 CompiledKernel compile(const Nvrtc& nvrtc, const CompileJob& job) {
-  const Program program(nvrtc, checked_source(job));
+  const Program program(nvrtc, checked_sources(job));
   const std::vector<std::string> options = option_list(job);
   std::vector<const char*> pointers;
   pointers.reserve(options.size());
@@ -104,11 +106,36 @@ CompiledKernel compile(const Nvrtc& nvrtc, const CompileJob& job) {
   return kernel;
 }
 
-CompiledKernel compile(const Nvrtc& nvrtc, const CompileJob& job, const KernelCache& cache) {
-  const CacheKey key = key_of(nvrtc, job);
-  if (std::optional<CompiledKernel> known = cache.load(key)) return std::move(*known);
-  CompiledKernel kernel = compile(nvrtc, job);
-  cache.store(key, kernel);
+KernelCompiler::Kernel KernelCompiler::get(const CompileJob& job) {
+  const CacheKey key = key_of(nvrtc_, job);
+  std::promise<Kernel> promise;
+  std::shared_future<Kernel> result;
+  bool is_mine = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [found, is_new] = in_progress_.try_emplace(key.text());
+    if (is_new) found->second = promise.get_future().share();
+    result = found->second;
+    is_mine = is_new;
+  }
+  if (!is_mine) return result.get();
+  try {
+    promise.set_value(make(key, job));
+  } catch (...) {
+    promise.set_exception(std::current_exception());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    in_progress_.erase(key.text());
+  }
+  return result.get();
+}
+
+KernelCompiler::Kernel KernelCompiler::make(const CacheKey& key, const CompileJob& job) const {
+  if (std::optional<CompiledKernel> known = cache_.load(key))
+    return std::make_shared<const CompiledKernel>(std::move(*known));
+  auto kernel = std::make_shared<const CompiledKernel>(compile(nvrtc_, job));
+  cache_.store(key, *kernel);
   return kernel;
 }
 

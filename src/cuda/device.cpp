@@ -1,13 +1,14 @@
 #include "cuda/device.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "cuda/compiler.h"
+#include "cuda/build_kernels.h"
 #include "cuda/device_list.h"
 #include "cuda/graph.h"
+#include "cuda/kernel_set.h"
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
+#include "cuda/offline_device.h"
 #include "cuda/stream.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/require.h"
@@ -24,12 +25,12 @@ class CudaDevice final : public DeviceImpl {
              std::span<const CudaKernel> table, std::span<const KernelUse> uses)
       : DeviceImpl(uses),
         info_(std::move(info)),
-        table_(table),
         context_(std::make_shared<Context>(ordinal)),
+        kernels_(table, context_->limits()),
         stream_(std::make_shared<Stream>(context_, options.check_each_launch, uses)),
         pool_(std::make_shared<BufferPool>(id(), device_memory(stream_),
                                            options.pool_limit_bytes.value_or(kKeepAll))),
-        kernel_cache_(options.kernel_cache) {}
+        compiler_(nvrtc(context_->api().version), options.kernel_cache) {}
   // Fences outlive the device; pipelines, which they name commands by, do not.
   ~CudaDevice() override { stream_->drain(); }
 
@@ -43,24 +44,29 @@ class CudaDevice final : public DeviceImpl {
   void wait() override { stream_->wait(); }
   uint64_t stream() const override { return stream_->handle(); }
 
+  // The build begins at once: what a recorded step needs is built several at a time.
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
-    const CudaKernel* const row = find(kernel);
-    if (row == nullptr) return nullptr;
-    return pipelines_.find_or_make(kernel, spec, [&] { return build(*row, spec); });
+    bool is_new = false;
+    const CudaPipeline* const found = find_pipeline(kernel, spec, &is_new);
+    if (found != nullptr && is_new) builds_.add([found] { found->build(); });
+    return found;
+  }
+  void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
+    build_kernels(builds_, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
+      const CudaPipeline* const pipeline = find_pipeline(*row.info, spec);
+      if (pipeline->is_built()) return true;
+      pipeline->finish();
+      return pipeline->from_cache();
+    });
   }
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
-    const CudaKernel* const row = find(kernel);
-    std::string name = row != nullptr ? row->name(spec) : "";
-    require(!name.empty(), "device.describe: no kernel ", kernel.name, " for this spec");
-    return name;
+    return kernels_.describe(kernel, spec);
   }
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
-    const CudaKernel* const row = find(kernel);
-    return row != nullptr && !row->name(spec).empty() && fits(*row, spec);
+    return kernels_.row(kernel, spec) != nullptr;
   }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
-    const CudaKernel* const row = find(kernel);
-    return row != nullptr && row->plan != nullptr && row->plan(problem, context_->limits(), plan);
+    return kernels_.plan(kernel, problem, plan);
   }
   uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
     return pipelines_.count(kernel);
@@ -80,46 +86,26 @@ class CudaDevice final : public DeviceImpl {
   }
 
  private:
-  const CudaKernel* find(const KernelInfo& kernel) const {
-    const auto row = std::find_if(table_.begin(), table_.end(),
-                                  [&](const CudaKernel& k) { return k.info == &kernel; });
-    return row != table_.end() ? &*row : nullptr;
+  // Null: there is none. Building it is left to the caller.
+  const CudaPipeline* find_pipeline(const KernelInfo& kernel, uint64_t spec,
+                                    bool* is_new = nullptr) {
+    return static_cast<const CudaPipeline*>(pipelines_.find_or_make(kernel, spec, [&] {
+      const CudaKernel* const row = kernels_.row(kernel, spec);
+      if (is_new != nullptr) *is_new = true;
+      return row != nullptr ? std::make_unique<CudaPipeline>(context_, compiler_, *row, spec)
+                            : nullptr;
+    }));
   }
-  bool fits(const CudaKernel& row, uint64_t spec) const {
-    return row.fits == nullptr || row.fits(spec, context_->limits());
-  }
-  std::unique_ptr<Pipeline> build(const CudaKernel& row, uint64_t spec) const;
 
   DeviceInfo info_;
-  std::span<const CudaKernel> table_;
   std::shared_ptr<const Context> context_;
+  KernelSet kernels_;
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<BufferPool> pool_;
-  KernelCache kernel_cache_;
+  KernelCompiler compiler_;
   PipelineCache pipelines_;
+  BuildQueue builds_;  // last: its threads work on all of the above
 };
-
-std::unique_ptr<Pipeline> CudaDevice::build(const CudaKernel& row, uint64_t spec) const {
-  const std::string name = row.name(spec);
-  const CudaLimits& limits = context_->limits();
-  if (name.empty() || !fits(row, spec)) return nullptr;
-  const Driver& api = context_->api();
-  const CompileJob job{row.file, name, row.options != nullptr ? row.options : "", limits.arch};
-  const CompiledKernel compiled = compile(nvrtc(api.version), job, kernel_cache_);
-  const Current current(*context_);
-  auto pipeline = std::make_unique<CudaPipeline>(context_, row, spec);
-  context_->check(api.module_load(&pipeline->module, compiled.cubin.data()), name.c_str());
-  CuFunction& function = pipeline->function;
-  context_->check(api.module_function(&function, pipeline->module, compiled.symbol.c_str()),
-                  name.c_str());
-  // Whatever a launch asks for: beyond 48 KiB a kernel needs leave.
-  int fixed = 0;
-  context_->check(api.function_get(&fixed, kCuStaticSharedBytes, function), "cuFuncGetAttribute");
-  context_->check(api.function_set(function, kCuMaxDynamicSharedBytes,
-                                   static_cast<int>(limits.shared_bytes_per_block) - fixed),
-                  "cuFuncSetAttribute");
-  return pipeline;
-}
 
 }  // namespace
 
@@ -133,6 +119,7 @@ std::shared_ptr<DeviceImpl> make_device(int ordinal, const DeviceOptions& option
 
 std::shared_ptr<DeviceImpl> open_device(std::string_view name, const DeviceOptions& options,
                                         std::span<const KernelUse> uses) {
+  if (is_offline(name)) return open_offline(name, options, uses);
   return make_device(checked_ordinal(name), options, kernel_table(), uses);
 }
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <system_error>
 
 #include "runtime/require.h"
@@ -24,12 +25,16 @@ struct Header {
   uint64_t check;  // of symbol and cubin
 };
 
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
 fs::path default_folder() {
   // The rules of XDG: a relative path is to be ignored.
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache == '/') return fs::path(cache) / "gyre";
-  const char* const home = std::getenv("HOME");
-  if (home != nullptr && *home == '/') return fs::path(home) / ".cache" / "gyre";
+  const std::string cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
+  if (cache.starts_with('/')) return fs::path(cache) / "gyre";
+  if (home.starts_with('/')) return fs::path(home) / ".cache" / "gyre";
   return {};
 }
 
@@ -41,6 +46,34 @@ uint64_t check_of(std::string_view symbol, std::string_view cubin) {
 }
 
 std::string_view view(const std::vector<char>& bytes) { return {bytes.data(), bytes.size()}; }
+
+fs::path entry(const fs::path& folder, const CacheKey& key) {
+  return folder / (key.text() + ".cubin");
+}
+
+std::optional<CompiledKernel> load_entry(const fs::path& folder, const CacheKey& key) {
+  const fs::path path = entry(folder, key);
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  if (error || bytes < sizeof(Header)) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  Header header{};
+  file.read(reinterpret_cast<char*>(&header), sizeof header);
+  const bool ours =
+      header.magic == kMagic && header.first == key.first() && header.second == key.second();
+  const uint64_t payload = bytes - sizeof header;
+  if (!file || !ours || header.symbol_bytes > payload ||
+      header.cubin_bytes != payload - header.symbol_bytes)
+    return std::nullopt;
+  CompiledKernel kernel;
+  kernel.from_cache = true;
+  kernel.symbol.resize(header.symbol_bytes);
+  kernel.cubin.resize(header.cubin_bytes);
+  file.read(kernel.symbol.data(), static_cast<std::streamsize>(header.symbol_bytes));
+  file.read(kernel.cubin.data(), static_cast<std::streamsize>(header.cubin_bytes));
+  if (!file || check_of(kernel.symbol, view(kernel.cubin)) != header.check) return std::nullopt;
+  return kernel;
+}
 
 }  // namespace
 
@@ -67,34 +100,23 @@ std::string CacheKey::text() const {
 }
 
 KernelCache::KernelCache(const std::string& option) {
-  if (option == "off") return;
-  folder_ = option.empty() ? default_folder() : fs::path(option);
+  const std::string wanted = option.empty() ? variable("GYRE_KERNEL_CACHE") : option;
+  if (wanted == "off") return;
+  folder_ = wanted.empty() ? default_folder() : fs::path(wanted);
+  std::istringstream folders(variable("GYRE_KERNEL_PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (!folder.empty()) carried_.emplace_back(folder);
+  }
 }
 
-fs::path KernelCache::entry(const CacheKey& key) const { return folder_ / (key.text() + ".cubin"); }
-
 std::optional<CompiledKernel> KernelCache::load(const CacheKey& key) const {
-  if (folder_.empty()) return std::nullopt;
-  const fs::path path = entry(key);
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  if (error || bytes < sizeof(Header)) return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  Header header{};
-  file.read(reinterpret_cast<char*>(&header), sizeof header);
-  const bool ours =
-      header.magic == kMagic && header.first == key.first() && header.second == key.second();
-  const uint64_t payload = bytes - sizeof header;
-  if (!file || !ours || header.symbol_bytes > payload ||
-      header.cubin_bytes != payload - header.symbol_bytes)
-    return std::nullopt;
-  CompiledKernel kernel;
-  kernel.symbol.resize(header.symbol_bytes);
-  kernel.cubin.resize(header.cubin_bytes);
-  file.read(kernel.symbol.data(), static_cast<std::streamsize>(header.symbol_bytes));
-  file.read(kernel.cubin.data(), static_cast<std::streamsize>(header.cubin_bytes));
-  if (!file || check_of(kernel.symbol, view(kernel.cubin)) != header.check) return std::nullopt;
-  return kernel;
+  if (!folder_.empty()) {
+    if (std::optional<CompiledKernel> kernel = load_entry(folder_, key)) return kernel;
+  }
+  for (const fs::path& folder : carried_) {
+    if (std::optional<CompiledKernel> kernel = load_entry(folder, key)) return kernel;
+  }
+  return std::nullopt;
 }
 
 void KernelCache::store(const CacheKey& key, const CompiledKernel& kernel) const {
@@ -102,7 +124,7 @@ void KernelCache::store(const CacheKey& key, const CompiledKernel& kernel) const
   static std::atomic<uint64_t> next{0};
   std::error_code error;
   fs::create_directories(folder_, error);
-  const fs::path path = entry(key);
+  const fs::path path = entry(folder_, key);
   // A name that no other writer has; the rename is atomic.
   const fs::path draft = join(path.string(), ".", getpid(), ".", next.fetch_add(1), ".part");
   const Header header{kMagic,

@@ -13,6 +13,7 @@ struct CompiledKernel {
   std::string symbol;  // of the entry point
   std::vector<char> cubin;
   std::string log;  // what the compiler said; empty when it came from the cache
+  bool from_cache = false;
 };
 
 // 128 bits of everything that a compilation depends on, from two hashes that share no step.
@@ -30,12 +31,14 @@ class CacheKey {
   uint64_t second_ = 0x9E3779B97F4A7C15u;
 };
 
-// Compiled kernels as files of one folder. An entry that is damaged counts as missing; processes
+// Compiled kernels as files of one folder, and of others that are only read: a package's or an
+// image's. An entry that is damaged counts as missing; processes
 // that write one at the same time leave a whole one. What cannot be written is not kept: the cache
 // never fails a compilation. Thread-safe.
 class KernelCache {
  public:
-  // As in DeviceOptions::kernel_cache: empty for the folder of the XDG rules, "off" for none.
+  // As in DeviceOptions::kernel_cache: empty for GYRE_KERNEL_CACHE, else the folder of the XDG
+  // rules; "off" for none.
   explicit KernelCache(const std::string& option);
 
   const std::filesystem::path& folder() const { return folder_; }  // empty: off
@@ -43,9 +46,8 @@ class KernelCache {
   void store(const CacheKey& key, const CompiledKernel& kernel) const;
 
  private:
-  std::filesystem::path entry(const CacheKey& key) const;
-
   std::filesystem::path folder_;
+  std::vector<std::filesystem::path> carried_;  // GYRE_KERNEL_PATH: only read
 };
 
 }  // namespace gyre::cuda

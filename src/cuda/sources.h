@@ -20,9 +20,12 @@ struct SourceFile {
   std::string text;
 };
 
-// What kernels may include: src/abi and the .cuh files, by their path in src.
-const std::vector<SourceFile>& kernel_headers();
-const SourceFile* kernel_source(
-    std::string_view file);  // "kv_copy.cu", "attention/decode.cu"; null: unknown
+// A kernel file and the headers that it includes, directly or not: of src/abi and the .cuh files,
+// by their path in src.
+struct KernelSources {
+  const SourceFile* source = nullptr;  // null: unknown
+  std::vector<const SourceFile*> headers;
+};
+KernelSources kernel_sources(std::string_view file);  // "kv_copy.cu", "attention/decode.cu"
 
 }  // namespace gyre::cuda

@@ -4,21 +4,17 @@
 #include <iterator>
 #include <utility>
 
+#include "cuda/pipeline.h"
 #include "cuda/submission.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
-CudaPipeline::~CudaPipeline() {
-  if (module == nullptr) return;
-  const Current current(*context);
-  context->api().module_unload(module);
-}
 
 Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits) {
   const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
   const void* const values = list.params_of(command);
-  function = pipeline.function;
-  shape = pipeline.row->launch(values, pipeline.spec, limits);
+  function = pipeline.function();
+  shape = pipeline.row().launch(values, pipeline.spec, limits);
   std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
   params[0] = const_cast<void*>(values);  // the driver only reads
   params[1] = &args;

@@ -9,21 +9,11 @@
 #include <vector>
 
 #include "cuda/context.h"
+#include "cuda/kernel.h"
 #include "runtime/command_list.h"
 #include "runtime/device_impl.h"
 
 namespace gyre::cuda {
-
-struct CudaPipeline final : Pipeline {
-  std::shared_ptr<const Context> context;
-  const CudaKernel* row;
-  CuModule module = nullptr;
-  CuFunction function = nullptr;
-
-  CudaPipeline(std::shared_ptr<const Context> owner, const CudaKernel& table_row, uint64_t key)
-      : Pipeline(*table_row.info, key), context(std::move(owner)), row(&table_row) {}
-  ~CudaPipeline() override;
-};
 
 // One command as the driver takes it. Points into itself and into the list.
 struct Prepared {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,7 +11,9 @@
 
 namespace gyre {
 
-// What a backend builds for one (kernel, spec). Backends derive from it.
+// What a backend builds for one (kernel, spec). Backends derive from it. Where building takes long
+// it goes on after the pipeline was handed out: commands can be recorded with it, and what runs
+// them calls finish() first.
 struct Pipeline {
   const KernelInfo* kernel = nullptr;
   uint64_t spec = 0;
@@ -19,6 +22,20 @@ struct Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
   virtual ~Pipeline() = default;
+
+  bool is_built() const { return built_.load(std::memory_order_acquire); }
+  // Returns when it is built; throws why it cannot be.
+  void finish() const {
+    if (!is_built()) wait();
+  }
+
+ protected:
+  void set_built(bool built) const { built_.store(built, std::memory_order_release); }
+
+ private:
+  virtual void wait() const {}
+
+  mutable std::atomic<bool> built_{true};
 };
 
 struct Command {
@@ -39,6 +56,10 @@ struct CommandList {
     return params.data() + command.params_offset;
   }
   const uint64_t* args_of(const Command& command) const { return args.data() + command.first_arg; }
+  // Before any of it runs.
+  void finish_pipelines() const {
+    for (const Command& command : commands) command.pipeline->finish();
+  }
   void clear() {
     commands.clear();
     params.clear();

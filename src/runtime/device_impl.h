@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "gyre/device.h"
@@ -32,6 +34,22 @@ class GraphImpl {
   CommandNotes notes;  // of the list; the runtime's
 };
 
+// What a pipeline is found by.
+struct KernelKey {
+  const KernelInfo* kernel = nullptr;
+  uint64_t spec = 0;
+
+  bool operator==(const KernelKey&) const = default;
+};
+
+struct BuiltKernel {
+  std::string name;
+  bool compiled = false;  // false: it came from a cache
+  double seconds = 0;
+  uint64_t done = 0, all = 0;  // of this build
+};
+using BuildCallback = std::function<void(const BuiltKernel&)>;
+
 // The only virtual interface of a backend. It never learns the name of an op. Thread-safe.
 class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
  public:
@@ -45,7 +63,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual std::shared_ptr<Storage> allocate(uint64_t bytes) = 0;  // zero-filled
   virtual std::shared_ptr<Storage> wrap(const Storage::Block& block,
                                         std::shared_ptr<void> owner) = 0;
-  virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;  // null: not here
+  // Null: not here. It may still be building, see Pipeline.
+  virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;
   virtual std::string describe(const KernelInfo& kernel, uint64_t spec) const = 0;  // how it works
   // Whether pipeline() can have one. Builds nothing.
   virtual bool has(const KernelInfo& kernel, uint64_t spec) const = 0;
@@ -55,6 +74,14 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   // nothing.
   virtual bool plan(const KernelInfo& /*kernel*/, const void* /*problem*/, void* /*plan*/) const {
     return false;
+  }
+  // Builds pipelines ahead, several at a time, and returns when all are there. `built` is told of
+  // each kernel that took building, in the caller's thread. Throws, at the end, why one cannot be.
+  // Nothing where pipeline() has nothing to build.
+  virtual void build(std::span<const KernelKey> /*keys*/, const BuildCallback& /*built*/) {}
+  // Devices whose plans decide what build() is for: this one, unless it stands for several.
+  virtual std::vector<std::shared_ptr<const DeviceImpl>> stands_for() const {
+    return {shared_from_this()};
   }
   virtual uint32_t loaded_pipelines(const KernelInfo& kernel) const = 0;
   // A null fence means the work is complete.

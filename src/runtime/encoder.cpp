@@ -125,6 +125,7 @@ void Encoder::clear() {
 Fence Encoder::submit() {
   Recording recording(*this, "encoder.submit");
   recorder_->notes_.check("encoder.submit");
+  recording.list().finish_pipelines();
   Fence fence(recorder_->device_->submit(recording.list()));
   recording.reset(ListFate::submitted);
   return fence;
@@ -133,6 +134,7 @@ Fence Encoder::submit() {
 Fence Encoder::submit_on(uint64_t stream) {
   Recording recording(*this, "encoder.submit_on");
   recorder_->notes_.check("encoder.submit_on");
+  recording.list().finish_pipelines();
   Fence fence(recorder_->device_->submit_on(stream, recording.list()));
   recording.reset(ListFate::submitted);
   return fence;
@@ -145,6 +147,7 @@ Graph Encoder::instantiate() {
             "encoder.instantiate: ", command.pipeline->kernel->name,
             " holds for one moment and cannot be replayed; submit it before each replay");
   }
+  recording.list().finish_pipelines();
   Graph graph(device_, recorder_->device_->instantiate(recording.list()));
   recorder_->notes_.tell(ListFate::kept, recorder_.get());
   graph.impl_->notes = std::move(recorder_->notes_);

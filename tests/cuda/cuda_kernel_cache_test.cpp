@@ -143,7 +143,35 @@ class Variable {
   std::optional<std::string> before_;
 };
 
+// Folders that a package or an image carries: read, never written.
+TEST_F(KernelCacheTest, ReadsCarriedFolders) {
+  const CacheKey key = key_of({"a"}), other = key_of({"b"});
+  const fs::path carried = folder_ / "carried", mine = folder_ / "mine";
+  KernelCache(carried.string()).store(key, some_kernel());
+  const std::string path = "/nowhere::" + carried.string();
+  const Variable variable("GYRE_KERNEL_PATH", path.c_str());
+  const KernelCache cache(mine.string());
+  const std::optional<CompiledKernel> found = cache.load(key);
+  ASSERT_TRUE(found);
+  EXPECT_TRUE(found->from_cache);
+  EXPECT_FALSE(cache.load(other));
+  cache.store(other, some_kernel());
+  EXPECT_TRUE(cache.load(other));
+  EXPECT_FALSE(KernelCache(carried.string()).load(other));
+  EXPECT_FALSE(KernelCache("off").load(key)) << "off is off";
+}
+
+TEST(KernelCacheFolder, FollowsTheVariable) {
+  const Variable home("HOME", "/home/somebody");
+  const Variable cache("GYRE_KERNEL_CACHE", "/kernels");
+  EXPECT_EQ(KernelCache("").folder(), "/kernels");
+  EXPECT_EQ(KernelCache("/given").folder(), "/given");
+  const Variable off("GYRE_KERNEL_CACHE", "off");
+  EXPECT_TRUE(KernelCache("").folder().empty());
+}
+
 TEST(KernelCacheFolder, FollowsTheRulesOfXdg) {
+  const Variable none("GYRE_KERNEL_CACHE", nullptr);
   const Variable home("HOME", "/home/somebody");
   {
     const Variable cache("XDG_CACHE_HOME", "/elsewhere");

@@ -3,14 +3,22 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <barrier>
 #include <filesystem>
+#include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "abi/attention_plan.h"
+#include "cuda/compiler.h"
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
+#include "ops/cache_ops.h"
 #include "runtime/recorder.h"
 
 namespace gyre::test {
@@ -86,6 +94,7 @@ TEST_F(CudaPipelines, RecordingCompilesWhatItDispatches) {
     Encoder encoder(device);
     attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out}, {.length = 4096});
     EXPECT_EQ(encoder.size(), 1u);
+    encoder.submit();
   };
   record();
   EXPECT_EQ(device.impl()->loaded_pipelines(kAttentionDecode.info), 1u);
@@ -95,7 +104,7 @@ TEST_F(CudaPipelines, RecordingCompilesWhatItDispatches) {
   EXPECT_EQ(compiled(), 1);
 }
 
-int names = 0;  // how often a kernel's name was asked for: every build begins so
+std::atomic<int> names = 0;  // how often a kernel's name was asked for: every build begins so
 std::string no_name(uint64_t) {
   ++names;
   return "";
@@ -117,13 +126,78 @@ TEST_F(CudaPipelines, ANoIsRemembered) {
     EXPECT_EQ(device.impl()->pipeline(kRope.info, 0), nullptr) << "in no table";
   }
   EXPECT_EQ(names, 1);
-  names = 0;
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"cache.cu", "no_such_kernel"},
-                             [&] { device.impl()->pipeline(kKvExtend.info, 0); }));
-  }
-  EXPECT_EQ(names, 1);
+  const auto fails = [&] {
+    return throws_error(ErrorCode::compile_failed, {"cache.cu", "no_such_kernel"},
+                        [&] { device.impl()->pipeline(kKvExtend.info, 0)->finish(); });
+  };
+  EXPECT_TRUE(fails());
+  const int once = names;
+  EXPECT_TRUE(fails());
+  EXPECT_TRUE(fails());
+  EXPECT_EQ(names, once) << "built again";
+  EXPECT_EQ(device.impl()->loaded_pipelines(kKvExtend.info), 0u);
   EXPECT_EQ(compiled(), 0);
+}
+
+// What cannot be built is thrown before anything runs, every time; the list stays as it was.
+TEST_F(CudaPipelines, SubmitRefusesWhatDoesNotCompile) {
+  const cuda::CudaKernel table[] = {
+      {&kBytesCopy.info, "cache.cu", cuda::name_bytes_copy, cuda::launch_bytes_copy},
+      {&kKvExtend.info, "cache.cu", no_kernel, cuda::launch_kv_extend},
+  };
+  const Device device(cuda::make_device(0, options(), table));
+  const Tensor from = device.tensor(DType::u8, {256}), to = device.tensor(DType::u8, {256});
+  const std::vector<uint8_t> ones(256, 1);
+  from.write_from(std::span<const uint8_t>(ones));
+  Encoder encoder(device);
+  copy_bytes(encoder, from, to);
+  extend_cache(encoder, device.tensor(DType::u8, {sizeof(abi::KvState)}),
+               device.tensor(DType::i32, {1}), {});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(
+        throws_error(ErrorCode::compile_failed, {"no_such_kernel"}, [&] { encoder.submit(); }));
+    EXPECT_EQ(encoder.size(), 2u);
+  }
+  std::vector<uint8_t> seen(256, 7);
+  to.read_to(std::span<uint8_t>(seen));
+  EXPECT_EQ(seen, std::vector<uint8_t>(256, 0));
+}
+
+// Recording does not wait for compilers: both kernels are on their way when submit() waits.
+TEST_F(CudaPipelines, AStepIsBuiltSeveralAtATime) {
+  const Device device = Device::open("cuda:0", options());
+  const Tensor x = device.tensor(DType::f16, {1, 2, 64});
+  const Tensor positions = device.tensor(DType::i32, {1});
+  Encoder encoder(device);
+  rope(encoder, {.x = x, .positions = positions, .out = x});
+  norm_rope(encoder, {.x = x, .positions = positions, .out = x});
+  EXPECT_EQ(encoder.size(), 2u);
+  encoder.submit();
+  EXPECT_EQ(device.impl()->loaded_pipelines(kRope.info), 2u);
+  EXPECT_EQ(compiled(), 2);
+}
+
+// Specs that differ in what the kernel reads at run time have one kernel: compiled once, also by
+// threads that ask at the same time.
+TEST_F(CudaPipelines, OneKernelIsCompiledOnce) {
+  cuda::KernelCompiler compiler(cuda::nvrtc(0), options().kernel_cache);
+  const cuda::CompileJob job{"cache.cu", "gyre::cuda::kv_extend", "", 90};
+  constexpr int kThreads = 4;
+  std::barrier start(kThreads);
+  std::array<cuda::KernelCompiler::Kernel, kThreads> got;
+  std::vector<std::thread> threads;
+  for (auto& one : got) {
+    threads.emplace_back([&] {
+      start.arrive_and_wait();
+      one = compiler.get(job);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::set<cuda::KernelCompiler::Kernel> built;
+  for (const auto& one : got) {
+    if (!one->from_cache) built.insert(one);  // who comes late reads the file
+  }
+  EXPECT_EQ(built.size(), 1u);
 }
 
 }  // namespace

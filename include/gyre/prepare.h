@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gyre/dtype.h"
+#include "gyre/kv_cache.h"
+#include "gyre/rope.h"
+
+namespace gyre {
+
+// What decides which kernels a model needs, for Device::prepare().
+struct ModelShape {
+  uint64_t heads = 0;
+  uint64_t kv_heads = 0;
+  uint64_t head_dim = 0;
+  uint64_t v_head_dim = 0;                    // 0: head_dim
+  std::vector<KvLayer> layers = {KvLayer{}};  // those that are alike once, or all
+  uint64_t context = 0;  // most tokens of a sequence: KvCache's capacity, KvBatch's max_length
+  uint64_t step_tokens = 512;        // most tokens of a sequence in one step
+  DType dtype = DType::f16;          // of q, k and v
+  std::optional<DType> out_dtype{};  // of attention's output; none: dtype
+  // rope, or norm_rope, of q and k as they come; none: the model has no rope.
+  std::optional<RopeOptions> rope = RopeOptions{};
+  bool norm = false;
+  bool tree = false;      // KvCache: AttendInputs::tree will be given
+  bool use_cache = true;  // KvCache
+  bool use_batch = true;  // KvPool and KvBatch
+  uint64_t page_tokens = 64;
+  uint64_t max_sequences = 64;  // KvBatch's
+};
+
+struct PreparedKernel {
+  std::string name{};     // as the compiler takes it
+  bool compiled = false;  // false: it was in the kernel cache
+  double seconds = 0;     // until it was there
+};
+
+// Kernels so far, and the one that came last.
+struct PrepareProgress {
+  uint64_t done = 0;
+  uint64_t all = 0;
+  const PreparedKernel& kernel;
+};
+
+using PrepareCallback = std::function<void(const PrepareProgress&)>;
+
+}  // namespace gyre

@@ -1,0 +1,33 @@
+#include "cuda/kernel_set.h"
+
+#include <algorithm>
+
+#include "runtime/require.h"
+
+namespace gyre::cuda {
+
+const CudaKernel* KernelSet::find(const KernelInfo& kernel) const {
+  const auto row =
+      std::ranges::find_if(table_, [&](const CudaKernel& k) { return k.info == &kernel; });
+  return row != table_.end() ? &*row : nullptr;
+}
+
+const CudaKernel* KernelSet::row(const KernelInfo& kernel, uint64_t spec) const {
+  const CudaKernel* const row = find(kernel);
+  if (row == nullptr || row->name(spec).empty()) return nullptr;
+  return row->fits == nullptr || row->fits(spec, limits_) ? row : nullptr;
+}
+
+std::string KernelSet::describe(const KernelInfo& kernel, uint64_t spec) const {
+  const CudaKernel* const row = find(kernel);
+  std::string name = row != nullptr ? row->name(spec) : "";
+  require(!name.empty(), "device.describe: no kernel ", kernel.name, " for this spec");
+  return name;
+}
+
+bool KernelSet::plan(const KernelInfo& kernel, const void* problem, void* plan) const {
+  const CudaKernel* const row = find(kernel);
+  return row != nullptr && row->plan != nullptr && row->plan(problem, limits_, plan);
+}
+
+}  // namespace gyre::cuda

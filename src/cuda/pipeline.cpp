@@ -1,0 +1,79 @@
+#include "cuda/pipeline.h"
+
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace gyre::cuda {
+
+CompileJob compile_job(const CudaKernel& row, uint64_t spec, const CudaLimits& limits) {
+  return {row.file, row.name(spec), row.options != nullptr ? row.options : "", limits.arch};
+}
+
+CudaPipeline::CudaPipeline(std::shared_ptr<const Context> context, KernelCompiler& compiler,
+                           const CudaKernel& row, uint64_t key)
+    : Pipeline(*row.info, key), context_(std::move(context)), compiler_(compiler), row_(row) {
+  set_built(false);
+}
+
+CudaPipeline::~CudaPipeline() {
+  if (module_ == nullptr) return;
+  const Current current(*context_);
+  context_->api().module_unload(module_);
+}
+
+void CudaPipeline::build() const noexcept {
+  std::unique_lock lock(mutex_);
+  if (state_ == State::idle) build(lock);
+}
+
+void CudaPipeline::wait() const {
+  std::unique_lock lock(mutex_);
+  if (state_ == State::idle) build(lock);
+  done_.wait(lock, [this] { return state_ != State::building; });
+  if (!error_) return;
+  const Error error = *error_;
+  if (error.code() != ErrorCode::compile_failed) state_ = State::idle;
+  throw error;
+}
+
+void CudaPipeline::build(std::unique_lock<std::mutex>& lock) const {
+  state_ = State::building;
+  error_.reset();
+  lock.unlock();
+  std::optional<Error> error;
+  try {
+    load();
+  } catch (const Error& caught) {
+    error = caught;
+  } catch (const std::bad_alloc&) {
+    error = Error(ErrorCode::out_of_memory, "the host's memory is short");
+  } catch (const std::exception& caught) {
+    error = Error(ErrorCode::io, caught.what());
+  }
+  lock.lock();
+  error_ = std::move(error);
+  state_ = State::done;
+  set_built(!error_);
+  done_.notify_all();
+}
+
+void CudaPipeline::load() const {
+  const CudaLimits& limits = context_->limits();
+  const Driver& api = context_->api();
+  const CompileJob job = compile_job(row_, spec, limits);
+  const KernelCompiler::Kernel compiled = compiler_.get(job);
+  const char* const name = job.name.c_str();
+  const Current current(*context_);
+  if (module_ == nullptr) context_->check(api.module_load(&module_, compiled->cubin.data()), name);
+  context_->check(api.module_function(&function_, module_, compiled->symbol.c_str()), name);
+  // Whatever a launch asks for: beyond 48 KiB a kernel needs leave.
+  int fixed = 0;
+  context_->check(api.function_get(&fixed, kCuStaticSharedBytes, function_), "cuFuncGetAttribute");
+  context_->check(api.function_set(function_, kCuMaxDynamicSharedBytes,
+                                   static_cast<int>(limits.shared_bytes_per_block) - fixed),
+                  "cuFuncSetAttribute");
+  from_cache_ = compiled->from_cache;
+}
+
+}  // namespace gyre::cuda

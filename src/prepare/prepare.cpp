@@ -1,0 +1,32 @@
+#include "gyre/prepare.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "gyre/device.h"
+#include "prepare/record_model.h"
+#include "runtime/dry_device.h"
+#include "runtime/require.h"
+
+namespace gyre {
+
+std::vector<PreparedKernel> Device::prepare(const ModelShape& shape,
+                                            const PrepareCallback& progress) const {
+  require(impl_ != nullptr, "device.prepare: the handle was moved from");
+  std::vector<KernelKey> keys;
+  for (const std::shared_ptr<const DeviceImpl>& target : impl_->stands_for()) {
+    const auto dry = std::make_shared<DryDevice>(target);
+    record_model(Device(dry), shape);
+    for (const KernelKey& key : dry->needed()) {
+      if (std::ranges::find(keys, key) == keys.end()) keys.push_back(key);
+    }
+  }
+  std::vector<PreparedKernel> made;
+  impl_->build(keys, [&](const BuiltKernel& built) {
+    made.push_back({built.name, built.compiled, built.seconds});
+    if (progress) progress({built.done, built.all, made.back()});
+  });
+  return made;
+}
+
+}  // namespace gyre

@@ -1,0 +1,275 @@
+// Device::prepare: after it, a model's steps compile nothing. Runs with the fake driver and the
+// fake NVRTC, so that every shape is cheap; skipped without a CUDA device.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "expect_error.h"
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_fake(const DeviceInfo& info) {
+  return info.available && info.description.starts_with("Fake GPU");
+}
+
+class Prepare : public testing::Test {
+ protected:
+  Prepare() : folder_(fs::temp_directory_path() / ("gyre_prepare_" + std::to_string(getpid()))) {
+    fs::remove_all(folder_);
+    setenv("GYRE_FAKE_GPU", "132", 1);
+  }
+  ~Prepare() override {
+    fs::remove_all(folder_);
+    unsetenv("GYRE_FAKE_GPU");
+  }
+  // Real compilers would take minutes.
+  void SetUp() override {
+    for (const DeviceInfo& info : devices()) {
+      if (info.name == "cuda:0" && is_fake(info)) return;
+    }
+    GTEST_SKIP() << "needs the fake driver and NVRTC";
+  }
+
+  DeviceOptions options() const { return {.kernel_cache = folder_.string()}; }
+  // Every compilation leaves a file.
+  long compiled() const {
+    if (!fs::exists(folder_)) return 0;
+    return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
+  }
+  static uint32_t loaded(const Device& device) {
+    uint32_t sum = 0;
+    for (const KernelDescription& kernel : device.kernels()) sum += kernel.loaded;
+    return sum;
+  }
+
+  fs::path folder_;
+};
+
+struct NamedShape {
+  const char* name;
+  ModelShape shape;
+};
+
+std::vector<NamedShape> shapes() {
+  using enum KvFormat;
+  ModelShape llama{.heads = 32, .kv_heads = 8, .head_dim = 128, .context = 8192};
+  std::vector<NamedShape> all = {{"llama", llama}};
+  ModelShape f16_only = llama;
+  f16_only.layers = {{.k = KvFormat::f16, .v = KvFormat::f16}};
+  all.push_back({"f16", f16_only});
+  ModelShape gemma{.heads = 16, .kv_heads = 8, .head_dim = 256, .context = 8192};
+  gemma.layers = kv_layers(2, {.layer = {tq8, tq4, 0, 128, 4}, .window = 1024, .full_every = 2});
+  gemma.norm = true;
+  gemma.dtype = DType::bf16;
+  all.push_back({"window, tail, sinks", gemma});
+  ModelShape phi{.heads = 32, .kv_heads = 32, .head_dim = 96, .context = 4096, .step_tokens = 100};
+  phi.layers = {{.k = tq3, .v = tq3}};
+  phi.page_tokens = 16;
+  all.push_back({"96", phi});
+  ModelShape uneven{
+      .heads = 16, .kv_heads = 4, .head_dim = 192, .v_head_dim = 128, .context = 1000};
+  uneven.tree = true;
+  all.push_back({"192/128", uneven});
+  ModelShape small{.heads = 7, .kv_heads = 1, .head_dim = 64, .context = 20};
+  small.out_dtype = DType::f32;
+  small.rope = std::nullopt;
+  all.push_back({"short", small});
+  return all;
+}
+
+uint64_t value_dim(const ModelShape& m) { return m.v_head_dim != 0 ? m.v_head_dim : m.head_dim; }
+
+struct Rows {
+  Tensor q, k, v, out;
+  Rows(const Device& device, const ModelShape& m, uint64_t tokens)
+      : q(device.tensor(m.dtype, {tokens, m.heads, m.head_dim})),
+        k(device.tensor(m.dtype, {tokens, m.kv_heads, m.head_dim})),
+        v(device.tensor(m.dtype, {tokens, m.kv_heads, value_dim(m)})),
+        out(device.tensor(m.out_dtype.value_or(m.dtype), {tokens, m.heads, value_dim(m)})) {}
+};
+
+void turn(Encoder& encoder, const ModelShape& m, const Rows& rows, const Tensor& positions) {
+  if (m.norm) {
+    norm_rope(encoder, {.x = rows.q, .positions = positions, .out = rows.q});
+  } else if (m.rope) {
+    rope(encoder, {.x = rows.q, .positions = positions, .out = rows.q});
+  }
+}
+
+void run_cache(const Device& device, const ModelShape& m, uint64_t tokens, bool tree) {
+  KvCache cache(device, {.kv_heads = m.kv_heads,
+                         .head_dim = m.head_dim,
+                         .v_head_dim = m.v_head_dim,
+                         .capacity = m.context,
+                         .layers = m.layers,
+                         .step_tokens = m.step_tokens});
+  const Rows rows(device, m, tokens);
+  Encoder encoder(device);
+  cache.extend(encoder, tokens);
+  turn(encoder, m, rows, cache.positions(tokens));
+  const Tensor mask = tree ? device.tensor(DType::u8, {tokens, tokens}) : Tensor();
+  for (uint64_t i = 0; i < m.layers.size(); ++i) {
+    cache.append(encoder, i, rows.k, rows.v);
+    cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree = mask});
+  }
+  encoder.submit();
+  const KvCache copy = cache.fork(encoder);
+  cache.truncate(encoder, 1);
+  encoder.submit();
+}
+
+void run_batch(const Device& device, const ModelShape& m, uint64_t tokens, bool prompt) {
+  const KvPool pool(device, {.kv_heads = m.kv_heads,
+                             .head_dim = m.head_dim,
+                             .v_head_dim = m.v_head_dim,
+                             .layers = m.layers,
+                             .pages = m.context / m.page_tokens + 4,
+                             .page_tokens = m.page_tokens,
+                             .step_tokens = m.step_tokens});
+  KvBatch batch(pool, {.max_sequences = 2,
+                       .max_tokens = tokens + 1,
+                       .max_queries = tokens,
+                       .max_length = m.context});
+  KvSequence a = pool.sequence();
+  Encoder encoder(device);
+  const auto step = [&](std::vector<KvStep> steps) {
+    batch.begin(encoder, steps);
+    encoder.submit();
+    const Rows rows(device, m, batch.tokens());
+    turn(encoder, m, rows, batch.positions());
+    for (uint64_t i = 0; i < m.layers.size(); ++i) {
+      batch.append(encoder, i, rows.k, rows.v);
+      batch.attend(encoder, i, {.q = rows.q, .out = rows.out});
+    }
+    encoder.submit();
+  };
+  step({{a, tokens, prompt}});
+  if (a.length() == m.context) return;
+  KvSequence b = a.fork();
+  step({{a, 1}, {b, 1}});
+}
+
+TEST_F(Prepare, AStepCompilesNothingAfterIt) {
+  for (const auto& [name, shape] : shapes()) {
+    fs::remove_all(folder_);
+    const Device device = Device::open("cuda:0", options());
+    uint64_t told = 0;
+    const std::vector<PreparedKernel> made = device.prepare(shape, [&](const PrepareProgress& now) {
+      EXPECT_EQ(now.done, ++told);
+      EXPECT_TRUE(now.kernel.compiled) << now.kernel.name;
+    });
+    EXPECT_EQ(made.size(), told) << name;
+    EXPECT_EQ(compiled(), static_cast<long>(told)) << name;
+    const uint32_t before = loaded(device);
+    EXPECT_GE(before, told) << name;
+    const uint64_t most = std::min(shape.step_tokens, shape.context);
+    for (const uint64_t tokens : {1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33, 64, 65, 77, 200, 512}) {
+      if (tokens > most) break;
+      for (const bool tree : {false, true}) {
+        if (!tree || (shape.tree && tokens <= 64)) run_cache(device, shape, tokens, tree);
+      }
+      for (const bool prompt : {false, true}) run_batch(device, shape, tokens, prompt);
+      ASSERT_EQ(compiled(), static_cast<long>(told)) << name << ", " << tokens << " tokens";
+    }
+    // Pipelines that differ only in what a kernel reads at run time may be new; kernels are not.
+    EXPECT_EQ(loaded(device), before) << name;
+  }
+}
+
+TEST_F(Prepare, FindsWhatIsThere) {
+  const ModelShape shape = shapes()[0].shape;
+  const size_t count = Device::open("cuda:0", options()).prepare(shape).size();
+  const Device again = Device::open("cuda:0", options());
+  for (int i = 0; i < 2; ++i) {  // from the folder, then from the device
+    const std::vector<PreparedKernel> made = again.prepare(shape);
+    EXPECT_EQ(made.size(), count);
+    for (const PreparedKernel& kernel : made) EXPECT_FALSE(kernel.compiled) << kernel.name;
+  }
+}
+
+TEST_F(Prepare, LeavesOutWhatIsNotUsed) {
+  ModelShape shape = shapes()[0].shape;
+  const auto names = [&] {
+    fs::remove_all(folder_);
+    std::string all;
+    for (const PreparedKernel& kernel : Device::open("cuda:0", options()).prepare(shape))
+      all += kernel.name + "\n";
+    return all;
+  };
+  shape.use_batch = false;
+  const std::string cache = names();
+  EXPECT_NE(cache.find("kv_append<"), std::string::npos) << cache;
+  EXPECT_EQ(cache.find("kv_write<"), std::string::npos) << cache;
+  shape.use_batch = true, shape.use_cache = false, shape.rope = std::nullopt;
+  const std::string batch = names();
+  EXPECT_EQ(batch.find("kv_append<"), std::string::npos) << batch;
+  EXPECT_EQ(batch.find("rope<"), std::string::npos) << batch;
+  EXPECT_NE(batch.find("kv_write<"), std::string::npos) << batch;
+}
+
+// Without the GPU, for its architecture: a device of it then has all it needs.
+TEST_F(Prepare, WorksWithoutTheGpu) {
+  const Device offline = Device::open("cuda:sm_90", options());
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:sm_90", "only compiles"},
+                           [&] { offline.tensor(DType::f32, {1}); }));
+  for (const auto& [name, shape] : shapes()) {
+    offline.prepare(shape);
+    for (const char* multiprocessors : {"132", "114", "78"}) {
+      setenv("GYRE_FAKE_GPU", multiprocessors, 1);
+      for (const PreparedKernel& kernel : Device::open("cuda:0", options()).prepare(shape))
+        EXPECT_FALSE(kernel.compiled) << name << " " << multiprocessors << ": " << kernel.name;
+    }
+  }
+  for (const char* wrong : {"cuda:sm_", "cuda:sm_9", "cuda:sm_90x", "cuda:sm_99999999999"})
+    EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, {wrong, "cuda:sm_90"},
+                             [&] { Device::open(wrong, options()); }));
+}
+
+void expect_refusals(const Device& device) {
+  const ModelShape good{.heads = 8, .kv_heads = 2, .head_dim = 64, .context = 256};
+  const auto refuses = [&](std::vector<std::string> words, auto change) {
+    ModelShape shape = good;
+    change(shape);
+    EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, [&] { device.prepare(shape); }))
+        << words[0];
+  };
+  refuses({"device.prepare", "heads"}, [](ModelShape& m) { m.heads = 0; });
+  refuses({"device.prepare", "kv_heads"}, [](ModelShape& m) { m.kv_heads = 3; });
+  refuses({"device.prepare", "context"}, [](ModelShape& m) { m.context = 0; });
+  refuses({"device.prepare", "step_tokens"}, [](ModelShape& m) { m.step_tokens = 0; });
+  refuses({"device.prepare", "use_cache"},
+          [](ModelShape& m) { m.use_cache = m.use_batch = false; });
+  refuses({"head_dim", "13"}, [](ModelShape& m) { m.head_dim = 13; });
+  refuses({"layers"}, [](ModelShape& m) { m.layers.clear(); });
+  refuses({"page_tokens"}, [](ModelShape& m) { m.page_tokens = 0; });
+  refuses({"page_tokens", "9"}, [](ModelShape& m) { m.page_tokens = 9; });
+  refuses({"sequences"}, [](ModelShape& m) { m.max_sequences = 0; });
+  refuses({"u8"}, [](ModelShape& m) { m.dtype = DType::u8; });
+  refuses({"rotary_dim", "65"}, [](ModelShape& m) { m.rope->rotary_dim = 65; });
+}
+
+TEST_F(Prepare, RefusesWhatTheModelsCallsRefuse) {
+  const Device device = Device::open("cuda:0", options());
+  expect_refusals(device);
+  EXPECT_EQ(compiled(), 0);
+}
+
+TEST(PrepareOnCpu, HasNothingToBuildAndRefusesTheSame) {
+  const Device device = Device::open("cpu");
+  for (const auto& [name, shape] : shapes())
+    EXPECT_TRUE(device.prepare(shape, [](const PrepareProgress&) { FAIL(); }).empty()) << name;
+  EXPECT_EQ(device.memory().in_use_bytes, 0u);
+  expect_refusals(device);
+}
+
+}  // namespace
+}  // namespace gyre::test

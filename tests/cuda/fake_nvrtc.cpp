@@ -1,0 +1,80 @@
+// A libnvrtc.so.13 that compiles nothing, at once: a kernel's code is its name. For tests of what
+// is compiled and when, with the fake driver or without one.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cuda/nvrtc.h"
+
+namespace {
+
+struct Program {
+  std::vector<std::string> names;
+};
+
+using gyre::cuda::kNvrtcSuccess;
+using gyre::cuda::NvrtcProgram;
+using gyre::cuda::NvrtcResult;
+
+constexpr int kArchs[] = {75, 80, 90, 121};
+
+Program* of(NvrtcProgram program) { return reinterpret_cast<Program*>(program); }
+
+}  // namespace
+
+// Names and parameters are those of the table in cuda/nvrtc.h.
+// NOLINTBEGIN(readability-identifier-naming)
+extern "C" {
+
+const char* nvrtcGetErrorString(NvrtcResult) { return "said by the fake"; }
+NvrtcResult nvrtcVersion(int* major, int* minor) {
+  *major = 13, *minor = 99;
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcGetNumSupportedArchs(int* count) {
+  *count = static_cast<int>(std::size(kArchs));
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcGetSupportedArchs(int* archs) {
+  std::copy(std::begin(kArchs), std::end(kArchs), archs);
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcCreateProgram(NvrtcProgram* program, const char*, const char*, int,
+                               const char* const*, const char* const*) {
+  *program = reinterpret_cast<NvrtcProgram>(new Program);
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcDestroyProgram(NvrtcProgram* program) {
+  delete of(*program);
+  *program = nullptr;
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcAddNameExpression(NvrtcProgram program, const char* name) {
+  of(program)->names.emplace_back(name);
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcCompileProgram(NvrtcProgram, int, const char* const*) { return kNvrtcSuccess; }
+NvrtcResult nvrtcGetLoweredName(NvrtcProgram program, const char*, const char** name) {
+  *name = of(program)->names.front().c_str();
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcGetCUBINSize(NvrtcProgram program, size_t* bytes) {
+  *bytes = of(program)->names.front().size();
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcGetCUBIN(NvrtcProgram program, char* code) {
+  std::memcpy(code, of(program)->names.front().data(), of(program)->names.front().size());
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcGetProgramLogSize(NvrtcProgram, size_t* bytes) {
+  *bytes = 1;
+  return kNvrtcSuccess;
+}
+NvrtcResult nvrtcGetProgramLog(NvrtcProgram, char* log) {
+  *log = '\0';
+  return kNvrtcSuccess;
+}
+
+}  // extern "C"
+// NOLINTEND(readability-identifier-naming)
