@@ -96,6 +96,29 @@ TEST_F(KvBatchTest, AFullPoolNamesTheMissingPages) {
   EXPECT_EQ(b.length(), 16u);
 }
 
+// What falls off a window makes room for the step, but not what others still hold.
+TEST_F(KvBatchTest, SharedPagesOfAWindowMakeNoRoom) {
+  KvPoolOptions options = small_pool(4);
+  options.layers = {{.k = KvFormat::f16, .v = KvFormat::f16, .window = 8}};
+  const KvPool pool(device, options);
+  KvBatch windowed(pool, {.max_sequences = 1, .max_tokens = 20});
+  KvSequence first = pool.sequence(), other = pool.sequence();
+  for (KvSequence* sequence : {&first, &other}) {
+    windowed.begin(encoder, {{*sequence, 16}});
+    windowed.append(encoder, 0, k, k);
+    encoder.submit().wait();
+  }
+  KvSequence fork = first.fork();
+  fails(
+      {"1 pages are missing", "needs 1 of window 8", "0 of 4"},
+      [&] {
+        windowed.begin(encoder, {{first, 1}});
+      },
+      ErrorCode::out_of_memory);
+  fork.clear();
+  windowed.begin(encoder, {{first, 1}});
+}
+
 TEST_F(KvBatchTest, TheOrderOfAStep) {
   fails({"kv_batch.append", "begin() comes first"}, [&] { append(0); });
   fails({"kv_batch.attend", "begin() comes first"},

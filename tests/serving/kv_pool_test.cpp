@@ -244,6 +244,47 @@ TEST_F(KvPoolTest, SequencesOutliveTheirPool) {
   kept.sequence.clear();
 }
 
+KvPoolOptions tail_pool() {
+  KvPoolOptions options = small_pool();
+  options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12}};
+  return options;
+}
+
+// 32 tokens whose 16-bit tail begins at 20, inside a page: what was before was truncated.
+Talk cut_tail(Server& server, Bits& bits) {
+  const std::vector<int32_t> tokens = some_tokens(41, 5);
+  Talk talk = server.talk();
+  server.run(talk, std::span(tokens).first(40), true);
+  server.run(talk, std::span(tokens).subspan(40));
+  talk.truncate(21);
+  bits = server.run(talk, std::span(tokens).subspan(20, 12));
+  return talk;
+}
+
+// What is left in the pages by others is not read.
+TEST(KvPoolTail, ATailThatWasCutBeginsAnew) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  Server fresh(device, tail_pool()), used(device, tail_pool());
+  {
+    Talk gone = used.talk();
+    used.run(gone, some_tokens(200, 6), true);
+  }
+  Bits expected, bits;
+  const Talk one = cut_tail(fresh, expected), two = cut_tail(used, bits);
+  EXPECT_EQ(bits, expected);
+}
+
+TEST(KvPoolTail, APageWithoutItsWholeTailIsNotPublished) {
+  Server server(Device::open("cpu", {.threads = 1}), tail_pool());
+  Bits bits;
+  Talk talk = cut_tail(server, bits);
+  server.pool.publish(talk.sequence, talk.tokens);
+  EXPECT_EQ(server.match(talk.tokens).length(), 0u);  // a query at 32 sees keys from 21 in 16 bits
+  server.run(talk, some_tokens(8, 7), true);
+  server.pool.publish(talk.sequence, talk.tokens);
+  EXPECT_EQ(server.match(talk.tokens).length(), 40u);
+}
+
 TEST_F(KvPoolTest, APoolThatWasMovedFromIsRefused) {
   KvPool from(device, small_pool());
   const KvSequence sequence = from.sequence();

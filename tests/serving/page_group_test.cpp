@@ -61,7 +61,10 @@ TEST(PageGroup, CachedPagesGoInTheOrderOfTheirRelease) {
   EXPECT_EQ(group.oldest_cached(), 0);
   EXPECT_EQ(group.cached(), 3u);
   group.release(2);  // now the newest
-  for (const PageId page : {0, 3, 1, 2}) {
+  group.retain(3);   // from the middle
+  EXPECT_EQ(group.oldest_cached(), 0);
+  group.release(3);
+  for (const PageId page : {0, 1, 2, 3}) {
     EXPECT_EQ(group.oldest_cached(), page);
     group.uncache(page);
   }

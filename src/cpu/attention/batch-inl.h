@@ -110,9 +110,9 @@ class Batch {
     abi::RowMask<int64_t> mask{static_cast<int64_t>(length), static_cast<int64_t>(s.tokens),
                                abi::row_window<int64_t>(p_.window), p_.causal != 0};
     const uint64_t tail_begin =
-        paged() ? abi::batch_tail_begin(pointer<const int32_t>(args_[arg_tail_begin]), s.index,
-                                        length)
-                : p_.tail_begin;
+        paged()
+            ? abi::batch_tail_begin(pointer<const int32_t>(args_[arg_tail_begin]), s.index, length)
+            : p_.tail_begin;
     abi::fill_segment(mask, p_.segment, p_.places, tail_begin);
     return mask;
   }
