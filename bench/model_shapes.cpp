@@ -30,7 +30,7 @@ const ModelShape& model_shape(std::string_view name) {
     if (shape.name == name) return shape;
     names.push_back(shape.name);
   }
-  refuse_name("compare: no preset", name, names);
+  refuse_name("no preset", name, names);
 }
 
 void check(const ModelShape& shape) {

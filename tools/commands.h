@@ -14,5 +14,6 @@ void add_compare_command(CLI::App& app, const std::string& command_line);
 // What one pool of pages serves.
 void add_simulate_command(CLI::App& app, const std::string& command_line);
 void add_inspect_command(CLI::App& app);
+void add_prepare_command(CLI::App& app);
 
 }  // namespace gyre::tools

@@ -11,7 +11,7 @@
 #include "commands.h"
 #include "compare.h"
 #include "compare_table.h"
-#include "gyre/error.h"
+#include "model_options.h"
 #include "options.h"
 #include "progress_output.h"
 #include "report_html.h"
@@ -22,62 +22,22 @@ namespace {
 
 constexpr const char* kDefaultPreset = "llama-3.1-8b";
 
-// Of a model, as far as given.
-struct ShapeNumbers {
-  std::optional<uint64_t> layers, heads, kv_heads, head_dim;
-};
-
 struct CompareArguments {
   std::string preset;
-  ShapeNumbers numbers;
+  ModelNumbers numbers;
   bench::CompareOptions options;
   bool list = false;
   bool json = false;
   std::string html;
   std::string svg;
   std::string command;
+
+  // The default, unless the model is given in numbers.
+  std::string chosen_preset() const {
+    const bool own = numbers.layers || numbers.heads || numbers.kv_heads || numbers.head_dim;
+    return preset.empty() && !own ? kDefaultPreset : preset;
+  }
 };
-
-void list_presets() {
-  std::vector<std::vector<std::string>> rows;
-  for (const bench::ModelShape& s : bench::model_shapes()) {
-    rows.push_back({s.name, std::to_string(s.layers), std::to_string(s.heads),
-                    std::to_string(s.kv_heads), std::to_string(s.head_dim),
-                    s.window == 0 ? "-" : std::to_string(s.window),
-                    s.window == 0 ? "all" : "every " + std::to_string(s.full_every)});
-  }
-  print_table(std::cout,
-              {{"preset"},
-               {"layers", Align::right},
-               {"heads", Align::right},
-               {"KV heads", Align::right},
-               {"head_dim", Align::right},
-               {"window", Align::right},
-               {"full layers"}},
-              rows);
-}
-
-// Explicit numbers make a model of their own, or change a preset.
-bench::ModelShape chosen_shape(const std::string& preset, const ShapeNumbers& given) {
-  const bool any = given.layers || given.heads || given.kv_heads || given.head_dim;
-  if (!any) return bench::model_shape(preset.empty() ? kDefaultPreset : preset);
-  bench::ModelShape shape;
-  if (!preset.empty()) {
-    shape = bench::model_shape(preset);
-    shape.name += ", changed";
-  } else if (given.heads && given.kv_heads && given.head_dim) {
-    shape.name = "own numbers";
-    shape.layers = 1;
-  } else {
-    throw Error(ErrorCode::invalid_argument,
-                "compare: without a preset --heads, --kv-heads and --head-dim must be given");
-  }
-  shape.layers = given.layers.value_or(shape.layers);
-  shape.heads = given.heads.value_or(shape.heads);
-  shape.kv_heads = given.kv_heads.value_or(shape.kv_heads);
-  shape.head_dim = given.head_dim.value_or(shape.head_dim);
-  return shape;
-}
 
 void print_report(const bench::CompareReport& report) {
   std::vector<std::vector<std::string>> rows;
@@ -133,9 +93,9 @@ bench::CompareReport measure(const bench::CompareOptions& options) {
 }
 
 void run_compare(const CompareArguments& arguments) {
-  if (arguments.list) return list_presets();
+  if (arguments.list) return list_models();
   bench::CompareOptions options = arguments.options;
-  options.shape = chosen_shape(arguments.preset, arguments.numbers);
+  options.shape = chosen_model("compare", arguments.chosen_preset(), arguments.numbers);
   bench::check(options);
   check_output("compare", arguments.html);
   check_output("compare", arguments.svg);
@@ -149,14 +109,6 @@ void run_compare(const CompareArguments& arguments) {
   write_output("compare", arguments.html,
                report_html(report, {arguments.command, now(), version()}));
   if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
-}
-
-void add_shape_options(CLI::App& command, ShapeNumbers& shape) {
-  const char* group = "A model by its numbers (or a preset with other numbers)";
-  add_count(command, "--layers", shape.layers, "Layers; 1 if not given")->group(group);
-  add_count(command, "--heads", shape.heads, "Query heads")->group(group);
-  add_count(command, "--kv-heads", shape.kv_heads, "KV heads")->group(group);
-  add_count(command, "--head-dim", shape.head_dim, "Coordinates of a head")->group(group);
 }
 
 }  // namespace
@@ -193,7 +145,7 @@ void add_compare_command(CLI::App& app, const std::string& command_line) {
   command->add_flag("--json", arguments->json, "One JSON object per line instead of a table");
   command->add_option("--html", arguments->html, "Also write a self-contained page with charts");
   command->add_option("--svg", arguments->svg, "Also write the chart of times as an SVG file");
-  add_shape_options(*command, arguments->numbers);
+  add_model_numbers(*command, arguments->numbers);
   for (CLI::Option* other : command->get_options()) {
     if (other != list && other != command->get_help_ptr() && other != command->get_help_all_ptr())
       list->excludes(other);

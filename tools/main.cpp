@@ -23,6 +23,7 @@ void add_commands(CLI::App& app, const std::string& command_line) {
   gyre::tools::add_devices_command(app);
   gyre::tools::add_kernels_command(app);
   gyre::tools::add_bench_command(app);
+  gyre::tools::add_prepare_command(app);
   gyre::tools::add_simulate_command(app, command_line);
   gyre::tools::add_inspect_command(app);
 }
