@@ -77,16 +77,17 @@ struct LongPlace {
   TileThread me;
 };
 
-// kExtreme: blocks are brought into range first. Returns whether one is out of it.
-template <uint32_t kFormat, bool kExtreme, class Row>
-__device__ bool encode_long_row(const LongPlace& place, const Row& row, TileShared& shared) {
+// `bring`: blocks are brought into range first. Returns whether one is out of it. Not a template
+// parameter: rows this long are rare, and each copy of this takes the compiler a second.
+template <uint32_t kFormat, class Row>
+__device__ bool encode_long_row(const LongPlace& place, const Row& row, bool bring,
+                                TileShared& shared) {
 #pragma unroll 1
   for (uint32_t s = 0; s < kManySlots; ++s) {
     const RowPlace<1> at(place.head_dim, s);
     float x[1][kChunk];
     load_flipped(at, row, x);
-    if constexpr (kExtreme)
-      lose_exponent(lost_exponent(__float_as_uint(place.y.at(s, kLongNote))), x[0]);
+    if (bring) lose_exponent(lost_exponent(__float_as_uint(place.y.at(s, kLongNote))), x[0]);
     transform_lanes(at, x);
     place.y.put(s, x);
   }
@@ -102,10 +103,10 @@ __device__ bool encode_long_row(const LongPlace& place, const Row& row, TileShar
     stage_inside<1>(x[0]), stage_inside<2>(x[0]);
     sum_squares(at, x, sum);
     const ScaleFactors<1> factors{place.stretch,
-                                  {kExtreme ? power_of_two(lost_exponent(largest[0])) : 1.0f}};
+                                  {bring ? power_of_two(lost_exponent(largest[0])) : 1.0f}};
     EncodedRow<1> encoded;
     code_row<kFormat>(at, x, factors, sum, encoded);
-    if constexpr (kExtreme) replace_degenerate<kFormat>(largest, encoded);
+    if (bring) replace_degenerate<kFormat>(largest, encoded);
     put_row(at, place.me, kManySlots, encoded, shared);
     const uint32_t parts = at.size[0] / abi::kKvScaleBlock;  // a slot each, from the first on
     joint = parts <= 1 ? sum[0] : joint + sum[0];
@@ -114,13 +115,17 @@ __device__ bool encode_long_row(const LongPlace& place, const Row& row, TileShar
   return extreme;
 }
 
+// A function of its own: inlined, it would make the compiler's work on the short rows longer, too.
 template <uint32_t kFormat, class Row>
-__device__ void encode_long(const LongPlace& place, const Row& row, TileShared& shared) {
-  const bool mine = encode_long_row<kFormat, false>(place, row, shared);
-  const uint32_t extreme = __ballot_sync(kAllLanes, row.present() && mine ? 1 : 0);
-  if (extreme == 0) return;
-  note_largest(place.head_dim, row, place.y);
-  encode_long_row<kFormat, true>(place, row, shared);
+__device__ __noinline__ void encode_long(LongPlace place, Row row, TileShared& shared) {
+  bool bring = false;
+#pragma unroll 1
+  for (;;) {
+    const bool mine = encode_long_row<kFormat>(place, row, bring, shared);
+    if (bring || __ballot_sync(kAllLanes, row.present() && mine ? 1 : 0) == 0) return;
+    note_largest(place.head_dim, row, place.y);
+    bring = true;
+  }
 }
 
 }  // namespace gyre::cuda
