@@ -1,5 +1,6 @@
 #include "variant_classes.h"
 
+#include <bit>
 #include <cstring>
 
 #include "format_classes.h"
@@ -64,9 +65,14 @@ Classes of_attention(uint64_t key, Reduction reduction) {
                " reduction=", reduction_name(reduction))};
 }
 
+// Of head dims with several scale blocks, one stands for all where rows and reductions differ.
 Classes of_decode(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(key);
   const std::string dim = join(" head_dim=", s.head_dim);
+  if (std::popcount(uint32_t{s.head_dim}) > 1 && s.head_dim != 96) {
+    return {join("attention_decode k=", format_name(s.k_format), dim),
+            join("attention_decode v=", format_name(s.v_format), dim)};
+  }
   return {join("attention_decode k=", format_name(s.k_format), " v=", format_name(s.v_format)),
           join("attention_decode k=", format_name(s.k_format), dim),
           join("attention_decode v=", format_name(s.v_format), dim),
@@ -126,7 +132,7 @@ std::vector<Reduction> reductions_of(const Device& device, const KernelInfo& ker
 // What the planner chooses for caches of every pair of formats: from one block's worth of keys to
 // a long context, from one KV head to more than a GPU has multiprocessors.
 void add_planned(const Device& device, KvFormat k, KvFormat v, std::set<std::string>& all) {
-  for (const uint32_t dim : {64u, 80u, 96u, 128u, 192u, 256u, 512u, 1024u}) {
+  for (const uint32_t dim : {48u, 64u, 80u, 96u, 112u, 128u, 160u, 192u, 240u, 256u, 512u, 1024u}) {
     if (!stores(k, dim) || !stores(v, dim)) continue;
     abi::AttentionProblem p{};
     p.k = layout_of(k, KvRole::k, dim);

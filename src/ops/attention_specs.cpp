@@ -54,7 +54,7 @@ std::span<const uint64_t> attention_decode_specs() {
     std::vector<uint64_t> specs;
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
-        for (const uint32_t head_dim : {64, 128, 256, 512}) {
+        for (const uint32_t head_dim : {64, 80, 96, 112, 128, 160, 192, 256, 512}) {
           for (const uint32_t rows : {4, 8, 12, 16}) {
             abi::AttentionDecodeSpec spec{};
             for (const uint32_t cluster : {8, 2, 1}) {

@@ -38,14 +38,6 @@ std::vector<uint64_t> row_blocks(KvFormat v, uint64_t dim) {
   return dim <= 128 ? std::vector<uint64_t>{4, 8, 12, 16} : std::vector<uint64_t>{4, 8};
 }
 
-// cp.async copies rows of K, plane by plane, in pieces of 16 bytes.
-bool has_whole_pieces(KvFormat k, uint64_t dim) { return dim * describe(k).bits % 128 == 0; }
-
-KvFormat k_format_of(FormatClass k_class, size_t index, uint64_t dim) {
-  while (!has_whole_pieces(format_of(k_class, index), dim)) ++index;
-  return format_of(k_class, index);
-}
-
 Rows rows_of(uint64_t block, KvFormat v, size_t index) {
   const auto& choice = kRows[block / 4 - 1];
   for (size_t i = index;; ++i) {
@@ -132,7 +124,8 @@ void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
 }
 
 constexpr FormatClass kClasses[] = {FormatClass::levels, FormatClass::f16, FormatClass::bf16};
-constexpr uint64_t kDims[] = {64, 128, 256, 512};
+constexpr uint64_t kDims[] = {64, 96, 128, 256, 512};
+constexpr uint64_t kOtherDims[] = {48, 80, 112, 160, 192, 240};
 
 // Every pair of classes at every size, with blocks of each number of rows, in each mode.
 void add_classes(bool partial, std::vector<OpCase>& cases) {
@@ -144,8 +137,8 @@ void add_classes(bool partial, std::vector<OpCase>& cases) {
         for (const uint64_t block : row_blocks(format_of(v_class, 0), dim)) {
           for (const Mode mode : kModes) {
             if (!is_mode_of(mode, block, dim)) continue;
-            const Variant variant{k_format_of(k_class, i, dim), format_of(v_class, i + i / 6), dim,
-                                  block, mode};
+            const Variant variant{format_of(k_class, i), format_of(v_class, i + i / 6), dim, block,
+                                  mode};
             if ((mode == Mode::partial) == partial) add_case(variant, i, cases);
             ++i;
           }
@@ -164,16 +157,13 @@ void add_formats(std::vector<OpCase>& cases) {
   size_t i = 1000;  // apart from the names above
   for (const KvFormat k : formats) {
     for (const KvFormat v : formats) {
-      const uint64_t dim = has_whole_pieces(k, 64) ? kDims[i % 4] : kDims[1 + i % 3];
-      add_case({k, v, dim, 8, Mode::whole}, i++, cases);
-    }
-    for (const uint64_t dim : kDims) {
-      const uint64_t block = row_blocks(k, dim)[0];
-      if (has_whole_pieces(k, dim)) add_case({k, k, dim, block, Mode::merged}, i, cases);
-      if (!has_whole_pieces(k, dim))
-        add_case({KvFormat::tq8, k, dim, block, Mode::whole}, i, cases);
+      add_case({k, v, kDims[i % std::size(kDims)], 8, Mode::whole}, i, cases);
       ++i;
     }
+    for (const uint64_t dim : kDims)
+      add_case({k, k, dim, row_blocks(k, dim)[0], Mode::merged}, i++, cases);
+    for (const uint64_t dim : kOtherDims)
+      add_case({k, k, dim, row_blocks(k, dim)[0], Mode::merged}, i++, cases);
   }
 }
 

@@ -137,12 +137,12 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   expect({.tokens = 2},
          kAnyShape);  // 16-bit values, which may be NaN, and rows that see different keys
   expect({.formats = "tq4", .tokens = 2, .tree = true}, kAnyShape);
-  expect({.head_dim = 96}, kAnyShape);
+  expect({.head_dim = 72}, kAnyShape);
+  expect({.head_dim = 96}, kInCluster8);
+  expect({.head_dim = 80, .formats = "tq3"}, kInCluster4);
   expect({.v_head_dim = 64}, kAnyShape);
   for (const char* formats : {"f32", "f16+f32", "compat4"}) expect({.formats = formats}, kAnyShape);
-  for (const char* formats : {"tq3", "tq5"})  // a row of K has no multiple of 16 bytes
-    expect({.head_dim = 64, .formats = formats}, kAnyShape);
-  for (const char* formats : {"tq4+tq3", "tq6"})
+  for (const char* formats : {"tq3", "tq5", "tq4+tq3", "tq6"})
     expect({.head_dim = 64, .formats = formats}, kInCluster4);
   // A window leaves fewer keys.
   expect({.keys = 16384, .window = 300}, kInCluster8);
@@ -236,7 +236,14 @@ TEST(CudaPlanner, DecodeVariants) {
   EXPECT_FALSE(has(abi::kTq4, abi::kCompat4, 128, 8, 1));
   for (const uint32_t rows : {0, 5, 20, 255}) EXPECT_FALSE(has(kF16, abi::kTq4, 128, rows, 1));
   for (const uint32_t cluster : {0, 3, 4, 16}) EXPECT_FALSE(has(kF16, kF16, 128, 8, cluster));
-  for (const uint32_t dim : {0, 1, 96, 1024, 65535}) EXPECT_FALSE(has(kF16, kF16, dim, 8, 1));
+  for (const uint32_t dim : {32, 48, 80, 96, 112, 160, 192, 240}) {
+    EXPECT_TRUE(has(kF16, kF16, dim, 8, 1)) << dim;
+    for (const uint32_t format : {abi::kTq2, abi::kTq3, abi::kTq4, abi::kTq5, abi::kTq6, abi::kTq8})
+      EXPECT_TRUE(has(format, format, dim, 4, 1)) << format << " " << dim;
+  }
+  EXPECT_FALSE(has(abi::kTq4, abi::kTq4, 192, 12, 1));
+  for (const uint32_t dim : {0, 1, 16, 72, 104, 272, 576, 1024, 65535})
+    EXPECT_FALSE(has(kF16, kF16, dim, 8, 1)) << dim;
 }
 
 // Over pages: a batch of up to 64 sequences, those of the decode phase.
@@ -278,7 +285,8 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(spec.cluster, 1);
     EXPECT_EQ(plan.reduce, abi::AttentionReduce::in_kernel);
     // For every block a counter, and 64 pieces of one unit; no more for more sequences.
-    EXPECT_EQ(plan.scratch_floats, blocks * 132 * (2 + uint64_t{64} * rows * (p.k.head_dim + 2)));
+    const uint64_t row = p.k.head_dim == 80 ? 128 : p.k.head_dim;  // in whole vectors of a warp
+    EXPECT_EQ(plan.scratch_floats, blocks * 132 * (2 + uint64_t{64} * rows * (row + 2)));
     EXPECT_EQ(cuda::name_attention_decode(plan.spec).find("gyre::cuda::attention_decode_paged<"),
               0u);
   };
@@ -287,6 +295,7 @@ TEST(CudaPlanner, Pages) {
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16, 1);
   expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, 1);
   expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, 2);  // a unit has one token
+  expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, 2);
   abi::AttentionProblem many = paged_problem(KvFormat::tq4, 32, 128, 1);
   many.sequences = 4096;
   expect_rows(many, 4, 2);
@@ -304,7 +313,7 @@ TEST(CudaPlanner, Pages) {
   expect_any(p);
   p.phase = abi::AttentionPhase::all;
   expect_any(p);
-  expect_any(paged_problem(KvFormat::tq4, 32, 96, 1));
+  expect_any(paged_problem(KvFormat::tq4, 32, 72, 1));
   expect_any(paged_problem(KvFormat::f32, 32, 128, 1));
   expect_any(paged_problem(KvFormat::tq4, 256, 128, 1));  // 32 heads to a KV head
   p = paged_problem(KvFormat::tq4, 32, 128, 1);

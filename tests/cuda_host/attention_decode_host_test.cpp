@@ -65,6 +65,29 @@ TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
   EXPECT_EQ(decode_calls, before + 2);
 }
 
+// Head dims of several scale blocks, whose rows are no whole groups of 16 bytes.
+TEST(CudaHostAttention, DecodingOtherDims) {
+  constexpr std::pair<KvFormat, std::array<uint64_t, 4>> kDims[] = {
+      {KvFormat::f16, {80, 96}},           {KvFormat::bf16, {112}},
+      {KvFormat::tq2, {80, 112}},          {KvFormat::tq3, {64, 80, 96, 160}},
+      {KvFormat::tq4, {80, 96, 112, 192}}, {KvFormat::tq5, {64, 80, 192}},
+      {KvFormat::tq6, {80, 96, 112}},      {KvFormat::tq8, {80, 96, 112}}};
+  for (const auto& [format, dims] : kDims) {
+    for (const uint64_t dim : dims) {
+      if (dim == 0) continue;
+      AttentionCase c = {
+          .heads = 6, .kv_heads = 2, .k_dim = dim, .length = 531, .k = format, .v = format};
+      expect_decoded(c);
+      c.length = 77, c.capacity = 83, c.ring_start = 50, c.splits = 2;
+      expect_decoded(c);
+    }
+  }
+  expect_decoded({.k_dim = 80, .length = 300, .k = KvFormat::f16, .v = KvFormat::tq4});
+  expect_decoded({.k_dim = 80, .length = 300, .k = KvFormat::tq3, .v = KvFormat::f16});
+  expect_decoded({.k_dim = 96, .length = 300, .k = KvFormat::tq6, .v = KvFormat::bf16});
+  expect_decoded({.k_dim = 96, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4});
+}
+
 // Four warps share the keys: a block of them, and more than one, with keys for all or for a few.
 TEST(CudaHostAttention, DecodingLongRows) {
   for (const uint64_t length : {1, 20, 33, 130, 700}) {

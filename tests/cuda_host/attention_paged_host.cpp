@@ -42,6 +42,9 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 512, 4>(),
     variant<abi::kTq8, abi::kTq8, 64, 4>(),
     variant<abi::kTq8, abi::kTq4, 128, 4>(),
+    variant<kF16, kF16, 80, 8>(),
+    variant<abi::kTq4, abi::kTq4, 96, 4>(),
+    variant<abi::kTq3, abi::kTq3, 80, 4>(),
     variant<abi::kTq8, kF16, 512, 8>(),
     variant<kF16, abi::kTq4, 128, 4>(),
 };

@@ -27,7 +27,8 @@ const std::vector<PagedSequence> kRagged = {{1, 700, 1}, {1, 5, 2},  {1, 1300, 3
 TEST(CudaHostPages, RaggedBatchesOfEveryFormatAndHeadDim) {
   constexpr std::pair<KvFormat, uint64_t> kForms[] = {
       {KvFormat::f16, 64}, {KvFormat::f16, 256}, {KvFormat::bf16, 128}, {KvFormat::tq2, 128},
-      {KvFormat::tq4, 64}, {KvFormat::tq4, 128}, {KvFormat::tq4, 256},  {KvFormat::tq8, 64}};
+      {KvFormat::tq4, 64}, {KvFormat::tq4, 128}, {KvFormat::tq4, 256},  {KvFormat::tq8, 64},
+      {KvFormat::f16, 80}, {KvFormat::tq4, 96},  {KvFormat::tq3, 80}};
   for (const auto& [format, dim] : kForms)
     expect_batch({.k = format, .v = format, .dim = dim, .phase = kDecode}, kRagged);
   expect_batch({.k = KvFormat::tq8, .v = KvFormat::tq4, .phase = kDecode}, kRagged);

@@ -4,6 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
+#include "cuda_host.h"
+// After cuda_host.h
+#include "cuda/kernels/attention/key_tile.cuh"
+
 namespace gyre::cuda {
 namespace {
 
@@ -17,7 +23,7 @@ void each_case(const Do& run) {
                                    abi::kTq4,  abi::kTq5,   abi::kTq6, abi::kTq8};
   for (const uint32_t k : kFormats) {
     for (const uint32_t v : kFormats) {
-      for (const uint32_t n : {64, 128, 256, 512}) {
+      for (const uint32_t n : {32, 64, 80, 96, 112, 128, 160, 192, 256, 512}) {
         for (const uint32_t wanted : {1, 5, 9, 13}) {
           const auto rows = static_cast<uint32_t>(decode_block_rows(v, n, wanted));
           for (const uint32_t cluster : {1u, kDecodePair, kDecodeCluster, kDecodePages})
@@ -59,6 +65,45 @@ TEST(DecodePlan, FitsWhateverThereIs) {
   });
   EXPECT_GT(planned, 10000u);
   EXPECT_GT(without, 0u);
+}
+
+// What the lanes of a warp read of a key in tiles is every coordinate once, its queries each in the
+// scale block that it belongs to.
+template <uint32_t kFormat, uint32_t kDim>
+void expect_all_coordinates() {
+  using Reader = TileKeyReader<kDim, kFormat, false>;
+  std::vector<uint32_t> times(kDim + 1);
+  for (uint32_t step = 0; step < Reader::kSteps; ++step) {
+    for (uint32_t i = 0; i < 32; ++i) {
+      const uint32_t at = Reader::coordinate(i % 4, step, i / 4);
+      ++times[at];
+      if (at == kDim) continue;
+      const uint32_t block = scale_block_of(kDim, at);
+      EXPECT_TRUE(Reader::kTables.slots[step][block]) << kFormat << " " << kDim << " " << at;
+    }
+  }
+  times[kDim] = 1;
+  EXPECT_EQ(times, std::vector<uint32_t>(kDim + 1, 1)) << kFormat << " " << kDim;
+}
+template <uint32_t kFormat>
+void expect_all_dims() {
+  expect_all_coordinates<kFormat, 32>();
+  expect_all_coordinates<kFormat, 48>();
+  expect_all_coordinates<kFormat, 64>();
+  expect_all_coordinates<kFormat, 80>();
+  expect_all_coordinates<kFormat, 96>();
+  expect_all_coordinates<kFormat, 112>();
+  expect_all_coordinates<kFormat, 160>();
+  expect_all_coordinates<kFormat, 192>();
+  expect_all_coordinates<kFormat, 240>();
+}
+TEST(DecodeTiles, HaveEveryCoordinateOnce) {
+  expect_all_dims<abi::kTq2>();
+  expect_all_dims<abi::kTq3>();
+  expect_all_dims<abi::kTq4>();
+  expect_all_dims<abi::kTq5>();
+  expect_all_dims<abi::kTq6>();
+  expect_all_dims<abi::kTq8>();
 }
 
 // Measured to do better there, and not elsewhere.

@@ -16,9 +16,11 @@ constexpr uint32_t kFewestKeys = 128;  // in a split: two chunks of 64 keys are 
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
-// cp.async copies 16 bytes from wherever a key, a value or a tile begins; offsets have 32 bits.
-bool copies_16_bytes(const abi::KvCacheLayout& cache, bool tiled) {
-  const uint64_t row = tiled ? cache.codes_tile_stride : cache.codes_tile_stride / abi::kKvTile;
+// cp.async copies 16 bytes from wherever a key, a value or a tile of codes begins; offsets have 32
+// bits. Codes have no gaps between their rows.
+bool copies_16_bytes(const abi::KvCacheLayout& cache) {
+  const uint64_t row = is_compressed(cache.format) ? cache.codes_tile_stride
+                                                   : cache.codes_tile_stride / abi::kKvTile;
   const uint64_t all =
       row | cache.codes_head_stride | cache.scales_tile_stride | cache.scales_head_stride;
   return all % 16 == 0 && cache.codes_tile_stride < uint64_t{1} << 26 &&
@@ -79,7 +81,7 @@ class Planner {
            p_.k.head_dim == p_.v.head_dim && p_.keys <= kMostKeys && p_.sequences < kMost32 &&
            p_.tokens < kMost32 && p_.page_stride < kMost32 &&
            (p_.addresses | p_.page_stride) % 16 == 0 && same(p_.k) && same(p_.v) &&
-           copies_16_bytes(p_.k, false) && copies_16_bytes(p_.v, is_compressed(p_.v.format));
+           copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
 
@@ -90,7 +92,7 @@ class Planner {
     return rows_ <= kDecodeRows && p_.tree == 0 && p_.k.head_dim == p_.v.head_dim &&
            (p_.tokens == 1 || is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
            p_.capacity != 0 && p_.capacity <= kMostKeys && p_.addresses % 16 == 0 &&
-           copies_16_bytes(p_.k, false) && copies_16_bytes(p_.v, is_compressed(p_.v.format));
+           copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
 
   // Fewer rows to a block than there could be where shared memory does not hold them.
@@ -175,8 +177,8 @@ class Planner {
   }
   // For what is reduced through global memory.
   abi::AttentionPlan with_scratch(abi::AttentionPlan plan) const {
-    plan.scratch_floats =
-        decode_counters(p_.kv_heads) + abi::attention_state_floats(p_, plan.splits);
+    const uint64_t state = decode_row_dim(p_.v.head_dim) + 2;
+    plan.scratch_floats = decode_counters(p_.kv_heads) + plan.splits * p_.tokens * p_.heads * state;
     return plan;
   }
 

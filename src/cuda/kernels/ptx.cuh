@@ -65,6 +65,9 @@ inline float fma_weighted(float x, float weight, float sum) {
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   return __byte_perm(a, b, select);
 }
+inline uint32_t rotate_right(uint32_t x, uint32_t by) {
+  return x >> (by & 31u) | x << ((32u - by) & 31u);
+}
 inline uint32_t upper_half(uint32_t x) { return x >> 16; }
 inline uint32_t inverted_lower(uint32_t x) { return ~0u - (x & 0xFFFFu); }
 inline uint32_t inverted_upper(uint32_t x) { return ~0u - (x >> 16); }
@@ -240,6 +243,7 @@ inline void copy_async(SharedAddress to, const void* from, bool present) {
 }
 // PRMT: bytes of b and a by the four low nibbles of `select`. A nibble with its top bit set
 // replicates the sign of the byte instead, which __byte_perm does not promise.
+inline uint32_t rotate_right(uint32_t x, uint32_t by) { return __funnelshift_r(x, x, by); }
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   uint32_t c;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(select));

@@ -15,11 +15,19 @@ constexpr uint32_t kDecodePages = 0;
 // clusters follow, at a multiple of 16 bytes.
 constexpr uint64_t decode_counters(uint64_t kv_heads) { return kv_heads * kDecodeRows; }
 
+// Coordinates of a key and of a value.
+struct HeadDims {
+  uint32_t k, v;
+
+  constexpr HeadDims(uint32_t both) : k(both), v(both) {}  // NOLINT: one number mostly
+  constexpr HeadDims(uint32_t of_k, uint32_t of_v) : k(of_k), v(of_v) {}
+};
+
 // Rows that a block takes, if the KV head has so many; more go to further blocks. An MMA over
 // levels of V takes four rows, others take eight, and the sums must fit into registers.
 constexpr uint64_t decode_block_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
   if (!abi::kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
-  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim : 8;
+  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim / 4 * 4 : 8;
   return wanted < most ? wanted : most;
 }
 
@@ -33,9 +41,35 @@ constexpr uint32_t decode_plane_bits(uint32_t format, uint32_t plane) {
 // shared memory for few warps only: neighbouring warps share a key, a slice of 128 coordinates
 // each.
 constexpr uint32_t decode_slice_dim(uint32_t head_dim) { return head_dim <= 256 ? head_dim : 128; }
-constexpr uint32_t decode_warps_per_key(uint32_t head_dim) {
-  return head_dim / decode_slice_dim(head_dim);
+constexpr uint32_t decode_warps_per_key(const HeadDims& dims) {
+  return dims.v / decode_slice_dim(dims.v);
 }
+// The kernel has these, and multiples of 16 up to 256.
+constexpr bool has_decode_dim(uint32_t dim) {
+  return dim == 512 || (dim >= 32 && dim <= 256 && dim % 16 == 0);
+}
+// One scale block, and planes in whole groups of 16 bytes.
+constexpr bool is_round_dim(uint32_t dim) {
+  return dim == 64 || dim == 128 || dim == 256 || dim == 512;
+}
+// Coordinates of a row of sums while partial states are merged: whole vectors of every lane.
+constexpr uint32_t decode_row_dim(uint32_t v_dim) {
+  return v_dim <= 64 ? 64 : round_up(v_dim, 128);
+}
+
+// Levels go to shared memory plane by plane, rows of K reordered for the MMA, where dims are round.
+// Elsewhere rows of K are no multiple of 16 bytes: whole tiles go as they are stored.
+constexpr bool has_k_tiles(uint32_t k, uint32_t dim) {
+  if (!abi::kv_is_native(k)) return false;
+  return !is_round_dim(dim) || dim * abi::kv_low_bits(k) % 128 != 0 ||
+         dim * abi::kv_high_bits(k) % 128 != 0;
+}
+constexpr bool has_v_tiles(uint32_t v, uint32_t dim) {
+  return abi::kv_is_native(v) && !is_round_dim(dim);
+}
+// An MMA over levels takes 32 coordinates of K, eight from each of four lanes, for each scale block
+// that has some of them.
+constexpr uint32_t decode_key_steps(uint32_t dim) { return (dim + 31) / 32; }
 
 // Tiles are padded so that what a warp reads at once lies in different banks: two neighbouring rows
 // of each of four tiles (K), or eight coordinates of each of four tiles (V).
@@ -44,80 +78,137 @@ struct DecodePlane {
   uint32_t source_offset;  // of the plane's first slice in the stored row or tile
   uint32_t tile_pitch;     // bytes from tile to tile
   uint32_t offset;         // in the stage
+  uint32_t row_pitch;      // bytes from row to row
 };
 
 // One stage: the bytes of the keys that a warp takes at a time.
 struct DecodeStage {
-  bool fits;             // the kernel can work on these formats and this head dim
-  uint32_t keys, tiles;  // of a stage
-  uint32_t blocks;       // scale blocks of a key; a warp holds the scales of all of them
+  bool fits;                    // the kernel can work on these formats and this head dim
+  uint32_t keys, tiles;         // of a stage
+  uint32_t k_blocks, v_blocks;  // scale blocks; a warp holds the scales of all of them
   DecodePlane k[2], v[2];
   uint32_t k_row, v_tile;  // bytes of a stored row of K and tile of V, of levels
+  bool k_tiles, v_tiles;   // see has_k_tiles; bytes of k[0] and v[0] are then those of a tile
   uint32_t k_scales, v_scales, bytes;
 };
 
 // Bits of one key's levels in a warp, K and V; 0 where they are not both levels.
-constexpr uint32_t decode_bits(uint32_t k, uint32_t v, uint32_t head_dim) {
+constexpr uint32_t decode_bits(uint32_t k, uint32_t v, const HeadDims& dims) {
   const bool levels = abi::kv_is_native(k) && abi::kv_is_native(v);
-  return levels ? decode_slice_dim(head_dim) * (abi::kv_bits(k) + abi::kv_bits(v)) : 0;
+  return levels ? decode_slice_dim(dims.k) * abi::kv_bits(k) +
+                      decode_slice_dim(dims.v) * abi::kv_bits(v)
+                : 0;
 }
 // Measured: eight warps with many registers each beat more warps with fewer, except around tq3 and
 // tq4 at head_dim 128. Splits in a cluster of eight are short: there, twelve warps lose.
-constexpr bool decode_twelve_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+constexpr bool decode_twelve_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
                                    uint32_t cluster) {
-  const uint32_t bits = decode_bits(k, v, head_dim);
-  return cluster != kDecodePages && head_dim == 128 && rows == 4 && cluster < kDecodeCluster &&
-         bits >= 768 && bits <= 1024;
+  const uint32_t bits = decode_bits(k, v, dims);
+  return cluster != kDecodePages && dims.k == 128 && dims.v == 128 && rows == 4 &&
+         cluster < kDecodeCluster && bits >= 768 && bits <= 1024;
 }
 
 // An MMA over 16-bit values takes 16 keys, one over levels 32: a tile for each of four lanes. Two
 // such MMAs per stage wait less but keep twice the bytes in flight; measured, that pays for small
 // keys, for tq8 with tq4 where splits are long, and where warps that share keys wait for each
 // other.
-constexpr uint32_t decode_keys(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+constexpr uint32_t decode_keys(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
                                uint32_t cluster) {
   if (!abi::kv_is_native(v)) return 16;
-  const uint32_t bits = decode_bits(k, v, head_dim);
-  if (bits == 0 || head_dim == 256 || rows != 4 ||
-      decode_twelve_warps(k, v, head_dim, rows, cluster))
+  const uint32_t bits = decode_bits(k, v, dims), most = dims.k > dims.v ? dims.k : dims.v;
+  const bool alone = decode_warps_per_key(dims) == 1;
+  if (bits == 0 || (alone && most > 128) || rows != 4 ||
+      decode_twelve_warps(k, v, dims, rows, cluster))
     return 32;
-  const bool two = decode_warps_per_key(head_dim) > 1
-                       ? bits <= 1024
-                       : bits <= 768 || (bits == 1536 && cluster < kDecodeCluster);
-  return two ? 64 : 32;
+  if (!alone) return bits <= 1024 ? 64 : 32;
+  return bits <= 768 || (bits == 1536 && most == 128 && cluster < kDecodeCluster) ? 64 : 32;
 }
 
-constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
-                                   uint32_t cluster) {
-  const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
-  DecodeStage a = {};
-  a.keys = decode_keys(k, v, head_dim, rows, cluster);
-  a.tiles = a.keys / abi::kKvTile;
-  a.blocks = head_dim <= abi::kKvScaleBlock ? 1 : head_dim / abi::kKvScaleBlock;
-  a.fits = is_staged(k) && is_staged(v) &&
-           (head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512);
-  const uint32_t slice = decode_slice_dim(head_dim), slices = decode_warps_per_key(head_dim);
-  uint32_t at = 0;
+// Bytes from tile to tile of K as it is stored. A warp reads 16 bytes at a time of eight rows: rows
+// 0 and 2, or 0 and 4, of four tiles, or rows 0, 2, 4, 6 of two. As few as possible of them lie in
+// the same banks.
+constexpr uint32_t decode_k_pitch(uint32_t row, uint32_t v_format) {
+  const bool two = !abi::kv_is_native(v_format);
+  const uint32_t distance = two || abi::kv_has_magnitudes(v_format) ? 2 * row : 4 * row;
+  uint32_t best = 0, least = ~0u;
+  for (uint32_t pad = 0; pad < 128; pad += 16) {
+    uint32_t starts[8] = {}, shared = 0;
+    for (uint32_t g = 0; g < 8; ++g) {
+      const uint32_t tile = two ? g / 4 : g / 2, place = two ? g % 4 : g % 2;
+      starts[g] = (tile * (8 * row + pad) + place * distance) % 128;
+      for (uint32_t other = 0; other < g; ++other) {
+        const uint32_t apart = (starts[g] - starts[other] + 128) % 128;
+        const uint32_t near = apart < 64 ? apart : 128 - apart;
+        shared += near < 16 ? 16 - near : 0;
+      }
+    }
+    if (shared < least) least = shared, best = 8 * row + pad;
+  }
+  return best;
+}
+
+// Planes of K, of a slice. Rows of 16-bit keys that are no multiple of 128 bytes are padded: two
+// neighbouring ones lie 64 bytes of banks apart.
+constexpr void place_keys(uint32_t k, uint32_t v, uint32_t dim, DecodeStage& a, uint32_t& at) {
+  const uint32_t slice = decode_slice_dim(dim), slices = dim / slice;
+  a.k_tiles = has_k_tiles(k, dim);
+  if (a.k_tiles) {
+    a.k_row = dim * abi::kv_bits(k) / 8;
+    const uint32_t pitch = decode_k_pitch(a.k_row, v);
+    a.k[0] = {8 * a.k_row, 0, pitch, at, a.k_row};
+    at = round_up(at + a.tiles * pitch, 128);
+    return;
+  }
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t bytes = slice * decode_plane_bits(k, i) / 8;
+    const uint32_t row = abi::kv_is_native(k) || bytes % 128 == 0 ? bytes : padded(bytes, 128, 64);
     const uint32_t pad = bytes == 32 ? 64 : (bytes == 16 ? 32 : 0);
-    a.k[i] = {bytes, a.k_row, 8 * bytes + pad, at};
+    a.k[i] = {bytes, a.k_row, 8 * row + pad, at, row};
     a.fits = a.fits && bytes % 16 == 0;  // cp.async copies 16 bytes: every row begins at a multiple
     a.k_row += slices * bytes;
     at = round_up(at + a.tiles * a.k[i].tile_pitch, 128);
   }
+}
+
+// Planes of V. Eight rows of 16-bit values are read at once, 16 bytes each: where they are no
+// multiple of 128 bytes, they lie an odd multiple of 16 apart.
+constexpr void place_values(uint32_t v, uint32_t dim, DecodeStage& a, uint32_t& at) {
+  const bool levels = abi::kv_is_native(v);
+  const uint32_t slice = decode_slice_dim(dim), slices = dim / slice;
+  a.v_tiles = has_v_tiles(v, dim);
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t bits = decode_plane_bits(v, i),
-                   bytes = v_levels ? slice * bits : slice * bits / 8;
-    const uint32_t pitch = v_levels ? round_up(bytes + 96, 128) - 96 : 8 * bytes;
-    a.v[i] = {bytes, a.v_tile, bits == 0 ? 0 : pitch, at};
+    const uint32_t bits = a.v_tiles ? (i == 0 ? abi::kv_bits(v) : 0) : decode_plane_bits(v, i);
+    const uint32_t bytes = levels ? slice * bits : slice * bits / 8;
+    const uint32_t row = levels || bytes % 128 == 0 ? bytes : padded(bytes, 32, 16);
+    const uint32_t pitch = levels ? round_up(bytes + 96, 128) - 96 : 8 * row;
+    a.v[i] = {bytes, a.v_tile, bits == 0 ? 0 : pitch, at, row};
     a.v_tile += slices * bytes;
     at = round_up(at + a.tiles * a.v[i].tile_pitch, 128);
   }
+  // The second plane lies in the same tiles.
+  if (a.v_tiles)
+    a.v[1].tile_pitch = a.v[0].tile_pitch,
+    a.v[1].offset = a.v[0].offset + dim * abi::kv_low_bits(v);
+}
+
+constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
+                                   uint32_t cluster) {
+  DecodeStage a = {};
+  a.keys = decode_keys(k, v, dims, rows, cluster);
+  a.tiles = a.keys / abi::kKvTile;
+  a.k_blocks = count_scale_blocks(dims.k);
+  a.v_blocks = count_scale_blocks(dims.v);
+  a.fits = is_staged(k) && is_staged(v) && has_decode_dim(dims.k) && has_decode_dim(dims.v) &&
+           (dims.k == dims.v || (dims.k < 512 && dims.v < 512));
+  // Over pages, sums and weights of 16 rows in several scale blocks need too many registers.
+  if (cluster == kDecodePages && rows == 16 && has_v_tiles(v, dims.v)) a.fits = false;
+  uint32_t at = 0;
+  place_keys(k, v, dims.k, a, at);
+  place_values(v, dims.v, a, at);
   a.k_scales = at;
-  if (k_levels) at += a.tiles * a.blocks * 16;
+  if (abi::kv_is_native(k)) at += a.tiles * a.k_blocks * 16;
   a.v_scales = at;
-  if (v_levels) at += a.tiles * a.blocks * 16;
+  if (abi::kv_is_native(v)) at += a.tiles * a.v_blocks * 16;
   a.bytes = round_up(at, 128);
   return a;
 }
@@ -149,7 +240,7 @@ constexpr uint32_t paged_blocks(uint32_t side_by_side, uint32_t multiprocessors)
 // the first of the states that it left, at a multiple of 16 bytes states {values}, {max, sum} of
 // the pieces of one unit.
 constexpr uint64_t paged_area_floats(uint32_t head_dim, uint32_t rows) {
-  return decode_cut(head_dim).most_pieces * rows * (head_dim + 2);
+  return decode_cut(head_dim).most_pieces * rows * (decode_row_dim(head_dim) + 2);
 }
 constexpr uint64_t paged_counters(uint32_t blocks) { return (uint64_t{blocks} * 2 + 3) / 4 * 4; }
 constexpr uint64_t paged_scratch_floats(uint32_t head_dim, uint32_t rows, uint32_t blocks) {
@@ -169,6 +260,7 @@ struct DecodeSharedLayout {
   bool deep;              // three stages pay: a byte costs many instructions
   bool paged;             // keys are on their way while sums are merged
   uint32_t side_by_side;  // blocks of a multiprocessor: one merges while the other computes
+  bool few_warps;         // of these: a warp needs more registers than two times six leave
   uint32_t stage, sums;   // bytes of a stage, and of one warp's partial sums
 
   // Whether sums have a place behind the ring. Where loads go on, they may overwrite the stage that
@@ -189,31 +281,39 @@ constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t slice) {
   return slice < 128 && abi::kv_is_native(v) ? slice + 2 : slice + 4;
 }
 
-constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, uint32_t head_dim,
+// Bytes of the queries of a block as operands.
+constexpr uint32_t decode_query_bytes(uint32_t k, uint32_t dim, uint32_t rows) {
+  if (!abi::kv_is_native(k)) return dim / 16 * eights(rows) * 512;
+  const uint32_t blocks = has_k_tiles(k, dim) ? count_scale_blocks(dim) : 1;
+  return decode_key_steps(dim) * blocks * (rows / 4) * 256;
+}
+
+constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, const HeadDims& dims,
                                                   uint32_t rows, uint32_t cluster) {
   DecodeSharedLayout a = {};
   const bool k_levels = abi::kv_is_native(k), v_levels = abi::kv_is_native(v);
-  const DecodeStage stage = decode_stage(k, v, head_dim, rows, cluster);
+  const DecodeStage stage = decode_stage(k, v, dims, rows, cluster);
+  const uint32_t row_dim = decode_row_dim(dims.v), query_dim = round_up(dims.k, 32);
   a.fits = stage.fits;
   a.paged = cluster == kDecodePages;
-  a.side_by_side = a.paged && head_dim <= 128 && rows <= (v_levels ? 4 : 8) ? 2 : 1;
+  a.side_by_side = a.paged && dims.k <= 128 && dims.v <= 128 && rows <= (v_levels ? 4 : 8) ? 2 : 1;
+  a.few_warps = stage.k_tiles || stage.v_tiles;
   a.queries = kDecodeStateBytes + (a.paged ? kPagedStateBytes : 0);
-  a.staging = a.queries +
-              (k_levels ? head_dim / 32 * (rows / 4) * 256 : head_dim / 16 * eights(rows) * 512);
+  a.staging = a.queries + decode_query_bytes(k, dims.k, rows);
   const uint32_t blocks = cluster > 1 ? cluster : 1;
-  const uint32_t stored = (rows + blocks - 1) / blocks * blocks * (head_dim + 2);
-  const uint32_t own = rows * head_dim;
+  const uint32_t stored = (rows + blocks - 1) / blocks * blocks * (row_dim + 2);
+  const uint32_t own = rows * (row_dim > query_dim ? row_dim : query_dim);
   a.transpose = round_up(a.staging + (cluster > 1 && stored > own ? stored : own) * 4, 16);
   a.transpose_bytes = k_levels == v_levels ? 0 : rows * (stage.keys + 4) * 4;
-  a.warps = decode_twelve_warps(k, v, head_dim, rows, cluster) ? 12 : 8;
+  a.warps = decode_twelve_warps(k, v, dims, rows, cluster) ? 12 : 8;
   a.exchange = a.transpose + a.warps * a.transpose_bytes;
-  a.warps_per_key = decode_warps_per_key(head_dim);
+  a.warps_per_key = decode_warps_per_key(dims);
   a.exchange_bytes =
       a.warps_per_key == 1 ? 0 : (k_levels ? rows : 8 * eights(rows)) * stage.keys * 4;
   a.ring = round_up(a.exchange + 2 * a.warps * a.exchange_bytes, 128);
   a.stage = stage.bytes;
-  a.deep = v_levels && (rows > 4 || head_dim == 256);
-  a.sums = round_up(rows * decode_sums_pitch(v, decode_slice_dim(head_dim)) * 4, 128);
+  a.deep = v_levels && (rows > 4 || (dims.v > 128 && a.warps_per_key == 1));
+  a.sums = round_up(rows * decode_sums_pitch(v, row_dim / a.warps_per_key) * 4, 128);
   return a;
 }
 
@@ -224,10 +324,10 @@ constexpr uint32_t decode_most_bytes(const DecodeSharedLayout& layout) {
 }
 constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
   if (layout.paged) {
-    // Two blocks side by side have registers for six warps each.
+    // Two blocks side by side have registers for six warps each, mostly.
     const uint32_t fit =
         (decode_most_bytes(layout) - layout.ring) / layout.ring_bytes(kDecodeFewestStages);
-    if (layout.side_by_side == 2) return fit >= 6 ? 6 : 4;
+    if (layout.side_by_side == 2) return fit >= 6 && !layout.few_warps ? 6 : 4;
     return fit >= 8 ? 8 : (fit >= 4 ? 4 : 2);
   }
   const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
@@ -235,9 +335,9 @@ constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
   const uint32_t step = layout.warps_per_key > 2 ? layout.warps_per_key : 2;
   return warps <= 4 ? 4 : warps / step * step;
 }
-constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, uint32_t head_dim, uint32_t rows,
+constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
                                      uint32_t cluster) {
-  return decode_most_warps(decode_shared_layout(k, v, head_dim, rows, cluster));
+  return decode_most_warps(decode_shared_layout(k, v, dims, rows, cluster));
 }
 
 // As many stages as keep the memory busy: more bytes in flight make it slower, except where a warp

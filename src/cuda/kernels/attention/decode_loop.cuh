@@ -10,8 +10,8 @@ namespace gyre::cuda {
 // has more than one, before any key: a Q load queued behind a block's K and V takes microseconds.
 template <class Traits>
 class QueryLoads {
-  static constexpr uint32_t kBlocks = Traits::kQueryBlocks;
-  static constexpr uint32_t kAhead = Traits::kRows * kBlocks > Traits::kMostWarps ? 2 : 1;
+  static constexpr uint32_t kParts = Traits::kQueryParts;
+  static constexpr uint32_t kAhead = Traits::kRows * kParts > Traits::kMostWarps ? 2 : 1;
 
  public:
   QueryLoads(const abi::AttentionParams& p, const DecodeProblem& problem, uint64_t q, uint32_t warp,
@@ -24,7 +24,7 @@ class QueryLoads {
         is_f32_(p.q_dtype == 0 ? 1 : 0) {
     // The first address is pinned before pdl_wait. With two rows per warp registers are short.
     if constexpr (kAhead == 1) {
-      const uint32_t r = warp / kBlocks;
+      const uint32_t r = warp / kParts;
       first_ = pin(address(r < problem.rows ? r : 0));
       is_f32_ = pin(is_f32_);
     }
@@ -34,7 +34,7 @@ class QueryLoads {
   void start() {
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
-      const uint32_t r = (warp_ + i * warps_) / kBlocks;
+      const uint32_t r = (warp_ + i * warps_) / kParts;
       if (r < problem_.rows)
         load_query<Traits>(kAhead == 1 ? first_ : address(r), is_f32_ != 0, bits_[i]);
     }
@@ -45,20 +45,23 @@ class QueryLoads {
     auto* const staging = reinterpret_cast<float*>(shared + Traits::kLayout.staging);
     unsigned char* const operands = shared + Traits::kLayout.queries;
     const bool masks = !problem_.plain_logits || !problem_.uniform_mask;
-    for (uint32_t i = warp_; i < Traits::kRows * kBlocks; i += warps_) {
-      const uint32_t r = i / kBlocks, block = i % kBlocks;
-      float* const row = staging + r * Traits::kDim;
+    for (uint32_t i = warp_; i < Traits::kRows * kParts; i += warps_) {
+      const uint32_t r = i / kParts, part = i % kParts;
+      float* const row = staging + r * Traits::kQueryDim;
       if (r < problem_.rows) {
-        stage_query<Traits>(p_, problem_, bits_[0], block, row + block * (Traits::kDim / kBlocks),
-                            state.factor[block * (Traits::kWarpsPerKey / kBlocks)][r]);
+        stage_query<Traits>(p_, problem_, bits_[0], part, row, r, state.factor);
         load_next(i);
-        if (masks && block == 0 && threadIdx.x % kWarp == 0)
+        if (masks && part == 0 && threadIdx.x % kWarp == 0)
           state.mask[r] = mask_row(problem_, args.at[arg_slopes], r);
         __syncwarp();
       }
-      if constexpr (Traits::kLevelsK)
-        write_query_columns<Traits>(r < problem_.rows ? row : nullptr, r, block,
+      if constexpr (Traits::kStage.k_tiles) {
+        write_query_slots<Traits>(r < problem_.rows ? row : nullptr, r,
+                                  reinterpret_cast<uint2*>(operands), state.factor);
+      } else if constexpr (Traits::kLevelsK) {
+        write_query_columns<Traits>(r < problem_.rows ? row : nullptr, r, part,
                                     reinterpret_cast<uint2*>(operands), state.factor);
+      }
     }
     __syncthreads();
     if constexpr (!Traits::kLevelsK) {
@@ -71,8 +74,8 @@ class QueryLoads {
   const uint8_t* address(uint32_t r) const { return query_address(p_, problem_, q_, r); }
   void load_next(uint32_t i) {
 #pragma unroll
-    for (uint32_t e = 0; e < Traits::kDim / kWarp; ++e) bits_[0][e] = bits_[kAhead - 1][e];
-    const uint32_t next = (i + kAhead * warps_) / kBlocks;
+    for (uint32_t e = 0; e < Traits::kQueryDim / kWarp; ++e) bits_[0][e] = bits_[kAhead - 1][e];
+    const uint32_t next = (i + kAhead * warps_) / kParts;
     if (next < problem_.rows) load_query<Traits>(address(next), is_f32_ != 0, bits_[kAhead - 1]);
   }
 
@@ -81,7 +84,7 @@ class QueryLoads {
   uint64_t q_;
   uint32_t warp_, warps_, is_f32_;
   const uint8_t* first_ = nullptr;
-  uint32_t bits_[kAhead][Traits::kDim / kWarp];
+  QueryBits<Traits> bits_[kAhead];
 };
 
 template <class Traits>
@@ -97,7 +100,7 @@ struct WarpLoop {
   uint32_t warp;
   Queries<Traits> queries;
   LevelTable table_k, table_v;
-  LaneOffsets offsets;
+  LaneOffsets<Traits> offsets;
   LaneWeights lane;
   uint32_t until_check = kStagesToCheck;
   bool masks;
@@ -140,8 +143,8 @@ struct WarpLoop {
 
   void add(const unsigned char* stage, typename SpreadV<Traits>::Scores& x,
            LevelSums<Traits>& sums) {
-    constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocks;
-    weigh_levels<Traits>(lane, x, stage + Traits::kStage.v_scales + offsets.scales,
+    constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocksV;
+    weigh_levels<Traits>(lane, x, stage + Traits::kStage.v_scales + offsets.v_scales,
                          warp % Traits::kWarpsPerKey / (kSlicesPerBlock != 0 ? kSlicesPerBlock : 1),
                          sums);
     lane.step(Traits::FormV::kBias != 0 ? Traits::kLaneKeys : 0);
@@ -149,7 +152,7 @@ struct WarpLoop {
     if (--until_check == 0) {
       until_check = kStagesToCheck;
 #pragma unroll
-      for (uint32_t i = 0; i < sums.kFours; ++i) check_sums(lane, sums.row[i], sums.sums[i]);
+      for (uint32_t i = 0; i < sums.kFours; ++i) check_sums(lane, i, sums);
     }
   }
   void add(const unsigned char* stage, typename SpreadV<Traits>::Scores& x,

@@ -111,12 +111,6 @@ struct KeyReader {
   }
 };
 
-// Where a lane's parts of a stage lie; computed once.
-struct LaneOffsets {
-  uint32_t k[2], v[2];  // in the first and second plane
-  uint32_t scales;      // from the first scale of K or V
-};
-
 // Of V in levels: tile j, from coordinate 4 g on.
 template <uint32_t kFormat>
 inline uint32_t values_offset(const DecodePlane (&planes)[2], uint32_t plane) {
@@ -124,59 +118,6 @@ inline uint32_t values_offset(const DecodePlane (&planes)[2], uint32_t plane) {
   const DecodePlane& p = planes[plane];
   const uint32_t bits = plane == 0 ? abi::kv_low_bits(kFormat) : abi::kv_high_bits(kFormat);
   return p.offset + j * p.tile_pitch + 4 * g * bits;
-}
-
-// Scales lie in tiles of eight keys. A lane has two or four neighbouring keys, 2 g or 4 g and on,
-// in the order of the MMA over V; their scales are one or two words of the tile's.
-template <class Traits>
-inline uint32_t scales_offset() {
-  constexpr uint32_t kLanes = 8 / Traits::kAdjacentKeys;  // per tile
-  const uint32_t g = threadIdx.x % kWarp / 4;
-  const uint32_t in_tile =
-      Traits::kAdjacentKeys == 2 ? g % 4 * 4 : (Traits::kInterleavedV ? g % 2 * 4 : g % 2 * 8);
-  return g / kLanes * Traits::kBlocks * 16 + in_tile;
-}
-
-template <class Traits>
-inline LaneOffsets lane_offsets() {
-  LaneOffsets at = {};
-  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  const auto pinned = [](uint32_t x) { return Traits::kPinAddresses ? pin(x) : x; };
-  if constexpr (Traits::kLevelsK) {
-    using Reader = KeyReader<Traits::kSlice, Traits::kK, Traits::kManyRows>;
-    at.k[0] = pinned(Reader::place(Traits::kStage.k, 0, Traits::first_row(g), j));
-    if (Reader::kHigh != 0)
-      at.k[1] = pinned(Reader::place(Traits::kStage.k, 1, Traits::first_row(g), j));
-  }
-  if constexpr (Traits::kLevelsV) {
-    at.v[0] = pinned(values_offset<Traits::kV>(Traits::kStage.v, 0));
-    if (abi::kv_high_bits(Traits::kV) != 0)
-      at.v[1] = pinned(values_offset<Traits::kV>(Traits::kStage.v, 1));
-  }
-  if constexpr (Traits::kLevelsK || Traits::kLevelsV) at.scales = pinned(scales_offset<Traits>());
-  return at;
-}
-
-template <class Traits>
-inline void load_scales(const unsigned char* mine, uint32_t block, float (&s)[Traits::kLaneKeys]) {
-#pragma unroll
-  for (uint32_t i = 0; i < Traits::kLaneKeys; i += Traits::kAdjacentKeys) {
-    const unsigned char* const from =
-        mine + (i / Traits::kAdjacentKeys * 4 * Traits::kBlocks + block) * 16;
-    if constexpr (Traits::kAdjacentKeys == 2) {
-      const uint32_t two = *reinterpret_cast<const uint32_t*>(from);
-      s[i] = scale_in(two, 0), s[i + 1] = scale_in(two, 1);
-    } else if constexpr (Traits::kInterleavedV) {  // 0 4 1 5, 2 6 3 7
-      const uint32_t a = *reinterpret_cast<const uint32_t*>(from);
-      const uint32_t b = *reinterpret_cast<const uint32_t*>(from + 8);
-      s[i] = scale_in(a, 0), s[i + 1] = scale_in(b, 0);
-      s[i + 2] = scale_in(a, 1), s[i + 3] = scale_in(b, 1);
-    } else {
-      const uint2 w = *reinterpret_cast<const uint2*>(from);
-      s[i] = scale_in(w.x, 0), s[i + 1] = scale_in(w.x, 1);
-      s[i + 2] = scale_in(w.y, 0), s[i + 3] = scale_in(w.y, 1);
-    }
-  }
 }
 
 }  // namespace gyre::cuda

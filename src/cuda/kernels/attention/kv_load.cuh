@@ -34,11 +34,11 @@ struct PageTiles {
 // kMask of its slot. kRotations permutes the rows of a tile, see rotate_slot. A lane takes every
 // 32nd chunk; its first source and target are computed once.
 template <uint32_t kRowCount, uint32_t kBytes, uint32_t kSlots, uint32_t kPitch, uint32_t kStride,
-          uint32_t kSwizzle = 0, uint32_t kMask = 0, uint32_t kRotations = 0>
+          uint32_t kSwizzle = 0, uint32_t kMask = 0, uint32_t kRotations = 0,
+          uint32_t kRowPitch = kBytes>
 class RowLoad {
  public:
   static constexpr uint32_t kChunks = kBytes / 16, kAllChunks = kRowCount * kChunks;
-  static_assert(kChunks % kWarp == 0 || kWarp % kChunks == 0);
 
   RowLoad(const uint8_t* from, uint32_t tile_stride, bool pinned)
       : stride_(tile_stride / kSlots),
@@ -57,11 +57,10 @@ class RowLoad {
 #pragma unroll
     for (uint32_t i = 0; i < (kAllChunks + kWarp - 1) / kWarp; ++i) {
       const uint32_t ahead = i * kWarp;  // chunks
-      const uint64_t offset = uint64_t{ahead / kChunks} * stride() + ahead % kChunks * 16;
-      if (kAllChunks >= kWarp || lane() < kAllChunks)
+      if (kAllChunks % kWarp == 0 || lane() + ahead < kAllChunks)
         copy_async<16>(kUniformStep ? first + target_of(ahead)
                                     : shared_address(to) + target_of(lane() + ahead),
-                       from + offset, true);
+                       from + distance(ahead), true);
     }
   }
 
@@ -106,9 +105,19 @@ class RowLoad {
   }
 
  private:
+  // Whole rows for a warp, or a warp for whole rows.
+  static constexpr bool kEven = kChunks % kWarp == 0 || kWarp % kChunks == 0;
   // Targets of chunks 32 apart differ by the same constant in every lane.
   static constexpr bool kUniformStep =
-      (kChunks < kWarp && kWarp / kChunks % 8 == 0) || (kSlots == 1 && kSwizzle == 0);
+      kEven && ((kChunks < kWarp && kWarp / kChunks % 8 == 0) || (kSlots == 1 && kSwizzle == 0));
+
+  // Bytes from the source of the lane's first chunk to that of the one `ahead` of it.
+  uint64_t distance(uint32_t ahead) const {
+    if constexpr (kEven) return uint64_t{ahead / kChunks} * stride() + ahead % kChunks * 16;
+    if constexpr (kSlots == 1 && kStride == kBytes) return ahead * 16;
+    const uint32_t at = lane() + ahead, row = at / kChunks - lane() / kChunks;
+    return uint64_t{row * stride()} + at % kChunks * 16 - lane() % kChunks * 16;
+  }
 
   const uint8_t* first_row() const {
     return source_ - lane() / kChunks * stride() - lane() % kChunks * 16;
@@ -122,7 +131,7 @@ class RowLoad {
   static uint32_t target_of(uint32_t at) {
     const uint32_t row = at / kChunks, chunk = at % kChunks;
     const uint32_t slot = rotate_slot(row % kSlots, kRotations);
-    return row / kSlots * kPitch + slot * kBytes + (chunk ^ (slot & kMask) * kSwizzle) * 16;
+    return row / kSlots * kPitch + slot * kRowPitch + (chunk ^ (slot & kMask) * kSwizzle) * 16;
   }
 
   uint32_t stride_;  // of rows
@@ -130,52 +139,81 @@ class RowLoad {
   uint32_t target_;
 };
 
-// Scales of K and V, 16 bytes per tile and scale block: one chunk per lane.
-template <uint32_t kTiles, uint32_t kBlocks, bool kOfK, bool kOfV>
+// Scales of K and V, 16 bytes per tile and scale block: mostly one chunk per lane. 0 blocks: none.
+template <uint32_t kTiles, uint32_t kBlocksK, uint32_t kBlocksV>
 class ScaleLoad {
-  static constexpr uint32_t kEach = kTiles * kBlocks;
-  static constexpr uint32_t kChunks = kEach * ((kOfK ? 1 : 0) + (kOfV ? 1 : 0));
-  static_assert(kChunks <= kWarp);
+  static constexpr uint32_t kOfK = kTiles * kBlocksK, kChunks = kOfK + kTiles * kBlocksV;
+  static constexpr uint32_t kRounds = (kChunks + kWarp - 1) / kWarp;
 
  public:
-  ScaleLoad(const uint8_t* k, const uint8_t* v)
-      : first_(kOfK && lane() < kEach ? k : v), source_(first_ + lane() % kEach * 16) {}
+  ScaleLoad(const uint8_t* k, const uint8_t* v) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRounds; ++i) {
+      first_[i] = of_k(i) ? k : v;
+      source_[i] = first_[i] + (tile(i) * blocks(i) + block(i)) * 16;
+    }
+  }
 
-  uint32_t never_set() const { return cuda::never_set<16>(source_); }
+  uint32_t never_set() const { return cuda::never_set<16>(source_[0]); }
   void whole(uint32_t tile, unsigned char* to, uint64_t further = 0) const {
-    if (lane() < kChunks)
-      copy_async<16>(shared_address(to) + lane() * 16,
-                     source_ + further + uint64_t{tile} * (kBlocks * 16), true);
+    each([&](uint32_t i) {
+      copy_async<16>(shared_address(to) + at(i) * 16,
+                     source_[i] + further + uint64_t{tile} * (blocks(i) * 16), true);
+    });
   }
   void across(const PageTiles& pages, unsigned char* to) const {
-    const PageTiles::Place place = pages.of(tile_of_lane());
-    if (lane() < kChunks)
-      copy_async<16>(shared_address(to) + lane() * 16, paged_source(place), true);
+    PageTiles::Place places[kRounds];
+#pragma unroll
+    for (uint32_t i = 0; i < kRounds; ++i) places[i] = pages.of(tile(i));
+    each([&](uint32_t i) {
+      copy_async<16>(shared_address(to) + at(i) * 16, paged_source(places[i], i), true);
+    });
   }
-  void some_of(const PageTiles& pages, const DecodeWalk& walk, uint32_t tile,
+  void some_of(const PageTiles& pages, const DecodeWalk& walk, uint32_t first,
                unsigned char* to) const {
-    const PageTiles::Place place = pages.of(tile_of_lane());
-    const bool present = tile + tile_of_lane() < walk.tiles;
-    if (lane() < kChunks)
-      copy_async<16>(shared_address(to) + lane() * 16, present ? paged_source(place) : first_,
-                     present);
+    PageTiles::Place places[kRounds];
+#pragma unroll
+    for (uint32_t i = 0; i < kRounds; ++i) places[i] = pages.of(tile(i));
+    each([&](uint32_t i) {
+      const bool present = first + tile(i) < walk.tiles;
+      copy_async<16>(shared_address(to) + at(i) * 16,
+                     present ? paged_source(places[i], i) : first_[i], present);
+    });
   }
-  void some(const DecodeWalk& walk, uint32_t tile, unsigned char* to) const {
-    if (lane() >= kChunks) return;
-    const uint32_t index = tile + tile_of_lane();
-    const bool present = index < walk.tiles;
-    const uint8_t* const source =
-        first_ + (uint64_t{walk.tile(present ? index : 0)} * kBlocks + lane() % kBlocks) * 16;
-    copy_async<16>(shared_address(to) + lane() * 16, present ? source : first_, present);
+  void some(const DecodeWalk& walk, uint32_t first, unsigned char* to) const {
+    each([&](uint32_t i) {
+      const uint32_t index = first + tile(i);
+      const bool present = index < walk.tiles;
+      const uint8_t* const source =
+          first_[i] + (uint64_t{walk.tile(present ? index : 0)} * blocks(i) + block(i)) * 16;
+      copy_async<16>(shared_address(to) + at(i) * 16, present ? source : first_[i], present);
+    });
   }
 
  private:
-  static uint32_t lane() { return threadIdx.x % kWarp; }
-  static uint32_t tile_of_lane() { return lane() % kEach / kBlocks; }
-  const uint8_t* paged_source(const PageTiles::Place& place) const {
-    return first_ + place.offset + (uint64_t{place.tile} * kBlocks + lane() % kBlocks) * 16;
+  template <class Do>
+  static void each(const Do& run) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRounds; ++i)
+      if (at(i) < kChunks) run(i);
   }
-  const uint8_t *first_, *source_;
+  static uint32_t at(uint32_t i) { return threadIdx.x % kWarp + i * kWarp; }
+  static bool of_k(uint32_t i) { return kOfK != 0 && (kBlocksV == 0 || at(i) < kOfK); }
+  static uint32_t blocks(uint32_t i) {
+    if constexpr (kBlocksK == kBlocksV || kBlocksV == 0) return kBlocksK;
+    return of_k(i) ? kBlocksK : kBlocksV;
+  }
+  static uint32_t tile(uint32_t i) { return inside(i) / blocks(i) % kTiles; }
+  static uint32_t block(uint32_t i) { return inside(i) % blocks(i); }
+  static uint32_t inside(uint32_t i) {
+    if constexpr (kBlocksK == kBlocksV || kBlocksK == 0 || kBlocksV == 0)
+      return at(i) % (kTiles * blocks(i));
+    return of_k(i) ? at(i) : at(i) - kOfK;
+  }
+  const uint8_t* paged_source(const PageTiles::Place& place, uint32_t i) const {
+    return first_[i] + place.offset + (uint64_t{place.tile} * blocks(i) + block(i)) * 16;
+  }
+  const uint8_t *first_[kRounds], *source_[kRounds];
 };
 
 struct NoLoad {
@@ -195,23 +233,28 @@ class StageLoad {
   static constexpr uint32_t kKeys = kStage.keys, kTiles = kStage.tiles;
   static constexpr bool kPinned = Traits::kPinAddresses;
   static constexpr uint32_t kAnyBytes = 16;  // stands in for a plane that does not exist
+  static constexpr uint32_t kTileK = 8 * kStage.k_row, kTileV = kStage.v_tile;
   static constexpr uint32_t kStrideK = Traits::kLevelsK ? kStage.k_row : 0;
-  static constexpr uint32_t kStrideV = Traits::kLevelsV ? kStage.v_tile : 0;
-  template <uint32_t kBytes, uint32_t kPitch>
-  using Keys =
-      typename Choose<kBytes != 0,
-                      RowLoad<kKeys, (kBytes != 0 ? kBytes : kAnyBytes), 8, kPitch, kStrideK,
-                              (kBytes >= 128 ? 4 : 0), 1, Traits::kSlotRotations>,
-                      NoLoad>::type;
-  template <uint32_t kBytes, uint32_t kPitch>
+  // Rows of a multiple of 128 bytes are swizzled, others padded.
+  static constexpr bool is_swizzled(uint32_t bytes) { return bytes % 128 == 0; }
+  template <uint32_t kBytes, uint32_t kPitch, uint32_t kTileBytes>
   using Tiles =
       typename Choose<kBytes != 0,
-                      RowLoad<kTiles, (kBytes != 0 ? kBytes : kAnyBytes), 1, kPitch, kStrideV>,
+                      RowLoad<kTiles, (kBytes != 0 ? kBytes : kAnyBytes), 1, kPitch, kTileBytes>,
                       NoLoad>::type;
-  template <uint32_t kBytes, uint32_t kPitch>
-  using Values = typename Choose<
-      Traits::kLevelsV, Tiles<kBytes, kPitch>,
-      RowLoad<kKeys, (Traits::kLevelsV ? kAnyBytes : kBytes), 8, kPitch, 0, 1, 7>>::type;
+  template <uint32_t kBytes, uint32_t kPitch, uint32_t kRowPitch>
+  using KeyRows =
+      typename Choose<kBytes != 0,
+                      RowLoad<kKeys, (kBytes != 0 ? kBytes : kAnyBytes), 8, kPitch, kStrideK,
+                              (is_swizzled(kBytes) ? 4 : 0), 1, Traits::kSlotRotations, kRowPitch>,
+                      NoLoad>::type;
+  template <uint32_t kBytes, uint32_t kPitch, uint32_t kRowPitch>
+  using Keys = typename Choose<kStage.k_tiles, Tiles<kBytes, kPitch, kTileK>,
+                               KeyRows<kBytes, kPitch, kRowPitch>>::type;
+  template <uint32_t kBytes, uint32_t kPitch, uint32_t kRowPitch>
+  using Values = typename Choose<Traits::kLevelsV, Tiles<kBytes, kPitch, kTileV>,
+                                 RowLoad<kKeys, (Traits::kLevelsV ? kAnyBytes : kBytes), 8, kPitch,
+                                         0, (is_swizzled(kBytes) ? 1 : 0), 7, 0, kRowPitch>>::type;
 
  public:
   // `slice`: which of the warps that share keys this is.
@@ -279,12 +322,13 @@ class StageLoad {
     run(v2_, to + kStage.v[1].offset);
   }
 
-  Keys<kStage.k[0].bytes, kStage.k[0].tile_pitch> k_;
-  Keys<kStage.k[1].bytes, kStage.k[1].tile_pitch> k2_;
-  Values<kStage.v[0].bytes, kStage.v[0].tile_pitch> v_;
-  Tiles<kStage.v[1].bytes, kStage.v[1].tile_pitch> v2_;
+  Keys<kStage.k[0].bytes, kStage.k[0].tile_pitch, kStage.k[0].row_pitch> k_;
+  Keys<kStage.k[1].bytes, kStage.k[1].tile_pitch, kStage.k[1].row_pitch> k2_;
+  Values<kStage.v[0].bytes, kStage.v[0].tile_pitch, kStage.v[0].row_pitch> v_;
+  Tiles<kStage.v[1].bytes, kStage.v[1].tile_pitch, kTileV> v2_;
   typename Choose<Traits::kLevelsK || Traits::kLevelsV,
-                  ScaleLoad<kTiles, Traits::kBlocks, Traits::kLevelsK, Traits::kLevelsV>,
+                  ScaleLoad<kTiles, (Traits::kLevelsK ? Traits::kBlocksK : 0),
+                            (Traits::kLevelsV ? Traits::kBlocksV : 0)>,
                   NoLoad>::type scales_;
 };
 

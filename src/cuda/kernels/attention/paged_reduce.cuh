@@ -34,7 +34,7 @@ inline RowTarget paged_row_target(const abi::AttentionParams& p, const PagedItem
   const uint64_t head = uint64_t{item.kv_head} * p.group + (row - token_of * p.group);
   RowTarget target = {};
   if (p.partial == abi::kAttentionStates) {
-    target.out = args.at[arg_out] + (token * p.heads + head) * (Traits::kDim + 2) * 4;
+    target.out = args.at[arg_out] + (token * p.heads + head) * (Traits::kValueDim + 2) * 4;
     return target;
   }
   target.out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
@@ -47,7 +47,8 @@ inline RowTarget paged_row_target(const abi::AttentionParams& p, const PagedItem
 
 template <class Traits>
 class PagedReduce {
-  static constexpr uint32_t kDim = Traits::kDim, kRows = Traits::kRows, kBlocks = Traits::kBlocks;
+  static constexpr uint32_t kDim = Traits::kRowDim, kRows = Traits::kRows;
+  static constexpr uint32_t kParts = Traits::kRowParts, kHeadDim = Traits::kValueDim;
   using Fold = RowFold<kDim>;
   using Piece = RowPiece<kDim>;
   using Vector = typename Piece::Vector;
@@ -107,14 +108,15 @@ class PagedReduce {
 
   // States of an area: values [piece][row][coordinate], then {max, sum} [piece][row].
   uint64_t area(const PagedItem& item) const {
-    return scratch_ + (paged_counters(gridDim.x) + item.area * paged_area_floats(kDim, kRows)) * 4;
+    return scratch_ +
+           (paged_counters(gridDim.x) + item.area * paged_area_floats(kHeadDim, kRows)) * 4;
   }
   uint64_t values_at(const PagedItem& item, uint32_t piece, uint32_t i) const {
     return area(item) +
            (uint64_t{piece * kRows + i / kPieces} * kDim + Piece::offset(i % kPieces)) * 4;
   }
   uint64_t state_at(const PagedItem& item, uint32_t piece, uint32_t i) const {
-    constexpr uint64_t kValues = decode_cut(kDim).most_pieces * kRows * kDim;
+    constexpr uint64_t kValues = decode_cut(kHeadDim).most_pieces * kRows * kDim;
     return area(item) + (kValues + (piece * kRows + i / kPieces) * 2) * 4;
   }
   uint64_t counter_at(const PagedItem& item) const { return scratch_ + item.area * 8; }
@@ -133,17 +135,17 @@ class PagedReduce {
   }
 
   void write(uint32_t i, const SoftmaxState& state, const float (&x)[kDim / kWarp]) const {
-    store_row<Traits>(read_target(state_, i / kBlocks), states_, i % kBlocks, state, x);
+    store_row<Traits>(read_target(state_, i / kParts), states_, i % kParts, state, x);
   }
   // Rows of several pieces, which different warps folded.
   void write_rows(const PagedItem& item) const {
     __syncthreads();
-    for (uint32_t i = warp_; i < item.rows * kBlocks; i += warps_) {
+    for (uint32_t i = warp_; i < item.rows * kParts; i += warps_) {
       float x[kDim / kWarp];
       SoftmaxState state = SoftmaxState::none();
 #pragma unroll
       for (uint32_t piece = 0; piece < kPieces; ++piece) {
-        const Fold fold = get_shared(i / kBlocks * kPieces + piece);
+        const Fold fold = get_shared(i / kParts * kPieces + piece);
         state = fold.state;
 #pragma unroll
         for (uint32_t e = 0; e < kEach; ++e) x[piece * kEach + e] = fold.row.x[e];

@@ -86,7 +86,7 @@ inline SequenceWork sequence_work(const abi::AttentionParams& p, const Args& arg
   const int32_t end = abi::row_bounds<int32_t>(work.mask, work.mask.tokens - 1, 0, length).end;
   work.begin = static_cast<uint32_t>(begin);
   work.end = static_cast<uint32_t>(end > begin ? end : begin);
-  work.shift = piece_shift(decode_cut(Traits::kDim), static_cast<uint32_t>(length));
+  work.shift = piece_shift(decode_cut(Traits::kValueDim), static_cast<uint32_t>(length));
   work.first = work.begin >> work.shift;
   const uint32_t behind = (work.end + (1u << work.shift) - 1) >> work.shift;
   work.pieces = work.end > work.begin ? behind - work.first : 1;

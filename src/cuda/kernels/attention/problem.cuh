@@ -25,13 +25,21 @@ struct Choose<false, A, B> {
 template <uint32_t kFormatK, uint32_t kFormatV, uint32_t kHeadDim, uint32_t kRowCount,
           uint32_t kClusterSize>
 struct DecodeTraits {
-  static constexpr uint32_t kK = kFormatK, kV = kFormatV, kDim = kHeadDim, kRows = kRowCount;
+  static constexpr uint32_t kK = kFormatK, kV = kFormatV, kRows = kRowCount;
   static constexpr uint32_t kCluster = kClusterSize;
-  static constexpr uint32_t kSlice = decode_slice_dim(kDim);  // coordinates of a key in one warp
-  static constexpr uint32_t kWarpsPerKey = decode_warps_per_key(kDim);
-  static constexpr DecodeStage kStage = decode_stage(kK, kV, kDim, kRows, kCluster);
-  static constexpr DecodeSharedLayout kLayout = decode_shared_layout(kK, kV, kDim, kRows, kCluster);
-  static constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kDim, kRows, kCluster);
+  static constexpr HeadDims kDims = kHeadDim;
+  static constexpr uint32_t kKeyDim = kDims.k, kValueDim = kDims.v;
+  static constexpr uint32_t kQueryDim = round_up(kKeyDim, kWarp);  // floats of a staged query
+  static constexpr uint32_t kRowDim = decode_row_dim(kValueDim);   // see decode_row_dim
+  static constexpr uint32_t kWarpsPerKey = decode_warps_per_key(kDims);
+  // Coordinates of a key, of a value and of a row of sums in one warp.
+  static constexpr uint32_t kKeySlice = decode_slice_dim(kKeyDim);
+  static constexpr uint32_t kValueSlice = decode_slice_dim(kValueDim);
+  static constexpr uint32_t kRowSlice = kRowDim / kWarpsPerKey;
+  static constexpr DecodeStage kStage = decode_stage(kK, kV, kDims, kRows, kCluster);
+  static constexpr DecodeSharedLayout kLayout =
+      decode_shared_layout(kK, kV, kDims, kRows, kCluster);
+  static constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kDims, kRows, kCluster);
   static constexpr uint32_t kStages = decode_stages(kLayout, kMostWarps);
   static constexpr uint32_t kRingBytes = kLayout.ring_bytes(kStages);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
@@ -39,12 +47,18 @@ struct DecodeTraits {
   using FormV = LevelForm<kV, kManyRows>;
   // Over pages, 128 registers of sums leave few for addresses: they are computed for each stage.
   static constexpr bool kFewRegisters =
-      kCluster == kDecodePages && kLevelsV && kRows * kSlice > 1024;
+      kCluster == kDecodePages && kLevelsV && kRows * kValueSlice > 1024;
   // Whether registers are enough to pin the addresses of loads and scales.
   static constexpr bool kPinAddresses =
       kRows < 16 && kStage.v[0].bytes + kStage.v[1].bytes < 8192 && !kFewRegisters;
-  static constexpr uint32_t kTiles = kStage.tiles, kBlocks = kStage.blocks;
-  static constexpr uint32_t kQueryBlocks = kLevelsK ? kBlocks : 1;  // a warp for each
+  static constexpr uint32_t kTiles = kStage.tiles;
+  // Scale blocks of a key and of a value, and those that one warp has coordinates of.
+  static constexpr uint32_t kBlocksK = kStage.k_blocks, kBlocksV = kStage.v_blocks;
+  static constexpr uint32_t kWarpBlocksK = kWarpsPerKey == 1 ? kBlocksK : 1;
+  static constexpr uint32_t kWarpBlocksV = kWarpsPerKey == 1 && kLevelsV ? kBlocksV : 1;
+  // Parts of a query and of a finished row, a warp for each.
+  static constexpr uint32_t kQueryParts = kLevelsK && kKeyDim > 256 ? kKeyDim / 256 : 1;
+  static constexpr uint32_t kRowParts = kRowDim > 256 ? kRowDim / 256 : 1;
   static_assert(kStage.fits);
 
   // Keys come in the order in which the MMA over V takes them. Of levels, a lane has kAdjacentKeys
@@ -61,6 +75,15 @@ struct DecodeTraits {
   static constexpr uint32_t key_distance(const DecodePlane& plane, uint32_t i) {
     return i / kAdjacentKeys * 4 * plane.tile_pitch +
            i % kAdjacentKeys * (8 / kAdjacentKeys) * plane.bytes;
+  }
+  // Tiles of K as they are stored have tokens in their places.
+  static constexpr uint32_t first_token(uint32_t g) {
+    if (kAdjacentKeys == 2) return g / 4 * 8 + g % 4 * 2;
+    return g / 2 * 8 + g % 2 * (kInterleavedV ? 2 : 4);
+  }
+  static constexpr uint32_t token_distance(uint32_t i) {
+    const uint32_t inside = i % kAdjacentKeys;
+    return kInterleavedV ? inside % 2 * 4 + inside / 2 : inside;
   }
   // Position in the stage of the key that comes `at`-th in the order of the MMA.
   static constexpr uint32_t key(uint32_t at) {

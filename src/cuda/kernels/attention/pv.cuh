@@ -33,8 +33,9 @@ inline void add_levels(const LevelTable& table, const unsigned char* low, const 
   using Words = ValueWords<Traits::kV>;
   constexpr const DecodePlane(&kPlanes)[2] = Traits::kStage.v;
 #pragma unroll
-  for (uint32_t both = 0; both < Traits::kSlice / 32 * Traits::kMmas; ++both) {
+  for (uint32_t both = 0; both < LevelSums<Traits>::kSpans * Traits::kMmas; ++both) {
     const uint32_t i = both / Traits::kMmas, mma = both % Traits::kMmas;
+    const uint32_t block = LevelSums<Traits>::block_of(2 * i);
     const Words words = Words::read(low + mma * 4 * kPlanes[0].tile_pitch,
                                     high + mma * 4 * kPlanes[1].tile_pitch, i * 32);
 #pragma unroll
@@ -47,8 +48,8 @@ inline void add_levels(const LevelTable& table, const unsigned char* low, const 
                                x[1].term[term][1]};
 #pragma unroll
         for (uint32_t four = 0; four < to.kFours; ++four)
-          mma_s8_u8(to.sums[four][2 * i + pair], a, to.weights[four][mma][0],
-                    to.weights[four][mma][1]);
+          mma_s8_u8(to.sums[four][2 * i + pair], a, to.weights[block][four][mma][0],
+                    to.weights[block][four][mma][1]);
       }
     }
   }
@@ -82,11 +83,12 @@ inline void add_float16(const unsigned char* stage, const typename SpreadV<Trait
   }
   const uint32_t lane = threadIdx.x % kWarp, row = lane % 8 + lane / 16 * 8, side = lane / 8 % 2;
   const unsigned char* const values =
-      stage + kPlane.offset + row / 8 * kPlane.tile_pitch + row % 8 * kPlane.bytes;
+      stage + kPlane.offset + row / 8 * kPlane.tile_pitch + row % 8 * kPlane.row_pitch;
+  const uint32_t swizzle = kPlane.bytes % 128 == 0 ? row % 8 : 0;
 #pragma unroll
-  for (uint32_t i = 0; i < Traits::kSlice / 16; ++i) {
+  for (uint32_t i = 0; i < Traits::kValueSlice / 16; ++i) {
     uint32_t a[4];
-    ldmatrix_transposed(a, values + ((2 * i + side) ^ row % 8) * 16);
+    ldmatrix_transposed(a, values + ((2 * i + side) ^ swizzle) * 16);
 #pragma unroll
     for (uint32_t h = 0; h < kEights; ++h) {
       if constexpr (kLo) Type::mma(to.sums[h][i], a, lo[h][0], lo[h][1]);

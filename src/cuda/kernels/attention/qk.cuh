@@ -2,103 +2,9 @@
 // Decode attention: the scores of a stage. Over levels, keys are the A operand, 16 at a time, and
 // four queries fill B, each as two byte columns. Over 16-bit keys, queries are the A operand and
 // keys fill B.
-#include "cuda/kernels/attention/query.cuh"
+#include "cuda/kernels/attention/query_operands.cuh"
 
 namespace gyre::cuda {
-
-// Score factors of a lane's rows 4 i + j: in registers where there are few, else read from shared
-// memory each time. With several scale blocks, each has a second factor of its own.
-template <uint32_t kFours, uint32_t kBlocks>
-class LevelFactors {
-  static constexpr bool kKept = kFours < 4;
-
- public:
-  LevelFactors(const RowFactors& of_slices, uint32_t slice, uint32_t slices)
-      : shared_(of_slices[slice] + threadIdx.x % 4) {
-#pragma unroll
-    for (uint32_t i = 0; kKept && i < kFours; ++i) kept_[i] = shared_[4 * i];
-#pragma unroll
-    for (uint32_t i = 0; kBlocks > 1 && i < kBlocks * kFours; ++i)
-      second_[i] =
-          of_slices[i / kFours * (slices / kBlocks)][i % kFours * 4 + threadIdx.x % 4].second;
-  }
-  ScoreFactors operator[](uint32_t four) const { return kKept ? kept_[four] : shared_[4 * four]; }
-  float second(uint32_t block, uint32_t four) const {
-    return kBlocks > 1 ? second_[block * kFours + four] : (*this)[four].second;
-  }
-
- private:
-  const ScoreFactors* shared_;
-  ScoreFactors kept_[kKept ? kFours : 1];
-  float second_[kBlocks > 1 ? kBlocks* kFours : 1];
-};
-
-// B fragments of all steps: in registers where there are few, else read from shared memory each
-// time. kSteps are the warp's, of kAllSteps.
-template <uint32_t kFours, uint32_t kSteps, uint32_t kAllSteps>
-class QueryColumns {
-  static constexpr bool kKept = kFours * kSteps <= 12;
-
- public:
-  QueryColumns(const uint2* shared, uint32_t slice)
-      : shared_(shared + slice * kSteps * kWarp + threadIdx.x % kWarp) {
-    if constexpr (kKept) {
-#pragma unroll
-      for (uint32_t i = 0; i < kFours * kSteps; ++i) {
-        const uint2 x = shared_[place(i / kSteps, i % kSteps)];
-        kept_[i][0] = x.x, kept_[i][1] = x.y;
-      }
-    }
-  }
-  void get(uint32_t four, uint32_t step, uint32_t (&b)[2]) const {
-    if constexpr (kKept) {
-      b[0] = kept_[four * kSteps + step][0], b[1] = kept_[four * kSteps + step][1];
-    } else {
-      const uint2 x = shared_[place(four, step)];
-      b[0] = x.x, b[1] = x.y;
-    }
-  }
-
- private:
-  static constexpr uint32_t place(uint32_t four, uint32_t step) {
-    return (four * kAllSteps + step) * kWarp;
-  }
-  const uint2* shared_;
-  uint32_t kept_[kKept ? kFours * kSteps : 1][2];
-};
-
-// Score factors of a lane's rows 8 i + g. Rows that only fill the MMA repeat real ones.
-template <uint32_t kEights>
-struct Float16Factors {
-  ScoreFactors of[kEights];
-
-  Float16Factors(const ScoreFactors* shared, uint32_t rows) {
-#pragma unroll
-    for (uint32_t i = 0; i < kEights; ++i) of[i] = shared[(8 * i + threadIdx.x % kWarp / 4) % rows];
-  }
-};
-
-// What a warp keeps of its queries while it walks the keys: operands and factors, over levels or
-// over 16-bit keys.
-template <class Traits, bool kLevels = Traits::kLevelsK>
-struct Queries {
-  QueryColumns<Traits::kRows / 4, Traits::kSlice / 32, Traits::kDim / 32> operands;
-  LevelFactors<Traits::kRows / 4, Traits::kBlocks> factors;
-
-  Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t)
-      : operands(reinterpret_cast<const uint2*>(shared), slice),
-        factors(of_slices, slice, Traits::kWarpsPerKey) {}
-};
-template <class Traits>
-struct Queries<Traits, false> {
-  static constexpr uint32_t kOfSlice = Traits::kSlice / 16 * eights(Traits::kRows) * kWarp;
-  const uint4* operands;
-  Float16Factors<eights(Traits::kRows)> factors;
-
-  Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t rows)
-      : operands(reinterpret_cast<const uint4*>(shared) + slice * kOfSlice + threadIdx.x % kWarp),
-        factors(of_slices[0], rows) {}
-};
 
 // How rows and keys are spread over a warp's lanes. MMAs with levels leave rows 4 i + j and
 // neighbouring keys in a lane, those with 16-bit floats rows 8 i + g and keys 8 t + 2 j, + 1.
@@ -130,9 +36,9 @@ using SpreadV = Spread<Traits, Traits::kLevelsV>;
 // without the key's scale.
 template <class Traits>
 inline void score_levels(const LevelTable& table, const Queries<Traits>& q,
-                         const unsigned char* stage, const LaneOffsets& offsets,
+                         const unsigned char* stage, const LaneOffsets<Traits>& offsets,
                          typename SpreadK<Traits>::Scores& x) {
-  using Reader = KeyReader<Traits::kSlice, Traits::kK, Traits::kManyRows>;
+  using Reader = KeyReader<Traits::kKeySlice, Traits::kK, Traits::kManyRows>;
   using Form = typename Reader::Form;
   constexpr uint32_t kFours = Traits::kRows / 4, kEach = Traits::kLaneKeys;
   constexpr const DecodePlane(&kPlanes)[2] = Traits::kStage.k;
@@ -178,13 +84,72 @@ inline void score_levels(const LevelTable& table, const Queries<Traits>& q,
   }
 }
 
+// The same over tiles of K, with scales and factors: a scale block may end within a step.
+template <class Traits>
+inline void score_tiles(const LevelTable& table, const Queries<Traits>& q,
+                        const unsigned char* stage, const LaneOffsets<Traits>& offsets,
+                        typename SpreadK<Traits>::Scores& x) {
+  using Reader = typename LaneOffsets<Traits>::Tiles;
+  using Form = typename Reader::Form;
+  constexpr uint32_t kFours = Traits::kRows / 4, kEach = Traits::kLaneKeys;
+  constexpr uint32_t kBlocks = Reader::kBlocks;
+  constexpr DecodePlane kPlane = Traits::kStage.k[0];
+  const Reader& reader = offsets.k_tiles;
+  float scales[kBlocks][kEach];
+#pragma unroll
+  for (uint32_t block = 0; block < kBlocks; ++block)
+    load_scales<Traits, kBlocks>(stage + Traits::kStage.k_scales + offsets.k_scales, block,
+                                 scales[block]);
+#pragma unroll
+  for (uint32_t two = 0; two < kEach / 2; ++two) {
+    typename Reader::Words w[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t key = 2 * two + i, token = Traits::token_distance(key);
+      w[i] = reader.read(
+          stage, key / Traits::kAdjacentKeys * 4 * kPlane.tile_pitch + token * kPlane.row_pitch,
+          token % 2 != 0);
+    }
+    int32_t c[kBlocks][kFours][4] = {};
+#pragma unroll
+    for (uint32_t step = 0; step < Reader::kSteps; ++step) {
+      const auto first = reader.unpack(table, w[0], step),
+                 second = reader.unpack(table, w[1], step);
+#pragma unroll
+      for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
+        const uint32_t block = i / kFours, four = i % kFours;
+        if (!Reader::kTables.slots[step][block]) continue;
+        uint32_t b[2];
+        q.operands.get(four, Reader::slot(step, block), b);
+#pragma unroll
+        for (uint32_t term = 0; term < Form::kTerms; ++term) {
+          const uint32_t a[4] = {first.term[term][0], second.term[term][0], first.term[term][1],
+                                 second.term[term][1]};
+          mma_s8(c[block][four], a, b[0], b[1]);
+        }
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks * kFours * 2; ++i) {
+      const uint32_t block = i / 2 / kFours, four = i / 2 % kFours, key = 2 * two + i % 2;
+      const ScoreFactors f = q.factors.get(block, four);
+      const int32_t(&sums)[4] = c[block][four];
+      const auto sum = static_cast<float>(sums[i % 2 * 2] * 256 + sums[i % 2 * 2 + 1]);
+      const float score = Form::kBias == 0 ? sum * f.first : fmaf(sum, f.first, f.added);
+      const float scaled = score * (scales[block][key] * f.second);
+      x[four][key] = block == 0 ? scaled : x[four][key] + scaled;
+    }
+  }
+}
+
 // Multiplies scores over the coordinates of one scale block by that scale.
 template <class Traits>
 inline void scale_scores(const Queries<Traits>& q, const unsigned char* stage,
-                         const LaneOffsets& offsets, uint32_t block,
+                         const LaneOffsets<Traits>& offsets, uint32_t block,
                          typename SpreadK<Traits>::Scores& x) {
   float scales[Traits::kLaneKeys];
-  load_scales<Traits>(stage + Traits::kStage.k_scales + offsets.scales, block, scales);
+  load_scales<Traits, Traits::kBlocksK>(stage + Traits::kStage.k_scales + offsets.k_scales, block,
+                                        scales);
 #pragma unroll
   for (uint32_t four = 0; four < Traits::kRows / 4; ++four) {
     const float second = q.factors.second(block, four);
@@ -193,7 +158,8 @@ inline void scale_scores(const Queries<Traits>& q, const unsigned char* stage,
   }
 }
 
-// s[eight][t][i]: the score of row 8 eight + g for key 8 t + 2 j + i.
+// s[eight][t][i]: the score of row 8 eight + g for key 8 t + 2 j + i. A lane has eight coordinates
+// of each span of 32, and four of 16 that are left.
 template <class Traits>
 inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
                           typename SpreadK<Traits>::Scores& s) {
@@ -203,19 +169,28 @@ inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   float c[kT][4] = {}, d[kT][4] = {};  // 8 rows: two shorter chains; 16 rows: hi and lo
 #pragma unroll
-  for (uint32_t span = 0; span < Traits::kSlice / 32; ++span) {
+  for (uint32_t span = 0; span < (Traits::kKeySlice + 31) / 32; ++span) {
+    const bool whole = (span + 1) * 32 <= Traits::kKeySlice;
     uint32_t a[2 * kEights][4];
 #pragma unroll
-    for (uint32_t i = 0; i < 2 * kEights; ++i) {
+    for (uint32_t i = 0; i < (whole ? 2 : 1) * kEights; ++i) {
       const uint4 x = q.operands[(span * 2 * kEights + i) * kWarp];
       a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
     }
 #pragma unroll
     for (uint32_t t = 0; t < kT; ++t) {
       const uint32_t k = 8 * t + g;
-      const uint4 x = *reinterpret_cast<const uint4*>(
-          stage + kPlane.offset + k / 8 * kPlane.tile_pitch + k % 8 * kPlane.bytes +
-          ((span * 64 + j * 16) ^ (k % 2 * 64)));
+      const unsigned char* const row =
+          stage + kPlane.offset + k / 8 * kPlane.tile_pitch + k % 8 * kPlane.row_pitch;
+      if (!whole) {
+        const uint2 x = *reinterpret_cast<const uint2*>(row + span * 64 + j * 8);
+        Type::mma(c[t], a[0], x.x, x.y);
+        if constexpr (kEights == 2) Type::mma(d[t], a[1], x.x, x.y);
+        continue;
+      }
+      constexpr uint32_t kSwizzle = kPlane.bytes % 128 == 0 ? 64 : 0;
+      const uint4 x =
+          *reinterpret_cast<const uint4*>(row + ((span * 64 + j * 16) ^ (k % 2 * kSwizzle)));
       Type::mma(c[t], a[0], x.x, x.y);
       if constexpr (kEights == 1) {
         Type::mma(d[t], a[1], x.z, x.w);
@@ -248,7 +223,7 @@ template <class Traits>
 struct ScoreExchange {
   using Scores = typename SpreadK<Traits>::Scores;
   static constexpr uint32_t kEach = sizeof(Scores) / 4;
-  static constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocks;
+  static constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocksK;
   float* region;
   uint32_t buffer;  // counts stages
 
@@ -280,7 +255,7 @@ struct ScoreExchange {
 // them: it may be infinite.
 template <class Traits>
 inline void score(const LevelTable& table, const Queries<Traits>& q, const unsigned char* stage,
-                  const LaneOffsets& offsets, const ScoreExchange<Traits>& exchange,
+                  const LaneOffsets<Traits>& offsets, const ScoreExchange<Traits>& exchange,
                   typename SpreadK<Traits>::Scores& x) {
   if constexpr (!Traits::kLevelsK) {
     score_float16<Traits>(q, stage, x);
@@ -288,6 +263,8 @@ inline void score(const LevelTable& table, const Queries<Traits>& q, const unsig
       exchange.put(x);
       exchange.get(0, Traits::kWarpsPerKey, x);
     }
+  } else if constexpr (Traits::kStage.k_tiles) {
+    score_tiles<Traits>(table, q, stage, offsets, x);
   } else {
     score_levels<Traits>(table, q, stage, offsets, x);
     if constexpr (Traits::kWarpsPerKey == 1) {
@@ -295,7 +272,7 @@ inline void score(const LevelTable& table, const Queries<Traits>& q, const unsig
     } else {
       exchange.put(x);
 #pragma unroll
-      for (uint32_t block = 0; block < Traits::kBlocks; ++block) {
+      for (uint32_t block = 0; block < Traits::kBlocksK; ++block) {
         typename SpreadK<Traits>::Scores of_block;
         exchange.get(block * exchange.kSlicesPerBlock, exchange.kSlicesPerBlock, of_block);
         scale_scores<Traits>(q, stage, offsets, block, of_block);

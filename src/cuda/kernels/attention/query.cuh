@@ -2,15 +2,15 @@
 // Decode attention: queries from global memory to MMA operands in shared memory. Over levels a
 // query becomes integers of 16 bits, two byte planes as neighbouring columns of B, so that one lane
 // gets both sums. Over 16-bit keys it becomes two floats, hi and lo, as rows of A.
-#include "cuda/kernels/attention/key_reader.cuh"
+#include "cuda/kernels/attention/lane_offsets.cuh"
 #include "cuda/kernels/attention/softmax.cuh"
 
 namespace gyre::cuda {
 
 // Hadamard stages 32, 64, ... in a lane's registers, 1 to 16 between lanes; lane i has coordinates
-// i + 32 c.
+// i + 32 c. 16 coordinates are those of the first 16 lanes.
 template <uint32_t kDim>
-inline void hadamard_lanes(uint32_t lane, float (&x)[kDim / kWarp]) {
+inline void hadamard_lanes(uint32_t lane, float (&x)[(kDim + kWarp - 1) / kWarp]) {
 #pragma unroll
   for (uint32_t h = 1; h < kDim / kWarp; h *= 2) {
 #pragma unroll
@@ -21,10 +21,10 @@ inline void hadamard_lanes(uint32_t lane, float (&x)[kDim / kWarp]) {
     }
   }
 #pragma unroll
-  for (uint32_t h = 1; h < kWarp; h *= 2) {
+  for (uint32_t h = 1; h < (kDim < kWarp ? kDim : kWarp); h *= 2) {
     const float sign = (lane & h) != 0 ? -1.0f : 1.0f;
 #pragma unroll
-    for (uint32_t i = 0; i < kDim / kWarp; ++i)
+    for (uint32_t i = 0; i < (kDim + kWarp - 1) / kWarp; ++i)
       x[i] = fmaf(x[i], sign, __shfl_xor_sync(kAll, x[i], static_cast<int>(h)));
   }
 }
@@ -60,6 +60,7 @@ inline void hadamard_block(const float (&x)[kEach], uint32_t block, uint32_t lan
 }
 
 constexpr float inverse_root(uint32_t n) {
+  if (n < 64) return n == 16 ? 0.25f : 0.176776695f;
   return n == 64 ? 0.125f : (n == 128 ? 0.0883883476f : (n == 256 ? 0.0625f : 0.0441941738f));
 }
 
@@ -68,7 +69,8 @@ constexpr float inverse_root(uint32_t n) {
 struct ScoreFactors {
   float first, second, added;
 };
-using RowFactors = ScoreFactors[decode_warps_per_key(512)][kDecodeMostRows];  // [slice][row]
+// [slice of warps that share keys, or scale block of a warp that has several][row]
+using RowFactors = ScoreFactors[decode_warps_per_key(512)][kDecodeMostRows];
 
 // Where lane i finds its coordinates i + 32 c of a row's query.
 inline const uint8_t* query_address(const abi::AttentionParams& p, const DecodeProblem& problem,
@@ -79,34 +81,27 @@ inline const uint8_t* query_address(const abi::AttentionParams& p, const DecodeP
                                 threadIdx.x % kWarp * each);
 }
 template <class Traits>
-inline void load_query(const uint8_t* from, bool is_f32, uint32_t (&bits)[Traits::kDim / kWarp]) {
+using QueryBits = uint32_t[Traits::kQueryDim / kWarp];
+template <class Traits>
+inline void load_query(const uint8_t* from, bool is_f32, QueryBits<Traits>& bits) {
 #pragma unroll
-  for (uint32_t i = 0; i < Traits::kDim / kWarp; ++i)
-    bits[i] = load_bits(reinterpret_cast<uint64_t>(from), i * kWarp, is_f32);
+  for (uint32_t i = 0; i < Traits::kQueryDim / kWarp; ++i) {
+    const bool whole = (i + 1) * kWarp <= Traits::kKeyDim;
+    bits[i] = 0;
+    if (whole || i * kWarp + threadIdx.x % kWarp < Traits::kKeyDim)
+      bits[i] = load_bits(reinterpret_cast<uint64_t>(from), i * kWarp, is_f32);
+  }
 }
 
-// One block of a query, rotated over levels, to integers below 2^14 or floats below 2^15 in the f32
-// staging buffer.
-template <class Traits>
-inline void stage_query(const abi::AttentionParams& p, const DecodeProblem& problem,
-                        const uint32_t (&bits)[Traits::kDim / kWarp], uint32_t block, float* row,
-                        ScoreFactors& factors) {
-  constexpr uint32_t kWhole = Traits::kDim / kWarp, kEach = kWhole / Traits::kQueryBlocks;
-  float whole[kWhole], x[kEach];
-#pragma unroll
-  for (uint32_t i = 0; i < kWhole; ++i) whole[i] = as_float(bits[i], p.q_dtype);
+// Coordinates of a query that share a factor, to integers below 2^14 or floats below 2^15 in the
+// f32 staging buffer.
+template <class Traits, uint32_t kEach>
+inline void stage_scaled(const abi::AttentionParams& p, const DecodeProblem& problem,
+                         const float (&x)[kEach], float* row, ScoreFactors& factors) {
   const uint32_t lane = threadIdx.x % kWarp;
   uint32_t most = 0;  // magnitude as bits: numbers that are not finite have the largest
-  if constexpr (Traits::kLevelsK) {
-    flip_lanes<0>(lane, 1.0f, whole);
-    hadamard_block<Traits::kQueryBlocks>(whole, block, lane, x);
-  } else {
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[i];
-  }
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
-    if constexpr (Traits::kLevelsK) x[i] *= inverse_root(Traits::kDim);
     const uint32_t magnitude = __float_as_uint(x[i]) & 0x7FFFFFFFu;
     most = magnitude > most ? magnitude : most;
   }
@@ -127,15 +122,83 @@ inline void stage_query(const abi::AttentionParams& p, const DecodeProblem& prob
   }
 }
 
-// A warp writes one block of a staged query of integers as bytes: the two B columns of its row,
-// [four rows][step][lane]. `factors` of the block's first slice become those of all its slices.
+// The scale blocks of a query from kBlock on, each rotated by itself.
+template <class Traits, uint32_t kBlock = 0, uint32_t kWhole>
+inline void stage_blocks(const abi::AttentionParams& p, const DecodeProblem& problem,
+                         const float (&whole)[kWhole], float* row, uint32_t r,
+                         RowFactors& factors) {
+  constexpr ScaleBlock kOf = scale_block(Traits::kKeyDim, kBlock);
+  constexpr uint32_t kEach = (kOf.size + kWarp - 1) / kWarp;
+  float x[kEach];
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[kOf.begin / kWarp + i];
+  hadamard_lanes<kOf.size>(threadIdx.x % kWarp, x);
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) x[i] *= inverse_root(kOf.size);
+  stage_scaled<Traits>(p, problem, x, row + kOf.begin, factors[kBlock][r]);
+  if constexpr (kBlock + 1 < Traits::kBlocksK)
+    stage_blocks<Traits, kBlock + 1>(p, problem, whole, row, r, factors);
+}
+
+// A query, or one of its parts, rotated over levels, to the staging buffer of its row.
+template <class Traits>
+inline void stage_query(const abi::AttentionParams& p, const DecodeProblem& problem,
+                        const QueryBits<Traits>& bits, uint32_t part, float* row, uint32_t r,
+                        RowFactors& factors) {
+  constexpr uint32_t kParts = Traits::kQueryParts;
+  constexpr uint32_t kWhole = Traits::kQueryDim / kWarp, kEach = kWhole / kParts;
+  float whole[kWhole], x[kEach];
+#pragma unroll
+  for (uint32_t i = 0; i < kWhole; ++i) whole[i] = as_float(bits[i], p.q_dtype);
+  const uint32_t lane = threadIdx.x % kWarp;
+  if constexpr (Traits::kLevelsK) flip_lanes<0>(lane, 1.0f, whole);
+  if constexpr (Traits::kLevelsK && !is_round_dim(Traits::kKeyDim)) {
+    stage_blocks<Traits>(p, problem, whole, row, r, factors);
+    return;
+  }
+  if constexpr (Traits::kLevelsK) {
+    hadamard_block<kParts>(whole, part, lane, x);
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) x[i] *= inverse_root(Traits::kKeyDim);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[i];
+  }
+  stage_scaled<Traits>(p, problem, x, row + part * (Traits::kQueryDim / kParts),
+                       factors[part * (Traits::kWarpsPerKey / kParts)][r]);
+}
+
+// Four integers as two words of bytes: upper ones, rounded as the lower ones have a sign, and
+// these.
+struct TwoBytePlanes {
+  uint32_t upper, lower;
+
+  explicit TwoBytePlanes(const uint32_t (&x)[4]) {
+    uint32_t y[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) y[i] = x[i] + 128;
+    upper = permute(permute(y[0], y[1], 0x51), permute(y[2], y[3], 0x51), 0x5410);
+    lower = permute(permute(x[0], x[1], 0x40), permute(x[2], x[3], 0x40), 0x5410);
+  }
+};
+
+// What the sum of a query's integers, times the bias of LevelForm, adds to its scores.
+template <class Form>
+inline ScoreFactors biased(const ScoreFactors& of, int32_t sum) {
+  float all = 0;
+  if (Form::kBias != 0) all = static_cast<float>(__reduce_add_sync(kAll, sum));  // < 2^22
+  return {of.first * Form::kStep, of.second, -all * Form::kBias * of.first};
+}
+
+// A warp writes one part of a staged query of integers as bytes: the two B columns of its row,
+// [four rows][step][lane]. `factors` of the part's first slice become those of all its slices.
 // `row` is null past the last row: it gets zeros.
 template <class Traits>
 inline void write_query_columns(const float* row, uint32_t r, uint32_t block, uint2* to,
                                 RowFactors& factors) {
-  constexpr uint32_t kDim = Traits::kDim, kSlice = Traits::kSlice;
-  constexpr uint32_t kSlices = Traits::kWarpsPerKey / Traits::kBlocks;
-  constexpr uint32_t kItems = kDim / 4 / Traits::kBlocks;
+  constexpr uint32_t kDim = Traits::kKeyDim, kSlice = Traits::kKeySlice;
+  constexpr uint32_t kSlices = Traits::kWarpsPerKey / Traits::kQueryParts;
+  constexpr uint32_t kItems = kDim / 4 / Traits::kQueryParts;
   using Reader = KeyReader<kSlice, Traits::kK, Traits::kManyRows>;
   const uint32_t lane = threadIdx.x % kWarp, first_slice = block * kSlices;
   int32_t sum[kSlices] = {};
@@ -150,15 +213,14 @@ inline void write_query_columns(const float* row, uint32_t r, uint32_t block, ui
       const uint32_t slice = step / Reader::kSteps;
       const float* const first =
           row + slice * kSlice + Reader::coordinate(j, step % Reader::kSteps, 4 * half);
-      uint32_t x[4], y[4];
+      uint32_t x[4];
 #pragma unroll
       for (uint32_t place = 0; place < 4; ++place) {
         x[place] = static_cast<uint32_t>(__float2int_rn(first[Reader::place_distance(place)]));
-        y[place] = x[place] + 128;  // rounded, as the lower byte has a sign
         sum[first_item * 4 / kSlice] += static_cast<int32_t>(x[place]);
       }
-      upper = permute(permute(y[0], y[1], 0x51), permute(y[2], y[3], 0x51), 0x5410);
-      lower = permute(permute(x[0], x[1], 0x40), permute(x[2], x[3], 0x40), 0x5410);
+      const TwoBytePlanes bytes(x);
+      upper = bytes.upper, lower = bytes.lower;
     }
     auto* const words =
         reinterpret_cast<uint32_t*>(to + (r / 4 * (kDim / 32) + step) * kWarp + r % 4 * 8 + j);
@@ -169,22 +231,56 @@ inline void write_query_columns(const float* row, uint32_t r, uint32_t block, ui
   __syncwarp();
 #pragma unroll
   for (uint32_t slice = 0; slice < kSlices; ++slice) {
-    float all = 0;
-    if (Form::kBias != 0) all = static_cast<float>(__reduce_add_sync(kAll, sum[slice]));  // < 2^22
-    if (lane == 0)
-      factors[first_slice + slice][r] = {of.first * Form::kStep, of.second,
-                                         -all * Form::kBias * of.first};
+    const ScoreFactors with = biased<Form>(of, sum[slice]);
+    if (lane == 0) factors[first_slice + slice][r] = with;
   }
 }
 
-// One lane's words of an A fragment of 16 coordinates: hi in the first two, lo in the others.
-template <uint32_t kK>
+// The same for tiles of K: [four rows][slot][lane], a slot for each step and scale block. A slot
+// has zeros where its step has coordinates of another block, or none.
+template <class Traits>
+inline void write_query_slots(const float* row, uint32_t r, uint2* to, RowFactors& factors) {
+  using Reader = TileKeyReader<Traits::kKeyDim, Traits::kK, Traits::kManyRows>;
+  constexpr uint32_t kItems = Reader::kSteps * 8, kSlots = Reader::kSteps * Reader::kBlocks;
+  const uint32_t lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (uint32_t block = 0; block < Reader::kBlocks; ++block) {
+    const ScaleBlock of = scale_block(Traits::kKeyDim, block);
+    int32_t sum = 0;
+#pragma unroll 1
+    for (uint32_t i = lane; i < kItems; i += kWarp) {
+      const uint32_t half = i % 2, j = i / 2 % 4, step = i / 8;
+      uint32_t x[4];
+#pragma unroll
+      for (uint32_t place = 0; place < 4; ++place) {
+        const uint32_t at = Reader::coordinate(j, step, 4 * half + place);
+        x[place] = 0;
+        if (row != nullptr && of.has(at)) x[place] = static_cast<uint32_t>(__float2int_rn(row[at]));
+        sum += static_cast<int32_t>(x[place]);
+      }
+      const TwoBytePlanes bytes(x);
+      auto* const words = reinterpret_cast<uint32_t*>(
+          to + (r / 4 * kSlots + Reader::slot(step, block)) * kWarp + r % 4 * 8 + j);
+      words[half] = bytes.upper, words[8 + half] = bytes.lower;
+    }
+    const ScoreFactors of_row = row == nullptr ? ScoreFactors{} : factors[block][r];
+    __syncwarp();
+    const ScoreFactors with = biased<typename Reader::Form>(of_row, sum);
+    if (lane == 0) factors[block][r] = with;
+  }
+}
+
+// One lane's words of an A fragment of 16 coordinates: hi in the first two, lo in the others. Two
+// neighbouring steps share a span of 32 coordinates, if there are so many.
+template <class Traits>
 inline void hi_lo_words(const float* row, uint32_t step, uint32_t j, uint32_t (&words)[4]) {
-  using T = typename Float16Type<kK>::type;
+  using T = typename Float16Type<Traits::kK>::type;
+  const bool whole = (step / 2 + 1) * 32 <= Traits::kKeySlice || Traits::kKeySlice % 32 == 0;
+  const uint32_t first = step / 2 * 32 + (whole ? 8 * j + step % 2 * 4 : 4 * j);
   words[0] = words[1] = words[2] = words[3] = 0;
 #pragma unroll
   for (uint32_t place = 0; place < 4; ++place) {
-    const HiLo<T> x(row[step / 2 * 32 + 8 * j + step % 2 * 4 + place]);
+    const HiLo<T> x(row[first + place]);
     words[place / 2] |= static_cast<uint32_t>(x.hi.bits) << (place % 2 * 16);
     words[2 + place / 2] |= static_cast<uint32_t>(x.lo.bits) << (place % 2 * 16);
   }
@@ -194,15 +290,15 @@ inline void hi_lo_words(const float* row, uint32_t step, uint32_t j, uint32_t (&
 // as rows 8 to 15. 16 rows: two, hi and lo. Rows past the last repeat real ones.
 template <class Traits>
 inline void write_query_rows(const float* staging, uint32_t rows, uint4* to) {
-  const auto row = [&](uint32_t r) { return staging + r % rows * Traits::kDim; };
-  for (uint32_t i = threadIdx.x; i < Traits::kDim / 16 * kWarp; i += blockDim.x) {
+  const auto row = [&](uint32_t r) { return staging + r % rows * Traits::kQueryDim; };
+  for (uint32_t i = threadIdx.x; i < Traits::kKeyDim / 16 * kWarp; i += blockDim.x) {
     const uint32_t step = i / kWarp, lane = i % kWarp, g = lane / 4;
     uint32_t a[4], b[4];
-    hi_lo_words<Traits::kK>(row(g), step, lane % 4, a);
+    hi_lo_words<Traits>(row(g), step, lane % 4, a);
     if constexpr (eights(Traits::kRows) == 1) {
       to[i] = make_uint4(a[0], a[2], a[1], a[3]);
     } else {
-      hi_lo_words<Traits::kK>(row(g + 8), step, lane % 4, b);
+      hi_lo_words<Traits>(row(g + 8), step, lane % 4, b);
       to[step * 2 * kWarp + lane] = make_uint4(a[0], b[0], a[1], b[1]);
       to[(step * 2 + 1) * kWarp + lane] = make_uint4(a[2], b[2], a[3], b[3]);
     }

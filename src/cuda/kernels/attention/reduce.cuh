@@ -44,23 +44,50 @@ inline void write_warp(BlockState& state, float* to, const LaneWeights&,
     WarpSums<Traits>::write(from.sums[h], to + 8 * h * WarpSums<Traits>::kPitch);
   }
 }
+// One fixed-point scale for the sums of a row in all scale blocks: the smallest, so that none
+// overflows. Blocks that met infinity or NaN have none.
+template <class Traits>
+inline float common_scale(const LevelSums<Traits>& from, uint32_t four) {
+  if constexpr (Traits::kWarpBlocksV == 1) return from.fixed[0][four].scale;
+  float scale = 0x1p126f;
+#pragma unroll
+  for (uint32_t block = 0; block < Traits::kWarpBlocksV; ++block) {
+    const float of = from.fixed[block][four].scale;
+    if (of > 0 && of < scale) scale = of;
+  }
+  return scale;
+}
+
 template <class Traits>
 inline void write_warp(BlockState& state, float* to, const LaneWeights& lane_weights,
                        const LevelSums<Traits>& from) {
+  constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
   for (uint32_t four = 0; four < from.kFours; ++four) {
-    const FixedPointRow& r = from.row[four];
+    const LevelRow& r = from.row[four];
     const float max = eight_lanes_max(r.max);
     float sum = r.sum;
-    uint32_t weight_sum = r.weight_sum - lane_weights.surplus;
+    uint32_t weight_sum[kBlocks];
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block)
+      weight_sum[block] = from.fixed[block][four].weight_sum - lane_weights.surplus;
 #pragma unroll
     for (int by = 4; by < 32; by *= 2) {
       sum += __shfl_xor_sync(kAll, sum, by);
-      if constexpr (Traits::FormV::kBias != 0) weight_sum += __shfl_xor_sync(kAll, weight_sum, by);
+#pragma unroll
+      for (uint32_t block = 0; Traits::FormV::kBias != 0 && block < kBlocks; ++block)
+        weight_sum[block] += __shfl_xor_sync(kAll, weight_sum[block], by);
     }
-    if (g == 0) state.of_warp[warp][j + 4 * four] = {max, sum, r.reference, r.scale};
-    WarpSums<Traits>::write(from.sums[four], weight_sum, to + 4 * four * WarpSums<Traits>::kPitch);
+    const float scale = common_scale(from, four);
+    if (g == 0) state.of_warp[warp][j + 4 * four] = {max, sum, r.reference, scale};
+    typename WarpSums<Traits>::Levels levels[kBlocks];
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block) {
+      const float of = from.fixed[block][four].scale;
+      levels[block].set(weight_sum[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
+    }
+    WarpSums<Traits>::write(from, four, levels, to + 4 * four * WarpSums<Traits>::kPitch);
   }
 }
 
@@ -79,8 +106,8 @@ inline RowTarget read_target(const BlockState& state, uint32_t r) {
 // weight 0.
 template <class Traits>
 inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums, uint32_t busy,
-                                      uint32_t r, uint32_t piece, RowPiece<Traits::kDim>& row) {
-  using Piece = RowPiece<Traits::kDim>;
+                                      uint32_t r, uint32_t piece, RowPiece<Traits::kRowDim>& row) {
+  using Piece = RowPiece<Traits::kRowDim>;
   using Sums = WarpSums<Traits>;
   constexpr uint32_t kSlices = Traits::kWarpsPerKey;
   constexpr uint32_t kLanes = 16;  // the same states in every 16 lanes
@@ -90,7 +117,7 @@ inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums
   WarpState mine = {minus_infinity(), 0, minus_infinity(), 1};
   if (lane < busy) mine = state.of_warp[lane][r];
   const float* const from =
-      sums + first / Traits::kSlice * kPitch + r * Sums::kPitch + first % Traits::kSlice;
+      sums + first / Traits::kRowSlice * kPitch + r * Sums::kPitch + first % Traits::kRowSlice;
   constexpr uint32_t kCount = Traits::kMostWarps / kSlices;
   Piece x[kCount];
 #pragma unroll
@@ -102,7 +129,8 @@ inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums
   float weights[kCount];
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i)
-    weights[i] = __shfl_sync(kAll, weight, static_cast<int>(i * kSlices + first / Traits::kSlice));
+    weights[i] =
+        __shfl_sync(kAll, weight, static_cast<int>(i * kSlices + first / Traits::kRowSlice));
   row.clear();
   row.add(x, weights);
   all.template merge_sum<kLanes>(lane % kSlices == 0 ? mine.sum : 0.0f, f);
@@ -113,8 +141,8 @@ inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums
 // takes pieces of rows.
 template <class Traits>
 class BlockReduce {
-  static constexpr uint32_t kDim = Traits::kDim, kCluster = Traits::kCluster;
-  static constexpr uint32_t kBlocks = Traits::kBlocks;
+  static constexpr uint32_t kDim = Traits::kRowDim, kCluster = Traits::kCluster;
+  static constexpr uint32_t kParts = Traits::kRowParts;
   static constexpr uint32_t kAtOnce = kCluster == 1 ? 16 : 8;  // clusters merged at a time
   using Piece = RowPiece<kDim>;
   using Vector = typename Piece::Vector;
@@ -223,17 +251,17 @@ class BlockReduce {
   }
 
   void write_rows(bool partial) {
-    for (uint32_t i = warp_; i < count_ * kBlocks; i += warps_) {
+    for (uint32_t i = warp_; i < count_ * kParts; i += warps_) {
       float x[kDim / kWarp];
       SoftmaxState state;
 #pragma unroll
       for (uint32_t piece = 0; piece < kPieces; ++piece) {
         Piece row;
-        state = merge_own(i / kBlocks, piece, row);
+        state = merge_own(i / kParts, piece, row);
 #pragma unroll
         for (uint32_t e = 0; e < kEach; ++e) x[piece * kEach + e] = row.x[e];
       }
-      store_row<Traits>(target(i / kBlocks), partial, i % kBlocks, state, x);
+      store_row<Traits>(target(i / kParts), partial, i % kParts, state, x);
     }
   }
 
@@ -321,13 +349,13 @@ class BlockReduce {
       if (lane == 0) state_.of_row[r] = make_float2(state.max, state.sum);
     }
     __syncthreads();
-    for (uint32_t i = warp_; i < count_ * kBlocks; i += warps_) {
-      const uint32_t r = i / kBlocks;
+    for (uint32_t i = warp_; i < count_ * kParts; i += warps_) {
+      const uint32_t r = i / kParts;
       if (!state_.last[r]) continue;
       float x[kDim / kWarp];
 #pragma unroll
       for (uint32_t e = 0; e < kDim / kWarp; ++e) x[e] = staging_[r * kDim + lane + e * kWarp];
-      store_row<Traits>(target(r), false, i % kBlocks, {state_.of_row[r].x, state_.of_row[r].y}, x);
+      store_row<Traits>(target(r), false, i % kParts, {state_.of_row[r].x, state_.of_row[r].y}, x);
     }
   }
 

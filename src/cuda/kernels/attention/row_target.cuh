@@ -18,13 +18,13 @@ struct RowTarget {
 template <class Traits>
 inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& problem,
                             const Args& args, uint32_t r) {
-  constexpr uint32_t kDim = Traits::kDim;
+  constexpr uint32_t kDim = Traits::kRowDim;
   const RowPlace at = row_place(problem, r);
   const uint64_t rows = p.tokens * p.heads, row = at.token * p.heads + at.head;
   const uint64_t partial = args.at[arg_partial];
   RowTarget target = {};
   if (p.partial == abi::kAttentionPartial) {
-    target.out = partial + (blockIdx.x * rows + row) * (kDim + 2) * 4;
+    target.out = partial + (blockIdx.x * rows + row) * (Traits::kValueDim + 2) * 4;
     return target;
   }
   if (p.partial == abi::kAttentionMerged) {
@@ -77,39 +77,54 @@ struct RowPiece {
 // order in which RowPiece holds them.
 template <class Traits>
 struct WarpSums {
-  using Piece = RowPiece<Traits::kDim>;
-  static constexpr uint32_t kPitch = decode_sums_pitch(Traits::kV, Traits::kSlice);
+  using Piece = RowPiece<Traits::kRowDim>;
+  static constexpr uint32_t kPitch = decode_sums_pitch(Traits::kV, Traits::kRowSlice);
   static constexpr float kUnit = 0x1p-31f;  // of levels' sums: the fixed-point scale has room above
 
-  // Of row j. What the biased levels add, times the row's sum of weights, is subtracted while
-  // numbers are exact, or small.
-  static void write(const int32_t (&sums)[Traits::kSlice / 16][4], uint32_t weight_sum,
-                    float* rows) {
-    using Form = typename Traits::FormV;
-    const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
-    const uint32_t upper = weight_sum / 256 * Form::kBias;
-    const float lower = static_cast<float>(weight_sum % 256 * Form::kBias) * kUnit;
-    const auto whole = [&](const int32_t* two) {
+  // What the biased levels add, times the row's sum of weights, is subtracted while numbers are
+  // exact, or small. `factor` brings the sums of several scale blocks to one fixed-point scale.
+  struct Levels {
+    uint32_t upper;
+    float lower, factor;
+
+    void set(uint32_t weight_sum, float by) {
+      upper = weight_sum / 256 * Traits::FormV::kBias;
+      lower = static_cast<float>(weight_sum % 256 * Traits::FormV::kBias) * kUnit;
+      factor = by;
+    }
+    float whole(const int32_t* two) const {
+      using Form = typename Traits::FormV;
       const uint32_t rest = static_cast<uint32_t>(two[0]) * Form::kStep - upper;
-      return fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256 * kUnit,
-                  fmaf(static_cast<float>(two[1]), Form::kStep * kUnit, -lower));
-    };
+      const float x = fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256 * kUnit,
+                           fmaf(static_cast<float>(two[1]), Form::kStep * kUnit, -lower));
+      return Traits::kWarpBlocksV == 1 ? x : x * factor;
+    }
+  };
+
+  // Of row j, four at a time. Coordinates behind the last one are 0.
+  static void write(const LevelSums<Traits>& from, uint32_t four,
+                    const Levels (&of_block)[Traits::kWarpBlocksV], float* rows) {
+    const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
 #pragma unroll
-    for (uint32_t i = 0; i < Traits::kSlice / Piece::kSize * 4; ++i) {
+    for (uint32_t i = 0; i < Traits::kRowSlice / Piece::kSize * 4; ++i) {
       const uint32_t piece = i / 4, e = i % 4;
       Piece x;  // coordinates 4 g + e of every 32
 #pragma unroll
-      for (uint32_t c = 0; c < Piece::kEach; ++c)
-        x.x[c] = whole(sums[2 * (piece * Piece::kEach + c) + e / 2] + e % 2 * 2);
+      for (uint32_t c = 0; c < Piece::kEach; ++c) {
+        const uint32_t span = piece * Piece::kEach + c, at = 2 * span + e / 2;
+        x.x[c] = 0;
+        if (span < from.kSpans)
+          x.x[c] = of_block[from.block_of(at)].whole(from.sums[four][at] + e % 2 * 2);
+      }
       *reinterpret_cast<typename Piece::Vector*>(rows + j * kPitch + piece * Piece::kSize +
                                                  (4 * g + e) * Piece::kEach) = x.all;
     }
   }
   // Of rows 2 j and 2 j + 1.
-  static void write(const float (&sums)[Traits::kSlice / 16][4], float* rows) {
+  static void write(const float (&sums)[Traits::kValueSlice / 16][4], float* rows) {
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
 #pragma unroll
-    for (uint32_t i = 0; i < Traits::kSlice / 16 * 4; ++i) {
+    for (uint32_t i = 0; i < Traits::kValueSlice / 16 * 4; ++i) {
       const uint32_t e = i % 4;
       rows[(2 * j + e % 2) * kPitch + i / 4 * 16 + g + e / 2 * 8] = sums[i / 4][e];
     }
@@ -128,33 +143,79 @@ struct WarpSums {
   }
 };
 
-// One block of a finished row, by a warp, out of the rotated domain and to its target; lane i has
-// coordinates i + 32 c of the whole row.
-template <class Traits>
-inline void store_row(const RowTarget& target, bool partial, uint32_t block, SoftmaxState state,
-                      const float (&whole)[Traits::kDim / kWarp]) {
-  constexpr uint32_t kDim = Traits::kDim, kEach = kDim / kWarp / Traits::kBlocks;
-  const uint32_t lane = code_motion_barrier(threadIdx.x % kWarp);
-  const uint32_t first = block * (kDim / Traits::kBlocks) + lane;
-  float factor = 1;
-  if (!partial) factor = finish_row(state, pointer<const float>(target.sink), 0);
+// The scale blocks of a row of levels from kBlock on, out of the rotated domain.
+template <class Traits, uint32_t kBlock = 0, uint32_t kWhole>
+inline void store_blocks(uint64_t out, uint32_t dtype, float factor, const float (&whole)[kWhole]) {
+  constexpr ScaleBlock kOf = scale_block(Traits::kValueDim, kBlock);
+  constexpr uint32_t kEach = (kOf.size + kWarp - 1) / kWarp;
+  const uint32_t lane = threadIdx.x % kWarp;
+  float x[kEach];
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[kOf.begin / kWarp + i];
+  hadamard_lanes<kOf.size>(lane, x);
+  flip_lanes<kOf.begin>(lane, factor * inverse_root(kOf.size), x);
+  if (kOf.size >= kWarp || lane < kOf.size)
+    store_floats<kEach, kWarp>(out, dtype, kOf.begin + lane, x);
+  if constexpr (kBlock + 1 < Traits::kBlocksV)
+    store_blocks<Traits, kBlock + 1>(out, dtype, factor, whole);
+}
+
+// A part of a finished row of a round dim.
+template <class Traits, uint32_t kWhole>
+inline void store_part(uint64_t out, uint32_t dtype, float factor, uint32_t part, uint32_t lane,
+                       const float (&whole)[kWhole]) {
+  constexpr uint32_t kDim = Traits::kValueDim, kParts = Traits::kRowParts;
+  constexpr uint32_t kEach = kDim / kWarp / kParts;
   float x[kEach];
   if constexpr (Traits::kLevelsV) {
-    hadamard_block<Traits::kBlocks>(whole, block, lane, x);
+    hadamard_block<kParts>(whole, part, lane, x);
     factor *= inverse_root(kDim);
-    if (block == 0) {
+    if (part == 0) {
       flip_lanes<0>(lane, factor, x);
     } else {
-      flip_lanes<kDim / Traits::kBlocks>(lane, factor, x);
+      flip_lanes<kDim / kParts>(lane, factor, x);
     }
   } else {
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i)
-      x[i] = factor *
-             (Traits::kBlocks == 1 || block == 0 ? whole[i] : whole[kDim / kWarp - kEach + i]);
+      x[i] = factor * (kParts == 1 || part == 0 ? whole[i] : whole[kDim / kWarp - kEach + i]);
   }
-  store_floats<kEach, kWarp>(target.out, partial ? 0 : target.out_dtype, first, x);
-  if (first != 0) return;
+  store_floats<kEach, kWarp>(out, dtype, part * (kDim / kParts) + lane, x);
+}
+
+// A row of 16-bit values of another dim.
+template <class Traits, uint32_t kWhole>
+inline void store_columns(uint64_t out, uint32_t dtype, float factor, uint32_t lane,
+                          const float (&whole)[kWhole]) {
+  constexpr uint32_t kEach = Traits::kValueDim / kWarp, kLeft = Traits::kValueDim % kWarp;
+  float x[kEach], left[1] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) x[i] = factor * whole[i];
+  store_floats<kEach, kWarp>(out, dtype, lane, x);
+  if constexpr (kLeft != 0) {
+    left[0] = factor * whole[kEach];
+    if (lane < kLeft) store_floats<1, kWarp>(out, dtype, kEach * kWarp + lane, left);
+  }
+}
+
+// One part of a finished row, by a warp, out of the rotated domain and to its target; lane i has
+// coordinates i + 32 c of the whole row.
+template <class Traits>
+inline void store_row(const RowTarget& target, bool partial, uint32_t part, SoftmaxState state,
+                      const float (&whole)[Traits::kRowDim / kWarp]) {
+  constexpr uint32_t kDim = Traits::kValueDim;
+  const uint32_t lane = code_motion_barrier(threadIdx.x % kWarp);
+  const uint32_t dtype = partial ? 0 : target.out_dtype;
+  float factor = 1;
+  if (!partial) factor = finish_row(state, pointer<const float>(target.sink), 0);
+  if constexpr (is_round_dim(kDim)) {
+    store_part<Traits>(target.out, dtype, factor, part, lane, whole);
+  } else if constexpr (Traits::kLevelsV) {
+    store_blocks<Traits>(target.out, dtype, factor, whole);
+  } else {
+    store_columns<Traits>(target.out, dtype, factor, lane, whole);
+  }
+  if (part != 0 || lane != 0) return;
   if (partial) {
     float* const to = pointer<float>(target.out);
     to[kDim] = state.max * kLn2, to[kDim + 1] = state.sum;

@@ -150,6 +150,26 @@ inline auto unpack_key(const LevelTable& table, uint32_t low, uint32_t next, uin
   }
 }
 
+// The same from quads of coordinates: two of them, a nibble for each code, with the third bit of
+// tq3 in `thirds` at its place; or one, a byte for each code, with the bits of the second plane at
+// theirs. Bits that are none of the code's may be set.
+template <uint32_t kFormat, bool kManyRows>
+inline auto unpack_key_nibbles(const LevelTable& table, uint32_t nibbles, uint32_t thirds) {
+  if constexpr (kFormat == abi::kTq4) {
+    return unpack_nibbles<kManyRows>(table, nibbles);
+  } else if constexpr (kFormat == abi::kTq3) {
+    return select_levels(table, (nibbles & kPairs) | (thirds & kThirds));
+  } else {
+    return select_levels(table, nibbles & kPairs);
+  }
+}
+template <uint32_t kFormat>
+inline uint32_t unpack_key_bytes(uint32_t low, uint32_t high) {
+  constexpr uint32_t kHigh = abi::kv_high_bits(kFormat);
+  if constexpr (kHigh == 0) return low;
+  return (low & 0x0F0F0F0Fu) | (high & ((1u << kHigh) - 1) * 0x10101010u);
+}
+
 // V. The token of a tile that operand place 0 to 7 of a coordinate holds, and the other way round.
 template <uint32_t kFormat>
 constexpr uint32_t value_token(uint32_t place) {

@@ -11,15 +11,21 @@ namespace gyre::cuda {
 // with the lowest finite float: -inf less -inf would be NaN.
 constexpr float kFarAbove = 8;
 
-// Of a row over levels, the same in its eight lanes but for max, sum and weight_sum. `reference` is
-// a logit; weights are multiples of 1 / scale, a power of two. A row that met an infinite weight
-// has scale 0: from then on only infinite weights count, once each. One that met NaN has scale NaN,
-// and so will its values.
-struct FixedPointRow {
-  float reference, scale, max, sum;
-  uint32_t weight_sum;  // of integers as the bits of floats: see LaneWeights::surplus
+// Of a row over levels, the same in its eight lanes but for max and sum. `reference` is a logit.
+struct LevelRow {
+  float reference, max, sum;
 
-  static FixedPointRow none() { return {kLowest, 0x1p126f, minus_infinity(), 0, 0}; }
+  static LevelRow none() { return {kLowest, minus_infinity(), 0}; }
+};
+// Of a row's weights in one scale block of V: multiples of 1 / scale, a power of two. One that met
+// an infinite weight has scale 0: from then on only infinite weights count, once each. One that met
+// NaN has scale NaN, and so will its values.
+struct FixedPoint {
+  float scale;
+  // The lane's weights, of integers as the bits of floats: see LaneWeights::surplus.
+  uint32_t weight_sum;
+
+  static FixedPoint none() { return {0x1p126f, 0}; }
 };
 // The reference lies that far above the largest logit, so that a probability times a scale, of up
 // to 2^128, does not overflow.
@@ -74,32 +80,9 @@ inline float max_of(const float (&x)[kCount]) {
   return most;
 }
 
-// Divides sums by 2^shift, to the nearest. The remainder of the upper bytes' sum goes to the lower
-// bytes': half a unit of the upper alone would be 128 of the lower.
-template <uint32_t kSums>
-inline void rescale_sums(const LaneWeights& lane, FixedPointRow& row, int32_t (&acc)[kSums][4],
-                         uint32_t shift) {
-  constexpr uint32_t kMost = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
-  auto weights = static_cast<int32_t>(row.weight_sum - lane.surplus);
-#pragma unroll 1
-  for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
-    const uint32_t by = left < kStep ? left : kStep;
-    const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
-#pragma unroll
-    for (uint32_t i = 0; i < kSums * 2; ++i) {
-      int32_t &upper = acc[i / 2][i % 2 * 2], &lower = acc[i / 2][i % 2 * 2 + 1];
-      lower = (lower + (upper & rest) * 256 + half) >> by;
-      upper >>= by;
-    }
-    weights = (weights + half) >> by;
-    left -= by;
-  }
-  row.weight_sum = static_cast<uint32_t>(weights) + lane.surplus;
-}
-
 // The new fixed-point scale of a row whose largest weight is `most`, when the reference rose by
 // `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
-inline uint32_t rescale_weights(FixedPointRow& row, float most, uint32_t shift) {
+inline uint32_t rescale_weights(FixedPoint& row, float most, uint32_t shift) {
   constexpr int32_t kGrowth = 4;  // bits that weights may grow before the scale must follow
   if (most == -minus_infinity() && !is_nan(row.scale)) {
     if (row.scale != 0) shift = 512;
@@ -115,55 +98,6 @@ inline uint32_t rescale_weights(FixedPointRow& row, float most, uint32_t shift) 
     row.scale = power_of_two(up);
   }
   return shift;
-}
-
-// Scores to weights, whatever they are: references and scales are adapted. Sums of a row must then
-// be shifted right by `shift`.
-template <uint32_t kCount, uint32_t kKeys>
-inline void weigh_any(const LaneWeights& lane, const float (&x)[kCount][kKeys],
-                      const float (&scales)[kKeys], FixedPointRow (&row)[kCount],
-                      uint32_t (&w)[kCount][kKeys], uint32_t (&shift)[kCount]) {
-  float largest[kCount], weights[kCount][kKeys], most[kCount];
-  bool known[kCount];
-#pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) largest[i] = max_of(x[i]);
-  eight_lanes_max(largest);
-#pragma unroll
-  for (uint32_t four = 0; four < kCount; ++four) {
-    FixedPointRow& r = row[four];
-    shift[four] = 0;
-    if (largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
-      const float to = ceilf(fmaxf(largest[four], kLowest)) + kReferenceHeadroom;
-      r.sum *= exp2_fast(r.reference - to);
-      shift[four] = static_cast<uint32_t>(fminf(to - r.reference, 512.0f));
-      r.reference = to;
-    }
-    most[four] = 0;
-    known[four] = true;
-#pragma unroll
-    for (uint32_t i = 0; i < kKeys; ++i) {
-      const float p = exp2_fast(x[four][i] - r.reference);
-      r.sum += p;
-      // The scale of a slot without a key may be NaN, or never written.
-      const float weight = p == 0 ? 0.0f : p * scales[i];
-      weights[four][i] = weight;
-      most[four] = fmaxf(most[four], weight);
-      known[four] = known[four] && !is_nan(weight);
-    }
-  }
-  eight_lanes_max(most);
-#pragma unroll
-  for (uint32_t four = 0; four < kCount; ++four) {
-    FixedPointRow& r = row[four];
-    shift[four] = rescale_weights(r, most[four], shift[four]);
-    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
-    if ((__ballot_sync(kAll, !known[four]) & mine) != 0) r.scale = __uint_as_float(0x7FC00000u);
-#pragma unroll
-    for (uint32_t i = 0; i < kKeys; ++i) {
-      w[four][i] = r.scale == 0 ? kIntegers + (weights[four][i] == -minus_infinity() ? 1u : 0u)
-                                : to_integer(fmaf(weights[four][i], r.scale, lane.dither));
-    }
-  }
 }
 
 // B fragments of the MMA over V: weights of the 8 tokens of tile j, upper bytes in even columns,
@@ -182,35 +116,166 @@ inline void transpose_weights(const LaneWeights& lane, const uint32_t* w, uint32
 }
 
 // What a warp sums up over levels: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of row
-// 4 four + j in sums[four][i]: those of the upper and of the lower weight bytes of each.
+// 4 four + j in sums[four][i]: those of the upper and of the lower weight bytes of each. The last
+// span may have coordinates that do not exist.
 template <class Traits>
 struct LevelSums {
-  static constexpr uint32_t kFours = Traits::kRows / 4;
-  FixedPointRow row[kFours];
-  int32_t sums[kFours][Traits::kSlice / 16][4];
-  uint32_t weights[kFours][Traits::kMmas][2];  // of the stage at hand, as B fragments
+  struct BlockTable {
+    uint32_t of[2 * ((Traits::kValueSlice + 31) / 32)];
 
+    static constexpr BlockTable make() {
+      BlockTable table = {};
+      for (uint32_t i = 0; Traits::kWarpBlocksV > 1 && i < Traits::kValueDim; i += 16)
+        table.of[i / 16] = scale_block_of(Traits::kValueDim, i);
+      if (Traits::kWarpBlocksV > 1 && Traits::kValueDim % 32 != 0)
+        table.of[Traits::kValueDim / 16] = table.of[Traits::kValueDim / 16 - 1];
+      return table;
+    }
+  };
+  static constexpr BlockTable kBlockTable = BlockTable::make();
+  static constexpr uint32_t kFours = Traits::kRows / 4, kBlocks = Traits::kWarpBlocksV;
+  static constexpr uint32_t kSpans = (Traits::kValueSlice + 31) / 32, kSums = 2 * kSpans;
+  LevelRow row[kFours];
+  FixedPoint fixed[kBlocks][kFours];
+  int32_t sums[kFours][kSums][4];
+  uint32_t weights[kBlocks][kFours][Traits::kMmas][2];  // of the stage at hand, as B fragments
+
+  // The scale block of sums[...][i].
+  static uint32_t block_of(uint32_t i) { return kBlockTable.of[i]; }
   static LevelSums none() {
     LevelSums s = {};
 #pragma unroll
-    for (uint32_t i = 0; i < kFours; ++i) s.row[i] = FixedPointRow::none();
+    for (uint32_t i = 0; i < kFours; ++i) {
+      s.row[i] = LevelRow::none();
+#pragma unroll
+      for (uint32_t block = 0; block < kBlocks; ++block) s.fixed[block][i] = FixedPoint::none();
+    }
     return s;
   }
 };
 
-// Scores in base 2 become weights.
+// Divides sums of a scale block by 2^shift, to the nearest. The remainder of the upper bytes' sum
+// goes to the lower bytes': half a unit of the upper alone would be 128 of the lower.
+template <class Traits>
+inline void rescale_sums(const LaneWeights& lane, uint32_t block, uint32_t four, uint32_t shift,
+                         LevelSums<Traits>& to) {
+  constexpr uint32_t kMost = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
+  uint32_t& weight_sum = to.fixed[block][four].weight_sum;
+  auto weights = static_cast<int32_t>(weight_sum - lane.surplus);
+#pragma unroll 1
+  for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
+    const uint32_t by = left < kStep ? left : kStep;
+    const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
+#pragma unroll
+    for (uint32_t i = 0; i < to.kSums * 2; ++i) {
+      if (to.block_of(i / 2) != block) continue;
+      int32_t &upper = to.sums[four][i / 2][i % 2 * 2],
+              &lower = to.sums[four][i / 2][i % 2 * 2 + 1];
+      lower = (lower + (upper & rest) * 256 + half) >> by;
+      upper >>= by;
+    }
+    weights = (weights + half) >> by;
+    left -= by;
+  }
+  weight_sum = static_cast<uint32_t>(weights) + lane.surplus;
+}
+
+// Scores and scales of V to weights, whatever they are: references and fixed-point scales are
+// adapted. Sums of a block and row must then be shifted right by `shift`.
+template <class Traits, uint32_t kBlocks, uint32_t kFours, uint32_t kKeys>
+inline void weigh_any(const LaneWeights& lane, const float (&x)[kFours][kKeys],
+                      const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                      uint32_t (&w)[kBlocks][kFours][kKeys], uint32_t (&shift)[kBlocks][kFours]) {
+  float largest[kFours], weights[kBlocks][kFours][kKeys], most[kBlocks * kFours];
+  bool known[kBlocks][kFours];
+#pragma unroll
+  for (uint32_t i = 0; i < kFours; ++i) largest[i] = max_of(x[i]);
+  eight_lanes_max(largest);
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+    LevelRow& r = to.row[four];
+    uint32_t rise = 0;
+    if (largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
+      const float up = ceilf(fmaxf(largest[four], kLowest)) + kReferenceHeadroom;
+      r.sum *= exp2_fast(r.reference - up);
+      rise = static_cast<uint32_t>(fminf(up - r.reference, 512.0f));
+      r.reference = up;
+    }
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block) {
+      shift[block][four] = rise;
+      most[block * kFours + four] = 0;
+      known[block][four] = true;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      const float p = exp2_fast(x[four][i] - r.reference);
+      r.sum += p;
+#pragma unroll
+      for (uint32_t block = 0; block < kBlocks; ++block) {
+        // The scale of a slot without a key may be NaN, or never written.
+        const float weight = p == 0 ? 0.0f : p * scales[block][i];
+        float& of = most[block * kFours + four];
+        weights[block][four][i] = weight;
+        of = fmaxf(of, weight);
+        known[block][four] = known[block][four] && !is_nan(weight);
+      }
+    }
+  }
+  eight_lanes_max(most);
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
+    const uint32_t block = i / kFours, four = i % kFours;
+    FixedPoint& of = to.fixed[block][four];
+    shift[block][four] = rescale_weights(of, most[i], shift[block][four]);
+    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, !known[block][four]) & mine) != 0)
+      of.scale = __uint_as_float(0x7FC00000u);
+#pragma unroll
+    for (uint32_t key = 0; key < kKeys; ++key) {
+      const float weight = weights[block][four][key];
+      w[block][four][key] = of.scale == 0 ? kIntegers + (weight == -minus_infinity() ? 1u : 0u)
+                                          : to_integer(fmaf(weight, of.scale, lane.dither));
+    }
+  }
+}
+
+// weigh_any, and what it asks for.
+template <class Traits, uint32_t kBlocks, uint32_t kFours, uint32_t kKeys>
+inline void weigh_unusual(const LaneWeights& lane, const float (&x)[kFours][kKeys],
+                          const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                          uint32_t (&w)[kBlocks][kFours][kKeys]) {
+  uint32_t shift[kBlocks][kFours];
+  bool held[kFours], any = false;  // which rows have sums; whether some must be rescaled
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) held[four] = to.row[four].sum != 0;
+  weigh_any(lane, x, scales, to, w, shift);
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i)
+    any = any || (shift[i / kFours][i % kFours] != 0 && held[i % kFours]);
+  if (__any_sync(kAll, any) == 0) return;
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i)
+    rescale_sums(lane, i / kFours, i % kFours, shift[i / kFours][i % kFours], to);
+}
+
+// Scores in base 2 become weights. `first_block` is that of the warp's coordinates.
 template <class Traits>
 inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scores& x,
-                         const unsigned char* scales_at, uint32_t block, LevelSums<Traits>& to) {
+                         const unsigned char* scales_at, uint32_t first_block,
+                         LevelSums<Traits>& to) {
   constexpr uint32_t kKeys = Traits::kLaneKeys, kFours = Traits::kRows / 4;
-  float scales[kKeys];
-  load_scales<Traits>(scales_at, block, scales);
-  uint32_t w[kFours][kKeys], all = 0;
+  constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
+  float scales[kBlocks][kKeys];
+#pragma unroll
+  for (uint32_t block = 0; block < kBlocks; ++block)
+    load_scales<Traits, Traits::kBlocksV>(scales_at, first_block + block, scales[block]);
+  uint32_t w[kBlocks][kFours][kKeys], all = 0;
   float sum[kFours];
   bool usual = true;
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
-    FixedPointRow& r = to.row[four];
+    LevelRow& r = to.row[four];
     r.max = fmaxf(r.max, max_of(x[four]));
     float p[kKeys], more = 0;
 #pragma unroll
@@ -220,37 +285,30 @@ inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scor
     sum[four] = r.sum + more;
     usual = usual && sum[four] < 0x1p64f;
 #pragma unroll
-    for (uint32_t i = 0; i < kKeys; ++i) {
-      w[four][i] = to_integer(fmaf(p[i], scales[i] * r.scale, lane.dither));
-      all |= w[four][i];
+    for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
+      uint32_t& weight = w[i / kKeys][four][i % kKeys];
+      const float scale = scales[i / kKeys][i % kKeys] * to.fixed[i / kKeys][four].scale;
+      weight = to_integer(fmaf(p[i % kKeys], scale, lane.dither));
+      all |= weight;
     }
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
-    uint32_t shift[kFours];
-    bool held[kFours], any = false;  // which rows have sums; whether some must be rescaled
-#pragma unroll
-    for (uint32_t four = 0; four < kFours; ++four) held[four] = to.row[four].sum != 0;
-    weigh_any(lane, x, scales, to.row, w, shift);
-#pragma unroll
-    for (uint32_t four = 0; four < kFours; ++four) any = any || (shift[four] != 0 && held[four]);
-    if (__any_sync(kAll, any) != 0) {
-#pragma unroll
-      for (uint32_t four = 0; four < kFours; ++four)
-        rescale_sums(lane, to.row[four], to.sums[four], shift[four]);
-    }
+    weigh_unusual(lane, x, scales, to, w);
   } else {
 #pragma unroll
     for (uint32_t four = 0; four < kFours; ++four) to.row[four].sum = sum[four];
   }
 #pragma unroll
-  for (uint32_t four = 0; four < kFours; ++four) {
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
+    const uint32_t block = i / kFours, four = i % kFours;
     if constexpr (Traits::FormV::kBias != 0) {
 #pragma unroll
-      for (uint32_t i = 0; i < kKeys; ++i) to.row[four].weight_sum += w[four][i];
+      for (uint32_t key = 0; key < kKeys; ++key)
+        to.fixed[block][four].weight_sum += w[block][four][key];
     }
 #pragma unroll
-    for (uint32_t i = 0; i < Traits::kMmas; ++i)
-      transpose_weights(lane, w[four] + i * 4, to.weights[four][i]);
+    for (uint32_t mma = 0; mma < Traits::kMmas; ++mma)
+      transpose_weights(lane, w[block][four] + mma * 4, to.weights[block][four][mma]);
   }
 }
 
@@ -260,18 +318,22 @@ inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scor
 constexpr uint32_t kStagesToCheck = 512;
 static_assert(2 * int64_t{127 * 255 * 64} * kStagesToCheck + (1 << 24) + (1 << 15) < int64_t{1}
                                                                                          << 31);
-template <uint32_t kSums>
-inline void check_sums(const LaneWeights& lane, FixedPointRow& row, int32_t (&acc)[kSums][4]) {
-  uint32_t all = 4 * (row.weight_sum - lane.surplus);
+template <class Traits>
+inline void check_sums(const LaneWeights& lane, uint32_t four, LevelSums<Traits>& to) {
 #pragma unroll
-  for (uint32_t i = 0; i < kSums * 4; ++i) {
-    const int32_t x = acc[i / 4][i % 4];
-    all |= static_cast<uint32_t>(x < 0 ? -x : x);
+  for (uint32_t block = 0; block < to.kBlocks; ++block) {
+    uint32_t all = 4 * (to.fixed[block][four].weight_sum - lane.surplus);
+#pragma unroll
+    for (uint32_t i = 0; i < to.kSums * 4; ++i) {
+      if (to.block_of(i / 4) != block) continue;
+      const int32_t x = to.sums[four][i / 4][i % 4];
+      all |= static_cast<uint32_t>(x < 0 ? -x : x);
+    }
+    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) continue;
+    to.fixed[block][four].scale *= 0.5f;
+    rescale_sums(lane, block, four, 1, to);
   }
-  const uint32_t mine = 0x11111111u << threadIdx.x % 4;
-  if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) return;
-  row.scale *= 0.5f;
-  rescale_sums(lane, row, acc, 1);
 }
 
 // Of a row over 16-bit V, the same in its four lanes but for the sum.
@@ -286,7 +348,7 @@ template <class Traits>
 struct Float16Sums {
   static constexpr uint32_t kEights = eights(Traits::kRows);
   FloatRow row[kEights];
-  float sums[kEights][Traits::kSlice / 16][4];
+  float sums[kEights][Traits::kValueSlice / 16][4];
 
   static Float16Sums none() {
     Float16Sums s = {};
