@@ -1,5 +1,6 @@
 #include "variant_classes.h"
 
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -68,8 +69,9 @@ Classes of_attention(uint64_t key, Reduction reduction) {
 // Of head dims with several scale blocks, one stands for all where rows and reductions differ.
 Classes of_decode(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(key);
-  const std::string dim = join(" head_dim=", s.head_dim);
-  if (std::popcount(uint32_t{s.head_dim}) > 1 && s.head_dim != 96) {
+  const std::string value_dim = s.value_dim16 == 0 ? "" : join("/", abi::decode_value_dim(s));
+  const std::string dim = join(" head_dim=", s.head_dim, value_dim);
+  if (s.value_dim16 != 0 || (std::popcount(uint32_t{s.head_dim}) > 1 && s.head_dim != 96)) {
     return {join("attention_decode k=", format_name(s.k_format), dim),
             join("attention_decode v=", format_name(s.v_format), dim)};
   }
@@ -132,12 +134,15 @@ std::vector<Reduction> reductions_of(const Device& device, const KernelInfo& ker
 // What the planner chooses for caches of every pair of formats: from one block's worth of keys to
 // a long context, from one KV head to more than a GPU has multiprocessors.
 void add_planned(const Device& device, KvFormat k, KvFormat v, std::set<std::string>& all) {
-  for (const uint32_t dim : {48u, 64u, 80u, 96u, 112u, 128u, 160u, 192u, 240u, 256u, 512u, 1024u}) {
-    if (!stores(k, dim) || !stores(v, dim)) continue;
+  constexpr std::array<uint32_t, 2> kDims[] = {
+      {48, 48},   {64, 64},   {80, 80},   {96, 96},   {112, 112}, {128, 128},  {160, 160},
+      {192, 192}, {192, 128}, {240, 240}, {256, 256}, {512, 512}, {1024, 1024}};
+  for (const auto& [k_dim, v_dim] : kDims) {
+    if (!stores(k, k_dim) || !stores(v, v_dim)) continue;
     abi::AttentionProblem p{};
-    p.k = layout_of(k, KvRole::k, dim);
-    p.v = layout_of(v, KvRole::v, dim);
-    p.key_bytes = uint64_t{dim} * (describe(k).bits + describe(v).bits) / 8;
+    p.k = layout_of(k, KvRole::k, k_dim);
+    p.v = layout_of(v, KvRole::v, v_dim);
+    p.key_bytes = (uint64_t{k_dim} * describe(k).bits + uint64_t{v_dim} * describe(v).bits) / 8;
     p.tokens = 1;
     for (const uint64_t kv_heads : {1u, 5u, 8u, 16u, 160u}) {
       for (const uint64_t group : {1u, 4u, 5u, 8u, 9u, 12u, 13u, 16u}) {

@@ -15,15 +15,15 @@ struct AttentionSpec {
   uint8_t unused[3];
 };
 
-// A kernel for few rows, one head dim.
+// A kernel for few rows, one pair of head dims.
 struct AttentionDecodeSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
   uint8_t rows;     // of a block: 4, 8, 12 or 16
   uint8_t cluster;  // blocks that reduce their splits in each other's shared memory: 1, 2 or 8
   uint8_t paged;    // 1: keys of several sequences in pages, see KvTable
-  uint8_t unused;
-  uint16_t head_dim;  // of K and of V
+  uint8_t value_dim16;  // head_dim of V / 16; 0: that of K
+  uint16_t head_dim;    // of K
 };
 
 constexpr AttentionDecodeSpec attention_decode_spec(uint32_t k_format, uint32_t v_format,
@@ -36,6 +36,9 @@ constexpr AttentionDecodeSpec attention_decode_spec(uint32_t k_format, uint32_t 
           0,
           0,
           static_cast<uint16_t>(head_dim)};
+}
+constexpr uint32_t decode_value_dim(const AttentionDecodeSpec& s) {
+  return s.value_dim16 != 0 ? uint32_t{s.value_dim16} * 16 : s.head_dim;
 }
 
 // Places of the arguments of attention, in either kernel.

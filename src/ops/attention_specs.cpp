@@ -52,14 +52,20 @@ std::span<const uint64_t> attention_specs() {
 std::span<const uint64_t> attention_decode_specs() {
   static const std::vector<uint64_t> kSpecs = [] {
     std::vector<uint64_t> specs;
+    struct HeadDims {
+      uint32_t k, v;
+    };
+    constexpr HeadDims kDims[] = {{64, 64},   {80, 80},   {96, 96},   {112, 112}, {128, 128},
+                                  {160, 160}, {192, 192}, {192, 128}, {256, 256}, {512, 512}};
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
-        for (const uint32_t head_dim : {64, 80, 96, 112, 128, 160, 192, 256, 512}) {
+        for (const HeadDims& dims : kDims) {
           for (const uint32_t rows : {4, 8, 12, 16}) {
             abi::AttentionDecodeSpec spec{};
             for (const uint32_t cluster : {8, 2, 1}) {
               spec = abi::attention_decode_spec(static_cast<uint32_t>(k), static_cast<uint32_t>(v),
-                                                head_dim, rows, cluster);
+                                                dims.k, rows, cluster);
+              if (dims.k != dims.v) spec.value_dim16 = static_cast<uint8_t>(dims.v / 16);
               specs.push_back(spec_key(spec));
             }
             spec.paged = 1;

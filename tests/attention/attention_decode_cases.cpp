@@ -100,14 +100,15 @@ struct Variant {
   uint64_t dim;
   uint64_t rows;  // of a block
   Mode mode;
+  uint64_t value_dim = 0;  // 0: dim
 };
 
 // `i` walks through rows, lengths and options.
 void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
-  const auto [k, v, dim, block, mode] = variant;
+  const auto [k, v, dim, block, mode, value_dim] = variant;
   AttentionOpCase c{.k = k, .v = v};
   const Rows rows = rows_of(block, c.v, i);
-  c.k_dim = c.v_dim = dim;
+  c.k_dim = dim, c.v_dim = value_dim != 0 ? value_dim : dim;
   c.tokens = rows.tokens;
   set_keys(mode, i, c);
   c.heads = rows.group * c.kv_heads;
@@ -115,11 +116,12 @@ void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
   c.aligned = true;
   c.commands = std::nullopt;
   if (mode != Mode::whole) c.only_with = "attention_decode";
-  c.name = std::to_string(dim) + ", " + std::to_string(rows.tokens) + "x" +
-           std::to_string(rows.group) + " rows, " + kModeNames[static_cast<size_t>(mode)] + " of " +
-           std::to_string(c.length) + (c.window != 0 ? ", window" : "") +
-           (c.soft_cap != 0 ? ", soft cap" : "") + (c.slopes ? ", slopes" : "") +
-           (c.sinks ? ", sinks" : "") + (c.causal ? "" : ", not causal") + " #" + std::to_string(i);
+  c.name = std::to_string(dim) + "/" + std::to_string(c.v_dim) + ", " +
+           std::to_string(rows.tokens) + "x" + std::to_string(rows.group) + " rows, " +
+           kModeNames[static_cast<size_t>(mode)] + " of " + std::to_string(c.length) +
+           (c.window != 0 ? ", window" : "") + (c.soft_cap != 0 ? ", soft cap" : "") +
+           (c.slopes ? ", slopes" : "") + (c.sinks ? ", sinks" : "") +
+           (c.causal ? "" : ", not causal") + " #" + std::to_string(i);
   cases.push_back(make_case(c));
 }
 
@@ -164,6 +166,7 @@ void add_formats(std::vector<OpCase>& cases) {
       add_case({k, k, dim, row_blocks(k, dim)[0], Mode::merged}, i++, cases);
     for (const uint64_t dim : kOtherDims)
       add_case({k, k, dim, row_blocks(k, dim)[0], Mode::merged}, i++, cases);
+    add_case({k, k, 192, row_blocks(k, 192)[0], Mode::merged, 128}, i++, cases);
   }
 }
 

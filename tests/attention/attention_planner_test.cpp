@@ -140,7 +140,10 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   expect({.head_dim = 72}, kAnyShape);
   expect({.head_dim = 96}, kInCluster8);
   expect({.head_dim = 80, .formats = "tq3"}, kInCluster4);
-  expect({.v_head_dim = 64}, kAnyShape);
+  expect({.v_head_dim = 64}, kInCluster8);
+  expect({.head_dim = 192, .v_head_dim = 128}, kInCluster8);
+  expect({.v_head_dim = 72}, kAnyShape);
+  expect({.head_dim = 512, .v_head_dim = 256}, kAnyShape);
   for (const char* formats : {"f32", "f16+f32", "compat4"}) expect({.formats = formats}, kAnyShape);
   for (const char* formats : {"tq3", "tq5", "tq4+tq3", "tq6"})
     expect({.head_dim = 64, .formats = formats}, kInCluster4);

@@ -6,24 +6,25 @@
 namespace gyre::test {
 namespace {
 
-template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster>
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster, uint32_t kNV>
 void run_decode(const void* params, const uint64_t* args, const HostLaunch& launch) {
   cuda::Args copied{};
   std::copy_n(args, 12, copied.at);
   cuda_host::launch_clusters(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), kCluster,
                              launch.threads, launch.shared_bytes,
-                             cuda::attention_decode<kK, kV, kN, kRows, kCluster>,
+                             cuda::attention_decode<kK, kV, kN, kRows, kCluster, kNV>,
                              *static_cast<const abi::AttentionParams*>(params), copied);
 }
 
 struct Variant {
-  uint32_t k, v, head_dim, rows, cluster;
+  uint32_t k, v, head_dim, value_dim, rows, cluster;
   HostKernel run;
 };
 
-template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster = 1>
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, uint32_t kCluster = 1,
+          uint32_t kNV = kN>
 constexpr Variant variant() {
-  return {kK, kV, kN, kRows, kCluster, run_decode<kK, kV, kN, kRows, kCluster>};
+  return {kK, kV, kN, kNV, kRows, kCluster, run_decode<kK, kV, kN, kRows, kCluster, kNV>};
 }
 
 constexpr uint32_t kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;
@@ -85,6 +86,10 @@ constexpr Variant kVariants[] = {
     variant<kF16, abi::kTq4, 128, 4>(),
     variant<kF16, abi::kTq4, 128, 8>(),
     variant<kF16, abi::kTq4, 128, 12>(),
+    variant<kF16, kF16, 192, 8, 1, 128>(),
+    variant<abi::kTq4, abi::kTq4, 192, 4, 1, 128>(),
+    variant<abi::kTq8, abi::kTq3, 64, 4, 1, 96>(),
+    variant<abi::kTq3, kF16, 80, 8, 1, 64>(),
     variant<kF16, kF16, 80, 8>(),
     variant<kF16, kF16, 96, 8>(),
     variant<kF16, kF16, 96, 16>(),
@@ -136,10 +141,10 @@ constexpr Variant kVariants[] = {
 }  // namespace
 
 HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
-                                 uint32_t rows, uint32_t cluster) {
+                                 uint32_t value_dim, uint32_t rows, uint32_t cluster) {
   for (const Variant& x : kVariants) {
-    if (x.k == k_format && x.v == v_format && x.head_dim == head_dim && x.rows == rows &&
-        x.cluster == cluster)
+    if (x.k == k_format && x.v == v_format && x.head_dim == head_dim && x.value_dim == value_dim &&
+        x.rows == rows && x.cluster == cluster)
       return x.run;
   }
   return nullptr;

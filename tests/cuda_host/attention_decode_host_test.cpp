@@ -88,6 +88,18 @@ TEST(CudaHostAttention, DecodingOtherDims) {
   expect_decoded({.k_dim = 96, .length = 300, .k = KvFormat::tq8, .v = KvFormat::tq4});
 }
 
+TEST(CudaHostAttention, DecodingKeysAndValuesOfDifferentDims) {
+  for (const uint64_t length : {77, 531}) {
+    expect_decoded({.k_dim = 192, .v_dim = 128, .length = length});
+    expect_decoded(
+        {.k_dim = 192, .v_dim = 128, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4});
+    expect_decoded(
+        {.k_dim = 64, .v_dim = 96, .length = length, .k = KvFormat::tq8, .v = KvFormat::tq3});
+    expect_decoded(
+        {.k_dim = 80, .v_dim = 64, .length = length, .k = KvFormat::tq3, .v = KvFormat::f16});
+  }
+}
+
 // Four warps share the keys: a block of them, and more than one, with keys for all or for a few.
 TEST(CudaHostAttention, DecodingLongRows) {
   for (const uint64_t length : {1, 20, 33, 130, 700}) {

@@ -15,7 +15,7 @@ using HostKernel = void (*)(const void* params, const uint64_t* args, const Host
 // Null: not among those that were compiled; every format is, alone and in some pairs.
 HostKernel host_attention(uint32_t k_format, uint32_t v_format);
 HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
-                                 uint32_t rows, uint32_t cluster);
+                                 uint32_t value_dim, uint32_t rows, uint32_t cluster);
 HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
                                        uint32_t rows);
 HostKernel host_attention_merge(uint32_t out_dtype);

@@ -39,12 +39,13 @@ inline void run_attention(const void* params, const uint64_t* args, uint32_t, ui
 template <uint32_t kRows, uint32_t kCluster>
 void run_decode(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
+  abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
       p.k.format, p.v.format, static_cast<uint32_t>(p.k.head_dim), kRows, kCluster);
+  if (p.k.head_dim != p.v.head_dim) spec.value_dim16 = static_cast<uint8_t>(p.v.head_dim / 16);
   ++decode_calls;
   if (kCluster == cuda::kDecodeCluster) ++cluster_calls;
   if (kCluster == cuda::kDecodePair) ++pair_calls;
-  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, kRows, kCluster),
+  launch(host_attention_decode(p.k.format, p.v.format, p.k.head_dim, p.v.head_dim, kRows, kCluster),
          cuda::launch_attention_decode(params, spec_key(spec), limits), params, args);
 }
 template <uint32_t kCluster>
@@ -66,7 +67,8 @@ inline cpu::TaskFn select_attention(uint64_t spec) {
 // What fits, of what was compiled.
 inline bool has_decode(uint64_t spec, const cuda::CudaLimits& gpu) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
-  return host_attention_decode(s.k_format, s.v_format, s.head_dim, s.rows, s.cluster) != nullptr &&
+  return host_attention_decode(s.k_format, s.v_format, s.head_dim, abi::decode_value_dim(s), s.rows,
+                               s.cluster) != nullptr &&
          cuda::fits_attention_decode(spec, gpu);
 }
 

@@ -63,7 +63,7 @@ TEST(DecodePlan, FitsWhateverThereIs) {
       }
     }
   });
-  EXPECT_GT(planned, 10000u);
+  EXPECT_GT(planned, 30000u);
   EXPECT_GT(without, 0u);
 }
 

@@ -53,8 +53,9 @@ DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
              together = s.cluster == kDecodePair || s.cluster == kDecodeCluster;
   if (!alone && (!together || s.paged != 0)) return {};
   if (s.head_dim == 0 || s.rows == 0) return {};
-  if (decode_block_rows(s.v_format, s.head_dim, s.rows) != s.rows) return {};
-  return decode_shared_layout(s.k_format, s.v_format, s.head_dim, s.rows,
+  const HeadDims dims(s.head_dim, abi::decode_value_dim(s));
+  if (decode_block_rows(s.v_format, dims.v, s.rows) != s.rows) return {};
+  return decode_shared_layout(s.k_format, s.v_format, dims, s.rows,
                               s.paged != 0 ? kDecodePages : s.cluster);
 }
 
@@ -100,9 +101,11 @@ std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (!layout_of(s).fits) return "";
   const std::string cluster = s.paged != 0 ? "" : join(", ", uint32_t{s.cluster}, "u");
+  const uint32_t value_dim = abi::decode_value_dim(s);
+  const std::string values = value_dim == s.head_dim ? "" : join(", ", value_dim, "u");
   return join("gyre::cuda::attention_decode", s.paged != 0 ? "_paged<" : "<", uint32_t{s.k_format},
               "u, ", uint32_t{s.v_format}, "u, ", uint32_t{s.head_dim}, "u, ", uint32_t{s.rows},
-              "u", cluster, ">");
+              "u", cluster, values, ">");
 }
 
 bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {

@@ -63,11 +63,12 @@ class Planner {
     if (!decode) return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
     plan.scratch_floats = paged_scratch_floats(
-        decode->head_dim, decode->rows,
-        paged_blocks(decode_shared_layout(decode->k_format, decode->v_format, decode->head_dim,
-                                          decode->rows, kDecodePages)
-                         .side_by_side,
-                     limits_.multiprocessors));
+        p_.v.head_dim, decode->rows,
+        paged_blocks(
+            decode_shared_layout(decode->k_format, decode->v_format,
+                                 HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, kDecodePages)
+                .side_by_side,
+            limits_.multiprocessors));
     return plan;
   }
   bool decodes_pages() const {
@@ -78,10 +79,9 @@ class Planner {
              (!is_compressed(half.format) || half.scales_head_stride == half.codes_head_stride);
     };
     return p_.phase == abi::AttentionPhase::decode && group() <= kDecodeRows && p_.tree == 0 &&
-           p_.k.head_dim == p_.v.head_dim && p_.keys <= kMostKeys && p_.sequences < kMost32 &&
-           p_.tokens < kMost32 && p_.page_stride < kMost32 &&
-           (p_.addresses | p_.page_stride) % 16 == 0 && same(p_.k) && same(p_.v) &&
-           copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
+           p_.keys <= kMostKeys && p_.sequences < kMost32 && p_.tokens < kMost32 &&
+           p_.page_stride < kMost32 && (p_.addresses | p_.page_stride) % 16 == 0 && same(p_.k) &&
+           same(p_.v) && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
 
@@ -89,20 +89,22 @@ class Planner {
   // from some rows would show in them.
   bool takes_few_rows() const {
     constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
-    return rows_ <= kDecodeRows && p_.tree == 0 && p_.k.head_dim == p_.v.head_dim &&
-           (p_.tokens == 1 || is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
-           p_.capacity != 0 && p_.capacity <= kMostKeys && p_.addresses % 16 == 0 &&
-           copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
+    return rows_ <= kDecodeRows && p_.tree == 0 && (p_.tokens == 1 || is_compressed(p_.v.format)) &&
+           p_.kv_heads <= kMostHeads && p_.capacity != 0 && p_.capacity <= kMostKeys &&
+           p_.addresses % 16 == 0 && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
 
   // Fewer rows to a block than there could be where shared memory does not hold them.
   Decode find_decode(uint32_t cluster) const {
+    const bool one_dim = p_.k.head_dim == p_.v.head_dim;
+    if (!one_dim && p_.v.head_dim % 16 != 0) return {};
     const uint64_t step = is_compressed(p_.v.format) ? 4 : 8;
     for (uint64_t rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_); rows >= step;
          rows -= step) {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
       spec.paged = p_.sequences != 0 ? 1 : 0;
+      if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p_.v.head_dim / 16);
       if (has_(spec_key(spec), limits_)) return spec;
     }
     return {};

@@ -51,11 +51,13 @@ inline void write_targets(const abi::AttentionParams& p, const DecodeProblem& pr
     state.targets[r] = row_target<Traits>(p, problem, args, r);
 }
 
-template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, uint32_t kCluster>
+template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, uint32_t kCluster,
+          uint32_t kHeadDimV = kHeadDim>
 __global__ void GYRE_CLUSTER(kCluster)
-    __launch_bounds__(decode_most_warps(kK, kV, kHeadDim, kRows, kCluster) * 32, 1)
-        attention_decode(const abi::AttentionParams p, const Args args) {
-  using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kCluster>;
+    __launch_bounds__(decode_most_warps(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kCluster) *
+                          32,
+                      1) attention_decode(const abi::AttentionParams p, const Args args) {
+  using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kCluster, kHeadDimV>;
   constexpr uint32_t kStages = Traits::kStages, kStageBytes = Traits::kLayout.stage;
   unsigned char* const shared = dynamic_shared();
   auto& state = *reinterpret_cast<BlockState*>(shared);

@@ -24,10 +24,12 @@ struct HeadDims {
 };
 
 // Rows that a block takes, if the KV head has so many; more go to further blocks. An MMA over
-// levels of V takes four rows, others take eight, and the sums must fit into registers.
+// levels of V takes four rows, others take eight; the sums, and the weights of all scale blocks,
+// must fit into registers.
 constexpr uint64_t decode_block_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
   if (!abi::kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
-  const uint64_t wanted = (rows + 3) / 4 * 4, most = head_dim <= 256 ? 2048 / head_dim / 4 * 4 : 8;
+  const bool few = head_dim > 256 || count_scale_blocks(static_cast<uint32_t>(head_dim)) > 2;
+  const uint64_t wanted = (rows + 3) / 4 * 4, most = few ? 8 : 2048 / head_dim / 4 * 4;
   return wanted < most ? wanted : most;
 }
 

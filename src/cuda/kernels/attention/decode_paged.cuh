@@ -132,12 +132,13 @@ struct PagedBlock {
   }
 };
 
-template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows>
+template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows,
+          uint32_t kHeadDimV = kHeadDim>
 __global__ void __launch_bounds__(
-    decode_most_warps(kK, kV, kHeadDim, kRows, kDecodePages) * 32,
-    decode_shared_layout(kK, kV, kHeadDim, kRows, kDecodePages).side_by_side)
+    decode_most_warps(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kDecodePages) * 32,
+    decode_shared_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kDecodePages).side_by_side)
     attention_decode_paged(const abi::AttentionParams p, const Args args) {
-  using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages>;
+  using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages, kHeadDimV>;
   unsigned char* const shared = dynamic_shared();
   auto& state = *reinterpret_cast<BlockState*>(shared);
   auto& paged = *reinterpret_cast<PagedState*>(shared + kDecodeStateBytes);

@@ -215,10 +215,12 @@ struct TileKeyReader {
         w.low[i] = word(from, half);
       }
     }
+    if constexpr (kHigh != 0) {
 #pragma unroll
-    for (uint32_t i = 0; i < kHighWords; ++i)
-      w.high[i] =
-          rotate_right(word(stage + first + (distance + kHighAt + 4 * i), half), high_shift);
+      for (uint32_t i = 0; i < kHighWords; ++i)
+        w.high[i] =
+            rotate_right(word(stage + first + (distance + kHighAt + 4 * i), half), high_shift);
+    }
     return w;
   }
 

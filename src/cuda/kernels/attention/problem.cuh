@@ -23,11 +23,11 @@ struct Choose<false, A, B> {
 };
 
 template <uint32_t kFormatK, uint32_t kFormatV, uint32_t kHeadDim, uint32_t kRowCount,
-          uint32_t kClusterSize>
+          uint32_t kClusterSize, uint32_t kHeadDimV>
 struct DecodeTraits {
   static constexpr uint32_t kK = kFormatK, kV = kFormatV, kRows = kRowCount;
   static constexpr uint32_t kCluster = kClusterSize;
-  static constexpr HeadDims kDims = kHeadDim;
+  static constexpr HeadDims kDims = {kHeadDim, kHeadDimV};
   static constexpr uint32_t kKeyDim = kDims.k, kValueDim = kDims.v;
   static constexpr uint32_t kQueryDim = round_up(kKeyDim, kWarp);  // floats of a staged query
   static constexpr uint32_t kRowDim = decode_row_dim(kValueDim);   // see decode_row_dim
