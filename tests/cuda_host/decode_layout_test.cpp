@@ -79,7 +79,7 @@ void expect_all_coordinates() {
       ++times[at];
       if (at == kDim) continue;
       const uint32_t block = scale_block_of(kDim, at);
-      EXPECT_TRUE(Reader::kTables.slots[step][block]) << kFormat << " " << kDim << " " << at;
+      EXPECT_TRUE(Reader::kSlots.used[step][block]) << kFormat << " " << kDim << " " << at;
     }
   }
   times[kDim] = 1;

@@ -118,7 +118,7 @@ inline void score_tiles(const LevelTable& table, const Queries<Traits>& q,
 #pragma unroll
       for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
         const uint32_t block = i / kFours, four = i % kFours;
-        if (!Reader::kTables.slots[step][block]) continue;
+        if (!Reader::kSlots.used[step][block]) continue;
         uint32_t b[2];
         q.operands.get(four, Reader::slot(step, block), b);
 #pragma unroll
