@@ -94,7 +94,7 @@ constexpr Variant kVariants[] = {
     variant<kF16, kF16, 96, 8>(),
     variant<kF16, kF16, 96, 16>(),
     variant<kBf16, kBf16, 112, 8>(),
-    variant<kF16, kF16, 192, 16>(),
+    variant<kF16, kF16, 192, 8>(),
     variant<abi::kTq2, abi::kTq2, 80, 4>(),
     variant<abi::kTq2, abi::kTq2, 112, 4>(),
     variant<abi::kTq3, abi::kTq3, 64, 4>(),

@@ -68,7 +68,7 @@ TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
 // Head dims of several scale blocks, whose rows are no whole groups of 16 bytes.
 TEST(CudaHostAttention, DecodingOtherDims) {
   constexpr std::pair<KvFormat, std::array<uint64_t, 4>> kDims[] = {
-      {KvFormat::f16, {80, 96}},           {KvFormat::bf16, {112}},
+      {KvFormat::f16, {80, 96, 192}},      {KvFormat::bf16, {112}},
       {KvFormat::tq2, {80, 112}},          {KvFormat::tq3, {64, 80, 96, 160}},
       {KvFormat::tq4, {80, 96, 112, 192}}, {KvFormat::tq5, {64, 80, 192}},
       {KvFormat::tq6, {80, 96, 112}},      {KvFormat::tq8, {80, 96, 112}}};

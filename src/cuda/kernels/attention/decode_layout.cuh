@@ -119,7 +119,8 @@ constexpr uint32_t decode_keys(uint32_t k, uint32_t v, const HeadDims& dims, uin
   if (!abi::kv_is_native(v)) return 16;
   const uint32_t bits = decode_bits(k, v, dims), most = dims.k > dims.v ? dims.k : dims.v;
   const bool alone = decode_warps_per_key(dims) == 1;
-  if (bits == 0 || (alone && most > 128) || rows != 4 ||
+  const bool many_blocks = count_scale_blocks(dims.k) > 2 || count_scale_blocks(dims.v) > 2;
+  if (bits == 0 || many_blocks || (alone && most > 128) || rows != 4 ||
       decode_twelve_warps(k, v, dims, rows, cluster))
     return 32;
   if (!alone) return bits <= 1024 ? 64 : 32;
@@ -193,6 +194,16 @@ constexpr void place_values(uint32_t v, uint32_t dim, DecodeStage& a, uint32_t& 
     a.v[1].offset = a.v[0].offset + dim * abi::kv_low_bits(v);
 }
 
+// Rows whose sums and weights fit into registers where dims are not round, as compilers say.
+constexpr uint32_t decode_rows_in_registers(uint32_t k, uint32_t v, uint32_t dim,
+                                            uint32_t cluster) {
+  if (is_round_dim(dim)) return kDecodeRows;
+  if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
+  if (cluster == kDecodePages && count_scale_blocks(dim) > 2) return 4;
+  if (!abi::kv_is_native(k)) return 8;
+  return cluster == kDecodePages ? 12 : kDecodeRows;
+}
+
 constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
                                    uint32_t cluster) {
   DecodeStage a = {};
@@ -202,8 +213,7 @@ constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, const HeadDims& dims,
   a.v_blocks = count_scale_blocks(dims.v);
   a.fits = is_staged(k) && is_staged(v) && has_decode_dim(dims.k) && has_decode_dim(dims.v) &&
            (dims.k == dims.v || (dims.k < 512 && dims.v < 512));
-  // Over pages, sums and weights of 16 rows in several scale blocks need too many registers.
-  if (cluster == kDecodePages && rows == 16 && has_v_tiles(v, dims.v)) a.fits = false;
+  a.fits = a.fits && rows <= decode_rows_in_registers(k, v, dims.v, cluster);
   uint32_t at = 0;
   place_keys(k, v, dims.k, a, at);
   place_values(v, dims.v, a, at);
