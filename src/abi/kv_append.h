@@ -14,12 +14,13 @@ struct KvAppendSpec {
   uint8_t unused[5];
 };
 
-// Strides in bytes. Sinks and tail are f16.
+// Strides in bytes. Sinks and tail are f16 and lie in one piece of memory, the sinks first.
 struct KvAppendStream {
   uint64_t source_token_stride;
   uint64_t source_head_stride;
   uint64_t sinks_head_stride;
   uint64_t tail_head_stride;
+  uint64_t tail_offset;
   KvCacheLayout body;
 };
 
@@ -29,6 +30,18 @@ struct KvAppendParams {
   KvPlaces places;
   KvAppendStream stream[2];
 };
+
+// Where the 16-bit row of a key begins, counted from the first byte of sinks and tail; kNoNear: it
+// has none.
+constexpr uint64_t kNoNear = ~uint64_t{0};
+inline uint64_t append_near_offset(const KvPlaces& places, const KvAppendStream& s, uint64_t key,
+                                   uint64_t head) {
+  const uint64_t row_bytes = 2 * uint64_t{s.body.head_dim};
+  if (key < places.sinks) return head * s.sinks_head_stride + key * row_bytes;
+  if (places.tail_capacity == 0) return kNoNear;
+  return s.tail_offset + head * s.tail_head_stride +
+         kv_slot(key, places.tail_capacity) * row_bytes;
+}
 
 // Keys of the step that a command stores: a step longer than what was recorded has no more.
 inline KvKeys append_keys(const KvAppendParams& p, const KvState& state) {

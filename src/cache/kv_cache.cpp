@@ -111,16 +111,19 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     Layer made{layer, {}};
     const abi::KvPlaces places{layer.sinks, layer.tail, cache_tail_slots(options, layer.tail),
                                ring_slots(layer)};
-    made.segments.count = 0;
-    const auto add = [&](abi::KvSegment kind, KvFormat k, KvFormat v, uint64_t slots) {
-      made.segments.of[made.segments.count++] = {
-          KvBuffer::allocate(device, {k, KvRole::k, options.kv_heads, slots, options.head_dim}),
-          KvBuffer::allocate(device, {v, KvRole::v, options.kv_heads, slots, options.v_head_dim}),
-          {state, places, kind}};
+    const auto body = [&](KvFormat format, KvRole role, uint64_t head_dim) {
+      return KvBuffer::allocate(device,
+                                {format, role, options.kv_heads, places.body_capacity, head_dim});
     };
-    add(abi::kSegmentBody, layer.k, layer.v, places.body_capacity);
-    if (layer.sinks != 0) add(abi::kSegmentSinks, KvFormat::f16, KvFormat::f16, layer.sinks);
-    if (layer.tail != 0) add(abi::kSegmentTail, KvFormat::f16, KvFormat::f16, places.tail_capacity);
+    made.segments.of[0] = {body(layer.k, KvRole::k, options.head_dim),
+                           body(layer.v, KvRole::v, options.v_head_dim),
+                           {state, places, abi::kSegmentBody}};
+    if (layer.sinks != 0 || layer.tail != 0) {
+      const auto near = [&](const KvBuffer& half) {
+        return device.tensor(DType::f16, near_shape(half.shape, places));
+      };
+      add_near(made.segments, near(made.segments.of[0].k), near(made.segments.of[0].v));
+    }
     layers.push_back(std::move(made));
     rings.push_back(layer.window != 0 ? places.body_capacity : 0);
   }

@@ -31,28 +31,15 @@ void check_tokens(const char* what, const Tensor& rows, const KvBuffer& cache) {
   require(!may_overlap(rows, cache.codes), op, ": ", what, " shares memory with the cache");
 }
 
-const CacheSegment* find(const CacheSegments& segments, abi::KvSegment kind) {
-  for (uint32_t i = 0; i < segments.count; ++i) {
-    if (segments.of[i].at.segment == kind) return &segments.of[i];
-  }
-  return nullptr;
-}
-
-uint64_t head_stride(const Tensor* rows) {
-  return rows == nullptr ? 0 : rows->stride(0) * size_bytes(rows->dtype());
-}
-
-struct StreamTensors {
-  const Tensor* source;
-  const KvBuffer* body;
-  const Tensor* sinks;
-  const Tensor* tail;
-};
-
-abi::KvAppendStream make_stream(const StreamTensors& s) {
-  return {s.source->stride(0) * size_bytes(s.source->dtype()),
-          s.source->stride(1) * size_bytes(s.source->dtype()), head_stride(s.sinks),
-          head_stride(s.tail), kv_cache_layout(*s.body)};
+abi::KvAppendStream make_stream(const Tensor& source, const KvBuffer& body,
+                                const abi::KvPlaces& places) {
+  const uint64_t row_bytes = body.shape.head_dim * size_bytes(DType::f16);
+  return {source.stride(0) * size_bytes(source.dtype()),
+          source.stride(1) * size_bytes(source.dtype()),
+          places.sinks * row_bytes,
+          places.tail_capacity * row_bytes,
+          body.shape.kv_heads * places.sinks * row_bytes,
+          kv_cache_layout(body)};
 }
 
 constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
@@ -93,6 +80,35 @@ std::span<const uint64_t> kv_append_specs() {
   return kSpecs;
 }
 
+Dims near_shape(const KvShape& body, const abi::KvPlaces& places) {
+  return {body.kv_heads, places.sinks + places.tail_capacity, body.head_dim};
+}
+
+void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_near) {
+  const CacheSegment body = segments.of[0];
+  const abi::KvPlaces& places = body.at.places;
+  const auto part = [&](const KvShape& shape, const Tensor& near, uint64_t first, uint64_t slots) {
+    const uint64_t slot_elements = shape.kv_heads * shape.head_dim;
+    KvBuffer made{shape, {}, {}};
+    made.shape.format = KvFormat::f16;
+    made.shape.capacity = slots;
+    made.codes = near.reshape({near.elements()})
+                     .slice(0, first * slot_elements, slots * slot_elements)
+                     .reshape({shape.kv_heads, slots, shape.head_dim});
+    return made;
+  };
+  const auto add = [&](abi::KvSegment kind, uint64_t first, uint64_t slots) {
+    if (slots == 0) return;
+    segments.of[segments.count++] = {part(body.k.shape, k_near, first, slots),
+                                     part(body.v.shape, v_near, first, slots),
+                                     {body.at.state, places, kind}};
+  };
+  add(abi::kSegmentSinks, 0, places.sinks);
+  add(abi::kSegmentTail, places.sinks, places.tail_capacity);
+  segments.k_near = k_near;
+  segments.v_near = v_near;
+}
+
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params, const NewNote* note) {
   Recording recording(encoder, "kv_cache.extend");
@@ -110,22 +126,16 @@ void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) 
           "kv_cache.append: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
   require(in.v.dtype() == in.k.dtype(),
           "kv_cache.append: v must have the dtype of k: ", in.k.dtype(), ", got ", in.v.dtype());
-  const CacheSegment* const sinks = find(in.segments, abi::kSegmentSinks);
-  const CacheSegment* const tail = find(in.segments, abi::kSegmentTail);
-  const StreamTensors k{&in.k, &body.k, sinks != nullptr ? &sinks->k.codes : nullptr,
-                        tail != nullptr ? &tail->k.codes : nullptr};
-  const StreamTensors v{&in.v, &body.v, sinks != nullptr ? &sinks->v.codes : nullptr,
-                        tail != nullptr ? &tail->v.codes : nullptr};
   abi::KvAppendParams params{};
   params.tokens = in.k.shape(0);
   params.heads = body.k.shape.kv_heads;
   params.places = body.at.places;
-  params.stream[0] = make_stream(k);
-  params.stream[1] = make_stream(v);
+  params.stream[0] = make_stream(in.k, body.k, params.places);
+  params.stream[1] = make_stream(in.v, body.v, params.places);
   recording.dispatch(kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format),
                      params,
-                     {&body.at.state, k.source, &k.body->codes, &k.body->scales, k.sinks, k.tail,
-                      v.source, &v.body->codes, &v.body->scales, v.sinks, v.tail});
+                     {&body.at.state, &in.k, &body.k.codes, &body.k.scales, &in.segments.k_near,
+                      &in.v, &body.v.codes, &body.v.scales, &in.segments.v_near});
   if (note != nullptr) recording.note(*note);
   recording.commit();
 }

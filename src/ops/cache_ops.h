@@ -28,7 +28,13 @@ struct CacheSegment {
 struct CacheSegments {
   CacheSegment of[3];  // the body, then sinks and tail if there are any
   uint32_t count = 1;
+  Tensor k_near{}, v_near{};  // f16: memory of sinks and tail; undefined: there are none
 };
+
+// How many f16 elements a half's sinks and tail take, as dims that nobody has multiplied yet.
+Dims near_shape(const KvShape& body, const abi::KvPlaces& places);
+// Adds the segments for sinks and tail, over contiguous memory of that size each.
+void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_near);
 
 struct CacheAppend {
   const Tensor& k;  // [tokens, kv_heads, head_dim]

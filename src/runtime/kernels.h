@@ -182,22 +182,20 @@ inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
     .once = true,
 }};
 
-// The tail is read before it is written: tokens that leave it go to the body.
+// Sinks and the tail's ring of K, and those of V, are one argument each: "near".
 inline constexpr Kernel<abi::KvAppendSpec, abi::KvAppendParams> kKvAppend{{
     .name = "kv_append",
     .params_bytes = sizeof(abi::KvAppendParams),
-    .arg_count = 11,
+    .arg_count = 9,
     .args = {{{"state", Access::read},
               {"k", Access::read},
               {"k_codes", Access::read_write},
               {"k_scales", Access::read_write},
-              {"k_sinks", Access::write},
-              {"k_tail", Access::read_write},
+              {"k_near", Access::write},
               {"v", Access::read},
               {"v_codes", Access::read_write},
               {"v_scales", Access::read_write},
-              {"v_sinks", Access::write},
-              {"v_tail", Access::read_write}}},
+              {"v_near", Access::write}}},
 }};
 
 // As kv_quantize: neighbours in a tile keep their bits.

@@ -51,7 +51,16 @@ struct AppendCase {
 
 constexpr KvLayout kLayout = KvLayout::head_major;  // of what a cache allocates
 
-// Blocks of one stream: source, body's codes and scales, sinks, tail.
+// Sinks and tail as a cache lays them out: in one piece.
+Block joined(const Block& sinks, const Block& tail) {
+  Block near = sinks;
+  near.dtype = DType::f16;
+  near.before.insert(near.before.end(), tail.before.begin(), tail.before.end());
+  near.after.insert(near.after.end(), tail.after.begin(), tail.after.end());
+  return near;
+}
+
+// Blocks of one stream: source, body's codes and scales, sinks with the tail.
 class Stream {
  public:
   Stream(const AppendCase& c, KvRole role, std::mt19937& random)
@@ -72,7 +81,7 @@ class Stream {
   }
 
   std::vector<Block> blocks() const {
-    return {source_, body_.codes, body_.scales, sinks_.codes, tail_.codes};
+    return {source_, body_.codes, body_.scales, joined(sinks_.codes, tail_.codes)};
   }
 
  private:
@@ -136,19 +145,13 @@ class Stream {
 };
 
 void record_append(const AppendCase& c, Encoder& encoder, std::span<const Tensor> t) {
-  const auto segment = [&](abi::KvSegment kind, uint64_t slots, size_t block) {
-    return CacheSegment{kv_buffer(c.near(KvRole::k, slots), kLayout, t[block], {}),
-                        kv_buffer(c.near(KvRole::v, slots), kLayout, t[block + 5], {}),
-                        {t[0], c.places(), kind}};
-  };
   CacheSegments segments;
   segments.of[0] = {kv_buffer(c.shape(KvRole::k), kLayout, t[2], t[3]),
-                    kv_buffer(c.shape(KvRole::v), kLayout, t[7], t[8]),
+                    kv_buffer(c.shape(KvRole::v), kLayout, t[6], t[7]),
                     {t[0], c.places(), abi::kSegmentBody}};
-  if (c.sinks != 0) segments.of[segments.count++] = segment(abi::kSegmentSinks, c.sinks, 4);
-  if (c.tail != 0) segments.of[segments.count++] = segment(abi::kSegmentTail, c.tail_slots(), 5);
+  if (c.sinks != 0 || c.tail != 0) add_near(segments, t[4], t[8]);
   append_cache(encoder, {t[1].reshape({c.tokens, c.heads, c.k_dim}),
-                         t[6].reshape({c.tokens, c.heads, c.v_dim}), segments});
+                         t[5].reshape({c.tokens, c.heads, c.v_dim}), segments});
 }
 
 OpRun make_append(const AppendCase& c) {

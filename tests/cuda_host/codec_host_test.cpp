@@ -237,16 +237,18 @@ class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<Appe
     const uint64_t tail_slots = c.tail != 0 ? c.tail + 12 : 0;
     const abi::KvPlaces places{c.sinks, c.tail, tail_slots, c.window != 0 ? c.window : 40};
     CacheSegments made;
-    made.count = 0;
-    const auto add = [&](abi::KvSegment kind, KvFormat k, KvFormat v, uint64_t slots) {
-      made.of[made.count++] = {
-          KvBuffer::allocate(device, {k, KvRole::k, kHeads, slots, c.head_dim}),
-          KvBuffer::allocate(device, {v, KvRole::v, kHeads, slots, c.v_head_dim}),
-          {state, places, kind}};
+    const auto body = [&](KvFormat format, KvRole role, uint64_t head_dim) {
+      return KvBuffer::allocate(device, {format, role, kHeads, places.body_capacity, head_dim});
     };
-    add(abi::kSegmentBody, c.k, c.v, places.body_capacity);
-    if (c.sinks != 0) add(abi::kSegmentSinks, KvFormat::f16, KvFormat::f16, c.sinks);
-    if (c.tail != 0) add(abi::kSegmentTail, KvFormat::f16, KvFormat::f16, tail_slots);
+    made.of[0] = {body(c.k, KvRole::k, c.head_dim),
+                  body(c.v, KvRole::v, c.v_head_dim),
+                  {state, places, abi::kSegmentBody}};
+    if (c.sinks != 0 || c.tail != 0) {
+      const auto near = [&](const KvBuffer& half) {
+        return device.tensor(DType::f16, near_shape(half.shape, places));
+      };
+      add_near(made, near(made.of[0].k), near(made.of[0].v));
+    }
     return made;
   }
 

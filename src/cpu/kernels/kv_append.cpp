@@ -9,7 +9,6 @@
 #include "abi/bytes_copy.h"
 #include "abi/kv_codec.h"
 #include "abi/kv_extend.h"
-#include "abi/kv_walk.h"
 #include "cpu/kernels.h"
 #include "cpu/kernels/select.h"
 
@@ -19,86 +18,37 @@
 #include "hwy/highway.h"
 // After highway.h
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/kv_tile-inl.h"
+#include "cpu/kernels/kv_append-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-struct StreamPlaces {
-  const std::byte* source;
-  uint8_t* codes;
-  uint8_t* scales;
-  std::byte* sinks;
-  std::byte* tail;
-};
-
-struct Append {
-  const abi::KvAppendParams& p;
-  const uint64_t* args;
-  abi::KvKeys keys;
-  abi::AppendRun run;
-
-  Append(const abi::KvAppendParams& params, const uint64_t* arguments)
-      : p(params), args(arguments) {
-    const abi::KvState state = *pointer<const abi::KvState>(arguments[0]);
-    keys = abi::append_keys(p, state);
-    run = abi::append_run(p, state);
-  }
-
-  StreamPlaces places(uint64_t stream, uint64_t head) const {
-    const abi::KvAppendStream& s = p.stream[stream];
-    const uint64_t* const a = args + 1 + 5 * stream;
-    return {pointer<const std::byte>(a[0]) + head * s.source_head_stride,
-            pointer<uint8_t>(a[1]) + head * s.body.codes_head_stride,
-            pointer<uint8_t>(a[2]) + head * s.body.scales_head_stride,
-            pointer<std::byte>(a[3]) + head * s.sinks_head_stride,
-            pointer<std::byte>(a[4]) + head * s.tail_head_stride};
-  }
-  const std::byte* in_source(const StreamPlaces& at, uint64_t stream, uint64_t key) const {
-    return at.source + (key - keys.begin) * p.stream[stream].source_token_stride;
-  }
-  bool has_near() const {
-    return p.places.tail_capacity != 0 || keys.begin < std::min(p.places.sinks, keys.end);
-  }
-};
-
 template <class Source>
 void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index, const KvHead& dims,
                 KvScratch& scratch) {
-  const abi::KvCacheLayout& body = a.p.stream[stream].body;
-  const StreamPlaces at = a.places(stream, head);
-  const uint64_t tile = a.run.tile(index), capacity = a.p.places.body_capacity;
-  KvTileJob job;
+  const uint64_t tile = a.run.tile(index);
+  const TileTokens tokens = a.tokens_of(tile);
+  KvTileJob job = a.job_of(stream, head, tile);
   job.head = &dims;
-  job.stream = stream;
-  job.codes = at.codes + tile * body.codes_tile_stride;
-  job.scales = at.scales + tile * body.scales_tile_stride;
-  std::fill(std::begin(job.next), std::end(job.next), nullptr);
-  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    const uint64_t place = tile * abi::kKvTile + slot;
-    if (place >= capacity) break;
-    const uint64_t key = a.run.key_of(place, capacity);
-    if (key >= a.run.end_key) continue;
-    job.mask |= 1u << slot;
-    job.source[slot] = a.in_source(at, stream, key);
-  }
-  WriteTile<Source>(body, job, scratch);
+  job.mask = tokens.mask;
+  const std::byte* const source = a.places(stream, head).source;
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot)
+    job.source[slot] = source + tokens.token[slot] * a.p.stream[stream].source_token_stride;
+  WriteTile<Source>(a.p.stream[stream].body, job, scratch);
 }
 
 // Rows of sinks and tail, in f16: about the work of a tile of the body.
 constexpr uint64_t kNearTokens = 64;
 template <class Source>
 void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece) {
-  const StreamPlaces at = a.places(stream, head);
-  const uint64_t head_dim = a.p.stream[stream].body.head_dim;
-  const uint64_t sinks = a.p.places.sinks, ring = a.p.places.tail_capacity;
-  const uint64_t begin = a.keys.begin + piece * kNearTokens;
-  for (uint64_t key = begin; key < std::min(begin + kNearTokens, a.keys.end); ++key) {
-    if (key >= sinks && ring == 0) return;
-    std::byte* const rows = key < sinks ? at.sinks : at.tail;
-    const uint64_t slot = key < sinks ? key : abi::kv_slot(key, ring);
-    CopyRow(reinterpret_cast<const Source*>(a.in_source(at, stream, key)),
-            reinterpret_cast<Half*>(rows + slot * head_dim * sizeof(Half)), head_dim);
+  const abi::KvAppendStream& s = a.p.stream[stream];
+  const std::byte* const source = a.places(stream, head).source;
+  const uint64_t begin = piece * kNearTokens;
+  for (uint64_t t = begin; t < std::min(begin + kNearTokens, a.keys.end - a.keys.begin); ++t) {
+    Half* const to = a.near_row(stream, head, t);
+    if (to == nullptr) return;
+    CopyRow(reinterpret_cast<const Source*>(source + t * s.source_token_stride), to,
+            s.body.head_dim);
   }
 }
 

@@ -45,6 +45,12 @@ HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
   for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
 }
 
+// Which token each slot of a tile gets.
+struct TileTokens {
+  uint32_t mask = 0;  // slots that get one
+  uint64_t token[abi::kKvTile] = {};
+};
+
 // What is to be done with a tile: which slots get which token, and where its memory is.
 struct KvTileJob {
   const KvHead* head;

@@ -14,80 +14,10 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h
-#include "cpu/kernels/kv_tile-inl.h"
+#include "cpu/kernels/kv_write-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
-
-constexpr uint64_t kNoTile = ~uint64_t{0};
-
-// The list of slots, which may hold anything.
-template <class Slot>
-struct SlotList {
-  const Slot* slots;
-  uint64_t tokens, count;  // of slots in the pages
-
-  uint64_t slot(uint64_t token) const { return static_cast<uint64_t>(slots[token]); }
-  // A negative slot is beyond every count.
-  uint64_t tile(uint64_t token) const {
-    return slot(token) < count ? slot(token) / abi::kKvTile : kNoTile;
-  }
-  // Tokens that are skipped do not end a run: its tile must have one writer.
-  bool leads(uint64_t token) const {
-    const uint64_t own = tile(token);
-    if (own == kNoTile) return false;
-    uint64_t before = token;
-    while (before != 0 && tile(before - 1) == kNoTile) --before;
-    return before == 0 || tile(before - 1) != own;
-  }
-};
-
-// Which token each slot of a run's tile gets: the last one that names it.
-struct TileRun {
-  uint64_t first_slot;
-  uint32_t mask = 0;
-  uint64_t token[abi::kKvTile];
-};
-
-template <class Slot>
-TileRun FindRun(const SlotList<Slot>& list, uint64_t leader) {
-  const uint64_t tile = list.tile(leader);
-  TileRun run;
-  run.first_slot = tile * abi::kKvTile;
-  for (uint64_t t = leader; t < list.tokens; ++t) {
-    if (list.tile(t) == kNoTile) continue;
-    if (list.tile(t) != tile) break;
-    const uint64_t place = list.slot(t) - run.first_slot;
-    run.mask |= 1u << place;
-    run.token[place] = t;
-  }
-  return run;
-}
-
-// `row` counts heads of K, then heads of V.
-inline KvTileJob FindTile(const abi::KvWriteParams& p, const uint64_t* args, const TileRun& run,
-                          uint64_t row) {
-  KvTileJob job;
-  job.stream = row / p.heads;
-  const uint64_t head = row % p.heads;
-  const abi::KvQuantizeStream& s = p.stream[job.stream];
-  const uint64_t* const stream_args = args + 3 * job.stream;
-  const uint64_t page = run.first_slot / p.page_tokens * p.page_stride;
-  const uint64_t tile = run.first_slot % p.page_tokens / abi::kKvTile;
-  job.codes = pointer<uint8_t>(stream_args[1] + page) + head * s.cache.codes_head_stride +
-              tile * s.cache.codes_tile_stride;
-  job.scales = pointer<uint8_t>(stream_args[2] + page) + head * s.cache.scales_head_stride +
-               tile * s.cache.scales_tile_stride;
-  job.mask = run.mask;
-  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    job.next[slot] = nullptr;
-    if ((run.mask >> slot & 1) == 0) continue;
-    job.source[slot] = pointer<const std::byte>(stream_args[0]) +
-                       run.token[slot] * s.source_token_stride + head * s.source_head_stride;
-    if (head + 1 < p.heads) job.next[slot] = job.source[slot] + s.source_head_stride;
-  }
-  return job;
-}
 
 template <class Source, class Slot>
 void KvWrite(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
@@ -105,6 +35,7 @@ void KvWrite(const void* params, const uint64_t* args, uint32_t task, uint32_t t
       for (; at < end; ++at) {
         KvTileJob job = FindTile(p, args, run, at - token * rows);
         job.head = &heads[job.stream];
+        SetSources(p, args, run, (at - token * rows) % p.heads, job);
         WriteTile<Source>(p.stream[job.stream].cache, job, scratch);
       }
     }

@@ -13,9 +13,9 @@
 
 namespace gyre::cuda {
 
-// Addresses of a stream: source, codes, scales, sinks, tail.
+// Addresses of a stream: source, codes, scales, sinks and tail.
 __device__ inline const uint64_t* stream_args(const Args& args, uint32_t stream) {
-  return args.at + 1 + 5 * stream;
+  return args.at + 1 + 4 * stream;
 }
 
 // Tiles of one stream's body.
@@ -23,7 +23,7 @@ template <class Source>
 struct AppendStream {
   const abi::KvAppendParams& p;
   const abi::KvAppendStream& s;
-  const uint64_t* at;  // source, codes, scales, sinks, tail
+  const uint64_t* at;  // source, codes, scales
   const abi::AppendRun& run;
   uint64_t step_begin;  // key of the source's first token
   PlainRow<Source> row{nullptr, false};
@@ -93,18 +93,11 @@ __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint
   if (stream > 1 || key >= keys.end) return;
   const abi::KvAppendStream& s = p.stream[stream];
   const uint64_t* const at = stream_args(args, static_cast<uint32_t>(stream));
-  const uint64_t row_bytes = s.body.head_dim * sizeof(Half);
-  uint64_t to = 0;
-  if (key < p.places.sinks) {
-    to = at[3] + head * s.sinks_head_stride + key * row_bytes;
-  } else if (p.places.tail_capacity != 0) {
-    to = at[4] + head * s.tail_head_stride + abi::kv_slot(key, p.places.tail_capacity) * row_bytes;
-  } else {
-    return;
-  }
+  const uint64_t to = abi::append_near_offset(p.places, s, key, head);
+  if (to == abi::kNoNear) return;
   copy_row(
       pointer<const Source>(at[0] + head * s.source_head_stride + token * s.source_token_stride),
-      pointer<Half>(to), s.body.head_dim, threadIdx.x % kNearLanes, kNearLanes);
+      pointer<Half>(at[3] + to), s.body.head_dim, threadIdx.x % kNearLanes, kNearLanes);
 }
 
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
