@@ -130,6 +130,8 @@ std::vector<OpCase> kv_dequantize_cases();
 std::vector<Refusal> kv_dequantize_refusals();
 std::vector<OpCase> kv_write_cases();
 std::vector<Refusal> kv_write_refusals();
+std::vector<OpCase> rope_append_cases();
+std::vector<Refusal> rope_append_refusals();
 std::vector<OpCase> kv_page_copy_cases();
 std::vector<Refusal> kv_page_copy_refusals();
 std::vector<OpCase> attention_cases();

@@ -32,6 +32,7 @@ std::vector<OpCases> all_ops() {
       {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
       {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
       {"kv_write", kv_write_cases, kv_write_refusals},
+      {"rope_append", rope_append_cases, rope_append_refusals},
       {"kv_page_copy", kv_page_copy_cases, kv_page_copy_refusals},
       {"attention", attention_cases, attention_refusals},
       {"paged_attention", paged_attention_cases, paged_attention_refusals},

@@ -57,6 +57,19 @@ Classes of_write(uint64_t key) {
           join("kv_write k=", class_name(s.k_format), " v=", class_name(s.v_format))};
 }
 
+Classes of_rope_append(uint64_t key) {
+  const auto s = spec_from_key<abi::RopeAppendSpec>(key);
+  const char* const where = s.slot_bytes == 0 ? "state" : (s.slot_bytes == 8 ? "i64" : "i32");
+  const char* const rows = s.few != 0 ? "few" : "many";
+  return {join("rope_append dtype=", dtype_name(s.dtype),
+               " pairs=", s.adjacent != 0 ? "adjacent" : "halves", s.norm != 0 ? " norm" : ""),
+          join("rope_append where=", where, " rows=", rows),
+          join("rope_append k=", format_name(s.k_format), " rows=", rows),
+          join("rope_append v=", format_name(s.v_format), " rows=", rows),
+          join("rope_append k=", class_name(s.k_format), " v=", class_name(s.v_format),
+               " rows=", rows)};
+}
+
 Classes of_attention(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionSpec>(key);
   const char* const op = s.paged != 0 ? "paged attention" : "attention";
@@ -186,6 +199,7 @@ std::vector<std::string> variant_classes(const KernelInfo& kernel, uint64_t spec
   if (&kernel == &kKvQuantize.info) return of_quantize(spec);
   if (&kernel == &kKvAppend.info) return of_append(spec);
   if (&kernel == &kKvWrite.info) return of_write(spec);
+  if (&kernel == &kRopeAppend.info) return of_rope_append(spec);
   if (&kernel == &kAttention.info) return of_attention(spec, reduction);
   if (&kernel == &kAttentionDecode.info) return of_decode(spec, reduction);
   return {kernel.name};

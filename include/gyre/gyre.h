@@ -18,5 +18,6 @@
 #include "gyre/kv_write.h"     // IWYU pragma: export
 #include "gyre/prepare.h"      // IWYU pragma: export
 #include "gyre/rope.h"         // IWYU pragma: export
+#include "gyre/rope_append.h"  // IWYU pragma: export
 #include "gyre/tensor.h"       // IWYU pragma: export
 #include "gyre/trace.h"        // IWYU pragma: export

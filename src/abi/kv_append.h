@@ -39,8 +39,7 @@ inline uint64_t append_near_offset(const KvPlaces& places, const KvAppendStream&
   const uint64_t row_bytes = 2 * uint64_t{s.body.head_dim};
   if (key < places.sinks) return head * s.sinks_head_stride + key * row_bytes;
   if (places.tail_capacity == 0) return kNoNear;
-  return s.tail_offset + head * s.tail_head_stride +
-         kv_slot(key, places.tail_capacity) * row_bytes;
+  return s.tail_offset + head * s.tail_head_stride + kv_slot(key, places.tail_capacity) * row_bytes;
 }
 
 // Keys of the step that a command stores: a step longer than what was recorded has no more.

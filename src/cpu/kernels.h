@@ -36,6 +36,9 @@ uint32_t kv_append_tasks(const void* params, uint64_t spec);
 TaskFn select_kv_write(uint64_t spec);
 uint32_t kv_write_tasks(const void* params, uint64_t spec);
 
+TaskFn select_rope_append(uint64_t spec);
+uint32_t rope_append_tasks(const void* params, uint64_t spec);
+
 TaskFn select_kv_page_copy(uint64_t spec);
 uint32_t kv_page_copy_tasks(const void* params, uint64_t spec);
 

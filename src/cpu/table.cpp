@@ -16,6 +16,7 @@ std::span<const CpuKernel> kernel_table() {
       {&kKvExtend.info, select_kv_extend, kv_extend_tasks},
       {&kKvAppend.info, select_kv_append, kv_append_tasks},
       {&kKvWrite.info, select_kv_write, kv_write_tasks},
+      {&kRopeAppend.info, select_rope_append, rope_append_tasks},
       {&kKvPageCopy.info, select_kv_page_copy, kv_page_copy_tasks},
       {&kBytesCopy.info, select_bytes_copy, bytes_copy_tasks},
       {&kWordsWrite.info, select_words_write, words_write_tasks},

@@ -18,8 +18,7 @@ abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v) {
                                           static_cast<uint64_t>(v) << 16);
 }
 
-void check_tokens(const char* what, const Tensor& rows, const KvBuffer& cache) {
-  const char* const op = "kv_cache.append";
+void check_tokens(const char* op, const char* what, const Tensor& rows, const KvBuffer& cache) {
   require(rows.defined(), op, ": ", what, " is undefined");
   require(rows.rank() == 3 && rows.shape(1) == cache.shape.kv_heads &&
               rows.shape(2) == cache.shape.head_dim,
@@ -117,21 +116,27 @@ void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions
   recording.commit();
 }
 
-void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {
-  Recording recording(encoder, "kv_cache.append");
+abi::KvAppendParams checked_append(const char* op, const CacheAppend& in) {
   const CacheSegment& body = in.segments.of[0];
-  check_tokens("k", in.k, body.k);
-  check_tokens("v", in.v, body.v);
-  require(in.v.shape(0) == in.k.shape(0),
-          "kv_cache.append: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
-  require(in.v.dtype() == in.k.dtype(),
-          "kv_cache.append: v must have the dtype of k: ", in.k.dtype(), ", got ", in.v.dtype());
+  check_tokens(op, "k", in.k, body.k);
+  check_tokens(op, "v", in.v, body.v);
+  require(in.v.shape(0) == in.k.shape(0), op, ": v must have the tokens of k: ", in.k.shape(0),
+          ", got ", in.v.shape(0));
+  require(in.v.dtype() == in.k.dtype(), op, ": v must have the dtype of k: ", in.k.dtype(),
+          ", got ", in.v.dtype());
   abi::KvAppendParams params{};
   params.tokens = in.k.shape(0);
   params.heads = body.k.shape.kv_heads;
   params.places = body.at.places;
   params.stream[0] = make_stream(in.k, body.k, params.places);
   params.stream[1] = make_stream(in.v, body.v, params.places);
+  return params;
+}
+
+void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {
+  Recording recording(encoder, "kv_cache.append");
+  const abi::KvAppendParams params = checked_append("kv_cache.append", in);
+  const CacheSegment& body = in.segments.of[0];
   recording.dispatch(kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format),
                      params,
                      {&body.at.state, &in.k, &body.k.codes, &body.k.scales, &in.segments.k_near,

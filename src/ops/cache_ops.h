@@ -2,11 +2,13 @@
 // The ops only a KvCache records: they read and write its state in device memory, and are right
 // only for memory that the cache laid out.
 
+#include "abi/kv_append.h"
 #include "abi/kv_extend.h"
 #include "abi/kv_state.h"
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
 #include "gyre/kv_format.h"
+#include "gyre/rope_append.h"
 #include "runtime/command_notes.h"
 
 namespace gyre {
@@ -42,9 +44,15 @@ struct CacheAppend {
   const CacheSegments& segments;
 };
 
+// k, v and where they go, checked.
+abi::KvAppendParams checked_append(const char* op, const CacheAppend& in);
+
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params, const NewNote* note = nullptr);
 void append_cache(Encoder& encoder, const CacheAppend& append, const NewNote* note = nullptr);
+void rope_append_cache(Encoder& encoder, const RopeAppendInputs& inputs,
+                       const RopeAppendOptions& options, const CacheSegments& segments,
+                       const NewNote* note = nullptr);
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it

@@ -1,7 +1,7 @@
 #pragma once
 // Where the parts of a page lie.
 
-#include "abi/kv_layout.h"
+#include "abi/kv_write.h"
 #include "gyre/kv_pages.h"
 
 namespace gyre {
@@ -18,5 +18,8 @@ struct KvPageParts {
 };
 
 KvPageParts page_parts(const KvPages& pages);
+
+// What kv_write checks, and its params.
+abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts);
 
 }  // namespace gyre

@@ -19,30 +19,30 @@ abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots) {
                                          static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24);
 }
 
-void check_rows(const KvWriteInputs& in) {
+void check_rows(const char* op, const KvWriteInputs& in) {
   const KvPageShape& shape = in.pages.shape;
   const uint64_t v_dim = shape.v_head_dim != 0 ? shape.v_head_dim : shape.head_dim;
   const auto rows_of = [&](KvFormat format, KvRole role, uint64_t head_dim) {
     return KvShape{format, role, shape.kv_heads, shape.page_tokens, head_dim};
   };
-  check_kv_rows("kv_write", "k", in.k, rows_of(shape.k, KvRole::k, shape.head_dim));
-  check_kv_rows("kv_write", "v", in.v, rows_of(shape.v, KvRole::v, v_dim));
-  require(in.v.shape(0) == in.k.shape(0), "kv_write: v must have the tokens of k: ", in.k.shape(0),
+  check_kv_rows(op, "k", in.k, rows_of(shape.k, KvRole::k, shape.head_dim));
+  check_kv_rows(op, "v", in.v, rows_of(shape.v, KvRole::v, v_dim));
+  require(in.v.shape(0) == in.k.shape(0), op, ": v must have the tokens of k: ", in.k.shape(0),
           ", got ", in.v.shape(0));
-  require(in.v.dtype() == in.k.dtype(), "kv_write: v must have the dtype of k: ", in.k.dtype(),
+  require(in.v.dtype() == in.k.dtype(), op, ": v must have the dtype of k: ", in.k.dtype(),
           ", got ", in.v.dtype());
   // Work is counted in 64 bits from these.
-  require(in.k.shape(0) <= uint64_t{1} << 32, "kv_write: at most 2^32 tokens, got ", in.k.shape(0));
+  require(in.k.shape(0) <= uint64_t{1} << 32, op, ": at most 2^32 tokens, got ", in.k.shape(0));
 }
 
-void check_slots(const KvWriteInputs& in) {
+void check_slots(const char* op, const KvWriteInputs& in) {
   const Tensor& slots = in.slots;
-  require(slots.defined(), "kv_write: slots is undefined");
-  require(slots.dtype() == DType::i64 || slots.dtype() == DType::i32,
-          "kv_write: slots must be i64 or i32, got ", slots.dtype());
-  require(slots.rank() == 1 && slots.shape(0) == in.k.shape(0) && slots.is_contiguous(),
-          "kv_write: slots must be contiguous [", in.k.shape(0), "], got ", slots.shape(),
-          " with strides ", slots.strides());
+  require(slots.defined(), op, ": slots is undefined");
+  require(slots.dtype() == DType::i64 || slots.dtype() == DType::i32, op,
+          ": slots must be i64 or i32, got ", slots.dtype());
+  require(slots.rank() == 1 && slots.shape(0) == in.k.shape(0) && slots.is_contiguous(), op,
+          ": slots must be contiguous [", in.k.shape(0), "], got ", slots.shape(), " with strides ",
+          slots.strides());
 }
 
 void check_apart(const char* op, const char* what, const Tensor& read, const KvPages& pages) {
@@ -90,25 +90,31 @@ std::span<const uint64_t> kv_write_specs() {
   return kSpecs;
 }
 
-void kv_write(Encoder& encoder, const KvWriteInputs& in) {
-  Recording recording(encoder, "kv_write");
-  check_pages("kv_write", in.pages);
-  check_rows(in);
-  check_slots(in);
-  check_apart("kv_write", "k", in.k, in.pages);
-  check_apart("kv_write", "v", in.v, in.pages);
-  check_apart("kv_write", "slots", in.slots, in.pages);
-  if (in.k.shape(0) == 0) return;
-  const KvPageShape& shape = in.pages.shape;
-  const KvPageParts parts = page_parts(in.pages);
+abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts) {
+  check_pages(op, in.pages);
+  check_rows(op, in);
+  check_slots(op, in);
+  check_apart(op, "k", in.k, in.pages);
+  check_apart(op, "v", in.v, in.pages);
+  check_apart(op, "slots", in.slots, in.pages);
+  parts = page_parts(in.pages);
   abi::KvWriteParams params{};
   params.tokens = in.k.shape(0);
-  params.heads = shape.kv_heads;
+  params.heads = in.pages.shape.kv_heads;
   params.pages = in.pages.bytes.shape(0);
   params.page_stride = parts.page_stride;
-  params.page_tokens = static_cast<uint32_t>(shape.page_tokens);
+  params.page_tokens = static_cast<uint32_t>(in.pages.shape.page_tokens);
   params.stream[0] = stream_of(in.k, parts.k);
   params.stream[1] = stream_of(in.v, parts.v);
+  return params;
+}
+
+void kv_write(Encoder& encoder, const KvWriteInputs& in) {
+  Recording recording(encoder, "kv_write");
+  KvPageParts parts;
+  const abi::KvWriteParams params = checked_write("kv_write", in, parts);
+  if (params.tokens == 0) return;
+  const KvPageShape& shape = in.pages.shape;
   recording.dispatch(
       kKvWrite, write_spec(in.k.dtype(), shape.k, shape.v, in.slots.dtype()), params,
       {&in.k, &parts.k_codes, &parts.k_scales, &in.v, &parts.v_codes, &parts.v_scales, &in.slots});

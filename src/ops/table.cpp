@@ -15,6 +15,7 @@ std::span<const KernelUse> kernel_uses() {
       {&kKvExtend.info, kv_extend_shape, plain_specs},
       {&kKvAppend.info, kv_append_shape, kv_append_specs},
       {&kKvWrite.info, kv_write_shape, kv_write_specs},
+      {&kRopeAppend.info, rope_append_shape, rope_append_specs},
       {&kKvPageCopy.info, kv_page_copy_shape, plain_specs},
       {&kBytesCopy.info, bytes_copy_shape, plain_specs},
       {&kWordsWrite.info, words_write_shape, plain_specs},

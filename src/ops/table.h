@@ -37,6 +37,8 @@ std::string kv_append_shape(const void* params);
 std::span<const uint64_t> kv_append_specs();
 std::string kv_write_shape(const void* params);
 std::span<const uint64_t> kv_write_specs();
+std::string rope_append_shape(const void* params);
+std::span<const uint64_t> rope_append_specs();
 std::string kv_page_copy_shape(const void* params);
 std::string bytes_copy_shape(const void* params);
 std::string words_write_shape(const void* params);

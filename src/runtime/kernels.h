@@ -19,6 +19,7 @@
 #include "abi/kv_quantize.h"
 #include "abi/kv_write.h"
 #include "abi/rope.h"
+#include "abi/rope_append.h"
 #include "abi/words_write.h"
 
 namespace gyre {
@@ -210,6 +211,30 @@ inline constexpr Kernel<abi::KvWriteSpec, abi::KvWriteParams> kKvWrite{{
               {"v_codes", Access::read_write},
               {"v_scales", Access::read_write},
               {"slots", Access::read}}},
+}};
+
+// "where" is a cache's state or a list of slots; from there on arguments are kv_append's. Pages have
+// no "near".
+inline constexpr Kernel<abi::RopeAppendSpec, abi::RopeAppendParams> kRopeAppend{{
+    .name = "rope_append",
+    .params_bytes = sizeof(abi::RopeAppendParams),
+    .arg_count = 16,
+    .args = {{{"q", Access::read},
+              {"positions", Access::read},
+              {"q_out", Access::write},
+              {"frequencies", Access::read},
+              {"factors", Access::read},
+              {"q_weight", Access::read},
+              {"k_weight", Access::read},
+              {"where", Access::read},
+              {"k", Access::read},
+              {"k_codes", Access::read_write},
+              {"k_scales", Access::read_write},
+              {"k_near", Access::write},
+              {"v", Access::read},
+              {"v_codes", Access::read_write},
+              {"v_scales", Access::read_write},
+              {"v_near", Access::write}}},
 }};
 
 inline constexpr Kernel<abi::KvPageCopySpec, abi::KvPageCopyParams> kKvPageCopy{{

@@ -1,0 +1,37 @@
+#pragma once
+// rope_append: q is rotated, k is rotated and goes to a cache, v goes there as it is. Where: a
+// cache's state says it (kv_append) or a list of slots (kv_write).
+#include "abi/kv_append.h"
+#include "abi/kv_write.h"
+#include "abi/rope.h"
+
+namespace gyre::abi {
+
+struct RopeAppendSpec {
+  uint8_t dtype;     // DType of q, k, v and q's output; k is rounded to it before it is stored
+  uint8_t k_format;  // KvFormat, any
+  uint8_t v_format;
+  uint8_t adjacent;    // 1: pairs are (2i, 2i + 1)
+  uint8_t norm;        // 1: RMS norm of q and k first
+  uint8_t slot_bytes;  // 0: a cache's state; 4 or 8: slots, i32 or i64
+  uint8_t few;         // 1: is_few_rows
+  uint8_t unused;
+};
+
+// rope.stream[0] is q, rope.stream[1] is k; rope.streams is 1, or 0 without q.
+struct RopeAppendParams {
+  RopeParams rope;
+  union {
+    KvAppendParams append;
+    KvWriteParams write;
+  };
+  uint64_t slot_bytes;
+};
+
+// A few tokens are too little work for a worker to each tile: rows are.
+constexpr uint64_t kRopeFewTokens = 32, kRopeFewHeadDim = 512;
+constexpr bool is_few_rows(uint64_t tokens, uint64_t k_dim, uint64_t v_dim) {
+  return tokens <= kRopeFewTokens && k_dim <= kRopeFewHeadDim && v_dim <= kRopeFewHeadDim;
+}
+
+}  // namespace gyre::abi

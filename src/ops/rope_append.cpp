@@ -1,0 +1,182 @@
+// rope_append: to slots of pages, or into a KvCache.
+#include "gyre/rope_append.h"
+
+#include <array>
+#include <vector>
+
+#include "ops/cache_ops.h"
+#include "ops/kv_pages.h"
+#include "ops/rope_check.h"
+#include "ops/table.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+struct SpecFields {
+  uint64_t dtype, k_format, v_format, adjacent, norm, slot_bytes, few;
+};
+abi::RopeAppendSpec make_spec(const SpecFields& f) {
+  return spec_from_key<abi::RopeAppendSpec>(f.dtype | f.k_format << 8 | f.v_format << 16 |
+                                            f.adjacent << 24 | f.norm << 32 | f.slot_bytes << 40 |
+                                            f.few << 48);
+}
+
+// Where k and v go: the args from "where" on, and the memory that is written.
+struct Target {
+  const Tensor* where;
+  uint64_t slot_bytes;  // 0: where is a cache's state
+  KvFormat k_format, v_format;
+  uint64_t k_dim, v_dim;
+  std::array<const Tensor*, 3> k, v;  // codes, scales, sinks and tail
+  std::array<RopePart, 2> written;    // for the check of overlaps
+};
+
+RopeCall make_call(const char* op, const RopeAppendInputs& in, const RopeAppendOptions& options) {
+  const RopeNorm norm = options.norm.value_or(RopeNorm{});
+  check_norm(op, norm.epsilon, norm.weight_offset);
+  require(options.rope || options.norm, op, ": neither rope nor norm is asked for");
+  require(options.norm || (!in.q_weight.defined() && !in.k_weight.defined()), op,
+          ": q_weight or k_weight is defined without a norm");
+  return {.op = op,
+          .x = {"q", &in.q, &in.q_out, &in.q_weight, nullptr},
+          .k = {"k", &in.k, nullptr, &in.k_weight, nullptr},
+          .positions = in.positions,
+          .frequencies = in.frequencies,
+          .factors = in.factors,
+          .rope = options.rope ? &*options.rope : nullptr,
+          .norm = options.norm.has_value(),
+          .epsilon = options.norm ? norm.epsilon : 0.0f,
+          .weight_offset = options.norm ? norm.weight_offset : 0.0f};
+}
+
+void check_call(const RopeCall& call, const Tensor& v) {
+  check_rope_side(call, call.k);
+  require(v.defined(), call.op, ": v is undefined");
+  require(call.x.x->defined() || (!call.x.out->defined() && !call.x.weight->defined()), call.op,
+          ": q_out or q_weight is defined without q");
+  if (!call.x.x->defined()) return;
+  check_rope_side(call, call.x);
+  check_rope_sides(call);
+  require(call.x.out->dtype() == call.x.x->dtype(), call.op,
+          ": q_out must have the dtype of q: ", call.x.x->dtype(), ", got ", call.x.out->dtype());
+}
+
+void check_overlap(const RopeCall& call, const Tensor& v, const Target& to) {
+  constexpr size_t kQ = 0;
+  check_rope_parts(call.op, std::array<RopePart, 12>{{{call.x.x, "q", false},
+                                                      {call.x.out, "q_out", true, kQ},
+                                                      {call.k.x, "k", false},
+                                                      {&v, "v", false},
+                                                      {call.x.weight, "q_weight", false},
+                                                      {call.k.weight, "k_weight", false},
+                                                      {&call.positions, "positions", false},
+                                                      {&call.frequencies, "frequencies", false},
+                                                      {&call.factors, "factors", false},
+                                                      {to.where, "slots", false},
+                                                      to.written[0],
+                                                      to.written[1]}});
+}
+
+void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call, const Tensor& v,
+              const Target& to, abi::RopeAppendParams& params) {
+  params.slot_bytes = to.slot_bytes;
+  params.rope.tokens = call.k.x->shape(0);
+  params.rope.head_dim = call.k.x->shape(2);
+  params.rope.streams = call.x.x->defined() ? 1 : 0;
+  if (call.x.x->defined()) fill_rope_side(call.x, params.rope.stream[0]);
+  fill_rope_side(call.k, params.rope.stream[1]);
+  const Tensor frequencies = fill_rope(encoder, call, params.rope);
+  check_overlap(call, v, to);
+  const bool adjacent = call.rope != nullptr && call.rope->pairing == RopePairing::adjacent;
+  const bool few = abi::is_few_rows(params.rope.tokens, to.k_dim, to.v_dim);
+  const abi::RopeAppendSpec spec =
+      make_spec({static_cast<uint64_t>(call.k.x->dtype()), static_cast<uint64_t>(to.k_format),
+                 static_cast<uint64_t>(to.v_format), adjacent ? 1u : 0u, call.norm ? 1u : 0u,
+                 to.slot_bytes, few ? 1u : 0u});
+  recording.dispatch(kRopeAppend, spec, params,
+                     {call.x.x, &call.positions, call.x.out, &frequencies, &call.factors,
+                      call.x.weight, call.k.weight, to.where, call.k.x, to.k[0], to.k[1], to.k[2],
+                      &v, to.v[0], to.v[1], to.v[2]});
+}
+
+}  // namespace
+
+std::string rope_append_shape(const void* params) {
+  const auto& p = *static_cast<const abi::RopeAppendParams*>(params);
+  const bool paged = p.slot_bytes != 0;
+  return join("tokens=", p.rope.tokens, " heads=", p.rope.streams != 0 ? p.rope.stream[0].heads : 0,
+              "/", p.rope.stream[1].heads, " head_dim=", p.rope.head_dim, "/",
+              paged ? p.write.stream[1].cache.head_dim : p.append.stream[1].body.head_dim,
+              paged ? " pages" : "");
+}
+
+std::span<const uint64_t> rope_append_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const KvFormat k : kv_formats()) {
+        for (const KvFormat v : kv_formats()) {
+          for (uint64_t i = 0; i < 8; ++i) {
+            for (const uint64_t slot_bytes : {0u, 4u, 8u})
+              specs.push_back(spec_key(
+                  make_spec({static_cast<uint64_t>(dtype), static_cast<uint64_t>(k),
+                             static_cast<uint64_t>(v), i & 1, i >> 1 & 1, slot_bytes, i >> 2})));
+          }
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to,
+                 const RopeAppendOptions& options) {
+  constexpr const char* kOp = "rope_append";
+  Recording recording(encoder, kOp);
+  const RopeCall call = make_call(kOp, in, options);
+  check_call(call, in.v);
+  KvPageParts parts;
+  abi::RopeAppendParams params{};
+  params.write = checked_write(kOp, {in.k, in.v, to.pages, to.slots}, parts);
+  const Target target{.where = &to.slots,
+                      .slot_bytes = size_bytes(to.slots.dtype()),
+                      .k_format = to.pages.shape.k,
+                      .v_format = to.pages.shape.v,
+                      .k_dim = in.k.shape(2),
+                      .v_dim = in.v.shape(2),
+                      .k = {&parts.k_codes, &parts.k_scales, nullptr},
+                      .v = {&parts.v_codes, &parts.v_scales, nullptr},
+                      .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}}};
+  dispatch(recording, encoder, call, in.v, target, params);
+  recording.commit();
+}
+
+void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
+                       const RopeAppendOptions& options, const CacheSegments& segments,
+                       const NewNote* note) {
+  constexpr const char* kOp = "kv_cache.rope_append";
+  Recording recording(encoder, kOp);
+  const RopeCall call = make_call(kOp, in, options);
+  check_call(call, in.v);
+  abi::RopeAppendParams params{};
+  params.append = checked_append(kOp, {in.k, in.v, segments});
+  const CacheSegment& body = segments.of[0];
+  const Target target{.where = &body.at.state,
+                      .slot_bytes = 0,
+                      .k_format = body.k.shape.format,
+                      .v_format = body.v.shape.format,
+                      .k_dim = in.k.shape(2),
+                      .v_dim = in.v.shape(2),
+                      .k = {&body.k.codes, &body.k.scales, &segments.k_near},
+                      .v = {&body.v.codes, &body.v.scales, &segments.v_near},
+                      .written = {{{&body.k.codes, "the cache's keys", true},
+                                   {&body.v.codes, "the cache's values", true}}}};
+  dispatch(recording, encoder, call, in.v, target, params);
+  if (note != nullptr) recording.note(*note);
+  recording.commit();
+}
+
+}  // namespace gyre

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kv_copy/kv_copy_case.h"
+#include "op_case.h"
+
+namespace gyre::test {
+
+// One rope_append call as numbers, into pages or into a cache. Angles are quarter turns, norms and
+// weights powers of two: nothing is rounded, so every bit that must be there is known.
+struct RopeAppendCase {
+  std::string name = {};
+  KvFormat k = KvFormat::tq8;
+  KvFormat v = KvFormat::tq4;
+  DType dtype = DType::f32;
+  uint64_t heads = 3;  // 0: k and v alone
+  uint64_t kv_heads = 2;
+  uint64_t k_dim = 64;
+  uint64_t v_dim = 64;
+  KvLayout layout = KvLayout::token_major;
+  bool in_place = false;
+  RopeOptions options = {};
+  bool rotates = true;
+  bool norm = false;
+  bool weights = true;
+  bool factors = false;
+  uint64_t tokens = 5;
+  // Pages if there are slots, one for each token.
+  DType slot_type = DType::i64;
+  std::vector<int64_t> slots = {};
+  // Otherwise a cache.
+  uint64_t sinks = 0;
+  uint64_t tail = 0;
+  uint64_t body = 40;
+  uint64_t start = 21;
+  uint64_t unseen = 0;  // tokens that the step has beyond those recorded
+
+  bool paged() const { return !slots.empty(); }
+};
+
+OpCase make_case(const RopeAppendCase& numbers);
+
+}  // namespace gyre::test
