@@ -149,23 +149,26 @@ class GpuBench {
     encoder.submit().wait();
     const Tensor q = noise_tokens(device_, 1, kQueryHeads, kHeadDim),
                  k = noise_tokens(device_, 1, kHeads, kHeadDim),
+                 v = noise_tokens(device_, 1, kHeads, kHeadDim),
                  out = device_.tensor(DType::f16, {1, kQueryHeads, kHeadDim});
     // Kernels alone still run one after another: appends of different layers would all run at once.
-    const auto record = [&](bool rotate, bool store, bool attend) {
+    const auto record = [&](bool fused, bool rotate, bool store, bool attend) {
       for (uint64_t layer = 0; layer < kLayers; ++layer) {
+        if (fused)
+          cache.rope_append(encoder, attend ? layer : 0, {.q = q, .q_out = q, .k = k, .v = v});
         if (rotate)
           rope(encoder, {.x = q, .positions = cache.positions(1), .out = q, .k = k, .k_out = k});
-        if (store) cache.append(encoder, attend ? layer : 0, k, k);
+        if (store) cache.append(encoder, attend ? layer : 0, k, v);
         if (attend) cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.088f});
       }
       return encoder.instantiate();
     };
-    const Graph all = record(true, true, true);
-    const std::array alone = {record(true, false, false), record(false, true, false),
-                              record(false, false, true)};
-    const double us = replay_us(all, 1);
+    const Graph all = record(true, false, false, true), apart = record(false, true, true, true);
+    const std::array alone = {record(false, true, false, false), record(false, false, true, false),
+                              record(false, false, false, true), record(true, false, false, false)};
+    const double us = replay_us(all, 1), apart_us = replay_us(apart, 1);
     const std::array parts = {replay_us(alone[0], 1), replay_us(alone[1], 1),
-                              replay_us(alone[2], 1)};
+                              replay_us(alone[2], 1), replay_us(alone[3], 1)};
     Row& row = add("kv_cache step",
                    {{"layers", kLayers},
                     {"context", kContext},
@@ -173,10 +176,11 @@ class GpuBench {
                     {"v", std::string("tq4")},
                     {"rope_us", parts[0]},
                     {"append_us", parts[1]},
-                    {"attend_us", parts[2]}},
+                    {"attend_us", parts[2]},
+                    {"rope_append_us", parts[3]}},
                    us, 0);
-    row.against = "rope, append, attend alone";
-    row.against_us = parts[0] + parts[1] + parts[2];
+    row.against = "rope, append, attend in one graph";
+    row.against_us = apart_us;
     row.speedup = row.against_us / us;
     progress_.done(row);
   }

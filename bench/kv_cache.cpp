@@ -49,13 +49,15 @@ struct Token {
         out(device.tensor(DType::f32, {1, kHeads, kDim})) {}
 };
 
-enum class Part : uint8_t { rope, append, attend };
+enum class Part : uint8_t { rope, append, attend, rope_append };
 
 void record(Encoder& encoder, const KvCache& cache, const Token& t, uint64_t layer, Part part) {
   switch (part) {
     case Part::rope:
       return rope(encoder,
                   {.x = t.q, .positions = cache.positions(1), .out = t.q, .k = t.k, .k_out = t.k});
+    case Part::rope_append:
+      return cache.rope_append(encoder, layer, {.q = t.q, .q_out = t.q, .k = t.k, .v = t.v});
     case Part::append:
       return cache.append(encoder, layer, t.k, t.v);
     case Part::attend:
@@ -93,26 +95,46 @@ Row measure_step(const Device& device, const Options& options) {
   const Token token(device);
   cache.extend(encoder, 1);
   encoder.submit().wait();
-  constexpr std::array kAll = {Part::rope, Part::append, Part::attend};
-  const Graph step = record_layers(encoder, cache, token, kAll);
+  constexpr std::array kFused = {Part::rope_append, Part::attend};
+  constexpr std::array kAlone = {Part::rope, Part::append, Part::attend, Part::rope_append};
+  const Graph step = record_layers(encoder, cache, token, kFused);
   std::vector<Graph> alone;
-  for (const Part& part : kAll) alone.push_back(record_layers(encoder, cache, token, {&part, 1}));
+  for (const Part& part : kAlone) alone.push_back(record_layers(encoder, cache, token, {&part, 1}));
   const auto with_extend = [&](uint64_t) {
     cache.truncate(encoder, 1);
     cache.extend(encoder, 1);
     encoder.submit().wait();
     step.replay().wait();
   };
-  const auto times = medians_us(
-      {with_extend, [&](uint64_t) { alone[0].replay().wait(); },
-       [&](uint64_t) { alone[1].replay().wait(); }, [&](uint64_t) { alone[2].replay().wait(); }},
-      4 * options.seconds_per_row());
+  const auto replay = [&](size_t i) { return [&alone, i](uint64_t) { alone[i].replay().wait(); }; };
+  const auto times = medians_us({with_extend, replay(0), replay(1), replay(2), replay(3)},
+                                5 * options.seconds_per_row());
   Row row = make_row(device, options, "kv_cache step", "rope, append, attend alone", times[0],
                      times[1] + times[2] + times[3]);
-  row.shape = {{"layers", kLayers},       {"heads", kHeads},     {"kv_heads", kKvHeads},
-               {"head_dim", kDim},        {"context", kContext}, {"k", std::string("tq4")},
-               {"v", std::string("tq4")}, {"rope_us", times[1]}, {"append_us", times[2]},
-               {"attend_us", times[3]}};
+  row.shape = {{"layers", kLayers},       {"heads", kHeads},           {"kv_heads", kKvHeads},
+               {"head_dim", kDim},        {"context", kContext},       {"k", std::string("tq4")},
+               {"v", std::string("tq4")}, {"rope_us", times[1]},       {"append_us", times[2]},
+               {"attend_us", times[3]},   {"rope_append_us", times[4]}};
+  return row;
+}
+
+// One layer: everything beside attention in one command, and in two.
+Row measure_rope_append(const Device& device, const Options& options) {
+  KvCache cache = make_cache(device, 1, kPlain);
+  Encoder encoder(device);
+  const Token token(device);
+  cache.extend(encoder, 1);
+  encoder.submit().wait();
+  constexpr std::array kApart = {Part::rope, Part::append};
+  const Part fused = Part::rope_append;
+  const std::array graphs = {record_layers(encoder, cache, token, kApart),
+                             record_layers(encoder, cache, token, {&fused, 1})};
+  const auto times = medians_us(
+      {[&](uint64_t) { graphs[0].replay().wait(); }, [&](uint64_t) { graphs[1].replay().wait(); }},
+      options.seconds_per_row());
+  Row row = make_row(device, options, "rope_append", "rope, then append", times[1], times[0]);
+  row.shape = {{"tokens", uint64_t{1}}, {"heads", kHeads},         {"kv_heads", kKvHeads},
+               {"head_dim", kDim},      {"k", std::string("tq4")}, {"v", std::string("tq4")}};
   return row;
 }
 
@@ -190,6 +212,7 @@ std::vector<Row> run_kv_cache(const Options& options, const Progress& progress) 
     progress.done(rows.back());
   };
   take("kv_cache step", measure_step);
+  take("rope_append of one token", measure_rope_append);
   take("kv_cache append with a tail", measure_tail_append);
   take("kv_cache attend with a tail", measure_tail_attend);
   return rows;

@@ -23,6 +23,7 @@ target_sources(gyre PRIVATE
   src/cuda/offline_device.cpp
   src/cuda/pipeline.cpp
   src/cuda/rope.cpp
+  src/cuda/rope_append.cpp
   src/cuda/stream.cpp
   src/cuda/stream_copy.cpp
   src/cuda/stream_trace.cpp

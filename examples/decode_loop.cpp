@@ -37,9 +37,7 @@ struct Step {
   }
   // One layer: turn q and k, store k and v, attend.
   void record(gyre::Encoder& encoder, const gyre::KvCache& cache, uint64_t layer) const {
-    const gyre::Tensor positions = cache.positions(q.shape(0));
-    gyre::rope(encoder, {.x = q, .positions = positions, .out = q, .k = k, .k_out = k});
-    cache.append(encoder, layer, k, v);
+    cache.rope_append(encoder, layer, {.q = q, .q_out = q, .k = k, .v = v});
     cache.attend(encoder, layer, {.q = q, .out = out});
   }
 };

@@ -27,8 +27,7 @@ void forward(gyre::Encoder& encoder, gyre::KvBatch& batch) {
                        k = projection(device, tokens, kKvHeads),
                        v = projection(device, tokens, kKvHeads),
                        out = device.tensor(gyre::DType::f32, {tokens, kHeads, kDim});
-    gyre::rope(encoder, {.x = q, .positions = batch.positions(), .out = q, .k = k, .k_out = k});
-    batch.append(encoder, layer, k, v);
+    batch.rope_append(encoder, layer, {.q = q, .q_out = q, .k = k, .v = v});
     batch.attend(encoder, layer, {.q = q, .out = out});
   }
   encoder.submit().wait();

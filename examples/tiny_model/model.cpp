@@ -62,17 +62,15 @@ Model::Step Model::make_step(uint64_t tokens) const {
 // Gyre's part of a layer: QK norm and rotation in place, K and V into the cache, attention.
 void Model::record_attention(size_t layer, const Step& step) {
   const LayerWeights& weights = weights_.layers[layer];
-  gyre::norm_rope(encoder_,
-                  {.x = step.q,
-                   .positions = cache_.positions(step.q.shape(0)),
-                   .out = step.q,
-                   .weight = weights.q_norm,
-                   .k = step.k,
-                   .k_out = step.k,
-                   .k_weight = weights.k_norm,
-                   .frequencies = rope_table_},
-                  {.rope = rope_, .epsilon = config_.epsilon});
-  cache_.append(encoder_, layer, step.k, step.v);
+  cache_.rope_append(encoder_, layer,
+                     {.q = step.q,
+                      .q_out = step.q,
+                      .k = step.k,
+                      .v = step.v,
+                      .q_weight = weights.q_norm,
+                      .k_weight = weights.k_norm,
+                      .frequencies = rope_table_},
+                     {.rope = rope_, .norm = gyre::RopeNorm{.epsilon = config_.epsilon}});
   cache_.attend(encoder_, layer, {.q = step.q, .out = step.out},
                 {.scale = config_.attention_scale});
 }

@@ -8,6 +8,7 @@
 #include "gyre/encoder.h"
 #include "gyre/kv_cache.h"
 #include "gyre/kv_pool.h"
+#include "gyre/rope_append.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -34,8 +35,7 @@ struct KvStep {
 // be replayed for every step:
 //
 //   batch.begin(encoder, {{a, 1}, {b, 5}});                 // pages, positions, slots
-//   rope(encoder, {.x = q, .positions = batch.positions(), ...});
-//   batch.append(encoder, layer, k, v);                     // [tokens of all, kv_heads, head_dim]
+//   batch.rope_append(encoder, layer, {.q = q, .q_out = q, .k = k, .v = v});   // or append()
 //   batch.attend(encoder, layer, {.q = q, .out = out});
 //
 // Every layer must get the step by append() before the next begins. A refused call changes nothing.
@@ -60,6 +60,10 @@ class KvBatch {
   Tensor positions(uint64_t rows = 0) const;
   // k and v: [rows, kv_heads, head_dim], at least the step's tokens; rows beyond them are skipped.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v);
+  // rope (or norm_rope) of q and k, then append: see rope_append(). One command for each kind of
+  // pages that the layer has. Positions are those of the step, unless they are given.
+  void rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
+                   const RopeAppendOptions& options = {});
   // q and out: [rows, heads, head_dim], at least the step's tokens; rows beyond them hold
   // anything. Masks and options as in attention() with pages; no tree.
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,

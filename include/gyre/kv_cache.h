@@ -9,6 +9,7 @@
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
 #include "gyre/kv_format.h"
+#include "gyre/rope_append.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -74,14 +75,13 @@ struct KvLayerInfo {
 // can be replayed for a whole generation:
 //
 //   cache.extend(encoder, 1); encoder.submit();   // every step: room for one more token
-//   graph.replay();                               // rope with positions(), append, attend
+//   graph.replay();                               // rope_append and attend, layer by layer
 //
-// A step is extend(), then append() and attend() of every layer. What is missing or out of order is
-// refused: by the call itself where it can be known, otherwise by submit() or replay(), before
-// anything runs. append() and attend() may be recorded before there is a step, for any number of
-// tokens up to step_tokens: they then run in any step of so many tokens.
-// A refused call changes nothing. One thread at a time, replays included. Copying is fork(); moving
-// is cheap.
+// A step is extend(), then append() (or rope_append()) and attend() of every layer. What is missing
+// or out of order is refused: by the call itself where it can be known, otherwise by submit() or
+// replay(), before anything runs. append() and attend() may be recorded before there is a step, for
+// any number of tokens up to step_tokens: they then run in any step of so many tokens. A refused
+// call changes nothing. One thread at a time, replays included. Copying is fork(); moving is cheap.
 class KvCache {
  public:
   KvCache(Device device, const KvCacheOptions& options);
@@ -104,6 +104,10 @@ class KvCache {
   // k and v: [tokens, kv_heads, head_dim], f32, f16 or bf16, any strides with contiguous head_dim;
   // tokens as in the extend() of the step it runs in.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const;
+  // rope (or norm_rope) of q and k, then append, in one command: see rope_append(). Positions are
+  // those of the step, unless they are given.
+  void rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
+                   const RopeAppendOptions& options = {}) const;
   // The queries are the newest tokens, at most those of the step, with masks and options as in
   // attention().
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,

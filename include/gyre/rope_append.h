@@ -40,8 +40,9 @@ struct KvSlots {
 };
 
 // Everything beside attention in one command: rotates q, rotates and stores k, stores v. The bits
-// are those of rope (with a norm: norm_rope) into this dtype and kv_write after it. KvCache and
-// KvBatch have the same as a call of their own.
+// are those of rope (with a norm: norm_rope) into this dtype and kv_write after it. On CUDA more
+// than 32 tokens, or heads above 256, are these two commands. KvCache and KvBatch have the same as
+// a call of their own.
 void rope_append(Encoder& encoder, const RopeAppendInputs& inputs, const KvSlots& to,
                  const RopeAppendOptions& options = {});
 

@@ -198,15 +198,34 @@ Tensor KvCache::positions(uint64_t tokens) const {
   return state().positions.slice(0, 0, tokens);
 }
 
+uint64_t KvCache::State::tokens_of(const char* op, const Tensor& k) const {
+  // The ops refuse other ranks.
+  const uint64_t tokens = k.rank() == 3 ? k.shape(0) : std::max<uint64_t>(1, sequence.step);
+  require(tokens != 0 && tokens <= options.step_tokens, op, ": from 1 to step_tokens ",
+          options.step_tokens, " tokens, got ", tokens);
+  return tokens;
+}
+
 void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const {
   const State& s = state();
   const State::Layer& l = s.at("kv_cache.append", layer);
-  // append_cache refuses other ranks.
-  const uint64_t tokens = k.rank() == 3 ? k.shape(0) : std::max<uint64_t>(1, s.sequence.step);
-  require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.append: from 1 to step_tokens ",
-          s.options.step_tokens, " tokens, got ", tokens);
+  const uint64_t tokens = s.tokens_of("kv_cache.append", k);
   const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
   append_cache(encoder, {k, v, l.segments}, &note);
+  s.protocol->appended(note.note, list_of(encoder));
+}
+
+void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
+                          const RopeAppendOptions& options) const {
+  constexpr const char* kOp = "kv_cache.rope_append";
+  const State& s = state();
+  const State::Layer& l = s.at(kOp, layer);
+  const uint64_t tokens = s.tokens_of(kOp, inputs.k);
+  RopeAppendInputs in = inputs;
+  const bool plain = options.rope && options.rope->mode == RopeMode::plain;
+  if (plain && !in.positions.defined()) in.positions = positions(tokens);
+  const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
+  rope_append_cache(encoder, in, options, l.segments, &note);
   s.protocol->appended(note.note, list_of(encoder));
 }
 

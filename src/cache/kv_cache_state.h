@@ -40,6 +40,7 @@ class KvCache::State {
 
   const Layer& at(const char* op, uint64_t layer) const;
   uint64_t ring_slots(const KvLayer& layer) const;
+  uint64_t tokens_of(const char* op, const Tensor& k) const;  // that a call appends
   void write(Encoder& encoder, const Sequence& next, uint64_t start);
   // What `held` says is in use, into a cache made with the same options.
   void copy_layers(Encoder& encoder, const KvSnapshotInfo& held, const State& to) const;

@@ -37,6 +37,9 @@ Launch launch_kv_append(const void* params, uint64_t spec, const CudaLimits& lim
 std::string name_kv_write(uint64_t spec);
 Launch launch_kv_write(const void* params, uint64_t spec, const CudaLimits& limits);
 
+std::string name_rope_append(uint64_t spec);
+Launch launch_rope_append(const void* params, uint64_t spec, const CudaLimits& limits);
+
 std::string name_kv_page_copy(uint64_t spec);
 Launch launch_kv_page_copy(const void* params, uint64_t spec, const CudaLimits& limits);
 

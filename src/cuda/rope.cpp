@@ -18,11 +18,10 @@ Launch launch_rope(const void* params, uint64_t spec, const CudaLimits& /*limits
   const auto bytes = static_cast<uint32_t>(
       size_bytes(static_cast<DType>(spec_from_key<abi::RopeSpec>(spec).x_dtype)));
   const RopeShare share(p, rope_lane_bits(p.head_dim, bytes));
-  return {
-      {static_cast<uint32_t>(divide_up(p.tokens, share.tokens)),
-       static_cast<uint32_t>(divide_up(share.groups, share.units)), 1},
-      kBlockThreads,
-      static_cast<uint32_t>(share.tokens * 2 * rope_angle_floats(rope_pairs(p)) * sizeof(float))};
+  return {{static_cast<uint32_t>(divide_up(p.tokens, share.tokens)),
+           static_cast<uint32_t>(divide_up(share.groups, share.units)), 1},
+          kBlockThreads,
+          rope_shared_bytes(p, share)};
 }
 
 }  // namespace gyre::cuda

@@ -19,6 +19,7 @@ std::span<const CudaKernel> kernel_table() {
       {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
       {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},
       {&kKvWrite.info, "kv_write.cu", name_kv_write, launch_kv_write, kExact},
+      {&kRopeAppend.info, "rope_append.cu", name_rope_append, launch_rope_append, kExact},
       {&kKvPageCopy.info, "kv_write.cu", name_kv_page_copy, launch_kv_page_copy},
       {&kBytesCopy.info, "cache.cu", name_bytes_copy, launch_bytes_copy},
       {&kWordsWrite.info, "cache.cu", name_words_write, launch_words_write},

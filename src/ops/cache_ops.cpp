@@ -133,14 +133,18 @@ abi::KvAppendParams checked_append(const char* op, const CacheAppend& in) {
   return params;
 }
 
-void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {
-  Recording recording(encoder, "kv_cache.append");
-  const abi::KvAppendParams params = checked_append("kv_cache.append", in);
+void dispatch_append(Recording& recording, const CacheAppend& in,
+                     const abi::KvAppendParams& params) {
   const CacheSegment& body = in.segments.of[0];
   recording.dispatch(kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format),
                      params,
                      {&body.at.state, &in.k, &body.k.codes, &body.k.scales, &in.segments.k_near,
                       &in.v, &body.v.codes, &body.v.scales, &in.segments.v_near});
+}
+
+void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {
+  Recording recording(encoder, "kv_cache.append");
+  dispatch_append(recording, in, checked_append("kv_cache.append", in));
   if (note != nullptr) recording.note(*note);
   recording.commit();
 }

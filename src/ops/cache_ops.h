@@ -13,6 +13,8 @@
 
 namespace gyre {
 
+class Recording;
+
 // Each op leaves the cache's note beside its commands, if it is given one.
 
 struct CacheState {
@@ -44,8 +46,10 @@ struct CacheAppend {
   const CacheSegments& segments;
 };
 
-// k, v and where they go, checked.
+// k, v and where they go, checked; and the command that takes them there.
 abi::KvAppendParams checked_append(const char* op, const CacheAppend& in);
+void dispatch_append(Recording& recording, const CacheAppend& in,
+                     const abi::KvAppendParams& params);
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params, const NewNote* note = nullptr);

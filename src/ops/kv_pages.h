@@ -6,6 +6,8 @@
 
 namespace gyre {
 
+class Recording;
+
 void check_page_shape(const char* op, const KvPageShape& shape);
 void check_pages(const char* op, const KvPages& pages);
 
@@ -19,7 +21,9 @@ struct KvPageParts {
 
 KvPageParts page_parts(const KvPages& pages);
 
-// What kv_write checks, and its params.
+// What kv_write checks, its params, and its command.
 abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts);
+void dispatch_write(Recording& recording, const KvWriteInputs& in, const KvPageParts& parts,
+                    const abi::KvWriteParams& params);
 
 }  // namespace gyre

@@ -109,15 +109,20 @@ abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPage
   return params;
 }
 
+void dispatch_write(Recording& recording, const KvWriteInputs& in, const KvPageParts& parts,
+                    const abi::KvWriteParams& params) {
+  const KvPageShape& shape = in.pages.shape;
+  recording.dispatch(
+      kKvWrite, write_spec(in.k.dtype(), shape.k, shape.v, in.slots.dtype()), params,
+      {&in.k, &parts.k_codes, &parts.k_scales, &in.v, &parts.v_codes, &parts.v_scales, &in.slots});
+}
+
 void kv_write(Encoder& encoder, const KvWriteInputs& in) {
   Recording recording(encoder, "kv_write");
   KvPageParts parts;
   const abi::KvWriteParams params = checked_write("kv_write", in, parts);
   if (params.tokens == 0) return;
-  const KvPageShape& shape = in.pages.shape;
-  recording.dispatch(
-      kKvWrite, write_spec(in.k.dtype(), shape.k, shape.v, in.slots.dtype()), params,
-      {&in.k, &parts.k_codes, &parts.k_scales, &in.v, &parts.v_codes, &parts.v_scales, &in.slots});
+  dispatch_write(recording, in, parts, params);
   recording.commit();
 }
 

@@ -10,11 +10,6 @@
 namespace gyre {
 namespace {
 
-abi::RopeSpec make_spec(DType x, DType out, bool adjacent, bool norm) {
-  return spec_from_key<abi::RopeSpec>(static_cast<uint64_t>(x) | static_cast<uint64_t>(out) << 8 |
-                                      uint64_t{adjacent} << 16 | uint64_t{norm} << 24);
-}
-
 void check_outputs(const RopeCall& call) {
   const Tensor& out = *call.x.out;
   const Tensor& k_out = *call.k.out;
@@ -63,7 +58,7 @@ void record(Encoder& encoder, const RopeCall& call) {
   const Tensor frequencies = fill_rope(encoder, call, params);
   const bool adjacent = call.rope != nullptr && call.rope->pairing == RopePairing::adjacent;
   check_overlap(call);
-  recording.dispatch(kRope, make_spec(x.dtype(), call.x.out->dtype(), adjacent, call.norm), params,
+  recording.dispatch(kRope, rope_spec(x.dtype(), call.x.out->dtype(), adjacent, call.norm), params,
                      {&x, &call.positions, call.x.out, &frequencies, &call.factors, call.x.weight,
                       call.x.second, call.k.x, call.k.out, call.k.weight, call.k.second});
   recording.commit();
@@ -84,7 +79,7 @@ std::span<const uint64_t> rope_specs() {
     std::array<uint64_t, 36> specs{};
     for (size_t i = 0; i < specs.size(); ++i) {
       specs[i] =
-          spec_key(make_spec(kFloats[i % 3], kFloats[i / 3 % 3], i / 9 % 2 == 1, i / 18 == 1));
+          spec_key(rope_spec(kFloats[i % 3], kFloats[i / 3 % 3], i / 9 % 2 == 1, i / 18 == 1));
     }
     return specs;
   }();
@@ -93,7 +88,7 @@ std::span<const uint64_t> rope_specs() {
 
 bool Device::supports(const RopeTypes& types) const {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->has(kRope.info, spec_key(make_spec(types.x, types.out, false, false)));
+  return impl_->has(kRope.info, spec_key(rope_spec(types.x, types.out, false, false)));
 }
 
 void rope(Encoder& encoder, const RopeInputs& in, const RopeOptions& options) {

@@ -2,6 +2,7 @@
 #include "gyre/rope_append.h"
 
 #include <array>
+#include <functional>
 #include <vector>
 
 #include "ops/cache_ops.h"
@@ -29,8 +30,9 @@ struct Target {
   uint64_t slot_bytes;  // 0: where is a cache's state
   KvFormat k_format, v_format;
   uint64_t k_dim, v_dim;
-  std::array<const Tensor*, 3> k, v;  // codes, scales, sinks and tail
-  std::array<RopePart, 2> written;    // for the check of overlaps
+  std::array<const Tensor*, 3> k, v;           // codes, scales, sinks and tail
+  std::array<RopePart, 2> written;             // for the check of overlaps
+  std::function<void(const Tensor& k)> store;  // the same by a command of its own, k rotated
 };
 
 RopeCall make_call(const char* op, const RopeAppendInputs& in, const RopeAppendOptions& options) {
@@ -79,6 +81,26 @@ void check_overlap(const RopeCall& call, const Tensor& v, const Target& to) {
                                                       to.written[1]}});
 }
 
+// For devices without a kernel for so many tokens: there, a second command is nothing.
+void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& call,
+                  const Target& to, abi::RopeParams params, const Tensor& frequencies) {
+  const Tensor& k = *call.k.x;
+  const Tensor rotated = encoder.device().tensor(k.dtype(), k.shape());
+  const RopeSide key{"k", &k, &rotated, call.k.weight, nullptr};
+  const RopeSide none{"", nullptr, nullptr, nullptr, nullptr};
+  const bool both = call.x.x->defined();
+  const RopeSide& x = both ? call.x : key;
+  const RopeSide& second = both ? key : none;
+  params.streams = both ? 2 : 1;
+  fill_rope_side(x, params.stream[0]);
+  if (both) fill_rope_side(second, params.stream[1]);
+  const bool adjacent = call.rope != nullptr && call.rope->pairing == RopePairing::adjacent;
+  recording.dispatch(kRope, rope_spec(k.dtype(), k.dtype(), adjacent, call.norm), params,
+                     {x.x, &call.positions, x.out, &frequencies, &call.factors, x.weight, nullptr,
+                      second.x, second.out, second.weight, nullptr});
+  to.store(rotated);
+}
+
 void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call, const Tensor& v,
               const Target& to, abi::RopeAppendParams& params) {
   params.slot_bytes = to.slot_bytes;
@@ -95,6 +117,8 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
       make_spec({static_cast<uint64_t>(call.k.x->dtype()), static_cast<uint64_t>(to.k_format),
                  static_cast<uint64_t>(to.v_format), adjacent ? 1u : 0u, call.norm ? 1u : 0u,
                  to.slot_bytes, few ? 1u : 0u});
+  if (!few && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec)))
+    return dispatch_two(recording, encoder, call, to, params.rope, frequencies);
   recording.dispatch(kRopeAppend, spec, params,
                      {call.x.x, &call.positions, call.x.out, &frequencies, &call.factors,
                       call.x.weight, call.k.weight, to.where, call.k.x, to.k[0], to.k[1], to.k[2],
@@ -149,7 +173,11 @@ void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to
                       .v_dim = in.v.shape(2),
                       .k = {&parts.k_codes, &parts.k_scales, nullptr},
                       .v = {&parts.v_codes, &parts.v_scales, nullptr},
-                      .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}}};
+                      .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}},
+                      .store = [&](const Tensor& k) {
+                        const KvWriteInputs write{k, in.v, to.pages, to.slots};
+                        dispatch_write(recording, write, parts, checked_write(kOp, write, parts));
+                      }};
   dispatch(recording, encoder, call, in.v, target, params);
   recording.commit();
 }
@@ -173,7 +201,11 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
                       .k = {&body.k.codes, &body.k.scales, &segments.k_near},
                       .v = {&body.v.codes, &body.v.scales, &segments.v_near},
                       .written = {{{&body.k.codes, "the cache's keys", true},
-                                   {&body.v.codes, "the cache's values", true}}}};
+                                   {&body.v.codes, "the cache's values", true}}},
+                      .store = [&](const Tensor& k) {
+                        const CacheAppend append{k, in.v, segments};
+                        dispatch_append(recording, append, checked_append(kOp, append));
+                      }};
   dispatch(recording, encoder, call, in.v, target, params);
   if (note != nullptr) recording.note(*note);
   recording.commit();

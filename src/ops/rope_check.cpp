@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/rope_layout.h"
+#include "runtime/kernels.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
 
@@ -75,6 +76,11 @@ void fill_rotation(const RopeCall& call, const RopeLayout& layout, abi::RopePara
 }
 
 }  // namespace
+
+abi::RopeSpec rope_spec(DType x, DType out, bool adjacent, bool norm) {
+  return spec_from_key<abi::RopeSpec>(static_cast<uint64_t>(x) | static_cast<uint64_t>(out) << 8 |
+                                      uint64_t{adjacent} << 16 | uint64_t{norm} << 24);
+}
 
 void check_norm(const char* op, float epsilon, float weight_offset) {
   require(std::isfinite(epsilon) && epsilon >= 0, op,

@@ -39,6 +39,8 @@ struct RopePart {
   size_t own_input = ~size_t{0};  // index of a part that this one may be
 };
 
+abi::RopeSpec rope_spec(DType x, DType out, bool adjacent, bool norm);
+
 inline bool has(const Tensor* tensor) { return tensor != nullptr && tensor->defined(); }
 
 void check_norm(const char* op, float epsilon, float weight_offset);

@@ -5,21 +5,24 @@
 namespace gyre {
 
 void KvBatch::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) {
-  constexpr const char* kOp = "kv_batch.append";
-  State& s = state();
-  s.step.check_append(kOp, layer);
-  s.check_rows(kOp, "k", k);
-  const KvPool::State::Layer& l = s.layer(layer);
-  const auto write = [&](const KvPool::State::Store& store) {
-    const Tensor slots = s.tables.group(store.group).slots.slice(0, 0, k.shape(0));
-    kv_write(encoder, {k, v, store.pages, slots});
-  };
-  write(l.body);
-  if (l.tail) write(*l.tail);
-  if (l.sinks) write(*l.sinks);
-  s.note(encoder, kOp, s.pool->order->append_note(s.number, s.current, layer));
-  s.step.note_append(layer);
-  if (s.step.complete()) s.finish();
+  state().append("kv_batch.append", encoder, layer, k,
+                 [&](const KvPages& pages, const Tensor& slots, bool /*first*/) {
+                   kv_write(encoder, {k, v, pages, slots});
+                 });
+}
+
+void KvBatch::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
+                          const RopeAppendOptions& options) {
+  RopeAppendInputs in = inputs;
+  const bool plain = options.rope && options.rope->mode == RopeMode::plain;
+  const Tensor& step = state().tables.positions();
+  state().append("kv_batch.rope_append", encoder, layer, in.k,
+                 [&](const KvPages& pages, const Tensor& slots, bool first) {
+                   if (plain && !in.positions.defined())
+                     in.positions = step.slice(0, 0, in.k.shape(0));
+                   if (!first) in.q = in.q_out = in.q_weight = {};
+                   gyre::rope_append(encoder, in, {pages, slots}, options);
+                 });
 }
 
 }  // namespace gyre

@@ -35,6 +35,23 @@ class KvBatch::State {
   // Rows that a tensor of the step may have.
   void check_rows(const char* op, const char* what, const Tensor& rows) const;
   const KvPool::State::Layer& layer(uint64_t index) const { return pool->layers[index]; }
+  // Calls write(pages, slots, first) for every kind of pages that a layer has.
+  template <class Write>
+  void append(const char* op, Encoder& encoder, uint64_t index, const Tensor& k,
+              const Write& write) {
+    step.check_append(op, index);
+    check_rows(op, "k", k);
+    const KvPool::State::Layer& l = layer(index);
+    const auto to = [&](const KvPool::State::Store& store, bool first) {
+      write(store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)), first);
+    };
+    to(l.body, true);
+    if (l.tail) to(*l.tail, false);
+    if (l.sinks) to(*l.sinks, false);
+    note(encoder, op, pool->order->append_note(number, current, index));
+    step.note_append(index);
+    if (step.complete()) finish();
+  }
   void attend(Encoder& encoder, uint64_t index, const AttendInputs& in, const AttendOptions& with);
 
   std::shared_ptr<KvPool::State> pool;

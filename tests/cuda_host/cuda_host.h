@@ -429,6 +429,11 @@ T atomicAdd(T* place, T value) {
   *place = static_cast<T>(old + value);
   return old;
 }
+inline unsigned int atomicXor(unsigned int* place, unsigned int value) {
+  const unsigned int before = *place;
+  *place = before ^ value;
+  return before;
+}
 inline unsigned int atomicOr(unsigned int* place, unsigned int value) {
   const unsigned int old = *place;
   *place |= value;

@@ -4,6 +4,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "abi/rope_append.h"
 #include "ops/cache_ops.h"
 #include "pages/page_memory.h"
 #include "rope/rope_reference.h"
@@ -319,6 +320,7 @@ OpCase make_case(const RopeAppendCase& numbers) {
   op_case.make = [numbers] {
     OpRun run;
     run.blocks = Run(numbers).take();
+    if (!abi::is_few_rows(numbers.tokens, numbers.k_dim, numbers.v_dim)) run.commands = {};
     run.record = [numbers](Encoder& encoder, std::span<const Tensor> t) {
       record(numbers, encoder, t);
     };

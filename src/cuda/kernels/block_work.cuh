@@ -7,6 +7,7 @@
 #include "abi/kv_quantize.h"
 #include "abi/kv_write.h"
 #include "abi/rope.h"
+#include "abi/rope_append.h"
 
 namespace gyre::cuda {
 
@@ -122,5 +123,32 @@ struct RopeShare {
 static_assert(kRopeRows == 2);
 // Floats of a token's cosines, and of its sines.
 constexpr uint32_t rope_angle_floats(uint32_t pairs) { return (pairs + 7) / 8 * 8; }
+constexpr uint32_t rope_shared_bytes(const abi::RopeParams& p, const RopeShare& share) {
+  return static_cast<uint32_t>(share.tokens * 2 * rope_angle_floats(rope_pairs(p)) * sizeof(float));
+}
+
+// rope_append. Blocks take rows of K, then of V, then parts of q as rope does.
+constexpr uint32_t kStoredRows = 8;  // rows of a block: with 16 lanes each, a warp to a scheduler
+constexpr uint32_t stored_lanes(uint32_t head_dim, bool compat) {
+  return row_lanes(head_dim, compat ? kFewSlots : 1);
+}
+struct RopeAppendBlocks {
+  uint32_t rows;  // of K, and as many of V
+  uint32_t q_x, q_y;
+
+  constexpr RopeAppendBlocks(const abi::RopeAppendParams& p, uint32_t element_bytes)
+      : q_x(0), q_y(0) {
+    const auto tokens = static_cast<uint32_t>(p.rope.tokens);
+    rows = (static_cast<uint32_t>(p.rope.stream[1].heads) * tokens + kStoredRows - 1) / kStoredRows;
+    if (p.rope.streams == 0) return;
+    const RopeShare share(p.rope, rope_lane_bits(p.rope.head_dim, element_bytes));
+    q_x = (tokens + share.tokens - 1) / share.tokens;
+    q_y = (share.groups + share.units - 1) / share.units;
+  }
+};
+// Rotated rows of K in shared memory, bytes apart: rows of a warp's lanes meet different banks.
+constexpr uint32_t staged_stride(uint64_t head_dim, uint32_t element_bytes) {
+  return static_cast<uint32_t>((head_dim * element_bytes + 15) / 16 * 16) + 64;
+}
 
 }  // namespace gyre::cuda

@@ -314,6 +314,9 @@ __device__ inline bool in_range(float sum) { return sum >= 0x1p-80f && sum <= 0x
 
 // Whether a transform block's squares left the range in which nothing is lost. One of 512 has a
 // scale a slot.
+__device__ inline bool is_extreme(const RowPlace<1>& /*at*/, const float (&sum)[1]) {
+  return !in_range(sum[0]);
+}
 __device__ inline bool is_extreme(const RowPlace<kFewSlots>& at, const float (&sum)[kFewSlots]) {
   if (at.size[0] > abi::kKvScaleBlock) return !in_range(sum[0] + sum[1]);
   return !in_range(sum[0]) || (at.active(1) && !in_range(sum[1]));

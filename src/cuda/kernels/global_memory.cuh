@@ -31,4 +31,13 @@ __device__ inline void pdl_launch_dependents() {
 #endif
 }
 
+// Asks for a line that will be read, without waiting for it.
+__device__ inline void prefetch(const void* at) {
+#if !defined(GYRE_CUDA_HOST)
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(at)));
+#else
+  (void)at;
+#endif
+}
+
 }  // namespace gyre::cuda

@@ -3,64 +3,12 @@
 // Neighbours in the list that share a tile are one worker's, that of the first of them; the workers
 // of the others return. The grid is made for a tile to every token. Every source byte is read once,
 // every code written once; codes of V that share words with old ones are read, too.
-#include "abi/kv_write.h"
 #include "cuda/kernels/dense_row.cuh"
-#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/slot_list.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"
 
 namespace gyre::cuda {
-
-// The list of slots, which may hold anything.
-template <class Slot>
-struct SlotList {
-  static constexpr uint64_t kNoTile = ~uint64_t{0};
-  static constexpr uint32_t kMostSkipped = 64;  // between tokens of one tile, see kv_pages.h
-  const Slot* slots;
-  uint64_t tokens, all;
-
-  __device__ SlotList(const abi::KvWriteParams& p, uint64_t address)
-      : slots(pointer<const Slot>(address)), tokens(p.tokens), all(p.pages * p.page_tokens) {}
-
-  __device__ uint64_t slot(uint64_t token) const {
-    return static_cast<uint64_t>(static_cast<int64_t>(slots[token]));
-  }
-  __device__ uint64_t tile(uint64_t token) const {
-    const uint64_t s = slot(token);
-    return s < all ? s / abi::kKvTile : kNoTile;  // negative ones are far above
-  }
-  // The tile of the token before, tokens that are skipped left out.
-  __device__ uint64_t tile_before(uint64_t token) const {
-    uint64_t found = kNoTile;
-    for (uint32_t gap = 0; gap <= kMostSkipped && token != 0 && found == kNoTile; ++gap)
-      found = tile(--token);
-    return found;
-  }
-  // Whether the token is the first of those that follow each other into its tile.
-  __device__ bool leads(uint64_t token) const {
-    if (token >= tokens) return false;
-    const uint64_t mine = tile(token);
-    return mine != kNoTile && tile_before(token) != mine;
-  }
-  // Of the leader's tile: the last token for its slot `nth`, or `tokens` if there is none.
-  __device__ uint64_t find(uint64_t leader, uint64_t tile_index, uint32_t nth) const {
-    uint64_t found = tokens;
-    uint32_t gap = 0;
-    for (uint64_t t = leader; t < tokens && gap <= kMostSkipped; ++t) {
-      const uint64_t at = tile(t);
-      gap = at == kNoTile ? gap + 1 : 0;
-      if (at == kNoTile) continue;
-      if (at != tile_index) break;
-      if (slot(t) % abi::kKvTile == nth) found = t;
-    }
-    return found;
-  }
-};
-
-// 32 bits where they are enough: a 64-bit division takes ten times as long.
-__device__ inline uint64_t page_of_tile(uint64_t tile, uint32_t page_tiles) {
-  return tile >> 32 == 0 ? static_cast<uint32_t>(tile) / page_tiles : tile / page_tiles;
-}
 
 // Tiles of one stream. Heads come before tokens: a token's heads usually lie together in memory.
 template <class Source, class Slot>
@@ -93,13 +41,7 @@ struct WriteStream {
     row.is_present = token < p.tokens;
     row.row = pointer<const Source>(at[0] + (row.is_present ? token : 0) * s.source_token_stride +
                                     head * s.source_head_stride);
-    const uint32_t page_tiles = p.page_tokens / abi::kKvTile;
-    const uint64_t page = page_of_tile(tile, page_tiles), in_page = tile - page * page_tiles;
-    const uint64_t offset = page * p.page_stride;
-    place.codes = pointer<uint8_t>(at[1] + offset + head * s.cache.codes_head_stride +
-                                   in_page * s.cache.codes_tile_stride);
-    place.scales = pointer<uint8_t>(at[2] + offset + head * s.cache.scales_head_stride +
-                                    in_page * s.cache.scales_tile_stride);
+    place = place_in_page(p, s.cache, at, tile, head);
   }
   template <uint32_t kFormat>
   __device__ void copy(const TileThread& me, uint32_t lanes) const {

@@ -98,16 +98,26 @@ struct AngleTable {
   }
 };
 
-__device__ inline void make_angle(const abi::RopeParams& p, const Args& args, uint64_t token,
-                                  uint32_t pair, float& cosine, float& sine) {
-  bool broken = false;
+// What an angle is made of, as it was loaded.
+struct AngleInput {
+  uint64_t position, turns;
+  bool broken;
+};
+
+__device__ inline AngleInput load_angle(const abi::RopeParams& p, const Args& args, uint64_t token,
+                                        uint32_t pair) {
+  AngleInput input{position_of(p, args, token, pair), 0, false};
   const bool stored = p.frequency_kind == abi::kRopeTurns && args.at[4] == 0;
-  const uint64_t position = position_of(p, args, token, pair);
-  const uint64_t turns = stored ? stored_turns(args, pair) : made_turns(p, args, pair, broken);
-  sincos_of_turn(static_cast<uint32_t>(position * turns >> 32), sine, cosine);
+  input.turns = stored ? stored_turns(args, pair) : made_turns(p, args, pair, input.broken);
+  return input;
+}
+
+__device__ inline void make_angle(const abi::RopeParams& p, const AngleInput& input, float& cosine,
+                                  float& sine) {
+  sincos_of_turn(static_cast<uint32_t>(input.position * input.turns >> 32), sine, cosine);
   sine *= p.magnitude, cosine *= p.magnitude;
   // An angle that cannot be computed must not pass for no rotation.
-  if (broken) sine = cosine = __uint_as_float(0x7FC00000u);
+  if (input.broken) sine = cosine = __uint_as_float(0x7FC00000u);
 }
 
 // By all threads of the block, a warp or some to a token; who reads the table waits for the block
@@ -121,7 +131,7 @@ __device__ inline void make_angles(const abi::RopeParams& p, const Args& args, u
   for (uint32_t token = warp >> bits; token < tokens; token += kWarps >> bits) {
     for (uint32_t pair = begin; pair < pairs; pair += 32u << bits) {
       float cosine, sine;
-      make_angle(p, args, first + token, pair, cosine, sine);
+      make_angle(p, load_angle(p, args, first + token, pair), cosine, sine);
       table.put(token, pair, cosine, sine);
     }
   }

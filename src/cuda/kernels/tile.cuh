@@ -22,39 +22,39 @@ __device__ inline float* long_rows() {
 
 // Rows out of range, once more. A function of its own: what it needs takes no registers from
 // others.
-template <uint32_t kFormat, class Row>
+template <uint32_t kFormat, uint32_t kSlots, class Row>
 __device__ __noinline__ void encode_extreme(uint32_t head_dim, Row row, float stretch, bool extreme,
                                             TileShared& shared) {
-  const RowPlace<kFewSlots> at(head_dim);
-  float y[kFewSlots][kChunk] = {};
+  const RowPlace<kSlots> at(head_dim);
+  float y[kSlots][kChunk] = {};
   if (row.present()) row.load(at, y);
   flip_signs(at, kNativeSigns, y);
-  EncodedRow<kFewSlots> encoded;
+  EncodedRow<kSlots> encoded;
   code_extreme_row<kFormat>(at, stretch, y, encoded);
-  if (extreme) put_row(at, TileThread(at.lanes), kFewSlots, encoded, shared);
+  if (extreme) put_row(at, TileThread(at.lanes), kSlots, encoded, shared);
 }
 
-template <uint32_t kFormat, class Row>
-__device__ void encode_row(const RowPlace<kFewSlots>& at, const TileThread& me, const Row& row,
+template <uint32_t kFormat, uint32_t kSlots, class Row>
+__device__ void encode_row(const RowPlace<kSlots>& at, const TileThread& me, const Row& row,
                            float stretch, TileShared& shared) {
-  float y[kFewSlots][kChunk] = {}, sum[kFewSlots];
-  ScaleFactors<kFewSlots> factors;
+  float y[kSlots][kChunk] = {}, sum[kSlots];
+  ScaleFactors<kSlots> factors;
   factors.stretch = stretch;
 #pragma unroll
-  for (uint32_t s = 0; s < kFewSlots; ++s) factors.power[s] = 1.0f;
+  for (uint32_t s = 0; s < kSlots; ++s) factors.power[s] = 1.0f;
   if (row.present()) row.load(at, y);
   flip_signs(at, kNativeSigns, y);
   transform<false>(at, y);
-  EncodedRow<kFewSlots> encoded;
+  EncodedRow<kSlots> encoded;
   sum_squares(at, y, sum);
   code_row<kFormat>(at, y, factors, sum, encoded);
-  put_row(at, me, kFewSlots, encoded, shared);
+  put_row(at, me, kSlots, encoded, shared);
   const uint32_t first = threadIdx.x & 31 & ~(at.lanes - 1);
   const uint32_t row_mask = (at.lanes == 32 ? kAllLanes : (1u << at.lanes) - 1) << first;
   const bool mine = row.present() && at.active(0) && is_extreme(at, sum);
   const uint32_t extreme = __ballot_sync(kAllLanes, mine ? 1 : 0);
   if (extreme != 0)
-    encode_extreme<kFormat>(at.head_dim, row, stretch, (extreme & row_mask) != 0, shared);
+    encode_extreme<kFormat, kSlots>(at.head_dim, row, stretch, (extreme & row_mask) != 0, shared);
 }
 
 // The tile's scales from shared memory: whole groups of eight where all are new.

@@ -1,0 +1,109 @@
+#pragma once
+// rope by a block of 256 threads: it asks for the first runs of its rows, makes the sines and
+// cosines of its tokens while they come, and puts these into shared memory for all heads.
+#include "cuda/kernels/rope_rows.cuh"
+
+namespace gyre::cuda {
+
+// Of a stream.
+struct RopeAddresses {
+  uint64_t x, out, weight, second;
+};
+
+struct RopeBlock {
+  uint32_t x, y;
+};
+
+// A unit of a block, and its token's place in the block.
+struct PlacedUnit {
+  RopeUnit unit;
+  uint32_t nth;
+
+  __device__ PlacedUnit(const abi::RopeParams& p, const RopeAddresses (&at)[2],
+                        const RopeShare& share, const RopeBlock& block, uint32_t index) {
+    nth = share.tokens == 1 ? 0 : index * share.inverse >> 16;
+    uint32_t group = block.y * share.units + index - nth * share.groups;
+    uint64_t token = uint64_t{block.x} * share.tokens + nth;
+    const bool present = token < p.tokens && nth < share.tokens && group < share.groups;
+    if (!present) token = group = nth = 0;
+    unit.stream = group < share.first ? 0 : 1;
+    if (unit.stream == 1) group -= share.first;
+    const abi::RopeStream& s = p.stream[unit.stream];
+    const uint32_t head = group * share.rows, left = static_cast<uint32_t>(s.heads) - head;
+    unit.rows = present ? (left < share.rows ? left : share.rows) : 0;
+    const auto of = [&](uint64_t first, uint64_t second) {
+      return unit.stream == 0 ? first : second;
+    };
+    unit.x = of(at[0].x, at[1].x) + token * s.x_token_stride + head * s.x_head_stride;
+    unit.out = of(at[0].out, at[1].out) + token * s.out_token_stride + head * s.out_head_stride;
+    unit.weight = of(at[0].weight, at[1].weight);
+    unit.second = of(at[0].second, at[1].second);
+    if (unit.second != 0)
+      unit.second += token * s.second_token_stride + head * s.second_head_stride;
+    unit.x_step = s.x_head_stride, unit.out_step = s.out_head_stride;
+    unit.second_step = s.second_head_stride;
+  }
+};
+
+// Whether all rows begin at multiples of 16 bytes.
+__device__ inline bool are_rope_rows_aligned(const abi::RopeParams& p,
+                                             const RopeAddresses (&at)[2]) {
+  const auto bits = [](const abi::RopeStream& s, const RopeAddresses& a) {
+    return a.x | a.out | s.x_token_stride | s.x_head_stride | s.out_token_stride |
+           s.out_head_stride;
+  };
+  const uint64_t second = p.streams == 2 ? bits(p.stream[1], at[1]) : 0;
+  return ((bits(p.stream[0], at[0]) | second) & 15) == 0;
+}
+
+__device__ inline float* angle_memory() {
+#if defined(GYRE_CUDA_HOST)
+  return reinterpret_cast<float*>(cuda_host::dynamic_shared());
+#else
+  extern __shared__ uint4 angles[];
+  return reinterpret_cast<float*>(angles);
+#endif
+}
+
+struct TableAngles {
+  AngleTable table;
+  uint32_t nth;  // token of the block
+
+  template <uint32_t kRun>
+  __device__ void get(uint32_t pair, Angles<kRun>& angle) const {
+    table.get(nth, pair, angle);
+  }
+};
+
+// Positions, frequencies and factors are arguments 1, 3 and 4.
+template <class In, class Out, bool kAdjacent, bool kNorm>
+__device__ void rope_block(const abi::RopeParams& p, const Args& args, const RopeAddresses (&at)[2],
+                           const RopeBlock& block) {
+  constexpr uint32_t kRun = rope_run(sizeof(In));
+  const uint32_t bits = rope_lane_bits(p.head_dim, sizeof(In)), lanes = 1u << bits;
+  const RopeShare share(p, bits);
+  const PlacedUnit placed(p, at, share, block, threadIdx.x >> bits);
+  const TableAngles angles{{angle_memory(), rope_angle_floats(rope_pairs(p))}, placed.nth};
+  Rope<In, Out, kAdjacent, kNorm, TableAngles> rope{
+      p, placed.unit, angles, threadIdx.x & (lanes - 1), lanes, {}};
+  RopeRun<In, kRun> run;
+  const bool aligned = are_rope_rows_aligned(p, at) && are_rope_runs<kAdjacent, kRun>(p);
+  const bool early = aligned && rope.lane * kRun < rope_pairs(p);
+  // Not aligned, a block may have no whole run: nothing to divide by.
+  const RopePlace place = early ? rope.template place_of<kRun>(rope.lane) : RopePlace{};
+  if (early) rope.template load_rows<kRun>(place, run);
+  const uint64_t first = uint64_t{block.x} * share.tokens, left = p.tokens - first;
+  make_angles(p, args, first, left < share.tokens ? static_cast<uint32_t>(left) : share.tokens,
+              angles.table);
+  if constexpr (kNorm) rope.find_scales();
+  __syncthreads();
+  if (early) rope.template rotate_rows<kRun>(place, run);
+  if (aligned) {
+    rope.template rotate<kRun>(rope.lane + lanes);
+  } else {
+    rope.template rotate<1>(rope.lane);
+  }
+  rope.pass_rest();
+}
+
+}  // namespace gyre::cuda

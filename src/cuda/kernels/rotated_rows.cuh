@@ -1,0 +1,131 @@
+#pragma once
+// Rows of K on their way to a cache: a warp rotates those that its lanes will store, into shared
+// memory, in the dtype that rope would leave them in.
+#include "cuda/kernels/rope_block.cuh"
+#include "cuda/kernels/tile_shared.cuh"
+
+namespace gyre::cuda {
+
+// Angles made where they are used: a row is rotated once.
+struct MadeAngles {
+  const abi::RopeParams& p;
+  const Args& args;
+  uint64_t token;
+
+  template <uint32_t kRun>
+  __device__ void get(uint32_t pair, Angles<kRun>& angle) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kRun; ++i)
+      make_angle(p, load_angle(p, args, token, pair + i), angle.cosine[i], angle.sine[i]);
+  }
+};
+
+// What every lane of a row knows about it.
+struct RowSource {
+  uint64_t x;      // 0: no row
+  uint64_t token;  // of the step
+};
+
+template <class In, bool kAdjacent, bool kNorm>
+struct KeyRotation {
+  static constexpr bool kRotates = true;
+  static constexpr uint32_t kStream = 1, kWeightArg = 6, kSourceArg = 8;
+  using Unit = Rope<In, In, kAdjacent, kNorm, MadeAngles, true>;
+
+  const abi::RopeParams& p;
+  const Args& args;
+  uint8_t* staged;  // of the block: rows `stride` bytes apart
+  uint32_t stride;
+
+  // Rows lie in dynamic shared memory.
+  __device__ KeyRotation(const abi::RopeParams& params, const Args& arguments)
+      : p(params),
+        args(arguments),
+        staged(reinterpret_cast<uint8_t*>(angle_memory())),
+        stride(staged_stride(params.head_dim, sizeof(In))) {}
+
+  __device__ const In* row(uint32_t nth) const {
+    return reinterpret_cast<const In*>(staged + nth * stride);
+  }
+
+  __device__ RopeUnit unit_of(const RowSource& source, uint32_t row, uint32_t rows) const {
+    const uint64_t out = reinterpret_cast<uint64_t>(staged) + uint64_t{row} * stride;
+    return {kStream,
+            source.x != 0 ? rows : 0,
+            source.x,
+            out,
+            0,
+            args.at[kWeightArg],
+            p.stream[kStream].x_head_stride,
+            stride,
+            0};
+  }
+
+  // The row that lanes [first, ...) of this warp have.
+  __device__ static RowSource source_of(const RowSource& mine, uint32_t first) {
+    const int lane = static_cast<int>(first & 31);
+    return {__shfl_sync(kAllLanes, mine.x, lane), __shfl_sync(kAllLanes, mine.token, lane)};
+  }
+
+  // The norm's sum takes the order that it has in rope: that of as many lanes.
+  __device__ void find_scales(const RopeUnit& unit, const MadeAngles& angles, Unit& to) const {
+    if constexpr (kNorm) {
+      const uint32_t lanes = 1u << rope_lane_bits(p.head_dim, sizeof(In));
+      Unit same{p, unit, angles, threadIdx.x & (lanes - 1), lanes, {}};
+      same.find_scales();
+#pragma unroll
+      for (uint32_t r = 0; r < kRopeRows; ++r) to.scale[r] = same.scale[r];
+    }
+  }
+
+  // Every lane of the warp comes with its row's source; `lanes` lanes have the same. The whole warp
+  // rotates one or two heads of a token at a time, pair by pair, with all loads on their way before
+  // the first is needed. Lane 0 of the block has row 0.
+  __device__ void rotate_rows(const RowSource& mine, uint32_t lanes) const {
+    const uint32_t count = 32 / lanes, warp_row = threadIdx.x / 32 * count;
+    for (uint32_t row = 0; row < count;) {
+      const RowSource source = source_of(mine, row * lanes);
+      const RowSource next = source_of(mine, (row + 1) * lanes);
+      const bool both = row + 1 < count && source.x != 0 && next.token == source.token &&
+                        next.x == source.x + p.stream[kStream].x_head_stride;
+      rotate_heads(source, warp_row + row, both ? 2 : 1);
+      row += both ? 2 : 1;
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ void rotate_heads(const RowSource& source, uint32_t row, uint32_t rows) const {
+    constexpr uint32_t kAtOnce = 2;  // pairs of a lane
+    const RopeUnit unit = unit_of(source, row, rows);
+    const MadeAngles angles{p, args, source.token};
+    Unit rope{p, unit, angles, threadIdx.x & 31, 32, {}};
+    const uint32_t pairs = unit.rows != 0 ? rope_pairs(p) : 0;
+    bool has_scales = false;
+    for (uint32_t first = 0; first < pairs || !has_scales; first += 32 * kAtOnce) {
+      RopeRun<In, 1> run[kAtOnce];
+      RopePlace place[kAtOnce];
+      AngleInput input[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t pair = first + 32 * i + rope.lane;
+        if (pair >= pairs) continue;
+        place[i] = rope.template place_of<1>(pair);
+        rope.template load_rows<1>(place[i], run[i]);
+        input[i] = load_angle(p, args, source.token, place[i].pair);
+      }
+      if (!has_scales) find_scales(unit, angles, rope);
+      has_scales = true;
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        if (first + 32 * i + rope.lane >= pairs) continue;
+        Angles<1> angle;
+        make_angle(p, input[i], angle.cosine[0], angle.sine[0]);
+        rope.template rotate_rows<1>(place[i], run[i], angle);
+      }
+    }
+    rope.pass_rest();
+  }
+};
+
+}  // namespace gyre::cuda
