@@ -58,11 +58,16 @@ uint64_t rope_axes(const ModelShape& m) {
   return m.rope ? checked_rope_layout(kOp, m.head_dim, *m.rope).axes : 1;
 }
 
+bool rotates(const ModelShape& m) { return m.rope || m.norm; }
+
+Tensor positions_of(const Device& device, const ModelShape& m, uint64_t tokens) {
+  const uint64_t axes = rope_axes(m);
+  return device.tensor(DType::i32, axes == 1 ? Dims{tokens} : Dims{axes, tokens});
+}
+
 void record_rope(Encoder& encoder, const ModelShape& m, const Rows& rows) {
-  if (!m.rope && !m.norm) return;
-  const uint64_t tokens = rows.q.shape(0), axes = rope_axes(m);
-  const Tensor positions =
-      encoder.device().tensor(DType::i32, axes == 1 ? Dims{tokens} : Dims{axes, tokens});
+  if (!rotates(m)) return;
+  const Tensor positions = positions_of(encoder.device(), m, rows.q.shape(0));
   if (m.norm) {
     norm_rope(encoder,
               {.x = rows.q, .positions = positions, .out = rows.q, .k = rows.k, .k_out = rows.k},
@@ -72,6 +77,18 @@ void record_rope(Encoder& encoder, const ModelShape& m, const Rows& rows) {
          {.x = rows.q, .positions = positions, .out = rows.q, .k = rows.k, .k_out = rows.k},
          *m.rope);
   }
+}
+
+// rope and append in one: Target is a KvCache or a KvBatch.
+template <class Target>
+void record_rope_append(Encoder& encoder, const ModelShape& m, const Rows& rows, uint64_t layer,
+                        Target& target) {
+  RopeAppendOptions options{.rope = m.rope};
+  if (m.norm) options.norm = RopeNorm{};
+  const Tensor positions = positions_of(encoder.device(), m, rows.q.shape(0));
+  target.rope_append(
+      encoder, layer,
+      {.q = rows.q, .q_out = rows.q, .k = rows.k, .v = rows.v, .positions = positions}, options);
 }
 
 void record_cache(const Device& device, const ModelShape& m, const Rows& all,
@@ -92,6 +109,8 @@ void record_cache(const Device& device, const ModelShape& m, const Rows& all,
   for (const uint64_t tokens : token_counts(m)) {
     const Rows rows(all, tokens);
     record_rope(encoder, m, rows);
+    for (uint64_t i = 0; i < layers.size() && rotates(m); ++i)
+      record_rope_append(encoder, m, rows, i, cache);
     record_layers(rows, {});
     constexpr uint64_t kTreeTokens = 64;  // AttentionInputs'
     if (m.tree && tokens <= kTreeTokens)
@@ -143,6 +162,12 @@ void record_batch(const Device& device, const ModelShape& m, const Rows& all,
                          .max_queries = tokens,
                          .max_length = m.context});
     const Rows rows(all, tokens);
+    if (rotates(m)) {
+      batch.record();
+      for (uint64_t i = 0; i < layers.size(); ++i) record_rope_append(encoder, m, rows, i, batch);
+      batch.end();
+      encoder.clear();
+    }
     batch.record();
     record_rope(encoder, m, rows);
     for (uint64_t i = 0; i < layers.size(); ++i) {

@@ -208,6 +208,7 @@ TEST_F(Prepare, LeavesOutWhatIsNotUsed) {
   shape.use_batch = false;
   const std::string cache = names();
   EXPECT_NE(cache.find("kv_append<"), std::string::npos) << cache;
+  EXPECT_NE(cache.find("rope_append<"), std::string::npos) << cache;
   EXPECT_EQ(cache.find("kv_write<"), std::string::npos) << cache;
   shape.use_batch = true, shape.use_cache = false, shape.rope = std::nullopt;
   const std::string batch = names();
