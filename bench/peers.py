@@ -23,9 +23,25 @@ def measure(backend, heads, kv_heads, head_dim, context, batch):
         return capture(lambda i: attend(q, k[i % sets], v[i % sets], enable_gqa=True), cache_bytes, sets)
 
 
-def capture(step, cache_bytes, sets):
+def measure_rows(backend, heads, kv_heads, head_dim, tokens, context):
+    """Several queries: all see every key, or, where there are as many as keys, causally."""
+    cache_bytes = 4 * kv_heads * context * head_dim
+    sets = max(2, min(64, (256 << 20) // cache_bytes + 1))
+    make = lambda *shape: torch.randn(1, *shape, head_dim, device="cuda", dtype=torch.float16)
+    k = [make(kv_heads, context) for _ in range(sets)]
+    v = [make(kv_heads, context) for _ in range(sets)]
+    q = make(heads, tokens)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    causal = tokens == context
+    least = 4 * heads * tokens * context * head_dim / (2 if causal else 1) / 1e9  # us at 1000 TFLOP/s
+    with sdpa_kernel(backend):
+        return capture(lambda i: attend(q, k[i % sets], v[i % sets], is_causal=causal, enable_gqa=True), cache_bytes,
+                       sets, least)
+
+
+def capture(step, cache_bytes, sets, least_us=0):
     """Median microseconds of a step, over graphs of about 2 ms, so that launching one does not count."""
-    count = int(min(128, max(16, 2000 / (cache_bytes / 4e6))))
+    count = int(min(128, max(1 if least_us > 100 else 16, 2000 / max(cache_bytes / 4e6, least_us))))
     count = (count + sets - 1) // sets * sets
     for i in range(3):
         step(i)
@@ -63,6 +79,9 @@ def measure_ragged(heads, kv_heads, head_dim, lengths):
 SHAPES = [(*shape, context, 1) for shape in ((32, 8, 128), (16, 8, 256)) for context in (4096, 32768, 131072)]
 BATCHES = [(32, 8, 128, 4096, 16), (32, 8, 128, 4096, 32), (32, 8, 128, 4096, 64), (32, 8, 128, 1024, 128),
            (16, 8, 256, 4096, 64)]
+ROWS = [*((32, 8, 128, tokens, 32768) for tokens in (2, 4, 8, 16)), (24, 4, 256, 4, 32768), (24, 4, 256, 8, 32768),
+        (64, 8, 128, 4, 32768), (32, 8, 128, 512, 4096), (32, 8, 128, 512, 32768), (32, 8, 128, 2048, 2048),
+        (32, 8, 128, 8192, 8192), (24, 4, 256, 2048, 8192)]
 RAGGED = [512, 1024, 2048, 4096, 8192, 16384]
 
 
@@ -78,5 +97,9 @@ for heads, kv_heads, head_dim, context, batch in [*SHAPES, *BATCHES]:
     for name, backend in BACKENDS.items():
         report(f"{batch} x {heads}/{kv_heads}/{head_dim} at {context}, {name}",
                lambda: measure(backend, heads, kv_heads, head_dim, context, batch))
+for heads, kv_heads, head_dim, tokens, context in ROWS:
+    for name, backend in BACKENDS.items():
+        report(f"{tokens} tokens, {heads}/{kv_heads}/{head_dim} over {context}, {name}",
+               lambda: measure_rows(backend, heads, kv_heads, head_dim, tokens, context))
 for shape in ((32, 8, 128), (16, 8, 256)):
     report(f"16 ragged {'/'.join(map(str, shape))}, varlen", lambda: measure_ragged(*shape, [RAGGED[i % 6] for i in range(16)]))

@@ -43,8 +43,8 @@ struct OpRun {
   // Records the call. Gets each block as a flat tensor [elements] and makes its own views.
   std::function<void(Encoder&, std::span<const Tensor>)> record;
   std::optional<uint32_t> commands = 1;  // how many the call records; none: the device decides
-  // Where bounds depend on the arithmetic: fills them in, told how the device describes the kernel
-  // of the first command, and returns what that arithmetic is called in the table of bounds.
+  // Where bounds depend on the arithmetic: fills them in, told how the device describes the kernels
+  // of its commands, and returns what that arithmetic is called in the table of bounds.
   std::function<std::string(std::vector<Block>&, const std::string& description)> expect = {};
   bool once = false;  // holds for one moment: a graph must refuse it
 };

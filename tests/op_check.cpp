@@ -141,8 +141,10 @@ AssertionResult check_eager(const Device& device, OpRun& run, const Arena& arena
   if (const AssertionResult result = record(encoder, run, arena); !result) return result;
   const std::vector<RecordedCommand> commands = recorded_commands(encoder);
   if (run.expect && !commands.empty()) {
-    const RecordedCommand& first = commands.front();
-    report.arithmetic = run.expect(run.blocks, device.impl()->describe(*first.kernel, first.spec));
+    std::string kernels;
+    for (const RecordedCommand& command : commands)
+      kernels += device.impl()->describe(*command.kernel, command.spec) + " ";
+    report.arithmetic = run.expect(run.blocks, kernels);
   }
   for (const Block& block : run.blocks) report.bytes += block.before.size();
   for (const RecordedCommand& command : commands) {

@@ -96,6 +96,15 @@ Classes of_decode(uint64_t key, Reduction reduction) {
                " reduction=", reduction_name(reduction))};
 }
 
+Classes of_many_rows(uint64_t key) {
+  const auto s = spec_from_key<abi::AttentionRowsSpec>(key);
+  const std::string gpu = join(" gpu=", uint32_t{s.gpu});
+  return {join("attention_many_rows k=", format_name(s.k_format), gpu),
+          join("attention_many_rows v=", format_name(s.v_format), gpu),
+          join("attention_many_rows k=", class_name(s.k_format), " v=", class_name(s.v_format),
+               " head_dim=", s.k_dim, gpu)};
+}
+
 // Aligned, as caches are that were allocated.
 abi::KvCacheLayout layout_of(KvFormat format, KvRole role, uint32_t head_dim) {
   return {.codes_head_stride = 1 << 20,
@@ -202,6 +211,7 @@ std::vector<std::string> variant_classes(const KernelInfo& kernel, uint64_t spec
   if (&kernel == &kRopeAppend.info) return of_rope_append(spec);
   if (&kernel == &kAttention.info) return of_attention(spec, reduction);
   if (&kernel == &kAttentionDecode.info) return of_decode(spec, reduction);
+  if (&kernel == &kAttentionManyRows.info) return of_many_rows(spec);
   return {kernel.name};
 }
 

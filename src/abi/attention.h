@@ -41,7 +41,27 @@ constexpr uint32_t decode_value_dim(const AttentionDecodeSpec& s) {
   return s.value_dim16 != 0 ? uint32_t{s.value_dim16} * 16 : s.head_dim;
 }
 
-// Places of the arguments of attention, in either kernel.
+// A kernel for many rows on tensor cores.
+struct AttentionRowsSpec {
+  uint8_t k_format;  // KvFormat
+  uint8_t v_format;
+  uint8_t gpu;  // what a block may use of it; the backend's
+  uint8_t unused;
+  uint16_t k_dim;
+  uint16_t v_dim;
+};
+
+constexpr AttentionRowsSpec attention_rows_spec(uint32_t k_format, uint32_t v_format,
+                                                uint32_t k_dim, uint32_t v_dim, uint32_t gpu) {
+  return {static_cast<uint8_t>(k_format),
+          static_cast<uint8_t>(v_format),
+          static_cast<uint8_t>(gpu),
+          0,
+          static_cast<uint16_t>(k_dim),
+          static_cast<uint16_t>(v_dim)};
+}
+
+// Places of the arguments of attention, in every kernel.
 enum AttentionArg : uint32_t {
   arg_q,
   arg_k_codes,

@@ -35,7 +35,7 @@ struct AttentionProblem {
   uint32_t unused;
 };
 
-enum class AttentionKernel : uint32_t { attention, attention_decode };
+enum class AttentionKernel : uint32_t { attention, attention_decode, attention_many_rows };
 
 // Who reduces the splits' partial states to the output: nobody, because there is one split or the
 // states are what is wanted; the blocks of the kernel itself, to the output or to one state of a

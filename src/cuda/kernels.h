@@ -51,6 +51,10 @@ std::string name_attention_decode(uint64_t spec);
 Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits);
 bool fits_attention_decode(uint64_t spec, const CudaLimits& limits);  // false: no such kernel
 
+std::string name_attention_many_rows(uint64_t spec);
+Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaLimits& limits);
+bool fits_attention_many_rows(uint64_t spec, const CudaLimits& limits);  // false: no such kernel
+
 std::string name_attention_merge(uint64_t spec);
 Launch launch_attention_merge(const void* params, uint64_t spec, const CudaLimits& limits);
 

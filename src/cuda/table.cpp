@@ -15,6 +15,8 @@ std::span<const CudaKernel> kernel_table() {
        plan_attention},
       {&kAttentionDecode.info, "attention/decode.cu", name_attention_decode,
        launch_attention_decode, nullptr, fits_attention_decode},
+      {&kAttentionManyRows.info, "attention/many_rows.cu", name_attention_many_rows,
+       launch_attention_many_rows, nullptr, fits_attention_many_rows},
       {&kAttentionMerge.info, "attention/merge.cu", name_attention_merge, launch_attention_merge},
       {&kKvExtend.info, "cache.cu", name_kv_extend, launch_kv_extend},
       {&kKvAppend.info, "kv_append.cu", name_kv_append, launch_kv_append, kExact},

@@ -105,11 +105,7 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
          states ? &none : &outputs.lse, states ? &none : &outputs.sinks, &in.slopes, &in.tree,
          &partial, call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
   };
-  if (plan.kernel == abi::AttentionKernel::attention_decode) {
-    record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
-  } else {
-    record(kAttention, spec_from_key<abi::AttentionSpec>(plan.spec));
-  }
+  record_planned(plan, record);
 }
 
 Tensor at_least(const Device& device, const Tensor& scratch, uint64_t floats) {

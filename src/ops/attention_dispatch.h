@@ -27,6 +27,19 @@ inline uint64_t states_of(const abi::AttentionPlan& plan) {
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
                    const AttentionMergeInputs& outputs, const Tensor& scratch = {});
 
+// Calls `record` with the kernel that a plan names, and its spec.
+template <class Record>
+void record_planned(const abi::AttentionPlan& plan, const Record& record) {
+  switch (plan.kernel) {
+    case abi::AttentionKernel::attention_decode:
+      return record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
+    case abi::AttentionKernel::attention_many_rows:
+      return record(kAttentionManyRows, spec_from_key<abi::AttentionRowsSpec>(plan.spec));
+    case abi::AttentionKernel::attention:
+      return record(kAttention, spec_from_key<abi::AttentionSpec>(plan.spec));
+  }
+}
+
 // Strides of out and lse, in the params of either kernel that writes them.
 template <class Params>
 void fill_outputs(const AttentionMergeInputs& outputs, Params& p) {

@@ -194,11 +194,7 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
          &none, plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
          &call.page_table, &call.lengths, &call.query_begin, &call.prompts});
   };
-  if (plan.kernel == abi::AttentionKernel::attention_decode) {
-    record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
-  } else {
-    record(kAttention, spec_from_key<abi::AttentionSpec>(plan.spec));
-  }
+  record_planned(plan, record);
 }
 
 abi::AttentionPlan plan_phase(const Recording& recording, abi::AttentionProblem problem,
@@ -220,15 +216,18 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const abi::AttentionProblem problem = make_problem(call, parts, bounds, outputs);
   abi::AttentionParams params = make_params(call, parts, bounds, outputs);
   const abi::AttentionPlan plan = plan_phase(recording, problem, AttentionPhase::decode);
-  const bool decode = plan.kernel == abi::AttentionKernel::attention_decode;
   const bool prompts =
       call.prompts.defined() || bounds.most_queries * params.group > abi::kDecodePhaseRows;
+  const abi::AttentionPlan many =
+      prompts ? plan_phase(recording, problem, AttentionPhase::prompt) : plan;
+  // One command where one kernel takes both.
+  const bool decode = plan.kernel == abi::AttentionKernel::attention_decode ||
+                      many.kernel != plan.kernel || many.spec != plan.spec;
   Tensor reserved = scratch.in_kernel;
   if (plan.scratch_floats != 0) reserved = at_least(device, reserved, plan.scratch_floats);
   params.phase = decode ? AttentionPhase::decode : AttentionPhase::all;
   dispatch_phase(recording, call, parts, plan, params, outputs, reserved);
   if (decode && prompts) {
-    const abi::AttentionPlan many = plan_phase(recording, problem, AttentionPhase::prompt);
     require(many.scratch_floats == 0, call.op, ": a prompt's keys are not cut");
     params.phase = AttentionPhase::prompt;
     dispatch_phase(recording, call, parts, many, params, outputs, {});

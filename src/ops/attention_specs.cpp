@@ -79,6 +79,25 @@ std::span<const uint64_t> attention_decode_specs() {
   return kSpecs;
 }
 
+std::span<const uint64_t> attention_rows_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> specs;
+    for (const KvFormat k : kv_formats()) {
+      for (const KvFormat v : kv_formats()) {
+        for (const uint32_t dim : {64, 80, 96, 112, 128, 160, 192, 256}) {
+          for (const uint32_t gpu : {0, 1, 2, 3}) {
+            specs.push_back(spec_key(abi::attention_rows_spec(static_cast<uint32_t>(k),
+                                                              static_cast<uint32_t>(v), dim,
+                                                              dim == 192 ? 128 : dim, gpu)));
+          }
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
 std::span<const uint64_t> attention_merge_specs() {
   static const std::array<uint64_t, 3> kSpecs = {spec_key(make_merge_spec(DType::f32)),
                                                  spec_key(make_merge_spec(DType::f16)),

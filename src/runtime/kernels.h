@@ -164,6 +164,14 @@ inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttenti
     .args = kAttentionArgs,
 }};
 
+// The same for many rows on tensor cores, where a device has them.
+inline constexpr Kernel<abi::AttentionRowsSpec, abi::AttentionParams> kAttentionManyRows{{
+    .name = "attention_many_rows",
+    .params_bytes = sizeof(abi::AttentionParams),
+    .arg_count = 16,
+    .args = kAttentionArgs,
+}};
+
 inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{{
     .name = "attention_merge",
     .params_bytes = sizeof(abi::AttentionMergeParams),

@@ -161,6 +161,7 @@ std::vector<OpCase> attention_cases() {
   add_split_cases(cases);
   add_shape_cases(cases);
   for (const OpCase& c : attention_decode_cases()) cases.push_back(c);
+  for (const OpCase& c : attention_rows_cases()) cases.push_back(c);
   return cases;
 }
 

@@ -50,4 +50,7 @@ OpCase make_case(const AttentionOpCase& numbers);
 std::vector<OpCase> attention_decode_cases();
 std::vector<OpCase> attention_decode_partial_cases();
 
+// Those for many rows on tensor cores.
+std::vector<OpCase> attention_rows_cases();
+
 }  // namespace gyre::test

@@ -15,6 +15,7 @@ constexpr cuda::CudaLimits kH200{132, 227 << 10, 228 << 10, 90},
     kNewSmall{170, 99 << 10, 100 << 10, 120};
 
 constexpr const char* kAnyShape = "any shape, 32 splits, separate";
+constexpr const char* kManyRows = "many rows, 16 splits, separate";
 
 struct Pinned {
   uint64_t heads, kv_heads, head_dim, keys;
@@ -130,13 +131,13 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
                                  << p.keys << " keys, " << p.formats;
   };
   expect({.heads = 128}, "decode 16 rows, clusters of 8, 8 splits, in cluster");
-  expect({.heads = 136}, kAnyShape);  // 17 rows
+  expect({.heads = 136}, kManyRows);  // 17 rows
   expect({.formats = "tq4", .tokens = 4}, kPairs16);
-  expect({.formats = "tq4", .tokens = 5}, kAnyShape);  // 20 rows
+  expect({.formats = "tq4", .tokens = 5}, kManyRows);  // 20 rows
   expect({.formats = "f16+tq4", .tokens = 4}, kPairs16);
   expect({.tokens = 2},
-         kAnyShape);  // 16-bit values, which may be NaN, and rows that see different keys
-  expect({.formats = "tq4", .tokens = 2, .tree = true}, kAnyShape);
+         kManyRows);  // 16-bit values, which may be NaN, and rows that see different keys
+  expect({.formats = "tq4", .tokens = 2, .tree = true}, kManyRows);
   expect({.head_dim = 72}, kAnyShape);
   expect({.head_dim = 96}, kInCluster8);
   expect({.head_dim = 80, .formats = "tq3"}, kInCluster4);
@@ -150,6 +151,30 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   // A window leaves fewer keys.
   expect({.keys = 16384, .window = 300}, kInCluster8);
   expect({.keys = 16384, .formats = "tq4", .window = 100}, "decode 4 rows, 1 splits");
+}
+
+// Up to 64 rows blocks of 64 fill the GPU with splits; the keys of a prompt are not cut.
+TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
+  CudaPlans h200(kH200);
+  const auto expect = [&](const PlanCase& p, const char* plan) {
+    EXPECT_EQ(h200.of(p), plan) << p.tokens << " tokens, " << p.keys << " keys, " << p.formats;
+  };
+  expect({.keys = 32768, .formats = "tq4", .tokens = 8}, "many rows, 33 splits, separate");
+  expect({.keys = 32768, .tokens = 16}, "many rows, 33 splits, separate");
+  expect({.keys = 32768, .tokens = 17}, "many rows, 1 splits");
+  expect({.heads = 24, .kv_heads = 4, .head_dim = 256, .keys = 32768, .tokens = 4},
+         "many rows, 33 splits, separate");
+  expect({.formats = "tq8+tq4", .tokens = 512}, "many rows, 1 splits");
+  expect({.head_dim = 192, .tokens = 512, .v_head_dim = 128}, "many rows, 1 splits");
+  expect({.formats = "tq4", .tokens = 20, .splits = 5}, "many rows, 5 splits");
+  CudaPlans a100(kA100), small(kSmall);
+  EXPECT_EQ(a100.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
+  EXPECT_EQ(small.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
+  // What no operand holds: f32, bf16 keys by f16 queries, several scales to a row.
+  for (const char* formats : {"f32", "f16+f32", "bf16", "compat4"})
+    expect({.formats = formats, .tokens = 5}, kAnyShape);
+  expect({.head_dim = 96, .formats = "tq4", .tokens = 5}, kAnyShape);
+  expect({.head_dim = 64, .formats = "tq3", .tokens = 5}, kAnyShape);
 }
 
 // The caller says how many splits, and gets their states: no clusters, no pairs.
@@ -313,7 +338,12 @@ TEST(CudaPlanner, Pages) {
   };
   abi::AttentionProblem p = paged_problem(KvFormat::tq4, 32, 128, 1);
   p.phase = abi::AttentionPhase::prompt;
-  expect_any(p);
+  const abi::AttentionPlan prompts = plan_of(p);
+  EXPECT_EQ(prompts.kernel, abi::AttentionKernel::attention_many_rows);
+  EXPECT_EQ(spec_from_key<abi::AttentionRowsSpec>(prompts.spec).gpu, 0);  // for 128 rows
+  EXPECT_EQ(prompts.splits, 1u);
+  EXPECT_EQ(prompts.scratch_floats, 0u);
+  EXPECT_EQ(prompts.reduce, abi::AttentionReduce::none);
   p.phase = abi::AttentionPhase::all;
   expect_any(p);
   expect_any(paged_problem(KvFormat::tq4, 32, 72, 1));
@@ -337,7 +367,7 @@ TEST(CudaPlanner, DegenerateLimits) {
   CudaPlans idle({0, 227 << 10, 228 << 10, 90});
   EXPECT_EQ(idle.of({}), "decode 8 rows, 1 splits");
   CudaPlans h200(kH200);
-  EXPECT_EQ(h200.of({.keys = 0}), "any shape, 1 splits");
+  EXPECT_EQ(h200.of({.keys = 0}), "many rows, 1 splits");
   EXPECT_EQ(h200.of({.keys = 1}), "decode 8 rows, 1 splits");
 }
 

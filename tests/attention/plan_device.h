@@ -112,6 +112,7 @@ inline std::string text_of(const abi::AttentionPlan& plan) {
     text = join("decode ", uint32_t{spec.rows}, " rows");
     if (spec.cluster > 1) text += join(", clusters of ", uint32_t{spec.cluster});
   }
+  if (plan.kernel == abi::AttentionKernel::attention_many_rows) text = "many rows";
   text += join(", ", plan.splits, " splits");
   if (plan.reduce == abi::AttentionReduce::in_kernel)
     text += plan.scratch_floats != 0 ? ", in kernel" : ", in cluster";

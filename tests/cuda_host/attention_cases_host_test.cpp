@@ -10,8 +10,8 @@ namespace {
 
 // An H200's plans, whatever the number of threads.
 bool plan_of_h200(const void* problem, const DeviceInfo&, void* plan) {
-  *static_cast<abi::AttentionPlan*>(plan) =
-      cuda::plan_attention(*static_cast<const abi::AttentionProblem*>(problem), kLarge, has_decode);
+  *static_cast<abi::AttentionPlan*>(plan) = cuda::plan_attention(
+      *static_cast<const abi::AttentionProblem*>(problem), kLarge, has_decode, has_many_rows);
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,9 @@ constexpr cuda::CudaLimits kLarge{132, 227 << 10, 228 << 10, 90},
 inline cuda::CudaLimits limits = kLarge;
 // Of attention_decode; those as clusters and as pairs.
 inline uint32_t decode_calls = 0, cluster_calls = 0, pair_calls = 0;
+// Whether attention_many_rows is in the table, and how often it ran.
+inline bool many_rows = false;
+inline uint32_t many_rows_calls = 0;
 
 inline void launch(HostKernel kernel, const cuda::Launch& shape, const void* params,
                    const uint64_t* args) {
@@ -72,12 +76,35 @@ inline bool has_decode(uint64_t spec, const cuda::CudaLimits& gpu) {
          cuda::fits_attention_decode(spec, gpu);
 }
 
+inline HostKernel host_kernel(const abi::AttentionRowsSpec& s) {
+  return host_attention_many_rows(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu);
+}
+inline bool has_many_rows(uint64_t spec, const cuda::CudaLimits& gpu) {
+  return many_rows && host_kernel(spec_from_key<abi::AttentionRowsSpec>(spec)) != nullptr &&
+         cuda::fits_attention_many_rows(spec, gpu);
+}
+template <uint32_t kGpu>
+void run_many_rows(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  const abi::AttentionRowsSpec spec =
+      abi::attention_rows_spec(p.k.format, p.v.format, p.k.head_dim, p.v.head_dim, kGpu);
+  ++many_rows_calls;
+  launch(host_kernel(spec), cuda::launch_attention_many_rows(params, spec_key(spec), limits),
+         params, args);
+}
+inline cpu::TaskFn select_many_rows(uint64_t spec) {
+  if (!has_many_rows(spec, limits)) return nullptr;
+  constexpr cpu::TaskFn kOfGpu[] = {run_many_rows<0>, run_many_rows<1>, run_many_rows<2>,
+                                    run_many_rows<3>};
+  return kOfGpu[spec_from_key<abi::AttentionRowsSpec>(spec).gpu];
+}
+
 // The GPU's planner; the device's threads stand for multiprocessors.
 inline bool plan_on_host(const void* problem, const DeviceInfo& device, void* plan) {
   cuda::CudaLimits gpu = limits;
   gpu.multiprocessors = device.compute_units;
-  *static_cast<abi::AttentionPlan*>(plan) =
-      cuda::plan_attention(*static_cast<const abi::AttentionProblem*>(problem), gpu, has_decode);
+  *static_cast<abi::AttentionPlan*>(plan) = cuda::plan_attention(
+      *static_cast<const abi::AttentionProblem*>(problem), gpu, has_decode, has_many_rows);
   return true;
 }
 
@@ -105,14 +132,16 @@ inline std::vector<cpu::CpuKernel> make_table() {
     if (row.info == &kAttentionMerge.info) row.select = select_merge, row.tasks = one_task;
   }
   table.push_back({&kAttentionDecode.info, select_decode, one_task, cuda::name_attention_decode});
+  table.push_back(
+      {&kAttentionManyRows.info, select_many_rows, one_task, cuda::name_attention_many_rows});
   return table;
 }
 
 // What fits is found out once for each device: one for each size of shared memory.
 inline Device host_device(uint32_t threads = 1) {
   static const std::vector<cpu::CpuKernel> kTable = make_table();
-  static std::map<std::pair<uint32_t, uint32_t>, Device> devices;
-  const auto key = std::make_pair(limits.shared_bytes_per_block, threads);
+  static std::map<std::tuple<uint32_t, uint32_t, bool>, Device> devices;
+  const auto key = std::make_tuple(limits.shared_bytes_per_block, threads, many_rows);
   return devices.try_emplace(key, cpu::make_device({.threads = threads}, kTable)).first->second;
 }
 

@@ -75,9 +75,30 @@ TEST(CudaHostPrompts, BitsDoNotDependOnChunksBatchPagesOrGrid) {
   }
 }
 
-TEST(CudaHostPrompts, SequencesThatMakeNoSense) {
+// The same for the kernel of many rows, which takes prompts alone.
+TEST(CudaHostPrompts, BitsOfManyRowsDoNotDependOnChunksBatchPagesOrGrid) {
+  for (const uint64_t window : {0, 70}) {
+    PagedNumbers n = {.dim = 64, .window = window, .phase = AttentionPhase::prompt};
+    constexpr uint64_t kLength = 180;
+    PagedBatch whole(n, {{kLength, kLength, 1}});
+    const PagedAnswer answer = whole.run();
+    whole.expect_sequence(answer, 0, 2e-6);
+    const std::vector<float> all = whole.rows_of(answer, 0);
+    uint64_t begin = 0;
+    for (const uint64_t tokens : {5, 29, 64, 70, 12}) {
+      n.blocks = static_cast<uint32_t>(tokens % 5 + 1), n.seed = n.blocks;
+      n.page_tokens = tokens % 2 == 0 ? 64 : 8;
+      begin += tokens;
+      PagedBatch batch(n, {{7, 60, 9}, {tokens, begin, 1}, {18, 40, 8}});
+      const std::vector<float> chunk = batch.rows_of(batch.run(), 1);
+      const auto from = all.begin() + static_cast<int64_t>((begin - tokens) * n.heads * n.dim);
+      EXPECT_TRUE(std::equal(chunk.begin(), chunk.end(), from)) << tokens << " tokens to " << begin;
+    }
+  }
+}
+
+void expect_nonsense_shows(const PagedNumbers& n) {
   const std::vector<PagedSequence> sequences = {{20, 90, 1}, {18, 70, 2}, {17, 60, 3}};
-  const PagedNumbers n = {.dim = 64};
   PagedBatch good(n, sequences);
   const PagedAnswer right = good.run();
   const auto expect = [&](const auto& spoil, size_t bad) {
@@ -98,6 +119,10 @@ TEST(CudaHostPrompts, SequencesThatMakeNoSense) {
   for (const int32_t length : {-1, 1 << 29})
     expect([&](PagedBatch& b) { b.lengths()[0] = length; }, 0);
   expect([](PagedBatch& b) { b.begins()[3] = 1 << 30; }, 2);
+}
+TEST(CudaHostPrompts, SequencesThatMakeNoSense) {
+  expect_nonsense_shows({.dim = 64});
+  expect_nonsense_shows({.dim = 64, .phase = AttentionPhase::prompt});
 }
 
 TEST(CudaHostPrompts, SegmentsAddUp) {

@@ -50,6 +50,9 @@ struct alignas(16) uint4 {
 struct alignas(8) uint2 {
   unsigned int x, y;
 };
+struct alignas(8) int2 {
+  int x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -368,15 +371,17 @@ void mma8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     }
   });
 }
-// ldmatrix.x4.trans: lane l names row l % 8 of matrix l / 8.
-inline void ldmatrix(uint32_t (&a)[4], const void* row) {
+// ldmatrix.x4, transposed or not: lane l names row l % 8 of matrix l / 8.
+template <bool kTransposed>
+void ldmatrix(uint32_t (&a)[4], const void* row) {
   with_operands({reinterpret_cast<uint64_t>(row)}, [&](const auto* lanes) {
     for (uint32_t m = 0; m < 4; ++m) {
       a[m] = 0;
       for (uint32_t e = 0; e < 2; ++e) {
+        const uint32_t pair = lane() % 4 * 2 + e, eighth = lane() / 4;
         const auto* const from =
-            reinterpret_cast<const uint16_t*>(lanes[m * 8 + lane() % 4 * 2 + e][0]);
-        a[m] |= static_cast<uint32_t>(from[lane() / 4]) << (16 * e);
+            reinterpret_cast<const uint16_t*>(lanes[m * 8 + (kTransposed ? pair : eighth)][0]);
+        a[m] |= static_cast<uint32_t>(from[kTransposed ? eighth : pair]) << (16 * e);
       }
     }
   });
@@ -411,6 +416,10 @@ inline unsigned int __ballot_sync(unsigned int, int predicate) {
 }
 inline unsigned int __reduce_max_sync(unsigned int, unsigned int x) {
   for (int by = 1; by < 32; by *= 2) x = std::max(x, __shfl_xor_sync(~0u, x, by));
+  return x;
+}
+inline unsigned int __reduce_or_sync(unsigned int, unsigned int x) {
+  for (int by = 1; by < 32; by *= 2) x |= __shfl_xor_sync(~0u, x, by);
   return x;
 }
 inline int __reduce_add_sync(unsigned int, int x) {

@@ -103,7 +103,11 @@ class PagedBatch {
     p.most_queries = static_cast<uint32_t>(n_.most_queries);
     p.states = n_.states ? 1 : 0;
     p.phase = n_.phase;
-    return cuda::plan_attention(p, limits());
+    // Of attention_many_rows what was compiled.
+    const auto has = [](uint64_t spec, const cuda::CudaLimits& gpu) {
+      return cuda::fits_attention_many_rows(spec, gpu) && many_rows(spec) != nullptr;
+    };
+    return cuda::plan_attention(p, limits(), cuda::fits_attention_decode, has);
   }
 
   PagedAnswer run(int times = 1) {
@@ -283,6 +287,10 @@ class PagedBatch {
     return p;
   }
 
+  static HostKernel many_rows(uint64_t spec) {
+    const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
+    return host_attention_many_rows(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu);
+  }
   void launch(const abi::AttentionPlan& plan, const abi::AttentionParams& p,
               const uint64_t* args) const {
     if (plan.kernel == abi::AttentionKernel::attention) {
@@ -290,6 +298,11 @@ class PagedBatch {
       const HostKernel kernel = host_attention(p.k.format, p.v.format);
       ASSERT_NE(kernel, nullptr) << name(n_.k) << " " << name(n_.v);
       kernel(&p, args, {shape.grid, shape.block, shape.shared_bytes});
+      return;
+    }
+    if (plan.kernel == abi::AttentionKernel::attention_many_rows) {
+      const cuda::Launch shape = cuda::launch_attention_many_rows(&p, plan.spec, limits());
+      many_rows(plan.spec)(&p, args, {shape.grid, shape.block, shape.shared_bytes});
       return;
     }
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);

@@ -1,8 +1,10 @@
 // Names and grids of kernels/attention/.
 #include <algorithm>
 
+#include "cuda/attention/planner.h"
 #include "cuda/kernels.h"
 #include "cuda/kernels/attention/decode_layout.cuh"
+#include "cuda/kernels/attention/many_rows_layout.cuh"
 #include "cuda/kernels/attention/merge_layout.cuh"
 #include "cuda/kernels/attention/prefill_layout.cuh"
 #include "cuda/types.h"
@@ -69,6 +71,10 @@ DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits)
   return decode_block(layout, warps, limits.shared_bytes_per_block, half + 1);
 }
 
+ManyRowsLayout layout_of(const abi::AttentionRowsSpec& s) {
+  return many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu);
+}
+
 }  // namespace
 
 std::string name_attention(uint64_t spec) {
@@ -128,6 +134,33 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
            static_cast<uint32_t>(p.kv_heads)},
           block.warps * 32,
           block.bytes};
+}
+
+std::string name_attention_many_rows(uint64_t spec) {
+  const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
+  if (layout_of(s).slots == 0) return "";
+  return join("gyre::cuda::attention_many_rows<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
+              "u, ", uint32_t{s.k_dim}, "u, ", uint32_t{s.v_dim}, "u, ", uint32_t{s.gpu}, "u>");
+}
+
+bool fits_attention_many_rows(uint64_t spec, const CudaLimits& limits) {
+  const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
+  return layout_of(s).slots != 0 &&
+         (many_rows_gpu(limits, false) == s.gpu || many_rows_gpu(limits, true) == s.gpu);
+}
+
+Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaLimits& limits) {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  const ManyRowsLayout layout = layout_of(spec_from_key<abi::AttentionRowsSpec>(spec));
+  const uint64_t rows = p.tokens * p.group;
+  uint64_t blocks = (rows + layout.rows() - 1) / layout.rows() * p.splits * p.kv_heads;
+  if (p.table.page_tokens != 0) {
+    // One for each multiprocessor, at most one for each tile that the batch may have.
+    blocks = std::min(((rows + layout.rows() - 1) / layout.rows() + p.table.sequences) * p.kv_heads,
+                      std::max<uint64_t>(limits.multiprocessors, 1));
+  }
+  return {
+      {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, layout.threads(), layout.total};
 }
 
 std::string name_attention_merge(uint64_t spec) {

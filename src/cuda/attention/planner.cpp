@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cuda/kernels/attention/decode_layout.cuh"
+#include "cuda/kernels/attention/many_rows_layout.cuh"
 #include "cuda/names.h"
 
 namespace gyre::cuda {
@@ -36,13 +37,18 @@ uint64_t most_rows(const abi::AttentionProblem& p) {
 
 class Planner {
  public:
-  Planner(const abi::AttentionProblem& problem, const CudaLimits& limits, HasDecode has)
-      : p_(problem), limits_(limits), has_(has), rows_(most_rows(problem)) {}
+  Planner(const abi::AttentionProblem& problem, const CudaLimits& limits, HasKernel has_decode,
+          HasKernel has_many_rows)
+      : p_(problem),
+        limits_(limits),
+        has_(has_decode),
+        has_many_rows_(has_many_rows),
+        rows_(most_rows(problem)) {}
 
   abi::AttentionPlan plan() const {
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
-    if (!decode) return any_shape();
+    if (!decode) return takes_many_rows() ? many_rows(many_rows_splits()) : any_shape();
     if (p_.states != 0)
       return with(*decode, p_.splits != 0 ? p_.splits : decode_splits(*decode),
                   AttentionReduce::none);
@@ -60,7 +66,10 @@ class Planner {
   // batch.
   abi::AttentionPlan pages() const {
     const Decode decode = decodes_pages() ? find_decode(1) : Decode{};
-    if (!decode) return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+    if (!decode) {
+      const bool prompts = p_.phase == abi::AttentionPhase::prompt && takes_many_rows();
+      return prompts ? many_rows(1) : abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+    }
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
     plan.scratch_floats = paged_scratch_floats(
         p_.v.head_dim, decode->rows,
@@ -84,6 +93,46 @@ class Planner {
            same(p_.v) && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
+
+  // attention_many_rows takes queries that its operands hold: of K's own type, bf16 as f16, and
+  // over levels all, which rotation rounds anyway.
+  bool takes_many_rows() const {
+    constexpr uint64_t kMostKeys = uint64_t{1} << 30;
+    const uint32_t k = p_.k.format;
+    const bool queries =
+        is_compressed(k) || p_.q_dtype == k || (k == kFormatF16 && p_.q_dtype == kFormatBf16);
+    const auto tile_bytes = [](const abi::KvCacheLayout& half) {
+      return uint64_t{half.head_dim} * abi::kv_bits(half.format);
+    };
+    const bool together = !is_compressed(k) || p_.k.codes_tile_stride == tile_bytes(p_.k);
+    return queries && together && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
+           (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
+           copies_16_bytes(p_.v) && has_many_rows_(spec_key(rows_spec()), limits_);
+  }
+  abi::AttentionRowsSpec rows_spec() const {
+    const bool few = p_.sequences == 0 && rows_ <= kGroupRows;
+    return abi::attention_rows_spec(p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim,
+                                    many_rows_gpu(limits_, few));
+  }
+  // Few rows, which blocks of one KV head have all of: the GPU is filled with splits. A prompt's
+  // keys are not cut: its rows' bits must not depend on the chunk that they came in.
+  uint64_t many_rows_splits() const {
+    if (p_.splits != 0) return p_.splits;
+    if (rows_ > kGroupRows) return 1;
+    constexpr uint64_t kFewest = 256;  // keys, two stages
+    const uint64_t most = std::max<uint64_t>(ceil_div(p_.keys, kFewest), 1);
+    const abi::AttentionRowsSpec s = rows_spec();
+    const uint64_t blocks =
+        uint64_t{limits_.multiprocessors} *
+        many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
+    return std::clamp<uint64_t>(blocks / p_.kv_heads, 1, most);
+  }
+  abi::AttentionPlan many_rows(uint64_t splits) const {
+    abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, splits, kFewestKeys);
+    plan.spec = spec_key(rows_spec());
+    plan.kernel = abi::AttentionKernel::attention_many_rows;
+    return plan;
+  }
 
   // attention_decode takes few rows, all of one mask where values may be NaN: a key that is hidden
   // from some rows would show in them.
@@ -186,15 +235,24 @@ class Planner {
 
   const abi::AttentionProblem& p_;
   const CudaLimits& limits_;
-  HasDecode has_;
+  HasKernel has_, has_many_rows_;
   uint64_t rows_;
 };
 
 }  // namespace
 
 abi::AttentionPlan plan_attention(const abi::AttentionProblem& problem, const CudaLimits& limits,
-                                  HasDecode has) {
-  return Planner(problem, limits, has).plan();
+                                  HasKernel has_decode, HasKernel has_many_rows) {
+  return Planner(problem, limits, has_decode, has_many_rows).plan();
+}
+
+uint32_t many_rows_gpu(const CudaLimits& limits, bool few) {
+  const auto has = [&](uint32_t gpu) {
+    return limits.shared_bytes_per_block >= kManyRowsBytes[gpu];
+  };
+  if (limits.arch == 90 && has(kManyRowsHopper)) return few ? kManyRowsHalf : kManyRowsHopper;
+  if (has(kManyRowsMedium)) return kManyRowsMedium;
+  return has(kManyRowsSmall) ? kManyRowsSmall : kManyRowsNone;
 }
 
 bool plan_attention(const void* problem, const CudaLimits& limits, void* plan) {

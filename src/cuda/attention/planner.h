@@ -7,10 +7,15 @@
 
 namespace gyre::cuda {
 
-// Whether there is a decode kernel for an abi::AttentionDecodeSpec.
-using HasDecode = bool (*)(uint64_t spec, const CudaLimits& limits);
+// Whether there is a kernel for an abi::AttentionDecodeSpec, for an abi::AttentionRowsSpec.
+using HasKernel = bool (*)(uint64_t spec, const CudaLimits& limits);
 
 abi::AttentionPlan plan_attention(const abi::AttentionProblem& problem, const CudaLimits& limits,
-                                  HasDecode has = fits_attention_decode);
+                                  HasKernel has_decode = fits_attention_decode,
+                                  HasKernel has_many_rows = fits_attention_many_rows);
+
+// What a block of attention_many_rows may use of this GPU, as AttentionRowsSpec has it; `few`: for
+// up to 64 rows.
+uint32_t many_rows_gpu(const CudaLimits& limits, bool few);
 
 }  // namespace gyre::cuda

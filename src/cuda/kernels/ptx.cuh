@@ -34,6 +34,19 @@ inline void wait_for_transactions(const TransactionBarrier* barrier) {
   while (barrier->arrived != barrier->expected) cuda_host::yield();
 }
 
+// Completes a phase when so many have arrived.
+struct PhaseBarrier {
+  uint32_t count, missing, phase;
+};
+inline void init_barrier(PhaseBarrier* barrier, uint32_t count) { *barrier = {count, count, 0}; }
+inline void invalidate_barrier(PhaseBarrier*) {}
+inline void arrive(PhaseBarrier* barrier) {
+  if (--barrier->missing == 0) barrier->missing = barrier->count, barrier->phase ^= 1;
+}
+inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
+  while (barrier->phase == parity) cuda_host::yield();
+}
+
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma16(c, a, b0, b1, [](uint16_t bits) { return to_float(Half{bits}); });
 }
@@ -46,13 +59,21 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
-inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) { cuda_host::ldmatrix(a, row); }
+inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
+  cuda_host::ldmatrix<true>(a, row);
+}
 template <uint32_t kCount>
 inline void sync_named_barrier(uint32_t group) {
   cuda_host::wait_for_warps(group, kCount);
 }
 using SharedAddress = unsigned char*;
-inline SharedAddress shared_address(void* place) { return static_cast<unsigned char*>(place); }
+inline SharedAddress shared_address(const void* place) {
+  return const_cast<unsigned char*>(static_cast<const unsigned char*>(place));
+}
+inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) { cuda_host::ldmatrix<false>(a, row); }
+inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
+  cuda_host::ldmatrix<true>(a, row);
+}
 template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
   cuda_host::copy_later(to, present ? from : nullptr, kBytes);
@@ -99,6 +120,7 @@ inline T load_l2(const T* from) {
 // Subnormal results are 0, as on the device.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
 inline float exp2_fast(float x) { return flushed(std::exp2(x)); }
+inline float divide_fast(float a, float b) { return a / b; }
 // Two f16 less two others, where the differences are integers.
 inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
@@ -108,11 +130,17 @@ inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   };
   return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
 }
+inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
+  const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
+    return from_float<BFloat16>(__uint_as_float(x << 16) - __uint_as_float(y << 16)).bits;
+  };
+  return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
+}
 
 #else
 
 inline unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char bytes[];
+  extern __shared__ __align__(1024) unsigned char bytes[];
   return bytes;
 }
 inline uint32_t dynamic_shared_bytes() {
@@ -123,6 +151,39 @@ inline uint32_t dynamic_shared_bytes() {
 using SharedAddress = uint32_t;
 inline SharedAddress shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
+}
+
+// An mbarrier that completes a phase when so many threads have arrived. Initialized by one thread;
+// phases alternate in parity from 0, and the one before the first counts as complete.
+using PhaseBarrier = uint64_t;
+inline void init_barrier(PhaseBarrier* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+               : "memory");
+}
+// Its memory may be initialized again.
+inline void invalidate_barrier(PhaseBarrier* barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+inline void arrive(PhaseBarrier* barrier) {
+  asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(
+                   shared_address(barrier))
+               : "memory");
+}
+inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+#if __CUDA_ARCH__ >= 900
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+#else
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+#endif
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
 }
 
 // The blocks of a cluster run at the same time and store into each other's shared memory (DSMEM).
@@ -221,10 +282,19 @@ inline void sync_named_barrier(uint32_t group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
 }
 // Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
-inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
+inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(shared_address(row))
+               : "r"(row)
+               : "memory");
+}
+inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
+  ldmatrix_transposed(a, shared_address(row));
+}
+inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(row)
                : "memory");
 }
 // Absent bytes become zeros; `from` is not read then. The L2 fetches 128 bytes: scales alone are
@@ -350,9 +420,16 @@ inline float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 2 ulp for b from 2^-126 to 2^126.
+inline float divide_fast(float a, float b) { return __fdividef(a, b); }
 inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   uint32_t c;
   asm("sub.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t c;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(0x3F803F80u), "r"(b ^ 0x80008000u));
   return c;
 }
 

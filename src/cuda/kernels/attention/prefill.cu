@@ -6,40 +6,15 @@
 // coordinates. MMAs: int8 levels by 16-bit queries (K), f16 levels by f16 weights (V), f16 and bf16
 // with hi and lo parts where one is not exact enough; f32 and mlx-native's formats in f32.
 // Bytes moved: the split's K and V once per 16 rows, q, and head_dim + 2 floats per row.
-#include "cuda/kernels/attention/prefill_batch.cuh"
 #include "cuda/kernels/attention/prefill_load.cuh"
 #include "cuda/kernels/attention/prefill_pv.cuh"
 #include "cuda/kernels/attention/prefill_qk.cuh"
+#include "cuda/kernels/attention/row_output.cuh"
+#include "cuda/kernels/attention/row_tile_batch.cuh"
 
 namespace gyre::cuda {
 
 using enum abi::AttentionArg;
-
-// {values, max, sum} of one split, or the finished row. One warp; the row is in shared memory.
-inline void write_row(const PrefillProblem& problem, const Args& args, uint32_t r) {
-  const abi::AttentionParams& p = problem.params;
-  const uint32_t n = p.v.head_dim, lane = threadIdx.x % kWarp;
-  const float* const row = problem.staging() + r * n;
-  const uint64_t token = problem.first_token + problem.token(r), head = problem.head(r);
-  SoftmaxState state = problem.state().state[r];
-  if (problem.state().bad != 0) state.sum = __uint_as_float(0x7FC00000u);
-  if (p.partial != abi::kAttentionWhole) {
-    const bool states = p.partial == abi::kAttentionStates;
-    const uint64_t out_states = args.at[arg_out], partial = args.at[arg_partial];
-    float* const place = pointer<float>(states ? out_states : partial) +
-                         ((problem.split * p.tokens + token) * p.heads + head) * (n + 2);
-    for (uint32_t c = lane; c < n; c += kWarp) place[c] = row[c];
-    if (lane == 0) place[n] = state.max * kLn2, place[n + 1] = state.sum;
-    return;
-  }
-  const float factor = finish_row(state, pointer<const float>(args.at[arg_sinks]), head);
-  const uint64_t out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
-  for (uint32_t c = lane; c < n; c += kWarp) store_float(out, p.out_dtype, c, row[c] * factor);
-  if (lane == 0 && args.at[arg_lse] != 0) {
-    *pointer<float>(args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride) =
-        log_sum_exp(state);
-  }
-}
 
 // Sums from registers to rows in shared memory, out of the rotated domain, to the output.
 template <uint32_t kV>
@@ -60,7 +35,8 @@ inline void write_rows(const PrefillProblem& problem, const Args& args,
   __syncthreads();
   for (uint32_t r = warp; r < problem.rows; r += problem.layout.warps) {
     restore<kV>(problem.staging() + r * n, n);
-    write_row(problem, args, r);
+    const RowWriter writer(problem, args, r, problem.state().state[r], lane == 0);
+    for (uint32_t c = lane; c < n; c += kWarp) writer.put(c, problem.staging()[r * n + c]);
   }
 }
 
@@ -121,20 +97,24 @@ __global__ void __launch_bounds__(512, 1)
     const int32_t first = __ffs(static_cast<int32_t>(__ballot_sync(kAll, fits)));
     if (first == static_cast<int32_t>(threadIdx.x) + 1) {
       const uint64_t tiles = (params.tokens * group + layout.rows - 1) / layout.rows;
-      problem.layout = layout, problem.group = group,
+      problem.layout = layout, problem.group = group;
+      problem.tile_rows = layout.rows, problem.stage_keys = layout.stage_keys;
       problem.count = tiles * params.splits * params.kv_heads;
       problem.index = blockIdx.x;
       problem.entries = nullptr, problem.first_token = problem.base_tile = 0;
     }
   } else if (threadIdx.x == kWarp) {
     problem.params = params;
-    problem.state().bad = 0;
+    problem.bad = 0;
     if (args.at[arg_state] != 0 && params.table.page_tokens == 0)
       abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), problem.params);
   }
   __syncthreads();
   const bool batch = params.table.page_tokens != 0;
-  if (batch) find_batch_tile(problem, args);
+  // Nobody's between tiles.
+  auto* const of_warps = reinterpret_cast<uint64_t*>(problem.state().begin);
+  static_assert(sizeof(Rows::begin) >= 16 * sizeof(uint64_t));
+  if (batch) find_batch_tile(problem, args, of_warps);
   while (problem.index < problem.count) {
     if (threadIdx.x == 0) {
       if (batch) {
@@ -148,7 +128,7 @@ __global__ void __launch_bounds__(512, 1)
     __syncthreads();
     if (threadIdx.x == 0) problem.index += gridDim.x;
     __syncthreads();
-    if (batch) find_batch_tile(problem, args);
+    if (batch) find_batch_tile(problem, args, of_warps);
   }
 }
 

@@ -2,9 +2,9 @@
 // Prefill attention: queries to MMA operands, and the scores of a stage. 16 keys per warp are the A
 // operand, queries fill B. Where a stage has fewer than 16 keys for every warp, several warps share
 // them, and each takes some of the coordinates.
+#include "cuda/kernels/attention/key_words.cuh"
 #include "cuda/kernels/attention/prefill_problem.cuh"
 #include "cuda/kernels/attention/rotate_row.cuh"
-#include "cuda/kernels/attention/unpack.cuh"
 
 namespace gyre::cuda {
 
@@ -51,13 +51,6 @@ inline void load_queries(const PrefillProblem& problem, uint64_t q) {
       problem.state().factor[r][0] = problem.state().factor[r][1] = 1.0f;
     }
   }
-}
-
-// The coordinate of K, of levels, that lane j has in operand place 0 to 7 of a step.
-template <uint32_t kK>
-inline uint32_t key_coordinate(uint32_t step, uint32_t j, uint32_t place) {
-  const KeyPlace of = key_place<kK>(step, place);
-  return of.word * abi::kv_group(abi::kv_low_bits(kK)) + 4 * j + of.byte + 16 * of.piece;
 }
 
 // One lane's B fragment for 32 coordinates (levels) or 16 (16-bit floats): upper bytes or hi, then
@@ -127,20 +120,7 @@ struct KeyLevels {
 };
 template <uint32_t kK>
 inline KeyLevels key_levels(const uint8_t* row, uint32_t n, uint32_t step, uint32_t j) {
-  constexpr uint32_t kLow = abi::kv_low_bits(kK), kHigh = abi::kv_high_bits(kK);
-  constexpr uint32_t kGroup = abi::kv_group(kLow),
-                     kHighGroup = abi::kv_group(kHigh == 0 ? 1 : kHigh);
-  const uint32_t word = key_word<kK>(step);
-  const auto* const low = reinterpret_cast<const uint32_t*>(row + word * 16) + j;
-  uint32_t high = 0;
-  if constexpr (kHigh != 0) {
-    const uint8_t* const plane = row + n * kLow / 8;
-    high = reinterpret_cast<const uint32_t*>(plane + word * kGroup / kHighGroup * 16)[j] >>
-           (word * kGroup % kHighGroup / 16 * kHigh);
-  }
-  constexpr LevelTable kTable = level_table<kK, true>();
-  const Operands<1> x =
-      unpack_key<kK, true>(kTable, low[0], kK == abi::kTq8 ? low[4] : 0, high, step);
+  const Operands<1> x = KeyWords<kK>(row, n, step, j).operands(step);
   return {signed_levels<kK>(x.term[0][0]), signed_levels<kK>(x.term[0][1])};
 }
 

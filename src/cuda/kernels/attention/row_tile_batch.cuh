@@ -1,9 +1,9 @@
 #pragma once
-// Prefill attention over pages: work tiles of the sequences of a batch, found on the device. Stages
-// begin at multiples of their size and a tile's keys are never split, so that a row's bits depend
-// neither on the batch nor on the chunks in which a prompt came.
+// Attention of many rows over pages: work tiles of the sequences of a batch, found on the device.
+// Stages begin at multiples of their size and a tile's keys are never split, so that a row's bits
+// depend neither on the batch nor on the chunks in which a prompt came.
 #include "cuda/kernels/attention/block_scan.cuh"
-#include "cuda/kernels/attention/prefill_problem.cuh"
+#include "cuda/kernels/attention/row_tile.cuh"
 
 namespace gyre::cuda {
 
@@ -16,7 +16,7 @@ inline abi::BatchSequence batch_sequence(const abi::AttentionParams& p, const Ar
 }
 
 // Work tiles of one KV head of a sequence; 0: another command's, or none.
-inline uint64_t sequence_tiles(const PrefillProblem& problem, const Args& args, uint64_t index) {
+inline uint64_t sequence_tiles(const RowTile& problem, const Args& args, uint64_t index) {
   using enum abi::AttentionArg;
   const abi::AttentionParams& p = problem.params;
   if (index >= p.table.sequences) return 0;
@@ -24,15 +24,14 @@ inline uint64_t sequence_tiles(const PrefillProblem& problem, const Args& args, 
       args.at[arg_prompts] != 0 && pointer<const uint8_t>(args.at[arg_prompts])[index] != 0;
   const uint64_t tokens = batch_sequence(p, args, index).tokens;
   if (tokens == 0 || !abi::attention_takes(p.phase, tokens, problem.group, prompt)) return 0;
-  return divide(tokens * problem.group + problem.layout.rows - 1, problem.layout.rows);
+  return divide(tokens * problem.group + problem.tile_rows - 1, problem.tile_rows);
 }
 
 // The sequence that has work tile `index`, and the tile's number in it, in first_row for now; how
-// many tiles there are at all. For all threads together.
-inline void find_batch_tile(PrefillProblem& problem, const Args& args) {
+// many tiles there are at all. `of_warps`: a word for each warp, in shared memory. For all threads
+// together.
+inline void find_batch_tile(RowTile& problem, const Args& args, uint64_t* of_warps) {
   const abi::AttentionParams& p = problem.params;
-  auto* const of_warps = reinterpret_cast<uint64_t*>(problem.state().begin);  // nobody's just now
-  static_assert(sizeof(Rows::begin) >= 16 * sizeof(uint64_t));
   const uint64_t wanted = problem.index;
   uint64_t before = 0;
   for (uint64_t base = 0; base < p.table.sequences && before <= wanted; base += blockDim.x) {
@@ -50,20 +49,20 @@ inline void find_batch_tile(PrefillProblem& problem, const Args& args) {
 }
 
 // The rows and keys of the tile that find_batch_tile found. One thread.
-inline void place_batch_tile(PrefillProblem& problem, const Args& args) {
+inline void place_batch_tile(RowTile& problem, const Args& args) {
   using enum abi::AttentionArg;
   const abi::AttentionParams& p = problem.params;
   const abi::BatchSequence of = batch_sequence(p, args, problem.sequence);
   const uint64_t tiles = sequence_tiles(problem, args, problem.sequence);
   problem.kv_head = divide(problem.first_row, tiles);
-  problem.first_row = (problem.first_row - problem.kv_head * tiles) * problem.layout.rows;
+  problem.first_row = (problem.first_row - problem.kv_head * tiles) * problem.tile_rows;
   problem.rows = static_cast<uint32_t>(
-      abi::kv_least(of.tokens * problem.group - problem.first_row, problem.layout.rows));
+      abi::kv_least(of.tokens * problem.group - problem.first_row, problem.tile_rows));
   problem.split = 0;
   problem.first_token = of.first_token;
   problem.entries = pointer<const uint32_t>(args.at[arg_table]) +
                     problem.sequence * p.table.stride + p.table.first_entry;
-  problem.state().bad = of.valid ? 0 : 1;
+  problem.bad = of.valid ? 0 : 1;
   place_head(problem, args);
   const auto length = static_cast<int64_t>(of.length);
   problem.first_key = 0, problem.last_key = length;
@@ -78,7 +77,7 @@ inline void place_batch_tile(PrefillProblem& problem, const Args& args) {
   problem.walk_key = begin;
   problem.walk = {};
   if (keys == 0) return;
-  const uint64_t stage = problem.layout.stage_keys, first = static_cast<uint64_t>(begin);
+  const uint64_t stage = problem.stage_keys, first = static_cast<uint64_t>(begin);
   const uint64_t base = divide(first, stage) * stage;
   problem.base_tile = base / abi::kKvTile;
   abi::KvWalk<uint64_t>& w = problem.walk;

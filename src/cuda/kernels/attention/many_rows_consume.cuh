@@ -1,0 +1,336 @@
+#pragma once
+// Attention of many rows: what a consumer warpgroup does. A thread has two rows, g and g + 8 of its
+// warp's 16, and of each tile of 8 columns two: 2 j and 2 j + 1. Values of a stage are added up
+// while the weights of the next are made.
+#include "cuda/kernels/attention/many_rows_mma.cuh"
+#include "cuda/kernels/attention/many_rows_output.cuh"
+#include "cuda/kernels/attention/value_pair.cuh"
+
+namespace gyre::cuda {
+
+// One of a thread's two rows.
+struct RowSums {
+  float factor;     // of its scores
+  float most;       // largest score so far, or logit in base 2 where these are softened
+  float reference;  // of its weights, in base 2
+  float sum;        // of this thread's weights
+  float top;        // scales of V so far are below 2 to this
+};
+
+constexpr int32_t to_position(int64_t x) {
+  constexpr int64_t kMost = 0x7FFFFFFF;
+  return static_cast<int32_t>(x < 0 ? 0 : (x > kMost ? kMost : x));
+}
+
+// soft_cap to 2 ulp, without the branches of a division; `inverse`: 1 / cap.
+inline float soft_cap_fast(float x, float cap, float inverse) {
+  const float a = fabsf(x) * inverse, e = exp2_fast(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : divide_fast(1.0f - e, 1.0f + e);
+  return copysignf(t * cap, x);
+}
+
+// Scales that are smaller lose bits of their weights; all of V is below 2^-92 then.
+constexpr float kLeastTop = -100.0f;
+inline float top_of(float scale) {
+  return scale == 0 ? kLeastTop : static_cast<float>(exponent_of(scale) + 1);
+}
+
+template <class T>
+class Consumer {
+ public:
+  static constexpr ManyRowsLayout kLayout = T::kLayout;
+
+  Consumer(ManyRowsState& state, const Args& args, uint32_t group)
+      : state_(state), tile_(state.tile), group_(group) {
+    using enum abi::AttentionArg;
+    tree_ = pointer<const uint8_t>(args.at[arg_tree]);
+    if (args.at[arg_tree] == 0) tree_ = nullptr;
+    soft_ = tile_.params.soft_cap != 0 || args.at[arg_slopes] != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) start_row(i, args.at[arg_slopes]);
+    // Positions whose keys all of the group's rows see, if the walk has one part.
+    const uint32_t first = first_row(), last = first + kGroupRows - 1;
+    const int64_t from = tile_.bounds(token_of(last < tile_.rows ? last : tile_.rows - 1)).begin;
+    int64_t to = tile_.bounds(token_of(first)).end;
+    if (tree_ != nullptr) {
+      const int64_t tree = abi::row_position(tile_.mask, int64_t{0});
+      to = to < tree ? to : tree;
+    }
+    const auto skip = static_cast<int64_t>(tile_.walk.skip);
+    seen_from_ = to_position(from - tile_.walk_key + skip);
+    seen_to_ = to_position(to - tile_.walk_key + skip);
+    wraps_ = tile_.walk.tiles != tile_.walk.tiles_a;
+  }
+
+  void run() {
+    const uint32_t stages = tile_.stage_count();
+    SlotCursor<kLayout.slots> k, v;
+    v.step(1);
+    float s[T::kKeyTiles][4];
+    uint32_t p[T::kKeys / 16][4];
+    float keep[2];
+    const unsigned char* const q =
+        dynamic_shared() + kLayout.q + group_ * panels_of(T::kKDim) * kLayout.q_panel;
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < stages; ++stage) {
+      wait_for_phase(&state_.full[k.slot], k.phase);
+      begin_scores<T>(q, slot(k.slot), s);
+      wait_for_product<0>(s);
+      if constexpr (T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
+      weigh(stage, slot(k.slot), slot(v.slot), s, keep);
+      release(k.slot);
+      if (__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
+      }
+      pack(slot(v.slot), s, p);
+      if constexpr (!T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
+      begin_values<T>(p, slot(v.slot), o_);
+      wait_for_product<0>(o_);
+      if constexpr (!T::kLevelsV) {
+        if (!all_seen(stage)) add_not_finite(stage, slot(v.slot));
+      }
+      release(v.slot);
+      k.step(2);
+      v.step(2);
+    }
+  }
+
+  // The two rows to global memory.
+  void write(const Args& args) {
+    if constexpr (T::kLevelsV) restore_columns<T::kVDim>(o_);
+    const uint32_t j = threadIdx.x % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float sum = warp_sum<4>(rows_[i].sum);
+      if (row(i) >= tile_.rows) continue;
+      const RowWriter writer(tile_, args, row(i), {rows_[i].reference, sum}, j == 0);
+      if (writer.has_pairs()) {
+#pragma unroll
+        for (uint32_t t = 0; t < T::kVTiles; ++t)
+          writer.put_pair(t * 8 + 2 * j, o_[t][2 * i], o_[t][2 * i + 1]);
+      } else {
+#pragma unroll
+        for (uint32_t t = 0; t < T::kVTiles * 2; ++t)
+          writer.put(t / 2 * 8 + 2 * j + t % 2, o_[t / 2][2 * i + t % 2]);
+      }
+    }
+  }
+
+ private:
+  static uint32_t in_group(uint32_t i) {
+    return threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4 + 8 * i;
+  }
+  uint32_t first_row() const { return group_ * kGroupRows; }
+  uint32_t row(uint32_t i) const { return first_row() + in_group(i); }
+  uint64_t token_of(uint32_t r) const { return tile_.token(r < tile_.rows ? r : 0); }
+  unsigned char* slot(uint32_t index) const {
+    return dynamic_shared() + kLayout.slot + index * kLayout.slot_bytes;
+  }
+  void release(uint32_t index) {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(&state_.empty[index]);
+  }
+
+  RowLimits& limits(uint32_t i) const { return state_.limits[group_ * kGroupRows + in_group(i)]; }
+  void start_row(uint32_t i, uint64_t slopes) {
+    const uint32_t r = row(i);
+    const uint64_t token = token_of(r);
+    const abi::RowBounds<int64_t> b = tile_.bounds(token);
+    const int64_t position = abi::row_position(tile_.mask, static_cast<int64_t>(token));
+    const bool sloped = slopes != 0 && r < tile_.rows;
+    limits(i) = {to_position(b.begin - tile_.walk_key), to_position(b.end - tile_.walk_key),
+                 static_cast<int32_t>(position - tile_.walk_key),
+                 sloped ? pointer<const float>(slopes)[tile_.head(r)] * kLog2E : 0.0f};
+    rows_[i] = {state_.factor[group_ * kGroupRows + in_group(i)], minus_infinity(),
+                minus_infinity(), 0.0f, kLeastTop};
+  }
+
+  // Whether all rows of the group see all keys of the stage.
+  bool all_seen(uint32_t stage) const {
+    const auto begin = static_cast<int32_t>(stage * T::kKeys);
+    if (!wraps_) return begin >= seen_from_ && begin + static_cast<int32_t>(T::kKeys) <= seen_to_;
+    return false;
+  }
+
+  // Scores become weights, relative to the largest so far; `keep` is the factor of what was there.
+  void weigh(uint32_t stage, const unsigned char* k, const unsigned char* v,
+             float (&s)[T::kKeyTiles][4], float (&keep)[2]) {
+    const uint32_t j = threadIdx.x % 4;
+    if constexpr (T::kLevelsK) {
+      const auto* const scales = reinterpret_cast<const float2*>(k + kLayout.scales) + j;
+#pragma unroll
+      for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+        const float2 scale = scales[t * 4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? scale.x : scale.y;
+      }
+    }
+    if (soft_) soften(k, s);
+    float scale_top[2] = {0, 0};
+    if (!all_seen(stage)) {
+      hide(k, v, s, scale_top);
+    } else if constexpr (T::kLevelsV) {
+      const float4 tops = *reinterpret_cast<const float4*>(v + kLayout.tops);
+      scale_top[0] = scale_top[1] = fmaxf(fmaxf(tops.x, tops.y), fmaxf(tops.z, tops.w));
+    }
+    float most[2] = {rows_[0].most, rows_[1].most};
+#pragma unroll
+    for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i)
+      most[i % 4 / 2] = fmaxf(most[i % 4 / 2], s[i / 4][i % 4]);
+    float factor[2], reference[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      RowSums& r = rows_[i];
+      r.most = warp_max<4>(most[i]);
+      factor[i] = soft_ ? 1.0f : r.factor;
+      if constexpr (T::kLevelsV) r.top = fmaxf(r.top, top_of(scale_top[i]));
+      const float top = r.most == minus_infinity()
+                            ? minus_infinity()
+                            : r.most * factor[i] - T::kWeightTop + (T::kLevelsV ? r.top : 0.0f);
+      reference[i] = SoftmaxState::reference(top);
+      keep[i] = exp2_fast(r.reference - reference[i]);
+      r.reference = top;
+      r.sum *= keep[i];
+    }
+    float sum[2][2] = {};  // two chains
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        s[t][i] = exp2_fast(fmaf(s[t][i], factor[i / 2], -reference[i / 2]));
+        sum[i / 2][i % 2] += s[t][i];
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) rows_[i].sum += sum[i][0] + sum[i][1];
+  }
+
+  // A soft cap and slopes: scores become logits in base 2.
+  void soften(const unsigned char* k, float (&s)[T::kKeyTiles][4]) const {
+    const auto* const numbers =
+        reinterpret_cast<const int2*>(k + kLayout.numbers) + threadIdx.x % 4;
+    const float cap = tile_.params.soft_cap, inverse = 1.0f / cap;
+    const RowLimits of[2] = {limits(0), limits(1)};
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      const int2 number = numbers[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        float x = s[t][i] * rows_[i / 2].factor;
+        if (cap > 0) x = soft_cap_fast(x, cap, inverse) * kLog2E;
+        const int32_t key = i % 2 == 0 ? number.x : number.y;
+        const RowLimits& r = of[i / 2];
+        s[t][i] = r.slope == 0 ? x : fmaf(r.slope, static_cast<float>(key - r.position), x);
+      }
+    }
+  }
+
+  // Which of the thread's scores count, a bit each, and the largest scale of V that each row sees.
+  // Rolled: it is for few stages.
+  uint64_t seen_scores(const unsigned char* k, const unsigned char* v, float (&top)[2]) const {
+    const auto* const numbers =
+        reinterpret_cast<const int2*>(k + kLayout.numbers) + threadIdx.x % 4;
+    const auto* const scales =
+        reinterpret_cast<const float2*>(v + kLayout.scales) + threadIdx.x % 4;
+    const RowLimits of[2] = {limits(0), limits(1)};
+    uint64_t seen = 0;
+#pragma unroll 1
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      const int2 number = numbers[t * 4];
+      float2 scale = make_float2(0, 0);
+      if constexpr (T::kLevelsV) scale = scales[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        if (!sees(of[i / 2], i / 2, i % 2 == 0 ? number.x : number.y)) continue;
+        seen |= uint64_t{1} << (4 * t + i);
+        const float scale_of = i % 2 == 0 ? scale.x : scale.y;
+        if (T::kLevelsV && is_finite(scale_of)) top[i / 2] = fmaxf(top[i / 2], scale_of);
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) top[i] = warp_max<4>(top[i]);
+    return seen;
+  }
+  bool sees(const RowLimits& of, uint32_t i, int32_t key) const {
+    if (key < of.begin || key >= of.end) return false;
+    if (tree_ == nullptr) return true;
+    return !abi::tree_hides(tree_ + token_of(row(i)) * tile_.params.tree_stride, tile_.mask,
+                            tile_.walk_key + key);
+  }
+  void hide(const unsigned char* k, const unsigned char* v, float (&s)[T::kKeyTiles][4],
+            float (&top)[2]) const {
+    const uint64_t seen = seen_scores(k, v, top);
+#pragma unroll
+    for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i) {
+      if ((seen >> i & 1) == 0) s[i / 4][i % 4] = minus_infinity();
+    }
+  }
+
+  // Values that the producers left out, to the rows that see their keys: whatever the weight, they
+  // are infinite or NaN.
+  void add_not_finite(uint32_t stage, const unsigned char* v) {
+    using Copies = RowCopies<T::kVDim>;
+#pragma unroll 1
+    for (uint32_t warp = 0; warp < kProducers / kWarp; ++warp) {
+#pragma unroll 1
+      for (uint32_t bad = reinterpret_cast<const uint32_t*>(v + kLayout.tops)[warp]; bad != 0;
+           bad &= bad - 1) {
+        const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int32_t>(bad))) - 1;
+        const Copies of(warp * kWarp + bit % Copies::kOfWarp * Copies::kLanes);
+        const uint32_t tile = bit / Copies::kOfWarp * Copies::kTilesAtOnce + of.tile;
+        add_value(stage * T::kKeys + tile * 8 + of.row);
+      }
+    }
+  }
+  void add_value(uint32_t position) {
+    constexpr uint32_t kExponent = T::kV == kFormatF16 ? 0x7C00u : 0x7F80u;
+    const auto key = static_cast<int32_t>(tile_.key_of(position) - tile_.walk_key);
+    const auto* const row = reinterpret_cast<const uint32_t*>(
+        tile_.v_codes + tile_.row_offset(position, tile_.params.v.codes_tile_stride));
+    const bool seen[2] = {sees(limits(0), 0, key), sees(limits(1), 1, key)};
+#pragma unroll
+    for (uint32_t t = 0; t < T::kVTiles; ++t) {
+      const uint32_t two = row[t * 4 + threadIdx.x % 4];
+      if (!not_finite(two, kExponent)) continue;
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t bits = i % 2 == 0 ? two & 0xFFFFu : two >> 16;
+        if (seen[i / 2] && (bits & kExponent) == kExponent) o_[t][i] += as_float(bits, T::kV);
+      }
+    }
+  }
+
+  // Weights to the A operand, over levels times V's scales.
+  void pack(const unsigned char* v, const float (&s)[T::kKeyTiles][4],
+            uint32_t (&p)[T::kKeys / 16][4]) const {
+    const auto* const scales =
+        reinterpret_cast<const float2*>(v + kLayout.scales) + threadIdx.x % 4;
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      float2 scale = make_float2(1.0f, 1.0f);
+      if constexpr (T::kLevelsV) scale = scales[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        float a = s[t][2 * i], b = s[t][2 * i + 1];
+        if constexpr (T::kLevelsV) {
+          // The scale of a key that is not seen may be NaN, or never written.
+          a = a == 0 ? 0.0f : a * scale.x;
+          b = b == 0 ? 0.0f : b * scale.y;
+        }
+        p[t / 2][t % 2 * 2 + i] = pack_16(a, b, T::kBf16V);
+      }
+    }
+  }
+
+  ManyRowsState& state_;
+  const RowTile& tile_;
+  const uint32_t group_;
+  const uint8_t* tree_;
+  bool soft_, wraps_;
+  int32_t seen_from_, seen_to_;
+  RowSums rows_[2];
+  float o_[T::kVTiles][4] = {};
+};
+
+}  // namespace gyre::cuda

@@ -1,0 +1,312 @@
+#pragma once
+// Attention of many rows: what the producer warps do. Item 2 i is K of stage i, item 2 i + 1 its V.
+#include "cuda/kernels/attention/key_words.cuh"
+#include "cuda/kernels/attention/many_rows_mma.cuh"
+#include "cuda/kernels/attention/value_pair.cuh"
+
+namespace gyre::cuda {
+
+template <class T>
+class Producer {
+ public:
+  static constexpr ManyRowsLayout kLayout = T::kLayout;
+  static constexpr bool kAnyLevels = T::kLevelsK || T::kLevelsV;
+
+  explicit Producer(ManyRowsState& state) : state_(state), tile_(state.tile) {
+    // In registers, which 32 bits are enough for: shared memory is slow to ask for every item.
+    const abi::KvWalk<uint64_t>& walk = tile_.walk;
+    const auto narrow = [](uint64_t x) { return static_cast<uint32_t>(x); };
+    walk_ = {narrow(walk.first_tile), narrow(walk.tiles_a), narrow(walk.tiles),
+             narrow(walk.skip),       narrow(walk.end_a),   narrow(walk.end_b),
+             narrow(walk.starts_a),   narrow(walk.starts_b)};
+    find_tile(0);
+  }
+
+  void run() {
+    const uint32_t items = 2 * tile_.stage_count();
+    // The first row's end and the last one's begin: keys between them are seen by all rows.
+    const int64_t from = tile_.bounds(tile_.token(tile_.rows - 1)).begin;
+    const int64_t to = tile_.bounds(tile_.token(0)).end;
+    SlotCursor<kLayout.slots> at;
+    uint32_t stored = 0;
+    // Item m is copied, and item m - ahead + 1 handed over.
+    constexpr uint32_t kBefore = kLayout.ahead - 1;
+#pragma unroll 1
+    for (uint32_t m = 0; m < items + kBefore; ++m) {
+      const uint32_t n = m - kBefore;
+      if (m >= kBefore) {
+        copy_wait<kBefore - 1>();
+        // All of the item is there, and nobody reads the one before it any more.
+        if constexpr (kAnyLevels) sync_named_barrier<kProducers / kWarp>(kProducerBarrier);
+      }
+      begin_copy(m, items, true);
+      if (m >= kBefore) {
+        if (n % 2 == 0) {
+          hand_over<T::kK, true>(n / 2, at, stored);
+        } else {
+          hand_over<T::kV, false>(n / 2, at, stored);
+          if constexpr (!T::kLevelsV) look(n / 2, at.slot, from, to);
+        }
+        fence_operands();
+        arrive(&state_.full[at.slot]);
+        at.step(1);
+        if (++stored == kLayout.ahead) stored = 0;
+      }
+      begin_copy(m, items, false);
+      copy_commit();
+    }
+    copy_wait<0>();
+  }
+
+ private:
+  static uint32_t thread() { return threadIdx.x - T::kGroups * kGroupThreads; }
+  unsigned char* slot(uint32_t index) const {
+    return dynamic_shared() + kLayout.slot + index * kLayout.slot_bytes;
+  }
+  unsigned char* stored(uint32_t index) const {
+    return dynamic_shared() + kLayout.stored + index * kLayout.stored_bytes;
+  }
+
+  // Copies of item n, if it goes through the ring of stored bytes (`levels`) or not.
+  void begin_copy(uint32_t n, uint32_t items, bool levels) {
+    if (n >= items) return;
+    const abi::AttentionParams& p = tile_.params;
+    if (n % 2 == 0) {
+      if (levels != T::kLevelsK) return;
+      at_ = next_, present_ = next_present_;
+      copy_item<T::kLevelsK, T::kKDim, kLayout.k_tile_bytes, kLayout.k_panel>(n, p.k, tile_.k_codes,
+                                                                              tile_.k_scales);
+    } else {
+      if (levels != T::kLevelsV) return;
+      find_tile(n / 2 + 1);
+      copy_item<T::kLevelsV, T::kVDim, kLayout.v_tile_bytes, kLayout.v_panel>(n, p.v, tile_.v_codes,
+                                                                              tile_.v_scales);
+    }
+  }
+
+  // Where this lane's tile of a stage lies; lanes beyond the stage's tiles repeat. One stage ahead:
+  // the page table is slow to read.
+  void find_tile(uint32_t stage) {
+    const uint32_t index = stage * T::kTiles + threadIdx.x % kWarp % T::kTiles;
+    next_present_ = index < walk_.tiles && (index + 1) * abi::kKvTile > walk_.skip;
+    next_ = {0, walk_.tile(index)};
+    if (tile_.paged() && next_present_) next_ = tile_.page_tile(index);
+  }
+  uint64_t lane_tile(uint64_t stride) const { return at_.offset + at_.tile * stride; }
+  static uint64_t shuffled(uint64_t x, uint32_t lane) {
+    const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(x), static_cast<int>(lane));
+    const uint32_t high = __shfl_sync(kAll, static_cast<uint32_t>(x >> 32), static_cast<int>(lane));
+    return uint64_t{high} << 32 | low;
+  }
+
+  template <bool kLevels, uint32_t kDim, uint32_t kTileBytes, uint32_t kPanel>
+  void copy_item(uint32_t n, const abi::KvCacheLayout& layout, const uint8_t* codes,
+                 const uint8_t* scales) {
+    const uint64_t mine = lane_tile(layout.codes_tile_stride);
+    const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0);
+    if constexpr (kLevels) {
+      copy_stored<kTileBytes>(mine, there, codes, stored(n % kLayout.ahead));
+      if (thread() < T::kTiles && present_) {
+        copy_async<16>(
+            shared_address(stored(n % kLayout.ahead) + kLayout.stored_scales + thread() * 16),
+            scales + lane_tile(layout.scales_tile_stride), true);
+      }
+    } else {
+      const uint32_t at = n % kLayout.slots;
+      wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
+      if (n % 2 == 0) number_keys(n / 2, slot(at));
+      copy_rows<kDim, kPanel>(n / 2, mine, there, layout.codes_tile_stride / abi::kKvTile, codes,
+                              slot(at));
+    }
+  }
+
+  // Tiles of levels as they are stored, one behind the other.
+  template <uint32_t kTileBytes>
+  void copy_stored(uint64_t mine, uint32_t there, const uint8_t* codes, unsigned char* to) const {
+    constexpr uint32_t kChunks = kTileBytes / 16;
+    // A warp's lanes go on together: chunks are a multiple of 32.
+    static_assert(T::kTiles * kChunks % kWarp == 0);
+#pragma unroll 4
+    for (uint32_t c = thread(); c < T::kTiles * kChunks; c += kProducers) {
+      const uint32_t tile = c / kChunks;
+      const uint64_t from = shuffled(mine, tile);
+      if ((there >> tile & 1) != 0)
+        copy_async<16>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
+    }
+  }
+
+  // Rows of 16-bit floats to their places in the operand; those without a key become zeros.
+  template <uint32_t kDim, uint32_t kPanel>
+  void copy_rows(uint32_t stage, uint64_t mine, uint32_t there, uint64_t stride,
+                 const uint8_t* codes, unsigned char* to) const {
+    using Copies = RowCopies<kDim>;
+    constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes;
+    const Copies mine_of(thread());
+    const uint32_t lane = thread() % kLanes, row = mine_of.row, column = T::column(row);
+    const bool whole = walk_.whole(stage * T::kKeys);
+    const uint8_t* const from = codes + row * stride + lane * 16;
+    const SharedAddress target = shared_address(to + column * 128);
+#pragma unroll 4
+    for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
+      const uint32_t tile = i * Copies::kTilesAtOnce + mine_of.tile;
+      const uint64_t offset = shuffled(mine, tile);
+      const bool key = whole || ((there >> tile & 1) != 0 &&
+                                 walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
+#pragma unroll
+      for (uint32_t c = 0; c < kChunks; c += kLanes) {
+        if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
+        copy_async<16>(
+            target + tile * 1024 + (c + lane) / 8 * kPanel + (((c + lane) ^ column) & 7) * 16,
+            key ? from + offset + c * 16 : codes, key);
+      }
+    }
+  }
+
+  // Numbers of the keys, counted from the walk's first; -1: none.
+  void number_keys(uint32_t stage, unsigned char* to) const {
+    if (thread() >= T::kKeys) return;
+    const uint32_t number = walk_.key_of(stage * T::kKeys + thread());  // kNoKey is -1
+    reinterpret_cast<int32_t*>(to + kLayout.numbers)[thread() / 8 * 8 + T::column(thread() % 8)] =
+        static_cast<int32_t>(number);
+  }
+
+  // Levels become operands; what was copied into the slot is there already.
+  template <uint32_t kFormat, bool kKeysItem>
+  void hand_over(uint32_t stage, const SlotCursor<kLayout.slots>& at, uint32_t from) {
+    if constexpr (abi::kv_is_native(kFormat)) {
+      wait_for_phase(&state_.empty[at.slot], at.phase ^ 1);
+      unsigned char* const to = slot(at.slot);
+      const unsigned char* const bytes = stored(from);
+      if constexpr (kKeysItem) number_keys(stage, to);
+      hand_over_scales<kKeysItem>(stage, bytes + kLayout.stored_scales, to);
+      if constexpr (kKeysItem) {
+        unpack_keys(bytes, to);
+      } else {
+        unpack_values_item(bytes, to);
+      }
+    }
+  }
+
+  // V's also have the largest that each warp saw of keys that are there.
+  template <bool kKeysItem>
+  void hand_over_scales(uint32_t stage, const unsigned char* scales, unsigned char* to) const {
+    const uint32_t key = thread() % T::kKeys;
+    const float scale = raw_scale(scales + key / 8 * 16, 0, key % 8) * 0x1p-31f;
+    reinterpret_cast<float*>(to + kLayout.scales)[key / 8 * 8 + T::column(key % 8)] = scale;
+    if constexpr (!kKeysItem) {
+      const bool counts = is_finite(scale) && walk_.key_of(stage * T::kKeys + key) != walk_.kNoKey;
+      const uint32_t top = __reduce_max_sync(kAll, counts ? __float_as_uint(scale) : 0u);
+      if (thread() % kWarp == 0)
+        reinterpret_cast<uint32_t*>(to + kLayout.tops)[thread() / kWarp] = top;
+    }
+  }
+
+  // Chunks of an operand that a thread makes at a time: it loads their codes first, or each load
+  // would wait for the store before it.
+  static constexpr uint32_t kAtOnce = T::kVDim > 128 ? 2 : 4;
+
+  void unpack_keys(const unsigned char* bytes, unsigned char* to) {
+    if constexpr (T::kLevelsK) {
+      constexpr uint32_t kUnits = T::kKDim / 8, kRowBytes = kLayout.k_tile_bytes / 8,
+                         kCount = T::kKeys * kUnits;
+      static_assert(kCount % (kProducers * kAtOnce) == 0);
+#pragma unroll 1
+      for (uint32_t first = thread(); first < kCount; first += kProducers * kAtOnce) {
+        KeyWords<T::kK> words[kAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint32_t u = first + i * kProducers, chunk = u % kUnits;
+          words[i] = {bytes + u / kUnits * kRowBytes, T::kKDim, chunk / 4, chunk % 4};
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint32_t u = first + i * kProducers, key = u / kUnits, chunk = u % kUnits;
+          const Operands<1> x = words[i].operands(chunk / 4);
+          uint4 w;
+          to_f16x2(raised_levels<T::kK>(x.term[0][0]), w.x, w.y);
+          to_f16x2(raised_levels<T::kK>(x.term[0][1]), w.z, w.w);
+          const uint32_t row = key / 8 * 8 + T::column(key % 8);
+          *reinterpret_cast<uint4*>(to + operand_byte(kLayout.k_panel, row, chunk)) = w;
+        }
+      }
+    }
+  }
+
+  // A chunk is eight tokens of a coordinate.
+  void unpack_values_item(const unsigned char* bytes, unsigned char* to) {
+    if constexpr (T::kLevelsV) {
+      constexpr LevelTable kTable = level_table<T::kV, true>();
+      constexpr uint32_t kHalf = T::kVDim / 2, kCount = T::kTiles * kHalf,
+                         kPairsAtOnce = kAtOnce * kProducers <= kCount ? kAtOnce : kAtOnce / 2;
+      static_assert(kCount % (kProducers * kPairsAtOnce) == 0);
+#pragma unroll 1
+      for (uint32_t first = thread(); first < kCount; first += kProducers * kPairsAtOnce) {
+        ValuePair<T::kV> pairs[kPairsAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kPairsAtOnce; ++i) {
+          const uint32_t u = first + i * kProducers, a = u % kHalf;
+          pairs[i] = {bytes + u / kHalf * kLayout.v_tile_bytes, T::kVDim, a, a + kHalf};
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kPairsAtOnce; ++i) {
+          const uint32_t u = first + i * kProducers, tile = u / kHalf, a = u % kHalf;
+          Operands<1> x[2];
+          unpack_values<T::kV, true>(kTable, pairs[i].low, pairs[i].high, 0, x);
+#pragma unroll
+          for (uint32_t e = 0; e < 2; ++e) {
+            uint4 w;
+            to_f16x2(raised_levels<T::kV>(x[e].term[0][0]), w.x, w.y);
+            to_f16x2(raised_levels<T::kV>(x[e].term[0][1]), w.z, w.w);
+            *reinterpret_cast<uint4*>(to + operand_byte(kLayout.v_panel, a + e * kHalf, tile)) = w;
+          }
+        }
+      }
+    }
+  }
+
+  // Infinity times a weight of 0 is NaN: where rows do not see all keys of a stage, what is not
+  // finite becomes 0, and the consumers are told which keys had it. A thread looks at what it
+  // copied; a warp's keys are a bit each.
+  void look(uint32_t stage, uint32_t at, int64_t from, int64_t to) {
+    const uint64_t begin = uint64_t{stage} * T::kKeys;
+    uint32_t bad = 0;
+    if (!(tile_.walk.whole(begin) && tile_.params.tree_stride == 0 && tile_.key_of(begin) >= from &&
+          tile_.key_of(begin) + T::kKeys <= to))
+      bad = replace(slot(at));
+    bad = __reduce_or_sync(kAll, bad);
+    if (thread() % kWarp == 0)
+      reinterpret_cast<uint32_t*>(slot(at) + kLayout.tops)[thread() / kWarp] = bad;
+  }
+  uint32_t replace(unsigned char* values) const {
+    using Copies = RowCopies<T::kVDim>;
+    constexpr uint32_t kExponent = T::kV == kFormatF16 ? 0x7C00u : 0x7F80u;
+    const Copies mine(thread());
+    uint32_t bad = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
+      const uint32_t row = (i * Copies::kTilesAtOnce + mine.tile) * 8 + mine.row;
+#pragma unroll 1
+      for (uint32_t c = thread() % Copies::kLanes; c < Copies::kChunks; c += Copies::kLanes) {
+        auto* const words =
+            reinterpret_cast<uint32_t*>(values + operand_byte(kLayout.v_panel, row, c));
+#pragma unroll
+        for (uint32_t w = 0; w < 4; ++w) {
+          const uint32_t two = words[w];
+          if (!not_finite(two, kExponent)) continue;
+          bad |= 1u << (i * Copies::kOfWarp + thread() % kWarp / Copies::kLanes);
+          words[w] = ((two & kExponent) == kExponent ? 0 : two & 0xFFFFu) |
+                     ((two >> 16 & kExponent) == kExponent ? 0 : two & 0xFFFF0000u);
+        }
+      }
+    }
+    return bad;
+  }
+
+  ManyRowsState& state_;
+  const RowTile& tile_;
+  abi::KvWalk<uint32_t> walk_;
+  RowTile::TileAt at_, next_;  // of the stage that is copied, and of the one after it
+  bool present_ = false, next_present_ = false;
+};
+
+}  // namespace gyre::cuda

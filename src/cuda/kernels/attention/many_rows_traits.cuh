@@ -1,0 +1,118 @@
+#pragma once
+// Attention of many rows: a variant's constants, and its block's shared memory.
+#include "cuda/kernels/attention/many_rows_layout.cuh"
+#include "cuda/kernels/attention/row_tile.cuh"
+#include "cuda/kernels/attention/unpack.cuh"
+#include "cuda/kernels/pack_16.cuh"
+
+namespace gyre::cuda {
+
+template <uint32_t kKFormat, uint32_t kVFormat, uint32_t kKDim_, uint32_t kVDim_, uint32_t kGpu>
+struct ManyRows {
+  static constexpr uint32_t kK = kKFormat, kV = kVFormat, kKDim = kKDim_, kVDim = kVDim_;
+  static constexpr ManyRowsLayout kLayout = many_rows_layout(kK, kV, kKDim, kVDim, kGpu);
+  static_assert(kLayout.slots != 0);
+  static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
+  // What the MMAs multiply: levels are f16, and so are queries and weights then.
+  static constexpr bool kBf16K = kK == kFormatBf16, kBf16V = kV == kFormatBf16;
+  static constexpr uint32_t kGroups = kLayout.groups, kKeys = kLayout.keys,
+                            kThreads = kLayout.threads(), kRows = kLayout.rows();
+  static constexpr uint32_t kKeyTiles = kKeys / 8, kVTiles = kVDim / 8;  // of sums' columns
+  static constexpr uint32_t kTiles = kKeys / abi::kKvTile;               // of a stage
+  // f16 weights end below 2 to this: small ones would be subnormal.
+  static constexpr float kWeightTop = kBf16V ? 0.0f : 8.0f;
+
+  // Column of the scores, and row of an operand, that a slot of a tile has: the order in which V's
+  // codes are unpacked.
+  static constexpr uint32_t column(uint32_t slot) {
+    return kLevelsV ? value_place<kV>(slot) : slot;
+  }
+};
+
+// What some stages alone ask of a row. Keys are counted from the walk's first.
+struct RowLimits {
+  int32_t begin, end;  // keys that it sees
+  int32_t position;    // its own key
+  float slope;
+};
+
+struct ManyRowsState {
+  RowTile tile;
+  RowLimits limits[2 * kGroupRows];
+  PhaseBarrier full[kMostSlots], empty[kMostSlots];
+  float factor[2 * kGroupRows];  // of a row's scores, in base 2
+  uint64_t of_warps[16];
+};
+static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
+
+inline ManyRowsState& block_state() { return *reinterpret_cast<ManyRowsState*>(dynamic_shared()); }
+
+constexpr uint32_t kProducerBarrier = 0, kConsumerBarrier = 1;  // of sync_named_barrier
+
+inline void end_barriers(ManyRowsState& state, uint32_t slots) {
+  for (uint32_t i = 0; i < slots; ++i) {
+    invalidate_barrier(&state.full[i]);
+    invalidate_barrier(&state.empty[i]);
+  }
+}
+
+// Producers give some of their registers to the consumers. A block of 384 threads has 168 for each
+// thread, two blocks of 256 have 128; one alone has enough.
+template <class T>
+inline void leave_registers() {
+#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (T::kGroups == 2 && T::kVDim > 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+  } else if constexpr (T::kGroups == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+  } else if constexpr (T::kLayout.blocks == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+  }
+#endif
+}
+template <class T>
+inline void take_registers() {
+#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (T::kGroups == 2 && T::kVDim > 128) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+  } else if constexpr (T::kGroups == 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+  } else if constexpr (T::kLayout.blocks == 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+  }
+#endif
+}
+
+// Byte of an operand: chunks of 16 bytes, in rows of 128.
+inline uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  return row * 128 + ((chunk ^ row) & 7) * 16;
+}
+// The same where a row has several panels of 128 bytes.
+inline uint32_t operand_byte(uint32_t panel_bytes, uint32_t row, uint32_t chunk) {
+  return chunk / 8 * panel_bytes + swizzled(row, chunk);
+}
+
+// How producers copy rows of 16-bit floats: eight or 16 threads to a row, so that what a thread
+// copies differs by the tile alone. A warp has at most 32 keys of a stage, in passes.
+template <uint32_t kDim>
+struct RowCopies {
+  static constexpr uint32_t kChunks = kDim / 8, kLanes = kChunks <= 8 ? 8 : 16,
+                            kTilesAtOnce = kProducers / kLanes / 8, kOfWarp = kWarp / kLanes;
+  uint32_t tile, row;  // of the pass
+
+  // The rows that a producer thread copies.
+  explicit RowCopies(uint32_t thread) : tile(thread / kLanes / 8), row(thread / kLanes % 8) {}
+};
+
+// Items in turn through a ring of slots: which slot, and which phase of its barriers.
+template <uint32_t kSlots>
+struct SlotCursor {
+  uint32_t slot = 0, phase = 0;
+
+  void step(uint32_t by) {
+    slot += by;
+    if (slot >= kSlots) slot -= kSlots, phase ^= 1;
+  }
+};
+
+}  // namespace gyre::cuda
