@@ -122,7 +122,8 @@ class LaneQuery {
 template <class T>
 inline void load_tile_queries(ManyRowsState& state, uint64_t q) {
   using Lane = LaneQuery<T>;
-  constexpr uint32_t kTogether = kWarp / Lane::kLanes, kAtOnce = T::kKDim > 128 ? 1 : 2;
+  constexpr uint32_t kTogether = kWarp / Lane::kLanes,
+                     kAtOnce = T::kKDim > 128 || T::kGroups == 1 ? 1 : 2;
   const RowTile& tile = state.tile;
   const abi::AttentionParams& p = tile.params;
   const float logits = p.scale * (p.soft_cap == 0 ? kLog2E : 1.0f);
