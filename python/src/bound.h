@@ -90,6 +90,7 @@ void bind_tensor(nb::module_& module);
 void bind_encoder(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_rope(nb::module_& module);
+void bind_rope_append(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_buffer(nb::module_& module);
 void bind_kv_cache(nb::module_& module);

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "bound.h"
+#include "rope_append.h"
 
 namespace gyre::python {
 namespace {
@@ -133,6 +133,26 @@ std::unique_ptr<BoundKvCache> fork(BoundKvCache& self, Encoder& encoder) {
                                         without_gil([&] { return use.cache().fork(encoder); }));
 }
 
+void bind_rope_append(nb::class_<BoundKvCache>& cache) {
+  constexpr const char* kOp = "cache.rope_append";
+  const auto record = [](BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& k,
+                         const Operand& v, const Operands& operand, RopeAppendInputs& inputs,
+                         const RopeAppendOptions& options) {
+    const Use use(self, kOp);
+    inputs.k = operand("k", k), inputs.v = operand("v", v);
+    without_gil([&] { use.cache().rope_append(encoder, layer, inputs, options); });
+  };
+  with_rope_append_arguments([&](const auto&... arguments) {
+    cache.def(
+        "rope_append",
+        rope_append_call<BoundKvCache&, Encoder&, uint64_t, const Operand&, const Operand&>(kOp,
+                                                                                            record),
+        "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
+        "rope() (norm: norm_rope()) of q and k, then append(), in one command. positions: None is "
+        "those of the step. The rest as in gyre.rope_append().");
+  });
+}
+
 void bind_steps(nb::class_<BoundKvCache>& cache) {
   cache
       .def(
@@ -156,8 +176,7 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
           "assume_appended",
           [](BoundKvCache& self) { Use(self, "cache.assume_appended").cache().assume_appended(); },
           "Every layer has the tokens of this step by commands that were captured into a CUDA "
-          "graph "
-          "of the caller's, which the cache does not see run.")
+          "graph of the caller's, which the cache does not see run.")
       .def("append", append, "encoder"_a, "layer"_a, "k"_a, "v"_a,
            "Stores the tokens of the step it runs in, which need not be begun when it is recorded. "
            "k: [tokens, kv_heads, head_dim], "
@@ -263,6 +282,7 @@ void bind_kv_cache(nb::module_& module) {
           [](BoundKvCache& self) { return Use(self, "cache.describe").cache().describe(); },
           "What is really stored, layer by layer.");
   bind_steps(cache);
+  bind_rope_append(cache);
   bind_files(cache);
 }
 

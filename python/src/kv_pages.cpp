@@ -1,12 +1,7 @@
-#include "bound.h"
+#include "kv_pages.h"
 
 namespace gyre::python {
 namespace {
-
-struct BoundKvPages {
-  Device device;
-  KvPages pages;
-};
 
 KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_heads,
                      uint64_t head_dim, uint64_t v_head_dim, uint64_t page_tokens) {

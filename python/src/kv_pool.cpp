@@ -1,5 +1,3 @@
-#include <gyre/kv_batch.h>
-#include <gyre/kv_pool.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -7,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "bound.h"
+#include "rope_append.h"
 
 // A pool, its sequences and its batches are used by one thread at a time: calls keep the GIL.
 namespace gyre::python {
@@ -180,12 +178,33 @@ void attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Op
                     {.scale = scale, .causal = causal, .window = window, .soft_cap = soft_cap});
 }
 
+void bind_rope_append(nb::class_<BoundKvBatch>& batch) {
+  constexpr const char* kOp = "batch.rope_append";
+  const auto record = [](BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& k,
+                         const Operand& v, const Operands& operand, RopeAppendInputs& inputs,
+                         const RopeAppendOptions& options) {
+    inputs.k = operand("k", k), inputs.v = operand("v", v);
+    self.batch.rope_append(encoder, layer, inputs, options);
+  };
+  with_rope_append_arguments([&](const auto&... arguments) {
+    batch.def("rope_append",
+              rope_append_call<BoundKvBatch&, Encoder&, uint64_t, const Operand&, const Operand&>(
+                  kOp, record),
+              "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
+              "rope() (norm: norm_rope()) of q and k, then append(), in one command for each kind "
+              "of pages that the layer has. positions: None is those of the step. The rest as in "
+              "gyre.rope_append().");
+  });
+}
+
 void bind_batch(nb::module_& module) {
-  nb::class_<BoundKvBatch>(
+  nb::class_<BoundKvBatch> batch(
       module, "KvBatch",
       "What one forward pass works on: tokens of several sequences, in rows one after the other. "
       "A step is begin(), then append() and attend() for each layer. Tables and lengths are in "
-      "device memory, so append() and attend() recorded once serve every step within the bounds.")
+      "device memory, so append() and attend() recorded once serve every step within the bounds.");
+  bind_rope_append(batch);
+  batch
       .def(
           "__init__",
           [](BoundKvBatch* self, const BoundKvPool& pool, uint64_t max_sequences,
@@ -207,8 +226,7 @@ void bind_batch(nb::module_& module) {
           },
           "encoder"_a, "steps"_a,
           "steps: (sequence, tokens) or (sequence, tokens, prompt) each. Takes the pages they "
-          "need, "
-          "all or none. Submit it before anything of the step; not for graphs.")
+          "need, all or none. Submit it before anything of the step; not for graphs.")
       .def_prop_ro(
           "tokens", [](const BoundKvBatch& self) { return self.batch.tokens(); },
           "rows of the step")

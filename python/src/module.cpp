@@ -14,6 +14,7 @@ NB_MODULE(_gyre, module) {
   gyre::python::bind_attention(module);
   gyre::python::bind_kv_cache(module);
   gyre::python::bind_kv_pages(module);
+  gyre::python::bind_rope_append(module);
   gyre::python::bind_kv_pool(module);
   gyre::python::bind_kv_snapshot(module);
 }

@@ -1,9 +1,6 @@
-#include <nanobind/stl/array.h>
-
 #include <algorithm>
-#include <array>
 
-#include "bound.h"
+#include "rope_options.h"
 
 namespace gyre::python {
 namespace {
@@ -20,29 +17,6 @@ constexpr Choice<RopeSpan> kSpans[] = {{"rotary_dim", RopeSpan::rotary_dim},
 constexpr Choice<RopeType> kTypes[] = {
     {"standard", RopeType::standard}, {"linear", RopeType::linear}, {"ntk", RopeType::ntk},
     {"dynamic", RopeType::dynamic},   {"yarn", RopeType::yarn},     {"llama3", RopeType::llama3}};
-
-using Sections = std::array<uint32_t, 4>;
-
-struct Turn {
-  const std::string &pairing, &mode;
-  std::optional<uint32_t> rotary_dim;
-  const std::string &partner, &exponent;
-  double base = 0;
-  const Sections& sections;
-  float magnitude = 0;
-};
-
-RopeOptions options_of(const Turn& turn) {
-  RopeOptions options{.pairing = choose("rope: pairing", turn.pairing, kPairings),
-                      .mode = choose("rope: mode", turn.mode, kModes),
-                      .rotary_dim = turn.rotary_dim,
-                      .partner = choose("rope: partner", turn.partner, kSpans),
-                      .exponent = choose("rope: exponent", turn.exponent, kSpans),
-                      .base = turn.base,
-                      .magnitude = turn.magnitude};
-  std::copy(turn.sections.begin(), turn.sections.end(), std::begin(options.sections));
-  return options;
-}
 
 void record_rope(Encoder& encoder, const Operand& x, const Operand& positions, const Operand& out,
                  const OptionalOperand& k, const OptionalOperand& k_out,
@@ -141,6 +115,18 @@ void bind_frequencies(nb::module_& module) {
 
 }  // namespace
 
+RopeOptions options_of(const RopeArguments& given) {
+  RopeOptions options{.pairing = choose("rope: pairing", given.pairing, kPairings),
+                      .mode = choose("rope: mode", given.mode, kModes),
+                      .rotary_dim = given.rotary_dim,
+                      .partner = choose("rope: partner", given.partner, kSpans),
+                      .exponent = choose("rope: exponent", given.exponent, kSpans),
+                      .base = given.base,
+                      .magnitude = given.magnitude};
+  std::copy(given.sections.begin(), given.sections.end(), std::begin(options.sections));
+  return options;
+}
+
 void bind_rope(nb::module_& module) {
   module.def(
       "rope", record_rope, "encoder"_a, "x"_a, "positions"_a, "out"_a, "k"_a = nb::none(),
@@ -169,8 +155,7 @@ void bind_rope(nb::module_& module) {
       "x: [tokens, heads, head_dim]. weight, k_weight: [head_dim], f32, f16 or bf16; none: 1. "
       "second, k_second: one more output each, another dtype or layout. rope: False is the norm "
       "alone, positions is then None. weight_offset: 1 for models that store weight - 1 (Gemma). "
-      "The "
-      "rest as in rope().");
+      "The rest as in rope().");
   bind_frequencies(module);
 }
 

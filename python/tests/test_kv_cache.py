@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from step_inputs import DIM, HEADS, KV_HEADS, inputs
 from test_ops import normal, softmax_attention
 
 import gyre
-
-HEADS, KV_HEADS, DIM = 4, 2, 64
 
 
 def make(layers=None, capacity=64, **options):
@@ -22,10 +21,6 @@ def step(cache, encoder, q, k, v, layer=0, **options):
     cache.attend(encoder, layer, q, out, scale=0.125, **options)
     encoder.submit().wait()
     return out
-
-
-def inputs(rng, tokens):
-    return normal(rng, tokens, HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM)
 
 
 def test_prefill_then_decode(encoder, rng):

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from test_ops import normal, softmax_attention
+from step_inputs import DIM, HEADS, KV_HEADS, inputs
+from test_ops import softmax_attention
 
 import gyre
 
-HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
+PAGE = 16
 
 
 def make_pool(pages=32, layers=None, **options):
@@ -22,10 +23,6 @@ def step(batch, encoder, steps, q, k, v, layers=1):
         batch.attend(encoder, layer, q, out)
     encoder.submit().wait()
     return out
-
-
-def inputs(rng, tokens):
-    return normal(rng, tokens, HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM), normal(rng, tokens, KV_HEADS, DIM)
 
 
 def test_a_ragged_batch_is_each_sequence_alone(encoder, rng):
