@@ -19,9 +19,9 @@ struct AttentionSpec {
 struct AttentionDecodeSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
-  uint8_t rows;     // of a block: 4, 8, 12 or 16
-  uint8_t cluster;  // blocks that reduce their splits in each other's shared memory: 1, 2 or 8
-  uint8_t paged;    // 1: keys of several sequences in pages, see KvTable
+  uint8_t rows;         // of a block: 4, 8, 12 or 16
+  uint8_t cluster;      // blocks that reduce their splits in each other's shared memory: 1, 2 or 8
+  uint8_t paged;        // 1: keys of several sequences in pages, see KvTable
   uint8_t value_dim16;  // head_dim of V / 16; 0: that of K
   uint16_t head_dim;    // of K
 };
@@ -53,12 +53,9 @@ struct AttentionRowsSpec {
 
 constexpr AttentionRowsSpec attention_rows_spec(uint32_t k_format, uint32_t v_format,
                                                 uint32_t k_dim, uint32_t v_dim, uint32_t gpu) {
-  return {static_cast<uint8_t>(k_format),
-          static_cast<uint8_t>(v_format),
-          static_cast<uint8_t>(gpu),
-          0,
-          static_cast<uint16_t>(k_dim),
-          static_cast<uint16_t>(v_dim)};
+  return {static_cast<uint8_t>(k_format), static_cast<uint8_t>(v_format),
+          static_cast<uint8_t>(gpu),      0,
+          static_cast<uint16_t>(k_dim),   static_cast<uint16_t>(v_dim)};
 }
 
 // Places of the arguments of attention, in every kernel.

@@ -70,8 +70,9 @@ TEST(CommandLine, Version) {
 }
 
 TEST(CommandLine, HelpSaysWhatTheExitStatusMeans) {
-  for (const char* arguments : {"--help", "--help-all", "bench --help", "compare --help",
-                                "devices --help", "kernels --help", "inspect --help", "prepare --help"}) {
+  for (const char* arguments :
+       {"--help", "--help-all", "bench --help", "compare --help", "devices --help",
+        "kernels --help", "inspect --help", "prepare --help"}) {
     const Outcome got = gyre(arguments);
     EXPECT_EQ(got.status, 0) << arguments;
     EXPECT_EQ(got.error, "");
