@@ -4,9 +4,12 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "abi/attention.h"
 #include "abi/attention_plan.h"
@@ -191,20 +194,29 @@ inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
     .once = true,
 }};
 
-// Sinks and the tail's ring of K, and those of V, are one argument each: "near".
+// k, v and where they are stored, for kv_append and, after its own, rope_append. Sinks and the
+// tail's ring of K, and those of V, are one argument each: "near".
+constexpr std::array<ArgInfo, kMaxArgs> with_stored_args(std::initializer_list<ArgInfo> own) {
+  constexpr ArgInfo kStored[] = {{"k", Access::read},
+                                 {"k_codes", Access::read_write},
+                                 {"k_scales", Access::read_write},
+                                 {"k_near", Access::write},
+                                 {"v", Access::read},
+                                 {"v_codes", Access::read_write},
+                                 {"v_scales", Access::read_write},
+                                 {"v_near", Access::write}};
+  std::array<ArgInfo, kMaxArgs> args{};
+  size_t count = 0;
+  for (const ArgInfo& arg : own) args[count++] = arg;
+  for (const ArgInfo& arg : kStored) args[count++] = arg;
+  return args;
+}
+
 inline constexpr Kernel<abi::KvAppendSpec, abi::KvAppendParams> kKvAppend{{
     .name = "kv_append",
     .params_bytes = sizeof(abi::KvAppendParams),
     .arg_count = 9,
-    .args = {{{"state", Access::read},
-              {"k", Access::read},
-              {"k_codes", Access::read_write},
-              {"k_scales", Access::read_write},
-              {"k_near", Access::write},
-              {"v", Access::read},
-              {"v_codes", Access::read_write},
-              {"v_scales", Access::read_write},
-              {"v_near", Access::write}}},
+    .args = with_stored_args({{"state", Access::read}}),
 }};
 
 // As kv_quantize: neighbours in a tile keep their bits.
@@ -221,28 +233,19 @@ inline constexpr Kernel<abi::KvWriteSpec, abi::KvWriteParams> kKvWrite{{
               {"slots", Access::read}}},
 }};
 
-// "where" is a cache's state or a list of slots; from there on arguments are kv_append's. Pages have
-// no "near".
+// "where" is a cache's state or a list of slots. Pages have no "near".
 inline constexpr Kernel<abi::RopeAppendSpec, abi::RopeAppendParams> kRopeAppend{{
     .name = "rope_append",
     .params_bytes = sizeof(abi::RopeAppendParams),
     .arg_count = 16,
-    .args = {{{"q", Access::read},
-              {"positions", Access::read},
-              {"q_out", Access::write},
-              {"frequencies", Access::read},
-              {"factors", Access::read},
-              {"q_weight", Access::read},
-              {"k_weight", Access::read},
-              {"where", Access::read},
-              {"k", Access::read},
-              {"k_codes", Access::read_write},
-              {"k_scales", Access::read_write},
-              {"k_near", Access::write},
-              {"v", Access::read},
-              {"v_codes", Access::read_write},
-              {"v_scales", Access::read_write},
-              {"v_near", Access::write}}},
+    .args = with_stored_args({{"q", Access::read},
+                              {"positions", Access::read},
+                              {"q_out", Access::write},
+                              {"frequencies", Access::read},
+                              {"factors", Access::read},
+                              {"q_weight", Access::read},
+                              {"k_weight", Access::read},
+                              {"where", Access::read}}),
 }};
 
 inline constexpr Kernel<abi::KvPageCopySpec, abi::KvPageCopyParams> kKvPageCopy{{
