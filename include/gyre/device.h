@@ -22,6 +22,8 @@ struct ModelShape;
 struct PreparedKernel;
 struct PrepareProgress;
 
+using PrepareCallback = std::function<void(const PrepareProgress&)>;
+
 struct DeviceOptions {
   uint32_t threads = 0;   // CPU: 0 takes GYRE_THREADS, else every usable core
   uint32_t spin_us = 50;  // CPU: how long an idle worker polls before it sleeps
@@ -92,9 +94,8 @@ class Device {
   // tokens wait for none; a shape that the model's calls would refuse is refused here (prepare.h).
   // `progress` is called in this thread, after each kernel. Returns the kernels. On a CPU there is
   // nothing to build: the shape is checked, the list is empty.
-  std::vector<PreparedKernel> prepare(
-      const ModelShape& shape,
-      const std::function<void(const PrepareProgress&)>& progress = {}) const;
+  std::vector<PreparedKernel> prepare(const ModelShape& shape,
+                                      const PrepareCallback& progress = {}) const;
 
   // Between the two calls every command of this device is timed (see trace.h).
   void start_trace() const;

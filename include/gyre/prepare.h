@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,7 +44,5 @@ struct PrepareProgress {
   uint64_t all = 0;
   const PreparedKernel& kernel;
 };
-
-using PrepareCallback = std::function<void(const PrepareProgress&)>;
 
 }  // namespace gyre

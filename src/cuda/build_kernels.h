@@ -4,7 +4,6 @@
 #include <span>
 
 #include "cuda/kernel_set.h"
-#include "cuda/pipeline.h"
 #include "runtime/build_queue.h"
 #include "runtime/device_impl.h"
 

@@ -9,6 +9,7 @@
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
 #include "cuda/offline_device.h"
+#include "cuda/pipeline.h"
 #include "cuda/stream.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/require.h"

@@ -8,6 +8,7 @@
 #include "cuda/build_kernels.h"
 #include "cuda/kernel_set.h"
 #include "cuda/kernels.h"
+#include "cuda/pipeline.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {

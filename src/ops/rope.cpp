@@ -56,9 +56,9 @@ void record(Encoder& encoder, const RopeCall& call) {
   fill_rope_side(call.x, params.stream[0]);
   if (pair) fill_rope_side(call.k, params.stream[1]);
   const Tensor frequencies = fill_rope(encoder, call, params);
-  const bool adjacent = call.rope != nullptr && call.rope->pairing == RopePairing::adjacent;
   check_overlap(call);
-  recording.dispatch(kRope, rope_spec(x.dtype(), call.x.out->dtype(), adjacent, call.norm), params,
+  recording.dispatch(kRope, rope_spec(x.dtype(), call.x.out->dtype(), call.adjacent(), call.norm),
+                     params,
                      {&x, &call.positions, call.x.out, &frequencies, &call.factors, call.x.weight,
                       call.x.second, call.k.x, call.k.out, call.k.weight, call.k.second});
   recording.commit();

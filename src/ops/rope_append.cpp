@@ -29,14 +29,13 @@ struct Target {
   const Tensor* where;
   uint64_t slot_bytes;  // 0: where is a cache's state
   KvFormat k_format, v_format;
-  uint64_t k_dim, v_dim;
   std::array<const Tensor*, 3> k, v;           // codes, scales, sinks and tail
   std::array<RopePart, 2> written;             // for the check of overlaps
   std::function<void(const Tensor& k)> store;  // the same by a command of its own, k rotated
 };
 
 RopeCall make_call(const char* op, const RopeAppendInputs& in, const RopeAppendOptions& options) {
-  const RopeNorm norm = options.norm.value_or(RopeNorm{});
+  const RopeNorm norm = options.norm.value_or(RopeNorm{.epsilon = 0});
   check_norm(op, norm.epsilon, norm.weight_offset);
   require(options.rope || options.norm, op, ": neither rope nor norm is asked for");
   require(options.norm || (!in.q_weight.defined() && !in.k_weight.defined()), op,
@@ -49,8 +48,8 @@ RopeCall make_call(const char* op, const RopeAppendInputs& in, const RopeAppendO
           .factors = in.factors,
           .rope = options.rope ? &*options.rope : nullptr,
           .norm = options.norm.has_value(),
-          .epsilon = options.norm ? norm.epsilon : 0.0f,
-          .weight_offset = options.norm ? norm.weight_offset : 0.0f};
+          .epsilon = norm.epsilon,
+          .weight_offset = norm.weight_offset};
 }
 
 void check_call(const RopeCall& call, const Tensor& v) {
@@ -94,8 +93,7 @@ void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& 
   params.streams = both ? 2 : 1;
   fill_rope_side(x, params.stream[0]);
   if (both) fill_rope_side(second, params.stream[1]);
-  const bool adjacent = call.rope != nullptr && call.rope->pairing == RopePairing::adjacent;
-  recording.dispatch(kRope, rope_spec(k.dtype(), k.dtype(), adjacent, call.norm), params,
+  recording.dispatch(kRope, rope_spec(k.dtype(), k.dtype(), call.adjacent(), call.norm), params,
                      {x.x, &call.positions, x.out, &frequencies, &call.factors, x.weight, nullptr,
                       second.x, second.out, second.weight, nullptr});
   to.store(rotated);
@@ -111,11 +109,10 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
   fill_rope_side(call.k, params.rope.stream[1]);
   const Tensor frequencies = fill_rope(encoder, call, params.rope);
   check_overlap(call, v, to);
-  const bool adjacent = call.rope != nullptr && call.rope->pairing == RopePairing::adjacent;
-  const bool few = abi::is_few_rows(params.rope.tokens, to.k_dim, to.v_dim);
+  const bool few = abi::is_few_rows(params.rope.tokens, params.rope.head_dim, v.shape(2));
   const abi::RopeAppendSpec spec =
       make_spec({static_cast<uint64_t>(call.k.x->dtype()), static_cast<uint64_t>(to.k_format),
-                 static_cast<uint64_t>(to.v_format), adjacent ? 1u : 0u, call.norm ? 1u : 0u,
+                 static_cast<uint64_t>(to.v_format), call.adjacent() ? 1u : 0u, call.norm ? 1u : 0u,
                  to.slot_bytes, few ? 1u : 0u});
   if (!few && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec)))
     return dispatch_two(recording, encoder, call, to, params.rope, frequencies);
@@ -169,8 +166,6 @@ void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to
                       .slot_bytes = size_bytes(to.slots.dtype()),
                       .k_format = to.pages.shape.k,
                       .v_format = to.pages.shape.v,
-                      .k_dim = in.k.shape(2),
-                      .v_dim = in.v.shape(2),
                       .k = {&parts.k_codes, &parts.k_scales, nullptr},
                       .v = {&parts.v_codes, &parts.v_scales, nullptr},
                       .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}},
@@ -196,8 +191,6 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
                       .slot_bytes = 0,
                       .k_format = body.k.shape.format,
                       .v_format = body.v.shape.format,
-                      .k_dim = in.k.shape(2),
-                      .v_dim = in.v.shape(2),
                       .k = {&body.k.codes, &body.k.scales, &segments.k_near},
                       .v = {&body.v.codes, &body.v.scales, &segments.v_near},
                       .written = {{{&body.k.codes, "the cache's keys", true},

@@ -24,7 +24,6 @@ void check_output(const RopeCall& call, const RopeSide& s, const char* what, con
 
 void check_positions(const RopeCall& call, const RopeLayout& layout, uint64_t tokens) {
   const Tensor& p = call.positions;
-
   require(p.defined(), call.op, ": positions are undefined");
   require(p.dtype() == DType::i32 || p.dtype() == DType::u32, call.op,
           ": positions must be i32 or u32, got ", p.dtype());

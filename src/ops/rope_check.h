@@ -29,6 +29,8 @@ struct RopeCall {
   bool norm;
   float epsilon;
   float weight_offset;
+
+  bool adjacent() const { return rope != nullptr && rope->pairing == RopePairing::adjacent; }
 };
 
 // A tensor of a call, for the check that nothing written is anything else.
