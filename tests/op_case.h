@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gyre/gyre.h"
@@ -37,6 +38,14 @@ struct Block {
   double nmse = 0;              // largest NMSE of all `near` values together; 0: not asked
   bool aligned = false;         // begins at a multiple of 16 bytes; else off every vector boundary
 };
+
+// An input: the call must leave it as it is.
+inline Block plain_block(DType dtype, Bytes bytes) {
+  Block block;
+  block.dtype = dtype;
+  block.before = block.after = std::move(bytes);
+  return block;
+}
 
 struct OpRun {
   std::vector<Block> blocks;

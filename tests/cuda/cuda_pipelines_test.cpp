@@ -1,12 +1,10 @@
 // When the CUDA backend compiles: for what is dispatched, once; never to answer a question. Skipped
 // where there is no GPU; the fake driver has one.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <barrier>
-#include <filesystem>
 #include <set>
 #include <string>
 #include <thread>
@@ -15,6 +13,7 @@
 #include "abi/attention_plan.h"
 #include "cuda/compiler.h"
 #include "cuda/device.h"
+#include "cuda/kernel_folder.h"
 #include "cuda/kernels.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
@@ -24,15 +23,9 @@
 namespace gyre::test {
 namespace {
 
-namespace fs = std::filesystem;
-
-class CudaPipelines : public testing::Test {
+class CudaPipelines : public KernelFolder {
  protected:
-  CudaPipelines()
-      : folder_(fs::temp_directory_path() / ("gyre_pipelines_" + std::to_string(getpid()))) {
-    fs::remove_all(folder_);
-  }
-  ~CudaPipelines() override { fs::remove_all(folder_); }
+  CudaPipelines() : KernelFolder("gyre_pipelines") {}
 
   void SetUp() override {
     for (const DeviceInfo& info : devices()) {
@@ -40,21 +33,6 @@ class CudaPipelines : public testing::Test {
     }
     GTEST_SKIP() << "no CUDA device here";
   }
-
-  DeviceOptions options() const { return {.kernel_cache = folder_.string()}; }
-  // Every compilation leaves a file in a cache that was empty.
-  long compiled() const {
-    if (!fs::exists(folder_)) return 0;
-    return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
-  }
-  static uint32_t loaded(const Device& device) {
-    uint32_t sum = 0;
-    for (const KernelDescription& kernel : device.kernels()) sum += kernel.loaded;
-    return sum;
-  }
-
- private:
-  fs::path folder_;
 };
 
 TEST_F(CudaPipelines, QuestionsCompileNothing) {

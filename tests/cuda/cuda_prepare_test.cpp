@@ -1,7 +1,6 @@
 // Device::prepare: after it, a model's steps compile nothing. Runs with the fake driver and the
 // fake NVRTC, so that every shape is cheap; skipped without a CUDA device.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernel_folder.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 
@@ -21,16 +21,10 @@ bool is_fake(const DeviceInfo& info) {
   return info.available && info.description.starts_with("Fake GPU");
 }
 
-class Prepare : public testing::Test {
+class Prepare : public KernelFolder {
  protected:
-  Prepare() : folder_(fs::temp_directory_path() / ("gyre_prepare_" + std::to_string(getpid()))) {
-    fs::remove_all(folder_);
-    setenv("GYRE_FAKE_GPU", "132", 1);
-  }
-  ~Prepare() override {
-    fs::remove_all(folder_);
-    unsetenv("GYRE_FAKE_GPU");
-  }
+  Prepare() : KernelFolder("gyre_prepare") { setenv("GYRE_FAKE_GPU", "132", 1); }
+  ~Prepare() override { unsetenv("GYRE_FAKE_GPU"); }
   // Real compilers would take minutes.
   void SetUp() override {
     for (const DeviceInfo& info : devices()) {
@@ -38,20 +32,6 @@ class Prepare : public testing::Test {
     }
     GTEST_SKIP() << "needs the fake driver and NVRTC";
   }
-
-  DeviceOptions options() const { return {.kernel_cache = folder_.string()}; }
-  // Every compilation leaves a file.
-  long compiled() const {
-    if (!fs::exists(folder_)) return 0;
-    return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
-  }
-  static uint32_t loaded(const Device& device) {
-    uint32_t sum = 0;
-    for (const KernelDescription& kernel : device.kernels()) sum += kernel.loaded;
-    return sum;
-  }
-
-  fs::path folder_;
 };
 
 struct NamedShape {

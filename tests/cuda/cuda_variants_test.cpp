@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "cuda/kernel_set.h"
 #include "cuda/kernels.h"
 #include "op_case.h"
 #include "ops/table.h"
@@ -32,10 +33,11 @@ constexpr Gpu kGpus[] = {{"H200", {132, kSharedBytes, kSharedOfMultiprocessor, 9
 // Records as a CudaDevice would; has no memory and runs nothing.
 class PlanningDevice final : public DeviceImpl {
  public:
-  explicit PlanningDevice(const Gpu& gpu) : DeviceImpl(::gyre::kernel_uses()), limits_(gpu.limits) {
+  explicit PlanningDevice(const Gpu& gpu)
+      : DeviceImpl(::gyre::kernel_uses()), kernels_(cuda::kernel_table(), gpu.limits) {
     info_.name = "cuda:0";
     info_.available = true;
-    info_.compute_units = limits_.multiprocessors;
+    info_.compute_units = gpu.limits.multiprocessors;
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -49,19 +51,17 @@ class PlanningDevice final : public DeviceImpl {
   }
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
     return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
-      return name_of(kernel, spec).empty() ? nullptr : std::make_unique<Pipeline>(kernel, spec);
+      return has(kernel, spec) ? std::make_unique<Pipeline>(kernel, spec) : nullptr;
     });
   }
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
-    std::string name = name_of(kernel, spec);
-    require(!name.empty(), "device.describe: no kernel ", kernel.name, " for this spec");
-    return name;
+    return kernels_.describe(kernel, spec);
   }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
-    return &kernel == &kAttention.info && cuda::plan_attention(problem, limits_, plan);
+    return kernels_.plan(kernel, problem, plan);
   }
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
-    return !name_of(kernel, spec).empty();
+    return kernels_.row(kernel, spec) != nullptr;
   }
   uint32_t loaded_pipelines(const KernelInfo&) const override { return 0; }
   std::shared_ptr<FenceState> submit(const CommandList&) override { return nullptr; }
@@ -70,15 +70,7 @@ class PlanningDevice final : public DeviceImpl {
   void trim() override {}
 
  private:
-  std::string name_of(const KernelInfo& kernel, uint64_t spec) const {
-    for (const cuda::CudaKernel& row : cuda::kernel_table()) {
-      if (row.info != &kernel) continue;
-      return row.fits == nullptr || row.fits(spec, limits_) ? row.name(spec) : "";
-    }
-    return "";
-  }
-
-  cuda::CudaLimits limits_;
+  cuda::KernelSet kernels_;
   DeviceInfo info_;
   uint64_t next_ = 256;
   PipelineCache pipelines_;

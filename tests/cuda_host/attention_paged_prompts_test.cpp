@@ -1,5 +1,9 @@
 // attention over pages by the kernel for prompts: its text on the host, against double precision
 // and against itself with other batches, pages, grids and chunks.
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
 #include "paged_batch.h"
 
 namespace gyre::test {
@@ -52,25 +56,29 @@ TEST(CudaHostPrompts, TakesPromptsAlone) {
   for (const float x : batch.rows_of(answer, 1)) ASSERT_EQ(x, PagedBatch::kUntouched);
 }
 
+// Chunks of a prompt of which `all` has every row, beside others and in other pages.
+void expect_chunks(PagedNumbers n, const std::vector<float>& all,
+                   std::initializer_list<uint64_t> chunks) {
+  uint64_t begin = 0;
+  for (const uint64_t tokens : chunks) {
+    n.blocks = static_cast<uint32_t>(tokens % 5 + 1), n.seed = n.blocks;
+    n.page_tokens = tokens % 2 == 0 ? 64 : 8;
+    begin += tokens;
+    PagedBatch batch(n, {{7, 60, 9}, {tokens, begin, 1}, {18, 40, 8}});
+    const std::vector<float> chunk = batch.rows_of(batch.run(), 1);
+    const auto from = all.begin() + static_cast<int64_t>((begin - tokens) * n.heads * n.dim);
+    EXPECT_TRUE(std::equal(chunk.begin(), chunk.end(), from)) << tokens << " tokens to " << begin;
+  }
+}
+
 // A prompt's bits are the same in one piece, in chunks, and beside others.
 TEST(CudaHostPrompts, BitsDoNotDependOnChunksBatchPagesOrGrid) {
   for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
     for (const uint64_t window : {0, 70}) {
-      PagedNumbers n = {.k = format, .v = format, .dim = 64, .window = window};
+      const PagedNumbers n = {.k = format, .v = format, .dim = 64, .window = window};
       constexpr uint64_t kLength = 110;
       PagedBatch whole(n, {{kLength, kLength, 1}});
-      const std::vector<float> all = whole.rows_of(whole.run(), 0);
-      uint64_t begin = 0;
-      for (const uint64_t tokens : {1, 29, 64, 16}) {
-        n.blocks = static_cast<uint32_t>(tokens % 5 + 1), n.seed = n.blocks;
-        n.page_tokens = tokens % 2 == 0 ? 64 : 8;
-        begin += tokens;
-        PagedBatch batch(n, {{7, 60, 9}, {tokens, begin, 1}, {18, 40, 8}});
-        const std::vector<float> chunk = batch.rows_of(batch.run(), 1);
-        const auto from = all.begin() + static_cast<int64_t>((begin - tokens) * n.heads * n.dim);
-        EXPECT_TRUE(std::equal(chunk.begin(), chunk.end(), from))
-            << tokens << " tokens to " << begin;
-      }
+      expect_chunks(n, whole.rows_of(whole.run(), 0), {1, 29, 64, 16});
     }
   }
 }
@@ -78,22 +86,12 @@ TEST(CudaHostPrompts, BitsDoNotDependOnChunksBatchPagesOrGrid) {
 // The same for the kernel of many rows, which takes prompts alone.
 TEST(CudaHostPrompts, BitsOfManyRowsDoNotDependOnChunksBatchPagesOrGrid) {
   for (const uint64_t window : {0, 70}) {
-    PagedNumbers n = {.dim = 64, .window = window, .phase = AttentionPhase::prompt};
+    const PagedNumbers n = {.dim = 64, .window = window, .phase = AttentionPhase::prompt};
     constexpr uint64_t kLength = 180;
     PagedBatch whole(n, {{kLength, kLength, 1}});
     const PagedAnswer answer = whole.run();
     whole.expect_sequence(answer, 0, 2e-6);
-    const std::vector<float> all = whole.rows_of(answer, 0);
-    uint64_t begin = 0;
-    for (const uint64_t tokens : {5, 29, 64, 70, 12}) {
-      n.blocks = static_cast<uint32_t>(tokens % 5 + 1), n.seed = n.blocks;
-      n.page_tokens = tokens % 2 == 0 ? 64 : 8;
-      begin += tokens;
-      PagedBatch batch(n, {{7, 60, 9}, {tokens, begin, 1}, {18, 40, 8}});
-      const std::vector<float> chunk = batch.rows_of(batch.run(), 1);
-      const auto from = all.begin() + static_cast<int64_t>((begin - tokens) * n.heads * n.dim);
-      EXPECT_TRUE(std::equal(chunk.begin(), chunk.end(), from)) << tokens << " tokens to " << begin;
-    }
+    expect_chunks(n, whole.rows_of(answer, 0), {5, 29, 64, 70, 12});
   }
 }
 

@@ -34,13 +34,6 @@ KvSide source_side(const KvWriteCase& c, KvRole role) {
           0};
 }
 
-Block plain_block(DType dtype, Bytes bytes) {
-  Block block;
-  block.dtype = dtype;
-  block.before = block.after = std::move(bytes);
-  return block;
-}
-
 Block slot_block(const KvWriteCase& c) {
   Bytes bytes(c.slots.size() * size_bytes(c.slot_type));
   for (size_t i = 0; i < c.slots.size(); ++i) {

@@ -43,13 +43,6 @@ KvSide side_of(const RopeAppendCase& c, At at) {
           0};
 }
 
-Block plain_block(DType dtype, Bytes bytes) {
-  Block block;
-  block.dtype = dtype;
-  block.before = block.after = std::move(bytes);
-  return block;
-}
-
 template <class T>
 Block block_of(DType dtype, const std::vector<T>& values) {
   Bytes bytes(values.size() * sizeof(T));
