@@ -12,6 +12,11 @@ namespace gyre::test {
 
 inline Device cpu_device(uint32_t threads = 2) { return Device::open("cpu", {.threads = threads}); }
 
+// One of each kind.
+inline constexpr KvFormat kSomeFormats[] = {KvFormat::f32,    KvFormat::f16, KvFormat::bf16,
+                                            KvFormat::tq8,    KvFormat::tq4, KvFormat::tq3,
+                                            KvFormat::compat4};
+
 struct Heads {
   uint64_t count, dim;
 };
