@@ -24,14 +24,12 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import gyre
 
+from ._layers import refused, stored_layers
+
 __all__ = ["GyreCache", "attention", "attention_mask"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DEFAULT_CAPACITY = 8192
-
-
-def _refused(message: str) -> gyre.InvalidArgument:
-    return gyre.InvalidArgument(f"gyre.integrations.transformers: {message}")
 
 
 @functools.cache
@@ -41,7 +39,7 @@ def _open(name: str) -> gyre.Device:
 
 def _device_name(device: torch.device) -> str:
     if device.type not in ("cpu", "cuda"):
-        raise _refused(f"tensors must be on the CPU or a CUDA device, got {device}")
+        raise refused(f"tensors must be on the CPU or a CUDA device, got {device}")
     return f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
 
 
@@ -64,7 +62,7 @@ class _Step:
 
     @staticmethod
     def _misused() -> gyre.InvalidArgument:
-        return _refused(
+        return refused(
             "a GyreCache is read by Gyre's attention only: load the model with "
             'attn_implementation="gyre", or call model.set_attn_implementation("gyre")'
         )
@@ -92,7 +90,7 @@ class GyreLayer(CacheLayerMixin):
         name = _device_name(key_states.device)
         device = self.device or _open(name)
         if device.name != name:
-            raise _refused(f"the cache is on {device.name}, the keys are on {name}")
+            raise refused(f"the cache is on {device.name}, the keys are on {name}")
         self.cache = gyre.KvCache(
             device,
             kv_heads=key_states.shape[1],
@@ -109,35 +107,35 @@ class GyreLayer(CacheLayerMixin):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[_Step, _Step]:
         k, v = key_states, value_states
         if k.dim() != 4 or k.shape != v.shape or k.numel() == 0:
-            raise _refused(
+            raise refused(
                 "keys and values must have the same shape [1, kv_heads, tokens, head_dim], with tokens; got "
                 f"{list(k.shape)} and {list(v.shape)}"
             )
         if k.shape[0] != 1:
-            raise _refused(f"the batch must be 1, got {k.shape[0]} (beams and several returned sequences are a batch)")
+            raise refused(f"the batch must be 1, got {k.shape[0]} (beams and several returned sequences are a batch)")
         if k.dtype not in _DTYPES or v.dtype not in _DTYPES:
-            raise _refused(f"keys and values must be float32, float16 or bfloat16, got {k.dtype} and {v.dtype}")
+            raise refused(f"keys and values must be float32, float16 or bfloat16, got {k.dtype} and {v.dtype}")
         if k.dtype != v.dtype:
-            raise _refused(
+            raise refused(
                 f"keys and values must have one dtype, got {k.dtype} and {v.dtype}: load the model in one, without "
                 "torch.autocast"
             )
         if k.requires_grad or v.requires_grad:
-            raise _refused("there are no gradients: run the model under torch.no_grad() or torch.inference_mode()")
+            raise refused("there are no gradients: run the model under torch.no_grad() or torch.inference_mode()")
         tokens = k.shape[2]
         if self.length + tokens > self.capacity:
-            raise _refused(
+            raise refused(
                 f"the cache has room for {self.capacity} tokens, holds {self.length}, and was given {tokens}: pass a "
                 "larger capacity to GyreCache"
             )
         if not self.is_initialized:
             self.lazy_initialization(k, v)
         if (k.shape[1], k.shape[3]) != self.heads_and_dim:
-            raise _refused(
+            raise refused(
                 f"this layer began with (kv_heads, head_dim) {self.heads_and_dim}, got {(k.shape[1], k.shape[3])}"
             )
         if not k.device == v.device == self.torch_device:
-            raise _refused(
+            raise refused(
                 f"this layer's cache is on {self.torch_device}, keys and values are on {k.device} and {v.device}"
             )
         step = _Step(self, k, v)
@@ -212,7 +210,7 @@ class GyreLayer(CacheLayerMixin):
 
 
 def _unsupported(what: str) -> gyre.InvalidArgument:
-    return _refused(f"{what} is not supported: the batch is 1 and the cache stays where it is")
+    return refused(f"{what} is not supported: the batch is 1 and the cache stays where it is")
 
 
 class GyreCache(Cache):
@@ -238,28 +236,20 @@ class GyreCache(Cache):
         step_tokens: int = 512,
         device: gyre.Device | torch.device | str | None = None,
     ):
-        windows = _layer_windows(config)
+        stored = stored_layers(config, k, v, tail, sinks)
         if capacity is None:
             made_for = getattr(config.get_text_config(decoder=True), "max_position_embeddings", _DEFAULT_CAPACITY)
             capacity = min(made_for, _DEFAULT_CAPACITY)
         if capacity <= 0 or step_tokens <= 0:
-            raise _refused(f"capacity and step_tokens must be positive, got {capacity} and {step_tokens}")
-        if tail < 0 or sinks < 0:
-            raise _refused(f"tail and sinks must not be negative, got {tail} and {sinks}")
+            raise refused(f"capacity and step_tokens must be positive, got {capacity} and {step_tokens}")
         if device is not None and not isinstance(device, gyre.Device):
             device = _open(_device_name(torch.device(device)))
-        formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
-        if (tail or sinks) and not any(map(_compressed, formats)):
-            raise _refused(
-                f"no layer is compressed: a 16-bit tail of {tail} and sinks of {sinks} would keep nothing better"
-            )
-        stored = [_stored(pair, window, tail, sinks) for pair, window in zip(formats, windows)]
         super().__init__(layers=[GyreLayer(layer, capacity, step_tokens, device) for layer in stored])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Takes the new tokens of a layer, [1, kv_heads, tokens, head_dim], and hands them to Gyre's attention."""
         if not 0 <= layer_idx < len(self.layers):
-            raise _refused(f"the cache has {len(self.layers)} layers, got layer {layer_idx}")
+            raise refused(f"the cache has {len(self.layers)} layers, got layer {layer_idx}")
         length = self.layers[layer_idx].length
         # Layers get a step one after the other, so the layer before has it and, at the first, all have the same.
         whole = (
@@ -268,7 +258,7 @@ class GyreCache(Cache):
             else all(layer.length == length for layer in self.layers)
         )
         if not whole:
-            raise _refused(
+            raise refused(
                 "a forward pass was interrupted, layers hold different numbers of tokens: call reset(), or crop() "
                 f"to a length that all have; they have {[layer.length for layer in self.layers]}"
             )
@@ -277,11 +267,11 @@ class GyreCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the newest tokens, given as a negative number."""
         if tokens_to_remove > 0:
-            raise _refused(f"crop takes the number of tokens to drop as a negative number, got {tokens_to_remove}")
+            raise refused(f"crop takes the number of tokens to drop as a negative number, got {tokens_to_remove}")
         length = self.get_seq_length() + tokens_to_remove
         shortest = min(layer.length for layer in self.layers)
         if not 0 <= length <= shortest:
-            raise _refused(f"crop to {length} tokens, but there are {shortest}")
+            raise refused(f"crop to {length} tokens, but there are {shortest}")
         # Only rings can refuse; all of them have the same window, so the first one does before anything changed.
         for layer in sorted(self.layers, key=lambda layer: not layer.is_sliding):
             layer.truncate(layer.length - length)
@@ -311,31 +301,31 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention function "gyre": query [1, heads, tokens, head_dim], out [1, tokens, heads, head_dim]."""
     if not isinstance(key, _Step) or key is not value:
-        raise _refused("there is no GyreCache: pass past_key_values=GyreCache(model.config), with use_cache=True")
+        raise refused("there is no GyreCache: pass past_key_values=GyreCache(model.config), with use_cache=True")
     if attention_mask is not None:
-        raise _refused("attention is causal over everything in the cache; the mask given asks for more: leave it out")
+        raise refused("attention is causal over everything in the cache; the mask given asks for more: leave it out")
     if module.training or dropout:
-        raise _refused("the model is in training mode or has dropout: call model.eval()")
+        raise refused("the model is in training mode or has dropout: call model.eval()")
     if kwargs.get("output_attentions"):
-        raise _refused("output_attentions: there are no attention weights to return")
+        raise refused("output_attentions: there are no attention weights to return")
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise _refused("attention must be causal")
+        raise refused("attention must be causal")
     for name in ("position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k"):
         if kwargs.get(name) is not None:
-            raise _refused(f"the attention argument {name} is not supported")
+            raise refused(f"the attention argument {name} is not supported")
     layer = key.layer
     window = kwargs.get("sliding_window", layer.window) or 0
     if window != layer.window:
-        raise _refused(
+        raise refused(
             f"the model attends over a window of {window} (0: all), the cache was made for {layer.window}: make it "
             "with the config of this model"
         )
     _, kv_heads, tokens, head_dim = key.k.shape
     if query.shape != (1, query.shape[1], tokens, head_dim) or query.shape[1] % kv_heads != 0:
-        raise _refused(f"queries must be [1, a multiple of {kv_heads}, {tokens}, {head_dim}], got {list(query.shape)}")
+        raise refused(f"queries must be [1, a multiple of {kv_heads}, {tokens}, {head_dim}], got {list(query.shape)}")
     if query.dtype not in _DTYPES or query.device != layer.torch_device or query.requires_grad:
-        raise _refused(
+        raise refused(
             f"queries must be float32, float16 or bfloat16 on {layer.torch_device}, without gradients; got "
             f"{query.dtype} on {query.device}"
         )
@@ -350,7 +340,7 @@ def attention_mask(
     """The mask function "gyre": no mask is made, because a GyreCache layer knows what its queries see. What would need
     one is refused."""
     if not allow_is_causal_skip:
-        raise _refused(
+        raise refused(
             "only causal attention, with or without a window, is supported; the model asks for another mask "
             "(bidirectional, packed, or blocks of tokens that see each other)"
         )
@@ -358,55 +348,14 @@ def attention_mask(
         return
     seen = kwargs.get("q_offset", 0) + kwargs.get("q_length", 0)
     if attention_mask.shape[0] != 1:
-        raise _refused(f"the batch must be 1, got {attention_mask.shape[0]}")
+        raise refused(f"the batch must be 1, got {attention_mask.shape[0]}")
     if attention_mask.shape[-1] < seen or not attention_mask.all():
-        raise _refused(f"the attention mask must be 1 for all {seen} tokens (no padding): leave it out")
+        raise refused(f"the attention mask must be 1 for all {seen} tokens (no padding): leave it out")
 
 
 def _token_major(x: torch.Tensor) -> torch.Tensor:
     x = x[0].transpose(0, 1)
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _layer_windows(config) -> list[int]:
-    """The window of each layer, 0 for all, as the model's own cache would read it from the config."""
-    config = config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:
-        raise _refused("encoder-decoder models are not supported")
-    if getattr(config, "use_bidirectional_attention", False):
-        raise _refused("attention must be causal, the config has use_bidirectional_attention")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise _refused("layers that share keys and values are not supported")
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        chunked = getattr(config, "attention_chunk_size", None) is not None
-        sliding = getattr(config, "sliding_window", None) is not None
-        types = ["sliding_attention" if sliding else "chunked_attention" if chunked else "full_attention"]
-        types *= config.num_hidden_layers
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise _refused(f"layers must be full_attention or sliding_attention, got {kind}")
-    return [config.sliding_window if kind == "sliding_attention" else 0 for kind in types]
-
-
-def _each(formats: str | Sequence[str], layers: int, name: str) -> list[str]:
-    if isinstance(formats, str):
-        return [formats] * layers
-    if len(formats) != layers:
-        raise _refused(f"{name} must be one format or one for each of {layers} layers, got {len(formats)}")
-    return list(formats)
-
-
-def _compressed(formats: tuple[str, str]) -> bool:
-    return any(name not in ("f32", "f16", "bf16") for name in formats)
-
-
-def _stored(formats: tuple[str, str], window: int, tail: int, sinks: int) -> gyre.KvLayer:
-    if not _compressed(formats):
-        tail = sinks = 0
-    if window:
-        sinks = 0  # the window leaves them
-    return gyre.KvLayer(k=formats[0], v=formats[1], window=window, tail=tail, sinks=sinks)
 
 
 AttentionInterface.register("gyre", attention)

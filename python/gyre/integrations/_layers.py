@@ -1,0 +1,63 @@
+"""What a Hugging Face config says about a cache's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gyre
+
+
+def refused(message: str) -> gyre.InvalidArgument:
+    return gyre.InvalidArgument(f"gyre.integrations.transformers: {message}")
+
+
+def stored_layers(config, k: str | Sequence[str], v: str | Sequence[str], tail: int, sinks: int) -> list[gyre.KvLayer]:
+    """How each layer is stored; the arguments are GyreCache's."""
+    windows = _windows(config)
+    if tail < 0 or sinks < 0:
+        raise refused(f"tail and sinks must not be negative, got {tail} and {sinks}")
+    formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
+    if (tail or sinks) and not any(map(_compressed, formats)):
+        raise refused(f"no layer is compressed: a 16-bit tail of {tail} and sinks of {sinks} would keep nothing better")
+    return [_stored(pair, window, tail, sinks) for pair, window in zip(formats, windows)]
+
+
+def _windows(config) -> list[int]:
+    """The window of each layer, 0 for all, as the model's own cache would read it from the config."""
+    config = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        raise refused("encoder-decoder models are not supported")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise refused("attention must be causal, the config has use_bidirectional_attention")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise refused("layers that share keys and values are not supported")
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        chunked = getattr(config, "attention_chunk_size", None) is not None
+        sliding = getattr(config, "sliding_window", None) is not None
+        types = ["sliding_attention" if sliding else "chunked_attention" if chunked else "full_attention"]
+        types *= config.num_hidden_layers
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise refused(f"layers must be full_attention or sliding_attention, got {kind}")
+    return [config.sliding_window if kind == "sliding_attention" else 0 for kind in types]
+
+
+def _each(formats: str | Sequence[str], layers: int, name: str) -> list[str]:
+    if isinstance(formats, str):
+        return [formats] * layers
+    if len(formats) != layers:
+        raise refused(f"{name} must be one format or one for each of {layers} layers, got {len(formats)}")
+    return list(formats)
+
+
+def _compressed(formats: tuple[str, str]) -> bool:
+    return any(name not in ("f32", "f16", "bf16") for name in formats)
+
+
+def _stored(formats: tuple[str, str], window: int, tail: int, sinks: int) -> gyre.KvLayer:
+    if not _compressed(formats):
+        tail = sinks = 0
+    if window:
+        sinks = 0  # the window leaves them
+    return gyre.KvLayer(k=formats[0], v=formats[1], window=window, tail=tail, sinks=sinks)
