@@ -54,6 +54,10 @@ struct PagedAttentionInputs {
   Tensor lse{};       // [tokens, heads] f32; the rest as in AttentionInputs
   Tensor sinks{};
   Tensor slopes{};
+  // CUDA: scratch memory that the caller keeps from call to call; it grows. Calls that use it run
+  // one after the other. A call that finds it large enough allocates nothing, so it can be recorded
+  // while a stream is captured. Null: each call takes its own, as it does on other devices.
+  Tensor* scratch = nullptr;
 };
 
 struct PagedAttentionOptions {

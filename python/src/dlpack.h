@@ -56,4 +56,23 @@ struct DLManagedTensorVersioned {
   DLTensor dl_tensor;
 };
 
+// DLPack 1.3's fast exchange: a table of C functions that a type has in its attribute
+// __dlpack_c_exchange_api__, a capsule of this name. Functions return 0, or set a Python error.
+constexpr const char* kDLExchangeAttribute = "__dlpack_c_exchange_api__";
+constexpr const char* kDLExchangeCapsule = "dlpack_exchange_api";
+
+struct DLPackExchangeAPIHeader {
+  DLPackVersion version;
+  DLPackExchangeAPIHeader* prev_api;
+};
+
+struct DLPackExchangeAPI {
+  DLPackExchangeAPIHeader header;
+  void* managed_tensor_allocator;
+  int (*managed_tensor_from_py_object_no_sync)(void* object, DLManagedTensorVersioned** out);
+  void* managed_tensor_to_py_object_no_sync;
+  void* dltensor_from_py_object_no_sync;
+  void* current_work_stream;
+};
+
 }  // namespace gyre::python

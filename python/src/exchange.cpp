@@ -122,19 +122,25 @@ std::shared_ptr<void> take(nb::handle capsule, const char* name, const char* use
   return hold(managed, release<Managed>);
 }
 
+// `owner` holds a DLManagedTensorVersioned.
+BoundTensor adopt(std::shared_ptr<void> owner, const std::optional<Device>& device,
+                  const std::string& what) {
+  const auto& managed = *static_cast<const DLManagedTensorVersioned*>(owner.get());
+  if (managed.version.major != kDLMajor)
+    refuse(what, ": DLPack version ", managed.version.major, ".", managed.version.minor,
+           "; version ", kDLMajor, " is understood");
+  const DLTensor& tensor = managed.dl_tensor;
+  const Device home = place(tensor.device, device, what);
+  const bool read_only = (managed.flags & kDLFlagReadOnly) != 0;
+  const Foreign foreign = describe(tensor, read_only, what);
+  return {home, wrap(home, foreign, std::move(owner), what)};
+}
+
 BoundTensor consume(nb::handle capsule, const std::optional<Device>& device,
                     const std::string& what) {
-  if (PyCapsule_IsValid(capsule.ptr(), kCapsuleVersioned) != 0) {
-    const auto owner = take<DLManagedTensorVersioned>(capsule, kCapsuleVersioned, kUsedVersioned);
-    const auto& managed = *static_cast<const DLManagedTensorVersioned*>(owner.get());
-    if (managed.version.major != kDLMajor)
-      refuse(what, ": DLPack version ", managed.version.major, ".", managed.version.minor,
-             "; version ", kDLMajor, " is understood");
-    const DLTensor& tensor = managed.dl_tensor;
-    const Device home = place(tensor.device, device, what);
-    const bool read_only = (managed.flags & kDLFlagReadOnly) != 0;
-    return {home, wrap(home, describe(tensor, read_only, what), owner, what)};
-  }
+  if (PyCapsule_IsValid(capsule.ptr(), kCapsuleVersioned) != 0)
+    return adopt(take<DLManagedTensorVersioned>(capsule, kCapsuleVersioned, kUsedVersioned), device,
+                 what);
   if (PyCapsule_IsValid(capsule.ptr(), kCapsule) != 0) {
     const auto owner = take<DLManagedTensor>(capsule, kCapsule, kUsed);
     const DLTensor& tensor = static_cast<const DLManagedTensor*>(owner.get())->dl_tensor;
@@ -149,6 +155,46 @@ BoundTensor consume(nb::handle capsule, const std::optional<Device>& device,
   refuse(what, ": a capsule called \"", given, "\" is not a DLPack tensor");
 }
 
+// The producer's C functions, or null. Types are kept alive; a few are enough.
+const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
+  constexpr size_t kMostTypes = 16;
+  static std::vector<std::pair<PyTypeObject*, const DLPackExchangeAPI*>> known;
+  for (const auto& [one, api] : known) {
+    if (one == type) return api;
+  }
+  const DLPackExchangeAPI* api = nullptr;
+  const nb::object capsule =
+      nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), kDLExchangeAttribute, nb::none());
+  if (PyCapsule_IsValid(capsule.ptr(), kDLExchangeCapsule) != 0) {
+    api = static_cast<const DLPackExchangeAPI*>(
+        PyCapsule_GetPointer(capsule.ptr(), kDLExchangeCapsule));
+    while (api != nullptr && api->header.version.major != kDLMajor)
+      api = reinterpret_cast<const DLPackExchangeAPI*>(api->header.prev_api);
+  }
+  if (known.size() < kMostTypes) {
+    Py_INCREF(type);
+    known.emplace_back(type, api);
+  }
+  return api;
+}
+
+// Through C functions of the producer: a tenth of the time, and no stream waits for another. Of a
+// CUDA device that suits Order::none alone.
+std::optional<BoundTensor> exchange(nb::handle source, const std::optional<Device>& device,
+                                    const std::string& what, Order order) {
+  if (order == Order::wait && (!device.has_value() || device->stream() != 0)) return std::nullopt;
+  const DLPackExchangeAPI* const api = exchange_api(Py_TYPE(source.ptr()));
+  if (api == nullptr) return std::nullopt;
+  // __dlpack__ refuses gradients, and says more clearly what else cannot be shared.
+  if (nb::object(nb::getattr(source, "requires_grad", nb::none())).is(Py_True)) return std::nullopt;
+  DLManagedTensorVersioned* managed = nullptr;
+  if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return adopt(hold(managed, release<DLManagedTensorVersioned>), device, what);
+}
+
 // Types of producers from before DLPack 1.0, which raise TypeError for max_version: asking them in
 // vain each time costs more than all the rest. Kept alive; a few are enough.
 std::vector<PyTypeObject*>& old_producers() {
@@ -156,8 +202,8 @@ std::vector<PyTypeObject*>& old_producers() {
   return types;
 }
 
-// stream: 0 for memory that has none.
-nb::object ask(nb::handle source, uint64_t stream) {
+// stream: 0 for memory that has none; -1: nobody waits.
+nb::object ask(nb::handle source, int64_t stream) {
   constexpr size_t kMostTypes = 16;
   std::vector<PyTypeObject*>& old = old_producers();
   PyTypeObject* const type = Py_TYPE(source.ptr());
@@ -218,9 +264,11 @@ Tensor wrap(const Device& device, const Foreign& foreign, std::shared_ptr<void> 
 }
 
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
-                        const std::string& what) {
+                        const std::string& what, Order order) {
   release_pending();
   if (PyCapsule_CheckExact(source.ptr()) != 0) return consume(source, device, what);
+  if (std::optional<BoundTensor> taken = exchange(source, device, what, order))
+    return *std::move(taken);
   if (!nb::hasattr(source, "__dlpack__") || !nb::hasattr(source, "__dlpack_device__")) {
     const std::string message = what + ": needs a gyre.Tensor or an object with __dlpack__, got " +
                                 nb::inst_name(source).c_str();
@@ -229,8 +277,9 @@ BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
   const auto [type, id] =
       nb::cast<std::pair<int32_t, int32_t>>(nb::tuple(source.attr("__dlpack_device__")()));
   const Device home = place({type, id}, device, what);
+  const auto stream = static_cast<int64_t>(home.stream());
   // The producer makes our stream wait for its own: no thread waits.
-  return consume(ask(source, home.stream()), home, what);
+  return consume(ask(source, order == Order::none && stream != 0 ? -1 : stream), home, what);
 }
 
 BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,

@@ -4,10 +4,13 @@
 
 namespace gyre::python {
 
+// Whether Gyre's stream waits for what the producer of memory has queued.
+enum class Order : uint8_t { wait, none };
+
 // Shares the memory of anything with __dlpack__, or of a capsule. `device`: where it must be; none:
 // the device everybody shares. `what` begins the messages.
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
-                        const std::string& what);
+                        const std::string& what, Order order = Order::wait);
 bool is_numpy(nb::handle source);  // an array of NumPy's
 // The same for NumPy arrays, bfloat16 of ml_dtypes included.
 BoundTensor from_numpy(nb::handle source, const std::optional<Device>& device,

@@ -3,6 +3,11 @@
 namespace gyre::python {
 namespace {
 
+struct BoundScratch {
+  Device device;
+  Tensor tensor;
+};
+
 KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_heads,
                      uint64_t head_dim, uint64_t v_head_dim, uint64_t page_tokens) {
   return {.k = kv_format(k),
@@ -18,7 +23,8 @@ void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pa
                       const Operand& out, const OptionalOperand& prompts,
                       const OptionalOperand& lse, const OptionalOperand& sinks,
                       const OptionalOperand& slopes, uint64_t most_queries, uint64_t most_length,
-                      float scale, bool causal, uint64_t window, float soft_cap) {
+                      float scale, bool causal, uint64_t window, float soft_cap,
+                      BoundScratch* scratch) {
   const Operands operand(encoder, "paged_attention");
   const PagedAttentionInputs inputs{.q = operand("q", q),
                                     .pages = pages.pages,
@@ -29,7 +35,8 @@ void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pa
                                     .out = operand("out", out),
                                     .lse = operand("lse", lse),
                                     .sinks = operand("sinks", sinks),
-                                    .slopes = operand("slopes", slopes)};
+                                    .slopes = operand("slopes", slopes),
+                                    .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
   const PagedAttentionOptions options{most_queries, most_length, scale, causal, window, soft_cap};
   without_gil([&] { attention(encoder, inputs, options); });
 }
@@ -109,18 +116,37 @@ void bind_kv_pages(nb::module_& module) {
       },
       "encoder"_a, "pages"_a, "from_"_a, "to"_a,
       "Copies whole pages. from_, to: i32 [count], numbers of pages.");
+  nb::class_<BoundScratch>(
+      module, "AttentionScratch",
+      "CUDA: memory that calls of paged_attention use one after the other. It grows; a call that "
+      "finds it large enough allocates nothing, also while a stream is captured.")
+      .def(
+          "__init__",
+          [](BoundScratch* self, const DeviceLike& device) {
+            new (self) BoundScratch{device_of(device), {}};
+          },
+          "device"_a = "cpu")
+      .def_prop_ro(
+          "memory",
+          [](const BoundScratch& self) -> std::optional<BoundTensor> {
+            if (!self.tensor.defined()) return std::nullopt;
+            return BoundTensor{self.device, self.tensor};
+          },
+          "What it has grown to; hold it as long as a graph that was captured may run.");
   module.def(
       "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
       "lengths"_a, "query_begin"_a, "out"_a, "prompts"_a = nb::none(), "lse"_a = nb::none(),
       "sinks"_a = nb::none(), "slopes"_a = nb::none(), nb::kw_only(), "most_queries"_a = 1,
       "most_length"_a = 0, "scale"_a = 1.0f, "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+      "scratch"_a = nb::none(),
       "Attention of several sequences over pages, in one call.\n\n"
       "q, out: [tokens, heads, head_dim], the queries of all sequences. page_table: i32 "
       "[sequences, width]. lengths: i32 [sequences], keys, those of the queries included. "
       "query_begin: i32 [sequences + 1], rows of q. prompts: u8 [sequences], not 0: computed as "
       "prompts are, whose bits do not depend on how they are cut into chunks. most_queries, "
       "most_length: of one sequence, upper bounds; the rest may change in device memory from "
-      "replay to replay. A sequence that breaks the bounds gets NaN.");
+      "replay to replay. A sequence that breaks the bounds gets NaN. scratch: an "
+      "AttentionScratch that is kept from call to call.");
 }
 
 }  // namespace gyre::python

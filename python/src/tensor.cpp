@@ -297,12 +297,15 @@ void bind_tensor(nb::module_& module) {
       "A read-only array gives a tensor that ops refuse to write.");
   module.def(
       "from_dlpack",
-      [](const Operand& source, const std::optional<DeviceLike>& device) {
-        return from_dlpack(source.object, wanted(device), "from_dlpack");
+      [](const Operand& source, const std::optional<DeviceLike>& device, bool ordered) {
+        const Order order = ordered ? Order::wait : Order::none;
+        return from_dlpack(source.object, wanted(device), "from_dlpack", order);
       },
-      "x"_a, "device"_a = nb::none(),
+      "x"_a, "device"_a = nb::none(), nb::kw_only(), "ordered"_a = true,
       "Shares the memory of anything with __dlpack__, or of a capsule. device: where it must be; "
-      "none: the shared device of where it is. Memory elsewhere is refused, never copied.");
+      "none: the shared device of where it is. Memory elsewhere is refused, never copied. "
+      "ordered: CUDA, Gyre's stream waits for what the producer has queued; False for lists that "
+      "Encoder.submit_on() puts on the producer's own stream.");
   module.def(
       "asarray",
       [](const Operand& source, const std::optional<DeviceLike>& device) {

@@ -126,3 +126,11 @@ def test_torch_shares_memory():
         gyre.hadamard(encoder, q, out)
         encoder.submit().wait()
         assert torch.allclose(out.norm(dim=-1), q.norm(dim=-1), rtol=1e-4)
+
+
+def test_for_lists_on_the_producers_stream_nobody_waits():
+    tensor = filled(3, 4)
+    producer = Producer(tensor)
+    shared = gyre.from_dlpack(producer, "cuda:0", ordered=False)
+    assert producer.streams == [-1] and shared.data_ptr == tensor.data_ptr
+    assert gyre.AttentionScratch("cuda:0").memory is None

@@ -55,6 +55,44 @@ def test_refusals():
         gyre.from_dlpack(torch.zeros(2, requires_grad=True))
 
 
+@pytest.mark.parametrize("how", ["device", "unordered", "operand"])
+def test_every_way_in_shares_memory_and_refuses_alike(encoder, how):
+    """With the device known, torch's C functions hand the tensor over where it has them (2.10 and later)."""
+
+    def take(given):
+        if how == "operand":
+            out = gyre.zeros(given.shape, "f32")
+            gyre.hadamard(encoder, given, out)
+            return None
+        return gyre.from_dlpack(given, "cpu", ordered=how == "device")
+
+    given = torch.arange(256, dtype=torch.float32).reshape(2, 2, 64).transpose(0, 1)[:, 1:]
+    tensor = take(given)
+    if tensor is not None:
+        assert (tensor.data_ptr, tensor.shape, tensor.strides) == (given.data_ptr(), given.shape, given.stride())
+        del given
+        gc.collect()
+        assert tensor.copy().numpy()[1, 0, 63] == 255
+    for refused, words in [
+        (torch.zeros(2, 64, requires_grad=True), "grad"),
+        (torch.nn.Parameter(torch.zeros(2, 64)), "grad"),
+        (torch.zeros(2, 64).to_sparse(), "strided"),
+        (torch.zeros(2, 64, dtype=torch.float64), "float64"),
+    ]:
+        with pytest.raises((gyre.Error, RuntimeError, BufferError), match=words):
+            take(refused)
+
+
+def test_tensors_taken_are_given_back(no_growth):
+    given = torch.zeros(4096)
+    no_growth(lambda: gyre.from_dlpack(given, "cpu"), cycles=20_000)
+    kept = [gyre.from_dlpack(given, "cpu", ordered=False) for _ in range(3)]
+    del given
+    gc.collect()
+    kept[2].write_from(np.ones(4096, np.float32))
+    assert kept[0].numpy().sum() == 4096
+
+
 def test_ops_take_torch_tensors(encoder):
     x = torch.ones(2, 64, dtype=torch.bfloat16)
     out = torch.zeros(2, 64)

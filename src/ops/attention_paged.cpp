@@ -246,9 +246,13 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.prompts = in.prompts;
   call.slopes = in.slopes;
   call.options = options;
+  // The CPU's counters lie elsewhere for other numbers of sequences: it takes fresh zeros.
+  const bool kept = in.scratch != nullptr && encoder.device().stream() != 0;
   AttendScratch scratch;
+  if (kept) scratch.in_kernel = *in.scratch;
   attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, in.sinks}, scratch);
   recording.commit();
+  if (kept) *in.scratch = scratch.in_kernel;
 }
 
 }  // namespace gyre

@@ -254,7 +254,13 @@ constexpr uint32_t paged_blocks(uint32_t side_by_side, uint32_t multiprocessors)
 constexpr uint64_t paged_area_floats(uint32_t head_dim, uint32_t rows) {
   return decode_cut(head_dim).most_pieces * rows * (decode_row_dim(head_dim) + 2);
 }
-constexpr uint64_t paged_counters(uint32_t blocks) { return (uint64_t{blocks} * 2 + 3) / 4 * 4; }
+// States begin at the same place for all kernels of a GPU: calls of other shapes that use the same
+// scratch leave the counters alone.
+constexpr uint64_t paged_counters(uint32_t blocks) {
+  constexpr uint64_t kUsual = 2048;
+  const uint64_t floats = (uint64_t{blocks} * 2 + 3) / 4 * 4;
+  return floats > kUsual ? floats : kUsual;
+}
 constexpr uint64_t paged_scratch_floats(uint32_t head_dim, uint32_t rows, uint32_t blocks) {
   return paged_counters(blocks) + blocks * paged_area_floats(head_dim, rows);
 }
