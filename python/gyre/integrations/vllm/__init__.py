@@ -1,0 +1,25 @@
+"""Gyre's pages as an attention backend of vLLM.
+
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"gyre": {"k": "tq8", "v": "tq4"}}'
+
+vLLM finds `register` through the entry point `vllm.general_plugins` and calls it in every process. Nothing changes for
+those who do not ask for CUSTOM. docs/engines.md has the options and what is not supported.
+"""
+
+from __future__ import annotations
+
+__all__ = ["register"]
+
+_HERE = __name__
+
+
+def register() -> None:
+    """Makes `--attention-backend CUSTOM` Gyre's. May be called more than once in a process."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(AttentionBackendEnum.CUSTOM, f"{_HERE}.backend.GyreBackend")
+    # The CPU platform takes no choice: it asks for the class of CPU_ATTN, or of a backend for MLA. Each of these
+    # names is resolved by `route`, which gives vLLM's own class unless CUSTOM was asked for.
+    for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA"):
+        if name in AttentionBackendEnum.__members__:
+            register_backend(AttentionBackendEnum[name], f"{_HERE}.route.{name}")

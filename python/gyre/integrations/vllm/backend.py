@@ -1,0 +1,184 @@
+"""The classes that vLLM 0.32 asks a backend for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from .config import Formats, Options, parse
+from .pages import Step, queue_of
+
+_VERSIONS = ("0.32",)
+if not vllm.__version__.startswith(tuple(f"{version}." for version in _VERSIONS)):
+    raise ImportError(f"gyre: the plugin is for vLLM {', '.join(_VERSIONS)}, this is {vllm.__version__}")
+
+_log = init_logger("vllm.gyre")  # vLLM's handlers are on "vllm"
+_MOST_PAGE_TOKENS = 1024
+
+
+class GyreBackend(AttentionBackend):
+    """Pages are opaque bytes. A layer's class is a subclass that knows the layer's formats (`backend_of`)."""
+
+    forward_includes_kv_cache_update: bool = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+    formats: ClassVar[Formats | None] = None
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # vLLM looks it up among its own names
+
+    @staticmethod
+    def get_impl_cls():
+        from .layer import GyreImpl
+
+        return GyreImpl
+
+    @staticmethod
+    def get_builder_cls():
+        return GyreMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec=None) -> list[int | MultipleOf]:
+        return [MultipleOf(8)]  # V's tiles have 8 tokens
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        return max(default_block_size, 64)
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Bytes per token, K and V of all heads. Called again on its own result, and for windows with one token."""
+        if spec.state_content_bytes is not None:
+            return spec
+        if cls.formats is None:
+            raise RuntimeError("gyre: vLLM asked for a layer's pages before its weights were loaded")
+        if spec.block_size > 1 and (spec.block_size % 8 != 0 or spec.block_size > _MOST_PAGE_TOKENS):
+            raise ValueError(
+                f"gyre: --block-size must be a multiple of 8, at most {_MOST_PAGE_TOKENS}, got {spec.block_size}"
+            )
+        token_bytes = cls.formats.token_bytes(spec.num_kv_heads, spec.head_size, spec.head_size_v)
+        return replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=token_bytes)
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_kv_connector(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type == AttentionType.DECODER
+
+
+@functools.cache
+def backend_of(formats: Formats) -> type[GyreBackend]:
+    """The backend of layers with these formats: customize_spec is told neither the layer nor the config."""
+    return type(f"GyreBackend_{formats.k}_{formats.v}", (GyreBackend,), {"formats": formats, "__module__": __name__})
+
+
+def options_of(config: VllmConfig) -> Options:
+    return parse(config.additional_config)
+
+
+def refuse_config(config: VllmConfig) -> None:
+    """What the CPU platform does not ask a backend about."""
+    if config.kv_transfer_config is not None:
+        raise NotImplementedError("gyre: KV connectors are not supported")
+    if config.parallel_config.decode_context_parallel_size > 1:
+        raise NotImplementedError("gyre: decode context parallelism is not supported")
+    dtype = config.cache_config.cache_dtype
+    if dtype not in GyreBackend.supported_kv_cache_dtypes:
+        raise ValueError(
+            f"gyre: --kv-cache-dtype {dtype} was asked for with --attention-backend CUSTOM; say the format in "
+            '--additional-config \'{"gyre": {"k": "tq8", "v": "tq4"}}\' instead'
+        )
+
+
+@dataclass
+class GyreMetadata(AttentionMetadata):
+    step: Step
+
+
+class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
+    # Lengths and tables are read from device memory, bounds come from the host: one graph serves all batches with as
+    # many queries in each request.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.queue = queue_of(torch.device(device))
+        self.prompts = None
+        if self.queue.cuda:
+            most = vllm_config.scheduler_config.max_num_seqs
+            self.prompts = torch.zeros(most, dtype=torch.uint8, device=device)
+        self._announce()
+
+    def _announce(self) -> None:
+        spec, layers = self.kv_cache_spec, self.vllm_config.compilation_config.static_forward_context
+        blocks = self.vllm_config.cache_config.num_gpu_blocks or 0
+        formats = dict.fromkeys(layers[name].impl.formats for name in self.layer_names if name in layers)
+        _log.info(
+            "Gyre's attention on %s: %s; %d layers, pages of %d tokens and %d bytes, %d pages, %d tokens",
+            self.queue.device.name,
+            " / ".join(map(str, formats)),
+            len(self.layer_names),
+            spec.block_size,
+            spec.page_size_bytes,
+            blocks,
+            blocks * spec.block_size,
+        )
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> GyreMetadata:
+        c = common_attn_metadata
+        if c.causal is not True:
+            raise NotImplementedError("gyre: attention must be causal")
+        if c.mm_req_doc_ranges or c.rswa_prefix_lens is not None:
+            raise NotImplementedError("gyre: bidirectional ranges of images and R-SWA are not supported")
+        width = c.block_table_tensor.shape[1] * self.kv_cache_spec.block_size
+        step = self.queue.step(
+            slots=c.slot_mapping,
+            table=c.block_table_tensor,
+            lengths=c.seq_lens,
+            query_begin=c.query_start_loc,
+            prompts=self._prompts(c),
+            most_queries=c.max_query_len,
+            most_length=min(c.max_seq_len, width),
+        )
+        return GyreMetadata(step)
+
+    def _prompts(self, c: CommonAttentionMetadata) -> torch.Tensor | None:
+        """Which requests are in their prompt: its bits do not depend on how it is cut. None while all decode, so that
+        a step that is captured has none."""
+        flags = c.is_prefilling
+        if flags is None or not bool(flags.any()):
+            return None
+        if self.prompts is None:
+            return flags
+        on_device = self.prompts[: flags.shape[0]]
+        on_device.copy_(flags, non_blocking=True)
+        return on_device

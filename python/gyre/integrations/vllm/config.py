@@ -1,0 +1,107 @@
+"""The options: what `additional_config["gyre"]` says about the formats of a layer. Neither torch nor vLLM is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gyre
+
+DEFAULT_K, DEFAULT_V = "tq8", "tq4"
+_SLIDING = "sliding_window"
+
+
+class ConfigError(ValueError):
+    """The options are wrong. Raised before vLLM takes any memory."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How one layer stores K and V."""
+
+    k: str = DEFAULT_K
+    v: str = DEFAULT_V
+
+    def __str__(self) -> str:
+        return f"k {self.k}, v {self.v}"
+
+    def page_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int, page_tokens: int) -> int:
+        return gyre.kv_page_bytes(
+            k=self.k, v=self.v, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, page_tokens=page_tokens
+        )
+
+    def token_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int) -> int:
+        """Bytes of a token in all KV heads. A page is so many for each of its tokens: vLLM counts pages by tokens."""
+        page, tile = self.page_bytes(kv_heads, head_dim, v_head_dim, 64), 64
+        smallest = self.page_bytes(kv_heads, head_dim, v_head_dim, 8)
+        if page % tile != 0 or smallest * 8 != page:
+            raise ConfigError(
+                f"gyre: pages of {self} with {kv_heads} KV heads of {head_dim} and {v_head_dim} are not a whole number "
+                "of bytes per token"
+            )
+        return page // tile
+
+
+@dataclass(frozen=True)
+class Options:
+    """`{"k": ..., "v": ..., "layers": {"0": {"k": ..., "v": ...}, "sliding_window": {...}}}`"""
+
+    formats: Formats = Formats()
+    layers: Mapping[int, Formats] = field(default_factory=dict)
+    sliding: Formats | None = None
+
+    def of(self, layer: int | None, window: int | None) -> Formats:
+        """A layer's own entry, else that of all with a sliding window, else the one for all."""
+        if layer is not None and layer in self.layers:
+            return self.layers[layer]
+        if window is not None and self.sliding is not None:
+            return self.sliding
+        return self.formats
+
+    @property
+    def uniform(self) -> bool:
+        return not self.layers and self.sliding is None
+
+
+def parse(additional_config: Any) -> Options:
+    """The options in vLLM's `additional_config`."""
+    given = additional_config.get("gyre", {}) if isinstance(additional_config, Mapping) else {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'gyre: additional_config["gyre"] must be an object, got {given!r}')
+    _only(given, ("k", "v", "layers"), 'additional_config["gyre"]')
+    formats = _formats(given, Formats(), "additional_config")
+    layers = given.get("layers", {})
+    if not isinstance(layers, Mapping):
+        raise ConfigError(f'gyre: "layers" must be an object of layer numbers, got {layers!r}')
+    numbered, sliding = {}, None
+    for name, entry in layers.items():
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f'gyre: layer {name!r} must be an object with "k" and "v", got {entry!r}')
+        _only(entry, ("k", "v"), f"layer {name!r}")
+        own = _formats(entry, formats, f"layer {name!r}")
+        if name == _SLIDING:
+            sliding = own
+        elif str(name).isdecimal():
+            numbered[int(name)] = own
+        else:
+            raise ConfigError(f'gyre: a layer must be a number or "{_SLIDING}", got {name!r}')
+    return Options(formats, numbered, sliding)
+
+
+def _formats(given: Mapping, default: Formats, where: str) -> Formats:
+    formats = Formats(given.get("k", default.k), given.get("v", default.v))
+    for side, name in (("k", formats.k), ("v", formats.v)):
+        if not isinstance(name, str):
+            raise ConfigError(f"gyre: {where}: {side} must be the name of a format, got {name!r}")
+    try:
+        formats.page_bytes(kv_heads=1, head_dim=128, v_head_dim=128, page_tokens=8)
+    except gyre.Error as error:
+        raise ConfigError(f"gyre: {where}: {error}") from error
+    return formats
+
+
+def _only(given: Mapping, known: tuple[str, ...], where: str) -> None:
+    unknown = [str(name) for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"gyre: {where} has {', '.join(map(repr, unknown))}; known are {', '.join(known)}")

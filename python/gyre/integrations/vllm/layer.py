@@ -1,0 +1,127 @@
+"""One layer's attention, as vLLM calls it."""
+
+from __future__ import annotations
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from .backend import GyreMetadata, backend_of, options_of, refuse_config
+from .pages import LayerPages, queue_of
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class GyreImpl(AttentionImpl[GyreMetadata]):
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        **others,
+    ):
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"gyre: attention of type {attn_type} is not supported, decoders' alone is")
+        asked = [name for name, value in others.items() if value not in (None, False)]
+        if asked:
+            raise NotImplementedError(f"gyre: attention with {', '.join(asked)} is not supported")
+        self.config = get_current_vllm_config()
+        refuse_config(self.config)
+        self.options = options_of(self.config)
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sliding_window = sliding_window  # the query's own key included
+        self.soft_cap = logits_soft_cap or 0.0
+        self.alibi_slopes, self.sinks = alibi_slopes, sinks
+        self.formats = self.options.of(None, sliding_window)
+        self.pages: LayerPages | None = None
+        self._cache = 0
+        self._sinks = self._slopes = None
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """vLLM asks the layer's backend for its pages after this, and nothing before tells an Impl its layer."""
+        layers = self.config.compilation_config.static_forward_context
+        for name, layer in layers.items():
+            if getattr(layer, "impl", None) is self:
+                break
+        else:
+            raise RuntimeError("gyre: vLLM does not know the layer of this attention")
+        if act_dtype not in _DTYPES:
+            raise ValueError(f"gyre: the model must be in float32, float16 or bfloat16, got {act_dtype}")
+        number = extract_layer_index(self.kv_sharing_target_layer_name or name)
+        self.formats = self.options.of(number, self.sliding_window)
+        # Refuses head sizes that a format does not have.
+        self.formats.token_bytes(self.num_kv_heads, self.head_size, layer.head_size_v)
+        layer.attn_backend = backend_of(self.formats)
+        self.pages = None
+
+    def _bind(self, layer, kv_cache: torch.Tensor) -> LayerPages:
+        """Pages over the layer's cache, made once for each cache that vLLM gives the layer."""
+        queue = queue_of(kv_cache.device)
+        self.pages = LayerPages(
+            queue,
+            kv_cache,
+            self.formats,
+            self.num_kv_heads,
+            self.head_size,
+            layer.head_size_v,
+            page_tokens=kv_cache.shape[2],
+        )
+        self._cache = kv_cache.data_ptr()
+        if self.sinks is not None:
+            self._sinks = queue.wrap(self.sinks.detach().float().contiguous())
+        if self.alibi_slopes is not None:
+            slopes = torch.as_tensor(self.alibi_slopes, dtype=torch.float32, device=kv_cache.device)
+            self._slopes = queue.wrap(slopes.contiguous())
+        return self.pages
+
+    def _pages_of(self, layer, kv_cache: torch.Tensor) -> LayerPages:
+        if self.pages is None or self._cache != kv_cache.data_ptr():
+            return self._bind(layer, kv_cache)
+        return self.pages
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        """Before forward(): k and v of all tokens of the step, padding included."""
+        if kv_cache.numel() == 0:  # profiling
+            return
+        pages = self._pages_of(layer, kv_cache)
+        pages.write(key, value, pages.queue.wrap(slot_mapping))
+
+    def forward(
+        self,
+        layer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: GyreMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("gyre: fused quantization of the output is not supported")
+        if attn_metadata is None:  # profiling
+            return output.zero_()
+        self._pages_of(layer, kv_cache).attend(
+            query,
+            output,
+            attn_metadata.step,
+            self.scale,
+            window=self.sliding_window or 0,
+            soft_cap=self.soft_cap,
+            sinks=self._sinks,
+            slopes=self._slopes,
+        )
+        return output
