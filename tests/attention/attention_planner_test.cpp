@@ -312,9 +312,9 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(spec.paged, 1);
     EXPECT_EQ(spec.cluster, 1);
     EXPECT_EQ(plan.reduce, abi::AttentionReduce::in_kernel);
-    // For every block a counter, and 64 pieces of one unit; no more for more sequences.
+    // Counters, and for every block 64 pieces of one unit; no more for more sequences.
     const uint64_t row = p.k.head_dim == 80 ? 128 : p.k.head_dim;  // in whole vectors of a warp
-    EXPECT_EQ(plan.scratch_floats, blocks * 132 * (2 + uint64_t{64} * rows * (row + 2)));
+    EXPECT_EQ(plan.scratch_floats, 2048 + blocks * 132 * (uint64_t{64} * rows * (row + 2)));
     EXPECT_EQ(cuda::name_attention_decode(plan.spec).find("gyre::cuda::attention_decode_paged<"),
               0u);
   };
