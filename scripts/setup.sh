@@ -6,6 +6,8 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libhwy-dev libxxhash-dev libgtest-dev libcli11-dev nlohmann-json3-dev libeigen3-dev)
+# Taken along when something else is installed; alone no reason to ask for anything, an example is skipped without.
+optional=(libopenmpi-dev openmpi-bin)
 tools=(c++ cmake ninja)
 if [[ ${1:-} == lint ]]; then
   packages+=(clang clang-format clang-tidy)
@@ -45,7 +47,7 @@ for package in "${packages[@]}"; do
 done
 [[ ${#missing[@]} -ne 0 ]] || exit 0
 
-install=(apt-get install -y --no-install-recommends "${missing[@]}")
+install=(apt-get install -y --no-install-recommends "${missing[@]}" "${optional[@]}")
 if [[ $(id -u) -ne 0 ]]; then
   echo "gyre: packages are missing. Please run this once, then make again:" >&2
   echo "  sudo apt-get update && sudo ${install[*]}" >&2
@@ -54,7 +56,7 @@ fi
 
 mkdir -p build
 log=build/setup.log
-echo "gyre: installing from Debian, once: ${missing[*]} (log: $log)"
+echo "gyre: installing from Debian, once: ${missing[*]} ${optional[*]} (log: $log)"
 export DEBIAN_FRONTEND=noninteractive
 if ! { apt-get update && "${install[@]}"; } >"$log" 2>&1 </dev/null; then
   tail -n 20 "$log" >&2
