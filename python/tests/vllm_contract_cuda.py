@@ -19,7 +19,15 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 LAYERS = 4  # of a captured step
 # Largest error of an output: values are normal, a request of one token is its own value.
 BOUNDS = {"f32": 2e-3, "f16": 1e-2, "bf16": 4e-2, "tq8": 5e-2, "tq6": 0.15, "tq4": 0.5, "tq3": 1.0}
-FORMATS = [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("tq8", "tq8"), ("tq8", "tq4"), ("tq4", "tq4"), ("tq6", "tq3")]
+FORMATS = [
+    ("f32", "f32"),
+    ("f16", "f16"),
+    ("bf16", "bf16"),
+    ("tq8", "tq8"),
+    ("tq8", "tq4"),
+    ("tq4", "tq4"),
+    ("tq6", "tq3"),
+]
 failures = []
 
 
@@ -78,9 +86,11 @@ def run_layers(queue, layers, batch, step, outs):
 
 
 def captured(queue, formats, queries, dtype, page=64):
-    """A graph of several layers, captured once with the bounds, replayed with other lengths, tables, slots and tokens."""
+    """A graph of several layers, captured once with the bounds, replayed with other lengths, tables and tokens."""
     most, width = 2048, 2048 // page
-    steps = [[(queries, n) for n in lengths] for lengths in ([40, 700, 2048, 9], [2048, 5, 333, 1200], [1025, 64, 65, 63])]
+    steps = [
+        [(queries, n) for n in lengths] for lengths in ([40, 700, 2048, 9], [2048, 5, 333, 1200], [1025, 64, 65, 63])
+    ]
     batches = [
         Batch(DEVICE, HEADS, KV_HEADS, DIM, page, s, 2, 2 * queries, seed=i, dtype=dtype, width=width)
         for i, s in enumerate(steps)
@@ -143,7 +153,9 @@ def timing(queue, sequences=64, length=4096, page=64, repeats=20):
             slots = row[place // page].long() * page + place % page
             keys = torch.randn(2, length, KV_HEADS, DIM, dtype=torch.bfloat16, device=DEVICE)
             layer.write(keys[0], keys[1], queue.wrap(slots))
-        rows = [torch.randn(sequences, n, DIM, dtype=torch.bfloat16, device=DEVICE) for n in (HEADS, KV_HEADS, KV_HEADS)]
+        rows = [
+            torch.randn(sequences, n, DIM, dtype=torch.bfloat16, device=DEVICE) for n in (HEADS, KV_HEADS, KV_HEADS)
+        ]
         out = torch.empty_like(rows[0])
         newest = table[:, pages - 1].long() * page + page - 1
         step = queue.step(
@@ -161,6 +173,7 @@ def timing(queue, sequences=64, length=4096, page=64, repeats=20):
             "kv_write": (True, False),
         }
         for what, (writes, attends) in parts.items():
+
             def once():
                 if writes:
                     layer.write(rows[1], rows[2], step.slots)
@@ -181,7 +194,8 @@ def timing(queue, sequences=64, length=4096, page=64, repeats=20):
                 end.record()
                 torch.cuda.synchronize()
                 times.append(start.elapsed_time(end) * 1e3 / repeats)
-            print(f"time {k}/{v} {sequences} x {length} at {HEADS}/{KV_HEADS}/{DIM}, captured: {what} {statistics.median(times):.1f} us", flush=True)
+            shape = f"{sequences} x {length} at {HEADS}/{KV_HEADS}/{DIM}"
+            print(f"time {k}/{v} {shape}, captured: {what} {statistics.median(times):.1f} us", flush=True)
 
 
 def main():

@@ -1,0 +1,282 @@
+"""vLLM with Gyre's attention against transformers with the same cache format: `make vllm`. Every scenario is a process
+of its own; a table says what ran. vllm_engine.py [SCENARIO...] runs some."""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from vllm_reference import PROMPTS, TOKENS, model_folder
+
+TINY, SWA = "tiny-d128", "small-swa-d256"
+# Where an answer may part from transformers': the two best logits were this close. Sums are rounded in another order,
+# and a compressed key or value may then be rounded to the next level.
+TIE = 0.05
+SCENARIOS = {}
+
+
+def scenario(model=TINY, k="tq8", v="tq4", environment=None):
+    def add(function):
+        SCENARIOS[function.__name__] = (function, model, k, v, environment or {})
+        return function
+
+    return add
+
+
+class Run:
+    """One engine with Gyre's attention, in this process."""
+
+    def __init__(self, folder, k, v, layers=None, **options):
+        from vllm import LLM
+
+        self.k, self.v = k, v
+        formats = {"k": k, "v": v, **({"layers": layers} if layers else {})}
+        usual = dict(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=2048,
+            kv_cache_memory_bytes=64 << 20,
+            enforce_eager=True,
+            max_num_seqs=16,
+            attention_backend="CUSTOM",
+            additional_config={"gyre": formats},
+            disable_log_stats=False,
+        )
+        self.llm = LLM(**{**usual, **options})
+
+    def answers(self, prompts=PROMPTS, tokens=TOKENS):
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        outs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+        self.cached = sum(out.num_cached_tokens or 0 for out in outs)
+        return [list(out.outputs[0].token_ids) for out in outs]
+
+    def metric(self, name):
+        return sum(m.value for m in self.llm.get_metrics() if m.name == name)
+
+
+def want(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def compare(answers, reference):
+    """How many are equal, and what the others parted at; parting anywhere but at a tie is an error."""
+    equal, ties = 0, []
+    for i, (got, wanted) in enumerate(zip(answers, reference, strict=True)):
+        tokens = wanted["tokens"][: len(got)]
+        if got == tokens:
+            equal += 1
+            continue
+        at = next(t for t in range(len(tokens)) if got[t] != tokens[t])
+        want(wanted["margins"][at] < TIE, f"prompt {i} parts at token {at}, margin {wanted['margins'][at]:.3f}")
+        ties.append(f"prompt {i} parts at a tie of {wanted['margins'][at]:.3f}")
+    return f"{equal} of {len(answers)} equal to transformers" + "".join(f"; {tie}" for tie in ties)
+
+
+@scenario(k="f32", v="f32")
+def alone_f32(folder, reference, k, v):
+    run = Run(folder, k, v)
+    return compare([run.answers([prompt])[0] for prompt in PROMPTS], reference)
+
+
+@scenario()
+def alone(folder, reference, k, v):
+    run = Run(folder, k, v)
+    return compare([run.answers([prompt])[0] for prompt in PROMPTS], reference)
+
+
+@scenario(k="f32", v="f32")
+def batched_f32(folder, reference, k, v):
+    return compare(Run(folder, k, v).answers(), reference)
+
+
+@scenario()
+def batched(folder, reference, k, v):
+    return compare(Run(folder, k, v).answers(), reference)
+
+
+@scenario()
+def compiled(folder, reference, k, v):
+    return compare(Run(folder, k, v, enforce_eager=False).answers(), reference)
+
+
+@scenario()
+def prefix_hits(folder, reference, k, v):
+    run = Run(folder, k, v, block_size=16)
+    first, second = run.answers(), run.answers()
+    want(run.cached > 1000, f"only {run.cached} tokens were in the cache")
+    want(first == second, "answers with and without a prefix hit differ")
+    return compare(second, reference) + f"; {run.cached} tokens from the cache, the same tokens as without"
+
+
+@scenario()
+def chunked_prefill(folder, reference, k, v):
+    run = Run(folder, k, v, block_size=16, max_num_batched_tokens=64, long_prefill_token_threshold=24)
+    return compare(run.answers(), reference) + "; chunks of 24 tokens"
+
+
+@scenario()
+def preempted(folder, reference, k, v):
+    run = Run(folder, k, v, block_size=16, num_gpu_blocks_override=130, enable_prefix_caching=False)
+    answers = run.answers()
+    count = run.metric("vllm:num_preemptions")
+    want(count > 0, "nothing was preempted")
+    return compare(answers, reference) + f"; {count:.0f} preemptions"
+
+
+# numba compiles for instructions that a virtual machine may hide; every aarch64 server has these.
+_NUMBA = {"NUMBA_CPU_NAME": os.environ.get("NUMBA_CPU_NAME", "neoverse-n1")} if os.uname().machine == "aarch64" else {}
+
+
+@scenario(environment=_NUMBA)
+def speculation(folder, reference, k, v):
+    ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    run = Run(folder, k, v, block_size=16, speculative_config=ngram)
+    answers = run.answers()
+    accepted, drafted = (run.metric(f"vllm:spec_decode_num_{w}_tokens") for w in ("accepted", "draft"))
+    want(0 < accepted < drafted, f"{accepted} of {drafted} draft tokens were accepted")
+    return compare(answers, reference) + f"; {accepted:.0f} of {drafted:.0f} draft tokens accepted"
+
+
+@scenario(k="tq8,f16,tq6,tq8", v="tq4,f16,tq6,tq4")
+def layers_differ(folder, reference, k, v):
+    run = Run(folder, "tq8", "tq4", {"1": {"k": "f16", "v": "f16"}, "2": {"k": "tq6", "v": "tq6"}}, block_size=16)
+    return compare(run.answers(), reference)
+
+
+@scenario(SWA, k="f32", v="f32")
+def windows_f32(folder, reference, k, v):
+    run = Run(folder, k, v, block_size=16, kv_cache_memory_bytes=200 << 20)
+    first, second = run.answers(), run.answers()
+    want(first == second and run.cached > 0, "answers with and without a prefix hit differ")
+    return compare(first, reference)
+
+
+@scenario(SWA)
+def windows(folder, reference, k, v):
+    return compare(Run(folder, k, v, block_size=16, kv_cache_memory_bytes=100 << 20).answers(), reference)
+
+
+_TWO = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+@scenario(environment=_TWO)
+def tensor_parallel(folder, reference, k, v):
+    return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
+
+
+@scenario(environment=_TWO)
+def pipeline_parallel(folder, reference, k, v):
+    # Without compilation vLLM's own buffers for the second stage are missing.
+    return compare(Run(folder, k, v, pipeline_parallel_size=2, enforce_eager=False).answers(), reference)
+
+
+@scenario()
+def server(folder, reference, k, v):
+    from vllm_server import serve_and_ask
+
+    answers, client = serve_and_ask(folder, {"k": k, "v": v})
+    return compare(answers, reference) + f"; {client}"
+
+
+@scenario()
+def not_asked_for(folder, reference, k, v):
+    run = Run(folder, k, v, attention_backend=None)
+    backend = run.llm.llm_engine.vllm_config.attention_config.backend
+    layers = run.llm.llm_engine.vllm_config.compilation_config.static_forward_context
+    names = {type(layer.impl).__name__ for layer in layers.values()}
+    want(names == {"CPUAttentionBackendImpl"}, f"layers have {names}")
+    run.answers(PROMPTS[:1], 4)
+    return f"vLLM's own attention with backend {backend}"
+
+
+@scenario()
+def refusals(folder, reference, k, v):
+    cases = [
+        (dict(additional_config={"gyre": {"k": "int4"}}), "int4"),
+        (dict(additional_config={"gyre": {"layers": {"x": {}}}}), "sliding_window"),
+        (dict(kv_cache_dtype="fp8"), "--kv-cache-dtype fp8"),
+        (dict(block_size=2048), "--block-size"),
+    ]
+    for options, words in cases:
+        try:
+            Run(folder, k, v, **options)
+        except Exception as error:  # noqa: BLE001: vLLM wraps what a backend raises
+            want(words in str(error), f"{options} was refused with: {error}")
+        else:
+            raise AssertionError(f"{options} was taken")
+    return f"{len(cases)} wrong options refused"
+
+
+def run_one(name, work):
+    function, model, k, v, _ = SCENARIOS[name]
+    reference = json.loads((work / f"{model}-{k}-{v}.json").read_text())
+    print("RESULT", function(model_folder(model, work), reference, k, v), flush=True)
+
+
+def run_process(arguments, environment, log):
+    usual = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    with open(log, "w") as out:
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, **usual, **environment},
+            stdout=out,
+            stderr=out,
+            timeout=900,
+        )
+    return done.returncode
+
+
+def one_row(name, work):
+    _, model, k, v, environment = SCENARIOS[name]
+    folder, log = model_folder(model, work), work / f"{name}.log"
+    if folder is None:
+        return "skipped", f"{model} is not here: set GYRE_MODELS to the folder that has it"
+    tests, reference = pathlib.Path(__file__).parent, work / f"{model}-{k}-{v}.json"
+    if not reference.exists():
+        log_of_reference = reference.with_suffix(".log")
+        if run_process([tests / "vllm_reference.py", reference, folder, k, v], {}, log_of_reference) != 0:
+            return "FAILED", f"transformers: see {log_of_reference}"
+    code = run_process([__file__, "--one", name, "--work", work], environment, log)
+    lines = log.read_text(errors="replace").splitlines()
+    results = [line.removeprefix("RESULT ") for line in lines if line.startswith("RESULT ")]
+    if code == 0 and results:
+        return "ok", results[-1]
+    errors = [line for line in lines if "Error" in line]
+    return "FAILED", f"{errors[-1].strip() if errors else f'exit {code}'} (see {log})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenarios", nargs="*", help=", ".join(SCENARIOS))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=pathlib.Path, help="where logs and answers are kept")
+    arguments = parser.parse_args()
+    if arguments.one:
+        return run_one(arguments.one, arguments.work)
+    work = (arguments.work or pathlib.Path(tempfile.mkdtemp(prefix="gyre-vllm-"))).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in arguments.scenarios or SCENARIOS:
+        began = time.time()
+        state, text = one_row(name, work)
+        failed += state == "FAILED"
+        _, model, k, v, _ = SCENARIOS[name]
+        print(f"{state:8}{name:18}{model:16}{k + '/' + v:34}{time.time() - began:5.0f} s  {text}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
