@@ -11,11 +11,11 @@
 #include "commands.h"
 #include "compare.h"
 #include "compare_table.h"
+#include "gyre/version.h"
 #include "model_options.h"
 #include "options.h"
 #include "progress_output.h"
 #include "report_html.h"
-#include "version.h"
 
 namespace gyre::tools {
 namespace {
@@ -107,7 +107,7 @@ void run_compare(const CompareArguments& arguments) {
   }
   write_output("compare", arguments.svg, time_chart(report));
   write_output("compare", arguments.html,
-               report_html(report, {arguments.command, now(), version()}));
+               report_html(report, {arguments.command, now(), std::string(version())}));
   if (!arguments.html.empty()) std::cerr << "The same with charts: " << arguments.html << '\n';
 }
 

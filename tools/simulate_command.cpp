@@ -7,11 +7,11 @@
 #include "commands.h"
 #include "gyre/device.h"
 #include "gyre/error.h"
+#include "gyre/version.h"
 #include "options.h"
 #include "progress_output.h"
 #include "simulate_report.h"
 #include "trace_file.h"
-#include "version.h"
 
 namespace gyre::tools {
 namespace {
@@ -95,7 +95,7 @@ void run_simulate(SimulateArguments& arguments) {
   }
   write_output("simulate", arguments.html,
                simulate_html(options, trace, results, machine_of(options),
-                             {arguments.command, now(), version()}));
+                             {arguments.command, now(), std::string(version())}));
 }
 
 void add_trace_options(CLI::App& command, SimulateArguments& arguments) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_format.h"
 #include "gyre/kv_pages.h"
 #include "gyre/tensor.h"
@@ -37,7 +38,8 @@ struct AttentionOptions {
 // Sums are f32; the CPU rounds queries and weights to 16 bits over levels, and probabilities to f16
 // over f16 values where they fit. A NaN or infinity among what a query sees shows in its output,
 // unless the key's probability is 0.
-void attention(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options);
+GYRE_API void attention(Encoder& encoder, const AttentionInputs& inputs,
+                        const AttentionOptions& options);
 
 // Queries of several sequences over pages. Tables, lengths and query ranges are in device memory:
 // the host knows upper bounds only, and a recorded call serves every batch within them.
@@ -76,8 +78,8 @@ struct PagedAttentionOptions {
 // prompt may come in any chunks. Device memory cannot be checked before: a sequence with a length
 // or query range beyond the bounds, or with a needed table entry that is no page, gets NaN in its
 // rows of out and lse, and nothing outside the tensors is touched.
-void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
-               const PagedAttentionOptions& options);
+GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
+                        const PagedAttentionOptions& options);
 
 // The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
 // `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split
@@ -91,8 +93,8 @@ struct AttentionPartialInputs {
   Tensor tree{};
 };
 
-void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,
-                       const AttentionOptions& options);
+GYRE_API void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,
+                                const AttentionOptions& options);
 
 struct AttentionMergeInputs {
   Tensor partial{};  // [splits, tokens, heads, v_head_dim + 2]; from anywhere, in any number
@@ -101,10 +103,10 @@ struct AttentionMergeInputs {
   Tensor sinks{};
 };
 
-void attention_merge(Encoder& encoder, const AttentionMergeInputs& inputs);
+GYRE_API void attention_merge(Encoder& encoder, const AttentionMergeInputs& inputs);
 
 // [splits, tokens, heads, v_head_dim + 2]: the weighted sum, then the maximum, then the sum.
-Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim);
+GYRE_API Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim);
 
 struct AttentionTypes {
   DType q = DType::f32;

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_format.h"
 #include "gyre/kv_write.h"
 #include "gyre/tensor.h"
@@ -27,7 +28,8 @@ struct HadamardOptions {
 // forward: F(s * x); inverse: s * F(x), with F the orthonormal Walsh-Hadamard transform in natural
 // order and s the signs. head_dim: multiples of 8 from 16 to 1024; not a power of two: in blocks
 // (see docs/kv_formats.md); powers of two from 2 are taken as well. f32 arithmetic.
-void hadamard(Encoder& encoder, const HadamardInputs& inputs, const HadamardOptions& options = {});
+GYRE_API void hadamard(Encoder& encoder, const HadamardInputs& inputs,
+                       const HadamardOptions& options = {});
 
 struct KvQuantizeInputs {
   Tensor k{};          // [tokens, kv_heads, head_dim], f32, f16 or bf16
@@ -41,8 +43,8 @@ struct KvQuantizeInputs {
 // finite makes its block decode to NaN. The compatibility formats do what mlx-native's f32
 // arithmetic does (docs/kv_formats.md): such a row decodes to infinities and NaN, and sizes whose
 // squares leave f32 are lost.
-void kv_quantize(Encoder& encoder, const KvQuantizeInputs& inputs,
-                 const KvWriteOptions& options = {});
+GYRE_API void kv_quantize(Encoder& encoder, const KvQuantizeInputs& inputs,
+                          const KvWriteOptions& options = {});
 
 enum class KvDomain : uint8_t { restored, rotated };
 
@@ -57,8 +59,8 @@ struct KvDequantizeOptions {
 };
 
 // Decodes as many slots as `out` has tokens. Never past the end of the cache, no wrapping.
-void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& inputs,
-                   const KvDequantizeOptions& options = {});
+GYRE_API void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& inputs,
+                            const KvDequantizeOptions& options = {});
 
 struct KvQuantizeTypes {
   DType source = DType::f32;

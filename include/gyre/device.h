@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gyre/export.h"
 #include "gyre/tensor.h"
 #include "gyre/trace.h"
 
@@ -62,7 +63,7 @@ struct KernelDescription {
 };
 
 // A handle; copies share the device. May be used from several threads at once.
-class Device {
+class GYRE_API Device {
  public:
   static Device open(std::string_view name, const DeviceOptions& options = {});
 
@@ -110,6 +111,6 @@ class Device {
 };
 
 // Every backend Gyre knows: its devices with their properties, or why it has none here.
-std::vector<DeviceInfo> devices();
+GYRE_API std::vector<DeviceInfo> devices();
 
 }  // namespace gyre

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "gyre/export.h"
+
 namespace gyre {
 
 enum class DType : uint8_t { f32, f16, bf16, u8, i32, u32, i64 };
@@ -20,7 +22,7 @@ constexpr bool is_float(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
-std::string_view name(DType dtype);
+GYRE_API std::string_view name(DType dtype);
 
 // IEEE binary16. From float: nearest, ties to even; |x| >= 65520 becomes infinity; subnormals are
 // kept; every NaN becomes 0x7E00, so that all devices write the same bits.

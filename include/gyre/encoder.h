@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "gyre/device.h"
+#include "gyre/export.h"
 #include "gyre/fence.h"
 #include "gyre/graph.h"
 
@@ -14,7 +15,7 @@ class Recorder;
 // Collects commands. Ops record into it; nothing runs before submit(). Ordering between commands is
 // found from the memory they touch, so there are no barriers to place.
 // One thread at a time: a call that meets another thread inside the encoder throws.
-class Encoder {
+class GYRE_API Encoder {
  public:
   explicit Encoder(Device device);
   Encoder(Encoder&&) noexcept;

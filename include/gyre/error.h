@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "gyre/export.h"
+
 namespace gyre {
 
 enum class ErrorCode : uint8_t {
@@ -16,11 +18,11 @@ enum class ErrorCode : uint8_t {
   io,
 };
 
-std::string_view name(ErrorCode code);
+GYRE_API std::string_view name(ErrorCode code);
 
 // The one exception type. The message names the op, the rule that must hold and the value that
 // broke it.
-class Error : public std::runtime_error {
+class GYRE_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
 

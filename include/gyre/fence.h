@@ -2,12 +2,14 @@
 
 #include <memory>
 
+#include "gyre/export.h"
+
 namespace gyre {
 
 class FenceState;
 
 // Stands for submitted work. Dropping a fence does not cancel the work.
-class Fence {
+class GYRE_API Fence {
  public:
   Fence() = default;  // already complete
   explicit Fence(std::shared_ptr<FenceState> state) : state_(std::move(state)) {}

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "gyre/device.h"
+#include "gyre/export.h"
 #include "gyre/fence.h"
 
 namespace gyre {
@@ -12,7 +13,7 @@ class GraphImpl;
 
 // A recorded list, ready to run any number of times with the same memory and parameters. It holds
 // the storage it uses. Several threads may replay one graph; the device runs one replay at a time.
-class Graph {
+class GYRE_API Graph {
  public:
   Graph(Graph&&) noexcept;
   Graph& operator=(Graph&&) noexcept;

@@ -6,6 +6,7 @@
 #include "gyre/dtype.h"        // IWYU pragma: export
 #include "gyre/encoder.h"      // IWYU pragma: export
 #include "gyre/error.h"        // IWYU pragma: export
+#include "gyre/export.h"       // IWYU pragma: export
 #include "gyre/fence.h"        // IWYU pragma: export
 #include "gyre/graph.h"        // IWYU pragma: export
 #include "gyre/kv_batch.h"     // IWYU pragma: export
@@ -21,3 +22,4 @@
 #include "gyre/rope_append.h"  // IWYU pragma: export
 #include "gyre/tensor.h"       // IWYU pragma: export
 #include "gyre/trace.h"        // IWYU pragma: export
+#include "gyre/version.h"      // IWYU pragma: export

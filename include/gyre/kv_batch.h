@@ -6,6 +6,7 @@
 #include <span>
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_cache.h"
 #include "gyre/kv_pool.h"
 #include "gyre/rope_append.h"
@@ -39,7 +40,7 @@ struct KvStep {
 //   batch.attend(encoder, layer, {.q = q, .out = out});
 //
 // Every layer must get the step by append() before the next begins. A refused call changes nothing.
-class KvBatch {
+class GYRE_API KvBatch {
  public:
   explicit KvBatch(const KvPool& pool, const KvBatchOptions& options = {});
   KvBatch(KvBatch&&) noexcept;
@@ -81,7 +82,7 @@ class KvBatch {
   void cancel();
 
  private:
-  class State;
+  class GYRE_LOCAL State;
   State& state() const;
 
   std::unique_ptr<State> state_;

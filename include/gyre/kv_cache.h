@@ -8,6 +8,7 @@
 
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_format.h"
 #include "gyre/rope_append.h"
 #include "gyre/tensor.h"
@@ -35,7 +36,7 @@ struct KvPolicy {
   KvFormat window_format = KvFormat::f16;
 };
 
-std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy);
+GYRE_API std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy);
 
 struct KvCacheOptions {
   uint64_t kv_heads = 0;
@@ -82,7 +83,7 @@ struct KvLayerInfo {
 // replay(), before anything runs. append() and attend() may be recorded before there is a step, for
 // any number of tokens up to step_tokens: they then run in any step of so many tokens. A refused
 // call changes nothing. One thread at a time, replays included. Copying is fork(); moving is cheap.
-class KvCache {
+class GYRE_API KvCache {
  public:
   KvCache(Device device, const KvCacheOptions& options);
   KvCache(KvCache&&) noexcept;
@@ -135,7 +136,7 @@ class KvCache {
   void load(const std::string& path);
 
  private:
-  class State;
+  class GYRE_LOCAL State;
   explicit KvCache(std::unique_ptr<State> state);
   State& state() const;
 

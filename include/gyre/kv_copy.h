@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_write.h"
 #include "gyre/tensor.h"
 
@@ -22,6 +23,7 @@ struct KvCopyTypes {
 // same dtype: bit copy). Layout is strides: a head-major cache [kv_heads, capacity, head_dim] is
 // passed as cache.permute({1, 0, 2}). head_dim must be contiguous. More tokens than slots on a
 // ring: the last ones stay. No tokens, heads or coordinates: nothing is recorded.
-void kv_copy(Encoder& encoder, const KvCopyInputs& inputs, const KvWriteOptions& options = {});
+GYRE_API void kv_copy(Encoder& encoder, const KvCopyInputs& inputs,
+                      const KvWriteOptions& options = {});
 
 }  // namespace gyre

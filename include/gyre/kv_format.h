@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "gyre/device.h"
+#include "gyre/export.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -59,10 +60,10 @@ struct KvFormatInfo {
   uint32_t signs_version = 0;  // of the generator; 0: no signs or mlx-native's table
 };
 
-KvFormatInfo describe(KvFormat format);
-std::string_view name(KvFormat format);
-std::span<const KvFormat> kv_formats();     // all of them
-KvFormat kv_format(std::string_view name);  // refuses names that are none
+GYRE_API KvFormatInfo describe(KvFormat format);
+GYRE_API std::string_view name(KvFormat format);
+GYRE_API std::span<const KvFormat> kv_formats();     // all of them
+GYRE_API KvFormat kv_format(std::string_view name);  // refuses names that are none
 
 struct KvShape {
   KvFormat format = KvFormat::f16;
@@ -80,12 +81,12 @@ struct KvBuffer {
   Tensor scales{};  // undefined for dense formats
 
   // Zero-filled. Refuses head dims the format cannot store.
-  static KvBuffer allocate(const Device& device, const KvShape& shape);
+  GYRE_API static KvBuffer allocate(const Device& device, const KvShape& shape);
   uint64_t bytes() const { return codes.bytes() + scales.bytes(); }
 };
 
 // Dimensions of the two tensors, for callers that bring their own memory.
-Dims kv_codes_shape(const KvShape& shape);
-Dims kv_scales_shape(const KvShape& shape);
+GYRE_API Dims kv_codes_shape(const KvShape& shape);
+GYRE_API Dims kv_scales_shape(const KvShape& shape);
 
 }  // namespace gyre

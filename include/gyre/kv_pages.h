@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_format.h"
 #include "gyre/tensor.h"
 
@@ -21,14 +22,14 @@ struct KvPageShape {
 };
 
 // A multiple of 16.
-uint64_t kv_page_bytes(const KvPageShape& shape);
+GYRE_API uint64_t kv_page_bytes(const KvPageShape& shape);
 
 // Pages of one layer, in Gyre's memory or the caller's. Copying copies handles.
 struct KvPages {
   KvPageShape shape{};
   Tensor bytes{};  // u8 [pages, kv_page_bytes], pages any multiple of 16 bytes apart
 
-  static KvPages allocate(const Device& device, const KvPageShape& shape, uint64_t pages);
+  GYRE_API static KvPages allocate(const Device& device, const KvPageShape& shape, uint64_t pages);
 };
 
 struct KvWriteInputs {
@@ -42,7 +43,7 @@ struct KvWriteInputs {
 // negative slot is skipped, and so is one that is not in the pages. Slots not named keep their
 // bits. Tokens whose slots share a tile of 8 must be neighbours in the list, up to 64 skipped ones
 // between them left out; of two tokens for one slot the later is kept.
-void kv_write(Encoder& encoder, const KvWriteInputs& inputs);
+GYRE_API void kv_write(Encoder& encoder, const KvWriteInputs& inputs);
 
 struct KvPageCopyInputs {
   KvPages pages{};
@@ -50,6 +51,6 @@ struct KvPageCopyInputs {
   Tensor to{};    // i32 [count]: no page twice, none that is in `from`
 };
 
-void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& inputs);
+GYRE_API void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& inputs);
 
 }  // namespace gyre

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gyre/device.h"
+#include "gyre/export.h"
 #include "gyre/kv_cache.h"
 
 namespace gyre {
@@ -54,7 +55,7 @@ class KvBatch;
 // dropping it gives its pages back. The pool's memory lives as long as a sequence of it.
 // None of these calls touches the device: what is recorded already goes on with the old pages.
 // Tokens of a step whose list was dropped must be truncated before the sequence is used again.
-class KvSequence {
+class GYRE_API KvSequence {
  public:
   KvSequence(KvSequence&&) noexcept;
   KvSequence& operator=(KvSequence&&) noexcept;
@@ -69,7 +70,7 @@ class KvSequence {
   void truncate(uint64_t tokens);
   void clear();
 
-  class State;  // for the library
+  class GYRE_LOCAL State;  // for the library
 
  private:
   friend class KvPool;
@@ -83,7 +84,7 @@ class KvSequence {
 // Device memory for the pages of all layers, and who holds which page. A copy of the handle is the
 // same pool. One thread at a time, its sequences and batches included. A refused call changes
 // nothing. docs/serving.md has the rules.
-class KvPool {
+class GYRE_API KvPool {
  public:
   KvPool(Device device, const KvPoolOptions& options);
 
@@ -115,7 +116,7 @@ class KvPool {
   void save_prefixes(const std::string& path) const;
   uint64_t load_prefixes(const std::string& path) const;
 
-  class State;  // for the library
+  class GYRE_LOCAL State;  // for the library
   State& state() const;
 
  private:

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gyre/export.h"
 #include "gyre/kv_cache.h"
 #include "gyre/kv_format.h"
 
@@ -16,9 +17,9 @@ constexpr uint32_t kKvSnapshotVersion = 3;  // what KvCache::save() writes, and 
 enum class KvSegmentKind : uint8_t { body, sinks, tail };
 enum class KvPart : uint8_t { codes, scales };
 
-std::string_view name(KvSegmentKind kind);
-std::string_view name(KvRole role);
-std::string_view name(KvPart part);
+GYRE_API std::string_view name(KvSegmentKind kind);
+GYRE_API std::string_view name(KvRole role);
+GYRE_API std::string_view name(KvPart part);
 
 // One tensor of the cache, as far as it is in use.
 struct KvSnapshotSection {
@@ -53,6 +54,6 @@ struct KvSnapshotInfo {
 };
 
 // Reads the whole file and refuses one with a single wrong bit.
-KvSnapshotInfo inspect_snapshot(const std::string& path);
+GYRE_API KvSnapshotInfo inspect_snapshot(const std::string& path);
 
 }  // namespace gyre

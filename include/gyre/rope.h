@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -63,7 +64,7 @@ struct RopeOptions {
 // position * frequency * 2^-51 of the exact product, 1e-6 radians at 2^31 for one radian per
 // position. From 2^53 turns per position on a double is a whole number of turns: no rotation.
 // Coordinates that do not turn are copied (bit for bit when the dtype stays).
-void rope(Encoder& encoder, const RopeInputs& inputs, const RopeOptions& options = {});
+GYRE_API void rope(Encoder& encoder, const RopeInputs& inputs, const RopeOptions& options = {});
 
 struct NormRopeInputs {
   Tensor x{};  // as in RopeInputs
@@ -88,7 +89,8 @@ struct NormRopeOptions {
 // Per head: y = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), then rope. One pass, f32
 // arithmetic, one rounding. The sum of squares may leave f32: heads of size 1e30 or 1e-30 are
 // normalised like any other.
-void norm_rope(Encoder& encoder, const NormRopeInputs& inputs, const NormRopeOptions& options = {});
+GYRE_API void norm_rope(Encoder& encoder, const NormRopeInputs& inputs,
+                        const NormRopeOptions& options = {});
 
 struct RopeTypes {
   DType x = DType::f32;
@@ -120,9 +122,9 @@ struct RopeFrequencies {
   double attention_factor = 1.0;  // for RopeOptions::magnitude
 };
 
-RopeFrequencies rope_frequencies(const RopeConfig& config);
+GYRE_API RopeFrequencies rope_frequencies(const RopeConfig& config);
 
 // Frequencies in the form the kernels use: exact at any position, on the device. u32 [pairs, 2].
-Tensor rope_table(const Device& device, std::span<const double> radians_per_position);
+GYRE_API Tensor rope_table(const Device& device, std::span<const double> radians_per_position);
 
 }  // namespace gyre

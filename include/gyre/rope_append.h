@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "gyre/encoder.h"
+#include "gyre/export.h"
 #include "gyre/kv_pages.h"
 #include "gyre/rope.h"
 #include "gyre/tensor.h"
@@ -43,7 +44,7 @@ struct KvSlots {
 // are those of rope (with a norm: norm_rope) into this dtype and kv_write after it. On CUDA more
 // than 32 tokens, or heads above 256, are these two commands. KvCache and KvBatch have the same as
 // a call of their own.
-void rope_append(Encoder& encoder, const RopeAppendInputs& inputs, const KvSlots& to,
-                 const RopeAppendOptions& options = {});
+GYRE_API void rope_append(Encoder& encoder, const RopeAppendInputs& inputs, const KvSlots& to,
+                          const RopeAppendOptions& options = {});
 
 }  // namespace gyre

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "gyre/dtype.h"
+#include "gyre/export.h"
 
 namespace gyre {
 
@@ -19,7 +20,7 @@ class Storage;  // a block of device memory; shared by every tensor that views i
 constexpr uint32_t kMaxRank = 6;
 
 // A short list of 64-bit numbers: a shape, strides in elements, or an order of dimensions.
-class Dims {
+class GYRE_API Dims {
  public:
   Dims() = default;
   Dims(std::initializer_list<uint64_t> values);
@@ -38,13 +39,13 @@ class Dims {
   uint32_t size_ = 0;
 };
 
-std::ostream& operator<<(std::ostream& out, const Dims& dims);
+GYRE_API std::ostream& operator<<(std::ostream& out, const Dims& dims);
 
 // A typed, strided view of a Storage. Copying a Tensor copies the handle, never the data; the
 // storage lives until its last tensor, and until every submitted command that uses it has finished.
 // Strides count elements and are never negative; stride 0 repeats an element (for reading only).
 // A tensor that was moved from is undefined: no storage, no elements.
-class Tensor {
+class GYRE_API Tensor {
  public:
   Tensor() = default;
   Tensor(const Tensor&) = default;

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "gyre/export.h"
+
 namespace gyre {
 
 // One thread's (or stream's) work on one command. Nanoseconds since the trace started.
@@ -23,12 +25,12 @@ struct TraceEvent {
   uint32_t command = 0;     // position in the submitted list
   std::vector<TraceSpan> spans{};
 
-  uint64_t begin_ns() const;
-  uint64_t duration_ns() const;  // first begin to last end
+  GYRE_API uint64_t begin_ns() const;
+  GYRE_API uint64_t duration_ns() const;  // first begin to last end
 };
 
 // What ran between Device::start_trace and Device::stop_trace, in submission order.
-class Trace {
+class GYRE_API Trace {
  public:
   std::vector<TraceEvent> events;
   uint64_t dropped = 0;  // events beyond the limit of one trace (2^20)
