@@ -12,6 +12,7 @@ declare -A allowed=(
   [cache]='cache|ops|runtime|abi|gyre'
   [serving]='serving|cache|ops|runtime|abi|gyre'
   [prepare]='prepare|serving|cache|ops|runtime|abi|gyre'
+  [c_api]='c_api|runtime|gyre'
   [cpu]='cpu|runtime|abi|gyre|hwy'
   [cuda]='cuda|runtime|abi|gyre'
 )

@@ -1,0 +1,111 @@
+#pragma once
+
+#include "gyre/c/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gyre_attention_inputs {
+  uint64_t size;
+  const gyre_tensor* q;
+  const gyre_kv_buffer* k_cache;
+  const gyre_kv_buffer* v_cache;
+  const gyre_tensor* out;
+  const gyre_tensor* lse;
+  const gyre_tensor* sinks;
+  const gyre_tensor* slopes;
+  const gyre_tensor* tree;
+} gyre_attention_inputs;
+
+typedef struct gyre_attention_options {
+  uint64_t size;
+  uint64_t length;
+  uint64_t ring_start;
+  uint64_t window;
+  float scale;  // 0: 1
+  float soft_cap;
+  int32_t not_causal;
+  int32_t reserved;
+} gyre_attention_options;
+
+GYRE_API gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* inputs,
+                                    const gyre_attention_options* options);
+
+typedef struct gyre_paged_attention_inputs {
+  uint64_t size;
+  const gyre_tensor* q;
+  const gyre_kv_pages* pages;
+  const gyre_tensor* page_table;
+  const gyre_tensor* lengths;
+  const gyre_tensor* query_begin;
+  const gyre_tensor* prompts;
+  const gyre_tensor* out;
+  const gyre_tensor* lse;
+  const gyre_tensor* sinks;
+  const gyre_tensor* slopes;
+} gyre_paged_attention_inputs;
+
+typedef struct gyre_paged_attention_options {
+  uint64_t size;
+  uint64_t most_queries;  // 0: 1
+  uint64_t most_length;   // 0: what the table holds
+  uint64_t window;
+  float scale;  // 0: 1
+  float soft_cap;
+  int32_t not_causal;
+  int32_t reserved;
+} gyre_paged_attention_options;
+
+GYRE_API gyre_status gyre_paged_attention(gyre_encoder* encoder,
+                                          const gyre_paged_attention_inputs* inputs,
+                                          const gyre_paged_attention_options* options);
+
+typedef struct gyre_attention_partial_inputs {
+  uint64_t size;
+  const gyre_tensor* q;
+  const gyre_kv_buffer* k_cache;
+  const gyre_kv_buffer* v_cache;
+  const gyre_tensor* partial;  // f32 [splits, tokens, heads, v_head_dim + 2]
+  const gyre_tensor* slopes;
+  const gyre_tensor* tree;
+} gyre_attention_partial_inputs;
+
+GYRE_API gyre_status gyre_attention_partial(gyre_encoder* encoder,
+                                            const gyre_attention_partial_inputs* inputs,
+                                            const gyre_attention_options* options);
+
+typedef struct gyre_attention_merge_inputs {
+  uint64_t size;
+  const gyre_tensor* partial;
+  const gyre_tensor* out;
+  const gyre_tensor* lse;
+  const gyre_tensor* sinks;
+} gyre_attention_merge_inputs;
+
+GYRE_API gyre_status gyre_attention_merge(gyre_encoder* encoder,
+                                          const gyre_attention_merge_inputs* inputs);
+
+// What a cache and a batch attend with.
+typedef struct gyre_attend_inputs {
+  uint64_t size;
+  const gyre_tensor* q;
+  const gyre_tensor* out;
+  const gyre_tensor* lse;
+  const gyre_tensor* sinks;
+  const gyre_tensor* slopes;
+  const gyre_tensor* tree;
+} gyre_attend_inputs;
+
+typedef struct gyre_attend_options {
+  uint64_t size;
+  uint64_t window;  // 0: the layer's
+  float scale;      // 0: 1 / sqrt(head_dim)
+  float soft_cap;
+  int32_t not_causal;
+  int32_t reserved;
+} gyre_attend_options;
+
+#ifdef __cplusplus
+}
+#endif

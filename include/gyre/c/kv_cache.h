@@ -1,0 +1,111 @@
+#pragma once
+
+#include "gyre/c/attention.h"
+#include "gyre/c/base.h"
+#include "gyre/c/rope.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gyre_kv_layer {
+  uint64_t size;
+  gyre_kv_format k;  // 0: tq8
+  gyre_kv_format v;  // 0: tq4
+  uint64_t window;
+  uint64_t tail;
+  uint64_t sinks;
+} gyre_kv_layer;
+
+typedef struct gyre_kv_policy {
+  uint64_t size;
+  const gyre_kv_layer* layer;  // NULL: the defaults
+  uint64_t edge_layers;
+  uint64_t window;
+  uint64_t full_every;
+  gyre_kv_format edge_format;    // 0: tq8
+  gyre_kv_format window_format;  // 0: f16
+} gyre_kv_policy;
+
+// Writes `count` layers, whose sizes must be set.
+GYRE_API gyre_status gyre_kv_layers(uint64_t count, const gyre_kv_policy* policy,
+                                    gyre_kv_layer* layers);
+
+typedef struct gyre_kv_cache_options {
+  uint64_t size;
+  uint64_t kv_heads;
+  uint64_t head_dim;
+  uint64_t v_head_dim;  // 0: head_dim
+  uint64_t capacity;
+  const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
+  uint64_t layer_count;
+  uint64_t step_tokens;  // 0: 512
+} gyre_kv_cache_options;
+
+// One thread at a time, replays included.
+GYRE_API gyre_status gyre_kv_cache_create(const gyre_device* device,
+                                          const gyre_kv_cache_options* options,
+                                          gyre_kv_cache** cache);
+GYRE_API void gyre_kv_cache_destroy(gyre_kv_cache* cache);
+
+GYRE_API gyre_status gyre_kv_cache_length(const gyre_kv_cache* cache, uint64_t* tokens);
+GYRE_API gyre_status gyre_kv_cache_bytes(const gyre_kv_cache* cache, uint64_t* bytes);
+
+typedef struct gyre_kv_layer_info {
+  uint64_t size;
+  gyre_kv_format k;
+  gyre_kv_format v;
+  uint64_t window;
+  uint64_t tail;
+  uint64_t sinks;
+  uint64_t slots;
+  uint64_t bytes;
+  const char* kernel;  // valid until this cache is described again, or destroyed
+} gyre_kv_layer_info;
+
+GYRE_API gyre_status gyre_kv_cache_layer_count(const gyre_kv_cache* cache, uint64_t* layers);
+GYRE_API gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer,
+                                            gyre_kv_layer_info* info);
+
+GYRE_API gyre_status gyre_kv_cache_extend(gyre_kv_cache* cache, gyre_encoder* encoder,
+                                          uint64_t tokens);
+GYRE_API gyre_status gyre_kv_cache_positions(const gyre_kv_cache* cache, uint64_t tokens,
+                                             gyre_tensor** positions);
+GYRE_API gyre_status gyre_kv_cache_append(const gyre_kv_cache* cache, gyre_encoder* encoder,
+                                          uint64_t layer, const gyre_tensor* k,
+                                          const gyre_tensor* v);
+GYRE_API gyre_status gyre_kv_cache_rope_append(const gyre_kv_cache* cache, gyre_encoder* encoder,
+                                               uint64_t layer,
+                                               const gyre_rope_append_inputs* inputs,
+                                               const gyre_rope_append_options* options);
+GYRE_API gyre_status gyre_kv_cache_attend(const gyre_kv_cache* cache, gyre_encoder* encoder,
+                                          uint64_t layer, const gyre_attend_inputs* inputs,
+                                          const gyre_attend_options* options);
+GYRE_API gyre_status gyre_kv_cache_assume_appended(gyre_kv_cache* cache);
+GYRE_API gyre_status gyre_kv_cache_truncate(gyre_kv_cache* cache, gyre_encoder* encoder,
+                                            uint64_t dropped_tokens);
+GYRE_API gyre_status gyre_kv_cache_clear(gyre_kv_cache* cache, gyre_encoder* encoder);
+GYRE_API gyre_status gyre_kv_cache_fork(const gyre_kv_cache* cache, gyre_encoder* encoder,
+                                        gyre_kv_cache** fork);
+GYRE_API gyre_status gyre_kv_cache_save(const gyre_kv_cache* cache, const char* path);
+GYRE_API gyre_status gyre_kv_cache_load(gyre_kv_cache* cache, const char* path);
+
+// What a snapshot says about itself; the whole file is read and checked.
+typedef struct gyre_kv_snapshot_info {
+  uint64_t size;
+  uint64_t version;
+  uint64_t kv_heads;
+  uint64_t head_dim;
+  uint64_t v_head_dim;
+  uint64_t capacity;
+  uint64_t layer_count;
+  uint64_t step_tokens;
+  uint64_t length;
+  uint64_t file_bytes;
+} gyre_kv_snapshot_info;
+
+GYRE_API gyre_status gyre_kv_snapshot_inspect(const char* path, gyre_kv_snapshot_info* info);
+
+#ifdef __cplusplus
+}
+#endif

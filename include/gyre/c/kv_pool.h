@@ -1,0 +1,128 @@
+#pragma once
+
+#include "gyre/c/attention.h"
+#include "gyre/c/base.h"
+#include "gyre/c/kv_cache.h"
+#include "gyre/c/rope.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gyre_kv_pool_options {
+  uint64_t size;
+  uint64_t kv_heads;
+  uint64_t head_dim;
+  uint64_t v_head_dim;          // 0: head_dim
+  const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
+  uint64_t layer_count;
+  uint64_t pages;
+  uint64_t page_tokens;  // 0: 64
+  uint64_t sequences;    // 0: 64
+  uint64_t step_tokens;  // 0: 512
+} gyre_kv_pool_options;
+
+// One thread at a time, its sequences and batches included; the memory lives until the last of
+// these handles is destroyed.
+GYRE_API gyre_status gyre_kv_pool_create(const gyre_device* device,
+                                         const gyre_kv_pool_options* options, gyre_kv_pool** pool);
+GYRE_API void gyre_kv_pool_destroy(gyre_kv_pool* pool);
+
+typedef struct gyre_kv_pool_info {
+  uint64_t size;
+  uint64_t group_count;
+  uint64_t bytes;
+  uint64_t used_bytes;
+  uint64_t sequences;
+  uint64_t prefixes;
+  uint64_t evictions;
+} gyre_kv_pool_info;
+
+typedef struct gyre_kv_group_info {
+  uint64_t size;
+  const char* name;        // this and `layers`: valid until a group of this pool is described
+  const uint64_t* layers;  // again, or the pool's handle destroyed
+  uint64_t layer_count;
+  uint64_t page_bytes;
+  uint64_t pages;
+  uint64_t used;
+  uint64_t shared;
+  uint64_t cached;
+  uint64_t free;
+} gyre_kv_group_info;
+
+GYRE_API gyre_status gyre_kv_pool_describe(const gyre_kv_pool* pool, gyre_kv_pool_info* info);
+GYRE_API gyre_status gyre_kv_pool_describe_group(gyre_kv_pool* pool, uint64_t group,
+                                                 gyre_kv_group_info* info);
+
+GYRE_API gyre_status gyre_kv_pool_sequence(const gyre_kv_pool* pool, gyre_kv_sequence** sequence);
+// `tokens` may be NULL where count is 0.
+GYRE_API gyre_status gyre_kv_pool_publish(const gyre_kv_pool* pool,
+                                          const gyre_kv_sequence* sequence, const int32_t* tokens,
+                                          uint64_t count);
+GYRE_API gyre_status gyre_kv_pool_match(const gyre_kv_pool* pool, const int32_t* tokens,
+                                        uint64_t count, gyre_kv_sequence** sequence);
+GYRE_API gyre_status gyre_kv_pool_forget(const gyre_kv_pool* pool);
+GYRE_API gyre_status gyre_kv_pool_export_page(const gyre_kv_pool* pool,
+                                              const gyre_kv_sequence* sequence, uint64_t page,
+                                              gyre_bytes** bytes);
+GYRE_API gyre_status gyre_kv_pool_import_page(const gyre_kv_pool* pool, gyre_kv_sequence* sequence,
+                                              const void* data, uint64_t bytes);
+GYRE_API gyre_status gyre_kv_pool_save(const gyre_kv_pool* pool, const gyre_kv_sequence* sequence,
+                                       const char* path);
+GYRE_API gyre_status gyre_kv_pool_load(const gyre_kv_pool* pool, const char* path,
+                                       gyre_kv_sequence** sequence);
+GYRE_API gyre_status gyre_kv_pool_save_prefixes(const gyre_kv_pool* pool, const char* path);
+GYRE_API gyre_status gyre_kv_pool_load_prefixes(const gyre_kv_pool* pool, const char* path,
+                                                uint64_t* pages);
+
+GYRE_API void gyre_kv_sequence_destroy(gyre_kv_sequence* sequence);
+GYRE_API gyre_status gyre_kv_sequence_length(const gyre_kv_sequence* sequence, uint64_t* tokens);
+GYRE_API gyre_status gyre_kv_sequence_fork(const gyre_kv_sequence* sequence,
+                                           gyre_kv_sequence** fork);
+GYRE_API gyre_status gyre_kv_sequence_truncate(gyre_kv_sequence* sequence, uint64_t dropped_tokens);
+GYRE_API gyre_status gyre_kv_sequence_clear(gyre_kv_sequence* sequence);
+
+typedef struct gyre_kv_batch_options {
+  uint64_t size;
+  uint64_t max_sequences;  // 0: 64
+  uint64_t max_tokens;     // 0: 512
+  uint64_t max_queries;    // 0: max_tokens
+  uint64_t max_length;     // 0: all that the pool holds
+} gyre_kv_batch_options;
+
+typedef struct gyre_kv_step {
+  uint64_t size;
+  gyre_kv_sequence* sequence;
+  uint64_t tokens;
+  int32_t prompt;
+  int32_t reserved;
+} gyre_kv_step;
+
+GYRE_API gyre_status gyre_kv_batch_create(const gyre_kv_pool* pool,
+                                          const gyre_kv_batch_options* options,
+                                          gyre_kv_batch** batch);
+GYRE_API void gyre_kv_batch_destroy(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_begin(gyre_kv_batch* batch, gyre_encoder* encoder,
+                                         const gyre_kv_step* steps, uint64_t count);
+GYRE_API gyre_status gyre_kv_batch_tokens(const gyre_kv_batch* batch, uint64_t* rows);
+GYRE_API gyre_status gyre_kv_batch_positions(const gyre_kv_batch* batch, uint64_t rows,
+                                             gyre_tensor** positions);
+GYRE_API gyre_status gyre_kv_batch_append(gyre_kv_batch* batch, gyre_encoder* encoder,
+                                          uint64_t layer, const gyre_tensor* k,
+                                          const gyre_tensor* v);
+GYRE_API gyre_status gyre_kv_batch_rope_append(gyre_kv_batch* batch, gyre_encoder* encoder,
+                                               uint64_t layer,
+                                               const gyre_rope_append_inputs* inputs,
+                                               const gyre_rope_append_options* options);
+GYRE_API gyre_status gyre_kv_batch_attend(const gyre_kv_batch* batch, gyre_encoder* encoder,
+                                          uint64_t layer, const gyre_attend_inputs* inputs,
+                                          const gyre_attend_options* options);
+GYRE_API gyre_status gyre_kv_batch_record(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_end(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_assume_appended(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_cancel(gyre_kv_batch* batch);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,116 @@
+#include "gyre/c/attention.h"
+
+#include "c_api/convert.h"
+#include "c_api/handles.h"
+
+namespace gyre::c_api {
+
+AttendInputs attend_inputs(const gyre_attend_inputs* inputs) {
+  const gyre_attend_inputs given = read(inputs, "inputs");
+  return {.q = tensor(given.q),
+          .out = tensor(given.out),
+          .lse = tensor(given.lse),
+          .sinks = tensor(given.sinks),
+          .slopes = tensor(given.slopes),
+          .tree = tensor(given.tree)};
+}
+
+AttendOptions attend_options(const gyre_attend_options* options) {
+  const gyre_attend_options given = read_or_default(options, "options");
+  AttendOptions made;
+  if (given.scale != 0) made.scale = given.scale;
+  made.causal = given.not_causal == 0;
+  made.window = given.window;
+  made.soft_cap = given.soft_cap;
+  return made;
+}
+
+}  // namespace gyre::c_api
+
+using namespace gyre::c_api;
+
+namespace {
+
+gyre::AttentionOptions attention_options(const gyre_attention_options* options) {
+  const gyre_attention_options given = read_or_default(options, "options");
+  return {.length = given.length,
+          .ring_start = given.ring_start,
+          .scale = or_default(given.scale, 1.0f),
+          .causal = given.not_causal == 0,
+          .window = given.window,
+          .soft_cap = given.soft_cap};
+}
+
+gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* options) {
+  const gyre_paged_attention_options given = read_or_default(options, "options");
+  return {.most_queries = or_default(given.most_queries, uint64_t{1}),
+          .most_length = given.most_length,
+          .scale = or_default(given.scale, 1.0f),
+          .causal = given.not_causal == 0,
+          .window = given.window,
+          .soft_cap = given.soft_cap};
+}
+
+}  // namespace
+
+gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* inputs,
+                           const gyre_attention_options* options) {
+  return guard(__func__, [&] {
+    const gyre_attention_inputs given = read(inputs, "inputs");
+    gyre::attention(deref(encoder, "encoder").value,
+                    gyre::AttentionInputs{.q = tensor(given.q),
+                                          .k_cache = kv_buffer(given.k_cache),
+                                          .v_cache = kv_buffer(given.v_cache),
+                                          .out = tensor(given.out),
+                                          .lse = tensor(given.lse),
+                                          .sinks = tensor(given.sinks),
+                                          .slopes = tensor(given.slopes),
+                                          .tree = tensor(given.tree)},
+                    attention_options(options));
+  });
+}
+
+gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attention_inputs* inputs,
+                                 const gyre_paged_attention_options* options) {
+  return guard(__func__, [&] {
+    const gyre_paged_attention_inputs given = read(inputs, "inputs");
+    gyre::attention(deref(encoder, "encoder").value,
+                    gyre::PagedAttentionInputs{.q = tensor(given.q),
+                                               .pages = kv_pages(given.pages),
+                                               .page_table = tensor(given.page_table),
+                                               .lengths = tensor(given.lengths),
+                                               .query_begin = tensor(given.query_begin),
+                                               .prompts = tensor(given.prompts),
+                                               .out = tensor(given.out),
+                                               .lse = tensor(given.lse),
+                                               .sinks = tensor(given.sinks),
+                                               .slopes = tensor(given.slopes)},
+                    paged_options(options));
+  });
+}
+
+gyre_status gyre_attention_partial(gyre_encoder* encoder,
+                                   const gyre_attention_partial_inputs* inputs,
+                                   const gyre_attention_options* options) {
+  return guard(__func__, [&] {
+    const gyre_attention_partial_inputs given = read(inputs, "inputs");
+    gyre::attention_partial(deref(encoder, "encoder").value,
+                            {.q = tensor(given.q),
+                             .k_cache = kv_buffer(given.k_cache),
+                             .v_cache = kv_buffer(given.v_cache),
+                             .partial = tensor(given.partial),
+                             .slopes = tensor(given.slopes),
+                             .tree = tensor(given.tree)},
+                            attention_options(options));
+  });
+}
+
+gyre_status gyre_attention_merge(gyre_encoder* encoder, const gyre_attention_merge_inputs* inputs) {
+  return guard(__func__, [&] {
+    const gyre_attention_merge_inputs given = read(inputs, "inputs");
+    gyre::attention_merge(deref(encoder, "encoder").value, {.partial = tensor(given.partial),
+                                                            .out = tensor(given.out),
+                                                            .lse = tensor(given.lse),
+                                                            .sinks = tensor(given.sinks)});
+  });
+}

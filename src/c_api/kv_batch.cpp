@@ -1,0 +1,93 @@
+#include <vector>
+
+#include "c_api/convert.h"
+#include "c_api/handles.h"
+#include "gyre/c/kv_pool.h"
+
+using namespace gyre::c_api;
+
+namespace {
+
+gyre::KvBatch& value(gyre_kv_batch* batch) { return deref(batch, "batch").value; }
+const gyre::KvBatch& value(const gyre_kv_batch* batch) { return deref(batch, "batch").value; }
+gyre::Encoder& value(gyre_encoder* encoder) { return deref(encoder, "encoder").value; }
+
+gyre::KvBatchOptions kv_batch_options(const gyre_kv_batch_options* options) {
+  const gyre_kv_batch_options given = read_or_default(options, "options");
+  gyre::KvBatchOptions made;
+  made.max_sequences = or_default(given.max_sequences, made.max_sequences);
+  made.max_tokens = or_default(given.max_tokens, made.max_tokens);
+  made.max_queries = given.max_queries;
+  made.max_length = given.max_length;
+  return made;
+}
+
+}  // namespace
+
+gyre_status gyre_kv_batch_create(const gyre_kv_pool* pool, const gyre_kv_batch_options* options,
+                                 gyre_kv_batch** batch) {
+  return make(__func__, batch, "batch",
+              [&] { return gyre::KvBatch(deref(pool, "pool").value, kv_batch_options(options)); });
+}
+
+void gyre_kv_batch_destroy(gyre_kv_batch* batch) { delete batch; }
+
+gyre_status gyre_kv_batch_begin(gyre_kv_batch* batch, gyre_encoder* encoder,
+                                const gyre_kv_step* steps, uint64_t count) {
+  return guard(__func__, [&] {
+    std::vector<gyre::KvStep> made;
+    for (const gyre_kv_step& step : read_array(steps, count, "steps")) {
+      made.push_back({.sequence = deref(step.sequence, "steps.sequence").value,
+                      .tokens = step.tokens,
+                      .prompt = step.prompt != 0});
+    }
+    value(batch).begin(value(encoder), made);
+  });
+}
+
+gyre_status gyre_kv_batch_tokens(const gyre_kv_batch* batch, uint64_t* rows) {
+  return answer(__func__, rows, "rows", [&] { return value(batch).tokens(); });
+}
+
+gyre_status gyre_kv_batch_positions(const gyre_kv_batch* batch, uint64_t rows,
+                                    gyre_tensor** positions) {
+  return make(__func__, positions, "positions", [&] { return value(batch).positions(rows); });
+}
+
+gyre_status gyre_kv_batch_append(gyre_kv_batch* batch, gyre_encoder* encoder, uint64_t layer,
+                                 const gyre_tensor* k, const gyre_tensor* v) {
+  return guard(__func__, [&] { value(batch).append(value(encoder), layer, tensor(k), tensor(v)); });
+}
+
+gyre_status gyre_kv_batch_rope_append(gyre_kv_batch* batch, gyre_encoder* encoder, uint64_t layer,
+                                      const gyre_rope_append_inputs* inputs,
+                                      const gyre_rope_append_options* options) {
+  return guard(__func__, [&] {
+    value(batch).rope_append(value(encoder), layer, rope_append_inputs(inputs),
+                             rope_append_options(options));
+  });
+}
+
+gyre_status gyre_kv_batch_attend(const gyre_kv_batch* batch, gyre_encoder* encoder, uint64_t layer,
+                                 const gyre_attend_inputs* inputs,
+                                 const gyre_attend_options* options) {
+  return guard(__func__, [&] {
+    value(batch).attend(value(encoder), layer, attend_inputs(inputs), attend_options(options));
+  });
+}
+
+gyre_status gyre_kv_batch_record(gyre_kv_batch* batch) {
+  return guard(__func__, [&] { value(batch).record(); });
+}
+
+gyre_status gyre_kv_batch_end(gyre_kv_batch* batch) {
+  return guard(__func__, [&] { value(batch).end(); });
+}
+
+gyre_status gyre_kv_batch_assume_appended(gyre_kv_batch* batch) {
+  return guard(__func__, [&] { value(batch).assume_appended(); });
+}
+
+gyre_status gyre_kv_batch_cancel(gyre_kv_batch* batch) {
+  return guard(__func__, [&] { value(batch).cancel(); });
+}

@@ -1,0 +1,70 @@
+#include <new>
+
+#include "c_api/handles.h"
+#include "gyre/version.h"
+
+namespace gyre::c_api {
+namespace {
+
+thread_local std::string last_message;
+thread_local const char* last_error = "";  // last_message's, or a literal where memory ran out
+
+gyre_status keep(gyre_status status, const char* prefix, const char* separator,
+                 const char* message) noexcept {
+  try {
+    last_message = std::string(prefix) + separator + message;
+    last_error = last_message.c_str();
+  } catch (...) {
+    last_error = "out of memory";
+  }
+  return status;
+}
+
+}  // namespace
+
+gyre_status keep_error(const char* function) noexcept {
+  try {
+    throw;
+  } catch (const Refusal& refusal) {
+    return keep(GYRE_INVALID_ARGUMENT, function, ": ", refusal.message.c_str());
+  } catch (const Error& error) {
+    return keep(static_cast<gyre_status>(error.code()) + 1, "", "", error.what());
+  } catch (const std::bad_alloc&) {
+    return keep(GYRE_OUT_OF_MEMORY, function, ": ", "the host's memory is exhausted");
+  } catch (const std::length_error&) {
+    return keep(GYRE_OUT_OF_MEMORY, function, ": ", "larger than memory can be");
+  } catch (const std::exception& error) {
+    return keep(GYRE_INTERNAL, function, ": ", error.what());
+  } catch (...) {
+    return keep(GYRE_INTERNAL, function, ": ", "an exception of unknown type");
+  }
+}
+
+}  // namespace gyre::c_api
+
+using namespace gyre::c_api;
+
+static_assert(GYRE_INVALID_ARGUMENT == static_cast<int>(gyre::ErrorCode::invalid_argument) + 1 &&
+              GYRE_IO == static_cast<int>(gyre::ErrorCode::io) + 1);
+
+uint32_t gyre_abi_version() { return GYRE_ABI_VERSION; }
+const char* gyre_version() { return gyre::version().data(); }
+
+const char* gyre_status_name(gyre_status status) {
+  if (status == GYRE_OK) return "ok";
+  if (status == GYRE_INTERNAL) return "internal";
+  if (status < GYRE_OK || status > GYRE_IO) return "no gyre_status";
+  return gyre::name(static_cast<gyre::ErrorCode>(status - 1)).data();
+}
+
+const char* gyre_last_error() { return last_error; }
+
+gyre_status gyre_bytes_get(const gyre_bytes* bytes, const void** data, uint64_t* size) {
+  return guard(__func__, [&] {
+    const std::string& value = deref(bytes, "bytes").value;
+    deref(size, "size") = value.size();
+    deref(data, "data") = value.data();
+  });
+}
+
+void gyre_bytes_destroy(gyre_bytes* bytes) { delete bytes; }

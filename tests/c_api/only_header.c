@@ -1,0 +1,1 @@
+#include <gyre/gyre_c.h>
