@@ -73,8 +73,7 @@ void bind_layers(nb::module_& module) {
       .def(
           "__eq__",
           [](const KvLayer& a, nb::handle other) {
-            return nb::isinstance<KvLayer>(other) &&
-                   repr(a) == repr(nb::cast<const KvLayer&>(other));
+            return nb::isinstance<KvLayer>(other) && a == nb::cast<const KvLayer&>(other);
           },
           "other"_a.sig("other: object"))
       .def("__hash__", [](const KvLayer& self) { return std::hash<std::string>()(repr(self)); })
