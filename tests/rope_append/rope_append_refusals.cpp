@@ -101,6 +101,21 @@ std::vector<Refusal> tensor_refusals() {
                 c.in.q_out = all.slice(1, 0, 3);
                 c.in.k = all.slice(1, 2, 2);
               }),
+      refusal("q_out over v", {"q_out and v share memory"},
+              [](Call& c, FilledTensors& t) {
+                const Tensor all = t.make(DType::f32, {6, 96});
+                c.in.q_out = all.strided({6, 3, 16}, {96, 16, 1});
+                c.in.v = all.strided({6, 2, 24}, {96, 24, 1}, 40);
+              }),
+      refusal("q_out over positions", {"q_out and positions share memory"},
+              [](Call& c, FilledTensors& t) {
+                c.in.positions = t.device().wrap(address_of(c.in.q_out), DType::i32, {6});
+              }),
+      refusal("q_out over the weight of k", {"q_out and k_weight share memory"},
+              [](Call& c, FilledTensors&) {
+                c.options.norm = gyre::RopeNorm{};
+                c.in.k_weight = c.in.q_out.strided({16}, {1});
+              }),
       refusal("q shifted against q_out", {"q and q_out share memory"},
               [](Call& c, FilledTensors& t) {
                 const Tensor all = t.make(DType::f32, {7, 3, 16});
@@ -122,6 +137,10 @@ std::vector<Refusal> target_refusals() {
       refusal("kv_heads", {"kv_heads 2", "got 3"},
               [](Call& c, FilledTensors& t) {
                 c.in.k = t.make(DType::f32, {6, 3, 16});
+              }),
+      refusal("q_out over the slots", {"q_out and slots share memory"},
+              [](Call& c, FilledTensors& t) {
+                c.to.slots = t.device().wrap(address_of(c.in.q_out), DType::i64, {6});
               }),
       refusal("q_out in the pages", {"q_out and pages share memory"},
               [](Call& c, FilledTensors& t) {
