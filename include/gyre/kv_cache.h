@@ -121,8 +121,9 @@ class GYRE_API KvCache {
   // Drops the newest. A step that lacks layers can only be dropped whole.
   void truncate(Encoder& encoder, uint64_t tokens);
   void clear(Encoder& encoder);
-  // A copy of its own, of what is submitted or recorded in the same encoder.
-  KvCache fork(Encoder& encoder) const;
+  // A copy of its own, of what is submitted or recorded in the same encoder. capacity: 0 is this
+  // cache's, and more makes room, unless the ring of a window or tail would have more slots.
+  KvCache fork(Encoder& encoder, uint64_t capacity = 0) const;
 
   // A file with everything the cache holds; docs/snapshots.md draws it. Waits for what was
   // submitted; refused while something is recorded and not submitted. The file appears at `path` as

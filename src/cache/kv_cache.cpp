@@ -45,6 +45,17 @@ uint64_t value_dim(const KvCacheOptions& options) {
   return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
 }
 
+// A key's slot in a ring depends on the ring's size.
+void require_same_rings(const KvSnapshotInfo& from, const KvSnapshotInfo& to) {
+  for (uint64_t i = 0; i < from.slots.size(); ++i) {
+    const bool ring = from.options.layers[i].window != 0;
+    const KvSnapshotSlots &a = from.slots[i], &b = to.slots[i];
+    require((!ring || a.body == b.body) && a.tail == b.tail, "kv_cache.fork: with a capacity of ",
+            to.options.capacity, " the rings of layer ", i, " would have ", ring ? b.body : 0,
+            " slots and ", b.tail, " of a tail, they have ", ring ? a.body : 0, " and ", a.tail);
+  }
+}
+
 }  // namespace
 
 uint64_t check_cache_options(const KvCacheOptions& options) {
@@ -271,10 +282,15 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
 
 void KvCache::clear(Encoder& encoder) { state().write(encoder, {}, 0); }
 
-KvCache KvCache::fork(Encoder& encoder) const {
+KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const {
   const State& from = state();
   from.protocol->require_submitted("kv_cache.fork", list_of(encoder));
-  auto made = std::make_unique<State>(from.device, from.options);
+  KvCacheOptions options = from.options;
+  if (capacity != 0) options.capacity = capacity;
+  require(options.capacity >= from.options.capacity, "kv_cache.fork: capacity must be at least ",
+          from.options.capacity, ", got ", capacity);
+  auto made = std::make_unique<State>(from.device, options);
+  require_same_rings(from.snapshot(), made->snapshot());
   made->sequence = from.sequence;
   const NewNote note{made->protocol, made->protocol->move_note(from.sequence.place(), true)};
   copy_bytes(encoder, from.state, made->state, &note);

@@ -154,6 +154,49 @@ TEST(KvCache, ForksAreOnTheirOwn) {
   EXPECT_LE(model.error(0, 8), 1e-3);
 }
 
+TEST(KvCache, AForkCanHaveALargerCapacity) {
+  for (const uint64_t sinks : {0, 3}) {
+    KvCacheOptions options = small({.k = KvFormat::tq8, .v = KvFormat::tq8, .sinks = sinks});
+    options.capacity = 70;
+    CacheModel model(options);
+    model.append(70);
+    KvCache more = model.cache.fork(model.encoder, 100);
+    model.encoder.submit().wait();
+    EXPECT_EQ(more.options().capacity, 100u);
+    model.cache = std::move(more);
+    EXPECT_LE(model.error(0, 70), bound(KvFormat::tq8));
+    model.append(30);
+    EXPECT_LE(model.error(0, 30), bound(KvFormat::tq8));
+    EXPECT_TRUE(refused({"kv_cache.fork", "at least 100", "got 99"},
+                        [&] { model.cache.fork(model.encoder, 99); }));
+    EXPECT_EQ(model.cache.length(), 100u);
+  }
+}
+
+TEST(KvCache, AForkKeepsItsRings) {
+  KvCacheOptions options = small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 10});
+  options.step_tokens = 8;
+  options.capacity = 16;
+  CacheModel tight(options);
+  EXPECT_TRUE(refused({"kv_cache.fork", "capacity of 18", "17 slots", "they have 16"},
+                      [&] { tight.cache.fork(tight.encoder, 18); }));
+  options.capacity = 17;
+  CacheModel model(options);
+  for (int i = 0; i < 2; ++i) model.append(8);
+  KvCache more = model.cache.fork(model.encoder, 40);
+  model.encoder.submit().wait();
+  model.cache = std::move(more);
+  for (int i = 0; i < 3; ++i) {
+    model.append(8);
+    EXPECT_LE(model.error(0, 8), 3 * bound(KvFormat::tq8));
+  }
+  options.layers[0] = {KvFormat::tq8, KvFormat::tq8, 0, 9, 0};
+  options.capacity = 16;
+  CacheModel tail(options);
+  EXPECT_TRUE(refused({"kv_cache.fork", "17 of a tail", "and 16"},
+                      [&] { tail.cache.fork(tail.encoder, 18); }));
+}
+
 TEST(KvCache, OneGraphForAWholeGeneration) {
   CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
   const Device device = model.encoder.device();
