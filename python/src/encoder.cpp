@@ -7,7 +7,10 @@ void bind_encoder(nb::module_& module) {
       .def(
           "wait", [](const Fence& fence) { without_gil([&] { fence.wait(); }); },
           "Waits for the work; raises what went wrong while it ran. Other threads run meanwhile.")
-      .def_prop_ro("done", &Fence::done);
+      .def_prop_ro("done", &Fence::done)
+      .def("__repr__", [](const Fence& fence) {
+        return std::string("gyre.Fence(") + (fence.done() ? "done" : "running") + ")";
+      });
 
   nb::class_<Graph>(
       module, "Graph",
@@ -15,7 +18,10 @@ void bind_encoder(nb::module_& module) {
       "what it uses.")
       .def("replay", [](const Graph& graph) { return without_gil([&] { return graph.replay(); }); })
       .def_prop_ro("size", &Graph::size, "commands")
-      .def("__len__", &Graph::size);
+      .def("__len__", &Graph::size)
+      .def("__repr__", [](const Graph& graph) {
+        return "gyre.Graph(" + std::to_string(graph.size()) + " commands)";
+      });
 
   nb::class_<Encoder>(
       module, "Encoder",
@@ -47,7 +53,13 @@ void bind_encoder(nb::module_& module) {
           "instantiate",
           [](Encoder& encoder) { return without_gil([&] { return encoder.instantiate(); }); },
           "Keeps the list for replay and leaves the encoder empty.")
-      .def("clear", &Encoder::clear, "Drops what was recorded.");
+      .def("clear", &Encoder::clear, "Drops what was recorded.")
+      .def("__repr__", [](const Encoder& encoder) {
+        std::ostringstream text;
+        text << "gyre.Encoder(" << encoder.size() << " commands, " << encoder.barriers()
+             << " barriers, device=" << encoder.device().info().name << ")";
+        return text.str();
+      });
 }
 
 }  // namespace gyre::python

@@ -77,13 +77,19 @@ void bind_layers(nb::module_& module) {
           },
           "other"_a.sig("other: object"))
       .def("__hash__", [](const KvLayer& self) { return std::hash<std::string>()(repr(self)); })
-      .def("__repr__", repr);
+      .def("__repr__", [](const KvLayer& self) { return repr(self); });
 
   nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache really stores.")
       .def_ro("layer", &KvLayerInfo::layer)
       .def_ro("slots", &KvLayerInfo::slots, "of the body: capacity, or the ring of a window")
       .def_ro("nbytes", &KvLayerInfo::bytes, "sinks and tail included")
-      .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device");
+      .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device")
+      .def("__repr__", [](const KvLayerInfo& self) {
+        std::ostringstream text;
+        text << "gyre.KvLayerInfo(" << repr(self.layer) << ", slots=" << self.slots
+             << ", nbytes=" << self.bytes << ", kernel=\"" << self.kernel << "\")";
+        return text.str();
+      });
 
   module.def(
       "kv_layers",
@@ -126,10 +132,21 @@ void append(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand&
   without_gil([&] { use.cache().append(encoder, layer, k_tensor, v_tensor); });
 }
 
-std::unique_ptr<BoundKvCache> fork(BoundKvCache& self, Encoder& encoder) {
+std::unique_ptr<BoundKvCache> fork(BoundKvCache& self, Encoder& encoder, uint64_t capacity) {
   const Use use(self, "cache.fork");
-  return std::make_unique<BoundKvCache>(self.device,
-                                        without_gil([&] { return use.cache().fork(encoder); }));
+  return std::make_unique<BoundKvCache>(
+      self.device, without_gil([&] { return use.cache().fork(encoder, capacity); }));
+}
+
+std::string repr(BoundKvCache& self) {
+  const Use use(self, "cache.__repr__");
+  const KvCacheOptions& options = use.cache().options();
+  std::ostringstream text;
+  text << "gyre.KvCache(" << use.cache().length() << " of " << options.capacity
+       << " tokens, layers=" << options.layers.size() << ", kv_heads=" << options.kv_heads
+       << ", head_dim=" << options.head_dim << ", nbytes=" << use.cache().bytes()
+       << ", device=" << self.device.info().name << ")";
+  return text.str();
 }
 
 void bind_rope_append(nb::class_<BoundKvCache>& cache) {
@@ -203,7 +220,9 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
             without_gil([&] { use.cache().clear(encoder); });
           },
           "encoder"_a, "Drops all tokens.")
-      .def("fork", fork, "encoder"_a, "A copy of its own.");
+      .def("fork", fork, "encoder"_a, "capacity"_a = 0,
+           "A copy of its own. capacity: 0 is this cache's, and more makes room, unless the ring "
+           "of a window or tail would have more slots.");
 }
 
 void bind_files(nb::class_<BoundKvCache>& cache) {
@@ -276,6 +295,7 @@ void bind_kv_cache(nb::module_& module) {
       .def_prop_ro("step_tokens",
                    [](const BoundKvCache& self) { return self.cache.options().step_tokens; })
       .def_prop_ro("layers", [](const BoundKvCache& self) { return self.cache.options().layers; })
+      .def("__repr__", [](BoundKvCache& self) { return repr(self); })
       .def(
           "describe",
           [](BoundKvCache& self) { return Use(self, "cache.describe").cache().describe(); },

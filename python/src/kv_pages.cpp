@@ -18,6 +18,16 @@ KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_hea
           .page_tokens = page_tokens};
 }
 
+std::string repr(const BoundKvPages& self) {
+  const KvPageShape& shape = self.pages.shape;
+  std::ostringstream text;
+  text << "gyre.KvPages(" << self.pages.bytes.shape(0) << " pages of " << shape.page_tokens
+       << " tokens, k=" << name(shape.k) << ", v=" << name(shape.v)
+       << ", kv_heads=" << shape.kv_heads << ", head_dim=" << shape.head_dim
+       << ", device=" << self.device.info().name << ")";
+  return text.str();
+}
+
 void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pages,
                       const Operand& page_table, const Operand& lengths, const Operand& query_begin,
                       const Operand& out, const OptionalOperand& prompts,
@@ -75,7 +85,8 @@ void bind_pages(nb::module_& module) {
                    })
       .def_prop_ro("pages", [](const BoundKvPages& self) { return self.pages.bytes.shape(0); })
       .def_prop_ro("page_tokens",
-                   [](const BoundKvPages& self) { return self.pages.shape.page_tokens; });
+                   [](const BoundKvPages& self) { return self.pages.shape.page_tokens; })
+      .def("__repr__", repr);
 
   module.def(
       "kv_page_bytes",

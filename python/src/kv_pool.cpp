@@ -21,6 +21,33 @@ struct BoundKvBatch {
   KvBatch batch;
 };
 
+std::string repr(const KvGroupInfo& self) {
+  std::ostringstream text;
+  text << "gyre.KvGroupInfo(" << self.name << ": " << self.used << " of " << self.pages
+       << " pages used, " << self.shared << " shared, " << self.cached << " cached, "
+       << self.layers.size() << " layers, page_bytes=" << self.page_bytes << ")";
+  return text.str();
+}
+
+std::string repr(const BoundKvPool& self) {
+  const KvPoolInfo info = self.pool.describe();
+  std::ostringstream text;
+  text << "gyre.KvPool(sequences=" << info.sequences << ", ";
+  for (const KvGroupInfo& group : info.groups)
+    text << group.name << ": " << group.used << " of " << group.pages << " pages, ";
+  text << "nbytes=" << info.bytes << ", device=" << self.device.info().name << ")";
+  return text.str();
+}
+
+std::string repr(const BoundKvBatch& self) {
+  const KvBatchOptions& options = self.batch.options();
+  std::ostringstream text;
+  text << "gyre.KvBatch(max_sequences=" << options.max_sequences
+       << ", max_tokens=" << options.max_tokens << ", max_queries=" << options.max_queries
+       << ", max_length=" << options.max_length << ", device=" << self.device.info().name << ")";
+  return text.str();
+}
+
 void bind_info(nb::module_& module) {
   nb::class_<KvGroupInfo>(module, "KvGroupInfo",
                           "Pages of layers that keep the same keys, and who holds them.")
@@ -31,7 +58,8 @@ void bind_info(nb::module_& module) {
       .def_ro("used", &KvGroupInfo::used, "that a sequence holds")
       .def_ro("shared", &KvGroupInfo::shared, "that several hold; counted in used")
       .def_ro("cached", &KvGroupInfo::cached, "that only the prefix index holds")
-      .def_ro("free", &KvGroupInfo::free);
+      .def_ro("free", &KvGroupInfo::free)
+      .def("__repr__", [](const KvGroupInfo& self) { return repr(self); });
   nb::class_<KvPoolInfo>(module, "KvPoolInfo", "What a pool holds.")
       .def_ro("groups", &KvPoolInfo::groups)
       .def_ro("nbytes", &KvPoolInfo::bytes, "of all pages")
@@ -51,7 +79,10 @@ void bind_sequence(nb::module_& module) {
           "fork", [](const KvSequence& self) { return std::make_unique<KvSequence>(self.fork()); },
           "Shares all pages; the first write to a shared page copies it.")
       .def("truncate", &KvSequence::truncate, "tokens"_a, "Drops the newest tokens.")
-      .def("clear", &KvSequence::clear, "Drops all tokens.");
+      .def("clear", &KvSequence::clear, "Drops all tokens.")
+      .def("__repr__", [](const KvSequence& self) {
+        return "gyre.KvSequence(" + std::to_string(self.length()) + " tokens)";
+      });
 }
 
 void bind_files(nb::class_<BoundKvPool>& pool) {
@@ -148,7 +179,8 @@ void bind_pool(nb::module_& module) {
           "tokens"_a, "A sequence that begins with the longest known prefix, in whole pages.")
       .def(
           "forget", [](const BoundKvPool& self) { self.pool.forget(); },
-          "Empties the prefix index.");
+          "Empties the prefix index.")
+      .def("__repr__", [](const BoundKvPool& self) { return repr(self); });
 }
 
 using Step =
@@ -260,7 +292,8 @@ void bind_batch(nb::module_& module) {
           "end().")
       .def(
           "cancel", [](BoundKvBatch& self) { self.batch.cancel(); },
-          "The step that was begun did not happen.");
+          "The step that was begun did not happen.")
+      .def("__repr__", [](const BoundKvBatch& self) { return repr(self); });
 }
 
 }  // namespace
