@@ -29,6 +29,16 @@ def prompt(tokens: int) -> torch.Tensor:
     return torch.tensor([[BYTE_START, *TEXT.read_bytes()[: tokens - 1]]])
 
 
+def padded(rows: list[torch.Tensor], left: bool = True, columns: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [rows, columns] and their mask."""
+    columns = max(columns, *(len(row) for row in rows), 0)
+    ids, mask = (torch.zeros(len(rows), columns, dtype=torch.long) for _ in range(2))
+    for i, row in enumerate(rows):
+        part = slice(columns - len(row), columns) if left else slice(0, len(row))
+        ids[i, part], mask[i, part] = row, 1
+    return ids, mask
+
+
 _SIZES = dict(
     vocab_size=61,
     hidden_size=48,

@@ -130,7 +130,7 @@ def test_random_models_on_cuda(name):
     # Enough steps in flight, without a look at the results, that a stream that does not wait would show.
     given = logits(model, ids, cache, [21] + [1] * 19)
     torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
-    assert all("cuda" in layer.cache.device.name for layer in cache.layers)
+    assert all("cuda" in layer.store.shape.device.name for layer in cache.layers)
 
 
 def test_sampling_is_that_of_stock_attention():
@@ -205,12 +205,15 @@ def test_crop_reset_and_copies():
     assert torch.equal(logits(model, ids, cropped, [50, 10])[50:], expected)
 
 
-def test_the_example_of_the_document(capsys, monkeypatch):
+def test_the_examples_of_the_document(capsys, monkeypatch, tmp_path):
     root = pathlib.Path(__file__).parents[2]
-    monkeypatch.chdir(root)
-    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs/transformers.md").read_text(), re.DOTALL)
-    exec(compile(code, "docs/transformers.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("The cache of a model is")
+    (tmp_path / "python").symlink_to(root / "python")
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (root / "docs/transformers.md").read_text(), re.DOTALL))
+    names = {}
+    exec(compile(code, "docs/transformers.md", "exec"), names)
+    assert capsys.readouterr().out.count("The cache of a model is") == 2
+    assert names["again"].get_seq_length() == names["cache"].get_seq_length() > 40
 
 
 def test_what_is_stored():

@@ -46,34 +46,17 @@ def test_other_attention(cache, attention):
     assert cache.get_seq_length() == 0
 
 
-def test_batches(model, cache):
-    few = dict(max_new_tokens=2, past_key_values=cache)
-    with refuses("batch must be 1, got 2"):
-        model.generate(IDS.repeat(2, 1), **few)
-    with refuses("batch must be 1, got 3"):
-        model.generate(IDS, num_beams=3, **few)
-    with refuses("batch must be 1, got 2"):
-        model.generate(IDS, num_return_sequences=2, do_sample=True, **few)
-    with refuses("batch must be 1, got 2"):
-        forward(model, IDS.repeat(2, 1), past_key_values=cache)
-    for call in (
-        lambda: cache.reorder_cache(torch.tensor([0])),
-        lambda: cache.batch_repeat_interleave(2),
-        lambda: cache.batch_select_indices(torch.tensor([0])),
-        lambda: cache.layers[0].offload(),
-    ):
-        with refuses("not supported"):
-            call()
+def test_offloading(cache):
+    with refuses("not supported"):
+        cache.layers[0].offload()
 
 
 def test_masks(model, cache):
-    hidden = torch.ones_like(IDS)
-    hidden[0, 3] = 0
-    with refuses("mask must be 1 for all 20"):
-        forward(model, attention_mask=hidden, past_key_values=cache)
-    with refuses("mask must be 1 for all 20"):
+    with refuses(r"mask must be \[1, 20\], got \[1, 7\]"):
         forward(model, attention_mask=torch.ones(1, 7), past_key_values=cache)
-    with refuses("mask given asks for more"):
+    with refuses(r"mask must be \[1, 20\], got \[2, 20\]"):
+        forward(model, attention_mask=torch.ones(2, 20), past_key_values=cache)
+    with refuses(r"mask given is \[1, 1, 20, 20\]"):
         forward(model, attention_mask=torch.zeros(1, 1, 20, 20), past_key_values=cache)
     forward(model, attention_mask=torch.ones_like(IDS), past_key_values=cache)
     assert cache.get_seq_length() == 20

@@ -1,0 +1,85 @@
+"""The attention function and the mask function "gyre"."""
+
+from __future__ import annotations
+
+import torch
+
+from .config import refused
+from .layer import DTYPES, Step
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: Step,
+    value: Step,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """query [batch, heads, tokens, head_dim], out [batch, tokens, heads, head_dim]; attention_mask is what the mask
+    function "gyre" returned."""
+    if not isinstance(key, Step) or key is not value:
+        raise refused(
+            "there is no GyreCache: pass past_key_values=GyreCache(model.config), with use_cache=True, or call "
+            "gyre.integrations.transformers.enable(model)"
+        )
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise refused(
+            "attention is causal over everything in the cache, and a mask [batch, tokens] can hide padding; the mask "
+            f"given is {list(attention_mask.shape)}"
+        )
+    if module.training or dropout:
+        raise refused("the model is in training mode or has dropout: call model.eval()")
+    if kwargs.get("output_attentions"):
+        raise refused("output_attentions: there are no attention weights to return")
+    causal = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise refused("attention must be causal")
+    for name in ("position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k"):
+        if kwargs.get(name) is not None:
+            raise refused(f"the attention argument {name} is not supported")
+    layer = key.layer
+    window = kwargs.get("sliding_window", layer.window) or 0
+    if window != layer.window:
+        raise refused(
+            f"the model attends over a window of {window} (0: all), the cache was made for {layer.window}: make it "
+            "with the config of this model"
+        )
+    batch, kv_heads, tokens, head_dim = key.k.shape
+    if query.shape != (batch, query.shape[1], tokens, head_dim) or query.shape[1] % kv_heads != 0:
+        raise refused(
+            f"queries must be [{batch}, a multiple of {kv_heads}, {tokens}, {head_dim}], got {list(query.shape)}"
+        )
+    if query.dtype not in DTYPES or query.device != layer.torch_device or query.requires_grad:
+        raise refused(
+            f"queries must be float32, float16 or bfloat16 on {layer.torch_device}, without gradients; got "
+            f"{query.dtype} on {query.device}"
+        )
+    scale = head_dim**-0.5 if scaling is None else scaling
+    sinks = None if s_aux is None else s_aux.detach().float().contiguous()
+    out = layer.attend(key, query, attention_mask, scale=scale, soft_cap=softcap or 0.0, sinks=sinks)
+    return out, None
+
+
+def attention_mask(
+    *args, attention_mask: torch.Tensor | None = None, allow_is_causal_skip: bool = True, **kwargs
+) -> torch.Tensor | None:
+    """A GyreCache layer knows what its queries see: the mask says which columns are padding, bool [batch, tokens], and
+    is None where there is none. Other masks are refused."""
+    if not allow_is_causal_skip:
+        raise refused(
+            "only causal attention, with or without a window, is supported; the model asks for another mask "
+            "(bidirectional, packed, or blocks of tokens that see each other)"
+        )
+    if attention_mask is None:
+        return None
+    seen = kwargs.get("q_offset", 0) + kwargs.get("q_length", 0)
+    batch = kwargs.get("batch_size", attention_mask.shape[0])
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < seen:
+        raise refused(f"the attention mask must be [{batch}, {seen}], got {list(attention_mask.shape)}")
+    return None if attention_mask.all() else attention_mask
