@@ -77,6 +77,7 @@ class GyreCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the newest tokens, given as a negative number; columns, where rows are padded."""
+        tokens_to_remove = int(tokens_to_remove)  # transformers 5.17 passes a tensor
         if tokens_to_remove > 0:
             raise refused(f"crop takes the number of tokens to drop as a negative number, got {tokens_to_remove}")
         length = self.get_seq_length() + tokens_to_remove
