@@ -183,7 +183,9 @@ int main(int argc, char** argv) {
   submit(encoder);
 
   // Recorded, and everything but the encoder gone before it is submitted.
-  prompt(device, fork = make_cache(device), encoder);
+  gyre_kv_cache_destroy(fork);
+  fork = make_cache(device);
+  prompt(device, fork, encoder);
   Step step = make_step(device, 1);
   fill_step(&step, 7);
   OK(gyre_kv_cache_extend(fork, encoder, 1));

@@ -1,0 +1,210 @@
+#include "c_api/c_equals_cpp.h"
+
+namespace gyre::test {
+namespace {
+
+// The same tokens in pages of C's and of C++'s.
+class CPages : public CEqualsCpp {
+ protected:
+  void SetUp() override {
+    const gyre_device on{device};
+    gyre_kv_pages* allocated = nullptr;
+    ASSERT_EQ(gyre_kv_pages_allocate(&on, &shape, 3, &allocated), GYRE_OK) << gyre_last_error();
+    ASSERT_EQ(gyre_kv_pages_bytes(allocated, &memory), GYRE_OK);
+    gyre_kv_pages_destroy(allocated);
+    ASSERT_EQ(gyre_kv_pages_create(&shape, memory, &pages), GYRE_OK);
+    const gyre_kv_write_inputs write{
+        .size = sizeof write, .k = c(k), .v = c(v), .pages = pages, .slots = c(slots)};
+    ran(gyre_kv_write(&encoder, &write));
+    kv_write(encoder.value, {.k = k, .v = v, .pages = cpp, .slots = slots});
+    same(memory->value, cpp.bytes);
+  }
+  void TearDown() override {
+    gyre_tensor_destroy(memory);
+    gyre_kv_pages_destroy(pages);
+  }
+
+  const gyre_kv_page_shape shape{.size = sizeof shape,
+                                 .k = 0,
+                                 .v = GYRE_KV_TQ5,
+                                 .kv_heads = kKvHeads,
+                                 .head_dim = kDim,
+                                 .v_head_dim = 32};
+  const KvPageShape cpp_shape{
+      .v = KvFormat::tq5, .kv_heads = kKvHeads, .head_dim = kDim, .v_head_dim = 32};
+  gyre_kv_pages* pages = nullptr;
+  gyre_tensor* memory = nullptr;
+  const KvPages cpp = KvPages::allocate(device, cpp_shape, 3);
+  const Tensor k = random({kTokens, kKvHeads, kDim}), v = random({kTokens, kKvHeads, 32}),
+               q = random({kTokens, kHeads, kDim}), slots = integers({0, 1, 2, 3, 4});
+};
+
+TEST_F(CPages, Bytes) {
+  uint64_t page_bytes = 0;
+  ASSERT_EQ(gyre_kv_page_bytes(&shape, &page_bytes), GYRE_OK) << gyre_last_error();
+  EXPECT_EQ(page_bytes, kv_page_bytes(cpp_shape));
+}
+
+TEST_F(CPages, RopeAppend) {
+  const Tensor more = integers({5, 6, 7, 8, 9}), qa = made(q.shape()), qb = made(q.shape()),
+               weight = random({kDim});
+  const gyre_rope_norm norm{.size = sizeof norm};
+  const gyre_rope_options rope{
+      .size = sizeof rope, .pairing = GYRE_ROPE_ADJACENT, .mode = GYRE_ROPE_PLAIN};
+  const gyre_rope_append_options options{.size = sizeof options, .rope = &rope, .norm = &norm};
+  const gyre_rope_append_inputs append{.size = sizeof append,
+                                       .q = c(q),
+                                       .q_out = c(qa),
+                                       .k = c(k),
+                                       .v = c(v),
+                                       .positions = c(more),
+                                       .q_weight = c(weight),
+                                       .k_weight = c(weight)};
+  ran(gyre_rope_append(&encoder, &append, pages, c(more), &options));
+  rope_append(encoder.value,
+              {.q = q,
+               .q_out = qb,
+               .k = k,
+               .v = v,
+               .positions = more,
+               .q_weight = weight,
+               .k_weight = weight},
+              {.pages = cpp, .slots = more},
+              {.rope = RopeOptions{.pairing = RopePairing::adjacent}, .norm = RopeNorm{}});
+  same(memory->value, cpp.bytes);
+  same(qa, qb);
+}
+
+TEST_F(CPages, Copy) {
+  const Tensor from = integers({0}), to = integers({2});
+  const gyre_kv_page_copy_inputs copy{
+      .size = sizeof copy, .pages = pages, .from = c(from), .to = c(to)};
+  ran(gyre_kv_page_copy(&encoder, &copy));
+  kv_page_copy(encoder.value, {.pages = cpp, .from = from, .to = to});
+  same(memory->value, cpp.bytes);
+}
+
+TEST_F(CPages, Attention) {
+  const Tensor table = integers({0}).reshape({1, 1}), lengths = integers({kTokens}),
+               begin = integers({0, kTokens});
+  const Tensor oa = made({kTokens, kHeads, 32}), ob = made(oa.shape());
+  const gyre_paged_attention_inputs attend{.size = sizeof attend,
+                                           .q = c(q),
+                                           .pages = pages,
+                                           .page_table = c(table),
+                                           .lengths = c(lengths),
+                                           .query_begin = c(begin),
+                                           .prompts = nullptr,
+                                           .out = c(oa)};
+  const gyre_paged_attention_options with{.size = sizeof with,
+                                          .most_queries = kTokens,
+                                          .most_length = 32,
+                                          .window = 3,
+                                          .scale = 0.125f,
+                                          .soft_cap = 3.0f,
+                                          .not_causal = 1};
+  ran(gyre_paged_attention(&encoder, &attend, &with));
+  attention(encoder.value,
+            PagedAttentionInputs{.q = q,
+                                 .pages = cpp,
+                                 .page_table = table,
+                                 .lengths = lengths,
+                                 .query_begin = begin,
+                                 .out = ob},
+            {.most_queries = kTokens,
+             .most_length = 32,
+             .scale = 0.125f,
+             .causal = false,
+             .window = 3,
+             .soft_cap = 3.0f});
+  same(oa, ob);
+}
+
+TEST_F(CEqualsCpp, Cache) {
+  const gyre_device on{device};
+  const gyre_kv_cache_options options{.size = sizeof options,
+                                      .kv_heads = kKvHeads,
+                                      .head_dim = kDim,
+                                      .v_head_dim = 0,
+                                      .capacity = 32};
+  gyre_kv_cache* a = nullptr;
+  ASSERT_EQ(gyre_kv_cache_create(&on, &options, &a), GYRE_OK) << gyre_last_error();
+  KvCache b(device, {.kv_heads = kKvHeads, .head_dim = kDim, .capacity = 32});
+  EXPECT_EQ(a->value.options().layers, b.options().layers);
+  EXPECT_EQ(a->value.options().step_tokens, b.options().step_tokens);
+  const Tensor q = random({kTokens, kHeads, kDim}), k = random({kTokens, kKvHeads, kDim}),
+               v = random({kTokens, kKvHeads, kDim}), oa = made(q.shape()), ob = made(q.shape());
+  ran(gyre_kv_cache_extend(a, &encoder, kTokens));
+  ran(gyre_kv_cache_append(a, &encoder, 0, c(k), c(v)));
+  b.extend(encoder.value, kTokens);
+  b.append(encoder.value, 0, k, v);
+  gyre_tensor* positions = nullptr;
+  ASSERT_EQ(gyre_kv_cache_positions(a, kTokens, &positions), GYRE_OK);
+  same(positions->value, b.positions(kTokens));
+  gyre_tensor_destroy(positions);
+
+  const gyre_attend_inputs inputs{.size = sizeof inputs, .q = c(q), .out = c(oa)};
+  const gyre_attend_options with{
+      .size = sizeof with, .window = 3, .scale = 0.5f, .soft_cap = 2.0f, .not_causal = 1};
+  ran(gyre_kv_cache_attend(a, &encoder, 0, &inputs, nullptr));
+  b.attend(encoder.value, 0, {.q = q, .out = ob});
+  same(oa, ob);
+  ran(gyre_kv_cache_attend(a, &encoder, 0, &inputs, &with));
+  b.attend(encoder.value, 0, {.q = q, .out = ob},
+           {.scale = 0.5f, .causal = false, .window = 3, .soft_cap = 2.0f});
+  same(oa, ob);
+  gyre_kv_cache_destroy(a);
+}
+
+TEST_F(CEqualsCpp, PoolDefaults) {
+  const gyre_device on{device};
+  const gyre_kv_pool_options options{.size = sizeof options,
+                                     .kv_heads = kKvHeads,
+                                     .head_dim = kDim,
+                                     .v_head_dim = 0,
+                                     .layers = nullptr,
+                                     .layer_count = 0,
+                                     .pages = 8};
+  gyre_kv_pool* pool = nullptr;
+  gyre_kv_batch* batch = nullptr;
+  ASSERT_EQ(gyre_kv_pool_create(&on, &options, &pool), GYRE_OK) << gyre_last_error();
+  ASSERT_EQ(gyre_kv_batch_create(pool, nullptr, &batch), GYRE_OK) << gyre_last_error();
+  const KvPoolOptions otherwise;
+  EXPECT_EQ(pool->value.options().page_tokens, otherwise.page_tokens);
+  EXPECT_EQ(pool->value.options().sequences, otherwise.sequences);
+  EXPECT_EQ(pool->value.options().step_tokens, otherwise.step_tokens);
+  EXPECT_EQ(pool->value.options().layers, otherwise.layers);
+  EXPECT_EQ(batch->value.options().max_sequences, KvBatchOptions{}.max_sequences);
+  EXPECT_EQ(batch->value.options().max_tokens, KvBatchOptions{}.max_tokens);
+  gyre_kv_pool_destroy(pool);
+  gyre_kv_batch_destroy(batch);
+}
+
+// A few tokens as decoding does them, then as prompts.
+TEST_F(CEqualsCpp, PoolSteps) {
+  const KvPool pool(device, {.kv_heads = kKvHeads, .head_dim = kDim, .pages = 8});
+  gyre_kv_pool by_c{pool};
+  gyre_kv_sequence a{pool.sequence()};
+  KvSequence b = pool.sequence();
+  gyre_kv_batch* batch = nullptr;
+  ASSERT_EQ(gyre_kv_batch_create(&by_c, nullptr, &batch), GYRE_OK) << gyre_last_error();
+  KvBatch cpp(pool);
+  for (const bool prompt : {true, false, true}) {
+    const Tensor q = random({kTokens, kHeads, kDim}), k = random({kTokens, kKvHeads, kDim}),
+                 v = random({kTokens, kKvHeads, kDim}), oa = made(q.shape()), ob = made(q.shape());
+    const gyre_kv_step step{
+        .size = sizeof step, .sequence = &a, .tokens = kTokens, .prompt = prompt};
+    const gyre_attend_inputs inputs{.size = sizeof inputs, .q = c(q), .out = c(oa)};
+    ran(gyre_kv_batch_begin(batch, &encoder, &step, 1));
+    ran(gyre_kv_batch_append(batch, &encoder, 0, c(k), c(v)));
+    ran(gyre_kv_batch_attend(batch, &encoder, 0, &inputs, nullptr));
+    cpp.begin(encoder.value, {{.sequence = b, .tokens = kTokens, .prompt = prompt}});
+    cpp.append(encoder.value, 0, k, v);
+    cpp.attend(encoder.value, 0, {.q = q, .out = ob});
+    same(oa, ob);
+  }
+  gyre_kv_batch_destroy(batch);
+}
+
+}  // namespace
+}  // namespace gyre::test
