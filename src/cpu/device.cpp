@@ -46,6 +46,10 @@ DeviceInfo describe_machine(uint32_t threads) {
   return info;
 }
 
+// Every kernel that comes with its code.
+constexpr CpuKernel kCustom = {
+    .tasks = [](const void* params, uint64_t spec) { return launch_of(params, spec).tasks; }};
+
 class WrappedStorage final : public Storage {
  public:
   WrappedStorage(uint64_t device_id, const Block& block, std::shared_ptr<void> owner)
@@ -77,13 +81,13 @@ class CpuDevice final : public DeviceImpl {
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
     return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
       const CpuKernel* row = find(kernel);
-      const TaskFn task = row != nullptr ? row->select(spec) : nullptr;
-      return task != nullptr ? std::make_unique<CpuPipeline>(*row, spec, task) : nullptr;
+      const TaskFn task = row != nullptr ? select(*row, kernel, spec) : nullptr;
+      return task != nullptr ? std::make_unique<CpuPipeline>(kernel, *row, spec, task) : nullptr;
     });
   }
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
     const CpuKernel* row = find(kernel);
-    require(row != nullptr && row->select(spec) != nullptr, "device.describe: no kernel ",
+    require(row != nullptr && select(*row, kernel, spec) != nullptr, "device.describe: no kernel ",
             kernel.name, " for this spec");
     return row->describe != nullptr ? row->describe(spec) : join(kernel.name);
   }
@@ -92,7 +96,7 @@ class CpuDevice final : public DeviceImpl {
   }
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
     const CpuKernel* row = find(kernel);
-    return row != nullptr && row->select(spec) != nullptr;
+    return row != nullptr && select(*row, kernel, spec) != nullptr;
   }
 
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
@@ -122,10 +126,16 @@ class CpuDevice final : public DeviceImpl {
   }
 
  private:
+  // Null: there is none.
   const CpuKernel* find(const KernelInfo& kernel) const {
+    if (kernel.code != nullptr) return kernel.code->code.cpu != nullptr ? &kCustom : nullptr;
     const auto row = std::find_if(table_.begin(), table_.end(),
                                   [&](const CpuKernel& k) { return k.info == &kernel; });
     return row != table_.end() ? &*row : nullptr;
+  }
+
+  static TaskFn select(const CpuKernel& row, const KernelInfo& kernel, uint64_t spec) {
+    return kernel.code != nullptr ? kernel.code->code.cpu : row.select(spec);
   }
 
   DeviceInfo info_;

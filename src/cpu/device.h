@@ -14,8 +14,8 @@ struct CpuPipeline final : Pipeline {
   const CpuKernel* row;
   TaskFn run;
 
-  CpuPipeline(const CpuKernel& table_row, uint64_t key, TaskFn fn)
-      : Pipeline(*table_row.info, key), row(&table_row), run(fn) {}
+  CpuPipeline(const KernelInfo& info, const CpuKernel& table_row, uint64_t key, TaskFn fn)
+      : Pipeline(info, key), row(&table_row), run(fn) {}
 };
 
 std::span<const CpuKernel> kernel_table();

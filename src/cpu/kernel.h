@@ -11,8 +11,7 @@ namespace gyre::cpu {
 // Task `task` of `tasks`. Tasks of a command run in any order and at the same time; how many there
 // are and which does what depends only on params, never on the number of threads, so results do not
 // either.
-using TaskFn = void (*)(const void* params, const uint64_t* args, uint32_t task,
-                        uint32_t tasks) noexcept;
+using TaskFn = CustomTask;
 
 // A row of the CPU's table. select: code for a spec on this machine, null if there is none.
 // tasks: how many there are; 0 when there is no work, 1 when sharing it would cost more than it

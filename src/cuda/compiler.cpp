@@ -12,15 +12,27 @@
 namespace gyre::cuda {
 namespace {
 
+struct JobSources {
+  SourceFile source;
+  std::vector<const SourceFile*> headers;
+};
+JobSources checked_sources(const CompileJob& job) {
+  if (!job.text.empty()) return {{std::string(job.file), std::string(job.text)}, {}};
+  KernelSources sources = kernel_sources(job.file);
+  if (sources.source == nullptr)
+    fail(ErrorCode::compile_failed, job.file, ": the library holds no such kernel file");
+  return {*sources.source, std::move(sources.headers)};
+}
+
 class Program {
  public:
-  Program(const Nvrtc& nvrtc, const KernelSources& sources) : nvrtc_(nvrtc) {
+  Program(const Nvrtc& nvrtc, const JobSources& sources) : nvrtc_(nvrtc) {
     std::vector<const char*> names, texts;
     for (const SourceFile* header : sources.headers) {
       names.push_back(header->name.c_str());
       texts.push_back(header->text.c_str());
     }
-    const SourceFile& source = *sources.source;
+    const SourceFile& source = sources.source;
     const NvrtcResult result =
         nvrtc.create(&program_, source.text.c_str(), source.name.c_str(),
                      static_cast<int>(names.size()), texts.data(), names.data());
@@ -56,24 +68,17 @@ std::vector<std::string> option_list(const CompileJob& job) {
   return options;
 }
 
-KernelSources checked_sources(const CompileJob& job) {
-  KernelSources sources = kernel_sources(job.file);
-  if (sources.source == nullptr)
-    fail(ErrorCode::compile_failed, job.file, ": the library holds no such kernel file");
-  return sources;
-}
-
 CacheKey key_of(const Nvrtc& nvrtc, const CompileJob& job) {
   CacheKey key;
   key.add(nvrtc.version_text());
   key.add(job.name);
   for (const std::string& option : option_list(job)) key.add(option);
-  const KernelSources sources = checked_sources(job);
+  const JobSources sources = checked_sources(job);
   const auto add = [&](const SourceFile& file) {
     key.add(file.name);
     key.add(file.text);
   };
-  add(*sources.source);
+  add(sources.source);
   for (const SourceFile* header : sources.headers) add(*header);
   return key;
 }

@@ -14,10 +14,11 @@
 namespace gyre::cuda {
 
 struct CompileJob {
-  std::string_view file;  // in src/cuda/kernels
+  std::string_view file;  // in src/cuda/kernels; what `text` is called
   std::string name;       // the name expression
   std::string_view options = {};
-  uint32_t arch = 0;  // 90
+  uint32_t arch = 0;           // 90
+  std::string_view text = {};  // a source that is not the library's
 };
 
 // Throws compile_failed with the compiler's log.

@@ -93,8 +93,9 @@ class CudaDevice final : public DeviceImpl {
     return static_cast<const CudaPipeline*>(pipelines_.find_or_make(kernel, spec, [&] {
       const CudaKernel* const row = kernels_.row(kernel, spec);
       if (is_new != nullptr) *is_new = true;
-      return row != nullptr ? std::make_unique<CudaPipeline>(context_, compiler_, *row, spec)
-                            : nullptr;
+      return row != nullptr
+                 ? std::make_unique<CudaPipeline>(context_, compiler_, kernel, *row, spec)
+                 : nullptr;
     }));
   }
 

@@ -46,7 +46,8 @@ class BuiltGraph {
   }
 
   // Commands between two barriers do not depend on each other; each waits for all of the level
-  // before. After a single one they may begin before it has ended: all kernels pdl_wait.
+  // before. After a single one they may begin before it has ended: all kernels of the tables
+  // pdl_wait.
   void add_commands() {
     std::vector<CuGraphNode> before, level;
     for (const Command& command : list_.commands) {
@@ -66,8 +67,8 @@ class BuiltGraph {
                                    .kernel = nullptr,
                                    .context = nullptr};
       CuGraphNode node = nullptr;
-      const bool early = before.size() == 1 && context().limits().arch >= kFirstEarly &&
-                         api().graph_add_edges != nullptr;
+      const bool early = before.size() == 1 && command.pipeline->kernel->code == nullptr &&
+                         context().limits().arch >= kFirstEarly && api().graph_add_edges != nullptr;
       check(
           api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
           stream_->command_text(list_, command).c_str());

@@ -2,9 +2,23 @@
 
 #include <algorithm>
 
+#include "runtime/kernel_code.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
+
+namespace {
+
+// Every kernel that comes with its code.
+constexpr CudaKernel kCustom = {.launch = [](const void* params, uint64_t spec,
+                                             const CudaLimits& /*limits*/) -> Launch {
+  const CustomLaunch launch = launch_of(params, spec);
+  const uint32_t* const grid = launch.grid;
+  // Without threads there is nothing to do either.
+  return {{launch.block != 0 ? grid[0] : 0, grid[1], grid[2]}, launch.block, launch.shared_bytes};
+}};
+
+}  // namespace
 
 const CudaKernel* KernelSet::find(const KernelInfo& kernel) const {
   const auto row =
@@ -13,12 +27,14 @@ const CudaKernel* KernelSet::find(const KernelInfo& kernel) const {
 }
 
 const CudaKernel* KernelSet::row(const KernelInfo& kernel, uint64_t spec) const {
+  if (kernel.code != nullptr) return kernel.code->code.cuda.source.empty() ? nullptr : &kCustom;
   const CudaKernel* const row = find(kernel);
   if (row == nullptr || row->name(spec).empty()) return nullptr;
   return row->fits == nullptr || row->fits(spec, limits_) ? row : nullptr;
 }
 
 std::string KernelSet::describe(const KernelInfo& kernel, uint64_t spec) const {
+  if (kernel.code != nullptr) return kernel.code->code.cuda.name;
   const CudaKernel* const row = find(kernel);
   std::string name = row != nullptr ? row->name(spec) : "";
   require(!name.empty(), "device.describe: no kernel ", kernel.name, " for this spec");

@@ -67,7 +67,7 @@ class OfflineDevice final : public DeviceImpl {
   }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
     build_kernels(builds_, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
-      return compiler_.get(compile_job(row, spec, kernels_.limits()))->from_cache;
+      return compiler_.get(compile_job(*row.info, row, spec, kernels_.limits()))->from_cache;
     });
   }
   std::vector<std::shared_ptr<const DeviceImpl>> stands_for() const override {

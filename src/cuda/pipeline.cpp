@@ -6,13 +6,18 @@
 
 namespace gyre::cuda {
 
-CompileJob compile_job(const CudaKernel& row, uint64_t spec, const CudaLimits& limits) {
+CompileJob compile_job(const KernelInfo& kernel, const CudaKernel& row, uint64_t spec,
+                       const CudaLimits& limits) {
+  if (kernel.code != nullptr) {
+    const CustomCuda& cuda = kernel.code->code.cuda;
+    return {kernel.name, cuda.name, "", limits.arch, cuda.source};
+  }
   return {row.file, row.name(spec), row.options != nullptr ? row.options : "", limits.arch};
 }
 
 CudaPipeline::CudaPipeline(std::shared_ptr<const Context> context, KernelCompiler& compiler,
-                           const CudaKernel& row, uint64_t key)
-    : Pipeline(*row.info, key), context_(std::move(context)), compiler_(compiler), row_(row) {
+                           const KernelInfo& info, const CudaKernel& row, uint64_t key)
+    : Pipeline(info, key), context_(std::move(context)), compiler_(compiler), row_(row) {
   set_built(false);
 }
 
@@ -61,7 +66,7 @@ void CudaPipeline::build(std::unique_lock<std::mutex>& lock) const {
 void CudaPipeline::load() const {
   const CudaLimits& limits = context_->limits();
   const Driver& api = context_->api();
-  const CompileJob job = compile_job(row_, spec, limits);
+  const CompileJob job = compile_job(*kernel, row_, spec, limits);
   const KernelCompiler::Kernel compiled = compiler_.get(job);
   const char* const name = job.name.c_str();
   const Current current(*context_);

@@ -18,7 +18,7 @@ namespace gyre::cuda {
 class CudaPipeline final : public Pipeline {
  public:
   CudaPipeline(std::shared_ptr<const Context> context, KernelCompiler& compiler,
-               const CudaKernel& row, uint64_t key);
+               const KernelInfo& kernel, const CudaKernel& row, uint64_t key);
   ~CudaPipeline() override;
 
   const CudaKernel& row() const { return row_; }
@@ -48,6 +48,7 @@ class CudaPipeline final : public Pipeline {
   mutable CuFunction function_ = nullptr;
 };
 
-CompileJob compile_job(const CudaKernel& row, uint64_t spec, const CudaLimits& limits);
+CompileJob compile_job(const KernelInfo& kernel, const CudaKernel& row, uint64_t spec,
+                       const CudaLimits& limits);
 
 }  // namespace gyre::cuda

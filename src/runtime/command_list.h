@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/kernels.h"
+#include "runtime/kernel_code.h"
 #include "runtime/storage.h"
 
 namespace gyre {
@@ -18,7 +18,10 @@ struct Pipeline {
   const KernelInfo* kernel = nullptr;
   uint64_t spec = 0;
 
-  Pipeline(const KernelInfo& info, uint64_t key) : kernel(&info), spec(key) {}
+  Pipeline(const KernelInfo& info, uint64_t key)
+      : kernel(&info),
+        spec(key),
+        code_(info.code != nullptr ? info.code->shared_from_this() : nullptr) {}
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
   virtual ~Pipeline() = default;
@@ -36,6 +39,7 @@ struct Pipeline {
   virtual void wait() const {}
 
   mutable std::atomic<bool> built_{true};
+  std::shared_ptr<const KernelCode> code_;  // has what `kernel` points at
 };
 
 struct Command {

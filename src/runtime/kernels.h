@@ -24,12 +24,11 @@
 #include "abi/rope.h"
 #include "abi/rope_append.h"
 #include "abi/words_write.h"
+#include "gyre/custom_kernel.h"
 
 namespace gyre {
 
 constexpr uint32_t kMaxArgs = 16;
-
-enum class Access : uint8_t { read, write, read_write };
 
 struct ArgInfo {
   const char* name = nullptr;
@@ -42,7 +41,8 @@ struct KernelInfo {
   uint32_t params_bytes = 0;
   uint32_t arg_count = 0;
   std::array<ArgInfo, kMaxArgs> args{};
-  bool once = false;  // its params hold for one moment: graphs refuse it
+  bool once = false;                 // its params hold for one moment: graphs refuse it
+  const KernelCode* code = nullptr;  // of a kernel that is in no table: runtime/kernel_code.h
 };
 
 // What the ops say about a kernel they dispatch, for traces and listings. The ops have the table

@@ -66,6 +66,10 @@ class Recording {
                 std::initializer_list<const Tensor*> args) {
     append(kernel.info, spec_key(spec), &params, {args.begin(), args.size()});
   }
+  void dispatch(const KernelInfo& kernel, uint64_t spec, const void* params,
+                std::span<const Tensor* const> args) {
+    append(kernel, spec, params, args);
+  }
   // The device's plan in place of the op's default, if it has one.
   template <class Spec, class Params, class Problem>
   void plan(const Kernel<Spec, Params, Problem>& kernel, const Problem& problem,

@@ -236,6 +236,7 @@ class Run {
     Bytes bytes(sizeof(state));
     std::memcpy(bytes.data(), &state, sizeof(state));
     blocks_[kWhere] = plain_block(DType::u8, std::move(bytes));
+    blocks_[kWhere].aligned = true;  // as every cache has its state
     for (const KvRole role : {KvRole::k, KvRole::v}) fill_half(role);
   }
 

@@ -1,7 +1,6 @@
 #pragma once
 // Attention of many rows: what a consumer warpgroup does. A thread has two rows, g and g + 8 of its
-// warp's 16, and of each tile of 8 columns two: 2 j and 2 j + 1. Values of a stage are added up
-// while the weights of the next are made.
+// warp's 16, and of each tile of 8 columns two: 2 j and 2 j + 1.
 #include "cuda/kernels/attention/many_rows_mma.cuh"
 #include "cuda/kernels/attention/many_rows_output.cuh"
 #include "cuda/kernels/attention/value_pair.cuh"
@@ -75,7 +74,7 @@ class Consumer {
     for (uint32_t stage = 0; stage < stages; ++stage) {
       wait_for_phase(&state_.full[k.slot], k.phase);
       begin_scores<T>(q, slot(k.slot), s);
-      wait_for_product<0>(s);
+      wait_for_product(s);
       if constexpr (T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
       weigh(stage, slot(k.slot), slot(v.slot), s, keep);
       release(k.slot);
@@ -86,7 +85,7 @@ class Consumer {
       pack(slot(v.slot), s, p);
       if constexpr (!T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
       begin_values<T>(p, slot(v.slot), o_);
-      wait_for_product<0>(o_);
+      wait_for_product(o_);
       if constexpr (!T::kLevelsV) {
         if (!all_seen(stage)) add_not_finite(stage, slot(v.slot));
       }

@@ -57,10 +57,9 @@ inline void begin_values(const uint32_t (&p)[T::kKeys / 16][4], const unsigned c
   wgmma_commit();
 }
 
-// Of the products that were begun, so many may go on; the sums of the others are there.
-template <uint32_t kLeft, uint32_t kTiles>
+template <uint32_t kTiles>
 inline void wait_for_product(float (&sums)[kTiles][4]) {
-  wgmma_wait<kLeft>();
+  wgmma_wait();
   wgmma_sums(sums);
 }
 
@@ -141,7 +140,7 @@ inline void begin_values(const uint32_t (&p)[T::kKeys / 16][4], const unsigned c
   }
 }
 
-template <uint32_t kLeft, uint32_t kTiles>
+template <uint32_t kTiles>
 inline void wait_for_product(float (&)[kTiles][4]) {}
 
 #endif

@@ -14,10 +14,7 @@ inline uint64_t wgmma_operand(SharedAddress at, uint32_t panel) {
 
 inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <uint32_t kLeft>
-inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
-}
+inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 // Shared memory that threads wrote, seen by wgmma.
 inline void fence_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Sums may be touched from here on: the compiler does not know that wgmma writes them later.

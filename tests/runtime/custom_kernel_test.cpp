@@ -1,0 +1,239 @@
+#include "gyre/custom_kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "expect_error.h"
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+namespace {
+
+struct ScaleParams {
+  uint64_t count;
+  float factor;
+};
+
+// out = factor x + (bias, if it is there)
+void scale_task(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const ScaleParams*>(params);
+  const auto at = [&](uint32_t i) { return reinterpret_cast<float*>(args[i]); };
+  for (uint64_t i = task; i < p.count; i += tasks)
+    at(1)[i] = p.factor * at(0)[i] + (args[2] != 0 ? at(2)[i] : 0.0f);
+}
+
+constexpr const char* kScaleCuda = R"(
+struct Params { unsigned long long count; float factor; };
+struct Args { unsigned long long at[16]; };
+template <class T>
+__global__ void scale(const Params p, const Args args) {
+  const T* x = reinterpret_cast<const T*>(args.at[0]);
+  T* out = reinterpret_cast<T*>(args.at[1]);
+  const T* bias = reinterpret_cast<const T*>(args.at[2]);
+  for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < p.count;
+       i += gridDim.x * blockDim.x)
+    out[i] = p.factor * x[i] + (bias != nullptr ? bias[i] : 0.0f);
+}
+)";
+
+CustomCode scale_code(const std::string& name = "scale") {
+  return {.name = name,
+          .args = {{"x", Access::read}, {"out", Access::write}, {"bias", Access::read}},
+          .params_bytes = sizeof(ScaleParams),
+          .cpu = scale_task,
+          .cuda = {kScaleCuda, "scale<float>"}};
+}
+
+constexpr uint64_t kCount = 1000;
+constexpr CustomLaunch kLaunch = {.tasks = 7, .grid = {3, 1, 1}, .block = 96};
+
+class CustomKernelTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!has_gpu() && GetParam() != "cpu") GTEST_SKIP() << "no CUDA device here";
+    device_.emplace(Device::open(GetParam()));
+  }
+  static bool has_gpu() {
+    for (const DeviceInfo& info : devices()) {
+      if (info.name == "cuda:0" && info.available) return true;
+    }
+    return false;
+  }
+
+  const Device& device() const { return *device_; }
+  Tensor floats(std::vector<float> values) const {
+    Tensor tensor = device().tensor(DType::f32, {values.size()});
+    tensor.write_from(std::span<const float>(values));
+    return tensor;
+  }
+  Tensor counted() const {
+    std::vector<float> values(kCount);
+    for (uint64_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i);
+    return floats(values);
+  }
+  static std::vector<float> read(const Tensor& tensor) {
+    std::vector<float> values(tensor.elements());
+    tensor.read_to(std::span<float>(values));
+    return values;
+  }
+  // Whether all are factor i + bias.
+  static testing::AssertionResult are(const Tensor& tensor, float factor, float bias = 0) {
+    const std::vector<float> values = read(tensor);
+    for (uint64_t i = 0; i < kCount; ++i) {
+      if (values[i] != factor * static_cast<float>(i) + bias)
+        return testing::AssertionFailure() << "[" << i << "] is " << values[i];
+    }
+    return testing::AssertionSuccess();
+  }
+
+ private:
+  std::optional<Device> device_;
+};
+
+TEST_P(CustomKernelTest, RunsBetweenOtherCommands) {
+  const CustomKernel scale(scale_code());
+  EXPECT_TRUE(scale.supports(device()));
+  const Tensor x = counted(), a = floats(std::vector<float>(kCount)), b = counted();
+  const Tensor copied = device().tensor(DType::f16, {1, kCount / 8, 8});
+  Encoder encoder(device());
+  scale(encoder, ScaleParams{kCount, 2}, {x, a, {}}, kLaunch);
+  scale(encoder, ScaleParams{kCount, 0.5f}, {a, b, x}, kLaunch);  // x + x: waits
+  kv_copy(encoder, {.k = b.reshape({1, kCount / 8, 8}), .k_cache = copied});
+  scale(encoder, ScaleParams{kCount, 3}, {x, a, {}}, kLaunch);  // a was read
+  EXPECT_EQ(encoder.size(), 4u);
+  EXPECT_EQ(encoder.barriers(), 2u);
+  encoder.submit().wait();
+  EXPECT_TRUE(are(b, 2));
+  EXPECT_TRUE(are(a, 3));
+  std::vector<Half> halves(kCount);
+  copied.read_to(std::span<Half>(halves));
+  EXPECT_EQ(static_cast<float>(halves[5]), 10.0f);
+}
+
+TEST_P(CustomKernelTest, ReplaysWithNewContents) {
+  const CustomKernel scale(scale_code());
+  const Tensor x = counted(), a = counted(), bias = floats(std::vector<float>(kCount, 1.0f));
+  Encoder encoder(device());
+  for (int i = 0; i < 5; ++i) {  // a = 2 (2 x) + 1, a chain whose links must wait
+    scale(encoder, ScaleParams{kCount, 2}, {x, a, {}}, kLaunch);
+    scale(encoder, ScaleParams{kCount, 2}, {a, a, bias}, kLaunch);
+  }
+  const Graph graph = encoder.instantiate();
+  for (const float b : {1.0f, 5.0f}) {
+    std::vector<float> values(kCount, b);
+    bias.write_from(std::span<const float>(values));
+    graph.replay().wait();
+    EXPECT_TRUE(are(a, 4, b));
+  }
+}
+
+// A device knows kernels by their address: one that is gone must not be taken for the next.
+TEST_P(CustomKernelTest, GoesBeforeItsCommandsRun) {
+  const Tensor x = counted(), out = counted();
+  Encoder encoder(device());
+  for (int i = 1; i <= 20; ++i) {
+    CustomCode code = scale_code("scale " + std::to_string(i));
+    if (i % 2 == 0) code.cpu = [](const void*, const uint64_t*, uint32_t, uint32_t) noexcept {};
+    if (i % 2 == 0) code.cuda.source += "\n__global__ void none(Params, Args) {}";
+    if (i % 2 == 0) code.cuda.name = "none";
+    CustomKernel{code}(encoder, ScaleParams{kCount, static_cast<float>(i)}, {x, out, {}}, kLaunch);
+  }
+  encoder.submit().wait();
+  EXPECT_TRUE(are(out, 19));
+}
+
+TEST_P(CustomKernelTest, NothingToDo) {
+  const CustomKernel scale(scale_code());
+  const Tensor x = counted(), out = counted();
+  Encoder encoder(device());
+  scale(encoder, ScaleParams{kCount, 2}, {x, out, {}}, {.tasks = 0, .grid = {0, 1, 1}});
+  scale(encoder, ScaleParams{kCount, 2}, {x, out, {}}, {.tasks = 0, .block = 0});
+  encoder.submit().wait();
+  EXPECT_TRUE(are(out, 1));
+}
+
+TEST_P(CustomKernelTest, IsTracedByName) {
+  const CustomKernel scale(scale_code("my scale"));
+  const Tensor x = counted(), out = counted();
+  device().start_trace();
+  Encoder encoder(device());
+  scale(encoder, ScaleParams{kCount, 2}, {x, out, {}}, kLaunch);
+  encoder.submit().wait();
+  const Trace trace = device().stop_trace();
+  ASSERT_EQ(trace.events.size(), 1u);
+  EXPECT_EQ(trace.events[0].kernel, "my scale");
+}
+
+TEST_P(CustomKernelTest, RefusesWhatDoesNotFit) {
+  const CustomKernel scale(scale_code());
+  const Tensor x = counted(), out = counted();
+  Encoder encoder(device());
+  const ScaleParams params{kCount, 2};
+  EXPECT_TRUE(refused({"scale", "3 arguments", "got 2"}, [&] {
+    scale(encoder, params, {x, out}, kLaunch);
+  }));
+  EXPECT_TRUE(refused({"scale", "16 bytes", "got 8"}, [&] {
+    scale(encoder, uint64_t{7}, {x, out, {}}, kLaunch);
+  }));
+  EXPECT_TRUE(refused({"scale", "1024 threads", "got 1025"}, [&] {
+    scale(encoder, params, {x, out, {}}, {.block = 1025});
+  }));
+  EXPECT_TRUE(refused({"scale", "got 1 x 65536 x 1"}, [&] {
+    scale(encoder, params, {x, out, {}}, {.grid = {1, 65536, 1}});
+  }));
+  const Device other = Device::open("cpu");
+  EXPECT_TRUE(refused({"scale", "x lives on another device"}, [&] {
+    scale(encoder, params, {other.tensor(DType::f32, {kCount}), out, {}}, kLaunch);
+  }));
+  CustomCode code = scale_code("elsewhere");
+  if (GetParam() == "cpu") {
+    code.cpu = nullptr;
+  } else {
+    code.cuda = {};
+  }
+  const CustomKernel elsewhere(code);
+  EXPECT_FALSE(elsewhere.supports(device()));
+  EXPECT_TRUE(
+      throws_error(ErrorCode::unsupported, {"elsewhere", "no code for device", GetParam()}, [&] {
+        elsewhere(encoder, params, {x, out, {}}, kLaunch);
+      }));
+  EXPECT_EQ(encoder.size(), 0u);
+}
+
+TEST_P(CustomKernelTest, SaysWhatDoesNotCompile) {
+  if (GetParam() == "cpu") GTEST_SKIP() << "nothing is compiled for the CPU";
+  CustomCode code = scale_code("broken");
+  code.cuda.source += "\nthis is no C++";
+  const Tensor x = counted(), out = counted();
+  Encoder encoder(device());
+  CustomKernel{code}(encoder, ScaleParams{kCount, 2}, {x, out, {}}, kLaunch);
+  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"broken", "scale<float>", "error"},
+                           [&] { encoder.submit(); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CustomKernelTest, testing::Values("cpu", "cuda:0"),
+                         [](const auto& info) { return info.param == "cpu" ? "cpu" : "cuda"; });
+
+TEST(CustomKernelCode, IsChecked) {
+  const auto refuse = [](const std::vector<std::string>& parts, const auto& change) {
+    CustomCode code = scale_code();
+    change(code);
+    return refused(parts, [&] { CustomKernel kernel(code); });
+  };
+  EXPECT_TRUE(refuse({"custom_kernel", "a name"}, [](CustomCode& c) { c.name = ""; }));
+  EXPECT_TRUE(refuse({"scale", "1 to 16", "got 0"}, [](CustomCode& c) { c.args.clear(); }));
+  EXPECT_TRUE(refuse({"1 to 16", "got 17"}, [](CustomCode& c) { c.args.resize(17, {"a"}); }));
+  EXPECT_TRUE(refuse({"argument", "a name"}, [](CustomCode& c) { c.args[1].name = ""; }));
+  EXPECT_TRUE(refuse({"out", "no such access"},
+                     [](CustomCode& c) { c.args[1].access = static_cast<Access>(3); }));
+  EXPECT_TRUE(refuse({"1 to 1024", "got 0"}, [](CustomCode& c) { c.params_bytes = 0; }));
+  EXPECT_TRUE(refuse({"1 to 1024", "got 1025"}, [](CustomCode& c) { c.params_bytes = 1025; }));
+  EXPECT_TRUE(refuse({"source", "name"}, [](CustomCode& c) { c.cuda.name = ""; }));
+  EXPECT_TRUE(
+      refuse({"code for some device"}, [](CustomCode& c) { c.cpu = nullptr, c.cuda = {}; }));
+}
+
+}  // namespace
+}  // namespace gyre::test
