@@ -56,30 +56,33 @@ inline void end_barriers(ManyRowsState& state, uint32_t slots) {
   }
 }
 
-// Producers give some of their registers to the consumers. A block of 384 threads has 168 for each
-// thread, two blocks of 256 have 128; one alone has enough.
+// Producers give some of their registers to the consumers. What a block has is fixed when it
+// starts: who asks for more waits forever.
+template <class T>
+struct RegisterShares {
+  static constexpr bool kShared =
+      T::kGroups == 2 || T::kLayout.blocks == 2;  // else all have enough
+  static constexpr uint32_t kAtStart = 65536 / (T::kThreads * T::kLayout.blocks) / 8 * 8;
+  static constexpr bool kWide = T::kVDim > 128;
+  static constexpr uint32_t kProducer = T::kGroups == 1 ? 80 : (kWide ? 56 : 72),
+                            kConsumer = T::kGroups == 1 ? 176 : (kWide ? 224 : 216);
+  static_assert(!kShared || kProducer * kProducers + kConsumer * T::kGroups * kGroupThreads <=
+                                kAtStart * T::kThreads);
+};
 template <class T>
 inline void leave_registers() {
 #if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (T::kGroups == 2 && T::kVDim > 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-  } else if constexpr (T::kGroups == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-  } else if constexpr (T::kLayout.blocks == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
-  }
+  using Shares = RegisterShares<T>;
+  if constexpr (Shares::kShared)
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Shares::kProducer));
 #endif
 }
 template <class T>
 inline void take_registers() {
 #if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (T::kGroups == 2 && T::kVDim > 128) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-  } else if constexpr (T::kGroups == 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-  } else if constexpr (T::kLayout.blocks == 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
-  }
+  using Shares = RegisterShares<T>;
+  if constexpr (Shares::kShared)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shares::kConsumer));
 #endif
 }
 
