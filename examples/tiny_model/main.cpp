@@ -26,7 +26,7 @@ int32_t most_probable(const tiny_model::RowVector& logits) {
 
 struct Request {
   std::string model, prompt = "The cache of a model is";
-  std::string k = "tq8", v = "tq4";
+  std::string k = "tq8", v = "tq4", device = "cpu";
   uint64_t tail = 0, tokens = 64;
 };
 
@@ -36,7 +36,8 @@ void generate(const Request& request) {
   std::vector<int32_t> prompt = {kStart};
   for (const char byte : request.prompt) prompt.push_back(static_cast<unsigned char>(byte));
   tiny_model::Model model(
-      gyre::Device::open("cpu"), config, tiny_model::SafeTensors(folder / "model.safetensors"),
+      gyre::Device::open(request.device), config,
+      tiny_model::SafeTensors(folder / "model.safetensors"),
       {.k = gyre::kv_format(request.k), .v = gyre::kv_format(request.v), .tail = request.tail},
       prompt.size() + request.tokens);
 
@@ -66,6 +67,7 @@ int run(int argc, char** argv) {
       ->required();
   app.add_option("--prompt", request.prompt)->capture_default_str();
   app.add_option("--tokens", request.tokens, "tokens to generate")->capture_default_str();
+  app.add_option("--device", request.device, "cpu, or cuda:0")->capture_default_str();
   app.add_option("--k", request.k, "format of keys")->capture_default_str();
   app.add_option("--v", request.v, "format of values")->capture_default_str();
   app.add_option("--tail", request.tail, "newest tokens kept in f16")->capture_default_str();

@@ -19,22 +19,6 @@ gyre::KvCacheOptions cache_options(const Config& config, const gyre::KvLayer& st
   return options;
 }
 
-// The tensor's elements as a matrix with a row per token.
-Eigen::Map<Rows> rows(const gyre::Tensor& tensor) {
-  const auto tokens = static_cast<Eigen::Index>(tensor.shape(0));
-  return {tensor.data<float>().data(), tokens,
-          static_cast<Eigen::Index>(tensor.elements()) / tokens};
-}
-
-Rows rms_norm(const Rows& x, const RowVector& weight, float epsilon) {
-  const Eigen::ArrayXf mean_square = x.rowwise().squaredNorm() / static_cast<float>(x.cols());
-  return (x.array().colwise() * (mean_square + epsilon).rsqrt()).rowwise() * weight.array();
-}
-
-Rows swiglu(const Rows& gate, const Rows& up) {
-  return gate.array() / (1 + (-gate.array()).exp()) * up.array();
-}
-
 }  // namespace
 
 Model::Model(const gyre::Device& device, const Config& config, const SafeTensors& file,
@@ -51,12 +35,21 @@ Model::Model(const gyre::Device& device, const Config& config, const SafeTensors
 }
 
 Model::Step Model::make_step(uint64_t tokens) const {
+  const auto floats = [&](const gyre::Dims& shape) {
+    return device_.tensor(gyre::DType::f32, shape);
+  };
+  const gyre::Dims hidden = {tokens, config_.hidden}, inner = {tokens, config_.intermediate};
   const gyre::Dims q = {tokens, config_.heads, config_.head_dim};
   const gyre::Dims kv = {tokens, config_.kv_heads, config_.head_dim};
-  return {.q = device_.tensor(gyre::DType::f32, q),
-          .k = device_.tensor(gyre::DType::f32, kv),
-          .v = device_.tensor(gyre::DType::f32, kv),
-          .out = device_.tensor(gyre::DType::f32, q)};
+  return {.hidden = floats(hidden),
+          .normed = floats(hidden),
+          .q = floats(q),
+          .k = floats(kv),
+          .v = floats(kv),
+          .out = floats(q),
+          .gate = floats(inner),
+          .up = floats(inner),
+          .logits = floats({config_.vocabulary})};
 }
 
 // Gyre's part of a layer: QK norm and rotation in place, K and V into the cache, attention.
@@ -92,66 +85,70 @@ void Model::check(std::span<const int32_t> tokens) const {
   }
 }
 
-// Reserves slots and sets positions for all layers.
-void Model::begin(uint64_t tokens) {
-  cache_.extend(encoder_, tokens);
-  encoder_.submit().wait();
-}
-
-RowVector Model::prefill(std::span<const int32_t> tokens) {
-  check(tokens);
-  RowVector logits;
-  while (!tokens.empty()) {
-    const auto part = tokens.first(std::min<size_t>(tokens.size(), cache_.options().step_tokens));
-    tokens = tokens.subspan(part.size());
-    const Step step = make_step(part.size());
-    logits = forward(part, step, [&](size_t layer) {
-      record_attention(layer, step);
-      encoder_.submit().wait();
-    });
-  }
-  return logits;
-}
-
-RowVector Model::decode(int32_t token) {
-  check({&token, 1});
-  return forward({&token, 1}, decode_step_, [&](size_t layer) {
-    // A graph reads where the sequence is from device memory: it serves every later token.
-    if (decode_graphs_.size() == layer) {
-      record_attention(layer, decode_step_);
-      decode_graphs_.push_back(encoder_.instantiate());
-    }
-    decode_graphs_[layer].replay().wait();
-  });
-}
-
-Rows Model::embed(std::span<const int32_t> tokens) const {
+// What differs from step to step: the tokens' embeddings, and where the sequence is.
+void Model::begin(std::span<const int32_t> tokens, const Step& step) {
   Rows hidden(static_cast<Eigen::Index>(tokens.size()), weights_.embedding.cols());
   for (size_t i = 0; i < tokens.size(); ++i) {
     hidden.row(static_cast<Eigen::Index>(i)) = weights_.embedding.row(tokens[i]);
   }
-  return hidden;
+  step.hidden.write_from(std::span<const float>(hidden.data(), static_cast<size_t>(hidden.size())));
+  cache_.extend(encoder_, tokens.size());
+  encoder_.submit().wait();
 }
 
-template <class Attend>
-RowVector Model::forward(std::span<const int32_t> tokens, const Step& step, const Attend& attend) {
-  Rows hidden = embed(tokens);
-  begin(tokens.size());
+// A whole step. Which of its commands wait for which, Gyre finds out.
+void Model::record(const Step& step) {
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const LayerWeights& w = weights_.layers[layer];
-    Rows normed = rms_norm(hidden, w.input_norm, config_.epsilon);
-    rows(step.q).noalias() = normed * w.q.transpose();
-    rows(step.k).noalias() = normed * w.k.transpose();
-    rows(step.v).noalias() = normed * w.v.transpose();
-    attend(layer);
-    hidden.noalias() += rows(step.out) * w.o.transpose();
+    kernels_.norm(encoder_, step.hidden, w.input_norm, config_.epsilon, step.normed);
+    kernels_.linear(encoder_, step.normed, w.q, step.q);
+    kernels_.linear(encoder_, step.normed, w.k, step.k);
+    kernels_.linear(encoder_, step.normed, w.v, step.v);
+    record_attention(layer, step);
+    kernels_.linear(encoder_, step.out, w.o, step.hidden, true);
 
-    normed = rms_norm(hidden, w.post_attention_norm, config_.epsilon);
-    const Rows inner = swiglu(normed * w.gate.transpose(), normed * w.up.transpose());
-    hidden.noalias() += inner * w.down.transpose();
+    kernels_.norm(encoder_, step.hidden, w.post_attention_norm, config_.epsilon, step.normed);
+    kernels_.linear(encoder_, step.normed, w.gate, step.gate);
+    kernels_.linear(encoder_, step.normed, w.up, step.up);
+    kernels_.swiglu(encoder_, step.gate, step.up);
+    kernels_.linear(encoder_, step.gate, w.down, step.hidden, true);
   }
-  return rms_norm(hidden.bottomRows(1), weights_.norm, config_.epsilon) *
-         weights_.output.transpose();
+  const uint64_t last = step.hidden.shape(0) - 1;
+  const gyre::Tensor hidden = step.hidden.slice(0, last, 1), normed = step.normed.slice(0, last, 1);
+  kernels_.norm(encoder_, hidden, weights_.norm, config_.epsilon, normed);
+  kernels_.linear(encoder_, normed, weights_.output, step.logits);
+}
+
+RowVector Model::logits(const Step& step) const {
+  RowVector values(static_cast<Eigen::Index>(step.logits.elements()));
+  step.logits.read_to(std::span<float>(values.data(), static_cast<size_t>(values.size())));
+  return values;
+}
+
+RowVector Model::prefill(std::span<const int32_t> tokens) {
+  check(tokens);
+  Step step;
+  while (!tokens.empty()) {
+    const auto part = tokens.first(std::min<size_t>(tokens.size(), cache_.options().step_tokens));
+    tokens = tokens.subspan(part.size());
+    step = make_step(part.size());
+    begin(part, step);
+    record(step);
+    encoder_.submit().wait();
+  }
+  return logits(step);
+}
+
+RowVector Model::decode(int32_t token) {
+  check({&token, 1});
+  begin({&token, 1}, decode_step_);
+  // The graph reads where the sequence is from device memory: it serves every later token.
+  if (!decode_graph_) {
+    record(decode_step_);
+    decode_graph_ = encoder_.instantiate();
+  }
+  decode_graph_->replay().wait();
+  return logits(decode_step_);
 }
 
 }  // namespace tiny_model

@@ -1,12 +1,13 @@
 #pragma once
-// A Qwen3 model and one sequence. Eigen multiplies matrices; Gyre does what lies between the Q/K/V
-// projections and the attention output.
+// A Qwen3 model and one sequence. Gyre does what lies between the Q/K/V projections and the
+// attention output; kernels of the model's own (kernels.h) do the rest, in the same lists.
 #include <gyre/gyre.h>
 
+#include <optional>
 #include <span>
-#include <vector>
 
 #include "config.h"
+#include "kernels.h"
 #include "weights.h"
 
 namespace tiny_model {
@@ -25,18 +26,20 @@ class Model {
   const gyre::KvCache& cache() const { return cache_; }
 
  private:
-  // What goes into Gyre and comes out of it, for one layer at a time.
+  // What a step's commands work on.
   struct Step {
-    gyre::Tensor q, k, v, out;  // [tokens, heads or kv_heads, head_dim]
+    gyre::Tensor hidden, normed;  // [tokens, hidden]
+    gyre::Tensor q, k, v, out;    // [tokens, heads or kv_heads, head_dim]
+    gyre::Tensor gate, up;        // [tokens, intermediate]
+    gyre::Tensor logits;          // [vocabulary]
   };
   Step make_step(uint64_t tokens) const;
 
   void check(std::span<const int32_t> tokens) const;
-  void begin(uint64_t tokens);
+  void begin(std::span<const int32_t> tokens, const Step& step);
+  void record(const Step& step);
   void record_attention(size_t layer, const Step& step);
-  template <class Attend>
-  RowVector forward(std::span<const int32_t> tokens, const Step& step, const Attend& attend);
-  Rows embed(std::span<const int32_t> tokens) const;
+  RowVector logits(const Step& step) const;
 
   gyre::Device device_;
   Config config_;
@@ -45,8 +48,9 @@ class Model {
   gyre::Encoder encoder_;
   gyre::Tensor rope_table_;
   gyre::RopeOptions rope_;
+  Kernels kernels_;
   Step decode_step_;
-  std::vector<gyre::Graph> decode_graphs_;  // one per layer, recorded by the first decode()
+  std::optional<gyre::Graph> decode_graph_;  // recorded by the first decode()
 };
 
 }  // namespace tiny_model

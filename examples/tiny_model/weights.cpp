@@ -12,19 +12,19 @@ class Loader {
  public:
   Loader(const SafeTensors& file, const gyre::Device& device) : file_(file), device_(device) {}
 
-  Rows matrix(const std::string& name, uint64_t rows, uint64_t columns) const {
-    const std::vector<float> values = file_.floats(name + ".weight", {rows, columns});
-    return Eigen::Map<const Rows>(values.data(), static_cast<Eigen::Index>(rows),
-                                  static_cast<Eigen::Index>(columns));
+  std::vector<float> floats(const std::string& name, const std::vector<uint64_t>& shape) const {
+    return file_.floats(name + ".weight", shape);
   }
-  RowVector vector(const std::string& name, uint64_t size) const {
-    const std::vector<float> values = file_.floats(name + ".weight", {size});
-    return Eigen::Map<const RowVector>(values.data(), static_cast<Eigen::Index>(size));
+  gyre::Tensor matrix(const std::string& name, uint64_t rows, uint64_t columns) const {
+    return put(floats(name, {rows, columns}), {rows, columns});
   }
-  gyre::Tensor tensor(const std::string& name, uint64_t size) const {
-    gyre::Tensor result = device_.tensor(gyre::DType::f32, {size});
-    result.write_from(std::span<const float>(file_.floats(name + ".weight", {size})));
-    return result;
+  gyre::Tensor vector(const std::string& name, uint64_t size) const {
+    return put(floats(name, {size}), {size});
+  }
+  gyre::Tensor put(const std::vector<float>& values, const gyre::Dims& shape) const {
+    gyre::Tensor tensor = device_.tensor(gyre::DType::f32, shape);
+    tensor.write_from(std::span<const float>(values));
+    return tensor;
   }
 
  private:
@@ -46,8 +46,8 @@ LayerWeights load_layer(const Loader& load, const Config& config, size_t layer) 
           .gate = load.matrix(mlp + "gate_proj", inner, hidden),
           .up = load.matrix(mlp + "up_proj", inner, hidden),
           .down = load.matrix(mlp + "down_proj", hidden, inner),
-          .q_norm = load.tensor(attention + "q_norm", config.head_dim),
-          .k_norm = load.tensor(attention + "k_norm", config.head_dim)};
+          .q_norm = load.vector(attention + "q_norm", config.head_dim),
+          .k_norm = load.vector(attention + "k_norm", config.head_dim)};
 }
 
 }  // namespace
@@ -55,13 +55,17 @@ LayerWeights load_layer(const Loader& load, const Config& config, size_t layer) 
 Weights load_weights(const SafeTensors& file, const Config& config, const gyre::Device& device) {
   const Loader load(file, device);
   Weights weights;
-  weights.embedding = load.matrix("model.embed_tokens", config.vocabulary, config.hidden);
+  const std::vector<float> embedding =
+      load.floats("model.embed_tokens", {config.vocabulary, config.hidden});
+  weights.embedding =
+      Eigen::Map<const Rows>(embedding.data(), static_cast<Eigen::Index>(config.vocabulary),
+                             static_cast<Eigen::Index>(config.hidden));
   for (size_t layer = 0; layer < config.windows.size(); ++layer) {
     weights.layers.push_back(load_layer(load, config, layer));
   }
   weights.norm = load.vector("model.norm", config.hidden);
   weights.output = config.tied_embeddings
-                       ? weights.embedding
+                       ? load.put(embedding, {config.vocabulary, config.hidden})
                        : load.matrix("lm_head", config.vocabulary, config.hidden);
   return weights;
 }

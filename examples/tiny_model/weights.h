@@ -1,5 +1,5 @@
 #pragma once
-// The weights of a Qwen3 model: matrices for Eigen, the weights of the QK norm on the device.
+// The weights of a Qwen3 model, on the device; embeddings are looked up on the host.
 #include <gyre/tensor.h>
 
 #include <Eigen/Core>
@@ -14,17 +14,17 @@ using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajo
 using RowVector = Eigen::RowVectorXf;
 
 struct LayerWeights {
-  RowVector input_norm, post_attention_norm;
-  Rows q, k, v, o;  // [out, in], as in the file
-  Rows gate, up, down;
+  gyre::Tensor input_norm, post_attention_norm;
+  gyre::Tensor q, k, v, o;  // [out, in], as in the file
+  gyre::Tensor gate, up, down;
   gyre::Tensor q_norm, k_norm;  // [head_dim]
 };
 
 struct Weights {
   Rows embedding;  // [vocabulary, hidden]
   std::vector<LayerWeights> layers;
-  RowVector norm;
-  Rows output;  // [vocabulary, hidden]
+  gyre::Tensor norm;
+  gyre::Tensor output;  // [vocabulary, hidden]
 };
 
 Weights load_weights(const SafeTensors& file, const Config& config, const gyre::Device& device);

@@ -214,7 +214,7 @@ TEST_P(CustomKernelTest, SaysWhatDoesNotCompile) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CustomKernelTest, testing::Values("cpu", "cuda:0"),
-                         [](const auto& info) { return info.param == "cpu" ? "cpu" : "cuda"; });
+                         [](const auto& test) { return test.param == "cpu" ? "cpu" : "cuda"; });
 
 TEST(CustomKernelCode, IsChecked) {
   const auto refuse = [](const std::vector<std::string>& parts, const auto& change) {
