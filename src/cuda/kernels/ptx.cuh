@@ -1,51 +1,13 @@
 #pragma once
-// PTX instructions without a C++ name: MMA, cp.async, DSMEM, byte permutes, and barriers for the
-// compiler.
+// PTX instructions without a C++ name: MMA, cp.async, byte permutes, and barriers for the compiler.
 // Fragments as in the PTX manual, with g = lane / 4 and j = lane % 4: of A (16 x k) a lane has rows
 // g and g + 8, of B (k x 8) column g, of C (16 x 8) rows g and g + 8, columns 2j and 2j + 1.
-#include "abi/types.h"
+#include "cuda/kernels/block_shared.cuh"
 #include "cuda/kernels/convert.cuh"
 
 namespace gyre::cuda {
 
-constexpr uint32_t kWarp = 32;
-constexpr uint32_t kAll = 0xFFFFFFFFu;
-
 #if defined(GYRE_CUDA_HOST)
-
-inline unsigned char* dynamic_shared() { return cuda_host::dynamic_shared(); }
-inline uint32_t dynamic_shared_bytes() { return cuda_host::dynamic_shared_bytes(); }
-
-#define GYRE_CLUSTER(size)
-inline uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
-struct TransactionBarrier {
-  uint32_t expected, arrived;
-};
-inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
-  *barrier = {bytes, 0};
-}
-inline void cluster_arrive() {}
-inline void cluster_wait() { cuda_host::cluster_wait(); }
-inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
-  *static_cast<float2*>(cuda_host::cluster_pointer(mine, rank)) = x;
-  static_cast<TransactionBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
-}
-inline void wait_for_transactions(const TransactionBarrier* barrier) {
-  while (barrier->arrived != barrier->expected) cuda_host::yield();
-}
-
-// Completes a phase when so many have arrived.
-struct PhaseBarrier {
-  uint32_t count, missing, phase;
-};
-inline void init_barrier(PhaseBarrier* barrier, uint32_t count) { *barrier = {count, count, 0}; }
-inline void invalidate_barrier(PhaseBarrier*) {}
-inline void arrive(PhaseBarrier* barrier) {
-  if (--barrier->missing == 0) barrier->missing = barrier->count, barrier->phase ^= 1;
-}
-inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
-  while (barrier->phase == parity) cuda_host::yield();
-}
 
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma16(c, a, b0, b1, [](uint16_t bits) { return to_float(Half{bits}); });
@@ -61,14 +23,6 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
 }
 inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
   cuda_host::ldmatrix<true>(a, row);
-}
-template <uint32_t kCount>
-inline void sync_named_barrier(uint32_t group) {
-  cuda_host::wait_for_warps(group, kCount);
-}
-using SharedAddress = unsigned char*;
-inline SharedAddress shared_address(const void* place) {
-  return const_cast<unsigned char*>(static_cast<const unsigned char*>(place));
 }
 inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) { cuda_host::ldmatrix<false>(a, row); }
 inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
@@ -139,119 +93,6 @@ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
 
 #else
 
-inline unsigned char* dynamic_shared() {
-  extern __shared__ __align__(1024) unsigned char bytes[];
-  return bytes;
-}
-inline uint32_t dynamic_shared_bytes() {
-  uint32_t bytes;
-  asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(bytes));
-  return bytes;
-}
-using SharedAddress = uint32_t;
-inline SharedAddress shared_address(const void* place) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
-}
-
-// An mbarrier that completes a phase when so many threads have arrived. Initialized by one thread;
-// phases alternate in parity from 0, and the one before the first counts as complete.
-using PhaseBarrier = uint64_t;
-inline void init_barrier(PhaseBarrier* barrier, uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
-               : "memory");
-}
-// Its memory may be initialized again.
-inline void invalidate_barrier(PhaseBarrier* barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-inline void arrive(PhaseBarrier* barrier) {
-  asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(
-                   shared_address(barrier))
-               : "memory");
-}
-inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-#if __CUDA_ARCH__ >= 900
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-#else
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-#endif
-        "selp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  }
-}
-
-// The blocks of a cluster run at the same time and store into each other's shared memory (DSMEM).
-// An mbarrier there counts the bytes: a thread that waited for it sees them.
-using TransactionBarrier = uint64_t;
-
-#if __CUDA_ARCH__ >= 900
-
-#define GYRE_CLUSTER(size) __cluster_dims__(size, 1, 1)
-inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Called by one thread before it arrives at the cluster barrier; other blocks store after they
-// waited there.
-inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-}
-// Called by all threads of a warp together.
-inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Stores to the address in block `rank` that `mine` is in this one, and completes its barrier.
-inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
-  uint32_t to, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(counted)
-      : "r"(shared_address(barrier)), "r"(rank));
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
-          "r"(to),
-      "f"(x.x), "f"(x.y), "r"(counted)
-      : "memory");
-}
-inline void wait_for_transactions(const TransactionBarrier* barrier) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(done)
-        : "r"(shared_address(barrier))
-        : "memory");
-  }
-}
-
-#else
-
-// No clusters before sm_90: the planner never chooses a variant that needs them.
-#define GYRE_CLUSTER(size)
-inline uint32_t cluster_rank() { return 0; }
-inline void expect_transactions(TransactionBarrier*, uint32_t) { __trap(); }
-inline void cluster_arrive() {}
-inline void cluster_wait() {}
-inline void dsmem_store(float2, float*, TransactionBarrier*, uint32_t) {}
-inline void wait_for_transactions(const TransactionBarrier*) {}
-
-#endif
-
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -275,11 +116,6 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// kCount neighbouring warps synchronize. Barrier 0 is __syncthreads.
-template <uint32_t kCount>
-inline void sync_named_barrier(uint32_t group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
 }
 // Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
 inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
