@@ -96,7 +96,7 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
         if kv_cache.numel() == 0:  # profiling
             return
         pages = self._pages_of(layer, kv_cache)
-        pages.write(key, value, pages.queue.wrap(slot_mapping))
+        pages.write(key, value, pages.queue.slots(slot_mapping))
 
     def forward(
         self,

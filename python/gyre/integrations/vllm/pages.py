@@ -41,9 +41,18 @@ class Queue:
         self.encoder = gyre.Encoder(self.device)
         self.scratch = gyre.AttentionScratch(self.device)
         self._captured: dict[int, gyre.Tensor] = {}
+        self._slots: tuple[torch.Tensor | None, gyre.Tensor | None] = (None, None)
 
     def wrap(self, tensor: torch.Tensor) -> gyre.Tensor:
         return gyre.from_dlpack(tensor, self.device, ordered=False)
+
+    def slots(self, slots: torch.Tensor) -> gyre.Tensor:
+        """The slots of a step, wrapped for the first of the layers that get the same tensor."""
+        held, wrapped = self._slots
+        if held is not slots:
+            wrapped = self.wrap(slots)
+            self._slots = (slots, wrapped)
+        return wrapped
 
     def run(self) -> None:
         if not self.cuda:
