@@ -205,7 +205,7 @@ TEST(Executor, TasksOfACommandRunAtTheSameTime) {
     list.params.resize(2);
     std::memcpy(list.params.data(), &params, sizeof(params));
     list.args = {reinterpret_cast<uintptr_t>(&meeting)};
-    const cpu::CpuPipeline pipeline(kProbeKernel, 0, meet);
+    const cpu::CpuPipeline pipeline(*kProbeKernel.info, kProbeKernel, 0, meet);
     list.commands.push_back({&pipeline, 0, 0, false});
     cpu::Plan plan;
     plan.build(list);

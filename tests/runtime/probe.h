@@ -67,7 +67,7 @@ struct ProbeCommand {
 class ProbeRun {
  public:
   explicit ProbeRun(const std::vector<ProbeCommand>& commands)
-      : commands_(commands), pipeline_(kProbeKernel, 0, run_probe) {
+      : commands_(commands), pipeline_(*kProbeKernel.info, kProbeKernel, 0, run_probe) {
     constexpr size_t kWords = (sizeof(ProbeParams) + 7) / 8;
     log_.spans.resize(commands.size());
     for (uint32_t i = 0; i < commands.size(); ++i) {
