@@ -5,7 +5,7 @@
 
 PRESETS := release debug asan tsan clang
 
-.PHONY: help run test bench python vllm sanitize format lint clean setup setup-lint setup-python tool $(PRESETS)
+.PHONY: help run test bench python wheel vllm sanitize format lint clean setup setup-lint setup-python tool $(PRESETS)
 
 help:  ## this list
 	@echo "Gyre: the KV path of LLM inference. Targets:"
@@ -23,6 +23,9 @@ bench: tool  ## build, then run every benchmark
 
 python: setup-python  ## build the Python package and test it, in a virtual environment of its own: build/venv
 	scripts/python.sh
+
+wheel: setup-python  ## build a wheel with Highway inside and test it in an environment of its own; build/wheels
+	scripts/wheel.sh
 
 vllm: setup-python  ## build the Python package for vLLM and compare its tokens with transformers'; docs/engines.md
 	scripts/vllm.sh

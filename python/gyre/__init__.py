@@ -4,12 +4,10 @@ Rotary embedding, compressed KV caches and attention over them. Memory of NumPy,
 `__dlpack__` is shared, never copied. Calls record into an `Encoder`; nothing runs before `submit()`.
 """
 
-from importlib.metadata import version as _version
-
 from . import _gyre
 from ._gyre import *  # noqa: F403
 
-__version__ = _version("gyre")
+__version__ = _gyre.__version__  # the library's own: right without the metadata of an installed package, too
 
 for _error in (_gyre.Error, *_gyre.Error.__subclasses__()):
     _error.__module__ = __name__  # what tracebacks show

@@ -1,8 +1,10 @@
 #include "bound.h"
 #include "exchange.h"
+#include "gyre/version.h"
 
 NB_MODULE(_gyre, module) {
   module.doc() = "The compiled half of gyre; import gyre instead.";
+  module.attr("__version__") = std::string(gyre::version());
   gyre::python::bind_errors(module);
   gyre::python::bind_device(module);
   gyre::python::bind_numpy(module);

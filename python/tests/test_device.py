@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -106,11 +105,6 @@ def test_a_forked_child_has_devices_of_its_own():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_the_version_is_that_of_cmake():
-    cmake = pathlib.Path(__file__).parents[2] / "CMakeLists.txt"
-    assert f"project(gyre VERSION {gyre.__version__} " in cmake.read_text()
 
 
 def test_everything_public_has_a_docstring():

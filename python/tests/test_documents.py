@@ -33,4 +33,4 @@ def test_the_extras_of_the_documents_exist():
     text = "".join((ROOT / name).read_text() for name in ("docs/python.md", "docs/transformers.md"))
     named = set(re.findall(r"\.\[(\w+)\]`", text))
     assert {"numpy", "bf16", "transformers", "eval"} <= named
-    assert named <= set(importlib.metadata.metadata("gyre").get_all("Provides-Extra"))
+    assert named <= set(importlib.metadata.metadata("gyre-kv").get_all("Provides-Extra"))

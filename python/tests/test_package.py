@@ -1,0 +1,50 @@
+"""The distribution: its name, its one version, what it brings along."""
+
+import importlib.metadata
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import gyre
+
+ROOT = pathlib.Path(__file__).parents[2]
+DISTRIBUTION = "gyre-kv"
+
+
+def test_there_is_one_version():
+    (cmake,) = re.findall(r"^project\(gyre VERSION ([0-9.]+) ", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)
+    header = re.findall(r"^#define GYRE_VERSION_\w+ (\d+)$", (ROOT / "include/gyre/version.h").read_text(), re.MULTILINE)
+    assert ".".join(header) == cmake
+    assert gyre._gyre.__version__ == cmake  # gyre::version()
+    assert gyre.__version__ == cmake
+    assert importlib.metadata.version(DISTRIBUTION) == cmake
+
+
+def test_it_imports_without_the_metadata_of_an_installed_package(tmp_path):
+    package = pathlib.Path(gyre.__file__).parent
+    shutil.copytree(package, tmp_path / "gyre", ignore=shutil.ignore_patterns("__pycache__"))
+    # A wheel that auditwheel repaired keeps its libraries beside the package.
+    for libraries in package.parent.glob("gyre_kv.libs"):
+        shutil.copytree(libraries, tmp_path / libraries.name)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import gyre; print(gyre.__file__, gyre.__version__)"
+    got = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert got.stdout.split() == [str(tmp_path / "gyre" / "__init__.py"), gyre.__version__]
+
+
+def test_vllm_finds_the_plugin():
+    (plugin,) = (
+        point
+        for point in importlib.metadata.entry_points(group="vllm.general_plugins")
+        if point.dist.name == DISTRIBUTION
+    )
+    assert (plugin.name, plugin.value) == ("gyre", "gyre.integrations.vllm:register")
+
+
+def test_licenses_of_what_is_compiled_in_are_in_the_package():
+    files = {file.name: file for file in importlib.metadata.files(DISTRIBUTION) if "licenses" in file.parts}
+    assert "Apache License" in files["LICENSE"].read_text()
+    third_party = files["THIRD_PARTY_LICENSES"].read_text()
+    for project in ("Highway", "xxHash", "nanobind", "robin-map"):
+        assert re.search(rf"^{project}\b.*https://", third_party, re.MULTILINE), project
