@@ -161,9 +161,9 @@ gyre_status gyre_kv_cache_clear(gyre_kv_cache* cache, gyre_encoder* encoder) {
   return guard(__func__, [&] { value(cache).clear(value(encoder)); });
 }
 
-gyre_status gyre_kv_cache_fork(const gyre_kv_cache* cache, gyre_encoder* encoder,
+gyre_status gyre_kv_cache_fork(const gyre_kv_cache* cache, gyre_encoder* encoder, uint64_t capacity,
                                gyre_kv_cache** fork) {
-  return make(__func__, fork, "fork", [&] { return value(cache).fork(value(encoder)); });
+  return make(__func__, fork, "fork", [&] { return value(cache).fork(value(encoder), capacity); });
 }
 
 gyre_status gyre_kv_cache_save(const gyre_kv_cache* cache, const char* path) {

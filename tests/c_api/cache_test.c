@@ -161,7 +161,10 @@ int main(int argc, char** argv) {
   prompt(device, cache, encoder);
   expect_length(cache, kPrompt);
   gyre_kv_cache* fork = NULL;
-  OK(gyre_kv_cache_fork(cache, encoder, &fork));
+  gyre_kv_layer_info larger = {.size = sizeof larger};
+  OK(gyre_kv_cache_fork(cache, encoder, 96, &fork));
+  OK(gyre_kv_cache_describe(fork, 0, &larger));
+  CHECK(larger.slots == 96);
   submit(encoder);
 
   float by_graph[kHeads * kDim], by_steps[kHeads * kDim];

@@ -85,8 +85,9 @@ GYRE_API gyre_status gyre_kv_cache_assume_appended(gyre_kv_cache* cache);
 GYRE_API gyre_status gyre_kv_cache_truncate(gyre_kv_cache* cache, gyre_encoder* encoder,
                                             uint64_t dropped_tokens);
 GYRE_API gyre_status gyre_kv_cache_clear(gyre_kv_cache* cache, gyre_encoder* encoder);
+// capacity: 0 is the cache's own.
 GYRE_API gyre_status gyre_kv_cache_fork(const gyre_kv_cache* cache, gyre_encoder* encoder,
-                                        gyre_kv_cache** fork);
+                                        uint64_t capacity, gyre_kv_cache** fork);
 GYRE_API gyre_status gyre_kv_cache_save(const gyre_kv_cache* cache, const char* path);
 GYRE_API gyre_status gyre_kv_cache_load(gyre_kv_cache* cache, const char* path);
 
