@@ -14,14 +14,15 @@
 // the comment names. Options may be NULL: all defaults. A library newer than its caller takes the
 // fields that the caller does not know as 0; an older one refuses what it does not know, unless
 // it is 0. Arrays hold structs of one size.
-#include "gyre/c/attention.h"  // IWYU pragma: export
-#include "gyre/c/base.h"       // IWYU pragma: export
-#include "gyre/c/codec.h"      // IWYU pragma: export
-#include "gyre/c/device.h"     // IWYU pragma: export
-#include "gyre/c/encoder.h"    // IWYU pragma: export
-#include "gyre/c/kv_cache.h"   // IWYU pragma: export
-#include "gyre/c/kv_memory.h"  // IWYU pragma: export
-#include "gyre/c/kv_pool.h"    // IWYU pragma: export
-#include "gyre/c/prepare.h"    // IWYU pragma: export
-#include "gyre/c/rope.h"       // IWYU pragma: export
-#include "gyre/c/tensor.h"     // IWYU pragma: export
+#include "gyre/c/attention.h"      // IWYU pragma: export
+#include "gyre/c/base.h"           // IWYU pragma: export
+#include "gyre/c/codec.h"          // IWYU pragma: export
+#include "gyre/c/custom_kernel.h"  // IWYU pragma: export
+#include "gyre/c/device.h"         // IWYU pragma: export
+#include "gyre/c/encoder.h"        // IWYU pragma: export
+#include "gyre/c/kv_cache.h"       // IWYU pragma: export
+#include "gyre/c/kv_memory.h"      // IWYU pragma: export
+#include "gyre/c/kv_pool.h"        // IWYU pragma: export
+#include "gyre/c/prepare.h"        // IWYU pragma: export
+#include "gyre/c/rope.h"           // IWYU pragma: export
+#include "gyre/c/tensor.h"         // IWYU pragma: export

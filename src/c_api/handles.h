@@ -27,6 +27,9 @@ struct gyre_fence {
 struct gyre_graph {
   gyre::Graph value;
 };
+struct gyre_custom_kernel {
+  gyre::CustomKernel value;
+};
 struct gyre_kv_buffer {
   gyre::KvBuffer value;
 };
