@@ -5,13 +5,15 @@ usage: scripts/mutate.py [--build FOLDER] [--only PART/PARTS] [--list FILE]
 
 Each entry of tests/mutations.json names a file, a line's text, what it becomes, and the test (target and
 filter) that must catch it. The file must hold the text exactly once. The tree is restored after every
-mutation, also when the script is interrupted. A mutation that does not compile counts as caught by the
+mutation, also when the script is interrupted or terminated. A mutation that does not compile counts as caught by the
 compiler and is reported as such: it proves nothing about the tests.
 """
 
 import argparse
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -19,12 +21,30 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def leave(number, _frame):
+    """Unwinds to where the file is restored; a second signal must not interrupt that."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def run(command, timeout):
+    # A session of its own: what a build started ends with it, and does not write objects of a restored file.
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
-        return done.returncode, done.stdout.decode(errors="replace")
+        text, _ = process.communicate(timeout=timeout)
+        return process.returncode, text.decode(errors="replace")
     except subprocess.TimeoutExpired:
         return -1, "timed out"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def outcome(entry, build):
@@ -45,6 +65,8 @@ def main():
     part, parts = map(int, args.only.split("/"))
     entries = json.loads(pathlib.Path(ROOT, args.list).read_text())[part::parts]
     counts = {}
+    for each in SIGNALS:
+        signal.signal(each, leave)
     for number, entry in enumerate(entries, 1):
         path = ROOT / entry["file"]
         original = path.read_text()
