@@ -1,8 +1,13 @@
+#include <cstdlib>
+
 #include "bound.h"
 #include "exchange.h"
 #include "gyre/version.h"
 
 NB_MODULE(_gyre, module) {
+  // Servers end with threads and modules still alive, and nanobind would blame the binding for what
+  // they hold. The tests ask for its report.
+  nanobind::set_leak_warnings(std::getenv("GYRE_LEAK_WARNINGS") != nullptr);
   module.doc() = "The compiled half of gyre; import gyre instead.";
   module.attr("__version__") = std::string(gyre::version());
   gyre::python::bind_errors(module);

@@ -1,6 +1,7 @@
 """Objects may go in any order, on any thread, and nothing is left behind."""
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,12 @@ import numpy as np
 import pytest
 
 import gyre
+
+
+def run_python(code, **environment):
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    usual = {name: value for name, value in os.environ.items() if name != "GYRE_LEAK_WARNINGS"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**usual, **environment})
 
 
 class Watched(np.ndarray):
@@ -235,9 +242,21 @@ def test_the_end_of_the_process_is_quiet():
         class Node: pass
         n = Node(); n.self = n; n.held = [gyre.zeros((2,), device=own), own, e, t.__dlpack__(), t.numpy()]
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    ended = run_python(code, GYRE_LEAK_WARNINGS="1")
     assert (ended.returncode, ended.stdout) == (0, "")
     assert "leak" not in ended.stderr and "rror" not in ended.stderr, ended.stderr
+
+
+def test_what_others_hold_at_the_end_is_not_reported():
+    """A server ends while its threads still hold modules. nanobind's report is there for those who ask."""
+    code = """
+        import ctypes, gyre
+        held = gyre.Encoder("cpu")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    """
+    ended = run_python(code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert "leaked" in run_python(code, GYRE_LEAK_WARNINGS="1").stderr
 
 
 def test_no_growth_of_encoders_graphs_and_fences(no_growth):

@@ -1,5 +1,6 @@
 """How much a GyreCache holds: growth, a cache that generate() makes, and a word at the start."""
 
+import os
 import subprocess
 import sys
 
@@ -136,5 +137,11 @@ cache = GyreCache(model.config, device="cpu")
 model.generate(random_tokens(18).view(2, 9), max_new_tokens=3, past_key_values=cache)
 """
     folder = __file__.rpartition("/")[0]
-    ended = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "GYRE_LEAK_WARNINGS": "1"},
+    )
     assert ended.returncode == 0 and "leak" not in ended.stderr, ended.stderr

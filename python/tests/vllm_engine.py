@@ -215,10 +215,25 @@ def refusals(folder, reference, k, v):
     return f"{len(cases)} wrong options refused"
 
 
+@scenario()
+def layer_features(folder, reference, k, v):
+    from vllm_layer import features
+
+    return features()
+
+
+@scenario()
+def layer_refusals(folder, reference, k, v):
+    from vllm_layer import refusals
+
+    return refusals()
+
+
 def run_one(name, work):
     function, model, k, v, _ = SCENARIOS[name]
     reference = json.loads((work / f"{model}-{k}-{v}.json").read_text())
-    print("RESULT", function(model_folder(model, work), reference, k, v), flush=True)
+    text = function(model_folder(model, work), reference, k, v)
+    print("\nRESULT", text, flush=True)  # a process of the engine's may have ended in the middle of a line
 
 
 def run_process(arguments, environment, log):

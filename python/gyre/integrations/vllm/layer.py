@@ -7,7 +7,7 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from .backend import GyreMetadata, backend_of, options_of, refuse_config
+from .backend import GyreMetadata, GyreMetadataBuilder, backend_of, options_of, refuse_config
 from .pages import LayerPages, queue_of
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,7 +31,7 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
     ):
         if attn_type != AttentionType.DECODER:
             raise NotImplementedError(f"gyre: attention of type {attn_type} is not supported, decoders' alone is")
-        asked = [name for name, value in others.items() if value not in (None, False)]
+        asked = [name for name, value in others.items() if value is not None and value is not False]
         if asked:
             raise NotImplementedError(f"gyre: attention with {', '.join(asked)} is not supported")
         self.config = get_current_vllm_config()
@@ -57,6 +57,10 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
                 break
         else:
             raise RuntimeError("gyre: vLLM does not know the layer of this attention")
+        # vLLM wraps a backend's builder for chunked local attention (Llama 4) and others; the layer's class below would
+        # drop that without a word.
+        if layer.attn_backend.get_builder_cls() is not GyreMetadataBuilder:
+            raise NotImplementedError(f"gyre: attention as {layer.attn_backend.__name__} has it is not supported")
         if act_dtype not in _DTYPES:
             raise ValueError(f"gyre: the model must be in float32, float16 or bfloat16, got {act_dtype}")
         number = extract_layer_index(self.kv_sharing_target_layer_name or name)
