@@ -153,6 +153,31 @@ TEST(CudaHostPages, ReplaysGiveTheSameBits) {
   EXPECT_EQ(batch.run(3), once);
 }
 
+// One scratch serves layers of different shapes, and grids of different sizes: each finds its
+// counters as zeros, whatever states the others left.
+TEST(CudaHostPages, CallsOfOtherShapesShareTheScratch) {
+  std::vector<PagedBatch> batches;
+  const auto add = [&](KvFormat format, uint64_t dim, const std::vector<PagedSequence>& sequences) {
+    const PagedNumbers n = {.k = format, .v = format, .dim = dim, .phase = kDecode, .blocks = 5};
+    batches.emplace_back(n, sequences);
+  };
+  // Two blocks to a multiprocessor, units of three pieces that begin in every one of them; and one
+  // block, whose first state lies where states begin.
+  const std::vector<PagedSequence> many(7, {1, 2100, 1});
+  add(KvFormat::tq4, 128, many);
+  add(KvFormat::tq4, 256, {{1, 700, 2}});
+  add(KvFormat::f16, 64, many);
+  std::vector<PagedAnswer> alone;
+  uint64_t floats = 0;
+  for (PagedBatch& batch : batches) {
+    alone.push_back(batch.run());
+    floats = std::max(floats, batch.plan().scratch_floats);
+  }
+  std::vector<float> shared(floats);
+  for (const size_t call : {0, 1, 0, 2, 1, 2, 0})
+    EXPECT_EQ(batches[call].run_with(shared), alone[call]) << "call " << call;
+}
+
 // Device memory cannot be trusted: rows become NaN, those of others are as they were, and nothing
 // else is read or written.
 TEST(CudaHostPages, SequencesThatMakeNoSense) {

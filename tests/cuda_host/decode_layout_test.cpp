@@ -67,6 +67,17 @@ TEST(DecodePlan, FitsWhateverThereIs) {
   EXPECT_GT(without, 0u);
 }
 
+// Calls share a scratch: whatever grid a kernel has, states of all begin behind the counters of
+// all.
+TEST(PagedScratch, StatesBeginAtOnePlace) {
+  for (uint32_t multiprocessors = 0; multiprocessors <= 512; ++multiprocessors) {
+    const uint32_t one = paged_blocks(1, multiprocessors), two = paged_blocks(2, multiprocessors);
+    EXPECT_EQ(paged_counters(one), paged_counters(two)) << multiprocessors;
+    EXPECT_GE(paged_counters(one), uint64_t{two} * 2) << multiprocessors;
+    EXPECT_EQ(paged_counters(one) % 4, 0u) << multiprocessors;
+  }
+}
+
 // What the lanes of a warp read of a key in tiles is every coordinate once, its queries each in the
 // scale block that it belongs to.
 template <uint32_t kFormat, uint32_t kDim>
