@@ -1,5 +1,7 @@
 #include "gyre/c/attention.h"
 
+#include <memory>
+
 #include "c_api/convert.h"
 #include "c_api/handles.h"
 
@@ -51,6 +53,28 @@ gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* op
           .soft_cap = given.soft_cap};
 }
 
+// The caller's handle of scratch memory. Its successor is made before the call, which must not be
+// recorded and then fail.
+class Scratch {
+ public:
+  explicit Scratch(gyre_tensor** handle) : handle_(handle) {
+    if (handle == nullptr) return;
+    next_ = std::make_unique<gyre_tensor>();
+    next_->value = tensor(*handle);
+  }
+  gyre::Tensor* memory() const { return next_ ? &next_->value : nullptr; }
+  void give_back() {
+    if (!next_ || !next_->value.defined()) return;
+    if (*handle_ != nullptr && next_->value.address() == (*handle_)->value.address()) return;
+    delete *handle_;
+    *handle_ = next_.release();
+  }
+
+ private:
+  gyre_tensor** handle_;
+  std::unique_ptr<gyre_tensor> next_;
+};
+
 }  // namespace
 
 gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* inputs,
@@ -74,6 +98,7 @@ gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attenti
                                  const gyre_paged_attention_options* options) {
   return guard(__func__, [&] {
     const gyre_paged_attention_inputs given = read(inputs, "inputs");
+    Scratch scratch(given.scratch);
     gyre::attention(deref(encoder, "encoder").value,
                     gyre::PagedAttentionInputs{.q = tensor(given.q),
                                                .pages = kv_pages(given.pages),
@@ -84,8 +109,10 @@ gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attenti
                                                .out = tensor(given.out),
                                                .lse = tensor(given.lse),
                                                .sinks = tensor(given.sinks),
-                                               .slopes = tensor(given.slopes)},
+                                               .slopes = tensor(given.slopes),
+                                               .scratch = scratch.memory()},
                     paged_options(options));
+    scratch.give_back();
   });
 }
 

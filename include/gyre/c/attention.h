@@ -44,6 +44,10 @@ typedef struct gyre_paged_attention_inputs {
   const gyre_tensor* lse;
   const gyre_tensor* sinks;
   const gyre_tensor* slopes;
+  // CUDA: *scratch is NULL, or what an earlier call made of it; the call replaces the handle where
+  // the memory must grow. Calls that share it run one after the other, and one that finds it large
+  // enough can be captured. NULL: each call takes its own memory, as it does on other devices.
+  gyre_tensor** scratch;
 } gyre_paged_attention_inputs;
 
 typedef struct gyre_paged_attention_options {

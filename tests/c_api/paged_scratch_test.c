@@ -1,0 +1,110 @@
+// Scratch memory that a caller of paged attention keeps: who makes the handle, when it is replaced,
+// and that a refused call leaves it. Nothing runs: a stand-in for the driver will do.
+#include "check.h"
+
+enum { kDim = 128, kPageTokens = 16 };
+
+typedef struct Setup {
+  gyre_device* device;
+  gyre_encoder* encoder;
+  gyre_kv_pages* pages;
+  gyre_tensor *table, *lengths, *begin;
+} Setup;
+
+static gyre_tensor* tensor_of(const gyre_device* device, gyre_dtype dtype, uint32_t rank,
+                              uint64_t a, uint64_t b, uint64_t c) {
+  const uint64_t shape[3] = {a, b, c};
+  gyre_tensor* made = NULL;
+  OK(gyre_tensor_create(device, dtype, rank, shape, &made));
+  return made;
+}
+
+static Setup open_on(const char* name) {
+  Setup s = {0};
+  OK(gyre_device_open(name, NULL, &s.device));
+  OK(gyre_encoder_create(s.device, &s.encoder));
+  const gyre_kv_page_shape shape = {.size = sizeof shape,
+                                    .kv_heads = 1,
+                                    .head_dim = kDim,
+                                    .page_tokens = kPageTokens,
+                                    .k = GYRE_KV_TQ4,
+                                    .v = GYRE_KV_TQ4};
+  OK(gyre_kv_pages_allocate(s.device, &shape, 4, &s.pages));
+  s.table = tensor_of(s.device, GYRE_I32, 2, 1, 4, 0);
+  s.lengths = tensor_of(s.device, GYRE_I32, 1, 1, 0, 0);
+  s.begin = tensor_of(s.device, GYRE_I32, 1, 2, 0, 0);
+  return s;
+}
+
+static void close_all(Setup* s) {
+  gyre_tensor_destroy(s->table);
+  gyre_tensor_destroy(s->lengths);
+  gyre_tensor_destroy(s->begin);
+  gyre_kv_pages_destroy(s->pages);
+  gyre_encoder_destroy(s->encoder);
+  gyre_device_destroy(s->device);
+}
+
+// One token of `heads` heads; the list is dropped, the scratch memory stays.
+static gyre_status record(const Setup* s, uint64_t heads, const gyre_tensor* table,
+                          gyre_tensor** scratch) {
+  gyre_tensor *q = tensor_of(s->device, GYRE_F16, 3, 1, heads, kDim),
+              *out = tensor_of(s->device, GYRE_F16, 3, 1, heads, kDim);
+  const gyre_paged_attention_inputs inputs = {.size = sizeof inputs,
+                                              .q = q,
+                                              .pages = s->pages,
+                                              .page_table = table,
+                                              .lengths = s->lengths,
+                                              .query_begin = s->begin,
+                                              .out = out,
+                                              .scratch = scratch};
+  const gyre_status status = gyre_paged_attention(s->encoder, &inputs, NULL);
+  OK(gyre_encoder_clear(s->encoder));
+  gyre_tensor_destroy(q);
+  gyre_tensor_destroy(out);
+  return status;
+}
+
+static gyre_tensor_info info_of(const gyre_tensor* tensor) {
+  gyre_tensor_info info = {.size = sizeof info};
+  OK(gyre_tensor_get_info(tensor, &info));
+  return info;
+}
+
+static void test_on_cuda(void) {
+  Setup s = open_on("cuda:0");
+  gyre_tensor* scratch = NULL;
+  REFUSED(record(&s, 4, s.lengths, &scratch), "page_table");
+  CHECK(scratch == NULL);
+  OK(record(&s, 4, s.table, &scratch));
+  CHECK(scratch != NULL);
+  const gyre_tensor_info few = info_of(scratch);
+  const gyre_tensor* const first = scratch;
+  OK(record(&s, 4, s.table, &scratch));
+  CHECK(scratch == first && info_of(scratch).address == few.address);
+  REFUSED(record(&s, 4, s.lengths, &scratch), "page_table");
+  CHECK(scratch == first);
+  OK(record(&s, 16, s.table, &scratch));  // more rows in a block
+  const gyre_tensor_info many = info_of(scratch);
+  CHECK(many.bytes > few.bytes && many.address != few.address);
+  const gyre_tensor* const second = scratch;
+  OK(record(&s, 4, s.table, &scratch));
+  CHECK(scratch == second && info_of(scratch).address == many.address);
+  OK(record(&s, 4, s.table, NULL));
+  gyre_tensor_destroy(scratch);
+  close_all(&s);
+}
+
+static void test_on_the_cpu(void) {
+  Setup s = open_on("cpu");
+  gyre_tensor* scratch = NULL;
+  OK(record(&s, 4, s.table, &scratch));
+  CHECK(scratch == NULL);
+  close_all(&s);
+}
+
+int main(void) {
+  test_on_the_cpu();
+  test_on_cuda();
+  return 0;
+}
