@@ -34,6 +34,9 @@ class GpuBench {
       for (Row& row : measure_gpu_attention(gpu_, each, progress_)) rows_.push_back(std::move(row));
     }
     if (wanted("kv_cache step")) measure_step();
+    if (wanted("kv_coding")) {
+      for (Row& row : run_kv_coding(device_, options_, progress_)) rows_.push_back(std::move(row));
+    }
     for (const ServingRun& each : batches) {
       for (Row& row : measure_gpu_serving(gpu_, each, progress_)) rows_.push_back(std::move(row));
     }

@@ -50,15 +50,17 @@ uint64_t sets_of(const GpuContext* gpu, uint64_t bytes) {
 }
 
 Timed paged(const GpuContext* gpu, const Device& device, const ServingShape& shape,
-            const FormatPair& formats) {
+            const FormatPair& formats, bool writes = false) {
   std::vector<ServingBatch> sets;
   do {
     sets.push_back(make_serving_batch(device, shape, formats));
     // One output for all: steps that write the same memory run one after the other.
     sets.back().inputs.out = sets[0].inputs.out;
   } while (sets.size() < sets_of(gpu, sets[0].inputs.pages.bytes.bytes()));
-  return instantiate(gpu, device, sets.size(), sets[0].bytes,
-                     [&](Encoder& encoder, uint64_t i) { sets[i].record(encoder); });
+  return instantiate(gpu, device, sets.size(), sets[0].bytes, [&](Encoder& encoder, uint64_t i) {
+    if (writes) sets[i].record_write(encoder);
+    sets[i].record(encoder);
+  });
 }
 
 // A call for each sequence.
@@ -170,6 +172,8 @@ std::vector<Row> measure_gpu_serving(const GpuContext& gpu, const ServingRun& ru
     }
     auto fields = fields_of(run, formats);
     fields.emplace_back("limit_us", static_cast<double>(bytes) / gpu.limit_gbps / 1e3);
+    // A layer's step: its newest tokens are written before it attends.
+    fields.emplace_back("with_write_us", time(paged(&gpu, gpu.device, run.shape, formats, true)));
     Row row = gpu_row(gpu, "serving", std::move(fields), us, bytes);
     const bool by_format = run.against == ServingAgainst::first_format;
     compare(row, run,

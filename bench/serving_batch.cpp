@@ -62,6 +62,8 @@ void ServingBatch::record(Encoder& encoder) const {
              .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim))});
 }
 
+void ServingBatch::record_write(Encoder& encoder) const { kv_write(encoder, newest); }
+
 ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
                                 const FormatPair& formats) {
   const uint64_t count = s.lengths.size();
@@ -76,13 +78,22 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   PagedAttentionInputs& in = batch.inputs;
   in.pages = KvPages::allocate(device, shape, s.pages());
   fill_pages(device, in.pages);
-  in.page_table = upload(device, make_table(s, width), {count, width});
+  const std::vector<int32_t> table = make_table(s, width);
+  in.page_table = upload(device, table, {count, width});
   std::vector<int32_t> lengths(s.lengths.begin(), s.lengths.end()), begin(count + 1);
   std::iota(begin.begin(), begin.end(), 0);
   in.lengths = upload(device, lengths, {count});
   in.query_begin = upload(device, begin, {count + 1});
   in.q = noise_tokens(device, count, s.heads, s.head_dim);
   in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
+  std::vector<int32_t> slots;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t last = s.lengths[i] - 1,
+                   page = static_cast<uint64_t>(table[i * width + last / s.page_tokens]);
+    slots.push_back(static_cast<int32_t>(page * s.page_tokens + last % s.page_tokens));
+  }
+  const Tensor rows = noise_tokens(device, count, s.kv_heads, s.head_dim);
+  batch.newest = {.k = rows, .v = rows, .pages = in.pages, .slots = upload(device, slots, {count})};
   const uint64_t tokens = std::accumulate(s.lengths.begin(), s.lengths.end(), uint64_t{0});
   batch.bytes = tokens * (in.pages.bytes.shape(1) / s.page_tokens);
   return batch;

@@ -10,9 +10,11 @@ namespace gyre::bench {
 struct ServingBatch {
   ServingShape shape;
   PagedAttentionInputs inputs;
-  uint64_t bytes = 0;  // that a step reads: K and V of every key of every sequence
+  KvWriteInputs newest;  // the last token of every sequence, written again
+  uint64_t bytes = 0;    // that a step reads: K and V of every key of every sequence
 
   void record(Encoder& encoder) const;
+  void record_write(Encoder& encoder) const;
 };
 
 ServingBatch make_serving_batch(const Device& device, const ServingShape& shape,

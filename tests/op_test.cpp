@@ -30,6 +30,8 @@ std::vector<OpCases> all_ops() {
       {"norm_rope", norm_rope_cases, norm_rope_refusals},
       {"hadamard", hadamard_cases, hadamard_refusals},
       {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
+      {"kv_coded", kv_coded_cases, kv_coded_refusals},
+      {"kv_basis", kv_basis_cases, kv_basis_refusals},
       {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
       {"kv_write", kv_write_cases, kv_write_refusals},
       {"rope_append", rope_append_cases, rope_append_refusals},

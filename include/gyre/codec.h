@@ -4,6 +4,7 @@
 
 #include "gyre/encoder.h"
 #include "gyre/export.h"
+#include "gyre/kv_coding.h"
 #include "gyre/kv_format.h"
 #include "gyre/kv_write.h"
 #include "gyre/tensor.h"
@@ -32,10 +33,12 @@ GYRE_API void hadamard(Encoder& encoder, const HadamardInputs& inputs,
                        const HadamardOptions& options = {});
 
 struct KvQuantizeInputs {
-  Tensor k{};          // [tokens, kv_heads, head_dim], f32, f16 or bf16
-  KvBuffer k_cache{};  // any compressed format
-  Tensor v{};          // like k, head_dim may differ
-  KvBuffer v_cache{};  // any compressed format, independent of K's
+  Tensor k{};           // [tokens, kv_heads, head_dim], f32, f16 or bf16
+  KvBuffer k_cache{};   // any compressed format
+  Tensor v{};           // like k, head_dim may differ
+  KvBuffer v_cache{};   // any compressed format, independent of K's
+  KvCoding k_coding{};  // how K's codes are chosen, for native formats; not defined: as ever
+  KvCoding v_coding{};
 };
 
 // Compresses tokens into a cache: K, V or both; leave the other two undefined. Positions, rings and

@@ -9,6 +9,7 @@
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
 #include "gyre/export.h"
+#include "gyre/kv_coding.h"
 #include "gyre/kv_format.h"
 #include "gyre/rope_append.h"
 #include "gyre/tensor.h"
@@ -45,6 +46,10 @@ struct KvCacheOptions {
   uint64_t capacity = 0;    // most tokens; layers with a window keep fewer
   std::vector<KvLayer> layers = {KvLayer{}};
   uint64_t step_tokens = 512;  // most tokens of one extend(): rings have room for so many more
+  // A calibration: one for each layer, or none. A layer that has one keeps everything in its bases,
+  // sinks and tail too, and its K and V are native formats; K and V have a basis both or neither.
+  // Do not write to these tensors afterwards.
+  std::vector<KvLayerCoding> coding{};
 };
 
 struct AttendInputs {
@@ -69,6 +74,7 @@ struct KvLayerInfo {
   uint64_t slots = 0;    // of the body: capacity, or the ring of a window
   uint64_t bytes = 0;    // sinks and tail included
   std::string kernel{};  // what attends over it on this device; decoding may have one of its own
+  uint64_t coding = 0;   // a checksum of its calibration; 0: it has none
 };
 
 // The KV cache of a model, or of one layer. It owns the memory and decides what lies where; how

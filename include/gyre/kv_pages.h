@@ -4,6 +4,7 @@
 
 #include "gyre/encoder.h"
 #include "gyre/export.h"
+#include "gyre/kv_coding.h"
 #include "gyre/kv_format.h"
 #include "gyre/tensor.h"
 
@@ -37,6 +38,10 @@ struct KvWriteInputs {
   Tensor v{};  // like k, v_head_dim
   KvPages pages{};
   Tensor slots{};  // i64 or i32 [tokens]: page * page_tokens + place in the page
+  // How codes are chosen, for native formats; of f32, f16 and bf16 the basis alone, of both or
+  // neither.
+  KvCoding k_coding{};
+  KvCoding v_coding{};
 };
 
 // Writes tokens to the slots that a list in device memory names, compressed or as they are. A

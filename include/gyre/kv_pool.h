@@ -24,6 +24,7 @@ struct KvPoolOptions {
   // many sequences need that take this many tokens in one step, and never more than `pages`.
   uint64_t sequences = 64;
   uint64_t step_tokens = 512;
+  std::vector<KvLayerCoding> coding{};  // as in KvCacheOptions
 };
 
 // Pages of layers that keep the same keys: one list of free pages, and a page's number is the same
@@ -46,6 +47,7 @@ struct KvPoolInfo {
   uint64_t sequences = 0;
   uint64_t prefixes = 0;   // pages of tokens that the prefix index knows
   uint64_t evictions = 0;  // pages taken from the prefix index so far
+  uint32_t coding = 0;     // which calibration its pages are written with; 0: none
 };
 
 class KvPool;

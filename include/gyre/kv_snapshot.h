@@ -47,7 +47,8 @@ struct KvSnapshotInfo {
   std::vector<KvSnapshotSlots> slots{};  // of each layer
   uint64_t length = 0;                   // keys
   uint64_t tail_begin = 0;               // keys from here on are also in the rings of the tails
-  uint64_t peak = 0;  // longest since the cache was cleared: how far rings wrapped
+  uint64_t peak = 0;    // longest since the cache was cleared: how far rings wrapped
+  uint32_t coding = 0;  // which calibration the rows were written with; 0: none
   std::vector<KvSnapshotSection> sections{};
   uint64_t header_bytes = 0;
   uint64_t file_bytes = 0;

@@ -37,7 +37,9 @@ struct RopeAppendOptions {
 // Where tokens go, as in KvWriteInputs.
 struct KvSlots {
   KvPages pages{};
-  Tensor slots{};  // i64 or i32 [tokens]
+  Tensor slots{};       // i64 or i32 [tokens]
+  KvCoding k_coding{};  // as in KvWriteInputs; with one, rope, encoding and writing are commands
+  KvCoding v_coding{};
 };
 
 // Everything beside attention in one command: rotates q, rotates and stores k, stores v. The bits

@@ -94,6 +94,7 @@ void bind_rope_append(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_buffer(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
+void bind_kv_coding(nb::module_& module);
 void bind_kv_pages(nb::module_& module);
 void bind_kv_pool(nb::module_& module);
 void bind_kv_snapshot(nb::module_& module);

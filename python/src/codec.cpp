@@ -1,4 +1,5 @@
 #include "kv_buffer.h"
+#include "kv_coding.h"
 
 namespace gyre::python {
 namespace {
@@ -28,12 +29,15 @@ void record_kv_copy(Encoder& encoder, const Operand& k, const Operand& k_cache,
 void record_kv_quantize(Encoder& encoder, const OptionalOperand& k, const BoundKvBuffer* k_cache,
                         const OptionalOperand& v, const BoundKvBuffer* v_cache, uint64_t position,
                         const std::string& cache, uint64_t source_begin,
-                        std::optional<uint64_t> tokens) {
+                        std::optional<uint64_t> tokens, const std::optional<KvCoding>& k_coding,
+                        const std::optional<KvCoding>& v_coding) {
   const Operands operand(encoder, "kv_quantize");
   const auto buffer = [](const BoundKvBuffer* bound) {
     return bound != nullptr ? bound->buffer : KvBuffer{};
   };
-  const KvQuantizeInputs inputs{operand("k", k), buffer(k_cache), operand("v", v), buffer(v_cache)};
+  const KvQuantizeInputs inputs{operand("k", k),          buffer(k_cache),
+                                operand("v", v),          buffer(v_cache),
+                                coding_or_none(k_coding), coding_or_none(v_coding)};
   const KvWriteOptions options =
       write_options("kv_quantize: cache", position, cache, source_begin, tokens);
   without_gil([&] { kv_quantize(encoder, inputs, options); });
@@ -80,11 +84,11 @@ void bind_codec(nb::module_& module) {
       "kv_quantize", record_kv_quantize, "encoder"_a, "k"_a = nb::none(),
       "k_cache"_a.none() = nb::none(), "v"_a = nb::none(), "v_cache"_a.none() = nb::none(),
       nb::kw_only(), "position"_a = 0, "cache"_a = "linear", "source_begin"_a = 0,
-      "tokens"_a = nb::none(),
+      "tokens"_a = nb::none(), "k_coding"_a = nb::none(), "v_coding"_a = nb::none(),
       "Compresses tokens into a cache.\n\n"
       "k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. k_cache, v_cache: KvBuffers of a "
       "compressed format, written. Leave out k and k_cache, or v and v_cache, to write the other "
-      "alone. The rest as in kv_copy().");
+      "alone. k_coding, v_coding: how codes are chosen, see KvCoding. The rest as in kv_copy().");
   module.def(
       "kv_dequantize", record_kv_dequantize, "encoder"_a, "cache"_a, "out"_a, nb::kw_only(),
       "first_slot"_a = 0, "domain"_a = "restored",

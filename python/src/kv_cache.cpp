@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "kv_coding.h"
 #include "rope_append.h"
 
 namespace gyre::python {
@@ -84,6 +85,7 @@ void bind_layers(nb::module_& module) {
       .def_ro("slots", &KvLayerInfo::slots, "of the body: capacity, or the ring of a window")
       .def_ro("nbytes", &KvLayerInfo::bytes, "sinks and tail included")
       .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device")
+      .def_ro("coding", &KvLayerInfo::coding, "a checksum of its calibration; 0: it has none")
       .def("__repr__", [](const KvLayerInfo& self) {
         std::ostringstream text;
         text << "gyre.KvLayerInfo(" << repr(self.layer) << ", slots=" << self.slots
@@ -262,21 +264,24 @@ void bind_kv_cache(nb::module_& module) {
           "__init__",
           [](BoundKvCache* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
              uint64_t capacity, const std::vector<KvLayer>& layers, uint64_t v_head_dim,
-             uint64_t step_tokens) {
+             uint64_t step_tokens, const LayerCodings& coding) {
             Device home = device_of(device);
             const KvCacheOptions options{.kv_heads = kv_heads,
                                          .head_dim = head_dim,
                                          .v_head_dim = v_head_dim,
                                          .capacity = capacity,
                                          .layers = layers,
-                                         .step_tokens = step_tokens};
+                                         .step_tokens = step_tokens,
+                                         .coding = layer_codings(coding)};
             KvCache made = without_gil([&] { return KvCache(home, options); });
             new (self) BoundKvCache(std::move(home), std::move(made));
           },
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "capacity"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "step_tokens"_a = 512,
+          "coding"_a = LayerCodings{},
           "capacity: tokens in all. layers: one KvLayer each. v_head_dim: 0 is head_dim. "
-          "step_tokens: most tokens of one extend().")
+          "step_tokens: most tokens of one extend(). coding: a calibration, a pair of KvCoding (K, "
+          "V) or None for each layer; gyre.calibrate makes them.")
       .def_prop_ro("device", [](const BoundKvCache& self) { return self.device; })
       .def_prop_ro(
           "length", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); },

@@ -1,5 +1,7 @@
 #include "kv_pages.h"
 
+#include "kv_coding.h"
+
 namespace gyre::python {
 namespace {
 
@@ -105,15 +107,19 @@ void bind_kv_pages(nb::module_& module) {
   module.def(
       "kv_write",
       [](Encoder& encoder, const Operand& k, const Operand& v, const BoundKvPages& pages,
-         const Operand& slots) {
+         const Operand& slots, const std::optional<KvCoding>& k_coding,
+         const std::optional<KvCoding>& v_coding) {
         const Operands operand(encoder, "kv_write");
         const KvWriteInputs inputs{.k = operand("k", k),
                                    .v = operand("v", v),
                                    .pages = pages.pages,
-                                   .slots = operand("slots", slots)};
+                                   .slots = operand("slots", slots),
+                                   .k_coding = coding_or_none(k_coding),
+                                   .v_coding = coding_or_none(v_coding)};
         without_gil([&] { kv_write(encoder, inputs); });
       },
-      "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a,
+      "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a, nb::kw_only(), "k_coding"_a = nb::none(),
+      "v_coding"_a = nb::none(),
       "Writes tokens to slots of pages. k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. "
       "slots: i64 or i32 [tokens], page * page_tokens + place; negative ones, and those that are "
       "not in the pages, are skipped. Tokens whose slots share a tile of 8 must be neighbours.");

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "kv_coding.h"
 #include "rope_append.h"
 
 // A pool, its sequences and its batches are used by one thread at a time: calls keep the GIL.
@@ -140,7 +141,8 @@ void bind_pool(nb::module_& module) {
           "__init__",
           [](BoundKvPool* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
              uint64_t pages, const std::vector<KvLayer>& layers, uint64_t v_head_dim,
-             uint64_t page_tokens, uint64_t sequences, uint64_t step_tokens) {
+             uint64_t page_tokens, uint64_t sequences, uint64_t step_tokens,
+             const LayerCodings& coding) {
             Device home = device_of(device);
             KvPool pool(home, {.kv_heads = kv_heads,
                                .head_dim = head_dim,
@@ -149,14 +151,16 @@ void bind_pool(nb::module_& module) {
                                .pages = pages,
                                .page_tokens = page_tokens,
                                .sequences = sequences,
-                               .step_tokens = step_tokens});
+                               .step_tokens = step_tokens,
+                               .coding = layer_codings(coding)});
             new (self) BoundKvPool{std::move(home), std::move(pool)};
           },
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "pages"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "page_tokens"_a = 64,
-          "sequences"_a = 64, "step_tokens"_a = 512,
+          "sequences"_a = 64, "step_tokens"_a = 512, "coding"_a = LayerCodings{},
           "pages: of the layers that see all keys. Layers with a window, tails and sinks get as "
-          "many as `sequences` sequences need that take step_tokens tokens in one step.")
+          "many as `sequences` sequences need that take step_tokens tokens in one step. coding: "
+          "as in KvCache.")
       .def_prop_ro("device", [](const BoundKvPool& self) { return self.device; })
       .def("describe", [](const BoundKvPool& self) { return self.pool.describe(); })
       .def(

@@ -11,7 +11,8 @@ struct KvAppendSpec {
   uint8_t source_dtype;  // DType
   uint8_t k_format;      // KvFormat of the body
   uint8_t v_format;
-  uint8_t unused[5];
+  uint8_t coded;  // streams whose source is coded rows: 1 K, 2 V
+  uint8_t unused[4];
 };
 
 // Strides in bytes. Sinks and tail are f16 and lie in one piece of memory, the sinks first.

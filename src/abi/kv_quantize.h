@@ -8,7 +8,8 @@ struct KvQuantizeSpec {
   uint8_t source_dtype;  // DType
   uint8_t k_format;      // KvFormat; 0 with V alone
   uint8_t v_format;      // 0 with K alone
-  uint8_t unused[5];
+  uint8_t coded;         // streams whose source is coded rows: 1 K, 2 V
+  uint8_t unused[4];
 };
 
 struct KvQuantizeStream {

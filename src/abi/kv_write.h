@@ -9,7 +9,8 @@ struct KvWriteSpec {
   uint8_t k_format;      // KvFormat, any
   uint8_t v_format;
   uint8_t slot_bytes;  // 4 or 8: i32 or i64
-  uint8_t unused[4];
+  uint8_t coded;       // streams whose source is coded rows: 1 K, 2 V
+  uint8_t unused[3];
 };
 
 // Slot s is slot s % page_tokens of page s / page_tokens; its bytes begin page * page_stride behind

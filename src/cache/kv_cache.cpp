@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "cache/coding_identity.h"
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
 #include "runtime/device_impl.h"
@@ -71,6 +72,8 @@ uint64_t check_cache_options(const KvCacheOptions& options) {
   uint64_t tail = 0;
   for (const KvLayer& layer : options.layers) tail = tail != 0 ? tail : layer.tail;
   for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i, tail);
+  check_layer_codings("kv_cache", {options.kv_heads, options.head_dim, value_dim(options)},
+                      options.layers, options.coding);
   return tail;
 }
 
@@ -117,9 +120,12 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
-  std::vector<uint64_t> rings;
+  std::vector<uint64_t> rings, codings;
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}};
+    if (!options.coding.empty()) made.segments.coding = options.coding[layers.size()];
+    made.coding = coding_checksum(made.segments.coding);
+    codings.push_back(made.coding);
     const abi::KvPlaces places{layer.sinks, layer.tail, cache_tail_slots(options, layer.tail),
                                ring_slots(layer)};
     const auto body = [&](KvFormat format, KvRole role, uint64_t head_dim) {
@@ -138,6 +144,7 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     layers.push_back(std::move(made));
     rings.push_back(layer.window != 0 ? places.body_capacity : 0);
   }
+  coding = coding_identity(codings);
   protocol = std::make_shared<StepProtocol>(rings);
 }
 
@@ -181,7 +188,8 @@ std::vector<KvLayerInfo> KvCache::describe() const {
   std::vector<KvLayerInfo> rows;
   for (const State::Layer& layer : state().layers) {
     rows.push_back({layer.layer, layer.segments.of[0].k.shape.capacity, layer.bytes(),
-                    describe_attention(state().device, layer.layer.k, layer.layer.v)});
+                    describe_attention(state().device, layer.layer.k, layer.layer.v),
+                    layer.coding});
   }
   return rows;
 }

@@ -26,6 +26,7 @@ class KvCache::State {
   struct Layer {
     KvLayer layer;
     CacheSegments segments;
+    uint64_t coding = 0;  // checksum
     uint64_t bytes() const;
   };
 
@@ -50,6 +51,7 @@ class KvCache::State {
   KvCacheOptions options;
   std::vector<Layer> layers;
   uint64_t tail_tokens = 0;  // of the layers that have a tail
+  uint32_t coding = 0;       // identity of all layers' codings
   Tensor state;              // abi::KvState
   Tensor positions;          // i32 [step_tokens]
   AttendScratch scratch;

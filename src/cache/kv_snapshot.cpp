@@ -123,6 +123,7 @@ KvSnapshotInfo KvCache::State::snapshot() const {
   info.length = sequence.length;
   info.tail_begin = sequence.tail_begin;
   info.peak = sequence.peak;
+  info.coding = coding;
   for (const Layer& layer : layers) {
     const abi::KvPlaces& places = layer.segments.of[0].at.places;
     info.slots.push_back({places.body_capacity, places.tail_capacity});

@@ -42,6 +42,8 @@ void check_snapshot_fits(const std::string& where, const KvSnapshotInfo& snapsho
   same(where, "v_head_dim", a.v_head_dim, b.v_head_dim);
   same(where, "the number of layers", a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) check_layer(where, i, snapshot, cache);
+  require(snapshot.coding == cache.coding, where, ": the snapshot was written with calibration ",
+          snapshot.coding, ", the cache has ", cache.coding, " (0: none)");
   require(a.capacity <= b.capacity, where, ": the snapshot has a capacity of ", a.capacity,
           ", the cache only ", b.capacity);
 }

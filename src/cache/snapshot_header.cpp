@@ -57,7 +57,7 @@ std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info) {
     out.u64(value);
   }
   out.u32(options.layers.size());
-  out.u32(0);
+  out.u32(info.coding);
   for (size_t i = 0; i < options.layers.size(); ++i) {
     const KvLayer& layer = options.layers[i];
     put_format(out, layer.k);

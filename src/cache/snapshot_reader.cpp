@@ -89,7 +89,7 @@ Counts read_fixed(Fields in, KvSnapshotInfo& info) {
     *field = in.u64();
   }
   counts.layers = in.u32();
-  demand(in.u32() == 0, source, "bytes 100 to 103 of the header must be 0");
+  info.coding = in.u32();
   return counts;
 }
 

@@ -11,6 +11,8 @@ std::span<const CpuKernel> kernel_table() {
       {&kHadamard.info, select_hadamard, hadamard_tasks},
       {&kKvQuantize.info, select_kv_quantize, kv_quantize_tasks},
       {&kKvDequantize.info, select_kv_dequantize, kv_dequantize_tasks},
+      {&kKvEncode.info, select_kv_encode, kv_encode_tasks},
+      {&kKvBasis.info, select_kv_basis, kv_basis_tasks},
       {&kAttention.info, select_attention, attention_tasks, describe_attention, plan_attention},
       {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
       {&kKvExtend.info, select_kv_extend, kv_extend_tasks},

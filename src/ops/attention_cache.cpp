@@ -4,6 +4,7 @@
 #include "ops/attention_dispatch.h"
 #include "ops/attention_spec.h"
 #include "ops/cache_ops.h"
+#include "ops/kv_coding.h"
 #include "runtime/device_impl.h"
 #include "runtime/recorder.h"
 
@@ -48,15 +49,23 @@ std::string describe_attention(const Device& device, KvFormat k, KvFormat v) {
                                  spec_key(make_spec(DType::f32, k, v, DType::f32)));
 }
 
-void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options,
+void attend_cache(Encoder& encoder, const AttentionInputs& given, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch, const NewNote* note) {
   Recording recording(encoder, kOp);
   const CacheSegment& body = segments.of[0];
+  const BasisPair bases{segments.coding.k.basis, segments.coding.v.basis};
+  const bool alone = segments.count == 1;
+  AttentionInputs in = given;
+  check_attend({kOp, {in.q, body.k, body.v, {}, in.slopes, in.tree}, options, &body.at}, in);
+  check_means(kOp, bases,
+              {in.lse.defined(), in.sinks.defined(), options.soft_cap != 0, in.tree.defined()});
+  if (in.q.shape(0) == 0) return;
+  const BasisAttention inside =
+      enter_basis(recording, encoder.device(), bases, in.q, in.out, !alone);
+  in.q = inside.q;
+  in.out = inside.out;
   const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.slopes, in.tree};
   const AttentionCall call{kOp, reads, options, &body.at};
-  check_attend(call, in);
-  if (in.q.shape(0) == 0) return;
-  const bool alone = segments.count == 1;
   const AttentionWanted wanted{alone ? in.out.dtype() : DType::f32, !alone};
   const abi::AttentionPlan plan = plan_call(recording, call, wanted);
   const bool merge = !alone || plan.reduce == abi::AttentionReduce::separate;
@@ -77,6 +86,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& in, const AttentionOp
     dispatch_segments(recording, in, options, segments, plan, outputs.partial, reserved.in_kernel);
   }
   if (merge) dispatch_merge(recording, outputs);
+  leave_basis(recording, bases, inside, given.out);
   if (note != nullptr) recording.note(*note);
   recording.commit();
   scratch = std::move(reserved);

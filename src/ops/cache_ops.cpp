@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "ops/kv_coding.h"
 #include "ops/kv_layout.h"
 #include "ops/table.h"
 #include "runtime/layout.h"
@@ -12,10 +13,10 @@
 namespace gyre {
 namespace {
 
-abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v) {
+abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v, uint64_t coded = 0) {
   return spec_from_key<abi::KvAppendSpec>(static_cast<uint64_t>(source) |
                                           static_cast<uint64_t>(k) << 8 |
-                                          static_cast<uint64_t>(v) << 16);
+                                          static_cast<uint64_t>(v) << 16 | coded << 24);
 }
 
 void check_tokens(const char* op, const char* what, const Tensor& rows, const KvBuffer& cache) {
@@ -133,18 +134,25 @@ abi::KvAppendParams checked_append(const char* op, const CacheAppend& in) {
   return params;
 }
 
-void dispatch_append(Recording& recording, const CacheAppend& in,
-                     const abi::KvAppendParams& params) {
+void dispatch_append(Recording& recording, const Device& device, const CacheAppend& in,
+                     abi::KvAppendParams params) {
   const CacheSegment& body = in.segments.of[0];
-  recording.dispatch(kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format),
-                     params,
-                     {&body.at.state, &in.k, &body.k.codes, &body.k.scales, &in.segments.k_near,
-                      &in.v, &body.v.codes, &body.v.scales, &in.segments.v_near});
+  const KvLayerCoding& coding = in.segments.coding;
+  const WriterSources rows =
+      encode_rows(recording, device, {"k", in.k, coding.k, body.k.shape.format},
+                  {"v", in.v, coding.v, body.v.shape.format});
+  params.stream[0] = make_stream(rows.of[0], body.k, params.places);
+  params.stream[1] = make_stream(rows.of[1], body.v, params.places);
+  recording.dispatch(
+      kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format, rows.coded),
+      params,
+      {&body.at.state, &rows.of[0], &body.k.codes, &body.k.scales, &in.segments.k_near, &rows.of[1],
+       &body.v.codes, &body.v.scales, &in.segments.v_near});
 }
 
 void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {
   Recording recording(encoder, "kv_cache.append");
-  dispatch_append(recording, in, checked_append("kv_cache.append", in));
+  dispatch_append(recording, encoder.device(), in, checked_append("kv_cache.append", in));
   if (note != nullptr) recording.note(*note);
   recording.commit();
 }

@@ -7,6 +7,7 @@
 #include "abi/kv_state.h"
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
+#include "gyre/kv_coding.h"
 #include "gyre/kv_format.h"
 #include "gyre/rope_append.h"
 #include "runtime/command_notes.h"
@@ -33,6 +34,7 @@ struct CacheSegments {
   CacheSegment of[3];  // the body, then sinks and tail if there are any
   uint32_t count = 1;
   Tensor k_near{}, v_near{};  // f16: memory of sinks and tail; undefined: there are none
+  KvLayerCoding coding{};     // all segments are in its bases
 };
 
 // How many f16 elements a half's sinks and tail take, as dims that nobody has multiplied yet.
@@ -48,8 +50,8 @@ struct CacheAppend {
 
 // k, v and where they go, checked; and the command that takes them there.
 abi::KvAppendParams checked_append(const char* op, const CacheAppend& in);
-void dispatch_append(Recording& recording, const CacheAppend& in,
-                     const abi::KvAppendParams& params);
+void dispatch_append(Recording& recording, const Device& device, const CacheAppend& in,
+                     abi::KvAppendParams params);
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params, const NewNote* note = nullptr);

@@ -23,7 +23,7 @@ KvPageParts page_parts(const KvPages& pages);
 
 // What kv_write checks, its params, and its command.
 abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts);
-void dispatch_write(Recording& recording, const KvWriteInputs& in, const KvPageParts& parts,
-                    const abi::KvWriteParams& params);
+void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
+                    const KvPageParts& parts, abi::KvWriteParams params);
 
 }  // namespace gyre

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gyre/codec.h"
+#include "ops/kv_coding.h"
 #include "ops/kv_layout.h"
 #include "ops/kv_range.h"
 #include "ops/table.h"
@@ -13,9 +14,10 @@
 namespace gyre {
 namespace {
 
-abi::KvQuantizeSpec quantize_spec(DType source, uint64_t k_format, uint64_t v_format) {
+abi::KvQuantizeSpec quantize_spec(DType source, uint64_t k_format, uint64_t v_format,
+                                  uint64_t coded = 0) {
   return spec_from_key<abi::KvQuantizeSpec>(static_cast<uint64_t>(source) | k_format << 8 |
-                                            v_format << 16);
+                                            v_format << 16 | coded << 24);
 }
 
 abi::KvDequantizeSpec dequantize_spec(DType out, KvFormat format) {
@@ -30,6 +32,7 @@ struct Stream {
   KvRole role;
   const Tensor& source;
   const KvBuffer& cache;
+  const KvCoding& coding;
 
   bool given() const { return source.defined(); }
 };
@@ -44,6 +47,8 @@ void check_stream(const Stream& s) {
   check_kv_rows("kv_quantize", s.name, s.source, s.cache.shape);
   require(s.cache.shape.role == s.role, "kv_quantize: ", s.cache_name, " must have role ",
           s.role == KvRole::k ? "k, got v" : "v, got k");
+  check_coding("kv_quantize", s.name, s.coding, s.cache.shape.format, s.cache.shape.kv_heads,
+               s.cache.shape.head_dim);
 }
 
 void check_pair(const KvQuantizeInputs& in) {
@@ -80,11 +85,11 @@ void check_overlap(const KvQuantizeInputs& in) {
   }
 }
 
-void fill_stream(const Stream& s, abi::KvQuantizeStream& stream) {
-  const uint64_t element_bytes = size_bytes(s.source.dtype());
-  stream.source_token_stride = s.source.stride(0) * element_bytes;
-  stream.source_head_stride = s.source.stride(1) * element_bytes;
-  stream.cache = kv_cache_layout(s.cache);
+void fill_stream(const Tensor& source, const KvBuffer& cache, abi::KvQuantizeStream& stream) {
+  const uint64_t element_bytes = size_bytes(source.dtype());
+  stream.source_token_stride = source.stride(0) * element_bytes;
+  stream.source_head_stride = source.stride(1) * element_bytes;
+  stream.cache = kv_cache_layout(cache);
 }
 
 // Tiles that hold a written slot: a run that may wrap, never one tile twice.
@@ -100,7 +105,7 @@ void fill_tiles(const KvRange& range, abi::KvQuantizeParams& params) {
 
 // What the streams share is that of `first`.
 abi::KvQuantizeParams make_params(std::span<const Stream, 2> streams, const Stream& first,
-                                  const KvRange& range) {
+                                  const KvRange& range, const WriterSources& sources) {
   abi::KvQuantizeParams params{};
   params.tokens = range.tokens;
   params.heads = first.cache.shape.kv_heads;
@@ -110,7 +115,7 @@ abi::KvQuantizeParams make_params(std::span<const Stream, 2> streams, const Stre
   fill_tiles(range, params);
   for (uint32_t i = 0; i < 2; ++i) {
     if (!streams[i].given()) continue;
-    fill_stream(streams[i], params.stream[i]);
+    fill_stream(sources.of[i], streams[i].cache, params.stream[i]);
     ++params.streams;
   }
   return params;
@@ -183,8 +188,8 @@ bool Device::supports(const KvQuantizeTypes& types) const {
 
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOptions& options) {
   Recording recording(encoder, "kv_quantize");
-  const Stream streams[2] = {{"k", "k_cache", KvRole::k, in.k, in.k_cache},
-                             {"v", "v_cache", KvRole::v, in.v, in.v_cache}};
+  const Stream streams[2] = {{"k", "k_cache", KvRole::k, in.k, in.k_cache, in.k_coding},
+                             {"v", "v_cache", KvRole::v, in.v, in.v_cache, in.v_coding}};
   for (const Stream& s : streams) check_stream(s);
   const bool has_k = streams[0].given(), has_v = streams[1].given();
   require(has_k || has_v, "kv_quantize: k, v or both must be defined, got neither");
@@ -196,7 +201,6 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOpti
       checked_kv_range("kv_quantize", first.name, first.source.shape(0), shape.capacity, options);
   if (range.tokens == 0) return;
   check_overlap(in);
-  const abi::KvQuantizeParams params = make_params(streams, first, range);
   Tensor source[2];
   uint64_t format[2] = {};  // 0: not given; the f32 that it stands for is no compressed format
   for (uint32_t i = 0; i < 2; ++i) {
@@ -204,8 +208,13 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOpti
     source[i] = streams[i].source.slice(0, range.first_token, range.tokens);
     format[i] = static_cast<uint64_t>(streams[i].cache.shape.format);
   }
-  recording.dispatch(kKvQuantize, quantize_spec(first.source.dtype(), format[0], format[1]), params,
-                     {&source[0], &in.k_cache.codes, &in.k_cache.scales, &source[1],
+  const WriterSources rows = encode_rows(recording, encoder.device(),
+                                         {"k", source[0], in.k_coding, in.k_cache.shape.format},
+                                         {"v", source[1], in.v_coding, in.v_cache.shape.format});
+  recording.dispatch(kKvQuantize,
+                     quantize_spec(first.source.dtype(), format[0], format[1], rows.coded),
+                     make_params(streams, first, range, rows),
+                     {&rows.of[0], &in.k_cache.codes, &in.k_cache.scales, &rows.of[1],
                       &in.v_cache.codes, &in.v_cache.scales});
   recording.commit();
 }

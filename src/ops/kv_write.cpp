@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gyre/kv_pages.h"
+#include "ops/kv_coding.h"
 #include "ops/kv_layout.h"
 #include "ops/kv_pages.h"
 #include "ops/table.h"
@@ -13,10 +14,10 @@
 namespace gyre {
 namespace {
 
-abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots) {
-  return spec_from_key<abi::KvWriteSpec>(static_cast<uint64_t>(source) |
-                                         static_cast<uint64_t>(k) << 8 |
-                                         static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24);
+abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots, uint64_t coded = 0) {
+  return spec_from_key<abi::KvWriteSpec>(
+      static_cast<uint64_t>(source) | static_cast<uint64_t>(k) << 8 |
+      static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24 | coded << 32);
 }
 
 void check_rows(const char* op, const KvWriteInputs& in) {
@@ -31,6 +32,12 @@ void check_rows(const char* op, const KvWriteInputs& in) {
           ", got ", in.v.shape(0));
   require(in.v.dtype() == in.k.dtype(), op, ": v must have the dtype of k: ", in.k.dtype(),
           ", got ", in.v.dtype());
+  check_coding(op, "k", in.k_coding, shape.k, shape.kv_heads, shape.head_dim);
+  check_coding(op, "v", in.v_coding, shape.v, shape.kv_heads, v_dim);
+  const bool dense = !describe(shape.k).compressed || !describe(shape.v).compressed;
+  require(!dense || in.k_coding.basis.defined() == in.v_coding.basis.defined(), op,
+          ": where k or v is not compressed both have a basis or neither, got one of ",
+          in.k_coding.basis.defined() ? "k" : "v", " alone");
   // Work is counted in 64 bits from these.
   require(in.k.shape(0) <= uint64_t{1} << 32, op, ": at most 2^32 tokens, got ", in.k.shape(0));
 }
@@ -109,12 +116,19 @@ abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPage
   return params;
 }
 
-void dispatch_write(Recording& recording, const KvWriteInputs& in, const KvPageParts& parts,
-                    const abi::KvWriteParams& params) {
+void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
+                    const KvPageParts& parts, abi::KvWriteParams params) {
   const KvPageShape& shape = in.pages.shape;
-  recording.dispatch(
-      kKvWrite, write_spec(in.k.dtype(), shape.k, shape.v, in.slots.dtype()), params,
-      {&in.k, &parts.k_codes, &parts.k_scales, &in.v, &parts.v_codes, &parts.v_scales, &in.slots});
+  const WriterSources rows = encode_rows(recording, device, {"k", in.k, in.k_coding, shape.k},
+                                         {"v", in.v, in.v_coding, shape.v});
+  params.stream[0] = stream_of(rows.of[0], parts.k);
+  params.stream[1] = stream_of(rows.of[1], parts.v);
+  const bool coded_k = (rows.coded & 1) != 0, coded_v = (rows.coded & 2) != 0;
+  const DType dtype = coded_k && coded_v ? in.k.dtype() : rows.of[coded_k ? 1 : 0].dtype();
+  recording.dispatch(kKvWrite, write_spec(dtype, shape.k, shape.v, in.slots.dtype(), rows.coded),
+                     params,
+                     {&rows.of[0], &parts.k_codes, &parts.k_scales, &rows.of[1], &parts.v_codes,
+                      &parts.v_scales, &in.slots});
 }
 
 void kv_write(Encoder& encoder, const KvWriteInputs& in) {
@@ -122,7 +136,7 @@ void kv_write(Encoder& encoder, const KvWriteInputs& in) {
   KvPageParts parts;
   const abi::KvWriteParams params = checked_write("kv_write", in, parts);
   if (params.tokens == 0) return;
-  dispatch_write(recording, in, parts, params);
+  dispatch_write(recording, encoder.device(), in, parts, params);
   recording.commit();
 }
 

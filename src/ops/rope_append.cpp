@@ -28,6 +28,7 @@ abi::RopeAppendSpec make_spec(const SpecFields& f) {
 struct Target {
   const Tensor* where;
   uint64_t slot_bytes;  // 0: where is a cache's state
+  bool coded;           // rows are encoded by a command of their own
   KvFormat k_format, v_format;
   std::array<const Tensor*, 3> k, v;           // codes, scales, sinks and tail
   std::array<RopePart, 2> written;             // for the check of overlaps
@@ -80,7 +81,8 @@ void check_overlap(const RopeCall& call, const Tensor& v, const Target& to) {
                                                       to.written[1]}});
 }
 
-// For devices without a kernel for so many tokens: there, a second command is nothing.
+// For devices without a kernel for so many tokens, where a second command is nothing; and for rows
+// with a coding.
 void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& call,
                   const Target& to, abi::RopeParams params, const Tensor& frequencies) {
   const Tensor& k = *call.k.x;
@@ -114,7 +116,7 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
       make_spec({static_cast<uint64_t>(call.k.x->dtype()), static_cast<uint64_t>(to.k_format),
                  static_cast<uint64_t>(to.v_format), call.adjacent() ? 1u : 0u, call.norm ? 1u : 0u,
                  to.slot_bytes, few ? 1u : 0u});
-  if (!few && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec)))
+  if (to.coded || (!few && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec))))
     return dispatch_two(recording, encoder, call, to, params.rope, frequencies);
   recording.dispatch(kRopeAppend, spec, params,
                      {call.x.x, &call.positions, call.x.out, &frequencies, &call.factors,
@@ -161,18 +163,21 @@ void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to
   check_call(call, in.v);
   KvPageParts parts;
   abi::RopeAppendParams params{};
-  params.write = checked_write(kOp, {in.k, in.v, to.pages, to.slots}, parts);
-  const Target target{.where = &to.slots,
-                      .slot_bytes = size_bytes(to.slots.dtype()),
-                      .k_format = to.pages.shape.k,
-                      .v_format = to.pages.shape.v,
-                      .k = {&parts.k_codes, &parts.k_scales, nullptr},
-                      .v = {&parts.v_codes, &parts.v_scales, nullptr},
-                      .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}},
-                      .store = [&](const Tensor& k) {
-                        const KvWriteInputs write{k, in.v, to.pages, to.slots};
-                        dispatch_write(recording, write, parts, checked_write(kOp, write, parts));
-                      }};
+  params.write =
+      checked_write(kOp, {in.k, in.v, to.pages, to.slots, to.k_coding, to.v_coding}, parts);
+  const Target target{
+      .where = &to.slots,
+      .slot_bytes = size_bytes(to.slots.dtype()),
+      .coded = to.k_coding.defined() || to.v_coding.defined(),
+      .k_format = to.pages.shape.k,
+      .v_format = to.pages.shape.v,
+      .k = {&parts.k_codes, &parts.k_scales, nullptr},
+      .v = {&parts.v_codes, &parts.v_scales, nullptr},
+      .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}},
+      .store = [&](const Tensor& k) {
+        const KvWriteInputs write{k, in.v, to.pages, to.slots, to.k_coding, to.v_coding};
+        dispatch_write(recording, encoder.device(), write, parts, checked_write(kOp, write, parts));
+      }};
   dispatch(recording, encoder, call, in.v, target, params);
   recording.commit();
 }
@@ -189,6 +194,7 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
   const CacheSegment& body = segments.of[0];
   const Target target{.where = &body.at.state,
                       .slot_bytes = 0,
+                      .coded = segments.coding.k.defined() || segments.coding.v.defined(),
                       .k_format = body.k.shape.format,
                       .v_format = body.v.shape.format,
                       .k = {&body.k.codes, &body.k.scales, &segments.k_near},
@@ -197,7 +203,8 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
                                    {&body.v.codes, "the cache's values", true}}},
                       .store = [&](const Tensor& k) {
                         const CacheAppend append{k, in.v, segments};
-                        dispatch_append(recording, append, checked_append(kOp, append));
+                        dispatch_append(recording, encoder.device(), append,
+                                        checked_append(kOp, append));
                       }};
   dispatch(recording, encoder, call, in.v, target, params);
   if (note != nullptr) recording.note(*note);

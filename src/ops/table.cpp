@@ -9,6 +9,8 @@ std::span<const KernelUse> kernel_uses() {
       {&kHadamard.info, hadamard_shape, hadamard_specs},
       {&kKvQuantize.info, kv_quantize_shape, kv_quantize_specs},
       {&kKvDequantize.info, kv_dequantize_shape, kv_dequantize_specs},
+      {&kKvEncode.info, kv_encode_shape, kv_encode_specs},
+      {&kKvBasis.info, kv_basis_shape, kv_basis_specs},
       {&kAttention.info, attention_shape, attention_specs},
       {&kAttentionDecode.info, attention_shape, attention_decode_specs},
       {&kAttentionManyRows.info, attention_shape, attention_rows_specs},

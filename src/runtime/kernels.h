@@ -18,6 +18,7 @@
 #include "abi/kv_append.h"
 #include "abi/kv_copy.h"
 #include "abi/kv_dequantize.h"
+#include "abi/kv_encode.h"
 #include "abi/kv_extend.h"
 #include "abi/kv_quantize.h"
 #include "abi/kv_write.h"
@@ -122,6 +123,38 @@ inline constexpr Kernel<abi::KvDequantizeSpec, abi::KvDequantizeParams> kKvDequa
     .params_bytes = sizeof(abi::KvDequantizeParams),
     .arg_count = 3,
     .args = {{{"codes", Access::read}, {"scales", Access::read}, {"out", Access::write}}},
+}};
+
+// Rows to coded rows, which the writers below take in place of k and v; what is absent is null.
+inline constexpr Kernel<abi::KvEncodeSpec, abi::KvEncodeParams> kKvEncode{{
+    .name = "kv_encode",
+    .params_bytes = sizeof(abi::KvEncodeParams),
+    .arg_count = 14,
+    .args = {{{"k", Access::read},
+              {"k_matrix", Access::read},
+              {"k_inverse", Access::read},
+              {"k_mean", Access::read},
+              {"k_factor", Access::read},
+              {"k_diagonal", Access::read},
+              {"k_coded", Access::write},
+              {"v", Access::read},
+              {"v_matrix", Access::read},
+              {"v_inverse", Access::read},
+              {"v_mean", Access::read},
+              {"v_factor", Access::read},
+              {"v_diagonal", Access::read},
+              {"v_coded", Access::write}}},
+}};
+
+inline constexpr Kernel<abi::KvBasisSpec, abi::KvBasisParams> kKvBasis{{
+    .name = "kv_basis",
+    .params_bytes = sizeof(abi::KvBasisParams),
+    .arg_count = 5,
+    .args = {{{"x", Access::read},
+              {"matrix", Access::read},
+              {"before", Access::read},
+              {"after", Access::read},
+              {"out", Access::write}}},
 }};
 
 inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{

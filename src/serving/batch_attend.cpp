@@ -3,6 +3,8 @@
 #include <cmath>
 #include <optional>
 
+#include "ops/attention_check.h"
+#include "ops/kv_coding.h"
 #include "ops/paged_attention.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
@@ -15,6 +17,14 @@ constexpr const char* kOp = "kv_batch.attend";
 
 float scale_of(std::optional<float> given, uint64_t head_dim) {
   return given ? *given : 1.0f / std::sqrt(static_cast<float>(head_dim));
+}
+
+// What attention checks, before a basis is applied to it.
+void check_given(const AttendInputs& in, const KvPoolOptions& options) {
+  check_query(kOp, in.q, "pages", options.kv_heads, options.head_dim);
+  check_outputs(kOp, {{}, in.out, in.lse, in.sinks},
+                {in.q.shape(0), in.q.shape(1), options.v_head_dim});
+  check_apart(kOp, "out", in.out, {&in.q, &in.sinks, &in.slopes});
 }
 
 uint64_t elements(const Dims& shape) {
@@ -51,17 +61,25 @@ PagedCall KvBatch::State::over(PagedCall call, const KvPool::State::Store& store
   return call;
 }
 
-void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& in,
+void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& given,
                             const AttendOptions& with) {
   const KvPool::State::Layer& l = layer(index);
   require(l.layer.window == 0 || with.window <= l.layer.window, kOp, ": layer ", index,
           " keeps a window of ", l.layer.window, " keys, asked for ", with.window);
+  const BasisPair bases{l.coding.k.basis, l.coding.v.basis};
+  AttendInputs in = given;
+  const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sinks ? 1 : 0);
+  Recording recording(encoder, kOp);
+  if (bases.defined()) check_given(in, pool->options);
+  check_means(kOp, bases, {in.lse.defined(), in.sinks.defined(), with.soft_cap != 0, false});
+  const BasisAttention inside =
+      enter_basis(recording, encoder.device(), bases, in.q, in.out, segments != 1);
+  in.q = inside.q;
+  in.out = inside.out;
   PagedCall call = call_of(in, with, l.layer);
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
   AttendScratch reserved = scratch;
-  Recording recording(encoder, kOp);
-  const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sinks ? 1 : 0);
   if (segments == 1) {
     attend_pages(recording, encoder.device(), over(call, l.body, abi::kSegmentBody), outputs,
                  reserved);
@@ -83,6 +101,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
     check_outputs(kOp, outputs, {in.q.shape(0), in.q.shape(1), pool->options.v_head_dim});
     dispatch_merge(recording, merged);
   }
+  leave_basis(recording, bases, inside, given.out);
   const CommandNote note = pool->order->attend_note(number, current);
   recording.note({pool->order, note});
   pool->order->recorded(note, &encoder.recorder());

@@ -5,10 +5,9 @@
 namespace gyre {
 
 void KvBatch::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) {
-  state().append("kv_batch.append", encoder, layer, k,
-                 [&](const KvPages& pages, const Tensor& slots, bool /*first*/) {
-                   kv_write(encoder, {k, v, pages, slots});
-                 });
+  state().append("kv_batch.append", encoder, layer, k, [&](const KvSlots& to, bool /*first*/) {
+    kv_write(encoder, {k, v, to.pages, to.slots, to.k_coding, to.v_coding});
+  });
 }
 
 void KvBatch::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
@@ -16,13 +15,11 @@ void KvBatch::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
   RopeAppendInputs in = inputs;
   const bool plain = options.rope && options.rope->mode == RopeMode::plain;
   const Tensor& step = state().tables.positions();
-  state().append("kv_batch.rope_append", encoder, layer, in.k,
-                 [&](const KvPages& pages, const Tensor& slots, bool first) {
-                   if (plain && !in.positions.defined())
-                     in.positions = step.slice(0, 0, in.k.shape(0));
-                   if (!first) in.q = in.q_out = in.q_weight = {};
-                   gyre::rope_append(encoder, in, {pages, slots}, options);
-                 });
+  state().append("kv_batch.rope_append", encoder, layer, in.k, [&](const KvSlots& to, bool first) {
+    if (plain && !in.positions.defined()) in.positions = step.slice(0, 0, in.k.shape(0));
+    if (!first) in.q = in.q_out = in.q_weight = {};
+    gyre::rope_append(encoder, in, to, options);
+  });
 }
 
 }  // namespace gyre

@@ -35,7 +35,7 @@ class KvBatch::State {
   // Rows that a tensor of the step may have.
   void check_rows(const char* op, const char* what, const Tensor& rows) const;
   const KvPool::State::Layer& layer(uint64_t index) const { return pool->layers[index]; }
-  // Calls write(pages, slots, first) for every kind of pages that a layer has.
+  // Calls write(where, first) for every kind of pages that a layer has.
   template <class Write>
   void append(const char* op, Encoder& encoder, uint64_t index, const Tensor& k,
               const Write& write) {
@@ -43,7 +43,9 @@ class KvBatch::State {
     check_rows(op, "k", k);
     const KvPool::State::Layer& l = layer(index);
     const auto to = [&](const KvPool::State::Store& store, bool first) {
-      write(store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)), first);
+      write(KvSlots{store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)),
+                    l.coding.k, l.coding.v},
+            first);
     };
     to(l.body, true);
     if (l.tail) to(*l.tail, false);

@@ -53,6 +53,7 @@ KvPoolInfo KvPool::describe() const {
   info.sequences = s.sequences;
   info.prefixes = s.index.size();
   info.evictions = s.evictions;
+  info.coding = s.coding;
   for (size_t i = 0; i < s.groups.size(); ++i) {
     const PageGroup& group = s.groups[i];
     KvGroupInfo row;

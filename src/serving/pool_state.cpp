@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 
+#include "cache/coding_identity.h"
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
 #include "cache/snapshot_fields.h"
@@ -43,6 +44,8 @@ void check_pool_options(const KvPoolOptions& options) {
   require(!options.layers.empty() && options.layers.size() <= kKvMostLayers, "kv_pool: from 1 to ",
           kKvMostLayers, " layers, got ", options.layers.size());
   for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i);
+  check_layer_codings("kv_pool", {options.kv_heads, options.head_dim, value_dim(options)},
+                      options.layers, options.coding);
   require(options.pages != 0 && options.pages <= kMostSlots / options.page_tokens,
           "kv_pool: from 1 to ", kMostSlots / options.page_tokens, " pages of ",
           options.page_tokens, " tokens, got ", options.pages);
@@ -52,7 +55,13 @@ void check_pool_options(const KvPoolOptions& options) {
           "kv_pool: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
 }
 
-uint64_t pool_geometry(const KvPoolOptions& options) {
+uint32_t pool_coding(const KvPoolOptions& options) {
+  std::vector<uint64_t> checksums;
+  for (const KvLayerCoding& coding : options.coding) checksums.push_back(coding_checksum(coding));
+  return coding_identity(checksums);
+}
+
+uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding) {
   std::vector<uint64_t> numbers = {options.kv_heads, options.head_dim, value_dim(options),
                                    options.page_tokens, options.layers.size()};
   for (const KvLayer& layer : options.layers) {
@@ -62,13 +71,15 @@ uint64_t pool_geometry(const KvPoolOptions& options) {
     }
     numbers.insert(numbers.end(), {layer.window, layer.tail, layer.sinks});
   }
+  if (coding != 0) numbers.push_back(coding);
   return checksum_of(std::as_bytes(std::span(numbers)));
 }
 
 KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
     : device(std::move(device_handle)),
       options((check_pool_options(wanted), wanted)),
-      geometry(pool_geometry(options)),
+      coding(pool_coding(options)),
+      geometry(pool_geometry(options, coding)),
       index(options.page_tokens, 0, 0) {
   require(device.impl() != nullptr, "kv_pool: the device handle is empty");
   options.v_head_dim = value_dim(options);
@@ -78,7 +89,8 @@ KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
                  KvPages::allocate(device, page_shape(options, k, v), groups[group].pages())};
   };
   for (const KvLayer& layer : options.layers) {
-    Layer made{layer, store({layer.window, 0, false}, layer.k, layer.v), {}, {}};
+    Layer made{layer, {}, store({layer.window, 0, false}, layer.k, layer.v), {}, {}};
+    if (!options.coding.empty()) made.coding = options.coding[layers.size()];
     constexpr KvFormat kNear = KvFormat::f16;
     if (layer.tail != 0) made.tail = store({layer.tail, 0, true}, kNear, kNear);
     if (layer.sinks != 0) made.sinks = store({0, layer.sinks, true}, kNear, kNear);

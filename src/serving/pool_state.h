@@ -18,7 +18,9 @@ namespace gyre {
 // Refuses options that no pool can have.
 void check_pool_options(const KvPoolOptions& options);
 // A checksum of everything that decides what a page's bytes mean.
-uint64_t pool_geometry(const KvPoolOptions& options);
+uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding);
+// Which calibration its options name; 0: none. Reads device memory.
+uint32_t pool_coding(const KvPoolOptions& options);
 
 class StepState;  // of a batch
 class SnapshotSource;
@@ -35,6 +37,7 @@ class KvPool::State {
   };
   struct Layer {
     KvLayer layer{};
+    KvLayerCoding coding{};
     Store body{};
     std::optional<Store> tail{};   // in 16 bits
     std::optional<Store> sinks{};  // in 16 bits
@@ -63,6 +66,7 @@ class KvPool::State {
   KvPoolOptions options;
   std::vector<PageGroup> groups;
   std::vector<Layer> layers;
+  uint32_t coding;
   uint64_t geometry;
   PrefixIndex index;
   std::shared_ptr<StepOrder> order = std::make_shared<StepOrder>();

@@ -195,7 +195,9 @@ TEST_F(KvSnapshotDamage, NumbersThatLie) {
   fails(96, 4, 0, {"layers, the header says 0"});
   fails(96, 4, 2, {"2 layers and 8 sections"});
   fails(96, 4, 1025, {"1024 layers", "1025"});
-  fails(100, 4, 1, {"must be 0"});
+  put_file(folder / "bad", lie(100, 4, 1));  // as good as any, but of another calibration
+  EXPECT_TRUE(refused({"bad", "calibration 1", "the cache has 0"},
+                      [&] { session.cache.load(folder / "bad"); }));
 }
 
 TEST_F(KvSnapshotDamage, LayersAndSectionsThatLie) {

@@ -23,7 +23,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-template <class Source>
+template <class Source, uint32_t kCoded>
 void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index, const KvHead& dims,
                 KvScratch& scratch) {
   const uint64_t tile = a.run.tile(index);
@@ -34,12 +34,12 @@ void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index,
   const std::byte* const source = a.places(stream, head).source;
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot)
     job.source[slot] = source + tokens.token[slot] * a.p.stream[stream].source_token_stride;
-  WriteTile<Source>(a.p.stream[stream].body, job, scratch);
+  WriteTile<Source, kCoded>(a.p.stream[stream].body, job, scratch);
 }
 
 // Rows of sinks and tail, in f16: about the work of a tile of the body.
 constexpr uint64_t kNearTokens = 64;
-template <class Source>
+template <class Source, uint32_t kCoded>
 void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece) {
   const abi::KvAppendStream& s = a.p.stream[stream];
   const std::byte* const source = a.places(stream, head).source;
@@ -47,12 +47,16 @@ void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece)
   for (uint64_t t = begin; t < std::min(begin + kNearTokens, a.keys.end - a.keys.begin); ++t) {
     Half* const to = a.near_row(stream, head, t);
     if (to == nullptr) return;
-    CopyRow(reinterpret_cast<const Source*>(source + t * s.source_token_stride), to,
-            s.body.head_dim);
+    const std::byte* const row = source + t * s.source_token_stride;
+    if ((kCoded >> stream & 1) != 0) {  // begins with the row in f16
+      CopyRow(reinterpret_cast<const Half*>(row), to, s.body.head_dim);
+    } else {
+      CopyRow(reinterpret_cast<const Source*>(row), to, s.body.head_dim);
+    }
   }
 }
 
-template <class Source>
+template <class Source, uint32_t kCoded>
 void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvAppendParams*>(params);
   const Append a(p, args);
@@ -68,16 +72,18 @@ void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t 
     const uint64_t head = index % p.heads;
     if (at < body_tiles) {
       const uint64_t stream = index / p.heads / tiles;
-      AppendTile<Source>(a, stream, head, index / p.heads % tiles, dims[stream], scratch);
+      AppendTile<Source, kCoded>(a, stream, head, index / p.heads % tiles, dims[stream], scratch);
     } else {
-      AppendNear<Source>(a, index / p.heads / pieces, head, index / p.heads % pieces);
+      AppendNear<Source, kCoded>(a, index / p.heads / pieces, head, index / p.heads % pieces);
     }
   }
 }
 
 TaskFn SelectKvAppend(uint64_t key) {
-  return select_float(spec_from_key<abi::KvAppendSpec>(key).source_dtype,
-                      [](auto source) -> TaskFn { return KvAppend<decltype(source)>; });
+  const auto spec = spec_from_key<abi::KvAppendSpec>(key);
+  return select_source(spec.source_dtype, spec.coded, [](auto source, auto coded) -> TaskFn {
+    return KvAppend<decltype(source), decltype(coded)::value>;
+  });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

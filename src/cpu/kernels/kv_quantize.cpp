@@ -46,10 +46,9 @@ inline KvTileJob FindTile(const abi::KvQuantizeParams& p, const uint64_t* args, 
   return job;
 }
 
-template <class Source>
+template <class Source, uint32_t kCoded>
 void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
-  const SignMasks& signs = native_signs();
   const KvHead heads[2] = {MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)};
   KvScratch scratch;
   scratch.facts.Clear(std::max(heads[0].scales.count, heads[1].scales.count));
@@ -66,9 +65,7 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
     if (index + 1 < share.end) next = FindTile(p, args, index + 1);
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) job.next[slot] = next.source[slot];
     job.head = &heads[job.stream];
-    if (job.mask != 0) {
-      QuantizeAnyTile<Source>(p.stream[job.stream].cache, job, signs, scratch);
-    }
+    WriteTile<Source, kCoded>(p.stream[job.stream].cache, job, scratch);
   }
 }
 
@@ -103,8 +100,10 @@ void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
 }
 
 TaskFn SelectKvQuantize(uint64_t key) {
-  return select_float(spec_from_key<abi::KvQuantizeSpec>(key).source_dtype,
-                      [](auto source) -> TaskFn { return KvQuantize<decltype(source)>; });
+  const auto spec = spec_from_key<abi::KvQuantizeSpec>(key);
+  return select_source(spec.source_dtype, spec.coded, [](auto source, auto coded) -> TaskFn {
+    return KvQuantize<decltype(source), decltype(coded)::value>;
+  });
 }
 
 TaskFn SelectKvDequantize(uint64_t key) {

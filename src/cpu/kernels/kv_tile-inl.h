@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstring>
 
+#include "abi/kv_encode.h"
 #include "cpu/kernels/copy-inl.h"
 #include "cpu/kernels/kv_compat.h"
 #include "cpu/kernels/kv_encode-inl.h"
@@ -169,10 +170,34 @@ void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
   }
 }
 
-// Any format, dense ones included.
-template <class Source>
+// Sources are coded rows: codes and scales are made already.
+inline void StoreCodedTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                           KvScratch& scratch) {
+  const DCode d;
+  alignas(16) static constexpr uint8_t kTransposed[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                          2, 6, 10, 14, 3, 7, 11, 15};
+  const auto order = hn::Load(d, kTransposed);
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    if ((job.mask >> slot & 1) == 0) continue;
+    const auto* const row = reinterpret_cast<const uint8_t*>(job.source[slot]);
+    const uint8_t* const codes = row + abi::kv_coded_codes(cache.head_dim);
+    for (uint32_t i = 0; i < cache.head_dim; i += 16)
+      hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, codes + i), order), d,
+                 scratch.rows[slot].codes + i);
+    std::memcpy(&scratch.facts.scales[0][slot], row + abi::kv_coded_scale(cache.head_dim), 2);
+  }
+  with_native_format(cache.format, [&](auto format) HWY_ATTR {
+    StoreTile<decltype(format)::value>(cache, job, scratch);
+  });
+}
+
+// Any format, dense ones included. kCoded: bit `stream` says that its rows are coded rows.
+template <class Source, uint32_t kCoded = 0>
 void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
   if (job.mask == 0) return;
+  if constexpr (kCoded != 0) {
+    if ((kCoded >> job.stream & 1) != 0) return StoreCodedTile(cache, job, scratch);
+  }
   if (!abi::kv_is_native(cache.format) && !abi::kv_is_compat(cache.format))
     return StoreDense<Source>(cache, job);
   QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);

@@ -21,4 +21,27 @@ TaskFn select_float(uint32_t dtype, const Make& make) {
   }
 }
 
+// make(T(), Coded<mask>()) for the dtype and the streams (1 K, 2 V) whose sources are coded rows.
+template <uint32_t kMask>
+struct Coded {
+  static constexpr uint32_t value = kMask;
+};
+template <class Make>
+TaskFn select_source(uint32_t dtype, uint32_t coded, const Make& make) {
+  return select_float(dtype, [&](auto source) -> TaskFn {
+    switch (coded) {
+      case 0:
+        return make(source, Coded<0>());
+      case 1:
+        return make(source, Coded<1>());
+      case 2:
+        return make(source, Coded<2>());
+      case 3:
+        return make(source, Coded<3>());
+      default:
+        return nullptr;
+    }
+  });
+}
+
 }  // namespace gyre::cpu

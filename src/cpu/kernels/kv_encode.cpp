@@ -1,0 +1,157 @@
+// kv_encode and kv_basis on the CPU. A task is a share of the rows; rows of one head follow each
+// other, so that its matrices stay in the cache.
+#include "abi/kv_encode.h"
+
+#include <algorithm>
+
+#include "cpu/kernels.h"
+#include "cpu/kernels/native_format.h"
+#include "cpu/kernels/select.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kernels/kv_encode.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h
+#include "cpu/kernels/copy-inl.h"
+#include "cpu/kernels/kv_coded-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+constexpr uint32_t kStreamArgs = 7;  // source, matrix, inverse, mean, factor, diagonal, coded
+
+inline HeadCoding CodingOf(const abi::KvEncodeStream& s, const uint64_t* args, uint64_t head) {
+  const uint64_t n = s.head_dim;
+  const auto at = [&](uint64_t address, uint64_t size) {
+    return address != 0 ? pointer<const float>(address) + head * size : nullptr;
+  };
+  return {at(args[1], n * n),
+          at(args[2], n * n),
+          at(args[3], n),
+          at(args[4], n * n),
+          at(args[5], n),
+          s.gain,
+          s.gains};
+}
+
+template <class Source, uint32_t kFormat>
+void EncodeRows(const abi::KvEncodeParams& p, const uint64_t* args, uint32_t stream, Share rows,
+                CodedWork& work) {
+  const abi::KvEncodeStream& s = p.stream[stream];
+  const uint64_t* const at = args + kStreamArgs * stream;
+  const uint64_t row_bytes = abi::kv_coded_bytes(s.head_dim);
+  for (uint64_t row = rows.begin; row < rows.end; ++row) {
+    const uint64_t head = row / p.tokens, token = row % p.tokens;
+    const std::byte* const source = pointer<const std::byte>(at[0]) +
+                                    token * s.source_token_stride + head * s.source_head_stride;
+    CopyRow(reinterpret_cast<const Source*>(source), work.y, s.head_dim);
+    EncodeCodedRow<kFormat>(CodingOf(s, at, head), s.head_dim, stream == 1, work,
+                            pointer<uint8_t>(at[6]) + (token * p.heads + head) * row_bytes);
+  }
+}
+
+// Rows of K, then those of V.
+template <class Source>
+void KvEncode(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
+  const uint64_t rows = p.tokens * p.heads;
+  const uint64_t rows_k = p.stream[0].head_dim != 0 ? rows : 0;
+  const uint64_t rows_v = p.stream[1].head_dim != 0 ? rows : 0;
+  const Share share = share_of(rows_k + rows_v, task, tasks);
+  CodedWork work;
+  const auto encode = [&](uint32_t stream, Share part) {
+    if (part.begin >= part.end) return;
+    with_native_format(p.stream[stream].format, [&](auto format) {
+      EncodeRows<Source, decltype(format)::value>(p, args, stream, part, work);
+    });
+  };
+  encode(0, {share.begin, std::min(share.end, rows_k)});
+  encode(1, {std::max(share.begin, rows_k) - rows_k, std::max(share.end, rows_k) - rows_k});
+}
+
+constexpr uint32_t kBasisRows = 4;  // that share what is loaded of a matrix
+
+template <class X, class Out>
+void KvBasis(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::KvBasisParams*>(params);
+  const uint64_t n = p.head_dim;
+  alignas(64) float x[kBasisRows][abi::kKvMaxHeadDim], out[kBasisRows][abi::kKvMaxHeadDim];
+  const Share share = share_of(p.heads * p.tokens, task, tasks);
+  const uint64_t same = p.group * p.tokens;  // rows of one matrix
+  for (uint64_t row = share.begin; row < share.end;) {
+    const uint64_t of = row / same;
+    const uint64_t count = std::min({uint64_t{kBasisRows}, share.end - row, (of + 1) * same - row});
+    const auto at = [&](uint64_t i, uint64_t token_stride, uint64_t head_stride) {
+      return (row + i) % p.tokens * token_stride + (row + i) / p.tokens * head_stride;
+    };
+    for (uint64_t i = 0; i < count; ++i) {
+      CopyRow(pointer<const X>(args[0] + at(i, p.x_token_stride, p.x_head_stride)), x[i], n);
+      for (uint64_t j = 0; j < n && args[2] != 0; ++j)
+        x[i][j] -= pointer<const float>(args[2])[of * n + j];
+    }
+    const float* const matrix = pointer<const float>(args[1]) + of * n * n;
+    if (count == kBasisRows) {
+      MultiplyRows<kBasisRows>(matrix, x[0], abi::kKvMaxHeadDim, p.head_dim, out[0]);
+    } else {
+      for (uint64_t i = 0; i < count; ++i) MultiplyRows<1>(matrix, x[i], 0, p.head_dim, out[i]);
+    }
+    for (uint64_t i = 0; i < count; ++i) {
+      for (uint64_t j = 0; j < n && args[3] != 0; ++j)
+        out[i][j] += pointer<const float>(args[3])[of * n + j];
+      CopyRow(static_cast<const float*>(out[i]),
+              pointer<Out>(args[4] + at(i, p.out_token_stride, p.out_head_stride)), n);
+    }
+    row += count;
+  }
+}
+
+TaskFn SelectKvEncode(uint64_t key) {
+  return select_float(spec_from_key<abi::KvEncodeSpec>(key).source_dtype,
+                      [](auto source) -> TaskFn { return KvEncode<decltype(source)>; });
+}
+
+TaskFn SelectKvBasis(uint64_t key) {
+  const auto spec = spec_from_key<abi::KvBasisSpec>(key);
+  return select_float(spec.x_dtype, [&](auto x) {
+    return select_float(spec.out_dtype,
+                        [](auto out) -> TaskFn { return KvBasis<decltype(x), decltype(out)>; });
+  });
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(SelectKvEncode);
+HWY_EXPORT(SelectKvBasis);
+
+TaskFn select_kv_encode(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvEncode)(spec); }
+TaskFn select_kv_basis(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvBasis)(spec); }
+
+namespace {
+
+// Rows cost microseconds each: few to a task.
+uint32_t tasks_of(uint64_t rows, uint64_t each) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rows / each, 1, 1 << 20));
+}
+
+}  // namespace
+
+uint32_t kv_encode_tasks(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
+  const uint64_t streams =
+      (p.stream[0].head_dim != 0 ? 1 : 0) + (p.stream[1].head_dim != 0 ? 1 : 0);
+  return tasks_of(streams * p.heads * p.tokens, 2);
+}
+
+uint32_t kv_basis_tasks(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::KvBasisParams*>(params);
+  return tasks_of(p.heads * p.tokens,
+                  std::max<uint64_t>(1, (128 << 10) / (p.head_dim * p.head_dim)));
+}
+
+}  // namespace gyre::cpu
+#endif

@@ -1,0 +1,257 @@
+#include "ops/kv_coding.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/table.h"
+#include "runtime/layout.h"
+#include "runtime/recorder.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+abi::KvEncodeSpec encode_spec(DType source, uint64_t k_format, uint64_t v_format) {
+  return spec_from_key<abi::KvEncodeSpec>(static_cast<uint64_t>(source) | k_format << 8 |
+                                          v_format << 16);
+}
+
+abi::KvBasisSpec basis_spec(DType x, DType out) {
+  return spec_from_key<abi::KvBasisSpec>(static_cast<uint64_t>(x) | static_cast<uint64_t>(out)
+                                                                        << 8);
+}
+
+bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
+
+struct Calibrated {
+  const char* op;
+  const char* name;
+  uint64_t kv_heads, head_dim;
+
+  Dims matrix() const { return {kv_heads, head_dim, head_dim}; }
+  Dims vector() const { return {kv_heads, head_dim}; }
+  void check(const char* what, const Tensor& t, const Dims& shape) const {
+    require(t.dtype() == DType::f32 && t.shape() == shape && t.is_contiguous(), op, ": ", what,
+            " of ", name, " must be contiguous f32 ", shape, ", got ", t.dtype(), " ", t.shape(),
+            " with strides ", t.strides());
+  }
+};
+
+void check_basis(const Calibrated& c, const KvBasis& basis) {
+  if (!basis.defined()) return;
+  require(basis.matrix.defined() && basis.inverse.defined(), c.op, ": the basis of ", c.name,
+          " needs matrix and inverse, ", basis.matrix.defined() ? "inverse" : "matrix",
+          " is undefined");
+  c.check("the basis matrix", basis.matrix, c.matrix());
+  c.check("the basis inverse", basis.inverse, c.matrix());
+  if (basis.mean.defined()) c.check("the mean", basis.mean, c.vector());
+}
+
+void check_shaping(const Calibrated& c, const KvShaping& shaping) {
+  require(shaping.factor.defined() == shaping.diagonal.defined(), c.op, ": the shaping of ", c.name,
+          " needs factor and diagonal, only ", shaping.factor.defined() ? "factor" : "diagonal",
+          " is defined");
+  if (shaping.factor.defined()) {
+    c.check("the shaping factor", shaping.factor, c.matrix());
+    c.check("the shaping diagonal", shaping.diagonal, c.vector());
+  }
+  require(shaping.gains.size() <= abi::kKvMostGains, c.op, ": at most ", abi::kKvMostGains,
+          " gains, ", c.name, " has ", shaping.gains.size());
+  for (const float gain : shaping.gains) {
+    require(gain >= 0.25f && gain <= 4.0f, c.op, ": gains of ", c.name,
+            " must be from 0.25 to 4, got ", gain);
+  }
+}
+
+abi::KvEncodeStream stream_of(const CodedStream& s) {
+  const uint64_t unit = size_bytes(s.source.dtype());
+  abi::KvEncodeStream made{};
+  made.source_token_stride = s.source.stride(0) * unit;
+  made.source_head_stride = s.source.stride(1) * unit;
+  made.head_dim = static_cast<uint32_t>(s.source.shape(2));
+  made.format = static_cast<uint32_t>(s.format);
+  const std::vector<float>& gains = s.coding.shaping.gains;
+  made.gains = static_cast<uint32_t>(std::max<size_t>(gains.size(), 1));
+  made.gain[0] = 1.0f;
+  std::ranges::copy(gains, made.gain);
+  return made;
+}
+
+}  // namespace
+
+std::string kv_encode_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].head_dim, "/",
+              p.stream[1].head_dim, " gains=", p.stream[0].gains, "/", p.stream[1].gains);
+}
+
+std::string kv_basis_shape(const void* params) {
+  const auto& p = *static_cast<const abi::KvBasisParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.head_dim);
+}
+
+std::span<const uint64_t> kv_encode_specs() {
+  static const std::vector<uint64_t> kSpecs = [] {
+    std::vector<uint64_t> formats = {0}, specs;
+    for (uint64_t format = abi::kFirstNative; format <= abi::kLastNative; ++format)
+      formats.push_back(format);
+    for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
+      for (const uint64_t k : formats) {
+        for (const uint64_t v : formats) {
+          if (k + v != 0) specs.push_back(spec_key(encode_spec(source, k, v)));
+        }
+      }
+    }
+    return specs;
+  }();
+  return kSpecs;
+}
+
+std::span<const uint64_t> kv_basis_specs() {
+  static const std::array<uint64_t, 9> kSpecs = [] {
+    constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
+    std::array<uint64_t, 9> specs{};
+    for (size_t i = 0; i < specs.size(); ++i)
+      specs[i] = spec_key(basis_spec(kFloats[i / 3], kFloats[i % 3]));
+    return specs;
+  }();
+  return kSpecs;
+}
+
+void check_coding(const char* op, const char* name, const KvCoding& coding, KvFormat format,
+                  uint64_t kv_heads, uint64_t head_dim) {
+  if (!coding.defined()) return;
+  const bool basis_alone = !is_native(format) && !describe(format).compressed;
+  require(is_native(format) || basis_alone, op, ": a coding is for native formats, ", name, " is ",
+          gyre::name(format));
+  require(abi::kv_takes_coding(head_dim), op,
+          ": a coding is for head dims that are a power of two from 16 to 256, ", name, " has ",
+          head_dim);
+  const Calibrated c{op, name, kv_heads, head_dim};
+  check_basis(c, coding.basis);
+  check_shaping(c, coding.shaping);
+}
+
+WriterSources encode_rows(Recording& recording, const Device& device, const CodedStream& k,
+                          const CodedStream& v) {
+  WriterSources made{{k.source, v.source}, 0};
+  abi::KvEncodeParams params{};
+  uint64_t format[2] = {};
+  const CodedStream* const streams[2] = {&k, &v};
+  for (uint32_t i = 0; i < 2; ++i) {
+    const CodedStream& s = *streams[i];
+    if (!s.source.defined() || !s.coding.defined()) continue;
+    const uint64_t tokens = s.source.shape(0), heads = s.source.shape(1), dim = s.source.shape(2);
+    if (!is_native(s.format)) {
+      if (!s.coding.basis.defined()) continue;
+      made.of[i] = device.tensor(DType::f32, {tokens, heads, dim});
+      dispatch_basis(recording,
+                     {s.source, s.coding.basis.matrix, s.coding.basis.mean, {}, made.of[i]});
+      continue;
+    }
+    params.tokens = tokens;
+    params.heads = heads;
+    params.stream[i] = stream_of(s);
+    format[i] = static_cast<uint64_t>(s.format);
+    made.of[i] = device.tensor(DType::u8, {tokens, heads, abi::kv_coded_bytes(dim)});
+    made.coded |= 1u << i;
+  }
+  if (made.coded == 0) return made;
+  const Tensor none;
+  const auto arg = [&](uint32_t i, const Tensor& t) {
+    return (made.coded >> i & 1) != 0 ? &t : &none;
+  };
+  const KvCoding &kc = k.coding, &vc = v.coding;
+  const DType dtype = (made.coded & 1) != 0 ? k.source.dtype() : v.source.dtype();
+  recording.dispatch(
+      kKvEncode, encode_spec(dtype, format[0], format[1]), params,
+      {arg(0, k.source), arg(0, kc.basis.matrix), arg(0, kc.basis.inverse), arg(0, kc.basis.mean),
+       arg(0, kc.shaping.factor), arg(0, kc.shaping.diagonal), arg(0, made.of[0]), arg(1, v.source),
+       arg(1, vc.basis.matrix), arg(1, vc.basis.inverse), arg(1, vc.basis.mean),
+       arg(1, vc.shaping.factor), arg(1, vc.shaping.diagonal), arg(1, made.of[1])});
+  return made;
+}
+
+void dispatch_basis(Recording& recording, const KvBasisInputs& in) {
+  const uint64_t x_unit = size_bytes(in.x.dtype()), out_unit = size_bytes(in.out.dtype());
+  abi::KvBasisParams params{};
+  params.tokens = in.x.shape(0);
+  params.heads = in.x.shape(1);
+  params.x_token_stride = in.x.stride(0) * x_unit;
+  params.x_head_stride = in.x.stride(1) * x_unit;
+  params.out_token_stride = in.out.stride(0) * out_unit;
+  params.out_head_stride = in.out.stride(1) * out_unit;
+  params.head_dim = static_cast<uint32_t>(in.x.shape(2));
+  params.group = static_cast<uint32_t>(in.x.shape(1) / in.matrix.shape(0));
+  recording.dispatch(kKvBasis, basis_spec(in.x.dtype(), in.out.dtype()), params,
+                     {&in.x, &in.matrix, &in.before, &in.after, &in.out});
+}
+
+BasisAttention enter_basis(Recording& recording, const Device& device, const BasisPair& bases,
+                           const Tensor& q, const Tensor& out, bool is_dense) {
+  if (!bases.defined()) return {q, out};
+  const DType dtype = is_dense ? q.dtype() : DType::f32;
+  BasisAttention inside{device.tensor(dtype, q.shape()), device.tensor(DType::f32, out.shape())};
+  dispatch_basis(recording, {q, bases.k.inverse, {}, {}, inside.q});
+  return inside;
+}
+
+void leave_basis(Recording& recording, const BasisPair& bases, const BasisAttention& inside,
+                 const Tensor& out) {
+  if (!bases.defined()) return;
+  dispatch_basis(recording, {inside.out, bases.v.inverse, {}, bases.v.mean, out});
+}
+
+void check_means(const char* op, const BasisPair& bases, const MeanConflicts& with) {
+  const auto refuse = [&](bool conflict, const char* role, const char* what) {
+    require(!conflict, op, ": the basis of ", role, " has a mean, which ", what,
+            " does not go with; calibrate without a mean");
+  };
+  const bool k = bases.k.mean.defined(), v = bases.v.mean.defined();
+  refuse(k && with.lse, "k", "lse");
+  refuse(k && with.soft_cap, "k", "soft_cap");
+  refuse((k || v) && with.sinks, k ? "k" : "v", "sinks");
+  refuse(v && with.tree, "v", "a tree mask");
+}
+
+void kv_basis(Encoder& encoder, const KvBasisInputs& in) {
+  constexpr const char* kOp = "kv_basis";
+  Recording recording(encoder, kOp);
+  const auto check_rows = [&](const char* what, const Tensor& t) {
+    require(t.defined() && t.rank() == 3, kOp, ": ", what, " must be [tokens, heads, head_dim]");
+    require(is_float(t.dtype()), kOp, ": ", what, " must be f32, f16 or bf16, got ", t.dtype());
+    require(t.stride(2) == 1, kOp, ": head_dim of ", what, " must be contiguous, got stride ",
+            t.stride(2));
+  };
+  check_rows("x", in.x);
+  check_rows("out", in.out);
+  require(in.out.shape() == in.x.shape(), kOp, ": out must have the shape of x ", in.x.shape(),
+          ", got ", in.out.shape());
+  const uint64_t heads = in.x.shape(1), dim = in.x.shape(2);
+  require(dim >= 16 && dim <= abi::kKvMaxHeadDim && dim % 16 == 0, kOp,
+          ": head_dim must be a multiple of 16 from 16 to ", abi::kKvMaxHeadDim, ", got ", dim);
+  require(in.matrix.defined() && in.matrix.rank() == 3 && in.matrix.shape(0) != 0 &&
+              heads % in.matrix.shape(0) == 0,
+          kOp, ": matrix must be [kv_heads, head_dim, head_dim], kv_heads a divisor of ", heads);
+  const Calibrated c{kOp, "x", in.matrix.shape(0), dim};
+  c.check("matrix", in.matrix, c.matrix());
+  if (in.before.defined()) c.check("before", in.before, c.vector());
+  if (in.after.defined()) c.check("after", in.after, c.vector());
+  require(in.out.is_injective(), kOp, ": strides ", in.out.strides(),
+          " make elements of out share memory");
+  require(is_same_view(in.x, in.out) || !may_overlap(in.x, in.out), kOp,
+          ": x and out share memory");
+  for (const Tensor* read : {&in.matrix, &in.before, &in.after}) {
+    require(!read->defined() || !may_overlap(*read, in.out), kOp,
+            ": out shares memory with matrix, before or after");
+  }
+  if (in.x.elements() == 0) return;
+  dispatch_basis(recording, in);
+  recording.commit();
+}
+
+}  // namespace gyre
