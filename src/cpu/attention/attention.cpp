@@ -128,7 +128,7 @@ class Command {
       }
     } else {
       LoadQueries<Q>(work, args_[arg_q]);
-      if (s.prompt) {
+      if (s.prompt && !Decode::takes_levels(work)) {
         run_kernel<Prefill>(s, work, piece);
       } else {
         run_kernel<Decode>(s, work, piece);

@@ -1,6 +1,7 @@
-// Attention for few rows, which reading K and V bounds: each block of keys passes through scores,
-// softmax and the weighted sum of values while it is in the cache. Levels, f16 and bf16 go through
-// the machine's own kernels (isa/) where it has them, everything else through f32.
+// Attention for few rows, which reading K and V bounds, and for any number over levels: each block
+// of keys passes through scores, softmax and the weighted sum of values while it is in the cache.
+// Levels, f16 and bf16 go through the machine's own kernels (isa/) where it has them, everything
+// else through f32.
 
 #if defined(GYRE_CPU_ATTENTION_DECODE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_DECODE_INL_H
@@ -49,6 +50,11 @@ inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys) {
 
 class Decode {
  public:
+  // Whether K and V stay integers: then prompts are faster here than in f32, too.
+  static bool takes_levels(const WorkTile& work) {
+    const KvPath k = PathOf(*work.k.layout, true), v = PathOf(*work.v.layout, false);
+    return (k == KvPath::levels || k == KvPath::padded_levels) && v == KvPath::levels;
+  }
   explicit Decode(WorkTile& work)
       : work_(work), k_path_(PathOf(*work.k.layout, true)), v_path_(PathOf(*work.v.layout, false)) {
     value_blocks_ = PaddedBlocks(work_.v_dim(), 8);
