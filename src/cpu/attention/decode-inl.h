@@ -24,9 +24,12 @@ namespace gyre::cpu::HWY_NAMESPACE {
 // groups (K), or unpacked to f32.
 enum class KvPath : uint8_t { f32, bf16, f16, levels, padded_levels, unpacked };
 
-// Whether a row of K lies in whole groups of 16 bytes, 64 coordinates at a time.
+// Whether a row of K lies in whole groups of 16 bytes, as many coordinates as a kernel takes at a
+// time.
 inline bool KeysAreWhole(const abi::KvCacheLayout& cache) {
-  const uint32_t step = abi::kv_high_bits(cache.format) == 1 ? 128 : 64;
+  const uint32_t step = abi::kv_high_bits(cache.format) == 1 ? 128
+                        : cache.format == abi::kTq8          ? attention_kernels().byte_step
+                                                             : 64;
   return cache.head_dim % step == 0;
 }
 
@@ -77,7 +80,7 @@ class Decode {
 
  private:
   void prepare_queries() {
-    const uint32_t multiple = k_path_ == KvPath::padded_levels ? 64 : 8;
+    const uint32_t multiple = k_path_ == KvPath::padded_levels ? attention_kernels().byte_step : 8;
     queries_.blocks = PaddedBlocks(work_.k_dim(), multiple);
     const uint32_t last = queries_.blocks.count - 1;
     queries_.row_levels = queries_.blocks.begin[last] + queries_.blocks.size[last];
@@ -120,9 +123,10 @@ class Decode {
     if (k_path_ == KvPath::levels) return attention_kernels().score_levels(job);
     if (k_path_ == KvPath::padded_levels) {
       int8_t* const levels = work_.scratch->levels;
-      UnpackBlockLevels(work_.k, block, queries_.blocks, queries_.row_levels, levels);
       job.keys = reinterpret_cast<const uint8_t*>(levels);
-      job.key_stride = job.head_dim = queries_.row_levels;
+      job.head_dim = queries_.row_levels;
+      job.key_stride =
+          UnpackBlockLevels(work_.k, block, queries_.blocks, queries_.row_levels, levels);
       job.format = abi::kTq8;
       return attention_kernels().score_levels(job);
     }

@@ -28,23 +28,32 @@ HWY_INLINE void UnpackBlock(const HeadView& cache, const KeyBlock& block, float*
   }
 }
 
-// Levels of K, every scale block padded with zeros to its size in `padded`: rows of `row_bytes`.
-HWY_INLINE void UnpackBlockLevels(const HeadView& cache, const KeyBlock& block,
-                                  const ScaleBlocks& padded, uint32_t row_bytes, int8_t* levels) {
-  alignas(64) int8_t tile[abi::kKvTile * abi::kKvMaxHeadDim];
+// Levels of K, every scale block padded with zeros to its size in `padded`: rows of `row_bytes`, as
+// many bytes apart as is returned.
+HWY_INLINE uint32_t UnpackBlockLevels(const HeadView& cache, const KeyBlock& block,
+                                      const ScaleBlocks& padded, uint32_t row_bytes,
+                                      int8_t* levels) {
+  const uint32_t unpadded = UnpackedStride(cache.layout->head_dim);
+  if (row_bytes == cache.layout->head_dim) {
+    for (uint32_t t = 0; t < block.tiles(); ++t)
+      UnpackTileLevels(*cache.layout, cache.tile(block.at + t), unpadded,
+                       levels + size_t{t} * abi::kKvTile * unpadded);
+    return unpadded;
+  }
+  alignas(64) int8_t tile[kUnpackedTileBytes];
   const abi::KvScaleBlocks scales = abi::kv_scale_blocks(cache.layout->head_dim);
-  const uint32_t stride = UnpackedStride(cache.layout->head_dim);
   for (uint32_t t = 0; t < block.tiles(); ++t) {
-    UnpackTileLevels(*cache.layout, cache.tile(block.at + t), stride, tile);
+    UnpackTileLevels(*cache.layout, cache.tile(block.at + t), unpadded, tile);
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
       int8_t* const to = levels + size_t{t * abi::kKvTile + slot} * row_bytes;
       for (uint32_t b = 0; b < scales.count; ++b) {
-        std::memcpy(to + padded.begin[b], tile + size_t{slot} * stride + scales.begin[b],
+        std::memcpy(to + padded.begin[b], tile + size_t{slot} * unpadded + scales.begin[b],
                     scales.size[b]);
         std::memset(to + padded.begin[b] + scales.size[b], 0, padded.size[b] - scales.size[b]);
       }
     }
   }
+  return row_bytes;
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -23,8 +23,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-// Bytes of an unpacked row: vectors of 16 may write past head_dim.
+// Bytes of an unpacked row: vectors of 16 may write past head_dim, and past the last row of a tile.
 constexpr uint32_t UnpackedStride(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
+constexpr uint32_t kUnpackedTileBytes = abi::kKvTile * abi::kKvMaxHeadDim + 16;
 
 // One plane of a row of K: its bits go to [kShift, kShift + kBits) of the codes, one byte each.
 template <uint32_t kBits, uint32_t kShift>
@@ -32,17 +33,27 @@ HWY_INLINE void UnpackRowPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_
                                uint8_t* HWY_RESTRICT codes) {
   constexpr uint32_t kGroup = abi::kv_group(kBits), kPerByte = 8 / kBits;
   constexpr auto kMask = static_cast<uint8_t>((1u << kBits) - 1);
-  for (uint32_t begin = 0; begin < head_dim; begin += kGroup) {
-    const uint32_t bytes = std::min(head_dim - begin, kGroup) * kBits / 8;
-    for (uint32_t nth = 0; nth < kPerByte; ++nth) {
-      uint8_t* const to = codes + begin + nth * bytes;
-      for (uint32_t j = 0; j < bytes; ++j) {
-        const uint32_t code = plane[j] >> (nth * kBits) & kMask;
-        to[j] = static_cast<uint8_t>(kShift == 0 ? code : to[j] | code << kShift);
-      }
+  // As many bytes as d has lanes; codes from different bits of a byte lie `apart`.
+  const auto unpack = [&](auto d, const uint8_t* from, uint32_t apart, uint8_t* to) HWY_ATTR {
+    auto bytes = hn::LoadU(d, from);
+    for (uint32_t nth = 0; nth < kPerByte; ++nth, to += apart) {
+      auto code = hn::And(bytes, hn::Set(d, kMask));
+      if constexpr (kShift != 0) code = hn::Or(hn::ShiftLeft<kShift>(code), hn::LoadU(d, to));
+      hn::StoreU(code, d, to);
+      if constexpr (kBits != 8) bytes = hn::ShiftRight<kBits % 8>(bytes);
     }
-    plane += bytes;
-  }
+  };
+  const hn::CappedTag<uint8_t, 16> whole;
+  for (; head_dim >= kGroup; head_dim -= kGroup, codes += kGroup, plane += 16)
+    unpack(whole, plane, 16, codes);
+  const uint32_t rest = head_dim * kBits / 8;  // the last group: so many bytes
+  if (rest == 0) return;
+  if (rest == 8) return unpack(hn::CappedTag<uint8_t, 8>(), plane, 8, codes);
+  if (rest == 4) return unpack(hn::CappedTag<uint8_t, 4>(), plane, 4, codes);
+  // Zeros after them are overwritten by codes of higher bits, by the next row, or change nothing.
+  uint8_t bytes[16] = {};
+  std::memcpy(bytes, plane, rest);
+  unpack(whole, bytes, rest, codes);
 }
 
 // One plane of a tile of V: the bits of coordinate c of a token go to codes[token * stride + c].
@@ -189,7 +200,7 @@ HWY_INLINE void UnpackTile(const abi::KvCacheLayout& cache, const uint8_t* codes
                            const uint8_t* scales, Share slots, float* y) {
   const uint64_t n = cache.head_dim;
   if (abi::kv_is_native(cache.format)) {
-    alignas(64) int8_t levels[abi::kKvTile * abi::kKvMaxHeadDim];
+    alignas(64) int8_t levels[kUnpackedTileBytes];
     const uint32_t stride = UnpackedStride(cache.head_dim);
     UnpackTileLevels(cache, codes, stride, levels);
     const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(cache.head_dim);

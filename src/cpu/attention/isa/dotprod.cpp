@@ -67,15 +67,29 @@ inline void multiply_block(const ScoreJob& job, const typename Keys<kFormat>::Ta
   KeySums sums[kRows][2 * kPairs];
   const uint64_t stride = job.key_stride;
   const uint8_t* const keys = job.keys + at.key * stride;
-  const size_t first = job.blocks->begin[at.block] / 64, chunks = job.blocks->size[at.block] / 64;
-  for (size_t chunk = first; chunk < first + chunks; ++chunk) {
-    const Keys<kFormat> pair(keys, keys + stride, job.head_dim, chunk);
-    const int8_t* const q = job.q + 2 * at.row * job.head_dim + 64 * chunk;
+  const int8_t* const q = job.q + 2 * at.row * job.head_dim;
+  size_t c = job.blocks->begin[at.block];
+  const size_t end = c + job.blocks->size[at.block];
+  for (; c + 64 <= end; c += 64) {
+    const auto pair = load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c);
     if constexpr (kPairs == 1) {
-      multiply_chunk<kFormat, kRows, 1>(tables, {pair}, q, job.head_dim, sums);
+      multiply_chunk<kFormat, kRows, 1>(tables, {pair}, q + c, job.head_dim, sums);
     } else {
-      const Keys<kFormat> next(keys + 2 * stride, keys + 3 * stride, job.head_dim, chunk);
-      multiply_chunk<kFormat, kRows, 2>(tables, {pair, next}, q, job.head_dim, sums);
+      const auto next =
+          load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c);
+      multiply_chunk<kFormat, kRows, 2>(tables, {pair, next}, q + c, job.head_dim, sums);
+    }
+  }
+  if constexpr (kFormat == abi::kTq8) {
+    for (; c < end; c += 16) {
+      const auto pair = load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c);
+      if constexpr (kPairs == 1) {
+        multiply_keys<kFormat, kRows, 1, 0>(tables, {pair}, q + c, job.head_dim, sums);
+      } else {
+        const auto next =
+            load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c);
+        multiply_keys<kFormat, kRows, 2, 0>(tables, {pair, next}, q + c, job.head_dim, sums);
+      }
     }
   }
   for (size_t r = 0; r < kRows; ++r) {
@@ -193,6 +207,7 @@ AttentionKernels dotprod_attention_kernels() {
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   kernels.query_layout = QueryLayout::hi_then_lo;
+  kernels.byte_step = 16;
   return kernels;
 }
 

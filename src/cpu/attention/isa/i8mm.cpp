@@ -52,15 +52,25 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
   for (size_t b = 0; b < job.blocks->count; ++b) {
     int32x4_t acc[kRows][2];
     for (size_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
-    const size_t first = job.blocks->begin[b] / 64, chunks = job.blocks->size[b] / 64;
-    for (size_t chunk = first; chunk < first + chunks; ++chunk) {
-      const Keys<kFormat> loaded[2] = {{keys, keys + stride, job.head_dim, chunk},
-                                       {keys + 2 * stride, keys + 3 * stride, job.head_dim, chunk}};
-      const int8_t* const at = q + uint64_t{128} * chunk;
+    size_t c = job.blocks->begin[b];
+    const size_t end = c + job.blocks->size[b];
+    for (; c + 64 <= end; c += 64) {
+      const Keys<kFormat> loaded[2] = {
+          load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c),
+          load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
+      const int8_t* const at = q + 2 * c;
       multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
       multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
       multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
       multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
+    }
+    if constexpr (kFormat == abi::kTq8) {
+      for (; c < end; c += 16) {
+        const Keys<kFormat> loaded[2] = {
+            load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c),
+            load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
+        multiply_keys<kFormat, kRows, 0>(tables, loaded, q + 2 * c, q_stride, acc);
+      }
     }
     const float32x4_t scale = key_scales(scales + b * kTile * 2);
     for (size_t r = 0; r < kRows; ++r)
@@ -155,6 +165,7 @@ AttentionKernels i8mm_attention_kernels() {
   kernels.name = "i8mm";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
+  kernels.byte_step = 16;
   return kernels;
 }
 

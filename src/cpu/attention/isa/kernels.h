@@ -43,7 +43,7 @@ struct ScoreJob {
   const uint8_t* scales = nullptr;  // the block's first tile
   uint64_t scales_stride = 0;       // bytes from tile to tile
   uint32_t format = 0;              // tq8: levels, one byte each
-  uint32_t head_dim = 0;            // coordinates of a row, padding included
+  uint32_t head_dim = 0;            // coordinates of a row, padding included; see byte_step
   uint32_t key_count = 0;           // a multiple of 8 over levels
   uint32_t rows = 0;
   const ScaleBlocks* blocks = nullptr;
@@ -83,6 +83,7 @@ struct AttentionKernels {
   void (*score_bf16)(const ScoreJob&) = nullptr;
   void (*accumulate_bf16)(const AccumulateJob&) = nullptr;
   QueryLayout query_layout = QueryLayout::hi_lo_by_eight;
+  uint32_t byte_step = 64;  // scale blocks of tq8's bytes have multiples of so many coordinates
 };
 
 template <size_t kRows>
