@@ -15,10 +15,11 @@ from hf_models import TEXT, load, random_model, stored_model
 
 import gyre
 from gyre import eval as gyre_eval
+from gyre.eval.__main__ import main
 
 
 def run(*options: str) -> int:
-    return gyre_eval.main([str(stored_model("tiny-d128")), str(TEXT), *options])
+    return main([str(stored_model("tiny-d128")), str(TEXT), *options])
 
 
 def test_json_and_chart(tmp_path, capsys):
@@ -125,7 +126,7 @@ def test_models_with_a_tokenizer(tmp_path, capsys):
     (ids,), unit = gyre_eval.read_windows(str(tmp_path), text.read_bytes(), 20, 1)
     assert unit == "token" and ids[:4].tolist() == [0, 2, 3, 4]
     assert (
-        gyre_eval.main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
+        main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
     )
     assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
     with pytest.raises(gyre.Error, match="not UTF-8"):
@@ -172,7 +173,7 @@ def test_numbers_out_of_range(option, value, capsys):
 
 
 def test_a_model_must_be_a_folder(tmp_path, capsys):
-    assert gyre_eval.main([str(tmp_path / "none"), str(TEXT)]) == 1
+    assert main([str(tmp_path / "none"), str(TEXT)]) == 1
     assert "the model must be a folder" in capsys.readouterr().err
 
 

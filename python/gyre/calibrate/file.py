@@ -1,0 +1,193 @@
+"""A calibration in one file, *.gyrecal: safetensors inside.
+
+Tensors, f32: layers.{i}.{k|v}.basis, .inverse, .factor [kv_heads, head_dim, head_dim], .mean, .diagonal [kv_heads, head_dim]; basis and
+inverse come together or not at all, mean may be missing. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
+because safetensors writes several in any order, and equal calibrations are equal files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from dataclasses import asdict, dataclass, field
+
+import safetensors
+import safetensors.torch
+import torch
+
+import gyre
+
+from .budget import Budget
+
+ENTRY, VERSION = "gyrecal", 1
+FARTHEST = 4  # times the range that a calibration is for; nothing was measured beyond
+_IDENTITY = (
+    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
+    "layer_types sliding_window rope_parameters query_pre_attn_scalar attention_bias"
+).split()
+
+
+@dataclass
+class Part:
+    """Keys or values of one layer, f32. basis, inverse, factor: [kv_heads, head_dim, head_dim]; mean, diagonal: [kv_heads, head_dim].
+    basis and inverse are None where the encoder's feedback is all there is; so may be the mean."""
+
+    basis: torch.Tensor | None
+    inverse: torch.Tensor | None
+    mean: torch.Tensor | None
+    factor: torch.Tensor  # row i: what the error of coordinate i adds to each one behind it, 0 elsewhere
+    diagonal: torch.Tensor
+
+
+class CalibrationWarning(UserWarning):
+    """A calibration that is used for more than it was made for, or made from little."""
+
+
+def identity(config) -> str:
+    """Names a model by what its config says about its shape and its rotary embedding."""
+    config = config.get_text_config(decoder=True)
+    said = {name: getattr(config, name, None) for name in _IDENTITY}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+@dataclass
+class Calibration:
+    """layers: keys and values of each. capacity: positions that the keys' moments are for, 0: all there are. tokens: that they are
+    from. sensitivities: of each layer's keys and values, the mean divergence with these alone in `sensitivity_format`."""
+
+    layers: list[tuple[Part, Part]]
+    recipe: str
+    model: str
+    identity: str
+    capacity: int
+    tokens: int
+    gains: list[float]
+    sensitivities: list[tuple[float, float]] = field(default_factory=list)
+    sensitivity_format: str = ""
+    budgets: list[Budget] = field(default_factory=list)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.layers[0][0].factor.shape[0]
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0][0].factor.shape[1]
+
+    def save(self, path: str | os.PathLike) -> None:
+        """As a whole or not at all."""
+        tensors = {
+            f"layers.{i}.{role}.{name}": tensor
+            for i, layer in enumerate(self.layers)
+            for role, part in zip("kv", layer)
+            for name, tensor in vars(part).items()
+            if tensor is not None
+        }
+        said = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("layers", "budgets")}
+        said.update(
+            version=VERSION,
+            layers=len(self.layers),
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            budgets=[asdict(budget) for budget in self.budgets],
+        )
+        path = os.path.realpath(path)
+        unfinished = f"{path}.{os.getpid()}.part"
+        try:
+            safetensors.torch.save_file(tensors, unfinished, {ENTRY: json.dumps(said)})
+            os.replace(unfinished, path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise gyre.IoError(f"calibrate: {path}: {error}") from error
+        finally:
+            if os.path.exists(unfinished):
+                os.unlink(unfinished)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Calibration:
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                said = _about(path, file.metadata() or {})
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except (OSError, safetensors.SafetensorError) as error:
+            raise gyre.IoError(f"calibration: {path}: {error}") from error
+        count, heads, d = (said.pop(name) for name in ("layers", "kv_heads", "head_dim"))
+        layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, d) for role in "kv") for i in range(count)]
+        if tensors:
+            raise gyre.IoError(f"calibration: {path}: there are other tensors: {sorted(tensors)[0]}")
+        said["budgets"] = [Budget(**budget) for budget in said["budgets"]]
+        return cls(layers, **said)
+
+    def check(self, config, capacity: int | None = None) -> None:
+        """Refuses another model and positions far outside the range; warns of those just outside."""
+        if identity(config) != self.identity:
+            kind = config.get_text_config(decoder=True).model_type
+            raise gyre.InvalidArgument(
+                f"calibration: it was made for {self.model}, whose config is another than that of this {kind} model"
+            )
+        if not self.capacity or capacity is None or capacity <= self.capacity:
+            return
+        if capacity > FARTHEST * self.capacity:
+            raise gyre.InvalidArgument(
+                f"calibration: it is for positions below {self.capacity}, a capacity of {capacity} is more than {FARTHEST} times "
+                "that: calibrate with a larger --capacity"
+            )
+        warnings.warn(
+            f"calibration: it is for positions below {self.capacity}, the cache has room for {capacity}: keys lose part of the "
+            "gain, calibrate with a larger --capacity",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+
+    def budget(self, bits: float, by: str | None = None) -> Budget:
+        """The formats that were found for so many bits."""
+        for budget in self.budgets:
+            if abs(budget.bits - bits) < 1e-9 and by in (None, budget.by):
+                return budget
+        known = ", ".join(f"{budget.bits:g} by {budget.by}" for budget in self.budgets) or "none"
+        raise gyre.InvalidArgument(f"calibration: there are no formats for {bits:g} bits, there are for {known}")
+
+
+def _about(path, metadata: dict) -> dict:
+    if ENTRY not in metadata:
+        raise gyre.IoError(f"calibration: {path}: this is no file that gyre.calibrate wrote")
+    try:
+        said = json.loads(metadata[ENTRY])
+    except ValueError:
+        said = None
+    version = said.pop("version", None) if isinstance(said, dict) else None
+    if version is not None and version != VERSION:
+        raise gyre.IoError(f"calibration: {path}: the file is of version {version}, this is version {VERSION}")
+    fields = set(Calibration.__dataclass_fields__) | {"kv_heads", "head_dim"}
+    counts = ("layers", "kv_heads", "head_dim")
+    if (
+        version is None
+        or set(said) != fields
+        or any(type(said[name]) is not int or not 0 < said[name] < 1 << 16 for name in counts)
+        or any(type(said[name]) is not int or said[name] < 0 for name in ("capacity", "tokens"))
+        or not all(isinstance(said[name], list) for name in ("gains", "sensitivities", "budgets"))
+        or not said["gains"]
+        or not all(isinstance(gain, float) and 0 < gain < 10 for gain in said["gains"])
+        or not all(isinstance(budget, dict) and set(budget) == set(Budget.__dataclass_fields__) for budget in said["budgets"])
+    ):
+        raise gyre.IoError(f"calibration: {path}: the description cannot be read")
+    return said
+
+
+def _part(path, tensors: dict[str, torch.Tensor], prefix: str, heads: int, d: int) -> Part:
+    found = {}
+    for name in Part.__dataclass_fields__:
+        tensor = tensors.pop(f"{prefix}.{name}", None)
+        found[name] = tensor
+        if tensor is None:
+            continue
+        shape = (heads, d) if name in ("mean", "diagonal") else (heads, d, d)
+        if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise gyre.IoError(f"calibration: {path}: {prefix}.{name} must be finite f32 {list(shape)}")
+    missing = [name for name in ("factor", "diagonal") if found[name] is None]
+    if (found["basis"] is None) != (found["inverse"] is None):
+        missing.append("basis" if found["basis"] is None else "inverse")
+    if missing:
+        raise gyre.IoError(f"calibration: {path}: there is no {prefix}.{missing[0]}")
+    return Part(**found)

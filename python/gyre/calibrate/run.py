@@ -1,0 +1,70 @@
+"""A calibration of a model, from a text or from its weights alone."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import gyre
+
+from . import model as models
+from . import rotary, solve
+from .file import Calibration, CalibrationWarning, identity
+from .moments import SKIPPED, collect
+
+GAINS = [0.9, 1.0, 1.1]
+WINDOW = 4096  # tokens of a text that pass through the model as one
+FEW_TOKENS = 2048
+
+
+def windows(ids: list[int], start: int, tokens: int, longest: int) -> list[torch.Tensor]:
+    """Texts of at most `longest` tokens, each with the token that starts a text before it."""
+    size = min(WINDOW, longest) - 1
+    ids = ids[:tokens]
+    return [torch.tensor([start, *ids[i : i + size]]) for i in range(0, len(ids), size) if len(ids) - i > SKIPPED]
+
+
+def check_tokens(count: int, head_dim: int) -> None:
+    """Fewer tokens than coordinates have no covariance; a few hundred cost part of the gain (docs/quality.md)."""
+    if count < head_dim:
+        raise gyre.InvalidArgument(
+            f"calibrate: {count} tokens are too few for {head_dim} coordinates of a head (the first {SKIPPED} of a text are left "
+            "out): give more text, or --no-text"
+        )
+    if count < FEW_TOKENS:
+        warnings.warn(
+            f"calibrate: {count} tokens are few, part of the gain is lost: give at least {FEW_TOKENS}", CalibrationWarning, stacklevel=3
+        )
+
+
+def calibrate(
+    model,
+    texts: list[torch.Tensor] | None,
+    capacity: int,
+    basis: bool = True,
+    name: str = "",
+    device: gyre.Device | None = None,
+    progress: bool = True,
+) -> Calibration:
+    """texts: token ids, each a text from its beginning; None: from the weights alone. capacity: positions that keys may have. basis:
+    False leaves the feedback of the encoder alone, so that what is stored is read as ever. name: of the model, for messages. device: of
+    the cache that the texts pass through."""
+    attentions = models.attentions(model)
+    rotaries = rotary.of_layers(model.get_decoder())
+    heads = {(a.kv_heads, a.head_dim) for a in attentions}
+    if len(heads) != 1:
+        raise gyre.InvalidArgument(f"calibrate: every layer must have the same (kv_heads, head_dim), got {sorted(heads)}")
+    head_dim = attentions[0].head_dim
+    if head_dim not in (16, 32, 64, 128, 256):
+        raise gyre.InvalidArgument(f"calibrate: head_dim must be a power of two from 16 to 256, got {head_dim}")
+    if texts is None:
+        layers = [solve.from_weights(*pair) for pair in zip(attentions, rotaries)]
+        recipe, capacity, tokens = "Q", 0, 0
+    else:
+        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), head_dim)
+        moments, tokens = collect(model, attentions, rotaries, texts, device, progress)
+        make = solve.from_text if basis else solve.feedback_alone
+        layers = [make(*each, capacity) for each in zip(attentions, rotaries, moments)]
+        recipe = "R" if basis else "F"
+    return Calibration(layers, recipe, name, identity(model.config), capacity, tokens, GAINS)

@@ -1,0 +1,86 @@
+"""From moments to what the encoder uses: a basis B and the triangular factor of the weights in it.
+
+The library stores R B (x - mean), R its rotation (Hadamard and signs). An error in that domain costs W' = R B^-1 W B^-1 R^T, with W what
+an error in the coordinates costs. W' = T T^T, T upper triangular: coordinates are quantized in order, and what the error of one adds to
+the cost is made good by those behind it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import gyre
+
+from .file import Part
+from .model import Attention
+from .moments import Moments
+from .rotary import Rotary
+
+EXPONENT, FLOOR = -0.3, 0.05  # of the basis
+WEIGHT_FLOOR = 0.03
+
+
+def rotated(matrix: torch.Tensor) -> torch.Tensor:
+    """R M R^T of symmetric matrices [..., d, d], by the library's own rotation."""
+    turn = rotation(matrix.shape[-1])
+    return turn @ matrix @ turn.T
+
+
+def rotation(head_dim: int) -> torch.Tensor:
+    rows = torch.eye(head_dim)
+    encoder = gyre.Encoder("cpu")
+    gyre.hadamard(encoder, rows, rows, signs="native")
+    encoder.submit().wait()
+    columns = rows.T.double()  # R e_j in f32; entries are 0 or +-1 / sqrt(size of the block)
+    return columns.sign() / columns.square().reciprocal().round().sqrt()
+
+
+def _power(matrix: torch.Tensor, exponent: float) -> torch.Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values[..., None, :] ** exponent) @ vectors.transpose(-1, -2)
+
+
+def _scaled(matrix: torch.Tensor, floor: float) -> torch.Tensor:
+    """The mean of the diagonal becomes 1, and `floor` is added to it."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    diagonal = torch.where(diagonal > 0, diagonal, 1.0)  # a head that is always 0
+    return (matrix + matrix.transpose(-1, -2)) / (2 * diagonal) + floor * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+
+
+def part(covariance: torch.Tensor | None, weights: torch.Tensor, mean: torch.Tensor | None) -> Part:
+    """covariance, weights: f64 [kv_heads, d, d]. Without a covariance: the feedback alone, in the library's own rotation."""
+    weights = _scaled(weights, WEIGHT_FLOOR)
+    basis = inverse = None
+    if covariance is not None:
+        basis = _power(_scaled(covariance, FLOOR), EXPONENT)
+        inverse = _power(_scaled(covariance, FLOOR), -EXPONENT)
+        weights = inverse @ weights @ inverse
+    weights = rotated(weights)
+    # Upper triangular: the Cholesky factor of the matrix flipped in both axes, flipped back.
+    upper = torch.linalg.cholesky(((weights + weights.transpose(-1, -2)) / 2).flip(-1, -2)).flip(-1, -2)
+    diagonal = upper.diagonal(dim1=-2, dim2=-1)
+    factor = (upper / diagonal[..., None, :]).triu(1)
+    single = lambda x: None if x is None else x.float().contiguous()
+    return Part(single(basis), single(inverse), single(mean), single(factor), single(diagonal))
+
+
+def from_text(attention: Attention, rotary: Rotary, moments: Moments, capacity: int) -> tuple[Part, Part]:
+    """Keys and values of a layer, for positions [0, capacity)."""
+    mean = rotary.mean(moments.k_mean, capacity)
+    covariance = rotary.moments(moments.k_second, capacity) - mean[:, :, None] * mean[:, None, :]
+    k = part(covariance, rotary.moments(moments.q_second, capacity), mean)
+    v_mean = moments.v_mean
+    v_covariance = moments.v_second - v_mean[:, :, None] * v_mean[:, None, :]
+    return k, part(v_covariance, attention.value_weights(), v_mean)
+
+
+def from_weights(attention: Attention, rotary: Rotary) -> tuple[Part, Part]:
+    """The same from the weights alone. Keys have a factor for each rotary pair, which commutes with the rotation: right at every
+    position."""
+    energies = lambda name: rotary.pair_energies(attention.second_moment(name).diagonal(dim1=1, dim2=2)).diag_embed()
+    return part(energies("k"), energies("q"), None), part(attention.second_moment("v"), attention.value_weights(), None)
+
+
+def feedback_alone(attention: Attention, rotary: Rotary, moments: Moments, capacity: int) -> tuple[Part, Part]:
+    """The encoder's feedback without a basis: what is read is read as ever."""
+    return part(None, rotary.moments(moments.q_second, capacity), None), part(None, attention.value_weights(), None)

@@ -1,0 +1,111 @@
+"""What a compressed KV cache costs a real model: python -m gyre.eval MODEL_DIR TEXT
+
+Every format predicts the same text, one token at a time or in steps of several, through its own cache, side by side with
+an f16 cache. Printed are how well the text was predicted, how far the predictions are from those of the f16 cache, and
+the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+
+import torch
+
+import gyre
+from gyre.calibrate.file import Calibration
+
+from .baselines import BASELINES
+from .chart import check_chart, plot
+from .command import add_device, at_least, load_model
+from .rows import REFERENCE, settings, table
+from .run import evaluate
+from .text import read_windows
+
+FORMATS = ("f16", "tq8", "tq6", "tq4", "tq8/tq4", "tq3", "tq2")
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gyre.eval", description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder of a Hugging Face causal language model")
+    parser.add_argument("text", help="file to predict")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=list(FORMATS),
+        metavar="K[/V]",
+        help=f"formats of keys and values (default: %(default)s), or how others store them: {', '.join(BASELINES)}",
+    )
+    parser.add_argument(
+        "--calibration",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="compressed formats also run with these calibrations, and with the formats of their budgets",
+    )
+    parser.add_argument("--context", type=at_least(1), default=4096, help="tokens predicted per window (default: %(default)s)")
+    parser.add_argument("--windows", type=at_least(1), default=1, help="windows, from the start of the text (default: 1)")
+    parser.add_argument(
+        "--tail",
+        type=at_least(0),
+        default=128,
+        help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)",
+    )
+    parser.add_argument(
+        "--step",
+        type=at_least(1),
+        default=1,
+        help="tokens at a time: 1 decodes, more is what a prompt does (default: 1)",
+    )
+    parser.add_argument("--sinks", type=at_least(0), default=0, help="the first tokens that stay in 16 bits (default: 0)")
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--plot", metavar="FILE", help="write a chart (needs matplotlib)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(argv)
+    try:
+        calibrations = [Calibration.load(path) for path in options.calibration]
+        wanted = settings(options.formats, options.tail, options.sinks, calibrations)
+        if options.plot:
+            check_chart(options.plot)
+        with open(options.text, "rb") as file:
+            texts, unit = read_windows(options.model, file.read(), options.context, options.windows)
+        model, device = load_model("eval", options)
+        rows = evaluate(model, texts, wanted, device, not options.quiet, options.step)
+    except (gyre.Error, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    about = {
+        "model": os.path.basename(os.path.normpath(options.model)),
+        "text": os.path.basename(options.text),
+        "unit": unit,
+        "windows": len(texts),
+        "context": options.context,
+        "step": options.step,
+        "positions": sum(len(text) - 1 for text in texts),
+        "dtype": options.dtype,
+        "device": options.device,
+        "reference": REFERENCE,
+    }
+    title = (
+        f"{about['model']}: {about['windows']} x {about['context']} {unit}s of {about['text']}, "
+        f"{'decoded one by one' if options.step == 1 else f'in steps of {options.step}'}, {about['positions']} positions"
+    )
+    if options.json:
+        print(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=2))
+    else:
+        print(f"{title}; KL divergence from {REFERENCE}\n\n{table(rows, unit)}")
+    if options.plot:
+        plot(rows, title, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+""".gyrecal files, bits per layer, and python -m gyre.calibrate."""
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tqdm")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+import safetensors
+from hf_models import TEXT, random_model, random_tokens, stored_model
+
+import gyre
+from gyre.calibrate import Budget, Calibration, CalibrationWarning, __main__
+from gyre.calibrate.budget import BITS, ERRORS, best, scale_bits
+from gyre.calibrate.run import calibrate
+
+pytestmark = pytest.mark.filterwarnings("ignore:calibrate. .* tokens are few")
+
+
+@pytest.fixture(scope="module")
+def made():
+    model = random_model("qwen3", "eager")
+    calibration = calibrate(model, [random_tokens(120)[0]], 256, name="random", progress=False)
+    calibration.sensitivities, calibration.sensitivity_format = [(1e-3, 2e-3)] * 4, "tq3"
+    calibration.budgets = [Budget(4.5, "coordinate", ["tq4"] * 4, ["tq3"] * 4, 4.25, 1e-3)]
+    return model, calibration
+
+
+def test_a_file_gives_back_what_was_saved(made, tmp_path):
+    _, calibration = made
+    for name in ("a", "b"):
+        calibration.save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    again = Calibration.load(tmp_path / "a")
+    for one, other in zip(calibration.layers, again.layers):
+        for a, b in zip(one, other):
+            assert all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values()))
+    said = lambda x: json.dumps({**dataclasses.asdict(x), "layers": len(x.layers)})
+    assert said(again) == said(calibration)
+    assert (again.kv_heads, again.head_dim, again.budget(4.5).k) == (2, 32, ["tq4"] * 4)
+    with pytest.raises(gyre.InvalidArgument, match="no formats for 3 bits, there are for 4.5 by coordinate"):
+        again.budget(3)
+
+
+def test_the_names_and_shapes_in_a_file(made, tmp_path):
+    made[1].save(tmp_path / "a")
+    with safetensors.safe_open(tmp_path / "a", "pt") as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}
+        assert list(file.metadata()) == ["gyrecal"]
+    square, row = [2, 32, 32], [2, 32]
+    parts = dict(basis=square, inverse=square, mean=row, factor=square, diagonal=row)
+    assert shapes == {f"layers.{i}.{role}.{name}": parts[name] for i in range(4) for role in "kv" for name in parts}
+
+
+def damaged(made, tmp_path, change):
+    made[1].save(tmp_path / "a")
+    with safetensors.safe_open(tmp_path / "a", "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())
+    change(tensors, metadata)
+    safetensors_torch.save_file(tensors, tmp_path / "b", metadata)
+    Calibration.load(tmp_path / "b")
+
+
+def about(**changes):
+    return lambda tensors, metadata: metadata.update(gyrecal=json.dumps({**json.loads(metadata["gyrecal"]), **changes}))
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("no file that gyre.calibrate wrote", lambda tensors, metadata: metadata.pop("gyrecal")),
+        ("of version 2", about(version=2)),
+        ("description cannot be read", lambda tensors, metadata: metadata.update(gyrecal="{")),
+        ("description cannot be read", about(head_dim=0)),
+        ("description cannot be read", about(gains=[])),
+        ("description cannot be read", about(capacity=-1)),
+        ("description cannot be read", about(extra=1)),
+        ("description cannot be read", about(budgets=[{"bits": 4}])),
+        ("there is no layers.4.k.factor", about(layers=5)),
+        ("other tensors: layers.3.k.basis", about(layers=3)),
+        (r"layers.0.k.basis must be finite f32 \[2, 16, 16\]", about(head_dim=16)),
+        ("there is no layers.2.v.inverse", lambda tensors, metadata: tensors.pop("layers.2.v.inverse")),
+        ("there is no layers.2.v.diagonal", lambda tensors, metadata: tensors.pop("layers.2.v.diagonal")),
+        ("must be finite", lambda tensors, metadata: tensors["layers.1.k.mean"].fill_(float("nan"))),
+        ("must be finite", lambda tensors, metadata: tensors.update({"layers.1.k.mean": torch.zeros(2, 32).half()})),
+    ],
+)
+def test_damaged_files_are_refused(made, tmp_path, message, change):
+    damaged(made, tmp_path, lambda tensors, metadata: None)  # nothing is wrong with the way there
+    with pytest.raises(gyre.IoError, match=message):
+        damaged(made, tmp_path, change)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "text").write_text("no safetensors")
+    for name in ("text", "none"):
+        with pytest.raises(gyre.IoError, match=name):
+            Calibration.load(tmp_path / name)
+
+
+def test_another_model_is_refused(made):
+    model, calibration = made
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibration.check(model.config, 256)
+    for name, changes in (("llama", {}), ("qwen3", dict(num_hidden_layers=3)), ("qwen3", dict(head_dim=64))):
+        with pytest.raises(gyre.InvalidArgument, match="made for random, whose config is another than that of this"):
+            calibration.check(random_model(name, "eager", **changes).config)
+
+
+def test_a_range_that_is_too_short_is_warned_about_and_far_too_short_refused(made):
+    model, calibration = made
+    with pytest.warns(CalibrationWarning, match="for positions below 256, the cache has room for 257"):
+        calibration.check(model.config, 257)
+    with pytest.raises(gyre.InvalidArgument, match="capacity of 1025 is more than 4 times that"):
+        calibration.check(model.config, 1025)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrate(model, None, 0).check(model.config, 1 << 20)  # from weights alone: no range
+
+
+def cost(budget, stored):
+    return sum((BITS[k] + BITS[v]) * count for k, v, count in zip(budget.k, budget.v, stored)) / (2 * sum(stored))
+
+
+@pytest.mark.parametrize("stored", [None, [4096, 512, 700]])
+@pytest.mark.parametrize("bits", [2.125, 3.0, 4.125, 4.9, 8.125, 20])
+def test_the_search_is_exact(stored, bits):
+    sensitivities = [(1e-3, 3e-4), (8e-3, 2e-3), (5e-4, 4e-3)]
+    weights = stored or [1, 1, 1]
+    found = best(sensitivities, "tq3", 128, bits, stored)
+    flat = [one for pair in sensitivities for one in pair]
+    units = [weight for weight in weights for _ in range(2)]
+    least = min(
+        sum(s * ERRORS[name] / ERRORS["tq3"] for s, name in zip(flat, names))
+        for names in itertools.product(BITS, repeat=6)
+        if sum(BITS[name] * unit for name, unit in zip(names, units)) / sum(units) + 0.125 <= bits + 1e-9
+    )
+    assert found.predicted == pytest.approx(least)
+    assert found.used == pytest.approx(cost(found, weights) + 0.125) and found.used <= bits + 1e-9
+    assert found.by == ("bytes" if stored else "coordinate")
+
+
+def test_budgets_that_no_format_has_are_refused():
+    with pytest.raises(gyre.InvalidArgument, match="2.1 bits is less than the smallest format takes, 2.125"):
+        best([(1, 1)], "tq3", 128, 2.1)
+
+
+def test_bits_of_scales():
+    assert [scale_bits(d) for d in (128, 256, 512, 96, 1024)] == [16 / 128, 16 / 256, 32 / 512, 32 / 96, 64 / 1024]
+
+
+def test_many_layers_are_searched_quickly():
+    generator = torch.Generator().manual_seed(1)
+    sensitivities = [tuple(pair) for pair in torch.rand(80, 2, generator=generator).tolist()]
+    found = best(sensitivities, "tq3", 128, 4.125, [4096, 1000] * 40)
+    assert 4.1 < found.used <= 4.125
+
+
+def run(tmp_path, *options):
+    return __main__.main([str(stored_model("tiny-d128")), *map(str, options), "--out", str(tmp_path / "a.gyrecal")])
+
+
+def test_the_command(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_bytes(TEXT.read_bytes()[:600])
+    assert run(tmp_path, text, "--capacity", "512", "--budget", "4.125", "3.5", "--threads", "1") == 0
+    done = capsys.readouterr()
+    assert "moments" in done.err and "sensitivities" in done.err and "8/8" in done.err
+    assert "warning: calibrate: 585 tokens are few" in done.err
+    made = Calibration.load(tmp_path / "a.gyrecal")
+    assert (made.recipe, made.model, made.capacity, made.tokens) == ("R", "tiny-d128", 512, 585)
+    assert len(made.sensitivities) == 4 and all(one > 0 for pair in made.sensitivities for one in pair)
+    # The newest layers' keys cost most, and get most.
+    assert made.sensitivities[3][0] > 3 * made.sensitivities[0][0]
+    budget = made.budget(4.125)
+    assert BITS[budget.k[3]] > BITS[budget.k[0]] and budget.used <= 4.125
+    assert f"4.125 bits by coordinate, 4.125 used: {budget}" in done.out
+
+
+def test_the_command_without_a_text(tmp_path):
+    command = [sys.executable, "-m", "gyre.calibrate", stored_model("tiny-d128"), "--no-text", "--out", tmp_path / "a.gyrecal"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "recipe Q, 4 layers, 2 KV heads, head_dim 128, 0 tokens, every position" in done.stdout
+    assert Calibration.load(tmp_path / "a.gyrecal").layers[0][0].mean is None
+
+
+def test_feedback_alone_has_no_basis(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_bytes(TEXT.read_bytes()[:300])
+    assert run(tmp_path, text, "--no-basis", "--quiet") == 0
+    assert "recipe F" in capsys.readouterr().out
+    for part in Calibration.load(tmp_path / "a.gyrecal").layers[1]:
+        assert part.basis is None and part.inverse is None and part.mean is None and part.factor.abs().max() > 0
+
+
+def test_refusals_of_the_command(tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_bytes(TEXT.read_bytes()[:100])
+    assert run(tmp_path, text, "--quiet") == 1
+    assert "85 tokens are too few for 128 coordinates" in capsys.readouterr().err
+    assert __main__.main([str(tmp_path / "none"), str(TEXT)]) == 1
+    assert "the model must be a folder" in capsys.readouterr().err
+    assert __main__.main([str(stored_model("tiny-d128")), str(TEXT), "--out", str(tmp_path / "none" / "a")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    for options in ([], ["--no-text", "--budget", "4"], ["--no-text", "--no-basis", str(TEXT)], [str(TEXT), "--capacity", "0"]):
+        with pytest.raises(SystemExit):
+            run(tmp_path, *options)
+    assert not (tmp_path / "a.gyrecal").exists()
