@@ -133,11 +133,14 @@ class Calibration:
                 f"calibration: it is for positions below {self.capacity}, a capacity of {capacity} is more than {FARTHEST} times "
                 "that: calibrate with a larger --capacity"
             )
+        self.warn_range(capacity)
+
+    def warn_range(self, tokens: int) -> None:
         warnings.warn(
-            f"calibration: it is for positions below {self.capacity}, the cache has room for {capacity}: keys lose part of the "
-            "gain, calibrate with a larger --capacity",
+            f"calibration: it is for positions below {self.capacity}, the cache has room for {tokens}: keys beyond gain nothing or "
+            "lose, calibrate with a larger --capacity",
             CalibrationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
     def budget(self, bits: float, by: str | None = None) -> Budget:

@@ -9,10 +9,11 @@ import torch
 from transformers.cache_utils import Cache
 
 import gyre
+from gyre.calibrate.file import FARTHEST, Calibration
 
 from . import files
 from .columns import Columns
-from .config import refused, stored_layers
+from .config import chosen_formats, layer_codings, refused, stored_layers
 from .layer import GyreLayer, device_name
 
 _DEFAULT_CAPACITY = 8192  # of models that do not say what they were made for
@@ -30,38 +31,52 @@ class GyreCache(Cache):
     step_tokens: a longer prefill passes in pieces of so many; rings have room for so many more.
     paged: True: one sequence, too, is stored in pages, as batches are, so that it can become several.
     device: a gyre.Device, or its name; by default where the keys are.
+    calibration: a file of gyre.calibrate, or a Calibration: compressed layers lose less in the same bytes.
+    budget: bits per coordinate that the calibration found formats for, one list for each layer, in place of k and v.
     """
 
     def __init__(
         self,
         config,
-        k: str | Sequence[str] = "tq8",
-        v: str | Sequence[str] = "tq4",
+        k: str | Sequence[str] | None = None,
+        v: str | Sequence[str] | None = None,
         tail: int = 0,
         sinks: int = 0,
         capacity: int | None = None,
         step_tokens: int = 512,
         paged: bool = False,
         device: gyre.Device | torch.device | str | None = None,
+        calibration: Calibration | str | os.PathLike | None = None,
+        budget: float | None = None,
     ):
+        if calibration is not None and not isinstance(calibration, Calibration):
+            calibration = Calibration.load(calibration)
+        k, v = chosen_formats(k, v, calibration, budget)
         stored = stored_layers(config, k, v, tail, sinks)
         grows = capacity is None
+        if calibration is not None:
+            calibration.check(config, capacity)
         if grows:
             made_for = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
             capacity = made_for or _DEFAULT_CAPACITY
+            if calibration is not None and calibration.capacity:
+                capacity = min(capacity, FARTHEST * calibration.capacity)
         if capacity <= 0 or step_tokens <= 0:
             raise refused(f"capacity and step_tokens must be positive, got {capacity} and {step_tokens}")
         if device is not None and not isinstance(device, gyre.Device):
             device = gyre.Device(device_name(torch.device(device)))
         self.columns = Columns()
-        make = lambda layer: GyreLayer(layer, self.columns, capacity, grows, step_tokens, paged, device)
-        super().__init__(layers=[make(layer) for layer in stored])
+        self.calibration, self._warned = calibration, not grows
+        codings = layer_codings(calibration, stored)
+        make = lambda layer, coding: GyreLayer(layer, self.columns, capacity, grows, step_tokens, paged, device, coding)
+        super().__init__(layers=[make(*each) for each in zip(stored, codings)])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Takes the new tokens of a layer, [batch, kv_heads, tokens, head_dim], and hands them to Gyre's attention."""
         if not 0 <= layer_idx < len(self.layers):
             raise refused(f"the cache has {len(self.layers)} layers, got layer {layer_idx}")
         length = self.layers[layer_idx].length
+        self._warn_beyond(length + key_states.shape[-2])
         # Layers get a step one after the other, so the layer before has it and, at the first, all have the same.
         whole = (
             self.layers[layer_idx - 1].length == length + key_states.shape[-2]
@@ -74,6 +89,12 @@ class GyreCache(Cache):
                 f"to a length that all have; they have {[layer.length for layer in self.layers]}"
             )
         return self.layers[layer_idx].update(key_states, value_states)
+
+    def _warn_beyond(self, tokens: int) -> None:
+        """Of a cache that grows out of the range of its calibration, once."""
+        if self.calibration is not None and not self._warned and tokens > (self.calibration.capacity or tokens):
+            self._warned = True
+            self.calibration.warn_range(tokens)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the newest tokens, given as a negative number; columns, where rows are padded."""

@@ -5,10 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import gyre
+from gyre.calibrate.file import Calibration, Part
 
 
 def refused(message: str) -> gyre.InvalidArgument:
     return gyre.InvalidArgument(f"gyre.integrations.transformers: {message}")
+
+
+def chosen_formats(k, v, calibration: Calibration | None, budget: float | None) -> tuple:
+    """GyreCache's k and v, or those that a calibration found for a budget."""
+    if budget is None:
+        return "tq8" if k is None else k, "tq4" if v is None else v
+    if calibration is None:
+        raise refused(f"a budget of {budget:g} bits needs a calibration, which has formats for it")
+    if k is not None or v is not None:
+        raise refused(f"formats are given, and a budget of {budget:g} bits: the calibration has formats for it")
+    found = calibration.budget(budget)
+    return found.k, found.v
+
+
+class LayerCoding:
+    """What a calibration says about one layer, for any device."""
+
+    def __init__(self, parts: tuple[Part, Part], gains: list[float]):
+        self.parts, self.gains = parts, gains
+
+    def on(self, device: gyre.Device) -> tuple[gyre.KvCoding, gyre.KvCoding]:
+        return tuple(self._coding(part, device) for part in self.parts)
+
+    def _coding(self, part: Part, device: gyre.Device) -> gyre.KvCoding:
+        basis = None
+        if part.basis is not None:
+            basis = gyre.KvBasis(part.basis, part.inverse, part.mean, device=device)
+        return gyre.KvCoding(basis, gyre.KvShaping(part.factor, part.diagonal, self.gains, device=device))
+
+
+def layer_codings(calibration: Calibration | None, stored: list[gyre.KvLayer]) -> list[LayerCoding | None]:
+    """Of each layer; None where nothing is compressed."""
+    if calibration is None:
+        return [None] * len(stored)
+    codings = []
+    for i, (layer, parts) in enumerate(zip(stored, calibration.layers)):
+        compressed = [_compressed((name,)) for name in (layer.k, layer.v)]
+        if any(compressed) and not all(compressed):
+            raise refused(f"with a calibration a layer's keys and values are compressed both or neither, layer {i} is {layer}")
+        codings.append(LayerCoding(parts, calibration.gains) if all(compressed) else None)
+    if not any(codings):
+        raise refused("no layer is compressed: a calibration would do nothing")
+    return codings
 
 
 def stored_layers(config, k: str | Sequence[str], v: str | Sequence[str], tail: int, sinks: int) -> list[gyre.KvLayer]:
@@ -51,7 +95,7 @@ def _each(formats: str | Sequence[str], layers: int, name: str) -> list[str]:
     return list(formats)
 
 
-def _compressed(formats: tuple[str, str]) -> bool:
+def _compressed(formats: tuple[str, ...]) -> bool:
     return any(name not in ("f32", "f16", "bf16") for name in formats)
 
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 import gyre
 
 from .columns import Columns
-from .config import refused
+from .config import LayerCoding, refused
 from .stores import OneSequence, Pages, Shape
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -62,8 +62,10 @@ class GyreLayer(CacheLayerMixin):
         step_tokens: int,
         paged: bool,
         device: gyre.Device | None,
+        coding: LayerCoding | None = None,
     ):
         super().__init__()
+        self.coding = coding
         self.stored = stored
         self.columns = columns
         self.capacity = capacity
@@ -87,7 +89,8 @@ class GyreLayer(CacheLayerMixin):
         device = self.device or gyre.Device(name)
         if device.name != name:
             raise refused(f"the cache is on {device.name}, the keys are on {name}")
-        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, self.step_tokens, self.grows)
+        coding = () if self.coding is None else (self.coding.on(device),)
+        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, self.step_tokens, self.grows, coding)
         pages = self.paged or batch > 1
         return Pages(shape, batch, tokens) if pages else OneSequence(shape, tokens)
 

@@ -26,6 +26,7 @@ class Shape:
     most_tokens: int
     step_tokens: int
     grows: bool  # False: memory for most_tokens is taken at once
+    coding: tuple = ()  # a pair of gyre.KvCoding, or none
 
     def first_tokens(self, tokens: int) -> int:
         """Of a row, that memory is taken for."""
@@ -53,6 +54,7 @@ class OneSequence:
             capacity=shape.first_tokens(tokens),
             layers=[shape.layer],
             step_tokens=min(shape.step_tokens, shape.most_tokens),
+            coding=list(shape.coding),
         )
 
     def attend(self, tokens: list[int], q, k, v, out, **how) -> gyre.Fence:
@@ -138,6 +140,7 @@ class Pages:
             page_tokens=_PAGE_TOKENS,
             sequences=batch + 1,
             step_tokens=min(shape.step_tokens, shape.most_tokens),
+            coding=list(shape.coding),
         )
         self._set_bounds(batch)
 
