@@ -15,6 +15,8 @@ from gyre.calibrate.moments import SKIPPED, collect
 from gyre.calibrate.rotary import Rotary, of_layers
 from gyre.calibrate.run import calibrate, windows
 
+pytestmark = pytest.mark.filterwarnings("ignore:calibrate. .* tokens are few")
+
 
 def symmetric(heads, d, seed=1):
     x = torch.randn(heads, d, 3 * d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
