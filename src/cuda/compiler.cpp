@@ -1,5 +1,6 @@
 #include "cuda/compiler.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <sstream>
@@ -63,8 +64,12 @@ std::vector<std::string> option_list(const CompileJob& job) {
   std::vector<std::string> options = {
       "--std=c++20", "--device-as-default-execution-space",
       join("--gpu-architecture=sm_", job.arch, job.arch >= 90 ? "a" : "")};
-  std::istringstream further{std::string(job.options)};
-  for (std::string option; further >> option;) options.push_back(option);
+  const auto add = [&](const char* text) {
+    std::istringstream further(text);
+    for (std::string option; further >> option;) options.push_back(option);
+  };
+  add(std::string(job.options).c_str());
+  if (const char* const text = std::getenv("GYRE_NVRTC_OPTIONS"); text != nullptr) add(text);
   return options;
 }
 

@@ -39,10 +39,7 @@ inline void start_tile(ManyRowsState& state, const Args& args) {
   } else {
     place_work_tile(state.tile, args);
   }
-  for (uint32_t i = 0; i < T::kLayout.slots; ++i) {
-    init_barrier(&state.full[i], kProducers);
-    init_barrier(&state.empty[i], T::kGroups * 4);  // warps
-  }
+  init_barriers<T>(state);
 }
 
 // The work tiles of a block, one after the other; all threads of a role, until no tile is left.
@@ -58,7 +55,7 @@ inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& ro
     __syncthreads();
     if (kConsumers && threadIdx.x == 0) {
       tile.index += gridDim.x;
-      end_barriers(state, T::kLayout.slots);
+      end_barriers<T>(state);
     }
     __syncthreads();
   }
@@ -82,8 +79,7 @@ __global__ void __launch_bounds__(many_rows_layout(kK, kV, kKDim, kVDim, kGpu).t
     take_registers<T>();
     for_each_tile<T, true>(state, args, [&] {
       load_tile_queries<T>(state, args.at[arg_q]);
-      constexpr uint32_t kWarps = T::kGroups * 4;
-      sync_named_barrier<kWarps>(kConsumerBarrier);
+      sync_role<kConsumerRole, T::kGroups * kGroupThreads>(state, 0);
       Consumer<T> consumer(state, args, group);
       consumer.run();
       consumer.write(args);

@@ -128,7 +128,7 @@ class Consumer {
   }
   void release(uint32_t index) {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) arrive(&state_.empty[index]);
+    if (kForRacecheck || threadIdx.x % kWarp == 0) arrive(&state_.empty[index]);
   }
 
   RowLimits& limits(uint32_t i) const { return state_.limits[group_ * kGroupRows + in_group(i)]; }

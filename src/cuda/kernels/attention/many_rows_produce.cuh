@@ -37,7 +37,7 @@ class Producer {
       if (m >= kBefore) {
         copy_wait<kBefore - 1>();
         // All of the item is there, and nobody reads the one before it any more.
-        if constexpr (kAnyLevels) sync_named_barrier<kProducers / kWarp>(kProducerBarrier);
+        if constexpr (kAnyLevels) sync_role<kProducerRole, kProducers>(state_, n);
       }
       begin_copy(m, items, true);
       if (m >= kBefore) {

@@ -40,6 +40,7 @@ struct ManyRowsState {
   RowTile tile;
   RowLimits limits[2 * kGroupRows];
   PhaseBarrier full[kMostSlots], empty[kMostSlots];
+  PhaseBarrier of_roles[2];      // by role, for racecheck alone
   float factor[2 * kGroupRows];  // of a row's scores, in base 2
   uint64_t of_warps[16];
 };
@@ -47,12 +48,49 @@ static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 
 inline ManyRowsState& block_state() { return *reinterpret_cast<ManyRowsState*>(dynamic_shared()); }
 
-constexpr uint32_t kProducerBarrier = 0, kConsumerBarrier = 1;  // of sync_named_barrier
+// Compiled for racecheck, all barriers that differ between the roles are mbarriers at which every
+// thread arrives: it counts a thread's other barriers, and does not see that the lane that arrives
+// does so for its warp. docs/notes/racecheck-many-rows.md.
+#if defined(GYRE_RACECHECK)
+constexpr bool kForRacecheck = true;
+#else
+constexpr bool kForRacecheck = false;
+#endif
 
-inline void end_barriers(ManyRowsState& state, uint32_t slots) {
-  for (uint32_t i = 0; i < slots; ++i) {
+constexpr uint32_t kProducerRole = 0, kConsumerRole = 1;
+
+// Barriers of a work tile. One thread.
+template <class T>
+inline void init_barriers(ManyRowsState& state) {
+  constexpr uint32_t kConsumers = T::kGroups * kGroupThreads;
+  for (uint32_t i = 0; i < T::kLayout.slots; ++i) {
+    init_barrier(&state.full[i], kProducers);
+    init_barrier(&state.empty[i], kForRacecheck ? kConsumers : kConsumers / kWarp);
+  }
+  if constexpr (kForRacecheck) {
+    init_barrier(&state.of_roles[kProducerRole], kProducers);
+    init_barrier(&state.of_roles[kConsumerRole], kConsumers);
+  }
+}
+template <class T>
+inline void end_barriers(ManyRowsState& state) {
+  for (uint32_t i = 0; i < T::kLayout.slots; ++i) {
     invalidate_barrier(&state.full[i]);
     invalidate_barrier(&state.empty[i]);
+  }
+  if constexpr (kForRacecheck) {
+    for (PhaseBarrier& barrier : state.of_roles) invalidate_barrier(&barrier);
+  }
+}
+
+// The kThreads threads of a role synchronize, for the `time`-th time of a work tile.
+template <uint32_t kRole, uint32_t kThreads>
+inline void sync_role(ManyRowsState& state, uint32_t time) {
+  if constexpr (kForRacecheck) {
+    arrive(&state.of_roles[kRole]);
+    wait_for_phase(&state.of_roles[kRole], time % 2);
+  } else {
+    sync_named_barrier<kThreads / kWarp>(kRole);
   }
 }
 
