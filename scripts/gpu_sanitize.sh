@@ -25,7 +25,11 @@ if [[ $count == 0 ]]; then
 fi
 
 options=()
-[[ $tool == racecheck ]] && options=(--racecheck-report all)
+if [[ $tool == racecheck ]]; then
+  options=(--racecheck-report all)
+  # Other barriers, for its sake: docs/notes/racecheck-many-rows.md, and reports with lines.
+  export GYRE_NVRTC_OPTIONS="-DGYRE_RACECHECK -lineinfo"
+fi
 for ((i = 0; i < processes; ++i)); do
   (
     GYRE_CASE_LIST=$cases GYRE_CASES=$i/$processes GYRE_LAUNCHED=$logs/$tool.launched timeout "$seconds" \

@@ -125,6 +125,30 @@ TEST(CudaCompile, AFailureCarriesTheLog) {
   }));
 }
 
+// What scripts/gpu_sanitize.sh sets.
+TEST(CudaCompile, TheEnvironmentAddsOptions) {
+  const Nvrtc& compiler = nvrtc(0);
+  if (!compiler.reason.empty()) GTEST_SKIP() << compiler.reason;
+  const auto make = [&](const char* name) {
+    return compile(compiler, {"attention/many_rows.cu", name, "--no-cache", 90}).cubin;
+  };
+  // Without producers' barriers, and with them.
+  for (const char* const name : {"gyre::cuda::attention_many_rows<1u, 2u, 64u, 64u, 1u>",
+                                 "gyre::cuda::attention_many_rows<18u, 18u, 64u, 64u, 1u>"}) {
+    const std::vector<char> plain = make(name);
+    setenv("GYRE_NVRTC_OPTIONS", "-DGYRE_RACECHECK", 1);
+    std::vector<char> checked;
+    EXPECT_NO_THROW(checked = make(name));
+    unsetenv("GYRE_NVRTC_OPTIONS");
+    EXPECT_NE(plain, checked) << name;
+  }
+  setenv("GYRE_NVRTC_OPTIONS", "-lineinfo --no-such-option", 1);
+  EXPECT_TRUE(test::throws_error(ErrorCode::compile_failed, {"--no-such-option"}, [&] {
+    make("gyre::cuda::attention_many_rows<1u, 2u, 64u, 64u, 1u>");
+  }));
+  unsetenv("GYRE_NVRTC_OPTIONS");
+}
+
 TEST(CudaTable, NamesAKernelForEverySpecThatAnOpCanAskFor) {
   for (const CudaKernel& kernel : kernel_table()) {
     EXPECT_FALSE(chosen_names(kernel, 90).empty()) << kernel.info->name;

@@ -10,6 +10,7 @@ part=${GYRE_CASES%/*} parts=${GYRE_CASES#*/}
 awk -v part="$part" -v parts="$parts" -v skip="${FAKE_SKIP:-}" -v OFS='\t' \
   '(NR - 1) % parts == part && $0 != skip { print "class", 1, $0 }' "$GYRE_CASE_LIST" >"$GYRE_LAUNCHED/cuda_0.$$"
 echo "========= COMPUTE-SANITIZER"
+echo "options: ${GYRE_NVRTC_OPTIONS:-}"
 if [[ $part == "${FAKE_PART:-none}" ]]; then
   printf '%s\n' "$FAKE_LINES"
   exit "${FAKE_STATUS:-0}"

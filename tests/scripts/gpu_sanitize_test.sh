@@ -31,7 +31,9 @@ expect() {  # expect WHAT WANTED GOT
 expect "clean memcheck" 0 "$(run memcheck)"
 expect "the cases" "attention#2 both,attention#3 small" "$(cut -f 3 "$folder"/logs/memcheck.launched/* | sort | paste -sd,)"
 expect "the totals" 1 "$(grep -c '^memcheck: 0 errors, 0 warnings over 2 of 2 cases in 2 processes' "$folder/output")"
+expect "kernels as they are" "options: " "$(grep -h '^options' "$folder"/logs/memcheck.*.log | sort -u)"
 expect "clean racecheck" 0 "$(run racecheck)"
+expect "kernels for racecheck" "options: -DGYRE_RACECHECK -lineinfo" "$(grep -h '^options' "$folder"/logs/racecheck.*.log | sort -u)"
 
 export FAKE_SKIP='attention#3 small'
 expect "a case that did not run" 1 "$(run memcheck)"
