@@ -36,15 +36,17 @@ constexpr Backend kBackends[] = {
 
 }  // namespace
 
-std::vector<DeviceInfo> devices() {
+std::vector<DeviceInfo> devices() try {
   std::vector<DeviceInfo> all;
   for (const Backend& backend : kBackends) {
     for (DeviceInfo& info : backend.list()) all.push_back(std::move(info));
   }
   return all;
+} catch (const std::bad_alloc&) {
+  out_of_memory("devices");
 }
 
-Device Device::open(std::string_view name, const DeviceOptions& options) {
+Device Device::open(std::string_view name, const DeviceOptions& options) try {
   const std::string_view kind = name.substr(0, name.find(':'));
   for (const Backend& backend : kBackends) {
     if (backend.name != kind) continue;
@@ -55,6 +57,8 @@ Device Device::open(std::string_view name, const DeviceOptions& options) {
   }
   fail(ErrorCode::invalid_argument, "device.open: no backend is called \"", name,
        "\"; known are cpu, cuda:N, cuda:sm_NN (to prepare), metal");
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.open");
 }
 
 }  // namespace gyre

@@ -137,6 +137,7 @@ void add_inspect_command(CLI::App& app) {
   command->add_option("file", arguments->path, "A file that KvCache::save() wrote")->required();
   command->add_flag("--json", arguments->json, "One JSON object instead of a table");
   command->callback([arguments] {
+    verify_snapshot(arguments->path);
     const KvSnapshotInfo info = inspect_snapshot(arguments->path);
     arguments->json ? print_json(info) : print_text(info);
   });

@@ -36,6 +36,10 @@ struct DeviceOptions {
   std::string kernel_cache{};
   // CUDA: wait after each command, so that an error names the one that failed. Slow.
   bool check_each_launch = false;
+  // CPU: called about every 20 ms between two tasks of a list, by the thread that submits or
+  // replays it. What it throws ends the list there and leaves the call. What has run has run; the
+  // list stays recorded, and may be submitted again, or dropped.
+  std::function<void()> poll{};
 };
 
 struct DeviceInfo {

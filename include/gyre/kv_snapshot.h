@@ -54,7 +54,9 @@ struct KvSnapshotInfo {
   uint64_t file_bytes = 0;
 };
 
-// Reads the whole file and refuses one with a single wrong bit.
+// Reads the header alone, and refuses one with a single wrong bit.
 GYRE_API KvSnapshotInfo inspect_snapshot(const std::string& path);
+// Reads the whole file and refuses one with a single wrong bit. load() does, too.
+GYRE_API void verify_snapshot(const std::string& path);
 
 }  // namespace gyre

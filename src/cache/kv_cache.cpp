@@ -82,7 +82,7 @@ uint64_t cache_tail_slots(const KvCacheOptions& options, uint64_t tail_tokens) {
   return std::min(options.capacity, tail_tokens + options.step_tokens);
 }
 
-std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) {
+std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) try {
   require(count != 0 && count <= kKvMostLayers, "kv_layers: from 1 to ", kKvMostLayers,
           " layers, got ", count);
   require((policy.window == 0) == (policy.full_every == 0),
@@ -98,6 +98,8 @@ std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) {
     if (!is_compressed(layers[i])) layers[i].tail = layers[i].sinks = 0;
   }
   return layers;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_layers");
 }
 
 uint64_t KvCache::State::Layer::bytes() const {
@@ -163,8 +165,11 @@ void KvCache::State::write(Encoder& encoder, const Sequence& next, uint64_t star
   sequence = next;
 }
 
-KvCache::KvCache(Device device, const KvCacheOptions& options)
-    : state_(std::make_unique<State>(std::move(device), options)) {}
+KvCache::KvCache(Device device, const KvCacheOptions& options) try
+    : state_(std::make_unique<State>(std::move(device), options)) {
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache");
+}
 KvCache::KvCache(std::unique_ptr<State> state) : state_(std::move(state)) {}
 KvCache::KvCache(KvCache&&) noexcept = default;
 KvCache& KvCache::operator=(KvCache&&) noexcept = default;
@@ -184,7 +189,7 @@ uint64_t KvCache::bytes() const {
   return sum;
 }
 
-std::vector<KvLayerInfo> KvCache::describe() const {
+std::vector<KvLayerInfo> KvCache::describe() const try {
   std::vector<KvLayerInfo> rows;
   for (const State::Layer& layer : state().layers) {
     rows.push_back({layer.layer, layer.segments.of[0].k.shape.capacity, layer.bytes(),
@@ -192,9 +197,11 @@ std::vector<KvLayerInfo> KvCache::describe() const {
                     layer.coding});
   }
   return rows;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.describe");
 }
 
-void KvCache::extend(Encoder& encoder, uint64_t tokens) {
+void KvCache::extend(Encoder& encoder, uint64_t tokens) try {
   State& s = state();
   require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.extend: from 1 to step_tokens ",
           s.options.step_tokens, " tokens, got ", tokens);
@@ -209,6 +216,8 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) {
   if (next.length > tail_slots)
     next.tail_begin = std::max(next.tail_begin, next.length - tail_slots);
   s.write(encoder, next, next.length - tokens);
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.extend");
 }
 
 Tensor KvCache::positions(uint64_t tokens) const {
@@ -225,17 +234,19 @@ uint64_t KvCache::State::tokens_of(const char* op, const Tensor& k) const {
   return tokens;
 }
 
-void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const {
+void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const try {
   const State& s = state();
   const State::Layer& l = s.at("kv_cache.append", layer);
   const uint64_t tokens = s.tokens_of("kv_cache.append", k);
   const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
   append_cache(encoder, {k, v, l.segments}, &note);
   s.protocol->appended(note.note, list_of(encoder));
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.append");
 }
 
 void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
-                          const RopeAppendOptions& options) const {
+                          const RopeAppendOptions& options) const try {
   constexpr const char* kOp = "kv_cache.rope_append";
   const State& s = state();
   const State::Layer& l = s.at(kOp, layer);
@@ -246,12 +257,14 @@ void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
   const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
   rope_append_cache(encoder, in, options, l.segments, &note);
   s.protocol->appended(note.note, list_of(encoder));
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.rope_append");
 }
 
 void KvCache::assume_appended() { state().protocol->assume_appended(); }
 
 void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
-                     const AttendOptions& options) const {
+                     const AttendOptions& options) const try {
   State& s = state();
   const State::Layer& l = s.at("kv_cache.attend", layer);
   const uint64_t window = l.layer.window;
@@ -268,15 +281,18 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   const NewNote note{s.protocol, s.protocol->attend_note(layer, tokens, with.window)};
   attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, in.sinks, in.slopes, in.tree}, with,
                l.segments, s.scratch, &note);
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.attend");
 }
 
-void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
+void KvCache::truncate(Encoder& encoder, uint64_t tokens) try {
   State& s = state();
   State::Sequence next = s.sequence;
   require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
   if (tokens < next.step) s.protocol->require_complete("kv_cache.truncate", list_of(encoder));
   next.length -= tokens;
+  s.protocol->require_written("kv_cache.truncate", next.length);
   next.tail_begin = std::min(next.tail_begin, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
@@ -286,11 +302,17 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) {
             i, " no longer has key ", oldest, ", which a query at ", next.length, " sees");
   }
   s.write(encoder, next, next.length);
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.truncate");
 }
 
-void KvCache::clear(Encoder& encoder) { state().write(encoder, {}, 0); }
+void KvCache::clear(Encoder& encoder) try {
+  state().write(encoder, {}, 0);
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.clear");
+}
 
-KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const {
+KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const try {
   const State& from = state();
   from.protocol->require_submitted("kv_cache.fork", list_of(encoder));
   KvCacheOptions options = from.options;
@@ -300,14 +322,18 @@ KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const {
   auto made = std::make_unique<State>(from.device, options);
   require_same_rings(from.snapshot(), made->snapshot());
   made->sequence = from.sequence;
+  RecordingGroup copies(encoder);
   const NewNote note{made->protocol, made->protocol->move_note(from.sequence.place(), true)};
   copy_bytes(encoder, from.state, made->state, &note);
-  made->protocol->moved(note.note, list_of(encoder));
   copy_bytes(encoder, from.positions, made->positions);
   KvSnapshotInfo held = from.snapshot();
   plan_snapshot(held, std::numeric_limits<int64_t>::max());
   from.copy_layers(encoder, held, *made);
+  copies.commit();
+  made->protocol->moved(note.note, list_of(encoder));
   return KvCache(std::move(made));
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.fork");
 }
 
 }  // namespace gyre

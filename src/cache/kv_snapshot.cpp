@@ -131,7 +131,7 @@ KvSnapshotInfo KvCache::State::snapshot() const {
   return info;
 }
 
-void KvCache::save(const std::string& path) const {
+void KvCache::save(const std::string& path) const try {
   const State& s = state();
   s.protocol->require_submitted("kv_cache.save", nullptr);
   s.device.impl()->wait();
@@ -145,9 +145,11 @@ void KvCache::save(const std::string& path) const {
   }
   file.write_at(0, snapshot_header(info));
   file.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.save");
 }
 
-void KvCache::load(const std::string& path) {
+void KvCache::load(const std::string& path) try {
   State& s = state();
   const FileSource source("kv_cache.load", path);
   const KvSnapshotInfo info = read_snapshot_header(source);
@@ -173,13 +175,21 @@ void KvCache::load(const std::string& path) {
   s.sequence.tail_begin = info.tail_begin;
   s.sequence.peak = info.peak;
   s.protocol->moved_now(s.sequence.place());
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_cache.load");
 }
 
-KvSnapshotInfo inspect_snapshot(const std::string& path) {
-  const FileSource source("inspect_snapshot", path);
-  KvSnapshotInfo info = read_snapshot_header(source);
-  verify_snapshot(source, info);
-  return info;
+KvSnapshotInfo inspect_snapshot(const std::string& path) try {
+  return read_snapshot_header(FileSource("inspect_snapshot", path));
+} catch (const std::bad_alloc&) {
+  out_of_memory("inspect_snapshot");
+}
+
+void verify_snapshot(const std::string& path) try {
+  const FileSource source("verify_snapshot", path);
+  verify_snapshot(source, read_snapshot_header(source));
+} catch (const std::bad_alloc&) {
+  out_of_memory("verify_snapshot");
 }
 
 }  // namespace gyre

@@ -1,16 +1,14 @@
 #include "cache/snapshot_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <sys/file.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include "cache/file_calls.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -19,18 +17,6 @@ namespace {
 constexpr size_t kMostAtOnce = size_t{1} << 30;  // Linux moves at most 2^31 - 4096 bytes per call
 
 std::string error_text(int error) { return std::generic_category().message(error); }
-
-// A name of this process; one that a crashed process of the same number left is passed over.
-int open_temporary(const std::string& path, std::string& name) {
-  static std::atomic<uint64_t> count{0};
-  constexpr int kAttempts = 1000;
-  for (int i = 0; i < kAttempts; ++i) {
-    name = join(path, ".", getpid(), "-", count.fetch_add(1), ".tmp");
-    const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0 || (errno != EEXIST && errno != EINTR)) return fd;
-  }
-  return -1;
-}
 
 // A path with a NUL would be cut there and name another file.
 const std::string& whole(const char* op, const std::string& path) {
@@ -43,9 +29,11 @@ const std::string& whole(const char* op, const std::string& path) {
 // leads.
 std::string target_of(const char* op, const std::string& path) {
   struct stat facts {};
-  if (::lstat(path.c_str(), &facts) != 0) return path;  // none yet, or creating it says why not
+  const FileCalls& calls = file_calls();
+  if (calls.stat_at(AT_FDCWD, path.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0)
+    return path;  // none yet, or creating it says why not
   const bool link = S_ISLNK(facts.st_mode);
-  if (link && ::stat(path.c_str(), &facts) != 0)
+  if (link && calls.stat_at(AT_FDCWD, path.c_str(), &facts, 0) != 0)
     fail(ErrorCode::io, op, ": ", path, ": is a link that leads nowhere: ", error_text(errno));
   if (!S_ISREG(facts.st_mode)) fail(ErrorCode::io, op, ": ", path, ": is not a regular file");
   if (!link) return path;
@@ -63,22 +51,33 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
+Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    close();
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
 Descriptor::~Descriptor() { close(); }
 
 int Descriptor::close() {
   if (fd_ < 0) return 0;
-  const int fd = fd_;
-  fd_ = -1;
-  return ::close(fd) == 0 ? 0 : errno;
+  const int fd = std::exchange(fd_, -1);
+  // Linux closes it also where a signal interrupts.
+  return file_calls().close(fd) == 0 || errno == EINTR ? 0 : errno;
 }
 
 // Not blocking: a pipe is refused below instead of waited for.
 FileSource::FileSource(const char* op, const std::string& path)
-    : SnapshotSource(join(op, ": ", path)),
-      file_(::open(whole(op, path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    : SnapshotSource(join(op, ": ", path)) {
+  whole(op, path);
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+  file_ = Descriptor(
+      uninterrupted([&] { return file_calls().open_at(AT_FDCWD, path.c_str(), kFlags, 0); }));
   if (file_.get() < 0) fail(ErrorCode::io, where(), ": cannot open: ", error_text(errno));
   struct stat facts {};
-  if (::fstat(file_.get(), &facts) != 0) {
+  if (file_calls().stat(file_.get(), &facts) != 0) {
     fail(ErrorCode::io, where(), ": cannot ask for its size: ", error_text(errno));
   }
   if (!S_ISREG(facts.st_mode)) fail(ErrorCode::io, where(), ": is not a regular file");
@@ -87,9 +86,10 @@ FileSource::FileSource(const char* op, const std::string& path)
 
 void FileSource::read(uint64_t offset, std::span<std::byte> to) const {
   while (!to.empty()) {
-    const ssize_t got = ::pread(file_.get(), to.data(), std::min(to.size(), kMostAtOnce),
-                                static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = uninterrupted([&] {
+      return file_calls().read_at(file_.get(), to.data(), std::min(to.size(), kMostAtOnce),
+                                  static_cast<off_t>(offset));
+    });
     if (got < 0) {
       fail(ErrorCode::io, where(), ": cannot read at byte ", offset, ": ", error_text(errno));
     }
@@ -100,32 +100,121 @@ void FileSource::read(uint64_t offset, std::span<std::byte> to) const {
 }
 
 NewFile::NewFile(const char* op, const std::string& path)
-    : op_(op), path_(target_of(op, whole(op, path))), file_(open_temporary(path_, temporary_)) {
-  if (file_.get() >= 0) return;
-  const int error = errno;
-  const std::string name = std::exchange(temporary_, {});
-  fail(ErrorCode::io, op_, ": ", path_, ": cannot create ", name, ": ", error_text(error));
+    : op_(op), path_(target_of(op, whole(op, path))) {
+  open_folder();
+  open_temporary();
+  try {
+    keep_mode();
+  } catch (...) {  // no destructor runs
+    file_calls().remove_at(folder_.get(), temporary_.c_str());
+    throw;
+  }
 }
 
 NewFile::~NewFile() {
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) file_calls().remove_at(folder_.get(), temporary_.c_str());
 }
 
 void NewFile::failed(const char* what, int error) const {
   fail(ErrorCode::io, op_, ": ", path_, ": cannot ", what, ": ", error_text(error));
 }
 
+// First, and synced once: after the rename there is nothing left that can fail.
+void NewFile::open_folder() {
+  const size_t slash = path_.find_last_of('/');
+  name_ = slash == std::string::npos ? path_ : path_.substr(slash + 1);
+  const std::string folder = folder_of(path_);
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+  folder_ = Descriptor(
+      uninterrupted([&] { return file_calls().open_at(AT_FDCWD, folder.c_str(), kFlags, 0); }));
+  if (folder_.get() < 0) failed("open its folder", errno);
+  // EINVAL: a file system that does not sync folders.
+  if (uninterrupted([&] { return file_calls().sync(folder_.get()); }) != 0 && errno != EINVAL)
+    failed("sync its folder", errno);
+}
+
+// Short, whatever the name: a file system allows as much for the one as for the other.
+std::string NewFile::temporary_name(int number) const {
+  return join(".gyre-", std::hex, checksum_of(std::as_bytes(std::span(name_))), "-", number,
+              ".tmp");
+}
+
+// Whether the name is free again. One that nobody has locked was left by a killed process.
+bool NewFile::remove_left(const std::string& name) const {
+  const FileCalls& calls = file_calls();
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
+  const Descriptor left(calls.open_at(folder_.get(), name.c_str(), kFlags, 0));
+  if (left.get() < 0) return errno == ENOENT;
+  struct stat facts {};
+  if (calls.stat(left.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  if (calls.lock(left.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  // While it was opened, another may have removed it and made a file of that name.
+  struct stat now {};
+  if (calls.stat_at(folder_.get(), name.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0 ||
+      now.st_ino != facts.st_ino || now.st_dev != facts.st_dev) {
+    return false;
+  }
+  return calls.remove_at(folder_.get(), name.c_str()) == 0;
+}
+
+// Whether it is there, new, locked and still at its name: who removes what was left may have taken
+// it for such a file before it was locked.
+bool NewFile::create(const std::string& name) {
+  const FileCalls& calls = file_calls();
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  file_ = Descriptor(
+      uninterrupted([&] { return calls.open_at(folder_.get(), name.c_str(), kFlags, 0600); }));
+  if (file_.get() < 0) return false;
+  temporary_ = name;
+  // Where files cannot be locked they are written all the same, and what is left is not removed.
+  (void)uninterrupted([&] { return calls.lock(file_.get(), LOCK_EX); });
+  struct stat facts {};
+  if (calls.stat(file_.get(), &facts) == 0 && facts.st_nlink != 0) return true;
+  temporary_.clear();
+  errno = EEXIST;
+  return false;
+}
+
+void NewFile::open_temporary() {
+  constexpr int kNames = 32;  // files for one path that are written at the same time
+  int error = EEXIST;
+  for (int i = 0; i < kNames; ++i) {
+    const std::string name = temporary_name(i);
+    const bool is_free = remove_left(name);
+    if (file_.get() >= 0 || !is_free) continue;
+    if (!create(name)) error = errno;
+    if (file_.get() < 0 && error != EEXIST) break;
+    if (temporary_.empty()) file_ = Descriptor();
+  }
+  if (file_.get() < 0) failed("create a file in its folder", error);
+}
+
+// Its group may see what the old file's group could, or nothing.
+void NewFile::keep_mode() const {
+  const FileCalls& calls = file_calls();
+  struct stat old {
+  }, made{};
+  if (calls.stat_at(folder_.get(), name_.c_str(), &old, AT_SYMLINK_NOFOLLOW) != 0) return;
+  if (calls.stat(file_.get(), &made) != 0) failed("ask for its mode", errno);
+  mode_t mode = old.st_mode & 0777;
+  if (made.st_gid != old.st_gid && calls.change_group(file_.get(), old.st_gid) != 0)
+    mode &= ~static_cast<mode_t>(0070);
+  if (calls.change_mode(file_.get(), mode) != 0) failed("keep its mode", errno);
+}
+
 void NewFile::resize(uint64_t bytes) {
-  while (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) {
-    if (errno != EINTR) failed("write", errno);
+  if (uninterrupted([&] { return file_calls().resize(file_.get(), static_cast<off_t>(bytes)); }) !=
+      0) {
+    failed("write", errno);
   }
 }
 
 void NewFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t put = ::pwrite(file_.get(), bytes.data(), std::min(bytes.size(), kMostAtOnce),
-                                 static_cast<off_t>(offset));
-    if (put < 0 && errno == EINTR) continue;
+    const ssize_t put = uninterrupted([&] {
+      return file_calls().write_at(file_.get(), bytes.data(), std::min(bytes.size(), kMostAtOnce),
+                                   static_cast<off_t>(offset));
+    });
     if (put < 0) failed("write", errno);
     if (put == 0) failed("write", ENOSPC);
     offset += static_cast<uint64_t>(put);
@@ -134,19 +223,15 @@ void NewFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 void NewFile::commit() {
-  if (::fsync(file_.get()) != 0) failed("sync", errno);
-  if (const int error = file_.close(); error != 0) failed("close", error);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) failed("rename to it", errno);
+  const FileCalls& calls = file_calls();
+  if (uninterrupted([&] { return calls.sync(file_.get()); }) != 0) failed("sync", errno);
+  if (calls.rename_at(folder_.get(), temporary_.c_str(), name_.c_str()) != 0)
+    failed("rename to it", errno);
   temporary_.clear();
-  sync_folder();
-}
-
-// Without it a power cut can bring the old file back, or none.
-void NewFile::sync_folder() const {
-  const Descriptor folder(::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0) failed("open its folder to sync it", errno);
-  // EINVAL: a file system that does not sync folders.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) failed("sync its folder", errno);
+  // So that no power cut brings the old file back. The new one is there, whatever this returns.
+  (void)uninterrupted([&] { return calls.sync(folder_.get()); });
+  // Closed, and unlocked, under its own name: nobody takes it for one that was left.
+  (void)file_.close();
 }
 
 }  // namespace gyre

@@ -10,8 +10,8 @@ namespace gyre {
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
   ~Descriptor();
   int get() const { return fd_; }
   int close();  // errno, or 0
@@ -32,7 +32,9 @@ class FileSource final : public SnapshotSource {
 };
 
 // A file that is at its path as a whole or not at all: written beside it under a temporary name,
-// and renamed when it is on the disk.
+// and renamed when it is on the disk. It has the mode of the file that it replaces; a new one is
+// its owner's alone. A temporary file is locked while somebody writes it: one that is not was left
+// by a process that was killed, and the next file for the same path removes it.
 class NewFile {
  public:
   NewFile(const char* op, const std::string& path);
@@ -42,16 +44,22 @@ class NewFile {
 
   void resize(uint64_t bytes);  // what is not written reads as zeros
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
-  void commit();
+  void commit();  // throws, or the file is there
 
  private:
   [[noreturn]] void failed(const char* what, int error) const;
-  void sync_folder() const;
+  void open_folder();
+  void open_temporary();
+  bool create(const std::string& name);
+  void keep_mode() const;
+  std::string temporary_name(int number) const;
+  bool remove_left(const std::string& name) const;
 
   std::string op_;
   std::string path_;
+  std::string name_;       // in the folder
   std::string temporary_;  // empty: nothing to remove
-  Descriptor file_;
+  Descriptor folder_, file_;
 };
 
 }  // namespace gyre

@@ -84,7 +84,8 @@ uint64_t count_sections(const KvCacheOptions& options) {
 
 std::string_view name(KvSegmentKind kind) {
   constexpr std::string_view kNames[] = {"body", "sinks", "tail"};
-  return kNames[static_cast<size_t>(kind)];
+  const auto index = static_cast<size_t>(kind);
+  return index < std::size(kNames) ? kNames[index] : "invalid";
 }
 std::string_view name(KvRole role) { return role == KvRole::k ? "K" : "V"; }
 std::string_view name(KvPart part) { return part == KvPart::codes ? "codes" : "scales"; }

@@ -53,24 +53,27 @@ StepProtocol::StepProtocol(const std::vector<uint64_t>& ring_slots) {
   for (const uint64_t slots : ring_slots) layers_.push_back({slots, 0, nullptr, 0});
 }
 
-CommandNote StepProtocol::move_note(const Place& next, bool complete) const {
+CommandNote StepProtocol::move_note(const Place& next, bool complete) {
+  reserve_pending();
   return {0, complete ? kCopy : kMove, {recorded_.id + 1, next.length, next.peak, next.tokens}};
 }
 
-void StepProtocol::moved(const CommandNote& note, const void* list) {
+void StepProtocol::moved(const CommandNote& note, const void* list) noexcept {
   recorded_ = place_of(note);
+  if (recorded_.length <= lost_) lost_ = kNothingLost;
   add_pending(list);
   if (note.kind != kCopy) return;
   is_copy_ = true;
   for (Layer& layer : layers_) layer.recorded = recorded_.id, layer.recorded_in = list;
 }
 
-void StepProtocol::moved_now(Place next) {
+void StepProtocol::moved_now(Place next) noexcept {
   next.id = recorded_.id + 1;
   recorded_ = submitted_ = next;
+  lost_ = kNothingLost;
 }
 
-void StepProtocol::add_pending(const void* list) {
+void StepProtocol::add_pending(const void* list) noexcept {
   for (Pending& pending : pending_) {
     if (pending.list != list) continue;
     ++pending.notes;
@@ -85,7 +88,13 @@ bool StepProtocol::all_recorded() const {
   });
 }
 
+void StepProtocol::require_written(const char* op, uint64_t length) const {
+  require(length <= lost_, op, ": tokens from ", lost_, " on were recorded and dropped, and ",
+          length, " would be there; truncate() or clear() them");
+}
+
 void StepProtocol::require_complete(const char* op, const void* list) const {
+  require_written(op, recorded_.length);
   if (recorded_.tokens == 0) return;
   std::vector<uint64_t> missing, elsewhere;
   for (uint64_t i = 0; i < layers_.size(); ++i) {
@@ -111,7 +120,9 @@ void StepProtocol::require_submitted(const char* op, const void* list) const {
   require_complete(op, list);
 }
 
-CommandNote StepProtocol::append_note(uint64_t layer, uint64_t tokens) const {
+CommandNote StepProtocol::append_note(uint64_t layer, uint64_t tokens) {
+  require_written("kv_cache.append", recorded_.length);
+  reserve_pending();
   const bool other = recorded_.tokens == 0 || (tokens != recorded_.tokens && all_recorded());
   require(other || tokens == recorded_.tokens, "kv_cache.append: extend() was for ",
           recorded_.tokens, " tokens, k has ", tokens);
@@ -125,7 +136,7 @@ CommandNote StepProtocol::attend_note(uint64_t layer, uint64_t tokens, uint64_t 
   return {0, kAttend, {other ? 0 : recorded_.id, layer, tokens, window}};
 }
 
-void StepProtocol::appended(const CommandNote& note, const void* list) {
+void StepProtocol::appended(const CommandNote& note, const void* list) noexcept {
   add_pending(list);
   if (id_of(note) == 0) return;
   Layer& layer = layers_[layer_of(note)];
@@ -147,6 +158,7 @@ void StepProtocol::check(const char* op, const ObservedNotes<const CommandNote>&
     if (note.observer != notes.mine) continue;
     require(!is_copy_ || now.id != 0 || note.kind == kCopy, op,
             ": the fork() that a kv_cache comes from is not submitted");
+    if (!is_move(note)) require_written(op, now.length);
     if (note.kind == kAppend) {
       check_append(op, note, now);
     } else if (note.kind == kAttend) {
@@ -213,6 +225,10 @@ void StepProtocol::tell(ListFate fate, const void* list,
       ran(note);
     } else {
       taken_out(note, list);
+      const Place place = place_of(note);
+      if (fate == ListFate::dropped && note.kind == kMove &&
+          recorded_.length > place.length - place.tokens)
+        lost_ = std::min(lost_, place.length - place.tokens);
     }
     if (fate == ListFate::kept && !is_move(note)) note.number[0] = 0;
   }

@@ -27,21 +27,23 @@ class StepProtocol final : public CommandObserver {
   const Place& recorded() const { return recorded_; }
   bool holds(uint64_t layer, const Place& at, uint64_t oldest) const;
 
-  // The note for a command that moves the sequence, and what to call when it is recorded.
-  // `complete`: the layers come with it, as in a copy.
-  CommandNote move_note(const Place& next, bool complete = false) const;
-  void moved(const CommandNote& note, const void* list);
-  void moved_now(Place next);  // without a command: loaded
+  // The note for a command that moves the sequence, and what to call when it is recorded: that
+  // needs no more memory. `complete`: the layers come with it, as in a copy.
+  CommandNote move_note(const Place& next, bool complete = false);
+  void moved(const CommandNote& note, const void* list) noexcept;
+  void moved_now(Place next) noexcept;  // without a command: loaded
 
+  // Refuses a length with tokens whose extend() was recorded and dropped.
+  void require_written(const char* op, uint64_t length) const;
   // Refuse calls that may not be recorded into `list` now: every layer has the step's tokens, in
   // this list or submitted; and nothing is recorded elsewhere and not submitted.
   void require_complete(const char* op, const void* list) const;
   void require_submitted(const char* op, const void* list) const;
 
   // Notes for append and attend. Where no step fits, they are for one that comes later.
-  CommandNote append_note(uint64_t layer, uint64_t tokens) const;
+  CommandNote append_note(uint64_t layer, uint64_t tokens);
   CommandNote attend_note(uint64_t layer, uint64_t tokens, uint64_t window) const;
-  void appended(const CommandNote& note, const void* list);
+  void appended(const CommandNote& note, const void* list) noexcept;
   void assume_appended();
 
   void check(const char* op, const ObservedNotes<const CommandNote>& notes) const override;
@@ -59,8 +61,10 @@ class StepProtocol final : public CommandObserver {
     const void* list;
     uint64_t notes;
   };
+  static constexpr uint64_t kNothingLost = ~uint64_t{0};
 
-  void add_pending(const void* list);
+  void reserve_pending() { pending_.reserve(pending_.size() + 1); }
+  void add_pending(const void* list) noexcept;
   bool all_recorded() const;
   bool is_appended(const ObservedNotes<const CommandNote>& notes, size_t index, uint64_t layer,
                    const Place& now) const;
@@ -75,6 +79,7 @@ class StepProtocol final : public CommandObserver {
   std::vector<Layer> layers_;
   std::vector<Pending> pending_;  // lists with moves and appends that are not submitted
   Place recorded_, submitted_;
+  uint64_t lost_ = kNothingLost;  // tokens from here on were recorded and dropped
   bool is_copy_ = false;
 };
 

@@ -7,7 +7,7 @@
 namespace gyre::cpu {
 namespace {
 
-namespace fs = std::filesystem;
+// Paths are strings: fs::path of libstdc++ 12 crashes where "/" finds no memory.
 
 std::optional<uint32_t> processors(uint64_t quota, uint64_t period) {
   constexpr uint64_t kMost = 1 << 20;
@@ -17,16 +17,16 @@ std::optional<uint32_t> processors(uint64_t quota, uint64_t period) {
 }
 
 // Version 2: "200000 100000" or "max 100000".
-std::optional<uint32_t> read_v2(const fs::path& group) {
-  std::ifstream file(group / "cpu.max");
+std::optional<uint32_t> read_v2(const std::string& group) {
+  std::ifstream file(group + "/cpu.max");
   uint64_t quota = 0, period = 0;
   if (!(file >> quota >> period)) return {};
   return processors(quota, period);
 }
 
 // Version 1: a quota of -1 is none.
-std::optional<uint32_t> read_v1(const fs::path& group) {
-  std::ifstream quota_file(group / "cpu.cfs_quota_us"), period_file(group / "cpu.cfs_period_us");
+std::optional<uint32_t> read_v1(const std::string& group) {
+  std::ifstream quota_file(group + "/cpu.cfs_quota_us"), period_file(group + "/cpu.cfs_period_us");
   int64_t quota = 0, period = 0;
   if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return {};
   return processors(static_cast<uint64_t>(quota), static_cast<uint64_t>(period));
@@ -35,12 +35,13 @@ std::optional<uint32_t> read_v1(const fs::path& group) {
 // The group and all above it, down to where the controller is mounted. In a container the mount is
 // often the group itself, and the path that the process is told does not exist below it.
 template <class Read>
-std::optional<uint32_t> least(const fs::path& mount, const fs::path& group, const Read& read) {
+std::optional<uint32_t> least(const std::string& mount, std::string group, const Read& read) {
   std::optional<uint32_t> result;
-  for (fs::path at = group.relative_path();; at = at.parent_path()) {
-    const std::optional<uint32_t> here = read(mount / at);
+  for (;;) {
+    const std::optional<uint32_t> here = read(mount + group);
     if (here) result = std::min(result.value_or(*here), *here);
-    if (at.empty()) return result;
+    if (group.empty()) return result;
+    group.resize(std::min(group.find_last_of('/'), group.size() - 1));
   }
 }
 
@@ -50,9 +51,9 @@ bool lists_cpu(const std::string& controllers) {
 
 }  // namespace
 
-std::optional<uint32_t> cpu_quota(const fs::path& root) {
-  const fs::path mounts = root / "sys/fs/cgroup";
-  std::ifstream groups(root / "proc/self/cgroup");
+std::optional<uint32_t> cpu_quota(const std::filesystem::path& root) {
+  const std::string mounts = root.string() + "/sys/fs/cgroup/";
+  std::ifstream groups(root.string() + "/proc/self/cgroup");
   std::optional<uint32_t> result;
   const auto take = [&](const std::optional<uint32_t>& found) {
     if (found) result = std::min(result.value_or(*found), *found);
@@ -62,11 +63,11 @@ std::optional<uint32_t> cpu_quota(const fs::path& root) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    const fs::path group = line.substr(second + 1);
+    const std::string group = line.substr(second + 1);  // "/path"
     if (controllers.empty()) take(least(mounts, group, read_v2));
     if (lists_cpu(controllers)) {
-      take(least(mounts / controllers, group, read_v1));
-      take(least(mounts / "cpu", group, read_v1));
+      take(least(mounts + controllers, group, read_v1));
+      take(least(mounts + "cpu", group, read_v1));
     }
   }
   return result;

@@ -68,7 +68,7 @@ class CpuDevice final : public DeviceImpl {
         table_(table),
         pool_(std::make_shared<BufferPool>(id(), host_memory(),
                                            options.pool_limit_bytes.value_or(kPoolLimit))),
-        executor_(info_.compute_units, options.spin_us) {}
+        executor_(info_.compute_units, options.spin_us, options.poll) {}
 
   const DeviceInfo& info() const override { return info_; }
   std::shared_ptr<Storage> allocate(uint64_t bytes) override { return pool_->allocate(bytes); }
@@ -109,10 +109,13 @@ class CpuDevice final : public DeviceImpl {
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
     thread_local Plan plan;  // keeps its memory: steady-state submits allocate nothing
     plan.build(list);
+    executor_.reserve(plan);
     return run(plan, list);
   }
   std::unique_ptr<GraphImpl> instantiate(CommandList list) override;
 
+  void reserve(const Plan& plan) { executor_.reserve(plan); }
+  // Once it runs, it succeeds: what a trace has no memory for is counted as dropped.
   std::shared_ptr<FenceState> run(const Plan& plan, const CommandList& list) {
     if (!trace().enabled()) {
       executor_.run(plan, nullptr, nullptr);
@@ -120,8 +123,11 @@ class CpuDevice final : public DeviceImpl {
     }
     const uint64_t generation = trace().generation();
     std::vector<TraceLog::Timing> timings;
-    executor_.run(plan, &trace(), &timings);
-    trace().add(list, timings, generation);
+    if (executor_.run(plan, &trace(), &timings)) {
+      trace().add(list, timings, generation);
+    } else {
+      trace().drop(list.commands.size());
+    }
     return nullptr;
   }
 
@@ -150,6 +156,7 @@ class CpuGraph final : public GraphImpl {
  public:
   CpuGraph(CpuDevice& device, CommandList list) : device_(device), list_(std::move(list)) {
     plan_.build(list_);
+    device_.reserve(plan_);
   }
   std::shared_ptr<FenceState> replay() override { return device_.run(plan_, list_); }
   uint32_t size() const override { return static_cast<uint32_t>(list_.commands.size()); }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
+#include <exception>
+#include <new>
+#include <utility>
 
 #include "cpu/device.h"
 #include "runtime/require.h"
@@ -35,12 +37,20 @@ class Backoff {
   uint32_t spins_ = 0;
 };
 
+constexpr std::chrono::milliseconds kPollEvery{20};
+constexpr std::align_val_t kScratchAlignment{64};  // of vectors, and of cache lines
+
+thread_local void* scratch_of_thread = nullptr;
+
 }  // namespace
+
+void* task_scratch() { return scratch_of_thread; }
 
 void Plan::build(const CommandList& list) {
   entries.clear();
   steps.clear();
   tickets = 0;
+  scratch_bytes = 0;
   uint64_t group_start = 0;  // tickets before the current group of concurrent commands
   bool chain_open = false;   // the last step is a chain that makes up the whole group so far
   for (const Command& command : list.commands) {
@@ -48,7 +58,8 @@ void Plan::build(const CommandList& list) {
     const void* params = list.params_of(command);
     const uint32_t tasks = pipeline.row->tasks(params, pipeline.spec);
     const auto entry = static_cast<uint32_t>(entries.size());
-    entries.push_back({pipeline.run, params, list.args_of(command), tasks});
+    scratch_bytes = std::max(scratch_bytes, pipeline.row->scratch_bytes);
+    entries.push_back({pipeline.run, params, list.args_of(command), tasks, pipeline.row->reset});
     if (tasks == 1 && chain_open) {
       // One thread runs the chain in order, which is all that a barrier inside it asks for. What
       // follows the chain waits for the whole of it.
@@ -67,12 +78,13 @@ void Plan::build(const CommandList& list) {
   }
 }
 
-Executor::Executor(uint32_t threads, uint32_t spin_us) : spin_us_(spin_us), timings_(threads) {
+Executor::Executor(uint32_t threads, uint32_t spin_us, std::function<void()> poll)
+    : spin_us_(spin_us), poll_(std::move(poll)), timings_(threads), scratch_(threads) {
   workers_.reserve(threads - 1);
   for (uint32_t thread = 1; thread < threads; ++thread) {
     try {
       workers_.emplace_back([this, thread] { worker(thread); });
-    } catch (const std::system_error& error) {
+    } catch (const std::exception& error) {  // no thread, or no memory for one
       stop();
       fail(ErrorCode::out_of_memory, "device.open: thread ", thread + 1, " of ", threads,
            " could not be started: ", error.what());
@@ -83,16 +95,40 @@ Executor::Executor(uint32_t threads, uint32_t spin_us) : spin_us_(spin_us), timi
 Executor::~Executor() { stop(); }
 
 void Executor::stop() {
+  if (process_ != process_generation()) {  // a child of fork() has no such threads to wait for
+    for (std::thread& worker : workers_) worker.detach();
+    return;
+  }
   stop_.store(true);
   epoch_.fetch_add(1);
   epoch_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-void Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings) {
-  if (plan.tickets == 0) return;
+void Executor::FreeScratch::operator()(std::byte* memory) const {
+  ::operator delete(memory, kScratchAlignment);
+}
+
+// A block for each thread, the caller's first. Pages become resident where a thread writes.
+void Executor::reserve(const Plan& plan) {
+  if (plan.scratch_bytes == 0) return;
+  const std::lock_guard lock(submit_mutex_);
+  if (plan.scratch_bytes <= scratch_bytes_) return;
+  std::vector<Scratch> made(scratch_.size());
+  for (Scratch& scratch : made) {
+    scratch.reset(static_cast<std::byte*>(::operator new(plan.scratch_bytes, kScratchAlignment)));
+  }
+  scratch_ = std::move(made);
+  scratch_bytes_ = plan.scratch_bytes;
+}
+
+bool Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings) {
+  if (plan.tickets == 0) return true;
   const std::lock_guard lock(submit_mutex_);
   run_ = {&plan, log};
+  thrown_ = nullptr;
+  skipped_ = 0;
+  if (poll_) next_poll_ = std::chrono::steady_clock::now() + kPollEvery;
   if (plan.tickets == 1) {
     run_ticket(run_, 0, 0);
   } else {
@@ -106,14 +142,21 @@ void Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::
     }
     help(0);
     Backoff backoff;
-    while (finished_.load(std::memory_order_acquire) != plan.tickets) backoff.wait();
+    const uint64_t taken = plan.tickets - skipped_;
+    while (finished_.load(std::memory_order_acquire) != taken) backoff.wait();
   }
-  if (timings != nullptr) {
-    for (auto& of_thread : timings_) {
+  if (thrown_ != nullptr) end_early();
+  bool timed = !untimed_.exchange(false, std::memory_order_relaxed);
+  for (auto& of_thread : timings_) {
+    if (timings == nullptr) break;
+    try {
       timings->insert(timings->end(), of_thread.begin(), of_thread.end());
-      of_thread.clear();
+    } catch (const std::bad_alloc&) {
+      timed = false;
     }
+    of_thread.clear();
   }
+  return timed;
 }
 
 void Executor::help(uint32_t thread) {
@@ -128,6 +171,10 @@ void Executor::help(uint32_t thread) {
     const Run run = run_;
     run_ticket(run, run.plan->tickets - left, thread);
     finished_.fetch_add(1, std::memory_order_acq_rel);
+    if (thread == 0 && !may_go_on()) {
+      skipped_ = remaining_.exchange(0);  // what nobody has taken
+      return;
+    }
     left = remaining_.load(std::memory_order_acquire);
   }
 }
@@ -143,28 +190,57 @@ void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
     while (finished_.load(std::memory_order_acquire) < step.wait_for) backoff.wait();
   }
   const auto task = static_cast<uint32_t>(ticket - step.first_ticket);
+  scratch_of_thread = scratch_[thread].get();
   for (uint32_t i = step.entry; i < step.entry + step.chain; ++i) {
     const Plan::Entry& entry = run.plan->entries[i];
+    if (thread == 0 && i != step.entry && !may_go_on()) return;
     if (run.log == nullptr) {
       entry.run(entry.params, entry.args, task, entry.tasks);
       continue;
     }
     const uint64_t begin = run.log->now_ns();
     entry.run(entry.params, entry.args, task, entry.tasks);
-    timings_[thread].push_back({i, {thread, begin, run.log->now_ns()}});
+    try {
+      timings_[thread].push_back({i, {thread, begin, run.log->now_ns()}});
+    } catch (const std::bad_alloc&) {
+      untimed_.store(true, std::memory_order_relaxed);
+    }
   }
+}
+
+bool Executor::may_go_on() {
+  if (!poll_ || thrown_ != nullptr) return thrown_ == nullptr;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_poll_) return true;
+  next_poll_ = now + kPollEvery;
+  try {
+    poll_();
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
+  return thrown_ == nullptr;
+}
+
+// Nothing runs any more: commands may have run in part.
+void Executor::end_early() {
+  for (const Plan::Entry& entry : run_.plan->entries)
+    if (entry.reset != nullptr && entry.tasks != 0) entry.reset(entry.params, entry.args);
+  untimed_ = false;
+  for (auto& of_thread : timings_) of_thread.clear();
+  std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
 void Executor::worker(uint32_t thread) {
   while (!stop_.load(std::memory_order_relaxed)) {
     help(thread);
-    if (!poll()) park();
+    if (!wait_for_work()) park();
   }
 }
 
-bool Executor::poll() const {
+bool Executor::wait_for_work() const {
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
   do {
+    if (stop_.load(std::memory_order_relaxed)) return false;
     for (uint32_t i = 0; i < 64; ++i) {
       if (remaining_.load(std::memory_order_relaxed) != 0) return true;
       pause_cpu();

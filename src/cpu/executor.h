@@ -1,13 +1,19 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "cpu/kernel.h"
 #include "runtime/command_list.h"
+#include "runtime/process.h"
 #include "runtime/trace_log.h"
 
 namespace gyre::cpu {
@@ -22,6 +28,7 @@ struct Plan {
     const void* params;
     const uint64_t* args;
     uint32_t tasks;
+    void (*reset)(const void* params, const uint64_t* args);
   };
   struct Step {
     uint64_t first_ticket;
@@ -33,6 +40,7 @@ struct Plan {
   std::vector<Entry> entries;
   std::vector<Step> steps;
   uint64_t tickets = 0;
+  uint64_t scratch_bytes = 0;  // that a thread needs for it
 
   // Pointers into `list` are kept: it must stay where it is while the plan is in use.
   void build(const CommandList& list);
@@ -43,16 +51,20 @@ struct Plan {
 // waits for a worker to wake up, and a list of one ticket runs without touching a worker at all.
 class Executor {
  public:
-  Executor(uint32_t threads, uint32_t spin_us);
+  // `poll`: as DeviceOptions has it.
+  Executor(uint32_t threads, uint32_t spin_us, std::function<void()> poll = {});
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   ~Executor();
 
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 
+  // Scratch memory of all threads for such a plan. run() takes no memory.
+  void reserve(const Plan& plan);
   // Runs the whole plan, the caller helping. One plan at a time; further callers queue.
-  // With a log, notes when which thread ran which command.
-  void run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings);
+  // What poll() throws ends it at a task boundary and is thrown. With a log, notes when which
+  // thread ran which command; false: there was no memory for all times.
+  bool run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings);
 
  private:
   struct Run {
@@ -60,17 +72,34 @@ class Executor {
     const TraceLog* log = nullptr;
   };
 
+  struct FreeScratch {
+    void operator()(std::byte* memory) const;
+  };
+  using Scratch = std::unique_ptr<std::byte, FreeScratch>;
+
   void stop();  // ends and joins the workers
   void worker(uint32_t thread);
   void help(uint32_t thread);
   void run_ticket(const Run& run, uint64_t ticket, uint32_t thread);
-  bool poll() const;  // true when there is work before the spin time is over
+  bool wait_for_work() const;  // true when there is some before the spin time is over
+  // By the thread that called run(): false once poll() has thrown.
+  bool may_go_on();
+  void end_early();
   void park();
 
   const uint32_t spin_us_;
+  const uint64_t process_ = process_generation();
+  const std::function<void()> poll_;
   std::mutex submit_mutex_;
   Run run_;                                             // valid while a ticket is out
   std::vector<std::vector<TraceLog::Timing>> timings_;  // per thread
+  std::vector<Scratch> scratch_;                        // per thread
+  uint64_t scratch_bytes_ = 0;                          // of each
+  std::atomic<bool> untimed_{false};
+  // The caller's alone.
+  std::chrono::steady_clock::time_point next_poll_;
+  std::exception_ptr thrown_;
+  uint64_t skipped_ = 0;  // tickets, because of it
 
   alignas(64) std::atomic<uint64_t> remaining_{0};  // tickets not yet taken
   alignas(64) std::atomic<uint64_t> finished_{0};

@@ -22,7 +22,15 @@ struct CpuKernel {
   uint32_t (*tasks)(const void* params, uint64_t spec) = nullptr;
   std::string (*describe)(uint64_t spec) = nullptr;  // what the code is made of, where that varies
   bool (*plan)(const void* problem, const DeviceInfo& device, void* plan) = nullptr;
+  uint64_t scratch_bytes = 0;  // what task_scratch() has while a task of it runs
+  // Where tasks leave something for each other in memory: makes it as if none of them had run.
+  void (*reset)(const void* params, const uint64_t* args) = nullptr;
 };
+
+// Memory of the thread that runs a task, as large as its kernel's row says, aligned to 64 bytes.
+// The executor takes it before a list runs: a task takes none and cannot fail. Its content is
+// whatever was there.
+void* task_scratch();
 
 // The half-open share of `items` that task `task` of `tasks` takes.
 struct Share {

@@ -29,6 +29,7 @@ uint32_t kv_basis_tasks(const void* params, uint64_t spec);
 TaskFn select_attention(uint64_t spec);
 uint32_t attention_tasks(const void* params, uint64_t spec);
 std::string describe_attention(uint64_t spec);
+void reset_attention(const void* params, const uint64_t* args);
 
 TaskFn select_attention_merge(uint64_t spec);
 uint32_t attention_merge_tasks(const void* params, uint64_t spec);

@@ -1,3 +1,4 @@
+#include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/planner.h"
 #include "cpu/device.h"
 #include "cpu/kernels.h"
@@ -13,7 +14,8 @@ std::span<const CpuKernel> kernel_table() {
       {&kKvDequantize.info, select_kv_dequantize, kv_dequantize_tasks},
       {&kKvEncode.info, select_kv_encode, kv_encode_tasks},
       {&kKvBasis.info, select_kv_basis, kv_basis_tasks},
-      {&kAttention.info, select_attention, attention_tasks, describe_attention, plan_attention},
+      {&kAttention.info, select_attention, attention_tasks, describe_attention, plan_attention,
+       kAttentionScratchBytes, reset_attention},
       {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
       {&kKvExtend.info, select_kv_extend, kv_extend_tasks},
       {&kKvAppend.info, select_kv_append, kv_append_tasks},

@@ -96,13 +96,17 @@ CuEvent Stream::take_event() {
       free_events_.pop_back();
       return event;
     }
+    constexpr size_t kFewest = 16;
+    if (free_events_.capacity() <= events_)
+      free_events_.reserve(std::max(kFewest, 2 * free_events_.capacity()));
+    ++events_;
   }
   CuEvent event = nullptr;
   check(api_.event_create(&event, kCuEventNoTiming), "cuEventCreate");
   return event;
 }
 
-void Stream::give_event(CuEvent event) {
+void Stream::give_event(CuEvent event) noexcept {
   const std::lock_guard lock(mutex_);
   free_events_.push_back(event);
 }
@@ -153,8 +157,9 @@ std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
   const std::lock_guard order(order_);
   const Current current(*context_);
   const Entering entering(*this, list);
+  Submissions made = make_submission(list, nullptr);
   launch_all(stream_, list);
-  return track(list, nullptr);
+  return track(made);
 }
 
 namespace {
@@ -182,14 +187,16 @@ std::shared_ptr<FenceState> Stream::submit_on(CuStream other, const CommandList&
   if (capture != kCuNotCapturing) {
     // Nothing else is allowed on it, no event and no wait.
     require_alive();
+    auto captured = std::make_shared<Captured>(list.storages);
     for (const Command& command : list.commands) launch(other, list, command, false);
-    return std::make_shared<Captured>(list.storages);
+    return captured;
   }
   const Entering entering(*this, list);
+  Submissions made = make_submission(list, nullptr);
   order(stream_, other);
   launch_all(other, list);
   order(other, stream_);
-  return track(list, nullptr);
+  return track(made);
 }
 
 std::shared_ptr<FenceState> Stream::replay(CuGraphExec graph, const CommandList& list,
@@ -197,12 +204,13 @@ std::shared_ptr<FenceState> Stream::replay(CuGraphExec graph, const CommandList&
   const std::lock_guard order(order_);
   const Current current(*context_);
   const Entering entering(*this, list);
+  Submissions made = make_submission(list, std::move(keep));
   check(api_.graph_launch(graph, stream_), "cuGraphLaunch");
-  return track(list, std::move(keep));
+  return track(made);
 }
 
-std::shared_ptr<FenceState> Stream::track(const CommandList& list,
-                                          std::shared_ptr<const void> keep) {
+Stream::Submissions Stream::make_submission(const CommandList& list,
+                                            std::shared_ptr<const void> keep) {
   Submission::Work work;
   if (keep != nullptr) {
     work.list = &list;
@@ -214,23 +222,34 @@ std::shared_ptr<FenceState> Stream::track(const CommandList& list,
                  std::back_inserter(work.eager.storages),
                  [](const auto& storage) { return storage->held_by_work(); });
   }
-  auto submission = std::make_shared<Submission>(shared_from_this(), take_event(), std::move(work));
+  Submissions made(1);
+  CuEvent event = take_event();
+  try {
+    made.front() = std::make_shared<Submission>(shared_from_this(), event, std::move(work));
+  } catch (...) {
+    give_event(event);
+    throw;
+  }
+  return made;
+}
+
+std::shared_ptr<FenceState> Stream::track(Submissions& made) {
+  std::shared_ptr<Submission> submission = made.front();
   const CuResult result = api_.event_record(submission->event(), stream_);
   {
     const std::lock_guard lock(mutex_);
-    in_flight_.push_back(submission);
+    in_flight_.splice(in_flight_.end(), made);
   }
   check(result, "cuEventRecord");
   return submission;
 }
 
 void Stream::retire() {
-  std::vector<std::shared_ptr<Submission>> done;
+  Submissions done;
   {
     const std::lock_guard lock(mutex_);
     while (!in_flight_.empty() && api_.event_query(in_flight_.front()->event()) == kCuSuccess) {
-      done.push_back(std::move(in_flight_.front()));
-      in_flight_.pop_front();
+      done.splice(done.end(), in_flight_, in_flight_.begin());
     }
   }
   for (const std::shared_ptr<Submission>& one : done) one->finish();
@@ -249,7 +268,7 @@ void Stream::drain() noexcept {
     check(api_.stream_synchronize(stream_), "cuStreamSynchronize");
   } catch (...) {  // kept by the fences
   }
-  std::deque<std::shared_ptr<Submission>> done;
+  Submissions done;
   {
     const std::lock_guard lock(mutex_);
     done.swap(in_flight_);

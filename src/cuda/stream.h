@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -102,10 +102,13 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void launch(CuStream to, const CommandList& list, const Command& command, bool checked);
   void launch_all(CuStream to, const CommandList& list);
   void order(CuStream first, CuStream then);  // what `then` does next follows what `first` has
-  std::shared_ptr<FenceState> track(const CommandList& list, std::shared_ptr<const void> keep);
+  using Submissions = std::list<std::shared_ptr<Submission>>;
+  // The list's submission, made before it enters; what track() does with it needs no memory.
+  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep);
+  std::shared_ptr<FenceState> track(Submissions& made);
   void retire();  // lets go of what is done
   CuEvent take_event();
-  void give_event(CuEvent event);
+  void give_event(CuEvent event) noexcept;
   void prepare_staging();
 
   std::shared_ptr<const Context> context_;
@@ -117,10 +120,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   std::mutex order_;          // one list at a time enters the stream
   mutable std::mutex mutex_;  // guards what follows; never held while user code may run
-  std::deque<std::shared_ptr<Submission>> in_flight_;
+  Submissions in_flight_;
   const CommandList* entering_ = nullptr;
-  std::vector<CuEvent> free_events_;
-  std::string lost_;  // empty: alive
+  std::vector<CuEvent> free_events_;  // with room for all that were made
+  size_t events_ = 0;                 // that were made
+  std::string lost_;                  // empty: alive
 };
 
 }  // namespace gyre::cuda

@@ -65,7 +65,12 @@ CuAddress Stream::take(uint64_t bytes) {
   const CuResult result = api_.memory_take(&address, bytes);
   if (result == kCuOutOfMemory) return 0;
   check(result, "cuMemAlloc");
-  zero(address, bytes);
+  try {
+    zero(address, bytes);
+  } catch (...) {
+    api_.memory_give(address);
+    throw;
+  }
   return address;
 }
 

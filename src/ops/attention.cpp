@@ -20,14 +20,16 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
   return {splits, q_shape[0], q_shape[1], v_head_dim + 2};
 }
 
-bool Device::supports(const AttentionTypes& types) const {
+bool Device::supports(const AttentionTypes& types) const try {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
   return impl_->has(kAttention.info,
                     spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.supports");
 }
 
 void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
-                       const AttentionOptions& options) {
+                       const AttentionOptions& options) try {
   Recording recording(encoder, "attention_partial");
   const AttentionCall call{"attention_partial", in, options};
   check_call(call);
@@ -44,9 +46,11 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
       plan_call(recording, call, {.states = true, .splits = in.partial.shape(0)});
   dispatch_call(recording, call, plan, {.partial = in.partial, .out = {}, .lse = {}, .sinks = {}});
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("attention_partial");
 }
 
-void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) {
+void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) try {
   Recording recording(encoder, "attention_merge");
   check_partial_tensor("attention_merge", in.partial);
   require(in.partial.shape(0) != 0, "attention_merge: partial has no splits");
@@ -60,9 +64,11 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) {
   if (in.out.elements() == 0) return;
   dispatch_merge(recording, in);
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("attention_merge");
 }
 
-void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options) {
+void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options) try {
   Recording recording(encoder, "attention");
   const AttentionPartialInputs reads{in.q, in.k_cache, in.v_cache, {}, in.slopes, in.tree};
   const AttentionCall call{"attention", reads, options};
@@ -87,6 +93,8 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
                   floats != 0 ? encoder.device().tensor(DType::f32, {floats}) : Tensor());
   }
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("attention");
 }
 
 }  // namespace gyre

@@ -236,7 +236,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
 }
 
 void attention(Encoder& encoder, const PagedAttentionInputs& in,
-               const PagedAttentionOptions& options) {
+               const PagedAttentionOptions& options) try {
   Recording recording(encoder, "attention");
   PagedCall call{.op = "attention", .q = in.q};
   call.keys.pages = in.pages;
@@ -253,6 +253,8 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, in.sinks}, scratch);
   recording.commit();
   if (kept) *in.scratch = scratch.in_kernel;
+} catch (const std::bad_alloc&) {
+  out_of_memory("attention");
 }
 
 }  // namespace gyre

@@ -57,7 +57,7 @@ std::span<const uint64_t> hadamard_specs() {
   return kSpecs;
 }
 
-void hadamard(Encoder& encoder, const HadamardInputs& in, const HadamardOptions& options) {
+void hadamard(Encoder& encoder, const HadamardInputs& in, const HadamardOptions& options) try {
   Recording recording(encoder, "hadamard");
   check_tensor("x", in.x);
   check_tensor("out", in.out);
@@ -87,6 +87,8 @@ void hadamard(Encoder& encoder, const HadamardInputs& in, const HadamardOptions&
   params.signs = static_cast<uint32_t>(options.signs);
   recording.dispatch(kHadamard, make_spec(in.x.dtype(), in.out.dtype()), params, {&in.x, &in.out});
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("hadamard");
 }
 
 }  // namespace gyre

@@ -135,7 +135,7 @@ Dims kv_scales_shape(const KvShape& shape) {
   return {shape.kv_heads, tiles_of(shape), scales, uint64_t{2} * abi::kKvTile};
 }
 
-KvBuffer KvBuffer::allocate(const Device& device, const KvShape& shape) {
+KvBuffer KvBuffer::allocate(const Device& device, const KvShape& shape) try {
   check_kv_shape("kv_buffer", shape);
   const KvFormatInfo info = describe(shape.format);
   KvBuffer buffer{shape, {}, {}};
@@ -146,6 +146,8 @@ KvBuffer KvBuffer::allocate(const Device& device, const KvShape& shape) {
         device.tensor(is_native(shape.format) ? DType::u8 : DType::f32, kv_scales_shape(shape));
   }
   return buffer;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_buffer.allocate");
 }
 
 namespace {

@@ -218,7 +218,7 @@ void check_means(const char* op, const BasisPair& bases, const MeanConflicts& wi
   refuse(v && with.tree, "v", "a tree mask");
 }
 
-void kv_basis(Encoder& encoder, const KvBasisInputs& in) {
+void kv_basis(Encoder& encoder, const KvBasisInputs& in) try {
   constexpr const char* kOp = "kv_basis";
   Recording recording(encoder, kOp);
   const auto check_rows = [&](const char* what, const Tensor& t) {
@@ -252,6 +252,8 @@ void kv_basis(Encoder& encoder, const KvBasisInputs& in) {
   if (in.x.elements() == 0) return;
   dispatch_basis(recording, in);
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_basis");
 }
 
 }  // namespace gyre

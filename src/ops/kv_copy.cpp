@@ -132,12 +132,14 @@ std::span<const uint64_t> kv_copy_specs() {
   return kSpecs;
 }
 
-bool Device::supports(const KvCopyTypes& types) const {
+bool Device::supports(const KvCopyTypes& types) const try {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
   return impl_->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.supports");
 }
 
-void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& options) {
+void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& options) try {
   Recording recording(encoder, "kv_copy");
   check_inputs(in);
   const bool pair = in.v.defined();
@@ -170,6 +172,8 @@ void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& opt
     recording.dispatch(kKvCopy, spec, params, {&k_part, &in.k_cache, &v_part, &in.v_cache});
   }
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_copy");
 }
 
 }  // namespace gyre

@@ -92,10 +92,12 @@ uint64_t kv_page_bytes(const KvPageShape& shape) {
   return shape.kv_heads * head_parts(shape).bytes;
 }
 
-KvPages KvPages::allocate(const Device& device, const KvPageShape& shape, uint64_t pages) {
+KvPages KvPages::allocate(const Device& device, const KvPageShape& shape, uint64_t pages) try {
   check_page_shape("kv_pages", shape);
   require(pages <= uint64_t{1} << 31, "kv_pages: at most 2^31 pages, got ", pages);
   return {shape, device.tensor(DType::u8, {pages, kv_page_bytes(shape)})};
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pages.allocate");
 }
 
 void check_pages(const char* op, const KvPages& pages) {

@@ -178,15 +178,17 @@ std::span<const uint64_t> kv_dequantize_specs() {
   return kSpecs;
 }
 
-bool Device::supports(const KvQuantizeTypes& types) const {
+bool Device::supports(const KvQuantizeTypes& types) const try {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
   const auto format = static_cast<uint32_t>(types.format);
   if (!abi::kv_is_native(format) && !abi::kv_is_compat(format)) return false;
   const auto spec = quantize_spec(types.source, format, 0);
   return impl_->has(kKvQuantize.info, spec_key(spec));
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.supports");
 }
 
-void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOptions& options) {
+void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOptions& options) try {
   Recording recording(encoder, "kv_quantize");
   const Stream streams[2] = {{"k", "k_cache", KvRole::k, in.k, in.k_cache, in.k_coding},
                              {"v", "v_cache", KvRole::v, in.v, in.v_cache, in.v_coding}};
@@ -217,10 +219,12 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOpti
                      {&rows.of[0], &in.k_cache.codes, &in.k_cache.scales, &rows.of[1],
                       &in.v_cache.codes, &in.v_cache.scales});
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_quantize");
 }
 
 void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
-                   const KvDequantizeOptions& options) {
+                   const KvDequantizeOptions& options) try {
   Recording recording(encoder, "kv_dequantize");
   check_compressed("kv_dequantize", "cache", in.cache);
   check_kv_buffer("kv_dequantize", "cache", in.cache);
@@ -250,6 +254,8 @@ void kv_dequantize(Encoder& encoder, const KvDequantizeInputs& in,
   recording.dispatch(kKvDequantize, dequantize_spec(in.out.dtype(), in.cache.shape.format), params,
                      {&in.cache.codes, &in.cache.scales, &in.out});
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_dequantize");
 }
 
 }  // namespace gyre

@@ -131,16 +131,18 @@ void dispatch_write(Recording& recording, const Device& device, const KvWriteInp
                       &parts.v_scales, &in.slots});
 }
 
-void kv_write(Encoder& encoder, const KvWriteInputs& in) {
+void kv_write(Encoder& encoder, const KvWriteInputs& in) try {
   Recording recording(encoder, "kv_write");
   KvPageParts parts;
   const abi::KvWriteParams params = checked_write("kv_write", in, parts);
   if (params.tokens == 0) return;
   dispatch_write(recording, encoder.device(), in, parts, params);
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_write");
 }
 
-void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& in) {
+void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& in) try {
   Recording recording(encoder, "kv_page_copy");
   check_pages("kv_page_copy", in.pages);
   check_page_list("from", in.from);
@@ -161,6 +163,8 @@ void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& in) {
   recording.dispatch(kKvPageCopy, abi::KvPageCopySpec{}, params,
                      {&in.pages.bytes, &in.from, &in.to});
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_page_copy");
 }
 
 }  // namespace gyre

@@ -86,12 +86,14 @@ std::span<const uint64_t> rope_specs() {
   return kSpecs;
 }
 
-bool Device::supports(const RopeTypes& types) const {
+bool Device::supports(const RopeTypes& types) const try {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
   return impl_->has(kRope.info, spec_key(rope_spec(types.x, types.out, false, false)));
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.supports");
 }
 
-void rope(Encoder& encoder, const RopeInputs& in, const RopeOptions& options) {
+void rope(Encoder& encoder, const RopeInputs& in, const RopeOptions& options) try {
   record(encoder, {.op = "rope",
                    .x = {"x", &in.x, &in.out, nullptr, nullptr},
                    .k = {"k", &in.k, &in.k_out, nullptr, nullptr},
@@ -102,9 +104,11 @@ void rope(Encoder& encoder, const RopeInputs& in, const RopeOptions& options) {
                    .norm = false,
                    .epsilon = 0,
                    .weight_offset = 0});
+} catch (const std::bad_alloc&) {
+  out_of_memory("rope");
 }
 
-void norm_rope(Encoder& encoder, const NormRopeInputs& in, const NormRopeOptions& options) {
+void norm_rope(Encoder& encoder, const NormRopeInputs& in, const NormRopeOptions& options) try {
   check_norm("norm_rope", options.epsilon, options.weight_offset);
   record(encoder, {.op = "norm_rope",
                    .x = {"x", &in.x, &in.out, &in.weight, &in.second},
@@ -116,6 +120,8 @@ void norm_rope(Encoder& encoder, const NormRopeInputs& in, const NormRopeOptions
                    .norm = true,
                    .epsilon = options.epsilon,
                    .weight_offset = options.weight_offset});
+} catch (const std::bad_alloc&) {
+  out_of_memory("norm_rope");
 }
 
 }  // namespace gyre

@@ -156,7 +156,7 @@ std::span<const uint64_t> rope_append_specs() {
 }
 
 void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to,
-                 const RopeAppendOptions& options) {
+                 const RopeAppendOptions& options) try {
   constexpr const char* kOp = "rope_append";
   Recording recording(encoder, kOp);
   const RopeCall call = make_call(kOp, in, options);
@@ -180,6 +180,8 @@ void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to
       }};
   dispatch(recording, encoder, call, in.v, target, params);
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("rope_append");
 }
 
 void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,

@@ -139,7 +139,7 @@ void check(const RopeConfig& c) {
 
 }  // namespace
 
-RopeFrequencies rope_frequencies(const RopeConfig& config) {
+RopeFrequencies rope_frequencies(const RopeConfig& config) try {
   check(config);
   double theta = config.rope_theta;
   if (config.rope_type == RopeType::ntk) theta = ntk_theta(config, config.factor);
@@ -164,7 +164,14 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
     default:
       break;
   }
+  for (const double frequency : result.inverse) {
+    require(std::isfinite(frequency), "rope_frequencies: rope_theta ", config.rope_theta,
+            ", rotary_dim ", config.rotary_dim, " and factor ", config.factor,
+            " give a frequency that is not finite: ", frequency);
+  }
   return result;
+} catch (const std::bad_alloc&) {
+  out_of_memory("rope_frequencies");
 }
 
 Tensor exact_rope_table(const Device& device, std::span<const long double> radians_per_position) {
@@ -183,9 +190,11 @@ Tensor exact_rope_table(const Device& device, std::span<const long double> radia
   return table;
 }
 
-Tensor rope_table(const Device& device, std::span<const double> radians_per_position) {
+Tensor rope_table(const Device& device, std::span<const double> radians_per_position) try {
   const std::vector<long double> wide(radians_per_position.begin(), radians_per_position.end());
   return exact_rope_table(device, wide);
+} catch (const std::bad_alloc&) {
+  out_of_memory("rope_table");
 }
 
 }  // namespace gyre

@@ -11,7 +11,7 @@
 namespace gyre {
 
 std::vector<PreparedKernel> Device::prepare(const ModelShape& shape,
-                                            const PrepareCallback& progress) const {
+                                            const PrepareCallback& progress) const try {
   require(impl_ != nullptr, "device.prepare: the handle was moved from");
   std::vector<KernelKey> keys;
   for (const std::shared_ptr<const DeviceImpl>& target : impl_->stands_for()) {
@@ -27,6 +27,8 @@ std::vector<PreparedKernel> Device::prepare(const ModelShape& shape,
     if (progress) progress({built.done, built.all, made.back()});
   });
   return made;
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.prepare");
 }
 
 }  // namespace gyre

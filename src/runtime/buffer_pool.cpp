@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "runtime/require.h"
@@ -50,20 +51,43 @@ std::shared_ptr<Storage> BufferPool::allocate(uint64_t bytes) {
     fail(ErrorCode::out_of_memory, "allocate: ", bytes, " bytes cannot be addressed");
   if (bytes == 0) return std::make_shared<Storage>(device_id_, Storage::Block{});
   const uint64_t block = block_bytes(bytes);
+  void* const memory = take(bytes, block);
+  try {
+    const Storage::Block info{.address = reinterpret_cast<uintptr_t>(memory),
+                              .bytes = bytes,
+                              .host = source_->host(memory),
+                              .read_only = false};
+    return std::make_shared<PooledStorage>(shared_from_this(), memory, block, info);
+  } catch (...) {
+    release(memory, block);
+    throw;
+  }
+}
+
+// Zero-filled; counted as in use.
+void* BufferPool::take(uint64_t bytes, uint64_t block) {
   void* memory = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto entry = free_.find(block); entry != free_.end() && !entry->second.empty()) {
-      memory = entry->second.back();
-      entry->second.pop_back();
+    SizeClass& of_size = classes_[block];
+    if (!of_size.free.empty()) {
+      memory = of_size.free.back();
+      of_size.free.pop_back();
       use_.cached_bytes -= block;
-      use_.in_use_bytes += block;
       ++use_.reuses;
+    } else {
+      constexpr size_t kFewest = 4;
+      if (of_size.free.capacity() <= of_size.blocks)
+        of_size.free.reserve(std::max(kFewest, 2 * of_size.free.capacity()));
+      ++of_size.blocks;
     }
+    use_.in_use_bytes += block;
   }
-  if (memory != nullptr) {
-    source_->zero(memory, bytes);
-  } else {
+  try {
+    if (memory != nullptr) {
+      source_->zero(memory, bytes);
+      return memory;
+    }
     memory = source_->take(block);
     if (memory == nullptr) {
       trim();  // what is cached in other sizes may be what is missing
@@ -71,28 +95,35 @@ std::shared_ptr<Storage> BufferPool::allocate(uint64_t bytes) {
     }
     if (memory == nullptr) {
       fail(ErrorCode::out_of_memory, "allocate: no memory for ", bytes, " bytes; ",
-           use().in_use_bytes, " bytes are in use");
+           use().in_use_bytes - block, " bytes are in use");
     }
-    const std::lock_guard lock(mutex_);
-    use_.in_use_bytes += block;
-    ++use_.system_allocations;
+  } catch (...) {
+    if (memory != nullptr) {
+      release(memory, block);
+    } else {
+      const std::lock_guard lock(mutex_);
+      use_.in_use_bytes -= block;
+      --classes_.find(block)->second.blocks;
+    }
+    throw;
   }
-  const Storage::Block info{.address = reinterpret_cast<uintptr_t>(memory),
-                            .bytes = bytes,
-                            .host = source_->host(memory),
-                            .read_only = false};
-  return std::make_shared<PooledStorage>(shared_from_this(), memory, block, info);
+  const std::lock_guard lock(mutex_);
+  ++use_.system_allocations;
+  return memory;
 }
 
-void BufferPool::release(void* memory, uint64_t block) {
+void BufferPool::release(void* memory, uint64_t block) noexcept {
+  // A child of fork(): the lock may be one that nobody opens. The memory goes with the process.
+  if (process_ != process_generation()) return;
   {
     const std::lock_guard lock(mutex_);
     use_.in_use_bytes -= block;
     if (use_.cached_bytes + block <= limit_bytes_) {
-      free_[block].push_back(memory);
+      classes_.find(block)->second.free.push_back(memory);
       use_.cached_bytes += block;
       return;
     }
+    --classes_.find(block)->second.blocks;
   }
   source_->give(memory, block);
 }
@@ -102,15 +133,24 @@ MemoryUse BufferPool::use() const {
   return use_;
 }
 
-void BufferPool::trim() {
-  std::map<uint64_t, std::vector<void*>> freed;
-  {
-    const std::lock_guard lock(mutex_);
-    freed.swap(free_);
-    use_.cached_bytes = 0;
-  }
-  for (const auto& [block, blocks] : freed) {
-    for (void* memory : blocks) source_->give(memory, block);
+// Block by block, so that the lock is not held while memory goes back.
+void BufferPool::trim() noexcept {
+  if (process_ != process_generation()) return;
+  std::unique_lock lock(mutex_);
+  for (auto at = classes_.begin(); at != classes_.end();) {
+    const uint64_t block = at->first;
+    if (!at->second.free.empty()) {
+      void* const memory = at->second.free.back();
+      at->second.free.pop_back();
+      --at->second.blocks;
+      use_.cached_bytes -= block;
+      lock.unlock();
+      source_->give(memory, block);
+      lock.lock();
+      at = classes_.lower_bound(block);
+    } else {
+      at = at->second.blocks == 0 ? classes_.erase(at) : std::next(at);
+    }
   }
 }
 

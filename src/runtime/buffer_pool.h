@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gyre/device.h"
+#include "runtime/process.h"
 #include "runtime/storage.h"
 
 namespace gyre {
@@ -38,7 +39,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   std::shared_ptr<Storage> allocate(uint64_t bytes);
   MemoryUse use() const;
-  void trim();
+  void trim() noexcept;
 
   // Block size for a request: at most an eighth more, at most 2 MiB more.
   static uint64_t block_bytes(uint64_t bytes);
@@ -46,13 +47,21 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
  private:
   class PooledStorage;
 
-  void release(void* memory, uint64_t block);
+  // Blocks of one size. `free` has room for all of them: giving one back takes no memory.
+  struct SizeClass {
+    std::vector<void*> free;
+    uint64_t blocks = 0;  // free and handed out
+  };
+
+  void* take(uint64_t bytes, uint64_t block);
+  void release(void* memory, uint64_t block) noexcept;
 
   const uint64_t device_id_;
   const uint64_t limit_bytes_;
+  const uint64_t process_ = process_generation();
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
-  std::map<uint64_t, std::vector<void*>> free_;  // by block size
+  std::map<uint64_t, SizeClass> classes_;  // by block size
   MemoryUse use_;
 };
 

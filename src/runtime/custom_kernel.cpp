@@ -42,7 +42,7 @@ void check_launch(const CustomCode& code, const CustomLaunch& launch) {
 
 }  // namespace
 
-CustomKernel::CustomKernel(CustomCode code) {
+CustomKernel::CustomKernel(CustomCode code) try {
   check_code(code);
   auto made = std::make_shared<KernelCode>();
   made->code = std::move(code);
@@ -55,6 +55,8 @@ CustomKernel::CustomKernel(CustomCode code) {
   for (size_t i = 0; i < kept.args.size(); ++i)
     made->info.args[i] = {kept.args[i].name.c_str(), kept.args[i].access};
   code_ = std::move(made);
+} catch (const std::bad_alloc&) {
+  out_of_memory("custom_kernel");
 }
 
 const std::string& CustomKernel::name() const { return code_->code.name; }
@@ -65,7 +67,7 @@ bool CustomKernel::supports(const Device& device) const {
 }
 
 void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,
-                          std::span<const Tensor> args, const CustomLaunch& launch) const {
+                          std::span<const Tensor> args, const CustomLaunch& launch) const try {
   const CustomCode& code = code_->code;
   Recording recording(encoder, code.name.c_str());
   require(params.size() == code.params_bytes, code.name, ": params have ", code.params_bytes,
@@ -84,6 +86,8 @@ void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,
   for (size_t i = 0; i < args.size(); ++i) pointers[i] = &args[i];
   recording.dispatch(code_->info, spec, bytes.data(), {pointers.data(), args.size()});
   recording.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("custom_kernel.record");
 }
 
 }  // namespace gyre

@@ -17,6 +17,7 @@ const DeviceImpl& checked(const std::shared_ptr<DeviceImpl>& impl) {
 }
 
 DeviceImpl& checked_mutable(const std::shared_ptr<DeviceImpl>& impl) {
+  checked(impl).require_same_process("device");
   return const_cast<DeviceImpl&>(checked(impl));
 }
 
@@ -50,6 +51,12 @@ DeviceImpl::DeviceImpl(std::span<const KernelUse> uses) : uses_(uses), trace_(us
   id_ = next.fetch_add(1, std::memory_order_relaxed);
 }
 
+void DeviceImpl::require_same_process(const char* op) const {
+  if (process_ == process_generation()) return;
+  fail(ErrorCode::device_lost, op, ": device ", info().name,
+       " was opened before fork(), its threads are the parent's; open one in the child");
+}
+
 std::shared_ptr<FenceState> DeviceImpl::submit_on(uint64_t /*stream*/,
                                                   const CommandList& /*list*/) {
   fail(ErrorCode::unsupported, "encoder.submit_on: device ", info().name, " has no streams");
@@ -63,30 +70,36 @@ uint64_t Device::stream() const { return checked(impl_).stream(); }
 void Device::start_trace() const { checked_mutable(impl_).trace().start(); }
 Trace Device::stop_trace() const { return checked_mutable(impl_).trace().stop(); }
 
-Tensor Device::tensor(DType dtype, const Dims& shape) const {
+Tensor Device::tensor(DType dtype, const Dims& shape) const try {
   DeviceImpl& impl = checked_mutable(impl_);
   require(size_bytes(dtype) != 0, "device.tensor: ", static_cast<uint32_t>(dtype),
           " is not a dtype");
   const uint64_t bytes = checked_bytes("device.tensor", dtype, shape);
   return {impl.allocate(bytes), dtype, shape, contiguous_strides(shape)};
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.tensor");
 }
 
 Tensor Device::wrap(void* data, DType dtype, const Dims& shape, const Dims& strides,
-                    std::shared_ptr<void> owner) const {
+                    std::shared_ptr<void> owner) const try {
   const View view = checked_view(dtype, shape, strides, data);
   const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, data, false};
   return {checked_mutable(impl_).wrap(block, std::move(owner)), dtype, shape, view.strides};
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.wrap");
 }
 
 Tensor Device::wrap(const void* data, DType dtype, const Dims& shape, const Dims& strides,
-                    std::shared_ptr<void> owner) const {
+                    std::shared_ptr<void> owner) const try {
   const View view = checked_view(dtype, shape, strides, data);
   const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, const_cast<void*>(data),
                              true};
   return {checked_mutable(impl_).wrap(block, std::move(owner)), dtype, shape, view.strides};
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.wrap");
 }
 
-std::vector<KernelDescription> Device::kernels() const {
+std::vector<KernelDescription> Device::kernels() const try {
   const DeviceImpl& impl = checked(impl_);
   std::vector<KernelDescription> rows;
   for (const KernelUse& use : impl.kernel_uses()) {
@@ -106,6 +119,8 @@ std::vector<KernelDescription> Device::kernels() const {
     rows.push_back(std::move(row));
   }
   return rows;
+} catch (const std::bad_alloc&) {
+  out_of_memory("device.kernels");
 }
 
 }  // namespace gyre

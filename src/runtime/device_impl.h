@@ -11,6 +11,7 @@
 #include "runtime/command_list.h"
 #include "runtime/command_notes.h"
 #include "runtime/constant_cache.h"
+#include "runtime/process.h"
 #include "runtime/trace_log.h"
 
 namespace gyre {
@@ -94,6 +95,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual void wait() {}  // until all submitted work is done; nothing where submit() runs it
   virtual uint64_t stream() const { return 0; }  // a handle of the backend's; 0: there is none
 
+  // Refuses a child of fork(): the device's threads, and what they do, are the parent's.
+  void require_same_process(const char* op) const;
   uint64_t id() const { return id_; }  // never reused in a process, unlike an address
   std::span<const KernelUse> kernel_uses() const { return uses_; }
   TraceLog& trace() { return trace_; }
@@ -101,6 +104,7 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
 
  private:
   uint64_t id_ = 0;
+  const uint64_t process_ = process_generation();
   std::span<const KernelUse> uses_;
   TraceLog trace_;
   ConstantCache constants_;

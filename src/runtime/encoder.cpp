@@ -22,31 +22,33 @@ const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec)
   return *pipeline;
 }
 
+Recorder::Mark Recorder::mark() const {
+  return {list_.commands.size(), list_.params.size(), list_.args.size(),
+          list_.storages.size(), notes_.size(),       hazards_.mark()};
+}
+
+// Shrinks only: takes no memory.
+void Recorder::roll_back(const Mark& mark) noexcept {
+  list_.commands.erase(list_.commands.begin() + static_cast<ptrdiff_t>(mark.commands),
+                       list_.commands.end());
+  list_.params.resize(mark.params);
+  list_.args.resize(mark.args);
+  list_.storages.resize(mark.storages);
+  notes_.shrink(mark.notes);
+  retained_.fill(nullptr);
+  hazards_.rollback(mark.hazards);
+}
+
 Recording::Recording(const Encoder& encoder, const char* op)
     : recorder_(encoder.recorder()), op_(op) {
+  recorder_.device_->require_same_process(op);
   require(!recorder_.busy_.exchange(true, std::memory_order_acquire), op,
           ": the encoder is in use by another thread; give each thread its own encoder");
-  const CommandList& list = recorder_.list_;
-  commands_ = list.commands.size();
-  params_ = list.params.size();
-  args_ = list.args.size();
-  storages_ = list.storages.size();
-  notes_ = recorder_.notes_.size();
-  hazards_ = recorder_.hazards_.mark();
+  mark_ = recorder_.mark();
 }
 
 Recording::~Recording() {
-  if (!committed_) {
-    CommandList& list = recorder_.list_;
-    list.commands.erase(list.commands.begin() + static_cast<ptrdiff_t>(commands_),
-                        list.commands.end());
-    list.params.resize(params_);
-    list.args.resize(args_);
-    list.storages.resize(storages_);
-    recorder_.notes_.shrink(notes_);
-    recorder_.retained_.fill(nullptr);
-    recorder_.hazards_.rollback(hazards_);
-  }
+  if (!committed_) recorder_.roll_back(mark_);
   recorder_.busy_.store(false, std::memory_order_release);
 }
 
@@ -92,9 +94,11 @@ void Recording::reset(ListFate fate) {
   committed_ = true;
 }
 
-Encoder::Encoder(Device device) : device_(std::move(device)) {
+Encoder::Encoder(Device device) try : device_(std::move(device)) {
   require(device_.impl() != nullptr, "encoder: the device handle is empty");
   recorder_ = std::make_unique<Recorder>(device_.impl());
+} catch (const std::bad_alloc&) {
+  out_of_memory("encoder");
 }
 Encoder::Encoder(Encoder&&) noexcept = default;
 Encoder& Encoder::operator=(Encoder&&) noexcept = default;
@@ -122,25 +126,29 @@ void Encoder::clear() {
   recording.reset(ListFate::dropped);
 }
 
-Fence Encoder::submit() {
+Fence Encoder::submit() try {
   Recording recording(*this, "encoder.submit");
   recorder_->notes_.check("encoder.submit");
   recording.list().finish_pipelines();
   Fence fence(recorder_->device_->submit(recording.list()));
   recording.reset(ListFate::submitted);
   return fence;
+} catch (const std::bad_alloc&) {
+  out_of_memory("encoder.submit");
 }
 
-Fence Encoder::submit_on(uint64_t stream) {
+Fence Encoder::submit_on(uint64_t stream) try {
   Recording recording(*this, "encoder.submit_on");
   recorder_->notes_.check("encoder.submit_on");
   recording.list().finish_pipelines();
   Fence fence(recorder_->device_->submit_on(stream, recording.list()));
   recording.reset(ListFate::submitted);
   return fence;
+} catch (const std::bad_alloc&) {
+  out_of_memory("encoder.submit_on");
 }
 
-Graph Encoder::instantiate() {
+Graph Encoder::instantiate() try {
   Recording recording(*this, "encoder.instantiate");
   for (const Command& command : recording.list().commands) {
     require(!command.pipeline->kernel->once,
@@ -154,6 +162,8 @@ Graph Encoder::instantiate() {
   recorder_->notes_.clear();
   recording.reset(ListFate::kept);
   return graph;
+} catch (const std::bad_alloc&) {
+  out_of_memory("encoder.instantiate");
 }
 
 }  // namespace gyre

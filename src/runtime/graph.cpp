@@ -7,8 +7,10 @@
 
 namespace gyre {
 
-void Fence::wait() const {
+void Fence::wait() const try {
   if (state_ != nullptr) state_->wait();
+} catch (const std::bad_alloc&) {
+  out_of_memory("fence.wait");
 }
 
 bool Fence::done() const { return state_ == nullptr || state_->done(); }
@@ -24,12 +26,15 @@ Graph& Graph::operator=(Graph&& other) noexcept {
 }
 Graph::~Graph() = default;
 
-Fence Graph::replay() const {
+Fence Graph::replay() const try {
   require(impl_ != nullptr, "graph.replay: used after it was moved from");
+  device_.impl()->require_same_process("graph.replay");
   impl_->notes.check("graph.replay");
   Fence fence(impl_->replay());
   impl_->notes.tell(ListFate::replayed, nullptr);
   return fence;
+} catch (const std::bad_alloc&) {
+  out_of_memory("graph.replay");
 }
 
 uint32_t Graph::size() const {

@@ -39,17 +39,21 @@ void HazardTracker::note(std::span<const RangeAccess> accesses) {
 
 bool HazardTracker::add(std::span<const RangeAccess> accesses) {
   const bool barrier = conflicts(accesses);
+  // First: what throws after it leaves a longer log, by which rollback() knows that the sets may
+  // lack something.
+  const size_t logged = log_.size();
+  log_.insert(log_.end(), accesses.begin(), accesses.end());
   if (barrier) {
     reads_.clear();
     writes_.clear();
-    group_ = log_.size();
+    group_ = logged;
   }
   note(accesses);
-  log_.insert(log_.end(), accesses.begin(), accesses.end());
   return barrier;
 }
 
-void HazardTracker::rollback(const Mark& mark) {
+// Takes no memory: the sets have held these ranges before, in this order.
+void HazardTracker::rollback(const Mark& mark) noexcept {
   if (log_.size() == mark.log) return;
   log_.resize(mark.log);
   group_ = mark.group;

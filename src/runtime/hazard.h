@@ -69,7 +69,7 @@ class HazardTracker {
 
   bool add(std::span<const RangeAccess> accesses);  // true: this command needs a barrier before it
   Mark mark() const { return {log_.size(), group_}; }
-  void rollback(const Mark& mark);
+  void rollback(const Mark& mark) noexcept;
   void clear();
 
  private:

@@ -25,7 +25,16 @@ class Recorder {
 
  private:
   friend class Recording;
+  friend class RecordingGroup;
   friend class Encoder;
+
+  // How much is recorded.
+  struct Mark {
+    size_t commands = 0, params = 0, args = 0, storages = 0, notes = 0;
+    HazardTracker::Mark hazards{};
+  };
+  Mark mark() const;
+  void roll_back(const Mark& mark) noexcept;
 
   static constexpr uint32_t kCachedPipelines = 64;  // direct-mapped; a miss asks the device
 
@@ -91,8 +100,25 @@ class Recording {
   Recorder& recorder_;
   const char* op_;
   bool committed_ = false;
-  size_t commands_ = 0, params_ = 0, args_ = 0, storages_ = 0, notes_ = 0;
-  HazardTracker::Mark hazards_{};
+  Recorder::Mark mark_;
+};
+
+// Several recordings that count as one: unless commit() is reached, all of them are taken back.
+class RecordingGroup {
+ public:
+  explicit RecordingGroup(const Encoder& encoder)
+      : recorder_(encoder.recorder()), mark_(recorder_.mark()) {}
+  RecordingGroup(const RecordingGroup&) = delete;
+  RecordingGroup& operator=(const RecordingGroup&) = delete;
+  ~RecordingGroup() {
+    if (!committed_) recorder_.roll_back(mark_);
+  }
+  void commit() { committed_ = true; }
+
+ private:
+  Recorder& recorder_;
+  Recorder::Mark mark_;
+  bool committed_ = false;
 };
 
 }  // namespace gyre

@@ -25,13 +25,15 @@ bool Dims::operator==(const Dims& other) const {
   return std::equal(begin(), end(), other.begin(), other.end());
 }
 
-std::string Dims::text() const {
+std::string Dims::text() const try {
   std::string text = "[";
   for (uint32_t i = 0; i < size_; ++i) {
     if (i != 0) text += ", ";
     text += std::to_string(values_[i]);
   }
   return text + "]";
+} catch (const std::bad_alloc&) {
+  out_of_memory("dims.text");
 }
 
 std::ostream& operator<<(std::ostream& out, const Dims& dims) { return out << dims.text(); }
@@ -226,7 +228,7 @@ void read_runs(const Tensor& tensor, std::byte* to) {
 
 }  // namespace
 
-void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
+void Tensor::host_write(DType dtype, const void* source, uint64_t count) const try {
   require(defined(), "tensor.write_from: the tensor is undefined");
   require(dtype == dtype_, "tensor.write_from: the tensor holds ", dtype_, ", got ", dtype);
   require(count == elements(), "tensor.write_from: the tensor has ", elements(), " elements, got ",
@@ -239,9 +241,11 @@ void Tensor::host_write(DType dtype, const void* source, uint64_t count) const {
   auto* host = static_cast<std::byte*>(const_cast<void*>(source));
   copy_strided(*this, 0, static_cast<std::byte*>(storage_->host()) + byte_offset_, host,
                Direction::to_tensor);
+} catch (const std::bad_alloc&) {
+  out_of_memory("tensor.write_from");
 }
 
-void Tensor::host_read(DType dtype, void* target, uint64_t count) const {
+void Tensor::host_read(DType dtype, void* target, uint64_t count) const try {
   require(defined(), "tensor.read_to: the tensor is undefined");
   require(dtype == dtype_, "tensor.read_to: the tensor holds ", dtype_, ", asked for ", dtype);
   require(count == elements(), "tensor.read_to: the tensor has ", elements(), " elements, got ",
@@ -251,6 +255,8 @@ void Tensor::host_read(DType dtype, void* target, uint64_t count) const {
   auto* host = static_cast<std::byte*>(target);
   copy_strided(*this, 0, static_cast<std::byte*>(storage_->host()) + byte_offset_, host,
                Direction::to_host);
+} catch (const std::bad_alloc&) {
+  out_of_memory("tensor.read_to");
 }
 
 }  // namespace gyre

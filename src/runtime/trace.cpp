@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <iomanip>
+#include <locale>
 #include <map>
+#include <new>
 #include <ostream>
 #include <utility>
 
@@ -22,13 +24,18 @@ int64_t clock_ns() {
 class StreamFormat {
  public:
   explicit StreamFormat(std::ostream& out)
-      : out_(out), flags_(out.flags()), precision_(out.precision()), fill_(out.fill()) {}
+      : out_(out),
+        flags_(out.flags()),
+        precision_(out.precision()),
+        fill_(out.fill()),
+        locale_(out.imbue(std::locale::classic())) {}  // JSON has no decimal commas
   StreamFormat(const StreamFormat&) = delete;
   StreamFormat& operator=(const StreamFormat&) = delete;
   ~StreamFormat() {
     out_.flags(flags_);
     out_.precision(precision_);
     out_.fill(fill_);
+    out_.imbue(locale_);
   }
 
  private:
@@ -36,6 +43,7 @@ class StreamFormat {
   std::ios::fmtflags flags_;
   std::streamsize precision_;
   char fill_;
+  std::locale locale_;
 };
 
 double microseconds(uint64_t ns) { return static_cast<double>(ns) / 1e3; }
@@ -73,7 +81,7 @@ void Trace::write_text(std::ostream& out) const {
   if (dropped != 0) out << dropped << " events beyond the limit were dropped\n";
 }
 
-void Trace::write_table(std::ostream& out) const {
+void Trace::write_table(std::ostream& out) const try {
   struct Row {
     uint64_t count = 0, total = 0, min = ~uint64_t{0}, max = 0;
   };
@@ -99,6 +107,8 @@ void Trace::write_table(std::ostream& out) const {
         << std::setw(12) << microseconds(row.max) << '\n';
   }
   if (dropped != 0) out << dropped << " events beyond the limit were dropped\n";
+} catch (const std::bad_alloc&) {
+  out_of_memory("trace.write_table");
 }
 
 void Trace::write_chrome(std::ostream& out) const {
@@ -141,7 +151,21 @@ uint64_t TraceLog::now_ns() const {
 }
 
 void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings,
-                   uint64_t generation) {
+                   uint64_t generation) noexcept {
+  try {
+    add_events(list, timings, generation);
+  } catch (const std::bad_alloc&) {
+    drop(list.commands.size());
+  }
+}
+
+void TraceLog::drop(uint64_t events) noexcept {
+  const std::lock_guard lock(mutex_);
+  trace_.dropped += events;
+}
+
+void TraceLog::add_events(const CommandList& list, const std::vector<Timing>& timings,
+                          uint64_t generation) {
   std::vector<std::vector<TraceSpan>> spans(list.commands.size());
   for (const Timing& timing : timings) {
     std::vector<TraceSpan>& of_command = spans[timing.command];
@@ -158,6 +182,18 @@ void TraceLog::add(const CommandList& list, const std::vector<Timing>& timings,
   const std::lock_guard lock(mutex_);
   if (!enabled() || generation != generation_) return;  // stopped while this list ran
   const uint64_t submission = submissions_++;
+  const size_t known = trace_.events.size();
+  try {
+    add_to_trace(list, submission, spans);
+  } catch (...) {
+    trace_.events.erase(trace_.events.begin() + static_cast<ptrdiff_t>(known), trace_.events.end());
+    throw;
+  }
+}
+
+// With the lock held.
+void TraceLog::add_to_trace(const CommandList& list, uint64_t submission,
+                            std::span<std::vector<TraceSpan>> spans) {
   for (size_t i = 0; i < list.commands.size(); ++i) {
     if (trace_.events.size() >= kMaxEvents) {
       ++trace_.dropped;

@@ -31,9 +31,16 @@ class TraceLog {
   // Which trace is on; taken before a list runs, so that one that outlives its trace is not put
   // into the next.
   uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
-  void add(const CommandList& list, const std::vector<Timing>& timings, uint64_t generation);
+  // The list has run: what there is no memory for is counted as dropped.
+  void add(const CommandList& list, const std::vector<Timing>& timings,
+           uint64_t generation) noexcept;
+  void drop(uint64_t events) noexcept;
 
  private:
+  void add_events(const CommandList& list, const std::vector<Timing>& timings, uint64_t generation);
+  void add_to_trace(const CommandList& list, uint64_t submission,
+                    std::span<std::vector<TraceSpan>> spans);
+
   static constexpr uint64_t kMaxEvents = uint64_t{1} << 20;
 
   std::span<const KernelUse> uses_;

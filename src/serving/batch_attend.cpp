@@ -104,18 +104,20 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   leave_basis(recording, bases, inside, given.out);
   const CommandNote note = pool->order->attend_note(number, current);
   recording.note({pool->order, note});
-  pool->order->recorded(note, &encoder.recorder());
+  pool->order->recorded(note, &encoder.recorder());  // may still refuse
   recording.commit();
   scratch = reserved;
 }
 
 void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
-                     const AttendOptions& with) const {
+                     const AttendOptions& with) const try {
   State& s = state();
   s.step.check_attend(kOp, layer);
   s.check_rows(kOp, "q", inputs.q);
   require(!inputs.tree.defined(), kOp, ": a tree mask is not taken over pages");
   s.attend(encoder, layer, inputs, with);
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_batch.attend");
 }
 
 }  // namespace gyre

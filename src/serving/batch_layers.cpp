@@ -4,14 +4,16 @@
 
 namespace gyre {
 
-void KvBatch::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) {
+void KvBatch::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) try {
   state().append("kv_batch.append", encoder, layer, k, [&](const KvSlots& to, bool /*first*/) {
     kv_write(encoder, {k, v, to.pages, to.slots, to.k_coding, to.v_coding});
   });
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_batch.append");
 }
 
 void KvBatch::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInputs& inputs,
-                          const RopeAppendOptions& options) {
+                          const RopeAppendOptions& options) try {
   RopeAppendInputs in = inputs;
   const bool plain = options.rope && options.rope->mode == RopeMode::plain;
   const Tensor& step = state().tables.positions();
@@ -20,6 +22,8 @@ void KvBatch::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
     if (!first) in.q = in.q_out = in.q_weight = {};
     gyre::rope_append(encoder, in, to, options);
   });
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_batch.rope_append");
 }
 
 }  // namespace gyre

@@ -5,6 +5,7 @@
 
 #include "gyre/kv_batch.h"
 #include "ops/cache_ops.h"
+#include "runtime/recorder.h"
 #include "serving/batch_tables.h"
 #include "serving/step_pages.h"
 #include "serving/step_state.h"
@@ -42,6 +43,7 @@ class KvBatch::State {
     step.check_append(op, index);
     check_rows(op, "k", k);
     const KvPool::State::Layer& l = layer(index);
+    RecordingGroup recorded(encoder);
     const auto to = [&](const KvPool::State::Store& store, bool first) {
       write(KvSlots{store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)),
                     l.coding.k, l.coding.v},
@@ -51,6 +53,7 @@ class KvBatch::State {
     if (l.tail) to(*l.tail, false);
     if (l.sinks) to(*l.sinks, false);
     note(encoder, op, pool->order->append_note(number, current, index));
+    recorded.commit();
     step.note_append(index);
     if (step.complete()) finish();
   }

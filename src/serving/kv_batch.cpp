@@ -69,7 +69,7 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
           " tokens in a step, got ", sum);
 }
 
-void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
+void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try {
   require(encoder.device().impl() == pool->device.impl(), kBegin,
           ": the encoder records for another device than the pool's");
   require(!step.recording(), kBegin, ": a recording is open, end() it");
@@ -95,6 +95,7 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
   step.begin();
   if (pool->order->take_lost(number)) forget_tables();
   current = 0;
+  RecordingGroup recorded(encoder);
   try {
     pages.take(members);
     tables.send(encoder, members, pages.copies());
@@ -104,8 +105,11 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) {
     cancel();
     throw;
   }
+  recorded.commit();
   tokens = 0;
   for (const StepPages::Member& member : members) tokens += member.tokens;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_batch.begin");
 }
 
 void KvBatch::State::record_copies(Encoder& encoder) const {
@@ -176,8 +180,11 @@ void KvBatch::State::check_rows(const char* op, const char* what, const Tensor& 
           options.max_tokens, ", got ", rows.shape());
 }
 
-KvBatch::KvBatch(const KvPool& pool, const KvBatchOptions& options)
-    : state_(std::make_unique<State>((pool.state(), pool.state_), options)) {}
+KvBatch::KvBatch(const KvPool& pool, const KvBatchOptions& options) try
+    : state_(std::make_unique<State>((pool.state(), pool.state_), options)) {
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_batch");
+}
 KvBatch::KvBatch(KvBatch&&) noexcept = default;
 KvBatch& KvBatch::operator=(KvBatch&&) noexcept = default;
 KvBatch::~KvBatch() = default;

@@ -37,8 +37,11 @@ class Resumable {
 
 }  // namespace
 
-KvPool::KvPool(Device device, const KvPoolOptions& options)
-    : state_(std::make_shared<State>(std::move(device), options)) {}
+KvPool::KvPool(Device device, const KvPoolOptions& options) try
+    : state_(std::make_shared<State>(std::move(device), options)) {
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool");
+}
 
 KvPool::State& KvPool::state() const {
   require(state_ != nullptr, "kv_pool: used after it was moved from");
@@ -47,7 +50,7 @@ KvPool::State& KvPool::state() const {
 
 const KvPoolOptions& KvPool::options() const { return state().options; }
 
-KvPoolInfo KvPool::describe() const {
+KvPoolInfo KvPool::describe() const try {
   const State& s = state();
   KvPoolInfo info;
   info.sequences = s.sequences;
@@ -75,13 +78,17 @@ KvPoolInfo KvPool::describe() const {
     info.groups.push_back(std::move(row));
   }
   return info;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.describe");
 }
 
-KvSequence KvPool::sequence() const {
+KvSequence KvPool::sequence() const try {
   return KvSequence(std::make_shared<KvSequence::State>((state(), state_)));
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.sequence");
 }
 
-void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens) const {
+void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens) const try {
   constexpr const char* kOp = "kv_pool.publish";
   State& s = state();
   const KvSequence::State& from = sequence.state(kOp);
@@ -119,9 +126,11 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
     }
     parent = node;
   }
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.publish");
 }
 
-KvSequence KvPool::match(std::span<const int32_t> tokens) const {
+KvSequence KvPool::match(std::span<const int32_t> tokens) const try {
   State& s = state();
   const uint64_t page_tokens = s.options.page_tokens;
   std::vector<uint32_t> path;
@@ -146,6 +155,8 @@ KvSequence KvPool::match(std::span<const int32_t> tokens) const {
   }
   to.length = length;
   return made;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.match");
 }
 
 void KvPool::forget() const {

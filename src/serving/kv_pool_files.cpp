@@ -120,7 +120,7 @@ class PoolFileWriter {
 
 }  // namespace
 
-std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t page) const {
+std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t page) const try {
   constexpr const char* kOp = "kv_pool.export_page";
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
@@ -129,9 +129,11 @@ std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t 
   require(page < pages_of(from), kOp, ": the sequence has ", pages_of(from), " pages, got page ",
           page);
   return page_record(state(), record_of(from, page));
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.export_page");
 }
 
-void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes) const {
+void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes) const try {
   const std::string op = "kv_pool.import_page";
   KvSequence::State& to = sequence.state(op.c_str());
   require(to.pool == state_, op, ": the sequence belongs to another pool");
@@ -143,9 +145,11 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
   needed.add(record);
   needed.check(op, true);
   add_page(to, record, bytes);
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.import_page");
 }
 
-void KvPool::save(const KvSequence& sequence, const std::string& path) const {
+void KvPool::save(const KvSequence& sequence, const std::string& path) const try {
   constexpr const char* kOp = "kv_pool.save";
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
@@ -155,9 +159,11 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const {
   for (uint64_t page = 0; page < pages_of(from); ++page)
     file.add({}, page - 1, record_of(from, page));
   file.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.save");
 }
 
-KvSequence KvPool::load(const std::string& path) const {
+KvSequence KvPool::load(const std::string& path) const try {
   state().order->require_nothing_recorded("kv_pool.load");
   const FileSource source("kv_pool.load", path);
   const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
@@ -186,9 +192,11 @@ KvSequence KvPool::load(const std::string& path) const {
   }
   made.state_->check_shorter("kv_pool.load", made.length());
   return made;
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.load");
 }
 
-void KvPool::save_prefixes(const std::string& path) const {
+void KvPool::save_prefixes(const std::string& path) const try {
   const State& s = state();
   PoolFileWriter file("kv_pool.save_prefixes", path, s, PoolFileKind::prefixes, s.index.size());
   std::vector<uint64_t> rows(s.index.most_nodes(), kNoRow), depth(s.index.most_nodes());
@@ -205,10 +213,12 @@ void KvPool::save_prefixes(const std::string& path) const {
     rows[node] = row++;
   });
   file.commit();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.save_prefixes");
 }
 
 // Rows in order: a parent is there before its children. What is known already stays as it is.
-uint64_t KvPool::load_prefixes(const std::string& path) const {
+uint64_t KvPool::load_prefixes(const std::string& path) const try {
   State& s = state();
   s.order->require_nothing_recorded("kv_pool.load_prefixes");
   const FileSource source("kv_pool.load_prefixes", path);
@@ -245,6 +255,8 @@ uint64_t KvPool::load_prefixes(const std::string& path) const {
     throw;
   }
   return added.size();
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_pool.load_prefixes");
 }
 
 uint32_t KvPool::State::load_prefix(const SnapshotSource& source, const PoolFile& file,

@@ -76,7 +76,7 @@ KvSequence::State& KvSequence::state(const char* op) const {
 
 uint64_t KvSequence::length() const { return state("kv_sequence.length").length; }
 
-KvSequence KvSequence::fork() const {
+KvSequence KvSequence::fork() const try {
   const State& from = state("kv_sequence.fork");
   from.require_no_step("kv_sequence.fork");
   from.require_written("kv_sequence.fork");
@@ -94,6 +94,8 @@ KvSequence KvSequence::fork() const {
   made->length = from.length;
   made->written = from.written;
   return KvSequence(std::move(made));
+} catch (const std::bad_alloc&) {
+  out_of_memory("kv_sequence.fork");
 }
 
 void KvSequence::truncate(uint64_t tokens) {

@@ -44,6 +44,9 @@ CommandNote StepOrder::attend_note(uint32_t batch, uint64_t step) {
 
 void StepOrder::recorded(const CommandNote& note, const void* list) {
   const auto its = [&](const auto& entry) { return entry.list == list; };
+  // All or nothing.
+  pending_.reserve(pending_.size() + 1);
+  unfinished_.reserve(unfinished_.size() + 1);
   if (std::ranges::none_of(pending_, its)) pending_.push_back({list, serial_of(note)});
   if (note.kind == kBegin) batches_[batch_of(note)].recorded = serial_of(note);
   const uint64_t step = step_of(note);

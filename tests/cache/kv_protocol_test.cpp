@@ -1,66 +1,9 @@
 // The protocol of a cache's steps: what is missing or out of order is refused, with its name,
 // before anything runs, and the cache goes on.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <string>
-#include <utility>
-
-#include "cache/kv_cache_model.h"
-#include "expect_error.h"
+#include "cache/kv_protocol_fixture.h"
 
 namespace gyre::test {
 namespace {
-
-constexpr uint64_t kLayers = 5;
-
-class KvProtocol : public testing::Test {
- protected:
-  static KvCacheOptions options() {
-    KvCacheOptions made = small({.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 6});
-    made.layers.resize(kLayers, made.layers[0]);
-    made.layers[3] = {.k = KvFormat::f16, .v = KvFormat::f16, .window = 40};
-    return made;
-  }
-  Tensor zeros(uint64_t tokens, uint64_t heads, uint64_t dim) const {
-    return device.tensor(DType::f32, {tokens, heads, dim});
-  }
-  void append(Encoder& to, uint64_t layer, uint64_t tokens) {
-    cache.append(to, layer, zeros(tokens, kKvHeads, kDim), zeros(tokens, kKvHeads, kValueDim));
-  }
-  void append_all(Encoder& to, uint64_t tokens) {
-    for (uint64_t layer = 0; layer < kLayers; ++layer) append(to, layer, tokens);
-  }
-  void attend(Encoder& to, uint64_t layer, uint64_t tokens, const AttendOptions& with = {}) {
-    cache.attend(to, layer,
-                 {.q = zeros(tokens, kHeads, kDim), .out = zeros(tokens, kHeads, kValueDim)}, with);
-  }
-  void step(uint64_t tokens) {
-    cache.extend(encoder, tokens);
-    append_all(encoder, tokens);
-    encoder.submit().wait();
-  }
-  void save() const {
-    const std::string path = testing::TempDir() + "gyre_protocol_" + std::to_string(getpid());
-    cache.save(path);
-    std::remove(path.c_str());
-  }
-  // A whole step works, and what it leaves can be saved and copied.
-  void expect_goes_on() {
-    const uint64_t before = cache.length();
-    step(2);
-    attend(encoder, 1, 2);
-    encoder.submit().wait();
-    save();
-    EXPECT_EQ(cache.fork(encoder).length(), before + 2);
-    encoder.submit().wait();
-  }
-
-  Device device = test_device();
-  Encoder encoder{device}, other{device};
-  KvCache cache{device, options()};
-};
 
 TEST_F(KvProtocol, AForgottenLayerIsNamed) {
   step(3);
@@ -202,34 +145,6 @@ TEST_F(KvProtocol, AnAttendBeforeTheAppendOfItsLayer) {
   encoder.clear();
   cache.truncate(encoder, 1);
   encoder.submit().wait();
-  expect_goes_on();
-}
-
-// What a cleared or destroyed encoder held was never recorded.
-TEST_F(KvProtocol, DroppedLists) {
-  cache.extend(encoder, 2);
-  encoder.submit().wait();
-  append_all(encoder, 2);
-  encoder.clear();
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
-  {
-    Encoder short_lived(device);
-    append_all(short_lived, 2);
-  }
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
-  append_all(encoder, 2);
-  encoder.submit().wait();
-  save();
-  cache.extend(encoder, 2);
-  append_all(encoder, 2);
-  encoder.clear();  // with the extend: the host has begun it, the device has not
-  append_all(encoder, 2);
-  EXPECT_TRUE(
-      refused({"encoder.submit", "before its extend() was submitted"}, [&] { encoder.submit(); }));
-  encoder.clear();
-  cache.truncate(encoder, 2);
-  encoder.submit().wait();
-  EXPECT_EQ(cache.length(), 2u);
   expect_goes_on();
 }
 

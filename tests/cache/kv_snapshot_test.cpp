@@ -333,11 +333,18 @@ TEST_F(KvSnapshot, ASaveThatFailsLeavesTheOldFile) {
   std::filesystem::create_directory(folder / "taken");
   EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_cache.save", "not a regular file"},
                            [&] { session.cache.save(folder / "taken"); }));
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"cannot create", "No such file"},
+  EXPECT_TRUE(throws_error(ErrorCode::io, {"cannot open its folder", "No such file"},
                            [&] { session.cache.save(folder / "none/a"); }));
   EXPECT_EQ(folder.files(), 2u);
   session.cache.save(folder / "a");
   EXPECT_EQ(inspect_snapshot(folder / "a").length, 40u);
+}
+
+TEST(KvSnapshotNames, OfNumbersThatAreNone) {
+  EXPECT_EQ(name(KvSegmentKind::tail), "tail");
+  for (const int number : {3, 4, 100, 255}) {
+    EXPECT_EQ(name(static_cast<KvSegmentKind>(number)), "invalid") << number;
+  }
 }
 
 }  // namespace

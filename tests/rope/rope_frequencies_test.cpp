@@ -351,6 +351,17 @@ TEST(RopeFrequencies, BadYarnAndLlama3ConfigsAreRefused) {
                  [](RopeConfig& c) { c.high_freq_factor = kInfinity; });
 }
 
+// Numbers that are fine each, and what they give together is not.
+TEST(RopeFrequencies, ResultsThatAreNotFiniteAreRefused) {
+  expect_refused({"rope_theta 1e-300", "not finite"}, {.rotary_dim = 128}, [](RopeConfig& c) {
+    c.rope_theta = 1e-300, c.rope_type = RopeType::linear, c.factor = 1e-20;
+  });
+  expect_refused({"factor 1e-310", "not finite"}, {.rotary_dim = 128}, [](RopeConfig& c) {
+    c.rope_type = RopeType::linear;
+    c.factor = 1e-310;
+  });
+}
+
 TEST(RopeFrequencies, AnUnknownTypeIsRefused) {
   expect_refused({"77"}, {.rotary_dim = 8},
                  [](RopeConfig& c) { c.rope_type = static_cast<RopeType>(77); });

@@ -153,6 +153,16 @@ TEST(Executor, GoesAwayIdleSpinningOrAsleep) {
   }
 }
 
+// However long its workers would poll.
+TEST(Executor, DoesNotWaitForWorkersThatSpin) {
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    Executor executor(4, 60'000'000);
+    run(executor, ProbeRun({{8, false}, {8, true}}));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
 // Two tasks that wait for each other finish only if two threads work on the command.
 struct Meeting {
   std::atomic<uint32_t> arrived{0};

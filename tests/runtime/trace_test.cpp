@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <locale>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -258,6 +259,30 @@ TEST(KvCopyTrace, NamesTheShape) {
   for (const char* part : {"tokens=3", "2x64", "slot=5", "capacity=16"}) {
     EXPECT_NE(trace.events[0].shape.find(part), std::string::npos) << trace.events[0].shape;
   }
+}
+
+// Numbers with a comma, and dots between thousands, as some locales write them.
+TEST(TraceLocale, JsonIsTheSameInEveryLocale) {
+  struct Comma : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  Trace trace;
+  trace.events.push_back({.kernel = "rope",
+                          .submission = 1234567,
+                          .spans = {{.thread = 0, .begin_ns = 1234567890, .end_ns = 1234567999}}});
+  std::ostringstream plain, comma;
+  comma.imbue(std::locale(std::locale::classic(), new Comma));
+  trace.write_chrome(plain);
+  trace.write_chrome(comma);
+  EXPECT_EQ(comma.str(), plain.str());
+  const Json json = Json::parse(comma.str());
+  EXPECT_EQ(json["traceEvents"][0]["ts"], 1234567.890);
+  EXPECT_EQ(json["traceEvents"][0]["args"]["submission"], 1234567);
+  comma.str("");
+  comma << 1.5;
+  EXPECT_EQ(comma.str(), "1,5") << "the stream has its locale again";
 }
 
 }  // namespace

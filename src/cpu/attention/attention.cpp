@@ -186,7 +186,7 @@ class Command {
     work.first_key = keys.begin;
     work.last_key = keys.end;
     work.mask = s.mask;
-    work.scratch = &ThreadScratch();
+    work.scratch = static_cast<AttentionScratch*>(task_scratch());
     work.start_rows();
     return work;
   }
@@ -234,6 +234,7 @@ bool is_format(uint32_t format) {
 TaskFn select_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
   if (!is_format(types.k_format) || !is_format(types.v_format)) return nullptr;
+  attention_kernels();  // makes their table, which takes memory, before a task asks for it
   return HWY_DYNAMIC_DISPATCH(SelectAttention)(spec);
 }
 
@@ -252,6 +253,16 @@ std::string describe_attention(uint64_t spec) {
          ", V " +
          products(types.v_format, kernels.accumulate_levels != nullptr,
                   kernels.accumulate_f16 != nullptr, kernels.accumulate_bf16 != nullptr);
+}
+
+// Counters of pieces, which a list that was ended early leaves anywhere.
+void reset_attention(const void* params, const uint64_t* args) {
+  constexpr auto kScratch = static_cast<size_t>(abi::AttentionArg::arg_partial);
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  if (p.splits <= 1 || p.partial == abi::kAttentionPartial || args[kScratch] == 0) return;
+  const uint64_t sequences = p.table.page_tokens != 0 ? p.table.sequences : 1;
+  const PieceScratch layout{sequences, p.kv_heads, p.splits, 0, 0};
+  std::fill_n(pointer<uint32_t>(args[kScratch]), layout.counters(), 0u);
 }
 
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {

@@ -9,7 +9,6 @@
 #endif
 
 #include <algorithm>
-#include <memory>
 
 #include "abi/attention.h"
 #include "abi/attention_bounds.h"
@@ -21,10 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
-
-// Memory of a thread, kept from call to call: a megabyte is too much for the stacks some callers
-// have.
+// Too much for the stacks some callers have: the executor's.
 struct AttentionScratch {
   alignas(64) float q[kTileRows * abi::kKvMaxHeadDim];
   alignas(64) float acc[kTileRows * abi::kKvMaxHeadDim];
@@ -34,10 +30,7 @@ struct AttentionScratch {
   alignas(64) int8_t levels[kBlockKeys * kPaddedHeadDim];
 };
 
-inline AttentionScratch& ThreadScratch() {
-  static thread_local const auto kScratch = std::make_unique_for_overwrite<AttentionScratch>();
-  return *kScratch;
-}
+static_assert(sizeof(AttentionScratch) == kAttentionScratchBytes);
 
 // K or V of one head.
 struct HeadView {
@@ -48,8 +41,10 @@ struct HeadView {
   HeadView() = default;
   HeadView(const abi::KvCacheLayout& cache, uint64_t codes_at, uint64_t scales_at, uint64_t head)
       : layout(&cache),
-        codes(pointer<const uint8_t>(codes_at) + head * cache.codes_head_stride),
-        scales(pointer<const uint8_t>(scales_at) + head * cache.scales_head_stride) {}
+        // Addresses are added as numbers: without capacity there is no memory, and null has no
+        // offsets.
+        codes(pointer<const uint8_t>(codes_at + head * cache.codes_head_stride)),
+        scales(pointer<const uint8_t>(scales_at + head * cache.scales_head_stride)) {}
 
   const uint8_t* tile(const TilePlace& at) const {
     return codes + at.page + at.tile * layout->codes_tile_stride;

@@ -3,9 +3,9 @@
 #include "cpu/kernels/kv_compat.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
-#include <vector>
 
 #include "abi/kv_codec.h"
 #include "abi/kv_compat.h"
@@ -27,20 +27,25 @@ std::span<const float> positive_half(uint32_t format) {
   }
 }
 
+// No memory of the heap: tasks make it, and they may not fail.
 struct Codebook {
-  std::vector<float> centroids;
-  std::vector<float> midpoints;
+  uint32_t size = 0;
+  std::array<float, 256> centroids{};
+  std::array<float, 255> midpoints{};
 };
 
 // Midpoints are rounded to seven decimals, as mlx-native has them.
 Codebook make_codebook(uint32_t format) {
   const auto half = positive_half(format);
   Codebook book;
-  for (size_t i = half.size(); i-- > 0;) book.centroids.push_back(-half[i]);
-  book.centroids.insert(book.centroids.end(), half.begin(), half.end());
-  for (size_t i = 0; i + 1 < book.centroids.size(); ++i) {
+  book.size = static_cast<uint32_t>(2 * half.size());
+  for (size_t i = 0; i < half.size(); ++i) {
+    book.centroids[half.size() + i] = half[i];
+    book.centroids[half.size() - 1 - i] = -half[i];
+  }
+  for (size_t i = 0; i + 1 < book.size; ++i) {
     const double middle = (double{book.centroids[i]} + double{book.centroids[i + 1]}) / 2;
-    book.midpoints.push_back(static_cast<float>(std::round(middle * 1e7) / 1e7));
+    book.midpoints[i] = static_cast<float>(std::round(middle * 1e7) / 1e7);
   }
   return book;
 }
@@ -53,9 +58,10 @@ const Codebook& codebook(uint32_t format) {
 
 // Index of the nearest centroid: midpoints strictly below v. A tie goes down, NaN to 0.
 uint8_t nearest(const Codebook& book, float v) {
-  const auto below = std::partition_point(book.midpoints.begin(), book.midpoints.end(),
-                                          [&](float midpoint) { return midpoint < v; });
-  return static_cast<uint8_t>(below - book.midpoints.begin());
+  const auto midpoints = std::span(book.midpoints).first(book.size - 1);
+  const auto below =
+      std::ranges::partition_point(midpoints, [&](float midpoint) { return midpoint < v; });
+  return static_cast<uint8_t>(below - midpoints.begin());
 }
 
 void transform(float* y, uint32_t n) {
@@ -127,8 +133,8 @@ void decode_compat(uint32_t format, const uint8_t* codes, const float* norms, ui
   const Codebook& book = codebook(format);
   const uint32_t block = head_dim == 512 ? kRmsBlock : head_dim;
   for (uint32_t j = 0; j < head_dim; ++j) {
-    const uint32_t mask = static_cast<uint32_t>(book.centroids.size()) - 1;
-    y[j] = book.centroids[codes[j] & mask] * norms[j / block] / to_unit_variance(head_dim);
+    y[j] =
+        book.centroids[codes[j] & (book.size - 1)] * norms[j / block] / to_unit_variance(head_dim);
   }
 }
 

@@ -11,8 +11,13 @@
 
 namespace gyre::cpu {
 
-constexpr uint32_t kBlockKeys = 64;   // keys that a kernel takes at a time: 8 tiles
-constexpr uint32_t kTileRows = 64;    // rows of queries that share a pass over the keys
+constexpr uint32_t kBlockKeys = 64;  // keys that a kernel takes at a time: 8 tiles
+constexpr uint32_t kTileRows = 64;   // rows of queries that share a pass over the keys
+constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
+// Of a thread: queries, sums and unpacked keys in f32, scores, and both operands in 8 bits.
+constexpr uint64_t kAttentionScratchBytes =
+    uint64_t{4} * abi::kKvMaxHeadDim * (2 * kTileRows + kBlockKeys) +
+    uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kTileRows + kBlockKeys);
 constexpr float kBf16Lift = 0x1p16f;  // what the lo part of a query's hi/lo split is multiplied by
 
 // Coordinates under one scale, in the order the operands have them.

@@ -1,0 +1,42 @@
+#include "cache/file_calls.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+
+namespace gyre {
+namespace {
+
+constexpr FileCalls kSystem = {
+    .open_at = [](int folder, const char* name, int flags,
+                  mode_t mode) { return ::openat(folder, name, flags, mode); },
+    .close = ::close,
+    .stat = [](int fd, struct stat* facts) { return ::fstat(fd, facts); },
+    .stat_at = [](int folder, const char* name, struct stat* facts,
+                  int flags) { return ::fstatat(folder, name, facts, flags); },
+    .read_at = [](int fd, void* to, size_t bytes,
+                  off_t offset) { return ::pread(fd, to, bytes, offset); },
+    .write_at = [](int fd, const void* from, size_t bytes,
+                   off_t offset) { return ::pwrite(fd, from, bytes, offset); },
+    .resize = ::ftruncate,
+    .sync = ::fsync,
+    .lock = ::flock,
+    .change_mode = ::fchmod,
+    .change_group = [](int fd, gid_t group) { return ::fchown(fd, static_cast<uid_t>(-1), group); },
+    .rename_at = [](int folder, const char* from,
+                    const char* to) { return ::renameat(folder, from, folder, to); },
+    .remove_at = [](int folder, const char* name) { return ::unlinkat(folder, name, 0); },
+};
+
+std::atomic<const FileCalls*> current{&kSystem};
+
+}  // namespace
+
+const FileCalls& system_file_calls() { return kSystem; }
+const FileCalls& file_calls() { return *current.load(std::memory_order_relaxed); }
+void set_file_calls(const FileCalls* calls) { current = calls != nullptr ? calls : &kSystem; }
+
+}  // namespace gyre

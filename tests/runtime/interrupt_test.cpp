@@ -1,0 +1,123 @@
+// DeviceOptions::poll ends a list at a task boundary, and what it ran on stays usable.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <stdexcept>
+
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Stop : std::runtime_error {
+  Stop() : std::runtime_error("stop") {}
+};
+
+struct Polled {
+  bool on = false;
+  int calls = 0;
+  int until = 1;  // throws at this call
+  DeviceOptions options(uint32_t threads) {
+    return {.threads = threads, .poll = [this] {
+              if (on && ++calls >= until) throw Stop();
+            }};
+  }
+};
+
+constexpr uint64_t kHeads = 8, kKvHeads = 2, kDim = 64, kLength = 4096, kLayers = 1;
+
+// Attention over a long prompt: seconds of work in tasks of milliseconds.
+class Interrupt : public testing::TestWithParam<uint32_t> {
+ protected:
+  Tensor filled(uint64_t tokens, uint64_t heads, float seed) const {
+    const Tensor made = device.tensor(DType::f32, {tokens, heads, kDim});
+    float value = seed;
+    for (float& x : made.data<float>())
+      x = (value = value * 1.7f - static_cast<int>(value * 1.7f)) - 0.5f;
+    return made;
+  }
+  std::vector<float> decode() {
+    const Tensor q = filled(1, kHeads, 0.3f), out = filled(1, kHeads, 0.1f);
+    cache.attend(encoder, 0, {.q = q, .out = out});
+    encoder.submit();
+    const auto values = out.data<const float>();
+    return {values.begin(), values.end()};
+  }
+
+  Polled polled;
+  Device device = Device::open("cpu", polled.options(GetParam()));
+  Encoder encoder{device};
+  KvCache cache{
+      device,
+      {.kv_heads = kKvHeads, .head_dim = kDim, .capacity = 2 * kLength, .step_tokens = kLength}};
+};
+
+TEST_P(Interrupt, EndsAListAndLeavesTheCacheUsable) {
+  const Tensor k = filled(kLength, kKvHeads, 0.2f), q = filled(kLength, kHeads, 0.7f);
+  cache.extend(encoder, kLength);
+  cache.append(encoder, 0, k, k);
+  encoder.submit();
+  const std::vector<float> before = decode();
+  const Tensor out = filled(kLength, kHeads, 0.1f);
+  for (int i = 0; i < 40; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
+  const uint32_t recorded = encoder.size();
+  polled.on = true;
+  const auto begin = Clock::now();
+  EXPECT_THROW(encoder.submit(), Stop);
+  const std::chrono::duration<double> took = Clock::now() - begin;
+  EXPECT_LT(took.count(), 0.25) << "20 ms until it is asked, and the tasks under way";
+  EXPECT_EQ(encoder.size(), recorded) << "the list stays";
+  encoder.clear();
+  polled.on = false;
+  EXPECT_EQ(decode(), before);
+  cache.extend(encoder, 1);
+  cache.append(encoder, 0, filled(1, kKvHeads, 0.4f), filled(1, kKvHeads, 0.4f));
+  encoder.submit();
+  EXPECT_NE(decode(), before);
+}
+
+// Decoding counts pieces of keys in memory: a call that ends in between must not confuse the next.
+TEST_P(Interrupt, CountersOfADecodeAreMadeGood) {
+  const Tensor k = filled(kLength, kKvHeads, 0.2f);
+  cache.extend(encoder, kLength);
+  cache.append(encoder, 0, k, k);
+  encoder.submit();
+  const std::vector<float> before = decode();
+  const Tensor q = filled(1, kHeads, 0.3f), out = filled(1, kHeads, 0.1f);
+  for (int until = 1; until < 12; ++until) {
+    for (int i = 0; i < 400; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
+    polled.on = true;
+    polled.calls = 0;
+    polled.until = 1 + until % 3;
+    try {
+      encoder.submit();
+    } catch (const Stop&) {
+      encoder.clear();
+    }
+    polled.on = false;
+    ASSERT_EQ(decode(), before) << until;
+  }
+}
+
+TEST_P(Interrupt, AListMayBeSubmittedAgain) {
+  const Tensor k = filled(kLength, kKvHeads, 0.2f), q = filled(kLength, kHeads, 0.7f);
+  const Tensor out = filled(kLength, kHeads, 0.1f);
+  cache.extend(encoder, kLength);
+  cache.append(encoder, 0, k, k);
+  for (int i = 0; i < 8; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
+  polled.on = true;
+  EXPECT_THROW(encoder.submit(), Stop);
+  polled.on = false;
+  encoder.submit();
+  EXPECT_EQ(encoder.size(), 0u);
+  EXPECT_EQ(cache.length(), kLength);
+  EXPECT_FALSE(decode().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, Interrupt, testing::Values(1u, 2u),
+                         [](const auto& at) { return std::to_string(at.param); });
+
+}  // namespace
+}  // namespace gyre::test

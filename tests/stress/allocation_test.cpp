@@ -1,0 +1,164 @@
+// The n-th allocation fails, for every n of programs that use the whole library: each call throws
+// out_of_memory and changes nothing, or succeeds.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "expect_error.h"
+#include "runtime/hazard.h"
+#include "runtime/require.h"
+#include "stress/allocation_programs.h"
+
+namespace gyre::test {
+namespace {
+
+class Allocation : public testing::TestWithParam<AllocationProgram> {
+ protected:
+  Allocation() { std::filesystem::create_directories(folder_); }
+  ~Allocation() override { std::filesystem::remove_all(folder_); }
+
+  // In a process that has used nothing of the library: what is made on first use fails as well.
+  int run_apart(uint64_t at, uint64_t fails, const std::vector<uint8_t>& expected) const {
+    const pid_t child = fork();
+    if (child == 0) {
+      int status = 1;
+      try {
+        failing_memory().arm(at, fails);
+        status = GetParam().run(folder_) == expected ? 0 : 2;
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "allocation %llu: %s\n", static_cast<unsigned long long>(at),
+                     error.what());
+      }
+      _exit(status);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return status;
+  }
+
+  const std::string folder_ =
+      testing::TempDir() + "gyre_allocation_" + std::to_string(getpid()) + GetParam().name;
+};
+
+uint64_t wanted_stride(uint64_t usual) {
+  const char* const text = std::getenv("GYRE_STRESS_STRIDE");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : usual;
+}
+
+// First, before this process has used the library: children inherit what it has made.
+TEST_P(Allocation, ChildrenThatBeginWithNothingSurvive) {
+  // What comes out and how many allocations there are, from a child: this process stays clean.
+  int ends[2] = {};
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    failing_memory().arm(~uint64_t{0}, 0);
+    const std::vector<uint8_t> bytes = GetParam().run(folder_);
+    const uint64_t count = failing_memory().count;
+    ssize_t put = write(ends[1], &count, sizeof(count));
+    for (size_t at = 0; put > 0 && at < bytes.size(); at += static_cast<size_t>(put))
+      put = write(ends[1], bytes.data() + at, bytes.size() - at);
+    _exit(put > 0 ? 0 : 1);
+  }
+  close(ends[1]);
+  uint64_t count = 0;
+  ASSERT_EQ(read(ends[0], &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
+  std::vector<uint8_t> expected;
+  uint8_t buffer[4096];
+  for (ssize_t got = 0; (got = read(ends[0], buffer, sizeof(buffer))) > 0;)
+    expected.insert(expected.end(), buffer, buffer + got);
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_EQ(status, 0);
+  const uint64_t stride = wanted_stride(23);
+  uint64_t tried = 0;
+  for (uint64_t at = 0; at < count; at += stride, ++tried)
+    ASSERT_EQ(run_apart(at, 1, expected), 0) << "allocation " << at << " of " << count;
+  // Not even memory for a message.
+  for (uint64_t at = 1; at < count; at += 5 * stride, ++tried)
+    ASSERT_EQ(run_apart(at, 12, expected), 0) << "allocations from " << at << " of " << count;
+  std::printf("%s: %llu of %llu allocations failed, each in a process of its own\n",
+              GetParam().name.c_str(), static_cast<unsigned long long>(tried),
+              static_cast<unsigned long long>(count));
+}
+
+TEST_P(Allocation, EveryOneMayFail) {
+  GetParam().run(folder_);  // what is made once is there
+  failing_memory().arm(~uint64_t{0}, 0);
+  const std::vector<uint8_t> expected = GetParam().run(folder_);
+  const uint64_t count = failing_memory().count;
+  ASSERT_GT(count, 50u);
+  for (uint64_t at = 0; at < count; ++at) {
+    failing_memory().arm(at, at % 5 == 4 ? 9 : 1);
+    SCOPED_TRACE("allocation " + std::to_string(at) + " of " + std::to_string(count));
+    try {
+      ASSERT_EQ(GetParam().run(folder_), expected);
+    } catch (const std::exception& error) {
+      FAIL() << error.what();
+    }
+    ASSERT_GE(failing_memory().failed, 1u) << at;
+  }
+  std::printf("%s: each of %llu allocations failed\n", GetParam().name.c_str(),
+              static_cast<unsigned long long>(count));
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, Allocation,
+                         testing::Values(AllocationProgram{"ops", run_ops},
+                                         AllocationProgram{"cache", run_cache},
+                                         AllocationProgram{"pool", run_pool}),
+                         [](const auto& at) { return at.param.name; });
+
+// A new group of commands whose ranges find no memory: after going back the old group is known.
+TEST(OutOfMemory, HazardsAreNotForgotten) {
+  HazardTracker hazards;
+  const RangeAccess write{{0, 64}, Access::write};
+  hazards.add({&write, 1});
+  const HazardTracker::Mark mark = hazards.mark();
+  // Reads the write, and more ranges than there is room for.
+  std::vector<RangeAccess> many;
+  for (uint64_t i = 0; i < 64; ++i) many.push_back({{i * 128, i * 128 + 8}, Access::read});
+  bool thrown_after_log = false;
+  for (uint64_t at = 0; at < 8; ++at) {
+    failing_memory().arm(at, 1);
+    failing_memory().on = true;
+    bool thrown = false;
+    try {
+      hazards.add(many);
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+    failing_memory().on = false;
+    if (!thrown) break;
+    thrown_after_log = thrown_after_log || at > 0;
+    hazards.rollback(mark);
+    const RangeAccess read{{32, 40}, Access::read};
+    ASSERT_TRUE(hazards.add({&read, 1})) << "the barrier is lost after allocation " << at;
+    hazards.rollback(mark);
+  }
+  EXPECT_TRUE(thrown_after_log);
+}
+
+TEST(OutOfMemory, AMessageThatFindsNoMemoryKeepsItsCode) {
+  for (const ErrorCode code :
+       {ErrorCode::invalid_argument, ErrorCode::io, ErrorCode::device_lost}) {
+    for (uint64_t at = 0; at < 4; ++at) {
+      failing_memory().arm(at, 100);
+      failing_memory().on = true;
+      ErrorCode is = ErrorCode::unsupported;
+      try {
+        fail(code, "a message that is too long for the string's own room: ", 12345);
+      } catch (const Error& error) {
+        is = error.code();
+      }
+      failing_memory().on = false;
+      EXPECT_EQ(is, code);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test
