@@ -5,7 +5,7 @@
 
 PRESETS := release debug asan tsan clang
 
-.PHONY: help run test bench python wheel vllm sanitize format lint clean setup setup-lint setup-python tool $(PRESETS)
+.PHONY: help run test bench python wheel vllm sanitize stress format lint clean setup setup-lint setup-python tool $(PRESETS)
 
 help:  ## this list
 	@echo "Gyre: the KV path of LLM inference. Targets:"
@@ -33,6 +33,12 @@ vllm: setup-python  ## build the Python package for vLLM and compare its tokens 
 sanitize: asan tsan  ## build and test with address + undefined, then with thread sanitizer
 	ctest --preset asan
 	scripts/without_aslr.sh ctest --preset tsan
+
+stress: release  ## attack the library: every allocation and system call fails in turn; docs/reliability.md
+	GYRE_STRESS_STRIDE=1 build/release/tests/stress/allocation_test
+	build/release/tests/stress/file_test
+	build/release/tests/fork_test --gtest_repeat=10
+	build/release/tests/interrupt_test --gtest_repeat=10
 
 format: setup-lint  ## rewrite all C++ files in the project's format
 	scripts/format.sh -i
