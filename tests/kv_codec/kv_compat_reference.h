@@ -73,6 +73,31 @@ inline std::vector<double> compat_codebook(uint32_t bits) {
   return all;
 }
 
+// Where codes change, in order. The reference library took them from the centroids before it rounded
+// these; at 4 bits from those that it prints.
+inline std::vector<double> compat_midpoints(uint32_t bits) {
+  const std::vector<double> half = compat_centroids(bits);
+  std::vector<double> all(2 * half.size() - 1);
+  for (size_t i = 0; i + 1 < half.size(); ++i) {
+    double middle = seven_decimals((half[i] + half[i + 1]) / 2);
+    if (bits == 4) {  // in units of the last printed digit, a half goes up
+      const int64_t a = std::llround(half[i] * 1e7), b = std::llround(half[i + 1] * 1e7);
+      middle = static_cast<double>((a + b + 1) / 2) / 1e7;
+    }
+    all[half.size() + i] = middle;
+    all[half.size() - 2 - i] = -middle;
+  }
+  return all;
+}
+
+// Those of the codebook with so many centroids.
+inline const std::vector<double>& midpoints_of(const std::vector<double>& codebook) {
+  static const std::vector<double> kMidpoints[] = {compat_midpoints(4), compat_midpoints(5),
+                                                   compat_midpoints(6), compat_midpoints(8)};
+  const size_t count = codebook.size();
+  return kMidpoints[count == 16 ? 0 : count == 32 ? 1 : count == 64 ? 2 : 3];
+}
+
 inline bool compat_flips(uint32_t coordinate) {
   constexpr uint64_t kRows[] = {0xa73b91f46dc2580e, 0xb37f24d68945ea1c, 0x63afd852970be13d,
                                 0x76c419fe4a852cdb, 0xd34ea8179c5be631, 0x72b90df5438a6ec7,
@@ -109,7 +134,7 @@ inline CompatRow compat_normalize(std::span<const float> x) {
   return row;
 }
 
-// Midpoints strictly below the value, to seven decimals; `near` says that rounding may decide
+// Midpoints strictly below the value; `near` says that rounding may decide
 // otherwise.
 struct CompatIndex {
   uint32_t index = 0;
@@ -118,8 +143,7 @@ struct CompatIndex {
 
 inline CompatIndex compat_index(const std::vector<double>& codebook, double value) {
   CompatIndex found;
-  for (size_t i = 0; i + 1 < codebook.size(); ++i) {
-    const double middle = seven_decimals((codebook[i] + codebook[i + 1]) / 2);
+  for (const double middle : midpoints_of(codebook)) {
     if (middle < value) ++found.index;
     found.near = found.near ||
                  (value != 0 && std::abs(middle - value) <= 1e-6 * std::max(1.0, std::abs(value)));
@@ -127,22 +151,52 @@ inline CompatIndex compat_index(const std::vector<double>& codebook, double valu
   return found;
 }
 
-// Codes of a row in f32, in the specification's order of operations, given the norms: nothing is
-// left to the order of a sum, so the codes are exact.
+// The row that is quantized, in f32 and in the specification's order of operations.
+inline std::vector<float> compat_rotated_row(std::span<const float> x) {
+  const size_t n = x.size();
+  std::vector<float> y(x.begin(), x.end());
+  for (uint32_t j = 0; (n == 256 || n == 512) && j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
+  for (size_t step = 1; step < n; step *= 2) butterfly_stage(std::span<float>(y), step);
+  for (float& value : y) value *= 1.0f / std::sqrt(static_cast<float>(n));
+  return y;
+}
+
+// Norms to the bit. At 256 and 512 thirty-two threads sum n / 32 squares each, elsewhere each
+// thread has one; then the upper half of the sums is added to the lower, until one is left.
+inline std::vector<float> compat_norms(std::span<const float> x) {
+  const size_t n = x.size(), each = n == 256 || n == 512 ? n / 32 : 1;
+  const std::vector<float> y = compat_rotated_row(x);
+  std::vector<float> norms;
+  const size_t block = n == 512 ? 256 : n;
+  for (size_t begin = 0; begin < n; begin += block) {
+    std::vector<float> sums;
+    for (size_t first = begin; first < begin + block; first += each) {
+      float sum = 0;
+      for (size_t j = first; j < first + each; ++j) sum += y[j] * y[j];
+      sums.push_back(sum);
+    }
+    while (sums.size() > 1) {
+      const size_t half = sums.size() / 2;
+      for (size_t i = 0; i < half; ++i) sums[i] += sums[half + i];
+      sums.resize(half);
+    }
+    norms.push_back(std::sqrt(n == 512 ? sums[0] / 256.0f : sums[0]));
+  }
+  return norms;
+}
+
+// Codes of a row, given the norms.
 inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<const float> norms,
                                           const std::vector<double>& codebook) {
   const size_t n = x.size();
   const bool fast = n == 256 || n == 512;
-  std::vector<float> y(x.begin(), x.end());
-  for (uint32_t j = 0; fast && j < n; ++j) y[j] = compat_flips(j) ? -y[j] : y[j];
-  for (size_t step = 1; step < n; step *= 2) butterfly_stage(std::span<float>(y), step);
+  const std::vector<float> y = compat_rotated_row(x);
   const float root = std::sqrt(static_cast<float>(n));
   std::vector<float> middles;
-  for (size_t i = 0; i + 1 < codebook.size(); ++i)
-    middles.push_back(static_cast<float>(seven_decimals((codebook[i] + codebook[i + 1]) / 2)));
+  for (const double middle : midpoints_of(codebook)) middles.push_back(static_cast<float>(middle));
   std::vector<uint32_t> codes;
   for (size_t j = 0; j < n; ++j) {
-    const float rotated = y[j] * (1.0f / root);
+    const float rotated = y[j];
     const float norm = norms[n == 512 ? j / 256 : 0];
     const float inverse = norm > 1e-10f ? 1.0f / norm : 0.0f;
     float value = norm > 1e-10f ? rotated / norm * root : 0.0f;

@@ -1,6 +1,8 @@
 // The compatibility formats, byte by byte against the specification. Norms may differ in their last
 // places, because the order of a sum is not specified; so may a code whose value lies that close to
 // a midpoint.
+#include "abi/kv_compat.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -114,6 +116,8 @@ TEST_P(KvCompat, CodesFollowTheOrderOfArithmetic) {
     const uint64_t head = row % kHeads, slot = kPosition + row / kHeads;
     const auto x = std::span(rows).subspan(row * c().head_dim, c().head_dim);
     const auto own = std::span(norms).subspan((head * kCapacity + slot) * c().norms(), c().norms());
+    const std::vector<float> wanted = reference::compat_norms(x);
+    for (size_t b = 0; b < own.size(); ++b) ASSERT_EQ(own[b], wanted[b]) << "norm, to the bit";
     const auto expected = reference::compat_codes(x, own, codebook(c().bits));
     for (uint64_t j = 0; j < c().head_dim; ++j) {
       ASSERT_EQ(code(codes, head, slot, j), expected[j]) << row << " " << j;
@@ -322,6 +326,22 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) {
       return std::string(name(test.param.format)) + "_" + std::to_string(test.param.head_dim);
     });
+
+// Codes change where the reference library says, to the last printed digit.
+TEST(KvCompatTables, MidpointsAreThoseOfTheLevelsBeforeRounding) {
+  const auto expect = [](uint32_t bits, std::span<const float> table) {
+    const std::vector<double> wanted = reference::compat_midpoints(bits);
+    ASSERT_EQ(wanted.size(), 2 * table.size() + 1);
+    EXPECT_EQ(wanted[table.size()], 0);
+    for (size_t i = 0; i < table.size(); ++i) {
+      EXPECT_EQ(table[i], static_cast<float>(wanted[table.size() + 1 + i])) << bits << " " << i;
+    }
+  };
+  expect(4, abi::kCompat4Midpoints);
+  expect(5, abi::kCompat5Midpoints);
+  expect(6, abi::kCompat6Midpoints);
+  expect(8, abi::kCompat8Midpoints);
+}
 
 }  // namespace
 }  // namespace gyre::test

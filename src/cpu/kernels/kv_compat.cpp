@@ -14,16 +14,21 @@
 namespace gyre::cpu {
 namespace {
 
-std::span<const float> positive_half(uint32_t format) {
+// Positive halves, as abi/kv_compat.h has them.
+struct HalfBook {
+  std::span<const float> centroids, midpoints;
+};
+
+HalfBook half_book(uint32_t format) {
   switch (format) {
     case abi::kCompat4:
-      return abi::kCompat4Centroids;
+      return {abi::kCompat4Centroids, abi::kCompat4Midpoints};
     case abi::kCompat5:
-      return abi::kCompat5Centroids;
+      return {abi::kCompat5Centroids, abi::kCompat5Midpoints};
     case abi::kCompat6:
-      return abi::kCompat6Centroids;
+      return {abi::kCompat6Centroids, abi::kCompat6Midpoints};
     default:
-      return abi::kCompat8Centroids;
+      return {abi::kCompat8Centroids, abi::kCompat8Midpoints};
   }
 }
 
@@ -34,18 +39,18 @@ struct Codebook {
   std::array<float, 255> midpoints{};
 };
 
-// Midpoints are rounded to seven decimals, as mlx-native has them.
 Codebook make_codebook(uint32_t format) {
-  const auto half = positive_half(format);
+  const HalfBook half = half_book(format);
+  const size_t count = half.centroids.size();
   Codebook book;
-  book.size = static_cast<uint32_t>(2 * half.size());
-  for (size_t i = 0; i < half.size(); ++i) {
-    book.centroids[half.size() + i] = half[i];
-    book.centroids[half.size() - 1 - i] = -half[i];
+  book.size = static_cast<uint32_t>(2 * count);
+  for (size_t i = 0; i < count; ++i) {
+    book.centroids[count + i] = half.centroids[i];
+    book.centroids[count - 1 - i] = -half.centroids[i];
   }
-  for (size_t i = 0; i + 1 < book.size; ++i) {
-    const double middle = (double{book.centroids[i]} + double{book.centroids[i + 1]}) / 2;
-    book.midpoints[i] = static_cast<float>(std::round(middle * 1e7) / 1e7);
+  for (size_t i = 0; i + 1 < count; ++i) {  // the one in the middle is 0
+    book.midpoints[count + i] = half.midpoints[i];
+    book.midpoints[count - 2 - i] = -half.midpoints[i];
   }
   return book;
 }
@@ -77,10 +82,19 @@ void transform(float* y, uint32_t n) {
   for (uint32_t j = 0; j < n; ++j) y[j] *= factor;
 }
 
-float sum_of_squares(const float* y, uint32_t n) {
-  float sum = 0;
-  for (uint32_t j = 0; j < n; ++j) sum += y[j] * y[j];
-  return sum;
+// `n` coordinates in the order of mlx-native's threads: each sums the squares of `each` neighbours
+// one after the other, then halves are added to halves.
+float sum_of_squares(const float* y, uint32_t n, uint32_t each) {
+  float part[abi::kKvMaxHeadDim];
+  uint32_t parts = n / each;
+  for (uint32_t t = 0; t < parts; ++t) {
+    part[t] = 0;
+    for (uint32_t j = t * each; j < (t + 1) * each; ++j) part[t] += y[j] * y[j];
+  }
+  for (parts /= 2; parts != 0; parts /= 2) {
+    for (uint32_t t = 0; t < parts; ++t) part[t] += part[t + parts];
+  }
+  return part[0];
 }
 
 constexpr uint32_t kRmsBlock = 256;  // two norms at 512, each the RMS of its half
@@ -119,7 +133,9 @@ void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* 
   const Codebook& book = codebook(format);
   const uint32_t block = std::min(head_dim, head_dim == 512 ? kRmsBlock : head_dim);
   for (uint32_t begin = 0; begin < head_dim; begin += block) {
-    const float sum = sum_of_squares(y + begin, block);
+    // 32 threads have a row of 256 or 512, otherwise each has one coordinate.
+    const bool few_threads = compat_is_signed(format, head_dim);
+    const float sum = sum_of_squares(y + begin, block, few_threads ? head_dim / 32 : 1);
     const float norm = std::sqrt(head_dim == 512 ? sum / kRmsBlock : sum);
     norms[begin / block] = norm;
     for (uint32_t j = begin; j < begin + block; ++j) {

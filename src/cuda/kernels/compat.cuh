@@ -1,6 +1,5 @@
 #pragma once
-// The compatibility formats: what mlx-native writes. Not for speed: the sum of squares
-// runs through a row coordinate by coordinate.
+// The compatibility formats: what mlx-native writes, to the bit.
 #include "cuda/kernels/attention/unpack.cuh"
 #include "cuda/kernels/rotation.cuh"
 
@@ -14,48 +13,75 @@ struct CompatBook {
   float midpoints[256];
 };
 
-// Midpoints are rounded to seven decimals, as mlx-native has them.
-constexpr CompatBook compat_book(const float* half, uint32_t count) {
+constexpr CompatBook compat_book(const float* half, const float* midpoints, uint32_t count) {
   CompatBook book{};
   for (uint32_t i = 0; i < count; ++i) {
     book.centroids[count + i] = half[i];
     book.centroids[count - 1 - i] = -half[i];
   }
-  for (uint32_t i = 0; i + 1 < 2 * count; ++i) {
-    const double middle =
-        (static_cast<double>(book.centroids[i]) + static_cast<double>(book.centroids[i + 1])) / 2 *
-        1e7;
-    const auto nearest = static_cast<int64_t>(middle + (middle < 0 ? -0.5 : 0.5));
-    book.midpoints[i] = static_cast<float>(static_cast<double>(nearest) / 1e7);
+  for (uint32_t i = 0; i + 1 < count; ++i) {  // the one in the middle is 0
+    book.midpoints[count + i] = midpoints[i];
+    book.midpoints[count - 2 - i] = -midpoints[i];
   }
   return book;
 }
 
 __device__ constexpr CompatBook kCompatBooks[4] = {
-    compat_book(abi::kCompat4Centroids, 8), compat_book(abi::kCompat5Centroids, 16),
-    compat_book(abi::kCompat6Centroids, 32), compat_book(abi::kCompat8Centroids, 128)};
+    compat_book(abi::kCompat4Centroids, abi::kCompat4Midpoints, 8),
+    compat_book(abi::kCompat5Centroids, abi::kCompat5Midpoints, 16),
+    compat_book(abi::kCompat6Centroids, abi::kCompat6Midpoints, 32),
+    compat_book(abi::kCompat8Centroids, abi::kCompat8Midpoints, 128)};
 
 __device__ inline bool compat_is_signed(uint32_t head_dim) {
   return head_dim == 256 || head_dim == 512;
 }
 
+// Squares of a chunk, one after the other, on top of `sum`.
+__device__ inline float compat_squares(const float (&y)[kChunk], float sum) {
+#pragma unroll
+  for (uint32_t i = 0; i < kChunk; ++i) sum = sum + y[i] * y[i];
+  return sum;
+}
+
+// Sums of lanes, halves added to halves, down to lanes that are `stop` apart.
+__device__ inline float compat_tree(float sum, uint32_t lanes, uint32_t stop) {
+  for (uint32_t delta = lanes / 2; delta >= stop; delta /= 2)
+    sum = sum + __shfl_xor_sync(kAllLanes, sum, static_cast<int>(delta));
+  return sum;
+}
+
+// In the order of mlx-native's threads: 32 have a row of 256 (a chunk each) or of 512 (two chunks
+// each, and each half of the row has a norm), otherwise each has one coordinate; then halves are
+// added to halves.
 __device__ inline void compat_norms(const RowPlace<kCompatSlots>& at,
                                     const float (&y)[kCompatSlots][kChunk],
                                     float (&norm)[kCompatSlots]) {
-  const uint32_t first = threadIdx.x & 31 & ~(at.lanes - 1);
-  float sum = 0;
+  if (at.head_dim == 512) {
 #pragma unroll
-  for (uint32_t s = 0; s < kCompatSlots; ++s) {
-    if (at.head_dim == 512) sum = 0;
-    for (uint32_t lane = 0; lane < at.lanes; ++lane) {
-      float mine = sum;
-#pragma unroll
-      for (uint32_t i = 0; i < kChunk; ++i) mine = mine + y[s][i] * y[s][i];
-      sum = __shfl_sync(kAllLanes, mine, static_cast<int>(first + lane));
+    for (uint32_t s = 0; s < kCompatSlots; ++s) {
+      const float even = compat_squares(y[s], 0);
+      const float both = compat_squares(y[s], __shfl_xor_sync(kAllLanes, even, 1));
+      const float sum = compat_tree(both, 32, 2);  // right in odd lanes
+      norm[s] = __fsqrt_rn(__shfl_sync(kAllLanes, sum, 1) / static_cast<float>(kCompatBlock));
     }
-    norm[s] = __fsqrt_rn(at.head_dim == 512 ? sum / static_cast<float>(kCompatBlock) : sum);
+    return;
   }
-  if (at.head_dim != 512) norm[0] = norm[1];
+  float sum = 0;
+  if (at.head_dim == 256) {
+    sum = compat_tree(compat_squares(y[0], 0) + compat_squares(y[1], 0), at.lanes, 1);
+  } else {
+    float part[kChunk];
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk; ++i)
+      part[i] = compat_tree(y[0][i] * y[0][i] + y[1][i] * y[1][i], at.lanes, 1);
+#pragma unroll
+    for (uint32_t half = kChunk / 2; half != 0; half /= 2) {
+#pragma unroll
+      for (uint32_t i = 0; i < half; ++i) part[i] = part[i] + part[i + half];
+    }
+    sum = part[0];
+  }
+  norm[0] = norm[1] = __fsqrt_rn(sum);
 }
 
 // mlx-native multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
