@@ -11,6 +11,8 @@ std::span<const CudaKernel> kernel_table() {
       {&kHadamard.info, "hadamard.cu", name_hadamard, launch_hadamard, kExact},
       {&kKvQuantize.info, "kv_quantize.cu", name_kv_quantize, launch_kv_quantize, kExact},
       {&kKvDequantize.info, "kv_quantize.cu", name_kv_dequantize, launch_kv_dequantize, kExact},
+      {&kKvEncode.info, "kv_encode.cu", name_kv_encode, launch_kv_encode, kExact},
+      {&kKvBasis.info, "kv_basis.cu", name_kv_basis, launch_kv_basis, kExact},
       {&kAttention.info, "attention/prefill.cu", name_attention, launch_attention, nullptr, nullptr,
        plan_attention},
       {&kAttentionDecode.info, "attention/decode.cu", name_attention_decode,

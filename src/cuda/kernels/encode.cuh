@@ -337,11 +337,12 @@ __device__ inline int lost_exponent(uint32_t largest) {
 }
 
 // Up to 2^149, in two exact steps; down, one product rounds once.
-__device__ inline void lose_exponent(int exponent, float (&x)[kChunk]) {
+template <uint32_t kCount>
+__device__ void lose_exponent(int exponent, float (&x)[kCount]) {
   const int first = -exponent < 127 ? -exponent : 127;
   const float step = power_of_two(first), rest = power_of_two(-exponent - first);
 #pragma unroll
-  for (uint32_t i = 0; i < kChunk; ++i) x[i] = x[i] * step * rest;
+  for (uint32_t i = 0; i < kCount; ++i) x[i] = x[i] * step * rest;
 }
 
 // A block that is zero or not finite has its scale alone.

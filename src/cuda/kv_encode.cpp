@@ -1,0 +1,47 @@
+// Names and grids of kernels/kv_encode.cu and kernels/kv_basis.cu.
+#include <algorithm>
+
+#include "cuda/kernels.h"
+#include "cuda/kernels/encode_work.cuh"
+#include "cuda/names.h"
+
+namespace gyre::cuda {
+
+std::string name_kv_encode(uint64_t spec) {
+  const auto s = spec_from_key<abi::KvEncodeSpec>(spec);
+  const std::string source = float_name(s.source_dtype);
+  // 0: that stream is not there.
+  const bool is_known = (s.k_format == 0 || abi::kv_is_native(s.k_format)) &&
+                        (s.v_format == 0 || abi::kv_is_native(s.v_format));
+  if (source.empty() || !is_known || s.k_format + s.v_format == 0) return {};
+  return "gyre::cuda::kv_encode<" + source + ", " + std::to_string(s.k_format) + ", " +
+         std::to_string(s.v_format) + ">";
+}
+
+Launch launch_kv_encode(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
+  uint32_t threads = 0;
+  for (const abi::KvEncodeStream& s : p.stream) {
+    if (s.head_dim != 0) threads = std::max(threads, encode_threads(s));
+  }
+  return {{static_cast<uint32_t>(encode_rows(p, 0) + encode_rows(p, 1)), 1, 1}, threads, 0};
+}
+
+std::string name_kv_basis(uint64_t spec) {
+  const auto s = spec_from_key<abi::KvBasisSpec>(spec);
+  const std::string x = float_name(s.x_dtype), out = float_name(s.out_dtype);
+  if (x.empty() || out.empty()) return {};
+  return "gyre::cuda::kv_basis<" + x + ", " + out + ">";
+}
+
+Launch launch_kv_basis(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvBasisParams*>(params);
+  const BasisShape shape = basis_shape(p);
+  const uint32_t each = basis_block_rows(basis_lanes(p.head_dim, shape.columns), shape.rows);
+  return {{static_cast<uint32_t>(divide_up(p.tokens * p.group, each)),
+           static_cast<uint32_t>(p.heads / p.group), 1},
+          kBlockThreads,
+          basis_shared_bytes(p.head_dim, each)};
+}
+
+}  // namespace gyre::cuda
