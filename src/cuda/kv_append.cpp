@@ -8,11 +8,11 @@ namespace gyre::cuda {
 
 std::string name_kv_append(uint64_t spec) {
   const auto s = spec_from_key<abi::KvAppendSpec>(spec);
-  const std::string source = float_name(s.source_dtype);
+  const WriterSource source = writer_source(s.source_dtype, s.coded, s.k_format, s.v_format);
   const auto is_known = [](uint32_t format) { return is_dense(format) || is_compressed(format); };
-  if (source.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
-  return "gyre::cuda::kv_append<" + source + ", " + std::to_string(s.k_format) + ", " +
-         std::to_string(s.v_format) + ">";
+  if (source.type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
+  return "gyre::cuda::kv_append<" + source.type + ", " + std::to_string(s.k_format) + ", " +
+         std::to_string(s.v_format) + source.suffix + ">";
 }
 
 Launch launch_kv_append(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {

@@ -8,13 +8,13 @@ namespace gyre::cuda {
 
 std::string name_kv_quantize(uint64_t spec) {
   const auto s = spec_from_key<abi::KvQuantizeSpec>(spec);
-  const std::string source = float_name(s.source_dtype);
+  const WriterSource source = writer_source(s.source_dtype, s.coded, s.k_format, s.v_format);
   // 0: that half of the cache is not written.
   const bool is_known = (s.k_format == 0 || is_compressed(s.k_format)) &&
                         (s.v_format == 0 || is_compressed(s.v_format));
-  if (source.empty() || !is_known || s.k_format + s.v_format == 0) return {};
-  return "gyre::cuda::kv_quantize<" + source + ", " + std::to_string(s.k_format) + ", " +
-         std::to_string(s.v_format) + ">";
+  if (source.type.empty() || !is_known || s.k_format + s.v_format == 0) return {};
+  return "gyre::cuda::kv_quantize<" + source.type + ", " + std::to_string(s.k_format) + ", " +
+         std::to_string(s.v_format) + source.suffix + ">";
 }
 
 Launch launch_kv_quantize(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {

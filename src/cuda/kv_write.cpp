@@ -9,12 +9,13 @@ namespace gyre::cuda {
 
 std::string name_kv_write(uint64_t spec) {
   const auto s = spec_from_key<abi::KvWriteSpec>(spec);
-  const std::string source = float_name(s.source_dtype);
+  const WriterSource source = writer_source(s.source_dtype, s.coded, s.k_format, s.v_format);
   const auto is_known = [](uint32_t format) { return is_dense(format) || is_compressed(format); };
-  if (source.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
+  if (source.type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
   if (s.slot_bytes != 4 && s.slot_bytes != 8) return {};
-  return "gyre::cuda::kv_write<" + source + ", " + std::to_string(s.k_format) + ", " +
-         std::to_string(s.v_format) + ", " + (s.slot_bytes == 4 ? "int32_t" : "int64_t") + ">";
+  return "gyre::cuda::kv_write<" + source.type + ", " + std::to_string(s.k_format) + ", " +
+         std::to_string(s.v_format) + ", " + (s.slot_bytes == 4 ? "int32_t" : "int64_t") +
+         source.suffix + ">";
 }
 
 Launch launch_kv_write(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {

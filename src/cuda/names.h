@@ -14,6 +14,20 @@ inline std::string float_name(uint32_t dtype) {
   return dtype < 3 ? kNames[dtype] : "";
 }
 
+// The Source and kCoded of a writer. Coded rows are all alike, and of native formats.
+struct WriterSource {
+  std::string type;    // empty: no such kernel
+  std::string suffix;  // the last template argument, if it is not the default
+};
+inline WriterSource writer_source(uint32_t dtype, uint32_t coded, uint32_t k_format,
+                                  uint32_t v_format) {
+  const bool is_native = ((coded & 1) == 0 || abi::kv_is_native(k_format)) &&
+                         ((coded & 2) == 0 || abi::kv_is_native(v_format));
+  if (coded > 3 || !is_native) return {};
+  if (coded == 3) return {"gyre::cuda::CodedRow", ""};
+  return {float_name(dtype), coded != 0 ? ", " + std::to_string(coded) : ""};
+}
+
 inline bool is_compressed(uint32_t format) {
   return abi::kv_is_native(format) || abi::kv_is_compat(format);
 }

@@ -6,6 +6,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda_host/host_device.h"
+#include "cuda_host/select_types.h"
 #include "kv_codec/kv_codec_case.h"
 #include "op_case.h"
 #include "ops/cache_ops.h"
@@ -18,32 +19,6 @@ namespace gyre::test {
 namespace {
 
 using cpu::TaskFn;
-
-// run(integral_constant<format>) for a format at run time.
-template <uint32_t... kFormats, class Run>
-TaskFn with_format(std::integer_sequence<uint32_t, kFormats...> /*all*/, uint32_t format,
-                   const Run& run) {
-  TaskFn found = nullptr;
-  ((format == kFormats ? void(found = run(std::integral_constant<uint32_t, kFormats>())) : void()),
-   ...);
-  return found;
-}
-template <uint32_t kFirst, uint32_t... kOffsets, uint32_t... kMore>
-constexpr auto formats_from(std::integer_sequence<uint32_t, kOffsets...> /*native*/,
-                            std::integer_sequence<uint32_t, kMore...> /*others*/) {
-  return std::integer_sequence<uint32_t, (kFirst + kOffsets)..., kMore...>();
-}
-using AllNative = std::make_integer_sequence<uint32_t, abi::kLastNative - abi::kFirstNative + 1>;
-using Compressed = decltype(formats_from<abi::kFirstNative>(
-    AllNative(),
-    std::integer_sequence<uint32_t, abi::kCompat4, abi::kCompat5, abi::kCompat6, abi::kCompat8>()));
-
-template <class Run>
-TaskFn with_float(uint32_t dtype, const Run& run) {
-  if (dtype == 0) return run(float());
-  if (dtype == 1) return run(cuda::Half());
-  return run(cuda::BFloat16());
-}
 
 template <class In, class Out>
 void run_hadamard(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {

@@ -85,7 +85,16 @@ __device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uin
   }
 }
 
+// To sinks and tail; of a coded row its f16 part, bit for bit.
+__device__ inline void copy_near(const CodedRow* from, Half* to, uint32_t head_dim) {
+  copy_row(reinterpret_cast<const Half*>(from), to, head_dim, threadIdx.x % kNearLanes, kNearLanes);
+}
 template <class Source>
+__device__ void copy_near(const Source* from, Half* to, uint32_t head_dim) {
+  copy_row(from, to, head_dim, threadIdx.x % kNearLanes, kNearLanes);
+}
+
+template <class Source, uint32_t kCoded>
 __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint64_t row) {
   const abi::KvKeys keys = abi::append_keys(p, *pointer<const abi::KvState>(args.at[0]));
   const uint64_t head = row % p.heads, token = row / p.heads % p.tokens;
@@ -95,12 +104,16 @@ __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint
   const uint64_t* const at = stream_args(args, static_cast<uint32_t>(stream));
   const uint64_t to = abi::append_near_offset(p.places, s, key, head);
   if (to == abi::kNoNear) return;
-  copy_row(
-      pointer<const Source>(at[0] + head * s.source_head_stride + token * s.source_token_stride),
-      pointer<Half>(at[3] + to), s.body.head_dim, threadIdx.x % kNearLanes, kNearLanes);
+  const uint64_t from = at[0] + head * s.source_head_stride + token * s.source_token_stride;
+  if ((kCoded >> stream & 1) != 0) {
+    copy_near(pointer<const CodedRow>(from), pointer<Half>(at[3] + to), s.body.head_dim);
+  } else {
+    copy_near(pointer<const Source>(from), pointer<Half>(at[3] + to), s.body.head_dim);
+  }
 }
 
-template <class Source, uint32_t kFormatK, uint32_t kFormatV>
+// kCoded: as kv_quantize has it.
+template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCoded = 0>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
   __shared__ TileShared shared;
@@ -111,15 +124,15 @@ __global__ void __launch_bounds__(kBlockThreads)
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
   if (blockIdx.x >= body_blocks) {
-    append_near<Source>(p, args,
-                        uint64_t{blockIdx.x - body_blocks} * (kBlockThreads / kNearLanes) +
-                            threadIdx.x / kNearLanes);
-  } else if constexpr (kFormatK == kFormatV) {
+    append_near<Source, kCoded>(p, args,
+                                uint64_t{blockIdx.x - body_blocks} * (kBlockThreads / kNearLanes) +
+                                    threadIdx.x / kNearLanes);
+  } else if constexpr (kFormatK == kFormatV && kCoded == 0) {
     append_tiles<Source, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {
-    append_tiles<Source, kFormatK>(p, args, 0, block, shared);
+    append_tiles<SourceOf<Source, kCoded, 0>, kFormatK>(p, args, 0, block, shared);
   } else {
-    append_tiles<Source, kFormatV>(p, args, 1, block, shared);
+    append_tiles<SourceOf<Source, kCoded, 1>, kFormatV>(p, args, 1, block, shared);
   }
 }
 

@@ -86,8 +86,9 @@ __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args
   }
 }
 
-// A format of 0: that half of the cache is not written.
-template <class Source, uint32_t kFormatK, uint32_t kFormatV>
+// A format of 0: that half of the cache is not written. kCoded: streams whose source is coded rows,
+// 1 K, 2 V; if both are, Source is CodedRow.
+template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCoded = 0>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
                 const __grid_constant__ Args args) {
@@ -97,12 +98,14 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   const uint32_t blocks_k = kFormatK != 0 ? quantize_blocks(p, 0) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
-  if constexpr (kFormatK == kFormatV) {
+  using SourceK = SourceOf<Source, kCoded, 0>;
+  using SourceV = SourceOf<Source, kCoded, 1>;
+  if constexpr (kFormatK == kFormatV && kCoded == 0) {
     quantize_stream<Source, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {
-    if constexpr (kFormatK != 0) quantize_stream<Source, kFormatK>(p, args, 0, block, shared);
+    if constexpr (kFormatK != 0) quantize_stream<SourceK, kFormatK>(p, args, 0, block, shared);
   } else if constexpr (kFormatV != 0) {
-    quantize_stream<Source, kFormatV>(p, args, 1, block, shared);
+    quantize_stream<SourceV, kFormatV>(p, args, 1, block, shared);
   }
 }
 

@@ -57,6 +57,17 @@ __device__ void encode_row(const RowPlace<kSlots>& at, const TileThread& me, con
     encode_extreme<kFormat, kSlots>(at.head_dim, row, stretch, (extreme & row_mask) != 0, shared);
 }
 
+// What kv_encode made of the row, to shared memory.
+__device__ inline void put_coded_row(uint32_t head_dim, const TileThread& me, uint32_t stride,
+                                     const PlainRow<CodedRow>& row, TileShared& shared) {
+  const uint32_t lanes = tile_lanes(head_dim), lane = threadIdx.x & (lanes - 1);
+  constexpr uint32_t kEach = kFewSlots * kChunk;
+  if (!row.present() || lane * kEach >= head_dim) return;
+  uint8_t* const codes = shared.codes + (me.tile * abi::kKvTile + me.slot) * stride;
+  row.copy_codes(head_dim, lane * kEach, kEach, codes);
+  if (lane == 0) shared.scales[me.tile][0][me.slot] = static_cast<uint16_t>(row.scale(head_dim));
+}
+
 // The tile's scales from shared memory: whole groups of eight where all are new.
 __device__ inline void store_scales(const TileShared& shared, const TileThread& me,
                                     const abi::KvCacheLayout& cache, uint32_t written,
@@ -87,7 +98,9 @@ __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& ca
   const uint32_t stride = lanes * (is_long ? kManySlots : kFewSlots) * kChunk;
   uint8_t* const tile_codes = shared.codes + me.tile * abi::kKvTile * stride;
   const float stretch = cache.role == kRoleV ? abi::kv_codec(kFormat).value_stretch : 1.0f;
-  if (is_long) {
+  if constexpr (is_coded_row<Row>) {
+    put_coded_row(cache.head_dim, me, stride, row, shared);
+  } else if (is_long) {
     encode_long<kFormat>({cache.head_dim, stretch, {long_rows() + threadIdx.x}, me}, row, shared);
   } else {
     encode_row<kFormat>(RowPlace<kFewSlots>(cache.head_dim), me, row, stretch, shared);

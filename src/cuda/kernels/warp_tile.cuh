@@ -224,7 +224,17 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
   uint8_t* const codes = reinterpret_cast<uint8_t*>(&shared) + threadIdx.x / 32 * kWarpTileBytes;
   const uint32_t written = written_slots(row.present());
   if (written == 0) return;
-  const uint32_t scale = warp_encode<kFormat>(row, me.lane, stretch, codes + me.slot * kWarpStride);
+  uint8_t* const row_codes = codes + me.slot * kWarpStride;
+  uint32_t scale = 0;
+  if constexpr (is_coded_row<Row>) {
+    constexpr uint32_t kEach = kWarpDim / kRowLanes;
+    if (row.present()) {
+      row.copy_codes(kWarpDim, me.lane * kEach, kEach, row_codes);
+      scale = row.scale(kWarpDim);
+    }
+  } else {
+    scale = warp_encode<kFormat>(row, me.lane, stretch, row_codes);
+  }
   __syncwarp();
   if (row.present() && me.lane == 0)
     *reinterpret_cast<uint16_t*>(place.scales + 2 * me.slot) = static_cast<uint16_t>(scale);
@@ -233,7 +243,7 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
                        assume_wide(place.codes));
   } else if (row.present()) {
     pack_row<kFormat>(
-        codes + me.slot * kWarpStride, kWarpDim, me.lane, kRowLanes,
+        row_codes, kWarpDim, me.lane, kRowLanes,
         assume_wide(place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile)));
   }
 }
