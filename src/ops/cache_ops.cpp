@@ -74,6 +74,9 @@ std::span<const uint64_t> kv_append_specs() {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) specs.push_back(spec_key(append_spec(source, k, v)));
       }
+      for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
+        specs.push_back(spec_key(append_spec(source, k, v, coded)));
+      });
     }
     return specs;
   }();

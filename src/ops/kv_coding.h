@@ -1,6 +1,7 @@
 #pragma once
 // Rows on their way into a calibrated cache, and queries and outputs on theirs through attention.
 
+#include "abi/kv_codec.h"
 #include "gyre/kv_coding.h"
 #include "gyre/kv_format.h"
 
@@ -31,6 +32,17 @@ struct WriterSources {
 // Codings are checked already. A dense format takes the basis alone: its rows are then f32.
 WriterSources encode_rows(Recording& recording, const Device& device, const CodedStream& k,
                           const CodedStream& v);
+
+// Calls visit(k, v, coded) for every pair of formats of which one or both may be coded rows.
+template <class Visit>
+void for_coded_formats(const Visit& visit) {
+  for (uint64_t coded = 1; coded <= 3; ++coded) {
+    for (uint32_t k = abi::kFirstNative; k <= abi::kLastNative; ++k) {
+      for (uint32_t v = abi::kFirstNative; v <= abi::kLastNative; ++v)
+        visit(static_cast<KvFormat>(k), static_cast<KvFormat>(v), coded);
+    }
+  }
+}
 
 void dispatch_basis(Recording& recording, const KvBasisInputs& in);
 

@@ -160,6 +160,10 @@ std::span<const uint64_t> kv_quantize_specs() {
         for (const KvFormat v : compressed_formats())
           specs.push_back(spec_key(quantize_spec(source, k, static_cast<uint64_t>(v))));
       }
+      for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
+        specs.push_back(spec_key(
+            quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v), coded)));
+      });
     }
     return specs;
   }();

@@ -91,6 +91,10 @@ std::span<const uint64_t> kv_write_specs() {
             specs.push_back(spec_key(write_spec(source, k, v, slots)));
         }
       }
+      for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
+        for (const DType slots : {DType::i32, DType::i64})
+          specs.push_back(spec_key(write_spec(source, k, v, slots, coded)));
+      });
     }
     return specs;
   }();

@@ -213,8 +213,8 @@ TEST_F(KvCoded, PoolAndCacheAgree) {
     Values one(count * kHeads * kValueDim), other(one.size());
     a.read_to(std::span<float>(one));
     b.read_to(std::span<float>(other));
-    // A tail's states are merged in another order.
-    for (size_t i = 0; i < one.size(); ++i) ASSERT_NEAR(one[i], other[i], 1e-4) << i;
+    // A tail's states are merged in another order, and pages are another class of kernel.
+    for (size_t i = 0; i < one.size(); ++i) ASSERT_NEAR(one[i], other[i], 1e-3) << i;
   }
 }
 
