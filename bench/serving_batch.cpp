@@ -62,7 +62,11 @@ void ServingBatch::record(Encoder& encoder) const {
              .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim))});
 }
 
-void ServingBatch::record_write(Encoder& encoder) const { kv_write(encoder, newest); }
+void ServingBatch::record_write(Encoder& encoder) const {
+  KvWriteInputs write = newest;
+  write.k = write.v = inputs.out.slice(1, 0, shape.kv_heads);
+  kv_write(encoder, write);
+}
 
 ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
                                 const FormatPair& formats) {
@@ -92,8 +96,7 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
                    page = static_cast<uint64_t>(table[i * width + last / s.page_tokens]);
     slots.push_back(static_cast<int32_t>(page * s.page_tokens + last % s.page_tokens));
   }
-  const Tensor rows = noise_tokens(device, count, s.kv_heads, s.head_dim);
-  batch.newest = {.k = rows, .v = rows, .pages = in.pages, .slots = upload(device, slots, {count})};
+  batch.newest = {.pages = in.pages, .slots = upload(device, slots, {count})};
   const uint64_t tokens = std::accumulate(s.lengths.begin(), s.lengths.end(), uint64_t{0});
   batch.bytes = tokens * (in.pages.bytes.shape(1) / s.page_tokens);
   return batch;

@@ -10,10 +10,12 @@ namespace gyre::bench {
 struct ServingBatch {
   ServingShape shape;
   PagedAttentionInputs inputs;
-  KvWriteInputs newest;  // the last token of every sequence, written again
+  KvWriteInputs newest;  // where the last token of every sequence lies
   uint64_t bytes = 0;    // that a step reads: K and V of every key of every sequence
 
   void record(Encoder& encoder) const;
+  // Writes the newest tokens again, with the last step's outputs: it waits for them, as a layer does
+  // for the one before.
   void record_write(Encoder& encoder) const;
 };
 
