@@ -14,8 +14,8 @@ struct ServingBatch {
   uint64_t bytes = 0;    // that a step reads: K and V of every key of every sequence
 
   void record(Encoder& encoder) const;
-  // Writes the newest tokens again, with the last step's outputs: it waits for them, as a layer does
-  // for the one before.
+  // Writes the newest tokens again, with the last step's outputs: it waits for them, as a layer
+  // does for the one before.
   void record_write(Encoder& encoder) const;
 };
 

@@ -21,6 +21,7 @@
 #include "gyre/c/device.h"         // IWYU pragma: export
 #include "gyre/c/encoder.h"        // IWYU pragma: export
 #include "gyre/c/kv_cache.h"       // IWYU pragma: export
+#include "gyre/c/kv_coding.h"      // IWYU pragma: export
 #include "gyre/c/kv_memory.h"      // IWYU pragma: export
 #include "gyre/c/kv_pool.h"        // IWYU pragma: export
 #include "gyre/c/prepare.h"        // IWYU pragma: export

@@ -6,9 +6,6 @@
 
 namespace gyre::abi {
 
-// In place of a source's DType: what the writers get are coded rows.
-constexpr uint32_t kCodedSource = 255;
-
 constexpr uint32_t kKvMostGains = 8;
 constexpr uint32_t kKvMostCodedDim = kKvScaleBlock;
 

@@ -1,5 +1,6 @@
 #include "gyre/c/codec.h"
 
+#include "c_api/convert.h"
 #include "c_api/enums.h"
 #include "c_api/handles.h"
 #include "c_api/structs.h"
@@ -42,7 +43,9 @@ gyre_status gyre_kv_quantize(gyre_encoder* encoder, const gyre_kv_quantize_input
                       {.k = tensor(given.k),
                        .k_cache = kv_buffer(given.k_cache),
                        .v = tensor(given.v),
-                       .v_cache = kv_buffer(given.v_cache)},
+                       .v_cache = kv_buffer(given.v_cache),
+                       .k_coding = kv_coding(given.k_coding, "inputs.k_coding"),
+                       .v_coding = kv_coding(given.v_coding, "inputs.v_coding")},
                       kv_write_options(options));
   });
 }

@@ -57,6 +57,7 @@ gyre::KvCacheOptions kv_cache_options(const gyre_kv_cache_options* options) {
   made.capacity = given.capacity;
   made.layers = kv_layers(given.layers, given.layer_count);
   made.step_tokens = or_default(given.step_tokens, made.step_tokens);
+  made.coding = kv_codings(given.coding, given.coding_count);
   return made;
 }
 
@@ -112,7 +113,8 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .sinks = d.layer.sinks,
            .slots = d.slots,
            .bytes = d.bytes,
-           .kernel = d.kernel.c_str()},
+           .kernel = d.kernel.c_str(),
+           .coding = d.coding},
           "info");
   });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "c_api/convert.h"
 #include "c_api/enums.h"
 #include "c_api/handles.h"
 #include "c_api/structs.h"
@@ -107,10 +108,13 @@ void gyre_kv_pages_destroy(gyre_kv_pages* pages) { delete pages; }
 gyre_status gyre_kv_write(gyre_encoder* encoder, const gyre_kv_write_inputs* inputs) {
   return guard(__func__, [&] {
     const gyre_kv_write_inputs given = read(inputs, "inputs");
-    gyre::kv_write(deref(encoder, "encoder").value, {.k = tensor(given.k),
-                                                     .v = tensor(given.v),
-                                                     .pages = kv_pages(given.pages),
-                                                     .slots = tensor(given.slots)});
+    gyre::kv_write(deref(encoder, "encoder").value,
+                   {.k = tensor(given.k),
+                    .v = tensor(given.v),
+                    .pages = kv_pages(given.pages),
+                    .slots = tensor(given.slots),
+                    .k_coding = kv_coding(given.k_coding, "inputs.k_coding"),
+                    .v_coding = kv_coding(given.v_coding, "inputs.v_coding")});
   });
 }
 

@@ -27,6 +27,7 @@ gyre::KvPoolOptions kv_pool_options(const gyre_kv_pool_options* options) {
   made.page_tokens = or_default(given.page_tokens, made.page_tokens);
   made.sequences = or_default(given.sequences, made.sequences);
   made.step_tokens = or_default(given.step_tokens, made.step_tokens);
+  made.coding = kv_codings(given.coding, given.coding_count);
   return made;
 }
 

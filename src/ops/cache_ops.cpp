@@ -141,9 +141,8 @@ void dispatch_append(Recording& recording, const Device& device, const CacheAppe
                      abi::KvAppendParams params) {
   const CacheSegment& body = in.segments.of[0];
   const KvLayerCoding& coding = in.segments.coding;
-  const WriterSources rows =
-      encode_rows(recording, device, {"k", in.k, coding.k, body.k.shape.format},
-                  {"v", in.v, coding.v, body.v.shape.format});
+  const WriterSources rows = encode_rows(recording, device, {in.k, coding.k, body.k.shape.format},
+                                         {in.v, coding.v, body.v.shape.format});
   params.stream[0] = make_stream(rows.of[0], body.k, params.places);
   params.stream[1] = make_stream(rows.of[1], body.v, params.places);
   recording.dispatch(

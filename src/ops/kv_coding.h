@@ -11,14 +11,13 @@ class Recording;
 
 // What a coding has to fit: one of K and V.
 struct CodedStream {
-  const char* name;  // "k" or "v"
   const Tensor& source;
   const KvCoding& coding;
   KvFormat format;
 };
 
-// Refuses tensors that are missing, of another shape or dtype, or share memory with what the caller
-// writes later; `op` opens the messages. A coding that is not defined is fine.
+// Refuses tensors that are missing or of another shape or dtype; `op` and `name`, k or v, are for
+// messages. A coding that is not defined is fine.
 void check_coding(const char* op, const char* name, const KvCoding& coding, KvFormat format,
                   uint64_t kv_heads, uint64_t head_dim);
 

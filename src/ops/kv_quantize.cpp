@@ -214,9 +214,9 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOpti
     source[i] = streams[i].source.slice(0, range.first_token, range.tokens);
     format[i] = static_cast<uint64_t>(streams[i].cache.shape.format);
   }
-  const WriterSources rows = encode_rows(recording, encoder.device(),
-                                         {"k", source[0], in.k_coding, in.k_cache.shape.format},
-                                         {"v", source[1], in.v_coding, in.v_cache.shape.format});
+  const WriterSources rows =
+      encode_rows(recording, encoder.device(), {source[0], in.k_coding, in.k_cache.shape.format},
+                  {source[1], in.v_coding, in.v_cache.shape.format});
   recording.dispatch(kKvQuantize,
                      quantize_spec(first.source.dtype(), format[0], format[1], rows.coded),
                      make_params(streams, first, range, rows),

@@ -123,8 +123,8 @@ abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPage
 void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
                     const KvPageParts& parts, abi::KvWriteParams params) {
   const KvPageShape& shape = in.pages.shape;
-  const WriterSources rows = encode_rows(recording, device, {"k", in.k, in.k_coding, shape.k},
-                                         {"v", in.v, in.v_coding, shape.v});
+  const WriterSources rows =
+      encode_rows(recording, device, {in.k, in.k_coding, shape.k}, {in.v, in.v_coding, shape.v});
   params.stream[0] = stream_of(rows.of[0], parts.k);
   params.stream[1] = stream_of(rows.of[1], parts.v);
   const bool coded_k = (rows.coded & 1) != 0, coded_v = (rows.coded & 2) != 0;

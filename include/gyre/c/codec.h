@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gyre/c/base.h"
+#include "gyre/c/kv_coding.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,6 +36,8 @@ typedef struct gyre_kv_quantize_inputs {
   const gyre_kv_buffer* k_cache;
   const gyre_tensor* v;
   const gyre_kv_buffer* v_cache;
+  const gyre_kv_coding* k_coding;
+  const gyre_kv_coding* v_coding;
 } gyre_kv_quantize_inputs;
 
 GYRE_API gyre_status gyre_kv_quantize(gyre_encoder* encoder, const gyre_kv_quantize_inputs* inputs,

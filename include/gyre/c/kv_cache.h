@@ -2,6 +2,7 @@
 
 #include "gyre/c/attention.h"
 #include "gyre/c/base.h"
+#include "gyre/c/kv_coding.h"
 #include "gyre/c/rope.h"
 
 #ifdef __cplusplus
@@ -39,7 +40,9 @@ typedef struct gyre_kv_cache_options {
   uint64_t capacity;
   const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
   uint64_t layer_count;
-  uint64_t step_tokens;  // 0: 512
+  uint64_t step_tokens;          // 0: 512
+  const gyre_kv_coding* coding;  // K and V of each layer, in turns; NULL: none
+  uint64_t coding_count;         // twice layer_count, or 0
 } gyre_kv_cache_options;
 
 // One thread at a time, replays included.
@@ -61,6 +64,7 @@ typedef struct gyre_kv_layer_info {
   uint64_t slots;
   uint64_t bytes;
   const char* kernel;  // valid until this cache is described again, or destroyed
+  uint64_t coding;     // a checksum; 0: none
 } gyre_kv_layer_info;
 
 GYRE_API gyre_status gyre_kv_cache_layer_count(const gyre_kv_cache* cache, uint64_t* layers);

@@ -2,6 +2,7 @@
 
 #include "gyre/c/attention.h"
 #include "gyre/c/base.h"
+#include "gyre/c/kv_coding.h"
 #include "gyre/c/kv_cache.h"
 #include "gyre/c/rope.h"
 
@@ -17,9 +18,11 @@ typedef struct gyre_kv_pool_options {
   const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
   uint64_t layer_count;
   uint64_t pages;
-  uint64_t page_tokens;  // 0: 64
-  uint64_t sequences;    // 0: 64
-  uint64_t step_tokens;  // 0: 512
+  uint64_t page_tokens;          // 0: 64
+  uint64_t sequences;            // 0: 64
+  uint64_t step_tokens;          // 0: 512
+  const gyre_kv_coding* coding;  // as in gyre_kv_cache_options
+  uint64_t coding_count;
 } gyre_kv_pool_options;
 
 // One thread at a time, its sequences and batches included; the memory lives until the last of

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "gyre/c/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// KvCoding: what a calibration says about K or V of one layer; NULL and 0: that part is not given.
+typedef struct gyre_kv_coding {
+  uint64_t size;
+  const gyre_tensor* matrix;  // KvBasis
+  const gyre_tensor* inverse;
+  const gyre_tensor* mean;
+  const gyre_tensor* factor;  // KvShaping
+  const gyre_tensor* diagonal;
+  const float* gains;
+  uint64_t gain_count;
+} gyre_kv_coding;
+
+typedef struct gyre_kv_basis_inputs {
+  uint64_t size;
+  const gyre_tensor* x;
+  const gyre_tensor* matrix;
+  const gyre_tensor* before;
+  const gyre_tensor* after;
+  const gyre_tensor* out;
+} gyre_kv_basis_inputs;
+
+GYRE_API gyre_status gyre_kv_basis(gyre_encoder* encoder, const gyre_kv_basis_inputs* inputs);
+
+#ifdef __cplusplus
+}
+#endif
