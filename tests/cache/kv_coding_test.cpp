@@ -213,8 +213,13 @@ TEST_F(KvCoded, PoolAndCacheAgree) {
     Values one(count * kHeads * kValueDim), other(one.size());
     a.read_to(std::span<float>(one));
     b.read_to(std::span<float>(other));
-    // A tail's states are merged in another order, and pages are another class of kernel.
-    for (size_t i = 0; i < one.size(); ++i) ASSERT_NEAR(one[i], other[i], 1e-3) << i;
+    // A tail's states are merged in another order, and pages may have another kernel.
+    double error = 0, energy = 0;
+    for (size_t i = 0; i < one.size(); ++i) {
+      error += (one[i] - other[i]) * (one[i] - other[i]);
+      energy += one[i] * one[i];
+    }
+    EXPECT_LT(error, 3e-5 * energy);
   }
 }
 
