@@ -16,9 +16,17 @@ struct Shared {
   pid_t process = 0;  // after a fork the threads of a device are gone, so the child opens its own
 };
 
+// DeviceOptions::poll: Ctrl-C ends a list. Python runs handlers of signals in its main thread
+// alone, and only that one may ask for the GIL while the interpreter ends.
+void check_signals() {
+  if (gettid() != getpid()) return;
+  const nb::gil_scoped_acquire acquired;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 Device open_shared(const std::string& name) {
   static auto* const kShared = new Shared;
-  const nb::gil_scoped_release released;
+  const ReleasedGil released;
   const std::lock_guard lock(kShared->mutex);
   if (kShared->process != getpid()) {
     new std::map<std::string, Device>(std::move(kShared->devices));  // left as it is
@@ -27,7 +35,7 @@ Device open_shared(const std::string& name) {
   }
   const auto found = kShared->devices.find(name);
   if (found != kShared->devices.end()) return found->second;
-  return kShared->devices.emplace(name, Device::open(name)).first->second;
+  return kShared->devices.emplace(name, Device::open(name, {.poll = check_signals})).first->second;
 }
 
 Device open_with(const std::string& name, const DeviceOptions& options) {
@@ -96,8 +104,8 @@ void bind_device(nb::module_& module) {
           [](Device* self, const std::string& name, uint32_t threads, uint32_t spin_us,
              std::optional<uint64_t> pool_limit_bytes, const std::string& kernel_cache,
              bool check_each_launch) {
-            const DeviceOptions options{threads, spin_us, pool_limit_bytes, kernel_cache,
-                                        check_each_launch};
+            const DeviceOptions options{threads,      spin_us,           pool_limit_bytes,
+                                        kernel_cache, check_each_launch, check_signals};
             new (self) Device(open_with(name, options));
           },
           "name"_a = "cpu", "threads"_a = 0, nb::kw_only(), "spin_us"_a = 50,

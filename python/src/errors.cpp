@@ -1,4 +1,5 @@
 #include <array>
+#include <typeinfo>
 
 #include "bound.h"
 
@@ -37,6 +38,10 @@ void translate(const std::exception_ptr& pointer, void* /*unused*/) {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     PyErr_SetString(classes()[static_cast<size_t>(error.code())], error.what());
+  } catch (const std::bad_cast&) {  // an attribute that an argument's protocol promises
+    PyErr_SetString(PyExc_TypeError,
+                    "an argument's __dlpack_device__ or __array_interface__ has "
+                    "values of the wrong type");
   }
 }
 

@@ -1,5 +1,7 @@
 #include "release.h"
 
+#include <unistd.h>
+
 #include <mutex>
 #include <vector>
 
@@ -58,6 +60,14 @@ void let_go(const Pending& one) {
 }
 
 }  // namespace
+
+ReleasedGil::~ReleasedGil() {
+  try {
+    PyEval_RestoreThread(state_);
+  } catch (...) {  // the unwinding of pthread_exit(), which a handler may hold up but not end
+    for (;;) pause();
+  }
+}
 
 std::shared_ptr<void> hold(void* object, void (*release)(void*)) {
   return {object, [release](void* held) { let_go({release, held}); }};

@@ -17,18 +17,32 @@ std::shared_ptr<void> hold(nb::object object);
 
 void release_pending();  // runs what is queued; needs the GIL
 
+// Without the GIL as long as it lives. While the interpreter ends, a thread that wants the GIL back
+// does not get it: Python unwinds its stack, which the frames of C++ around it do not allow. Such a
+// thread (a daemon's) stays here instead, until the process is gone.
+class ReleasedGil {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+  ~ReleasedGil();
+
+ private:
+  PyThreadState* state_;
+};
+
 // Runs `action` with the GIL released, then what it let go of.
 template <class Action>
 auto without_gil(Action&& action) {
   if constexpr (std::is_void_v<decltype(action())>) {
     {
-      const nb::gil_scoped_release released;
+      const ReleasedGil released;
       action();
     }
     release_pending();
   } else {
     auto result = [&] {
-      const nb::gil_scoped_release released;
+      const ReleasedGil released;
       return action();
     }();
     release_pending();
