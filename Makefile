@@ -37,6 +37,7 @@ sanitize: asan tsan  ## build and test with address + undefined, then with threa
 stress: release  ## attack the library: every allocation and system call fails in turn; docs/reliability.md
 	GYRE_STRESS_STRIDE=1 build/release/tests/stress/allocation_test
 	build/release/tests/stress/file_test
+	GYRE_SOAK_STEPS=1000000 build/release/tests/stress/soak_test
 	build/release/tests/fork_test --gtest_repeat=10
 	build/release/tests/interrupt_test --gtest_repeat=10
 

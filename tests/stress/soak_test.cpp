@@ -1,0 +1,122 @@
+// Decode steps without end: the same conversation again and again gives the same bits, and takes no
+// more memory. GYRE_SOAK_STEPS says how many.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "gyre/gyre.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 32, kTalk = 150, kLayers = 3;
+
+uint64_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  uint64_t all = 0, resident = 0;
+  in >> all >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+uint64_t wanted_steps() {
+  const char* const text = std::getenv("GYRE_SOAK_STEPS");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 30'000;
+}
+
+class Talk {
+ public:
+  explicit Talk(const Device& device)
+      : encoder_(device),
+        cache_(device, {.kv_heads = kKvHeads,
+                        .head_dim = kDim,
+                        .capacity = 256,
+                        .layers = {{.tail = 16, .sinks = 4},
+                                   {.k = KvFormat::f16, .v = KvFormat::f16, .window = 48},
+                                   {.k = KvFormat::tq4, .v = KvFormat::tq4}},
+                        .step_tokens = 8}),
+        k_(device.tensor(DType::f32, {1, kKvHeads, kDim})),
+        q_(device.tensor(DType::f32, {1, kHeads, kDim})),
+        out_(device.tensor(DType::f32, {kLayers, kHeads, kDim})),
+        graph_(record()) {}
+
+  // Every token's output of every layer, folded into one number. Now and then tokens are taken back
+  // and said again, and the rest goes on in a copy.
+  uint64_t run() {
+    std::mt19937 random(7);
+    uint64_t hash = 0;
+    for (uint64_t token = 0; token < kTalk; ++token) {
+      fill(k_, random);
+      fill(q_, random);
+      hash = step(hash);
+      if (token % 37 == 36) {
+        cache_.truncate(encoder_, 1);
+        encoder_.submit().wait();
+        hash = step(hash);
+      }
+      if (token == 100) {
+        const KvCache copy = cache_.fork(encoder_);
+        encoder_.submit().wait();
+        hash = hash * 31 + copy.length();
+      }
+    }
+    cache_.clear(encoder_);
+    encoder_.submit().wait();
+    return hash;
+  }
+
+ private:
+  Graph record() {
+    for (uint64_t layer = 0; layer < kLayers; ++layer) {
+      cache_.append(encoder_, layer, k_, k_);
+      cache_.attend(encoder_, layer, {.q = q_, .out = out_.slice(0, layer, 1)});
+    }
+    return encoder_.instantiate();
+  }
+  static void fill(const Tensor& tensor, std::mt19937& random) {
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    for (float& value : tensor.data<float>()) value = uniform(random);
+  }
+  uint64_t step(uint64_t hash) {
+    cache_.extend(encoder_, 1);
+    encoder_.submit().wait();
+    graph_.replay().wait();
+    for (const float value : out_.data<float>()) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &value, sizeof(bits));
+      hash = (hash ^ bits) * 0x100000001b3u;
+    }
+    return hash;
+  }
+
+  Encoder encoder_;
+  KvCache cache_;
+  Tensor k_, q_, out_;
+  Graph graph_;
+};
+
+TEST(Soak, StepsWithoutEnd) {
+  const Device device = Device::open("cpu", {.threads = 2});
+  Talk talk(device);
+  const uint64_t expected = talk.run();
+  ASSERT_EQ(talk.run(), expected);
+  const uint64_t talks = wanted_steps() / kTalk;
+  const uint64_t resident = resident_bytes(), taken = device.memory().system_allocations;
+  const uint64_t in_use = device.memory().in_use_bytes;
+  for (uint64_t i = 0; i < talks; ++i) ASSERT_EQ(talk.run(), expected) << "talk " << i;
+  EXPECT_EQ(device.memory().system_allocations, taken);
+  EXPECT_EQ(device.memory().in_use_bytes, in_use);
+  const uint64_t now = resident_bytes();
+  EXPECT_LT(now, resident + (uint64_t{2} << 20));
+  std::printf("%llu steps in %llu talks: the same bits; %lld KiB more resident\n",
+              static_cast<unsigned long long>(talks * kTalk),
+              static_cast<unsigned long long>(talks),
+              (static_cast<long long>(now) - static_cast<long long>(resident)) / 1024);
+}
+
+}  // namespace
+}  // namespace gyre::test
