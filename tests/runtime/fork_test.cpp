@@ -50,7 +50,10 @@ TEST(Fork, AChildIsRefusedInsteadOfHanging) {
   auto tensor = std::make_unique<Tensor>(device->tensor(DType::f32, {256, 4, 64}));
   auto other = std::make_unique<Tensor>(device->tensor(DType::f32, {256, 4, 64}));
   std::atomic<bool> stop{false};
-  // Submits, takes memory and gives it back: its locks are held most of the time.
+  // They submit, take memory and give it back: locks are held most of the time.
+  std::thread memory([&] {
+    while (!stop) const Tensor more = device->tensor(DType::f32, {64});
+  });
   std::thread busy([&] {
     Encoder encoder(*device);
     while (!stop) {
@@ -79,6 +82,7 @@ TEST(Fork, AChildIsRefusedInsteadOfHanging) {
   }
   stop = true;
   busy.join();
+  memory.join();
   EXPECT_NO_THROW(graph->replay().wait()) << "the parent goes on";
 }
 

@@ -29,7 +29,7 @@ class Output {
 };
 
 Device open_device() {
-  const DeviceOptions options{.threads = 2, .spin_us = 5};
+  const DeviceOptions options{.threads = 3, .spin_us = 5};
   return survive([&] { return Device::open("cpu", options); });
 }
 
