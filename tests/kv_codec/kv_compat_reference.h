@@ -73,8 +73,8 @@ inline std::vector<double> compat_codebook(uint32_t bits) {
   return all;
 }
 
-// Where codes change, in order. The reference library took them from the centroids before it rounded
-// these; at 4 bits from those that it prints.
+// Where codes change, in order. The reference library took them from the centroids before it
+// rounded these; at 4 bits from those that it prints.
 inline std::vector<double> compat_midpoints(uint32_t bits) {
   const std::vector<double> half = compat_centroids(bits);
   std::vector<double> all(2 * half.size() - 1);

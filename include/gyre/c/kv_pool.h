@@ -2,8 +2,8 @@
 
 #include "gyre/c/attention.h"
 #include "gyre/c/base.h"
-#include "gyre/c/kv_coding.h"
 #include "gyre/c/kv_cache.h"
+#include "gyre/c/kv_coding.h"
 #include "gyre/c/rope.h"
 
 #ifdef __cplusplus
