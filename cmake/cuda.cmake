@@ -33,15 +33,5 @@ target_sources(gyre PRIVATE
   src/cuda/table.cpp)
 target_link_libraries(gyre PRIVATE ${CMAKE_DL_LIBS})
 
-file(GLOB embedded RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
-  src/abi/*.h src/cuda/kernels/*.cu src/cuda/kernels/*.cuh src/cuda/kernels/attention/*.cu
+gyre_embed(cuda src/cuda/kernels/*.cu src/cuda/kernels/*.cuh src/cuda/kernels/attention/*.cu
   src/cuda/kernels/attention/*.cuh)
-list(TRANSFORM embedded PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE embedded_paths)
-list(JOIN embedded "," embedded_names)
-set(embedded_code ${PROJECT_BINARY_DIR}/generated/cuda_sources.cpp)
-add_custom_command(OUTPUT ${embedded_code}
-  COMMAND ${CMAKE_COMMAND} -DOUT=${embedded_code} -DROOT=${PROJECT_SOURCE_DIR}/src "-DFILES=${embedded_names}"
-    -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS ${embedded_paths} cmake/embed.cmake
-  COMMENT "Embedding the CUDA kernels" VERBATIM)
-target_sources(gyre PRIVATE ${embedded_code})

@@ -1,8 +1,8 @@
 # Writes OUT, a C++ file that holds the text of FILES (names below ROOT, between commas) for
-# src/cuda/sources.h. Literals stay below 64 KiB, which is all a compiler must take.
+# src/BACKEND/sources.h. Literals stay below 64 KiB, which is all a compiler must take.
 set(piece_bytes 16000)
 string(REPLACE "," ";" names "${FILES}")
-set(code "#include \"cuda/sources.h\"\n\nnamespace gyre::cuda {\nnamespace {\n\n")
+set(code "#include \"${BACKEND}/sources.h\"\n\nnamespace gyre::${BACKEND} {\nnamespace {\n\n")
 set(rows "")
 set(index 0)
 foreach(name IN LISTS names)
@@ -20,5 +20,5 @@ foreach(name IN LISTS names)
   math(EXPR index "${index} + 1")
 endforeach()
 string(APPEND code "constexpr EmbeddedFile kFiles[] = {\n${rows}};\n\n}  // namespace\n\n"
-  "std::span<const EmbeddedFile> embedded_files() { return kFiles; }\n\n}  // namespace gyre::cuda\n")
+  "std::span<const EmbeddedFile> embedded_files() { return kFiles; }\n\n}  // namespace gyre::${BACKEND}\n")
 file(WRITE "${OUT}" "${code}")

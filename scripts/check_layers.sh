@@ -15,6 +15,7 @@ declare -A allowed=(
   [c_api]='c_api|runtime|gyre'
   [cpu]='cpu|runtime|abi|gyre|hwy'
   [cuda]='cuda|runtime|abi|gyre'
+  [metal]='metal|runtime|abi|gyre'
 )
 
 status=0

@@ -4,6 +4,7 @@
 #include "cpu/device.h"
 #include "cuda/device.h"
 #include "gyre/device.h"
+#include "metal/device.h"
 #include "ops/table.h"
 #include "runtime/device_impl.h"
 #include "runtime/require.h"
@@ -18,20 +19,11 @@ struct Backend {
                                       std::span<const KernelUse>);
 };
 
-std::vector<DeviceInfo> absent(std::string_view name, std::string_view reason) {
-  DeviceInfo info;
-  info.name = name;
-  info.reason = reason;
-  return {info};
-}
-
-constexpr std::string_view kNoMetal = "this build of Gyre has no Metal backend";
-
 // The one list of backends; a new one is a row here.
 constexpr Backend kBackends[] = {
     {"cpu", cpu::list_devices, cpu::open_device},
     {"cuda", cuda::list_devices, cuda::open_device},
-    {"metal", [] { return absent("metal", kNoMetal); }, nullptr},
+    {"metal", metal::list_devices, metal::open_device},
 };
 
 }  // namespace
@@ -50,9 +42,6 @@ Device Device::open(std::string_view name, const DeviceOptions& options) try {
   const std::string_view kind = name.substr(0, name.find(':'));
   for (const Backend& backend : kBackends) {
     if (backend.name != kind) continue;
-    if (backend.open == nullptr) {
-      fail(ErrorCode::unsupported, "device.open: ", name, ": ", backend.list().front().reason);
-    }
     return Device(backend.open(name, options, kernel_uses()));
   }
   fail(ErrorCode::invalid_argument, "device.open: no backend is called \"", name,

@@ -1,7 +1,5 @@
 #include "cuda/pipeline.h"
 
-#include <exception>
-#include <new>
 #include <utility>
 
 namespace gyre::cuda {
@@ -17,50 +15,12 @@ CompileJob compile_job(const KernelInfo& kernel, const CudaKernel& row, uint64_t
 
 CudaPipeline::CudaPipeline(std::shared_ptr<const Context> context, KernelCompiler& compiler,
                            const KernelInfo& info, const CudaKernel& row, uint64_t key)
-    : Pipeline(info, key), context_(std::move(context)), compiler_(compiler), row_(row) {
-  set_built(false);
-}
+    : LazyPipeline(info, key), context_(std::move(context)), compiler_(compiler), row_(row) {}
 
 CudaPipeline::~CudaPipeline() {
   if (module_ == nullptr) return;
   const Current current(*context_);
   context_->api().module_unload(module_);
-}
-
-void CudaPipeline::build() const noexcept {
-  std::unique_lock lock(mutex_);
-  if (state_ == State::idle) build(lock);
-}
-
-void CudaPipeline::wait() const {
-  std::unique_lock lock(mutex_);
-  if (state_ == State::idle) build(lock);
-  done_.wait(lock, [this] { return state_ != State::building; });
-  if (!error_) return;
-  const Error error = *error_;
-  if (error.code() != ErrorCode::compile_failed) state_ = State::idle;
-  throw error;
-}
-
-void CudaPipeline::build(std::unique_lock<std::mutex>& lock) const {
-  state_ = State::building;
-  error_.reset();
-  lock.unlock();
-  std::optional<Error> error;
-  try {
-    load();
-  } catch (const Error& caught) {
-    error = caught;
-  } catch (const std::bad_alloc&) {
-    error = Error(ErrorCode::out_of_memory, "the host's memory is short");
-  } catch (const std::exception& caught) {
-    error = Error(ErrorCode::io, caught.what());
-  }
-  lock.lock();
-  error_ = std::move(error);
-  state_ = State::done;
-  set_built(!error_);
-  done_.notify_all();
 }
 
 void CudaPipeline::load() const {

@@ -1,0 +1,45 @@
+#include "runtime/lazy_pipeline.h"
+
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace gyre {
+
+void LazyPipeline::build() const noexcept {
+  std::unique_lock lock(mutex_);
+  if (state_ == State::idle) build(lock);
+}
+
+void LazyPipeline::wait() const {
+  std::unique_lock lock(mutex_);
+  if (state_ == State::idle) build(lock);
+  done_.wait(lock, [this] { return state_ != State::building; });
+  if (!error_) return;
+  const Error error = *error_;
+  if (error.code() != ErrorCode::compile_failed) state_ = State::idle;
+  throw error;
+}
+
+void LazyPipeline::build(std::unique_lock<std::mutex>& lock) const {
+  state_ = State::building;
+  error_.reset();
+  lock.unlock();
+  std::optional<Error> error;
+  try {
+    load();
+  } catch (const Error& caught) {
+    error = caught;
+  } catch (const std::bad_alloc&) {
+    error = Error(ErrorCode::out_of_memory, "the host's memory is short");
+  } catch (const std::exception& caught) {
+    error = Error(ErrorCode::io, caught.what());
+  }
+  lock.lock();
+  error_ = std::move(error);
+  state_ = State::done;
+  set_built(!error_);
+  done_.notify_all();
+}
+
+}  // namespace gyre
