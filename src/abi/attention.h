@@ -37,7 +37,7 @@ constexpr AttentionDecodeSpec attention_decode_spec(uint32_t k_format, uint32_t 
           0,
           static_cast<uint16_t>(head_dim)};
 }
-constexpr uint32_t decode_value_dim(const AttentionDecodeSpec& s) {
+constexpr uint32_t decode_value_dim(const GYRE_THREAD AttentionDecodeSpec& s) {
   return s.value_dim16 != 0 ? uint32_t{s.value_dim16} * 16 : s.head_dim;
 }
 
@@ -152,10 +152,10 @@ struct AttentionParams {
 // holds zeros before its first call and belongs to the kernel after it. States: as Merged or, where
 // `partial` is absent, as Whole, but of every row it writes the state instead of the output: f32
 // [tokens][heads][v_head_dim + 2], contiguous, in the argument `out`.
-constexpr uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2,
-                   kAttentionStates = 3;
+GYRE_CONSTANT uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2,
+                       kAttentionStates = 3;
 
-constexpr uint64_t kSplitMultiple = 64;  // keys of a split: what a kernel takes at a time
+GYRE_CONSTANT uint64_t kSplitMultiple = 64;  // keys of a split: what a kernel takes at a time
 
 inline uint64_t attention_split_keys(uint64_t keys, uint64_t splits) {
   const uint64_t each = keys / splits + (keys % splits != 0 ? 1 : 0);
@@ -172,7 +172,8 @@ inline uint64_t attention_first_key(uint64_t tokens, uint64_t length, uint64_t w
 // Keys of the command's segment that some query sees, where the sequence is now; row_bounds cuts
 // them for each row. The boundary between body and tail grows with the query: the first one's is
 // the tail's begin, the last one's the body's end.
-inline KvKeys attention_keys(const KvState& state, const AttentionParams& p) {
+inline KvKeys attention_keys(const GYRE_THREAD KvState& state,
+                             const GYRE_PARAMS AttentionParams& p) {
   KvKeys keys = kv_segment_keys(p.segment, p.places, state);
   uint64_t first = attention_first_key(p.tokens, state.length, p.window);
   if (p.segment == kSegmentTail)
@@ -184,6 +185,7 @@ inline KvKeys attention_keys(const KvState& state, const AttentionParams& p) {
   return {kv_least(kv_most(keys.begin, first), keys.end), keys.end};
 }
 
+#if !defined(__METAL_VERSION__)  // where Params are constants
 // What a recorded command cannot know: where the sequence is now.
 inline void attention_follow(const KvState& state, AttentionParams& p) {
   const KvKeys keys = attention_keys(state, p);
@@ -194,6 +196,7 @@ inline void attention_follow(const KvState& state, AttentionParams& p) {
   p.split_keys =
       kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
 }
+#endif
 
 // A sequence of a batch, from numbers that may be anything. Not `valid`: its rows, as far as they
 // are rows of q, become NaN.
@@ -203,8 +206,8 @@ struct BatchSequence {
   uint64_t length;       // keys
   bool valid;
 };
-constexpr BatchSequence batch_sequence(const KvTable& table, uint64_t all_tokens, int32_t begin,
-                                       int32_t end, int32_t length) {
+constexpr BatchSequence batch_sequence(const GYRE_PARAMS KvTable& table, uint64_t all_tokens,
+                                       int32_t begin, int32_t end, int32_t length) {
   if (begin < 0 || end <= begin || static_cast<uint64_t>(begin) >= all_tokens)
     return {0, 0, 0, true};
   const auto first = static_cast<uint64_t>(begin), last = static_cast<uint64_t>(end);
@@ -215,14 +218,15 @@ constexpr BatchSequence batch_sequence(const KvTable& table, uint64_t all_tokens
 }
 
 // Where a sequence's 16-bit tail begins; a list that is absent says at its beginning.
-constexpr uint64_t batch_tail_begin(const int32_t* list, uint64_t sequence, uint64_t length) {
+template <class Int32Pointer>
+constexpr uint64_t batch_tail_begin(Int32Pointer list, uint64_t sequence, uint64_t length) {
   if (list == nullptr || list[sequence] < 0) return 0;
   const auto begin = static_cast<uint64_t>(list[sequence]);
   return begin < length ? begin : length;
 }
 
 // Few queries decode, many are a prompt, and so is what the caller marks as one.
-constexpr uint64_t kDecodePhaseRows = 16;  // (token, query head) pairs of a KV head
+GYRE_CONSTANT uint64_t kDecodePhaseRows = 16;  // (token, query head) pairs of a KV head
 constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t group, bool prompt) {
   const bool many = prompt || tokens * group > kDecodePhaseRows;
   return phase == AttentionPhase::all || many == (phase == AttentionPhase::prompt);

@@ -38,8 +38,8 @@ constexpr Int row_window(uint64_t window) {
 
 // With a KvState; a cache without one has a body alone.
 template <class Int>
-constexpr void fill_segment(RowMask<Int>& mask, KvSegment segment, const KvPlaces& places,
-                            uint64_t tail_begin) {
+constexpr void fill_segment(GYRE_THREAD RowMask<Int>& mask, KvSegment segment,
+                            const GYRE_PARAMS KvPlaces& places, uint64_t tail_begin) {
   mask.segment = segment;
   mask.sinks = static_cast<Int>(places.sinks);
   mask.tail = row_window<Int>(places.tail);
@@ -48,13 +48,13 @@ constexpr void fill_segment(RowMask<Int>& mask, KvSegment segment, const KvPlace
 
 // Number of the key that belongs to a token; negative where there are more tokens than keys.
 template <class Int>
-constexpr Int row_position(const RowMask<Int>& mask, Int token) {
+constexpr Int row_position(const GYRE_THREAD RowMask<Int>& mask, Int token) {
   return mask.length - mask.tokens + token;
 }
 
 // The oldest key that a query sees in the 16-bit tail; `next` is the key after its own.
 template <class Int>
-constexpr Int tail_boundary(const RowMask<Int>& mask, Int next) {
+constexpr Int tail_boundary(const GYRE_THREAD RowMask<Int>& mask, Int next) {
   if (mask.tail == 0) return mask.length;
   const Int newest = next - mask.tail, held = newest > mask.tail_begin ? newest : mask.tail_begin;
   return held > mask.sinks ? held : mask.sinks;
@@ -63,7 +63,8 @@ constexpr Int tail_boundary(const RowMask<Int>& mask, Int next) {
 // Keys of [first, last), 0 <= first <= last <= length, that causality, window and segment leave to
 // a token. Both bounds grow with the token. begin > end never happens, begin == end means none.
 template <class Int>
-constexpr RowBounds<Int> row_bounds(const RowMask<Int>& mask, Int token, Int first, Int last) {
+constexpr RowBounds<Int> row_bounds(const GYRE_THREAD RowMask<Int>& mask, Int token, Int first,
+                                    Int last) {
   const Int next = row_position(mask, token) + 1;
   Int begin = mask.window != 0 ? next - mask.window : Int{0};
   Int end = mask.causal ? next : mask.length;
@@ -82,8 +83,8 @@ constexpr RowBounds<Int> row_bounds(const RowMask<Int>& mask, Int token, Int fir
 
 // A tree mask has a row for each token and a column for each key of the call's own, 0: hidden.
 // Older keys have none.
-template <class Int>
-constexpr bool tree_hides(const uint8_t* row, const RowMask<Int>& mask, Int key) {
+template <class Int, class BytePointer>
+constexpr bool tree_hides(BytePointer row, const GYRE_THREAD RowMask<Int>& mask, Int key) {
   const Int column = key - row_position(mask, Int{0});
   return column >= 0 && row[column] == 0;
 }

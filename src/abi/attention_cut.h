@@ -12,7 +12,7 @@ struct AttentionCut {
   uint64_t most_pieces;
 };
 
-constexpr uint64_t attention_piece_keys(const AttentionCut& cut, uint64_t length) {
+constexpr uint64_t attention_piece_keys(const GYRE_THREAD AttentionCut& cut, uint64_t length) {
   uint64_t keys = cut.fewest_keys;
   while (length / keys >= cut.most_pieces && length > keys * cut.most_pieces) keys *= 2;
   return keys;
@@ -23,8 +23,8 @@ struct AttentionPieces {
   uint64_t keys;  // of a piece
   uint64_t first, end;
 };
-constexpr AttentionPieces attention_pieces(const AttentionCut& cut, uint64_t length, uint64_t begin,
-                                           uint64_t end_key) {
+constexpr AttentionPieces attention_pieces(const GYRE_THREAD AttentionCut& cut, uint64_t length,
+                                           uint64_t begin, uint64_t end_key) {
   const uint64_t keys = attention_piece_keys(cut, length);
   return {keys, begin / keys, begin < end_key ? (end_key + keys - 1) / keys : begin / keys};
 }

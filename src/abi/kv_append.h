@@ -34,8 +34,9 @@ struct KvAppendParams {
 
 // Where the 16-bit row of a key begins, counted from the first byte of sinks and tail; kNoNear: it
 // has none.
-constexpr uint64_t kNoNear = ~uint64_t{0};
-inline uint64_t append_near_offset(const KvPlaces& places, const KvAppendStream& s, uint64_t key,
+GYRE_CONSTANT uint64_t kNoNear = ~uint64_t{0};
+inline uint64_t append_near_offset(const GYRE_PARAMS KvPlaces& places,
+                                   const GYRE_PARAMS KvAppendStream& s, uint64_t key,
                                    uint64_t head) {
   const uint64_t row_bytes = 2 * uint64_t{s.body.head_dim};
   if (key < places.sinks) return head * s.sinks_head_stride + key * row_bytes;
@@ -44,7 +45,7 @@ inline uint64_t append_near_offset(const KvPlaces& places, const KvAppendStream&
 }
 
 // Keys of the step that a command stores: a step longer than what was recorded has no more.
-inline KvKeys append_keys(const KvAppendParams& p, const KvState& state) {
+inline KvKeys append_keys(const GYRE_PARAMS KvAppendParams& p, const GYRE_THREAD KvState& state) {
   return {state.start, kv_least(state.length, state.start + p.tokens)};
 }
 
@@ -64,7 +65,7 @@ struct AppendRun {
   }
 };
 
-inline AppendRun append_run(const KvAppendParams& p, const KvState& state) {
+inline AppendRun append_run(const GYRE_PARAMS KvAppendParams& p, const GYRE_THREAD KvState& state) {
   const KvKeys keys = append_keys(p, state);
   const uint64_t capacity = p.places.body_capacity;
   AppendRun run = {};

@@ -6,24 +6,25 @@
 namespace gyre::abi {
 
 // KvFormat values.
-constexpr uint32_t kTq2 = 16;
-constexpr uint32_t kTq3 = 17;
-constexpr uint32_t kTq4 = 18;
-constexpr uint32_t kTq5 = 19;
-constexpr uint32_t kTq6 = 20;
-constexpr uint32_t kTq8 = 21;
-constexpr uint32_t kCompat4 = 32;
-constexpr uint32_t kCompat5 = 33;
-constexpr uint32_t kCompat6 = 34;
-constexpr uint32_t kCompat8 = 35;
+GYRE_CONSTANT uint32_t kTq2 = 16;
+GYRE_CONSTANT uint32_t kTq3 = 17;
+GYRE_CONSTANT uint32_t kTq4 = 18;
+GYRE_CONSTANT uint32_t kTq5 = 19;
+GYRE_CONSTANT uint32_t kTq6 = 20;
+GYRE_CONSTANT uint32_t kTq8 = 21;
+GYRE_CONSTANT uint32_t kCompat4 = 32;
+GYRE_CONSTANT uint32_t kCompat5 = 33;
+GYRE_CONSTANT uint32_t kCompat6 = 34;
+GYRE_CONSTANT uint32_t kCompat8 = 35;
 
-constexpr uint32_t kKvMaxHeadDim = 1024;
-constexpr uint32_t kKvScaleBlock = 256;  // most coordinates under one scale
-constexpr uint32_t kKvMaxBlocks = 16;  // transform blocks of one head: at most one per power of two
-constexpr uint32_t kKvMaxScales = 16;
-constexpr uint32_t kKvTile = 8;  // tokens in a tile of V, and in a tile of scales
+GYRE_CONSTANT uint32_t kKvMaxHeadDim = 1024;
+GYRE_CONSTANT uint32_t kKvScaleBlock = 256;  // most coordinates under one scale
+GYRE_CONSTANT uint32_t kKvMaxBlocks =
+    16;  // transform blocks of one head: at most one per power of two
+GYRE_CONSTANT uint32_t kKvMaxScales = 16;
+GYRE_CONSTANT uint32_t kKvTile = 8;  // tokens in a tile of V, and in a tile of scales
 
-constexpr uint32_t kFirstNative = kTq2, kLastNative = kTq8;
+GYRE_CONSTANT uint32_t kFirstNative = kTq2, kLastNative = kTq8;
 constexpr bool kv_is_native(uint32_t format) {
   return format >= kFirstNative && format <= kLastNative;
 }
@@ -31,15 +32,15 @@ constexpr bool kv_is_compat(uint32_t format) { return format >= kCompat4 && form
 
 // Magnitudes that 2 to 4-bit codes stand for (Lloyd-Max centroids of N(0,1) as integers), in units
 // of the scale. Those of 4 bits are odd: a level is then 2 u - 107 with u of 7 bits.
-constexpr uint8_t kTq2Levels[2] = {36, 120};
-constexpr uint8_t kTq3Levels[4] = {10, 31, 55, 88};
-constexpr uint8_t kTq4Levels[8] = {5, 15, 25, 37, 49, 63, 81, 107};
+GYRE_CONSTANT uint8_t kTq2Levels[2] = {36, 120};
+GYRE_CONSTANT uint8_t kTq3Levels[4] = {10, 31, 55, 88};
+GYRE_CONSTANT uint8_t kTq4Levels[8] = {5, 15, 25, 37, 49, 63, 81, 107};
 
 // Twice the midpoints between neighbouring magnitudes: integers, so that ceil(2 |v|) > t decides
 // exactly.
-constexpr uint8_t kTq2Thresholds[1] = {156};
-constexpr uint8_t kTq3Thresholds[3] = {41, 86, 143};
-constexpr uint8_t kTq4Thresholds[7] = {20, 40, 62, 86, 112, 144, 188};
+GYRE_CONSTANT uint8_t kTq2Thresholds[1] = {156};
+GYRE_CONSTANT uint8_t kTq3Thresholds[3] = {41, 86, 143};
+GYRE_CONSTANT uint8_t kTq4Thresholds[7] = {20, 40, 62, 86, 112, 144, 188};
 
 // How the codes of a native format stand for levels. magnitudes: an index into the list above, sign
 // in the top bit. odd: the odd integer 2 code - (2^bits - 1). bytes: the byte is the integer.
@@ -125,8 +126,8 @@ constexpr uint32_t kv_zero_code(uint32_t format) {
 // A scale is 16 bits: 8 of exponent (bias 158), 8 of mantissa, no sign; all ones and a mantissa is
 // NaN. It is a float shifted right by 15 and scaled by 2^31, and reaches from 2^-165 to 2^97: f16
 // would lose 1e30 and 1e-30.
-constexpr uint16_t kKvScaleNaN = 0xFFC0;
-constexpr uint16_t kKvScaleInfinity = 0xFF00;
+GYRE_CONSTANT uint16_t kKvScaleNaN = 0xFFC0;
+GYRE_CONSTANT uint16_t kKvScaleInfinity = 0xFF00;
 
 // Power-of-two blocks of a head, largest first: 80 = 64 + 16, 576 = 512 + 64.
 struct KvBlocks {
@@ -182,10 +183,10 @@ constexpr uint32_t kv_sign_bit(uint32_t coordinate) {
   h ^= h >> 16;
   return h >> 31;
 }
-constexpr uint32_t kKvSignsVersion = 1;
+GYRE_CONSTANT uint32_t kKvSignsVersion = 1;
 
 // mlx-native's sign table for 512; its first half serves 256. Bit j, least significant first.
-constexpr uint8_t kCompatSigns[64] = {
+GYRE_CONSTANT uint8_t kCompatSigns[64] = {
     0xa7, 0x3b, 0x91, 0xf4, 0x6d, 0xc2, 0x58, 0x0e, 0xb3, 0x7f, 0x24, 0xd6, 0x89, 0x45, 0xea, 0x1c,
     0x63, 0xaf, 0xd8, 0x52, 0x97, 0x0b, 0xe1, 0x3d, 0x76, 0xc4, 0x19, 0xfe, 0x4a, 0x85, 0x2c, 0xdb,
     0xd3, 0x4e, 0xa8, 0x17, 0x9c, 0x5b, 0xe6, 0x31, 0x72, 0xb9, 0x0d, 0xf5, 0x43, 0x8a, 0x6e, 0xc7,

@@ -5,20 +5,20 @@
 
 namespace gyre::abi {
 
-constexpr float kCompat4Centroids[8] = {0.1283950f, 0.3880483f, 0.6567591f, 0.9423405f,
-                                        1.2562312f, 1.6180464f, 2.0690172f, 2.7325896f};
+GYRE_CONSTANT float kCompat4Centroids[8] = {0.1283950f, 0.3880483f, 0.6567591f, 0.9423405f,
+                                            1.2562312f, 1.6180464f, 2.0690172f, 2.7325896f};
 
-constexpr float kCompat5Centroids[16] = {
+GYRE_CONSTANT float kCompat5Centroids[16] = {
     0.0658849f, 0.1980377f, 0.3313550f, 0.4666676f, 0.6048936f, 0.7470884f, 0.8945114f, 1.0487242f,
     1.2117410f, 1.3862739f, 1.5761599f, 1.7871646f, 2.0286608f, 2.3176743f, 2.6910589f, 3.2606790f};
 
-constexpr float kCompat6Centroids[32] = {
+GYRE_CONSTANT float kCompat6Centroids[32] = {
     0.0311537f, 0.0935225f, 0.1560761f, 0.2189392f, 0.2822386f, 0.3461048f, 0.4106724f, 0.4760822f,
     0.5424819f, 0.6100285f, 0.6788902f, 0.7492492f, 0.8213046f, 0.8952766f, 0.9714118f, 1.0499889f,
     1.1313277f, 1.2157998f, 1.3038428f, 1.3959804f, 1.4928497f, 1.5952401f, 1.7041502f, 1.8208742f,
     1.9471373f, 2.0853192f, 2.2388464f, 2.4129324f, 2.6161277f, 2.8640626f, 3.1907215f, 3.6996161f};
 
-constexpr float kCompat8Centroids[128] = {
+GYRE_CONSTANT float kCompat8Centroids[128] = {
     0.0135717f, 0.0407151f, 0.0678584f, 0.0950019f, 0.1221453f, 0.1492888f, 0.1764324f, 0.2035761f,
     0.2307198f, 0.2578636f, 0.2850076f, 0.3121517f, 0.3392960f, 0.3664405f, 0.3935852f, 0.4207301f,
     0.4478753f, 0.4750208f, 0.5021667f, 0.5293129f, 0.5564596f, 0.5836067f, 0.6107544f, 0.6379027f,
@@ -39,20 +39,20 @@ constexpr float kCompat8Centroids[128] = {
 // Where codes change: the positive halves, as mlx-native prints them; 0 is between the middle two.
 // At 5, 6 and 8 bits they are the midpoints of levels before these were rounded, at 4 bits of the
 // printed levels.
-constexpr float kCompat4Midpoints[7] = {0.2582217f, 0.5224037f, 0.7995498f, 1.0992859f,
-                                        1.4371388f, 1.8435318f, 2.4008034f};
+GYRE_CONSTANT float kCompat4Midpoints[7] = {0.2582217f, 0.5224037f, 0.7995498f, 1.0992859f,
+                                            1.4371388f, 1.8435318f, 2.4008034f};
 
-constexpr float kCompat5Midpoints[15] = {
+GYRE_CONSTANT float kCompat5Midpoints[15] = {
     0.1319613f, 0.2646964f, 0.3990113f, 0.5357806f, 0.6759910f, 0.8207999f, 0.9716178f, 1.1302326f,
     1.2990074f, 1.4812169f, 1.6816622f, 1.9079127f, 2.1731675f, 2.5043666f, 2.9758689f};
 
-constexpr float kCompat6Midpoints[31] = {
+GYRE_CONSTANT float kCompat6Midpoints[31] = {
     0.0623381f, 0.1247993f, 0.1875076f, 0.2505889f, 0.3141717f, 0.3783886f, 0.4433773f, 0.5092820f,
     0.5762552f, 0.6444593f, 0.7140697f, 0.7852769f, 0.8582906f, 0.9333442f, 1.0107003f, 1.0906583f,
     1.1735638f, 1.2598213f, 1.3499116f, 1.4444151f, 1.5440449f, 1.6496952f, 1.7625122f, 1.8840057f,
     2.0162282f, 2.1620828f, 2.3258894f, 2.5145300f, 2.7400952f, 3.0273920f, 3.4451688f};
 
-constexpr float kCompat8Midpoints[127] = {
+GYRE_CONSTANT float kCompat8Midpoints[127] = {
     0.0271434f, 0.0542868f, 0.0814302f, 0.1085736f, 0.1357171f, 0.1628606f, 0.1900042f, 0.2171479f,
     0.2442917f, 0.2714356f, 0.2985797f, 0.3257239f, 0.3528683f, 0.3800128f, 0.4071577f, 0.4343027f,
     0.4614481f, 0.4885937f, 0.5157398f, 0.5428862f, 0.5700331f, 0.5971806f, 0.6243286f, 0.6514772f,

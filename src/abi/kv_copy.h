@@ -29,7 +29,7 @@ struct KvCopyParams {
 };
 
 // A ring wraps at most once per call, a linear cache never: no division per token.
-inline uint64_t kv_copy_slot(const KvCopyParams& params, uint64_t token) {
+inline uint64_t kv_copy_slot(const GYRE_PARAMS KvCopyParams& params, uint64_t token) {
   const uint64_t slot = params.first_slot + token;
   return slot < params.capacity ? slot : slot - params.capacity;
 }

@@ -6,8 +6,8 @@
 
 namespace gyre::abi {
 
-constexpr uint32_t kKvMostGains = 8;
-constexpr uint32_t kKvMostCodedDim = kKvScaleBlock;
+GYRE_CONSTANT uint32_t kKvMostGains = 8;
+GYRE_CONSTANT uint32_t kKvMostCodedDim = kKvScaleBlock;
 
 // Head dims that coded rows have: one transform, one scale.
 constexpr bool kv_takes_coding(uint64_t head_dim) {

@@ -15,7 +15,7 @@ struct KvState {
 // body, and those from max(state.tail_begin, sinks) on also in the tail's ring if there is one.
 // Which of the two a query reads is its own affair: see tail_boundary.
 using KvSegment = uint32_t;
-constexpr KvSegment kSegmentBody = 0, kSegmentSinks = 1, kSegmentTail = 2;
+GYRE_CONSTANT KvSegment kSegmentBody = 0, kSegmentSinks = 1, kSegmentTail = 2;
 
 struct KvPlaces {
   uint64_t sinks;
@@ -32,7 +32,8 @@ inline uint64_t kv_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 inline uint64_t kv_most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // Keys that a segment holds.
-inline KvKeys kv_segment_keys(KvSegment segment, const KvPlaces& places, const KvState& state) {
+inline KvKeys kv_segment_keys(KvSegment segment, const GYRE_PARAMS KvPlaces& places,
+                              const GYRE_THREAD KvState& state) {
   const uint64_t sinks = kv_least(places.sinks, state.length);
   if (segment == kSegmentSinks) return {0, sinks};
   if (segment == kSegmentBody) return {sinks, state.length};

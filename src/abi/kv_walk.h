@@ -28,8 +28,8 @@ struct KvRun {
 // is slot p % 8 of tile p / 8. Part a goes up to the ring's end, part b from its beginning.
 template <class UInt>
 struct KvWalk {
-  static constexpr UInt kTile = kKvTile;
-  static constexpr UInt kNoKey = ~UInt{0};
+  static GYRE_CONSTANT UInt kTile = kKvTile;
+  static GYRE_CONSTANT UInt kNoKey = ~UInt{0};
 
   UInt first_tile, tiles_a, tiles;
   UInt skip, end_a, end_b;  // positions with keys are [skip, end_a) and [8 tiles_a, end_b)
@@ -108,7 +108,7 @@ struct KvWalkAsIs {
 // each field before others are computed from it: a kernel may keep them in registers that way.
 template <class UInt, class Pin = KvWalkAsIs>
 constexpr KvWalk<UInt> kv_walk(UInt capacity, UInt slot, UInt count, UInt chunk_keys,
-                               const Pin& pin = {}) {
+                               const GYRE_THREAD Pin& pin = {}) {
   constexpr UInt kTile = kKvTile;
   KvWalk<UInt> w = {};
   const UInt count_a = count < capacity - slot ? count : capacity - slot;

@@ -14,10 +14,10 @@ struct RopeSpec {
   uint8_t unused[4];
 };
 
-constexpr uint32_t kRopeTurns = 0;    // frequencies are u64 fractions of a turn
-constexpr uint32_t kRopeRadians = 1;  // f32 radians
+GYRE_CONSTANT uint32_t kRopeTurns = 0;    // frequencies are u64 fractions of a turn
+GYRE_CONSTANT uint32_t kRopeRadians = 1;  // f32 radians
 
-constexpr uint32_t kRopeNoDtype = 0xFF;
+GYRE_CONSTANT uint32_t kRopeNoDtype = 0xFF;
 
 // Strides in bytes.
 struct RopeStream {
@@ -49,13 +49,13 @@ struct RopeParams {
   RopeStream stream[2];
 };
 
-constexpr uint64_t kRopeMaxHeadDim = 2048;
-constexpr uint64_t kRopeMaxPairs = kRopeMaxHeadDim / 2;
+GYRE_CONSTANT uint64_t kRopeMaxHeadDim = 2048;
+GYRE_CONSTANT uint64_t kRopeMaxPairs = kRopeMaxHeadDim / 2;
 
 // Position axis of pair p (the axes of mlx-native, and of the engines whose modes RopeMode
 // numbers).
-inline uint32_t rope_axis(const RopeParams& params, uint32_t pair) {
-  const uint32_t* s = params.sections;
+inline uint32_t rope_axis(const GYRE_PARAMS RopeParams& params, uint32_t pair) {
+  const GYRE_PARAMS uint32_t* s = params.sections;
   if (params.mode == 0) return 0;
   if (params.mode == 2) return pair < params.block_pairs ? 0 : 1;
   if (params.mode == 24) {

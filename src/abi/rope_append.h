@@ -29,7 +29,7 @@ struct RopeAppendParams {
 };
 
 // A few tokens are too little work for a worker to each tile: rows are.
-constexpr uint64_t kRopeFewTokens = 32, kRopeFewHeadDim = 256;
+GYRE_CONSTANT uint64_t kRopeFewTokens = 32, kRopeFewHeadDim = 256;
 constexpr bool is_few_rows(uint64_t tokens, uint64_t k_dim, uint64_t v_dim) {
   return tokens <= kRopeFewTokens && k_dim <= kRopeFewHeadDim && v_dim <= kRopeFewHeadDim;
 }

@@ -1,5 +1,17 @@
 #pragma once
-// Plain data shared by the host and every device compiler. NVRTC has no <cstdint>.
+// Plain data shared by the host and every device compiler. NVRTC has no <cstdint>, Metal has the
+// names built in. Metal also wants to know where constants are and what references refer to: a
+// command's Params (GYRE_PARAMS), or values that the calling thread has (GYRE_THREAD).
+#if defined(__METAL_VERSION__)
+#define GYRE_CONSTANT constant constexpr
+#define GYRE_PARAMS constant
+#define GYRE_THREAD thread
+#else
+#define GYRE_CONSTANT constexpr
+#define GYRE_PARAMS
+#define GYRE_THREAD
+#endif
+
 #if defined(__CUDACC_RTC__)
 using int8_t = signed char;
 using uint8_t = unsigned char;
@@ -8,6 +20,6 @@ using int32_t = int;
 using uint32_t = unsigned int;
 using int64_t = long long;
 using uint64_t = unsigned long long;
-#else
+#elif !defined(__METAL_VERSION__)
 #include <cstdint>
 #endif

@@ -10,7 +10,7 @@ struct WordsWriteSpec {
 };
 
 // With the arguments' addresses less than the 4 KiB that a CUDA kernel takes by value.
-constexpr uint32_t kWordsWriteMost = 980;
+GYRE_CONSTANT uint32_t kWordsWriteMost = 980;
 
 // Pairs {first word in the tensor, first word of data} of the runs lie in front, data from the back
 // on: word i of the data is buffer[kWordsWriteMost - 1 - i].
@@ -21,7 +21,7 @@ struct WordsWriteParams {
 };
 
 // Where word i of the data goes; its run is the last that begins at i or before.
-constexpr uint32_t words_write_place(const WordsWriteParams& p, uint32_t i) {
+constexpr uint32_t words_write_place(const GYRE_PARAMS WordsWriteParams& p, uint32_t i) {
   uint32_t low = 0, high = p.runs;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
@@ -31,7 +31,7 @@ constexpr uint32_t words_write_place(const WordsWriteParams& p, uint32_t i) {
       high = middle;
     }
   }
-  const uint32_t* const run = p.buffer + 2 * uint64_t{low};
+  const GYRE_PARAMS uint32_t* const run = p.buffer + 2 * uint64_t{low};
   return run[0] + (i - run[1]);
 }
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "attention_host_device.h"
-#include "guarded.h"
+#include "fibers/guarded.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
@@ -90,7 +90,7 @@ Tensor at_a_guard(const Device& d, const Tensor& t) {
   constexpr size_t kAlignment = 128;
   if (!t.defined()) return t;
   const Bytes bytes = read_bytes(t);
-  const auto memory = std::make_shared<cuda_host::Guarded>();
+  const auto memory = std::make_shared<fibers::Guarded>();
   memory->resize((bytes.size() + kAlignment - 1) / kAlignment * kAlignment);
   unsigned char* const first = memory->end() - bytes.size();
   std::memcpy(first, bytes.data(), bytes.size());

@@ -87,7 +87,7 @@ void leave_early(float* out) {
 
 TEST(ClusterHost, ThreadsThatHaveEndedAreNotWaitedFor) {
   std::vector<float> out(8 * kThreads, -1.0f);
-  cuda_host::launch_clusters(8, kCluster, kThreads, kThreads * sizeof(float), leave_early,
+  cuda_host::launch_clusters(dim3(8), kCluster, kThreads, kThreads * sizeof(float), leave_early,
                              out.data());
   for (uint32_t block = 0; block < 8; ++block) {
     const uint32_t rank = block % kCluster, next = (rank + 1) % kCluster;
@@ -115,7 +115,7 @@ void read_vectors(float* out) {
 
 TEST(ClusterHost, ReadsVectors) {
   std::vector<float> out(4 * 6, -1.0f);
-  cuda_host::launch_clusters(4, 2, 1, 2 * sizeof(float4), read_vectors, out.data());
+  cuda_host::launch_clusters(dim3(4), 2, 1, 2 * sizeof(float4), read_vectors, out.data());
   for (uint32_t block = 0; block < 4; ++block) {
     const auto number = static_cast<float>(block ^ 1);
     const std::vector<float> expected = {number,         number + 0.25f, number + 0.5f,
@@ -145,7 +145,7 @@ void push_to_the_next(float* out) {
 
 TEST(ClusterHost, BlocksWaitForWhatIsPushed) {
   std::vector<float> out(8 * kWarpThreads, -1.0f);
-  cuda_host::launch_clusters(8, kCluster, kWarpThreads, 2 * kWarpThreads * sizeof(float) + 8,
+  cuda_host::launch_clusters(dim3(8), kCluster, kWarpThreads, 2 * kWarpThreads * sizeof(float) + 8,
                              push_to_the_next, out.data());
   for (uint32_t block = 0; block < 8; ++block) {
     for (uint32_t thread = 0; thread < kWarpThreads; ++thread) {
@@ -164,14 +164,14 @@ void describe(uint32_t* out) {
 
 TEST(ClusterHost, APlainLaunchHasClustersOfOne) {
   std::vector<uint32_t> out(2 * 3, 9);
-  cuda_host::launch(3, 1, 0, describe, out.data());
+  cuda_host::launch(dim3(3), 1, 0, describe, out.data());
   EXPECT_EQ(out, (std::vector<uint32_t>{0, 1, 0, 1, 0, 1}));
 }
 
 TEST(ClusterHost, RefusesAGridThatIsNotAMultiple) {
   std::vector<uint32_t> out(2 * 8, 9);
-  EXPECT_THROW(cuda_host::launch_clusters(6, 4, 1, 0, describe, out.data()), std::invalid_argument);
-  EXPECT_THROW(cuda_host::launch_clusters(6, 0, 1, 0, describe, out.data()), std::invalid_argument);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(6), 4, 1, 0, describe, out.data()), std::invalid_argument);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(6), 0, 1, 0, describe, out.data()), std::invalid_argument);
   EXPECT_EQ(out, std::vector<uint32_t>(2 * 8, 9));
 }
 
@@ -188,10 +188,10 @@ void read_after_the_end() {
 
 TEST(ClusterHost, RefusesWhatIsNotThere) {
   const size_t bytes = 2 * sizeof(float);
-  EXPECT_NO_THROW(cuda_host::launch_clusters(2, 2, 1, bytes, read_place, 1u, 1u));
-  EXPECT_THROW(cuda_host::launch_clusters(2, 2, 1, bytes, read_place, 2u, 1u), std::out_of_range);
-  EXPECT_THROW(cuda_host::launch_clusters(2, 2, 1, bytes, read_place, 1u, 2u), std::out_of_range);
-  EXPECT_THROW(cuda_host::launch_clusters(2, 2, 1, bytes, read_after_the_end), std::out_of_range);
+  EXPECT_NO_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 1u, 1u));
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 2u, 1u), std::out_of_range);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 1u, 2u), std::out_of_range);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_after_the_end), std::out_of_range);
 }
 
 }  // namespace

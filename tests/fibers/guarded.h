@@ -6,7 +6,7 @@
 #include <memory>
 #include <new>
 
-namespace gyre::cuda_host {
+namespace gyre::fibers {
 
 // Shared memory of a block, or a tensor. What lies behind its end cannot be read.
 class Guarded {
@@ -31,4 +31,4 @@ class Guarded {
   size_t size_ = 0;
 };
 
-}  // namespace gyre::cuda_host
+}  // namespace gyre::fibers

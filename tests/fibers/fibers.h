@@ -1,0 +1,285 @@
+#pragma once
+// Runs kernels' text on the host, a fiber for each thread of a block: slow, but exact about what
+// synchronises with what, so that kernels' logic is tested where there is no GPU. A warp runs until
+// it waits for others: what it must not do before them shows. The blocks of a cluster run at the
+// same time, clusters one after another; every lane of a warp must take part in its shuffles.
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fibers/guarded.h"
+
+namespace gyre::fibers {
+
+struct Index {
+  unsigned int x = 0, y = 0, z = 0;
+};
+
+inline Index thread_index, block_index;  // of the running thread
+inline Index grid_size, block_size;      // of the launch
+
+constexpr unsigned int kWarp = 32;
+
+struct Barrier {
+  unsigned int waiting = 0, alive = 0;
+  uint64_t generation = 0;
+};
+
+// On its way to shared memory.
+struct Copy {
+  unsigned char* to;
+  const void* from;  // null: zeros
+  size_t bytes;
+};
+
+// A context starts a fiber; from then on jumps switch, which cost no system call.
+struct Fiber {
+  ucontext_t context{};
+  jmp_buf at{};
+  bool started = false;
+  unsigned int thread = 0;
+  bool done = false, pdl_waited = false;
+  std::vector<std::vector<Copy>> copies = {{}};  // groups; the last one is still open
+};
+
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<Barrier> warps, groups;             // groups: of warps
+  std::vector<uint64_t> exchange;                 // a lane's value, while its warp shuffles
+  std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
+  Guarded shared;
+  Barrier all;
+  Index index;
+  Fiber* running = nullptr;
+};
+
+struct Cluster {
+  std::vector<Block> blocks;
+  Barrier all;
+  uint64_t passed = 0;  // barriers, by threads
+  jmp_buf scheduler{};
+  std::function<void()> body;
+  std::string error;
+};
+
+inline Cluster* cluster = nullptr;
+inline Block* block = nullptr;                       // of the cluster, that of the running thread
+inline std::vector<std::unique_ptr<char[]>> stacks;  // one a thread, kept from cluster to cluster
+
+inline void yield() {
+  if (_setjmp(block->running->at) == 0) _longjmp(cluster->scheduler, 1);
+}
+
+[[gnu::noinline]] inline void resume(Fiber& fiber) {
+  if (_setjmp(cluster->scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.at, 1);
+  fiber.started = true;
+  setcontext(&fiber.context);
+}
+
+// The launch throws: an exception of the fiber's own would have no handler.
+[[noreturn]] inline void fail(std::string&& error) {
+  cluster->error = std::move(error);
+  _longjmp(cluster->scheduler, 1);
+}
+
+inline void require_pdl_wait() {
+  if (!block->running->pdl_waited)
+    fail("memory of others was used before the kernel ahead had ended");
+}
+
+inline void release_if_full(Barrier& barrier) {
+  if (barrier.waiting == 0 || barrier.waiting != barrier.alive) return;
+  barrier.waiting = 0;
+  ++barrier.generation;
+}
+
+inline void wait(Barrier& barrier) {
+  const uint64_t generation = barrier.generation;
+  ++barrier.waiting;
+  release_if_full(barrier);
+  while (barrier.generation == generation) yield();
+  ++cluster->passed;
+}
+
+// As on the device, also those that have ended are waited for.
+inline void wait_for_warps(unsigned int group, unsigned int count) {
+  Barrier& barrier = block->groups[group];
+  barrier.alive = count * kWarp;
+  wait(barrier);
+}
+
+inline unsigned int lane() { return block->running->thread % kWarp; }
+inline Barrier& warp() { return block->warps[block->running->thread / kWarp]; }
+
+inline uint64_t exchanged(uint64_t value, unsigned int source) {
+  uint64_t* const slots = &block->exchange[block->running->thread / kWarp * kWarp];
+  slots[lane()] = value;
+  wait(warp());
+  const uint64_t got = slots[source % kWarp];
+  wait(warp());
+  return got;
+}
+
+template <class T>
+T shuffle(T value, unsigned int source) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = exchanged(bits, source);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+inline void run_fiber() {
+  Fiber& fiber = *block->running;
+  cluster->body();
+  if (!fiber.pdl_waited) fail("a thread ended that did not wait for the kernel ahead");
+  fiber.done = true;
+  for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
+    --barrier->alive;
+    release_if_full(*barrier);
+  }
+  yield();
+}
+
+// `stack` is the first of those for the block's threads.
+inline void prepare(Block& b, unsigned int threads, size_t stack) {
+  constexpr size_t kStack = 256 << 10;
+  std::fill(b.shared.begin(), b.shared.end(), 0xAB);  // what nobody wrote shows
+  b.fibers = std::vector<Fiber>(threads);
+  b.warps.assign((threads + kWarp - 1) / kWarp, {});
+  b.groups.assign(b.warps.size(), {});
+  b.exchange.assign(b.warps.size() * kWarp, 0);
+  b.operands.assign(b.warps.size() * kWarp, {});
+  b.all = {0, threads, 0};
+  for (unsigned int i = 0; i < threads; ++i, ++stack) {
+    Fiber& fiber = b.fibers[i];
+    fiber.thread = i;
+    if (stacks.size() <= stack) stacks.push_back(std::make_unique_for_overwrite<char[]>(kStack));
+    ++b.warps[i / kWarp].alive;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = stacks[stack].get();
+    fiber.context.uc_stack.ss_size = kStack;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+}
+
+inline void run(Block& b, Fiber& fiber) {
+  block = &b;
+  b.running = &fiber;
+  block_index = b.index;
+  thread_index = {fiber.thread, 0, 0};
+  resume(fiber);
+  if (cluster->error.empty()) return;
+  stacks.clear();  // fibers that were left in the middle of something lie there
+  throw std::out_of_range(cluster->error);
+}
+
+// Until its threads have ended or wait for other warps. False: they had ended before.
+inline bool run_warp(Block& b, size_t warp) {
+  const size_t end = std::min(b.fibers.size(), (warp + 1) * kWarp);
+  bool busy = false;
+  for (uint64_t passed = ~uint64_t{0}; passed != cluster->passed;) {
+    passed = cluster->passed;
+    for (size_t i = warp * kWarp; i < end; ++i) {
+      if (b.fibers[i].done) continue;
+      busy = true;
+      run(b, b.fibers[i]);
+    }
+  }
+  return busy;
+}
+
+// The cluster whose first block is `first`.
+inline void run_cluster(const Index& first, unsigned int threads) {
+  const auto size = static_cast<unsigned int>(cluster->blocks.size());
+  cluster->all = {0, size * threads, 0};
+  for (unsigned int rank = 0; rank < size; ++rank) {
+    Block& b = cluster->blocks[rank];
+    b.index = {first.x + rank, first.y, first.z};
+    prepare(b, threads, size_t{rank} * threads);
+  }
+  for (bool busy = true; busy;) {
+    busy = false;
+    for (Block& b : cluster->blocks) {
+      for (size_t warp = 0; warp < b.warps.size(); ++warp) busy = run_warp(b, warp) || busy;
+    }
+  }
+}
+
+// kernel<<<grid, threads, shared_bytes>>>(arguments...) in clusters of `size` blocks along x
+template <class Kernel, class... Arguments>
+void launch_clusters(const Index& grid, unsigned int size, unsigned int threads,
+                     size_t shared_bytes, const Kernel& kernel, const Arguments&... arguments) {
+  if (size == 0 || grid.x % size != 0) {
+    throw std::invalid_argument("launch_clusters: grid.x " + std::to_string(grid.x) +
+                                " is not a multiple of the cluster's size " + std::to_string(size));
+  }
+  Cluster made;
+  made.blocks.resize(size);
+  for (Block& b : made.blocks) b.shared.resize(shared_bytes);
+  made.body = [&] { kernel(arguments...); };
+  cluster = &made;
+  grid_size = grid;
+  block_size = {threads, 1, 1};
+  // Not as a device would: what blocks that differ in y or z must not share shows.
+  for (unsigned int x = 0; x < grid.x; x += size) {
+    for (unsigned int y = 0; y < grid.y; ++y) {
+      for (unsigned int z = 0; z < grid.z; ++z) run_cluster({x, y, z}, threads);
+    }
+  }
+  cluster = nullptr;
+  block = nullptr;
+}
+// kernel<<<grid, threads, shared_bytes>>>(arguments...)
+template <class Kernel, class... Arguments>
+void launch(const Index& grid, unsigned int threads, size_t shared_bytes, const Kernel& kernel,
+            const Arguments&... arguments) {
+  launch_clusters(grid, 1, threads, shared_bytes, kernel, arguments...);
+}
+
+// 128-byte aligned, as the device's version.
+inline unsigned char* dynamic_shared(Block& of) { return of.shared.data(); }
+inline unsigned char* dynamic_shared() { return dynamic_shared(*block); }
+inline uint32_t dynamic_shared_bytes() { return static_cast<uint32_t>(block->shared.size()); }
+
+inline uint32_t cluster_size() { return static_cast<uint32_t>(cluster->blocks.size()); }
+inline uint32_t cluster_rank() { return block_index.x % cluster_size(); }
+inline void cluster_wait() { wait(cluster->all); }
+// What block `rank` has where this block has `mine`. A block that has ended has nothing any more:
+// on a device its shared memory may be another's by then.
+inline void* cluster_pointer(const void* mine, uint32_t rank) {
+  const uintptr_t offset =
+      reinterpret_cast<uintptr_t>(mine) - reinterpret_cast<uintptr_t>(dynamic_shared());
+  if (offset >= dynamic_shared_bytes())
+    fail("cluster_pointer: not in this block's dynamic shared memory");
+  if (rank >= cluster_size() || cluster->blocks[rank].all.alive == 0) {
+    fail("cluster_pointer: block " + std::to_string(rank) + " of " +
+         std::to_string(cluster_size()) + " is not running");
+  }
+  return dynamic_shared(cluster->blocks[rank]) + offset;
+}
+
+// Every lane puts down its operands, then each computes from those of all.
+template <class Compute>
+void with_operands(const std::array<uint64_t, 8>& mine, const Compute& compute) {
+  std::array<uint64_t, 8>* const lanes = &block->operands[block->running->thread / kWarp * kWarp];
+  lanes[lane()] = mine;
+  wait(warp());
+  compute(lanes);
+  wait(warp());
+}
+
+}  // namespace gyre::fibers

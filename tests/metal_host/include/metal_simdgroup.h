@@ -1,0 +1,134 @@
+#pragma once
+// What the threads of a simdgroup and of a thread group do together.
+
+namespace metal {
+
+inline void threadgroup_barrier(mem_flags /*flags*/) {
+  gyre::fibers::wait(gyre::fibers::block->all);
+}
+inline void simdgroup_barrier(mem_flags /*flags*/) { gyre::fibers::wait(gyre::fibers::warp()); }
+
+template <class T>
+T simd_shuffle(T value, ushort lane) {
+  return gyre::fibers::shuffle(value, lane);
+}
+template <class T>
+T simd_broadcast(T value, ushort lane) {
+  return gyre::fibers::shuffle(value, lane);
+}
+template <class T>
+T simd_shuffle_xor(T value, ushort mask) {
+  return gyre::fibers::shuffle(value, gyre::fibers::lane() ^ mask);
+}
+// Lanes beyond the end keep what they have; Metal leaves it open.
+template <class T>
+T simd_shuffle_down(T value, ushort delta) {
+  const uint from = gyre::fibers::lane() + delta;
+  return gyre::fibers::shuffle(value, from < gyre::fibers::kWarp ? from : gyre::fibers::lane());
+}
+template <class T>
+T simd_shuffle_up(T value, ushort delta) {
+  const uint lane = gyre::fibers::lane();
+  return gyre::fibers::shuffle(value, lane >= delta ? lane - delta : lane);
+}
+template <class T>
+T simd_sum(T value) {
+  for (ushort step = 16; step != 0; step /= 2) value = value + simd_shuffle_xor(value, step);
+  return value;
+}
+template <class T>
+T simd_max(T value) {
+  for (ushort step = 16; step != 0; step /= 2) value = max(value, simd_shuffle_xor(value, step));
+  return value;
+}
+template <class T>
+T simd_min(T value) {
+  for (ushort step = 16; step != 0; step /= 2) value = min(value, simd_shuffle_xor(value, step));
+  return value;
+}
+inline bool simd_any(bool value) { return simd_max<uint>(value ? 1 : 0) != 0; }
+inline bool simd_all(bool value) { return simd_min<uint>(value ? 1 : 0) != 0; }
+
+// 8 x 8 values, two of a row with each lane; which ones is Metal's affair, so that the text must
+// not know.
+template <class T>
+struct simdgroup_matrix8x8 {
+  T values[2] = {};
+
+  static uint row() { return gyre::fibers::lane() % 8; }
+  static uint column(uint i) { return gyre::fibers::lane() / 8 * 2 + i; }
+};
+using simdgroup_float8x8 = simdgroup_matrix8x8<float>;
+using simdgroup_half8x8 = simdgroup_matrix8x8<half>;
+
+template <class T, int kRows, int kColumns>
+simdgroup_matrix8x8<T> make_filled_simdgroup_matrix(T value) {
+  static_assert(kRows == 8 && kColumns == 8);
+  return {{value, value}};
+}
+template <class T, class Pointer>
+void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride) {
+  simdgroup_barrier(mem_flags::mem_none);
+  for (uint i = 0; i < 2; ++i) m.values[i] = from[m.row() * stride + m.column(i)];
+}
+template <class T, class Pointer>
+void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride, ulong2 /*origin*/,
+                    bool transpose) {
+  simdgroup_barrier(mem_flags::mem_none);
+  for (uint i = 0; i < 2; ++i) {
+    m.values[i] =
+        transpose ? from[m.column(i) * stride + m.row()] : from[m.row() * stride + m.column(i)];
+  }
+}
+template <class T, class Pointer>
+void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride) {
+  for (uint i = 0; i < 2; ++i) to[m.row() * stride + m.column(i)] = m.values[i];
+  simdgroup_barrier(mem_flags::mem_none);
+}
+// Every lane puts down its values, then each computes its own sums in order.
+template <class T>
+void simdgroup_multiply_accumulate(thread simdgroup_float8x8& d, thread simdgroup_matrix8x8<T>& a,
+                                   thread simdgroup_matrix8x8<T>& b, thread simdgroup_float8x8& c) {
+  const auto word = [](T x, T y) {
+    return uint64_t{std::bit_cast<uint32_t>(float(x))} | uint64_t{std::bit_cast<uint32_t>(float(y))}
+                                                             << 32;
+  };
+  const auto value = [](uint64_t words, uint i) {
+    return std::bit_cast<float>(static_cast<uint32_t>(words >> (32 * i)));
+  };
+  gyre::fibers::with_operands({word(a.values[0], a.values[1]), word(b.values[0], b.values[1])},
+                              [&](const auto* lanes) {
+                                for (uint i = 0; i < 2; ++i) {
+                                  float sum = c.values[i];
+                                  for (uint k = 0; k < 8; ++k) {
+                                    const float x = value(lanes[k / 2 * 8 + a.row()][0], k % 2);
+                                    const uint column = b.column(i);
+                                    const float y = value(lanes[column / 2 * 8 + k][1], column % 2);
+                                    sum = std::fma(x, y, sum);
+                                  }
+                                  d.values[i] = sum;
+                                }
+                              });
+}
+
+// One thread runs at a time.
+enum memory_order { memory_order_relaxed };
+struct atomic_uint {
+  uint value;
+};
+template <class Pointer>
+uint atomic_fetch_add_explicit(Pointer object, uint value, memory_order /*order*/) {
+  const uint before = object->value;
+  object->value += value;
+  return before;
+}
+template <class Pointer>
+void atomic_store_explicit(Pointer object, uint value, memory_order /*order*/) {
+  object->value = value;
+}
+template <class Pointer>
+uint atomic_load_explicit(Pointer object, memory_order /*order*/) {
+  return object->value;
+}
+
+}  // namespace metal

@@ -1,0 +1,5 @@
+#include "metal/kernels/bytes_copy.metal"
+
+#include "metal_host/metal_host.h"
+
+GYRE_METAL_KERNEL(bytes_copy)
