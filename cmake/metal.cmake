@@ -1,6 +1,7 @@
 # The Metal backend. All but driver_apple.cpp is built everywhere; its kernels travel as text.
 target_sources(gyre PRIVATE
   src/metal/buffers.cpp
+  src/metal/copies.cpp
   src/metal/device.cpp
   src/metal/driver.cpp
   src/metal/library.cpp

@@ -15,10 +15,11 @@ struct PipelineState;
 struct Queue;
 struct Commands;
 
-constexpr uint32_t kMaxBindings = 16;        // arguments of a kernel
-constexpr uint32_t kParamsIndex = 0;         // [[buffer(0)]]: Params, as bytes
-constexpr uint32_t kFirstBindingIndex = 1;   // [[buffer(1 + i)]]: argument i
-constexpr uint32_t kPresentIndex = 17;       // [[buffer(17)]]: bit i: argument i is there
+constexpr uint32_t kMaxBindings = 16;       // arguments of a kernel
+constexpr uint32_t kParamsIndex = 0;        // [[buffer(0)]]: Params, as bytes
+constexpr uint32_t kFirstBindingIndex = 1;  // [[buffer(1 + i)]]: argument i
+// [[buffer(17)]]: bit i: argument i is there; bit 16 + i: it begins at a multiple of 16.
+constexpr uint32_t kArgumentsIndex = 17;
 constexpr uint32_t kMostParamsBytes = 4096;  // that setBytes takes
 constexpr uint32_t kThreadgroupUnit = 16;    // threadgroup memory comes in multiples of it
 
@@ -52,7 +53,7 @@ struct Dispatch {
   uint32_t params_bytes = 0;
   std::array<Binding, kMaxBindings> bindings{};
   uint32_t binding_count = 0;
-  uint32_t present = 0;
+  uint32_t arguments = 0;          // [[buffer(17)]]
   uint32_t grid[3] = {1, 1, 1};    // threadgroups
   uint32_t threads = 0;            // of each
   uint32_t threadgroup_bytes = 0;  // [[threadgroup(0)]]

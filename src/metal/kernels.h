@@ -7,6 +7,12 @@
 
 namespace gyre::metal {
 
+Launch launch_kv_copy(const void* params, uint64_t spec);
+Launch launch_kv_extend(const void* params, uint64_t spec);
+Launch launch_bytes_copy(const void* params, uint64_t spec);
+Launch launch_words_write(const void* params, uint64_t spec);
+Launch launch_kv_page_copy(const void* params, uint64_t spec);
+
 std::span<const MetalKernel> kernel_table();
 
 }  // namespace gyre::metal

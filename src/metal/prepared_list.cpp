@@ -36,7 +36,8 @@ Dispatch dispatch_of(const CommandList& list, const Command& command, const Laun
   made.binding_count = kernel.arg_count;
   for (uint32_t i = 0; i < kernel.arg_count; ++i) {
     made.bindings[i] = args[i] != 0 ? addresses.find(args[i]) : Binding{nothing, 0};
-    if (args[i] != 0) made.present |= 1u << i;
+    if (args[i] != 0) made.arguments |= 1u << i;
+    if (args[i] % 16 == 0) made.arguments |= 1u << (16 + i);
   }
   for (int d = 0; d < 3; ++d) made.grid[d] = launch.grid[d];
   made.threads = launch.threads;
