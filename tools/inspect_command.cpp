@@ -52,6 +52,7 @@ void print_json(const KvSnapshotInfo& info) {
   json["length"] = info.length;
   json["tail_begin"] = info.tail_begin;
   json["peak"] = info.peak;
+  json["coding"] = info.coding;
   json["layers"] = nlohmann::ordered_json::array();
   for (uint64_t i = 0; i < options.layers.size(); ++i) json["layers"].push_back(to_json(info, i));
   json["sections"] = nlohmann::ordered_json::array();
@@ -118,7 +119,9 @@ void print_text(const KvSnapshotInfo& info) {
   std::cout << "\nversion " << info.version << ", " << options.layers.size() << " layers, kv_heads "
             << options.kv_heads << ", head_dim " << options.head_dim << " (V " << options.v_head_dim
             << "), capacity " << options.capacity << "\nlength " << info.length << ", tail from "
-            << info.tail_begin << ", peak " << info.peak << "\n"
+            << info.tail_begin << ", peak " << info.peak << ", "
+            << (info.coding != 0 ? "calibration " + std::to_string(info.coding) : "no calibration")
+            << "\n"
             << info.sections.size() << " sections with " << human_bytes(sum) << " in a file of "
             << human_bytes(info.file_bytes) << ", every checksum right\n";
 }

@@ -67,7 +67,9 @@ void bind_info(nb::module_& module) {
       .def_ro("used_nbytes", &KvPoolInfo::used_bytes, "of pages that sequences hold")
       .def_ro("sequences", &KvPoolInfo::sequences)
       .def_ro("prefixes", &KvPoolInfo::prefixes, "pages of tokens that the prefix index knows")
-      .def_ro("evictions", &KvPoolInfo::evictions, "pages taken from the prefix index so far");
+      .def_ro("evictions", &KvPoolInfo::evictions, "pages taken from the prefix index so far")
+      .def_ro("coding", &KvPoolInfo::coding,
+              "which calibration its pages are written with; 0: none");
 }
 
 void bind_sequence(nb::module_& module) {

@@ -33,6 +33,8 @@ void bind_kv_snapshot(nb::module_& module) {
       .def_ro("length", &KvSnapshotInfo::length, "tokens")
       .def_ro("sections", &KvSnapshotInfo::sections)
       .def_ro("file_bytes", &KvSnapshotInfo::file_bytes)
+      .def_ro("coding", &KvSnapshotInfo::coding,
+              "which calibration the rows were written with; 0: none")
       .def_prop_ro("kv_heads", [](const KvSnapshotInfo& info) { return info.options.kv_heads; })
       .def_prop_ro("head_dim", [](const KvSnapshotInfo& info) { return info.options.head_dim; })
       .def_prop_ro("v_head_dim", [](const KvSnapshotInfo& info) { return info.options.v_head_dim; })
@@ -46,7 +48,14 @@ void bind_kv_snapshot(nb::module_& module) {
         return without_gil([&] { return inspect_snapshot(path.string()); });
       },
       "path"_a, nb::sig("def inspect_snapshot(path: str | os.PathLike[str]) -> KvSnapshotInfo"),
-      "Reads a file that KvCache.save() wrote; refuses one with a single wrong bit.");
+      "Reads the header of a file that KvCache.save() wrote.");
+  module.def(
+      "verify_snapshot",
+      [](const std::filesystem::path& path) {
+        without_gil([&] { verify_snapshot(path.string()); });
+      },
+      "path"_a, nb::sig("def verify_snapshot(path: str | os.PathLike[str]) -> None"),
+      "Reads all of a file that KvCache.save() wrote; refuses one with a single wrong bit.");
 }
 
 }  // namespace gyre::python

@@ -177,7 +177,13 @@ def test_save_and_load(encoder, rng, tmp_path):
     cache.save(path)
     info = gyre.inspect_snapshot(str(path))
     assert (info.length, info.kv_heads, info.head_dim, info.layers) == (12, KV_HEADS, DIM, layers)
-    assert info.file_bytes == path.stat().st_size and info.capacity == 64
+    assert info.file_bytes == path.stat().st_size and info.capacity == 64 and info.coding == 0
+    gyre.verify_snapshot(path)
+    spoiled = tmp_path / "spoiled"
+    spoiled.write_bytes((whole := path.read_bytes())[:-1] + bytes([whole[-1] ^ 1]))
+    assert gyre.inspect_snapshot(spoiled).length == 12  # the header alone is read
+    with pytest.raises(gyre.IoError, match="spoiled"):
+        gyre.verify_snapshot(spoiled)
     assert {(s.layer, s.segment, s.role, s.part) for s in info.sections} >= {(0, "body", "k", "codes"), (0, "tail", "v", "codes")}
     other.load(path)
     fresh = inputs(rng, 1)

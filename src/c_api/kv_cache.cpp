@@ -189,7 +189,12 @@ gyre_status gyre_kv_snapshot_inspect(const char* path, gyre_kv_snapshot_info* in
            .layer_count = found.options.layers.size(),
            .step_tokens = found.options.step_tokens,
            .length = found.length,
-           .file_bytes = found.file_bytes},
+           .file_bytes = found.file_bytes,
+           .coding = found.coding},
           "info");
   });
+}
+
+gyre_status gyre_kv_snapshot_verify(const char* path) {
+  return guard(__func__, [&] { gyre::verify_snapshot(&deref(path, "path")); });
 }

@@ -57,7 +57,8 @@ gyre_status gyre_kv_pool_describe(const gyre_kv_pool* pool, gyre_kv_pool_info* i
            .used_bytes = d.used_bytes,
            .sequences = d.sequences,
            .prefixes = d.prefixes,
-           .evictions = d.evictions},
+           .evictions = d.evictions,
+           .coding = d.coding},
           "info");
   });
 }

@@ -130,6 +130,13 @@ static void test_policy(void) {
   }
 }
 
+static void spoil_last_byte(const char* path) {
+  FILE* const file = fopen(path, "r+b");
+  CHECK(file != NULL && fseek(file, -1, SEEK_END) == 0);
+  const int byte = fgetc(file);
+  CHECK(fseek(file, -1, SEEK_END) == 0 && fputc(byte ^ 1, file) != EOF && fclose(file) == 0);
+}
+
 static void test_snapshot(const gyre_device* device, gyre_kv_cache* cache, gyre_encoder* encoder,
                           const float* expected, const char* path) {
   float last[kHeads * kDim];
@@ -137,6 +144,12 @@ static void test_snapshot(const gyre_device* device, gyre_kv_cache* cache, gyre_
   gyre_kv_snapshot_info info = {.size = sizeof info};
   OK(gyre_kv_snapshot_inspect(path, &info));
   CHECK(info.length == kPrompt && info.layer_count == kLayers && info.head_dim == kDim);
+  CHECK(info.coding == 0);
+  OK(gyre_kv_snapshot_verify(path));
+  spoil_last_byte(path);
+  OK(gyre_kv_snapshot_inspect(path, &info));
+  REFUSED_AS(GYRE_IO, gyre_kv_snapshot_verify(path), path);
+  spoil_last_byte(path);
   gyre_kv_cache* loaded = make_cache(device);
   OK(gyre_kv_cache_load(loaded, path));
   CHECK(remove(path) == 0);

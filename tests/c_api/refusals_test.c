@@ -209,6 +209,7 @@ static void test_null(void) {
   REFUSED(gyre_fence_wait(NULL), "gyre_fence_wait: fence is NULL");
   REFUSED(gyre_graph_replay(NULL, NULL), "gyre_graph_replay: graph is NULL");
   REFUSED(gyre_kv_snapshot_inspect(NULL, NULL), "path is NULL");
+  REFUSED(gyre_kv_snapshot_verify(NULL), "path is NULL");
   gyre_device_destroy(NULL);
   gyre_device_list_destroy(NULL);
   gyre_tensor_destroy(NULL);

@@ -95,7 +95,7 @@ GYRE_API gyre_status gyre_kv_cache_fork(const gyre_kv_cache* cache, gyre_encoder
 GYRE_API gyre_status gyre_kv_cache_save(const gyre_kv_cache* cache, const char* path);
 GYRE_API gyre_status gyre_kv_cache_load(gyre_kv_cache* cache, const char* path);
 
-// What a snapshot says about itself; the whole file is read and checked.
+// What the header of a snapshot says; no more of the file is read.
 typedef struct gyre_kv_snapshot_info {
   uint64_t size;
   uint64_t version;
@@ -107,9 +107,12 @@ typedef struct gyre_kv_snapshot_info {
   uint64_t step_tokens;
   uint64_t length;
   uint64_t file_bytes;
+  uint64_t coding;  // which calibration the rows were written with; 0: none
 } gyre_kv_snapshot_info;
 
 GYRE_API gyre_status gyre_kv_snapshot_inspect(const char* path, gyre_kv_snapshot_info* info);
+// Reads the whole file and refuses one with a single wrong bit.
+GYRE_API gyre_status gyre_kv_snapshot_verify(const char* path);
 
 #ifdef __cplusplus
 }

@@ -39,6 +39,7 @@ typedef struct gyre_kv_pool_info {
   uint64_t sequences;
   uint64_t prefixes;
   uint64_t evictions;
+  uint64_t coding;  // which calibration its pages are written with; 0: none
 } gyre_kv_pool_info;
 
 typedef struct gyre_kv_group_info {
