@@ -16,8 +16,8 @@ namespace gyre {
 
 // The basis that rows are stored in: matrix (x - mean). All f32 and contiguous.
 struct KvBasis {
-  Tensor matrix{};  // [kv_heads, head_dim, head_dim]: row i is what coordinate i adds to the result
-  Tensor inverse{};  // likewise
+  Tensor matrix{};   // [kv_heads, head_dim, head_dim], symmetric
+  Tensor inverse{};  // of the matrix: caches and pools refuse another one
   Tensor mean{};     // [kv_heads, head_dim]; undefined: none
 
   bool defined() const { return matrix.defined() || inverse.defined() || mean.defined(); }
@@ -50,7 +50,8 @@ struct KvLayerCoding {
 
 struct KvBasisInputs {
   Tensor x{};       // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
-  Tensor matrix{};  // f32 [kv_heads, head_dim, head_dim]; heads is a multiple of kv_heads
+  Tensor matrix{};  // f32 [kv_heads, head_dim, head_dim]: row i is what coordinate i adds to the
+                    // result; heads is a multiple of kv_heads
   Tensor before{};  // f32 [kv_heads, head_dim]; undefined: 0
   Tensor after{};   // likewise
   Tensor out{};     // like x; may be x itself

@@ -1,6 +1,7 @@
 #include "cache/coding_identity.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "cache/snapshot.h"
 #include "ops/kv_coding.h"
@@ -9,19 +10,56 @@
 namespace gyre {
 namespace {
 
+using Values = std::vector<float>;
+
 // Tensors that are not there count, too: what follows them would otherwise look like them.
-void add_tensor(Checksum& checksum, const Tensor& tensor) {
+Values add_tensor(Checksum& checksum, const Tensor& tensor) {
   const uint64_t elements = tensor.defined() ? tensor.elements() : 0;
   checksum.add(std::as_bytes(std::span(&elements, 1)));
-  if (elements == 0) return;
-  std::vector<float> values(elements);
-  tensor.read_to(std::span<float>(values));
+  Values values(elements);
+  if (elements != 0) tensor.read_to(std::span<float>(values));
   checksum.add(std::as_bytes(std::span(values)));
+  return values;
 }
 
-void add_coding(Checksum& checksum, const KvCoding& coding) {
-  for (const Tensor* tensor : {&coding.basis.matrix, &coding.basis.inverse, &coding.basis.mean,
-                               &coding.shaping.factor, &coding.shaping.diagonal})
+// matrix times x; transposed: what kv_basis computes.
+std::vector<double> product(std::span<const float> matrix, std::span<const double> x,
+                            bool transposed) {
+  const size_t n = x.size();
+  std::vector<double> out(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < n; ++j)
+      out[transposed ? j : i] += matrix[i * n + j] * x[transposed ? i : j];
+  }
+  return out;
+}
+
+// Whether one row of signs comes back: a product of the matrices would take seconds. Scores pass
+// through K's two, outputs through V's.
+bool is_inverse(std::span<const float> matrix, std::span<const float> inverse, size_t n,
+                bool is_v) {
+  std::vector<double> row(n);
+  for (size_t i = 0; i < n; ++i)
+    row[i] = (std::popcount(static_cast<uint32_t>(i * 0x9E3779B9u)) & 1) != 0 ? 1.0 : -1.0;
+  const std::vector<double> back = is_v ? product(inverse, product(matrix, row, true), true)
+                                        : product(matrix, product(inverse, row, true), false);
+  double error = 0;
+  for (size_t i = 0; i < n; ++i) error += (back[i] - row[i]) * (back[i] - row[i]);
+  return error <= 1e-6 * static_cast<double>(n);  // false for NaN
+}
+
+void add_coding(Checksum& checksum, const CodedLayer& layer, const KvCoding& coding, bool is_v) {
+  const Values matrix = add_tensor(checksum, coding.basis.matrix);
+  const Values inverse = add_tensor(checksum, coding.basis.inverse);
+  const size_t n = matrix.empty() ? 1 : coding.basis.matrix.shape(1);
+  for (size_t first = 0; first < matrix.size(); first += n * n) {
+    require(is_inverse(std::span(matrix).subspan(first, n * n),
+                       std::span(inverse).subspan(first, n * n), n, is_v),
+            layer.op, ": layer ", layer.index, ": inverse times matrix of ", is_v ? "v" : "k",
+            ", head ", first / (n * n), ", is not 1");
+  }
+  for (const Tensor* tensor :
+       {&coding.basis.mean, &coding.shaping.factor, &coding.shaping.diagonal})
     add_tensor(checksum, *tensor);
   checksum.add(std::as_bytes(std::span(coding.shaping.gains)));
 }
@@ -49,11 +87,11 @@ void check_layer_codings(const char* op, const CodedGeometry& geometry,
   }
 }
 
-uint64_t coding_checksum(const KvLayerCoding& coding) {
+uint64_t coding_checksum(const CodedLayer& layer, const KvLayerCoding& coding) {
   if (!coding.k.defined() && !coding.v.defined()) return 0;
   Checksum checksum;
-  add_coding(checksum, coding.k);
-  add_coding(checksum, coding.v);
+  add_coding(checksum, layer, coding.k, false);
+  add_coding(checksum, layer, coding.v, true);
   return std::max<uint64_t>(1, checksum.value());
 }
 

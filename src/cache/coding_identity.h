@@ -19,8 +19,15 @@ void check_layer_codings(const char* op, const CodedGeometry& geometry,
                          const std::vector<KvLayer>& layers,
                          const std::vector<KvLayerCoding>& codings);
 
-// A checksum of the numbers of a layer's coding; 0: it has none. Reads device memory.
-uint64_t coding_checksum(const KvLayerCoding& coding);
+// Which layer a message is about.
+struct CodedLayer {
+  const char* op;
+  uint64_t index;
+};
+
+// A checksum of the numbers of a layer's coding; 0: it has none. Reads device memory, and refuses
+// an inverse that is none.
+uint64_t coding_checksum(const CodedLayer& layer, const KvLayerCoding& coding);
 // One number for all layers, in 32 bits; 0: none has a coding.
 uint32_t coding_identity(std::span<const uint64_t> checksums);
 

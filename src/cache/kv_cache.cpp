@@ -126,7 +126,7 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}};
     if (!options.coding.empty()) made.segments.coding = options.coding[layers.size()];
-    made.coding = coding_checksum(made.segments.coding);
+    made.coding = coding_checksum({"kv_cache", layers.size()}, made.segments.coding);
     codings.push_back(made.coding);
     const abi::KvPlaces places{layer.sinks, layer.tail, cache_tail_slots(options, layer.tail),
                                ring_slots(layer)};

@@ -57,7 +57,8 @@ void check_pool_options(const KvPoolOptions& options) {
 
 uint32_t pool_coding(const KvPoolOptions& options) {
   std::vector<uint64_t> checksums;
-  for (const KvLayerCoding& coding : options.coding) checksums.push_back(coding_checksum(coding));
+  for (const KvLayerCoding& coding : options.coding)
+    checksums.push_back(coding_checksum({"kv_pool", checksums.size()}, coding));
   return coding_identity(checksums);
 }
 

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "c_api/c_equals_cpp.h"
 
 namespace gyre::test {
@@ -12,8 +14,18 @@ class CCoding : public CEqualsCpp {
       values[i] = values[i] * 0.01f + (i / kDim % kDim == i % kDim ? 1.0f : 0.0f);
     return tensor;
   }
+  // The identity with a few pairs of coordinates mixed, of which the determinant is 1.
+  Tensor symmetric(float off) {
+    const Tensor tensor = made({kKvHeads, kDim, kDim});
+    const auto values = tensor.data<float>();
+    for (uint64_t i = 0; i < values.size(); ++i) {
+      const uint64_t row = i / kDim % kDim, column = i % kDim;
+      values[i] = row == column ? std::sqrt(1.0f + off * off) : (row ^ 1) == column ? off : 0.0f;
+    }
+    return tensor;
+  }
   KvCoding coding() {
-    return {{mixing(), mixing(), random({kKvHeads, kDim})},
+    return {{symmetric(0.3f), symmetric(-0.3f), random({kKvHeads, kDim})},
             {mixing(), random({kKvHeads, kDim}), {0.9f, 1.1f}}};
   }
   gyre_kv_coding of(const KvCoding& coding) {
@@ -125,7 +137,10 @@ TEST_F(CCoding, CachesAndPoolsTakeIt) {
                                           .coding_count = 2};
   gyre_kv_pool* pool = nullptr;
   ASSERT_EQ(gyre_kv_pool_create(&on, &pool_options, &pool), GYRE_OK) << gyre_last_error();
-  EXPECT_NE(pool->value.describe().coding, 0u);
+  gyre_kv_pool_info held{.size = sizeof held};
+  ASSERT_EQ(gyre_kv_pool_describe(pool, &held), GYRE_OK);
+  EXPECT_EQ(held.coding, pool->value.describe().coding);
+  EXPECT_NE(held.coding, 0u);
   gyre_kv_pool_destroy(pool);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -320,6 +321,49 @@ TEST_F(KvCoded, RefusesWhatDoesNotFit) {
           [](KvCacheOptions& o) { o.coding[0].v.basis = {}; });
   refused({"basis matrix of k"}, tq4,
           [](KvCacheOptions& o) { o.coding[0].k.basis.matrix = o.coding[0].v.basis.matrix; });
+}
+
+// What would be read is not what was written.
+TEST_F(KvCoded, RefusesAnInverseThatIsNone) {
+  const KvLayer tq4{.k = KvFormat::tq4, .v = KvFormat::tq4};
+  const auto refused = [&](const std::vector<std::string>& message, const Side& k, const Side& v) {
+    const KvCacheOptions wanted = options(tq4, k, v);
+    EXPECT_TRUE(test::refused(message, [&] { KvCache(device, wanted); }));
+    EXPECT_TRUE(test::refused({"kv_pool", message.back()}, [&] {
+      KvPool(device, {.kv_heads = kKvHeads,
+                      .head_dim = kDim,
+                      .v_head_dim = kValueDim,
+                      .layers = {tq4},
+                      .pages = 8,
+                      .coding = wanted.coding});
+    }));
+  };
+  const auto changed = [&](const Side& of, uint64_t n, uint64_t at, float by) {
+    Side made = of;
+    made.inverse[at] += by;
+    made.coding.basis.inverse = tensor(made.inverse, {kKvHeads, n, n});
+    return made;
+  };
+  const Side k = side(kDim, true), v = side(kValueDim, true);
+  refused({"kv_cache", "layer 0", "inverse times matrix of k, head 0"}, changed(k, kDim, 1, 0.1f),
+          v);
+  refused({"kv_cache", "layer 0", "inverse times matrix of v, head 1"}, k,
+          changed(v, kValueDim, kValueDim * kValueDim + 5, -0.1f));
+  refused({"inverse times matrix of k, head 1"},
+          changed(k, kDim, 2 * kDim * kDim - 1, std::numeric_limits<float>::quiet_NaN()), v);
+  // A rotation: right for values, whose rows come back, wrong for scores if it is no reflection.
+  Side turned = k;
+  for (uint64_t g = 0; g < kKvHeads; ++g) {
+    for (uint64_t i = 0; i < kDim * kDim; ++i) {
+      const uint64_t row = i / kDim, column = i % kDim;
+      turned.matrix[g * kDim * kDim + i] = column == (row + 1) % kDim ? 1.0f : 0.0f;
+      turned.inverse[g * kDim * kDim + i] = row == (column + 1) % kDim ? 1.0f : 0.0f;
+    }
+  }
+  turned.coding.basis = {tensor(turned.matrix, {kKvHeads, kDim, kDim}),
+                         tensor(turned.inverse, {kKvHeads, kDim, kDim}),
+                         {}};
+  refused({"inverse times matrix of k, head 0"}, turned, v);
 }
 
 TEST_F(KvCoded, RefusesWhatAMeanWouldMakeWrong) {
