@@ -6,7 +6,10 @@
 #include <vector>
 
 #include "attention/plan_device.h"
+#include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/planner.h"
+#include "cpu/device.h"
+#include "cpu/kernels.h"
 
 namespace gyre::test {
 namespace {
@@ -199,6 +202,63 @@ TEST(CpuPlanner, SpecsAndSplitsOfTheCaller) {
   EXPECT_EQ(plan.splits, 7u);
   EXPECT_EQ(plan.reduce, AttentionReduce::none);
   EXPECT_EQ(plan.scratch_floats, 0u);
+}
+
+// The first of two tasks, and no other.
+cpu::TaskFn whole_attention = nullptr;
+void run_first_half(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
+  whole_attention(params, args, 0, 2);
+}
+cpu::TaskFn select_first_half(uint64_t spec) {
+  whole_attention = cpu::select_attention(spec);
+  return run_first_half;
+}
+
+// Of 256 queries of a prompt, before 32 sequences that decode, those in the first task's share.
+uint64_t prompt_rows_of_first_task(KvFormat format) {
+  constexpr uint64_t kPrompt = 256, kDecodes = 32, kLength = 512, kDim = 64;
+  std::vector<cpu::CpuKernel> table(cpu::kernel_table().begin(), cpu::kernel_table().end());
+  for (cpu::CpuKernel& row : table) {
+    if (row.info != &kAttention.info) continue;
+    row.select = select_first_half;
+    row.tasks = [](const void*, uint64_t) -> uint32_t { return 1; };
+  }
+  const Device device(cpu::make_device({.threads = 1}, table));
+  const auto integers = [&](const std::vector<int32_t>& values, const Dims& shape) {
+    const Tensor made = device.tensor(DType::i32, shape);
+    made.write_from(std::span<const int32_t>(values));
+    return made;
+  };
+  std::vector<int32_t> begin = {0};
+  for (uint64_t i = 0; i <= kDecodes; ++i) begin.push_back(static_cast<int32_t>(kPrompt + i));
+  const Dims shape = {kPrompt + kDecodes, 1, kDim};
+  const Tensor out = device.tensor(DType::f32, shape);
+  std::vector<float> rows(out.elements(), 7.0f);
+  out.write_from(std::span<const float>(rows));
+  const KvPages pages = KvPages::allocate(
+      device, {.k = format, .v = format, .kv_heads = 1, .head_dim = kDim, .page_tokens = kLength},
+      1);
+  Encoder encoder(device);
+  attention(encoder,
+            {.q = device.tensor(DType::f32, shape),
+             .pages = pages,
+             .page_table = integers(std::vector<int32_t>(kDecodes + 1), {kDecodes + 1, 1}),
+             .lengths = integers(std::vector<int32_t>(kDecodes + 1, kLength), {kDecodes + 1}),
+             .query_begin = integers(begin, {kDecodes + 2}),
+             .out = out},
+            {.most_queries = kPrompt});
+  encoder.submit().wait();
+  out.read_to(std::span(rows));
+  uint64_t written = 0;
+  for (uint64_t row = 0; row < kPrompt; ++row) written += rows[row * kDim] != 7.0f ? 1 : 0;
+  return written;
+}
+
+// Prompts over levels cost what decoding costs, not what f32 does.
+TEST(CpuShares, FollowTheCostOfAPrompt) {
+  EXPECT_EQ(prompt_rows_of_first_task(KvFormat::f16), 128u);
+  const bool levels = cpu::attention_kernels().score_levels != nullptr;
+  EXPECT_EQ(prompt_rows_of_first_task(KvFormat::tq8), levels ? 192u : 128u);
 }
 
 // A device without a planner keeps the op's default: the kernel for any shape, one split.

@@ -101,7 +101,8 @@ class Command {
   Command(const abi::AttentionParams& p, const uint64_t* args)
       : p_(p),
         args_(args),
-        batch_(p, args),
+        levels_(Decode::takes_levels(p)),
+        batch_(p, args, levels_),
         target_{p, args},
         pieces_(p, batch_.sequences(), p.table.page_tokens != 0 ? p.table.most_queries : p.tokens,
                 args[arg_partial]) {}
@@ -128,7 +129,7 @@ class Command {
       }
     } else {
       LoadQueries<Q>(work, args_[arg_q]);
-      if (s.prompt && !Decode::takes_levels(work)) {
+      if (s.prompt && !levels_) {
         run_kernel<Prefill>(s, work, piece);
       } else {
         run_kernel<Decode>(s, work, piece);
@@ -193,6 +194,7 @@ class Command {
 
   const abi::AttentionParams& p_;
   const uint64_t* args_;
+  bool levels_;
   Batch batch_;
   RowTarget<Out> target_;
   Pieces pieces_;

@@ -49,7 +49,9 @@ struct Sequence {
 
 class Batch {
  public:
-  Batch(const abi::AttentionParams& p, const uint64_t* args) : p_(p), args_(args) {}
+  // levels: prompts go the way of decoding, see Decode::takes_levels().
+  Batch(const abi::AttentionParams& p, const uint64_t* args, bool levels)
+      : p_(p), args_(args), levels_(levels) {}
 
   uint64_t sequences() const { return paged() ? p_.table.sequences : 1; }
   uint64_t items(const Sequence& s) const { return p_.kv_heads * s.pieces.count * s.row_tiles; }
@@ -58,8 +60,8 @@ class Batch {
   double cost_of_item(const Sequence& s) const {
     const auto keys = static_cast<double>(s.pieces.all.end - s.pieces.all.begin);
     const auto rows = static_cast<double>(s.tokens * p_.group) / static_cast<double>(s.row_tiles);
-    return 200 +
-           keys / static_cast<double>(s.pieces.count) * (s.prompt ? 16 * rows : 20 + 5 * rows);
+    const double of_key = s.prompt && !levels_ ? 16 * rows : 20 + 5 * rows;
+    return 200 + keys / static_cast<double>(s.pieces.count) * of_key;
   }
 
   Sequence at(uint64_t index) const {
@@ -146,6 +148,7 @@ class Batch {
 
   const abi::AttentionParams& p_;
   const uint64_t* args_;
+  bool levels_;
 };
 
 // Calls take(sequence, item) for the items of a task: an equal share of the cost of all. An item is

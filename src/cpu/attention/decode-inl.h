@@ -54,8 +54,8 @@ inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys) {
 class Decode {
  public:
   // Whether K and V stay integers: then prompts are faster here than in f32, too.
-  static bool takes_levels(const WorkTile& work) {
-    const KvPath k = PathOf(*work.k.layout, true), v = PathOf(*work.v.layout, false);
+  static bool takes_levels(const abi::AttentionParams& p) {
+    const KvPath k = PathOf(p.k, true), v = PathOf(p.v, false);
     return (k == KvPath::levels || k == KvPath::padded_levels) && v == KvPath::levels;
   }
   explicit Decode(WorkTile& work)
