@@ -93,10 +93,19 @@ def test_files_name_their_calibration(tiny, tmp_path):
     again.load(tmp_path / "a", ids)
     assert again.get_seq_length() == 40
     other = copy.deepcopy(calibration)
-    other.layers[1][0].basis[0, 0, 0] += 0.5
+    other.layers[1][0].mean[0, 0] += 0.5
     for which in (other, None):
-        with pytest.raises(gyre.Error):
+        with pytest.raises(gyre.Error, match="calibration"):
             make(which).load(tmp_path / "a", ids)
+
+
+def test_an_inverse_that_is_none_is_refused(tiny):
+    model, calibration = tiny
+    wrong = copy.deepcopy(calibration)
+    wrong.layers[1][0].inverse[1, 3, 4] += 0.1
+    cache = GyreCache(model.config, "tq4", "tq4", capacity=64, calibration=wrong)
+    with pytest.raises(gyre.InvalidArgument, match="inverse times matrix of k, head 1"), torch.inference_mode():
+        model(torch.tensor([[256, 65]]), past_key_values=cache, use_cache=True)
 
 
 def test_formats_of_a_budget(tiny):
@@ -108,6 +117,37 @@ def test_formats_of_a_budget(tiny):
     assert [layer.stored.v for layer in cache.layers] == calibration.budgets[0].v
     labels = [setting.name for setting in gyre_eval.settings([], 0, 0, [calibration])]
     assert labels == ["4.125 bits by coordinate", "4.125 bits by coordinate, R"]
+
+
+def test_calibrations_of_one_recipe_are_rows_of_their_own(tiny):
+    model, calibration = tiny
+    calibration, other = copy.copy(calibration), copy.deepcopy(calibration)
+    formats = ["tq2"] * 4, ["tq2"] * 4
+    other.layers[3][0].factor.zero_()
+    calibration.budgets = other.budgets = [Budget(2.125, "coordinate", *formats, 2.125, 0)]
+    wanted = gyre_eval.settings(["tq4"], 0, 0, [calibration, other])
+    mixed = "2.125 bits by coordinate"
+    names = ["tq4", "tq4, R", "tq4, R2", mixed, f"{mixed}, R", f"{mixed} of R2", f"{mixed} of R2, R2"]
+    assert [setting.name for setting in wanted] == names
+    assert [setting.calibration for setting in wanted[1:3]] == [calibration, other]
+    text = torch.tensor([256, *TEXT.read_bytes()[:60]])
+    _, first, second, *_ = gyre_eval.evaluate(model, [text], wanted[:3], progress=False, step=60)
+    assert first.kld_mean != second.kld_mean
+
+
+@pytest.mark.parametrize("name", ["gemma2-caps-window-9", "gpt-oss-sinks-window-6"])
+def test_models_whose_attention_goes_with_no_mean(name):
+    model = random_model(name, "gyre")
+    calibration = calibrate(model, [random_tokens(300)[0]], 512, progress=False)
+    for k, v in calibration.layers:
+        assert k.mean is None and (v.mean is None) == name.startswith("gpt-oss")
+    ids = random_tokens(80)
+    with torch.inference_mode():
+        exact, plain, coded = (
+            model(ids, past_key_values=GyreCache(model.config, name, name, capacity=128, calibration=which), use_cache=True).logits
+            for name, which in (("f16", None), ("tq8", None), ("tq8", calibration))
+        )
+    assert (coded - exact).norm() < 1.2 * (plain - exact).norm()
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ def about(**changes):
     return lambda tensors, metadata: metadata.update(gyrecal=json.dumps({**json.loads(metadata["gyrecal"]), **changes}))
 
 
+def about_budget(**changes):
+    def change(tensors, metadata):
+        (budget,) = json.loads(metadata["gyrecal"])["budgets"]
+        about(budgets=[{**budget, **changes}])(tensors, metadata)
+
+    return change
+
+
 @pytest.mark.parametrize(
     "message, change",
     [
@@ -85,19 +93,31 @@ def about(**changes):
         ("description cannot be read", about(capacity=-1)),
         ("description cannot be read", about(extra=1)),
         ("description cannot be read", about(budgets=[{"bits": 4}])),
-        ("there is no layers.4.k.factor", about(layers=5)),
-        ("other tensors: layers.3.k.basis", about(layers=3)),
+        ("description cannot be read", about_budget(bits="4.5")),
+        ("description cannot be read", about_budget(by="layer")),
+        ("description cannot be read", about_budget(k=["tq4"] * 3)),
+        ("description cannot be read", about_budget(v="tq4")),
+        ("description cannot be read", about_budget(v=["tq4", "tq4", "tq4", "f16"])),
+        ("description cannot be read", about(sensitivities=[[1e-3, 2e-3]] * 3)),
+        ("description cannot be read", about(sensitivities=[[1e-3]] * 4)),
+        ("description cannot be read", about(sensitivities=[1e-3] * 4)),
+        ("description cannot be read", about(gains=[0.2])),
+        ("description cannot be read", about(model=5)),
+        ("there is no layers.4.k.factor", about(layers=5, sensitivities=[], budgets=[])),
+        ("other tensors: layers.3.k.basis", about(layers=3, sensitivities=[], budgets=[])),
         (r"layers.0.k.basis must be finite f32 \[2, 16, 16\]", about(head_dim=16)),
         ("there is no layers.2.v.inverse", lambda tensors, metadata: tensors.pop("layers.2.v.inverse")),
         ("there is no layers.2.v.diagonal", lambda tensors, metadata: tensors.pop("layers.2.v.diagonal")),
+        ("there is no layers.2.k.basis", lambda tensors, metadata: [tensors.pop(f"layers.2.k.{x}") for x in ("basis", "inverse")]),
         ("must be finite", lambda tensors, metadata: tensors["layers.1.k.mean"].fill_(float("nan"))),
         ("must be finite", lambda tensors, metadata: tensors.update({"layers.1.k.mean": torch.zeros(2, 32).half()})),
     ],
 )
 def test_damaged_files_are_refused(made, tmp_path, message, change):
     damaged(made, tmp_path, lambda tensors, metadata: None)  # nothing is wrong with the way there
-    with pytest.raises(gyre.IoError, match=message):
+    with pytest.raises(gyre.IoError, match=message) as refused:
         damaged(made, tmp_path, change)
+    assert str(refused.value).count("calibration: ") == 1
 
 
 def test_other_files_are_refused(tmp_path):
@@ -209,6 +229,9 @@ def test_refusals_of_the_command(tmp_path, capsys):
     text.write_bytes(TEXT.read_bytes()[:100])
     assert run(tmp_path, text, "--quiet") == 1
     assert "85 tokens are too few for 128 coordinates" in capsys.readouterr().err
+    text.write_bytes(TEXT.read_bytes()[:16])
+    assert run(tmp_path, text, "--no-text", "--budget", "4.125", "--quiet") == 1
+    assert "too short for a budget" in capsys.readouterr().err
     assert __main__.main([str(tmp_path / "none"), str(TEXT)]) == 1
     assert "the model must be a folder" in capsys.readouterr().err
     assert __main__.main([str(stored_model("tiny-d128")), str(TEXT), "--out", str(tmp_path / "none" / "a")]) == 1

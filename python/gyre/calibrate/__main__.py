@@ -58,6 +58,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def add_budgets(calibration: Calibration, model, texts, options, device) -> None:
     count = len(calibration.layers)
+    if not texts:
+        raise gyre.InvalidArgument("calibrate: the text is too short for a budget, whose formats are chosen by what it loses")
     # The sensitivities choose among formats; the text is that of the calibration.
     texts = [text[: _SENSITIVITY_TOKENS + 1] for text in texts[:1]]
     calibration.sensitivities = sensitivities(model, texts, count, device, progress=not options.quiet)

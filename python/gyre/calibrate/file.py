@@ -1,7 +1,7 @@
 """A calibration in one file, *.gyrecal: safetensors inside.
 
 Tensors, f32: layers.{i}.{k|v}.basis, .inverse, .factor [kv_heads, head_dim, head_dim], .mean, .diagonal [kv_heads, head_dim]; basis and
-inverse come together or not at all, mean may be missing. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
+inverse come together or not at all, mean with them or not. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
 because safetensors writes several in any order, and equal calibrations are equal files.
 """
 
@@ -19,7 +19,7 @@ import torch
 
 import gyre
 
-from .budget import Budget
+from .budget import BITS, Budget
 
 ENTRY, VERSION = "gyrecal", 1
 FARTHEST = 4  # times the range that a calibration is for; nothing was measured beyond
@@ -52,7 +52,7 @@ def identity(config) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-@dataclass
+@dataclass(eq=False)  # one is equal to itself alone: tensors have no ==
 class Calibration:
     """layers: keys and values of each. capacity: positions that the keys' moments are for, 0: all there are. tokens: that they are
     from. sensitivities: of each layer's keys and values, the mean divergence with these alone in `sensitivity_format`."""
@@ -108,10 +108,11 @@ class Calibration:
     def load(cls, path: str | os.PathLike) -> Calibration:
         try:
             with safetensors.safe_open(path, "pt") as file:
-                said = _about(path, file.metadata() or {})
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except (OSError, safetensors.SafetensorError) as error:
             raise gyre.IoError(f"calibration: {path}: {error}") from error
+        said = _about(path, metadata)
         count, heads, d = (said.pop(name) for name in ("layers", "kv_heads", "head_dim"))
         layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, d) for role in "kv") for i in range(count)]
         if tensors:
@@ -170,12 +171,31 @@ def _about(path, metadata: dict) -> dict:
         or any(type(said[name]) is not int or not 0 < said[name] < 1 << 16 for name in counts)
         or any(type(said[name]) is not int or said[name] < 0 for name in ("capacity", "tokens"))
         or not all(isinstance(said[name], list) for name in ("gains", "sensitivities", "budgets"))
+        or any(not isinstance(said[name], str) for name in ("recipe", "model", "identity", "sensitivity_format"))
         or not said["gains"]
-        or not all(isinstance(gain, float) and 0 < gain < 10 for gain in said["gains"])
-        or not all(isinstance(budget, dict) and set(budget) == set(Budget.__dataclass_fields__) for budget in said["budgets"])
+        or not all(isinstance(gain, float) and 0.25 <= gain <= 4 for gain in said["gains"])
+        or (said["sensitivities"] and not _is_numbers(said["sensitivities"], said["layers"], 2))
+        or not all(_is_budget(budget, said["layers"]) for budget in said["budgets"])
     ):
         raise gyre.IoError(f"calibration: {path}: the description cannot be read")
     return said
+
+
+def _is_numbers(rows, count: int, each: int) -> bool:
+    return len(rows) == count and all(
+        isinstance(row, list) and len(row) == each and all(isinstance(one, float) for one in row) for row in rows
+    )
+
+
+def _is_budget(budget, layers: int) -> bool:
+    return (
+        isinstance(budget, dict)
+        and set(budget) == set(Budget.__dataclass_fields__)
+        and all(isinstance(budget[name], (int, float)) for name in ("bits", "used", "predicted"))
+        and budget["by"] in ("coordinate", "bytes")
+        and all(isinstance(budget[name], list) and len(budget[name]) == layers for name in "kv")
+        and all(isinstance(name, str) and name in BITS for name in budget["k"] + budget["v"])
+    )
 
 
 def _part(path, tensors: dict[str, torch.Tensor], prefix: str, heads: int, d: int) -> Part:
@@ -191,6 +211,8 @@ def _part(path, tensors: dict[str, torch.Tensor], prefix: str, heads: int, d: in
     missing = [name for name in ("factor", "diagonal") if found[name] is None]
     if (found["basis"] is None) != (found["inverse"] is None):
         missing.append("basis" if found["basis"] is None else "inverse")
+    if found["mean"] is not None and found["basis"] is None:
+        missing.append("basis")
     if missing:
         raise gyre.IoError(f"calibration: {path}: there is no {prefix}.{missing[0]}")
     return Part(**found)

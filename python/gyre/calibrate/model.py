@@ -25,6 +25,16 @@ class Attention:
         """The module whose output is the query ("q") or the key ("k") before rotation."""
         return getattr(self.module, f"{name}_norm", None) or getattr(self.module, f"{name}_proj")
 
+    @property
+    def keys_may_have_a_mean(self) -> bool:
+        """Without it all scores of a query change by the same: a softmax does not see that, a soft cap and a sink do."""
+        return getattr(self.module, "attn_logit_softcapping", None) is None and self.values_may_have_a_mean
+
+    @property
+    def values_may_have_a_mean(self) -> bool:
+        """It is added to what attention gives, so the probabilities must sum to 1: with a sink they do not."""
+        return getattr(self.module, "sinks", None) is None
+
     def value_weights(self) -> torch.Tensor:
         """What an error in a value's coordinates costs: the sum over the query heads of W_o,h^T W_o,h, f64 [kv_heads, d, d]."""
         out = self.module.o_proj.weight.detach().double().cpu()  # [hidden, heads * head_dim]

@@ -15,11 +15,11 @@ _STEP = 512
 _TOGETHER = 8  # caches side by side with one f16 cache
 
 
-def sensitivities(model, texts: list[torch.Tensor], layers: int, device: gyre.Device | None, calibration=None, progress: bool = True):
+def sensitivities(model, texts: list[torch.Tensor], layers: int, device: gyre.Device | None, progress: bool = True):
     """Of each layer, the mean divergence from an f16 cache with its keys and with its values in FORMAT."""
     pick = lambda at: tuple(FORMAT if i == at else "f16" for i in range(layers))
     none = ("f16",) * layers
-    every = [Setting(*pair, calibration=calibration) for i in range(layers) for pair in ((pick(i), none), (none, pick(i)))]
+    every = [Setting(*pair) for i in range(layers) for pair in ((pick(i), none), (none, pick(i)))]
     found = []
     with tqdm(total=len(every), unit="part", file=sys.stderr, disable=not progress) as bar:
         bar.set_description("sensitivities")

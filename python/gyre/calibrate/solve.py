@@ -66,12 +66,18 @@ def part(covariance: torch.Tensor | None, weights: torch.Tensor, mean: torch.Ten
 
 def from_text(attention: Attention, rotary: Rotary, moments: Moments, capacity: int) -> tuple[Part, Part]:
     """Keys and values of a layer, for positions [0, capacity)."""
-    mean = rotary.mean(moments.k_mean, capacity)
-    covariance = rotary.moments(moments.k_second, capacity) - mean[:, :, None] * mean[:, None, :]
-    k = part(covariance, rotary.moments(moments.q_second, capacity), mean)
-    v_mean = moments.v_mean
-    v_covariance = moments.v_second - v_mean[:, :, None] * v_mean[:, None, :]
-    return k, part(v_covariance, attention.value_weights(), v_mean)
+    k_mean = rotary.mean(moments.k_mean, capacity) if attention.keys_may_have_a_mean else None
+    k = centered(rotary.moments(moments.k_second, capacity), k_mean)
+    v_mean = moments.v_mean if attention.values_may_have_a_mean else None
+    return (
+        part(k, rotary.moments(moments.q_second, capacity), k_mean),
+        part(centered(moments.v_second, v_mean), attention.value_weights(), v_mean),
+    )
+
+
+def centered(second: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
+    """The covariance, or the second moments where the mean stays in the rows."""
+    return second if mean is None else second - mean[:, :, None] * mean[:, None, :]
 
 
 def from_weights(attention: Attention, rotary: Rotary) -> tuple[Part, Part]:

@@ -13,8 +13,6 @@ import os
 import sys
 from dataclasses import asdict
 
-import torch
-
 import gyre
 from gyre.calibrate.file import Calibration
 

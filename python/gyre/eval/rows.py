@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +25,7 @@ class Setting:
     v: str | tuple[str, ...]
     tail: int = 0
     sinks: int = 0
-    calibration: Calibration | None = field(default=None, compare=False)
+    calibration: Calibration | None = None
     label: str = ""
     baseline: str = ""
 
@@ -58,6 +59,7 @@ def settings(
 ) -> list[Setting]:
     """Every format ("tq4", or "tq8/tq4" for keys / values) once, and where it is compressed again with each calibration and with a
     tail; baselines by their names; then the formats that calibrations found for their budgets."""
+    calibrations = _named(calibrations or [])
     rows = []
     for name in formats:
         if name in BASELINES:
@@ -70,20 +72,28 @@ def settings(
             rows.append(Setting(k, v))
             continue
         rows += _calibrated(Setting(k, v, 0, sinks), calibrations, tail)
-    for calibration in calibrations or []:
+    for name, calibration in calibrations.items():
         for budget in calibration.budgets:
-            label = f"{budget.bits:g} bits by {budget.by}"
+            label = f"{budget.bits:g} bits by {budget.by}" + (f" of {name}" if name != calibration.recipe else "")
             mixed = Setting(tuple(budget.k), tuple(budget.v), 0, sinks, label=label)
-            rows += _calibrated(mixed, [calibration], tail)
+            rows += _calibrated(mixed, {name: calibration}, tail)
     return list(dict.fromkeys(rows))
 
 
-def _calibrated(setting: Setting, calibrations: list[Calibration] | None, tail: int) -> list[Setting]:
+def _named(calibrations: list[Calibration]) -> dict[str, Calibration]:
+    """By recipe; the second of a recipe is R2, and so on."""
+    seen, named = Counter(), {}
+    for calibration in calibrations:
+        recipe = calibration.recipe
+        seen[recipe] += 1
+        named[recipe if seen[recipe] == 1 else f"{recipe}{seen[recipe]}"] = calibration
+    return named
+
+
+def _calibrated(setting: Setting, calibrations: dict[str, Calibration], tail: int) -> list[Setting]:
     """The setting without and with each calibration, and all again with a tail."""
     rows = [setting]
-    for calibration in calibrations or []:
-        label = f"{setting.name}, {calibration.recipe}"
-        rows.append(replace(setting, calibration=calibration, label=label))
+    rows += [replace(setting, calibration=one, label=f"{setting.name}, {name}") for name, one in calibrations.items()]
     return rows + ([replace(row, tail=tail) for row in rows] if tail else [])
 
 
