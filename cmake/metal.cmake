@@ -13,3 +13,18 @@ target_sources(gyre PRIVATE
   src/metal/submission.cpp
   src/metal/table.cpp)
 gyre_embed(metal src/metal/kernels/*.metal src/metal/kernels/*.h)
+
+# On a Mac, Apple's driver: metal-cpp's headers from GYRE_METAL_CPP, or where scripts/metal_cross.sh --headers put them.
+if(APPLE)
+  find_path(GYRE_METAL_CPP Metal/Metal.hpp PATHS ${PROJECT_SOURCE_DIR}/build/metal_cross/mlx/include/metal_cpp
+    PATH_SUFFIXES metal-cpp metal_cpp DOC "Folder of Apple's metal-cpp headers")
+  if(GYRE_METAL_CPP)
+    target_sources(gyre PRIVATE src/metal/driver_apple.cpp)
+    target_include_directories(gyre SYSTEM PRIVATE ${GYRE_METAL_CPP})
+    target_compile_definitions(gyre PRIVATE GYRE_HAVE_METAL)
+    set(GYRE_FRAMEWORKS "-framework Foundation" "-framework Metal")
+    target_link_libraries(gyre PRIVATE ${GYRE_FRAMEWORKS})
+  else()
+    message(NOTICE "gyre: without metal-cpp there is no Metal device: run scripts/metal_cross.sh --headers, or set GYRE_METAL_CPP")
+  endif()
+endif()

@@ -37,20 +37,29 @@ struct CustomCuda {
   std::string source, name;
 };
 
+// Code for Metal, compiled on first use. `source` is MSL with
+//   kernel void NAME(constant Params& params [[buffer(0)]], device T* x [[buffer(1)]], ...)
+// argument i of the kernel is buffer(1 + i). `constant uint& arguments [[buffer(17)]]` has bit i
+// where argument i is there, [[threadgroup(0)]] the launch's shared_bytes. `name` is its name.
+struct CustomMetal {
+  std::string source, name;
+};
+
 struct CustomCode {
   std::string name;             // in traces and errors
   std::vector<CustomArg> args;  // 1 to 16
   uint64_t params_bytes = 0;    // 1 to 1024
   CustomTask cpu = nullptr;     // null: not on the CPU
   CustomCuda cuda = {};         // empty: not on CUDA
+  CustomMetal metal = {};       // empty: not on Metal
 };
 
 // How much of it runs. A zero: nothing to do.
 struct CustomLaunch {
   uint32_t tasks = 1;            // CPU
-  uint32_t grid[3] = {1, 1, 1};  // CUDA: blocks,
+  uint32_t grid[3] = {1, 1, 1};  // CUDA: blocks; Metal: threadgroups,
   uint32_t block = 128;          // threads of each,
-  uint32_t shared_bytes = 0;     // and their dynamic shared memory
+  uint32_t shared_bytes = 0;     // and their dynamic shared or threadgroup memory
 };
 
 struct KernelCode;

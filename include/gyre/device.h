@@ -34,7 +34,7 @@ struct DeviceOptions {
   // CUDA: the folder of compiled kernels. Empty: $GYRE_KERNEL_CACHE, else gyre in $XDG_CACHE_HOME
   // or ~/.cache; "off": none. Folders of $GYRE_KERNEL_PATH are read, too (docs/cold_start.md).
   std::string kernel_cache{};
-  // CUDA: wait after each command, so that an error names the one that failed. Slow.
+  // CUDA, Metal: wait after each command, so that an error names the one that failed. Slow.
   bool check_each_launch = false;
   // CPU: called about every 20 ms between two tasks of a list, by the thread that submits or
   // replays it. What it throws ends the list there and leaves the call. What has run has run; the

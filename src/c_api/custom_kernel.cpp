@@ -34,6 +34,8 @@ gyre::CustomCode custom_code(const gyre_custom_code* code) {
   made.cpu = reinterpret_cast<gyre::CustomTask>(given.cpu);
   if (given.cuda_source != nullptr) made.cuda.source = given.cuda_source;
   if (given.cuda_name != nullptr) made.cuda.name = given.cuda_name;
+  if (given.metal_source != nullptr) made.metal.source = given.metal_source;
+  if (given.metal_name != nullptr) made.metal.name = given.metal_name;
   return made;
 }
 

@@ -9,6 +9,7 @@
 #include "metal/prepared_list.h"
 #include "metal/stream.h"
 #include "runtime/build_queue.h"
+#include "runtime/kernel_code.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/process.h"
 #include "runtime/require.h"
@@ -17,6 +18,12 @@ namespace gyre::metal {
 namespace {
 
 constexpr uint64_t kKeepAll = ~uint64_t{0} >> 1;  // as every GPU does by default
+
+// Every kernel that comes with its code.
+constexpr MetalKernel kCustom = {.launch = [](const void* params, uint64_t spec) -> Launch {
+  const CustomLaunch launch = launch_of(params, spec);
+  return {{launch.grid[0], launch.grid[1], launch.grid[2]}, launch.block, launch.shared_bytes};
+}};
 
 DeviceInfo describe_device() {
   DeviceInfo info;
@@ -154,6 +161,7 @@ class MetalDevice final : public DeviceImpl {
  private:
   // Null: there is none.
   const MetalKernel* find(const KernelInfo& kernel) const {
+    if (kernel.code != nullptr) return kernel.code->code.metal.source.empty() ? nullptr : &kCustom;
     const auto row =
         std::ranges::find_if(table_, [&](const MetalKernel& k) { return k.info == &kernel; });
     return row != table_.end() ? &*row : nullptr;

@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "metal/driver.h"
 
@@ -17,9 +18,9 @@ class LibraryCache {
   LibraryCache& operator=(const LibraryCache&) = delete;
   ~LibraryCache();
 
-  // `name` is a file of src/metal/kernels. Throws compile_failed with the compiler's log, each
-  // time.
-  Library* get(const std::string& name);
+  // `name` is a file of src/metal/kernels, or what `text` is called: a source that is not the
+  // library's. Throws compile_failed with the compiler's log, each time.
+  Library* get(const std::string& name, const std::string& text = {});
 
  private:
   struct Entry {
@@ -30,7 +31,7 @@ class LibraryCache {
 
   const Driver& api_;
   std::mutex mutex_;
-  std::map<std::string, Entry> entries_;
+  std::map<std::pair<std::string, std::string>, Entry> entries_;  // by name and text
 };
 
 }  // namespace gyre::metal

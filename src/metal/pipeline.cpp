@@ -9,12 +9,16 @@ MetalPipeline::~MetalPipeline() {
 }
 
 void MetalPipeline::load() const {
-  Library* const library = libraries_.get(row_.file);
-  const PipelineResult made = api_.pipeline_make(
-      library, kernel->name, {static_cast<uint32_t>(spec), static_cast<uint32_t>(spec >> 32)});
+  const CustomMetal* const own = kernel->code != nullptr ? &kernel->code->code.metal : nullptr;
+  const char* const file = own != nullptr ? kernel->name : row_.file;
+  Library* const library =
+      own != nullptr ? libraries_.get(file, own->source) : libraries_.get(file);
+  const PipelineResult made =
+      api_.pipeline_make(library, own != nullptr ? own->name.c_str() : kernel->name,
+                         {static_cast<uint32_t>(spec), static_cast<uint32_t>(spec >> 32)});
   if (made.state == nullptr)
-    fail(ErrorCode::compile_failed, row_.file, ": ", kernel->name, " for spec 0x", std::hex, spec,
-         ": ", made.error.empty() ? "no reason was given" : made.error);
+    fail(ErrorCode::compile_failed, file, ": ", kernel->name, " for spec 0x", std::hex, spec, ": ",
+         made.error.empty() ? "no reason was given" : made.error);
   state_ = made.state;
   max_threads_ = made.max_threads;
 }

@@ -6,6 +6,8 @@
 namespace gyre::metal {
 namespace {
 
+constexpr uint64_t kAlignment = 16;  // of what kernels move at a time
+
 bool is_empty(const Launch& launch) {
   return launch.grid[0] == 0 || launch.grid[1] == 0 || launch.grid[2] == 0 || launch.threads == 0;
 }
@@ -37,7 +39,7 @@ Dispatch dispatch_of(const CommandList& list, const Command& command, const Laun
   for (uint32_t i = 0; i < kernel.arg_count; ++i) {
     made.bindings[i] = args[i] != 0 ? addresses.find(args[i]) : Binding{nothing, 0};
     if (args[i] != 0) made.arguments |= 1u << i;
-    if (args[i] % 16 == 0) made.arguments |= 1u << (16 + i);
+    if (args[i] % kAlignment == 0) made.arguments |= 1u << (kMaxBindings + i);  // 0, too
   }
   for (int d = 0; d < 3; ++d) made.grid[d] = launch.grid[d];
   made.threads = launch.threads;

@@ -28,7 +28,10 @@ void check_code(const CustomCode& code) {
        kMaxParams, " bytes, got ", code.params_bytes);
   rule(code.cuda.source.empty() == code.cuda.name.empty(),
        "CUDA code needs both its source and the kernel's name in it");
-  rule(code.cpu != nullptr || !code.cuda.source.empty(), "there must be code for some device");
+  rule(code.metal.source.empty() == code.metal.name.empty(),
+       "Metal code needs both its source and the kernel's name in it");
+  rule(code.cpu != nullptr || !code.cuda.source.empty() || !code.metal.source.empty(),
+       "there must be code for some device");
 }
 
 void check_launch(const CustomCode& code, const CustomLaunch& launch) {

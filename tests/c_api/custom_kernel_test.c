@@ -154,6 +154,8 @@ static void test_codes_are_checked(void) {
   CODE_REFUSED(code.params_bytes = 1025, "got 1025");
   CODE_REFUSED(code.cuda_source = "x", "source and the kernel's name");
   CODE_REFUSED(code.cuda_name = "x", "source and the kernel's name");
+  CODE_REFUSED(code.metal_source = "x", "source and the kernel's name");
+  CODE_REFUSED(code.metal_name = "x", "source and the kernel's name");
   CODE_REFUSED(code.cpu = NULL, "code for some device");
   const gyre_custom_code code = scale_code();
   gyre_custom_kernel* none = NULL;

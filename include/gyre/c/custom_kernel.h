@@ -29,10 +29,12 @@ typedef struct gyre_custom_code {
   const char* name;             // in traces and errors
   const gyre_custom_arg* args;  // 1 to 16
   uint64_t arg_count;
-  uint64_t params_bytes;    // 1 to 1024
-  gyre_custom_task cpu;     // NULL: not on the CPU
-  const char* cuda_source;  // NULL: not on CUDA
-  const char* cuda_name;    // the kernel in it; NULL if there is no source
+  uint64_t params_bytes;     // 1 to 1024
+  gyre_custom_task cpu;      // NULL: not on the CPU
+  const char* cuda_source;   // NULL: not on CUDA
+  const char* cuda_name;     // the kernel in it; NULL if there is no source
+  const char* metal_source;  // NULL: not on Metal
+  const char* metal_name;    // the kernel in it; NULL if there is no source
 } gyre_custom_code;
 
 GYRE_API gyre_status gyre_custom_kernel_create(const gyre_custom_code* code,
@@ -51,9 +53,9 @@ typedef struct gyre_custom_call {
   const gyre_tensor* const* args;  // in the order of the code's; NULL: absent
   uint64_t arg_count;
   uint32_t tasks;         // CPU; 0: nothing to do
-  uint32_t grid[3];       // CUDA: blocks; x 0: nothing to do; y, z 0: 1
+  uint32_t grid[3];       // CUDA: blocks, Metal: threadgroups; x 0: nothing to do; y, z 0: 1
   uint32_t block;         // threads of each; 0: 128
-  uint32_t shared_bytes;  // their dynamic shared memory
+  uint32_t shared_bytes;  // their dynamic shared or threadgroup memory
 } gyre_custom_call;
 
 GYRE_API gyre_status gyre_custom_kernel_record(const gyre_custom_kernel* kernel,

@@ -1,0 +1,311 @@
+// The Metal backend's host side on whatever driver there is: the stand-in on Linux, Apple's on a
+// Mac.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "expect_error.h"
+#include "gyre/gyre.h"
+#include "metal/test_kernels.h"
+#include "tensor_bytes.h"
+
+namespace gyre::test {
+namespace {
+
+class MetalDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_metal()) GTEST_SKIP() << "no Metal device here";
+    device_.emplace(Device::open("metal"));
+  }
+  const Device& device() const { return *device_; }
+  Tensor filled(uint64_t bytes, uint32_t seed) const {
+    Tensor tensor = device().tensor(DType::u8, {bytes});
+    write_bytes(tensor, pattern_bytes(bytes, seed));
+    return tensor;
+  }
+  Tensor empty(uint64_t bytes) const { return device().tensor(DType::u8, {bytes}); }
+
+  std::optional<Device> device_;
+};
+
+TEST_F(MetalDevice, DescribesItself) {
+  const DeviceInfo& info = device().info();
+  EXPECT_EQ(info.name, "metal");
+  EXPECT_TRUE(info.available);
+  EXPECT_NE(info.description.find("shared with the host"), std::string::npos) << info.description;
+  EXPECT_GT(info.memory_bytes, uint64_t{1} << 30);
+  EXPECT_TRUE(refused({"device.open", "metal:0"}, [] { Device::open("metal:0"); }));
+  EXPECT_EQ(device().stream(), 0u);
+}
+
+TEST_F(MetalDevice, HostCopiesOfEverySize) {
+  for (const uint64_t bytes : {1u, 255u, 256u, 16384u, 16385u, 3333333u}) {
+    const Tensor tensor = empty(bytes);
+    EXPECT_EQ(read_bytes(tensor), Bytes(bytes)) << "zero-filled, " << bytes;
+    write_bytes(tensor, pattern_bytes(bytes, 3));
+    EXPECT_EQ(read_bytes(tensor), pattern_bytes(bytes, 3)) << bytes;
+  }
+}
+
+TEST_F(MetalDevice, StridedHostCopiesLeaveTheGapsAlone) {
+  const Tensor all = filled(6000, 1).reshape({10, 20, 30});
+  const Tensor view = all.slice(1, 3, 4).permute({1, 0, 2});
+  Bytes expected = read_bytes(all);
+  const Bytes fresh = pattern_bytes(view.bytes(), 9);
+  write_bytes(view, fresh);
+  for (uint64_t i = 0; i < fresh.size(); ++i)
+    expected[i / 30 % 10 * 600 + (3 + i / 300) * 30 + i % 30] = fresh[i];
+  EXPECT_EQ(read_bytes(all), expected);
+  EXPECT_EQ(read_bytes(view), fresh);
+}
+
+TEST_F(MetalDevice, ReusedMemoryIsZero) {
+  uint64_t address = 0;
+  {
+    const Tensor first = filled(100000, 5);
+    address = first.address();
+  }
+  const Tensor second = empty(100000);
+  EXPECT_EQ(second.address(), address) << "nothing was reused: the test shows nothing";
+  EXPECT_EQ(read_bytes(second), Bytes(100000));
+  EXPECT_EQ(device().memory().reuses, 1u);
+}
+
+TEST_F(MetalDevice, AGraphFollowsItsLevels) {
+  constexpr uint64_t kBytes = 1 << 16;
+  constexpr uint64_t kWidths[] = {1, 1, 1, 2, 2, 1, 2, 1, 1};
+  std::vector<std::vector<Tensor>> levels = {{filled(kBytes, 0)}};
+  Encoder encoder(device());
+  for (const uint64_t width : kWidths) {
+    std::vector<Tensor> next;
+    for (uint64_t i = 0; i < width; ++i) {
+      next.push_back(empty(kBytes));
+      record_copy(encoder, levels.back()[i % levels.back().size()], next.back());
+    }
+    levels.push_back(std::move(next));
+  }
+  EXPECT_EQ(encoder.barriers(), std::size(kWidths) - 1);
+  const Graph graph = encoder.instantiate();
+  EXPECT_EQ(graph.size(), 12u);
+  for (uint32_t round = 0; round < 3; ++round) {
+    const Bytes bytes = pattern_bytes(kBytes, 10 + round);
+    write_bytes(levels[0][0], bytes);
+    if (round > 0) graph.replay();
+    graph.replay().wait();
+    for (const auto& level : levels) {
+      for (const Tensor& tensor : level) EXPECT_EQ(read_bytes(tensor), bytes);
+    }
+    for (size_t i = 1; i < levels.size(); ++i) {  // what is left would hide a copy too late
+      for (const Tensor& tensor : levels[i]) write_bytes(tensor, pattern_bytes(kBytes, 99));
+    }
+  }
+}
+
+TEST_F(MetalDevice, AGraphMayGoWhileItRuns) {
+  const Tensor from = filled(1 << 20, 1), to = empty(1 << 20);
+  Fence fence;
+  {
+    Encoder encoder(device());
+    record_copy(encoder, from, to);
+    const Graph graph = encoder.instantiate();
+    for (int i = 0; i < 20; ++i) fence = graph.replay();
+  }
+  fence.wait();
+  EXPECT_EQ(read_bytes(to), pattern_bytes(1 << 20, 1));
+}
+
+// The barrier of a command that has nothing to do holds for those behind it.
+TEST_F(MetalDevice, ACommandWithNothingToDoKeepsItsBarrier) {
+  constexpr CustomLaunch kNothing = {.grid = {0, 1, 1}, .block = 64};
+  for (int round = 0; round < 20; ++round) {
+    const Tensor a = filled(64, 1), b = empty(64), c = empty(64), d = empty(64);
+    Encoder encoder(device());
+    record_copy(encoder, a, b);
+    record_mix(encoder, {.a = b, .out = d, .launch = kNothing});
+    EXPECT_EQ(encoder.barriers(), 1u);
+    record_copy(encoder, b, c);
+    EXPECT_EQ(encoder.barriers(), 1u);
+    encoder.submit();
+    EXPECT_EQ(read_bytes(c), pattern_bytes(64, 1));
+    EXPECT_EQ(read_bytes(d), Bytes(64));
+  }
+}
+
+TEST_F(MetalDevice, NothingToDoIsDone) {
+  Encoder encoder(device());
+  EXPECT_TRUE(encoder.submit().done());
+  record_mix(encoder, {.out = empty(8), .launch = {.grid = {1, 0, 1}}});
+  const Graph graph = encoder.instantiate();
+  EXPECT_TRUE(graph.replay().done());
+}
+
+TEST_F(MetalDevice, TellsKernelsWhatIsThereAndAligned) {
+  const Tensor memory = filled(256, 7);
+  const Bytes all = pattern_bytes(256, 7);
+  const auto run = [&](const Tensor& a, const Tensor& b) {
+    const Tensor out = empty(8);
+    Encoder encoder(device());
+    arguments_kernel()(encoder, uint64_t{77}, {out, a, b}, {.grid = {1, 1, 1}, .block = 32});
+    encoder.submit();
+    return read_bytes(out);
+  };
+  const auto expected = [](uint32_t word, std::byte a, std::byte b) {
+    Bytes bytes(8);
+    for (uint32_t i = 0; i < 4; ++i) bytes[i] = static_cast<std::byte>(word >> (8 * i));
+    bytes[4] = a;
+    bytes[5] = b;
+    return bytes;
+  };
+  constexpr std::byte kSalt{77};
+  const Tensor at16 = memory.slice(0, 16, 8), at17 = memory.slice(0, 17, 8);
+  EXPECT_EQ(run({}, {}), expected(0x00070001, kSalt, kSalt));
+  EXPECT_EQ(run(at16, {}), expected(0x00070003, all[16], kSalt));
+  EXPECT_EQ(run({}, at17), expected(0x00030005, kSalt, all[17]));
+  EXPECT_EQ(run(at17, at16), expected(0x00050007, all[17], all[16]));
+}
+
+TEST_F(MetalDevice, WrapsMemoryOfTheHost) {
+  // Two tensors over the same bytes, on odd addresses: one begins inside the other and ends in it.
+  auto host = std::make_shared<std::vector<uint8_t>>(100000);
+  for (size_t i = 0; i < host->size(); ++i) (*host)[i] = static_cast<uint8_t>(i * 7);
+  const std::weak_ptr<std::vector<uint8_t>> alive = host;
+  const std::vector<uint8_t> before = *host;
+  uint8_t* const data = host->data();
+  const Tensor out = empty(50000);
+  Fence fence;
+  {
+    const Tensor large = device().wrap(data + 1, DType::u8, {90000}, {}, host);
+    const Tensor small = device().wrap(static_cast<const uint8_t*>(data) + 30001, DType::u8, {100});
+    Encoder encoder(device());
+    record_copy(encoder, large.slice(0, 40000, 50000), out);  // begins behind the small one
+    record_copy(encoder, small, large.slice(0, 0, 100));
+    EXPECT_TRUE(
+        refused({"read-only"}, [&] { record_copy(encoder, large.slice(0, 0, 100), small); }));
+    fence = encoder.submit();
+    host.reset();
+  }
+  fence.wait();
+  EXPECT_TRUE(alive.expired()) << "work that is done holds nothing";
+  const Bytes bytes = read_bytes(out);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    ASSERT_EQ(static_cast<uint8_t>(bytes[i]), before[1 + 40000 + i]) << i;
+}
+
+TEST_F(MetalDevice, ReadsAndWritesWrappedMemoryInOrder) {
+  std::vector<uint8_t> host(1000);
+  const Tensor wrapped = device().wrap(host.data(), DType::u8, {1000}), from = filled(1000, 2);
+  Encoder encoder(device());
+  record_copy(encoder, from, wrapped);
+  encoder.submit();
+  EXPECT_EQ(read_bytes(wrapped), pattern_bytes(1000, 2)) << "a read waits for the work";
+  write_bytes(wrapped, pattern_bytes(1000, 3));
+  EXPECT_EQ(host[10], static_cast<uint8_t>(pattern_bytes(1000, 3)[10]));
+  const Tensor none = device().wrap(static_cast<void*>(nullptr), DType::u8, {0});
+  EXPECT_EQ(none.elements(), 0u);
+}
+
+TEST_F(MetalDevice, WaitsForAllThatWasSubmitted) {
+  const Tensor from = filled(1 << 16, 5), to = empty(1 << 16);
+  Encoder encoder(device());
+  Fence last;
+  for (int i = 0; i < 20; ++i) {
+    record_copy(encoder, from, to);
+    last = encoder.submit();
+  }
+  device().wait();
+  EXPECT_TRUE(last.done());
+  last.wait();
+}
+
+TEST_F(MetalDevice, TracesCommandsOfSubmitsAndReplays) {
+  const Tensor from = filled(1 << 20, 1), to = empty(1 << 20), other = empty(1 << 20);
+  Encoder encoder(device());
+  record_copy(encoder, from, to);
+  record_copy(encoder, to, other);
+  const Graph graph = encoder.instantiate();
+  record_copy(encoder, from, to);
+  device().start_trace();
+  encoder.submit().wait();
+  graph.replay().wait();
+  const Trace trace = device().stop_trace();
+  ASSERT_EQ(trace.events.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(trace.events[i].kernel, "copy");
+    EXPECT_GT(trace.events[i].duration_ns(), 0u);
+    if (i == 0) continue;
+    const TraceEvent& before = trace.events[i - 1];
+    EXPECT_GE(trace.events[i].begin_ns(), before.begin_ns() + before.duration_ns());
+  }
+  EXPECT_TRUE(trace.events[2].barrier);
+  EXPECT_EQ(read_bytes(other), pattern_bytes(1 << 20, 1));
+}
+
+TEST_F(MetalDevice, ServesSeveralThreads) {
+  std::vector<std::thread> threads;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([this, seed] {
+      for (uint32_t round = 0; round < 50; ++round) {
+        const uint64_t bytes = 1000 + 100 * round;
+        const Tensor from = filled(bytes, seed), to = empty(bytes);
+        Encoder encoder(device());
+        record_copy(encoder, from, to);
+        if (round % 2 == 0) {
+          encoder.submit();
+        } else {
+          encoder.instantiate().replay();
+        }
+        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// One submission, waited for by several threads at once while others retire it.
+TEST_F(MetalDevice, AFenceIsSharedByThreads) {
+  const Tensor from = filled(1 << 16, 1), to = empty(1 << 16);
+  for (int round = 0; round < 50; ++round) {
+    Encoder encoder(device());
+    record_copy(encoder, from, to);
+    const Fence fence = encoder.submit();
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&, i] {
+        if (i == 0) device().wait();
+        fence.wait();
+        EXPECT_TRUE(fence.done());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST_F(MetalDevice, FencesAndTensorsOutliveTheDevice) {
+  Fence fence;
+  Tensor to;
+  {
+    const Device own = Device::open("metal");
+    const Tensor from = own.tensor(DType::u8, {1 << 20});
+    write_bytes(from, pattern_bytes(1 << 20, 3));
+    to = own.tensor(DType::u8, {1 << 20});
+    Encoder encoder(own);
+    record_copy(encoder, from, to);
+    fence = encoder.submit();
+  }
+  fence.wait();
+  EXPECT_TRUE(fence.done());
+  EXPECT_EQ(read_bytes(to), pattern_bytes(1 << 20, 3));
+}
+
+TEST_F(MetalDevice, SeveralDevicesDoNotMix) {
+  const Device other = Device::open("metal");
+  const Tensor here = filled(64, 1), there = other.tensor(DType::u8, {64});
+  Encoder encoder(device());
+  EXPECT_TRUE(refused({"another device"}, [&] { record_copy(encoder, here, there); }));
+}
+
+}  // namespace
+}  // namespace gyre::test
