@@ -5,6 +5,7 @@
 
 #include "cache/snapshot.h"
 #include "ops/kv_coding.h"
+#include "ops/kv_layout.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -63,8 +64,6 @@ void add_coding(Checksum& checksum, const CodedLayer& layer, const KvCoding& cod
     add_tensor(checksum, *tensor);
   checksum.add(std::as_bytes(std::span(coding.shaping.gains)));
 }
-
-bool is_native(KvFormat format) { return describe(format).signs_version != 0; }
 
 }  // namespace
 

@@ -45,8 +45,6 @@ constexpr auto kFormats = std::to_array<KvFormatInfo>({
     compat(KvFormat::compat8, "compat8", 8),
 });
 
-bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
-
 uint64_t tiles_of(const KvShape& shape) {
   return (shape.capacity + abi::kKvTile - 1) / abi::kKvTile;
 }

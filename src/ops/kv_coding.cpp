@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/kv_layout.h"
 #include "ops/table.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
@@ -24,8 +25,6 @@ abi::KvBasisSpec basis_spec(DType x, DType out) {
   return spec_from_key<abi::KvBasisSpec>(static_cast<uint64_t>(x) | static_cast<uint64_t>(out)
                                                                         << 8);
 }
-
-bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
 
 struct Calibrated {
   const char* op;
@@ -79,6 +78,29 @@ abi::KvEncodeStream stream_of(const CodedStream& s) {
   made.gain[0] = 1.0f;
   std::ranges::copy(gains, made.gain);
   return made;
+}
+
+void dispatch_encode(Recording& recording, const abi::KvEncodeSpec& spec,
+                     const abi::KvEncodeParams& params, const CodedStream& k, const CodedStream& v,
+                     const WriterSources& made) {
+  const Tensor none;
+  const auto arg = [&](uint32_t i, const Tensor& t) {
+    return (made.coded >> i & 1) != 0 ? &t : &none;
+  };
+  const KvCoding &kc = k.coding, &vc = v.coding;
+  recording.dispatch(
+      kKvEncode, spec, params,
+      {arg(0, k.source), arg(0, kc.basis.matrix), arg(0, kc.basis.inverse), arg(0, kc.basis.mean),
+       arg(0, kc.shaping.factor), arg(0, kc.shaping.diagonal), arg(0, made.of[0]), arg(1, v.source),
+       arg(1, vc.basis.matrix), arg(1, vc.basis.inverse), arg(1, vc.basis.mean),
+       arg(1, vc.shaping.factor), arg(1, vc.shaping.diagonal), arg(1, made.of[1])});
+}
+
+void check_product_rows(const char* op, const char* what, const Tensor& t) {
+  require(t.defined() && t.rank() == 3, op, ": ", what, " must be [tokens, heads, head_dim]");
+  require(is_float(t.dtype()), op, ": ", what, " must be f32, f16 or bf16, got ", t.dtype());
+  require(t.stride(2) == 1, op, ": head_dim of ", what, " must be contiguous, got stride ",
+          t.stride(2));
 }
 
 }  // namespace
@@ -161,18 +183,8 @@ WriterSources encode_rows(Recording& recording, const Device& device, const Code
     made.coded |= 1u << i;
   }
   if (made.coded == 0) return made;
-  const Tensor none;
-  const auto arg = [&](uint32_t i, const Tensor& t) {
-    return (made.coded >> i & 1) != 0 ? &t : &none;
-  };
-  const KvCoding &kc = k.coding, &vc = v.coding;
   const DType dtype = (made.coded & 1) != 0 ? k.source.dtype() : v.source.dtype();
-  recording.dispatch(
-      kKvEncode, encode_spec(dtype, format[0], format[1]), params,
-      {arg(0, k.source), arg(0, kc.basis.matrix), arg(0, kc.basis.inverse), arg(0, kc.basis.mean),
-       arg(0, kc.shaping.factor), arg(0, kc.shaping.diagonal), arg(0, made.of[0]), arg(1, v.source),
-       arg(1, vc.basis.matrix), arg(1, vc.basis.inverse), arg(1, vc.basis.mean),
-       arg(1, vc.shaping.factor), arg(1, vc.shaping.diagonal), arg(1, made.of[1])});
+  dispatch_encode(recording, encode_spec(dtype, format[0], format[1]), params, k, v, made);
   return made;
 }
 
@@ -221,14 +233,8 @@ void check_means(const char* op, const BasisPair& bases, const MeanConflicts& wi
 void kv_basis(Encoder& encoder, const KvBasisInputs& in) try {
   constexpr const char* kOp = "kv_basis";
   Recording recording(encoder, kOp);
-  const auto check_rows = [&](const char* what, const Tensor& t) {
-    require(t.defined() && t.rank() == 3, kOp, ": ", what, " must be [tokens, heads, head_dim]");
-    require(is_float(t.dtype()), kOp, ": ", what, " must be f32, f16 or bf16, got ", t.dtype());
-    require(t.stride(2) == 1, kOp, ": head_dim of ", what, " must be contiguous, got stride ",
-            t.stride(2));
-  };
-  check_rows("x", in.x);
-  check_rows("out", in.out);
+  check_product_rows(kOp, "x", in.x);
+  check_product_rows(kOp, "out", in.out);
   require(in.out.shape() == in.x.shape(), kOp, ": out must have the shape of x ", in.x.shape(),
           ", got ", in.out.shape());
   const uint64_t heads = in.x.shape(1), dim = in.x.shape(2);
@@ -237,6 +243,9 @@ void kv_basis(Encoder& encoder, const KvBasisInputs& in) try {
   require(in.matrix.defined() && in.matrix.rank() == 3 && in.matrix.shape(0) != 0 &&
               heads % in.matrix.shape(0) == 0,
           kOp, ": matrix must be [kv_heads, head_dim, head_dim], kv_heads a divisor of ", heads);
+  // A grid has so many, and caches allow no more.
+  require(in.matrix.shape(0) <= uint64_t{1} << 14, kOp, ": at most 2^14 matrices, got ",
+          in.matrix.shape(0));
   const Calibrated c{kOp, "x", in.matrix.shape(0), dim};
   c.check("matrix", in.matrix, c.matrix());
   if (in.before.defined()) c.check("before", in.before, c.vector());

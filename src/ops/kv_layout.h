@@ -1,9 +1,12 @@
 #pragma once
 
+#include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "gyre/kv_format.h"
 
 namespace gyre {
+
+inline bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
 
 // Refuse what a format cannot store, and memory that does not fit its shape; `op` opens the
 // messages.

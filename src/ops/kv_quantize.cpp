@@ -41,6 +41,8 @@ void check_stream(const Stream& s) {
   const bool has_cache = s.cache.codes.defined() || s.cache.scales.defined();
   require(s.given() == has_cache, "kv_quantize: ", s.name, " and ", s.cache_name,
           " go together, only ", s.given() ? s.name : s.cache_name, " is defined");
+  require(s.given() || !s.coding.defined(), "kv_quantize: ", s.name, "_coding is defined, ", s.name,
+          " is not");
   if (!s.given()) return;
   check_compressed("kv_quantize", s.cache_name, s.cache);
   check_kv_buffer("kv_quantize", s.cache_name, s.cache);

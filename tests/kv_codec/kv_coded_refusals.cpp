@@ -100,6 +100,8 @@ std::vector<Refusal> kv_coded_refusals() {
               [](KvQuantizeInputs& c, FilledTensors&) {
                 c.v_coding.shaping.gains[1] = std::numeric_limits<float>::quiet_NaN();
               }),
+      refusal("a coding without rows", {"k_coding is defined", "k is not"},
+              [](KvQuantizeInputs& c, FilledTensors&) { c.k = {}, c.k_cache = {}; }),
       refusal("a head_dim of several scales", {"power of two from 16 to 256", "k has 80"},
               [](KvQuantizeInputs& c, FilledTensors& t) {
                 const KvShape shape{KvFormat::tq4, KvRole::k, 3, 9, 80};
@@ -132,6 +134,12 @@ std::vector<Refusal> kv_basis_refusals() {
       product_refusal("heads of no group", {"kv_heads a divisor of 6"},
                       [](KvBasisInputs& c, FilledTensors& t) {
                         c.matrix = t.make(DType::f32, {4, 64, 64});
+                      }),
+      product_refusal("more matrices than a grid has", {"at most 2^14 matrices", "got 16385"},
+                      [](KvBasisInputs& c, FilledTensors& t) {
+                        c.x = c.out = t.make(DType::f32, {1, 16385, 16});
+                        c.matrix = t.make(DType::f32, {16385, 16, 16});
+                        c.before = {};
                       }),
       product_refusal("head_dim of 24", {"a multiple of 16", "got 24"},
                       [](KvBasisInputs& c, FilledTensors& t) {
