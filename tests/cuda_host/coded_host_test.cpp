@@ -128,6 +128,13 @@ constexpr WriterCase kWriters[] = {
     {DType::bf16, KvFormat::tq5, KvFormat::tq3, 2, 40, 256},
     {DType::f16, KvFormat::tq2, KvFormat::tq6, 3, 16, 64},
 };
+template <class Spec>
+TaskFn writer_of(uint64_t key, const TaskFn (&of)[std::size(kWriters)]) {
+  const auto s = spec_from_key<Spec>(key);
+  for (size_t i = 0; i < std::size(kWriters); ++i)
+    if (kWriters[i].is(s.source_dtype, s.k_format, s.v_format, s.coded)) return of[i];
+  return nullptr;
+}
 
 template <class Source, uint32_t kK, uint32_t kV, uint32_t kCoded>
 void run_append(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
@@ -135,13 +142,9 @@ void run_append(const void* params, const uint64_t* args, uint32_t, uint32_t) no
                  kKvAppend.info.arg_count, 0);
 }
 TaskFn select_append(uint64_t key) {
-  const auto s = spec_from_key<abi::KvAppendSpec>(key);
-  constexpr TaskFn kOf[] = {run_append<cuda::CodedRow, 18, 18, 0>, run_append<float, 21, 18, 1>,
-                            run_append<cuda::BFloat16, 19, 17, 2>,
-                            run_append<cuda::CodedRow, 16, 20, 0>};
-  for (size_t i = 0; i < std::size(kOf); ++i)
-    if (kWriters[i].is(s.source_dtype, s.k_format, s.v_format, s.coded)) return kOf[i];
-  return nullptr;
+  return writer_of<abi::KvAppendSpec>(
+      key, {run_append<cuda::CodedRow, 18, 18, 0>, run_append<float, 21, 18, 1>,
+            run_append<cuda::BFloat16, 19, 17, 2>, run_append<cuda::CodedRow, 16, 20, 0>});
 }
 
 template <class Source, uint32_t kK, uint32_t kV, uint32_t kCoded>
@@ -150,13 +153,9 @@ void run_write(const void* params, const uint64_t* args, uint32_t, uint32_t) noe
                  args, kKvWrite.info.arg_count, 0);
 }
 TaskFn select_write(uint64_t key) {
-  const auto s = spec_from_key<abi::KvWriteSpec>(key);
-  constexpr TaskFn kOf[] = {run_write<cuda::CodedRow, 18, 18, 0>, run_write<float, 21, 18, 1>,
-                            run_write<cuda::BFloat16, 19, 17, 2>,
-                            run_write<cuda::CodedRow, 16, 20, 0>};
-  for (size_t i = 0; i < std::size(kOf); ++i)
-    if (kWriters[i].is(s.source_dtype, s.k_format, s.v_format, s.coded)) return kOf[i];
-  return nullptr;
+  return writer_of<abi::KvWriteSpec>(
+      key, {run_write<cuda::CodedRow, 18, 18, 0>, run_write<float, 21, 18, 1>,
+            run_write<cuda::BFloat16, 19, 17, 2>, run_write<cuda::CodedRow, 16, 20, 0>});
 }
 
 class CodedOnHost : public testing::Test {
