@@ -3,6 +3,7 @@
 #include "abi/kv_codec.h"
 #include "gyre/kv_format.h"
 #include "ops/kv_layout.h"
+#include "runtime/layout.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -208,13 +209,17 @@ abi::KvCacheLayout kv_cache_layout(const KvBuffer& buffer) {
   layout.head_dim = static_cast<uint32_t>(shape.head_dim);
   const uint64_t unit = size_bytes(buffer.codes.dtype());
   const bool rows = shape.role == KvRole::k || !is_native(shape.format);
-  layout.codes_head_stride = buffer.codes.stride(0) * unit;
-  layout.codes_tile_stride = buffer.codes.stride(1) * unit * (rows ? abi::kKvTile : 1);
-  if (!buffer.scales.defined()) return layout;
-  layout.scales_head_stride = buffer.scales.stride(0) * size_bytes(buffer.scales.dtype());
-  layout.scales_tile_stride = is_native(shape.format)
-                                  ? buffer.scales.stride(1)
-                                  : buffer.scales.stride(1) * abi::kKvTile * sizeof(float);
+  // Compressed memory is contiguous, but a tensor's stride means nothing where there is one entry,
+  // and kernels take a tile's stride as its size.
+  const bool compressed = buffer.scales.defined();
+  const Dims codes = compressed ? contiguous_strides(buffer.codes.shape()) : buffer.codes.strides();
+  layout.codes_head_stride = codes[0] * unit;
+  layout.codes_tile_stride = codes[1] * unit * (rows ? abi::kKvTile : 1);
+  if (!compressed) return layout;
+  const Dims scales = contiguous_strides(buffer.scales.shape());
+  layout.scales_head_stride = scales[0] * size_bytes(buffer.scales.dtype());
+  layout.scales_tile_stride =
+      is_native(shape.format) ? scales[1] : scales[1] * abi::kKvTile * sizeof(float);
   return layout;
 }
 

@@ -177,5 +177,38 @@ TEST_P(KvDegenerate, NaNIsGoneWhenItsSlotIsWrittenAgain) {
 INSTANTIATE_TEST_SUITE_P(Formats, KvDegenerate, testing::ValuesIn(native_formats()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
+// The stride over a dimension of one entry means nothing: one head, one tile, one token.
+TEST(KvDegenerateShape, StridesOverOneEntryDoNotMatter) {
+  constexpr uint64_t kHeadDim = 256;
+  const Tensor row = tensor_of(cpu(), gaussian_rows(1, kHeadDim, 3), {1, 1, kHeadDim});
+  const auto spread = [](const Tensor& tensor) {  // with room behind it
+    Dims strides = tensor.strides();
+    for (uint32_t d = 0; d < tensor.rank(); ++d)
+      if (tensor.shape(d) == 1) strides[d] = 1000;
+    return cpu().tensor(tensor.dtype(), {9000}).strided(tensor.shape(), strides);
+  };
+  const auto expect_nothing_behind = [](const Tensor& tensor) {
+    const uint64_t end = tensor.address() + tensor.bytes();
+    const Tensor behind = cpu().wrap(reinterpret_cast<void*>(end), DType::u8, {6000});
+    EXPECT_TRUE(
+        std::ranges::all_of(behind.data<const uint8_t>(), [](uint8_t b) { return b == 0; }));
+  };
+  for (const KvFormat format : kv_formats()) {
+    if (!describe(format).compressed) continue;
+    for (const KvRole role : {KvRole::k, KvRole::v}) {
+      const KvBuffer plain = KvBuffer::allocate(cpu(), {format, role, 1, 1, kHeadDim});
+      const KvBuffer odd = {plain.shape, spread(plain.codes), spread(plain.scales)};
+      Encoder encoder(cpu());
+      for (const KvBuffer& cache : {plain, odd})
+        kv_quantize(encoder, role == KvRole::k ? KvQuantizeInputs{.k = row, .k_cache = cache}
+                                               : KvQuantizeInputs{.v = row, .v_cache = cache});
+      encoder.submit().wait();
+      EXPECT_EQ(decoded(cpu(), odd), decoded(cpu(), plain)) << name(format);
+      expect_nothing_behind(odd.codes);
+      expect_nothing_behind(odd.scales);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gyre::test
