@@ -1,6 +1,7 @@
 # The Metal backend. All but driver_apple.cpp is built everywhere; its kernels travel as text.
 target_sources(gyre PRIVATE
   src/metal/buffers.cpp
+  src/metal/codec.cpp
   src/metal/copies.cpp
   src/metal/device.cpp
   src/metal/driver.cpp
@@ -8,6 +9,7 @@ target_sources(gyre PRIVATE
   src/metal/memory.cpp
   src/metal/pipeline.cpp
   src/metal/prepared_list.cpp
+  src/metal/rope.cpp
   src/metal/sources.cpp
   src/metal/stream.cpp
   src/metal/submission.cpp

@@ -13,6 +13,17 @@ Launch launch_bytes_copy(const void* params, uint64_t spec);
 Launch launch_words_write(const void* params, uint64_t spec);
 Launch launch_kv_page_copy(const void* params, uint64_t spec);
 
+Launch launch_rope(const void* params, uint64_t spec);
+Launch launch_rope_append(const void* params, uint64_t spec);
+
+Launch launch_hadamard(const void* params, uint64_t spec);
+Launch launch_kv_quantize(const void* params, uint64_t spec);
+Launch launch_kv_dequantize(const void* params, uint64_t spec);
+Launch launch_kv_append(const void* params, uint64_t spec);
+Launch launch_kv_write(const void* params, uint64_t spec);
+Launch launch_kv_encode(const void* params, uint64_t spec);
+Launch launch_kv_basis(const void* params, uint64_t spec);
+
 std::span<const MetalKernel> kernel_table();
 
 }  // namespace gyre::metal

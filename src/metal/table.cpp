@@ -9,6 +9,15 @@ constexpr MetalKernel kTable[] = {
     {&kBytesCopy.info, "bytes_copy.metal", launch_bytes_copy},
     {&kWordsWrite.info, "words_write.metal", launch_words_write},
     {&kKvPageCopy.info, "kv_page_copy.metal", launch_kv_page_copy},
+    {&kRope.info, "rope.metal", launch_rope},
+    {&kRopeAppend.info, "rope_append.metal", launch_rope_append},
+    {&kHadamard.info, "hadamard.metal", launch_hadamard},
+    {&kKvQuantize.info, "kv_quantize.metal", launch_kv_quantize},
+    {&kKvDequantize.info, "kv_dequantize.metal", launch_kv_dequantize},
+    {&kKvAppend.info, "kv_append.metal", launch_kv_append},
+    {&kKvWrite.info, "kv_write.metal", launch_kv_write},
+    {&kKvEncode.info, "kv_encode.metal", launch_kv_encode},
+    {&kKvBasis.info, "kv_basis.metal", launch_kv_basis},
 };
 
 }  // namespace

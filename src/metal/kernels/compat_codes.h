@@ -1,0 +1,114 @@
+#pragma once
+// The compatibility formats: what mlx-native writes, by a simdgroup. They are for reading and
+// writing its caches, not for speed.
+#include "abi/kv_compat.h"
+#include "metal/kernels/native_codes.h"
+
+namespace gyre {
+namespace metal {
+
+// Positive halves of a codebook, as abi/kv_compat.h has them.
+inline uint compat_half(uint format) { return 1u << (abi::kv_bits(format) - 1); }
+inline float compat_centroid(uint format, uint i) {
+  if (format == abi::kCompat4) return abi::kCompat4Centroids[i];
+  if (format == abi::kCompat5) return abi::kCompat5Centroids[i];
+  return format == abi::kCompat6 ? abi::kCompat6Centroids[i] : abi::kCompat8Centroids[i];
+}
+inline float compat_midpoint(uint format, uint i) {
+  if (format == abi::kCompat4) return abi::kCompat4Midpoints[i];
+  if (format == abi::kCompat5) return abi::kCompat5Midpoints[i];
+  return format == abi::kCompat6 ? abi::kCompat6Midpoints[i] : abi::kCompat8Midpoints[i];
+}
+
+// Index of the nearest centroid: midpoints strictly below v. A tie goes down, NaN to 0.
+inline uint compat_code(uint format, float v) {
+  const uint count = compat_half(format);
+  const float magnitude = fabs(v);
+  const bool positive = v > 0.0f;
+  uint below = 0;  // midpoints of the half that are below it; for negative numbers, or at it
+  for (uint step = count / 2; step != 0; step /= 2) {
+    const float midpoint = compat_midpoint(format, below + step - 1);
+    if (positive ? midpoint < magnitude : midpoint <= magnitude) below += step;
+  }
+  if (isnan(v)) return 0;
+  return positive ? count + below : count - 1 - below;
+}
+
+// Where the squares of a part's coordinates are added as mlx-native's threads do: at 256 and 512
+// each of 32 threads has head_dim / 32 neighbours, so some lanes here, one after the other; the
+// last of them has the sum.
+inline float compat_chain(const thread float* y, uint lanes, uint lane) {
+  float sum = 0;
+  for (uint turn = 0; turn < lanes; ++turn) {
+    const float before = simd_shuffle_up(sum, static_cast<ushort>(1));
+    float own = turn == 0 ? 0.0f : before;
+    for (uint k = 0; k < 4; ++k) own = own + y[k] * y[k];
+    if (lane % lanes == turn) sum = own;
+  }
+  return sum;
+}
+// The sum of squares of a block, for every lane: a row of up to 256, or half of one of 512, which
+// begins at part `first`.
+inline float compat_sum(const thread Row& row, uint first, uint head_dim, uint lane) {
+  if (head_dim == 256 || head_dim == 512) {
+    const uint lanes = head_dim / 128;
+    float sum =
+        compat_chain(row.y[first], lanes, lane) + compat_chain(row.y[first + 1], lanes, lane);
+    for (uint step = kLanes / 2; step >= lanes; step /= 2) sum = plus_lanes(sum, step, true);
+    return simd_shuffle(sum, static_cast<ushort>(lanes - 1));
+  }
+  float squares[4];
+  for (uint k = 0; k < 4; ++k) {
+    squares[k] = row.y[0][k] * row.y[0][k];
+    for (uint step = kLanes / 2; step != 0; step /= 2)
+      squares[k] = plus_lanes(squares[k], step, 4 * step < head_dim);
+  }
+  return (squares[0] + squares[2]) + (squares[1] + squares[3]);
+}
+
+// What a normalised coordinate is multiplied with to have variance 1.
+inline float compat_variance(uint head_dim) {
+  return head_dim == 512 ? 1.0f : precise::sqrt(static_cast<float>(head_dim));
+}
+inline float compat_normalized(float y, float norm, uint head_dim) {
+  const bool is_short = !(norm > 1e-10f);
+  if (head_dim == 256 || head_dim == 512)
+    return y * (is_short ? 0.0f : 1.0f / norm) * compat_variance(head_dim);
+  return is_short ? 0.0f : y / norm * compat_variance(head_dim);
+}
+
+// Codes of a row, and its norms as floats' bits in `scale`.
+template <class Rows>
+void encode_compat_row(const thread Rows& rows, uint format, uint head_dim, uint lane,
+                       thread RowCodes& out) {
+  Row row;
+  load_row(rows, head_dim, lane, row);
+  flip_signs(row, signs_of(format, head_dim), head_dim, lane);
+  transform_inner(row, head_dim);
+  transform_outer(row, head_dim, lane);
+  scale_blocks(row, head_dim, lane);
+  for (uint first = 0; first < kRowParts; first += 2) {
+    if (kPart * first >= head_dim) break;
+    const float sum = compat_sum(row, first, head_dim, lane);
+    const float norm = precise::sqrt(head_dim == 512 ? sum / 256.0f : sum);
+    for (uint j = first; j < first + 2; ++j) {
+      if (kPart * j >= head_dim) break;
+      out.scale[j] = as_type<uint>(norm);
+      out.codes[j] = 0;
+      for (uint k = 0; k < 4; ++k)
+        out.codes[j] |= compat_code(format, compat_normalized(row.y[j][k], norm, head_dim))
+                        << (8 * k);
+    }
+  }
+}
+
+// A rotated coordinate.
+inline float decode_compat(uint format, uint code, float norm, uint head_dim) {
+  const uint count = compat_half(format), index = code & (2 * count - 1);
+  const float centroid = index >= count ? compat_centroid(format, index - count)
+                                        : -compat_centroid(format, count - 1 - index);
+  return centroid * norm / compat_variance(head_dim);
+}
+
+}  // namespace metal
+}  // namespace gyre
