@@ -161,6 +161,7 @@ OpRun make_append(const AppendCase& c) {
   const abi::KvState state = c.state();
   Block block;
   block.dtype = DType::u8;
+  block.aligned = true;  // a cache's state is an allocation of its own
   block.before.resize(sizeof(state));
   std::memcpy(block.before.data(), &state, sizeof(state));
   block.after = block.before;
@@ -197,6 +198,7 @@ OpRun make_extend(uint64_t start, uint64_t tokens) {
   const abi::KvExtendParams params{{start, start + tokens, start / 2}, tokens};
   Block state, positions;
   state.dtype = DType::u8;
+  state.aligned = true;
   state.before = pattern_bytes(sizeof(params.state), 1);
   state.after.resize(sizeof(params.state));
   std::memcpy(state.after.data(), &params.state, sizeof(params.state));

@@ -14,7 +14,7 @@ using namespace metal;
 // A kernel's Spec: the pipeline is compiled for it.
 #if defined(GYRE_METAL_HOST)
 #define GYRE_GROUP_MEMORY  // an attribute of the name of a macro there
-static uint spec_low, spec_high;
+inline thread_local uint spec_low, spec_high;  // one for all texts: they share functions, too
 #else
 #define GYRE_GROUP_MEMORY [[threadgroup(0)]]
 constant uint spec_low [[function_constant(0)]];
