@@ -1,11 +1,11 @@
 #include "cuda/build_kernels.h"
 
-#include <chrono>
-#include <exception>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "runtime/build_all.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
@@ -16,19 +16,6 @@ struct Wanted {
   std::string name;
   const CudaKernel* row = nullptr;
   std::vector<uint64_t> specs{};
-  bool from_cache = true;
-  double seconds = 0;
-  std::exception_ptr error{};
-
-  void make(const std::function<bool(const CudaKernel&, uint64_t)>& one) noexcept {
-    const auto begin = std::chrono::steady_clock::now();
-    try {
-      for (const uint64_t spec : specs) from_cache = one(*row, spec) && from_cache;
-    } catch (...) {
-      error = std::current_exception();
-    }
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
 };
 
 }  // namespace
@@ -45,17 +32,16 @@ void build_kernels(BuildQueue& queue, const KernelSet& kernels, std::span<const 
     if (is_new) wanted.push_back({.name = place->first, .row = row});
     wanted[place->second].specs.push_back(key.spec);
   }
-  std::vector<BuildQueue::Job> jobs;
-  for (Wanted& one : wanted) jobs.emplace_back([&one, &make] { one.make(make); });
-  uint64_t done = 0;
-  queue.run_all(jobs, [&](size_t i) {
-    const Wanted& one = wanted[i];
-    if (one.error == nullptr)
-      built({one.name, !one.from_cache, one.seconds, ++done, wanted.size()});
-  });
+  std::vector<BuildTask> tasks;
   for (const Wanted& one : wanted) {
-    if (one.error != nullptr) std::rethrow_exception(one.error);
+    tasks.push_back({one.name, [&one, &make] {
+                       bool from_cache = true;
+                       for (const uint64_t spec : one.specs)
+                         from_cache = make(*one.row, spec) && from_cache;
+                       return from_cache;
+                     }});
   }
+  build_all(queue, tasks, built);
 }
 
 }  // namespace gyre::cuda

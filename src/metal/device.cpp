@@ -8,7 +8,7 @@
 #include "metal/pipeline.h"
 #include "metal/prepared_list.h"
 #include "metal/stream.h"
-#include "runtime/build_queue.h"
+#include "runtime/build_all.h"
 #include "runtime/kernel_code.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/process.h"
@@ -122,15 +122,23 @@ class MetalDevice final : public DeviceImpl {
   // The build begins at once: what a recorded step needs is built several at a time.
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
     bool is_new = false;
-    const Pipeline* const found =
-        parts_->pipelines.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
-          const MetalKernel* const row = find(kernel, spec);
-          if (row == nullptr) return nullptr;
-          is_new = true;
-          return std::make_unique<MetalPipeline>(api_, parts_->libraries, kernel, *row, spec);
-        });
-    if (is_new) parts_->builds.add([found] { static_cast<const MetalPipeline*>(found)->build(); });
+    const MetalPipeline* const found = find_pipeline(kernel, spec, &is_new);
+    if (found != nullptr && is_new) parts_->builds.add([found] { found->build(); });
     return found;
+  }
+  void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
+    std::vector<BuildTask> tasks;
+    for (const KernelKey& key : keys) {
+      const MetalPipeline* const pipeline = find_pipeline(*key.kernel, key.spec);
+      require(pipeline != nullptr, "device.prepare: no kernel ", key.kernel->name,
+              " for this spec");
+      tasks.push_back({describe(*key.kernel, key.spec), [pipeline] {
+                         if (pipeline->is_built()) return true;
+                         pipeline->finish();
+                         return false;
+                       }});
+    }
+    build_all(parts_->builds, tasks, built);
   }
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
     const MetalKernel* const row = find(kernel, spec);
@@ -159,6 +167,17 @@ class MetalDevice final : public DeviceImpl {
   }
 
  private:
+  // Null: there is none. Building it is left to the caller.
+  const MetalPipeline* find_pipeline(const KernelInfo& kernel, uint64_t spec,
+                                     bool* is_new = nullptr) {
+    return static_cast<const MetalPipeline*>(
+        parts_->pipelines.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
+          const MetalKernel* const row = find(kernel, spec);
+          if (row == nullptr) return nullptr;
+          if (is_new != nullptr) *is_new = true;
+          return std::make_unique<MetalPipeline>(api_, parts_->libraries, kernel, *row, spec);
+        }));
+  }
   // Null: there is none.
   const MetalKernel* find(const KernelInfo& kernel) const {
     if (kernel.code != nullptr) return kernel.code->code.metal.source.empty() ? nullptr : &kCustom;

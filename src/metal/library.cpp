@@ -15,7 +15,7 @@ Library* LibraryCache::get(const std::string& name, const std::string& text) {
   Entry* entry = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    entry = &entries_[{name, text}];
+    entry = &entries_[{text.empty() ? name : "", text}];
   }
   const std::lock_guard lock(entry->mutex);
   if (entry->library == nullptr && entry->error.empty()) {

@@ -31,7 +31,7 @@ class LibraryCache {
 
   const Driver& api_;
   std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, Entry> entries_;  // by name and text
+  std::map<std::pair<std::string, std::string>, Entry> entries_;  // by file, or by text
 };
 
 }  // namespace gyre::metal

@@ -1,6 +1,9 @@
 // What the Metal backend says when memory, the compiler or the GPU fails.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "expect_error.h"
@@ -63,6 +66,25 @@ TEST_F(MetalErrors, OutOfMemoryWaitsForWorkAndTrimsFirst) {
   fail_buffer_after(0);
   EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"metal", "no memory for a buffer"},
                            [] { Device::open("metal"); }));
+}
+
+TEST_F(MetalErrors, MemoryThatWorkHoldsIsWaitedFor) {
+  constexpr uint64_t kBytes = 1 << 20;
+  const Device device = Device::open("metal");
+  const Tensor to = device.tensor(DType::u8, {kBytes});
+  Encoder encoder(device);
+  record_copy(encoder, device.tensor(DType::u8, {kBytes}), to);
+  set_standin_memory(kBytes);
+  auto hold = std::make_unique<HoldQueues>();
+  encoder.submit();
+  std::thread release([held = std::move(hold)]() mutable {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    held.reset();
+  });
+  const Tensor large = device.tensor(DType::u8, {2 * kBytes});  // what is left, and what was copied
+  release.join();
+  EXPECT_EQ(read_bytes(large), Bytes(2 * kBytes));
+  set_standin_memory(uint64_t{1} << 40);
 }
 
 TEST_F(MetalErrors, MemoryThatMetalDoesNotTakeIsRefused) {
@@ -190,6 +212,10 @@ TEST_F(MetalErrors, CodeThatDoesNotCompileIsRemembered) {
   }
   EXPECT_EQ(standin_counts().compiled, before + 1);
   EXPECT_EQ(encoder.size(), 1u) << "the list stays recorded";
+  Encoder second(device);
+  own_kernel("kernel void test_arguments(){} // one", "test_other")(second, uint64_t{1}, {out}, {});
+  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"kernal"}, [&] { second.submit(); }));
+  EXPECT_EQ(standin_counts().compiled, before + 1) << "it is the same text";
   fail_compile("");
   EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"kernal"}, [&] { encoder.instantiate(); }));
 }
@@ -210,10 +236,11 @@ TEST_F(MetalErrors, ATextIsCompiledOnceAndAKernelMadeOnce) {
   for (int i = 0; i < 3; ++i) {
     Encoder encoder(device);
     record_mix(encoder, {.a = a, .out = b});
+    record_copy(encoder, a, b);
     encoder.submit();
   }
   EXPECT_EQ(standin_counts().compiled, before.compiled + 1);
-  EXPECT_EQ(standin_counts().pipelines, before.pipelines + 1);
+  EXPECT_EQ(standin_counts().pipelines, before.pipelines + 2);
 }
 
 TEST_F(MetalErrors, LaunchesThatThePipelineCannotRunAreRefused) {

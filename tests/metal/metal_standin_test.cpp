@@ -7,11 +7,13 @@
 #include <string>
 
 #include "expect_error.h"
+#include "metal/device.h"
 #include "metal/kernels.h"
 #include "metal/sources.h"
 #include "metal/test_kernels.h"
 #include "metal_host/host_kernel.h"
 #include "metal_host/standin_driver.h"
+#include "runtime/recorder.h"
 
 namespace gyre::test {
 namespace {
@@ -155,7 +157,65 @@ TEST_F(Standin, CompilesWholeTextsOnly) {
   EXPECT_NE(api_.pipeline_make(library_, "test_mix", {0, 0}).error, "");
 }
 
+// The library's kernel without its code: it notes the Spec alone.
+std::pair<uint32_t, uint32_t> noted_spec;
+[[maybe_unused]] const bool kRegistered = register_kernel({"kv_copy", [](const HostDispatch& d) {
+                                                             noted_spec = {d.spec_low, d.spec_high};
+                                                           }});
+
+TEST(MetalBuild, ASpecIsTwoFunctionConstants) {
+  const Device device = Device::open("metal");
+  const Tensor k = device.tensor(DType::f32, {1, 1, 4}),
+               cache = device.tensor(DType::f16, {1, 1, 4});
+  Encoder encoder(device);
+  Recording recording(encoder, "copy");
+  abi::KvCopyParams params{};
+  params.tokens = params.heads = params.streams = 1;
+  params.stream[0].row_elements = 4;
+  const Tensor* const args[] = {&k, &cache, nullptr, nullptr};
+  recording.dispatch(kKvCopy.info, 0x1122334455660100u, &params, args);
+  recording.list().finish_pipelines();
+  device.impl()->submit(recording.list())->wait();
+  EXPECT_EQ(noted_spec.first, 0x55660100u);
+  EXPECT_EQ(noted_spec.second, 0x11223344u);
+}
+
+TEST(MetalBuild, KernelsAreBuiltAheadAndToldOf) {
+  const auto device = metal::open_device("metal", {}, {});
+  const KernelKey keys[] = {{&kKvCopy.info, spec_key(abi::KvCopySpec{0, 0})},
+                            {&kKvCopy.info, spec_key(abi::KvCopySpec{0, 1})}};
+  for (const bool first : {true, false}) {
+    uint64_t told = 0;
+    device->build(keys, [&](const BuiltKernel& built) {
+      EXPECT_EQ(built.name, "kv_copy");
+      EXPECT_EQ(built.compiled, first);
+      EXPECT_EQ(built.done, ++told);
+      EXPECT_EQ(built.all, 2u);
+    });
+    EXPECT_EQ(told, 2u);
+    EXPECT_EQ(device->loaded_pipelines(kKvCopy.info), 2u);
+  }
+}
+
+TEST(MetalBuild, WhatCannotBeBuiltIsThrown) {
+  const auto device = metal::open_device("metal", {}, {});
+  const KernelInfo unknown{.name = "unknown"};
+  EXPECT_TRUE(refused({"device.prepare", "unknown"}, [&] {
+    const KernelKey key{&unknown, 0};
+    device->build({&key, 1}, [](const BuiltKernel&) {});
+  }));
+  EXPECT_TRUE(refused({"device.describe", "unknown"}, [&] { device->describe(unknown, 0); }));
+  fail_compile("error: expected ';'");
+  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"kv_copy.metal", "expected ';'"}, [&] {
+    const KernelKey key{&kKvCopy.info, 0};
+    device->build({&key, 1}, [](const BuiltKernel&) { ADD_FAILURE() << "it was not built"; });
+  }));
+  fail_compile("");
+  EXPECT_EQ(device->loaded_pipelines(kKvCopy.info), 0u);
+}
+
 TEST(MetalSources, EveryKernelsTextIsWhole) {
+  EXPECT_FALSE(metal::kernel_table().empty());
   for (const metal::MetalKernel& row : metal::kernel_table()) {
     const std::string text = metal::kernel_text(row.file);
     EXPECT_EQ(text.find("#include \""), text.npos) << row.file;

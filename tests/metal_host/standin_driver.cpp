@@ -46,9 +46,10 @@ metal::Description describe() {
           .threadgroup_bytes = kMostThreadgroupBytes};
 }
 
-bool take_buffer() {
+bool take_buffer(uint64_t bytes) {
   const std::lock_guard lock(state().mutex);
-  if (is_last(state().buffers_left)) return false;
+  if (is_last(state().buffers_left) || bytes > state().memory_left) return false;
+  state().memory_left -= bytes;
   ++state().counts.buffers;
   return true;
 }
@@ -56,7 +57,7 @@ bool take_buffer() {
 // Behind the last page lies one that nobody may touch.
 Buffer* buffer_make(uint64_t bytes) {
   if (bytes == 0) state().note("a buffer of 0 bytes");
-  if (bytes == 0 || bytes > kMostBufferBytes || !take_buffer()) return nullptr;
+  if (bytes == 0 || bytes > kMostBufferBytes || !take_buffer(bytes)) return nullptr;
   const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   const uint64_t mapped = pages + 2 * kPageBytes;
   void* const memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
@@ -72,7 +73,7 @@ Buffer* buffer_make(uint64_t bytes) {
 Buffer* buffer_wrap(void* pages, uint64_t bytes) {
   if (reinterpret_cast<uintptr_t>(pages) % kPageBytes != 0 || bytes % kPageBytes != 0 || bytes == 0)
     state().note("wrapped memory must be whole pages");
-  if (!take_buffer()) return nullptr;
+  if (!take_buffer(0)) return nullptr;
   return new Buffer{.contents = static_cast<std::byte*>(pages), .bytes = bytes};
 }
 
@@ -88,8 +89,10 @@ void buffer_free(Buffer* buffer) {
     }
     munmap(buffer->contents, buffer->mapped);
   }
+  const uint64_t bytes = buffer->mapped != 0 ? buffer->bytes : 0;
   delete buffer;
   const std::lock_guard lock(state().mutex);
+  state().memory_left += bytes;
   --state().counts.buffers;
 }
 
@@ -177,6 +180,11 @@ void set_standin_seed(uint64_t seed) {
 void fail_buffer_after(uint64_t calls) {
   const std::lock_guard lock(state().mutex);
   state().buffers_left = calls;
+}
+
+void set_standin_memory(uint64_t bytes) {
+  const std::lock_guard lock(state().mutex);
+  state().memory_left = bytes;
 }
 
 void fail_begin_after(uint64_t calls) {

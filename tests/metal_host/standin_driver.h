@@ -29,7 +29,8 @@ void set_standin_seed(uint64_t seed);  // of the order
 
 // For tests of failures. A count is how many calls succeed before the one that fails; that one is
 // the last to fail.
-void fail_buffer_after(uint64_t calls);  // buffer_make and buffer_wrap
+void fail_buffer_after(uint64_t calls);   // buffer_make and buffer_wrap
+void set_standin_memory(uint64_t bytes);  // that further buffers may take
 void fail_begin_after(uint64_t calls);
 void fail_commit_after(uint64_t calls, const std::string& error);
 void fail_compile(const std::string& log);  // of every library until it is empty

@@ -65,6 +65,7 @@ struct State {
   std::vector<std::string> violations;
   std::mt19937_64 random{1};
   uint64_t holds = 0;
+  uint64_t memory_left = uint64_t{1} << 40;
   uint64_t buffers_left = ~uint64_t{0}, begins_left = ~uint64_t{0}, commits_left = ~uint64_t{0};
   std::string commit_error, compile_log, reason;
   uint32_t max_threads = 1024;
