@@ -89,6 +89,8 @@ DLDataType dl_type(DType dtype) {
 
 DLDevice dl_device(const Device& device) {
   const std::string& name = device.info().name;
+  // Others take Metal memory by an object of Metal's, which Gyre does not hand out.
+  if (name == "metal") refuse("dlpack: memory of metal is not shared; copy it with read_to");
   const size_t colon = name.find(':');
   if (colon == std::string::npos) return {kDLCPU, 0};
   int32_t ordinal = 0;
