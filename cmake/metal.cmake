@@ -1,5 +1,6 @@
 # The Metal backend. All but driver_apple.cpp is built everywhere; its kernels travel as text.
 target_sources(gyre PRIVATE
+  src/metal/attention.cpp
   src/metal/buffers.cpp
   src/metal/codec.cpp
   src/metal/copies.cpp

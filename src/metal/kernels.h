@@ -23,6 +23,10 @@ Launch launch_kv_append(const void* params, uint64_t spec);
 Launch launch_kv_write(const void* params, uint64_t spec);
 Launch launch_kv_encode(const void* params, uint64_t spec);
 Launch launch_kv_basis(const void* params, uint64_t spec);
+Launch launch_attention(const void* params, uint64_t spec);
+Launch launch_attention_decode(const void* params, uint64_t spec);
+Launch launch_attention_merge(const void* params, uint64_t spec);
+bool plan_attention(const void* problem, void* plan);
 
 std::span<const MetalKernel> kernel_table();
 

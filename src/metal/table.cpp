@@ -18,6 +18,9 @@ constexpr MetalKernel kTable[] = {
     {&kKvWrite.info, "kv_write.metal", launch_kv_write},
     {&kKvEncode.info, "kv_encode.metal", launch_kv_encode},
     {&kKvBasis.info, "kv_basis.metal", launch_kv_basis},
+    {&kAttention.info, "attention.metal", launch_attention, nullptr, plan_attention},
+    {&kAttentionDecode.info, "attention_decode.metal", launch_attention_decode},
+    {&kAttentionMerge.info, "attention_merge.metal", launch_attention_merge},
 };
 
 }  // namespace

@@ -59,7 +59,7 @@ template <class To, class From>
 To as_type(From value) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
-  std::memcpy(&to, &value, sizeof(to));
+  std::memcpy(static_cast<void*>(&to), &value, sizeof(to));
   return to;
 }
 

@@ -1,0 +1,80 @@
+// Plans and grids of the attention kernels.
+#include <algorithm>
+
+#include "abi/attention_plan.h"
+#include "metal/kernels.h"
+#include "metal/kernels/attention_layout.h"
+
+namespace gyre::metal {
+namespace {
+
+constexpr uint32_t kFewestKeys = 256;    // in a split: two blocks of each simdgroup
+constexpr uint64_t kWantedGroups = 256;  // fill the largest GPU; a plan is not made for one of them
+
+constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+uint32_t limited(uint64_t count) {
+  return static_cast<uint32_t>(std::min<uint64_t>(count, 0xFFFFFFFFu));
+}
+
+Launch launch_rows(const abi::AttentionParams& p, uint32_t rows) {
+  const uint32_t k_dim = p.k.head_dim, v_dim = p.v.head_dim;
+  const AttentionLayout layout =
+      attention_layout(k_dim, v_dim, rows, value_blocks(p.v.format, v_dim));
+  const uint64_t all = p.tokens * p.group;
+  const bool paged = p.table.page_tokens != 0;
+  // Every sequence may have one tile that is not full.
+  const uint64_t tiles = paged ? all / rows + p.table.sequences : ceil_div(all, rows);
+  return {{limited(tiles), limited(paged ? 1 : p.splits), limited(p.kv_heads)},
+          kAttentionThreads,
+          layout.total};
+}
+
+// Splits where rows alone do not fill a GPU. A prompt's keys are not cut, and neither are those of
+// pages: a row's bits must not follow the batch, or the chunk that it came in.
+uint64_t splits_of(const abi::AttentionProblem& p, uint64_t rows, uint32_t tile_rows) {
+  if (p.splits != 0) return p.splits;
+  if (p.sequences != 0 || rows > abi::kDecodePhaseRows) return 1;
+  const uint64_t groups = p.kv_heads * ceil_div(rows, tile_rows);
+  const uint64_t most = std::max<uint64_t>(ceil_div(p.keys, kFewestKeys), 1);
+  return std::clamp<uint64_t>(kWantedGroups / std::max<uint64_t>(groups, 1), 1, most);
+}
+
+}  // namespace
+
+Launch launch_attention(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  return launch_rows(p, attention_tile_rows(p.k.head_dim, p.v.head_dim));
+}
+
+Launch launch_attention_decode(const void* params, uint64_t spec) {
+  return launch_rows(*static_cast<const abi::AttentionParams*>(params),
+                     spec_from_key<abi::AttentionDecodeSpec>(spec).rows);
+}
+
+Launch launch_attention_merge(const void* params, uint64_t /*spec*/) {
+  constexpr uint32_t kThreads = 128;
+  const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
+  return {{limited(p.tokens * p.heads), 1, 1}, kThreads, 0};
+}
+
+bool plan_attention(const void* problem, void* plan) {
+  const auto& p = *static_cast<const abi::AttentionProblem*>(problem);
+  const uint64_t group = p.heads / p.kv_heads;
+  const uint64_t rows = (p.sequences != 0 ? p.most_queries : p.tokens) * group;
+  const uint32_t most = attention_tile_rows(p.k.head_dim, p.v.head_dim);
+  const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, most));
+  auto& made = *static_cast<abi::AttentionPlan*>(plan);
+  made = abi::attention_any_shape_plan(p, splits_of(p, rows, tile_rows), kFewestKeys);
+  const bool one_dim = p.k.head_dim == p.v.head_dim;
+  if (!one_dim && (p.v.head_dim % 16 != 0 || p.v.head_dim / 16 > 255)) return true;
+  abi::AttentionDecodeSpec spec =
+      abi::attention_decode_spec(p.k.format, p.v.format, p.k.head_dim, tile_rows, 1);
+  spec.paged = p.sequences != 0 ? 1 : 0;
+  if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p.v.head_dim / 16);
+  made.kernel = abi::AttentionKernel::attention_decode;
+  made.spec = spec_key(spec);
+  return true;
+}
+
+}  // namespace gyre::metal

@@ -1,0 +1,49 @@
+#pragma once
+// attention: how many rows a thread group takes and where they lie in its memory. For the kernels
+// and their launch.
+#include "abi/kv_codec.h"
+
+namespace gyre {
+namespace metal {
+
+GYRE_CONSTANT uint32_t kAttentionSimdgroups = 4;
+GYRE_CONSTANT uint32_t kAttentionThreads = kAttentionSimdgroups * 32;
+GYRE_CONSTANT uint32_t kBlockKeys = 32;  // that a simdgroup takes at a time, a lane a key
+GYRE_CONSTANT uint32_t kMostTileRows = 8;
+GYRE_CONSTANT uint32_t kMostTileFloats = 2048;  // of queries, then of sums
+GYRE_CONSTANT uint32_t kRowNotesBytes = 32;     // RowNotes
+
+// Rows of a KV head that a group takes: a lane has v_dim / 32 sums of each.
+constexpr uint32_t attention_tile_rows(uint32_t k_dim, uint32_t v_dim) {
+  const uint32_t dim = k_dim > v_dim ? k_dim : v_dim;
+  const uint32_t rows = kMostTileFloats / (dim != 0 ? dim : 1);
+  return rows < 1 ? 1 : (rows < kMostTileRows ? rows : kMostTileRows);
+}
+
+// Scales of a value: native blocks are powers of two of at most 256 coordinates.
+constexpr uint32_t value_blocks(uint32_t format, uint32_t v_dim) {
+  if (abi::kv_is_compat(format)) return v_dim == 512 ? 2 : 1;
+  if (!abi::kv_is_native(format)) return 0;
+  uint32_t blocks = v_dim / abi::kKvScaleBlock;
+  for (uint32_t rest = v_dim % abi::kKvScaleBlock; rest != 0; rest &= rest - 1) ++blocks;
+  return blocks;
+}
+
+// Offsets in bytes.
+struct AttentionLayout {
+  uint32_t notes, weights, scales, states, total;  // the rows themselves come first
+};
+inline AttentionLayout attention_layout(uint32_t k_dim, uint32_t v_dim, uint32_t rows,
+                                        uint32_t v_blocks) {
+  const uint32_t dim = k_dim > v_dim ? k_dim : v_dim, keys = kAttentionSimdgroups * kBlockKeys;
+  AttentionLayout at = {};
+  at.notes = (rows * dim * 4 + 15) / 16 * 16;
+  at.weights = at.notes + rows * kRowNotesBytes;
+  at.scales = at.weights + keys * rows * 4;
+  at.states = at.scales + keys * v_blocks * 4;
+  at.total = (at.states + kAttentionSimdgroups * rows * 8 + 15) / 16 * 16;
+  return at;
+}
+
+}  // namespace metal
+}  // namespace gyre

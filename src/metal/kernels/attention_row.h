@@ -1,0 +1,189 @@
+#pragma once
+// Rows of attention: into and out of the domain in which a compressed format stores a head, the
+// online softmax, and the end of a row. Coordinate c of row r lies at [c * pitch + r] of the group's
+// memory.
+#include "metal/kernels/attention_tile.h"
+
+namespace gyre {
+namespace metal {
+
+constant constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+constant constexpr uint kPlusInfinityBits = 0x7F800000u;
+
+inline float minus_infinity() { return as_type<float>(0xFF800000u); }
+
+inline bool is_compressed(uint format) {
+  return abi::kv_is_native(format) || abi::kv_is_compat(format);
+}
+
+// mlx-native's table has signs at 256 and 512 only.
+inline bool flips(uint format, uint head_dim, uint coordinate) {
+  if (abi::kv_is_native(format)) return abi::kv_sign_bit(coordinate) != 0;
+  if (head_dim != 256 && head_dim != 512) return false;
+  return (abi::kCompatSigns[coordinate / 8] >> (coordinate % 8) & 1) != 0;
+}
+
+inline void flip_signs(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
+                       const thread Grid& grid) {
+  for (uint i = grid.index; i < head_dim * rows; i += grid.threads) {
+    const uint c = i / rows;
+    if (flips(format, head_dim, c)) x[c * pitch + i % rows] = -x[c * pitch + i % rows];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// The Walsh-Hadamard transform of each power-of-two block.
+inline void transform(threadgroup float* x, uint pitch, uint rows, uint head_dim,
+                      const thread Grid& grid) {
+  uint begin = 0;
+  for (uint size = abi::kKvMaxHeadDim; size != 0; size /= 2) {
+    if ((head_dim & size) == 0) continue;
+    for (uint h = 1; h < size; h *= 2) {
+      for (uint i = grid.index; i < size / 2 * rows; i += grid.threads) {
+        const uint pair = i / rows, r = i % rows;
+        const uint c = begin + (pair & ~(h - 1)) * 2 + (pair & (h - 1));
+        const float a = x[c * pitch + r], b = x[(c + h) * pitch + r];
+        x[c * pitch + r] = a + b;
+        x[(c + h) * pitch + r] = a - b;
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    const float factor = 1.0f / precise::sqrt(static_cast<float>(size));
+    for (uint i = grid.index; i < size * rows; i += grid.threads)
+      x[(begin + i / rows) * pitch + i % rows] *= factor;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    begin += size;
+  }
+}
+
+inline void rotate(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
+                   const thread Grid& grid) {
+  if (!is_compressed(format)) return;
+  flip_signs(x, pitch, rows, format, head_dim, grid);
+  transform(x, pitch, rows, head_dim, grid);
+}
+inline void restore(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
+                    const thread Grid& grid) {
+  if (!is_compressed(format)) return;
+  transform(x, pitch, rows, head_dim, grid);
+  flip_signs(x, pitch, rows, format, head_dim, grid);
+}
+
+// What the mask needs of a row; in the group's memory.
+struct RowNotes {
+  long begin, end;  // keys it may see
+  long position;
+  float slope;
+  uint token;  // for the tree mask
+};
+
+inline void make_notes(threadgroup RowNotes* notes, const thread RowTile& tile,
+                       constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                       const thread Grid& grid) {
+  for (uint r = grid.index; r < tile.rows; r += grid.threads) {
+    const RowPlace place = row_place(tile, p.group, r);
+    const abi::RowBounds<long> bounds = tile.bounds(place.token);
+    notes[r].begin = bounds.begin;
+    notes[r].end = bounds.end;
+    notes[r].position = abi::row_position<long>(tile.mask, static_cast<long>(place.token));
+    notes[r].slope = grid.has(abi::arg_slopes) ? pointer<float>(at.slopes)[place.head] : 0;
+    notes[r].token = static_cast<uint>(place.token);
+  }
+}
+
+inline bool sees(const threadgroup RowNotes& row, const thread RowTile& tile, long key,
+                 const device uchar* tree, ulong tree_stride) {
+  if (key < row.begin || key >= row.end) return false;
+  return tree == nullptr || !abi::tree_hides<long>(tree + row.token * tree_stride, tile.mask, key);
+}
+
+// Queries to the group's memory, rotated as K is.
+inline void load_queries(threadgroup float* x, uint pitch, const thread RowTile& tile,
+                         constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                         uint k_format, uint k_dim, const thread Grid& grid) {
+  for (uint i = grid.index; i < tile.rows * k_dim; i += grid.threads) {
+    const uint r = i / k_dim, c = i % k_dim;
+    const RowPlace place = row_place(tile, p.group, r);
+    const device uchar* const row =
+        at.q + (tile.first_token + place.token) * p.q_token_stride + place.head * p.q_head_stride;
+    x[c * pitch + r] = load_float(row, p.q_dtype, c);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  rotate(x, pitch, tile.rows, k_format, k_dim, grid);
+}
+
+// cap tanh(x / cap); two terms of the series where 1 - e cancels.
+inline float soft_cap(float x, float cap) {
+  const float a = fabs(x) / cap, e = precise::exp2(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : (1.0f - e) / (1.0f + e);
+  return copysign(t * cap, x);
+}
+
+// A row's logit in base 2.
+inline float logit_of(float score, constant abi::AttentionParams& p,
+                      const threadgroup RowNotes& row, long key) {
+  float x = score * p.scale;
+  if (p.soft_cap > 0) x = soft_cap(x, p.soft_cap);
+  if (row.slope != 0) x += row.slope * static_cast<float>(key - row.position);
+  return x * kLog2E;
+}
+
+// What probabilities are relative to. A row that saw nothing is relative to 0: -inf less -inf would
+// be NaN.
+inline float reference_of(float most) { return most == minus_infinity() ? 0.0f : most; }
+inline float exp2_of(float x) { return x == minus_infinity() ? 0.0f : precise::exp2(x); }
+
+struct SoftmaxState {
+  float most, sum;
+};
+
+// A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
+inline float finish_row(thread SoftmaxState& state, float sink) {
+  constexpr float kMost = 3.402823466e38f;
+  float keep = 1.0f;
+  if (isfinite(sink)) sink = clamp(sink * kLog2E, -kMost, kMost);
+  if (sink != minus_infinity()) {
+    if (sink > state.most) {
+      keep = exp2_of(state.most - sink);
+      state.sum *= keep;
+      state.most = sink;
+    }
+    state.sum += isnan(sink) ? sink : exp2_of(sink - state.most);
+  }
+  return state.sum == 0 ? 0.0f : keep / state.sum;
+}
+inline float log_sum_exp(SoftmaxState state) {
+  return state.sum == 0 ? minus_infinity() : (state.most + precise::log2(state.sum)) * kLn2;
+}
+
+// Row r, its values times `unit` and relative to the state's largest logit, to the output or as
+// {values, max, sum} of one split. By a simdgroup.
+inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxState state, float unit,
+                      const thread RowTile& tile, constant abi::AttentionParams& p,
+                      const thread AttentionPointers& at, uint v_dim, const thread Grid& grid) {
+  const RowPlace place = row_place(tile, p.group, r);
+  const ulong token = tile.first_token + place.token;
+  if (p.partial != abi::kAttentionWhole) {
+    const bool states = p.partial == abi::kAttentionStates;
+    device float* const to =
+        pointer<float>(states ? at.out : at.partial) +
+        ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
+    for (uint c = grid.lane; c < v_dim; c += kLanes) to[c] = x[c * pitch + r] * unit;
+    if (grid.lane == 0) to[v_dim] = state.most * kLn2;
+    if (grid.lane == 0) to[v_dim + 1] = state.sum;
+    return;
+  }
+  const float sink =
+      grid.has(abi::arg_sinks) ? pointer<float>(at.sinks)[place.head] : minus_infinity();
+  const float factor = finish_row(state, sink);
+  device uchar* const to = at.out + token * p.out_token_stride + place.head * p.out_head_stride;
+  for (uint c = grid.lane; c < v_dim; c += kLanes)
+    store_float(to, p.out_dtype, c, x[c * pitch + r] * unit * factor);
+  if (grid.lane == 0 && grid.has(abi::arg_lse)) {
+    *pointer<float>(at.lse + token * p.lse_token_stride + place.head * p.lse_head_stride) =
+        log_sum_exp(state);
+  }
+}
+
+}  // namespace metal
+}  // namespace gyre
