@@ -17,17 +17,21 @@ uint32_t limited(uint64_t count) {
   return static_cast<uint32_t>(std::min<uint64_t>(count, 0xFFFFFFFFu));
 }
 
-Launch launch_rows(const abi::AttentionParams& p, uint32_t rows) {
-  const uint32_t k_dim = p.k.head_dim, v_dim = p.v.head_dim;
-  const AttentionLayout layout =
-      attention_layout(k_dim, v_dim, rows, value_blocks(p.v.format, v_dim));
+// Group x is a tile of rows, y a split, z a KV head.
+Launch launch_tiles(const abi::AttentionParams& p, uint32_t rows, uint32_t group_bytes) {
   const uint64_t all = p.tokens * p.group;
   const bool paged = p.table.page_tokens != 0;
   // Every sequence may have one tile that is not full.
   const uint64_t tiles = paged ? all / rows + p.table.sequences : ceil_div(all, rows);
   return {{limited(tiles), limited(paged ? 1 : p.splits), limited(p.kv_heads)},
           kAttentionThreads,
-          layout.total};
+          group_bytes};
+}
+
+Launch launch_rows(const abi::AttentionParams& p, uint32_t rows) {
+  const uint32_t k_dim = p.k.head_dim, v_dim = p.v.head_dim;
+  return launch_tiles(p, rows,
+                      attention_layout(k_dim, v_dim, rows, value_blocks(p.v.format, v_dim)).total);
 }
 
 // Splits where rows alone do not fill a GPU. A prompt's keys are not cut, and neither are those of
@@ -40,6 +44,19 @@ uint64_t splits_of(const abi::AttentionProblem& p, uint64_t rows, uint32_t tile_
   return std::clamp<uint64_t>(kWantedGroups / std::max<uint64_t>(groups, 1), 1, most);
 }
 
+bool takes_many_rows(const abi::AttentionProblem& p) {
+  const auto takes = [](const abi::KvCacheLayout& half) {
+    return half.head_dim % 8 == 0 && half.head_dim <= kMostManyRowsDim &&
+           !abi::kv_is_compat(half.format);
+  };
+  return takes(p.k) && takes(p.v);
+}
+
+// Few rows with dims that the spec has room for.
+bool takes_decode(const abi::AttentionProblem& p) {
+  return p.k.head_dim == p.v.head_dim || (p.v.head_dim % 16 == 0 && p.v.head_dim / 16 <= 255);
+}
+
 }  // namespace
 
 Launch launch_attention(const void* params, uint64_t /*spec*/) {
@@ -50,6 +67,11 @@ Launch launch_attention(const void* params, uint64_t /*spec*/) {
 Launch launch_attention_decode(const void* params, uint64_t spec) {
   return launch_rows(*static_cast<const abi::AttentionParams*>(params),
                      spec_from_key<abi::AttentionDecodeSpec>(spec).rows);
+}
+
+Launch launch_attention_many_rows(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::AttentionParams*>(params);
+  return launch_tiles(p, kManyRowsTile, many_rows_layout(p.k.head_dim, p.v.head_dim).total);
 }
 
 Launch launch_attention_merge(const void* params, uint64_t /*spec*/) {
@@ -66,14 +88,20 @@ bool plan_attention(const void* problem, void* plan) {
   const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, most));
   auto& made = *static_cast<abi::AttentionPlan*>(plan);
   made = abi::attention_any_shape_plan(p, splits_of(p, rows, tile_rows), kFewestKeys);
-  const bool one_dim = p.k.head_dim == p.v.head_dim;
-  if (!one_dim && (p.v.head_dim % 16 != 0 || p.v.head_dim / 16 > 255)) return true;
-  abi::AttentionDecodeSpec spec =
-      abi::attention_decode_spec(p.k.format, p.v.format, p.k.head_dim, tile_rows, 1);
-  spec.paged = p.sequences != 0 ? 1 : 0;
-  if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p.v.head_dim / 16);
-  made.kernel = abi::AttentionKernel::attention_decode;
-  made.spec = spec_key(spec);
+  const bool prompt =
+      p.sequences != 0 ? p.phase == abi::AttentionPhase::prompt : rows > abi::kDecodePhaseRows;
+  if (prompt && takes_many_rows(p)) {
+    made.kernel = abi::AttentionKernel::attention_many_rows;
+    made.spec =
+        spec_key(abi::attention_rows_spec(p.k.format, p.v.format, p.k.head_dim, p.v.head_dim, 0));
+  } else if (takes_decode(p)) {
+    abi::AttentionDecodeSpec spec =
+        abi::attention_decode_spec(p.k.format, p.v.format, p.k.head_dim, tile_rows, 1);
+    spec.paged = p.sequences != 0 ? 1 : 0;
+    if (p.k.head_dim != p.v.head_dim) spec.value_dim16 = static_cast<uint8_t>(p.v.head_dim / 16);
+    made.kernel = abi::AttentionKernel::attention_decode;
+    made.spec = spec_key(spec);
+  }
   return true;
 }
 

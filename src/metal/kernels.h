@@ -25,6 +25,7 @@ Launch launch_kv_encode(const void* params, uint64_t spec);
 Launch launch_kv_basis(const void* params, uint64_t spec);
 Launch launch_attention(const void* params, uint64_t spec);
 Launch launch_attention_decode(const void* params, uint64_t spec);
+Launch launch_attention_many_rows(const void* params, uint64_t spec);
 Launch launch_attention_merge(const void* params, uint64_t spec);
 bool plan_attention(const void* problem, void* plan);
 

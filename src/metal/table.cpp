@@ -20,6 +20,7 @@ constexpr MetalKernel kTable[] = {
     {&kKvBasis.info, "kv_basis.metal", launch_kv_basis},
     {&kAttention.info, "attention.metal", launch_attention, nullptr, plan_attention},
     {&kAttentionDecode.info, "attention_decode.metal", launch_attention_decode},
+    {&kAttentionManyRows.info, "attention_many_rows.metal", launch_attention_many_rows},
     {&kAttentionMerge.info, "attention_merge.metal", launch_attention_merge},
 };
 

@@ -12,10 +12,10 @@
       device uchar *partial [[buffer(11)]], const device uchar *state [[buffer(12)]],        \
       const device uchar *table [[buffer(13)]], const device uchar *lengths [[buffer(14)]],  \
       const device uchar *query_begin [[buffer(15)]], const device uchar *prompts [[buffer(16)]]
-#define GYRE_ATTENTION_POINTERS                                                              \
-  {                                                                                          \
-    q, k_codes, k_scales, v_codes, v_scales, out, lse, sinks, slopes, tree, partial, state, \
-        table, lengths, query_begin, prompts                                                 \
+#define GYRE_ATTENTION_POINTERS                                                                    \
+  {                                                                                                \
+    q, k_codes, k_scales, v_codes, v_scales, out, lse, sinks, slopes, tree, partial, state, table, \
+        lengths, query_begin, prompts                                                              \
   }
 
 namespace gyre {

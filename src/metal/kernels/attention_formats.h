@@ -36,8 +36,9 @@ inline float level_of(uint format, uint code) {
 // A scale times 2^31, and what levels are multiplied with before it, so that neither overflows.
 inline float raw_scale(const device uchar* scales, uint block, uint slot, bool wide) {
   const device uchar* const at = scales + 2 * (block * abi::kKvTile + slot);
-  const uint bits = wide ? read_cache<ushort>(at)
-                         : read_cache<uchar>(at) | static_cast<uint>(read_cache<uchar>(at + 1)) << 8;
+  const uint bits = wide
+                        ? read_cache<ushort>(at)
+                        : read_cache<uchar>(at) | static_cast<uint>(read_cache<uchar>(at + 1)) << 8;
   return as_type<float>(bits << 15);
 }
 constant constexpr float kLevelUnit = 0x1p-16f, kScaleUnit = 0x1p-15f;
@@ -82,19 +83,22 @@ inline uint byte_of(uint4 words, uint i) {
   return word >> (i % 4 * 8) & 0xFF;
 }
 
-// One plane of a row of K, walked 16 coordinates at a time.
+// One plane of a row of K, 16 coordinates at a time.
+constant constexpr uint kNoGroup = 0xFFFFFFFFu;
 struct PlaneReader {
   const device uchar* from;
   uint bits, head_dim;
   bool wide;
+  uint at;  // first coordinate of `group`; none yet: kNoGroup
   PlaneGroup group;
 
-  // Codes of coordinates [c, c + 16), a byte each; c grows by 16 from 0 on.
+  // Codes of coordinates [c, c + 16), a byte each; c is a multiple of 16.
   uint4 next(uint c) {
     const uint each = abi::kv_group(bits), place = c % each;
-    if (place == 0) {
-      const uint left = head_dim - c, bytes = left < each ? left * bits / 8 : 16;
-      group = read_group(from + c * bits / 8, bytes, wide);
+    if (at != c - place) {
+      at = c - place;
+      const uint left = head_dim - at, bytes = left < each ? left * bits / 8 : 16;
+      group = read_group(from + at * bits / 8, bytes, wide);
     }
     const uint mask = (1u << bits) - 1;
     if (group.bytes == 16) {
@@ -104,8 +108,8 @@ struct PlaneReader {
     }
     uint words[4] = {0, 0, 0, 0};
     for (uint i = 0; i < 16 && c + i < head_dim; ++i) {
-      const uint at = place + i, field = at / group.bytes;
-      const uint code = byte_of(group.words, at % group.bytes) >> (field * bits) & mask;
+      const uint nth = place + i, field = nth / group.bytes;
+      const uint code = byte_of(group.words, nth % group.bytes) >> (field * bits) & mask;
       words[i / 4] |= code << (i % 4 * 8);
     }
     return {words[0], words[1], words[2], words[3]};
@@ -174,26 +178,38 @@ inline float value_scale(const thread StoredSide& v, const device uchar* tile, u
   return compat_scale(tile + slot * (v.scales_tile_stride / abi::kKvTile), v.dim, block * 256);
 }
 
+// Both planes of a row of K.
+struct CodeReader {
+  PlaneReader low, high;
+
+  uint4 next(uint c) {
+    uint4 codes = low.next(c);
+    if (high.bits == 0) return codes;
+    const uint4 upper = high.next(c);
+    codes.x |= upper.x << low.bits;
+    codes.y |= upper.y << low.bits;
+    codes.z |= upper.z << low.bits;
+    codes.w |= upper.w << low.bits;
+    return codes;
+  }
+};
+inline CodeReader code_reader(const thread StoredSide& k, const device uchar* row) {
+  const uint low_bits = abi::kv_low_bits(k.format), high_bits = abi::kv_high_bits(k.format);
+  const ulong low_bytes = abi::kv_plane_bytes(k.dim, low_bits);
+  const PlaneGroup none = {{0, 0, 0, 0}, 0};
+  return {{row, low_bits, k.dim, k.wide, kNoGroup, none},
+          {row + low_bytes, high_bits, k.dim, k.wide && low_bytes % 16 == 0, kNoGroup, none}};
+}
+
 // Dot products of a key with the group's rows, by the lane that has the key.
 inline void score_levels(const thread StoredSide& k, const device uchar* row,
                          const device uchar* scales, uint slot, const threadgroup float* q,
                          uint pitch, thread float* score) {
-  const uint low_bits = abi::kv_low_bits(k.format), high_bits = abi::kv_high_bits(k.format);
-  const ulong low_bytes = abi::kv_plane_bytes(k.dim, low_bits);
-  PlaneReader low = {row, low_bits, k.dim, k.wide, {{0, 0, 0, 0}, 0}};
-  PlaneReader high = {row + low_bytes, high_bits, k.dim, k.wide && low_bytes % 16 == 0,
-                      {{0, 0, 0, 0}, 0}};
+  CodeReader reader = code_reader(k, row);
   float sum[kMostTileRows];
   uint block = 0, block_end = 0;
   for (uint c = 0; c < k.dim; c += 16) {
-    uint4 codes = low.next(c);
-    if (high_bits != 0) {
-      const uint4 upper = high.next(c);
-      codes.x |= upper.x << low_bits;
-      codes.y |= upper.y << low_bits;
-      codes.z |= upper.z << low_bits;
-      codes.w |= upper.w << low_bits;
-    }
+    const uint4 codes = reader.next(c);
     if (c == block_end) {
       block_end += scale_block_size(k.dim, c);
       for (uint r = 0; r < pitch; ++r) sum[r] = 0;

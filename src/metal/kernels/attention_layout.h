@@ -45,5 +45,31 @@ inline AttentionLayout attention_layout(uint32_t k_dim, uint32_t v_dim, uint32_t
   return at;
 }
 
+// attention_many_rows: eight rows to a simdgroup.
+GYRE_CONSTANT uint32_t kManyRowsTile = kAttentionSimdgroups * 8;
+GYRE_CONSTANT uint32_t kMostManyRowsDim = 256;
+GYRE_CONSTANT uint32_t kStageFloats = 4096;  // keys, then values, of a stage
+GYRE_CONSTANT uint32_t kMostStageKeys = 32;
+
+constexpr uint32_t many_rows_keys(uint32_t k_dim, uint32_t v_dim) {
+  return (k_dim > v_dim ? k_dim : v_dim) <= 128 ? kMostStageKeys : kMostStageKeys / 2;
+}
+// Rows whose queries, or sums, the memory of a stage holds.
+constexpr uint32_t many_rows_staged(uint32_t dim) { return dim <= 128 ? 32 : 16; }
+
+// Offsets in bytes; the stage comes first.
+struct ManyRowsLayout {
+  uint32_t notes, scores, squares, flags, total;
+};
+inline ManyRowsLayout many_rows_layout(uint32_t k_dim, uint32_t v_dim) {
+  ManyRowsLayout at = {};
+  at.notes = kStageFloats * 4;
+  at.scores = at.notes + kManyRowsTile * kRowNotesBytes;
+  at.squares = at.scores + kManyRowsTile * many_rows_keys(k_dim, v_dim) * 4;
+  at.flags = at.squares + kAttentionSimdgroups * 64 * 4;
+  at.total = at.flags + kAttentionSimdgroups * 8;
+  return at;
+}
+
 }  // namespace metal
 }  // namespace gyre

@@ -1,7 +1,7 @@
 #pragma once
 // Rows of attention: into and out of the domain in which a compressed format stores a head, the
-// online softmax, and the end of a row. Coordinate c of row r lies at [c * pitch + r] of the group's
-// memory.
+// online softmax, and the end of a row. Coordinate c of row r lies at [c * pitch + r] of the
+// group's memory.
 #include "metal/kernels/attention_tile.h"
 
 namespace gyre {
@@ -97,19 +97,20 @@ inline bool sees(const threadgroup RowNotes& row, const thread RowTile& tile, lo
   return tree == nullptr || !abi::tree_hides<long>(tree + row.token * tree_stride, tile.mask, key);
 }
 
-// Queries to the group's memory, rotated as K is.
-inline void load_queries(threadgroup float* x, uint pitch, const thread RowTile& tile,
-                         constant abi::AttentionParams& p, const thread AttentionPointers& at,
-                         uint k_format, uint k_dim, const thread Grid& grid) {
-  for (uint i = grid.index; i < tile.rows * k_dim; i += grid.threads) {
+// Queries of rows [first, first + count) to the group's memory, rotated as K is.
+inline void load_queries(threadgroup float* x, uint pitch, uint first, uint count,
+                         const thread RowTile& tile, constant abi::AttentionParams& p,
+                         const thread AttentionPointers& at, uint k_format, uint k_dim,
+                         const thread Grid& grid) {
+  for (uint i = grid.index; i < count * k_dim; i += grid.threads) {
     const uint r = i / k_dim, c = i % k_dim;
-    const RowPlace place = row_place(tile, p.group, r);
+    const RowPlace place = row_place(tile, p.group, first + r);
     const device uchar* const row =
         at.q + (tile.first_token + place.token) * p.q_token_stride + place.head * p.q_head_stride;
     x[c * pitch + r] = load_float(row, p.q_dtype, c);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  rotate(x, pitch, tile.rows, k_format, k_dim, grid);
+  rotate(x, pitch, count, k_format, k_dim, grid);
 }
 
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.
@@ -157,18 +158,17 @@ inline float log_sum_exp(SoftmaxState state) {
 }
 
 // Row r, its values times `unit` and relative to the state's largest logit, to the output or as
-// {values, max, sum} of one split. By a simdgroup.
-inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxState state, float unit,
-                      const thread RowTile& tile, constant abi::AttentionParams& p,
+// {values, max, sum} of one split. x: its first coordinate. By a simdgroup.
+inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxState state,
+                      float unit, const thread RowTile& tile, constant abi::AttentionParams& p,
                       const thread AttentionPointers& at, uint v_dim, const thread Grid& grid) {
   const RowPlace place = row_place(tile, p.group, r);
   const ulong token = tile.first_token + place.token;
   if (p.partial != abi::kAttentionWhole) {
     const bool states = p.partial == abi::kAttentionStates;
-    device float* const to =
-        pointer<float>(states ? at.out : at.partial) +
-        ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
-    for (uint c = grid.lane; c < v_dim; c += kLanes) to[c] = x[c * pitch + r] * unit;
+    device float* const to = pointer<float>(states ? at.out : at.partial) +
+                             ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
+    for (uint c = grid.lane; c < v_dim; c += kLanes) to[c] = x[c * pitch] * unit;
     if (grid.lane == 0) to[v_dim] = state.most * kLn2;
     if (grid.lane == 0) to[v_dim + 1] = state.sum;
     return;
@@ -178,7 +178,7 @@ inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxSta
   const float factor = finish_row(state, sink);
   device uchar* const to = at.out + token * p.out_token_stride + place.head * p.out_head_stride;
   for (uint c = grid.lane; c < v_dim; c += kLanes)
-    store_float(to, p.out_dtype, c, x[c * pitch + r] * unit * factor);
+    store_float(to, p.out_dtype, c, x[c * pitch] * unit * factor);
   if (grid.lane == 0 && grid.has(abi::arg_lse)) {
     *pointer<float>(at.lse + token * p.lse_token_stride + place.head * p.lse_head_stride) =
         log_sum_exp(state);

@@ -135,7 +135,7 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
       state.sum += states[(s * rows + r) * 2 + 1] *
                    exp2_of(states[(s * rows + r) * 2] - reference_of(state.most));
     }
-    write_row(x, rows, r, state, unit, w.tile, p, at, dim, grid);
+    write_row(x + r, rows, r, state, unit, w.tile, p, at, dim, grid);
   }
 }
 
@@ -156,7 +156,7 @@ inline void attend_rows(constant abi::AttentionParams& p, const thread Attention
   threadgroup float* const q = reinterpret_cast<threadgroup float*>(grid.shared);
   make_notes(reinterpret_cast<threadgroup RowNotes*>(grid.shared + w.layout.notes), w.tile, p, at,
              grid);
-  load_queries(q, shape.rows, w.tile, p, at, shape.k_format, shape.k_dim, grid);
+  load_queries(q, shape.rows, 0, w.tile.rows, w.tile, p, at, shape.k_format, shape.k_dim, grid);
   LaneSoftmax softmax = {};
   LaneSums sums = {};
   for (uint r = 0; r < shape.rows; ++r) softmax.most[r] = minus_infinity();

@@ -85,6 +85,13 @@ void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride) {
   for (uint i = 0; i < 2; ++i) to[m.row() * stride + m.column(i)] = m.values[i];
   simdgroup_barrier(mem_flags::mem_none);
 }
+template <class T, class Pointer>
+void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride, ulong2 /*origin*/,
+                     bool transpose) {
+  for (uint i = 0; i < 2; ++i)
+    to[transpose ? m.column(i) * stride + m.row() : m.row() * stride + m.column(i)] = m.values[i];
+  simdgroup_barrier(mem_flags::mem_none);
+}
 // Every lane puts down its values, then each computes its own sums in order.
 template <class T>
 void simdgroup_multiply_accumulate(thread simdgroup_float8x8& d, thread simdgroup_matrix8x8<T>& a,

@@ -1,0 +1,234 @@
+#pragma once
+// What a thread group of attention_many_rows does, step by step.
+#include "metal/kernels/attention_stage.h"
+
+namespace gyre {
+namespace metal {
+
+constant constexpr uint kMatrix = 8;
+constant constexpr uint kMostMatrices = kMostManyRowsDim / kMatrix;
+
+// A simdgroup's eight rows.
+struct RowMatrices {
+  simdgroup_float8x8 q[kMostMatrices], sums[kMostMatrices];
+  float most[kMatrix];
+  float sum[kMatrix];  // of the lane's keys
+};
+
+inline threadgroup float* floats_at(const thread Grid& grid, uint offset) {
+  return reinterpret_cast<threadgroup float*>(grid.shared + offset);
+}
+
+// Queries to registers, as many rows at a time as the memory holds.
+inline void start_rows(thread RowMatrices& rows, const thread RowTile& tile,
+                       constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                       const thread Grid& grid, const thread AttentionShape& shape) {
+  const uint at_once = many_rows_staged(shape.k_dim);
+  threadgroup float* const x = floats_at(grid, 0);
+  for (uint first = 0; first < kManyRowsTile; first += at_once) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = grid.index; i < at_once * shape.k_dim; i += grid.threads) x[i] = 0;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint left = tile.rows > first ? tile.rows - first : 0;
+    const uint count = left < at_once ? left : at_once;
+    load_queries(x, at_once, first, count, tile, p, at, shape.k_format, shape.k_dim, grid);
+    const uint mine = grid.simdgroup * kMatrix;
+    if (mine >= first && mine < first + at_once) {
+      for (uint c = 0; c < shape.k_dim / kMatrix; ++c) {
+        simdgroup_load(rows.q[c], x + c * kMatrix * at_once + (mine - first), at_once, ulong2{0, 0},
+                       true);
+      }
+    }
+  }
+  for (uint c = 0; c < shape.v_dim / kMatrix; ++c)
+    rows.sums[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (uint r = 0; r < kMatrix; ++r) rows.most[r] = minus_infinity(), rows.sum[r] = 0;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Scores of the simdgroup's rows, [row][key].
+inline void score_stage(thread RowMatrices& rows, const threadgroup float* keys, uint k_dim,
+                        uint count, threadgroup float* scores) {
+  for (uint k = 0; k < count / kMatrix; ++k) {
+    simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (uint c = 0; c < k_dim / kMatrix; ++c) {
+      simdgroup_float8x8 b;
+      simdgroup_load(b, keys + k * kMatrix * k_dim + c * kMatrix, k_dim, ulong2{0, 0}, true);
+      simdgroup_multiply_accumulate(sum, rows.q[c], b, sum);
+    }
+    simdgroup_store(sum, scores + k * kMatrix, count);
+  }
+}
+
+// Scores become weights; keeps: what the rows' sums so far are multiplied with. False: all by 1.
+inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
+                        constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                        const thread Grid& grid, const threadgroup RowNotes* notes,
+                        threadgroup float* scores, thread float* keeps) {
+  const ulong position = s.first + grid.lane;
+  const bool held = grid.lane < s.keys && s.tile.holds_key(position);
+  const long key = held ? s.tile.key_of(position) : 0;
+  const device uchar* const tree = grid.has(abi::arg_tree) ? at.tree : nullptr;
+  bool changed = false;
+  for (uint r = 0; r < kMatrix; ++r) {
+    const uint row = grid.simdgroup * kMatrix + r;
+    const bool sees_key =
+        held && row < s.tile.rows && sees(notes[row], s.tile, key, tree, p.tree_stride);
+    const float score = grid.lane < s.keys ? scores[r * s.keys + grid.lane] : 0;
+    const float x = sees_key ? logit_of(score, p, notes[row], key) : minus_infinity();
+    const float most = max(rows.most[r], simd_max(x)), reference = reference_of(most);
+    keeps[r] = exp2_of(rows.most[r] - reference);
+    changed = changed || keeps[r] != 1.0f;
+    const float weight = sees_key ? exp2_of(x - reference) : 0.0f;
+    rows.sum[r] = rows.sum[r] * keeps[r] + weight;
+    rows.most[r] = most;
+    if (grid.lane < s.keys) scores[r * s.keys + grid.lane] = weight;
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  return changed;
+}
+
+// Sums times keeps, plus weights times values.
+inline void add_stage(thread RowMatrices& rows, const threadgroup float* weights,
+                      const threadgroup float* values, uint v_dim, uint count, bool changed,
+                      const thread float* keeps, threadgroup float* diagonal,
+                      const thread Grid& grid) {
+  simdgroup_float8x8 keep;
+  if (changed) {
+    for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) diagonal[i] = 0;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint r = 0; r < kMatrix; ++r) {
+      if (grid.lane == r) diagonal[r * kMatrix + r] = keeps[r];
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_load(keep, diagonal, kMatrix);
+  }
+  simdgroup_float8x8 of_keys[kMostStageKeys / kMatrix];
+  for (uint k = 0; k < count / kMatrix; ++k)
+    simdgroup_load(of_keys[k], weights + k * kMatrix, count);
+  for (uint c = 0; c < v_dim / kMatrix; ++c) {
+    simdgroup_float8x8 sum = rows.sums[c];
+    if (changed) {
+      sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      simdgroup_multiply_accumulate(sum, keep, rows.sums[c], sum);
+    }
+    for (uint k = 0; k < count / kMatrix; ++k) {
+      simdgroup_float8x8 b;
+      simdgroup_load(b, values + k * kMatrix * v_dim + c * kMatrix, v_dim);
+      simdgroup_multiply_accumulate(sum, of_keys[k], b, sum);
+    }
+    rows.sums[c] = sum;
+  }
+}
+
+// The same one by one: a value that is not finite must not reach rows that do not see it, and in a
+// matrix product it would.
+inline void add_odd_stage(thread RowMatrices& rows, const threadgroup float* weights,
+                          const threadgroup float* values, uint v_dim, uint count,
+                          const thread float* keeps, threadgroup float* square,
+                          const thread Grid& grid) {
+  for (uint c = 0; c < v_dim / kMatrix; ++c) {
+    simdgroup_store(rows.sums[c], square, kMatrix);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) {
+      const uint r = i / kMatrix, column = c * kMatrix + i % kMatrix;
+      float keep = 0;
+      for (uint o = 0; o < kMatrix; ++o) keep = o == r ? keeps[o] : keep;
+      float sum = keep == 0 ? 0.0f : square[i] * keep;
+      for (uint k = 0; k < count; ++k) {
+        const float weight = weights[r * count + k];
+        if (weight != 0) sum = fma(weight, values[k * v_dim + column], sum);
+      }
+      square[i] = sum;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_load(rows.sums[c], square, kMatrix);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& tile,
+                             constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                             const thread Grid& grid, const thread AttentionShape& shape,
+                             bool bad) {
+  const uint at_once = many_rows_staged(shape.v_dim), mine = grid.simdgroup * kMatrix;
+  threadgroup float* const x = floats_at(grid, 0);
+  const float unit = abi::kv_is_native(shape.v_format) ? kScaleUnit : 1.0f;
+  for (uint first = 0; first < kManyRowsTile; first += at_once) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const bool here = mine >= first && mine < first + at_once;
+    for (uint c = 0; c < shape.v_dim / kMatrix && here; ++c) {
+      simdgroup_store(rows.sums[c], x + c * kMatrix * at_once + (mine - first), at_once,
+                      ulong2{0, 0}, true);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    restore(x, at_once, at_once, shape.v_format, shape.v_dim, grid);
+    for (uint r = 0; r < kMatrix && here; ++r) {
+      SoftmaxState state = {rows.most[r], rows.sum[r]};
+      for (ushort step = kLanes / 2; step != 0; step /= 2)
+        state.sum += simd_shuffle_xor(state.sum, step);
+      if (bad) state.sum = as_type<float>(0x7FC00000u);
+      if (mine + r < tile.rows) {
+        write_row(x + (mine - first) + r, at_once, mine + r, state, unit, tile, p, at, shape.v_dim,
+                  grid);
+      }
+    }
+  }
+}
+
+inline void attend_many_rows(constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                             const thread Grid& grid, AttentionShape shape) {
+  Stage s = {};
+  s.paged = shape.paged;
+  s.keys = many_rows_keys(shape.k_dim, shape.v_dim);
+  const bool placed = shape.paged ? place_batch_tile(s.tile, p, at, grid, kManyRowsTile, s.keys)
+                                  : place_cache_tile(s.tile, p, at, grid, kManyRowsTile, s.keys);
+  if (!placed) return;
+  s.v_blocks = value_blocks(shape.v_format, shape.v_dim);
+  const ulong pages = shape.paged ? p.table.page_stride : 0;
+  s.k = stored_side(at.k_codes, at.k_scales, p.k, shape.k_format, shape.k_dim, s.tile.kv_head,
+                    pages, grid.aligned(abi::arg_k_codes), grid.aligned(abi::arg_k_scales));
+  s.v = stored_side(at.v_codes, at.v_scales, p.v, shape.v_format, shape.v_dim, s.tile.kv_head,
+                    pages, grid.aligned(abi::arg_v_codes), grid.aligned(abi::arg_v_scales));
+  const ManyRowsLayout layout = many_rows_layout(shape.k_dim, shape.v_dim);
+  threadgroup RowNotes* const notes =
+      reinterpret_cast<threadgroup RowNotes*>(grid.shared + layout.notes);
+  threadgroup float* const staged = floats_at(grid, 0);
+  threadgroup float* const scores =
+      floats_at(grid, layout.scores) + grid.simdgroup * kMatrix * s.keys;
+  threadgroup float* const square =
+      floats_at(grid, layout.squares) + grid.simdgroup * kMatrix * kMatrix;
+  threadgroup uint* const flags = reinterpret_cast<threadgroup uint*>(grid.shared + layout.flags);
+  RowMatrices rows;
+  if (grid.index < kAttentionSimdgroups * 2) flags[grid.index] = 0;
+  make_notes(notes, s.tile, p, at, grid);
+  start_rows(rows, s.tile, p, at, grid, shape);
+  bool bad = s.tile.bad, odd = false;
+  const ulong stages = (s.tile.walk.tiles * abi::kKvTile + s.keys - 1) / s.keys;
+  for (ulong stage = 0; stage < stages; ++stage) {
+    s.first = stage * s.keys;
+    decode_keys(s, p, grid, staged, bad);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    score_stage(rows, staged, shape.k_dim, s.keys, scores);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    float keeps[kMatrix];
+    const bool changed = weigh_stage(rows, s, p, at, grid, notes, scores, keeps);
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // nobody reads keys any more
+    if (simd_any(decode_values(s, p, grid, staged, bad))) flags[grid.simdgroup] = 1;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = 0; i < kAttentionSimdgroups; ++i) odd = odd || flags[i] != 0;
+    if (odd) {  // from now on: sums may not be finite
+      add_odd_stage(rows, scores, staged, shape.v_dim, s.keys, keeps, square, grid);
+    } else {
+      add_stage(rows, scores, staged, shape.v_dim, s.keys, changed, keeps, square, grid);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  if (simd_any(bad)) flags[kAttentionSimdgroups + grid.simdgroup] = 1;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = 0; i < kAttentionSimdgroups; ++i) bad = bad || flags[kAttentionSimdgroups + i] != 0;
+  finish_many_rows(rows, s.tile, p, at, grid, shape, bad);
+}
+
+}  // namespace metal
+}  // namespace gyre
