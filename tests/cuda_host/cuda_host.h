@@ -64,9 +64,14 @@ using namespace fibers;
 inline void copy_later(unsigned char* to, const void* from, size_t bytes) {
   require_pdl_wait();
   std::memset(to, 0xAB, bytes);
-  block->running->copies.back().push_back({to, from, bytes});
+  auto& groups = block->running->copies;
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({to, from, bytes});
 }
-inline void close_copies() { block->running->copies.emplace_back(); }
+inline void close_copies() {
+  auto& groups = block->running->copies;
+  groups.resize(std::max<size_t>(groups.size(), 1) + 1);
+}
 inline void wait_for_copies(size_t left) {
   auto& groups = block->running->copies;
   while (groups.size() > left + 1) {

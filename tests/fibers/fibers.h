@@ -43,14 +43,20 @@ struct Copy {
   size_t bytes;
 };
 
-// A context starts a fiber; from then on jumps switch, which cost no system call.
-struct Fiber {
+// Where a thread runs, one after the other: making a context costs more than a short kernel. A
+// context starts it; from then on jumps switch, which cost no system call.
+struct Stack {
+  std::unique_ptr<char[]> memory;
   ucontext_t context{};
   jmp_buf at{};
   bool started = false;
+};
+
+struct Fiber {
+  Stack* stack = nullptr;
   unsigned int thread = 0;
   bool done = false, pdl_waited = false;
-  std::vector<std::vector<Copy>> copies = {{}};  // groups; the last one is still open
+  std::vector<std::vector<Copy>> copies;  // groups; the last one is still open
 };
 
 struct Block {
@@ -74,18 +80,18 @@ struct Cluster {
 };
 
 inline Cluster* cluster = nullptr;
-inline Block* block = nullptr;                       // of the cluster, that of the running thread
-inline std::vector<std::unique_ptr<char[]>> stacks;  // one a thread, kept from cluster to cluster
+inline Block* block = nullptr;                      // of the cluster, that of the running thread
+inline std::vector<std::unique_ptr<Stack>> stacks;  // one a thread, kept from cluster to cluster
 
 inline void yield() {
-  if (_setjmp(block->running->at) == 0) _longjmp(cluster->scheduler, 1);
+  if (_setjmp(block->running->stack->at) == 0) _longjmp(cluster->scheduler, 1);
 }
 
-[[gnu::noinline]] inline void resume(Fiber& fiber) {
+[[gnu::noinline]] inline void resume(Stack& stack) {
   if (_setjmp(cluster->scheduler) != 0) return;
-  if (fiber.started) _longjmp(fiber.at, 1);
-  fiber.started = true;
-  setcontext(&fiber.context);
+  if (stack.started) _longjmp(stack.at, 1);
+  stack.started = true;
+  setcontext(&stack.context);
 }
 
 // The launch throws: an exception of the fiber's own would have no handler.
@@ -142,21 +148,37 @@ T shuffle(T value, unsigned int source) {
   return value;
 }
 
-inline void run_fiber() {
-  Fiber& fiber = *block->running;
-  cluster->body();
-  if (!fiber.pdl_waited) fail("a thread ended that did not wait for the kernel ahead");
-  fiber.done = true;
-  for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
-    --barrier->alive;
-    release_if_full(*barrier);
+// Thread after thread on one stack.
+inline void run_fibers() {
+  for (;;) {
+    cluster->body();
+    Fiber& fiber = *block->running;
+    if (!fiber.pdl_waited) fail("a thread ended that did not wait for the kernel ahead");
+    fiber.done = true;
+    for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
+      --barrier->alive;
+      release_if_full(*barrier);
+    }
+    yield();
   }
-  yield();
+}
+
+inline Stack& stack_at(size_t i) {
+  constexpr size_t kBytes = 256 << 10;
+  while (stacks.size() <= i) {
+    auto stack = std::make_unique<Stack>();
+    stack->memory = std::make_unique_for_overwrite<char[]>(kBytes);
+    getcontext(&stack->context);
+    stack->context.uc_stack.ss_sp = stack->memory.get();
+    stack->context.uc_stack.ss_size = kBytes;
+    makecontext(&stack->context, run_fibers, 0);
+    stacks.push_back(std::move(stack));
+  }
+  return *stacks[i];
 }
 
 // `stack` is the first of those for the block's threads.
 inline void prepare(Block& b, unsigned int threads, size_t stack) {
-  constexpr size_t kStack = 256 << 10;
   std::fill(b.shared.begin(), b.shared.end(), 0xAB);  // what nobody wrote shows
   b.fibers = std::vector<Fiber>(threads);
   b.warps.assign((threads + kWarp - 1) / kWarp, {});
@@ -164,15 +186,10 @@ inline void prepare(Block& b, unsigned int threads, size_t stack) {
   b.exchange.assign(b.warps.size() * kWarp, 0);
   b.operands.assign(b.warps.size() * kWarp, {});
   b.all = {0, threads, 0};
-  for (unsigned int i = 0; i < threads; ++i, ++stack) {
-    Fiber& fiber = b.fibers[i];
-    fiber.thread = i;
-    if (stacks.size() <= stack) stacks.push_back(std::make_unique_for_overwrite<char[]>(kStack));
+  for (unsigned int i = 0; i < threads; ++i) {
+    b.fibers[i].thread = i;
+    b.fibers[i].stack = &stack_at(stack + i);
     ++b.warps[i / kWarp].alive;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks[stack].get();
-    fiber.context.uc_stack.ss_size = kStack;
-    makecontext(&fiber.context, run_fiber, 0);
   }
 }
 
@@ -181,7 +198,7 @@ inline void run(Block& b, Fiber& fiber) {
   b.running = &fiber;
   block_index = b.index;
   thread_index = {fiber.thread, 0, 0};
-  resume(fiber);
+  resume(*fiber.stack);
   if (cluster->error.empty()) return;
   stacks.clear();  // fibers that were left in the middle of something lie there
   throw std::out_of_range(cluster->error);

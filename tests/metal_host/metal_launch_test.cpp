@@ -1,0 +1,122 @@
+// What Metal kernels ask of a GPU: bytes of the cache, threads, threadgroup memory.
+#include <gtest/gtest.h>
+
+#include "abi/attention_plan.h"
+#include "gyre/gyre.h"
+#include "metal/kernels.h"
+#include "metal_host/host_kernel.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr uint32_t kMostThreads = 1024, kMostGroupBytes = 32768;
+
+bool can_store(KvFormat format, uint64_t head_dim) {
+  try {
+    kv_codes_shape({format, KvRole::k, 1, 8, head_dim});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// A token over a whole cache: every code and scale once, nothing else of it.
+TEST(MetalLaunch, DecodingReadsTheBytesOfTheCacheOnce) {
+  const Device device = Device::open("metal");
+  constexpr uint64_t kHeads = 8, kKvHeads = 2, kKeys = 512;
+  for (const KvFormat format : kv_formats()) {
+    for (const uint64_t head_dim : {64u, 80u, 128u, 256u, 512u}) {
+      if (!can_store(format, head_dim)) continue;
+      const auto half = [&](KvRole role) {
+        return KvBuffer::allocate(device, {format, role, kKvHeads, kKeys, head_dim});
+      };
+      const KvBuffer k = half(KvRole::k), v = half(KvRole::v);
+      const Tensor q = device.tensor(DType::f32, {1, kHeads, head_dim});
+      const Tensor out = device.tensor(DType::f32, {1, kHeads, head_dim});
+      Encoder encoder(device);
+      attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out},
+                {.length = kKeys, .scale = 1.0f});
+      const uint64_t before = metal_host::cache_bytes_read;
+      encoder.submit().wait();
+      EXPECT_EQ(metal_host::cache_bytes_read - before, k.bytes() + v.bytes())
+          << name(format) << " " << head_dim;
+    }
+  }
+}
+
+abi::KvCacheLayout layout(KvFormat format, KvRole role, uint32_t head_dim) {
+  abi::KvCacheLayout of{};
+  of.format = static_cast<uint32_t>(format);
+  of.role = static_cast<uint32_t>(role);
+  of.head_dim = head_dim;
+  return of;
+}
+
+metal::Launch launch_of(const abi::AttentionPlan& plan, const abi::AttentionParams& p) {
+  switch (plan.kernel) {
+    case abi::AttentionKernel::attention_decode:
+      return metal::launch_attention_decode(&p, plan.spec);
+    case abi::AttentionKernel::attention_many_rows:
+      return metal::launch_attention_many_rows(&p, plan.spec);
+    default:
+      return metal::launch_attention(&p, plan.spec);
+  }
+}
+
+TEST(MetalLaunch, AttentionFitsIntoAGroupAtEveryShape) {
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::tq3, KvFormat::compat8}) {
+    for (uint32_t k_dim = 8; k_dim <= 1024; k_dim += 8) {
+      for (const uint32_t v_dim : {k_dim, 24u, 512u, 1016u}) {
+        for (const uint64_t tokens : {1u, 3u, 40u}) {
+          abi::AttentionProblem problem{};
+          problem.tokens = tokens, problem.heads = 4, problem.kv_heads = 1;
+          problem.keys = problem.capacity = 4096;
+          problem.k = layout(format, KvRole::k, k_dim);
+          problem.v = layout(format, KvRole::v, v_dim);
+          abi::AttentionPlan plan{};
+          ASSERT_TRUE(metal::plan_attention(&problem, &plan));
+          abi::AttentionParams p{};
+          p.tokens = tokens, p.heads = p.group = 4, p.kv_heads = 1, p.splits = plan.splits;
+          p.k = problem.k, p.v = problem.v;
+          const metal::Launch launch = launch_of(plan, p);
+          ASSERT_LE(launch.threads, kMostThreads);
+          ASSERT_LE(launch.threadgroup_bytes, kMostGroupBytes) << k_dim << " " << v_dim;
+          ASSERT_EQ(launch.threadgroup_bytes % 16, 0u);
+        }
+      }
+    }
+  }
+}
+
+TEST(MetalLaunch, PlansByRowsAndHeadDims) {
+  abi::AttentionProblem problem{};
+  problem.tokens = 1, problem.heads = 32, problem.kv_heads = 8;
+  problem.keys = problem.capacity = 32768;
+  problem.k = layout(KvFormat::tq4, KvRole::k, 128);
+  problem.v = layout(KvFormat::tq4, KvRole::v, 128);
+  const auto plan_of = [&] {
+    abi::AttentionPlan plan{};
+    EXPECT_TRUE(metal::plan_attention(&problem, &plan));
+    return plan;
+  };
+  abi::AttentionPlan plan = plan_of();
+  EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention_decode);
+  EXPECT_EQ(spec_from_key<abi::AttentionDecodeSpec>(plan.spec).rows, 4u);
+  EXPECT_EQ(plan.splits, 32u);  // 256 groups
+  EXPECT_EQ(plan.reduce, abi::AttentionReduce::separate);
+  problem.keys = 300;  // two splits at most
+  EXPECT_EQ(plan_of().splits, 2u);
+  problem.tokens = 5;  // 20 rows: a prompt, whose keys are not cut
+  plan = plan_of();
+  EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention_many_rows);
+  EXPECT_EQ(plan.splits, 1u);
+  problem.k.head_dim = problem.v.head_dim = 264;
+  EXPECT_EQ(plan_of().kernel, abi::AttentionKernel::attention_decode);
+  problem.v.head_dim = 24;
+  EXPECT_EQ(plan_of().kernel, abi::AttentionKernel::attention);
+  problem.v.head_dim = 32;
+  EXPECT_EQ(plan_of().kernel, abi::AttentionKernel::attention_decode);
+}
+
+}  // namespace
+}  // namespace gyre::test
