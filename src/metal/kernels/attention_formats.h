@@ -1,9 +1,9 @@
 #pragma once
 // Attention's way through stored rows: levels from codes, scores of a key, values of a tile. A lane
 // has a key of K and some coordinates of V, and every byte is read once.
-#include "abi/kv_compat.h"
 #include "metal/kernels/attention_layout.h"
 #include "metal/kernels/attention_row.h"
+#include "metal/kernels/compat_levels.h"
 
 namespace gyre {
 namespace metal {
@@ -150,25 +150,9 @@ inline float dense_value(const device uchar* row, uint format, uint c) {
   return format == kF16 ? static_cast<float>(as_type<half>(bits)) : bfloat_to_float(bits);
 }
 
-// Of mlx-native's formats: index N/2 + i of a codebook stands for entry i, N/2 - 1 - i for its
-// negative.
-inline float compat_level(uint format, uint code) {
-  const uint middle = 1u << (abi::kv_bits(format) - 1);
-  const bool negative = code < middle;
-  const uint i = negative ? middle - 1 - code : code - middle;
-  float level = abi::kCompat4Centroids[i % 8];
-  if (format == abi::kCompat5) level = abi::kCompat5Centroids[i % 16];
-  if (format == abi::kCompat6) level = abi::kCompat6Centroids[i % 32];
-  if (format == abi::kCompat8) level = abi::kCompat8Centroids[i % 128];
-  return negative ? -level : level;
-}
-inline float compat_unit(uint head_dim) {
-  if (head_dim == 256) return 16.0f;
-  return head_dim == 512 ? 1.0f : precise::sqrt(static_cast<float>(head_dim));
-}
 // Norm of coordinate c's part of a row, over the unit of levels.
 inline float compat_scale(const device uchar* norms, uint head_dim, uint c) {
-  return read_cache<float>(norms + (head_dim == 512 ? c / 256 * 4 : 0)) / compat_unit(head_dim);
+  return read_cache<float>(norms + (head_dim == 512 ? c / 256 * 4 : 0)) / compat_variance(head_dim);
 }
 
 // What the values of a key are multiplied with, for one of value_blocks() parts of it.

@@ -3,12 +3,12 @@
 // online softmax, and the end of a row. Coordinate c of row r lies at [c * pitch + r] of the
 // group's memory.
 #include "metal/kernels/attention_tile.h"
+#include "metal/kernels/row.h"
 
 namespace gyre {
 namespace metal {
 
 constant constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
-constant constexpr uint kPlusInfinityBits = 0x7F800000u;
 
 inline float minus_infinity() { return as_type<float>(0xFF800000u); }
 
@@ -16,57 +16,47 @@ inline bool is_compressed(uint format) {
   return abi::kv_is_native(format) || abi::kv_is_compat(format);
 }
 
-// mlx-native's table has signs at 256 and 512 only.
-inline bool flips(uint format, uint head_dim, uint coordinate) {
-  if (abi::kv_is_native(format)) return abi::kv_sign_bit(coordinate) != 0;
-  if (head_dim != 256 && head_dim != 512) return false;
-  return (abi::kCompatSigns[coordinate / 8] >> (coordinate % 8) & 1) != 0;
-}
+// A row in the group's memory.
+struct GroupRow {
+  threadgroup float* x;  // its first coordinate
+  uint pitch;
 
-inline void flip_signs(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
-                       const thread Grid& grid) {
-  for (uint i = grid.index; i < head_dim * rows; i += grid.threads) {
-    const uint c = i / rows;
-    if (flips(format, head_dim, c)) x[c * pitch + i % rows] = -x[c * pitch + i % rows];
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-}
-
-// The Walsh-Hadamard transform of each power-of-two block.
-inline void transform(threadgroup float* x, uint pitch, uint rows, uint head_dim,
-                      const thread Grid& grid) {
-  uint begin = 0;
-  for (uint size = abi::kKvMaxHeadDim; size != 0; size /= 2) {
-    if ((head_dim & size) == 0) continue;
-    for (uint h = 1; h < size; h *= 2) {
-      for (uint i = grid.index; i < size / 2 * rows; i += grid.threads) {
-        const uint pair = i / rows, r = i % rows;
-        const uint c = begin + (pair & ~(h - 1)) * 2 + (pair & (h - 1));
-        const float a = x[c * pitch + r], b = x[(c + h) * pitch + r];
-        x[c * pitch + r] = a + b;
-        x[(c + h) * pitch + r] = a - b;
-      }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    const float factor = 1.0f / precise::sqrt(static_cast<float>(size));
-    for (uint i = grid.index; i < size * rows; i += grid.threads)
-      x[(begin + i / rows) * pitch + i % rows] *= factor;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    begin += size;
+  float get(uint coordinate) const { return x[coordinate * pitch]; }
+};
+inline void put_row(const thread Row& row, const thread GroupRow& to, uint head_dim, uint lane) {
+  for (uint j = 0; j < kRowParts; ++j) {
+    const uint first = lane_coordinate(j, lane);
+    for (uint k = 0; k < 4; ++k)
+      if (first + k < head_dim) to.x[(first + k) * to.pitch] = row.y[j][k];
   }
 }
 
+// Rows to the domain in which a compressed format stores a head, and back, a simdgroup a row.
 inline void rotate(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
                    const thread Grid& grid) {
   if (!is_compressed(format)) return;
-  flip_signs(x, pitch, rows, format, head_dim, grid);
-  transform(x, pitch, rows, head_dim, grid);
+  for (uint r = grid.simdgroup; r < rows; r += grid.threads / kLanes) {
+    const GroupRow at = {x + r, pitch};
+    Row row;
+    load_row(at, head_dim, grid.lane, row);
+    flip_signs(row, signs_of(format, head_dim), head_dim, grid.lane);
+    transform(row, head_dim, grid.lane);
+    scale_blocks(row, head_dim, grid.lane);
+    put_row(row, at, head_dim, grid.lane);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 inline void restore(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
                     const thread Grid& grid) {
   if (!is_compressed(format)) return;
-  transform(x, pitch, rows, head_dim, grid);
-  flip_signs(x, pitch, rows, format, head_dim, grid);
+  for (uint r = grid.simdgroup; r < rows; r += grid.threads / kLanes) {
+    const GroupRow at = {x + r, pitch};
+    Row row;
+    load_row(at, head_dim, grid.lane, row);
+    restore_row(row, format, head_dim, grid.lane);
+    put_row(row, at, head_dim, grid.lane);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // What the mask needs of a row; in the group's memory.

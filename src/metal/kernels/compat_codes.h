@@ -1,19 +1,12 @@
 #pragma once
 // The compatibility formats: what mlx-native writes, by a simdgroup. They are for reading and
 // writing its caches, not for speed.
-#include "abi/kv_compat.h"
+#include "metal/kernels/compat_levels.h"
 #include "metal/kernels/native_codes.h"
 
 namespace gyre {
 namespace metal {
 
-// Positive halves of a codebook, as abi/kv_compat.h has them.
-inline uint compat_half(uint format) { return 1u << (abi::kv_bits(format) - 1); }
-inline float compat_centroid(uint format, uint i) {
-  if (format == abi::kCompat4) return abi::kCompat4Centroids[i];
-  if (format == abi::kCompat5) return abi::kCompat5Centroids[i];
-  return format == abi::kCompat6 ? abi::kCompat6Centroids[i] : abi::kCompat8Centroids[i];
-}
 inline float compat_midpoint(uint format, uint i) {
   if (format == abi::kCompat4) return abi::kCompat4Midpoints[i];
   if (format == abi::kCompat5) return abi::kCompat5Midpoints[i];
@@ -66,10 +59,6 @@ inline float compat_sum(const thread Row& row, uint first, uint head_dim, uint l
   return (squares[0] + squares[2]) + (squares[1] + squares[3]);
 }
 
-// What a normalised coordinate is multiplied with to have variance 1.
-inline float compat_variance(uint head_dim) {
-  return head_dim == 512 ? 1.0f : precise::sqrt(static_cast<float>(head_dim));
-}
 inline float compat_normalized(float y, float norm, uint head_dim) {
   const bool is_short = !(norm > 1e-10f);
   if (head_dim == 256 || head_dim == 512)
@@ -104,10 +93,7 @@ void encode_compat_row(const thread Rows& rows, uint format, uint head_dim, uint
 
 // A rotated coordinate.
 inline float decode_compat(uint format, uint code, float norm, uint head_dim) {
-  const uint count = compat_half(format), index = code & (2 * count - 1);
-  const float centroid = index >= count ? compat_centroid(format, index - count)
-                                        : -compat_centroid(format, count - 1 - index);
-  return centroid * norm / compat_variance(head_dim);
+  return compat_level(format, code) * norm / compat_variance(head_dim);
 }
 
 }  // namespace metal

@@ -56,12 +56,22 @@ inline uint spec_half(uint i) { return ((i < 2 ? spec_low : spec_high) >> (i % 2
 constant constexpr uint kF32 = 0, kF16 = 1, kBf16 = 2;
 inline uint float_bytes(uint dtype) { return dtype == kF32 ? 4 : 2; }
 
+// What a pointer is cast to lies at a multiple of its size.
+#if defined(GYRE_METAL_HOST)
+#define GYRE_CHECK_ALIGNMENT(at, T)                      \
+  if (reinterpret_cast<uintptr_t>(at) % alignof(T) != 0) \
+  ::gyre::fibers::fail("a pointer is not aligned for " #T)
+#else
+#define GYRE_CHECK_ALIGNMENT(at, T)
+#endif
 template <class T>
 device T* pointer(device uchar* at) {
+  GYRE_CHECK_ALIGNMENT(at, T);
   return reinterpret_cast<device T*>(at);
 }
 template <class T>
 const device T* pointer(const device uchar* at) {
+  GYRE_CHECK_ALIGNMENT(at, T);
   return reinterpret_cast<const device T*>(at);
 }
 
