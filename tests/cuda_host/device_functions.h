@@ -52,6 +52,7 @@ void ldmatrix(uint32_t (&a)[4], const void* row) {
       }
     }
   });
+  wait(warp());  // all lanes have read: what was there may go
 }
 
 }  // namespace gyre::cuda_host

@@ -129,13 +129,17 @@ inline void wait_for_warps(unsigned int group, unsigned int count) {
 inline unsigned int lane() { return block->running->thread % kWarp; }
 inline Barrier& warp() { return block->warps[block->running->thread / kWarp]; }
 
+// Where a lane's value, or operands, lie while its warp works together. Two places take turns: who
+// uses one again has seen all lanes at the other, behind what they read here.
+inline size_t meeting_place() {
+  return (warp().generation % 2 * block->warps.size() + block->running->thread / kWarp) * kWarp;
+}
+
 inline uint64_t exchanged(uint64_t value, unsigned int source) {
-  uint64_t* const slots = &block->exchange[block->running->thread / kWarp * kWarp];
+  uint64_t* const slots = &block->exchange[meeting_place()];
   slots[lane()] = value;
   wait(warp());
-  const uint64_t got = slots[source % kWarp];
-  wait(warp());
-  return got;
+  return slots[source % kWarp];
 }
 
 template <class T>
@@ -183,8 +187,8 @@ inline void prepare(Block& b, unsigned int threads, size_t stack) {
   b.fibers = std::vector<Fiber>(threads);
   b.warps.assign((threads + kWarp - 1) / kWarp, {});
   b.groups.assign(b.warps.size(), {});
-  b.exchange.assign(b.warps.size() * kWarp, 0);
-  b.operands.assign(b.warps.size() * kWarp, {});
+  b.exchange.assign(2 * b.warps.size() * kWarp, 0);
+  b.operands.assign(2 * b.warps.size() * kWarp, {});
   b.all = {0, threads, 0};
   for (unsigned int i = 0; i < threads; ++i) {
     b.fibers[i].thread = i;
@@ -292,11 +296,10 @@ inline void* cluster_pointer(const void* mine, uint32_t rank) {
 // Every lane puts down its operands, then each computes from those of all.
 template <class Compute>
 void with_operands(const std::array<uint64_t, 8>& mine, const Compute& compute) {
-  std::array<uint64_t, 8>* const lanes = &block->operands[block->running->thread / kWarp * kWarp];
+  std::array<uint64_t, 8>* const lanes = &block->operands[meeting_place()];
   lanes[lane()] = mine;
   wait(warp());
   compute(lanes);
-  wait(warp());
 }
 
 }  // namespace gyre::fibers

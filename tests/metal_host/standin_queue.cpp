@@ -49,7 +49,8 @@ std::string refusal(const Dispatch& dispatch) {
   return "";
 }
 
-void run_item(const Commands::Item& item) {
+// What the kernel did that it must not; empty: nothing.
+std::string run_item(const Commands::Item& item) {
   const Dispatch& d = item.dispatch;
   void* args[metal::kMaxBindings] = {};
   for (uint32_t i = 0; i < d.binding_count; ++i) {
@@ -66,7 +67,12 @@ void run_item(const Commands::Item& item) {
                              .threads = d.threads,
                              .threadgroup_bytes = d.threadgroup_bytes};
   const std::lock_guard running(state().running);
-  d.state->kernel->run(call);
+  try {
+    d.state->kernel->run(call);
+  } catch (const std::exception& error) {
+    return std::string(d.state->kernel->name) + ": " + error.what();
+  }
+  return "";
 }
 
 void run(Commands& commands) {
@@ -76,7 +82,9 @@ void run(Commands& commands) {
       const std::lock_guard lock(state().mutex);
       std::ranges::shuffle(group, state().random);
     }
-    for (const Commands::Item& item : group) run_item(item);
+    for (const Commands::Item& item : group) {
+      if (commands.error.empty()) commands.error = run_item(item);
+    }
   }
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
   commands.gpu_ns = std::max<uint64_t>(1, static_cast<uint64_t>(took.count()));
