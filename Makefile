@@ -5,7 +5,11 @@
 
 PRESETS := release debug asan tsan clang
 
-.PHONY: help run test bench python wheel vllm sanitize stress format lint clean setup setup-lint setup-python tool $(PRESETS)
+# make stress: for how long, in all.
+STRESS_SECONDS ?= 600
+
+.PHONY: help run test bench python wheel vllm sanitize stress coverage format lint clean setup setup-lint setup-python
+.PHONY: setup-sanitize setup-coverage tool $(PRESETS)
 
 help:  ## this list
 	@echo "Gyre: the KV path of LLM inference. Targets:"
@@ -30,16 +34,18 @@ wheel: setup-python  ## build a wheel with Highway inside and test it in an envi
 vllm: setup-python  ## build the Python package for vLLM and compare its tokens with transformers'; docs/engines.md
 	scripts/vllm.sh
 
-sanitize: asan tsan  ## build and test with address + undefined, then with thread sanitizer
+sanitize: setup-sanitize asan tsan release  ## build and test with address + undefined, then thread sanitizer, then Valgrind
 	ctest --preset asan
 	scripts/without_aslr.sh ctest --preset tsan
+	scripts/valgrind.sh build/release
 
-stress: release  ## attack the library: every allocation and system call fails in turn; docs/reliability.md
-	GYRE_STRESS_STRIDE=1 build/release/tests/stress/allocation_test
-	build/release/tests/stress/file_test
-	GYRE_SOAK_STEPS=1000000 build/release/tests/stress/soak_test
-	build/release/tests/fork_test --gtest_repeat=10
-	build/release/tests/interrupt_test --gtest_repeat=10
+stress: release  ## attack the library for STRESS_SECONDS (600) and print what was tried; docs/reliability.md
+	scripts/stress.sh build/release $(STRESS_SECONDS)
+
+coverage: setup setup-coverage  ## run every test and print line coverage of src/, and what did not run
+	cmake --preset coverage --log-level=NOTICE
+	cmake --build --preset coverage
+	scripts/coverage.sh build/coverage
 
 format: setup-lint  ## rewrite all C++ files in the project's format
 	scripts/format.sh -i
@@ -62,6 +68,12 @@ setup-lint:
 
 setup-python:
 	@scripts/setup.sh python
+
+setup-sanitize:
+	@scripts/setup.sh sanitize
+
+setup-coverage:
+	@scripts/setup.sh coverage
 
 tool: setup
 	cmake --preset release --log-level=NOTICE

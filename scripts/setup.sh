@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are missing, and nothing when none is.
-# usage: scripts/setup.sh [lint|python]      lint: also what `make format` and `make lint` need
-#                                            python: also what `make python` needs, for the interpreter $PYTHON
+# usage: scripts/setup.sh [lint|python|sanitize|coverage]
+#   lint: also what `make format` and `make lint` need; python: also what `make python` needs, for the interpreter $PYTHON;
+#   sanitize: Valgrind; coverage: gcovr
 # GYRE_SKIP_SETUP=1 turns it off, for machines where the tools come from elsewhere.
 set -euo pipefail
 
@@ -13,6 +14,10 @@ if [[ ${1:-} == lint ]]; then
   packages+=(clang clang-format clang-tidy)
   tools+=(clang++ clang-format clang-tidy)
 fi
+case ${1:-} in
+  sanitize) packages+=(valgrind) tools+=(valgrind) ;;
+  coverage) packages+=(gcovr) tools+=(gcovr) ;;
+esac
 # Any Python from 3.10 on will do that can make virtual environments and has its headers, from Debian or not.
 python_ready() {
   "${PYTHON:-python3}" -c '

@@ -43,3 +43,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   return 0;
 }
+
+// Sizes that no machine has are refused, as they are without the sanitizer.
+// NOLINTNEXTLINE(readability-identifier-naming,bugprone-reserved-identifier): the sanitizer calls
+// it so
+extern "C" const char* __asan_default_options() {
+  return "allocator_may_return_null=1:max_allocation_size_mb=1024";
+}

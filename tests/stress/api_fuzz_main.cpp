@@ -1,7 +1,8 @@
 // The API fuzzer without libFuzzer: random bytes from a seed, until so many calls are made or so
 // many seconds have passed. Prints the seed and the call that failed; the same seed with --from
 // makes the same calls again.
-// usage: api_fuzz_test [--calls N] [--seconds N] [--seed N] [--from INPUT] [--list]
+// usage: api_fuzz_test [--calls N] [--seconds N] [--seed N] [--from INPUT] [--memory-gib N]
+// [--list]
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -22,7 +23,7 @@ namespace {
 using namespace gyre::test;
 
 struct Options {
-  uint64_t calls = 200'000, seconds = 0, seed = 1, from = 0;
+  uint64_t calls = 200'000, seconds = 0, seed = 1, from = 0, memory_gib = 3;
   bool list = false;
 };
 
@@ -47,14 +48,16 @@ Options parse(int argc, char** argv) {
       options.list = true;
       continue;
     }
-    uint64_t* const value = name == "--calls"     ? &options.calls
-                            : name == "--seconds" ? &options.seconds
-                            : name == "--seed"    ? &options.seed
-                            : name == "--from"    ? &options.from
-                                                  : nullptr;
+    uint64_t* const value = name == "--calls"        ? &options.calls
+                            : name == "--seconds"    ? &options.seconds
+                            : name == "--seed"       ? &options.seed
+                            : name == "--from"       ? &options.from
+                            : name == "--memory-gib" ? &options.memory_gib
+                                                     : nullptr;
     if (value == nullptr || ++i == argc) {
       std::fprintf(stderr,
-                   "usage: %s [--calls N] [--seconds N] [--seed N] [--from INPUT] [--list]\n",
+                   "usage: %s [--calls N] [--seconds N] [--seed N] [--from INPUT] [--memory-gib N] "
+                   "[--list]\n",
                    argv[0]);
       std::exit(2);
     }
@@ -82,12 +85,12 @@ FuzzCount total() {
   return sum;
 }
 
-// Memory that odd sizes ask for is refused, not taken. Sanitizers reserve more addresses than that.
-void limit_memory() {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  const rlimit limit{uint64_t{3} << 30, uint64_t{3} << 30};
+// Memory that odd sizes ask for is refused, not taken. Sanitizers reserve more addresses than that
+// and have limits of their own (api_fuzz.cpp).
+void limit_memory(uint64_t gib) {
+  if (gib == 0 || kSanitized) return;
+  const rlimit limit{gib << 30, gib << 30};
   setrlimit(RLIMIT_AS, &limit);
-#endif
 }
 
 void run_input(uint64_t seed, uint64_t input) {
@@ -105,7 +108,7 @@ void run_input(uint64_t seed, uint64_t input) {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
-  limit_memory();
+  limit_memory(options.memory_gib);
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::signal(signal, on_crash);
   current_seed = options.seed;
   const auto begin = std::chrono::steady_clock::now();
@@ -125,7 +128,7 @@ int main(int argc, char** argv) {
     ++input;
     const FuzzCount sum = total();
     calls = sum.accepted + sum.refused;
-    if (input - options.from == 200) warm = resident_kib();
+    if (input - options.from == 1 || input - options.from == 200) warm = resident_kib();
     if (options.seconds != 0 && seconds() >= static_cast<double>(options.seconds)) break;
   }
   const FuzzCount sum = total();

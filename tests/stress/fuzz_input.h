@@ -6,7 +6,20 @@
 #include <cstdint>
 #include <span>
 
+#if defined(__has_feature)
+#define GYRE_FUZZ_FEATURE(name) __has_feature(name)
+#else
+#define GYRE_FUZZ_FEATURE(name) 0
+#endif
+
 namespace gyre::test {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
+    GYRE_FUZZ_FEATURE(address_sanitizer) || GYRE_FUZZ_FEATURE(thread_sanitizer)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 class FuzzInput {
  public:

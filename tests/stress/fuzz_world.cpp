@@ -11,18 +11,8 @@ namespace gyre::test {
 namespace {
 
 constexpr uint8_t kBorder = 0xA5;
-// Under the address sanitizer memory ends where the tensor does, and reads are found, too.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kBorderBytes = 0;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr size_t kBorderBytes = 0;
-#else
-constexpr size_t kBorderBytes = 64;
-#endif
-#else
-constexpr size_t kBorderBytes = 64;
-#endif
+// Under a sanitizer memory ends where the tensor does, and reads are found, too.
+constexpr size_t kBorderBytes = kSanitized ? 0 : 64;
 constexpr uint64_t kHeavyElements = 1 << 16;
 
 // Opened once: threads are slow to start.

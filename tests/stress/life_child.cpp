@@ -46,8 +46,12 @@ class ThreadLife {
     recover_file(shared_.files[thread_][0], folder_.cache(thread_), cache_, fresh_cache_);
     const std::lock_guard lock(pool_.mutex);
     recover_file(shared_.files[thread_][1], folder_.sequence(thread_), sequence_, fresh_sequence_);
-    if (thread_ < kLifePools && access(folder_.prefixes(thread_).c_str(), F_OK) == 0)
+    if (thread_ >= kLifePools || access(folder_.prefixes(thread_).c_str(), F_OK) != 0) return;
+    try {
       pool_.pool.load_prefixes(folder_.prefixes(thread_));
+    } catch (const Error& error) {
+      demand(error.code() == ErrorCode::out_of_memory, error.what());  // others took the pages
+    }
   }
 
   void run() {

@@ -1,8 +1,9 @@
 // Decode steps without end: the same conversation again and again gives the same bits, and takes no
-// more memory. GYRE_SOAK_STEPS says how many.
+// more memory. GYRE_SOAK_STEPS says how many, or GYRE_SOAK_SECONDS for how long.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,9 +24,9 @@ uint64_t resident_bytes() {
   return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-uint64_t wanted_steps() {
-  const char* const text = std::getenv("GYRE_SOAK_STEPS");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : 30'000;
+uint64_t wanted(const char* variable, uint64_t usual) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : usual;
 }
 
 class Talk {
@@ -104,10 +105,15 @@ TEST(Soak, StepsWithoutEnd) {
   Talk talk(device);
   const uint64_t expected = talk.run();
   ASSERT_EQ(talk.run(), expected);
-  const uint64_t talks = wanted_steps() / kTalk;
+  const std::chrono::seconds most(wanted("GYRE_SOAK_SECONDS", 0));
+  const uint64_t wanted_talks = wanted("GYRE_SOAK_STEPS", 30'000) / kTalk;
+  const auto begin = std::chrono::steady_clock::now();
   const uint64_t resident = resident_bytes(), taken = device.memory().system_allocations;
   const uint64_t in_use = device.memory().in_use_bytes;
-  for (uint64_t i = 0; i < talks; ++i) ASSERT_EQ(talk.run(), expected) << "talk " << i;
+  uint64_t talks = 0;
+  for (; most.count() != 0 ? std::chrono::steady_clock::now() - begin < most : talks < wanted_talks;
+       ++talks)
+    ASSERT_EQ(talk.run(), expected) << "talk " << talks;
   EXPECT_EQ(device.memory().system_allocations, taken);
   EXPECT_EQ(device.memory().in_use_bytes, in_use);
   const uint64_t now = resident_bytes();
