@@ -6,8 +6,8 @@ cd "$(dirname "$0")/../.."
 
 clang=${1:-clang++}
 command -v "$clang" >/dev/null || { echo "skipped: no clang++"; exit 77; }
-check=("$clang" -std=c++20 -x c++ -fsyntax-only -DGYRE_METAL_CHECK -include metal_stdlib -Wno-unknown-attributes
-  -Wno-ignored-attributes -Itests -Itests/metal_host/include -Isrc)
+check=("$clang" -std=c++14 -x c++ -fsyntax-only -DGYRE_METAL_CHECK -include metal_stdlib -Wno-unknown-attributes
+  -Wno-ignored-attributes -Wno-c++17-extensions -Itests -Itests/metal_host/include -Isrc)
 
 for kernel in src/metal/kernels/*.metal; do
   "${check[@]}" "$kernel"

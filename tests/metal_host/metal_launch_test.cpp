@@ -5,6 +5,7 @@
 #include "gyre/gyre.h"
 #include "metal/kernels.h"
 #include "metal_host/host_kernel.h"
+#include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
@@ -40,6 +41,30 @@ TEST(MetalLaunch, DecodingReadsTheBytesOfTheCacheOnce) {
       encoder.submit().wait();
       EXPECT_EQ(metal_host::cache_bytes_read - before, k.bytes() + v.bytes())
           << name(format) << " " << head_dim;
+    }
+  }
+}
+
+// Sixteen bytes at a time only where both sides begin at multiples of them.
+TEST(MetalLaunch, CopiesFromAndToAnyElement) {
+  const Device device = Device::open("metal");
+  constexpr uint64_t kTokens = 3, kHeads = 2, kDim = 64, kRow = kTokens * kHeads * kDim;
+  for (const uint64_t from : {0u, 1u, 8u}) {
+    for (const uint64_t to : {0u, 1u, 8u}) {
+      const Tensor source = device.tensor(DType::f16, {kRow + 8});
+      const Tensor cache = device.tensor(DType::f16, {kRow + 8});
+      Bytes in(source.bytes());
+      for (uint64_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7 + i / 256);
+      write_bytes(source, in);
+      const auto part = [&](const Tensor& x, uint64_t first) {
+        return x.slice(0, first, kRow).reshape({kTokens, kHeads, kDim});
+      };
+      Encoder encoder(device);
+      kv_copy(encoder, {.k = part(source, from), .k_cache = part(cache, to)}, {});
+      encoder.submit().wait();
+      const Bytes out = read_bytes(cache);
+      for (uint64_t i = 0; i < 2 * kRow; ++i)
+        ASSERT_EQ(out[2 * to + i], in[2 * from + i]) << from << " " << to;
     }
   }
 }

@@ -13,12 +13,16 @@ using namespace metal;
 
 // A kernel's Spec: the pipeline is compiled for it.
 #if defined(GYRE_METAL_HOST)
-#define GYRE_GROUP_MEMORY  // an attribute of the name of a macro there
 inline thread_local uint spec_low, spec_high;  // one for all texts: they share functions, too
 #else
-#define GYRE_GROUP_MEMORY [[threadgroup(0)]]
 constant uint spec_low [[function_constant(0)]];
 constant uint spec_high [[function_constant(1)]];
+#endif
+
+#if defined(threadgroup)  // a macro, which an attribute's name cannot be
+#define GYRE_GROUP_MEMORY
+#else
+#define GYRE_GROUP_MEMORY [[threadgroup(0)]]
 #endif
 
 // buffer(0) are the Params, buffer(1 + i) is the i-th argument of the KernelInfo. Behind them:

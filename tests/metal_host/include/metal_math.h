@@ -5,14 +5,15 @@ namespace metal {
 
 template <class T>
 T min(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) return std::fmin(a, b);
   return a < b ? a : b;
 }
 template <class T>
 T max(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) return std::fmax(a, b);
   return a > b ? a : b;
 }
+// NaN is no number: the other one is.
+inline float min(float a, float b) { return std::fmin(a, b); }
+inline float max(float a, float b) { return std::fmax(a, b); }
 template <class T>
 T clamp(T x, T low, T high) {
   return min(max(x, low), high);
@@ -34,10 +35,10 @@ inline float ldexp(float x, int exponent) { return std::ldexp(x, exponent); }
 inline bool isnan(float x) { return std::isnan(x); }
 inline bool isinf(float x) { return std::isinf(x); }
 inline bool isfinite(float x) { return std::isfinite(x); }
-inline uint popcount(uint x) { return static_cast<uint>(std::popcount(x)); }
-inline uint clz(uint x) { return static_cast<uint>(std::countl_zero(x)); }
-inline uint clz(ulong x) { return static_cast<uint>(std::countl_zero(x)); }
-inline uint ctz(uint x) { return static_cast<uint>(std::countr_zero(x)); }
+inline uint popcount(uint x) { return static_cast<uint>(__builtin_popcount(x)); }
+inline uint clz(uint x) { return x == 0 ? 32 : static_cast<uint>(__builtin_clz(x)); }
+inline uint clz(ulong x) { return x == 0 ? 64 : static_cast<uint>(__builtin_clzl(x)); }
+inline uint ctz(uint x) { return x == 0 ? 32 : static_cast<uint>(__builtin_ctz(x)); }
 inline uint mulhi(uint a, uint b) { return static_cast<uint>(ulong{a} * b >> 32); }
 inline ulong mulhi(ulong a, ulong b) {
   return static_cast<ulong>(static_cast<unsigned __int128>(a) * b >> 64);

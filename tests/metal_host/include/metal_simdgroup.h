@@ -3,33 +3,50 @@
 
 namespace metal {
 
-inline void threadgroup_barrier(mem_flags /*flags*/) {
-  gyre::fibers::wait(gyre::fibers::block->all);
+// What the fibers do.
+#if defined(GYRE_METAL_CHECK)
+inline void meet_group() {}
+inline void meet_simdgroup() {}
+inline uint lane_index() { return 0; }
+template <class T>
+T value_of_lane(T value, uint /*lane*/) {
+  return value;
 }
-inline void simdgroup_barrier(mem_flags /*flags*/) { gyre::fibers::wait(gyre::fibers::warp()); }
+#else
+inline void meet_group() { gyre::fibers::wait(gyre::fibers::block->all); }
+inline void meet_simdgroup() { gyre::fibers::wait(gyre::fibers::warp()); }
+inline uint lane_index() { return gyre::fibers::lane(); }
+template <class T>
+T value_of_lane(T value, uint lane) {
+  return gyre::fibers::shuffle(value, lane);
+}
+#endif
+
+inline void threadgroup_barrier(mem_flags /*flags*/) { meet_group(); }
+inline void simdgroup_barrier(mem_flags /*flags*/) { meet_simdgroup(); }
 
 template <class T>
 T simd_shuffle(T value, ushort lane) {
-  return gyre::fibers::shuffle(value, lane);
+  return value_of_lane(value, lane);
 }
 template <class T>
 T simd_broadcast(T value, ushort lane) {
-  return gyre::fibers::shuffle(value, lane);
+  return value_of_lane(value, lane);
 }
 template <class T>
 T simd_shuffle_xor(T value, ushort mask) {
-  return gyre::fibers::shuffle(value, gyre::fibers::lane() ^ mask);
+  return value_of_lane(value, lane_index() ^ mask);
 }
 // Lanes beyond the end keep what they have; Metal leaves it open.
 template <class T>
 T simd_shuffle_down(T value, ushort delta) {
-  const uint from = gyre::fibers::lane() + delta;
-  return gyre::fibers::shuffle(value, from < gyre::fibers::kWarp ? from : gyre::fibers::lane());
+  const uint from = lane_index() + delta;
+  return value_of_lane(value, from < 32 ? from : lane_index());
 }
 template <class T>
 T simd_shuffle_up(T value, ushort delta) {
-  const uint lane = gyre::fibers::lane();
-  return gyre::fibers::shuffle(value, lane >= delta ? lane - delta : lane);
+  const uint lane = lane_index();
+  return value_of_lane(value, lane >= delta ? lane - delta : lane);
 }
 template <class T>
 T simd_sum(T value) {
@@ -55,8 +72,8 @@ template <class T>
 struct simdgroup_matrix8x8 {
   T values[2] = {};
 
-  static uint row() { return gyre::fibers::lane() % 8; }
-  static uint column(uint i) { return gyre::fibers::lane() / 8 * 2 + i; }
+  static uint row() { return lane_index() % 8; }
+  static uint column(uint i) { return lane_index() / 8 * 2 + i; }
 };
 using simdgroup_float8x8 = simdgroup_matrix8x8<float>;
 using simdgroup_half8x8 = simdgroup_matrix8x8<half>;
@@ -96,12 +113,15 @@ void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride, ulong2 
 template <class T>
 void simdgroup_multiply_accumulate(thread simdgroup_float8x8& d, thread simdgroup_matrix8x8<T>& a,
                                    thread simdgroup_matrix8x8<T>& b, thread simdgroup_float8x8& c) {
+#if defined(GYRE_METAL_CHECK)
+  (void)a, (void)b;
+  d = c;
+#else
   const auto word = [](T x, T y) {
-    return uint64_t{std::bit_cast<uint32_t>(float(x))} | uint64_t{std::bit_cast<uint32_t>(float(y))}
-                                                             << 32;
+    return uint64_t{as_type<uint32_t>(float(x))} | uint64_t{as_type<uint32_t>(float(y))} << 32;
   };
   const auto value = [](uint64_t words, uint i) {
-    return std::bit_cast<float>(static_cast<uint32_t>(words >> (32 * i)));
+    return as_type<float>(static_cast<uint32_t>(words >> (32 * i)));
   };
   gyre::fibers::with_operands({word(a.values[0], a.values[1]), word(b.values[0], b.values[1])},
                               [&](const auto* lanes) {
@@ -116,6 +136,7 @@ void simdgroup_multiply_accumulate(thread simdgroup_float8x8& d, thread simdgrou
                                   d.values[i] = sum;
                                 }
                               });
+#endif
 }
 
 // One thread runs at a time.

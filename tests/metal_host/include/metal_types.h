@@ -25,6 +25,14 @@ struct alignas(4 * sizeof(T)) vec4 {
 };
 #endif
 
+template <class To, class From>
+To as_type(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(static_cast<void*>(&to), &value, sizeof(to));
+  return to;
+}
+
 // 16 bits in memory; arithmetic is done in float.
 struct half {
   uint16_t bits = 0;
@@ -34,13 +42,13 @@ struct half {
   operator float() const { return widened(bits); }
 
   static uint16_t rounded(float value) {
-    const auto x = std::bit_cast<uint32_t>(value);
+    const auto x = as_type<uint32_t>(value);
     const uint32_t sign = x >> 16 & 0x8000, a = x & 0x7FFFFFFF;
     if (a > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00 | (a >> 13 & 0x3FF));
     if (a >= 0x47800000) return static_cast<uint16_t>(sign | 0x7C00);
     if (a < 0x38800000) {  // the sum has units of 2^-24, as subnormals do
-      const float sum = std::bit_cast<float>(a) + 0.5f;
-      return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(sum) - 0x3F000000));
+      const float sum = as_type<float>(a) + 0.5f;
+      return static_cast<uint16_t>(sign | (as_type<uint32_t>(sum) - 0x3F000000));
     }
     return static_cast<uint16_t>(sign | (a + 0xFFF + (a >> 13 & 1) - 0x38000000) >> 13);
   }
@@ -48,20 +56,12 @@ struct half {
     const uint32_t sign = uint32_t{h} >> 15 << 31, exponent = h >> 10 & 31, mantissa = h & 0x3FF;
     if (exponent == 0) {
       const float value = static_cast<float>(mantissa) * 0x1p-24f;
-      return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
+      return as_type<float>(sign | as_type<uint32_t>(value));
     }
     const uint32_t wide = exponent == 31 ? 255 : exponent + 112;
-    return std::bit_cast<float>(sign | wide << 23 | mantissa << 13);
+    return as_type<float>(sign | wide << 23 | mantissa << 13);
   }
 };
-
-template <class To, class From>
-To as_type(From value) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(static_cast<void*>(&to), &value, sizeof(to));
-  return to;
-}
 
 using uint2 = vec2<uint>;
 using ulong2 = vec2<ulong>;
