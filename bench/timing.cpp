@@ -36,7 +36,11 @@ std::vector<double> medians_us(const std::vector<Contestant>& contestants, doubl
 uint64_t rotation(uint64_t bytes) {
   constexpr uint64_t kUnknownCache = 32u << 20;  // some virtual machines do not say
   constexpr uint64_t kMost = 256;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
   const int64_t reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#else
+  const int64_t reported = 0;  // macOS
+#endif
   const uint64_t cache = reported > 0 ? static_cast<uint64_t>(reported) : kUnknownCache;
   return std::clamp<uint64_t>(2 * cache / std::max<uint64_t>(bytes, 1) + 1, 2, kMost);
 }

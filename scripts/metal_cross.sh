@@ -2,10 +2,11 @@
 # Compiles the Metal backend, driver_apple.cpp too, to Mach-O objects for a Mac, on any machine. Needs two packages that pip
 # fetches into the folder: metal-cpp's headers, which travel in mlx-metal's wheel for macOS, and ziglang, a clang with macOS's
 # C library. Of Apple's frameworks two types are declared here; nothing is linked. Exit status 77: they cannot be had.
-# usage: scripts/metal_cross.sh [--headers] [folder]     --headers: fetch metal-cpp alone and print where it is
+# usage: scripts/metal_cross.sh [--headers|--library] [folder]     --headers: fetch metal-cpp alone and print where it is
+#                                                                  --library: all of src, not the backend alone; minutes
 set -euo pipefail
-headers_only=
-if [[ ${1:-} == --headers ]]; then headers_only=1; shift; fi
+what=backend
+if [[ ${1:-} == --headers || ${1:-} == --library ]]; then what=${1#--}; shift; fi
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-$root/build/metal_cross}
 mkdir -p "$folder"
@@ -28,7 +29,7 @@ fetch() {
 
 metal_cpp=mlx/include/metal_cpp
 fetch $metal_cpp/Metal/Metal.hpp mlx_metal --platform macosx_14_0_arm64 mlx-metal
-if [[ -n $headers_only ]]; then echo "$folder/$metal_cpp"; exit; fi
+if [[ $what == headers ]]; then echo "$folder/$metal_cpp"; exit; fi
 fetch ziglang/__main__.py ziglang ziglang
 chmod +x "$folder/ziglang/zig"
 
@@ -36,18 +37,25 @@ mkdir -p "$folder/apple/CoreFoundation" "$folder/apple/IOSurface" "$folder/objec
 echo 'typedef double CFTimeInterval;' > "$folder/apple/CoreFoundation/CoreFoundation.h"
 echo 'typedef struct __IOSurface* IOSurfaceRef;' > "$folder/apple/IOSurface/IOSurfaceRef.h"
 
+sources=("$root"/src/metal/*.cpp)
+if [[ $what == library ]]; then
+  # Headers that do not depend on the system. src/cpu/attention/isa has files of other processors and of Linux.
+  mkdir -p "$folder/apple/hwy"
+  [[ -e /usr/include/hwy/highway.h && -e /usr/include/xxhash.h ]] || skip "Highway and xxHash are not in /usr/include"
+  cp -r /usr/include/hwy /usr/include/xxhash.h "$folder/apple"
+  while read -r file; do sources+=("$file"); done < <(find "$root/src" -name '*.cpp' -not -path '*/metal/*' -not -path '*/isa/*')
+fi
 count=0
-for source in "$root"/src/metal/*.cpp "$root"/src/metal/*/*.cpp; do
-  [[ -e $source ]] || continue
-  object=$folder/objects/$(basename "${source%.cpp}").o
+for source in "${sources[@]}"; do
+  object=$folder/objects/$(tr / _ <<< "${source#"$root"/src/}").o
   # Its cache of the C library's headers stays in the folder.
   ZIG_GLOBAL_CACHE_DIR=$folder/cache ZIG_LOCAL_CACHE_DIR=$folder/cache "$folder/ziglang/zig" c++ -target aarch64-macos.14.0.0 \
     -std=c++20 -ffp-contract=off -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers -Werror \
-    -DGYRE_HAVE_METAL -I"$root/include" -I"$root/src" -isystem "$folder/apple" -isystem "$folder/$metal_cpp" \
-    -c "$source" -o "$object"
+    -DGYRE_HAVE_METAL "-DHWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)" -I"$root/include" -I"$root/src" \
+    -isystem "$folder/apple" -isystem "$folder/$metal_cpp" -c "$source" -o "$object"
   # Mach-O, 64 bits, little-endian.
   [[ $(od -An -tx1 -N4 "$object" | tr -d ' ') == cffaedfe ]] || { echo "$object is not Mach-O" >&2; exit 1; }
   count=$((count + 1))
 done
-[[ -e $folder/objects/driver_apple.o ]] || { echo "driver_apple.cpp was not compiled" >&2; exit 1; }
-echo "$count files of src/metal compile for macOS 14 on Apple silicon"
+[[ -e $folder/objects/metal_driver_apple.cpp.o ]] || { echo "driver_apple.cpp was not compiled" >&2; exit 1; }
+echo "$count files of src compile for macOS 14 on Apple silicon"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 
 #include "gyre/error.h"
 
@@ -44,9 +45,17 @@ uint64_t parse_count(std::string_view text, const CountRange& range) {
 double parse_seconds(std::string_view text) {
   constexpr double kLeast = 0.001, kMost = 60;
   double seconds = 0;
+#if defined(__cpp_lib_to_chars)
   const auto [end, error] = std::from_chars(text.begin(), text.end(), seconds);
+  const bool whole = error == std::errc() && end == text.end();
+#else  // Apple's library takes whole numbers alone
+  const std::string copy(text);
+  char* end = nullptr;
+  seconds = std::strtod(copy.c_str(), &end);
+  const bool whole = !text.empty() && end == copy.c_str() + copy.size() && copy[0] > ' ';
+#endif
   // Written so that NaN is refused.
-  if (error != std::errc() || end != text.end() || !(seconds >= kLeast && seconds <= kMost))
+  if (!whole || !(seconds >= kLeast && seconds <= kMost))
     refuse("must be a number of seconds from 0.001 to 60", text);
   return seconds;
 }
