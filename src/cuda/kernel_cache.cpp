@@ -1,21 +1,20 @@
 #include "cuda/kernel_cache.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <system_error>
 
 #include "runtime/require.h"
 
 namespace gyre::cuda {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr uint64_t kMagic = 0x316C656B65727967u;  // also the format's version
 
@@ -30,11 +29,11 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-fs::path default_folder() {
+std::string default_folder() {
   // The rules of XDG: a relative path is to be ignored.
   const std::string cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
-  if (cache.starts_with('/')) return fs::path(cache) / "gyre";
-  if (home.starts_with('/')) return fs::path(home) / ".cache" / "gyre";
+  if (cache.starts_with('/')) return cache + "/gyre";
+  if (home.starts_with('/')) return home + "/.cache/gyre";
   return {};
 }
 
@@ -47,15 +46,23 @@ uint64_t check_of(std::string_view symbol, std::string_view cubin) {
 
 std::string_view view(const std::vector<char>& bytes) { return {bytes.data(), bytes.size()}; }
 
-fs::path entry(const fs::path& folder, const CacheKey& key) {
-  return folder / (key.text() + ".cubin");
+std::string entry(const std::string& folder, const CacheKey& key) {
+  return folder + "/" + key.text() + ".cubin";
 }
 
-std::optional<CompiledKernel> load_entry(const fs::path& folder, const CacheKey& key) {
-  const fs::path path = entry(folder, key);
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  if (error || bytes < sizeof(Header)) return std::nullopt;
+// And those above it; where one cannot be made, opening the file fails.
+void make_folders(const std::string& folder) {
+  for (size_t end = folder.find('/', 1); end != std::string::npos; end = folder.find('/', end + 1))
+    mkdir(folder.substr(0, end).c_str(), 0777);
+  mkdir(folder.c_str(), 0777);
+}
+
+std::optional<CompiledKernel> load_entry(const std::string& folder, const CacheKey& key) {
+  const std::string path = entry(folder, key);
+  struct stat found {};
+  if (stat(path.c_str(), &found) != 0) return std::nullopt;
+  const auto bytes = static_cast<uint64_t>(found.st_size);
+  if (bytes < sizeof(Header)) return std::nullopt;
   std::ifstream file(path, std::ios::binary);
   Header header{};
   file.read(reinterpret_cast<char*>(&header), sizeof header);
@@ -102,7 +109,7 @@ std::string CacheKey::text() const {
 KernelCache::KernelCache(const std::string& option) {
   const std::string wanted = option.empty() ? variable("GYRE_KERNEL_CACHE") : option;
   if (wanted == "off") return;
-  folder_ = wanted.empty() ? default_folder() : fs::path(wanted);
+  folder_ = wanted.empty() ? default_folder() : wanted;
   std::istringstream folders(variable("GYRE_KERNEL_PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
     if (!folder.empty()) carried_.emplace_back(folder);
@@ -113,7 +120,7 @@ std::optional<CompiledKernel> KernelCache::load(const CacheKey& key) const {
   if (!folder_.empty()) {
     if (std::optional<CompiledKernel> kernel = load_entry(folder_, key)) return kernel;
   }
-  for (const fs::path& folder : carried_) {
+  for (const std::string& folder : carried_) {
     if (std::optional<CompiledKernel> kernel = load_entry(folder, key)) return kernel;
   }
   return std::nullopt;
@@ -122,11 +129,10 @@ std::optional<CompiledKernel> KernelCache::load(const CacheKey& key) const {
 void KernelCache::store(const CacheKey& key, const CompiledKernel& kernel) const {
   if (folder_.empty()) return;
   static std::atomic<uint64_t> next{0};
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  const fs::path path = entry(folder_, key);
+  make_folders(folder_);
+  const std::string path = entry(folder_, key);
   // A name that no other writer has; the rename is atomic.
-  const fs::path draft = join(path.string(), ".", getpid(), ".", next.fetch_add(1), ".part");
+  const std::string draft = join(path, ".", getpid(), ".", next.fetch_add(1), ".part");
   const Header header{kMagic,
                       key.first(),
                       key.second(),
@@ -138,8 +144,7 @@ void KernelCache::store(const CacheKey& key, const CompiledKernel& kernel) const
   file.write(kernel.symbol.data(), static_cast<std::streamsize>(kernel.symbol.size()));
   file.write(kernel.cubin.data(), static_cast<std::streamsize>(kernel.cubin.size()));
   file.close();
-  if (file) fs::rename(draft, path, error);
-  if (!file || error) fs::remove(draft, error);
+  if (!file || std::rename(draft.c_str(), path.c_str()) != 0) unlink(draft.c_str());
 }
 
 }  // namespace gyre::cuda

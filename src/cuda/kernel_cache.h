@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,13 +40,14 @@ class KernelCache {
   // rules; "off" for none.
   explicit KernelCache(const std::string& option);
 
-  const std::filesystem::path& folder() const { return folder_; }  // empty: off
+  const std::string& folder() const { return folder_; }  // empty: off
   std::optional<CompiledKernel> load(const CacheKey& key) const;
   void store(const CacheKey& key, const CompiledKernel& kernel) const;
 
  private:
-  std::filesystem::path folder_;
-  std::vector<std::filesystem::path> carried_;  // GYRE_KERNEL_PATH: only read
+  // Not paths: joining them takes memory in code that must not throw (libstdc++ 12).
+  std::string folder_;
+  std::vector<std::string> carried_;  // GYRE_KERNEL_PATH: only read
 };
 
 }  // namespace gyre::cuda

@@ -43,6 +43,20 @@ std::map<CuAddress, size_t> blocks;
 CuResult sticky = kCuSuccess;  // until the last user lets go of the context
 int users = 0;
 
+// Calls that a driver out of memory, or a lost GPU, would refuse; which of them fails, and how.
+struct Faults {
+  uint64_t calls = 0, fails_at = 0;
+  CuResult result = kCuSuccess;
+};
+Faults faults;
+
+CuResult fault() {
+  const std::lock_guard lock(mutex);
+  if (++faults.calls != faults.fails_at) return kCuSuccess;
+  if (faults.result != kCuOutOfMemory) sticky = faults.result;
+  return faults.result;
+}
+
 template <class To, class From>
 To as(From* from) {
   return reinterpret_cast<To>(from);
@@ -98,6 +112,16 @@ CuResult run_graph(const Graph& graph) {
 }
 
 }  // namespace
+
+// For tests, by dlsym(): the n-th call from now on fails, 0: none; how many there were since.
+extern "C" void gyre_fake_cuda_fail(uint64_t nth, CuResult result) {
+  const std::lock_guard lock(mutex);
+  faults = {0, nth, result};
+}
+extern "C" uint64_t gyre_fake_cuda_calls() {
+  const std::lock_guard lock(mutex);
+  return faults.calls;
+}
 
 // Names and parameters are those of the table in cuda/driver.h.
 // NOLINTBEGIN(readability-identifier-naming, readability-function-size)
@@ -167,6 +191,7 @@ CuResult cuDevicePrimaryCtxRelease_v2(CuDevice) {
 CuResult cuCtxPushCurrent_v2(CuContext) { return kCuSuccess; }
 CuResult cuCtxPopCurrent_v2(CuContext*) { return kCuSuccess; }
 CuResult cuMemAlloc_v2(CuAddress* address, size_t bytes) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (sticky != kCuSuccess) return sticky;
   void* const memory = std::malloc(bytes);
@@ -182,6 +207,7 @@ CuResult cuMemFree_v2(CuAddress address) {
   return kCuSuccess;
 }
 CuResult cuMemAllocHost_v2(void** memory, size_t bytes) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   *memory = std::malloc(bytes);
   return kCuSuccess;
 }
@@ -190,18 +216,21 @@ CuResult cuMemFreeHost(void* memory) {
   return kCuSuccess;
 }
 CuResult cuMemcpyHtoDAsync_v2(CuAddress to, const void* from, size_t bytes, CuStream) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (!is_inside(to, bytes)) std::abort();
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return sticky;
 }
 CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t bytes, CuStream) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (!is_inside(from, bytes)) std::abort();
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return sticky;
 }
 CuResult cuMemsetD8Async(CuAddress address, unsigned char value, size_t bytes, CuStream) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (!is_inside(address, bytes)) std::abort();
   std::memset(reinterpret_cast<void*>(address), value, bytes);
@@ -214,6 +243,7 @@ CuResult cuPointerGetAttribute(void* value, CuPointerAttribute which, CuAddress 
   return kCuSuccess;
 }
 CuResult cuStreamCreate(CuStream* stream, unsigned) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   *stream = as<CuStream>(new Stream);
   return kCuSuccess;
 }
@@ -242,6 +272,7 @@ CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
   return kCuSuccess;
 }
 CuResult cuEventCreate(CuEvent* event, unsigned) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   *event = as<CuEvent>(new int);
   return kCuSuccess;
 }
@@ -250,6 +281,7 @@ CuResult cuEventDestroy_v2(CuEvent event) {
   return kCuSuccess;
 }
 CuResult cuEventRecord(CuEvent, CuStream stream) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   return as<Stream*>(stream)->captured != nullptr ? kCuInvalidValue : kCuSuccess;
 }
 CuResult cuEventQuery(CuEvent) { return state(); }
@@ -259,6 +291,7 @@ CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
   return kCuSuccess;
 }
 CuResult cuModuleLoadData(CuModule* module, const void*) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   *module = as<CuModule>(new Module);
   return kCuSuccess;
 }
@@ -268,6 +301,7 @@ CuResult cuModuleUnload(CuModule module) {
   return kCuSuccess;
 }
 CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* name) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   as<Module*>(module)->functions.push_back(new Function{name});
   *function = as<CuFunction>(as<Module*>(module)->functions.back());
   return kCuSuccess;
@@ -279,6 +313,7 @@ CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute, CuFunction) {
 CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
 CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
                         unsigned, unsigned, CuStream stream, void** params, void**) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   Graph* const captured = as<Stream*>(stream)->captured;
   if (captured == nullptr) return run(make_node(function, params));
   captured->nodes.push_back(make_node(function, params));
@@ -287,6 +322,7 @@ CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsig
   return kCuSuccess;
 }
 CuResult cuGraphCreate(CuGraph* graph, unsigned) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   *graph = as<CuGraph>(new Graph);
   return kCuSuccess;
 }
@@ -296,6 +332,7 @@ CuResult cuGraphDestroy(CuGraph graph) {
 }
 CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraphNode* after,
                                  size_t count, const CuKernelNode* values) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
   nodes.push_back(make_node(values->function, values->params));
   for (size_t i = 0; i < count; ++i) nodes.back().after.push_back(place_of(after[i]));
@@ -313,6 +350,7 @@ CuResult cuGraphAddDependencies_v2(CuGraph graph, const CuGraphNode* from, const
   return kCuSuccess;
 }
 CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned long long) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph)));
   return kCuSuccess;
 }
@@ -320,7 +358,10 @@ CuResult cuGraphExecDestroy(CuGraphExec exec) {
   delete as<Graph*>(exec);
   return kCuSuccess;
 }
-CuResult cuGraphLaunch(CuGraphExec exec, CuStream) { return run_graph(*as<Graph*>(exec)); }
+CuResult cuGraphLaunch(CuGraphExec exec, CuStream) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
+  return run_graph(*as<Graph*>(exec));
+}
 
 }  // extern "C"
 // NOLINTEND(readability-identifier-naming, readability-function-size)
