@@ -10,16 +10,11 @@
 #include "cache/held_values.h"
 #include "gyre/kv_cache.h"
 #include "ops/cache_ops.h"
+#include "test_device.h"
 
 namespace gyre::test {
 
 constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 64, kValueDim = 32;
-
-// The CPU, unless GYRE_TEST_DEVICE names another.
-inline Device test_device() {
-  const char* const name = std::getenv("GYRE_TEST_DEVICE");
-  return Device::open(name != nullptr ? name : "cpu", {.threads = 2});
-}
 
 inline KvCacheOptions small(const KvLayer& layer, uint64_t capacity = 300) {
   return {.kv_heads = kKvHeads,

@@ -65,6 +65,13 @@ struct TalkStep {
 // Outputs of one step as bits: layer by layer, row by row.
 using Bits = std::vector<uint32_t>;
 
+// A row of [rows, heads, dim].
+inline void add_row(const Tensor& of, uint64_t row, Bits& bits) {
+  std::vector<float> values(of.shape(1) * of.shape(2));
+  of.slice(0, row, 1).read_to(std::span<float>(values));
+  for (const float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
+}
+
 class Server {
  public:
   Server(const Device& device, const KvPoolOptions& options, const KvBatchOptions& bounds = {},
@@ -124,10 +131,7 @@ class Server {
     for (const TalkStep& step : steps) {
       Bits bits;
       for (uint64_t row = first; row < first + step.tokens.size(); ++row) {
-        for (const Tensor& out : outs) {
-          for (const float value : out.slice(0, row, 1).data<const float>())
-            bits.push_back(std::bit_cast<uint32_t>(value));
-        }
+        for (const Tensor& out : outs) add_row(out, row, bits);
       }
       first += step.tokens.size();
       all.push_back(std::move(bits));

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "serving/serving_fixture.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -14,7 +15,7 @@ class Promises : public testing::TestWithParam<KvPoolOptions> {
     return Server(device, options, {.max_sequences = 16, .max_tokens = 256});
   }
 
-  Device device = Device::open("cpu", {.threads = 2});
+  Device device = test_device();
 };
 
 // The prompt as a whole and a few answers, computed alone in an empty pool.
@@ -265,9 +266,7 @@ TEST_P(Promises, ARecordedStepServesEveryBatch) {
     for (size_t i = 0; i < two.size(); ++i) {
       Bits bits;
       for (uint64_t t = 0; t < two[i].tokens.size(); ++t, ++row) {
-        for (const Tensor& values : out)
-          for (const float value : values.slice(0, row, 1).data<const float>())
-            bits.push_back(std::bit_cast<uint32_t>(value));
+        for (const Tensor& values : out) add_row(values, row, bits);
       }
       EXPECT_EQ(bits, expected[i]) << round;
     }
