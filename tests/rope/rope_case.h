@@ -51,6 +51,7 @@ struct RopeCase {
   RopeFrequencySource frequencies = RopeFrequencySource::base;
   std::vector<float> factors;
   bool specials = false;  // NaN, infinities and huge values among what turns
+  float size = 1;         // what values are multiplied with
   std::optional<RopeNorm> norm;
 };
 

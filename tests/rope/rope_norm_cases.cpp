@@ -1,3 +1,4 @@
+#include <cmath>
 #include <string>
 
 #include "rope/rope_case.h"
@@ -128,6 +129,26 @@ void add_norm_alone(std::vector<RopeCase>& cases) {
   }
 }
 
+// Rows whose squares leave f32, or are lost there: the norm is right all the same.
+void add_sizes(std::vector<RopeCase>& cases) {
+  struct Size {
+    float size, epsilon;
+  };
+  constexpr Size kSizes[] = {{0x1p100f, 0.0f},  {0x1p66f, 0x1p126f},   {0x1p70f, 1e-6f},
+                             {0x1p-60f, 0.0f},  {0x1p-60f, 0x1p-121f}, {0x1p-100f, 0.0f},
+                             {0x1p-60f, 1e-6f}, {0.0f, 0.25f}};
+  for (const Size& s : kSizes) {
+    RopeCase c;
+    c.tokens = 2;
+    c.k_heads = 1;
+    c.size = s.size;
+    c.norm = RopeNorm{.epsilon = s.epsilon, .weight = DType::f32};
+    c.name = "values of size " + std::to_string(std::log2(s.size)) + " epsilon of size " +
+             std::to_string(std::log2(s.epsilon));
+    cases.push_back(c);
+  }
+}
+
 }  // namespace
 
 std::vector<RopeCase> norm_shape_cases() {
@@ -135,6 +156,7 @@ std::vector<RopeCase> norm_shape_cases() {
   add_head_dims(cases);
   add_partial(cases);
   add_norm_alone(cases);
+  add_sizes(cases);
   for (const float epsilon : {0.0f, 0.5f, 1e6f}) {
     RopeCase c;
     c.norm = RopeNorm{.epsilon = epsilon, .weight_offset = 1};

@@ -124,7 +124,7 @@ float draw_value(const RopeCase& c, std::mt19937& random) {
                                  0.0f,      -0.0f,      1e6f,
                                  -3e8f,     1e-7f};
   if (c.specials && random() % 8 == 0) return kSpecials[random() % std::size(kSpecials)];
-  return std::uniform_real_distribution<float>(-1, 1)(random);
+  return std::uniform_real_distribution<float>(-1, 1)(random) * c.size;
 }
 
 // Unit values where arithmetic is done; any bits, NaN payloads among them, where it is not.

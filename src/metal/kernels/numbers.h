@@ -8,8 +8,14 @@ namespace metal {
 inline float power_of_two(int exponent) {  // of a normal number
   return as_type<float>(static_cast<uint>(127 + exponent) << 23);
 }
-// x * 2^exponent, for any exponent of a float.
+// x * 2^exponent, for any exponent of a float. A GPU may take subnormal numbers for 0: what is to
+// be made normal is first its mantissa, an integer.
 inline float times_power(float x, int exponent) {
+  const uint magnitude = as_type<uint>(x) & 0x7FFFFFFFu;
+  if (magnitude < 0x800000u && exponent > 0) {
+    x = copysign(static_cast<float>(magnitude), x);
+    exponent -= 149;
+  }
   const int half_of_it = exponent / 2;
   return x * power_of_two(half_of_it) * power_of_two(exponent - half_of_it);
 }
