@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "rope/rope_case.h"
@@ -261,6 +262,12 @@ std::vector<RopeCase> rope_frequency_cases() {
         if (factors) c.factors.assign(std::begin(kFactors), std::end(kFactors));
         c.name = std::string(convention.name) + " frequencies " +
                  std::to_string(static_cast<int>(source)) + (factors ? " with factors" : "");
+        cases.push_back(c);
+        if (!factors) continue;
+        // An angle that cannot be computed is NaN, and none over infinity.
+        c.factors[0] = 0.0f, c.factors[3] = std::numeric_limits<float>::quiet_NaN();
+        c.factors[5] = std::numeric_limits<float>::infinity(), c.factors[6] = -0.0f;
+        c.name += " that are none";
         cases.push_back(c);
       }
     }
