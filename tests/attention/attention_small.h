@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kv_codec/kv_codec_fixture.h"
+#include "test_device.h"
 
 namespace gyre::test {
 
@@ -61,7 +62,7 @@ struct Small {
   };
 
   Answer run() const {
-    const Device d = cpu_device();
+    const Device d = test_device();
     const uint64_t tokens = q.size() / dim;
     AttentionInputs in;
     in.q = tensor_of(d, q, {tokens, 1, dim});

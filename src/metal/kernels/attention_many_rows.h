@@ -88,62 +88,57 @@ inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
   return changed;
 }
 
-// Sums times keeps, plus weights times values.
-inline void add_stage(thread RowMatrices& rows, const threadgroup float* weights,
-                      const threadgroup float* values, uint v_dim, uint count, bool changed,
-                      const thread float* keeps, threadgroup float* diagonal,
-                      const thread Grid& grid) {
-  simdgroup_float8x8 keep;
-  if (changed) {
-    for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) diagonal[i] = 0;
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint r = 0; r < kMatrix; ++r) {
-      if (grid.lane == r) diagonal[r * kMatrix + r] = keeps[r];
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    simdgroup_load(keep, diagonal, kMatrix);
-  }
-  simdgroup_float8x8 of_keys[kMostStageKeys / kMatrix];
-  for (uint k = 0; k < count / kMatrix; ++k)
-    simdgroup_load(of_keys[k], weights + k * kMatrix, count);
-  for (uint c = 0; c < v_dim / kMatrix; ++c) {
-    simdgroup_float8x8 sum = rows.sums[c];
-    if (changed) {
-      sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_multiply_accumulate(sum, keep, rows.sums[c], sum);
-    }
-    for (uint k = 0; k < count / kMatrix; ++k) {
-      simdgroup_float8x8 b;
-      simdgroup_load(b, values + k * kMatrix * v_dim + c * kMatrix, v_dim);
-      simdgroup_multiply_accumulate(sum, of_keys[k], b, sum);
-    }
-    rows.sums[c] = sum;
-  }
-}
-
-// The same one by one: a value that is not finite must not reach rows that do not see it, and in a
-// matrix product it would.
-inline void add_odd_stage(thread RowMatrices& rows, const threadgroup float* weights,
-                          const threadgroup float* values, uint v_dim, uint count,
-                          const thread float* keeps, threadgroup float* square,
-                          const thread Grid& grid) {
+// Sums times keeps, one by one: in a product with a diagonal matrix a sum that is not finite would
+// reach other rows.
+inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float* keeps,
+                       threadgroup float* square, const thread Grid& grid) {
   for (uint c = 0; c < v_dim / kMatrix; ++c) {
     simdgroup_store(rows.sums[c], square, kMatrix);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) {
-      const uint r = i / kMatrix, column = c * kMatrix + i % kMatrix;
       float keep = 0;
-      for (uint o = 0; o < kMatrix; ++o) keep = o == r ? keeps[o] : keep;
-      float sum = keep == 0 ? 0.0f : square[i] * keep;
-      for (uint k = 0; k < count; ++k) {
-        const float weight = weights[r * count + k];
-        if (weight != 0) sum = fma(weight, values[k * v_dim + column], sum);
-      }
-      square[i] = sum;
+      for (uint r = 0; r < kMatrix; ++r) keep = r == i / kMatrix ? keeps[r] : keep;
+      square[i] = keep == 0 ? 0.0f : square[i] * keep;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     simdgroup_load(rows.sums[c], square, kMatrix);
     simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// Values that are not finite, for the rows that see them: in a matrix product they would reach the
+// others.
+inline void add_odd_values(thread RowMatrices& rows, const threadgroup float* weights,
+                           const threadgroup float* values, uint v_dim, uint count,
+                           threadgroup float* square, const thread Grid& grid) {
+  for (uint c = 0; c < v_dim / kMatrix; ++c) {
+    simdgroup_store(rows.sums[c], square, kMatrix);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) {
+      for (uint k = 0; k < count; ++k) {
+        const float weight = weights[i / kMatrix * count + k];
+        const float value = values[k * v_dim + c * kMatrix + i % kMatrix];
+        if (weight != 0 && !isfinite(value)) square[i] += weight * value;
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_load(rows.sums[c], square, kMatrix);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// Sums plus weights times values, which are finite.
+inline void add_stage(thread RowMatrices& rows, const threadgroup float* weights,
+                      const threadgroup float* values, uint v_dim, uint count) {
+  simdgroup_float8x8 of_keys[kMostStageKeys / kMatrix];
+  for (uint k = 0; k < count / kMatrix; ++k)
+    simdgroup_load(of_keys[k], weights + k * kMatrix, count);
+  for (uint c = 0; c < v_dim / kMatrix; ++c) {
+    for (uint k = 0; k < count / kMatrix; ++k) {
+      simdgroup_float8x8 b;
+      simdgroup_load(b, values + k * kMatrix * v_dim + c * kMatrix, v_dim);
+      simdgroup_multiply_accumulate(rows.sums[c], of_keys[k], b, rows.sums[c]);
+    }
   }
 }
 
@@ -203,7 +198,7 @@ inline void attend_many_rows(constant abi::AttentionParams& p, const thread Atte
   if (grid.index < kAttentionSimdgroups * 2) flags[grid.index] = 0;
   make_notes(notes, s.tile, p, at, grid);
   start_rows(rows, s.tile, p, at, grid, shape);
-  bool bad = s.tile.bad, odd = false;
+  bool bad = s.tile.bad;
   const ulong stages = (s.tile.walk.tiles * abi::kKvTile + s.keys - 1) / s.keys;
   for (ulong stage = 0; stage < stages; ++stage) {
     s.first = stage * s.keys;
@@ -214,17 +209,25 @@ inline void attend_many_rows(constant abi::AttentionParams& p, const thread Atte
     float keeps[kMatrix];
     const bool changed = weigh_stage(rows, s, p, at, grid, notes, scores, keeps);
     threadgroup_barrier(mem_flags::mem_threadgroup);  // nobody reads keys any more
-    if (simd_any(decode_values(s, p, grid, staged, bad))) flags[grid.simdgroup] = 1;
+    const bool odd = simd_any(decode_values(s, p, grid, staged, bad));
+    if (grid.lane == 0) flags[grid.simdgroup] = odd ? 1 : 0;
+    if (changed) scale_sums(rows, shape.v_dim, keeps, square, grid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = 0; i < kAttentionSimdgroups; ++i) odd = odd || flags[i] != 0;
-    if (odd) {  // from now on: sums may not be finite
-      add_odd_stage(rows, scores, staged, shape.v_dim, s.keys, keeps, square, grid);
-    } else {
-      add_stage(rows, scores, staged, shape.v_dim, s.keys, changed, keeps, square, grid);
+    bool any_odd = false;
+    for (uint i = 0; i < kAttentionSimdgroups; ++i) any_odd = any_odd || flags[i] != 0;
+    if (any_odd) {
+      add_odd_values(rows, scores, staged, shape.v_dim, s.keys, square, grid);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (uint i = grid.index; i < s.keys * shape.v_dim; i += grid.threads) {
+        if (!isfinite(staged[i])) staged[i] = 0;
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+    add_stage(rows, scores, staged, shape.v_dim, s.keys);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  if (simd_any(bad)) flags[kAttentionSimdgroups + grid.simdgroup] = 1;
+  const bool any_bad = simd_any(bad);
+  if (grid.lane == 0 && any_bad) flags[kAttentionSimdgroups + grid.simdgroup] = 1;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = 0; i < kAttentionSimdgroups; ++i) bad = bad || flags[kAttentionSimdgroups + i] != 0;
   finish_many_rows(rows, s.tile, p, at, grid, shape, bad);
