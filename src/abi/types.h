@@ -1,7 +1,7 @@
 #pragma once
 // Plain data shared by the host and every device compiler. NVRTC has no <cstdint>, Metal has the
-// names built in. Metal also wants to know where constants are and what references refer to: a
-// command's Params (GYRE_PARAMS), or values that the calling thread has (GYRE_THREAD).
+// names in its standard library. Metal also wants to know where constants are and what references
+// refer to: a command's Params (GYRE_PARAMS), or values that the calling thread has (GYRE_THREAD).
 #if defined(__METAL_VERSION__)
 #define GYRE_CONSTANT constant constexpr
 #define GYRE_PARAMS constant
@@ -20,6 +20,8 @@ using int32_t = int;
 using uint32_t = unsigned int;
 using int64_t = long long;
 using uint64_t = unsigned long long;
-#elif !defined(__METAL_VERSION__)
+#elif defined(__METAL_VERSION__)
+#include <metal_stdlib>
+#else
 #include <cstdint>
 #endif
