@@ -8,6 +8,14 @@ namespace metal {
 constant constexpr uint kMatrix = 8;
 constant constexpr uint kMostMatrices = kMostManyRowsDim / kMatrix;
 
+// Matrices live in registers, which have no index: loops over them have a fixed count, for every
+// compiler to unroll, and what the head dims do not reach is left out inside.
+#if defined(GYRE_METAL_HOST)
+#define GYRE_UNROLL
+#else
+#define GYRE_UNROLL _Pragma("clang loop unroll(full)")
+#endif
+
 // A simdgroup's eight rows.
 struct RowMatrices {
   simdgroup_float8x8 q[kMostMatrices], sums[kMostMatrices];
@@ -34,13 +42,16 @@ inline void start_rows(thread RowMatrices& rows, const thread RowTile& tile,
     load_queries(x, at_once, first, count, tile, p, at, shape.k_format, shape.k_dim, grid);
     const uint mine = grid.simdgroup * kMatrix;
     if (mine >= first && mine < first + at_once) {
-      for (uint c = 0; c < shape.k_dim / kMatrix; ++c) {
+      GYRE_UNROLL
+      for (uint c = 0; c < kMostMatrices; ++c) {
+        if (c >= shape.k_dim / kMatrix) continue;
         simdgroup_load(rows.q[c], x + c * kMatrix * at_once + (mine - first), at_once, ulong2{0, 0},
                        true);
       }
     }
   }
-  for (uint c = 0; c < shape.v_dim / kMatrix; ++c)
+  GYRE_UNROLL
+  for (uint c = 0; c < kMostMatrices; ++c)
     rows.sums[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint r = 0; r < kMatrix; ++r) rows.most[r] = minus_infinity(), rows.sum[r] = 0;
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -51,7 +62,9 @@ inline void score_stage(thread RowMatrices& rows, const threadgroup float* keys,
                         uint count, threadgroup float* scores) {
   for (uint k = 0; k < count / kMatrix; ++k) {
     simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (uint c = 0; c < k_dim / kMatrix; ++c) {
+    GYRE_UNROLL
+    for (uint c = 0; c < kMostMatrices; ++c) {
+      if (c >= k_dim / kMatrix) continue;
       simdgroup_float8x8 b;
       simdgroup_load(b, keys + k * kMatrix * k_dim + c * kMatrix, k_dim, ulong2{0, 0}, true);
       simdgroup_multiply_accumulate(sum, rows.q[c], b, sum);
@@ -92,7 +105,9 @@ inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
 // reach other rows.
 inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float* keeps,
                        threadgroup float* square, const thread Grid& grid) {
-  for (uint c = 0; c < v_dim / kMatrix; ++c) {
+  GYRE_UNROLL
+  for (uint c = 0; c < kMostMatrices; ++c) {
+    if (c >= v_dim / kMatrix) continue;
     simdgroup_store(rows.sums[c], square, kMatrix);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) {
@@ -111,7 +126,9 @@ inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float*
 inline void add_odd_values(thread RowMatrices& rows, const threadgroup float* weights,
                            const threadgroup float* values, uint v_dim, uint count,
                            threadgroup float* square, const thread Grid& grid) {
-  for (uint c = 0; c < v_dim / kMatrix; ++c) {
+  GYRE_UNROLL
+  for (uint c = 0; c < kMostMatrices; ++c) {
+    if (c >= v_dim / kMatrix) continue;
     simdgroup_store(rows.sums[c], square, kMatrix);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) {
@@ -130,11 +147,19 @@ inline void add_odd_values(thread RowMatrices& rows, const threadgroup float* we
 // Sums plus weights times values, which are finite.
 inline void add_stage(thread RowMatrices& rows, const threadgroup float* weights,
                       const threadgroup float* values, uint v_dim, uint count) {
-  simdgroup_float8x8 of_keys[kMostStageKeys / kMatrix];
-  for (uint k = 0; k < count / kMatrix; ++k)
+  constexpr uint kMostOfKeys = kMostStageKeys / kMatrix;
+  simdgroup_float8x8 of_keys[kMostOfKeys];
+  GYRE_UNROLL
+  for (uint k = 0; k < kMostOfKeys; ++k) {
+    if (k >= count / kMatrix) continue;
     simdgroup_load(of_keys[k], weights + k * kMatrix, count);
-  for (uint c = 0; c < v_dim / kMatrix; ++c) {
-    for (uint k = 0; k < count / kMatrix; ++k) {
+  }
+  GYRE_UNROLL
+  for (uint c = 0; c < kMostMatrices; ++c) {
+    if (c >= v_dim / kMatrix) continue;
+    GYRE_UNROLL
+    for (uint k = 0; k < kMostOfKeys; ++k) {
+      if (k >= count / kMatrix) continue;
       simdgroup_float8x8 b;
       simdgroup_load(b, values + k * kMatrix * v_dim + c * kMatrix, v_dim);
       simdgroup_multiply_accumulate(rows.sums[c], of_keys[k], b, rows.sums[c]);
@@ -152,7 +177,9 @@ inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& til
   for (uint first = 0; first < kManyRowsTile; first += at_once) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const bool here = mine >= first && mine < first + at_once;
-    for (uint c = 0; c < shape.v_dim / kMatrix && here; ++c) {
+    GYRE_UNROLL
+    for (uint c = 0; c < kMostMatrices; ++c) {
+      if (!here || c >= shape.v_dim / kMatrix) continue;
       simdgroup_store(rows.sums[c], x + c * kMatrix * at_once + (mine - first), at_once,
                       ulong2{0, 0}, true);
     }
