@@ -45,7 +45,16 @@ configure() {
   cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGYRE_METAL_CPP="$headers" \
     -DCMAKE_PREFIX_PATH="$(brew --prefix 2> /dev/null)" > /dev/null
 }
-has_device() { $build/tools/gyre devices | tee /dev/stderr | grep -qE '^metal +yes'; }
+has_device() { $build/tools/gyre devices | tee /dev/stderr | grep -E '^metal +yes' > /dev/null; }
+# Apple's compiler by itself, which needs no GPU; Xcode has it, its command line tools have not.
+has_compiler() { xcrun -sdk macosx -f metal > /dev/null 2>&1; }
+kernels() {
+  local file status=0
+  for file in src/metal/kernels/*.metal; do
+    xcrun -sdk macosx metal -std=metal3.1 -fno-fast-math -Wno-c++17-extensions -Isrc -c "$file" -o $build/kernel.air || status=1
+  done
+  return $status
+}
 # A part of the cases for each core. Failures are printed, and how far from the reference each op is.
 ops() {
   local pids="" status=0 i pid
@@ -71,6 +80,7 @@ bench() { $build/tools/gyre bench --device metal | tee -a $report; return "${PIP
 } >> $report
 step "configure" configure || finish
 step "build" cmake --build $build || finish
+if has_compiler; then step "Apple's compiler" kernels; else echo "no Metal compiler by itself (Xcode has one)" >> $report; fi
 if ! has_device; then
   $build/tools/gyre devices | grep '^metal' >> $report
   [[ -n ${GYRE_METAL_OPTIONAL:-} ]] || failed=1
