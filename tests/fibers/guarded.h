@@ -1,6 +1,7 @@
 #pragma once
 // Memory whose end is watched.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <memory>
@@ -12,12 +13,12 @@ namespace gyre::fibers {
 class Guarded {
  public:
   void resize(size_t bytes) {
-    constexpr size_t kPage = 4096;
-    const size_t own = (bytes + 127) / 128 * 128, pages = (own + kPage - 1) / kPage * kPage;
+    static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t own = (bytes + 127) / 128 * 128, pages = (own + page - 1) / page * page;
     auto* const all = static_cast<unsigned char*>(
-        mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (all == MAP_FAILED || mprotect(all + pages, kPage, PROT_NONE) != 0) throw std::bad_alloc();
-    held_ = {all, [pages](unsigned char* x) { munmap(x, pages + kPage); }};
+        mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (all == MAP_FAILED || mprotect(all + pages, page, PROT_NONE) != 0) throw std::bad_alloc();
+    held_ = {all, [pages](unsigned char* x) { munmap(x, pages + page); }};
     data_ = all + pages - own, size_ = bytes;
   }
   unsigned char* data() const { return data_; }

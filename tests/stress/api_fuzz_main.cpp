@@ -3,7 +3,6 @@
 // makes the same calls again.
 // usage: api_fuzz_test [--calls N] [--seconds N] [--seed N] [--from INPUT] [--memory-gib N]
 // [--list]
-#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -17,6 +16,10 @@
 #include <random>
 
 #include "stress/fuzz_world.h"
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 namespace {
 
@@ -69,7 +72,9 @@ Options parse(int argc, char** argv) {
 // What is left when nothing is kept for reuse.
 uint64_t resident_kib() {
   trim_fuzz_devices();
+#if defined(__GLIBC__)
   malloc_trim(0);
+#endif
   std::ifstream in("/proc/self/statm");
   uint64_t all = 0, resident = 0;
   in >> all >> resident;
