@@ -3,7 +3,6 @@
 #include "abi/attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 
 #include "cpu/attention/cut.h"
@@ -78,10 +77,11 @@ class Pieces {
   // Whether all pieces are there, now that one more is. True once, and then the next command may
   // count anew.
   bool complete(const Sequence& s, uint64_t head) const {
-    const std::atomic_ref<uint32_t> counter(
-        reinterpret_cast<uint32_t*>(scratch_)[layout_.counter(s.index, head)]);
-    if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 != s.pieces.count) return false;
-    counter.store(0, std::memory_order_relaxed);
+    // Not std::atomic_ref: the C++ library of Xcode 15, which macOS 14 has, is without.
+    uint32_t* const counter =
+        reinterpret_cast<uint32_t*>(scratch_) + layout_.counter(s.index, head);
+    if (__atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) != s.pieces.count) return false;
+    __atomic_store_n(counter, 0u, __ATOMIC_RELAXED);
     return true;
   }
 
