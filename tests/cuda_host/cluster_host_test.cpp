@@ -170,8 +170,10 @@ TEST(ClusterHost, APlainLaunchHasClustersOfOne) {
 
 TEST(ClusterHost, RefusesAGridThatIsNotAMultiple) {
   std::vector<uint32_t> out(2 * 8, 9);
-  EXPECT_THROW(cuda_host::launch_clusters(dim3(6), 4, 1, 0, describe, out.data()), std::invalid_argument);
-  EXPECT_THROW(cuda_host::launch_clusters(dim3(6), 0, 1, 0, describe, out.data()), std::invalid_argument);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(6), 4, 1, 0, describe, out.data()),
+               std::invalid_argument);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(6), 0, 1, 0, describe, out.data()),
+               std::invalid_argument);
   EXPECT_EQ(out, std::vector<uint32_t>(2 * 8, 9));
 }
 
@@ -189,9 +191,12 @@ void read_after_the_end() {
 TEST(ClusterHost, RefusesWhatIsNotThere) {
   const size_t bytes = 2 * sizeof(float);
   EXPECT_NO_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 1u, 1u));
-  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 2u, 1u), std::out_of_range);
-  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 1u, 2u), std::out_of_range);
-  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_after_the_end), std::out_of_range);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 2u, 1u),
+               std::out_of_range);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_place, 1u, 2u),
+               std::out_of_range);
+  EXPECT_THROW(cuda_host::launch_clusters(dim3(2), 2, 1, bytes, read_after_the_end),
+               std::out_of_range);
 }
 
 }  // namespace
