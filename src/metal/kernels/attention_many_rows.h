@@ -184,7 +184,7 @@ inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& til
                       ulong2{0, 0}, true);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    restore(x, at_once, at_once, shape.v_format, shape.v_dim, grid);
+    turn_rows(x, at_once, at_once, shape.v_format, shape.v_dim, true, grid);
     for (uint r = 0; r < kMatrix && here; ++r) {
       SoftmaxState state = {rows.most[r], rows.sum[r]};
       for (ushort step = kLanes / 2; step != 0; step /= 2)

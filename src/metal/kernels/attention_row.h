@@ -31,29 +31,19 @@ inline void put_row(const thread Row& row, const thread GroupRow& to, uint head_
   }
 }
 
-// Rows to the domain in which a compressed format stores a head, and back, a simdgroup a row.
-inline void rotate(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
-                   const thread Grid& grid) {
+// Rows to the domain in which a compressed format stores a head, or back, a simdgroup a row.
+inline void turn_rows(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
+                      bool back, const thread Grid& grid) {
   if (!is_compressed(format)) return;
   for (uint r = grid.simdgroup; r < rows; r += grid.threads / kLanes) {
     const GroupRow at = {x + r, pitch};
     Row row;
     load_row(at, head_dim, grid.lane, row);
-    flip_signs(row, signs_of(format, head_dim), head_dim, grid.lane);
-    transform(row, head_dim, grid.lane);
-    scale_blocks(row, head_dim, grid.lane);
-    put_row(row, at, head_dim, grid.lane);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-}
-inline void restore(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
-                    const thread Grid& grid) {
-  if (!is_compressed(format)) return;
-  for (uint r = grid.simdgroup; r < rows; r += grid.threads / kLanes) {
-    const GroupRow at = {x + r, pitch};
-    Row row;
-    load_row(at, head_dim, grid.lane, row);
-    restore_row(row, format, head_dim, grid.lane);
+    if (back) {
+      restore_row(row, format, head_dim, grid.lane);
+    } else {
+      rotate_row(row, format, head_dim, grid.lane);
+    }
     put_row(row, at, head_dim, grid.lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -100,7 +90,7 @@ inline void load_queries(threadgroup float* x, uint pitch, uint first, uint coun
     x[c * pitch + r] = load_float(row, p.q_dtype, c);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  rotate(x, pitch, count, k_format, k_dim, grid);
+  turn_rows(x, pitch, count, k_format, k_dim, false, grid);
 }
 
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.

@@ -125,7 +125,7 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  restore(x, rows, rows, w.v.format, dim, grid);
+  turn_rows(x, rows, rows, w.v.format, dim, true, grid);
   const float unit = abi::kv_is_native(w.v.format) ? kScaleUnit : 1.0f;
   for (uint r = grid.simdgroup; r < w.tile.rows; r += kAttentionSimdgroups) {
     SoftmaxState state = {minus_infinity(), 0};

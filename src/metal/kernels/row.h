@@ -145,6 +145,13 @@ inline void scale_blocks(thread Row& row, uint head_dim, uint lane) {
   }
 }
 
+// From plain coordinates to a format's rotated ones, up to rounding in another order than
+// encoding's.
+inline void rotate_row(thread Row& row, uint format, uint head_dim, uint lane) {
+  flip_signs(row, signs_of(format, head_dim), head_dim, lane);
+  transform(row, head_dim, lane);
+  scale_blocks(row, head_dim, lane);
+}
 // From a format's rotated coordinates to plain ones.
 inline void restore_row(thread Row& row, uint format, uint head_dim, uint lane) {
   transform(row, head_dim, lane);
