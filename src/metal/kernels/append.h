@@ -1,16 +1,12 @@
 #pragma once
 // Where the keys of a step go in a cache whose state is in device memory.
 #include "abi/kv_append.h"
+#include "metal/kernels/cache_state.h"
 #include "metal/kernels/tile.h"
 #include "metal/kernels/tile_work.h"
 
 namespace gyre {
 namespace metal {
-
-inline abi::KvState load_state(const device uchar* state) {
-  const device ulong* const fields = pointer<ulong>(state);
-  return {fields[0], fields[1], fields[2]};
-}
 
 // Where a stream's rows go: codes, scales, sinks and tail.
 struct AppendPlaces {

@@ -4,6 +4,7 @@
 #include "abi/attention_bounds.h"
 #include "abi/kv_walk.h"
 #include "metal/kernels/attention_arguments.h"
+#include "metal/kernels/cache_state.h"
 
 namespace gyre {
 namespace metal {
@@ -57,15 +58,6 @@ inline TileAt tile_at(const thread RowTile& tile, constant abi::KvTable& table, 
     page = 0;
   }
   return {page * table.page_stride, at - nth * page_tiles};
-}
-
-inline abi::KvState load_state(const device uchar* from) {
-  const device ulong* const fields = pointer<ulong>(from);
-  abi::KvState state = {};
-  state.start = fields[0];
-  state.length = fields[1];
-  state.tail_begin = fields[2];
-  return state;
 }
 
 // Begins at a multiple of the block's keys, so that a row's bits do not depend on the rows beside
