@@ -8,7 +8,7 @@
 namespace gyre {
 namespace metal {
 
-// Levels by arithmetic: GPUs of Apple are slow at small tables.
+// abi::kv_level without tables, at which GPUs of Apple are slow.
 inline float level_of(uint format, uint code) {
   switch (format) {
     case abi::kTq2: {
@@ -24,12 +24,8 @@ inline float level_of(uint format, uint code) {
       const float magnitude = static_cast<float>(four >> (8 * (code & 3)) & 0xFF);
       return (code & 8) != 0 ? -magnitude : magnitude;
     }
-    case abi::kTq5:
-      return static_cast<float>(2 * static_cast<int>(code) - 31);
-    case abi::kTq6:
-      return static_cast<float>(2 * static_cast<int>(code) - 63);
     default:
-      return static_cast<float>(static_cast<int>(code << 24) >> 24);
+      return static_cast<float>(abi::kv_level(format, code));
   }
 }
 
