@@ -58,8 +58,8 @@ inline bool stores(KvFormat format, uint64_t head_dim) {
     case FormatClass::levels:
       return head_dim >= 16 && head_dim % 8 == 0;
     case FormatClass::compat:
-      return power_of_two && head_dim <= 512 &&
-             head_dim >= (describe(format).packing == KvPacking::nibbles ? 16u : 256u);
+      if (describe(format).packing != KvPacking::nibbles) return head_dim == 256 || head_dim == 512;
+      return power_of_two && head_dim >= 4 && head_dim <= 1024;
     default:
       return true;
   }

@@ -114,7 +114,7 @@ abi::KvCacheLayout layout_of(KvFormat format, KvRole role, uint32_t head_dim) {
           .format = static_cast<uint32_t>(format),
           .role = static_cast<uint32_t>(role),
           .head_dim = head_dim,
-          .unused = 0};
+          .scale_factor = 1};
 }
 
 Reduction reduction_of(const abi::AttentionProblem& problem, const abi::AttentionPlan& plan) {

@@ -72,6 +72,7 @@ struct KvShape {
   uint64_t capacity = 0;  // slots
   uint64_t head_dim = 0;
   uint32_t signs_version = kKvSignsVersion;  // native formats: what the data was written with
+  float scale_factor = 1;  // compatibility formats of head_dim 512: mlx-native's scale_factor_d512
 };
 
 // One of the two halves of a KV cache: memory and what it means. Copying copies handles.

@@ -4,19 +4,21 @@ namespace gyre::python {
 namespace {
 
 KvShape shape_of(const std::string& format, const std::string& role, uint64_t heads,
-                 uint64_t capacity, uint64_t head_dim) {
+                 uint64_t capacity, uint64_t head_dim, float scale_factor) {
   constexpr Choice<KvRole> kRoles[] = {{"k", KvRole::k}, {"v", KvRole::v}};
   return {.format = kv_format(format),
           .role = choose("KvBuffer: role", role, kRoles),
           .kv_heads = heads,
           .capacity = capacity,
-          .head_dim = head_dim};
+          .head_dim = head_dim,
+          .scale_factor = scale_factor};
 }
 
 BoundKvBuffer allocate(const DeviceLike& device, const std::string& format, const std::string& role,
-                       uint64_t heads, uint64_t capacity, uint64_t head_dim) {
+                       uint64_t heads, uint64_t capacity, uint64_t head_dim, float scale_factor) {
   Device home = device_of(device);
-  KvBuffer buffer = KvBuffer::allocate(home, shape_of(format, role, heads, capacity, head_dim));
+  KvBuffer buffer =
+      KvBuffer::allocate(home, shape_of(format, role, heads, capacity, head_dim, scale_factor));
   return {std::move(home), std::move(buffer)};
 }
 
@@ -46,9 +48,10 @@ void bind_kv_buffer(nb::module_& module) {
                             "One of the two halves of a KV cache, keys or values, for the ops. "
                             "KvCache has both for all layers of a model and is what most want.")
       .def_static("allocate", allocate, "device"_a, nb::kw_only(), "format"_a = "f16",
-                  "role"_a = "k", "kv_heads"_a, "capacity"_a, "head_dim"_a,
+                  "role"_a = "k", "kv_heads"_a, "capacity"_a, "head_dim"_a, "scale_factor"_a = 1.0f,
                   "Zero-filled room for `capacity` tokens of `kv_heads` heads with `head_dim` "
-                  "coordinates. role: \"k\" or \"v\".")
+                  "coordinates. role: \"k\" or \"v\". scale_factor: of compat4 to compat8 with 512 "
+                  "coordinates, mlx-native's scale_factor_d512.")
       .def_prop_ro("device", [](const BoundKvBuffer& self) { return self.device; })
       .def_prop_ro(
           "format",
@@ -58,6 +61,8 @@ void bind_kv_buffer(nb::module_& module) {
       .def_prop_ro("kv_heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; })
       .def_prop_ro("capacity", [](const BoundKvBuffer& self) { return self.buffer.shape.capacity; })
       .def_prop_ro("head_dim", [](const BoundKvBuffer& self) { return self.buffer.shape.head_dim; })
+      .def_prop_ro("scale_factor",
+                   [](const BoundKvBuffer& self) { return self.buffer.shape.scale_factor; })
       .def_prop_ro("nbytes", [](const BoundKvBuffer& self) { return self.buffer.bytes(); })
       .def_prop_ro(
           "codes",
@@ -77,7 +82,9 @@ void bind_kv_buffer(nb::module_& module) {
         std::ostringstream text;
         text << "gyre.KvBuffer(" << name(shape.format) << " " << role_name(shape.role)
              << ", heads=" << shape.kv_heads << ", capacity=" << shape.capacity
-             << ", head_dim=" << shape.head_dim << ", device=" << self.device.info().name << ")";
+             << ", head_dim=" << shape.head_dim;
+        if (shape.scale_factor != 1) text << ", scale_factor=" << shape.scale_factor;
+        text << ", device=" << self.device.info().name << ")";
         return text.str();
       });
 }

@@ -3,6 +3,7 @@
 GYRE_COMPAT_COORDINATES sets how many coordinates each case compares (10,000,000 takes minutes).
 """
 
+import functools
 import math
 import os
 
@@ -39,6 +40,7 @@ def quantile(p):
     return (low + high) / 2
 
 
+@functools.lru_cache
 def levels(bits):
     """The positive half of the levels, before they are rounded."""
     half = 1 << (bits - 1)
@@ -53,6 +55,7 @@ def levels(bits):
     return found
 
 
+@functools.lru_cache
 def boundaries(bits):
     """All of them, in f32."""
     found = levels(bits)
@@ -97,7 +100,7 @@ def norms_of(y):
     return np.sqrt(total / np.float32(256) if n == 512 else total)
 
 
-def encode(x, bits):
+def encode(x, bits, scale_factor):
     y = rotate(x)
     norms = norms_of(y)
     n = x.shape[1]
@@ -106,20 +109,21 @@ def encode(x, bits):
     with np.errstate(divide="ignore", invalid="ignore"):
         if n in (256, 512):
             inverse = np.where(long_enough, np.float32(1) / each, np.float32(0))
-            values = y * inverse * np.float32(16 if n == 256 else 1)
+            values = y * inverse * np.float32(16 if n == 256 else scale_factor)
         else:
             values = np.where(long_enough, y / each * np.sqrt(np.float32(n)), np.float32(0))
     assert values.dtype == np.float32 and norms.dtype == np.float32
     return np.searchsorted(boundaries(bits), values, side="left").astype(np.uint8), norms
 
 
-CASES = [(4, n) for n in (16, 32, 64, 128, 256, 512)] + [
-    (bits, n) for bits in (5, 6, 8) for n in (256, 512)
+CASES = [(4, n, 1.0) for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024)] + [
+    (bits, n, 1.0) for bits in (5, 6, 8) for n in (256, 512)
 ]
+SCALED = [(4, 512, 0.7), (5, 512, 1.3), (6, 512, 16.0), (8, 512, 22.627417)]  # scale_factor_d512
 
 
-@pytest.mark.parametrize("bits,head_dim", CASES)
-def test_codes_and_norms_are_equal(bits, head_dim):
+@pytest.mark.parametrize("bits,head_dim,scale_factor", CASES + SCALED)
+def test_codes_and_norms_are_equal(bits, head_dim, scale_factor):
     rng = np.random.default_rng(bits * 1000 + head_dim)
     chunk = 4096
     for start in range(0, max(1, COORDINATES // head_dim), chunk):
@@ -129,7 +133,13 @@ def test_codes_and_norms_are_equal(bits, head_dim):
         if start == 0:
             x[0] = 0
         cache = gyre.KvBuffer.allocate(
-            "cpu", format=f"compat{bits}", role="k", kv_heads=1, capacity=rows, head_dim=head_dim
+            "cpu",
+            format=f"compat{bits}",
+            role="k",
+            kv_heads=1,
+            capacity=rows,
+            head_dim=head_dim,
+            scale_factor=scale_factor,
         )
         encoder = gyre.Encoder("cpu")
         gyre.kv_quantize(encoder, x[:, None, :], cache)
@@ -137,6 +147,33 @@ def test_codes_and_norms_are_equal(bits, head_dim):
         codes = np.asarray(cache.codes)[0]
         if bits == 4:
             codes = np.stack([codes & 15, codes >> 4], axis=2).reshape(rows, head_dim)
-        wanted, norms = encode(x, bits)
+        wanted, norms = encode(x, bits, scale_factor)
         np.testing.assert_array_equal(np.asarray(cache.scales)[0], norms)
         np.testing.assert_array_equal(codes, wanted)
+
+
+@pytest.mark.parametrize("bits,head_dim,scale_factor", [(4, 4, 1.0), (4, 1024, 1.0)] + SCALED)
+def test_decoded_rows_are_levels_times_norms(bits, head_dim, scale_factor):
+    rows = 8
+    x = np.random.default_rng(5).standard_normal((rows, head_dim), dtype=np.float32)
+    cache = gyre.KvBuffer.allocate(
+        "cpu",
+        format=f"compat{bits}",
+        role="k",
+        kv_heads=1,
+        capacity=rows,
+        head_dim=head_dim,
+        scale_factor=scale_factor,
+    )
+    assert cache.scale_factor == np.float32(scale_factor)
+    out = np.empty((rows, 1, head_dim), np.float32)
+    encoder = gyre.Encoder("cpu")
+    gyre.kv_quantize(encoder, x[:, None, :], cache)
+    gyre.kv_dequantize(encoder, cache, out, domain="rotated")
+    encoder.submit().wait()
+    codes, norms = encode(x, bits, scale_factor)
+    half = np.round(levels(bits), 7)  # as they are printed
+    both = np.concatenate([-half[::-1], half])
+    unit = scale_factor if head_dim == 512 else np.sqrt(head_dim)
+    wanted = both[codes] * np.repeat(norms, head_dim // norms.shape[1], axis=1) / unit
+    np.testing.assert_allclose(out[:, 0], wanted, rtol=1e-6)

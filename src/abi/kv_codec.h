@@ -29,6 +29,8 @@ constexpr bool kv_is_native(uint32_t format) {
   return format >= kFirstNative && format <= kLastNative;
 }
 constexpr bool kv_is_compat(uint32_t format) { return format >= kCompat4 && format <= kCompat8; }
+// Compatibility formats: at 512 each half of a row has a norm.
+constexpr uint32_t kv_compat_norms(uint64_t head_dim) { return head_dim == 512 ? 2 : 1; }
 
 // Magnitudes that 2 to 4-bit codes stand for (Lloyd-Max centroids of N(0,1) as integers), in units
 // of the scale. Those of 4 bits are odd: a level is then 2 u - 107 with u of 7 bits.

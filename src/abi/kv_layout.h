@@ -13,7 +13,7 @@ struct KvCacheLayout {
   uint32_t format;
   uint32_t role;  // KvRole
   uint32_t head_dim;
-  uint32_t unused;
+  float scale_factor;  // KvShape's; what makes it differ from 1 is checked before
 };
 
 }  // namespace gyre::abi

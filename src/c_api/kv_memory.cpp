@@ -20,6 +20,7 @@ gyre::KvShape kv_shape(const gyre_kv_shape* shape) {
   made.capacity = given.capacity;
   made.head_dim = given.head_dim;
   made.signs_version = or_default(given.signs_version, made.signs_version);
+  made.scale_factor = or_default(given.scale_factor, made.scale_factor);
   return made;
 }
 

@@ -1,4 +1,5 @@
 #include <array>
+#include <cmath>
 
 #include "abi/kv_codec.h"
 #include "gyre/kv_format.h"
@@ -106,11 +107,17 @@ void check_kv_shape(const char* op, const KvShape& shape) {
   } else if (info.compressed) {
     const bool power_of_two = shape.head_dim != 0 && (shape.head_dim & (shape.head_dim - 1)) == 0;
     const bool four = shape.format == KvFormat::compat4;
-    require(power_of_two && shape.head_dim >= (four ? 16 : 256) && shape.head_dim <= 512, op, ": ",
-            info.name,
-            four ? " stores powers of two from 16 to 512, got " : " stores 256 and 512, got ",
+    require(power_of_two && shape.head_dim >= (four ? 4 : 256) &&
+                shape.head_dim <= (four ? abi::kKvMaxHeadDim : 512),
+            op, ": ", info.name,
+            four ? " stores powers of two from 4 to 1024, got " : " stores 256 and 512, got ",
             shape.head_dim);
   }
+  require(std::isfinite(shape.scale_factor) && shape.scale_factor > 0, op,
+          ": scale_factor must be positive and finite, got ", shape.scale_factor);
+  require(shape.scale_factor == 1 || (is_compat(shape.format) && shape.head_dim == 512), op,
+          ": a scale_factor is for the compatibility formats at head_dim 512, got ",
+          shape.scale_factor, " for ", info.name, " at ", shape.head_dim);
 }
 
 Dims kv_codes_shape(const KvShape& shape) {
@@ -129,7 +136,7 @@ Dims kv_scales_shape(const KvShape& shape) {
   const KvFormatInfo info = describe(shape.format);
   if (!info.compressed) return {0};
   if (!is_native(shape.format))
-    return {shape.kv_heads, shape.capacity, shape.head_dim == 512 ? uint64_t{2} : uint64_t{1}};
+    return {shape.kv_heads, shape.capacity, abi::kv_compat_norms(shape.head_dim)};
   const uint64_t scales = abi::kv_scale_blocks(static_cast<uint32_t>(shape.head_dim)).count;
   return {shape.kv_heads, tiles_of(shape), scales, uint64_t{2} * abi::kKvTile};
 }
@@ -207,6 +214,7 @@ abi::KvCacheLayout kv_cache_layout(const KvBuffer& buffer) {
   layout.format = static_cast<uint32_t>(shape.format);
   layout.role = static_cast<uint32_t>(shape.role);
   layout.head_dim = static_cast<uint32_t>(shape.head_dim);
+  layout.scale_factor = shape.scale_factor;
   const uint64_t unit = size_bytes(buffer.codes.dtype());
   const bool rows = shape.role == KvRole::k || !is_native(shape.format);
   // Compressed memory is contiguous, but a tensor's stride means nothing where there is one entry,

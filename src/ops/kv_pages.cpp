@@ -29,7 +29,7 @@ TileBytes tile_bytes(KvFormat format, uint64_t head_dim) {
       return {codes, abi::kv_scale_blocks(static_cast<uint32_t>(head_dim)).count *
                          sizeof(uint16_t) * abi::kKvTile};
     case KvScaleKind::f32_norm:
-      return {codes, (head_dim == 512 ? 2u : 1u) * sizeof(float) * abi::kKvTile};
+      return {codes, abi::kv_compat_norms(head_dim) * sizeof(float) * abi::kKvTile};
   }
   return {};
 }
@@ -62,6 +62,7 @@ abi::KvCacheLayout layout_of(KvFormat format, KvRole role, uint64_t head_dim, co
   layout.format = static_cast<uint32_t>(format);
   layout.role = static_cast<uint32_t>(role);
   layout.head_dim = static_cast<uint32_t>(head_dim);
+  layout.scale_factor = 1;
   layout.codes_head_stride = head_bytes;
   layout.codes_tile_stride = tile.codes;
   layout.scales_head_stride = tile.scales != 0 ? head_bytes : 0;

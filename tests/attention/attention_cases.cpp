@@ -105,11 +105,15 @@ void add_shape_cases(std::vector<OpCase>& cases) {
   constexpr uint64_t kGroups[] = {1, 6, 4, 7, 12, 3, 16, 2};
   constexpr uint64_t kTokens[] = {1, 2, 1, 1, 1, 5, 1, 8, 20};
   size_t i = 0;
-  for (const uint64_t dim : {64u, 80u, 96u, 128u, 192u, 256u, 512u}) {
+  for (const uint64_t dim : {64u, 80u, 96u, 128u, 192u, 256u, 512u, 1024u}) {
     for_each_class_pair([&](FormatClass k, FormatClass v, size_t pair) {
       ++i;
       AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i + pair / 5)};
+      // At 1024 compat4 is the only compatibility format.
+      if (dim == 1024 && k == FormatClass::compat) c.k = KvFormat::compat4;
+      if (dim == 1024 && v == FormatClass::compat) c.v = KvFormat::compat4;
       if (!stores(c.k, dim) || !stores(c.v, dim)) return;
+      if (dim == 512) c.scale_factor = i % 3 == 0 ? 1 : 0.8f;
       c.q = kFloats[i % 3];
       c.out = kFloats[i / 3 % 3];
       c.tokens = kTokens[i % 9];

@@ -10,6 +10,7 @@
 
 #include "attention/attention_reference.h"
 #include "attention/attention_tolerance.h"
+#include "format_classes.h"
 #include "gyre/gyre.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "recorded_commands.h"
@@ -32,6 +33,7 @@ struct AttentionCase {
   bool causal = true;
   uint64_t window = 0;
   float soft_cap = 0;
+  float scale_factor = 1;  // of caches in a compatibility format
   bool sinks = false;
   bool slopes = false;
   bool tree = false;
@@ -180,12 +182,16 @@ class AttentionProblem {
   }
 
   void fill_caches() {
-    inputs.k_cache =
-        KvBuffer::allocate(device_, {c_.k, KvRole::k, c_.kv_heads, c_.capacity, c_.k_dim});
-    inputs.v_cache =
-        KvBuffer::allocate(device_, {c_.v, KvRole::v, c_.kv_heads, c_.capacity, c_.v_dim});
+    inputs.k_cache = KvBuffer::allocate(device_, cache_shape(c_.k, KvRole::k, c_.k_dim));
+    inputs.v_cache = KvBuffer::allocate(device_, cache_shape(c_.v, KvRole::v, c_.v_dim));
     data_.k = fill(inputs.k_cache);
     data_.v = fill(inputs.v_cache);
+  }
+
+  KvShape cache_shape(KvFormat format, KvRole role, uint64_t head_dim) const {
+    KvShape shape{format, role, c_.kv_heads, c_.capacity, head_dim};
+    if (class_of(format) == FormatClass::compat) shape.scale_factor = c_.scale_factor;
+    return shape;
   }
 
   std::vector<double> fill(const KvBuffer& cache) {

@@ -28,7 +28,9 @@ AttentionShape shape_of(const AttentionOpCase& c) {
 
 KvShape cache_shape(const AttentionOpCase& c, KvRole role) {
   const bool v = role == KvRole::v;
-  return {v ? c.v : c.k, role, c.kv_heads, c.capacity, v ? c.v_dim : c.k_dim};
+  KvShape shape{v ? c.v : c.k, role, c.kv_heads, c.capacity, v ? c.v_dim : c.k_dim};
+  if (class_of(shape.format) == FormatClass::compat) shape.scale_factor = c.scale_factor;
+  return shape;
 }
 
 KvSide q_side(const AttentionOpCase& c) { return {c.q, c.q_layout, c.tokens, c.heads, c.k_dim, 0}; }

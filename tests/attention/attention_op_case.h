@@ -33,6 +33,7 @@ struct AttentionOpCase {
   bool causal = true;
   uint64_t window = 0;
   float soft_cap = 0;
+  float scale_factor = 1;  // of caches in a compatibility format
   bool lse = true;
   bool lse_by_head = false;  // [heads, tokens] in memory
   bool sinks = false;

@@ -59,6 +59,18 @@ TEST(AttentionParity, FlashAttnVecTqHb) {
   }
 }
 
+// scale_factor_d512 of caches that were written with it.
+TEST(AttentionParity, ScaleFactors) {
+  for (const KvFormat format : {KvFormat::compat4, KvFormat::compat8}) {
+    AttentionCase c = decode(512, format, format);
+    c.scale_factor = format == KvFormat::compat4 ? 0.7f : 2.0f;
+    holds_on_a_ring(c);
+    c.k = KvFormat::f16;
+    c.tokens = 4;
+    EXPECT_TRUE(attention_holds(device(), c));
+  }
+}
+
 TEST(AttentionParity, FlashAttnVecPeerPortF16) {
   holds_on_a_ring(decode(256, KvFormat::f16, KvFormat::f16));
 }

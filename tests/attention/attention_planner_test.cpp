@@ -290,7 +290,7 @@ abi::AttentionProblem paged_problem(KvFormat format, uint64_t heads, uint32_t he
          .format = static_cast<uint32_t>(format),
          .role = 0,
          .head_dim = head_dim,
-         .unused = 0};
+         .scale_factor = 1};
   p.v = p.k;
   p.v.role = 1;
   p.sequences = 64, p.page_stride = 8 * head_bytes, p.page_tokens = 64;

@@ -58,6 +58,28 @@ class CBuffers : public CEqualsCpp {
                                      .soft_cap = 2.0f};
 };
 
+TEST_F(CBuffers, AScaleFactorIsTheBuffers) {
+  gyre_kv_shape shape{.size = sizeof shape,
+                      .format = GYRE_KV_COMPAT4,
+                      .role = GYRE_KV_ROLE_K,
+                      .kv_heads = 1,
+                      .capacity = 4,
+                      .head_dim = 512};
+  const gyre_device on{device};
+  for (const float factor : {0.0f, 16.0f}) {
+    shape.scale_factor = factor;
+    gyre_kv_buffer* made = nullptr;
+    ASSERT_EQ(gyre_kv_buffer_allocate(&on, &shape, &made), GYRE_OK) << gyre_last_error();
+    EXPECT_EQ(made->value.shape.scale_factor, factor == 0 ? 1 : factor);
+    gyre_kv_buffer_destroy(made);
+  }
+  shape.scale_factor = -1;
+  uint32_t rank = 0;
+  uint64_t dims[6] = {};
+  EXPECT_EQ(gyre_kv_codes_shape(&shape, &rank, dims), GYRE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(gyre_last_error()).find("scale_factor"), std::string::npos);
+}
+
 TEST_F(CBuffers, Codec) {
   gyre_tensor *codes = nullptr, *scales = nullptr;
   ASSERT_EQ(gyre_kv_buffer_codes(va, &codes), GYRE_OK);

@@ -25,6 +25,9 @@ TEST(CudaHostAttention, EveryDenseFormatAndOddDims) {
 TEST(CudaHostAttention, CompatFormats) {
   expect_close({.k_dim = 64, .length = 37, .k = KvFormat::compat4, .v = KvFormat::compat4});
   expect_close({.k_dim = 512, .length = 9, .k = KvFormat::compat4, .v = KvFormat::compat4});
+  expect_close({.k_dim = 1024, .length = 9, .k = KvFormat::compat4, .v = KvFormat::compat4});
+  for (const KvFormat format : {KvFormat::compat4, KvFormat::compat6})
+    expect_close({.k_dim = 512, .length = 9, .k = format, .v = format, .scale_factor = 0.7f});
   for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8})
     expect_close({.heads = 1, .k_dim = 256, .length = 20, .k = format, .v = format});
 }

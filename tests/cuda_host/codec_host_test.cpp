@@ -139,6 +139,10 @@ class CodecOnHost : public testing::Test {
 TEST_F(CodecOnHost, CasesOfHadamard) { check(hadamard_cases(), 7); }
 TEST_F(CodecOnHost, CasesOfQuantize) { check(kv_quantize_cases(), 23); }
 TEST_F(CodecOnHost, CasesOfDequantize) { check(kv_dequantize_cases(), 13); }
+TEST_F(CodecOnHost, CompatibilityFormats) {
+  check(kv_compat_quantize_cases(), 1);
+  check(kv_compat_dequantize_cases(), 1);
+}
 
 // Codes and scales of K and of V, and V decoded, after `record` wrote rows of `head_dim` into a
 // ring of the format.

@@ -59,7 +59,7 @@ void expect_transform(uint64_t points, const HadamardOptions& options) {
 void expect_row(const KvBuffer& cache, uint32_t bits, uint64_t slot, std::span<const float> x) {
   const auto codes = bytes_of(cache.codes);
   const auto norms = floats_of(cache.scales);
-  const auto row = reference::compat_normalize(x);
+  const auto row = reference::compat_normalize(x, 1);
   static const std::vector<double> books[] = {
       reference::compat_codebook(4), reference::compat_codebook(5), reference::compat_codebook(6),
       reference::compat_codebook(8)};

@@ -1,3 +1,4 @@
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -263,11 +264,26 @@ std::vector<BadShape> bad_shapes() {
                       {"head_dim must be at most 1024", "got " + std::to_string(head_dim)}});
     }
   }
-  for (const uint64_t head_dim : {0u, 8u, 80u, 96u, 1024u}) {
+  for (const uint64_t head_dim : {0u, 1u, 2u, 80u, 96u}) {
     list.push_back(
         {{KvFormat::compat4, KvRole::k, 3, 9, head_dim},
-         {"compat4", "powers of two from 16 to 512", "got " + std::to_string(head_dim)}});
+         {"compat4", "powers of two from 4 to 1024", "got " + std::to_string(head_dim)}});
   }
+  const auto scaled = [](KvFormat format, uint64_t head_dim, float factor) {
+    return KvShape{.format = format,
+                   .role = KvRole::k,
+                   .kv_heads = 3,
+                   .capacity = 9,
+                   .head_dim = head_dim,
+                   .scale_factor = factor};
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float factor : {0.0f, -1.0f, kInfinity, std::numeric_limits<float>::quiet_NaN()})
+    list.push_back(
+        {scaled(KvFormat::compat4, 512, factor), {"scale_factor", "positive", "finite"}});
+  list.push_back({scaled(KvFormat::tq4, 512, 16), {"scale_factor", "got 16", "for tq4 at 512"}});
+  list.push_back({scaled(KvFormat::compat4, 1024, 16), {"scale_factor", "got 16", "at 1024"}});
+  list.push_back({scaled(KvFormat::compat8, 256, 0.5f), {"scale_factor", "got 0.5", "at 256"}});
   for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8}) {
     for (const uint64_t head_dim : {64u, 128u, 384u, 1024u}) {
       list.push_back(

@@ -1,4 +1,4 @@
-// kv_quantize and kv_dequantize over the compatibility formats: codes bit for bit, norms and
+// kv_quantize and kv_dequantize over the compatibility formats: codes and norms bit for bit,
 // decoded values to within their last places.
 #include <cmath>
 #include <random>
@@ -104,7 +104,7 @@ OpRun make_dequantize(const CompatCase& c) {
   for (uint64_t row = 0; row < kTokens * kHeads; ++row) {
     std::vector<double> values(cache.values.begin() + (kFirst * kHeads + row) * dim,
                                cache.values.begin() + (kFirst * kHeads + row + 1) * dim);
-    const double bound = 1e-6 * length_of(values);  // f32 sums of up to 512 products
+    const double bound = 1e-6 * length_of(values);  // f32 sums of up to 1024 products
     if (c.domain == KvDomain::rotated) values = reference::compat_rotated(values);
     for (uint64_t e = 0; e < dim; ++e)
       expect_near(out, side.index(row / kHeads, row % kHeads, e), values[e], bound);
@@ -129,7 +129,25 @@ OpCase made(CompatCase c, const std::string& what, OpRun (*make)(const CompatCas
 }
 
 std::string text(const KvShape& shape) {
-  return std::string(name(shape.format)) + "/" + std::to_string(shape.head_dim);
+  std::string made = std::string(name(shape.format)) + "/" + std::to_string(shape.head_dim);
+  if (shape.scale_factor != 1) made += " scaled";
+  return made;
+}
+
+// A head_dim, and at 512 a scale factor.
+struct Size {
+  uint64_t head_dim;
+  float scale_factor = 1;
+};
+constexpr Size kSizes[] = {{4}, {8}, {16}, {64}, {256}, {512}, {1024}, {512, 0.7f}, {512, 16}};
+
+KvShape shape_of(KvFormat format, KvRole role, const Size& size) {
+  return {.format = format,
+          .role = role,
+          .kv_heads = kHeads,
+          .capacity = kCapacity,
+          .head_dim = size.head_dim,
+          .scale_factor = size.scale_factor};
 }
 
 }  // namespace
@@ -139,10 +157,10 @@ std::vector<OpCase> kv_compat_quantize_cases() {
   std::vector<OpCase> cases;
   size_t i = 0;
   for (const KvFormat format : formats_of(FormatClass::compat)) {
-    for (const uint64_t dim : {16u, 64u, 256u, 512u}) {
-      if (!stores(format, dim)) continue;
+    for (const Size& size : kSizes) {
+      if (!stores(format, size.head_dim)) continue;
       for (const KvRole role : {KvRole::k, KvRole::v}) {
-        const KvShape shape{format, role, kHeads, kCapacity, dim};
+        const KvShape shape = shape_of(format, role, size);
         KvShape other{format_of(FormatClass::levels, i), KvRole::k, kHeads, kCapacity, 80};
         CompatCase c{.dtype = kFloats[i % 3]};
         c.k = role == KvRole::k ? shape : other;
@@ -163,12 +181,12 @@ std::vector<OpCase> kv_compat_quantize_cases() {
 std::vector<OpCase> kv_compat_dequantize_cases() {
   std::vector<OpCase> cases;
   for (const KvFormat format : formats_of(FormatClass::compat)) {
-    for (const uint64_t dim : {16u, 64u, 256u, 512u}) {
-      if (!stores(format, dim)) continue;
+    for (const Size& size : kSizes) {
+      if (!stores(format, size.head_dim)) continue;
       for (const DType out : kFloats) {
         for (const KvDomain domain : {KvDomain::restored, KvDomain::rotated}) {
           CompatCase c{.dtype = out};
-          c.k = {format, out == DType::f16 ? KvRole::v : KvRole::k, kHeads, kCapacity, dim};
+          c.k = shape_of(format, out == DType::f16 ? KvRole::v : KvRole::k, size);
           c.domain = domain;
           cases.push_back(made(c,
                                "kv_dequantize " + text(c.k) + " to " + std::string(name(out)) +

@@ -112,7 +112,7 @@ struct CompatRow {
   std::vector<double> normalized;
 };
 
-inline CompatRow compat_normalize(std::span<const float> x) {
+inline CompatRow compat_normalize(std::span<const float> x, float scale_factor) {
   const size_t n = x.size();
   std::vector<double> y(x.begin(), x.end());
   if (n == 256 || n == 512) {
@@ -127,7 +127,7 @@ inline CompatRow compat_normalize(std::span<const float> x) {
     for (size_t j = begin; j < begin + block; ++j) sum += y[j] * y[j];
     const double norm = std::sqrt(n == 512 ? sum / 256 : sum);
     const double factor =
-        norm > 1e-10 ? (n == 512 ? 1.0 : std::sqrt(static_cast<double>(n))) / norm : 0;
+        norm > 1e-10 ? (n == 512 ? scale_factor : std::sqrt(static_cast<double>(n))) / norm : 0;
     row.norms.push_back(norm);
     for (size_t j = begin; j < begin + block; ++j) row.normalized.push_back(y[j] * factor);
   }
@@ -187,7 +187,7 @@ inline std::vector<float> compat_norms(std::span<const float> x) {
 
 // Codes of a row, given the norms.
 inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<const float> norms,
-                                          const std::vector<double>& codebook) {
+                                          const std::vector<double>& codebook, float scale_factor) {
   const size_t n = x.size();
   const bool fast = n == 256 || n == 512;
   const std::vector<float> y = compat_rotated_row(x);
@@ -200,7 +200,7 @@ inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<co
     const float norm = norms[n == 512 ? j / 256 : 0];
     const float inverse = norm > 1e-10f ? 1.0f / norm : 0.0f;
     float value = norm > 1e-10f ? rotated / norm * root : 0.0f;
-    if (fast) value = rotated * inverse * (n == 512 ? 1.0f : 16.0f);
+    if (fast) value = rotated * inverse * (n == 512 ? scale_factor : 16.0f);
     uint32_t code = 0;
     for (const float middle : middles) code += middle < value ? 1 : 0;
     codes.push_back(code);
@@ -211,12 +211,13 @@ inline std::vector<uint32_t> compat_codes(std::span<const float> x, std::span<co
 // What a row of codes stands for: centroids times norms, and the transform back.
 inline std::vector<double> compat_restored(std::span<const uint32_t> codes,
                                            std::span<const float> norms,
-                                           const std::vector<double>& codebook) {
+                                           const std::vector<double>& codebook,
+                                           float scale_factor) {
   const size_t n = codes.size();
   const double root = std::sqrt(static_cast<double>(n));
   std::vector<double> y;
   for (size_t j = 0; j < n; ++j) {
-    const double norm = n == 512 ? norms[j / 256] : norms[0] / root;
+    const double norm = n == 512 ? norms[j / 256] / double{scale_factor} : norms[0] / root;
     y.push_back(codebook[codes[j]] * norm);
   }
   walsh_hadamard<double>(y);

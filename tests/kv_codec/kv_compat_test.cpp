@@ -26,11 +26,20 @@ struct Compat {
   KvFormat format;
   uint32_t bits;
   uint64_t head_dim;
+  float scale_factor = 1;
 
   uint64_t row_bytes() const { return bits == 4 ? head_dim / 2 : head_dim; }
   uint64_t norms() const { return head_dim == 512 ? 2 : 1; }
   KvShape shape(KvRole role = KvRole::k) const {
-    return {format, role, kHeads, kCapacity, head_dim};
+    return {.format = format,
+            .role = role,
+            .kv_heads = kHeads,
+            .capacity = kCapacity,
+            .head_dim = head_dim,
+            .scale_factor = scale_factor};
+  }
+  bool flips(uint32_t coordinate) const {
+    return (head_dim == 256 || head_dim == 512) && reference::compat_flips(coordinate);
   }
 };
 
@@ -90,7 +99,7 @@ TEST_P(KvCompat, BytesAreTheSpecifications) {
   for (uint64_t row = 0; row < kTokens * kHeads; ++row) {
     const uint64_t token = row / kHeads, head = row % kHeads, slot = kPosition + token;
     const auto x = std::span(rows).subspan(row * c().head_dim, c().head_dim);
-    const reference::CompatRow expected = reference::compat_normalize(x);
+    const reference::CompatRow expected = reference::compat_normalize(x, c().scale_factor);
     for (uint64_t b = 0; b < c().norms(); ++b) {
       const float norm = norms[(head * kCapacity + slot) * c().norms() + b];
       EXPECT_NEAR(norm / expected.norms[b], 1, 1e-6);
@@ -118,7 +127,7 @@ TEST_P(KvCompat, CodesFollowTheOrderOfArithmetic) {
     const auto own = std::span(norms).subspan((head * kCapacity + slot) * c().norms(), c().norms());
     const std::vector<float> wanted = reference::compat_norms(x);
     for (size_t b = 0; b < own.size(); ++b) ASSERT_EQ(own[b], wanted[b]) << "norm, to the bit";
-    const auto expected = reference::compat_codes(x, own, codebook(c().bits));
+    const auto expected = reference::compat_codes(x, own, codebook(c().bits), c().scale_factor);
     for (uint64_t j = 0; j < c().head_dim; ++j) {
       ASSERT_EQ(code(codes, head, slot, j), expected[j]) << row << " " << j;
     }
@@ -197,7 +206,8 @@ TEST_P(KvCompat, VIsStoredLikeK) {
   EXPECT_NE(bytes_of(k.codes), std::vector<uint8_t>(k.codes.elements(), kUntouched));
 }
 
-// c * norm / sqrt(D), c * norm at 512; restored: the transform again, then the signs.
+// c * norm / sqrt(D), c * norm / scale_factor at 512; restored: the transform again, then the
+// signs.
 TEST_P(KvCompat, DecodesCentroidsTimesNorms) {
   const KvBuffer cache = written(gaussian_rows(kTokens * kHeads, c().head_dim, 15));
   const auto codes = bytes_of(cache.codes);
@@ -209,7 +219,8 @@ TEST_P(KvCompat, DecodesCentroidsTimesNorms) {
   kv_dequantize(encoder, {cache, restored}, {.first_slot = kPosition});
   encoder.submit().wait();
   const auto got_rotated = floats_of(rotated), got = floats_of(restored);
-  const double unit = c().head_dim == 512 ? 1 : std::sqrt(static_cast<double>(c().head_dim));
+  const double unit =
+      c().head_dim == 512 ? double{c().scale_factor} : std::sqrt(static_cast<double>(c().head_dim));
   for (uint64_t row = 0; row < kTokens * kHeads; ++row) {
     const uint64_t slot = kPosition + row / kHeads, head = row % kHeads;
     std::vector<double> y(c().head_dim);
@@ -223,8 +234,7 @@ TEST_P(KvCompat, DecodesCentroidsTimesNorms) {
     }
     reference::walsh_hadamard<double>(y);
     for (uint32_t j = 0; j < y.size(); ++j) {
-      const bool flip = c().head_dim >= 256 && reference::compat_flips(j);
-      const double x = y[j] / std::sqrt(static_cast<double>(y.size())) * (flip ? -1 : 1);
+      const double x = y[j] / std::sqrt(static_cast<double>(y.size())) * (c().flips(j) ? -1 : 1);
       ASSERT_NEAR(got[row * y.size() + j], x, 1e-6 * std::sqrt(energy));
     }
   }
@@ -246,10 +256,9 @@ TEST_P(KvCompat, TiesGoDown) {
   const auto lower = static_cast<uint32_t>((1u << c().bits) / 2 - 1);
   std::vector<float> rows(kTokens * kHeads * c().head_dim, 0.0f);
   // Every other row turns into a single spike: the rest of its coordinates are exactly 0.
-  const bool flipped = c().head_dim >= 256;
   for (uint64_t i = 0; i < rows.size(); ++i) {
     const auto j = static_cast<uint32_t>(i % c().head_dim);
-    if (i / c().head_dim % 2 == 1) rows[i] = flipped && reference::compat_flips(j) ? -1.0f : 1.0f;
+    if (i / c().head_dim % 2 == 1) rows[i] = c().flips(j) ? -1.0f : 1.0f;
   }
   const KvBuffer cache = written(rows);
   const auto codes = bytes_of(cache.codes);
@@ -288,6 +297,7 @@ TEST_P(KvCompat, NarrowSourcesAreWidenedExactly) {
 TEST_P(KvCompat, ErrorIsThatOfTheTable) {
   constexpr double kErrors[] = {9.501008e-3, 2.504668e-3, 6.486489e-4, 0, 6.274277e-5};
   if (c().head_dim < 128) GTEST_SKIP() << "a coordinate of a short row is not Gaussian";
+  if (c().scale_factor != 1) GTEST_SKIP() << "what is coded has another variance than the table";
   const auto rows = gaussian_rows(2000, c().head_dim, 18);
   const Distortion got = round_trip(cpu(), c().format, c().head_dim, rows);
   EXPECT_NEAR(got.error / kErrors[c().bits - 4], 1, c().head_dim == 128 ? 0.05 : 0.03);
@@ -317,14 +327,19 @@ TEST(KvCompatMidpoint, SmallSizesDivideByTheNorm) {
 
 INSTANTIATE_TEST_SUITE_P(
     Formats, KvCompat,
-    testing::Values(Compat{KvFormat::compat4, 4, 16}, Compat{KvFormat::compat4, 4, 32},
+    testing::Values(Compat{KvFormat::compat4, 4, 4}, Compat{KvFormat::compat4, 4, 8},
+                    Compat{KvFormat::compat4, 4, 16}, Compat{KvFormat::compat4, 4, 32},
                     Compat{KvFormat::compat4, 4, 64}, Compat{KvFormat::compat4, 4, 128},
                     Compat{KvFormat::compat4, 4, 256}, Compat{KvFormat::compat4, 4, 512},
                     Compat{KvFormat::compat5, 5, 256}, Compat{KvFormat::compat5, 5, 512},
                     Compat{KvFormat::compat6, 6, 256}, Compat{KvFormat::compat6, 6, 512},
-                    Compat{KvFormat::compat8, 8, 256}, Compat{KvFormat::compat8, 8, 512}),
+                    Compat{KvFormat::compat8, 8, 256}, Compat{KvFormat::compat8, 8, 512},
+                    Compat{KvFormat::compat4, 4, 1024}, Compat{KvFormat::compat4, 4, 512, 0.6f},
+                    Compat{KvFormat::compat5, 5, 512, 1.3f}, Compat{KvFormat::compat6, 6, 512, 16},
+                    Compat{KvFormat::compat8, 8, 512, 22.627417f}),
     [](const auto& test) {
-      return std::string(name(test.param.format)) + "_" + std::to_string(test.param.head_dim);
+      return std::string(name(test.param.format)) + "_" + std::to_string(test.param.head_dim) +
+             (test.param.scale_factor == 1 ? "" : "_scaled");
     });
 
 // Codes change where the reference library says, to the last printed digit.

@@ -35,8 +35,7 @@ struct KvBytes {
 std::vector<double> write_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
                                  const std::vector<float>& row, const KvBytes& bytes);
 
-// What a call must leave in one row: all bits, but for the norms of compatibility formats, whose
-// order of summation is open.
+// What a call must leave in one row: all bits.
 void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
                    const std::vector<float>& row, KvMemory& memory);
 

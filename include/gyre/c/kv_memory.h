@@ -18,7 +18,7 @@ typedef struct gyre_kv_shape {
   uint64_t capacity;  // slots
   uint64_t head_dim;
   uint32_t signs_version;  // 0: the one this library has
-  int32_t reserved;
+  float scale_factor;      // 0: 1
 } gyre_kv_shape;
 
 GYRE_API gyre_status gyre_kv_buffer_allocate(const gyre_device* device, const gyre_kv_shape* shape,

@@ -100,19 +100,18 @@ float sum_of_squares(const float* y, uint32_t n, uint32_t each) {
 constexpr uint32_t kRmsBlock = 256;  // two norms at 512, each the RMS of its half
 constexpr float kTiny = 1e-10f;
 
-// What a normalised coordinate is multiplied with to have variance 1.
-float to_unit_variance(uint32_t head_dim) {
-  return head_dim == 512 ? 1.0f : std::sqrt(static_cast<float>(head_dim));
+// What a normalised coordinate is multiplied with: to have variance 1, but at 512 as the cache
+// says.
+float unit_of(const abi::KvCacheLayout& cache) {
+  return cache.head_dim == 512 ? cache.scale_factor : std::sqrt(static_cast<float>(cache.head_dim));
 }
 
 // mlx-native multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
 // difference decides.
-float normalized(float y, float norm, uint32_t head_dim) {
+float normalized(float y, float norm, uint32_t head_dim, float unit) {
   const bool short_row = !(norm > kTiny);
-  if (head_dim == 256 || head_dim == 512) {
-    return y * (short_row ? 0.0f : 1.0f / norm) * to_unit_variance(head_dim);
-  }
-  return short_row ? 0.0f : y / norm * to_unit_variance(head_dim);
+  if (head_dim == 256 || head_dim == 512) return y * (short_row ? 0.0f : 1.0f / norm) * unit;
+  return short_row ? 0.0f : y / norm * unit;
 }
 
 }  // namespace
@@ -121,8 +120,8 @@ bool compat_is_signed(uint32_t /*format*/, uint32_t head_dim) {
   return head_dim == 256 || head_dim == 512;
 }
 
-void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* codes,
-                   float* norms) {
+void encode_compat(const abi::KvCacheLayout& cache, const float* x, uint8_t* codes, float* norms) {
+  const uint32_t format = cache.format, head_dim = cache.head_dim;
   float y[abi::kKvMaxHeadDim];
   std::copy_n(x, head_dim, y);
   if (compat_is_signed(format, head_dim)) {
@@ -131,7 +130,8 @@ void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* 
   }
   transform(y, head_dim);
   const Codebook& book = codebook(format);
-  const uint32_t block = std::min(head_dim, head_dim == 512 ? kRmsBlock : head_dim);
+  const float unit = unit_of(cache);
+  const uint32_t block = head_dim == 512 ? kRmsBlock : head_dim;
   for (uint32_t begin = 0; begin < head_dim; begin += block) {
     // 32 threads have a row of 256 or 512, otherwise each has one coordinate.
     const bool few_threads = compat_is_signed(format, head_dim);
@@ -139,19 +139,18 @@ void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* 
     const float norm = std::sqrt(head_dim == 512 ? sum / kRmsBlock : sum);
     norms[begin / block] = norm;
     for (uint32_t j = begin; j < begin + block; ++j) {
-      codes[j] = nearest(book, normalized(y[j], norm, head_dim));
+      codes[j] = nearest(book, normalized(y[j], norm, head_dim, unit));
     }
   }
 }
 
-void decode_compat(uint32_t format, const uint8_t* codes, const float* norms, uint32_t head_dim,
+void decode_compat(const abi::KvCacheLayout& cache, const uint8_t* codes, const float* norms,
                    float* y) {
-  const Codebook& book = codebook(format);
-  const uint32_t block = head_dim == 512 ? kRmsBlock : head_dim;
-  for (uint32_t j = 0; j < head_dim; ++j) {
-    y[j] =
-        book.centroids[codes[j] & (book.size - 1)] * norms[j / block] / to_unit_variance(head_dim);
-  }
+  const Codebook& book = codebook(cache.format);
+  const uint32_t block = cache.head_dim == 512 ? kRmsBlock : cache.head_dim;
+  const float unit = unit_of(cache);
+  for (uint32_t j = 0; j < cache.head_dim; ++j)
+    y[j] = book.centroids[codes[j] & (book.size - 1)] * norms[j / block] / unit;
 }
 
 }  // namespace gyre::cpu

@@ -2,15 +2,16 @@
 
 #include <cstdint>
 
+#include "abi/kv_layout.h"
+
 namespace gyre::cpu {
 
 // Codes, one byte each, and f32 norms of one head, as mlx-native makes them. head_dim is
 // a power of two.
-void encode_compat(uint32_t format, const float* x, uint32_t head_dim, uint8_t* codes,
-                   float* norms);
+void encode_compat(const abi::KvCacheLayout& cache, const float* x, uint8_t* codes, float* norms);
 
 // Rotated coordinates.
-void decode_compat(uint32_t format, const uint8_t* codes, const float* norms, uint32_t head_dim,
+void decode_compat(const abi::KvCacheLayout& cache, const uint8_t* codes, const float* norms,
                    float* y);
 
 // Whether the format flips signs before its transform.

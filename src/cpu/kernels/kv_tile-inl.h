@@ -131,7 +131,7 @@ void QuantizeCompatTile(const abi::KvCacheLayout& cache, const KvTileJob& job, K
     CopyRow(reinterpret_cast<const Source*>(job.source[slot]), scratch.x, cache.head_dim);
     uint8_t* codes = scratch.rows[0].codes;
     float norms[2] = {};
-    encode_compat(cache.format, scratch.x, cache.head_dim, codes, norms);
+    encode_compat(cache, scratch.x, codes, norms);
     std::memcpy(job.scales + slot * norm_bytes, norms, norm_bytes);
     uint8_t* row = job.codes + slot * row_bytes;
     for (uint64_t i = 0; i < row_bytes; ++i) {

@@ -186,12 +186,12 @@ HWY_INLINE void UnpackCompatRow(const abi::KvCacheLayout& cache, const uint8_t* 
   float norms[2] = {};
   const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
   std::memcpy(norms, scales_tile + slot * norm_bytes, norm_bytes);
-  uint8_t codes[512];
+  uint8_t codes[abi::kKvMaxHeadDim];
   for (uint32_t i = 0; i < cache.head_dim; ++i) {
     codes[i] = cache.format == abi::kCompat4 ? static_cast<uint8_t>(row[i / 2] >> (i % 2 * 4) & 15)
                                              : row[i];
   }
-  decode_compat(cache.format, codes, norms, cache.head_dim, y);
+  decode_compat(cache, codes, norms, y);
 }
 
 // Slots [begin, end) of a tile in f32, row `slot` at y + slot * head_dim: rotated coordinates, or

@@ -5,8 +5,8 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kCompatSlots = 2;    // chunks a lane: rows have up to 512 coordinates
 constexpr uint32_t kCompatBlock = 256;  // at 512 each half has a norm, its root mean square
+constexpr uint32_t kShortRow = 4;       // the only row that is shorter than a chunk
 
 struct CompatBook {
   float centroids[256];
@@ -50,15 +50,29 @@ __device__ inline float compat_tree(float sum, uint32_t lanes, uint32_t stop) {
   return sum;
 }
 
+// The squares of coordinate i of each chunk of a lane, upper half added to lower half.
+template <uint32_t kSlots>
+__device__ float compat_slot_squares(const float (&y)[kSlots][kChunk], uint32_t i) {
+  float sum[kSlots];
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) sum[s] = y[s][i] * y[s][i];
+#pragma unroll
+  for (uint32_t half = kSlots / 2; half != 0; half /= 2) {
+#pragma unroll
+    for (uint32_t s = 0; s < half; ++s) sum[s] = sum[s] + sum[s + half];
+  }
+  return sum[0];
+}
+
 // In the order of mlx-native's threads: 32 have a row of 256 (a chunk each) or of 512 (two chunks
 // each, and each half of the row has a norm), otherwise each has one coordinate; then halves are
 // added to halves.
-__device__ inline void compat_norms(const RowPlace<kCompatSlots>& at,
-                                    const float (&y)[kCompatSlots][kChunk],
-                                    float (&norm)[kCompatSlots]) {
+template <uint32_t kSlots>
+__device__ void compat_norms(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
+                             float (&norm)[kSlots]) {
   if (at.head_dim == 512) {
 #pragma unroll
-    for (uint32_t s = 0; s < kCompatSlots; ++s) {
+    for (uint32_t s = 0; s < kSlots; ++s) {
       const float even = compat_squares(y[s], 0);
       const float both = compat_squares(y[s], __shfl_xor_sync(kAllLanes, even, 1));
       const float sum = compat_tree(both, 32, 2);  // right in odd lanes
@@ -73,7 +87,7 @@ __device__ inline void compat_norms(const RowPlace<kCompatSlots>& at,
     float part[kChunk];
 #pragma unroll
     for (uint32_t i = 0; i < kChunk; ++i)
-      part[i] = compat_tree(y[0][i] * y[0][i] + y[1][i] * y[1][i], at.lanes, 1);
+      part[i] = compat_tree(compat_slot_squares(y, i), at.lanes, 1);
 #pragma unroll
     for (uint32_t half = kChunk / 2; half != 0; half /= 2) {
 #pragma unroll
@@ -81,16 +95,16 @@ __device__ inline void compat_norms(const RowPlace<kCompatSlots>& at,
     }
     sum = part[0];
   }
-  norm[0] = norm[1] = __fsqrt_rn(sum);
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) norm[s] = __fsqrt_rn(sum);
 }
 
 // mlx-native multiplies by the inverse at 256 and 512 and divides elsewhere; near a midpoint the
 // difference decides.
-__device__ inline float compat_normalized(float y, float norm, uint32_t head_dim) {
+__device__ inline float compat_normalized(float y, float norm, uint32_t head_dim, float unit) {
   const bool short_row = !(norm > 1e-10f);
-  if (compat_is_signed(head_dim))
-    return y * (short_row ? 0.0f : __fdiv_rn(1.0f, norm)) * compat_unit(head_dim);
-  return short_row ? 0.0f : __fdiv_rn(y, norm) * compat_unit(head_dim);
+  if (compat_is_signed(head_dim)) return y * (short_row ? 0.0f : __fdiv_rn(1.0f, norm)) * unit;
+  return short_row ? 0.0f : __fdiv_rn(y, norm) * unit;
 }
 
 // Midpoints strictly below v. A tie goes down, NaN to 0.
@@ -103,32 +117,38 @@ __device__ inline uint32_t compat_code(const CompatBook& book, uint32_t bits, fl
 }
 
 // x: as loaded. codes and norms are the row's; nothing is stored of one that is not there.
-__device__ inline void compat_encode(uint32_t format, const RowPlace<kCompatSlots>& at,
-                                     float (&x)[kCompatSlots][kChunk], uint8_t* codes, float* norms,
-                                     bool present) {
+template <uint32_t kSlots>
+__device__ void compat_encode(uint32_t format, const abi::KvCacheLayout& cache,
+                              const RowPlace<kSlots>& at, float (&x)[kSlots][kChunk],
+                              uint8_t* codes, float* norms, bool present) {
   if (compat_is_signed(at.head_dim)) flip_signs(at, kCompatSigns, x);
   transform<true>(at, x);
   scale_transformed(at, x);
 #pragma unroll
-  for (uint32_t s = 0; s < kCompatSlots; ++s) {  // lanes beyond the row are summed with the others
+  for (uint32_t s = 0; s < kSlots; ++s) {  // what is beyond the row is summed with the rest
 #pragma unroll
-    for (uint32_t i = 0; i < kChunk; ++i) x[s][i] = at.active(s) ? x[s][i] : 0.0f;
+    for (uint32_t i = 0; i < kChunk; ++i) x[s][i] = at.begin(s) + i < at.head_dim ? x[s][i] : 0.0f;
   }
-  float norm[kCompatSlots];
+  float norm[kSlots];
   compat_norms(at, x, norm);
   if (!present) return;
   const CompatBook& book = kCompatBooks[format - abi::kCompat4];
+  const uint32_t bits = abi::kv_bits(format);
+  const float unit = compat_unit(cache);
 #pragma unroll
-  for (uint32_t s = 0; s < kCompatSlots; ++s) {
+  for (uint32_t s = 0; s < kSlots; ++s) {
     if (!at.active(s)) continue;
-    if (at.begin(s) % kCompatBlock == 0) norms[at.begin(s) / kCompatBlock] = norm[s];
+    const uint32_t block = at.begin(s) / kCompatBlock;
+    if (at.begin(s) % kCompatBlock == 0 && block < abi::kv_compat_norms(at.head_dim))
+      norms[block] = norm[s];
 #pragma unroll
     for (uint32_t i = 0; i < kChunk; i += 2) {
-      const uint32_t bits = abi::kv_bits(format), j = at.begin(s) + i;
+      const uint32_t j = at.begin(s) + i;
+      if (j >= at.head_dim) break;
       const uint32_t even =
-          compat_code(book, bits, compat_normalized(x[s][i], norm[s], at.head_dim));
+          compat_code(book, bits, compat_normalized(x[s][i], norm[s], at.head_dim, unit));
       const uint32_t odd =
-          compat_code(book, bits, compat_normalized(x[s][i + 1], norm[s], at.head_dim));
+          compat_code(book, bits, compat_normalized(x[s][i + 1], norm[s], at.head_dim, unit));
       if (format == abi::kCompat4) {
         codes[j / 2] = static_cast<uint8_t>(even | odd << 4);
       } else {
@@ -138,23 +158,67 @@ __device__ inline void compat_encode(uint32_t format, const RowPlace<kCompatSlot
   }
 }
 
-// Rotated coordinates.
-__device__ inline void compat_decode(uint32_t format, const RowPlace<kCompatSlots>& at,
-                                     const uint8_t* codes, const float* norms,
-                                     float (&y)[kCompatSlots][kChunk]) {
-  const CompatBook& book = kCompatBooks[format - abi::kCompat4];
+// A row of the source to codes and norms; the lanes of one that is not there take part.
+template <uint32_t kFormat, uint32_t kSlots, class Row>
+__device__ void compat_store_slots(const abi::KvCacheLayout& cache, const Row& row, uint8_t* codes,
+                                   float* norms) {
+  const RowPlace<kSlots> at(cache.head_dim);
+  float x[kSlots][kChunk] = {};
+  if (row.present() && cache.head_dim >= kChunk) {
+    row.load(at, x);
+  } else if (row.present() && at.lane == 0) {
+    float first[kShortRow];
+    load_floats(row.row, first);
 #pragma unroll
-  for (uint32_t s = 0; s < kCompatSlots; ++s) {
+    for (uint32_t i = 0; i < kShortRow; ++i) x[0][i] = first[i];
+  }
+  compat_encode(kFormat, cache, at, x, codes, norms, row.present());
+}
+// A function of its own: what it needs takes no registers from others.
+template <uint32_t kFormat, class Row>
+__device__ __noinline__ void compat_store_long(const abi::KvCacheLayout& cache, Row row,
+                                               uint8_t* codes, float* norms) {
+  compat_store_slots<kFormat, kManySlots>(cache, row, codes, norms);
+}
+template <uint32_t kFormat, class Row>
+__device__ void compat_store(const abi::KvCacheLayout& cache, const Row& row, uint8_t* codes,
+                             float* norms) {
+  if constexpr (kFormat == abi::kCompat4) {
+    if (takes_many_slots(cache.head_dim))
+      return compat_store_long<kFormat>(cache, row, codes, norms);
+  }
+  compat_store_slots<kFormat, kFewSlots>(cache, row, codes, norms);
+}
+
+// Rotated coordinates.
+template <uint32_t kSlots>
+__device__ void compat_decode(uint32_t format, const abi::KvCacheLayout& cache,
+                              const RowPlace<kSlots>& at, const uint8_t* codes, const float* norms,
+                              float (&y)[kSlots][kChunk]) {
+  const CompatBook& book = kCompatBooks[format - abi::kCompat4];
+  const float unit = compat_unit(cache);
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
 #pragma unroll
     for (uint32_t i = 0; i < kChunk; ++i) {
       const uint32_t j = at.begin(s) + i;
       y[s][i] = 0;
-      if (!at.active(s)) continue;
+      if (j >= at.head_dim) continue;
       const uint32_t code = compat_stored_code(format, codes, j);
       const float norm = norms[at.head_dim == 512 ? j / kCompatBlock : 0];
-      y[s][i] = __fdiv_rn(book.centroids[code] * norm, compat_unit(at.head_dim));
+      y[s][i] = __fdiv_rn(book.centroids[code] * norm, unit);
     }
   }
+}
+
+// A row that is shorter than a chunk.
+template <class T, uint32_t kSlots>
+__device__ void store_short_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
+                                T* row) {
+  float first[kShortRow];
+#pragma unroll
+  for (uint32_t i = 0; i < kShortRow; ++i) first[i] = y[0][i];
+  if (at.lane == 0) store_floats(first, row);
 }
 
 }  // namespace gyre::cuda

@@ -44,7 +44,8 @@ template <uint32_t kFormat, uint32_t kSlots>
 __device__ void decode_row(const abi::KvCacheLayout& cache, const RowPlace<kSlots>& at,
                            const StoredRow& row, float (&y)[kSlots][kChunk]) {
   if constexpr (abi::kv_is_compat(kFormat)) {
-    compat_decode(kFormat, at, row.codes + row.slot * (cache.codes_tile_stride / abi::kKvTile),
+    compat_decode(kFormat, cache, at,
+                  row.codes + row.slot * (cache.codes_tile_stride / abi::kKvTile),
                   reinterpret_cast<const float*>(
                       row.scales + row.slot * (cache.scales_tile_stride / abi::kKvTile)),
                   y);

@@ -138,10 +138,13 @@ __device__ void dequantize_rows(const abi::KvDequantizeParams& p, const Args& ar
       flip_signs(at, kCompatSigns, y);
     }
   }
-  if (present)
-    store_row(at, y,
-              pointer<Out>(args.at[2] + (slot - p.first_slot) * p.out_token_stride +
-                           head * p.out_head_stride));
+  if (!present) return;
+  Out* const out = pointer<Out>(args.at[2] + (slot - p.first_slot) * p.out_token_stride +
+                                head * p.out_head_stride);
+  if constexpr (kFormat == abi::kCompat4) {
+    if (p.cache.head_dim < kChunk) return store_short_row(at, y, out);
+  }
+  store_row(at, y, out);
 }
 
 template <class Out, uint32_t kFormat>
@@ -150,7 +153,7 @@ __global__ void __launch_bounds__(kBlockThreads)
                   const __grid_constant__ Args args) {
   pdl_wait();
   pdl_launch_dependents();
-  if constexpr (abi::kv_is_native(kFormat)) {
+  if constexpr (abi::kv_is_native(kFormat) || kFormat == abi::kCompat4) {
     if (takes_many_slots(p.cache.head_dim))
       return dequantize_rows<Out, kFormat, kManySlots>(p, args);
   }

@@ -141,13 +141,10 @@ __device__ void store_row(const abi::KvCacheLayout& cache, const RowTarget& to, 
   if constexpr (abi::kv_is_native(kFormat)) {
     store_coded_row<kFormat>(cache, to, row, is_shared, shared);
   } else if constexpr (abi::kv_is_compat(kFormat)) {
-    const RowPlace<kCompatSlots> at(cache.head_dim);
-    float x[kCompatSlots][kChunk] = {};
-    if (row.present()) row.load(at, x);
-    compat_encode(kFormat, at, x, codes,
-                  reinterpret_cast<float*>(to.tile.scales +
-                                           to.slot * (cache.scales_tile_stride / abi::kKvTile)),
-                  row.present());
+    compat_store_slots<kFormat, kFewSlots>(
+        cache, row, codes,
+        reinterpret_cast<float*>(to.tile.scales +
+                                 to.slot * (cache.scales_tile_stride / abi::kKvTile)));
   } else if (to.stored) {
     copy_row(from, reinterpret_cast<typename DenseType<kFormat>::Type*>(codes), cache.head_dim,
              lane, lanes);

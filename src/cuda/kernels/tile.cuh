@@ -126,14 +126,11 @@ template <uint32_t kFormat, class Row>
 __device__ void quantize_tile(TileShared& shared, const abi::KvCacheLayout& cache,
                               const TilePlace& place, const Row& row) {
   if constexpr (abi::kv_is_compat(kFormat)) {
-    const RowPlace<kCompatSlots> at(cache.head_dim);
-    const TileThread me(at.lanes);
-    float x[kCompatSlots][kChunk] = {};
-    if (row.present()) row.load(at, x);
-    compat_encode(kFormat, at, x, place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
-                  reinterpret_cast<float*>(place.scales +
-                                           me.slot * (cache.scales_tile_stride / abi::kKvTile)),
-                  row.present());
+    const TileThread me(tile_lanes(cache.head_dim));
+    compat_store<kFormat>(cache, row,
+                          place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
+                          reinterpret_cast<float*>(
+                              place.scales + me.slot * (cache.scales_tile_stride / abi::kKvTile)));
   } else {
     quantize_native<kFormat>(shared, cache, place, row);
   }

@@ -117,6 +117,7 @@ struct StoredSide {
   const device uchar *codes, *scales;  // of the head
   ulong tile_stride, scales_tile_stride;
   uint format, dim;
+  float unit;        // compatibility formats: compat_unit()
   bool wide;         // rows and tiles begin at multiples of 16
   bool wide_scales;  // scales at multiples of 2, norms of 4
 };
@@ -132,6 +133,7 @@ inline StoredSide stored_side(const device uchar* codes, const device uchar* sca
   side.scales_tile_stride = layout.scales_tile_stride;
   side.format = format;
   side.dim = dim;
+  side.unit = compat_unit(dim, layout.scale_factor);
   const ulong unit = layout.codes_tile_stride / (tiles ? 1 : abi::kKvTile);
   side.wide = codes_aligned && ((layout.codes_head_stride | unit | page_stride) & 15) == 0;
   side.wide_scales =
@@ -147,15 +149,15 @@ inline float dense_value(const device uchar* row, uint format, uint c) {
 }
 
 // Norm of coordinate c's part of a row, over the unit of levels.
-inline float compat_scale(const device uchar* norms, uint head_dim, uint c) {
-  return read_cache<float>(norms + (head_dim == 512 ? c / 256 * 4 : 0)) / compat_variance(head_dim);
+inline float compat_scale(const thread StoredSide& side, const device uchar* norms, uint c) {
+  return read_cache<float>(norms + (side.dim == 512 ? c / 256 * 4 : 0)) / side.unit;
 }
 
 // What the values of a key are multiplied with, for one of value_blocks() parts of it.
 inline float value_scale(const thread StoredSide& v, const device uchar* tile, uint block,
                          uint slot) {
   if (abi::kv_is_native(v.format)) return raw_scale(tile, block, slot, v.wide_scales);
-  return compat_scale(tile + slot * (v.scales_tile_stride / abi::kKvTile), v.dim, block * 256);
+  return compat_scale(v, tile + slot * (v.scales_tile_stride / abi::kKvTile), block * 256);
 }
 
 // Both planes of a row of K.
@@ -211,7 +213,7 @@ inline void score_compat(const thread StoredSide& k, const device uchar* row,
   const bool nibbles = k.format == abi::kCompat4;
   float scale = 0;
   for (uint c = 0; c < k.dim; c += 2) {
-    if (c % 256 == 0) scale = compat_scale(norms, k.dim, c);
+    if (c % 256 == 0) scale = compat_scale(k, norms, c);
     const uint byte = read_cache<uchar>(row + (nibbles ? c / 2 : c));
     const uint second = nibbles ? byte >> 4 : read_cache<uchar>(row + c + 1);
     const float a = compat_level(k.format, nibbles ? byte & 15 : byte) * scale;

@@ -40,8 +40,8 @@ inline float compat_chain(const thread float* y, uint lanes, uint lane) {
   }
   return sum;
 }
-// The sum of squares of a block, for every lane: a row of up to 256, or half of one of 512, which
-// begins at part `first`.
+// The sum of squares of a block, for every lane: a row, or half of one of 512, which begins at part
+// `first`.
 inline float compat_sum(const thread Row& row, uint first, uint head_dim, uint lane) {
   if (head_dim == 256 || head_dim == 512) {
     const uint lanes = head_dim / 128;
@@ -52,48 +52,58 @@ inline float compat_sum(const thread Row& row, uint first, uint head_dim, uint l
   }
   float squares[4];
   for (uint k = 0; k < 4; ++k) {
-    squares[k] = row.y[0][k] * row.y[0][k];
+    float part[kRowParts];
+    for (uint j = 0; j < kRowParts; ++j)
+      part[j] = kPart * j < head_dim ? row.y[j][k] * row.y[j][k] : 0.0f;
+    for (uint apart = kRowParts / 2; apart != 0; apart /= 2)
+      for (uint j = 0; j < apart; ++j) part[j] = part[j] + part[j + apart];
+    squares[k] = part[0];
     for (uint step = kLanes / 2; step != 0; step /= 2)
       squares[k] = plus_lanes(squares[k], step, 4 * step < head_dim);
   }
   return (squares[0] + squares[2]) + (squares[1] + squares[3]);
 }
 
-inline float compat_normalized(float y, float norm, uint head_dim) {
+inline float compat_normalized(float y, float norm, uint head_dim, float unit) {
   const bool is_short = !(norm > 1e-10f);
-  if (head_dim == 256 || head_dim == 512)
-    return y * (is_short ? 0.0f : 1.0f / norm) * compat_variance(head_dim);
-  return is_short ? 0.0f : y / norm * compat_variance(head_dim);
+  if (head_dim == 256 || head_dim == 512) return y * (is_short ? 0.0f : 1.0f / norm) * unit;
+  return is_short ? 0.0f : y / norm * unit;
 }
 
 // Codes of a row, and its norms as floats' bits in `scale`.
 template <class Rows>
-void encode_compat_row(const thread Rows& rows, uint format, uint head_dim, uint lane,
-                       thread RowCodes& out) {
+void encode_compat_row(const thread Rows& rows, uint format, constant abi::KvCacheLayout& cache,
+                       uint lane, thread RowCodes& out) {
+  const uint head_dim = cache.head_dim;
+  const float unit = compat_unit(head_dim, cache.scale_factor);
   Row row;
   load_row(rows, head_dim, lane, row);
   flip_signs(row, signs_of(format, head_dim), head_dim, lane);
   transform_inner(row, head_dim);
   transform_outer(row, head_dim, lane);
   scale_blocks(row, head_dim, lane);
+  const uint block_parts = head_dim == 512 ? 2 : kRowParts;
+  float norm = 0;
   for (uint first = 0; first < kRowParts; first += 2) {
     if (kPart * first >= head_dim) break;
-    const float sum = compat_sum(row, first, head_dim, lane);
-    const float norm = precise::sqrt(head_dim == 512 ? sum / 256.0f : sum);
+    if (first % block_parts == 0) {
+      const float sum = compat_sum(row, first, head_dim, lane);
+      norm = precise::sqrt(head_dim == 512 ? sum / 256.0f : sum);
+    }
     for (uint j = first; j < first + 2; ++j) {
       if (kPart * j >= head_dim) break;
       out.scale[j] = as_type<uint>(norm);
       out.codes[j] = 0;
       for (uint k = 0; k < 4; ++k)
-        out.codes[j] |= compat_code(format, compat_normalized(row.y[j][k], norm, head_dim))
+        out.codes[j] |= compat_code(format, compat_normalized(row.y[j][k], norm, head_dim, unit))
                         << (8 * k);
     }
   }
 }
 
 // A rotated coordinate.
-inline float decode_compat(uint format, uint code, float norm, uint head_dim) {
-  return compat_level(format, code) * norm / compat_variance(head_dim);
+inline float decode_compat(constant abi::KvCacheLayout& cache, uint format, uint code, float norm) {
+  return compat_level(format, code) * norm / compat_unit(cache.head_dim, cache.scale_factor);
 }
 
 }  // namespace metal

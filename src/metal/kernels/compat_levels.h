@@ -20,9 +20,10 @@ inline float compat_level(uint format, uint code) {
                         : -compat_centroid(format, count - 1 - index);
 }
 
-// What a normalised coordinate is multiplied with to have variance 1.
-inline float compat_variance(uint head_dim) {
-  return head_dim == 512 ? 1.0f : precise::sqrt(static_cast<float>(head_dim));
+// What a normalised coordinate is multiplied with: to have variance 1, but at 512 as the cache
+// says.
+inline float compat_unit(uint head_dim, float scale_factor) {
+  return head_dim == 512 ? scale_factor : precise::sqrt(static_cast<float>(head_dim));
 }
 
 }  // namespace metal

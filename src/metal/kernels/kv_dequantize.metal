@@ -31,8 +31,7 @@ struct StoredRow {
   float get(uint coordinate) const {
     constant abi::KvCacheLayout& cache = *layout;
     const uint code = stored_code(codes, cache, format, slot, coordinate);
-    if (abi::kv_is_compat(format))
-      return decode_compat(format, code, norm(coordinate), cache.head_dim);
+    if (abi::kv_is_compat(format)) return decode_compat(cache, format, code, norm(coordinate));
     const float level = static_cast<float>(abi::kv_level(format, code)),
                 raw = raw_scale(coordinate);
     // Exact unless the result is subnormal; then the bias comes off last.

@@ -143,7 +143,7 @@ void put_slot(constant abi::KvCacheLayout& cache, uint format, const thread Rows
     const float stretch = cache.role == kRoleV ? abi::kv_codec(format).value_stretch : 1.0f;
     encode_row(rows, format, stretch, cache.head_dim, lane, row);
   } else {
-    encode_compat_row(rows, format, cache.head_dim, lane, row);
+    encode_compat_row(rows, format, cache, lane, row);
   }
   put_row(cache, format, row, slot, codes, to.scales, lane);
 }

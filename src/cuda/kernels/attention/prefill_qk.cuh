@@ -230,12 +230,13 @@ inline void score_float16(const PrefillProblem& problem, const unsigned char* st
 
 // Four coordinates of a key that is read from global memory, rotated as it is stored.
 template <uint32_t kFormat>
-inline float4 load_four(const uint8_t* row, const float* norms, uint32_t n, uint32_t c) {
+inline float4 load_four(const uint8_t* row, const float* norms, uint32_t n, uint32_t c,
+                        float unit) {
   if constexpr (kFormat == kFormatF32) {
     const auto* const x = reinterpret_cast<const float*>(row) + c;
     return make_float4(x[0], x[1], x[2], x[3]);
   } else {
-    const float factor = norms[n == 512 ? c / 256 : 0] / compat_unit(n);
+    const float factor = norms[n == 512 ? c / 256 : 0] / unit;
     const auto value = [&](uint32_t i) {
       return compat_centroid<kFormat>(compat_stored_code(kFormat, row, c + i)) * factor;
     };
@@ -255,13 +256,14 @@ inline void score_global(const PrefillProblem& problem, uint32_t index, KeyTile 
       problem.k_codes + (valid ? problem.row_offset(at, p.k.codes_tile_stride) : 0);
   const auto* const norms = reinterpret_cast<const float*>(
       problem.k_scales + (valid ? problem.row_offset(at, p.k.scales_tile_stride) : 0));
+  const float unit = compat_unit(p.k);
   for (uint32_t first = 0; first < problem.layout.rows; first += 8) {
     const float* const q =
         reinterpret_cast<const float*>(problem.shared() + problem.layout.q) + first * n;
     float s[8] = {};
     for (uint32_t c = (tile.part * 2 + lane / 16) * 4; c < n && valid;
          c += problem.layout.warps_per_key * 8) {
-      const float4 k = load_four<kK>(row, norms, n, c);
+      const float4 k = load_four<kK>(row, norms, n, c, unit);
 #pragma unroll
       for (uint32_t r = 0; r < 8; ++r) {
         const float* const x = q + r * n + c;

@@ -3,6 +3,7 @@
 // codes become MMA operands (decode, prefill); planes become single codes (kv_dequantize, edges of
 // odd head dims). docs/kv_formats.md draws the bytes.
 #include "abi/kv_compat.h"
+#include "abi/kv_layout.h"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/words.cuh"
 
@@ -342,8 +343,8 @@ inline float scale_in(uint32_t two, uint32_t half) {
                    : __uint_as_float(upper_half(two) * 0x8000u);
 }
 
-// mlx-native's formats: a nibble or a byte per coordinate, an entry of the codebook, and the factor
-// of a normalised coordinate.
+// mlx-native's formats: a nibble or a byte per coordinate, an entry of the codebook, and what a
+// normalised coordinate is multiplied with: to have variance 1, but at 512 as the cache says.
 inline uint32_t compat_stored_code(uint32_t format, const uint8_t* row, uint32_t coordinate) {
   if (format == abi::kCompat4) return row[coordinate / 2] >> (coordinate % 2 * 4) & 15u;
   return row[coordinate] & ((1u << abi::kv_bits(format)) - 1);
@@ -359,8 +360,8 @@ inline float compat_centroid(uint32_t code) {
   if constexpr (kFormat == abi::kCompat8) x = abi::kCompat8Centroids[i];
   return code >= kHalf ? x : -x;
 }
-inline float compat_unit(uint32_t head_dim) {
-  return head_dim == 512 ? 1.0f : sqrtf(static_cast<float>(head_dim));
+inline float compat_unit(const abi::KvCacheLayout& cache) {
+  return cache.head_dim == 512 ? cache.scale_factor : sqrtf(static_cast<float>(cache.head_dim));
 }
 
 }  // namespace gyre::cuda
