@@ -25,6 +25,10 @@ JobSources checked_sources(const CompileJob& job) {
   return {*sources.source, std::move(sources.headers)};
 }
 
+ErrorCode code_of(NvrtcResult result) {
+  return result == kNvrtcOutOfMemory ? ErrorCode::out_of_memory : ErrorCode::compile_failed;
+}
+
 class Program {
  public:
   Program(const Nvrtc& nvrtc, const JobSources& sources) : nvrtc_(nvrtc) {
@@ -37,8 +41,7 @@ class Program {
     const NvrtcResult result =
         nvrtc.create(&program_, source.text.c_str(), source.name.c_str(),
                      static_cast<int>(names.size()), texts.data(), names.data());
-    if (result != kNvrtcSuccess)
-      fail(ErrorCode::compile_failed, source.name, ": ", nvrtc.error_text(result));
+    if (result != kNvrtcSuccess) fail(code_of(result), source.name, ": ", nvrtc.error_text(result));
   }
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -98,8 +101,8 @@ CompiledKernel compile(const Nvrtc& nvrtc, const CompileJob& job) {
   for (const std::string& option : options) pointers.push_back(option.c_str());
   const auto check = [&](NvrtcResult result, const char* step) {
     if (result == kNvrtcSuccess) return;
-    fail(ErrorCode::compile_failed, job.file, ": ", job.name, " for sm_", job.arch, ": ", step,
-         ": ", nvrtc.error_text(result), "\n", program.log());
+    fail(code_of(result), job.file, ": ", job.name, " for sm_", job.arch, ": ", step, ": ",
+         nvrtc.error_text(result), "\n", program.log());
   };
   check(nvrtc.add_name(program.get(), job.name.c_str()), "name");
   check(nvrtc.compile(program.get(), static_cast<int>(pointers.size()), pointers.data()),
@@ -120,10 +123,11 @@ KernelCompiler::Kernel KernelCompiler::get(const CompileJob& job) {
   const CacheKey key = key_of(nvrtc_, job);
   std::promise<Kernel> promise;
   std::shared_future<Kernel> result;
+  const std::string name = key.text();  // once: the entry must go, memory or not
   bool is_mine = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto [found, is_new] = in_progress_.try_emplace(key.text());
+    const auto [found, is_new] = in_progress_.try_emplace(name);
     if (is_new) found->second = promise.get_future().share();
     result = found->second;
     is_mine = is_new;
@@ -136,7 +140,7 @@ KernelCompiler::Kernel KernelCompiler::get(const CompileJob& job) {
   }
   {
     const std::lock_guard lock(mutex_);
-    in_progress_.erase(key.text());
+    in_progress_.erase(name);
   }
   return result.get();
 }

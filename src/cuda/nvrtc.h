@@ -11,6 +11,7 @@ using NvrtcResult = int;
 using NvrtcProgram = struct NvrtcProgramTag*;
 
 constexpr NvrtcResult kNvrtcSuccess = 0;
+constexpr NvrtcResult kNvrtcOutOfMemory = 1;
 constexpr NvrtcResult kNvrtcCompilation = 6;
 
 // member, symbol, parameters

@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "runtime/require.h"
+
 namespace gyre {
 
 uint32_t BuildQueue::usable_threads() {
@@ -27,10 +29,20 @@ void BuildQueue::add(Job job) {
   {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
-    if (jobs_.size() > idle_ && threads_.size() < most_threads_)
-      threads_.emplace_back([this] { work(); });
+    if (jobs_.size() > idle_ && threads_.size() < most_threads_) add_thread();
   }
   wake_.notify_one();
+}
+
+// With the lock held and a new job at the end, which is dropped if nobody is there to run it.
+void BuildQueue::add_thread() {
+  try {
+    threads_.emplace_back([this] { work(); });
+  } catch (const std::exception& error) {  // no thread, or no memory for one
+    if (!threads_.empty()) return;
+    jobs_.pop_back();
+    fail(ErrorCode::out_of_memory, "a thread could not be started: ", error.what());
+  }
 }
 
 void BuildQueue::work() {
@@ -51,22 +63,27 @@ void BuildQueue::work() {
 void BuildQueue::run_all(std::span<const Job> jobs, const std::function<void(size_t)>& done) {
   std::mutex mutex;
   std::condition_variable ended;
-  std::deque<size_t> news;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    add([&, i] {
-      jobs[i]();
-      // Told under the lock: after it the caller may be gone, and `ended` with it.
-      const std::lock_guard lock(mutex);
-      news.push_back(i);
-      ended.notify_one();
-    });
-  }
+  std::vector<size_t> news;
+  news.reserve(jobs.size());  // workers take no memory
   std::exception_ptr thrown;
-  for (size_t count = 0; count < jobs.size(); ++count) {
+  size_t added = 0;
+  try {
+    for (; added < jobs.size(); ++added) {
+      add([&, i = added] {
+        jobs[i]();
+        // Told under the lock: after it the caller may be gone, and `ended` with it.
+        const std::lock_guard lock(mutex);
+        news.push_back(i);
+        ended.notify_one();
+      });
+    }
+  } catch (...) {  // those that were added are waited for
+    thrown = std::current_exception();
+  }
+  for (size_t count = 0; count < added; ++count) {
     std::unique_lock lock(mutex);
-    ended.wait(lock, [&] { return !news.empty(); });
-    const size_t index = news.front();
-    news.pop_front();
+    ended.wait(lock, [&] { return news.size() > count; });
+    const size_t index = news[count];
     lock.unlock();
     try {
       if (thrown == nullptr) done(index);

@@ -31,6 +31,7 @@ class BuildQueue {
   void run_all(std::span<const Job> jobs, const std::function<void(size_t)>& done);
 
  private:
+  void add_thread();
   void work();
 
   const uint32_t most_threads_;

@@ -4,7 +4,29 @@
 #include <new>
 #include <utility>
 
+#include "runtime/require.h"
+
 namespace gyre {
+namespace {
+
+// What was caught, without memory for a message if need be.
+Error caught_error() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const Error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      out_of_memory("kernel");
+    } catch (const std::exception& caught) {
+      fail(ErrorCode::io, caught.what());
+    }
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+}  // namespace
 
 void LazyPipeline::build() const noexcept {
   std::unique_lock lock(mutex_);
@@ -28,12 +50,8 @@ void LazyPipeline::build(std::unique_lock<std::mutex>& lock) const {
   std::optional<Error> error;
   try {
     load();
-  } catch (const Error& caught) {
-    error = caught;
-  } catch (const std::bad_alloc&) {
-    error = Error(ErrorCode::out_of_memory, "the host's memory is short");
-  } catch (const std::exception& caught) {
-    error = Error(ErrorCode::io, caught.what());
+  } catch (...) {
+    error = caught_error();
   }
   lock.lock();
   error_ = std::move(error);

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +24,7 @@ struct Function {
   std::string name;
 };
 struct Module {
-  std::vector<Function*> functions;
+  std::vector<std::unique_ptr<Function>> functions;
 };
 struct Node {
   Function* function;
@@ -57,9 +59,29 @@ CuResult fault() {
   return faults.result;
 }
 
+// A driver says so when the host has no memory for what it keeps.
+template <class Work>
+CuResult taking_memory(const Work& work) {
+  try {
+    if constexpr (std::is_void_v<decltype(work())>) {
+      work();
+      return kCuSuccess;
+    } else {
+      return work();
+    }
+  } catch (const std::bad_alloc&) {
+    return kCuOutOfMemory;
+  }
+}
+
 template <class To, class From>
 To as(From* from) {
   return reinterpret_cast<To>(from);
+}
+
+template <class Made, class Handle>
+CuResult make(Handle* handle) {
+  return taking_memory([&] { *handle = as<Handle>(new Made); });
 }
 
 bool is_inside(CuAddress address, size_t bytes) {
@@ -166,15 +188,18 @@ CuResult cuDeviceGetAttribute(int* value, CuDeviceAttribute which, CuDevice) {
   const char* const large = std::getenv("GYRE_FAKE_GPU");
   const int block_bytes = large != nullptr ? 227 << 10 : 1 << 17;
   const int all_bytes = large != nullptr ? 228 << 10 : 1 << 17;
-  const std::map<int, int> known = {{kCuMultiprocessors, large != nullptr ? std::atoi(large) : 4},
-                                    {kCuCapabilityMajor, 9},
-                                    {kCuL2Bytes, 1 << 20},
-                                    {kCuMemoryClockKhz, 1000000},
-                                    {kCuMemoryBusBits, 256},
-                                    {kCuSharedBytesPerBlock, block_bytes},
-                                    {kCuSharedBytesPerMultiprocessor, all_bytes}};
-  const auto found = known.find(which);
-  *value = found != known.end() ? found->second : 0;
+  const std::pair<int, int> known[] = {
+      {kCuMultiprocessors, large != nullptr ? std::atoi(large) : 4},
+      {kCuCapabilityMajor, 9},
+      {kCuL2Bytes, 1 << 20},
+      {kCuMemoryClockKhz, 1000000},
+      {kCuMemoryBusBits, 256},
+      {kCuSharedBytesPerBlock, block_bytes},
+      {kCuSharedBytesPerMultiprocessor, all_bytes}};
+  *value = 0;
+  for (const auto& [attribute, of] : known) {
+    if (attribute == which) *value = of;
+  }
   return kCuSuccess;
 }
 CuResult cuDevicePrimaryCtxRetain(CuContext* context, CuDevice) {
@@ -197,8 +222,9 @@ CuResult cuMemAlloc_v2(CuAddress* address, size_t bytes) {
   void* const memory = std::malloc(bytes);
   if (memory == nullptr) return kCuOutOfMemory;
   *address = reinterpret_cast<CuAddress>(memory);
-  blocks[*address] = bytes;
-  return kCuSuccess;
+  const CuResult kept = taking_memory([&] { blocks[*address] = bytes; });
+  if (kept != kCuSuccess) std::free(memory);
+  return kept;
 }
 CuResult cuMemFree_v2(CuAddress address) {
   const std::lock_guard lock(mutex);
@@ -244,8 +270,7 @@ CuResult cuPointerGetAttribute(void* value, CuPointerAttribute which, CuAddress 
 }
 CuResult cuStreamCreate(CuStream* stream, unsigned) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  *stream = as<CuStream>(new Stream);
-  return kCuSuccess;
+  return make<Stream>(stream);
 }
 CuResult cuStreamDestroy_v2(CuStream stream) {
   delete as<Stream*>(stream);
@@ -264,8 +289,7 @@ CuResult cuStreamIsCapturing(CuStream stream, CuCaptureStatus* status) {
   return kCuSuccess;
 }
 CuResult cuStreamBeginCapture_v2(CuStream stream, int) {
-  as<Stream*>(stream)->captured = new Graph;
-  return kCuSuccess;
+  return taking_memory([&] { as<Stream*>(stream)->captured = new Graph; });
 }
 CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
   *graph = as<CuGraph>(std::exchange(as<Stream*>(stream)->captured, nullptr));
@@ -273,8 +297,7 @@ CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
 }
 CuResult cuEventCreate(CuEvent* event, unsigned) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  *event = as<CuEvent>(new int);
-  return kCuSuccess;
+  return make<int>(event);
 }
 CuResult cuEventDestroy_v2(CuEvent event) {
   delete as<int*>(event);
@@ -292,19 +315,19 @@ CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
 }
 CuResult cuModuleLoadData(CuModule* module, const void*) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  *module = as<CuModule>(new Module);
-  return kCuSuccess;
+  return make<Module>(module);
 }
 CuResult cuModuleUnload(CuModule module) {
-  for (Function* function : as<Module*>(module)->functions) delete function;
   delete as<Module*>(module);
   return kCuSuccess;
 }
 CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* name) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  as<Module*>(module)->functions.push_back(new Function{name});
-  *function = as<CuFunction>(as<Module*>(module)->functions.back());
-  return kCuSuccess;
+  return taking_memory([&] {
+    auto& functions = as<Module*>(module)->functions;
+    functions.push_back(std::make_unique<Function>(Function{name}));
+    *function = as<CuFunction>(functions.back().get());
+  });
 }
 CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute, CuFunction) {
   *value = 0;
@@ -316,15 +339,15 @@ CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsig
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   Graph* const captured = as<Stream*>(stream)->captured;
   if (captured == nullptr) return run(make_node(function, params));
-  captured->nodes.push_back(make_node(function, params));
-  const size_t place = captured->nodes.size() - 1;
-  if (place != 0) captured->nodes.back().after.push_back(place - 1);
-  return kCuSuccess;
+  return taking_memory([&] {
+    Node node = make_node(function, params);
+    if (!captured->nodes.empty()) node.after.push_back(captured->nodes.size() - 1);
+    captured->nodes.push_back(std::move(node));
+  });
 }
 CuResult cuGraphCreate(CuGraph* graph, unsigned) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  *graph = as<CuGraph>(new Graph);
-  return kCuSuccess;
+  return make<Graph>(graph);
 }
 CuResult cuGraphDestroy(CuGraph graph) {
   delete as<Graph*>(graph);
@@ -333,26 +356,29 @@ CuResult cuGraphDestroy(CuGraph graph) {
 CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraphNode* after,
                                  size_t count, const CuKernelNode* values) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
-  nodes.push_back(make_node(values->function, values->params));
-  for (size_t i = 0; i < count; ++i) nodes.back().after.push_back(place_of(after[i]));
-  *node = reinterpret_cast<CuGraphNode>(nodes.size());
-  return kCuSuccess;
+  return taking_memory([&] {
+    std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
+    Node made = make_node(values->function, values->params);
+    for (size_t i = 0; i < count; ++i) made.after.push_back(place_of(after[i]));
+    nodes.push_back(std::move(made));
+    *node = reinterpret_cast<CuGraphNode>(nodes.size());
+  });
 }
 CuResult cuGraphAddDependencies_v2(CuGraph graph, const CuGraphNode* from, const CuGraphNode* to,
                                    const CuGraphEdge*, size_t count) {
-  std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
-  for (size_t i = 0; i < count; ++i) {
-    if (place_of(from[i]) >= nodes.size() || place_of(to[i]) >= nodes.size())
-      return kCuInvalidValue;
-    nodes[place_of(to[i])].after.push_back(place_of(from[i]));
-  }
-  return kCuSuccess;
+  return taking_memory([&] {
+    std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
+    for (size_t i = 0; i < count; ++i) {
+      if (place_of(from[i]) >= nodes.size() || place_of(to[i]) >= nodes.size())
+        return kCuInvalidValue;
+      nodes[place_of(to[i])].after.push_back(place_of(from[i]));
+    }
+    return kCuSuccess;
+  });
 }
 CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned long long) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph)));
-  return kCuSuccess;
+  return taking_memory([&] { *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph))); });
 }
 CuResult cuGraphExecDestroy(CuGraphExec exec) {
   delete as<Graph*>(exec);
@@ -360,7 +386,7 @@ CuResult cuGraphExecDestroy(CuGraphExec exec) {
 }
 CuResult cuGraphLaunch(CuGraphExec exec, CuStream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  return run_graph(*as<Graph*>(exec));
+  return taking_memory([&] { return run_graph(*as<Graph*>(exec)); });
 }
 
 }  // extern "C"

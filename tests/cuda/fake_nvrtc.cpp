@@ -2,6 +2,7 @@
 // is compiled and when, with the fake driver or without one.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ struct Program {
   std::vector<std::string> names;
 };
 
+using gyre::cuda::kNvrtcOutOfMemory;
 using gyre::cuda::kNvrtcSuccess;
 using gyre::cuda::NvrtcProgram;
 using gyre::cuda::NvrtcResult;
@@ -42,8 +44,8 @@ NvrtcResult nvrtcGetSupportedArchs(int* archs) {
 }
 NvrtcResult nvrtcCreateProgram(NvrtcProgram* program, const char*, const char*, int,
                                const char* const*, const char* const*) {
-  *program = reinterpret_cast<NvrtcProgram>(new Program);
-  return kNvrtcSuccess;
+  *program = reinterpret_cast<NvrtcProgram>(new (std::nothrow) Program);
+  return *program != nullptr ? kNvrtcSuccess : kNvrtcOutOfMemory;
 }
 NvrtcResult nvrtcDestroyProgram(NvrtcProgram* program) {
   delete of(*program);
@@ -51,7 +53,11 @@ NvrtcResult nvrtcDestroyProgram(NvrtcProgram* program) {
   return kNvrtcSuccess;
 }
 NvrtcResult nvrtcAddNameExpression(NvrtcProgram program, const char* name) {
-  of(program)->names.emplace_back(name);
+  try {
+    of(program)->names.emplace_back(name);
+  } catch (const std::bad_alloc&) {
+    return kNvrtcOutOfMemory;
+  }
   return kNvrtcSuccess;
 }
 NvrtcResult nvrtcCompileProgram(NvrtcProgram, int, const char* const*) { return kNvrtcSuccess; }
