@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 
 namespace gyre {
 namespace {
@@ -17,6 +18,7 @@ constexpr FileCalls kSystem = {
     .stat = [](int fd, struct stat* facts) { return ::fstat(fd, facts); },
     .stat_at = [](int folder, const char* name, struct stat* facts,
                   int flags) { return ::fstatat(folder, name, facts, flags); },
+    .real_path = [](const char* path, char* to) { return ::realpath(path, to); },
     .read_at = [](int fd, void* to, size_t bytes,
                   off_t offset) { return ::pread(fd, to, bytes, offset); },
     .write_at = [](int fd, const void* from, size_t bytes,

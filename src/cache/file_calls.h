@@ -14,6 +14,7 @@ struct FileCalls {
   int (*close)(int fd);
   int (*stat)(int fd, struct stat* facts);
   int (*stat_at)(int folder, const char* name, struct stat* facts, int flags);
+  char* (*real_path)(const char* path, char* to);  // to: PATH_MAX bytes
   ssize_t (*read_at)(int fd, void* to, size_t bytes, off_t offset);
   ssize_t (*write_at)(int fd, const void* from, size_t bytes, off_t offset);
   int (*resize)(int fd, off_t bytes);

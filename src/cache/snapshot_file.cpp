@@ -4,7 +4,7 @@
 #include <sys/file.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <climits>
 #include <system_error>
 #include <utility>
 
@@ -30,16 +30,18 @@ const std::string& whole(const char* op, const std::string& path) {
 std::string target_of(const char* op, const std::string& path) {
   struct stat facts {};
   const FileCalls& calls = file_calls();
-  if (calls.stat_at(AT_FDCWD, path.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0)
-    return path;  // none yet, or creating it says why not
+  if (calls.stat_at(AT_FDCWD, path.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return path;  // none yet; creating it may say why not
+    fail(ErrorCode::io, op, ": ", path, ": cannot be looked at: ", error_text(errno));
+  }
   const bool link = S_ISLNK(facts.st_mode);
   if (link && calls.stat_at(AT_FDCWD, path.c_str(), &facts, 0) != 0)
     fail(ErrorCode::io, op, ": ", path, ": is a link that leads nowhere: ", error_text(errno));
   if (!S_ISREG(facts.st_mode)) fail(ErrorCode::io, op, ": ", path, ": is not a regular file");
   if (!link) return path;
-  std::error_code error;
-  std::string real = std::filesystem::canonical(path, error).string();
-  if (error) fail(ErrorCode::io, op, ": ", path, ": cannot follow the link: ", error.message());
+  char real[PATH_MAX];
+  if (calls.real_path(path.c_str(), real) == nullptr)
+    fail(ErrorCode::io, op, ": ", path, ": cannot follow the link: ", error_text(errno));
   return real;
 }
 

@@ -52,6 +52,8 @@ const FileCalls kFailing = {
         [](int folder, const char* name, struct stat* facts, int flags) {
           return fails(false) ? -1 : real().stat_at(folder, name, facts, flags);
         },
+    .real_path = [](const char* path,
+                    char* to) { return fails(false) ? nullptr : real().real_path(path, to); },
     // Half of what was asked for is a success, too.
     .read_at = [](int fd, void* to, size_t bytes, off_t offset) -> ssize_t {
       return fails(true) ? -1 : real().read_at(fd, to, (bytes + 1) / 2, offset);

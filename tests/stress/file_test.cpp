@@ -100,15 +100,11 @@ TEST_F(Files, AFolderThatCannotBeOpened) {
 }
 
 // Every call of a save fails once, with errors that mean different things.
-TEST_F(Files, EveryCallOfASaveMayFail) {
-  Session session(device, some_options());
-  session.append(10);
-  session.cache.save(folder / "a");
-  session.append(1);
+void every_call_of_a_save_may_fail(Session& session, const Folder& folder, const char* name) {
   uint64_t count = 0, old_file = 0, new_file = 0;
   {
     const FailingFiles files(kNever, EIO);
-    session.cache.save(folder / "count");
+    session.cache.save(folder / name);
     count = files.calls();
     EXPECT_EQ(files.open_files(), 0u);
   }
@@ -120,7 +116,7 @@ TEST_F(Files, EveryCallOfASaveMayFail) {
       {
         const FailingFiles files(at, error);
         try {
-          session.cache.save(folder / "a");
+          session.cache.save(folder / name);
         } catch (const Error& e) {
           thrown = true;
           ASSERT_EQ(e.code(), ErrorCode::io) << e.what();
@@ -137,8 +133,18 @@ TEST_F(Files, EveryCallOfASaveMayFail) {
   }
   EXPECT_GT(old_file, 20u);
   EXPECT_GT(new_file, 0u);
+}
+TEST_F(Files, EveryCallOfASaveMayFail) {
+  Session session(device, some_options());
+  session.append(10);
+  session.cache.save(folder / "a");
+  session.append(1);
+  every_call_of_a_save_may_fail(session, folder, "a");
+  ASSERT_EQ(symlink("a", (folder / "link").c_str()), 0);
+  every_call_of_a_save_may_fail(session, folder, "link");
   session.cache.save(folder / "a");
   EXPECT_EQ(folder.files(), 2u) << "temporary files are left";
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
 }
 
 TEST_F(Files, EveryCallOfALoadMayFail) {
