@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -146,7 +147,107 @@ void run_batch(KvBatch& batch, Encoder& encoder, std::span<const KvStep> steps, 
   }
 }
 
+// Writers of pages, and rope with its norm.
+void run_pages(const Device& device, Encoder& encoder, Output& output) {
+  constexpr uint64_t kTokens = 6;
+  const Tensor k = filled(device, {kTokens, kKvHeads, kDim}, 5);
+  const Tensor positions = survive([&] { return device.tensor(DType::i32, {kTokens}); });
+  const Tensor slots = survive([&] { return device.tensor(DType::i32, {kTokens}); });
+  for (int32_t i = 0; i < int32_t{kTokens}; ++i)
+    slots.data<int32_t>()[static_cast<size_t>(i)] =
+        positions.data<int32_t>()[static_cast<size_t>(i)] = i + 3;
+  const KvPageShape shape{.kv_heads = kKvHeads, .head_dim = kDim, .page_tokens = 8};
+  const KvPages pages = survive([&] { return KvPages::allocate(device, shape, 4); });
+  survive(encoder, [&] { kv_write(encoder, {k, k, pages, slots, {}, {}}); });
+  survive(encoder, [&] {
+    rope_append(encoder, {.k = k, .v = k, .positions = positions}, {pages, slots, {}, {}});
+  });
+  const Tensor from = survive([&] { return device.tensor(DType::i32, {1}); });
+  const Tensor to = survive([&] { return device.tensor(DType::i32, {1}); });
+  to.data<int32_t>()[0] = 3;
+  survive(encoder, [&] { kv_page_copy(encoder, {pages, from, to}); });
+  survive(encoder, [&] { norm_rope(encoder, {.x = k, .positions = positions, .out = k}); });
+  const Tensor matrix = filled(device, {kKvHeads, kDim, kDim}, 6);
+  survive(encoder, [&] { kv_basis(encoder, {k, matrix, {}, {}, k}); });
+  submit(encoder);
+  output.add(pages.bytes.data<const uint8_t>().data(), pages.bytes.bytes());
+  output.add(k);
+}
+
+void add_one(const void* /*params*/, const uint64_t* args, uint32_t task,
+             uint32_t /*tasks*/) noexcept {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  reinterpret_cast<float*>(args[0])[task] += 1;
+}
+
+void run_custom(const Device& device, Encoder& encoder, Output& output) {
+  const Tensor x = filled(device, {8}, 7);
+  const CustomCode code{
+      .name = "add_one", .args = {{"x", Access::read_write}}, .params_bytes = 8, .cpu = add_one};
+  std::optional<CustomKernel> kernel;
+  survive([&] {
+    failing_memory().on = false;  // the caller's copy, for a call by value
+    CustomCode given = code;
+    failing_memory().on = true;
+    kernel.emplace(std::move(given));
+  });
+  const uint64_t params = 0;
+  survive(encoder, [&] {
+    kernel->record(encoder, std::as_bytes(std::span(&params, 1)), {&x, 1}, {.tasks = 8});
+  });
+  submit(encoder);
+  output.add(x);
+}
+
 }  // namespace
+
+std::vector<uint8_t> run_calls(const std::string& folder) {
+  Output output;
+  const std::string path = folder + "/calls";
+  const Device device = open_device();
+  Encoder encoder = survive([&] { return Encoder(device); });
+  run_pages(device, encoder, output);
+  run_custom(device, encoder, output);
+  float memory[4] = {1, 2, 3, 4};
+  const Dims four = {4};
+  output.add(survive([&] { return device.wrap(memory, DType::f32, four); }));
+  output.add(survive([&] { return four.text(); }).size());
+  output.add(survive([&] { return device.supports(KvQuantizeTypes{}); }) ? 1 : 0);
+  const std::vector<double> radians(kDim / 2, 0.5);
+  output.add(survive([&] { return rope_table(device, radians); }).bytes());
+  const KvPolicy policy{.edge_layers = 1};
+  output.add(survive([&] { return kv_layers(5, policy); }).size());
+  const ModelShape model{
+      .heads = kHeads, .kv_heads = kKvHeads, .head_dim = kDim, .context = 64, .step_tokens = 8};
+  output.add(survive([&] { return device.prepare(model); }).size());
+  const KvCacheOptions options = cache_options();
+  KvCache cache = survive([&] { return KvCache(device, options); });
+  const Tensor k = filled(device, {kStep, kKvHeads, kDim}, 8);
+  survive(encoder, [&] { cache.extend(encoder, kStep); });
+  for (uint64_t layer = 0; layer < 2; ++layer)
+    survive(encoder, [&] { cache.rope_append(encoder, layer, {.k = k, .v = k}); });
+  survive([&] { device.start_trace(); });
+  submit(encoder);
+  const Trace trace = survive([&] { return device.stop_trace(); });
+  std::ostringstream text;
+  survive([&] {
+    text.str("");
+    trace.write_table(text);
+  });
+  survive([&] { cache.save(path); });
+  survive([&] { verify_snapshot(path); });
+  const KvPoolOptions of_pool = pool_options();
+  const KvPool pool = survive([&] { return KvPool(device, of_pool); });
+  KvBatch batch = survive([&] { return KvBatch(pool, {.max_sequences = 4, .max_tokens = 64}); });
+  KvSequence sequence = survive([&] { return pool.sequence(); });
+  const std::vector<KvStep> steps = {{sequence, kStep}};
+  survive(encoder, [&] { batch.begin(encoder, steps); });
+  for (uint64_t layer = 0; layer < 2; ++layer)
+    survive(encoder, [&] { batch.rope_append(encoder, layer, {.k = k, .v = k}); });
+  submit(encoder);
+  output.add(sequence.length());
+  return output.take();
+}
 
 std::vector<uint8_t> run_ops(const std::string& /*folder*/) {
   Output output;
@@ -176,6 +277,10 @@ std::vector<uint8_t> run_cache(const std::string& folder) {
     submit(encoder);
     run_step(copy, encoder, kStep, output);
     survive([&] { copy.save(path); });
+    const std::string link = path + "_link";
+    std::filesystem::remove(link);
+    std::filesystem::create_symlink(path, link);
+    survive([&] { copy.save(link); });
     output.add(survive([&] { return inspect_snapshot(path); }).length);
     KvCacheOptions larger = cache_options();
     larger.capacity = 48;

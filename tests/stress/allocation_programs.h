@@ -60,6 +60,7 @@ struct AllocationProgram {
 };
 
 std::vector<uint8_t> run_ops(const std::string& folder);
+std::vector<uint8_t> run_calls(const std::string& folder);
 std::vector<uint8_t> run_cache(const std::string& folder);
 std::vector<uint8_t> run_pool(const std::string& folder);
 

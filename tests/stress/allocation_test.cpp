@@ -108,9 +108,45 @@ TEST_P(Allocation, EveryOneMayFail) {
 
 INSTANTIATE_TEST_SUITE_P(Of, Allocation,
                          testing::Values(AllocationProgram{"ops", run_ops},
+                                         AllocationProgram{"calls", run_calls},
                                          AllocationProgram{"cache", run_cache},
                                          AllocationProgram{"pool", run_pool}),
                          [](const auto& at) { return at.param.name; });
+
+// Tasks cannot fail, so they take no memory: what attention needs is taken when a graph is made.
+TEST(OutOfMemory, AReplayTakesNoMemory) {
+  constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 256, kKeys = 700;
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {
+    for (const uint64_t tokens : {1u, 3u, 40u}) {
+      SCOPED_TRACE(std::string(name(format)) + " " + std::to_string(tokens));
+      const Device device = Device::open("cpu", {.threads = 3});
+      const Tensor q = device.tensor(DType::f32, {tokens, kHeads, kDim});
+      const Tensor k = device.tensor(DType::f32, {kKeys, kKvHeads, kDim});
+      const Tensor out = device.tensor(DType::f32, {tokens, kHeads, kDim});
+      for (float& value : q.data<float>()) value = 0.25f;
+      for (float& value : k.data<float>()) value = 0.5f;
+      const auto buffer = [&](KvRole role) {
+        return KvBuffer::allocate(device, {format, role, kKvHeads, kKeys, kDim});
+      };
+      const KvBuffer k_cache = buffer(KvRole::k), v_cache = buffer(KvRole::v);
+      Encoder encoder(device);
+      if (describe(format).compressed) {
+        kv_quantize(encoder, {k, k_cache, k, v_cache});
+      } else {
+        const Dims order = {1, 0, 2};
+        kv_copy(encoder, {k, k_cache.codes.permute(order), k, v_cache.codes.permute(order)});
+      }
+      attention(encoder, {q, k_cache, v_cache, out}, {.length = kKeys, .scale = 0.1f});
+      const Graph graph = encoder.instantiate();
+      failing_memory().arm(0, ~uint64_t{0});
+      failing_memory().on = true;
+      graph.replay().wait();
+      failing_memory().on = false;
+      EXPECT_EQ(failing_memory().failed, 0u);
+      EXPECT_NEAR(out.data<const float>()[0], 0.5f, 0.2f);
+    }
+  }
+}
 
 // A new group of commands whose ranges find no memory: after going back the old group is known.
 TEST(OutOfMemory, HazardsAreNotForgotten) {

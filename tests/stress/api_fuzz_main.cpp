@@ -69,17 +69,28 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-// What is left when nothing is kept for reuse.
-uint64_t resident_kib() {
+// What is left when nothing is kept for reuse: what is allocated, and with what the allocator
+// cannot give back between that, what is resident.
+struct Memory {
+  int64_t allocated_kib = 0, resident_kib = 0;
+};
+Memory memory_now() {
+  Memory now;
   trim_fuzz_devices();
 #if defined(__GLIBC__)
   malloc_trim(0);
+  const struct mallinfo2 facts = mallinfo2();
+  now.allocated_kib = static_cast<int64_t>((facts.uordblks + facts.hblkhd) / 1024);
 #endif
   std::ifstream in("/proc/self/statm");
-  uint64_t all = 0, resident = 0;
+  int64_t all = 0, resident = 0;
   in >> all >> resident;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 1024;
+  now.resident_kib = resident * sysconf(_SC_PAGESIZE) / 1024;
+  return now;
 }
+
+// The most that the largest list so far may have left: scratch memory of the CPU's threads.
+constexpr int64_t kMostGrowthKib = 16 * 1024;
 
 FuzzCount total() {
   FuzzCount sum;
@@ -120,7 +131,8 @@ int main(int argc, char** argv) {
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
-  uint64_t input = options.from, calls = 0, warm = 0;
+  uint64_t input = options.from, calls = 0;
+  Memory warm;
   while (calls < options.calls || options.seconds != 0) {
     current_input = input;
     try {
@@ -133,10 +145,11 @@ int main(int argc, char** argv) {
     ++input;
     const FuzzCount sum = total();
     calls = sum.accepted + sum.refused;
-    if (input - options.from == 1 || input - options.from == 200) warm = resident_kib();
+    if (input - options.from == 1 || input - options.from == 200) warm = memory_now();
     if (options.seconds != 0 && seconds() >= static_cast<double>(options.seconds)) break;
   }
   const FuzzCount sum = total();
+  const Memory now = memory_now();
   if (options.list) {
     for (const auto& [name, count] : fuzz_stats().calls)
       std::printf("%10" PRIu64 " accepted %10" PRIu64 " refused  %s\n", count.accepted,
@@ -144,9 +157,13 @@ int main(int argc, char** argv) {
   }
   std::printf("api_fuzz: %" PRIu64 " calls of %zu kinds (%" PRIu64 " accepted, %" PRIu64
               " refused), %" PRIu64 " results checked, seed %" PRIu64 ", %" PRIu64
-              " inputs, %.0f s, resident memory %+" PRId64 " KiB\n",
+              " inputs, %.0f s, allocated memory %+" PRId64 " KiB, resident %+" PRId64 " KiB\n",
               calls, fuzz_stats().calls.size(), sum.accepted, sum.refused, fuzz_stats().compared,
-              options.seed, input - options.from, seconds(),
-              static_cast<int64_t>(resident_kib()) - static_cast<int64_t>(warm));
+              options.seed, input - options.from, seconds(), now.allocated_kib - warm.allocated_kib,
+              now.resident_kib - warm.resident_kib);
+  if (now.allocated_kib - warm.allocated_kib > kMostGrowthKib) {
+    std::fprintf(stderr, "api_fuzz: more memory is allocated than at the start\n");
+    return 1;
+  }
   return 0;
 }

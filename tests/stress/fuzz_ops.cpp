@@ -6,7 +6,9 @@
 
 namespace gyre::test {
 
-KvBuffer FuzzWorld::buffer(const KvShape& shape) {
+KvBuffer FuzzWorld::buffer(KvShape shape) {
+  const bool scales = describe(shape.format).scale == KvScaleKind::f32_norm;
+  shape.scale_factor = in.real(scales && shape.head_dim == 512 && in.chance(2) ? 4.0f : 1.0f);
   if (!in.chance(2)) {
     KvBuffer made = KvBuffer::allocate(some_device(), shape);
     if (in.spoil()) made.codes = tensor(made.codes.dtype(), made.codes.shape());
@@ -239,7 +241,8 @@ void fuzz_kv_shapes(FuzzWorld& w) {
                       in.number(in.below(4)),
                       in.number(in.below(40)),
                       w.head_dim(),
-                      static_cast<uint32_t>(in.number(kKvSignsVersion))};
+                      static_cast<uint32_t>(in.number(kKvSignsVersion)),
+                      in.real(1.0f)};
   Dims codes, scales;
   const bool sized = w.call("kv_codes_shape", [&] { codes = kv_codes_shape(shape); });
   w.call("kv_scales_shape", [&] { scales = kv_scales_shape(shape); });

@@ -127,6 +127,7 @@ KvFormat FuzzWorld::format() {
 }
 
 uint64_t FuzzWorld::head_dim() {
+  if (in.chance(16)) return in.one_of(std::array<uint64_t, 4>{4, 8, 512, 1024});
   return in.number(in.one_of(std::array<uint64_t, 8>{16, 32, 64, 128, 24, 48, 80, 256}));
 }
 

@@ -83,7 +83,7 @@ class FuzzWorld {
   Tensor packed(DType dtype, const Dims& shape);  // without gaps between its rows
   Tensor floats(const Dims& shape) { return tensor(float_type(), shape); }
   Tensor indices(DType dtype, const Dims& shape, uint64_t limit);  // numbers below it, mostly
-  KvBuffer buffer(const KvShape& shape);
+  KvBuffer buffer(KvShape shape);
   KvPages pages(const KvPageShape& shape, uint64_t count);
   KvCoding coding(uint64_t kv_heads, uint64_t head_dim);
   KvLayer layer();
