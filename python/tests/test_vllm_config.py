@@ -23,7 +23,12 @@ def test_formats_of_layers():
         ("tq4", "must be an object"),
         ({"k": "int4"}, "additional_config.*int4"),
         ({"k": 4}, "k must be the name of a format, got 4"),
-        ({"format": "tq4"}, "'format'; known are k, v, layers"),
+        ({"format": "tq4"}, "'format'; known are k, v, layers, calibration, budget"),
+        ({"calibration": 3}, '"calibration" must be the path of a file, got 3'),
+        ({"calibration": "x", "budget": "4"}, "\"budget\" must be a number of bits, got '4'"),
+        ({"calibration": "x", "budget": True}, '"budget" must be a number of bits, got True'),
+        ({"budget": 4.125}, 'a budget of 4.125 bits needs a "calibration"'),
+        ({"calibration": "x", "budget": 4, "v": "tq4"}, '"v" is given, and a budget of 4 bits'),
         ({"layers": ["tq4"]}, '"layers" must be an object'),
         ({"layers": {"0": "tq4"}}, "layer '0' must be an object"),
         ({"layers": {"0": {"q": "tq4"}}}, "layer '0' has 'q'"),
@@ -35,6 +40,17 @@ def test_formats_of_layers():
 def test_wrong_options_are_refused_by_name(given, words):
     with pytest.raises(ConfigError, match=words):
         parse({"gyre": given})
+
+
+def test_calibrations():
+    assert parse({"gyre": {"k": "tq4", "calibration": "m.gyrecal"}}) == Options(Formats("tq4", "tq4"), calibration="m.gyrecal")
+    options = parse({"gyre": {"calibration": "m.gyrecal", "budget": 4}})
+    assert (options.calibration, options.budget) == ("m.gyrecal", 4.0)
+    assert [Formats(*pair).compressed for pair in (("tq4", "f16"), ("bf16", "tq2"), ("f32", "f16"))] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
 
 
 @pytest.mark.parametrize("k", ["f32", "f16", "bf16", "tq8", "tq5", "tq4", "tq3", "tq2"])

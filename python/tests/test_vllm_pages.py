@@ -4,7 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gyre.integrations.vllm.config import Formats  # noqa: E402
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+import gyre  # noqa: E402
+from gyre.calibrate.budget import Budget  # noqa: E402
+from gyre.calibrate.coding import LayerCoding  # noqa: E402
+from gyre.calibrate.file import Calibration, Part  # noqa: E402
+from gyre.integrations.vllm.coding import check, load, rank_heads, refuse_means, with_budget  # noqa: E402
+from gyre.integrations.vllm.config import ConfigError, Formats, Options  # noqa: E402
 from gyre.integrations.vllm.pages import LayerPages, Queue, worker_cpus  # noqa: E402
 from vllm_contract import PAD, Batch, make_cache, reference  # noqa: E402
 
@@ -17,9 +24,30 @@ def queue():
     return Queue(CPU)
 
 
-def layer_of(queue, formats, blocks=40, page=PAGE, dim=DIM):
+def layer_of(queue, formats, blocks=40, page=PAGE, dim=DIM, coding=None):
     cache = make_cache(formats, blocks, page, KV_HEADS, dim, CPU)
-    return LayerPages(queue, cache, formats, KV_HEADS, dim, dim, page)
+    return LayerPages(queue, cache, formats, KV_HEADS, dim, dim, page, coding)
+
+
+def part_of(seed, heads=KV_HEADS, mean=True, basis=True):
+    """A basis far from the identity, its inverse, and feedback."""
+    g = torch.Generator().manual_seed(seed)
+    turn, _ = torch.linalg.qr(torch.randn(heads, DIM, DIM, generator=g, dtype=torch.double))
+    stretch = torch.rand(heads, DIM, generator=g, dtype=torch.double) * 2 + 0.5
+    matrix, inverse = (turn @ torch.diag_embed(s) @ turn.mT for s in (stretch, 1 / stretch))
+    factor = torch.randn(heads, DIM, DIM, generator=g).triu(1) * 0.02
+    return Part(
+        matrix.float() if basis else None,
+        inverse.float() if basis else None,
+        torch.randn(heads, DIM, generator=g) if mean and basis else None,
+        factor,
+        torch.rand(heads, DIM, generator=g) + 0.5,
+    )
+
+
+def calibration_of(layers=2, heads=KV_HEADS, **parts):
+    made = [(part_of(2 * i, heads, **parts), part_of(2 * i + 1, heads, **parts)) for i in range(layers)]
+    return Calibration(made, "R", "m", "id", 64, 100, [0.9, 1.0, 1.1])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +76,77 @@ def test_a_step_is_the_reference(queue, formats, bound, window, soft_cap, extras
     expected = reference(batch, DIM**-0.5, window, soft_cap, sinks, slopes)
     assert (out[: batch.tokens].double() - expected).abs().max() < bound
     assert (out[batch.tokens :] == 7).all()  # rows of no request
+
+
+@pytest.mark.parametrize("mean, basis", [(True, True), (False, True), (False, False)])
+def test_a_calibrated_step_is_the_reference(queue, mean, basis):
+    requests = [(1, 26), (1, 40), (24, 48), (13, 13), (1, 1)]
+    batch = Batch(CPU, HEADS, KV_HEADS, DIM, PAGE, requests, padded_requests=2, padded_tokens=3, seed=1)
+    coding = LayerCoding.of(calibration_of(mean=mean, basis=basis), 1, (True, True))
+    layer = layer_of(queue, Formats("tq8", "tq8"), coding=coding)
+    batch.write_past(layer)
+    out = torch.full_like(batch.q, 7.0)
+    step = queue.step(**batch.step_arguments())
+    layer.write(batch.k, batch.v, step.slots)
+    layer.attend(batch.q, out, step, DIM**-0.5, window=24)
+    expected = reference(batch, DIM**-0.5, 24)
+    assert (out[: batch.tokens].double() - expected).abs().max() < 0.1
+    # Rows of no request: as they were, or V's mean.
+    padding = torch.full_like(out[batch.tokens :], 7.0)
+    if basis:
+        v_mean = coding.parts[1].mean if mean else torch.zeros(KV_HEADS, DIM)
+        padding = v_mean.repeat_interleave(HEADS // KV_HEADS, 0).expand_as(padding)
+    assert torch.equal(out[batch.tokens :], padding)
+
+
+def test_ranks_have_the_codings_of_their_heads(queue):
+    """Two ranks with half of the heads each store what one does with all."""
+    whole = LayerCoding.of(calibration_of(heads=4), 0, (True, True))
+    assert [rank_heads(4, 2, rank, 2) for rank in range(2)] == [0, 2]
+    assert [rank_heads(2, 1, rank, 4) for rank in range(4)] == [0, 0, 1, 1]  # fewer heads than ranks
+    half = whole.heads(rank_heads(4, 2, 1, 2), 2)
+    for part, own in zip(whole.parts, half.parts):
+        assert torch.equal(own.basis, part.basis[2:]) and torch.equal(own.mean, part.mean[2:])
+        assert torch.equal(own.inverse, part.inverse[2:]) and torch.equal(own.factor, part.factor[2:])
+        assert torch.equal(own.diagonal, part.diagonal[2:]) and own.basis.is_contiguous()
+
+
+def test_calibrations_that_do_not_fit_are_refused(tmp_path):
+    calibration, path = calibration_of(), str(tmp_path / "m.gyrecal")
+    calibration.budgets = [Budget(4.125, "coordinate", ["tq4", "tq5"], ["tq3", "tq4"], 4.1, 0.1)]
+    calibration.save(path)
+    assert with_budget(Options(calibration=path)) == Options(calibration=path)
+    found = with_budget(Options(calibration=path, budget=4.125))
+    assert (found.of(0, None), found.of(1, 512)) == (Formats("tq4", "tq3"), Formats("tq5", "tq4"))
+    for words, action in (
+        ("no formats for 3 bits", lambda: with_budget(Options(calibration=path, budget=3.0))),
+        ("none.gyrecal", lambda: load("none.gyrecal")),
+        ("mean of K does not go with a soft cap", lambda: refuse_means(LayerCoding(calibration.layers[0], []), False, True)),
+        ("mean does not go with sinks", lambda: refuse_means(LayerCoding(calibration.layers[0], []), True, False)),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            action()
+    refuse_means(LayerCoding(calibration_of(mean=False).layers[0], []), True, True)
+    assert LayerCoding.of(calibration, 0, (False, False)) is None
+    for words, layer, compressed in (("layer 1 has compressed keys alone", 1, (True, False)), ("no layer 2", 2, (True, True))):
+        with pytest.raises(gyre.InvalidArgument, match=words):
+            LayerCoding.of(calibration, layer, compressed)
+
+
+class Config:
+    """What a calibration reads of a model's config."""
+
+    model_type = "other"
+
+    def get_text_config(self, decoder):
+        return self
+
+
+def test_a_calibration_of_another_model_is_refused(tmp_path):
+    path = str(tmp_path / "m.gyrecal")
+    calibration_of().save(path)
+    with pytest.raises(ConfigError, match="it was made for m, whose config is another than that of this other model"):
+        check(path, Config(), 64)
 
 
 def test_padding_is_not_stored(queue):

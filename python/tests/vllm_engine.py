@@ -19,9 +19,13 @@ TIE = 0.05
 SCENARIOS = {}
 
 
-def scenario(model=TINY, k="tq8", v="tq4", environment=None):
+# K and V of a scenario whose cache is calibrated begin with this: the formats are those behind it.
+CALIBRATED = "calibrated "
+
+
+def scenario(model=TINY, k="tq8", v="tq4", environment=None, calibrated=False):
     def add(function):
-        SCENARIOS[function.__name__] = (function, model, k, v, environment or {})
+        SCENARIOS[function.__name__] = (function, model, CALIBRATED * calibrated + k, v, environment or {})
         return function
 
     return add
@@ -33,8 +37,9 @@ class Run:
     def __init__(self, folder, k, v, layers=None, **options):
         from vllm import LLM
 
-        self.k, self.v = k, v
-        formats = {"k": k, "v": v, **({"layers": layers} if layers else {})}
+        formats = {"k": k.removeprefix(CALIBRATED), "v": v, **({"layers": layers} if layers else {})}
+        if k.startswith(CALIBRATED):
+            formats["calibration"] = str(calibration_of(folder))
         usual = dict(
             model=str(folder),
             skip_tokenizer_init=True,
@@ -59,6 +64,10 @@ class Run:
 
     def metric(self, name):
         return sum(m.value for m in self.llm.get_metrics() if m.name == name)
+
+
+def calibration_of(folder):
+    return folder.with_suffix(".gyrecal")
 
 
 def want(condition, message):
@@ -178,6 +187,19 @@ def pipeline_parallel(folder, reference, k, v):
     return compare(Run(folder, k, v, pipeline_parallel_size=2, enforce_eager=False).answers(), reference)
 
 
+@scenario(k="tq8", v="tq8", calibrated=True)
+def calibrated(folder, reference, k, v):
+    run = Run(folder, k, v, block_size=16, max_num_batched_tokens=512, long_prefill_token_threshold=200)
+    first, second = run.answers(), run.answers()
+    want(first == second and run.cached > 0, "answers with and without a prefix hit differ")
+    return compare(second, reference) + "; chunks and prefix hits"
+
+
+@scenario(k="tq8", v="tq8", calibrated=True, environment=_TWO)
+def calibrated_parallel(folder, reference, k, v):
+    return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
+
+
 @scenario()
 def server(folder, reference, k, v):
     from vllm_server import serve_and_ask
@@ -204,6 +226,7 @@ def refusals(folder, reference, k, v):
         (dict(additional_config={"gyre": {"layers": {"x": {}}}}), "sliding_window"),
         (dict(kv_cache_dtype="fp8"), "--kv-cache-dtype fp8"),
         (dict(block_size=2048), "--block-size"),
+        (dict(additional_config={"gyre": {"calibration": "none.gyrecal"}}), "none.gyrecal"),
     ]
     for options, words in cases:
         try:
@@ -260,9 +283,16 @@ def one_row(name, work):
     if folder is None:
         return "skipped", f"{model} is not here: set GYRE_MODELS to the folder that has it"
     tests, reference = pathlib.Path(__file__).parent, work / f"{model}-{k}-{v}.json"
+    is_calibrated, calibration = k.startswith(CALIBRATED), calibration_of(folder)
+    if is_calibrated and not calibration.exists():
+        text = tests / "data" / "eval.txt"
+        arguments = ["-m", "gyre.calibrate", folder, text, "--tokens", 4096, "--capacity", 2048, "--quiet", "--out", calibration]
+        if run_process(arguments, {}, calibration.with_suffix(".log")) != 0:
+            return "FAILED", f"gyre.calibrate: see {calibration.with_suffix('.log')}"
     if not reference.exists():
         log_of_reference = reference.with_suffix(".log")
-        if run_process([tests / "vllm_reference.py", reference, folder, k, v], {}, log_of_reference) != 0:
+        arguments = [tests / "vllm_reference.py", reference, folder, k.removeprefix(CALIBRATED), v]
+        if run_process(arguments + [calibration] * is_calibrated, {}, log_of_reference) != 0:
             return "FAILED", f"transformers: see {log_of_reference}"
     code = run_process([__file__, "--one", name, "--work", work], environment, log)
     lines = log.read_text(errors="replace").splitlines()

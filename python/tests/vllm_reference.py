@@ -1,4 +1,5 @@
-"""Tokens of transformers on a GyreCache, for vllm_engine.py: vllm_reference.py OUT.json MODEL K V, prompts as in PROMPTS.
+"""Tokens of transformers on a GyreCache, for vllm_engine.py: vllm_reference.py OUT.json MODEL K V [CALIBRATION], prompts as in
+PROMPTS.
 K and V are one format, or one for each layer, with commas."""
 
 import json
@@ -42,7 +43,7 @@ def model_folder(name, links):
     return folder
 
 
-def main(out, path, k, v):
+def main(out, path, k, v, calibration=None):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -53,7 +54,7 @@ def main(out, path, k, v):
     answers = []
     for prompt in PROMPTS:
         given = torch.tensor([prompt])
-        cache = GyreCache(model.config, k=k, v=v, capacity=2048)
+        cache = GyreCache(model.config, k=k, v=v, capacity=2048, calibration=calibration)
         with torch.no_grad():
             made = model.generate(
                 given,

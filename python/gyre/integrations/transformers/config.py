@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import gyre
-from gyre.calibrate.file import Calibration, Part
+from gyre.calibrate.coding import LayerCoding
+from gyre.calibrate.file import Calibration
 
 
 def refused(message: str) -> gyre.InvalidArgument:
@@ -24,32 +25,13 @@ def chosen_formats(k, v, calibration: Calibration | None, budget: float | None) 
     return found.k, found.v
 
 
-class LayerCoding:
-    """What a calibration says about one layer, for any device."""
-
-    def __init__(self, parts: tuple[Part, Part], gains: list[float]):
-        self.parts, self.gains = parts, gains
-
-    def on(self, device: gyre.Device) -> tuple[gyre.KvCoding, gyre.KvCoding]:
-        return tuple(self._coding(part, device) for part in self.parts)
-
-    def _coding(self, part: Part, device: gyre.Device) -> gyre.KvCoding:
-        basis = None
-        if part.basis is not None:
-            basis = gyre.KvBasis(part.basis, part.inverse, part.mean, device=device)
-        return gyre.KvCoding(basis, gyre.KvShaping(part.factor, part.diagonal, self.gains, device=device))
-
-
 def layer_codings(calibration: Calibration | None, stored: list[gyre.KvLayer]) -> list[LayerCoding | None]:
     """Of each layer; None where nothing is compressed."""
     if calibration is None:
         return [None] * len(stored)
-    codings = []
-    for i, (layer, parts) in enumerate(zip(stored, calibration.layers)):
-        compressed = [_compressed((name,)) for name in (layer.k, layer.v)]
-        if any(compressed) and not all(compressed):
-            raise refused(f"with a calibration a layer's keys and values are compressed both or neither, layer {i} is {layer}")
-        codings.append(LayerCoding(parts, calibration.gains) if all(compressed) else None)
+    codings = [
+        LayerCoding.of(calibration, i, (_compressed((layer.k,)), _compressed((layer.v,)))) for i, layer in enumerate(stored)
+    ]
     if not any(codings):
         raise refused("no layer is compressed: a calibration would do nothing")
     return codings

@@ -8,9 +8,10 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 import gyre
+from gyre.calibrate.coding import LayerCoding
 
 from .columns import Columns
-from .config import LayerCoding, refused
+from .config import refused
 from .stores import OneSequence, Pages, Shape
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from .coding import with_budget
 from .config import Formats, Options, parse
 from .pages import Step, queue_of
 
@@ -100,7 +101,7 @@ def backend_of(formats: Formats) -> type[GyreBackend]:
 
 
 def options_of(config: VllmConfig) -> Options:
-    return parse(config.additional_config)
+    return with_budget(parse(config.additional_config))
 
 
 def refuse_config(config: VllmConfig) -> None:

@@ -26,6 +26,10 @@ class Formats:
     def __str__(self) -> str:
         return f"k {self.k}, v {self.v}"
 
+    @property
+    def compressed(self) -> tuple[bool, bool]:
+        return tuple(name not in ("f32", "f16", "bf16") for name in (self.k, self.v))
+
     def page_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int, page_tokens: int) -> int:
         return gyre.kv_page_bytes(
             k=self.k, v=self.v, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, page_tokens=page_tokens
@@ -45,11 +49,14 @@ class Formats:
 
 @dataclass(frozen=True)
 class Options:
-    """`{"k": ..., "v": ..., "layers": {"0": {"k": ..., "v": ...}, "sliding_window": {...}}}`"""
+    """`{"k": ..., "v": ..., "layers": {"0": {"k": ..., "v": ...}, "sliding_window": {...}}, "calibration": ...}`, or
+    `{"calibration": ..., "budget": ...}`"""
 
     formats: Formats = Formats()
     layers: Mapping[int, Formats] = field(default_factory=dict)
     sliding: Formats | None = None
+    calibration: str | None = None  # a file of gyre.calibrate
+    budget: float | None = None  # bits that the calibration has formats for
 
     def of(self, layer: int | None, window: int | None) -> Formats:
         """A layer's own entry, else that of all with a sliding window, else the one for all."""
@@ -69,7 +76,8 @@ def parse(additional_config: Any) -> Options:
     given = additional_config.get("gyre", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(given, Mapping):
         raise ConfigError(f'gyre: additional_config["gyre"] must be an object, got {given!r}')
-    _only(given, ("k", "v", "layers"), 'additional_config["gyre"]')
+    _only(given, ("k", "v", "layers", "calibration", "budget"), 'additional_config["gyre"]')
+    calibration, budget = _calibration(given)
     formats = _formats(given, Formats(), "additional_config")
     layers = given.get("layers", {})
     if not isinstance(layers, Mapping):
@@ -86,7 +94,23 @@ def parse(additional_config: Any) -> Options:
             numbered[int(name)] = own
         else:
             raise ConfigError(f'gyre: a layer must be a number or "{_SLIDING}", got {name!r}')
-    return Options(formats, numbered, sliding)
+    return Options(formats, numbered, sliding, calibration, budget)
+
+
+def _calibration(given: Mapping) -> tuple[str | None, float | None]:
+    calibration, budget = given.get("calibration"), given.get("budget")
+    if calibration is not None and not isinstance(calibration, str):
+        raise ConfigError(f'gyre: "calibration" must be the path of a file, got {calibration!r}')
+    if budget is None:
+        return calibration, None
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise ConfigError(f'gyre: "budget" must be a number of bits, got {budget!r}')
+    if calibration is None:
+        raise ConfigError(f'gyre: a budget of {budget:g} bits needs a "calibration", which has formats for it')
+    named = [name for name in ("k", "v", "layers") if name in given]
+    if named:
+        raise ConfigError(f'gyre: "{named[0]}" is given, and a budget of {budget:g} bits: the calibration has formats for it')
+    return calibration, float(budget)
 
 
 def _formats(given: Mapping, default: Formats, where: str) -> Formats:

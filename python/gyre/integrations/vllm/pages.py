@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 
 import gyre
+from gyre.calibrate.coding import LayerCoding
 
+from .coding import PagesCoding
 from .config import Formats
 
 
@@ -105,6 +107,7 @@ class LayerPages:
         head_dim: int,
         v_head_dim: int,
         page_tokens: int,
+        coding: LayerCoding | None = None,
     ):
         page_bytes = formats.page_bytes(kv_heads, head_dim, v_head_dim, page_tokens)
         inside = cache.shape[1:].numel()
@@ -115,6 +118,7 @@ class LayerPages:
                 f"{list(cache.shape)} with strides {list(cache.stride())}"
             )
         self.queue = queue
+        self.coding = None if coding is None else PagesCoding(queue, coding)
         memory = torch.as_strided(cache, (cache.shape[0], page_bytes), (cache.stride(0), 1), cache.storage_offset())
         self.pages = gyre.KvPages(
             queue.device,
@@ -130,7 +134,9 @@ class LayerPages:
     def write(self, k: torch.Tensor, v: torch.Tensor, slots: gyre.Tensor) -> None:
         """k, v: [tokens, kv_heads, head_dim], any token stride; at least as many tokens as slots."""
         queue, tokens = self.queue, slots.shape[0]
-        gyre.kv_write(queue.encoder, queue.wrap(_first(k, tokens)), queue.wrap(_first(v, tokens)), self.pages, slots)
+        codings = {} if self.coding is None else {"k_coding": self.coding.k, "v_coding": self.coding.v}
+        k, v = queue.wrap(_first(k, tokens)), queue.wrap(_first(v, tokens))
+        gyre.kv_write(queue.encoder, k, v, self.pages, slots, **codings)
         queue.run()
 
     def attend(
@@ -144,16 +150,18 @@ class LayerPages:
         sinks: gyre.Tensor | None = None,
         slopes: gyre.Tensor | None = None,
     ) -> None:
-        """q, out: [tokens, heads, head_dim]; rows of no sequence are not written."""
-        queue = self.queue
+        """q, out: [tokens, heads, head_dim]; rows of no sequence are not written, with a basis they are V's mean."""
+        queue, q, out = self.queue, _first(q, step.tokens), _first(out, step.tokens)
+        basis = self.coding if self.coding is not None and self.coding.has_basis else None
+        inside = (q, out) if basis is None else basis.enter(q, out)
         gyre.paged_attention(
             queue.encoder,
-            queue.wrap(_first(q, step.tokens)),
+            queue.wrap(inside[0]),
             self.pages,
             step.table,
             step.lengths,
             step.query_begin,
-            queue.wrap(_first(out, step.tokens)),
+            queue.wrap(inside[1]),
             step.prompts,
             None,
             sinks,
@@ -165,6 +173,8 @@ class LayerPages:
             soft_cap=soft_cap,
             scratch=queue.scratch,
         )
+        if basis is not None:
+            basis.leave(inside[1], out)
         queue.run()
 
 
