@@ -4,10 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "expect_error.h"
+#include "runtime/build_queue.h"
 #include "runtime/hazard.h"
 #include "runtime/require.h"
 #include "stress/allocation_programs.h"
@@ -176,6 +180,40 @@ TEST(OutOfMemory, HazardsAreNotForgotten) {
     hazards.rollback(mark);
   }
   EXPECT_TRUE(thrown_after_log);
+}
+
+// Jobs see what is the caller's: all that were added have ended when the call does.
+TEST(OutOfMemory, ABuildLeavesNoJobsBehind) {
+  constexpr int kJobs = 6;
+  uint64_t refused = 0;
+  for (uint64_t at = 0; at < 30; ++at) {
+    BuildQueue queue(2);
+    std::atomic<int> ran{0};
+    const std::vector<BuildQueue::Job> jobs(kJobs, [&ran] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      ++ran;
+    });
+    const std::function<void(size_t)> done = [](size_t) {};
+    bool thrown = false;
+    failing_memory().arm(at, 1);
+    failing_memory().on = true;
+    try {
+      queue.run_all(jobs, done);
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    } catch (const Error& error) {
+      thrown = error.code() == ErrorCode::out_of_memory;
+    }
+    failing_memory().on = false;
+    const int before = ran;
+    std::this_thread::sleep_for(std::chrono::milliseconds(8));
+    ASSERT_EQ(ran, before) << "jobs ran on after allocation " << at << " failed";
+    if (!thrown) {
+      ASSERT_EQ(before, kJobs);
+    }
+    refused += thrown ? 1 : 0;
+  }
+  EXPECT_GT(refused, 3u);
 }
 
 TEST(OutOfMemory, AMessageThatFindsNoMemoryKeepsItsCode) {
