@@ -215,9 +215,13 @@ Tensor FuzzWorld::guarded(const Device& on, DType dtype, const Dims& shape, cons
 }
 
 Tensor FuzzWorld::good(const Device& on, DType dtype, const Dims& shape, bool gaps) {
-  uint64_t elements = 1;
-  for (const uint64_t n : shape) elements = n > kHeavyElements ? n : elements * n;
-  if (elements > kHeavyElements) {  // of odd numbers: refused, or not run
+  uint64_t elements = 1;  // as far as they are counted
+  bool is_heavy = false;
+  for (const uint64_t n : shape) {
+    is_heavy = is_heavy || n > kHeavyElements || elements * n > kHeavyElements;
+    elements = is_heavy ? 0 : elements * n;
+  }
+  if (is_heavy) {  // of odd numbers: refused, or not run
     heavy_ = true;
     return on.tensor(dtype, shape);
   }
