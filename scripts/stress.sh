@@ -28,6 +28,8 @@ attack "forks" "$build/tests/fork_test" --gtest_brief=1
 attack "interrupts" "$build/tests/interrupt_test" --gtest_brief=1
 stride=$((seconds >= 300 ? 1 : 301 - seconds))  # every allocation takes minutes
 attack "allocations" env GYRE_STRESS_STRIDE=$stride "$tests/allocation_test" --gtest_brief=1
+attack "allocations of the CUDA backend" \
+  env LD_LIBRARY_PATH="$build/tests/fake_cuda:$build/tests/fake_nvrtc" "$tests/cuda_allocation_test" --gtest_brief=1
 left=$((seconds - SECONDS))
 part=$((left > 30 ? left / 3 : 10))
 attack "random calls" "$tests/api_fuzz_test" --seconds $part --seed "$seed"
