@@ -18,13 +18,26 @@ std::string name_kv_encode(uint64_t spec) {
          std::to_string(s.v_format) + ">";
 }
 
-Launch launch_kv_encode(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+Launch launch_kv_encode(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
+  if (encode_takes_tiles(p)) {
+    // As many rows as leave room for two blocks side by side, or else for one.
+    constexpr uint32_t kReserved = 1024;  // of every block, by the driver
+    const uint32_t half = limits.shared_bytes_per_multiprocessor / 2 - kReserved;
+    const uint32_t budget = std::min(half, limits.shared_bytes_per_block - kReserved);
+    uint32_t rows = kEncodeMostTileRows;
+    while (rows > kEncodeLeastTileRows && encode_tile_bytes(p, rows) > budget) rows /= 2;
+    return {{static_cast<uint32_t>(encode_blocks(p, 0, rows) + encode_blocks(p, 1, rows)), 1, 1},
+            rows * kEncodeRowThreads,
+            encode_tile_bytes(p, rows)};
+  }
   uint32_t threads = 0;
   for (const abi::KvEncodeStream& s : p.stream) {
     if (s.head_dim != 0) threads = std::max(threads, encode_threads(s));
   }
-  return {{static_cast<uint32_t>(encode_rows(p, 0) + encode_rows(p, 1)), 1, 1}, threads, 0};
+  return {{static_cast<uint32_t>(encode_blocks(p, 0, 0) + encode_blocks(p, 1, 0)), 1, 1},
+          threads,
+          sizeof(EncodeShared)};
 }
 
 std::string name_kv_basis(uint64_t spec) {
@@ -41,7 +54,7 @@ Launch launch_kv_basis(const void* params, uint64_t /*spec*/, const CudaLimits& 
   return {{static_cast<uint32_t>(divide_up(p.tokens * p.group, each)),
            static_cast<uint32_t>(p.heads / p.group), 1},
           kBlockThreads,
-          basis_shared_bytes(p.head_dim, each)};
+          basis_shared_bytes(p.head_dim, each, shape.rows == 1)};
 }
 
 }  // namespace gyre::cuda

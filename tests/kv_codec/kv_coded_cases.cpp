@@ -240,6 +240,7 @@ std::vector<OpCase> kv_coded_cases() {
         c.v = {native_formats()[(f + kind) % formats], kDims[(d + kind) % std::size(kDims)]};
         c.values = kKinds[kind];
         if (c.values == KvValues::extreme) c.tokens = 6;
+        if (i % 4 == 1) c.tokens = 16 + i % 11, c.capacity = 30;  // GPUs take them in tiles
         c.basis = i % 4 != 3;
         c.mean = i % 2 == 0;
         c.feedback = i % 5 != 4;

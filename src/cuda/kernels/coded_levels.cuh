@@ -85,15 +85,6 @@ __device__ uint32_t code_of(float t) {
   }
 }
 
-// factor of step 4, from the sum of squares and, for formats without magnitudes, the largest
-// magnitude.
-template <uint32_t kFormat>
-__device__ float coding_factor(float sum, float largest, uint32_t n) {
-  const float root =
-      abi::kv_has_magnitudes(kFormat) ? __fsqrt_rn(sum * (1.0f / static_cast<float>(n))) : largest;
-  return __fdiv_rn(abi::kv_codec(kFormat).gain, root);
-}
-
 // Step 8's bits. above, below: the two sums; levels: the sum of squared levels.
 template <uint32_t kFormat>
 __device__ uint32_t coded_scale(float above, float below, float sum, float levels, uint32_t n,
@@ -108,14 +99,56 @@ __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7FFFFFFFu) < 0x7F800000u;
 }
 
-// The sum of v w as 32 chains, one to a lane; every lane of the warp gets it.
-__device__ inline float sum_products(const float* v, const float* w, uint32_t n) {
-  float chain = 0;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x & 31; i < n; i += 32) chain = __fmaf_rn(v[i], w[i], chain);
+// The sum of 32 chains, one to a lane; every lane of the warp gets it.
+__device__ inline float add_chains(float chain) {
 #pragma unroll
   for (int half = 16; half != 0; half /= 2) chain = chain + __shfl_xor_sync(kAllLanes, chain, half);
   return chain;
+}
+
+// The sum of v w.
+__device__ inline float sum_products(const float* v, const float* w, uint32_t n) {
+  float chain = 0;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x & 31; i < n; i += 32) chain = __fmaf_rn(v[i], w[i], chain);
+  return add_chains(chain);
+}
+
+__device__ inline float largest_magnitude(const float* z, uint32_t n) {
+  uint32_t largest = 0;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x & 31; i < n; i += 32) {
+    const uint32_t magnitude = __float_as_uint(z[i]) & 0x7FFFFFFFu;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return __uint_as_float(__reduce_max_sync(kAllLanes, largest));
+}
+
+// factor of step 4, from z and the sum of its squares.
+template <uint32_t kFormat>
+__device__ float coding_factor(float sum, const float* z, uint32_t n) {
+  float root;
+  if constexpr (abi::kv_has_magnitudes(kFormat)) {
+    root = __fsqrt_rn(sum * (1.0f / static_cast<float>(n)));
+  } else {
+    root = largest_magnitude(z, n);
+  }
+  return __fdiv_rn(abi::kv_codec(kFormat).gain, root);
+}
+
+// kCount consecutive numbers of a matrix; kWide: their address is a multiple of 16.
+template <bool kWide, uint32_t kCount>
+__device__ void load_entries(const float* from, float (&x)[kCount]) {
+  if constexpr (kWide) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) x[i] = from[i];
+  }
 }
 
 }  // namespace gyre::cuda

@@ -13,13 +13,48 @@ constexpr uint32_t encode_threads(const abi::KvEncodeStream& s) {
   const uint32_t products = 2 * s.head_dim, chains = 32 * s.gains + s.head_dim;
   return ((products > chains ? products : chains) + 31) & ~31u;
 }
-constexpr uint64_t encode_rows(const abi::KvEncodeParams& p, uint32_t stream) {
-  return p.stream[stream].head_dim != 0 ? p.tokens * p.heads : 0;
+struct EncodeShared {
+  float y[abi::kKvMostCodedDim];
+  float b[2][abi::kKvMostCodedDim];  // matrix y, then z; inverse y, then w
+  float p[abi::kKvMostCodedDim];
+  float t[abi::kKvMostGains][abi::kKvMostCodedDim];
+  float score[abi::kKvMostGains];
+  uint32_t largest[kEncodeMostThreads / 32];
+};
+
+// With many tokens a block takes a tile of rows of one head instead, 16 threads to a row: the rows
+// share what is read of the matrices, and a thread runs the chain of a row at a gain.
+constexpr uint32_t kEncodeTileTokens = 16;  // from here on
+constexpr uint32_t kEncodeRowThreads = 16, kEncodeMostTileRows = 16, kEncodeLeastTileRows = 4;
+static_assert(abi::kKvMostGains + 1 <= kEncodeRowThreads);
+constexpr uint32_t kEncodeSlab = 16;  // columns of the factor that lie in shared memory at a time
+constexpr uint32_t encode_stride(uint32_t head_dim) { return head_dim + 1; }  // no bank conflicts
+// As EncodeTile has it: two slabs; then of every row y, z and w, for every gain errors and targets,
+// and of every chain what is added to a slab.
+constexpr uint32_t encode_tile_bytes(const abi::KvEncodeStream& s, uint32_t rows) {
+  const uint32_t of_row =
+      encode_stride(s.head_dim) * (3 + 2 * s.gains) + (kEncodeSlab + 1) * (s.gains + 1);
+  return 4 * (2 * kEncodeSlab * s.head_dim + rows * of_row);
+}
+constexpr uint32_t encode_tile_bytes(const abi::KvEncodeParams& p, uint32_t rows) {
+  const uint32_t k = encode_tile_bytes(p.stream[0], rows), v = encode_tile_bytes(p.stream[1], rows);
+  return k > v ? k : v;
+}
+// Where the smallest tile fits into what a block has on every GPU: not with 7 gains at 256.
+constexpr bool encode_takes_tiles(const abi::KvEncodeParams& p) {
+  return p.tokens >= kEncodeTileTokens && encode_tile_bytes(p, kEncodeLeastTileRows) <= 96 * 1024;
+}
+// tile_rows: of tiles.
+constexpr uint64_t encode_blocks(const abi::KvEncodeParams& p, uint32_t stream,
+                                 uint32_t tile_rows) {
+  if (p.stream[stream].head_dim == 0) return 0;
+  return (encode_takes_tiles(p) ? (p.tokens + tile_rows - 1) / tile_rows : p.tokens) * p.heads;
 }
 
-// kv_basis. A block takes rows of one KV head: a thread has kColumns outputs of each of kRows rows,
-// so that a number of the matrix, once loaded, is used kRows times. A block has all outputs of its
-// rows, because they may lie where the rows are.
+// kv_basis. A block takes rows of one KV head and has all outputs of its rows, because they may lie
+// where the rows are. With few rows the matrix passes through shared memory, and a thread has
+// kColumns outputs of one row. With many a thread has kColumns outputs of each of kRows rows, so
+// that a number of the matrix, once loaded, is used kRows times.
 struct BasisShape {
   uint32_t columns, rows;  // of a thread
 };
@@ -39,11 +74,17 @@ constexpr uint32_t basis_lanes(uint32_t head_dim, uint32_t columns) {
 constexpr uint32_t basis_block_rows(uint32_t lanes, uint32_t rows) {
   return kBlockThreads / lanes * rows;
 }
-// Shared memory: an address for every row, then up to kBasisChunk coordinates of all rows.
+// Few rows: two stages of the matrix, then the rows.
+constexpr uint32_t kBasisStageBytes = 32 * 1024;
+constexpr uint32_t basis_stage_rows(uint32_t head_dim) {  // of the matrix
+  return kBasisStageBytes / 4 / head_dim;
+}
+// Many rows: an address for every row, then up to kBasisChunk coordinates of all rows.
 constexpr uint32_t kBasisChunk = 512;
 constexpr uint32_t kBasisPadding = 4;  // from coordinate to coordinate: fewer bank conflicts
 constexpr uint32_t basis_addresses(uint32_t block_rows) { return (block_rows + 1) / 2 * 2; }
-constexpr uint32_t basis_shared_bytes(uint32_t head_dim, uint32_t block_rows) {
+constexpr uint32_t basis_shared_bytes(uint32_t head_dim, uint32_t block_rows, bool few) {
+  if (few) return 2 * kBasisStageBytes + 4 * head_dim * block_rows;
   const uint32_t coordinates = head_dim < kBasisChunk ? head_dim : kBasisChunk;
   return 8 * basis_addresses(block_rows) + 4 * coordinates * (block_rows + kBasisPadding);
 }

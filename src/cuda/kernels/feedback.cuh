@@ -2,7 +2,8 @@
 // The error of each coordinate goes into those after it: one row at one gain, by a warp. A lane has
 // kOwn consecutive coordinates. Step by step the owner of the next four codes them, from what it
 // has, and all lanes get their errors by shuffle: lanes before the owner, which are done, take part
-// for nothing.
+// for nothing. The chain of coordinates is the time this takes: rows of the factor are loaded two
+// steps ahead, and no branch is in its way.
 #include "cuda/kernels/coded_levels.cuh"
 
 namespace gyre::cuda {
@@ -14,72 +15,88 @@ struct FactorRows {
   float of[kRows][kOwn];
 
   // from: the lane's part of the first row
-  __device__ void load(const float* from, uint32_t n, bool is_wide) {
+  template <bool kWide>
+  __device__ void load(const float* from, uint32_t n) {
 #pragma unroll
-    for (uint32_t r = 0; r < kRows; ++r) {
-      if constexpr (kOwn >= 4) {
-        if (is_wide) {
-#pragma unroll
-          for (uint32_t k = 0; k < kOwn; k += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(from + r * n + k);
-            of[r][k] = four.x, of[r][k + 1] = four.y, of[r][k + 2] = four.z, of[r][k + 3] = four.w;
-          }
-          continue;
-        }
-      }
-#pragma unroll
-      for (uint32_t k = 0; k < kOwn; ++k) of[r][k] = from[r * n + k];
-    }
+    for (uint32_t r = 0; r < kRows; ++r) load_entries<kWide>(from + r * n, of[r]);
   }
 };
+
+// What a lane knows of its row at a gain.
+template <uint32_t kOwn>
+struct Chain {
+  float v[kOwn], a[kOwn], t[kOwn];
+};
+
+// Coordinates [first, first + kRows) of the lane `owner`.
+template <uint32_t kFormat, uint32_t kOwn>
+__device__ void code_step(const FactorRows<kOwn>& rows, uint32_t owner, uint32_t first,
+                          Chain<kOwn>& chain) {
+  constexpr uint32_t kRows = FactorRows<kOwn>::kRows;
+  const bool is_owner = (threadIdx.x & 31) == owner;
+  float own[kRows], error[kRows];
+#pragma unroll
+  for (uint32_t k = 0; k < kRows; ++k) own[k] = chain.a[first + k];
+#pragma unroll
+  for (uint32_t k = 0; k < kRows; ++k) {
+    const float target = chain.v[first + k] + own[k];
+    const float left = chain.v[first + k] - level_of<kFormat>(target);
+#pragma unroll
+    for (uint32_t later = k + 1; later < kRows; ++later)
+      own[later] = __fmaf_rn(rows.of[k][first + later], left, own[later]);
+    chain.t[first + k] = is_owner ? target : chain.t[first + k];
+    error[k] = __shfl_sync(kAllLanes, left, static_cast<int>(owner));
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < kRows; ++k) {
+#pragma unroll
+    for (uint32_t j = 0; j < kOwn; ++j) chain.a[j] = __fmaf_rn(rows.of[k][j], error[k], chain.a[j]);
+  }
+}
+
+template <bool kWide, uint32_t kFormat, uint32_t kOwn>
+__device__ void run_chain(const float* factor, uint32_t n, Chain<kOwn>& chain) {
+  using Rows = FactorRows<kOwn>;
+  constexpr uint32_t kRows = Rows::kRows, kAhead = 2;  // steps
+  static_assert(kOwn == kRows || kOwn == kAhead * kRows);
+  const uint32_t lane = threadIdx.x & 31;
+  // Lanes without coordinates load what others do.
+  const float* const from = factor + (lane * kOwn < n ? lane * kOwn : 0);
+  Rows rows[kAhead];
+#pragma unroll
+  for (uint32_t i = 0; i < kAhead; ++i) rows[i].template load<kWide>(from + i * kRows * n, n);
+#pragma unroll 1
+  for (uint32_t step = 0; step * kRows < n; step += kAhead) {
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      code_step<kFormat>(rows[i], (step + i) * kRows / kOwn, i * kRows % kOwn, chain);
+      const uint32_t next = (step + i + kAhead) * kRows;
+      rows[i].template load<kWide>(from + (next < n ? next : 0) * n, n);
+    }
+  }
+}
 
 // t of the lane's coordinates. z: in shared memory. f: factor times gain.
 template <uint32_t kFormat, uint32_t kOwn>
 __device__ void feed_back(const float* factor, const float* z, uint32_t n, float f,
                           float (&t)[kOwn]) {
-  using Rows = FactorRows<kOwn>;
-  const uint32_t lane = threadIdx.x & 31, column = lane * kOwn;
-  const bool is_wide = is_aligned(factor, 16);
-  float v[kOwn], a[kOwn];
+  const uint32_t column = (threadIdx.x & 31) * kOwn;
+  Chain<kOwn> chain;
 #pragma unroll
   for (uint32_t k = 0; k < kOwn; ++k) {
-    v[k] = column < n ? z[column + k] * f : 0.0f;
-    a[k] = 0.0f;
-    t[k] = v[k] + a[k];
+    chain.v[k] = column < n ? z[column + k] * f : 0.0f;
+    chain.a[k] = 0.0f;
+    chain.t[k] = chain.v[k] + chain.a[k];
   }
-  if (factor == nullptr) return;
-  Rows next = {};
-  const float* from = factor + column;
-  if (column < n) next.load(from, n, is_wide);
-#pragma unroll 1
-  for (uint32_t owner = 0; owner * kOwn < n; ++owner) {
-#pragma unroll
-    for (uint32_t first = 0; first < kOwn; first += Rows::kRows) {
-      const Rows rows = next;
-      from += Rows::kRows * n;
-      // Only what later coordinates need, and no row behind the last.
-      if (owner * kOwn + first + Rows::kRows < n && column < n && lane >= owner)
-        next.load(from, n, is_wide);
-      float own[Rows::kRows], error[Rows::kRows];
-#pragma unroll
-      for (uint32_t k = 0; k < Rows::kRows; ++k) own[k] = a[first + k];
-#pragma unroll
-      for (uint32_t k = 0; k < Rows::kRows; ++k) {
-        const float target = v[first + k] + own[k];
-        const float left = v[first + k] - level_of<kFormat>(target);
-#pragma unroll
-        for (uint32_t later = k + 1; later < Rows::kRows; ++later)
-          own[later] = __fmaf_rn(rows.of[k][first + later], left, own[later]);
-        if (lane == owner) t[first + k] = target;
-        error[k] = __shfl_sync(kAllLanes, left, static_cast<int>(owner));
-      }
-#pragma unroll
-      for (uint32_t k = 0; k < Rows::kRows; ++k) {
-#pragma unroll
-        for (uint32_t j = 0; j < kOwn; ++j) a[j] = __fmaf_rn(rows.of[k][j], error[k], a[j]);
-      }
+  if (factor != nullptr) {
+    if (kOwn % 4 == 0 && is_aligned(factor, 16)) {
+      run_chain<kOwn % 4 == 0, kFormat>(factor, n, chain);
+    } else {
+      run_chain<false, kFormat>(factor, n, chain);
     }
   }
+#pragma unroll
+  for (uint32_t k = 0; k < kOwn; ++k) t[k] = chain.t[k];
 }
 
 }  // namespace gyre::cuda

@@ -39,5 +39,12 @@ __device__ inline void prefetch(const void* at) {
   (void)at;
 #endif
 }
+__device__ inline void prefetch_l2(const void* at) {
+#if !defined(GYRE_CUDA_HOST)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+#else
+  (void)at;
+#endif
+}
 
 }  // namespace gyre::cuda

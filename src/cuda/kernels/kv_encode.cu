@@ -1,28 +1,16 @@
 // kv_encode: rows become coded rows, in a calibrated basis and with the error of each coordinate
-// fed into those after it. A block takes one row: a thread has a coordinate of the products with
-// matrices, then a warp runs the chain of one gain while further threads make p. Matrices are read
-// once a row; rows of a head find them in L2.
-#include "cuda/kernels/encode_work.cuh"
+// fed into those after it. With few tokens a block takes one row: a thread has a coordinate of the
+// products with matrices, then a warp runs the chain of one gain while further threads make p.
+// With many: encode_tile.cuh.
+#include "cuda/kernels/encode_tile.cuh"
 #include "cuda/kernels/feedback.cuh"
 #include "cuda/kernels/matrix.cuh"
-#include "cuda/kernels/tile_shared.cuh"
 
 namespace gyre::cuda {
 
-struct EncodeShared {
-  float y[abi::kKvMostCodedDim];
-  float b[2][abi::kKvMostCodedDim];  // matrix y, then z; inverse y, then w
-  float p[abi::kKvMostCodedDim];
-  float m[abi::kKvMostGains][abi::kKvMostCodedDim];
-  float score[abi::kKvMostGains];
-  float sum_pm[abi::kKvMostGains];
-  uint32_t largest[kEncodeMostThreads / 32];
-};
-
 // Not a parameter: functions that are not inlined would not know that the memory is shared.
 __device__ inline EncodeShared& encode_shared() {
-  __shared__ EncodeShared shared;
-  return shared;
+  return *reinterpret_cast<EncodeShared*>(dynamic_shared());
 }
 
 // Steps 1 and 2. Returns the bits of the row's largest magnitude.
@@ -71,14 +59,6 @@ __device__ inline void rotate_rows(uint32_t n, uint32_t rows, EncodeShared& shar
   __syncthreads();
 }
 
-__device__ inline float largest_magnitude(const float* z, uint32_t n) {
-  uint32_t largest = 0;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x & 31; i < n; i += 32)
-    largest = larger_of(largest, __float_as_uint(z[i]) & 0x7FFFFFFFu);
-  return __uint_as_float(__reduce_max_sync(kAllLanes, largest));
-}
-
 // Step 5, a coordinate to a thread.
 __device__ inline void make_target(const HeadCoding& coding, uint32_t n, uint32_t i,
                                    EncodeShared& shared) {
@@ -86,28 +66,6 @@ __device__ inline void make_target(const HeadCoding& coding, uint32_t n, uint32_
   if (i >= n) return;
   const float a = coding.factor != nullptr ? product(coding.factor, z, n, i, i) : 0.0f;
   shared.p[i] = coding.diagonal != nullptr ? (z[i] + a) * coding.diagonal[i] : z[i];
-}
-
-// Steps 6 and 7: m of one gain and the sums with it.
-template <uint32_t kFormat, uint32_t kOwn>
-__device__ void score_gain(const HeadCoding& coding, uint32_t n, float f, uint32_t gain,
-                           const float (&t)[kOwn], EncodeShared& shared) {
-  float* const m = shared.m[gain];
-  const uint32_t column = (threadIdx.x & 31) * kOwn;
-  if (column < n) {
-#pragma unroll
-    for (uint32_t k = 0; k < kOwn; ++k) {
-      const float rest = t[k] - level_of<kFormat>(t[k]);
-      const float weighted = coding.diagonal != nullptr ? rest * coding.diagonal[column + k] : rest;
-      m[column + k] = shared.p[column + k] * f - weighted;
-    }
-  }
-  __syncwarp();
-  const float sum_pm = sum_products(shared.p, m, n), sum_mm = sum_products(m, m, n);
-  if ((threadIdx.x & 31) == 0) {
-    shared.score[gain] = __fdiv_rn(sum_pm * sum_pm, sum_mm);
-    shared.sum_pm[gain] = sum_pm;
-  }
 }
 
 __device__ inline uint32_t best_gain(uint32_t gains, const EncodeShared& shared) {
@@ -127,35 +85,6 @@ struct CodedPlace {
   bool has_w;
 };
 
-// Step 8 and the codes, by the warp of the gain that is kept.
-template <uint32_t kFormat, uint32_t kOwn>
-__device__ void write_coded(const CodedPlace& to, float sum, uint32_t gain, const float (&t)[kOwn],
-                            EncodeShared& shared) {
-  float* const levels = shared.m[gain];
-  const float* const z = shared.b[0];
-  const float* const w = to.has_w ? shared.b[1] : z;
-  const uint32_t lane = threadIdx.x & 31, column = lane * kOwn, n = to.n;
-  const bool is_zero = to.largest == 0 || sum == 0;
-  const bool is_coded = !is_zero && to.largest < 0x7F800000u && is_finite(sum);
-  if (column < n) {
-#pragma unroll
-    for (uint32_t k = 0; k < kOwn; ++k) {
-      levels[column + k] = level_of<kFormat>(t[k]);
-      const uint32_t code = is_coded ? code_of<kFormat>(t[k]) : abi::kv_zero_code(kFormat);
-      to.row[abi::kv_coded_codes(n) + column + k] = static_cast<uint8_t>(code);
-    }
-  }
-  __syncwarp();
-  const bool is_v = to.stream == kRoleV;
-  const float above = is_v ? sum_products(shared.p, shared.p, n) : sum_products(z, w, n);
-  const float below = is_v ? shared.sum_pm[gain] : sum_products(levels, w, n);
-  const int exponent = is_coded ? lost_exponent(to.largest) : 0;
-  uint32_t scale = coded_scale<kFormat>(above, below, sum, sum_products(levels, levels, n), n,
-                                        power_of_two(exponent));
-  if (!is_coded) scale = is_zero ? 0u : uint32_t{abi::kKvScaleNaN};
-  if (lane < 2) to.row[abi::kv_coded_scale(n) + lane] = static_cast<uint8_t>(scale >> (8 * lane));
-}
-
 // Steps 4 to 8. A function of its own: inlined side by side for two formats they spill.
 template <uint32_t kFormat, uint32_t kOwn>
 __device__ __noinline__ void code_rotated(const abi::KvEncodeStream& s, HeadCoding coding,
@@ -165,16 +94,26 @@ __device__ __noinline__ void code_rotated(const abi::KvEncodeStream& s, HeadCodi
   float t[kOwn] = {}, f = 0, sum = 0;
   if (gain < s.gains) {
     sum = sum_products(shared.b[0], shared.b[0], n);
-    f = coding_factor<kFormat>(sum, largest_magnitude(shared.b[0], n), n) * s.gain[gain];
+    f = coding_factor<kFormat>(sum, shared.b[0], n) * s.gain[gain];
     feed_back<kFormat>(coding.factor, shared.b[0], n, f, t);
   } else {
     make_target(coding, n, threadIdx.x - 32 * s.gains, shared);
   }
+  const uint32_t column = (threadIdx.x & 31) * kOwn;
+  if (gain < s.gains && column < n) {
+#pragma unroll
+    for (uint32_t k = 0; k < kOwn; ++k) shared.t[gain][column + k] = t[k];
+  }
   __syncthreads();
-  if (gain < s.gains) score_gain<kFormat>(coding, n, f, gain, t, shared);
+  const CodedSource source{shared.b[0], shared.b[to.has_w ? 1 : 0], shared.p, n, to.largest, sum};
+  GainSums sums{};
+  if (gain < s.gains) {
+    sums = sum_gain<kFormat>(source, coding.diagonal, shared.t[gain], f);
+    if ((threadIdx.x & 31) == 0) shared.score[gain] = sums.score();
+  }
   __syncthreads();
   if (gain < s.gains && gain == best_gain(s.gains, shared))
-    write_coded<kFormat>(to, sum, gain, t, shared);
+    write_coded<kFormat>(source, to.stream == kRoleV, shared.t[gain], sums.pm, to.row);
 }
 
 template <class Source, uint32_t kFormat>
@@ -186,10 +125,7 @@ __device__ void encode_row(const abi::KvEncodeParams& p, const Args& args, uint3
   const uint32_t n = s.head_dim;
   const uint64_t token = row / p.heads, head = row - token * p.heads;
   const HeadCoding coding(at, n, head);
-  prefetch_matrix(coding.matrix, n);
   const bool has_w = stream != kRoleV && coding.inverse != nullptr;
-  if (has_w) prefetch_matrix(coding.inverse, n);
-  prefetch_matrix(coding.factor, n);
   CodedPlace to{pointer<uint8_t>(at[6] + row * abi::kv_coded_bytes(n)), n, stream, 0, has_w};
   to.largest = load_row_in_basis(
       coding,
@@ -202,21 +138,38 @@ __device__ void encode_row(const abi::KvEncodeParams& p, const Args& args, uint3
   code_rotated<kFormat, 8>(s, coding, to);
 }
 
+template <class Source, uint32_t kFormat>
+__device__ void encode_block(const abi::KvEncodeParams& p, const Args& args, uint32_t stream,
+                             uint64_t index) {
+  if (encode_takes_tiles(p)) {
+    encode_tile<Source, kFormat>(p, args, stream, index);
+  } else {
+    encode_row<Source, kFormat>(p, args, stream, index);
+  }
+}
+
 // A format of 0: that stream is not there.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kEncodeMostThreads)
     kv_encode(const __grid_constant__ abi::KvEncodeParams p, const __grid_constant__ Args args) {
+  const uint64_t blocks_k = kFormatK != 0 ? encode_blocks(p, 0, blockDim.x / kEncodeRowThreads) : 0;
+  const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
+  const uint64_t index = blockIdx.x - (stream == 0 ? 0 : blocks_k);
+  if (!encode_takes_tiles(p)) {
+    const uint32_t n = p.stream[stream].head_dim;
+    const HeadCoding coding(args.at + kEncodeArgs * stream, n, index % p.heads);
+    prefetch_matrix(coding.matrix, n);
+    prefetch_matrix(coding.factor, n);
+    if (stream != kRoleV) prefetch_matrix(coding.inverse, n);
+  }
   pdl_wait();
   pdl_launch_dependents();
-  const uint64_t rows_k = kFormatK != 0 ? encode_rows(p, 0) : 0;
-  const uint32_t stream = blockIdx.x < rows_k ? 0 : 1;
-  const uint64_t row = blockIdx.x - (stream == 0 ? 0 : rows_k);
   if constexpr (kFormatK == kFormatV) {
-    encode_row<Source, kFormatK>(p, args, stream, row);
+    encode_block<Source, kFormatK>(p, args, stream, index);
   } else if (stream == 0) {
-    if constexpr (kFormatK != 0) encode_row<Source, kFormatK>(p, args, 0, row);
+    if constexpr (kFormatK != 0) encode_block<Source, kFormatK>(p, args, 0, index);
   } else if constexpr (kFormatV != 0) {
-    encode_row<Source, kFormatV>(p, args, 1, row);
+    encode_block<Source, kFormatV>(p, args, 1, index);
   }
 }
 

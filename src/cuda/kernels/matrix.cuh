@@ -5,20 +5,22 @@
 
 namespace gyre::cuda {
 
-// Asks for all of an n x n matrix, which the whole block reads next. Without it a chain waits for
-// one batch of loads after the other.
+constexpr uint32_t kLineFloats = 128 / sizeof(float);
+
+// Before pdl_wait(): an n x n matrix comes nearer while the kernel ahead still runs. Whoever writes
+// the matrix may be that kernel; the L2 has what it writes.
 __device__ inline void prefetch_matrix(const float* matrix, uint32_t n) {
-  constexpr uint32_t kLine = 128 / sizeof(float);
-  if (matrix == nullptr || n > 128) return;  // more than an L1 holds
+  if (matrix == nullptr) return;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x * kLine; i < n * n; i += blockDim.x * kLine) prefetch(matrix + i);
+  for (uint32_t i = threadIdx.x * kLineFloats; i < n * n; i += blockDim.x * kLineFloats)
+    prefetch_l2(matrix + i);
 }
 
 // Coordinate i of the product, from the first `count` coordinates of x.
 __device__ inline float product(const float* matrix, const float* x, uint32_t n, uint32_t i,
                                 uint32_t count) {
   float sum = 0;
-#pragma unroll 16
+#pragma unroll 32
   for (uint32_t j = 0; j < count; ++j) sum = __fmaf_rn(matrix[j * n + i], x[j], sum);
   return sum;
 }
