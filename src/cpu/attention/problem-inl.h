@@ -32,25 +32,23 @@ struct AttentionScratch {
 
 static_assert(sizeof(AttentionScratch) == kAttentionScratchBytes);
 
-// K or V of one head.
+// K or V of one head. Addresses are numbers until there is something at them: without capacity there
+// is no memory, dense formats have no scales, and null has no offsets.
 struct HeadView {
   const abi::KvCacheLayout* layout;
-  const uint8_t* codes;
-  const uint8_t* scales;
+  uint64_t codes, scales;
 
   HeadView() = default;
   HeadView(const abi::KvCacheLayout& cache, uint64_t codes_at, uint64_t scales_at, uint64_t head)
       : layout(&cache),
-        // Addresses are added as numbers: without capacity there is no memory, and null has no
-        // offsets.
-        codes(pointer<const uint8_t>(codes_at + head * cache.codes_head_stride)),
-        scales(pointer<const uint8_t>(scales_at + head * cache.scales_head_stride)) {}
+        codes(codes_at + head * cache.codes_head_stride),
+        scales(scales_at + head * cache.scales_head_stride) {}
 
   const uint8_t* tile(const TilePlace& at) const {
-    return codes + at.page + at.tile * layout->codes_tile_stride;
+    return pointer<const uint8_t>(codes + at.page + at.tile * layout->codes_tile_stride);
   }
   const uint8_t* tile_scales(const TilePlace& at) const {
-    return scales + at.page + at.tile * layout->scales_tile_stride;
+    return pointer<const uint8_t>(scales + at.page + at.tile * layout->scales_tile_stride);
   }
   uint64_t slot_stride() const { return layout->codes_tile_stride / abi::kKvTile; }
 };
