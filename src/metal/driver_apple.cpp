@@ -8,6 +8,7 @@
 #include <Metal/Metal.hpp>
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "metal/driver.h"
 
@@ -21,6 +22,14 @@ struct Queue {
 };
 
 struct Commands {
+  Commands() = default;
+  Commands(const Commands&) = delete;
+  Commands& operator=(const Commands&) = delete;
+  // Metal ends the process where an encoder goes that was not ended.
+  ~Commands() {
+    if (encoder) encoder->endEncoding();
+  }
+
   NS::SharedPtr<MTL::CommandBuffer> buffer;
   NS::SharedPtr<MTL::ComputeCommandEncoder> encoder;
   MTL::Fence* fence = nullptr;
@@ -166,14 +175,14 @@ void queue_free(Queue* queue) {
 // Blocks while 64 command buffers of the queue are not done.
 Commands* begin(Queue* queue) {
   const Pool pool;
-  Commands made;
-  made.buffer = NS::RetainPtr(queue->queue->commandBuffer());
-  if (!made.buffer) return nullptr;
-  made.encoder = NS::RetainPtr(made.buffer->computeCommandEncoder(MTL::DispatchTypeConcurrent));
-  if (!made.encoder) return nullptr;
-  made.fence = queue->fence.get();
-  made.encoder->waitForFence(made.fence);
-  return new Commands(std::move(made));
+  auto made = std::make_unique<Commands>();
+  made->buffer = NS::RetainPtr(queue->queue->commandBuffer());
+  if (!made->buffer) return nullptr;
+  made->encoder = NS::RetainPtr(made->buffer->computeCommandEncoder(MTL::DispatchTypeConcurrent));
+  if (!made->encoder) return nullptr;
+  made->fence = queue->fence.get();
+  made->encoder->waitForFence(made->fence);
+  return made.release();
 }
 
 void dispatch(Commands* commands, const Dispatch& dispatch) {
