@@ -1,6 +1,11 @@
 // What Metal kernels ask of a GPU: bytes of the cache, threads, threadgroup memory.
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
 #include "abi/attention_plan.h"
 #include "gyre/gyre.h"
 #include "metal/kernels.h"
@@ -21,27 +26,88 @@ bool can_store(KvFormat format, uint64_t head_dim) {
   }
 }
 
+// One token's attention over kKeys keys of a format; how many bytes of codes and scales it reads.
+class Decoding {
+ public:
+  static constexpr uint64_t kHeads = 8, kKvHeads = 2, kKeys = 512, kPageTokens = 64;
+
+  Decoding(KvFormat format, uint64_t head_dim) : format_(format), head_dim_(head_dim) {}
+
+  // Codes and scales of some tokens, K and V.
+  uint64_t bytes(uint64_t tokens) const {
+    return half(KvRole::k, tokens).bytes() + half(KvRole::v, tokens).bytes();
+  }
+  uint64_t read_from_cache(uint64_t ring_start) const {
+    const AttentionInputs in{.q = row(),
+                             .k_cache = half(KvRole::k, kKeys),
+                             .v_cache = half(KvRole::v, kKeys),
+                             .out = row()};
+    return counted([&](Encoder& encoder) {
+      attention(encoder, in, {.length = kKeys, .ring_start = ring_start});
+    });
+  }
+  uint64_t read_from_pages() const {
+    constexpr uint64_t kPages = kKeys / kPageTokens;
+    const KvPageShape shape{.k = format_,
+                            .v = format_,
+                            .kv_heads = kKvHeads,
+                            .head_dim = head_dim_,
+                            .page_tokens = kPageTokens};
+    const PagedAttentionInputs in{.q = row(),
+                                  .pages = KvPages::allocate(device_, shape, kPages),
+                                  .page_table = device_.tensor(DType::i32, {1, kPages}),
+                                  .lengths = device_.tensor(DType::i32, {1}),
+                                  .query_begin = device_.tensor(DType::i32, {2}),
+                                  .out = row()};
+    std::vector<int32_t> table(kPages);
+    std::iota(table.rbegin(), table.rend(), 0);
+    in.page_table.write_from<int32_t>(table);
+    in.lengths.write_from<int32_t>(std::vector<int32_t>{kKeys});
+    in.query_begin.write_from<int32_t>(std::vector<int32_t>{0, 1});
+    return counted([&](Encoder& encoder) { attention(encoder, in, {}); });
+  }
+
+ private:
+  Tensor row() const { return device_.tensor(DType::f32, {1, kHeads, head_dim_}); }
+  KvBuffer half(KvRole role, uint64_t tokens) const {
+    return KvBuffer::allocate(device_, {format_, role, kKvHeads, tokens, head_dim_});
+  }
+  uint64_t counted(const std::function<void(Encoder&)>& record) const {
+    Encoder encoder(device_);
+    record(encoder);
+    const uint64_t before = metal_host::cache_bytes_read;
+    encoder.submit().wait();
+    return metal_host::cache_bytes_read - before;
+  }
+
+  Device device_ = Device::open("metal");
+  KvFormat format_;
+  uint64_t head_dim_;
+};
+
 // A token over a whole cache: every code and scale once, nothing else of it.
 TEST(MetalLaunch, DecodingReadsTheBytesOfTheCacheOnce) {
-  const Device device = Device::open("metal");
-  constexpr uint64_t kHeads = 8, kKvHeads = 2, kKeys = 512;
   for (const KvFormat format : kv_formats()) {
     for (const uint64_t head_dim : {64u, 80u, 128u, 256u, 512u}) {
       if (!can_store(format, head_dim)) continue;
-      const auto half = [&](KvRole role) {
-        return KvBuffer::allocate(device, {format, role, kKvHeads, kKeys, head_dim});
-      };
-      const KvBuffer k = half(KvRole::k), v = half(KvRole::v);
-      const Tensor q = device.tensor(DType::f32, {1, kHeads, head_dim});
-      const Tensor out = device.tensor(DType::f32, {1, kHeads, head_dim});
-      Encoder encoder(device);
-      attention(encoder, {.q = q, .k_cache = k, .v_cache = v, .out = out},
-                {.length = kKeys, .scale = 1.0f});
-      const uint64_t before = metal_host::cache_bytes_read;
-      encoder.submit().wait();
-      EXPECT_EQ(metal_host::cache_bytes_read - before, k.bytes() + v.bytes())
-          << name(format) << " " << head_dim;
+      SCOPED_TRACE(std::string(name(format)) + " " + std::to_string(head_dim));
+      const Decoding decoding(format, head_dim);
+      const uint64_t all = decoding.bytes(Decoding::kKeys);
+      EXPECT_EQ(decoding.read_from_cache(0), all) << "linear";
+      EXPECT_EQ(decoding.read_from_cache(200), all) << "ring";
+      EXPECT_EQ(decoding.read_from_pages(), all) << "pages";
     }
+  }
+}
+
+// The oldest and the newest keys share a tile, which is then read for each; no more than that.
+TEST(MetalLaunch, ARingThatBeginsInsideATileReadsThatTileTwice) {
+  for (const KvFormat format : kv_formats()) {
+    SCOPED_TRACE(name(format));
+    const Decoding decoding(format, 256);
+    const uint64_t read = decoding.read_from_cache(203), all = decoding.bytes(Decoding::kKeys);
+    EXPECT_GE(read, all);
+    EXPECT_LE(read, all + decoding.bytes(8));
   }
 }
 
