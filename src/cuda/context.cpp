@@ -43,9 +43,18 @@ Context::Context(int ordinal) : api_(driver()), ordinal_(ordinal) {
   check(api_.context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 
-Context::~Context() { api_.context_release(device_); }
+Context::~Context() {
+  if (!is_inherited()) api_.context_release(device_);
+}
 
 std::string Context::name() const { return join("cuda:", ordinal_); }
+
+void Context::require_same_process() const {
+  if (is_inherited()) {
+    fail(ErrorCode::device_lost, "cuda:", ordinal_,
+         ": opened before fork(); CUDA works in a child only if its parent has not used it");
+  }
+}
 
 void Context::check(CuResult result, const char* call) const {
   if (result == kCuSuccess) return;

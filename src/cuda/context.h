@@ -5,6 +5,7 @@
 
 #include "cuda/driver.h"
 #include "cuda/kernel.h"
+#include "runtime/process.h"
 
 namespace gyre::cuda {
 
@@ -26,6 +27,10 @@ class Context {
   int ordinal() const { return ordinal_; }
   std::string name() const;  // "cuda:0"
 
+  // In a child of fork() the driver answers no call, and its objects are the parent's.
+  bool is_inherited() const { return process_ != process_generation(); }
+  void require_same_process() const;
+
   // Throws what a call returned. Use Stream::check where work may have failed.
   void check(CuResult result, const char* call) const;
 
@@ -37,6 +42,7 @@ class Context {
   CuDevice device_ = 0;
   CuContext context_ = nullptr;
   CudaLimits limits_;
+  const uint64_t process_ = process_generation();
 };
 
 // Makes the context the calling thread's own while it lives.

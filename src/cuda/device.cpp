@@ -20,40 +20,63 @@ namespace {
 // By default nothing that was freed goes back: cuMemFree waits for the GPU.
 constexpr uint64_t kKeepAll = ~uint64_t{0} >> 1;
 
+// What a device is made of. In a child of fork() it is left alone: threads and the driver's objects
+// are the parent's.
+struct Parts {
+  std::shared_ptr<const Context> context;
+  std::shared_ptr<Stream> stream;
+  std::shared_ptr<BufferPool> pool;
+  KernelCompiler compiler;
+  PipelineCache pipelines;
+  BuildQueue builds;  // last: its threads work on all of the above
+
+  Parts(uint64_t device_id, int ordinal, const DeviceOptions& options,
+        std::span<const KernelUse> uses)
+      : context(std::make_shared<Context>(ordinal)),
+        stream(std::make_shared<Stream>(context, options.check_each_launch, uses)),
+        pool(std::make_shared<BufferPool>(device_id, device_memory(stream),
+                                          options.pool_limit_bytes.value_or(kKeepAll))),
+        compiler(nvrtc(context->api().version), options.kernel_cache) {}
+};
+
 class CudaDevice final : public DeviceImpl {
  public:
   CudaDevice(DeviceInfo info, int ordinal, const DeviceOptions& options,
              std::span<const CudaKernel> table, std::span<const KernelUse> uses)
       : DeviceImpl(uses),
         info_(std::move(info)),
-        context_(std::make_shared<Context>(ordinal)),
-        kernels_(table, context_->limits()),
-        stream_(std::make_shared<Stream>(context_, options.check_each_launch, uses)),
-        pool_(std::make_shared<BufferPool>(id(), device_memory(stream_),
-                                           options.pool_limit_bytes.value_or(kKeepAll))),
-        compiler_(nvrtc(context_->api().version), options.kernel_cache) {}
+        parts_(std::make_unique<Parts>(id(), ordinal, options, uses)),
+        kernels_(table, parts_->context->limits()) {}
   // Fences outlive the device; pipelines, which they name commands by, do not.
-  ~CudaDevice() override { stream_->drain(); }
+  ~CudaDevice() override {
+    if (parts_->context->is_inherited()) {
+      static_cast<void>(parts_.release());
+      return;
+    }
+    parts_->stream->drain();
+  }
 
   const DeviceInfo& info() const override { return info_; }
-  std::shared_ptr<Storage> allocate(uint64_t bytes) override { return pool_->allocate(bytes); }
-  std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) override {
-    return wrap_memory(id(), stream_, block, std::move(owner));
+  std::shared_ptr<Storage> allocate(uint64_t bytes) override {
+    return parts_->pool->allocate(bytes);
   }
-  MemoryUse memory() const override { return pool_->use(); }
-  void trim() override { pool_->trim(); }
-  void wait() override { stream_->wait(); }
-  uint64_t stream() const override { return stream_->handle(); }
+  std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) override {
+    return wrap_memory(id(), parts_->stream, block, std::move(owner));
+  }
+  MemoryUse memory() const override { return parts_->pool->use(); }
+  void trim() override { parts_->pool->trim(); }
+  void wait() override { parts_->stream->wait(); }
+  uint64_t stream() const override { return parts_->stream->handle(); }
 
   // The build begins at once: what a recorded step needs is built several at a time.
   const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
     bool is_new = false;
     const CudaPipeline* const found = find_pipeline(kernel, spec, &is_new);
-    if (found != nullptr && is_new) builds_.add([found] { found->build(); });
+    if (found != nullptr && is_new) parts_->builds.add([found] { found->build(); });
     return found;
   }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
-    build_kernels(builds_, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
+    build_kernels(parts_->builds, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
       const CudaPipeline* const pipeline = find_pipeline(*row.info, spec);
       if (pipeline->is_built()) return true;
       pipeline->finish();
@@ -70,43 +93,39 @@ class CudaDevice final : public DeviceImpl {
     return kernels_.plan(kernel, problem, plan);
   }
   uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
-    return pipelines_.count(kernel);
+    return parts_->pipelines.count(kernel);
   }
 
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
-    if (!trace().enabled()) return stream_->submit(list);
-    stream_->run_timed(list, trace());
+    if (!trace().enabled()) return parts_->stream->submit(list);
+    parts_->stream->run_timed(list, trace());
     return nullptr;
   }
   std::shared_ptr<FenceState> submit_on(uint64_t stream, const CommandList& list) override {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): a handle that the driver gave out
-    return stream_->submit_on(reinterpret_cast<CuStream>(static_cast<uintptr_t>(stream)), list);
+    return parts_->stream->submit_on(reinterpret_cast<CuStream>(static_cast<uintptr_t>(stream)),
+                                     list);
   }
   std::unique_ptr<GraphImpl> instantiate(CommandList list) override {
-    return make_graph(stream_, trace(), std::move(list));
+    return make_graph(parts_->stream, trace(), std::move(list));
   }
 
  private:
   // Null: there is none. Building it is left to the caller.
   const CudaPipeline* find_pipeline(const KernelInfo& kernel, uint64_t spec,
                                     bool* is_new = nullptr) {
-    return static_cast<const CudaPipeline*>(pipelines_.find_or_make(kernel, spec, [&] {
+    return static_cast<const CudaPipeline*>(parts_->pipelines.find_or_make(kernel, spec, [&] {
       const CudaKernel* const row = kernels_.row(kernel, spec);
       if (is_new != nullptr) *is_new = true;
-      return row != nullptr
-                 ? std::make_unique<CudaPipeline>(context_, compiler_, kernel, *row, spec)
-                 : nullptr;
+      return row != nullptr ? std::make_unique<CudaPipeline>(parts_->context, parts_->compiler,
+                                                             kernel, *row, spec)
+                            : nullptr;
     }));
   }
 
   DeviceInfo info_;
-  std::shared_ptr<const Context> context_;
+  std::unique_ptr<Parts> parts_;
   KernelSet kernels_;
-  std::shared_ptr<Stream> stream_;
-  std::shared_ptr<BufferPool> pool_;
-  KernelCompiler compiler_;
-  PipelineCache pipelines_;
-  BuildQueue builds_;  // last: its threads work on all of the above
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ class BuiltGraph {
   BuiltGraph(const BuiltGraph&) = delete;
   BuiltGraph& operator=(const BuiltGraph&) = delete;
   ~BuiltGraph() {
+    if (context().is_inherited()) return;
     const Current current(context());
     destroy();
   }

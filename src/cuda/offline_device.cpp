@@ -9,6 +9,7 @@
 #include "cuda/kernel_set.h"
 #include "cuda/kernels.h"
 #include "cuda/pipeline.h"
+#include "runtime/process.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
@@ -34,6 +35,14 @@ const std::vector<Architecture>& architectures() {
   return kAll;
 }
 
+// What threads work on. In a child of fork() it is left alone: they are the parent's.
+struct Parts {
+  KernelCompiler compiler;
+  BuildQueue builds;  // last: its threads compile
+
+  explicit Parts(const std::string& cache) : compiler(nvrtc(0), cache) {}
+};
+
 class OfflineDevice final : public DeviceImpl {
  public:
   OfflineDevice(DeviceInfo info, const CudaLimits& limits, const DeviceOptions& options,
@@ -41,7 +50,10 @@ class OfflineDevice final : public DeviceImpl {
       : DeviceImpl(uses),
         info_(std::move(info)),
         kernels_(kernel_table(), limits),
-        compiler_(nvrtc(0), options.kernel_cache) {}
+        parts_(std::make_unique<Parts>(options.kernel_cache)) {}
+  ~OfflineDevice() override {
+    if (process_ != process_generation()) static_cast<void>(parts_.release());
+  }
 
   void stand_for(std::shared_ptr<const OfflineDevice> other) {
     others_.push_back(std::move(other));
@@ -66,8 +78,8 @@ class OfflineDevice final : public DeviceImpl {
     return kernels_.plan(kernel, problem, plan);
   }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
-    build_kernels(builds_, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
-      return compiler_.get(compile_job(*row.info, row, spec, kernels_.limits()))->from_cache;
+    build_kernels(parts_->builds, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
+      return parts_->compiler.get(compile_job(*row.info, row, spec, kernels_.limits()))->from_cache;
     });
   }
   std::vector<std::shared_ptr<const DeviceImpl>> stands_for() const override {
@@ -93,9 +105,9 @@ class OfflineDevice final : public DeviceImpl {
 
   DeviceInfo info_;
   KernelSet kernels_;
-  KernelCompiler compiler_;
   std::vector<std::shared_ptr<const OfflineDevice>> others_;  // of other sizes
-  BuildQueue builds_;
+  const uint64_t process_ = process_generation();
+  std::unique_ptr<Parts> parts_;
 };
 
 const Architecture& checked_architecture(std::string_view name) {

@@ -31,6 +31,7 @@ Stream::Stream(std::shared_ptr<const Context> context, bool check_each_launch,
 }
 
 Stream::~Stream() {
+  if (context_->is_inherited()) return;
   const Current current(*context_);
   api_.stream_synchronize(stream_);
   for (CuEvent event : free_events_) api_.event_destroy(event);
@@ -49,6 +50,7 @@ std::string Stream::command_text(const CommandList& list, const Command& command
 }
 
 void Stream::require_alive() const {
+  context_->require_same_process();
   const std::lock_guard lock(mutex_);
   if (!lost_.empty()) fail(ErrorCode::device_lost, lost_);
 }
@@ -107,6 +109,7 @@ CuEvent Stream::take_event() {
 }
 
 void Stream::give_event(CuEvent event) noexcept {
+  if (context_->is_inherited()) return;
   const std::lock_guard lock(mutex_);
   free_events_.push_back(event);
 }

@@ -19,6 +19,7 @@ void Stream::prepare_staging() {
 }
 
 void Stream::read(CuAddress from, void* host, uint64_t bytes) {
+  context_->require_same_process();
   const std::lock_guard lock(staging_.mutex);
   require_alive();
   const Current current(*context_);
@@ -43,6 +44,7 @@ void Stream::read(CuAddress from, void* host, uint64_t bytes) {
 }
 
 void Stream::write(CuAddress to, const void* host, uint64_t bytes) {
+  context_->require_same_process();
   const std::lock_guard lock(staging_.mutex);
   require_alive();
   const Current current(*context_);

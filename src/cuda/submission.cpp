@@ -6,6 +6,7 @@ namespace gyre::cuda {
 
 void Submission::wait() {
   if (!finished_.load(std::memory_order_acquire)) {
+    stream_->context().require_same_process();
     const Current current(stream_->context());
     stream_->check(stream_->api_.event_synchronize(event_), "cuEventSynchronize");
     stream_->retire();
@@ -16,6 +17,7 @@ void Submission::wait() {
 
 bool Submission::done() const {
   if (finished_.load(std::memory_order_acquire)) return true;
+  if (stream_->context().is_inherited()) return false;
   const Current current(stream_->context());
   return stream_->api_.event_query(event_) != kCuNotReady;
 }

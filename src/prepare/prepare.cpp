@@ -13,6 +13,7 @@ namespace gyre {
 std::vector<PreparedKernel> Device::prepare(const ModelShape& shape,
                                             const PrepareCallback& progress) const try {
   require(impl_ != nullptr, "device.prepare: the handle was moved from");
+  impl_->require_same_process("device.prepare");
   std::vector<KernelKey> keys;
   for (const std::shared_ptr<const DeviceImpl>& target : impl_->stands_for()) {
     const auto dry = std::make_shared<DryDevice>(target);

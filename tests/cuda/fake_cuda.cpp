@@ -1,6 +1,8 @@
 // A libcuda.so.1 for machines without a GPU: memory is the host's, work is done at once, and the
 // only kernels are bytes_copy and those that do nothing. Nodes of a graph run in the order in which
 // they were added only as far as its edges say so. For tests of the runtime, not of kernels.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -44,6 +46,12 @@ std::mutex mutex;
 std::map<CuAddress, size_t> blocks;
 CuResult sticky = kCuSuccess;  // until the last user lets go of the context
 int users = 0;
+
+// A child of fork() cannot use what its parent has of the driver.
+pid_t user = 0;
+void require_user() {
+  if (user != getpid()) std::abort();
+}
 
 // Calls that a driver out of memory, or a lost GPU, would refuse; which of them fails, and how.
 struct Faults {
@@ -149,7 +157,10 @@ extern "C" uint64_t gyre_fake_cuda_calls() {
 // NOLINTBEGIN(readability-identifier-naming, readability-function-size)
 extern "C" {
 
-CuResult cuInit(unsigned) { return kCuSuccess; }
+CuResult cuInit(unsigned) {
+  user = getpid();
+  return kCuSuccess;
+}
 // NVRTC asks for it and does not check that it is there.
 CuResult cuGetExportTable(const void** table, const void*) {
   *table = nullptr;
@@ -209,11 +220,15 @@ CuResult cuDevicePrimaryCtxRetain(CuContext* context, CuDevice) {
   return kCuSuccess;
 }
 CuResult cuDevicePrimaryCtxRelease_v2(CuDevice) {
+  require_user();
   const std::lock_guard lock(mutex);
   if (--users == 0) sticky = kCuSuccess;
   return kCuSuccess;
 }
-CuResult cuCtxPushCurrent_v2(CuContext) { return kCuSuccess; }
+CuResult cuCtxPushCurrent_v2(CuContext) {
+  require_user();
+  return kCuSuccess;
+}
 CuResult cuCtxPopCurrent_v2(CuContext*) { return kCuSuccess; }
 CuResult cuMemAlloc_v2(CuAddress* address, size_t bytes) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
