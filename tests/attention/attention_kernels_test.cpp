@@ -51,6 +51,153 @@ TEST_P(AttentionKernelSets, MasksRingsAndSharpQueries) {
   }
 }
 
+// More rows than decoding takes: some sets have other kernels for them.
+TEST_P(AttentionKernelSets, PromptsOfEveryFormatOddShapes) {
+  for (const KvFormat format : kv_formats()) {
+    for (const uint64_t dim : {64, 72, 80, 96, 112, 128, 160, 192, 256, 576}) {
+      if (!stores(format, dim)) continue;
+      // Rows of one and several tiles, the last of them not full.
+      for (const uint64_t tokens : {5, 9, 17}) {
+        expect_near({.tokens = tokens, .k_dim = dim, .length = 77, .k = format, .v = format});
+      }
+    }
+    if (stores(format, 256))
+      expect_near(
+          {.tokens = 50, .heads = 3, .k_dim = 256, .length = 150, .k = format, .v = format});
+  }
+  for (const KvFormat k : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4, KvFormat::f32}) {
+    for (const KvFormat v : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::f32})
+      expect_near({.tokens = 6, .k_dim = 192, .v_dim = 128, .length = 140, .k = k, .v = v});
+  }
+}
+
+TEST_P(AttentionKernelSets, PromptsWithMasksRingsAndSharpQueries) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4}) {
+    expect_near({.tokens = 21,
+                 .heads = 8,
+                 .kv_heads = 2,
+                 .length = 200,
+                 .capacity = 211,
+                 .ring_start = 150,
+                 .k = format,
+                 .v = format,
+                 .window = 70,
+                 .soft_cap = 20,
+                 .sinks = true,
+                 .slopes = true});
+    expect_near({.tokens = 20, .length = 131, .k = format, .v = format, .tree = true});
+    for (const float gain : {1.0f, 8.0f})
+      expect_near({.tokens = 20, .length = 1000, .k = format, .v = format, .q_gain = gain});
+  }
+}
+
+// One key that all rows look at sets the step of every weight; the others carry the answer.
+TEST_P(AttentionKernelSets, PromptsBesideALoudKey) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16}) {
+    Small s = random_small(format, 24, 500);
+    for (uint64_t c = 0; c < s.dim; ++c) s.k[c] = s.v[c] = 0;
+    for (uint64_t t = 0; t < 24; ++t) s.q[t * s.dim] = 8;
+    s.k[0] = 9;  // a logit of 9, weight about 16 of 500 others'
+    const Small::Answer got = s.run();
+    s.format = KvFormat::f32;
+    cpu::use_attention_kernels(cpu::attention_kernel_sets().back());
+    // The same numbers in f32: what the 16 bits hold.
+    for (std::vector<float>* rows : {&s.k, &s.v}) {
+      const Device d = test_device();
+      const uint64_t keys = rows->size() / s.dim;
+      const KvBuffer stored = cache_of(d, format, KvRole::k, *rows, {1, s.dim});
+      const Tensor wide = d.tensor(DType::f32, {keys, 1, s.dim});
+      Encoder encoder(d);
+      kv_copy(encoder, {.k = stored.codes.permute({1, 0, 2}), .k_cache = wide});
+      encoder.submit().wait();
+      *rows = floats_of(wide);
+    }
+    const Small::Answer wanted = s.run();
+    double error = 0, energy = 0;
+    for (size_t i = 0; i < got.out.size(); ++i) {
+      error += std::pow(got.out[i] - wanted.out[i], 2);
+      energy += std::pow(wanted.out[i], 2);
+    }
+    EXPECT_LE(error, 6e-6 * energy) << name(format);
+  }
+}
+
+// A prompt's bits do not depend on how it is cut, nor on threads or on the rows beside one.
+TEST_P(AttentionKernelSets, APromptInPiecesIsTheSame) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4}) {
+    constexpr uint64_t kTokens = 150, kBefore = 70, kCut = 61;
+    Small whole = random_small(format, kTokens, kBefore + kTokens);
+    whole.v[100 * whole.dim + 3] = std::numeric_limits<float>::infinity();
+    const Small::Answer all = whole.run();
+    Small first = whole, second = whole;
+    first.q.resize(kCut * whole.dim);
+    first.k.resize((kBefore + kCut) * whole.dim);
+    first.v.resize((kBefore + kCut) * whole.dim);
+    second.q.erase(second.q.begin(), second.q.begin() + kCut * whole.dim);
+    std::vector<float> joined = first.run().out;
+    const std::vector<float> rest = second.run().out;
+    joined.insert(joined.end(), rest.begin(), rest.end());
+    for (size_t i = 0; i < joined.size(); ++i)
+      ASSERT_EQ(std::bit_cast<uint32_t>(joined[i]), std::bit_cast<uint32_t>(all.out[i]))
+          << name(format) << " at " << i / whole.dim << ", " << i % whole.dim;
+  }
+}
+
+// So many rows that some sets take more of them at a time: the same bits as of few.
+TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
+  constexpr uint64_t kTokens = 130, kLast = 10, kHeads = 128, kDim = 64, kKeys = 140;
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4}) {
+    const Device d = test_device();
+    const std::vector<float> q = gaussian_rows(kTokens * kHeads, kDim, 1);
+    AttentionInputs in;
+    in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, kDim, 2), {1, kDim});
+    in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, kDim, 3), {1, kDim});
+    const auto run = [&](uint64_t tokens) {  // the last of them
+      in.q = tensor_of(d, {q.end() - static_cast<int64_t>(tokens * kHeads * kDim), q.end()},
+                       {tokens, kHeads, kDim});
+      in.out = d.tensor(DType::f32, {tokens, kHeads, kDim});
+      Encoder encoder(d);
+      attention(encoder, in, {.length = kKeys, .scale = 1 / 8.0f});
+      encoder.submit().wait();
+      std::vector<float> out = floats_of(in.out);
+      out.erase(out.begin(), out.end() - static_cast<int64_t>(kLast * kHeads * kDim));
+      return out;
+    };
+    EXPECT_EQ(run(kTokens), run(kLast)) << name(format);
+  }
+}
+
+// Sums over levels are integers: sets that round queries and weights alike give the same bits,
+// however many rows there are.
+TEST(AttentionKernels, AmxGivesTheBitsOfVnni) {
+  const auto find = [](const char* wanted) -> const cpu::AttentionKernels* {
+    for (const cpu::AttentionKernels& set : cpu::attention_kernel_sets()) {
+      if (std::string(set.name) == wanted) return &set;
+    }
+    return nullptr;
+  };
+  const cpu::AttentionKernels *const amx = find("amx"), *const vnni = find("avx512vnni");
+  if (amx == nullptr) GTEST_SKIP() << "this machine has no AMX";
+  for (const KvFormat format : kv_formats()) {
+    if (describe(format).scale != KvScaleKind::u8e8) continue;
+    for (const uint64_t dim : {64, 80, 128, 192, 320}) {
+      for (const uint64_t tokens : {1, 3, 4, 8, 9, 16, 20, 40, 70, 150}) {
+        Small s = random_small(format, tokens, 150);
+        s.dim = dim;
+        s.q.resize(tokens * dim, 0.25f);
+        s.k.resize(150 * dim, 0.5f);
+        s.v.resize(150 * dim, -1.0f);
+        cpu::use_attention_kernels(*vnni);
+        const Small::Answer wanted = s.run();
+        cpu::use_attention_kernels(*amx);
+        const Small::Answer got = s.run();
+        EXPECT_EQ(got.out, wanted.out) << name(format) << " " << dim << " " << tokens;
+      }
+    }
+  }
+  cpu::use_attention_kernels(cpu::attention_kernel_sets()[0]);
+}
+
 enum class Kind : uint8_t { finite, infinity, minus_infinity, nan };
 Kind kind_of(float x) {
   if (std::isnan(x)) return Kind::nan;
@@ -65,7 +212,7 @@ TEST_P(AttentionKernelSets, WhatIsNotFiniteShowsAsInF32) {
   const auto payload = std::bit_cast<float>(0x7F800001u);  // lost if only the upper half is kept
   constexpr float kMost = std::numeric_limits<float>::max();
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16}) {
-    for (const uint64_t tokens : {1, 2, 4}) {
+    for (const uint64_t tokens : {1, 2, 4, 18}) {
       // Splits into two numbers of one sign, of both, into one alone, and what must not overflow.
       for (const float q : {1 + 0x1p-9f, 1 + 0x1p-7f - 0x1p-9f, 1.0f, -1 - 0x1p-9f, 0.0f, kMost,
                             kInfinity, -kInfinity, payload}) {

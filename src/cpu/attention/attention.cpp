@@ -101,8 +101,8 @@ class Command {
   Command(const abi::AttentionParams& p, const uint64_t* args)
       : p_(p),
         args_(args),
-        levels_(Decode::takes_levels(p)),
-        batch_(p, args, levels_),
+        prompts_decode_(Decode::takes_prompts(p)),
+        batch_(p, args, prompts_decode_),
         target_{p, args},
         pieces_(p, batch_.sequences(), p.table.page_tokens != 0 ? p.table.most_queries : p.tokens,
                 args[arg_partial]) {}
@@ -116,7 +116,7 @@ class Command {
 
  private:
   void run_item(const Sequence& s, uint64_t kv_head, uint64_t tile, uint64_t piece) {
-    WorkTile work = make_work(s, kv_head, tile * kTileRows, s.pieces[piece]);
+    WorkTile work = make_work(s, kv_head, tile * s.tile_rows, s.pieces[piece]);
     // A sequence with a wrong entry shows it in all rows: each tile of a prompt looks at all of
     // them, each piece at its own, and the merge spreads what one found.
     const bool valid = s.valid && batch_.holds(s, s.prompt ? s.pieces.all : s.pieces[piece]);
@@ -129,7 +129,7 @@ class Command {
       }
     } else {
       LoadQueries<Q>(work, args_[arg_q]);
-      if (s.prompt && !levels_) {
+      if (s.prompt && !prompts_decode_) {
         run_kernel<Prefill>(s, work, piece);
       } else {
         run_kernel<Decode>(s, work, piece);
@@ -180,10 +180,11 @@ class Command {
     work.slopes = pointer<const float>(args_[arg_slopes]);
     work.tree = pointer<const uint8_t>(args_[arg_tree]);
     work.table = s.table;
+    work.prompt = s.prompt;
     work.first_token = s.first_token;
     work.first_row = first_row;
-    work.rows = static_cast<uint32_t>(
-        std::min<uint64_t>(s.tokens * p_.group - first_row, uint64_t{kTileRows}));
+    work.rows =
+        static_cast<uint32_t>(std::min<uint64_t>(s.tokens * p_.group - first_row, s.tile_rows));
     work.first_key = keys.begin;
     work.last_key = keys.end;
     work.mask = s.mask;
@@ -194,7 +195,7 @@ class Command {
 
   const abi::AttentionParams& p_;
   const uint64_t* args_;
-  bool levels_;
+  bool prompts_decode_;
   Batch batch_;
   RowTarget<Out> target_;
   Pieces pieces_;
@@ -243,18 +244,21 @@ TaskFn select_attention(uint64_t spec) {
 std::string describe_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
   const AttentionKernels& kernels = attention_kernels();
-  const auto products = [](uint32_t format, bool levels, bool half, bool bhalf) -> std::string {
+  const auto products = [&](uint32_t format, bool levels) -> std::string {
     if (abi::kv_is_native(format)) return levels ? "int8" : "f32 (unpacked)";
     if (abi::kv_is_compat(format)) return "f32 (unpacked)";
-    if (static_cast<KvFormat>(format) == KvFormat::f16 && half) return "f16";
-    return static_cast<KvFormat>(format) == KvFormat::bf16 && bhalf ? "bf16" : "f32";
+    if (static_cast<KvFormat>(format) == KvFormat::f16) return kernels.f16_arithmetic;
+    return static_cast<KvFormat>(format) == KvFormat::bf16 ? kernels.bf16_arithmetic : "f32";
+  };
+  const auto of_prompt = [&](uint32_t format) {
+    const auto stored = static_cast<KvFormat>(format);
+    return kernels.accumulate_prompt != nullptr &&
+           (stored == KvFormat::f16 || stored == KvFormat::bf16);
   };
   return std::string(kernels.name) + ": K " +
-         products(types.k_format, kernels.score_levels != nullptr, kernels.score_f16 != nullptr,
-                  kernels.score_bf16 != nullptr) +
-         ", V " +
-         products(types.v_format, kernels.accumulate_levels != nullptr,
-                  kernels.accumulate_f16 != nullptr, kernels.accumulate_bf16 != nullptr);
+         products(types.k_format, kernels.score_levels != nullptr) + ", V " +
+         products(types.v_format, kernels.accumulate_levels != nullptr) +
+         (of_prompt(types.v_format) ? ", weights of 8 bits" : "");
 }
 
 // Counters of pieces, which a list that was ended early leaves anywhere.

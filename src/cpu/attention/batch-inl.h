@@ -44,14 +44,14 @@ struct Sequence {
   const int32_t* table;  // its row; null: no pages
   bool valid, prompt;
   KeyPieces pieces;
-  uint64_t row_tiles;  // of a KV head
+  uint64_t row_tiles, tile_rows;  // of a KV head
 };
 
 class Batch {
  public:
-  // levels: prompts go the way of decoding, see Decode::takes_levels().
-  Batch(const abi::AttentionParams& p, const uint64_t* args, bool levels)
-      : p_(p), args_(args), levels_(levels) {}
+  // prompts_decode: prompts go the way of decoding, see Decode::takes_prompts().
+  Batch(const abi::AttentionParams& p, const uint64_t* args, bool prompts_decode)
+      : p_(p), args_(args), prompts_decode_(prompts_decode) {}
 
   uint64_t sequences() const { return paged() ? p_.table.sequences : 1; }
   uint64_t items(const Sequence& s) const { return p_.kv_heads * s.pieces.count * s.row_tiles; }
@@ -60,7 +60,7 @@ class Batch {
   double cost_of_item(const Sequence& s) const {
     const auto keys = static_cast<double>(s.pieces.all.end - s.pieces.all.begin);
     const auto rows = static_cast<double>(s.tokens * p_.group) / static_cast<double>(s.row_tiles);
-    const double of_key = s.prompt && !levels_ ? 16 * rows : 20 + 5 * rows;
+    const double of_key = s.prompt && !prompts_decode_ ? 16 * rows : 20 + 5 * rows;
     return 200 + keys / static_cast<double>(s.pieces.count) * of_key;
   }
 
@@ -86,7 +86,8 @@ class Batch {
     s.prompt = abi::attention_takes(abi::AttentionPhase::prompt, s.tokens, p_.group, prompt);
     const bool taken = abi::attention_takes(p_.phase, s.tokens, p_.group, prompt);
     if (s.tokens == 0 || !taken) return s;  // no tiles, no items
-    s.row_tiles = (s.tokens * p_.group + kTileRows - 1) / kTileRows;
+    s.tile_rows = tile_rows(s);
+    s.row_tiles = (s.tokens * p_.group + s.tile_rows - 1) / s.tile_rows;
     s.mask = mask_of(s, length);
     s.pieces = pieces_of(s);
     return s;
@@ -106,6 +107,15 @@ class Batch {
   }
 
  private:
+  // Large tiles read the keys less often; enough of them must be left for many threads. No row's
+  // bits depend on it.
+  uint64_t tile_rows(const Sequence& s) const {
+    constexpr uint64_t kEnough = 64;
+    uint64_t rows = s.prompt && prompts_decode_ ? attention_kernels().prompt_rows : kTileRows;
+    while (rows > kTileRows && s.tokens * p_.group * p_.kv_heads < kEnough * rows) rows /= 2;
+    return rows;
+  }
+
   bool paged() const { return p_.table.page_tokens != 0; }
 
   abi::RowMask<int64_t> mask_of(const Sequence& s, uint64_t length) const {
@@ -148,7 +158,7 @@ class Batch {
 
   const abi::AttentionParams& p_;
   const uint64_t* args_;
-  bool levels_;
+  bool prompts_decode_;
 };
 
 // Calls take(sequence, item) for the items of a task: an equal share of the cost of all. An item is

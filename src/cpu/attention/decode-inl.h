@@ -1,7 +1,7 @@
-// Attention for few rows, which reading K and V bounds, and for any number over levels: each block
-// of keys passes through scores, softmax and the weighted sum of values while it is in the cache.
-// Levels, f16 and bf16 go through the machine's own kernels (isa/) where it has them, everything
-// else through f32.
+// Attention for few rows, which reading K and V bounds, and for any number where the machine
+// multiplies what K and V are stored as: each block of keys passes through scores, softmax and the
+// weighted sum of values while it is in the cache. Levels, f16 and bf16 go through the machine's
+// own kernels (isa/) where it has them, everything else through f32.
 
 #if defined(GYRE_CPU_ATTENTION_DECODE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_DECODE_INL_H
@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
 // How K or V reaches the arithmetic: as it is stored, as levels that were first padded to whole
-// groups (K), or unpacked to f32.
-enum class KvPath : uint8_t { f32, bf16, f16, levels, padded_levels, unpacked };
+// groups (K), split into two bf16 (a prompt's), or unpacked to f32.
+enum class KvPath : uint8_t { f32, bf16, f16, levels, padded_levels, split, unpacked };
 
 // Whether a row of K lies in whole groups of 16 bytes, as many coordinates as a kernel takes at a
 // time.
@@ -33,15 +33,16 @@ inline bool KeysAreWhole(const abi::KvCacheLayout& cache) {
   return cache.head_dim % step == 0;
 }
 
-inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys) {
+inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys, bool prompt) {
   const AttentionKernels& kernels = attention_kernels();
+  const bool split = prompt && kernels.score_prompt != nullptr;
   switch (static_cast<KvFormat>(cache.format)) {
     case KvFormat::f32:
       return KvPath::f32;
     case KvFormat::bf16:
-      return KvPath::bf16;
+      return split ? KvPath::split : KvPath::bf16;
     case KvFormat::f16:
-      return KvPath::f16;
+      return split ? KvPath::split : KvPath::f16;
     default:
       break;
   }
@@ -53,25 +54,38 @@ inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys) {
 
 class Decode {
  public:
-  // Whether K and V stay integers: then prompts are faster here than in f32, too.
-  static bool takes_levels(const abi::AttentionParams& p) {
-    const KvPath k = PathOf(p.k, true), v = PathOf(p.v, false);
-    return (k == KvPath::levels || k == KvPath::padded_levels) && v == KvPath::levels;
+  // Whether the machine multiplies what K and V are stored as: then prompts are faster here than in
+  // f32, too.
+  static bool takes_prompts(const abi::AttentionParams& p) {
+    const KvPath k = PathOf(p.k, true, true), v = PathOf(p.v, false, true);
+    return (k == KvPath::levels || k == KvPath::padded_levels || k == KvPath::split) &&
+           (v == KvPath::levels || v == KvPath::split);
   }
   explicit Decode(WorkTile& work)
-      : work_(work), k_path_(PathOf(*work.k.layout, true)), v_path_(PathOf(*work.v.layout, false)) {
+      : work_(work),
+        k_path_(PathOf(*work.k.layout, true, work.prompt)),
+        v_path_(PathOf(*work.v.layout, false, work.prompt)) {
     value_blocks_ = PaddedBlocks(work_.v_dim(), 8);
     prepare_queries();
   }
 
   void run() {
     std::fill_n(work_.scratch->acc, size_t{work_.rows} * work_.v_dim(), 0.0f);
+    const AttentionKernels& kernels = attention_kernels();
+    if (kernels.enter != nullptr) kernels.enter();
     work_.for_blocks([&](const KeyBlock& block) {
-      score(block);
-      float rescale[kTileRows];
-      const bool uniform = make_probabilities(block, rescale);
-      accumulate(block, rescale, uniform);
+      fresh_ = true;
+      for (first_ = 0; first_ < work_.rows; first_ += kTileRows) {
+        rows_ = std::min(work_.rows - first_, kTileRows);
+        if (!is_seen(block)) continue;
+        score(block);
+        float rescale[kTileRows];
+        const bool uniform = make_probabilities(block, rescale);
+        accumulate(block, rescale, uniform);
+        fresh_ = false;
+      }
     });
+    if (kernels.leave != nullptr) kernels.leave();
   }
 
   void read_row(uint32_t row, float* values) const {
@@ -79,15 +93,30 @@ class Decode {
   }
 
  private:
+  // Whether some of the rows sees a key of the block. Bounds grow with the row.
+  bool is_seen(const KeyBlock& block) const {
+    return work_.bounds[first_].begin < block.key + block.end &&
+           work_.bounds[first_ + rows_ - 1].end > block.key + block.begin;
+  }
+
   void prepare_queries() {
     const uint32_t multiple = k_path_ == KvPath::padded_levels ? attention_kernels().byte_step : 8;
     queries_.blocks = PaddedBlocks(work_.k_dim(), multiple);
     const uint32_t last = queries_.blocks.count - 1;
     queries_.row_levels = queries_.blocks.begin[last] + queries_.blocks.size[last];
     std::fill_n(queries_.scale, work_.rows, 1.0f);
-    if (k_path_ == KvPath::levels || k_path_ == KvPath::padded_levels)
-      return RoundQueries(work_, attention_kernels().query_layout, queries_);
-    if (k_path_ == KvPath::bf16 && attention_kernels().score_bf16 != nullptr) SplitQueries(work_);
+    q_stride_ = work_.k_dim();
+    if (k_path_ == KvPath::levels || k_path_ == KvPath::padded_levels) {
+      RoundQueries(work_, attention_kernels().query_layout, queries_);
+      if (attention_kernels().arrange_queries != nullptr)
+        attention_kernels().arrange_queries(work_.scratch->operand, work_.rows,
+                                            queries_.row_levels);
+      return;
+    }
+    if (k_path_ == KvPath::split)
+      q_stride_ = attention_kernels().split_queries(work_.scratch->q, work_.rows, work_.k_dim(),
+                                                    work_.k.layout->format);
+    if (k_path_ == KvPath::bf16 && attention_kernels().split_bf16_queries) SplitQueries(work_);
   }
 
   // A block of the other operand, fetched in `steps` steps: two streams keep the bus busy.
@@ -108,12 +137,15 @@ class Decode {
     job.format = k.layout->format;
     job.head_dim = work_.k_dim();
     job.key_count = block.lanes();
-    job.rows = work_.rows;
+    job.rows = rows_;
+    job.tile_rows = work_.rows;
     job.blocks = &queries_.blocks;
-    job.q = work_.scratch->operand;
-    job.q_sums = queries_.sums;
-    job.q_f32 = work_.scratch->q;
+    job.q = work_.scratch->operand + size_t{2} * first_ * queries_.row_levels;
+    job.q_sums = queries_.sums + first_ * abi::kKvMaxScales;
+    job.q_f32 = work_.scratch->q + size_t{first_} * q_stride_;
     job.scores = work_.scratch->logits;
+    job.scratch = work_.scratch->kv;
+    job.fresh = fresh_;
     job.prefetch = prefetch_block(work_.v, block.at, block.tiles(), block.lanes());
     return job;
   }
@@ -149,6 +181,8 @@ class Decode {
         return kernels.score_f16 != nullptr ? kernels.score_f16(job) : ScoreDense<Half>(job);
       case KvPath::bf16:
         return kernels.score_bf16 != nullptr ? kernels.score_bf16(job) : ScoreDense<BFloat16>(job);
+      case KvPath::split:
+        return kernels.score_prompt(job);
       default:
         return ScoreDense<float>(job);
     }
@@ -158,18 +192,18 @@ class Decode {
   bool make_probabilities(const KeyBlock& block, float* rescale) {
     const bool branches = work_.touches_tree(block);
     bool uniform = !branches;
-    for (uint32_t r = 0; r < work_.rows; ++r) {
+    for (uint32_t r = 0; r < rows_; ++r) {
       float* const logits = work_.scratch->logits + size_t{r} * kBlockKeys;
-      const Share seen = work_.seen(block, r);
+      const Share seen = work_.seen(block, first_ + r);
       const bool whole = !branches && seen.begin == 0 && seen.end == block.lanes();
       uniform = uniform && seen.begin == block.begin && seen.end == block.end;
-      float factor = work_.params->scale * kLog2E * queries_.scale[r];
+      float factor = work_.params->scale * kLog2E * queries_.scale[first_ + r];
       if (!work_.plain() || !(factor > 0)) {
         scale_logits(block, r, logits);
         factor = 1.0f;
       }
       if (!whole) fill_hidden(block, r, seen, kMinusInfinity);
-      rescale[r] = FoldLogits(logits, block.lanes(), factor, work_.state[r]);
+      rescale[r] = FoldLogits(logits, block.lanes(), factor, work_.state[first_ + r]);
       if (!whole) fill_hidden(block, r, seen, 0.0f);
     }
     return uniform;
@@ -182,7 +216,7 @@ class Decode {
     std::fill(lane + std::min<uint64_t>(seen.end, block.lanes()), lane + block.lanes(), value);
     if (!work_.touches_tree(block)) return;
     for (uint64_t i = seen.begin; i < seen.end; ++i) {
-      if (work_.tree_hides(block, row, i)) lane[i] = value;
+      if (work_.tree_hides(block, first_ + row, i)) lane[i] = value;
     }
   }
 
@@ -190,13 +224,13 @@ class Decode {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     const float cap = work_.params->soft_cap;
-    const auto scale = hn::Set(d, work_.params->scale * queries_.scale[row]);
+    const auto scale = hn::Set(d, work_.params->scale * queries_.scale[first_ + row]);
     const auto to_base2 = hn::Set(d, kLog2E), caps = hn::Set(d, cap);
-    const auto slope = hn::Set(d, work_.slope[row]);
+    const auto slope = hn::Set(d, work_.slope[first_ + row]);
     for (uint32_t i = 0; i < block.lanes(); i += lanes) {
       auto x = hn::Mul(hn::Load(d, logits + i), scale);
       if (cap > 0) x = SoftCap(x, caps);
-      const auto distance = static_cast<float>(block.key + i - work_.position[row]);
+      const auto distance = static_cast<float>(block.key + i - work_.position[first_ + row]);
       x = hn::MulAdd(slope, hn::Iota(d, distance), x);
       hn::Store(hn::Mul(x, to_base2), d, logits + i);
     }
@@ -214,11 +248,13 @@ class Decode {
     job.begin = block.begin;
     job.end = block.end;
     job.tiles = block.tiles();
-    job.rows = work_.rows;
+    job.rows = rows_;
     job.blocks = &value_blocks_;
     job.p = work_.scratch->logits;
     job.rescale = rescale;
-    job.acc = work_.scratch->acc;
+    job.acc = work_.scratch->acc + size_t{first_} * work_.v_dim();
+    job.scratch = work_.scratch->values;
+    job.fresh = fresh_;
     job.prefetch = prefetch_block(work_.k, block.next, block.tiles(), job.head_dim / 8);
     return job;
   }
@@ -226,6 +262,7 @@ class Decode {
   void accumulate(const KeyBlock& block, const float* rescale, bool uniform) const {
     AccumulateJob job = accumulate_job(block, rescale);
     if (v_path_ == KvPath::levels) return attention_kernels().accumulate_levels(job);
+    if (v_path_ == KvPath::split) return attention_kernels().accumulate_prompt(job);
     if (v_path_ == KvPath::unpacked) {
       UnpackBlock(work_.v, block, work_.scratch->kv);
       job.values = reinterpret_cast<const uint8_t*>(work_.scratch->kv);
@@ -257,14 +294,14 @@ class Decode {
     float* const acc = job.acc;
     constexpr float kOne = 1.0f;
     job.rows = 1;
-    for (uint32_t r = 0; r < work_.rows; ++r) {
-      const Share seen = work_.seen(block, r);
+    for (uint32_t r = 0; r < rows_; ++r) {
+      const Share seen = work_.seen(block, first_ + r);
       job.p = p + size_t{r} * kBlockKeys;
       job.acc = acc + size_t{r} * job.head_dim;
       job.rescale = rescale + r;
       for (uint64_t lane = seen.begin; lane < seen.end;) {
         uint64_t end = lane;
-        while (end < seen.end && !work_.tree_hides(block, r, end)) ++end;
+        while (end < seen.end && !work_.tree_hides(block, first_ + r, end)) ++end;
         job.begin = static_cast<uint32_t>(lane);
         job.end = static_cast<uint32_t>(end);
         if (lane < end) {
@@ -278,6 +315,9 @@ class Decode {
 
   WorkTile& work_;
   const KvPath k_path_, v_path_;
+  uint32_t first_ = 0, rows_ = 0;  // rows at work: what the kernels take at a time
+  bool fresh_ = true;              // they are the block's first
+  uint32_t q_stride_ = 0;          // floats from row to row of the queries
   QueryOperand queries_;
   ScaleBlocks value_blocks_;
 };

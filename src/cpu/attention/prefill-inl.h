@@ -17,13 +17,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
+// Along rows of queries and, as far as they go, coordinates; head dims may end in eight lanes.
+using DW = hn::CappedTag<float, 16>;
+
 // One row's factor for a whole vector. On Arm a multiplication takes a lane of a register as it is.
-template <int kLane>
-HWY_INLINE VF LaneOf(const float* a) {
+template <int kLane, class D>
+HWY_INLINE hn::Vec<D> LaneOf(D d, const float* a) {
 #if HWY_ARCH_ARM
-  return hn::Broadcast<kLane>(hn::LoadU(DF(), a));
+  return hn::Broadcast<kLane>(hn::LoadU(d, a));
 #else
-  return hn::Set(DF(), a[kLane]);
+  return hn::Set(d, a[kLane]);
 #endif
 }
 
@@ -31,14 +34,13 @@ constexpr uint32_t kMicroRows = 4;
 constexpr uint32_t kMicroVectors = HWY_ARCH_ARM ? 4 : 2;
 
 // Step kStep of c[4][vectors] += a[4][4] b[4][vectors], with a row by row.
-template <uint32_t kStep>
-HWY_INLINE void MultiplyStep(const float* a, size_t a_stride, const float* b,
-                             VF (&c)[kMicroRows][kMicroVectors]) {
-  const DF d;
-  VF row[kMicroVectors];
+template <uint32_t kStep, class D>
+HWY_INLINE void MultiplyStep(D d, const float* a, size_t a_stride, const float* b,
+                             hn::Vec<D> (&c)[kMicroRows][kMicroVectors]) {
+  hn::Vec<D> row[kMicroVectors];
   for (uint32_t j = 0; j < kMicroVectors; ++j) row[j] = hn::LoadU(d, b + j * hn::Lanes(d));
-  const VF a0 = LaneOf<kStep>(a), a1 = LaneOf<kStep>(a + a_stride),
-           a2 = LaneOf<kStep>(a + 2 * a_stride), a3 = LaneOf<kStep>(a + 3 * a_stride);
+  const auto a0 = LaneOf<kStep>(d, a), a1 = LaneOf<kStep>(d, a + a_stride),
+             a2 = LaneOf<kStep>(d, a + 2 * a_stride), a3 = LaneOf<kStep>(d, a + 3 * a_stride);
   for (uint32_t j = 0; j < kMicroVectors; ++j) {
     c[0][j] = hn::MulAdd(a0, row[j], c[0][j]);
     c[1][j] = hn::MulAdd(a1, row[j], c[1][j]);
@@ -48,11 +50,12 @@ HWY_INLINE void MultiplyStep(const float* a, size_t a_stride, const float* b,
 }
 
 // One step of the sum, with a's four factors side by side.
-HWY_INLINE void MultiplyColumn(const float* a, const float* b, VF (&c)[kMicroRows][kMicroVectors]) {
-  const DF d;
-  VF row[kMicroVectors];
+template <class D>
+HWY_INLINE void MultiplyColumn(D d, const float* a, const float* b,
+                               hn::Vec<D> (&c)[kMicroRows][kMicroVectors]) {
+  hn::Vec<D> row[kMicroVectors];
   for (uint32_t j = 0; j < kMicroVectors; ++j) row[j] = hn::LoadU(d, b + j * hn::Lanes(d));
-  const VF a0 = LaneOf<0>(a), a1 = LaneOf<1>(a), a2 = LaneOf<2>(a), a3 = LaneOf<3>(a);
+  const auto a0 = LaneOf<0>(d, a), a1 = LaneOf<1>(d, a), a2 = LaneOf<2>(d, a), a3 = LaneOf<3>(d, a);
   for (uint32_t j = 0; j < kMicroVectors; ++j) {
     c[0][j] = hn::MulAdd(a0, row[j], c[0][j]);
     c[1][j] = hn::MulAdd(a1, row[j], c[1][j]);
@@ -113,26 +116,26 @@ class Prefill {
 
   // Rows in use, in whole micro-tiles.
   uint32_t width() const {
-    const auto step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(DF()));
+    const auto step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(DW()));
     return (work_.rows + step - 1) / step * step;
   }
 
   void score(const KeyBlock& block) const {
-    const DF d;
+    const DW d;
     const uint32_t n = work_.k_dim(), step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
     for (uint32_t r = 0; r < width(); r += step) {
       for (uint32_t key = 0; key < block.lanes(); key += kMicroRows) {
-        VF c[kMicroRows][kMicroVectors];
+        hn::Vec<DW> c[kMicroRows][kMicroVectors];
         for (auto& of_key : c) {
           for (auto& v : of_key) v = hn::Zero(d);
         }
         const float* const a = work_.scratch->kv + size_t{key} * n;
         const float* const b = work_.scratch->q + r;
         for (uint32_t i = 0; i < n; i += 4) {
-          MultiplyStep<0>(a + i, n, b + size_t{i} * kWidth, c);
-          MultiplyStep<1>(a + i, n, b + size_t{i + 1} * kWidth, c);
-          MultiplyStep<2>(a + i, n, b + size_t{i + 2} * kWidth, c);
-          MultiplyStep<3>(a + i, n, b + size_t{i + 3} * kWidth, c);
+          MultiplyStep<0>(d, a + i, n, b + size_t{i} * kWidth, c);
+          MultiplyStep<1>(d, a + i, n, b + size_t{i + 1} * kWidth, c);
+          MultiplyStep<2>(d, a + i, n, b + size_t{i + 2} * kWidth, c);
+          MultiplyStep<3>(d, a + i, n, b + size_t{i + 3} * kWidth, c);
         }
         for (uint32_t k = 0; k < kMicroRows; ++k) {
           for (uint32_t j = 0; j < kMicroVectors; ++j) {
@@ -146,7 +149,7 @@ class Prefill {
 
   // Scale, cap, bias, mask.
   void make_logits(const KeyBlock& block) const {
-    const DF d;
+    const DW d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     const float cap = work_.params->soft_cap;
     const auto caps = hn::Set(d, cap);
@@ -190,7 +193,7 @@ class Prefill {
 
   // Merges the block into every row's softmax state; logits become probabilities.
   void make_probabilities(const KeyBlock& block) {
-    const DF d;
+    const DW d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     alignas(64) float largest[kWidth], sums[kWidth];
     for (uint32_t r = 0; r < width(); r += lanes) {
@@ -220,7 +223,7 @@ class Prefill {
   }
 
   bool all_finite(const KeyBlock& block) const {
-    const DF d;
+    const DW d;
     const size_t count = size_t{block.lanes()} * work_.v_dim();
     auto sum = hn::Zero(d);  // x - x is 0 or NaN
     for (size_t i = 0; i < count; i += hn::Lanes(d)) {
@@ -231,20 +234,29 @@ class Prefill {
   }
 
   void accumulate(const KeyBlock& block) const {
-    const DF d;
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(DF()));
+    uint32_t column = accumulate_columns(DW(), block, 0);
+    column = accumulate_columns(DF(), block, column);
+    for (; column < work_.v_dim(); column += lanes) {
+      for (uint32_t row = 0; row < work_.rows; ++row) accumulate_one(block, row, column);
+    }
+  }
+
+  // As many whole micro-tiles as there are from `column` on; returns the column after them.
+  template <class D>
+  uint32_t accumulate_columns(D d, const KeyBlock& block, uint32_t column) const {
     const size_t lanes = hn::Lanes(d);
     const uint32_t n = work_.v_dim(), step = static_cast<uint32_t>(kMicroVectors * lanes);
-    uint32_t column = 0;
     for (; column + step <= n; column += step) {
       for (uint32_t row = 0; row < work_.rows; row += kMicroRows) {
-        VF c[kMicroRows][kMicroVectors];
+        hn::Vec<D> c[kMicroRows][kMicroVectors];
         for (auto& of_row : c) {
           for (auto& v : of_row) v = hn::Zero(d);
         }
         const float* b = work_.scratch->kv + column;
         const float* a = work_.scratch->logits + row;
         for (uint32_t key = 0; key < block.lanes(); ++key, a += kWidth, b += n)
-          MultiplyColumn(a, b, c);
+          MultiplyColumn(d, a, b, c);
         // The block is summed up before it is added: single keys would vanish beside a large sum.
         float* const place = work_.scratch->acc + size_t{row} * n + column;
         for (uint32_t i = 0; i < kMicroRows; ++i) {
@@ -256,9 +268,7 @@ class Prefill {
         }
       }
     }
-    for (; column < n; column += static_cast<uint32_t>(lanes)) {
-      for (uint32_t row = 0; row < work_.rows; ++row) accumulate_one(block, row, column);
-    }
+    return column;
   }
 
   // A vector of columns of one row.

@@ -1,5 +1,6 @@
-// What attention works on at a time: a work tile is up to 64 rows of one KV head and a range of
-// keys. Both kernels, for few rows (decode-inl.h) and for many (prefill-inl.h), take one.
+// What attention works on at a time: a work tile is up to 64 rows of one KV head, of a prompt up to
+// kMostRows, and a range of keys. Both kernels, for few rows (decode-inl.h) and for many
+// (prefill-inl.h), take one.
 
 #if defined(GYRE_CPU_ATTENTION_PROBLEM_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_PROBLEM_INL_H
@@ -22,11 +23,12 @@ namespace gyre::cpu::HWY_NAMESPACE {
 
 // Too much for the stacks some callers have: the executor's.
 struct AttentionScratch {
-  alignas(64) float q[kTileRows * abi::kKvMaxHeadDim];
-  alignas(64) float acc[kTileRows * abi::kKvMaxHeadDim];
+  alignas(64) float q[kMostRows * abi::kKvMaxHeadDim];
+  alignas(64) float acc[kMostRows * abi::kKvMaxHeadDim];
   alignas(64) float kv[kBlockKeys * abi::kKvMaxHeadDim];  // a block's keys or values, unpacked
+  alignas(64) uint8_t values[kValueScratchBytes];         // a block's values as a kernel keeps them
   alignas(64) float logits[kTileRows * kBlockKeys];
-  alignas(64) int8_t operand[2 * kTileRows * kPaddedHeadDim];
+  alignas(64) int8_t operand[2 * kMostRows * kPaddedHeadDim];
   alignas(64) int8_t levels[kBlockKeys * kPaddedHeadDim];
 };
 
@@ -63,15 +65,16 @@ struct WorkTile {
   uint64_t first_token;  // of the sequence, in q
   uint64_t first_row;    // among the sequence's rows of the KV head
   uint32_t rows;
+  bool prompt;
   int64_t first_key, last_key;  // of the piece
   AttentionScratch* scratch;
 
   // Per row: keys that it sees, unless the tree hides them, and its softmax so far.
   abi::RowMask<int64_t> mask;
-  abi::RowBounds<int64_t> bounds[kTileRows];
-  int64_t position[kTileRows];
-  float slope[kTileRows];
-  SoftmaxState state[kTileRows];
+  abi::RowBounds<int64_t> bounds[kMostRows];
+  int64_t position[kMostRows];
+  float slope[kMostRows];
+  SoftmaxState state[kMostRows];
 
   uint64_t group() const { return params->heads / params->kv_heads; }
   uint64_t own_token(uint32_t row) const { return (first_row + row) / group(); }

@@ -36,8 +36,8 @@ inline ScaleBlocks PaddedBlocks(uint32_t head_dim, uint32_t multiple) {
 struct QueryOperand {
   ScaleBlocks blocks;
   uint32_t row_levels = 0;  // levels of a row of K, padding included
-  float scale[kTileRows];   // what scores of a row are multiplied by
-  int32_t sums[kTileRows * abi::kKvMaxScales];
+  float scale[kMostRows];   // what scores of a row are multiplied by
+  int32_t sums[kMostRows * abi::kKvMaxScales];
 };
 
 // Splits queries into two bf16: of each four coordinates hi, then lo, lifted.

@@ -26,9 +26,10 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // 2^x for x <= 0, relative error below 5e-7; 0 below 2^-126, NaN stays NaN.
-HWY_INLINE VF Exp2(VF x) {
-  const DF d;
-  const hn::RebindToUnsigned<DF> du;
+template <class V>
+HWY_INLINE V Exp2(V x) {
+  const hn::DFromV<V> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
   // Adding 1.5 * 2^23 leaves the nearest integer in the last bits; with the exponent's bias they
   // are, shifted, the power of two.
   const auto magic = hn::Set(d, 12582912.0f + 127.0f);
@@ -46,8 +47,9 @@ HWY_INLINE VF Exp2(VF x) {
 }
 
 // cap * tanh(x / cap).
-HWY_INLINE VF SoftCap(VF x, VF cap) {
-  const DF d;
+template <class V>
+HWY_INLINE V SoftCap(V x, V cap) {
+  const hn::DFromV<V> d;
   const auto a = hn::Div(hn::Abs(x), cap), one = hn::Set(d, 1.0f);
   // tanh(a) = (1 - e) / (1 + e), e = exp(-2a); for small a that cancels, and two terms of the
   // series do.
@@ -97,11 +99,17 @@ struct SoftmaxState {
 };
 
 // Merges a block of `count` logits (a multiple of 8), each times `factor` > 0, into a row's state
-// and makes them probabilities; -inf becomes next to nothing. Returns the rescale factor.
+// and makes them probabilities; -inf becomes next to nothing. Returns the rescale factor. The row
+// has room for whole vectors of up to 16 lanes.
 HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, float factor,
                             SoftmaxState& state) {
-  const DF d;
+  const hn::CappedTag<float, 16> d;
   const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+  for (; count % lanes != 0; count += 8) {
+    const DF eight;
+    for (uint32_t i = 0; i < 8; i += static_cast<uint32_t>(hn::Lanes(eight)))
+      hn::Store(hn::Set(eight, kMinusInfinity), eight, logits + count + i);
+  }
   auto top = hn::Set(d, kMinusInfinity);
   for (uint32_t i = 0; i < count; i += lanes) top = hn::Max(top, hn::Load(d, logits + i));
   const float rescale = state.raise(hn::GetLane(hn::MaxOfLanes(d, top)) * factor);

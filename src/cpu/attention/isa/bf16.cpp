@@ -18,7 +18,7 @@
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/prefetch_neon.h"
+#include "cpu/attention/isa/prefetch.h"
 
 namespace gyre::cpu {
 namespace {
@@ -189,6 +189,8 @@ void accumulate_bf16(const AccumulateJob& job) {
 void add_bf16_attention_kernels(AttentionKernels& kernels) {
   kernels.score_bf16 = score_bf16;
   kernels.accumulate_bf16 = accumulate_bf16;
+  kernels.split_bf16_queries = true;
+  kernels.bf16_arithmetic = "bf16";
 }
 
 }  // namespace gyre::cpu

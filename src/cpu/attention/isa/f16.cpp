@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/prefetch_neon.h"
+#include "cpu/attention/isa/prefetch.h"
 
 namespace gyre::cpu {
 namespace {
@@ -216,6 +216,7 @@ void accumulate_f16(const AccumulateJob& job) {
 void add_f16_attention_kernels(AttentionKernels& kernels) {
   kernels.score_f16 = score_f16;
   kernels.accumulate_f16 = accumulate_f16;
+  kernels.f16_arithmetic = "f16";
 }
 
 }  // namespace gyre::cpu

@@ -12,12 +12,15 @@
 namespace gyre::cpu {
 
 constexpr uint32_t kBlockKeys = 64;  // keys that a kernel takes at a time: 8 tiles
-constexpr uint32_t kTileRows = 64;   // rows of queries that share a pass over the keys
+constexpr uint32_t kTileRows = 64;   // rows of queries that a kernel takes at a time
+constexpr uint32_t kMostRows = 256;  // rows of a work tile, which share a pass over the keys
 constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
-// Of a thread: queries, sums and unpacked keys in f32, scores, and both operands in 8 bits.
+// A block's values in 32 bits, and a note about them.
+constexpr uint64_t kValueScratchBytes = uint64_t{4} * abi::kKvMaxHeadDim * kBlockKeys + 64;
+// Of a thread: queries, sums and unpacked keys in f32, values, scores, and both operands in 8 bits.
 constexpr uint64_t kAttentionScratchBytes =
-    uint64_t{4} * abi::kKvMaxHeadDim * (2 * kTileRows + kBlockKeys) +
-    uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kTileRows + kBlockKeys);
+    uint64_t{4} * abi::kKvMaxHeadDim * (2 * kMostRows + kBlockKeys) + kValueScratchBytes +
+    uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kMostRows + kBlockKeys);
 constexpr float kBf16Lift = 0x1p16f;  // what the lo part of a query's hi/lo split is multiplied by
 
 // Coordinates under one scale, in the order the operands have them.
@@ -51,13 +54,16 @@ struct ScoreJob {
   uint32_t head_dim = 0;            // coordinates of a row, padding included; see byte_step
   uint32_t key_count = 0;           // a multiple of 8 over levels
   uint32_t rows = 0;
+  uint32_t tile_rows = 0;  // of the work tile, whose queries were arranged together
   const ScaleBlocks* blocks = nullptr;
-  // Levels: integers in the set's QueryLayout. bf16: of each 4 coordinates hi, the nearest bf16,
-  // then lo, the nearest to kBf16Lift times the rest.
+  // Levels: integers in the set's QueryLayout. bf16, if queries are split: of each 4 coordinates
+  // hi, the nearest bf16, then lo, the nearest to kBf16Lift times the rest.
   const int8_t* q = nullptr;
   const int32_t* q_sums = nullptr;  // levels: [row * abi::kKvMaxScales + scale block]
-  const float* q_f32 = nullptr;     // f16: [rows][head_dim]
+  const float* q_f32 = nullptr;     // [rows][head_dim]; a prompt's: what split_queries made
   float* scores = nullptr;
+  void* scratch = nullptr;  // as many bytes as kBlockKeys rows of kKvMaxHeadDim f32
+  bool fresh = true;        // the block's first rows: `scratch` holds nothing of it yet
   Prefetch prefetch;
 };
 
@@ -76,18 +82,36 @@ struct AccumulateJob {
   const float* p = nullptr;
   const float* rescale = nullptr;  // per row
   float* acc = nullptr;            // [rows][head_dim]
+  void* scratch = nullptr;         // kValueScratchBytes
+  bool fresh = true;
   Prefetch prefetch;
 };
 
 struct AttentionKernels {
   const char* name = "portable";
+  // Around the blocks of a work tile, if the set has something to set up.
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
+  // Rearranges queries over levels after they were rounded, rows of row_levels, if the set wants
+  // it.
+  void (*arrange_queries)(int8_t* q, uint32_t rows, uint32_t row_levels) = nullptr;
   void (*score_levels)(const ScoreJob&) = nullptr;
   void (*accumulate_levels)(const AccumulateJob&) = nullptr;
   void (*score_f16)(const ScoreJob&) = nullptr;
   void (*accumulate_f16)(const AccumulateJob&) = nullptr;
   void (*score_bf16)(const ScoreJob&) = nullptr;
   void (*accumulate_bf16)(const AccumulateJob&) = nullptr;
+  // Prompts over f16 and bf16. The first makes operands of queries, in their place; it returns how
+  // many floats a row has then.
+  uint32_t (*split_queries)(float* q, uint32_t rows, uint32_t head_dim, uint32_t format) = nullptr;
+  void (*score_prompt)(const ScoreJob&) = nullptr;
+  void (*accumulate_prompt)(const AccumulateJob&) = nullptr;
+  bool split_bf16_queries = false;  // of decoding: see ScoreJob::q; else score_bf16 reads q_f32
+  // What f16 and bf16 are multiplied in; of several kernels the one with the largest errors counts.
+  const char* f16_arithmetic = "f32";
+  const char* bf16_arithmetic = "f32";
   QueryLayout query_layout = QueryLayout::hi_lo_by_eight;
+  uint32_t prompt_rows = kTileRows;  // rows of a prompt that should share a pass over the keys
   uint32_t byte_step = 64;  // scale blocks of tq8's bytes have multiples of so many coordinates
 };
 
@@ -116,9 +140,13 @@ void use_attention_kernels(const AttentionKernels& set);  // one of attention_ke
 // A file per instruction set, compiled with its flags: called only where the machine has it.
 AttentionKernels i8mm_attention_kernels();
 AttentionKernels dotprod_attention_kernels();
+AttentionKernels amx_attention_kernels();
 AttentionKernels vnni_attention_kernels();
 AttentionKernels avx2_attention_kernels();
+void add_avx512_attention_kernels(AttentionKernels& kernels);
 void add_f16_attention_kernels(AttentionKernels& kernels);
 void add_bf16_attention_kernels(AttentionKernels& kernels);
+void add_bf16_prompt_kernels(AttentionKernels& kernels);
+void add_amx_prompt_kernels(AttentionKernels& kernels);
 
 }  // namespace gyre::cpu

@@ -5,7 +5,7 @@
 
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/isa/unpack_x86.h"
-#include "cpu/attention/isa/weights_x86.h"
+#include "cpu/attention/isa/weights_avx512.h"
 #include "cpu/kernels/native_format.h"
 
 namespace gyre::cpu {
@@ -26,10 +26,10 @@ inline __m512i add_lanes(__m512i a, __m512i b) {
 
 // Lane i of the result is the sum of v[i]'s lanes.
 inline __m512i sums_of(const __m512i (&v)[16]) {
-  __m512i quad[4];
-  for (size_t i = 0; i < 4; ++i)
-    quad[i] = add_quads(add_pairs(v[4 * i], v[4 * i + 1]), add_pairs(v[4 * i + 2], v[4 * i + 3]));
-  return add_lanes(add_lanes(quad[0], quad[1]), add_lanes(quad[2], quad[3]));
+  const auto quad = [&](size_t i) {
+    return add_quads(add_pairs(v[i], v[i + 1]), add_pairs(v[i + 2], v[i + 3]));
+  };
+  return add_lanes(add_lanes(quad(0), quad(4)), add_lanes(quad(8), quad(12)));
 }
 
 // Multiplies four keys with kRows queries over one scale block: 256 times the dot products with hi
@@ -97,23 +97,6 @@ void score_format(const ScoreJob& job) {
 
 void score_levels(const ScoreJob& job) {
   with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
-}
-
-// A block's weights in 16 bits, token by token: hi, then lo.
-struct Weights {
-  alignas(64) uint8_t bytes[kTileRows][2][kBlockKeys];
-  float step[kTileRows];  // the fixed-point scale: what 256 stands for
-};
-
-void store_weights(const AccumulateJob& job, const BlockScales& scales, size_t row, Weights& out) {
-  __m256i whole[kBlockKeys / kTile];
-  out.step[row] = weigh_row<65535>(job, scales, row, whole);
-  for (size_t tile = 0; tile < job.tiles; ++tile) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out.bytes[row][0] + tile * kTile),
-                     _mm256_cvtepi32_epi8(_mm256_srli_epi32(whole[tile], 8)));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out.bytes[row][1] + tile * kTile),
-                     _mm256_cvtepi32_epi8(whole[tile]));
-  }
 }
 
 inline __m512i four_tokens(const uint8_t* bytes) {

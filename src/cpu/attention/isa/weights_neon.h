@@ -2,7 +2,9 @@
 // Weights of V in fixed point: probabilities times the scales of V, as integers in a hi and a lo
 // byte, and the loop over V that multiplies with them.
 
-#include "cpu/attention/isa/prefetch_neon.h"
+#include <arm_neon.h>
+
+#include "cpu/attention/isa/prefetch.h"
 
 namespace gyre::cpu {
 namespace {

@@ -7,12 +7,10 @@
 
 #include <cstddef>
 
-#include "cpu/attention/isa/kernels.h"
+#include "cpu/attention/isa/prefetch.h"
 
 namespace gyre::cpu {
 namespace {
-
-constexpr size_t kTile = abi::kKvTile;
 
 inline __m256 tile_scales(const uint8_t* scales) {
   const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));

@@ -1,8 +1,6 @@
 #pragma once
-// What the Arm files share. Each is compiled with its own instructions, so everything here is
-// anonymous: each has its own copy.
-
-#include <arm_neon.h>
+// What the files of all instruction sets share. Each is compiled with its own instructions, so
+// everything here is anonymous: each has its own copy.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,0 +1,249 @@
+// Attention's inner loops over levels with AMX's int8 MMA, for many rows. The integers, and what is
+// made of them, are those of vnni.cpp, bit for bit. Nothing here may be instantiated elsewhere: the
+// file is compiled with instructions other machines lack.
+#include <cstddef>
+
+#include "cpu/attention/isa/amx_few_rows.h"
+#include "cpu/attention/isa/amx_levels.h"
+#include "cpu/kernels/native_format.h"
+
+namespace gyre::cpu {
+namespace {
+
+constexpr size_t kChunk = 64;  // coordinates that a tile holds of 16 keys
+
+// Levels of the block's keys as B operands, [group of 16 keys][chunk]: a row has four coordinates
+// of each key.
+template <uint32_t kFormat>
+void pack_keys(const ScoreJob& job, uint8_t* to) {
+  const size_t chunks = job.head_dim / kChunk;
+  for (size_t group = 0; group * kTileSide < job.key_count; ++group) {
+    prefetch_steps(job.prefetch, group * kTileSide, (group + 1) * kTileSide);
+    for (size_t chunk = 0; chunk < chunks; ++chunk, to += kTileBytes) {
+      __m512i levels[kTileSide], rows[kTileSide];
+      for (size_t i = 0; i < kTileSide; ++i) {
+        const size_t key = group * kTileSide + i;
+        // A tile of 8 keys that is not there is replaced, not read.
+        const uint8_t* const at =
+            job.keys + (key < job.key_count ? key : key - kTile) * job.key_stride;
+        levels[i] = unpack_k<Avx512, kFormat, 0>(at, job.head_dim, chunk);
+      }
+      transpose_lanes(levels, rows);
+      for (size_t i = 0; i < kTileSide; ++i) _mm512_store_si512(to + i * 64, rows[i]);
+    }
+  }
+  stores_are_done();
+}
+
+// Whether the rows from `row` on are so few that hi and lo of all fit into one tile: rows 2 i and
+// 2 i + 1 of it, and of its sums.
+inline bool one_tile(size_t rows, size_t row) { return rows - row <= kTileSide / 2; }
+
+// Dot products of 16 queries with two groups of 16 keys over one scale block: hi and lo with the
+// first group, hi and lo with the second. With one tile: with the first group, with the second.
+void multiply_keys(const ScoreJob& job, const uint8_t* packed, size_t row, size_t group,
+                   size_t block, TileSums<int32_t>& sums) {
+  const size_t chunks = job.head_dim / kChunk, first = job.blocks->begin[block] / kChunk;
+  const size_t last = first + job.blocks->size[block] / kChunk;
+  const bool two = (group + 1) * kTileSide < job.key_count;
+  const int8_t* const hi = job.q + 2 * row * job.head_dim;
+  const int8_t* const lo = hi + job.head_dim;
+  const size_t q_stride = size_t{2} * job.head_dim;
+  const uint8_t* const keys = packed + group * chunks * kTileBytes;
+  const uint8_t* const more = two ? keys + chunks * kTileBytes : keys;
+  _tile_zero(0);
+  _tile_zero(1);
+  if (one_tile(job.rows, row)) {
+    for (size_t chunk = first; chunk < last; ++chunk) {
+      _tile_loadd(4, hi + chunk * kChunk, job.head_dim);
+      _tile_loadd(6, keys + chunk * kTileBytes, 64);
+      _tile_loadd(7, more + chunk * kTileBytes, 64);
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 4, 7);
+    }
+  } else {
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t chunk = first; chunk < last; ++chunk) {
+      _tile_loadd(4, hi + chunk * kChunk, q_stride);
+      _tile_loadd(5, lo + chunk * kChunk, q_stride);
+      _tile_loadd(6, keys + chunk * kTileBytes, 64);
+      _tile_loadd(7, more + chunk * kTileBytes, 64);
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 5, 6);
+      _tile_dpbssd(2, 4, 7);
+      _tile_dpbssd(3, 5, 7);
+    }
+    _tile_stored(2, sums.at[2], 64);
+    _tile_stored(3, sums.at[3], 64);
+  }
+  _tile_stored(0, sums.at[0], 64);
+  _tile_stored(1, sums.at[1], 64);
+}
+
+// Adds one scale block's part to the scores of up to 16 rows and two groups of keys.
+void add_scores(const ScoreJob& job, const TileSums<int32_t>& sums, size_t row, size_t group,
+                size_t block) {
+  const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
+  for (size_t half = 0; half < 2 && (group + half) * kTileSide < job.key_count; ++half) {
+    const __m512 scale = two_tile_scales(job.scales, job.scales_stride, 2 * (group + half),
+                                         job.key_count / kTile, block);
+    for (size_t r = 0; r < rows; ++r) {
+      float* const at = job.scores + (row + r) * kBlockKeys + (group + half) * kTileSide;
+      const __m512 old = block == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
+      const __m512i sum = one_tile(job.rows, row)
+                              ? join_hi_lo(sums.at[half][2 * r], sums.at[half][2 * r + 1])
+                              : join_hi_lo(sums.at[2 * half][r], sums.at[2 * half + 1][r]);
+      _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, old));
+    }
+  }
+}
+
+// Which kernels take so many rows of a work tile. Below four the dot product is faster.
+bool takes_vnni(uint32_t rows) { return rows < 4; }
+bool takes_few(uint32_t rows) { return !takes_vnni(rows) && rows <= kAmxFewRows; }
+
+const AttentionKernels& vnni() {
+  static const AttentionKernels kKernels = vnni_attention_kernels();
+  return kKernels;
+}
+
+void arrange_queries(int8_t* q, uint32_t rows, uint32_t row_levels) {
+  if (takes_few(rows)) amx_arrange_few_rows(q, rows, row_levels);
+}
+
+void score_levels(const ScoreJob& job) {
+  if (takes_vnni(job.tile_rows)) return vnni().score_levels(job);
+  if (takes_few(job.tile_rows)) return amx_score_few_rows(job);
+  auto* const packed = static_cast<uint8_t*>(job.scratch);
+  if (job.fresh)
+    with_native_format(job.format,
+                       [&](auto format) { pack_keys<decltype(format)::value>(job, packed); });
+  TileSums<int32_t> sums;
+  for (size_t group = 0; group * kTileSide < job.key_count; group += 2) {
+    for (size_t row = 0; row < job.rows; row += kTileSide) {
+      for (size_t block = 0; block < job.blocks->count; ++block) {
+        multiply_keys(job, packed, row, group, block, sums);
+        add_scores(job, sums, row, group, block);
+      }
+    }
+  }
+}
+
+// Up to 16 rows, and 16 coordinates.
+inline void add_rows(const AccumulateJob& job, const Weights& weights,
+                     const int32_t (&hi)[kTileSide][kTileSide],
+                     const int32_t (&lo)[kTileSide][kTileSide], size_t row, size_t c,
+                     __mmask16 mask) {
+  const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
+  for (size_t r = 0; r < rows; ++r) add_row(job, weights, hi[r], lo[r], row + r, c, mask);
+}
+
+// Calls run(c, coordinates) for the scale block's coordinates, 16 at a time.
+template <class Run>
+inline void for_coordinates(const ScaleBlocks& blocks, size_t block, const Run& run) {
+  const size_t end = blocks.begin[block] + blocks.size[block];
+  for (size_t c = blocks.begin[block]; c < end; c += kTileSide)
+    run(c, end - c < kTileSide ? end - c : kTileSide);
+}
+
+// All rows and up to 32 coordinates from c on, of which `coordinates` are there.
+void accumulate_chunk(const AccumulateJob& job, const Weights& weights, const uint8_t* packed,
+                      size_t c, size_t coordinates) {
+  TileSums<int32_t> sums;
+  const bool two = coordinates > kTileSide;
+  const auto mask = [](size_t lanes) {
+    return static_cast<__mmask16>(lanes < kTileSide ? (1u << lanes) - 1 : 0xFFFFu);
+  };
+  _tile_loadd(6, packed, 64);
+  _tile_loadd(7, two ? packed + kTileBytes : packed, 64);
+  for (size_t row = 0; row < job.rows; row += kTileSide) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (one_tile(job.rows, row)) {
+      _tile_loadd(4, weights.bytes[row][0], kBlockKeys);
+      _tile_dpbusd(0, 4, 6);
+      _tile_dpbusd(1, 4, 7);
+      _tile_stored(0, sums.at[0], 64);
+      _tile_stored(1, sums.at[1], 64);
+      for (size_t r = 0; row + r < job.rows; ++r) {
+        const auto add = [&](size_t i, size_t at, size_t lanes) {
+          add_row(job, weights, sums.at[i][2 * r], sums.at[i][2 * r + 1], row + r, at, mask(lanes));
+        };
+        add(0, c, coordinates);
+        if (two) add(1, c + kTileSide, coordinates - kTileSide);
+      }
+      return;
+    }
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, weights.bytes[row][0], 2 * kBlockKeys);
+    _tile_loadd(5, weights.bytes[row][1], 2 * kBlockKeys);
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 5, 6);
+    _tile_dpbusd(2, 4, 7);
+    _tile_dpbusd(3, 5, 7);
+    _tile_stored(0, sums.at[0], 64);
+    _tile_stored(1, sums.at[1], 64);
+    _tile_stored(2, sums.at[2], 64);
+    _tile_stored(3, sums.at[3], 64);
+    add_rows(job, weights, sums.at[0], sums.at[1], row, c, mask(coordinates));
+    if (two)
+      add_rows(job, weights, sums.at[2], sums.at[3], row, c + kTileSide,
+               mask(coordinates - kTileSide));
+  }
+}
+
+// All of V as B operands, 16 coordinates to a tile.
+template <uint32_t kFormat>
+void pack_all_values(const AccumulateJob& job, uint8_t* to) {
+  for (size_t block = 0; block < job.blocks->count; ++block) {
+    for_coordinates(*job.blocks, block, [&](size_t c, size_t coordinates) {
+      prefetch_steps(job.prefetch, c / 8, c / 8 + coordinates / 8);
+      pack_values<kFormat>(job, c, coordinates, to);
+      to += kTileBytes;
+    });
+  }
+  stores_are_done();
+}
+
+void accumulate_many_rows(const AccumulateJob& job) {
+  auto* packed = static_cast<uint8_t*>(job.scratch);
+  if (job.fresh)
+    with_native_format(job.format,
+                       [&](auto format) { pack_all_values<decltype(format)::value>(job, packed); });
+  Weights weights;
+  for (size_t block = 0; block < job.blocks->count; ++block) {
+    const BlockScales scales(job, block);
+    for (size_t row = 0; row < job.rows; ++row) store_weights(job, scales, row, weights);
+    stores_are_done();
+    const size_t begin = job.blocks->begin[block], end = begin + job.blocks->size[block];
+    for (size_t c = begin; c < end; c += 2 * kTileSide) {
+      accumulate_chunk(job, weights, packed, c, end - c);
+      packed += (end - c > kTileSide ? 2 : 1) * kTileBytes;
+    }
+  }
+}
+
+void accumulate_levels(const AccumulateJob& job) {
+  if (takes_vnni(job.rows)) return vnni().accumulate_levels(job);
+  if (takes_few(job.rows)) return amx_accumulate_few_rows(job);
+  accumulate_many_rows(job);
+}
+
+}  // namespace
+
+AttentionKernels amx_attention_kernels() {
+  AttentionKernels kernels;
+  kernels.name = "amx";
+  kernels.query_layout = QueryLayout::hi_then_lo;
+  kernels.enter = configure_tiles;
+  kernels.leave = release_tiles;
+  kernels.arrange_queries = arrange_queries;
+  kernels.prompt_rows = kMostRows;
+  kernels.score_levels = score_levels;
+  kernels.accumulate_levels = accumulate_levels;
+  return kernels;
+}
+
+}  // namespace gyre::cpu
