@@ -156,6 +156,39 @@ TEST(ClusterHost, BlocksWaitForWhatIsPushed) {
   }
 }
 
+constexpr uint32_t kWarps = 4, kPhases = 5;
+
+// When each warp came through each phase, phases being what lies between two barriers.
+void note_times(uint32_t* now, uint32_t* out) {
+  cuda::pdl_wait();
+  for (uint32_t phase = 0; phase < kPhases; ++phase) {
+    if (threadIdx.x % kWarpThreads == 0)
+      out[(blockIdx.x * kPhases + phase) * kWarps + threadIdx.x / kWarpThreads] = (*now)++;
+    __syncthreads();
+  }
+}
+
+// Else a barrier could be missing and not show: what warp a writes for warp b.
+TEST(ClusterHost, InEveryPhaseEachWarpIsAheadOfEachInSomeBlock) {
+  constexpr uint32_t kBlocks = 2 * kWarps;
+  std::vector<uint32_t> times(kBlocks * kPhases * kWarps);
+  uint32_t now = 0;
+  cuda_host::launch(dim3(kBlocks), kWarps * kWarpThreads, 0, note_times, &now, times.data());
+  EXPECT_EQ(now, times.size());
+  for (uint32_t phase = 0; phase < kPhases; ++phase) {
+    for (uint32_t a = 0; a < kWarps; ++a) {
+      for (uint32_t b = 0; b < kWarps; ++b) {
+        bool ahead = a == b;
+        for (uint32_t block = 0; block < kBlocks; ++block) {
+          const uint32_t* const of = &times[(block * kPhases + phase) * kWarps];
+          ahead = ahead || of[a] < of[b];
+        }
+        EXPECT_TRUE(ahead) << "phase " << phase << ": " << a << " before " << b;
+      }
+    }
+  }
+}
+
 void describe(uint32_t* out) {
   cuda::pdl_wait();
   out[2 * blockIdx.x] = cuda_host::cluster_rank();
@@ -184,8 +217,9 @@ void read_place(uint32_t offset, uint32_t rank) {
 }
 void read_after_the_end() {
   cuda::pdl_wait();
-  if (cuda_host::cluster_rank() == 1)
-    load(reinterpret_cast<const float*>(cuda::dynamic_shared()), 0);
+  if (cuda_host::cluster_rank() != 1) return;
+  for (int i = 0; i < 3; ++i) cuda_host::yield();
+  load(reinterpret_cast<const float*>(cuda::dynamic_shared()), 0);
 }
 
 TEST(ClusterHost, RefusesWhatIsNotThere) {

@@ -2,7 +2,9 @@
 // Runs kernels' text on the host, a fiber for each thread of a block: slow, but exact about what
 // synchronises with what, so that kernels' logic is tested where there is no GPU. A warp runs until
 // it waits for others: what it must not do before them shows. The blocks of a cluster run at the
-// same time, clusters one after another; every lane of a warp must take part in its shuffles.
+// same time, clusters one after another; every lane of a warp must take part in its shuffles. From
+// cluster to cluster blocks, warps and lanes take turns in another order, so that none hides a
+// barrier that is missing.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -92,6 +94,7 @@ struct Cluster {
 };
 
 inline Cluster* cluster = nullptr;
+inline uint64_t clusters_run = 0;                   // which order the next one runs in
 inline Block* block = nullptr;                      // of the cluster, that of the running thread
 inline std::vector<std::unique_ptr<Stack>> stacks;  // one a thread, kept from cluster to cluster
 
@@ -220,16 +223,23 @@ inline void run(Block& b, Fiber& fiber) {
   throw std::out_of_range(cluster->error);
 }
 
+// Every cluster begins elsewhere, every other one runs backwards.
+inline size_t in_turn(size_t i, size_t count) {
+  const size_t from = (i + clusters_run / 2) % count;
+  return clusters_run % 2 == 0 ? from : count - 1 - from;
+}
+
 // Until its threads have ended or wait for other warps. False: they had ended before.
 inline bool run_warp(Block& b, size_t warp) {
-  const size_t end = std::min(b.fibers.size(), (warp + 1) * kWarp);
+  const size_t begin = warp * kWarp, count = std::min<size_t>(b.fibers.size() - begin, kWarp);
   bool busy = false;
   for (uint64_t passed = ~uint64_t{0}; passed != cluster->passed;) {
     passed = cluster->passed;
-    for (size_t i = warp * kWarp; i < end; ++i) {
-      if (b.fibers[i].done) continue;
+    for (size_t i = 0; i < count; ++i) {
+      Fiber& fiber = b.fibers[begin + in_turn(i, count)];
+      if (fiber.done) continue;
       busy = true;
-      run(b, b.fibers[i]);
+      run(b, fiber);
     }
   }
   return busy;
@@ -246,10 +256,13 @@ inline void run_cluster(const Index& first, unsigned int threads) {
   }
   for (bool busy = true; busy;) {
     busy = false;
-    for (Block& b : cluster->blocks) {
-      for (size_t warp = 0; warp < b.warps.size(); ++warp) busy = run_warp(b, warp) || busy;
+    for (size_t i = 0; i < size; ++i) {
+      Block& b = cluster->blocks[in_turn(i, size)];
+      const size_t warps = b.warps.size();
+      for (size_t w = 0; w < warps; ++w) busy = run_warp(b, in_turn(w, warps)) || busy;
     }
   }
+  ++clusters_run;
 }
 
 // kernel<<<grid, threads, shared_bytes>>>(arguments...) in clusters of `size` blocks along x
