@@ -38,7 +38,8 @@ struct DeviceOptions {
   bool check_each_launch = false;
   // CPU: called about every 20 ms between two tasks of a list, by the thread that submits or
   // replays it. What it throws ends the list there and leaves the call. What has run has run; the
-  // list stays recorded, and may be submitted again, or dropped.
+  // list stays recorded, and may be submitted again if it works on nothing in place, or dropped. A
+  // KvCache whose load() ends so is refused until it is cleared or loaded again.
   std::function<void()> poll{};
 };
 

@@ -169,7 +169,15 @@ void KvCache::load(const std::string& path) try {
   abi::KvExtendParams params{};
   params.state = {info.length, info.length, info.tail_begin};
   extend_cache(encoder, s.state, s.positions, params);
-  encoder.submit().wait();
+  try {
+    encoder.submit().wait();
+  } catch (const Error& error) {  // without memory nothing has run
+    if (error.code() != ErrorCode::out_of_memory) s.protocol->lose_all();
+    throw;
+  } catch (...) {  // DeviceOptions::poll
+    s.protocol->lose_all();
+    throw;
+  }
   s.sequence = {};
   s.sequence.length = info.length;
   s.sequence.tail_begin = info.tail_begin;

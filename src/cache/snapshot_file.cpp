@@ -104,11 +104,11 @@ void FileSource::read(uint64_t offset, std::span<std::byte> to) const {
 NewFile::NewFile(const char* op, const std::string& path)
     : op_(op), path_(target_of(op, whole(op, path))) {
   open_folder();
-  open_temporary();
   try {
+    open_temporary();
     keep_mode();
   } catch (...) {  // no destructor runs
-    file_calls().remove_at(folder_.get(), temporary_.c_str());
+    if (!temporary_.empty()) file_calls().remove_at(folder_.get(), temporary_.c_str());
     throw;
   }
 }
@@ -164,12 +164,17 @@ bool NewFile::remove_left(const std::string& name) const {
 bool NewFile::create(const std::string& name) {
   const FileCalls& calls = file_calls();
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  temporary_ = name;  // before there is a file: it takes memory
   file_ = Descriptor(
       uninterrupted([&] { return calls.open_at(folder_.get(), name.c_str(), kFlags, 0600); }));
-  if (file_.get() < 0) return false;
-  temporary_ = name;
+  if (file_.get() < 0) {
+    const int error = errno;
+    temporary_.clear();
+    errno = error;
+    return false;
+  }
   // Where files cannot be locked they are written all the same, and what is left is not removed.
-  (void)uninterrupted([&] { return calls.lock(file_.get(), LOCK_EX); });
+  locked_ = uninterrupted([&] { return calls.lock(file_.get(), LOCK_EX); }) == 0;
   struct stat facts {};
   if (calls.stat(file_.get(), &facts) == 0 && facts.st_nlink != 0) return true;
   temporary_.clear();
@@ -177,13 +182,28 @@ bool NewFile::create(const std::string& name) {
   return false;
 }
 
+// Whether what was written is still at its name.
+bool NewFile::is_in_place() const {
+  const FileCalls& calls = file_calls();
+  struct stat mine {
+  }, there{};
+  return calls.stat(file_.get(), &mine) == 0 &&
+         calls.stat_at(folder_.get(), temporary_.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+}
+
 void NewFile::open_temporary() {
   constexpr int kNames = 32;  // files for one path that are written at the same time
   int error = EEXIST;
   for (int i = 0; i < kNames; ++i) {
     const std::string name = temporary_name(i);
+    errno = EEXIST;
     const bool is_free = remove_left(name);
-    if (file_.get() >= 0 || !is_free) continue;
+    if (file_.get() >= 0) continue;
+    if (!is_free) {  // what is said if no name is free
+      if (error == EEXIST && errno != EWOULDBLOCK) error = errno;
+      continue;
+    }
     if (!create(name)) error = errno;
     if (file_.get() < 0 && error != EEXIST) break;
     if (temporary_.empty()) file_ = Descriptor();
@@ -196,7 +216,10 @@ void NewFile::keep_mode() const {
   const FileCalls& calls = file_calls();
   struct stat old {
   }, made{};
-  if (calls.stat_at(folder_.get(), name_.c_str(), &old, AT_SYMLINK_NOFOLLOW) != 0) return;
+  if (calls.stat_at(folder_.get(), name_.c_str(), &old, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return;
+    failed("ask for the old file's mode", errno);
+  }
   if (calls.stat(file_.get(), &made) != 0) failed("ask for its mode", errno);
   mode_t mode = old.st_mode & 0777;
   if (made.st_gid != old.st_gid && calls.change_group(file_.get(), old.st_gid) != 0)
@@ -227,6 +250,8 @@ void NewFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
 void NewFile::commit() {
   const FileCalls& calls = file_calls();
   if (uninterrupted([&] { return calls.sync(file_.get()); }) != 0) failed("sync", errno);
+  // One that is not locked may be taken for one that was left.
+  if (!locked_ && !is_in_place()) failed("find what was written", ENOENT);
   if (calls.rename_at(folder_.get(), temporary_.c_str(), name_.c_str()) != 0)
     failed("rename to it", errno);
   temporary_.clear();

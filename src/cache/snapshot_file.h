@@ -51,6 +51,7 @@ class NewFile {
   void open_folder();
   void open_temporary();
   bool create(const std::string& name);
+  bool is_in_place() const;
   void keep_mode() const;
   std::string temporary_name(int number) const;
   bool remove_left(const std::string& name) const;
@@ -58,6 +59,7 @@ class NewFile {
   std::string op_;
   std::string path_;
   std::string name_;       // in the folder
+  bool locked_ = false;
   std::string temporary_;  // empty: nothing to remove
   Descriptor folder_, file_;
 };

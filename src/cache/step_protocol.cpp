@@ -89,8 +89,8 @@ bool StepProtocol::all_recorded() const {
 }
 
 void StepProtocol::require_written(const char* op, uint64_t length) const {
-  require(length <= lost_, op, ": tokens from ", lost_, " on were recorded and dropped, and ",
-          length, " would be there; truncate() or clear() them");
+  require(length <= lost_, op, ": tokens from ", lost_, " on were recorded and dropped, or their ",
+          "load ended in the middle, and ", length, " would be there; truncate() or clear() them");
 }
 
 void StepProtocol::require_complete(const char* op, const void* list) const {

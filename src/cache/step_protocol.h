@@ -31,7 +31,8 @@ class StepProtocol final : public CommandObserver {
   // needs no more memory. `complete`: the layers come with it, as in a copy.
   CommandNote move_note(const Place& next, bool complete = false);
   void moved(const CommandNote& note, const void* list) noexcept;
-  void moved_now(Place next) noexcept;  // without a command: loaded
+  void moved_now(Place next) noexcept;     // without a command: loaded
+  void lose_all() noexcept { lost_ = 0; }  // a load ended in the middle
 
   // Refuses a length with tokens whose extend() was recorded and dropped.
   void require_written(const char* op, uint64_t length) const;
@@ -79,7 +80,7 @@ class StepProtocol final : public CommandObserver {
   std::vector<Layer> layers_;
   std::vector<Pending> pending_;  // lists with moves and appends that are not submitted
   Place recorded_, submitted_;
-  uint64_t lost_ = kNothingLost;  // tokens from here on were recorded and dropped
+  uint64_t lost_ = kNothingLost;  // tokens from here on are not what the length says
   bool is_copy_ = false;
 };
 

@@ -63,7 +63,7 @@ std::shared_ptr<FenceState> DeviceImpl::submit_on(uint64_t /*stream*/,
 }
 
 const DeviceInfo& Device::info() const { return checked(impl_).info(); }
-MemoryUse Device::memory() const { return checked(impl_).memory(); }
+MemoryUse Device::memory() const { return checked_mutable(impl_).memory(); }
 void Device::trim() const { checked_mutable(impl_).trim(); }
 void Device::wait() const { checked_mutable(impl_).wait(); }
 uint64_t Device::stream() const { return checked(impl_).stream(); }
@@ -100,7 +100,7 @@ Tensor Device::wrap(const void* data, DType dtype, const Dims& shape, const Dims
 }
 
 std::vector<KernelDescription> Device::kernels() const try {
-  const DeviceImpl& impl = checked(impl_);
+  const DeviceImpl& impl = checked_mutable(impl_);
   std::vector<KernelDescription> rows;
   for (const KernelUse& use : impl.kernel_uses()) {
     const KernelInfo& kernel = *use.kernel;

@@ -69,7 +69,7 @@ uint64_t TraceEvent::duration_ns() const {
   return spans.empty() ? 0 : end - begin_ns();
 }
 
-void Trace::write_text(std::ostream& out) const {
+void Trace::write_text(std::ostream& out) const try {
   const StreamFormat format(out);
   out << std::fixed << std::setprecision(3);
   for (const TraceEvent& event : events) {
@@ -79,6 +79,8 @@ void Trace::write_text(std::ostream& out) const {
         << " duration_us=" << microseconds(event.duration_ns()) << '\n';
   }
   if (dropped != 0) out << dropped << " events beyond the limit were dropped\n";
+} catch (const std::bad_alloc&) {
+  out_of_memory("trace.write_text");
 }
 
 void Trace::write_table(std::ostream& out) const try {
@@ -111,7 +113,7 @@ void Trace::write_table(std::ostream& out) const try {
   out_of_memory("trace.write_table");
 }
 
-void Trace::write_chrome(std::ostream& out) const {
+void Trace::write_chrome(std::ostream& out) const try {
   // Names and shapes are ours and hold nothing that JSON would have to escape.
   const StreamFormat format(out);
   out << std::fixed << std::setprecision(3) << "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
@@ -128,6 +130,8 @@ void Trace::write_chrome(std::ostream& out) const {
     }
   }
   out << "\n]}\n";
+} catch (const std::bad_alloc&) {
+  out_of_memory("trace.write_chrome");
 }
 
 void TraceLog::start() {

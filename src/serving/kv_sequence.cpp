@@ -98,13 +98,15 @@ KvSequence KvSequence::fork() const try {
   out_of_memory("kv_sequence.fork");
 }
 
-void KvSequence::truncate(uint64_t tokens) {
+void KvSequence::truncate(uint64_t tokens) try {
   State& s = state("kv_sequence.truncate");
   s.require_no_step("kv_sequence.truncate");
   require(tokens <= s.length, "kv_sequence.truncate: the sequence has ", s.length,
           " tokens, cannot drop ", tokens);
   s.check_shorter("kv_sequence.truncate", s.length - tokens);
   s.shorten(s.length - tokens);
+} catch (const std::bad_alloc&) {  // the message's
+  out_of_memory("kv_sequence.truncate");
 }
 
 void KvSequence::clear() {

@@ -1,6 +1,7 @@
 #include "serving/step_state.h"
 
 #include <algorithm>
+#include <ostream>
 
 #include "runtime/require.h"
 
@@ -12,19 +13,20 @@ void StepState::enter(Phase phase) {
   appended_layers_ = 0;
 }
 
-std::string StepState::missing() const {
+std::ostream& operator<<(std::ostream& out, const StepState::Missing& missing) {
   constexpr size_t kMostNamed = 8;
-  std::string text;
+  const std::vector<uint8_t>& appended = missing.of.appended_;
   size_t named = 0;
-  for (size_t i = 0; i < appended_.size(); ++i) {
-    if (appended_[i] != 0) continue;
+  out << "layer ";
+  for (size_t i = 0; i < appended.size(); ++i) {
+    if (appended[i] != 0) continue;
     if (named == kMostNamed) {
-      text += ", ...";
+      out << ", ...";
       break;
     }
-    text += (named++ == 0 ? "" : ", ") + std::to_string(i);
+    out << (named++ == 0 ? "" : ", ") << i;
   }
-  return join("layer ", text, " of ", appended_.size());
+  return out << " of " << appended.size();
 }
 
 void StepState::require_complete(const char* op) const {

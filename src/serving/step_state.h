@@ -3,7 +3,7 @@
 // give wrong answers is refused with what is missing.
 
 #include <cstdint>
-#include <string>
+#include <iosfwd>
 #include <vector>
 
 namespace gyre {
@@ -31,8 +31,14 @@ class StepState {
  private:
   enum class Phase : uint8_t { idle, step, recording };
 
+  // "layer 0, 2, 3 of 4", written where a message is: nothing else may take memory here.
+  struct Missing {
+    const StepState& of;
+  };
+  friend std::ostream& operator<<(std::ostream& out, const Missing& missing);
+
   void enter(Phase phase);
-  std::string missing() const;  // "layers 0, 2 and 3 of 4"
+  Missing missing() const { return {*this}; }
 
   Phase phase_ = Phase::idle;
   std::vector<uint8_t> appended_;

@@ -27,6 +27,8 @@ int child(const Device& device, const Graph& graph) {
   alarm(10);  // instead of a hang
   if (!is_lost([&] { device.tensor(DType::f32, {1024}); })) return 1;
   if (!is_lost([&] { graph.replay(); })) return 2;
+  if (!is_lost([&] { (void)device.memory(); }) || !is_lost([&] { (void)device.kernels(); }))
+    return 4;
   if (!is_lost([&] {
         Encoder encoder(device);
         kv_copy(encoder, {});

@@ -1,9 +1,12 @@
 // DeviceOptions::poll ends a list at a task boundary, and what it ran on stays usable.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <stdexcept>
 
+#include "expect_error.h"
 #include "gyre/gyre.h"
 
 namespace gyre::test {
@@ -115,6 +118,51 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(cache.length(), kLength);
   EXPECT_FALSE(decode().empty());
+}
+
+// A load that ends in the middle leaves neither the one nor the other: only what writes anew may
+// follow.
+TEST_P(Interrupt, ALoadThatEndsInTheMiddleIsNotRead) {
+  constexpr uint64_t kManyLayers = 48;  // 200 MB: no machine copies it within 20 ms
+  const KvCacheOptions options{
+      .kv_heads = kKvHeads,
+      .head_dim = kDim,
+      .capacity = kLength,
+      .layers = std::vector<KvLayer>(kManyLayers, {.k = KvFormat::f32, .v = KvFormat::f32}),
+      .step_tokens = kLength};
+  KvCache saved(device, options), many(device, options);
+  float seed = 0.2f;
+  for (KvCache* one : {&saved, &many}) {
+    const Tensor k = filled(kLength, kKvHeads, seed);
+    seed += 0.1f;
+    one->extend(encoder, kLength);
+    for (uint64_t layer = 0; layer < kManyLayers; ++layer) one->append(encoder, layer, k, k);
+    encoder.submit();
+  }
+  const std::string path = testing::TempDir() + "gyre-interrupt-" + std::to_string(getpid());
+  saved.save(path);
+  const Tensor q = filled(1, kHeads, 0.3f), out = filled(1, kHeads, 0.1f);
+  const auto attends = [&] {
+    many.attend(encoder, 0, {.q = q, .out = out});
+    encoder.submit();
+  };
+  const Graph graph = [&] {
+    many.attend(encoder, 0, {.q = q, .out = out});
+    return encoder.instantiate();
+  }();
+  polled.on = true;
+  EXPECT_THROW(many.load(path), Stop);
+  polled.on = false;
+  const std::vector<std::string> words = {"load ended in the middle"};
+  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, attends));
+  encoder.clear();
+  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, [&] { graph.replay(); }));
+  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, [&] { many.extend(encoder, 1); }));
+  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, [&] { many.save(path + "b"); }));
+  encoder.clear();
+  many.load(path);
+  EXPECT_NO_THROW(attends());
+  std::remove(path.c_str());
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, Interrupt, testing::Values(1u, 2u),

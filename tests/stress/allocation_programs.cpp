@@ -233,6 +233,8 @@ std::vector<uint8_t> run_calls(const std::string& folder) {
   survive([&] {
     text.str("");
     trace.write_table(text);
+    trace.write_text(text);
+    trace.write_chrome(text);
   });
   survive([&] { cache.save(path); });
   survive([&] { verify_snapshot(path); });

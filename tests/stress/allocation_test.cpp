@@ -216,6 +216,72 @@ TEST(OutOfMemory, ABuildLeavesNoJobsBehind) {
   EXPECT_GT(refused, 3u);
 }
 
+// A call that is refused without memory, for every n: only gyre::Error leaves it.
+template <class Call>
+uint64_t refused_without_memory(const Call& call) {
+  uint64_t at = 0;
+  for (bool failed = true; failed; ++at) {
+    failing_memory().arm(at, 1);
+    failing_memory().on = true;
+    std::string other;
+    try {
+      call();
+      other = "it was not refused";
+    } catch (const Error&) {
+    } catch (...) {
+      other = "something else than gyre::Error left it";
+    }
+    failing_memory().on = false;
+    EXPECT_EQ(other, "") << "allocation " << at;
+    failed = failing_memory().failed != 0;
+  }
+  return at;
+}
+
+// Many layers: a text of what is missing is long.
+TEST(OutOfMemory, RefusalsOfAStepAreOurs) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  KvPoolOptions options{.kv_heads = 1, .head_dim = 16, .pages = 8, .page_tokens = 8};
+  options.layers.resize(24);
+  const KvPool pool(device, options);
+  KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 8});
+  KvSequence sequence = pool.sequence();
+  Encoder encoder(device);
+  batch.begin(encoder, std::vector<KvStep>{{sequence, 1}});
+  const Tensor k = device.tensor(DType::f32, {1, 1, 16});
+  batch.append(encoder, 0, k, k);
+  EXPECT_GT(refused_without_memory([&] { batch.end(); }), 2u);
+  EXPECT_GT(refused_without_memory([&] { batch.record(); }), 2u);
+  EXPECT_GT(refused_without_memory([&] { sequence.truncate(0); }), 2u);
+  EXPECT_GT(refused_without_memory([&] { sequence.clear(); }), 2u);
+  batch.cancel();
+}
+
+TEST(OutOfMemory, ASaveLeavesNoFileBehind) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / ("gyre-save-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvCache cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8});
+  const std::string path = folder / "a";
+  uint64_t refused = 0;
+  for (bool failed = true; failed; ++refused) {
+    failing_memory().arm(refused, 1);
+    failing_memory().on = true;
+    try {
+      cache.save(path);
+    } catch (const Error&) {
+    }
+    failing_memory().on = false;
+    failed = failing_memory().failed != 0;
+    const auto files = std::distance(std::filesystem::directory_iterator(folder), {});
+    ASSERT_EQ(files, failed ? 0 : 1) << "allocation " << refused;
+    if (!failed) break;
+  }
+  EXPECT_GT(refused, 60u);
+  std::filesystem::remove_all(folder);
+}
+
 TEST(OutOfMemory, AMessageThatFindsNoMemoryKeepsItsCode) {
   for (const ErrorCode code :
        {ErrorCode::invalid_argument, ErrorCode::io, ErrorCode::device_lost}) {
