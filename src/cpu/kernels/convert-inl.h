@@ -41,8 +41,11 @@ HWY_INLINE hn::Vec<D> LoadF32(D d, const BFloat16* p) {
 template <class D>
 HWY_INLINE hn::Vec<D> LoadF32(D d, const Half* p) {
 #if GYRE_HAS_F16_CONVERT
-  const hn::Rebind<hwy::float16_t, D> d16;
-  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+  // Loaded as integers: for two lanes Highway 1.0 has two LoadU of float16_t where that is __fp16.
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<hwy::float16_t, D> half;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p));
+  return hn::PromoteTo(d, hn::BitCast(half, bits));
 #else
   const hn::Rebind<uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
