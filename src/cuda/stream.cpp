@@ -52,24 +52,39 @@ std::string Stream::command_text(const CommandList& list, const Command& command
 void Stream::require_alive() const {
   context_->require_same_process();
   const std::lock_guard lock(mutex_);
-  if (!lost_.empty()) fail(ErrorCode::device_lost, lost_);
+  if (lost_) throw Error(*lost_);
 }
 
 void Stream::check(CuResult result, const char* call) {
   if (result == kCuSuccess) return;
-  if (ends_all_work(result)) lose(result, running());
+  if (ends_all_work(result)) lose(result);
   context_->check(result, call);
 }
 
-void Stream::lose(CuResult result, const std::string& where) {
-  const std::lock_guard lock(mutex_);
-  if (lost_.empty()) {
-    lost_ = join(context_->name(), ": ", api_.describe(result), where,
-                 "; the device can do no more work");
+// Where there is no memory for the text, a fixed one.
+Error Stream::loss(CuResult result, const CommandList* list,
+                   const Command* command) const noexcept {
+  try {
+    try {
+      const std::string where =
+          command != nullptr ? " in " + command_text(*list, *command) : running();
+      fail(ErrorCode::device_lost, context_->name(), ": ", api_.describe(result), where,
+           "; the device can do no more work");
+    } catch (const std::bad_alloc&) {
+      fail_without_memory(ErrorCode::device_lost);
+    }
+  } catch (const Error& error) {
+    return error;
   }
+}
+
+void Stream::lose(CuResult result, const CommandList* list, const Command* command) {
+  const Error error = loss(result, list, command);
+  const std::lock_guard lock(mutex_);
+  if (!lost_) lost_ = error;
   // Its event has not been seen to pass, so none of these is known to be good.
-  for (const std::shared_ptr<Submission>& one : in_flight_) one->fail_with(lost_);
-  fail(ErrorCode::device_lost, lost_);
+  for (const std::shared_ptr<Submission>& one : in_flight_) one->fail_with(*lost_);
+  throw Error(*lost_);
 }
 
 std::string Stream::running() const {
@@ -117,7 +132,7 @@ void Stream::give_event(CuEvent event) noexcept {
 Stream::Entering::Entering(Stream& stream, const CommandList& list) : stream_(stream) {
   stream.retire();
   const std::lock_guard lock(stream.mutex_);
-  if (!stream.lost_.empty()) fail(ErrorCode::device_lost, stream.lost_);
+  if (stream.lost_) throw Error(*stream.lost_);
   stream.entering_ = &list;
 }
 
@@ -126,33 +141,64 @@ Stream::Entering::~Entering() {
   stream_.entering_ = nullptr;
 }
 
-void Stream::launch(CuStream to, const CommandList& list, const Command& command, bool checked) {
-  Prepared run(list, command, context_->limits());
-  if (run.empty()) return;
+CuResult Stream::launch(CuStream to, Prepared& run) const {
   const uint32_t* const grid = run.shape.grid;
-  CuResult result = api_.launch(run.function, grid[0], grid[1], grid[2], run.shape.block, 1, 1,
-                                run.shape.shared_bytes, to, run.params, nullptr);
-  if (result == kCuSuccess && checked) result = api_.stream_synchronize(to);
-  if (result == kCuSuccess) return;
-  if (!ends_all_work(result)) context_->check(result, command_text(list, command).c_str());
-  lose(result, checked ? " in " + command_text(list, command) : running());
+  return api_.launch(run.function, grid[0], grid[1], grid[2], run.shape.block, 1, 1,
+                     run.shape.shared_bytes, to, run.params, nullptr);
 }
 
-void Stream::launch_all(CuStream to, const CommandList& list) {
-  try {
-    for (const Command& command : list.commands) launch(to, list, command, check_each_launch_);
-  } catch (...) {
-    api_.stream_synchronize(to);  // what was launched before may use what the caller holds
-    throw;
+void Stream::fail_launch(CuResult result, const CommandList& list, const Command& command) {
+  if (ends_all_work(result)) {
+    if (check_each_launch_) lose(result, &list, &command);
+    lose(result);
+  }
+  context_->check(result, command_text(list, command).c_str());
+}
+
+void Stream::launch_all(CuStream to, const CommandList& list,
+                        const std::function<void()>& launched) {
+  bool has_begun = false;
+  for (const Command& command : list.commands) {
+    Prepared run(list, command, context_->limits());
+    if (!run.empty()) {
+      CuResult result = launch(to, run);
+      if (result == kCuOutOfMemory) {  // work that has ended may have given some back
+        api_.stream_synchronize(to);
+        result = launch(to, run);
+      }
+      if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(to);
+      if (result != kCuSuccess) {
+        api_.stream_synchronize(to);  // what was launched before may use what the caller holds
+        if (result == kCuOutOfMemory && has_begun) {
+          retire();
+          lose(result, &list, &command);
+        }
+        fail_launch(result, list, command);
+      }
+      has_begun = true;
+    }
+    if (launched) launched();
   }
 }
 
-void Stream::order(CuStream first, CuStream then) {
-  CuEvent event = take_event();
-  CuResult result = api_.event_record(event, first);
-  if (result == kCuSuccess) result = api_.stream_wait_event(then, event, 0);
-  give_event(event);  // who waits, waits for what was recorded until now
-  check(result, "cuStreamWaitEvent");
+void Stream::capture_all(CuStream to, const CommandList& list) {
+  for (const Command& command : list.commands) {
+    Prepared run(list, command, context_->limits());
+    if (run.empty()) continue;
+    if (const CuResult result = launch(to, run); result != kCuSuccess)
+      fail_launch(result, list, command);
+  }
+}
+
+CuResult Stream::order(CuStream first, CuStream then, CuEvent event) const {
+  const CuResult result = api_.event_record(event, first);
+  return result == kCuSuccess ? api_.stream_wait_event(then, event, 0) : result;
+}
+
+void Stream::settle(CuResult result, CuStream stream) {
+  if (result == kCuSuccess) return;
+  if (ends_all_work(result)) lose(result);
+  check(api_.stream_synchronize(stream), "cuStreamSynchronize");
 }
 
 std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
@@ -191,14 +237,15 @@ std::shared_ptr<FenceState> Stream::submit_on(CuStream other, const CommandList&
     // Nothing else is allowed on it, no event and no wait.
     require_alive();
     auto captured = std::make_shared<Captured>(list.storages);
-    for (const Command& command : list.commands) launch(other, list, command, false);
+    capture_all(other, list);
     return captured;
   }
   const Entering entering(*this, list);
   Submissions made = make_submission(list, nullptr);
-  order(stream_, other);
+  CuEvent event = made.front()->event();
+  check(order(stream_, other, event), "cuStreamWaitEvent");
   launch_all(other, list);
-  order(other, stream_);
+  settle(order(other, stream_, event), other);
   return track(made);
 }
 
@@ -239,11 +286,10 @@ Stream::Submissions Stream::make_submission(const CommandList& list,
 std::shared_ptr<FenceState> Stream::track(Submissions& made) {
   std::shared_ptr<Submission> submission = made.front();
   const CuResult result = api_.event_record(submission->event(), stream_);
-  {
-    const std::lock_guard lock(mutex_);
-    in_flight_.splice(in_flight_.end(), made);
-  }
-  check(result, "cuEventRecord");
+  settle(result, stream_);
+  if (result != kCuSuccess) return nullptr;
+  const std::lock_guard lock(mutex_);
+  in_flight_.splice(in_flight_.end(), made);
   return submission;
 }
 

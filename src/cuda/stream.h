@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -95,18 +97,30 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // An error that ends all work is kept with the commands that may have caused it, and thrown by
   // every later call.
   void check(CuResult result, const char* call);
-  [[noreturn]] void lose(CuResult result, const std::string& where);
+  // By that command; null: by one of those that are running.
+  [[noreturn]] void lose(CuResult result, const CommandList* list = nullptr,
+                         const Command* command = nullptr);
+  Error loss(CuResult result, const CommandList* list, const Command* command) const noexcept;
   void require_alive() const;
   std::string running() const;  // names what is in flight
 
-  void launch(CuStream to, const CommandList& list, const Command& command, bool checked);
-  void launch_all(CuStream to, const CommandList& list);
-  void order(CuStream first, CuStream then);  // what `then` does next follows what `first` has
+  CuResult launch(CuStream to, Prepared& run) const;
+  void fail_launch(CuResult result, const CommandList& list, const Command& command);
+  // All or none: a list that cannot be launched to its end, and of which a part has run, takes the
+  // device with it. `launched` follows each command and does not throw.
+  void launch_all(CuStream to, const CommandList& list,
+                  const std::function<void()>& launched = nullptr);
+  void capture_all(CuStream to, const CommandList& list);
+  // What `then` does next follows what `first` has. `event` can be recorded again at once.
+  CuResult order(CuStream first, CuStream then, CuEvent event) const;
+  // What a call after the last launch returned. The list is submitted: what the driver has no
+  // memory to order or to mark is waited for.
+  void settle(CuResult result, CuStream stream);
   using Submissions = std::list<std::shared_ptr<Submission>>;
   // The list's submission, made before it enters; what track() does with it needs no memory.
   Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep);
-  std::shared_ptr<FenceState> track(Submissions& made);
-  void retire();  // lets go of what is done
+  std::shared_ptr<FenceState> track(Submissions& made);  // null: it is done
+  void retire();                                         // lets go of what is done
   CuEvent take_event();
   void give_event(CuEvent event) noexcept;
   void prepare_staging();
@@ -124,7 +138,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const CommandList* entering_ = nullptr;
   std::vector<CuEvent> free_events_;  // with room for all that were made
   size_t events_ = 0;                 // that were made
-  std::string lost_;                  // empty: alive
+  std::optional<Error> lost_;         // none: alive
 };
 
 }  // namespace gyre::cuda

@@ -7,6 +7,7 @@
 namespace gyre::cuda {
 namespace {
 
+// Events that are there before the first is recorded.
 class Marks {
  public:
   explicit Marks(const Driver& api) : api_(api) {}
@@ -16,13 +17,20 @@ class Marks {
     for (CuEvent event : events_) api_.event_destroy(event);
   }
 
-  CuResult record(CuStream stream) {
-    CuEvent event = nullptr;
-    const CuResult result = api_.event_create(&event, 0);
-    if (result != kCuSuccess) return result;
-    events_.push_back(event);
-    return api_.event_record(event, stream);
+  CuResult make(size_t count) {
+    events_.reserve(count);
+    while (events_.size() < count) {
+      CuEvent event = nullptr;
+      if (const CuResult result = api_.event_create(&event, 0); result != kCuSuccess) return result;
+      events_.push_back(event);
+    }
+    return kCuSuccess;
   }
+  // The next one. Those after one that could not be recorded are of no use.
+  void record(CuStream stream) {
+    if (is_complete_) is_complete_ = api_.event_record(events_[next_++], stream) == kCuSuccess;
+  }
+  bool is_complete() const { return is_complete_; }
   uint64_t since_first_ns(size_t mark) const {
     float milliseconds = 0;
     api_.event_elapsed(&milliseconds, events_[0], events_[mark]);
@@ -32,6 +40,8 @@ class Marks {
  private:
   const Driver& api_;
   std::vector<CuEvent> events_;
+  size_t next_ = 0;
+  bool is_complete_ = true;
 };
 
 }  // namespace
@@ -41,17 +51,22 @@ void Stream::run_timed(const CommandList& list, TraceLog& trace) {
   const Current current(*context_);
   const Entering entering(*this, list);
   const uint64_t generation = trace.generation();
+  const size_t count = list.commands.size();
+  std::vector<TraceLog::Timing> timings;
+  timings.reserve(count);
+  Marks marks(api_);
+  check(marks.make(count + 1), "cuEventCreate");
   check(api_.stream_synchronize(stream_), "cuStreamSynchronize");
   const uint64_t origin = trace.now_ns();  // the stream is idle: the first mark passes now
-  Marks marks(api_);
-  check(marks.record(stream_), "cuEventRecord");
-  for (const Command& command : list.commands) {
-    launch(stream_, list, command, check_each_launch_);
-    check(marks.record(stream_), "cuEventRecord");
-  }
+  marks.record(stream_);
+  launch_all(stream_, list, [&] { marks.record(stream_); });
+  // The list has run, with its times or without.
   check(api_.stream_synchronize(stream_), "cuStreamSynchronize");
-  std::vector<TraceLog::Timing> timings;
-  for (uint32_t i = 0; i < list.commands.size(); ++i) {
+  if (!marks.is_complete()) {
+    trace.drop(count);
+    return;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
     timings.push_back({i,
                        {.thread = 0,
                         .begin_ns = origin + marks.since_first_ns(i),

@@ -1,7 +1,5 @@
 #include "cuda/submission.h"
 
-#include "runtime/require.h"
-
 namespace gyre::cuda {
 
 void Submission::wait() {
@@ -11,8 +9,7 @@ void Submission::wait() {
     stream_->check(stream_->api_.event_synchronize(event_), "cuEventSynchronize");
     stream_->retire();
   }
-  if (finished_.load(std::memory_order_acquire) && !error_.empty())
-    fail(ErrorCode::device_lost, error_);
+  if (finished_.load(std::memory_order_acquire) && error_) throw Error(*error_);
 }
 
 bool Submission::done() const {
@@ -27,7 +24,7 @@ void Submission::finish() {
   work_ = {};
 }
 
-void Submission::fail_with(const std::string& error) {
+void Submission::fail_with(const Error& error) noexcept {
   if (finished_.load(std::memory_order_acquire)) return;
   error_ = error;
   finished_.store(true, std::memory_order_release);

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cuda/stream.h"
@@ -30,14 +31,14 @@ class Submission final : public FenceState {
   // The stream no longer lists it. Lets go of what it held, which may run code of the owners: call
   // it without a lock.
   void finish();
-  void fail_with(const std::string& error);
+  void fail_with(const Error& error) noexcept;
 
  private:
   std::shared_ptr<Stream> stream_;
   CuEvent event_;
   Work work_;
   std::atomic<bool> finished_{false};
-  std::string error_;  // written before finished_
+  std::optional<Error> error_;  // written before finished_
 };
 
 }  // namespace gyre::cuda

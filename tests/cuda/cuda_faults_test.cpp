@@ -15,16 +15,29 @@
 namespace gyre::test {
 namespace {
 
+// Null where the driver is not the fake one.
 struct Fake {
-  void (*fail)(uint64_t nth, int result) = nullptr;
+  void (*fail)(uint64_t nth, uint64_t count, cuda::CuResult result) = nullptr;
   uint64_t (*calls)() = nullptr;
+  uint64_t (*kernels_run)() = nullptr;
+  uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
+
+  Fake() {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == nullptr) return;
+    const auto find = [&](const char* name, auto& function) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    };
+    find("gyre_fake_cuda_fail", fail);
+    find("gyre_fake_cuda_calls", calls);
+    find("gyre_fake_cuda_kernels_run", kernels_run);
+    find("gyre_fake_cuda_unseen", unseen);
+  }
 };
 
-Fake fake() {
-  void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (library == nullptr) return {};
-  return {reinterpret_cast<void (*)(uint64_t, int)>(dlsym(library, "gyre_fake_cuda_fail")),
-          reinterpret_cast<uint64_t (*)()>(dlsym(library, "gyre_fake_cuda_calls"))};
+const Fake& fake() {
+  static const Fake kFake;
+  return kFake;
 }
 
 bool has_gpu() {
@@ -38,6 +51,8 @@ bool has_gpu() {
 struct Attempts {
   ErrorCode expected = ErrorCode::out_of_memory;
   uint64_t failed = 0;
+  uint64_t kernels = 0;  // that enter() ran
+  uint64_t early = 0;    // work that had not ended when what it uses was let go
 
   template <class Call>
   decltype(auto) operator()(const Call& call) {
@@ -50,7 +65,35 @@ struct Attempts {
       }
     }
   }
+  // A submit or a replay: however often it is tried, its list runs once.
+  template <class Call>
+  Fence enter(const Call& call) {
+    const uint64_t before = fake().kernels_run();
+    const Fence fence = (*this)(call);
+    kernels += fake().kernels_run() - before;
+    return fence;
+  }
 };
+
+uint64_t foreign_stream() {
+  static cuda::CuStream stream = [] {
+    cuda::CuStream made = nullptr;
+    cuda::driver().stream_create(&made, cuda::kCuStreamNonBlocking);
+    return made;
+  }();
+  return reinterpret_cast<uintptr_t>(stream);
+}
+
+// Lists of two commands over memory whose owner must outlive them. Nobody waits for them, until the
+// next list enters.
+void record_wrapped(Attempts& again, Encoder& encoder, const Tensor& memory, const Tensor& to) {
+  const std::shared_ptr<void> owner(&again, [](Attempts* of) { of->early += fake().unseen(); });
+  const Tensor wrapped = again([&] {
+    return encoder.device().wrap(address_of(memory), DType::f16, memory.shape(), {}, owner);
+  });
+  again([&] { kv_copy(encoder, {.k = wrapped, .k_cache = to}); });
+  again([&] { kv_copy(encoder, {.k = wrapped, .k_cache = to}); });
+}
 
 // Opens a device, copies by submit and replay, and reads back what it copied.
 Bytes run(Attempts& again) {
@@ -69,56 +112,107 @@ Bytes run(Attempts& again) {
   again([&] { write_bytes(k, pattern); });
   again([&] { cache.extend(encoder, 2); });
   again([&] { cache.append(encoder, 0, k, k); });
-  again([&] { encoder.submit().wait(); });
+  const auto submit = [&] { return encoder.submit(); };
+  again.enter(submit).wait();
+  const Tensor to = again([&] { return device.tensor(DType::f16, {2, 1, 16}); });
+  for (int i = 0; i < 2; ++i) {
+    record_wrapped(again, encoder, k, to);
+    again.enter(submit);
+    record_wrapped(again, encoder, k, to);
+    again.enter([&] { return encoder.submit_on(foreign_stream()); });
+  }
   KvCache copy = again([&] { return cache.fork(encoder); });
-  again([&] { encoder.submit().wait(); });
+  again.enter(submit).wait();
   const Tensor out = again([&] { return device.tensor(DType::f16, {2, 1, 16}); });
   again([&] { copy.attend(encoder, 0, {.q = k, .out = out}); });
   const Graph graph = again([&] { return encoder.instantiate(); });
-  again([&] { graph.replay().wait(); });
+  again.enter([&] { return graph.replay(); }).wait();
+  again([&] { device.start_trace(); });
+  again.enter([&] { return graph.replay(); }).wait();
+  record_wrapped(again, encoder, k, to);
+  again.enter(submit);
+  const Trace trace = again([&] { return device.stop_trace(); });
+  EXPECT_EQ(trace.events.size() + trace.dropped, graph.size() + 2u);
   EXPECT_EQ(copy.length(), 2u);
+  again([&] { device.wait(); });
   return again([&] { return read_bytes(k); });
 }
 
 class CudaFaults : public testing::Test {
  protected:
   void SetUp() override {
-    if (fake_.fail == nullptr || !has_gpu()) GTEST_SKIP() << "not the fake driver";
+    if (fake().fail == nullptr || !has_gpu()) GTEST_SKIP() << "not the fake driver";
+    foreign_stream();
   }
   void TearDown() override {
-    if (fake_.fail != nullptr) fake_.fail(0, cuda::kCuSuccess);
+    if (fake().fail != nullptr) fake().fail(0, 0, cuda::kCuSuccess);
   }
-  Fake fake_ = fake();
 };
 
 TEST_F(CudaFaults, OutOfMemoryAtEveryCallCanBeTriedAgain) {
   Attempts none;
-  fake_.fail(0, cuda::kCuSuccess);
+  fake().fail(0, 0, cuda::kCuSuccess);
   const Bytes expected = run(none);
-  const uint64_t calls = fake_.calls();
+  const uint64_t calls = fake().calls();
   ASSERT_GE(calls, 20u);
   for (uint64_t n = 1; n <= calls; ++n) {
     Attempts again;
-    fake_.fail(n, cuda::kCuOutOfMemory);
+    fake().fail(n, 1, cuda::kCuOutOfMemory);
     ASSERT_NO_THROW(ASSERT_EQ(run(again), expected)) << "call " << n << " of " << calls;
     EXPECT_LE(again.failed, 1u) << "call " << n;
+    EXPECT_EQ(again.kernels, none.kernels) << "call " << n << ": a list ran twice, or not at all";
+    EXPECT_EQ(again.early, 0u) << "call " << n << ": memory was let go while work used it";
   }
   std::cout << calls << " driver calls failed for want of memory, one in each run\n";
 }
 
 TEST_F(CudaFaults, ALostDeviceStaysLostUntilItIsOpenedAgain) {
   Attempts none;
-  fake_.fail(0, cuda::kCuSuccess);
+  fake().fail(0, 0, cuda::kCuSuccess);
   const Bytes expected = run(none);
-  const uint64_t calls = fake_.calls();
+  const uint64_t calls = fake().calls();
   for (uint64_t n = 1; n <= calls; ++n) {
     Attempts lost{.expected = ErrorCode::device_lost};
-    fake_.fail(n, cuda::kCuLaunchFailed);
+    fake().fail(n, 1, cuda::kCuLaunchFailed);
     EXPECT_TRUE(throws_error(ErrorCode::device_lost, {}, [&] { run(lost); }))
         << "call " << n << " of " << calls;
-    fake_.fail(0, cuda::kCuSuccess);
+    fake().fail(0, 0, cuda::kCuSuccess);
     ASSERT_NO_THROW(ASSERT_EQ(run(none), expected)) << "after call " << n;
   }
+}
+
+// One launch is tried again at once; if that fails, too, a list of which nothing has run is left to
+// the caller, and one of which a part has run must not be run again.
+TEST_F(CudaFaults, AListThatCannotGoOnEndsTheDevice) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  const Tensor a = device.tensor(DType::f16, {2, 1, 16}), b = device.tensor(DType::f16, {2, 1, 16});
+  Encoder encoder(device);
+  const auto record = [&] {
+    kv_copy(encoder, {.k = a, .k_cache = b});
+    kv_copy(encoder, {.k = b, .k_cache = a});
+  };
+  const auto submit = [&] { encoder.submit().wait(); };
+  record();
+  submit();  // kernels and an event are there: the calls that follow are launches
+  record();
+  fake().fail(2, 1, cuda::kCuInvalidValue);
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:0", "kv_copy"}, submit));
+  EXPECT_EQ(fake().unseen(), 0u) << "what was launched may use what the caller holds";
+  const uint64_t before = fake().kernels_run();
+  fake().fail(1, 2, cuda::kCuOutOfMemory);
+  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"cuda:0", "kv_copy"}, submit));
+  EXPECT_EQ(fake().kernels_run(), before);
+  EXPECT_EQ(encoder.size(), 2u);
+  submit();
+  EXPECT_EQ(fake().kernels_run(), before + 2);
+  record();
+  fake().fail(2, 2, cuda::kCuOutOfMemory);
+  EXPECT_TRUE(
+      throws_error(ErrorCode::device_lost, {"cuda:0", "in kv_copy", "no more work"}, submit));
+  EXPECT_EQ(fake().unseen(), 0u);
+  EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"in kv_copy"}, submit));
+  EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"in kv_copy"}, [&] { device.wait(); }));
+  EXPECT_EQ(fake().kernels_run(), before + 3);
 }
 
 // Returns what is wrong. The process has lost its device afterwards.

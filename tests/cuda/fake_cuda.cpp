@@ -1,9 +1,7 @@
 // A libcuda.so.1 for machines without a GPU: memory is the host's, work is done at once, and the
-// only kernels are bytes_copy and those that do nothing. Nodes of a graph run in the order in which
-// they were added only as far as its edges say so. For tests of the runtime, not of kernels.
+// only kernels are bytes_copy and those that do nothing. For tests of the runtime, not of kernels.
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -14,38 +12,28 @@
 #include <utility>
 #include <vector>
 
-#include "abi/bytes_copy.h"
 #include "cuda/driver.h"
-#include "cuda/kernel.h"
+#include "fake_graph.h"
+#include "fake_streams.h"
 
 namespace {
 
 using namespace gyre::cuda;
-
-struct Function {
-  std::string name;
-};
-struct Module {
-  std::vector<std::unique_ptr<Function>> functions;
-};
-struct Node {
-  Function* function;
-  gyre::abi::BytesCopyParams params;
-  Args args;
-  std::vector<size_t> after = {};  // nodes of the graph
-};
-struct Graph {
-  std::vector<Node> nodes;
-};
+using namespace gyre::test;
 
 struct Stream {
   Graph* captured = nullptr;
+  std::shared_ptr<FakeLine> line = std::make_shared<FakeLine>();
+};
+struct Event {
+  FakeMoment moment;
 };
 
 std::mutex mutex;
 std::map<CuAddress, size_t> blocks;
 CuResult sticky = kCuSuccess;  // until the last user lets go of the context
 int users = 0;
+uint64_t kernels_run = 0;
 
 // A child of fork() cannot use what its parent has of the driver.
 pid_t user = 0;
@@ -53,17 +41,18 @@ void require_user() {
   if (user != getpid()) std::abort();
 }
 
-// Calls that a driver out of memory, or a lost GPU, would refuse; which of them fails, and how.
+// Calls that a driver out of memory, or a lost GPU, would refuse; which of them fail, and how.
 struct Faults {
-  uint64_t calls = 0, fails_at = 0;
+  uint64_t calls = 0, first = 0, count = 0;
   CuResult result = kCuSuccess;
 };
 Faults faults;
 
 CuResult fault() {
   const std::lock_guard lock(mutex);
-  if (++faults.calls != faults.fails_at) return kCuSuccess;
-  if (faults.result != kCuOutOfMemory) sticky = faults.result;
+  const uint64_t call = ++faults.calls;
+  if (call < faults.first || call - faults.first >= faults.count) return kCuSuccess;
+  if (faults.result != kCuOutOfMemory && faults.result != kCuInvalidValue) sticky = faults.result;
   return faults.result;
 }
 
@@ -102,6 +91,7 @@ bool is_inside(CuAddress address, size_t bytes) {
 CuResult run(const Node& node) {
   const std::lock_guard lock(mutex);
   if (sticky != kCuSuccess) return sticky;
+  ++kernels_run;
   if (node.function->name.find("bytes_copy") == std::string::npos) return kCuSuccess;
   const CuAddress from = node.args.at[0], to = node.args.at[1];
   if (!is_inside(from, node.params.bytes) || !is_inside(to, node.params.bytes)) {
@@ -112,42 +102,28 @@ CuResult run(const Node& node) {
   return kCuSuccess;
 }
 
-Node make_node(CuFunction function, void** params) {
-  Node node{as<Function*>(function), {}, {}, {}};
-  if (node.function->name.find("bytes_copy") == std::string::npos) return node;
-  std::memcpy(&node.params, params[0], sizeof node.params);
-  std::memcpy(&node.args, params[1], sizeof node.args);
-  return node;
-}
-
 CuResult state() {
   const std::lock_guard lock(mutex);
   return sticky;
 }
 
-// Handles of nodes count from 1.
-size_t place_of(CuGraphNode node) { return reinterpret_cast<size_t>(node) - 1; }
-
-// The last one that can run comes first.
-CuResult run_graph(const Graph& graph) {
-  std::vector<bool> done(graph.nodes.size());
-  const auto is_done = [&](size_t i) { return done[i]; };
-  for (size_t count = 0; count < graph.nodes.size(); ++count) {
-    size_t i = graph.nodes.size() - 1;
-    while (done[i] || !std::ranges::all_of(graph.nodes[i].after, is_done)) --i;
-    if (const CuResult result = run(graph.nodes[i]); result != kCuSuccess) return result;
-    done[i] = true;
-  }
-  return kCuSuccess;
-}
-
 }  // namespace
 
-// For tests, by dlsym(): the n-th call from now on fails, 0: none; how many there were since.
-extern "C" void gyre_fake_cuda_fail(uint64_t nth, CuResult result) {
+// For tests, by dlsym(): so many calls, from the n-th from now on, fail; how many there were since.
+extern "C" void gyre_fake_cuda_fail(uint64_t nth, uint64_t count, CuResult result) {
   const std::lock_guard lock(mutex);
-  faults = {0, nth, result};
+  faults = {0, nth, count, result};
 }
+// A kernel has failed, which nobody knows yet.
+extern "C" void gyre_fake_cuda_break(CuResult result) {
+  const std::lock_guard lock(mutex);
+  sticky = result;
+}
+extern "C" uint64_t gyre_fake_cuda_kernels_run() {
+  const std::lock_guard lock(mutex);
+  return kernels_run;
+}
+extern "C" uint64_t gyre_fake_cuda_unseen() { return FakeLine::unseen(); }
 extern "C" uint64_t gyre_fake_cuda_calls() {
   const std::lock_guard lock(mutex);
   return faults.calls;
@@ -294,10 +270,13 @@ CuResult cuStreamDestroy_v2(CuStream stream) {
 // Waiting for a stream that is captured spoils the capture.
 CuResult cuStreamSynchronize(CuStream stream) {
   if (as<Stream*>(stream)->captured != nullptr) return kCuInvalidValue;
+  FakeLine::see(as<Stream*>(stream)->line->now());
   return state();
 }
-CuResult cuStreamWaitEvent(CuStream stream, CuEvent, unsigned) {
-  return as<Stream*>(stream)->captured != nullptr ? kCuInvalidValue : kCuSuccess;
+CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsigned) {
+  if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
+  if (as<Stream*>(stream)->captured != nullptr) return kCuInvalidValue;
+  return taking_memory([&] { as<Stream*>(stream)->line->add_wait(as<Event*>(event)->moment); });
 }
 CuResult cuStreamIsCapturing(CuStream stream, CuCaptureStatus* status) {
   *status = as<Stream*>(stream)->captured != nullptr ? 1 : kCuNotCapturing;
@@ -312,18 +291,23 @@ CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
 }
 CuResult cuEventCreate(CuEvent* event, unsigned) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  return make<int>(event);
+  return make<Event>(event);
 }
 CuResult cuEventDestroy_v2(CuEvent event) {
-  delete as<int*>(event);
+  delete as<Event*>(event);
   return kCuSuccess;
 }
-CuResult cuEventRecord(CuEvent, CuStream stream) {
+CuResult cuEventRecord(CuEvent event, CuStream stream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  return as<Stream*>(stream)->captured != nullptr ? kCuInvalidValue : kCuSuccess;
+  if (as<Stream*>(stream)->captured != nullptr) return kCuInvalidValue;
+  as<Event*>(event)->moment = as<Stream*>(stream)->line->now();
+  return kCuSuccess;
 }
-CuResult cuEventQuery(CuEvent) { return state(); }
-CuResult cuEventSynchronize(CuEvent) { return state(); }
+CuResult cuEventQuery(CuEvent event) {
+  FakeLine::see(as<Event*>(event)->moment);
+  return state();
+}
+CuResult cuEventSynchronize(CuEvent event) { return cuEventQuery(event); }
 CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
   *milliseconds = from == to ? 0.0f : 1.0f;
   return kCuSuccess;
@@ -353,11 +337,15 @@ CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsig
                         unsigned, unsigned, CuStream stream, void** params, void**) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   Graph* const captured = as<Stream*>(stream)->captured;
-  if (captured == nullptr) return run(make_node(function, params));
   return taking_memory([&] {
+    if (captured == nullptr) {
+      as<Stream*>(stream)->line->add_work();
+      return run(make_node(function, params));
+    }
     Node node = make_node(function, params);
     if (!captured->nodes.empty()) node.after.push_back(captured->nodes.size() - 1);
     captured->nodes.push_back(std::move(node));
+    return kCuSuccess;
   });
 }
 CuResult cuGraphCreate(CuGraph* graph, unsigned) {
@@ -399,9 +387,12 @@ CuResult cuGraphExecDestroy(CuGraphExec exec) {
   delete as<Graph*>(exec);
   return kCuSuccess;
 }
-CuResult cuGraphLaunch(CuGraphExec exec, CuStream) {
+CuResult cuGraphLaunch(CuGraphExec exec, CuStream stream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  return taking_memory([&] { return run_graph(*as<Graph*>(exec)); });
+  return taking_memory([&] {
+    as<Stream*>(stream)->line->add_work();
+    return run_graph(*as<Graph*>(exec), run);
+  });
 }
 
 }  // extern "C"

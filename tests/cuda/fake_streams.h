@@ -1,0 +1,68 @@
+#pragma once
+// What streams of the fake driver were given, and how much of it somebody has seen to be done: by a
+// wait for a stream, or for an event that was recorded after it. Work runs at once; whoever lets go
+// of its memory before it was seen to be done would be wrong on a GPU.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace gyre::test {
+
+class FakeLine;
+
+struct FakeMoment {
+  std::shared_ptr<FakeLine> line = nullptr;  // null: always done
+  size_t step = 0;
+};
+
+class FakeLine : public std::enable_shared_from_this<FakeLine> {
+ public:
+  static std::atomic<uint64_t>& unseen() {  // work, of all lines
+    static std::atomic<uint64_t> count{0};
+    return count;
+  }
+
+  void add_work() {
+    const std::lock_guard lock(mutex());
+    steps_.emplace_back();
+    ++unseen();
+  }
+  void add_wait(const FakeMoment& moment) {
+    const std::lock_guard lock(mutex());
+    if (moment.line != nullptr) steps_.push_back(moment);
+  }
+  FakeMoment now() {
+    const std::lock_guard lock(mutex());
+    return {shared_from_this(), steps_.size()};
+  }
+  static void see(const FakeMoment& moment) {
+    const std::lock_guard lock(mutex());
+    if (moment.line != nullptr) moment.line->see_until(moment.step);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  void see_until(size_t step) {
+    while (seen_ < step) {
+      const FakeMoment done = std::exchange(steps_[seen_++], {});
+      if (done.line != nullptr) {
+        done.line->see_until(done.step);
+      } else {
+        --unseen();
+      }
+    }
+  }
+
+  std::vector<FakeMoment> steps_;  // work has no line
+  size_t seen_ = 0;
+};
+
+}  // namespace gyre::test
