@@ -143,27 +143,52 @@ TEST_P(AttentionKernelSets, APromptInPiecesIsTheSame) {
   }
 }
 
-// So many rows that some sets take more of them at a time: the same bits as of few.
+// So many rows that some sets take more of them at a time: the same bits as of few, whatever
+// differs from row to row.
 TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
   constexpr uint64_t kTokens = 130, kLast = 10, kHeads = 128, kDim = 64, kKeys = 140;
+  const Device d = test_device();
+  const std::vector<float> q = gaussian_rows(kTokens * kHeads, kDim, 1);
+  std::vector<float> slopes(kHeads);
+  for (uint64_t head = 0; head < kHeads; ++head)
+    slopes[head] = 0.001f * static_cast<float>(head + 1);
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4}) {
-    const Device d = test_device();
-    const std::vector<float> q = gaussian_rows(kTokens * kHeads, kDim, 1);
     AttentionInputs in;
     in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, kDim, 2), {1, kDim});
     in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, kDim, 3), {1, kDim});
+    AttentionOptions options{.length = kKeys, .scale = 1 / 8.0f};
+    bool tree = false;
     const auto run = [&](uint64_t tokens) {  // the last of them
       in.q = tensor_of(d, {q.end() - static_cast<int64_t>(tokens * kHeads * kDim), q.end()},
                        {tokens, kHeads, kDim});
       in.out = d.tensor(DType::f32, {tokens, kHeads, kDim});
+      if (tree) {
+        // A token does not see those that are three, six and so on before it; none misses older
+        // ones.
+        std::vector<uint8_t> sees(tokens * tokens);
+        for (uint64_t t = 0; t < tokens; ++t) {
+          for (uint64_t other = 0; other <= t; ++other)
+            sees[t * tokens + other] = other == t || tokens - other > kLast || (t - other) % 3 != 0;
+        }
+        in.tree = d.tensor(DType::u8, {tokens, tokens});
+        in.tree.write_from(std::span<const uint8_t>(sees));
+      }
       Encoder encoder(d);
-      attention(encoder, in, {.length = kKeys, .scale = 1 / 8.0f});
+      attention(encoder, in, options);
       encoder.submit().wait();
       std::vector<float> out = floats_of(in.out);
       out.erase(out.begin(), out.end() - static_cast<int64_t>(kLast * kHeads * kDim));
       return out;
     };
     EXPECT_EQ(run(kTokens), run(kLast)) << name(format);
+    tree = true;
+    EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", a tree";
+    tree = false;
+    in.tree = {};
+    options.window = 50;
+    options.soft_cap = 20;
+    in.slopes = tensor_of(d, slopes, {kHeads});
+    EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", window, soft cap and slopes";
   }
 }
 

@@ -33,9 +33,8 @@ inline bool KeysAreWhole(const abi::KvCacheLayout& cache) {
   return cache.head_dim % step == 0;
 }
 
-inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys, bool prompt) {
+inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys, bool split) {
   const AttentionKernels& kernels = attention_kernels();
-  const bool split = prompt && kernels.score_prompt != nullptr;
   switch (static_cast<KvFormat>(cache.format)) {
     case KvFormat::f32:
       return KvPath::f32;
@@ -57,14 +56,14 @@ class Decode {
   // Whether the machine multiplies what K and V are stored as: then prompts are faster here than in
   // f32, too.
   static bool takes_prompts(const abi::AttentionParams& p) {
-    const KvPath k = PathOf(p.k, true, true), v = PathOf(p.v, false, true);
+    const KvPath k = PathOf(p.k, true, splits(p)), v = PathOf(p.v, false, splits(p));
     return (k == KvPath::levels || k == KvPath::padded_levels || k == KvPath::split) &&
            (v == KvPath::levels || v == KvPath::split);
   }
   explicit Decode(WorkTile& work)
       : work_(work),
-        k_path_(PathOf(*work.k.layout, true, work.prompt)),
-        v_path_(PathOf(*work.v.layout, false, work.prompt)) {
+        k_path_(PathOf(*work.k.layout, true, work.prompt && splits(*work.params))),
+        v_path_(PathOf(*work.v.layout, false, work.prompt && splits(*work.params))) {
     value_blocks_ = PaddedBlocks(work_.v_dim(), 8);
     prepare_queries();
   }
@@ -93,6 +92,12 @@ class Decode {
   }
 
  private:
+  // Whether prompts over f16 and bf16 are split into bf16.
+  static bool splits(const abi::AttentionParams& p) {
+    const AttentionKernels& kernels = attention_kernels();
+    return kernels.score_prompt != nullptr && (p.window == 0 || kernels.prompts_with_window);
+  }
+
   // Whether some of the rows sees a key of the block. Bounds grow with the row.
   bool is_seen(const KeyBlock& block) const {
     return work_.bounds[first_].begin < block.key + block.end &&

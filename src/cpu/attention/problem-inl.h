@@ -34,8 +34,8 @@ struct AttentionScratch {
 
 static_assert(sizeof(AttentionScratch) == kAttentionScratchBytes);
 
-// K or V of one head. Addresses are numbers until there is something at them: without capacity there
-// is no memory, dense formats have no scales, and null has no offsets.
+// K or V of one head. Addresses are numbers until there is something at them: without capacity
+// there is no memory, dense formats have no scales, and null has no offsets.
 struct HeadView {
   const abi::KvCacheLayout* layout;
   uint64_t codes, scales;

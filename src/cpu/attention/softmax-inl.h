@@ -115,14 +115,17 @@ HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, float fa
   const float rescale = state.raise(hn::GetLane(hn::MaxOfLanes(d, top)) * factor);
   const auto reference = hn::Set(d, state.reference());
   const auto factors = hn::Set(d, factor);
-  auto sum = hn::Zero(d);
   for (uint32_t i = 0; i < count; i += lanes) {
     // Not fused: the largest must come out as exactly 1.
     const auto p = Exp2(hn::Sub(hn::Mul(hn::Load(d, logits + i), factors), reference));
     hn::Store(p, d, logits + i);
-    sum = hn::Add(sum, p);
   }
-  state.sum += hn::GetLane(hn::SumOfLanes(d, sum));
+  // By eight: a window may begin at any tile of a block, and the sum must not depend on it.
+  const DF eight;
+  auto sum = hn::Zero(eight);
+  for (uint32_t i = 0; i < count; i += static_cast<uint32_t>(hn::Lanes(eight)))
+    sum = hn::Add(sum, hn::Load(eight, logits + i));
+  state.sum += hn::GetLane(hn::SumOfLanes(eight, sum));
   return rescale;
 }
 

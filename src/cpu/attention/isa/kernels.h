@@ -106,6 +106,8 @@ struct AttentionKernels {
   uint32_t (*split_queries)(float* q, uint32_t rows, uint32_t head_dim, uint32_t format) = nullptr;
   void (*score_prompt)(const ScoreJob&) = nullptr;
   void (*accumulate_prompt)(const AccumulateJob&) = nullptr;
+  // Whether its sums stay the same if a block begins eight keys later, as a window may make it.
+  bool prompts_with_window = false;
   bool split_bf16_queries = false;  // of decoding: see ScoreJob::q; else score_bf16 reads q_f32
   // What f16 and bf16 are multiplied in; of several kernels the one with the largest errors counts.
   const char* f16_arithmetic = "f32";
