@@ -18,15 +18,31 @@ std::string name_kv_encode(uint64_t spec) {
          std::to_string(s.v_format) + ">";
 }
 
+namespace {
+
+// The most rows of a tile that fit; 0: none.
+uint32_t tile_rows_within(const abi::KvEncodeParams& p, uint32_t bytes) {
+  uint32_t rows = kEncodeMostTileRows;
+  while (rows >= kEncodeLeastTileRows && encode_tile_bytes(p, rows) > bytes) rows /= 2;
+  return rows >= kEncodeLeastTileRows ? rows : 0;
+}
+
+// Of one block or of two side by side, whichever takes more at a time.
+uint32_t tile_rows(const abi::KvEncodeParams& p, const CudaLimits& limits) {
+  constexpr uint32_t kFixed = 1024, kReserved = 1024;  // in the kernel's text, by the driver
+  const auto less = [](uint32_t bytes, uint32_t by) { return bytes > by ? bytes - by : 0; };
+  const uint32_t one = tile_rows_within(p, less(limits.shared_bytes_per_block, kFixed));
+  const uint32_t two =
+      tile_rows_within(p, less(limits.shared_bytes_per_multiprocessor / 2, kFixed + kReserved));
+  return std::max(2 * two >= one ? two : one, kEncodeLeastTileRows);
+}
+
+}  // namespace
+
 Launch launch_kv_encode(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
   if (encode_takes_tiles(p)) {
-    // As many rows as leave room for two blocks side by side, or else for one.
-    constexpr uint32_t kReserved = 1024;  // of every block, by the driver
-    const uint32_t half = limits.shared_bytes_per_multiprocessor / 2 - kReserved;
-    const uint32_t budget = std::min(half, limits.shared_bytes_per_block - kReserved);
-    uint32_t rows = kEncodeMostTileRows;
-    while (rows > kEncodeLeastTileRows && encode_tile_bytes(p, rows) > budget) rows /= 2;
+    const uint32_t rows = tile_rows(p, limits);
     return {{static_cast<uint32_t>(encode_blocks(p, 0, rows) + encode_blocks(p, 1, rows)), 1, 1},
             rows * kEncodeRowThreads,
             encode_tile_bytes(p, rows)};

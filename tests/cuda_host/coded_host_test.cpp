@@ -193,15 +193,15 @@ Tensor floats(const Device& device, const Dims& shape, const std::vector<float>&
   return tensor;
 }
 
-// kBasisFewRows and more: as on a prompt, many rows to a thread.
-TEST_F(CodedOnHost, BasisOfManyRowsHasTheCpusBits) {
-  for (const uint64_t n : {16u, 80u, 128u, 272u, 528u, 1024u}) {
-    constexpr uint64_t kTokens = 131, kKvHeads = 2, kGroup = 2;
-    const auto x = normal_values(kTokens * kKvHeads * kGroup * n, 1, "x");
+// kBasisFewRows and more: as on a prompt, many rows to a thread. Fewer: the matrix in stages.
+void basis_has_the_cpus_bits(const Device& one, const Device& other, uint64_t tokens) {
+  for (const uint64_t n : {16u, 80u, 128u, 144u, 272u, 528u, 1024u}) {
+    constexpr uint64_t kKvHeads = 2, kGroup = 2;
+    const auto x = normal_values(tokens * kKvHeads * kGroup * n, 1, "x");
     const auto matrix = normal_values(kKvHeads * n * n, 0.1f, "m");
     const auto vectors = normal_values(kKvHeads * n, 1, "v");
     const auto run = [&](const Device& device) {
-      const Tensor rows = floats(device, {kTokens, kKvHeads * kGroup, n}, x);
+      const Tensor rows = floats(device, {tokens, kKvHeads * kGroup, n}, x);
       const Tensor vector = floats(device, {kKvHeads, n}, vectors);
       Encoder encoder(device);
       kv_basis(encoder, {rows, floats(device, {kKvHeads, n, n}, matrix), vector, vector, rows});
@@ -210,8 +210,11 @@ TEST_F(CodedOnHost, BasisOfManyRowsHasTheCpusBits) {
       rows.read_to(std::span(out));
       return out;
     };
-    EXPECT_TRUE(run(device_) == run(cpu_)) << n;
+    EXPECT_TRUE(run(one) == run(other)) << n;
   }
+}
+TEST_F(CodedOnHost, BasisHasTheCpusBits) {
+  for (const uint64_t tokens : {3u, 131u}) basis_has_the_cpus_bits(device_, cpu_, tokens);
 }
 
 // A coding with all of its parts, for one of K and V.
@@ -320,35 +323,77 @@ TEST_P(CodedWriters, WriteLeavesTheCpusBytes) { EXPECT_TRUE(written(device_) == 
 INSTANTIATE_TEST_SUITE_P(Kernels, CodedWriters, testing::ValuesIn(kWriters));
 
 // The f16 part, which readers of sinks and tail see, and rows beyond what squares of f32 hold.
+// Few rows, and a tile and a half of many; with a basis and a mean and without.
+void encodes_what_the_document_says(uint64_t n, uint64_t rows, bool basis) {
+  auto x = normal_values(rows * n, 1, "rows");
+  constexpr float kScales[] = {1, 1e30f, 1e-40f, 0, 1, 1, 1e-12f, 3e9f};
+  for (uint64_t i = 0; i < x.size(); ++i) x[i] *= kScales[i / n % std::size(kScales)];
+  x[4 * n + 3] = std::numeric_limits<float>::quiet_NaN();
+  x[5 * n + 1] = std::numeric_limits<float>::infinity();
+  x[7 * n + 2] = -0.0f;
+  const auto matrix = normal_values(n * n, 1, "m"), factor = normal_values(n * n, 0.1f, "f"),
+             mean = normal_values(n, 0.5f, "mean");
+  const std::vector<float> diagonal(n, 0.75f);
+  abi::KvEncodeParams p{rows, 1, {}};
+  p.stream[0] = {n * 4, n * 4, static_cast<uint32_t>(n), abi::kTq4, 2, 0, {1.0f, 1.05f}};
+  const uint64_t row_bytes = abi::kv_coded_bytes(n);
+  std::vector<uint8_t> coded((rows + 1) * row_bytes, 0xA5);
+  const auto at = [](const auto& of) { return reinterpret_cast<uint64_t>(of.data()); };
+  const uint64_t args[14] = {at(x),
+                             basis ? at(matrix) : 0,
+                             basis ? at(matrix) : 0,
+                             basis ? at(mean) : 0,
+                             at(factor),
+                             at(diagonal),
+                             at(coded)};
+  run_encode<float, abi::kTq4, 0>(&p, args, 0, 1);
+  const reference::CodedRowInputs in{basis ? matrix.data() : nullptr,
+                                     basis ? matrix.data() : nullptr,
+                                     basis ? mean.data() : nullptr,
+                                     factor.data(),
+                                     diagonal.data(),
+                                     {1.0f, 1.05f}};
+  for (uint64_t r = 0; r < rows; ++r) {
+    SCOPED_TRACE(std::to_string(n) + " row " + std::to_string(r) + " of " + std::to_string(rows));
+    const auto expected = reference::coded_row("tq4", false, std::span(x).subspan(r * n, n), in);
+    const uint8_t* const got = &coded[r * row_bytes];
+    EXPECT_EQ(std::memcmp(got, expected.near.data(), 2 * n), 0);
+    EXPECT_EQ(std::memcmp(got + 2 * n, expected.codes.data(), n), 0);
+    EXPECT_EQ(std::memcmp(got + 3 * n, &expected.scale, 2), 0);
+  }
+  EXPECT_TRUE(std::all_of(coded.end() - static_cast<ptrdiff_t>(row_bytes), coded.end(),
+                          [](uint8_t byte) { return byte == 0xA5; }))
+      << "behind the last row";
+}
 TEST_F(CodedOnHost, EncodesWhatTheDocumentSays) {
-  constexpr uint64_t kRows = 8;
-  for (const uint64_t n : {16u, 64u, 256u}) {
-    auto x = normal_values(kRows * n, 1, "rows");
-    const float scales[kRows] = {1, 1e30f, 1e-40f, 0, 1, 1, 1e-12f, 3e9f};
-    for (uint64_t i = 0; i < x.size(); ++i) x[i] *= scales[i / n];
-    x[4 * n + 3] = std::numeric_limits<float>::quiet_NaN();
-    x[5 * n + 1] = std::numeric_limits<float>::infinity();
-    x[7 * n + 2] = -0.0f;
-    const auto matrix = normal_values(n * n, 1, "m"), factor = normal_values(n * n, 0.1f, "f");
-    const std::vector<float> diagonal(n, 0.75f);
-    abi::KvEncodeParams p{kRows, 1, {}};
-    p.stream[0] = {n * 4, n * 4, static_cast<uint32_t>(n), abi::kTq4, 2, 0, {1.0f, 1.05f}};
-    const uint64_t row_bytes = abi::kv_coded_bytes(n);
-    std::vector<uint8_t> coded(kRows * row_bytes);
-    const auto at = [](const auto& of) { return reinterpret_cast<uint64_t>(of.data()); };
-    const uint64_t args[14] = {at(x),      at(matrix),   at(matrix), 0,
-                               at(factor), at(diagonal), at(coded)};
-    run_encode<float, abi::kTq4, 0>(&p, args, 0, 1);
-    const reference::CodedRowInputs in{matrix.data(), matrix.data(),   nullptr,
-                                       factor.data(), diagonal.data(), {1.0f, 1.05f}};
-    for (uint64_t r = 0; r < kRows; ++r) {
-      const auto expected = reference::coded_row("tq4", false, std::span(x).subspan(r * n, n), in);
-      const uint8_t* const got = &coded[r * row_bytes];
-      EXPECT_EQ(std::memcmp(got, expected.near.data(), 2 * n), 0) << n << " row " << r;
-      EXPECT_EQ(std::memcmp(got + 2 * n, expected.codes.data(), n), 0) << n << " row " << r;
-      EXPECT_EQ(std::memcmp(got + 3 * n, &expected.scale, 2), 0) << n << " row " << r;
+  for (const uint64_t n : {16u, 64u, 128u, 256u}) {
+    for (const uint64_t rows : {8u, 27u}) {
+      for (const bool basis : {true, false}) encodes_what_the_document_says(n, rows, basis);
     }
   }
+}
+
+// As many rows as shared memory has room for, in one block or in two side by side.
+TEST(CodedLaunch, TilesFitIntoEveryGpu) {
+  const auto rows_of = [](uint32_t n, uint32_t gains, const cuda::CudaLimits& limits) {
+    abi::KvEncodeParams p{512, 8, {}};
+    for (abi::KvEncodeStream& s : p.stream) s.head_dim = n, s.gains = gains;
+    if (!cuda::encode_takes_tiles(p)) return 0u;
+    const cuda::Launch how = cuda::launch_kv_encode(&p, 0, limits);
+    EXPECT_LE(how.shared_bytes + 1024, limits.shared_bytes_per_block) << n << " " << gains;
+    return how.block / cuda::kEncodeRowThreads;
+  };
+  const cuda::CudaLimits small{84, 99 << 10, 100 << 10, 89}, hopper{132, 227 << 10, 228 << 10, 90};
+  for (const uint32_t n : {16u, 32u, 64u, 128u, 256u}) {
+    for (uint32_t gains = 1; gains <= abi::kKvMostGains; ++gains) {
+      EXPECT_EQ(rows_of(n, gains, small) == 0, n == 256 && gains > 6);
+      EXPECT_EQ(rows_of(n, gains, hopper) == 0, n == 256 && gains > 6);
+    }
+  }
+  EXPECT_EQ(rows_of(128, 3, hopper), 16u);
+  EXPECT_EQ(rows_of(256, 3, hopper), 8u);
+  EXPECT_EQ(rows_of(128, 3, small), 16u);
+  EXPECT_EQ(rows_of(256, 3, small), 4u);
 }
 
 }  // namespace

@@ -235,12 +235,14 @@ std::vector<OpCase> kv_coded_cases() {
       for (uint64_t kind = 0; kind < 3; ++kind) {
         const uint64_t i = f * 15 + d * 3 + kind;
         KvCodedCase c;
-        c.source = kFloats[i % 3];
+        c.source = kFloats[(i + i / 3) % 3];
         c.k = {native_formats()[f], kDims[d]};
         c.v = {native_formats()[(f + kind) % formats], kDims[(d + kind) % std::size(kDims)]};
         c.values = kKinds[kind];
         if (c.values == KvValues::extreme) c.tokens = 6;
-        if (i % 4 == 1) c.tokens = 16 + i % 11, c.capacity = 30;  // GPUs take them in tiles
+        // GPUs take many tokens in tiles; which cases have them depends on nothing else.
+        if (static_cast<uint32_t>(i * 2654435761u) >> 30 == 0)
+          c.tokens = 16 + i % 11, c.capacity = 30;
         c.basis = i % 4 != 3;
         c.mean = i % 2 == 0;
         c.feedback = i % 5 != 4;
@@ -263,11 +265,11 @@ std::vector<OpCase> kv_coded_cases() {
 std::vector<OpCase> kv_basis_cases() {
   std::vector<OpCase> cases;
   uint64_t i = 0;
-  for (const uint64_t head_dim : {16u, 48u, 64u, 80u, 128u, 256u, 1024u}) {
+  for (const uint64_t head_dim : {16u, 48u, 64u, 80u, 128u, 144u, 256u, 272u, 528u, 1024u}) {
     for (const uint64_t tokens : {1u, 5u, 33u}) {
       KvBasisCase c;
       c.head_dim = head_dim;
-      c.tokens = head_dim == 1024 ? 2 : tokens;
+      c.tokens = head_dim > 256 ? 2 : tokens;
       c.x = kFloats[i % 3];
       c.out = kFloats[i / 3 % 3];
       c.group = 1 + i % 4;

@@ -2,7 +2,6 @@
 // From the targets of a row to its codes and scale, by a warp: steps 7 and 8 of docs/kv_formats.md,
 // "Coded rows". Coordinate i is lane i % 32's, as the chains of sums have it.
 #include "cuda/kernels/coded_levels.cuh"
-#include "cuda/kernels/tile_shared.cuh"
 
 namespace gyre::cuda {
 
@@ -38,7 +37,7 @@ __device__ GainSums sum_gain(const CodedSource& row, const float* diagonal, cons
   return {add_chains(pm), add_chains(mm)};
 }
 
-// t, pm: of the gain that is kept. to: the coded row, behind its f16 part.
+// t, pm: of the gain that is kept. to: the coded row.
 template <uint32_t kFormat>
 __device__ void write_coded(const CodedSource& row, bool is_v, const float* t, float pm,
                             uint8_t* to) {

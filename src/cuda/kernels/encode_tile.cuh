@@ -7,6 +7,7 @@
 #include "cuda/kernels/coded_finish.cuh"
 #include "cuda/kernels/encode_work.cuh"
 #include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/tile_shared.cuh"
 
 namespace gyre::cuda {
 

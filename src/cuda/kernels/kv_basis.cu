@@ -72,7 +72,7 @@ __device__ inline void fetch_stage(const float* matrix, uint32_t n, uint32_t beg
   const uint32_t rows = basis_stage_rows(n), left = n - begin;
   const uint32_t count = (left < rows ? left : rows) * n;
   const float* const from = matrix + uint64_t{begin} * n;
-  if (is_aligned(from, 16) && n % 4 == 0) {
+  if (is_aligned(from, 16)) {
 #pragma unroll 4
     for (uint32_t i = threadIdx.x * 4; i < count; i += kBlockThreads * 4)
       copy_async<16>(shared_address(stage + i), from + i, true);
