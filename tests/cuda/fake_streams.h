@@ -22,6 +22,8 @@ struct FakeMoment {
 
 class FakeLine : public std::enable_shared_from_this<FakeLine> {
  public:
+  FakeLine() { steps_.reserve(kRoom); }
+
   static std::atomic<uint64_t>& unseen() {  // work, of all lines
     static std::atomic<uint64_t> count{0};
     return count;
@@ -29,16 +31,16 @@ class FakeLine : public std::enable_shared_from_this<FakeLine> {
 
   void add_work() {
     const std::lock_guard lock(mutex());
-    steps_.emplace_back();
+    add({});
     ++unseen();
   }
   void add_wait(const FakeMoment& moment) {
     const std::lock_guard lock(mutex());
-    if (moment.line != nullptr) steps_.push_back(moment);
+    if (moment.line != nullptr) add(moment);
   }
   FakeMoment now() {
     const std::lock_guard lock(mutex());
-    return {shared_from_this(), steps_.size()};
+    return {shared_from_this(), first_ + steps_.size()};
   }
   static void see(const FakeMoment& moment) {
     const std::lock_guard lock(mutex());
@@ -46,13 +48,23 @@ class FakeLine : public std::enable_shared_from_this<FakeLine> {
   }
 
  private:
+  static constexpr size_t kRoom =
+      256;  // as in a driver, a launch takes memory only where many wait
+
   static std::mutex& mutex() {
     static std::mutex one;
     return one;
   }
+  void add(const FakeMoment& moment) {
+    if (seen_ == first_ + steps_.size()) {
+      first_ = seen_;
+      steps_.clear();
+    }
+    steps_.push_back(moment);
+  }
   void see_until(size_t step) {
     while (seen_ < step) {
-      const FakeMoment done = std::exchange(steps_[seen_++], {});
+      const FakeMoment done = std::exchange(steps_[seen_++ - first_], {});
       if (done.line != nullptr) {
         done.line->see_until(done.step);
       } else {
@@ -62,7 +74,7 @@ class FakeLine : public std::enable_shared_from_this<FakeLine> {
   }
 
   std::vector<FakeMoment> steps_;  // work has no line
-  size_t seen_ = 0;
+  size_t first_ = 0, seen_ = 0;    // numbers of the first of steps_, and of the next to see
 };
 
 }  // namespace gyre::test

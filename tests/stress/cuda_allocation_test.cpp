@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <optional>
 
+#include "cuda/driver.h"
 #include "stress/allocation_programs.h"
+#include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
@@ -22,18 +25,86 @@ KvCacheOptions cache_options() {
           .step_tokens = 8};
 }
 
-void submit(Encoder& encoder) {
-  survive(encoder, [&] { encoder.submit().wait(); });
+// Of the fake driver; null where it is another.
+struct Fake {
+  uint64_t (*kernels_run)() = nullptr;
+  void (*break_gpu)(cuda::CuResult) = nullptr;
+
+  Fake() {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == nullptr) return;
+    kernels_run = reinterpret_cast<uint64_t (*)()>(dlsym(library, "gyre_fake_cuda_kernels_run"));
+    break_gpu = reinterpret_cast<void (*)(cuda::CuResult)>(dlsym(library, "gyre_fake_cuda_break"));
+  }
+};
+
+const Fake& fake() {
+  static const Fake kFake;
+  return kFake;
 }
 
-// Opens a device, records, submits, replays, forks, saves and loads. The stand-in's kernels do
-// nothing but copy, so what comes back is what was copied.
-std::vector<float> run(const std::string& folder) {
+// What a run did, to be compared with one in which nothing failed.
+struct Outcome {
+  std::vector<float> values;
+  uint64_t kernels = 0;  // of submits and replays: a list that ran twice shows
+
+  // A submit or a replay.
+  template <class Call>
+  void enter(const Call& call) {
+    const uint64_t before = fake().kernels_run();
+    survive([&] { return call(); }).wait();
+    kernels += fake().kernels_run() - before;
+  }
+  bool operator==(const Outcome&) const = default;
+};
+
+Device open_device() {
+  const DeviceOptions options{.pool_limit_bytes = 0, .kernel_cache = "off"};
+  return survive([&] { return Device::open("cuda:0", options); });
+}
+
+uint64_t foreign_stream() {
+  static cuda::CuStream stream = [] {
+    cuda::CuStream made = nullptr;
+    cuda::driver().stream_create(&made, cuda::kCuStreamNonBlocking);
+    return made;
+  }();
+  return reinterpret_cast<uintptr_t>(stream);
+}
+
+// A kernel of the caller's over memory of the caller's, on a stream of the caller's.
+void run_foreign(const Device& device, Encoder& encoder, const Tensor& memory, Outcome& outcome) {
+  const Dims shape = memory.shape();
+  const Tensor wrapped =
+      survive([&] { return device.wrap(address_of(memory), DType::f16, shape); });
+  const CustomCode code{.name = "nothing",
+                        .args = {{"x", Access::read_write}},
+                        .params_bytes = 8,
+                        .cuda = {"__global__ void nothing()", "nothing"}};
+  std::optional<CustomKernel> kernel;
+  survive([&] {
+    failing_memory().on = false;  // the caller's copy, for a call by value
+    CustomCode given = code;
+    failing_memory().on = true;
+    kernel.emplace(std::move(given));
+  });
+  const uint64_t params = 0;
+  survive(encoder, [&] {
+    kernel->record(encoder, std::as_bytes(std::span(&params, 1)), {&wrapped, 1}, {});
+  });
+  survive(encoder, [&] { hadamard(encoder, {.x = wrapped, .out = wrapped}); });
+  outcome.enter([&] { return encoder.submit_on(foreign_stream()); });
+}
+
+// Opens a device, prepares, records, submits, replays, forks, saves and loads. The stand-in's
+// kernels do nothing but copy, so what comes back is what was copied.
+Outcome run(const std::string& folder) {
+  Outcome outcome;
   const std::string path = folder + "/cache";
-  const DeviceOptions device_options{.pool_limit_bytes = 0, .kernel_cache = "off"};
-  const Device device = survive([&] { return Device::open("cuda:0", device_options); });
+  const Device device = open_device();
   const KvCacheOptions options = cache_options();
   Encoder encoder = survive([&] { return Encoder(device); });
+  const auto submit = [&] { return encoder.submit(); };
   KvCache cache = survive([&] { return KvCache(device, options); });
   const Dims shape = {kTokens, 1, kDim};
   const Tensor k = survive([&] { return device.tensor(DType::f16, shape); });
@@ -47,55 +118,118 @@ std::vector<float> run(const std::string& folder) {
     survive(encoder, [&] { cache.append(encoder, layer, k, k); });
     survive(encoder, [&] { cache.attend(encoder, layer, {.q = k, .out = out}); });
   }
-  submit(encoder);
+  outcome.enter(submit);
   KvCache fork = survive(encoder, [&] { return cache.fork(encoder); });
-  submit(encoder);
+  outcome.enter(submit);
   survive(encoder, [&] { fork.attend(encoder, 0, {.q = k, .out = out}); });
   const Graph graph = survive(encoder, [&] { return encoder.instantiate(); });
+  outcome.enter([&] { return graph.replay(); });
+  run_foreign(device, encoder, copy, outcome);
   survive([&] { device.start_trace(); });
-  survive([&] { graph.replay().wait(); });
-  survive([&] { return device.stop_trace(); });
+  outcome.enter([&] { return graph.replay(); });
+  survive(encoder, [&] { hadamard(encoder, {.x = copy, .out = copy}); });
+  survive(encoder, [&] { hadamard(encoder, {.x = copy, .out = copy}); });
+  outcome.enter(submit);
+  const Trace trace = survive([&] { return device.stop_trace(); });
+  EXPECT_EQ(trace.events.size() + trace.dropped, graph.size() + 2u);
   survive([&] { fork.save(path); });
   KvCache loaded = survive([&] { return KvCache(device, options); });
   survive([&] { loaded.load(path); });
   EXPECT_EQ(loaded.length(), kTokens);
   std::vector<Half> read(k.elements());
   survive([&] { k.read_to(std::span(read)); });
-  std::vector<float> values;
-  for (const Half value : read) values.push_back(static_cast<float>(value));
-  return values;
+  for (const Half value : read) outcome.values.push_back(static_cast<float>(value));
+  return outcome;
+}
+
+// Builds ahead, several at a time.
+Outcome run_prepare(const std::string& /*folder*/) {
+  const Device device = open_device();
+  const ModelShape shape{.heads = 1,
+                         .kv_heads = 1,
+                         .head_dim = kDim,
+                         .layers = {{.k = KvFormat::f16, .v = KvFormat::f16}},
+                         .context = 64,
+                         .step_tokens = 1,
+                         .use_batch = false};
+  survive([&] { return device.prepare(shape); });
+  for (const PreparedKernel& kernel : survive([&] { return device.prepare(shape); }))
+    EXPECT_FALSE(kernel.compiled) << kernel.name << " was there";
+  return {};
 }
 
 class CudaAllocation : public testing::Test {
  protected:
   void SetUp() override {
-    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (driver == nullptr || dlsym(driver, "gyre_fake_cuda_fail") == nullptr)
-      GTEST_SKIP() << "not the fake driver";
+    if (fake().kernels_run == nullptr) GTEST_SKIP() << "not the fake driver";
+    foreign_stream();
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void fail_each(Outcome (*program)(const std::string&), uint64_t stride);
 
   const std::string folder_ =
       testing::TempDir() + "gyre_cuda_allocation_" + std::to_string(getpid());
 };
 
-TEST_F(CudaAllocation, EveryOneMayFail) {
-  run(folder_);  // what is made once is there
+void CudaAllocation::fail_each(Outcome (*program)(const std::string&), uint64_t stride) {
+  program(folder_);  // what is made once is there
   failing_memory().arm(~uint64_t{0}, 0);
-  const std::vector<float> expected = run(folder_);
+  const Outcome expected = program(folder_);
   const uint64_t count = failing_memory().count;
-  ASSERT_GT(count, 300u);
-  for (uint64_t at = 0; at < count; ++at) {
+  uint64_t tried = 0, hit = 0;
+  for (uint64_t at = 0; at < count; at += stride) {
     failing_memory().arm(at, at % 5 == 4 ? 9 : 1);
     SCOPED_TRACE("allocation " + std::to_string(at) + " of " + std::to_string(count));
     try {
-      ASSERT_EQ(run(folder_), expected);
+      ASSERT_TRUE(program(folder_) == expected) << "other values, or a list that ran twice";
     } catch (const std::exception& error) {
       FAIL() << error.what();
     }
+    ++tried;
+    if (failing_memory().failed != 0) ++hit;
   }
-  std::printf("each of %llu allocations failed\n", static_cast<unsigned long long>(count));
+  // Threads that build allocate too: the last ones may come after the last call, and not count.
+  EXPECT_GE(hit * 100, tried * 97) << hit << " of " << tried << " failed";
+  ASSERT_GT(tried, 100u);
+  std::printf("%llu of %llu allocations failed\n", static_cast<unsigned long long>(hit),
+              static_cast<unsigned long long>(count));
+}
+
+TEST_F(CudaAllocation, EveryOneMayFail) { fail_each(run, 1); }
+TEST_F(CudaAllocation, EveryOneOfABuildMayFail) { fail_each(run_prepare, 1); }
+
+// The GPU is found to be lost by whoever waits, also where there is no memory to say how.
+TEST_F(CudaAllocation, ALossNeedsNoMemory) {
+  constexpr uint64_t kMost = 200;
+  uint64_t at = 0;
+  for (bool failed = true; failed; ++at) {
+    ASSERT_LT(at, kMost);
+    const Device device = open_device();
+    const Tensor x = device.tensor(DType::f16, {1, 1, kDim});
+    Encoder encoder(device);
+    hadamard(encoder, {.x = x, .out = x});
+    const Fence fence = encoder.submit();
+    fake().break_gpu(cuda::kCuLaunchFailed);
+    failing_memory().arm(at, 100);
+    const auto is_lost = [&](const auto& call) {
+      try {
+        failing_memory().on = true;
+        call();
+      } catch (const Error& error) {
+        failing_memory().on = false;
+        return error.code() == ErrorCode::device_lost;
+      } catch (...) {
+        failing_memory().on = false;
+      }
+      return false;
+    };
+    EXPECT_TRUE(is_lost([&] { device.wait(); })) << at;
+    EXPECT_TRUE(is_lost([&] { fence.wait(); })) << at;
+    failed = failing_memory().failed != 0;
+  }
+  EXPECT_GT(at, 5u) << "nothing failed: the test shows nothing";
 }
 
 }  // namespace
