@@ -11,6 +11,7 @@
 #include "cpu/machine.h"
 #include "cpu/memory.h"
 #include "runtime/buffer_pool.h"
+#include "runtime/cpu_quota.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/require.h"
 

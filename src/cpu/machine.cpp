@@ -1,14 +1,6 @@
 #include "cpu/machine.h"
 
-#include <algorithm>
 #include <fstream>
-#include <thread>
-
-#include "cpu/cpu_quota.h"
-
-#if defined(__linux__)
-#include <sched.h>
-#endif
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/machine.cpp"
@@ -29,28 +21,6 @@ namespace gyre::cpu {
 HWY_EXPORT(TargetText);
 
 std::string simd_name() { return HWY_DYNAMIC_DISPATCH(TargetText)(); }
-
-namespace {
-
-uint32_t allowed_cores() {
-#if defined(__linux__)
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    const int count = CPU_COUNT(&set);
-    if (count > 0) return static_cast<uint32_t>(count);
-  }
-#endif
-  const uint32_t count = std::thread::hardware_concurrency();
-  return count != 0 ? count : 1;
-}
-
-}  // namespace
-
-uint32_t usable_cores() {
-  const uint32_t allowed = allowed_cores();
-  return std::min(allowed, cpu_quota().value_or(allowed));
-}
 
 std::string processor_name() {
   // x86 spells the name out; Arm gives numbers only.

@@ -4,13 +4,14 @@
 #include <exception>
 #include <utility>
 
+#include "runtime/cpu_quota.h"
 #include "runtime/require.h"
 
 namespace gyre {
 
 uint32_t BuildQueue::usable_threads() {
   constexpr uint32_t kMost = 16;  // a model has few kernels; a compilation takes about 100 MB
-  return std::clamp<uint32_t>(std::thread::hardware_concurrency(), 1, kMost);
+  return std::clamp<uint32_t>(usable_cores(), 1, kMost);
 }
 
 BuildQueue::BuildQueue(uint32_t most_threads) : most_threads_(std::max(most_threads, 1u)) {}

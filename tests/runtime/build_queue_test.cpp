@@ -9,6 +9,12 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/cpu_quota.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace gyre::test {
 namespace {
 
@@ -49,6 +55,22 @@ TEST(BuildQueue, ThrowsAfterTheLastJob) {
                std::runtime_error);
   EXPECT_EQ(ran, 4);
 }
+
+#if defined(__linux__)
+// As the CPU backend counts: what the process may run on, not what the machine has.
+TEST(BuildQueue, StaysWithinTheProcessorsOfTheProcess) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  CPU_ZERO(&one);
+  for (size_t i = 0; CPU_COUNT(&one) == 0; ++i) {
+    if (CPU_ISSET(i, &before)) CPU_SET(i, &one);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  EXPECT_EQ(BuildQueue::usable_threads(), 1u);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+  EXPECT_LE(BuildQueue::usable_threads(), usable_cores());
+}
+#endif
 
 TEST(BuildQueue, DropsWhatHasNotBegunWhenItGoes) {
   std::promise<void> begun, go_on;

@@ -1,15 +1,14 @@
 // Limits of containers, read from folders made here.
-#include "cpu/cpu_quota.h"
+#include "runtime/cpu_quota.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <string>
 
-#include "cpu/machine.h"
 #include "gyre/device.h"
 
-namespace gyre::cpu {
+namespace gyre {
 namespace {
 
 namespace fs = std::filesystem;
@@ -91,4 +90,4 @@ TEST_F(CpuQuota, LimitsTheThreadsOfADevice) {
 }
 
 }  // namespace
-}  // namespace gyre::cpu
+}  // namespace gyre

@@ -10,10 +10,10 @@
 #include <thread>
 
 #include "cpu/device.h"
-#include "cpu/machine.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "ops/table.h"
+#include "runtime/cpu_quota.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {
@@ -94,7 +94,7 @@ TEST(DeviceOpen, TakesThreadsFromTheEnvironment) {
   }
   for (const char* none : {static_cast<const char*>(nullptr), ""}) {
     const ThreadsVariable variable(none);
-    EXPECT_EQ(Device::open("cpu").info().compute_units, cpu::usable_cores());
+    EXPECT_EQ(Device::open("cpu").info().compute_units, usable_cores());
   }
 }
 

@@ -1,10 +1,15 @@
-#include "cpu/cpu_quota.h"
+#include "runtime/cpu_quota.h"
 
 #include <algorithm>
 #include <fstream>
 #include <string>
+#include <thread>
 
-namespace gyre::cpu {
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace gyre {
 namespace {
 
 // Paths are strings: fs::path of libstdc++ 12 crashes where "/" finds no memory.
@@ -73,4 +78,26 @@ std::optional<uint32_t> cpu_quota(const std::filesystem::path& root) {
   return result;
 }
 
-}  // namespace gyre::cpu
+namespace {
+
+uint32_t allowed_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    const int count = CPU_COUNT(&set);
+    if (count > 0) return static_cast<uint32_t>(count);
+  }
+#endif
+  const uint32_t count = std::thread::hardware_concurrency();
+  return count != 0 ? count : 1;
+}
+
+}  // namespace
+
+uint32_t usable_cores() {
+  const uint32_t allowed = allowed_cores();
+  return std::min(allowed, cpu_quota().value_or(allowed));
+}
+
+}  // namespace gyre
