@@ -58,7 +58,7 @@ class NewFile {
 
   std::string op_;
   std::string path_;
-  std::string name_;       // in the folder
+  std::string name_;  // in the folder
   bool locked_ = false;
   std::string temporary_;  // empty: nothing to remove
   Descriptor folder_, file_;

@@ -65,9 +65,7 @@ std::shared_ptr<FenceState> DeviceImpl::submit_on(uint64_t /*stream*/,
 const DeviceInfo& Device::info() const { return checked(impl_).info(); }
 MemoryUse Device::memory() const { return checked_mutable(impl_).memory(); }
 void Device::trim() const { checked_mutable(impl_).trim(); }
-void Device::wait() const try {
-  checked_mutable(impl_).wait();
-} catch (const std::bad_alloc&) {
+void Device::wait() const try { checked_mutable(impl_).wait(); } catch (const std::bad_alloc&) {
   out_of_memory("device.wait");
 }
 uint64_t Device::stream() const { return checked(impl_).stream(); }
