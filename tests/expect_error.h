@@ -30,6 +30,12 @@ testing::AssertionResult throws_error(ErrorCode code, const std::vector<std::str
   return testing::AssertionFailure() << "nothing was thrown";
 }
 
+// In a child process, which can only answer yes or no.
+template <class Call>
+bool is_lost(const Call& call) {
+  return bool(throws_error(ErrorCode::device_lost, {}, call));
+}
+
 template <class Call>
 testing::AssertionResult refused(const std::vector<std::string>& parts, const Call& call) {
   return throws_error(ErrorCode::invalid_argument, parts, call);

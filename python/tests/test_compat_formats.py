@@ -122,6 +122,18 @@ CASES = [(4, n, 1.0) for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024)] + [
 SCALED = [(4, 512, 0.7), (5, 512, 1.3), (6, 512, 16.0), (8, 512, 22.627417)]  # scale_factor_d512
 
 
+def buffer_of(bits, rows, head_dim, scale_factor):
+    return gyre.KvBuffer.allocate(
+        "cpu",
+        format=f"compat{bits}",
+        role="k",
+        kv_heads=1,
+        capacity=rows,
+        head_dim=head_dim,
+        scale_factor=scale_factor,
+    )
+
+
 @pytest.mark.parametrize("bits,head_dim,scale_factor", CASES + SCALED)
 def test_codes_and_norms_are_equal(bits, head_dim, scale_factor):
     rng = np.random.default_rng(bits * 1000 + head_dim)
@@ -132,15 +144,7 @@ def test_codes_and_norms_are_equal(bits, head_dim, scale_factor):
         x *= np.exp(rng.standard_normal((rows, 1))).astype(np.float32)
         if start == 0:
             x[0] = 0
-        cache = gyre.KvBuffer.allocate(
-            "cpu",
-            format=f"compat{bits}",
-            role="k",
-            kv_heads=1,
-            capacity=rows,
-            head_dim=head_dim,
-            scale_factor=scale_factor,
-        )
+        cache = buffer_of(bits, rows, head_dim, scale_factor)
         encoder = gyre.Encoder("cpu")
         gyre.kv_quantize(encoder, x[:, None, :], cache)
         encoder.submit().wait()
@@ -156,15 +160,7 @@ def test_codes_and_norms_are_equal(bits, head_dim, scale_factor):
 def test_decoded_rows_are_levels_times_norms(bits, head_dim, scale_factor):
     rows = 8
     x = np.random.default_rng(5).standard_normal((rows, head_dim), dtype=np.float32)
-    cache = gyre.KvBuffer.allocate(
-        "cpu",
-        format=f"compat{bits}",
-        role="k",
-        kv_heads=1,
-        capacity=rows,
-        head_dim=head_dim,
-        scale_factor=scale_factor,
-    )
+    cache = buffer_of(bits, rows, head_dim, scale_factor)
     assert cache.scale_factor == np.float32(scale_factor)
     out = np.empty((rows, 1, head_dim), np.float32)
     encoder = gyre.Encoder("cpu")

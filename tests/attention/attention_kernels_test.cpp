@@ -18,6 +18,21 @@ class AttentionKernelSets : public testing::TestWithParam<size_t> {
   static void expect_near(const AttentionCase& c) {
     EXPECT_TRUE(attention_holds(Device::open("cpu", {.threads = 2}), c));
   }
+  // A ring with all that scores may have.
+  static void expect_everything(uint64_t tokens, KvFormat format) {
+    expect_near({.tokens = tokens,
+                 .heads = 8,
+                 .kv_heads = 2,
+                 .length = 200,
+                 .capacity = 211,
+                 .ring_start = 150,
+                 .k = format,
+                 .v = format,
+                 .window = 70,
+                 .soft_cap = 20,
+                 .sinks = true,
+                 .slopes = true});
+  }
 };
 
 TEST_P(AttentionKernelSets, EveryFormatOddShapesAndRows) {
@@ -34,18 +49,7 @@ TEST_P(AttentionKernelSets, EveryFormatOddShapesAndRows) {
 TEST_P(AttentionKernelSets, MasksRingsAndSharpQueries) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4,
                                 KvFormat::tq3, KvFormat::tq6}) {
-    expect_near({.tokens = 3,
-                 .heads = 8,
-                 .kv_heads = 2,
-                 .length = 200,
-                 .capacity = 211,
-                 .ring_start = 150,
-                 .k = format,
-                 .v = format,
-                 .window = 70,
-                 .soft_cap = 20,
-                 .sinks = true,
-                 .slopes = true});
+    expect_everything(3, format);
     expect_near({.tokens = 4, .length = 131, .k = format, .v = format, .tree = true});
     expect_near({.heads = 4, .length = 1000, .k = format, .v = format, .q_gain = 8});
   }
@@ -73,18 +77,7 @@ TEST_P(AttentionKernelSets, PromptsOfEveryFormatOddShapes) {
 
 TEST_P(AttentionKernelSets, PromptsWithMasksRingsAndSharpQueries) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4}) {
-    expect_near({.tokens = 21,
-                 .heads = 8,
-                 .kv_heads = 2,
-                 .length = 200,
-                 .capacity = 211,
-                 .ring_start = 150,
-                 .k = format,
-                 .v = format,
-                 .window = 70,
-                 .soft_cap = 20,
-                 .sinks = true,
-                 .slopes = true});
+    expect_everything(21, format);
     expect_near({.tokens = 20, .length = 131, .k = format, .v = format, .tree = true});
     for (const float gain : {1.0f, 8.0f})
       expect_near({.tokens = 20, .length = 1000, .k = format, .v = format, .q_gain = gain});

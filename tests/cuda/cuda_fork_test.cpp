@@ -13,19 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "expect_error.h"
 #include "gyre/gyre.h"
 
 namespace gyre::test {
 namespace {
-
-bool is_lost(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::device_lost;
-  }
-  return false;
-}
 
 // Exits with what `child` returns, 0: as promised.
 void expect_child(const std::function<int()>& child) {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <functional>
 #include <thread>
 
 #include "expect_error.h"
@@ -12,15 +11,6 @@
 
 namespace gyre::test {
 namespace {
-
-bool is_lost(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::device_lost;
-  }
-  return false;
-}
 
 // What a child does with everything that its parent had. 0: as promised.
 int child(const Device& device, const Graph& graph) {

@@ -52,6 +52,15 @@ decltype(auto) survive(Encoder& encoder, const Call& call) {
   });
 }
 
+inline CustomKernel surviving_kernel(const CustomCode& code) {
+  return survive([&] {
+    failing_memory().on = false;  // the caller's copy, for a call by value
+    CustomCode given = code;
+    failing_memory().on = true;
+    return CustomKernel(std::move(given));
+  });
+}
+
 // Each returns everything it computed, to be compared with a run in which nothing failed, and
 // throws if a rule is broken.
 struct AllocationProgram {

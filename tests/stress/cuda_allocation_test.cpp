@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <optional>
 
 #include "cuda/driver.h"
 #include "stress/allocation_programs.h"
@@ -81,16 +80,10 @@ void run_foreign(const Device& device, Encoder& encoder, const Tensor& memory, O
                         .args = {{"x", Access::read_write}},
                         .params_bytes = 8,
                         .cuda = {"__global__ void nothing()", "nothing"}};
-  std::optional<CustomKernel> kernel;
-  survive([&] {
-    failing_memory().on = false;  // the caller's copy, for a call by value
-    CustomCode given = code;
-    failing_memory().on = true;
-    kernel.emplace(std::move(given));
-  });
+  const CustomKernel kernel = surviving_kernel(code);
   const uint64_t params = 0;
   survive(encoder, [&] {
-    kernel->record(encoder, std::as_bytes(std::span(&params, 1)), {&wrapped, 1}, {});
+    kernel.record(encoder, std::as_bytes(std::span(&params, 1)), {&wrapped, 1}, {});
   });
   survive(encoder, [&] { hadamard(encoder, {.x = wrapped, .out = wrapped}); });
   outcome.enter([&] { return encoder.submit_on(foreign_stream()); });

@@ -117,10 +117,8 @@ __device__ inline float sum_products(const float* v, const float* w, uint32_t n)
 __device__ inline float largest_magnitude(const float* z, uint32_t n) {
   uint32_t largest = 0;
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x & 31; i < n; i += 32) {
-    const uint32_t magnitude = __float_as_uint(z[i]) & 0x7FFFFFFFu;
-    largest = largest > magnitude ? largest : magnitude;
-  }
+  for (uint32_t i = threadIdx.x & 31; i < n; i += 32)
+    largest = larger_of(largest, __float_as_uint(z[i]) & 0x7FFFFFFFu);
   return __uint_as_float(__reduce_max_sync(kAllLanes, largest));
 }
 
@@ -134,21 +132,6 @@ __device__ float coding_factor(float sum, const float* z, uint32_t n) {
     root = largest_magnitude(z, n);
   }
   return __fdiv_rn(abi::kv_codec(kFormat).gain, root);
-}
-
-// kCount consecutive numbers of a matrix; kWide: their address is a multiple of 16.
-template <bool kWide, uint32_t kCount>
-__device__ void load_entries(const float* from, float (&x)[kCount]) {
-  if constexpr (kWide) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) x[i] = from[i];
-  }
 }
 
 }  // namespace gyre::cuda

@@ -6,6 +6,7 @@
 // the L1 return, so a thread has 4 x 4 of their sums.
 #include "cuda/kernels/coded_finish.cuh"
 #include "cuda/kernels/encode_work.cuh"
+#include "cuda/kernels/matrix.cuh"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/tile_shared.cuh"
 
@@ -71,7 +72,7 @@ __device__ void load_tile(const EncodeTile& tile, const float* mean, const Sourc
   }
 }
 
-// out += entries x: column by column of a row of the matrix.
+// sum += entry x: 4 columns of a row of the matrix, 4 rows.
 __device__ inline void add_products(const float (&entry)[4], const float (&x)[4],
                                     float (&sum)[4][4]) {
 #pragma unroll
@@ -79,6 +80,11 @@ __device__ inline void add_products(const float (&entry)[4], const float (&x)[4]
 #pragma unroll
     for (uint32_t c = 0; c < 4; ++c) sum[r][c] = __fmaf_rn(entry[c], x[r], sum[r][c]);
   }
+}
+
+__device__ inline void store_sums(const float (&sum)[4][4], float* to, uint32_t stride) {
+#pragma unroll
+  for (uint32_t k = 0; k < 16; ++k) to[k / 4 * stride + k % 4] = sum[k / 4][k % 4];
 }
 
 // Step 2, by `threads` threads.
@@ -99,9 +105,7 @@ __device__ void multiply_tile(const EncodeTile& tile, const float* matrix, float
       for (uint32_t r = 0; r < 4; ++r) x[r] = y[r * tile.stride + j];
       add_products(entry, x, sum);
     }
-#pragma unroll
-    for (uint32_t k = 0; k < 16; ++k)
-      out[(row + k / 4) * tile.stride + column + k % 4] = sum[k / 4][k % 4];
+    store_sums(sum, out + row * tile.stride + column, tile.stride);
   }
 }
 __device__ inline void multiply_tile(const EncodeTile& tile, const float* matrix, float* out,
@@ -167,9 +171,7 @@ __device__ inline void sum_before(const EncodeTile& tile, uint32_t column, const
       for (uint32_t r = 0; r < 4; ++r) x[r] = from[r * tile.stride + i];
       add_products(entry, x, sum);
     }
-#pragma unroll
-    for (uint32_t k = 0; k < 16; ++k)
-      tile.before[(chain + k / 4) * (kEncodeSlab + 1) + part + k % 4] = sum[k / 4][k % 4];
+    store_sums(sum, tile.before + chain * (kEncodeSlab + 1) + part, kEncodeSlab + 1);
   }
 }
 

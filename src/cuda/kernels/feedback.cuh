@@ -5,6 +5,7 @@
 // for nothing. The chain of coordinates is the time this takes: rows of the factor are loaded two
 // steps ahead, and no branch is in its way.
 #include "cuda/kernels/coded_levels.cuh"
+#include "cuda/kernels/matrix.cuh"
 
 namespace gyre::cuda {
 

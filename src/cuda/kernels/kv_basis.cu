@@ -52,21 +52,6 @@ __device__ inline float after_of(const BasisRows& rows, const Args& args, uint32
   return pointer<const float>(args.at[3])[rows.kv_head * rows.p.head_dim + i];
 }
 
-// kCount consecutive floats, by fours where there are as many.
-template <uint32_t kCount>
-__device__ void load_shared(const float* from, float (&x)[kCount]) {
-  if constexpr (kCount % 4 == 0) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) x[i] = from[i];
-  }
-}
-
 // Rows [begin, ...) of the matrix to a stage.
 __device__ inline void fetch_stage(const float* matrix, uint32_t n, uint32_t begin, float* stage) {
   const uint32_t rows = basis_stage_rows(n), left = n - begin;
@@ -154,7 +139,7 @@ __device__ __noinline__ void basis_rows(const abi::KvBasisParams& p, const Args&
 #pragma unroll 4
     for (uint32_t j = 0; j < count; ++j) {
       float v[kRows];
-      load_shared(x + j * stride + row, v);
+      load_entries<kRows % 4 == 0>(x + j * stride + row, v);
 #pragma unroll
       for (uint32_t c = 0; c < kColumns; ++c) {
         const uint32_t i = column + c * lanes;

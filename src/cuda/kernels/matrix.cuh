@@ -25,4 +25,19 @@ __device__ inline float product(const float* matrix, const float* x, uint32_t n,
   return sum;
 }
 
+// kCount consecutive numbers; kWide: their address is a multiple of 16.
+template <bool kWide, uint32_t kCount>
+__device__ void load_entries(const float* from, float (&x)[kCount]) {
+  if constexpr (kWide) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) x[i] = from[i];
+  }
+}
+
 }  // namespace gyre::cuda
