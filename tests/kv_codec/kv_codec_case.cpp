@@ -224,6 +224,9 @@ std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
   for (float& v : values) {
     v = kind == KvValues::ties ? static_cast<float>(random() % 5) - 2.0f : everyday(random);
   }
+  if (kind == KvValues::subnormal) {
+    for (float& v : values) v *= 1e-42f;
+  }
   if (kind != KvValues::extreme) return values;
   for (uint64_t row = 0; row < count; ++row) {
     fill_extreme_row(row, random, std::span(values).subspan(row * head_dim, head_dim));

@@ -16,8 +16,9 @@ constexpr uint64_t kCodecHeadDims[] = {16, 24, 40, 64, 80, 96, 128, 192, 256, 26
 
 // What the rows hold. extreme: a row each of what leaves the range of f32 squares, zeros and
 // non-finite values; ties: small integers, so that values fall on boundaries between codes;
-// scale_edges: rows whose scale changes with the last bit of their sum of squares.
-enum class KvValues : uint8_t { everyday, extreme, ties, scale_edges };
+// scale_edges: rows whose scale changes with the last bit of their sum of squares; subnormal: rows
+// whose scale f32 holds with few bits, or none.
+enum class KvValues : uint8_t { everyday, extreme, ties, scale_edges, subnormal };
 
 // Values of `count` rows of head_dim coordinates.
 std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
@@ -76,6 +77,7 @@ std::vector<KvQuantizeCase> kv_slot_cases();
 std::vector<KvQuantizeCase> kv_codec_range_cases();
 std::vector<KvDequantizeCase> kv_decode_cases();
 std::vector<KvDequantizeCase> kv_decode_slot_cases();
+std::vector<KvDequantizeCase> kv_decode_subnormal_cases();
 std::vector<OpCase> kv_compat_quantize_cases();
 std::vector<OpCase> kv_compat_dequantize_cases();
 

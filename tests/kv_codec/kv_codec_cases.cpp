@@ -215,6 +215,23 @@ std::vector<KvDequantizeCase> kv_decode_slot_cases() {
   return cases;
 }
 
+// Levels times scales that f32 cannot hold: the product is rounded once.
+std::vector<KvDequantizeCase> kv_decode_subnormal_cases() {
+  std::vector<KvDequantizeCase> cases;
+  for (const KvFormat format : native_formats()) {
+    for (const KvRole role : {KvRole::k, KvRole::v}) {
+      KvDequantizeCase c;
+      c.role = role;
+      c.stream = {format, 80};
+      c.options.domain = KvDomain::rotated;
+      c.values = KvValues::subnormal;
+      c.name = "subnormal " + text(c.stream) + (role == KvRole::k ? " k" : " v");
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 std::vector<OpCase> kv_quantize_cases() {
   std::vector<OpCase> cases =
       made<KvQuantizeCase>({kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(),
@@ -224,7 +241,8 @@ std::vector<OpCase> kv_quantize_cases() {
 }
 
 std::vector<OpCase> kv_dequantize_cases() {
-  std::vector<OpCase> cases = made<KvDequantizeCase>({kv_decode_cases(), kv_decode_slot_cases()});
+  std::vector<OpCase> cases = made<KvDequantizeCase>(
+      {kv_decode_cases(), kv_decode_slot_cases(), kv_decode_subnormal_cases()});
   for (OpCase& c : kv_compat_dequantize_cases()) cases.push_back(std::move(c));
   return cases;
 }

@@ -149,6 +149,12 @@ std::vector<KvWriteCase> slot_cases() {
   add("nothing but padding", {-1, -1, -1});
   add("padding at the end", {17, 18, -1, -1});
   add("padding between sequences", {-1, 17, 18, -1, -1, 24, -1, 40, 41});
+  add("padding inside a tile", {17, -1, 18, 1 << 20, 19, -1, 17, -1, 24, -1, 25});
+  for (const int64_t skipped : {63, 64}) {  // as many as a tile may have between its tokens
+    std::vector<int64_t> slots(static_cast<size_t>(skipped) + 4, -1);
+    slots.front() = 41, slots[1] = 42, slots[slots.size() - 2] = 43, slots.back() = 41;
+    add(("padding of " + std::to_string(skipped) + " inside a tile").c_str(), slots);
+  }
   add("out of the pages", {63, 64, 65, kBeyond32Bits, int64_t{-1} << 63, (int64_t{1} << 62) + 3});
   add("a tile backwards", {7, 6, 5, 4, 3, 2, 1, 0});
   add("a slot twice, the later token stays", {9, 10, 9, 11, 11});
