@@ -4,6 +4,7 @@
 #include "bench.h"
 #include "gyre/gyre.h"
 #include "machine_kernels.h"
+#include "noise.h"
 #include "timing.h"
 
 namespace gyre::bench {
@@ -33,9 +34,9 @@ Tensor head_major(const Device& device, const Case& c) {
 
 Graph record_copy(const Device& device, const Case& c) {
   const Dims shape{c.tokens, c.kv_heads, c.head_dim};
-  KvCopyInputs inputs{device.tensor(c.source, shape), head_major(device, c), {}, {}};
+  KvCopyInputs inputs{touched(device.tensor(c.source, shape)), head_major(device, c), {}, {}};
   if (c.pair) {
-    inputs.v = device.tensor(c.source, shape);
+    inputs.v = touched(device.tensor(c.source, shape));
     inputs.v_cache = head_major(device, c);
   }
   Encoder encoder(device);
@@ -44,7 +45,7 @@ Graph record_copy(const Device& device, const Case& c) {
 }
 
 Graph record_limit(const Device& device, uint64_t bytes_moved) {
-  const Tensor source = device.tensor(DType::u8, {bytes_moved / 2});
+  const Tensor source = touched(device.tensor(DType::u8, {bytes_moved / 2}));
   const Tensor target = device.tensor(DType::u8, {bytes_moved / 2});
   Encoder encoder(device);
   record_memcpy(encoder, source, target);

@@ -5,20 +5,24 @@
 #include "gyre/device.h"
 #include "gyre/encoder.h"
 #include "machine_kernels.h"
+#include "noise.h"
 #include "ops/cache_ops.h"
+#include "timing.h"
 
 namespace gyre::bench {
 
-// What the machine reads per second: two halves in turns, together more than any of its caches. On
-// a GPU, what it copies, both ways counted.
+// What the machine reads per second: parts in turns, together more than any of its caches. On a
+// GPU, what it copies, both ways counted.
 class ReadLimit {
  public:
   explicit ReadLimit(const Device& device) {
     const bool reads = device.info().name == "cpu";  // only there is a kernel that only reads
-    const uint64_t half = reads ? kReadBytes : kCopyBytes;
-    bytes_ = reads ? half : 2 * half;
-    const Tensor memory = device.tensor(DType::u8, {2, half});
-    for (uint64_t i = 0; i < 2; ++i) {
+    const uint64_t part = reads ? kReadBytes : kCopyBytes;
+    const uint64_t parts = reads ? rotation(part) : 2;
+    bytes_ = reads ? part : 2 * part;
+    Tensor memory = device.tensor(DType::u8, {parts, part});
+    if (reads) memory = touched(memory);
+    for (uint64_t i = 0; i < parts; ++i) {
       Encoder encoder(device);
       if (reads) {
         record_read(encoder, memory.slice(0, i, 1));
@@ -29,7 +33,7 @@ class ReadLimit {
     }
   }
 
-  void run(uint64_t round) const { reads_[round % 2].replay().wait(); }
+  void run(uint64_t round) const { reads_[round % reads_.size()].replay().wait(); }
   double gbps(double median_us) const { return static_cast<double>(bytes_) / median_us / 1e3; }
 
  private:
