@@ -6,8 +6,7 @@
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/unpack_neon_k.h"
-#include "cpu/attention/isa/unpack_neon_v.h"
+#include "cpu/attention/isa/unpacked_neon.h"
 #include "cpu/attention/isa/weights_neon.h"
 #include "cpu/kernels/native_format.h"
 
@@ -15,7 +14,7 @@ namespace gyre::cpu {
 namespace {
 
 template <uint32_t kFormat>
-using Keys = KeyPair<OneByOne, kFormat>;
+using Keys = typename KeysOf<OneByOne, kFormat>::Pair;
 
 inline int32x4_t join_hi_lo(int32x4_t hi, int32x4_t lo) {
   return vaddq_s32(vshlq_n_s32(hi, 8), lo);
@@ -136,7 +135,11 @@ void score_format(const ScoreJob& job) {
 }
 
 void score_levels(const ScoreJob& job) {
-  with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
+  with_native_format(job.format, [&](auto format) {
+    constexpr uint32_t kFormat = decltype(format)::value;
+    if (!unpacks_once<kFormat>(job.rows)) return score_format<kFormat>(job);
+    score_format<kUnpacked>(with_unpacked_keys<OneByOne, kFormat>(job));
+  });
 }
 
 // Dot products of a row's hi and lo weights with kOctets * 8 coordinates, four to a vector.
@@ -160,18 +163,18 @@ struct ValueSums {
 
 struct Kernel {
   using Bytes = SignedBytes;
+  using Order = FourTokens;
   template <uint32_t kFormat>
-  using Values = ValueTile<FourTokens, kFormat>;
+  using Values = typename ValuesOf<Order, kFormat>::Tile;
   template <uint32_t kFormat, size_t kRows, size_t kOctets>
-  static void accumulate(const AccumulateJob& job, const ValueTile<FourTokens, kFormat>& unpack,
+  static void accumulate(const AccumulateJob& job, const Values<kFormat>& unpack,
                          const Weights& weights, size_t row, size_t c);
 };
 
 // acc = acc * rescale + sums, for kRows rows and kOctets * 8 coordinates.
 template <uint32_t kFormat, size_t kRows, size_t kOctets>
-inline void Kernel::accumulate(const AccumulateJob& job,
-                               const ValueTile<FourTokens, kFormat>& unpack, const Weights& weights,
-                               size_t row, size_t c) {
+inline void Kernel::accumulate(const AccumulateJob& job, const Values<kFormat>& unpack,
+                               const Weights& weights, size_t row, size_t c) {
   ValueSums<kOctets> sums[kRows];
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     for (size_t octet = 0; octet < kOctets; ++octet) {
@@ -196,7 +199,7 @@ inline void Kernel::accumulate(const AccumulateJob& job,
 
 void accumulate_levels(const AccumulateJob& job) {
   with_native_format(job.format,
-                     [&](auto format) { accumulate_blocks<Kernel, decltype(format)::value>(job); });
+                     [&](auto format) { accumulate_format<Kernel, decltype(format)::value>(job); });
 }
 
 }  // namespace

@@ -5,8 +5,7 @@
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/unpack_neon_k.h"
-#include "cpu/attention/isa/unpack_neon_v.h"
+#include "cpu/attention/isa/unpacked_neon.h"
 #include "cpu/attention/isa/weights_neon.h"
 #include "cpu/kernels/native_format.h"
 
@@ -14,7 +13,7 @@ namespace gyre::cpu {
 namespace {
 
 template <uint32_t kFormat>
-using Keys = KeyPair<Interleaved, kFormat>;
+using Keys = typename KeysOf<Interleaved, kFormat>::Pair;
 
 // Multiplies four keys with kRows queries over 16 coordinates of a chunk: acc[row][pair of keys]
 // holds {hi x key 0, hi x key 1, lo x key 0, lo x key 1}.
@@ -98,13 +97,18 @@ void score_format(const ScoreJob& job) {
 }
 
 void score_levels(const ScoreJob& job) {
-  with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
+  with_native_format(job.format, [&](auto format) {
+    constexpr uint32_t kFormat = decltype(format)::value;
+    if (!unpacks_once<kFormat>(job.rows)) return score_format<kFormat>(job);
+    score_format<kUnpacked>(with_unpacked_keys<Interleaved, kFormat>(job));
+  });
 }
 
 // Sums kOctets * 8 coordinates from c on over all tiles: acc[row][pair of coordinates] holds
 // {hi x c, hi x c + 1, lo x c, lo x c + 1}.
 template <uint32_t kFormat, size_t kRows, size_t kOctets>
-inline void multiply_values(const AccumulateJob& job, const ValueTile<EightTokens, kFormat>& unpack,
+inline void multiply_values(const AccumulateJob& job,
+                            const typename ValuesOf<EightTokens, kFormat>::Tile& unpack,
                             const Weights::Row* weights, size_t c,
                             int32x4_t (&acc)[kRows][kOctets * 4]) {
   for (size_t r = 0; r < kRows; ++r) {
@@ -126,17 +130,17 @@ inline void multiply_values(const AccumulateJob& job, const ValueTile<EightToken
 
 struct Kernel {
   using Bytes = UnsignedBytes;
+  using Order = EightTokens;
   template <uint32_t kFormat>
-  using Values = ValueTile<EightTokens, kFormat>;
+  using Values = typename ValuesOf<Order, kFormat>::Tile;
   template <uint32_t kFormat, size_t kRows, size_t kOctets>
-  static void accumulate(const AccumulateJob& job, const ValueTile<EightTokens, kFormat>& unpack,
+  static void accumulate(const AccumulateJob& job, const Values<kFormat>& unpack,
                          const Weights& weights, size_t row, size_t c);
 };
 
 // acc = acc * rescale + sums, for kRows rows and kOctets * 8 coordinates.
 template <uint32_t kFormat, size_t kRows, size_t kOctets>
-inline void Kernel::accumulate(const AccumulateJob& job,
-                               const ValueTile<EightTokens, kFormat>& unpack,
+inline void Kernel::accumulate(const AccumulateJob& job, const Values<kFormat>& unpack,
                                const Weights& weights, size_t row, size_t c) {
   int32x4_t acc[kRows][kOctets * 4];
   multiply_values<kFormat, kRows, kOctets>(job, unpack, weights.bytes + row, c, acc);
@@ -155,7 +159,7 @@ inline void Kernel::accumulate(const AccumulateJob& job,
 
 void accumulate_levels(const AccumulateJob& job) {
   with_native_format(job.format,
-                     [&](auto format) { accumulate_blocks<Kernel, decltype(format)::value>(job); });
+                     [&](auto format) { accumulate_format<Kernel, decltype(format)::value>(job); });
 }
 
 }  // namespace

@@ -177,12 +177,5 @@ struct KeyPair<Bytes, kFormat, 4, 2> {
   }
 };
 
-// Two keys, `stride` bytes apart, from coordinate c on: a multiple of 64, for bytes of 16.
-template <class Keys, uint32_t kFormat>
-inline Keys load_pair(const uint8_t* keys, uint64_t stride, size_t head_dim, size_t c) {
-  if constexpr (kFormat == abi::kTq8) return {keys + c, keys + stride + c, head_dim, 0};
-  return {keys, keys + stride, head_dim, c / 64};
-}
-
 }  // namespace
 }  // namespace gyre::cpu

@@ -4,7 +4,7 @@
 
 #include <arm_neon.h>
 
-#include "cpu/attention/isa/prefetch.h"
+#include "cpu/attention/isa/unpacked_neon.h"
 
 namespace gyre::cpu {
 namespace {
@@ -116,6 +116,12 @@ void accumulate_blocks(const AccumulateJob& job) {
       accumulate_rows<Kernel, kFormat, decltype(rows)::value>(job, weights, row, block);
     });
   }
+}
+
+template <class Kernel, uint32_t kFormat>
+void accumulate_format(const AccumulateJob& job) {
+  if (!unpacks_once<kFormat>(job.rows)) return accumulate_blocks<Kernel, kFormat>(job);
+  accumulate_blocks<Kernel, kUnpacked>(with_unpacked_values<typename Kernel::Order, kFormat>(job));
 }
 
 }  // namespace

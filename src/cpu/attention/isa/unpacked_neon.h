@@ -1,0 +1,128 @@
+#pragma once
+// Many rows on NEON: a block is unpacked once, to levels in the order in which the kernels' vectors
+// hold them, and all rows are multiplied with these.
+
+#include "cpu/attention/isa/prefetch.h"
+#include "cpu/attention/isa/unpack_neon_k.h"
+#include "cpu/attention/isa/unpack_neon_v.h"
+
+namespace gyre::cpu {
+namespace {
+
+constexpr uint32_t kUnpacked = ~0u;  // stands for a format: levels that were unpacked
+
+// Bytes are levels already; few rows do not pay for storing them and loading them again.
+template <uint32_t kFormat>
+inline bool unpacks_once(uint32_t rows) {
+  return kFormat != abi::kTq8 && rows >= 16;
+}
+
+// 64 coordinates of two keys, stored by unpack_keys.
+struct UnpackedPair {
+  struct Tables {};
+  const int8_t* at;
+  template <size_t j>
+  void levels(const Tables&, int8x16_t (&v)[2]) const {
+    v[0] = vld1q_s8(at + 32 * j);
+    v[1] = vld1q_s8(at + 32 * j + 16);
+  }
+};
+
+template <class Bytes, uint32_t kFormat>
+struct KeysOf {
+  using Pair = KeyPair<Bytes, kFormat>;
+};
+template <class Bytes>
+struct KeysOf<Bytes, kUnpacked> {
+  using Pair = UnpackedPair;
+};
+
+// Two keys, `stride` bytes apart, from coordinate c on: a multiple of 64, for bytes of 16.
+template <class Keys, uint32_t kFormat>
+inline Keys load_pair(const uint8_t* keys, uint64_t stride, size_t head_dim, size_t c) {
+  if constexpr (kFormat == kUnpacked) {
+    return {reinterpret_cast<const int8_t*>(keys) + 2 * c};
+  } else if constexpr (kFormat == abi::kTq8) {
+    return {keys + c, keys + stride + c, head_dim, 0};
+  } else {
+    return {keys, keys + stride, head_dim, c / 64};
+  }
+}
+
+// Levels of the block's keys, [two keys][16 coordinates][two vectors, in the order of Bytes].
+template <class Bytes, uint32_t kFormat>
+void unpack_keys(const ScoreJob& job, int8_t* to) {
+  using Keys = KeyPair<Bytes, kFormat>;
+  const typename Keys::Tables tables;
+  const auto store = [&](const int8x16_t(&v)[2]) {
+    vst1q_s8(to, v[0]);
+    vst1q_s8(to + 16, v[1]);
+    to += 32;
+  };
+  for (size_t key = 0; key < job.key_count; key += 2) {
+    prefetch_steps(job.prefetch, key, key + 2);
+    for (size_t c = 0; c < job.head_dim; c += 64) {
+      const auto pair = load_pair<Keys, kFormat>(job.keys + key * job.key_stride, job.key_stride,
+                                                 job.head_dim, c);
+      int8x16_t v[4][2];
+      pair.template levels<0>(tables, v[0]);
+      pair.template levels<1>(tables, v[1]);
+      pair.template levels<2>(tables, v[2]);
+      pair.template levels<3>(tables, v[3]);
+      for (const auto& levels : v) store(levels);
+    }
+  }
+}
+
+// The same job over unpacked keys.
+template <class Bytes, uint32_t kFormat>
+inline ScoreJob with_unpacked_keys(const ScoreJob& job) {
+  auto* const levels = static_cast<int8_t*>(job.scratch);
+  if (job.fresh) unpack_keys<Bytes, kFormat>(job, levels);
+  ScoreJob unpacked = job;
+  unpacked.keys = reinterpret_cast<const uint8_t*>(levels);
+  unpacked.key_stride = job.head_dim;
+  unpacked.prefetch = {};
+  return unpacked;
+}
+
+// Eight coordinates of eight tokens, stored by unpack_values.
+struct UnpackedTile {
+  void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
+    const auto* const levels = reinterpret_cast<const int8_t*>(tile) + c * 8;
+    for (size_t i = 0; i < 4; ++i) v[i] = vld1q_s8(levels + 16 * i);
+  }
+};
+
+template <class Order, uint32_t kFormat>
+struct ValuesOf {
+  using Tile = ValueTile<Order, kFormat>;
+};
+template <class Order>
+struct ValuesOf<Order, kUnpacked> {
+  using Tile = UnpackedTile;
+};
+
+// The same job over unpacked values, [tile][eight coordinates][four vectors].
+template <class Order, uint32_t kFormat>
+inline AccumulateJob with_unpacked_values(const AccumulateJob& job) {
+  auto* const levels = static_cast<int8_t*>(job.scratch);
+  const ValueTile<Order, kFormat> unpack;
+  for (size_t c = 0; job.fresh && c < job.head_dim; c += 8) {
+    prefetch_steps(job.prefetch, c / 8, c / 8 + 1);
+    for (size_t tile = 0; tile < job.tiles; ++tile) {
+      int8x16_t v[4];
+      unpack.load(job.values + tile * job.value_stride, job.head_dim, c, v);
+      int8_t* const to = levels + (tile * job.head_dim + c) * 8;
+      for (size_t i = 0; i < 4; ++i) vst1q_s8(to + 16 * i, v[i]);
+    }
+  }
+  AccumulateJob unpacked = job;
+  unpacked.values = reinterpret_cast<const uint8_t*>(levels);
+  unpacked.value_stride = uint64_t{8} * job.head_dim;
+  unpacked.prefetch = {};
+  return unpacked;
+}
+
+}  // namespace
+}  // namespace gyre::cpu
