@@ -8,6 +8,7 @@
 #define GYRE_CPU_ATTENTION_UNPACK_INL_H
 #endif
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/attention/problem-inl.h"
@@ -28,32 +29,41 @@ HWY_INLINE void UnpackBlock(const HeadView& cache, const KeyBlock& block, float*
   }
 }
 
-// Levels of K, every scale block padded with zeros to its size in `padded`: rows of `row_bytes`, as
-// many bytes apart as is returned.
+// A scale block of 8 levels or a multiple of 16.
+HWY_INLINE void CopyLevels(const int8_t* HWY_RESTRICT from, uint32_t size,
+                           int8_t* HWY_RESTRICT to) {
+  const hn::CappedTag<int8_t, 16> d;
+  uint32_t i = 0;
+  for (; i + 16 <= size; i += 16) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+  if (i < size) std::memcpy(to + i, from + i, 8);
+}
+
+// Levels of K, every scale block padded to its size in `padded` with anything, as queries are with
+// zeros: rows of `row_bytes`, as many bytes apart as is returned.
 HWY_INLINE uint32_t UnpackBlockLevels(const HeadView& cache, const KeyBlock& block,
                                       const ScaleBlocks& padded, uint32_t row_bytes,
                                       int8_t* levels) {
   const uint32_t unpadded = UnpackedStride(cache.layout->head_dim);
-  if (row_bytes == cache.layout->head_dim) {
-    for (uint32_t t = 0; t < block.tiles(); ++t)
-      UnpackTileLevels(*cache.layout, cache.tile(block.at + t), unpadded,
-                       levels + size_t{t} * abi::kKvTile * unpadded);
-    return unpadded;
-  }
-  alignas(64) int8_t tile[kUnpackedTileBytes];
   const abi::KvScaleBlocks scales = abi::kv_scale_blocks(cache.layout->head_dim);
+  const uint32_t last = scales.count - 1, stride = std::max(row_bytes, unpadded);
+  // No block has moved: rows are unpacked to where they stay.
+  const bool in_place = padded.begin[last] == scales.begin[last];
+  alignas(64) int8_t unpacked[kUnpackedTileBytes];
   for (uint32_t t = 0; t < block.tiles(); ++t) {
-    UnpackTileLevels(*cache.layout, cache.tile(block.at + t), unpadded, tile);
+    int8_t* const rows = levels + size_t{t} * abi::kKvTile * stride;
+    const uint8_t* const tile = cache.tile(block.at + t);
+    if (in_place) {
+      UnpackTileLevels(*cache.layout, tile, stride, rows);
+      continue;
+    }
+    UnpackTileLevels(*cache.layout, tile, unpadded, unpacked);
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-      int8_t* const to = levels + size_t{t * abi::kKvTile + slot} * row_bytes;
-      for (uint32_t b = 0; b < scales.count; ++b) {
-        std::memcpy(to + padded.begin[b], tile + size_t{slot} * unpadded + scales.begin[b],
-                    scales.size[b]);
-        std::memset(to + padded.begin[b] + scales.size[b], 0, padded.size[b] - scales.size[b]);
-      }
+      for (uint32_t b = 0; b < scales.count; ++b)
+        CopyLevels(unpacked + size_t{slot} * unpadded + scales.begin[b], scales.size[b],
+                   rows + size_t{slot} * stride + padded.begin[b]);
     }
   }
-  return row_bytes;
+  return stride;
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

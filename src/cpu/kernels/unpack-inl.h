@@ -27,6 +27,43 @@ namespace gyre::cpu::HWY_NAMESPACE {
 constexpr uint32_t UnpackedStride(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 constexpr uint32_t kUnpackedTileBytes = abi::kKvTile * abi::kKvMaxHeadDim + 16;
 
+// Where the coordinates of the last group of a one-bit plane have their bits: byte and bit of the
+// 16 bytes that end where the group does.
+struct BitPlaces {
+  alignas(16) uint8_t byte[8 * 16], bit[8 * 16];  // of coordinates that are not there 0
+};
+struct AllBitPlaces {
+  BitPlaces of_bytes[16];  // of a group of so many bytes
+};
+constexpr AllBitPlaces MakeBitPlaces() {
+  AllBitPlaces all{};
+  for (uint32_t bytes = 1; bytes < 16; ++bytes) {
+    for (uint32_t i = 0; i < 8 * bytes; ++i) {
+      all.of_bytes[bytes].byte[i] = static_cast<uint8_t>(16 - bytes + i % bytes);
+      all.of_bytes[bytes].bit[i] = static_cast<uint8_t>(1u << (i / bytes));
+    }
+  }
+  return all;
+}
+inline constexpr AllBitPlaces kBitPlaces = MakeBitPlaces();
+
+// Bit kShift of the last codes of a row. Going by bytes of the plane instead, as UnpackRowPlane
+// does, would load codes that the store before has written in part.
+template <uint32_t kShift>
+HWY_INLINE void UnpackLastBits(const uint8_t* HWY_RESTRICT end, uint32_t bytes,
+                               uint8_t* HWY_RESTRICT codes) {
+  const hn::CappedTag<uint8_t, 16> d;
+  const BitPlaces& places = kBitPlaces.of_bytes[bytes];
+  const auto plane = hn::LoadU(d, end - 16);
+  const auto one = hn::Set(d, static_cast<uint8_t>(1u << kShift));
+  for (uint32_t i = 0; i < 8 * bytes; i += 16) {
+    const auto bit = hn::Load(d, places.bit + i);
+    const auto there = hn::And(hn::TableLookupBytes(plane, hn::Load(d, places.byte + i)), bit);
+    const auto high = hn::IfThenZeroElse(hn::Eq(there, hn::Zero(d)), one);
+    hn::StoreU(hn::Or(hn::LoadU(d, codes + i), high), d, codes + i);
+  }
+}
+
 // One plane of a row of K: its bits go to [kShift, kShift + kBits) of the codes, one byte each.
 template <uint32_t kBits, uint32_t kShift>
 HWY_INLINE void UnpackRowPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_dim,
@@ -44,10 +81,14 @@ HWY_INLINE void UnpackRowPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_
     }
   };
   const hn::CappedTag<uint8_t, 16> whole;
+  [[maybe_unused]] const bool long_row = head_dim >= 64;  // 16 bytes and more in its low plane
   for (; head_dim >= kGroup; head_dim -= kGroup, codes += kGroup, plane += 16)
     unpack(whole, plane, 16, codes);
   const uint32_t rest = head_dim * kBits / 8;  // the last group: so many bytes
   if (rest == 0) return;
+  if constexpr (kBits == 1 && kShift != 0) {
+    if (long_row) return UnpackLastBits<kShift>(plane + rest, rest, codes);
+  }
   if (rest == 8) return unpack(hn::CappedTag<uint8_t, 8>(), plane, 8, codes);
   if (rest == 4) return unpack(hn::CappedTag<uint8_t, 4>(), plane, 4, codes);
   // Zeros after them are overwritten by codes of higher bits, by the next row, or change nothing.
@@ -126,7 +167,8 @@ HWY_INLINE void CodesToLevels(uint32_t count, uint8_t* HWY_RESTRICT codes) {
   }
 }
 
-// Levels of the eight slots of a tile, row by row, `stride` = UnpackedStride(head_dim) apart.
+// Levels of the eight slots of a tile, row by row, `stride` apart: a multiple of 16, and at least
+// UnpackedStride(head_dim). What is between rows may be overwritten.
 template <uint32_t kFormat>
 HWY_INLINE void UnpackTileLevels(const abi::KvCacheLayout& cache, const uint8_t* tile,
                                  uint32_t stride, int8_t* levels) {
