@@ -1,4 +1,5 @@
 // Every set of inner loops this machine can run gives attention within the same bounds.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -183,6 +184,20 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
     in.slopes = tensor_of(d, slopes, {kHeads});
     EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", window, soft cap and slopes";
   }
+}
+
+// Linux may refuse AMX's tiles: then everything but that set is there, and nothing else is where a
+// processor has none.
+TEST(AttentionKernels, WithoutTilesTheOtherSetsAreLeft) {
+  std::vector<std::string> granted, refused;
+  for (const auto& set : cpu::find_attention_kernel_sets([] { return true; }))
+    granted.emplace_back(set.name);
+  for (const auto& set : cpu::find_attention_kernel_sets([] { return false; }))
+    refused.emplace_back(set.name);
+  EXPECT_EQ(std::ranges::count(refused, "amx"), 0);
+  EXPECT_EQ(refused.back(), "portable");
+  std::erase(granted, "amx");
+  EXPECT_EQ(granted, refused);
 }
 
 // Sums over levels are integers: sets that round queries and weights alike give the same bits,

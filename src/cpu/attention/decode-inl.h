@@ -56,14 +56,14 @@ class Decode {
   // Whether the machine multiplies what K and V are stored as: then prompts are faster here than in
   // f32, too.
   static bool takes_prompts(const abi::AttentionParams& p) {
-    const KvPath k = PathOf(p.k, true, splits(p)), v = PathOf(p.v, false, splits(p));
+    const KvPath k = PathOf(p.k, true, splits()), v = PathOf(p.v, false, splits());
     return (k == KvPath::levels || k == KvPath::padded_levels || k == KvPath::split) &&
            (v == KvPath::levels || v == KvPath::split);
   }
   explicit Decode(WorkTile& work)
       : work_(work),
-        k_path_(PathOf(*work.k.layout, true, work.prompt && splits(*work.params))),
-        v_path_(PathOf(*work.v.layout, false, work.prompt && splits(*work.params))) {
+        k_path_(PathOf(*work.k.layout, true, work.prompt && splits())),
+        v_path_(PathOf(*work.v.layout, false, work.prompt && splits())) {
     value_blocks_ = PaddedBlocks(work_.v_dim(), 8);
     prepare_queries();
   }
@@ -93,10 +93,7 @@ class Decode {
 
  private:
   // Whether prompts over f16 and bf16 are split into bf16.
-  static bool splits(const abi::AttentionParams& p) {
-    const AttentionKernels& kernels = attention_kernels();
-    return kernels.score_prompt != nullptr && (p.window == 0 || kernels.prompts_with_window);
-  }
+  static bool splits() { return attention_kernels().score_prompt != nullptr; }
 
   // Whether some of the rows sees a key of the block. Bounds grow with the row.
   bool is_seen(const KeyBlock& block) const {
@@ -252,6 +249,7 @@ class Decode {
     job.head_dim = work_.v_dim();
     job.begin = block.begin;
     job.end = block.end;
+    job.offset = block.offset();
     job.tiles = block.tiles();
     job.rows = rows_;
     job.blocks = &value_blocks_;

@@ -33,6 +33,11 @@ struct KeyBlock {
   int64_t key;  // number of lane 0's key; lanes before `begin` may not have one
   uint32_t tiles() const { return (end + abi::kKvTile - 1) / abi::kKvTile; }
   uint32_t lanes() const { return tiles() * abi::kKvTile; }
+  // Where lane 0 would lie if the block were not cut at its beginning.
+  uint32_t offset() const {
+    constexpr uint32_t kTiles = kBlockKeys - abi::kKvTile;  // whole tiles within a block
+    return static_cast<uint32_t>(key) & kTiles;
+  }
 };
 
 // Blocks of keys [first, last), oldest first: of a ring, or of pages if there is a table. The

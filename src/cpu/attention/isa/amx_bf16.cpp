@@ -213,10 +213,11 @@ struct Probabilities {
   alignas(64) uint32_t at[kTileRows][kBlockKeys / 2];
 
   explicit Probabilities(const AccumulateJob& job) {
-    const size_t lanes = job.tiles * abi::kKvTile;  // past them a row may hold anything
+    // Around the block's lanes a row may hold anything.
+    const uint64_t lanes = ~uint64_t{0} >> (kBlockKeys - job.tiles * abi::kKvTile) << job.offset;
     const auto load = [&](const float* p, size_t key) {
       return rounded_bits(
-          _mm512_maskz_loadu_ps(lanes > key ? first_lanes(lanes - key) : __mmask16{0}, p + key));
+          _mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes >> key), p + key - job.offset));
     };
     for (size_t r = 0; r < job.rows; ++r) {
       const float* const p = job.p + r * kBlockKeys;
@@ -230,12 +231,14 @@ struct Probabilities {
 // Stands in for a token that is not there: 0 times what its slot holds could be NaN.
 alignas(64) constexpr uint8_t kZeros[2 * abi::kKvMaxHeadDim] = {};
 
-// Where the block's tokens lie.
+// Where the block's tokens lie. Each has the place that it has in a whole block: a tile product
+// sums them in its own order.
 struct Tokens {
   const uint8_t* at[kBlockKeys];
   explicit Tokens(const AccumulateJob& job) {
-    for (size_t key = 0; key < kBlockKeys; ++key)
-      at[key] = key >= job.begin && key < job.end ? job.values + key * job.value_stride : kZeros;
+    for (const uint8_t*& token : at) token = kZeros;
+    for (size_t key = job.begin; key < job.end; ++key)
+      at[job.offset + key] = job.values + key * job.value_stride;
   }
 };
 

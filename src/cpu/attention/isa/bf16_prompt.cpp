@@ -288,7 +288,6 @@ void add_bf16_prompt_kernels(AttentionKernels& kernels) {
   kernels.split_queries = split_queries;
   kernels.score_prompt = score_prompt;
   kernels.accumulate_prompt = accumulate_prompt;
-  kernels.prompts_with_window = true;  // four keys after the other
   kernels.f16_arithmetic = kernels.bf16_arithmetic = "bf16";
 }
 

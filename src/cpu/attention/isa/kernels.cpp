@@ -15,25 +15,35 @@ namespace gyre::cpu {
 namespace {
 
 #if defined(GYRE_HAVE_X86_KERNELS)
-// Whether this process may use AMX's tiles, after asking for it: the kernel keeps 8 KiB more of a
-// thread then, and refuses if a signal stack is too small for that.
 bool has_amx() {
-#if defined(__linux__)
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;  // leaf 7.0, edx
   constexpr unsigned kAvx512Bf16 = 1u << 5;                                 // leaf 7.1, eax
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   if ((d & (kBf16 | kTile | kInt8)) != (kBf16 | kTile | kInt8)) return false;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & kAvx512Bf16) == 0) return false;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvx512Bf16) != 0;
+}
+#endif
+
+// Whether this process may use AMX's tiles, after asking for it: the kernel keeps 8 KiB more of a
+// thread then, and refuses if a signal stack is too small for that.
+bool ask_for_tiles() {
+#if defined(GYRE_HAVE_X86_KERNELS) && defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif
 }
-#endif
 
-std::vector<AttentionKernels> find_sets() {
+const AttentionKernels*& chosen() {
+  static const AttentionKernels* set = attention_kernel_sets().data();
+  return set;
+}
+
+}  // namespace
+
+std::vector<AttentionKernels> find_attention_kernel_sets([[maybe_unused]] bool (*may_use_tiles)()) {
   std::vector<AttentionKernels> sets;
 #if defined(GYRE_HAVE_NEON)
   constexpr unsigned long kHalf = HWCAP_ASIMDHP | HWCAP_ASIMDFHM;
@@ -54,7 +64,7 @@ std::vector<AttentionKernels> find_sets() {
 #elif defined(GYRE_HAVE_X86_KERNELS)
   if (__builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0) {
-    if (has_amx()) {
+    if (has_amx() && may_use_tiles()) {
       AttentionKernels& set = sets.emplace_back(amx_attention_kernels());
       add_avx512_attention_kernels(set);
       add_amx_prompt_kernels(set);
@@ -68,15 +78,8 @@ std::vector<AttentionKernels> find_sets() {
   return sets;
 }
 
-const AttentionKernels*& chosen() {
-  static const AttentionKernels* set = attention_kernel_sets().data();
-  return set;
-}
-
-}  // namespace
-
 const std::vector<AttentionKernels>& attention_kernel_sets() {
-  static const std::vector<AttentionKernels> kSets = find_sets();
+  static const std::vector<AttentionKernels> kSets = find_attention_kernel_sets(ask_for_tiles);
   return kSets;
 }
 

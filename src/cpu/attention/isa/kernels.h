@@ -76,6 +76,9 @@ struct AccumulateJob {
   uint32_t format = 0;
   uint32_t head_dim = 0;
   uint32_t begin = 0, end = 0;  // keys that may be read (f16, bf16)
+  // Where the first key lies in a whole block, a multiple of 8: a window may begin within, and sums
+  // must not depend on that.
+  uint32_t offset = 0;
   uint32_t tiles = 0;
   uint32_t rows = 0;
   const ScaleBlocks* blocks = nullptr;
@@ -106,8 +109,6 @@ struct AttentionKernels {
   uint32_t (*split_queries)(float* q, uint32_t rows, uint32_t head_dim, uint32_t format) = nullptr;
   void (*score_prompt)(const ScoreJob&) = nullptr;
   void (*accumulate_prompt)(const AccumulateJob&) = nullptr;
-  // Whether its sums stay the same if a block begins eight keys later, as a window may make it.
-  bool prompts_with_window = false;
   bool split_bf16_queries = false;  // of decoding: see ScoreJob::q; else score_bf16 reads q_f32
   // What f16 and bf16 are multiplied in; of several kernels the one with the largest errors counts.
   const char* f16_arithmetic = "f32";
@@ -134,6 +135,8 @@ void for_row_groups(size_t rows, const Run& run) {
 
 // Every set this machine can run, the fastest first; the last does everything in f32.
 const std::vector<AttentionKernels>& attention_kernel_sets();
+// The same, where the system's answer on AMX's tiles is may_use_tiles()'s.
+std::vector<AttentionKernels> find_attention_kernel_sets(bool (*may_use_tiles)());
 
 // The set in use: the fastest, unless a test chose another. Not to be changed while commands run.
 const AttentionKernels& attention_kernels();
