@@ -85,7 +85,7 @@ class GYRE_API KvSequence {
 
 // Device memory for the pages of all layers, and who holds which page. A copy of the handle is the
 // same pool. One thread at a time, its sequences and batches included. A refused call changes
-// nothing. docs/serving.md has the rules.
+// nothing; one that fails on its way may have evicted prefixes. docs/serving.md has the rules.
 class GYRE_API KvPool {
  public:
   KvPool(Device device, const KvPoolOptions& options);

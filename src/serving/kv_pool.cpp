@@ -114,17 +114,28 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
               (page + 1) * page_tokens - 1, " are not those that the pages were published with");
     }
   }
-  uint32_t parent = kNoNode;
+  std::vector<uint32_t> path(count, kNoNode), added;
+  added.reserve(count);
+  try {
+    for (uint64_t page = 0; page < count; ++page) {
+      const uint32_t parent = page == 0 ? kNoNode : path[page - 1];
+      path[page] = s.index.find(parent, page_of(page));
+      if (path[page] != kNoNode) continue;
+      path[page] = s.index.insert(parent, page_of(page));
+      added.push_back(path[page]);
+    }
+  } catch (...) {  // no memory for all of them: none stays
+    for (; !added.empty(); added.pop_back()) s.index.erase(added.back());
+    throw;
+  }
   for (uint64_t page = 0; page < count; ++page) {
-    uint32_t node = s.index.find(parent, page_of(page));
-    if (node == kNoNode) node = s.index.insert(parent, page_of(page));
+    const uint32_t node = path[page];
     for (size_t i = 0; i < s.groups.size(); ++i) {
       if (!from.groups[i].has(page) || s.index.page(node, i) != kNoPage) continue;
       if (from.oldest(i) > page * page_tokens) continue;  // a tail that begins inside the page
       s.index.set_page(node, i, from.groups[i].at(page));
       s.groups[i].cache(from.groups[i].at(page), node);
     }
-    parent = node;
   }
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_pool.publish");

@@ -164,10 +164,14 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const try
 }
 
 KvSequence KvPool::load(const std::string& path) const try {
-  state().order->require_nothing_recorded("kv_pool.load");
-  const FileSource source("kv_pool.load", path);
+  constexpr const char* kOp = "kv_pool.load";
+  state().order->require_nothing_recorded(kOp);
+  const FileSource source(kOp, path);
   const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
+  // All that can be wrong with the file is found before a page is taken and a prefix evicted.
   Needed needed(state());
+  uint64_t length = 0;
+  std::vector<uint64_t> first_page(state().groups.size());
   for (uint64_t row = 0; row < file.rows.size(); ++row) {
     const std::string where = row_where(source, row);
     const PageRecord record =
@@ -177,8 +181,13 @@ KvSequence KvPool::load(const std::string& path) const try {
       fail(ErrorCode::io, where, ": page ", record.page, " of ", record.tokens,
            " tokens cannot be there");
     needed.add(record);
+    length += record.tokens;
+    for (size_t i = 0; i < first_page.size(); ++i)
+      if (record.ids[i] == kNoPage) first_page[i] = row + 1;
   }
   needed.check(source.where(), true);
+  for (size_t i = 0; i < first_page.size(); ++i)
+    state().check_window(kOp, i, first_page[i], length);
   // The file is read twice, so it is checked twice: it may change in between.
   KvSequence made = sequence();
   for (uint64_t row = 0; row < file.rows.size(); ++row) {
@@ -190,7 +199,7 @@ KvSequence KvPool::load(const std::string& path) const try {
     one.check(source.where(), true);
     add_page(*made.state_, record, bytes);
   }
-  made.state_->check_shorter("kv_pool.load", made.length());
+  made.state_->check_shorter(kOp, made.length());
   return made;
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_pool.load");

@@ -35,14 +35,7 @@ void KvSequence::State::require_submitted(const char* op) const {
 }
 
 void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const GroupKeys& keys = pool->groups[i].keys();
-    if (keys.near || keys.window == 0) continue;
-    const uint64_t oldest_seen = to + 1 > keys.window ? to + 1 - keys.window : 0;
-    if (oldest_seen >= to || groups[i].first * pool->options.page_tokens <= oldest_seen) continue;
-    fail(ErrorCode::invalid_argument, op, ": the pages of ", pool->group_name(i),
-         " no longer have key ", oldest_seen, ", which a query at ", to, " sees");
-  }
+  for (size_t i = 0; i < groups.size(); ++i) pool->check_window(op, i, groups[i].first, to);
 }
 
 void KvSequence::State::shorten(uint64_t to) {

@@ -132,6 +132,16 @@ uint64_t KvPool::State::page_bytes(size_t group) const {
   return bytes;
 }
 
+void KvPool::State::check_window(const char* op, size_t group, uint64_t first_page,
+                                 uint64_t length) const {
+  const GroupKeys& keys = groups[group].keys();
+  if (keys.near || keys.window == 0) return;
+  const uint64_t oldest_seen = length + 1 > keys.window ? length + 1 - keys.window : 0;
+  if (oldest_seen >= length || first_page * options.page_tokens <= oldest_seen) return;
+  fail(ErrorCode::invalid_argument, op, ": the pages of ", group_name(group),
+       " no longer have key ", oldest_seen, ", which a query at ", length, " sees");
+}
+
 PageId KvPool::State::take(size_t group) {
   if (groups[group].free() == 0) evict(group);
   return groups[group].take();

@@ -50,6 +50,8 @@ class KvPool::State {
   // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
   uint32_t load_prefix(const SnapshotSource& source, const PoolFile& file, uint64_t row,
                        std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
+  // Refuses a sequence of `length` tokens whose pages of a window begin behind what a query sees.
+  void check_window(const char* op, size_t group, uint64_t first_page, uint64_t length) const;
   uint64_t page_bytes(size_t group) const;  // of all its layers
   std::string group_name(size_t group) const;
   // Stores of a group, in the order of its layers. visit(store)

@@ -1,7 +1,9 @@
 // Pages as bytes and files of a pool: what comes back is what was there; what is damaged does not.
 #include <functional>
 
+#include "cache/snapshot_file.h"
 #include "cache/snapshot_fixture.h"
+#include "serving/pool_file.h"
 #include "serving/serving_fixture.h"
 
 namespace gyre::test {
@@ -94,6 +96,56 @@ TEST_P(PoolFiles, PrefixesAreKnownAfterLoad) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, PoolFiles, testing::Values(small_pool(), mixed_pool()));
+
+// The first rows of a file of a sequence, with a header that is right.
+void cut_file(const KvPool& pool, const std::string& path, uint64_t rows) {
+  const FileSource source("test", path);
+  const PoolFile whole = read_pool_file(source, pool.state(), PoolFileKind::sequence);
+  PoolFile made{whole.kind, {}};
+  Bytes blocks;
+  for (uint64_t row = 0; row < rows; ++row) {
+    const Bytes record = read_record(source, pool.state(), whole, row);
+    made.rows.push_back({pool_file_header_bytes(rows) + blocks.size(), record.size(),
+                         whole.rows[row].parent, whole.rows[row].tokens_checksum});
+    blocks.insert(blocks.end(), record.begin(), record.end());
+  }
+  Bytes bytes = pool_file_header(pool.state(), made, pool_file_header_bytes(rows) + blocks.size());
+  bytes.insert(bytes.end(), blocks.begin(), blocks.end());
+  put_file(path, bytes);
+}
+
+// A file whose windows lack what the next query sees, in a pool that must evict to take it.
+TEST(PoolLoad, WhatIsRefusedEvictsNothing) {
+  const Folder folder;
+  const Device device = Device::open("cpu", {.threads = 1});
+  Server server(device, mixed_pool(12), {.max_sequences = 2, .max_tokens = 64});
+  const std::vector<int32_t> tokens = some_tokens(48, 2);
+  {
+    Talk talk = server.talk();
+    for (const uint64_t count : {40u, 24u, 1u}) server.fill(talk, some_tokens(count, 1));
+    server.pool.save(talk.sequence, folder / "whole");
+    server.pool.save(talk.sequence, folder / "cut");
+    Talk other = server.talk();
+    talk.sequence.clear();
+    server.fill(other, tokens);
+    server.pool.publish(other.sequence, tokens);
+  }
+  cut_file(server.pool, folder / "cut", 5);
+  std::vector<Talk> held;  // four pages are left
+  held.push_back(server.talk());
+  server.fill(held[0], some_tokens(16, 3));
+  EXPECT_TRUE(refused({"kv_pool.load", "window 20", "no longer have key 21"},
+                      [&] { (void)server.pool.load(folder / "cut"); }));
+  EXPECT_EQ(server.pool.describe().evictions, 0u);
+  server.fill(held[0], some_tokens(16, 4));
+  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"kv_pool.load", "1 pages are missing"},
+                           [&] { (void)server.pool.load(folder / "whole"); }));
+  EXPECT_EQ(server.pool.describe().evictions, 0u);
+  held[0].truncate(16);
+  const KvSequence loaded = server.pool.load(folder / "whole");
+  EXPECT_EQ(loaded.length(), 65u);
+  EXPECT_GE(server.pool.describe().evictions, 1u);
+}
 
 // Small enough to damage everywhere.
 class PoolDamage : public testing::Test {

@@ -257,6 +257,34 @@ TEST(OutOfMemory, RefusalsOfAStepAreOurs) {
   batch.cancel();
 }
 
+TEST(OutOfMemory, APrefixIsPublishedAsAWholeOrNotAtAll) {
+  constexpr uint64_t kPages = 6, kTokens = 8 * kPages;
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvPool pool(device, {.kv_heads = 1, .head_dim = 16, .pages = kPages, .page_tokens = 8});
+  KvBatch batch(pool, {.max_sequences = 1, .max_tokens = kTokens});
+  KvSequence sequence = pool.sequence();
+  Encoder encoder(device);
+  batch.begin(encoder, std::vector<KvStep>{{sequence, kTokens}});
+  const Tensor k = device.tensor(DType::f32, {kTokens, 1, 16});
+  batch.append(encoder, 0, k, k);
+  encoder.submit().wait();
+  const std::vector<int32_t> tokens(kTokens, 5);
+  uint64_t refused = 0;
+  for (bool failed = true; failed; ++refused) {
+    failing_memory().arm(refused, 1);
+    failing_memory().on = true;
+    try {
+      pool.publish(sequence, tokens);
+    } catch (const Error&) {
+    }
+    failing_memory().on = false;
+    failed = failing_memory().failed != 0;
+    ASSERT_EQ(pool.describe().prefixes, failed ? 0 : kPages) << "allocation " << refused;
+    ASSERT_EQ(pool.match(tokens).length(), failed ? 0 : kTokens) << "allocation " << refused;
+  }
+  EXPECT_GT(refused, kPages);
+}
+
 TEST(OutOfMemory, ASaveLeavesNoFileBehind) {
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / ("gyre-save-" + std::to_string(getpid()));
