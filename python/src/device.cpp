@@ -1,5 +1,9 @@
 #include <unistd.h>
 
+#if defined(__APPLE__)
+#include <pthread.h>
+#endif
+
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -16,10 +20,18 @@ struct Shared {
   pid_t process = 0;  // after a fork the threads of a device are gone, so the child opens its own
 };
 
+bool is_main_thread() {
+#if defined(__APPLE__)
+  return pthread_main_np() != 0;
+#else
+  return gettid() == getpid();
+#endif
+}
+
 // DeviceOptions::poll: Ctrl-C ends a list. Python runs handlers of signals in its main thread
 // alone, and only that one may ask for the GIL while the interpreter ends.
 void check_signals() {
-  if (gettid() != getpid()) return;
+  if (!is_main_thread()) return;
   const nb::gil_scoped_acquire acquired;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

@@ -11,6 +11,15 @@
 namespace gyre {
 namespace {
 
+// On macOS fsync() leaves the bytes in the drive's cache. File systems without a full flush say so.
+int sync_file(int fd) {
+#if defined(__APPLE__)
+  if (::fcntl(fd, F_FULLFSYNC) == 0) return 0;
+  if (errno != ENOTSUP && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOTTY) return -1;
+#endif
+  return ::fsync(fd);
+}
+
 constexpr FileCalls kSystem = {
     .open_at = [](int folder, const char* name, int flags,
                   mode_t mode) { return ::openat(folder, name, flags, mode); },
@@ -24,7 +33,7 @@ constexpr FileCalls kSystem = {
     .write_at = [](int fd, const void* from, size_t bytes,
                    off_t offset) { return ::pwrite(fd, from, bytes, offset); },
     .resize = ::ftruncate,
-    .sync = ::fsync,
+    .sync = sync_file,
     .lock = ::flock,
     .change_mode = ::fchmod,
     .change_group = [](int fd, gid_t group) { return ::fchown(fd, static_cast<uid_t>(-1), group); },
