@@ -5,6 +5,7 @@
 # usage: scripts/gpu_check.sh [FOLDER]      what gpu_prepare.sh made; build/deps if not given
 # GYRE_GPU_STEPS chooses from: tests sanitize bench
 # GYRE_GPU_TOOLS chooses from: memcheck racecheck synccheck initcheck
+# GYRE_SANITIZE_SECONDS (480): for all these tools together. One that does not end in time, or does not begin, has failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 deps=$(realpath "${1:-build/deps}")
@@ -72,8 +73,10 @@ if wanted tests; then
 fi
 if wanted sanitize; then
   [[ -d $launched ]] || step "ops on the GPU" ops
+  end=$((SECONDS + ${GYRE_SANITIZE_SECONDS:-480}))
   for tool in ${GYRE_GPU_TOOLS:-memcheck racecheck synccheck initcheck}; do
-    step "compute-sanitizer $tool" scripts/gpu_sanitize.sh "$tool" $build/tests/op_test $launched $build/sanitize
+    step "compute-sanitizer $tool" env GYRE_SANITIZE_SECONDS=$((end - SECONDS)) \
+      scripts/gpu_sanitize.sh "$tool" $build/tests/op_test $launched $build/sanitize
   done
 fi
 if wanted bench; then

@@ -6,13 +6,17 @@
 #   OP_TEST   the program
 #   LAUNCHED  the folder that op_test wrote as GYRE_LAUNCHED: the smallest case of each class of variants is taken
 #   LOGS      a folder for the logs
-# GYRE_SANITIZE_PROCESSES (default: cores) and GYRE_SANITIZE_SECONDS (default: 480, for each process) set the limits.
+# GYRE_SANITIZE_PROCESSES (default: cores) and GYRE_SANITIZE_SECONDS (default: 480; 0 or less: none is left) set the limits.
 set -uo pipefail
 tool=$1 op_test=$2 launched=$3 logs=$4
 processes=${GYRE_SANITIZE_PROCESSES:-$(nproc)}
 seconds=${GYRE_SANITIZE_SECONDS:-480}
 sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
 rm -rf "$logs/$tool".*
+if ((seconds <= 0)); then
+  echo "$tool: did not run, no time is left for it"
+  exit 1
+fi
 cases=$logs/$tool.cases
 mkdir -p "$logs/$tool.launched"
 
@@ -32,7 +36,7 @@ if [[ $tool == racecheck ]]; then
 fi
 for ((i = 0; i < processes; ++i)); do
   (
-    GYRE_CASE_LIST=$cases GYRE_CASES=$i/$processes GYRE_LAUNCHED=$logs/$tool.launched timeout "$seconds" \
+    GYRE_CASE_LIST=$cases GYRE_CASES=$i/$processes GYRE_LAUNCHED=$logs/$tool.launched timeout -k 10 "$seconds" \
       "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 1000 "${options[@]}" \
       "$op_test" --gtest_filter='*MatchTheReference*cuda*' >"$logs/$tool.$i.log" 2>&1
     echo $? >"$logs/$tool.$i.status"
@@ -53,6 +57,8 @@ passed=$(grep -h '^\[  *PASSED' "$logs/$tool".*.log | wc -l)
 failed=$(grep -lvx 0 "$logs/$tool".*.status | wc -l)
 echo "$tool: $errors errors, $warnings warnings over $ran of $count cases in $processes processes;" \
   "$summaries ended with a summary, $passed passed, $failed with another status than 0"
+late=$(grep -lxE '124|137' "$logs/$tool".*.status | wc -l)
+[[ $late == 0 ]] || echo "$tool: $late of $processes processes did not end within $seconds s"
 [[ $errors == 0 && $warnings == 0 && $failed == 0 && $ran == "$count" && $summaries == "$processes" && $passed == "$processes" ]]
 status=$?
 if [[ $status != 0 ]]; then

@@ -59,6 +59,15 @@ FAKE_LINES='========= ERROR SUMMARY: 0 errors'
 expect "tests that did not pass" 1 "$(run synccheck)"
 FAKE_LINES="$passed"$'\n''========= ERROR SUMMARY: 0 errors' FAKE_STATUS=1
 expect "a test that failed" 1 "$(run synccheck)"
+FAKE_LINES="$passed"$'\n''========= ERROR SUMMARY: 0 errors' FAKE_STATUS=0
+expect "the same in time" 0 "$(run synccheck)"
+export FAKE_SECONDS=60 GYRE_SANITIZE_SECONDS=1
+expect "a process that takes too long" 1 "$(run synccheck)"
+expect "its reason" 1 "$(grep -c '^synccheck: 1 of 2 processes did not end within 1 s' "$folder/output")"
+FAKE_SECONDS=0 GYRE_SANITIZE_SECONDS=-3
+expect "no time left" 1 "$(run synccheck)"
+expect "that it did not run" 1 "$(grep -c '^synccheck: did not run' "$folder/output")"
+unset GYRE_SANITIZE_SECONDS
 FAKE_PART=none
 rm "$folder/launched"/cuda_*
 expect "no cases" 1 "$(run memcheck)"
