@@ -55,6 +55,24 @@ std::string hex(uint64_t value) {
   return text;
 }
 
+// A custom kernel may be called anything.
+std::string json_text(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string made;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20) {
+      made += "\\u00";
+      made += kDigits[byte >> 4];
+      made += kDigits[byte & 15];
+      continue;
+    }
+    if (c == '"' || c == '\\') made += '\\';
+    made += c;
+  }
+  return made;
+}
+
 }  // namespace
 
 uint64_t TraceEvent::begin_ns() const {
@@ -114,14 +132,14 @@ void Trace::write_table(std::ostream& out) const try {
 }
 
 void Trace::write_chrome(std::ostream& out) const try {
-  // Names and shapes are ours and hold nothing that JSON would have to escape.
   const StreamFormat format(out);
   out << std::fixed << std::setprecision(3) << "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
   const char* separator = "\n";
   for (const TraceEvent& event : events) {
     for (const TraceSpan& span : event.spans) {
-      out << separator << R"({"name":")" << event.kernel << R"(","ph":"X","pid":1,"tid":)"
-          << span.thread << ",\"ts\":" << microseconds(span.begin_ns)
+      out << separator << R"({"name":")" << json_text(event.kernel)
+          << R"(","ph":"X","pid":1,"tid":)" << span.thread
+          << ",\"ts\":" << microseconds(span.begin_ns)
           << ",\"dur\":" << microseconds(span.end_ns - span.begin_ns) << R"(,"args":{"spec":")"
           << hex(event.spec) << R"(","shape":")" << event.shape << R"(","barrier":)"
           << (event.barrier ? "true" : "false") << ",\"submission\":" << event.submission

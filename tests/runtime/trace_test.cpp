@@ -194,6 +194,15 @@ TEST_F(TraceTest, EmptyTracesWriteValidFiles) {
   EXPECT_TRUE(Json::parse(chrome.str()).at("traceEvents").empty());
 }
 
+// A custom kernel may be called anything.
+TEST_F(TraceTest, NamesAreEscaped) {
+  Trace trace;
+  trace.events.push_back({.kernel = "a \"quote\", a \\ and a\nline", .spans = {{0, 1, 2}}});
+  std::ostringstream out;
+  trace.write_chrome(out);
+  EXPECT_EQ(Json::parse(out.str())["traceEvents"][0]["name"], trace.events[0].kernel);
+}
+
 TEST_F(TraceTest, WritersLeaveTheStreamAsItWas) {
   std::ostringstream out;
   const Trace trace = trace_three();
