@@ -64,7 +64,7 @@ struct CustomLaunch {
 
 struct KernelCode;
 
-// A handle: copies are the same kernel. A device that ran it keeps its code until the device goes.
+// A handle: copies are the same kernel. Its code stays while a handle, a list or a graph needs it.
 class GYRE_API CustomKernel {
  public:
   explicit CustomKernel(CustomCode code);

@@ -32,8 +32,9 @@ class GYRE_API Encoder {
   // CUDA: runs the list once, on a stream of the caller's (a CUstream as a number), after
   // everything submitted before and before everything submitted later. While the stream is
   // captured, the list becomes part of the caller's graph instead: keep the fence, which holds the
-  // memory that the list uses, as long as that graph may run, and order the graph with other work
-  // yourself. Kernels are compiled when ops are recorded: record once before capturing.
+  // memory and the custom kernels that the list uses, as long as that graph may run, and order the
+  // graph with other work yourself. Kernels are compiled when ops are recorded: record once before
+  // capturing.
   Fence submit_on(uint64_t stream);
   void clear();
 

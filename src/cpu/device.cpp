@@ -77,9 +77,12 @@ class CpuDevice final : public DeviceImpl {
     return std::make_shared<WrappedStorage>(id(), block, std::move(owner));
   }
   MemoryUse memory() const override { return pool_->use(); }
-  void trim() override { pool_->trim(); }
+  void trim() override {
+    pool_->trim();
+    pipelines_.trim();
+  }
 
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
     return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
       const CpuKernel* row = find(kernel);
       const TaskFn task = row != nullptr ? select(*row, kernel, spec) : nullptr;

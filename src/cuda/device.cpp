@@ -11,6 +11,7 @@
 #include "cuda/offline_device.h"
 #include "cuda/pipeline.h"
 #include "cuda/stream.h"
+#include "runtime/lazy_pipeline.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/require.h"
 
@@ -64,20 +65,23 @@ class CudaDevice final : public DeviceImpl {
     return wrap_memory(id(), parts_->stream, block, std::move(owner));
   }
   MemoryUse memory() const override { return parts_->pool->use(); }
-  void trim() override { parts_->pool->trim(); }
+  void trim() override {
+    parts_->pool->trim();
+    parts_->pipelines.trim();
+  }
   void wait() override { parts_->stream->wait(); }
   uint64_t stream() const override { return parts_->stream->handle(); }
 
   // The build begins at once: what a recorded step needs is built several at a time.
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
     bool is_new = false;
-    const CudaPipeline* const found = find_pipeline(kernel, spec, &is_new);
-    if (found != nullptr && is_new) parts_->builds.add([found] { found->build(); });
+    std::shared_ptr<const CudaPipeline> found = find_pipeline(kernel, spec, &is_new);
+    if (found != nullptr && is_new) parts_->builds.add(build_job(found));
     return found;
   }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
     build_kernels(parts_->builds, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
-      const CudaPipeline* const pipeline = find_pipeline(*row.info, spec);
+      const auto pipeline = find_pipeline(*row.info, spec);
       if (pipeline->is_built()) return true;
       pipeline->finish();
       return pipeline->from_cache();
@@ -112,15 +116,17 @@ class CudaDevice final : public DeviceImpl {
 
  private:
   // Null: there is none. Building it is left to the caller.
-  const CudaPipeline* find_pipeline(const KernelInfo& kernel, uint64_t spec,
-                                    bool* is_new = nullptr) {
-    return static_cast<const CudaPipeline*>(parts_->pipelines.find_or_make(kernel, spec, [&] {
+  std::shared_ptr<const CudaPipeline> find_pipeline(const KernelInfo& kernel, uint64_t spec,
+                                                    bool* is_new = nullptr) {
+    const auto make = [&] {
       const CudaKernel* const row = kernels_.row(kernel, spec);
       if (is_new != nullptr) *is_new = true;
-      return row != nullptr ? std::make_unique<CudaPipeline>(parts_->context, parts_->compiler,
+      return row != nullptr ? std::make_shared<CudaPipeline>(parts_->context, parts_->compiler,
                                                              kernel, *row, spec)
                             : nullptr;
-    }));
+    };
+    return std::static_pointer_cast<const CudaPipeline>(
+        parts_->pipelines.find_or_make(kernel, spec, make));
   }
 
   DeviceInfo info_;

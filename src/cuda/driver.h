@@ -48,6 +48,7 @@ constexpr CuDeviceAttribute kCuSharedBytesPerMultiprocessor = 81;
 constexpr CuDeviceAttribute kCuSharedBytesPerBlock = 97;  // with opt-in
 
 using CuFunctionAttribute = int;
+constexpr CuFunctionAttribute kCuMaxThreadsPerBlock = 0;
 constexpr CuFunctionAttribute kCuStaticSharedBytes = 1;
 constexpr CuFunctionAttribute kCuMaxDynamicSharedBytes = 8;
 

@@ -65,7 +65,8 @@ class OfflineDevice final : public DeviceImpl {
                                 std::shared_ptr<void> /*owner*/) override {
     refuse("device.wrap");
   }
-  const Pipeline* pipeline(const KernelInfo& /*kernel*/, uint64_t /*spec*/) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& /*kernel*/,
+                                           uint64_t /*spec*/) override {
     refuse("encoder");
   }
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {

@@ -18,6 +18,8 @@ class CudaPipeline final : public LazyPipeline {
   const CudaKernel& row() const { return row_; }
   CuFunction function() const { return function_; }  // after finish()
   bool from_cache() const { return from_cache_; }    // after finish()
+  // Refuses a launch that the kernel cannot have on this GPU; after finish().
+  void check(const Launch& launch) const;
 
  private:
   void load() const override;
@@ -29,6 +31,7 @@ class CudaPipeline final : public LazyPipeline {
   mutable bool from_cache_ = false;
   mutable CuModule module_ = nullptr;
   mutable CuFunction function_ = nullptr;
+  mutable uint32_t max_threads_ = 0, max_shared_bytes_ = 0;  // of a block
 };
 
 CompileJob compile_job(const KernelInfo& kernel, const CudaKernel& row, uint64_t spec,

@@ -15,6 +15,7 @@ Prepared::Prepared(const CommandList& list, const Command& command, const CudaLi
   const void* const values = list.params_of(command);
   function = pipeline.function();
   shape = pipeline.row().launch(values, pipeline.spec, limits);
+  if (!empty()) pipeline.check(shape);
   std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
   params[0] = const_cast<void*>(values);  // the driver only reads
   params[1] = &args;
@@ -155,8 +156,15 @@ void Stream::fail_launch(CuResult result, const CommandList& list, const Command
   context_->check(result, command_text(list, command).c_str());
 }
 
+void Stream::check_launches(const CommandList& list) const {
+  for (const Command& command : list.commands) {
+    const Prepared run(list, command, context_->limits());
+  }
+}
+
 void Stream::launch_all(CuStream to, const CommandList& list,
                         const std::function<void()>& launched) {
+  check_launches(list);
   bool has_begun = false;
   for (const Command& command : list.commands) {
     Prepared run(list, command, context_->limits());
@@ -169,7 +177,7 @@ void Stream::launch_all(CuStream to, const CommandList& list,
       if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(to);
       if (result != kCuSuccess) {
         api_.stream_synchronize(to);  // what was launched before may use what the caller holds
-        if (result == kCuOutOfMemory && has_begun) {
+        if (has_begun && !ends_all_work(result)) {
           retire();
           lose(result, &list, &command);
         }
@@ -182,6 +190,7 @@ void Stream::launch_all(CuStream to, const CommandList& list,
 }
 
 void Stream::capture_all(CuStream to, const CommandList& list) {
+  check_launches(list);
   for (const Command& command : list.commands) {
     Prepared run(list, command, context_->limits());
     if (run.empty()) continue;
@@ -216,13 +225,14 @@ namespace {
 // What a captured graph uses. Gyre does not know when it runs.
 class Captured final : public FenceState {
  public:
-  explicit Captured(std::vector<std::shared_ptr<Storage>> storages)
-      : storages_(std::move(storages)) {}
+  explicit Captured(const CommandList& list)
+      : storages_(list.storages), pipelines_(list.pipelines) {}
   void wait() override {}
   bool done() const override { return true; }
 
  private:
   std::vector<std::shared_ptr<Storage>> storages_;
+  std::vector<std::shared_ptr<const Pipeline>> pipelines_;
 };
 
 }  // namespace
@@ -236,7 +246,7 @@ std::shared_ptr<FenceState> Stream::submit_on(CuStream other, const CommandList&
   if (capture != kCuNotCapturing) {
     // Nothing else is allowed on it, no event and no wait.
     require_alive();
-    auto captured = std::make_shared<Captured>(list.storages);
+    auto captured = std::make_shared<Captured>(list);
     capture_all(other, list);
     return captured;
   }
@@ -268,6 +278,7 @@ Stream::Submissions Stream::make_submission(const CommandList& list,
   } else {
     work.eager.commands = list.commands;
     work.eager.params = list.params;
+    work.eager.pipelines = list.pipelines;
     std::copy_if(list.storages.begin(), list.storages.end(),
                  std::back_inserter(work.eager.storages),
                  [](const auto& storage) { return storage->held_by_work(); });

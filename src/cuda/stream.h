@@ -24,6 +24,7 @@ struct Prepared {
   Args args{};
   void* params[2] = {};
 
+  // Refuses a launch that the kernel cannot have.
   Prepared(const CommandList& list, const Command& command, const CudaLimits& limits);
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
@@ -104,6 +105,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void require_alive() const;
   std::string running() const;  // names what is in flight
 
+  void check_launches(const CommandList& list) const;  // refuses what cannot be launched
   CuResult launch(CuStream to, Prepared& run) const;
   void fail_launch(CuResult result, const CommandList& list, const Command& command);
   // All or none: a list that cannot be launched to its end, and of which a part has run, takes the

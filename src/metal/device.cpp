@@ -10,6 +10,7 @@
 #include "metal/stream.h"
 #include "runtime/build_all.h"
 #include "runtime/kernel_code.h"
+#include "runtime/lazy_pipeline.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/process.h"
 #include "runtime/require.h"
@@ -116,20 +117,21 @@ class MetalDevice final : public DeviceImpl {
   void trim() override {
     parts_->stream->retire();
     parts_->pool->trim();
+    parts_->pipelines.trim();
   }
   void wait() override { parts_->stream->wait(); }
 
   // The build begins at once: what a recorded step needs is built several at a time.
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
     bool is_new = false;
-    const MetalPipeline* const found = find_pipeline(kernel, spec, &is_new);
-    if (found != nullptr && is_new) parts_->builds.add([found] { found->build(); });
+    std::shared_ptr<const MetalPipeline> found = find_pipeline(kernel, spec, &is_new);
+    if (found != nullptr && is_new) parts_->builds.add(build_job(found));
     return found;
   }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
     std::vector<BuildTask> tasks;
     for (const KernelKey& key : keys) {
-      const MetalPipeline* const pipeline = find_pipeline(*key.kernel, key.spec);
+      const auto pipeline = find_pipeline(*key.kernel, key.spec);
       require(pipeline != nullptr, "device.prepare: no kernel ", key.kernel->name,
               " for this spec");
       tasks.push_back({describe(*key.kernel, key.spec), [pipeline] {
@@ -168,15 +170,16 @@ class MetalDevice final : public DeviceImpl {
 
  private:
   // Null: there is none. Building it is left to the caller.
-  const MetalPipeline* find_pipeline(const KernelInfo& kernel, uint64_t spec,
-                                     bool* is_new = nullptr) {
-    return static_cast<const MetalPipeline*>(
-        parts_->pipelines.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
-          const MetalKernel* const row = find(kernel, spec);
-          if (row == nullptr) return nullptr;
-          if (is_new != nullptr) *is_new = true;
-          return std::make_unique<MetalPipeline>(api_, parts_->libraries, kernel, *row, spec);
-        }));
+  std::shared_ptr<const MetalPipeline> find_pipeline(const KernelInfo& kernel, uint64_t spec,
+                                                     bool* is_new = nullptr) {
+    const auto make = [&]() -> std::shared_ptr<const Pipeline> {
+      const MetalKernel* const row = find(kernel, spec);
+      if (row == nullptr) return nullptr;
+      if (is_new != nullptr) *is_new = true;
+      return std::make_shared<MetalPipeline>(api_, parts_->libraries, kernel, *row, spec);
+    };
+    return std::static_pointer_cast<const MetalPipeline>(
+        parts_->pipelines.find_or_make(kernel, spec, make));
   }
   // Null: there is none.
   const MetalKernel* find(const KernelInfo& kernel) const {

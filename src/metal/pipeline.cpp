@@ -5,16 +5,16 @@
 namespace gyre::metal {
 
 MetalPipeline::~MetalPipeline() {
-  if (state_ != nullptr) api_.pipeline_free(state_);
+  if (state_ != nullptr && process_ == process_generation()) api_.pipeline_free(state_);
 }
 
 void MetalPipeline::load() const {
   const CustomMetal* const own = kernel->code != nullptr ? &kernel->code->code.metal : nullptr;
   const char* const file = own != nullptr ? kernel->name : row_.file;
-  Library* const library =
-      own != nullptr ? libraries_.get(file, own->source) : libraries_.get(file);
+  if (text_ == nullptr)
+    text_ = own != nullptr ? libraries_.find(file, own->source) : libraries_.find(file);
   const PipelineResult made =
-      api_.pipeline_make(library, own != nullptr ? own->name.c_str() : kernel->name,
+      api_.pipeline_make(text_->compiled(), own != nullptr ? own->name.c_str() : kernel->name,
                          {static_cast<uint32_t>(spec), static_cast<uint32_t>(spec >> 32)});
   if (made.state == nullptr)
     fail(ErrorCode::compile_failed, file, ": ", kernel->name, " for spec 0x", std::hex, spec, ": ",

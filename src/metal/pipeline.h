@@ -25,7 +25,9 @@ class MetalPipeline final : public LazyPipeline {
   const Driver& api_;
   LibraryCache& libraries_;
   const MetalKernel& row_;
+  const uint64_t process_ = process_generation();
 
+  mutable std::shared_ptr<LibraryText> text_;
   mutable PipelineState* state_ = nullptr;
   mutable uint32_t max_threads_ = 0;
 };

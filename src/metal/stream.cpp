@@ -109,6 +109,7 @@ std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
   work.eager.commands = list.commands;
   work.eager.params = list.params;
   work.eager.storages = list.storages;
+  work.eager.pipelines = list.pipelines;
   const PreparedList prepared(list, *buffers_);
   return enter(prepared, list, {std::make_shared<Submission>(shared_from_this(), std::move(work))});
 }

@@ -53,8 +53,9 @@ struct Command {
 struct CommandList {
   std::vector<Command> commands;
   std::vector<uint64_t> params;
-  std::vector<uint64_t> args;                      // addresses; 0 for an absent argument
-  std::vector<std::shared_ptr<Storage>> storages;  // kept alive until the work is done
+  std::vector<uint64_t> args;                              // addresses; 0 for an absent argument
+  std::vector<std::shared_ptr<Storage>> storages;          // kept alive until the work is done,
+  std::vector<std::shared_ptr<const Pipeline>> pipelines;  // and so are those of custom kernels
 
   const void* params_of(const Command& command) const {
     return params.data() + command.params_offset;
@@ -69,6 +70,7 @@ struct CommandList {
     params.clear();
     args.clear();
     storages.clear();
+    pipelines.clear();
   }
 };
 

@@ -57,7 +57,10 @@ CustomKernel::CustomKernel(CustomCode code) try {
       .code = made.get()};
   for (size_t i = 0; i < kept.args.size(); ++i)
     made->info.args[i] = {kept.args[i].name.c_str(), kept.args[i].access};
-  code_ = std::move(made);
+  // Handles are counted by themselves: pipelines hold the code, too.
+  const auto handle = std::make_shared<std::shared_ptr<const KernelCode>>(made);
+  made->handles = handle;
+  code_ = {handle, made.get()};
 } catch (const std::bad_alloc&) {
   out_of_memory("custom_kernel");
 }

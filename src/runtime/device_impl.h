@@ -64,8 +64,9 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual std::shared_ptr<Storage> allocate(uint64_t bytes) = 0;  // zero-filled
   virtual std::shared_ptr<Storage> wrap(const Storage::Block& block,
                                         std::shared_ptr<void> owner) = 0;
-  // Null: not here. It may still be building, see Pipeline.
-  virtual const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) = 0;
+  // Null: not here. It may still be building, see Pipeline. One of the device's table stays until
+  // the device goes; one of a custom kernel is the caller's to hold while it is in use.
+  virtual std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) = 0;
   virtual std::string describe(const KernelInfo& kernel, uint64_t spec) const = 0;  // how it works
   // Whether pipeline() can have one. Builds nothing.
   virtual bool has(const KernelInfo& kernel, uint64_t spec) const = 0;

@@ -28,7 +28,7 @@ std::shared_ptr<Storage> DryDevice::wrap(const Storage::Block& /*block*/,
   fail(ErrorCode::unsupported, "device.wrap: nothing runs on this device");
 }
 
-const Pipeline* DryDevice::pipeline(const KernelInfo& kernel, uint64_t spec) {
+std::shared_ptr<const Pipeline> DryDevice::pipeline(const KernelInfo& kernel, uint64_t spec) {
   return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
     if (!target_->has(kernel, spec)) return nullptr;
     needed_.push_back({&kernel, spec});

@@ -21,7 +21,7 @@ class DryDevice final : public DeviceImpl {
   const DeviceInfo& info() const override { return target_->info(); }
   std::shared_ptr<Storage> allocate(uint64_t bytes) override;
   std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) override;
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override;
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override;
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
     return target_->describe(kernel, spec);
   }

@@ -13,18 +13,28 @@ const Pipeline& Recorder::find_pipeline(const KernelInfo& kernel, uint64_t spec)
   const Pipeline*& entry = cache_[hash(spec ^ reinterpret_cast<uintptr_t>(&kernel)) >> 58];
   static_assert(kCachedPipelines == 64);
   if (entry != nullptr && entry->kernel == &kernel && entry->spec == spec) return *entry;
-  const Pipeline* const pipeline = device_->pipeline(kernel, spec);
+  std::shared_ptr<const Pipeline> pipeline = device_->pipeline(kernel, spec);
   if (pipeline == nullptr) {
     fail(ErrorCode::unsupported, kernel.name, ": device ", device_->info().name,
          " has no kernel for spec 0x", std::hex, spec);
   }
-  entry = pipeline;
-  return *pipeline;
+  const Pipeline& found = *pipeline;
+  if (kernel.code != nullptr) list_.pipelines.push_back(std::move(pipeline));
+  entry = &found;
+  return found;
+}
+
+// Before the list lets go of pipelines: those of custom kernels are cached while it holds them.
+void Recorder::forget_custom() noexcept {
+  if (list_.pipelines.empty()) return;
+  for (const Pipeline*& entry : cache_) {
+    if (entry != nullptr && entry->kernel->code != nullptr) entry = nullptr;
+  }
 }
 
 Recorder::Mark Recorder::mark() const {
-  return {list_.commands.size(), list_.params.size(), list_.args.size(),
-          list_.storages.size(), notes_.size(),       hazards_.mark()};
+  return {list_.commands.size(),  list_.params.size(), list_.args.size(), list_.storages.size(),
+          list_.pipelines.size(), notes_.size(),       hazards_.mark()};
 }
 
 // Shrinks only: takes no memory.
@@ -34,6 +44,8 @@ void Recorder::roll_back(const Mark& mark) noexcept {
   list_.params.resize(mark.params);
   list_.args.resize(mark.args);
   list_.storages.resize(mark.storages);
+  forget_custom();
+  list_.pipelines.resize(mark.pipelines);
   notes_.shrink(mark.notes);
   retained_.fill(nullptr);
   hazards_.rollback(mark.hazards);
@@ -88,6 +100,7 @@ void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* para
 void Recording::reset(ListFate fate) {
   recorder_.notes_.tell(fate, &recorder_);
   recorder_.notes_.clear();
+  recorder_.forget_custom();
   recorder_.list_.clear();
   recorder_.hazards_.clear();
   recorder_.retained_.fill(nullptr);

@@ -13,6 +13,7 @@ namespace gyre {
 struct KernelCode : std::enable_shared_from_this<KernelCode> {
   CustomCode code;
   KernelInfo info;
+  std::weak_ptr<const void> handles;  // expired: nobody can record it any more
 };
 
 // Behind the caller's params, whose bytes, rounded up to words, are the spec: backends read it, the

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -33,5 +35,12 @@ class LazyPipeline : public Pipeline {
   mutable State state_ = State::idle;
   mutable std::optional<Error> error_;
 };
+
+// For a queue. A pipeline that nobody needs by then is not built, and not kept for it.
+inline std::function<void()> build_job(const std::weak_ptr<const LazyPipeline>& pipeline) {
+  return [pipeline] {
+    if (const std::shared_ptr<const LazyPipeline> wanted = pipeline.lock()) wanted->build();
+  };
+}
 
 }  // namespace gyre

@@ -30,7 +30,7 @@ class Recorder {
 
   // How much is recorded.
   struct Mark {
-    size_t commands = 0, params = 0, args = 0, storages = 0, notes = 0;
+    size_t commands = 0, params = 0, args = 0, storages = 0, pipelines = 0, notes = 0;
     HazardTracker::Mark hazards{};
   };
   Mark mark() const;
@@ -42,6 +42,7 @@ class Recorder {
       256;  // direct-mapped; a miss holds one reference more
 
   const Pipeline& find_pipeline(const KernelInfo& kernel, uint64_t spec);
+  void forget_custom() noexcept;
   void retain(const std::shared_ptr<Storage>& storage) {
     static_assert(kRecentStorages == 256);
     const Storage*& recent = retained_[hash(reinterpret_cast<uintptr_t>(storage.get())) >> 56];

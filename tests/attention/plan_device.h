@@ -40,11 +40,11 @@ class PlanDevice final : public DeviceImpl {
   std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void>) override {
     return std::make_shared<Storage>(id(), block);
   }
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
     auto& made = pipelines_[{&kernel, spec}];
-    if (made == nullptr) made = std::make_unique<Pipeline>(kernel, spec);
+    if (made == nullptr) made = std::make_shared<Pipeline>(kernel, spec);
     asked_.push_back(made.get());
-    return made.get();
+    return made;
   }
   std::string describe(const KernelInfo& kernel, uint64_t) const override { return kernel.name; }
   bool has(const KernelInfo&, uint64_t) const override { return true; }
@@ -79,7 +79,7 @@ class PlanDevice final : public DeviceImpl {
   DeviceInfo info_;
   Planner planner_;
   uint64_t next_ = 1 << 20;
-  std::map<std::pair<const KernelInfo*, uint64_t>, std::unique_ptr<Pipeline>> pipelines_;
+  std::map<std::pair<const KernelInfo*, uint64_t>, std::shared_ptr<Pipeline>> pipelines_;
   std::vector<const Pipeline*> asked_, recorded_;
   std::vector<abi::AttentionParams> params_;
   std::vector<uint64_t> partials_;

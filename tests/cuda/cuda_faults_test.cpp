@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <iostream>
+#include <thread>
 
 #include "cuda/driver.h"
 #include "expect_error.h"
@@ -21,6 +23,8 @@ struct Fake {
   uint64_t (*calls)() = nullptr;
   uint64_t (*kernels_run)() = nullptr;
   uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
+  int64_t (*modules)() = nullptr;  // that are loaded
+  uint64_t (*early_unloads)() = nullptr;
 
   Fake() {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -32,6 +36,8 @@ struct Fake {
     find("gyre_fake_cuda_calls", calls);
     find("gyre_fake_cuda_kernels_run", kernels_run);
     find("gyre_fake_cuda_unseen", unseen);
+    find("gyre_fake_cuda_modules", modules);
+    find("gyre_fake_cuda_early_unloads", early_unloads);
   }
 };
 
@@ -195,10 +201,9 @@ TEST_F(CudaFaults, AListThatCannotGoOnEndsTheDevice) {
   record();
   submit();  // kernels and an event are there: the calls that follow are launches
   record();
-  fake().fail(2, 1, cuda::kCuInvalidValue);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:0", "kv_copy"}, submit));
-  EXPECT_EQ(fake().unseen(), 0u) << "what was launched may use what the caller holds";
   const uint64_t before = fake().kernels_run();
+  fake().fail(1, 1, cuda::kCuInvalidValue);
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:0", "kv_copy"}, submit));
   fake().fail(1, 2, cuda::kCuOutOfMemory);
   EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"cuda:0", "kv_copy"}, submit));
   EXPECT_EQ(fake().kernels_run(), before);
@@ -213,6 +218,111 @@ TEST_F(CudaFaults, AListThatCannotGoOnEndsTheDevice) {
   EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"in kv_copy"}, submit));
   EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"in kv_copy"}, [&] { device.wait(); }));
   EXPECT_EQ(fake().kernels_run(), before + 3);
+}
+
+// A driver that refuses a launch in the middle, for whatever reason, leaves a list half run.
+TEST_F(CudaFaults, AListThatIsRefusedInTheMiddleEndsTheDevice) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  const Tensor a = device.tensor(DType::f16, {2, 1, 16}), b = device.tensor(DType::f16, {2, 1, 16});
+  Encoder encoder(device);
+  for (const bool fails : {false, true}) {
+    kv_copy(encoder, {.k = a, .k_cache = b});
+    kv_copy(encoder, {.k = b, .k_cache = a});
+    if (fails) break;
+    encoder.submit().wait();
+  }
+  fake().fail(2, 1, cuda::kCuInvalidValue);
+  EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"cuda:0", "in kv_copy", "no more work"},
+                           [&] { encoder.submit(); }));
+  EXPECT_EQ(fake().unseen(), 0u) << "what was launched may use what the caller holds";
+}
+
+CustomKernel custom_kernel(const std::string& name) {
+  return CustomKernel({.name = name,
+                       .args = {{"x", Access::read_write}},
+                       .params_bytes = 8,
+                       .cuda = {"__global__ void " + name + "() {}", name}});
+}
+
+// Launches are checked, all of them, before the first.
+TEST_F(CudaFaults, AGeometryThatCannotBeRunsNothingOfItsList) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  const Tensor x = device.tensor(DType::f32, {32});
+  const CustomKernel wide = custom_kernel("wide"), narrow = custom_kernel("narrow");
+  Encoder encoder(device);
+  const auto record = [&](const CustomLaunch& launch) {
+    encoder.clear();
+    wide(encoder, uint64_t{0}, {x}, {.block = 1024});
+    narrow(encoder, uint64_t{0}, {x}, launch);
+  };
+  record({.block = 64, .shared_bytes = 1 << 17});
+  encoder.submit().wait();
+  const uint64_t before = fake().kernels_run();
+  const std::vector<std::pair<CustomLaunch, std::vector<std::string>>> bad = {
+      {{.block = 65}, {"narrow", "cuda:0", "threads", "at most 64", "asks for 65"}},
+      {{.block = 64, .shared_bytes = (1 << 17) + 1}, {"narrow", "shared memory", "131073"}}};
+  for (const auto& [launch, words] : bad) {
+    record(launch);
+    const auto is_refused = [&](const auto& call) {
+      return throws_error(ErrorCode::unsupported, words, call);
+    };
+    EXPECT_TRUE(is_refused([&] { encoder.submit(); }));
+    EXPECT_TRUE(is_refused([&] { encoder.submit_on(foreign_stream()); }));
+    EXPECT_TRUE(is_refused([&] { encoder.instantiate(); }));
+    device.start_trace();
+    EXPECT_TRUE(is_refused([&] { encoder.submit(); }));
+    EXPECT_TRUE(device.stop_trace().events.empty());
+    EXPECT_EQ(encoder.size(), 2u) << "the list stays recorded";
+  }
+  EXPECT_EQ(fake().kernels_run(), before);
+  record({.block = 64});
+  encoder.submit().wait();
+  EXPECT_EQ(fake().kernels_run(), before + 2);
+}
+
+// A thread that builds may hold a kernel a moment longer than those who use it.
+testing::AssertionResult modules_become(int64_t count) {
+  for (int i = 0; i < 5000 && fake().modules() != count; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (fake().modules() == count) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << fake().modules() << " are loaded, expected " << count;
+}
+
+TEST_F(CudaFaults, CustomKernelsAreUnloadedWhenNothingUsesThem) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  const Tensor x = device.tensor(DType::f32, {32});
+  const int64_t before = fake().modules();
+  const uint64_t early = fake().early_unloads();
+  Encoder encoder(device);
+  const auto record = [&](int i) {
+    custom_kernel("gone" + std::to_string(i))(encoder, uint64_t{0}, {x}, {});
+  };
+  for (int i = 0; i < 200; ++i) {
+    record(i);
+    encoder.submit().wait();
+  }
+  EXPECT_LE(fake().modules() - before, 40) << "of 200";
+  device.trim();
+  EXPECT_TRUE(modules_become(before));
+  // Held by a list, by work in flight, by a graph and its replay.
+  record(1);
+  device.trim();
+  const Fence fence = encoder.submit();
+  device.trim();
+  EXPECT_EQ(fake().modules(), before + 1);
+  fence.wait();
+  EXPECT_TRUE(modules_become(before));
+  {
+    record(2);
+    const Graph graph = encoder.instantiate();
+    device.trim();
+    graph.replay();
+    EXPECT_EQ(fake().modules(), before + 1);
+  }
+  EXPECT_EQ(fake().modules(), before + 1) << "its replay is in flight";
+  device.wait();
+  EXPECT_TRUE(modules_become(before));
+  EXPECT_EQ(fake().early_unloads(), early);
 }
 
 // Returns what is wrong. The process has lost its device afterwards.

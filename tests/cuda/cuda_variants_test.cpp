@@ -49,7 +49,7 @@ class PlanningDevice final : public DeviceImpl {
   std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void>) override {
     return std::make_shared<Storage>(id(), block);
   }
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
     return pipelines_.find_or_make(kernel, spec, [&]() -> std::unique_ptr<Pipeline> {
       return has(kernel, spec) ? std::make_unique<Pipeline>(kernel, spec) : nullptr;
     });

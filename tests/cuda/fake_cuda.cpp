@@ -14,6 +14,7 @@
 
 #include "cuda/driver.h"
 #include "fake_graph.h"
+#include "fake_state.h"
 #include "fake_streams.h"
 
 namespace {
@@ -28,33 +29,6 @@ struct Stream {
 struct Event {
   FakeMoment moment;
 };
-
-std::mutex mutex;
-std::map<CuAddress, size_t> blocks;
-CuResult sticky = kCuSuccess;  // until the last user lets go of the context
-int users = 0;
-uint64_t kernels_run = 0;
-
-// A child of fork() cannot use what its parent has of the driver.
-pid_t user = 0;
-void require_user() {
-  if (user != getpid()) std::abort();
-}
-
-// Calls that a driver out of memory, or a lost GPU, would refuse; which of them fail, and how.
-struct Faults {
-  uint64_t calls = 0, first = 0, count = 0;
-  CuResult result = kCuSuccess;
-};
-Faults faults;
-
-CuResult fault() {
-  const std::lock_guard lock(mutex);
-  const uint64_t call = ++faults.calls;
-  if (call < faults.first || call - faults.first >= faults.count) return kCuSuccess;
-  if (faults.result != kCuOutOfMemory && faults.result != kCuInvalidValue) sticky = faults.result;
-  return faults.result;
-}
 
 // A driver says so when the host has no memory for what it keeps.
 template <class Work>
@@ -108,26 +82,6 @@ CuResult state() {
 }
 
 }  // namespace
-
-// For tests, by dlsym(): so many calls, from the n-th from now on, fail; how many there were since.
-extern "C" void gyre_fake_cuda_fail(uint64_t nth, uint64_t count, CuResult result) {
-  const std::lock_guard lock(mutex);
-  faults = {0, nth, count, result};
-}
-// A kernel has failed, which nobody knows yet.
-extern "C" void gyre_fake_cuda_break(CuResult result) {
-  const std::lock_guard lock(mutex);
-  sticky = result;
-}
-extern "C" uint64_t gyre_fake_cuda_kernels_run() {
-  const std::lock_guard lock(mutex);
-  return kernels_run;
-}
-extern "C" uint64_t gyre_fake_cuda_unseen() { return FakeLine::unseen(); }
-extern "C" uint64_t gyre_fake_cuda_calls() {
-  const std::lock_guard lock(mutex);
-  return faults.calls;
-}
 
 // Names and parameters are those of the table in cuda/driver.h.
 // NOLINTBEGIN(readability-identifier-naming, readability-function-size)
@@ -314,10 +268,17 @@ CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
 }
 CuResult cuModuleLoadData(CuModule* module, const void*) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  return make<Module>(module);
+  const CuResult made = make<Module>(module);
+  const std::lock_guard lock(mutex);
+  if (made == kCuSuccess) ++modules;
+  return made;
 }
 CuResult cuModuleUnload(CuModule module) {
+  require_user();
   delete as<Module*>(module);
+  const std::lock_guard lock(mutex);
+  --modules;
+  early_unloads += FakeLine::unseen() != 0 ? 1 : 0;
   return kCuSuccess;
 }
 CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* name) {
@@ -328,14 +289,16 @@ CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* 
     *function = as<CuFunction>(functions.back().get());
   });
 }
-CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute, CuFunction) {
-  *value = 0;
+CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute which, CuFunction function) {
+  *value = which == kCuMaxThreadsPerBlock ? as<Function*>(function)->max_threads() : 0;
   return kCuSuccess;
 }
 CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
-CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, unsigned, CuStream stream, void** params, void**) {
+CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned threads,
+                        unsigned, unsigned, unsigned, CuStream stream, void** params, void**) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
+  if (threads > static_cast<unsigned>(as<Function*>(function)->max_threads()))
+    return kCuInvalidValue;
   Graph* const captured = as<Stream*>(stream)->captured;
   return taking_memory([&] {
     if (captured == nullptr) {

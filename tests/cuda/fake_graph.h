@@ -18,6 +18,9 @@ using namespace gyre::cuda;
 
 struct Function {
   std::string name;
+
+  // Of a block; kernels called so have many registers.
+  int max_threads() const { return name.find("narrow") == std::string::npos ? 1024 : 64; }
 };
 struct Module {
   std::vector<std::unique_ptr<Function>> functions;

@@ -87,7 +87,7 @@ class AddDevice final : public DeviceImpl {
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
     return &kernel == &kAdd.info && spec == 0;
   }
-  const Pipeline* pipeline(const KernelInfo& kernel, uint64_t spec) override {
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
     return pipelines_.find_or_make(kernel, spec, [&] {
       return has(kernel, spec) ? std::make_unique<Pipeline>(kernel, spec) : nullptr;
     });

@@ -192,7 +192,7 @@ TEST(Device, OpsListEveryKernelOfTheCpu) {
 
 TEST(Device, ReturnsTheSamePipelineToAll) {
   const Device device = open_test_device({.threads = 1});
-  const Pipeline* first = device.impl()->pipeline(kMix.info, 0);
+  const std::shared_ptr<const Pipeline> first = device.impl()->pipeline(kMix.info, 0);
   EXPECT_EQ(first->kernel, &kMix.info);
   EXPECT_EQ(first->spec, 0u);
   std::vector<std::thread> threads;

@@ -49,7 +49,7 @@ class HiddenDevice final : public DeviceImpl {
   std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void>) override {
     return std::make_shared<Storage>(id(), Storage::Block{block.address, block.bytes, nullptr});
   }
-  const Pipeline* pipeline(const KernelInfo&, uint64_t) override { return nullptr; }
+  std::shared_ptr<const Pipeline> pipeline(const KernelInfo&, uint64_t) override { return nullptr; }
   std::string describe(const KernelInfo&, uint64_t) const override { return ""; }
   bool has(const KernelInfo&, uint64_t) const override { return false; }
   uint32_t loaded_pipelines(const KernelInfo&) const override { return 0; }

@@ -1,0 +1,76 @@
+#pragma once
+// What the fake driver knows of itself, and what tests ask it by dlsym(). In one file of a library.
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "cuda/driver.h"
+#include "fake_streams.h"
+
+namespace {
+
+using namespace gyre::cuda;
+using namespace gyre::test;
+
+std::mutex mutex;
+std::map<CuAddress, size_t> blocks;
+CuResult sticky = kCuSuccess;  // until the last user lets go of the context
+int users = 0;
+uint64_t kernels_run = 0;
+int64_t modules = 0;         // that are loaded
+uint64_t early_unloads = 0;  // while there was work that nobody had waited for
+
+// A child of fork() cannot use what its parent has of the driver.
+pid_t user = 0;
+void require_user() {
+  if (user != getpid()) std::abort();
+}
+
+// Calls that a driver out of memory, or a lost GPU, would refuse; which of them fail, and how.
+struct Faults {
+  uint64_t calls = 0, first = 0, count = 0;
+  CuResult result = kCuSuccess;
+};
+Faults faults;
+
+CuResult fault() {
+  const std::lock_guard lock(mutex);
+  const uint64_t call = ++faults.calls;
+  if (call < faults.first || call - faults.first >= faults.count) return kCuSuccess;
+  if (faults.result != kCuOutOfMemory && faults.result != kCuInvalidValue) sticky = faults.result;
+  return faults.result;
+}
+
+}  // namespace
+
+// For tests, by dlsym(): so many calls, from the n-th from now on, fail; how many there were since.
+extern "C" void gyre_fake_cuda_fail(uint64_t nth, uint64_t count, CuResult result) {
+  const std::lock_guard lock(mutex);
+  faults = {0, nth, count, result};
+}
+// A kernel has failed, which nobody knows yet.
+extern "C" void gyre_fake_cuda_break(CuResult result) {
+  const std::lock_guard lock(mutex);
+  sticky = result;
+}
+extern "C" uint64_t gyre_fake_cuda_kernels_run() {
+  const std::lock_guard lock(mutex);
+  return kernels_run;
+}
+extern "C" uint64_t gyre_fake_cuda_unseen() { return FakeLine::unseen(); }
+extern "C" int64_t gyre_fake_cuda_modules() {
+  const std::lock_guard lock(mutex);
+  return modules;
+}
+extern "C" uint64_t gyre_fake_cuda_early_unloads() {
+  const std::lock_guard lock(mutex);
+  return early_unloads;
+}
+extern "C" uint64_t gyre_fake_cuda_calls() {
+  const std::lock_guard lock(mutex);
+  return faults.calls;
+}
