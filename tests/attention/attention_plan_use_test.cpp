@@ -254,11 +254,17 @@ uint64_t prompt_rows_of_first_task(KvFormat format) {
   return written;
 }
 
-// Prompts over levels cost what decoding costs, not what f32 does.
+// Prompts with matrix instructions cost what decoding costs, not what f32 does.
 TEST(CpuShares, FollowTheCostOfAPrompt) {
-  EXPECT_EQ(prompt_rows_of_first_task(KvFormat::f16), 128u);
-  const bool levels = cpu::attention_kernels().score_levels != nullptr;
-  EXPECT_EQ(prompt_rows_of_first_task(KvFormat::tq8), levels ? 192u : 128u);
+  for (const cpu::AttentionKernels& set : cpu::attention_kernel_sets()) {
+    if (set.prompt_rows > cpu::kTileRows) continue;  // all 256 are one item
+    cpu::use_attention_kernels(set);
+    EXPECT_EQ(prompt_rows_of_first_task(KvFormat::f16), set.score_prompt != nullptr ? 192u : 128u)
+        << set.name;
+    EXPECT_EQ(prompt_rows_of_first_task(KvFormat::tq8), set.score_levels != nullptr ? 192u : 128u)
+        << set.name;
+  }
+  cpu::use_attention_kernels(cpu::attention_kernel_sets()[0]);
 }
 
 // A device without a planner keeps the op's default: the kernel for any shape, one split.
