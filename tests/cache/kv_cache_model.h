@@ -28,7 +28,7 @@ inline KvCacheOptions small(const KvLayer& layer, uint64_t capacity = 300) {
 // NMSE that attention over N(0,1) tokens in this format stays under.
 inline double bound(KvFormat format) {
   if (format == KvFormat::f32) return 1e-10;
-  if (format == KvFormat::f16) return 1e-6;
+  if (format == KvFormat::f16) return prompt_bound(1e-6);
   if (format == KvFormat::bf16) return 1e-4;
   switch (name(format).back()) {  // the bits of a code
     case '8':

@@ -58,10 +58,9 @@ CudaLimits limits_of(uint32_t arch) {
 }
 
 // What a GPU of the architecture may run; of a template with many variants some from all over the
-// list, unless all are asked for. Most for Hopper, whose kernels use what others do not have; the
-// newest runs what the other two do.
+// list, unless all are asked for. The newest runs what the other two do.
 std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
-  const size_t most = arch == 90 ? 3 : arch == 80 ? 2 : 1;
+  const size_t most = arch == 80 || arch == 90 ? 2 : 1;
   std::map<std::string, std::vector<std::string>> of_templates;
   std::set<std::string> seen;
   for (const uint64_t spec : specs_of(*kernel.info)) {
