@@ -111,7 +111,10 @@ Buffer* buffer_wrap(void* pages, uint64_t bytes) {
   return reinterpret_cast<Buffer*>(gpu()->newBuffer(pages, bytes, kShared, nullptr));  // no copy
 }
 
-void* buffer_contents(Buffer* buffer) { return of(buffer)->contents(); }
+void* buffer_contents(Buffer* buffer) {
+  const Pool pool;
+  return of(buffer)->contents();
+}
 
 void buffer_free(Buffer* buffer) {
   const Pool pool;
@@ -201,7 +204,10 @@ void dispatch(Commands* commands, const Dispatch& dispatch) {
                                MTL::Size(dispatch.threads, 1, 1));
 }
 
-void barrier(Commands* commands) { commands->encoder->memoryBarrier(MTL::BarrierScopeBuffers); }
+void barrier(Commands* commands) {
+  const Pool pool;
+  commands->encoder->memoryBarrier(MTL::BarrierScopeBuffers);
+}
 
 void commit(Commands* commands) {
   const Pool pool;
@@ -212,6 +218,7 @@ void commit(Commands* commands) {
 }
 
 bool done(Commands* commands) {
+  const Pool pool;
   return commands->buffer->status() >= MTL::CommandBufferStatusCompleted;  // or Error, behind it
 }
 
@@ -227,6 +234,7 @@ std::string error(Commands* commands) {
 }
 
 uint64_t gpu_ns(Commands* commands) {
+  const Pool pool;
   const double seconds = commands->buffer->GPUEndTime() - commands->buffer->GPUStartTime();
   return static_cast<uint64_t>(std::llround(std::max(seconds, 0.0) * 1e9));
 }
