@@ -75,6 +75,7 @@ std::vector<KvQuantizeCase> kv_scale_edge_cases();
 std::vector<KvQuantizeCase> kv_pair_cases();
 std::vector<KvQuantizeCase> kv_slot_cases();
 std::vector<KvQuantizeCase> kv_codec_range_cases();
+std::vector<KvQuantizeCase> kv_encode_subnormal_cases();
 std::vector<KvDequantizeCase> kv_decode_cases();
 std::vector<KvDequantizeCase> kv_decode_slot_cases();
 std::vector<KvDequantizeCase> kv_decode_subnormal_cases();

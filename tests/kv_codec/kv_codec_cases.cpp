@@ -215,6 +215,22 @@ std::vector<KvDequantizeCase> kv_decode_slot_cases() {
   return cases;
 }
 
+// Rows that only devices with subnormals tell from zeros.
+std::vector<KvQuantizeCase> kv_encode_subnormal_cases() {
+  std::vector<KvQuantizeCase> cases;
+  for (const KvFormat format : native_formats()) {
+    for (const uint64_t head_dim : {24u, 80u, 128u, 576u}) {
+      KvQuantizeCase c;
+      c.k = {format, head_dim};
+      c.v = KvStream{format, head_dim};
+      c.values = KvValues::subnormal;
+      c.name = "subnormal " + text(*c.k);
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 // Levels times scales that f32 cannot hold: the product is rounded once.
 std::vector<KvDequantizeCase> kv_decode_subnormal_cases() {
   std::vector<KvDequantizeCase> cases;
@@ -235,7 +251,7 @@ std::vector<KvDequantizeCase> kv_decode_subnormal_cases() {
 std::vector<OpCase> kv_quantize_cases() {
   std::vector<OpCase> cases =
       made<KvQuantizeCase>({kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(),
-                            kv_slot_cases(), kv_codec_range_cases()});
+                            kv_slot_cases(), kv_codec_range_cases(), kv_encode_subnormal_cases()});
   for (OpCase& c : kv_compat_quantize_cases()) cases.push_back(std::move(c));
   return cases;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "metal_host/standin_objects.h"
@@ -49,6 +50,41 @@ std::string refusal(const Dispatch& dispatch) {
   return "";
 }
 
+// With GYRE_METAL_FLUSH f32 subnormals are 0 to kernels, as they may be to a GPU.
+class Flush {
+ public:
+  Flush() : wanted_(std::getenv("GYRE_METAL_FLUSH") != nullptr) {
+    if (wanted_) set(before_ | kFlush);
+  }
+  Flush(const Flush&) = delete;
+  Flush& operator=(const Flush&) = delete;
+  ~Flush() {
+    if (wanted_) set(before_);
+  }
+
+ private:
+#if defined(__aarch64__)
+  static constexpr uint64_t kFlush = uint64_t{1} << 24;  // FPCR.FZ
+  static uint64_t get() {
+    uint64_t value = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void set(uint64_t value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+#elif defined(__x86_64__)
+  static constexpr uint64_t kFlush = 0x8040;  // MXCSR.FTZ, DAZ
+  static uint64_t get() { return __builtin_ia32_stmxcsr(); }
+  static void set(uint64_t value) { __builtin_ia32_ldmxcsr(static_cast<uint32_t>(value)); }
+#else
+  static constexpr uint64_t kFlush = 0;
+  static uint64_t get() { return 0; }
+  static void set(uint64_t /*value*/) {}
+#endif
+
+  bool wanted_;
+  uint64_t before_ = get();
+};
+
 // What the kernel did that it must not; empty: nothing.
 std::string run_item(const Commands::Item& item) {
   const Dispatch& d = item.dispatch;
@@ -67,6 +103,7 @@ std::string run_item(const Commands::Item& item) {
                              .threads = d.threads,
                              .threadgroup_bytes = d.threadgroup_bytes};
   const std::lock_guard running(state().running);
+  const Flush flush;
   try {
     d.state->kernel->run(call);
   } catch (const std::exception& error) {
