@@ -147,10 +147,10 @@ struct AttentionParams {
   uint32_t unused;
 };
 
-// AttentionParams::partial. Whole: the kernel writes the output. Partial: it writes the splits'
-// partial states. Merged: it writes the output and reduces states in the argument `partial`, which
-// holds zeros before its first call and belongs to the kernel after it. States: as Merged or, where
-// `partial` is absent, as Whole, but of every row it writes the state instead of the output: f32
+// AttentionParams::partial. Whole: the kernel writes the output. Partial: the splits' states, over
+// pages in its own order. Merged: the output, reducing states in `partial`, which holds
+// zeros before the first call and is the kernel's after it. States: as Merged or, where it is
+// absent, as Whole, but of every row it writes the state instead of the output: f32
 // [tokens][heads][v_head_dim + 2], contiguous, in the argument `out`.
 GYRE_CONSTANT uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2,
                        kAttentionStates = 3;

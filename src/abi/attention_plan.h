@@ -39,7 +39,7 @@ enum class AttentionKernel : uint32_t { attention, attention_decode, attention_m
 
 // Who reduces the splits' partial states to the output: nobody, because there is one split or the
 // states are what is wanted; the blocks of the kernel itself, to the output or to one state of a
-// row; attention_merge after it.
+// row; attention_merge after it or, over pages, the kernel once more (kAttentionMerged).
 enum class AttentionReduce : uint32_t { none, in_kernel, separate };
 
 struct AttentionPlan {

@@ -17,13 +17,21 @@ uint32_t limited(uint64_t count) {
   return static_cast<uint32_t>(std::min<uint64_t>(count, 0xFFFFFFFFu));
 }
 
+// Row tiles of a KV head that a batch has at most: every sequence may have one that is not full.
+uint64_t paged_tiles(uint64_t tokens, uint64_t group, uint64_t sequences, uint64_t rows,
+                     abi::AttentionPhase phase) {
+  uint64_t all = tokens * group;
+  if (phase == abi::AttentionPhase::decode) all = std::min(all, sequences * abi::kDecodePhaseRows);
+  return all / rows + sequences;
+}
+
 // Group x is a tile of rows, y a split, z a KV head.
 Launch launch_tiles(const abi::AttentionParams& p, uint32_t rows, uint32_t group_bytes) {
-  const uint64_t all = p.tokens * p.group;
   const bool paged = p.table.page_tokens != 0;
-  // Every sequence may have one tile that is not full.
-  const uint64_t tiles = paged ? all / rows + p.table.sequences : ceil_div(all, rows);
-  return {{limited(tiles), limited(paged ? 1 : p.splits), limited(p.kv_heads)},
+  const uint64_t tiles = paged ? paged_tiles(p.tokens, p.group, p.table.sequences, rows, p.phase)
+                               : ceil_div(p.tokens * p.group, rows);
+  const bool pieces = !paged || p.partial == abi::kAttentionPartial;
+  return {{limited(tiles), limited(pieces ? p.splits : 1), limited(p.kv_heads)},
           kAttentionThreads,
           group_bytes};
 }
@@ -34,8 +42,17 @@ Launch launch_rows(const abi::AttentionParams& p, uint32_t rows) {
                       attention_layout(k_dim, v_dim, rows, value_blocks(p.v.format, v_dim)).total);
 }
 
-// Splits where rows alone do not fill a GPU. A prompt's keys are not cut, and neither are those of
-// pages: a row's bits must not follow the batch, or the chunk that it came in.
+// Pieces that a decoding sequence's keys have at most, see attention_pieces. A window may begin and
+// end in the middle of one.
+uint64_t most_pieces(const abi::AttentionProblem& p) {
+  if (p.phase != abi::AttentionPhase::decode) return 1;
+  const uint64_t pieces =
+      p.keys < p.capacity ? p.keys / kPieceKeys + 2 : ceil_div(p.capacity, kPieceKeys);
+  return std::clamp<uint64_t>(pieces, 1, kMostPieces);
+}
+
+// Splits where rows alone do not fill a GPU. A prompt's keys are not cut: a row's bits must not
+// follow the chunk that it came in. Those of pages are cut in the kernel: nor the batch.
 uint64_t splits_of(const abi::AttentionProblem& p, uint64_t rows, uint32_t tile_rows) {
   if (p.splits != 0) return p.splits;
   if (p.sequences != 0 || rows > abi::kDecodePhaseRows) return 1;
@@ -88,6 +105,14 @@ bool plan_attention(const void* problem, void* plan) {
   const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, most));
   auto& made = *static_cast<abi::AttentionPlan*>(plan);
   made = abi::attention_any_shape_plan(p, splits_of(p, rows, tile_rows), kFewestKeys);
+  if (p.sequences != 0 && most_pieces(p) > 1) {
+    const uint64_t group_rows = takes_decode(p) ? tile_rows : most;
+    made.splits = most_pieces(p);
+    made.reduce = abi::AttentionReduce::separate;
+    made.scratch_floats = made.splits *
+                          paged_tiles(p.tokens, group, p.sequences, group_rows, p.phase) *
+                          p.kv_heads * group_rows * (uint64_t{p.v.head_dim} + 2);
+  }
   const bool prompt =
       p.sequences != 0 ? p.phase == abi::AttentionPhase::prompt : rows > abi::kDecodePhaseRows;
   if (prompt && takes_many_rows(p)) {

@@ -176,15 +176,13 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   return p;
 }
 
-// One command: the sequences of a phase.
+// The sequences of a phase: one command, or two where states are reduced by the second.
 void dispatch_phase(Recording& recording, const PagedCall& call, const KvPageParts& parts,
                     const abi::AttentionPlan& plan, abi::AttentionParams p,
                     const AttentionMergeInputs& outputs, const Tensor& scratch) {
   const bool states = outputs.partial.defined();
   p.splits = plan.splits;
   p.fewest_split_keys = plan.fewest_split_keys;
-  p.partial = plan.scratch_floats != 0 ? abi::kAttentionMerged : abi::kAttentionWhole;
-  if (states) p.partial = abi::kAttentionStates;
   const Tensor none;
   const auto record = [&](const auto& kernel, const auto& spec) {
     recording.dispatch(
@@ -194,6 +192,12 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
          &none, plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
          &call.page_table, &call.lengths, &call.query_begin, &call.prompts});
   };
+  if (plan.reduce == abi::AttentionReduce::separate) {
+    p.partial = abi::kAttentionPartial;
+    record_planned(plan, record);
+  }
+  p.partial = plan.scratch_floats != 0 ? abi::kAttentionMerged : abi::kAttentionWhole;
+  if (states) p.partial = abi::kAttentionStates;
   record_planned(plan, record);
 }
 
@@ -222,7 +226,8 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
       prompts ? plan_phase(recording, problem, AttentionPhase::prompt) : plan;
   // One command where one kernel takes both.
   const bool decode = plan.kernel == abi::AttentionKernel::attention_decode ||
-                      many.kernel != plan.kernel || many.spec != plan.spec;
+                      many.kernel != plan.kernel || many.spec != plan.spec ||
+                      many.reduce != plan.reduce;
   Tensor reserved = scratch.in_kernel;
   if (plan.scratch_floats != 0) reserved = at_least(device, reserved, plan.scratch_floats);
   params.phase = decode ? AttentionPhase::decode : AttentionPhase::all;

@@ -9,6 +9,7 @@
 #include "abi/attention_plan.h"
 #include "gyre/gyre.h"
 #include "metal/kernels.h"
+#include "metal/kernels/attention_layout.h"
 #include "metal_host/host_kernel.h"
 #include "tensor_bytes.h"
 
@@ -26,12 +27,13 @@ bool can_store(KvFormat format, uint64_t head_dim) {
   }
 }
 
-// One token's attention over kKeys keys of a format; how many bytes of codes and scales it reads.
+// One token's attention over some keys of a format; how many bytes of codes and scales it reads.
 class Decoding {
  public:
   static constexpr uint64_t kHeads = 8, kKvHeads = 2, kKeys = 512, kPageTokens = 64;
 
-  Decoding(KvFormat format, uint64_t head_dim) : format_(format), head_dim_(head_dim) {}
+  Decoding(KvFormat format, uint64_t head_dim, uint64_t keys = kKeys)
+      : format_(format), head_dim_(head_dim), keys_(keys) {}
 
   // Codes and scales of some tokens, K and V.
   uint64_t bytes(uint64_t tokens) const {
@@ -47,22 +49,22 @@ class Decoding {
     });
   }
   uint64_t read_from_pages() const {
-    constexpr uint64_t kPages = kKeys / kPageTokens;
+    const uint64_t pages = keys_ / kPageTokens;
     const KvPageShape shape{.k = format_,
                             .v = format_,
                             .kv_heads = kKvHeads,
                             .head_dim = head_dim_,
                             .page_tokens = kPageTokens};
     const PagedAttentionInputs in{.q = row(),
-                                  .pages = KvPages::allocate(device_, shape, kPages),
-                                  .page_table = device_.tensor(DType::i32, {1, kPages}),
+                                  .pages = KvPages::allocate(device_, shape, pages),
+                                  .page_table = device_.tensor(DType::i32, {1, pages}),
                                   .lengths = device_.tensor(DType::i32, {1}),
                                   .query_begin = device_.tensor(DType::i32, {2}),
                                   .out = row()};
-    std::vector<int32_t> table(kPages);
+    std::vector<int32_t> table(pages);
     std::iota(table.rbegin(), table.rend(), 0);
     in.page_table.write_from<int32_t>(table);
-    in.lengths.write_from<int32_t>(std::vector<int32_t>{kKeys});
+    in.lengths.write_from<int32_t>(std::vector<int32_t>{static_cast<int32_t>(keys_)});
     in.query_begin.write_from<int32_t>(std::vector<int32_t>{0, 1});
     return counted([&](Encoder& encoder) { attention(encoder, in, {}); });
   }
@@ -83,6 +85,7 @@ class Decoding {
   Device device_ = Device::open("metal");
   KvFormat format_;
   uint64_t head_dim_;
+  uint64_t keys_;
 };
 
 // A token over a whole cache: every code and scale once, nothing else of it.
@@ -97,6 +100,16 @@ TEST(MetalLaunch, DecodingReadsTheBytesOfTheCacheOnce) {
       EXPECT_EQ(decoding.read_from_cache(200), all) << "ring";
       EXPECT_EQ(decoding.read_from_pages(), all) << "pages";
     }
+  }
+}
+
+// A group to a piece of the keys: together they read no byte twice.
+TEST(MetalLaunch, PiecesOfPagesReadEveryByteOnce) {
+  constexpr uint64_t kLong = 3 * metal::kPieceKeys;
+  for (const KvFormat format : kv_formats()) {
+    SCOPED_TRACE(name(format));
+    const Decoding decoding(format, 256, kLong);
+    EXPECT_EQ(decoding.read_from_pages(), decoding.bytes(kLong));
   }
 }
 
@@ -177,6 +190,48 @@ TEST(MetalLaunch, AttentionFitsIntoAGroupAtEveryShape) {
       }
     }
   }
+}
+
+TEST(MetalLaunch, PlansPiecesOfPages) {
+  abi::AttentionProblem problem{};
+  problem.tokens = 6, problem.heads = 32, problem.kv_heads = 8;
+  problem.sequences = 5, problem.most_queries = 2, problem.page_tokens = 64;
+  problem.keys = problem.capacity = 512;
+  problem.k = layout(KvFormat::tq4, KvRole::k, 128);
+  problem.v = layout(KvFormat::tq4, KvRole::v, 128);
+  problem.phase = abi::AttentionPhase::decode;
+  const auto plan_of = [&] {
+    abi::AttentionPlan plan{};
+    EXPECT_TRUE(metal::plan_attention(&problem, &plan));
+    return plan;
+  };
+  EXPECT_EQ(plan_of().splits, 1u);
+  EXPECT_EQ(plan_of().reduce, abi::AttentionReduce::none);
+  problem.keys = problem.capacity = 513;
+  EXPECT_EQ(plan_of().splits, 2u);
+  EXPECT_EQ(plan_of().reduce, abi::AttentionReduce::separate);
+  problem.keys = problem.capacity = 1 << 20;
+  EXPECT_EQ(plan_of().splits, 32u);
+  problem.keys = 600;  // a window may touch three pieces
+  const abi::AttentionPlan plan = plan_of();
+  EXPECT_EQ(plan.splits, 3u);
+  // The states of every group of the launch have a place.
+  abi::AttentionParams p{};
+  p.tokens = 6, p.heads = 32, p.kv_heads = 8, p.group = 4, p.splits = plan.splits;
+  p.k = problem.k, p.v = problem.v, p.phase = problem.phase;
+  p.table.sequences = 5, p.table.page_tokens = 64, p.partial = abi::kAttentionPartial;
+  const metal::Launch launch = metal::launch_attention_decode(&p, plan.spec);
+  const uint64_t rows = spec_from_key<abi::AttentionDecodeSpec>(plan.spec).rows;
+  EXPECT_EQ(launch.grid[1], 3u);
+  EXPECT_EQ(plan.scratch_floats,
+            uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2] * rows * 130);
+  p.partial = abi::kAttentionMerged;
+  const metal::Launch merge = metal::launch_attention_decode(&p, plan.spec);
+  EXPECT_EQ(merge.grid[0], launch.grid[0]);
+  EXPECT_EQ(merge.grid[1], 1u);
+  problem.phase = abi::AttentionPhase::prompt;
+  EXPECT_EQ(plan_of().splits, 1u);
+  EXPECT_EQ(plan_of().scratch_floats, 0u);
 }
 
 TEST(MetalLaunch, PlansByRowsAndHeadDims) {

@@ -173,11 +173,13 @@ Cases damage_cases() {
       }
     }
   }
-  PagedAttentionCase pieces;
-  pieces.shape.page_tokens = 64;
-  pieces.sequences = {{3000, 2, false, Damage::page_beyond}, {3000, 2}};
-  pieces.name = "damage in one of several pieces";
-  cases.push_back(pieces);
+  for (const Damage damage : {Damage::page_beyond, Damage::negative_length}) {
+    PagedAttentionCase pieces;
+    pieces.shape.page_tokens = 64;
+    pieces.sequences = {{3000, 2, false, damage}, {3000, 2}};
+    pieces.name = "damage in one of several pieces " + std::to_string(static_cast<int>(damage));
+    cases.push_back(pieces);
+  }
   return cases;
 }
 

@@ -55,11 +55,10 @@ class PagedWorld {
   PagedAttentionOptions options{};
 
   // Rows of a kind at positions [first, first + count): the same in every world.
-  Tensor rows(char kind, uint64_t sequence, uint64_t first, uint64_t count) const {
+  std::vector<float> values(char kind, uint64_t sequence, uint64_t first, uint64_t count) const {
     const uint64_t dim = kind == 'v' ? v_dim_of(shape_) : shape_.head_dim;
     const uint64_t row_heads = kind == 'q' ? heads_ : shape_.kv_heads;
-    const Tensor tensor = device_.tensor(DType::f32, {count, row_heads, dim});
-    const std::span<float> values = tensor.data<float>();
+    std::vector<float> values(count * row_heads * dim);
     std::normal_distribution<float> normal;
     for (uint64_t t = 0; t < count; ++t) {
       std::seed_seq seed{uint64_t(kind), sequence, first + t};
@@ -67,19 +66,25 @@ class PagedWorld {
       for (uint64_t i = 0; i < row_heads * dim; ++i)
         values[t * row_heads * dim + i] = normal(random);
     }
-    return tensor;
+    return values;
+  }
+  Tensor rows(char kind, uint64_t sequence, uint64_t first, uint64_t count) const {
+    const uint64_t dim = kind == 'v' ? v_dim_of(shape_) : shape_.head_dim;
+    const uint64_t row_heads = kind == 'q' ? heads_ : shape_.kv_heads;
+    return filled(device_.tensor(DType::f32, {count, row_heads, dim}),
+                  values(kind, sequence, first, count));
   }
 
   // Tokens [first, first + count) of a sequence, as if `salt` were the sequence.
   void write(uint64_t sequence, uint64_t first, uint64_t count, uint64_t salt = 0) const {
     if (count == 0) return;
-    const Tensor slots = device_.tensor(DType::i64, {count});
-    for (uint64_t i = 0; i < count; ++i) slots.data<int64_t>()[i] = slot_of(sequence, first + i);
+    std::vector<int64_t> slots(count);
+    for (uint64_t i = 0; i < count; ++i) slots[i] = slot_of(sequence, first + i);
     Encoder encoder(device_);
     kv_write(encoder, {.k = rows('k', sequence + salt, first, count),
                        .v = rows('v', sequence + salt, first, count),
                        .pages = memory_,
-                       .slots = slots});
+                       .slots = filled(device_.tensor(DType::i64, {count}), slots)});
     encoder.submit().wait();
   }
 
@@ -102,19 +107,21 @@ class PagedWorld {
                             .prompts = device_.tensor(DType::u8, {count}),
                             .out = device_.tensor(DType::f32, {tokens, heads_, v_dim_of(shape_)}),
                             .lse = device_.tensor(DType::f32, {tokens, heads_})};
-    uint64_t row = 0;
+    std::vector<float> q;
+    std::vector<int32_t> table(count * width), lengths, query_begin = {0};
+    std::vector<uint8_t> prompts;
     for (uint64_t i = 0; i < count; ++i) {
       const Part& part = parts[i];
-      const Tensor q = rows('q', part.sequence, part.length - part.tokens, part.tokens);
-      std::ranges::copy(q.data<float>(),
-                        in.q.data<float>().begin() + static_cast<ptrdiff_t>(row * q_floats()));
+      const auto of_part = values('q', part.sequence, part.length - part.tokens, part.tokens);
+      q.insert(q.end(), of_part.begin(), of_part.end());
       std::copy_n(tables_[part.sequence].begin(), pages_for(part.length),
-                  in.page_table.data<int32_t>().begin() + static_cast<ptrdiff_t>(i * width));
-      in.lengths.data<int32_t>()[i] = static_cast<int32_t>(part.length);
-      in.prompts.data<uint8_t>()[i] = part.prompt ? 1 : 0;
-      row += part.tokens;
-      in.query_begin.data<int32_t>()[i + 1] = static_cast<int32_t>(row);
+                  table.begin() + static_cast<ptrdiff_t>(i * width));
+      lengths.push_back(static_cast<int32_t>(part.length));
+      prompts.push_back(part.prompt ? 1 : 0);
+      query_begin.push_back(query_begin.back() + static_cast<int32_t>(part.tokens));
     }
+    filled(in.q, q), filled(in.page_table, table), filled(in.lengths, lengths);
+    filled(in.query_begin, query_begin), filled(in.prompts, prompts);
     Encoder encoder(device_);
     attention(encoder, in, bounds);
     encoder.submit().wait();
@@ -143,7 +150,11 @@ class PagedWorld {
   uint64_t pages_for(uint64_t length) const {
     return (length + shape_.page_tokens - 1) / shape_.page_tokens;
   }
-  uint64_t q_floats() const { return heads_ * shape_.head_dim; }
+  template <class T>
+  static Tensor filled(Tensor tensor, const std::vector<T>& values) {
+    tensor.write_from<T>(values);
+    return tensor;
+  }
 
   Device device_;
   KvPageShape shape_;

@@ -59,19 +59,21 @@ struct PlaneGroup {
   uint4 words;
   uint bytes;
 };
+// Byte i, which was 0.
+inline void put_byte(thread uint4& words, uint i, uint byte) {
+  byte <<= i % 4 * 8;
+  words.x |= i < 4 ? byte : 0;
+  words.y |= i >= 4 && i < 8 ? byte : 0;
+  words.z |= i >= 8 && i < 12 ? byte : 0;
+  words.w |= i >= 12 ? byte : 0;
+}
 inline PlaneGroup read_group(const device uchar* from, uint bytes, bool wide) {
   PlaneGroup group = {{0, 0, 0, 0}, bytes};
   if (wide && bytes == 16) {
     group.words = read_cache<uint4>(from);
     return group;
   }
-  for (uint i = 0; i < bytes; ++i) {
-    const uint byte = static_cast<uint>(read_cache<uchar>(from + i)) << (i % 4 * 8);
-    if (i < 4) group.words.x |= byte;
-    if (i >= 4 && i < 8) group.words.y |= byte;
-    if (i >= 8 && i < 12) group.words.z |= byte;
-    if (i >= 12) group.words.w |= byte;
-  }
+  for (uint i = 0; i < bytes; ++i) put_byte(group.words, i, read_cache<uchar>(from + i));
   return group;
 }
 inline uint byte_of(uint4 words, uint i) {
@@ -102,13 +104,12 @@ struct PlaneReader {
       return {group.words.x >> shift & of_bytes, group.words.y >> shift & of_bytes,
               group.words.z >> shift & of_bytes, group.words.w >> shift & of_bytes};
     }
-    uint words[4] = {0, 0, 0, 0};
+    uint4 codes = {0, 0, 0, 0};
     for (uint i = 0; i < 16 && c + i < head_dim; ++i) {
       const uint nth = place + i, field = nth / group.bytes;
-      const uint code = byte_of(group.words, nth % group.bytes) >> (field * bits) & mask;
-      words[i / 4] |= code << (i % 4 * 8);
+      put_byte(codes, i, byte_of(group.words, nth % group.bytes) >> (field * bits) & mask);
     }
-    return {words[0], words[1], words[2], words[3]};
+    return codes;
   }
 };
 
@@ -194,15 +195,18 @@ inline void score_levels(const thread StoredSide& k, const device uchar* row,
     const uint4 codes = reader.next(c);
     if (c == block_end) {
       block_end += scale_block_size(k.dim, c);
+      GYRE_UNROLL
       for (uint r = 0; r < pitch; ++r) sum[r] = 0;
     }
     for (uint i = 0; i < 16 && c + i < k.dim; ++i) {
       const float level = level_of(k.format, byte_of(codes, i));
+      GYRE_UNROLL
       for (uint r = 0; r < pitch; ++r) sum[r] = fma(q[(c + i) * pitch + r], level, sum[r]);
     }
     const uint end = c + 16 < k.dim ? c + 16 : k.dim;
     if (end < block_end) continue;
     const float scale = raw_scale(scales, block, slot, k.wide_scales);
+    GYRE_UNROLL
     for (uint r = 0; r < pitch; ++r) score[r] += sum[r] * kLevelUnit * scale * kScaleUnit;
     ++block;
   }
@@ -218,6 +222,7 @@ inline void score_compat(const thread StoredSide& k, const device uchar* row,
     const uint second = nibbles ? byte >> 4 : read_cache<uchar>(row + c + 1);
     const float a = compat_level(k.format, nibbles ? byte & 15 : byte) * scale;
     const float b = compat_level(k.format, second) * scale;
+    GYRE_UNROLL
     for (uint r = 0; r < pitch; ++r) {
       score[r] = fma(q[c * pitch + r], a, score[r]);
       score[r] = fma(q[(c + 1) * pitch + r], b, score[r]);
@@ -235,12 +240,14 @@ inline void score_dense(const thread StoredSide& k, const device uchar* row,
         const ushort bits = static_cast<ushort>(word >> (i % 2 * 16));
         const float value =
             k.format == kF16 ? static_cast<float>(as_type<half>(bits)) : bfloat_to_float(bits);
+        GYRE_UNROLL
         for (uint r = 0; r < pitch; ++r) score[r] = fma(q[(c + i) * pitch + r], value, score[r]);
       }
     }
   }
   for (; c < k.dim; ++c) {
     const float value = dense_value(row, k.format, c);
+    GYRE_UNROLL
     for (uint r = 0; r < pitch; ++r) score[r] = fma(q[c * pitch + r], value, score[r]);
   }
 }
@@ -249,6 +256,7 @@ inline void score_key(const thread StoredSide& k, const thread TileAt& at, uint 
   const device uchar* const row =
       k.codes + at.offset + at.tile * k.tile_stride + slot * (k.tile_stride / abi::kKvTile);
   const device uchar* const scales = k.scales + at.offset + at.tile * k.scales_tile_stride;
+  GYRE_UNROLL
   for (uint r = 0; r < pitch; ++r) score[r] = 0;
   if (abi::kv_is_native(k.format)) {
     score_levels(k, row, scales, slot, q, pitch, score);

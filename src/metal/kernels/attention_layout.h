@@ -1,6 +1,7 @@
 #pragma once
 // attention: how many rows a thread group takes and where they lie in its memory. For the kernels
 // and their launch.
+#include "abi/attention_cut.h"
 #include "abi/kv_codec.h"
 
 namespace gyre {
@@ -44,6 +45,9 @@ inline AttentionLayout attention_layout(uint32_t k_dim, uint32_t v_dim, uint32_t
   at.total = (at.states + kAttentionSimdgroups * rows * 8 + 15) / 16 * 16;
   return at;
 }
+
+// Over pages each decoding sequence's keys are cut by its own length, a group to a piece.
+GYRE_CONSTANT uint64_t kPieceKeys = 512, kMostPieces = 32;
 
 // attention_many_rows: eight rows to a simdgroup.
 GYRE_CONSTANT uint32_t kManyRowsTile = kAttentionSimdgroups * 8;

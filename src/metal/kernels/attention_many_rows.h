@@ -8,23 +8,30 @@ namespace metal {
 constant constexpr uint kMatrix = 8;
 constant constexpr uint kMostMatrices = kMostManyRowsDim / kMatrix;
 
-// Matrices live in registers, which have no index: loops over them have a fixed count, for every
-// compiler to unroll, and what the head dims do not reach is left out inside.
-#if defined(GYRE_METAL_HOST)
-#define GYRE_UNROLL
-#else
-#define GYRE_UNROLL _Pragma("clang loop unroll(full)")
-#endif
-
-// A simdgroup's eight rows.
+// A simdgroup's eight rows. Loops over matrices have a fixed count, for every compiler to unroll,
+// and what the head dims do not reach is left out inside.
 struct RowMatrices {
   simdgroup_float8x8 q[kMostMatrices], sums[kMostMatrices];
+  uint2 place;  // rows of a lane's two values of a matrix
   float most[kMatrix];
   float sum[kMatrix];  // of the lane's keys
 };
 
 inline threadgroup float* floats_at(const thread Grid& grid, uint offset) {
   return reinterpret_cast<threadgroup float*>(grid.shared + offset);
+}
+
+// Which rows a lane has is Metal's affair: a matrix of row numbers tells.
+inline void find_rows(thread RowMatrices& rows, threadgroup float* square,
+                      const thread Grid& grid) {
+  for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes)
+    square[i] = static_cast<float>(i / kMatrix);
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_float8x8 numbers;
+  simdgroup_load(numbers, square, kMatrix);
+  rows.place.x = static_cast<uint>(numbers.thread_elements()[0]);
+  rows.place.y = static_cast<uint>(numbers.thread_elements()[1]);
+  simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // Queries to registers, as many rows at a time as the memory holds.
@@ -53,6 +60,7 @@ inline void start_rows(thread RowMatrices& rows, const thread RowTile& tile,
   GYRE_UNROLL
   for (uint c = 0; c < kMostMatrices; ++c)
     rows.sums[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  GYRE_UNROLL
   for (uint r = 0; r < kMatrix; ++r) rows.most[r] = minus_infinity(), rows.sum[r] = 0;
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
@@ -83,6 +91,7 @@ inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
   const long key = held ? s.tile.key_of(position) : 0;
   const device uchar* const tree = grid.has(abi::arg_tree) ? at.tree : nullptr;
   bool changed = false;
+  GYRE_UNROLL
   for (uint r = 0; r < kMatrix; ++r) {
     const uint row = grid.simdgroup * kMatrix + r;
     const bool sees_key =
@@ -102,22 +111,21 @@ inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
 }
 
 // Sums times keeps, one by one: in a product with a diagonal matrix a sum that is not finite would
-// reach other rows.
-inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float* keeps,
-                       threadgroup float* square, const thread Grid& grid) {
+// reach other rows. A row that saw nothing yet has sums of 0, whatever they are multiplied with.
+inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float* keeps) {
+  float2 keep = {0, 0};  // of the rows of a lane's two values
+  GYRE_UNROLL
+  for (uint r = 0; r < kMatrix; ++r) {
+    keep.x = rows.place.x == r ? keeps[r] : keep.x;
+    keep.y = rows.place.y == r ? keeps[r] : keep.y;
+  }
   GYRE_UNROLL
   for (uint c = 0; c < kMostMatrices; ++c) {
     if (c >= v_dim / kMatrix) continue;
-    simdgroup_store(rows.sums[c], square, kMatrix);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = grid.lane; i < kMatrix * kMatrix; i += kLanes) {
-      float keep = 0;
-      for (uint r = 0; r < kMatrix; ++r) keep = r == i / kMatrix ? keeps[r] : keep;
-      square[i] = keep == 0 ? 0.0f : square[i] * keep;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    simdgroup_load(rows.sums[c], square, kMatrix);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const float first = rows.sums[c].thread_elements()[0];
+    const float second = rows.sums[c].thread_elements()[1];
+    rows.sums[c].thread_elements()[0] = keep.x == 0 ? 0.0f : first * keep.x;
+    rows.sums[c].thread_elements()[1] = keep.y == 0 ? 0.0f : second * keep.y;
   }
 }
 
@@ -185,6 +193,7 @@ inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& til
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     turn_rows(x, at_once, at_once, shape.v_format, shape.v_dim, true, grid);
+    GYRE_UNROLL
     for (uint r = 0; r < kMatrix && here; ++r) {
       SoftmaxState state = {rows.most[r], rows.sum[r]};
       for (ushort step = kLanes / 2; step != 0; step /= 2)
@@ -224,6 +233,7 @@ inline void attend_many_rows(constant abi::AttentionParams& p, const thread Atte
   RowMatrices rows;
   if (grid.index < kAttentionSimdgroups * 2) flags[grid.index] = 0;
   make_notes(notes, s.tile, p, at, grid);
+  find_rows(rows, square, grid);
   start_rows(rows, s.tile, p, at, grid, shape);
   bool bad = s.tile.bad;
   const ulong stages = (s.tile.walk.tiles * abi::kKvTile + s.keys - 1) / s.keys;
@@ -238,7 +248,7 @@ inline void attend_many_rows(constant abi::AttentionParams& p, const thread Atte
     threadgroup_barrier(mem_flags::mem_threadgroup);  // nobody reads keys any more
     const bool odd = simd_any(decode_values(s, p, grid, staged, bad));
     if (grid.lane == 0) flags[grid.simdgroup] = odd ? 1 : 0;
-    if (changed) scale_sums(rows, shape.v_dim, keeps, square, grid);
+    if (changed) scale_sums(rows, shape.v_dim, keeps);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     bool any_odd = false;
     for (uint i = 0; i < kAttentionSimdgroups; ++i) any_odd = any_odd || flags[i] != 0;

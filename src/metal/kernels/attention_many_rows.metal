@@ -10,7 +10,7 @@ kernel void attention_many_rows(constant gyre::abi::AttentionParams& p [[buffer(
   using namespace gyre::metal;
   const Grid grid = GYRE_GRID;
   const AttentionPointers pointers = GYRE_ATTENTION_POINTERS;
-  const AttentionShape shape = {spec_byte(0), spec_byte(1),   spec_half(2),
+  const AttentionShape shape = {spec_byte(0), spec_byte(1),  spec_half(2),
                                 spec_half(3), kManyRowsTile, p.table.page_tokens != 0};
   attend_many_rows(p, pointers, grid, shape);
 }

@@ -24,8 +24,10 @@ struct GroupRow {
   float get(uint coordinate) const { return x[coordinate * pitch]; }
 };
 inline void put_row(const thread Row& row, const thread GroupRow& to, uint head_dim, uint lane) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint first = lane_coordinate(j, lane);
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k)
       if (first + k < head_dim) to.x[(first + k) * to.pitch] = row.y[j][k];
   }
@@ -137,6 +139,12 @@ inline float log_sum_exp(SoftmaxState state) {
   return state.sum == 0 ? minus_infinity() : (state.most + precise::log2(state.sum)) * kLn2;
 }
 
+// The state of a row of a piece over pages: {values, max in base 2, sum}; without a sum no values.
+inline device float* piece_state(const thread RowTile& tile, const thread AttentionPointers& at,
+                                 ulong piece, uint r, uint v_dim) {
+  return pointer<float>(at.partial) + (piece * tile.states + tile.first_state + r) * (v_dim + 2);
+}
+
 // Row r, its values times `unit` and relative to the state's largest logit, to the output or as
 // {values, max, sum} of one split. x: its first coordinate. By a simdgroup.
 inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxState state,
@@ -144,12 +152,15 @@ inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxSta
                       const thread AttentionPointers& at, uint v_dim, const thread Grid& grid) {
   const RowPlace place = row_place(tile, p.group, r);
   const ulong token = tile.first_token + place.token;
-  if (p.partial != abi::kAttentionWhole) {
-    const bool states = p.partial == abi::kAttentionStates;
-    device float* const to = pointer<float>(states ? at.out : at.partial) +
-                             ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
+  if (p.partial == abi::kAttentionPartial || p.partial == abi::kAttentionStates) {
+    const bool piece = tile.entries != nullptr && p.partial == abi::kAttentionPartial;
+    device uchar* states = at.partial;
+    if (p.partial == abi::kAttentionStates) states = at.out;
+    device float* to = pointer<float>(states) +
+                       ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
+    if (piece) to = piece_state(tile, at, tile.split, r, v_dim);
     for (uint c = grid.lane; c < v_dim; c += kLanes) to[c] = x[c * pitch] * unit;
-    if (grid.lane == 0) to[v_dim] = state.most * kLn2;
+    if (grid.lane == 0) to[v_dim] = piece ? state.most : state.most * kLn2;
     if (grid.lane == 0) to[v_dim + 1] = state.sum;
     return;
   }

@@ -4,6 +4,7 @@
 // (token, query head) rows. Each simdgroup walks every fourth block of 32 keys by itself: a lane
 // scores a key, then has some coordinates of V, so that nothing is added up across lanes until the
 // end. Bytes read: the split's K and V once, and the queries.
+#include "metal/kernels/attention_pieces.h"
 #include "metal/kernels/attention_values.h"
 
 namespace gyre {
@@ -48,6 +49,7 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
     if (held && sees(notes[r], w.tile, key, tree, p.tree_stride)) seen |= 1u << r;
   }
   float score[kMostTileRows];
+  GYRE_UNROLL
   for (uint r = 0; r < rows; ++r) score[r] = 0;
   if (seen != 0) {
     const TileAt here = tile_at(w.tile, p.table, w.shape.paged, position / abi::kKvTile, bad);
@@ -62,6 +64,7 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
   const uint every = (1u << w.tile.rows) - 1;
   const bool guarded = simd_any(seen != every);
   const uint each = (w.v.dim + kLanes - 1) / kLanes;
+  GYRE_UNROLL
   for (uint r = 0; r < rows; ++r) {
     const bool sees_key = (seen >> r & 1) != 0;
     const float x = sees_key ? logit_of(score[r], p, notes[r], key) : minus_infinity();
@@ -72,6 +75,7 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
     softmax.most[r] = most;
     weights[grid.lane * rows + r] = weight;
     if (keep != 1.0f) {
+      GYRE_UNROLL
       for (uint i = 0; i < each; ++i) sums.at[i * rows + r] *= keep;
     }
   }
@@ -101,6 +105,7 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
   threadgroup float* const x = reinterpret_cast<threadgroup float*>(grid.shared);
   threadgroup float* const states =
       reinterpret_cast<threadgroup float*>(grid.shared + w.layout.states);
+  GYRE_UNROLL
   for (uint r = 0; r < rows; ++r) {
     float sum = softmax.sum[r];
     for (ushort step = kLanes / 2; step != 0; step /= 2) sum += simd_shuffle_xor(sum, step);
@@ -112,10 +117,13 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // and nobody reads queries any more
   for (uint s = 0; s < kAttentionSimdgroups; ++s) {
-    for (uint r = 0; r < rows && s == grid.simdgroup; ++r) {
+    GYRE_UNROLL
+    for (uint r = 0; r < rows; ++r) {
+      if (s != grid.simdgroup) continue;
       float most = minus_infinity();
       for (uint o = 0; o < kAttentionSimdgroups; ++o) most = max(most, states[(o * rows + r) * 2]);
       const float factor = exp2_of(softmax.most[r] - reference_of(most));
+      GYRE_UNROLL
       for (uint i = 0; i < each; ++i) {
         const uint c = grid.lane * each + i;
         if (c >= dim) continue;
@@ -145,7 +153,9 @@ inline void attend_rows(constant abi::AttentionParams& p, const thread Attention
   w.shape = shape;
   const bool placed = shape.paged ? place_batch_tile(w.tile, p, at, grid, shape.rows, kBlockKeys)
                                   : place_cache_tile(w.tile, p, at, grid, shape.rows, kBlockKeys);
-  if (!placed) return;
+  if (!placed || leave_empty_piece(w.tile, p, at, shape.v_dim, grid) ||
+      merge_pieces(w.tile, p, at, shape.rows, shape.v_dim, grid))
+    return;
   w.v_blocks = value_blocks(shape.v_format, shape.v_dim);
   w.layout = attention_layout(shape.k_dim, shape.v_dim, shape.rows, w.v_blocks);
   const ulong pages = shape.paged ? p.table.page_stride : 0;
@@ -159,10 +169,14 @@ inline void attend_rows(constant abi::AttentionParams& p, const thread Attention
   load_queries(q, shape.rows, 0, w.tile.rows, w.tile, p, at, shape.k_format, shape.k_dim, grid);
   LaneSoftmax softmax = {};
   LaneSums sums = {};
+  GYRE_UNROLL
   for (uint r = 0; r < shape.rows; ++r) softmax.most[r] = minus_infinity();
   bool bad = w.tile.bad;
   const ulong blocks = (w.tile.walk.tiles * abi::kKvTile + kBlockKeys - 1) / kBlockKeys;
-  for (ulong block = grid.simdgroup; block < blocks; block += kAttentionSimdgroups)
+  // Over pages a block's simdgroup follows from its keys, not from where the walk begins.
+  const uint before = static_cast<uint>(w.tile.base_tile * abi::kKvTile / kBlockKeys);
+  ulong block = (grid.simdgroup - before) % kAttentionSimdgroups;
+  for (; block < blocks; block += kAttentionSimdgroups)
     attend_block(w, p, at, grid, block, q, softmax, sums, bad);
   finish_rows(w, p, at, grid, softmax, sums, bad);
 }

@@ -4,6 +4,7 @@
 #include "abi/attention_bounds.h"
 #include "abi/kv_walk.h"
 #include "metal/kernels/attention_arguments.h"
+#include "metal/kernels/attention_layout.h"
 #include "metal/kernels/cache_state.h"
 
 namespace gyre {
@@ -22,6 +23,7 @@ struct RowTile {
   ulong first_row, first_token;  // of the KV head's rows, in the call or in the sequence
   ulong base_tile;               // over pages: at the walk's position 0
   const device uint* entries;    // over pages: the sequence's row of the table
+  ulong first_state, states;     // over pages: of the tile's rows in a piece's states, and of all
   uint rows;
   bool bad;  // over pages: rows that make no sense
 
@@ -116,6 +118,19 @@ inline bool place_cache_tile(thread RowTile& tile, constant abi::AttentionParams
   return true;
 }
 
+// Over pages: the keys of the piece that the group takes; none where there are fewer pieces.
+inline void place_piece(thread RowTile& tile, ulong tokens, ulong length) {
+  const long begin = tile.bounds(0).begin, end = tile.bounds(tokens - 1).end;
+  const ulong first = static_cast<ulong>(begin);
+  const abi::AttentionCut cut = {kPieceKeys, kMostPieces};
+  const abi::AttentionPieces pieces =
+      abi::attention_pieces(cut, length, first, end > begin ? static_cast<ulong>(end) : first);
+  const ulong piece = pieces.first + tile.split;
+  const ulong from = piece < pieces.end ? piece * pieces.keys : length;
+  tile.first_key = static_cast<long>(from);
+  tile.last_key = static_cast<long>(abi::kv_least(from + pieces.keys, length));
+}
+
 inline abi::BatchSequence sequence_of(constant abi::AttentionParams& p,
                                       const thread AttentionPointers& at, ulong index) {
   const device int* const begins = pointer<int>(at.query_begin);
@@ -132,8 +147,8 @@ inline uint sequence_tiles(constant abi::AttentionParams& p, const thread Attent
   return static_cast<uint>((tokens * p.group + tile_rows - 1) / tile_rows);
 }
 
-// Group x is a row tile of some sequence, z the KV head. Each simdgroup finds it for itself, a
-// sequence a lane. False: there are not so many.
+// Group x is a row tile of some sequence, y a piece of its keys, z the KV head. Each simdgroup
+// finds it for itself, a sequence a lane. False: there are not so many.
 inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams& p,
                              const thread AttentionPointers& at, const thread Grid& grid,
                              uint tile_rows, ulong block_keys) {
@@ -160,6 +175,9 @@ inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams
   if (!found) return false;
   const abi::BatchSequence of = sequence_of(p, at, sequence);
   tile.kv_head = grid.group.z;
+  tile.split = grid.group.y;
+  tile.first_state = (grid.group.x * p.kv_heads + tile.kv_head) * tile_rows;
+  tile.states = grid.groups.x * p.kv_heads * tile_rows;
   tile.first_row = static_cast<ulong>(number) * tile_rows;
   tile.rows = static_cast<uint>(abi::kv_least(of.tokens * p.group - tile.first_row, tile_rows));
   tile.first_token = of.first_token;
@@ -174,6 +192,7 @@ inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams
   const device int* const tails = grid.has(abi::arg_tail_begin) ? pointer<int>(at.state) : nullptr;
   abi::fill_segment<long>(tile.mask, p.segment, p.places,
                           abi::batch_tail_begin(tails, sequence, of.length));
+  if (p.partial == abi::kAttentionPartial) place_piece(tile, of.tokens, of.length);
   place_walk(tile, p, block_keys);
   return true;
 }

@@ -16,6 +16,7 @@ struct LaneSums {
 // be anything.
 inline void add_value(thread float* sums, const threadgroup float* weights, float value, uint rows,
                       bool guarded) {
+  GYRE_UNROLL
   for (uint r = 0; r < rows; ++r) {
     if (!guarded || weights[r] != 0) sums[r] = fma(weights[r], value, sums[r]);
   }
@@ -47,6 +48,7 @@ inline void add_levels(const thread StoredSide& v, const device uchar* tile,
   const uint low_bits = abi::kv_low_bits(v.format), high_bits = abi::kv_high_bits(v.format);
   const device uchar* const high = tile + v.dim * low_bits;
   const uint each = (v.dim + kLanes - 1) / kLanes;
+  GYRE_UNROLL
   for (uint i = 0; i < each; ++i) {
     const uint c = lane * each + i;
     if (c >= v.dim) continue;
@@ -75,6 +77,7 @@ inline void add_rows(const thread StoredSide& v, const device uchar* tile,
     if (!used) continue;
     const device uchar* const row = tile + t * (v.tile_stride / abi::kKvTile);
     uint byte = 0;
+    GYRE_UNROLL
     for (uint i = 0; i < each; ++i) {
       const uint c = lane * each + i;
       if (c >= v.dim) continue;

@@ -49,6 +49,7 @@ struct CodedPart {
 };
 inline CodedPart load_part(const threadgroup float* row, uint n, uint lane) {
   CodedPart part;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k)
     part.at[k] = kLanes * k + lane < n ? row[kLanes * k + lane] : 0.0f;
   return part;
@@ -57,8 +58,9 @@ inline CodedPart load_part(const threadgroup float* row, uint n, uint lane) {
 // The documented sum of products.
 inline float sum_products(const thread CodedPart& v, const thread CodedPart& w, uint n) {
   float chain = 0;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k) {
-    if (kLanes * k >= n) break;
+    if (kLanes * k >= n) continue;
     chain = fma(v.at[k], w.at[k], chain);
   }
   for (uint step = kLanes / 2; step != 0; step /= 2) chain = plus_lanes(chain, step, true);
@@ -78,11 +80,13 @@ inline float column_product(const device float* matrix, const threadgroup float*
 inline CodedPart feed_back(uint format, const device float* factor, const thread CodedPart& v,
                            uint n, uint lane) {
   CodedPart t, a;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k) {
     a.at[k] = 0.0f;
     t.at[k] = v.at[k] + a.at[k];
   }
   if (factor == nullptr) return t;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k) {
     for (uint owner = 0; owner < kLanes && kLanes * k + owner < n; ++owner) {
       const uint i = kLanes * k + owner;
@@ -90,6 +94,7 @@ inline CodedPart feed_back(uint format, const device float* factor, const thread
       if (lane == owner) t.at[k] = target;
       const float error =
           simd_shuffle(v.at[k] - level_near(format, target), static_cast<ushort>(owner));
+      GYRE_UNROLL
       for (uint later = k; later < kCodedParts; ++later) {
         const uint j = kLanes * later + lane;
         if (j > i && j < n) a.at[later] = fma(factor[i * n + j], error, a.at[later]);

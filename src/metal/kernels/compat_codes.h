@@ -35,6 +35,7 @@ inline float compat_chain(const thread float* y, uint lanes, uint lane) {
   for (uint turn = 0; turn < lanes; ++turn) {
     const float before = simd_shuffle_up(sum, static_cast<ushort>(1));
     float own = turn == 0 ? 0.0f : before;
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) own = own + y[k] * y[k];
     if (lane % lanes == turn) sum = own;
   }
@@ -51,12 +52,19 @@ inline float compat_sum(const thread Row& row, uint first, uint head_dim, uint l
     return simd_shuffle(sum, static_cast<ushort>(lanes - 1));
   }
   float squares[4];
+  GYRE_UNROLL
   for (uint k = 0; k < 4; ++k) {
     float part[kRowParts];
+    GYRE_UNROLL
     for (uint j = 0; j < kRowParts; ++j)
       part[j] = kPart * j < head_dim ? row.y[j][k] * row.y[j][k] : 0.0f;
-    for (uint apart = kRowParts / 2; apart != 0; apart /= 2)
-      for (uint j = 0; j < apart; ++j) part[j] = part[j] + part[j + apart];
+    GYRE_UNROLL
+    for (uint stage = kPartStages; stage != 0; --stage) {
+      const uint apart = 1u << (stage - 1);
+      GYRE_UNROLL
+      for (uint j = 0; j < kRowParts / 2; ++j)
+        part[j] = j < apart ? part[j] + part[j + apart] : part[j];
+    }
     squares[k] = part[0];
     for (uint step = kLanes / 2; step != 0; step /= 2)
       squares[k] = plus_lanes(squares[k], step, 4 * step < head_dim);
@@ -84,16 +92,19 @@ void encode_compat_row(const thread Rows& rows, uint format, constant abi::KvCac
   scale_blocks(row, head_dim, lane);
   const uint block_parts = head_dim == 512 ? 2 : kRowParts;
   float norm = 0;
+  GYRE_UNROLL
   for (uint first = 0; first < kRowParts; first += 2) {
-    if (kPart * first >= head_dim) break;
+    if (kPart * first >= head_dim) continue;
     if (first % block_parts == 0) {
       const float sum = compat_sum(row, first, head_dim, lane);
       norm = precise::sqrt(head_dim == 512 ? sum / 256.0f : sum);
     }
+    GYRE_UNROLL
     for (uint j = first; j < first + 2; ++j) {
-      if (kPart * j >= head_dim) break;
+      if (kPart * j >= head_dim) continue;
       out.scale[j] = as_type<uint>(norm);
       out.codes[j] = 0;
+      GYRE_UNROLL
       for (uint k = 0; k < 4; ++k)
         out.codes[j] |= compat_code(format, compat_normalized(row.y[j][k], norm, head_dim, unit))
                         << (8 * k);

@@ -37,8 +37,9 @@ inline void transform_long(thread Row& row, uint head_dim, const thread Grid& gr
   threadgroup float* const points = reinterpret_cast<threadgroup float*>(grid.shared);
   threadgroup float* const own = points + grid.simdgroup * abi::kKvMaxHeadDim;
   transform_outer(row, abi::kKvMaxHeadDim, grid.lane);
-  for (uint j = 0; j < kRowParts; ++j)
-    for (uint k = 0; k < 4; ++k) own[lane_coordinate(j, grid.lane) + k] = row.y[j][k];
+  GYRE_UNROLL
+  for (uint j = 0; j < kRowParts; ++j) GYRE_UNROLL
+  for (uint k = 0; k < 4; ++k) own[lane_coordinate(j, grid.lane) + k] = row.y[j][k];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   transform_across(points, head_dim, grid.index, grid.threads);
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -46,8 +47,9 @@ inline void transform_long(thread Row& row, uint head_dim, const thread Grid& gr
   load_row(from, abi::kKvMaxHeadDim, grid.lane, row);
   transform_inner(row, abi::kKvMaxHeadDim);
   const float factor = transform_factor(head_dim);
-  for (uint j = 0; j < kRowParts; ++j)
-    for (uint k = 0; k < 4; ++k) row.y[j][k] = row.y[j][k] * factor;
+  GYRE_UNROLL
+  for (uint j = 0; j < kRowParts; ++j) GYRE_UNROLL
+  for (uint k = 0; k < 4; ++k) row.y[j][k] = row.y[j][k] * factor;
 }
 
 }  // namespace metal

@@ -38,6 +38,15 @@ constant uint spec_high [[function_constant(1)]];
 #define GYRE_GRID \
   { group, groups, threads.x, index, lane, simdgroup, arguments, shared }
 
+// What is in registers has no index: loops over it are unrolled, up to a bound that the Spec says,
+// too. Emulation leaves them alone.
+#if defined(GYRE_METAL_HOST)
+#define GYRE_UNROLL
+#else
+#define GYRE_UNROLL _Pragma("clang loop unroll(full)")
+#pragma clang diagnostic ignored "-Wpass-failed"  // before the Spec is known bounds are not, either
+#endif
+
 namespace gyre {
 namespace metal {
 

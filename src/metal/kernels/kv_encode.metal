@@ -38,9 +38,11 @@ inline void rotate_shared(threadgroup float* values, uint n, uint lane) {
   flip_signs(row, kSignsNative, n, lane);
   transform(row, n, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint first = lane_coordinate(j, lane);
-    if (first >= n) break;
+    if (first >= n) continue;
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) values[first + k] = row.y[j][k];
   }
 }
@@ -48,6 +50,7 @@ inline void rotate_shared(threadgroup float* values, uint n, uint lane) {
 // The largest magnitude, as bits; infinity and NaN are larger than any.
 inline uint largest_of_part(const thread CodedPart& part) {
   uint largest = 0;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k)
     largest = max(largest, as_type<uint>(part.at[k]) & 0x7FFFFFFFu);
   return largest_of_lanes(largest, kPart);
@@ -103,6 +106,7 @@ inline void score_gain(const thread HeadCoding& coding, uint format, uint n,
                        const thread Grid& grid) {
   const CodedPart p = load_part(memory.p, n, grid.lane);
   CodedPart m;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k) {
     const uint i = kLanes * k + grid.lane;
     const float rest = t.at[k] - level_near(format, t.at[k]);
@@ -141,6 +145,7 @@ inline void store_coded(uint format, uint n, bool is_v, bool has_w, int exponent
                         const thread EncodeMemory& memory, device uchar* row,
                         const thread Grid& grid) {
   CodedPart levels;
+  GYRE_UNROLL
   for (uint k = 0; k < kCodedParts; ++k) {
     const uint i = kLanes * k + grid.lane;
     levels.at[k] = i < n ? level_near(format, t.at[k]) : 0.0f;
@@ -182,6 +187,7 @@ inline void encode_source(constant abi::KvEncodeStream& s, uint format, bool is_
   if (grid.simdgroup < s.gains) {
     const float f = codec.gain / root * s.gain[grid.simdgroup];
     CodedPart v;
+    GYRE_UNROLL
     for (uint k = 0; k < kCodedParts; ++k) v.at[k] = z.at[k] * f;
     t = feed_back(format, coding.factor, v, n, grid.lane);
     score_gain(coding, format, n, t, f, memory, grid);

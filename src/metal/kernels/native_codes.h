@@ -64,13 +64,18 @@ inline bool are_joined(uint j, uint apart, uint most, uint head_dim) {
 // The largest magnitude of each lane's block, as bits; infinity and NaN are larger than any.
 inline void largest_of_blocks(const thread Row& row, uint head_dim, uint most, uint lane,
                               thread uint* largest) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     uint own = 0;
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) own = max(own, as_type<uint>(row.y[j][k]) & 0x7FFFFFFFu);
     largest[j] = largest_of_lanes(own, block_points(lane_coordinate(j, lane), head_dim));
   }
-  for (uint apart = 1; apart < kRowParts; apart *= 2) {
+  GYRE_UNROLL
+  for (uint stage = 0; stage < kPartStages; ++stage) {
+    const uint apart = 1u << stage;
+    GYRE_UNROLL
     for (uint j = 0; j < kRowParts; ++j) {
       if (!are_joined(j, apart, most, head_dim)) continue;
       largest[j] = largest[j + apart] = max(largest[j], largest[j + apart]);
@@ -98,8 +103,9 @@ inline float sum_of_quarter(float own, uint lane) {
 
 // Sum of squares of each lane's scale block.
 inline void sum_squares(const thread Row& row, uint head_dim, uint lane, thread float* sums) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     const thread float* const y = row.y[j];
     const float own = (y[0] * y[0] + y[2] * y[2]) + (y[1] * y[1] + y[3] * y[3]);
     if (block_points(kPart * j, head_dim) > kPart) {
@@ -108,8 +114,9 @@ inline void sum_squares(const thread Row& row, uint head_dim, uint lane, thread 
       sums[j] = sum_of_small_blocks(own, block_points(lane_coordinate(j, lane), head_dim));
     }
   }
+  GYRE_UNROLL
   for (uint j = 0; j + 1 < kRowParts; j += 2) {
-    if (!are_joined(j, 1, abi::kKvScaleBlock, head_dim)) break;
+    if (!are_joined(j, 1, abi::kKvScaleBlock, head_dim)) continue;
     float sum = sums[j] + sums[j + 1];
     sum = plus_lanes(sum, 16, true);
     sum = plus_lanes(sum, 2, true);
@@ -121,9 +128,10 @@ inline void sum_squares(const thread Row& row, uint head_dim, uint lane, thread 
 inline bool is_extreme(const thread float* sums, uint head_dim, uint lane) {
   bool found = false;
   float sum = 0;
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint points = block_points(lane_coordinate(j, lane), head_dim);
-    if (points == 0) break;
+    if (points == 0) continue;
     // Every second part of a larger block: two have one scale.
     if (points > kPart && j % 2 != 0) continue;
     sum = sum + sums[j];
@@ -144,6 +152,7 @@ struct BlockStates {
 
 // Of rows whose squares are in range.
 inline void plain_states(thread BlockStates& states) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j)
     states.exponent[j] = 0, states.zero[j] = states.broken[j] = 0;
 }
@@ -151,15 +160,18 @@ inline void plain_states(thread BlockStates& states) {
 inline void find_states(thread Row& row, uint head_dim, uint lane, thread BlockStates& states) {
   uint largest[kRowParts];
   largest_of_blocks(row, head_dim, abi::kKvMaxHeadDim, lane, largest);
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     const float magnitude = as_type<float>(largest[j]);
     states.zero[j] = largest[j] == 0 ? 1 : 0;
     states.broken[j] = is_finite(magnitude) ? 0 : 1;
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) row.y[j][k] = states.broken[j] != 0 ? 0.0f : row.y[j][k];
     const bool in_range = magnitude >= 0x1p-30f && magnitude <= 0x1p30f;
     if (in_range || states.zero[j] + states.broken[j] != 0) continue;
     states.exponent[j] = exponent_of(magnitude);
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) row.y[j][k] = times_power(row.y[j][k], -states.exponent[j]);
   }
 }
@@ -168,6 +180,7 @@ inline void find_states(thread Row& row, uint head_dim, uint lane, thread BlockS
 inline int code_lane(const thread float* y, uint format, float factor, thread uint& codes) {
   int squares = 0;
   codes = 0;
+  GYRE_UNROLL
   for (uint k = 0; k < 4; ++k) {
     const Coded coded = code_of(format, y[k], factor);
     codes |= coded.code << (8 * k);
@@ -185,8 +198,9 @@ inline void code_row(const thread Row& row, uint format, float stretch, uint hea
   uint largest[kRowParts];
   if (!magnitudes) largest_of_blocks(row, head_dim, abi::kKvScaleBlock, lane, largest);
   int squares[kRowParts];
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     const uint points = block_points(lane_coordinate(j, lane), head_dim);
     const float inverse_size = 1.0f / static_cast<float>(min(points, abi::kKvScaleBlock));
     const float size =
@@ -195,12 +209,14 @@ inline void code_row(const thread Row& row, uint format, float stretch, uint hea
     squares[j] = code_lane(row.y[j], format, factor, out.codes[j]);
     squares[j] = sum_of_lanes(squares[j], points);
   }
+  GYRE_UNROLL
   for (uint j = 0; j + 1 < kRowParts; j += 2) {
-    if (!are_joined(j, 1, abi::kKvScaleBlock, head_dim)) break;
+    if (!are_joined(j, 1, abi::kKvScaleBlock, head_dim)) continue;
     squares[j] = squares[j + 1] = squares[j] + squares[j + 1];
   }
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     const uint points = block_points(lane_coordinate(j, lane), head_dim);
     const float energy = sums[j] * (1.0f / static_cast<float>(points));
     const float scale = precise::sqrt(energy / static_cast<float>(squares[j])) * stretch;

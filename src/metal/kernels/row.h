@@ -2,8 +2,8 @@
 // A head's row in the registers of a simdgroup, and its rotation (docs/kv_formats.md): signs, then
 // the Walsh-Hadamard transform of each power-of-two block. Lane l has coordinates 128 j + 4 l + k,
 // k below 4, of each part j. So stages 1 and 2 stay in a lane, stages 4 to 64 are shuffles, and
-// larger ones stay in a lane again. Loops over parts have a fixed count, so that a compiler unrolls
-// them: registers have no index. Parts beyond the row hold nothing.
+// larger ones stay in a lane again. Loops over parts have a fixed count, for every compiler to
+// unroll. Parts beyond the row hold nothing.
 #include "abi/kv_codec.h"
 #include "metal/kernels/kernel.h"
 
@@ -11,7 +11,9 @@ namespace gyre {
 namespace metal {
 
 constant constexpr uint kPart = 4 * kLanes;  // coordinates
-constant constexpr uint kRowParts = abi::kKvMaxHeadDim / kPart;
+constant constexpr uint kPartStages = 3;     // of a transform over the largest head's parts
+constant constexpr uint kRowParts = 1u << kPartStages;
+static_assert(kRowParts * kPart == abi::kKvMaxHeadDim, "a row holds the largest head");
 
 struct Row {
   float y[kRowParts][4];
@@ -29,16 +31,20 @@ inline uint block_points(uint coordinate, uint head_dim) {
 // Rows: float get(uint coordinate) const.
 template <class Rows>
 void load_row(const thread Rows& rows, uint head_dim, uint lane, thread Row& row) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     const uint first = lane_coordinate(j, lane);
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) row.y[j][k] = first + k < head_dim ? rows.get(first + k) : 0.0f;
   }
 }
 inline void store_row(const thread Row& row, uint head_dim, uint lane, device uchar* to,
                       uint dtype) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint first = lane_coordinate(j, lane);
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k)
       if (first + k < head_dim) store_float(to, dtype, first + k, row.y[j][k]);
   }
@@ -74,9 +80,11 @@ inline uint signs_of(uint format, uint head_dim) {
 
 inline void flip_signs(thread Row& row, uint signs, uint head_dim, uint lane) {
   if (signs == kSignsNone) return;
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint first = lane_coordinate(j, lane);
     if (first >= head_dim) continue;
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) {
       const uint c = first + k;
       const uint flip = signs == kSignsNative ? abi::kv_sign_bit(c)
@@ -95,8 +103,9 @@ inline void butterfly(thread float& a, thread float& b) {
 
 // Stages 1 and 2, in a lane.
 inline void transform_inner(thread Row& row, uint head_dim) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
-    if (kPart * j >= head_dim) break;
+    if (kPart * j >= head_dim) continue;
     butterfly(row.y[j][0], row.y[j][1]);
     butterfly(row.y[j][2], row.y[j][3]);
     if (head_dim < 4) continue;
@@ -108,10 +117,12 @@ inline void transform_inner(thread Row& row, uint head_dim) {
 // Stages 4 and up, of blocks that are larger.
 inline void transform_outer(thread Row& row, uint head_dim, uint lane) {
   for (uint step = 1; step < kLanes; step *= 2) {
+    GYRE_UNROLL
     for (uint j = 0; j < kRowParts; ++j) {
-      if (kPart * j >= head_dim) break;
+      if (kPart * j >= head_dim) continue;
       const bool upper = (lane & step) != 0;
       const bool inside = 4 * step < block_points(lane_coordinate(j, lane), head_dim);
+      GYRE_UNROLL
       for (uint k = 0; k < 4; ++k) {
         const float mine = row.y[j][k], other = simd_shuffle_xor(mine, static_cast<ushort>(step));
         const float both = upper ? other - mine : mine + other;
@@ -119,9 +130,13 @@ inline void transform_outer(thread Row& row, uint head_dim, uint lane) {
       }
     }
   }
-  for (uint apart = 1; apart < kRowParts; apart *= 2) {
+  GYRE_UNROLL
+  for (uint stage = 0; stage < kPartStages; ++stage) {
+    const uint apart = 1u << stage;
+    GYRE_UNROLL
     for (uint j = 0; j < kRowParts; ++j) {
       if ((j & apart) != 0 || block_points(kPart * j, head_dim) <= kPart * apart) continue;
+      GYRE_UNROLL
       for (uint k = 0; k < 4; ++k) butterfly(row.y[j][k], row.y[j + apart][k]);
     }
   }
@@ -137,10 +152,12 @@ inline float transform_factor(uint points) {
   return 1.0f / precise::sqrt(static_cast<float>(points));
 }
 inline void scale_blocks(thread Row& row, uint head_dim, uint lane) {
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint points = block_points(lane_coordinate(j, lane), head_dim);
     if (points == 0) continue;
     const float factor = transform_factor(points);
+    GYRE_UNROLL
     for (uint k = 0; k < 4; ++k) row.y[j][k] = row.y[j][k] * factor;
   }
 }

@@ -70,9 +70,10 @@ inline void put_row(constant abi::KvCacheLayout& cache, uint format, const threa
   threadgroup uint* const words =
       reinterpret_cast<threadgroup uint*>(codes + slot * cache.head_dim);
   const ulong norm_bytes = cache.scales_tile_stride / abi::kKvTile;
+  GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
     const uint first = lane_coordinate(j, lane);
-    if (first >= cache.head_dim) break;
+    if (first >= cache.head_dim) continue;
     words[first / 4] = row.codes[j];
     if (abi::kv_is_native(format)) {
       const uint number = scale_number(first, cache.head_dim);

@@ -66,14 +66,20 @@ T simd_min(T value) {
 inline bool simd_any(bool value) { return simd_max<uint>(value ? 1 : 0) != 0; }
 inline bool simd_all(bool value) { return simd_min<uint>(value ? 1 : 0) != 0; }
 
-// 8 x 8 values, two of a row with each lane; which ones is Metal's affair, so that the text must
-// not know.
+// 8 x 8 values, two with each lane; which ones is Metal's affair, so that the text must not know.
+// Here they are of two rows, there of one.
 template <class T>
 struct simdgroup_matrix8x8 {
   T values[2] = {};
 
-  static uint row() { return lane_index() % 8; }
+  thread T (&thread_elements())[2] { return values; }
+
+  static uint row(uint i) { return (lane_index() + 3 * i) % 8; }
   static uint column(uint i) { return lane_index() / 8 * 2 + i; }
+  // Who has a value; it is that lane's `column % 2`.
+  static uint lane_of(uint row, uint column) {
+    return column / 2 * 8 + (row + 8 - 3 * (column % 2)) % 8;
+  }
 };
 using simdgroup_float8x8 = simdgroup_matrix8x8<float>;
 using simdgroup_half8x8 = simdgroup_matrix8x8<half>;
@@ -86,7 +92,7 @@ simdgroup_matrix8x8<T> make_filled_simdgroup_matrix(T value) {
 template <class T, class Pointer>
 void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride) {
   simdgroup_barrier(mem_flags::mem_none);
-  for (uint i = 0; i < 2; ++i) m.values[i] = from[m.row() * stride + m.column(i)];
+  for (uint i = 0; i < 2; ++i) m.values[i] = from[m.row(i) * stride + m.column(i)];
 }
 template <class T, class Pointer>
 void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride, ulong2 /*origin*/,
@@ -94,19 +100,19 @@ void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride
   simdgroup_barrier(mem_flags::mem_none);
   for (uint i = 0; i < 2; ++i) {
     m.values[i] =
-        transpose ? from[m.column(i) * stride + m.row()] : from[m.row() * stride + m.column(i)];
+        transpose ? from[m.column(i) * stride + m.row(i)] : from[m.row(i) * stride + m.column(i)];
   }
 }
 template <class T, class Pointer>
 void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride) {
-  for (uint i = 0; i < 2; ++i) to[m.row() * stride + m.column(i)] = m.values[i];
+  for (uint i = 0; i < 2; ++i) to[m.row(i) * stride + m.column(i)] = m.values[i];
   simdgroup_barrier(mem_flags::mem_none);
 }
 template <class T, class Pointer>
 void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride, ulong2 /*origin*/,
                      bool transpose) {
   for (uint i = 0; i < 2; ++i)
-    to[transpose ? m.column(i) * stride + m.row() : m.row() * stride + m.column(i)] = m.values[i];
+    to[transpose ? m.column(i) * stride + m.row(i) : m.row(i) * stride + m.column(i)] = m.values[i];
   simdgroup_barrier(mem_flags::mem_none);
 }
 // Every lane puts down its values, then each computes its own sums in order.
@@ -123,19 +129,19 @@ void simdgroup_multiply_accumulate(thread simdgroup_float8x8& d, thread simdgrou
   const auto value = [](uint64_t words, uint i) {
     return as_type<float>(static_cast<uint32_t>(words >> (32 * i)));
   };
-  gyre::fibers::with_operands({word(a.values[0], a.values[1]), word(b.values[0], b.values[1])},
-                              [&](const auto* lanes) {
-                                for (uint i = 0; i < 2; ++i) {
-                                  float sum = c.values[i];
-                                  for (uint k = 0; k < 8; ++k) {
-                                    const float x = value(lanes[k / 2 * 8 + a.row()][0], k % 2);
-                                    const uint column = b.column(i);
-                                    const float y = value(lanes[column / 2 * 8 + k][1], column % 2);
-                                    sum = std::fma(x, y, sum);
-                                  }
-                                  d.values[i] = sum;
-                                }
-                              });
+  gyre::fibers::with_operands(
+      {word(a.values[0], a.values[1]), word(b.values[0], b.values[1])}, [&](const auto* lanes) {
+        for (uint i = 0; i < 2; ++i) {
+          float sum = c.values[i];
+          for (uint k = 0; k < 8; ++k) {
+            const uint row = a.row(i), column = b.column(i);
+            const float x = value(lanes[a.lane_of(row, k)][0], k % 2);
+            const float y = value(lanes[b.lane_of(k, column)][1], column % 2);
+            sum = std::fma(x, y, sum);
+          }
+          d.values[i] = sum;
+        }
+      });
 #endif
 }
 
