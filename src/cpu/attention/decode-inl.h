@@ -48,7 +48,8 @@ inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys, bool split) {
   if (!abi::kv_is_native(cache.format)) return KvPath::unpacked;
   if (!keys) return kernels.accumulate_levels != nullptr ? KvPath::levels : KvPath::unpacked;
   if (kernels.score_levels == nullptr) return KvPath::unpacked;
-  return KeysAreWhole(cache) ? KvPath::levels : KvPath::padded_levels;
+  const bool odd = kernels.odd_keys && cache.head_dim * abi::kv_bits(cache.format) >= 16 * 8;
+  return odd || KeysAreWhole(cache) ? KvPath::levels : KvPath::padded_levels;
 }
 
 class Decode {
@@ -102,13 +103,14 @@ class Decode {
   }
 
   void prepare_queries() {
-    const uint32_t multiple = k_path_ == KvPath::padded_levels ? attention_kernels().byte_step : 8;
+    const bool levels = k_path_ == KvPath::levels || k_path_ == KvPath::padded_levels;
+    const uint32_t multiple = levels ? attention_kernels().byte_step : 8;
     queries_.blocks = PaddedBlocks(work_.k_dim(), multiple);
     const uint32_t last = queries_.blocks.count - 1;
     queries_.row_levels = queries_.blocks.begin[last] + queries_.blocks.size[last];
     std::fill_n(queries_.scale, work_.rows, 1.0f);
     q_stride_ = work_.k_dim();
-    if (k_path_ == KvPath::levels || k_path_ == KvPath::padded_levels) {
+    if (levels) {
       RoundQueries(work_, attention_kernels().query_layout, queries_);
       if (attention_kernels().arrange_queries != nullptr)
         attention_kernels().arrange_queries(work_.scratch->operand, work_.rows,
@@ -154,7 +156,11 @@ class Decode {
 
   void score(const KeyBlock& block) const {
     ScoreJob job = score_job(block);
-    if (k_path_ == KvPath::levels) return attention_kernels().score_levels(job);
+    if (k_path_ == KvPath::levels) {
+      if (!KeysAreWhole(*work_.k.layout)) job.key_dim = job.head_dim;
+      job.head_dim = queries_.row_levels;
+      return attention_kernels().score_levels(job);
+    }
     if (k_path_ == KvPath::padded_levels) {
       int8_t* const levels = work_.scratch->levels;
       job.keys = reinterpret_cast<const uint8_t*>(levels);

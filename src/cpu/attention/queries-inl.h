@@ -26,6 +26,7 @@ inline ScaleBlocks PaddedBlocks(uint32_t head_dim, uint32_t multiple) {
   uint32_t begin = 0;
   for (uint32_t b = 0; b < scales.count; ++b) {
     blocks.begin[b] = begin;
+    blocks.used[b] = scales.size[b];
     blocks.size[b] = (scales.size[b] + multiple - 1) / multiple * multiple;
     begin += blocks.size[b];
   }

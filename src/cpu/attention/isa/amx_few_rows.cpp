@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cpu/attention/isa/amx_levels.h"
+#include "cpu/attention/isa/row_keys_avx512.h"
 #include "cpu/kernels/native_format.h"
 
 namespace gyre::cpu {
@@ -16,17 +17,22 @@ namespace {
 constexpr size_t kChunk = 64;  // coordinates that a tile holds of 16 keys
 constexpr size_t kQuad = 4;    // rows of queries: hi of four and lo of four are eight columns of B
 
-// Levels of the block's keys, [group of 16 keys][chunk][key][64 levels].
-template <uint32_t kFormat>
-void unpack_keys(const ScoreJob& job, uint8_t* to) {
-  const size_t chunks = job.head_dim / kChunk;
-  for (size_t key = 0; key < job.key_count; ++key) {
-    prefetch_steps(job.prefetch, key, key + 1);
+// Levels of the block's keys, [group of 16 keys][chunk][key][64 levels]. Eight keys are loaded
+// before they are stored: a load that follows a store to the same place of another page waits.
+template <class Keys>
+void unpack_keys(const ScoreJob& job, const Keys& loader, uint8_t* to) {
+  const size_t chunks = job.head_dim / kChunk, key_count = job.key_count, stride = job.key_stride;
+  const Prefetch prefetch = job.prefetch;
+  const uint8_t* keys = job.keys;
+  for (size_t key = 0; key < key_count; key += kTile, keys += kTile * stride) {
+    prefetch_steps(prefetch, key, key + kTile);
     uint8_t* const at = to + key / kTileSide * chunks * kTileBytes + key % kTileSide * kChunk;
     for (size_t chunk = 0; chunk < chunks; ++chunk) {
-      const __m512i levels =
-          unpack_k<Avx512, kFormat, 0>(job.keys + key * job.key_stride, job.head_dim, chunk);
-      _mm512_store_si512(at + chunk * kTileBytes, levels);
+      __m512i levels[kTile];
+      for (size_t i = 0; i < kTile; ++i)
+        levels[i] = loader.template load<0>(keys + i * stride, chunk);
+      for (size_t i = 0; i < kTile; ++i)
+        _mm512_store_si512(at + chunk * kTileBytes + i * kChunk, levels[i]);
     }
   }
   stores_are_done();
@@ -191,12 +197,11 @@ void amx_score_few_rows(const ScoreJob& job) {
   auto* const levels = static_cast<uint8_t*>(job.scratch);
   const size_t chunks = job.head_dim / kChunk;
   KeyTiles keys{levels, chunks * kTileBytes, kTileBytes, kChunk};
-  if (job.format == abi::kTq8 && job.key_count % kTileSide == 0) {
+  if (job.format == abi::kTq8 && job.key_dim == 0 && job.key_count % kTileSide == 0) {
     keys = {job.keys, kTileSide * job.key_stride, kChunk, job.key_stride};
     prefetch_steps(job.prefetch, 0, job.key_count);
   } else {
-    with_native_format(job.format,
-                       [&](auto format) { unpack_keys<decltype(format)::value>(job, levels); });
+    with_keys(job, [&](const auto& loader) { unpack_keys(job, loader, levels); });
   }
   TileSums<int32_t> sums;
   for (size_t block = 0; block < job.blocks->count; ++block) {

@@ -5,6 +5,7 @@
 
 #include "cpu/attention/isa/amx_few_rows.h"
 #include "cpu/attention/isa/amx_levels.h"
+#include "cpu/attention/isa/row_keys_avx512.h"
 #include "cpu/kernels/native_format.h"
 
 namespace gyre::cpu {
@@ -14,8 +15,8 @@ constexpr size_t kChunk = 64;  // coordinates that a tile holds of 16 keys
 
 // Levels of the block's keys as B operands, [group of 16 keys][chunk]: a row has four coordinates
 // of each key.
-template <uint32_t kFormat>
-void pack_keys(const ScoreJob& job, uint8_t* to) {
+template <class Keys>
+void pack_keys(const ScoreJob& job, const Keys& loader, uint8_t* to) {
   const size_t chunks = job.head_dim / kChunk;
   for (size_t group = 0; group * kTileSide < job.key_count; ++group) {
     prefetch_steps(job.prefetch, group * kTileSide, (group + 1) * kTileSide);
@@ -26,7 +27,7 @@ void pack_keys(const ScoreJob& job, uint8_t* to) {
         // A tile of 8 keys that is not there is replaced, not read.
         const uint8_t* const at =
             job.keys + (key < job.key_count ? key : key - kTile) * job.key_stride;
-        levels[i] = unpack_k<Avx512, kFormat, 0>(at, job.head_dim, chunk);
+        levels[i] = loader.template load<0>(at, chunk);
       }
       transpose_lanes(levels, rows);
       for (size_t i = 0; i < kTileSide; ++i) _mm512_store_si512(to + i * 64, rows[i]);
@@ -116,9 +117,7 @@ void score_levels(const ScoreJob& job) {
   if (takes_vnni(job.tile_rows)) return vnni().score_levels(job);
   if (takes_few(job.tile_rows)) return amx_score_few_rows(job);
   auto* const packed = static_cast<uint8_t*>(job.scratch);
-  if (job.fresh)
-    with_native_format(job.format,
-                       [&](auto format) { pack_keys<decltype(format)::value>(job, packed); });
+  if (job.fresh) with_keys(job, [&](const auto& loader) { pack_keys(job, loader, packed); });
   TileSums<int32_t> sums;
   for (size_t group = 0; group * kTileSide < job.key_count; group += 2) {
     for (size_t row = 0; row < job.rows; row += kTileSide) {
@@ -241,6 +240,7 @@ AttentionKernels amx_attention_kernels() {
   kernels.leave = release_tiles;
   kernels.arrange_queries = arrange_queries;
   kernels.prompt_rows = kMostRows;
+  kernels.odd_keys = true;
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   return kernels;

@@ -28,6 +28,7 @@ struct ScaleBlocks {
   uint32_t count = 0;
   uint32_t begin[abi::kKvMaxScales] = {};
   uint32_t size[abi::kKvMaxScales] = {};
+  uint32_t used[abi::kKvMaxScales] = {};  // without padding
 };
 
 // Memory the next phase reads, fetched step by step: one long burst would stall the loads it hides
@@ -52,6 +53,7 @@ struct ScoreJob {
   uint64_t scales_stride = 0;       // bytes from tile to tile
   uint32_t format = 0;              // tq8: levels, one byte each
   uint32_t head_dim = 0;            // coordinates of a row, padding included; see byte_step
+  uint32_t key_dim = 0;             // those that rows of levels have, if that is not head_dim
   uint32_t key_count = 0;           // a multiple of 8 over levels
   uint32_t rows = 0;
   uint32_t tile_rows = 0;  // of the work tile, whose queries were arranged together
@@ -116,6 +118,7 @@ struct AttentionKernels {
   QueryLayout query_layout = QueryLayout::hi_lo_by_eight;
   uint32_t prompt_rows = kTileRows;  // rows of a prompt that should share a pass over the keys
   uint32_t byte_step = 64;  // scale blocks of tq8's bytes have multiples of so many coordinates
+  bool odd_keys = false;    // score_levels pads rows that have other scale blocks, of 16 bytes on
 };
 
 template <size_t kRows>

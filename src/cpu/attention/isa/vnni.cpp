@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/unpack_x86.h"
+#include "cpu/attention/isa/row_keys_avx512.h"
 #include "cpu/attention/isa/weights_avx512.h"
 #include "cpu/kernels/native_format.h"
 
@@ -34,9 +34,9 @@ inline __m512i sums_of(const __m512i (&v)[16]) {
 
 // Multiplies four keys with kRows queries over one scale block: 256 times the dot products with hi
 // plus those with lo, not yet summed over lanes: out[row * 8 + key].
-template <uint32_t kFormat, size_t kRows>
-inline void multiply_keys(const ScoreJob& job, const uint8_t* keys, size_t row, size_t block,
-                          __m512i* out) {
+template <size_t kRows, class Keys>
+inline void multiply_keys(const ScoreJob& job, const Keys& loader, const uint8_t* keys, size_t row,
+                          size_t block, __m512i* out) {
   __m512i acc[kRows][2][4];
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t i = 0; i < 4; ++i) acc[r][0][i] = acc[r][1][i] = _mm512_setzero_si512();
@@ -45,7 +45,7 @@ inline void multiply_keys(const ScoreJob& job, const uint8_t* keys, size_t row, 
   for (size_t chunk = first; chunk < first + chunks; ++chunk) {
     __m512i levels[4];
     for (size_t i = 0; i < 4; ++i)
-      levels[i] = unpack_k<Avx512, kFormat, kBias>(keys + i * job.key_stride, job.head_dim, chunk);
+      levels[i] = loader.template load<kBias>(keys + i * job.key_stride, chunk);
     for (size_t r = 0; r < kRows; ++r) {
       const int8_t* const q = job.q + 2 * (row + r) * job.head_dim + chunk * 64;
       const __m512i hi = _mm512_loadu_si512(q), lo = _mm512_loadu_si512(q + job.head_dim);
@@ -61,8 +61,8 @@ inline void multiply_keys(const ScoreJob& job, const uint8_t* keys, size_t row, 
   }
 }
 
-template <uint32_t kFormat, size_t kRows>
-void score_rows(const ScoreJob& job, size_t row) {
+template <size_t kRows, class Keys>
+void score_rows(const ScoreJob& job, const Keys& loader, size_t row) {
   for (size_t tile = 0; tile < job.key_count / kTile; ++tile) {
     const uint8_t* const keys = job.keys + tile * kTile * job.key_stride;
     __m256 score[kRows];
@@ -70,8 +70,8 @@ void score_rows(const ScoreJob& job, size_t row) {
     for (size_t b = 0; b < job.blocks->count; ++b) {
       __m512i products[16];
       for (__m512i& product : products) product = _mm512_setzero_si512();
-      multiply_keys<kFormat, kRows>(job, keys, row, b, products);
-      multiply_keys<kFormat, kRows>(job, keys + 4 * job.key_stride, row, b, products + 4);
+      multiply_keys<kRows>(job, loader, keys, row, b, products);
+      multiply_keys<kRows>(job, loader, keys + 4 * job.key_stride, row, b, products + 4);
       const __m512i sums = sums_of(products);
       const __m256 scale = tile_scales(job.scales + tile * job.scales_stride + b * kTile * 2);
       for (size_t r = 0; r < kRows; ++r) {
@@ -88,15 +88,12 @@ void score_rows(const ScoreJob& job, size_t row) {
   }
 }
 
-template <uint32_t kFormat>
-void score_format(const ScoreJob& job) {
-  size_t row = 0;
-  for (; row + 2 <= job.rows; row += 2) score_rows<kFormat, 2>(job, row);
-  if (row < job.rows) score_rows<kFormat, 1>(job, row);
-}
-
 void score_levels(const ScoreJob& job) {
-  with_native_format(job.format, [&](auto format) { score_format<decltype(format)::value>(job); });
+  with_keys(job, [&](const auto& loader) {
+    size_t row = 0;
+    for (; row + 2 <= job.rows; row += 2) score_rows<2>(job, loader, row);
+    if (row < job.rows) score_rows<1>(job, loader, row);
+  });
 }
 
 inline __m512i four_tokens(const uint8_t* bytes) {
@@ -178,6 +175,7 @@ AttentionKernels vnni_attention_kernels() {
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   kernels.query_layout = QueryLayout::hi_then_lo;
+  kernels.odd_keys = true;
   return kernels;
 }
 
