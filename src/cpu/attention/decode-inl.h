@@ -29,6 +29,7 @@ enum class KvPath : uint8_t { f32, bf16, f16, levels, padded_levels, split, unpa
 inline bool KeysAreWhole(const abi::KvCacheLayout& cache) {
   const uint32_t step = abi::kv_high_bits(cache.format) == 1 ? 128
                         : cache.format == abi::kTq8          ? attention_kernels().byte_step
+                        : cache.format == abi::kTq4          ? attention_kernels().nibble_step
                                                              : 64;
   return cache.head_dim % step == 0;
 }

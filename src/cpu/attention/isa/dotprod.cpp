@@ -4,6 +4,7 @@
 #include <arm_neon.h>
 
 #include <cstddef>
+#include <type_traits>
 
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/isa/unpacked_neon.h"
@@ -26,10 +27,9 @@ struct KeySums {
 };
 
 // Multiplies 2 * kPairs keys with kRows queries over 16 coordinates of a chunk.
-template <uint32_t kFormat, size_t kRows, size_t kPairs, size_t j>
-inline void multiply_keys(const typename Keys<kFormat>::Tables& tables,
-                          const Keys<kFormat> (&keys)[kPairs], const int8_t* q, size_t head_dim,
-                          KeySums (&sums)[kRows][2 * kPairs]) {
+template <size_t j, size_t kRows, size_t kPairs, class Tables, class Pair>
+inline void multiply_keys(const Tables& tables, const Pair (&keys)[kPairs], const int8_t* q,
+                          size_t head_dim, KeySums (&sums)[kRows][2 * kPairs]) {
   int8x16_t k[kPairs][2];
   for (size_t pair = 0; pair < kPairs; ++pair) keys[pair].template levels<j>(tables, k[pair]);
   for (size_t r = 0; r < kRows; ++r) {
@@ -47,10 +47,10 @@ template <uint32_t kFormat, size_t kRows, size_t kPairs>
 inline void multiply_chunk(const typename Keys<kFormat>::Tables& tables,
                            const Keys<kFormat> (&keys)[kPairs], const int8_t* q, size_t head_dim,
                            KeySums (&sums)[kRows][2 * kPairs]) {
-  multiply_keys<kFormat, kRows, kPairs, 0>(tables, keys, q, head_dim, sums);
-  multiply_keys<kFormat, kRows, kPairs, 1>(tables, keys, q, head_dim, sums);
-  multiply_keys<kFormat, kRows, kPairs, 2>(tables, keys, q, head_dim, sums);
-  multiply_keys<kFormat, kRows, kPairs, 3>(tables, keys, q, head_dim, sums);
+  multiply_keys<0, kRows, kPairs>(tables, keys, q, head_dim, sums);
+  multiply_keys<1, kRows, kPairs>(tables, keys, q, head_dim, sums);
+  multiply_keys<2, kRows, kPairs>(tables, keys, q, head_dim, sums);
+  multiply_keys<3, kRows, kPairs>(tables, keys, q, head_dim, sums);
 }
 
 // First row, first key and scale block of what multiply_block takes.
@@ -79,15 +79,17 @@ inline void multiply_block(const ScoreJob& job, const typename Keys<kFormat>::Ta
       multiply_chunk<kFormat, kRows, 2>(tables, {pair, next}, q + c, job.head_dim, sums);
     }
   }
-  if constexpr (kFormat == abi::kTq8) {
+  if constexpr (kBySixteen<kFormat>) {
     for (; c < end; c += 16) {
-      const auto pair = load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c);
+      const auto pair = load_sixteen<OneByOne, kFormat>(keys, stride, job.head_dim, c);
+      using Pair = std::remove_const_t<decltype(pair)>;
       if constexpr (kPairs == 1) {
-        multiply_keys<kFormat, kRows, 1, 0>(tables, {pair}, q + c, job.head_dim, sums);
+        const Pair loaded[1] = {pair};
+        multiply_keys<0, kRows, 1>(tables, loaded, q + c, job.head_dim, sums);
       } else {
-        const auto next =
-            load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c);
-        multiply_keys<kFormat, kRows, 2, 0>(tables, {pair, next}, q + c, job.head_dim, sums);
+        const Pair loaded[2] = {
+            pair, load_sixteen<OneByOne, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
+        multiply_keys<0, kRows, 2>(tables, loaded, q + c, job.head_dim, sums);
       }
     }
   }
@@ -210,7 +212,7 @@ AttentionKernels dotprod_attention_kernels() {
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   kernels.query_layout = QueryLayout::hi_then_lo;
-  kernels.byte_step = 16;
+  kernels.byte_step = kernels.nibble_step = 16;
   return kernels;
 }
 

@@ -17,9 +17,9 @@ using Keys = typename KeysOf<Interleaved, kFormat>::Pair;
 
 // Multiplies four keys with kRows queries over 16 coordinates of a chunk: acc[row][pair of keys]
 // holds {hi x key 0, hi x key 1, lo x key 0, lo x key 1}.
-template <uint32_t kFormat, size_t kRows, size_t j>
-inline void multiply_keys(const typename Keys<kFormat>::Tables& t, const Keys<kFormat> (&keys)[2],
-                          const int8_t* q, uint64_t q_stride, int32x4_t (&acc)[kRows][2]) {
+template <size_t j, class Tables, class Pair, size_t kRows>
+inline void multiply_keys(const Tables& t, const Pair (&keys)[2], const int8_t* q,
+                          uint64_t q_stride, int32x4_t (&acc)[kRows][2]) {
   int8x16_t k[2][2];
   for (size_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
   for (size_t r = 0; r < kRows; ++r) {
@@ -58,17 +58,17 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
           load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c),
           load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
       const int8_t* const at = q + 2 * c;
-      multiply_keys<kFormat, kRows, 0>(tables, loaded, at, q_stride, acc);
-      multiply_keys<kFormat, kRows, 1>(tables, loaded, at, q_stride, acc);
-      multiply_keys<kFormat, kRows, 2>(tables, loaded, at, q_stride, acc);
-      multiply_keys<kFormat, kRows, 3>(tables, loaded, at, q_stride, acc);
+      multiply_keys<0>(tables, loaded, at, q_stride, acc);
+      multiply_keys<1>(tables, loaded, at, q_stride, acc);
+      multiply_keys<2>(tables, loaded, at, q_stride, acc);
+      multiply_keys<3>(tables, loaded, at, q_stride, acc);
     }
-    if constexpr (kFormat == abi::kTq8) {
+    if constexpr (kBySixteen<kFormat>) {
       for (; c < end; c += 16) {
-        const Keys<kFormat> loaded[2] = {
-            load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c),
-            load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
-        multiply_keys<kFormat, kRows, 0>(tables, loaded, q + 2 * c, q_stride, acc);
+        const decltype(load_sixteen<Interleaved, kFormat>(keys, 0, 0, 0)) loaded[2] = {
+            load_sixteen<Interleaved, kFormat>(keys, stride, job.head_dim, c),
+            load_sixteen<Interleaved, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
+        multiply_keys<0>(tables, loaded, q + 2 * c, q_stride, acc);
       }
     }
     const float32x4_t scale = key_scales(scales + b * kTile * 2);
@@ -169,7 +169,7 @@ AttentionKernels i8mm_attention_kernels() {
   kernels.name = "i8mm";
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
-  kernels.byte_step = 16;
+  kernels.byte_step = kernels.nibble_step = 16;
   return kernels;
 }
 

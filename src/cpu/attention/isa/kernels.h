@@ -117,8 +117,9 @@ struct AttentionKernels {
   const char* bf16_arithmetic = "f32";
   QueryLayout query_layout = QueryLayout::hi_lo_by_eight;
   uint32_t prompt_rows = kTileRows;  // rows of a prompt that should share a pass over the keys
-  uint32_t byte_step = 64;  // scale blocks of tq8's bytes have multiples of so many coordinates
-  bool odd_keys = false;    // score_levels pads rows that have other scale blocks, of 16 bytes on
+  uint32_t byte_step = 64;    // scale blocks of tq8's bytes have multiples of so many coordinates
+  uint32_t nibble_step = 64;  // the same of tq4's rows
+  bool odd_keys = false;      // score_levels pads rows that have other scale blocks, of 16 bytes on
 };
 
 template <size_t kRows>

@@ -17,17 +17,16 @@ inline uint8x16_t pair_upper(uint8x16_t a, uint8x16_t b) {
 // of the levels. For MMA: the first eight coordinates of both keys, then the last eight.
 struct Interleaved {
   uint8x16_t part[2];
-  Interleaved(const uint8_t* a, const uint8_t* b) {
-    const uint8x16_t first = vld1q_u8(a), second = vld1q_u8(b);
-    part[0] = pair_lower(first, second);
-    part[1] = pair_upper(first, second);
-  }
+  Interleaved(const uint8_t* a, const uint8_t* b) : Interleaved(vld1q_u8(a), vld1q_u8(b)) {}
+  Interleaved(uint8x16_t first, uint8x16_t second)
+      : part{pair_lower(first, second), pair_upper(first, second)} {}
 };
 
 // For dot products: all of the first key, then all of the second.
 struct OneByOne {
   uint8x16_t part[2];
   OneByOne(const uint8_t* a, const uint8_t* b) : part{vld1q_u8(a), vld1q_u8(b)} {}
+  OneByOne(uint8x16_t first, uint8x16_t second) : part{first, second} {}
 };
 
 // Chunk `chunk` of two rows of K, 64 coordinates: levels<j>() gives the 16 from 16 j on, in the
@@ -74,6 +73,30 @@ struct KeyPair<Bytes, kFormat, 4, 0> {
   template <size_t j>
   void levels(const Tables& t, int8x16_t (&v)[2]) const {
     low.template look_up_both<j>(t.level, v);
+  }
+};
+
+// 16 coordinates of two rows of tq4: levels<0>() gives them. Of a last group of 16, the bytes are
+// eight.
+template <class Bytes>
+struct Nibbles16 {
+  Bytes codes;
+  Nibbles16(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t c)
+      : codes(load(a, head_dim, c), load(b, head_dim, c)) {}
+  template <size_t j>
+  void levels(const NibbleTables<abi::kTq4>& t, int8x16_t (&v)[2]) const {
+    static_assert(j == 0);
+    for (size_t i = 0; i < 2; ++i) v[i] = look_up(t.level, codes.part[i]);
+  }
+
+ private:
+  static uint8x16_t load(const uint8_t* row, size_t head_dim, size_t c) {
+    if (c % 32 == 0 && c + 32 > head_dim) {
+      const uint8x8_t bytes = vld1_u8(row + c / 2);
+      return vcombine_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4));
+    }
+    const uint8x16_t bytes = vld1q_u8(row + c / 32 * 16);
+    return c % 32 == 0 ? low_nibbles(bytes) : high_nibbles(bytes);
   }
 };
 

@@ -49,6 +49,20 @@ inline Keys load_pair(const uint8_t* keys, uint64_t stride, size_t head_dim, siz
   }
 }
 
+// 16 coordinates of two keys, for what is left of a scale block after chunks of 64.
+template <class Bytes, uint32_t kFormat>
+inline auto load_sixteen(const uint8_t* keys, uint64_t stride, size_t head_dim, size_t c) {
+  if constexpr (kFormat == abi::kTq4) {
+    return Nibbles16<Bytes>(keys, keys + stride, head_dim, c);
+  } else {
+    return load_pair<typename KeysOf<Bytes, kFormat>::Pair, kFormat>(keys, stride, head_dim, c);
+  }
+}
+// Whether there is something left: scale blocks of others are multiples of 64.
+template <uint32_t kFormat>
+inline constexpr bool kBySixteen =
+    kFormat == abi::kTq8 || kFormat == abi::kTq4 || kFormat == kUnpacked;
+
 // Levels of the block's keys, [two keys][16 coordinates][two vectors, in the order of Bytes].
 template <class Bytes, uint32_t kFormat>
 void unpack_keys(const ScoreJob& job, int8_t* to) {
@@ -61,15 +75,24 @@ void unpack_keys(const ScoreJob& job, int8_t* to) {
   };
   for (size_t key = 0; key < job.key_count; key += 2) {
     prefetch_steps(job.prefetch, key, key + 2);
-    for (size_t c = 0; c < job.head_dim; c += 64) {
-      const auto pair = load_pair<Keys, kFormat>(job.keys + key * job.key_stride, job.key_stride,
-                                                 job.head_dim, c);
+    const uint8_t* const keys = job.keys + key * job.key_stride;
+    size_t c = 0;
+    for (; c + 64 <= job.head_dim; c += 64) {
+      const auto pair = load_pair<Keys, kFormat>(keys, job.key_stride, job.head_dim, c);
       int8x16_t v[4][2];
       pair.template levels<0>(tables, v[0]);
       pair.template levels<1>(tables, v[1]);
       pair.template levels<2>(tables, v[2]);
       pair.template levels<3>(tables, v[3]);
       for (const auto& levels : v) store(levels);
+    }
+    if constexpr (kBySixteen<kFormat>) {
+      for (; c < job.head_dim; c += 16) {
+        int8x16_t v[2];
+        load_sixteen<Bytes, kFormat>(keys, job.key_stride, job.head_dim, c)
+            .template levels<0>(tables, v);
+        store(v);
+      }
     }
   }
 }
