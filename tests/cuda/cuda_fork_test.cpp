@@ -48,8 +48,20 @@ struct World {
     fences.push_back(encoder.submit());
     fences.push_back(graph->replay());
     record();
+    device.trim();  // lists and graphs alone hold the custom kernels
   }
-  void record() { kv_copy(encoder, {.k = from, .k_cache = to}); }
+  void record() {
+    kv_copy(encoder, {.k = from, .k_cache = to});
+    const CustomKernel kernel(
+        {.name = "nothing",
+         .args = {{"x", Access::read_write}},
+         .params_bytes = 8,
+         .cuda = {"struct Params { unsigned long long n; };"
+                  "struct Args { unsigned long long at[16]; };"
+                  "__global__ void nothing(const Params, const Args) {}",
+                  "nothing"}});
+    kernel(encoder, uint64_t{0}, {to}, {});
+  }
 };
 
 class CudaFork : public testing::Test {
