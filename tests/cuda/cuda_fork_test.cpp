@@ -52,14 +52,13 @@ struct World {
   }
   void record() {
     kv_copy(encoder, {.k = from, .k_cache = to});
-    const CustomKernel kernel(
-        {.name = "nothing",
-         .args = {{"x", Access::read_write}},
-         .params_bytes = 8,
-         .cuda = {"struct Params { unsigned long long n; };"
-                  "struct Args { unsigned long long at[16]; };"
-                  "__global__ void nothing(const Params, const Args) {}",
-                  "nothing"}});
+    const CustomKernel kernel({.name = "nothing",
+                               .args = {{"x", Access::read_write}},
+                               .params_bytes = 8,
+                               .cuda = {"struct Params { unsigned long long n; };"
+                                        "struct Args { unsigned long long at[16]; };"
+                                        "__global__ void nothing(const Params, const Args) {}",
+                                        "nothing"}});
     kernel(encoder, uint64_t{0}, {to}, {});
   }
 };
