@@ -27,40 +27,45 @@ namespace gyre::cpu::HWY_NAMESPACE {
 constexpr uint32_t UnpackedStride(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 constexpr uint32_t kUnpackedTileBytes = abi::kKvTile * abi::kKvMaxHeadDim + 16;
 
-// Where the coordinates of the last group of a one-bit plane have their bits: byte and bit of the
-// 16 bytes that end where the group does.
+// Where the coordinates of the last group of a plane have their bits: a byte of the 16 that end
+// where the group does, and the lowest bit of it.
 struct BitPlaces {
   alignas(16) uint8_t byte[8 * 16], bit[8 * 16];  // of coordinates that are not there 0
 };
 struct AllBitPlaces {
   BitPlaces of_bytes[16];  // of a group of so many bytes
 };
+template <uint32_t kBits>
 constexpr AllBitPlaces MakeBitPlaces() {
   AllBitPlaces all{};
   for (uint32_t bytes = 1; bytes < 16; ++bytes) {
-    for (uint32_t i = 0; i < 8 * bytes; ++i) {
+    for (uint32_t i = 0; i < 8 / kBits * bytes; ++i) {
       all.of_bytes[bytes].byte[i] = static_cast<uint8_t>(16 - bytes + i % bytes);
-      all.of_bytes[bytes].bit[i] = static_cast<uint8_t>(1u << (i / bytes));
+      all.of_bytes[bytes].bit[i] = static_cast<uint8_t>(1u << (i / bytes * kBits));
     }
   }
   return all;
 }
-inline constexpr AllBitPlaces kBitPlaces = MakeBitPlaces();
+template <uint32_t kBits>
+inline constexpr AllBitPlaces kBitPlaces = MakeBitPlaces<kBits>();
 
-// Bit kShift of the last codes of a row. Going by bytes of the plane instead, as UnpackRowPlane
+// Bits kShift on of the last codes of a row. Going by bytes of the plane instead, as UnpackRowPlane
 // does, would load codes that the store before has written in part.
-template <uint32_t kShift>
+template <uint32_t kBits, uint32_t kShift>
 HWY_INLINE void UnpackLastBits(const uint8_t* HWY_RESTRICT end, uint32_t bytes,
                                uint8_t* HWY_RESTRICT codes) {
   const hn::CappedTag<uint8_t, 16> d;
-  const BitPlaces& places = kBitPlaces.of_bytes[bytes];
+  const BitPlaces& places = kBitPlaces<kBits>.of_bytes[bytes];
   const auto plane = hn::LoadU(d, end - 16);
-  const auto one = hn::Set(d, static_cast<uint8_t>(1u << kShift));
-  for (uint32_t i = 0; i < 8 * bytes; i += 16) {
-    const auto bit = hn::Load(d, places.bit + i);
-    const auto there = hn::And(hn::TableLookupBytes(plane, hn::Load(d, places.byte + i)), bit);
-    const auto high = hn::IfThenZeroElse(hn::Eq(there, hn::Zero(d)), one);
-    hn::StoreU(hn::Or(hn::LoadU(d, codes + i), high), d, codes + i);
+  for (uint32_t i = 0; i < 8 / kBits * bytes; i += 16) {
+    const auto looked_up = hn::TableLookupBytes(plane, hn::Load(d, places.byte + i));
+    auto bit = hn::Load(d, places.bit + i), code = hn::LoadU(d, codes + i);
+    for (uint32_t nth = 0; nth < kBits; ++nth, bit = hn::Add(bit, bit)) {
+      const auto none = hn::Eq(hn::And(looked_up, bit), hn::Zero(d));
+      code = hn::Or(
+          code, hn::IfThenZeroElse(none, hn::Set(d, static_cast<uint8_t>(1u << (kShift + nth)))));
+    }
+    hn::StoreU(code, d, codes + i);
   }
 }
 
@@ -86,8 +91,8 @@ HWY_INLINE void UnpackRowPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_
     unpack(whole, plane, 16, codes);
   const uint32_t rest = head_dim * kBits / 8;  // the last group: so many bytes
   if (rest == 0) return;
-  if constexpr (kBits == 1 && kShift != 0) {
-    if (long_row) return UnpackLastBits<kShift>(plane + rest, rest, codes);
+  if constexpr (kShift != 0) {
+    if (long_row) return UnpackLastBits<kBits, kShift>(plane + rest, rest, codes);
   }
   if (rest == 8) return unpack(hn::CappedTag<uint8_t, 8>(), plane, 8, codes);
   if (rest == 4) return unpack(hn::CappedTag<uint8_t, 4>(), plane, 4, codes);
