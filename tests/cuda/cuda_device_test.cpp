@@ -11,10 +11,9 @@
 
 #include "cuda/context.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gpu_rules.h"
 #include "runtime/kernels.h"
 #include "runtime/recorder.h"
-#include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
@@ -33,6 +32,10 @@ void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to, uint64_t
   recording.commit();
 }
 
+void copy_all(Encoder& encoder, const Tensor& from, const Tensor& to) {
+  copy_bytes(encoder, from, to, from.bytes());
+}
+
 class CudaDevice : public testing::Test {
  protected:
   void SetUp() override {
@@ -40,11 +43,7 @@ class CudaDevice : public testing::Test {
     device_ = Device::open("cuda");
   }
   const Device& device() const { return device_; }
-  Tensor filled(uint64_t bytes, uint32_t seed) const {
-    const Tensor tensor = device_.tensor(DType::u8, {bytes});
-    write_bytes(tensor, pattern_bytes(bytes, seed));
-    return tensor;
-  }
+  Tensor filled(uint64_t bytes, uint32_t seed) const { return test::filled(device_, bytes, seed); }
 
  private:
   Device device_{nullptr};
@@ -62,25 +61,11 @@ TEST_F(CudaDevice, DescribesItself) {
 
 TEST_F(CudaDevice, HostCopiesOfEverySize) {
   // Around the halves of the staging memory, and odd.
-  for (const uint64_t bytes : {1u, 255u, 4u << 20, (4u << 20) + 1, (8u << 20) - 3, 33333333u}) {
-    const Tensor tensor = device().tensor(DType::u8, {bytes});
-    EXPECT_EQ(read_bytes(tensor), Bytes(bytes)) << "zero-filled, " << bytes;
-    write_bytes(tensor, pattern_bytes(bytes, 3));
-    EXPECT_EQ(read_bytes(tensor), pattern_bytes(bytes, 3)) << bytes;
-  }
+  constexpr uint64_t kSizes[] = {1, 255, 4 << 20, (4 << 20) + 1, (8 << 20) - 3, 33333333};
+  expect_host_copies(device(), kSizes);
 }
 
-TEST_F(CudaDevice, StridedHostCopiesLeaveTheGapsAlone) {
-  const Tensor all = filled(6000, 1).reshape({10, 20, 30});
-  const Tensor view = all.slice(1, 3, 4).permute({1, 0, 2});
-  Bytes expected = read_bytes(all);
-  const Bytes fresh = pattern_bytes(view.bytes(), 9);
-  write_bytes(view, fresh);
-  for (uint64_t i = 0; i < fresh.size(); ++i)
-    expected[i / 30 % 10 * 600 + (3 + i / 300) * 30 + i % 30] = fresh[i];
-  EXPECT_EQ(read_bytes(all), expected);
-  EXPECT_EQ(read_bytes(view), fresh);
-}
+TEST_F(CudaDevice, StridedHostCopiesLeaveTheGapsAlone) { expect_strided_host_copies(device()); }
 
 TEST_F(CudaDevice, ReusedMemoryIsZeroAndWaitsForItsLastUser) {
   const Tensor from = filled(64 << 20, 5), to = device().tensor(DType::u8, {64 << 20});
@@ -102,47 +87,10 @@ TEST_F(CudaDevice, ReusedMemoryIsZeroAndWaitsForItsLastUser) {
 }
 
 TEST_F(CudaDevice, AGraphFollowsItsLevels) {
-  // Each copy waits for those before; the ones of a level lie side by side, one or two in turn.
-  constexpr uint64_t kBytes = 1 << 20;
-  constexpr uint64_t kWidths[] = {1, 1, 1, 2, 2, 1, 2, 1, 1};
-  std::vector<std::vector<Tensor>> levels = {{filled(kBytes, 0)}};
-  Encoder encoder(device());
-  for (const uint64_t width : kWidths) {
-    std::vector<Tensor> next;
-    for (uint64_t i = 0; i < width; ++i) {
-      next.push_back(device().tensor(DType::u8, {kBytes}));
-      copy_bytes(encoder, levels.back()[i % levels.back().size()], next.back(), kBytes);
-    }
-    levels.push_back(std::move(next));
-  }
-  EXPECT_EQ(encoder.barriers(), std::size(kWidths) - 1);
-  const Graph graph = encoder.instantiate();
-  for (uint32_t round = 0; round < 3; ++round) {
-    const auto bytes = pattern_bytes(kBytes, 10 + round);
-    write_bytes(levels[0][0], bytes);
-    if (round > 0) graph.replay();
-    graph.replay().wait();
-    for (const auto& level : levels) {
-      for (const Tensor& tensor : level) EXPECT_EQ(read_bytes(tensor), bytes);
-    }
-    for (size_t i = 1; i < levels.size(); ++i) {  // what is left would hide a copy too late
-      for (const Tensor& tensor : levels[i]) write_bytes(tensor, pattern_bytes(kBytes, 99));
-    }
-  }
+  expect_levels_of_a_graph(device(), 1 << 20, copy_all);
 }
 
-TEST_F(CudaDevice, AGraphMayGoWhileItRuns) {
-  const Tensor from = filled(32 << 20, 1), to = device().tensor(DType::u8, {32 << 20});
-  Fence fence;
-  {
-    Encoder encoder(device());
-    copy_bytes(encoder, from, to, from.bytes());
-    const Graph graph = encoder.instantiate();
-    for (int i = 0; i < 20; ++i) fence = graph.replay();
-  }
-  fence.wait();
-  EXPECT_EQ(read_bytes(to), pattern_bytes(32 << 20, 1));
-}
+TEST_F(CudaDevice, AGraphMayGoWhileItRuns) { expect_a_graph_may_go(device(), 32 << 20, copy_all); }
 
 TEST_F(CudaDevice, WrapsItsOwnMemoryOnly) {
   std::vector<float> host(8);

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gpu_rules.h"
 #include "metal/test_kernels.h"
-#include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
@@ -21,11 +20,7 @@ class MetalDevice : public testing::Test {
     device_.emplace(Device::open("metal"));
   }
   const Device& device() const { return *device_; }
-  Tensor filled(uint64_t bytes, uint32_t seed) const {
-    Tensor tensor = device().tensor(DType::u8, {bytes});
-    write_bytes(tensor, pattern_bytes(bytes, seed));
-    return tensor;
-  }
+  Tensor filled(uint64_t bytes, uint32_t seed) const { return test::filled(device(), bytes, seed); }
   Tensor empty(uint64_t bytes) const { return device().tensor(DType::u8, {bytes}); }
 
   std::optional<Device> device_;
@@ -42,25 +37,11 @@ TEST_F(MetalDevice, DescribesItself) {
 }
 
 TEST_F(MetalDevice, HostCopiesOfEverySize) {
-  for (const uint64_t bytes : {1u, 255u, 256u, 16384u, 16385u, 3333333u}) {
-    const Tensor tensor = empty(bytes);
-    EXPECT_EQ(read_bytes(tensor), Bytes(bytes)) << "zero-filled, " << bytes;
-    write_bytes(tensor, pattern_bytes(bytes, 3));
-    EXPECT_EQ(read_bytes(tensor), pattern_bytes(bytes, 3)) << bytes;
-  }
+  constexpr uint64_t kSizes[] = {1, 255, 256, 16384, 16385, 3333333};
+  expect_host_copies(device(), kSizes);
 }
 
-TEST_F(MetalDevice, StridedHostCopiesLeaveTheGapsAlone) {
-  const Tensor all = filled(6000, 1).reshape({10, 20, 30});
-  const Tensor view = all.slice(1, 3, 4).permute({1, 0, 2});
-  Bytes expected = read_bytes(all);
-  const Bytes fresh = pattern_bytes(view.bytes(), 9);
-  write_bytes(view, fresh);
-  for (uint64_t i = 0; i < fresh.size(); ++i)
-    expected[i / 30 % 10 * 600 + (3 + i / 300) * 30 + i % 30] = fresh[i];
-  EXPECT_EQ(read_bytes(all), expected);
-  EXPECT_EQ(read_bytes(view), fresh);
-}
+TEST_F(MetalDevice, StridedHostCopiesLeaveTheGapsAlone) { expect_strided_host_copies(device()); }
 
 TEST_F(MetalDevice, ReusedMemoryIsZero) {
   uint64_t address = 0;
@@ -75,46 +56,11 @@ TEST_F(MetalDevice, ReusedMemoryIsZero) {
 }
 
 TEST_F(MetalDevice, AGraphFollowsItsLevels) {
-  constexpr uint64_t kBytes = 1 << 16;
-  constexpr uint64_t kWidths[] = {1, 1, 1, 2, 2, 1, 2, 1, 1};
-  std::vector<std::vector<Tensor>> levels = {{filled(kBytes, 0)}};
-  Encoder encoder(device());
-  for (const uint64_t width : kWidths) {
-    std::vector<Tensor> next;
-    for (uint64_t i = 0; i < width; ++i) {
-      next.push_back(empty(kBytes));
-      record_copy(encoder, levels.back()[i % levels.back().size()], next.back());
-    }
-    levels.push_back(std::move(next));
-  }
-  EXPECT_EQ(encoder.barriers(), std::size(kWidths) - 1);
-  const Graph graph = encoder.instantiate();
-  EXPECT_EQ(graph.size(), 12u);
-  for (uint32_t round = 0; round < 3; ++round) {
-    const Bytes bytes = pattern_bytes(kBytes, 10 + round);
-    write_bytes(levels[0][0], bytes);
-    if (round > 0) graph.replay();
-    graph.replay().wait();
-    for (const auto& level : levels) {
-      for (const Tensor& tensor : level) EXPECT_EQ(read_bytes(tensor), bytes);
-    }
-    for (size_t i = 1; i < levels.size(); ++i) {  // what is left would hide a copy too late
-      for (const Tensor& tensor : levels[i]) write_bytes(tensor, pattern_bytes(kBytes, 99));
-    }
-  }
+  expect_levels_of_a_graph(device(), 1 << 16, record_copy);
 }
 
 TEST_F(MetalDevice, AGraphMayGoWhileItRuns) {
-  const Tensor from = filled(1 << 20, 1), to = empty(1 << 20);
-  Fence fence;
-  {
-    Encoder encoder(device());
-    record_copy(encoder, from, to);
-    const Graph graph = encoder.instantiate();
-    for (int i = 0; i < 20; ++i) fence = graph.replay();
-  }
-  fence.wait();
-  EXPECT_EQ(read_bytes(to), pattern_bytes(1 << 20, 1));
+  expect_a_graph_may_go(device(), 1 << 20, record_copy);
 }
 
 // The barrier of a command that has nothing to do holds for those behind it.

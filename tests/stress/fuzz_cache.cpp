@@ -16,13 +16,7 @@ void fuzz_make(FuzzWorld& w) {
                          .capacity = in.number(8 + in.below(40)),
                          .layers = {},
                          .step_tokens = in.number(1 + in.below(8))};
-  for (uint64_t i = in.number(1 + in.below(2)) % 5; i != 0; --i)
-    options.layers.push_back(w.layer());
-  if (in.chance(8)) {
-    for (size_t i = 0; i < options.layers.size(); ++i)
-      options.coding.push_back({w.coding(options.kv_heads, options.head_dim),
-                                w.coding(options.kv_heads, options.head_dim)});
-  }
+  w.add_layers(options);
   std::optional<KvCache> made;
   if (!w.call("KvCache", [&] { made.emplace(w.some_device(), options); })) return;
   expect(made->length() == 0, "a new cache is not empty");
@@ -74,23 +68,10 @@ void append(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t tokens)
   w.call("KvCache::append", [&] { one.cache.append(w.some_encoder(), in.number(layer), k, v); });
 }
 
-void attend(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t tokens) {
-  FuzzInput& in = w.in;
-  const KvCacheOptions& o = one.cache.options();
-  const uint64_t heads = o.kv_heads * (1 + in.below(3)),
-                 v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
-  AttendInputs inputs{.q = w.floats({tokens, heads, o.head_dim}),
-                      .out = w.floats({tokens, heads, v_dim})};
-  if (in.chance(4)) inputs.lse = w.tensor(DType::f32, {tokens, heads});
-  if (in.chance(6)) inputs.sinks = w.packed(DType::f32, {heads});
-  if (in.chance(6)) inputs.slopes = w.packed(DType::f32, {heads});
-  if (in.chance(8)) inputs.tree = w.packed(DType::u8, {tokens, tokens});
-  AttendOptions options{.causal = !in.chance(4),
-                        .window = in.chance(4) ? in.number(1 + in.below(8)) : 0};
-  if (in.chance(3)) options.scale = in.real(0.25f);
-  if (in.chance(6)) options.soft_cap = in.real(15.0f);
+void attend(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t rows) {
+  const FuzzWorld::Attend of = w.some_attend(one.cache.options(), rows);
   w.call("KvCache::attend",
-         [&] { one.cache.attend(w.some_encoder(), in.number(layer), inputs, options); });
+         [&] { one.cache.attend(w.some_encoder(), w.in.number(layer), of.inputs, of.options); });
 }
 
 // A step as a model makes it, or one with something missing.

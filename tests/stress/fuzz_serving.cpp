@@ -17,13 +17,7 @@ void fuzz_make(FuzzWorld& w) {
                         .page_tokens = in.number(8 * (1 + in.below(2))),
                         .sequences = in.number(1 + in.below(6)),
                         .step_tokens = in.number(8 + in.below(24))};
-  for (uint64_t i = in.number(1 + in.below(2)) % 5; i != 0; --i)
-    options.layers.push_back(w.layer());
-  if (in.chance(8)) {
-    for (size_t i = 0; i < options.layers.size(); ++i)
-      options.coding.push_back({w.coding(options.kv_heads, options.head_dim),
-                                w.coding(options.kv_heads, options.head_dim)});
-  }
+  w.add_layers(options);
   std::optional<KvPool> pool;
   if (!w.call("KvPool", [&] { pool.emplace(w.some_device(), options); })) return;
   const KvBatchOptions bounds{in.number(1 + in.below(4)), in.number(8 + in.below(24)), in.number(0),
@@ -119,20 +113,9 @@ void append(FuzzWorld& w, FuzzServer& server, uint64_t layer, uint64_t rows) {
 }
 
 void attend(FuzzWorld& w, const FuzzServer& server, uint64_t layer, uint64_t rows) {
-  FuzzInput& in = w.in;
-  const KvPoolOptions& o = server.pool.options();
-  const uint64_t heads = o.kv_heads * (1 + in.below(3)),
-                 v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
-  AttendInputs inputs{.q = w.floats({rows, heads, o.head_dim}),
-                      .out = w.floats({rows, heads, v_dim})};
-  if (in.chance(4)) inputs.lse = w.tensor(DType::f32, {rows, heads});
-  if (in.chance(6)) inputs.sinks = w.packed(DType::f32, {heads});
-  if (in.chance(16)) inputs.tree = w.packed(DType::u8, {rows, rows});
-  AttendOptions options{.causal = !in.chance(4),
-                        .window = in.chance(4) ? in.number(1 + in.below(8)) : 0};
-  if (in.chance(3)) options.scale = in.real(0.25f);
+  const FuzzWorld::Attend of = w.some_attend(server.pool.options(), rows);
   w.call("KvBatch::attend",
-         [&] { server.batch.attend(w.some_encoder(), in.number(layer), inputs, options); });
+         [&] { server.batch.attend(w.some_encoder(), w.in.number(layer), of.inputs, of.options); });
 }
 
 void layers_of_step(FuzzWorld& w, FuzzServer& server, uint64_t rows) {

@@ -87,6 +87,35 @@ class FuzzWorld {
   KvPages pages(const KvPageShape& shape, uint64_t count);
   KvCoding coding(uint64_t kv_heads, uint64_t head_dim);
   KvLayer layer();
+  // Layers, at times with their coding.
+  template <class Options>
+  void add_layers(Options& options) {
+    for (uint64_t i = in.number(1 + in.below(2)) % 5; i != 0; --i)
+      options.layers.push_back(layer());
+    if (!in.chance(8)) return;
+    for (size_t i = 0; i < options.layers.size(); ++i)
+      options.coding.push_back(
+          {coding(options.kv_heads, options.head_dim), coding(options.kv_heads, options.head_dim)});
+  }
+  // Attention of some rows over a cache or a pool of these options.
+  struct Attend {
+    AttendInputs inputs;
+    AttendOptions options;
+  };
+  template <class Options>
+  Attend some_attend(const Options& o, uint64_t rows) {
+    const uint64_t heads = o.kv_heads * (1 + in.below(3)),
+                   v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
+    Attend made{{.q = floats({rows, heads, o.head_dim}), .out = floats({rows, heads, v_dim})},
+                {.causal = !in.chance(4), .window = in.chance(4) ? in.number(1 + in.below(8)) : 0}};
+    if (in.chance(4)) made.inputs.lse = tensor(DType::f32, {rows, heads});
+    if (in.chance(6)) made.inputs.sinks = packed(DType::f32, {heads});
+    if (in.chance(6)) made.inputs.slopes = packed(DType::f32, {heads});
+    if (in.chance(8)) made.inputs.tree = packed(DType::u8, {rows, rows});
+    if (in.chance(3)) made.options.scale = in.real(0.25f);
+    if (in.chance(6)) made.options.soft_cap = in.real(15.0f);
+    return made;
+  }
 
   DType float_type();
   DType any_type();

@@ -1,0 +1,89 @@
+#pragma once
+// What holds on every GPU, for the tests of a backend's host side.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "gyre/gyre.h"
+#include "tensor_bytes.h"
+
+namespace gyre::test {
+
+// Records a copy of all bytes.
+using RecordCopy = std::function<void(Encoder& encoder, const Tensor& from, const Tensor& to)>;
+
+inline Tensor filled(const Device& device, uint64_t bytes, uint32_t seed) {
+  const Tensor tensor = device.tensor(DType::u8, {bytes});
+  write_bytes(tensor, pattern_bytes(bytes, seed));
+  return tensor;
+}
+
+inline void expect_host_copies(const Device& device, std::span<const uint64_t> sizes) {
+  for (const uint64_t bytes : sizes) {
+    const Tensor tensor = device.tensor(DType::u8, {bytes});
+    EXPECT_EQ(read_bytes(tensor), Bytes(bytes)) << "zero-filled, " << bytes;
+    write_bytes(tensor, pattern_bytes(bytes, 3));
+    EXPECT_EQ(read_bytes(tensor), pattern_bytes(bytes, 3)) << bytes;
+  }
+}
+
+inline void expect_strided_host_copies(const Device& device) {
+  const Tensor all = filled(device, 6000, 1).reshape({10, 20, 30});
+  const Tensor view = all.slice(1, 3, 4).permute({1, 0, 2});
+  Bytes expected = read_bytes(all);
+  const Bytes fresh = pattern_bytes(view.bytes(), 9);
+  write_bytes(view, fresh);
+  for (uint64_t i = 0; i < fresh.size(); ++i)
+    expected[i / 30 % 10 * 600 + (3 + i / 300) * 30 + i % 30] = fresh[i];
+  EXPECT_EQ(read_bytes(all), expected);
+  EXPECT_EQ(read_bytes(view), fresh);
+}
+
+// Each copy waits for those before; the ones of a level lie side by side, one or two in turn.
+inline void expect_levels_of_a_graph(const Device& device, uint64_t bytes, const RecordCopy& copy) {
+  constexpr uint64_t kWidths[] = {1, 1, 1, 2, 2, 1, 2, 1, 1};
+  std::vector<std::vector<Tensor>> levels = {{filled(device, bytes, 0)}};
+  Encoder encoder(device);
+  for (const uint64_t width : kWidths) {
+    std::vector<Tensor> next;
+    for (uint64_t i = 0; i < width; ++i) {
+      next.push_back(device.tensor(DType::u8, {bytes}));
+      copy(encoder, levels.back()[i % levels.back().size()], next.back());
+    }
+    levels.push_back(std::move(next));
+  }
+  EXPECT_EQ(encoder.barriers(), std::size(kWidths) - 1);
+  const Graph graph = encoder.instantiate();
+  EXPECT_EQ(graph.size(), 12u);
+  for (uint32_t round = 0; round < 3; ++round) {
+    const Bytes fresh = pattern_bytes(bytes, 10 + round);
+    write_bytes(levels[0][0], fresh);
+    if (round > 0) graph.replay();
+    graph.replay().wait();
+    for (const auto& level : levels) {
+      for (const Tensor& tensor : level) EXPECT_EQ(read_bytes(tensor), fresh);
+    }
+    for (size_t i = 1; i < levels.size(); ++i) {  // what is left would hide a copy too late
+      for (const Tensor& tensor : levels[i]) write_bytes(tensor, pattern_bytes(bytes, 99));
+    }
+  }
+}
+
+inline void expect_a_graph_may_go(const Device& device, uint64_t bytes, const RecordCopy& copy) {
+  const Tensor from = filled(device, bytes, 1), to = device.tensor(DType::u8, {bytes});
+  Fence fence;
+  {
+    Encoder encoder(device);
+    copy(encoder, from, to);
+    const Graph graph = encoder.instantiate();
+    for (int i = 0; i < 20; ++i) fence = graph.replay();
+  }
+  fence.wait();
+  EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, 1));
+}
+
+}  // namespace gyre::test
