@@ -11,6 +11,7 @@
 #include "cuda/kernel_folder.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
+#include "gyre/gyre_c.h"
 
 namespace gyre::test {
 namespace {
@@ -213,6 +214,72 @@ TEST_F(Prepare, WorksWithoutTheGpu) {
   for (const char* wrong : {"cuda:sm_", "cuda:sm_9", "cuda:sm_90x", "cuda:sm_99999999999"})
     EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, {wrong, "cuda:sm_90"},
                              [&] { Device::open(wrong, options()); }));
+}
+
+// It compiles, and says so to whoever wants more of it.
+TEST_F(Prepare, ADeviceWithoutAGpuHasNoMemoryAndRunsNothing) {
+  const Device offline = Device::open("cuda:sm_90", options());
+  float memory = 0;
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.wrap", "only compiles"},
+                           [&] { offline.wrap(&memory, DType::f32, {1}); }));
+  const CustomKernel kernel({.name = "own",
+                             .args = {{"x", Access::read_write}},
+                             .params_bytes = 8,
+                             .cuda = {"__global__ void own() {}", "own"}});
+  EXPECT_TRUE(kernel.supports(offline));
+  Encoder encoder(offline);
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder", "only compiles"},
+                           [&] { kernel(encoder, uint64_t{0}, {Tensor()}, {}); }));
+  EXPECT_EQ(encoder.size(), 0u);
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder.submit", "only compiles"},
+                           [&] { encoder.submit(); }));
+  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder.instantiate", "only compiles"},
+                           [&] { encoder.instantiate(); }));
+  for (const KernelDescription& row : offline.kernels()) EXPECT_EQ(row.loaded, 0u) << row.name;
+  EXPECT_EQ(offline.memory().in_use_bytes, 0u);
+  offline.trim();
+}
+
+TEST_F(Prepare, TheCAbiTellsOfEachKernel) {
+  const std::string folder = options().kernel_cache;
+  const gyre_device_options wanted{.size = sizeof(gyre_device_options),
+                                   .threads = 0,
+                                   .spin_us = 0,
+                                   .has_spin_us = 0,
+                                   .has_pool_limit = 0,
+                                   .pool_limit_bytes = 0,
+                                   .kernel_cache = folder.c_str(),
+                                   .check_each_launch = 0,
+                                   .reserved = 0};
+  gyre_device* device = nullptr;
+  ASSERT_EQ(gyre_device_open("cuda:0", &wanted, &device), GYRE_OK);
+  gyre_model_shape shape{};
+  shape.size = sizeof(shape);
+  shape.heads = 8, shape.kv_heads = 2, shape.head_dim = 64, shape.context = 256;
+  struct Seen {
+    uint64_t calls = 0, compiled = 0, last = 0, all = 0;
+    std::set<std::string> names{};
+  };
+  for (const bool again : {false, true}) {
+    Seen seen;
+    uint64_t kernels = 0;
+    const auto note = [](const gyre_prepare_progress* so_far, void* context) {
+      auto& to = *static_cast<Seen*>(context);
+      ++to.calls;
+      to.compiled += so_far->compiled != 0 ? 1 : 0;
+      to.last = so_far->done;
+      to.all = so_far->all;
+      to.names.insert(so_far->kernel);
+    };
+    ASSERT_EQ(gyre_device_prepare(device, &shape, note, &seen, &kernels), GYRE_OK);
+    EXPECT_GT(kernels, 5u);
+    EXPECT_EQ(seen.calls, kernels);
+    EXPECT_EQ(seen.last, kernels);
+    EXPECT_EQ(seen.all, kernels);
+    EXPECT_EQ(seen.names.size(), kernels);
+    EXPECT_EQ(seen.compiled, again ? 0 : kernels);
+  }
+  gyre_device_destroy(device);
 }
 
 void expect_refusals(const Device& device) {
