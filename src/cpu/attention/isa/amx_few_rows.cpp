@@ -29,6 +29,7 @@ void unpack_keys(const ScoreJob& job, const Keys& loader, uint8_t* to) {
     uint8_t* const at = to + key / kTileSide * chunks * kTileBytes + key % kTileSide * kChunk;
     for (size_t chunk = 0; chunk < chunks; ++chunk) {
       __m512i levels[kTile];
+#pragma GCC unroll 8
       for (size_t i = 0; i < kTile; ++i)
         levels[i] = loader.template load<0>(keys + i * stride, chunk);
       for (size_t i = 0; i < kTile; ++i)

@@ -17,6 +17,20 @@ inline __m512i join_hi_lo(const int32_t* hi, const int32_t* lo) {
 // coordinate, as V's tiles have.
 template <uint32_t kFormat>
 inline void pack_values(const AccumulateJob& job, size_t c, size_t coordinates, uint8_t* to) {
+  constexpr size_t kTiles = kBlockKeys / kTile;
+  if (job.tiles == kTiles) {  // loads that follow stores to another page may wait for them
+    __m512i v[kTiles][2];
+#pragma GCC unroll 8
+    for (size_t tile = 0; tile < kTiles; ++tile)
+      unpack_v<Avx512, kFormat>(job.values + tile * job.value_stride, job.head_dim, c, coordinates,
+                                v[tile]);
+#pragma GCC unroll 8
+    for (size_t tile = 0; tile < kTiles; ++tile) {
+      _mm512_store_si512(to + tile * 128, v[tile][0]);
+      _mm512_store_si512(to + tile * 128 + 64, v[tile][1]);
+    }
+    return;
+  }
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     __m512i v[2];
     unpack_v<Avx512, kFormat>(job.values + tile * job.value_stride, job.head_dim, c, coordinates,
