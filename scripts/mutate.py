@@ -4,7 +4,7 @@
 usage: scripts/mutate.py [--build FOLDER] [--only PART/PARTS] [--list FILE]
 
 Each entry of tests/mutations.json names a file, a line's text, what it becomes, and the test (target and
-filter) that must catch it. The file must hold the text exactly once. The tree is restored after every
+filter, and its environment) that must catch it. The file must hold the text exactly once. The tree is restored after every
 mutation, also when the script is interrupted or terminated. A mutation that does not compile counts as caught by the
 compiler and is reported as such: it proves nothing about the tests.
 """
@@ -31,10 +31,11 @@ def leave(number, _frame):
     sys.exit(128 + number)
 
 
-def run(command, timeout):
+def run(command, timeout, environment=None):
     # A session of its own: what a build started ends with it, and does not write objects of a restored file.
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env=dict(os.environ, **(environment or {}))
     )
     try:
         text, _ = process.communicate(timeout=timeout)
@@ -52,7 +53,8 @@ def outcome(entry, build):
     if code != 0:
         return "does not compile", text
     program = next(pathlib.Path(ROOT, build).glob("tests/**/" + entry["target"]))
-    code, text = run([str(program), "--gtest_brief=1", "--gtest_filter=" + entry.get("filter", "*")], 600)
+    code, text = run([str(program), "--gtest_brief=1", "--gtest_filter=" + entry.get("filter", "*")], 600,
+                     entry.get("environment"))
     return ("survived", text) if code == 0 else ("caught", text)
 
 
