@@ -39,7 +39,8 @@ struct DeviceOptions {
   // CPU: called about every 20 ms between two tasks of a list, by the thread that submits or
   // replays it. What it throws ends the list there and leaves the call. What has run has run; the
   // list stays recorded, and may be submitted again if it works on nothing in place, or dropped. A
-  // KvCache whose load() ends so is refused until it is cleared or loaded again.
+  // KvCache whose load() ends so is refused until it is cleared or loaded again. It may not submit,
+  // instantiate or replay on a CPU device itself.
   std::function<void()> poll{};
 };
 

@@ -111,6 +111,7 @@ class CpuDevice final : public DeviceImpl {
   // Runs before it returns: with every core computing there is nothing to overlap with, and handing
   // the list to another thread would cost more than most lists.
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
+    Executor::require_outside_poll("encoder.submit");
     thread_local Plan plan;  // keeps its memory: steady-state submits allocate nothing
     plan.build(list);
     executor_.reserve(plan);
@@ -159,10 +160,14 @@ class CpuDevice final : public DeviceImpl {
 class CpuGraph final : public GraphImpl {
  public:
   CpuGraph(CpuDevice& device, CommandList list) : device_(device), list_(std::move(list)) {
+    Executor::require_outside_poll("encoder.instantiate");
     plan_.build(list_);
     device_.reserve(plan_);
   }
-  std::shared_ptr<FenceState> replay() override { return device_.run(plan_, list_); }
+  std::shared_ptr<FenceState> replay() override {
+    Executor::require_outside_poll("graph.replay");
+    return device_.run(plan_, list_);
+  }
   uint32_t size() const override { return static_cast<uint32_t>(list_.commands.size()); }
 
  private:

@@ -41,6 +41,12 @@ constexpr std::chrono::milliseconds kPollEvery{20};
 constexpr std::align_val_t kScratchAlignment{64};  // of vectors, and of cache lines
 
 thread_local void* scratch_of_thread = nullptr;
+thread_local bool in_poll = false;
+
+struct InPoll {
+  InPoll() { in_poll = true; }
+  ~InPoll() { in_poll = false; }
+};
 
 }  // namespace
 
@@ -107,6 +113,10 @@ void Executor::stop() {
 
 void Executor::FreeScratch::operator()(std::byte* memory) const {
   ::operator delete(memory, kScratchAlignment);
+}
+
+void Executor::require_outside_poll(const char* op) {
+  require(!in_poll, op, ": called from DeviceOptions::poll, in the middle of another list");
 }
 
 // A block for each thread, the caller's first. Pages become resident where a thread writes.
@@ -214,6 +224,7 @@ bool Executor::may_go_on() {
   if (now < next_poll_) return true;
   next_poll_ = now + kPollEvery;
   try {
+    const InPoll inside;
     poll_();
   } catch (...) {
     thrown_ = std::current_exception();

@@ -57,6 +57,9 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
   ~Executor();
 
+  // A list in the middle of another one's would wait for it, and it for the list.
+  static void require_outside_poll(const char* op);
+
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 
   // Scratch memory of all threads for such a plan. run() takes no memory.

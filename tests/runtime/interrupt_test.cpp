@@ -124,6 +124,39 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
   EXPECT_FALSE(decode().empty());
 }
 
+// Neither on the device whose list runs nor on another: it would wait for a list that waits for it.
+TEST_P(Interrupt, PollDoesNotSubmit) {
+  const Device other = Device::open("cpu", {.threads = 1});
+  int refusals = 0;
+  const Device* nested = nullptr;
+  const auto submit_inside = [&] {
+    if (nested == nullptr) return;
+    Encoder inside(*nested);
+    const Tensor from = nested->tensor(DType::f32, {4, 1, 16}),
+                 to = nested->tensor(DType::f32, {4, 1, 16});
+    kv_copy(inside, {.k = from, .k_cache = to});
+    refusals += throws_error(ErrorCode::invalid_argument, {"encoder.submit", "poll"},
+                             [&] { inside.submit(); });
+    refusals += throws_error(ErrorCode::invalid_argument, {"encoder.instantiate", "poll"},
+                             [&] { inside.instantiate(); });
+    inside.clear();
+  };
+  const Device polling = Device::open("cpu", {.threads = GetParam(), .poll = submit_inside});
+  const Tensor from = polling.tensor(DType::f32, {4096, 8, 128}),
+               to = polling.tensor(DType::f32, {4096, 8, 128});
+  Encoder outside(polling);
+  for (const Device* device_of_poll : {&polling, &other}) {
+    nested = device_of_poll;
+    refusals = 0;
+    while (refusals < 2) {
+      for (int i = 0; i < 40; ++i) kv_copy(outside, {.k = from, .k_cache = to});
+      outside.submit().wait();
+    }
+    nested = nullptr;
+    EXPECT_EQ(refusals % 2, 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, Interrupt, testing::Values(1u, 2u),
                          [](const auto& at) { return std::to_string(at.param); });
 
