@@ -19,7 +19,7 @@ class KvBatch::State {
   State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions& wanted);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-  ~State() { cancel(); }
+  ~State();
 
   void begin(Encoder& encoder, std::span<const KvStep> steps);
   void finish();  // the step is complete: its sequences are free for other calls
@@ -66,7 +66,7 @@ class KvBatch::State {
   BatchTables tables;
   std::vector<StepPages::Member> members, next;  // of an open step; of one that is checked
   uint64_t tokens = 0;
-  uint32_t number;       // in the pool's order of steps
+  uint64_t number = 0;   // in the pool's order of steps
   uint64_t current = 0;  // the step that was begun last; 0 in a recording
   uint64_t base = 0;     // the step whose tables the next one changes; 0: it sends them whole
   AttendScratch scratch;

@@ -36,11 +36,16 @@ KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions
     : pool(std::move(owner)),
       options(checked(*pool, wanted)),
       step(pool->layers.size()),
-      pages(pool, options.max_sequences, options.max_length),
-      tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}),
-      number(pool->order->add_batch(pool->layers.size())) {
+      pages(pool, options.max_sequences, options.max_tokens, options.max_length),
+      tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}) {
   members.reserve(options.max_sequences);
   next.reserve(options.max_sequences);
+  number = pool->order->add_batch(pool->layers.size());  // nothing after it may throw
+}
+
+KvBatch::State::~State() {
+  cancel();
+  pool->order->remove_batch(number);
 }
 
 void KvBatch::State::check_steps(std::span<const KvStep> steps) {
@@ -106,6 +111,7 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
     throw;
   }
   recorded.commit();
+  pages.recorded();
   tokens = 0;
   for (const StepPages::Member& member : members) tokens += member.tokens;
 } catch (const std::bad_alloc&) {

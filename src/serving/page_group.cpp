@@ -31,6 +31,12 @@ void PageGroup::release(PageId page) {
   if (p.holders == 1 && p.node != kNoNode) link(page);
 }
 
+void PageGroup::take_back(PageId page) {
+  if (page_[index(page)].holders != 0) return retain(page);
+  std::erase(free_, page);
+  page_[index(page)].holders = 1;
+}
+
 uint64_t PageGroup::holders(PageId page) const {
   const Page& p = page_[index(page)];
   return p.holders - (p.node != kNoNode ? 1 : 0);

@@ -53,6 +53,7 @@ class PageGroup {
 
   PageId take();  // a free one, there must be one; its first holder
   void retain(PageId page);
+  void take_back(PageId page);  // that was released, and that nobody has written to since
   void release(PageId page);
   bool shared(PageId page) const { return page_[index(page)].holders > 1; }
   // Whether a sequence that lets go of the page makes it free or cached.

@@ -1,6 +1,7 @@
 #include "serving/step_order.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/require.h"
 
@@ -21,24 +22,35 @@ uint64_t step_of(const CommandNote& note) {
 
 }  // namespace
 
-uint32_t StepOrder::add_batch(uint64_t layers) {
-  batches_.emplace_back().replayed.resize(layers);
-  return static_cast<uint32_t>(batches_.size() - 1);
+uint64_t StepOrder::add_batch(uint64_t layers) {
+  Batch made;
+  made.replayed.resize(layers);
+  const uint64_t number = next();
+  batches_.emplace(number, std::move(made));
+  return number;
 }
 
-bool StepOrder::take_lost(uint32_t batch) {
-  const bool lost = batches_[batch].lost;
-  batches_[batch].lost = false;
-  return lost;
+void StepOrder::remove_batch(uint64_t batch) noexcept {
+  batches_.at(batch).open = false;
+  batches_.at(batch).removed = true;
+  forget_removed();
 }
 
-CommandNote StepOrder::begin_note(uint32_t batch, uint64_t base) {
+// While no list waits, the only ones to name a batch are graphs, which are then refused.
+void StepOrder::forget_removed() noexcept {
+  if (pending_.empty())
+    std::erase_if(batches_, [](const auto& each) { return each.second.removed; });
+}
+
+bool StepOrder::take_lost(uint64_t batch) { return std::exchange(batches_.at(batch).lost, false); }
+
+CommandNote StepOrder::begin_note(uint64_t batch, uint64_t base) {
   return {0, kBegin, {next(), batch, base, 0}};
 }
-CommandNote StepOrder::append_note(uint32_t batch, uint64_t step, uint64_t layer) {
+CommandNote StepOrder::append_note(uint64_t batch, uint64_t step, uint64_t layer) {
   return {0, kAppend, {next(), batch, step, layer}};
 }
-CommandNote StepOrder::attend_note(uint32_t batch, uint64_t step) {
+CommandNote StepOrder::attend_note(uint64_t batch, uint64_t step) {
   return {0, kAttend, {next(), batch, step, 0}};
 }
 
@@ -48,7 +60,7 @@ void StepOrder::recorded(const CommandNote& note, const void* list) {
   pending_.reserve(pending_.size() + 1);
   unfinished_.reserve(unfinished_.size() + 1);
   if (std::ranges::none_of(pending_, its)) pending_.push_back({list, serial_of(note)});
-  if (note.kind == kBegin) batches_[batch_of(note)].recorded = serial_of(note);
+  if (note.kind == kBegin) batches_.at(batch_of(note)).recorded = serial_of(note);
   const uint64_t step = step_of(note);
   if (note.kind == kAttend || step == 0) return;
   const bool known = std::ranges::any_of(
@@ -74,18 +86,25 @@ void StepOrder::require_nothing_recorded(const char* op) const {
 
 void StepOrder::check(const char* op, const ObservedNotes<const CommandNote>& notes) const {
   now_.clear();
-  for (const Batch& batch : batches_) now_.push_back(batch.submitted);
   uint64_t first = 0;
   for (const CommandNote& note : notes.all) {
     if (note.observer != notes.mine) continue;
+    require(batches_.contains(batch_of(note)), op, ": a KvBatch that recorded it is gone");
     if (first == 0) first = serial_of(note);
     if (note.kind == kBegin) {
       check_begin(op, note, first);
-      now_[batch_of(note)] = serial_of(note);
+      now_.emplace_back(batch_of(note), serial_of(note));
     } else {
       check_layer(op, note);
     }
   }
+}
+
+// The step that a batch is in, where check() has come to.
+uint64_t StepOrder::now_of(uint64_t batch) const {
+  for (auto each = now_.rbegin(); each != now_.rend(); ++each)
+    if (each->first == batch) return each->second;
+  return batches_.at(batch).submitted;
 }
 
 // `first` is the serial number by which this list is pending.
@@ -97,15 +116,15 @@ void StepOrder::check_begin(const char* op, const CommandNote& note, uint64_t fi
   const bool spoiled = std::ranges::any_of(unfinished_, [&](const Unfinished& u) {
     return u.step == serial_of(note) && u.list != nullptr && u.spoiled;
   });
-  const bool follows = base_of(note) == 0 || now_[batch_of(note)] == base_of(note);
+  const bool follows = base_of(note) == 0 || now_of(batch_of(note)) == base_of(note);
   require(follows && !spoiled, op, ": kv_batch.begin follows a step of its pool that was dropped; ",
           "drop this one as well and truncate() its sequences");
 }
 
 void StepOrder::check_layer(const char* op, const CommandNote& note) const {
   const char* const what = note.kind == kAppend ? "kv_batch.append" : "kv_batch.attend";
-  const Batch& batch = batches_[batch_of(note)];
-  const uint64_t step = step_of(note), now = now_[batch_of(note)];
+  const Batch& batch = batches_.at(batch_of(note));
+  const uint64_t step = step_of(note), now = now_of(batch_of(note));
   if (step != 0) {
     require(now >= step, op, ": ", what, " comes before its begin() was submitted");
     require(now == step, op, ": ", what, " belongs to a step that is over");
@@ -120,7 +139,9 @@ void StepOrder::tell(ListFate fate, const void* list,
                      const ObservedNotes<CommandNote>& notes) noexcept {
   for (const CommandNote& note : notes.all) {
     if (note.observer != notes.mine) continue;
-    Batch& batch = batches_[batch_of(note)];
+    const auto found = batches_.find(batch_of(note));
+    if (found == batches_.end()) continue;
+    Batch& batch = found->second;
     if (note.kind == kBegin && fate == ListFate::submitted) batch.submitted = serial_of(note);
     if (note.kind == kBegin && fate == ListFate::dropped) batch.lost = true;
     if (note.kind == kAppend && fate == ListFate::replayed) replay(note);
@@ -132,10 +153,11 @@ void StepOrder::tell(ListFate fate, const void* list,
   if (fate == ListFate::dropped) drop(list);
   for (Unfinished& u : unfinished_)
     if (its(u)) u.list = nullptr;
+  forget_removed();
 }
 
 void StepOrder::replay(const CommandNote& append) noexcept {
-  Batch& batch = batches_[batch_of(append)];
+  Batch& batch = batches_.at(batch_of(append));
   batch.replayed[layer_of(append)] = batch.submitted;
   std::erase_if(unfinished_, [&](const Unfinished& u) {
     return u.step == batch.submitted && u.list == nullptr && !u.dropped;

@@ -18,7 +18,7 @@ bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Me
 }  // namespace
 
 StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences,
-                     uint64_t max_length)
+                     uint64_t max_tokens, uint64_t max_length)
     : pool_(std::move(pool)),
       max_pages_((max_length + pool_->options.page_tokens - 1) / pool_->options.page_tokens),
       needed_(pool_->groups.size()),
@@ -26,10 +26,14 @@ StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences
   copies_.reserve(max_sequences * pool_->groups.size());
   held_.reserve(max_sequences * pool_->groups.size());
   changes_.reserve(max_sequences * pool_->groups.size());
+  // A window moves by what the step before has written, and by a page that it had left.
+  dropped_.reserve((max_sequences + max_tokens / pool_->options.page_tokens) *
+                   pool_->groups.size());
 }
 
 void StepPages::check(const char* op, std::span<const Member> members) {
   changes_.clear();
+  uint64_t dropped = 0;
   for (size_t i = 0; i < pool_->groups.size(); ++i) {
     const PageGroup& group = pool_->groups[i];
     uint64_t needed = 0, given = 0;
@@ -44,7 +48,9 @@ void StepPages::check(const char* op, std::span<const Member> members) {
       for (; page < has && group.is_behind(page, member.start); ++page)
         given += group.last(pages.at(page)) ? 1 : 0;
       needed += more;
-      if (more != 0 || page != pages.first) changes_.push_back({&member, i, page - pages.first});
+      dropped += page - pages.first;
+      if (more != 0 || page != pages.first)
+        changes_.push_back({&member, i, page - pages.first, pages.first, pages.begin});
     }
     needed_[i] = needed;
     given_[i] = given;
@@ -57,6 +63,7 @@ void StepPages::check(const char* op, std::span<const Member> members) {
          " pages are missing: the step needs ", needed_[i], " of ", pool_->group_name(i),
          ", where ", has, " of ", group.pages(), " can be had");
   }
+  dropped_.reserve(dropped);
 }
 
 void StepPages::take(const Member& member, size_t index) {
@@ -78,9 +85,27 @@ void StepPages::take(const Member& member, size_t index) {
 void StepPages::drop(const Change& change) {
   PageGroup& group = pool_->groups[change.group];
   Pages& pages = change.member->sequence->groups[change.group];
+  const auto end = pages.ids.begin() + static_cast<ptrdiff_t>(change.drop);
+  dropped_.insert(dropped_.end(), pages.ids.begin(), end);
   for (uint64_t i = change.drop; i-- > 0;) group.release(pages.ids[i]);
-  pages.ids.erase(pages.ids.begin(), pages.ids.begin() + static_cast<ptrdiff_t>(change.drop));
+  pages.ids.erase(pages.ids.begin(), end);
   pages.first += change.drop;
+}
+
+// Of a step that was never recorded: nothing has been written to them since.
+void StepPages::take_back_dropped() {
+  if (dropped_.empty()) return;
+  auto at = dropped_.begin();
+  for (const Change& change : changes_) {
+    Pages& pages = change.member->sequence->groups[change.group];
+    const auto end = at + static_cast<ptrdiff_t>(change.drop);
+    for (auto page = at; page != end; ++page) pool_->groups[change.group].take_back(*page);
+    pages.ids.insert(pages.ids.begin(), at, end);  // as many as there were: no memory is taken
+    pages.first = change.first;
+    pages.begin = change.begin;
+    at = end;
+  }
+  dropped_.clear();
 }
 
 void StepPages::take(std::span<const Member> members) {
@@ -102,6 +127,7 @@ void StepPages::undo(std::span<const Member> members) {
     member.sequence->shorten(member.start);
     member.sequence->written = member.before;
   }
+  take_back_dropped();
 }
 
 void StepPages::keep() {

@@ -30,12 +30,14 @@ class StepPages {
     KvSequence::State::Written before{};
   };
 
-  StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_length);
+  StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_tokens,
+            uint64_t max_length);
 
   // Refuses a pool that has too few pages. Changes nothing.
   void check(const char* op, std::span<const Member> members);
   // Takes what check() has counted for the same list.
   void take(std::span<const Member> members);
+  void recorded() { dropped_.clear(); }  // its commands are in the list
   void undo(std::span<const Member> members);
   void keep();  // the step is there to stay
 
@@ -52,16 +54,20 @@ class StepPages {
   struct Change {
     const Member* member = nullptr;
     size_t group = 0;
-    uint64_t drop = 0;  // from the front
+    uint64_t drop = 0;   // from the front
+    uint64_t first = 0;  // before it
+    uint64_t begin = 0;
   };
 
   void take(const Member& member, size_t index);
   void drop(const Change& change);
+  void take_back_dropped();
 
   std::shared_ptr<KvPool::State> pool_;
   uint64_t max_pages_;
   std::vector<uint64_t> needed_, given_;  // per group
   std::vector<Change> changes_;           // that check() has found
+  std::vector<PageId> dropped_;           // of the changes, one after the other
   std::vector<PageCopy> copies_;
   std::vector<Held> held_;  // beside copies_
 };

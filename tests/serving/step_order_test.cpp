@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "serving/serving_fixture.h"
+#include "serving/step_order.h"
 
 namespace gyre::test {
 namespace {
@@ -237,6 +238,32 @@ TEST_P(StepOrderTest, ListsOutliveTheirPool) {
     step(batch, *left, sequence);
   }
   left->submit().wait();
+}
+
+// A batch that is gone leaves nothing behind, as soon as no list is left that it recorded.
+TEST_P(StepOrderTest, ABatchThatIsGone) {
+  auto gone = std::make_unique<KvBatch>(pool, KvBatchOptions{.max_sequences = 1, .max_tokens = 8});
+  step(*gone, first, a);
+  gone.reset();
+  first.submit().wait();
+  EXPECT_EQ(a.length(), 1u);
+  step(one, first, a);
+  first.submit().wait();
+
+  StepOrder order;
+  const uint64_t kept = order.add_batch(1), dropped = order.add_batch(1);
+  std::vector<CommandNote> notes = {order.begin_note(dropped, 0)};
+  notes[0].observer = 7;
+  const int list = 0;
+  order.recorded(notes[0], &list);
+  order.remove_batch(dropped);
+  EXPECT_EQ(order.batches(), 2u);
+  order.check("submit", {notes, 7});
+  order.tell(ListFate::submitted, &list, {notes, 7});
+  EXPECT_EQ(order.batches(), 1u);
+  EXPECT_TRUE(refused({"submit", "gone"}, [&] { order.check("submit", {notes, 7}); }));
+  order.remove_batch(kept);
+  EXPECT_EQ(order.batches(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, StepOrderTest, testing::Values(small_pool(), mixed_pool()));

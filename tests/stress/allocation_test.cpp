@@ -285,6 +285,45 @@ TEST(OutOfMemory, APrefixIsPublishedAsAWholeOrNotAtAll) {
   EXPECT_GT(refused, kPages);
 }
 
+// Pages that a step drops from the front of a window come back with it.
+TEST(OutOfMemory, AStepThatFailsKeepsTheWindow) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const Tensor k = device.tensor(DType::f32, {8, 1, 16});
+  uint64_t refused = 0;
+  for (bool failed = true; failed; ++refused) {
+    // New ones: those that have worked before take no memory.
+    const KvPool pool(device, {.kv_heads = 1,
+                               .head_dim = 16,
+                               .layers = {{.k = KvFormat::f16, .v = KvFormat::f16, .window = 16}},
+                               .pages = 16,
+                               .page_tokens = 8});
+    KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 8});
+    KvSequence sequence = pool.sequence();
+    Encoder encoder(device), fresh(device);
+    for (int i = 0; i < 5; ++i) {
+      batch.begin(encoder, std::vector<KvStep>{{sequence, 8}});
+      batch.append(encoder, 0, k, k);
+      encoder.submit().wait();
+    }
+    const uint64_t free = pool.describe().groups[0].free;
+    const std::vector<KvStep> step = {{sequence, 1}};
+    failing_memory().arm(refused, 1);
+    failing_memory().on = true;
+    try {
+      batch.begin(fresh, step);
+    } catch (const Error& error) {
+      failing_memory().on = false;
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+      ASSERT_EQ(pool.describe().groups[0].free, free) << "allocation " << refused;
+      sequence.truncate(8);
+      ASSERT_EQ(sequence.length(), 32u);
+    }
+    failing_memory().on = false;
+    failed = failing_memory().failed != 0;
+  }
+  EXPECT_GT(refused, 3u);
+}
+
 TEST(OutOfMemory, ASaveLeavesNoFileBehind) {
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / ("gyre-save-" + std::to_string(getpid()));
