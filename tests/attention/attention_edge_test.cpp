@@ -51,7 +51,7 @@ TEST(AttentionEdge, OneLargeLogitKeepsTheTail) {
 
 // Single tail terms are below half a unit of the sum they are added to, in f32 too.
 TEST(AttentionEdge, ALongTailIsNotAbsorbed) {
-  for (const KvFormat format : {KvFormat::f32, KvFormat::f16})
+  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16})
     expect_ones(format, 65536, 17.4f, 5e-4, 1);
 }
 

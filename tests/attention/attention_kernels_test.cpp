@@ -44,6 +44,11 @@ TEST_P(AttentionKernelSets, EveryFormatOddShapesAndRows) {
         expect_near({.heads = heads, .k_dim = dim, .length = 77, .k = format, .v = format});
       }
     }
+    for (const uint64_t dim : {72, 88, 104, 112, 120, 136, 160}) {
+      if (!stores(format, dim)) continue;
+      for (const uint64_t heads : {1, 4, 7})
+        expect_near({.heads = heads, .k_dim = dim, .length = 77, .k = format, .v = format});
+    }
   }
 }
 
@@ -53,6 +58,43 @@ TEST_P(AttentionKernelSets, MasksRingsAndSharpQueries) {
     expect_everything(3, format);
     expect_near({.tokens = 4, .length = 131, .k = format, .v = format, .tree = true});
     expect_near({.heads = 4, .length = 1000, .k = format, .v = format, .q_gain = 8});
+  }
+}
+
+// 16-bit caches of many keys, mild and sharp queries: far below the 1e-5 that they may lose.
+TEST_P(AttentionKernelSets, LongCachesOfSixteenBits) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16}) {
+    for (const float gain : {1.0f, 8.0f}) {
+      expect_near({.heads = 2,
+                   .kv_heads = 1,
+                   .k_dim = 128,
+                   .length = 65536,
+                   .k = format,
+                   .v = format,
+                   .q_gain = gain});
+    }
+  }
+}
+
+TEST_P(AttentionKernelSets, ThreadsDoNotChangeBits) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq3}) {
+    for (const uint64_t tokens : {1, 150}) {
+      std::vector<double> one;
+      for (const uint32_t threads : {1u, 2u, 3u, 8u}) {
+        const AttentionProblem problem(Device::open("cpu", {.threads = threads}), {.tokens = tokens,
+                                                                                   .heads = 8,
+                                                                                   .kv_heads = 2,
+                                                                                   .length = 3000,
+                                                                                   .k = format,
+                                                                                   .v = format});
+        Encoder encoder(problem.device());
+        problem.record(encoder);
+        encoder.submit().wait();
+        const std::vector<double> out = problem.doubles_of(problem.inputs.out);
+        if (one.empty()) one = out;
+        EXPECT_EQ(out, one) << name(format) << ", " << tokens << " tokens, " << threads;
+      }
+    }
   }
 }
 
@@ -116,7 +158,7 @@ TEST_P(AttentionKernelSets, PromptsBesideALoudKey) {
   }
 }
 
-// A prompt's bits do not depend on how it is cut, nor on threads or on the rows beside one.
+// A prompt's bits do not depend on how it is cut, nor on the rows beside one.
 TEST_P(AttentionKernelSets, APromptInPiecesIsTheSame) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4}) {
     constexpr uint64_t kTokens = 150, kBefore = 70, kCut = 61;

@@ -1,10 +1,11 @@
 // Lists of a pool in an order that cannot be right, and lists that are dropped: refused, or the
 // next step is as if they had never been.
+#include "serving/step_order.h"
+
 #include <filesystem>
 #include <optional>
 
 #include "serving/serving_fixture.h"
-#include "serving/step_order.h"
 
 namespace gyre::test {
 namespace {
