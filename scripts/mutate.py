@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Applies one-line mutations to the source, one at a time, and expects a test to fail.
 
-usage: scripts/mutate.py [--build FOLDER] [--only PART/PARTS] [--list FILE]
+usage: scripts/mutate.py [--build FOLDER] [--only PART/PARTS] [--list FILE] [--timeout SECONDS]
 
 Each entry of tests/mutations.json names a file, a line's text, what it becomes, and the test (target and
 filter, and its environment) that must catch it. The file must hold the text exactly once. The tree is restored after every
-mutation, also when the script is interrupted or terminated. A mutation that does not compile counts as caught by the
-compiler and is reported as such: it proves nothing about the tests.
+mutation, also when the script is interrupted or terminated. A test that fails without a mutation ends the script. A
+mutation that does not compile, or whose test runs out of time, is reported as such and does not count as caught: it proves
+nothing about the tests.
 """
 
 import argparse
@@ -41,21 +42,32 @@ def run(command, timeout, environment=None):
         text, _ = process.communicate(timeout=timeout)
         return process.returncode, text.decode(errors="replace")
     except subprocess.TimeoutExpired:
-        return -1, "timed out"
+        return None, "timed out"
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def outcome(entry, build):
-    code, text = run(["cmake", "--build", build, "--target", entry["target"]], 1800)
+def outcome(entry, args):
+    code, text = run(["cmake", "--build", args.build, "--target", entry["target"]], 1800)
     if code != 0:
         return "does not compile", text
-    program = next(pathlib.Path(ROOT, build).glob("tests/**/" + entry["target"]))
-    code, text = run([str(program), "--gtest_brief=1", "--gtest_filter=" + entry.get("filter", "*")], 600,
+    program = next(pathlib.Path(ROOT, args.build).glob("tests/**/" + entry["target"]))
+    code, text = run([str(program), "--gtest_brief=1", "--gtest_filter=" + entry.get("filter", "*")], args.timeout,
                      entry.get("environment"))
+    if code is None:
+        return "timed out", text
     return ("survived", text) if code == 0 else ("caught", text)
+
+
+def check_unmutated(entries, args):
+    """Each test must pass by itself: what fails anyway catches nothing."""
+    tests = {json.dumps([entry["target"], entry.get("filter"), entry.get("environment")]): entry for entry in entries}
+    for test, entry in tests.items():
+        result, text = outcome(entry, args)
+        if result != "survived":
+            sys.exit(f"{text}\nwithout a mutation: {'fails' if result == 'caught' else result}: {test}")
 
 
 def main():
@@ -63,12 +75,14 @@ def main():
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--list", default="tests/mutations.json")
     parser.add_argument("--only", default="0/1", help="every PARTS-th mutation from PART on")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that a test may take")
     args = parser.parse_args()
     part, parts = map(int, args.only.split("/"))
     entries = json.loads(pathlib.Path(ROOT, args.list).read_text())[part::parts]
     counts = {}
     for each in SIGNALS:
         signal.signal(each, leave)
+    check_unmutated(entries, args)
     for number, entry in enumerate(entries, 1):
         path = ROOT / entry["file"]
         original = path.read_text()
@@ -77,7 +91,7 @@ def main():
         begin = time.monotonic()
         try:
             path.write_text(original.replace(entry["old"], entry["new"]))
-            result, text = outcome(entry, args.build)
+            result, _ = outcome(entry, args)
         finally:
             path.write_text(original)
         counts[result] = counts.get(result, 0) + 1

@@ -25,9 +25,12 @@ wait_for() {
 }
 ended() { ! kill -0 "$1" 2>/dev/null; }
 
-# A build that never ends, with a child as compilers are of ninja.
+# A build that never ends where the file is mutated, with a child as compilers are of ninja.
+test_that() { printf '#!/bin/sh\n%s\n' "$1" > build/release/tests/code_test; chmod +x build/release/tests/code_test; }
+test_that 'exit 0'
 cat > bin/cmake << 'END'
 #!/usr/bin/env bash
+grep -q 'return 1;' code.cpp && exit
 sleep 1000 &
 echo $! > child
 wait
@@ -48,14 +51,19 @@ for signal in TERM INT HUP; do
   wait_for ended "$(cat child)" || fail "$signal: the build goes on"
 done
 
-# The test decides.
+# The test decides: the name of a result, what the test does where the file is mutated, and where it is not.
 printf '#!/bin/sh\n' > bin/cmake
-for code in 0 1; do
-  printf '#!/bin/sh\nexit %s\n' $code > build/release/tests/code_test
-  chmod +x build/release/tests/code_test
-  result=0
-  PATH=$folder/bin:$PATH python3 scripts/mutate.py > out 2>&1 || result=$?
-  [[ $result == $((1 - code)) ]] || fail "a test that exits with $code: exit $result: $(cat out)"
-  restored || fail "the file is still mutated"
-done
-grep -q '^1 caught' out || fail "$(cat out)"
+says() {
+  test_that "if grep -q 'return 2;' code.cpp; then $2; else $3; fi"
+  local code=0
+  PATH=$folder/bin:$PATH python3 scripts/mutate.py --timeout 1 > out 2>&1 || code=$?
+  [[ $code == "$4" ]] || fail "$1: exit $code: $(cat out)"
+  restored || fail "$1: the file is still mutated"
+  grep -q "$1" out || fail "$1: $(cat out)"
+}
+says '^1 caught' 'exit 1' 'exit 0' 0
+says '^1 survived' 'exit 0' 'exit 0' 1
+says '^1 timed out' 'exec sleep 1000' 'exit 0' 1
+says 'without a mutation: fails: .*code_test' 'exit 1' 'exit 1' 1
+grep -q ' caught' out && fail "a test that fails anyway: $(cat out)"
+says 'without a mutation: timed out: .*code_test' 'exit 1' 'exec sleep 1000' 1
