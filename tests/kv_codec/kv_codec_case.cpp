@@ -4,6 +4,8 @@
 #include <limits>
 #include <random>
 
+#include "subnormals.h"
+
 namespace gyre::test {
 namespace {
 
@@ -35,23 +37,6 @@ void fill_extreme_row(uint64_t kind, std::mt19937& random, std::span<float> row)
     std::fill(row.begin(), row.end(), 0.0f);
     row[random() % row.size()] = -size;
   }
-}
-
-// An Apple GPU may take them for 0: docs/metal.md.
-bool keeps_subnormals(const Device& device) {
-  if (device.info().name != "metal") return true;
-  static const bool kept = [&] {
-    constexpr uint64_t kPoints = 8;
-    const Tensor x = device.tensor(DType::f32, {1, kPoints});
-    x.write_from<float>(std::vector<float>(kPoints, 1e-40f));
-    Encoder encoder(device);
-    hadamard(encoder, {x, x});
-    encoder.submit().wait();
-    std::vector<float> sums(kPoints);
-    x.read_to<float>(sums);
-    return sums.front() != 0;
-  }();
-  return kept;
 }
 
 uint32_t narrow_bits(DType dtype, float value) {
