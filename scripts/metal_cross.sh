@@ -33,9 +33,9 @@ fetch() {
 }
 
 metal_cpp=mlx/include/metal_cpp
-fetch $metal_cpp/Metal/Metal.hpp mlx_metal --platform macosx_14_0_arm64 mlx-metal
+fetch $metal_cpp/Metal/Metal.hpp mlx_metal --platform macosx_14_0_arm64 mlx-metal==0.32.4
 if [[ $what == headers ]]; then echo "$folder/$metal_cpp"; exit; fi
-fetch ziglang/zig ziglang ziglang
+fetch ziglang/zig ziglang ziglang==0.17.0
 
 mkdir -p "$folder/apple/CoreFoundation" "$folder/apple/IOSurface" "$folder/objects"
 echo 'typedef double CFTimeInterval;' > "$folder/apple/CoreFoundation/CoreFoundation.h"
