@@ -8,6 +8,7 @@
 #include "cache/snapshot.h"
 #include "cache/snapshot_file.h"
 #include "runtime/device_impl.h"
+#include "runtime/launches.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -133,6 +134,7 @@ KvSnapshotInfo KvCache::State::snapshot() const {
 
 void KvCache::save(const std::string& path) const try {
   const State& s = state();
+  s.device.impl()->require_same_process("kv_cache.save");
   s.protocol->require_submitted("kv_cache.save", nullptr);
   s.device.impl()->wait();
   KvSnapshotInfo info = s.snapshot();
@@ -151,6 +153,7 @@ void KvCache::save(const std::string& path) const try {
 
 void KvCache::load(const std::string& path) try {
   State& s = state();
+  s.device.impl()->require_same_process("kv_cache.load");
   const FileSource source("kv_cache.load", path);
   const KvSnapshotInfo info = read_snapshot_header(source);
   check_snapshot_fits(source.where(), info, s.snapshot());
@@ -169,13 +172,11 @@ void KvCache::load(const std::string& path) try {
   abi::KvExtendParams params{};
   params.state = {info.length, info.length, info.tail_begin};
   extend_cache(encoder, s.state, s.positions, params);
+  const uint64_t before = launches();
   try {
     encoder.submit().wait();
-  } catch (const Error& error) {  // without memory nothing has run
-    if (error.code() != ErrorCode::out_of_memory) s.protocol->lose_all();
-    throw;
-  } catch (...) {  // DeviceOptions::poll
-    s.protocol->lose_all();
+  } catch (...) {  // what it is says nothing: DeviceOptions::poll throws anything, so may a wait
+    if (launches() != before) s.protocol->lose_all();
     throw;
   }
   s.sequence = {};

@@ -12,6 +12,7 @@
 #include "cpu/memory.h"
 #include "runtime/buffer_pool.h"
 #include "runtime/cpu_quota.h"
+#include "runtime/launches.h"
 #include "runtime/pipeline_cache.h"
 #include "runtime/require.h"
 
@@ -122,6 +123,7 @@ class CpuDevice final : public DeviceImpl {
   void reserve(const Plan& plan) { executor_.reserve(plan); }
   // Once it runs, it succeeds: what a trace has no memory for is counted as dropped.
   std::shared_ptr<FenceState> run(const Plan& plan, const CommandList& list) {
+    note_launch();  // from here on only DeviceOptions::poll throws, and in the middle
     if (!trace().enabled()) {
       executor_.run(plan, nullptr, nullptr);
       return nullptr;

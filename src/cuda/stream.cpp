@@ -6,6 +6,7 @@
 
 #include "cuda/pipeline.h"
 #include "cuda/submission.h"
+#include "runtime/launches.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
@@ -174,6 +175,7 @@ void Stream::launch_all(CuStream to, const CommandList& list,
         api_.stream_synchronize(to);
         result = launch(to, run);
       }
+      if (result == kCuSuccess) note_launch();
       if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(to);
       if (result != kCuSuccess) {
         api_.stream_synchronize(to);  // what was launched before may use what the caller holds

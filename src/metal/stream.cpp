@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "metal/submission.h"
+#include "runtime/launches.h"
 #include "runtime/require.h"
 #include "runtime/trace_log.h"
 
@@ -65,6 +66,7 @@ Commands* Stream::commit(std::span<const PreparedList::Step> steps) const {
     if (step.barrier) api_.barrier(commands);
     api_.dispatch(commands, step.dispatch);
   }
+  note_launch();
   api_.commit(commands);
   return commands;
 }

@@ -25,10 +25,13 @@ struct Stop : std::runtime_error {
 struct Polled {
   bool on = false;
   int calls = 0;
-  int until = 1;  // throws at this call
+  int until = 1;           // throws at this call
+  bool no_memory = false;  // what it throws
   DeviceOptions options(uint32_t threads) {
     return {.threads = threads, .poll = [this] {
-              if (on && ++calls >= until) throw Stop();
+              if (!on || ++calls < until) return;
+              if (no_memory) throw std::bad_alloc();
+              throw Stop();
             }};
   }
 };
@@ -94,7 +97,9 @@ TEST_P(Interrupt, CountersOfADecodeAreMadeGood) {
   const std::vector<float> before = decode();
   // Another question: states that it leaves are wrong for the one that is compared.
   const Tensor q = filled(1, kHeads, 0.9f), out = filled(1, kHeads, 0.1f);
-  for (int until = 1; until < 12; ++until) {
+  constexpr int kTimes = 11;
+  int interrupted = 0;
+  for (int until = 1; until <= kTimes; ++until) {
     for (int i = 0; i < 400; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
     polled.on = true;
     polled.calls = 0;
@@ -102,26 +107,42 @@ TEST_P(Interrupt, CountersOfADecodeAreMadeGood) {
     try {
       encoder.submit();
     } catch (const Stop&) {
+      ++interrupted;
       encoder.clear();
     }
     polled.on = false;
     ASSERT_EQ(decode(), before) << until;
   }
+  EXPECT_GE(interrupted, kTimes / 3) << "a list takes too short a time to be interrupted";
 }
 
 TEST_P(Interrupt, AListMayBeSubmittedAgain) {
   const Tensor k = filled(kLength, kKvHeads, 0.2f), q = filled(kLength, kHeads, 0.7f);
   const Tensor out = filled(kLength, kHeads, 0.1f);
-  cache.extend(encoder, kLength);
-  cache.append(encoder, 0, k, k);
-  for (int i = 0; i < 8; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
+  const auto record = [&] {
+    cache.extend(encoder, kLength);
+    cache.append(encoder, 0, k, k);
+    for (int i = 0; i < 8; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
+  };
+  const auto answers = [&] {
+    const auto values = out.data<const float>();
+    return std::vector<float>(values.begin(), values.end());
+  };
+  record();
+  encoder.submit();
+  const std::vector<float> prompt = answers(), token = decode();
+  cache.clear(encoder);
+  encoder.submit();
+  for (float& x : out.data<float>()) x = -1;
+  record();
   polled.on = true;
   EXPECT_THROW(encoder.submit(), Stop);
   polled.on = false;
   encoder.submit();
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(cache.length(), kLength);
-  EXPECT_FALSE(decode().empty());
+  EXPECT_EQ(answers(), prompt);
+  EXPECT_EQ(decode(), token);
 }
 
 // Neither on the device whose list runs nor on another: it would wait for a list that waits for it.
@@ -176,9 +197,11 @@ std::vector<cpu::CpuKernel> slow_table() {
 }
 
 // A load that ends in the middle leaves neither the one nor the other: only what writes anew may
-// follow.
-TEST(InterruptedLoad, IsNotRead) {
-  Polled polled;
+// follow. What was thrown does not matter.
+class InterruptedLoad : public testing::TestWithParam<bool> {};
+
+TEST_P(InterruptedLoad, IsNotRead) {
+  Polled polled{.no_memory = GetParam()};
   const std::vector<cpu::CpuKernel> table = slow_table();
   const Device device{cpu::make_device(polled.options(1), table)};
   Encoder encoder(device);
@@ -205,7 +228,11 @@ TEST(InterruptedLoad, IsNotRead) {
   record();
   const Graph graph = encoder.instantiate();
   polled.on = true;
-  EXPECT_THROW(cache.load(path), Stop);
+  if (polled.no_memory) {
+    EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {}, [&] { cache.load(path); }));
+  } else {
+    EXPECT_THROW(cache.load(path), Stop);
+  }
   polled.on = false;
   const std::vector<std::string> words = {"load ended in the middle"};
   const auto refused = [&](const auto& call) {
@@ -225,6 +252,8 @@ TEST(InterruptedLoad, IsNotRead) {
   EXPECT_EQ(out.data<const float>()[0], 1.0f) << "of the file";
   std::remove(path.c_str());
 }
+INSTANTIATE_TEST_SUITE_P(Throws, InterruptedLoad, testing::Bool(),
+                         [](const auto& at) { return at.param ? "BadAlloc" : "Stop"; });
 
 }  // namespace
 }  // namespace gyre::test
