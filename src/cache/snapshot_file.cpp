@@ -106,7 +106,6 @@ NewFile::NewFile(const char* op, const std::string& path)
   open_folder();
   try {
     open_temporary();
-    keep_mode();
   } catch (...) {  // no destructor runs
     if (!temporary_.empty()) file_calls().remove_at(folder_.get(), temporary_.c_str());
     throw;
@@ -211,7 +210,9 @@ void NewFile::open_temporary() {
   if (file_.get() < 0) failed("create a file in its folder", error);
 }
 
-// Its group may see what the old file's group could, or nothing.
+// Who may read the file that is replaced may read the new one, if its owner is the same and so
+// decided it: another user's file, or a link, says nothing about ours. Its group may see what the
+// old file's group could, or nothing.
 void NewFile::keep_mode() const {
   const FileCalls& calls = file_calls();
   struct stat old {
@@ -221,6 +222,7 @@ void NewFile::keep_mode() const {
     failed("ask for the old file's mode", errno);
   }
   if (calls.stat(file_.get(), &made) != 0) failed("ask for its mode", errno);
+  if (!S_ISREG(old.st_mode) || old.st_uid != made.st_uid) return;  // it is 0600
   mode_t mode = old.st_mode & 0777;
   if (made.st_gid != old.st_gid && calls.change_group(file_.get(), old.st_gid) != 0)
     mode &= ~static_cast<mode_t>(0070);
@@ -249,6 +251,7 @@ void NewFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
 
 void NewFile::commit() {
   const FileCalls& calls = file_calls();
+  keep_mode();  // until now nobody else could open it
   if (uninterrupted([&] { return calls.sync(file_.get()); }) != 0) failed("sync", errno);
   // One that is not locked may be taken for one that was left.
   if (!locked_ && !is_in_place()) failed("find what was written", ENOENT);

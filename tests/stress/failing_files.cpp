@@ -9,7 +9,7 @@ namespace {
 struct Now {
   uint64_t at = 0;
   int error = 0;
-  uint64_t calls = 0, open_files = 0;
+  uint64_t calls = 0, open_files = 0, bytes_read = 0;
   bool renamed = false;
   bool interrupted = false;  // the call before was answered with EINTR
 };
@@ -56,7 +56,10 @@ const FileCalls kFailing = {
                     char* to) { return fails(false) ? nullptr : real().real_path(path, to); },
     // Half of what was asked for is a success, too.
     .read_at = [](int fd, void* to, size_t bytes, off_t offset) -> ssize_t {
-      return fails(true) ? -1 : real().read_at(fd, to, (bytes + 1) / 2, offset);
+      if (fails(true)) return -1;
+      const ssize_t got = real().read_at(fd, to, (bytes + 1) / 2, offset);
+      now.bytes_read += got > 0 ? static_cast<uint64_t>(got) : 0;
+      return got;
     },
     .write_at = [](int fd, const void* from, size_t bytes, off_t offset) -> ssize_t {
       return fails(true) ? -1 : real().write_at(fd, from, (bytes + 1) / 2, offset);
@@ -94,5 +97,6 @@ FailingFiles::~FailingFiles() { set_file_calls(nullptr); }
 uint64_t FailingFiles::calls() const { return now.calls; }
 bool FailingFiles::renamed() const { return now.renamed; }
 uint64_t FailingFiles::open_files() const { return now.open_files; }
+uint64_t FailingFiles::bytes_read() const { return now.bytes_read; }
 
 }  // namespace gyre::test

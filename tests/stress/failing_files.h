@@ -20,6 +20,7 @@ class FailingFiles {
   uint64_t calls() const;
   bool renamed() const;         // whether a rename succeeded
   uint64_t open_files() const;  // opened and not closed
+  uint64_t bytes_read() const;
 };
 
 }  // namespace gyre::test

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <locale>
 #include <thread>
 
 #include "cache/snapshot_file.h"
@@ -62,13 +63,51 @@ TEST_F(Files, AFileKeepsItsMode) {
   }
 }
 
-// While it is written, too: nobody else may open it before it has its mode.
+// Another user's file does not decide who may read ours; nor does a link that takes its place.
+TEST_F(Files, AFileOfAnotherUserGivesNoMode) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root gives files away";
+  Session session(device, some_options());
+  session.append(3);
+  put_file(folder / "a", Bytes(10));
+  ASSERT_EQ(chmod((folder / "a").c_str(), 0666), 0);
+  ASSERT_EQ(chown((folder / "a").c_str(), 1001, 1001), 0);
+  session.cache.save(folder / "a");
+  EXPECT_EQ(mode_of(folder / "a"), 0600u);
+}
+TEST_F(Files, ALinkGivesNoMode) {
+  put_file(folder / "victim", Bytes(10));
+  ASSERT_EQ(chmod((folder / "victim").c_str(), 0666), 0);
+  {
+    NewFile file("test", folder / "a");
+    ASSERT_EQ(symlink("victim", (folder / "a").c_str()), 0);
+    file.commit();
+  }
+  EXPECT_FALSE(std::filesystem::is_symlink(folder / "a"));
+  EXPECT_EQ(mode_of(folder / "a"), 0600u);
+}
+
+// While it is written, too: nobody else may open it before it has its mode, which it gets when all
+// is written.
 TEST_F(Files, ATemporaryFileIsNeverOpenToOthers) {
-  const mode_t before = umask(0);
-  NewFile file("test", folder / "a");
-  umask(before);
-  for (const auto& entry : std::filesystem::directory_iterator(folder / ""))
-    EXPECT_EQ(mode_of(entry.path()), 0600u);
+  for (const bool over_another : {false, true}) {
+    if (over_another) {
+      put_file(folder / "a", Bytes(10));
+      ASSERT_EQ(chmod((folder / "a").c_str(), 0666), 0);
+    }
+    const mode_t before = umask(0);
+    NewFile file("test", folder / "a");
+    umask(before);
+    file.write_at(0, Bytes(10));
+    uint64_t seen = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "")) {
+      if (entry.path() == folder / "a") continue;
+      ++seen;
+      EXPECT_EQ(mode_of(entry.path()), 0600u);
+    }
+    EXPECT_EQ(seen, 1u);
+    file.commit();
+    EXPECT_EQ(mode_of(folder / "a"), over_another ? 0666u : 0600u);
+  }
 }
 
 TEST_F(Files, NamesMayBeAsLongAsTheSystemAllows) {
@@ -241,6 +280,23 @@ TEST_F(Files, WhatAKilledProcessLeavesIsRemoved) {
   }
 }
 
+// A temporary file has the same name in every locale: who comes next finds what was left.
+TEST_F(Files, TemporaryNamesDoNotDependOnTheLocale) {
+  struct Grouped : std::numpunct<char> {
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const auto temporary = [&] {
+    const NewFile file("test", folder / "a");
+    return std::filesystem::directory_iterator(folder / "")->path().filename().string();
+  };
+  const std::string name = temporary();
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Grouped));
+  const std::string other = temporary();
+  std::locale::global(before);
+  EXPECT_EQ(other, name);
+}
+
 // Files that others write at this moment are not taken for left ones.
 TEST_F(Files, SavesToOnePathAtTheSameTime) {
   constexpr int kThreads = 6, kSaves = 40;
@@ -282,6 +338,22 @@ TEST_F(Files, AFileThatIsThereIsNotTaken) {
   EXPECT_NO_THROW(verify_snapshot(folder / "a"));
 }
 
+// A number of rows takes no memory: with holes, a file of any size costs who wrote it nothing.
+TEST_F(Files, RowsOfAPoolsFileAreReadInPieces) {
+  KvPool pool(device, small_pool());
+  pool.save(pool.sequence(), folder / "a");
+  Bytes bytes = bytes_of_file(folder / "a");
+  const uint64_t size = uint64_t{8} << 30, rows = (size - bytes.size()) / 32;
+  std::memcpy(&bytes[24], &rows, sizeof rows);
+  std::memcpy(&bytes[32], &size, sizeof size);
+  put_file(folder / "a", bytes);
+  ASSERT_EQ(truncate((folder / "a").c_str(), static_cast<off_t>(size)), 0);
+  const FailingFiles files(kNever, EIO);
+  EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_pool.load", "row 0"},
+                           [&] { (void)pool.load(folder / "a"); }));
+  EXPECT_LT(files.bytes_read(), 4u << 20);
+}
+
 // inspect reads the header, however large the file is.
 TEST_F(Files, InspectReadsTheHeaderAlone) {
   KvCacheOptions large = some_options();
@@ -290,7 +362,14 @@ TEST_F(Files, InspectReadsTheHeaderAlone) {
   Session session(device, large);
   session.append(1 << 13);
   session.cache.save(folder / "a");
-  const KvSnapshotInfo info = inspect_snapshot(folder / "a");
+  KvSnapshotInfo info;
+  {
+    const FailingFiles files(kNever, EIO);
+    info = inspect_snapshot(folder / "a");
+    EXPECT_GE(files.bytes_read(), info.header_bytes);
+    EXPECT_LE(files.bytes_read(), 2 * info.header_bytes) << "of " << info.file_bytes;
+    EXPECT_LT(2 * info.header_bytes, info.file_bytes / 4);
+  }
   Bytes bytes = bytes_of_file(folder / "a");
   bytes.back() ^= std::byte{1};
   put_file(folder / "a", bytes);
