@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "runtime/process.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -28,6 +29,10 @@ class Storage {
   uint64_t bytes() const { return block_.bytes; }
   void* host() const { return block_.host; }
   bool read_only() const { return block_.read_only; }
+  // Refuses a child of fork(), which has what its parent's device was in the middle of.
+  void require_same_process(const char* op) const {
+    if (process_ != process_generation()) refuse_child(op);
+  }
 
   // Copies to and from memory that the host cannot reach. They see all submitted work and are done
   // when they return.
@@ -44,7 +49,13 @@ class Storage {
   }
 
  private:
+  [[noreturn]] static void refuse_child(const char* op) {
+    fail(ErrorCode::device_lost, op,
+         ": the tensor's device was opened before fork(); open one in the child");
+  }
+
   uint64_t device_id_;
+  const uint64_t process_ = process_generation();
   Block block_;
 };
 

@@ -236,6 +236,7 @@ void Tensor::host_write(DType dtype, const void* source, uint64_t count) const t
   require(!storage_->read_only(), "tensor.write_from: the memory was wrapped read-only");
   require(injective_, "tensor.write_from: strides ", strides_, " make elements of shape ", shape_,
           " share memory");
+  storage_->require_same_process("tensor.write_from");
   if (count == 0) return;
   if (storage_->host() == nullptr) return write_runs(*this, static_cast<const std::byte*>(source));
   auto* host = static_cast<std::byte*>(const_cast<void*>(source));
@@ -250,6 +251,7 @@ void Tensor::host_read(DType dtype, void* target, uint64_t count) const try {
   require(dtype == dtype_, "tensor.read_to: the tensor holds ", dtype_, ", asked for ", dtype);
   require(count == elements(), "tensor.read_to: the tensor has ", elements(), " elements, got ",
           count);
+  storage_->require_same_process("tensor.read_to");
   if (count == 0) return;
   if (storage_->host() == nullptr) return read_runs(*this, static_cast<std::byte*>(target));
   auto* host = static_cast<std::byte*>(target);

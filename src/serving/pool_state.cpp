@@ -9,6 +9,7 @@
 #include "cache/snapshot.h"
 #include "cache/snapshot_fields.h"
 #include "ops/kv_pages.h"
+#include "runtime/device_impl.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -124,6 +125,10 @@ std::string KvPool::State::group_name(size_t group) const {
   if (keys.limit != 0) return join("sinks ", keys.limit);
   if (keys.window == 0) return "all keys";
   return join(keys.near ? "tail " : "window ", keys.window);
+}
+
+void KvPool::State::require_same_process(const char* op) const {
+  device.impl()->require_same_process(op);
 }
 
 uint64_t KvPool::State::page_bytes(size_t group) const {

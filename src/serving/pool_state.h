@@ -43,6 +43,7 @@ class KvPool::State {
     std::optional<Store> sinks{};  // in 16 bits
   };
 
+  void require_same_process(const char* op) const;  // refuses a child of fork()
   uint64_t available(size_t group) const { return groups[group].free() + groups[group].cached(); }
   PageId take(size_t group);  // evicts if there is no free one; something must be available
   // The index lets go of a node and of what lies behind it; returns how many pages that were.

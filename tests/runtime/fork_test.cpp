@@ -4,7 +4,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "expect_error.h"
 #include "gyre/gyre.h"
@@ -32,6 +37,77 @@ int child(const Device& device, const Graph& graph) {
     encoder.submit().wait();
   }
   return 0;
+}
+
+// What has memory of a device, and files of it. On the CPU a child has a copy of that memory, of
+// whatever its parent was in the middle of.
+struct Held {
+  explicit Held(const Device& device)
+      : cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8}),
+        pool(device, {.kv_heads = 1, .head_dim = 16, .pages = 4, .page_tokens = 8}),
+        sequence(pool.sequence()),
+        tensor(device.tensor(DType::f32, {8, 1, 16})) {
+    Encoder encoder(device);
+    KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 8});
+    batch.begin(encoder, {{.sequence = sequence, .tokens = 8}});
+    batch.append(encoder, 0, tensor, tensor);
+    encoder.submit().wait();
+    page = pool.export_page(sequence, 0);
+    cache.save(path);
+    pool.save(empty, sequence_path);
+    pool.save_prefixes(prefixes_path);
+  }
+  ~Held() {
+    for (const std::string& file : {path, sequence_path, prefixes_path}) std::remove(file.c_str());
+  }
+
+  KvCache cache;
+  KvPool pool;
+  KvSequence sequence, empty = pool.sequence();
+  Tensor tensor;
+  std::vector<std::byte> page;
+  const std::string path = testing::TempDir() + "gyre-fork-" + std::to_string(getpid());
+  const std::string sequence_path = path + "s", prefixes_path = path + "p", made = path + "m";
+};
+
+// The number of the first call that is not refused; 0: all are.
+int first_not_refused(Held& held) {
+  alarm(10);  // instead of a hang
+  std::vector<float> values(held.tensor.elements());
+  const std::function<void()> calls[] = {
+      [&] { held.cache.save(held.made); },
+      [&] { held.cache.load(held.path); },
+      [&] { held.tensor.read_to(std::span(values)); },
+      [&] { held.tensor.write_from(std::span<const float>(values)); },
+      [&] { held.pool.save(held.empty, held.made); },
+      [&] { (void)held.pool.load(held.sequence_path); },
+      [&] { held.pool.save_prefixes(held.made); },
+      [&] { held.pool.load_prefixes(held.prefixes_path); },
+      [&] { (void)held.pool.export_page(held.sequence, 0); },
+      [&] { held.pool.import_page(held.empty, held.page); },
+  };
+  int number = 0;
+  for (const auto& call : calls) {
+    ++number;
+    if (!is_lost(call)) return number;
+  }
+  return 0;
+}
+
+TEST(Fork, CachesPoolsAndTensorsAreRefusedInAChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "thread sanitizer does not follow fork() of a process with threads";
+#endif
+  Held held(Device::open("cpu", {.threads = 2}));
+  const pid_t pid = fork();
+  if (pid == 0) _exit(first_not_refused(held));
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  ASSERT_TRUE(WIFEXITED(status)) << "it hung";
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "this call was not refused";
+  EXPECT_NE(access(held.made.c_str(), F_OK), 0) << "a file was written";
+  EXPECT_EQ(first_not_refused(held), 1) << "in the parent they are not refused";
+  std::remove(held.made.c_str());
 }
 
 TEST(Fork, AChildIsRefusedInsteadOfHanging) {
