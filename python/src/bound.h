@@ -8,6 +8,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <locale>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -40,9 +41,16 @@ using Sizes = std::vector<uint64_t>;
 // Opening a device by name alone gives the same one to everybody in the process.
 Device device_of(const DeviceLike& device);
 
+// Numbers without dots between thousands, whatever the locale of the process is.
+inline std::ostringstream plain_text() {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  return text;
+}
+
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   (text << ... << parts);
   throw Error(ErrorCode::invalid_argument, text.str());
 }

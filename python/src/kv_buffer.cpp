@@ -79,7 +79,7 @@ void bind_kv_buffer(nb::module_& module) {
           "None where the format has no scales")
       .def("__repr__", [](const BoundKvBuffer& self) {
         const KvShape& shape = self.buffer.shape;
-        std::ostringstream text;
+        std::ostringstream text = plain_text();
         text << "gyre.KvBuffer(" << name(shape.format) << " " << role_name(shape.role)
              << ", heads=" << shape.kv_heads << ", capacity=" << shape.capacity
              << ", head_dim=" << shape.head_dim;

@@ -43,7 +43,7 @@ KvLayer layer_of(const std::string& k, const std::string& v, uint64_t window, ui
 }
 
 std::string repr(const KvLayer& layer) {
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.KvLayer(k=\"" << name(layer.k) << "\", v=\"" << name(layer.v)
        << "\", window=" << layer.window << ", tail=" << layer.tail << ", sinks=" << layer.sinks
        << ")";
@@ -87,7 +87,7 @@ void bind_layers(nb::module_& module) {
       .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device")
       .def_ro("coding", &KvLayerInfo::coding, "a checksum of its calibration; 0: it has none")
       .def("__repr__", [](const KvLayerInfo& self) {
-        std::ostringstream text;
+        std::ostringstream text = plain_text();
         text << "gyre.KvLayerInfo(" << repr(self.layer) << ", slots=" << self.slots
              << ", nbytes=" << self.bytes << ", kernel=\"" << self.kernel << "\")";
         return text.str();
@@ -143,7 +143,7 @@ std::unique_ptr<BoundKvCache> fork(BoundKvCache& self, Encoder& encoder, uint64_
 std::string repr(BoundKvCache& self) {
   const Use use(self, "cache.__repr__");
   const KvCacheOptions& options = use.cache().options();
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.KvCache(" << use.cache().length() << " of " << options.capacity
        << " tokens, layers=" << options.layers.size() << ", kv_heads=" << options.kv_heads
        << ", head_dim=" << options.head_dim << ", nbytes=" << use.cache().bytes()

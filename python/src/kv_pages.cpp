@@ -22,7 +22,7 @@ KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_hea
 
 std::string repr(const BoundKvPages& self) {
   const KvPageShape& shape = self.pages.shape;
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.KvPages(" << self.pages.bytes.shape(0) << " pages of " << shape.page_tokens
        << " tokens, k=" << name(shape.k) << ", v=" << name(shape.v)
        << ", kv_heads=" << shape.kv_heads << ", head_dim=" << shape.head_dim

@@ -23,7 +23,7 @@ struct BoundKvBatch {
 };
 
 std::string repr(const KvGroupInfo& self) {
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.KvGroupInfo(" << self.name << ": " << self.used << " of " << self.pages
        << " pages used, " << self.shared << " shared, " << self.cached << " cached, "
        << self.layers.size() << " layers, page_bytes=" << self.page_bytes << ")";
@@ -32,7 +32,7 @@ std::string repr(const KvGroupInfo& self) {
 
 std::string repr(const BoundKvPool& self) {
   const KvPoolInfo info = self.pool.describe();
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.KvPool(sequences=" << info.sequences << ", ";
   for (const KvGroupInfo& group : info.groups)
     text << group.name << ": " << group.used << " of " << group.pages << " pages, ";
@@ -42,7 +42,7 @@ std::string repr(const BoundKvPool& self) {
 
 std::string repr(const BoundKvBatch& self) {
   const KvBatchOptions& options = self.batch.options();
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.KvBatch(max_sequences=" << options.max_sequences
        << ", max_tokens=" << options.max_tokens << ", max_queries=" << options.max_queries
        << ", max_length=" << options.max_length << ", device=" << self.device.info().name << ")";

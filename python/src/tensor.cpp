@@ -6,7 +6,7 @@ namespace gyre::python {
 namespace {
 
 std::string repr(const BoundTensor& bound) {
-  std::ostringstream text;
+  std::ostringstream text = plain_text();
   text << "gyre.Tensor(shape=" << bound.tensor.shape() << ", dtype=" << name(bound.tensor.dtype())
        << ", device=" << bound.device.info().name << ")";
   return text.str();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iomanip>
-#include <sstream>
 
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
@@ -23,11 +22,7 @@ void demand(bool holds, const SnapshotSource& source, const Parts&... parts) {
   if (!holds) damaged(source, parts...);
 }
 
-std::string hex(uint64_t value) {
-  std::ostringstream text;
-  text << std::hex << std::setw(16) << std::setfill('0') << value;
-  return text.str();
-}
+std::string hex(uint64_t value) { return join(std::hex, std::setw(16), std::setfill('0'), value); }
 
 class Fields {
  public:

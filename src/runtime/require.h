@@ -1,5 +1,6 @@
 #pragma once
 
+#include <locale>
 #include <new>
 #include <ostream>
 #include <sstream>
@@ -15,7 +16,8 @@ inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << 
 template <class... Parts>
 std::string join(const Parts&... parts) {
   std::ostringstream text;
-  text.exceptions(std::ios::badbit);  // no memory: throws, instead of a text that is cut
+  text.exceptions(std::ios::badbit);   // no memory: throws, instead of a text that is cut
+  text.imbue(std::locale::classic());  // no dots between thousands, whatever the program's is
   (text << ... << parts);
   return text.str();
 }

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "expect_error.h"
 #include "gyre/kv_copy.h"
 #include "runtime/test_kernels.h"
 
@@ -271,12 +272,13 @@ TEST(KvCopyTrace, NamesTheShape) {
 }
 
 // Numbers with a comma, and dots between thousands, as some locales write them.
+struct Comma : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
 TEST(TraceLocale, JsonIsTheSameInEveryLocale) {
-  struct Comma : std::numpunct<char> {
-    char do_decimal_point() const override { return ','; }
-    char do_thousands_sep() const override { return '.'; }
-    std::string do_grouping() const override { return "\3"; }
-  };
   Trace trace;
   trace.events.push_back({.kernel = "rope",
                           .submission = 1234567,
@@ -292,6 +294,25 @@ TEST(TraceLocale, JsonIsTheSameInEveryLocale) {
   comma.str("");
   comma << 1.5;
   EXPECT_EQ(comma.str(), "1,5") << "the stream has its locale again";
+}
+
+// Whatever the locale of the process is.
+TEST(TraceLocale, ShapesAndMessagesHavePlainNumbers) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const Tensor from = device.tensor(DType::f32, {4096, 2, 16});
+  const Tensor to = device.tensor(DType::f32, {4096, 2, 16});
+  Encoder encoder(device);
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Comma));
+  device.start_trace();
+  kv_copy(encoder, {.k = from, .k_cache = to});
+  encoder.submit().wait();
+  const Trace trace = device.stop_trace();
+  const auto refused = throws_error(ErrorCode::invalid_argument, {"asked for 1234567 from 0"},
+                                    [&] { (void)from.slice(0, 0, 1234567); });
+  std::locale::global(before);
+  EXPECT_TRUE(refused);
+  ASSERT_EQ(trace.events.size(), 1u);
+  EXPECT_NE(trace.events[0].shape.find("tokens=4096"), std::string::npos) << trace.events[0].shape;
 }
 
 }  // namespace
