@@ -43,7 +43,10 @@ T& deref(T* pointer, const char* name) {
 // Calls that answer through their last argument.
 template <class T, class Body>
 gyre_status answer(const char* function, T* out, const char* name, const Body& body) noexcept {
-  return guard(function, [&] { deref(out, name) = static_cast<T>(body()); });
+  return guard(function, [&] {
+    T& to = deref(out, name);  // first: an assignment's right side is evaluated before its left
+    to = static_cast<T>(body());
+  });
 }
 
 // Calls that make a handle; it is NULL where they fail.

@@ -102,8 +102,8 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
   return guard(__func__, [&] {
     const uint64_t layers = value(cache).options().layers.size();
     if (layer >= layers) refuse("there are ", layers, " layers, got layer ", layer);
-    cache->described = value(cache).describe();
-    const gyre::KvLayerInfo& d = cache->described[layer];
+    auto described = value(cache).describe();
+    const gyre::KvLayerInfo& d = described[layer];
     write(info,
           {.size = 0,
            .k = from_kv_format(d.layer.k),
@@ -116,6 +116,7 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .kernel = d.kernel.c_str(),
            .coding = d.coding},
           "info");
+    cache->described = std::move(described);  // what was written points into it
   });
 }
 

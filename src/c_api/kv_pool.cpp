@@ -70,8 +70,7 @@ gyre_status gyre_kv_pool_describe_group(gyre_kv_pool* pool, uint64_t group,
     if (group >= described.groups.size()) {
       refuse("there are ", described.groups.size(), " groups, got group ", group);
     }
-    pool->described = std::move(described.groups);
-    const gyre::KvGroupInfo& d = pool->described[group];
+    const gyre::KvGroupInfo& d = described.groups[group];
     write(info,
           {.size = 0,
            .name = d.name.c_str(),
@@ -84,6 +83,7 @@ gyre_status gyre_kv_pool_describe_group(gyre_kv_pool* pool, uint64_t group,
            .cached = d.cached,
            .free = d.free},
           "info");
+    pool->described = std::move(described.groups);  // what was written points into it
   });
 }
 

@@ -62,8 +62,9 @@ const char* gyre_last_error() { return last_error; }
 gyre_status gyre_bytes_get(const gyre_bytes* bytes, const void** data, uint64_t* size) {
   return guard(__func__, [&] {
     const std::string& value = deref(bytes, "bytes").value;
+    deref(data, "data");
     deref(size, "size") = value.size();
-    deref(data, "data") = value.data();
+    *data = value.data();
   });
 }
 

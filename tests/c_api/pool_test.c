@@ -127,6 +127,10 @@ static void test_prefixes_and_pages(const Server* s, const char* path) {
   OK(gyre_kv_pool_match(s->pool, tokens, kPrompt, &found));
   OK(gyre_kv_sequence_length(found, &length));
   CHECK(length == 0);
+  REFUSED(gyre_kv_pool_load_prefixes(s->pool, path, NULL), "pages is NULL");
+  gyre_kv_pool_info info = {.size = sizeof info};
+  OK(gyre_kv_pool_describe(s->pool, &info));
+  CHECK(info.prefixes == 0);  // refused before anything is loaded
   OK(gyre_kv_pool_load_prefixes(s->pool, path, &pages));
   CHECK(pages == kPrompt / kPageTokens);
 
@@ -134,6 +138,9 @@ static void test_prefixes_and_pages(const Server* s, const char* path) {
   uint64_t bytes = 0;
   gyre_bytes *page = NULL, *again = NULL;
   OK(gyre_kv_pool_export_page(s->pool, a, 0, &page));
+  bytes = 7;
+  REFUSED(gyre_bytes_get(page, NULL, &bytes), "data is NULL");
+  CHECK(bytes == 7);
   OK(gyre_bytes_get(page, &data, &bytes));
   REFUSED_AS(GYRE_IO, gyre_kv_pool_import_page(s->pool, found, data, bytes - 1), "kv_pool");
   OK(gyre_kv_pool_import_page(s->pool, found, data, bytes));
@@ -224,6 +231,9 @@ static void test_refusals(const Server* s) {
   REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, NULL, 0), "kv_batch.begin: from 1 to");
   gyre_kv_group_info group = {.size = sizeof group};
   REFUSED(gyre_kv_pool_describe_group(s->pool, 1, &group), "there are 1 groups, got group 1");
+  OK(gyre_kv_pool_describe_group(s->pool, 0, &group));
+  REFUSED(gyre_kv_pool_describe_group(s->pool, 0, NULL), "info is NULL");
+  CHECK(strcmp(group.name, "all keys") == 0);  // a refused call leaves what was handed out
   gyre_kv_sequence_destroy(a);
 }
 
