@@ -26,23 +26,65 @@ void demand(bool holds, const SnapshotSource& source, const Parts&... parts) {
   if (!holds) fail(ErrorCode::io, source.where(), ": ", parts...);
 }
 
-// Blocks lie one after the other: every number follows from the rows' sizes.
-void check_rows(const SnapshotSource& source, const KvPool::State& pool, const PoolFile& file) {
-  uint64_t at = pool_file_header_bytes(file.rows.size());
-  const uint64_t most = most_record_bytes(pool);
-  for (uint64_t i = 0; i < file.rows.size(); ++i) {
-    const PoolFileRow& row = file.rows[i];
-    demand(row.bytes <= most, source, "row ", i, " has a page of ", row.bytes, " bytes, at most ",
-           most, " are possible");
-    demand(row.offset == at, source, "row ", i, " must be at ", at, ", the header says ",
-           row.offset);
-    at += pool_file_tokens_bytes(pool, file.kind) + row.bytes;
-    const bool chain = file.kind == PoolFileKind::sequence;
-    demand(chain ? row.parent == i - 1 : row.parent == kNoRow || row.parent < i, source, "row ", i,
-           " cannot follow row ", row.parent);
-    demand(!chain || row.tokens_checksum == 0, source, "row ", i, " has no tokens");
+// Rows that the pool has pages for: a group without a window and a limit has a page of each.
+uint64_t most_rows(const KvPool::State& pool) {
+  constexpr uint64_t kMostTokens = uint64_t{1} << 31;
+  uint64_t most = kMostTokens / pool.options.page_tokens;
+  for (const PageGroup& group : pool.groups) {
+    if (group.keys().window == 0 && group.keys().limit == 0) most = std::min(most, group.pages());
   }
-  demand(at == source.size(), source, "has ", source.size(), " bytes, its rows have ", at);
+  return most;
+}
+
+// Takes the rows of a file in order, and keeps as many as the pool can need. Blocks lie one after
+// the other: every number follows from the rows' sizes.
+class Rows {
+ public:
+  Rows(const SnapshotSource& source, const KvPool::State& pool, PoolFileKind kind, uint64_t count)
+      : source_(source), pool_(pool), count_(count), at_(pool_file_header_bytes(count)) {
+    file_.kind = kind;
+  }
+  void add(const PoolFileRow& row) {
+    const uint64_t i = next_++;
+    demand(row.bytes <= most_bytes_, source_, "row ", i, " has a page of ", row.bytes,
+           " bytes, at most ", most_bytes_, " are possible");
+    demand(row.offset == at_, source_, "row ", i, " must be at ", at_, ", the header says ",
+           row.offset);
+    at_ += pool_file_tokens_bytes(pool_, file_.kind) + row.bytes;
+    const bool chain = file_.kind == PoolFileKind::sequence;
+    demand(chain ? row.parent == i - 1 : row.parent == kNoRow || row.parent < i, source_, "row ", i,
+           " cannot follow row ", row.parent);
+    demand(!chain || row.tokens_checksum == 0, source_, "row ", i, " has no tokens");
+    if (i < most_) file_.rows.push_back(row);
+  }
+  PoolFile finish() {
+    demand(at_ == source_.size(), source_, "has ", source_.size(), " bytes, its rows have ", at_);
+    if (count_ > most_) {
+      fail(ErrorCode::out_of_memory, source_.where(), ": ", count_ - most_,
+           " pages are missing: ", count_, " are needed, the pool has ", most_);
+    }
+    return std::move(file_);
+  }
+
+ private:
+  const SnapshotSource& source_;
+  const KvPool::State& pool_;
+  const uint64_t count_;
+  const uint64_t most_ = most_rows(pool_), most_bytes_ = most_record_bytes(pool_);
+  PoolFile file_{};
+  uint64_t next_ = 0, at_;
+};
+
+// In pieces: what the header says about their number takes no memory.
+void read_rows(const SnapshotSource& source, Checksum& checksum, uint64_t count, Rows& rows) {
+  std::vector<PoolFileRow> piece(std::min(count, kSnapshotPieceBytes / sizeof(PoolFileRow)));
+  for (uint64_t done = 0; done < count; done += piece.size()) {
+    piece.resize(std::min<uint64_t>(piece.size(), count - done));
+    const std::span<std::byte> bytes = std::as_writable_bytes(std::span(piece));
+    source.read(sizeof(Head) + done * sizeof(PoolFileRow), bytes);
+    checksum.add(bytes);
+    for (const PoolFileRow& row : piece) rows.add(row);
+  }
 }
 
 }  // namespace
@@ -93,22 +135,20 @@ PoolFile read_pool_file(const SnapshotSource& source, const KvPool::State& pool,
   demand(head.rows <= source.size() / sizeof(PoolFileRow) &&
              pool_file_header_bytes(head.rows) <= source.size(),
          source, "has ", source.size(), " bytes, too few for ", head.rows, " rows");
-  std::vector<std::byte> bytes(pool_file_header_bytes(head.rows));
-  source.read(0, bytes);
-  const uint64_t covered = bytes.size() - sizeof(uint64_t);
-  uint64_t expected = 0;
-  std::memcpy(&expected, bytes.data() + covered, sizeof(expected));
-  const uint64_t is = checksum_of(std::span(bytes).first(covered));
-  demand(is == expected, source, "the header's checksum is ", is, ", expected ", expected);
   demand(head.kind == static_cast<uint32_t>(kind), source,
          kind == PoolFileKind::sequence ? "holds no sequence" : "holds no prefixes");
   demand(head.geometry == pool.geometry, source,
          "is of a pool with other layers, heads, formats or page_tokens");
-  PoolFile file{kind, std::vector<PoolFileRow>(head.rows)};
-  if (head.rows != 0)
-    std::memcpy(file.rows.data(), bytes.data() + sizeof(head), head.rows * sizeof(PoolFileRow));
-  check_rows(source, pool, file);
-  return file;
+  Checksum checksum;
+  checksum.add(std::as_bytes(std::span(&head, 1)));
+  Rows rows(source, pool, kind, head.rows);
+  read_rows(source, checksum, head.rows, rows);
+  uint64_t expected = 0;
+  source.read(pool_file_header_bytes(head.rows) - sizeof(expected),
+              std::as_writable_bytes(std::span(&expected, 1)));
+  demand(checksum.value() == expected, source, "the header's checksum is ", checksum.value(),
+         ", expected ", expected);
+  return rows.finish();
 }
 
 std::vector<std::byte> read_record(const SnapshotSource& source, const KvPool::State& pool,

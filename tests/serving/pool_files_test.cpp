@@ -114,6 +114,28 @@ void cut_file(const KvPool& pool, const std::string& path, uint64_t rows) {
   put_file(path, bytes);
 }
 
+// More rows than the pool has pages: found by their number, before any page is read.
+TEST(PoolLoad, MoreRowsThanPagesAreRefused) {
+  const Folder folder;
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvPool pool(device, small_pool());
+  const uint64_t pages = pool.describe().groups[0].pages;
+  for (const bool sequence : {true, false}) {
+    PoolFile made{sequence ? PoolFileKind::sequence : PoolFileKind::prefixes, {}};
+    const uint64_t count = pages + 7;
+    const uint64_t tokens = pool_file_tokens_bytes(pool.state(), made.kind);
+    for (uint64_t row = 0; row < count; ++row)
+      made.rows.push_back({pool_file_header_bytes(count) + row * tokens, 0, row - 1, 0});
+    Bytes bytes = pool_file_header(pool.state(), made, made.rows.back().offset + tokens);
+    bytes.resize(made.rows.back().offset + tokens);
+    put_file(folder / "many", bytes);
+    EXPECT_TRUE(
+        throws_error(ErrorCode::out_of_memory, {"7 pages are missing", "the pool has"}, [&] {
+          sequence ? (void)pool.load(folder / "many") : (void)pool.load_prefixes(folder / "many");
+        }));
+  }
+}
+
 // A file whose windows lack what the next query sees, in a pool that must evict to take it.
 TEST(PoolLoad, WhatIsRefusedEvictsNothing) {
   const Folder folder;
