@@ -111,7 +111,7 @@ def test_a_protocol_of_the_wrong_type_is_a_type_error(device):
     array = np.zeros((4, 2, 16), np.float32)
     source = Device(array, __dlpack_device__=lambda: device)
     encoder = gyre.Encoder("cpu")
-    with pytest.raises((TypeError, gyre.InvalidArgument)):
+    with pytest.raises(TypeError):
         gyre.kv_copy(encoder, source, array.copy())
     assert encoder.size == 0
 

@@ -6,6 +6,27 @@
 
 namespace gyre::cuda {
 
+namespace {
+
+// A call that leaves early waits for its copies first: who comes next uses the same staging memory.
+class CopiesInFlight {
+ public:
+  CopiesInFlight(const Driver& api, CuStream stream) : api_(api), stream_(stream) {}
+  CopiesInFlight(const CopiesInFlight&) = delete;
+  CopiesInFlight& operator=(const CopiesInFlight&) = delete;
+  ~CopiesInFlight() {
+    if (!ended_) api_.stream_synchronize(stream_);  // why the call leaves is being thrown
+  }
+  void end() { ended_ = true; }
+
+ private:
+  const Driver& api_;
+  CuStream stream_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
 void Stream::prepare_staging() {
   for (int i = 0; i < 2; ++i) {
     if (staging_.half[i] == nullptr) {
@@ -24,6 +45,7 @@ void Stream::read(CuAddress from, void* host, uint64_t bytes) {
   require_alive();
   const Current current(*context_);
   prepare_staging();
+  CopiesInFlight copies(api_, stream_);
   auto* const to = static_cast<std::byte*>(host);
   const uint64_t chunks = (bytes + Staging::kHalfBytes - 1) / Staging::kHalfBytes;
   const auto size = [&](uint64_t i) {
@@ -41,6 +63,7 @@ void Stream::read(CuAddress from, void* host, uint64_t bytes) {
     check(api_.event_synchronize(staging_.done[last % 2]), "cuEventSynchronize");
     std::memcpy(to + last * Staging::kHalfBytes, staging_.half[last % 2], size(last));
   }
+  copies.end();
 }
 
 void Stream::write(CuAddress to, const void* host, uint64_t bytes) {
@@ -49,6 +72,7 @@ void Stream::write(CuAddress to, const void* host, uint64_t bytes) {
   require_alive();
   const Current current(*context_);
   prepare_staging();
+  CopiesInFlight copies(api_, stream_);
   const auto* const from = static_cast<const std::byte*>(host);
   for (uint64_t at = 0, i = 0; at < bytes; at += Staging::kHalfBytes, ++i) {
     const uint64_t size = std::min(Staging::kHalfBytes, bytes - at);
@@ -58,6 +82,7 @@ void Stream::write(CuAddress to, const void* host, uint64_t bytes) {
     check(api_.event_record(staging_.done[i % 2], stream_), "cuEventRecord");
   }
   check(api_.stream_synchronize(stream_), "cuStreamSynchronize");
+  copies.end();
 }
 
 CuAddress Stream::take(uint64_t bytes) {

@@ -3,8 +3,10 @@
 // driver, call by call; on a GPU, a kernel that traps.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <iostream>
 #include <thread>
@@ -20,6 +22,7 @@ namespace {
 // Null where the driver is not the fake one.
 struct Fake {
   void (*fail)(uint64_t nth, uint64_t count, cuda::CuResult result) = nullptr;
+  void (*fail_wait)(cuda::CuResult result) = nullptr;  // the next one for an event
   uint64_t (*calls)() = nullptr;
   uint64_t (*kernels_run)() = nullptr;
   uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
@@ -33,6 +36,7 @@ struct Fake {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
     };
     find("gyre_fake_cuda_fail", fail);
+    find("gyre_fake_cuda_fail_wait", fail_wait);
     find("gyre_fake_cuda_calls", calls);
     find("gyre_fake_cuda_kernels_run", kernels_run);
     find("gyre_fake_cuda_unseen", unseen);
@@ -185,6 +189,50 @@ TEST_F(CudaFaults, ALostDeviceStaysLostUntilItIsOpenedAgain) {
     fake().fail(0, 0, cuda::kCuSuccess);
     ASSERT_NO_THROW(ASSERT_EQ(run(none), expected)) << "after call " << n;
   }
+}
+
+// The staging memory is the next call's, too: a copy that fails behind its launch is waited for.
+TEST_F(CudaFaults, ACopyThatFailsLeavesNoneInFlight) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  const Tensor a = device.tensor(DType::f16, {2, 1, 16});
+  std::vector<Half> values(a.elements());
+  device.wait();
+  for (const bool write : {false, true}) {
+    const auto copy = [&] {
+      write ? a.write_from(std::span<const Half>(values)) : a.read_to(std::span(values));
+    };
+    copy();  // staging memory and events are there
+    ASSERT_EQ(fake().unseen(), 0u);
+    for (uint64_t n = 1; n <= 2; ++n) {  // the copy, its event
+      fake().fail(n, 1, cuda::kCuOutOfMemory);
+      EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"cuda:0"}, copy)) << write << n;
+      EXPECT_EQ(fake().unseen(), 0u) << write << n;
+    }
+    copy();
+  }
+}
+
+// A list that was launched and whose wait fails, for want of memory, too, has run or will.
+TEST_F(CudaFaults, ALoadWhoseWaitFailsIsNotRead) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  KvCache cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8});
+  Encoder encoder(device);
+  const Tensor k = device.tensor(DType::f16, {1, 1, 16});
+  cache.extend(encoder, 1);
+  cache.append(encoder, 0, k, k);
+  encoder.submit().wait();
+  const std::string path = testing::TempDir() + "gyre-cuda-load-" + std::to_string(getpid());
+  const auto load = [&] { cache.load(path); };
+  const auto save = [&] { cache.save(path); };
+  save();
+  const uint64_t before = fake().kernels_run();
+  fake().fail_wait(cuda::kCuOutOfMemory);
+  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"cuda:0"}, load));
+  EXPECT_GT(fake().kernels_run(), before);
+  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, {"load ended in the middle"}, save));
+  load();
+  EXPECT_NO_THROW(save());
+  std::remove(path.c_str());
 }
 
 // One launch is tried again at once; if that fails, too, a list of which nothing has run is left to

@@ -186,19 +186,21 @@ CuResult cuMemFreeHost(void* memory) {
   std::free(memory);
   return kCuSuccess;
 }
-CuResult cuMemcpyHtoDAsync_v2(CuAddress to, const void* from, size_t bytes, CuStream) {
+CuResult cuMemcpyHtoDAsync_v2(CuAddress to, const void* from, size_t bytes, CuStream stream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (!is_inside(to, bytes)) std::abort();
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  return sticky;
+  const CuResult queued = taking_memory([&] { as<Stream*>(stream)->line->add_work(); });
+  return queued == kCuSuccess ? sticky : queued;
 }
-CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t bytes, CuStream) {
+CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t bytes, CuStream stream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (!is_inside(from, bytes)) std::abort();
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
-  return sticky;
+  const CuResult queued = taking_memory([&] { as<Stream*>(stream)->line->add_work(); });
+  return queued == kCuSuccess ? sticky : queued;
 }
 CuResult cuMemsetD8Async(CuAddress address, unsigned char value, size_t bytes, CuStream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
@@ -261,7 +263,10 @@ CuResult cuEventQuery(CuEvent event) {
   FakeLine::see(as<Event*>(event)->moment);
   return state();
 }
-CuResult cuEventSynchronize(CuEvent event) { return cuEventQuery(event); }
+CuResult cuEventSynchronize(CuEvent event) {
+  if (const CuResult failed = wait_fault.exchange(kCuSuccess); failed != kCuSuccess) return failed;
+  return cuEventQuery(event);
+}
 CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
   *milliseconds = from == to ? 0.0f : 1.0f;
   return kCuSuccess;

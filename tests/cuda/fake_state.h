@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -36,6 +37,7 @@ struct Faults {
   CuResult result = kCuSuccess;
 };
 Faults faults;
+std::atomic<CuResult> wait_fault{kCuSuccess};  // of the next wait for an event
 
 CuResult fault() {
   const std::lock_guard lock(mutex);
@@ -52,6 +54,7 @@ extern "C" void gyre_fake_cuda_fail(uint64_t nth, uint64_t count, CuResult resul
   const std::lock_guard lock(mutex);
   faults = {0, nth, count, result};
 }
+extern "C" void gyre_fake_cuda_fail_wait(CuResult result) { wait_fault = result; }
 // A kernel has failed, which nobody knows yet.
 extern "C" void gyre_fake_cuda_break(CuResult result) {
   const std::lock_guard lock(mutex);
