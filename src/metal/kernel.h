@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "runtime/kernels.h"
 
@@ -21,7 +20,6 @@ struct MetalKernel {
   bool (*has)(uint64_t spec) = nullptr;  // null: every spec
   // As DeviceImpl::plan.
   bool (*plan)(const void* problem, void* plan) = nullptr;
-  std::string (*describe)(uint64_t spec) = nullptr;  // null: the kernel's name
 };
 
 }  // namespace gyre::metal

@@ -52,13 +52,17 @@ constexpr SideError kRowsHalfK{"many rows 16-bit", 1e-11, 1e-5},
     kRowsLevelsK{"many rows levels", 2e-8, 4e-4};
 constexpr SideError kRowsBf16V{"bf16", 6e-7, 0};
 
+// Metal's kernels compute in f32, with simdgroup matrices, too.
+constexpr SideError kMetalK{"metal f32", 5e-13, 5e-6}, kMetalV{"f32", 5e-13, 0, 6e-12};
+
 enum class Side : bool { k, v };
 
 // `description` is DeviceImpl::describe of the attention kernel: the CPU names the arithmetic of
-// both sides ("dotprod: K int8, V f32"), CUDA the kernel.
+// both sides ("dotprod: K int8, V f32"), GPUs the kernel.
 inline SideError side_error(const std::string& description, KvFormat format, Side side) {
   const bool k = side == Side::k, levels = describe(format).scale == KvScaleKind::u8e8;
   const bool f16 = format == KvFormat::f16, bf16 = format == KvFormat::bf16;
+  if (description.find("metal") != std::string::npos) return k ? kMetalK : kMetalV;
   // Of several kernels the one with the largest errors counts.
   if (description.find("attention_many_rows") != std::string::npos) {
     if (k) return levels ? kRowsLevelsK : kRowsHalfK;
