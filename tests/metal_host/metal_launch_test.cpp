@@ -4,9 +4,15 @@
 #include <functional>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "abi/attention_plan.h"
+#include "abi/hadamard.h"
+#include "abi/kv_dequantize.h"
+#include "abi/kv_encode.h"
+#include "abi/kv_quantize.h"
+#include "abi/rope_append.h"
 #include "gyre/gyre.h"
 #include "metal/kernels.h"
 #include "metal/kernels/attention_layout.h"
@@ -30,10 +36,10 @@ bool can_store(KvFormat format, uint64_t head_dim) {
 // One token's attention over some keys of a format; how many bytes of codes and scales it reads.
 class Decoding {
  public:
-  static constexpr uint64_t kHeads = 8, kKvHeads = 2, kKeys = 512, kPageTokens = 64;
+  static constexpr uint64_t kKvHeads = 2, kKeys = 512, kPageTokens = 64;
 
-  Decoding(KvFormat format, uint64_t head_dim, uint64_t keys = kKeys)
-      : format_(format), head_dim_(head_dim), keys_(keys) {}
+  Decoding(KvFormat format, uint64_t head_dim, uint64_t keys = kKeys, uint64_t group = 4)
+      : format_(format), head_dim_(head_dim), keys_(keys), group_(group) {}
 
   // Codes and scales of some tokens, K and V.
   uint64_t bytes(uint64_t tokens) const {
@@ -70,7 +76,7 @@ class Decoding {
   }
 
  private:
-  Tensor row() const { return device_.tensor(DType::f32, {1, kHeads, head_dim_}); }
+  Tensor row() const { return device_.tensor(DType::f32, {1, group_ * kKvHeads, head_dim_}); }
   KvBuffer half(KvRole role, uint64_t tokens) const {
     return KvBuffer::allocate(device_, {format_, role, kKvHeads, tokens, head_dim_});
   }
@@ -86,6 +92,7 @@ class Decoding {
   KvFormat format_;
   uint64_t head_dim_;
   uint64_t keys_;
+  uint64_t group_;  // query heads of a KV head
 };
 
 // A token over a whole cache: every code and scale once, nothing else of it.
@@ -98,6 +105,24 @@ TEST(MetalLaunch, DecodingReadsTheBytesOfTheCacheOnce) {
       const uint64_t all = decoding.bytes(Decoding::kKeys);
       EXPECT_EQ(decoding.read_from_cache(0), all) << "linear";
       EXPECT_EQ(decoding.read_from_cache(200), all) << "ring";
+      EXPECT_EQ(decoding.read_from_pages(), all) << "pages";
+    }
+  }
+}
+
+// Query heads beyond a tile of rows walk the cache again.
+TEST(MetalLaunch, MoreRowsThanATileReadTheCacheAgain) {
+  struct Shape {
+    uint64_t head_dim, group, times;
+  };
+  for (const Shape& shape : {Shape{128, 8, 1}, Shape{128, 16, 2}, Shape{256, 16, 2},
+                             Shape{512, 4, 1}, Shape{512, 8, 2}, Shape{512, 16, 4}}) {
+    for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
+      SCOPED_TRACE(std::string(name(format)) + " " + std::to_string(shape.head_dim) + ", group " +
+                   std::to_string(shape.group));
+      const Decoding decoding(format, shape.head_dim, Decoding::kKeys, shape.group);
+      const uint64_t all = shape.times * decoding.bytes(Decoding::kKeys);
+      EXPECT_EQ(decoding.read_from_cache(0), all) << "cache";
       EXPECT_EQ(decoding.read_from_pages(), all) << "pages";
     }
   }
@@ -156,6 +181,86 @@ abi::KvCacheLayout layout(KvFormat format, KvRole role, uint32_t head_dim) {
   return of;
 }
 
+void expect_fits(const metal::Launch& launch) {
+  EXPECT_GT(launch.threads, 0u);
+  EXPECT_LE(launch.threads, kMostThreads);
+  EXPECT_LE(launch.threadgroup_bytes, kMostGroupBytes);
+  EXPECT_EQ(launch.threadgroup_bytes % 16, 0u);
+}
+
+// The dims of both streams of what stores rows.
+template <class Params>
+Params storing(uint32_t k_dim, uint32_t v_dim) {
+  Params p{};
+  p.tokens = 40, p.heads = 4;
+  for (const uint32_t i : {0u, 1u}) {
+    const abi::KvCacheLayout of =
+        layout(KvFormat::tq4, i == 0 ? KvRole::k : KvRole::v, i == 0 ? k_dim : v_dim);
+    if constexpr (std::is_same_v<Params, abi::KvAppendParams>) {
+      p.stream[i].body = of;
+    } else {
+      p.stream[i].cache = of;
+    }
+  }
+  return p;
+}
+
+abi::RopeParams rotating(uint64_t tokens, uint64_t head_dim) {
+  abi::RopeParams p{};
+  p.tokens = tokens, p.head_dim = head_dim, p.streams = 2;
+  p.stream[0].heads = 32, p.stream[1].heads = 4;
+  return p;
+}
+
+TEST(MetalLaunch, WhatStoresRowsFitsIntoAGroupAtEveryHeadDim) {
+  for (uint32_t k_dim = 8; k_dim <= abi::kKvMaxHeadDim; k_dim += 8) {
+    for (const uint32_t v_dim : {k_dim, 24u, 512u, abi::kKvMaxHeadDim}) {
+      SCOPED_TRACE(std::to_string(k_dim) + " " + std::to_string(v_dim));
+      const auto quantize = storing<abi::KvQuantizeParams>(k_dim, v_dim);
+      expect_fits(metal::launch_kv_quantize(&quantize, 0));
+      const auto append = storing<abi::KvAppendParams>(k_dim, v_dim);
+      expect_fits(metal::launch_kv_append(&append, 0));
+      const auto write = storing<abi::KvWriteParams>(k_dim, v_dim);
+      expect_fits(metal::launch_kv_write(&write, 0));
+      abi::RopeAppendParams rope_append{};
+      rope_append.rope = rotating(40, k_dim);
+      rope_append.append = append;
+      expect_fits(metal::launch_rope_append(&rope_append, 0));
+      rope_append.write = write, rope_append.slot_bytes = 8;
+      expect_fits(metal::launch_rope_append(&rope_append, 0));
+    }
+  }
+}
+
+TEST(MetalLaunch, RowsAloneFitIntoAGroupAtEveryHeadDim) {
+  for (uint32_t dim = 2; dim <= 8192; dim += dim < abi::kKvMaxHeadDim ? 2 : dim) {
+    SCOPED_TRACE(dim);
+    abi::HadamardParams hadamard{};
+    hadamard.rows[0] = hadamard.rows[1] = 3, hadamard.head_dim = dim;
+    expect_fits(metal::launch_hadamard(&hadamard, 0));
+    if (dim <= abi::kRopeMaxHeadDim) {
+      for (const uint64_t tokens : {1u, 4096u}) {
+        const abi::RopeParams rope = rotating(tokens, dim);
+        expect_fits(metal::launch_rope(&rope, 0));
+      }
+    }
+    if (dim > abi::kKvMaxHeadDim || dim % 16 != 0) continue;
+    abi::KvDequantizeParams dequantize{};
+    dequantize.tokens = 40, dequantize.heads = 4;
+    expect_fits(metal::launch_kv_dequantize(&dequantize, 0));
+    abi::KvBasisParams basis{};
+    basis.tokens = 40, basis.heads = 4, basis.group = 4, basis.head_dim = dim;
+    expect_fits(metal::launch_kv_basis(&basis, 0));
+    if (!abi::kv_takes_coding(dim)) continue;
+    for (uint32_t gains = 1; gains <= abi::kKvMostGains; ++gains) {
+      abi::KvEncodeParams encode{};
+      encode.tokens = 40, encode.heads = 4;
+      for (abi::KvEncodeStream& stream : encode.stream) stream.head_dim = dim, stream.gains = gains;
+      expect_fits(metal::launch_kv_encode(&encode, 0));
+    }
+  }
+}
+
 metal::Launch launch_of(const abi::AttentionPlan& plan, const abi::AttentionParams& p) {
   switch (plan.kernel) {
     case abi::AttentionKernel::attention_decode:
@@ -182,10 +287,8 @@ TEST(MetalLaunch, AttentionFitsIntoAGroupAtEveryShape) {
           abi::AttentionParams p{};
           p.tokens = tokens, p.heads = p.group = 4, p.kv_heads = 1, p.splits = plan.splits;
           p.k = problem.k, p.v = problem.v;
-          const metal::Launch launch = launch_of(plan, p);
-          ASSERT_LE(launch.threads, kMostThreads);
-          ASSERT_LE(launch.threadgroup_bytes, kMostGroupBytes) << k_dim << " " << v_dim;
-          ASSERT_EQ(launch.threadgroup_bytes % 16, 0u);
+          SCOPED_TRACE(std::to_string(k_dim) + " " + std::to_string(v_dim));
+          expect_fits(launch_of(plan, p));
         }
       }
     }

@@ -3,7 +3,8 @@
 // rows at a time: a thread group is one KV head, one split of the keys and up to 8 of the head's
 // (token, query head) rows. Each simdgroup walks every fourth block of 32 keys by itself: a lane
 // scores a key, then has some coordinates of V, so that nothing is added up across lanes until the
-// end. Bytes read: the split's K and V once, and the queries.
+// end. Bytes read: the split's K and V once for each such tile of rows, and the queries. A decoded
+// token has one tile where a KV head has no more query heads than attention_tile_rows.
 #include "metal/kernels/attention_pieces.h"
 #include "metal/kernels/attention_values.h"
 
