@@ -89,15 +89,15 @@ simdgroup_matrix8x8<T> make_filled_simdgroup_matrix(T value) {
   static_assert(kRows == 8 && kColumns == 8);
   return {{value, value}};
 }
+// Nobody waits for the others here: Metal does not promise it, so that a text without its barriers
+// fails.
 template <class T, class Pointer>
 void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride) {
-  simdgroup_barrier(mem_flags::mem_none);
   for (uint i = 0; i < 2; ++i) m.values[i] = from[m.row(i) * stride + m.column(i)];
 }
 template <class T, class Pointer>
 void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride, ulong2 /*origin*/,
                     bool transpose) {
-  simdgroup_barrier(mem_flags::mem_none);
   for (uint i = 0; i < 2; ++i) {
     m.values[i] =
         transpose ? from[m.column(i) * stride + m.row(i)] : from[m.row(i) * stride + m.column(i)];
@@ -106,14 +106,12 @@ void simdgroup_load(thread simdgroup_matrix8x8<T>& m, Pointer from, ulong stride
 template <class T, class Pointer>
 void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride) {
   for (uint i = 0; i < 2; ++i) to[m.row(i) * stride + m.column(i)] = m.values[i];
-  simdgroup_barrier(mem_flags::mem_none);
 }
 template <class T, class Pointer>
 void simdgroup_store(simdgroup_matrix8x8<T> m, Pointer to, ulong stride, ulong2 /*origin*/,
                      bool transpose) {
   for (uint i = 0; i < 2; ++i)
     to[transpose ? m.column(i) * stride + m.row(i) : m.row(i) * stride + m.column(i)] = m.values[i];
-  simdgroup_barrier(mem_flags::mem_none);
 }
 // Every lane puts down its values, then each computes its own sums in order.
 template <class T>
