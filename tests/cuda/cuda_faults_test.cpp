@@ -1,7 +1,6 @@
 // Errors of the driver: out of memory at the n-th call is gyre::Error and the call can be made
 // again; an error that ends all work makes every later call throw device_lost. With the fake
 // driver, call by call; on a GPU, a kernel that traps.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -12,43 +11,13 @@
 #include <thread>
 
 #include "cuda/driver.h"
+#include "cuda/fake_controls.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
-
-// Null where the driver is not the fake one.
-struct Fake {
-  void (*fail)(uint64_t nth, uint64_t count, cuda::CuResult result) = nullptr;
-  void (*fail_wait)(cuda::CuResult result) = nullptr;  // the next one for an event
-  uint64_t (*calls)() = nullptr;
-  uint64_t (*kernels_run)() = nullptr;
-  uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
-  int64_t (*modules)() = nullptr;  // that are loaded
-  uint64_t (*early_unloads)() = nullptr;
-
-  Fake() {
-    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (library == nullptr) return;
-    const auto find = [&](const char* name, auto& function) {
-      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-    };
-    find("gyre_fake_cuda_fail", fail);
-    find("gyre_fake_cuda_fail_wait", fail_wait);
-    find("gyre_fake_cuda_calls", calls);
-    find("gyre_fake_cuda_kernels_run", kernels_run);
-    find("gyre_fake_cuda_unseen", unseen);
-    find("gyre_fake_cuda_modules", modules);
-    find("gyre_fake_cuda_early_unloads", early_unloads);
-  }
-};
-
-const Fake& fake() {
-  static const Fake kFake;
-  return kFake;
-}
 
 bool has_gpu() {
   for (const DeviceInfo& info : devices()) {

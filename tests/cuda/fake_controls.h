@@ -1,0 +1,44 @@
+#pragma once
+// What tests ask of the fake driver (fake_cuda.cpp).
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/driver.h"
+
+namespace gyre::test {
+
+// Null where the driver is not the fake one.
+struct Fake {
+  void (*fail)(uint64_t nth, uint64_t count, cuda::CuResult result) = nullptr;
+  void (*fail_wait)(cuda::CuResult result) = nullptr;  // the next one for an event
+  uint64_t (*calls)() = nullptr;
+  uint64_t (*kernels_run)() = nullptr;
+  uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
+  int64_t (*modules)() = nullptr;  // that are loaded
+  uint64_t (*early_unloads)() = nullptr;
+
+  Fake() {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == nullptr) return;
+    const auto find = [&](const char* name, auto& function) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    };
+    find("gyre_fake_cuda_fail", fail);
+    find("gyre_fake_cuda_fail_wait", fail_wait);
+    find("gyre_fake_cuda_calls", calls);
+    find("gyre_fake_cuda_kernels_run", kernels_run);
+    find("gyre_fake_cuda_unseen", unseen);
+    find("gyre_fake_cuda_modules", modules);
+    find("gyre_fake_cuda_early_unloads", early_unloads);
+  }
+};
+
+inline const Fake& fake() {
+  static const Fake kFake;
+  return kFake;
+}
+
+}  // namespace gyre::test
