@@ -73,8 +73,12 @@ std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
   for (const auto& [text, names] : of_templates) {
     const bool all = names.size() <= most || std::getenv("GYRE_COMPILE_ALL") != nullptr;
     const size_t count = all ? names.size() : most;
+    if (!all && most == 1) {
+      some.push_back(names[names.size() / 2]);
+      continue;
+    }
     for (size_t i = 0; i < count; ++i)
-      some.push_back(all ? names[i] : names[(2 * i + 1) * names.size() / (2 * most)]);
+      some.push_back(all ? names[i] : names[i * (names.size() - 1) / (most - 1)]);
   }
   return some;
 }
