@@ -187,7 +187,7 @@ TEST(MetalBuild, KernelsAreBuiltAheadAndToldOf) {
   for (const bool first : {true, false}) {
     uint64_t told = 0;
     device->build(keys, [&](const BuiltKernel& built) {
-      EXPECT_EQ(built.name, "kv_copy");
+      EXPECT_EQ(built.name, "metal kv_copy");
       EXPECT_EQ(built.compiled, first);
       EXPECT_EQ(built.done, ++told);
       EXPECT_EQ(built.all, 2u);
