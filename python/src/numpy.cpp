@@ -40,7 +40,11 @@ nb::dict array_interface(const HostView& view) {
   interface["shape"] = tuple_of(tensor.shape());
   interface["typestr"] = view.typestr;
   interface["strides"] = nb::tuple(strides);
-  interface["data"] = nb::make_tuple(tensor.address(), tensor.is_read_only());
+  // NumPy refuses a null address, which an empty tensor may have.
+  static std::byte nothing{};
+  const uint64_t address =
+      tensor.elements() != 0 ? tensor.address() : reinterpret_cast<uintptr_t>(&nothing);
+  interface["data"] = nb::make_tuple(address, tensor.is_read_only());
   return interface;
 }
 
