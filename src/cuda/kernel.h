@@ -12,6 +12,8 @@ struct Launch {
   uint32_t grid[3] = {1, 1, 1};  // a zero: nothing to do
   uint32_t block = 0;
   uint32_t shared_bytes = 0;  // dynamic
+
+  bool empty() const { return grid[0] == 0 || grid[1] == 0 || grid[2] == 0; }
 };
 
 struct CudaLimits {

@@ -11,14 +11,23 @@
 
 namespace gyre::cuda {
 
+namespace {
+
+Launch launch_of(const CommandList& list, const Command& command, const CudaLimits& limits) {
+  const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
+  const Launch shape = pipeline.row().launch(list.params_of(command), pipeline.spec, limits);
+  if (!shape.empty()) pipeline.check(shape);
+  return shape;
+}
+
+}  // namespace
+
 Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits) {
   const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
-  const void* const values = list.params_of(command);
   function = pipeline.function();
-  shape = pipeline.row().launch(values, pipeline.spec, limits);
-  if (!empty()) pipeline.check(shape);
+  shape = launch_of(list, command, limits);
   std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
-  params[0] = const_cast<void*>(values);  // the driver only reads
+  params[0] = const_cast<void*>(list.params_of(command));  // the driver only reads
   params[1] = &args;
 }
 
@@ -158,9 +167,7 @@ void Stream::fail_launch(CuResult result, const CommandList& list, const Command
 }
 
 void Stream::check_launches(const CommandList& list) const {
-  for (const Command& command : list.commands) {
-    const Prepared run(list, command, context_->limits());
-  }
+  for (const Command& command : list.commands) launch_of(list, command, context_->limits());
 }
 
 void Stream::launch_all(CuStream to, const CommandList& list,

@@ -28,7 +28,7 @@ struct Prepared {
   Prepared(const CommandList& list, const Command& command, const CudaLimits& limits);
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
-  bool empty() const { return shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[2] == 0; }
+  bool empty() const { return shape.empty(); }
 };
 
 class Submission;

@@ -60,7 +60,7 @@ CudaLimits limits_of(uint32_t arch) {
 // What a GPU of the architecture may run; of a template with many variants some from all over the
 // list, unless all are asked for. The newest runs what the other two do.
 std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
-  const size_t most = arch == 80 || arch == 90 ? 2 : 1;
+  const bool both_ends = arch == 80 || arch == 90;
   std::map<std::string, std::vector<std::string>> of_templates;
   std::set<std::string> seen;
   for (const uint64_t spec : specs_of(*kernel.info)) {
@@ -71,14 +71,14 @@ std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
   }
   std::vector<std::string> some;
   for (const auto& [text, names] : of_templates) {
-    const bool all = names.size() <= most || std::getenv("GYRE_COMPILE_ALL") != nullptr;
-    const size_t count = all ? names.size() : most;
-    if (!all && most == 1) {
+    if (std::getenv("GYRE_COMPILE_ALL") != nullptr) {
+      some.insert(some.end(), names.begin(), names.end());
+    } else if (both_ends) {
+      some.push_back(names.front());
+      if (names.size() > 1) some.push_back(names.back());
+    } else {
       some.push_back(names[names.size() / 2]);
-      continue;
     }
-    for (size_t i = 0; i < count; ++i)
-      some.push_back(all ? names[i] : names[i * (names.size() - 1) / (most - 1)]);
   }
   return some;
 }

@@ -54,15 +54,6 @@ struct Attempts {
   }
 };
 
-uint64_t foreign_stream() {
-  static cuda::CuStream stream = [] {
-    cuda::CuStream made = nullptr;
-    cuda::driver().stream_create(&made, cuda::kCuStreamNonBlocking);
-    return made;
-  }();
-  return reinterpret_cast<uintptr_t>(stream);
-}
-
 // Lists of two commands over memory whose owner must outlive them. Nobody waits for them, until the
 // next list enters.
 void record_wrapped(Attempts& again, Encoder& encoder, const Tensor& memory, const Tensor& to) {

@@ -14,6 +14,7 @@ namespace gyre::test {
 struct Fake {
   void (*fail)(uint64_t nth, uint64_t count, cuda::CuResult result) = nullptr;
   void (*fail_wait)(cuda::CuResult result) = nullptr;  // the next one for an event
+  void (*break_gpu)(cuda::CuResult result) = nullptr;  // for good
   uint64_t (*calls)() = nullptr;
   uint64_t (*kernels_run)() = nullptr;
   uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
@@ -28,6 +29,7 @@ struct Fake {
     };
     find("gyre_fake_cuda_fail", fail);
     find("gyre_fake_cuda_fail_wait", fail_wait);
+    find("gyre_fake_cuda_break", break_gpu);
     find("gyre_fake_cuda_calls", calls);
     find("gyre_fake_cuda_kernels_run", kernels_run);
     find("gyre_fake_cuda_unseen", unseen);
@@ -39,6 +41,16 @@ struct Fake {
 inline const Fake& fake() {
   static const Fake kFake;
   return kFake;
+}
+
+// A stream of the caller's.
+inline uint64_t foreign_stream() {
+  static cuda::CuStream stream = [] {
+    cuda::CuStream made = nullptr;
+    cuda::driver().stream_create(&made, cuda::kCuStreamNonBlocking);
+    return made;
+  }();
+  return reinterpret_cast<uintptr_t>(stream);
 }
 
 }  // namespace gyre::test

@@ -1,12 +1,11 @@
 // The n-th host allocation fails while the CUDA backend works, over stand-ins for the driver and
 // the compiler: each call throws out_of_memory and can be made again.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "cuda/driver.h"
+#include "cuda/fake_controls.h"
 #include "stress/allocation_programs.h"
 #include "tensor_bytes.h"
 
@@ -22,24 +21,6 @@ KvCacheOptions cache_options() {
           .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 4},
                      {.k = KvFormat::f16, .v = KvFormat::f16}},
           .step_tokens = 8};
-}
-
-// Of the fake driver; null where it is another.
-struct Fake {
-  uint64_t (*kernels_run)() = nullptr;
-  void (*break_gpu)(cuda::CuResult) = nullptr;
-
-  Fake() {
-    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (library == nullptr) return;
-    kernels_run = reinterpret_cast<uint64_t (*)()>(dlsym(library, "gyre_fake_cuda_kernels_run"));
-    break_gpu = reinterpret_cast<void (*)(cuda::CuResult)>(dlsym(library, "gyre_fake_cuda_break"));
-  }
-};
-
-const Fake& fake() {
-  static const Fake kFake;
-  return kFake;
 }
 
 // What a run did, to be compared with one in which nothing failed.
@@ -60,15 +41,6 @@ struct Outcome {
 Device open_device() {
   const DeviceOptions options{.pool_limit_bytes = 0, .kernel_cache = "off"};
   return survive([&] { return Device::open("cuda:0", options); });
-}
-
-uint64_t foreign_stream() {
-  static cuda::CuStream stream = [] {
-    cuda::CuStream made = nullptr;
-    cuda::driver().stream_create(&made, cuda::kCuStreamNonBlocking);
-    return made;
-  }();
-  return reinterpret_cast<uintptr_t>(stream);
 }
 
 // A kernel of the caller's over memory of the caller's, on a stream of the caller's.
