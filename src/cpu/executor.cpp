@@ -40,7 +40,13 @@ class Backoff {
 constexpr std::chrono::milliseconds kPollEvery{20};
 constexpr std::align_val_t kScratchAlignment{64};  // of vectors, and of cache lines
 
-thread_local void* scratch_of_thread = nullptr;
+// Of the task that runs on the thread.
+struct Running {
+  Executor* executor = nullptr;
+  uint32_t thread = 0;
+  void* scratch = nullptr;
+};
+thread_local Running running;
 thread_local bool in_poll = false;
 
 struct InPoll {
@@ -50,7 +56,8 @@ struct InPoll {
 
 }  // namespace
 
-void* task_scratch() { return scratch_of_thread; }
+void* task_scratch() { return running.scratch; }
+bool task_ended() { return running.executor != nullptr && running.executor->ended(running.thread); }
 
 void Plan::build(const CommandList& list) {
   entries.clear();
@@ -137,6 +144,7 @@ bool Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::
   const std::lock_guard lock(submit_mutex_);
   run_ = {&plan, log};
   thrown_ = nullptr;
+  ended_.store(false, std::memory_order_relaxed);
   skipped_ = 0;
   if (poll_) next_poll_ = std::chrono::steady_clock::now() + kPollEvery;
   if (plan.tickets == 1) {
@@ -151,9 +159,7 @@ bool Executor::run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::
       epoch_.notify_all();
     }
     help(0);
-    Backoff backoff;
-    const uint64_t taken = plan.tickets - skipped_;
-    while (finished_.load(std::memory_order_acquire) != taken) backoff.wait();
+    wait_until_finished(plan.tickets - skipped_, 0);
   }
   if (thrown_ != nullptr) end_early();
   bool timed = !untimed_.exchange(false, std::memory_order_relaxed);
@@ -181,7 +187,7 @@ void Executor::help(uint32_t thread) {
     const Run run = run_;
     run_ticket(run, run.plan->tickets - left, thread);
     finished_.fetch_add(1, std::memory_order_acq_rel);
-    if (thread == 0 && !may_go_on()) {
+    if (thread == 0 && ended_.load(std::memory_order_relaxed)) {
       skipped_ = remaining_.exchange(0);  // what nobody has taken
       return;
     }
@@ -195,15 +201,12 @@ void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
       std::upper_bound(steps.begin(), steps.end(), ticket,
                        [](uint64_t t, const Plan::Step& s) { return t < s.first_ticket; });
   const Plan::Step& step = *(after - 1);
-  if (run.plan->tickets != 1) {
-    Backoff backoff;
-    while (finished_.load(std::memory_order_acquire) < step.wait_for) backoff.wait();
-  }
+  if (run.plan->tickets != 1) wait_until_finished(step.wait_for, thread);
   const auto task = static_cast<uint32_t>(ticket - step.first_ticket);
-  scratch_of_thread = scratch_[thread].get();
+  running = {this, thread, scratch_[thread].get()};
   for (uint32_t i = step.entry; i < step.entry + step.chain; ++i) {
     const Plan::Entry& entry = run.plan->entries[i];
-    if (thread == 0 && i != step.entry && !may_go_on()) return;
+    if (ended(thread)) break;
     if (run.log == nullptr) {
       entry.run(entry.params, entry.args, task, entry.tasks);
       continue;
@@ -216,20 +219,32 @@ void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
       untimed_.store(true, std::memory_order_relaxed);
     }
   }
+  running = {};
 }
 
-bool Executor::may_go_on() {
-  if (!poll_ || thrown_ != nullptr) return thrown_ == nullptr;
+void Executor::wait_until_finished(uint64_t tickets, uint32_t thread) {
+  Backoff backoff;
+  while (finished_.load(std::memory_order_acquire) < tickets) {
+    backoff.wait();
+    if (thread == 0) ended(0);
+  }
+}
+
+bool Executor::ended(uint32_t thread) {
+  if (!poll_) return false;
+  const bool is_ended = ended_.load(std::memory_order_relaxed);
+  if (thread != 0 || is_ended) return is_ended;
   const auto now = std::chrono::steady_clock::now();
-  if (now < next_poll_) return true;
+  if (now < next_poll_) return false;
   next_poll_ = now + kPollEvery;
   try {
     const InPoll inside;
     poll_();
   } catch (...) {
     thrown_ = std::current_exception();
+    ended_.store(true, std::memory_order_relaxed);
   }
-  return thrown_ == nullptr;
+  return thrown_ != nullptr;
 }
 
 // Nothing runs any more: commands may have run in part.

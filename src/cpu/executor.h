@@ -65,7 +65,7 @@ class Executor {
   // Scratch memory of all threads for such a plan. run() takes no memory.
   void reserve(const Plan& plan);
   // Runs the whole plan, the caller helping. One plan at a time; further callers queue.
-  // What poll() throws ends it at a task boundary and is thrown. With a log, notes when which
+  // What poll() throws ends it and is thrown; a task may end early then. With a log, notes when which
   // thread ran which command; false: there was no memory for all times.
   bool run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings);
 
@@ -85,8 +85,10 @@ class Executor {
   void help(uint32_t thread);
   void run_ticket(const Run& run, uint64_t ticket, uint32_t thread);
   bool wait_for_work() const;  // true when there is some before the spin time is over
-  // By the thread that called run(): false once poll() has thrown.
-  bool may_go_on();
+  void wait_until_finished(uint64_t tickets, uint32_t thread);
+  // Whether poll() has thrown, which thread 0, the one that called run(), asks now and then.
+  bool ended(uint32_t thread);
+  friend bool task_ended();
   void end_early();
   void park();
 
@@ -102,7 +104,8 @@ class Executor {
   // The caller's alone.
   std::chrono::steady_clock::time_point next_poll_;
   std::exception_ptr thrown_;
-  uint64_t skipped_ = 0;  // tickets, because of it
+  uint64_t skipped_ = 0;            // tickets, because of it
+  std::atomic<bool> ended_{false};  // something was thrown
 
   alignas(64) std::atomic<uint64_t> remaining_{0};  // tickets not yet taken
   alignas(64) std::atomic<uint64_t> finished_{0};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -32,6 +33,11 @@ struct CpuKernel {
 // whatever was there.
 void* task_scratch();
 
+// Whether DeviceOptions::poll has ended the list: what the task would write is not used any more.
+// Tasks that may take longer than a millisecond ask between parts of their work, and return.
+// Between such calls other code may have run on the thread.
+bool task_ended();
+
 // The half-open share of `items` that task `task` of `tasks` takes.
 struct Share {
   uint64_t begin, end;
@@ -41,6 +47,13 @@ inline Share share_of(uint64_t items, uint32_t task, uint32_t tasks) {
   const uint64_t rest = items % tasks;
   const uint64_t begin = each * task + (task < rest ? task : rest);
   return {begin, begin + each + (task < rest ? 1 : 0)};
+}
+
+// How many tasks: as many as wanted, but one at least and at most one for each of `parts`; none
+// where there are no parts.
+inline uint32_t task_count(uint64_t wanted, uint64_t parts) {
+  constexpr uint64_t kMost = 1 << 20;
+  return static_cast<uint32_t>(std::min({std::max<uint64_t>(wanted, 1), parts, kMost}));
 }
 
 template <class T>

@@ -24,6 +24,15 @@ TEST(Plan, OfNothingHasNoTickets) {
   EXPECT_EQ(ProbeRun({{.tasks = 0}, {.tasks = 0, .barrier = true}}).plan().tickets, 0u);
 }
 
+TEST(Plan, CountsTasksByTheirParts) {
+  EXPECT_EQ(cpu::task_count(0, 0), 0u);
+  EXPECT_EQ(cpu::task_count(7, 0), 0u);
+  EXPECT_EQ(cpu::task_count(0, 5), 1u);
+  EXPECT_EQ(cpu::task_count(3, 5), 3u);
+  EXPECT_EQ(cpu::task_count(7, 5), 5u);
+  EXPECT_EQ(cpu::task_count(uint64_t{1} << 40, uint64_t{1} << 50), 1u << 20);
+}
+
 TEST(Plan, SmallCommandsFormOneTicket) {
   const ProbeRun probe({{1, false}, {1, true}, {1, false}, {1, true}});
   EXPECT_EQ(probe.plan().tickets, 1u);

@@ -1,4 +1,4 @@
-// DeviceOptions::poll ends a list at a task boundary, and what it ran on stays usable.
+// DeviceOptions::poll ends a list, and what it ran on stays usable.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -145,13 +145,45 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
   EXPECT_EQ(decode(), token);
 }
 
+// A task of seconds does not run to its end, and writes no row.
+TEST_P(Interrupt, EndsALongTask) {
+  constexpr uint64_t kPages = 4096, kPage = 1024, kRows = 64;
+  const auto integers = [&](const std::vector<int32_t>& values, const Dims& shape) {
+    const Tensor made = device.tensor(DType::i32, shape);
+    made.write_from(std::span<const int32_t>(values));
+    return made;
+  };
+  for (const KvFormat format : {KvFormat::f32, KvFormat::tq8}) {
+    const Tensor out = filled(kRows, 1, 0.1f);
+    for (float& x : out.data<float>()) x = -1;
+    attention(
+        encoder,
+        {.q = filled(kRows, 1, 0.3f),
+         .pages = KvPages::allocate(
+             device,
+             {.k = format, .v = format, .kv_heads = 1, .head_dim = kDim, .page_tokens = kPage}, 1),
+         .page_table = integers(std::vector<int32_t>(kPages), {1, kPages}),
+         .lengths = integers({kPages * kPage}, {1}),
+         .query_begin = integers({0, kRows}, {2}),
+         .out = out},
+        {.most_queries = kRows});
+    polled.on = true;
+    EXPECT_THROW(encoder.submit(), Stop) << name(format);
+    polled.on = false;
+    encoder.clear();
+    for (const float x : out.data<const float>()) ASSERT_EQ(x, -1) << name(format);
+  }
+}
+
 // Neither on the device whose list runs nor on another: it would wait for a list that waits for it.
 TEST_P(Interrupt, PollDoesNotSubmit) {
   const Device other = Device::open("cpu", {.threads = 1});
-  int refusals = 0;
+  int polls = 0, refusals = 0;
   const Device* nested = nullptr;
+  const Graph* graph = nullptr;
   const auto submit_inside = [&] {
     if (nested == nullptr) return;
+    ++polls;
     Encoder inside(*nested);
     const Tensor from = nested->tensor(DType::f32, {4, 1, 16}),
                  to = nested->tensor(DType::f32, {4, 1, 16});
@@ -161,20 +193,27 @@ TEST_P(Interrupt, PollDoesNotSubmit) {
     refusals += throws_error(ErrorCode::invalid_argument, {"encoder.instantiate", "poll"},
                              [&] { inside.instantiate(); });
     inside.clear();
+    refusals += throws_error(ErrorCode::invalid_argument, {"graph.replay", "poll"},
+                             [&] { graph->replay(); });
   };
   const Device polling = Device::open("cpu", {.threads = GetParam(), .poll = submit_inside});
   const Tensor from = polling.tensor(DType::f32, {4096, 8, 128}),
                to = polling.tensor(DType::f32, {4096, 8, 128});
   Encoder outside(polling);
   for (const Device* device_of_poll : {&polling, &other}) {
+    Encoder recorded(*device_of_poll);
+    kv_copy(recorded, {.k = device_of_poll->tensor(DType::f32, {4, 1, 16}),
+                       .k_cache = device_of_poll->tensor(DType::f32, {4, 1, 16})});
+    const Graph made = recorded.instantiate();
+    graph = &made;
     nested = device_of_poll;
-    refusals = 0;
-    while (refusals < 2) {
-      for (int i = 0; i < 40; ++i) kv_copy(outside, {.k = from, .k_cache = to});
+    polls = refusals = 0;
+    while (polls == 0) {
+      for (int i = 0; i < 200; ++i) kv_copy(outside, {.k = from, .k_cache = to});
       outside.submit().wait();
     }
     nested = nullptr;
-    EXPECT_EQ(refusals % 2, 0);
+    EXPECT_EQ(refusals, 3 * polls);
   }
 }
 
@@ -194,6 +233,40 @@ std::vector<cpu::CpuKernel> slow_table() {
       row.select = [](uint64_t) -> cpu::TaskFn { return copy_slowly; };
   }
   return slow;
+}
+
+// The caller has no work left, and is asked all the same.
+std::thread::id caller;
+void wait_unless_caller(const void* /*params*/, const uint64_t* /*args*/, uint32_t /*task*/,
+                        uint32_t /*tasks*/) noexcept {
+  if (std::this_thread::get_id() == caller) return;
+  const auto give_up = Clock::now() + std::chrono::seconds(10);
+  while (!cpu::task_ended() && Clock::now() < give_up) std::this_thread::yield();
+}
+TEST(InterruptWaiting, EndsTasksOfOthers) {
+  const auto rows = cpu::kernel_table();
+  std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
+  for (cpu::CpuKernel& row : table) {
+    if (row.info == &kKvCopy.info)
+      row.select = [](uint64_t) -> cpu::TaskFn { return wait_unless_caller; };
+  }
+  caller = std::this_thread::get_id();
+  Polled polled{.on = true};
+  const Device device{cpu::make_device(polled.options(2), table)};
+  const Tensor from = device.tensor(DType::f32, {4096, 8, 128}),
+               to = device.tensor(DType::f32, {4096, 8, 128});
+  Encoder encoder(device);
+  // The worker may come too late for a task.
+  for (int i = 0; i < 1000 && polled.calls == 0; ++i) {
+    kv_copy(encoder, {.k = from, .k_cache = to});
+    kv_copy(encoder, {.k = to, .k_cache = from});  // waits for the first
+    try {
+      encoder.submit();
+    } catch (const Stop&) {
+      return;
+    }
+  }
+  FAIL() << "nobody asked while a task was waited for";
 }
 
 // A load that ends in the middle leaves neither the one nor the other: only what writes anew may

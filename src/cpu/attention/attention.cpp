@@ -142,7 +142,7 @@ class Command {
   template <class Kernel>
   void run_kernel(const Sequence& s, WorkTile& work, uint64_t piece) {
     Kernel kernel(work);
-    kernel.run();
+    if (!kernel.run()) return;
     alignas(64) float values[abi::kKvMaxHeadDim];
     for (uint32_t r = 0; r < work.rows; ++r) {
       kernel.read_row(r, values);
@@ -272,7 +272,6 @@ void reset_attention(const void* params, const uint64_t* args) {
 }
 
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
-  constexpr uint64_t kMostTasks = 1 << 20;
   constexpr uint64_t kMostOfBatch = 64;  // each reads the numbers of all sequences
   constexpr uint64_t kSmall = 1 << 16;   // products that are not worth waking a thread for
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
@@ -287,7 +286,8 @@ uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   if (paged)
     return static_cast<uint32_t>(std::min((p.table.sequences + tiles) * each, kMostOfBatch));
   const bool cut = p.partial == abi::kAttentionPartial || rows <= abi::kDecodePhaseRows;
-  return static_cast<uint32_t>(std::min(tiles * (cut ? each : p.kv_heads), kMostTasks));
+  const uint64_t items = tiles * (cut ? each : p.kv_heads);
+  return task_count(items, items);
 }
 
 }  // namespace gyre::cpu

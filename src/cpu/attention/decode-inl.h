@@ -70,11 +70,9 @@ class Decode {
     prepare_queries();
   }
 
-  void run() {
+  bool run() {
     std::fill_n(work_.scratch->acc, size_t{work_.rows} * work_.v_dim(), 0.0f);
-    const AttentionKernels& kernels = attention_kernels();
-    if (kernels.enter != nullptr) kernels.enter();
-    work_.for_blocks([&](const KeyBlock& block) {
+    return work_.for_blocks([&](const KeyBlock& block) {
       fresh_ = true;
       for (first_ = 0; first_ < work_.rows; first_ += kTileRows) {
         rows_ = std::min(work_.rows - first_, kTileRows);
@@ -86,7 +84,6 @@ class Decode {
         fresh_ = false;
       }
     });
-    if (kernels.leave != nullptr) kernels.leave();
   }
 
   void read_row(uint32_t row, float* values) const {

@@ -35,8 +35,8 @@ struct KeyBlock {
   uint32_t lanes() const { return tiles() * abi::kKvTile; }
   // Where lane 0 would lie if the block were not cut at its beginning.
   uint32_t offset() const {
-    constexpr uint32_t kTiles = kBlockKeys - abi::kKvTile;  // whole tiles within a block
-    return static_cast<uint32_t>(key) & kTiles;
+    constexpr uint32_t kMask = kBlockKeys - abi::kKvTile;  // whole tiles within a block
+    return static_cast<uint32_t>(key) & kMask;
   }
 };
 

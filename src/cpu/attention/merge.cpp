@@ -53,8 +53,7 @@ uint32_t attention_merge_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kFloatsPerTask = 32 << 10;
   const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
   const uint64_t rows = p.tokens * p.heads;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.splits * p.head_dim / kFloatsPerTask,
-                                                    1, std::min<uint64_t>(rows, 1 << 20)));
+  return task_count(rows * p.splits * p.head_dim / kFloatsPerTask, rows);
 }
 
 }  // namespace gyre::cpu

@@ -81,9 +81,9 @@ class Prefill {
     for (uint32_t r = 0; r < kWidth; ++r) slope_[r] = r < work_.rows ? work_.slope[r] : 0;
   }
 
-  void run() {
+  bool run() {
     std::fill_n(work_.scratch->acc, size_t{kWidth} * work_.v_dim(), 0.0f);
-    work_.for_blocks([&](const KeyBlock& block) {
+    return work_.for_blocks([&](const KeyBlock& block) {
       UnpackBlock(work_.k, block, work_.scratch->kv);
       clear_missing(block, work_.k_dim());
       score(block);

@@ -109,11 +109,23 @@ struct WorkTile {
   }
 
   // Calls take(block) for every block that some row sees a key of, oldest first. Bounds grow with
-  // the row.
+  // the row. False: the list was ended before.
   template <class Take>
-  void for_blocks(const Take& take) const {
+  bool for_blocks(const Take& take) const {
+    constexpr uint32_t kBlocksAtATime = 32;  // below 10 ms, for 64 rows of 512 coordinates
+    const AttentionKernels& kernels = attention_kernels();
     BlockWalk walk(*params, table, bounds[0].begin, bounds[rows - 1].end);
-    for (KeyBlock block; walk.next(block);) take(block);
+    KeyBlock block;
+    for (bool more = walk.next(block); more;) {
+      if (task_ended()) return false;
+      if (kernels.enter != nullptr) kernels.enter();
+      for (uint32_t i = 0; i < kBlocksAtATime && more; ++i) {
+        take(block);
+        more = walk.next(block);
+      }
+      if (kernels.leave != nullptr) kernels.leave();
+    }
+    return true;
   }
 };
 

@@ -101,8 +101,7 @@ uint32_t hadamard_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kPointsPerTask = 16 << 10;  // some microseconds
   const auto& p = *static_cast<const abi::HadamardParams*>(params);
   const uint64_t rows = p.rows[0] * p.rows[1];
-  const uint64_t most = std::min<uint64_t>(rows, 1 << 20);
-  return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.head_dim / kPointsPerTask, 1, most));
+  return task_count(rows * p.head_dim / kPointsPerTask, rows);
 }
 
 }  // namespace gyre::cpu

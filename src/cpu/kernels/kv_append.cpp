@@ -127,17 +127,15 @@ uint32_t kv_append_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kCoordinatesPerTask = 8 << 10;  // some microseconds
   const auto& p = *static_cast<const abi::KvAppendParams*>(params);
   const uint64_t rows = 2 * p.heads * p.tokens;
-  return static_cast<uint32_t>(
-      std::clamp<uint64_t>(rows * p.stream[0].body.head_dim / kCoordinatesPerTask, 1,
-                           std::min<uint64_t>(rows, 1 << 20)));
+  return task_count(rows * p.stream[0].body.head_dim / kCoordinatesPerTask, rows);
 }
 
 TaskFn select_bytes_copy(uint64_t /*spec*/) { return copy_share; }
 uint32_t bytes_copy_tasks(const void* params, uint64_t /*spec*/) {
-  constexpr uint64_t kBytesPerTask = 1 << 20, kMostTasks = 1 << 20;
+  constexpr uint64_t kBytesPerTask = 1 << 20;
   const auto& p = *static_cast<const abi::BytesCopyParams*>(params);
-  return static_cast<uint32_t>(
-      std::clamp<uint64_t>(p.rows * p.bytes / kBytesPerTask, 1, kMostTasks));
+  const uint64_t bytes = p.rows * p.bytes;
+  return task_count(bytes / kBytesPerTask, bytes);
 }
 
 }  // namespace gyre::cpu

@@ -75,8 +75,7 @@ TaskFn select_kv_copy(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvCopy)
 uint32_t kv_copy_tasks(const void* params, uint64_t spec) {
   // Long tasks let the loads run ahead; small copies are cut finer, down to about a microsecond, so
   // that all threads get some.
-  constexpr uint64_t kLongTask = 512 << 10, kShortTask = 32 << 10, kFewTasks = 8,
-                     kMostTasks = 1 << 20;
+  constexpr uint64_t kLongTask = 512 << 10, kShortTask = 32 << 10, kFewTasks = 8;
   const auto& p = *static_cast<const abi::KvCopyParams*>(params);
   const auto types = spec_from_key<abi::KvCopySpec>(spec);
   uint64_t elements = 0;
@@ -85,8 +84,7 @@ uint32_t kv_copy_tasks(const void* params, uint64_t spec) {
   const uint64_t bytes = elements * (size_bytes(static_cast<DType>(types.source_dtype)) +
                                      size_bytes(static_cast<DType>(types.cache_dtype)));
   const uint64_t wanted = std::max(bytes / kLongTask, std::min(bytes / kShortTask, kFewTasks));
-  const uint64_t most = std::min(p.streams * p.heads * p.tokens, kMostTasks);
-  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most));
+  return task_count(wanted, p.streams * p.heads * p.tokens);
 }
 
 }  // namespace gyre::cpu

@@ -131,26 +131,20 @@ HWY_EXPORT(SelectKvBasis);
 TaskFn select_kv_encode(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvEncode)(spec); }
 TaskFn select_kv_basis(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvBasis)(spec); }
 
-namespace {
-
-// Rows cost microseconds each: few to a task.
-uint32_t tasks_of(uint64_t rows, uint64_t each) {
-  return static_cast<uint32_t>(std::clamp<uint64_t>(rows / each, 1, 1 << 20));
-}
-
-}  // namespace
-
 uint32_t kv_encode_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
   const uint64_t streams =
       (p.stream[0].head_dim != 0 ? 1 : 0) + (p.stream[1].head_dim != 0 ? 1 : 0);
-  return tasks_of(streams * p.heads * p.tokens, 2);
+  const uint64_t rows = streams * p.heads * p.tokens;
+  return task_count(rows / 2, rows);  // microseconds each
 }
 
 uint32_t kv_basis_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvBasisParams*>(params);
-  return tasks_of(p.heads * p.tokens,
-                  std::max<uint64_t>(1, (128 << 10) / (p.head_dim * p.head_dim)));
+  constexpr uint64_t kProductsPerTask = 128 << 10;
+  const uint64_t rows = p.heads * p.tokens;
+  return task_count(rows / std::max<uint64_t>(1, kProductsPerTask / (p.head_dim * p.head_dim)),
+                    rows);
 }
 
 }  // namespace gyre::cpu

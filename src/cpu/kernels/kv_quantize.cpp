@@ -127,7 +127,6 @@ TaskFn select_kv_dequantize(uint64_t spec) {
 
 namespace {
 constexpr uint64_t kCoordinatesPerTask = 8 << 10;  // some microseconds
-constexpr uint64_t kMostTasks = 1 << 20;
 }  // namespace
 
 uint32_t kv_quantize_tasks(const void* params, uint64_t /*spec*/) {
@@ -135,16 +134,14 @@ uint32_t kv_quantize_tasks(const void* params, uint64_t /*spec*/) {
   const uint64_t tiles = p.streams * p.heads * p.tiles;
   const uint64_t head_dims = uint64_t{p.stream[0].cache.head_dim} + p.stream[1].cache.head_dim;
   const uint64_t coordinates = p.heads * p.tokens * head_dims;  // 0 for a stream that is not there
-  return static_cast<uint32_t>(
-      std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1, std::min(tiles, kMostTasks)));
+  return task_count(coordinates / kCoordinatesPerTask, tiles);
 }
 
 uint32_t kv_dequantize_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
   const uint64_t rows = p.tokens * p.heads;
   const uint64_t tiles = (rows + abi::kKvTile - 1) / abi::kKvTile;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(rows * p.cache.head_dim / kCoordinatesPerTask,
-                                                    1, std::min(tiles, kMostTasks)));
+  return task_count(rows * p.cache.head_dim / kCoordinatesPerTask, tiles);
 }
 
 }  // namespace gyre::cpu

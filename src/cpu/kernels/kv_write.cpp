@@ -64,12 +64,10 @@ TaskFn select_kv_write(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectKvWrit
 
 uint32_t kv_write_tasks(const void* params, uint64_t /*spec*/) {
   constexpr uint64_t kCoordinatesPerTask = 8 << 10;  // some microseconds
-  constexpr uint64_t kMostTasks = 1 << 20;
   const auto& p = *static_cast<const abi::KvWriteParams*>(params);
   const uint64_t head_dims = uint64_t{p.stream[0].cache.head_dim} + p.stream[1].cache.head_dim;
   const uint64_t coordinates = p.heads * p.tokens * head_dims;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(coordinates / kCoordinatesPerTask, 1,
-                                                    std::min(2 * p.heads * p.tokens, kMostTasks)));
+  return task_count(coordinates / kCoordinatesPerTask, 2 * p.heads * p.tokens);
 }
 
 namespace {
@@ -100,10 +98,10 @@ void copy_pages(const void* params, const uint64_t* args, uint32_t task, uint32_
 TaskFn select_kv_page_copy(uint64_t /*spec*/) { return copy_pages; }
 
 uint32_t kv_page_copy_tasks(const void* params, uint64_t /*spec*/) {
-  constexpr uint64_t kBytesPerTask = 1 << 20, kMostTasks = 1 << 20;
+  constexpr uint64_t kBytesPerTask = 1 << 20;
   const auto& p = *static_cast<const abi::KvPageCopyParams*>(params);
-  return static_cast<uint32_t>(
-      std::clamp<uint64_t>(p.count * p.page_bytes / kBytesPerTask, 1, kMostTasks));
+  const uint64_t bytes = p.count * p.page_bytes;
+  return task_count(bytes / kBytesPerTask, bytes);
 }
 
 }  // namespace gyre::cpu

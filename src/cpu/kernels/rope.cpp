@@ -58,8 +58,7 @@ uint32_t rope_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::RopeParams*>(params);
   const uint64_t heads = p.stream[0].heads + (p.streams == 2 ? p.stream[1].heads : 0);
   const uint64_t wanted = p.tokens * heads * p.head_dim / kElementsPerTask;
-  return static_cast<uint32_t>(
-      std::clamp<uint64_t>(wanted, 1, std::min<uint64_t>(p.tokens, 1 << 20)));
+  return task_count(wanted, p.tokens);
 }
 
 }  // namespace gyre::cpu

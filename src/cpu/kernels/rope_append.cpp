@@ -34,7 +34,7 @@ struct RopeAppendWork {
 
   RopeAppendWork(const abi::RopeAppendParams& p, uint64_t element_bytes) {
     constexpr uint64_t kRotatedPerTask = 16 << 10, kStoredPerTask = 8 << 10;  // some microseconds
-    constexpr uint64_t kMostTasks = 1 << 20, kManyTokens = 64;
+    constexpr uint64_t kManyTokens = 64;
     const uint64_t k_dim = p.rope.head_dim, v_dim = p.slot_bytes != 0
                                                         ? p.write.stream[1].cache.head_dim
                                                         : p.append.stream[1].body.head_dim;
@@ -48,10 +48,8 @@ struct RopeAppendWork {
     groups = (kv_heads + group - 1) / group;
     const uint64_t q = p.rope.streams != 0 ? p.rope.stream[0].heads * k_dim : 0;
     const uint64_t kv = kv_heads * (k_dim + v_dim);
-    q_tasks = static_cast<uint32_t>(
-        std::clamp<uint64_t>(tokens * q / kRotatedPerTask, q != 0, std::min(tokens, kMostTasks)));
-    tile_tasks = static_cast<uint32_t>(std::clamp<uint64_t>(tokens * kv / kStoredPerTask, 1,
-                                                            std::min(tokens * groups, kMostTasks)));
+    q_tasks = task_count(tokens * q / kRotatedPerTask, q != 0 ? tokens : 0);
+    tile_tasks = task_count(tokens * kv / kStoredPerTask, tokens * groups);
     if (tokens * (q + kv) <= kRotatedPerTask) q_tasks = 0, tile_tasks = 1;
   }
 };
