@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "fibers/guarded.h"
+#include "fibers/known_stack.h"
 
 namespace gyre::fibers {
 
@@ -29,11 +30,11 @@ namespace gyre::fibers {
 #if defined(__GNUC__) && !defined(__clang__)
 using Jump = void* [5];
 #define GYRE_SET_JUMP(at) __builtin_setjmp(at)
-[[noreturn, gnu::noinline]] inline void jump_to(Jump& at) { __builtin_longjmp(at, 1); }
+[[gnu::noinline, GYRE_SWITCHES_STACKS]] inline void jump_to(Jump& at) { __builtin_longjmp(at, 1); }
 #else
 using Jump = jmp_buf;
 #define GYRE_SET_JUMP(at) _setjmp(at)
-[[noreturn]] inline void jump_to(Jump& at) { _longjmp(at, 1); }
+[[GYRE_SWITCHES_STACKS]] inline void jump_to(Jump& at) { _longjmp(at, 1); }
 #endif
 
 struct Index {
@@ -63,7 +64,13 @@ struct Stack {
   std::unique_ptr<char[]> memory;
   ucontext_t context{};
   Jump at{};
+  KnownStack known;
   bool started = false;
+
+  Stack() { make_known(known); }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  ~Stack() { forget(known); }
 };
 
 struct Fiber {
@@ -98,21 +105,31 @@ inline uint64_t clusters_run = 0;                   // which order the next one 
 inline Block* block = nullptr;                      // of the cluster, that of the running thread
 inline std::vector<std::unique_ptr<Stack>> stacks;  // one a thread, kept from cluster to cluster
 
-[[gnu::noinline]] inline void yield() {
+inline KnownStack scheduler_stack;
+
+[[gnu::noinline, GYRE_SWITCHES_STACKS]] inline void yield() {
+  begin_switch(block->running->stack->known, scheduler_stack);
   if (GYRE_SET_JUMP(block->running->stack->at) == 0) jump_to(cluster->scheduler);
+  end_switch(block->running->stack->known, scheduler_stack);
 }
 
-[[gnu::noinline]] inline void resume(Stack& stack) {
-  if (GYRE_SET_JUMP(cluster->scheduler) != 0) return;
+[[gnu::noinline, GYRE_SWITCHES_STACKS]] inline void resume(Stack& stack) {
+  begin_switch(scheduler_stack, stack.known);
+  if (GYRE_SET_JUMP(cluster->scheduler) != 0) {
+    end_switch(scheduler_stack, block->running->stack->known);
+    return;
+  }
   if (stack.started) jump_to(stack.at);
   stack.started = true;
   setcontext(&stack.context);
 }
 
 // The launch throws: an exception of the fiber's own would have no handler.
-[[noreturn]] inline void fail(std::string&& error) {
+[[noreturn, GYRE_SWITCHES_STACKS]] inline void fail(std::string&& error) {
   cluster->error = std::move(error);
+  begin_switch(block->running->stack->known, scheduler_stack);
   jump_to(cluster->scheduler);
+  __builtin_unreachable();
 }
 
 inline void require_pdl_wait() {
@@ -169,6 +186,7 @@ T shuffle(T value, unsigned int source) {
 
 // Thread after thread on one stack.
 inline void run_fibers() {
+  end_switch(block->running->stack->known, scheduler_stack);
   for (;;) {
     cluster->body();
     Fiber& fiber = *block->running;
@@ -190,6 +208,8 @@ inline Stack& stack_at(size_t i) {
     getcontext(&stack->context);
     stack->context.uc_stack.ss_sp = stack->memory.get();
     stack->context.uc_stack.ss_size = kBytes;
+    stack->known.bottom = stack->memory.get();
+    stack->known.bytes = kBytes;
     makecontext(&stack->context, run_fibers, 0);
     stacks.push_back(std::move(stack));
   }

@@ -253,9 +253,9 @@ void expect_near(Block& block, uint64_t at, double value, double tolerance) {
   const double stored = reference::load_value(block.dtype, block.after.data(), at);
   if (std::isinf(stored)) return;  // bit for bit
   const reference::Format format = reference::format_of(block.dtype);
-  const double step =
-      std::ldexp(1.0, std::max(std::ilogb(std::abs(value) + tolerance) - format.mantissa_bits,
-                               2 - (1 << (format.exponent_bits - 1)) - format.mantissa_bits));
+  const int least = 2 - (1 << (format.exponent_bits - 1));  // ilogb of 0 is the least int
+  const double step = std::ldexp(
+      1.0, std::max(std::ilogb(std::abs(value) + tolerance), least) - format.mantissa_bits);
   const double rounding = block.dtype == DType::f32 ? 0 : step / 2;
   block.near[at] = {value, std::isnan(value) ? 1 : tolerance + rounding + 1e-300};
 }

@@ -2,46 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <new>
 
 #include "gyre/gyre.h"
-
-namespace {
-std::atomic<uint64_t> allocations{0};
-}
-
-void* operator new(size_t bytes) {
-  ++allocations;
-  void* const memory = std::malloc(bytes != 0 ? bytes : 1);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void* operator new(size_t bytes, std::align_val_t align) {
-  ++allocations;
-  const auto unit = std::max(static_cast<size_t>(align), sizeof(void*));
-  void* const memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t /*align*/) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t /*bytes*/, std::align_val_t /*align*/) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
+#include "stress/failing_memory.h"
 
 namespace gyre::test {
 namespace {
-
-TEST(ServingSteady, EveryAllocationIsCounted) {
-  const uint64_t before = allocations;
-  ::operator delete(::operator new(8));
-  EXPECT_EQ(allocations - before, 1u);
-}
 
 // 256 sequences decode: new pages are taken, old ones leave the windows.
 void decode(const std::vector<KvLayer>& layers) {
@@ -88,9 +56,10 @@ void decode(const std::vector<KvLayer>& layers) {
   };
   for (int i = 0; i < 20; ++i) step(i < 3);  // threads and lists get their memory
   times.clear();
-  const uint64_t before = allocations, system = device.memory().system_allocations;
+  failing_memory().count_from_here();
+  const uint64_t system = device.memory().system_allocations;
   for (uint64_t i = 0; i < kSteps; ++i) step(i % 100 == 0);
-  EXPECT_EQ(allocations - before, 0u);
+  EXPECT_EQ(failing_memory().stop(), 0u);
   EXPECT_EQ(device.memory().system_allocations, system);
   EXPECT_EQ(sequences[0].length(), kSteps + 20);
   std::ranges::sort(times);

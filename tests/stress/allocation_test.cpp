@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <thread>
 
 #include "expect_error.h"
@@ -118,6 +119,25 @@ INSTANTIATE_TEST_SUITE_P(Of, Allocation,
                          [](const auto& at) { return at.param.name; });
 
 // Tasks cannot fail, so they take no memory: what attention needs is taken when a graph is made.
+TEST(OutOfMemory, EveryFormIsCounted) {
+  const auto is_counted = [](const auto& call) {
+    failing_memory().count_from_here();
+    call();
+    return failing_memory().stop() == 1;
+  };
+  constexpr std::align_val_t kAlign{64};
+  EXPECT_TRUE(is_counted([] { ::operator delete(::operator new(8)); }));
+  EXPECT_TRUE(is_counted([] { ::operator delete[](::operator new[](8)); }));
+  EXPECT_TRUE(is_counted([] { ::operator delete(::operator new(8, std::nothrow)); }));
+  EXPECT_TRUE(is_counted([] { ::operator delete[](::operator new[](8, std::nothrow)); }));
+  EXPECT_TRUE(is_counted([] { ::operator delete(::operator new(8, kAlign), kAlign); }));
+  EXPECT_TRUE(is_counted([] { ::operator delete[](::operator new[](8, kAlign), kAlign); }));
+  EXPECT_TRUE(
+      is_counted([] { ::operator delete(::operator new(8, kAlign, std::nothrow), kAlign); }));
+  EXPECT_TRUE(
+      is_counted([] { ::operator delete[](::operator new[](8, kAlign, std::nothrow), kAlign); }));
+}
+
 TEST(OutOfMemory, AReplayTakesNoMemory) {
   constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 256, kKeys = 700;
   for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {

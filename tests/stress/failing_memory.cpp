@@ -31,17 +31,44 @@ void* take_or_throw(size_t bytes, size_t align) {
 
 }  // namespace
 
+// Every form: the sanitizers' own would not call these.
 void* operator new(size_t bytes) { return take_or_throw(bytes, 0); }
+void* operator new[](size_t bytes) { return take_or_throw(bytes, 0); }
 void* operator new(size_t bytes, std::align_val_t align) {
   return take_or_throw(bytes, static_cast<size_t>(align));
 }
+void* operator new[](size_t bytes, std::align_val_t align) {
+  return take_or_throw(bytes, static_cast<size_t>(align));
+}
 void* operator new(size_t bytes, const std::nothrow_t& /*tag*/) noexcept { return take(bytes, 0); }
+void* operator new[](size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  return take(bytes, 0);
+}
 void* operator new(size_t bytes, std::align_val_t align, const std::nothrow_t& /*tag*/) noexcept {
   return take(bytes, static_cast<size_t>(align));
 }
+void* operator new[](size_t bytes, std::align_val_t align, const std::nothrow_t& /*tag*/) noexcept {
+  return take(bytes, static_cast<size_t>(align));
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t /*align*/) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t /*align*/) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t /*bytes*/, std::align_val_t /*align*/) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t /*bytes*/, std::align_val_t /*align*/) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, const std::nothrow_t& /*tag*/) noexcept { std::free(memory); }
+void operator delete[](void* memory, const std::nothrow_t& /*tag*/) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t /*align*/,
+                     const std::nothrow_t& /*tag*/) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t /*align*/,
+                       const std::nothrow_t& /*tag*/) noexcept {
   std::free(memory);
 }

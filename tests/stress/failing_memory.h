@@ -1,5 +1,5 @@
 #pragma once
-// operator new that fails where a test wants it to. In one file of a program.
+// operator new that counts, and fails where a test wants it to. In one file of a program.
 
 #include <atomic>
 #include <cstdint>
@@ -19,6 +19,14 @@ struct FailingMemory {
     count = failed = 0;
     first = at;
     fails = how_many;
+  }
+  void count_from_here() {
+    arm(0, 0);
+    on = true;
+  }
+  uint64_t stop() {
+    on = false;
+    return count;
   }
   bool refuses() {
     if (!on.load(std::memory_order_relaxed)) return false;
