@@ -65,8 +65,8 @@ class Executor {
   // Scratch memory of all threads for such a plan. run() takes no memory.
   void reserve(const Plan& plan);
   // Runs the whole plan, the caller helping. One plan at a time; further callers queue.
-  // What poll() throws ends it and is thrown; a task may end early then. With a log, notes when which
-  // thread ran which command; false: there was no memory for all times.
+  // What poll() throws ends it and is thrown; a task may end early then. With a log, notes when
+  // which thread ran which command; false: there was no memory for all times.
   bool run(const Plan& plan, const TraceLog* log, std::vector<TraceLog::Timing>* timings);
 
  private:
