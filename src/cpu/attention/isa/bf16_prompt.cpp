@@ -288,6 +288,8 @@ void add_bf16_prompt_kernels(AttentionKernels& kernels) {
   kernels.split_queries = split_queries;
   kernels.score_prompt = score_prompt;
   kernels.accumulate_prompt = accumulate_prompt;
+  kernels.prompt_rows =
+      kMostRows;  // splitting a block costs a quarter of multiplying 64 rows with it
   kernels.f16_arithmetic = kernels.bf16_arithmetic = "bf16";
 }
 
