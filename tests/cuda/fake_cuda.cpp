@@ -2,6 +2,7 @@
 // only kernels are bytes_copy and those that do nothing. For tests of the runtime, not of kernels.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -62,10 +63,11 @@ bool is_inside(CuAddress address, size_t bytes) {
   return address - begin < size && bytes <= size - (address - begin);
 }
 
-CuResult run(const Node& node) {
+CuResult run(const Node& node, const FakeMoment& until) {
   const std::lock_guard lock(mutex);
   if (sticky != kCuSuccess) return sticky;
   ++kernels_run;
+  node.function->used = until;
   if (node.function->name.find("bytes_copy") == std::string::npos) return kCuSuccess;
   const CuAddress from = node.args.at[0], to = node.args.at[1];
   if (!is_inside(from, node.params.bytes) || !is_inside(to, node.params.bytes)) {
@@ -280,10 +282,11 @@ CuResult cuModuleLoadData(CuModule* module, const void*) {
 }
 CuResult cuModuleUnload(CuModule module) {
   require_user();
-  delete as<Module*>(module);
+  const std::unique_ptr<Module> owner(as<Module*>(module));
   const std::lock_guard lock(mutex);
   --modules;
-  early_unloads += FakeLine::unseen() != 0 ? 1 : 0;
+  const auto is_used = [](const auto& function) { return !FakeLine::is_seen(function->used); };
+  early_unloads += std::ranges::any_of(owner->functions, is_used) ? 1 : 0;
   return kCuSuccess;
 }
 CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* name) {
@@ -307,8 +310,9 @@ CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsig
   Graph* const captured = as<Stream*>(stream)->captured;
   return taking_memory([&] {
     if (captured == nullptr) {
-      as<Stream*>(stream)->line->add_work();
-      return run(make_node(function, params));
+      FakeLine& line = *as<Stream*>(stream)->line;
+      line.add_work();
+      return run(make_node(function, params), line.now());
     }
     Node node = make_node(function, params);
     if (!captured->nodes.empty()) node.after.push_back(captured->nodes.size() - 1);
@@ -358,8 +362,9 @@ CuResult cuGraphExecDestroy(CuGraphExec exec) {
 CuResult cuGraphLaunch(CuGraphExec exec, CuStream stream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   return taking_memory([&] {
-    as<Stream*>(stream)->line->add_work();
-    return run_graph(*as<Graph*>(exec), run);
+    FakeLine& line = *as<Stream*>(stream)->line;
+    line.add_work();
+    return run_graph(*as<Graph*>(exec), [&](const Node& node) { return run(node, line.now()); });
   });
 }
 

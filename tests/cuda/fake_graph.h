@@ -11,6 +11,7 @@
 #include "abi/bytes_copy.h"
 #include "cuda/driver.h"
 #include "cuda/kernel.h"
+#include "fake_streams.h"
 
 namespace gyre::test {
 
@@ -18,6 +19,7 @@ using namespace gyre::cuda;
 
 struct Function {
   std::string name;
+  FakeMoment used{};  // until then
 
   // Of a block; kernels called so have many registers.
   int max_threads() const { return name.find("narrow") == std::string::npos ? 1024 : 64; }

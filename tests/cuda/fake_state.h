@@ -23,7 +23,7 @@ CuResult sticky = kCuSuccess;  // until the last user lets go of the context
 int users = 0;
 uint64_t kernels_run = 0;
 int64_t modules = 0;         // that are loaded
-uint64_t early_unloads = 0;  // while there was work that nobody had waited for
+uint64_t early_unloads = 0;  // of kernels in work that nobody had waited for
 
 // A child of fork() cannot use what its parent has of the driver.
 pid_t user = 0;

@@ -46,6 +46,10 @@ class FakeLine : public std::enable_shared_from_this<FakeLine> {
     const std::lock_guard lock(mutex());
     if (moment.line != nullptr) moment.line->see_until(moment.step);
   }
+  static bool is_seen(const FakeMoment& moment) {
+    const std::lock_guard lock(mutex());
+    return moment.line == nullptr || moment.line->seen_ >= moment.step;
+  }
 
  private:
   static constexpr size_t kRoom =

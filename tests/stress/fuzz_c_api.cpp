@@ -35,12 +35,17 @@ bool ask(FuzzWorld& w, const char* name, gyre_status status) {
   });
 }
 
-// A struct of another size: shorter than its first fields, or one of a newer library.
+// A struct of another size: shorter than its first fields, or one of a newer library, whose further
+// fields are 0 or not. Until the next one of its kind.
 template <class Struct>
-const Struct* odd_size(FuzzInput& in, Struct& options) {
-  options.size = sizeof(Struct);
-  if (in.spoil()) options.size = in.below(sizeof(Struct) + 1);
-  return in.spoil() ? nullptr : &options;
+const Struct* odd_size(FuzzInput& in, const Struct& given) {
+  constexpr size_t kFurther = 4;
+  static std::array<uint64_t, sizeof(Struct) / 8 + kFurther> room;
+  room.fill(0);
+  std::memcpy(room.data(), &given, sizeof given);
+  room[0] = in.spoil() ? in.below(sizeof(room) + 1) : sizeof(Struct);  // its size
+  if (in.spoil()) room.back() = 1;
+  return in.spoil() ? nullptr : reinterpret_cast<const Struct*>(room.data());
 }
 
 gyre_device* c_device() {
@@ -116,7 +121,6 @@ void fuzz_objects(FuzzWorld& w) {
   ask(w, "gyre_encoder_create",
       gyre_encoder_create(in.spoil() ? nullptr : c_device(), encoder.out(in)));
   gyre_kv_layer layer{};
-  layer.size = in.number(sizeof(layer));
   layer.k = static_cast<gyre_kv_format>(in.number(1 + in.below(3)));
   layer.v = static_cast<gyre_kv_format>(in.number(16 + in.below(6)));
   gyre_kv_cache_options options{};
@@ -124,7 +128,7 @@ void fuzz_objects(FuzzWorld& w) {
   options.head_dim = in.number(16);
   options.capacity = in.number(16);
   options.step_tokens = in.number(4);
-  options.layers = in.spoil() ? nullptr : &layer;
+  options.layers = odd_size(in, layer);
   options.layer_count = in.spoil() ? in.below(2) : 1;
   ask(w, "gyre_kv_cache_create",
       gyre_kv_cache_create(c_device(), odd_size(in, options), cache.out(in)));
@@ -184,11 +188,10 @@ void fuzz_pool(FuzzWorld& w) {
       gyre_kv_batch_create(pool.in(in), odd_size(in, bounds), batch.out(in)));
   ask(w, "gyre_encoder_create", gyre_encoder_create(c_device(), encoder.out(in)));
   gyre_kv_step step{};
-  step.size = in.number(sizeof(step));
   step.sequence = sequence.in(in);
   step.tokens = in.number(8);
   ask(w, "gyre_kv_batch_begin",
-      gyre_kv_batch_begin(batch.in(in), encoder.in(in), in.spoil() ? nullptr : &step,
+      gyre_kv_batch_begin(batch.in(in), encoder.in(in), odd_size(in, step),
                           in.spoil() ? in.below(2) : 1));
   make(w, k, GYRE_F32, {8, 1, 16});
   ask(w, "gyre_kv_batch_append",

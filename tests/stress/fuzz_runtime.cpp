@@ -26,7 +26,7 @@ void fuzz_custom(FuzzWorld& w) {
                   .cpu = in.spoil() ? nullptr : add_task,
                   .cuda = {}};
   if (in.spoil()) code.args.resize(in.below(20));
-  if (in.spoil()) code.args[0].access = static_cast<Access>(in.byte());
+  if (!code.args.empty() && in.spoil()) code.args[0].access = static_cast<Access>(in.byte());
   std::optional<CustomKernel> kernel;
   if (!w.call("CustomKernel", [&] { kernel.emplace(std::move(code)); })) return;
   w.call("CustomKernel::supports", [&] { kernel->supports(w.some_device()); });

@@ -212,9 +212,13 @@ int live(LifeShared& shared, const std::string& path, uint64_t seed) try {
   for (size_t i = 0; i < kLifeThreads; ++i) {
     threads.emplace_back([&, i] {
       try {
-        ThreadLife life(shared, folder, device, *pools[i % kLifePools], i, seed);
-        life.recover();
-        life.run();
+        LifePool& pool = *pools[i % kLifePools];
+        std::unique_lock lock(pool.mutex);  // its sequences come and go one after the other
+        const auto life = std::make_unique<ThreadLife>(shared, folder, device, pool, i, seed);
+        lock.unlock();
+        life->recover();
+        life->run();
+        lock.lock();
       } catch (const std::exception& error) {
         shared.fail("thread " + std::to_string(i) + ": " + error.what());
         failed = true;
