@@ -16,6 +16,8 @@
 
 namespace gyre {
 
+inline constexpr uint64_t kKvMostLayers = 1024;  // of a cache or a pool
+
 // What one layer stores.
 struct KvLayer {
   KvFormat k = KvFormat::tq8;

@@ -22,7 +22,8 @@ gyre::CustomCode custom_code(const gyre_custom_code* code) {
   check_arguments(given.arg_count, given.args, "code.arg");
   gyre::CustomCode made;
   made.name = &deref(given.name, "code.name");
-  for (const gyre_custom_arg& arg : read_array(given.args, given.arg_count, "code.args")) {
+  for (const gyre_custom_arg& arg :
+       read_array(given.args, given.arg_count, gyre::kMaxArgs, "code.args")) {
     made.args.push_back(
         {&deref(arg.name, "code.args.name"),
          same_number(arg.access,

@@ -36,7 +36,8 @@ gyre_status gyre_kv_batch_begin(gyre_kv_batch* batch, gyre_encoder* encoder,
                                 const gyre_kv_step* steps, uint64_t count) {
   return guard(__func__, [&] {
     std::vector<gyre::KvStep> made;
-    for (const gyre_kv_step& step : read_array(steps, count, "steps")) {
+    const uint64_t most = value(batch).options().max_sequences;
+    for (const gyre_kv_step& step : read_array(steps, count, most, "steps")) {
       made.push_back({.sequence = deref(step.sequence, "steps.sequence").value,
                       .tokens = step.tokens,
                       .prompt = step.prompt != 0});

@@ -19,7 +19,7 @@ KvLayer kv_layer(const gyre_kv_layer& given) {
 std::vector<KvLayer> kv_layers(const gyre_kv_layer* layers, uint64_t count) {
   if (layers == nullptr && count == 0) return {KvLayer{}};
   std::vector<KvLayer> made;
-  for (const gyre_kv_layer& layer : read_array(layers, count, "layers")) {
+  for (const gyre_kv_layer& layer : read_array(layers, count, kKvMostLayers, "layers")) {
     made.push_back(kv_layer(layer));
   }
   return made;
@@ -66,7 +66,7 @@ gyre::KvCacheOptions kv_cache_options(const gyre_kv_cache_options* options) {
 gyre_status gyre_kv_layers(uint64_t count, const gyre_kv_policy* policy, gyre_kv_layer* layers) {
   return guard(__func__, [&] {
     const std::vector<gyre::KvLayer> made = gyre::kv_layers(count, kv_policy(policy));
-    read_array(layers, count, "layers");  // nothing is written if a size is wrong
+    read_array(layers, count, count, "layers");  // nothing is written if a size is wrong
     for (uint64_t i = 0; i < count; ++i) {
       const gyre::KvLayer& layer = made[i];
       write(element(layers, i),

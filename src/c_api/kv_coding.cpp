@@ -25,7 +25,7 @@ KvCoding kv_coding(const gyre_kv_coding* coding, const char* name) {
 
 std::vector<KvLayerCoding> kv_codings(const gyre_kv_coding* codings, uint64_t count) {
   if (count % 2 != 0) refuse("coding has K and V of each layer, got an odd count of ", count);
-  const std::vector<gyre_kv_coding> given = read_array(codings, count, "coding");
+  const std::vector<gyre_kv_coding> given = read_array(codings, count, 2 * kKvMostLayers, "coding");
   std::vector<KvLayerCoding> made;
   for (uint64_t i = 0; i < count; i += 2)
     made.push_back({kv_coding(given[i]), kv_coding(given[i + 1])});

@@ -155,12 +155,17 @@ const KvCache::State::Layer& KvCache::State::at(const char* op, uint64_t layer) 
   return layers[layer];
 }
 
-void KvCache::State::write(Encoder& encoder, const Sequence& next, uint64_t start) {
+// As the device has it: the step's tokens are the newest.
+abi::KvExtendParams KvCache::State::Sequence::params() const {
   abi::KvExtendParams params{};
-  params.state = {start, next.length, next.tail_begin};
-  params.positions = next.length - start;
+  params.state = {length - step, length, tail_begin};
+  params.positions = step;
+  return params;
+}
+
+void KvCache::State::write(Encoder& encoder, const Sequence& next) {
   const NewNote note{protocol, protocol->move_note(next.place())};
-  extend_cache(encoder, state, positions, params, &note);
+  extend_cache(encoder, state, positions, next.params(), &note);
   protocol->moved(note.note, list_of(encoder));
   sequence = next;
 }
@@ -215,7 +220,7 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) try {
   const uint64_t tail_slots = cache_tail_slots(s.options, s.tail_tokens);
   if (next.length > tail_slots)
     next.tail_begin = std::max(next.tail_begin, next.length - tail_slots);
-  s.write(encoder, next, next.length - tokens);
+  s.write(encoder, next);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.extend");
 }
@@ -301,13 +306,13 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) try {
     require(s.protocol->holds(i, next.place(), oldest), "kv_cache.truncate: the window of layer ",
             i, " no longer has key ", oldest, ", which a query at ", next.length, " sees");
   }
-  s.write(encoder, next, next.length);
+  s.write(encoder, next);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.truncate");
 }
 
 void KvCache::clear(Encoder& encoder) try {
-  state().write(encoder, {}, 0);
+  state().write(encoder, {});
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.clear");
 }
@@ -324,11 +329,12 @@ KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const try {
   made->sequence = from.sequence;
   RecordingGroup copies(encoder);
   const NewNote note{made->protocol, made->protocol->move_note(from.sequence.place(), true)};
-  copy_bytes(encoder, from.state, made->state, &note);
-  copy_bytes(encoder, from.positions, made->positions);
+  const NewNote read{from.protocol, from.protocol->copy_note(list_of(encoder))};
+  extend_cache(encoder, made->state, made->positions, from.sequence.params(), &note);
+  copy_bytes(encoder, from.positions, made->positions, &read);  // earlier ones stay behind it
   KvSnapshotInfo held = from.snapshot();
   plan_snapshot(held, std::numeric_limits<int64_t>::max());
-  from.copy_layers(encoder, held, *made);
+  from.copy_layers(encoder, held, *made, &read);
   copies.commit();
   made->protocol->moved(note.note, list_of(encoder));
   return KvCache(std::move(made));

@@ -11,8 +11,6 @@
 
 namespace gyre {
 
-constexpr uint64_t kKvMostLayers = 1024;
-
 // Refuses options that no cache can have; returns the tokens of the tail.
 uint64_t check_cache_options(const KvCacheOptions& options);
 // Slots of a tail's ring: the oldest query of a step sees its whole tail, and after a step was
@@ -37,14 +35,16 @@ class KvCache::State {
     uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
     uint64_t step = 0;  // tokens of the last extend; 0: none to append
     StepProtocol::Place place() const { return {length, peak, step, 0}; }
+    abi::KvExtendParams params() const;
   };
 
   const Layer& at(const char* op, uint64_t layer) const;
   uint64_t ring_slots(const KvLayer& layer) const;
   uint64_t tokens_of(const char* op, const Tensor& k) const;  // that a call appends
-  void write(Encoder& encoder, const Sequence& next, uint64_t start);
+  void write(Encoder& encoder, const Sequence& next);
   // What `held` says is in use, into a cache made with the same options.
-  void copy_layers(Encoder& encoder, const KvSnapshotInfo& held, const State& to) const;
+  void copy_layers(Encoder& encoder, const KvSnapshotInfo& held, const State& to,
+                   const NewNote* note = nullptr) const;
   KvSnapshotInfo snapshot() const;  // geometry and sequence; no sections yet
 
   Device device;

@@ -108,13 +108,13 @@ uint64_t load_section(const SnapshotSource& source, const KvSnapshotSection& sec
 
 }  // namespace
 
-void KvCache::State::copy_layers(Encoder& encoder, const KvSnapshotInfo& held,
-                                 const State& to) const {
+void KvCache::State::copy_layers(Encoder& encoder, const KvSnapshotInfo& held, const State& to,
+                                 const NewNote* note) const {
   for (const KvSnapshotSection& section : held.sections) {
     const Tensor& a = tensor_of(layers[section.layer].segments, section);
     const Tensor& b = tensor_of(to.layers[section.layer].segments, section);
     const uint64_t rows = stored_rows(a, section);
-    if (rows != 0) copy_bytes(encoder, a.slice(1, 0, rows), b.slice(1, 0, rows));
+    if (rows != 0) copy_bytes(encoder, a.slice(1, 0, rows), b.slice(1, 0, rows), note);
   }
 }
 
@@ -168,10 +168,8 @@ void KvCache::load(const std::string& path) try {
   // Into the memory that was there: graphs recorded before go on with what was loaded.
   Encoder encoder(s.device);
   made->copy_layers(encoder, info, s);
-  // No step until the next extend().
-  abi::KvExtendParams params{};
-  params.state = {info.length, info.length, info.tail_begin};
-  extend_cache(encoder, s.state, s.positions, params);
+  const State::Sequence loaded{info.length, info.tail_begin, info.peak};
+  extend_cache(encoder, s.state, s.positions, loaded.params());
   const uint64_t before = launches();
   try {
     encoder.submit().wait();
@@ -179,11 +177,8 @@ void KvCache::load(const std::string& path) try {
     if (launches() != before) s.protocol->lose_all();
     throw;
   }
-  s.sequence = {};
-  s.sequence.length = info.length;
-  s.sequence.tail_begin = info.tail_begin;
-  s.sequence.peak = info.peak;
-  s.protocol->moved_now(s.sequence.place());
+  s.sequence = loaded;
+  s.protocol->moved_now(loaded.place());
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.load");
 }

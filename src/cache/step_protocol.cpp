@@ -8,9 +8,9 @@
 namespace gyre {
 namespace {
 
-// Numbers of a note. Moves: id, length, peak, tokens. Others: id, or 0 for any step; layer, tokens;
-// attends also the window.
-enum Kind : uint32_t { kMove, kCopy, kAppend, kAttend };
+// Numbers of a note. Moves, kCopy in the cache that fork() makes: id, length, peak, tokens. Reads,
+// in the one it copies: id. Others: id, or 0 for any step; layer, tokens; attends also the window.
+enum Kind : uint32_t { kMove, kCopy, kAppend, kAttend, kRead };
 
 bool is_move(const CommandNote& note) { return note.kind == kMove || note.kind == kCopy; }
 uint64_t id_of(const CommandNote& note) { return note.number[0]; }
@@ -60,6 +60,7 @@ CommandNote StepProtocol::move_note(const Place& next, bool complete) {
 
 void StepProtocol::moved(const CommandNote& note, const void* list) noexcept {
   recorded_ = place_of(note);
+  moved_in_ = list;
   if (recorded_.length <= lost_) lost_ = kNothingLost;
   add_pending(list);
   if (note.kind != kCopy) return;
@@ -70,6 +71,7 @@ void StepProtocol::moved(const CommandNote& note, const void* list) noexcept {
 void StepProtocol::moved_now(Place next) noexcept {
   next.id = recorded_.id + 1;
   recorded_ = submitted_ = next;
+  moved_in_ = nullptr;
   lost_ = kNothingLost;
 }
 
@@ -95,6 +97,8 @@ void StepProtocol::require_written(const char* op, uint64_t length) const {
 
 void StepProtocol::require_complete(const char* op, const void* list) const {
   require_written(op, recorded_.length);
+  require(!is_copy_ || submitted_.id != 0 || (list != nullptr && moved_in_ == list), op,
+          ": the fork() that the kv_cache comes from is not submitted");
   if (recorded_.tokens == 0) return;
   std::vector<uint64_t> missing, elsewhere;
   for (uint64_t i = 0; i < layers_.size(); ++i) {
@@ -118,6 +122,10 @@ void StepProtocol::require_submitted(const char* op, const void* list) const {
             " calls are recorded in an encoder and not submitted; submit() comes first");
   }
   require_complete(op, list);
+}
+
+CommandNote StepProtocol::copy_note(const void* list) const {
+  return {0, kRead, {moved_in_ == list ? recorded_.id : submitted_.id}};
 }
 
 CommandNote StepProtocol::append_note(uint64_t layer, uint64_t tokens) {
@@ -159,7 +167,11 @@ void StepProtocol::check(const char* op, const ObservedNotes<const CommandNote>&
     require(!is_copy_ || now.id != 0 || note.kind == kCopy, op,
             ": the fork() that a kv_cache comes from is not submitted");
     if (!is_move(note)) require_written(op, now.length);
-    if (note.kind == kAppend) {
+    if (note.kind == kRead) {
+      require(id_of(note) == now.id, op,
+              ": a kv_cache whose fork() was recorded has moved since by ",
+              "an extend(), truncate(), clear() or load()");
+    } else if (note.kind == kAppend) {
       check_append(op, note, now);
     } else if (note.kind == kAttend) {
       check_attend(op, notes, i, now);
@@ -225,14 +237,18 @@ void StepProtocol::tell(ListFate fate, const void* list,
       ran(note);
     } else {
       taken_out(note, list);
-      const Place place = place_of(note);
-      if (fate == ListFate::dropped && note.kind == kMove &&
-          recorded_.length > place.length - place.tokens)
-        lost_ = std::min(lost_, place.length - place.tokens);
+      // One that is older than what was submitted had been given up before.
+      if (fate == ListFate::dropped && is_move(note) && id_of(note) > submitted_.id) {
+        const Place place = place_of(note);
+        const uint64_t kept = note.kind == kCopy ? 0 : place.length - place.tokens;
+        if (recorded_.length > kept) lost_ = std::min(lost_, kept);
+      }
     }
-    if (fate == ListFate::kept && !is_move(note)) note.number[0] = 0;
+    if (fate == ListFate::kept && (note.kind == kAppend || note.kind == kAttend))
+      note.number[0] = 0;
   }
   if (fate == ListFate::replayed) return;
+  if (moved_in_ == list) moved_in_ = nullptr;
   std::erase_if(pending_, [&](const Pending& pending) { return pending.list == list; });
 }
 

@@ -41,6 +41,9 @@ class StepProtocol final : public CommandObserver {
   void require_complete(const char* op, const void* list) const;
   void require_submitted(const char* op, const void* list) const;
 
+  // The note for commands in `list` that copy what is there. It must be there still when they run.
+  CommandNote copy_note(const void* list) const;
+
   // Notes for append and attend. Where no step fits, they are for one that comes later.
   CommandNote append_note(uint64_t layer, uint64_t tokens);
   CommandNote attend_note(uint64_t layer, uint64_t tokens, uint64_t window) const;
@@ -81,6 +84,8 @@ class StepProtocol final : public CommandObserver {
   std::vector<Pending> pending_;  // lists with moves and appends that are not submitted
   Place recorded_, submitted_;
   uint64_t lost_ = kNothingLost;  // tokens from here on are not what the length says
+  const void* moved_in_ =
+      nullptr;  // the list of the newest move, until it is known what became of it
   bool is_copy_ = false;
 };
 

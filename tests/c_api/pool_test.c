@@ -35,6 +35,7 @@ static gyre_kv_sequence* sequence(const Server* s) {
 // One step; row i of the batch is filled by seeds[i], so that it does not depend on the others.
 static void step(const Server* s, const gyre_kv_step* steps, uint64_t count, const uint32_t* seeds,
                  float* out) {
+  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, steps, 1ull << 40), "steps: at most 4, got");
   OK(gyre_kv_batch_begin(s->batch, s->encoder, steps, count));
   uint64_t rows = 0;
   OK(gyre_kv_batch_tokens(s->batch, &rows));

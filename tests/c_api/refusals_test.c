@@ -252,6 +252,22 @@ static void test_values(void) {
   REFUSED(gyre_kv_cache_create(device, &wrong, &cache), "layer.v is 99");
   const gyre_kv_cache_options missing = {.size = sizeof missing, .layer_count = 1};
   REFUSED(gyre_kv_cache_create(device, &missing, &cache), "layers is NULL");
+  // Counts are checked before anything is read by them.
+  const gyre_kv_layer good = {.size = sizeof good, .k = GYRE_KV_F16, .v = GYRE_KV_F16};
+  const gyre_kv_cache_options many = {.size = sizeof many, .layers = &good, .layer_count = 1ull << 40};
+  REFUSED(gyre_kv_cache_create(device, &many, &cache), "layers: at most 1024, got 1099511627776");
+  gyre_kv_pool* pool = NULL;
+  const gyre_kv_pool_options pools = {.size = sizeof pools, .layers = &good, .layer_count = 1ull << 40};
+  REFUSED(gyre_kv_pool_create(device, &pools, &pool), "layers: at most 1024");
+  const gyre_kv_coding coding = {.size = sizeof coding};
+  const gyre_kv_cache_options codings = {.size = sizeof codings,
+                                         .layers = &good,
+                                         .layer_count = 1,
+                                         .coding = &coding,
+                                         .coding_count = 1ull << 40};
+  REFUSED(gyre_kv_cache_create(device, &codings, &cache), "coding: at most 2048");
+  gyre_tensor* table = NULL;
+  REFUSED(gyre_rope_table(device, inverse, 1ull << 61, &table), "rope_table: at most 1024");
   const gyre_kv_cache_options empty = {.size = sizeof empty};
   REFUSED(gyre_kv_cache_create(device, &empty, &cache), "kv_cache: ");  // the library's own
 }

@@ -68,5 +68,115 @@ TEST_F(KvProtocol, ADroppedTruncateLosesNothing) {
   expect_goes_on();
 }
 
+// A copy that never ran holds nothing, whatever its origin held.
+TEST_F(KvProtocol, ADroppedForkIsNotThere) {
+  step(5);
+  cache.truncate(encoder, 2);  // no step that would lack its append
+  encoder.submit().wait();
+  const auto expect_refused = [&](KvCache& copy, const std::vector<std::string>& words) {
+    EXPECT_TRUE(refused(words, [&] { save(copy); }));
+    EXPECT_TRUE(refused(words, [&] { copy.fork(encoder); }));
+    EXPECT_TRUE(refused(words, [&] { copy.extend(encoder, 1); }));
+  };
+  KvCache dropped = cache.fork(encoder);
+  encoder.clear();
+  expect_refused(dropped, {"tokens from 0 on were recorded and dropped"});
+  KvCache kept = cache.fork(encoder);
+  const KvCache copy_of_kept = kept.fork(encoder);
+  const Graph graph = encoder.instantiate();
+  expect_refused(kept, {"fork() that the kv_cache comes from is not submitted"});
+  graph.replay().wait();
+  save(kept);
+  save(copy_of_kept);
+  expect_goes_on();
+}
+
+// What is copied is what was there when fork() was called.
+TEST_F(KvProtocol, AForkWhoseOriginMovedIsRefused) {
+  step(5);
+  const std::vector<std::string> moved = {"encoder.submit", "has moved since"};
+  const auto expect_refused = [&](const auto& move) {
+    const KvCache copy = cache.fork(encoder);
+    move();
+    EXPECT_TRUE(refused(moved, [&] { encoder.submit(); }));
+    encoder.clear();
+    EXPECT_TRUE(refused({"recorded and dropped"}, [&] { save(copy); }));
+  };
+  expect_refused([&] {
+    cache.extend(other, 1);
+    append_all(other, 1);
+    other.submit().wait();
+  });
+  expect_refused([&] {
+    cache.truncate(other, 1);
+    other.submit().wait();
+  });
+  const std::string path = testing::TempDir() + "gyre_fork_" + std::to_string(getpid());
+  cache.save(path);
+  expect_refused([&] { cache.load(path); });
+  std::remove(path.c_str());
+  // In the order of one list it copies what is there by then.
+  cache.extend(encoder, 1);
+  append_all(encoder, 1);
+  const KvCache between = cache.fork(encoder);
+  cache.extend(encoder, 2);
+  append_all(encoder, 2);
+  encoder.submit().wait();
+  EXPECT_EQ(between.length() + 2, cache.length());
+  save(between);
+  expect_goes_on();
+}
+
+// Values are their tokens' numbers, keys are 0: the answer is the mean of what is seen.
+TEST(KvDropped, AForkAfterADroppedTruncateIsAsLongAsItSays) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  Encoder encoder(device);
+  KvCache cache(device, {.kv_heads = 1,
+                         .head_dim = 16,
+                         .capacity = 64,
+                         .layers = {{.k = KvFormat::f32, .v = KvFormat::f32}},
+                         .step_tokens = 16});
+  const Tensor k = device.tensor(DType::f32, {10, 1, 16}),
+               v = device.tensor(DType::f32, {10, 1, 16});
+  for (size_t i = 0; i < 160; ++i) v.data<float>()[i] = static_cast<float>(i / 16);
+  cache.extend(encoder, 10);
+  cache.append(encoder, 0, k, v);
+  encoder.submit();
+  cache.truncate(encoder, 3);
+  encoder.clear();
+  KvCache copy = cache.fork(encoder);
+  const Tensor q = device.tensor(DType::f32, {1, 1, 16}),
+               out = device.tensor(DType::f32, {1, 1, 16});
+  copy.attend(encoder, 0, {.q = q, .out = out});
+  encoder.submit();
+  EXPECT_EQ(copy.length(), 7u);
+  EXPECT_EQ(out.data<const float>()[0], 3.0f);
+}
+
+// Lists that were given up before lose nothing when they go.
+TEST_F(KvProtocol, DroppingAStaleListLosesNothing) {
+  step(6);
+  const std::string path = testing::TempDir() + "gyre_stale_" + std::to_string(getpid());
+  cache.save(path);
+  cache.extend(encoder, 3);
+  append_all(encoder, 3);
+  cache.load(path);
+  encoder.clear();
+  EXPECT_EQ(cache.length(), 6u);
+  expect_goes_on();
+  std::remove(path.c_str());
+
+  const uint64_t before = cache.length();
+  cache.extend(encoder, 3);
+  append_all(encoder, 3);
+  cache.truncate(other, 3);
+  cache.extend(other, 2);
+  append_all(other, 2);
+  other.submit().wait();
+  encoder.clear();
+  EXPECT_EQ(cache.length(), before + 2);
+  expect_goes_on();
+}
+
 }  // namespace
 }  // namespace gyre::test

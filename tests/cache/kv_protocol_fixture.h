@@ -41,11 +41,12 @@ class KvProtocol : public testing::Test {
     append_all(encoder, tokens);
     encoder.submit().wait();
   }
-  void save() const {
+  static void save(const KvCache& what) {
     const std::string path = testing::TempDir() + "gyre_protocol_" + std::to_string(getpid());
-    cache.save(path);
+    what.save(path);
     std::remove(path.c_str());
   }
+  void save() const { save(cache); }
   // A whole step works, and what it leaves can be saved and copied.
   void expect_goes_on() {
     const uint64_t before = cache.length();
