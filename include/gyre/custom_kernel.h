@@ -86,6 +86,8 @@ class GYRE_API CustomKernel {
               const CustomLaunch& launch) const;
 
  private:
+  const KernelCode& code() const;
+
   std::shared_ptr<const KernelCode> code_;
 };
 

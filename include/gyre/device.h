@@ -36,11 +36,11 @@ struct DeviceOptions {
   std::string kernel_cache{};
   // CUDA, Metal: wait after each command, so that an error names the one that failed. Slow.
   bool check_each_launch = false;
-  // CPU: called about every 20 ms between two tasks of a list, by the thread that submits or
-  // replays it. What it throws ends the list there and leaves the call. What has run has run; the
-  // list stays recorded, and may be submitted again if it works on nothing in place, or dropped. A
-  // KvCache whose load() ends so is refused until it is cleared or loaded again. It may not submit,
-  // instantiate or replay on a CPU device itself.
+  // CPU: called about every 20 ms while a list runs, by the thread that submits or replays it. What
+  // it throws ends the list within some milliseconds, custom kernels' tasks when they return, and
+  // leaves the call. What has run has run; the list stays recorded, and may be submitted again if
+  // it works on nothing in place, or dropped. A KvCache whose load() ends so is refused until it is
+  // cleared or loaded again. It may not submit, instantiate or replay on a CPU device itself.
   std::function<void()> poll{};
 };
 

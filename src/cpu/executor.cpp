@@ -108,7 +108,7 @@ Executor::Executor(uint32_t threads, uint32_t spin_us, std::function<void()> pol
 Executor::~Executor() { stop(); }
 
 void Executor::stop() {
-  if (process_ != process_generation()) {  // a child of fork() has no such threads to wait for
+  if (is_inherited()) {
     for (std::thread& worker : workers_) worker.detach();
     return;
   }
@@ -224,7 +224,7 @@ void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
 
 void Executor::wait_until_finished(uint64_t tickets, uint32_t thread) {
   Backoff backoff;
-  while (finished_.load(std::memory_order_acquire) < tickets) {
+  while (finished_.load(std::memory_order_acquire) < tickets && !is_inherited()) {
     backoff.wait();
     if (thread == 0) ended(0);
   }
@@ -240,6 +240,10 @@ bool Executor::ended(uint32_t thread) {
   try {
     const InPoll inside;
     poll_();
+    if (is_inherited())
+      fail(ErrorCode::device_lost,
+           "cpu: DeviceOptions::poll called fork(), and the list's threads ",
+           "are the parent's; open a device in the child");
   } catch (...) {
     thrown_ = std::current_exception();
     ended_.store(true, std::memory_order_relaxed);

@@ -85,6 +85,8 @@ class Executor {
   void help(uint32_t thread);
   void run_ticket(const Run& run, uint64_t ticket, uint32_t thread);
   bool wait_for_work() const;  // true when there is some before the spin time is over
+  // A child of fork() has no threads to wait for.
+  bool is_inherited() const { return process_ != process_generation(); }
   void wait_until_finished(uint64_t tickets, uint32_t thread);
   // Whether poll() has thrown, which thread 0, the one that called run(), asks now and then.
   bool ended(uint32_t thread);

@@ -191,6 +191,8 @@ Tensor exact_rope_table(const Device& device, std::span<const long double> radia
 }
 
 Tensor rope_table(const Device& device, std::span<const double> radians_per_position) try {
+  require(radians_per_position.size() <= abi::kRopeMaxPairs, "rope_table: at most ",
+          abi::kRopeMaxPairs, " frequencies, got ", radians_per_position.size());
   const std::vector<long double> wide(radians_per_position.begin(), radians_per_position.end());
   return exact_rope_table(device, wide);
 } catch (const std::bad_alloc&) {

@@ -65,16 +65,23 @@ CustomKernel::CustomKernel(CustomCode code) try {
   out_of_memory("custom_kernel");
 }
 
-const std::string& CustomKernel::name() const { return code_->code.name; }
+const KernelCode& CustomKernel::code() const {
+  require(code_ != nullptr, "custom_kernel: used after it was moved from");
+  return *code_;
+}
+
+const std::string& CustomKernel::name() const { return code().code.name; }
 
 bool CustomKernel::supports(const Device& device) const {
   require(device.impl() != nullptr, "custom_kernel.supports: the device handle is empty");
-  return device.impl()->has(code_->info, padded(code_->code.params_bytes));
+  const KernelCode& kernel = code();
+  return device.impl()->has(kernel.info, padded(kernel.code.params_bytes));
 }
 
 void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,
                           std::span<const Tensor> args, const CustomLaunch& launch) const try {
-  const CustomCode& code = code_->code;
+  const KernelCode& kernel = this->code();
+  const CustomCode& code = kernel.code;
   Recording recording(encoder, code.name.c_str());
   require(params.size() == code.params_bytes, code.name, ": params have ", code.params_bytes,
           " bytes, got ", params.size());
@@ -90,7 +97,7 @@ void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,
   std::memcpy(bytes.data() + spec, &launch, sizeof(launch));
   std::array<const Tensor*, kMaxArgs> pointers{};
   for (size_t i = 0; i < args.size(); ++i) pointers[i] = &args[i];
-  recording.dispatch(code_->info, spec, bytes.data(), {pointers.data(), args.size()});
+  recording.dispatch(kernel.info, spec, bytes.data(), {pointers.data(), args.size()});
   recording.commit();
 } catch (const std::bad_alloc&) {
   out_of_memory("custom_kernel.record");

@@ -374,6 +374,8 @@ TEST(RopeTable, RefusesWhatIsNotFinite) {
     EXPECT_TRUE(refused({"rope_table: ", "finite"}, [&] { rope_table(device, radians); }));
   }
   const double radians[] = {1.0, 0.5, 0.25};
+  const std::span<const double> endless(radians, size_t{1} << 60);  // never read
+  EXPECT_TRUE(refused({"rope_table: at most 1024"}, [&] { rope_table(device, endless); }));
   const Tensor table = rope_table(device, radians);
   EXPECT_EQ(table.dtype(), DType::u32);
   EXPECT_EQ(table.shape(), (Dims{3, 2}));

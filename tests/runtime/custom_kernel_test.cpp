@@ -154,6 +154,21 @@ TEST_P(CustomKernelTest, NothingToDo) {
   EXPECT_TRUE(are(out, 1));
 }
 
+TEST_P(CustomKernelTest, IsRefusedAfterItWasMovedFrom) {
+  CustomKernel scale(scale_code());
+  const CustomKernel moved(std::move(scale));
+  Encoder encoder(device());
+  // NOLINTBEGIN(bugprone-use-after-move)
+  const auto is_refused = [](const auto& call) {
+    return throws_error(ErrorCode::invalid_argument, {"custom_kernel", "moved from"}, call);
+  };
+  EXPECT_TRUE(is_refused([&] { (void)scale.name(); }));
+  EXPECT_TRUE(is_refused([&] { (void)scale.supports(device()); }));
+  EXPECT_TRUE(is_refused([&] { scale.record(encoder, {}, {}, {}); }));
+  // NOLINTEND(bugprone-use-after-move)
+  EXPECT_TRUE(moved.supports(device()));
+}
+
 TEST_P(CustomKernelTest, IsTracedByName) {
   const CustomKernel scale(scale_code("my scale"));
   const Tensor x = counted(), out = counted();

@@ -1,5 +1,6 @@
 // DeviceOptions::poll ends a list, and what it ran on stays usable.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -36,7 +37,7 @@ struct Polled {
   }
 };
 
-constexpr uint64_t kHeads = 8, kKvHeads = 2, kDim = 64, kLength = 4096, kLayers = 1;
+constexpr uint64_t kHeads = 8, kKvHeads = 2, kDim = 64, kLength = 4096, kPages = 4096, kPage = 1024;
 
 // Attention over a long prompt: seconds of work in tasks of milliseconds.
 class Interrupt : public testing::TestWithParam<uint32_t> {
@@ -47,6 +48,17 @@ class Interrupt : public testing::TestWithParam<uint32_t> {
     for (float& x : made.data<float>())
       x = (value = value * 1.7f - static_cast<int>(value * 1.7f)) - 0.5f;
     return made;
+  }
+  Tensor integers(const std::vector<int32_t>& values, const Dims& shape) const {
+    const Tensor made = device.tensor(DType::i32, shape);
+    made.write_from(std::span<const int32_t>(values));
+    return made;
+  }
+  // A sequence may have it as often as it likes.
+  KvPages one_page(KvFormat format) const {
+    return KvPages::allocate(
+        device, {.k = format, .v = format, .kv_heads = 1, .head_dim = kDim, .page_tokens = kPage},
+        1);
   }
   std::vector<float> decode() {
     const Tensor q = filled(1, kHeads, 0.3f), out = filled(1, kHeads, 0.1f);
@@ -147,31 +159,82 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
 
 // A task of seconds does not run to its end, and writes no row.
 TEST_P(Interrupt, EndsALongTask) {
-  constexpr uint64_t kPages = 4096, kPage = 1024, kRows = 64;
-  const auto integers = [&](const std::vector<int32_t>& values, const Dims& shape) {
-    const Tensor made = device.tensor(DType::i32, shape);
-    made.write_from(std::span<const int32_t>(values));
-    return made;
-  };
+  constexpr uint64_t kRows = 64;
   for (const KvFormat format : {KvFormat::f32, KvFormat::tq8}) {
     const Tensor out = filled(kRows, 1, 0.1f);
     for (float& x : out.data<float>()) x = -1;
-    attention(
-        encoder,
-        {.q = filled(kRows, 1, 0.3f),
-         .pages = KvPages::allocate(
-             device,
-             {.k = format, .v = format, .kv_heads = 1, .head_dim = kDim, .page_tokens = kPage}, 1),
-         .page_table = integers(std::vector<int32_t>(kPages), {1, kPages}),
-         .lengths = integers({kPages * kPage}, {1}),
-         .query_begin = integers({0, kRows}, {2}),
-         .out = out},
-        {.most_queries = kRows});
+    attention(encoder,
+              {.q = filled(kRows, 1, 0.3f),
+               .pages = one_page(format),
+               .page_table = integers(std::vector<int32_t>(kPages), {1, kPages}),
+               .lengths = integers({kPages * kPage}, {1}),
+               .query_begin = integers({0, kRows}, {2}),
+               .out = out},
+              {.most_queries = kRows});
     polled.on = true;
     EXPECT_THROW(encoder.submit(), Stop) << name(format);
     polled.on = false;
     encoder.clear();
     for (const float x : out.data<const float>()) ASSERT_EQ(x, -1) << name(format);
+  }
+}
+
+// Sequences that come after it in the same task: their pages are none, so each would be NaN at
+// once.
+TEST_P(Interrupt, EndsTheRestOfALongTask) {
+  constexpr uint64_t kSequences = 192;
+  std::vector<int32_t> table(kSequences * kPages), begin(kSequences + 1);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = i / kPages % 3 == 0 ? 0 : -1;
+  for (size_t i = 0; i <= kSequences; ++i) begin[i] = static_cast<int32_t>(i);
+  const Tensor out = filled(kSequences, 1, 0.1f);
+  for (float& x : out.data<float>()) x = -1;
+  attention(encoder,
+            {.q = filled(kSequences, 1, 0.3f),
+             .pages = one_page(KvFormat::f32),
+             .page_table = integers(table, {kSequences, kPages}),
+             .lengths = integers(std::vector<int32_t>(kSequences, kPages * kPage), {kSequences}),
+             .query_begin = integers(begin, {kSequences + 1}),
+             .out = out},
+            {});
+  polled.on = true;
+  EXPECT_THROW(encoder.submit(), Stop);
+  encoder.clear();
+  for (const float x : out.data<const float>()) ASSERT_EQ(x, -1);
+}
+
+// The child has none of the threads that the list waits for.
+TEST_P(Interrupt, PollMayFork) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "thread sanitizer does not follow fork() of a process with threads";
+#endif
+  for (const bool throws : {false, true}) {
+    pid_t child = -1;
+    const Device forking = Device::open("cpu", {.threads = GetParam(), .poll = [&] {
+                                                  if (child != -1) return;
+                                                  child = fork();
+                                                  if (child == 0) alarm(10);  // instead of a hang
+                                                  if (child == 0 && throws) throw Stop();
+                                                }});
+    const Tensor from = forking.tensor(DType::f32, {4096, 8, 128}),
+                 to = forking.tensor(DType::f32, {4096, 8, 128});
+    Encoder list(forking);
+    while (child == -1) {
+      for (int i = 0; i < 200; ++i) kv_copy(list, {.k = from, .k_cache = to});
+      bool lost = false;
+      try {
+        list.submit().wait();
+      } catch (const Error& error) {
+        lost = error.code() == ErrorCode::device_lost;
+      } catch (const Stop&) {
+        lost = throws;
+      }
+      if (child == 0) _exit(lost ? 0 : 1);
+      ASSERT_FALSE(lost) << "in the parent it goes on";
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status)) << "it hung";
+    EXPECT_EQ(WEXITSTATUS(status), 0) << throws;
   }
 }
 

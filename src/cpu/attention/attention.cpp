@@ -116,6 +116,7 @@ class Command {
 
  private:
   void run_item(const Sequence& s, uint64_t kv_head, uint64_t tile, uint64_t piece) {
+    if (task_ended()) return;
     WorkTile work = make_work(s, kv_head, tile * s.tile_rows, s.pieces[piece]);
     // A sequence with a wrong entry shows it in all rows: each tile of a prompt looks at all of
     // them, each piece at its own, and the merge spreads what one found.

@@ -165,13 +165,16 @@ class Batch {
 // a row tile of a KV head and one piece of the keys, tiles running fastest: neighbours share keys.
 template <class Take>
 void ForItems(const Batch& batch, uint32_t task, uint32_t tasks, const Take& take) {
+  constexpr uint64_t kSome = 4096;  // sequences, within a millisecond
   double total = 0;
   for (uint64_t i = 0; i < batch.sequences(); ++i) {
+    if (i % kSome == 0 && task_ended()) return;
     const Sequence s = batch.at(i);
     if (s.row_tiles != 0) total += static_cast<double>(batch.items(s)) * batch.cost_of_item(s);
   }
   double before = 0;
   for (uint64_t i = 0; i < batch.sequences(); ++i) {
+    if (i % kSome == 0 && task_ended()) return;
     const Sequence s = batch.at(i);
     if (s.row_tiles == 0) continue;
     const uint64_t items = batch.items(s);
