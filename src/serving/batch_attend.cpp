@@ -19,12 +19,19 @@ float scale_of(std::optional<float> given, uint64_t head_dim) {
   return given ? *given : 1.0f / std::sqrt(static_cast<float>(head_dim));
 }
 
-// What attention checks, before a basis is applied to it.
+// What is written shares no memory with what is read.
+void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> read) {
+  check_apart(kOp, "out", in.out, read);
+  check_apart(kOp, "lse", in.lse, read);
+}
+
+// What attention checks, as the caller gave it: with a basis or several kinds of pages, attention
+// gets other tensors than these.
 void check_given(const AttendInputs& in, const KvPoolOptions& options) {
   check_query(kOp, in.q, "pages", options.kv_heads, options.head_dim);
   check_outputs(kOp, {{}, in.out, in.lse, in.sinks},
                 {in.q.shape(0), in.q.shape(1), options.v_head_dim});
-  check_apart(kOp, "out", in.out, {&in.q, &in.sinks, &in.slopes});
+  check_written(in, {&in.q, &in.sinks, &in.slopes});
 }
 
 uint64_t elements(const Dims& shape) {
@@ -70,7 +77,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   AttendInputs in = given;
   const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sinks ? 1 : 0);
   Recording recording(encoder, kOp);
-  if (bases.defined()) check_given(in, pool->options);
+  check_given(given, pool->options);
   check_means(kOp, bases, {in.lse.defined(), in.sinks.defined(), with.soft_cap != 0, false});
   const BasisAttention inside =
       enter_basis(recording, encoder.device(), bases, in.q, in.out, segments != 1);
@@ -80,29 +87,31 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
   AttendScratch reserved = scratch;
+  const auto attend = [&](const KvPool::State::Store& store, abi::KvSegment segment,
+                          const AttentionMergeInputs& to) {
+    const PagedCall part = over(call, store, segment);
+    check_written(given, {&part.keys.pages.bytes, &part.page_table, &part.lengths,
+                          &part.query_begin, &part.prompts, &part.keys.tail_begin});
+    attend_pages(recording, encoder.device(), part, to, reserved);
+  };
   if (segments == 1) {
-    attend_pages(recording, encoder.device(), over(call, l.body, abi::kSegmentBody), outputs,
-                 reserved);
+    attend(l.body, abi::kSegmentBody, outputs);
   } else {
     const Dims shape = attention_partial_shape(segments, in.q.shape(), pool->options.v_head_dim);
     reserved.states = at_least(encoder.device(), scratch.states, elements(shape));
     AttentionMergeInputs merged = outputs;
     merged.partial = reserved.states.slice(0, 0, elements(shape)).reshape(shape);
     uint64_t done = 0;
-    const auto attend = [&](const KvPool::State::Store& store, abi::KvSegment segment) {
-      attend_pages(
-          recording, encoder.device(), over(call, store, segment),
-          {.partial = merged.partial.slice(0, done++, 1), .out = {}, .lse = {}, .sinks = {}},
-          reserved);
+    const auto next_state = [&]() -> AttentionMergeInputs {
+      return {.partial = merged.partial.slice(0, done++, 1), .out = {}, .lse = {}, .sinks = {}};
     };
-    attend(l.body, abi::kSegmentBody);
-    if (l.sinks) attend(*l.sinks, abi::kSegmentSinks);
-    if (l.tail) attend(*l.tail, abi::kSegmentTail);
-    check_outputs(kOp, outputs, {in.q.shape(0), in.q.shape(1), pool->options.v_head_dim});
+    attend(l.body, abi::kSegmentBody, next_state());
+    if (l.sinks) attend(*l.sinks, abi::kSegmentSinks, next_state());
+    if (l.tail) attend(*l.tail, abi::kSegmentTail, next_state());
     dispatch_merge(recording, merged);
   }
   leave_basis(recording, bases, inside, given.out);
-  const CommandNote note = pool->order->attend_note(number, current);
+  const CommandNote note = pool->order->attend_note(number, current, index);
   recording.note({pool->order, note});
   pool->order->recorded(note, &encoder.recorder());  // may still refuse
   recording.commit();

@@ -52,7 +52,7 @@ class KvBatch::State {
     to(l.body, true);
     if (l.tail) to(*l.tail, false);
     if (l.sinks) to(*l.sinks, false);
-    note(encoder, op, pool->order->append_note(number, current, index));
+    note(encoder, op, pool->order->append_note(number, current, index, k.shape(0)));
     recorded.commit();
     step.note_append(index);
     if (step.complete()) finish();

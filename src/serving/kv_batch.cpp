@@ -112,8 +112,6 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
   }
   recorded.commit();
   pages.recorded();
-  tokens = 0;
-  for (const StepPages::Member& member : members) tokens += member.tokens;
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.begin");
 }
@@ -134,13 +132,16 @@ void KvBatch::State::record_copies(Encoder& encoder) const {
 
 // Sequences that wait for an earlier step keep its start.
 void KvBatch::State::note_begin(Encoder& encoder) {
-  const CommandNote begin = pool->order->begin_note(number, base);
+  tokens = 0;
+  for (const StepPages::Member& member : members) tokens += member.tokens;
+  const CommandNote begin = pool->order->begin_note(number, base, tokens);
   base = current = StepOrder::step_of_begin(begin);
   for (const StepPages::Member& member : members) {
     KvSequence::State::Written& written = member.sequence->written;
     const bool waits = pool->order->fate(written.step) == StepOrder::Fate::recorded;
     written = {current, waits ? std::min(written.start, member.start) : member.start};
   }
+  pages.note_copies();
   note(encoder, kBegin, begin);
   follow_order();
 }
@@ -153,7 +154,11 @@ void KvBatch::State::note(const Encoder& encoder, const char* op, const CommandN
 }
 
 void KvBatch::State::follow_order() {
-  pool->order->set_open(number, step.recording() || (step.open() && !step.complete()));
+  using Phase = StepOrder::Phase;
+  const bool lacks_layers = step.open() && !step.complete();
+  pool->order->set_phase(number, step.recording() ? Phase::recording
+                                 : lacks_layers   ? Phase::step
+                                                  : Phase::idle);
 }
 
 void KvBatch::State::forget_tables() {
@@ -230,7 +235,7 @@ void KvBatch::record() {
 void KvBatch::end() {
   State& s = state();
   if (s.step.open()) {
-    s.note_appends([&](uint64_t layer) { return s.pool->order->replayed(s.number, layer); });
+    s.note_appends([&](uint64_t layer) { return s.pool->order->appended(s.number, layer); });
   }
   s.step.end("kv_batch.end");
   s.finish();
@@ -244,6 +249,7 @@ void KvBatch::assume_appended() {
   require(s.pool->order->fate(s.current) == StepOrder::Fate::ran, kOp,
           ": what was recorded of the step is not submitted");
   s.note_appends([](uint64_t) { return true; });
+  s.pool->order->assume_appended(s.number);
   s.finish();
 }
 

@@ -35,6 +35,24 @@ class Resumable {
   uint64_t depth_ = 0, deepest_ = 0;
 };
 
+// Whether the index can have the sequence's page of a group: not one where a tail begins inside.
+bool can_publish(const KvSequence::State& from, size_t group, uint64_t page) {
+  return from.groups[group].has(page) &&
+         from.oldest(group) <= page * from.pool->options.page_tokens;
+}
+
+// How many of the first `count` pages the index gets: up to the last of which it has something. A
+// node without a page, and with none behind it, is of no use, and no eviction would take it.
+uint64_t pages_to_publish(const KvSequence::State& from, uint64_t count) {
+  const auto has_any = [&](uint64_t page) {
+    for (size_t i = 0; i < from.groups.size(); ++i)
+      if (can_publish(from, i, page)) return true;
+    return false;
+  };
+  while (count != 0 && !has_any(count - 1)) --count;
+  return count;
+}
+
 }  // namespace
 
 KvPool::KvPool(Device device, const KvPoolOptions& options) try
@@ -114,10 +132,11 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
               (page + 1) * page_tokens - 1, " are not those that the pages were published with");
     }
   }
-  std::vector<uint32_t> path(count, kNoNode), added;
-  added.reserve(count);
+  const uint64_t kept = pages_to_publish(from, count);
+  std::vector<uint32_t> path(kept, kNoNode), added;
+  added.reserve(kept);
   try {
-    for (uint64_t page = 0; page < count; ++page) {
+    for (uint64_t page = 0; page < kept; ++page) {
       const uint32_t parent = page == 0 ? kNoNode : path[page - 1];
       path[page] = s.index.find(parent, page_of(page));
       if (path[page] != kNoNode) continue;
@@ -128,11 +147,10 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
     for (; !added.empty(); added.pop_back()) s.index.erase(added.back());
     throw;
   }
-  for (uint64_t page = 0; page < count; ++page) {
+  for (uint64_t page = 0; page < kept; ++page) {
     const uint32_t node = path[page];
     for (size_t i = 0; i < s.groups.size(); ++i) {
-      if (!from.groups[i].has(page) || s.index.page(node, i) != kNoPage) continue;
-      if (from.oldest(i) > page * page_tokens) continue;  // a tail that begins inside the page
+      if (!can_publish(from, i, page) || s.index.page(node, i) != kNoPage) continue;
       s.index.set_page(node, i, from.groups[i].at(page));
       s.groups[i].cache(from.groups[i].at(page), node);
     }

@@ -22,10 +22,13 @@ void KvSequence::State::require_no_step(const char* op) const {
 }
 
 void KvSequence::State::require_written(const char* op) const {
-  if (length <= written.start || pool->order->fate(written.step) != StepOrder::Fate::dropped)
-    return;
-  fail(ErrorCode::invalid_argument, op, ": tokens from ", written.start, " on were recorded and ",
-       "dropped, the sequence has ", length, "; truncate() them");
+  if (length <= written.start) return;
+  const StepOrder::Fate fate = pool->order->fate(written.step);
+  require(fate != StepOrder::Fate::kept, op, ": tokens from ", written.start,
+          " on are in a graph that was not replayed");
+  if (fate == StepOrder::Fate::dropped)
+    fail(ErrorCode::invalid_argument, op, ": tokens from ", written.start, " on were recorded and ",
+         "dropped, the sequence has ", length, "; truncate() them");
 }
 
 void KvSequence::State::require_submitted(const char* op) const {
@@ -55,6 +58,7 @@ void KvSequence::State::shorten(uint64_t to) {
     if (pages.end() != had) pages.changed(pages.end());
   }
   length = to;
+  if (to <= written.start) written = {};
 }
 
 KvSequence::KvSequence(std::shared_ptr<State> state) : state_(std::move(state)) {}

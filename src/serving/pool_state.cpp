@@ -155,10 +155,10 @@ PageId KvPool::State::take(size_t group) {
 void KvPool::State::evict(size_t group) {
   const PageId page = groups[group].oldest_cached();
   uint32_t node = groups[group].node(page);
-  const GroupKeys& keys = groups[group].keys();
-  // Without its page of all keys a prefix is none, and neither is what lies behind it. Without a
-  // page of a window or a tail it cannot be resumed in some places, in others it can.
-  if (keys.window == 0 && keys.limit == 0) {
+  // Without its page of all keys or of sinks a prefix is none, and neither is what lies behind it:
+  // every query sees them. Without a page of a window or a tail it cannot be resumed in some
+  // places, in others it can.
+  if (groups[group].keys().window == 0) {
     evictions += erase_prefix(node);
     return;
   }

@@ -19,28 +19,31 @@ class StepOrder final : public CommandObserver {
   // Lists that were recorded with it may still run.
   void remove_batch(uint64_t batch) noexcept;
   uint64_t batches() const { return batches_.size(); }
-  // Whether a recorded step may run for the batch: one is begun and not complete, or a recording is
-  // open, whose list a caller's graph may capture.
-  void set_open(uint64_t batch, bool open) { batches_.at(batch).open = open; }
+  // What may run of recordings, whose notes are for any step. In a step that lacks layers: graphs
+  // and lists. While a recording is open: its list alone, which a caller's graph may capture.
+  enum class Phase : uint8_t { idle, recording, step };
+  void set_phase(uint64_t batch, Phase phase) { batches_.at(batch).phase = phase; }
   // Whether a begin() of the batch was dropped since the last call.
   bool take_lost(uint64_t batch);
-  // Whether a graph has appended the layer in the batch's newest step.
-  bool replayed(uint64_t batch, uint64_t layer) const {
+  // Whether the layer's append of the batch's newest step has been submitted or replayed.
+  bool appended(uint64_t batch, uint64_t layer) const {
     const Batch& of = batches_.at(batch);
-    return of.replayed[layer] == of.recorded && of.recorded != 0;
+    return of.appended[layer] == of.recorded && of.recorded != 0;
   }
+  void assume_appended(uint64_t batch);  // all layers
 
   // Notes. A step is known by the number that its begin() got here. `base`: the step of the same
   // batch whose tables it changes; 0: it sends them whole. Step 0 is any, of a recording.
-  CommandNote begin_note(uint64_t batch, uint64_t base);
-  CommandNote append_note(uint64_t batch, uint64_t step, uint64_t layer);
-  CommandNote attend_note(uint64_t batch, uint64_t step);
+  CommandNote begin_note(uint64_t batch, uint64_t base, uint64_t tokens);
+  CommandNote append_note(uint64_t batch, uint64_t step, uint64_t layer, uint64_t rows);
+  CommandNote attend_note(uint64_t batch, uint64_t step, uint64_t layer);
   void recorded(const CommandNote& note, const void* list);
   static uint64_t step_of_begin(const CommandNote& begin) { return begin.number[0]; }
 
   void cancel(uint64_t step);  // it did not happen, whatever becomes of its lists
-  enum class Fate : uint8_t { ran, recorded, dropped };
-  Fate fate(uint64_t step) const { return unfinished_.empty() ? Fate::ran : worst_fate(step); }
+  // The worst of a step's writes. Kept: in a graph that was not replayed.
+  enum class Fate : uint8_t { ran, recorded, kept, dropped };
+  Fate fate(uint64_t step) const;
   void require_nothing_recorded(const char* op) const;
 
   void check(const char* op, const ObservedNotes<const CommandNote>& notes) const override;
@@ -51,35 +54,41 @@ class StepOrder final : public CommandObserver {
   struct Batch {
     uint64_t submitted = 0;  // its newest begin() that was
     uint64_t recorded = 0;
-    bool open = false, lost = false;
+    uint64_t tokens = 0;  // of the newest that was recorded
+    Phase phase = Phase::idle;
+    bool lost = false;
     bool removed = false;
-    std::vector<uint64_t> replayed{};  // per layer: the newest step in which a graph appended it
+    std::vector<uint64_t> appended{};  // per layer: the newest step whose append ran
   };
   struct Pending {
     const void* list;
     uint64_t first;  // serial number of its first note
   };
-  // A step some of whose writes have not run. No list: they are in a graph, or dropped.
+  // A step some of whose writes have not run. No list: they are in a graph.
   struct Unfinished {
     const void* list;
     uint64_t step;
-    bool dropped;
-    bool spoiled;  // a step before it was dropped
+    uint64_t appends;  // that are in the list or the graph
+    bool spoiled;      // a step before it was dropped
   };
 
   uint64_t next() { return ++serial_; }
   void forget_removed() noexcept;
   uint64_t now_of(uint64_t batch) const;
   void check_begin(const char* op, const CommandNote& note, uint64_t first) const;
-  void check_layer(const char* op, const CommandNote& note) const;
-  void replay(const CommandNote& append) noexcept;
+  void check_layer(const char* op, const ObservedNotes<const CommandNote>& notes,
+                   size_t index) const;
+  void check_append(const char* op, const CommandNote& note) const;
+  bool is_appended(const ObservedNotes<const CommandNote>& notes, size_t index) const;
+  void ran(const CommandNote& append, ListFate fate) noexcept;
   void drop(const void* list) noexcept;
-  Fate worst_fate(uint64_t step) const;
 
   std::map<uint64_t, Batch> batches_;  // by number
   std::vector<Pending> pending_;
   std::vector<Unfinished> unfinished_;
+  std::vector<uint64_t> dropped_;  // steps, in order
   uint64_t serial_ = 0;
+  uint64_t newest_ = 0;  // begin() that was recorded
   // Of check(): the steps that a list begins, by batch.
   mutable std::vector<std::pair<uint64_t, uint64_t>> now_;
 };

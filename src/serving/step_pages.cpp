@@ -130,6 +130,13 @@ void StepPages::undo(std::span<const Member> members) {
   take_back_dropped();
 }
 
+void StepPages::note_copies() const {
+  for (const Held& held : held_) {
+    uint64_t& start = held.sequence->written.start;
+    start = std::min(start, held.page * pool_->options.page_tokens);
+  }
+}
+
 void StepPages::keep() {
   for (const PageCopy& copy : copies_) pool_->groups[copy.group].release(copy.from);
   copies_.clear();

@@ -40,6 +40,8 @@ class StepPages {
   void recorded() { dropped_.clear(); }  // its commands are in the list
   void undo(std::span<const Member> members);
   void keep();  // the step is there to stay
+  // What a sequence had in a copied page is not there before the copy has run.
+  void note_copies() const;
 
   std::span<const PageCopy> copies() const { return copies_; }
 

@@ -1,8 +1,17 @@
 // The order of calls, and a full pool: what is refused says what is missing and changes nothing.
+#include "runtime/require.h"
+#include "serving/pool_state.h"
 #include "serving/serving_fixture.h"
 
 namespace gyre::test {
 namespace {
+
+std::vector<const KvPool::State::Store*> stores_of(const KvPool::State::Layer& layer) {
+  std::vector<const KvPool::State::Store*> made = {&layer.body};
+  if (layer.tail) made.push_back(&*layer.tail);
+  if (layer.sinks) made.push_back(&*layer.sinks);
+  return made;
+}
 
 class KvBatchTest : public testing::Test {
  public:
@@ -179,6 +188,50 @@ TEST_F(KvBatchTest, AWindowIsAtMostTheLayers) {
   windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 3});
   fails({"kv_batch.attend", "layer 0 keeps a window of 4", "5"},
         [&] { windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 5}); });
+}
+
+// The same is refused of every layer, whatever kinds of pages it has, with a basis and without.
+TEST_F(KvBatchTest, WhatIsWrittenSharesNoMemoryWithWhatIsRead) {
+  Tensor one = device.tensor(DType::f32, {1, 16, 16});
+  for (uint64_t i = 0; i < 16; ++i) one.data<float>()[i * 17] = 1;
+  const KvCoding identity{.basis = {.matrix = one, .inverse = one}};
+  KvLayer plain{.k = KvFormat::tq8, .v = KvFormat::tq4}, tail = plain, sinks = plain, both = plain;
+  tail.tail = both.tail = 8;
+  sinks.sinks = both.sinks = 4;
+  const Tensor lse = device.tensor(DType::f32, {20, 1});
+  const auto one_of = [](const Tensor& t) { return t.reshape({t.elements()}).slice(0, 3, 1); };
+  const Tensor in_out = one_of(out), in_lse = one_of(lse);
+  for (const KvLayer& layer : {plain, tail, sinks, both}) {
+    for (const bool has_basis : {false, true}) {
+      KvPoolOptions options = small_pool();
+      options.layers = {layer};
+      if (has_basis) options.coding = {{identity, identity}};
+      const KvPool pool(device, options);
+      KvBatch with(pool, {});
+      KvSequence sequence = pool.sequence();
+      with.begin(encoder, {{sequence, 20}});
+      with.append(encoder, 0, k, k);
+      const auto shares = [&](const std::string& what, const AttendInputs& in) {
+        SCOPED_TRACE(join(what, " with a tail of ", layer.tail, " and sinks of ", layer.sinks));
+        fails({"kv_batch.attend", what}, [&] { with.attend(encoder, 0, in); });
+      };
+      shares("out shares memory", {.q = k, .out = k});
+      shares("out shares memory", {.q = k, .out = out, .sinks = in_out});
+      shares("out shares memory", {.q = k, .out = out, .slopes = in_out});
+      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .sinks = in_lse});
+      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .slopes = in_lse});
+      shares("lse shares memory",
+             {.q = k, .out = out, .lse = k.reshape({320}).slice(0, 5, 20).reshape({20, 1})});
+      for (const KvPool::State::Store* const store : stores_of(pool.state().layers[0])) {
+        const auto at = reinterpret_cast<float*>(store->pages.bytes.address());
+        shares("out shares memory", {.q = k, .out = device.wrap(at, DType::f32, {20, 1, 16})});
+        shares("lse shares memory",
+               {.q = k, .out = out, .lse = device.wrap(at, DType::f32, {20, 1})});
+      }
+      with.attend(encoder, 0, {.q = k, .out = out, .lse = lse});
+      encoder.submit().wait();
+    }
+  }
 }
 
 TEST_F(KvBatchTest, RecordingForAGraph) {

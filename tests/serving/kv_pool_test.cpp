@@ -216,6 +216,52 @@ TEST_F(KvPoolTest, PagesOfSinksBelongToOnePrefix) {
   EXPECT_EQ(server.pool.match(other).length(), 24u);
 }
 
+// Every query sees the sinks: without a page of them nothing behind it can be resumed, or is kept.
+TEST_F(KvPoolTest, WithAPageOfSinksGoesItsPrefix) {
+  KvPoolOptions options = small_pool();
+  options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .sinks = 12}};
+  options.sequences = 1;  // two pages of sinks
+  Server server(device, options);
+  const std::vector<int32_t> one = some_tokens(32, 1), two = some_tokens(8, 2);
+  for (const std::vector<int32_t>* const tokens : {&one, &two}) {
+    Talk talk = server.talk();
+    server.fill(talk, *tokens);  // of `two`: the second page of sinks is evicted
+    server.pool.publish(talk.sequence, *tokens);
+  }
+  EXPECT_EQ(server.pool.match(one).length(), 8u);
+  EXPECT_EQ(server.pool.match(two).length(), 8u);
+  EXPECT_EQ(server.pool.describe().prefixes, 2u);
+  EXPECT_EQ(server.pool.describe().evictions, 4u);
+  EXPECT_EQ(group(server, "all keys").cached, 2u);
+  EXPECT_EQ(group(server, "sinks 12").cached, 2u);
+  expect_no_page_used(server.pool);
+}
+
+// A window has let go of them: the index would keep nodes that nothing can be resumed from and that
+// no eviction takes.
+TEST_F(KvPoolTest, PagesThatNoGroupHasAreNotPublished) {
+  KvPoolOptions options = small_pool(6);
+  options.layers = {{.k = KvFormat::f16, .v = KvFormat::f16, .window = 8}};
+  Server server(device, options);
+  const std::vector<int32_t> tokens = some_tokens(48, 1);
+  {
+    Talk talk = server.talk();
+    for (uint64_t at = 0; at < 48; at += 8) server.fill(talk, std::span(tokens).subspan(at, 8));
+    for (uint32_t i = 0; i < 100; ++i) server.pool.publish(talk.sequence, some_tokens(32, i));
+    EXPECT_EQ(server.pool.describe().prefixes, 0u);
+    server.pool.publish(talk.sequence, std::span(tokens).first(40));
+    EXPECT_EQ(server.pool.describe().prefixes, 5u);  // the way to the page that is there
+    server.pool.publish(talk.sequence, tokens);
+    EXPECT_EQ(server.pool.describe().prefixes, 6u);
+  }
+  EXPECT_EQ(server.pool.match(tokens).length(), 48u);
+  EXPECT_EQ(server.pool.match(std::span(tokens).first(40)).length(), 40u);
+  Talk other = server.talk();
+  server.fill(other, some_tokens(48, 2));  // takes every page
+  EXPECT_EQ(server.pool.describe().prefixes, 0u);
+  EXPECT_EQ(server.pool.describe().evictions, 2u);
+}
+
 TEST_F(KvPoolTest, PublishingOtherTokensForAPageIsRefused) {
   Server server(device, small_pool());
   std::vector<int32_t> tokens = some_tokens(16, 1);

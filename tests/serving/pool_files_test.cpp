@@ -169,6 +169,29 @@ TEST(PoolLoad, WhatIsRefusedEvictsNothing) {
   EXPECT_GE(server.pool.describe().evictions, 1u);
 }
 
+// Prefixes that lost a page of their sinks in use: what is saved of the others can be loaded.
+TEST(PoolLoad, PrefixesAfterAPageOfSinksWasEvicted) {
+  const Folder folder;
+  const Device device = Device::open("cpu", {.threads = 1});
+  KvPoolOptions options = mixed_pool();
+  options.sequences = 2;
+  Server from(device, options), to(device, options);
+  std::vector<std::vector<int32_t>> prompts;
+  for (uint32_t i = 0; i < 3; ++i) {
+    Talk talk = from.talk();
+    prompts.push_back(some_tokens(16, i));
+    from.fill(talk, prompts[i]);
+    from.pool.publish(talk.sequence, prompts[i]);
+  }
+  EXPECT_GE(from.pool.describe().evictions, 1u);
+  from.pool.save_prefixes(folder / "prefixes");
+  EXPECT_EQ(to.pool.load_prefixes(folder / "prefixes"), 4u);
+  for (const uint64_t i : {0u, 1u, 2u}) {
+    EXPECT_EQ(from.pool.match(prompts[i]).length(), i == 0 ? 0 : 16u);
+    EXPECT_EQ(to.pool.match(prompts[i]).length(), i == 0 ? 0 : 16u);
+  }
+}
+
 // Small enough to damage everywhere.
 class PoolDamage : public testing::Test {
  public:

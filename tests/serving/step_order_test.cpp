@@ -221,12 +221,114 @@ TEST_P(StepOrderTest, AStepInAGraph) {
   first.submit();
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
-  EXPECT_TRUE(refused({"kv_pool.publish", "not submitted"}, [&] { pool.publish(a, {}); }));
+  EXPECT_TRUE(refused({"kv_pool.publish", "not replayed"}, [&] { pool.publish(a, {}); }));
   graph.replay().wait();
   pool.publish(a, {});
   step(one, first, a);
   first.submit().wait();
   EXPECT_TRUE(refused({"graph.replay", "over"}, [&] { graph.replay(); }));
+}
+
+// Until it is replayed its tokens are not there, and once its pages may be others' it is not
+// replayed again.
+TEST_P(StepOrderTest, AStepInAGraphThatDoesNotRun) {
+  const std::vector<std::string> words = {"from 0 on are in a graph that was not replayed"};
+  one.begin(first, {{a, 1}});
+  first.submit();
+  std::vector<Graph> graphs;
+  for (uint64_t i = 0; i < layers; ++i) {
+    append(one, second, i, 1);
+    if (i + 2 >= layers) graphs.push_back(second.instantiate());  // the last one by itself
+  }
+  for (Graph& graph : graphs) {
+    EXPECT_TRUE(refused(words, [&] { one.begin(first, {{a, 1}}); }));
+    EXPECT_TRUE(refused(words, [&] { (void)a.fork(); }));
+    EXPECT_TRUE(refused(words, [&] { pool.publish(a, {}); }));
+    graph.replay().wait();
+    graph.replay().wait();  // writes the same once more
+  }
+  pool.publish(a, {});
+  a.clear();
+  step(two, first, b);
+  first.submit().wait();
+  for (Graph& graph : graphs) {
+    EXPECT_TRUE(refused({"graph.replay", "has run, and another step was begun since"},
+                        [&] { graph.replay(); }));
+  }
+}
+
+TEST_P(StepOrderTest, AnAttendBeforeTheAppendOfItsLayer) {
+  const KvPoolOptions& o = GetParam();
+  const Tensor q = device.tensor(DType::f32, {1, o.kv_heads, o.head_dim});
+  const AttendInputs in{.q = q, .out = device.tensor(DType::f32, q.shape())};
+  const auto expect_refused = [&](const auto& run) {
+    EXPECT_TRUE(refused({"kv_batch.attend of layer 0 comes before the step's append()"}, run));
+  };
+  one.begin(first, {{a, 1}});
+  first.submit();
+  append_all(one, first, 1);
+  one.attend(second, 0, in);
+  expect_refused([&] { second.submit(); });
+  first.submit();
+  second.submit().wait();
+  one.record();
+  append_all(one, first, 1);
+  const Graph appends = first.instantiate();
+  one.attend(second, 0, in);
+  const Graph attends = second.instantiate();
+  one.end();
+  one.begin(first, {{a, 1}});
+  first.submit();
+  expect_refused([&] { attends.replay(); });
+  appends.replay();
+  attends.replay().wait();
+  one.end();
+}
+
+TEST_P(StepOrderTest, ARecordingThatDoesNotFitTheStep) {
+  one.record();
+  append_all(one, first, 2);
+  const Graph graph = first.instantiate();
+  one.end();
+  one.begin(first, {{a, 3}});
+  first.submit();
+  EXPECT_TRUE(refused({"graph.replay", "recorded with 2 rows, the step has 3 tokens"},
+                      [&] { graph.replay(); }));
+  one.cancel();
+  one.begin(first, {{a, 1}});
+  first.submit();
+  graph.replay().wait();
+  one.end();
+  one.record();  // its own list may be captured, an older graph may not run
+  EXPECT_TRUE(refused({"graph.replay", "none is begun"}, [&] { graph.replay(); }));
+  append_all(one, first, 1);
+  one.end();
+  first.clear();
+}
+
+// A fork's tokens in the page that it shares are in its own once the copy has run.
+TEST_P(StepOrderTest, ADroppedStepOfAFork) {
+  const std::vector<int32_t> tokens = some_tokens(30, 3);
+  const auto part = [&](size_t from, size_t count) {
+    return std::span(tokens).subspan(from, count);
+  };
+  Server plain(device, GetParam());
+  Talk expected = plain.talk(), origin = server.talk();
+  plain.run(expected, part(0, 13), true);
+  server.run(origin, part(0, 13), true);
+  KvSequence fork = origin.sequence.fork();
+  step(one, first, fork);
+  fork.truncate(1);
+  EXPECT_TRUE(refused({"kv_pool.export_page", "from 8 on", "not submitted"},
+                      [&] { pool.export_page(fork, 0); }));
+  first.clear();
+  EXPECT_TRUE(refused({"kv_batch.begin", "from 8 on", "dropped"}, [&] {
+    one.begin(first, {{fork, 1}});
+  }));
+  fork.truncate(5);
+  step(one, first, fork);
+  first.submit().wait();
+  EXPECT_EQ(server.run(origin, part(13, 9)), plain.run(expected, part(13, 9)));
 }
 
 TEST_P(StepOrderTest, ListsOutliveTheirPool) {
@@ -253,7 +355,7 @@ TEST_P(StepOrderTest, ABatchThatIsGone) {
 
   StepOrder order;
   const uint64_t kept = order.add_batch(1), dropped = order.add_batch(1);
-  std::vector<CommandNote> notes = {order.begin_note(dropped, 0)};
+  std::vector<CommandNote> notes = {order.begin_note(dropped, 0, 1)};
   notes[0].observer = 7;
   const int list = 0;
   order.recorded(notes[0], &list);
