@@ -243,6 +243,11 @@ void StepProtocol::tell(ListFate fate, const void* list,
         const uint64_t kept = note.kind == kCopy ? 0 : place.length - place.tokens;
         if (recorded_.length > kept) lost_ = std::min(lost_, kept);
       }
+      // An append of the step that runs, in a list that went on from there.
+      if (fate == ListFate::dropped && note.kind == kAppend && id_of(note) == submitted_.id &&
+          recorded_.id != submitted_.id && layers_[layer_of(note)].recorded_in == list &&
+          layers_[layer_of(note)].submitted != submitted_.id)
+        lost_ = std::min(lost_, submitted_.length - submitted_.tokens);
     }
     if (fate == ListFate::kept && (note.kind == kAppend || note.kind == kAttend))
       note.number[0] = 0;
