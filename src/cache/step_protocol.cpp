@@ -237,17 +237,7 @@ void StepProtocol::tell(ListFate fate, const void* list,
       ran(note);
     } else {
       taken_out(note, list);
-      // One that is older than what was submitted had been given up before.
-      if (fate == ListFate::dropped && is_move(note) && id_of(note) > submitted_.id) {
-        const Place place = place_of(note);
-        const uint64_t kept = note.kind == kCopy ? 0 : place.length - place.tokens;
-        if (recorded_.length > kept) lost_ = std::min(lost_, kept);
-      }
-      // An append of the step that runs, in a list that went on from there.
-      if (fate == ListFate::dropped && note.kind == kAppend && id_of(note) == submitted_.id &&
-          recorded_.id != submitted_.id && layers_[layer_of(note)].recorded_in == list &&
-          layers_[layer_of(note)].submitted != submitted_.id)
-        lost_ = std::min(lost_, submitted_.length - submitted_.tokens);
+      if (fate == ListFate::dropped) dropped(note, list);
     }
     if (fate == ListFate::kept && (note.kind == kAppend || note.kind == kAttend))
       note.number[0] = 0;
@@ -270,6 +260,21 @@ void StepProtocol::taken_out(const CommandNote& note, const void* list) noexcept
     const bool its = note.kind == kCopy || (note.kind == kAppend && layer_of(note) == i);
     if (its && layers_[i].recorded_in == list) layers_[i].recorded = 0;
   }
+}
+
+// Which tokens are missing now.
+void StepProtocol::dropped(const CommandNote& note, const void* list) noexcept {
+  // A move that is older than what was submitted had been given up before.
+  if (is_move(note) && id_of(note) > submitted_.id) {
+    const Place place = place_of(note);
+    const uint64_t there = note.kind == kCopy ? 0 : place.length - place.tokens;
+    if (recorded_.length > there) lost_ = std::min(lost_, there);
+  }
+  // An append of the step that runs can be made again, unless its list had gone on from there.
+  if (note.kind != kAppend || id_of(note) != submitted_.id || recorded_.id == submitted_.id) return;
+  const Layer& layer = layers_[layer_of(note)];
+  if (layer.recorded_in == list && layer.submitted != submitted_.id)
+    lost_ = std::min(lost_, submitted_.length - submitted_.tokens);
 }
 
 }  // namespace gyre

@@ -79,13 +79,13 @@ class StepProtocol final : public CommandObserver {
                     const Place& now) const;
   void ran(const CommandNote& note) noexcept;
   void taken_out(const CommandNote& note, const void* list) noexcept;
+  void dropped(const CommandNote& note, const void* list) noexcept;
 
   std::vector<Layer> layers_;
   std::vector<Pending> pending_;  // lists with moves and appends that are not submitted
   Place recorded_, submitted_;
-  uint64_t lost_ = kNothingLost;  // tokens from here on are not what the length says
-  const void* moved_in_ =
-      nullptr;  // the list of the newest move, until it is known what became of it
+  uint64_t lost_ = kNothingLost;    // tokens from here on are not what the length says
+  const void* moved_in_ = nullptr;  // the newest move's list, until that is submitted or dropped
   bool is_copy_ = false;
 };
 
