@@ -51,12 +51,15 @@ def fill(cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         return
     target = cache.layers[layer]
     target.lazy_initialization(k, v)
-    for begin in range(0, k.shape[2], target.step_tokens):
+    store, tokens = target.store, k.shape[2]
+    for begin in range(0, tokens, target.step_tokens):
         part = slice(begin, begin + target.step_tokens)
         rows = [x[0, :, part].transpose(0, 1) for x in (k, v)]
-        target.cache.extend(target.encoder, rows[0].shape[0])
-        target.cache.append(target.encoder, 0, *rows)
-        target.encoder.submit().wait()
+        store.cache.extend(store.encoder, rows[0].shape[0])
+        store.cache.append(store.encoder, 0, *rows)
+        store.encoder.submit().wait()
+    target.columns.record(1, 0, tokens, None)
+    target.length = tokens
 
 
 def settings(config, context: int, rounds: int) -> dict:

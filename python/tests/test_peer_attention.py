@@ -55,20 +55,38 @@ def ours(q, k, v, window, dtype="f32") -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("dtype, bound", [("f32", 2e-6), ("f16", 2e-3), ("bf16", 2e-2)])
-@pytest.mark.parametrize("tokens, keys, heads, kv_heads, head_dim, window", SHAPES)
-def test_torch(tokens, keys, heads, kv_heads, head_dim, window, dtype, bound):
-    q, k, v = tensors(tokens, keys, heads, kv_heads, head_dim)
-    expected = (
+def theirs(q, k, v, window) -> np.ndarray:
+    return (
         torch.nn.functional.scaled_dot_product_attention(
             *(torch.from_numpy(x).transpose(0, 1)[None] for x in (q, k, v)),
-            attn_mask=torch.from_numpy(visible(tokens, keys, window)),
+            attn_mask=torch.from_numpy(visible(len(q), len(k), window)),
             enable_gqa=True,
         )[0]
         .transpose(0, 1)
         .numpy()
     )
-    np.testing.assert_allclose(ours(q, k, v, window, dtype), expected, atol=bound, rtol=0)
+
+
+def weights_have_8_bits(dtype) -> bool:
+    """Those of prompts, where the processor multiplies bf16 matrices."""
+    layers = [gyre.KvLayer(k=dtype, v=dtype)]
+    cache = gyre.KvCache("cpu", kv_heads=1, head_dim=64, capacity=64, layers=layers)
+    return "weights of 8 bits" in cache.describe()[0].kernel
+
+
+@pytest.mark.parametrize("dtype, bound", [("f32", 2e-6), ("f16", 2e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize("tokens, keys, heads, kv_heads, head_dim, window", SHAPES)
+def test_torch(tokens, keys, heads, kv_heads, head_dim, window, dtype, bound):
+    q, k, v = tensors(tokens, keys, heads, kv_heads, head_dim)
+    given = ours(q, k, v, window, dtype)
+    if tokens > 1 and dtype == "f16" and weights_have_8_bits(dtype):
+        # A weight is off by 2^-8 of itself at most, so that a value is by 2^-8 of the mean of what is summed, signs
+        # aside; roundings are independent, and all values together are off by much less.
+        stored = [x.astype(np.float16).astype(np.float32) for x in (k, v)]
+        exact = theirs(q, *stored, window)
+        assert ((given - exact) ** 2).sum() < 6e-6 * (exact**2).sum()
+        bound = bound + 2**-8 * theirs(q, k, np.abs(v), window)
+    np.testing.assert_array_less(np.abs(given - theirs(q, k, v, window)), bound)
 
 
 @pytest.mark.parametrize("tokens, keys, heads, kv_heads, head_dim, window", SHAPES)

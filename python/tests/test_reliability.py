@@ -64,6 +64,8 @@ def test_ctrl_c_ends_a_long_list_and_the_cache_goes_on(threads):
     script = textwrap.dedent(LONG.replace("THREADS", str(threads))) + textwrap.dedent(
         """
         import os, signal, threading, time
+        # Ignored where the tests run in the background of a script.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sent = []
         def interrupt():
             time.sleep(0.3)

@@ -69,7 +69,10 @@ def test_every_way_in_shares_memory_and_refuses_alike(encoder, how):
     given = torch.arange(256, dtype=torch.float32).reshape(2, 2, 64).transpose(0, 1)[:, 1:]
     tensor = take(given)
     if tensor is not None:
-        assert (tensor.data_ptr, tensor.shape, tensor.strides) == (given.data_ptr(), given.shape, given.stride())
+        assert (tensor.data_ptr, tensor.shape) == (given.data_ptr(), given.shape)
+        # Some versions of torch hand a dimension of size 1 over with a stride of 1.
+        strides = zip(given.shape, tensor.strides, given.stride())
+        assert all(ours == theirs for size, ours, theirs in strides if size > 1)
         del given
         gc.collect()
         assert tensor.copy().numpy()[1, 0, 63] == 255

@@ -47,8 +47,12 @@ def test_logits_of_an_f16_cache(name):
         expected = load(path, "sdpa")(ids).logits[0]
     model = load(path, "gyre")
     pieces = [700] + [1] * 200
-    error = (logits(model, ids, GyreCache(model.config, k="f16", v="f16"), pieces) - expected).abs().max()
-    assert 0 < error < 2e-2
+    cache = GyreCache(model.config, k="f16", v="f16")
+    error = (logits(model, ids, cache, pieces) - expected).abs()
+    # Weights of 8 bits in a prompt add to what f16 costs, 7e-3: together 1.6e-2 to 3e-2, as the last bits fall.
+    coarse = "weights of 8 bits" in cache.describe()[0].kernel
+    assert 0 < error[:700].max() < (4e-2 if coarse else 2e-2)
+    assert 0 < error[700:].max() < 2e-2
 
 
 def test_compressed_text_is_close():
