@@ -1,7 +1,8 @@
 #include "cache/coding_identity.h"
 
 #include <algorithm>
-#include <bit>
+#include <cmath>
+#include <random>
 
 #include "cache/snapshot.h"
 #include "ops/kv_coding.h"
@@ -35,18 +36,26 @@ std::vector<double> product(std::span<const float> matrix, std::span<const doubl
   return out;
 }
 
-// Whether one row of signs comes back: a product of the matrices would take seconds. Scores pass
-// through K's two, outputs through V's.
+// Whether some rows come back: a product of the matrices would take seconds. No two coordinates are
+// close in all of them. Scores pass through K's two, outputs through V's.
 bool is_inverse(std::span<const float> matrix, std::span<const float> inverse, size_t n,
                 bool is_v) {
+  constexpr int kRows = 4;
+  std::minstd_rand random(n);
   std::vector<double> row(n);
-  for (size_t i = 0; i < n; ++i)
-    row[i] = (std::popcount(static_cast<uint32_t>(i * 0x9E3779B9u)) & 1) != 0 ? 1.0 : -1.0;
-  const std::vector<double> back = is_v ? product(inverse, product(matrix, row, true), true)
-                                        : product(matrix, product(inverse, row, true), false);
-  double error = 0;
-  for (size_t i = 0; i < n; ++i) error += (back[i] - row[i]) * (back[i] - row[i]);
-  return error <= 1e-6 * static_cast<double>(n);  // false for NaN
+  for (int r = 0; r < kRows; ++r) {
+    double size = 0, error = 0;
+    std::uniform_real_distribution<double> of(-1, 1);
+    for (double& x : row) x = of(random);
+    const std::vector<double> back = is_v ? product(inverse, product(matrix, row, true), true)
+                                          : product(matrix, product(inverse, row, true), false);
+    for (size_t i = 0; i < n; ++i) {
+      size += row[i] * row[i];
+      error += (back[i] - row[i]) * (back[i] - row[i]);
+    }
+    if (!(error <= 1e-6 * size)) return false;  // NaN, too
+  }
+  return true;
 }
 
 void add_coding(Checksum& checksum, const CodedLayer& layer, const KvCoding& coding, bool is_v) {
@@ -60,8 +69,12 @@ void add_coding(Checksum& checksum, const CodedLayer& layer, const KvCoding& cod
             ", head ", first / (n * n), ", is not 1");
   }
   for (const Tensor* tensor :
-       {&coding.basis.mean, &coding.shaping.factor, &coding.shaping.diagonal})
-    add_tensor(checksum, *tensor);
+       {&coding.basis.mean, &coding.shaping.factor, &coding.shaping.diagonal}) {
+    const Values values = add_tensor(checksum, *tensor);
+    require(std::ranges::all_of(values, [](float x) { return std::isfinite(x); }), layer.op,
+            ": layer ", layer.index, ": mean, factor and diagonal of ", is_v ? "v" : "k",
+            " must be finite");
+  }
   checksum.add(std::as_bytes(std::span(coding.shaping.gains)));
 }
 

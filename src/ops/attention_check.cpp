@@ -69,7 +69,8 @@ void check_query(const char* op, const Tensor& q, const char* keys, uint64_t kv_
 }
 
 void check_scale(const char* op, float scale, float soft_cap) {
-  require(std::isfinite(scale), op, ": scale must be finite, got ", scale);
+  constexpr float kMostScale = 1e38f;  // it is multiplied with the logarithm of e to base 2
+  require(std::abs(scale) <= kMostScale, op, ": scale must be finite, up to 1e38, got ", scale);
   require(std::isfinite(soft_cap) && soft_cap >= 0, op,
           ": soft_cap must be finite and not negative, got ", soft_cap);
 }
