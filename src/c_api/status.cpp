@@ -1,4 +1,6 @@
+#include <cstdio>
 #include <new>
+#include <string>
 
 #include "c_api/handles.h"
 #include "gyre/version.h"
@@ -6,14 +8,30 @@
 namespace gyre::c_api {
 namespace {
 
-thread_local std::string last_message;
-thread_local const char* last_error = "";  // last_message's, or a literal where memory ran out
+thread_local const char* last_error = "";
+
+// A program that ends may call once more when its thread's objects are gone.
+thread_local bool is_thread_over = false;
+thread_local char short_message[256];
+struct Message {
+  std::string text;
+  ~Message() {
+    is_thread_over = true;
+    last_error = "";
+  }
+};
+thread_local Message last_message;
 
 gyre_status keep(gyre_status status, const char* prefix, const char* separator,
                  const char* message) noexcept {
+  if (is_thread_over) {
+    std::snprintf(short_message, sizeof short_message, "%s%s%s", prefix, separator, message);
+    last_error = short_message;
+    return status;
+  }
   try {
-    last_message = std::string(prefix) + separator + message;
-    last_error = last_message.c_str();
+    last_message.text = std::string(prefix) + separator + message;
+    last_error = last_message.text.c_str();
   } catch (...) {
     last_error = "out of memory";
   }

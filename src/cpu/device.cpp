@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cpu/executor.h"
 #include "cpu/machine.h"
@@ -61,6 +64,47 @@ class WrappedStorage final : public Storage {
   std::shared_ptr<void> owner_;
 };
 
+// Plans that no submit uses keep their memory: steady-state submits allocate nothing. The device's
+// and not the threads', whose are gone when a program that ends submits once more.
+class Plans {
+ public:
+  std::unique_ptr<Plan> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) {
+      free_.reserve(made_ + 1);  // give() takes no memory
+      auto plan = std::make_unique<Plan>();
+      ++made_;
+      return plan;
+    }
+    std::unique_ptr<Plan> plan = std::move(free_.back());
+    free_.pop_back();
+    return plan;
+  }
+  void give(std::unique_ptr<Plan> plan) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(plan));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Plan>> free_;
+  size_t made_ = 0;
+};
+
+class TakenPlan {
+ public:
+  explicit TakenPlan(Plans& plans) : plans_(plans), plan_(plans.take()) {}
+  TakenPlan(const TakenPlan&) = delete;
+  TakenPlan& operator=(const TakenPlan&) = delete;
+  ~TakenPlan() { plans_.give(std::move(plan_)); }
+  Plan* operator->() const { return plan_.get(); }
+  const Plan& operator*() const { return *plan_; }
+
+ private:
+  Plans& plans_;
+  std::unique_ptr<Plan> plan_;
+};
+
 class CpuDevice final : public DeviceImpl {
  public:
   CpuDevice(const DeviceOptions& options, std::span<const CpuKernel> table,
@@ -112,11 +156,11 @@ class CpuDevice final : public DeviceImpl {
   // Runs before it returns: with every core computing there is nothing to overlap with, and handing
   // the list to another thread would cost more than most lists.
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
-    Executor::require_outside_poll("encoder.submit");
-    thread_local Plan plan;  // keeps its memory: steady-state submits allocate nothing
-    plan.build(list);
-    executor_.reserve(plan);
-    return run(plan, list);
+    Executor::require_outside_lists("encoder.submit");
+    const TakenPlan plan(plans_);
+    plan->build(list);
+    executor_.reserve(*plan);
+    return run(*plan, list);
   }
   std::unique_ptr<GraphImpl> instantiate(CommandList list) override;
 
@@ -155,6 +199,7 @@ class CpuDevice final : public DeviceImpl {
   std::span<const CpuKernel> table_;
   std::shared_ptr<BufferPool> pool_;
   PipelineCache pipelines_;
+  Plans plans_;
   Executor executor_;
 };
 
@@ -162,12 +207,12 @@ class CpuDevice final : public DeviceImpl {
 class CpuGraph final : public GraphImpl {
  public:
   CpuGraph(CpuDevice& device, CommandList list) : device_(device), list_(std::move(list)) {
-    Executor::require_outside_poll("encoder.instantiate");
+    Executor::require_outside_lists("encoder.instantiate");
     plan_.build(list_);
     device_.reserve(plan_);
   }
   std::shared_ptr<FenceState> replay() override {
-    Executor::require_outside_poll("graph.replay");
+    Executor::require_outside_lists("graph.replay");
     return device_.run(plan_, list_);
   }
   uint32_t size() const override { return static_cast<uint32_t>(list_.commands.size()); }

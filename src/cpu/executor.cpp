@@ -122,8 +122,9 @@ void Executor::FreeScratch::operator()(std::byte* memory) const {
   ::operator delete(memory, kScratchAlignment);
 }
 
-void Executor::require_outside_poll(const char* op) {
-  require(!in_poll, op, ": called from DeviceOptions::poll, in the middle of another list");
+void Executor::require_outside_lists(const char* op) {
+  require(!in_poll && running.executor == nullptr, op,
+          ": called from DeviceOptions::poll or a task, in the middle of another list");
 }
 
 // A block for each thread, the caller's first. Pages become resident where a thread writes.

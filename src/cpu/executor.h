@@ -58,7 +58,7 @@ class Executor {
   ~Executor();
 
   // A list in the middle of another one's would wait for it, and it for the list.
-  static void require_outside_poll(const char* op);
+  static void require_outside_lists(const char* op);
 
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 

@@ -31,7 +31,7 @@ std::string attention_merge_shape(const void* params) {
 }
 
 std::span<const uint64_t> attention_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType q : kFloats) {
       for (const KvFormat k : kv_formats()) {
@@ -44,13 +44,13 @@ std::span<const uint64_t> attention_specs() {
       }
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 
 // What a plan may ask for; a device has some of them.
 std::span<const uint64_t> attention_decode_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     struct HeadDims {
       uint32_t k, v;
@@ -75,12 +75,12 @@ std::span<const uint64_t> attention_decode_specs() {
       }
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 
 std::span<const uint64_t> attention_rows_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
@@ -94,7 +94,7 @@ std::span<const uint64_t> attention_rows_specs() {
       }
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 

@@ -68,7 +68,7 @@ std::span<const uint64_t> plain_specs() {
 }
 
 std::span<const uint64_t> kv_append_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType source : kFloats) {
       for (const KvFormat k : kv_formats()) {
@@ -79,7 +79,7 @@ std::span<const uint64_t> kv_append_specs() {
       });
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 

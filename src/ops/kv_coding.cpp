@@ -117,7 +117,7 @@ std::string kv_basis_shape(const void* params) {
 }
 
 std::span<const uint64_t> kv_encode_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> formats = {0}, specs;
     for (uint64_t format = abi::kFirstNative; format <= abi::kLastNative; ++format)
       formats.push_back(format);
@@ -129,7 +129,7 @@ std::span<const uint64_t> kv_encode_specs() {
       }
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 

@@ -152,7 +152,7 @@ std::vector<KvFormat> compressed_formats() {
 }  // namespace
 
 std::span<const uint64_t> kv_quantize_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType source : kFloats) {
       for (const KvFormat format : compressed_formats()) {
@@ -168,19 +168,19 @@ std::span<const uint64_t> kv_quantize_specs() {
       });
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 
 std::span<const uint64_t> kv_dequantize_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType out : kFloats) {
       for (const KvFormat format : compressed_formats())
         specs.push_back(spec_key(dequantize_spec(out, format)));
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 

@@ -82,7 +82,7 @@ std::string kv_page_copy_shape(const void* params) {
 }
 
 std::span<const uint64_t> kv_write_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
       for (const KvFormat k : kv_formats()) {
@@ -97,7 +97,7 @@ std::span<const uint64_t> kv_write_specs() {
       });
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 

@@ -136,7 +136,7 @@ std::string rope_append_shape(const void* params) {
 }
 
 std::span<const uint64_t> rope_append_specs() {
-  static const std::vector<uint64_t> kSpecs = [] {
+  static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const KvFormat k : kv_formats()) {
@@ -151,7 +151,7 @@ std::span<const uint64_t> rope_append_specs() {
       }
     }
     return specs;
-  }();
+  }());
   return kSpecs;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -152,6 +154,38 @@ TEST_P(CustomKernelTest, NothingToDo) {
   scale(encoder, ScaleParams{kCount, 2}, {x, out, {}}, {.tasks = 0, .block = 0});
   encoder.submit().wait();
   EXPECT_TRUE(are(out, 1));
+}
+
+// Neither on its own device nor on another: the list that it is part of waits for it.
+struct NestedParams {
+  const Device* device;
+  std::atomic<int>* refusals;
+};
+void submit_inside(const void* params, const uint64_t* /*args*/, uint32_t /*task*/,
+                   uint32_t /*tasks*/) noexcept {
+  NestedParams with{};
+  std::memcpy(&with, params, sizeof(with));
+  Encoder encoder(*with.device);
+  const Tensor x = with.device->tensor(DType::f32, {1, 1, 16});
+  hadamard(encoder, {.x = x, .out = x});
+  *with.refusals += throws_error(ErrorCode::invalid_argument, {"encoder.submit", "or a task"},
+                                 [&] { encoder.submit(); });
+  encoder.clear();
+}
+TEST(CustomKernel, ATaskDoesNotSubmit) {
+  const CustomKernel kernel({.name = "nested",
+                             .args = {{"x", Access::read_write}},
+                             .params_bytes = sizeof(NestedParams),
+                             .cpu = submit_inside});
+  const Device device = Device::open("cpu", {.threads = 2}), other = Device::open("cpu");
+  const Tensor x = device.tensor(DType::f32, {16});
+  for (const Device* nested : {&device, &other}) {
+    std::atomic<int> refusals = 0;
+    Encoder encoder(device);
+    kernel(encoder, NestedParams{nested, &refusals}, {x}, {.tasks = 8});
+    encoder.submit().wait();
+    EXPECT_EQ(refusals, 8);
+  }
 }
 
 TEST_P(CustomKernelTest, IsRefusedAfterItWasMovedFrom) {

@@ -79,7 +79,9 @@ std::vector<AttentionKernels> find_attention_kernel_sets([[maybe_unused]] bool (
 }
 
 const std::vector<AttentionKernels>& attention_kernel_sets() {
-  static const std::vector<AttentionKernels> kSets = find_attention_kernel_sets(ask_for_tiles);
+  // Never destroyed: other threads may compute while a process ends.
+  static const auto& kSets =
+      *new std::vector<AttentionKernels>(find_attention_kernel_sets(ask_for_tiles));
   return kSets;
 }
 
