@@ -69,8 +69,9 @@ void check_query(const char* op, const Tensor& q, const char* keys, uint64_t kv_
 }
 
 void check_scale(const char* op, float scale, float soft_cap) {
-  constexpr float kMostScale = 1e38f;  // it is multiplied with the logarithm of e to base 2
-  require(std::abs(scale) <= kMostScale, op, ": scale must be finite, up to 1e38, got ", scale);
+  constexpr float kLog2E = 1.44269504f;  // exponentials are to base 2
+  require(std::isfinite(scale * kLog2E), op, ": scale must be finite, times log2(e) as well, got ",
+          scale);
   require(std::isfinite(soft_cap) && soft_cap >= 0, op,
           ": soft_cap must be finite and not negative, got ", soft_cap);
 }
