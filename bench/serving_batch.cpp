@@ -56,10 +56,7 @@ void fill_pages(const Device& device, const KvPages& pages) {
 }  // namespace
 
 void ServingBatch::record(Encoder& encoder) const {
-  attention(encoder, inputs,
-            {.most_queries = 1,
-             .most_length = shape.longest(),
-             .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim))});
+  attention(encoder, inputs, options);
 }
 
 void ServingBatch::record_write(Encoder& encoder) const {
@@ -90,6 +87,19 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.query_begin = upload(device, begin, {count + 1});
   in.q = noise_tokens(device, count, s.heads, s.head_dim);
   in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
+  batch.options = {.most_queries = 1,
+                   .most_length = s.longest(),
+                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim))};
+  // As an engine does once per step, for all layers.
+  Encoder encoder(device);
+  in.schedule = attention_schedule(encoder,
+                                   {.pages = in.pages,
+                                    .tokens = count,
+                                    .heads = s.heads,
+                                    .lengths = in.lengths,
+                                    .query_begin = in.query_begin},
+                                   batch.options);
+  encoder.submit().wait();
   std::vector<int32_t> slots;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t last = s.lengths[i] - 1,

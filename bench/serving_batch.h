@@ -10,6 +10,7 @@ namespace gyre::bench {
 struct ServingBatch {
   ServingShape shape;
   PagedAttentionInputs inputs;
+  PagedAttentionOptions options;
   KvWriteInputs newest;  // where the last token of every sequence lies
   uint64_t bytes = 0;    // that a step reads: K and V of every key of every sequence
 

@@ -10,7 +10,8 @@ std::string simd_targets() {
   std::string names;
   for (auto left = static_cast<uint64_t>(HWY_TARGETS); left != 0; left &= left - 1) {
     const auto target = static_cast<int64_t>(left & (~left + 1));
-    names += (names.empty() ? "" : " ") + std::string(hwy::TargetName(target));
+    if (!names.empty()) names += " ";
+    names += hwy::TargetName(target);
   }
   return names;
 }

@@ -60,6 +60,7 @@ struct PagedAttentionInputs {
   // one after the other. A call that finds it large enough allocates nothing, so it can be recorded
   // while a stream is captured. Null: each call takes its own, as it does on other devices.
   Tensor* scratch = nullptr;
+  Tensor schedule{};  // attention_schedule()'s; undefined: the call makes its own
 };
 
 struct PagedAttentionOptions {
@@ -81,6 +82,23 @@ struct PagedAttentionOptions {
 // ends before it begins has no rows; rows that two ranges claim may hold what either gives.
 GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
                         const PagedAttentionOptions& options);
+
+// Which multiprocessor works on which keys, for attention over pages on CUDA. An engine makes it
+// once per step, after the step's lengths and query ranges are in device memory, and hands it to
+// the attention of every layer that has the same shape of pages, heads, window and options. It
+// saves the time to find this out for each layer; results are the same, bit for bit. Rows of a call
+// that gets a schedule made with other numbers are not written.
+struct AttentionScheduleInputs {
+  KvPages pages{};    // of one of the layers
+  uint64_t tokens = 0, heads = 0;  // of the calls' q
+  Tensor lengths{};   // as in PagedAttentionInputs
+  Tensor query_begin{};
+  Tensor prompts{};
+};
+// Options as the calls have them, most_length given. Writes to `memory`, if that is large enough,
+// or to new memory; returns it. Undefined where the device's kernels read no schedule.
+GYRE_API Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& inputs,
+                                   const PagedAttentionOptions& options, const Tensor& memory = {});
 
 // The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
 // `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split

@@ -79,7 +79,8 @@ enum AttentionArg : uint32_t {
   arg_prompts,      // u8 [sequences], or absent
   // A table has no KvState, but says with a tail where each sequence's begins: i32 [sequences], or
   // absent. In its place: with more than 16 arguments NVRTC compiles for minutes, not seconds.
-  arg_tail_begin = arg_state
+  arg_tail_begin = arg_state,
+  arg_schedule = arg_tree  // attention_schedule.h; a table has no tree mask
 };
 
 // Pages of several sequences. Everything else about a sequence is in device memory and may be
@@ -144,7 +145,7 @@ struct AttentionParams {
   uint32_t used_splits;        // that have keys, at least 1; 0: the state says
   uint32_t q_dtype;            // DType, for backends that branch on it
   uint32_t out_dtype;
-  uint32_t unused;
+  uint32_t schedule_key;  // AttentionScheduleParams::key of the schedule that the kernel reads
 };
 
 // AttentionParams::partial. Whole: the kernel writes the output. Partial: the splits' states, over

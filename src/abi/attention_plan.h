@@ -2,7 +2,7 @@
 // What attention asks a backend, and what the backend answers. Host only: no kernel reads them.
 #include <bit>
 
-#include "abi/attention.h"
+#include "abi/attention_schedule.h"
 
 namespace gyre::abi {
 
@@ -42,6 +42,15 @@ enum class AttentionKernel : uint32_t { attention, attention_decode, attention_m
 // row; attention_merge after it or, over pages, the kernel once more (kAttentionMerged).
 enum class AttentionReduce : uint32_t { none, in_kernel, separate };
 
+// How a kernel over pages wants its work listed; see AttentionScheduleParams.
+struct AttentionSchedulePlan {
+  AttentionCut group;
+  uint32_t blocks;  // 0: it reads no schedule
+  uint32_t rows;
+  uint32_t by_token;
+  uint32_t unused;
+};
+
 struct AttentionPlan {
   uint64_t spec;               // the kernel's pipeline key
   uint64_t splits;             // of the keys, at least 1
@@ -50,6 +59,7 @@ struct AttentionPlan {
   AttentionKernel kernel;
   AttentionReduce reduce;
   uint32_t unused;
+  AttentionSchedulePlan schedule;
 };
 
 // (token, query head) pairs of a KV head.

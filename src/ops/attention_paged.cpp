@@ -13,6 +13,7 @@ namespace gyre {
 namespace {
 
 constexpr uint64_t kMostCounted = (uint64_t{1} << 31) - 1;  // tables and lengths are i32
+constexpr uint64_t kMostSequences = uint64_t{1} << 24;
 
 uint64_t value_dim(const KvPageShape& shape) {
   return shape.v_head_dim != 0 ? shape.v_head_dim : shape.head_dim;
@@ -35,15 +36,7 @@ void check_list(const char* op, const char* what, const Tensor& list, DType dtyp
       list.shape(), " with strides ", list.strides());
 }
 
-void check_table(const PagedCall& call) {
-  const Tensor& table = call.page_table;
-  require(table.defined(), call.op, ": page_table is undefined");
-  require(table.dtype() == DType::i32 && table.rank() == 2, call.op,
-          ": page_table must be i32 [sequences, width], got ", table.dtype(), " ", table.shape());
-  require(table.stride(1) == 1 || table.shape(1) <= 1, call.op,
-          ": entries of page_table must be contiguous, got strides ", table.strides());
-  const uint64_t sequences = table.shape(0);
-  require(sequences <= uint64_t{1} << 24, call.op, ": at most 2^24 sequences, got ", sequences);
+void check_lists(const PagedCall& call, uint64_t sequences) {
   for (const auto& [what, list] :
        {std::pair{"lengths", &call.lengths}, {"query_begin", &call.query_begin}})
     require(list->defined(), call.op, ": ", what, " is undefined");
@@ -52,6 +45,18 @@ void check_table(const PagedCall& call) {
   if (call.prompts.defined()) check_list(call.op, "prompts", call.prompts, DType::u8, sequences);
   if (call.keys.tail_begin.defined())
     check_list(call.op, "tail_begin", call.keys.tail_begin, DType::i32, sequences);
+}
+
+void check_table(const PagedCall& call) {
+  const Tensor& table = call.page_table;
+  require(table.defined(), call.op, ": page_table is undefined");
+  require(table.dtype() == DType::i32 && table.rank() == 2, call.op,
+          ": page_table must be i32 [sequences, width], got ", table.dtype(), " ", table.shape());
+  require(table.stride(1) == 1 || table.shape(1) <= 1, call.op,
+          ": entries of page_table must be contiguous, got strides ", table.strides());
+  const uint64_t sequences = table.shape(0);
+  require(sequences <= kMostSequences, call.op, ": at most 2^24 sequences, got ", sequences);
+  check_lists(call, sequences);
 }
 
 // The table's rows must have an entry for every key of the segment.
@@ -109,28 +114,33 @@ PagedBounds check_paged(const PagedCall& call, const AttentionMergeInputs& outpu
   return bounds;
 }
 
-abi::AttentionProblem make_problem(const PagedCall& call, const KvPageParts& parts,
-                                   const PagedBounds& bounds, const AttentionMergeInputs& outputs) {
-  const uint64_t window = call.options.window;
-  abi::AttentionProblem p{};
-  p.tokens = call.q.shape(0);
-  p.heads = call.q.shape(1);
-  p.kv_heads = call.keys.pages.shape.kv_heads;
+// What follows from the pages and the bounds.
+void fill_problem(const KvPages& pages, const KvPageParts& parts, const PagedBounds& bounds,
+                  uint64_t window, abi::AttentionProblem& p) {
+  p.kv_heads = pages.shape.kv_heads;
   p.capacity = p.keys = bounds.most_length;
   if (window != 0 && window < p.keys) p.keys = std::min(p.keys, window + bounds.most_queries - 1);
-  p.key_bytes = call.keys.pages.bytes.shape(1) / p.kv_heads / call.keys.pages.shape.page_tokens;
+  p.key_bytes = pages.bytes.shape(1) / p.kv_heads / pages.shape.page_tokens;
   p.addresses = parts.k_codes.address() | parts.k_scales.address() | parts.v_codes.address() |
                 parts.v_scales.address();
   p.k = parts.k;
   p.v = parts.v;
+  p.sequences = bounds.sequences;
+  p.page_stride = parts.page_stride;
+  p.page_tokens = static_cast<uint32_t>(pages.shape.page_tokens);
+  p.most_queries = static_cast<uint32_t>(bounds.most_queries);
+}
+
+abi::AttentionProblem make_problem(const PagedCall& call, const KvPageParts& parts,
+                                   const PagedBounds& bounds, const AttentionMergeInputs& outputs) {
+  abi::AttentionProblem p{};
+  p.tokens = call.q.shape(0);
+  p.heads = call.q.shape(1);
+  fill_problem(call.keys.pages, parts, bounds, call.options.window, p);
   p.q_dtype = static_cast<uint32_t>(call.q.dtype());
   p.states = outputs.partial.defined() ? 1 : 0;
   p.out_dtype = p.states != 0 ? static_cast<uint32_t>(DType::f32)
                               : static_cast<uint32_t>(outputs.out.dtype());
-  p.sequences = bounds.sequences;
-  p.page_stride = parts.page_stride;
-  p.page_tokens = static_cast<uint32_t>(call.keys.pages.shape.page_tokens);
-  p.most_queries = static_cast<uint32_t>(bounds.most_queries);
   return p;
 }
 
@@ -176,10 +186,86 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   return p;
 }
 
+// The schedule that a plan asks for.
+class PagedSchedule {
+ public:
+  PagedSchedule(const abi::AttentionSchedulePlan& plan, const abi::AttentionParams& call,
+                const PagedBounds& bounds, const Tensor& tail_begin) {
+    if (plan.blocks == 0) return;
+    p_.call = call;
+    p_.group = plan.group;
+    p_.blocks = plan.blocks, p_.rows = plan.rows, p_.by_token = plan.by_token;
+    p_.runs = abi::schedule_most_runs(bounds.sequences, call.kv_heads, bounds.most_queries,
+                                      call.group, plan.rows, plan.by_token != 0, plan.blocks);
+    const uint64_t numbers[] = {
+        p_.group.fewest_keys,    p_.group.most_pieces,
+        p_.runs,                 p_.blocks,
+        p_.rows,                 p_.by_token,
+        call.tokens,             call.kv_heads,
+        call.group,              call.window,
+        call.causal,             static_cast<uint64_t>(call.phase),
+        call.segment,            call.places.sinks,
+        call.places.tail,        call.table.sequences,
+        call.table.most_length,  call.table.most_queries,
+        tail_begin.defined() ? tail_begin.address() : 0};
+    uint64_t hash = 0;
+    for (const uint64_t x : numbers) hash = (hash ^ x) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+    p_.key = static_cast<uint32_t>(hash >> 32) | 1;
+  }
+  uint64_t words() const {
+    return p_.blocks == 0 ? 0 : abi::schedule_words(p_.blocks, p_.runs);
+  }
+  uint32_t key() const { return p_.key; }
+
+  void check(const PagedCall& call) const {
+    const Tensor& s = call.schedule;
+    require(s.dtype() == DType::f32 && s.rank() == 1 && s.is_contiguous(), call.op,
+            ": schedule must be what attention_schedule() returned, got ", s.dtype(), " ",
+            s.shape());
+    require(s.elements() >= words(), call.op, ": schedule was made for a smaller batch: it has ",
+            s.elements(), " words, this call's has ", words());
+  }
+  void dispatch(Recording& recording, const PagedCall& call, const Tensor& to) const {
+    recording.dispatch(
+        kAttentionSchedule, abi::AttentionScheduleSpec{}, p_,
+        {&to, &call.lengths, &call.query_begin, &call.prompts, &call.keys.tail_begin});
+  }
+
+  // That of an earlier command of the same list, or a new one. A list that was rolled back, or is
+  // another, has no such command.
+  Tensor shared(Recording& recording, const Device& device, const PagedCall& call,
+                std::vector<ListedSchedule>& schedules) const {
+    const CommandList& list = recording.list();
+    const auto is_listed = [&](const ListedSchedule& s) {
+      if (s.command >= list.commands.size()) return false;
+      const Command& command = list.commands[s.command];
+      return command.pipeline->kernel == &kAttentionSchedule.info &&
+             list.args_of(command)[0] == s.memory.address() &&
+             static_cast<const abi::AttentionScheduleParams*>(list.params_of(command))->key ==
+                 s.key;
+    };
+    for (ListedSchedule& s : schedules) {
+      if (s.key != p_.key || s.memory.elements() < words()) continue;
+      if (is_listed(s)) return s.memory;
+      s.command = list.commands.size();
+      dispatch(recording, call, s.memory);
+      return s.memory;
+    }
+    schedules.push_back(
+        {p_.key, list.commands.size(), device.tensor(DType::f32, {words()})});
+    dispatch(recording, call, schedules.back().memory);
+    return schedules.back().memory;
+  }
+
+ private:
+  abi::AttentionScheduleParams p_{};
+};
+
 // The sequences of a phase: one command, or two where states are reduced by the second.
 void dispatch_phase(Recording& recording, const PagedCall& call, const KvPageParts& parts,
                     const abi::AttentionPlan& plan, abi::AttentionParams p,
-                    const AttentionMergeInputs& outputs, const Tensor& scratch) {
+                    const AttentionMergeInputs& outputs, const Tensor& scratch,
+                    const Tensor& schedule) {
   const bool states = outputs.partial.defined();
   p.splits = plan.splits;
   p.fewest_split_keys = plan.fewest_split_keys;
@@ -189,7 +275,7 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
         kernel, spec, p,
         {&call.q, &parts.k_codes, &parts.k_scales, &parts.v_codes, &parts.v_scales,
          states ? &outputs.partial : &outputs.out, &outputs.lse, &outputs.sinks, &call.slopes,
-         &none, plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
+         &schedule, plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
          &call.page_table, &call.lengths, &call.query_begin, &call.prompts});
   };
   if (plan.reduce == abi::AttentionReduce::separate) {
@@ -228,16 +314,79 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const bool decode = plan.kernel == abi::AttentionKernel::attention_decode ||
                       many.kernel != plan.kernel || many.spec != plan.spec ||
                       many.reduce != plan.reduce;
-  Tensor reserved = scratch.in_kernel;
-  if (plan.scratch_floats != 0) reserved = at_least(device, reserved, plan.scratch_floats);
   params.phase = decode ? AttentionPhase::decode : AttentionPhase::all;
-  dispatch_phase(recording, call, parts, plan, params, outputs, reserved);
+  const PagedSchedule schedule(plan.schedule, params, bounds, call.keys.tail_begin);
+  Tensor reserved = scratch.in_kernel, listed;
+  std::vector<ListedSchedule> schedules = scratch.schedules;
+  if (schedule.words() != 0 && call.schedule.defined()) {
+    schedule.check(call);
+    listed = call.schedule;
+  } else if (schedule.words() != 0 && call.shares_schedule) {
+    listed = schedule.shared(recording, device, call, schedules);
+  }
+  const uint64_t own = listed.defined() ? 0 : schedule.words();
+  if (plan.scratch_floats + own != 0)
+    reserved = at_least(device, reserved, plan.scratch_floats + own);
+  if (own != 0) {
+    listed = reserved.slice(0, plan.scratch_floats, own);
+    schedule.dispatch(recording, call, listed);
+  }
+  params.schedule_key = schedule.key();
+  dispatch_phase(recording, call, parts, plan, params, outputs, reserved, listed);
   if (decode && prompts) {
     require(many.scratch_floats == 0, call.op, ": a prompt's keys are not cut");
     params.phase = AttentionPhase::prompt;
-    dispatch_phase(recording, call, parts, many, params, outputs, {});
+    dispatch_phase(recording, call, parts, many, params, outputs, {}, {});
   }
   scratch.in_kernel = reserved;
+  scratch.schedules = schedules;
+}
+
+Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
+                          const PagedAttentionOptions& options, const Tensor& memory) try {
+  constexpr const char* kOp = "attention_schedule";
+  Recording recording(encoder, kOp);
+  check_pages(kOp, in.pages);
+  const uint64_t kv_heads = in.pages.shape.kv_heads;
+  require(in.heads != 0 && in.heads % kv_heads == 0, kOp, ": heads must be a multiple of the pages' ",
+          kv_heads, " KV heads, got ", in.heads);
+  require(in.lengths.defined(), kOp, ": lengths is undefined");
+  require(in.lengths.rank() == 1, kOp, ": lengths must have one dimension, got ",
+          in.lengths.shape());
+  PagedCall call{.op = kOp};
+  call.lengths = in.lengths, call.query_begin = in.query_begin, call.prompts = in.prompts;
+  const uint64_t sequences = in.lengths.shape(0);
+  require(sequences <= kMostSequences, kOp, ": at most 2^24 sequences, got ", sequences);
+  check_lists(call, sequences);
+  require(options.most_length != 0 && options.most_length <= kMostCounted, kOp,
+          ": most_length must be from 1 to 2^31 - 1, got ", options.most_length);
+  require(options.most_queries != 0 && options.most_queries <= kMostCounted, kOp,
+          ": most_queries must be from 1 to 2^31 - 1, got ", options.most_queries);
+  const PagedBounds bounds{sequences, options.most_queries, options.most_length};
+  if (in.tokens == 0 || sequences == 0) return {};
+  const KvPageParts parts = page_parts(in.pages);
+  abi::AttentionProblem problem{};
+  problem.tokens = in.tokens, problem.heads = in.heads;
+  fill_problem(in.pages, parts, bounds, options.window, problem);
+  abi::AttentionParams params{};
+  params.tokens = in.tokens, params.heads = in.heads, params.kv_heads = kv_heads;
+  params.group = static_cast<uint32_t>(in.heads / kv_heads);
+  params.window = options.window;
+  params.causal = options.causal ? 1 : 0;
+  params.segment = abi::kSegmentBody;
+  params.phase = abi::AttentionPhase::decode;
+  params.table.sequences = sequences;
+  params.table.most_length = bounds.most_length;
+  params.table.most_queries = static_cast<uint32_t>(bounds.most_queries);
+  const PagedSchedule schedule(plan_phase(recording, problem, abi::AttentionPhase::decode).schedule,
+                               params, bounds, {});
+  if (schedule.words() == 0) return {};
+  const Tensor to = at_least(encoder.device(), memory, schedule.words());
+  schedule.dispatch(recording, call, to);
+  recording.commit();
+  return to;
+} catch (const std::bad_alloc&) {
+  out_of_memory("attention_schedule");
 }
 
 void attention(Encoder& encoder, const PagedAttentionInputs& in,
@@ -250,6 +399,7 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.query_begin = in.query_begin;
   call.prompts = in.prompts;
   call.slopes = in.slopes;
+  call.schedule = in.schedule;
   call.options = options;
   // The CPU's counters lie elsewhere for other numbers of sequences: it takes fresh zeros.
   const bool kept = in.scratch != nullptr && encoder.device().stream() != 0;

@@ -24,6 +24,12 @@ std::string attention_shape(const void* params) {
               "/", p.v.head_dim, " length=", p.length, " splits=", p.splits);
 }
 
+std::string attention_schedule_shape(const void* params) {
+  const auto& p = *static_cast<const abi::AttentionScheduleParams*>(params);
+  return join("sequences=", p.call.table.sequences, " tokens=", p.call.tokens,
+              " kv_heads=", p.call.kv_heads, " rows=", p.rows, " blocks=", p.blocks);
+}
+
 std::string attention_merge_shape(const void* params) {
   const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
   return join("splits=", p.splits, " tokens=", p.tokens, " heads=", p.heads,

@@ -59,10 +59,20 @@ void append_cache(Encoder& encoder, const CacheAppend& append, const NewNote* no
 void rope_append_cache(Encoder& encoder, const RopeAppendInputs& inputs,
                        const RopeAppendOptions& options, const CacheSegments& segments,
                        const NewNote* note = nullptr);
+// A schedule of attention over pages, and the command of a list that writes it.
+struct ListedSchedule {
+  static constexpr uint64_t kNone = ~uint64_t{0};
+  uint32_t key = 0;
+  uint64_t command = kNone;
+  Tensor memory;
+};
+
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
   Tensor states;     // partial states on their way to attention_merge
+  // Schedules that commands of one list share; of no use to others.
+  std::vector<ListedSchedule> schedules{};
 };
 
 // Of `inputs` the caches are not used. A refused call leaves `scratch` as it is.

@@ -21,6 +21,8 @@ struct PagedCall {
   Tensor q{};
   PagedSegment keys{};
   Tensor page_table{}, lengths{}, query_begin{}, prompts{}, slopes{};  // PagedAttentionInputs'
+  Tensor schedule{};             // PagedAttentionInputs'
+  bool shares_schedule = false;  // with the other calls of AttendScratch::schedules
   PagedAttentionOptions options{};
 };
 

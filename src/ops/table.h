@@ -36,6 +36,7 @@ std::span<const uint64_t> attention_specs();
 std::span<const uint64_t> attention_decode_specs();
 std::span<const uint64_t> attention_rows_specs();
 
+std::string attention_schedule_shape(const void* params);
 std::string attention_merge_shape(const void* params);
 std::span<const uint64_t> attention_merge_specs();
 

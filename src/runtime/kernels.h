@@ -208,6 +208,19 @@ inline constexpr Kernel<abi::AttentionRowsSpec, abi::AttentionParams> kAttention
     .args = kAttentionArgs,
 }};
 
+// Who works on what, for every call over the same pages, lengths and masks.
+inline constexpr Kernel<abi::AttentionScheduleSpec, abi::AttentionScheduleParams>
+    kAttentionSchedule{{
+        .name = "attention_schedule",
+        .params_bytes = sizeof(abi::AttentionScheduleParams),
+        .arg_count = 5,
+        .args = {{{"schedule", Access::write},
+                  {"lengths", Access::read},
+                  {"query_begin", Access::read},
+                  {"prompts", Access::read},
+                  {"tail_begin", Access::read}}},
+    }};
+
 inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{{
     .name = "attention_merge",
     .params_bytes = sizeof(abi::AttentionMergeParams),

@@ -45,6 +45,7 @@ uint64_t elements(const Dims& shape) {
 PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& with,
                                   const KvLayer& layer) const {
   PagedCall call{.op = kOp, .q = in.q};
+  call.shares_schedule = true;
   call.lengths = tables.lengths();
   call.query_begin = tables.query_begin();
   call.prompts = tables.prompts();

@@ -112,6 +112,8 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
   }
   recorded.commit();
   pages.recorded();
+  // The step's lengths are others: so is its schedule.
+  for (ListedSchedule& schedule : scratch.schedules) schedule.command = ListedSchedule::kNone;
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.begin");
 }

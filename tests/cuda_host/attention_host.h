@@ -18,6 +18,7 @@ HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t 
                                  uint32_t value_dim, uint32_t rows, uint32_t cluster);
 HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
                                        uint32_t rows);
+void host_attention_schedule(const void* params, const uint64_t* args, const HostLaunch& launch);
 // For the GPU class of AttentionRowsSpec.
 HostKernel host_attention_many_rows(uint32_t k_format, uint32_t v_format, uint32_t k_dim,
                                     uint32_t v_dim, uint32_t gpu);

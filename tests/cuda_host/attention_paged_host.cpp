@@ -2,6 +2,7 @@
 #include "cuda_host.h"
 // After cuda_host.h
 #include "cuda/kernels/attention/decode.cu"
+#include "cuda/kernels/attention/schedule.cu"
 
 namespace gyre::test {
 namespace {
@@ -50,6 +51,14 @@ constexpr Variant kVariants[] = {
 };
 
 }  // namespace
+
+void host_attention_schedule(const void* params, const uint64_t* args, const HostLaunch& launch) {
+  cuda::Args copied{};
+  std::copy_n(args, 5, copied.at);
+  cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads,
+                    launch.shared_bytes, cuda::attention_schedule,
+                    *static_cast<const abi::AttentionScheduleParams*>(params), copied);
+}
 
 HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
                                        uint32_t rows) {

@@ -254,16 +254,5 @@ TEST(CudaHostPages, RingOfEntries) {
                  {{1, 700, 1}, {2, 90, 2}, {1, 3000, 3}});
 }
 
-TEST(CudaHostPages, PiecesAreThoseOfTheAbi) {
-  for (const uint32_t dim : {64u, 256u}) {
-    const abi::AttentionCut cut = cuda::decode_cut(dim);
-    for (const uint32_t length :
-         {0u, 1u, 511u, 512u, 513u, 16385u, 32768u, 32769u, 131072u, 1u << 30})
-      EXPECT_EQ(uint64_t{1} << cuda::piece_shift(cut, length),
-                abi::attention_piece_keys(cut, length))
-          << length;
-  }
-}
-
 }  // namespace
 }  // namespace gyre::test

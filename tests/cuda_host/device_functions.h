@@ -111,6 +111,16 @@ inline unsigned int atomicXor(unsigned int* place, unsigned int value) {
   *place = before ^ value;
   return before;
 }
+inline unsigned int atomicMin(unsigned int* place, unsigned int value) {
+  const unsigned int before = *place;
+  *place = std::min(before, value);
+  return before;
+}
+inline unsigned int atomicMax(unsigned int* place, unsigned int value) {
+  const unsigned int before = *place;
+  *place = std::max(before, value);
+  return before;
+}
 inline unsigned int atomicOr(unsigned int* place, unsigned int value) {
   const unsigned int old = *place;
   *place |= value;

@@ -148,7 +148,7 @@ class PagedBatch {
     // For the next replay.
     const auto* const counters = reinterpret_cast<const uint32_t*>(scratch.data());
     if (plan.scratch_floats != 0) {
-      for (uint32_t b = 0; b < n_.blocks; ++b) EXPECT_EQ(counters[2 * b], 0u) << "block " << b;
+      for (uint32_t b = 0; b < n_.blocks; ++b) EXPECT_EQ(counters[b], 0u) << "block " << b;
     }
     return answer;
   }
@@ -297,8 +297,38 @@ class PagedBatch {
     const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
     return host_attention_many_rows(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu);
   }
-  void launch(const abi::AttentionPlan& plan, const abi::AttentionParams& p,
-              const uint64_t* args) const {
+  // Words behind the schedule, which nobody may write.
+  static constexpr uint32_t kBehind = 0x5A5A5A5A;
+
+  // Writes the schedule as the op would, and tells the call.
+  std::vector<uint32_t> schedule(const abi::AttentionPlan& plan, abi::AttentionParams& p,
+                                 uint64_t* args) const {
+    using enum abi::AttentionArg;
+    abi::AttentionScheduleParams s{};
+    s.call = p;
+    s.group = plan.schedule.group, s.blocks = plan.schedule.blocks, s.rows = plan.schedule.rows;
+    s.by_token = plan.schedule.by_token, s.key = 1234567;
+    s.runs = abi::schedule_most_runs(sequences_.size(), n_.kv_heads, n_.most_queries, p.group,
+                                     s.rows, s.by_token != 0, s.blocks);
+    const uint64_t words = abi::schedule_words(s.blocks, s.runs);
+    std::vector<uint32_t> memory(words + 16, kBehind);
+    const uint64_t of[5] = {reinterpret_cast<uint64_t>(memory.data()), args[arg_lengths],
+                            args[arg_query_begin], args[arg_prompts], args[arg_tail_begin]};
+    const cuda::Launch shape = cuda::launch_attention_schedule(&s, 0, limits());
+    host_attention_schedule(&s, of, {shape.grid, shape.block, shape.shared_bytes});
+    for (uint64_t i = words; i < memory.size(); ++i) EXPECT_EQ(memory[i], kBehind);
+    p.schedule_key = s.key;
+    args[arg_schedule] = of[0];
+    return memory;
+  }
+
+  void launch(const abi::AttentionPlan& plan, const abi::AttentionParams& called,
+              const uint64_t* given) const {
+    abi::AttentionParams p = called;
+    uint64_t args[16];
+    std::copy_n(given, 16, args);
+    std::vector<uint32_t> memory;
+    if (plan.schedule.blocks != 0) memory = schedule(plan, p, args);
     if (plan.kernel == abi::AttentionKernel::attention) {
       const cuda::Launch shape = cuda::launch_attention(&p, plan.spec, limits());
       const HostKernel kernel = host_attention(p.k.format, p.v.format);

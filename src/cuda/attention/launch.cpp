@@ -6,6 +6,7 @@
 #include "cuda/kernels/attention/decode_layout.cuh"
 #include "cuda/kernels/attention/many_rows_layout.cuh"
 #include "cuda/kernels/attention/merge_layout.cuh"
+#include "cuda/kernels/attention/paged_layout.cuh"
 #include "cuda/kernels/attention/prefill_layout.cuh"
 #include "cuda/types.h"
 #include "gyre/kv_format.h"
@@ -62,13 +63,16 @@ DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
 }
 
 DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits) {
-  constexpr uint32_t kFewWarps = 4;
-  const uint32_t warps = decode_most_warps(layout), half = share_of(limits, 2);
-  if (layout.side_by_side == 2) {
-    const DecodeBlock block = decode_block(layout, warps, half, 0);
-    if (block.warps >= kFewWarps) return block;
-  }
-  return decode_block(layout, warps, limits.shared_bytes_per_block, half + 1);
+  return decode_block(layout, decode_most_warps(layout), limits.shared_bytes_per_block,
+                      share_of(limits, 2) + 1);
+}
+
+PagedLayout layout_over_pages(const abi::AttentionDecodeSpec& s) {
+  return paged_layout(s.k_format, s.v_format, HeadDims(s.head_dim, abi::decode_value_dim(s)),
+                      s.rows);
+}
+uint32_t warps_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
+  return paged_warps(layout_over_pages(s), limits.shared_bytes_per_block);
 }
 
 ManyRowsLayout layout_of(const abi::AttentionRowsSpec& s) {
@@ -118,17 +122,20 @@ bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (s.cluster > 1 && limits.arch < 90) return false;
   const DecodeSharedLayout layout = layout_of(s);
+  if (s.paged != 0) return layout.fits && warps_over_pages(s, limits) != 0;
   return layout.fits && block_of(layout, limits).warps != 0;
 }
 
 Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
+  if (s.paged != 0) {
+    const uint32_t warps = warps_over_pages(s, limits);
+    return {{paged_blocks(limits.multiprocessors), 1, 1},
+            warps * 32,
+            layout_over_pages(s).bytes(warps)};
+  }
   const DecodeBlock block = block_of(layout_of(s), limits);
-  if (s.paged != 0)
-    return {{paged_blocks(layout_of(s).side_by_side, limits.multiprocessors), 1, 1},
-            block.warps * 32,
-            block.bytes};
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;
   return {{static_cast<uint32_t>(p.splits), static_cast<uint32_t>(groups),
            static_cast<uint32_t>(p.kv_heads)},
@@ -161,6 +168,13 @@ Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaL
   }
   return {
       {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, layout.threads(), layout.total};
+}
+
+std::string name_attention_schedule(uint64_t /*spec*/) { return "gyre::cuda::attention_schedule"; }
+
+Launch launch_attention_schedule(const void* params, uint64_t /*spec*/, const CudaLimits&) {
+  constexpr uint32_t kThreads = 256;
+  return {{static_cast<const abi::AttentionScheduleParams*>(params)->blocks, 1, 1}, kThreads, 0};
 }
 
 std::string name_attention_merge(uint64_t spec) {

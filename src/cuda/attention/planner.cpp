@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "cuda/kernels/attention/decode_layout.cuh"
 #include "cuda/kernels/attention/many_rows_layout.cuh"
+#include "cuda/kernels/attention/paged_layout.cuh"
 #include "cuda/names.h"
 
 namespace gyre::cuda {
@@ -70,14 +70,14 @@ class Planner {
       const bool prompts = p_.phase == abi::AttentionPhase::prompt && takes_many_rows();
       return prompts ? many_rows(1) : abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     }
+    const uint32_t blocks = paged_blocks(limits_.multiprocessors);
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
     plan.scratch_floats = paged_scratch_floats(
-        p_.v.head_dim, decode->rows,
-        paged_blocks(
-            decode_shared_layout(decode->k_format, decode->v_format,
-                                 HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, kDecodePages)
-                .side_by_side,
-            limits_.multiprocessors));
+        decode->v_format, HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, blocks);
+    // 16-bit values of a key that one token sees and another does not could be NaN: a unit over
+    // these has rows of one token only.
+    plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows,
+                     is_compressed(p_.v.format) ? 0u : 1u, 0};
     return plan;
   }
   bool decodes_pages() const {

@@ -1,7 +1,7 @@
 #pragma once
 // Decode attention: the shared-memory layout of a block, and how many warps and stages it has. Host
 // and kernel compute the same.
-#include "abi/attention_cut.h"
+#include "abi/attention_schedule.h"
 #include "cuda/kernels/attention/prefill_layout.cuh"
 
 namespace gyre::cuda {
@@ -230,39 +230,13 @@ constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
-// Pages: pieces of a sequence's keys, of a power of two of keys (abi/attention_cut.h). A piece is
-// so many keys that what the warps do once for each of them counts little, and so few that blocks
-// get equal shares. Pieces of a unit that lie in different blocks meet in global memory.
+// Pages: groups of pieces of a sequence's keys (abi/attention_schedule.h), of a power of two of keys.
+// A piece is so many keys that what a warp does once for each of them counts little, and so few
+// that warps get equal shares.
 constexpr abi::AttentionCut decode_cut(uint32_t head_dim) {
-  return {head_dim <= 128 ? uint64_t{1024} : uint64_t{512}, 64};
-}
-// As abi::attention_piece_keys, in 32 bits: the logarithm.
-constexpr uint32_t piece_shift(const abi::AttentionCut& cut, uint32_t length) {
-  const auto most = static_cast<uint32_t>(cut.most_pieces);
-  uint32_t shift = 0;
-  while (1u << shift < static_cast<uint32_t>(cut.fewest_keys)) ++shift;
-  while ((length + (1u << shift) - 1) >> shift > most) ++shift;
-  return shift;
-}
-// One for each multiprocessor: the lengths, and so the work, are known on the device only.
-constexpr uint32_t paged_blocks(uint32_t side_by_side, uint32_t multiprocessors) {
-  return multiprocessors == 0 ? 1 : multiprocessors * side_by_side;
-}
-// Floats of the scratch of a call over pages: for each block a counter and the number of pieces in
-// the first of the states that it left, at a multiple of 16 bytes states {values}, {max, sum} of
-// the pieces of one unit.
-constexpr uint64_t paged_area_floats(uint32_t head_dim, uint32_t rows) {
-  return decode_cut(head_dim).most_pieces * rows * (decode_row_dim(head_dim) + 2);
-}
-// States begin at the same place for all kernels of a GPU: calls of other shapes that use the same
-// scratch leave the counters alone.
-constexpr uint64_t paged_counters(uint32_t blocks) {
-  constexpr uint64_t kUsual = 2048;
-  const uint64_t floats = (uint64_t{blocks} * 2 + 3) / 4 * 4;
-  return floats > kUsual ? floats : kUsual;
-}
-constexpr uint64_t paged_scratch_floats(uint32_t head_dim, uint32_t rows, uint32_t blocks) {
-  return paged_counters(blocks) + blocks * paged_area_floats(head_dim, rows);
+  constexpr uint64_t kPieceKeys = 256, kGroups = 16;
+  (void)head_dim;
+  return {kPieceKeys * abi::kGroupPieces, kGroups};
 }
 
 // Shared memory of a block, in this order: states, query operands, an f32 staging buffer (rows of
@@ -275,24 +249,17 @@ struct DecodeSharedLayout {
   uint32_t transpose_bytes, exchange_bytes;              // of one warp
   uint32_t warps;                                        // that the registers are enough for
   uint32_t warps_per_key;
-  bool deep;              // three stages pay: a byte costs many instructions
-  bool paged;             // keys are on their way while sums are merged
-  uint32_t side_by_side;  // blocks of a multiprocessor: one merges while the other computes
-  bool few_warps;         // of these: a warp needs more registers than two times six leave
-  uint32_t stage, sums;   // bytes of a stage, and of one warp's partial sums
+  bool deep;             // three stages pay: a byte costs many instructions
+  uint32_t stage, sums;  // bytes of a stage, and of one warp's partial sums
 
-  // Whether sums have a place behind the ring. Where loads go on, they may overwrite the stage that
-  // was used last, but no other.
-  constexpr bool sums_apart() const { return paged && sums > stage; }
   // Bytes of one warp's ring.
   constexpr uint32_t ring_bytes(uint32_t stages) const {
     const uint32_t all = stages * stage;
-    if (paged) return all + (sums_apart() ? sums : 0);
     return all > sums ? all : sums;
   }
 };
 
-constexpr uint32_t kDecodeStateBytes = 5248, kPagedStateBytes = 2048;
+constexpr uint32_t kDecodeStateBytes = 5248;
 // Floats from row to row of a warp's partial sums: the four or eight rows that a warp stores at
 // once lie in different banks.
 constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t slice) {
@@ -313,10 +280,7 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, const 
   const DecodeStage stage = decode_stage(k, v, dims, rows, cluster);
   const uint32_t row_dim = decode_row_dim(dims.v), query_dim = round_up(dims.k, 32);
   a.fits = stage.fits;
-  a.paged = cluster == kDecodePages;
-  a.side_by_side = a.paged && dims.k <= 128 && dims.v <= 128 && rows <= (v_levels ? 4 : 8) ? 2 : 1;
-  a.few_warps = stage.k_tiles || stage.v_tiles;
-  a.queries = kDecodeStateBytes + (a.paged ? kPagedStateBytes : 0);
+  a.queries = kDecodeStateBytes;
   a.staging = a.queries + decode_query_bytes(k, dims.k, rows);
   const uint32_t blocks = cluster > 1 ? cluster : 1;
   const uint32_t stored = (rows + blocks - 1) / blocks * blocks * (row_dim + 2);
@@ -337,17 +301,7 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, const 
 
 // The most warps of a block that registers, and the shared memory of the largest GPU, allow.
 constexpr uint32_t kDecodeMostBytes = 227 << 10;
-constexpr uint32_t decode_most_bytes(const DecodeSharedLayout& layout) {
-  return layout.side_by_side == 2 ? 113 << 10 : kDecodeMostBytes;
-}
 constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
-  if (layout.paged) {
-    // Two blocks side by side have registers for six warps each, mostly.
-    const uint32_t fit =
-        (decode_most_bytes(layout) - layout.ring) / layout.ring_bytes(kDecodeFewestStages);
-    if (layout.side_by_side == 2) return fit >= 6 && !layout.few_warps ? 6 : 4;
-    return fit >= 8 ? 8 : (fit >= 4 ? 4 : 2);
-  }
   const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
   const uint32_t warps = by_keys < layout.warps ? by_keys : layout.warps;
   const uint32_t step = layout.warps_per_key > 2 ? layout.warps_per_key : 2;
@@ -362,12 +316,10 @@ constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, const HeadDims& dim
 // executes many instructions per byte. GPUs with less shared memory get fewer warps, not fewer
 // stages: the number of stages is a constant of the kernel.
 constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t most_warps) {
-  const uint32_t kEnough = (layout.paged ? 48 : 32) << 10;
+  constexpr uint32_t kEnough = 32 << 10;
   const uint32_t one = most_warps * layout.stage;
-  const uint32_t apart = layout.sums_apart() ? most_warps * layout.sums : 0;
-  const uint32_t fit = (decode_most_bytes(layout) - layout.ring - apart) / one;
-  const bool few_warps = layout.paged && most_warps <= 4;  // each waits for its own bytes longer
-  const bool three = one < kEnough || layout.deep || few_warps;
+  const uint32_t fit = (kDecodeMostBytes - layout.ring) / one;
+  const bool three = one < kEnough || layout.deep;
   uint32_t most = 2 * one < kEnough ? kDecodeMostStages : (three ? 3 : 2);
   constexpr uint32_t kSmall = 99 << 10;  // of sm_86, sm_89, sm_120: one group of warps must fit
   if (layout.ring + layout.warps_per_key * layout.ring_bytes(most) > kSmall)

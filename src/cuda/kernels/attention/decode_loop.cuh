@@ -95,29 +95,37 @@ template <class Traits>
 struct WarpLoop {
   const abi::AttentionParams& p;
   const DecodeProblem& problem;
-  const BlockState& state;
-  unsigned char* shared;
+  const MaskRow* mask;
+  float *transpose, *exchange;  // the warp's buffer; that of all warps
   uint32_t warp;
   Queries<Traits> queries;
   LevelTable table_k, table_v;
   LaneOffsets<Traits> offsets;
   LaneWeights lane;
   uint32_t until_check = kStagesToCheck;
-  bool masks;
+  bool masks, masked = false;  // of all stages; of the one at hand
 
   WarpLoop(const abi::AttentionParams& params, const DecodeProblem& of, const BlockState& block,
            unsigned char* memory, uint32_t index)
+      : WarpLoop(params, of, block.mask, block.table_k, block.table_v,
+                 reinterpret_cast<float*>(memory + Traits::kLayout.transpose +
+                                          index * Traits::kLayout.transpose_bytes),
+                 reinterpret_cast<float*>(memory + Traits::kLayout.exchange), index,
+                 Queries<Traits>(memory + Traits::kLayout.queries, block.factor,
+                                 index % Traits::kWarpsPerKey, of.rows)) {}
+  WarpLoop(const abi::AttentionParams& params, const DecodeProblem& of, const MaskRow* rows,
+           const SharedLevelTable& levels_k, const SharedLevelTable& levels_v, float* to_transpose,
+           float* to_exchange, uint32_t index, const Queries<Traits>& first)
       : p(params),
         problem(of),
-        state(block),
-        shared(memory),
+        mask(rows),
+        transpose(to_transpose),
+        exchange(to_exchange),
         warp(index),
-        queries(memory + Traits::kLayout.queries, block.factor, index % Traits::kWarpsPerKey,
-                of.rows),
-        table_k(load_table<Traits::kK, Traits::kManyRows>(block.table_k)),
-        table_v(Traits::kK == Traits::kV
-                    ? table_k
-                    : load_table<Traits::kV, Traits::kManyRows>(block.table_v)),
+        queries(first),
+        table_k(load_table<Traits::kK, Traits::kManyRows>(levels_k)),
+        table_v(Traits::kK == Traits::kV ? table_k
+                                         : load_table<Traits::kV, Traits::kManyRows>(levels_v)),
         offsets(lane_offsets<Traits>()),
         lane(lane_weights()),
         masks(!of.plain_logits || !of.uniform_mask) {}
@@ -125,20 +133,17 @@ struct WarpLoop {
   // Logits of a stage, in base 2, spread as the MMA over V wants them. `index` counts the warp's
   // stages, `begin` is the stage's first position.
   void logits(const unsigned char* stage, uint32_t index, uint32_t begin,
-              typename SpreadV<Traits>::Scores& x) const {
-    const ScoreExchange<Traits> exchange = {
-        reinterpret_cast<float*>(shared + Traits::kLayout.exchange), index};
+              typename SpreadV<Traits>::Scores& x) {
+    const ScoreExchange<Traits> between = {exchange, index};
     if constexpr (Traits::kLevelsK == Traits::kLevelsV) {
-      score<Traits>(table_k, queries, stage, offsets, exchange, x);
+      score<Traits>(table_k, queries, stage, offsets, between, x);
     } else {
       typename SpreadK<Traits>::Scores s;
-      score<Traits>(table_k, queries, stage, offsets, exchange, s);
-      constexpr DecodeSharedLayout kLayout = Traits::kLayout;
-      transpose_scores<Traits>(
-          s, reinterpret_cast<float*>(shared + kLayout.transpose + warp * kLayout.transpose_bytes),
-          x);
+      score<Traits>(table_k, queries, stage, offsets, between, s);
+      transpose_scores<Traits>(s, transpose, x);
     }
-    if (masks || !problem.walk.whole(begin)) mask_scores<Traits>(p, problem, state.mask, begin, x);
+    masked = masks || !problem.walk.whole(begin);
+    if (masked) mask_scores<Traits>(p, problem, mask, begin, x);
   }
 
   void add(const unsigned char* stage, typename SpreadV<Traits>::Scores& x,
@@ -146,7 +151,7 @@ struct WarpLoop {
     constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocksV;
     weigh_levels<Traits>(lane, x, stage + Traits::kStage.v_scales + offsets.v_scales,
                          warp % Traits::kWarpsPerKey / (kSlicesPerBlock != 0 ? kSlicesPerBlock : 1),
-                         sums);
+                         masked, sums);
     lane.step(Traits::FormV::kBias != 0 ? Traits::kLaneKeys : 0);
     add_levels<Traits>(table_v, stage + offsets.v[0], stage + offsets.v[1], sums);
     if (--until_check == 0) {

@@ -1,184 +1,436 @@
 #pragma once
 // Attention of a few rows of each of several sequences, whose keys lie in pages. A block for each
-// multiprocessor takes an equal run of the batch's work (paged_work.cuh), item by item: one piece
-// of the keys of one sequence and KV head, for up to 16 rows. Within an item warps work as in
-// decode.cu. Their loads run ahead into the next items, so that memory is busy while they merge.
-// Bytes moved: K and V once, q, and head_dim + 2 floats for each row and piece of a unit that does
-// not lie in one block.
+// multiprocessor takes its runs from the step schedule (abi/attention_schedule.h). A piece of a
+// run's keys is one warp's, from its loads to its sums; above head_dim 256 four warps share it. The
+// states of pieces are folded in the order of their keys, in shared memory, or in global memory
+// where a unit's groups lie in several blocks: the last block to arrive merges those.
+// No barrier separates the warps while there are pieces.
+// Bytes moved: K and V once, q, and one state for each group of a unit in several blocks.
 #include "cuda/kernels/attention/decode_loop.cuh"
 #include "cuda/kernels/attention/paged_load.cuh"
-#include "cuda/kernels/attention/paged_reduce.cuh"
 
 namespace gyre::cuda {
 
-// The unit's rows, as far as queries and masks are concerned.
-inline DecodeProblem paged_unit(const abi::AttentionParams& p, const Args& args,
-                                const PagedItem& item) {
-  DecodeProblem problem = {};
-  problem.kv_head = item.kv_head, problem.group = p.group;
-  problem.first_row = item.first_row, problem.rows = item.rows;
-  problem.mask = item.mask;
-  problem.first = item.origin;
-  const uint32_t last_row = item.first_row + item.rows - 1;
-  problem.uniform_mask = item.first_row / p.group == last_row / p.group;
-  problem.plain_logits = p.soft_cap == 0 && args.at[arg_slopes] == 0;
-  return problem;
-}
-inline DecodeProblem paged_problem(const abi::AttentionParams& p, const Args& args,
-                                   const PagedItem& item, uint32_t stage_keys) {
-  DecodeProblem problem = paged_unit(p, args, item);
-  problem.uniform_mask = item.uniform != 0;
-  problem.walk = paged_walk(item, stage_keys);
-  problem.walk_first = item.base + item.skip - item.origin;
-  return problem;
-}
-
-// Everything of a block that outlives an item.
 template <class Traits>
-struct PagedBlock {
-  const abi::AttentionParams& p;
-  const Args& args;
-  unsigned char* shared;
-  BlockState& state;
-  PagedState& paged;
-  uint32_t warp, warps;
-  uint32_t at = 0, before = (Traits::kStages - 1) * Traits::kLayout.stage;  // stages of the ring
-  uint32_t index = 0;                                                       // counts rounds
+class PagedBlock {
+  static constexpr PagedLayout kLayout =
+      paged_layout(Traits::kK, Traits::kV, Traits::kDims, Traits::kRows);
+  static constexpr uint32_t kStages = kLayout.stages, kStageBytes = Traits::kStage.bytes;
+  static constexpr uint32_t kKeys = Traits::kStage.keys, kSlots = kLayout.slots;
+  static constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kRows = Traits::kRows;
+  static constexpr uint32_t kAhead = 2;  // units whose queries are made before their first piece
+  using Set = RowSet<Traits>;
+  static constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, kRows);
 
-  unsigned char* ring() const { return shared + Traits::kLayout.ring + warp * Traits::kRingBytes; }
-  bool is_last_warp() const { return warp + 1 == warps; }
-  uint64_t queries_of(const PagedItem& item) const {
-    return args.at[arg_q] + item.first_token * p.q_token_stride;
-  }
-  void write_targets(const PagedItem& item) const {
-    const uint32_t r = threadIdx.x % kWarp;
-    if (is_last_warp() && r < item.rows)
-      state.targets[r] = paged_row_target<Traits>(p, item, args, r);
-  }
+ public:
+  PagedBlock(const abi::AttentionParams& p, const Args& args, unsigned char* shared)
+      : p_(p),
+        args_(args),
+        shared_(shared),
+        state_(*reinterpret_cast<PagedState*>(shared)),
+        warp_(warp_index()),
+        mine_(shared + kLayout.warps_at(blockDim.x / kWarp) + warp_ * kLayout.warp_bytes),
+        loads_(p, args, state_, warp_) {}
 
-  // Keys of an item: QK, softmax, PV, one stage after the other. Warps go through the ring in step.
-  void walk(const DecodeProblem& problem, uint32_t rounds, PagedLoads<Traits>& loads,
-            WarpLoop<Traits>& loop, ValueSums<Traits>& sums) {
-    constexpr uint32_t kStageBytes = Traits::kLayout.stage, kPerKey = Traits::kWarpsPerKey;
-#pragma unroll 1
-    for (uint32_t round = 0; round < rounds; ++round) {
-      wait_for_stage<Traits::kStages>();
-      loads.issue(ring() + before);
-      const unsigned char* const bytes = ring() + at;
-      before = at;
-      at = at + kStageBytes == Traits::kStages * kStageBytes ? 0 : at + kStageBytes;
-      const uint32_t stage = round * (warps / kPerKey) + warp / kPerKey;
-      if (stage * Traits::kTiles < problem.walk.tiles) {
-        typename SpreadV<Traits>::Scores x;
-        loop.logits(bytes, index, stage * Traits::kStage.keys, x);
-        loop.add(bytes, x, sums);
-      } else if constexpr (kPerKey > 1) {
-        sync_named_barrier<kPerKey>(warp / kPerKey);  // racecheck counts barriers per thread
-      }
-      ++index;
+  // All runs of the block, as many at a time as there are slots for their units.
+  void run() {
+    if (threadIdx.x == 0) {
+      state_.table_k[0] = state_.table_k[1] = level_table<Traits::kK, Traits::kManyRows>();
+      state_.table_v[0] = state_.table_v[1] = level_table<Traits::kV, Traits::kManyRows>();
+    }
+    const auto* const schedule = pointer<const uint32_t>(args_.at[arg_schedule]);
+    const uint32_t first = schedule[abi::kScheduleHeader + 2 * blockIdx.x];
+    uint32_t count = schedule[abi::kScheduleHeader + 2 * blockIdx.x + 1];
+    // A schedule of something else: nothing that it says may be used.
+    if (schedule[0] != p_.schedule_key || schedule[1] != gridDim.x) count = 0;
+    for (uint32_t done = 0; done < count; done += kSlots) {
+      if (done != 0) __syncthreads();
+      init_barriers(done != 0);
+      const uint32_t left = count - done;
+      take_runs(schedule, first + done, left < kSlots ? left : kSlots);
+      work();
+      if (left <= kSlots) pdl_launch_dependents();
+      __syncthreads();
+      merge_units();
     }
   }
 
-  // Where warps leave their sums: behind the ring, or in the stage that was used last.
-  float* sums_of(uint32_t of_warp) const {
-    constexpr DecodeSharedLayout kLayout = Traits::kLayout;
-    const uint32_t place = kLayout.sums_apart() ? Traits::kStages * kLayout.stage : before;
-    return reinterpret_cast<float*>(shared + kLayout.ring + of_warp * Traits::kRingBytes + place);
+ private:
+  static uint32_t lane() { return threadIdx.x % kWarp; }
+  static uint32_t slice() { return warp_index() % kPerKey; }
+  unsigned char* slot(uint32_t run) const {
+    return shared_ + kPagedStateBytes + run * kLayout.slot.bytes;
   }
-  // Warps that had keys; one at least.
-  uint32_t busy_warps(const PagedItem& item) const {
-    constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kKeys = Traits::kStage.keys;
-    const uint32_t stages = item.count == 0 ? 0 : (item.skip + item.count + kKeys - 1) / kKeys;
-    const uint32_t step = warps / kPerKey;
-    return (stages < step ? (stages == 0 ? 1 : stages) : step) * kPerKey;
+  unsigned char* ring() const { return mine_ + kLayout.ring; }
+  RowFactors& factors(uint32_t run) const {
+    return *reinterpret_cast<RowFactors*>(slot(run) + kLayout.slot.factors);
   }
-
-  // The sums of a piece, and what becomes of them.
-  void finish(uint32_t i, const LaneWeights& lane, const ValueSums<Traits>& sums,
-              PagedWork<Traits>& work) {
-    const PagedItem &item = paged.item(i), &next = paged.item(i + 1);
-    __syncwarp();  // orders the other lanes' reads of the last stage before the sums
-    const uint32_t busy = busy_warps(item);
-    if (warp < busy) write_warp<Traits>(state, sums_of(warp), lane, sums);
-    __syncthreads();
-    PagedReduce<Traits>(p, args, state, paged, shared)
-        .run(item, sums_of(0), busy, next.end != 0 || next.new_unit != 0);
-    if (is_last_warp()) work.produce(i + kItemsAhead);
-    __syncthreads();
+  MaskRow* masks(uint32_t run) const {
+    return reinterpret_cast<MaskRow*>(slot(run) + kLayout.slot.masks);
   }
-  void attend(uint32_t i, PagedLoads<Traits>& loads, PagedWork<Traits>& work) {
-    const PagedItem& item = paged.item(i);
-    const DecodeProblem problem = paged_problem(p, args, item, Traits::kStage.keys);
-    WarpLoop<Traits> loop(p, problem, state, shared, warp);
-    ValueSums<Traits> sums = ValueSums<Traits>::none();
-    walk(problem, item.rounds, loads, loop, sums);
-    finish(i, loop.lane, sums, work);
+  // Folds of a group and of the unit.
+  unsigned char* group_fold(uint32_t run, uint32_t set) const {
+    return slot(run) + kLayout.slot.group + (slice() * Set::kSets + set) * Set::kSetBytes;
+  }
+  unsigned char* unit_fold(uint32_t run, uint32_t set) const {
+    return slot(run) + kLayout.slot.unit + (slice() * Set::kSets + set) * Set::kSetBytes;
   }
 
-  // One item, and the queries of the next one if that begins a unit. They wait for it in registers,
-  // where there are enough.
-  void run(uint32_t i, PagedLoads<Traits>& loads, PagedWork<Traits>& work) {
-    if constexpr (Traits::kFewRegisters) attend(i, loads, work);
-    const PagedItem& next = paged.item(i + 1);
-    const bool renews = next.end == 0 && next.new_unit != 0;
-    const PagedItem& of = renews ? next : paged.item(i);
-    const DecodeProblem unit = paged_unit(p, args, of);
-    QueryLoads<Traits> queries(p, unit, queries_of(of), warp, warps);
-    if (renews) queries.start();
-    if constexpr (!Traits::kFewRegisters) attend(i, loads, work);
-    if (!renews) return;
-    write_targets(next);
-    queries.finish(args, state, shared);
+  void init_barriers(bool again) {
+    const auto init = [again](PhaseBarrier* barrier, uint32_t count) {
+      if (again) invalidate_barrier(barrier);
+      init_barrier(barrier, count);
+    };
+    for (uint32_t i = threadIdx.x; i < kSlots * kPerKey * kTurns; i += blockDim.x)
+      init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], 1);
+    if (threadIdx.x < kSlots) init(&state_.ready[threadIdx.x], kRows);
   }
+
+  // Copies descriptions of runs to shared memory. For all threads together.
+  void take_runs(const uint32_t* schedule, uint32_t first, uint32_t count) {
+    constexpr uint32_t kWords = sizeof(abi::AttentionRun) / 4;
+    const uint32_t* const from = schedule + abi::schedule_runs_at(gridDim.x) + uint64_t{first} * kWords;
+    auto* const to = reinterpret_cast<uint32_t*>(state_.runs);
+    for (uint32_t i = threadIdx.x; i < count * kWords; i += blockDim.x) to[i] = from[i];
+    __syncthreads();
+    if (warp_ != 0) {
+      __syncthreads();
+      return;
+    }
+    uint32_t sum = lane() < count ? state_.runs[lane()].count : 0;
+    const uint32_t own = sum;
+#pragma unroll
+    for (uint32_t by = 1; by < kWarp; by *= 2) {
+      const uint32_t other = __shfl_up_sync(kAll, sum, by);
+      if (lane() >= by) sum += other;
+    }
+    static_assert(kSlots <= kWarp);
+    if (lane() < count) state_.before[lane()] = sum - own;
+    if (lane() == kWarp - 1)
+      state_.count = count, state_.pieces = sum, state_.next = blockDim.x / (kWarp * kPerKey);
+    __syncthreads();
+  }
+
+  // Until no piece of the runs at hand is left.
+  void work() {
+    const uint32_t ahead = kAhead < state_.count ? kAhead : state_.count;
+    // Queries first: a load queued behind a block's keys takes microseconds.
+    QueryBits<Traits> bits;
+    if (warp_ < ahead * kRows) load_row(warp_ / kRows, warp_ % kRows, bits);
+    loads_.start();
+#pragma unroll 1
+    for (uint32_t i = 0; i + 1 < kStages; ++i) loads_.issue(ring() + i * kStageBytes);
+    make_queries(0, warp_, blockDim.x / kWarp, ahead * kRows, bits);
+    DecodeProblem problem = {};
+    problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_slopes] == 0;
+    problem.rows = 1;
+    WarpLoop<Traits> loop(
+        p_, problem, masks(0), state_.table_k, state_.table_v,
+        reinterpret_cast<float*>(mine_ + kLayout.transpose),
+        reinterpret_cast<float*>(shared_ + kLayout.exchange), warp_, Queries<Traits>());
+    uint32_t at = 0, before = (kStages - 1) * kStageBytes, index = 0, queried = ~0u;
+#pragma unroll 1
+    for (const QueuedPiece* piece = loads_.take(); piece != nullptr; piece = loads_.take()) {
+      const uint32_t number = piece->run;
+      const abi::AttentionRun& run = state_.runs[number];
+      make_queries_ahead(number, piece->nth, run.count);
+      if (number != queried) {
+        queried = number;
+        wait_for_phase(&state_.ready[number], 0);
+        loop.queries = Queries<Traits>(slot(number), factors(number), slice(), run.rows);
+        loop.mask = masks(number);
+        problem.rows = run.rows;
+      }
+      problem.uniform_mask = piece->uniform != 0;
+      problem.walk = piece_walk(piece->skip, piece->count, kKeys);
+      problem.walk_first = piece->base + piece->skip - run.begin;
+      loop.masks = !problem.plain_logits || !problem.uniform_mask;
+      loop.lane = lane_weights();
+      loop.until_check = kStagesToCheck;
+      ValueSums<Traits> sums = ValueSums<Traits>::none();
+      const uint32_t stages = piece->stages;
+#pragma unroll 1
+      for (uint32_t stage = 0; stage < stages; ++stage) {
+        wait_for_stage<kStages>();
+        loads_.issue(ring() + before);
+        const unsigned char* const bytes = ring() + at;
+        before = at;
+        at = at + kStageBytes == kStages * kStageBytes ? 0 : at + kStageBytes;
+        if (problem.walk.tiles != 0) {
+          typename SpreadV<Traits>::Scores x;
+          loop.logits(bytes, index++, stage * kKeys, x);
+          loop.add(bytes, x, sums);
+        }
+      }
+      finish_piece(number, piece->nth, piece->bad != 0 || run.shift_and_valid < 256, loop.lane, sums);
+    }
+    copy_wait<0>();
+  }
+
+  // The queries of the unit kAhead further on, by the warps that take a unit's first pieces.
+  void make_queries_ahead(uint32_t number, uint32_t nth, uint32_t pieces) {
+    const uint32_t unit = number + kAhead, warps = pieces < kRows ? pieces : kRows;
+    if (unit >= state_.count || nth >= warps || slice() != 0) return;
+    QueryBits<Traits> bits;
+    load_row(unit, nth, bits);
+    make_queries(unit, nth, warps, kRows, bits);
+  }
+  // Queries from, from + step, ... below end of the units from `unit` on; `bits` of the first.
+  void make_queries(uint32_t unit, uint32_t from, uint32_t step, uint32_t end,
+                    QueryBits<Traits>& bits) {
+#pragma unroll 1
+    for (uint32_t i = from; i < end; i += step) {
+      if (i != from) load_row(unit + i / kRows, i % kRows, bits);
+      make_query(unit + i / kRows, i % kRows, bits);
+    }
+  }
+
+  // Row r of a unit's queries; rows behind the last repeat others over 16-bit keys.
+  uint32_t query_row(const abi::AttentionRun& run, uint32_t r) const {
+    return Traits::kLevelsK ? r : r % run.rows;
+  }
+  void load_row(uint32_t number, uint32_t r, QueryBits<Traits>& bits) const {
+    const abi::AttentionRun& run = state_.runs[number];
+    const uint64_t q = args_.at[arg_q] + run.first_token * p_.q_token_stride;
+    const uint32_t of = query_row(run, r);
+    if (of < run.rows)
+      load_query<Traits>(query_address(p_, unit_problem(p_, args_, run), q, of), p_.q_dtype == 0,
+                         bits);
+  }
+  // To operands; rows behind the last are zeros over levels. By one warp.
+  void make_query(uint32_t number, uint32_t r, const QueryBits<Traits>& bits) {
+    const abi::AttentionRun& run = state_.runs[number];
+    const DecodeProblem unit = unit_problem(p_, args_, run);
+    auto* const row = reinterpret_cast<float*>(mine_);
+    const bool present = query_row(run, r) < run.rows;
+#pragma unroll
+    for (uint32_t part = 0; part < Traits::kQueryParts; ++part) {
+      if (present) stage_query<Traits>(p_, unit, bits, part, row, r, factors(number));
+      __syncwarp();
+      if constexpr (Traits::kStage.k_tiles) {
+        write_query_slots<Traits>(present ? row : nullptr, r, reinterpret_cast<uint2*>(slot(number)),
+                                  factors(number));
+      } else if constexpr (Traits::kLevelsK) {
+        write_query_columns<Traits>(present ? row : nullptr, r, part,
+                                    reinterpret_cast<uint2*>(slot(number)), factors(number));
+      } else {
+        write_query_row<Traits>(row, r, reinterpret_cast<uint4*>(slot(number)));
+      }
+    }
+    if (lane() == 0 && present && r < run.rows)
+      masks(number)[r] = mask_row(unit, args_.at[arg_slopes], r);
+    __syncwarp();
+    if (lane() == 0) arrive(&state_.ready[number]);
+  }
+
+  // Folds a piece into its group, a group into its unit. In the order of the keys: every piece
+  // waits for its turn.
+  void finish_piece(uint32_t number, uint32_t nth, bool bad, const LaneWeights& lane_weights,
+                    const ValueSums<Traits>& sums) {
+    const abi::AttentionRun& run = state_.runs[number];
+    const uint32_t piece = run.first + nth;
+    const bool from_first = run.first == run.unit_first, last = nth + 1 == run.count;
+    const bool begins = piece % abi::kGroupPieces == 0 || piece == run.unit_first;
+    const bool ends =
+        piece % abi::kGroupPieces == abi::kGroupPieces - 1 || piece + 1 == run.unit_end;
+    const uint32_t group = piece / abi::kGroupPieces - run.unit_first / abi::kGroupPieces;
+    PhaseBarrier* const turns = state_.turn[number][slice()];
+    if (nth != 0) wait_for_phase(&turns[(nth - 1) % kTurns], (nth - 1) / kTurns % 2);
+#pragma unroll 1
+    for (uint32_t set = 0; set < Set::kSets; ++set) {
+      Set fold;
+      if (begins) {
+        fold.clear();
+      } else {
+        fold.get(group_fold(number, set));
+      }
+      add_piece(fold, lane_weights, sums, set, bad);
+      if (!ends) {
+        fold.put(group_fold(number, set));
+        continue;
+      }
+      if (from_first && group != 0) {
+        Set all;
+        all.get(unit_fold(number, set));
+        all.add(fold);
+        fold = all;
+      }
+      if (!from_first) {
+        fold.put(state_at(run, group, set));
+      } else if (!last) {
+        fold.put(unit_fold(number, set));
+      } else if (run.count == run.unit_end - run.unit_first) {
+        write_rows(number, set, fold);
+      } else {
+        fold.put(state_at(run, 0, set));
+      }
+    }
+    __syncwarp();
+    if (lane() == 0 && !last) arrive(&turns[nth % kTurns]);
+  }
+  // Sums of a set: an index that the compiler knows keeps them in registers.
+  template <uint32_t kSet = 0>
+  static void add_piece(Set& fold, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
+                        uint32_t set, bool bad) {
+    if (set == kSet) {
+      fold.add(lane_weights, sums, kSet, bad);
+    } else if constexpr (kSet + 1 < Set::kSets) {
+      add_piece<kSet + 1>(fold, lane_weights, sums, set, bad);
+    }
+  }
+
+  // The fold of a group of a unit in several blocks; of the first block's groups at 0.
+  unsigned char* state_at(const abi::AttentionRun& run, uint32_t group, uint32_t set) const {
+    constexpr uint64_t kArea = paged_area_bytes(Traits::kV, Traits::kDims, kRows);
+    return pointer<unsigned char>(args_.at[arg_partial] + paged_counter_bytes(gridDim.x) +
+                                  run.area * kArea) +
+           uint64_t{group} * kFoldBytes + (slice() * Set::kSets + set) * Set::kSetBytes;
+  }
+
+  // The finished rows of a set, out of the rotated domain, by the warps that share its keys.
+  void write_rows(uint32_t number, uint32_t set, const Set& fold) {
+    constexpr uint32_t kParts = Traits::kRowParts, kDim = Traits::kRowDim;
+    const abi::AttentionRun& run = state_.runs[number];
+    const unsigned char* const rows = group_fold(number, set) - slice() * Set::kSets * Set::kSetBytes;
+    __syncwarp();
+    fold.put_rows(group_fold(number, set));
+    if constexpr (kPerKey > 1) {
+      sync_named_barrier<kPerKey>(warp_ / kPerKey);
+    } else {
+      __syncwarp();
+    }
+#pragma unroll 1
+    for (uint32_t i = slice(); i < Set::kSetRows * kParts; i += kPerKey) {
+      const uint32_t r = i / kParts, row = set * Set::kSetRows + r;
+      const SoftmaxState state = fold.row_state(r);
+      if (row >= run.rows) break;
+      float x[kDim / kWarp];
+#pragma unroll
+      for (uint32_t c = 0; c < kDim / kWarp; ++c) {
+        const uint32_t column = lane() + c * kWarp, of = column / Set::kColumns;
+        x[c] = 0;
+        if (c * kWarp < kPerKey * Set::kColumns && (Set::kColumns % kWarp == 0 || column < Set::kColumns))
+          x[c] = reinterpret_cast<const float*>(
+              rows + of * (Set::kSets * Set::kSetBytes))[r * Set::kPitch + column % Set::kColumns];
+      }
+      RowTarget target = unit_row_target<Traits>(p_, run, args_, row);
+      store_row<Traits>(target, p_.partial == abi::kAttentionStates, i % kParts, state, x);
+    }
+    if constexpr (kPerKey > 1) sync_named_barrier<kPerKey>(warp_ / kPerKey);
+  }
+
+  // Units of several blocks: only the first and the last run of those at hand can be of one.
+  void merge_units() {
+    if (state_.runs[0].first != state_.runs[0].unit_first) merge_unit(0);
+    const uint32_t last = state_.count - 1;
+    const abi::AttentionRun& run = state_.runs[last];
+    if (run.first == run.unit_first && run.count != run.unit_end - run.unit_first) merge_unit(last);
+  }
+
+  // The last block to count its groups folds them all, in their order. Little code: all of it is
+  // cold. For all threads together.
+  void merge_unit(uint32_t number) {
+    const abi::AttentionRun& run = state_.runs[number];
+    const uint32_t first_group = run.unit_first / abi::kGroupPieces;
+    const uint32_t groups = (run.unit_end - 1) / abi::kGroupPieces + 1 - first_group;
+    if (threadIdx.x == 0) {
+      const uint32_t behind = (run.first + run.count - 1) / abi::kGroupPieces + 1;
+      const uint32_t mine = behind - run.first / abi::kGroupPieces;
+      auto* const counter = pointer<uint32_t>(args_.at[arg_partial]) + run.area;
+      const uint32_t add = mine | (run.first == run.unit_first ? mine << 16 : 0);
+      const uint32_t all = atomic_add_acq_rel(counter, add) + add;
+      const bool last = (all & 0xFFFFu) == groups;
+      if (last) *counter = 0;  // for the next replay
+      state_.merge_groups = last ? all >> 16 : 0;
+    }
+    __syncthreads();
+    const uint32_t done = state_.merge_groups;
+    if (done != 0) fold_groups(number, done, groups);
+    __syncthreads();
+    if (done == 0 || warp_ >= kPerKey) return;
+#pragma unroll 1
+    for (uint32_t set = 0; set < Set::kSets; ++set) {
+      Set fold;
+      fold.get(unit_fold(number, set));
+      write_rows(number, set, fold);
+    }
+  }
+  // Groups [done, groups) behind the fold of the first `done`, to the unit's fold: a thread has one
+  // vector of a set at a time.
+  void fold_groups(uint32_t number, uint32_t done, uint32_t groups) {
+    constexpr uint32_t kVectors = Set::kVectors * kWarp, kSetVectors = Set::kSetBytes / 16;
+    constexpr uint32_t kAtOnce = 4;
+    const float4* const from = reinterpret_cast<const float4*>(
+        state_at(state_.runs[number], 0, 0) - slice() * Set::kSets * Set::kSetBytes);
+    auto* const to = reinterpret_cast<float4*>(slot(number) + kLayout.slot.unit);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < kPerKey * Set::kSets * kVectors; i += blockDim.x) {
+      const uint32_t set = i / kVectors, at = set * kSetVectors + i % kVectors;
+      const uint32_t states = set * kSetVectors + kVectors + i % kWarp;
+      OneVector<Set> fold;
+      fold.set(load_l2(from + at), load_l2(from + states));
+#pragma unroll 1
+      for (uint32_t group = done; group < groups; group += kAtOnce) {
+        float4 x[kAtOnce], s[kAtOnce];
+#pragma unroll
+        for (uint32_t j = 0; j < kAtOnce; ++j) {
+          const uint64_t of = uint64_t{group + j < groups ? group + j : group} * (kFoldBytes / 16);
+          x[j] = load_l2(from + of + at), s[j] = load_l2(from + of + states);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < kAtOnce; ++j)
+          if (group + j < groups) fold.add(x[j], s[j]);
+      }
+      to[at] = fold.vector();
+      if (i % kVectors < kWarp) to[states] = fold.set_of.states();
+    }
+  }
+
+  // A set of one vector, with the arithmetic of all.
+  template <class Set>
+  struct OneVector {
+    Set set_of;
+
+    void set(const float4& x, const float4& states) {
+      set_of.x[0][0] = x.x, set_of.x[0][1] = x.y, set_of.x[0][2] = x.z, set_of.x[0][3] = x.w;
+      set_of.set_states(states);
+    }
+    void add(const float4& x, const float4& states) {
+      OneVector part;
+      part.set(x, states);
+      typename Set::Factors f[Set::kLaneRows];
+#pragma unroll
+      for (uint32_t r = 0; r < Set::kLaneRows; ++r)
+        f[r] = set_of.raise(r, part.set_of.reference[r], part.set_of.sum[r]);
+#pragma unroll
+      for (uint32_t e = 0; e < 4; ++e) {
+        const auto& of = f[e % Set::kLaneRows];
+        set_of.x[0][e] = Set::fold(set_of.x[0][e], of.keep, part.set_of.x[0][e], of.part);
+      }
+    }
+    float4 vector() const {
+      return make_float4(set_of.x[0][0], set_of.x[0][1], set_of.x[0][2], set_of.x[0][3]);
+    }
+  };
+
+  const abi::AttentionParams& p_;
+  const Args& args_;
+  unsigned char* shared_;
+  PagedState& state_;
+  uint32_t warp_;
+  unsigned char* mine_;  // the warp's buffers
+  PieceLoads<Traits> loads_;
 };
 
 template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows,
           uint32_t kHeadDimV = kHeadDim>
 __global__ void __launch_bounds__(
-    decode_most_warps(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kDecodePages) * 32,
-    decode_shared_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kDecodePages).side_by_side)
-    attention_decode_paged(const abi::AttentionParams p, const Args args) {
+    paged_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows).most_warps * 32, 1)
+    attention_decode_paged(const abi::AttentionParams p,
+                           const Args args) {
   using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages, kHeadDimV>;
-  unsigned char* const shared = dynamic_shared();
-  auto& state = *reinterpret_cast<BlockState*>(shared);
-  auto& paged = *reinterpret_cast<PagedState*>(shared + kDecodeStateBytes);
-  PagedBlock<Traits> block = {p, args, shared, state, paged, warp_index(), blockDim.x / kWarp};
-  if (threadIdx.x == 0) {
-    state.table_k[0] = state.table_k[1] = level_table<kK, Traits::kManyRows>();
-    state.table_v[0] = state.table_v[1] = level_table<kV, Traits::kManyRows>();
-  }
   pdl_wait();
-
-  // Work: the block's share, and its first items.
-  PagedWork<Traits> work(p, args, paged);
-  if (!work.start()) return;
-  if (block.is_last_warp()) {
-    work.seek();
-    work.produce(0);
-  }
-  __syncthreads();
-  const PagedItem& first = paged.item(0);
-  if (first.end != 0) return;
-
-  // Loads: Q, then the first stages of K and V.
-  const DecodeProblem unit = paged_unit(p, args, first);
-  QueryLoads<Traits> queries(p, unit, block.queries_of(first), block.warp, block.warps);
-  queries.start();
-  PagedLoads<Traits> loads(p, args, paged, block.warp);
-  loads.look_up();
-  // Loads run into the next items; later ones are described while these are worked on.
-  if (block.is_last_warp())
-    for (uint32_t i = 1; i < Traits::kStages; ++i) work.produce(i);
-  __syncthreads();
-  for (uint32_t i = 0; i + 1 < Traits::kStages; ++i)
-    loads.issue(block.ring() + i * Traits::kLayout.stage);
-  if (block.is_last_warp())
-    for (uint32_t i = Traits::kStages; i < kItemsAhead; ++i) work.produce(i);
-  block.write_targets(first);
-  queries.finish(args, state, shared);
-
-  for (uint32_t i = 0; paged.item(i).end == 0; ++i) block.run(i, loads, work);
-  pdl_launch_dependents();
+  PagedBlock<Traits>(p, args, dynamic_shared()).run();
 }
 
 }  // namespace gyre::cuda

@@ -74,15 +74,15 @@ class RowLoad {
         copy_async<16>(shared_address(to) + target_of(at), paged_source(place, row, at), true);
     }
   }
-  // Some do: as some() below.
-  void some_of(const PageTiles& pages, const DecodeWalk& walk, uint32_t tile,
+  // Some do, the others become zeros: keys [first_key, last_key) of the sequence, whose slot `first`
+  // is the stage's first.
+  void some_of(const PageTiles& pages, uint32_t first_key, uint32_t last_key, uint32_t first,
                unsigned char* to) const {
 #pragma unroll 1
     for (uint32_t i = 0; i < (kAllChunks + kWarp - 1) / kWarp; ++i) {
-      const uint32_t at = lane() + i * kWarp, row = at / kChunks, index = tile + row / kSlots;
+      const uint32_t at = lane() + i * kWarp, row = at / kChunks;
       const PageTiles::Place place = pages.of(row / kSlots % kWarp);
-      const bool present =
-          index < walk.tiles && (kSlots == 1 || walk.valid(index * abi::kKvTile + row % kSlots));
+      const bool present = first + row >= first_key && first + row < last_key;
       if (kAllChunks % kWarp == 0 || at < kAllChunks)
         copy_async<16>(shared_address(to) + target_of(at),
                        present ? paged_source(place, row, at) : source_, present);
@@ -169,17 +169,6 @@ class ScaleLoad {
       copy_async<16>(shared_address(to) + at(i) * 16, paged_source(places[i], i), true);
     });
   }
-  void some_of(const PageTiles& pages, const DecodeWalk& walk, uint32_t first,
-               unsigned char* to) const {
-    PageTiles::Place places[kRounds];
-#pragma unroll
-    for (uint32_t i = 0; i < kRounds; ++i) places[i] = pages.of(tile(i));
-    each([&](uint32_t i) {
-      const bool present = first + tile(i) < walk.tiles;
-      copy_async<16>(shared_address(to) + at(i) * 16,
-                     present ? paged_source(places[i], i) : first_[i], present);
-    });
-  }
   void some(const DecodeWalk& walk, uint32_t first, unsigned char* to) const {
     each([&](uint32_t i) {
       const uint32_t index = first + tile(i);
@@ -223,7 +212,6 @@ struct NoLoad {
   void whole(uint32_t, unsigned char*, uint64_t = 0) const {}
   void across(const PageTiles&, unsigned char*) const {}
   void some(const DecodeWalk&, uint32_t, unsigned char*) const {}
-  void some_of(const PageTiles&, const DecodeWalk&, uint32_t, unsigned char*) const {}
 };
 // Everything of a stage that one warp holds, of one KV head. Compressed caches have no gaps between
 // rows or tiles.
@@ -288,21 +276,22 @@ class StageLoad {
     copy_commit();
   }
 
-  // The same in pages; `one`: a stage lies in one page. Of a stage without keys nothing is loaded.
-  void start(const PageTiles& pages, bool one, const DecodeWalk& walk, uint32_t stage,
-             unsigned char* to) const {
-    const uint32_t tile = stage * kTiles;
-    if (walk.whole(stage * kKeys)) {
-      if (one) {
-        const PageTiles::Place first = pages.of(0);
-        each(to, [&](const auto& load, unsigned char* at) {
-          load.whole(first.tile, at, first.offset);
-        });
-      } else {
-        each(to, [&](const auto& load, unsigned char* at) { load.across(pages, at); });
-      }
-    } else if (tile < walk.tiles) {
-      each(to, [&](const auto& load, unsigned char* at) { load.some_of(pages, walk, tile, at); });
+  // The same in pages; `one`: a stage lies in one page. Slots without a key are read as they are,
+  // their scores are masked, but 16-bit values become zeros: they could be NaN. `whole`: there is
+  // no such slot; see RowLoad::some_of.
+  void start(const PageTiles& pages, bool one, bool whole, uint32_t first_key, uint32_t last_key,
+             uint32_t first, unsigned char* to) const {
+    if (one) {
+      const PageTiles::Place at = pages.of(0);
+      each(to, whole, [&](const auto& load, unsigned char* target) {
+        load.whole(at.tile, target, at.offset);
+      });
+    } else {
+      each(to, whole,
+           [&](const auto& load, unsigned char* target) { load.across(pages, target); });
+    }
+    if constexpr (!Traits::kLevelsV) {
+      if (!whole) v_.some_of(pages, first_key, last_key, first, to + kStage.v[0].offset);
     }
     copy_commit();
   }
@@ -315,10 +304,14 @@ class StageLoad {
   static uint32_t stride(uint64_t bytes) { return static_cast<uint32_t>(bytes); }
   template <class Do>
   void each(unsigned char* to, const Do& run) const {
+    each(to, true, run);
+  }
+  template <class Do>
+  void each(unsigned char* to, bool values, const Do& run) const {
     run(k_, to + kStage.k[0].offset);
     run(k2_, to + kStage.k[1].offset);
     run(scales_, to + kStage.k_scales);
-    run(v_, to + kStage.v[0].offset);
+    if (values) run(v_, to + kStage.v[0].offset);
     run(v2_, to + kStage.v[1].offset);
   }
 

@@ -1,22 +1,11 @@
 #pragma once
-// Decode attention over pages: the loads of a warp, which run ahead of what it computes, from item
-// to item. Entries of the page table are read a stage before they are needed.
+// Decode attention over pages: the pieces that a warp takes, and their loads, which run ahead of
+// what it computes, from piece to piece. Entries of the page table are read a window of up to 32
+// pages ahead.
 #include "cuda/kernels/attention/kv_load.cuh"
-#include "cuda/kernels/attention/paged_work.cuh"
+#include "cuda/kernels/attention/paged_block.cuh"
 
 namespace gyre::cuda {
-
-// A walk in which position 0 is that of a stage, wherever the keys begin.
-inline DecodeWalk paged_walk(const PagedItem& item, uint32_t stage_keys) {
-  DecodeWalk w = {};
-  w.skip = item.skip;
-  w.end_a = item.skip + item.count;
-  w.tiles_a = item.count == 0 ? 0 : (w.end_a + abi::kKvTile - 1) / abi::kKvTile;
-  w.tiles = w.tiles_a;
-  w.end_b = w.tiles_a * abi::kKvTile;
-  w.starts_a = item.count < stage_keys ? 0 : item.count - stage_keys + 1;
-  return w;
-}
 
 // The addresses that do not change from stage to stage, in registers or computed again.
 template <class Traits, bool kKept = !Traits::kFewRegisters>
@@ -39,63 +28,148 @@ struct StageAddresses<Traits, false> {
 };
 
 template <class Traits>
-class PagedLoads {
+class PieceLoads {
   static constexpr uint32_t kKeys = Traits::kStage.keys, kTiles = Traits::kTiles;
+  static constexpr uint32_t kPerKey = Traits::kWarpsPerKey;
 
  public:
-  PagedLoads(const abi::AttentionParams& p, const Args& args, PagedState& state, uint32_t warp)
-      : p_(p), args_(args), state_(state), addresses_(p, args, warp % Traits::kWarpsPerKey) {}
+  PieceLoads(const abi::AttentionParams& p, const Args& args, PagedState& state, uint32_t warp)
+      : p_(p),
+        args_(args),
+        state_(state),
+        warp_(warp),
+        page_tiles_(p.table.page_tokens / abi::kKvTile),
+        addresses_(p, args, warp % kPerKey) {}
 
-  // Reads the lane's entry for the stage that comes next.
-  void look_up() {
-    const PagedItem& item = state_.item(item_);
-    page_ = tile_ = 0;
-    const uint32_t tile = stage() * kTiles + lane();
-    const uint32_t end = item.skip + item.count;
-    // Entries of pages that no key is read from are stale.
-    if (item.end != 0 || lane() >= kTiles || tile < item.skip / abi::kKvTile ||
-        tile * abi::kKvTile >= end || item.count == 0)
-      return;
-    const uint32_t at = item.base / abi::kKvTile + tile;
-    const uint32_t page_tiles = p_.table.page_tokens / abi::kKvTile;
-    uint32_t entry = page_tiles == 1 ? at : __umulhi(at, p_.table.page_inverse);
-    tile_ = at - entry * page_tiles;
-    if (p_.table.ring_entries != 0) entry %= p_.table.ring_entries;
-    page_ = pointer<const uint32_t>(
-        args_.at[arg_table])[item.sequence * p_.table.stride + p_.table.first_entry + entry];
+  // Begins with the warp's first piece of the runs at hand.
+  void start() {
+    next_piece_ = warp_ / kPerKey;
+    run_ = left_ = 0;
+    now_ = next_ = {};
+    find_window();
   }
 
-  // Issues the loads of the next stage and goes on to the one behind it. Past the last item there
-  // is nothing to load.
+  // Issues the loads of the next stage and goes on to the one behind it; behind the last piece
+  // there is nothing to load.
   void issue(unsigned char* to) {
-    PagedItem& item = state_.item(item_);
-    if (item.end != 0) {
+    if (now_.stages == 0) take_window();
+    if (now_.stages == 0 || now_.last_key == 0) {
+      if (now_.stages != 0) --now_.stages;
       copy_commit();
       return;
     }
-    const bool known = page_ < static_cast<uint32_t>(p_.table.pages);
-    if (!known) item.bad = 1;
-    const PageTiles pages = {item.kv_head * p_.k.codes_head_stride,
-                             static_cast<uint32_t>(p_.table.page_stride), known ? page_ : 0, tile_};
-    addresses_.get().start(pages, p_.table.page_tokens % kKeys == 0, paged_walk(item, kKeys),
-                           stage(), to);
-    if (++round_ == item.rounds) ++item_, round_ = 0;
-    look_up();
+    const uint32_t at = now_.tile + lane() % kTiles;
+    const uint32_t page = page_of(at);
+    const uint32_t number =
+        __shfl_sync(kAll, now_.entry, static_cast<int>((page - now_.page) % kWarp));
+    const PageTiles pages = {now_.head, static_cast<uint32_t>(p_.table.page_stride), number,
+                             at - page * page_tiles_};
+    const uint32_t first = now_.tile * abi::kKvTile;
+    const bool whole =
+        Traits::kLevelsV || (first >= now_.first_key && first + kKeys <= now_.last_key);
+    addresses_.get().start(pages, one_page(), whole, now_.first_key, now_.last_key, first, to);
+    now_.tile += kTiles;
+    --now_.stages;
+  }
+
+  // The piece that comes after those that were taken; null: none.
+  const QueuedPiece* take() {
+    if (taken_ == queued_) return nullptr;
+    __syncwarp();
+    return &state_.queue[warp_][taken_++ % kQueuedPieces];
   }
 
  private:
+  // Stages whose entries a warp holds, a lane for each page.
+  struct Window {
+    uint32_t tile, stages;          // the next stage's first tile, of the sequence
+    uint32_t page, entry;           // lane 0's page of the sequence; the lane's entry
+    uint32_t first_key, last_key;   // of the piece; last_key 0: it has no keys
+    uint64_t head;                  // bytes from the first KV head to this one
+    uint32_t queued;                // the piece's number in the queue
+  };
+
   static uint32_t lane() { return threadIdx.x % kWarp; }
-  uint32_t stage() const {
-    constexpr uint32_t kPerKey = Traits::kWarpsPerKey;
-    return round_ * (blockDim.x / (kWarp * kPerKey)) + threadIdx.x / (kWarp * kPerKey);
+  bool one_page() const { return p_.table.page_tokens % kKeys == 0; }
+  uint32_t page_of(uint32_t tile) const {
+    return page_tiles_ == 1 ? tile : __umulhi(tile, p_.table.page_inverse);
+  }
+
+  void take_window() {
+    now_ = next_;
+    if (now_.stages == 0) return;
+    const bool unknown = now_.entry >= static_cast<uint32_t>(p_.table.pages);
+    if (unknown) {
+      now_.entry = 0;
+      if (now_.last_key != 0) state_.queue[warp_][now_.queued % kQueuedPieces].bad = 1;
+    }
+    find_window();
+  }
+
+  // What follows `next_`: the rest of its piece, or another piece.
+  void find_window() {
+    if (left_ != 0) {
+      next_.tile += next_.stages * kTiles;
+    } else if (!find_piece()) {
+      next_.stages = 0;
+      return;
+    }
+    // As many stages as lie in 32 pages.
+    next_.page = page_of(next_.tile);
+    const uint32_t fit =
+        (kWarp * page_tiles_ - (next_.tile - next_.page * page_tiles_)) / kTiles;
+    next_.stages = left_ < fit ? left_ : fit;
+    left_ -= next_.stages;
+    next_.entry = 0;
+    if (next_.last_key == 0) return;
+    // Entries of pages that no key is read from are stale.
+    const uint32_t oldest = page_of(next_.first_key / abi::kKvTile);
+    const uint32_t newest = page_of((next_.last_key - 1) / abi::kKvTile);
+    uint32_t page = next_.page + lane();
+    page = page < oldest ? oldest : (page > newest ? newest : page);
+    if (p_.table.ring_entries != 0) page %= p_.table.ring_entries;
+    const abi::AttentionRun& run = state_.runs[run_];
+    next_.entry = pointer<const uint32_t>(
+        args_.at[arg_table])[run.sequence * p_.table.stride + p_.table.first_entry + page];
+  }
+
+  bool find_piece() {
+    if (next_piece_ >= state_.pieces) return false;
+    while (next_piece_ >= state_.before[run_] + state_.runs[run_].count) ++run_;
+    const abi::AttentionRun& run = state_.runs[run_];
+    const uint32_t nth = next_piece_ - state_.before[run_];
+    const PieceKeys keys = piece_keys(p_, run, run.first + nth);
+    next_.first_key = keys.first, next_.last_key = keys.count == 0 ? 0 : keys.first + keys.count;
+    next_.head = run.kv_head * p_.k.codes_head_stride;
+    next_.queued = queued_;
+    const uint32_t base = keys.first / kKeys * kKeys;
+    const uint32_t stages = (keys.first - base + keys.count + kKeys - 1) / kKeys;
+    next_.tile = base / abi::kKvTile;
+    left_ = keys.count == 0 ? 1 : stages;
+    if (lane() == 0)
+      state_.queue[warp_][queued_ % kQueuedPieces] = {
+          run_, nth, base, keys.first - base, keys.count, keys.uniform, 0, left_};
+    ++queued_;
+    // Warps that share keys take pieces in turn, all others whatever comes next.
+    if constexpr (kPerKey > 1) {
+      next_piece_ += blockDim.x / (kWarp * kPerKey);
+    } else {
+      uint32_t taken = 0;
+      if (lane() == 0) taken = atomicAdd(&state_.next, 1u);
+      next_piece_ = __shfl_sync(kAll, taken, 0);
+    }
+    return true;
   }
 
   const abi::AttentionParams& p_;
   const Args& args_;
   PagedState& state_;
+  uint32_t warp_, page_tiles_;
   StageAddresses<Traits> addresses_;
-  uint32_t item_ = 0, round_ = 0;  // of the next stage
-  uint32_t page_ = 0, tile_ = 0;   // of the lane's tile of it
+  uint32_t next_piece_ = 0, run_ = 0;  // to be described, of the block's
+  uint32_t left_ = 0;                  // stages of the described piece behind `next_`
+  uint32_t queued_ = 0, taken_ = 0;
+  Window now_ = {}, next_ = {};
 };
 
 }  // namespace gyre::cuda

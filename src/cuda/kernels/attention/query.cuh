@@ -305,4 +305,23 @@ inline void write_query_rows(const float* staging, uint32_t rows, uint4* to) {
   }
 }
 
+// The same of row r alone, by one warp.
+template <class Traits>
+inline void write_query_row(const float* row, uint32_t r, uint4* to) {
+  const uint32_t g = r % 8;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x % kWarp; i < Traits::kKeyDim / 16 * 4; i += kWarp) {
+    const uint32_t step = i / 4, lane = g * 4 + i % 4;
+    uint32_t a[4];
+    hi_lo_words<Traits>(row, step, i % 4, a);
+    if constexpr (eights(Traits::kRows) == 1) {
+      to[step * kWarp + lane] = make_uint4(a[0], a[2], a[1], a[3]);
+    } else {
+      auto* const hi = reinterpret_cast<uint32_t*>(to + step * 2 * kWarp + lane) + r / 8;
+      uint32_t* const lo = hi + kWarp * 4;
+      hi[0] = a[0], hi[2] = a[1], lo[0] = a[2], lo[2] = a[3];
+    }
+  }
+}
+
 }  // namespace gyre::cuda

@@ -11,6 +11,7 @@ class LevelFactors {
   static constexpr bool kKept = kFours < 4;
 
  public:
+  LevelFactors() = default;
   LevelFactors(const RowFactors& of_slices, uint32_t slice, uint32_t slices)
       : shared_(of_slices[slice] + threadIdx.x % 4) {
 #pragma unroll
@@ -38,6 +39,7 @@ class QueryColumns {
   static constexpr bool kKept = kFours * kSteps <= 12;
 
  public:
+  QueryColumns() = default;
   QueryColumns(const uint2* shared, uint32_t slice)
       : shared_(shared + slice * kSteps * kWarp + threadIdx.x % kWarp) {
     if constexpr (kKept) {
@@ -71,6 +73,7 @@ class BlockFactors {
   static constexpr bool kKept = kFours * kBlocks < 4;
 
  public:
+  BlockFactors() = default;
   explicit BlockFactors(const RowFactors& of_blocks) : shared_(of_blocks[0] + threadIdx.x % 4) {
 #pragma unroll
     for (uint32_t i = 0; kKept && i < kFours * kBlocks; ++i)
@@ -90,6 +93,7 @@ template <uint32_t kEights>
 struct Float16Factors {
   ScoreFactors of[kEights];
 
+  Float16Factors() = default;
   Float16Factors(const ScoreFactors* shared, uint32_t rows) {
 #pragma unroll
     for (uint32_t i = 0; i < kEights; ++i) of[i] = shared[(8 * i + threadIdx.x % kWarp / 4) % rows];
@@ -103,6 +107,7 @@ struct Queries {
   QueryColumns<Traits::kRows / 4, Traits::kKeySlice / 32, Traits::kKeyDim / 32> operands;
   LevelFactors<Traits::kRows / 4, Traits::kBlocksK> factors;
 
+  Queries() = default;
   Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t)
       : operands(reinterpret_cast<const uint2*>(shared), slice),
         factors(of_slices, slice, Traits::kWarpsPerKey) {}
@@ -113,6 +118,7 @@ struct Queries<Traits, true, true> {
   QueryColumns<Traits::kRows / 4, kSlots, kSlots> operands;
   BlockFactors<Traits::kRows / 4, Traits::kBlocksK> factors;
 
+  Queries() = default;
   Queries(const unsigned char* shared, const RowFactors& of_blocks, uint32_t slice, uint32_t)
       : operands(reinterpret_cast<const uint2*>(shared), slice), factors(of_blocks) {}
 };
@@ -122,6 +128,7 @@ struct Queries<Traits, false, false> {
   const uint4* operands;
   Float16Factors<eights(Traits::kRows)> factors;
 
+  Queries() = default;
   Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t rows)
       : operands(reinterpret_cast<const uint4*>(shared) + slice * kOfSlice + threadIdx.x % kWarp),
         factors(of_slices[0], rows) {}

@@ -259,10 +259,12 @@ inline void weigh_unusual(const LaneWeights& lane, const float (&x)[kFours][kKey
     rescale_sums(lane, i / kFours, i % kFours, shift[i / kFours][i % kFours], to);
 }
 
-// Scores in base 2 become weights. `first_block` is that of the warp's coordinates.
+// Scores in base 2 become weights. `first_block` is that of the warp's coordinates. `masked`: some
+// slots may have no key. What their scales happen to be must not show, not even as another way to
+// the same weights.
 template <class Traits>
 inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scores& x,
-                         const unsigned char* scales_at, uint32_t first_block,
+                         const unsigned char* scales_at, uint32_t first_block, bool masked,
                          LevelSums<Traits>& to) {
   constexpr uint32_t kKeys = Traits::kLaneKeys, kFours = Traits::kRows / 4;
   constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
@@ -270,6 +272,17 @@ inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scor
 #pragma unroll
   for (uint32_t block = 0; block < kBlocks; ++block)
     load_scales<Traits, Traits::kBlocksV>(scales_at, first_block + block, scales[block]);
+  if (masked) {
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      float most = x[0][i];
+#pragma unroll
+      for (uint32_t four = 1; four < kFours; ++four) most = fmaxf(most, x[four][i]);
+#pragma unroll
+      for (uint32_t block = 0; block < kBlocks; ++block)
+        if (most == minus_infinity()) scales[block][i] = 0;
+    }
+  }
   uint32_t w[kBlocks][kFours][kKeys], all = 0;
   float sum[kFours];
   bool usual = true;
@@ -369,8 +382,8 @@ inline float2 transpose_rows(float of_row) {
   return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
 }
 
-// Scores in base 2 become probabilities. The reference lies kHeadroom above the largest logit, so
-// that sums of large bf16 values do not overflow.
+// Scores in base 2 become probabilities. The reference, an integer, lies kHeadroom above the largest
+// logit, so that sums of large bf16 values do not overflow.
 template <int32_t kHeadroom, uint32_t kT, uint32_t kColumns>
 inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumns][4]) {
   float max = fmaxf(x[0][0], x[0][1]);
@@ -379,7 +392,8 @@ inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumn
   row.max = fmaxf(row.max, four_lanes_max(max));
   // The difference is exact where a sum would be rounded.
   if (__any_sync(kAll, row.max - row.reference > kFarAbove - kHeadroom) != 0) {
-    const float to = fmaxf(row.max, kLowest) + kHeadroom, keep = exp2_fast(row.reference - to);
+    const float to = ceilf(fmaxf(row.max, kLowest)) + kHeadroom;
+    const float keep = exp2_fast(row.reference - to);
     row.reference = to;
     row.sum *= keep;
     const float2 of = transpose_rows(keep);

@@ -1,0 +1,81 @@
+#pragma once
+// The step schedule of decode attention over pages: which block works on which keys. One small
+// kernel per step writes it; the attention of every layer with the same heads, mask and segment
+// reads it. A unit is one sequence, one KV head and a group of its rows. A run is those pieces of a
+// unit's keys that one block has. Blocks change between units or between groups of pieces, never
+// elsewhere, and states are folded from piece to group to unit: bits do not depend on the schedule.
+#include "abi/attention.h"
+#include "abi/attention_cut.h"
+
+namespace gyre::abi {
+
+// Pieces fold to a group, groups to a unit.
+GYRE_CONSTANT uint32_t kGroupPieces = 4;
+
+// Pieces are numbered from the sequence's first key on: piece i is keys [i << shift, i + 1 << shift).
+struct AttentionRun {
+  uint32_t sequence, kv_head;
+  uint32_t first_row, rows;        // of the KV head's (token, query head) rows of the sequence
+  uint32_t first_token, tokens;    // rows of q
+  uint32_t length, tail_begin;     // keys of the sequence; RowMask's
+  uint32_t begin, end;             // keys that some query of the sequence sees
+  uint32_t first, count;           // pieces of this block
+  uint32_t unit_first, unit_end;   // pieces of the unit, at least one
+  uint32_t area;                   // block that has the unit's first piece
+  uint32_t shift_and_valid;        // shift, + 256: the sequence's numbers make sense
+};
+static_assert(sizeof(AttentionRun) == 64);
+
+struct AttentionScheduleSpec {
+  uint8_t unused[8];
+};
+
+struct AttentionScheduleParams {
+  AttentionParams call;  // any of the step's calls: what depends on the layer is not read
+  AttentionCut group;    // keys of a group of pieces
+  uint64_t runs;         // room for so many
+  uint32_t blocks;       // of the attention kernel
+  uint32_t rows;         // of a unit, at most
+  uint32_t by_token;     // 1: a unit has rows of one token only
+  uint32_t key;          // of all numbers that the schedule depends on, see attention_schedule_key
+};
+
+// In 32-bit words: the key and the number of blocks, for each block its first run and how many it
+// has, then the runs.
+GYRE_CONSTANT uint32_t kScheduleHeader = 16;
+constexpr uint64_t schedule_runs_at(uint64_t blocks) {
+  return (kScheduleHeader + 2 * blocks + 15) / 16 * 16;
+}
+constexpr uint64_t schedule_words(uint64_t blocks, uint64_t runs) {
+  return schedule_runs_at(blocks) + runs * (sizeof(AttentionRun) / 4);
+}
+
+// Units of a KV head that `tokens` queries of a sequence make.
+constexpr uint32_t unit_count(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token) {
+  if (!by_token) return (tokens * group + rows - 1) / rows;
+  return tokens * ((group + rows - 1) / rows);
+}
+struct UnitRows {
+  uint32_t first, count;
+};
+constexpr UnitRows unit_rows(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token,
+                             uint32_t index) {
+  uint32_t first = index * rows, end = tokens * group;
+  if (by_token) {
+    const uint32_t each = (group + rows - 1) / rows, token = index / each;
+    first = token * group + (index - token * each) * rows;
+    end = (token + 1) * group;
+  }
+  return {first, end - first < rows ? end - first : rows};
+}
+
+// Runs that a batch can have, whatever its numbers say.
+constexpr uint64_t schedule_most_runs(uint64_t sequences, uint64_t kv_heads, uint64_t most_queries,
+                                      uint32_t group, uint32_t rows, bool by_token,
+                                      uint64_t blocks) {
+  const uint64_t fit = kDecodePhaseRows / group, tokens = most_queries < fit ? most_queries : fit;
+  const uint32_t units = unit_count(static_cast<uint32_t>(tokens), group, rows, by_token);
+  return sequences * kv_heads * units + blocks;
+}
+
+}  // namespace gyre::abi

@@ -1,0 +1,124 @@
+#pragma once
+// Decode attention over pages: the shared-memory layout of a block. Host and kernel compute the
+// same.
+#include "cuda/kernels/attention/decode_layout.cuh"
+
+namespace gyre::cuda {
+
+constexpr uint32_t kMaxUnitSlots = 12;  // units that a block works on before its warps meet
+constexpr uint32_t kTurns = 16;         // more than pieces of one unit can be in flight
+constexpr uint32_t kQueuedPieces = 8;   // of a warp: more than have stages in flight
+
+// Floats of the fold of a set of rows, as the MMA over V spreads them over a warp: four rows of
+// levels or eight rows of 16-bit values, whose lanes hold four floats of every vector, and the rows'
+// references and sums.
+constexpr uint32_t fold_sets(uint32_t v, uint32_t rows) {
+  return abi::kv_is_native(v) ? rows / 4 : eights(rows);
+}
+constexpr uint32_t fold_vectors(uint32_t v, uint32_t slice) {
+  return abi::kv_is_native(v) ? (slice + 31) / 32 : slice / 16;
+}
+constexpr uint32_t fold_set_bytes(uint32_t v, uint32_t slice) {
+  return (fold_vectors(v, slice) + 1) * 512;
+}
+// Of all sets and of all warps that share a key.
+constexpr uint32_t fold_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
+  return decode_warps_per_key(dims) * fold_sets(v, rows) *
+         fold_set_bytes(v, decode_slice_dim(dims.v));
+}
+
+// What a unit needs while it is worked on: queries as operands, the factors of their scores, masks,
+// and the folds of a group and of the unit.
+struct UnitSlot {
+  uint32_t factors, masks, group, unit, bytes;
+};
+constexpr uint32_t kFactorBytes = 12 * 4 * kDecodeRows, kMaskBytes = 16;
+constexpr UnitSlot unit_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
+  UnitSlot a = {};
+  a.factors = decode_query_bytes(k, dims.k, rows);
+  a.masks = a.factors + kFactorBytes;
+  a.group = round_up(a.masks + rows * kMaskBytes, 128);
+  a.unit = a.group + fold_bytes(v, dims, rows);
+  a.bytes = a.unit + fold_bytes(v, dims, rows);
+  return a;
+}
+
+struct PagedLayout {
+  bool fits;
+  uint32_t slots;                  // at kPagedStateBytes
+  UnitSlot slot;
+  uint32_t exchange;               // behind the slots
+  uint32_t exchange_bytes;         // of one warp, twice
+  uint32_t staging, transpose, ring, warp_bytes;  // of one warp, at `warps`
+  uint32_t stages, stage;
+  uint32_t most_warps, warps_per_key;
+
+  constexpr uint32_t warps_at(uint32_t warps) const {
+    return round_up(exchange + 2 * warps * exchange_bytes, 128);
+  }
+  constexpr uint32_t bytes(uint32_t warps) const { return warps_at(warps) + warps * warp_bytes; }
+};
+
+constexpr uint32_t kPagedStateBytes = 14 << 10;
+
+constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
+  PagedLayout a = {};
+  const DecodeStage stage = decode_stage(k, v, dims, rows, kDecodePages);
+  const DecodeSharedLayout shared = decode_shared_layout(k, v, dims, rows, kDecodePages);
+  a.fits = stage.fits;
+  a.slot = unit_slot(k, v, dims, rows);
+  a.stage = stage.bytes;
+  a.warps_per_key = decode_warps_per_key(dims);
+  a.exchange_bytes = shared.exchange_bytes;
+  a.transpose = round_up(dims.k, 32) * 4;  // behind the staging buffer of a query
+  a.ring = round_up(a.transpose + shared.transpose_bytes, 128);
+  // Bytes in flight: more of them make the memory slower.
+  constexpr uint32_t kInFlight = 72 << 10, kWarps = 8;
+  a.stages = 1 + (kInFlight + kWarps * a.stage / 2) / (kWarps * a.stage);
+  a.stages = a.stages < kDecodeFewestStages ? kDecodeFewestStages : a.stages;
+  a.stages = a.stages > kDecodeMostStages ? kDecodeMostStages : a.stages;
+  a.most_warps = kWarps;
+  // As many slots as leave room for the warps, and fewer stages and warps before no slot.
+  for (;; --a.stages) {
+    a.warp_bytes = a.ring + a.stages * a.stage;
+    const uint32_t rings = kWarps * (a.warp_bytes + 2 * a.exchange_bytes) + kPagedStateBytes + 128;
+    const uint32_t left = rings < kDecodeMostBytes ? kDecodeMostBytes - rings : 0;
+    a.slots = left / a.slot.bytes;
+    if (a.slots >= 2 || a.stages == kDecodeFewestStages) break;
+  }
+  a.slots = a.slots > kMaxUnitSlots ? kMaxUnitSlots : (a.slots == 0 ? 1 : a.slots);
+  a.exchange = round_up(kPagedStateBytes + a.slots * a.slot.bytes, 128);
+  while (a.most_warps > a.warps_per_key && a.bytes(a.most_warps) > kDecodeMostBytes)
+    a.most_warps -= a.warps_per_key;
+  return a;
+}
+
+// Warps that fit into a GPU's shared memory; 0: none.
+constexpr uint32_t paged_warps(const PagedLayout& layout, uint32_t most_bytes) {
+  uint32_t warps = layout.most_warps;
+  while (warps != 0 && layout.bytes(warps) > most_bytes) warps -= layout.warps_per_key;
+  return warps;
+}
+
+// One block for each multiprocessor: the lengths, and so the work, are known on the device only.
+constexpr uint32_t paged_blocks(uint32_t multiprocessors) {
+  return multiprocessors == 0 ? 1 : multiprocessors;
+}
+// Scratch of a call over pages: for each block a counter, at a multiple of 16 bytes the folds of
+// the groups of one unit.
+constexpr uint64_t paged_area_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
+  return decode_cut(dims.v).most_pieces * fold_bytes(v, dims, rows);
+}
+// Folds begin at the same place for all kernels of a GPU: calls of other shapes that use the same
+// scratch leave the counters alone.
+constexpr uint64_t paged_counter_bytes(uint32_t blocks) {
+  constexpr uint64_t kUsual = 8192;
+  const uint64_t bytes = (uint64_t{blocks} * 4 + 127) / 128 * 128;
+  return bytes > kUsual ? bytes : kUsual;
+}
+constexpr uint64_t paged_scratch_floats(uint32_t v, const HeadDims& dims, uint32_t rows,
+                                        uint32_t blocks) {
+  return (paged_counter_bytes(blocks) + blocks * paged_area_bytes(v, dims, rows)) / 4;
+}
+
+}  // namespace gyre::cuda
