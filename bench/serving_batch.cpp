@@ -89,7 +89,8 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
   batch.options = {.most_queries = 1,
                    .most_length = s.longest(),
-                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim))};
+                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+                   .settled_keys = true};
   // As an engine does once per step, for all layers.
   Encoder encoder(device);
   in.schedule = attention_schedule(encoder,

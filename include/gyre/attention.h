@@ -70,6 +70,9 @@ struct PagedAttentionOptions {
   bool causal = true;
   uint64_t window = 0;  // counted from each query; pages wholly below it are not touched
   float soft_cap = 0.0f;
+  // CUDA graphs: the command ahead of the call writes no keys but those of the call's own tokens.
+  // Older ones may then be loaded while it still runs. As in a decode step: append, then attend.
+  bool settled_keys = false;
 };
 
 // A row's bits depend on its sequence's keys, its own position and how it is computed, and on

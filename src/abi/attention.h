@@ -21,7 +21,8 @@ struct AttentionDecodeSpec {
   uint8_t v_format;
   uint8_t rows;         // of a block: 4, 8, 12 or 16
   uint8_t cluster;      // blocks that reduce their splits in each other's shared memory: 1, 2 or 8
-  uint8_t paged;        // 1: keys of several sequences in pages, see KvTable
+  uint8_t paged;        // not 0: keys of several sequences in pages, see KvTable; 1: of any size,
+                        // 2: of a multiple of what the kernel takes at a time
   uint8_t value_dim16;  // head_dim of V / 16; 0: that of K
   uint16_t head_dim;    // of K
 };
@@ -146,6 +147,8 @@ struct AttentionParams {
   uint32_t q_dtype;            // DType, for backends that branch on it
   uint32_t out_dtype;
   uint32_t schedule_key;  // AttentionScheduleParams::key of the schedule that the kernel reads
+  uint32_t settled_keys;  // 1: commands that may still run write no key before the queries' own
+  uint32_t unused;
 };
 
 // AttentionParams::partial. Whole: the kernel writes the output. Partial: the splits' states, over

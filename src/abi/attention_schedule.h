@@ -40,14 +40,16 @@ struct AttentionScheduleParams {
   uint32_t key;          // of all numbers that the schedule depends on, see attention_schedule_key
 };
 
-// In 32-bit words: the key and the number of blocks, for each block its first run and how many it
-// has, then the runs.
-GYRE_CONSTANT uint32_t kScheduleHeader = 16;
+// In 32-bit words: for each block {key, blocks, its first run, how many it has}, then the first
+// runs of each, which it need not look for, then all runs.
+GYRE_CONSTANT uint32_t kRunWords = sizeof(AttentionRun) / 4;
+GYRE_CONSTANT uint32_t kFirstRuns = 12;
+constexpr uint64_t schedule_first_runs_at(uint64_t blocks) { return (4 * blocks + 15) / 16 * 16; }
 constexpr uint64_t schedule_runs_at(uint64_t blocks) {
-  return (kScheduleHeader + 2 * blocks + 15) / 16 * 16;
+  return schedule_first_runs_at(blocks) + blocks * kFirstRuns * kRunWords;
 }
 constexpr uint64_t schedule_words(uint64_t blocks, uint64_t runs) {
-  return schedule_runs_at(blocks) + runs * (sizeof(AttentionRun) / 4);
+  return schedule_runs_at(blocks) + runs * kRunWords;
 }
 
 // Units of a KV head that `tokens` queries of a sequence make.

@@ -32,6 +32,7 @@ Prepared::Prepared(const CommandList& list, const Command& command, const CudaLi
   args.early_old = early.old;
   params[0] = const_cast<void*>(list.params_of(command));  // the driver only reads
   params[1] = &args;
+  params[2] = static_cast<EarlyBits*>(&args);
 }
 
 Stream::Stream(std::shared_ptr<const Context> context, bool check_each_launch,

@@ -22,8 +22,8 @@ namespace gyre::cuda {
 struct Prepared {
   CuFunction function = nullptr;
   Launch shape;
-  Args args{};
-  void* params[2] = {};
+  EarlyArgs args{};
+  void* params[3] = {};  // kernels take the first two, or all; see EarlyArgs
 
   // Refuses a launch that the kernel cannot have. By default everything ahead has ended: a stream
   // runs one launch after the other.

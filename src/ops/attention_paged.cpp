@@ -180,6 +180,7 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   p.scale = call.options.scale;
   p.soft_cap = call.options.soft_cap;
   p.causal = call.options.causal ? 1 : 0;
+  p.settled_keys = call.options.settled_keys ? 1 : 0;
   if (outputs.partial.defined()) return p;
   p.out_dtype = static_cast<uint32_t>(outputs.out.dtype());
   fill_outputs(outputs, p);

@@ -74,8 +74,10 @@ std::span<const uint64_t> attention_decode_specs() {
               if (dims.k != dims.v) spec.value_dim16 = static_cast<uint8_t>(dims.v / 16);
               specs.push_back(spec_key(spec));
             }
-            spec.paged = 1;
-            specs.push_back(spec_key(spec));
+            for (const uint8_t paged : {uint8_t{1}, uint8_t{2}}) {
+              spec.paged = paged;
+              specs.push_back(spec_key(spec));
+            }
           }
         }
       }

@@ -46,6 +46,7 @@ PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& w
                                   const KvLayer& layer) const {
   PagedCall call{.op = kOp, .q = in.q};
   call.shares_schedule = true;
+  call.options.settled_keys = true;  // a step appends its own tokens only
   call.lengths = tables.lengths();
   call.query_begin = tables.query_begin();
   call.prompts = tables.prompts();

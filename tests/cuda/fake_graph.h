@@ -30,7 +30,7 @@ struct Module {
 struct Node {
   Function* function;
   abi::BytesCopyParams params;
-  Args args;
+  EarlyArgs args;
   std::vector<size_t> after = {};  // nodes of the graph
 };
 struct Graph {

@@ -17,7 +17,9 @@ HostKernel host_attention(uint32_t k_format, uint32_t v_format);
 HostKernel host_attention_decode(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
                                  uint32_t value_dim, uint32_t rows, uint32_t cluster);
 HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
-                                       uint32_t rows);
+                                       uint32_t rows, bool one_page);
+// Kernels over pages are told that what they may read before the command ahead has ended.
+void allow_early_reads(bool allow);
 void host_attention_schedule(const void* params, const uint64_t* args, const HostLaunch& launch);
 // For the GPU class of AttentionRowsSpec.
 HostKernel host_attention_many_rows(uint32_t k_format, uint32_t v_format, uint32_t k_dim,

@@ -5,24 +5,29 @@
 #include "cuda/kernels/attention/schedule.cu"
 
 namespace gyre::test {
+
+cuda::EarlyBits host_early_bits = {0, 0};
+void allow_early_reads(bool allow) { host_early_bits = {allow ? ~0u : 0, allow ? ~0u : 0}; }
+
 namespace {
 
-template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
+template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows, bool kOnePage>
 void run_decode(const void* params, const uint64_t* args, const HostLaunch& launch) {
   cuda::Args copied{};
   std::copy_n(args, 16, copied.at);
   cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads,
-                    launch.shared_bytes, cuda::attention_decode_paged<kK, kV, kN, kRows>,
-                    *static_cast<const abi::AttentionParams*>(params), copied);
+                    launch.shared_bytes, cuda::attention_decode_paged<kK, kV, kN, kRows, kOnePage>,
+                    *static_cast<const abi::AttentionParams*>(params), copied, host_early_bits);
 }
 
 struct Variant {
   uint32_t k, v, head_dim, rows;
-  HostKernel run;
+  HostKernel run, run_one_page;
 };
 template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
 constexpr Variant variant() {
-  return {kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows>};
+  return {kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows, false>,
+          run_decode<kK, kV, kN, kRows, true>};
 }
 
 constexpr uint32_t kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;
@@ -61,10 +66,10 @@ void host_attention_schedule(const void* params, const uint64_t* args, const Hos
 }
 
 HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uint32_t head_dim,
-                                       uint32_t rows) {
+                                       uint32_t rows, bool one_page) {
   for (const Variant& x : kVariants) {
     if (x.k == k_format && x.v == v_format && x.head_dim == head_dim && x.rows == rows)
-      return x.run;
+      return one_page ? x.run_one_page : x.run;
   }
   return nullptr;
 }

@@ -147,6 +147,20 @@ TEST(CudaHostPages, BitsDoNotDependOnBatchPagesOrGrid) {
   }
 }
 
+// Lists and keys that no running command writes are loaded before it has ended.
+TEST(CudaHostPages, EarlyReadsGiveTheSameBits) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
+    PagedNumbers n = {.k = format, .v = format, .heads = 8, .kv_heads = 2, .phase = kDecode};
+    n.settled_keys = true;
+    PagedBatch batch(n, kRagged);
+    const PagedAnswer waited = batch.run();
+    allow_early_reads(true);
+    const PagedAnswer early = batch.run();
+    allow_early_reads(false);
+    EXPECT_EQ(early, waited);
+  }
+}
+
 TEST(CudaHostPages, ReplaysGiveTheSameBits) {
   PagedBatch batch({.heads = 8, .kv_heads = 2, .phase = kDecode, .blocks = 5}, kRagged);
   const PagedAnswer once = batch.run();

@@ -30,7 +30,7 @@ struct PagedNumbers {
   uint64_t heads = 4, kv_heads = 1, dim = 128, page_tokens = 16;
   uint64_t window = 0;
   float soft_cap = 0;
-  bool causal = true, sinks = false, slopes = false, states = false;
+  bool causal = true, sinks = false, slopes = false, states = false, settled_keys = false;
   // Of a layer with 16-bit sinks and tail: which of its keys.
   abi::KvSegment segment = abi::kSegmentBody;
   uint64_t first_keys = 0, tail = 0;
@@ -287,6 +287,7 @@ class PagedBatch {
     p.scale = kScale, p.soft_cap = n_.soft_cap;
     p.phase = n_.phase;
     p.causal = n_.causal ? 1 : 0;
+    p.settled_keys = n_.settled_keys ? 1 : 0;
     p.partial = n_.states
                     ? abi::kAttentionStates
                     : (plan.scratch_floats != 0 ? abi::kAttentionMerged : abi::kAttentionWhole);
@@ -344,7 +345,8 @@ class PagedBatch {
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
     const cuda::Launch shape = cuda::launch_attention_decode(&p, plan.spec, limits());
     const HostKernel kernel =
-        host_attention_decode_paged(spec.k_format, spec.v_format, spec.head_dim, spec.rows);
+        host_attention_decode_paged(spec.k_format, spec.v_format, spec.head_dim, spec.rows,
+                                    spec.paged == 2);
     ASSERT_NE(kernel, nullptr) << name(n_.k) << " " << name(n_.v) << " " << spec.head_dim
                                << " rows " << uint32_t{spec.rows};
     kernel(&p, args, {shape.grid, shape.block, shape.shared_bytes});

@@ -54,7 +54,7 @@ PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
 DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
   const bool alone = s.cluster == 1,
              together = s.cluster == kDecodePair || s.cluster == kDecodeCluster;
-  if (!alone && (!together || s.paged != 0)) return {};
+  if ((!alone && (!together || s.paged != 0)) || s.paged > 2) return {};
   if (s.head_dim == 0 || s.rows == 0) return {};
   const HeadDims dims(s.head_dim, abi::decode_value_dim(s));
   if (decode_block_rows(s.v_format, dims.v, s.rows) != s.rows) return {};
@@ -110,7 +110,8 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (!layout_of(s).fits) return "";
-  const std::string cluster = s.paged != 0 ? "" : join(", ", uint32_t{s.cluster}, "u");
+  const std::string cluster = s.paged != 0 ? (s.paged == 2 ? ", true" : ", false")
+                                           : join(", ", uint32_t{s.cluster}, "u");
   const uint32_t value_dim = abi::decode_value_dim(s);
   const std::string values = value_dim == s.head_dim ? "" : join(", ", value_dim, "u");
   return join("gyre::cuda::attention_decode", s.paged != 0 ? "_paged<" : "<", uint32_t{s.k_format},

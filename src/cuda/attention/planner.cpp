@@ -152,7 +152,12 @@ class Planner {
          rows -= step) {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
-      spec.paged = p_.sequences != 0 ? 1 : 0;
+      if (p_.sequences != 0) {
+        const uint32_t keys = decode_keys(p_.k.format, p_.v.format,
+                                          HeadDims(p_.k.head_dim, p_.v.head_dim),
+                                          static_cast<uint32_t>(rows), kDecodePages);
+        spec.paged = p_.page_tokens % keys == 0 ? 2 : 1;
+      }
       if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p_.v.head_dim / 16);
       if (has_(spec_key(spec), limits_)) return spec;
     }

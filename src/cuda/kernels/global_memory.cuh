@@ -24,6 +24,12 @@ __device__ inline void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// What is read from here to pdl_wait was written by commands that have ended: Args::early says so.
+__device__ inline void pdl_read_early() {
+#if defined(GYRE_CUDA_HOST)
+  cuda_host::block->running->pdl_waited = true;
+#endif
+}
 // Lets the next kernel start, as far as this block is concerned.
 __device__ inline void pdl_launch_dependents() {
 #if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900

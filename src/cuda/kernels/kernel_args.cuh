@@ -6,9 +6,16 @@ namespace gyre::cuda {
 
 struct Args {
   uint64_t at[16];  // addresses in the order of KernelInfo::args; 0: absent
-  // What may be read before pdl_wait, a bit for each argument. cuda/early_reads.h computes them.
+};
+
+// What may be read before pdl_wait, a bit for each argument. cuda/early_reads.h computes them.
+struct EarlyBits {
   uint32_t early;      // no command that may still run writes the argument
   uint32_t early_old;  // such commands change at most tokens that they append
 };
+
+// Both. A kernel takes (Params, Args), (Params, EarlyArgs) or (Params, Args, EarlyBits): where Args
+// is not __grid_constant__, one of more than 128 bytes takes NVRTC minutes instead of seconds.
+struct EarlyArgs : Args, EarlyBits {};
 
 }  // namespace gyre::cuda

@@ -124,7 +124,8 @@ constexpr uint32_t decode_keys(uint32_t k, uint32_t v, const HeadDims& dims, uin
       decode_twelve_warps(k, v, dims, rows, cluster))
     return 32;
   if (!alone) return bits <= 1024 ? 64 : 32;
-  return bits <= 768 || (bits == 1536 && most == 128 && cluster < kDecodeCluster) ? 64 : 32;
+  const bool long_splits = cluster != kDecodePages && cluster < kDecodeCluster;
+  return bits <= 768 || (bits == 1536 && most == 128 && long_splits) ? 64 : 32;
 }
 
 // Bytes from tile to tile of K as it is stored. A warp reads 16 bytes at a time of eight rows: rows

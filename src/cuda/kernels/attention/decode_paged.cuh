@@ -11,7 +11,7 @@
 
 namespace gyre::cuda {
 
-template <class Traits>
+template <class Traits, bool kOnePage>
 class PagedBlock {
   static constexpr PagedLayout kLayout =
       paged_layout(Traits::kK, Traits::kV, Traits::kDims, Traits::kRows);
@@ -23,9 +23,11 @@ class PagedBlock {
   static constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, kRows);
 
  public:
-  PagedBlock(const abi::AttentionParams& p, const Args& args, unsigned char* shared)
+  PagedBlock(const abi::AttentionParams& p, const Args& args, const EarlyBits& early,
+             unsigned char* shared)
       : p_(p),
         args_(args),
+        early_(early),
         shared_(shared),
         state_(*reinterpret_cast<PagedState*>(shared)),
         warp_(warp_index()),
@@ -38,21 +40,39 @@ class PagedBlock {
       state_.table_k[0] = state_.table_k[1] = level_table<Traits::kK, Traits::kManyRows>();
       state_.table_v[0] = state_.table_v[1] = level_table<Traits::kV, Traits::kManyRows>();
     }
-    const auto* const schedule = pointer<const uint32_t>(args_.at[arg_schedule]);
-    const uint32_t first = schedule[abi::kScheduleHeader + 2 * blockIdx.x];
-    uint32_t count = schedule[abi::kScheduleHeader + 2 * blockIdx.x + 1];
+    // Before the command ahead has ended: what it does not write.
+    const auto all_of = [](uint32_t bits, uint32_t wanted) { return (bits & wanted) == wanted; };
+    constexpr uint32_t kLists = 1u << arg_schedule | 1u << arg_table;
+    constexpr uint32_t kKeyArgs =
+        1u << arg_k_codes | 1u << arg_k_scales | 1u << arg_v_codes | 1u << arg_v_scales;
+    waited_ = !all_of(early_.early, kLists);
+    early_keys_ = !waited_ && p_.settled_keys != 0 && all_of(early_.early_old, kKeyArgs);
+    if (waited_) {
+      pdl_wait();
+    } else {
+      pdl_read_early();
+    }
+    const uint4 header = pointer<const uint4>(args_.at[arg_schedule])[blockIdx.x];
+    const uint32_t first = header.z;
+    copy_runs(abi::schedule_first_runs_at(gridDim.x) +
+                  blockIdx.x * abi::kFirstRuns * abi::kRunWords,
+              kSlots);
     // A schedule of something else: nothing that it says may be used.
-    if (schedule[0] != p_.schedule_key || schedule[1] != gridDim.x) count = 0;
+    const bool known = header.x == p_.schedule_key && header.y == gridDim.x;
+    const uint32_t count = known ? header.w : 0;
     for (uint32_t done = 0; done < count; done += kSlots) {
       if (done != 0) __syncthreads();
       init_barriers(done != 0);
-      const uint32_t left = count - done;
-      take_runs(schedule, first + done, left < kSlots ? left : kSlots);
+      const uint32_t left = count - done, here = left < kSlots ? left : kSlots;
+      if (done != 0)
+        copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{first + done} * abi::kRunWords, here);
+      count_pieces(here);
       work();
       if (left <= kSlots) pdl_launch_dependents();
       __syncthreads();
       merge_units();
     }
+    if (!waited_) pdl_wait();
   }
 
  private:
@@ -86,12 +106,15 @@ class PagedBlock {
     if (threadIdx.x < kSlots) init(&state_.ready[threadIdx.x], kRows);
   }
 
-  // Copies descriptions of runs to shared memory. For all threads together.
-  void take_runs(const uint32_t* schedule, uint32_t first, uint32_t count) {
-    constexpr uint32_t kWords = sizeof(abi::AttentionRun) / 4;
-    const uint32_t* const from = schedule + abi::schedule_runs_at(gridDim.x) + uint64_t{first} * kWords;
+  // Copies descriptions of runs, at a word of the schedule, to shared memory.
+  void copy_runs(uint64_t at, uint32_t count) {
+    static_assert(kSlots <= abi::kFirstRuns);
+    const auto* const from = pointer<const uint32_t>(args_.at[arg_schedule]) + at;
     auto* const to = reinterpret_cast<uint32_t*>(state_.runs);
-    for (uint32_t i = threadIdx.x; i < count * kWords; i += blockDim.x) to[i] = from[i];
+    for (uint32_t i = threadIdx.x; i < count * abi::kRunWords; i += blockDim.x) to[i] = from[i];
+  }
+  // For all threads together.
+  void count_pieces(uint32_t count) {
     __syncthreads();
     if (warp_ != 0) {
       __syncthreads();
@@ -111,15 +134,30 @@ class PagedBlock {
     __syncthreads();
   }
 
+  void wait() {
+    pdl_wait();
+    waited_ = true;
+  }
+
   // Until no piece of the runs at hand is left.
   void work() {
     const uint32_t ahead = kAhead < state_.count ? kAhead : state_.count;
-    // Queries first: a load queued behind a block's keys takes microseconds.
+    // Queries first, if they are there: a load queued behind a block's keys takes microseconds.
     QueryBits<Traits> bits;
-    if (warp_ < ahead * kRows) load_row(warp_ / kRows, warp_ % kRows, bits);
+    const bool first = waited_;
+    const auto load_first = [&] {
+      if (warp_ < ahead * kRows) load_row(warp_ / kRows, warp_ % kRows, bits);
+    };
+    if (first) load_first();
     loads_.start();
 #pragma unroll 1
-    for (uint32_t i = 0; i + 1 < kStages; ++i) loads_.issue(ring() + i * kStageBytes);
+    for (uint32_t i = 0; i + 1 < kStages; ++i) {
+      loads_.prepare(1);
+      if (!waited_ && (!early_keys_ || !loads_.is_settled())) wait();
+      loads_.issue(ring() + i * kStageBytes);
+    }
+    if (!waited_) wait();
+    if (!first) load_first();
     make_queries(0, warp_, blockDim.x / kWarp, ahead * kRows, bits);
     DecodeProblem problem = {};
     problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_slopes] == 0;
@@ -150,13 +188,16 @@ class PagedBlock {
       ValueSums<Traits> sums = ValueSums<Traits>::none();
       const uint32_t stages = piece->stages;
 #pragma unroll 1
-      for (uint32_t stage = 0; stage < stages; ++stage) {
-        wait_for_stage<kStages>();
-        loads_.issue(ring() + before);
-        const unsigned char* const bytes = ring() + at;
-        before = at;
-        at = at + kStageBytes == kStages * kStageBytes ? 0 : at + kStageBytes;
-        if (problem.walk.tiles != 0) {
+      for (uint32_t stage = 0, end = 0; stage < stages;) {
+        end = stage + loads_.prepare(stages - stage);
+#pragma unroll 1
+        for (; stage < end; ++stage) {
+          wait_for_stage<kStages>();
+          loads_.issue(ring() + before);
+          const unsigned char* const bytes = ring() + at;
+          before = at;
+          at = at + kStageBytes == kStages * kStageBytes ? 0 : at + kStageBytes;
+          if (problem.walk.tiles == 0) continue;
           typename SpreadV<Traits>::Scores x;
           loop.logits(bytes, index++, stage * kKeys, x);
           loop.add(bytes, x, sums);
@@ -415,22 +456,22 @@ class PagedBlock {
 
   const abi::AttentionParams& p_;
   const Args& args_;
+  const EarlyBits& early_;
   unsigned char* shared_;
   PagedState& state_;
   uint32_t warp_;
   unsigned char* mine_;  // the warp's buffers
-  PieceLoads<Traits> loads_;
+  bool waited_ = false, early_keys_ = false;
+  PieceLoads<Traits, kOnePage> loads_;
 };
 
-template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows,
+template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, bool kOnePage,
           uint32_t kHeadDimV = kHeadDim>
 __global__ void __launch_bounds__(
     paged_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows).most_warps * 32, 1)
-    attention_decode_paged(const abi::AttentionParams p,
-                           const Args args) {
+    attention_decode_paged(const abi::AttentionParams p, const Args args, const EarlyBits early) {
   using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages, kHeadDimV>;
-  pdl_wait();
-  PagedBlock<Traits>(p, args, dynamic_shared()).run();
+  PagedBlock<Traits, kOnePage>(p, args, early, dynamic_shared()).run();
 }
 
 }  // namespace gyre::cuda

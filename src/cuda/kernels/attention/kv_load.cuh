@@ -276,12 +276,13 @@ class StageLoad {
     copy_commit();
   }
 
-  // The same in pages; `one`: a stage lies in one page. Slots without a key are read as they are,
+  // The same in pages; kOnePage: a stage lies in one page. Slots without a key are read as they are,
   // their scores are masked, but 16-bit values become zeros: they could be NaN. `whole`: there is
   // no such slot; see RowLoad::some_of.
-  void start(const PageTiles& pages, bool one, bool whole, uint32_t first_key, uint32_t last_key,
+  template <bool kOnePage>
+  void start(const PageTiles& pages, bool whole, uint32_t first_key, uint32_t last_key,
              uint32_t first, unsigned char* to) const {
-    if (one) {
+    if constexpr (kOnePage) {
       const PageTiles::Place at = pages.of(0);
       each(to, whole, [&](const auto& load, unsigned char* target) {
         load.whole(at.tile, target, at.offset);

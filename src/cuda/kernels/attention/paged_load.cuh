@@ -27,7 +27,8 @@ struct StageAddresses<Traits, false> {
   StageLoad<Traits> get() const { return StageLoad<Traits>(p, args, 0, slice); }
 };
 
-template <class Traits>
+// kOnePage: pages are a multiple of a stage, so that every stage lies in one of them.
+template <class Traits, bool kOnePage>
 class PieceLoads {
   static constexpr uint32_t kKeys = Traits::kStage.keys, kTiles = Traits::kTiles;
   static constexpr uint32_t kPerKey = Traits::kWarpsPerKey;
@@ -49,12 +50,25 @@ class PieceLoads {
     find_window();
   }
 
-  // Issues the loads of the next stage and goes on to the one behind it; behind the last piece
-  // there is nothing to load.
-  void issue(unsigned char* to) {
+  // How many of the next `wanted` stages issue() may be called for, before it is asked again: of
+  // one window, or, behind the last piece, all. Apart from issue(): it is seldom needed, and the
+  // loop over stages should be small.
+  uint32_t prepare(uint32_t wanted) {
     if (now_.stages == 0) take_window();
-    if (now_.stages == 0 || now_.last_key == 0) {
-      if (now_.stages != 0) --now_.stages;
+    if (now_.stages == 0) return wanted;
+    const uint32_t count = wanted < now_.stages ? wanted : now_.stages;
+    now_.stages -= count;
+    return count;
+  }
+
+  // Whether the next stage, after prepare(), has no keys of the queries' own tokens.
+  bool is_settled() const {
+    return now_.last_key == 0 || now_.tile * abi::kKvTile + kKeys <= now_.settled;
+  }
+
+  // Issues the loads of the next stage, if it has keys.
+  void issue(unsigned char* to) {
+    if (now_.last_key == 0) {
       copy_commit();
       return;
     }
@@ -67,9 +81,9 @@ class PieceLoads {
     const uint32_t first = now_.tile * abi::kKvTile;
     const bool whole =
         Traits::kLevelsV || (first >= now_.first_key && first + kKeys <= now_.last_key);
-    addresses_.get().start(pages, one_page(), whole, now_.first_key, now_.last_key, first, to);
+    addresses_.get().template start<kOnePage>(pages, whole, now_.first_key, now_.last_key, first,
+                                              to);
     now_.tile += kTiles;
-    --now_.stages;
   }
 
   // The piece that comes after those that were taken; null: none.
@@ -85,19 +99,22 @@ class PieceLoads {
     uint32_t tile, stages;          // the next stage's first tile, of the sequence
     uint32_t page, entry;           // lane 0's page of the sequence; the lane's entry
     uint32_t first_key, last_key;   // of the piece; last_key 0: it has no keys
+    uint32_t settled;               // keys of the sequence before the queries' own
     uint64_t head;                  // bytes from the first KV head to this one
     uint32_t queued;                // the piece's number in the queue
   };
 
   static uint32_t lane() { return threadIdx.x % kWarp; }
-  bool one_page() const { return p_.table.page_tokens % kKeys == 0; }
   uint32_t page_of(uint32_t tile) const {
     return page_tiles_ == 1 ? tile : __umulhi(tile, p_.table.page_inverse);
   }
 
   void take_window() {
     now_ = next_;
-    if (now_.stages == 0) return;
+    if (now_.stages == 0) {
+      now_.last_key = 0;
+      return;
+    }
     const bool unknown = now_.entry >= static_cast<uint32_t>(p_.table.pages);
     if (unknown) {
       now_.entry = 0;
@@ -141,6 +158,7 @@ class PieceLoads {
     const PieceKeys keys = piece_keys(p_, run, run.first + nth);
     next_.first_key = keys.first, next_.last_key = keys.count == 0 ? 0 : keys.first + keys.count;
     next_.head = run.kv_head * p_.k.codes_head_stride;
+    next_.settled = run.length > run.tokens ? run.length - run.tokens : 0;
     next_.queued = queued_;
     const uint32_t base = keys.first / kKeys * kKeys;
     const uint32_t stages = (keys.first - base + keys.count + kKeys - 1) / kKeys;

@@ -173,22 +173,26 @@ class Scheduler {
     for (; c.sequence < sequences_ && c.unit_start + c.work.start(c.group) < last_ && at < p_.runs;
          ++at) {
       const uint32_t end = c.work.group_from(last_ - c.unit_start);
-      if (threadIdx.x == 0)
-        pointer<abi::AttentionRun>(args_.at[list_schedule] +
-                                   4 * abi::schedule_runs_at(p_.blocks))[at] = describe(c, end);
+      const abi::AttentionRun run = describe(c, end);
+      if (threadIdx.x == 0) runs(abi::schedule_runs_at(p_.blocks))[at] = run;
+      if (threadIdx.x == 0 && at - first_run < abi::kFirstRuns)
+        runs(abi::schedule_first_runs_at(p_.blocks))[blockIdx.x * abi::kFirstRuns + at -
+                                                     first_run] = run;
       next_unit(c);
     }
     write_block(first_run, at - first_run);
   }
   void write_block(uint64_t first_run, uint64_t count) const {
     if (threadIdx.x != 0) return;
-    auto* const to = pointer<uint32_t>(args_.at[list_schedule]);
-    to[abi::kScheduleHeader + 2 * blockIdx.x] = static_cast<uint32_t>(first_run);
-    to[abi::kScheduleHeader + 2 * blockIdx.x + 1] = static_cast<uint32_t>(count);
-    if (blockIdx.x == 0) to[0] = p_.key, to[1] = p_.blocks;
+    pointer<uint4>(args_.at[list_schedule])[blockIdx.x] =
+        make_uint4(p_.key, p_.blocks, static_cast<uint32_t>(first_run),
+                   static_cast<uint32_t>(count));
   }
 
  private:
+  abi::AttentionRun* runs(uint64_t word) const {
+    return pointer<abi::AttentionRun>(args_.at[list_schedule] + 4 * word);
+  }
   SequenceWork work_at(uint32_t sequence) const {
     return sequence < sequences_ ? sequence_work(p_, args_, sequence) : SequenceWork{};
   }
