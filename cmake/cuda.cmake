@@ -8,6 +8,7 @@ target_sources(gyre PRIVATE
   src/cuda/context.cpp
   src/cuda/device.cpp
   src/cuda/driver.cpp
+  src/cuda/early_reads.cpp
   src/cuda/graph.cpp
   src/cuda/hadamard.cpp
   src/cuda/kernel_cache.cpp

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/pipeline.h"
+
 namespace gyre::cuda {
 namespace {
 
@@ -51,13 +53,23 @@ class BuiltGraph {
   // pdl_wait.
   void add_commands() {
     std::vector<CuGraphNode> before, level;
-    for (const Command& command : list_.commands) {
+    PdlStart ahead;  // of the single node of `before`
+    PdlStart last;
+    for (size_t index = 0; index < list_.commands.size(); ++index) {
+      const Command& command = list_.commands[index];
       if (command.barrier && !level.empty()) {
         before = std::move(level);
         level.clear();
+        ahead = last;
       }
-      Prepared run(list_, command, context().limits());
+      const bool early = before.size() == 1 && command.pipeline->kernel->code == nullptr &&
+                         context().limits().arch >= kFirstEarly && api().graph_add_edges != nullptr;
+      const PdlStart start = early ? ahead.follow(index) : PdlStart(index);
+      Prepared run(list_, command, context().limits(), early_reads(list_, start));
       if (run.empty()) continue;
+      last = start;
+      last.launches_first =
+          static_cast<const CudaPipeline&>(*command.pipeline).row().launches_first;
       const uint32_t* const grid = run.shape.grid;
       const CuKernelNode values = {.function = run.function,
                                    .grid = {grid[0], grid[1], grid[2]},
@@ -68,8 +80,6 @@ class BuiltGraph {
                                    .kernel = nullptr,
                                    .context = nullptr};
       CuGraphNode node = nullptr;
-      const bool early = before.size() == 1 && command.pipeline->kernel->code == nullptr &&
-                         context().limits().arch >= kFirstEarly && api().graph_add_edges != nullptr;
       check(
           api().graph_add_kernel(&node, graph_, before.data(), early ? 0 : before.size(), &values),
           stream_->command_text(list_, command).c_str());

@@ -34,8 +34,11 @@ struct CudaKernel {
   bool (*fits)(uint64_t spec, const CudaLimits& limits) = nullptr;  // null: every GPU
   // As DeviceImpl::plan.
   bool (*plan)(const void* problem, const CudaLimits& limits, void* plan) = nullptr;
+  // Some kernel of the row calls pdl_launch_dependents before pdl_wait: when what follows starts,
+  // the command ahead of this one may still run.
+  bool launches_first = false;
 };
 
-static_assert(sizeof(Args) == kMaxArgs * sizeof(uint64_t));
+static_assert(sizeof(Args::at) == kMaxArgs * sizeof(uint64_t));
 
 }  // namespace gyre::cuda

@@ -22,11 +22,14 @@ Launch launch_of(const CommandList& list, const Command& command, const CudaLimi
 
 }  // namespace
 
-Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits) {
+Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits,
+                   const EarlyReads& early) {
   const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
   function = pipeline.function();
   shape = launch_of(list, command, limits);
   std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
+  args.early = early.unwritten;
+  args.early_old = early.old;
   params[0] = const_cast<void*>(list.params_of(command));  // the driver only reads
   params[1] = &args;
 }

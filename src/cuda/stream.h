@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/context.h"
+#include "cuda/early_reads.h"
 #include "cuda/kernel.h"
 #include "runtime/command_list.h"
 #include "runtime/device_impl.h"
@@ -24,8 +25,10 @@ struct Prepared {
   Args args{};
   void* params[2] = {};
 
-  // Refuses a launch that the kernel cannot have.
-  Prepared(const CommandList& list, const Command& command, const CudaLimits& limits);
+  // Refuses a launch that the kernel cannot have. By default everything ahead has ended: a stream
+  // runs one launch after the other.
+  Prepared(const CommandList& list, const Command& command, const CudaLimits& limits,
+           const EarlyReads& early = {});
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
   bool empty() const { return shape.empty(); }

@@ -54,6 +54,7 @@ struct CommandList {
   std::vector<Command> commands;
   std::vector<uint64_t> params;
   std::vector<uint64_t> args;                              // addresses; 0 for an absent argument
+  std::vector<uint64_t> arg_bytes;                         // from each address on; as long as args
   std::vector<std::shared_ptr<Storage>> storages;          // kept alive until the work is done,
   std::vector<std::shared_ptr<const Pipeline>> pipelines;  // and so are those of custom kernels
 
@@ -61,6 +62,9 @@ struct CommandList {
     return params.data() + command.params_offset;
   }
   const uint64_t* args_of(const Command& command) const { return args.data() + command.first_arg; }
+  const uint64_t* arg_bytes_of(const Command& command) const {
+    return arg_bytes.data() + command.first_arg;
+  }
   // Before any of it runs.
   void finish_pipelines() const {
     for (const Command& command : commands) command.pipeline->finish();
@@ -69,6 +73,7 @@ struct CommandList {
     commands.clear();
     params.clear();
     args.clear();
+    arg_bytes.clear();
     storages.clear();
     pipelines.clear();
   }

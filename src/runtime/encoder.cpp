@@ -43,6 +43,7 @@ void Recorder::roll_back(const Mark& mark) noexcept {
                        list_.commands.end());
   list_.params.resize(mark.params);
   list_.args.resize(mark.args);
+  list_.arg_bytes.resize(mark.args);
   list_.storages.resize(mark.storages);
   forget_custom();
   list_.pipelines.resize(mark.pipelines);
@@ -73,6 +74,7 @@ void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* para
   std::array<RangeAccess, kMaxArgs> accesses;
   const size_t first_arg = list.args.size();
   list.args.resize(first_arg + args.size());
+  list.arg_bytes.resize(first_arg + args.size());
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgInfo& arg = kernel.args[i];
     accesses[i] = {{}, arg.access};
@@ -86,6 +88,7 @@ void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* para
     const uint64_t address = storage->address() + tensor.byte_offset();
     accesses[i].range = {address, address + tensor.span_bytes()};
     list.args[first_arg + i] = address;
+    list.arg_bytes[first_arg + i] = tensor.span_bytes();
     recorder_.retain(storage);
   }
   const size_t words = (kernel.params_bytes + 7) / 8;

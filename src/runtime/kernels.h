@@ -34,6 +34,7 @@ constexpr uint32_t kMaxArgs = 16;
 struct ArgInfo {
   const char* name = nullptr;
   Access access = Access::read;
+  bool appended = false;  // a write changes only bytes of the tokens that the command is given
 };
 
 // Identity is the address: one inline constant per kernel.
@@ -231,12 +232,12 @@ inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
 // tail's ring of K, and those of V, are one argument each: "near".
 constexpr std::array<ArgInfo, kMaxArgs> with_stored_args(std::initializer_list<ArgInfo> own) {
   constexpr ArgInfo kStored[] = {{"k", Access::read},
-                                 {"k_codes", Access::read_write},
-                                 {"k_scales", Access::read_write},
+                                 {"k_codes", Access::read_write, true},
+                                 {"k_scales", Access::read_write, true},
                                  {"k_near", Access::write},
                                  {"v", Access::read},
-                                 {"v_codes", Access::read_write},
-                                 {"v_scales", Access::read_write},
+                                 {"v_codes", Access::read_write, true},
+                                 {"v_scales", Access::read_write, true},
                                  {"v_near", Access::write}};
   std::array<ArgInfo, kMaxArgs> args{};
   size_t count = 0;
@@ -258,11 +259,11 @@ inline constexpr Kernel<abi::KvWriteSpec, abi::KvWriteParams> kKvWrite{{
     .params_bytes = sizeof(abi::KvWriteParams),
     .arg_count = 7,
     .args = {{{"k", Access::read},
-              {"k_codes", Access::read_write},
-              {"k_scales", Access::read_write},
+              {"k_codes", Access::read_write, true},
+              {"k_scales", Access::read_write, true},
               {"v", Access::read},
-              {"v_codes", Access::read_write},
-              {"v_scales", Access::read_write},
+              {"v_codes", Access::read_write, true},
+              {"v_scales", Access::read_write, true},
               {"slots", Access::read}}},
 }};
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/context.h"
+#include "cuda/fake_controls.h"
 #include "expect_error.h"
 #include "gpu_rules.h"
 #include "runtime/kernels.h"
@@ -219,6 +220,41 @@ TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
   ForeignStream::api().graph_destroy(graph);
   fence = {};
   EXPECT_TRUE(scratch.expired());
+}
+
+// A copy has two arguments: from, to.
+TEST_F(CudaDevice, NodesReadEarlyWhatTheNodeAheadDoesNotWrite) {
+  if (fake().early_args == nullptr) GTEST_SKIP() << "the driver is real";
+  constexpr uint64_t kBytes = 64;
+  const Tensor a = filled(kBytes, 1), b = device().tensor(DType::u8, {kBytes});
+  const Tensor c = device().tensor(DType::u8, {kBytes}), d = device().tensor(DType::u8, {kBytes});
+  Encoder encoder(device());
+  copy_bytes(encoder, a, b, kBytes);
+  copy_bytes(encoder, b, c, kBytes);  // reads what the first one writes
+  copy_bytes(encoder, a, c, kBytes);  // writes what the second one writes
+  copy_bytes(encoder, c, d, kBytes);
+  copy_bytes(encoder, b, d, kBytes);
+  const Graph graph = encoder.instantiate();
+  constexpr uint32_t kFrom = 1, kTo = 2, kBoth = 3;
+  EXPECT_EQ(fake().early_args(0) & kBoth, kBoth);
+  EXPECT_EQ(fake().early_args(1) & kBoth, kTo);
+  EXPECT_EQ(fake().early_args(2) & kBoth, kFrom);
+  EXPECT_EQ(fake().early_args(3) & kBoth, kTo);
+  EXPECT_EQ(fake().early_args(4) & kBoth, kFrom);
+}
+
+// Two commands without a barrier between them: edges behind them are full, nothing of them runs.
+TEST_F(CudaDevice, NodesReadEverythingEarlyBehindSeveral) {
+  if (fake().early_args == nullptr) GTEST_SKIP() << "the driver is real";
+  constexpr uint64_t kBytes = 64;
+  const Tensor a = filled(kBytes, 1), b = device().tensor(DType::u8, {kBytes});
+  const Tensor c = device().tensor(DType::u8, {kBytes}), d = device().tensor(DType::u8, {kBytes});
+  Encoder encoder(device());
+  copy_bytes(encoder, a, b, kBytes);
+  copy_bytes(encoder, a, c, kBytes);
+  copy_bytes(encoder, b, d, kBytes);
+  const Graph graph = encoder.instantiate();
+  for (uint64_t node = 0; node < 3; ++node) EXPECT_EQ(fake().early_args(node) & 3, 3u) << node;
 }
 
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {

@@ -20,6 +20,7 @@ struct Fake {
   uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
   int64_t (*modules)() = nullptr;  // that are loaded
   uint64_t (*early_unloads)() = nullptr;
+  uint32_t (*early_args)(uint64_t node) = nullptr;  // Args::early of the graph instantiated last
 
   Fake() {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -35,6 +36,7 @@ struct Fake {
     find("gyre_fake_cuda_unseen", unseen);
     find("gyre_fake_cuda_modules", modules);
     find("gyre_fake_cuda_early_unloads", early_unloads);
+    find("gyre_fake_cuda_early_args", early_args);
   }
 };
 

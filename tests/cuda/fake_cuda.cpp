@@ -353,7 +353,12 @@ CuResult cuGraphAddDependencies_v2(CuGraph graph, const CuGraphNode* from, const
 }
 CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned long long) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
-  return taking_memory([&] { *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph))); });
+  return taking_memory([&] {
+    *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph)));
+    const std::lock_guard lock(mutex);
+    early_args.clear();
+    for (const Node& node : as<Graph*>(graph)->nodes) early_args.push_back(node.args.early);
+  });
 }
 CuResult cuGraphExecDestroy(CuGraphExec exec) {
   delete as<Graph*>(exec);

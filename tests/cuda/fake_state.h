@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "cuda/driver.h"
 #include "fake_streams.h"
@@ -24,6 +25,7 @@ int users = 0;
 uint64_t kernels_run = 0;
 int64_t modules = 0;         // that are loaded
 uint64_t early_unloads = 0;  // of kernels in work that nobody had waited for
+std::vector<uint32_t> early_args;  // of the nodes of the graph that was instantiated last
 
 // A child of fork() cannot use what its parent has of the driver.
 pid_t user = 0;
@@ -72,6 +74,10 @@ extern "C" int64_t gyre_fake_cuda_modules() {
 extern "C" uint64_t gyre_fake_cuda_early_unloads() {
   const std::lock_guard lock(mutex);
   return early_unloads;
+}
+extern "C" uint32_t gyre_fake_cuda_early_args(uint64_t node) {
+  const std::lock_guard lock(mutex);
+  return early_args.at(node);
 }
 extern "C" uint64_t gyre_fake_cuda_calls() {
   const std::lock_guard lock(mutex);
