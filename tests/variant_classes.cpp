@@ -48,22 +48,27 @@ Classes of_append(uint64_t key) {
           join("kv_append k=", class_name(s.k_format), " v=", class_name(s.v_format))};
 }
 
+std::string_view rows_name(uint32_t lane_quads) { return lane_quads == 0 ? "many" : "few"; }
+
 Classes of_write(uint64_t key) {
   const auto s = spec_from_key<abi::KvWriteSpec>(key);
+  const std::string_view rows = rows_name(s.lane_quads);
   return {join("kv_write source=", dtype_name(s.source_dtype)),
           join("kv_write slots=", s.slot_bytes == 8 ? "i64" : "i32"),
-          join("kv_write k=", format_name(s.k_format)),
-          join("kv_write v=", format_name(s.v_format)),
+          join("kv_write lane_quads=", uint32_t{s.lane_quads}),
+          join("kv_write k=", format_name(s.k_format), " rows=", rows),
+          join("kv_write v=", format_name(s.v_format), " rows=", rows),
           join("kv_write k=", class_name(s.k_format), " v=", class_name(s.v_format))};
 }
 
 Classes of_rope_append(uint64_t key) {
   const auto s = spec_from_key<abi::RopeAppendSpec>(key);
   const char* const where = s.slot_bytes == 0 ? "state" : (s.slot_bytes == 8 ? "i64" : "i32");
-  const char* const rows = s.few != 0 ? "few" : "many";
+  const std::string_view rows = rows_name(s.lane_quads);
   return {join("rope_append dtype=", dtype_name(s.dtype),
                " pairs=", s.adjacent != 0 ? "adjacent" : "halves", s.norm != 0 ? " norm" : ""),
           join("rope_append where=", where, " rows=", rows),
+          join("rope_append lane_quads=", uint32_t{s.lane_quads}),
           join("rope_append k=", format_name(s.k_format), " rows=", rows),
           join("rope_append v=", format_name(s.v_format), " rows=", rows),
           join("rope_append k=", class_name(s.k_format), " v=", class_name(s.v_format),

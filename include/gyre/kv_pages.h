@@ -44,10 +44,9 @@ struct KvWriteInputs {
   KvCoding v_coding{};
 };
 
-// Writes tokens to the slots that a list in device memory names, compressed or as they are. A
-// negative slot is skipped, and so is one that is not in the pages. Slots not named keep their
-// bits. Tokens whose slots share a tile of 8 must be neighbours in the list, up to 64 skipped ones
-// between them left out; of two tokens for one slot the later is kept.
+// Writes tokens to the slots that a list in device memory names, compressed or as they are. Slots
+// come in any order. A negative slot is skipped, and so is one that is not in the pages. Slots not
+// named keep their bits. Of two tokens for one slot the later is kept.
 GYRE_API void kv_write(Encoder& encoder, const KvWriteInputs& inputs);
 
 struct KvPageCopyInputs {

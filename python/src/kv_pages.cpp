@@ -122,7 +122,7 @@ void bind_kv_pages(nb::module_& module) {
       "v_coding"_a = nb::none(),
       "Writes tokens to slots of pages. k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. "
       "slots: i64 or i32 [tokens], page * page_tokens + place; negative ones, and those that are "
-      "not in the pages, are skipped. Tokens whose slots share a tile of 8 must be neighbours.");
+      "not in the pages, are skipped. Slots come in any order.");
   module.def(
       "kv_page_copy",
       [](Encoder& encoder, const BoundKvPages& pages, const Operand& from, const Operand& to) {

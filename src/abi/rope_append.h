@@ -14,7 +14,7 @@ struct RopeAppendSpec {
   uint8_t adjacent;    // 1: pairs are (2i, 2i + 1)
   uint8_t norm;        // 1: RMS norm of q and k first
   uint8_t slot_bytes;  // 0: a cache's state; 4 or 8: slots, i32 or i64
-  uint8_t few;         // 1: is_few_rows; a device may have no kernel for others
+  uint8_t lane_quads;  // few tokens: kv_lane_quads; 0: a device may have no kernel
   uint8_t unused;
 };
 
@@ -28,10 +28,7 @@ struct RopeAppendParams {
   uint64_t slot_bytes;
 };
 
-// A few tokens are too little work for a worker to each tile: rows are.
-GYRE_CONSTANT uint64_t kRopeFewTokens = 32, kRopeFewHeadDim = 256;
-constexpr bool is_few_rows(uint64_t tokens, uint64_t k_dim, uint64_t v_dim) {
-  return tokens <= kRopeFewTokens && k_dim <= kRopeFewHeadDim && v_dim <= kRopeFewHeadDim;
-}
+// At most kWriteFewTokens.
+GYRE_CONSTANT uint64_t kRopeFewTokens = 32;
 
 }  // namespace gyre::abi

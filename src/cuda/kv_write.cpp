@@ -1,4 +1,4 @@
-// Names and grids of kernels/kv_write.cu.
+// Names and grids of kernels/kv_write.cu, and kv_page_copy's of cache.cu.
 #include <algorithm>
 
 #include "cuda/kernels.h"
@@ -13,13 +13,22 @@ std::string name_kv_write(uint64_t spec) {
   const auto is_known = [](uint32_t format) { return is_dense(format) || is_compressed(format); };
   if (source.type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
   if (s.slot_bytes != 4 && s.slot_bytes != 8) return {};
+  const std::string slot = s.slot_bytes == 4 ? "int32_t" : "int64_t";
+  if (s.lane_quads != 0) {
+    const bool has_rows = s.coded == 0 && !abi::kv_is_compat(s.k_format) &&
+                          !abi::kv_is_compat(s.v_format) && s.lane_quads <= 4;
+    if (!has_rows) return {};
+    return "gyre::cuda::kv_write_rows<" + source.type + ", " + std::to_string(s.k_format) + ", " +
+           std::to_string(s.v_format) + ", " + slot + ", " + std::to_string(s.lane_quads) + ">";
+  }
   return "gyre::cuda::kv_write<" + source.type + ", " + std::to_string(s.k_format) + ", " +
-         std::to_string(s.v_format) + ", " + (s.slot_bytes == 4 ? "int32_t" : "int64_t") +
-         source.suffix + ">";
+         std::to_string(s.v_format) + ", " + slot + source.suffix + ">";
 }
 
-Launch launch_kv_write(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+Launch launch_kv_write(const void* params, uint64_t spec, const CudaLimits& /*limits*/) {
   const auto& p = *static_cast<const abi::KvWriteParams*>(params);
+  if (spec_from_key<abi::KvWriteSpec>(spec).lane_quads != 0)
+    return {{static_cast<uint32_t>(write_row_blocks(p)), 1, 1}, 32 * kWriteRows, 0};
   const uint64_t blocks = write_blocks(p, 0) + write_blocks(p, 1);
   const uint32_t shared = std::max(long_row_bytes(p.stream[0].cache.head_dim),
                                    long_row_bytes(p.stream[1].cache.head_dim));

@@ -19,14 +19,16 @@ const char* where_name(uint32_t slot_bytes) {
 std::string name_rope_append(uint64_t spec) {
   const auto s = spec_from_key<abi::RopeAppendSpec>(spec);
   const std::string type = float_name(s.dtype);
-  const auto is_known = [](uint32_t format) { return is_dense(format) || is_compressed(format); };
+  const auto is_known = [](uint32_t format) {
+    return is_dense(format) || abi::kv_is_native(format);
+  };
   if (type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
-  if (s.few == 0) return {};  // many: rope, then kv_append or kv_write, are as fast
+  if (s.lane_quads == 0) return {};  // many: rope, then kv_append or kv_write, are as fast
   if (s.slot_bytes != 0 && s.slot_bytes != 4 && s.slot_bytes != 8) return {};
   const auto flag = [](uint32_t set) { return set != 0 ? ", true" : ", false"; };
   return "gyre::cuda::rope_append<" + type + ", " + std::to_string(s.k_format) + ", " +
          std::to_string(s.v_format) + flag(s.adjacent) + flag(s.norm) + ", " +
-         where_name(s.slot_bytes) + ">";
+         where_name(s.slot_bytes) + ", " + std::to_string(s.lane_quads) + ">";
 }
 
 Launch launch_rope_append(const void* params, uint64_t spec, const CudaLimits& /*limits*/) {

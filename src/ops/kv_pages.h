@@ -1,6 +1,8 @@
 #pragma once
 // Where the parts of a page lie.
 
+#include <vector>
+
 #include "abi/kv_write.h"
 #include "gyre/kv_pages.h"
 
@@ -21,7 +23,10 @@ struct KvPageParts {
 
 KvPageParts page_parts(const KvPages& pages);
 
-// What kv_write checks, its params, and its command.
+// Every value of a Spec's lane_quads, for listings.
+std::vector<uint64_t> lane_quads_of(KvFormat k, KvFormat v);
+
+// What kv_write checks, its params, and its commands.
 abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts);
 void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
                     const KvPageParts& parts, abi::KvWriteParams params);

@@ -1,4 +1,5 @@
 // kv_write and kv_page_copy: ops over pages.
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -14,10 +15,17 @@
 namespace gyre {
 namespace {
 
-abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots, uint64_t coded = 0) {
-  return spec_from_key<abi::KvWriteSpec>(
-      static_cast<uint64_t>(source) | static_cast<uint64_t>(k) << 8 |
-      static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24 | coded << 32);
+struct WriteChoice {
+  uint64_t coded = 0;
+  uint64_t lane_quads = 0;
+};
+
+abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots,
+                            const WriteChoice& choice) {
+  return spec_from_key<abi::KvWriteSpec>(static_cast<uint64_t>(source) |
+                                         static_cast<uint64_t>(k) << 8 |
+                                         static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24 |
+                                         choice.coded << 32 | choice.lane_quads << 40);
 }
 
 void check_rows(const char* op, const KvWriteInputs& in) {
@@ -81,19 +89,27 @@ std::string kv_page_copy_shape(const void* params) {
   return join("count=", p.count, " page_bytes=", p.page_bytes);
 }
 
+std::vector<uint64_t> lane_quads_of(KvFormat k, KvFormat v) {
+  const bool has_rows =
+      abi::kv_lane_quads({static_cast<uint32_t>(k), static_cast<uint32_t>(v), 128, 128}) != 0;
+  return has_rows ? std::vector<uint64_t>{0, 1, 2, 4} : std::vector<uint64_t>{0};
+}
+
 std::span<const uint64_t> kv_write_specs() {
   static const auto& kSpecs = *new std::vector<uint64_t>([] {
     std::vector<uint64_t> specs;
     for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) {
-          for (const DType slots : {DType::i32, DType::i64})
-            specs.push_back(spec_key(write_spec(source, k, v, slots)));
+          for (const DType slots : {DType::i32, DType::i64}) {
+            for (const uint64_t quads : lane_quads_of(k, v))
+              specs.push_back(spec_key(write_spec(source, k, v, slots, {0, quads})));
+          }
         }
       }
       for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
         for (const DType slots : {DType::i32, DType::i64})
-          specs.push_back(spec_key(write_spec(source, k, v, slots, coded)));
+          specs.push_back(spec_key(write_spec(source, k, v, slots, {coded, 0})));
       });
     }
     return specs;
@@ -129,10 +145,20 @@ void dispatch_write(Recording& recording, const Device& device, const KvWriteInp
   params.stream[1] = stream_of(rows.of[1], parts.v);
   const bool coded_k = (rows.coded & 1) != 0, coded_v = (rows.coded & 2) != 0;
   const DType dtype = coded_k && coded_v ? in.k.dtype() : rows.of[coded_k ? 1 : 0].dtype();
-  recording.dispatch(kKvWrite, write_spec(dtype, shape.k, shape.v, in.slots.dtype(), rows.coded),
-                     params,
-                     {&rows.of[0], &parts.k_codes, &parts.k_scales, &rows.of[1], &parts.v_codes,
-                      &parts.v_scales, &in.slots});
+  const uint64_t tokens = params.tokens;
+  WriteChoice choice{rows.coded, 0};
+  if (rows.coded == 0 && tokens <= abi::kWriteFewTokens)
+    choice.lane_quads =
+        abi::kv_lane_quads({parts.k.format, parts.v.format, parts.k.head_dim, parts.v.head_dim});
+  const abi::KvWriteSpec spec = write_spec(dtype, shape.k, shape.v, in.slots.dtype(), choice);
+  for (uint64_t first = 0; first < tokens; first += params.tokens) {
+    params.tokens = std::min(tokens - first, abi::kWriteMaxTokens);
+    const auto part = [&](const Tensor& x) { return x.slice(0, first, params.tokens); };
+    const Tensor k = part(rows.of[0]), v = part(rows.of[1]), slots = part(in.slots);
+    recording.dispatch(
+        kKvWrite, spec, params,
+        {&k, &parts.k_codes, &parts.k_scales, &v, &parts.v_codes, &parts.v_scales, &slots});
+  }
 }
 
 void kv_write(Encoder& encoder, const KvWriteInputs& in) try {

@@ -16,12 +16,12 @@ namespace gyre {
 namespace {
 
 struct SpecFields {
-  uint64_t dtype, k_format, v_format, adjacent, norm, slot_bytes, few;
+  uint64_t dtype, k_format, v_format, adjacent, norm, slot_bytes, lane_quads;
 };
 abi::RopeAppendSpec make_spec(const SpecFields& f) {
   return spec_from_key<abi::RopeAppendSpec>(f.dtype | f.k_format << 8 | f.v_format << 16 |
                                             f.adjacent << 24 | f.norm << 32 | f.slot_bytes << 40 |
-                                            f.few << 48);
+                                            f.lane_quads << 48);
 }
 
 // Where k and v go: the args from "where" on, and the memory that is written.
@@ -111,12 +111,13 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
   fill_rope_side(call.k, params.rope.stream[1]);
   const Tensor frequencies = fill_rope(encoder, call, params.rope);
   check_overlap(call, v, to);
-  const bool few = abi::is_few_rows(params.rope.tokens, params.rope.head_dim, v.shape(2));
+  const abi::KvRowShape rows{static_cast<uint32_t>(to.k_format), static_cast<uint32_t>(to.v_format),
+                             params.rope.head_dim, v.shape(2)};
+  const uint32_t quads = params.rope.tokens <= abi::kRopeFewTokens ? abi::kv_lane_quads(rows) : 0;
   const abi::RopeAppendSpec spec =
-      make_spec({static_cast<uint64_t>(call.k.x->dtype()), static_cast<uint64_t>(to.k_format),
-                 static_cast<uint64_t>(to.v_format), call.adjacent() ? 1u : 0u, call.norm ? 1u : 0u,
-                 to.slot_bytes, few ? 1u : 0u});
-  if (to.coded || (!few && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec))))
+      make_spec({static_cast<uint64_t>(call.k.x->dtype()), rows.k_format, rows.v_format,
+                 call.adjacent() ? 1u : 0u, call.norm ? 1u : 0u, to.slot_bytes, quads});
+  if (to.coded || (quads == 0 && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec))))
     return dispatch_two(recording, encoder, call, to, params.rope, frequencies);
   recording.dispatch(kRopeAppend, spec, params,
                      {call.x.x, &call.positions, call.x.out, &frequencies, &call.factors,
@@ -141,11 +142,13 @@ std::span<const uint64_t> rope_append_specs() {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) {
-          for (uint64_t i = 0; i < 8; ++i) {
-            for (const uint64_t slot_bytes : {0u, 4u, 8u})
-              specs.push_back(spec_key(
-                  make_spec({static_cast<uint64_t>(dtype), static_cast<uint64_t>(k),
-                             static_cast<uint64_t>(v), i & 1, i >> 1 & 1, slot_bytes, i >> 2})));
+          for (const uint64_t quads : lane_quads_of(k, v)) {
+            for (uint64_t i = 0; i < 4; ++i) {
+              for (const uint64_t slot_bytes : {0u, 4u, 8u})
+                specs.push_back(spec_key(
+                    make_spec({static_cast<uint64_t>(dtype), static_cast<uint64_t>(k),
+                               static_cast<uint64_t>(v), i & 1, i >> 1, slot_bytes, quads})));
+            }
           }
         }
       }

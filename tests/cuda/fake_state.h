@@ -23,8 +23,8 @@ std::map<CuAddress, size_t> blocks;
 CuResult sticky = kCuSuccess;  // until the last user lets go of the context
 int users = 0;
 uint64_t kernels_run = 0;
-int64_t modules = 0;         // that are loaded
-uint64_t early_unloads = 0;  // of kernels in work that nobody had waited for
+int64_t modules = 0;               // that are loaded
+uint64_t early_unloads = 0;        // of kernels in work that nobody had waited for
 std::vector<uint32_t> early_args;  // of the nodes of the graph that was instantiated last
 
 // A child of fork() cannot use what its parent has of the driver.

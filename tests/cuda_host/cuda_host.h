@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "fibers/fibers.h"
@@ -58,6 +59,19 @@ inline uint3 &blockDim = gyre::fibers::block_size, &gridDim = gyre::fibers::grid
 namespace gyre::cuda_host {
 
 using namespace fibers;
+
+// What the command ahead writes while it still runs; null: nothing.
+inline std::function<void()> at_first_pdl_wait;
+// All threads of a block come to pdl_wait before one goes on, so that what they read early is as
+// old as it can be. For kernels in which every thread comes there once.
+inline bool pdl_wait_joins_block = false;
+
+inline void pass_pdl_wait() {
+  block->running->pdl_waited = true;
+  if (at_first_pdl_wait != nullptr) at_first_pdl_wait();
+  at_first_pdl_wait = nullptr;
+  if (pdl_wait_joins_block) wait(block->all);
+}
 
 // Copies that do not wait: they come when they are waited for, and until then nobody knows what is
 // there.

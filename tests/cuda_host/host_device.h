@@ -18,6 +18,8 @@ struct Args;
 
 namespace gyre::test {
 
+inline uint32_t early_args = 0;  // EarlyBits of launches
+
 inline uint32_t one_task(const void* /*params*/, uint64_t /*spec*/) { return 1; }
 
 // One launch, its shape found as the backend finds it.
@@ -29,6 +31,7 @@ void launch_on_host(void (*kernel)(Params, Args), Launch shape, const void* para
   const cuda::Launch how = shape(params, spec, limits);
   Args args{};
   std::copy_n(arguments, count, args.at);
+  if constexpr (requires { args.early; }) args.early = args.early_old = early_args;
   cuda_host::launch(dim3(how.grid[0], how.grid[1], how.grid[2]), how.block, how.shared_bytes,
                     kernel, p, args);
 }

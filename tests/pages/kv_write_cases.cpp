@@ -2,6 +2,7 @@
 #include <random>
 #include <string>
 
+#include "abi/kv_write.h"
 #include "op_case.h"
 #include "pages/page_memory.h"
 
@@ -78,7 +79,8 @@ OpRun make_run(const KvWriteCase& c) {
   pages.after = memory.bytes();
   run.blocks.push_back(std::move(pages));
   run.blocks.push_back(slot_block(c));
-  run.commands = c.slots.empty() ? 0 : 1;
+  run.commands =
+      static_cast<uint32_t>((c.slots.size() + abi::kWriteMaxTokens - 1) / abi::kWriteMaxTokens);
   run.record = [c, memory](Encoder& encoder, std::span<const Tensor> t) {
     kv_write(encoder, {.k = kv_view(t[0], source_side(c, KvRole::k)),
                        .v = kv_view(t[1], source_side(c, KvRole::v)),
@@ -150,7 +152,7 @@ std::vector<KvWriteCase> slot_cases() {
   add("padding at the end", {17, 18, -1, -1});
   add("padding between sequences", {-1, 17, 18, -1, -1, 24, -1, 40, 41});
   add("padding inside a tile", {17, -1, 18, 1 << 20, 19, -1, 17, -1, 24, -1, 25});
-  for (const int64_t skipped : {63, 64}) {  // as many as a tile may have between its tokens
+  for (const int64_t skipped : {31, 100}) {
     std::vector<int64_t> slots(static_cast<size_t>(skipped) + 4, -1);
     slots.front() = 41, slots[1] = 42, slots[slots.size() - 2] = 43, slots.back() = 41;
     add(("padding of " + std::to_string(skipped) + " inside a tile").c_str(), slots);
@@ -160,8 +162,46 @@ std::vector<KvWriteCase> slot_cases() {
   add("a slot twice, the later token stays", {9, 10, 9, 11, 11});
   add("a run longer than a tile", {1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 0});
   add("tokens of several sequences", {0, 17, 18, 40, 41, 42, 43, 44, 45, 46, 47, 48, 33, -1});
+  add("sequences in turn", {0, 40, 17, 1, 41, 18, 2, 42, 19, 3, 43});
+  add("a slot twice, far apart",
+      {9, 40, 17, 10, 9, 41, 18, 11, 40, 12, 9,  33, 34, 35, 36, 37, 32, 9, 38,
+       0, 1,  2,  3,  4, 5,  6,  7,  8,  10, 50, 51, 52, 53, 9,  54, 12, 55});
   add("whole pages", slot_run(16, 32));
   for (int64_t first = 0; first < 9; ++first) add("second chunks", slot_run(first, 9 - first));
+  return cases;
+}
+
+// More tokens than a command looks through row by row: every format in either role, in any order,
+// some slots twice, some that are none.
+std::vector<int64_t> shuffled_slots(uint64_t count, uint64_t slots) {
+  std::mt19937 random(static_cast<uint32_t>(count));
+  std::vector<int64_t> list;
+  for (uint64_t i = 0; i < count; ++i)
+    list.push_back(static_cast<int64_t>(random() % (slots + slots / 8)) - 3);
+  return list;
+}
+std::vector<KvWriteCase> many_cases() {
+  std::vector<KvWriteCase> cases;
+  for (const KvFormat format : kv_formats()) {
+    if (class_of(format) == FormatClass::compat) continue;  // never few
+    for (const bool is_k : {true, false}) {
+      KvWriteCase c;
+      const KvFormat other = format_of(FormatClass::levels, cases.size());
+      c.shape = {is_k ? format : other, is_k ? other : format, 1 + cases.size() % 2, 16, 24, 64};
+      c.slots = shuffled_slots(abi::kWriteFewTokens + 1 + cases.size() % 5, 4 * 64);
+      c.name = "many tokens " + text(c.shape);
+      cases.push_back(c);
+    }
+  }
+  KvWriteCase few = cases.front();  // the most that are few
+  few.slots = shuffled_slots(abi::kWriteFewTokens, 4 * 64);
+  few.name = "the most that are few " + text(few.shape);
+  cases.push_back(few);
+  KvWriteCase two = cases.front();
+  two.shape = {KvFormat::tq4, KvFormat::tq4, 1, 16, 0, 512};
+  two.slots = shuffled_slots(abi::kWriteMaxTokens + 200, 2 * 512);
+  two.name = "two commands";
+  cases.push_back(two);
   return cases;
 }
 
@@ -227,7 +267,7 @@ OpCase as_op_case(const char* op, const Case& c) {
 
 std::vector<OpCase> kv_write_cases() {
   std::vector<OpCase> cases;
-  for (const auto& list : {format_cases(), slot_cases(), long_cases()}) {
+  for (const auto& list : {format_cases(), slot_cases(), many_cases(), long_cases()}) {
     for (const KvWriteCase& c : list) cases.push_back(as_op_case("kv_write", c));
   }
   return cases;

@@ -257,6 +257,7 @@ class Run {
     near.after = of_sinks.codes.after;
     near.before.insert(near.before.end(), of_tail.codes.before.begin(), of_tail.codes.before.end());
     near.after.insert(near.after.end(), of_tail.codes.after.begin(), of_tail.codes.after.end());
+    of_body.codes.aligned = of_body.scales.aligned = true;  // as every cache has them
     blocks_.push_back(std::move(of_body.codes));
     blocks_.push_back(std::move(of_body.scales));
     blocks_.push_back(std::move(near));
@@ -314,7 +315,9 @@ OpCase make_case(const RopeAppendCase& numbers) {
   op_case.make = [numbers] {
     OpRun run;
     run.blocks = Run(numbers).take();
-    if (!abi::is_few_rows(numbers.tokens, numbers.k_dim, numbers.v_dim)) run.commands = {};
+    const abi::KvRowShape rows{static_cast<uint32_t>(numbers.k), static_cast<uint32_t>(numbers.v),
+                               numbers.k_dim, numbers.v_dim};
+    if (numbers.tokens > abi::kRopeFewTokens || abi::kv_lane_quads(rows) == 0) run.commands = {};
     run.record = [numbers](Encoder& encoder, std::span<const Tensor> t) {
       record(numbers, encoder, t);
     };

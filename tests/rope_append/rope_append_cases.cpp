@@ -175,7 +175,7 @@ Cases shape_cases() {
 Cases slot_cases() {
   Cases cases;
   const auto add = [&](const char* what, std::vector<int64_t> slots) {
-    for (const uint64_t v_dim : {64u, 272u}) {  // rows above 256 are never few
+    for (const uint64_t v_dim : {64u, 272u}) {
       RopeAppendCase c;
       c.tokens = slots.size();
       c.slots = slots;
@@ -199,7 +199,12 @@ Cases slot_cases() {
   std::vector<int64_t> apart = {9};
   apart.insert(apart.end(), 28, -1);
   apart.insert(apart.end(), {9, 10});
-  add("a slot twice, far apart", apart);
+  add("a slot twice with padding far apart", apart);
+  add("sequences in turn", {0, 40, 17, 1, 41, 18, 2, 42, 19, 3, 43});
+  add("a slot twice, far apart", {9, 40, 17, 10, 9, 41, 18, 11, 40, 12, 9, 33, 34});
+  std::vector<int64_t> many = slot_run(3, 40);
+  many.insert(many.end(), {9, 60, 4});
+  add("a slot twice among many", many);
   return cases;
 }
 

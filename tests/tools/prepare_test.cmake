@@ -29,7 +29,7 @@ unset(ENV{GYRE_KERNEL_PATH})
 # Another architecture has kernels of its own.
 prepare(0 "^[0-9]+ kernels, [0-9]+ of them compiled" "" llama-3.1-8b --arch 80 --folder ${kernels})
 # Numbers, formats and uses.
-prepare(0 "of them compiled" "kv_write<gyre::cuda::BFloat16, 17, 18" --heads 24 --kv-heads 4 --head-dim 256
+prepare(0 "of them compiled" "kv_write_rows<gyre::cuda::BFloat16, 17, 18" --heads 24 --kv-heads 4 --head-dim 256
   --formats tq3/tq4,f16 --dtype bf16 --use batch --norm --arch 90 --folder ${kernels})
 prepare(0 "gemma-3-4b +34 +8 +4 +256 +1024" "^$" --list)
 prepare(0 "^device cpu has nothing to build\n$" "^$" llama-3.1-8b --device cpu)

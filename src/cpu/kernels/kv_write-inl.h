@@ -28,17 +28,19 @@ struct SlotList {
   uint64_t tile(uint64_t token) const {
     return slot(token) < count ? slot(token) / abi::kKvTile : kNoTile;
   }
-  // Tokens that are skipped do not end a run: its tile must have one writer.
+  // A tile has one writer, whatever the order of the list: the first of its tokens.
   bool leads(uint64_t token) const {
     const uint64_t own = tile(token);
     if (own == kNoTile) return false;
-    uint64_t before = token;
-    while (before != 0 && tile(before - 1) == kNoTile) --before;
-    return before == 0 || tile(before - 1) != own;
+    const uint64_t first = own * abi::kKvTile;
+    for (uint64_t t = token; t != 0; --t) {  // the token before usually decides
+      if (slot(t - 1) - first < abi::kKvTile) return false;
+    }
+    return true;
   }
 };
 
-// The tile of a run. Of tokens that name one slot the last is kept.
+// Tokens of one tile. Of tokens that name one slot the last is kept.
 struct TileRun {
   uint64_t first_slot;
   TileTokens tokens;
@@ -46,12 +48,10 @@ struct TileRun {
 
 template <class Slot>
 TileRun FindRun(const SlotList<Slot>& list, uint64_t leader) {
-  const uint64_t tile = list.tile(leader);
-  TileRun run{tile * abi::kKvTile, {}};
+  TileRun run{list.tile(leader) * abi::kKvTile, {}};
   for (uint64_t t = leader; t < list.tokens; ++t) {
-    if (list.tile(t) == kNoTile) continue;
-    if (list.tile(t) != tile) break;
     const uint64_t place = list.slot(t) - run.first_slot;
+    if (place >= abi::kKvTile) continue;
     run.tokens.mask |= 1u << place;
     run.tokens.token[place] = t;
   }

@@ -1,5 +1,5 @@
-// kv_write and kv_page_copy on the CPU. kv_write's work items are runs of tokens whose slots share
-// a tile, for every head of K and V; the first token of a run stands for it.
+// kv_write and kv_page_copy on the CPU. kv_write's work items are the tokens whose slots share a
+// tile, for every head of K and V; the first of them in the list stands for the tile.
 #include "abi/kv_write.h"
 
 #include <algorithm>

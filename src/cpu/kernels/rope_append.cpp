@@ -198,7 +198,7 @@ class AppendTiles {
   uint64_t sink_tokens_, sink_runs_;
 };
 
-// Tokens of a list of slots into pages. The first token of a run of neighbours stands for its tile.
+// Tokens of a list of slots into pages. The first token of a tile stands for it.
 template <class In, class Slot, class Rotation>
 class WriteTiles {
  public:

@@ -11,6 +11,7 @@
 
 namespace gyre::cuda {
 
+constexpr uint32_t kRoleV = 1;  // KvRole::v
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kChunk = 8;      // coordinates that lie together in a lane
@@ -83,6 +84,11 @@ constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
 constexpr uint64_t write_blocks(const abi::KvWriteParams& p, uint32_t stream) {
   return divide_up(p.heads * p.tokens, tiles_per_block(p.stream[stream].cache.head_dim));
 }
+// Few tokens: a warp to each row of K, then of V.
+constexpr uint32_t kWriteRows = 4;  // of a block
+constexpr uint64_t write_row_blocks(const abi::KvWriteParams& p) {
+  return divide_up(2 * p.heads * p.tokens, kWriteRows);
+}
 // kv_page_copy. Blocks take so many bytes of a page at a time.
 constexpr uint32_t kPageCopyBytes = 4 * kBlockThreads * 16;
 constexpr uint64_t page_copy_parts(const abi::KvPageCopyParams& p) {
@@ -127,11 +133,8 @@ constexpr uint32_t rope_shared_bytes(const abi::RopeParams& p, const RopeShare& 
   return static_cast<uint32_t>(share.tokens * 2 * rope_angle_floats(rope_pairs(p)) * sizeof(float));
 }
 
-// rope_append. Blocks take rows of K, then of V, then parts of q as rope does.
-constexpr uint32_t kStoredRows = 8;  // rows of a block: with 16 lanes each, a warp to a scheduler
-constexpr uint32_t stored_lanes(uint32_t head_dim, bool compat) {
-  return row_lanes(head_dim, compat ? kFewSlots : 1);
-}
+// rope_append. Blocks take rows of K, then of V, a warp to each, then parts of q as rope does.
+constexpr uint32_t kStoredRows = kBlockThreads / 32;  // of a block
 struct RopeAppendBlocks {
   uint32_t rows;  // of K, and as many of V
   uint32_t q_x, q_y;
@@ -146,9 +149,9 @@ struct RopeAppendBlocks {
     q_y = (share.groups + share.units - 1) / share.units;
   }
 };
-// Rotated rows of K in shared memory, bytes apart: rows of a warp's lanes meet different banks.
+// Rotated rows of K in shared memory, bytes apart.
 constexpr uint32_t staged_stride(uint64_t head_dim, uint32_t element_bytes) {
-  return static_cast<uint32_t>((head_dim * element_bytes + 15) / 16 * 16) + 64;
+  return static_cast<uint32_t>((head_dim * element_bytes + 15) / 16 * 16);
 }
 
 }  // namespace gyre::cuda

@@ -1,7 +1,8 @@
-// kv_extend, bytes_copy and words_write; see abi/kv_state.h.
+// kv_extend, bytes_copy, words_write and kv_page_copy; see abi/kv_state.h and abi/kv_write.h.
 #include "abi/bytes_copy.h"
 #include "abi/kv_extend.h"
 #include "abi/words_write.h"
+#include "cuda/kernels/block_work.cuh"
 #include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {
@@ -44,6 +45,38 @@ __global__ void words_write(const gyre::abi::WordsWriteParams p, const Args args
   if (i >= p.words) return;
   pointer<uint32_t>(args.at[0])[gyre::abi::words_write_place(p, i)] =
       p.buffer[gyre::abi::kWordsWriteMost - 1 - i];
+}
+
+// Page from[i] to page to[i], 16 bytes a thread, four on their way. Pairs with a page that is not
+// there are skipped.
+__global__ void __launch_bounds__(kBlockThreads)
+    kv_page_copy(const abi::KvPageCopyParams p, const Args args) {
+  pdl_wait();
+  pdl_launch_dependents();
+  constexpr uint32_t kEach = kPageCopyBytes / kBlockThreads / sizeof(uint4);
+  const uint64_t parts = page_copy_parts(p), vectors = p.page_bytes / sizeof(uint4);
+  for (uint64_t i = blockIdx.x; i < p.count * parts; i += gridDim.x) {
+    const uint64_t pair = i / parts, first = (i - pair * parts) * kEach * kBlockThreads;
+    const int32_t from = pointer<const int32_t>(args.at[1])[pair];
+    const int32_t to = pointer<const int32_t>(args.at[2])[pair];
+    if (from < 0 || to < 0 || static_cast<uint64_t>(from) >= p.pages ||
+        static_cast<uint64_t>(to) >= p.pages)
+      continue;
+    const auto* const source =
+        pointer<const uint4>(args.at[0] + static_cast<uint64_t>(from) * p.page_stride);
+    auto* const target = pointer<uint4>(args.at[0] + static_cast<uint64_t>(to) * p.page_stride);
+    uint4 words[kEach];
+#pragma unroll
+    for (uint32_t e = 0; e < kEach; ++e) {
+      const uint64_t v = first + e * kBlockThreads + threadIdx.x;
+      if (v < vectors) words[e] = source[v];
+    }
+#pragma unroll
+    for (uint32_t e = 0; e < kEach; ++e) {
+      const uint64_t v = first + e * kBlockThreads + threadIdx.x;
+      if (v < vectors) target[v] = words[e];
+    }
+  }
 }
 
 }  // namespace gyre::cuda

@@ -195,63 +195,56 @@ __device__ uint32_t magnitude_bytes(uint32_t nibbles) {  // of four indices
   }
 }
 
-// Codes of a chunk: sign and index of the nearest magnitude. Returns the sum of squared levels.
+// Codes of four coordinates: sign and index of the nearest magnitude. Returns the sum of squared
+// levels.
 template <uint32_t kBits>
-__device__ uint32_t code_magnitudes(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
-  uint32_t indices[2];
+__device__ uint32_t code_magnitudes(const float* y, float factor, uint32_t& codes) {
+  uint32_t index[4], bits[4];
 #pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
-    uint32_t index[4], bits[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      bits[i] = __float_as_uint(y[4 * half + i]);
-      index[i] = magnitude_index<kBits>(fabsf(y[4 * half + i]) * factor);
-    }
-    indices[half] = gather_bytes<2>(index[0], index[1], index[2], index[3]);
-    const uint32_t signs = gather_bytes<3>(bits[0], bits[1], bits[2], bits[3]);
-    codes[half] = indices[half] | (signs >> (8 - kBits) & 0x01010101u << (kBits - 1));
+  for (uint32_t i = 0; i < 4; ++i) {
+    bits[i] = __float_as_uint(y[i]);
+    index[i] = magnitude_index<kBits>(fabsf(y[i]) * factor);
   }
-  const uint32_t nibbles = indices[0] | indices[1] << 4;
-  const uint32_t low = magnitude_bytes<kBits>(nibbles);
-  const uint32_t high = magnitude_bytes<kBits>(nibbles >> 16);
-  return static_cast<uint32_t>(__dp4a(static_cast<int>(low), static_cast<int>(low),
-                                      __dp4a(static_cast<int>(high), static_cast<int>(high), 0)));
+  const uint32_t indices = gather_bytes<2>(index[0], index[1], index[2], index[3]);
+  const uint32_t signs = gather_bytes<3>(bits[0], bits[1], bits[2], bits[3]);
+  codes = indices | (signs >> (8 - kBits) & 0x01010101u << (kBits - 1));
+  const uint32_t levels = magnitude_bytes<kBits>(indices | indices >> 12);  // in another order
+  return static_cast<uint32_t>(__dp4a(static_cast<int>(levels), static_cast<int>(levels), 0));
 }
 
 // The nearest integer (odd ones below 8 bits), a tie to the lower one.
 template <uint32_t kBits>
-__device__ uint32_t code_integers(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+__device__ uint32_t code_integers(const float* y, float factor, uint32_t& codes) {
   constexpr int kTop = 1 << (kBits - 1);
-  int squares = 0;
+  uint32_t code[4];
 #pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
-    uint32_t code[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const float v = y[4 * half + i] * factor;
-      if constexpr (kBits == 8) {
-        code[i] = __float_as_uint(ceil_near(v - 0.5f));  // the lowest byte
-      } else {
-        const int whole = ceil_to_int(v);
-        code[i] = static_cast<uint32_t>(
-            (whole < 1 - kTop ? 1 - kTop : (whole > kTop ? kTop : whole)) + kTop - 1);
-      }
+  for (uint32_t i = 0; i < 4; ++i) {
+    const float v = y[i] * factor;
+    if constexpr (kBits == 8) {
+      code[i] = __float_as_uint(ceil_near(v - 0.5f));  // the lowest byte
+    } else {
+      const int whole = ceil_to_int(v);
+      code[i] = static_cast<uint32_t>(
+          (whole < 1 - kTop ? 1 - kTop : (whole > kTop ? kTop : whole)) + kTop - 1);
     }
-    const uint32_t word = gather_bytes<0>(code[0], code[1], code[2], code[3]);
-    codes[half] = word;
-    // Bytes 2 c - (2^bits - 1), by way of a number without a sign.
-    constexpr uint32_t kOffset = (128u - ((1u << kBits) - 1)) * 0x01010101u;
-    const uint32_t levels = kBits == 8 ? word : ((word << 1) + kOffset) ^ 0x80808080u;
-    squares = __dp4a(static_cast<int>(levels), static_cast<int>(levels), squares);
   }
-  return static_cast<uint32_t>(squares);
+  codes = gather_bytes<0>(code[0], code[1], code[2], code[3]);
+  // Bytes 2 c - (2^bits - 1), by way of a number without a sign.
+  constexpr uint32_t kOffset = (128u - ((1u << kBits) - 1)) * 0x01010101u;
+  const uint32_t levels = kBits == 8 ? codes : ((codes << 1) + kOffset) ^ 0x80808080u;
+  return static_cast<uint32_t>(__dp4a(static_cast<int>(levels), static_cast<int>(levels), 0));
 }
 
 template <uint32_t kFormat>
-__device__ uint32_t code_chunk(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+__device__ uint32_t code_quad(const float* y, float factor, uint32_t& codes) {
   constexpr uint32_t kBits = abi::kv_bits(kFormat);
   if constexpr (abi::kv_has_magnitudes(kFormat)) return code_magnitudes<kBits>(y, factor, codes);
   if constexpr (!abi::kv_has_magnitudes(kFormat)) return code_integers<kBits>(y, factor, codes);
+}
+template <uint32_t kFormat>
+__device__ uint32_t code_chunk(const float (&y)[kChunk], float factor, uint32_t (&codes)[2]) {
+  const uint32_t first = code_quad<kFormat>(y, factor, codes[0]);
+  return first + code_quad<kFormat>(y + 4, factor, codes[1]);
 }
 
 template <uint32_t kFormat>

@@ -19,7 +19,7 @@ __device__ T* pointer(uint64_t address) {
 // that end before it reads or writes memory that other kernels see.
 __device__ inline void pdl_wait() {
 #if defined(GYRE_CUDA_HOST)
-  cuda_host::block->running->pdl_waited = true;
+  cuda_host::pass_pdl_wait();
 #elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -1,14 +1,97 @@
-// kv_write: tokens go to the slots that a list names, in pages. kv_page_copy: whole pages.
-// kv_write works on tiles (8 slots of one head), those of K before those of V, as kv_quantize does.
-// Neighbours in the list that share a tile are one worker's, that of the first of them; the workers
-// of the others return. The grid is made for a tile to every token. Every source byte is read once,
-// every code written once; codes of V that share words with old ones are read, too.
+// kv_write: tokens go to the slots that a list names, in pages.
+// kv_write_rows, for few tokens: a warp writes a row of K or V (quad_row.cuh, store_quads.cuh).
+// Only the rows themselves come from the command ahead: the list and the old words of V's tiles are
+// read before pdl_wait where Args::early allows it. kv_write, for others, works on tiles (8 slots
+// of one head), those of K before those of V, as kv_quantize does. Tokens that share a tile are one
+// worker's, that of the first of them in the list; the workers of the others return. The grid is
+// made for a tile to every token. Every source byte is read once, every code written once; codes of
+// V that share words with old ones are read, too.
 #include "cuda/kernels/dense_row.cuh"
-#include "cuda/kernels/slot_list.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"
+#include "cuda/kernels/write_target.cuh"
 
 namespace gyre::cuda {
+
+constexpr uint32_t kSlotsArg = 6;
+
+template <class Source, class Slot, uint32_t kFormat, uint32_t kQuads>
+__device__ void write_row(const abi::KvWriteParams& p, const EarlyArgs& args, uint32_t stream,
+                          uint32_t row) {
+  const abi::KvQuantizeStream& s = p.stream[stream];
+  const uint64_t* const at = args.at + 3 * stream;
+  const auto heads = static_cast<uint32_t>(p.heads);
+  const uint32_t token = row / heads, head = row - token * heads;
+  const QuadPlace<kQuads> place(s.cache.head_dim);
+  const bool is_v = s.cache.role == kRoleV;
+  const uint32_t bits = 1u << kSlotsArg | (is_v ? 2u << 3 * stream : 0);
+  const bool early = (args.early & bits) == bits;
+  if (!early) pdl_wait();
+  const RowTarget to = write_target<Slot>(p, {stream, token, head, at}, args.at[kSlotsArg]);
+  OldCodes<kFormat, kQuads> old;
+  if (is_v && to.stored) old.load(place, to.tile.codes);
+  if (early) pdl_wait();
+  if (!to.stored) return;
+  const RawQuads<Source, kQuads> raw(
+      place,
+      pointer<const Source>(at[0] + token * s.source_token_stride + head * s.source_head_stride));
+  store_quads<kFormat>(s.cache, place, raw, old, to);
+}
+
+template <class Source, uint32_t kFormatK, uint32_t kFormatV, class Slot, uint32_t kQuads>
+__global__ void __launch_bounds__(32 * kWriteRows)
+    kv_write_rows(const __grid_constant__ abi::KvWriteParams p,
+                  const __grid_constant__ EarlyArgs args) {
+  pdl_launch_dependents();
+  const uint32_t row = blockIdx.x * kWriteRows + threadIdx.x / 32;
+  const auto rows = static_cast<uint32_t>(p.heads * p.tokens);
+  const uint32_t stream = row < rows ? 0 : 1;
+  if (row >= 2 * rows) {
+    pdl_wait();
+  } else if constexpr (kFormatK == kFormatV) {
+    write_row<Source, Slot, kFormatK, kQuads>(p, args, stream, row - stream * rows);
+  } else if (stream == 0) {
+    write_row<Source, Slot, kFormatK, kQuads>(p, args, 0, row);
+  } else {
+    write_row<Source, Slot, kFormatV, kQuads>(p, args, 1, row - rows);
+  }
+}
+
+// Which tokens the tiles of a block take.
+struct ListShared {
+  uint32_t last[kBlockWarps][abi::kKvTile];  // 1 + the last token for a slot; 0: none
+  uint32_t leads[kBlockWarps];               // whether the token is the first of its tile
+};
+
+// Looks through the list for `count` tokens from `first` on. All threads of the block come.
+template <class Slot>
+__device__ void find_tokens(const SlotList<Slot>& list, uint32_t first, uint32_t count,
+                            ListShared& shared) {
+  if (threadIdx.x < kBlockWarps * abi::kKvTile)
+    shared.last[threadIdx.x / abi::kKvTile][threadIdx.x % abi::kKvTile] = 0;
+  // The token before usually decides.
+  if (threadIdx.x < count) {
+    const uint32_t token = first + threadIdx.x;
+    const uint64_t own = token < list.tokens ? list.tile(token) : list.kNoTile;
+    shared.leads[threadIdx.x] =
+        own != list.kNoTile && (token == 0 || list.tile(token - 1) != own) ? 1 : 0;
+  }
+  __syncthreads();
+  for (uint32_t n = 0; n < count; ++n) {
+    if (shared.leads[n] == 0) continue;
+    const uint64_t begin = list.tile(first + n) * abi::kKvTile;
+    bool earlier = false;
+    for (uint32_t t = threadIdx.x; t < list.tokens; t += kBlockThreads) {
+      const uint64_t place = list.slot(t) - begin;
+      if (place >= abi::kKvTile) continue;
+      earlier = earlier || t < first + n;
+      atomicMax(&shared.last[n][place], t + 1);
+    }
+    __syncthreads();
+    if (earlier) shared.leads[n] = 0;
+  }
+  __syncthreads();
+}
 
 // Tiles of one stream. Heads come before tokens: a token's heads usually lie together in memory.
 template <class Source, class Slot>
@@ -17,31 +100,34 @@ struct WriteStream {
   const abi::KvQuantizeStream& s;
   const uint64_t* at;  // source, codes, scales
   SlotList<Slot> list;
+  const ListShared& found;
+  uint32_t first;  // token of the block
   PlainRow<Source> row{nullptr, false};
   TilePlace place{};
 
-  __device__ uint64_t token_of(uint64_t index) const {
-    return index >> 32 == 0 ? static_cast<uint32_t>(index) / static_cast<uint32_t>(p.heads)
-                            : index / p.heads;
+  __device__ uint32_t token_of(uint32_t index) const {
+    return index / static_cast<uint32_t>(p.heads);
   }
   // Whether one of `count` tiles from the index-th on has a leader.
-  __device__ bool any(uint64_t index, uint32_t count) const {
-    const uint64_t last = token_of(index + count - 1);
-    for (uint64_t token = token_of(index); token <= last; ++token)
-      if (list.leads(token)) return true;
+  __device__ bool any(uint32_t index, uint32_t count) const {
+    const uint32_t last = token_of(index + count - 1);
+    for (uint32_t token = token_of(index); token <= last; ++token)
+      if (found.leads[token - first] != 0) return true;
     return false;
   }
   // The index-th tile, and slot `nth` of it.
-  __device__ void find(uint64_t index, uint32_t nth) {
-    const uint64_t leader = token_of(index), head = index - leader * p.heads;
+  __device__ void find(uint32_t index, uint32_t nth) {
+    const uint32_t leader = token_of(index);
+    const uint64_t head = index - leader * static_cast<uint32_t>(p.heads);
     row = {pointer<const Source>(at[0]), false};
     place = {pointer<uint8_t>(at[1]), pointer<uint8_t>(at[2])};
-    if (!list.leads(leader)) return;
-    const uint64_t tile = list.tile(leader), token = list.find(leader, tile, nth);
-    row.is_present = token < p.tokens;
-    row.row = pointer<const Source>(at[0] + (row.is_present ? token : 0) * s.source_token_stride +
-                                    head * s.source_head_stride);
-    place = place_in_page(p, s.cache, at, tile, head);
+    if (found.leads[leader - first] == 0) return;
+    const uint32_t last = found.last[leader - first][nth];
+    row.is_present = last != 0;
+    row.row =
+        pointer<const Source>(at[0] + uint64_t{last != 0 ? last - 1 : 0} * s.source_token_stride +
+                              head * s.source_head_stride);
+    place = place_in_page(p, s.cache, at, list.tile(leader), head);
   }
   template <uint32_t kFormat>
   __device__ void copy(const TileThread& me, uint32_t lanes) const {
@@ -55,11 +141,14 @@ struct WriteStream {
 template <class Source, class Slot, uint32_t kFormat>
 __device__ void write_stream(const abi::KvWriteParams& p, const Args& args, uint32_t stream,
                              uint32_t block, TileShared& shared) {
+  __shared__ ListShared found;
   const abi::KvCacheLayout& cache = p.stream[stream].cache;
-  const uint32_t dim = cache.head_dim, each = tiles_per_block(dim);
-  const uint64_t first = uint64_t{block} * each;
-  WriteStream<Source, Slot> work{p, p.stream[stream], args.at + 3 * stream,
-                                 SlotList<Slot>(p, args.at[6])};
+  const uint32_t dim = cache.head_dim, each = tiles_per_block(dim), first = block * each;
+  const auto heads = static_cast<uint32_t>(p.heads);
+  WriteStream<Source, Slot> work{
+      p,     p.stream[stream], args.at + 3 * stream, SlotList<Slot>(p, args.at[kSlotsArg]),
+      found, first / heads};
+  find_tokens(work.list, work.first, work.token_of(first + each - 1) - work.first + 1, found);
   if constexpr (abi::kv_is_native(kFormat)) {
     const uint64_t source = work.at[0] | work.s.source_token_stride | work.s.source_head_stride;
     if (is_warp_tile(cache, source | p.page_stride, work.at[1], work.at[2])) {
@@ -97,38 +186,6 @@ __global__ void __launch_bounds__(kBlockThreads)
     write_stream<SourceOf<Source, kCoded, 0>, Slot, kFormatK>(p, args, 0, block, shared);
   } else {
     write_stream<SourceOf<Source, kCoded, 1>, Slot, kFormatV>(p, args, 1, block, shared);
-  }
-}
-
-// Page from[i] to page to[i], 16 bytes a thread, four on their way. Pairs with a page that is not
-// there are skipped.
-__global__ void __launch_bounds__(kBlockThreads)
-    kv_page_copy(const abi::KvPageCopyParams p, const Args args) {
-  pdl_wait();
-  pdl_launch_dependents();
-  constexpr uint32_t kEach = kPageCopyBytes / kBlockThreads / sizeof(uint4);
-  const uint64_t parts = page_copy_parts(p), vectors = p.page_bytes / sizeof(uint4);
-  for (uint64_t i = blockIdx.x; i < p.count * parts; i += gridDim.x) {
-    const uint64_t pair = i / parts, first = (i - pair * parts) * kEach * kBlockThreads;
-    const int32_t from = pointer<const int32_t>(args.at[1])[pair];
-    const int32_t to = pointer<const int32_t>(args.at[2])[pair];
-    if (from < 0 || to < 0 || static_cast<uint64_t>(from) >= p.pages ||
-        static_cast<uint64_t>(to) >= p.pages)
-      continue;
-    const auto* const source =
-        pointer<const uint4>(args.at[0] + static_cast<uint64_t>(from) * p.page_stride);
-    auto* const target = pointer<uint4>(args.at[0] + static_cast<uint64_t>(to) * p.page_stride);
-    uint4 words[kEach];
-#pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
-      const uint64_t v = first + e * kBlockThreads + threadIdx.x;
-      if (v < vectors) words[e] = source[v];
-    }
-#pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
-      const uint64_t v = first + e * kBlockThreads + threadIdx.x;
-      if (v < vectors) target[v] = words[e];
-    }
   }
 }
 

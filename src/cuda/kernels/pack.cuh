@@ -127,38 +127,21 @@ __device__ void pack_tile(const uint8_t* codes, uint32_t stride, uint32_t head_d
   }
 }
 
-// One token's bits of a quad, `slot` of its tile. is_shared: others write the tile's other tokens
-// meanwhile.
+// Codes of four coordinates of one token, `slot` of its tile, in a plane of V below 8 bits; other
+// bits are 0. A coordinate has kBits bytes, of which the token has one field.
 template <uint32_t kBits, uint32_t kShift>
-__device__ void pack_token_quad(uint32_t code, uint32_t slot, bool is_shared, uint8_t* place) {
-  constexpr uint32_t kField = kFieldBytes<kBits>;
-  uint32_t rows[8], words[kBits], mask[kBits], old[kBits];
+__device__ void token_words(uint32_t codes, uint32_t slot, uint32_t (&words)[kBits]) {
+  const uint32_t field = codes >> kShift & kFieldBytes<kBits>;
+  const uint32_t shift = slot % kBits * 8 + slot / kBits * kBits;
+  if constexpr (kBits == 1) {
+    words[0] = field << shift;
+  } else if constexpr (kBits == 2) {
+    words[0] = __byte_perm(field, 0, 0x4140) << shift;
+    words[1] = __byte_perm(field, 0, 0x4342) << shift;
+  } else {
+    static_assert(kBits == 4);
 #pragma unroll
-  for (uint32_t t = 0; t < 8; ++t) rows[t] = t == slot ? code >> kShift & kField : 0;
-  pack_quad<kBits>(rows, words);
-#pragma unroll
-  for (uint32_t t = 0; t < 8; ++t) rows[t] = t == slot ? kField : 0;
-  pack_quad<kBits>(rows, mask);
-  load_words(place, old);
-#pragma unroll
-  for (uint32_t i = 0; i < kBits; ++i) words[i] = (words[i] ^ old[i]) & mask[i];
-  if (is_shared) return xor_words(words, place);
-#pragma unroll
-  for (uint32_t i = 0; i < kBits; ++i) words[i] ^= old[i];
-  store_words(words, place);
-}
-
-// A row of codes to its token's place in a tile of V, by lanes [0, lanes).
-template <uint32_t kFormat>
-__device__ void pack_token(const uint8_t* codes, uint32_t head_dim, uint32_t slot, bool is_shared,
-                           uint32_t lane, uint32_t lanes, uint8_t* tile) {
-  constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
-  for (uint32_t quad = lane; quad < head_dim / 4; quad += lanes) {
-    const uint32_t code = *reinterpret_cast<const uint32_t*>(codes + 4 * quad);
-    pack_token_quad<kLow, 0>(code, slot, is_shared, tile + quad * 4 * kLow);
-    if constexpr (kHigh != 0)
-      pack_token_quad<kHigh, kLow>(code, slot, is_shared,
-                                   tile + head_dim * kLow + quad * 4 * kHigh);
+    for (uint32_t i = 0; i < 4; ++i) words[i] = (field >> (8 * i) & 0xFFu) << shift;
   }
 }
 

@@ -1,8 +1,7 @@
 #pragma once
-// Rows of K on their way to a cache: a warp rotates those that its lanes will store, into shared
-// memory, in the dtype that rope would leave them in.
+// A row of K on its way to a cache: the warp that will store it rotates it into shared memory, in
+// the dtype that rope would leave it in.
 #include "cuda/kernels/rope_block.cuh"
-#include "cuda/kernels/tile_shared.cuh"
 
 namespace gyre::cuda {
 
@@ -20,16 +19,14 @@ struct MadeAngles {
   }
 };
 
-// What every lane of a row knows about it.
 struct RowSource {
-  uint64_t x;      // 0: no row
+  uint64_t x;
   uint64_t token;  // of the step
 };
 
 template <class In, bool kAdjacent, bool kNorm>
 struct KeyRotation {
-  static constexpr bool kRotates = true;
-  static constexpr uint32_t kStream = 1, kWeightArg = 6, kSourceArg = 8;
+  static constexpr uint32_t kStream = 1, kWeightArg = 6;
   using Unit = Rope<In, In, kAdjacent, kNorm, MadeAngles, true>;
 
   const abi::RopeParams& p;
@@ -44,27 +41,18 @@ struct KeyRotation {
         staged(reinterpret_cast<uint8_t*>(angle_memory())),
         stride(staged_stride(params.head_dim, sizeof(In))) {}
 
-  __device__ const In* row(uint32_t nth) const {
-    return reinterpret_cast<const In*>(staged + nth * stride);
-  }
+  __device__ In* row() const { return reinterpret_cast<In*>(staged + threadIdx.x / 32 * stride); }
 
-  __device__ RopeUnit unit_of(const RowSource& source, uint32_t row, uint32_t rows) const {
-    const uint64_t out = reinterpret_cast<uint64_t>(staged) + uint64_t{row} * stride;
+  __device__ RopeUnit unit_of(const RowSource& source) const {
     return {kStream,
-            source.x != 0 ? rows : 0,
+            1,
             source.x,
-            out,
+            reinterpret_cast<uint64_t>(row()),
             0,
             args.at[kWeightArg],
             p.stream[kStream].x_head_stride,
             stride,
             0};
-  }
-
-  // The row that lanes [first, ...) of this warp have.
-  __device__ static RowSource source_of(const RowSource& mine, uint32_t first) {
-    const int lane = static_cast<int>(first & 31);
-    return {__shfl_sync(kAllLanes, mine.x, lane), __shfl_sync(kAllLanes, mine.token, lane)};
   }
 
   // The norm's sum takes the order that it has in rope: that of as many lanes.
@@ -78,29 +66,13 @@ struct KeyRotation {
     }
   }
 
-  // Every lane of the warp comes with its row's source; `lanes` lanes have the same. The whole warp
-  // rotates one or two heads of a token at a time, pair by pair, with all loads on their way before
-  // the first is needed. Lane 0 of the block has row 0.
-  __device__ void rotate_rows(const RowSource& mine, uint32_t lanes) const {
-    const uint32_t count = 32 / lanes, warp_row = threadIdx.x / 32 * count;
-    for (uint32_t row = 0; row < count;) {
-      const RowSource source = source_of(mine, row * lanes);
-      const RowSource next = source_of(mine, (row + 1) * lanes);
-      const bool both = row + 1 < count && source.x != 0 && next.token == source.token &&
-                        next.x == source.x + p.stream[kStream].x_head_stride;
-      rotate_heads(source, warp_row + row, both ? 2 : 1);
-      row += both ? 2 : 1;
-    }
-    __syncwarp();
-  }
-
- private:
-  __device__ void rotate_heads(const RowSource& source, uint32_t row, uint32_t rows) const {
+  // The warp rotates its row, pair by pair, with all loads on their way before the first is needed.
+  __device__ void rotate(const RowSource& source) const {
     constexpr uint32_t kAtOnce = 2;  // pairs of a lane
-    const RopeUnit unit = unit_of(source, row, rows);
+    const RopeUnit unit = unit_of(source);
     const MadeAngles angles{p, args, source.token};
     Unit rope{p, unit, angles, threadIdx.x & 31, 32, {}};
-    const uint32_t pairs = unit.rows != 0 ? rope_pairs(p) : 0;
+    const uint32_t pairs = rope_pairs(p);
     bool has_scales = false;
     for (uint32_t first = 0; first < pairs || !has_scales; first += 32 * kAtOnce) {
       RopeRun<In, 1> run[kAtOnce];
@@ -125,6 +97,7 @@ struct KeyRotation {
       }
     }
     rope.pass_rest();
+    __syncwarp();
   }
 };
 

@@ -3,11 +3,10 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_encode.h"
 #include "cuda/kernels/encode.cuh"
+#include "cuda/kernels/tile_place.cuh"
 #include "cuda/kernels/words.cuh"
 
 namespace gyre::cuda {
-
-constexpr uint32_t kRoleV = 1;  // KvRole::v
 
 struct alignas(16) TileShared {
   uint8_t codes[kBlockThreads * kManySlots * kChunk];
@@ -83,11 +82,6 @@ struct SourceType<Source, true> {
 };
 template <class Source, uint32_t kCoded, uint32_t kStream>
 using SourceOf = typename SourceType<Source, (kCoded >> kStream & 1) != 0>::Type;
-
-struct TilePlace {
-  uint8_t* codes;
-  uint8_t* scales;
-};
 
 // Codes and scales of a row, or of part of one of `row_slots` slots, to shared memory.
 template <uint32_t kSlots>

@@ -1,5 +1,5 @@
 // kv_write: see abi/kv_write.h. z is the stream, y the head, x tokens, one to a simdgroup.
-// Neighbours in the list that share a tile are one simdgroup's, that of the first of them; the
+// Tokens that share a tile are one simdgroup's, that of the first of them in the list; the
 // simdgroups of the others return at once.
 #include "metal/kernels/slot_list.h"
 

@@ -8,7 +8,6 @@ namespace gyre {
 namespace metal {
 
 constant constexpr ulong kNoTile = ~ulong(0);
-constant constexpr uint kMostSkipped = 64;  // between tokens of one tile: gyre/kv_pages.h
 
 struct SlotList {
   const device uchar* slots;
@@ -24,28 +23,20 @@ struct SlotList {
     const ulong s = slot(token);
     return s < count ? s / abi::kKvTile : kNoTile;
   }
-  // Whether the token is the first of those that follow each other into its tile; tokens that are
-  // skipped do not end a run.
+  // Whether the token is the first of its tile; the token before usually decides.
   bool leads(ulong token) const {
     const ulong own = tile(token);
     if (own == kNoTile) return false;
-    ulong before = kNoTile;
-    for (uint gap = 0; gap <= kMostSkipped && token != 0 && before == kNoTile; ++gap)
-      before = tile(--token);
-    return before != own;
+    for (ulong t = token; t != 0; --t) {
+      if (tile(t - 1) == own) return false;
+    }
+    return true;
   }
   // The last token for slot `nth` of the leader's tile, or `tokens` if there is none.
   ulong find(ulong leader, uint nth) const {
-    const ulong own = tile(leader);
+    const ulong wanted = tile(leader) * abi::kKvTile + nth;
     ulong found = tokens;
-    uint gap = 0;
-    for (ulong t = leader; t < tokens && gap <= kMostSkipped; ++t) {
-      const ulong at = tile(t);
-      gap = at == kNoTile ? gap + 1 : 0;
-      if (at == kNoTile) continue;
-      if (at != own) break;
-      if (slot(t) % abi::kKvTile == nth) found = t;
-    }
+    for (ulong t = leader; t < tokens; ++t) found = slot(t) == wanted ? t : found;
     return found;
   }
 };
