@@ -2,6 +2,8 @@
 // change it with figures.
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include <sstream>
 #include <string>
 
@@ -303,30 +305,41 @@ TEST(CudaPlanner, Pages) {
   const auto plan_of = [](const abi::AttentionProblem& p) {
     return cuda::plan_attention(p, kH200);
   };
-  // `blocks`: on each of the 132 multiprocessors.
-  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows, uint64_t blocks) {
+  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows, bool by_token) {
     const abi::AttentionPlan plan = plan_of(p);
     ASSERT_EQ(plan.kernel, abi::AttentionKernel::attention_decode);
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
     EXPECT_EQ(spec.rows, rows);
-    EXPECT_EQ(spec.paged, 1);
+    EXPECT_EQ(spec.paged, 2);
     EXPECT_EQ(spec.cluster, 1);
     EXPECT_EQ(plan.reduce, abi::AttentionReduce::in_kernel);
-    // Counters, and for every block 64 pieces of one unit; no more for more sequences.
-    const uint64_t row = p.k.head_dim == 80 ? 128 : p.k.head_dim;  // in whole vectors of a warp
-    EXPECT_EQ(plan.scratch_floats, 2048 + blocks * 132 * (uint64_t{64} * rows * (row + 2)));
+    EXPECT_EQ(plan.schedule.blocks, kH200.multiprocessors);
+    EXPECT_EQ(plan.schedule.rows, rows);
+    EXPECT_EQ(plan.schedule.by_token, by_token ? 1u : 0u);
+    // Whole groups of pieces, of a power of two of keys.
+    EXPECT_EQ(plan.schedule.group.fewest_keys % abi::kGroupPieces, 0u);
+    EXPECT_EQ(std::popcount(plan.schedule.group.fewest_keys), 1);
+    EXPECT_EQ(std::popcount(plan.schedule.group.most_pieces), 1);
+    // The states of a unit's groups for every block; no more for more sequences.
+    const uint64_t state = uint64_t{rows} * p.k.head_dim;
+    EXPECT_GE(plan.scratch_floats,
+              plan.schedule.blocks * plan.schedule.group.most_pieces * state);
+    abi::AttentionProblem longer = p;
+    longer.sequences *= 64;
+    EXPECT_EQ(plan_of(longer).scratch_floats, plan.scratch_floats);
     EXPECT_EQ(cuda::name_attention_decode(plan.spec).find("gyre::cuda::attention_decode_paged<"),
               0u);
   };
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4, 2);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8, 1);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16, 1);
-  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, 1);
-  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, 2);  // a unit has one token
-  expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, 2);
-  abi::AttentionProblem many = paged_problem(KvFormat::tq4, 32, 128, 1);
-  many.sequences = 4096;
-  expect_rows(many, 4, 2);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4, false);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8, false);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16, false);
+  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, false);
+  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, true);  // a unit has one token
+  expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, false);
+  // Pages that a stage does not fit into.
+  abi::AttentionProblem small = paged_problem(KvFormat::tq4, 32, 128, 1);
+  small.page_tokens = 16;
+  EXPECT_EQ(spec_from_key<abi::AttentionDecodeSpec>(plan_of(small).spec).paged, 1);
 
   const auto expect_any = [&](const abi::AttentionProblem& p) {
     const abi::AttentionPlan plan = plan_of(p);

@@ -1,6 +1,6 @@
 // Where decode attention's bytes lie, on devices of every size: what the host asks for is what the
 // kernel takes.
-#include "cuda/kernels/attention/decode_layout.cuh"
+#include "cuda/kernels/attention/paged_layout.cuh"
 
 #include <gtest/gtest.h>
 
@@ -67,14 +67,40 @@ TEST(DecodePlan, FitsWhateverThereIs) {
   EXPECT_GT(without, 0u);
 }
 
-// Calls share a scratch: whatever grid a kernel has, states of all begin behind the counters of
-// all.
-TEST(PagedScratch, StatesBeginAtOnePlace) {
-  for (uint32_t multiprocessors = 0; multiprocessors <= 512; ++multiprocessors) {
-    const uint32_t one = paged_blocks(1, multiprocessors), two = paged_blocks(2, multiprocessors);
-    EXPECT_EQ(paged_counters(one), paged_counters(two)) << multiprocessors;
-    EXPECT_GE(paged_counters(one), uint64_t{two} * 2) << multiprocessors;
-    EXPECT_EQ(paged_counters(one) % 4, 0u) << multiprocessors;
+TEST(PagedPlan, FitsWhateverThereIs) {
+  uint32_t planned = 0;
+  each_case([&](const Case& c) {
+    if (c.cluster != kDecodePages) return;
+    const PagedLayout layout = paged_layout(c.k, c.v, c.n, c.rows);
+    ASSERT_GE(layout.stages, kDecodeFewestStages);
+    ASSERT_LE(layout.most_warps, kDecodeMostWarps);
+    // Two units at once on the largest GPUs: one begins while another ends.
+    const PagedLaunch largest = paged_launch(layout, kDecodeMostBytes);
+    ASSERT_EQ(largest.warps, layout.most_warps);
+    ASSERT_GE(layout.slots(largest.warps, largest.bytes), 2u);
+    for (const uint32_t most : {99u << 10, 163u << 10, 227u << 10}) {
+      const PagedLaunch block = paged_launch(layout, most);
+      if (block.warps == 0) {
+        ASSERT_LT(most, layout.slots_at(layout.warps_per_key) + layout.slot.bytes);
+        continue;
+      }
+      ++planned;
+      ASSERT_LE(block.bytes, most);
+      ASSERT_EQ(block.warps % layout.warps_per_key, 0u);
+      const uint32_t slots = layout.slots(block.warps, block.bytes);
+      ASSERT_GE(slots, 1u);
+      ASSERT_EQ(block.bytes, layout.slots_at(block.warps) + slots * layout.slot.bytes);
+    }
+  });
+  EXPECT_GT(planned, 1000u);
+}
+
+// Calls share a scratch: the states of all kernels of a GPU begin behind the counters of all.
+TEST(PagedScratch, StatesBeginBehindTheCounters) {
+  for (uint32_t multiprocessors = 0; multiprocessors <= 4096; ++multiprocessors) {
+    const uint32_t blocks = paged_blocks(multiprocessors);
+    EXPECT_GE(paged_counter_bytes(blocks), uint64_t{blocks} * 4) << multiprocessors;
+    EXPECT_EQ(paged_counter_bytes(blocks) % 16, 0u) << multiprocessors;
   }
 }
 

@@ -126,11 +126,6 @@ inline unsigned int atomicOr(unsigned int* place, unsigned int value) {
   *place |= value;
   return old;
 }
-inline unsigned int atomicMax(unsigned int* place, unsigned int value) {
-  const unsigned int before = *place;
-  *place = std::max(before, value);
-  return before;
-}
 inline void __threadfence() {}
 template <class T>
 T __ldg(const T* place) {

@@ -67,12 +67,10 @@ DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits)
                       share_of(limits, 2) + 1);
 }
 
-PagedLayout layout_over_pages(const abi::AttentionDecodeSpec& s) {
-  return paged_layout(s.k_format, s.v_format, HeadDims(s.head_dim, abi::decode_value_dim(s)),
-                      s.rows);
-}
-uint32_t warps_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
-  return paged_warps(layout_over_pages(s), limits.shared_bytes_per_block);
+PagedLaunch launch_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
+  return paged_launch(paged_layout(s.k_format, s.v_format,
+                                   HeadDims(s.head_dim, abi::decode_value_dim(s)), s.rows),
+                      limits.shared_bytes_per_block);
 }
 
 ManyRowsLayout layout_of(const abi::AttentionRowsSpec& s) {
@@ -123,7 +121,7 @@ bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (s.cluster > 1 && limits.arch < 90) return false;
   const DecodeSharedLayout layout = layout_of(s);
-  if (s.paged != 0) return layout.fits && warps_over_pages(s, limits) != 0;
+  if (s.paged != 0) return layout.fits && launch_over_pages(s, limits).warps != 0;
   return layout.fits && block_of(layout, limits).warps != 0;
 }
 
@@ -131,10 +129,8 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (s.paged != 0) {
-    const uint32_t warps = warps_over_pages(s, limits);
-    return {{paged_blocks(limits.multiprocessors), 1, 1},
-            warps * 32,
-            layout_over_pages(s).bytes(warps)};
+    const PagedLaunch block = launch_over_pages(s, limits);
+    return {{paged_blocks(limits.multiprocessors), 1, 1}, block.warps * 32, block.bytes};
   }
   const DecodeBlock block = block_of(layout_of(s), limits);
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;

@@ -16,7 +16,7 @@ class PagedBlock {
   static constexpr PagedLayout kLayout =
       paged_layout(Traits::kK, Traits::kV, Traits::kDims, Traits::kRows);
   static constexpr uint32_t kStages = kLayout.stages, kStageBytes = Traits::kStage.bytes;
-  static constexpr uint32_t kKeys = Traits::kStage.keys, kSlots = kLayout.slots;
+  static constexpr uint32_t kKeys = Traits::kStage.keys;
   static constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kRows = Traits::kRows;
   static constexpr uint32_t kAhead = 2;  // units whose queries are made before their first piece
   using Set = RowSet<Traits>;
@@ -32,6 +32,7 @@ class PagedBlock {
         state_(*reinterpret_cast<PagedState*>(shared)),
         warp_(warp_index()),
         mine_(shared + kLayout.warps_at(blockDim.x / kWarp) + warp_ * kLayout.warp_bytes),
+        slots_(shared + kLayout.slots_at(blockDim.x / kWarp)),
         loads_(p, args, state_, warp_) {}
 
   // All runs of the block, as many at a time as there are slots for their units.
@@ -54,21 +55,23 @@ class PagedBlock {
     }
     const uint4 header = pointer<const uint4>(args_.at[arg_schedule])[blockIdx.x];
     const uint32_t first = header.z;
+    static_assert(kMaxUnitSlots <= abi::kFirstRuns);
     copy_runs(abi::schedule_first_runs_at(gridDim.x) +
                   blockIdx.x * abi::kFirstRuns * abi::kRunWords,
-              kSlots);
+              kMaxUnitSlots);
+    const uint32_t slots = kLayout.slots(blockDim.x / kWarp, dynamic_shared_bytes());
     // A schedule of something else: nothing that it says may be used.
     const bool known = header.x == p_.schedule_key && header.y == gridDim.x;
     const uint32_t count = known ? header.w : 0;
-    for (uint32_t done = 0; done < count; done += kSlots) {
+    for (uint32_t done = 0; done < count; done += slots) {
       if (done != 0) __syncthreads();
       init_barriers(done != 0);
-      const uint32_t left = count - done, here = left < kSlots ? left : kSlots;
+      const uint32_t left = count - done, here = left < slots ? left : slots;
       if (done != 0)
         copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{first + done} * abi::kRunWords, here);
       count_pieces(here);
       work();
-      if (left <= kSlots) pdl_launch_dependents();
+      if (left <= slots) pdl_launch_dependents();
       __syncthreads();
       merge_units();
     }
@@ -79,7 +82,7 @@ class PagedBlock {
   static uint32_t lane() { return threadIdx.x % kWarp; }
   static uint32_t slice() { return warp_index() % kPerKey; }
   unsigned char* slot(uint32_t run) const {
-    return shared_ + kPagedStateBytes + run * kLayout.slot.bytes;
+    return slots_ + run * kLayout.slot.bytes;
   }
   unsigned char* ring() const { return mine_ + kLayout.ring; }
   RowFactors& factors(uint32_t run) const {
@@ -101,14 +104,13 @@ class PagedBlock {
       if (again) invalidate_barrier(barrier);
       init_barrier(barrier, count);
     };
-    for (uint32_t i = threadIdx.x; i < kSlots * kPerKey * kTurns; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < kMaxUnitSlots * kPerKey * kTurns; i += blockDim.x)
       init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], 1);
-    if (threadIdx.x < kSlots) init(&state_.ready[threadIdx.x], kRows);
+    if (threadIdx.x < kMaxUnitSlots) init(&state_.ready[threadIdx.x], kRows);
   }
 
   // Copies descriptions of runs, at a word of the schedule, to shared memory.
   void copy_runs(uint64_t at, uint32_t count) {
-    static_assert(kSlots <= abi::kFirstRuns);
     const auto* const from = pointer<const uint32_t>(args_.at[arg_schedule]) + at;
     auto* const to = reinterpret_cast<uint32_t*>(state_.runs);
     for (uint32_t i = threadIdx.x; i < count * abi::kRunWords; i += blockDim.x) to[i] = from[i];
@@ -127,7 +129,7 @@ class PagedBlock {
       const uint32_t other = __shfl_up_sync(kAll, sum, by);
       if (lane() >= by) sum += other;
     }
-    static_assert(kSlots <= kWarp);
+    static_assert(kMaxUnitSlots <= kWarp);
     if (lane() < count) state_.before[lane()] = sum - own;
     if (lane() == kWarp - 1)
       state_.count = count, state_.pieces = sum, state_.next = blockDim.x / (kWarp * kPerKey);
@@ -165,7 +167,7 @@ class PagedBlock {
     WarpLoop<Traits> loop(
         p_, problem, masks(0), state_.table_k, state_.table_v,
         reinterpret_cast<float*>(mine_ + kLayout.transpose),
-        reinterpret_cast<float*>(shared_ + kLayout.exchange), warp_, Queries<Traits>());
+        reinterpret_cast<float*>(shared_ + kPagedStateBytes), warp_, Queries<Traits>());
     uint32_t at = 0, before = (kStages - 1) * kStageBytes, index = 0, queried = ~0u;
 #pragma unroll 1
     for (const QueuedPiece* piece = loads_.take(); piece != nullptr; piece = loads_.take()) {
@@ -460,7 +462,7 @@ class PagedBlock {
   unsigned char* shared_;
   PagedState& state_;
   uint32_t warp_;
-  unsigned char* mine_;  // the warp's buffers
+  unsigned char *mine_, *slots_;  // the warp's buffers; those of units
   bool waited_ = false, early_keys_ = false;
   PieceLoads<Traits, kOnePage> loads_;
 };

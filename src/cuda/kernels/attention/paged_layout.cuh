@@ -43,23 +43,30 @@ constexpr UnitSlot unit_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint3
   return a;
 }
 
+// In this order: what all warps share, exchange buffers, the buffers of each warp (a query, scores
+// to transpose, a ring of stages), and as many slots as there is room for.
 struct PagedLayout {
   bool fits;
-  uint32_t slots;                  // at kPagedStateBytes
   UnitSlot slot;
-  uint32_t exchange;               // behind the slots
-  uint32_t exchange_bytes;         // of one warp, twice
-  uint32_t staging, transpose, ring, warp_bytes;  // of one warp, at `warps`
+  uint32_t exchange_bytes;                // of one warp, twice
+  uint32_t transpose, ring, warp_bytes;   // of one warp
   uint32_t stages, stage;
   uint32_t most_warps, warps_per_key;
 
-  constexpr uint32_t warps_at(uint32_t warps) const {
-    return round_up(exchange + 2 * warps * exchange_bytes, 128);
+  constexpr uint32_t warps_at(uint32_t warps) const;
+  constexpr uint32_t slots_at(uint32_t warps) const {
+    return warps_at(warps) + warps * warp_bytes;
   }
-  constexpr uint32_t bytes(uint32_t warps) const { return warps_at(warps) + warps * warp_bytes; }
+  constexpr uint32_t slots(uint32_t warps, uint32_t bytes) const {
+    const uint32_t at = slots_at(warps), fit = bytes > at ? (bytes - at) / slot.bytes : 0;
+    return fit < kMaxUnitSlots ? fit : kMaxUnitSlots;
+  }
 };
 
 constexpr uint32_t kPagedStateBytes = 14 << 10;
+constexpr uint32_t PagedLayout::warps_at(uint32_t warps) const {
+  return round_up(kPagedStateBytes + 2 * warps * exchange_bytes, 128);
+}
 
 constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
   PagedLayout a = {};
@@ -73,31 +80,30 @@ constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims,
   a.transpose = round_up(dims.k, 32) * 4;  // behind the staging buffer of a query
   a.ring = round_up(a.transpose + shared.transpose_bytes, 128);
   // Bytes in flight: more of them make the memory slower.
-  constexpr uint32_t kInFlight = 72 << 10, kWarps = 8;
+  constexpr uint32_t kInFlight = 72 << 10, kWarps = 8, kEnoughSlots = 2;
   a.stages = 1 + (kInFlight + kWarps * a.stage / 2) / (kWarps * a.stage);
-  a.stages = a.stages < kDecodeFewestStages ? kDecodeFewestStages : a.stages;
   a.stages = a.stages > kDecodeMostStages ? kDecodeMostStages : a.stages;
   a.most_warps = kWarps;
-  // As many slots as leave room for the warps, and fewer stages and warps before no slot.
-  for (;; --a.stages) {
+  const auto fits = [&a](uint32_t warps) {
     a.warp_bytes = a.ring + a.stages * a.stage;
-    const uint32_t rings = kWarps * (a.warp_bytes + 2 * a.exchange_bytes) + kPagedStateBytes + 128;
-    const uint32_t left = rings < kDecodeMostBytes ? kDecodeMostBytes - rings : 0;
-    a.slots = left / a.slot.bytes;
-    if (a.slots >= 2 || a.stages == kDecodeFewestStages) break;
-  }
-  a.slots = a.slots > kMaxUnitSlots ? kMaxUnitSlots : (a.slots == 0 ? 1 : a.slots);
-  a.exchange = round_up(kPagedStateBytes + a.slots * a.slot.bytes, 128);
-  while (a.most_warps > a.warps_per_key && a.bytes(a.most_warps) > kDecodeMostBytes)
-    a.most_warps -= a.warps_per_key;
+    return a.slots(warps, kDecodeMostBytes) >= kEnoughSlots;
+  };
+  while (a.stages > kDecodeFewestStages && !fits(kWarps)) --a.stages;
+  if (a.stages < kDecodeFewestStages) a.stages = kDecodeFewestStages;
+  while (!fits(a.most_warps) && a.most_warps > a.warps_per_key) a.most_warps -= a.warps_per_key;
   return a;
 }
 
-// Warps that fit into a GPU's shared memory; 0: none.
-constexpr uint32_t paged_warps(const PagedLayout& layout, uint32_t most_bytes) {
-  uint32_t warps = layout.most_warps;
-  while (warps != 0 && layout.bytes(warps) > most_bytes) warps -= layout.warps_per_key;
-  return warps;
+// What a GPU with so much shared memory gives to a block; no warps: not enough.
+struct PagedLaunch {
+  uint32_t warps, bytes;
+};
+constexpr PagedLaunch paged_launch(const PagedLayout& layout, uint32_t most_bytes) {
+  for (uint32_t warps = layout.most_warps; warps != 0; warps -= layout.warps_per_key) {
+    const uint32_t slots = layout.slots(warps, most_bytes);
+    if (slots != 0) return {warps, layout.slots_at(warps) + slots * layout.slot.bytes};
+  }
+  return {};
 }
 
 // One block for each multiprocessor: the lengths, and so the work, are known on the device only.
