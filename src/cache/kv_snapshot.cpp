@@ -6,7 +6,6 @@
 
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
-#include "cache/snapshot_file.h"
 #include "runtime/device_impl.h"
 #include "runtime/launches.h"
 #include "runtime/require.h"
@@ -41,7 +40,7 @@ template <class Visit>
 void for_pieces(const Tensor& tensor, const KvSnapshotSection& section, const Visit& visit) {
   const uint64_t rows = stored_rows(tensor, section);
   if (rows == 0) return;
-  const uint64_t row = row_bytes(tensor), most = std::max<uint64_t>(1, kSnapshotPieceBytes / row);
+  const uint64_t row = row_bytes(tensor), most = std::max<uint64_t>(1, kFileChunkBytes / row);
   for (uint64_t head = 0; head < tensor.shape(0); ++head) {
     for (uint64_t first = 0; first < rows; first += most) {
       const uint64_t count = std::min(most, rows - first);
@@ -91,7 +90,7 @@ uint64_t save_section(NewFile& file, const KvSnapshotSection& section, const Ten
   return checksum.value();
 }
 
-uint64_t load_section(const SnapshotSource& source, const KvSnapshotSection& section,
+uint64_t load_section(const Source& source, const KvSnapshotSection& section,
                       const Tensor& tensor) {
   std::vector<std::byte> staged;
   Checksum checksum;

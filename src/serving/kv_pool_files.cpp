@@ -1,7 +1,6 @@
 // Pages as bytes, and files of sequences and prefixes.
 #include <algorithm>
 
-#include "cache/snapshot_file.h"
 #include "runtime/require.h"
 #include "serving/pool_file.h"
 #include "serving/pool_state.h"
@@ -274,7 +273,7 @@ uint64_t KvPool::load_prefixes(const std::string& path) const try {
   out_of_memory("kv_pool.load_prefixes");
 }
 
-uint32_t KvPool::State::load_prefix(const SnapshotSource& source, const PoolFile& file,
+uint32_t KvPool::State::load_prefix(const Source& source, const PoolFile& file,
                                     uint64_t row, std::span<const uint32_t> nodes,
                                     std::vector<uint32_t>& added) {
   const std::vector<std::byte> bytes = read_record(source, *this, file, row);

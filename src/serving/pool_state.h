@@ -23,7 +23,7 @@ uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding);
 uint32_t pool_coding(const KvPoolOptions& options);
 
 class StepState;  // of a batch
-class SnapshotSource;
+class Source;
 struct PoolFile;
 
 class KvPool::State {
@@ -49,7 +49,7 @@ class KvPool::State {
   // The index lets go of a node and of what lies behind it; returns how many pages that were.
   uint64_t erase_prefix(uint32_t node);
   // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
-  uint32_t load_prefix(const SnapshotSource& source, const PoolFile& file, uint64_t row,
+  uint32_t load_prefix(const Source& source, const PoolFile& file, uint64_t row,
                        std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
   // Refuses a sequence of `length` tokens whose pages of a window begin behind what a query sees.
   void check_window(const char* op, size_t group, uint64_t first_page, uint64_t length) const;

@@ -1,7 +1,7 @@
 // Pages as bytes and files of a pool: what comes back is what was there; what is damaged does not.
 #include <functional>
 
-#include "cache/snapshot_file.h"
+#include "files/container.h"
 #include "cache/snapshot_fixture.h"
 #include "serving/pool_file.h"
 #include "serving/serving_fixture.h"
