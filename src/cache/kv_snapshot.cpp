@@ -134,7 +134,8 @@ KvSnapshotInfo KvCache::State::snapshot() const {
 void KvCache::save(const std::string& path) const try {
   const State& s = state();
   s.device.impl()->require_same_process("kv_cache.save");
-  s.protocol->require_submitted("kv_cache.save", nullptr);
+  s.steps->require_submitted("kv_cache.save");
+  s.require_complete("kv_cache.save");
   s.device.impl()->wait();
   KvSnapshotInfo info = s.snapshot();
   plan_snapshot(info, std::numeric_limits<int64_t>::max());
@@ -153,6 +154,7 @@ void KvCache::save(const std::string& path) const try {
 void KvCache::load(const std::string& path) try {
   State& s = state();
   s.device.impl()->require_same_process("kv_cache.load");
+  s.steps->require_submitted("kv_cache.load");
   const FileSource source("kv_cache.load", path);
   const KvSnapshotInfo info = read_snapshot_header(source);
   check_snapshot_fits(source.where(), info, s.snapshot());
@@ -173,11 +175,16 @@ void KvCache::load(const std::string& path) try {
   try {
     encoder.submit().wait();
   } catch (...) {  // what it is says nothing: DeviceOptions::poll throws anything, so may a wait
-    if (launches() != before) s.protocol->lose_all();
+    if (launches() != before) {
+      s.log->lost();
+      s.unwritten = {Steps::kLostStep, 0};
+    }
     throw;
   }
   s.sequence = loaded;
-  s.protocol->moved_now(loaded.place());
+  s.steps->forget(s.unwritten.step);
+  s.unwritten = {};
+  s.log->loaded(loaded.place());
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.load");
 }

@@ -139,7 +139,7 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
   KvSequence::State& to = sequence.state(op.c_str());
   require(to.pool == state_, op, ": the sequence belongs to another pool");
   to.require_no_step(op.c_str());
-  state().order->require_nothing_recorded(op.c_str());
+  state().steps->require_submitted(op.c_str());
   const PageRecord record = read_page_record(op, state(), bytes);
   check_next(op, to, record);
   Needed needed(state());
@@ -168,7 +168,7 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const try
 KvSequence KvPool::load(const std::string& path) const try {
   constexpr const char* kOp = "kv_pool.load";
   state().require_same_process(kOp);
-  state().order->require_nothing_recorded(kOp);
+  state().steps->require_submitted(kOp);
   const FileSource source(kOp, path);
   const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
   // All that can be wrong with the file is found before a page is taken and a prefix evicted.
@@ -234,7 +234,7 @@ void KvPool::save_prefixes(const std::string& path) const try {
 uint64_t KvPool::load_prefixes(const std::string& path) const try {
   State& s = state();
   s.require_same_process("kv_pool.load_prefixes");
-  s.order->require_nothing_recorded("kv_pool.load_prefixes");
+  s.steps->require_submitted("kv_pool.load_prefixes");
   const FileSource source("kv_pool.load_prefixes", path);
   const PoolFile file = read_pool_file(source, s, PoolFileKind::prefixes);
   std::vector<uint32_t> nodes(file.rows.size(), kNoNode);
@@ -273,9 +273,8 @@ uint64_t KvPool::load_prefixes(const std::string& path) const try {
   out_of_memory("kv_pool.load_prefixes");
 }
 
-uint32_t KvPool::State::load_prefix(const Source& source, const PoolFile& file,
-                                    uint64_t row, std::span<const uint32_t> nodes,
-                                    std::vector<uint32_t>& added) {
+uint32_t KvPool::State::load_prefix(const Source& source, const PoolFile& file, uint64_t row,
+                                    std::span<const uint32_t> nodes, std::vector<uint32_t>& added) {
   const std::vector<std::byte> bytes = read_record(source, *this, file, row);
   PageRecord record = read_page_record(row_where(source, row), *this, bytes);
   const std::vector<int32_t> tokens = read_tokens(source, *this, file, row);

@@ -342,7 +342,7 @@ TEST_F(PoolDamage, AFullPoolLoadsNothing) {
   big.sequence.clear();
   KvSequence sequence = server.pool.sequence();
   server.batch.begin(server.encoder, {{sequence, 1}});
-  EXPECT_TRUE(refused({"kv_pool.save", "appended in no layer"},
+  EXPECT_TRUE(refused({"kv_pool.save", "lacks append() of layer 0"},
                       [&] { server.pool.save(sequence, folder / "open"); }));
 }
 
