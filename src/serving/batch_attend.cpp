@@ -122,6 +122,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
 void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
                      const AttendOptions& with) const try {
   State& s = state();
+  const StepsUse use(*s.pool->steps, kOp);
   s.log->check_attend(kOp, layer);
   s.check_rows(kOp, "q", inputs.q);
   require(!inputs.tree.defined(), kOp, ": a tree mask is not taken over pages");

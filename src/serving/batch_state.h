@@ -34,6 +34,7 @@ class KvBatch::State {
   template <class Write>
   void append(const char* op, Encoder& encoder, uint64_t index, const Tensor& k,
               const Write& write) {
+    const StepsUse use(*pool->steps, op);
     log->check_append(op, index);
     list_of(op, encoder);
     check_rows(op, "k", k);

@@ -45,7 +45,10 @@ KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions
   next.reserve(options.max_sequences);
 }
 
-KvBatch::State::~State() { cancel(); }
+KvBatch::State::~State() {
+  const StepsUse use(*pool->steps);
+  cancel();
+}
 
 const void* KvBatch::State::list_of(const char* op, const Encoder& encoder) const {
   const void* const list = &encoder.recorder();
@@ -82,6 +85,7 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
 void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try {
   require(encoder.device().impl() == pool->device.impl(), kBegin,
           ": the encoder records for another device than the pool's");
+  const StepsUse use(*pool->steps, kBegin);
   list_of(kBegin, encoder);
   require(!log->recording(), kBegin, ": a recording is open, end() it");
   log->require_complete(kBegin);
@@ -215,12 +219,14 @@ Tensor KvBatch::positions(uint64_t rows) const {
 
 void KvBatch::record() {
   State& s = state();
+  const StepsUse use(*s.pool->steps, "kv_batch.record");
   s.log->record("kv_batch.record");
   s.tokens = 0;
 }
 
 void KvBatch::end() {
   State& s = state();
+  const StepsUse use(*s.pool->steps, "kv_batch.end");
   s.log->end("kv_batch.end");
   s.finish();
   s.tokens = 0;
@@ -229,6 +235,7 @@ void KvBatch::end() {
 void KvBatch::assume_appended() {
   constexpr const char* kOp = "kv_batch.assume_appended";
   State& s = state();
+  const StepsUse use(*s.pool->steps, kOp);
   require(s.log->open() && !s.log->complete(), kOp, ": no step lacks a layer, begin() comes first");
   s.log->assume_appended(kOp);
   s.finish();
@@ -236,6 +243,7 @@ void KvBatch::assume_appended() {
 
 void KvBatch::cancel() {
   const StepLog& log = *state().log;
+  const StepsUse use(*state().pool->steps, "kv_batch.cancel");
   require(log.recording() || (log.open() && !log.complete()), "kv_batch.cancel: ",
           log.open() ? "the step is complete; truncate() its sequences" : "no step was begun");
   state().cancel();

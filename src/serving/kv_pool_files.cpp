@@ -122,6 +122,7 @@ class PoolFileWriter {
 std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t page) const try {
   constexpr const char* kOp = "kv_pool.export_page";
   state().require_same_process(kOp);
+  const StepsUse use(*state().steps, kOp);
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
@@ -136,6 +137,7 @@ std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t 
 void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes) const try {
   const std::string op = "kv_pool.import_page";
   state().require_same_process(op.c_str());
+  const StepsUse use(*state().steps, op.c_str());
   KvSequence::State& to = sequence.state(op.c_str());
   require(to.pool == state_, op, ": the sequence belongs to another pool");
   to.require_no_step(op.c_str());
@@ -153,6 +155,7 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
 void KvPool::save(const KvSequence& sequence, const std::string& path) const try {
   constexpr const char* kOp = "kv_pool.save";
   state().require_same_process(kOp);
+  const StepsUse use(*state().steps, kOp);
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
@@ -168,6 +171,7 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const try
 KvSequence KvPool::load(const std::string& path) const try {
   constexpr const char* kOp = "kv_pool.load";
   state().require_same_process(kOp);
+  const StepsUse use(*state().steps, kOp);
   state().steps->require_submitted(kOp);
   const FileSource source(kOp, path);
   const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
@@ -211,6 +215,7 @@ KvSequence KvPool::load(const std::string& path) const try {
 void KvPool::save_prefixes(const std::string& path) const try {
   const State& s = state();
   s.require_same_process("kv_pool.save_prefixes");
+  const StepsUse use(*s.steps, "kv_pool.save_prefixes");
   PoolFileWriter file("kv_pool.save_prefixes", path, s, PoolFileKind::prefixes, s.index.size());
   std::vector<uint64_t> rows(s.index.most_nodes(), kNoRow), depth(s.index.most_nodes());
   uint64_t row = 0;
@@ -234,6 +239,7 @@ void KvPool::save_prefixes(const std::string& path) const try {
 uint64_t KvPool::load_prefixes(const std::string& path) const try {
   State& s = state();
   s.require_same_process("kv_pool.load_prefixes");
+  const StepsUse use(*s.steps, "kv_pool.load_prefixes");
   s.steps->require_submitted("kv_pool.load_prefixes");
   const FileSource source("kv_pool.load_prefixes", path);
   const PoolFile file = read_pool_file(source, s, PoolFileKind::prefixes);

@@ -12,6 +12,7 @@ KvSequence::State::State(std::shared_ptr<KvPool::State> owner)
 }
 
 KvSequence::State::~State() {
+  const StepsUse use(*pool->steps);
   shorten(0);
   --pool->sequences;
 }
@@ -59,6 +60,7 @@ uint64_t KvSequence::length() const { return state("kv_sequence.length").length;
 
 KvSequence KvSequence::fork() const try {
   const State& from = state("kv_sequence.fork");
+  const StepsUse use(*from.pool->steps, "kv_sequence.fork");
   from.require_no_step("kv_sequence.fork");
   from.require_written("kv_sequence.fork");
   auto made = std::make_shared<State>(from.pool);
@@ -81,6 +83,7 @@ KvSequence KvSequence::fork() const try {
 
 void KvSequence::truncate(uint64_t tokens) try {
   State& s = state("kv_sequence.truncate");
+  const StepsUse use(*s.pool->steps, "kv_sequence.truncate");
   s.require_no_step("kv_sequence.truncate");
   require(tokens <= s.length, "kv_sequence.truncate: the sequence has ", s.length,
           " tokens, cannot drop ", tokens);
@@ -92,6 +95,7 @@ void KvSequence::truncate(uint64_t tokens) try {
 
 void KvSequence::clear() {
   State& s = state("kv_sequence.clear");
+  const StepsUse use(*s.pool->steps, "kv_sequence.clear");
   s.require_no_step("kv_sequence.clear");
   s.shorten(0);
 }

@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "abi/attention.h"
+#include "runtime/process.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -29,6 +30,8 @@ StepLog::Place place_of(const CommandNote& begin) {
 }
 
 }  // namespace
+
+Steps::Steps(const char* owner) : owner_(owner), process_(process_generation()) {}
 
 void Steps::require_encoder(const char* op, const void* list) const {
   require(list_ == nullptr || list_ == list, op, ": another encoder has calls on this ", owner_,
@@ -70,6 +73,30 @@ void Steps::release(const void* list) noexcept {
   for (Unwritten& each : unwritten_) {
     if (each.outcome == StepOutcome::unsubmitted) each.outcome = StepOutcome::in_graph;
   }
+}
+
+StepsUse::StepsUse(const Steps& steps, const char* op)
+    : thread_(steps.thread_), nested_(thread_.load() == std::this_thread::get_id()) {
+  require(nested_ || enter(), op, ": the ", steps.owner_, " is in use by another thread; ",
+          "threads take turns with a ", steps.owner_, ", its sequences and batches");
+}
+
+StepsUse::StepsUse(const Steps& steps) noexcept
+    : thread_(steps.thread_), nested_(thread_.load() == std::this_thread::get_id()) {
+  while (!nested_ && !enter()) {
+    // A child of fork() has no other thread that would leave.
+    nested_ = steps.process_ != process_generation();
+    std::this_thread::yield();
+  }
+}
+
+StepsUse::~StepsUse() {
+  if (!nested_) thread_.store({}, std::memory_order_release);
+}
+
+bool StepsUse::enter() noexcept {
+  std::thread::id nobody;
+  return thread_.compare_exchange_strong(nobody, std::this_thread::get_id());
 }
 
 void UnwrittenTokens::begin(const Steps& steps, uint64_t next, uint64_t at) {
@@ -240,6 +267,7 @@ void StepLog::check_attend(const char* op, uint64_t layer) const {
 }
 
 void StepLog::check(const char* op, const ObservedNotes<const CommandNote>& notes) const {
+  const StepsUse use(*steps_, op);
   Place now = submitted_;
   for (size_t i = 0; i < notes.all.size(); ++i) {
     const CommandNote& note = notes.all[i];
@@ -316,6 +344,7 @@ bool StepLog::is_appended(const ObservedNotes<const CommandNote>& notes, size_t 
 
 void StepLog::tell(ListFate outcome, const void* list,
                    const ObservedNotes<CommandNote>& notes) noexcept {
+  const StepsUse use(*steps_);
   const bool reopen = rules_.any_graph || !complete();
   for (CommandNote& note : notes.all) {
     if (note.observer != notes.mine) continue;

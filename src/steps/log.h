@@ -6,9 +6,11 @@
 // At most one encoder holds unsubmitted calls on a cache or pool; a second one is refused. So steps
 // run in the order of the calls, and a dropped list takes back everything that was not submitted.
 
+#include <atomic>
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,7 +26,7 @@ class Steps {
  public:
   static constexpr uint64_t kLostStep = ~uint64_t{0};  // its outcome is `dropped`
 
-  explicit Steps(const char* owner) : owner_(owner) {}  // "kv_cache", for messages
+  explicit Steps(const char* owner);  // "kv_cache", for messages
 
   void require_encoder(const char* op, const void* list) const;  // refuses a second encoder
   void require_submitted(const char* op) const;                  // no encoder holds a call
@@ -35,6 +37,7 @@ class Steps {
 
  private:
   friend class StepLog;
+  friend class StepsUse;
   struct Unwritten {
     uint64_t step;
     StepOutcome outcome;
@@ -44,10 +47,27 @@ class Steps {
   void release(const void* list) noexcept;
 
   const char* owner_;
-  const void* list_ = nullptr;        // the encoder with unsubmitted calls
-  std::vector<Unwritten> unwritten_;  // in the order of their steps
+  uint64_t process_;
+  mutable std::atomic<std::thread::id> thread_{};  // that is inside a call
+  const void* list_ = nullptr;                     // the encoder with unsubmitted calls
+  std::vector<Unwritten> unwritten_;               // in the order of their steps
   uint64_t serial_ = 0;
   uint64_t newest_ = 0;  // step
+};
+
+// A call's time inside a pool. Calls of one thread nest.
+class StepsUse {
+ public:
+  StepsUse(const Steps& steps, const char* op);    // refuses a second thread
+  explicit StepsUse(const Steps& steps) noexcept;  // waits: for calls that must not throw
+  StepsUse(const StepsUse&) = delete;
+  StepsUse& operator=(const StepsUse&) = delete;
+  ~StepsUse();
+
+ private:
+  bool enter() noexcept;
+  std::atomic<std::thread::id>& thread_;
+  bool nested_;
 };
 
 // Tokens of a sequence that are not written yet, or never will be.

@@ -2,8 +2,10 @@
 // they had never been.
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "serving/serving_fixture.h"
+#include "steps/log.h"
 
 namespace gyre::test {
 namespace {
@@ -348,6 +350,42 @@ TEST_P(StepLogTest, AStepInAGraphWhoseSequenceWasTruncated) {
   const Graph graph = first.instantiate();
   a.clear();
   EXPECT_TRUE(refused({"graph.replay", "a sequence truncated since"}, [&] { graph.replay(); }));
+}
+
+// Each call works as a whole or is refused, and no page is lost.
+TEST_P(StepLogTest, TwoThreadsInOnePool) {
+  const auto work = [&](uint32_t seed) {
+    KvBatch batch(pool, {.max_sequences = 4, .max_tokens = 40});
+    Encoder encoder(device);
+    const std::vector<int32_t> tokens = some_tokens(17, seed % 2);
+    for (int i = 0; i < 300; ++i) {
+      try {
+        KvSequence sequence = pool.match(tokens);
+        step(batch, encoder, sequence, 17 - sequence.length());
+        encoder.submit().wait();
+        pool.publish(sequence, tokens);
+        const KvSequence fork = sequence.fork();
+      } catch (const Error&) {
+        encoder.clear();
+        EXPECT_NO_THROW(batch = KvBatch(pool, {.max_sequences = 4, .max_tokens = 40}));
+      }
+    }
+  };
+  std::thread other(work, 1);
+  work(2);
+  other.join();
+  pool.forget();
+  expect_no_page_used(pool);
+}
+
+TEST(StepsUseTest, ASecondThreadIsRefused) {
+  const Steps steps("kv_pool");
+  const StepsUse use(steps, "kv_pool.match");
+  const StepsUse nested(steps, "kv_pool.sequence");
+  std::thread([&] {
+    EXPECT_TRUE(refused({"kv_pool.publish", "the kv_pool is in use by another thread"},
+                        [&] { const StepsUse second(steps, "kv_pool.publish"); }));
+  }).join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, StepLogTest, testing::Values(small_pool(), mixed_pool()));
