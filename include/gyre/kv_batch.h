@@ -40,6 +40,7 @@ struct KvStep {
 //   batch.attend(encoder, layer, {.q = q, .out = out});
 //
 // Every layer must get the step by append() before the next begins. A refused call changes nothing.
+// A second encoder is refused while another has unsubmitted calls on the pool, of any batch.
 class GYRE_API KvBatch {
  public:
   explicit KvBatch(const KvPool& pool, const KvBatchOptions& options = {});

@@ -90,7 +90,8 @@ struct KvLayerInfo {
 // or out of order is refused: by the call itself where it can be known, otherwise by submit() or
 // replay(), before anything runs. append() and attend() may be recorded before there is a step, for
 // any number of tokens up to step_tokens: they then run in any step of so many tokens. A refused
-// call changes nothing. One thread at a time, replays included. Copying is fork(); moving is cheap.
+// call changes nothing. One thread at a time, replays included. One encoder at a time: a second one
+// is refused while another has unsubmitted calls on the cache. Copying is fork(); moving is cheap.
 class GYRE_API KvCache {
  public:
   KvCache(Device device, const KvCacheOptions& options);

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "cache/snapshot.h"
+#include "files/container.h"
 #include "ops/kv_coding.h"
 #include "ops/kv_layout.h"
 #include "runtime/require.h"

@@ -40,8 +40,6 @@ void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_to
           " must be at most the capacity ", options.capacity, ", got ", layer.tail);
 }
 
-const void* list_of(const Encoder& encoder) { return &encoder.recorder(); }
-
 uint64_t value_dim(const KvCacheOptions& options) {
   return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
 }
@@ -147,7 +145,8 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     rings.push_back(layer.window != 0 ? places.body_capacity : 0);
   }
   coding = coding_identity(codings);
-  protocol = std::make_shared<StepProtocol>(rings);
+  constexpr StepLog::Rules kRules{"kv_cache", "extend()", "truncate() the whole step", true};
+  log = std::make_shared<StepLog>(kRules, steps, rings);
 }
 
 const KvCache::State::Layer& KvCache::State::at(const char* op, uint64_t layer) const {
@@ -163,10 +162,28 @@ abi::KvExtendParams KvCache::State::Sequence::params() const {
   return params;
 }
 
-void KvCache::State::write(Encoder& encoder, const Sequence& next) {
-  const NewNote note{protocol, protocol->move_note(next.place())};
+const void* KvCache::State::list_of(const char* op, const Encoder& encoder) const {
+  const void* const list = &encoder.recorder();
+  steps->require_encoder(op, list);
+  return list;
+}
+
+void KvCache::State::require_complete(const char* op) const {
+  unwritten.require_not_dropped(op, *steps, sequence.length);
+  log->require_complete(op);
+}
+
+void KvCache::State::write(const char* op, Encoder& encoder, const Sequence& next) {
+  const void* const list = list_of(op, encoder);
+  const NewNote note{log, log->begin_note(next.place())};
   extend_cache(encoder, state, positions, next.params(), &note);
-  protocol->moved(note.note, list_of(encoder));
+  if (next.step != 0) {
+    unwritten.begin(*steps, StepLog::step_of(note.note), sequence.length);
+  } else if (next.length <= unwritten.start) {
+    steps->forget(unwritten.step);
+    unwritten = {};
+  }
+  log->recorded(note.note, list);
   sequence = next;
 }
 
@@ -210,7 +227,7 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) try {
   State& s = state();
   require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.extend: from 1 to step_tokens ",
           s.options.step_tokens, " tokens, got ", tokens);
-  s.protocol->require_complete("kv_cache.extend", list_of(encoder));
+  s.require_complete("kv_cache.extend");
   State::Sequence next = s.sequence;
   require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
           s.options.capacity, " tokens are taken, no room for ", tokens);
@@ -220,7 +237,7 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) try {
   const uint64_t tail_slots = cache_tail_slots(s.options, s.tail_tokens);
   if (next.length > tail_slots)
     next.tail_begin = std::max(next.tail_begin, next.length - tail_slots);
-  s.write(encoder, next);
+  s.write("kv_cache.extend", encoder, next);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.extend");
 }
@@ -229,6 +246,11 @@ Tensor KvCache::positions(uint64_t tokens) const {
   require(tokens <= state().options.step_tokens, "kv_cache.positions: at most step_tokens ",
           state().options.step_tokens, ", got ", tokens);
   return state().positions.slice(0, 0, tokens);
+}
+
+NewNote KvCache::State::append_note(const char* op, uint64_t layer, uint64_t tokens) const {
+  unwritten.require_not_dropped(op, *steps, sequence.length);
+  return {log, log->append_note(layer, tokens)};
 }
 
 uint64_t KvCache::State::tokens_of(const char* op, const Tensor& k) const {
@@ -243,9 +265,10 @@ void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Te
   const State& s = state();
   const State::Layer& l = s.at("kv_cache.append", layer);
   const uint64_t tokens = s.tokens_of("kv_cache.append", k);
-  const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
+  const void* const list = s.list_of("kv_cache.append", encoder);
+  const NewNote note = s.append_note("kv_cache.append", layer, tokens);
   append_cache(encoder, {k, v, l.segments}, &note);
-  s.protocol->appended(note.note, list_of(encoder));
+  s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.append");
 }
@@ -259,14 +282,15 @@ void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
   RopeAppendInputs in = inputs;
   const bool plain = options.rope && options.rope->mode == RopeMode::plain;
   if (plain && !in.positions.defined()) in.positions = positions(tokens);
-  const NewNote note{s.protocol, s.protocol->append_note(layer, tokens)};
+  const void* const list = s.list_of(kOp, encoder);
+  const NewNote note = s.append_note(kOp, layer, tokens);
   rope_append_cache(encoder, in, options, l.segments, &note);
-  s.protocol->appended(note.note, list_of(encoder));
+  s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.rope_append");
 }
 
-void KvCache::assume_appended() { state().protocol->assume_appended(); }
+void KvCache::assume_appended() { state().log->assume_appended("kv_cache.assume_appended"); }
 
 void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
                      const AttendOptions& options) const try {
@@ -283,9 +307,12 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   const uint64_t tokens = in.q.rank() == 3 ? in.q.shape(0) : 0;  // attend_cache refuses other ranks
   require(tokens <= s.options.step_tokens, "kv_cache.attend: at most step_tokens ",
           s.options.step_tokens, " queries, got ", tokens);
-  const NewNote note{s.protocol, s.protocol->attend_note(layer, tokens, with.window)};
+  const void* const list = s.list_of("kv_cache.attend", encoder);
+  s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
+  const NewNote note{s.log, s.log->attend_note(layer, tokens, with.window)};
   attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, in.sinks, in.slopes, in.tree}, with,
                l.segments, s.scratch, &note);
+  s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.attend");
 }
@@ -295,31 +322,33 @@ void KvCache::truncate(Encoder& encoder, uint64_t tokens) try {
   State::Sequence next = s.sequence;
   require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
-  if (tokens < next.step) s.protocol->require_complete("kv_cache.truncate", list_of(encoder));
+  const bool takes_back_step = tokens >= next.step;
   next.length -= tokens;
-  s.protocol->require_written("kv_cache.truncate", next.length);
+  s.unwritten.require_not_dropped("kv_cache.truncate", *s.steps, next.length);
+  if (!takes_back_step) s.log->require_complete("kv_cache.truncate");
   next.tail_begin = std::min(next.tail_begin, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
     const uint64_t window = s.layers[i].layer.window;
     const uint64_t oldest = next.length + 1 > window ? next.length + 1 - window : 0;
-    require(s.protocol->holds(i, next.place(), oldest), "kv_cache.truncate: the window of layer ",
-            i, " no longer has key ", oldest, ", which a query at ", next.length, " sees");
+    require(s.log->holds(i, next.place(), oldest), "kv_cache.truncate: the window of layer ", i,
+            " no longer has key ", oldest, ", which a query at ", next.length, " sees");
   }
-  s.write(encoder, next);
+  s.write("kv_cache.truncate", encoder, next);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.truncate");
 }
 
 void KvCache::clear(Encoder& encoder) try {
-  state().write(encoder, {});
+  state().write("kv_cache.clear", encoder, {});
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.clear");
 }
 
 KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const try {
   const State& from = state();
-  from.protocol->require_submitted("kv_cache.fork", list_of(encoder));
+  const void* const list = from.list_of("kv_cache.fork", encoder);
+  from.require_complete("kv_cache.fork");
   KvCacheOptions options = from.options;
   if (capacity != 0) options.capacity = capacity;
   require(options.capacity >= from.options.capacity, "kv_cache.fork: capacity must be at least ",
@@ -328,15 +357,17 @@ KvCache KvCache::fork(Encoder& encoder, uint64_t capacity) const try {
   require_same_rings(from.snapshot(), made->snapshot());
   made->sequence = from.sequence;
   RecordingGroup copies(encoder);
-  const NewNote note{made->protocol, made->protocol->move_note(from.sequence.place(), true)};
-  const NewNote read{from.protocol, from.protocol->copy_note(list_of(encoder))};
+  const NewNote note{made->log, made->log->begin_note(from.sequence.place(), true)};
+  const NewNote read{from.log, StepLog::read_note()};
   extend_cache(encoder, made->state, made->positions, from.sequence.params(), &note);
   copy_bytes(encoder, from.positions, made->positions, &read);  // earlier ones stay behind it
   KvSnapshotInfo held = from.snapshot();
   plan_snapshot(held, std::numeric_limits<int64_t>::max());
   from.copy_layers(encoder, held, *made, &read);
   copies.commit();
-  made->protocol->moved(note.note, list_of(encoder));
+  made->unwritten = {StepLog::step_of(note.note), 0};
+  made->log->recorded(note.note, list);
+  from.log->recorded(read.note, list);
   return KvCache(std::move(made));
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.fork");

@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "cache/step_protocol.h"
 #include "gyre/kv_cache.h"
 #include "gyre/kv_snapshot.h"
 #include "ops/cache_ops.h"
+#include "steps/log.h"
 
 namespace gyre {
 
@@ -34,14 +34,17 @@ class KvCache::State {
     uint64_t tail_begin = 0;
     uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
     uint64_t step = 0;  // tokens of the last extend; 0: none to append
-    StepProtocol::Place place() const { return {length, peak, step, 0}; }
+    StepLog::Place place() const { return {length, peak, step, 0}; }
     abi::KvExtendParams params() const;
   };
 
   const Layer& at(const char* op, uint64_t layer) const;
   uint64_t ring_slots(const KvLayer& layer) const;
-  uint64_t tokens_of(const char* op, const Tensor& k) const;  // that a call appends
-  void write(Encoder& encoder, const Sequence& next);
+  uint64_t tokens_of(const char* op, const Tensor& k) const;          // that a call appends
+  const void* list_of(const char* op, const Encoder& encoder) const;  // refuses a second encoder
+  void require_complete(const char* op) const;  // a step that lacks layers, or dropped tokens
+  NewNote append_note(const char* op, uint64_t layer, uint64_t tokens) const;
+  void write(const char* op, Encoder& encoder, const Sequence& next);
   // What `held` says is in use, into a cache made with the same options.
   void copy_layers(Encoder& encoder, const KvSnapshotInfo& held, const State& to,
                    const NewNote* note = nullptr) const;
@@ -56,7 +59,9 @@ class KvCache::State {
   Tensor positions;          // i32 [step_tokens]
   AttendScratch scratch;
   Sequence sequence;
-  std::shared_ptr<StepProtocol> protocol;
+  UnwrittenTokens unwritten;
+  std::shared_ptr<Steps> steps = std::make_shared<Steps>("kv_cache");
+  std::shared_ptr<StepLog> log;
 };
 
 }  // namespace gyre

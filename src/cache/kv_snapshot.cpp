@@ -6,7 +6,6 @@
 
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
-#include "cache/snapshot_file.h"
 #include "runtime/device_impl.h"
 #include "runtime/launches.h"
 #include "runtime/require.h"
@@ -41,7 +40,7 @@ template <class Visit>
 void for_pieces(const Tensor& tensor, const KvSnapshotSection& section, const Visit& visit) {
   const uint64_t rows = stored_rows(tensor, section);
   if (rows == 0) return;
-  const uint64_t row = row_bytes(tensor), most = std::max<uint64_t>(1, kSnapshotPieceBytes / row);
+  const uint64_t row = row_bytes(tensor), most = std::max<uint64_t>(1, kFileChunkBytes / row);
   for (uint64_t head = 0; head < tensor.shape(0); ++head) {
     for (uint64_t first = 0; first < rows; first += most) {
       const uint64_t count = std::min(most, rows - first);
@@ -91,7 +90,7 @@ uint64_t save_section(NewFile& file, const KvSnapshotSection& section, const Ten
   return checksum.value();
 }
 
-uint64_t load_section(const SnapshotSource& source, const KvSnapshotSection& section,
+uint64_t load_section(const Source& source, const KvSnapshotSection& section,
                       const Tensor& tensor) {
   std::vector<std::byte> staged;
   Checksum checksum;
@@ -135,7 +134,8 @@ KvSnapshotInfo KvCache::State::snapshot() const {
 void KvCache::save(const std::string& path) const try {
   const State& s = state();
   s.device.impl()->require_same_process("kv_cache.save");
-  s.protocol->require_submitted("kv_cache.save", nullptr);
+  s.steps->require_submitted("kv_cache.save");
+  s.require_complete("kv_cache.save");
   s.device.impl()->wait();
   KvSnapshotInfo info = s.snapshot();
   plan_snapshot(info, std::numeric_limits<int64_t>::max());
@@ -154,6 +154,7 @@ void KvCache::save(const std::string& path) const try {
 void KvCache::load(const std::string& path) try {
   State& s = state();
   s.device.impl()->require_same_process("kv_cache.load");
+  s.steps->require_submitted("kv_cache.load");
   const FileSource source("kv_cache.load", path);
   const KvSnapshotInfo info = read_snapshot_header(source);
   check_snapshot_fits(source.where(), info, s.snapshot());
@@ -174,11 +175,16 @@ void KvCache::load(const std::string& path) try {
   try {
     encoder.submit().wait();
   } catch (...) {  // what it is says nothing: DeviceOptions::poll throws anything, so may a wait
-    if (launches() != before) s.protocol->lose_all();
+    if (launches() != before) {
+      s.log->lost();
+      s.unwritten = {Steps::kLostStep, 0};
+    }
     throw;
   }
   s.sequence = loaded;
-  s.protocol->moved_now(loaded.place());
+  s.steps->forget(s.unwritten.step);
+  s.unwritten = {};
+  s.log->loaded(loaded.place());
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.load");
 }

@@ -99,7 +99,7 @@ void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {
   const std::vector<KvLayer>& layers = info.options.layers;
   info.sections.clear();
   info.header_bytes = kSnapshotFixedBytes + layers.size() * kSnapshotLayerBytes +
-                      count_sections(info.options) * kSnapshotSectionBytes + sizeof(uint64_t);
+                      count_sections(info.options) * kSnapshotSectionBytes + kSealBytes;
   info.file_bytes = info.header_bytes;
   for (uint64_t i = 0; i < layers.size(); ++i) {
     const auto add = [&](KvSegmentKind kind, KvFormat k, KvFormat v, uint64_t slots) {

@@ -72,6 +72,7 @@ PagedCall KvBatch::State::over(PagedCall call, const KvPool::State::Store& store
 
 void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& given,
                             const AttendOptions& with) {
+  const void* const list = list_of(kOp, encoder);
   const KvPool::State::Layer& l = layer(index);
   require(l.layer.window == 0 || with.window <= l.layer.window, kOp, ": layer ", index,
           " keeps a window of ", l.layer.window, " keys, asked for ", with.window);
@@ -113,17 +114,18 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
     dispatch_merge(recording, merged);
   }
   leave_basis(recording, bases, inside, given.out);
-  const CommandNote note = pool->order->attend_note(number, current, index);
-  recording.note({pool->order, note});
-  pool->order->recorded(note, &encoder.recorder());  // may still refuse
+  const CommandNote note = log->attend_note(index, 0, 0);
+  recording.note({log, note});
   recording.commit();
+  log->recorded(note, list);
   scratch = reserved;
 }
 
 void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
                      const AttendOptions& with) const try {
   State& s = state();
-  s.step.check_attend(kOp, layer);
+  const StepsUse use(*s.pool->steps, kOp);
+  s.log->check_attend(kOp, layer);
   s.check_rows(kOp, "q", inputs.q);
   require(!inputs.tree.defined(), kOp, ": a tree mask is not taken over pages");
   s.attend(encoder, layer, inputs, with);

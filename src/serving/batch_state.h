@@ -8,7 +8,7 @@
 #include "runtime/recorder.h"
 #include "serving/batch_tables.h"
 #include "serving/step_pages.h"
-#include "serving/step_state.h"
+#include "steps/log.h"
 
 namespace gyre {
 
@@ -24,14 +24,8 @@ class KvBatch::State {
   void begin(Encoder& encoder, std::span<const KvStep> steps);
   void finish();  // the step is complete: its sequences are free for other calls
   void cancel();
-  // Layers that graphs have appended. ran(layer)
-  template <class Ran>
-  void note_appends(const Ran& ran) {
-    for (uint64_t i = 0; i < step.layers(); ++i)
-      if (!step.appended(i) && ran(i)) step.note_append(i);
-  }
-  void follow_order();  // tells the pool's order whether a recorded step may run now
-  // Leaves a note beside what was just recorded, and tells the pool's order.
+  const void* list_of(const char* op, const Encoder& encoder) const;  // refuses a second encoder
+  // Leaves a note beside what was just recorded, and tells the log.
   void note(const Encoder& encoder, const char* op, const CommandNote& made) const;
   // Rows that a tensor of the step may have.
   void check_rows(const char* op, const char* what, const Tensor& rows) const;
@@ -40,7 +34,9 @@ class KvBatch::State {
   template <class Write>
   void append(const char* op, Encoder& encoder, uint64_t index, const Tensor& k,
               const Write& write) {
-    step.check_append(op, index);
+    const StepsUse use(*pool->steps, op);
+    log->check_append(op, index);
+    list_of(op, encoder);
     check_rows(op, "k", k);
     const KvPool::State::Layer& l = layer(index);
     RecordingGroup recorded(encoder);
@@ -52,30 +48,26 @@ class KvBatch::State {
     to(l.body, true);
     if (l.tail) to(*l.tail, false);
     if (l.sinks) to(*l.sinks, false);
-    note(encoder, op, pool->order->append_note(number, current, index, k.shape(0)));
+    note(encoder, op, log->append_note(index, k.shape(0)));
     recorded.commit();
-    step.note_append(index);
-    if (step.complete()) finish();
+    if (log->complete()) finish();
   }
   void attend(Encoder& encoder, uint64_t index, const AttendInputs& in, const AttendOptions& with);
 
   std::shared_ptr<KvPool::State> pool;
   KvBatchOptions options;
-  StepState step;
+  std::shared_ptr<StepLog> log;
   StepPages pages;
   BatchTables tables;
   std::vector<StepPages::Member> members, next;  // of an open step; of one that is checked
   uint64_t tokens = 0;
-  uint64_t number = 0;   // in the pool's order of steps
-  uint64_t current = 0;  // the step that was begun last; 0 in a recording
-  uint64_t base = 0;     // the step whose tables the next one changes; 0: it sends them whole
   AttendScratch scratch;
 
  private:
   void check_steps(std::span<const KvStep> steps);
   void record_copies(Encoder& encoder) const;
   void note_begin(Encoder& encoder);
-  void forget_tables();
+  void take_back();  // what the step has changed on the host
   PagedCall call_of(const AttendInputs& in, const AttendOptions& with, const KvLayer& layer) const;
   PagedCall over(PagedCall call, const KvPool::State::Store& store, abi::KvSegment segment) const;
 };

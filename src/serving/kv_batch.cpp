@@ -13,6 +13,8 @@ namespace gyre {
 namespace {
 
 constexpr const char* kBegin = "kv_batch.begin";
+constexpr StepLog::Rules kRules{
+    "kv_batch", "begin()", "replay a recording of them and end() the step, or cancel() it", false};
 
 KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
   const uint64_t all = pool.options.pages * pool.options.page_tokens;
@@ -35,17 +37,23 @@ KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
 KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions& wanted)
     : pool(std::move(owner)),
       options(checked(*pool, wanted)),
-      step(pool->layers.size()),
+      log(std::make_shared<StepLog>(kRules, pool->steps,
+                                    std::vector<uint64_t>(pool->layers.size()))),
       pages(pool, options.max_sequences, options.max_tokens, options.max_length),
       tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}) {
   members.reserve(options.max_sequences);
   next.reserve(options.max_sequences);
-  number = pool->order->add_batch(pool->layers.size());  // nothing after it may throw
 }
 
 KvBatch::State::~State() {
+  const StepsUse use(*pool->steps);
   cancel();
-  pool->order->remove_batch(number);
+}
+
+const void* KvBatch::State::list_of(const char* op, const Encoder& encoder) const {
+  const void* const list = &encoder.recorder();
+  pool->steps->require_encoder(op, list);
+  return list;
 }
 
 void KvBatch::State::check_steps(std::span<const KvStep> steps) {
@@ -77,8 +85,10 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
 void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try {
   require(encoder.device().impl() == pool->device.impl(), kBegin,
           ": the encoder records for another device than the pool's");
-  require(!step.recording(), kBegin, ": a recording is open, end() it");
-  step.require_complete(kBegin);
+  const StepsUse use(*pool->steps, kBegin);
+  list_of(kBegin, encoder);
+  require(!log->recording(), kBegin, ": a recording is open, end() it");
+  log->require_complete(kBegin);
   check_steps(steps);
   next.clear();
   const uint64_t page_tokens = pool->options.page_tokens;
@@ -87,7 +97,7 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
     const uint64_t place = start - page * page_tokens;
     next.push_back({s.sequence.state_, start, s.tokens, s.prompt, page, place,
                     page + (place + s.tokens + page_tokens - 1) / page_tokens,
-                    s.sequence.state_->written});
+                    s.sequence.state_->unwritten});
   }
   try {
     pages.check(kBegin, next);
@@ -96,10 +106,7 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
     throw;
   }
   members.swap(next);
-  for (const StepPages::Member& member : members) member.sequence->step = &step;
-  step.begin();
-  if (pool->order->take_lost(number)) forget_tables();
-  current = 0;
+  if (log->take_dropped_begin()) tables.forget();
   RecordingGroup recorded(encoder);
   try {
     pages.take(members);
@@ -107,7 +114,8 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
     record_copies(encoder);
     note_begin(encoder);
   } catch (...) {
-    cancel();
+    log->cancel();
+    take_back();
     throw;
   }
   recorded.commit();
@@ -132,58 +140,42 @@ void KvBatch::State::record_copies(Encoder& encoder) const {
   }
 }
 
-// Sequences that wait for an earlier step keep its start.
 void KvBatch::State::note_begin(Encoder& encoder) {
   tokens = 0;
   for (const StepPages::Member& member : members) tokens += member.tokens;
-  const CommandNote begin = pool->order->begin_note(number, base, tokens);
-  base = current = StepOrder::step_of_begin(begin);
+  const CommandNote begin = log->begin_note({.tokens = tokens});
   for (const StepPages::Member& member : members) {
-    KvSequence::State::Written& written = member.sequence->written;
-    const bool waits = pool->order->fate(written.step) == StepOrder::Fate::recorded;
-    written = {current, waits ? std::min(written.start, member.start) : member.start};
+    member.sequence->unwritten.begin(*pool->steps, StepLog::step_of(begin), member.start);
+    member.sequence->step = log.get();
   }
   pages.note_copies();
   note(encoder, kBegin, begin);
-  follow_order();
 }
 
 void KvBatch::State::note(const Encoder& encoder, const char* op, const CommandNote& made) const {
   Recording recording(encoder, op);
-  recording.note({pool->order, made});
-  pool->order->recorded(made, &encoder.recorder());
+  recording.note({log, made});
   recording.commit();
-}
-
-void KvBatch::State::follow_order() {
-  using Phase = StepOrder::Phase;
-  const bool lacks_layers = step.open() && !step.complete();
-  pool->order->set_phase(number, step.recording() ? Phase::recording
-                                 : lacks_layers   ? Phase::step
-                                                  : Phase::idle);
-}
-
-void KvBatch::State::forget_tables() {
-  tables.forget();
-  base = 0;
+  log->recorded(made, &encoder.recorder());
 }
 
 void KvBatch::State::finish() {
-  follow_order();
   pages.keep();
   for (const StepPages::Member& member : members) member.sequence->step = nullptr;
   members.clear();
 }
 
-void KvBatch::State::cancel() {
-  if (step.open() && !step.complete()) {
-    pool->order->cancel(current);
-    pages.undo(members);
-    forget_tables();
-    tokens = 0;
-  }
-  step.cancel();
+void KvBatch::State::take_back() {
+  pages.undo(members);
+  tables.forget();
+  tokens = 0;
   finish();
+}
+
+void KvBatch::State::cancel() {
+  const bool lacks_layers = log->open() && !log->complete();
+  log->cancel();
+  if (lacks_layers) take_back();
 }
 
 void KvBatch::State::check_rows(const char* op, const char* what, const Tensor& rows) const {
@@ -220,7 +212,7 @@ void KvBatch::begin(Encoder& encoder, std::initializer_list<KvStep> steps) {
 
 Tensor KvBatch::positions(uint64_t rows) const {
   const State& s = state();
-  if (rows == 0) rows = s.step.recording() ? s.options.max_tokens : s.tokens;
+  if (rows == 0) rows = s.log->recording() ? s.options.max_tokens : s.tokens;
   require(rows != 0, "kv_batch.positions: begin() comes first, or record() for a graph");
   require(rows <= s.options.max_tokens, "kv_batch.positions: at most max_tokens ",
           s.options.max_tokens, ", got ", rows);
@@ -229,17 +221,15 @@ Tensor KvBatch::positions(uint64_t rows) const {
 
 void KvBatch::record() {
   State& s = state();
-  s.step.record("kv_batch.record");
-  s.follow_order();
-  s.tokens = s.current = 0;
+  const StepsUse use(*s.pool->steps, "kv_batch.record");
+  s.log->record("kv_batch.record");
+  s.tokens = 0;
 }
 
 void KvBatch::end() {
   State& s = state();
-  if (s.step.open()) {
-    s.note_appends([&](uint64_t layer) { return s.pool->order->appended(s.number, layer); });
-  }
-  s.step.end("kv_batch.end");
+  const StepsUse use(*s.pool->steps, "kv_batch.end");
+  s.log->end("kv_batch.end");
   s.finish();
   s.tokens = 0;
 }
@@ -247,18 +237,17 @@ void KvBatch::end() {
 void KvBatch::assume_appended() {
   constexpr const char* kOp = "kv_batch.assume_appended";
   State& s = state();
-  require(s.step.open() && !s.step.complete(), kOp, ": no step lacks a layer, begin() comes first");
-  require(s.pool->order->fate(s.current) == StepOrder::Fate::ran, kOp,
-          ": what was recorded of the step is not submitted");
-  s.note_appends([](uint64_t) { return true; });
-  s.pool->order->assume_appended(s.number);
+  const StepsUse use(*s.pool->steps, kOp);
+  require(s.log->open() && !s.log->complete(), kOp, ": no step lacks a layer, begin() comes first");
+  s.log->assume_appended(kOp);
   s.finish();
 }
 
 void KvBatch::cancel() {
-  const StepState& step = state().step;
-  require(step.recording() || (step.open() && !step.complete()), "kv_batch.cancel: ",
-          step.open() ? "the step is complete; truncate() its sequences" : "no step was begun");
+  const StepLog& log = *state().log;
+  const StepsUse use(*state().pool->steps, "kv_batch.cancel");
+  require(log.recording() || (log.open() && !log.complete()), "kv_batch.cancel: ",
+          log.open() ? "the step is complete; truncate() its sequences" : "no step was begun");
   state().cancel();
 }
 

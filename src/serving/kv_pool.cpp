@@ -70,6 +70,7 @@ const KvPoolOptions& KvPool::options() const { return state().options; }
 
 KvPoolInfo KvPool::describe() const try {
   const State& s = state();
+  const StepsUse use(*s.steps, "kv_pool.describe");
   KvPoolInfo info;
   info.sequences = s.sequences;
   info.prefixes = s.index.size();
@@ -101,7 +102,8 @@ KvPoolInfo KvPool::describe() const try {
 }
 
 KvSequence KvPool::sequence() const try {
-  return KvSequence(std::make_shared<KvSequence::State>((state(), state_)));
+  const StepsUse use(*state().steps, "kv_pool.sequence");
+  return KvSequence(std::make_shared<KvSequence::State>(state_));
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_pool.sequence");
 }
@@ -109,6 +111,7 @@ KvSequence KvPool::sequence() const try {
 void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens) const try {
   constexpr const char* kOp = "kv_pool.publish";
   State& s = state();
+  const StepsUse use(*s.steps, kOp);
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool.get() == &s, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
@@ -161,6 +164,7 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
 
 KvSequence KvPool::match(std::span<const int32_t> tokens) const try {
   State& s = state();
+  const StepsUse use(*s.steps, "kv_pool.match");
   const uint64_t page_tokens = s.options.page_tokens;
   std::vector<uint32_t> path;
   Resumable resumable(s);
@@ -190,6 +194,7 @@ KvSequence KvPool::match(std::span<const int32_t> tokens) const try {
 
 void KvPool::forget() const {
   State& s = state();
+  const StepsUse use(*s.steps, "kv_pool.forget");
   while (s.index.size() != 0) s.erase_prefix(s.index.first_root());
 }
 

@@ -1,7 +1,6 @@
 // Pages as bytes, and files of sequences and prefixes.
 #include <algorithm>
 
-#include "cache/snapshot_file.h"
 #include "runtime/require.h"
 #include "serving/pool_file.h"
 #include "serving/pool_state.h"
@@ -123,6 +122,7 @@ class PoolFileWriter {
 std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t page) const try {
   constexpr const char* kOp = "kv_pool.export_page";
   state().require_same_process(kOp);
+  const StepsUse use(*state().steps, kOp);
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
@@ -137,10 +137,11 @@ std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t 
 void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes) const try {
   const std::string op = "kv_pool.import_page";
   state().require_same_process(op.c_str());
+  const StepsUse use(*state().steps, op.c_str());
   KvSequence::State& to = sequence.state(op.c_str());
   require(to.pool == state_, op, ": the sequence belongs to another pool");
   to.require_no_step(op.c_str());
-  state().order->require_nothing_recorded(op.c_str());
+  state().steps->require_submitted(op.c_str());
   const PageRecord record = read_page_record(op, state(), bytes);
   check_next(op, to, record);
   Needed needed(state());
@@ -154,6 +155,7 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
 void KvPool::save(const KvSequence& sequence, const std::string& path) const try {
   constexpr const char* kOp = "kv_pool.save";
   state().require_same_process(kOp);
+  const StepsUse use(*state().steps, kOp);
   const KvSequence::State& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
@@ -169,7 +171,8 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const try
 KvSequence KvPool::load(const std::string& path) const try {
   constexpr const char* kOp = "kv_pool.load";
   state().require_same_process(kOp);
-  state().order->require_nothing_recorded(kOp);
+  const StepsUse use(*state().steps, kOp);
+  state().steps->require_submitted(kOp);
   const FileSource source(kOp, path);
   const PoolFile file = read_pool_file(source, state(), PoolFileKind::sequence);
   // All that can be wrong with the file is found before a page is taken and a prefix evicted.
@@ -212,6 +215,7 @@ KvSequence KvPool::load(const std::string& path) const try {
 void KvPool::save_prefixes(const std::string& path) const try {
   const State& s = state();
   s.require_same_process("kv_pool.save_prefixes");
+  const StepsUse use(*s.steps, "kv_pool.save_prefixes");
   PoolFileWriter file("kv_pool.save_prefixes", path, s, PoolFileKind::prefixes, s.index.size());
   std::vector<uint64_t> rows(s.index.most_nodes(), kNoRow), depth(s.index.most_nodes());
   uint64_t row = 0;
@@ -235,7 +239,8 @@ void KvPool::save_prefixes(const std::string& path) const try {
 uint64_t KvPool::load_prefixes(const std::string& path) const try {
   State& s = state();
   s.require_same_process("kv_pool.load_prefixes");
-  s.order->require_nothing_recorded("kv_pool.load_prefixes");
+  const StepsUse use(*s.steps, "kv_pool.load_prefixes");
+  s.steps->require_submitted("kv_pool.load_prefixes");
   const FileSource source("kv_pool.load_prefixes", path);
   const PoolFile file = read_pool_file(source, s, PoolFileKind::prefixes);
   std::vector<uint32_t> nodes(file.rows.size(), kNoNode);
@@ -274,9 +279,8 @@ uint64_t KvPool::load_prefixes(const std::string& path) const try {
   out_of_memory("kv_pool.load_prefixes");
 }
 
-uint32_t KvPool::State::load_prefix(const SnapshotSource& source, const PoolFile& file,
-                                    uint64_t row, std::span<const uint32_t> nodes,
-                                    std::vector<uint32_t>& added) {
+uint32_t KvPool::State::load_prefix(const Source& source, const PoolFile& file, uint64_t row,
+                                    std::span<const uint32_t> nodes, std::vector<uint32_t>& added) {
   const std::vector<std::byte> bytes = read_record(source, *this, file, row);
   PageRecord record = read_page_record(row_where(source, row), *this, bytes);
   const std::vector<int32_t> tokens = read_tokens(source, *this, file, row);

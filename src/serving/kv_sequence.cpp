@@ -3,7 +3,6 @@
 
 #include "runtime/require.h"
 #include "serving/pool_state.h"
-#include "serving/step_state.h"
 
 namespace gyre {
 
@@ -13,28 +12,13 @@ KvSequence::State::State(std::shared_ptr<KvPool::State> owner)
 }
 
 KvSequence::State::~State() {
+  const StepsUse use(*pool->steps);
   shorten(0);
   --pool->sequences;
 }
 
 void KvSequence::State::require_no_step(const char* op) const {
   if (step != nullptr) step->require_complete(op);
-}
-
-void KvSequence::State::require_written(const char* op) const {
-  if (length <= written.start) return;
-  const StepOrder::Fate fate = pool->order->fate(written.step);
-  require(fate != StepOrder::Fate::kept, op, ": tokens from ", written.start,
-          " on are in a graph that was not replayed");
-  if (fate == StepOrder::Fate::dropped)
-    fail(ErrorCode::invalid_argument, op, ": tokens from ", written.start, " on were recorded and ",
-         "dropped, the sequence has ", length, "; truncate() them");
-}
-
-void KvSequence::State::require_submitted(const char* op) const {
-  require_written(op);
-  require(length <= written.start || pool->order->fate(written.step) == StepOrder::Fate::ran, op,
-          ": tokens from ", written.start, " on are recorded and not submitted");
 }
 
 void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
@@ -57,8 +41,9 @@ void KvSequence::State::shorten(uint64_t to) {
     if (group.keys().near && group.keys().window != 0 && pages.ids.empty()) pages.begin = to;
     if (pages.end() != had) pages.changed(pages.end());
   }
+  if (to < length) pool->steps->close_graphs(unwritten.step);
   length = to;
-  if (to <= written.start) written = {};
+  unwritten.truncate(to);
 }
 
 KvSequence::KvSequence(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -75,6 +60,7 @@ uint64_t KvSequence::length() const { return state("kv_sequence.length").length;
 
 KvSequence KvSequence::fork() const try {
   const State& from = state("kv_sequence.fork");
+  const StepsUse use(*from.pool->steps, "kv_sequence.fork");
   from.require_no_step("kv_sequence.fork");
   from.require_written("kv_sequence.fork");
   auto made = std::make_shared<State>(from.pool);
@@ -89,7 +75,7 @@ KvSequence KvSequence::fork() const try {
     }
   }
   made->length = from.length;
-  made->written = from.written;
+  made->unwritten = from.unwritten;
   return KvSequence(std::move(made));
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_sequence.fork");
@@ -97,6 +83,7 @@ KvSequence KvSequence::fork() const try {
 
 void KvSequence::truncate(uint64_t tokens) try {
   State& s = state("kv_sequence.truncate");
+  const StepsUse use(*s.pool->steps, "kv_sequence.truncate");
   s.require_no_step("kv_sequence.truncate");
   require(tokens <= s.length, "kv_sequence.truncate: the sequence has ", s.length,
           " tokens, cannot drop ", tokens);
@@ -108,6 +95,7 @@ void KvSequence::truncate(uint64_t tokens) try {
 
 void KvSequence::clear() {
   State& s = state("kv_sequence.clear");
+  const StepsUse use(*s.pool->steps, "kv_sequence.clear");
   s.require_no_step("kv_sequence.clear");
   s.shorten(0);
 }

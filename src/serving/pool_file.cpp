@@ -1,30 +1,13 @@
 #include "serving/pool_file.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
-
-#include "runtime/require.h"
 
 namespace gyre {
 namespace {
 
-constexpr std::string_view kMagic = "GYREPOOL";
-
-struct Head {
-  char magic[8];
-  uint32_t version;
-  uint32_t kind;
-  uint64_t geometry;
-  uint64_t rows;
-  uint64_t file_bytes;
-};
-static_assert(sizeof(Head) == 40 && sizeof(PoolFileRow) == 32);
-
-template <class... Parts>
-void demand(bool holds, const SnapshotSource& source, const Parts&... parts) {
-  if (!holds) fail(ErrorCode::io, source.where(), ": ", parts...);
-}
+constexpr FileKind kKind{"GYREPOOL", kPoolFileVersion, "a file of a pool"};
+constexpr uint64_t kFixedBytes = 40;  // before the rows
+constexpr uint64_t kRowBytes = 32;
 
 // Rows that the pool has pages for: a group without a window and a limit has a page of each.
 uint64_t most_rows(const KvPool::State& pool) {
@@ -36,135 +19,102 @@ uint64_t most_rows(const KvPool::State& pool) {
   return most;
 }
 
-// Takes the rows of a file in order, and keeps as many as the pool can need. Blocks lie one after
-// the other: every number follows from the rows' sizes.
-class Rows {
- public:
-  Rows(const SnapshotSource& source, const KvPool::State& pool, PoolFileKind kind, uint64_t count)
-      : source_(source), pool_(pool), count_(count), at_(pool_file_header_bytes(count)) {
-    file_.kind = kind;
-  }
-  void add(const PoolFileRow& row) {
-    const uint64_t i = next_++;
-    demand(row.bytes <= most_bytes_, source_, "row ", i, " has a page of ", row.bytes,
-           " bytes, at most ", most_bytes_, " are possible");
-    demand(row.offset == at_, source_, "row ", i, " must be at ", at_, ", the header says ",
-           row.offset);
-    at_ += pool_file_tokens_bytes(pool_, file_.kind) + row.bytes;
-    const bool chain = file_.kind == PoolFileKind::sequence;
-    demand(chain ? row.parent == i - 1 : row.parent == kNoRow || row.parent < i, source_, "row ", i,
-           " cannot follow row ", row.parent);
-    demand(!chain || row.tokens_checksum == 0, source_, "row ", i, " has no tokens");
-    if (i < most_) file_.rows.push_back(row);
-  }
-  PoolFile finish() {
-    demand(at_ == source_.size(), source_, "has ", source_.size(), " bytes, its rows have ", at_);
-    if (count_ > most_) {
-      fail(ErrorCode::out_of_memory, source_.where(), ": ", count_ - most_,
-           " pages are missing: ", count_, " are needed, the pool has ", most_);
-    }
-    return std::move(file_);
-  }
-
- private:
-  const SnapshotSource& source_;
-  const KvPool::State& pool_;
-  const uint64_t count_;
-  const uint64_t most_ = most_rows(pool_), most_bytes_ = most_record_bytes(pool_);
-  PoolFile file_{};
-  uint64_t next_ = 0, at_;
-};
-
-// In pieces: what the header says about their number takes no memory.
-void read_rows(const SnapshotSource& source, Checksum& checksum, uint64_t count, Rows& rows) {
-  std::vector<PoolFileRow> piece(std::min(count, kSnapshotPieceBytes / sizeof(PoolFileRow)));
-  for (uint64_t done = 0; done < count; done += piece.size()) {
-    piece.resize(std::min<uint64_t>(piece.size(), count - done));
-    const std::span<std::byte> bytes = std::as_writable_bytes(std::span(piece));
-    source.read(sizeof(Head) + done * sizeof(PoolFileRow), bytes);
-    checksum.add(bytes);
-    for (const PoolFileRow& row : piece) rows.add(row);
-  }
+// Blocks lie one after the other: every number follows from the rows' sizes.
+void check_row(const Source& source, PoolFileKind kind, uint64_t index, const PoolFileRow& row,
+               uint64_t most_bytes) {
+  const std::string& where = source.where();
+  const bool chain = kind == PoolFileKind::sequence;
+  check_file(row.bytes <= most_bytes, where, "row ", index, " has a page of ", row.bytes,
+             " bytes, at most ", most_bytes, " are possible");
+  check_file(chain ? row.parent == index - 1 : row.parent == kNoRow || row.parent < index, where,
+             "row ", index, " cannot follow row ", row.parent);
+  check_file(!chain || row.tokens_checksum == 0, where, "row ", index, " has no tokens");
 }
 
 }  // namespace
 
 uint64_t pool_file_header_bytes(uint64_t rows) {
-  return sizeof(Head) + rows * sizeof(PoolFileRow) + sizeof(uint64_t);
+  return kFixedBytes + rows * kRowBytes + kSealBytes;
 }
 
 uint64_t pool_file_tokens_bytes(const KvPool::State& pool, PoolFileKind kind) {
   return kind == PoolFileKind::prefixes ? pool.options.page_tokens * sizeof(int32_t) : 0;
 }
 
-std::string row_where(const SnapshotSource& source, uint64_t row) {
+std::string row_where(const Source& source, uint64_t row) {
   return join(source.where(), ": row ", row);
 }
 
 std::vector<std::byte> pool_file_header(const KvPool::State& pool, const PoolFile& file,
                                         uint64_t file_bytes) {
-  std::vector<std::byte> bytes(pool_file_header_bytes(file.rows.size()));
-  Head head{};
-  std::ranges::copy(kMagic, head.magic);
-  head.version = kPoolFileVersion;
-  head.kind = static_cast<uint32_t>(file.kind);
-  head.geometry = pool.geometry;
-  head.rows = file.rows.size();
-  head.file_bytes = file_bytes;
-  std::memcpy(bytes.data(), &head, sizeof(head));
-  const std::span<const std::byte> rows = std::as_bytes(std::span(file.rows));
-  std::ranges::copy(rows, bytes.begin() + sizeof(head));
-  const uint64_t covered = bytes.size() - sizeof(uint64_t);
-  const uint64_t checksum = checksum_of(std::span(bytes).first(covered));
-  std::memcpy(bytes.data() + covered, &checksum, sizeof(checksum));
-  return bytes;
+  FieldWriter out(kKind);
+  out.put(file.kind, pool.geometry, uint64_t{file.rows.size()}, file_bytes);
+  for (const PoolFileRow& row : file.rows)
+    out.put(row.offset, row.bytes, row.parent, row.tokens_checksum);
+  return out.seal();
 }
 
-PoolFile read_pool_file(const SnapshotSource& source, const KvPool::State& pool,
-                        PoolFileKind kind) {
-  demand(source.size() >= pool_file_header_bytes(0), source, "has ", source.size(),
-         " bytes, a file of a pool begins with ", pool_file_header_bytes(0));
-  Head head{};
-  source.read(0, std::as_writable_bytes(std::span(&head, 1)));
-  demand(std::string_view(head.magic, sizeof(head.magic)) == kMagic, source, "does not begin with ",
-         kMagic, ", it is not a file of a pool");
-  demand(head.version == kPoolFileVersion, source, "is a file of version ", head.version,
-         ", this library reads version ", kPoolFileVersion);
-  demand(head.file_bytes == source.size(), source, "has ", source.size(),
-         " bytes, its header says ", head.file_bytes);
-  demand(head.rows <= source.size() / sizeof(PoolFileRow) &&
-             pool_file_header_bytes(head.rows) <= source.size(),
-         source, "has ", source.size(), " bytes, too few for ", head.rows, " rows");
-  demand(head.kind == static_cast<uint32_t>(kind), source,
-         kind == PoolFileKind::sequence ? "holds no sequence" : "holds no prefixes");
-  demand(head.geometry == pool.geometry, source,
-         "is of a pool with other layers, heads, formats or page_tokens");
-  Checksum checksum;
-  checksum.add(std::as_bytes(std::span(&head, 1)));
-  Rows rows(source, pool, kind, head.rows);
-  read_rows(source, checksum, head.rows, rows);
-  uint64_t expected = 0;
-  source.read(pool_file_header_bytes(head.rows) - sizeof(expected),
-              std::as_writable_bytes(std::span(&expected, 1)));
-  demand(checksum.value() == expected, source, "the header's checksum is ", checksum.value(),
-         ", expected ", expected);
-  return rows.finish();
+PoolFile read_pool_file(const Source& source, const KvPool::State& pool, PoolFileKind kind) {
+  const std::string& where = source.where();
+  check_file(source.size() >= pool_file_header_bytes(0), where, "has ", source.size(),
+             " bytes, a file of a pool begins with ", pool_file_header_bytes(0));
+  PoolFile file;
+  uint64_t geometry = 0, count = 0, file_bytes = 0, expected = 0;
+  const std::vector<std::byte> fixed = source.read(0, kFixedBytes);
+  FieldReader head(where, fixed);
+  head.check_kind(kKind);
+  head.get(file.kind, geometry, count, file_bytes);
+  check_file(file_bytes == source.size(), where, "has ", source.size(), " bytes, its header says ",
+             file_bytes);
+  check_file(count <= source.size() / kRowBytes && pool_file_header_bytes(count) <= source.size(),
+             where, "has ", source.size(), " bytes, too few for ", count, " rows");
+  check_file(file.kind == kind, where,
+             kind == PoolFileKind::sequence ? "holds no sequence" : "holds no prefixes");
+  check_file(geometry == pool.geometry, where,
+             "is of a pool with other layers, heads, formats or page_tokens");
+  // Rows that the pool cannot hold take no memory, and a wrong row ends the reading.
+  constexpr uint64_t kChunkRows = kFileChunkBytes / kRowBytes;
+  const uint64_t most = most_rows(pool), known = std::min(count, most);
+  uint64_t at = pool_file_header_bytes(count);
+  std::vector<std::byte> rows;
+  for (uint64_t i = 0; i < known; ++i) {
+    const uint64_t offset = kFixedBytes + i * kRowBytes;
+    if (i % kChunkRows == 0)
+      rows = source.read(offset, std::min(kChunkRows, known - i) * kRowBytes);
+    PoolFileRow row;
+    FieldReader(where, std::span(rows).subspan(i % kChunkRows * kRowBytes))
+        .get(row.offset, row.bytes, row.parent, row.tokens_checksum);
+    check_row(source, kind, i, row, most_record_bytes(pool));
+    check_file(row.offset == at, where, "row ", i, " must be at ", at, ", the header says ",
+               row.offset);
+    at += pool_file_tokens_bytes(pool, kind) + row.bytes;
+    file.rows.push_back(row);
+  }
+  const uint64_t seal_at = pool_file_header_bytes(count) - kSealBytes;
+  const std::vector<std::byte> seal = source.read(seal_at, kSealBytes);
+  FieldReader(where, seal).get(expected);
+  check_checksum(where, "the header", source.checksum(0, seal_at), expected);
+  if (count > most) {
+    fail(ErrorCode::out_of_memory, where, ": ", count - most, " pages are missing: ", count,
+         " are needed, the pool has ", most);
+  }
+  check_file(at == source.size(), where, "has ", source.size(), " bytes, its rows have ", at);
+  return file;
 }
 
-std::vector<std::byte> read_record(const SnapshotSource& source, const KvPool::State& pool,
+std::vector<std::byte> read_record(const Source& source, const KvPool::State& pool,
                                    const PoolFile& file, uint64_t row) {
-  std::vector<std::byte> bytes(file.rows[row].bytes);
-  source.read(file.rows[row].offset + pool_file_tokens_bytes(pool, file.kind), bytes);
-  return bytes;
+  return source.read(file.rows[row].offset + pool_file_tokens_bytes(pool, file.kind),
+                     file.rows[row].bytes);
 }
 
-std::vector<int32_t> read_tokens(const SnapshotSource& source, const KvPool::State& pool,
+std::vector<int32_t> read_tokens(const Source& source, const KvPool::State& pool,
                                  const PoolFile& file, uint64_t row) {
   std::vector<int32_t> tokens(pool.options.page_tokens);
-  source.read(file.rows[row].offset, std::as_writable_bytes(std::span(tokens)));
-  const uint64_t is = checksum_of(std::as_bytes(std::span(tokens)));
-  demand(is == file.rows[row].tokens_checksum, source, "row ", row, ": the tokens' checksum is ",
-         is, ", expected ", file.rows[row].tokens_checksum);
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(tokens));
+  source.read(file.rows[row].offset, bytes);
+  check_checksum(source.where(), join("row ", row, ": tokens"), checksum_of(bytes),
+                 file.rows[row].tokens_checksum);
   return tokens;
 }
 

@@ -7,7 +7,6 @@
 #include "cache/coding_identity.h"
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
-#include "cache/snapshot_fields.h"
 #include "ops/kv_pages.h"
 #include "runtime/device_impl.h"
 #include "runtime/require.h"

@@ -11,7 +11,7 @@
 #include "gyre/kv_pool.h"
 #include "serving/page_group.h"
 #include "serving/prefix_index.h"
-#include "serving/step_order.h"
+#include "steps/log.h"
 
 namespace gyre {
 
@@ -22,8 +22,7 @@ uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding);
 // Which calibration its options name; 0: none. Reads device memory.
 uint32_t pool_coding(const KvPoolOptions& options);
 
-class StepState;  // of a batch
-class SnapshotSource;
+class Source;
 struct PoolFile;
 
 class KvPool::State {
@@ -49,7 +48,7 @@ class KvPool::State {
   // The index lets go of a node and of what lies behind it; returns how many pages that were.
   uint64_t erase_prefix(uint32_t node);
   // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
-  uint32_t load_prefix(const SnapshotSource& source, const PoolFile& file, uint64_t row,
+  uint32_t load_prefix(const Source& source, const PoolFile& file, uint64_t row,
                        std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
   // Refuses a sequence of `length` tokens whose pages of a window begin behind what a query sees.
   void check_window(const char* op, size_t group, uint64_t first_page, uint64_t length) const;
@@ -72,7 +71,7 @@ class KvPool::State {
   uint32_t coding;
   uint64_t geometry;
   PrefixIndex index;
-  std::shared_ptr<StepOrder> order = std::make_shared<StepOrder>();
+  std::shared_ptr<Steps> steps = std::make_shared<Steps>("kv_pool");
   uint64_t sequences = 0;
   uint64_t next_sequence = 0;
   uint64_t evictions = 0;
@@ -110,18 +109,14 @@ class KvSequence::State {
     }
   };
 
-  // The newest step that wrote to the sequence, and where the oldest began that waited to be
-  // submitted then: beyond it nothing is written if the step is dropped.
-  struct Written {
-    uint64_t step = 0;
-    uint64_t start = 0;
-  };
-
   // Refuses while a step is open that has not reached every layer.
   void require_no_step(const char* op) const;
-  // Refuses tokens whose step was dropped; the other one also tokens that wait to be submitted.
-  void require_written(const char* op) const;
-  void require_submitted(const char* op) const;
+  void require_written(const char* op) const {
+    unwritten.require_written(op, *pool->steps, length);
+  }
+  void require_submitted(const char* op) const {
+    unwritten.require_submitted(op, *pool->steps, length);
+  }
   void check_shorter(const char* op, uint64_t to) const;
   void shorten(uint64_t to);  // what check_shorter() allows
   // Oldest key that the group still has.
@@ -132,10 +127,10 @@ class KvSequence::State {
   std::shared_ptr<KvPool::State> pool;
   uint64_t number;  // never used again in its pool
   uint64_t length = 0;
-  Written written;
+  UnwrittenTokens unwritten;
   std::vector<Pages> groups;
-  StepState* step = nullptr;  // of the batch whose incomplete step has this sequence
-  uint64_t listed = 0;        // mark of the last list that it was in
+  const StepLog* step = nullptr;  // of the batch whose incomplete step has this sequence
+  uint64_t listed = 0;            // mark of the last list that it was in
 };
 
 }  // namespace gyre

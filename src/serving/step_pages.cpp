@@ -125,14 +125,14 @@ void StepPages::undo(std::span<const Member> members) {
   held_.clear();
   for (const Member& member : members) {
     member.sequence->shorten(member.start);
-    member.sequence->written = member.before;
+    member.sequence->unwritten = member.before;
   }
   take_back_dropped();
 }
 
 void StepPages::note_copies() const {
   for (const Held& held : held_) {
-    uint64_t& start = held.sequence->written.start;
+    uint64_t& start = held.sequence->unwritten.start;
     start = std::min(start, held.page * pool_->options.page_tokens);
   }
 }

@@ -27,7 +27,7 @@ class StepPages {
     bool prompt = false;
     // Divided once, used by every group: where `start` lies, and where pages of all keys end.
     uint64_t page = 0, place = 0, end_page = 0;
-    KvSequence::State::Written before{};
+    UnwrittenTokens before{};
   };
 
   StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_tokens,

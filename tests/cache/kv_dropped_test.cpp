@@ -47,9 +47,7 @@ TEST_F(KvProtocol, StepsThatWereDroppedAreNotThere) {
   EXPECT_TRUE(refused(gone, [&] { append(encoder, 0, 4); }));
   EXPECT_TRUE(refused(gone, [&] { cache.fork(encoder); }));
   EXPECT_TRUE(refused(gone, [&] { save(); }));
-  attend(encoder, 0, 1);
-  EXPECT_TRUE(refused({"encoder.submit"}, [&] { encoder.submit(); }));
-  encoder.clear();
+  EXPECT_TRUE(refused(gone, [&] { attend(encoder, 0, 1); }));
   cache.truncate(encoder, 6);
   EXPECT_EQ(cache.length(), 3u);
   encoder.submit().wait();
@@ -81,6 +79,10 @@ TEST_F(KvProtocol, ADroppedForkIsNotThere) {
   KvCache dropped = cache.fork(encoder);
   encoder.clear();
   expect_refused(dropped, {"tokens from 0 on were recorded and dropped"});
+  dropped.clear(encoder);
+  std::swap(dropped, cache);
+  expect_goes_on();
+  std::swap(dropped, cache);
   const KvCache copy = cache.fork(encoder), copy_of_copy = copy.fork(encoder);
   EXPECT_TRUE(refused({"encoder.instantiate", "kv_extend"}, [&] { encoder.instantiate(); }));
   EXPECT_TRUE(refused({"not submitted"}, [&] { save(copy); }));
@@ -90,31 +92,8 @@ TEST_F(KvProtocol, ADroppedForkIsNotThere) {
   expect_goes_on();
 }
 
-// What is copied is what was there when fork() was called.
-TEST_F(KvProtocol, AForkWhoseOriginMovedIsRefused) {
-  step(5);
-  const std::vector<std::string> moved = {"encoder.submit", "has moved since"};
-  const auto expect_refused = [&](const auto& move) {
-    const KvCache copy = cache.fork(encoder);
-    move();
-    EXPECT_TRUE(refused(moved, [&] { encoder.submit(); }));
-    encoder.clear();
-    EXPECT_TRUE(refused({"recorded and dropped"}, [&] { save(copy); }));
-  };
-  expect_refused([&] {
-    cache.extend(other, 1);
-    append_all(other, 1);
-    other.submit().wait();
-  });
-  expect_refused([&] {
-    cache.truncate(other, 1);
-    other.submit().wait();
-  });
-  const std::string path = testing::TempDir() + "gyre_fork_" + std::to_string(getpid());
-  cache.save(path);
-  expect_refused([&] { cache.load(path); });
-  std::remove(path.c_str());
-  // In the order of one list it copies what is there by then.
+// In the order of one list a fork copies what is there by then.
+TEST_F(KvProtocol, AForkBetweenSteps) {
   cache.extend(encoder, 1);
   append_all(encoder, 1);
   const KvCache between = cache.fork(encoder);
@@ -175,31 +154,6 @@ TEST_F(KvProtocol, DroppedAppendsOfTheStepThatRuns) {
   expect_lost([&] { cache.truncate(other, 1); });
   expect_lost([&] { cache.truncate(other, 0); });
   EXPECT_EQ(cache.length(), 3u);
-  expect_goes_on();
-}
-
-// Lists that were given up before lose nothing when they go.
-TEST_F(KvProtocol, DroppingAStaleListLosesNothing) {
-  step(6);
-  const std::string path = testing::TempDir() + "gyre_stale_" + std::to_string(getpid());
-  cache.save(path);
-  cache.extend(encoder, 3);
-  append_all(encoder, 3);
-  cache.load(path);
-  encoder.clear();
-  EXPECT_EQ(cache.length(), 6u);
-  expect_goes_on();
-  std::remove(path.c_str());
-
-  const uint64_t before = cache.length();
-  cache.extend(encoder, 3);
-  append_all(encoder, 3);
-  cache.truncate(other, 3);
-  cache.extend(other, 2);
-  append_all(other, 2);
-  other.submit().wait();
-  encoder.clear();
-  EXPECT_EQ(cache.length(), before + 2);
   expect_goes_on();
 }
 

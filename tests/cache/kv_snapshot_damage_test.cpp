@@ -231,7 +231,7 @@ TEST_F(KvSnapshotDamage, LayersAndSectionsThatLie) {
     fails(at + 8, 8, ~uint64_t{0}, {section, "its slots"});
     fails(at + 16, 8, 64, {section, "its offset"});
     fails(at + 24, 8, ~uint64_t{0}, {section, "its size"});
-    fails(at + 32, 8, 0, {section, "the checksum is"});
+    fails(at + 32, 8, 0, {section, "checksum is"});
   }
 }
 

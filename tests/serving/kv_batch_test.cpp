@@ -135,26 +135,26 @@ TEST_F(KvBatchTest, TheOrderOfAStep) {
   fails({"kv_batch.positions", "begin() comes first"}, [&] { batch.positions(); });
   batch.begin(encoder, {{a, 3}, {b, 1}});
   EXPECT_EQ(batch.positions().shape(), Dims({4}));
-  fails({"kv_batch.begin", "appended in no layer"}, [&] { batch.begin(encoder, {{a, 1}}); });
+  fails({"kv_batch.begin", "lacks append() of layers 0 to 1"}, [&] { batch.begin(encoder, {{a, 1}}); });
   fails({"kv_batch.attend", "layer 0 was not appended"},
         [&] { batch.attend(encoder, 0, {.q = k, .out = out}); });
   append(0);
   batch.attend(encoder, 0, {.q = k, .out = out});
   fails({"kv_batch.append", "layer 0 was appended in this step already"}, [&] { append(0); });
-  fails({"kv_batch.begin", "not appended in layer 1 of 2"}, [&] {
+  fails({"kv_batch.begin", "lacks append() of layer 1"}, [&] {
     batch.begin(encoder, {{a, 1}});
   });
   fails({"kv_batch.append", "2 layers, got layer 2"}, [&] { append(2); });
   for (const KvSequence* const s : {&a, &b}) {
-    fails({"kv_sequence.fork", "layer 1 of 2"}, [&] { (void)s->fork(); });
-    fails({"kv_pool.publish", "layer 1 of 2"}, [&] { server.pool.publish(*s, {}); });
+    fails({"kv_sequence.fork", "lacks append() of layer 1"}, [&] { (void)s->fork(); });
+    fails({"kv_pool.publish", "lacks append() of layer 1"}, [&] { server.pool.publish(*s, {}); });
   }
-  fails({"kv_sequence.truncate", "layer 1 of 2"}, [&] { a.truncate(1); });
-  fails({"kv_sequence.clear", "layer 1 of 2"}, [&] { b.clear(); });
-  fails({"kv_batch.end", "layer 1 of 2"}, [&] { batch.end(); });
-  fails({"kv_batch.record", "layer 1 of 2"}, [&] { batch.record(); });
+  fails({"kv_sequence.truncate", "lacks append() of layer 1"}, [&] { a.truncate(1); });
+  fails({"kv_sequence.clear", "lacks append() of layer 1"}, [&] { b.clear(); });
+  fails({"kv_batch.end", "lacks append() of layer 1"}, [&] { batch.end(); });
+  fails({"kv_batch.record", "lacks append() of layer 1"}, [&] { batch.record(); });
   KvBatch second(server.pool, {});
-  fails({"kv_batch.begin", "layer 1 of 2"}, [&] { second.begin(encoder, {{b, 1}}); });
+  fails({"kv_batch.begin", "lacks append() of layer 1"}, [&] { second.begin(encoder, {{b, 1}}); });
   append(1);
   const KvSequence fork = a.fork();
   a.truncate(1);
@@ -239,7 +239,7 @@ TEST_F(KvBatchTest, RecordingForAGraph) {
   EXPECT_EQ(batch.positions().shape(), Dims({20}));
   fails({"kv_batch.record", "recording is open"}, [&] { batch.record(); });
   fails({"kv_batch.begin", "recording is open"}, [&] { batch.begin(encoder, {{a, 1}}); });
-  fails({"kv_batch.end", "recording was not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
+  fails({"kv_batch.end", "recording lacks append() of layers 0 to 1"}, [&] { batch.end(); });
   append(0);
   append(1);
   batch.end();
@@ -247,7 +247,7 @@ TEST_F(KvBatchTest, RecordingForAGraph) {
   for (uint64_t i = 1; i <= 3; ++i) {
     batch.begin(encoder, {{a, 2}, {b, 1}});
     encoder.submit();
-    fails({"kv_sequence.fork", "end() it after the replay"}, [&] { (void)a.fork(); });
+    fails({"kv_sequence.fork", "end() the step"}, [&] { (void)a.fork(); });
     graph.replay().wait();
     batch.end();
     EXPECT_EQ(a.fork().length(), 2 * i);
@@ -257,7 +257,7 @@ TEST_F(KvBatchTest, RecordingForAGraph) {
 
 TEST_F(KvBatchTest, AStepCannotEndWithoutItsLayers) {
   batch.begin(encoder, {{a, 1}});
-  fails({"kv_batch.end", "not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
+  fails({"kv_batch.end", "lacks append() of layers 0 to 1"}, [&] { batch.end(); });
 }
 
 // Nor one that no graph has appended whole, though one was recorded.
@@ -271,9 +271,9 @@ TEST_F(KvBatchTest, AStepEndsWhenItsLayersWereReplayed) {
   for (int i = 0; i < 2; ++i) {
     batch.begin(encoder, {{a, 1}});
     encoder.submit();
-    fails({"kv_batch.end", "not appended in layer 0, 1 of 2"}, [&] { batch.end(); });
+    fails({"kv_batch.end", "lacks append() of layers 0 to 1"}, [&] { batch.end(); });
     lower.replay().wait();
-    fails({"kv_batch.end", "not appended in layer 1 of 2"}, [&] { batch.end(); });
+    fails({"kv_batch.end", "lacks append() of layer 1"}, [&] { batch.end(); });
     upper.replay().wait();
     batch.end();
   }

@@ -1,7 +1,7 @@
 // Pages as bytes and files of a pool: what comes back is what was there; what is damaged does not.
 #include <functional>
 
-#include "cache/snapshot_file.h"
+#include "files/container.h"
 #include "cache/snapshot_fixture.h"
 #include "serving/pool_file.h"
 #include "serving/serving_fixture.h"
@@ -342,7 +342,7 @@ TEST_F(PoolDamage, AFullPoolLoadsNothing) {
   big.sequence.clear();
   KvSequence sequence = server.pool.sequence();
   server.batch.begin(server.encoder, {{sequence, 1}});
-  EXPECT_TRUE(refused({"kv_pool.save", "appended in no layer"},
+  EXPECT_TRUE(refused({"kv_pool.save", "lacks append() of layer 0"},
                       [&] { server.pool.save(sequence, folder / "open"); }));
 }
 

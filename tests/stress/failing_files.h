@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "cache/file_calls.h"
+#include "files/calls.h"
 
 namespace gyre::test {
 

@@ -11,7 +11,7 @@
 #include <locale>
 #include <thread>
 
-#include "cache/snapshot_file.h"
+#include "files/container.h"
 #include "cache/snapshot_fixture.h"
 #include "expect_error.h"
 #include "serving/serving_fixture.h"

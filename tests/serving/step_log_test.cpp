@@ -1,11 +1,11 @@
-// Lists of a pool in an order that cannot be right, and lists that are dropped: refused, or the
-// next step is as if they had never been.
-#include "serving/step_order.h"
-
+// The steps of a pool: one encoder at a time, and lists that are dropped leave the next step as if
+// they had never been.
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "serving/serving_fixture.h"
+#include "steps/log.h"
 
 namespace gyre::test {
 namespace {
@@ -14,7 +14,7 @@ std::string temporary(const char* name) {
   return (std::filesystem::temp_directory_path() / name).string();
 }
 
-class StepOrderTest : public testing::TestWithParam<KvPoolOptions> {
+class StepLogTest : public testing::TestWithParam<KvPoolOptions> {
  protected:
   void append_all(KvBatch& batch, Encoder& encoder, uint64_t rows) {
     for (uint64_t i = 0; i < layers; ++i) append(batch, encoder, i, rows);
@@ -39,50 +39,41 @@ class StepOrderTest : public testing::TestWithParam<KvPoolOptions> {
   KvSequence a = pool.sequence(), b = pool.sequence();
 };
 
-TEST_P(StepOrderTest, AnAppendBeforeItsBegin) {
-  one.begin(first, {{a, 1}});
-  append_all(one, second, 1);
-  EXPECT_TRUE(refused({"encoder.submit", "kv_batch.append comes before its begin()"},
-                      [&] { second.submit(); }));
-  first.submit().wait();
-  second.submit().wait();
-}
-
-TEST_P(StepOrderTest, AnAttendOfAStepThatIsOver) {
+// A page that one step gives back may be one that the next takes: lists would have to run in order.
+TEST_P(StepLogTest, OneEncoderAtATime) {
   const KvPoolOptions& o = GetParam();
   const Tensor q = device.tensor(DType::f32, {1, o.kv_heads, o.head_dim});
-  step(one, first, a);
-  one.attend(second, 0, {.q = q, .out = device.tensor(DType::f32, q.shape())});
-  first.submit().wait();
+  const auto expect_refused = [&](const char* op, const auto& call) {
+    EXPECT_TRUE(refused({op, "another encoder has calls on this kv_pool that are not submitted",
+                         "submit() or clear() that one first"},
+                        call));
+    EXPECT_EQ(second.size(), 0u);
+  };
   one.begin(first, {{a, 1}});
-  EXPECT_TRUE(refused({"encoder.submit", "kv_batch.begin", "another encoder and not submitted"},
-                      [&] { first.submit(); }));
-  second.submit().wait();
+  expect_refused("kv_batch.begin", [&] { two.begin(second, {{b, 1}}); });
+  expect_refused("kv_batch.append", [&] { append(one, second, 0, 1); });
+  append(one, first, 0, 1);
+  expect_refused("kv_batch.attend", [&] {
+    one.attend(second, 0, {.q = q, .out = device.tensor(DType::f32, q.shape())});
+  });
+  EXPECT_EQ(b.length(), 0u);
+  step(two, first, b);  // another batch, the same encoder
+  for (uint64_t i = 1; i < layers; ++i) append(one, first, i, 1);
   first.submit().wait();
-  append_all(one, first, 1);
-  first.submit().wait();
-}
-
-// A page that the first step gives back may be one that the second takes.
-TEST_P(StepOrderTest, ListsOfTwoBatchesRunInTheirOrder) {
-  step(one, first, a);
   step(two, second, b);
-  EXPECT_TRUE(
-      refused({"encoder.submit", "kv_batch.begin", "not submitted"}, [&] { second.submit(); }));
-  first.submit().wait();
-  second.submit().wait();
-  // Interleaved, the list whose step began first comes first.
-  one.begin(first, {{a, 1}});
-  two.begin(second, {{b, 1}});
-  append_all(two, second, 1);
+  second.clear();  // a list that is dropped does not hold the pool, nor does a graph
+  b.truncate(1);
+  one.record();
   append_all(one, first, 1);
-  EXPECT_TRUE(refused({"kv_batch.begin"}, [&] { second.submit(); }));
-  first.submit().wait();
+  expect_refused("kv_batch.begin", [&] { two.begin(second, {{b, 1}}); });
+  const Graph graph = first.instantiate();
+  one.end();
+  step(two, second, b);
   second.submit().wait();
 }
 
-TEST_P(StepOrderTest, WhatIsNotSubmittedIsNotSaved) {
-  const std::string path = temporary("gyre_step_order_test.pool");
+TEST_P(StepLogTest, WhatIsNotSubmittedIsNotSaved) {
+  const std::string path = temporary("gyre_step_log_test.pool");
   const std::vector<int32_t> tokens = some_tokens(40, 1);
   step(one, first, a, 40);
   EXPECT_TRUE(
@@ -92,16 +83,16 @@ TEST_P(StepOrderTest, WhatIsNotSubmittedIsNotSaved) {
   KvSequence fork = a.fork();
   EXPECT_TRUE(refused({"kv_pool.save", "not submitted"}, [&] { pool.save(fork, path); }));
   pool.save(b, path);  // nothing of it is recorded
-  EXPECT_TRUE(refused({"kv_pool.load", "recorded in 1 encoders"}, [&] { pool.load(path); }));
+  EXPECT_TRUE(refused({"kv_pool.load", "recorded in an encoder"}, [&] { pool.load(path); }));
   pool.save_prefixes(path);
-  EXPECT_TRUE(refused({"kv_pool.load_prefixes", "recorded in 1 encoders"},
+  EXPECT_TRUE(refused({"kv_pool.load_prefixes", "recorded in an encoder"},
                       [&] { pool.load_prefixes(path); }));
   first.submit().wait();
   pool.publish(a, tokens);
   pool.save(fork, path);
   const std::vector<std::byte> page = pool.export_page(a, 0);
   two.begin(second, {{a, 1}});
-  EXPECT_TRUE(refused({"kv_pool.import_page", "recorded in 1 encoders"},
+  EXPECT_TRUE(refused({"kv_pool.import_page", "recorded in an encoder"},
                       [&] { pool.import_page(b, page); }));
   two.cancel();
   second.clear();
@@ -110,13 +101,13 @@ TEST_P(StepOrderTest, WhatIsNotSubmittedIsNotSaved) {
   std::filesystem::remove(path);
 }
 
-TEST_P(StepOrderTest, WhatWasDroppedIsTruncated) {
+TEST_P(StepLogTest, WhatWasDroppedIsTruncated) {
   step(one, first, a, 8);
   first.submit().wait();
   step(one, first, a, 3);
   first.clear();
   const auto all_refuse = [&](KvSequence& sequence) {
-    EXPECT_TRUE(refused({"kv_batch.begin", "from 8 on", "dropped", "has 11"}, [&] {
+    EXPECT_TRUE(refused({"kv_batch.begin", "from 8 on", "dropped", "there are 11"}, [&] {
       one.begin(first, {{sequence, 1}});
     }));
     EXPECT_TRUE(refused({"kv_sequence.fork", "dropped"}, [&] { (void)sequence.fork(); }));
@@ -126,7 +117,7 @@ TEST_P(StepOrderTest, WhatWasDroppedIsTruncated) {
   };
   all_refuse(a);
   a.truncate(1);
-  EXPECT_TRUE(refused({"kv_batch.begin", "has 10"}, [&] { one.begin(first, {{a, 1}}); }));
+  EXPECT_TRUE(refused({"kv_batch.begin", "there are 10"}, [&] { one.begin(first, {{a, 1}}); }));
   a.truncate(2);
   KvSequence fork = a.fork();
   step(one, first, a);
@@ -134,7 +125,7 @@ TEST_P(StepOrderTest, WhatWasDroppedIsTruncated) {
 }
 
 // Forks of a step that is not submitted share its fate.
-TEST_P(StepOrderTest, ForksOfADroppedStep) {
+TEST_P(StepLogTest, ForksOfADroppedStep) {
   step(one, first, a, 3);
   KvSequence fork = a.fork();
   step(one, first, a);
@@ -146,31 +137,19 @@ TEST_P(StepOrderTest, ForksOfADroppedStep) {
   one.begin(first, {{fork, 1}, {a, 1}});
 }
 
-TEST_P(StepOrderTest, WhatFollowsADroppedStepIsDropped) {
-  step(one, first, a);
-  step(one, second, a);  // changes the tables of a step that never runs
-  first.clear();
-  EXPECT_TRUE(refused({"encoder.submit", "kv_batch.begin follows a step", "dropped"},
-                      [&] { second.submit(); }));
-  second.clear();
-  a.clear();
-  step(one, first, a);
-  step(two, second, b);  // another batch, but it may have what the step before gave back
-  first.clear();
-  EXPECT_TRUE(refused({"kv_batch.begin follows a step"}, [&] { second.submit(); }));
-  second.clear();
-  a.clear();
-  b.clear();
-  // A cancelled step was never there, so nothing follows it.
+// A cancelled step was never there, so nothing follows it.
+TEST_P(StepLogTest, ACancelledStepInAList) {
   one.begin(first, {{a, 1}});
-  step(two, second, b);
+  step(two, first, b);
   one.cancel();
-  first.clear();
-  second.submit().wait();
+  first.submit().wait();
+  step(one, first, a);
+  first.submit().wait();
+  pool.publish(b, {});
 }
 
 // The device's tables still are those of the step before.
-TEST_P(StepOrderTest, ADroppedStepWasNeverThere) {
+TEST_P(StepLogTest, ADroppedStepWasNeverThere) {
   const std::vector<int32_t> tokens = some_tokens(60, 3);
   Server plain(device, GetParam());
   Talk talk = server.talk(), expected = plain.talk(), other = server.talk(), fresh = plain.talk();
@@ -191,7 +170,7 @@ TEST_P(StepOrderTest, ADroppedStepWasNeverThere) {
   EXPECT_EQ(server.run(other, part(0, 9), true), plain.run(fresh, part(0, 9), true));
 }
 
-TEST_P(StepOrderTest, AGraphRunsInAStepOnly) {
+TEST_P(StepLogTest, AGraphRunsInAStepOnly) {
   one.record();
   append_all(one, first, 1);
   one.end();
@@ -216,7 +195,7 @@ TEST_P(StepOrderTest, AGraphRunsInAStepOnly) {
 }
 
 // Recorded in a step, kept as a graph: that step's alone.
-TEST_P(StepOrderTest, AStepInAGraph) {
+TEST_P(StepLogTest, AStepInAGraph) {
   one.begin(first, {{a, 1}});
   first.submit();
   append_all(one, first, 1);
@@ -231,7 +210,7 @@ TEST_P(StepOrderTest, AStepInAGraph) {
 
 // Until it is replayed its tokens are not there, and once its pages may be others' it is not
 // replayed again.
-TEST_P(StepOrderTest, AStepInAGraphThatDoesNotRun) {
+TEST_P(StepLogTest, AStepInAGraphThatDoesNotRun) {
   const std::vector<std::string> words = {"from 0 on are in a graph that was not replayed"};
   one.begin(first, {{a, 1}});
   first.submit();
@@ -252,12 +231,11 @@ TEST_P(StepOrderTest, AStepInAGraphThatDoesNotRun) {
   step(two, first, b);
   first.submit().wait();
   for (Graph& graph : graphs) {
-    EXPECT_TRUE(refused({"graph.replay", "has run, and another step was begun since"},
-                        [&] { graph.replay(); }));
+    EXPECT_TRUE(refused({"graph.replay", "another step was begun"}, [&] { graph.replay(); }));
   }
 }
 
-TEST_P(StepOrderTest, AnAttendBeforeTheAppendOfItsLayer) {
+TEST_P(StepLogTest, AnAttendBeforeTheAppendOfItsLayer) {
   const KvPoolOptions& o = GetParam();
   const Tensor q = device.tensor(DType::f32, {1, o.kv_heads, o.head_dim});
   const AttendInputs in{.q = q, .out = device.tensor(DType::f32, q.shape())};
@@ -266,10 +244,15 @@ TEST_P(StepOrderTest, AnAttendBeforeTheAppendOfItsLayer) {
   };
   one.begin(first, {{a, 1}});
   first.submit();
-  append_all(one, first, 1);
+  append(one, first, 0, 1);
+  first.clear();
+  EXPECT_TRUE(
+      refused({"kv_batch.attend", "layer 0 was not appended"}, [&] { one.attend(first, 0, in); }));
+  append_all(one, first, 1);  // again
+  const Graph once = first.instantiate();
   one.attend(second, 0, in);
   expect_refused([&] { second.submit(); });
-  first.submit();
+  once.replay();
   second.submit().wait();
   one.record();
   append_all(one, first, 1);
@@ -285,7 +268,7 @@ TEST_P(StepOrderTest, AnAttendBeforeTheAppendOfItsLayer) {
   one.end();
 }
 
-TEST_P(StepOrderTest, ARecordingThatDoesNotFitTheStep) {
+TEST_P(StepLogTest, ARecordingThatDoesNotFitTheStep) {
   one.record();
   append_all(one, first, 2);
   const Graph graph = first.instantiate();
@@ -307,7 +290,7 @@ TEST_P(StepOrderTest, ARecordingThatDoesNotFitTheStep) {
 }
 
 // A fork's tokens in the page that it shares are in its own once the copy has run.
-TEST_P(StepOrderTest, ADroppedStepOfAFork) {
+TEST_P(StepLogTest, ADroppedStepOfAFork) {
   const std::vector<int32_t> tokens = some_tokens(30, 3);
   const auto part = [&](size_t from, size_t count) {
     return std::span(tokens).subspan(from, count);
@@ -331,7 +314,7 @@ TEST_P(StepOrderTest, ADroppedStepOfAFork) {
   EXPECT_EQ(server.run(origin, part(13, 9)), plain.run(expected, part(13, 9)));
 }
 
-TEST_P(StepOrderTest, ListsOutliveTheirPool) {
+TEST_P(StepLogTest, ListsOutliveTheirPool) {
   std::optional<Encoder> left;
   {
     const KvPool gone(device, GetParam());
@@ -343,33 +326,69 @@ TEST_P(StepOrderTest, ListsOutliveTheirPool) {
   left->submit().wait();
 }
 
-// A batch that is gone leaves nothing behind, as soon as no list is left that it recorded.
-TEST_P(StepOrderTest, ABatchThatIsGone) {
+// Lists that a batch recorded run without it, graphs for any step do not.
+TEST_P(StepLogTest, ABatchThatIsGone) {
   auto gone = std::make_unique<KvBatch>(pool, KvBatchOptions{.max_sequences = 1, .max_tokens = 8});
+  gone->record();
+  append_all(*gone, first, 1);
+  gone->end();
+  const Graph graph = first.instantiate();
   step(*gone, first, a);
   gone.reset();
   first.submit().wait();
   EXPECT_EQ(a.length(), 1u);
+  EXPECT_TRUE(refused({"graph.replay", "none is begun"}, [&] { graph.replay(); }));
   step(one, first, a);
   first.submit().wait();
-
-  StepOrder order;
-  const uint64_t kept = order.add_batch(1), dropped = order.add_batch(1);
-  std::vector<CommandNote> notes = {order.begin_note(dropped, 0, 1)};
-  notes[0].observer = 7;
-  const int list = 0;
-  order.recorded(notes[0], &list);
-  order.remove_batch(dropped);
-  EXPECT_EQ(order.batches(), 2u);
-  order.check("submit", {notes, 7});
-  order.tell(ListFate::submitted, &list, {notes, 7});
-  EXPECT_EQ(order.batches(), 1u);
-  EXPECT_TRUE(refused({"submit", "gone"}, [&] { order.check("submit", {notes, 7}); }));
-  order.remove_batch(kept);
-  EXPECT_EQ(order.batches(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, StepOrderTest, testing::Values(small_pool(), mixed_pool()));
+// A graph of one step is closed when a sequence of that step gives its pages back.
+TEST_P(StepLogTest, AStepInAGraphWhoseSequenceWasTruncated) {
+  one.begin(first, {{a, 1}});
+  first.submit();
+  append_all(one, first, 1);
+  const Graph graph = first.instantiate();
+  a.clear();
+  EXPECT_TRUE(refused({"graph.replay", "a sequence truncated since"}, [&] { graph.replay(); }));
+}
+
+// Each call works as a whole or is refused, and no page is lost.
+TEST_P(StepLogTest, TwoThreadsInOnePool) {
+  const auto work = [&](uint32_t seed) {
+    KvBatch batch(pool, {.max_sequences = 4, .max_tokens = 40});
+    Encoder encoder(device);
+    const std::vector<int32_t> tokens = some_tokens(17, seed % 2);
+    for (int i = 0; i < 300; ++i) {
+      try {
+        KvSequence sequence = pool.match(tokens);
+        step(batch, encoder, sequence, 17 - sequence.length());
+        encoder.submit().wait();
+        pool.publish(sequence, tokens);
+        const KvSequence fork = sequence.fork();
+      } catch (const Error&) {
+        encoder.clear();
+        EXPECT_NO_THROW(batch = KvBatch(pool, {.max_sequences = 4, .max_tokens = 40}));
+      }
+    }
+  };
+  std::thread other(work, 1);
+  work(2);
+  other.join();
+  pool.forget();
+  expect_no_page_used(pool);
+}
+
+TEST(StepsUseTest, ASecondThreadIsRefused) {
+  const Steps steps("kv_pool");
+  const StepsUse use(steps, "kv_pool.match");
+  const StepsUse nested(steps, "kv_pool.sequence");
+  std::thread([&] {
+    EXPECT_TRUE(refused({"kv_pool.publish", "the kv_pool is in use by another thread"},
+                        [&] { const StepsUse second(steps, "kv_pool.publish"); }));
+  }).join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Pools, StepLogTest, testing::Values(small_pool(), mixed_pool()));
 
 }  // namespace
 }  // namespace gyre::test

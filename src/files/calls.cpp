@@ -1,4 +1,4 @@
-#include "cache/file_calls.h"
+#include "files/calls.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

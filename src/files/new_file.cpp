@@ -1,5 +1,4 @@
-#include "cache/snapshot_file.h"
-
+// Files on the disk: read, and replaced as a whole.
 #include <fcntl.h>
 #include <sys/file.h>
 
@@ -8,8 +7,8 @@
 #include <system_error>
 #include <utility>
 
-#include "cache/file_calls.h"
-#include "runtime/require.h"
+#include "files/calls.h"
+#include "files/container.h"
 
 namespace gyre {
 namespace {
@@ -71,8 +70,7 @@ int Descriptor::close() {
 }
 
 // Not blocking: a pipe is refused below instead of waited for.
-FileSource::FileSource(const char* op, const std::string& path)
-    : SnapshotSource(join(op, ": ", path)) {
+FileSource::FileSource(const char* op, const std::string& path) : Source(join(op, ": ", path)) {
   whole(op, path);
   constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   file_ = Descriptor(

@@ -1,5 +1,5 @@
 #pragma once
-// The system calls behind snapshots, in one table, so that a test can make any of them fail.
+// The system calls behind files, in one table, so that a test can make any of them fail.
 
 #include <sys/stat.h>
 #include <sys/types.h>
