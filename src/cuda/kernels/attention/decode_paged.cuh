@@ -283,11 +283,11 @@ class PagedBlock {
     for (uint32_t set = 0; set < Set::kSets; ++set) {
       Set fold;
       if (begins) {
-        fold.clear();
+        add_piece<true>(fold, lane_weights, sums, set, bad);
       } else {
         fold.get(group_fold(number, set));
+        add_piece<false>(fold, lane_weights, sums, set, bad);
       }
-      add_piece(fold, lane_weights, sums, set, bad);
       if (!ends) {
         fold.put(group_fold(number, set));
         continue;
@@ -312,13 +312,13 @@ class PagedBlock {
     if (lane() == 0 && !last) arrive(&turns[nth % kTurns]);
   }
   // Sums of a set: an index that the compiler knows keeps them in registers.
-  template <uint32_t kSet = 0>
+  template <bool kFirst, uint32_t kSet = 0>
   static void add_piece(Set& fold, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
                         uint32_t set, bool bad) {
     if (set == kSet) {
-      fold.add(lane_weights, sums, kSet, bad);
+      fold.template add<kFirst>(lane_weights, sums, kSet, bad);
     } else if constexpr (kSet + 1 < Set::kSets) {
-      add_piece<kSet + 1>(fold, lane_weights, sums, set, bad);
+      add_piece<kFirst, kSet + 1>(fold, lane_weights, sums, set, bad);
     }
   }
 

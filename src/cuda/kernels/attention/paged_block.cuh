@@ -44,6 +44,9 @@ inline PieceKeys piece_keys(const abi::AttentionParams& p, const abi::AttentionR
   const uint32_t behind = begin + (1u << shift);
   const auto low = static_cast<int32_t>(begin < run.begin ? run.begin : begin);
   const auto high = static_cast<int32_t>(behind < run.end ? behind : run.end);
+  // The sequence's bounds are those of its only token.
+  if (run.tokens == 1)
+    return {static_cast<uint32_t>(low), high > low ? static_cast<uint32_t>(high - low) : 0, 1};
   const abi::RowMask<int32_t> mask = run_mask(p, run);
   const auto first_token = static_cast<int32_t>(run.first_row / p.group);
   const auto last_token = static_cast<int32_t>((run.first_row + run.rows - 1) / p.group);

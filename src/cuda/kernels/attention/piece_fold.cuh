@@ -22,12 +22,6 @@ struct RowSet {
   float reference[kLaneRows], sum[kLaneRows];
 
   static uint32_t lane() { return threadIdx.x % kWarp; }
-  void clear() {
-#pragma unroll
-    for (uint32_t i = 0; i < kVectors * 4; ++i) x[i / 4][i % 4] = 0;
-#pragma unroll
-    for (uint32_t r = 0; r < kLaneRows; ++r) reference[r] = kLowest, sum[r] = 0;
-  }
 
   // The factors of both sides, of row r of the lane.
   struct Factors {
@@ -55,7 +49,9 @@ struct RowSet {
     }
   }
 
-  // What a warp summed up of a piece. `bad`: a page that does not exist: rows become NaN.
+  // What a warp summed up of a piece, alone or behind what is there (kFirst false). `bad`: a page
+  // that does not exist: rows become NaN.
+  template <bool kFirst>
   void add(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set, bool bad) {
     constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
     const LevelRow& row = from.row[set];
@@ -79,27 +75,42 @@ struct RowSet {
       const float of = from.fixed[block][set].scale;
       levels[block].set(weight_sum[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
     }
-    const Factors f = raise(0, row.reference, part_sum);
+    Factors f = {0, 1};
+    if constexpr (kFirst) {
+      reference[0] = row.reference, sum[0] = part_sum;
+    } else {
+      f = raise(0, row.reference, part_sum);
+    }
     const float weight = f.part * inverse_scale(scale);
 #pragma unroll
     for (uint32_t i = 0; i < kVectors * 4; ++i) {
       const uint32_t at = i / 2;  // 2 span + e / 2
-      x[i / 4][i % 4] = fold(x[i / 4][i % 4], f.keep,
-                             levels[from.block_of(at)].whole(from.sums[set][at] + i % 2 * 2), weight);
+      const float part = levels[from.block_of(at)].whole(from.sums[set][at] + i % 2 * 2);
+      float& to = x[i / 4][i % 4];
+      to = kFirst ? __fmul_rn(part, weight) : fold(to, f.keep, part, weight);
     }
   }
+  template <bool kFirst>
   void add(const LaneWeights&, const Float16Sums<Traits>& from, uint32_t set, bool bad) {
     const FloatRow& row = from.row[set];
     float all = row.sum + __shfl_xor_sync(kAll, row.sum, 1);
     all += __shfl_xor_sync(kAll, all, 2);
     if (bad) all = __uint_as_float(0x7FC00000u);
     const float2 references = transpose_rows(row.reference), sums = transpose_rows(all);
-    const Factors f[2] = {raise(0, references.x, sums.x), raise(1, references.y, sums.y)};
+    if constexpr (kFirst) {
+      reference[0] = references.x, sum[0] = sums.x;
+      reference[kLaneRows - 1] = references.y, sum[kLaneRows - 1] = sums.y;
+    }
+    Factors f[2] = {{0, 1}, {0, 1}};
+    if constexpr (!kFirst)
+      f[0] = raise(0, references.x, sums.x), f[1] = raise(kLaneRows - 1, references.y, sums.y);
     const float unit = inverse_scale(Traits::kV == kFormatF16 ? power_of_two(kProbabilityUp) : 1.0f);
 #pragma unroll
-    for (uint32_t i = 0; i < kVectors * 4; ++i)
-      x[i / 4][i % 4] = fold(x[i / 4][i % 4], f[i % 2].keep, from.sums[set][i / 4][i % 4],
-                             f[i % 2].part * unit);
+    for (uint32_t i = 0; i < kVectors * 4; ++i) {
+      float& to = x[i / 4][i % 4];
+      const float part = from.sums[set][i / 4][i % 4], weight = f[i % 2].part * unit;
+      to = kFirst ? __fmul_rn(part, weight) : fold(to, f[i % 2].keep, part, weight);
+    }
   }
 
   // To and from memory: [vector][lane], then the states of the lanes' rows.
