@@ -13,16 +13,22 @@ struct Suite {
 
 // A new op's benchmark is a row here.
 constexpr Suite kSuites[] = {
-    {"runtime", run_runtime},         {"kv_copy", run_kv_copy},     {"rope", run_rope},
-    {"kv_quantize", run_kv_quantize}, {"attention", run_attention}, {"kv_cache", run_kv_cache},
-    {"kv_coding", run_cpu_kv_coding}, {"serving", run_serving},
+    {"runtime", run_runtime},
+    {"kv_copy", run_kv_copy},
+    {"rope", run_rope},
+    {"kv_quantize", run_kv_quantize},
+    {"attention", run_attention},
+    {"kv_cache", run_kv_cache},
+    {"kv_calibration", run_cpu_kv_calibration},
+    {"serving", run_serving},
 };
 
 bool on_cpu(const Options& options) { return options.device == "cpu"; }
 
 std::vector<std::string> names(const Options& options) {
   if (!on_cpu(options))
-    return {"kv_copy", "rope", "kv_quantize", "attention", "kv_cache step", "kv_coding", "serving"};
+    return {"kv_copy",       "rope",           "kv_quantize", "attention",
+            "kv_cache step", "kv_calibration", "serving"};
   std::vector<std::string> all;
   for (const Suite& suite : kSuites) all.emplace_back(suite.name);
   return all;

@@ -56,9 +56,9 @@ struct Progress {
 std::vector<Row> run_attention(const Options& options, const Progress& progress);
 std::vector<Row> run_runtime(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_cache(const Options& options, const Progress& progress);
-std::vector<Row> run_cpu_kv_coding(const Options& options, const Progress& progress);
-std::vector<Row> run_kv_coding(const Device& device, const Options& options,
-                               const Progress& progress);
+std::vector<Row> run_cpu_kv_calibration(const Options& options, const Progress& progress);
+std::vector<Row> run_kv_calibration(const Device& device, const Options& options,
+                                    const Progress& progress);
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress);
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress);
 std::vector<Row> run_serving(const Options& options, const Progress& progress);

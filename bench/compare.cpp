@@ -1,6 +1,6 @@
-// Fills a KvCache per format and decodes with it as a user would: extend, then one replayed graph
-// that appends a token and attends. One full layer is timed, and one window layer where the model
-// has them; what a model adds up to follows.
+// Fills a KvCache per format and decodes with it as a user would: begin_step, then one replayed
+// graph that appends a token and attends. One full layer is timed, and one window layer where the
+// model has them; what a model adds up to follows.
 #include "compare.h"
 
 #include <algorithm>
@@ -52,12 +52,12 @@ class Contender {
   // that every step reads as many keys, writes the same slot and finds room.
   void step(uint64_t round) {
     const size_t i = round % caches_.size();
-    caches_[i].extend(encoder_, 1);
+    caches_[i].begin_step(encoder_, 1);
     encoder_.submit();
     graphs_[i].replay().wait();
   }
   void take_back(uint64_t round) {
-    caches_[round % caches_.size()].truncate(encoder_, 1);
+    caches_[round % caches_.size()].rollback(encoder_, 1);
     encoder_.submit().wait();
   }
 
@@ -65,7 +65,7 @@ class Contender {
   void fill(KvCache& cache, uint64_t tokens) {
     for (uint64_t begin = 0; begin < tokens;) {
       const uint64_t count = std::min(cache.options().step_tokens, tokens - begin);
-      cache.extend(encoder_, count);
+      cache.begin_step(encoder_, count);
       cache.append(encoder_, 0, source_.k.slice(0, begin, count), source_.v.slice(0, begin, count));
       encoder_.submit().wait();
       begin += count;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::bench {
 

@@ -34,8 +34,9 @@ class GpuBench {
       for (Row& row : measure_gpu_attention(gpu_, each, progress_)) rows_.push_back(std::move(row));
     }
     if (wanted("kv_cache step")) measure_step();
-    if (wanted("kv_coding")) {
-      for (Row& row : run_kv_coding(device_, options_, progress_)) rows_.push_back(std::move(row));
+    if (wanted("kv_calibration")) {
+      for (Row& row : run_kv_calibration(device_, options_, progress_))
+        rows_.push_back(std::move(row));
     }
     for (const ServingRun& each : batches) {
       for (Row& row : measure_gpu_serving(gpu_, each, progress_)) rows_.push_back(std::move(row));
@@ -144,11 +145,11 @@ class GpuBench {
     const Tensor part = noise_tokens(device_, kPart, kHeads, kHeadDim);
     Encoder encoder(device_);
     for (uint64_t at = 0; at < kContext; at += kPart) {
-      cache.extend(encoder, kPart);
+      cache.begin_step(encoder, kPart);
       for (uint64_t layer = 0; layer < kLayers; ++layer) cache.append(encoder, layer, part, part);
       encoder.submit().wait();
     }
-    cache.extend(encoder, 1);
+    cache.begin_step(encoder, 1);
     encoder.submit().wait();
     const Tensor q = noise_tokens(device_, 1, kQueryHeads, kHeadDim),
                  k = noise_tokens(device_, 1, kHeads, kHeadDim),

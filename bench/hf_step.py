@@ -55,7 +55,7 @@ def fill(cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
     for begin in range(0, tokens, target.step_tokens):
         part = slice(begin, begin + target.step_tokens)
         rows = [x[0, :, part].transpose(0, 1) for x in (k, v)]
-        store.cache.extend(store.encoder, rows[0].shape[0])
+        store.cache.begin_step(store.encoder, rows[0].shape[0])
         store.cache.append(store.encoder, 0, *rows)
         store.encoder.submit().wait()
     target.columns.record(1, 0, tokens, None)

@@ -33,7 +33,7 @@ KvCache make_cache(const Device& device, uint64_t layers, const KvLayer& layer) 
 // The same kContext tokens in every layer.
 void fill(Encoder& encoder, KvCache& cache, const Tensor& k, const Tensor& v) {
   for (uint64_t at = 0; at < kContext; at += kPart) {
-    cache.extend(encoder, kPart);
+    cache.begin_step(encoder, kPart);
     for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer)
       cache.append(encoder, layer, k.slice(0, at, kPart), v.slice(0, at, kPart));
     encoder.submit().wait();
@@ -93,7 +93,7 @@ Row measure_step(const Device& device, const Options& options) {
   fill(encoder, cache, noise(device, {kContext, kKvHeads, kDim}, 2),
        noise(device, {kContext, kKvHeads, kDim}, 3));
   const Token token(device);
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   encoder.submit().wait();
   constexpr std::array kFused = {Part::rope_append, Part::attend};
   constexpr std::array kAlone = {Part::rope, Part::append, Part::attend, Part::rope_append};
@@ -101,8 +101,8 @@ Row measure_step(const Device& device, const Options& options) {
   std::vector<Graph> alone;
   for (const Part& part : kAlone) alone.push_back(record_layers(encoder, cache, token, {&part, 1}));
   const auto with_extend = [&](uint64_t) {
-    cache.truncate(encoder, 1);
-    cache.extend(encoder, 1);
+    cache.rollback(encoder, 1);
+    cache.begin_step(encoder, 1);
     encoder.submit().wait();
     step.replay().wait();
   };
@@ -123,7 +123,7 @@ Row measure_rope_append(const Device& device, const Options& options) {
   KvCache cache = make_cache(device, 1, kPlain);
   Encoder encoder(device);
   const Token token(device);
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   encoder.submit().wait();
   constexpr std::array kApart = {Part::rope, Part::append};
   const Part fused = Part::rope_append;
@@ -147,7 +147,7 @@ Row measure_tail_append(const Device& device, const Options& options) {
     caches.push_back(make_cache(device, 1, layer));
     fill(encoder, caches.back(), noise(device, {kContext, kKvHeads, kDim}, 2),
          noise(device, {kContext, kKvHeads, kDim}, 3));
-    caches.back().extend(encoder, 1);
+    caches.back().begin_step(encoder, 1);
     encoder.submit().wait();
     const Part part = Part::append;
     graphs.push_back(record_layers(encoder, caches.back(), token, {&part, 1}));

@@ -3,7 +3,7 @@
 
 #include "attention_runs.h"
 #include "gyre/device.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::bench {
 

@@ -55,9 +55,7 @@ void fill_pages(const Device& device, const KvPages& pages) {
 
 }  // namespace
 
-void ServingBatch::record(Encoder& encoder) const {
-  attention(encoder, inputs, options);
-}
+void ServingBatch::record(Encoder& encoder) const { attention(encoder, inputs, options); }
 
 void ServingBatch::record_write(Encoder& encoder) const {
   KvWriteInputs write = newest;
@@ -83,12 +81,12 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.page_table = upload(device, table, {count, width});
   std::vector<int32_t> lengths(s.lengths.begin(), s.lengths.end()), begin(count + 1);
   std::iota(begin.begin(), begin.end(), 0);
-  in.lengths = upload(device, lengths, {count});
-  in.query_begin = upload(device, begin, {count + 1});
+  in.kv_lengths = upload(device, lengths, {count});
+  in.cu_seqlens_q = upload(device, begin, {count + 1});
   in.q = noise_tokens(device, count, s.heads, s.head_dim);
   in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
-  batch.options = {.most_queries = 1,
-                   .most_length = s.longest(),
+  batch.options = {.max_query_length = 1,
+                   .max_kv_length = s.longest(),
                    .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
                    .settled_keys = true};
   // As an engine does once per step, for all layers.
@@ -97,8 +95,8 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
                                    {.pages = in.pages,
                                     .tokens = count,
                                     .heads = s.heads,
-                                    .lengths = in.lengths,
-                                    .query_begin = in.query_begin},
+                                    .lengths = in.kv_lengths,
+                                    .cu_seqlens_q = in.cu_seqlens_q},
                                    batch.options);
   encoder.submit().wait();
   std::vector<int32_t> slots;

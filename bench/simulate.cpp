@@ -50,7 +50,7 @@ class Server {
         pool_(device, pool_options(options, formats, pages)),
         batch_(pool_, {.max_sequences = options.users,
                        .max_tokens = options.step_tokens,
-                       .max_length = pages * options.page_tokens}),
+                       .max_kv_length = pages * options.page_tokens}),
         encoder_(device),
         step_(record()) {
     result_.formats = formats;
@@ -103,7 +103,7 @@ class Server {
       batch_.attend(encoder_, layer, {.q = q, .out = out});
     }
     Graph graph = encoder_.instantiate();
-    batch_.end();
+    batch_.end_step();
     return graph;
   }
 
@@ -186,7 +186,7 @@ class Server {
     for (;;) {
       const std::vector<KvStep> steps = plan();
       try {
-        batch_.begin(encoder_, steps);
+        batch_.begin_step(encoder_, steps);
         return;
       } catch (const Error& error) {
         if (error.code() != ErrorCode::out_of_memory) throw;
@@ -200,7 +200,7 @@ class Server {
     begin_step();
     encoder_.submit();
     step_.replay().wait();
-    batch_.end();
+    batch_.end_step();
     const double seconds = us_since(begin) * 1e-6;
     now_ += seconds;
     ++result_.steps;

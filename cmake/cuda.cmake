@@ -15,7 +15,7 @@ target_sources(gyre PRIVATE
   src/cuda/kernel_set.cpp
   src/cuda/kv_append.cpp
   src/cuda/kv_copy.cpp
-  src/cuda/kv_encode.cpp
+  src/cuda/kv_feedback.cpp
   src/cuda/kv_quantize.cpp
   src/cuda/kv_write.cpp
   src/cuda/library.cpp

@@ -52,7 +52,7 @@ std::vector<float> generate(const gyre::Device& device, const gyre::KvLayer& lay
 
   const Step prompt(device, kPrompt);
   prompt.fill(model);
-  cache.extend(encoder, kPrompt);
+  cache.begin_step(encoder, kPrompt);
   for (uint64_t i = 0; i < kLayers; ++i) prompt.record(encoder, cache, i);
   encoder.submit().wait();
 
@@ -61,7 +61,7 @@ std::vector<float> generate(const gyre::Device& device, const gyre::KvLayer& lay
   for (uint64_t i = 0; i < kLayers; ++i) step.record(encoder, cache, i);
   const gyre::Graph graph = encoder.instantiate();
   for (uint64_t i = 0; i < kSteps; ++i) {
-    cache.extend(encoder, 1);
+    cache.begin_step(encoder, 1);
     encoder.submit().wait();
     step.fill(model);
     graph.replay().wait();

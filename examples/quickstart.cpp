@@ -15,7 +15,7 @@ int main() {
   gyre::Encoder encoder(device);
   for (int token = 0; token < 100; ++token) {
     std::ranges::fill(v.data<float>(), static_cast<float>(token));  // a model fills q, k and v
-    cache.extend(encoder, 1);
+    cache.begin_step(encoder, 1);
     cache.append(encoder, 0, k, v);
     cache.attend(encoder, 0, {.q = q, .out = out});
     encoder.submit().wait();

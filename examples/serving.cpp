@@ -57,7 +57,7 @@ int main() {
   {
     gyre::KvSequence prompt = pool.sequence();
     for (uint64_t done = 0; done < kPrompt; done += 500) {
-      batch.begin(encoder, {{.sequence = prompt, .tokens = 500, .prompt = true}});
+      batch.begin_step(encoder, {{.sequence = prompt, .tokens = 500, .is_prefill = true}});
       forward(encoder, batch);
     }
     pool.publish(prompt, tokens);
@@ -72,13 +72,13 @@ int main() {
   const uint64_t known = users[0].length();
   std::vector<gyre::KvStep> steps;
   for (gyre::KvSequence& user : users) steps.push_back({user, kPrompt - known, true});
-  batch.begin(encoder, steps);
+  batch.begin_step(encoder, steps);
   forward(encoder, batch);
   print(pool, "eight users");
 
-  for (gyre::KvStep& step : steps) step.tokens = 1, step.prompt = false;
+  for (gyre::KvStep& step : steps) step.tokens = 1, step.is_prefill = false;
   for (int i = 0; i < 50; ++i) {
-    batch.begin(encoder, steps);
+    batch.begin_step(encoder, steps);
     forward(encoder, batch);
   }
   print(pool, "50 tokens later");

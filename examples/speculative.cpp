@@ -24,13 +24,13 @@ gyre::Tensor noise(const gyre::Device& device, const gyre::Dims& shape, uint32_t
 
 // Guess i sees guess j if j is i or comes before it on its branch.
 gyre::Tensor tree_mask(const gyre::Device& device) {
-  gyre::Tensor tree = device.tensor(gyre::DType::u8, {kParents.size(), kParents.size()});
-  const auto sees = tree.data<uint8_t>();
+  gyre::Tensor tree_mask = device.tensor(gyre::DType::u8, {kParents.size(), kParents.size()});
+  const auto sees = tree_mask.data<uint8_t>();
   for (size_t i = 0; i < kParents.size(); ++i) {
     for (int j = static_cast<int>(i); j >= 0; j = kParents[static_cast<size_t>(j)])
       sees[i * kParents.size() + static_cast<size_t>(j)] = 1;
   }
-  return tree;
+  return tree_mask;
 }
 
 struct Tokens {
@@ -42,7 +42,7 @@ struct Tokens {
 
 void append(gyre::Encoder& encoder, gyre::KvCache& cache, const gyre::Tensor& k,
             const gyre::Tensor& v) {
-  cache.extend(encoder, k.shape(0));
+  cache.begin_step(encoder, k.shape(0));
   cache.append(encoder, 0, k, v);
 }
 
@@ -74,12 +74,12 @@ int main() {
   append(encoder, cache, guesses.k, guesses.v);
   const gyre::Tensor q = noise(device, {kParents.size(), kHeads, kDim}, 5),
                      out = device.tensor(gyre::DType::f32, q.shape());
-  cache.attend(encoder, 0, {.q = q, .out = out, .tree = tree_mask(device)}, {.scale = 0.125f});
+  cache.attend(encoder, 0, {.q = q, .out = out, .tree_mask = tree_mask(device)}, {.scale = 0.125f});
   encoder.submit().wait();
   std::cout << kParents.size() << " guesses on two branches, attended in one pass\n";
 
   // The model agrees with one branch: drop all guesses, keep that branch.
-  cache.truncate(encoder, kParents.size());
+  cache.rollback(encoder, kParents.size());
   append_accepted(encoder, cache, guesses);
   append_accepted(encoder, careful, guesses);
   const gyre::Tensor next = noise(device, {1, kHeads, kDim}, 6);

@@ -8,16 +8,16 @@
 #include <string_view>
 #include <vector>
 
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::test {
 
-enum class FormatClass : uint8_t { f32, f16, bf16, levels, compat };
+enum class FormatClass : uint8_t { f32, f16, bf16, levels, mlx_native };
 constexpr FormatClass kFormatClasses[] = {FormatClass::f32, FormatClass::f16, FormatClass::bf16,
-                                          FormatClass::levels, FormatClass::compat};
+                                          FormatClass::levels, FormatClass::mlx_native};
 
 inline std::string_view name(FormatClass format_class) {
-  constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "levels", "compat"};
+  constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "levels", "mlx_native"};
   return kNames[static_cast<size_t>(format_class)];
 }
 
@@ -27,7 +27,7 @@ inline FormatClass class_of(KvFormat format) {
   if (format == KvFormat::bf16) return FormatClass::bf16;
   const KvFormatInfo info = describe(format);
   if (info.scale == KvScaleKind::u8e8) return FormatClass::levels;
-  if (info.scale == KvScaleKind::f32_norm) return FormatClass::compat;
+  if (info.scale == KvScaleKind::f32_norm) return FormatClass::mlx_native;
   throw std::logic_error("no format class for " + std::string(info.name));
 }
 
@@ -57,7 +57,7 @@ inline bool stores(KvFormat format, uint64_t head_dim) {
   switch (class_of(format)) {
     case FormatClass::levels:
       return head_dim >= 16 && head_dim % 8 == 0;
-    case FormatClass::compat:
+    case FormatClass::mlx_native:
       if (describe(format).packing != KvPacking::nibbles) return head_dim == 256 || head_dim == 512;
       return power_of_two && head_dim >= 4 && head_dim <= 1024;
     default:

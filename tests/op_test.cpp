@@ -31,8 +31,8 @@ std::vector<OpCases> all_ops() {
       {"norm_rope", norm_rope_cases, norm_rope_refusals},
       {"hadamard", hadamard_cases, hadamard_refusals},
       {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
-      {"kv_coded", kv_coded_cases, kv_coded_refusals},
-      {"kv_basis", kv_basis_cases, kv_basis_refusals},
+      {"kv_calibrated", kv_calibrated_cases, kv_calibrated_refusals},
+      {"kv_transform", kv_transform_cases, kv_transform_refusals},
       {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
       {"kv_write", kv_write_cases, kv_write_refusals},
       {"rope_append", rope_append_cases, rope_append_refusals},
@@ -349,7 +349,7 @@ TEST(CheckVariants, SeesWhatIsMissingAndWhatIsNotListed) {
     EXPECT_FALSE(each_is_launched(some, listed)) << text;
   }
   EXPECT_EQ(listed.count("attention k=levels v=f16 reduction=states"), 1u);
-  EXPECT_EQ(listed.count("kv_quantize v=compat8"), 1u);
+  EXPECT_EQ(listed.count("kv_quantize v=mlx_native8"), 1u);
 }
 
 TEST(CheckVariants, CountsWhatCasesRecord) {

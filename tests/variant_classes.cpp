@@ -150,7 +150,7 @@ std::vector<Reduction> reductions_of(const Device& device, const KernelInfo& ker
   p.tokens = p.heads = p.kv_heads = 1;
   p.capacity = p.keys = 1 << 17;
   p.k = p.v = layout_of(KvFormat::f32, KvRole::k, 64);
-  if (paged) p.sequences = p.most_queries = 1, p.page_tokens = 64;
+  if (paged) p.sequences = p.max_query_length = 1, p.page_tokens = 64;
   abi::AttentionPlan plan = abi::attention_default_plan(p);
   device.impl()->plan(kernel, &p, &plan);
   const bool here = plan.kernel == abi::AttentionKernel::attention;

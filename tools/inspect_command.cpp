@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "gyre/kv_snapshot.h"
+#include "gyre/snapshot.h"
 #include "table.h"
 
 namespace gyre::tools {
@@ -20,7 +20,7 @@ nlohmann::ordered_json to_json(const KvSnapshotInfo& info, uint64_t index) {
           {"v", name(layer.v)},
           {"window", layer.window},
           {"tail", layer.tail},
-          {"sinks", layer.sinks},
+          {"sink_tokens", layer.sink_tokens},
           {"slots", info.slots[index].body},
           {"tail_slots", info.slots[index].tail}};
 }
@@ -52,7 +52,7 @@ void print_json(const KvSnapshotInfo& info) {
   json["length"] = info.length;
   json["tail_begin"] = info.tail_begin;
   json["peak"] = info.peak;
-  json["coding"] = info.coding;
+  json["calibration"] = info.calibration;
   json["layers"] = nlohmann::ordered_json::array();
   for (uint64_t i = 0; i < options.layers.size(); ++i) json["layers"].push_back(to_json(info, i));
   json["sections"] = nlohmann::ordered_json::array();
@@ -83,8 +83,8 @@ std::vector<SegmentRow> segment_rows(const KvSnapshotInfo& info) {
 
 uint64_t slots_of(const KvSnapshotInfo& info, const KvSnapshotSection& section) {
   switch (section.segment) {
-    case KvSegmentKind::sinks:
-      return info.options.layers[section.layer].sinks;
+    case KvSegmentKind::sink_tokens:
+      return info.options.layers[section.layer].sink_tokens;
     case KvSegmentKind::tail:
       return info.slots[section.layer].tail;
     default:
@@ -120,7 +120,8 @@ void print_text(const KvSnapshotInfo& info) {
             << options.kv_heads << ", head_dim " << options.head_dim << " (V " << options.v_head_dim
             << "), capacity " << options.capacity << "\nlength " << info.length << ", tail from "
             << info.tail_begin << ", peak " << info.peak << ", "
-            << (info.coding != 0 ? "calibration " + std::to_string(info.coding) : "no calibration")
+            << (info.calibration != 0 ? "calibration " + std::to_string(info.calibration)
+                                      : "no calibration")
             << "\n"
             << info.sections.size() << " sections with " << human_bytes(sum) << " in a file of "
             << human_bytes(info.file_bytes) << ", every checksum right\n";

@@ -23,10 +23,10 @@ struct PrepareArguments {
   ModelNumbers numbers;
   std::vector<bench::FormatPair> formats = {{KvFormat::tq8, KvFormat::tq4}};
   std::optional<uint64_t> v_head_dim;
-  uint64_t context = 32768, step_tokens = 512, tail = 0, sinks = 0, page_tokens = 64;
+  uint64_t context = 32768, step_tokens = 512, tail = 0, sink_tokens = 0, page_tokens = 64;
   std::string dtype = "f16", device = "cuda:0", folder, use = "both";
   std::optional<uint32_t> arch;
-  bool norm = false, adjacent = false, tree = false, list = false;
+  bool norm = false, adjacent = false, tree_mask = false, list = false;
 };
 
 DType dtype_of(const std::string& text) {
@@ -48,7 +48,7 @@ ModelShape shape_of(const PrepareArguments& arguments) {
   for (const bench::FormatPair& pair : arguments.formats) {
     const bool compressed = pair.compressed();
     const KvLayer layer{pair.k, pair.v, 0, compressed ? arguments.tail : 0,
-                        compressed ? arguments.sinks : 0};
+                        compressed ? arguments.sink_tokens : 0};
     const std::vector<KvLayer> layers = kv_layers(
         model.layers, {.layer = layer, .window = model.window, .full_every = model.full_every});
     shape.layers.insert(shape.layers.end(), layers.begin(), layers.end());
@@ -58,7 +58,7 @@ ModelShape shape_of(const PrepareArguments& arguments) {
   shape.dtype = dtype_of(arguments.dtype);
   if (arguments.adjacent) shape.rope->pairing = RopePairing::adjacent;
   shape.norm = arguments.norm;
-  shape.tree = arguments.tree;
+  shape.tree_mask = arguments.tree_mask;
   shape.page_tokens = arguments.page_tokens;
   shape.use_cache = arguments.use != "batch";
   shape.use_batch = arguments.use != "cache";
@@ -140,7 +140,8 @@ void add_prepare_command(CLI::App& app) {
   add_count(*command, "--tail", a.tail, "Newest tokens that compressed formats keep in f16",
             {.least = 0})
       ->capture_default_str();
-  add_count(*command, "--sinks", a.sinks, "First tokens that they keep in f16", {.least = 0})
+  add_count(*command, "--sink-tokens", a.sink_tokens, "First tokens that they keep in f16",
+            {.least = 0})
       ->capture_default_str();
   add_count(*command, "--page-tokens", a.page_tokens, "Tokens of a page")->capture_default_str();
   command->add_option("--dtype", a.dtype, "Of q, k, v and the output: f32, f16, bf16")
@@ -149,7 +150,7 @@ void add_prepare_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--norm", a.norm, "The model normalises heads of q and k (norm_rope)");
   command->add_flag("--adjacent", a.adjacent, "rope turns adjacent coordinates, not halves");
-  command->add_flag("--tree", a.tree, "Tree masks will be given (speculative decoding)");
+  command->add_flag("--tree-mask", a.tree_mask, "Tree masks will be given (speculative decoding)");
   add_model_numbers(*command, a.numbers);
   command->callback([arguments] { run_prepare(*arguments); });
 }

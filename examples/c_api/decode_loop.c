@@ -75,7 +75,7 @@ int main(void) {
 
   const Step prompt = make_step(device, kPrompt), step = make_step(device, 1);
   fill(&prompt, 0, kPrompt);
-  check(gyre_kv_cache_extend(cache, encoder, kPrompt));
+  check(gyre_kv_cache_begin_step(cache, encoder, kPrompt));
   record(&prompt, cache, encoder);
   check(gyre_encoder_submit(encoder, NULL));
 
@@ -83,7 +83,7 @@ int main(void) {
   check(gyre_encoder_instantiate(encoder, &graph));
   for (uint64_t token = kPrompt; token < kPrompt + kSteps; ++token) {
     fill(&step, token, 1);
-    check(gyre_kv_cache_extend(cache, encoder, 1));
+    check(gyre_kv_cache_begin_step(cache, encoder, 1));
     check(gyre_encoder_submit(encoder, NULL));
     check(gyre_graph_replay(graph, NULL));
     check(gyre_device_wait(device));

@@ -29,7 +29,7 @@ class Sized(Structure):
 
 class KvLayer(Sized):
     _fields_ = [("size", c_uint64), ("k", c_int32), ("v", c_int32)] + [
-        (name, c_uint64) for name in ("window", "tail", "sinks")
+        (name, c_uint64) for name in ("window", "tail", "sink_tokens")
     ]
 
 

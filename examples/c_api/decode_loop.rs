@@ -23,7 +23,7 @@ struct KvLayer {
     v: i32,
     window: u64,
     tail: u64,
-    sinks: u64,
+    sink_tokens: u64,
 }
 
 #[repr(C)]
@@ -73,7 +73,7 @@ extern "C" {
     fn gyre_graph_destroy(graph: Handle);
     fn gyre_kv_cache_create(device: Handle, options: *const KvCacheOptions, cache: *mut Handle) -> i32;
     fn gyre_kv_cache_length(cache: Handle, tokens: *mut u64) -> i32;
-    fn gyre_kv_cache_extend(cache: Handle, encoder: Handle, tokens: u64) -> i32;
+    fn gyre_kv_cache_begin_step(cache: Handle, encoder: Handle, tokens: u64) -> i32;
     fn gyre_kv_cache_rope_append(
         cache: Handle,
         encoder: Handle,
@@ -181,7 +181,7 @@ fn main() {
         Owned::new(gyre_encoder_destroy, |out| unsafe { gyre_encoder_create(device.0, out) });
     let layer_size = std::mem::size_of::<KvLayer>() as u64;
     let layers =
-        [KvLayer { size: layer_size, k: 0, v: KV_F16, window: 0, tail: 0, sinks: 0 }; LAYERS];
+        [KvLayer { size: layer_size, k: 0, v: KV_F16, window: 0, tail: 0, sink_tokens: 0 }; LAYERS];
     let options = KvCacheOptions {
         size: std::mem::size_of::<KvCacheOptions>() as u64,
         kv_heads: KV_HEADS as u64,
@@ -198,7 +198,7 @@ fn main() {
 
     let (prompt, step) = (Step::new(&device, PROMPT), Step::new(&device, 1));
     prompt.fill(0, PROMPT);
-    check(unsafe { gyre_kv_cache_extend(cache.0, encoder.0, PROMPT) });
+    check(unsafe { gyre_kv_cache_begin_step(cache.0, encoder.0, PROMPT) });
     prompt.record(&cache, &encoder);
     check(unsafe { gyre_encoder_submit(encoder.0, null_mut()) });
 
@@ -207,7 +207,7 @@ fn main() {
         Owned::new(gyre_graph_destroy, |out| unsafe { gyre_encoder_instantiate(encoder.0, out) });
     for token in PROMPT..PROMPT + STEPS {
         step.fill(token, 1);
-        check(unsafe { gyre_kv_cache_extend(cache.0, encoder.0, 1) });
+        check(unsafe { gyre_kv_cache_begin_step(cache.0, encoder.0, 1) });
         check(unsafe { gyre_encoder_submit(encoder.0, null_mut()) });
         check(unsafe { gyre_graph_replay(graph.0, null_mut()) });
         check(unsafe { gyre_device_wait(device.0) });

@@ -92,7 +92,7 @@ void Model::begin(std::span<const int32_t> tokens, const Step& step) {
     hidden.row(static_cast<Eigen::Index>(i)) = weights_.embedding.row(tokens[i]);
   }
   step.hidden.write_from(std::span<const float>(hidden.data(), static_cast<size_t>(hidden.size())));
-  cache_.extend(encoder_, tokens.size());
+  cache_.begin_step(encoder_, tokens.size());
   encoder_.submit().wait();
 }
 

@@ -14,8 +14,8 @@ namespace tiny_model {
 
 class Model {
  public:
-  // `stored`: the formats of the cache, its 16-bit tail and sinks; windows come from the config.
-  // `capacity`: most tokens of the sequence.
+  // `stored`: the formats of the cache, its 16-bit tail and sink tokens; windows come from the
+  // config. `capacity`: most tokens of the sequence.
   Model(const gyre::Device& device, const Config& config, const SafeTensors& file,
         const gyre::KvLayer& stored, uint64_t capacity);
 

@@ -4,8 +4,8 @@
 
 #include "gyre/encoder.h"
 #include "gyre/export.h"
-#include "gyre/kv_format.h"
-#include "gyre/kv_pages.h"
+#include "gyre/format.h"
+#include "gyre/pages.h"
 #include "gyre/tensor.h"
 
 namespace gyre {
@@ -13,14 +13,14 @@ namespace gyre {
 // Undefined tensors are left out. Keys are numbered from the oldest, 0, to the newest, length - 1;
 // the queries are the newest tokens: query i of T stands at key length - T + i.
 struct AttentionInputs {
-  Tensor q{};          // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
-  KvBuffer k_cache{};  // any format; heads is a multiple of its kv_heads
-  KvBuffer v_cache{};  // any format, independent of K's; its head_dim may differ from K's
-  Tensor out{};        // [tokens, heads, head_dim of V], f32, f16 or bf16
-  Tensor lse{};        // [tokens, heads] f32: log of the softmax's denominator, the sink included
-  Tensor sinks{};      // [heads] f32: one more logit per head, whose value is 0
-  Tensor slopes{};     // [heads] f32: ALiBi; slope * (key - query) is added to the logit
-  Tensor tree{};       // [tokens, tokens] u8: query i sees new token j if not 0; instead of causal
+  Tensor q{};            // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
+  KvBuffer k_cache{};    // any format; heads is a multiple of its kv_heads
+  KvBuffer v_cache{};    // any format, independent of K's; its head_dim may differ from K's
+  Tensor out{};          // [tokens, heads, head_dim of V], f32, f16 or bf16
+  Tensor lse{};          // [tokens, heads] f32: log of the softmax's denominator, the sink included
+  Tensor sink_logits{};  // [heads] f32: one more logit per head, whose value is 0
+  Tensor alibi_slopes{};  // [heads] f32: ALiBi; slope * (key - query) is added to the logit
+  Tensor tree_mask{};  // [tokens, tokens] u8: query i sees new token j if not 0; instead of causal
 };
 
 struct AttentionOptions {
@@ -48,14 +48,14 @@ struct PagedAttentionInputs {
   KvPages pages{};      // of one layer
   Tensor page_table{};  // i32 [sequences, width]: key j of a sequence lies in page table[j /
                         // page_tokens]; rows any stride, entries contiguous
-  Tensor lengths{};     // i32 [sequences]: keys, those of the queries included
+  Tensor kv_lengths{};  // i32 [sequences]: keys, those of the queries included
   Tensor
-      query_begin{};  // i32 [sequences + 1]: rows of q of sequence s are [begin[s], begin[s + 1])
-  Tensor prompts{};   // u8 [sequences], not 0: see below; may be undefined
-  Tensor out{};       // [tokens, heads, v_head_dim]; rows of no sequence are not written
-  Tensor lse{};       // [tokens, heads] f32; the rest as in AttentionInputs
-  Tensor sinks{};
-  Tensor slopes{};
+      cu_seqlens_q{};   // i32 [sequences + 1]: rows of q of sequence s are [begin[s], begin[s + 1])
+  Tensor is_prefill{};  // u8 [sequences], not 0: see below; may be undefined
+  Tensor out{};         // [tokens, heads, v_head_dim]; rows of no sequence are not written
+  Tensor lse{};         // [tokens, heads] f32; the rest as in AttentionInputs
+  Tensor sink_logits{};
+  Tensor alibi_slopes{};
   // CUDA: scratch memory that the caller keeps from call to call; it grows. Calls that use it run
   // one after the other. A call that finds it large enough allocates nothing, so it can be recorded
   // while a stream is captured. Null: each call takes its own, as it does on other devices.
@@ -64,8 +64,8 @@ struct PagedAttentionInputs {
 };
 
 struct PagedAttentionOptions {
-  uint64_t most_queries = 1;  // of one sequence
-  uint64_t most_length = 0;   // of one sequence; 0: width * page_tokens
+  uint64_t max_query_length = 1;  // of one sequence
+  uint64_t max_kv_length = 0;     // of one sequence; 0: width * page_tokens
   float scale = 1.0f;
   bool causal = true;
   uint64_t window = 0;  // counted from each query; pages wholly below it are not touched
@@ -78,11 +78,11 @@ struct PagedAttentionOptions {
 // A row's bits depend on its sequence's keys, its own position and how it is computed, and on
 // nothing else: not on page numbers, on the rest of the batch, or on where in the batch it is.
 // Sequences with a few queries are computed as decoding does; those with many, and those marked in
-// `prompts`, as prompts are: then the bits do not depend either on the number of queries, so that a
-// prompt may come in any chunks. Device memory cannot be checked before: a sequence with a length
-// or query range beyond the bounds, or with a needed table entry that is no page, gets NaN in its
-// rows of out and lse, and nothing outside the tensors is touched. A range that begins below 0 or
-// ends before it begins has no rows; rows that two ranges claim may hold what either gives.
+// `is_prefill`, as prompts are: then the bits do not depend either on the number of queries, so
+// that a prompt may come in any chunks. Device memory cannot be checked before: a sequence with a
+// length or query range beyond the bounds, or with a needed table entry that is no page, gets NaN
+// in its rows of out and lse, and nothing outside the tensors is touched. A range that begins below
+// 0 or ends before it begins has no rows; rows that two ranges claim may hold what either gives.
 GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
                         const PagedAttentionOptions& options);
 
@@ -92,27 +92,28 @@ GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
 // saves the time to find this out for each layer; results are the same, bit for bit. Rows of a call
 // that gets a schedule made with other numbers are not written.
 struct AttentionScheduleInputs {
-  KvPages pages{};    // of one of the layers
+  KvPages pages{};                 // of one of the layers
   uint64_t tokens = 0, heads = 0;  // of the calls' q
-  Tensor lengths{};   // as in PagedAttentionInputs
-  Tensor query_begin{};
-  Tensor prompts{};
+  Tensor kv_lengths{};             // as in PagedAttentionInputs
+  Tensor cu_seqlens_q{};
+  Tensor is_prefill{};
 };
-// Options as the calls have them, most_length given. Writes to `memory`, if that is large enough,
+// Options as the calls have them, max_kv_length given. Writes to `memory`, if that is large enough,
 // or to new memory; returns it. Undefined where the device's kernels read no schedule.
 GYRE_API Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& inputs,
                                    const PagedAttentionOptions& options, const Tensor& memory = {});
 
 // The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
 // `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split
-// without keys gives {0, -inf, 0}. Of the inputs, `out`, `lse` and `sinks` belong to the merge.
+// without keys gives {0, -inf, 0}. Of the inputs, `out`, `lse` and `sink_tokens` belong to the
+// merge.
 struct AttentionPartialInputs {
   Tensor q{};
   KvBuffer k_cache{};
   KvBuffer v_cache{};
   Tensor partial{};  // f32, contiguous, attention_partial_shape()
-  Tensor slopes{};
-  Tensor tree{};
+  Tensor alibi_slopes{};
+  Tensor tree_mask{};
 };
 
 GYRE_API void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,
@@ -122,7 +123,7 @@ struct AttentionMergeInputs {
   Tensor partial{};  // [splits, tokens, heads, v_head_dim + 2]; from anywhere, in any number
   Tensor out{};
   Tensor lse{};
-  Tensor sinks{};
+  Tensor sink_logits{};
 };
 
 GYRE_API void attention_merge(Encoder& encoder, const AttentionMergeInputs& inputs);

@@ -16,14 +16,14 @@
 // it is 0. Arrays hold structs of one size.
 #include "gyre/c/attention.h"      // IWYU pragma: export
 #include "gyre/c/base.h"           // IWYU pragma: export
-#include "gyre/c/codec.h"          // IWYU pragma: export
+#include "gyre/c/calibration.h"    // IWYU pragma: export
 #include "gyre/c/custom_kernel.h"  // IWYU pragma: export
 #include "gyre/c/device.h"         // IWYU pragma: export
 #include "gyre/c/encoder.h"        // IWYU pragma: export
 #include "gyre/c/kv_cache.h"       // IWYU pragma: export
-#include "gyre/c/kv_coding.h"      // IWYU pragma: export
 #include "gyre/c/kv_memory.h"      // IWYU pragma: export
 #include "gyre/c/kv_pool.h"        // IWYU pragma: export
 #include "gyre/c/prepare.h"        // IWYU pragma: export
+#include "gyre/c/quantize.h"       // IWYU pragma: export
 #include "gyre/c/rope.h"           // IWYU pragma: export
 #include "gyre/c/tensor.h"         // IWYU pragma: export

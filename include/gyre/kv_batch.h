@@ -17,9 +17,9 @@ namespace gyre {
 // Upper bounds of a step; what is recorded once serves every step within them.
 struct KvBatchOptions {
   uint64_t max_sequences = 64;
-  uint64_t max_tokens = 512;  // of all sequences together
-  uint64_t max_queries = 0;   // tokens of one sequence; 0: max_tokens
-  uint64_t max_length = 0;    // of one sequence, the step included; 0: all that the pool holds
+  uint64_t max_tokens = 512;      // of all sequences together
+  uint64_t max_query_length = 0;  // tokens of one sequence; 0: max_tokens
+  uint64_t max_kv_length = 0;     // of one sequence, the step included; 0: all that the pool holds
 };
 
 // What one sequence does in a step.
@@ -28,14 +28,14 @@ struct KvStep {
   uint64_t tokens = 1;
   // Computed as prompts are, however few tokens: then the bits do not depend on how the prompt is
   // cut into steps. Mark every step of a prompt.
-  bool prompt = false;
+  bool is_prefill = false;
 };
 
 // What one forward pass works on: tokens of several sequences, in rows one after the other. Tables,
 // lengths and positions are in device memory, so append() and attend() recorded once as a graph can
 // be replayed for every step:
 //
-//   batch.begin(encoder, {{a, 1}, {b, 5}});                 // pages, positions, slots
+//   batch.begin_step(encoder, {{a, 1}, {b, 5}});                 // pages, positions, slots
 //   batch.rope_append(encoder, layer, {.q = q, .q_out = q, .k = k, .v = v});   // or append()
 //   batch.attend(encoder, layer, {.q = q, .out = out});
 //
@@ -53,8 +53,8 @@ class GYRE_API KvBatch {
   // The next tokens of these sequences begin, in this order. Takes the pages they need, all or
   // none: a full pool refuses with how many are missing. Copies shared pages that will be written.
   // Recorded into `encoder`, but not into a graph; submit it before anything of the step.
-  void begin(Encoder& encoder, std::span<const KvStep> steps);
-  void begin(Encoder& encoder, std::initializer_list<KvStep> steps);
+  void begin_step(Encoder& encoder, std::span<const KvStep> steps);
+  void begin_step(Encoder& encoder, std::initializer_list<KvStep> steps);
   uint64_t tokens() const;  // rows of the step
 
   // Positions of the step's tokens: i32 [rows], in device memory, for rope. 0: tokens(), and
@@ -71,16 +71,16 @@ class GYRE_API KvBatch {
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
               const AttendOptions& with = {}) const;
 
-  // For graphs. Between record() and end(), append() and attend() record a step without one being
-  // begun. Later steps are begin(), the graph's replay, end().
+  // For graphs. Between record() and end_step(), append() and attend() record a step without one
+  // being begun. Later steps are begin_step(), the graph's replay, end_step().
   void record();
-  void end();
-  // A graph of the caller's, which captured the recording, has run in the step: before end().
+  void end_step();
+  // A graph of the caller's, which captured the recording, has run in the step: before end_step().
   void assume_appended();
   // The step that was begun did not happen: its sequences have the tokens they had, and what was
   // recorded of it must be dropped or have run. What fell off a window's front stays gone, so less
   // may be left to truncate.
-  void cancel();
+  void rollback();
 
  private:
   class GYRE_LOCAL State;

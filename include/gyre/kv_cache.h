@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "gyre/attention.h"
+#include "gyre/calibration.h"
 #include "gyre/encoder.h"
 #include "gyre/export.h"
-#include "gyre/kv_coding.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 #include "gyre/rope_append.h"
 #include "gyre/tensor.h"
 
@@ -24,7 +24,7 @@ struct KvLayer {
   KvFormat v = KvFormat::tq4;
   uint64_t window = 0;  // keys a query of this layer sees, its own included; 0: all
   uint64_t tail = 0;    // newest keys up to its own that a query sees in f16, others compressed
-  uint64_t sinks = 0;   // the first tokens stay in f16
+  uint64_t sink_tokens = 0;  // the first tokens stay in f16
 
   bool operator==(const KvLayer&) const = default;
 };
@@ -47,20 +47,20 @@ struct KvCacheOptions {
   uint64_t v_head_dim = 0;  // 0: head_dim
   uint64_t capacity = 0;    // most tokens; layers with a window keep fewer
   std::vector<KvLayer> layers = {KvLayer{}};
-  uint64_t step_tokens = 512;  // most tokens of one extend(): rings have room for so many more
+  uint64_t step_tokens = 512;  // most tokens of one begin_step(): rings have room for so many more
   // A calibration: one for each layer, or none. A layer that has one keeps everything in its bases,
-  // sinks and tail too, and its K and V are native formats; K and V have a basis both or neither.
-  // Do not write to these tensors afterwards.
-  std::vector<KvLayerCoding> coding{};
+  // sink tokens and tail too, and its K and V are native formats; K and V have a basis both or
+  // neither. Do not write to these tensors afterwards.
+  std::vector<KvLayerCalibration> calibration{};
 };
 
 struct AttendInputs {
   Tensor q{};    // [tokens, heads, head_dim]: the newest tokens
   Tensor out{};  // [tokens, heads, head_dim of V]
   Tensor lse{};  // the rest as in AttentionInputs
-  Tensor sinks{};
-  Tensor slopes{};
-  Tensor tree{};
+  Tensor sink_logits{};
+  Tensor alibi_slopes{};
+  Tensor tree_mask{};
 };
 
 struct AttendOptions {
@@ -74,24 +74,25 @@ struct AttendOptions {
 struct KvLayerInfo {
   KvLayer layer{};
   uint64_t slots = 0;    // of the body: capacity, or the ring of a window
-  uint64_t bytes = 0;    // sinks and tail included
+  uint64_t bytes = 0;    // sink tokens and tail included
   std::string kernel{};  // what attends over it on this device; decoding may have one of its own
-  uint64_t coding = 0;   // a checksum of its calibration; 0: it has none
+  uint64_t calibration = 0;  // a checksum of its calibration; 0: it has none
 };
 
 // The KV cache of a model, or of one layer. It owns the memory and decides what lies where; how
 // long it is and where each step begins is in device memory, so append() and attend() recorded once
 // can be replayed for a whole generation:
 //
-//   cache.extend(encoder, 1); encoder.submit();   // every step: room for one more token
+//   cache.begin_step(encoder, 1); encoder.submit();   // every step: room for one more token
 //   graph.replay();                               // rope_append and attend, layer by layer
 //
-// A step is extend(), then append() (or rope_append()) and attend() of every layer. What is missing
-// or out of order is refused: by the call itself where it can be known, otherwise by submit() or
-// replay(), before anything runs. append() and attend() may be recorded before there is a step, for
-// any number of tokens up to step_tokens: they then run in any step of so many tokens. A refused
-// call changes nothing. One thread at a time, replays included. One encoder at a time: a second one
-// is refused while another has unsubmitted calls on the cache. Copying is fork(); moving is cheap.
+// A step is begin_step(), then append() (or rope_append()) and attend() of every layer. What is
+// missing or out of order is refused: by the call itself where it can be known, otherwise by
+// submit() or replay(), before anything runs. append() and attend() may be recorded before there is
+// a step, for any number of tokens up to step_tokens: they then run in any step of so many tokens.
+// A refused call changes nothing. One thread at a time, replays included. One encoder at a time: a
+// second one is refused while another has unsubmitted calls on the cache. Copying is fork(); moving
+// is cheap.
 class GYRE_API KvCache {
  public:
   KvCache(Device device, const KvCacheOptions& options);
@@ -107,12 +108,12 @@ class GYRE_API KvCache {
   // The next `tokens` tokens begin: their positions are set, and every layer is expected to get
   // them by append(). Refused while a layer lacks the tokens of the step before. Recorded into
   // `encoder`, but not into a graph: it holds for this moment.
-  void extend(Encoder& encoder, uint64_t tokens);
-  // Positions of the tokens of the last extend(): i32 [tokens], in device memory, for rope.
+  void begin_step(Encoder& encoder, uint64_t tokens);
+  // Positions of the tokens of the last begin_step(): i32 [tokens], in device memory, for rope.
   Tensor positions(uint64_t tokens) const;
 
   // k and v: [tokens, kv_heads, head_dim], f32, f16 or bf16, any strides with contiguous head_dim;
-  // tokens as in the extend() of the step it runs in.
+  // tokens as in the begin_step() of the step it runs in.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const;
   // rope (or norm_rope) of q and k, then append, in one command: see rope_append(). Positions are
   // those of the step, unless they are given.
@@ -128,7 +129,7 @@ class GYRE_API KvCache {
   void assume_appended();
 
   // Drops the newest. A step that lacks layers can only be dropped whole.
-  void truncate(Encoder& encoder, uint64_t tokens);
+  void rollback(Encoder& encoder, uint64_t tokens);
   void clear(Encoder& encoder);
   // A copy of its own, of what is submitted or recorded in the same encoder. capacity: 0 is this
   // cache's, and more makes room, unless the ring of a window or tail would have more slots.
@@ -142,7 +143,7 @@ class GYRE_API KvCache {
   // The cache becomes the one that was saved. It must have the same geometry; a larger capacity is
   // fine, unless a ring would have more slots. A file that is damaged or does not fit is refused
   // and the cache stays as it was. Graphs recorded before go on with what was loaded; the next step
-  // begins with extend().
+  // begins with begin_step().
   void load(const std::string& path);
 
  private:

@@ -2,8 +2,8 @@
 
 #include "gyre/encoder.h"
 #include "gyre/export.h"
-#include "gyre/kv_write.h"
 #include "gyre/tensor.h"
+#include "gyre/write.h"
 
 namespace gyre {
 
@@ -23,7 +23,6 @@ struct KvCopyTypes {
 // same dtype: bit copy). Layout is strides: a head-major cache [kv_heads, capacity, head_dim] is
 // passed as cache.permute({1, 0, 2}). head_dim must be contiguous. More tokens than slots on a
 // ring: the last ones stay. No tokens, heads or coordinates: nothing is recorded.
-GYRE_API void kv_copy(Encoder& encoder, const KvCopyInputs& inputs,
-                      const KvWriteOptions& options = {});
+GYRE_API void kv_copy(Encoder& encoder, const KvCopyInputs& inputs, const KvRange& options = {});
 
 }  // namespace gyre

@@ -20,17 +20,17 @@ struct KvPoolOptions {
   std::vector<KvLayer> layers = {KvLayer{}};
   uint64_t pages = 0;         // of the layers that see all keys
   uint64_t page_tokens = 64;  // a multiple of 8, up to 1024; 16, 32, 64 and 128 are tuned
-  // Layers with a window, tails and sinks keep few pages of a sequence. They get as many as this
-  // many sequences need that take this many tokens in one step, and never more than `pages`.
+  // Layers with a window, tails and sink tokens keep few pages of a sequence. They get as many as
+  // this many sequences need that take this many tokens in one step, and never more than `pages`.
   uint64_t sequences = 64;
   uint64_t step_tokens = 512;
-  std::vector<KvLayerCoding> coding{};  // as in KvCacheOptions
+  std::vector<KvLayerCalibration> calibration{};  // as in KvCacheOptions
 };
 
 // Pages of layers that keep the same keys: one list of free pages, and a page's number is the same
 // in all its layers.
 struct KvGroupInfo {
-  std::string name{};              // "all keys", "window 1024", "tail 128", "sinks 4"
+  std::string name{};              // "all keys", "window 1024", "tail 128", "sink tokens 4"
   std::vector<uint64_t> layers{};  // by number
   uint64_t page_bytes = 0;         // of all its layers
   uint64_t pages = 0;              // used + cached + free
@@ -45,9 +45,9 @@ struct KvPoolInfo {
   uint64_t bytes = 0;       // of all pages
   uint64_t used_bytes = 0;  // of pages that sequences hold
   uint64_t sequences = 0;
-  uint64_t prefixes = 0;   // pages of tokens that the prefix index knows
-  uint64_t evictions = 0;  // pages taken from the prefix index so far
-  uint32_t coding = 0;     // which calibration its pages are written with; 0: none
+  uint64_t prefixes = 0;     // pages of tokens that the prefix index knows
+  uint64_t evictions = 0;    // pages taken from the prefix index so far
+  uint32_t calibration = 0;  // which calibration its pages are written with; 0: none
 };
 
 class KvPool;
@@ -65,11 +65,11 @@ class GYRE_API KvSequence {
 
   uint64_t length() const;  // tokens, those of a step that was begun included
 
-  // Shares all pages. The first write to a shared page copies it (KvBatch::begin).
+  // Shares all pages. The first write to a shared page copies it (KvBatch::begin_step).
   KvSequence fork() const;
   // Drops the newest. Refused where a window has lost what the shorter sequence would see. Behind
   // the 16-bit tail, the tail begins anew: older keys stay compressed.
-  void truncate(uint64_t tokens);
+  void rollback(uint64_t tokens);
   void clear();
 
   class GYRE_LOCAL State;  // for the library

@@ -25,9 +25,9 @@ struct ModelShape {
   // rope, or norm_rope, of q and k as they come; none: the model has no rope.
   std::optional<RopeOptions> rope = RopeOptions{};
   bool norm = false;
-  bool tree = false;      // KvCache: AttendInputs::tree will be given
-  bool use_cache = true;  // KvCache
-  bool use_batch = true;  // KvPool and KvBatch
+  bool tree_mask = false;  // KvCache: AttendInputs::tree_mask will be given
+  bool use_cache = true;   // KvCache
+  bool use_batch = true;   // KvPool and KvBatch
   uint64_t page_tokens = 64;
   uint64_t max_sequences = 64;  // KvBatch's
 };

@@ -4,7 +4,7 @@
 
 #include "gyre/encoder.h"
 #include "gyre/export.h"
-#include "gyre/kv_pages.h"
+#include "gyre/pages.h"
 #include "gyre/rope.h"
 #include "gyre/tensor.h"
 
@@ -37,9 +37,10 @@ struct RopeAppendOptions {
 // Where tokens go, as in KvWriteInputs.
 struct KvSlots {
   KvPages pages{};
-  Tensor slots{};       // i64 or i32 [tokens]
-  KvCoding k_coding{};  // as in KvWriteInputs; with one, rope, encoding and writing are commands
-  KvCoding v_coding{};
+  Tensor slots{};  // i64 or i32 [tokens]
+  KvCalibration
+      k_calibration{};  // as in KvWriteInputs; with one, rope, encoding and writing are commands
+  KvCalibration v_calibration{};
 };
 
 // Everything beside attention in one command: rotates q, rotates and stores k, stores v. The bits

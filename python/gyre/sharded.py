@@ -105,12 +105,12 @@ class ShardedCache:
         *,
         scale: float | None = None,
         soft_cap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        sink_logits: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [tokens, heads, head_dim], the newest tokens, over all keys up to their own: [tokens, heads, v_head_dim].
 
-        scale: of the dot product; 1 / sqrt(head_dim) if not given. sinks: f32 [heads], one more logit per head, whose
+        scale: of the dot product; 1 / sqrt(head_dim) if not given. sink_logits: f32 [heads], one more logit per head, whose
         value is 0. lse: f32 [tokens, heads], written.
         """
         tokens, heads = self._check_queries(q)
@@ -119,13 +119,13 @@ class ShardedCache:
         states = torch.empty((self.ranks, *state.shape[1:]), dtype=state.dtype, device=state.device)
         dist.all_gather_into_tensor(states, state, group=self.group)
         out = torch.empty((tokens, heads, self.v_head_dim), dtype=q.dtype, device=q.device)
-        self._merge(states, out, lse, sinks)
+        self._merge(states, out, lse, sink_logits)
         return out
 
-    def truncate(self, tokens: int) -> None:
+    def rollback(self, tokens: int) -> None:
         """Drops the newest."""
         if not 0 <= tokens <= self.length:
-            raise _refused(f"truncate by {tokens} tokens, but there are {self.length}")
+            raise _refused(f"rollback of {tokens} tokens, but there are {self.length}")
         self.length -= tokens
 
     def _attend_here(self, q: torch.Tensor, scale: float, soft_cap: float) -> torch.Tensor:
@@ -156,10 +156,10 @@ class ShardedCache:
         return torch.cat([out, lse.unsqueeze(-1), total.unsqueeze(-1)], dim=-1).unsqueeze(0)
 
     def _merge(
-        self, states: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None
+        self, states: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, sink_logits: torch.Tensor | None
     ) -> None:
-        lse, sinks = (None if tensor is None else self._wrap(tensor) for tensor in (lse, sinks))
-        gyre.attention_merge(self._encoder, self._wrap(states), self._wrap(out), lse=lse, sinks=sinks)
+        lse, sink_logits = (None if tensor is None else self._wrap(tensor) for tensor in (lse, sink_logits))
+        gyre.attention_merge(self._encoder, self._wrap(states), self._wrap(out), lse=lse, sink_logits=sink_logits)
         self._run()
 
     def _store(self, k: gyre.Tensor, v: gyre.Tensor, **where: int) -> None:

@@ -36,7 +36,7 @@ void bind_formats(nb::module_& module) {
         for (const KvFormat format : kv_formats()) all.push_back(describe(format));
         return all;
       },
-      "Every format a cache can have: f32, f16, bf16, tq2 to tq8, and compat4 to compat8, "
+      "Every format a cache can have: f32, f16, bf16, tq2 to tq8, and mlx_native4 to mlx_native8, "
       "those of mlx-native.");
 }
 
@@ -47,11 +47,12 @@ void bind_kv_buffer(nb::module_& module) {
   nb::class_<BoundKvBuffer>(module, "KvBuffer",
                             "One of the two halves of a KV cache, keys or values, for the ops. "
                             "KvCache has both for all layers of a model and is what most want.")
-      .def_static("allocate", allocate, "device"_a, nb::kw_only(), "format"_a = "f16",
-                  "role"_a = "k", "kv_heads"_a, "capacity"_a, "head_dim"_a, "scale_factor"_a = 1.0f,
-                  "Zero-filled room for `capacity` tokens of `kv_heads` heads with `head_dim` "
-                  "coordinates. role: \"k\" or \"v\". scale_factor: of compat4 to compat8 with 512 "
-                  "coordinates, mlx-native's scale_factor_d512.")
+      .def_static(
+          "allocate", allocate, "device"_a, nb::kw_only(), "format"_a = "f16", "role"_a = "k",
+          "kv_heads"_a, "capacity"_a, "head_dim"_a, "scale_factor"_a = 1.0f,
+          "Zero-filled room for `capacity` tokens of `kv_heads` heads with `head_dim` "
+          "coordinates. role: \"k\" or \"v\". scale_factor: of mlx_native4 to mlx_native8 with 512 "
+          "coordinates, mlx-native's scale_factor_d512.")
       .def_prop_ro("device", [](const BoundKvBuffer& self) { return self.device; })
       .def_prop_ro(
           "format",

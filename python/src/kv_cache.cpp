@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "kv_coding.h"
+#include "kv_calibration.h"
 #include "rope_append.h"
 
 namespace gyre::python {
@@ -38,15 +38,15 @@ class Use {
 };
 
 KvLayer layer_of(const std::string& k, const std::string& v, uint64_t window, uint64_t tail,
-                 uint64_t sinks) {
-  return {kv_format(k), kv_format(v), window, tail, sinks};
+                 uint64_t sink_tokens) {
+  return {kv_format(k), kv_format(v), window, tail, sink_tokens};
 }
 
 std::string repr(const KvLayer& layer) {
   std::ostringstream text = plain_text();
   text << "gyre.KvLayer(k=\"" << name(layer.k) << "\", v=\"" << name(layer.v)
-       << "\", window=" << layer.window << ", tail=" << layer.tail << ", sinks=" << layer.sinks
-       << ")";
+       << "\", window=" << layer.window << ", tail=" << layer.tail
+       << ", sink_tokens=" << layer.sink_tokens << ")";
   return text.str();
 }
 
@@ -60,17 +60,18 @@ void bind_layers(nb::module_& module) {
       .def(
           "__init__",
           [](KvLayer* self, const std::string& k, const std::string& v, uint64_t window,
-             uint64_t tail,
-             uint64_t sinks) { new (self) KvLayer(layer_of(k, v, window, tail, sinks)); },
-          "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sinks"_a = 0,
+             uint64_t tail, uint64_t sink_tokens) {
+            new (self) KvLayer(layer_of(k, v, window, tail, sink_tokens));
+          },
+          "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sink_tokens"_a = 0,
           "k, v: names of formats, see kv_formats(). window: keys that a query sees, its own "
           "included; 0: all. tail: newest keys up to its own that a query sees in f16, older ones "
-          "compressed. sinks: the first tokens stay in f16.")
+          "compressed. sink_tokens: the first tokens stay in f16.")
       .def_prop_ro("k", format_of<&KvLayer::k>)
       .def_prop_ro("v", format_of<&KvLayer::v>)
       .def_ro("window", &KvLayer::window)
       .def_ro("tail", &KvLayer::tail)
-      .def_ro("sinks", &KvLayer::sinks)
+      .def_ro("sink_tokens", &KvLayer::sink_tokens)
       .def(
           "__eq__",
           [](const KvLayer& a, nb::handle other) {
@@ -83,9 +84,10 @@ void bind_layers(nb::module_& module) {
   nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache really stores.")
       .def_ro("layer", &KvLayerInfo::layer)
       .def_ro("slots", &KvLayerInfo::slots, "of the body: capacity, or the ring of a window")
-      .def_ro("nbytes", &KvLayerInfo::bytes, "sinks and tail included")
+      .def_ro("nbytes", &KvLayerInfo::bytes, "sink_tokens and tail included")
       .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device")
-      .def_ro("coding", &KvLayerInfo::coding, "a checksum of its calibration; 0: it has none")
+      .def_ro("calibration", &KvLayerInfo::calibration,
+              "a checksum of its calibration; 0: it has none")
       .def("__repr__", [](const KvLayerInfo& self) {
         std::ostringstream text = plain_text();
         text << "gyre.KvLayerInfo(" << repr(self.layer) << ", slots=" << self.slots
@@ -112,16 +114,16 @@ void bind_layers(nb::module_& module) {
 
 void attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
             const Operand& out, std::optional<float> scale, bool causal, uint64_t window,
-            float soft_cap, const OptionalOperand& sinks, const OptionalOperand& slopes,
-            const OptionalOperand& lse, const OptionalOperand& tree) {
+            float soft_cap, const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
+            const OptionalOperand& lse, const OptionalOperand& tree_mask) {
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
   const AttendInputs inputs{.q = operand("q", q),
                             .out = operand("out", out),
                             .lse = operand("lse", lse),
-                            .sinks = operand("sinks", sinks),
-                            .slopes = operand("slopes", slopes),
-                            .tree = operand("tree", tree)};
+                            .sink_logits = operand("sink_logits", sink_logits),
+                            .alibi_slopes = operand("alibi_slopes", alibi_slopes),
+                            .tree_mask = operand("tree_mask", tree_mask)};
   const AttendOptions options{scale, causal, window, soft_cap};
   without_gil([&] { use.cache().attend(encoder, layer, inputs, options); });
 }
@@ -174,10 +176,10 @@ void bind_rope_append(nb::class_<BoundKvCache>& cache) {
 void bind_steps(nb::class_<BoundKvCache>& cache) {
   cache
       .def(
-          "extend",
+          "begin_step",
           [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {
-            const Use use(self, "cache.extend");
-            without_gil([&] { use.cache().extend(encoder, tokens); });
+            const Use use(self, "cache.begin_step");
+            without_gil([&] { use.cache().begin_step(encoder, tokens); });
           },
           "encoder"_a, "tokens"_a,
           "The next tokens begin: their positions are set, and every layer is expected to get "
@@ -189,7 +191,7 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
             const Use use(self, "cache.positions");
             return BoundTensor{self.device, use.cache().positions(tokens)};
           },
-          "tokens"_a, "Positions of the tokens of the last extend(): i32 [tokens], for rope().")
+          "tokens"_a, "Positions of the tokens of the last begin_step(): i32 [tokens], for rope().")
       .def(
           "assume_appended",
           [](BoundKvCache& self) { Use(self, "cache.assume_appended").cache().assume_appended(); },
@@ -199,20 +201,22 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
            "Stores the tokens of the step it runs in, which need not be begun when it is recorded. "
            "k: [tokens, kv_heads, head_dim], "
            "v: [tokens, kv_heads, v_head_dim]; f32, f16 or bf16, head_dim contiguous.")
-      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
-           "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
-           "slopes"_a = nb::none(), "lse"_a = nb::none(), "tree"_a = nb::none(),
-           "Attention of the newest tokens over everything so far. q: [tokens, heads, head_dim], "
-           "out: [tokens, heads, v_head_dim]; f32, f16 or bf16. sinks: f32 [heads], one more logit "
-           "per head, whose value is 0. slopes: f32 [heads], ALiBi. lse: f32 [tokens, heads], "
-           "written. tree: u8 [tokens, tokens], query i sees new token j if not 0; instead of "
-           "causal. window: 0 takes the layer's. scale multiplies the dot product; by default "
-           "1 / sqrt(head_dim).")
       .def(
-          "truncate",
+          "attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
+          "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sink_logits"_a = nb::none(),
+          "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(), "tree_mask"_a = nb::none(),
+          "Attention of the newest tokens over everything so far. q: [tokens, heads, head_dim], "
+          "out: [tokens, heads, v_head_dim]; f32, f16 or bf16. sink_logits: f32 [heads], one more "
+          "logit "
+          "per head, whose value is 0. alibi_slopes: f32 [heads], ALiBi. lse: f32 [tokens, heads], "
+          "written. tree_mask: u8 [tokens, tokens], query i sees new token j if not 0; instead of "
+          "causal. window: 0 takes the layer's. scale multiplies the dot product; by default "
+          "1 / sqrt(head_dim).")
+      .def(
+          "rollback",
           [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {
-            const Use use(self, "cache.truncate");
-            without_gil([&] { use.cache().truncate(encoder, tokens); });
+            const Use use(self, "cache.rollback");
+            without_gil([&] { use.cache().rollback(encoder, tokens); });
           },
           "encoder"_a, "tokens"_a, "Drops the newest `tokens` tokens.")
       .def(
@@ -256,15 +260,16 @@ void bind_kv_cache(nb::module_& module) {
   nb::class_<BoundKvCache> cache(
       module, "KvCache",
       "The KV cache of a model: it owns the memory and decides what lies where. A step is "
-      "extend(), then append() and attend() for each layer. How long it is lies in device memory, "
+      "begin_step(), then append() and attend() for each layer. How long it is lies in device "
+      "memory, "
       "so append() and attend() recorded once can be replayed for a whole generation, with an "
-      "extend() submitted before each replay. One thread at a time.");
+      "begin_step() submitted before each replay. One thread at a time.");
   cache
       .def(
           "__init__",
           [](BoundKvCache* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
              uint64_t capacity, const std::vector<KvLayer>& layers, uint64_t v_head_dim,
-             uint64_t step_tokens, const LayerCodings& coding) {
+             uint64_t step_tokens, const LayerCalibrations& calibration) {
             Device home = device_of(device);
             const KvCacheOptions options{.kv_heads = kv_heads,
                                          .head_dim = head_dim,
@@ -272,15 +277,16 @@ void bind_kv_cache(nb::module_& module) {
                                          .capacity = capacity,
                                          .layers = layers,
                                          .step_tokens = step_tokens,
-                                         .coding = layer_codings(coding)};
+                                         .calibration = layer_calibrations(calibration)};
             KvCache made = without_gil([&] { return KvCache(home, options); });
             new (self) BoundKvCache(std::move(home), std::move(made));
           },
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "capacity"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "step_tokens"_a = 512,
-          "coding"_a = LayerCodings{},
+          "calibration"_a = LayerCalibrations{},
           "capacity: tokens in all. layers: one KvLayer each. v_head_dim: 0 is head_dim. "
-          "step_tokens: most tokens of one extend(). coding: a calibration, a pair of KvCoding (K, "
+          "step_tokens: most tokens of one begin_step(). calibration: a calibration, a pair of "
+          "KvCalibration (K, "
           "V) or None for each layer; gyre.calibrate makes them.")
       .def_prop_ro("device", [](const BoundKvCache& self) { return self.device; })
       .def_prop_ro(

@@ -1,6 +1,6 @@
 #include "kv_pages.h"
 
-#include "kv_coding.h"
+#include "kv_calibration.h"
 
 namespace gyre::python {
 namespace {
@@ -31,25 +31,26 @@ std::string repr(const BoundKvPages& self) {
 }
 
 void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pages,
-                      const Operand& page_table, const Operand& lengths, const Operand& query_begin,
-                      const Operand& out, const OptionalOperand& prompts,
-                      const OptionalOperand& lse, const OptionalOperand& sinks,
-                      const OptionalOperand& slopes, uint64_t most_queries, uint64_t most_length,
-                      float scale, bool causal, uint64_t window, float soft_cap,
-                      BoundScratch* scratch) {
+                      const Operand& page_table, const Operand& kv_lengths,
+                      const Operand& cu_seqlens_q, const Operand& out,
+                      const OptionalOperand& is_prefill, const OptionalOperand& lse,
+                      const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
+                      uint64_t max_query_length, uint64_t max_kv_length, float scale, bool causal,
+                      uint64_t window, float soft_cap, BoundScratch* scratch) {
   const Operands operand(encoder, "paged_attention");
   const PagedAttentionInputs inputs{.q = operand("q", q),
                                     .pages = pages.pages,
                                     .page_table = operand("page_table", page_table),
-                                    .lengths = operand("lengths", lengths),
-                                    .query_begin = operand("query_begin", query_begin),
-                                    .prompts = operand("prompts", prompts),
+                                    .kv_lengths = operand("kv_lengths", kv_lengths),
+                                    .cu_seqlens_q = operand("cu_seqlens_q", cu_seqlens_q),
+                                    .is_prefill = operand("is_prefill", is_prefill),
                                     .out = operand("out", out),
                                     .lse = operand("lse", lse),
-                                    .sinks = operand("sinks", sinks),
-                                    .slopes = operand("slopes", slopes),
+                                    .sink_logits = operand("sink_logits", sink_logits),
+                                    .alibi_slopes = operand("alibi_slopes", alibi_slopes),
                                     .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
-  const PagedAttentionOptions options{most_queries, most_length, scale, causal, window, soft_cap};
+  const PagedAttentionOptions options{max_query_length, max_kv_length, scale,
+                                      causal,           window,        soft_cap};
   without_gil([&] { attention(encoder, inputs, options); });
 }
 
@@ -107,19 +108,19 @@ void bind_kv_pages(nb::module_& module) {
   module.def(
       "kv_write",
       [](Encoder& encoder, const Operand& k, const Operand& v, const BoundKvPages& pages,
-         const Operand& slots, const std::optional<KvCoding>& k_coding,
-         const std::optional<KvCoding>& v_coding) {
+         const Operand& slots, const std::optional<KvCalibration>& k_calibration,
+         const std::optional<KvCalibration>& v_calibration) {
         const Operands operand(encoder, "kv_write");
         const KvWriteInputs inputs{.k = operand("k", k),
                                    .v = operand("v", v),
                                    .pages = pages.pages,
                                    .slots = operand("slots", slots),
-                                   .k_coding = coding_or_none(k_coding),
-                                   .v_coding = coding_or_none(v_coding)};
+                                   .k_calibration = calibration_or_none(k_calibration),
+                                   .v_calibration = calibration_or_none(v_calibration)};
         without_gil([&] { kv_write(encoder, inputs); });
       },
-      "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a, nb::kw_only(), "k_coding"_a = nb::none(),
-      "v_coding"_a = nb::none(),
+      "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a, nb::kw_only(),
+      "k_calibration"_a = nb::none(), "v_calibration"_a = nb::none(),
       "Writes tokens to slots of pages. k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. "
       "slots: i64 or i32 [tokens], page * page_tokens + place; negative ones, and those that are "
       "not in the pages, are skipped. Slots come in any order.");
@@ -152,16 +153,17 @@ void bind_kv_pages(nb::module_& module) {
           "What it has grown to; hold it as long as a graph that was captured may run.");
   module.def(
       "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
-      "lengths"_a, "query_begin"_a, "out"_a, "prompts"_a = nb::none(), "lse"_a = nb::none(),
-      "sinks"_a = nb::none(), "slopes"_a = nb::none(), nb::kw_only(), "most_queries"_a = 1,
-      "most_length"_a = 0, "scale"_a = 1.0f, "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
-      "scratch"_a = nb::none(),
+      "kv_lengths"_a, "cu_seqlens_q"_a, "out"_a, "is_prefill"_a = nb::none(), "lse"_a = nb::none(),
+      "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), nb::kw_only(),
+      "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = 1.0f, "causal"_a = true,
+      "window"_a = 0, "soft_cap"_a = 0.0f, "scratch"_a = nb::none(),
       "Attention of several sequences over pages, in one call.\n\n"
       "q, out: [tokens, heads, head_dim], the queries of all sequences. page_table: i32 "
-      "[sequences, width]. lengths: i32 [sequences], keys, those of the queries included. "
-      "query_begin: i32 [sequences + 1], rows of q. prompts: u8 [sequences], not 0: computed as "
-      "prompts are, whose bits do not depend on how they are cut into chunks. most_queries, "
-      "most_length: of one sequence, upper bounds; the rest may change in device memory from "
+      "[sequences, width]. kv_lengths: i32 [sequences], keys, those of the queries included. "
+      "cu_seqlens_q: i32 [sequences + 1], rows of q. is_prefill: u8 [sequences], not 0: computed "
+      "as "
+      "is_prefill are, whose bits do not depend on how they are cut into chunks. max_query_length, "
+      "max_kv_length: of one sequence, upper bounds; the rest may change in device memory from "
       "replay to replay. A sequence that breaks the bounds gets NaN. scratch: an "
       "AttentionScratch that is kept from call to call.");
 }

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "kv_coding.h"
+#include "kv_calibration.h"
 #include "rope_append.h"
 
 // A pool, its sequences and its batches are used by one thread at a time: calls keep the GIL.
@@ -44,8 +44,9 @@ std::string repr(const BoundKvBatch& self) {
   const KvBatchOptions& options = self.batch.options();
   std::ostringstream text = plain_text();
   text << "gyre.KvBatch(max_sequences=" << options.max_sequences
-       << ", max_tokens=" << options.max_tokens << ", max_queries=" << options.max_queries
-       << ", max_length=" << options.max_length << ", device=" << self.device.info().name << ")";
+       << ", max_tokens=" << options.max_tokens << ", max_query_length=" << options.max_query_length
+       << ", max_kv_length=" << options.max_kv_length << ", device=" << self.device.info().name
+       << ")";
   return text.str();
 }
 
@@ -68,7 +69,7 @@ void bind_info(nb::module_& module) {
       .def_ro("sequences", &KvPoolInfo::sequences)
       .def_ro("prefixes", &KvPoolInfo::prefixes, "pages of tokens that the prefix index knows")
       .def_ro("evictions", &KvPoolInfo::evictions, "pages taken from the prefix index so far")
-      .def_ro("coding", &KvPoolInfo::coding,
+      .def_ro("calibration", &KvPoolInfo::calibration,
               "which calibration its pages are written with; 0: none");
 }
 
@@ -81,7 +82,7 @@ void bind_sequence(nb::module_& module) {
       .def(
           "fork", [](const KvSequence& self) { return std::make_unique<KvSequence>(self.fork()); },
           "Shares all pages; the first write to a shared page copies it.")
-      .def("truncate", &KvSequence::truncate, "tokens"_a, "Drops the newest tokens.")
+      .def("rollback", &KvSequence::rollback, "tokens"_a, "Drops the newest tokens.")
       .def("clear", &KvSequence::clear, "Drops all tokens.")
       .def("__repr__", [](const KvSequence& self) {
         return "gyre.KvSequence(" + std::to_string(self.length()) + " tokens)";
@@ -144,7 +145,7 @@ void bind_pool(nb::module_& module) {
           [](BoundKvPool* self, const DeviceLike& device, uint64_t kv_heads, uint64_t head_dim,
              uint64_t pages, const std::vector<KvLayer>& layers, uint64_t v_head_dim,
              uint64_t page_tokens, uint64_t sequences, uint64_t step_tokens,
-             const LayerCodings& coding) {
+             const LayerCalibrations& calibration) {
             Device home = device_of(device);
             KvPool pool(home, {.kv_heads = kv_heads,
                                .head_dim = head_dim,
@@ -154,14 +155,16 @@ void bind_pool(nb::module_& module) {
                                .page_tokens = page_tokens,
                                .sequences = sequences,
                                .step_tokens = step_tokens,
-                               .coding = layer_codings(coding)});
+                               .calibration = layer_calibrations(calibration)});
             new (self) BoundKvPool{std::move(home), std::move(pool)};
           },
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "pages"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "page_tokens"_a = 64,
-          "sequences"_a = 64, "step_tokens"_a = 512, "coding"_a = LayerCodings{},
-          "pages: of the layers that see all keys. Layers with a window, tails and sinks get as "
-          "many as `sequences` sequences need that take step_tokens tokens in one step. coding: "
+          "sequences"_a = 64, "step_tokens"_a = 512, "calibration"_a = LayerCalibrations{},
+          "pages: of the layers that see all keys. Layers with a window, tails and sink_tokens get "
+          "as "
+          "many as `sequences` sequences need that take step_tokens tokens in one step. "
+          "calibration: "
           "as in KvCache.")
       .def_prop_ro("device", [](const BoundKvPool& self) { return self.device; })
       .def("describe", [](const BoundKvPool& self) { return self.pool.describe(); })
@@ -193,26 +196,26 @@ using Step =
     std::variant<std::pair<KvSequence*, uint64_t>, std::tuple<KvSequence*, uint64_t, bool>>;
 
 KvStep step_of(const Step& given) {
-  const auto step = [](KvSequence* sequence, uint64_t tokens, bool prompt) -> KvStep {
-    if (sequence == nullptr) refuse("kv_batch.begin: a sequence is None");
-    return {*sequence, tokens, prompt};
+  const auto step = [](KvSequence* sequence, uint64_t tokens, bool is_prefill) -> KvStep {
+    if (sequence == nullptr) refuse("kv_batch.begin_step: a sequence is None");
+    return {*sequence, tokens, is_prefill};
   };
   if (const auto* two = std::get_if<0>(&given)) return step(two->first, two->second, false);
-  const auto& [sequence, tokens, prompt] = std::get<1>(given);
-  return step(sequence, tokens, prompt);
+  const auto& [sequence, tokens, is_prefill] = std::get<1>(given);
+  return step(sequence, tokens, is_prefill);
 }
 
 void attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& q,
             const Operand& out, const std::optional<float>& scale, bool causal, uint64_t window,
-            float soft_cap, const OptionalOperand& sinks, const OptionalOperand& slopes,
+            float soft_cap, const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
             const OptionalOperand& lse) {
   const Operands operand(encoder, "batch.attend");
   self.batch.attend(encoder, layer,
                     {.q = operand("q", q),
                      .out = operand("out", out),
                      .lse = operand("lse", lse),
-                     .sinks = operand("sinks", sinks),
-                     .slopes = operand("slopes", slopes)},
+                     .sink_logits = operand("sink_logits", sink_logits),
+                     .alibi_slopes = operand("alibi_slopes", alibi_slopes)},
                     {.scale = scale, .causal = causal, .window = window, .soft_cap = soft_cap});
 }
 
@@ -239,31 +242,33 @@ void bind_batch(nb::module_& module) {
   nb::class_<BoundKvBatch> batch(
       module, "KvBatch",
       "What one forward pass works on: tokens of several sequences, in rows one after the other. "
-      "A step is begin(), then append() and attend() for each layer. Tables and lengths are in "
+      "A step is begin_step(), then append() and attend() for each layer. Tables and lengths are "
+      "in "
       "device memory, so append() and attend() recorded once serve every step within the bounds.");
   bind_rope_append(batch);
   batch
       .def(
           "__init__",
           [](BoundKvBatch* self, const BoundKvPool& pool, uint64_t max_sequences,
-             uint64_t max_tokens, uint64_t max_queries, uint64_t max_length) {
-            new (self) BoundKvBatch{pool.device, KvBatch(pool.pool, {.max_sequences = max_sequences,
-                                                                     .max_tokens = max_tokens,
-                                                                     .max_queries = max_queries,
-                                                                     .max_length = max_length})};
+             uint64_t max_tokens, uint64_t max_query_length, uint64_t max_kv_length) {
+            new (self)
+                BoundKvBatch{pool.device, KvBatch(pool.pool, {.max_sequences = max_sequences,
+                                                              .max_tokens = max_tokens,
+                                                              .max_query_length = max_query_length,
+                                                              .max_kv_length = max_kv_length})};
           },
           "pool"_a, nb::kw_only(), "max_sequences"_a = 64, "max_tokens"_a = 512,
-          "max_queries"_a = 0, "max_length"_a = 0)
+          "max_query_length"_a = 0, "max_kv_length"_a = 0)
       .def(
-          "begin",
+          "begin_step",
           [](BoundKvBatch& self, Encoder& encoder, const std::vector<Step>& steps) {
             std::vector<KvStep> list;
             list.reserve(steps.size());
             for (const Step& step : steps) list.push_back(step_of(step));
-            self.batch.begin(encoder, list);
+            self.batch.begin_step(encoder, list);
           },
           "encoder"_a, "steps"_a,
-          "steps: (sequence, tokens) or (sequence, tokens, prompt) each. Takes the pages they "
+          "steps: (sequence, tokens) or (sequence, tokens, is_prefill) each. Takes the pages they "
           "need, all or none. Submit it before anything of the step; not for graphs.")
       .def_prop_ro(
           "tokens", [](const BoundKvBatch& self) { return self.batch.tokens(); },
@@ -283,21 +288,21 @@ void bind_batch(nb::module_& module) {
           },
           "encoder"_a, "layer"_a, "k"_a, "v"_a)
       .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
-           "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
-           "slopes"_a = nb::none(), "lse"_a = nb::none(),
+           "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sink_logits"_a = nb::none(),
+           "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
            "scale: None is 1 / sqrt(head_dim). The rest as in paged_attention().")
       .def(
           "record", [](BoundKvBatch& self) { self.batch.record(); },
           "append() and attend() record a step, for a graph, without one being begun.")
       .def(
-          "end", [](BoundKvBatch& self) { self.batch.end(); },
+          "end_step", [](BoundKvBatch& self) { self.batch.end_step(); },
           "Ends a recording, or a step that a graph replayed.")
       .def(
           "assume_appended", [](BoundKvBatch& self) { self.batch.assume_appended(); },
           "A graph of the caller's, which captured the recording, has run in the step: before "
           "end().")
       .def(
-          "cancel", [](BoundKvBatch& self) { self.batch.cancel(); },
+          "rollback", [](BoundKvBatch& self) { self.batch.rollback(); },
           "The step that was begun did not happen.")
       .def("__repr__", [](const BoundKvBatch& self) { return repr(self); });
 }

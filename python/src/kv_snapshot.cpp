@@ -19,7 +19,7 @@ using Section = KvSnapshotSection;
 void bind_kv_snapshot(nb::module_& module) {
   nb::class_<Section>(module, "KvSnapshotSection", "One tensor of a saved cache.")
       .def_ro("layer", &Section::layer)
-      .def_prop_ro("segment", name_of<Section, &Section::segment>, "body, sinks or tail")
+      .def_prop_ro("segment", name_of<Section, &Section::segment>, "body, sink_tokens or tail")
       .def_prop_ro(
           "role", [](const Section& section) { return role_name(section.role); }, "k or v")
       .def_prop_ro("part", name_of<Section, &Section::part>, "codes or scales")
@@ -33,7 +33,7 @@ void bind_kv_snapshot(nb::module_& module) {
       .def_ro("length", &KvSnapshotInfo::length, "tokens")
       .def_ro("sections", &KvSnapshotInfo::sections)
       .def_ro("file_bytes", &KvSnapshotInfo::file_bytes)
-      .def_ro("coding", &KvSnapshotInfo::coding,
+      .def_ro("calibration", &KvSnapshotInfo::calibration,
               "which calibration the rows were written with; 0: none")
       .def_prop_ro("kv_heads", [](const KvSnapshotInfo& info) { return info.options.kv_heads; })
       .def_prop_ro("head_dim", [](const KvSnapshotInfo& info) { return info.options.head_dim; })

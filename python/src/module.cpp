@@ -20,8 +20,8 @@ NB_MODULE(_gyre, module) {
   gyre::python::bind_tensor(module);
   gyre::python::bind_encoder(module);
   gyre::python::bind_kv_buffer(module);
-  gyre::python::bind_kv_coding(module);
-  gyre::python::bind_codec(module);
+  gyre::python::bind_kv_calibration(module);
+  gyre::python::bind_quantize(module);
   gyre::python::bind_rope(module);
   gyre::python::bind_attention(module);
   gyre::python::bind_kv_cache(module);

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tqdm")
 
 from hf_models import TEXT, load, random_model, random_tokens, stored_model
-from shaping_reference import restored
+from feedback_reference import restored
 
 import gyre
 from gyre import eval as gyre_eval
@@ -32,7 +32,7 @@ def attended(q, k, v, scale):
 def test_attention_is_over_the_rows_of_the_reference(kind, formats):
     model = random_model("qwen3", "eager")
     texts = None if kind == "Q" else [random_tokens(300)[0]]
-    calibration = calibrate(model, texts, 512, basis=kind != "F", progress=False)
+    calibration = calibrate(model, texts, 512, transform=kind != "F", progress=False)
     cache = GyreCache(model.config, *formats, calibration=calibration, capacity=64)
     q, k, v = (torch.randn(1, heads, 40, 32, generator=torch.Generator().manual_seed(9)) for heads in (6, 2, 2))
     layer = cache.layers[2]
@@ -87,7 +87,7 @@ def test_files_name_their_calibration(tiny, tmp_path):
     cache = make(calibration)
     with torch.inference_mode():
         model(ids, past_key_values=cache, use_cache=True)
-    assert all(info.coding for info in cache.describe())
+    assert all(info.calibration for info in cache.describe())
     cache.save(tmp_path / "a", ids)
     again = make(calibration)
     again.load(tmp_path / "a", ids)
@@ -143,11 +143,11 @@ def test_models_whose_attention_goes_with_no_mean(name):
         assert k.mean is None and (v.mean is None) == name.startswith("gpt-oss")
     ids = random_tokens(80)
     with torch.inference_mode():
-        exact, plain, coded = (
+        exact, plain, calibrated = (
             model(ids, past_key_values=GyreCache(model.config, name, name, capacity=128, calibration=which), use_cache=True).logits
             for name, which in (("f16", None), ("tq8", None), ("tq8", calibration))
         )
-    assert (coded - exact).norm() < 1.2 * (plain - exact).norm()
+    assert (calibrated - exact).norm() < 1.2 * (plain - exact).norm()
 
 
 @pytest.mark.parametrize(

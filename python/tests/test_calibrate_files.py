@@ -218,7 +218,7 @@ def test_the_command_without_a_text(tmp_path):
 def test_feedback_alone_has_no_basis(tmp_path, capsys):
     text = tmp_path / "text"
     text.write_bytes(TEXT.read_bytes()[:300])
-    assert run(tmp_path, text, "--no-basis", "--quiet") == 0
+    assert run(tmp_path, text, "--no-transform", "--quiet") == 0
     assert "recipe F" in capsys.readouterr().out
     for part in Calibration.load(tmp_path / "a.gyrecal").layers[1]:
         assert part.basis is None and part.inverse is None and part.mean is None and part.factor.abs().max() > 0
@@ -236,7 +236,7 @@ def test_refusals_of_the_command(tmp_path, capsys):
     assert "the model must be a folder" in capsys.readouterr().err
     assert __main__.main([str(stored_model("tiny-d128")), str(TEXT), "--out", str(tmp_path / "none" / "a")]) == 1
     assert "there is no folder" in capsys.readouterr().err
-    for options in ([], ["--no-text", "--budget", "4"], ["--no-text", "--no-basis", str(TEXT)], [str(TEXT), "--capacity", "0"]):
+    for options in ([], ["--no-text", "--budget", "4"], ["--no-text", "--no-transform", str(TEXT)], [str(TEXT), "--capacity", "0"]):
         with pytest.raises(SystemExit):
             run(tmp_path, *options)
     assert not (tmp_path / "a.gyrecal").exists()

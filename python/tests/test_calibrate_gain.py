@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("tqdm")
 
 from hf_models import BYTE_START, TEXT, load, stored_model
-from shaping_reference import restored
+from feedback_reference import restored
 
 from gyre.calibrate.run import GAINS, calibrate
 
@@ -87,7 +87,7 @@ def test_a_calibration_pays_at_every_size(model, rows, good, name):
 
 
 def test_feedback_alone_pays_less(model, rows):
-    k, v = ratios(model, rows, made(model, UNSEEN, basis=False))
+    k, v = ratios(model, rows, made(model, UNSEEN, transform=False))
     assert k < 0.85 and v < 0.5
 
 

@@ -92,7 +92,7 @@ def test_what_is_wrapped_is_held_until_the_work_is_done():
     encoder = gyre.Encoder(device)
     cache = gyre.KvCache(device, kv_heads=1, head_dim=64, capacity=8, layers=[gyre.KvLayer("f16", "f16")])
     try:
-        cache.extend(encoder, 1)
+        cache.begin_step(encoder, 1)
         cache.append(encoder, 0, producer, producer)
     except gyre.CompileFailed as error:
         pytest.skip(f"kernels cannot be compiled here: {error}")

@@ -15,7 +15,7 @@ def make(layers=None, capacity=64, **options):
 
 def step(cache, encoder, q, k, v, layer=0, **options):
     out = np.zeros_like(q)
-    cache.extend(encoder, len(k))
+    cache.begin_step(encoder, len(k))
     for index in range(len(cache.layers)):
         cache.append(encoder, index, k, v)
     cache.attend(encoder, layer, q, out, scale=0.125, **options)
@@ -35,14 +35,14 @@ def test_prefill_then_decode(encoder, rng):
 
 
 def test_it_says_what_it_is():
-    layers = [gyre.KvLayer(), gyre.KvLayer("f16", "f16", window=8), gyre.KvLayer("tq4", "tq2", tail=16, sinks=4)]
+    layers = [gyre.KvLayer(), gyre.KvLayer("f16", "f16", window=8), gyre.KvLayer("tq4", "tq2", tail=16, sink_tokens=4)]
     cache = make(layers, step_tokens=32)
     assert (cache.kv_heads, cache.head_dim, cache.capacity, cache.step_tokens) == (KV_HEADS, DIM, 64, 32)
     assert cache.layers == layers and cache.device == gyre.Device("cpu") and cache.length == 0
     infos = cache.describe()
     assert [info.slots for info in infos] == [64, 8 + 31, 64 - 4] and all(info.kernel for info in infos)
     assert sum(info.nbytes for info in infos) <= cache.nbytes
-    assert (layers[2].k, layers[2].v, layers[2].tail, layers[2].sinks, layers[1].window) == ("tq4", "tq2", 16, 4, 8)
+    assert (layers[2].k, layers[2].v, layers[2].tail, layers[2].sink_tokens, layers[1].window) == ("tq4", "tq2", 16, 4, 8)
     assert layers[0] == gyre.KvLayer("tq8", "tq4") != layers[1] and layers[0] != "tq8" and "tq8" in repr(layers[0])
     assert len({gyre.KvLayer(), gyre.KvLayer()}) == 1
 
@@ -59,7 +59,7 @@ def test_a_recorded_step_replays_for_a_whole_generation(encoder, rng):
     out = np.zeros_like(q)
     positions = replayed.positions(1)
     assert (positions.dtype, positions.shape) == ("i32", (1,))
-    replayed.extend(encoder, 1)
+    replayed.begin_step(encoder, 1)
     encoder.submit().wait()
     for index in range(2):
         replayed.append(encoder, index, k, v)
@@ -67,7 +67,7 @@ def test_a_recorded_step_replays_for_a_whole_generation(encoder, rng):
     graph = encoder.instantiate()
     for at in range(20):
         if at:
-            replayed.extend(encoder, 1)
+            replayed.begin_step(encoder, 1)
             encoder.submit().wait()
         q[:], k[:], v[:] = inputs(rng, 1)
         graph.replay().wait()
@@ -77,7 +77,7 @@ def test_a_recorded_step_replays_for_a_whole_generation(encoder, rng):
 
 def test_extend_is_not_for_graphs(encoder):
     cache = make()
-    cache.extend(encoder, 1)
+    cache.begin_step(encoder, 1)
     with pytest.raises(gyre.Error, match="encoder.instantiate"):
         encoder.instantiate()
 
@@ -88,7 +88,7 @@ def test_truncate_clear_and_fork(encoder, rng):
     step(cache, encoder, q, k, v)
     other = cache.fork(encoder)
     encoder.submit().wait()
-    cache.truncate(encoder, 4)
+    cache.rollback(encoder, 4)
     assert (cache.length, other.length) == (6, 10)
     fresh = inputs(rng, 1)
     out = step(cache, encoder, *fresh)
@@ -104,16 +104,16 @@ def test_truncate_clear_and_fork(encoder, rng):
 
 def test_options_of_attend(encoder, rng):
     q, k, v = inputs(rng, 3)
-    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
-    sinks = np.array([0.5, 1.0, -1.0, 3.0], np.float32)
+    alibi_slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+    sink_logits = np.array([0.5, 1.0, -1.0, 3.0], np.float32)
     lse = np.zeros((3, HEADS), np.float32)
-    options = {"window": 2, "soft_cap": 3.0, "sinks": sinks, "slopes": slopes}
+    options = {"window": 2, "soft_cap": 3.0, "sink_logits": sink_logits, "alibi_slopes": alibi_slopes}
     out = step(make(), encoder, q, k, v, lse=lse, **options)
     expected, expected_lse = softmax_attention(q, k, v, 0.125, **options)
     assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - expected_lse).max() < 1e-5
-    tree = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.uint8)
-    out = step(make(), encoder, q, k, v, tree=tree)
-    assert np.abs(out - softmax_attention(q, k, v, 0.125, mask=tree)[0]).max() < 1e-5
+    tree_mask = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.uint8)
+    out = step(make(), encoder, q, k, v, tree_mask=tree_mask)
+    assert np.abs(out - softmax_attention(q, k, v, 0.125, mask=tree_mask)[0]).max() < 1e-5
     out = step(make(), encoder, q, k, v, causal=False)
     assert np.abs(out - softmax_attention(q, k, v, 0.125, mask=np.ones((3, 3)))[0]).max() < 1e-5
 
@@ -122,10 +122,10 @@ def test_refusals_change_nothing(encoder, rng):
     cache = make(step_tokens=16)
     q, k, v = inputs(rng, 4)
     for call, words in [
-        (lambda: cache.extend(encoder, 65), "kv_cache.extend"),
-        (lambda: cache.extend(encoder, 17), "16"),
+        (lambda: cache.begin_step(encoder, 65), "kv_cache.begin_step"),
+        (lambda: cache.begin_step(encoder, 17), "16"),
         (lambda: cache.append(encoder, 0, k[:0], v[:0]), "kv_cache.append"),
-        (lambda: cache.truncate(encoder, 1), "kv_cache.truncate"),
+        (lambda: cache.rollback(encoder, 1), "kv_cache.rollback"),
         (lambda: cache.attend(encoder, 3, q, q), "layer"),
         (lambda: make([gyre.KvLayer("tq9")]), "tq9"),
         (lambda: make([]), "layer"),
@@ -143,17 +143,17 @@ def test_a_step_is_checked(encoder, rng, tmp_path):
     with pytest.raises(ValueError, match="encoder.submit: kv_cache.append of layer 0 has no step"):
         encoder.submit()
     encoder.clear()
-    cache.extend(encoder, 4)
+    cache.begin_step(encoder, 4)
     cache.append(encoder, 1, k, v)
     with pytest.raises(ValueError, match="4 tokens, got 5 queries"):
         cache.attend(encoder, 1, normal(rng, 5, HEADS, DIM), normal(rng, 5, HEADS, DIM))
     with pytest.raises(ValueError, match="kv_cache.save.*not submitted"):
         cache.save(tmp_path / "cache")
     encoder.submit().wait()
-    with pytest.raises(ValueError, match="kv_cache.extend.*lacks append.* of layers 0, 2"):
-        cache.extend(encoder, 1)
+    with pytest.raises(ValueError, match="kv_cache.begin_step.*lacks append.* of layers 0, 2"):
+        cache.begin_step(encoder, 1)
     cache.assume_appended()
-    cache.extend(encoder, 1)
+    cache.begin_step(encoder, 1)
 
 
 def test_the_scale_has_a_default(encoder, rng):
@@ -161,7 +161,7 @@ def test_the_scale_has_a_default(encoder, rng):
     outs = []
     for options in ({}, {"scale": 0.125}, {"scale": 1.0}):
         cache, out = make(), np.zeros_like(q)
-        cache.extend(encoder, 6)
+        cache.begin_step(encoder, 6)
         cache.append(encoder, 0, k, v)
         cache.attend(encoder, 0, q, out, **options)
         encoder.submit().wait()
@@ -177,7 +177,7 @@ def test_save_and_load(encoder, rng, tmp_path):
     cache.save(path)
     info = gyre.inspect_snapshot(str(path))
     assert (info.length, info.kv_heads, info.head_dim, info.layers) == (12, KV_HEADS, DIM, layers)
-    assert info.file_bytes == path.stat().st_size and info.capacity == 64 and info.coding == 0
+    assert info.file_bytes == path.stat().st_size and info.capacity == 64 and info.calibration == 0
     gyre.verify_snapshot(path)
     spoiled = tmp_path / "spoiled"
     spoiled.write_bytes((whole := path.read_bytes())[:-1] + bytes([whole[-1] ^ 1]))
@@ -191,7 +191,7 @@ def test_save_and_load(encoder, rng, tmp_path):
         a, b = (step(c, encoder, *fresh, layer=layer) for c in (cache, other))
         assert (a == b).all() and a.any()
         for c in (cache, other):
-            c.truncate(encoder, 1)
+            c.rollback(encoder, 1)
     with pytest.raises(gyre.Error):
         make().load(path)
     path.write_bytes(path.read_bytes()[:-1] + b"?")

@@ -90,7 +90,7 @@ def test_everything_may_go_in_any_order(seed):
     encoder = gyre.Encoder(device)
     cache = gyre.KvCache(device, kv_heads=1, head_dim=64, capacity=8)
     tensor = gyre.zeros((1, 1, 64), device=device)
-    cache.extend(encoder, 1)
+    cache.begin_step(encoder, 1)
     fence = encoder.submit()
     cache.append(encoder, 0, tensor, tensor)
     cache.attend(encoder, 0, tensor, gyre.zeros((1, 1, 64), device=device))
@@ -188,7 +188,7 @@ def test_a_cache_refuses_a_second_thread(tmp_path):
     encoder = gyre.Encoder("cpu")
     k = np.ones((512, 8, 128), np.float32)
     for _ in range(16):
-        cache.extend(encoder, 512)
+        cache.begin_step(encoder, 512)
         for layer in range(2):
             cache.append(encoder, layer, k, k)
     encoder.submit().wait()
@@ -278,7 +278,7 @@ def test_no_growth_of_caches(no_growth):
 
     def cycle():
         cache = gyre.KvCache("cpu", kv_heads=1, head_dim=64, capacity=8)
-        cache.extend(encoder, 1)
+        cache.begin_step(encoder, 1)
         cache.append(encoder, 0, k, k)
         cache.attend(encoder, 0, k, out)
         encoder.submit().wait()

@@ -6,7 +6,7 @@ import pytest
 import gyre
 
 
-def softmax_attention(q, k, v, scale, window=0, soft_cap=0.0, sinks=None, slopes=None, mask=None):
+def softmax_attention(q, k, v, scale, window=0, soft_cap=0.0, sink_logits=None, alibi_slopes=None, mask=None):
     """q: [tokens, heads, d], k and v: [keys, kv_heads, d]; the queries are the newest tokens. Output and lse."""
     tokens, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
@@ -17,8 +17,8 @@ def softmax_attention(q, k, v, scale, window=0, soft_cap=0.0, sinks=None, slopes
         logits = soft_cap * np.tanh(logits / soft_cap)
     at = keys - tokens + np.arange(tokens)[:, None]
     j = np.arange(keys)[None, :]
-    if slopes is not None:
-        logits = logits + slopes[:, None, None] * (j - at)
+    if alibi_slopes is not None:
+        logits = logits + alibi_slopes[:, None, None] * (j - at)
     seen = j <= at
     if window:
         seen &= j > at - window
@@ -26,8 +26,8 @@ def softmax_attention(q, k, v, scale, window=0, soft_cap=0.0, sinks=None, slopes
         seen = np.ones((tokens, keys), bool)
         seen[:, keys - tokens :] = mask != 0
     logits = np.where(seen, logits, -np.inf)
-    if sinks is not None:
-        logits = np.concatenate([logits, np.broadcast_to(sinks[:, None, None], (heads, tokens, 1))], axis=2)
+    if sink_logits is not None:
+        logits = np.concatenate([logits, np.broadcast_to(sink_logits[:, None, None], (heads, tokens, 1))], axis=2)
     top = logits.max(axis=2, keepdims=True)
     weights = np.exp(logits - top)
     total = weights.sum(axis=2, keepdims=True)
@@ -161,7 +161,7 @@ def test_hadamard_and_back(encoder, rng, signs):
         assert np.allclose(rotated[..., 0], x.sum(-1) / 8, atol=1e-5)
 
 
-@pytest.mark.parametrize("format, error", [("tq8", 1e-4), ("tq4", 2e-2), ("compat8", 1e-3)])
+@pytest.mark.parametrize("format, error", [("tq8", 1e-4), ("tq4", 2e-2), ("mlx_native8", 1e-3)])
 def test_quantize_and_back(encoder, rng, format, error):
     k, v = normal(rng, 10, 2, 256), normal(rng, 10, 2, 256)
     caches = [gyre.KvBuffer.allocate("cpu", format=format, role=r, kv_heads=2, capacity=16, head_dim=256) for r in "kv"]
@@ -234,9 +234,9 @@ def test_attention(encoder, rng, format, error, tokens):
     [
         {"window": 7},
         {"soft_cap": 2.0},
-        {"sinks": np.array([0.5, 1.0, -1.0, 3.0], np.float32)},
-        {"slopes": np.array([0.5, 0.25, 0.125, 0.0625], np.float32)},
-        {"tree": np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.uint8)},
+        {"sink_logits": np.array([0.5, 1.0, -1.0, 3.0], np.float32)},
+        {"alibi_slopes": np.array([0.5, 0.25, 0.125, 0.0625], np.float32)},
+        {"tree_mask": np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.uint8)},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -246,7 +246,7 @@ def test_options_of_attention(encoder, rng, options):
     k_cache, v_cache = filled_cache(encoder, "f32", k, v)
     gyre.attention(encoder, q, k_cache, v_cache, out, length=20, scale=0.3, **options)
     encoder.submit().wait()
-    names = {"tree": "mask"}
+    names = {"tree_mask": "mask"}
     expected, _ = softmax_attention(q, k, v, 0.3, **{names.get(name, name): x for name, x in options.items()})
     assert np.abs(out - expected).max() < 1e-5
 
@@ -258,11 +258,11 @@ def test_partial_attention_merges_to_the_whole(encoder, rng):
     shape = gyre.attention_partial_shape(3, q.shape, 64)
     assert shape == (3, 2, 4, 66)
     partial = gyre.empty(shape)
-    sinks = np.array([1, 2, 3, 4], np.float32)
+    sink_logits = np.array([1, 2, 3, 4], np.float32)
     gyre.attention_partial(encoder, q, k_cache, v_cache, partial, length=30, scale=0.125)
-    gyre.attention_merge(encoder, partial, out, lse=lse, sinks=sinks)
+    gyre.attention_merge(encoder, partial, out, lse=lse, sink_logits=sink_logits)
     encoder.submit().wait()
-    expected, expected_lse = softmax_attention(q, k, v, 0.125, sinks=sinks)
+    expected, expected_lse = softmax_attention(q, k, v, 0.125, sink_logits=sink_logits)
     assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - expected_lse).max() < 1e-5
 
 
@@ -298,5 +298,5 @@ def test_refusals_name_the_op_the_operand_and_the_rule(encoder):
 
 def test_formats_describe_themselves():
     formats = {info.name: info for info in gyre.kv_formats()}
-    assert {"f32", "f16", "bf16", "tq2", "tq3", "tq4", "tq5", "tq6", "tq8", "compat4"} <= set(formats)
+    assert {"f32", "f16", "bf16", "tq2", "tq3", "tq4", "tq5", "tq6", "tq8", "mlx_native4"} <= set(formats)
     assert formats["tq4"].bits == 4 and formats["tq4"].compressed and not formats["f16"].compressed

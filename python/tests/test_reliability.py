@@ -19,7 +19,7 @@ LONG = """
     k = rng.standard_normal((4096, 2, 64), dtype=np.float32)
     q = rng.standard_normal((4096, 8, 64), dtype=np.float32)
     out = np.zeros_like(q)
-    cache.extend(encoder, 4096)
+    cache.begin_step(encoder, 4096)
     cache.append(encoder, 0, k, k)
     encoder.submit().wait()
     def record():
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_a_long_list_and_the_cache_goes_on(threads):
             print("took", time.monotonic() - sent[0])
         encoder.clear()
         one = np.zeros((1, 8, 64), np.float32)
-        cache.extend(encoder, 1)
+        cache.begin_step(encoder, 1)
         cache.append(encoder, 0, k[:1], k[:1])
         cache.attend(encoder, 0, q[:1], one)
         encoder.submit().wait()

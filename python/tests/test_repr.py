@@ -12,7 +12,7 @@ def test_caches_encoders_and_graphs(encoder, rng):
     assert repr(cache) == f"gyre.KvCache(0 of 64 tokens, {about}"
     q, k, v = inputs(rng, 5)
     out = np.zeros_like(q)
-    cache.extend(encoder, 5)
+    cache.begin_step(encoder, 5)
     for layer in range(2):
         cache.append(encoder, layer, k, v)
         cache.attend(encoder, layer, q, out)
@@ -26,7 +26,7 @@ def test_caches_encoders_and_graphs(encoder, rng):
     graph = encoder.instantiate()
     assert repr(graph) == f"gyre.Graph({len(graph)} commands)"
     (first, _) = cache.describe()
-    assert repr(first).startswith('gyre.KvLayerInfo(gyre.KvLayer(k="tq8", v="tq4", window=0, tail=0, sinks=0), slots=64, ')
+    assert repr(first).startswith('gyre.KvLayerInfo(gyre.KvLayer(k="tq8", v="tq4", window=0, tail=0, sink_tokens=0), slots=64, ')
     assert f'kernel="{first.kernel}"' in repr(first)
 
 
@@ -36,13 +36,13 @@ def test_pages_pools_sequences_and_batches(encoder, rng):
     assert repr(pages) == f"gyre.KvPages(3 pages of 16 tokens, k=tq8, v=tq4, {of}"
     layers = [gyre.KvLayer(), gyre.KvLayer("f16", "f16", window=20)]
     pool = gyre.KvPool("cpu", kv_heads=KV_HEADS, head_dim=DIM, pages=9, page_tokens=16, layers=layers)
-    batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=32, max_queries=20, max_length=100)
+    batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=32, max_query_length=20, max_kv_length=100)
     assert repr(batch) == (
-        "gyre.KvBatch(max_sequences=2, max_tokens=32, max_queries=20, max_length=100, device=cpu)"
+        "gyre.KvBatch(max_sequences=2, max_tokens=32, max_query_length=20, max_kv_length=100, device=cpu)"
     )
     sequence = pool.sequence()
     _, k, v = inputs(rng, 20)
-    batch.begin(encoder, [(sequence, 20)])
+    batch.begin_step(encoder, [(sequence, 20)])
     for layer in range(2):
         batch.append(encoder, layer, k, v)
     encoder.submit().wait()

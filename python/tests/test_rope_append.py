@@ -8,7 +8,7 @@ from test_ops import normal
 import gyre
 
 PAGE = 16
-LAYER = gyre.KvLayer("tq8", "tq4", tail=8, sinks=4)
+LAYER = gyre.KvLayer("tq8", "tq4", tail=8, sink_tokens=4)
 
 
 def weights(rng):
@@ -60,8 +60,8 @@ def test_into_a_cache(encoder, rng, norm):
     for tokens in (20, 1, 7):
         q, k, v = inputs(rng, tokens)
         outs = [np.zeros_like(q) for _ in range(2)]
-        one.extend(encoder, tokens)
-        two.extend(encoder, tokens)
+        one.begin_step(encoder, tokens)
+        two.begin_step(encoder, tokens)
         q_rotated, k_rotated = rotate(encoder, q, k, two.positions(tokens), **options)
         one.rope_append(encoder, 0, k, v, q=q, q_out=q, **options)
         one.attend(encoder, 0, q, outs[0])
@@ -79,7 +79,7 @@ def test_into_a_batch(encoder, rng):
         q, k, v = inputs(rng, sum(lengths))
         outs = []
         for index, batch in enumerate(batches):
-            batch.begin(encoder, list(zip(sequences[index], lengths)))
+            batch.begin_step(encoder, list(zip(sequences[index], lengths)))
             out, rotated = np.zeros_like(q), np.zeros_like(q)
             if index == 0:
                 batch.rope_append(encoder, 0, k, v, q=q, q_out=rotated, base=500.0)
@@ -97,7 +97,7 @@ def test_keys_and_values_alone(encoder, rng):
     q, k, v = inputs(rng, 9)
     outs = [np.zeros_like(q) for _ in range(2)]
     for cache, given, out in ((one, {}, outs[0]), (two, {"q": q, "q_out": np.zeros_like(q)}, outs[1])):
-        cache.extend(encoder, 9)
+        cache.begin_step(encoder, 9)
         cache.rope_append(encoder, 0, k, v, **given)
         cache.attend(encoder, 0, q, out)
     encoder.submit().wait()

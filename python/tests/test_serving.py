@@ -17,7 +17,7 @@ def make_pool(pages=32, layers=None, **options):
 
 def step(batch, encoder, steps, q, k, v, layers=1):
     out = np.zeros_like(q)
-    batch.begin(encoder, steps)
+    batch.begin_step(encoder, steps)
     for layer in range(layers):
         batch.append(encoder, layer, k, v)
         batch.attend(encoder, layer, q, out)
@@ -53,7 +53,7 @@ def test_forks_share_pages_and_prefixes_are_found(encoder, rng):
     pool.publish(prompt, tokens)
     assert pool.match(tokens + [7]).length == 32 and pool.match([1, *tokens]).length == 0
     del forks
-    prompt.truncate(8)
+    prompt.rollback(8)
     assert prompt.length == 32 and pool.describe().groups[0].shared == 0
     prompt.clear()
     pool.forget()
@@ -69,13 +69,13 @@ def test_a_recorded_step_serves_other_batches(encoder, rng):
     batch.append(encoder, 0, k, v)
     batch.attend(encoder, 0, q, out)
     graph = encoder.instantiate()
-    batch.end()
+    batch.end_step()
     a, b = pool.sequence(), pool.sequence()
     for steps in ([(a, 1)], [(a, 1), (b, 1)], [(b, 1)]):
-        batch.begin(encoder, steps)
+        batch.begin_step(encoder, steps)
         encoder.submit()
         graph.replay().wait()
-        batch.end()
+        batch.end_step()
     assert (a.length, b.length) == (2, 2) and np.isfinite(out).all() and np.abs(out).max() > 0
 
 
@@ -84,11 +84,11 @@ def test_a_full_pool_refuses(encoder, rng):
     batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
     a, b = pool.sequence(), pool.sequence()
     with pytest.raises(gyre.OutOfMemory, match="1 pages are missing: the step needs 3 of all keys"):
-        batch.begin(encoder, [(a, 17), (b, 16)])
+        batch.begin_step(encoder, [(a, 17), (b, 16)])
     assert (a.length, b.length) == (0, 0) and pool.describe().groups[0].free == 2
     other = make_pool()
     with pytest.raises(gyre.Error, match="pool"):
-        batch.begin(encoder, [(other.sequence(), 1)])
+        batch.begin_step(encoder, [(other.sequence(), 1)])
 
 
 def test_what_is_no_sequence_is_refused(encoder, rng):
@@ -96,10 +96,10 @@ def test_what_is_no_sequence_is_refused(encoder, rng):
     batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
     for steps in ([(None, 1)], [(None, 1, True)]):
         with pytest.raises(gyre.InvalidArgument, match="None"):
-            batch.begin(encoder, steps)
+            batch.begin_step(encoder, steps)
     for steps in ([pool.sequence()], [(pool.sequence(),)], [(pool.sequence(), -1)], [("a", 1)]):
         with pytest.raises(TypeError):
-            batch.begin(encoder, steps)
+            batch.begin_step(encoder, steps)
     assert pool.describe().sequences == 0
 
 
@@ -108,14 +108,14 @@ def test_a_step_that_is_dropped_or_not_submitted(encoder, rng, tmp_path):
     batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
     sequence = pool.sequence()
     _, k, v = inputs(rng, 20)
-    batch.begin(encoder, [(sequence, 20)])
+    batch.begin_step(encoder, [(sequence, 20)])
     batch.append(encoder, 0, k, v)
     with pytest.raises(gyre.InvalidArgument, match="not submitted"):
         pool.save(sequence, tmp_path / "sequence")
     encoder.clear()
     with pytest.raises(gyre.InvalidArgument, match="dropped"):
         sequence.fork()
-    sequence.truncate(20)
+    sequence.rollback(20)
     assert sequence.fork().length == 0
 
 
@@ -156,7 +156,7 @@ def test_pages_in_memory_of_the_caller(encoder, rng):
     out = np.zeros_like(q)
     gyre.paged_attention(
         encoder, q, pages, table, np.array([20], np.int32), np.array([0, 20], np.int32), out,
-        most_queries=20, scale=DIM**-0.5,
+        max_query_length=20, scale=DIM**-0.5,
     )
     encoder.submit().wait()
     expected, _ = softmax_attention(q, k, v, DIM**-0.5)

@@ -68,7 +68,7 @@ def one_process(case, begin, end):
         encoder.submit().wait()
         states[rank, ..., :-2], states[rank, ..., -2], states[rank, ..., -1] = out, lse, float(len(own) > 0)
     out, lse = torch.zeros(shape, dtype=q.dtype), torch.zeros(shape[:2])
-    gyre.attention_merge(encoder, states, out, lse=lse, sinks=case.sink_logits())
+    gyre.attention_merge(encoder, states, out, lse=lse, sink_logits=case.sink_logits())
     encoder.submit().wait()
     return out.float().numpy(), lse.numpy()
 
@@ -86,7 +86,7 @@ def whole(case, begin, end):
         length=end,
         scale=case.head_dim**-0.5,
         soft_cap=case.soft_cap,
-        sinks=case.sink_logits(),
+        sink_logits=case.sink_logits(),
     )
     encoder.submit().wait()
     return out.numpy()
@@ -160,7 +160,7 @@ def test_one_rank_is_an_ordinary_cache(alone):
     cache = ShardedCache(**SHAPE, k="f32", v="f32", block=16)
     cache.append(k[:37], v[:37])
     cache.append(k[:2], v[:2])  # dropped again
-    cache.truncate(2)
+    cache.rollback(2)
     cache.append(k[37:], v[37:])
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, enable_gqa=True
@@ -197,7 +197,7 @@ def test_refusals_change_nothing(alone):
         (lambda: cache.attend(torch.zeros(31, 4, 64)), r"of 1 to 30 tokens, got \[31, 4, 64\]"),
         (lambda: cache.attend(torch.zeros(0, 4, 64)), r"of 1 to 30 tokens, got \[0, 4, 64\]"),
         (lambda: cache.attend(torch.zeros(1, 3, 64)), "heads must be a multiple of kv_heads 2, got 3"),
-        (lambda: cache.truncate(31), "truncate by 31 tokens, but there are 30"),
+        (lambda: cache.rollback(31), "rollback of 31 tokens, but there are 30"),
     ]:
         with pytest.raises(gyre.InvalidArgument, match=words):
             call()

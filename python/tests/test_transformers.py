@@ -223,12 +223,12 @@ def test_the_examples_of_the_document(capsys, monkeypatch, tmp_path):
 def test_what_is_stored():
     model = random_model("qwen3-window-13", "gyre")
     cache = GyreCache(
-        model.config, k=["tq8", "f16", "tq8", "tq4"], v="f16", tail=20, sinks=4, capacity=300, step_tokens=8
+        model.config, k=["tq8", "f16", "tq8", "tq4"], v="f16", tail=20, sink_tokens=4, capacity=300, step_tokens=8
     )
     assert cache.nbytes == 0 and cache.get_max_length() == 300
     logits(model, random_tokens(40), cache, 40)
     layers = [info.layer for info in cache.describe()]
-    assert [(layer.k, layer.window, layer.tail, layer.sinks) for layer in layers] == [
+    assert [(layer.k, layer.window, layer.tail, layer.sink_tokens) for layer in layers] == [
         ("tq8", 13, 20, 0),
         ("f16", 0, 0, 0),
         ("tq8", 13, 20, 0),

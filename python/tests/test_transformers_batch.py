@@ -160,7 +160,7 @@ def test_assisted_decoding_over_pages(name):
     )
 
 
-@pytest.mark.parametrize("k, v, more", [("f32", "f32", {}), ("tq8", "tq4", dict(tail=20, sinks=3))])
+@pytest.mark.parametrize("k, v, more", [("f32", "f32", {}), ("tq8", "tq4", dict(tail=20, sink_tokens=3))])
 def test_one_prompt_becomes_several_rows(k, v, more):
     model = random_model("qwen3-window-13", "gyre")
     make = lambda **options: GyreCache(model.config, k=k, v=v, **more, **options)
@@ -173,7 +173,7 @@ def test_one_prompt_becomes_several_rows(k, v, more):
     cache.batch_select_indices(torch.tensor([5, 2, 2]))
     given = torch.cat([part[[5, 2, 2]] for part in given] + [logits(model, rest[[5, 2, 2], 3:], cache)], 1)
     for row, source in enumerate([5, 2, 2]):
-        # In pages, too: a cache without them sums the keys behind sinks in other blocks, and what is then rounded to
+        # In pages, too: a cache without them sums the keys behind sink_tokens in other blocks, and what is then rounded to
         # levels makes much of a last bit.
         alone = make(paged=True)
         assert torch.equal(logits(model, prompt, alone), of_prompt)

@@ -28,7 +28,7 @@ def logits(model, ids, cache, pieces) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batch, paged", [(1, False), (1, True), (3, True)])
-@pytest.mark.parametrize("more", [dict(k="f32", v="f32"), dict(k="tq8", v="tq4", tail=20, sinks=4)])
+@pytest.mark.parametrize("more", [dict(k="f32", v="f32"), dict(k="tq8", v="tq4", tail=20, sink_tokens=4)])
 def test_a_cache_that_grows_has_the_bits_of_a_large_one(small_start, batch, paged, more):
     model = random_model("qwen3-window-13", "gyre")
     ids = torch.cat([random_tokens(300).roll(i, 1) for i in range(batch)])

@@ -22,7 +22,7 @@ def model():
 
 
 def make(model, **options) -> GyreCache:
-    return GyreCache(model.config, **{**dict(k="tq8", v="tq4", tail=20, sinks=4, step_tokens=16), **options})
+    return GyreCache(model.config, **{**dict(k="tq8", v="tq4", tail=20, sink_tokens=4, step_tokens=16), **options})
 
 
 @torch.no_grad()

@@ -148,7 +148,7 @@ def test_head_dims(model):
         (dict(k="f16", v="f32", tail=8), "nothing better"),
         (dict(capacity=0), "positive"),
         (dict(tail=-1), "not be negative"),
-        (dict(sinks=-1), "not be negative"),
+        (dict(sink_tokens=-1), "not be negative"),
         (dict(step_tokens=0), "positive"),
         (dict(device="meta"), "CPU or a CUDA"),
     ],

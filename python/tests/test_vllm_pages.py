@@ -8,9 +8,9 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 import gyre  # noqa: E402
 from gyre.calibrate.budget import Budget  # noqa: E402
-from gyre.calibrate.coding import LayerCoding  # noqa: E402
+from gyre.calibrate.layer import LayerCalibration  # noqa: E402
 from gyre.calibrate.file import Calibration, Part  # noqa: E402
-from gyre.integrations.vllm.coding import check, load, rank_heads, refuse_means, with_budget  # noqa: E402
+from gyre.integrations.vllm.calibration import check, load, rank_heads, refuse_means, with_budget  # noqa: E402
 from gyre.integrations.vllm.config import ConfigError, Formats, Options  # noqa: E402
 from gyre.integrations.vllm.pages import LayerPages, Queue, worker_cpus  # noqa: E402
 from vllm_contract import PAD, Batch, make_cache, reference  # noqa: E402
@@ -24,9 +24,9 @@ def queue():
     return Queue(CPU)
 
 
-def layer_of(queue, formats, blocks=40, page=PAGE, dim=DIM, coding=None):
+def layer_of(queue, formats, blocks=40, page=PAGE, dim=DIM, layer_calibration=None):
     cache = make_cache(formats, blocks, page, KV_HEADS, dim, CPU)
-    return LayerPages(queue, cache, formats, KV_HEADS, dim, dim, page, coding)
+    return LayerPages(queue, cache, formats, KV_HEADS, dim, dim, page, layer_calibration)
 
 
 def part_of(seed, heads=KV_HEADS, mean=True, basis=True):
@@ -66,14 +66,14 @@ def test_a_step_is_the_reference(queue, formats, bound, window, soft_cap, extras
     layer = layer_of(queue, formats)
     batch.write_past(layer)
     batch.spoil(layer, window)  # pages that nobody may read hold NaN
-    sinks = torch.randn(HEADS) if extras else None
-    slopes = torch.rand(HEADS) / 8 if extras else None
+    sink_logits = torch.randn(HEADS) if extras else None
+    alibi_slopes = torch.rand(HEADS) / 8 if extras else None
     out = torch.full_like(batch.q, 7.0)
     step = queue.step(**batch.step_arguments())
     layer.write(batch.k, batch.v, step.slots)
-    wrapped = {name: queue.wrap(x) for name, x in (("sinks", sinks), ("slopes", slopes)) if x is not None}
+    wrapped = {name: queue.wrap(x) for name, x in (("sink_logits", sink_logits), ("alibi_slopes", alibi_slopes)) if x is not None}
     layer.attend(batch.q, out, step, DIM**-0.5, window=window, soft_cap=soft_cap, **wrapped)
-    expected = reference(batch, DIM**-0.5, window, soft_cap, sinks, slopes)
+    expected = reference(batch, DIM**-0.5, window, soft_cap, sink_logits, alibi_slopes)
     assert (out[: batch.tokens].double() - expected).abs().max() < bound
     assert (out[batch.tokens :] == 7).all()  # rows of no request
 
@@ -82,8 +82,8 @@ def test_a_step_is_the_reference(queue, formats, bound, window, soft_cap, extras
 def test_a_calibrated_step_is_the_reference(queue, mean, basis):
     requests = [(1, 26), (1, 40), (24, 48), (13, 13), (1, 1)]
     batch = Batch(CPU, HEADS, KV_HEADS, DIM, PAGE, requests, padded_requests=2, padded_tokens=3, seed=1)
-    coding = LayerCoding.of(calibration_of(mean=mean, basis=basis), 1, (True, True))
-    layer = layer_of(queue, Formats("tq8", "tq8"), coding=coding)
+    layer_calibration = LayerCalibration.of(calibration_of(mean=mean, basis=basis), 1, (True, True))
+    layer = layer_of(queue, Formats("tq8", "tq8"), layer_calibration=layer_calibration)
     batch.write_past(layer)
     out = torch.full_like(batch.q, 7.0)
     step = queue.step(**batch.step_arguments())
@@ -94,14 +94,14 @@ def test_a_calibrated_step_is_the_reference(queue, mean, basis):
     # Rows of no request: as they were, or V's mean.
     padding = torch.full_like(out[batch.tokens :], 7.0)
     if basis:
-        v_mean = coding.parts[1].mean if mean else torch.zeros(KV_HEADS, DIM)
+        v_mean = layer_calibration.parts[1].mean if mean else torch.zeros(KV_HEADS, DIM)
         padding = v_mean.repeat_interleave(HEADS // KV_HEADS, 0).expand_as(padding)
     assert torch.equal(out[batch.tokens :], padding)
 
 
 def test_ranks_have_the_codings_of_their_heads(queue):
     """Two ranks with half of the heads each store what one does with all."""
-    whole = LayerCoding.of(calibration_of(heads=4), 0, (True, True))
+    whole = LayerCalibration.of(calibration_of(heads=4), 0, (True, True))
     assert [rank_heads(4, 2, rank, 2) for rank in range(2)] == [0, 2]
     assert [rank_heads(2, 1, rank, 4) for rank in range(4)] == [0, 0, 1, 1]  # fewer heads than ranks
     half = whole.heads(rank_heads(4, 2, 1, 2), 2)
@@ -121,16 +121,16 @@ def test_calibrations_that_do_not_fit_are_refused(tmp_path):
     for words, action in (
         ("no formats for 3 bits", lambda: with_budget(Options(calibration=path, budget=3.0))),
         ("none.gyrecal", lambda: load("none.gyrecal")),
-        ("mean of K does not go with a soft cap", lambda: refuse_means(LayerCoding(calibration.layers[0], []), False, True)),
-        ("mean does not go with sinks", lambda: refuse_means(LayerCoding(calibration.layers[0], []), True, False)),
+        ("mean of K does not go with a soft cap", lambda: refuse_means(LayerCalibration(calibration.layers[0], []), False, True)),
+        ("mean does not go with sink_logits", lambda: refuse_means(LayerCalibration(calibration.layers[0], []), True, False)),
     ):
         with pytest.raises(ConfigError, match=words):
             action()
-    refuse_means(LayerCoding(calibration_of(mean=False).layers[0], []), True, True)
-    assert LayerCoding.of(calibration, 0, (False, False)) is None
+    refuse_means(LayerCalibration(calibration_of(mean=False).layers[0], []), True, True)
+    assert LayerCalibration.of(calibration, 0, (False, False)) is None
     for words, layer, compressed in (("layer 1 has compressed keys alone", 1, (True, False)), ("no layer 2", 2, (True, True))):
         with pytest.raises(gyre.InvalidArgument, match=words):
-            LayerCoding.of(calibration, layer, compressed)
+            LayerCalibration.of(calibration, layer, compressed)
 
 
 class Config:
@@ -184,11 +184,11 @@ def test_prompts_in_chunks_have_the_same_bits(queue):
             step = queue.step(
                 slots=batch.slots[begin:end],
                 table=batch.table,
-                lengths=torch.tensor([end], dtype=torch.int32),
-                query_begin=torch.tensor([0, count], dtype=torch.int32),
-                prompts=torch.tensor([True]),
-                most_queries=count,
-                most_length=end,
+                kv_lengths=torch.tensor([end], dtype=torch.int32),
+                cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+                is_prefill=torch.tensor([True]),
+                max_query_length=count,
+                max_kv_length=end,
             )
             layer.write(batch.k[begin:end], batch.v[begin:end], step.slots)
             layer.attend(batch.q[begin:end], out[begin:end], step, DIM**-0.5)

@@ -61,14 +61,14 @@ class Batch:
         self.host_table = table
         self.table = table.to(device)[:, :width]
         self.slots = torch.tensor(slots + [PAD] * padded_tokens, dtype=torch.int64, device=device)
-        lengths = [length for _, length in requests] + [0] * padded_requests
-        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
+        kv_lengths = [length for _, length in requests] + [0] * padded_requests
+        self.kv_lengths = torch.tensor(kv_lengths, dtype=torch.int32, device=device)
         starts = [0]
         for queries, _ in requests + [(0, 0)] * padded_requests:
             starts.append(starts[-1] + queries)
-        self.query_begin = torch.tensor(starts, dtype=torch.int32, device=device)
-        self.most_queries = max(queries for queries, _ in requests)
-        self.most_length = min(max(lengths), width * page_tokens)
+        self.cu_seqlens_q = torch.tensor(starts, dtype=torch.int32, device=device)
+        self.max_query_length = max(queries for queries, _ in requests)
+        self.max_kv_length = min(max(kv_lengths), width * page_tokens)
 
     def _slot(self, row, position):
         return int(row[position // self.page_tokens]) * self.page_tokens + position % self.page_tokens
@@ -77,11 +77,11 @@ class Batch:
         arguments = dict(
             slots=self.slots,
             table=self.table,
-            lengths=self.lengths,
-            query_begin=self.query_begin,
-            prompts=None,
-            most_queries=self.most_queries,
-            most_length=self.most_length,
+            kv_lengths=self.kv_lengths,
+            cu_seqlens_q=self.cu_seqlens_q,
+            is_prefill=None,
+            max_query_length=self.max_query_length,
+            max_kv_length=self.max_kv_length,
         )
         return {**arguments, **changed}
 
@@ -104,7 +104,7 @@ class Batch:
                 memory[int(self.host_table[r, page])] = 255
 
 
-def reference(batch, scale, window=0, soft_cap=0.0, sinks=None, slopes=None):
+def reference(batch, scale, window=0, soft_cap=0.0, sink_logits=None, alibi_slopes=None):
     """softmax(scale * q k^T) v of each request, in double: [tokens, heads, head_dim]."""
     group, begin, outs = batch.heads // batch.kv_heads, 0, []
     for (queries, length), (past_k, past_v) in zip(batch.requests, batch.past):
@@ -117,14 +117,14 @@ def reference(batch, scale, window=0, soft_cap=0.0, sinks=None, slopes=None):
             logits = soft_cap * torch.tanh(logits / soft_cap)
         at = torch.arange(length - queries, length, device=batch.device)[:, None]
         key = torch.arange(length, device=batch.device)[None]
-        if slopes is not None:
-            logits = logits + slopes.double()[:, None, None] * (key - at)
+        if alibi_slopes is not None:
+            logits = logits + alibi_slopes.double()[:, None, None] * (key - at)
         hidden = key > at
         if window:
             hidden |= key <= at - window
         logits = logits.masked_fill(hidden, float("-inf"))
-        if sinks is not None:
-            column = sinks.double()[:, None, None].expand(-1, queries, 1)
+        if sink_logits is not None:
+            column = sink_logits.double()[:, None, None].expand(-1, queries, 1)
             weights = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
         else:
             weights = logits.softmax(-1)

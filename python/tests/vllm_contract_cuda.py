@@ -65,16 +65,16 @@ def eager(queue):
                 batch.write_past(layer)
                 torch.cuda.synchronize()
                 batch.spoil(layer, window)
-                sinks = torch.randn(HEADS, device=DEVICE) if extras else None
-                slopes = torch.rand(HEADS, device=DEVICE) / 8 if extras else None
+                sink_logits = torch.randn(HEADS, device=DEVICE) if extras else None
+                alibi_slopes = torch.rand(HEADS, device=DEVICE) / 8 if extras else None
                 out = torch.full_like(batch.q, 7.0)
-                prompts = torch.tensor([t > 5 for t, _ in requests] + [False] * 2, device=DEVICE)
-                step = queue.step(**batch.step_arguments(prompts=prompts))
+                is_prefill = torch.tensor([t > 5 for t, _ in requests] + [False] * 2, device=DEVICE)
+                step = queue.step(**batch.step_arguments(is_prefill=is_prefill))
                 layer.write(batch.k, batch.v, step.slots)
-                wrapped = {n: queue.wrap(x) for n, x in (("sinks", sinks), ("slopes", slopes)) if x is not None}
+                wrapped = {n: queue.wrap(x) for n, x in (("sink_logits", sink_logits), ("alibi_slopes", alibi_slopes)) if x is not None}
                 layer.attend(batch.q, out, step, DIM**-0.5, window=window, soft_cap=soft_cap, **wrapped)
-                name = f"eager {k}/{v} {str(dtype)[6:]} page {page} window {window} cap {soft_cap} sinks {extras}"
-                check(name, error_of(out, batch, window, soft_cap, sinks, slopes), bound_of(formats, dtype))
+                name = f"eager {k}/{v} {str(dtype)[6:]} page {page} window {window} cap {soft_cap} sink_logits {extras}"
+                check(name, error_of(out, batch, window, soft_cap, sink_logits, alibi_slopes), bound_of(formats, dtype))
                 if not (out[batch.tokens :] == 7).all():
                     check(name + ": rows of no request", float("inf"), 0)
 
@@ -89,7 +89,7 @@ def captured(queue, formats, queries, dtype, page=64):
     """A graph of several layers, captured once with the bounds, replayed with other lengths, tables and tokens."""
     most, width = 2048, 2048 // page
     steps = [
-        [(queries, n) for n in lengths] for lengths in ([40, 700, 2048, 9], [2048, 5, 333, 1200], [1025, 64, 65, 63])
+        [(queries, n) for n in kv_lengths] for kv_lengths in ([40, 700, 2048, 9], [2048, 5, 333, 1200], [1025, 64, 65, 63])
     ]
     batches = [
         Batch(DEVICE, HEADS, KV_HEADS, DIM, page, s, 2, 2 * queries, seed=i, dtype=dtype, width=width)
@@ -98,9 +98,9 @@ def captured(queue, formats, queries, dtype, page=64):
     blocks = max(batch.blocks for batch in batches)
     layers = [layer_of(queue, formats, blocks, page) for _ in range(LAYERS)]
     held = batches[0]  # its tensors are the persistent buffers
-    held.most_length = most
+    held.max_kv_length = most
     outs = [torch.zeros_like(held.q) for _ in layers]
-    table = torch.zeros(len(held.lengths), width + 16, dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(len(held.kv_lengths), width + 16, dtype=torch.int32, device=DEVICE)
     table[:, :width] = held.table
     held.table = table[:, :width]
     stream = torch.cuda.Stream()
@@ -122,12 +122,12 @@ def captured(queue, formats, queries, dtype, page=64):
             batch.write_past(layer)
         fresh = [layer_of(queue, formats, blocks, page) for _ in range(1)]
         batch.write_past(fresh[0])
-        for buffer in ("q", "k", "slots", "lengths", "query_begin", "table"):
+        for buffer in ("q", "k", "slots", "kv_lengths", "cu_seqlens_q", "table"):
             getattr(held, buffer).copy_(getattr(batch, buffer))
         held.v.copy_(batch.v)
         graph.replay()
         once = torch.zeros_like(held.q)
-        run_layers(queue, fresh, batch, queue.step(**batch.step_arguments(most_length=most)), [once])
+        run_layers(queue, fresh, batch, queue.step(**batch.step_arguments(max_kv_length=most)), [once])
         torch.cuda.synchronize()
         for number, out in enumerate(outs):
             check(f"{name} replay {i} layer {number}", error_of(out, batch), bound_of(formats, dtype))
@@ -161,11 +161,11 @@ def timing(queue, sequences=64, length=4096, page=64, repeats=20):
         step = queue.step(
             slots=newest,
             table=table[:, :pages],
-            lengths=torch.full((sequences,), length, dtype=torch.int32, device=DEVICE),
-            query_begin=torch.arange(sequences + 1, dtype=torch.int32, device=DEVICE),
-            prompts=None,
-            most_queries=1,
-            most_length=length,
+            kv_lengths=torch.full((sequences,), length, dtype=torch.int32, device=DEVICE),
+            cu_seqlens_q=torch.arange(sequences + 1, dtype=torch.int32, device=DEVICE),
+            is_prefill=None,
+            max_query_length=1,
+            max_kv_length=length,
         )
         parts = {
             "kv_write + attention": (True, True),

@@ -48,13 +48,13 @@ class Layer:
 
     def metadata(self, batch, **changed):
         usual = dict(
-            query_start_loc=batch.query_begin,
-            query_start_loc_cpu=batch.query_begin,
-            seq_lens=batch.lengths,
-            num_reqs=len(batch.lengths),
+            query_start_loc=batch.cu_seqlens_q,
+            query_start_loc_cpu=batch.cu_seqlens_q,
+            seq_lens=batch.kv_lengths,
+            num_reqs=len(batch.kv_lengths),
             num_actual_tokens=len(batch.slots),
-            max_query_len=batch.most_queries,
-            max_seq_len=batch.most_length,
+            max_query_len=batch.max_query_length,
+            max_seq_len=batch.max_kv_length,
             block_table_tensor=batch.table,
             slot_mapping=batch.slots,
             is_prefilling=torch.tensor([queries == length for queries, length in batch.requests]),
@@ -81,16 +81,16 @@ def features():
     """Sinks, soft caps, ALiBi and windows as vLLM hands them to a layer, against double precision. Each must count:
     the reference without it is far off."""
     torch.manual_seed(5)
-    sinks, slopes = torch.randn(HEADS), (torch.rand(HEADS) / 8).tolist()
+    sinks, alibi_slopes = torch.randn(HEADS), (torch.rand(HEADS) / 8).tolist()
     cases = {
         "plain": ({}, {}),
-        "sinks": (dict(sinks=sinks), dict(sinks=sinks)),
+        "sinks": (dict(sinks=sinks), dict(sink_logits=sinks)),
         "soft cap": (dict(logits_soft_cap=2.0), dict(soft_cap=2.0)),
-        "ALiBi": (dict(alibi_slopes=slopes), dict(slopes=torch.tensor(slopes))),
+        "ALiBi": (dict(alibi_slopes=alibi_slopes), dict(alibi_slopes=torch.tensor(alibi_slopes))),
         "window": (dict(per_layer_sliding_window=33), dict(window=33)),
         "all": (
-            dict(sinks=sinks, logits_soft_cap=2.0, alibi_slopes=slopes, per_layer_sliding_window=100),
-            dict(sinks=sinks, soft_cap=2.0, slopes=torch.tensor(slopes), window=100),
+            dict(sinks=sinks, logits_soft_cap=2.0, alibi_slopes=alibi_slopes, per_layer_sliding_window=100),
+            dict(sink_logits=sinks, soft_cap=2.0, alibi_slopes=torch.tensor(alibi_slopes), window=100),
         ),
     }
     batch, worst = batch_of(), 0.0

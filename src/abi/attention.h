@@ -68,31 +68,31 @@ enum AttentionArg : uint32_t {
   arg_v_scales,
   arg_out,
   arg_lse,
-  arg_sinks,
-  arg_slopes,
-  arg_tree,
+  arg_sink_logits,
+  arg_alibi_slopes,
+  arg_tree_mask,
   arg_partial,
   arg_state,
   // With a KvTable:
-  arg_table,        // i32 [sequences][table.stride]
-  arg_lengths,      // i32 [sequences]
-  arg_query_begin,  // i32 [sequences + 1]
-  arg_prompts,      // u8 [sequences], or absent
+  arg_table,         // i32 [sequences][table.stride]
+  arg_kv_lengths,    // i32 [sequences]
+  arg_cu_seqlens_q,  // i32 [sequences + 1]
+  arg_is_prefill,    // u8 [sequences], or absent
   // A table has no KvState, but says with a tail where each sequence's begins: i32 [sequences], or
   // absent. In its place: with more than 16 arguments NVRTC compiles for minutes, not seconds.
   arg_tail_begin = arg_state,
-  arg_schedule = arg_tree  // attention_schedule.h; a table has no tree mask
+  arg_schedule = arg_tree_mask  // attention_schedule.h; a table has no tree mask
 };
 
 // Pages of several sequences. Everything else about a sequence is in device memory and may be
 // anything: entries that are not below `pages` must not be used as addresses.
 struct KvTable {
   uint64_t sequences;
-  uint64_t stride;       // entries from a sequence's row of the table to the next
-  uint64_t pages;        // in the pool
-  uint64_t page_stride;  // bytes
-  uint64_t most_length;  // of a sequence: what the row has entries for, or less
-  uint32_t most_queries;
+  uint64_t stride;         // entries from a sequence's row of the table to the next
+  uint64_t pages;          // in the pool
+  uint64_t page_stride;    // bytes
+  uint64_t max_kv_length;  // of a sequence: what the row has entries for, or less
+  uint32_t max_query_length;
   uint32_t page_tokens;   // 0: no pages, one cache of AttentionParams::capacity slots
   uint32_t first_entry;   // of the row
   uint32_t ring_entries;  // 0: key j lies in entry j / page_tokens; else modulo so many
@@ -216,8 +216,8 @@ constexpr BatchSequence batch_sequence(const GYRE_PARAMS KvTable& table, uint64_
     return {0, 0, 0, true};
   const auto first = static_cast<uint64_t>(begin), last = static_cast<uint64_t>(end);
   const uint64_t count = (last < all_tokens ? last : all_tokens) - first;
-  const bool valid = last <= all_tokens && count <= table.most_queries && length >= 0 &&
-                     static_cast<uint64_t>(length) <= table.most_length;
+  const bool valid = last <= all_tokens && count <= table.max_query_length && length >= 0 &&
+                     static_cast<uint64_t>(length) <= table.max_kv_length;
   return {first, count, valid ? static_cast<uint64_t>(length) : 0, valid};
 }
 

@@ -13,11 +13,11 @@ struct RowMask {
   Int tokens;  // queries: the last of the sequence
   Int window;  // newest keys that a query sees, its own included; 0: all. See row_window
   bool causal;
-  // Which of a layer's keys these are. A query sees the first `sinks` keys and the `tail` newest up
-  // to its own in 16 bits, those between in the layer's formats; of keys before tail_begin there is
-  // no 16-bit copy.
+  // Which of a layer's keys these are. A query sees the first `sink_tokens` keys and the `tail`
+  // newest up to its own in 16 bits, those between in the layer's formats; of keys before
+  // tail_begin there is no 16-bit copy.
   KvSegment segment = kSegmentBody;
-  Int sinks = 0;
+  Int sink_tokens = 0;
   Int tail = 0;  // 0: no tail
   Int tail_begin = 0;
 };
@@ -41,7 +41,7 @@ template <class Int>
 constexpr void fill_segment(GYRE_THREAD RowMask<Int>& mask, KvSegment segment,
                             const GYRE_PARAMS KvPlaces& places, uint64_t tail_begin) {
   mask.segment = segment;
-  mask.sinks = static_cast<Int>(places.sinks);
+  mask.sink_tokens = static_cast<Int>(places.sink_tokens);
   mask.tail = row_window<Int>(places.tail);
   mask.tail_begin = static_cast<Int>(tail_begin);
 }
@@ -57,7 +57,7 @@ template <class Int>
 constexpr Int tail_boundary(const GYRE_THREAD RowMask<Int>& mask, Int next) {
   if (mask.tail == 0) return mask.length;
   const Int newest = next - mask.tail, held = newest > mask.tail_begin ? newest : mask.tail_begin;
-  return held > mask.sinks ? held : mask.sinks;
+  return held > mask.sink_tokens ? held : mask.sink_tokens;
 }
 
 // Keys of [first, last), 0 <= first <= last <= length, that causality, window and segment leave to
@@ -69,10 +69,10 @@ constexpr RowBounds<Int> row_bounds(const GYRE_THREAD RowMask<Int>& mask, Int to
   Int begin = mask.window != 0 ? next - mask.window : Int{0};
   Int end = mask.causal ? next : mask.length;
   if (mask.segment == kSegmentSinks) {
-    end = mask.sinks < end ? mask.sinks : end;
-  } else if (mask.segment == kSegmentTail || mask.tail != 0 || mask.sinks != 0) {
+    end = mask.sink_tokens < end ? mask.sink_tokens : end;
+  } else if (mask.segment == kSegmentTail || mask.tail != 0 || mask.sink_tokens != 0) {
     const Int boundary = tail_boundary(mask, next);
-    const Int oldest = mask.segment == kSegmentTail ? boundary : mask.sinks;
+    const Int oldest = mask.segment == kSegmentTail ? boundary : mask.sink_tokens;
     begin = begin < oldest ? oldest : begin;
     if (mask.segment == kSegmentBody && boundary < end) end = boundary;
     if (end < begin) end = begin;  // a window within the tail leaves nothing to the body

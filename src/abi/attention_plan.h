@@ -25,13 +25,13 @@ struct AttentionProblem {
   uint32_t q_dtype;    // DType
   uint32_t out_dtype;  // DType; f32 with `states`
   uint32_t states;     // 1: the splits' partial states are wanted, not the output
-  uint32_t tree;       // 1: a tree mask over the newest keys
+  uint32_t tree_mask;  // 1: a tree mask over the newest keys
   // With pages: `tokens` and `keys` are upper bounds, of the batch and of a sequence.
   uint64_t sequences;    // at most; 0: one cache
   uint64_t page_stride;  // bytes
   uint32_t page_tokens;
-  uint32_t most_queries;  // of a sequence
-  AttentionPhase phase;   // decode: a plan for attention_decode is wanted, if the device has one
+  uint32_t max_query_length;  // of a sequence
+  AttentionPhase phase;  // decode: a plan for attention_decode is wanted, if the device has one
   uint32_t unused;
 };
 

@@ -12,17 +12,18 @@ namespace gyre::abi {
 // Pieces fold to a group, groups to a unit.
 GYRE_CONSTANT uint32_t kGroupPieces = 4;
 
-// Pieces are numbered from the sequence's first key on: piece i is keys [i << shift, i + 1 << shift).
+// Pieces are numbered from the sequence's first key on: piece i is keys [i << shift, i + 1 <<
+// shift).
 struct AttentionRun {
   uint32_t sequence, kv_head;
-  uint32_t first_row, rows;        // of the KV head's (token, query head) rows of the sequence
-  uint32_t first_token, tokens;    // rows of q
-  uint32_t length, tail_begin;     // keys of the sequence; RowMask's
-  uint32_t begin, end;             // keys that some query of the sequence sees
-  uint32_t first, count;           // pieces of this block
-  uint32_t unit_first, unit_end;   // pieces of the unit, at least one
-  uint32_t area;                   // block that has the unit's first piece
-  uint32_t shift_and_valid;        // shift, + 256: the sequence's numbers make sense
+  uint32_t first_row, rows;       // of the KV head's (token, query head) rows of the sequence
+  uint32_t first_token, tokens;   // rows of q
+  uint32_t length, tail_begin;    // keys of the sequence; RowMask's
+  uint32_t begin, end;            // keys that some query of the sequence sees
+  uint32_t first, count;          // pieces of this block
+  uint32_t unit_first, unit_end;  // pieces of the unit, at least one
+  uint32_t area;                  // block that has the unit's first piece
+  uint32_t shift_and_valid;       // shift, + 256: the sequence's numbers make sense
 };
 static_assert(sizeof(AttentionRun) == 64);
 
@@ -72,10 +73,11 @@ constexpr UnitRows unit_rows(uint32_t tokens, uint32_t group, uint32_t rows, boo
 }
 
 // Runs that a batch can have, whatever its numbers say.
-constexpr uint64_t schedule_most_runs(uint64_t sequences, uint64_t kv_heads, uint64_t most_queries,
-                                      uint32_t group, uint32_t rows, bool by_token,
-                                      uint64_t blocks) {
-  const uint64_t fit = kDecodePhaseRows / group, tokens = most_queries < fit ? most_queries : fit;
+constexpr uint64_t schedule_most_runs(uint64_t sequences, uint64_t kv_heads,
+                                      uint64_t max_query_length, uint32_t group, uint32_t rows,
+                                      bool by_token, uint64_t blocks) {
+  const uint64_t fit = kDecodePhaseRows / group,
+                 tokens = max_query_length < fit ? max_query_length : fit;
   const uint32_t units = unit_count(static_cast<uint32_t>(tokens), group, rows, by_token);
   return sequences * kv_heads * units + blocks;
 }

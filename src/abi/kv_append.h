@@ -1,5 +1,5 @@
 #pragma once
-// kv_append: the tokens of a step go to the sinks, or to the body and the tail's ring.
+// kv_append: the tokens of a step go to the sink tokens, or to the body and the tail's ring.
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "abi/kv_state.h"
@@ -11,11 +11,12 @@ struct KvAppendSpec {
   uint8_t source_dtype;  // DType
   uint8_t k_format;      // KvFormat of the body
   uint8_t v_format;
-  uint8_t coded;  // streams whose source is coded rows: 1 K, 2 V
+  uint8_t calibrated;  // streams whose source is calibrated rows: 1 K, 2 V
   uint8_t unused[4];
 };
 
-// Strides in bytes. Sinks and tail are f16 and lie in one piece of memory, the sinks first.
+// Strides in bytes. Sink tokens and tail are f16 and lie in one piece of memory, the sink tokens
+// first.
 struct KvAppendStream {
   uint64_t source_token_stride;
   uint64_t source_head_stride;
@@ -32,14 +33,14 @@ struct KvAppendParams {
   KvAppendStream stream[2];
 };
 
-// Where the 16-bit row of a key begins, counted from the first byte of sinks and tail; kNoNear: it
-// has none.
+// Where the 16-bit row of a key begins, counted from the first byte of sink tokens and tail;
+// kNoNear: it has none.
 GYRE_CONSTANT uint64_t kNoNear = ~uint64_t{0};
 inline uint64_t append_near_offset(const GYRE_PARAMS KvPlaces& places,
                                    const GYRE_PARAMS KvAppendStream& s, uint64_t key,
                                    uint64_t head) {
   const uint64_t row_bytes = 2 * uint64_t{s.body.head_dim};
-  if (key < places.sinks) return head * s.sinks_head_stride + key * row_bytes;
+  if (key < places.sink_tokens) return head * s.sinks_head_stride + key * row_bytes;
   if (places.tail_capacity == 0) return kNoNear;
   return s.tail_offset + head * s.tail_head_stride + kv_slot(key, places.tail_capacity) * row_bytes;
 }
@@ -69,10 +70,10 @@ inline AppendRun append_run(const GYRE_PARAMS KvAppendParams& p, const GYRE_THRE
   const KvKeys keys = append_keys(p, state);
   const uint64_t capacity = p.places.body_capacity;
   AppendRun run = {};
-  run.first_key = kv_most(keys.begin, p.places.sinks);
+  run.first_key = kv_most(keys.begin, p.places.sink_tokens);
   run.end_key = kv_most(keys.end, run.first_key);
   run.all_tiles = (capacity + kKvTile - 1) / kKvTile;
-  run.first_slot = kv_slot(run.first_key - p.places.sinks, capacity);
+  run.first_slot = kv_slot(run.first_key - p.places.sink_tokens, capacity);
   run.first_tile = run.first_slot / kKvTile;
   const uint64_t count = run.end_key - run.first_key;
   if (count == 0) return run;

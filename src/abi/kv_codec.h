@@ -12,10 +12,10 @@ GYRE_CONSTANT uint32_t kTq4 = 18;
 GYRE_CONSTANT uint32_t kTq5 = 19;
 GYRE_CONSTANT uint32_t kTq6 = 20;
 GYRE_CONSTANT uint32_t kTq8 = 21;
-GYRE_CONSTANT uint32_t kCompat4 = 32;
-GYRE_CONSTANT uint32_t kCompat5 = 33;
-GYRE_CONSTANT uint32_t kCompat6 = 34;
-GYRE_CONSTANT uint32_t kCompat8 = 35;
+GYRE_CONSTANT uint32_t kMlxNative4 = 32;
+GYRE_CONSTANT uint32_t kMlxNative5 = 33;
+GYRE_CONSTANT uint32_t kMlxNative6 = 34;
+GYRE_CONSTANT uint32_t kMlxNative8 = 35;
 
 GYRE_CONSTANT uint32_t kKvMaxHeadDim = 1024;
 GYRE_CONSTANT uint32_t kKvScaleBlock = 256;  // most coordinates under one scale
@@ -28,9 +28,11 @@ GYRE_CONSTANT uint32_t kFirstNative = kTq2, kLastNative = kTq8;
 constexpr bool kv_is_native(uint32_t format) {
   return format >= kFirstNative && format <= kLastNative;
 }
-constexpr bool kv_is_compat(uint32_t format) { return format >= kCompat4 && format <= kCompat8; }
-// Compatibility formats: at 512 each half of a row has a norm.
-constexpr uint32_t kv_compat_norms(uint64_t head_dim) { return head_dim == 512 ? 2 : 1; }
+constexpr bool kv_is_mlx_native(uint32_t format) {
+  return format >= kMlxNative4 && format <= kMlxNative8;
+}
+// mlx-native formats: at 512 each half of a row has a norm.
+constexpr uint32_t kv_mlx_native_norms(uint64_t head_dim) { return head_dim == 512 ? 2 : 1; }
 
 // Magnitudes that 2 to 4-bit codes stand for (Lloyd-Max centroids of N(0,1) as integers), in units
 // of the scale. Those of 4 bits are odd: a level is then 2 u - 107 with u of 7 bits.
@@ -82,11 +84,11 @@ constexpr bool kv_has_magnitudes(uint32_t format) {
 
 constexpr uint32_t kv_bits(uint32_t format) {
   switch (format) {
-    case kCompat4:
+    case kMlxNative4:
       return 4;
-    case kCompat5:
+    case kMlxNative5:
       return 5;
-    case kCompat6:
+    case kMlxNative6:
       return 6;
     default:
       return kv_codec(format).bits;
@@ -188,7 +190,7 @@ constexpr uint32_t kv_sign_bit(uint32_t coordinate) {
 GYRE_CONSTANT uint32_t kKvSignsVersion = 1;
 
 // mlx-native's sign table for 512; its first half serves 256. Bit j, least significant first.
-GYRE_CONSTANT uint8_t kCompatSigns[64] = {
+GYRE_CONSTANT uint8_t kMlxNativeSigns[64] = {
     0xa7, 0x3b, 0x91, 0xf4, 0x6d, 0xc2, 0x58, 0x0e, 0xb3, 0x7f, 0x24, 0xd6, 0x89, 0x45, 0xea, 0x1c,
     0x63, 0xaf, 0xd8, 0x52, 0x97, 0x0b, 0xe1, 0x3d, 0x76, 0xc4, 0x19, 0xfe, 0x4a, 0x85, 0x2c, 0xdb,
     0xd3, 0x4e, 0xa8, 0x17, 0x9c, 0x5b, 0xe6, 0x31, 0x72, 0xb9, 0x0d, 0xf5, 0x43, 0x8a, 0x6e, 0xc7,

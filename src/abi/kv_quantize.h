@@ -8,7 +8,7 @@ struct KvQuantizeSpec {
   uint8_t source_dtype;  // DType
   uint8_t k_format;      // KvFormat; 0 with V alone
   uint8_t v_format;      // 0 with K alone
-  uint8_t coded;         // streams whose source is coded rows: 1 K, 2 V
+  uint8_t calibrated;    // streams whose source is calibrated rows: 1 K, 2 V
   uint8_t unused[4];
 };
 

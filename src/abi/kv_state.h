@@ -11,17 +11,17 @@ struct KvState {
   uint64_t tail_begin;  // oldest key that the rings of 16-bit tails hold, at most length
 };
 
-// Where a key of a layer lies. The first `sinks` keys are in the sink buffer, all others in the
-// body, and those from max(state.tail_begin, sinks) on also in the tail's ring if there is one.
-// Which of the two a query reads is its own affair: see tail_boundary.
+// Where a key of a layer lies. The first `sink_tokens` keys are in the sink buffer, all others in
+// the body, and those from max(state.tail_begin, sink_tokens) on also in the tail's ring if there
+// is one. Which of the two a query reads is its own affair: see tail_boundary.
 using KvSegment = uint32_t;
 GYRE_CONSTANT KvSegment kSegmentBody = 0, kSegmentSinks = 1, kSegmentTail = 2;
 
 struct KvPlaces {
-  uint64_t sinks;
+  uint64_t sink_tokens;
   uint64_t tail;           // newest tokens that a query sees in 16 bits
   uint64_t tail_capacity;  // slots of the tail's ring: tail and the longest step; 0: no tail
-  uint64_t body_capacity;  // key k of the body lies in slot (k - sinks) mod body_capacity
+  uint64_t body_capacity;  // key k of the body lies in slot (k - sink_tokens) mod body_capacity
 };
 
 struct KvKeys {
@@ -34,10 +34,10 @@ inline uint64_t kv_most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 // Keys that a segment holds.
 inline KvKeys kv_segment_keys(KvSegment segment, const GYRE_PARAMS KvPlaces& places,
                               const GYRE_THREAD KvState& state) {
-  const uint64_t sinks = kv_least(places.sinks, state.length);
-  if (segment == kSegmentSinks) return {0, sinks};
-  if (segment == kSegmentBody) return {sinks, state.length};
-  return {kv_most(state.tail_begin, sinks), state.length};
+  const uint64_t sink_tokens = kv_least(places.sink_tokens, state.length);
+  if (segment == kSegmentSinks) return {0, sink_tokens};
+  if (segment == kSegmentBody) return {sink_tokens, state.length};
+  return {kv_most(state.tail_begin, sink_tokens), state.length};
 }
 
 }  // namespace gyre::abi

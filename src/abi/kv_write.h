@@ -10,7 +10,7 @@ struct KvWriteSpec {
   uint8_t k_format;      // KvFormat, any
   uint8_t v_format;
   uint8_t slot_bytes;  // 4 or 8: i32 or i64
-  uint8_t coded;       // streams whose source is coded rows: 1 K, 2 V
+  uint8_t calibrated;  // streams whose source is calibrated rows: 1 K, 2 V
   uint8_t lane_quads;  // few tokens: kv_lane_quads; 0: many
   uint8_t unused[2];
 };
@@ -26,7 +26,7 @@ struct KvRowShape {
   uint64_t k_dim, v_dim;
 };
 constexpr uint32_t kv_lane_quads(const KvRowShape rows) {
-  if (kv_is_compat(rows.k_format) || kv_is_compat(rows.v_format)) return 0;
+  if (kv_is_mlx_native(rows.k_format) || kv_is_mlx_native(rows.v_format)) return 0;
   const uint64_t dim = rows.k_dim > rows.v_dim ? rows.k_dim : rows.v_dim;
   if (rows.k_dim % 4 != 0 || rows.v_dim % 4 != 0 || dim > 512) return 0;
   return dim <= 128 ? 1 : (dim <= 256 ? 2 : 4);

@@ -12,9 +12,9 @@ AttendInputs attend_inputs(const gyre_attend_inputs* inputs) {
   return {.q = tensor(given.q),
           .out = tensor(given.out),
           .lse = tensor(given.lse),
-          .sinks = tensor(given.sinks),
-          .slopes = tensor(given.slopes),
-          .tree = tensor(given.tree)};
+          .sink_logits = tensor(given.sink_logits),
+          .alibi_slopes = tensor(given.alibi_slopes),
+          .tree_mask = tensor(given.tree_mask)};
 }
 
 AttendOptions attend_options(const gyre_attend_options* options) {
@@ -45,8 +45,8 @@ gyre::AttentionOptions attention_options(const gyre_attention_options* options) 
 
 gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* options) {
   const gyre_paged_attention_options given = read_or_default(options, "options");
-  return {.most_queries = or_default(given.most_queries, uint64_t{1}),
-          .most_length = given.most_length,
+  return {.max_query_length = or_default(given.max_query_length, uint64_t{1}),
+          .max_kv_length = given.max_kv_length,
           .scale = or_default(given.scale, 1.0f),
           .causal = given.not_causal == 0,
           .window = given.window,
@@ -87,9 +87,9 @@ gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* i
                                           .v_cache = kv_buffer(given.v_cache),
                                           .out = tensor(given.out),
                                           .lse = tensor(given.lse),
-                                          .sinks = tensor(given.sinks),
-                                          .slopes = tensor(given.slopes),
-                                          .tree = tensor(given.tree)},
+                                          .sink_logits = tensor(given.sink_logits),
+                                          .alibi_slopes = tensor(given.alibi_slopes),
+                                          .tree_mask = tensor(given.tree_mask)},
                     attention_options(options));
   });
 }
@@ -103,13 +103,13 @@ gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attenti
                     gyre::PagedAttentionInputs{.q = tensor(given.q),
                                                .pages = kv_pages(given.pages),
                                                .page_table = tensor(given.page_table),
-                                               .lengths = tensor(given.lengths),
-                                               .query_begin = tensor(given.query_begin),
-                                               .prompts = tensor(given.prompts),
+                                               .kv_lengths = tensor(given.kv_lengths),
+                                               .cu_seqlens_q = tensor(given.cu_seqlens_q),
+                                               .is_prefill = tensor(given.is_prefill),
                                                .out = tensor(given.out),
                                                .lse = tensor(given.lse),
-                                               .sinks = tensor(given.sinks),
-                                               .slopes = tensor(given.slopes),
+                                               .sink_logits = tensor(given.sink_logits),
+                                               .alibi_slopes = tensor(given.alibi_slopes),
                                                .scratch = scratch.memory()},
                     paged_options(options));
     scratch.give_back();
@@ -126,8 +126,8 @@ gyre_status gyre_attention_partial(gyre_encoder* encoder,
                              .k_cache = kv_buffer(given.k_cache),
                              .v_cache = kv_buffer(given.v_cache),
                              .partial = tensor(given.partial),
-                             .slopes = tensor(given.slopes),
-                             .tree = tensor(given.tree)},
+                             .alibi_slopes = tensor(given.alibi_slopes),
+                             .tree_mask = tensor(given.tree_mask)},
                             attention_options(options));
   });
 }
@@ -135,9 +135,10 @@ gyre_status gyre_attention_partial(gyre_encoder* encoder,
 gyre_status gyre_attention_merge(gyre_encoder* encoder, const gyre_attention_merge_inputs* inputs) {
   return guard(__func__, [&] {
     const gyre_attention_merge_inputs given = read(inputs, "inputs");
-    gyre::attention_merge(deref(encoder, "encoder").value, {.partial = tensor(given.partial),
-                                                            .out = tensor(given.out),
-                                                            .lse = tensor(given.lse),
-                                                            .sinks = tensor(given.sinks)});
+    gyre::attention_merge(deref(encoder, "encoder").value,
+                          {.partial = tensor(given.partial),
+                           .out = tensor(given.out),
+                           .lse = tensor(given.lse),
+                           .sink_logits = tensor(given.sink_logits)});
   });
 }

@@ -4,8 +4,8 @@
 
 #include "c_api/structs.h"
 #include "gyre/c/attention.h"
+#include "gyre/c/calibration.h"
 #include "gyre/c/kv_cache.h"
-#include "gyre/c/kv_coding.h"
 #include "gyre/c/rope.h"
 #include "gyre/gyre.h"
 
@@ -20,8 +20,9 @@ RopeAppendOptions rope_append_options(const gyre_rope_append_options* options);
 AttendInputs attend_inputs(const gyre_attend_inputs* inputs);
 AttendOptions attend_options(const gyre_attend_options* options);
 KvLayer kv_layer(const gyre_kv_layer& given);
-KvCoding kv_coding(const gyre_kv_coding* coding, const char* name);
-std::vector<KvLayerCoding> kv_codings(const gyre_kv_coding* codings, uint64_t count);
+KvCalibration kv_calibration(const gyre_kv_calibration* calibration, const char* name);
+std::vector<KvLayerCalibration> kv_calibrations(const gyre_kv_calibration* calibrations,
+                                                uint64_t count);
 std::vector<KvLayer> kv_layers(const gyre_kv_layer* layers, uint64_t count);
 
 }  // namespace gyre::c_api

@@ -4,7 +4,7 @@
 
 #include "c_api/guard.h"
 #include "gyre/dtype.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::c_api {
 

@@ -17,8 +17,8 @@ gyre::KvBatchOptions kv_batch_options(const gyre_kv_batch_options* options) {
   gyre::KvBatchOptions made;
   made.max_sequences = or_default(given.max_sequences, made.max_sequences);
   made.max_tokens = or_default(given.max_tokens, made.max_tokens);
-  made.max_queries = given.max_queries;
-  made.max_length = given.max_length;
+  made.max_query_length = given.max_query_length;
+  made.max_kv_length = given.max_kv_length;
   return made;
 }
 
@@ -32,17 +32,17 @@ gyre_status gyre_kv_batch_create(const gyre_kv_pool* pool, const gyre_kv_batch_o
 
 void gyre_kv_batch_destroy(gyre_kv_batch* batch) { delete batch; }
 
-gyre_status gyre_kv_batch_begin(gyre_kv_batch* batch, gyre_encoder* encoder,
-                                const gyre_kv_step* steps, uint64_t count) {
+gyre_status gyre_kv_batch_begin_step(gyre_kv_batch* batch, gyre_encoder* encoder,
+                                     const gyre_kv_step* steps, uint64_t count) {
   return guard(__func__, [&] {
     std::vector<gyre::KvStep> made;
     const uint64_t most = value(batch).options().max_sequences;
     for (const gyre_kv_step& step : read_array(steps, count, most, "steps")) {
       made.push_back({.sequence = deref(step.sequence, "steps.sequence").value,
                       .tokens = step.tokens,
-                      .prompt = step.prompt != 0});
+                      .is_prefill = step.is_prefill != 0});
     }
-    value(batch).begin(value(encoder), made);
+    value(batch).begin_step(value(encoder), made);
   });
 }
 
@@ -81,14 +81,14 @@ gyre_status gyre_kv_batch_record(gyre_kv_batch* batch) {
   return guard(__func__, [&] { value(batch).record(); });
 }
 
-gyre_status gyre_kv_batch_end(gyre_kv_batch* batch) {
-  return guard(__func__, [&] { value(batch).end(); });
+gyre_status gyre_kv_batch_end_step(gyre_kv_batch* batch) {
+  return guard(__func__, [&] { value(batch).end_step(); });
 }
 
 gyre_status gyre_kv_batch_assume_appended(gyre_kv_batch* batch) {
   return guard(__func__, [&] { value(batch).assume_appended(); });
 }
 
-gyre_status gyre_kv_batch_cancel(gyre_kv_batch* batch) {
-  return guard(__func__, [&] { value(batch).cancel(); });
+gyre_status gyre_kv_batch_rollback(gyre_kv_batch* batch) {
+  return guard(__func__, [&] { value(batch).rollback(); });
 }

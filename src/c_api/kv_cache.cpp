@@ -12,7 +12,7 @@ KvLayer kv_layer(const gyre_kv_layer& given) {
   made.v = kv_format_or(given.v, made.v, "layer.v");
   made.window = given.window;
   made.tail = given.tail;
-  made.sinks = given.sinks;
+  made.sink_tokens = given.sink_tokens;
   return made;
 }
 
@@ -57,7 +57,7 @@ gyre::KvCacheOptions kv_cache_options(const gyre_kv_cache_options* options) {
   made.capacity = given.capacity;
   made.layers = kv_layers(given.layers, given.layer_count);
   made.step_tokens = or_default(given.step_tokens, made.step_tokens);
-  made.coding = kv_codings(given.coding, given.coding_count);
+  made.calibration = kv_calibrations(given.calibration, given.calibration_count);
   return made;
 }
 
@@ -71,7 +71,7 @@ gyre_status gyre_kv_layers(uint64_t count, const gyre_kv_policy* policy, gyre_kv
       const gyre::KvLayer& layer = made[i];
       write(element(layers, i),
             {0, from_kv_format(layer.k), from_kv_format(layer.v), layer.window, layer.tail,
-             layer.sinks},
+             layer.sink_tokens},
             "layers");
     }
   });
@@ -110,18 +110,18 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .v = from_kv_format(d.layer.v),
            .window = d.layer.window,
            .tail = d.layer.tail,
-           .sinks = d.layer.sinks,
+           .sink_tokens = d.layer.sink_tokens,
            .slots = d.slots,
            .bytes = d.bytes,
            .kernel = d.kernel.c_str(),
-           .coding = d.coding},
+           .calibration = d.calibration},
           "info");
     cache->described = std::move(described);  // what was written points into it
   });
 }
 
-gyre_status gyre_kv_cache_extend(gyre_kv_cache* cache, gyre_encoder* encoder, uint64_t tokens) {
-  return guard(__func__, [&] { value(cache).extend(value(encoder), tokens); });
+gyre_status gyre_kv_cache_begin_step(gyre_kv_cache* cache, gyre_encoder* encoder, uint64_t tokens) {
+  return guard(__func__, [&] { value(cache).begin_step(value(encoder), tokens); });
 }
 
 gyre_status gyre_kv_cache_positions(const gyre_kv_cache* cache, uint64_t tokens,
@@ -155,9 +155,9 @@ gyre_status gyre_kv_cache_assume_appended(gyre_kv_cache* cache) {
   return guard(__func__, [&] { value(cache).assume_appended(); });
 }
 
-gyre_status gyre_kv_cache_truncate(gyre_kv_cache* cache, gyre_encoder* encoder,
+gyre_status gyre_kv_cache_rollback(gyre_kv_cache* cache, gyre_encoder* encoder,
                                    uint64_t dropped_tokens) {
-  return guard(__func__, [&] { value(cache).truncate(value(encoder), dropped_tokens); });
+  return guard(__func__, [&] { value(cache).rollback(value(encoder), dropped_tokens); });
 }
 
 gyre_status gyre_kv_cache_clear(gyre_kv_cache* cache, gyre_encoder* encoder) {
@@ -191,7 +191,7 @@ gyre_status gyre_kv_snapshot_inspect(const char* path, gyre_kv_snapshot_info* in
            .step_tokens = found.options.step_tokens,
            .length = found.length,
            .file_bytes = found.file_bytes,
-           .coding = found.coding},
+           .calibration = found.calibration},
           "info");
   });
 }

@@ -114,8 +114,8 @@ gyre_status gyre_kv_write(gyre_encoder* encoder, const gyre_kv_write_inputs* inp
                     .v = tensor(given.v),
                     .pages = kv_pages(given.pages),
                     .slots = tensor(given.slots),
-                    .k_coding = kv_coding(given.k_coding, "inputs.k_coding"),
-                    .v_coding = kv_coding(given.v_coding, "inputs.v_coding")});
+                    .k_calibration = kv_calibration(given.k_calibration, "inputs.k_calibration"),
+                    .v_calibration = kv_calibration(given.v_calibration, "inputs.v_calibration")});
   });
 }
 

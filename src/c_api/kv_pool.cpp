@@ -27,7 +27,7 @@ gyre::KvPoolOptions kv_pool_options(const gyre_kv_pool_options* options) {
   made.page_tokens = or_default(given.page_tokens, made.page_tokens);
   made.sequences = or_default(given.sequences, made.sequences);
   made.step_tokens = or_default(given.step_tokens, made.step_tokens);
-  made.coding = kv_codings(given.coding, given.coding_count);
+  made.calibration = kv_calibrations(given.calibration, given.calibration_count);
   return made;
 }
 
@@ -58,7 +58,7 @@ gyre_status gyre_kv_pool_describe(const gyre_kv_pool* pool, gyre_kv_pool_info* i
            .sequences = d.sequences,
            .prefixes = d.prefixes,
            .evictions = d.evictions,
-           .coding = d.coding},
+           .calibration = d.calibration},
           "info");
   });
 }
@@ -154,8 +154,8 @@ gyre_status gyre_kv_sequence_fork(const gyre_kv_sequence* sequence, gyre_kv_sequ
   return make(__func__, fork, "fork", [&] { return value_of(sequence).fork(); });
 }
 
-gyre_status gyre_kv_sequence_truncate(gyre_kv_sequence* sequence, uint64_t dropped_tokens) {
-  return guard(__func__, [&] { value_of(sequence).truncate(dropped_tokens); });
+gyre_status gyre_kv_sequence_rollback(gyre_kv_sequence* sequence, uint64_t dropped_tokens) {
+  return guard(__func__, [&] { value_of(sequence).rollback(dropped_tokens); });
 }
 
 gyre_status gyre_kv_sequence_clear(gyre_kv_sequence* sequence) {

@@ -22,7 +22,7 @@ gyre::ModelShape model_shape(const gyre_model_shape* shape) {
   if (given.out_dtype != 0) made.out_dtype = dtype(given.out_dtype, "shape.out_dtype");
   made.rope = rope_options(given.rope, given.no_rope, "shape.rope");
   made.norm = given.norm != 0;
-  made.tree = given.tree != 0;
+  made.tree_mask = given.tree_mask != 0;
   made.use_cache = given.no_cache == 0;
   made.use_batch = given.no_batch == 0;
   made.page_tokens = or_default(given.page_tokens, made.page_tokens);

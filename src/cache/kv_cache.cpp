@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "cache/coding_identity.h"
+#include "cache/calibration_identity.h"
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
 #include "runtime/device_impl.h"
@@ -29,13 +29,14 @@ void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_to
   const KvLayer& layer = options.layers[index];
   require(layer.tail == 0 || layer.tail == tail_tokens, "kv_cache: layers with a tail must have ",
           "the same, layer ", index, " has ", layer.tail, " after ", tail_tokens);
-  require(is_compressed(layer) || (layer.tail == 0 && layer.sinks == 0), "kv_cache: layer ", index,
-          " is not compressed, a 16-bit tail of ", layer.tail, " and sinks of ", layer.sinks,
-          " would keep nothing better");
-  require(layer.sinks == 0 || layer.window == 0, "kv_cache: layer ", index, " has a window of ",
-          layer.window, ", which its ", layer.sinks, " sinks leave");
-  require(layer.sinks < options.capacity, "kv_cache: sinks of layer ", index,
-          " must be fewer than the capacity ", options.capacity, ", got ", layer.sinks);
+  require(is_compressed(layer) || (layer.tail == 0 && layer.sink_tokens == 0), "kv_cache: layer ",
+          index, " is not compressed, a 16-bit tail of ", layer.tail, " and sink_tokens of ",
+          layer.sink_tokens, " would keep nothing better");
+  require(layer.sink_tokens == 0 || layer.window == 0, "kv_cache: layer ", index,
+          " has a window of ", layer.window, ", which its ", layer.sink_tokens,
+          " sink_tokens leave");
+  require(layer.sink_tokens < options.capacity, "kv_cache: sink_tokens of layer ", index,
+          " must be fewer than the capacity ", options.capacity, ", got ", layer.sink_tokens);
   require(layer.tail <= options.capacity, "kv_cache: the tail of layer ", index,
           " must be at most the capacity ", options.capacity, ", got ", layer.tail);
 }
@@ -70,8 +71,8 @@ uint64_t check_cache_options(const KvCacheOptions& options) {
   uint64_t tail = 0;
   for (const KvLayer& layer : options.layers) tail = tail != 0 ? tail : layer.tail;
   for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i, tail);
-  check_layer_codings("kv_cache", {options.kv_heads, options.head_dim, value_dim(options)},
-                      options.layers, options.coding);
+  check_layer_calibrations("kv_cache", {options.kv_heads, options.head_dim, value_dim(options)},
+                           options.layers, options.calibration);
   return tail;
 }
 
@@ -93,7 +94,7 @@ std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) try {
     } else if (i < policy.edge_layers || count - 1 - i < policy.edge_layers) {
       layers[i].k = layers[i].v = policy.edge_format;
     }
-    if (!is_compressed(layers[i])) layers[i].tail = layers[i].sinks = 0;
+    if (!is_compressed(layers[i])) layers[i].tail = layers[i].sink_tokens = 0;
   }
   return layers;
 } catch (const std::bad_alloc&) {
@@ -108,7 +109,7 @@ uint64_t KvCache::State::Layer::bytes() const {
 }
 
 uint64_t KvCache::State::ring_slots(const KvLayer& layer) const {
-  if (layer.window == 0) return options.capacity - layer.sinks;
+  if (layer.window == 0) return options.capacity - layer.sink_tokens;
   // The oldest query of a step still sees its whole window.
   const uint64_t most = std::min(layer.window, options.capacity);
   return std::min(options.capacity, most + options.step_tokens - 1);
@@ -120,13 +121,14 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
-  std::vector<uint64_t> rings, codings;
+  std::vector<uint64_t> rings, calibrations;
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}};
-    if (!options.coding.empty()) made.segments.coding = options.coding[layers.size()];
-    made.coding = coding_checksum({"kv_cache", layers.size()}, made.segments.coding);
-    codings.push_back(made.coding);
-    const abi::KvPlaces places{layer.sinks, layer.tail, cache_tail_slots(options, layer.tail),
+    if (!options.calibration.empty())
+      made.segments.calibration = options.calibration[layers.size()];
+    made.calibration = calibration_checksum({"kv_cache", layers.size()}, made.segments.calibration);
+    calibrations.push_back(made.calibration);
+    const abi::KvPlaces places{layer.sink_tokens, layer.tail, cache_tail_slots(options, layer.tail),
                                ring_slots(layer)};
     const auto body = [&](KvFormat format, KvRole role, uint64_t head_dim) {
       return KvBuffer::allocate(device,
@@ -135,7 +137,7 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     made.segments.of[0] = {body(layer.k, KvRole::k, options.head_dim),
                            body(layer.v, KvRole::v, options.v_head_dim),
                            {state, places, abi::kSegmentBody}};
-    if (layer.sinks != 0 || layer.tail != 0) {
+    if (layer.sink_tokens != 0 || layer.tail != 0) {
       const auto near = [&](const KvBuffer& half) {
         return device.tensor(DType::f16, near_shape(half.shape, places));
       };
@@ -144,8 +146,8 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     layers.push_back(std::move(made));
     rings.push_back(layer.window != 0 ? places.body_capacity : 0);
   }
-  coding = coding_identity(codings);
-  constexpr StepLog::Rules kRules{"kv_cache", "extend()", "truncate() the whole step", true};
+  calibration = calibration_identity(calibrations);
+  constexpr StepLog::Rules kRules{"kv_cache", "begin_step()", "rollback() the whole step", true};
   log = std::make_shared<StepLog>(kRules, steps, rings);
 }
 
@@ -216,20 +218,21 @@ std::vector<KvLayerInfo> KvCache::describe() const try {
   for (const State::Layer& layer : state().layers) {
     rows.push_back({layer.layer, layer.segments.of[0].k.shape.capacity, layer.bytes(),
                     describe_attention(state().device, layer.layer.k, layer.layer.v),
-                    layer.coding});
+                    layer.calibration});
   }
   return rows;
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.describe");
 }
 
-void KvCache::extend(Encoder& encoder, uint64_t tokens) try {
+void KvCache::begin_step(Encoder& encoder, uint64_t tokens) try {
   State& s = state();
-  require(tokens != 0 && tokens <= s.options.step_tokens, "kv_cache.extend: from 1 to step_tokens ",
-          s.options.step_tokens, " tokens, got ", tokens);
-  s.require_complete("kv_cache.extend");
+  require(tokens != 0 && tokens <= s.options.step_tokens,
+          "kv_cache.begin_step: from 1 to step_tokens ", s.options.step_tokens, " tokens, got ",
+          tokens);
+  s.require_complete("kv_cache.begin_step");
   State::Sequence next = s.sequence;
-  require(tokens <= s.options.capacity - next.length, "kv_cache.extend: ", next.length, " of ",
+  require(tokens <= s.options.capacity - next.length, "kv_cache.begin_step: ", next.length, " of ",
           s.options.capacity, " tokens are taken, no room for ", tokens);
   next.length += tokens;
   next.step = tokens;
@@ -237,9 +240,9 @@ void KvCache::extend(Encoder& encoder, uint64_t tokens) try {
   const uint64_t tail_slots = cache_tail_slots(s.options, s.tail_tokens);
   if (next.length > tail_slots)
     next.tail_begin = std::max(next.tail_begin, next.length - tail_slots);
-  s.write("kv_cache.extend", encoder, next);
+  s.write("kv_cache.begin_step", encoder, next);
 } catch (const std::bad_alloc&) {
-  out_of_memory("kv_cache.extend");
+  out_of_memory("kv_cache.begin_step");
 }
 
 Tensor KvCache::positions(uint64_t tokens) const {
@@ -310,33 +313,34 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   const void* const list = s.list_of("kv_cache.attend", encoder);
   s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
   const NewNote note{s.log, s.log->attend_note(layer, tokens, with.window)};
-  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, in.sinks, in.slopes, in.tree}, with,
+  attend_cache(encoder,
+               {in.q, {}, {}, in.out, in.lse, in.sink_logits, in.alibi_slopes, in.tree_mask}, with,
                l.segments, s.scratch, &note);
   s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.attend");
 }
 
-void KvCache::truncate(Encoder& encoder, uint64_t tokens) try {
+void KvCache::rollback(Encoder& encoder, uint64_t tokens) try {
   State& s = state();
   State::Sequence next = s.sequence;
-  require(tokens <= next.length, "kv_cache.truncate: the cache holds ", next.length,
+  require(tokens <= next.length, "kv_cache.rollback: the cache holds ", next.length,
           " tokens, cannot drop ", tokens);
   const bool takes_back_step = tokens >= next.step;
   next.length -= tokens;
-  s.unwritten.require_not_dropped("kv_cache.truncate", *s.steps, next.length);
-  if (!takes_back_step) s.log->require_complete("kv_cache.truncate");
+  s.unwritten.require_not_dropped("kv_cache.rollback", *s.steps, next.length);
+  if (!takes_back_step) s.log->require_complete("kv_cache.rollback");
   next.tail_begin = std::min(next.tail_begin, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
     const uint64_t window = s.layers[i].layer.window;
     const uint64_t oldest = next.length + 1 > window ? next.length + 1 - window : 0;
-    require(s.log->holds(i, next.place(), oldest), "kv_cache.truncate: the window of layer ", i,
+    require(s.log->holds(i, next.place(), oldest), "kv_cache.rollback: the window of layer ", i,
             " no longer has key ", oldest, ", which a query at ", next.length, " sees");
   }
-  s.write("kv_cache.truncate", encoder, next);
+  s.write("kv_cache.rollback", encoder, next);
 } catch (const std::bad_alloc&) {
-  out_of_memory("kv_cache.truncate");
+  out_of_memory("kv_cache.rollback");
 }
 
 void KvCache::clear(Encoder& encoder) try {

@@ -1,11 +1,11 @@
 #pragma once
 // What a KvCache holds: memory, and where the sequence is. The host's numbers are the truth; the
-// device's copy follows with every extend, truncate and clear, in the order of the commands.
+// device's copy follows with every begin_step, rollback and clear, in the order of the commands.
 
 #include <vector>
 
 #include "gyre/kv_cache.h"
-#include "gyre/kv_snapshot.h"
+#include "gyre/snapshot.h"
 #include "ops/cache_ops.h"
 #include "steps/log.h"
 
@@ -24,7 +24,7 @@ class KvCache::State {
   struct Layer {
     KvLayer layer;
     CacheSegments segments;
-    uint64_t coding = 0;  // checksum
+    uint64_t calibration = 0;  // checksum
     uint64_t bytes() const;
   };
 
@@ -33,7 +33,7 @@ class KvCache::State {
     uint64_t length = 0;
     uint64_t tail_begin = 0;
     uint64_t peak = 0;  // longest since it was cleared: rings have lost what is too far behind
-    uint64_t step = 0;  // tokens of the last extend; 0: none to append
+    uint64_t step = 0;  // tokens of the last begin_step(); 0: none to append
     StepLog::Place place() const { return {length, peak, step, 0}; }
     abi::KvExtendParams params() const;
   };
@@ -54,7 +54,7 @@ class KvCache::State {
   KvCacheOptions options;
   std::vector<Layer> layers;
   uint64_t tail_tokens = 0;  // of the layers that have a tail
-  uint32_t coding = 0;       // identity of all layers' codings
+  uint32_t calibration = 0;  // identity of all layers' calibrations
   Tensor state;              // abi::KvState
   Tensor positions;          // i32 [step_tokens]
   AttendScratch scratch;

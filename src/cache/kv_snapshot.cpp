@@ -1,11 +1,10 @@
-#include "gyre/kv_snapshot.h"
-
 #include <algorithm>
 #include <bit>
 #include <limits>
 
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
+#include "gyre/snapshot.h"
 #include "runtime/device_impl.h"
 #include "runtime/launches.h"
 #include "runtime/require.h"
@@ -123,7 +122,7 @@ KvSnapshotInfo KvCache::State::snapshot() const {
   info.length = sequence.length;
   info.tail_begin = sequence.tail_begin;
   info.peak = sequence.peak;
-  info.coding = coding;
+  info.calibration = calibration;
   for (const Layer& layer : layers) {
     const abi::KvPlaces& places = layer.segments.of[0].at.places;
     info.slots.push_back({places.body_capacity, places.tail_capacity});

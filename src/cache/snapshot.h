@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "files/container.h"
-#include "gyre/kv_snapshot.h"
+#include "gyre/snapshot.h"
 
 namespace gyre {
 
-constexpr uint64_t kSnapshotAlign = 64;                // of sections: a cache line
-constexpr uint64_t kSnapshotFixedBytes = 104;          // of the header, before the layers
-constexpr uint64_t kSnapshotLayerBytes = 136;          // per layer
-constexpr uint64_t kSnapshotSectionBytes = 40;         // per row of the table of sections
-constexpr uint64_t kSnapshotMostSectionsPerLayer = 8;  // body: 4; sinks and tail, dense: 2 each
+constexpr uint64_t kSnapshotAlign = 64;         // of sections: a cache line
+constexpr uint64_t kSnapshotFixedBytes = 104;   // of the header, before the layers
+constexpr uint64_t kSnapshotLayerBytes = 136;   // per layer
+constexpr uint64_t kSnapshotSectionBytes = 40;  // per row of the table of sections
+constexpr uint64_t kSnapshotMostSectionsPerLayer =
+    8;  // body: 4; sink tokens and tail, dense: 2 each
 
 // A format's descriptor without its name, in the order of the file.
 std::array<uint32_t, 8> snapshot_format_fields(const KvFormatInfo& info);

@@ -24,7 +24,7 @@ void check_layer(const std::string& where, size_t index, const KvSnapshotInfo& s
   same_format(where, "V" + of, a.v, b.v);
   same(where, "window" + of, a.window, b.window);
   same(where, "tail" + of, a.tail, b.tail);
-  same(where, "sinks" + of, a.sinks, b.sinks);
+  same(where, "sink_tokens" + of, a.sink_tokens, b.sink_tokens);
   // A key's slot in a ring depends on the ring's size.
   if (a.window != 0) {
     same(where, "the ring's slots" + of, snapshot.slots[index].body, cache.slots[index].body);
@@ -42,8 +42,9 @@ void check_snapshot_fits(const std::string& where, const KvSnapshotInfo& snapsho
   same(where, "v_head_dim", a.v_head_dim, b.v_head_dim);
   same(where, "the number of layers", a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) check_layer(where, i, snapshot, cache);
-  require(snapshot.coding == cache.coding, where, ": the snapshot was written with calibration ",
-          snapshot.coding, ", the cache has ", cache.coding, " (0: none)");
+  require(snapshot.calibration == cache.calibration, where,
+          ": the snapshot was written with calibration ", snapshot.calibration, ", the cache has ",
+          cache.calibration, " (0: none)");
   require(a.capacity <= b.capacity, where, ": the snapshot has a capacity of ", a.capacity,
           ", the cache only ", b.capacity);
 }

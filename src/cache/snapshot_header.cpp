@@ -68,7 +68,7 @@ void read_layer(FieldReader& in, KvSnapshotInfo& info) {
   KvSnapshotSlots slots;
   layer.k = read_format(in, "K", info.slots.size());
   layer.v = read_format(in, "V", info.slots.size());
-  in.get(layer.window, layer.tail, layer.sinks, slots.body, slots.tail);
+  in.get(layer.window, layer.tail, layer.sink_tokens, slots.body, slots.tail);
   info.options.layers.push_back(layer);
   info.slots.push_back(slots);
 }
@@ -79,8 +79,8 @@ void check_slots(const KvSnapshotInfo& info, size_t index) {
   const KvSnapshotSlots& slots = info.slots[index];
   const uint64_t capacity = info.options.capacity;
   if (layer.window == 0) {
-    require(slots.body == capacity - layer.sinks, "layer ", index, " has ", slots.body,
-            " slots, it must have ", capacity - layer.sinks);
+    require(slots.body == capacity - layer.sink_tokens, "layer ", index, " has ", slots.body,
+            " slots, it must have ", capacity - layer.sink_tokens);
   } else {
     require(slots.body >= std::min(layer.window, capacity) && slots.body <= capacity, "layer ",
             index, " has ", slots.body, " slots for a window of ", layer.window,
@@ -174,12 +174,12 @@ std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info) {
   out.put(static_cast<uint32_t>(info.sections.size()), info.header_bytes, info.file_bytes);
   out.put(options.kv_heads, options.head_dim, options.v_head_dim, options.capacity,
           options.step_tokens, info.length, info.tail_begin, info.peak);
-  out.put(static_cast<uint32_t>(options.layers.size()), info.coding);
+  out.put(static_cast<uint32_t>(options.layers.size()), info.calibration);
   for (size_t i = 0; i < options.layers.size(); ++i) {
     const KvLayer& layer = options.layers[i];
     put_format(out, layer.k);
     put_format(out, layer.v);
-    out.put(layer.window, layer.tail, layer.sinks, info.slots[i].body, info.slots[i].tail);
+    out.put(layer.window, layer.tail, layer.sink_tokens, info.slots[i].body, info.slots[i].tail);
   }
   for (const KvSnapshotSection& row : info.sections) {
     out.put(static_cast<uint32_t>(row.layer), row.segment, row.role, row.part, row.format);
@@ -202,7 +202,7 @@ KvSnapshotInfo read_snapshot_header(const Source& source) {
   first.get(counts.sections, info.header_bytes, info.file_bytes);
   first.get(options.kv_heads, options.head_dim, options.v_head_dim, options.capacity,
             options.step_tokens, info.length, info.tail_begin, info.peak);
-  first.get(counts.layers, info.coding);
+  first.get(counts.layers, info.calibration);
   check_counts(source, info, counts);
   bytes.resize(info.header_bytes);
   source.read(kSnapshotFixedBytes, std::span(bytes).subspan(kSnapshotFixedBytes));

@@ -11,7 +11,7 @@ namespace gyre {
 namespace {
 
 static_assert(static_cast<uint32_t>(KvSegmentKind::body) == abi::kSegmentBody &&
-              static_cast<uint32_t>(KvSegmentKind::sinks) == abi::kSegmentSinks &&
+              static_cast<uint32_t>(KvSegmentKind::sink_tokens) == abi::kSegmentSinks &&
               static_cast<uint32_t>(KvSegmentKind::tail) == abi::kSegmentTail);
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -20,11 +20,11 @@ uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / u
 uint64_t slots_in_use(const KvSnapshotInfo& info, uint64_t layer, KvSegmentKind kind) {
   const KvLayer& l = info.options.layers[layer];
   const KvSnapshotSlots& slots = info.slots[layer];
-  const abi::KvPlaces places{l.sinks, l.tail, slots.tail, slots.body};
+  const abi::KvPlaces places{l.sink_tokens, l.tail, slots.tail, slots.body};
   const abi::KvState state{info.length, info.length, info.tail_begin};
   const abi::KvKeys keys = abi::kv_segment_keys(static_cast<abi::KvSegment>(kind), places, state);
   switch (kind) {
-    case KvSegmentKind::sinks:
+    case KvSegmentKind::sink_tokens:
       return keys.end;
     case KvSegmentKind::tail:
       return std::min(keys.end, slots.tail);
@@ -75,7 +75,7 @@ uint64_t count_sections(const KvCacheOptions& options) {
   for (const KvLayer& layer : options.layers) {
     count += describe(layer.k).compressed ? 2 : 1;
     count += describe(layer.v).compressed ? 2 : 1;
-    count += (layer.sinks != 0 ? 2 : 0) + (layer.tail != 0 ? 2 : 0);
+    count += (layer.sink_tokens != 0 ? 2 : 0) + (layer.tail != 0 ? 2 : 0);
   }
   return count;
 }
@@ -83,7 +83,7 @@ uint64_t count_sections(const KvCacheOptions& options) {
 }  // namespace
 
 std::string_view name(KvSegmentKind kind) {
-  constexpr std::string_view kNames[] = {"body", "sinks", "tail"};
+  constexpr std::string_view kNames[] = {"body", "sink_tokens", "tail"};
   const auto index = static_cast<size_t>(kind);
   return index < std::size(kNames) ? kNames[index] : "invalid";
 }
@@ -108,7 +108,8 @@ void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {
     };
     add(KvSegmentKind::body, layers[i].k, layers[i].v, info.slots[i].body);
     constexpr KvFormat kNear = KvFormat::f16;
-    if (layers[i].sinks != 0) add(KvSegmentKind::sinks, kNear, kNear, layers[i].sinks);
+    if (layers[i].sink_tokens != 0)
+      add(KvSegmentKind::sink_tokens, kNear, kNear, layers[i].sink_tokens);
     if (layers[i].tail != 0) add(KvSegmentKind::tail, kNear, kNear, info.slots[i].tail);
   }
 }

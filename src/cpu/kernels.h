@@ -20,11 +20,11 @@ uint32_t kv_quantize_tasks(const void* params, uint64_t spec);
 TaskFn select_kv_dequantize(uint64_t spec);
 uint32_t kv_dequantize_tasks(const void* params, uint64_t spec);
 
-TaskFn select_kv_encode(uint64_t spec);
-uint32_t kv_encode_tasks(const void* params, uint64_t spec);
+TaskFn select_kv_feedback(uint64_t spec);
+uint32_t kv_feedback_tasks(const void* params, uint64_t spec);
 
-TaskFn select_kv_basis(uint64_t spec);
-uint32_t kv_basis_tasks(const void* params, uint64_t spec);
+TaskFn select_kv_transform(uint64_t spec);
+uint32_t kv_transform_tasks(const void* params, uint64_t spec);
 
 TaskFn select_attention(uint64_t spec);
 uint32_t attention_tasks(const void* params, uint64_t spec);

@@ -31,11 +31,11 @@ Launch launch_kv_quantize(const void* params, uint64_t spec, const CudaLimits& l
 std::string name_kv_dequantize(uint64_t spec);
 Launch launch_kv_dequantize(const void* params, uint64_t spec, const CudaLimits& limits);
 
-std::string name_kv_encode(uint64_t spec);
-Launch launch_kv_encode(const void* params, uint64_t spec, const CudaLimits& limits);
+std::string name_kv_feedback(uint64_t spec);
+Launch launch_kv_feedback(const void* params, uint64_t spec, const CudaLimits& limits);
 
-std::string name_kv_basis(uint64_t spec);
-Launch launch_kv_basis(const void* params, uint64_t spec, const CudaLimits& limits);
+std::string name_kv_transform(uint64_t spec);
+Launch launch_kv_transform(const void* params, uint64_t spec, const CudaLimits& limits);
 
 std::string name_kv_append(uint64_t spec);
 Launch launch_kv_append(const void* params, uint64_t spec, const CudaLimits& limits);

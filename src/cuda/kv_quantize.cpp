@@ -8,7 +8,7 @@ namespace gyre::cuda {
 
 std::string name_kv_quantize(uint64_t spec) {
   const auto s = spec_from_key<abi::KvQuantizeSpec>(spec);
-  const WriterSource source = writer_source(s.source_dtype, s.coded, s.k_format, s.v_format);
+  const WriterSource source = writer_source(s.source_dtype, s.calibrated, s.k_format, s.v_format);
   // 0: that half of the cache is not written.
   const bool is_known = (s.k_format == 0 || is_compressed(s.k_format)) &&
                         (s.v_format == 0 || is_compressed(s.v_format));

@@ -9,14 +9,14 @@ namespace gyre::cuda {
 
 std::string name_kv_write(uint64_t spec) {
   const auto s = spec_from_key<abi::KvWriteSpec>(spec);
-  const WriterSource source = writer_source(s.source_dtype, s.coded, s.k_format, s.v_format);
+  const WriterSource source = writer_source(s.source_dtype, s.calibrated, s.k_format, s.v_format);
   const auto is_known = [](uint32_t format) { return is_dense(format) || is_compressed(format); };
   if (source.type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
   if (s.slot_bytes != 4 && s.slot_bytes != 8) return {};
   const std::string slot = s.slot_bytes == 4 ? "int32_t" : "int64_t";
   if (s.lane_quads != 0) {
-    const bool has_rows = s.coded == 0 && !abi::kv_is_compat(s.k_format) &&
-                          !abi::kv_is_compat(s.v_format) && s.lane_quads <= 4;
+    const bool has_rows = s.calibrated == 0 && !abi::kv_is_mlx_native(s.k_format) &&
+                          !abi::kv_is_mlx_native(s.v_format) && s.lane_quads <= 4;
     if (!has_rows) return {};
     return "gyre::cuda::kv_write_rows<" + source.type + ", " + std::to_string(s.k_format) + ", " +
            std::to_string(s.v_format) + ", " + slot + ", " + std::to_string(s.lane_quads) + ">";

@@ -14,22 +14,22 @@ inline std::string float_name(uint32_t dtype) {
   return dtype < 3 ? kNames[dtype] : "";
 }
 
-// The Source and kCoded of a writer. Coded rows are all alike, and of native formats.
+// The Source and kCalibrated of a writer. Calibrated rows are all alike, and of native formats.
 struct WriterSource {
   std::string type;    // empty: no such kernel
   std::string suffix;  // the last template argument, if it is not the default
 };
-inline WriterSource writer_source(uint32_t dtype, uint32_t coded, uint32_t k_format,
+inline WriterSource writer_source(uint32_t dtype, uint32_t calibrated, uint32_t k_format,
                                   uint32_t v_format) {
-  const bool is_native = ((coded & 1) == 0 || abi::kv_is_native(k_format)) &&
-                         ((coded & 2) == 0 || abi::kv_is_native(v_format));
-  if (coded > 3 || !is_native) return {};
-  if (coded == 3) return {"gyre::cuda::CodedRow", ""};
-  return {float_name(dtype), coded != 0 ? ", " + std::to_string(coded) : ""};
+  const bool is_native = ((calibrated & 1) == 0 || abi::kv_is_native(k_format)) &&
+                         ((calibrated & 2) == 0 || abi::kv_is_native(v_format));
+  if (calibrated > 3 || !is_native) return {};
+  if (calibrated == 3) return {"gyre::cuda::CalibratedRow", ""};
+  return {float_name(dtype), calibrated != 0 ? ", " + std::to_string(calibrated) : ""};
 }
 
 inline bool is_compressed(uint32_t format) {
-  return abi::kv_is_native(format) || abi::kv_is_compat(format);
+  return abi::kv_is_native(format) || abi::kv_is_mlx_native(format);
 }
 inline bool is_dense(uint32_t format) { return format < 3; }
 

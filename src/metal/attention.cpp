@@ -64,7 +64,7 @@ uint64_t splits_of(const abi::AttentionProblem& p, uint64_t rows, uint32_t tile_
 bool takes_many_rows(const abi::AttentionProblem& p) {
   const auto takes = [](const abi::KvCacheLayout& half) {
     return half.head_dim % 8 == 0 && half.head_dim <= kMostManyRowsDim &&
-           !abi::kv_is_compat(half.format);
+           !abi::kv_is_mlx_native(half.format);
   };
   return takes(p.k) && takes(p.v);
 }
@@ -100,7 +100,7 @@ Launch launch_attention_merge(const void* params, uint64_t /*spec*/) {
 bool plan_attention(const void* problem, void* plan) {
   const auto& p = *static_cast<const abi::AttentionProblem*>(problem);
   const uint64_t group = p.heads / p.kv_heads;
-  const uint64_t rows = (p.sequences != 0 ? p.most_queries : p.tokens) * group;
+  const uint64_t rows = (p.sequences != 0 ? p.max_query_length : p.tokens) * group;
   const uint32_t most = attention_tile_rows(p.k.head_dim, p.v.head_dim);
   const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, most));
   auto& made = *static_cast<abi::AttentionPlan*>(plan);

@@ -62,11 +62,11 @@ Launch launch_kv_write(const void* params, uint64_t /*spec*/) {
           simdgroups * bytes};
 }
 
-Launch launch_kv_encode(const void* params, uint64_t spec) {
-  const auto& p = *static_cast<const abi::KvEncodeParams*>(params);
-  const auto s = spec_from_key<abi::KvEncodeSpec>(spec);
+Launch launch_kv_feedback(const void* params, uint64_t spec) {
+  const auto& p = *static_cast<const abi::KvFeedbackParams*>(params);
+  const auto s = spec_from_key<abi::KvFeedbackSpec>(spec);
   uint32_t gains = 0, head_dim = 0;
-  for (const abi::KvEncodeStream& stream : p.stream) {
+  for (const abi::KvFeedbackStream& stream : p.stream) {
     if (stream.head_dim == 0) continue;
     gains = std::max(gains, stream.gains);
     head_dim = std::max(head_dim, stream.head_dim);
@@ -77,11 +77,11 @@ Launch launch_kv_encode(const void* params, uint64_t spec) {
           encode_bytes(head_dim)};
 }
 
-Launch launch_kv_basis(const void* params, uint64_t /*spec*/) {
-  const auto& p = *static_cast<const abi::KvBasisParams*>(params);
-  return {{groups(p.tokens * p.group, kBasisRows), static_cast<uint32_t>(p.heads / p.group), 1},
-          kBasisThreads,
-          static_cast<uint32_t>(divide_up(kBasisRows * p.head_dim * sizeof(float), 16) * 16)};
+Launch launch_kv_transform(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::KvTransformParams*>(params);
+  return {{groups(p.tokens * p.group, kTransformRows), static_cast<uint32_t>(p.heads / p.group), 1},
+          kTransformThreads,
+          static_cast<uint32_t>(divide_up(kTransformRows * p.head_dim * sizeof(float), 16) * 16)};
 }
 
 }  // namespace gyre::metal

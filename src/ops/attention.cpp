@@ -40,11 +40,12 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
           in.partial.shape());
   check_apart(call.op, "partial", in.partial,
               {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
-               &in.slopes, &in.tree});
+               &in.alibi_slopes, &in.tree_mask});
   if (in.q.shape(0) == 0) return;
   const abi::AttentionPlan plan =
       plan_call(recording, call, {.states = true, .splits = in.partial.shape(0)});
-  dispatch_call(recording, call, plan, {.partial = in.partial, .out = {}, .lse = {}, .sinks = {}});
+  dispatch_call(recording, call, plan,
+                {.partial = in.partial, .out = {}, .lse = {}, .sink_logits = {}});
   recording.commit();
 } catch (const std::bad_alloc&) {
   out_of_memory("attention_partial");
@@ -59,8 +60,8 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) try {
           abi::kKvMaxHeadDim, ", got ", in.partial.shape(3));
   check_outputs("attention_merge", in,
                 {in.partial.shape(1), in.partial.shape(2), in.partial.shape(3) - 2});
-  check_apart("attention_merge", "out", in.out, {&in.partial, &in.sinks});
-  check_apart("attention_merge", "lse", in.lse, {&in.partial, &in.sinks});
+  check_apart("attention_merge", "out", in.out, {&in.partial, &in.sink_logits});
+  check_apart("attention_merge", "lse", in.lse, {&in.partial, &in.sink_logits});
   if (in.out.elements() == 0) return;
   dispatch_merge(recording, in);
   recording.commit();
@@ -70,15 +71,16 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) try {
 
 void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options) try {
   Recording recording(encoder, "attention");
-  const AttentionPartialInputs reads{in.q, in.k_cache, in.v_cache, {}, in.slopes, in.tree};
+  const AttentionPartialInputs reads{in.q, in.k_cache,      in.v_cache,
+                                     {},   in.alibi_slopes, in.tree_mask};
   const AttentionCall call{"attention", reads, options};
   check_call(call);
-  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
+  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sink_logits};
   check_outputs(call.op, outputs, {in.q.shape(0), in.q.shape(1), in.v_cache.shape.head_dim});
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(call.op, written == &in.out ? "out" : "lse", *written,
                 {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes,
-                 &in.v_cache.scales, &in.sinks, &in.slopes, &in.tree});
+                 &in.v_cache.scales, &in.sink_logits, &in.alibi_slopes, &in.tree_mask});
   }
   if (in.q.shape(0) == 0) return;
   const abi::AttentionPlan plan = plan_call(recording, call, {.out = in.out.dtype()});

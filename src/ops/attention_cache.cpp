@@ -1,10 +1,10 @@
-// Attention over the segments of a KvCache: body, sinks, tail.
+// Attention over the segments of a KvCache: body, sink_logits, tail.
 #include <utility>
 
 #include "ops/attention_dispatch.h"
 #include "ops/attention_spec.h"
 #include "ops/cache_ops.h"
-#include "ops/kv_coding.h"
+#include "ops/kv_calibration.h"
 #include "runtime/device_impl.h"
 #include "runtime/recorder.h"
 
@@ -15,11 +15,11 @@ constexpr const char* kOp = "kv_cache.attend";
 
 void check_attend(const AttentionCall& body, const AttentionInputs& in) {
   check_call(body);
-  check_outputs(kOp, {{}, in.out, in.lse, in.sinks},
+  check_outputs(kOp, {{}, in.out, in.lse, in.sink_logits},
                 {in.q.shape(0), in.q.shape(1), body.in.v_cache.shape.head_dim});
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(kOp, written == &in.out ? "out" : "lse", *written,
-                {&in.q, &in.sinks, &in.slopes, &in.tree});
+                {&in.q, &in.sink_logits, &in.alibi_slopes, &in.tree_mask});
   }
 }
 
@@ -31,13 +31,14 @@ void dispatch_segments(Recording& recording, const AttentionInputs& in,
   uint64_t first = 0;
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
-    const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.slopes, in.tree};
+    const AttentionPartialInputs reads{in.q, segment.k,       segment.v,
+                                       {},   in.alibi_slopes, in.tree_mask};
     const AttentionCall call{kOp, reads, options, &segment.at};
     const abi::AttentionPlan plan =
         i == 0 ? body : plan_call(recording, call, {.states = true, .splits = 1});
     const Tensor states = partial.slice(0, first, states_of(plan));
-    dispatch_call(recording, call, plan, {.partial = states, .out = {}, .lse = {}, .sinks = {}},
-                  scratch);
+    dispatch_call(recording, call, plan,
+                  {.partial = states, .out = {}, .lse = {}, .sink_logits = {}}, scratch);
     first += states_of(plan);
   }
 }
@@ -53,24 +54,27 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
                   const CacheSegments& segments, AttendScratch& scratch, const NewNote* note) {
   Recording recording(encoder, kOp);
   const CacheSegment& body = segments.of[0];
-  const BasisPair bases{segments.coding.k.basis, segments.coding.v.basis};
+  const TransformPair transforms{segments.calibration.k.transform,
+                                 segments.calibration.v.transform};
   const bool alone = segments.count == 1;
   AttentionInputs in = given;
-  check_attend({kOp, {in.q, body.k, body.v, {}, in.slopes, in.tree}, options, &body.at}, in);
-  check_means(kOp, bases,
-              {in.lse.defined(), in.sinks.defined(), options.soft_cap != 0, in.tree.defined()});
+  check_attend({kOp, {in.q, body.k, body.v, {}, in.alibi_slopes, in.tree_mask}, options, &body.at},
+               in);
+  check_means(
+      kOp, transforms,
+      {in.lse.defined(), in.sink_logits.defined(), options.soft_cap != 0, in.tree_mask.defined()});
   if (in.q.shape(0) == 0) return;
-  const BasisAttention inside =
-      enter_basis(recording, encoder.device(), bases, in.q, in.out, !alone);
+  const TransformAttention inside =
+      enter_transform(recording, encoder.device(), transforms, in.q, in.out, !alone);
   in.q = inside.q;
   in.out = inside.out;
-  const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.slopes, in.tree};
+  const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.alibi_slopes, in.tree_mask};
   const AttentionCall call{kOp, reads, options, &body.at};
   const AttentionWanted wanted{alone ? in.out.dtype() : DType::f32, !alone};
   const abi::AttentionPlan plan = plan_call(recording, call, wanted);
   const bool merge = !alone || plan.reduce == abi::AttentionReduce::separate;
   AttendScratch reserved = scratch;
-  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
+  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sink_logits};
   if (merge) {
     const Dims states = attention_partial_shape(states_of(plan) + segments.count - 1, in.q.shape(),
                                                 body.v.shape.head_dim);
@@ -86,7 +90,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
     dispatch_segments(recording, in, options, segments, plan, outputs.partial, reserved.in_kernel);
   }
   if (merge) dispatch_merge(recording, outputs);
-  leave_basis(recording, bases, inside, given.out);
+  leave_transform(recording, transforms, inside, given.out);
   if (note != nullptr) recording.note(*note);
   recording.commit();
   scratch = std::move(reserved);

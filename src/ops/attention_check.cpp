@@ -39,15 +39,15 @@ void check_options(const AttentionCall& call) {
             call.options.ring_start);
   }
   check_scale(call.op, call.options.scale, call.options.soft_cap);
-  check_per_head(call.op, "slopes", call.in.slopes, call.in.q.shape(1));
-  if (!call.in.tree.defined()) return;
-  const Tensor& tree = call.in.tree;
-  require(tree.dtype() == DType::u8 && tree.rank() == 2 && tree.shape(0) == tokens &&
-              tree.shape(1) == tokens && (tree.stride(1) == 1 || tokens == 1),
-          call.op, ": tree must be u8 [", tokens, ", ", tokens, "] with contiguous rows, got ",
-          tree.dtype(), " ", tree.shape(), " with strides ", tree.strides());
+  check_per_head(call.op, "alibi_slopes", call.in.alibi_slopes, call.in.q.shape(1));
+  if (!call.in.tree_mask.defined()) return;
+  const Tensor& tree_mask = call.in.tree_mask;
+  require(tree_mask.dtype() == DType::u8 && tree_mask.rank() == 2 && tree_mask.shape(0) == tokens &&
+              tree_mask.shape(1) == tokens && (tree_mask.stride(1) == 1 || tokens == 1),
+          call.op, ": tree_mask must be u8 [", tokens, ", ", tokens, "] with contiguous rows, got ",
+          tree_mask.dtype(), " ", tree_mask.shape(), " with strides ", tree_mask.strides());
   require(call.state != nullptr || tokens <= call.options.length, call.op,
-          ": with a tree the queries must be in the cache: ", tokens, " queries, length ",
+          ": with a tree_mask the queries must be in the cache: ", tokens, " queries, length ",
           call.options.length);
 }
 
@@ -99,7 +99,7 @@ void check_outputs(const char* op, const AttentionMergeInputs& in, const Dims& s
           in.out.stride(2));
   require(in.out.is_injective(), op, ": strides ", in.out.strides(),
           " make elements of out share memory");
-  check_per_head(op, "sinks", in.sinks, shape[1]);
+  check_per_head(op, "sink_logits", in.sink_logits, shape[1]);
   if (!in.lse.defined()) return;
   require(in.lse.dtype() == DType::f32 && in.lse.rank() == 2 && in.lse.shape(0) == shape[0] &&
               in.lse.shape(1) == shape[1],

@@ -27,7 +27,7 @@ abi::AttentionProblem make_problem(const AttentionCall& call, const AttentionWan
   p.q_dtype = static_cast<uint32_t>(call.in.q.dtype());
   p.out_dtype = static_cast<uint32_t>(wanted.out);
   p.states = wanted.states ? 1 : 0;
-  p.tree = call.in.tree.defined() ? 1 : 0;
+  p.tree_mask = call.in.tree_mask.defined() ? 1 : 0;
   return p;
 }
 
@@ -36,7 +36,7 @@ void fill_keys(const AttentionCall& call, abi::AttentionParams& p) {
   if (call.state != nullptr) {
     p.places = call.state->places;
     p.segment = call.state->segment;
-    const uint64_t before = p.segment == abi::kSegmentBody ? p.places.sinks % p.capacity : 0;
+    const uint64_t before = p.segment == abi::kSegmentBody ? p.places.sink_tokens % p.capacity : 0;
     p.ring_start = (p.capacity - before) % p.capacity;
     return;
   }
@@ -59,12 +59,12 @@ void fill_call(const AttentionCall& call, abi::AttentionParams& p) {
   p.q_token_stride = in.q.stride(0) * size_bytes(in.q.dtype());
   p.q_head_stride = in.q.stride(1) * size_bytes(in.q.dtype());
   p.q_dtype = static_cast<uint32_t>(in.q.dtype());
-  p.tree_stride = in.tree.defined() ? in.tree.stride(0) : 0;
+  p.tree_stride = in.tree_mask.defined() ? in.tree_mask.stride(0) : 0;
   p.k = kv_cache_layout(in.k_cache);
   p.v = kv_cache_layout(in.v_cache);
   p.scale = call.options.scale;
   p.soft_cap = call.options.soft_cap;
-  p.causal = call.options.causal && !in.tree.defined() ? 1 : 0;
+  p.causal = call.options.causal && !in.tree_mask.defined() ? 1 : 0;
 }
 
 }  // namespace
@@ -102,8 +102,9 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
     recording.dispatch(
         kernel, spec, p,
         {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales, &out,
-         states ? &none : &outputs.lse, states ? &none : &outputs.sinks, &in.slopes, &in.tree,
-         &partial, call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
+         states ? &none : &outputs.lse, states ? &none : &outputs.sink_logits, &in.alibi_slopes,
+         &in.tree_mask, &partial, call.state != nullptr ? &call.state->state : &none, &none, &none,
+         &none, &none});
   };
   record_planned(plan, record);
 }
@@ -121,7 +122,7 @@ void dispatch_merge(Recording& recording, const AttentionMergeInputs& in) {
   p.head_dim = in.out.shape(2);
   fill_outputs(in, p);
   recording.dispatch(kAttentionMerge, make_merge_spec(in.out.dtype()), p,
-                     {&in.partial, &in.out, &in.lse, &in.sinks});
+                     {&in.partial, &in.out, &in.lse, &in.sink_logits});
 }
 
 }  // namespace gyre

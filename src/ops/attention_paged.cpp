@@ -25,7 +25,7 @@ uint64_t entries_for(uint64_t keys, uint64_t page_tokens) {
 
 // Bounds on what is in device memory.
 struct PagedBounds {
-  uint64_t sequences, most_queries, most_length;
+  uint64_t sequences, max_query_length, max_kv_length;
 };
 
 // One number for each sequence.
@@ -38,11 +38,12 @@ void check_list(const char* op, const char* what, const Tensor& list, DType dtyp
 
 void check_lists(const PagedCall& call, uint64_t sequences) {
   for (const auto& [what, list] :
-       {std::pair{"lengths", &call.lengths}, {"query_begin", &call.query_begin}})
+       {std::pair{"kv_lengths", &call.kv_lengths}, {"cu_seqlens_q", &call.cu_seqlens_q}})
     require(list->defined(), call.op, ": ", what, " is undefined");
-  check_list(call.op, "lengths", call.lengths, DType::i32, sequences);
-  check_list(call.op, "query_begin", call.query_begin, DType::i32, sequences + 1);
-  if (call.prompts.defined()) check_list(call.op, "prompts", call.prompts, DType::u8, sequences);
+  check_list(call.op, "kv_lengths", call.kv_lengths, DType::i32, sequences);
+  check_list(call.op, "cu_seqlens_q", call.cu_seqlens_q, DType::i32, sequences + 1);
+  if (call.is_prefill.defined())
+    check_list(call.op, "is_prefill", call.is_prefill, DType::u8, sequences);
   if (call.keys.tail_begin.defined())
     check_list(call.op, "tail_begin", call.keys.tail_begin, DType::i32, sequences);
 }
@@ -66,18 +67,18 @@ PagedBounds checked_bounds(const PagedCall& call) {
   const uint64_t width = call.page_table.shape(1), page_tokens = keys.pages.shape.page_tokens;
   require(width <= kMostCounted, call.op, ": at most 2^31 - 1 entries, got ", width);
   const uint64_t held = std::min(width * page_tokens, kMostCounted);
-  const uint64_t length = options.most_length != 0 ? options.most_length : held;
-  require(options.most_queries != 0 && options.most_queries <= kMostCounted, call.op,
-          ": most_queries must be from 1 to 2^31 - 1, got ", options.most_queries);
-  require(length <= kMostCounted, call.op, ": most_length must be below 2^31, got ", length);
+  const uint64_t length = options.max_kv_length != 0 ? options.max_kv_length : held;
+  require(options.max_query_length != 0 && options.max_query_length <= kMostCounted, call.op,
+          ": max_query_length must be from 1 to 2^31 - 1, got ", options.max_query_length);
+  require(length <= kMostCounted, call.op, ": max_kv_length must be below 2^31, got ", length);
   const uint64_t newest =
-      keys.segment == abi::kSegmentSinks ? std::min(keys.sinks, length) : length;
+      keys.segment == abi::kSegmentSinks ? std::min(keys.sink_tokens, length) : length;
   const uint64_t entries =
       keys.ring_entries != 0 ? keys.ring_entries : entries_for(newest, page_tokens);
   require(keys.first_entry <= width && entries <= width - keys.first_entry, call.op,
-          ": most_length ", length, " needs ", entries, " pages of ", page_tokens,
+          ": max_kv_length ", length, " needs ", entries, " pages of ", page_tokens,
           ", page_table has rows of ", width - std::min(width, keys.first_entry));
-  return {call.page_table.shape(0), options.most_queries, length};
+  return {call.page_table.shape(0), options.max_query_length, length};
 }
 
 // What is written shares no memory with what is read.
@@ -89,8 +90,8 @@ void check_written(const PagedCall& call, const AttentionMergeInputs& outputs) {
   for (const auto& [name, tensor] : written) {
     check_apart(
         call.op, name, tensor,
-        {&call.q, &call.keys.pages.bytes, &call.page_table, &call.lengths, &call.query_begin,
-         &call.prompts, &call.slopes, &call.keys.tail_begin, &outputs.sinks});
+        {&call.q, &call.keys.pages.bytes, &call.page_table, &call.kv_lengths, &call.cu_seqlens_q,
+         &call.is_prefill, &call.alibi_slopes, &call.keys.tail_begin, &outputs.sink_logits});
   }
 }
 
@@ -100,7 +101,7 @@ PagedBounds check_paged(const PagedCall& call, const AttentionMergeInputs& outpu
   check_query(call.op, call.q, "pages", shape.kv_heads, shape.head_dim);
   check_table(call);
   check_scale(call.op, call.options.scale, call.options.soft_cap);
-  check_per_head(call.op, "slopes", call.slopes, call.q.shape(1));
+  check_per_head(call.op, "alibi_slopes", call.alibi_slopes, call.q.shape(1));
   const PagedBounds bounds = checked_bounds(call);
   if (outputs.partial.defined()) {
     check_partial_tensor(call.op, outputs.partial);
@@ -118,8 +119,9 @@ PagedBounds check_paged(const PagedCall& call, const AttentionMergeInputs& outpu
 void fill_problem(const KvPages& pages, const KvPageParts& parts, const PagedBounds& bounds,
                   uint64_t window, abi::AttentionProblem& p) {
   p.kv_heads = pages.shape.kv_heads;
-  p.capacity = p.keys = bounds.most_length;
-  if (window != 0 && window < p.keys) p.keys = std::min(p.keys, window + bounds.most_queries - 1);
+  p.capacity = p.keys = bounds.max_kv_length;
+  if (window != 0 && window < p.keys)
+    p.keys = std::min(p.keys, window + bounds.max_query_length - 1);
   p.key_bytes = pages.bytes.shape(1) / p.kv_heads / pages.shape.page_tokens;
   p.addresses = parts.k_codes.address() | parts.k_scales.address() | parts.v_codes.address() |
                 parts.v_scales.address();
@@ -128,7 +130,7 @@ void fill_problem(const KvPages& pages, const KvPageParts& parts, const PagedBou
   p.sequences = bounds.sequences;
   p.page_stride = parts.page_stride;
   p.page_tokens = static_cast<uint32_t>(pages.shape.page_tokens);
-  p.most_queries = static_cast<uint32_t>(bounds.most_queries);
+  p.max_query_length = static_cast<uint32_t>(bounds.max_query_length);
 }
 
 abi::AttentionProblem make_problem(const PagedCall& call, const KvPageParts& parts,
@@ -151,8 +153,8 @@ abi::KvTable make_table(const PagedCall& call, const KvPageParts& parts,
   table.stride = call.page_table.stride(0);
   table.pages = call.keys.pages.bytes.shape(0);
   table.page_stride = parts.page_stride;
-  table.most_length = bounds.most_length;
-  table.most_queries = static_cast<uint32_t>(bounds.most_queries);
+  table.max_kv_length = bounds.max_kv_length;
+  table.max_query_length = static_cast<uint32_t>(bounds.max_query_length);
   table.page_tokens = static_cast<uint32_t>(call.keys.pages.shape.page_tokens);
   table.first_entry = static_cast<uint32_t>(call.keys.first_entry);
   table.ring_entries = static_cast<uint32_t>(call.keys.ring_entries);
@@ -175,7 +177,7 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   p.v = parts.v;
   p.table = make_table(call, parts, bounds);
   p.segment = call.keys.segment;
-  p.places.sinks = call.keys.sinks;
+  p.places.sink_tokens = call.keys.sink_tokens;
   p.places.tail = call.keys.tail;
   p.scale = call.options.scale;
   p.soft_cap = call.options.soft_cap;
@@ -196,26 +198,32 @@ class PagedSchedule {
     p_.call = call;
     p_.group = plan.group;
     p_.blocks = plan.blocks, p_.rows = plan.rows, p_.by_token = plan.by_token;
-    p_.runs = abi::schedule_most_runs(bounds.sequences, call.kv_heads, bounds.most_queries,
+    p_.runs = abi::schedule_most_runs(bounds.sequences, call.kv_heads, bounds.max_query_length,
                                       call.group, plan.rows, plan.by_token != 0, plan.blocks);
-    const uint64_t numbers[] = {
-        p_.group.fewest_keys,    p_.group.most_pieces,
-        p_.runs,                 p_.blocks,
-        p_.rows,                 p_.by_token,
-        call.tokens,             call.kv_heads,
-        call.group,              call.window,
-        call.causal,             static_cast<uint64_t>(call.phase),
-        call.segment,            call.places.sinks,
-        call.places.tail,        call.table.sequences,
-        call.table.most_length,  call.table.most_queries,
-        tail_begin.defined() ? tail_begin.address() : 0};
+    const uint64_t numbers[] = {p_.group.fewest_keys,
+                                p_.group.most_pieces,
+                                p_.runs,
+                                p_.blocks,
+                                p_.rows,
+                                p_.by_token,
+                                call.tokens,
+                                call.kv_heads,
+                                call.group,
+                                call.window,
+                                call.causal,
+                                static_cast<uint64_t>(call.phase),
+                                call.segment,
+                                call.places.sink_tokens,
+                                call.places.tail,
+                                call.table.sequences,
+                                call.table.max_kv_length,
+                                call.table.max_query_length,
+                                tail_begin.defined() ? tail_begin.address() : 0};
     uint64_t hash = 0;
     for (const uint64_t x : numbers) hash = (hash ^ x) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
     p_.key = static_cast<uint32_t>(hash >> 32) | 1;
   }
-  uint64_t words() const {
-    return p_.blocks == 0 ? 0 : abi::schedule_words(p_.blocks, p_.runs);
-  }
+  uint64_t words() const { return p_.blocks == 0 ? 0 : abi::schedule_words(p_.blocks, p_.runs); }
   uint32_t key() const { return p_.key; }
 
   void check(const PagedCall& call) const {
@@ -229,7 +237,7 @@ class PagedSchedule {
   void dispatch(Recording& recording, const PagedCall& call, const Tensor& to) const {
     recording.dispatch(
         kAttentionSchedule, abi::AttentionScheduleSpec{}, p_,
-        {&to, &call.lengths, &call.query_begin, &call.prompts, &call.keys.tail_begin});
+        {&to, &call.kv_lengths, &call.cu_seqlens_q, &call.is_prefill, &call.keys.tail_begin});
   }
 
   // That of an earlier command of the same list, or a new one. A list that was rolled back, or is
@@ -252,8 +260,7 @@ class PagedSchedule {
       dispatch(recording, call, s.memory);
       return s.memory;
     }
-    schedules.push_back(
-        {p_.key, list.commands.size(), device.tensor(DType::f32, {words()})});
+    schedules.push_back({p_.key, list.commands.size(), device.tensor(DType::f32, {words()})});
     dispatch(recording, call, schedules.back().memory);
     return schedules.back().memory;
   }
@@ -272,12 +279,12 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
   p.fewest_split_keys = plan.fewest_split_keys;
   const Tensor none;
   const auto record = [&](const auto& kernel, const auto& spec) {
-    recording.dispatch(
-        kernel, spec, p,
-        {&call.q, &parts.k_codes, &parts.k_scales, &parts.v_codes, &parts.v_scales,
-         states ? &outputs.partial : &outputs.out, &outputs.lse, &outputs.sinks, &call.slopes,
-         &schedule, plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
-         &call.page_table, &call.lengths, &call.query_begin, &call.prompts});
+    recording.dispatch(kernel, spec, p,
+                       {&call.q, &parts.k_codes, &parts.k_scales, &parts.v_codes, &parts.v_scales,
+                        states ? &outputs.partial : &outputs.out, &outputs.lse,
+                        &outputs.sink_logits, &call.alibi_slopes, &schedule,
+                        plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
+                        &call.page_table, &call.kv_lengths, &call.cu_seqlens_q, &call.is_prefill});
   };
   if (plan.reduce == abi::AttentionReduce::separate) {
     p.partial = abi::kAttentionPartial;
@@ -307,10 +314,10 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const abi::AttentionProblem problem = make_problem(call, parts, bounds, outputs);
   abi::AttentionParams params = make_params(call, parts, bounds, outputs);
   const abi::AttentionPlan plan = plan_phase(recording, problem, AttentionPhase::decode);
-  const bool prompts =
-      call.prompts.defined() || bounds.most_queries * params.group > abi::kDecodePhaseRows;
+  const bool is_prefill =
+      call.is_prefill.defined() || bounds.max_query_length * params.group > abi::kDecodePhaseRows;
   const abi::AttentionPlan many =
-      prompts ? plan_phase(recording, problem, AttentionPhase::prompt) : plan;
+      is_prefill ? plan_phase(recording, problem, AttentionPhase::prompt) : plan;
   // One command where one kernel takes both.
   const bool decode = plan.kernel == abi::AttentionKernel::attention_decode ||
                       many.kernel != plan.kernel || many.spec != plan.spec ||
@@ -334,7 +341,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   }
   params.schedule_key = schedule.key();
   dispatch_phase(recording, call, parts, plan, params, outputs, reserved, listed);
-  if (decode && prompts) {
+  if (decode && is_prefill) {
     require(many.scratch_floats == 0, call.op, ": a prompt's keys are not cut");
     params.phase = AttentionPhase::prompt;
     dispatch_phase(recording, call, parts, many, params, outputs, {}, {});
@@ -349,21 +356,22 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   Recording recording(encoder, kOp);
   check_pages(kOp, in.pages);
   const uint64_t kv_heads = in.pages.shape.kv_heads;
-  require(in.heads != 0 && in.heads % kv_heads == 0, kOp, ": heads must be a multiple of the pages' ",
-          kv_heads, " KV heads, got ", in.heads);
-  require(in.lengths.defined(), kOp, ": lengths is undefined");
-  require(in.lengths.rank() == 1, kOp, ": lengths must have one dimension, got ",
-          in.lengths.shape());
+  require(in.heads != 0 && in.heads % kv_heads == 0, kOp,
+          ": heads must be a multiple of the pages' ", kv_heads, " KV heads, got ", in.heads);
+  require(in.kv_lengths.defined(), kOp, ": kv_lengths is undefined");
+  require(in.kv_lengths.rank() == 1, kOp, ": kv_lengths must have one dimension, got ",
+          in.kv_lengths.shape());
   PagedCall call{.op = kOp};
-  call.lengths = in.lengths, call.query_begin = in.query_begin, call.prompts = in.prompts;
-  const uint64_t sequences = in.lengths.shape(0);
+  call.kv_lengths = in.kv_lengths, call.cu_seqlens_q = in.cu_seqlens_q,
+  call.is_prefill = in.is_prefill;
+  const uint64_t sequences = in.kv_lengths.shape(0);
   require(sequences <= kMostSequences, kOp, ": at most 2^24 sequences, got ", sequences);
   check_lists(call, sequences);
-  require(options.most_length != 0 && options.most_length <= kMostCounted, kOp,
-          ": most_length must be from 1 to 2^31 - 1, got ", options.most_length);
-  require(options.most_queries != 0 && options.most_queries <= kMostCounted, kOp,
-          ": most_queries must be from 1 to 2^31 - 1, got ", options.most_queries);
-  const PagedBounds bounds{sequences, options.most_queries, options.most_length};
+  require(options.max_kv_length != 0 && options.max_kv_length <= kMostCounted, kOp,
+          ": max_kv_length must be from 1 to 2^31 - 1, got ", options.max_kv_length);
+  require(options.max_query_length != 0 && options.max_query_length <= kMostCounted, kOp,
+          ": max_query_length must be from 1 to 2^31 - 1, got ", options.max_query_length);
+  const PagedBounds bounds{sequences, options.max_query_length, options.max_kv_length};
   if (in.tokens == 0 || sequences == 0) return {};
   const KvPageParts parts = page_parts(in.pages);
   abi::AttentionProblem problem{};
@@ -377,8 +385,8 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   params.segment = abi::kSegmentBody;
   params.phase = abi::AttentionPhase::decode;
   params.table.sequences = sequences;
-  params.table.most_length = bounds.most_length;
-  params.table.most_queries = static_cast<uint32_t>(bounds.most_queries);
+  params.table.max_kv_length = bounds.max_kv_length;
+  params.table.max_query_length = static_cast<uint32_t>(bounds.max_query_length);
   const PagedSchedule schedule(plan_phase(recording, problem, abi::AttentionPhase::decode).schedule,
                                params, bounds, {});
   if (schedule.words() == 0) return {};
@@ -396,17 +404,17 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   PagedCall call{.op = "attention", .q = in.q};
   call.keys.pages = in.pages;
   call.page_table = in.page_table;
-  call.lengths = in.lengths;
-  call.query_begin = in.query_begin;
-  call.prompts = in.prompts;
-  call.slopes = in.slopes;
+  call.kv_lengths = in.kv_lengths;
+  call.cu_seqlens_q = in.cu_seqlens_q;
+  call.is_prefill = in.is_prefill;
+  call.alibi_slopes = in.alibi_slopes;
   call.schedule = in.schedule;
   call.options = options;
   // The CPU's counters lie elsewhere for other numbers of sequences: it takes fresh zeros.
   const bool kept = in.scratch != nullptr && encoder.device().stream() != 0;
   AttendScratch scratch;
   if (kept) scratch.in_kernel = *in.scratch;
-  attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, in.sinks}, scratch);
+  attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, in.sink_logits}, scratch);
   recording.commit();
   if (kept) *in.scratch = scratch.in_kernel;
 } catch (const std::bad_alloc&) {

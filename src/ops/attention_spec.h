@@ -2,7 +2,7 @@
 // The pipeline keys of attention's kernels.
 
 #include "gyre/dtype.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 #include "runtime/kernels.h"
 
 namespace gyre {

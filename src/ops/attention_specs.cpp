@@ -18,7 +18,7 @@ std::string attention_shape(const void* params) {
   if (p.table.page_tokens != 0) {
     return join("sequences=", p.table.sequences, " tokens=", p.tokens, " heads=", p.heads, "/",
                 p.kv_heads, " head_dim=", p.k.head_dim, "/", p.v.head_dim,
-                " length<=", p.table.most_length, " page=", p.table.page_tokens);
+                " length<=", p.table.max_kv_length, " page=", p.table.page_tokens);
   }
   return join("tokens=", p.tokens, " heads=", p.heads, "/", p.kv_heads, " head_dim=", p.k.head_dim,
               "/", p.v.head_dim, " length=", p.length, " splits=", p.splits);

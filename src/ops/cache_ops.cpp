@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "ops/kv_coding.h"
+#include "ops/kv_calibration.h"
 #include "ops/kv_layout.h"
 #include "ops/table.h"
 #include "runtime/layout.h"
@@ -13,10 +13,10 @@
 namespace gyre {
 namespace {
 
-abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v, uint64_t coded = 0) {
+abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v, uint64_t calibrated = 0) {
   return spec_from_key<abi::KvAppendSpec>(static_cast<uint64_t>(source) |
                                           static_cast<uint64_t>(k) << 8 |
-                                          static_cast<uint64_t>(v) << 16 | coded << 24);
+                                          static_cast<uint64_t>(v) << 16 | calibrated << 24);
 }
 
 void check_tokens(const char* op, const char* what, const Tensor& rows, const KvBuffer& cache) {
@@ -36,9 +36,9 @@ abi::KvAppendStream make_stream(const Tensor& source, const KvBuffer& body,
   const uint64_t row_bytes = body.shape.head_dim * size_bytes(DType::f16);
   return {source.stride(0) * size_bytes(source.dtype()),
           source.stride(1) * size_bytes(source.dtype()),
-          places.sinks * row_bytes,
+          places.sink_tokens * row_bytes,
           places.tail_capacity * row_bytes,
-          body.shape.kv_heads * places.sinks * row_bytes,
+          body.shape.kv_heads * places.sink_tokens * row_bytes,
           kv_cache_layout(body)};
 }
 
@@ -54,7 +54,8 @@ std::string kv_extend_shape(const void* params) {
 std::string kv_append_shape(const void* params) {
   const auto& p = *static_cast<const abi::KvAppendParams*>(params);
   return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].body.head_dim, "/",
-              p.stream[1].body.head_dim, " sinks=", p.places.sinks, " tail=", p.places.tail);
+              p.stream[1].body.head_dim, " sink_tokens=", p.places.sink_tokens,
+              " tail=", p.places.tail);
 }
 
 std::string bytes_copy_shape(const void* params) {
@@ -74,8 +75,8 @@ std::span<const uint64_t> kv_append_specs() {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) specs.push_back(spec_key(append_spec(source, k, v)));
       }
-      for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
-        specs.push_back(spec_key(append_spec(source, k, v, coded)));
+      for_calibrated_formats([&](KvFormat k, KvFormat v, uint64_t calibrated) {
+        specs.push_back(spec_key(append_spec(source, k, v, calibrated)));
       });
     }
     return specs;
@@ -84,7 +85,7 @@ std::span<const uint64_t> kv_append_specs() {
 }
 
 Dims near_shape(const KvShape& body, const abi::KvPlaces& places) {
-  return {body.kv_heads, places.sinks + places.tail_capacity, body.head_dim};
+  return {body.kv_heads, places.sink_tokens + places.tail_capacity, body.head_dim};
 }
 
 void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_near) {
@@ -106,15 +107,15 @@ void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_nea
                                      part(body.v.shape, v_near, first, slots),
                                      {body.at.state, places, kind}};
   };
-  add(abi::kSegmentSinks, 0, places.sinks);
-  add(abi::kSegmentTail, places.sinks, places.tail_capacity);
+  add(abi::kSegmentSinks, 0, places.sink_tokens);
+  add(abi::kSegmentTail, places.sink_tokens, places.tail_capacity);
   segments.k_near = k_near;
   segments.v_near = v_near;
 }
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params, const NewNote* note) {
-  Recording recording(encoder, "kv_cache.extend");
+  Recording recording(encoder, "kv_cache.begin_step");
   recording.dispatch(kKvExtend, abi::KvExtendSpec{}, params, {&state, &positions});
   if (note != nullptr) recording.note(*note);
   recording.commit();
@@ -140,14 +141,15 @@ abi::KvAppendParams checked_append(const char* op, const CacheAppend& in) {
 void dispatch_append(Recording& recording, const Device& device, const CacheAppend& in,
                      abi::KvAppendParams params) {
   const CacheSegment& body = in.segments.of[0];
-  const KvLayerCoding& coding = in.segments.coding;
-  const WriterSources rows = encode_rows(recording, device, {in.k, coding.k, body.k.shape.format},
-                                         {in.v, coding.v, body.v.shape.format});
+  const KvLayerCalibration& calibration = in.segments.calibration;
+  const WriterSources rows =
+      encode_rows(recording, device, {in.k, calibration.k, body.k.shape.format},
+                  {in.v, calibration.v, body.v.shape.format});
   params.stream[0] = make_stream(rows.of[0], body.k, params.places);
   params.stream[1] = make_stream(rows.of[1], body.v, params.places);
   recording.dispatch(
-      kKvAppend, append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format, rows.coded),
-      params,
+      kKvAppend,
+      append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format, rows.calibrated), params,
       {&body.at.state, &rows.of[0], &body.k.codes, &body.k.scales, &in.segments.k_near, &rows.of[1],
        &body.v.codes, &body.v.scales, &in.segments.v_near});
 }

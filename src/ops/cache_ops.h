@@ -6,9 +6,9 @@
 #include "abi/kv_extend.h"
 #include "abi/kv_state.h"
 #include "gyre/attention.h"
+#include "gyre/calibration.h"
 #include "gyre/encoder.h"
-#include "gyre/kv_coding.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 #include "gyre/rope_append.h"
 #include "runtime/command_notes.h"
 
@@ -31,15 +31,15 @@ struct CacheSegment {
 };
 
 struct CacheSegments {
-  CacheSegment of[3];  // the body, then sinks and tail if there are any
+  CacheSegment of[3];  // the body, then sink tokens and tail if there are any
   uint32_t count = 1;
-  Tensor k_near{}, v_near{};  // f16: memory of sinks and tail; undefined: there are none
-  KvLayerCoding coding{};     // all segments are in its bases
+  Tensor k_near{}, v_near{};  // f16: memory of sink tokens and tail; undefined: there are none
+  KvLayerCalibration calibration{};  // all segments are in its bases
 };
 
-// How many f16 elements a half's sinks and tail take, as dims that nobody has multiplied yet.
+// How many f16 elements a half's sink tokens and tail take, as dims that nobody has multiplied yet.
 Dims near_shape(const KvShape& body, const abi::KvPlaces& places);
-// Adds the segments for sinks and tail, over contiguous memory of that size each.
+// Adds the segments for sink tokens and tail, over contiguous memory of that size each.
 void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_near);
 
 struct CacheAppend {

@@ -1,7 +1,7 @@
 #include <array>
 #include <bit>
 
-#include "gyre/codec.h"
+#include "gyre/quantize.h"
 #include "ops/table.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
@@ -35,8 +35,9 @@ void check_size(uint64_t points, HadamardSigns signs) {
           points);
   require(signs != HadamardSigns::native || points <= abi::kKvMaxHeadDim,
           "hadamard: native signs reach to 1024 coordinates, got ", points);
-  require(signs != HadamardSigns::compat || points == 256 || points == 512,
-          "hadamard: mlx-native's signs (compat) are for 256 and 512 coordinates, got ", points);
+  require(signs != HadamardSigns::mlx_native || points == 256 || points == 512,
+          "hadamard: mlx-native's signs (mlx_native) are for 256 and 512 coordinates, got ",
+          points);
 }
 
 }  // namespace
@@ -61,7 +62,7 @@ void hadamard(Encoder& encoder, const HadamardInputs& in, const HadamardOptions&
   Recording recording(encoder, "hadamard");
   check_tensor("x", in.x);
   check_tensor("out", in.out);
-  require(options.signs <= HadamardSigns::compat,
+  require(options.signs <= HadamardSigns::mlx_native,
           "hadamard: ", static_cast<uint32_t>(options.signs), " is not a kind of signs");
   require(options.direction <= HadamardDirection::inverse,
           "hadamard: ", static_cast<uint32_t>(options.direction), " is not a direction");

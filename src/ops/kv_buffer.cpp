@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "abi/kv_codec.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 #include "ops/kv_layout.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
@@ -21,7 +21,7 @@ constexpr KvFormatInfo native(KvFormat format, std::string_view name) {
           abi::kKvTile,
           kKvSignsVersion};
 }
-constexpr KvFormatInfo compat(KvFormat format, std::string_view name, uint32_t bits) {
+constexpr KvFormatInfo mlx_native(KvFormat format, std::string_view name, uint32_t bits) {
   const KvPacking packing = bits == 4 ? KvPacking::nibbles : KvPacking::bytes;
   return {format, name, bits, true, packing, KvScaleKind::f32_norm, abi::kKvScaleBlock, 1, 0};
 }
@@ -41,10 +41,10 @@ constexpr auto kFormats = std::to_array<KvFormatInfo>({
     native(KvFormat::tq5, "tq5"),
     native(KvFormat::tq6, "tq6"),
     native(KvFormat::tq8, "tq8"),
-    compat(KvFormat::compat4, "compat4", 4),
-    compat(KvFormat::compat5, "compat5", 8),
-    compat(KvFormat::compat6, "compat6", 8),
-    compat(KvFormat::compat8, "compat8", 8),
+    mlx_native(KvFormat::mlx_native4, "mlx_native4", 4),
+    mlx_native(KvFormat::mlx_native5, "mlx_native5", 8),
+    mlx_native(KvFormat::mlx_native6, "mlx_native6", 8),
+    mlx_native(KvFormat::mlx_native8, "mlx_native8", 8),
 });
 
 uint64_t tiles_of(const KvShape& shape) {
@@ -106,7 +106,7 @@ void check_kv_shape(const char* op, const KvShape& shape) {
             " has signs of version ", info.signs_version, ", got ", shape.signs_version);
   } else if (info.compressed) {
     const bool power_of_two = shape.head_dim != 0 && (shape.head_dim & (shape.head_dim - 1)) == 0;
-    const bool four = shape.format == KvFormat::compat4;
+    const bool four = shape.format == KvFormat::mlx_native4;
     require(power_of_two && shape.head_dim >= (four ? 4 : 256) &&
                 shape.head_dim <= (four ? abi::kKvMaxHeadDim : 512),
             op, ": ", info.name,
@@ -115,8 +115,8 @@ void check_kv_shape(const char* op, const KvShape& shape) {
   }
   require(std::isfinite(shape.scale_factor) && shape.scale_factor > 0, op,
           ": scale_factor must be positive and finite, got ", shape.scale_factor);
-  require(shape.scale_factor == 1 || (is_compat(shape.format) && shape.head_dim == 512), op,
-          ": a scale_factor is for the compatibility formats at head_dim 512, got ",
+  require(shape.scale_factor == 1 || (is_mlx_native(shape.format) && shape.head_dim == 512), op,
+          ": a scale_factor is for the mlx-native formats at head_dim 512, got ",
           shape.scale_factor, " for ", info.name, " at ", shape.head_dim);
 }
 
@@ -136,7 +136,7 @@ Dims kv_scales_shape(const KvShape& shape) {
   const KvFormatInfo info = describe(shape.format);
   if (!info.compressed) return {0};
   if (!is_native(shape.format))
-    return {shape.kv_heads, shape.capacity, abi::kv_compat_norms(shape.head_dim)};
+    return {shape.kv_heads, shape.capacity, abi::kv_mlx_native_norms(shape.head_dim)};
   const uint64_t scales = abi::kv_scale_blocks(static_cast<uint32_t>(shape.head_dim)).count;
   return {shape.kv_heads, tiles_of(shape), scales, uint64_t{2} * abi::kKvTile};
 }

@@ -139,7 +139,7 @@ bool Device::supports(const KvCopyTypes& types) const try {
   out_of_memory("device.supports");
 }
 
-void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& options) try {
+void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvRange& options) try {
   Recording recording(encoder, "kv_copy");
   check_inputs(in);
   const bool pair = in.v.defined();
@@ -147,7 +147,7 @@ void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvWriteOptions& opt
   const bool nothing_v = !pair || in.v.shape(1) == 0 || in.v.shape(2) == 0;
   if (nothing_k && nothing_v) return;
   const uint64_t capacity = in.k_cache.shape(0);
-  const KvRange range = checked_kv_range("kv_copy", "k", in.k.shape(0), capacity, options);
+  const KvSlotRange range = checked_kv_range("kv_copy", "k", in.k.shape(0), capacity, options);
   if (range.tokens == 0) return;
   check_overlap(in);
 

@@ -2,12 +2,14 @@
 
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre {
 
 inline bool is_native(KvFormat format) { return abi::kv_is_native(static_cast<uint32_t>(format)); }
-inline bool is_compat(KvFormat format) { return abi::kv_is_compat(static_cast<uint32_t>(format)); }
+inline bool is_mlx_native(KvFormat format) {
+  return abi::kv_is_mlx_native(static_cast<uint32_t>(format));
+}
 
 // Refuse what a format cannot store, and memory that does not fit its shape; `op` opens the
 // messages.

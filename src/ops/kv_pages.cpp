@@ -29,7 +29,7 @@ TileBytes tile_bytes(KvFormat format, uint64_t head_dim) {
       return {codes, abi::kv_scale_blocks(static_cast<uint32_t>(head_dim)).count *
                          sizeof(uint16_t) * abi::kKvTile};
     case KvScaleKind::f32_norm:
-      return {codes, abi::kv_compat_norms(head_dim) * sizeof(float) * abi::kKvTile};
+      return {codes, abi::kv_mlx_native_norms(head_dim) * sizeof(float) * abi::kKvTile};
   }
   return {};
 }

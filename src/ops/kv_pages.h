@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "abi/kv_write.h"
-#include "gyre/kv_pages.h"
+#include "gyre/pages.h"
 
 namespace gyre {
 

@@ -2,8 +2,8 @@
 #include <span>
 #include <vector>
 
-#include "gyre/codec.h"
-#include "ops/kv_coding.h"
+#include "gyre/quantize.h"
+#include "ops/kv_calibration.h"
 #include "ops/kv_layout.h"
 #include "ops/kv_range.h"
 #include "ops/table.h"
@@ -15,9 +15,9 @@ namespace gyre {
 namespace {
 
 abi::KvQuantizeSpec quantize_spec(DType source, uint64_t k_format, uint64_t v_format,
-                                  uint64_t coded = 0) {
+                                  uint64_t calibrated = 0) {
   return spec_from_key<abi::KvQuantizeSpec>(static_cast<uint64_t>(source) | k_format << 8 |
-                                            v_format << 16 | coded << 24);
+                                            v_format << 16 | calibrated << 24);
 }
 
 abi::KvDequantizeSpec dequantize_spec(DType out, KvFormat format) {
@@ -32,7 +32,7 @@ struct Stream {
   KvRole role;
   const Tensor& source;
   const KvBuffer& cache;
-  const KvCoding& coding;
+  const KvCalibration& calibration;
 
   bool given() const { return source.defined(); }
 };
@@ -41,16 +41,16 @@ void check_stream(const Stream& s) {
   const bool has_cache = s.cache.codes.defined() || s.cache.scales.defined();
   require(s.given() == has_cache, "kv_quantize: ", s.name, " and ", s.cache_name,
           " go together, only ", s.given() ? s.name : s.cache_name, " is defined");
-  require(s.given() || !s.coding.defined(), "kv_quantize: ", s.name, "_coding is defined, ", s.name,
-          " is not");
+  require(s.given() || !s.calibration.defined(), "kv_quantize: ", s.name,
+          "_calibration is defined, ", s.name, " is not");
   if (!s.given()) return;
   check_compressed("kv_quantize", s.cache_name, s.cache);
   check_kv_buffer("kv_quantize", s.cache_name, s.cache);
   check_kv_rows("kv_quantize", s.name, s.source, s.cache.shape);
   require(s.cache.shape.role == s.role, "kv_quantize: ", s.cache_name, " must have role ",
           s.role == KvRole::k ? "k, got v" : "v, got k");
-  check_coding("kv_quantize", s.name, s.coding, s.cache.shape.format, s.cache.shape.kv_heads,
-               s.cache.shape.head_dim);
+  check_calibration("kv_quantize", s.name, s.calibration, s.cache.shape.format,
+                    s.cache.shape.kv_heads, s.cache.shape.head_dim);
 }
 
 void check_pair(const KvQuantizeInputs& in) {
@@ -95,7 +95,7 @@ void fill_stream(const Tensor& source, const KvBuffer& cache, abi::KvQuantizeStr
 }
 
 // Tiles that hold a written slot: a run that may wrap, never one tile twice.
-void fill_tiles(const KvRange& range, abi::KvQuantizeParams& params) {
+void fill_tiles(const KvSlotRange& range, abi::KvQuantizeParams& params) {
   const uint64_t all = (params.capacity + abi::kKvTile - 1) / abi::kKvTile;
   const uint64_t last_slot = (range.first_slot + range.tokens - 1) % params.capacity;
   const uint64_t first = range.first_slot / abi::kKvTile, last = last_slot / abi::kKvTile;
@@ -107,7 +107,7 @@ void fill_tiles(const KvRange& range, abi::KvQuantizeParams& params) {
 
 // What the streams share is that of `first`.
 abi::KvQuantizeParams make_params(std::span<const Stream, 2> streams, const Stream& first,
-                                  const KvRange& range, const WriterSources& sources) {
+                                  const KvSlotRange& range, const WriterSources& sources) {
   abi::KvQuantizeParams params{};
   params.tokens = range.tokens;
   params.heads = first.cache.shape.kv_heads;
@@ -162,9 +162,9 @@ std::span<const uint64_t> kv_quantize_specs() {
         for (const KvFormat v : compressed_formats())
           specs.push_back(spec_key(quantize_spec(source, k, static_cast<uint64_t>(v))));
       }
-      for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
+      for_calibrated_formats([&](KvFormat k, KvFormat v, uint64_t calibrated) {
         specs.push_back(spec_key(
-            quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v), coded)));
+            quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v), calibrated)));
       });
     }
     return specs;
@@ -187,17 +187,17 @@ std::span<const uint64_t> kv_dequantize_specs() {
 bool Device::supports(const KvQuantizeTypes& types) const try {
   require(impl_ != nullptr, "device.supports: the handle was moved from");
   const auto format = static_cast<uint32_t>(types.format);
-  if (!abi::kv_is_native(format) && !abi::kv_is_compat(format)) return false;
+  if (!abi::kv_is_native(format) && !abi::kv_is_mlx_native(format)) return false;
   const auto spec = quantize_spec(types.source, format, 0);
   return impl_->has(kKvQuantize.info, spec_key(spec));
 } catch (const std::bad_alloc&) {
   out_of_memory("device.supports");
 }
 
-void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOptions& options) try {
+void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvRange& options) try {
   Recording recording(encoder, "kv_quantize");
-  const Stream streams[2] = {{"k", "k_cache", KvRole::k, in.k, in.k_cache, in.k_coding},
-                             {"v", "v_cache", KvRole::v, in.v, in.v_cache, in.v_coding}};
+  const Stream streams[2] = {{"k", "k_cache", KvRole::k, in.k, in.k_cache, in.k_calibration},
+                             {"v", "v_cache", KvRole::v, in.v, in.v_cache, in.v_calibration}};
   for (const Stream& s : streams) check_stream(s);
   const bool has_k = streams[0].given(), has_v = streams[1].given();
   require(has_k || has_v, "kv_quantize: k, v or both must be defined, got neither");
@@ -205,7 +205,7 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOpti
   const Stream& first = streams[has_k ? 0 : 1];
   const KvShape& shape = first.cache.shape;
   if (shape.kv_heads == 0) return;
-  const KvRange range =
+  const KvSlotRange range =
       checked_kv_range("kv_quantize", first.name, first.source.shape(0), shape.capacity, options);
   if (range.tokens == 0) return;
   check_overlap(in);
@@ -216,11 +216,11 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvWriteOpti
     source[i] = streams[i].source.slice(0, range.first_token, range.tokens);
     format[i] = static_cast<uint64_t>(streams[i].cache.shape.format);
   }
-  const WriterSources rows =
-      encode_rows(recording, encoder.device(), {source[0], in.k_coding, in.k_cache.shape.format},
-                  {source[1], in.v_coding, in.v_cache.shape.format});
+  const WriterSources rows = encode_rows(recording, encoder.device(),
+                                         {source[0], in.k_calibration, in.k_cache.shape.format},
+                                         {source[1], in.v_calibration, in.v_cache.shape.format});
   recording.dispatch(kKvQuantize,
-                     quantize_spec(first.source.dtype(), format[0], format[1], rows.coded),
+                     quantize_spec(first.source.dtype(), format[0], format[1], rows.calibrated),
                      make_params(streams, first, range, rows),
                      {&rows.of[0], &in.k_cache.codes, &in.k_cache.scales, &rows.of[1],
                       &in.v_cache.codes, &in.v_cache.scales});

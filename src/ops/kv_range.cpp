@@ -4,8 +4,8 @@
 
 namespace gyre {
 
-KvRange checked_kv_range(const char* op, const char* source, uint64_t available, uint64_t capacity,
-                         const KvWriteOptions& options) {
+KvSlotRange checked_kv_range(const char* op, const char* source, uint64_t available,
+                             uint64_t capacity, const KvRange& options) {
   require(options.cache <= CacheKind::ring, op, ": ", static_cast<uint32_t>(options.cache),
           " is not a kind of cache");
   require(options.source_begin <= available, op, ": source_begin must be at most the ", available,

@@ -3,8 +3,8 @@
 #include <array>
 #include <vector>
 
-#include "gyre/kv_pages.h"
-#include "ops/kv_coding.h"
+#include "gyre/pages.h"
+#include "ops/kv_calibration.h"
 #include "ops/kv_layout.h"
 #include "ops/kv_pages.h"
 #include "ops/table.h"
@@ -16,7 +16,7 @@ namespace gyre {
 namespace {
 
 struct WriteChoice {
-  uint64_t coded = 0;
+  uint64_t calibrated = 0;
   uint64_t lane_quads = 0;
 };
 
@@ -25,7 +25,7 @@ abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots,
   return spec_from_key<abi::KvWriteSpec>(static_cast<uint64_t>(source) |
                                          static_cast<uint64_t>(k) << 8 |
                                          static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24 |
-                                         choice.coded << 32 | choice.lane_quads << 40);
+                                         choice.calibrated << 32 | choice.lane_quads << 40);
 }
 
 void check_rows(const char* op, const KvWriteInputs& in) {
@@ -40,12 +40,12 @@ void check_rows(const char* op, const KvWriteInputs& in) {
           ", got ", in.v.shape(0));
   require(in.v.dtype() == in.k.dtype(), op, ": v must have the dtype of k: ", in.k.dtype(),
           ", got ", in.v.dtype());
-  check_coding(op, "k", in.k_coding, shape.k, shape.kv_heads, shape.head_dim);
-  check_coding(op, "v", in.v_coding, shape.v, shape.kv_heads, v_dim);
+  check_calibration(op, "k", in.k_calibration, shape.k, shape.kv_heads, shape.head_dim);
+  check_calibration(op, "v", in.v_calibration, shape.v, shape.kv_heads, v_dim);
   const bool dense = !describe(shape.k).compressed || !describe(shape.v).compressed;
-  require(!dense || in.k_coding.basis.defined() == in.v_coding.basis.defined(), op,
-          ": where k or v is not compressed both have a basis or neither, got one of ",
-          in.k_coding.basis.defined() ? "k" : "v", " alone");
+  require(!dense || in.k_calibration.transform.defined() == in.v_calibration.transform.defined(),
+          op, ": where k or v is not compressed both have a transform or neither, got one of ",
+          in.k_calibration.transform.defined() ? "k" : "v", " alone");
   // Work is counted in 64 bits from these.
   require(in.k.shape(0) <= uint64_t{1} << 32, op, ": at most 2^32 tokens, got ", in.k.shape(0));
 }
@@ -107,9 +107,9 @@ std::span<const uint64_t> kv_write_specs() {
           }
         }
       }
-      for_coded_formats([&](KvFormat k, KvFormat v, uint64_t coded) {
+      for_calibrated_formats([&](KvFormat k, KvFormat v, uint64_t calibrated) {
         for (const DType slots : {DType::i32, DType::i64})
-          specs.push_back(spec_key(write_spec(source, k, v, slots, {coded, 0})));
+          specs.push_back(spec_key(write_spec(source, k, v, slots, {calibrated, 0})));
       });
     }
     return specs;
@@ -139,15 +139,16 @@ abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPage
 void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
                     const KvPageParts& parts, abi::KvWriteParams params) {
   const KvPageShape& shape = in.pages.shape;
-  const WriterSources rows =
-      encode_rows(recording, device, {in.k, in.k_coding, shape.k}, {in.v, in.v_coding, shape.v});
+  const WriterSources rows = encode_rows(recording, device, {in.k, in.k_calibration, shape.k},
+                                         {in.v, in.v_calibration, shape.v});
   params.stream[0] = stream_of(rows.of[0], parts.k);
   params.stream[1] = stream_of(rows.of[1], parts.v);
-  const bool coded_k = (rows.coded & 1) != 0, coded_v = (rows.coded & 2) != 0;
-  const DType dtype = coded_k && coded_v ? in.k.dtype() : rows.of[coded_k ? 1 : 0].dtype();
+  const bool calibrated_k = (rows.calibrated & 1) != 0, calibrated_v = (rows.calibrated & 2) != 0;
+  const DType dtype =
+      calibrated_k && calibrated_v ? in.k.dtype() : rows.of[calibrated_k ? 1 : 0].dtype();
   const uint64_t tokens = params.tokens;
-  WriteChoice choice{rows.coded, 0};
-  if (rows.coded == 0 && tokens <= abi::kWriteFewTokens)
+  WriteChoice choice{rows.calibrated, 0};
+  if (rows.calibrated == 0 && tokens <= abi::kWriteFewTokens)
     choice.lane_quads =
         abi::kv_lane_quads({parts.k.format, parts.v.format, parts.k.head_dim, parts.v.head_dim});
   const abi::KvWriteSpec spec = write_spec(dtype, shape.k, shape.v, in.slots.dtype(), choice);

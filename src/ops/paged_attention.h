@@ -12,23 +12,24 @@ struct PagedSegment {
   uint64_t first_entry = 0;   // of a row of the table
   uint64_t ring_entries = 0;  // 0: key j lies in entry j / page_tokens; else modulo so many
   abi::KvSegment segment = abi::kSegmentBody;
-  uint64_t sinks = 0, tail = 0;  // RowMask's
-  Tensor tail_begin{};           // i32 [sequences]: RowMask's; undefined: 0
+  uint64_t sink_tokens = 0, tail = 0;  // RowMask's
+  Tensor tail_begin{};                 // i32 [sequences]: RowMask's; undefined: 0
 };
 
 struct PagedCall {
   const char* op = nullptr;
   Tensor q{};
   PagedSegment keys{};
-  Tensor page_table{}, lengths{}, query_begin{}, prompts{}, slopes{};  // PagedAttentionInputs'
+  Tensor page_table{}, kv_lengths{}, cu_seqlens_q{}, is_prefill{},
+      alibi_slopes{};            // PagedAttentionInputs'
   Tensor schedule{};             // PagedAttentionInputs'
   bool shares_schedule = false;  // with the other calls of AttendScratch::schedules
   PagedAttentionOptions options{};
 };
 
 // Records the call inside the caller's recording. It writes either outputs.out (and lse, with
-// sinks), or outputs.partial: f32 [1, tokens, heads, v_head_dim + 2], the state of every row, for
-// attention_merge. `scratch` grows; a refused call leaves it as it is.
+// sink tokens), or outputs.partial: f32 [1, tokens, heads, v_head_dim + 2], the state of every row,
+// for attention_merge. `scratch` grows; a refused call leaves it as it is.
 void attend_pages(Recording& recording, const Device& device, const PagedCall& call,
                   const AttentionMergeInputs& outputs, AttendScratch& scratch);
 

@@ -28,9 +28,9 @@ abi::RopeAppendSpec make_spec(const SpecFields& f) {
 struct Target {
   const Tensor* where;
   uint64_t slot_bytes;  // 0: where is a cache's state
-  bool coded;           // rows are encoded by a command of their own
+  bool calibrated;      // rows are encoded by a command of their own
   KvFormat k_format, v_format;
-  std::array<const Tensor*, 3> k, v;           // codes, scales, sinks and tail
+  std::array<const Tensor*, 3> k, v;           // codes, scales, sink tokens and tail
   std::array<RopePart, 2> written;             // for the check of overlaps
   std::function<void(const Tensor& k)> store;  // the same by a command of its own, k rotated
 };
@@ -82,7 +82,7 @@ void check_overlap(const RopeCall& call, const Tensor& v, const Target& to) {
 }
 
 // For devices without a kernel for so many tokens, where a second command is nothing; and for rows
-// with a coding.
+// with a calibration.
 void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& call,
                   const Target& to, abi::RopeParams params, const Tensor& frequencies) {
   const Tensor& k = *call.k.x;
@@ -117,7 +117,8 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
   const abi::RopeAppendSpec spec =
       make_spec({static_cast<uint64_t>(call.k.x->dtype()), rows.k_format, rows.v_format,
                  call.adjacent() ? 1u : 0u, call.norm ? 1u : 0u, to.slot_bytes, quads});
-  if (to.coded || (quads == 0 && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec))))
+  if (to.calibrated ||
+      (quads == 0 && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec))))
     return dispatch_two(recording, encoder, call, to, params.rope, frequencies);
   recording.dispatch(kRopeAppend, spec, params,
                      {call.x.x, &call.positions, call.x.out, &frequencies, &call.factors,
@@ -166,19 +167,19 @@ void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to
   check_call(call, in.v);
   KvPageParts parts;
   abi::RopeAppendParams params{};
-  params.write =
-      checked_write(kOp, {in.k, in.v, to.pages, to.slots, to.k_coding, to.v_coding}, parts);
+  params.write = checked_write(
+      kOp, {in.k, in.v, to.pages, to.slots, to.k_calibration, to.v_calibration}, parts);
   const Target target{
       .where = &to.slots,
       .slot_bytes = size_bytes(to.slots.dtype()),
-      .coded = to.k_coding.defined() || to.v_coding.defined(),
+      .calibrated = to.k_calibration.defined() || to.v_calibration.defined(),
       .k_format = to.pages.shape.k,
       .v_format = to.pages.shape.v,
       .k = {&parts.k_codes, &parts.k_scales, nullptr},
       .v = {&parts.v_codes, &parts.v_scales, nullptr},
       .written = {{{&to.pages.bytes, "pages", true}, {nullptr, "", false}}},
       .store = [&](const Tensor& k) {
-        const KvWriteInputs write{k, in.v, to.pages, to.slots, to.k_coding, to.v_coding};
+        const KvWriteInputs write{k, in.v, to.pages, to.slots, to.k_calibration, to.v_calibration};
         dispatch_write(recording, encoder.device(), write, parts, checked_write(kOp, write, parts));
       }};
   dispatch(recording, encoder, call, in.v, target, params);
@@ -197,20 +198,20 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
   abi::RopeAppendParams params{};
   params.append = checked_append(kOp, {in.k, in.v, segments});
   const CacheSegment& body = segments.of[0];
-  const Target target{.where = &body.at.state,
-                      .slot_bytes = 0,
-                      .coded = segments.coding.k.defined() || segments.coding.v.defined(),
-                      .k_format = body.k.shape.format,
-                      .v_format = body.v.shape.format,
-                      .k = {&body.k.codes, &body.k.scales, &segments.k_near},
-                      .v = {&body.v.codes, &body.v.scales, &segments.v_near},
-                      .written = {{{&body.k.codes, "the cache's keys", true},
-                                   {&body.v.codes, "the cache's values", true}}},
-                      .store = [&](const Tensor& k) {
-                        const CacheAppend append{k, in.v, segments};
-                        dispatch_append(recording, encoder.device(), append,
-                                        checked_append(kOp, append));
-                      }};
+  const Target target{
+      .where = &body.at.state,
+      .slot_bytes = 0,
+      .calibrated = segments.calibration.k.defined() || segments.calibration.v.defined(),
+      .k_format = body.k.shape.format,
+      .v_format = body.v.shape.format,
+      .k = {&body.k.codes, &body.k.scales, &segments.k_near},
+      .v = {&body.v.codes, &body.v.scales, &segments.v_near},
+      .written = {{{&body.k.codes, "the cache's keys", true},
+                   {&body.v.codes, "the cache's values", true}}},
+      .store = [&](const Tensor& k) {
+        const CacheAppend append{k, in.v, segments};
+        dispatch_append(recording, encoder.device(), append, checked_append(kOp, append));
+      }};
   dispatch(recording, encoder, call, in.v, target, params);
   if (note != nullptr) recording.note(*note);
   recording.commit();

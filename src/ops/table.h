@@ -25,11 +25,11 @@ std::span<const uint64_t> kv_quantize_specs();
 std::string kv_dequantize_shape(const void* params);
 std::span<const uint64_t> kv_dequantize_specs();
 
-std::string kv_encode_shape(const void* params);
-std::span<const uint64_t> kv_encode_specs();
+std::string kv_feedback_shape(const void* params);
+std::span<const uint64_t> kv_feedback_specs();
 
-std::string kv_basis_shape(const void* params);
-std::span<const uint64_t> kv_basis_specs();
+std::string kv_transform_shape(const void* params);
+std::span<const uint64_t> kv_transform_specs();
 
 std::string attention_shape(const void* params);
 std::span<const uint64_t> attention_specs();

@@ -100,10 +100,10 @@ void record_cache(const Device& device, const ModelShape& m, const Rows& all,
                          .layers = layers,
                          .step_tokens = m.step_tokens});
   Encoder encoder(device);
-  const auto record_layers = [&](const Rows& rows, const Tensor& tree) {
+  const auto record_layers = [&](const Rows& rows, const Tensor& tree_mask) {
     for (uint64_t i = 0; i < layers.size(); ++i) {
       cache.append(encoder, i, rows.k, rows.v);
-      cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree = tree});
+      cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree_mask = tree_mask});
     }
   };
   for (const uint64_t tokens : token_counts(m)) {
@@ -113,11 +113,11 @@ void record_cache(const Device& device, const ModelShape& m, const Rows& all,
       record_rope_append(encoder, m, rows, i, cache);
     record_layers(rows, {});
     constexpr uint64_t kTreeTokens = 64;  // AttentionInputs'
-    if (m.tree && tokens <= kTreeTokens)
+    if (m.tree_mask && tokens <= kTreeTokens)
       record_layers(rows, device.tensor(DType::u8, {tokens, tokens}));
     encoder.clear();
   }
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   record_layers(Rows(all, 1), {});
   encoder.submit();
   const KvCache copy = cache.fork(encoder);
@@ -129,7 +129,7 @@ void record_fork(const KvPool& pool, Encoder& encoder, const Rows& all, uint64_t
   KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 1});
   KvSequence first = pool.sequence();
   const auto step = [&](KvSequence& sequence) {
-    batch.begin(encoder, {{sequence, 1}});
+    batch.begin_step(encoder, {{sequence, 1}});
     encoder.submit();
     for (uint64_t i = 0; i < layers; ++i) {
       batch.append(encoder, i, all.k.slice(0, 0, 1), all.v.slice(0, 0, 1));
@@ -159,13 +159,13 @@ void record_batch(const Device& device, const ModelShape& m, const Rows& all,
   for (const uint64_t tokens : token_counts(m)) {
     KvBatch batch(pool, {.max_sequences = m.max_sequences,
                          .max_tokens = tokens,
-                         .max_queries = tokens,
-                         .max_length = m.context});
+                         .max_query_length = tokens,
+                         .max_kv_length = m.context});
     const Rows rows(all, tokens);
     if (rotates(m)) {
       batch.record();
       for (uint64_t i = 0; i < layers.size(); ++i) record_rope_append(encoder, m, rows, i, batch);
-      batch.end();
+      batch.end_step();
       encoder.clear();
     }
     batch.record();
@@ -174,7 +174,7 @@ void record_batch(const Device& device, const ModelShape& m, const Rows& all,
       batch.append(encoder, i, rows.k, rows.v);
       batch.attend(encoder, i, {.q = rows.q, .out = rows.out});
     }
-    batch.end();
+    batch.end_step();
     encoder.clear();
   }
   record_fork(pool, encoder, all, layers.size());

@@ -18,8 +18,8 @@
 #include "abi/kv_append.h"
 #include "abi/kv_copy.h"
 #include "abi/kv_dequantize.h"
-#include "abi/kv_encode.h"
 #include "abi/kv_extend.h"
+#include "abi/kv_feedback.h"
 #include "abi/kv_quantize.h"
 #include "abi/kv_write.h"
 #include "abi/rope.h"
@@ -126,10 +126,11 @@ inline constexpr Kernel<abi::KvDequantizeSpec, abi::KvDequantizeParams> kKvDequa
     .args = {{{"codes", Access::read}, {"scales", Access::read}, {"out", Access::write}}},
 }};
 
-// Rows to coded rows, which the writers below take in place of k and v; what is absent is null.
-inline constexpr Kernel<abi::KvEncodeSpec, abi::KvEncodeParams> kKvEncode{{
-    .name = "kv_encode",
-    .params_bytes = sizeof(abi::KvEncodeParams),
+// Rows to calibrated rows, which the writers below take in place of k and v; what is absent is
+// null.
+inline constexpr Kernel<abi::KvFeedbackSpec, abi::KvFeedbackParams> kKvFeedback{{
+    .name = "kv_feedback",
+    .params_bytes = sizeof(abi::KvFeedbackParams),
     .arg_count = 14,
     .args = {{{"k", Access::read},
               {"k_matrix", Access::read},
@@ -137,19 +138,19 @@ inline constexpr Kernel<abi::KvEncodeSpec, abi::KvEncodeParams> kKvEncode{{
               {"k_mean", Access::read},
               {"k_factor", Access::read},
               {"k_diagonal", Access::read},
-              {"k_coded", Access::write},
+              {"k_calibrated", Access::write},
               {"v", Access::read},
               {"v_matrix", Access::read},
               {"v_inverse", Access::read},
               {"v_mean", Access::read},
               {"v_factor", Access::read},
               {"v_diagonal", Access::read},
-              {"v_coded", Access::write}}},
+              {"v_calibrated", Access::write}}},
 }};
 
-inline constexpr Kernel<abi::KvBasisSpec, abi::KvBasisParams> kKvBasis{{
-    .name = "kv_basis",
-    .params_bytes = sizeof(abi::KvBasisParams),
+inline constexpr Kernel<abi::KvTransformSpec, abi::KvTransformParams> kKvTransform{{
+    .name = "kv_transform",
+    .params_bytes = sizeof(abi::KvTransformParams),
     .arg_count = 5,
     .args = {{{"x", Access::read},
               {"matrix", Access::read},
@@ -173,17 +174,17 @@ inline constexpr std::array<ArgInfo, kMaxArgs> kAttentionArgs = {{{"q", Access::
                                                                   {"v_scales", Access::read},
                                                                   {"out", Access::write},
                                                                   {"lse", Access::write},
-                                                                  {"sinks", Access::read},
-                                                                  {"slopes", Access::read},
-                                                                  {"tree", Access::read},
+                                                                  {"sink_logits", Access::read},
+                                                                  {"alibi_slopes", Access::read},
+                                                                  {"tree_mask", Access::read},
                                                                   {"partial", Access::read_write},
                                                                   {"state", Access::read},
                                                                   {"table", Access::read},
-                                                                  {"lengths", Access::read},
-                                                                  {"query_begin", Access::read},
-                                                                  {"prompts", Access::read}}};
+                                                                  {"kv_lengths", Access::read},
+                                                                  {"cu_seqlens_q", Access::read},
+                                                                  {"is_prefill", Access::read}}};
 
-// Either out (and lse, sinks) or partial; what is absent is null.
+// Either out (and lse, sink_logits) or partial; what is absent is null.
 using PlannedAttention = Kernel<abi::AttentionSpec, abi::AttentionParams, abi::AttentionProblem>;
 inline constexpr PlannedAttention kAttention{{
     .name = "attention",
@@ -216,9 +217,9 @@ inline constexpr Kernel<abi::AttentionScheduleSpec, abi::AttentionScheduleParams
         .params_bytes = sizeof(abi::AttentionScheduleParams),
         .arg_count = 5,
         .args = {{{"schedule", Access::write},
-                  {"lengths", Access::read},
-                  {"query_begin", Access::read},
-                  {"prompts", Access::read},
+                  {"kv_lengths", Access::read},
+                  {"cu_seqlens_q", Access::read},
+                  {"is_prefill", Access::read},
                   {"tail_begin", Access::read}}},
     }};
 
@@ -229,7 +230,7 @@ inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAtt
     .args = {{{"partial", Access::read},
               {"out", Access::write},
               {"lse", Access::write},
-              {"sinks", Access::read}}},
+              {"sink_logits", Access::read}}},
 }};
 
 // Values of one moment: a graph that kept them would repeat that moment.

@@ -1,10 +1,10 @@
-// Attention of one layer of a step. A layer with a 16-bit tail or sinks has its keys in up to three
-// kinds of pages: each gives a state per row, and the states are merged.
+// Attention of one layer of a step. A layer with a 16-bit tail or sink tokens has its keys in up to
+// three kinds of pages: each gives a state per row, and the states are merged.
 #include <cmath>
 #include <optional>
 
 #include "ops/attention_check.h"
-#include "ops/kv_coding.h"
+#include "ops/kv_calibration.h"
 #include "ops/paged_attention.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
@@ -29,9 +29,9 @@ void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> 
 // gets other tensors than these.
 void check_given(const AttendInputs& in, const KvPoolOptions& options) {
   check_query(kOp, in.q, "pages", options.kv_heads, options.head_dim);
-  check_outputs(kOp, {{}, in.out, in.lse, in.sinks},
+  check_outputs(kOp, {{}, in.out, in.lse, in.sink_logits},
                 {in.q.shape(0), in.q.shape(1), options.v_head_dim});
-  check_written(in, {&in.q, &in.sinks, &in.slopes});
+  check_written(in, {&in.q, &in.sink_logits, &in.alibi_slopes});
 }
 
 uint64_t elements(const Dims& shape) {
@@ -47,17 +47,17 @@ PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& w
   PagedCall call{.op = kOp, .q = in.q};
   call.shares_schedule = true;
   call.options.settled_keys = true;  // a step appends its own tokens only
-  call.lengths = tables.lengths();
-  call.query_begin = tables.query_begin();
-  call.prompts = tables.prompts();
-  call.slopes = in.slopes;
-  call.options.most_queries = options.max_queries;
-  call.options.most_length = options.max_length;
+  call.kv_lengths = tables.kv_lengths();
+  call.cu_seqlens_q = tables.cu_seqlens_q();
+  call.is_prefill = tables.is_prefill();
+  call.alibi_slopes = in.alibi_slopes;
+  call.options.max_query_length = options.max_query_length;
+  call.options.max_kv_length = options.max_kv_length;
   call.options.scale = scale_of(with.scale, pool->options.head_dim);
   call.options.causal = with.causal;
   call.options.window = with.window != 0 ? with.window : layer.window;
   call.options.soft_cap = with.soft_cap;
-  call.keys.sinks = layer.sinks;
+  call.keys.sink_tokens = layer.sink_tokens;
   call.keys.tail = layer.tail;
   return call;
 }
@@ -76,25 +76,26 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   const KvPool::State::Layer& l = layer(index);
   require(l.layer.window == 0 || with.window <= l.layer.window, kOp, ": layer ", index,
           " keeps a window of ", l.layer.window, " keys, asked for ", with.window);
-  const BasisPair bases{l.coding.k.basis, l.coding.v.basis};
+  const TransformPair transforms{l.calibration.k.transform, l.calibration.v.transform};
   AttendInputs in = given;
-  const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sinks ? 1 : 0);
+  const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sink_tokens ? 1 : 0);
   Recording recording(encoder, kOp);
   check_given(given, pool->options);
-  check_means(kOp, bases, {in.lse.defined(), in.sinks.defined(), with.soft_cap != 0, false});
-  const BasisAttention inside =
-      enter_basis(recording, encoder.device(), bases, in.q, in.out, segments != 1);
+  check_means(kOp, transforms,
+              {in.lse.defined(), in.sink_logits.defined(), with.soft_cap != 0, false});
+  const TransformAttention inside =
+      enter_transform(recording, encoder.device(), transforms, in.q, in.out, segments != 1);
   in.q = inside.q;
   in.out = inside.out;
   PagedCall call = call_of(in, with, l.layer);
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
-  const AttentionMergeInputs outputs{{}, in.out, in.lse, in.sinks};
+  const AttentionMergeInputs outputs{{}, in.out, in.lse, in.sink_logits};
   AttendScratch reserved = scratch;
   const auto attend = [&](const KvPool::State::Store& store, abi::KvSegment segment,
                           const AttentionMergeInputs& to) {
     const PagedCall part = over(call, store, segment);
-    check_written(given, {&part.keys.pages.bytes, &part.page_table, &part.lengths,
-                          &part.query_begin, &part.prompts, &part.keys.tail_begin});
+    check_written(given, {&part.keys.pages.bytes, &part.page_table, &part.kv_lengths,
+                          &part.cu_seqlens_q, &part.is_prefill, &part.keys.tail_begin});
     attend_pages(recording, encoder.device(), part, to, reserved);
   };
   if (segments == 1) {
@@ -106,14 +107,15 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
     merged.partial = reserved.states.slice(0, 0, elements(shape)).reshape(shape);
     uint64_t done = 0;
     const auto next_state = [&]() -> AttentionMergeInputs {
-      return {.partial = merged.partial.slice(0, done++, 1), .out = {}, .lse = {}, .sinks = {}};
+      return {
+          .partial = merged.partial.slice(0, done++, 1), .out = {}, .lse = {}, .sink_logits = {}};
     };
     attend(l.body, abi::kSegmentBody, next_state());
-    if (l.sinks) attend(*l.sinks, abi::kSegmentSinks, next_state());
+    if (l.sink_tokens) attend(*l.sink_tokens, abi::kSegmentSinks, next_state());
     if (l.tail) attend(*l.tail, abi::kSegmentTail, next_state());
     dispatch_merge(recording, merged);
   }
-  leave_basis(recording, bases, inside, given.out);
+  leave_transform(recording, transforms, inside, given.out);
   const CommandNote note = log->attend_note(index, 0, 0);
   recording.note({log, note});
   recording.commit();
@@ -127,7 +129,7 @@ void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& input
   const StepsUse use(*s.pool->steps, kOp);
   s.log->check_attend(kOp, layer);
   s.check_rows(kOp, "q", inputs.q);
-  require(!inputs.tree.defined(), kOp, ": a tree mask is not taken over pages");
+  require(!inputs.tree_mask.defined(), kOp, ": a tree_mask is not taken over pages");
   s.attend(encoder, layer, inputs, with);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.attend");

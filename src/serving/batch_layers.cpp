@@ -6,7 +6,7 @@ namespace gyre {
 
 void KvBatch::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) try {
   state().append("kv_batch.append", encoder, layer, k, [&](const KvSlots& to, bool /*first*/) {
-    kv_write(encoder, {k, v, to.pages, to.slots, to.k_coding, to.v_coding});
+    kv_write(encoder, {k, v, to.pages, to.slots, to.k_calibration, to.v_calibration});
   });
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.append");

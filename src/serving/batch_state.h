@@ -21,7 +21,7 @@ class KvBatch::State {
   State& operator=(const State&) = delete;
   ~State();
 
-  void begin(Encoder& encoder, std::span<const KvStep> steps);
+  void begin_step(Encoder& encoder, std::span<const KvStep> steps);
   void finish();  // the step is complete: its sequences are free for other calls
   void cancel();
   const void* list_of(const char* op, const Encoder& encoder) const;  // refuses a second encoder
@@ -42,12 +42,12 @@ class KvBatch::State {
     RecordingGroup recorded(encoder);
     const auto to = [&](const KvPool::State::Store& store, bool first) {
       write(KvSlots{store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)),
-                    l.coding.k, l.coding.v},
+                    l.calibration.k, l.calibration.v},
             first);
     };
     to(l.body, true);
     if (l.tail) to(*l.tail, false);
-    if (l.sinks) to(*l.sinks, false);
+    if (l.sink_tokens) to(*l.sink_tokens, false);
     note(encoder, op, log->append_note(index, k.shape(0)));
     recorded.commit();
     if (log->complete()) finish();

@@ -44,15 +44,15 @@ class BatchTables::Writer {
 BatchTables::Area BatchTables::reserve(uint64_t count) {
   const Area area{words_.size(), count};
   require(count < kMostWords && area.at < kMostWords - count, "kv_batch: the tables of a step ",
-          "need more than 2^31 words; lower max_sequences, max_tokens or max_length");
+          "need more than 2^31 words; lower max_sequences, max_tokens or max_kv_length");
   words_.resize(area.at + count);
   return area;
 }
 
 BatchTables::BatchTables(const KvPool::State& pool, const BatchBounds& bounds)
     : page_tokens_(pool.options.page_tokens), bounds_(bounds), areas_(pool.groups.size()) {
-  query_begin_area_ = reserve(bounds.sequences + 1);
-  lengths_area_ = reserve(bounds.sequences);
+  cu_seqlens_q_area_ = reserve(bounds.sequences + 1);
+  kv_lengths_area_ = reserve(bounds.sequences);
   positions_area_ = reserve(bounds.tokens);
   for (size_t i = 0; i < areas_.size(); ++i) {
     GroupAreas& areas = areas_[i];
@@ -73,9 +73,9 @@ BatchTables::BatchTables(const KvPool::State& pool, const BatchBounds& bounds)
   block_ = pool.device.tensor(DType::i32, {words_.size()});
   block_.write_from(std::span<const int32_t>(words_));
   prompt_block_ = pool.device.tensor(DType::u8, {prompt_words_.size() * sizeof(int32_t)});
-  prompts_ = prompt_block_.slice(0, 0, bounds.sequences);
-  query_begin_ = view(query_begin_area_);
-  lengths_ = view(lengths_area_);
+  is_prefill_ = prompt_block_.slice(0, 0, bounds.sequences);
+  cu_seqlens_q_ = view(cu_seqlens_q_area_);
+  kv_lengths_ = view(kv_lengths_area_);
   positions_ = view(positions_area_);
   for (const GroupAreas& areas : areas_) {
     groups_.push_back({view(areas.table).reshape({bounds.sequences, areas.width}),
@@ -93,18 +93,19 @@ void BatchTables::forget() {
 }
 
 void BatchTables::put_sequences(Members members) {
-  Writer begin(*this, query_begin_area_), lengths(*this, lengths_area_),
+  Writer begin(*this, cu_seqlens_q_area_), kv_lengths(*this, kv_lengths_area_),
       positions(*this, positions_area_);
   uint64_t token = 0;
   for (uint64_t row = 0; row < members.size(); ++row) {
     const StepPages::Member& member = members[row];
     begin.put(row, token);
-    lengths.put(row, member.start + member.tokens);
+    kv_lengths.put(row, member.start + member.tokens);
     for (uint64_t i = 0; i < member.tokens; ++i) positions.put(token++, member.start + i);
   }
   // Rows of no sequence have no queries: their ranges are empty.
   for (uint64_t row = members.size(); row <= bounds_.sequences; ++row) begin.put(row, token);
-  for (uint64_t row = members.size(); row < used_sequences_; ++row) lengths.put(row, uint64_t{0});
+  for (uint64_t row = members.size(); row < used_sequences_; ++row)
+    kv_lengths.put(row, uint64_t{0});
 }
 
 void BatchTables::put_prompts(Members members) {
@@ -114,7 +115,7 @@ void BatchTables::put_prompts(Members members) {
     uint32_t value = 0;
     for (uint64_t i = 0; i < sizeof(int32_t); ++i) {
       const uint64_t row = word * sizeof(int32_t) + i;
-      if (row < members.size() && members[row].prompt) value |= 1u << (8 * i);
+      if (row < members.size() && members[row].is_prefill) value |= 1u << (8 * i);
     }
     differs = differs || prompt_words_[word] != static_cast<int32_t>(value);
     prompt_words_[word] = static_cast<int32_t>(value);

@@ -32,10 +32,10 @@ class BatchTables {
 
   BatchTables(const KvPool::State& pool, const BatchBounds& bounds);
 
-  const Tensor& query_begin() const { return query_begin_; }  // i32 [sequences + 1]
-  const Tensor& lengths() const { return lengths_; }          // i32 [sequences]
-  const Tensor& positions() const { return positions_; }      // i32 [tokens]
-  const Tensor& prompts() const { return prompts_; }          // u8 [sequences]
+  const Tensor& cu_seqlens_q() const { return cu_seqlens_q_; }  // i32 [sequences + 1]
+  const Tensor& kv_lengths() const { return kv_lengths_; }      // i32 [sequences]
+  const Tensor& positions() const { return positions_; }        // i32 [tokens]
+  const Tensor& is_prefill() const { return is_prefill_; }      // u8 [sequences]
   const Group& group(size_t index) const { return groups_[index]; }
 
   // Puts a step into the host's copy and records what sends the difference.
@@ -75,10 +75,10 @@ class BatchTables {
   std::vector<int32_t> words_;  // the block, as the device has it when all is done
   std::vector<int32_t> prompt_words_;
   std::vector<WordRun> runs_, prompt_runs_;
-  Area query_begin_area_, lengths_area_, positions_area_;
+  Area cu_seqlens_q_area_, kv_lengths_area_, positions_area_;
   std::vector<GroupAreas> areas_;
   uint64_t used_sequences_ = 0, used_tokens_ = 0;  // of the last step sent
-  Tensor block_, query_begin_, lengths_, positions_, prompts_, prompt_block_;
+  Tensor block_, cu_seqlens_q_, kv_lengths_, positions_, is_prefill_, prompt_block_;
   std::vector<Group> groups_;
 };
 

@@ -12,9 +12,10 @@
 namespace gyre {
 namespace {
 
-constexpr const char* kBegin = "kv_batch.begin";
-constexpr StepLog::Rules kRules{
-    "kv_batch", "begin()", "replay a recording of them and end() the step, or cancel() it", false};
+constexpr const char* kBegin = "kv_batch.begin_step";
+constexpr StepLog::Rules kRules{"kv_batch", "begin_step()",
+                                "replay a recording of them and end() the step, or rollback() it",
+                                false};
 
 KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
   const uint64_t all = pool.options.pages * pool.options.page_tokens;
@@ -23,12 +24,13 @@ KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
           "kv_batch: max_sequences must be from 1 to 2^16, got ", options.max_sequences);
   require(options.max_tokens != 0 && options.max_tokens <= kMostTokens,
           "kv_batch: max_tokens must be from 1 to 2^24, got ", options.max_tokens);
-  if (options.max_queries == 0) options.max_queries = options.max_tokens;
-  require(options.max_queries <= options.max_tokens, "kv_batch: max_queries must be at most ",
-          "max_tokens ", options.max_tokens, ", got ", options.max_queries);
-  if (options.max_length == 0) options.max_length = all;
-  require(options.max_length <= all, "kv_batch: the pool holds ", all, " tokens, max_length is ",
-          options.max_length);
+  if (options.max_query_length == 0) options.max_query_length = options.max_tokens;
+  require(options.max_query_length <= options.max_tokens,
+          "kv_batch: max_query_length must be at most ", "max_tokens ", options.max_tokens,
+          ", got ", options.max_query_length);
+  if (options.max_kv_length == 0) options.max_kv_length = all;
+  require(options.max_kv_length <= all, "kv_batch: the pool holds ", all,
+          " tokens, max_kv_length is ", options.max_kv_length);
   return options;
 }
 
@@ -39,8 +41,8 @@ KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions
       options(checked(*pool, wanted)),
       log(std::make_shared<StepLog>(kRules, pool->steps,
                                     std::vector<uint64_t>(pool->layers.size()))),
-      pages(pool, options.max_sequences, options.max_tokens, options.max_length),
-      tables(*pool, {options.max_sequences, options.max_tokens, options.max_length}) {
+      pages(pool, options.max_sequences, options.max_tokens, options.max_kv_length),
+      tables(*pool, {options.max_sequences, options.max_tokens, options.max_kv_length}) {
   members.reserve(options.max_sequences);
   next.reserve(options.max_sequences);
 }
@@ -64,13 +66,13 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
   for (const KvStep& wanted : steps) {
     KvSequence::State& sequence = wanted.sequence.state(kBegin);
     require(sequence.pool == pool, kBegin, ": a sequence belongs to another pool");
-    require(wanted.tokens != 0 && wanted.tokens <= options.max_queries, kBegin,
-            ": from 1 to max_queries ", options.max_queries, " tokens of a sequence, got ",
-            wanted.tokens);
-    require(sequence.length <= options.max_length &&
-                wanted.tokens <= options.max_length - sequence.length,
+    require(wanted.tokens != 0 && wanted.tokens <= options.max_query_length, kBegin,
+            ": from 1 to max_query_length ", options.max_query_length,
+            " tokens of a sequence, got ", wanted.tokens);
+    require(sequence.length <= options.max_kv_length &&
+                wanted.tokens <= options.max_kv_length - sequence.length,
             kBegin, ": a sequence of ", sequence.length, " tokens and ", wanted.tokens,
-            " more exceeds max_length ", options.max_length);
+            " more exceeds max_kv_length ", options.max_kv_length);
     sequence.require_no_step(kBegin);
     sequence.require_written(kBegin);
     require(sequence.listed != mark, kBegin, ": a sequence is there twice");
@@ -82,12 +84,12 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
           " tokens in a step, got ", sum);
 }
 
-void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try {
+void KvBatch::State::begin_step(Encoder& encoder, std::span<const KvStep> steps) try {
   require(encoder.device().impl() == pool->device.impl(), kBegin,
           ": the encoder records for another device than the pool's");
   const StepsUse use(*pool->steps, kBegin);
   list_of(kBegin, encoder);
-  require(!log->recording(), kBegin, ": a recording is open, end() it");
+  require(!log->recording(), kBegin, ": a recording is open, end_step() it");
   log->require_complete(kBegin);
   check_steps(steps);
   next.clear();
@@ -95,7 +97,7 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
   for (const KvStep& s : steps) {
     const uint64_t start = s.sequence.state_->length, page = start / page_tokens;
     const uint64_t place = start - page * page_tokens;
-    next.push_back({s.sequence.state_, start, s.tokens, s.prompt, page, place,
+    next.push_back({s.sequence.state_, start, s.tokens, s.is_prefill, page, place,
                     page + (place + s.tokens + page_tokens - 1) / page_tokens,
                     s.sequence.state_->unwritten});
   }
@@ -123,7 +125,7 @@ void KvBatch::State::begin(Encoder& encoder, std::span<const KvStep> steps) try 
   // The step's lengths are others: so is its schedule.
   for (ListedSchedule& schedule : scratch.schedules) schedule.command = ListedSchedule::kNone;
 } catch (const std::bad_alloc&) {
-  out_of_memory("kv_batch.begin");
+  out_of_memory("kv_batch.begin_step");
 }
 
 void KvBatch::State::record_copies(Encoder& encoder) const {
@@ -145,7 +147,7 @@ void KvBatch::State::note_begin(Encoder& encoder) {
   for (const StepPages::Member& member : members) tokens += member.tokens;
   const CommandNote begin = log->begin_note({.tokens = tokens});
   for (const StepPages::Member& member : members) {
-    member.sequence->unwritten.begin(*pool->steps, StepLog::step_of(begin), member.start);
+    member.sequence->unwritten.begin_step(*pool->steps, StepLog::step_of(begin), member.start);
     member.sequence->step = log.get();
   }
   pages.note_copies();
@@ -202,18 +204,18 @@ KvBatch::State& KvBatch::state() const {
 const KvBatchOptions& KvBatch::options() const { return state().options; }
 uint64_t KvBatch::tokens() const { return state().tokens; }
 
-void KvBatch::begin(Encoder& encoder, std::span<const KvStep> steps) {
-  state().begin(encoder, steps);
+void KvBatch::begin_step(Encoder& encoder, std::span<const KvStep> steps) {
+  state().begin_step(encoder, steps);
 }
 
-void KvBatch::begin(Encoder& encoder, std::initializer_list<KvStep> steps) {
-  state().begin(encoder, {steps.begin(), steps.size()});
+void KvBatch::begin_step(Encoder& encoder, std::initializer_list<KvStep> steps) {
+  state().begin_step(encoder, {steps.begin(), steps.size()});
 }
 
 Tensor KvBatch::positions(uint64_t rows) const {
   const State& s = state();
   if (rows == 0) rows = s.log->recording() ? s.options.max_tokens : s.tokens;
-  require(rows != 0, "kv_batch.positions: begin() comes first, or record() for a graph");
+  require(rows != 0, "kv_batch.positions: begin_step() comes first, or record() for a graph");
   require(rows <= s.options.max_tokens, "kv_batch.positions: at most max_tokens ",
           s.options.max_tokens, ", got ", rows);
   return s.tables.positions().slice(0, 0, rows);
@@ -226,10 +228,10 @@ void KvBatch::record() {
   s.tokens = 0;
 }
 
-void KvBatch::end() {
+void KvBatch::end_step() {
   State& s = state();
-  const StepsUse use(*s.pool->steps, "kv_batch.end");
-  s.log->end("kv_batch.end");
+  const StepsUse use(*s.pool->steps, "kv_batch.end_step");
+  s.log->end("kv_batch.end_step");
   s.finish();
   s.tokens = 0;
 }
@@ -238,16 +240,17 @@ void KvBatch::assume_appended() {
   constexpr const char* kOp = "kv_batch.assume_appended";
   State& s = state();
   const StepsUse use(*s.pool->steps, kOp);
-  require(s.log->open() && !s.log->complete(), kOp, ": no step lacks a layer, begin() comes first");
+  require(s.log->open() && !s.log->complete(), kOp,
+          ": no step lacks a layer, begin_step() comes first");
   s.log->assume_appended(kOp);
   s.finish();
 }
 
-void KvBatch::cancel() {
+void KvBatch::rollback() {
   const StepLog& log = *state().log;
-  const StepsUse use(*state().pool->steps, "kv_batch.cancel");
-  require(log.recording() || (log.open() && !log.complete()), "kv_batch.cancel: ",
-          log.open() ? "the step is complete; truncate() its sequences" : "no step was begun");
+  const StepsUse use(*state().pool->steps, "kv_batch.rollback");
+  require(log.recording() || (log.open() && !log.complete()), "kv_batch.rollback: ",
+          log.open() ? "the step is complete; rollback() its sequences" : "no step was begun");
   state().cancel();
 }
 

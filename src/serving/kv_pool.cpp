@@ -75,7 +75,7 @@ KvPoolInfo KvPool::describe() const try {
   info.sequences = s.sequences;
   info.prefixes = s.index.size();
   info.evictions = s.evictions;
-  info.coding = s.coding;
+  info.calibration = s.calibration;
   for (size_t i = 0; i < s.groups.size(); ++i) {
     const PageGroup& group = s.groups[i];
     KvGroupInfo row;
@@ -89,7 +89,8 @@ KvPoolInfo KvPool::describe() const try {
       row.shared += group.holders(static_cast<PageId>(page)) > 1 ? 1 : 0;
     for (uint64_t layer = 0; layer < s.layers.size(); ++layer) {
       const State::Layer& l = s.layers[layer];
-      if (l.body.group == i || (l.tail && l.tail->group == i) || (l.sinks && l.sinks->group == i))
+      if (l.body.group == i || (l.tail && l.tail->group == i) ||
+          (l.sink_tokens && l.sink_tokens->group == i))
         row.layers.push_back(layer);
     }
     info.bytes += row.pages * row.page_bytes;

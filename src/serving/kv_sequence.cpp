@@ -43,7 +43,7 @@ void KvSequence::State::shorten(uint64_t to) {
   }
   if (to < length) pool->steps->close_graphs(unwritten.step);
   length = to;
-  unwritten.truncate(to);
+  unwritten.rollback(to);
 }
 
 KvSequence::KvSequence(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -81,16 +81,16 @@ KvSequence KvSequence::fork() const try {
   out_of_memory("kv_sequence.fork");
 }
 
-void KvSequence::truncate(uint64_t tokens) try {
-  State& s = state("kv_sequence.truncate");
-  const StepsUse use(*s.pool->steps, "kv_sequence.truncate");
-  s.require_no_step("kv_sequence.truncate");
-  require(tokens <= s.length, "kv_sequence.truncate: the sequence has ", s.length,
+void KvSequence::rollback(uint64_t tokens) try {
+  State& s = state("kv_sequence.rollback");
+  const StepsUse use(*s.pool->steps, "kv_sequence.rollback");
+  s.require_no_step("kv_sequence.rollback");
+  require(tokens <= s.length, "kv_sequence.rollback: the sequence has ", s.length,
           " tokens, cannot drop ", tokens);
-  s.check_shorter("kv_sequence.truncate", s.length - tokens);
+  s.check_shorter("kv_sequence.rollback", s.length - tokens);
   s.shorten(s.length - tokens);
 } catch (const std::bad_alloc&) {  // the message's
-  out_of_memory("kv_sequence.truncate");
+  out_of_memory("kv_sequence.rollback");
 }
 
 void KvSequence::clear() {

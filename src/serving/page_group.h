@@ -17,7 +17,7 @@ constexpr uint32_t kNoNode = ~0u;
 struct GroupKeys {
   uint64_t window = 0;  // the newest so many of a query, its own included; 0: all
   uint64_t limit = 0;   // the first so many; 0: all
-  bool near = false;    // copies in 16 bits: a tail (window) or sinks (limit)
+  bool near = false;    // copies in 16 bits: a tail (window) or sink tokens (limit)
 };
 
 class PageGroup {

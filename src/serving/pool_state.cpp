@@ -4,7 +4,7 @@
 #include <array>
 #include <limits>
 
-#include "cache/coding_identity.h"
+#include "cache/calibration_identity.h"
 #include "cache/kv_cache_state.h"
 #include "cache/snapshot.h"
 #include "ops/kv_pages.h"
@@ -27,14 +27,15 @@ void check_layer(const KvPoolOptions& options, uint64_t index) {
   const KvLayer& layer = options.layers[index];
   check_page_shape("kv_pool", page_shape(options, layer.k, layer.v));
   const bool compressed = describe(layer.k).compressed || describe(layer.v).compressed;
-  require(compressed || (layer.tail == 0 && layer.sinks == 0), "kv_pool: layer ", index,
-          " is not compressed, a 16-bit tail of ", layer.tail, " and sinks of ", layer.sinks,
-          " would keep nothing better");
-  require(layer.sinks == 0 || layer.window == 0, "kv_pool: layer ", index, " has a window of ",
-          layer.window, ", which its ", layer.sinks, " sinks leave");
-  require(layer.window <= kMostKeys && layer.tail <= kMostKeys && layer.sinks <= kMostKeys,
-          "kv_pool: window, tail and sinks of layer ", index, " must be below 2^31, got ",
-          layer.window, ", ", layer.tail, " and ", layer.sinks);
+  require(compressed || (layer.tail == 0 && layer.sink_tokens == 0), "kv_pool: layer ", index,
+          " is not compressed, a 16-bit tail of ", layer.tail, " and sink_tokens of ",
+          layer.sink_tokens, " would keep nothing better");
+  require(layer.sink_tokens == 0 || layer.window == 0, "kv_pool: layer ", index,
+          " has a window of ", layer.window, ", which its ", layer.sink_tokens,
+          " sink_tokens leave");
+  require(layer.window <= kMostKeys && layer.tail <= kMostKeys && layer.sink_tokens <= kMostKeys,
+          "kv_pool: window, tail and sink_tokens of layer ", index, " must be below 2^31, got ",
+          layer.window, ", ", layer.tail, " and ", layer.sink_tokens);
 }
 
 }  // namespace
@@ -44,8 +45,8 @@ void check_pool_options(const KvPoolOptions& options) {
   require(!options.layers.empty() && options.layers.size() <= kKvMostLayers, "kv_pool: from 1 to ",
           kKvMostLayers, " layers, got ", options.layers.size());
   for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i);
-  check_layer_codings("kv_pool", {options.kv_heads, options.head_dim, value_dim(options)},
-                      options.layers, options.coding);
+  check_layer_calibrations("kv_pool", {options.kv_heads, options.head_dim, value_dim(options)},
+                           options.layers, options.calibration);
   require(options.pages != 0 && options.pages <= kMostSlots / options.page_tokens,
           "kv_pool: from 1 to ", kMostSlots / options.page_tokens, " pages of ",
           options.page_tokens, " tokens, got ", options.pages);
@@ -55,14 +56,14 @@ void check_pool_options(const KvPoolOptions& options) {
           "kv_pool: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
 }
 
-uint32_t pool_coding(const KvPoolOptions& options) {
+uint32_t pool_calibration(const KvPoolOptions& options) {
   std::vector<uint64_t> checksums;
-  for (const KvLayerCoding& coding : options.coding)
-    checksums.push_back(coding_checksum({"kv_pool", checksums.size()}, coding));
-  return coding_identity(checksums);
+  for (const KvLayerCalibration& calibration : options.calibration)
+    checksums.push_back(calibration_checksum({"kv_pool", checksums.size()}, calibration));
+  return calibration_identity(checksums);
 }
 
-uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding) {
+uint64_t pool_geometry(const KvPoolOptions& options, uint32_t calibration) {
   std::vector<uint64_t> numbers = {options.kv_heads, options.head_dim, value_dim(options),
                                    options.page_tokens, options.layers.size()};
   for (const KvLayer& layer : options.layers) {
@@ -70,17 +71,17 @@ uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding) {
       const std::array<uint32_t, 8> fields = snapshot_format_fields(describe(format));
       numbers.insert(numbers.end(), fields.begin(), fields.end());
     }
-    numbers.insert(numbers.end(), {layer.window, layer.tail, layer.sinks});
+    numbers.insert(numbers.end(), {layer.window, layer.tail, layer.sink_tokens});
   }
-  if (coding != 0) numbers.push_back(coding);
+  if (calibration != 0) numbers.push_back(calibration);
   return checksum_of(std::as_bytes(std::span(numbers)));
 }
 
 KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
     : device(std::move(device_handle)),
       options((check_pool_options(wanted), wanted)),
-      coding(pool_coding(options)),
-      geometry(pool_geometry(options, coding)),
+      calibration(pool_calibration(options)),
+      geometry(pool_geometry(options, calibration)),
       index(options.page_tokens, 0, 0) {
   require(device.impl() != nullptr, "kv_pool: the device handle is empty");
   options.v_head_dim = value_dim(options);
@@ -91,10 +92,11 @@ KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
   };
   for (const KvLayer& layer : options.layers) {
     Layer made{layer, {}, store({layer.window, 0, false}, layer.k, layer.v), {}, {}};
-    if (!options.coding.empty()) made.coding = options.coding[layers.size()];
+    if (!options.calibration.empty()) made.calibration = options.calibration[layers.size()];
     constexpr KvFormat kNear = KvFormat::f16;
     if (layer.tail != 0) made.tail = store({layer.tail, 0, true}, kNear, kNear);
-    if (layer.sinks != 0) made.sinks = store({0, layer.sinks, true}, kNear, kNear);
+    if (layer.sink_tokens != 0)
+      made.sink_tokens = store({0, layer.sink_tokens, true}, kNear, kNear);
     layers.push_back(std::move(made));
   }
   index = PrefixIndex(options.page_tokens, groups.size(), geometry);
@@ -121,7 +123,7 @@ size_t KvPool::State::add_group(const GroupKeys& keys) {
 
 std::string KvPool::State::group_name(size_t group) const {
   const GroupKeys& keys = groups[group].keys();
-  if (keys.limit != 0) return join("sinks ", keys.limit);
+  if (keys.limit != 0) return join("sink tokens ", keys.limit);
   if (keys.window == 0) return "all keys";
   return join(keys.near ? "tail " : "window ", keys.window);
 }
@@ -154,9 +156,9 @@ PageId KvPool::State::take(size_t group) {
 void KvPool::State::evict(size_t group) {
   const PageId page = groups[group].oldest_cached();
   uint32_t node = groups[group].node(page);
-  // Without its page of all keys or of sinks a prefix is none, and neither is what lies behind it:
-  // every query sees them. Without a page of a window or a tail it cannot be resumed in some
-  // places, in others it can.
+  // Without its page of all keys or of sink tokens a prefix is none, and neither is what lies
+  // behind it: every query sees them. Without a page of a window or a tail it cannot be resumed in
+  // some places, in others it can.
   if (groups[group].keys().window == 0) {
     evictions += erase_prefix(node);
     return;

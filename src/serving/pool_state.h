@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "gyre/kv_pages.h"
 #include "gyre/kv_pool.h"
+#include "gyre/pages.h"
 #include "serving/page_group.h"
 #include "serving/prefix_index.h"
 #include "steps/log.h"
@@ -18,9 +18,9 @@ namespace gyre {
 // Refuses options that no pool can have.
 void check_pool_options(const KvPoolOptions& options);
 // A checksum of everything that decides what a page's bytes mean.
-uint64_t pool_geometry(const KvPoolOptions& options, uint32_t coding);
+uint64_t pool_geometry(const KvPoolOptions& options, uint32_t calibration);
 // Which calibration its options name; 0: none. Reads device memory.
-uint32_t pool_coding(const KvPoolOptions& options);
+uint32_t pool_calibration(const KvPoolOptions& options);
 
 class Source;
 struct PoolFile;
@@ -36,10 +36,10 @@ class KvPool::State {
   };
   struct Layer {
     KvLayer layer{};
-    KvLayerCoding coding{};
+    KvLayerCalibration calibration{};
     Store body{};
-    std::optional<Store> tail{};   // in 16 bits
-    std::optional<Store> sinks{};  // in 16 bits
+    std::optional<Store> tail{};         // in 16 bits
+    std::optional<Store> sink_tokens{};  // in 16 bits
   };
 
   void require_same_process(const char* op) const;  // refuses a child of fork()
@@ -60,7 +60,7 @@ class KvPool::State {
     for (const Layer& layer : layers) {
       if (layer.body.group == group) visit(layer.body);
       if (layer.tail && layer.tail->group == group) visit(*layer.tail);
-      if (layer.sinks && layer.sinks->group == group) visit(*layer.sinks);
+      if (layer.sink_tokens && layer.sink_tokens->group == group) visit(*layer.sink_tokens);
     }
   }
 
@@ -68,7 +68,7 @@ class KvPool::State {
   KvPoolOptions options;
   std::vector<PageGroup> groups;
   std::vector<Layer> layers;
-  uint32_t coding;
+  uint32_t calibration;
   uint64_t geometry;
   PrefixIndex index;
   std::shared_ptr<Steps> steps = std::make_shared<Steps>("kv_pool");

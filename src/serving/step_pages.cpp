@@ -10,7 +10,7 @@ namespace {
 using Pages = KvSequence::State::Pages;
 
 // Whether the step goes on inside a shared page. Also behind the last sink: the prefix index knows
-// a page of sinks under the tokens of a whole page, and these part here.
+// a page of sink tokens under the tokens of a whole page, and these part here.
 bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Member& member) {
   return member.place != 0 && pages.has(member.page) && group.shared(pages.at(member.page));
 }
@@ -18,9 +18,9 @@ bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Me
 }  // namespace
 
 StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences,
-                     uint64_t max_tokens, uint64_t max_length)
+                     uint64_t max_tokens, uint64_t max_kv_length)
     : pool_(std::move(pool)),
-      max_pages_((max_length + pool_->options.page_tokens - 1) / pool_->options.page_tokens),
+      max_pages_((max_kv_length + pool_->options.page_tokens - 1) / pool_->options.page_tokens),
       needed_(pool_->groups.size()),
       given_(pool_->groups.size()) {
   copies_.reserve(max_sequences * pool_->groups.size());

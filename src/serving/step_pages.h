@@ -24,14 +24,14 @@ class StepPages {
     std::shared_ptr<KvSequence::State> sequence;
     uint64_t start = 0;  // its length before the step
     uint64_t tokens = 0;
-    bool prompt = false;
+    bool is_prefill = false;
     // Divided once, used by every group: where `start` lies, and where pages of all keys end.
     uint64_t page = 0, place = 0, end_page = 0;
     UnwrittenTokens before{};
   };
 
   StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_tokens,
-            uint64_t max_length);
+            uint64_t max_kv_length);
 
   // Refuses a pool that has too few pages. Changes nothing.
   void check(const char* op, std::span<const Member> members);

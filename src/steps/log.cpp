@@ -108,7 +108,7 @@ void UnwrittenTokens::require_not_dropped(const char* op, const Steps& steps,
                                           uint64_t length) const {
   require(length <= start || steps.outcome(step) != StepOutcome::dropped, op, ": tokens from ",
           start, " on were recorded and dropped, or their load ended in the middle, and there are ",
-          length, "; truncate() or clear() them");
+          length, "; rollback() or clear() them");
 }
 
 void UnwrittenTokens::require_written(const char* op, const Steps& steps, uint64_t length) const {
@@ -229,7 +229,7 @@ void StepLog::assume_appended(const char* op) {
 
 void StepLog::record(const char* op) {
   require_complete(op);
-  require(!recording(), op, ": a recording is open, end() it");
+  require(!recording(), op, ": a recording is open, end_step() it");
   phase_ = Phase::recording;
   open_ = ++steps_->serial_;
   appended_ = 0;

@@ -76,7 +76,7 @@ struct UnwrittenTokens {
   uint64_t start = 0;  // first token of the oldest step that was unsubmitted when it began
 
   void begin(const Steps& steps, uint64_t next, uint64_t at);
-  void truncate(uint64_t length) { *this = length <= start ? UnwrittenTokens{} : *this; }
+  void rollback(uint64_t length) { *this = length <= start ? UnwrittenTokens{} : *this; }
   // Refuse tokens that were dropped; or that are in a graph as well; or unsubmitted as well.
   void require_not_dropped(const char* op, const Steps& steps, uint64_t length) const;
   void require_written(const char* op, const Steps& steps, uint64_t length) const;
@@ -87,10 +87,10 @@ class StepLog final : public CommandObserver {
  public:
   struct Rules {
     const char* object;     // opens messages: "kv_cache"
-    const char* begin;      // the call that begins a step: "extend()"
+    const char* begin;      // the call that begins a step: "begin_step()"
     const char* take_back;  // calls that end an incomplete step
     // Graphs may be recorded at any time and run in every step with as many tokens. Otherwise they
-    // are recorded between record() and end(), or run in the step that they were recorded in.
+    // are recorded between record() and end_step(), or run in the step that they were recorded in.
     bool any_graph;
   };
   // Where a sequence is. A batch uses tokens and id alone.

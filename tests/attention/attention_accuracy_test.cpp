@@ -130,12 +130,12 @@ TEST(AttentionAccuracy, EveryBitCounts) {
 }
 
 // The reference's formats at the same bits: no better, but not far.
-TEST(AttentionAccuracy, CompatibilityFormats) {
-  constexpr Line kCompat[] = {{KvFormat::compat4, KvFormat::compat4, 2.5e-2},
-                              {KvFormat::compat5, KvFormat::compat5, 8e-3},
-                              {KvFormat::compat6, KvFormat::compat6, 2.5e-3},
-                              {KvFormat::compat8, KvFormat::compat8, 3e-4}};
-  for (const Line& line : kCompat) {
+TEST(AttentionAccuracy, MlxNativeFormats) {
+  constexpr Line kMlxNative[] = {{KvFormat::mlx_native4, KvFormat::mlx_native4, 2.5e-2},
+                                 {KvFormat::mlx_native5, KvFormat::mlx_native5, 8e-3},
+                                 {KvFormat::mlx_native6, KvFormat::mlx_native6, 2.5e-3},
+                                 {KvFormat::mlx_native8, KvFormat::mlx_native8, 3e-4}};
+  for (const Line& line : kMlxNative) {
     AttentionCase c = long_case(line.k, line.v);
     c.k_dim = 256;
     c.heads = 4;

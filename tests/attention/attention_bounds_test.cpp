@@ -67,7 +67,7 @@ TYPED_TEST(AttentionBounds, EveryKeyOfSmallProblems) {
 gyre::abi::KvSegment segment_of(const gyre::abi::KvPlaces& places, uint64_t tail_begin,
                                 int64_t position, int64_t key) {
   const auto j = static_cast<uint64_t>(key);
-  if (j < places.sinks) return gyre::abi::kSegmentSinks;
+  if (j < places.sink_tokens) return gyre::abi::kSegmentSinks;
   const bool near = key > position - static_cast<int64_t>(places.tail) && j >= tail_begin;
   return places.tail != 0 && near ? gyre::abi::kSegmentTail : gyre::abi::kSegmentBody;
 }
@@ -108,9 +108,9 @@ void check_segment(const Layer& layer, gyre::abi::KvSegment segment, uint64_t to
           segment_of(layer.places, layer.state.tail_begin, position, key) == segment;
       ASSERT_EQ(key >= bounds.begin && key < bounds.end, wanted)
           << "segment " << segment << ", length " << mask.length << ", tokens " << tokens
-          << ", window " << layer.window << ", causal " << layer.causal << ", sinks " << mask.sinks
-          << ", tail " << mask.tail << " from " << mask.tail_begin << ", token " << token
-          << ", key " << key;
+          << ", window " << layer.window << ", causal " << layer.causal << ", sink_tokens "
+          << mask.sink_tokens << ", tail " << mask.tail << " from " << mask.tail_begin << ", token "
+          << token << ", key " << key;
     }
   }
 }
@@ -121,15 +121,15 @@ TYPED_TEST(AttentionBounds, EveryKeyOfEverySegment) {
     for (uint64_t tokens = 1; tokens <= 10; ++tokens) {
       for (const uint64_t window : {0, 1, 2, 4, 50}) {
         for (const bool causal : {false, true}) {
-          for (const uint64_t sinks : {0, 1, 4, 20}) {
+          for (const uint64_t sink_tokens : {0, 1, 4, 20}) {
             for (const uint64_t tail : {0, 1, 2, 5, 30}) {
               for (uint64_t begin = 0; begin <= length; begin += tail == 0 ? 100 : 1) {
-                const Layer layer{{sinks, tail, tail == 0 ? 0 : tail + 10, 100},
+                const Layer layer{{sink_tokens, tail, tail == 0 ? 0 : tail + 10, 100},
                                   {0, length, begin},
                                   window,
                                   causal};
                 check_segment<Int>(layer, gyre::abi::kSegmentBody, tokens);
-                if (sinks != 0) check_segment<Int>(layer, gyre::abi::kSegmentSinks, tokens);
+                if (sink_tokens != 0) check_segment<Int>(layer, gyre::abi::kSegmentSinks, tokens);
                 if (tail != 0) check_segment<Int>(layer, gyre::abi::kSegmentTail, tokens);
               }
             }

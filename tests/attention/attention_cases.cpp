@@ -51,24 +51,32 @@ void add_option_cases(const Pair& pair, std::vector<OpCase>& cases) {
     c.name = what;
     cases.push_back(make_case(c));
   };
-  add("sinks", {.sinks = true});
-  add("slopes", {.slopes = true});
+  add("sink_logits", {.sink_logits = true});
+  add("alibi_slopes", {.alibi_slopes = true});
   add("soft cap", {.soft_cap = 1.5f});
-  add("tree", {.tokens = 5, .tree = true});
+  add("tree_mask", {.tokens = 5, .tree_mask = true});
   add("window", {.window = 17});
   add("window of one", {.tokens = 7, .window = 1});
   add("not causal", {.tokens = 5, .causal = false});
-  add("more queries than keys", {.tokens = 6, .length = 4, .sinks = true});
+  add("more queries than keys", {.tokens = 6, .length = 4, .sink_logits = true});
   add("nothing in the cache", {.length = 0});
   add("no slots", {.length = 0, .capacity = 0, .ring_start = 0});
-  add("nothing but sinks", {.length = 0, .sinks = true});
+  add("nothing but sink_logits", {.length = 0, .sink_logits = true});
   add("no queries", {.tokens = 0, .commands = 0});
   add("one query", {.tokens = 1, .length = 75});
   add("many queries", {.tokens = 37});
-  add("many queries, everything",
-      {.tokens = 37, .window = 30, .soft_cap = 2, .sinks = true, .slopes = true, .tree = true});
-  add("few queries, everything",
-      {.tokens = 5, .window = 30, .soft_cap = 2, .sinks = true, .slopes = true, .tree = true});
+  add("many queries, everything", {.tokens = 37,
+                                   .window = 30,
+                                   .soft_cap = 2,
+                                   .sink_logits = true,
+                                   .alibi_slopes = true,
+                                   .tree_mask = true});
+  add("few queries, everything", {.tokens = 5,
+                                  .window = 30,
+                                  .soft_cap = 2,
+                                  .sink_logits = true,
+                                  .alibi_slopes = true,
+                                  .tree_mask = true});
 }
 
 // Long enough for two splits, which are merged.
@@ -77,11 +85,11 @@ void add_split_cases(std::vector<OpCase>& cases) {
     AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i / 5)};
     c.name = "two splits";
     c.tokens = 1;
-    c.k_dim = k == FormatClass::compat ? 256 : 16;
-    c.v_dim = v == FormatClass::compat ? 256 : 16;
+    c.k_dim = k == FormatClass::mlx_native ? 256 : 16;
+    c.v_dim = v == FormatClass::mlx_native ? 256 : 16;
     c.length = 1100;
     c.capacity = 1101;
-    c.sinks = true;
+    c.sink_logits = true;
     c.commands = {};  // the kernel merges, or a second command
     cases.push_back(make_case(c));
   });
@@ -93,8 +101,8 @@ void add_short_cases(std::vector<OpCase>& cases) {
     AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i / 5)};
     c.name = "one split";
     c.tokens = 1 + i % 3;
-    c.k_dim = k == FormatClass::compat ? 256 : 40;
-    c.v_dim = v == FormatClass::compat ? 256 : 24;
+    c.k_dim = k == FormatClass::mlx_native ? 256 : 40;
+    c.v_dim = v == FormatClass::mlx_native ? 256 : 24;
     cases.push_back(make_case(c));
   });
 }
@@ -109,9 +117,9 @@ void add_shape_cases(std::vector<OpCase>& cases) {
     for_each_class_pair([&](FormatClass k, FormatClass v, size_t pair) {
       ++i;
       AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i + pair / 5)};
-      // At 1024 compat4 is the only compatibility format.
-      if (dim == 1024 && k == FormatClass::compat) c.k = KvFormat::compat4;
-      if (dim == 1024 && v == FormatClass::compat) c.v = KvFormat::compat4;
+      // At 1024 mlx_native4 is the only mlx-native format.
+      if (dim == 1024 && k == FormatClass::mlx_native) c.k = KvFormat::mlx_native4;
+      if (dim == 1024 && v == FormatClass::mlx_native) c.v = KvFormat::mlx_native4;
       if (!stores(c.k, dim) || !stores(c.v, dim)) return;
       if (dim == 512) c.scale_factor = i % 3 == 0 ? 1 : 0.8f;
       c.q = kFloats[i % 3];
@@ -125,17 +133,17 @@ void add_shape_cases(std::vector<OpCase>& cases) {
       c.ring_start = i % 3 == 0 ? 0 : c.capacity / 3;
       c.window = i % 5 == 2 ? c.length - 30 : 0;
       c.soft_cap = i % 7 == 3 ? 20.0f : 0.0f;
-      c.sinks = i % 4 == 1;
-      c.slopes = i % 6 == 5;
-      c.tree = i % 8 == 4;
+      c.sink_logits = i % 4 == 1;
+      c.alibi_slopes = i % 6 == 5;
+      c.tree_mask = i % 8 == 4;
       c.lse = i % 3 != 2;
       c.aligned = true;
       c.commands = std::nullopt;
       c.name = std::to_string(c.tokens) + "x" + std::to_string(c.heads) + "/" +
                std::to_string(c.kv_heads) + "/" + std::to_string(dim) + " length " +
                std::to_string(c.length) + (c.window != 0 ? " window" : "") +
-               (c.soft_cap != 0 ? " soft cap" : "") + (c.sinks ? " sinks" : "") +
-               (c.slopes ? " slopes" : "") + (c.tree ? " tree" : "");
+               (c.soft_cap != 0 ? " soft cap" : "") + (c.sink_logits ? " sink_logits" : "") +
+               (c.alibi_slopes ? " alibi_slopes" : "") + (c.tree_mask ? " tree_mask" : "");
       cases.push_back(make_case(c));
     });
   }
@@ -178,7 +186,7 @@ std::vector<OpCase> attention_partial_cases() {
     c.length = 200;
     c.capacity = 203;
     c.window = i % 2 == 0 ? 150 : 0;
-    c.slopes = i % 3 == 1;
+    c.alibi_slopes = i % 3 == 1;
     c.name = "window " + std::to_string(c.window) + " splits " + std::to_string(c.splits);
     cases.push_back(make_case(c));
   });

@@ -84,8 +84,8 @@ void set_options(size_t i, AttentionOpCase& c) {
   c.cache_layout = kLayouts[i / 3 % 2];
   c.window = i % 4 == 1 ? c.length - 30 : 0;
   c.soft_cap = i % 7 == 2 ? 20.0f : 0.0f;
-  c.slopes = i % 5 == 3;
-  c.sinks = i % 2 == 0;
+  c.alibi_slopes = i % 5 == 3;
+  c.sink_logits = i % 2 == 0;
   c.lse = i % 3 != 1;
   c.causal = i % 11 != 5;
 }
@@ -120,7 +120,7 @@ void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
            std::to_string(rows.tokens) + "x" + std::to_string(rows.group) + " rows, " +
            kModeNames[static_cast<size_t>(mode)] + " of " + std::to_string(c.length) +
            (c.window != 0 ? ", window" : "") + (c.soft_cap != 0 ? ", soft cap" : "") +
-           (c.slopes ? ", slopes" : "") + (c.sinks ? ", sinks" : "") +
+           (c.alibi_slopes ? ", alibi_slopes" : "") + (c.sink_logits ? ", sink_logits" : "") +
            (c.causal ? "" : ", not causal") + " #" + std::to_string(i);
   cases.push_back(make_case(c));
 }

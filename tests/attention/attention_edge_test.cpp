@@ -58,7 +58,7 @@ TEST(AttentionEdge, ALongTailIsNotAbsorbed) {
 TEST(AttentionEdge, ASinkOfMinusInfinityIsNoSink) {
   Small s = random_small(KvFormat::f32, 9, 4);  // five queries see nothing
   const Small::Answer wanted = s.run();
-  s.sinks = {-kInfinity};
+  s.sink_logits = {-kInfinity};
   const Small::Answer got = s.run();
   EXPECT_EQ(got.out, wanted.out);
   EXPECT_EQ(got.lse, wanted.lse);

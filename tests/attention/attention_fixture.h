@@ -33,10 +33,10 @@ struct AttentionCase {
   bool causal = true;
   uint64_t window = 0;
   float soft_cap = 0;
-  float scale_factor = 1;  // of caches in a compatibility format
-  bool sinks = false;
-  bool slopes = false;
-  bool tree = false;
+  float scale_factor = 1;  // of caches in an mlx-native format
+  bool sink_logits = false;
+  bool alibi_slopes = false;
+  bool tree_mask = false;
   float q_gain = 1;       // 1: logits of unit variance
   uint32_t outliers = 0;  // channels of K and V, evenly spread, ten times as large
   uint32_t seed = 1;
@@ -47,8 +47,8 @@ struct AttentionCase {
            "/" + std::to_string(k_dim) + "," + std::to_string(v_dim) + " length " +
            std::to_string(length) + " of " + std::to_string(capacity) + " from " +
            std::to_string(ring_start) + " " + std::string(name(k)) + "/" + std::string(name(v)) +
-           " window " + std::to_string(window) + " tree " + std::to_string(tree) + " splits " +
-           std::to_string(splits);
+           " window " + std::to_string(window) + " tree_mask " + std::to_string(tree_mask) +
+           " splits " + std::to_string(splits);
   }
 };
 
@@ -90,9 +90,10 @@ class AttentionProblem {
     const Tensor partial =
         device_.tensor(DType::f32, attention_partial_shape(c_.splits, inputs.q.shape(), c_.v_dim));
     attention_partial(
-        encoder, {inputs.q, inputs.k_cache, inputs.v_cache, partial, inputs.slopes, inputs.tree},
+        encoder,
+        {inputs.q, inputs.k_cache, inputs.v_cache, partial, inputs.alibi_slopes, inputs.tree_mask},
         options);
-    attention_merge(encoder, {partial, inputs.out, inputs.lse, inputs.sinks});
+    attention_merge(encoder, {partial, inputs.out, inputs.lse, inputs.sink_logits});
   }
 
   AttentionAnswer run() const {
@@ -158,16 +159,16 @@ class AttentionProblem {
     data_.q = doubles_of(inputs.q);
     inputs.out = device_.tensor(c_.out_dtype, {c_.tokens, c_.heads, c_.v_dim});
     inputs.lse = device_.tensor(DType::f32, {c_.tokens, c_.heads});
-    if (c_.sinks) inputs.sinks = per_head(data_.sinks, 1.0f);
-    if (c_.slopes) inputs.slopes = per_head(data_.slopes, 0.05f);
-    if (c_.tree) {
-      data_.tree.resize(c_.tokens * c_.tokens);
-      for (uint64_t i = 0; i < data_.tree.size(); ++i) {
+    if (c_.sink_logits) inputs.sink_logits = per_head(data_.sink_logits, 1.0f);
+    if (c_.alibi_slopes) inputs.alibi_slopes = per_head(data_.alibi_slopes, 0.05f);
+    if (c_.tree_mask) {
+      data_.tree_mask.resize(c_.tokens * c_.tokens);
+      for (uint64_t i = 0; i < data_.tree_mask.size(); ++i) {
         const uint64_t row = i / c_.tokens, column = i % c_.tokens;
-        data_.tree[i] = row == column || (column < row && random_() % 2 == 0) ? 1 : 0;
+        data_.tree_mask[i] = row == column || (column < row && random_() % 2 == 0) ? 1 : 0;
       }
-      inputs.tree = device_.tensor(DType::u8, {c_.tokens, c_.tokens});
-      inputs.tree.write_from(std::span<const uint8_t>(data_.tree));
+      inputs.tree_mask = device_.tensor(DType::u8, {c_.tokens, c_.tokens});
+      inputs.tree_mask.write_from(std::span<const uint8_t>(data_.tree_mask));
     }
     shape_ = {c_.tokens,   c_.heads,      c_.kv_heads,
               c_.k_dim,    c_.v_dim,      c_.length,
@@ -190,7 +191,7 @@ class AttentionProblem {
 
   KvShape cache_shape(KvFormat format, KvRole role, uint64_t head_dim) const {
     KvShape shape{format, role, c_.kv_heads, c_.capacity, head_dim};
-    if (class_of(format) == FormatClass::compat) shape.scale_factor = c_.scale_factor;
+    if (class_of(format) == FormatClass::mlx_native) shape.scale_factor = c_.scale_factor;
     return shape;
   }
 
@@ -215,7 +216,7 @@ class AttentionProblem {
              uint64_t position) const {
     if (tokens == 0) return;
     const Tensor source = tensor_of(device_, rows, {tokens, c_.kv_heads, cache.shape.head_dim});
-    const KvWriteOptions where{.position = position, .cache = CacheKind::ring};
+    const KvRange where{.position = position, .cache = CacheKind::ring};
     Encoder encoder(device_);
     if (!describe(cache.shape.format).compressed) {
       kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})}, where);
@@ -252,7 +253,7 @@ class AttentionProblem {
 inline AttentionTolerance tolerance_of(const Device& device, const RecordedCommand& command,
                                        const AttentionCase& c) {
   return attention_tolerance(device.impl()->describe(*command.kernel, command.spec), c.k, c.v,
-                             {.q_gain = c.q_gain, .softened = c.soft_cap != 0 || c.slopes});
+                             {.q_gain = c.q_gain, .softened = c.soft_cap != 0 || c.alibi_slopes});
 }
 
 // Against double precision over what the cache holds.

@@ -31,8 +31,8 @@ class AttentionKernelSets : public testing::TestWithParam<size_t> {
                  .v = format,
                  .window = 70,
                  .soft_cap = 20,
-                 .sinks = true,
-                 .slopes = true});
+                 .sink_logits = true,
+                 .alibi_slopes = true});
   }
 };
 
@@ -56,7 +56,7 @@ TEST_P(AttentionKernelSets, MasksRingsAndSharpQueries) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4,
                                 KvFormat::tq3, KvFormat::tq6}) {
     expect_everything(3, format);
-    expect_near({.tokens = 4, .length = 131, .k = format, .v = format, .tree = true});
+    expect_near({.tokens = 4, .length = 131, .k = format, .v = format, .tree_mask = true});
     expect_near({.heads = 4, .length = 1000, .k = format, .v = format, .q_gain = 8});
   }
 }
@@ -121,7 +121,7 @@ TEST_P(AttentionKernelSets, PromptsOfEveryFormatOddShapes) {
 TEST_P(AttentionKernelSets, PromptsWithMasksRingsAndSharpQueries) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4}) {
     expect_everything(21, format);
-    expect_near({.tokens = 20, .length = 131, .k = format, .v = format, .tree = true});
+    expect_near({.tokens = 20, .length = 131, .k = format, .v = format, .tree_mask = true});
     for (const float gain : {1.0f, 8.0f})
       expect_near({.tokens = 20, .length = 1000, .k = format, .v = format, .q_gain = gain});
   }
@@ -185,20 +185,20 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
   constexpr uint64_t kTokens = 130, kLast = 10, kHeads = 128, kDim = 64, kKeys = 140;
   const Device d = test_device();
   const std::vector<float> q = gaussian_rows(kTokens * kHeads, kDim, 1);
-  std::vector<float> slopes(kHeads);
+  std::vector<float> alibi_slopes(kHeads);
   for (uint64_t head = 0; head < kHeads; ++head)
-    slopes[head] = 0.001f * static_cast<float>(head + 1);
+    alibi_slopes[head] = 0.001f * static_cast<float>(head + 1);
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4}) {
     AttentionInputs in;
     in.k_cache = cache_of(d, format, KvRole::k, gaussian_rows(kKeys, kDim, 2), {1, kDim});
     in.v_cache = cache_of(d, format, KvRole::v, gaussian_rows(kKeys, kDim, 3), {1, kDim});
     AttentionOptions options{.length = kKeys, .scale = 1 / 8.0f};
-    bool tree = false;
+    bool tree_mask = false;
     const auto run = [&](uint64_t tokens) {  // the last of them
       in.q = tensor_of(d, {q.end() - static_cast<int64_t>(tokens * kHeads * kDim), q.end()},
                        {tokens, kHeads, kDim});
       in.out = d.tensor(DType::f32, {tokens, kHeads, kDim});
-      if (tree) {
+      if (tree_mask) {
         // A token does not see those that are three, six and so on before it; none misses older
         // ones.
         std::vector<uint8_t> sees(tokens * tokens);
@@ -206,8 +206,8 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
           for (uint64_t other = 0; other <= t; ++other)
             sees[t * tokens + other] = other == t || tokens - other > kLast || (t - other) % 3 != 0;
         }
-        in.tree = d.tensor(DType::u8, {tokens, tokens});
-        in.tree.write_from(std::span<const uint8_t>(sees));
+        in.tree_mask = d.tensor(DType::u8, {tokens, tokens});
+        in.tree_mask.write_from(std::span<const uint8_t>(sees));
       }
       Encoder encoder(d);
       attention(encoder, in, options);
@@ -217,14 +217,14 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
       return out;
     };
     EXPECT_EQ(run(kTokens), run(kLast)) << name(format);
-    tree = true;
-    EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", a tree";
-    tree = false;
-    in.tree = {};
+    tree_mask = true;
+    EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", a tree_mask";
+    tree_mask = false;
+    in.tree_mask = {};
     options.window = 50;
     options.soft_cap = 20;
-    in.slopes = tensor_of(d, slopes, {kHeads});
-    EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", window, soft cap and slopes";
+    in.alibi_slopes = tensor_of(d, alibi_slopes, {kHeads});
+    EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", window, soft cap and alibi_slopes";
   }
 }
 

@@ -19,7 +19,7 @@ struct MergeCase {
   DType out = DType::f32;
   KvLayout layout = KvLayout::token_major;
   bool lse = true;
-  bool sinks = false;
+  bool sink_logits = false;
   float spread = 1;  // of the maxima
   // Bit s of row r's number: split s of that row has no keys.
   bool empty_splits = false;
@@ -28,7 +28,7 @@ struct MergeCase {
     return std::to_string(splits) + " splits, " + std::to_string(tokens) + "x" +
            std::to_string(heads) + "/" + std::to_string(head_dim) + " to " +
            std::string(name(out)) + " " + layout_name(layout) + (lse ? " lse" : "") +
-           (sinks ? " sinks" : "") + (empty_splits ? " some empty" : "") + " spread " +
+           (sink_logits ? " sink_logits" : "") + (empty_splits ? " some empty" : "") + " spread " +
            std::to_string(spread);
   }
 };
@@ -52,18 +52,19 @@ class MergeMaker {
     run.blocks[1].dtype = c_.out;
     run.blocks[1].before = pattern_bytes(side.elements() * size_bytes(c_.out), 5);
     run.blocks[2].before = pattern_bytes(c_.tokens * c_.heads * sizeof(float), 6);
-    std::vector<float> sinks(c_.heads);
-    for (float& sink : sinks) sink = 2 * normal_(random_);
+    std::vector<float> sink_logits(c_.heads);
+    for (float& sink : sink_logits) sink = 2 * normal_(random_);
     run.blocks[3].before.resize(c_.heads * sizeof(float));
-    std::memcpy(run.blocks[3].before.data(), sinks.data(), run.blocks[3].before.size());
+    std::memcpy(run.blocks[3].before.data(), sink_logits.data(), run.blocks[3].before.size());
     for (Block& block : run.blocks) block.after = block.before;
-    for (uint64_t row = 0; row < c_.tokens * c_.heads; ++row) expect_row(run, side, sinks, row);
+    for (uint64_t row = 0; row < c_.tokens * c_.heads; ++row)
+      expect_row(run, side, sink_logits, row);
     run.commands = c_.tokens == 0 ? 0 : 1;
     run.record = [c = c_, side](Encoder& encoder, std::span<const Tensor> t) {
       attention_merge(
           encoder,
           {t[0].reshape({c.splits, c.tokens, c.heads, c.head_dim + 2}), kv_view(t[1], side),
-           c.lse ? t[2].reshape({c.tokens, c.heads}) : Tensor(), c.sinks ? t[3] : Tensor()});
+           c.lse ? t[2].reshape({c.tokens, c.heads}) : Tensor(), c.sink_logits ? t[3] : Tensor()});
     };
     return run;
   }
@@ -108,15 +109,15 @@ class MergeMaker {
     return result;
   }
 
-  void expect_row(OpRun& run, const reference::KvSide& side, const std::vector<float>& sinks,
+  void expect_row(OpRun& run, const reference::KvSide& side, const std::vector<float>& sink_logits,
                   uint64_t row) const {
     const MergeRow r = merged(row);
     const uint64_t token = row / c_.heads, head = row % c_.heads;
     double lse = r.weight == 0 ? -kInfinity : r.max + std::log(r.weight);
     const double without = lse;
-    if (c_.sinks)
-      lse =
-          std::max(lse, double{sinks[head]}) + std::log1p(std::exp(-std::fabs(lse - sinks[head])));
+    if (c_.sink_logits)
+      lse = std::max(lse, double{sink_logits[head]}) +
+            std::log1p(std::exp(-std::fabs(lse - sink_logits[head])));
     // Exponents are rounded to 2^-24 of their size before exp.
     const double relative = 4e-7 * (4 + c_.spread);
     for (uint64_t e = 0; e < c_.head_dim; ++e) {
@@ -214,8 +215,9 @@ std::vector<Refusal> output_refusals() {
               [](In& in, T&) {
                 in.lse = in.lse.strided({3, 4}, {4, 0});
               }),
-      refusal("sinks of other sizes", {"sinks must be contiguous f32 [4]", "got f32 [3]"},
-              [](In& in, T&) { in.sinks = in.sinks.slice(0, 0, 3); }),
+      refusal("sink_logits of other sizes",
+              {"sink_logits must be contiguous f32 [4]", "got f32 [3]"},
+              [](In& in, T&) { in.sink_logits = in.sink_logits.slice(0, 0, 3); }),
       refusal("lse in out", {"lse and out share memory"},
               [](In& in, T&) {
                 in.lse = in.out.strided({3, 4}, {4, 1}, 100);
@@ -224,14 +226,14 @@ std::vector<Refusal> output_refusals() {
               [](In& in, T&) {
                 in.out = in.partial.strided({3, 4, 80}, {328, 82, 1});
               }),
-      refusal("out is sinks", {"out shares memory with an input"},
-              [](In& in, T&) { in.sinks = in.out.strided({4}, {1}, 956); }),
+      refusal("out is sink_logits", {"out shares memory with an input"},
+              [](In& in, T&) { in.sink_logits = in.out.strided({4}, {1}, 956); }),
       refusal("lse in partial", {"lse shares memory with an input"},
               [](In& in, T&) {
                 in.lse = in.partial.strided({3, 4}, {4, 1}, 4900);
               }),
-      refusal("lse is sinks", {"lse shares memory with an input"},
-              [](In& in, T&) { in.sinks = in.lse.strided({4}, {1}, 8); }),
+      refusal("lse is sink_logits", {"lse shares memory with an input"},
+              [](In& in, T&) { in.sink_logits = in.lse.strided({4}, {1}, 8); }),
       refusal("read-only out", {"out is written", "read-only"},
               [](In& in, T& t) {
                 const void* memory = address_of(in.out);
@@ -262,14 +264,14 @@ std::vector<OpCase> attention_merge_cases() {
   }
   for (const DType out : kFloats) {
     for (const KvLayout layout : {KvLayout::head_major, KvLayout::padded, KvLayout::interleaved})
-      list.push_back({.out = out, .layout = layout, .lse = out != DType::f32, .sinks = true});
+      list.push_back({.out = out, .layout = layout, .lse = out != DType::f32, .sink_logits = true});
   }
   for (const float spread : {0.0f, 20.0f, 200.0f}) {
     list.push_back({.splits = 4, .tokens = 4, .heads = 4, .spread = spread, .empty_splits = true});
     list.push_back({.splits = 4,
                     .tokens = 4,
                     .heads = 4,
-                    .sinks = true,
+                    .sink_logits = true,
                     .spread = spread,
                     .empty_splits = true});
   }

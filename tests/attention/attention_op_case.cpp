@@ -29,7 +29,7 @@ AttentionShape shape_of(const AttentionOpCase& c) {
 KvShape cache_shape(const AttentionOpCase& c, KvRole role) {
   const bool v = role == KvRole::v;
   KvShape shape{v ? c.v : c.k, role, c.kv_heads, c.capacity, v ? c.v_dim : c.k_dim};
-  if (class_of(shape.format) == FormatClass::compat) shape.scale_factor = c.scale_factor;
+  if (class_of(shape.format) == FormatClass::mlx_native) shape.scale_factor = c.scale_factor;
   return shape;
 }
 
@@ -54,7 +54,7 @@ Splits splits_of(const AttentionOpCase& c) {
 struct Places {
   static constexpr size_t kNone = ~size_t{0};
   size_t q = kNone, k = kNone, k_scales = kNone, v = kNone, v_scales = kNone, out = kNone,
-         lse = kNone, sinks = kNone, slopes = kNone, tree = kNone;
+         lse = kNone, sink_logits = kNone, alibi_slopes = kNone, tree_mask = kNone;
 };
 
 enum class Contents : bool { none, random };
@@ -67,9 +67,9 @@ class Maker {
     at.q = add_rows(q_side(c_), data.q);
     add_cache(KvRole::k, at.k, at.k_scales, data.k);
     add_cache(KvRole::v, at.v, at.v_scales, data.v);
-    if (c_.sinks) at.sinks = add_per_head(1.0f, data.sinks);
-    if (c_.slopes) at.slopes = add_per_head(0.05f, data.slopes);
-    if (c_.tree) add_tree();
+    if (c_.sink_logits) at.sink_logits = add_per_head(1.0f, data.sink_logits);
+    if (c_.alibi_slopes) at.alibi_slopes = add_per_head(0.05f, data.alibi_slopes);
+    if (c_.tree_mask) add_tree();
     const uint64_t rows = c_.tokens * c_.heads;
     if (c_.splits != 0) {
       at.out = add(DType::f32, pattern_bytes(c_.splits * rows * (c_.v_dim + 2) * 4, 8));
@@ -151,10 +151,10 @@ class Maker {
     for (uint64_t i = 0; i < bytes.size(); ++i) {
       const uint64_t row = i / c_.tokens, column = i % c_.tokens;
       const bool sees = row == column || random_() % 2 == 0;  // later ones too: not causal
-      data.tree.push_back(sees ? 1 : 0);
+      data.tree_mask.push_back(sees ? 1 : 0);
       bytes[i] = static_cast<std::byte>(sees ? 255 : 0);
     }
-    at.tree = add(DType::u8, std::move(bytes));
+    at.tree_mask = add(DType::u8, std::move(bytes));
   }
 
   AttentionOpCase c_;
@@ -174,12 +174,12 @@ class Expected {
         rows_.push_back(reference::attention_state(shape_of(c), data, row / c.heads, row % c.heads,
                                                    begin, begin + keys));
     }
-    sinks_ = data.sinks;
+    sinks_ = data.sink_logits;
   }
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
-    const AttentionTolerance bounds =
-        attention_tolerance(description, c_.k, c_.v, {.softened = c_.soft_cap != 0 || c_.slopes});
+    const AttentionTolerance bounds = attention_tolerance(
+        description, c_.k, c_.v, {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) {
       if (c_.splits == 0) {
         fill_row(blocks, i, bounds);
@@ -254,9 +254,9 @@ void record(const AttentionOpCase& c, const Places& at, Encoder& encoder,
   in.q = kv_view(t[at.q], q_side(c));
   in.k_cache = kv_buffer(cache_shape(c, KvRole::k), c.cache_layout, of(at.k), of(at.k_scales));
   in.v_cache = kv_buffer(cache_shape(c, KvRole::v), c.cache_layout, of(at.v), of(at.v_scales));
-  in.sinks = of(at.sinks);
-  in.slopes = of(at.slopes);
-  if (c.tree) in.tree = t[at.tree].reshape({c.tokens, c.tokens});
+  in.sink_logits = of(at.sink_logits);
+  in.alibi_slopes = of(at.alibi_slopes);
+  if (c.tree_mask) in.tree_mask = t[at.tree_mask].reshape({c.tokens, c.tokens});
   const AttentionOptions options{.length = c.length,
                                  .ring_start = c.ring_start,
                                  .scale = static_cast<float>(shape_of(c).scale),
@@ -266,8 +266,8 @@ void record(const AttentionOpCase& c, const Places& at, Encoder& encoder,
   if (c.splits != 0) {
     const Tensor partial =
         t[at.out].reshape(attention_partial_shape(c.splits, in.q.shape(), c.v_dim));
-    return attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, in.slopes, in.tree},
-                             options);
+    return attention_partial(
+        encoder, {in.q, in.k_cache, in.v_cache, partial, in.alibi_slopes, in.tree_mask}, options);
   }
   in.out = kv_view(t[at.out], out_side(c));
   if (c.lse) {

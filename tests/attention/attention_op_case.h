@@ -33,12 +33,12 @@ struct AttentionOpCase {
   bool causal = true;
   uint64_t window = 0;
   float soft_cap = 0;
-  float scale_factor = 1;  // of caches in a compatibility format
+  float scale_factor = 1;  // of caches in an mlx-native format
   bool lse = true;
   bool lse_by_head = false;  // [heads, tokens] in memory
-  bool sinks = false;
-  bool slopes = false;
-  bool tree = false;
+  bool sink_logits = false;
+  bool alibi_slopes = false;
+  bool tree_mask = false;
   uint64_t splits = 0;                   // 0: attention; else attention_partial
   std::optional<uint32_t> commands = 1;  // what the call records; none: the device decides
   bool aligned = false;                  // caches begin where 16 bytes can be copied

@@ -46,24 +46,25 @@ void holds_on_a_ring(AttentionCase c) {
 
 TEST(AttentionParity, FlashAttnVecTq) {
   for (const uint64_t head_dim : {256u, 512u}) {
-    for (const KvFormat format : {KvFormat::compat4, KvFormat::tq4})
+    for (const KvFormat format : {KvFormat::mlx_native4, KvFormat::tq4})
       holds_on_a_ring(decode(head_dim, format, format));
   }
 }
 
 TEST(AttentionParity, FlashAttnVecTqHb) {
   for (const uint64_t head_dim : {256u, 512u}) {
-    for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8,
-                                  KvFormat::tq5, KvFormat::tq6, KvFormat::tq8})
+    for (const KvFormat format :
+         {KvFormat::mlx_native5, KvFormat::mlx_native6, KvFormat::mlx_native8, KvFormat::tq5,
+          KvFormat::tq6, KvFormat::tq8})
       holds_on_a_ring(decode(head_dim, format, format));
   }
 }
 
 // scale_factor_d512 of caches that were written with it.
 TEST(AttentionParity, ScaleFactors) {
-  for (const KvFormat format : {KvFormat::compat4, KvFormat::compat8}) {
+  for (const KvFormat format : {KvFormat::mlx_native4, KvFormat::mlx_native8}) {
     AttentionCase c = decode(512, format, format);
-    c.scale_factor = format == KvFormat::compat4 ? 0.7f : 2.0f;
+    c.scale_factor = format == KvFormat::mlx_native4 ? 0.7f : 2.0f;
     holds_on_a_ring(c);
     c.k = KvFormat::f16;
     c.tokens = 4;
@@ -139,8 +140,8 @@ TEST(AttentionParity, FlashAttnPrefill) {
 
 TEST(AttentionParity, FlashAttnVecHybrid) {
   for (const uint64_t head_dim : {256u, 512u}) {
-    for (const KvFormat v : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8, KvFormat::tq5,
-                             KvFormat::tq6, KvFormat::tq8, KvFormat::f16}) {
+    for (const KvFormat v : {KvFormat::mlx_native5, KvFormat::mlx_native6, KvFormat::mlx_native8,
+                             KvFormat::tq5, KvFormat::tq6, KvFormat::tq8, KvFormat::f16}) {
       for (const uint64_t tokens : {1u, 4u}) {
         AttentionCase c = decode(head_dim, KvFormat::f16, v);
         c.tokens = tokens;

@@ -61,7 +61,7 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
   }
   plans.of({.formats = "tq8", .splits = 3});
   const KvLayer plain{.k = KvFormat::tq4, .v = KvFormat::tq4};
-  const KvLayer ends{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sinks = 4};
+  const KvLayer ends{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sink_tokens = 4};
   for (const uint64_t tokens : {1, 17}) {
     attend(cache_of(plain, 4096), tokens);
     attend(cache_of(ends, 4096), tokens);
@@ -73,10 +73,10 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
   EXPECT_EQ(distinct(plans.impl().asked()), distinct(plans.impl().recorded()));
 }
 
-// Sinks and tail are splits of their own, behind those of the body; one merge takes them all.
+// Sink tokens and tail are splits of their own, behind those of the body; one merge takes them all.
 TEST(AttentionPlan, SegmentsOfACache) {
   CudaPlans plans(kH200);
-  const KvLayer layer{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sinks = 4};
+  const KvLayer layer{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sink_tokens = 4};
   const KvCache cache(plans.device(),
                       {.kv_heads = 8, .head_dim = 128, .capacity = 4096, .layers = {layer}});
   const Tensor q = plans.device().tensor(DType::f16, {1, 32, 128});
@@ -96,7 +96,7 @@ TEST(AttentionPlan, SegmentsOfACache) {
 TEST(AttentionPlan, ScratchOfAKernelIsItsOwn) {
   CudaPlans plans(kH200);
   const KvLayer plain{.k = KvFormat::tq4, .v = KvFormat::tq4};
-  const KvLayer ends{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sinks = 4};
+  const KvLayer ends{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 64, .sink_tokens = 4};
   const KvCache cache(
       plans.device(),
       {.kv_heads = 8, .head_dim = 128, .capacity = 32768, .layers = {plain, ends, plain}});
@@ -171,7 +171,7 @@ TEST(CpuPlanner, Batches) {
   problem.sequences = 64;
   problem.page_tokens = 64;
   for (const uint32_t queries : {1u, 3u, 512u}) {
-    problem.most_queries = queries;
+    problem.max_query_length = queries;
     const abi::AttentionPlan plan = cpu_plan(problem);
     EXPECT_EQ(plan.splits, 16u);
     EXPECT_EQ(plan.reduce, AttentionReduce::in_kernel);
@@ -243,10 +243,10 @@ uint64_t prompt_rows_of_first_task(KvFormat format) {
             {.q = device.tensor(DType::f32, shape),
              .pages = pages,
              .page_table = integers(std::vector<int32_t>(kDecodes + 1), {kDecodes + 1, 1}),
-             .lengths = integers(std::vector<int32_t>(kDecodes + 1, kLength), {kDecodes + 1}),
-             .query_begin = integers(begin, {kDecodes + 2}),
+             .kv_lengths = integers(std::vector<int32_t>(kDecodes + 1, kLength), {kDecodes + 1}),
+             .cu_seqlens_q = integers(begin, {kDecodes + 2}),
              .out = out},
-            {.most_queries = kPrompt});
+            {.max_query_length = kPrompt});
   encoder.submit().wait();
   out.read_to(std::span(rows));
   uint64_t written = 0;

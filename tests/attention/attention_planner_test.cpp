@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-
 #include <sstream>
 #include <string>
 
@@ -139,7 +138,7 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   expect({.formats = "f16+tq4", .tokens = 4}, kPairs16);
   expect({.tokens = 2},
          kManyRows);  // 16-bit values, which may be NaN, and rows that see different keys
-  expect({.formats = "tq4", .tokens = 2, .tree = true}, kManyRows);
+  expect({.formats = "tq4", .tokens = 2, .tree_mask = true}, kManyRows);
   expect({.head_dim = 72}, kAnyShape);
   expect({.head_dim = 96}, kInCluster8);
   expect({.head_dim = 80, .formats = "tq3"}, kInCluster4);
@@ -147,7 +146,8 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   expect({.head_dim = 192, .v_head_dim = 128}, kInCluster8);
   expect({.v_head_dim = 72}, kAnyShape);
   expect({.head_dim = 512, .v_head_dim = 256}, kAnyShape);
-  for (const char* formats : {"f32", "f16+f32", "compat4"}) expect({.formats = formats}, kAnyShape);
+  for (const char* formats : {"f32", "f16+f32", "mlx_native4"})
+    expect({.formats = formats}, kAnyShape);
   for (const char* formats : {"tq3", "tq5", "tq4+tq3", "tq6"})
     expect({.head_dim = 64, .formats = formats}, kInCluster4);
   // A window leaves fewer keys.
@@ -173,7 +173,7 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
   EXPECT_EQ(a100.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
   EXPECT_EQ(small.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
   // What no operand holds: f32, bf16 keys by f16 queries, several scales to a row.
-  for (const char* formats : {"f32", "f16+f32", "bf16", "compat4"})
+  for (const char* formats : {"f32", "f16+f32", "bf16", "mlx_native4"})
     expect({.formats = formats, .tokens = 5}, kAnyShape);
   expect({.head_dim = 96, .formats = "tq4", .tokens = 5}, kAnyShape);
   expect({.head_dim = 64, .formats = "tq3", .tokens = 5}, kAnyShape);
@@ -263,7 +263,7 @@ TEST(CudaPlanner, DecodeVariants) {
   EXPECT_FALSE(has(abi::kTq4, abi::kTq4, 256, 12, 2));  // sums do not fit into registers
   EXPECT_FALSE(has(kF16, kF16, 128, 4, 1));
   EXPECT_FALSE(has(kF16, kF32, 128, 8, 1));
-  EXPECT_FALSE(has(abi::kTq4, abi::kCompat4, 128, 8, 1));
+  EXPECT_FALSE(has(abi::kTq4, abi::kMlxNative4, 128, 8, 1));
   for (const uint32_t rows : {0, 5, 20, 255}) EXPECT_FALSE(has(kF16, abi::kTq4, 128, rows, 1));
   for (const uint32_t cluster : {0, 3, 4, 16}) EXPECT_FALSE(has(kF16, kF16, 128, 8, cluster));
   for (const uint32_t dim : {32, 48, 80, 96, 112, 160, 192, 240}) {
@@ -278,7 +278,7 @@ TEST(CudaPlanner, DecodeVariants) {
 
 // Over pages: a batch of up to 64 sequences, those of the decode phase.
 abi::AttentionProblem paged_problem(KvFormat format, uint64_t heads, uint32_t head_dim,
-                                    uint32_t most_queries) {
+                                    uint32_t max_query_length) {
   abi::AttentionProblem p{};
   p.tokens = 64, p.heads = heads, p.kv_heads = 8;
   p.capacity = p.keys = 131072;
@@ -296,7 +296,7 @@ abi::AttentionProblem paged_problem(KvFormat format, uint64_t heads, uint32_t he
   p.v = p.k;
   p.v.role = 1;
   p.sequences = 64, p.page_stride = 8 * head_bytes, p.page_tokens = 64;
-  p.most_queries = most_queries;
+  p.max_query_length = max_query_length;
   p.phase = abi::AttentionPhase::decode;
   return p;
 }
@@ -322,8 +322,7 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(std::popcount(plan.schedule.group.most_pieces), 1);
     // The states of a unit's groups for every block; no more for more sequences.
     const uint64_t state = uint64_t{rows} * p.k.head_dim;
-    EXPECT_GE(plan.scratch_floats,
-              plan.schedule.blocks * plan.schedule.group.most_pieces * state);
+    EXPECT_GE(plan.scratch_floats, plan.schedule.blocks * plan.schedule.group.most_pieces * state);
     abi::AttentionProblem longer = p;
     longer.sequences *= 64;
     EXPECT_EQ(plan_of(longer).scratch_floats, plan.scratch_floats);

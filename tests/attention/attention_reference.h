@@ -25,12 +25,12 @@ struct AttentionShape {
 };
 
 struct AttentionData {
-  std::vector<double> q;       // [tokens, heads, k_dim]
-  std::vector<double> k;       // [capacity, kv_heads, k_dim]
-  std::vector<double> v;       // [capacity, kv_heads, v_dim]
-  std::vector<double> sinks;   // [heads] or empty
-  std::vector<double> slopes;  // [heads] or empty
-  std::vector<uint8_t> tree;   // [tokens, tokens] or empty
+  std::vector<double> q;             // [tokens, heads, k_dim]
+  std::vector<double> k;             // [capacity, kv_heads, k_dim]
+  std::vector<double> v;             // [capacity, kv_heads, v_dim]
+  std::vector<double> sink_logits;   // [heads] or empty
+  std::vector<double> alibi_slopes;  // [heads] or empty
+  std::vector<uint8_t> tree_mask;    // [tokens, tokens] or empty
 };
 
 struct AttentionResult {
@@ -44,9 +44,9 @@ inline bool attention_sees(const AttentionShape& s, const AttentionData& data, u
       static_cast<int64_t>(s.length) - static_cast<int64_t>(s.tokens) + static_cast<int64_t>(token);
   const auto j = static_cast<int64_t>(key);
   if (s.window != 0 && j <= own && static_cast<uint64_t>(own - j) >= s.window) return false;
-  if (data.tree.empty()) return !s.causal || j <= own;
+  if (data.tree_mask.empty()) return !s.causal || j <= own;
   const int64_t fresh = j - static_cast<int64_t>(s.length - s.tokens);
-  return fresh < 0 || data.tree[token * s.tokens + static_cast<uint64_t>(fresh)] != 0;
+  return fresh < 0 || data.tree_mask[token * s.tokens + static_cast<uint64_t>(fresh)] != 0;
 }
 
 // The softmax's state over some of the keys: values are not divided by the sum.
@@ -84,7 +84,8 @@ inline AttentionState attention_state(const AttentionShape& s, const AttentionDa
     for (uint64_t c = 0; c < s.k_dim; ++c) dot += q[c] * k[c];
     double logit = s.scale * dot;
     if (s.soft_cap != 0) logit = s.soft_cap * std::tanh(logit / s.soft_cap);
-    if (!data.slopes.empty()) logit += data.slopes[head] * (static_cast<double>(key) - own);
+    if (!data.alibi_slopes.empty())
+      logit += data.alibi_slopes[head] * (static_cast<double>(key) - own);
     logits.push_back(logit);
     slots.push_back(slot);
   }
@@ -103,7 +104,7 @@ inline AttentionState attention_state(const AttentionShape& s, const AttentionDa
 inline void attention_row(const AttentionShape& s, const AttentionData& data, uint64_t token,
                           uint64_t head, AttentionResult& result) {
   AttentionState state = attention_state(s, data, token, head, 0, s.length);
-  if (!data.sinks.empty()) add_sink(state, data.sinks[head]);
+  if (!data.sink_logits.empty()) add_sink(state, data.sink_logits[head]);
   const uint64_t row = token * s.heads + head;
   for (uint64_t c = 0; c < s.v_dim; ++c)
     result.out[row * s.v_dim + c] = state.sum == 0 ? 0 : state.values[c] / state.sum;

@@ -12,9 +12,9 @@ AttentionCall good_call(FilledTensors& t) {
            .v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 2, 9, 80}),
            .out = t.make(DType::f32, {3, 4, 80}),
            .lse = t.make(DType::f32, {3, 4}),
-           .sinks = t.make(DType::f32, {4}),
-           .slopes = t.make(DType::f32, {4}),
-           .tree = t.make(DType::u8, {3, 3})},
+           .sink_logits = t.make(DType::f32, {4}),
+           .alibi_slopes = t.make(DType::f32, {4}),
+           .tree_mask = t.make(DType::u8, {3, 3})},
           {.length = 7, .ring_start = 8},
           t.make(DType::f32, {2, 3, 4, 82})};
 }
@@ -30,7 +30,8 @@ Refusal refusal(Form form, std::string name, std::vector<std::string> message,
             change(c, tensors);
             if (form == Form::whole) return attention(encoder, c.in, c.options);
             attention_partial(
-                encoder, {c.in.q, c.in.k_cache, c.in.v_cache, c.partial, c.in.slopes, c.in.tree},
+                encoder,
+                {c.in.q, c.in.k_cache, c.in.v_cache, c.partial, c.in.alibi_slopes, c.in.tree_mask},
                 c.options);
           }};
 }
@@ -83,18 +84,18 @@ std::vector<AttentionRule> overlap_rules(const char* message, Written) {
          c.in.v_cache.scales = piece(t, memory, DType::u8, kv_scales_shape(c.in.v_cache.shape));
          Written::set(c, t, memory);
        }},
-      {"written is slopes",
+      {"written is alibi_slopes",
        {message},
        [](C& c, T& t) {
          const Tensor memory = t.make(DType::u8, {16384});
-         c.in.slopes = piece(t, memory, DType::f32, {4});
+         c.in.alibi_slopes = piece(t, memory, DType::f32, {4});
          Written::set(c, t, memory);
        }},
-      {"written is tree",
+      {"written is tree_mask",
        {message},
        [](C& c, T& t) {
          const Tensor memory = t.make(DType::u8, {16384});
-         c.in.tree = piece(t, memory, DType::u8, {3, 3});
+         c.in.tree_mask = piece(t, memory, DType::u8, {3, 3});
          Written::set(c, t, memory);
        }},
   };
@@ -135,12 +136,12 @@ std::vector<AttentionRule> output_rules() {
        [](C& c, T&) {
          c.in.out = c.in.out.strided({3, 4, 80}, {320, 0, 1});
        }},
-      {"sinks of another size",
-       {"sinks must be contiguous f32 [4]", "got f32 [5]"},
-       [](C& c, T& t) { c.in.sinks = t.make(DType::f32, {5}); }},
-      {"sinks of another dtype",
-       {"sinks must be contiguous f32 [4]", "got bf16"},
-       [](C& c, T& t) { c.in.sinks = t.make(DType::bf16, {4}); }},
+      {"sink_logits of another size",
+       {"sink_logits must be contiguous f32 [4]", "got f32 [5]"},
+       [](C& c, T& t) { c.in.sink_logits = t.make(DType::f32, {5}); }},
+      {"sink_logits of another dtype",
+       {"sink_logits must be contiguous f32 [4]", "got bf16"},
+       [](C& c, T& t) { c.in.sink_logits = t.make(DType::bf16, {4}); }},
       {"lse of another dtype",
        {"lse must be f32 [3, 4]", "got f16"},
        [](C& c, T& t) {
@@ -161,12 +162,12 @@ std::vector<AttentionRule> output_rules() {
        [](C& c, T&) {
          c.in.lse = c.in.out.strided({3, 4}, {4, 1}, 948);
        }},
-      {"out is sinks",
+      {"out is sink_logits",
        {"out shares memory with an input"},
-       [](C& c, T&) { c.in.sinks = c.in.out.strided({4}, {1}, 956); }},
-      {"lse is sinks",
+       [](C& c, T&) { c.in.sink_logits = c.in.out.strided({4}, {1}, 956); }},
+      {"lse is sink_logits",
        {"lse shares memory with an input"},
-       [](C& c, T&) { c.in.sinks = c.in.lse.strided({4}, {1}, 8); }},
+       [](C& c, T&) { c.in.sink_logits = c.in.lse.strided({4}, {1}, 8); }},
       {"read-only out",
        {"out is written", "read-only"},
        [](C& c, T& t) {

@@ -40,9 +40,9 @@ void add_case(KvFormat k, KvFormat v, uint64_t dim, bool many, size_t i,
   c.out = kOut[i / 2 % 3];
   c.window = i % 4 == 1 ? 61 : 0;
   c.soft_cap = i % 7 == 2 ? 20.0f : 0.0f;
-  c.slopes = i % 5 == 3;
-  c.sinks = i % 2 == 0;
-  c.tree = i % 6 == 5;
+  c.alibi_slopes = i % 5 == 3;
+  c.sink_logits = i % 2 == 0;
+  c.tree_mask = i % 6 == 5;
   c.causal = i % 11 != 5;
   c.lse = i % 3 != 1;
   c.aligned = true;

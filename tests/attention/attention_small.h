@@ -14,9 +14,9 @@ namespace gyre::test {
 inline Device cpu_device(uint32_t threads = 2) { return Device::open("cpu", {.threads = threads}); }
 
 // One of each kind.
-inline constexpr KvFormat kSomeFormats[] = {KvFormat::f32,    KvFormat::f16, KvFormat::bf16,
-                                            KvFormat::tq8,    KvFormat::tq4, KvFormat::tq3,
-                                            KvFormat::compat4};
+inline constexpr KvFormat kSomeFormats[] = {KvFormat::f32,        KvFormat::f16, KvFormat::bf16,
+                                            KvFormat::tq8,        KvFormat::tq4, KvFormat::tq3,
+                                            KvFormat::mlx_native4};
 
 struct Heads {
   uint64_t count, dim;
@@ -48,8 +48,8 @@ struct Small {
   uint64_t dim = 64;
   std::vector<float> q, k, v;  // [tokens, dim], [keys, dim], [keys, dim]
   AttentionOptions options;
-  std::vector<uint8_t> tree;
-  std::vector<float> sinks;
+  std::vector<uint8_t> tree_mask;
+  std::vector<float> sink_logits;
   uint64_t splits = 0;  // 0: attention(); else in two steps
 
   struct Answer {
@@ -70,10 +70,10 @@ struct Small {
     in.v_cache = cache_of(d, format, KvRole::v, v, {1, dim});
     in.out = d.tensor(DType::f32, {tokens, 1, dim});
     in.lse = d.tensor(DType::f32, {tokens, 1});
-    if (!sinks.empty()) in.sinks = tensor_of(d, sinks, {1});
-    if (!tree.empty()) {
-      in.tree = d.tensor(DType::u8, {tokens, tokens});
-      in.tree.write_from(std::span<const uint8_t>(tree));
+    if (!sink_logits.empty()) in.sink_logits = tensor_of(d, sink_logits, {1});
+    if (!tree_mask.empty()) {
+      in.tree_mask = d.tensor(DType::u8, {tokens, tokens});
+      in.tree_mask.write_from(std::span<const uint8_t>(tree_mask));
     }
     AttentionOptions o = options;
     if (o.length == 0) o.length = k.size() / dim;
@@ -83,8 +83,8 @@ struct Small {
     } else {
       const Tensor partial =
           d.tensor(DType::f32, attention_partial_shape(splits, in.q.shape(), dim));
-      attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, {}, in.tree}, o);
-      attention_merge(encoder, {partial, in.out, in.lse, in.sinks});
+      attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, {}, in.tree_mask}, o);
+      attention_merge(encoder, {partial, in.out, in.lse, in.sink_logits});
     }
     encoder.submit().wait();
     return {floats_of(in.out), floats_of(in.lse)};

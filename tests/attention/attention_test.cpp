@@ -106,9 +106,9 @@ TEST(Attention, EverythingTogether) {
                                                .v = format,
                                                .window = 170,
                                                .soft_cap = 3,
-                                               .sinks = true,
-                                               .slopes = true,
-                                               .tree = true,
+                                               .sink_logits = true,
+                                               .alibi_slopes = true,
+                                               .tree_mask = true,
                                                .splits = splits}));
       }
     }

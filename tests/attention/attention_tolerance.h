@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cpu/attention/isa/kernels.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::test {
 

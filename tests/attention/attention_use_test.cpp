@@ -18,9 +18,24 @@ TEST(AttentionUse, TheNumberOfThreadsDoesNotMatter) {
   const AttentionCase cases[] = {
       {.heads = 8, .kv_heads = 2, .length = 5000, .k = KvFormat::tq8, .v = KvFormat::tq4},
       {.heads = 8, .kv_heads = 2, .length = 5000},
-      {.tokens = 3, .heads = 3, .kv_heads = 3, .length = 2500, .k = KvFormat::f32, .slopes = true},
-      {.tokens = 100, .heads = 6, .kv_heads = 3, .length = 300, .v = KvFormat::tq3, .sinks = true},
-      {.tokens = 9, .heads = 5, .kv_heads = 1, .length = 400, .k = KvFormat::compat4, .splits = 7},
+      {.tokens = 3,
+       .heads = 3,
+       .kv_heads = 3,
+       .length = 2500,
+       .k = KvFormat::f32,
+       .alibi_slopes = true},
+      {.tokens = 100,
+       .heads = 6,
+       .kv_heads = 3,
+       .length = 300,
+       .v = KvFormat::tq3,
+       .sink_logits = true},
+      {.tokens = 9,
+       .heads = 5,
+       .kv_heads = 1,
+       .length = 400,
+       .k = KvFormat::mlx_native4,
+       .splits = 7},
   };
   for (const AttentionCase& c : cases) {
     std::vector<Bytes> first;
@@ -84,7 +99,7 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
     const Device d = cpu_device();
     const auto k = gaussian_rows(kKeys * kKv, kDim, 5), v = gaussian_rows(kKeys * kKv, kDim, 6);
     const Tensor q = tensor_of(d, gaussian_rows(kHeads, kDim, 7), {1, kHeads, kDim});
-    const Tensor sinks = tensor_of(d, gaussian_rows(1, kHeads, 8), {kHeads});
+    const Tensor sink_logits = tensor_of(d, gaussian_rows(1, kHeads, 8), {kHeads});
     const Tensor partial = d.tensor(DType::f32, attention_partial_shape(5, q.shape(), kDim));
     Encoder encoder(d);
     const auto part = [&](const std::vector<float>& rows, bool second) {
@@ -103,7 +118,7 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
     }
     const Tensor merged = d.tensor(DType::f32, {1, kHeads, kDim});
     const Tensor merged_lse = d.tensor(DType::f32, {1, kHeads});
-    attention_merge(encoder, {partial, merged, merged_lse, sinks});
+    attention_merge(encoder, {partial, merged, merged_lse, sink_logits});
     const Tensor out = d.tensor(DType::f32, {1, kHeads, kDim});
     const Tensor lse = d.tensor(DType::f32, {1, kHeads});
     attention(encoder,
@@ -112,7 +127,7 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
                .v_cache = cache_of(d, format, KvRole::v, v, {kKv, kDim}),
                .out = out,
                .lse = lse,
-               .sinks = sinks},
+               .sink_logits = sink_logits},
               {.length = kKeys, .scale = 0.125f});
     encoder.submit().wait();
     const auto a = floats_of(merged), b = floats_of(out);
@@ -155,13 +170,14 @@ TEST(AttentionUse, AnEmptyCacheGivesZeroAndMinusInfinity) {
 TEST(AttentionUse, AnEmptyCacheWithSinksGivesTheSink) {
   for (const uint64_t tokens : {1u, 40u}) {
     for (const uint64_t splits : {0u, 3u}) {
-      const AttentionCase c{.tokens = tokens, .length = 0, .sinks = true, .splits = splits};
+      const AttentionCase c{.tokens = tokens, .length = 0, .sink_logits = true, .splits = splits};
       const AttentionProblem problem(cpu_device(), c);
       const AttentionAnswer answer = problem.run();
-      const std::vector<float> sinks = floats_of(problem.inputs.sinks);
+      const std::vector<float> sink_logits = floats_of(problem.inputs.sink_logits);
       for (const double x : answer.out) ASSERT_EQ(x, 0);
       for (size_t i = 0; i < answer.lse.size(); ++i)
-        ASSERT_NEAR(answer.lse[i], sinks[i % sinks.size()], 3e-7 * std::fabs(sinks[i % 4]));
+        ASSERT_NEAR(answer.lse[i], sink_logits[i % sink_logits.size()],
+                    3e-7 * std::fabs(sink_logits[i % 4]));
     }
   }
 }

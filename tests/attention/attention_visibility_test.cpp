@@ -19,9 +19,9 @@ TEST(AttentionVisibility, AFullyMaskedRowGivesZeroAndMinusInfinity) {
   for (const KvFormat format : kSomeFormats) {
     for (const uint64_t tokens : {4u, 40u}) {
       Small s = random_small(format, tokens, 200);
-      s.tree.assign(tokens * tokens, 1);
+      s.tree_mask.assign(tokens * tokens, 1);
       const uint64_t masked = tokens - 1;
-      for (uint64_t j = 0; j < tokens; ++j) s.tree[masked * tokens + j] = 0;
+      for (uint64_t j = 0; j < tokens; ++j) s.tree_mask[masked * tokens + j] = 0;
       s.options.window = 2;
       const Small::Answer answer = s.run();
       for (uint64_t e = 0; e < s.dim; ++e) ASSERT_EQ(answer.out[masked * s.dim + e], 0);
@@ -30,7 +30,7 @@ TEST(AttentionVisibility, AFullyMaskedRowGivesZeroAndMinusInfinity) {
         EXPECT_TRUE(answer.finite(t, s.dim)) << name(format) << " token " << t;
         EXPECT_NE(answer.out[t * s.dim], 0);
       }
-      s.sinks = {-3};
+      s.sink_logits = {-3};
       EXPECT_NEAR(s.run().lse[masked], -3, 1e-6);
     }
   }
@@ -103,13 +103,13 @@ TEST(AttentionVisibility, ATreeHidesNaNOfOtherBranches) {
   for (const KvFormat format : kSomeFormats) {
     for (const uint64_t tokens : {6u, 40u}) {
       Small s = random_small(format, tokens, 75);
-      s.tree.resize(tokens * tokens);
+      s.tree_mask.resize(tokens * tokens);
       for (uint64_t i = 0; i < tokens; ++i) {  // two branches: even and odd tokens
-        for (uint64_t j = 0; j <= i; ++j) s.tree[i * tokens + j] = (i + j) % 2 == 0 ? 1 : 0;
+        for (uint64_t j = 0; j <= i; ++j) s.tree_mask[i * tokens + j] = (i + j) % 2 == 0 ? 1 : 0;
       }
       for (const uint64_t fresh : {uint64_t{0}, uint64_t{1}, tokens - 2, tokens - 1}) {
         std::vector<bool> sees(tokens);
-        for (uint64_t t = 0; t < tokens; ++t) sees[t] = s.tree[t * tokens + fresh] != 0;
+        for (uint64_t t = 0; t < tokens; ++t) sees[t] = s.tree_mask[t * tokens + fresh] != 0;
         expect_seen_by(s, 75 - tokens + fresh, sees);
       }
     }

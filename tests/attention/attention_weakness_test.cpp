@@ -52,7 +52,7 @@ class EdgeMemory {
 // NaN then showed, and for the last head past the buffer.
 TEST(AttentionWeakness, W31_NothingIsReadPastTheKeys) {
   for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq8,
-                                KvFormat::tq3, KvFormat::compat4}) {
+                                KvFormat::tq3, KvFormat::mlx_native4}) {
     for (const uint64_t length : {1u, 31u, 33u, 70u}) {
       for (const uint64_t tokens : {1u, 30u}) {
         for (const uint64_t spare : {0u, 3u}) {  // slots of NaN
@@ -253,8 +253,8 @@ TEST(AttentionWeakness, W36_DenseRingsHaveWindows) {
   }
 }
 
-// Reference: head dims 256 and 512 only, one query, no sinks, no bias, and always 32 groups and a
-// second pass, however few keys.
+// Reference: head dims 256 and 512 only, one query, no sink_logits, no bias, and always 32 groups
+// and a second pass, however few keys.
 TEST(AttentionWeakness, W37_EveryShapeAndNoMorePassesThanNeeded) {
   for (const uint64_t dim : {64u, 96u, 128u, 256u, 512u}) {
     for (const uint64_t group : {1u, 3u, 8u}) {
@@ -263,8 +263,8 @@ TEST(AttentionWeakness, W37_EveryShapeAndNoMorePassesThanNeeded) {
                                                  .kv_heads = 2,
                                                  .k_dim = dim,
                                                  .length = 32,
-                                                 .sinks = true,
-                                                 .slopes = true}));
+                                                 .sink_logits = true,
+                                                 .alibi_slopes = true}));
     }
   }
   const auto commands = [](const AttentionCase& c) {

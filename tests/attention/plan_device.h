@@ -93,7 +93,7 @@ struct PlanCase {
   uint64_t v_head_dim = 0;  // 0: head_dim
   uint64_t window = 0;
   uint64_t splits = 0;  // not 0: attention_partial
-  bool tree = false;
+  bool tree_mask = false;
 };
 
 inline KvFormat k_format(const PlanCase& p) {
@@ -147,16 +147,16 @@ class CudaPlans {
     Encoder encoder(device_);
     const Tensor q = queries(p);
     const uint64_t v_dim = v.shape.head_dim;
-    Tensor tree;
-    if (p.tree) tree = device_.tensor(DType::u8, {p.tokens, p.tokens});
+    Tensor tree_mask;
+    if (p.tree_mask) tree_mask = device_.tensor(DType::u8, {p.tokens, p.tokens});
     const AttentionOptions options{.length = p.keys, .window = p.window};
     if (p.splits != 0) {
       const Tensor partial =
           device_.tensor(DType::f32, attention_partial_shape(p.splits, q.shape(), v_dim));
-      attention_partial(encoder, {q, k, v, partial, {}, tree}, options);
+      attention_partial(encoder, {q, k, v, partial, {}, tree_mask}, options);
     } else {
       const Tensor out = device_.tensor(DType::bf16, {p.tokens, p.heads, v_dim});
-      attention(encoder, {q, k, v, out, {}, {}, {}, tree}, options);
+      attention(encoder, {q, k, v, out, {}, {}, {}, tree_mask}, options);
     }
     encoder.submit();
     return text_of(plan_);

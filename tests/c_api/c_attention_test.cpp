@@ -60,7 +60,7 @@ class CBuffers : public CEqualsCpp {
 
 TEST_F(CBuffers, AScaleFactorIsTheBuffers) {
   gyre_kv_shape shape{.size = sizeof shape,
-                      .format = GYRE_KV_COMPAT4,
+                      .format = GYRE_KV_MLX_NATIVE4,
                       .role = GYRE_KV_ROLE_K,
                       .kv_heads = 1,
                       .capacity = 4,
@@ -114,19 +114,24 @@ TEST_F(CBuffers, Codec) {
 
 TEST_F(CBuffers, Attention) {
   const Tensor q = random({kTokens, kHeads, kDim}), oa = made(q.shape()), ob = made(q.shape()),
-               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads}), sinks = random({kHeads}),
-               slopes = random({kHeads});
+               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads}),
+               sink_logits = random({kHeads}), alibi_slopes = random({kHeads});
   gyre_attention_inputs attend{.size = sizeof attend,
                                .q = c(q),
                                .k_cache = ka,
                                .v_cache = va,
                                .out = c(oa),
                                .lse = c(la),
-                               .sinks = c(sinks),
-                               .slopes = c(slopes),
-                               .tree = nullptr};
-  const AttentionInputs cpp{
-      .q = q, .k_cache = kb, .v_cache = vb, .out = ob, .lse = lb, .sinks = sinks, .slopes = slopes};
+                               .sink_logits = c(sink_logits),
+                               .alibi_slopes = c(alibi_slopes),
+                               .tree_mask = nullptr};
+  const AttentionInputs cpp{.q = q,
+                            .k_cache = kb,
+                            .v_cache = vb,
+                            .out = ob,
+                            .lse = lb,
+                            .sink_logits = sink_logits,
+                            .alibi_slopes = alibi_slopes};
   gyre_attention_options options{.size = sizeof options, .length = kSlots};
   ran(gyre_attention(&encoder, &attend, &options));
   attention(encoder.value, cpp, {.length = kSlots});
@@ -140,25 +145,29 @@ TEST_F(CBuffers, Attention) {
 
 TEST_F(CBuffers, PartialAndMerge) {
   const Tensor q = random({kTokens, kHeads, kDim}), oa = made(q.shape()), ob = made(q.shape()),
-               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads}), sinks = random({kHeads}),
-               slopes = random({kHeads});
+               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads}),
+               sink_logits = random({kHeads}), alibi_slopes = random({kHeads});
   const Tensor pa = made(attention_partial_shape(3, q.shape(), kDim)), pb = made(pa.shape());
   const gyre_attention_partial_inputs partial{.size = sizeof partial,
                                               .q = c(q),
                                               .k_cache = ka,
                                               .v_cache = va,
                                               .partial = c(pa),
-                                              .slopes = c(slopes),
-                                              .tree = nullptr};
+                                              .alibi_slopes = c(alibi_slopes),
+                                              .tree_mask = nullptr};
   ran(gyre_attention_partial(&encoder, &partial, &c_options));
-  attention_partial(encoder.value,
-                    {.q = q, .k_cache = kb, .v_cache = vb, .partial = pb, .slopes = slopes},
-                    cpp_options);
+  attention_partial(
+      encoder.value,
+      {.q = q, .k_cache = kb, .v_cache = vb, .partial = pb, .alibi_slopes = alibi_slopes},
+      cpp_options);
   same(pa, pb);
-  const gyre_attention_merge_inputs merge{
-      .size = sizeof merge, .partial = c(pa), .out = c(oa), .lse = c(la), .sinks = c(sinks)};
+  const gyre_attention_merge_inputs merge{.size = sizeof merge,
+                                          .partial = c(pa),
+                                          .out = c(oa),
+                                          .lse = c(la),
+                                          .sink_logits = c(sink_logits)};
   ran(gyre_attention_merge(&encoder, &merge));
-  attention_merge(encoder.value, {.partial = pb, .out = ob, .lse = lb, .sinks = sinks});
+  attention_merge(encoder.value, {.partial = pb, .out = ob, .lse = lb, .sink_logits = sink_logits});
   same(oa, ob);
   same(la, lb);
 }

@@ -48,12 +48,19 @@ TEST(CGuard, MessagesBelongToTheThread) {
 
 // A format that C++ gets needs a number in gyre/c/base.h.
 TEST(CGuard, EveryFormatHasItsNumber) {
-  const std::map<std::string_view, gyre_kv_format> numbers = {
-      {"f32", GYRE_KV_F32},         {"f16", GYRE_KV_F16},         {"bf16", GYRE_KV_BF16},
-      {"tq2", GYRE_KV_TQ2},         {"tq3", GYRE_KV_TQ3},         {"tq4", GYRE_KV_TQ4},
-      {"tq5", GYRE_KV_TQ5},         {"tq6", GYRE_KV_TQ6},         {"tq8", GYRE_KV_TQ8},
-      {"compat4", GYRE_KV_COMPAT4}, {"compat5", GYRE_KV_COMPAT5}, {"compat6", GYRE_KV_COMPAT6},
-      {"compat8", GYRE_KV_COMPAT8}};
+  const std::map<std::string_view, gyre_kv_format> numbers = {{"f32", GYRE_KV_F32},
+                                                              {"f16", GYRE_KV_F16},
+                                                              {"bf16", GYRE_KV_BF16},
+                                                              {"tq2", GYRE_KV_TQ2},
+                                                              {"tq3", GYRE_KV_TQ3},
+                                                              {"tq4", GYRE_KV_TQ4},
+                                                              {"tq5", GYRE_KV_TQ5},
+                                                              {"tq6", GYRE_KV_TQ6},
+                                                              {"tq8", GYRE_KV_TQ8},
+                                                              {"mlx_native4", GYRE_KV_MLX_NATIVE4},
+                                                              {"mlx_native5", GYRE_KV_MLX_NATIVE5},
+                                                              {"mlx_native6", GYRE_KV_MLX_NATIVE6},
+                                                              {"mlx_native8", GYRE_KV_MLX_NATIVE8}};
   EXPECT_EQ(numbers.size(), kv_formats().size());
   for (const KvFormat format : kv_formats()) {
     gyre_kv_format number = 0;

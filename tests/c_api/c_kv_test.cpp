@@ -92,13 +92,13 @@ TEST_F(CPages, Attention) {
                                            .q = c(q),
                                            .pages = pages,
                                            .page_table = c(table),
-                                           .lengths = c(lengths),
-                                           .query_begin = c(begin),
-                                           .prompts = nullptr,
+                                           .kv_lengths = c(lengths),
+                                           .cu_seqlens_q = c(begin),
+                                           .is_prefill = nullptr,
                                            .out = c(oa)};
   const gyre_paged_attention_options with{.size = sizeof with,
-                                          .most_queries = kTokens,
-                                          .most_length = 32,
+                                          .max_query_length = kTokens,
+                                          .max_kv_length = 32,
                                           .window = 3,
                                           .scale = 0.125f,
                                           .soft_cap = 3.0f,
@@ -108,11 +108,11 @@ TEST_F(CPages, Attention) {
             PagedAttentionInputs{.q = q,
                                  .pages = cpp,
                                  .page_table = table,
-                                 .lengths = lengths,
-                                 .query_begin = begin,
+                                 .kv_lengths = lengths,
+                                 .cu_seqlens_q = begin,
                                  .out = ob},
-            {.most_queries = kTokens,
-             .most_length = 32,
+            {.max_query_length = kTokens,
+             .max_kv_length = 32,
              .scale = 0.125f,
              .causal = false,
              .window = 3,
@@ -134,9 +134,9 @@ TEST_F(CEqualsCpp, Cache) {
   EXPECT_EQ(a->value.options().step_tokens, b.options().step_tokens);
   const Tensor q = random({kTokens, kHeads, kDim}), k = random({kTokens, kKvHeads, kDim}),
                v = random({kTokens, kKvHeads, kDim}), oa = made(q.shape()), ob = made(q.shape());
-  ran(gyre_kv_cache_extend(a, &encoder, kTokens));
+  ran(gyre_kv_cache_begin_step(a, &encoder, kTokens));
   ran(gyre_kv_cache_append(a, &encoder, 0, c(k), c(v)));
-  b.extend(encoder.value, kTokens);
+  b.begin_step(encoder.value, kTokens);
   b.append(encoder.value, 0, k, v);
   gyre_tensor* positions = nullptr;
   ASSERT_EQ(gyre_kv_cache_positions(a, kTokens, &positions), GYRE_OK);
@@ -193,12 +193,12 @@ TEST_F(CEqualsCpp, PoolSteps) {
     const Tensor q = random({kTokens, kHeads, kDim}), k = random({kTokens, kKvHeads, kDim}),
                  v = random({kTokens, kKvHeads, kDim}), oa = made(q.shape()), ob = made(q.shape());
     const gyre_kv_step step{
-        .size = sizeof step, .sequence = &a, .tokens = kTokens, .prompt = prompt};
+        .size = sizeof step, .sequence = &a, .tokens = kTokens, .is_prefill = prompt};
     const gyre_attend_inputs inputs{.size = sizeof inputs, .q = c(q), .out = c(oa)};
-    ran(gyre_kv_batch_begin(batch, &encoder, &step, 1));
+    ran(gyre_kv_batch_begin_step(batch, &encoder, &step, 1));
     ran(gyre_kv_batch_append(batch, &encoder, 0, c(k), c(v)));
     ran(gyre_kv_batch_attend(batch, &encoder, 0, &inputs, nullptr));
-    cpp.begin(encoder.value, {{.sequence = b, .tokens = kTokens, .prompt = prompt}});
+    cpp.begin_step(encoder.value, {{.sequence = b, .tokens = kTokens, .is_prefill = prompt}});
     cpp.append(encoder.value, 0, k, v);
     cpp.attend(encoder.value, 0, {.q = q, .out = ob});
     same(oa, ob);

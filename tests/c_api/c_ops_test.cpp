@@ -124,12 +124,12 @@ TEST_F(CEqualsCpp, KvCopy) {
   kv_copy(encoder.value, cpp);
   same(ka, kb);
   same(va, vb);
-  const gyre_kv_write_options options{.size = sizeof options,
-                                      .position = 30,
-                                      .source_begin = 1,
-                                      .tokens = 3,
-                                      .has_tokens = 1,
-                                      .cache = GYRE_RING};
+  const gyre_kv_range options{.size = sizeof options,
+                              .position = 30,
+                              .source_begin = 1,
+                              .tokens = 3,
+                              .has_tokens = 1,
+                              .cache = GYRE_RING};
   ran(gyre_kv_copy(&encoder, &inputs, &options));
   kv_copy(encoder.value, cpp,
           {.position = 30, .cache = CacheKind::ring, .source_begin = 1, .tokens = 3});
@@ -137,7 +137,7 @@ TEST_F(CEqualsCpp, KvCopy) {
   same(va, vb);
   // 0 tokens are none, not all.
   const std::vector before = read_bytes(ka);
-  const gyre_kv_write_options none{
+  const gyre_kv_range none{
       .size = sizeof none, .position = 0, .source_begin = 0, .tokens = 0, .has_tokens = 1};
   ran(gyre_kv_copy(&encoder, &inputs, &none));
   EXPECT_EQ(read_bytes(ka), before);

@@ -55,7 +55,7 @@ static gyre_kv_cache* make_cache(const gyre_device* device) {
 static void prompt(const gyre_device* device, gyre_kv_cache* cache, gyre_encoder* encoder) {
   Step step = make_step(device, kPrompt);
   fill_step(&step, 1);
-  OK(gyre_kv_cache_extend(cache, encoder, kPrompt));
+  OK(gyre_kv_cache_begin_step(cache, encoder, kPrompt));
   record(&step, cache, encoder);
   destroy_step(&step);  // the list holds what it uses
   submit(encoder);
@@ -75,7 +75,7 @@ static void generate(const gyre_device* device, gyre_kv_cache* cache, gyre_encod
   }
   for (uint32_t i = 0; i < kSteps; ++i) {
     fill_step(&step, 100 + i);
-    OK(gyre_kv_cache_extend(cache, encoder, 1));
+    OK(gyre_kv_cache_begin_step(cache, encoder, 1));
     if (by_graph) {
       gyre_fence* fence = NULL;
       OK(gyre_encoder_submit(encoder, NULL));
@@ -144,7 +144,7 @@ static void test_snapshot(const gyre_device* device, gyre_kv_cache* cache, gyre_
   gyre_kv_snapshot_info info = {.size = sizeof info};
   OK(gyre_kv_snapshot_inspect(path, &info));
   CHECK(info.length == kPrompt && info.layer_count == kLayers && info.head_dim == kDim);
-  CHECK(info.coding == 0);
+  CHECK(info.calibration == 0);
   OK(gyre_kv_snapshot_verify(path));
   spoil_last_byte(path);
   OK(gyre_kv_snapshot_inspect(path, &info));
@@ -190,7 +190,7 @@ int main(int argc, char** argv) {
   CHECK(isfinite(by_graph[0]) && by_graph[0] != 0);
 
   // Truncated to the prompt, the same tokens give the same again.
-  OK(gyre_kv_cache_truncate(cache, encoder, kSteps));
+  OK(gyre_kv_cache_rollback(cache, encoder, kSteps));
   submit(encoder);
   generate(device, cache, encoder, 1, by_graph);
   CHECK(same_bits(by_graph, by_steps, sizeof by_graph));
@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
   prompt(device, fork, encoder);
   Step step = make_step(device, 1);
   fill_step(&step, 7);
-  OK(gyre_kv_cache_extend(fork, encoder, 1));
+  OK(gyre_kv_cache_begin_step(fork, encoder, 1));
   record(&step, fork, encoder);
   gyre_kv_cache_destroy(fork);
   gyre_kv_cache_destroy(cache);

@@ -35,8 +35,8 @@ static gyre_kv_sequence* sequence(const Server* s) {
 // One step; row i of the batch is filled by seeds[i], so that it does not depend on the others.
 static void step(const Server* s, const gyre_kv_step* steps, uint64_t count, const uint32_t* seeds,
                  float* out) {
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, steps, 1ull << 40), "steps: at most 4, got");
-  OK(gyre_kv_batch_begin(s->batch, s->encoder, steps, count));
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, steps, 1ull << 40), "steps: at most 4, got");
+  OK(gyre_kv_batch_begin_step(s->batch, s->encoder, steps, count));
   uint64_t rows = 0;
   OK(gyre_kv_batch_tokens(s->batch, &rows));
   gyre_tensor* q = floats(s->device, rows, kHeads, kDim);
@@ -68,7 +68,7 @@ static gyre_kv_sequence* prompt(const Server* s) {
   uint32_t seeds[kPrompt];
   for (uint32_t i = 0; i < kPrompt; ++i) seeds[i] = i;
   const gyre_kv_step whole = {
-      .size = sizeof whole, .sequence = made, .tokens = kPrompt, .prompt = 1};
+      .size = sizeof whole, .sequence = made, .tokens = kPrompt, .is_prefill = 1};
   step(s, &whole, 1, seeds, NULL);
   return made;
 }
@@ -104,7 +104,7 @@ static void test_forks(const Server* s) {
 
   gyre_kv_sequence* c = prompt(s);
   alone(s, c, 1000, first);
-  OK(gyre_kv_sequence_truncate(c, kSteps));
+  OK(gyre_kv_sequence_rollback(c, kSteps));
   alone(s, c, 2000, second);
   CHECK(same_bits(both, first, sizeof first));
   CHECK(same_bits(both + kRow, second, sizeof second));
@@ -187,15 +187,15 @@ static void test_graph(const Server* s) {
   OK(gyre_kv_batch_attend(s->batch, s->encoder, 0, &attend, NULL));
   gyre_graph* graph = NULL;
   OK(gyre_encoder_instantiate(s->encoder, &graph));
-  OK(gyre_kv_batch_end(s->batch));
+  OK(gyre_kv_batch_end_step(s->batch));
 
   gyre_kv_sequence* a = sequence(s);
   const gyre_kv_step five = {.size = sizeof five, .sequence = a, .tokens = 5};
   for (int i = 0; i < 3; ++i) {
-    OK(gyre_kv_batch_begin(s->batch, s->encoder, &five, 1));
+    OK(gyre_kv_batch_begin_step(s->batch, s->encoder, &five, 1));
     OK(gyre_encoder_submit(s->encoder, NULL));
     OK(gyre_graph_replay(graph, NULL));
-    OK(gyre_kv_batch_end(s->batch));
+    OK(gyre_kv_batch_end_step(s->batch));
   }
   OK(gyre_device_wait(s->device));
   uint64_t length = 0;
@@ -203,9 +203,9 @@ static void test_graph(const Server* s) {
   CHECK(length == 15 && values(out)[0] != 0);
 
   // A step that did not happen.
-  OK(gyre_kv_batch_begin(s->batch, s->encoder, &five, 1));
+  OK(gyre_kv_batch_begin_step(s->batch, s->encoder, &five, 1));
   OK(gyre_encoder_clear(s->encoder));
-  OK(gyre_kv_batch_cancel(s->batch));
+  OK(gyre_kv_batch_rollback(s->batch));
   OK(gyre_kv_sequence_length(a, &length));
   CHECK(length == 15);
   gyre_kv_sequence_destroy(a);
@@ -219,17 +219,17 @@ static void test_refusals(const Server* s) {
   gyre_kv_sequence* a = sequence(s);
   gyre_kv_step steps[2] = {{.size = sizeof steps[0], .sequence = a, .tokens = 1},
                            {.size = sizeof steps[0], .sequence = a, .tokens = 1}};
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, steps, 2),
-          "kv_batch.begin: a sequence is there twice");
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, steps, 2),
+          "kv_batch.begin_step: a sequence is there twice");
   steps[1].sequence = NULL;
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, steps, 2),
-          "gyre_kv_batch_begin: steps.sequence is NULL");
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, steps, 2),
+          "gyre_kv_batch_begin_step: steps.sequence is NULL");
   steps[1].size = 24;
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, steps, 2), "steps[1].size is 24");
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, steps, 2), "steps[1].size is 24");
   steps[0].tokens = 0;
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, steps, 1), "kv_batch.begin: from 1 to");
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, NULL, 1), "steps is NULL");
-  REFUSED(gyre_kv_batch_begin(s->batch, s->encoder, NULL, 0), "kv_batch.begin: from 1 to");
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, steps, 1), "kv_batch.begin_step: from 1 to");
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, NULL, 1), "steps is NULL");
+  REFUSED(gyre_kv_batch_begin_step(s->batch, s->encoder, NULL, 0), "kv_batch.begin_step: from 1 to");
   gyre_kv_group_info group = {.size = sizeof group};
   REFUSED(gyre_kv_pool_describe_group(s->pool, 1, &group), "there are 1 groups, got group 1");
   OK(gyre_kv_pool_describe_group(s->pool, 0, &group));
@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
   gyre_kv_sequence* b = prompt(&s);
   const gyre_kv_step steps[2] = {{.size = sizeof steps[0], .sequence = a, .tokens = 1},
                                  {.size = sizeof steps[0], .sequence = b, .tokens = 1}};
-  OK(gyre_kv_batch_begin(s.batch, s.encoder, steps, 2));
+  OK(gyre_kv_batch_begin_step(s.batch, s.encoder, steps, 2));
   gyre_device_destroy(s.device);
   gyre_kv_pool_destroy(s.pool);
   gyre_kv_sequence_destroy(a);

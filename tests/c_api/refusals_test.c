@@ -259,13 +259,13 @@ static void test_values(void) {
   gyre_kv_pool* pool = NULL;
   const gyre_kv_pool_options pools = {.size = sizeof pools, .layers = &good, .layer_count = 1ull << 40};
   REFUSED(gyre_kv_pool_create(device, &pools, &pool), "layers: at most 1024");
-  const gyre_kv_coding coding = {.size = sizeof coding};
-  const gyre_kv_cache_options codings = {.size = sizeof codings,
+  const gyre_kv_calibration calibration = {.size = sizeof calibration};
+  const gyre_kv_cache_options calibrations = {.size = sizeof calibrations,
                                          .layers = &good,
                                          .layer_count = 1,
-                                         .coding = &coding,
-                                         .coding_count = 1ull << 40};
-  REFUSED(gyre_kv_cache_create(device, &codings, &cache), "coding: at most 2048");
+                                         .calibration = &calibration,
+                                         .calibration_count = 1ull << 40};
+  REFUSED(gyre_kv_cache_create(device, &calibrations, &cache), "calibration: at most 2048");
   gyre_tensor* table = NULL;
   REFUSED(gyre_rope_table(device, inverse, 1ull << 61, &table), "rope_table: at most 1024");
   const gyre_kv_cache_options empty = {.size = sizeof empty};

@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "gyre/kv_snapshot.h"
+#include "gyre/snapshot.h"
 #include "kv_codec/kv_codec_fixture.h"
 
 namespace gyre::test {
 
 // [length, kv_heads, head_dim]; NaN for keys that a ring has lost, or that a tail never had.
 struct HeldSide {
-  std::vector<double> body;  // sinks included
+  std::vector<double> body;  // sink tokens included
   std::vector<double> tail;
 };
 struct HeldValues {
@@ -79,13 +79,13 @@ class HeldReader {
     return floats_of(wide);
   }
 
-  // docs/kv_cache.md: the first keys are sinks, all others are in the body, which is a ring where
-  // there is a window, and those from tail_begin on also in the tail's ring.
+  // docs/kv_cache.md: the first keys are sink tokens, all others are in the body, which is a ring
+  // where there is a window, and those from tail_begin on also in the tail's ring.
   HeldSide side(uint64_t layer, KvRole role) const {
     const KvLayer& numbers = info_.options.layers[layer];
     const KvSnapshotSlots& slots = info_.slots[layer];
     const std::vector<float> body = segment(layer, KvSegmentKind::body, role);
-    const std::vector<float> sinks = segment(layer, KvSegmentKind::sinks, role);
+    const std::vector<float> sink_tokens = segment(layer, KvSegmentKind::sink_tokens, role);
     const std::vector<float> tail = segment(layer, KvSegmentKind::tail, role);
     const uint64_t row = info_.options.kv_heads * dim(role);
     const auto put = [&](std::vector<double>& to, const std::vector<float>& from, uint64_t slot,
@@ -95,13 +95,13 @@ class HeldReader {
     };
     HeldSide held;
     for (uint64_t key = 0; key < info_.length; ++key) {
-      if (key < numbers.sinks) {
-        put(held.body, sinks, key, false);
+      if (key < numbers.sink_tokens) {
+        put(held.body, sink_tokens, key, false);
       } else {
         const bool lost = info_.peak - key > slots.body;
-        put(held.body, body, (key - numbers.sinks) % slots.body, lost);
+        put(held.body, body, (key - numbers.sink_tokens) % slots.body, lost);
       }
-      const bool near = numbers.tail != 0 && key >= std::max(info_.tail_begin, numbers.sinks);
+      const bool near = numbers.tail != 0 && key >= std::max(info_.tail_begin, numbers.sink_tokens);
       put(held.tail, tail, near ? key % slots.tail : 0, !near);
     }
     return held;

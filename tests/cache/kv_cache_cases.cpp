@@ -23,7 +23,7 @@ struct AppendCase {
   uint64_t k_dim = 64;
   uint64_t v_dim = 64;
   uint64_t heads = 2;
-  uint64_t sinks = 0;
+  uint64_t sink_tokens = 0;
   uint64_t tail = 0;  // tokens that stay in 16 bits
   uint64_t body = 40;
   uint64_t start = 21;
@@ -33,7 +33,7 @@ struct AppendCase {
 
   uint64_t length() const { return start + tokens; }
   uint64_t tail_slots() const { return tail == 0 ? 0 : tail + 9; }  // 9: the longest step
-  abi::KvPlaces places() const { return {sinks, tail, tail_slots(), body}; }
+  abi::KvPlaces places() const { return {sink_tokens, tail, tail_slots(), body}; }
   abi::KvState state() const {
     return {start, length() + unseen, length() > tail_slots() ? length() - tail_slots() : 0};
   }
@@ -51,16 +51,16 @@ struct AppendCase {
 
 constexpr KvLayout kLayout = KvLayout::head_major;  // of what a cache allocates
 
-// Sinks and tail as a cache lays them out: in one piece.
-Block joined(const Block& sinks, const Block& tail) {
-  Block near = sinks;
+// Sink tokens and tail as a cache lays them out: in one piece.
+Block joined(const Block& sink_tokens, const Block& tail) {
+  Block near = sink_tokens;
   near.dtype = DType::f16;
   near.before.insert(near.before.end(), tail.before.begin(), tail.before.end());
   near.after.insert(near.after.end(), tail.after.begin(), tail.after.end());
   return near;
 }
 
-// Blocks of one stream: source, body's codes and scales, sinks with the tail.
+// Blocks of one stream: source, body's codes and scales, sink tokens with the tail.
 class Stream {
  public:
   Stream(const AppendCase& c, KvRole role, std::mt19937& random)
@@ -71,7 +71,7 @@ class Stream {
     source_.dtype = c.source;
     source_.before = Bytes(source_side_.elements() * size_bytes(c.source));
     body_ = kv_memory(shape_, kLayout, [&](uint64_t) { return fresh(DType::f32); });
-    sinks_ = near(c.sinks);
+    sinks_ = near(c.sink_tokens);
     tail_ = near(c.tail_slots());
     for (uint64_t t = 0; t < c.tokens; ++t) {
       for (uint64_t h = 0; h < c.heads; ++h) put_source(t, h, fresh(c.source));
@@ -124,11 +124,11 @@ class Stream {
     for (uint64_t key = c_.start; key < c_.length(); ++key) {
       for (uint64_t h = 0; h < c_.heads; ++h) {
         const std::vector<float> row = row_of(key, h);
-        if (key < c_.sinks) {
-          expect_kv_row(c_.near(shape_.role, c_.sinks), kLayout, {key, h}, row, sinks_);
+        if (key < c_.sink_tokens) {
+          expect_kv_row(c_.near(shape_.role, c_.sink_tokens), kLayout, {key, h}, row, sinks_);
           continue;
         }
-        expect_kv_row(shape_, kLayout, {(key - c_.sinks) % c_.body, h}, row, body_);
+        expect_kv_row(shape_, kLayout, {(key - c_.sink_tokens) % c_.body, h}, row, body_);
         if (c_.tail == 0) continue;
         expect_kv_row(c_.near(shape_.role, c_.tail_slots()), kLayout, {key % c_.tail_slots(), h},
                       row, tail_);
@@ -149,7 +149,7 @@ void record_append(const AppendCase& c, Encoder& encoder, std::span<const Tensor
   segments.of[0] = {kv_buffer(c.shape(KvRole::k), kLayout, t[2], t[3]),
                     kv_buffer(c.shape(KvRole::v), kLayout, t[6], t[7]),
                     {t[0], c.places(), abi::kSegmentBody}};
-  if (c.sinks != 0 || c.tail != 0) add_near(segments, t[4], t[8]);
+  if (c.sink_tokens != 0 || c.tail != 0) add_near(segments, t[4], t[8]);
   append_cache(encoder, {t[1].reshape({c.tokens, c.heads, c.k_dim}),
                          t[5].reshape({c.tokens, c.heads, c.v_dim}), segments});
 }
@@ -274,13 +274,13 @@ OpRun make_copy_rows(uint64_t rows, uint64_t bytes) {
 
 uint64_t dim_of(KvFormat format, size_t i) {
   constexpr uint64_t kDims[] = {64, 80, 128, 24};
-  return class_of(format) == FormatClass::compat ? 256 : kDims[i % 4];
+  return class_of(format) == FormatClass::mlx_native ? 256 : kDims[i % 4];
 }
 
 }  // namespace
 
 // Every format in either role, every pair of classes, from every dtype: into a body that wraps,
-// with and without sinks and a tail.
+// with and without sink tokens and a tail.
 std::vector<OpCase> kv_cache_cases() {
   std::vector<OpCase> cases;
   size_t i = 0;
@@ -294,11 +294,11 @@ std::vector<OpCase> kv_cache_cases() {
       c.v_dim = dim_of(c.v, i / 2);
       const bool near =
           class_of(c.k) >= FormatClass::levels || class_of(c.v) >= FormatClass::levels;
-      c.sinks = near ? i % 4 : 0;
+      c.sink_tokens = near ? i % 4 : 0;
       c.tail = near && i % 3 != 0 ? 5 : 0;
       c.tokens = i % 5 == 4 ? 9 : 1 + i % 5;
-      c.start = i % 7 == 6 ? 2 : 35 + i % 9;  // the sinks are new, or the body wraps
-      cases.push_back(append_case(c, "sinks " + std::to_string(c.sinks) + " tail " +
+      c.start = i % 7 == 6 ? 2 : 35 + i % 9;  // the sink tokens are new, or the body wraps
+      cases.push_back(append_case(c, "sink tokens " + std::to_string(c.sink_tokens) + " tail " +
                                          std::to_string(c.tail) + " at " + std::to_string(c.start) +
                                          " tokens " + std::to_string(c.tokens)));
       ++i;
@@ -307,7 +307,7 @@ std::vector<OpCase> kv_cache_cases() {
   // A command recorded for three tokens takes three, however many the step has.
   for (const KvFormat format : {KvFormat::f32, KvFormat::tq8}) {
     AppendCase c{.k = format, .v = format, .tokens = 3, .unseen = 4};
-    if (format == KvFormat::tq8) c.tail = 5, c.sinks = 23;
+    if (format == KvFormat::tq8) c.tail = 5, c.sink_tokens = 23;
     cases.push_back(append_case(c, "a longer step"));
   }
   for (const uint64_t tokens : {1u, 5u, 300u})

@@ -30,7 +30,7 @@ TEST(KvCacheMemory, IsTakenAsTokensCome) {
   const KvCacheOptions options{.kv_heads = kKvHeads,
                                .head_dim = kDim,
                                .capacity = 4 * kMiB,
-                               .layers = {{.tail = 128, .sinks = 4}, {.window = 1000}},
+                               .layers = {{.tail = 128, .sink_tokens = 4}, {.window = 1000}},
                                .step_tokens = kStep};
   const uint64_t before = resident_bytes();
   KvCache cache(device, options);
@@ -44,7 +44,7 @@ TEST(KvCacheMemory, IsTakenAsTokensCome) {
   Encoder encoder(device);
   const auto append = [&](uint64_t steps) {
     for (uint64_t i = 0; i < steps; ++i) {
-      cache.extend(encoder, kStep);
+      cache.begin_step(encoder, kStep);
       for (uint64_t layer = 0; layer < 2; ++layer) cache.append(encoder, layer, k, v);
       encoder.submit().wait();
     }

@@ -46,7 +46,7 @@ inline double bound(KvFormat format) {
   }
 }
 
-// Of one row. Compatibility formats do not choose a scale by what they lose.
+// Of one row. mlx-native formats do not choose a scale by what they lose.
 inline double row_bound(KvFormat format) {
   return describe(format).scale == KvScaleKind::f32_norm ? 4 * bound(format) : bound(format);
 }
@@ -56,7 +56,7 @@ struct Question {
   uint64_t tokens = 1;
   uint64_t window = 0;
   float soft_cap = 0;
-  bool sinks = false, slopes = false, tree = false, causal = true;
+  bool sink_logits = false, alibi_slopes = false, tree_mask = false, causal = true;
 };
 
 class CacheModel {
@@ -77,7 +77,7 @@ class CacheModel {
   }
 
   void append(uint64_t tokens) {
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     const std::vector<float> new_k = fresh(tokens * kKvHeads * k_dim()),
                              new_v = fresh(tokens * kKvHeads * v_dim());
     for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer) {
@@ -89,15 +89,15 @@ class CacheModel {
     k.insert(k.end(), new_k.begin(), new_k.end());
     v.insert(v.end(), new_v.begin(), new_v.end());
   }
-  void truncate(uint64_t tokens) {
-    cache.truncate(encoder, tokens);
+  void rollback(uint64_t tokens) {
+    cache.rollback(encoder, tokens);
     encoder.submit().wait();
     step = 0;
     forget(tokens);
   }
   // A step whose append is recorded and dropped, or refused; then it is taken back, and `more`.
   void begin_and_take_back(uint64_t tokens, bool refused, uint64_t more = 0) {
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     encoder.submit().wait();
     const uint64_t given = refused ? tokens + 1 : tokens;
     const Tensor new_k = device.tensor(DType::f32, {given, kKvHeads, k_dim()}),
@@ -110,14 +110,14 @@ class CacheModel {
       }
     }
     encoder.clear();
-    cache.truncate(encoder, tokens + more);
+    cache.rollback(encoder, tokens + more);
     encoder.submit().wait();
     step = 0;
     forget(more);
   }
   void end_step() {
     if (step == 0) return;
-    cache.truncate(encoder, 0);
+    cache.rollback(encoder, 0);
     encoder.submit().wait();
     step = 0;
   }
@@ -156,9 +156,9 @@ class CacheModel {
         {q.begin(), q.end()}, {k.begin(), k.end()}, {v.begin(), v.end()}, {}, {}, {}};
     AttendInputs in{.q = tensor(q, {ask.tokens, kHeads, k_dim()}),
                     .out = device.tensor(DType::f32, {ask.tokens, kHeads, v_dim()})};
-    if (ask.sinks) in.sinks = per_head(data.sinks);
-    if (ask.slopes) in.slopes = per_head(data.slopes);
-    if (ask.tree) in.tree = tree(ask.tokens, data.tree);
+    if (ask.sink_logits) in.sink_logits = per_head(data.sink_logits);
+    if (ask.alibi_slopes) in.alibi_slopes = per_head(data.alibi_slopes);
+    if (ask.tree_mask) in.tree_mask = tree_mask(ask.tokens, data.tree_mask);
     cache.attend(
         encoder, layer, in,
         {.scale = scale, .causal = ask.causal, .window = ask.window, .soft_cap = ask.soft_cap});
@@ -224,7 +224,8 @@ class CacheModel {
     for (uint64_t token = 0; token < s.tokens; ++token) {
       const uint64_t own = s.length + token - s.tokens;  // its key
       for (uint64_t key = 0; key < s.length; ++key) {
-        const bool near = key >= layer.sinks && key >= held.tail_begin && key + layer.tail > own;
+        const bool near =
+            key >= layer.sink_tokens && key >= held.tail_begin && key + layer.tail > own;
         put_row(near && layer.tail != 0 ? held.k.tail : held.k.body, key, k_dim(), a.data.k);
         put_row(near && layer.tail != 0 ? held.v.tail : held.v.body, key, v_dim(), a.data.v);
       }
@@ -260,9 +261,9 @@ class CacheModel {
     return testing::AssertionSuccess();
   }
 
-  // Sinks and tails are f16, whatever the body is.
+  // Sink tokens and tails are f16, whatever the body is.
   double tolerance(const Asked& a, const KvLayer& layer, const Question& ask) const {
-    const AttentionInputsKind kind{.softened = ask.soft_cap != 0 || ask.slopes};
+    const AttentionInputsKind kind{.softened = ask.soft_cap != 0 || ask.alibi_slopes};
     const std::string how = device.impl()->describe(*a.commands[0].kernel, a.commands[0].spec);
     const double body = attention_tolerance(how, layer.k, layer.v, kind).nmse;
     if (a.commands.size() == 1) return body;
@@ -283,7 +284,7 @@ class CacheModel {
     return tensor(values, {kHeads});
   }
   // Every token sees itself and, by chance, those before it.
-  Tensor tree(uint64_t tokens, std::vector<uint8_t>& sees) {
+  Tensor tree_mask(uint64_t tokens, std::vector<uint8_t>& sees) {
     sees.assign(tokens * tokens, 0);
     for (uint64_t i = 0; i < tokens; ++i) {
       for (uint64_t j = 0; j <= i; ++j) sees[i * tokens + j] = j == i || random() % 2 == 0 ? 1 : 0;

@@ -52,10 +52,10 @@ class Lives {
         break;
       case 4:
         // As far back as speculation goes; a ring must still hold what the next query sees.
-        model.truncate(random_() % (std::min<uint64_t>(length, 8) + 1));
+        model.rollback(random_() % (std::min<uint64_t>(length, 8) + 1));
         break;
       case 5:
-        if (!life_.rings()) model.truncate(random_() % (length + 1));
+        if (!life_.rings()) model.rollback(random_() % (length + 1));
         if (random_() % 8 == 0) model.clear();
         break;
       case 6:
@@ -123,13 +123,13 @@ class Lives {
     const KvLayer& layer = life_.layers[index];
     if (random_() % 3 == 0) ask.window = 1 + random_() % (layer.window != 0 ? layer.window : 80);
     if (random_() % 4 == 0) ask.soft_cap = 15;
-    ask.sinks = random_() % 4 == 0;
-    ask.slopes = random_() % 4 == 0;
-    ask.tree = random_() % 4 == 0;
+    ask.sink_logits = random_() % 4 == 0;
+    ask.alibi_slopes = random_() % 4 == 0;
+    ask.tree_mask = random_() % 4 == 0;
     ask.causal = random_() % 4 != 0;
     EXPECT_TRUE(model.holds(index, ask))
         << life_.what << " layer " << index << " length " << model.cache.length() << " tokens "
-        << ask.tokens << " window " << ask.window << " tree " << ask.tree << " causal "
+        << ask.tokens << " window " << ask.window << " tree_mask " << ask.tree_mask << " causal "
         << ask.causal;
   }
 
@@ -161,22 +161,23 @@ std::vector<Life> lives() {
     add({}, "linear", dim);  // one size for K and V: decode kernels take it
     add({.window = 50}, "ring", v_dim);
     if (!describe(format).compressed) continue;
-    add({.tail = 24, .sinks = 5}, "tail", dim);
+    add({.tail = 24, .sink_tokens = 5}, "tail", dim);
     add({.window = 37, .tail = 9}, "ring with a tail", v_dim);
   }
   using F = KvFormat;
   for (const F format : {F::tq4, F::tq8})
     all.push_back({{{.k = format, .v = format, .window = 37, .tail = 9}}, "rows of 128", 128, 128});
-  all.push_back({{{.k = F::tq6, .v = F::tq3, .tail = 24, .sinks = 5}}, "rows of 128", 128, 128});
-  all.push_back({{{.k = F::tq8, .v = F::f16, .tail = 70, .sinks = 1}}, "mixed"});
+  all.push_back(
+      {{{.k = F::tq6, .v = F::tq3, .tail = 24, .sink_tokens = 5}}, "rows of 128", 128, 128});
+  all.push_back({{{.k = F::tq8, .v = F::f16, .tail = 70, .sink_tokens = 1}}, "mixed"});
   all.push_back({{{.k = F::f32, .v = F::tq3, .window = 64}}, "mixed ring"});
-  all.push_back({{{.k = F::tq8, .v = F::tq8, .tail = 24, .sinks = 5},
+  all.push_back({{{.k = F::tq8, .v = F::tq8, .tail = 24, .sink_tokens = 5},
                   {.k = F::f32, .v = F::f32},
                   {.k = F::tq6, .v = F::tq4, .tail = 24}},
                  "layers"});
   all.push_back({{{.k = F::tq8, .v = F::tq5, .window = 37, .tail = 9},
                   {.k = F::f16, .v = F::f16, .window = 50},
-                  {.k = F::tq8, .v = F::tq8, .tail = 9, .sinks = 3},
+                  {.k = F::tq8, .v = F::tq8, .tail = 9, .sink_tokens = 3},
                   {.k = F::bf16, .v = F::bf16}},
                  "layers and rings"});
   return all;

@@ -10,11 +10,11 @@ namespace {
 TEST(KvCacheSteady, AStepAllocatesNothing) {
   constexpr uint64_t kLayers = 8, kHeads = 8, kKvHeads = 2, kDim = 64, kThreads = 2;
   const Device device = Device::open("cpu", {.threads = kThreads});
-  const std::vector<KvLayer> layers =
-      kv_layers(kLayers, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 16, .sinks = 4},
-                          .edge_layers = 1,
-                          .window = 32,
-                          .full_every = 2});
+  const std::vector<KvLayer> layers = kv_layers(
+      kLayers, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 16, .sink_tokens = 4},
+                .edge_layers = 1,
+                .window = 32,
+                .full_every = 2});
   KvCache cache(device,
                 {.kv_heads = kKvHeads, .head_dim = kDim, .capacity = 4000, .layers = layers});
   const Tensor q = device.tensor(DType::f32, {1, kHeads, kDim}),
@@ -29,7 +29,7 @@ TEST(KvCacheSteady, AStepAllocatesNothing) {
   }
   const Graph graph = encoder.instantiate();
   const auto step = [&] {
-    cache.extend(steps, 1);
+    cache.begin_step(steps, 1);
     steps.submit().wait();
     graph.replay().wait();
   };

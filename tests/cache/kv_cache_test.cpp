@@ -16,7 +16,7 @@ TEST(KvCache, HoldsWhatWasAppended) {
     EXPECT_LE(model.error(0, 1), 1e-10);
     EXPECT_LE(model.error(0, tokens), 1e-10);
   }
-  model.truncate(50);
+  model.rollback(50);
   EXPECT_EQ(model.cache.length(), 63u);
   EXPECT_LE(model.error(0, 5), 1e-10);
   model.append(20);
@@ -39,9 +39,10 @@ TEST(KvCache, EveryFormatLinearAndRing) {
 
 TEST(KvCache, TheNewestAndTheFirstTokensStaySixteenBits) {
   for (const uint64_t tail : {1, 7, 32, 150}) {
-    CacheModel model(small({.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = tail, .sinks = 4}));
+    CacheModel model(
+        small({.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = tail, .sink_tokens = 4}));
     model.append(3);
-    EXPECT_LE(model.error(0, 3), 1e-6);  // all sinks
+    EXPECT_LE(model.error(0, 3), 1e-6);  // all sink tokens
     for (const uint64_t tokens : {1, 1, 30, 1, 100, 1, 1, 65, 64}) {
       model.append(tokens);
       const uint64_t window = std::min(tail, model.cache.length());
@@ -106,7 +107,7 @@ TEST(KvCache, TheTailHasRoomForAStepBesideIt) {
 
 TEST(KvCache, LayersDifferAndKeepApart) {
   const std::vector<KvLayer> layers =
-      kv_layers(6, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2},
+      kv_layers(6, {.layer = {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sink_tokens = 2},
                     .edge_layers = 1,
                     .window = 33,
                     .full_every = 3});
@@ -135,7 +136,7 @@ TEST(KvCache, LayersDifferAndKeepApart) {
 }
 
 TEST(KvCache, ForksAreOnTheirOwn) {
-  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sink_tokens = 2}));
   model.append(60);
   KvCache other = model.cache.fork(model.encoder);
   model.encoder.submit().wait();
@@ -155,8 +156,9 @@ TEST(KvCache, ForksAreOnTheirOwn) {
 }
 
 TEST(KvCache, AForkCanHaveALargerCapacity) {
-  for (const uint64_t sinks : {0, 3}) {
-    KvCacheOptions options = small({.k = KvFormat::tq8, .v = KvFormat::tq8, .sinks = sinks});
+  for (const uint64_t sink_tokens : {0, 3}) {
+    KvCacheOptions options =
+        small({.k = KvFormat::tq8, .v = KvFormat::tq8, .sink_tokens = sink_tokens});
     options.capacity = 70;
     CacheModel model(options);
     model.append(70);
@@ -198,7 +200,7 @@ TEST(KvCache, AForkKeepsItsRings) {
 }
 
 TEST(KvCache, OneGraphForAWholeGeneration) {
-  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sinks = 2}));
+  CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 16, .sink_tokens = 2}));
   const Device device = model.encoder.device();
   model.append(30);
   const Tensor k = device.tensor(DType::f32, {1, kKvHeads, kDim}),
@@ -210,7 +212,7 @@ TEST(KvCache, OneGraphForAWholeGeneration) {
   model.cache.attend(model.encoder, 0, {.q = q, .out = out});
   const Graph graph = model.encoder.instantiate();
   for (uint64_t step = 0; step < 200; ++step) {
-    model.cache.extend(model.encoder, 1);
+    model.cache.begin_step(model.encoder, 1);
     model.encoder.submit().wait();
     for (const Tensor& input : {k, v, q}) {
       const std::vector<float> values = model.fresh(input.elements());
@@ -254,7 +256,7 @@ TEST(KvCache, TakesAnyDtypeAndLayout) {
                            .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq3, .tail = 7}}});
     const Tensor out = device.tensor(DType::f32, q.shape());
     for (const uint64_t at : {0, 10, 20}) {
-      cache.extend(encoder, 10);
+      cache.begin_step(encoder, 10);
       cache.append(encoder, 0, source.slice(0, at, 10), source.slice(0, at, 10));
     }
     cache.attend(encoder, 0, {.q = q, .out = out}, {.scale = 0.1f});
@@ -273,10 +275,12 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   };
   for (int i = 0; i < 2; ++i) model.append(100);
   model.append(95);
+  EXPECT_TRUE(refused({"kv_cache.begin_step", "295", "300", "6"},
+                      [&] { model.cache.begin_step(encoder, 6); }));
   EXPECT_TRUE(
-      refused({"kv_cache.extend", "295", "300", "6"}, [&] { model.cache.extend(encoder, 6); }));
-  EXPECT_TRUE(refused({"kv_cache.extend", "101"}, [&] { model.cache.extend(encoder, 101); }));
-  EXPECT_TRUE(refused({"kv_cache.extend", "got 0"}, [&] { model.cache.extend(encoder, 0); }));
+      refused({"kv_cache.begin_step", "101"}, [&] { model.cache.begin_step(encoder, 101); }));
+  EXPECT_TRUE(
+      refused({"kv_cache.begin_step", "got 0"}, [&] { model.cache.begin_step(encoder, 0); }));
   EXPECT_TRUE(refused({"kv_cache.append", "k must be", "[95, 64]"}, [&] {
     model.cache.append(encoder, 0, device.tensor(DType::f32, {95, kDim}),
                        rows(95, kKvHeads, kValueDim));
@@ -299,13 +303,13 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
                        {.window = 1});
   }));
   EXPECT_TRUE(
-      refused({"kv_cache.truncate", "295", "296"}, [&] { model.cache.truncate(encoder, 296); }));
-  EXPECT_TRUE(refused({"kv_cache.truncate", "window of layer 0"},
-                      [&] { model.cache.truncate(encoder, 101); }));
+      refused({"kv_cache.rollback", "295", "296"}, [&] { model.cache.rollback(encoder, 296); }));
+  EXPECT_TRUE(refused({"kv_cache.rollback", "window of layer 0"},
+                      [&] { model.cache.rollback(encoder, 101); }));
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(model.cache.length(), 295u);
   EXPECT_LE(model.error(0, 10), 4e-4);
-  model.truncate(100);  // exactly what the ring allows the next token
+  model.rollback(100);  // exactly what the ring allows the next token
   EXPECT_TRUE(refused({"kv_cache.attend", "no longer has key 155", "1 queries"}, [&] {
     model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)});
     encoder.submit();
@@ -314,7 +318,7 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   model.append(30);
   EXPECT_LE(model.error(0, 30), 4e-4);
   EXPECT_TRUE(refused({"encoder.instantiate", "kv_extend"}, [&] {
-    model.cache.extend(encoder, 1);
+    model.cache.begin_step(encoder, 1);
     encoder.instantiate();
   }));
 }
@@ -322,13 +326,13 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
 // Whatever the formats of a policy, a cache takes the list.
 TEST(KvCache, LayersThatAreNotCompressedHaveNoTail) {
   const Device device = Device::open("cpu", {.threads = 1});
-  const KvLayer fine{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sinks = 2};
+  const KvLayer fine{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 9, .sink_tokens = 2};
   KvCacheOptions options = small({});
   options.layers = kv_layers(4, {.layer = fine, .edge_layers = 1, .edge_format = KvFormat::f16});
   EXPECT_EQ(options.layers[0].tail, 0u);
-  EXPECT_EQ(options.layers[0].sinks, 0u);
+  EXPECT_EQ(options.layers[0].sink_tokens, 0u);
   EXPECT_EQ(options.layers[1].tail, 9u);
-  EXPECT_EQ(options.layers[1].sinks, 2u);
+  EXPECT_EQ(options.layers[1].sink_tokens, 2u);
   EXPECT_EQ(options.layers[3].tail, 0u);
   EXPECT_EQ(KvCache(device, options).describe().size(), 4u);
   KvLayer plain = fine;
@@ -360,8 +364,8 @@ TEST(KvCache, RefusesWhatItCannotHold) {
                           [&] { KvCache cache(device, options); }));
     }
   }
-  EXPECT_TRUE(refused({"sinks", "window"}, make({.window = 5, .sinks = 4})));
-  EXPECT_TRUE(refused({"sinks", "100"}, make({.sinks = 100})));
+  EXPECT_TRUE(refused({"sink_tokens", "window"}, make({.window = 5, .sink_tokens = 4})));
+  EXPECT_TRUE(refused({"sink_tokens", "100"}, make({.sink_tokens = 100})));
   EXPECT_TRUE(refused({"tail", "101"}, make({.tail = 101})));
   EXPECT_TRUE(refused({"layers with a tail", "3", "4"}, [&] {
     KvCacheOptions options = small({.tail = 4});

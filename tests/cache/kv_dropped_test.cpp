@@ -6,26 +6,26 @@ namespace {
 
 // What a cleared or destroyed encoder held was never recorded.
 TEST_F(KvProtocol, DroppedLists) {
-  cache.extend(encoder, 2);
+  cache.begin_step(encoder, 2);
   encoder.submit().wait();
   append_all(encoder, 2);
   encoder.clear();
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
   {
     Encoder short_lived(device);
     append_all(short_lived, 2);
   }
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
   append_all(encoder, 2);
   encoder.submit().wait();
   save();
-  cache.extend(encoder, 2);
+  cache.begin_step(encoder, 2);
   append_all(encoder, 2);
-  encoder.clear();  // with the extend: the host has begun it, the device has not
+  encoder.clear();  // with the begin_step: the host has begun it, the device has not
   const std::vector<std::string> gone = {"tokens from 2 on were recorded and dropped"};
   EXPECT_TRUE(refused(gone, [&] { append(encoder, 0, 2); }));
-  EXPECT_TRUE(refused(gone, [&] { cache.extend(encoder, 1); }));
-  cache.truncate(encoder, 2);
+  EXPECT_TRUE(refused(gone, [&] { cache.begin_step(encoder, 1); }));
+  cache.rollback(encoder, 2);
   encoder.submit().wait();
   EXPECT_EQ(cache.length(), 2u);
   expect_goes_on();
@@ -35,20 +35,20 @@ TEST_F(KvProtocol, DroppedLists) {
 TEST_F(KvProtocol, StepsThatWereDroppedAreNotThere) {
   step(3);
   for (const uint64_t tokens : {2, 4}) {
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     append_all(encoder, tokens);
   }
   encoder.clear();
   const std::vector<std::string> gone = {"tokens from 3 on were recorded and dropped"};
   for (const uint64_t tokens : {0, 1, 4, 5}) {
-    EXPECT_TRUE(refused(gone, [&] { cache.truncate(encoder, tokens); })) << tokens;
+    EXPECT_TRUE(refused(gone, [&] { cache.rollback(encoder, tokens); })) << tokens;
   }
-  EXPECT_TRUE(refused(gone, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused(gone, [&] { cache.begin_step(encoder, 1); }));
   EXPECT_TRUE(refused(gone, [&] { append(encoder, 0, 4); }));
   EXPECT_TRUE(refused(gone, [&] { cache.fork(encoder); }));
   EXPECT_TRUE(refused(gone, [&] { save(); }));
   EXPECT_TRUE(refused(gone, [&] { attend(encoder, 0, 1); }));
-  cache.truncate(encoder, 6);
+  cache.rollback(encoder, 6);
   EXPECT_EQ(cache.length(), 3u);
   encoder.submit().wait();
   expect_goes_on();
@@ -57,7 +57,7 @@ TEST_F(KvProtocol, StepsThatWereDroppedAreNotThere) {
 // What a list that is dropped takes back was there before, and is there again.
 TEST_F(KvProtocol, ADroppedTruncateLosesNothing) {
   step(5);
-  cache.truncate(encoder, 2);
+  cache.rollback(encoder, 2);
   encoder.clear();
   EXPECT_EQ(cache.length(), 3u);
   expect_goes_on();
@@ -69,12 +69,12 @@ TEST_F(KvProtocol, ADroppedTruncateLosesNothing) {
 // A copy that never ran holds nothing, whatever its origin held.
 TEST_F(KvProtocol, ADroppedForkIsNotThere) {
   step(5);
-  cache.truncate(encoder, 2);  // no step that would lack its append
+  cache.rollback(encoder, 2);  // no step that would lack its append
   encoder.submit().wait();
   const auto expect_refused = [&](KvCache& copy, const std::vector<std::string>& words) {
     EXPECT_TRUE(refused(words, [&] { save(copy); }));
     EXPECT_TRUE(refused(words, [&] { copy.fork(encoder); }));
-    EXPECT_TRUE(refused(words, [&] { copy.extend(encoder, 1); }));
+    EXPECT_TRUE(refused(words, [&] { copy.begin_step(encoder, 1); }));
   };
   KvCache dropped = cache.fork(encoder);
   encoder.clear();
@@ -94,10 +94,10 @@ TEST_F(KvProtocol, ADroppedForkIsNotThere) {
 
 // In the order of one list a fork copies what is there by then.
 TEST_F(KvProtocol, AForkBetweenSteps) {
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   append_all(encoder, 1);
   const KvCache between = cache.fork(encoder);
-  cache.extend(encoder, 2);
+  cache.begin_step(encoder, 2);
   append_all(encoder, 2);
   encoder.submit().wait();
   EXPECT_EQ(between.length() + 2, cache.length());
@@ -117,10 +117,10 @@ TEST(KvDropped, AForkAfterADroppedTruncateIsAsLongAsItSays) {
   const Tensor k = device.tensor(DType::f32, {10, 1, 16}),
                v = device.tensor(DType::f32, {10, 1, 16});
   for (size_t i = 0; i < 160; ++i) v.data<float>()[i] = static_cast<float>(i / 16);
-  cache.extend(encoder, 10);
+  cache.begin_step(encoder, 10);
   cache.append(encoder, 0, k, v);
   encoder.submit();
-  cache.truncate(encoder, 3);
+  cache.rollback(encoder, 3);
   encoder.clear();
   KvCache copy = cache.fork(encoder);
   const Tensor q = device.tensor(DType::f32, {1, 1, 16}),
@@ -135,24 +135,24 @@ TEST(KvDropped, AForkAfterADroppedTruncateIsAsLongAsItSays) {
 TEST_F(KvProtocol, DroppedAppendsOfTheStepThatRuns) {
   const std::vector<std::string> gone = {"tokens from 3 on were recorded and dropped"};
   const auto expect_lost = [&](const auto& go_on) {
-    cache.extend(encoder, 2);
+    cache.begin_step(encoder, 2);
     encoder.submit();
     append_all(other, 2);
     go_on();
     other.clear();
     EXPECT_TRUE(refused(gone, [&] { save(); }));
-    EXPECT_TRUE(refused(gone, [&] { cache.extend(encoder, 1); }));
+    EXPECT_TRUE(refused(gone, [&] { cache.begin_step(encoder, 1); }));
     EXPECT_TRUE(refused(gone, [&] { cache.fork(encoder); }));
-    cache.truncate(encoder, cache.length() - 3);
+    cache.rollback(encoder, cache.length() - 3);
     encoder.submit().wait();
   };
   step(3);
   expect_lost([&] {
-    cache.extend(other, 1);
+    cache.begin_step(other, 1);
     append_all(other, 1);
   });
-  expect_lost([&] { cache.truncate(other, 1); });
-  expect_lost([&] { cache.truncate(other, 0); });
+  expect_lost([&] { cache.rollback(other, 1); });
+  expect_lost([&] { cache.rollback(other, 0); });
   EXPECT_EQ(cache.length(), 3u);
   expect_goes_on();
 }

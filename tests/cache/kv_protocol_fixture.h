@@ -37,7 +37,7 @@ class KvProtocol : public testing::Test {
                  {.q = zeros(tokens, kHeads, kDim), .out = zeros(tokens, kHeads, kValueDim)}, with);
   }
   void step(uint64_t tokens) {
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     append_all(encoder, tokens);
     encoder.submit().wait();
   }

@@ -7,34 +7,34 @@ namespace {
 
 TEST_F(KvProtocol, AForgottenLayerIsNamed) {
   step(3);
-  cache.extend(encoder, 2);
+  cache.begin_step(encoder, 2);
   append(encoder, 0, 2);
   append(encoder, 4, 2);
   encoder.submit().wait();
   const std::vector<std::string> lacks = {"the step of 2 tokens lacks append() of layers 1 to 3"};
-  EXPECT_TRUE(refused({"kv_cache.extend", lacks[0]}, [&] { cache.extend(encoder, 1); }));
-  EXPECT_TRUE(refused({"kv_cache.truncate", lacks[0]}, [&] { cache.truncate(encoder, 1); }));
+  EXPECT_TRUE(refused({"kv_cache.begin_step", lacks[0]}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_TRUE(refused({"kv_cache.rollback", lacks[0]}, [&] { cache.rollback(encoder, 1); }));
   EXPECT_TRUE(refused({"kv_cache.save", lacks[0]}, [&] { save(); }));
   EXPECT_TRUE(refused({"kv_cache.fork", lacks[0]}, [&] { cache.fork(encoder); }));
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(cache.length(), 5u);
   append(encoder, 2, 2);
-  EXPECT_TRUE(refused({"lacks append() of layers 1, 3;"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"lacks append() of layers 1, 3;"}, [&] { cache.begin_step(encoder, 1); }));
   append(encoder, 1, 2);
-  EXPECT_TRUE(refused({"lacks append() of layer 3;"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"lacks append() of layer 3;"}, [&] { cache.begin_step(encoder, 1); }));
   append(encoder, 3, 2);
   expect_goes_on();  // the rest of the step is recorded and not yet submitted
 }
 
 TEST_F(KvProtocol, AStepThatLacksLayersIsTakenBackWhole) {
   step(3);
-  cache.extend(encoder, 4);
+  cache.begin_step(encoder, 4);
   append(encoder, 2, 4);
   encoder.submit().wait();
-  cache.truncate(encoder, 4);
+  cache.rollback(encoder, 4);
   encoder.submit().wait();
   EXPECT_EQ(cache.length(), 3u);
-  cache.extend(encoder, 4);
+  cache.begin_step(encoder, 4);
   cache.clear(encoder);
   encoder.submit().wait();
   EXPECT_EQ(cache.length(), 0u);
@@ -42,11 +42,12 @@ TEST_F(KvProtocol, AStepThatLacksLayersIsTakenBackWhole) {
 }
 
 TEST_F(KvProtocol, ExtendTwice) {
-  cache.extend(encoder, 2);
-  EXPECT_TRUE(refused({"kv_cache.extend", "lacks append() of layers 0 to 4"},
-                      [&] { cache.extend(encoder, 1); }));
+  cache.begin_step(encoder, 2);
+  EXPECT_TRUE(refused({"kv_cache.begin_step", "lacks append() of layers 0 to 4"},
+                      [&] { cache.begin_step(encoder, 1); }));
   encoder.submit().wait();
-  EXPECT_TRUE(refused({"kv_cache.extend", "layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(
+      refused({"kv_cache.begin_step", "layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
   append_all(encoder, 2);
   expect_goes_on();
 }
@@ -62,10 +63,10 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
                         call));
   };
   const auto expect_all_refused = [&] {
-    expect_refused("kv_cache.extend", [&] { cache.extend(other, 1); });
+    expect_refused("kv_cache.begin_step", [&] { cache.begin_step(other, 1); });
     expect_refused("kv_cache.append", [&] { append(other, 0, 2); });
     expect_refused("kv_cache.attend", [&] { attend(other, 0, 1); });
-    expect_refused("kv_cache.truncate", [&] { cache.truncate(other, 1); });
+    expect_refused("kv_cache.rollback", [&] { cache.rollback(other, 1); });
     expect_refused("kv_cache.clear", [&] { cache.clear(other); });
     expect_refused("kv_cache.fork", [&] { cache.fork(other); });
     EXPECT_EQ(other.size(), 0u);
@@ -75,7 +76,7 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
   attend(encoder, 0, 1);
   expect_all_refused();
   for (int i = 0; i < 3; ++i) {
-    cache.extend(encoder, 2);
+    cache.begin_step(encoder, 2);
     append_all(encoder, 2);
     attend(encoder, 0, 2);
   }
@@ -87,7 +88,7 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
   std::swap(copy, cache);
   encoder.submit().wait();
   EXPECT_EQ(copy.length(), 7u);
-  cache.extend(other, 1);
+  cache.begin_step(other, 1);
   append_all(other, 1);
   other.submit().wait();
   append_all(encoder, 1);  // a list that is dropped does not hold the cache, nor does a graph
@@ -103,7 +104,7 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
 
 TEST_F(KvProtocol, MoreQueriesThanTokens) {
   step(8);
-  cache.extend(encoder, 2);
+  cache.begin_step(encoder, 2);
   append(encoder, 0, 2);
   EXPECT_TRUE(refused({"kv_cache.attend", "the step has 2 tokens, got 3 queries"},
                       [&] { attend(encoder, 0, 3); }));
@@ -115,7 +116,7 @@ TEST_F(KvProtocol, MoreQueriesThanTokens) {
                       [&] { encoder.submit(); }));
   encoder.clear();
   // A step that is ended leaves its tokens to be asked about again, as many as there are.
-  cache.truncate(encoder, 0);
+  cache.rollback(encoder, 0);
   attend(encoder, 0, 10);
   encoder.submit().wait();
   attend(encoder, 0, 11);
@@ -127,14 +128,14 @@ TEST_F(KvProtocol, MoreQueriesThanTokens) {
 
 TEST_F(KvProtocol, AnAttendBeforeTheAppendOfItsLayer) {
   step(3);
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   append(encoder, 0, 1);
   attend(encoder, 1, 1);
   EXPECT_TRUE(
       refused({"encoder.submit", "kv_cache.attend of layer 1", "before the step's append()"},
               [&] { encoder.submit(); }));
   encoder.clear();
-  cache.truncate(encoder, 1);
+  cache.rollback(encoder, 1);
   encoder.submit().wait();
   expect_goes_on();
 }
@@ -148,23 +149,23 @@ TEST_F(KvProtocol, GraphsAppendWhenTheyAreReplayed) {
   attend(encoder, 2, 4);
   const Graph four = encoder.instantiate();
   save();  // nothing is recorded
-  EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0", "extend() comes first"},
+  EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0", "begin_step() comes first"},
                       [&] { one.replay(); }));
   for (const uint64_t tokens : {1, 4, 1, 1, 4}) {
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     EXPECT_TRUE(refused({"graph.replay", "kv_cache"}, [&] { (tokens == 1 ? one : four).replay(); }))
-        << "before its extend() is submitted";
+        << "before its begin_step() is submitted";
     encoder.submit();
     EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0 was recorded with"},
                         [&] { (tokens == 1 ? four : one).replay(); }));
-    EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+    EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
     (tokens == 1 ? one : four).replay().wait();
     (tokens == 1 ? one : four).replay().wait();  // the same tokens into the same slots
   }
   EXPECT_EQ(cache.length(), 11u);
-  cache.truncate(encoder, 1);
+  cache.rollback(encoder, 1);
   encoder.submit().wait();
-  EXPECT_TRUE(refused({"graph.replay", "extend() comes first"}, [&] { one.replay(); }));
+  EXPECT_TRUE(refused({"graph.replay", "begin_step() comes first"}, [&] { one.replay(); }));
   expect_goes_on();
 }
 
@@ -176,14 +177,14 @@ TEST_F(KvProtocol, AGraphPerLayer) {
   }
   attend(encoder, 1, 1);
   const Graph asks = encoder.instantiate();
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   encoder.submit();
   graphs[0].replay().wait();
   EXPECT_TRUE(refused({"graph.replay", "kv_cache.attend of layer 1", "before the step's append()"},
                       [&] { asks.replay(); }));
   graphs[1].replay();
   asks.replay().wait();
-  EXPECT_TRUE(refused({"layers 2 to 4"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"layers 2 to 4"}, [&] { cache.begin_step(encoder, 1); }));
   for (uint64_t layer = 2; layer < kLayers; ++layer) graphs[layer].replay().wait();
   expect_goes_on();
 }
@@ -192,9 +193,9 @@ TEST_F(KvProtocol, AGraphPerLayer) {
 TEST_F(KvProtocol, RecordedBeforeThereIsAStep) {
   append_all(encoder, 3);
   attend(encoder, 4, 3);
-  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.append of layer 0", "extend() comes first"},
+  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.append of layer 0", "begin_step() comes first"},
                       [&] { encoder.submit(); }));
-  cache.extend(encoder, 3);
+  cache.begin_step(encoder, 3);
   EXPECT_TRUE(refused({"encoder.submit", "append of layer 0 comes before a step that is recorded"},
                       [&] { encoder.submit(); }));
   encoder.clear();
@@ -213,7 +214,7 @@ TEST_F(KvProtocol, AGraphThatWouldSeeLostKeys) {
   step(100);
   step(100);
   asks.replay().wait();
-  cache.truncate(encoder, 100);
+  cache.rollback(encoder, 100);
   encoder.submit().wait();
   EXPECT_TRUE(refused({"graph.replay", "layer 3 no longer has key 60", "1 queries at length 100"},
                       [&] { asks.replay(); }));
@@ -223,13 +224,13 @@ TEST_F(KvProtocol, AGraphThatWouldSeeLostKeys) {
 }
 
 TEST_F(KvProtocol, WhatTheCacheDoesNotSeeIsSaid) {
-  EXPECT_TRUE(refused({"kv_cache.assume_appended", "extend() comes first"},
+  EXPECT_TRUE(refused({"kv_cache.assume_appended", "begin_step() comes first"},
                       [&] { cache.assume_appended(); }));
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   EXPECT_TRUE(
       refused({"kv_cache.assume_appended", "not submitted"}, [&] { cache.assume_appended(); }));
   encoder.submit().wait();
-  EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.extend(encoder, 1); }));
+  EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
   cache.assume_appended();
   expect_goes_on();
 }
@@ -240,8 +241,8 @@ TEST_F(KvProtocol, ListsOutliveTheCache) {
   const Graph graph = encoder.instantiate();
   append_all(encoder, 1);
   cache = KvCache(device, options());
-  EXPECT_TRUE(refused({"extend() comes first"}, [&] { graph.replay(); }));
-  EXPECT_TRUE(refused({"extend() comes first"}, [&] { encoder.submit(); }));
+  EXPECT_TRUE(refused({"begin_step() comes first"}, [&] { graph.replay(); }));
+  EXPECT_TRUE(refused({"begin_step() comes first"}, [&] { encoder.submit(); }));
   encoder.clear();
   expect_goes_on();
 }

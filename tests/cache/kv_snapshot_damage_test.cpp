@@ -25,7 +25,7 @@ class KvSnapshotDamage : public testing::Test {
             .head_dim = 16,
             .v_head_dim = 16,
             .capacity = 12,
-            .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 2, .sinks = 1}},
+            .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 2, .sink_tokens = 1}},
             .step_tokens = 4};
   }
 
@@ -60,12 +60,12 @@ class KvSnapshotDamage : public testing::Test {
     EXPECT_LE(info.tail_begin, info.length);
     EXPECT_LE(info.length - info.tail_begin, info.slots.at(0).tail);
     EXPECT_LE(info.options.capacity, wanted.capacity);
-    EXPECT_EQ(info.slots.at(0).body, info.options.capacity - layer.sinks);
+    EXPECT_EQ(info.slots.at(0).body, info.options.capacity - layer.sink_tokens);
     EXPECT_EQ(info.slots[0].tail, must.tail + wanted.step_tokens);
     EXPECT_EQ(std::tie(info.options.kv_heads, info.options.head_dim, info.options.v_head_dim),
               std::tie(wanted.kv_heads, wanted.head_dim, wanted.v_head_dim));
-    EXPECT_EQ(std::tie(layer.k, layer.v, layer.window, layer.tail, layer.sinks),
-              std::tie(must.k, must.v, must.window, must.tail, must.sinks));
+    EXPECT_EQ(std::tie(layer.k, layer.v, layer.window, layer.tail, layer.sink_tokens),
+              std::tie(must.k, must.v, must.window, must.tail, must.sink_tokens));
   }
 
   // Saved again it has the file's keys, in their places; its answers are numbers, also after more
@@ -216,7 +216,7 @@ TEST_F(KvSnapshotDamage, LayersAndSectionsThatLie) {
   fails(kLayer + 96, 8, 3, {"window"});
   fails(kLayer + 104, 8, 13, {"the tail of layer 0"});
   fails(kLayer + 104, 8, ~uint64_t{0}, {"the tail of layer 0"});
-  fails(kLayer + 112, 8, 12, {"sinks of layer 0"});
+  fails(kLayer + 112, 8, 12, {"sink_tokens of layer 0"});
   fails(kLayer + 120, 8, ~uint64_t{0}, {"slots, it must have 11"});
   fails(kLayer + 128, 8, ~uint64_t{0}, {"tail of 2 tokens in"});
   fails(kLayer + 128, 8, 1, {"tail of 2 tokens in 1 slots"});

@@ -1,12 +1,11 @@
 // save() and load(): a loaded cache cannot be told from the one that was saved.
-#include "gyre/kv_snapshot.h"
-
 #include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <csignal>
 
 #include "cache/snapshot_fixture.h"
+#include "gyre/snapshot.h"
 
 namespace gyre::test {
 namespace {
@@ -32,8 +31,8 @@ class KvSnapshot : public testing::Test {
       to.append(tokens);
       EXPECT_EQ(to.answers(), from.answers()) << "after " << tokens << " more";
     }
-    from.truncate(2);
-    to.truncate(2);
+    from.rollback(2);
+    to.rollback(2);
     EXPECT_EQ(to.answers(), from.answers());
     from.append(2);
     to.append(2);
@@ -46,8 +45,8 @@ class KvSnapshot : public testing::Test {
 };
 
 KvCacheOptions options_for(const KvLayer& layer) {
-  const bool wide =
-      layer.k == KvFormat::compat5 || layer.k == KvFormat::compat6 || layer.k == KvFormat::compat8;
+  const bool wide = layer.k == KvFormat::mlx_native5 || layer.k == KvFormat::mlx_native6 ||
+                    layer.k == KvFormat::mlx_native8;
   const uint64_t dim = wide ? 256 : 16;
   return {.kv_heads = 2,
           .head_dim = dim,
@@ -91,16 +90,16 @@ TEST_F(KvSnapshot, GraphsGoOn) {
   EXPECT_EQ(a, b);
 }
 
-// Until the next extend() there is no step: a replay is refused.
+// Until the next begin_step() there is no step: a replay is refused.
 TEST_F(KvSnapshot, AReplayAfterALoadDoesNoHarm) {
   for (const uint64_t tokens : {7, 20}) {
     const KvCacheOptions options =
-        options_for({.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 3, .sinks = 1});
+        options_for({.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 3, .sink_tokens = 1});
     Session from(device, options, 1), to(device, options, 5);
     fill(from, 40);
     fill(to, tokens);
     Encoder encoder(device);
-    to.cache.extend(encoder, 1);
+    to.cache.begin_step(encoder, 1);
     encoder.submit().wait();
     const Tensor rows = device.tensor(DType::f32, {1, 2, 16});
     for (float& value : rows.data<float>()) value = 100;
@@ -109,7 +108,7 @@ TEST_F(KvSnapshot, AReplayAfterALoadDoesNoHarm) {
     graph.replay().wait();
     from.cache.save(folder / "a");
     to.cache.load(folder / "a");
-    EXPECT_TRUE(refused({"graph.replay", "extend() comes first"}, [&] { graph.replay(); }));
+    EXPECT_TRUE(refused({"graph.replay", "begin_step() comes first"}, [&] { graph.replay(); }));
     EXPECT_EQ(to.answers(), from.answers());
     to.cache.save(folder / "b");
     EXPECT_EQ(bytes_of_file(folder / "a"), bytes_of_file(folder / "b"));
@@ -122,7 +121,7 @@ TEST_F(KvSnapshot, EveryFormatLinearAndRingWithSinksAndTail) {
     std::vector<KvLayer> layers = {{.k = format, .v = format},
                                    {.k = format, .v = format, .window = 11}};
     if (compressed) {
-      layers.push_back({.k = format, .v = format, .tail = 6, .sinks = 3});
+      layers.push_back({.k = format, .v = format, .tail = 6, .sink_tokens = 3});
       layers.push_back({.k = format, .v = format, .window = 9, .tail = 4});
     }
     for (const KvLayer& layer : layers) {
@@ -139,16 +138,16 @@ TEST_F(KvSnapshot, LayersThatDiffer) {
   KvCacheOptions options = options_for({});
   options.head_dim = 32;
   options.layers = kv_layers(
-      5, {.layer = {.tail = 6, .sinks = 2}, .edge_layers = 1, .window = 10, .full_every = 2});
+      5, {.layer = {.tail = 6, .sink_tokens = 2}, .edge_layers = 1, .window = 10, .full_every = 2});
   Session from(device, options);
   fill(from, 37);
   expect_same(from, options, "filled");
-  from.truncate(4);
+  from.rollback(4);
   expect_same(from, options, "truncated");
 }
 
 TEST_F(KvSnapshot, AnEmptyCacheAndAClearedOne) {
-  const KvCacheOptions options = options_for({.tail = 4, .sinks = 2});
+  const KvCacheOptions options = options_for({.tail = 4, .sink_tokens = 2});
   Session from(device, options);
   expect_same(from, options, "empty");
   from.cache.clear(from.encoder);
@@ -183,7 +182,7 @@ TEST_F(KvSnapshot, SectionsLargerThanAPiece) {
 }
 
 TEST_F(KvSnapshot, ALargerCacheTakesASmallerOne) {
-  for (const KvFormat format : {KvFormat::f16, KvFormat::tq3, KvFormat::compat4}) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq3, KvFormat::mlx_native4}) {
     const KvLayer layer{.k = format, .v = format, .tail = format == KvFormat::f16 ? 0u : 5u};
     KvCacheOptions options = options_for(layer);
     options.capacity = 43;
@@ -196,7 +195,7 @@ TEST_F(KvSnapshot, ALargerCacheTakesASmallerOne) {
 
 TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
   KvCacheOptions options = options_for({.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 6});
-  options.layers[0].sinks = 3;
+  options.layers[0].sink_tokens = 3;
   Session from(device, options);
   fill(from, 43);
   from.cache.save(folder / "a");
@@ -204,7 +203,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
   EXPECT_EQ(info.version, kKvSnapshotVersion);
   EXPECT_EQ(info.options.kv_heads, 2u);
   EXPECT_EQ(info.options.capacity, 60u);
-  EXPECT_EQ(info.options.layers[0].sinks, 3u);
+  EXPECT_EQ(info.options.layers[0].sink_tokens, 3u);
   EXPECT_EQ(info.length, 43u);
   EXPECT_EQ(info.tail_begin, 32u);
   EXPECT_EQ(info.peak, 43u);
@@ -213,7 +212,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
   for (const KvSnapshotSection& section : info.sections) text += section_text(section) + "; ";
   EXPECT_EQ(text,
             "layer 0 body K codes; layer 0 body K scales; layer 0 body V codes; "
-            "layer 0 body V scales; layer 0 sinks K codes; layer 0 sinks V codes; "
+            "layer 0 body V scales; layer 0 sink_tokens K codes; layer 0 sink_tokens V codes; "
             "layer 0 tail K codes; layer 0 tail V codes; ");
   EXPECT_EQ(info.sections[0].slots, 40u);
   EXPECT_EQ(info.sections[4].slots, 3u);
@@ -246,7 +245,7 @@ TEST_F(KvSnapshot, RefusesAnotherGeometryAndSaysWhich) {
   refuses({"V of layer 1 is f16", "and bf16"}, [](O& o) { o.layers[1].v = KvFormat::bf16; });
   refuses({"window of layer 1 is 10", "and 9"}, [](O& o) { o.layers[1].window = 9; });
   refuses({"tail of layer 0 is 6", "and 7"}, [](O& o) { o.layers[0].tail = 7; });
-  refuses({"sinks of layer 0 is 0", "and 2"}, [](O& o) { o.layers[0].sinks = 2; });
+  refuses({"sink_tokens of layer 0 is 0", "and 2"}, [](O& o) { o.layers[0].sink_tokens = 2; });
   refuses({"tail's slots of layer 0 is 11", "and 12"}, [](O& o) { o.step_tokens = 6; });
   options.layers[0] = {.window = 10};
   Session ring(device, options);

@@ -61,9 +61,9 @@ TEST_P(KvTail, IsDefinedPerQuery) {
     ask.causal = false;
     EXPECT_TRUE(model.holds(0, ask)) << "window " << window << ", not causal";
     ask.causal = true;
-    ask.tree = true;
-    EXPECT_TRUE(model.holds(0, ask)) << "window " << window << ", tree";
-    ask.tree = false;
+    ask.tree_mask = true;
+    EXPECT_TRUE(model.holds(0, ask)) << "window " << window << ", tree_mask";
+    ask.tree_mask = false;
   }
 }
 
@@ -76,20 +76,20 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         // The ring of 16 + 1 slots wraps twice.
         Steps{{.k = F::tq8, .v = F::tq4, .tail = 16}, 60, 1, repeated(1, 40)},
-        Steps{{.k = F::tq4, .v = F::tq2, .tail = 1, .sinks = 2}, 60, 3, repeated(3, 12)},
-        Steps{{.k = F::tq8, .v = F::tq4, .tail = 20, .sinks = 5}, 400, 64, repeated(64, 5)},
+        Steps{{.k = F::tq4, .v = F::tq2, .tail = 1, .sink_tokens = 2}, 60, 3, repeated(3, 12)},
+        Steps{{.k = F::tq8, .v = F::tq4, .tail = 20, .sink_tokens = 5}, 400, 64, repeated(64, 5)},
         Steps{{.k = F::tq4, .v = F::tq8, .tail = 128}, 1200, 512, {512, 512, 1, 3}},
-        Steps{{.k = F::tq8, .v = F::tq4, .tail = 30, .sinks = 70}, 700, 512, {512, 1, 60, 3}},
+        Steps{{.k = F::tq8, .v = F::tq4, .tail = 30, .sink_tokens = 70}, 700, 512, {512, 1, 60, 3}},
         // Windows that the tail is shorter and longer than.
         Steps{{.k = F::tq8, .v = F::tq4, .window = 50, .tail = 9}, 400, 64, {64, 1, 64, 64, 3}},
         Steps{{.k = F::tq8, .v = F::tq4, .window = 9, .tail = 50}, 400, 64, {64, 1, 64, 64, 3}},
         // A ring that never wraps, and a step that fills the cache.
-        Steps{{.k = F::tq8, .v = F::f16, .tail = 90, .sinks = 3}, 100, 512, {40, 1, 59}},
+        Steps{{.k = F::tq8, .v = F::f16, .tail = 90, .sink_tokens = 3}, 100, 512, {40, 1, 59}},
         Steps{{.k = F::tq6, .v = F::tq6, .tail = 12}, 100, 100, {100}}));
 
 // The same tokens in steps of different sizes are the same bytes.
 TEST(KvTailBytes, DoNotDependOnTheSteps) {
-  for (const KvLayer& layer : {KvLayer{.k = F::tq8, .v = F::tq4, .tail = 20, .sinks = 3},
+  for (const KvLayer& layer : {KvLayer{.k = F::tq8, .v = F::tq4, .tail = 20, .sink_tokens = 3},
                                KvLayer{.k = F::tq3, .v = F::tq2, .window = 60, .tail = 20},
                                KvLayer{.k = F::bf16, .v = F::tq5, .tail = 7}}) {
     const KvCacheOptions options = with_steps(layer, 300, 150);
@@ -104,7 +104,7 @@ TEST(KvTailBytes, DoNotDependOnTheSteps) {
       KvCache cache(one.device, options);
       for (uint64_t at = 0; at < kTokens; at += step) {
         const uint64_t tokens = std::min(step, kTokens - at);
-        cache.extend(one.encoder, tokens);
+        cache.begin_step(one.encoder, tokens);
         cache.append(one.encoder, 0, all_k.slice(0, at, tokens), all_v.slice(0, at, tokens));
         one.encoder.submit().wait();
       }
@@ -120,7 +120,7 @@ TEST(KvTailBytes, DoNotDependOnTheSteps) {
 TEST(KvTailAnswers, DoNotDependOnTheSteps) {
   constexpr uint64_t kTokens = 200;
   const KvCacheOptions options =
-      with_steps({.k = F::tq4, .v = F::tq2, .tail = 48, .sinks = 2}, 300, kTokens);
+      with_steps({.k = F::tq4, .v = F::tq2, .tail = 48, .sink_tokens = 2}, 300, kTokens);
   CacheModel model(options);
   const std::vector<float> k = model.fresh(kTokens * kKvHeads * kDim),
                            v = model.fresh(kTokens * kKvHeads * kValueDim),
@@ -132,7 +132,7 @@ TEST(KvTailAnswers, DoNotDependOnTheSteps) {
     KvCache cache(model.device, options);
     const Tensor out = model.device.tensor(DType::f32, {kTokens, kHeads, kValueDim});
     for (uint64_t at = 0; at < kTokens; at += step) {
-      cache.extend(model.encoder, step);
+      cache.begin_step(model.encoder, step);
       cache.append(model.encoder, 0, all_k.slice(0, at, step), all_v.slice(0, at, step));
       cache.attend(model.encoder, 0, {.q = all_q.slice(0, at, step), .out = out.slice(0, at, step)},
                    {.scale = 0.125f});
@@ -148,7 +148,7 @@ TEST(KvTailAnswers, DoNotDependOnTheSteps) {
 
 // A step that is taken back and given again has the same bits; so have a copy and a loaded cache.
 TEST(KvTailAnswers, AreTheSameBitsAgain) {
-  for (const KvLayer& layer : {KvLayer{.k = F::tq8, .v = F::tq4, .tail = 20, .sinks = 3},
+  for (const KvLayer& layer : {KvLayer{.k = F::tq8, .v = F::tq4, .tail = 20, .sink_tokens = 3},
                                KvLayer{.k = F::tq8, .v = F::tq4, .window = 60, .tail = 20}}) {
     CacheModel model(with_steps(layer, 300, 64));
     model.append(64);
@@ -163,7 +163,7 @@ TEST(KvTailAnswers, AreTheSameBitsAgain) {
                                q = model.fresh(tokens * kHeads * kDim);
       const Tensor out = model.device.tensor(DType::f32, {tokens, kHeads, kValueDim});
       const auto step = [&](KvCache& cache) {
-        cache.extend(model.encoder, tokens);
+        cache.begin_step(model.encoder, tokens);
         cache.append(model.encoder, 0, model.tensor(k, {tokens, kKvHeads, kDim}),
                      model.tensor(v, {tokens, kKvHeads, kValueDim}));
         cache.attend(model.encoder, 0, {.q = model.tensor(q, {tokens, kHeads, kDim}), .out = out},
@@ -172,9 +172,9 @@ TEST(KvTailAnswers, AreTheSameBitsAgain) {
         return floats_of(out);
       };
       const std::vector<float> first = step(model.cache);
-      model.cache.truncate(model.encoder, tokens);
+      model.cache.rollback(model.encoder, tokens);
       EXPECT_EQ(step(model.cache), first) << tokens << " tokens again";
-      model.cache.truncate(model.encoder, tokens);
+      model.cache.rollback(model.encoder, tokens);
       KvCache copy = before.fork(model.encoder);
       EXPECT_EQ(step(copy), first) << tokens << " tokens of a copy";
       const std::string path = testing::TempDir() + "gyre_tail_again_" + std::to_string(getpid());
@@ -189,22 +189,23 @@ TEST(KvTailAnswers, AreTheSameBitsAgain) {
 // Slots of the ring: tail and a step. What it held before is gone, and comes back with new tokens.
 TEST(KvTailRing, SaysFromWhereItHolds) {
   constexpr uint64_t kTail = 20, kStep = 64;
-  CacheModel model(with_steps({.k = F::tq8, .v = F::tq4, .tail = kTail, .sinks = 3}, 400, kStep));
+  CacheModel model(
+      with_steps({.k = F::tq8, .v = F::tq4, .tail = kTail, .sink_tokens = 3}, 400, kStep));
   const auto expect = [&](uint64_t begin) {
     EXPECT_EQ(tail_begin_of(model.cache), begin) << "at " << model.cache.length();
     EXPECT_TRUE(model.holds(0, {.tokens = 5})) << "at " << model.cache.length();
   };
   for (int i = 0; i < 4; ++i) model.append(kStep);
   expect(256 - kTail - kStep);  // 172
-  model.truncate(kStep);
+  model.rollback(kStep);
   expect(172);  // exactly the tail
   model.append(30);
   expect(172);
-  model.truncate(40);  // length 182
+  model.rollback(40);  // length 182
   expect(172);
   model.append(1);
   expect(172);
-  model.truncate(100);  // deeper than anything the ring holds
+  model.rollback(100);  // deeper than anything the ring holds
   expect(83);
   model.append(10);
   expect(83);

@@ -75,15 +75,15 @@ class Session {
 
   void append(uint64_t tokens) {
     const KvCacheOptions& o = cache.options();
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
       const Tensor k = fresh({tokens, o.kv_heads, o.head_dim}, random_);
       cache.append(encoder, layer, k, fresh({tokens, o.kv_heads, o.v_head_dim}, random_));
     }
     encoder.submit().wait();
   }
-  void truncate(uint64_t tokens) {
-    cache.truncate(encoder, tokens);
+  void rollback(uint64_t tokens) {
+    cache.rollback(encoder, tokens);
     encoder.submit().wait();
   }
   // Both see the same random numbers from here on.

@@ -21,15 +21,15 @@ inline void sign_header(std::vector<std::byte>& bytes) {
   std::memcpy(bytes.data() + covered, &sum, sizeof(sum));
 }
 
-// A cache of two layers: sinks and tail, and a ring.
+// A cache of two layers: sink tokens and tail, and a ring.
 inline KvSnapshotInfo seed_info() {
   KvSnapshotInfo info;
   info.options = {.kv_heads = 1,
                   .head_dim = 16,
                   .v_head_dim = 16,
                   .capacity = 12,
-                  .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 2, .sinks = 1},
-                             {.k = KvFormat::compat4, .v = KvFormat::f16, .window = 3}},
+                  .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 2, .sink_tokens = 1},
+                             {.k = KvFormat::mlx_native4, .v = KvFormat::f16, .window = 3}},
                   .step_tokens = 4};
   info.slots = {{11, 6}, {6, 0}};
   info.length = 7;

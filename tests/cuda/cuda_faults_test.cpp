@@ -80,7 +80,7 @@ Bytes run(Attempts& again) {
   const Tensor k = again([&] { return device.tensor(DType::f16, {2, 1, 16}); });
   const Bytes pattern = pattern_bytes(k.bytes(), 3);
   again([&] { write_bytes(k, pattern); });
-  again([&] { cache.extend(encoder, 2); });
+  again([&] { cache.begin_step(encoder, 2); });
   again([&] { cache.append(encoder, 0, k, k); });
   const auto submit = [&] { return encoder.submit(); };
   again.enter(submit).wait();
@@ -178,7 +178,7 @@ TEST_F(CudaFaults, ALoadWhoseWaitFailsIsNotRead) {
   KvCache cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8});
   Encoder encoder(device);
   const Tensor k = device.tensor(DType::f16, {1, 1, 16});
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   cache.append(encoder, 0, k, k);
   encoder.submit().wait();
   const std::string path = testing::TempDir() + "gyre-cuda-load-" + std::to_string(getpid());

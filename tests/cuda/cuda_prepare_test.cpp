@@ -51,14 +51,14 @@ std::vector<NamedShape> shapes() {
   gemma.layers = kv_layers(2, {.layer = {tq8, tq4, 0, 128, 4}, .window = 1024, .full_every = 2});
   gemma.norm = true;
   gemma.dtype = DType::bf16;
-  all.push_back({"window, tail, sinks", gemma});
+  all.push_back({"window, tail, sink_tokens", gemma});
   ModelShape phi{.heads = 32, .kv_heads = 32, .head_dim = 96, .context = 4096, .step_tokens = 100};
   phi.layers = {{.k = tq3, .v = tq3}};
   phi.page_tokens = 16;
   all.push_back({"96", phi});
   ModelShape uneven{
       .heads = 16, .kv_heads = 4, .head_dim = 192, .v_head_dim = 128, .context = 1000};
-  uneven.tree = true;
+  uneven.tree_mask = true;
   all.push_back({"192/128", uneven});
   ModelShape small{.heads = 7, .kv_heads = 1, .head_dim = 64, .context = 20};
   small.out_dtype = DType::f32;
@@ -86,7 +86,7 @@ void turn(Encoder& encoder, const ModelShape& m, const Rows& rows, const Tensor&
   }
 }
 
-void run_cache(const Device& device, const ModelShape& m, uint64_t tokens, bool tree) {
+void run_cache(const Device& device, const ModelShape& m, uint64_t tokens, bool tree_mask) {
   KvCache cache(device, {.kv_heads = m.kv_heads,
                          .head_dim = m.head_dim,
                          .v_head_dim = m.v_head_dim,
@@ -95,16 +95,16 @@ void run_cache(const Device& device, const ModelShape& m, uint64_t tokens, bool 
                          .step_tokens = m.step_tokens});
   const Rows rows(device, m, tokens);
   Encoder encoder(device);
-  cache.extend(encoder, tokens);
+  cache.begin_step(encoder, tokens);
   turn(encoder, m, rows, cache.positions(tokens));
-  const Tensor mask = tree ? device.tensor(DType::u8, {tokens, tokens}) : Tensor();
+  const Tensor mask = tree_mask ? device.tensor(DType::u8, {tokens, tokens}) : Tensor();
   for (uint64_t i = 0; i < m.layers.size(); ++i) {
     cache.append(encoder, i, rows.k, rows.v);
-    cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree = mask});
+    cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree_mask = mask});
   }
   encoder.submit();
   const KvCache copy = cache.fork(encoder);
-  cache.truncate(encoder, 1);
+  cache.rollback(encoder, 1);
   encoder.submit();
 }
 
@@ -118,12 +118,12 @@ void run_batch(const Device& device, const ModelShape& m, uint64_t tokens, bool 
                              .step_tokens = m.step_tokens});
   KvBatch batch(pool, {.max_sequences = 2,
                        .max_tokens = tokens + 1,
-                       .max_queries = tokens,
-                       .max_length = m.context});
+                       .max_query_length = tokens,
+                       .max_kv_length = m.context});
   KvSequence a = pool.sequence();
   Encoder encoder(device);
   const auto step = [&](std::vector<KvStep> steps) {
-    batch.begin(encoder, steps);
+    batch.begin_step(encoder, steps);
     encoder.submit();
     const Rows rows(device, m, batch.tokens());
     turn(encoder, m, rows, batch.positions());
@@ -155,8 +155,9 @@ TEST_F(Prepare, AStepCompilesNothingAfterIt) {
     const uint64_t most = std::min(shape.step_tokens, shape.context);
     for (const uint64_t tokens : {1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33, 64, 65, 77, 200, 512}) {
       if (tokens > most) break;
-      for (const bool tree : {false, true}) {
-        if (!tree || (shape.tree && tokens <= 64)) run_cache(device, shape, tokens, tree);
+      for (const bool tree_mask : {false, true}) {
+        if (!tree_mask || (shape.tree_mask && tokens <= 64))
+          run_cache(device, shape, tokens, tree_mask);
       }
       for (const bool prompt : {false, true}) run_batch(device, shape, tokens, prompt);
       ASSERT_EQ(compiled(), static_cast<long>(told)) << name << ", " << tokens << " tokens";

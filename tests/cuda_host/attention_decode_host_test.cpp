@@ -25,7 +25,7 @@ TEST(CudaHostAttention, Decoding) {
                   .k = format,
                   .v = format,
                   .window = 333,
-                  .sinks = true,
+                  .sink_logits = true,
                   .splits = 2});
   }
   expect_decoded({.k_dim = 128, .length = 300, .k = KvFormat::f16, .v = KvFormat::tq3});
@@ -42,8 +42,8 @@ constexpr AttentionCase kMasked = {.tokens = 2,
                                    .v = KvFormat::tq4,
                                    .window = 97,
                                    .soft_cap = 20,
-                                   .sinks = true,
-                                   .slopes = true};
+                                   .sink_logits = true,
+                                   .alibi_slopes = true};
 
 TEST(CudaHostAttention, DecodingEveryRatioAndSeveralTokens) {
   for (const uint64_t heads : {1, 2, 3, 4, 5, 7, 8, 12, 16}) {

@@ -146,7 +146,7 @@ TEST(AttentionDecodeLimits, MergedSeveralTokens) {
                     .length = 3000,
                     .k = KvFormat::tq4,
                     .v = KvFormat::tq4,
-                    .sinks = true},
+                    .sink_logits = true},
                    8);
 }
 

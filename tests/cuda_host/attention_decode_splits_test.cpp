@@ -29,7 +29,7 @@ TEST(CudaHostAttention, DecodingMergesSplits) {
   const uint32_t before = cluster_calls;
   for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
     expect_decoded({.heads = 4, .kv_heads = 2, .length = 3000, .k = format, .v = format}, 8);
-    expect_decoded({.heads = 5, .length = 2049, .k = format, .v = format, .sinks = true}, 8);
+    expect_decoded({.heads = 5, .length = 2049, .k = format, .v = format, .sink_logits = true}, 8);
   }
   expect_replays(KvFormat::tq8, 2, 64);
   EXPECT_EQ(cluster_calls, before);
@@ -58,7 +58,7 @@ TEST(CudaHostAttention, DecodingInClusters) {
       expect_decoded(
           {.heads = heads, .k_dim = 64, .length = length, .k = KvFormat::tq4, .v = KvFormat::tq4},
           8);
-    expect_decoded({.heads = 4, .k_dim = 64, .length = length, .sinks = true}, 8);
+    expect_decoded({.heads = 4, .k_dim = 64, .length = length, .sink_logits = true}, 8);
   }
   expect_decoded({.heads = 4,
                   .k_dim = 128,
@@ -113,7 +113,7 @@ TEST(CudaHostAttention, DecodingInPairs) {
                   .k = KvFormat::tq4,
                   .v = KvFormat::tq4,
                   .window = 1833,
-                  .sinks = true},
+                  .sink_logits = true},
                  8);
   expect_replays(KvFormat::tq4, 16, 128);
   EXPECT_EQ(pair_calls, before + 9);
@@ -148,14 +148,15 @@ TEST(CudaHostAttention, CacheThatGrowsInClusters) {
 
 // Few rows, several tokens: each has a boundary of its own between body and tail.
 TEST(CudaHostAttention, TailsOfSeveralTokens) {
-  expect_attended(host_device(8),
-                  {.kv_heads = 1,
-                   .head_dim = 128,
-                   .capacity = 600,
-                   .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 70, .sinks = 3},
-                              {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 70}},
-                   .step_tokens = 200},
-                  4, {200, 1, 3, 4, 150, 2, 4});
+  expect_attended(
+      host_device(8),
+      {.kv_heads = 1,
+       .head_dim = 128,
+       .capacity = 600,
+       .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq4, .tail = 70, .sink_tokens = 3},
+                  {.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 70}},
+       .step_tokens = 200},
+      4, {200, 1, 3, 4, 150, 2, 4});
 }
 
 }  // namespace

@@ -48,14 +48,14 @@ constexpr Pair kPairs[] = {
     pair<abi::kTq5>(),
     pair<abi::kTq6>(),
     pair<abi::kTq8>(),
-    pair<abi::kCompat4>(),
-    pair<abi::kCompat5>(),
-    pair<abi::kCompat6>(),
-    pair<abi::kCompat8>(),
+    pair<abi::kMlxNative4>(),
+    pair<abi::kMlxNative5>(),
+    pair<abi::kMlxNative6>(),
+    pair<abi::kMlxNative8>(),
     pair<abi::kTq8, abi::kTq4>(),
     pair<kF16, abi::kTq3>(),
     pair<abi::kTq6, kBf16>(),
-    pair<kF32, abi::kCompat4>(),
+    pair<kF32, abi::kMlxNative4>(),
 };
 
 }  // namespace

@@ -225,7 +225,7 @@ inline std::vector<float> attended(const Device& d, const KvCacheOptions& config
     const Tensor k = rows(kv_heads, 0), v = rows(kv_heads, 50), q = rows(heads, 99);
     const Tensor out = d.tensor(DType::f32, {tokens, heads, dim});
     Encoder encoder(d);
-    cache.extend(encoder, tokens);
+    cache.begin_step(encoder, tokens);
     for (uint64_t layer = 0; layer < config.layers.size(); ++layer) {
       cache.append(encoder, layer, k, v);
       if (tokens <= 100) cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.2f});

@@ -22,13 +22,15 @@ TEST(CudaHostAttention, EveryDenseFormatAndOddDims) {
   }
 }
 
-TEST(CudaHostAttention, CompatFormats) {
-  expect_close({.k_dim = 64, .length = 37, .k = KvFormat::compat4, .v = KvFormat::compat4});
-  expect_close({.k_dim = 512, .length = 9, .k = KvFormat::compat4, .v = KvFormat::compat4});
-  expect_close({.k_dim = 1024, .length = 9, .k = KvFormat::compat4, .v = KvFormat::compat4});
-  for (const KvFormat format : {KvFormat::compat4, KvFormat::compat6})
+TEST(CudaHostAttention, MlxNativeFormats) {
+  expect_close({.k_dim = 64, .length = 37, .k = KvFormat::mlx_native4, .v = KvFormat::mlx_native4});
+  expect_close({.k_dim = 512, .length = 9, .k = KvFormat::mlx_native4, .v = KvFormat::mlx_native4});
+  expect_close(
+      {.k_dim = 1024, .length = 9, .k = KvFormat::mlx_native4, .v = KvFormat::mlx_native4});
+  for (const KvFormat format : {KvFormat::mlx_native4, KvFormat::mlx_native6})
     expect_close({.k_dim = 512, .length = 9, .k = format, .v = format, .scale_factor = 0.7f});
-  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8})
+  for (const KvFormat format :
+       {KvFormat::mlx_native5, KvFormat::mlx_native6, KvFormat::mlx_native8})
     expect_close({.heads = 1, .k_dim = 256, .length = 20, .k = format, .v = format});
 }
 
@@ -37,7 +39,7 @@ TEST(CudaHostAttention, PairsAndDifferentDims) {
   expect_close({.k_dim = 64, .v_dim = 96, .length = 70, .k = KvFormat::f16, .v = KvFormat::tq3});
   expect_close({.k_dim = 96, .v_dim = 40, .length = 70, .k = KvFormat::tq6, .v = KvFormat::bf16});
   expect_close(
-      {.k_dim = 40, .v_dim = 32, .length = 70, .k = KvFormat::f32, .v = KvFormat::compat4});
+      {.k_dim = 40, .v_dim = 32, .length = 70, .k = KvFormat::f32, .v = KvFormat::mlx_native4});
 }
 
 TEST(CudaHostAttention, LargeHeads) {
@@ -73,31 +75,31 @@ TEST(CudaHostAttention, MasksRingsAndTrees) {
                   .v = format,
                   .window = 40,
                   .soft_cap = 20,
-                  .sinks = true,
-                  .slopes = true});
+                  .sink_logits = true,
+                  .alibi_slopes = true});
     expect_holds({.tokens = 4,
                   .heads = 2,
                   .k_dim = 32,
                   .length = 70,
                   .k = format,
                   .v = format,
-                  .tree = true});
+                  .tree_mask = true});
   }
   expect_holds({.tokens = 3, .k_dim = 32, .length = 40, .causal = false, .window = 9});
 }
 
 TEST(CudaHostAttention, SplitsAndEmptyOnes) {
-  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::mlx_native4}) {
     expect_holds({.tokens = 2,
                   .k_dim = 32,
                   .length = 150,
                   .k = format,
                   .v = format,
-                  .sinks = true,
+                  .sink_logits = true,
                   .splits = 2});
     expect_holds({.k_dim = 32, .length = 5, .k = format, .v = format, .splits = 3});
   }
-  expect_holds({.k_dim = 32, .length = 0, .sinks = true});
+  expect_holds({.k_dim = 32, .length = 0, .sink_logits = true});
   expect_holds({.k_dim = 32, .length = 0});
   expect_holds({.tokens = 6, .heads = 2, .k_dim = 32, .length = 3});
 }
@@ -133,7 +135,7 @@ TEST(CudaHostAttention, KeysOfInfiniteLength) {
 TEST(CudaHostAttention, WhatIsNotFiniteStaysWithItsRow) {
   constexpr uint64_t kKeys = 20;
   for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq4,
-                                KvFormat::tq8, KvFormat::compat4}) {
+                                KvFormat::tq8, KvFormat::mlx_native4}) {
     for (const uint64_t kDim : {32, 64})
       for (const bool in_key : {false, true}) {
         const Device d = host_device();
@@ -161,7 +163,7 @@ TEST(CudaHostAttention, CacheThatGrows) {
                   {.kv_heads = 2,
                    .head_dim = 32,
                    .capacity = 100,
-                   .layers = {{.tail = 16, .sinks = 3},
+                   .layers = {{.tail = 16, .sink_tokens = 3},
                               {.window = 12},
                               {.k = KvFormat::tq4, .v = KvFormat::tq4, .window = 20, .tail = 16}},
                    .step_tokens = 30},

@@ -85,10 +85,10 @@ TEST_F(ManyRowsHost, MasksRingsAndTrees) {
       c.ring_start = 70;
       c.window = 90;
       c.soft_cap = 20;
-      c.sinks = c.slopes = true;
+      c.sink_logits = c.alibi_slopes = true;
       expect_many_rows(c);
       c = case_of(format, tokens, 4, dim, 140);
-      c.tree = true;
+      c.tree_mask = true;
       expect_many_rows(c);
       c = case_of(format, tokens, 4, dim, 140);
       c.causal = false;
@@ -102,7 +102,7 @@ TEST_F(ManyRowsHost, SplitsAndEmptyOnes) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::tq4}) {
     AttentionCase c = case_of(format, 10, 4, format == KvFormat::f16 ? 64 : 128, 600);
     c.splits = 3;
-    c.sinks = true;
+    c.sink_logits = true;
     expect_many_rows(c);
     c.length = 70;
     expect_many_rows(c);

@@ -55,9 +55,10 @@ TEST(CudaHostPages, AnyNumberOfBlocks) {
 }
 
 TEST(CudaHostPages, MasksSinksSlopesAndCaps) {
-  PagedNumbers n = {.window = 600, .soft_cap = 20, .sinks = true, .slopes = true, .phase = kDecode};
+  PagedNumbers n = {
+      .window = 600, .soft_cap = 20, .sink_logits = true, .alibi_slopes = true, .phase = kDecode};
   expect_batch(n, kRagged);
-  n.soft_cap = 0, n.slopes = false, n.window = 33, n.page_tokens = 8;
+  n.soft_cap = 0, n.alibi_slopes = false, n.window = 33, n.page_tokens = 8;
   expect_batch(n, kRagged);
   n.k = n.v = KvFormat::f16;
   expect_batch(n, kRagged);
@@ -82,9 +83,9 @@ TEST(CudaHostPages, SeveralTokens) {
 
 // More rows than a block takes.
 TEST(CudaHostPages, GroupsOfRows) {
-  expect_batch({.heads = 12, .dim = 256, .phase = kDecode, .most_queries = 1},
+  expect_batch({.heads = 12, .dim = 256, .phase = kDecode, .max_query_length = 1},
                {{1, 300, 1}, {1, 40, 2}});
-  expect_batch({.heads = 5, .dim = 128, .phase = kDecode, .most_queries = 3},
+  expect_batch({.heads = 5, .dim = 128, .phase = kDecode, .max_query_length = 3},
                {{3, 300, 1}, {1, 40, 2}});
 }
 
@@ -95,7 +96,7 @@ TEST(CudaHostPages, ManyPieces) {
                   .dim = 64,
                   .page_tokens = 64,
                   .phase = kDecode,
-                  .most_queries = 1,
+                  .max_query_length = 1,
                   .blocks = blocks},
                  {{1, 34000, 1}, {1, 100, 2}});
 }
@@ -130,7 +131,7 @@ TEST(CudaHostPages, BitsDoNotDependOnBatchPagesOrGrid) {
                             .kv_heads = 2,
                             .dim = dim,
                             .phase = kDecode,
-                            .most_queries = 2};
+                            .max_query_length = 2};
     const PagedSequence one = {1, 1100, 11}, two = {2, 600, 12};
     PagedBatch alone(n, {one}), other(n, {two});
     const std::vector<float> first = alone.rows_of(alone.run(), 0);
@@ -223,7 +224,7 @@ TEST(CudaHostPages, SequencesThatMakeNoSense) {
     expect("first entry", [&](PagedBatch& b) { b.table()[2 * b.width()] = entry; }, {2});
   }
   for (const int32_t length : {-1, 1 << 29, std::numeric_limits<int32_t>::min()})
-    expect("length", [&](PagedBatch& b) { b.lengths()[0] = length; }, {0});
+    expect("length", [&](PagedBatch& b) { b.kv_lengths()[0] = length; }, {0});
   expect("range", [](PagedBatch& b) { b.begins()[4] = 1 << 30; }, {3});
 }
 
@@ -247,7 +248,7 @@ TEST(CudaHostPages, WhatIsNotSeenDoesNotShow) {
 // The three parts of a layer's keys, merged, are all of its keys.
 TEST(CudaHostPages, SegmentsAddUp) {
   const std::vector<PagedSequence> sequences = {{2, 700, 1}, {1, 5, 2}, {3, 90, 3}};
-  PagedNumbers n = {.phase = kDecode, .most_queries = 4};
+  PagedNumbers n = {.phase = kDecode, .max_query_length = 4};
   PagedBatch whole(n, sequences);
   const PagedAnswer all = whole.run();
   n.states = true, n.first_keys = 4, n.tail = 40;

@@ -23,7 +23,7 @@ void expect_batch(const PagedNumbers& numbers, const std::vector<PagedSequence>&
 
 TEST(CudaHostPrompts, RaggedBatchesOfEveryFormat) {
   constexpr KvFormat kFormats[] = {KvFormat::f32, KvFormat::f16, KvFormat::bf16,
-                                   KvFormat::tq3, KvFormat::tq4, KvFormat::compat4};
+                                   KvFormat::tq3, KvFormat::tq4, KvFormat::mlx_native4};
   for (const KvFormat format : kFormats)
     expect_batch({.k = format, .v = format, .dim = 64}, kRagged);
   expect_batch({.k = KvFormat::tq8, .v = KvFormat::tq4, .heads = 6, .kv_heads = 2}, kRagged);
@@ -38,7 +38,8 @@ TEST(CudaHostPrompts, PagesOfEverySize) {
 }
 
 TEST(CudaHostPrompts, MasksSinksSlopesAndCaps) {
-  PagedNumbers n = {.dim = 64, .window = 50, .soft_cap = 20, .sinks = true, .slopes = true};
+  PagedNumbers n = {
+      .dim = 64, .window = 50, .soft_cap = 20, .sink_logits = true, .alibi_slopes = true};
   for (const KvFormat format : {KvFormat::tq4, KvFormat::f16, KvFormat::f32}) {
     n.k = n.v = format;
     expect_batch(n, kRagged);
@@ -115,7 +116,7 @@ void expect_nonsense_shows(const PagedNumbers& n) {
   for (const int32_t entry : {-1, 1 << 30})
     expect([&](PagedBatch& b) { b.table()[b.width()] = entry; }, 1);
   for (const int32_t length : {-1, 1 << 29})
-    expect([&](PagedBatch& b) { b.lengths()[0] = length; }, 0);
+    expect([&](PagedBatch& b) { b.kv_lengths()[0] = length; }, 0);
   expect([](PagedBatch& b) { b.begins()[3] = 1 << 30; }, 2);
 }
 TEST(CudaHostPrompts, SequencesThatMakeNoSense) {

@@ -103,7 +103,7 @@ TaskFn select_append(uint64_t key) {
   if (is(DType::bf16, KvFormat::tq5, KvFormat::tq3)) return run_append<cuda::BFloat16, 19, 17>;
   if (is(DType::f16, KvFormat::f16, KvFormat::tq6)) return run_append<cuda::Half, 1, 20>;
   if (is(DType::f32, KvFormat::bf16, KvFormat::f32)) return run_append<float, 2, 0>;
-  if (is(DType::f16, KvFormat::compat4, KvFormat::tq2)) return run_append<cuda::Half, 32, 16>;
+  if (is(DType::f16, KvFormat::mlx_native4, KvFormat::tq2)) return run_append<cuda::Half, 32, 16>;
   return nullptr;
 }
 
@@ -139,9 +139,9 @@ class CodecOnHost : public testing::Test {
 TEST_F(CodecOnHost, CasesOfHadamard) { check(hadamard_cases(), 7); }
 TEST_F(CodecOnHost, CasesOfQuantize) { check(kv_quantize_cases(), 23); }
 TEST_F(CodecOnHost, CasesOfDequantize) { check(kv_dequantize_cases(), 13); }
-TEST_F(CodecOnHost, CompatibilityFormats) {
-  check(kv_compat_quantize_cases(), 1);
-  check(kv_compat_dequantize_cases(), 1);
+TEST_F(CodecOnHost, MlxNativeFormats) {
+  check(kv_mlx_native_quantize_cases(), 1);
+  check(kv_mlx_native_dequantize_cases(), 1);
 }
 
 // Codes and scales of K and of V, and V decoded, after `record` wrote rows of `head_dim` into a
@@ -166,7 +166,7 @@ std::vector<Tensor> written(const Device& device, KvFormat format, uint64_t head
   return {in.k_cache.codes, in.k_cache.scales, in.v_cache.codes, in.v_cache.scales, out};
 }
 
-constexpr KvWriteOptions kRingAtSeven{.position = 7, .cache = CacheKind::ring};
+constexpr KvRange kRingAtSeven{.position = 7, .cache = CacheKind::ring};
 
 void write_both(Encoder& encoder, const KvQuantizeInputs& in) {
   kv_quantize(encoder, in, kRingAtSeven);
@@ -203,10 +203,10 @@ struct AppendCase {
   DType source;
   KvFormat k, v;
   uint64_t head_dim, v_head_dim;
-  uint64_t sinks, tail, window;
+  uint64_t sink_tokens, tail, window;
 };
 
-// Some steps of a layer with sinks, tail and a body that wraps, as KvCache records them.
+// Some steps of a layer with sink tokens, tail and a body that wraps, as KvCache records them.
 class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<AppendCase> {
  protected:
   static constexpr uint64_t kHeads = 2;
@@ -214,7 +214,7 @@ class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<Appe
   CacheSegments segments(const Device& device, const Tensor& state) const {
     const AppendCase& c = GetParam();
     const uint64_t tail_slots = c.tail != 0 ? c.tail + 12 : 0;
-    const abi::KvPlaces places{c.sinks, c.tail, tail_slots, c.window != 0 ? c.window : 40};
+    const abi::KvPlaces places{c.sink_tokens, c.tail, tail_slots, c.window != 0 ? c.window : 40};
     CacheSegments made;
     const auto body = [&](KvFormat format, KvRole role, uint64_t head_dim) {
       return KvBuffer::allocate(device, {format, role, kHeads, places.body_capacity, head_dim});
@@ -222,7 +222,7 @@ class AppendOnHost : public CodecOnHost, public testing::WithParamInterface<Appe
     made.of[0] = {body(c.k, KvRole::k, c.head_dim),
                   body(c.v, KvRole::v, c.v_head_dim),
                   {state, places, abi::kSegmentBody}};
-    if (c.sinks != 0 || c.tail != 0) {
+    if (c.sink_tokens != 0 || c.tail != 0) {
       const auto near = [&](const KvBuffer& half) {
         return device.tensor(DType::f16, near_shape(half.shape, places));
       };
@@ -285,7 +285,7 @@ INSTANTIATE_TEST_SUITE_P(
                     AppendCase{DType::bf16, KvFormat::tq5, KvFormat::tq3, 96, 64, 3, 0, 0},
                     AppendCase{DType::f16, KvFormat::f16, KvFormat::tq6, 64, 576, 0, 6, 0},
                     AppendCase{DType::f32, KvFormat::bf16, KvFormat::f32, 20, 36, 0, 0, 18},
-                    AppendCase{DType::f16, KvFormat::compat4, KvFormat::tq2, 64, 40, 1, 7, 0}));
+                    AppendCase{DType::f16, KvFormat::mlx_native4, KvFormat::tq2, 64, 40, 1, 7, 0}));
 
 // The kernels find a magnitude's index by a polynomial; the format by thresholds.
 template <uint32_t kBits, size_t kCount>

@@ -91,7 +91,7 @@ class KvWriteOnHost : public testing::TestWithParam<WriteCase> {
   // One token to a slot of a cache, on the CPU.
   void write_one(const Tensor& x, uint64_t token, const KvBuffer& to, uint64_t slot) const {
     const Tensor row = x.slice(0, token, 1);
-    const KvWriteOptions options{.position = slot};
+    const KvRange options{.position = slot};
     Encoder encoder(cpu_);
     if (describe(to.shape.format).compressed) {
       KvQuantizeInputs in;
@@ -243,7 +243,7 @@ WriteCase few(uint64_t head_dim, uint64_t v_head_dim) {
 }
 
 constexpr uint32_t kF32 = 0, kF16 = 1, kBf16 = 2, kTq2 = 16, kTq3 = 17, kTq4 = 18, kTq5 = 19,
-                   kTq6 = 20, kTq8 = 21, kCompat4 = 32;
+                   kTq6 = 20, kTq8 = 21, kMlxNative4 = 32;
 using cuda::BFloat16;
 using cuda::Half;
 
@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(Many, KvWriteOnHost,
                                          tiles<BFloat16, kTq5, kTq3, true>(96, 576),
                                          tiles<Half, kF16, kTq6, true>(64, 128),
                                          tiles<float, kBf16, kF32, true>(24, 40),
-                                         tiles<Half, kCompat4, kTq2, true>(64, 40)));
+                                         tiles<Half, kMlxNative4, kTq2, true>(64, 40)));
 
 // Every format in either role, one and several scale blocks, rows that end inside a group.
 INSTANTIATE_TEST_SUITE_P(

@@ -30,16 +30,17 @@ struct PagedNumbers {
   uint64_t heads = 4, kv_heads = 1, dim = 128, page_tokens = 16;
   uint64_t window = 0;
   float soft_cap = 0;
-  bool causal = true, sinks = false, slopes = false, states = false, settled_keys = false;
-  // Of a layer with 16-bit sinks and tail: which of its keys.
+  bool causal = true, sink_logits = false, alibi_slopes = false, states = false,
+       settled_keys = false;
+  // Of a layer with 16-bit sink tokens and tail: which of its keys.
   abi::KvSegment segment = abi::kSegmentBody;
   uint64_t first_keys = 0, tail = 0;
   std::vector<int32_t> tail_begin = {};
   uint64_t ring_entries = 0;
   abi::AttentionPhase phase = abi::AttentionPhase::all;
-  uint64_t most_queries = 0;  // 0: the most there are
-  uint32_t blocks = 4;        // multiprocessors
-  uint32_t seed = 1;          // of the pages' order
+  uint64_t max_query_length = 0;  // 0: the most there are
+  uint32_t blocks = 4;            // multiprocessors
+  uint32_t seed = 1;              // of the pages' order
 };
 
 struct PagedAnswer {
@@ -62,10 +63,11 @@ class PagedBatch {
       : n_(numbers), sequences_(sequences) {
     for (const PagedSequence& s : sequences_) {
       begin_.push_back(static_cast<int32_t>(tokens_));
-      lengths_.push_back(static_cast<int32_t>(s.length));
-      prompts_.push_back(s.prompt ? 1 : 0);
+      kv_lengths_.push_back(static_cast<int32_t>(s.length));
+      is_prefill_.push_back(s.prompt ? 1 : 0);
       tokens_ += s.tokens;
-      if (numbers.most_queries == 0) n_.most_queries = std::max(n_.most_queries, s.tokens);
+      if (numbers.max_query_length == 0)
+        n_.max_query_length = std::max(n_.max_query_length, s.tokens);
       width_ = std::max(width_, (s.length + n_.page_tokens - 1) / n_.page_tokens);
       // A token's query follows from its position: chunks of a prompt have those of the whole.
       const auto rows = gaussian_rows(std::max(s.length, s.tokens) * n_.heads, n_.dim, s.seed * 3);
@@ -74,7 +76,7 @@ class PagedBatch {
     }
     begin_.push_back(static_cast<int32_t>(tokens_));
     if (n_.ring_entries != 0) width_ = n_.ring_entries;
-    most_length_ = n_.ring_entries != 0 ? 1 << 20 : width_ * n_.page_tokens;
+    max_kv_length_ = n_.ring_entries != 0 ? 1 << 20 : width_ * n_.page_tokens;
     for (uint64_t h = 0; h < n_.heads; ++h) {
       sinks_.push_back(0.3f * static_cast<float>(h) - 0.5f);
       slopes_.push_back(-0.01f * static_cast<float>(h + 1));
@@ -84,7 +86,7 @@ class PagedBatch {
 
   // Device memory that a test may spoil.
   std::vector<int32_t>& table() { return table_; }
-  std::vector<int32_t>& lengths() { return lengths_; }
+  std::vector<int32_t>& kv_lengths() { return kv_lengths_; }
   std::vector<int32_t>& begins() { return begin_; }
   uint64_t tokens() const { return tokens_; }
   uint64_t width() const { return width_; }
@@ -95,12 +97,12 @@ class PagedBatch {
     const KvPageParts parts = page_parts(pages_);
     abi::AttentionProblem p{};
     p.tokens = tokens_, p.heads = n_.heads, p.kv_heads = n_.kv_heads;
-    p.capacity = p.keys = most_length_;
+    p.capacity = p.keys = max_kv_length_;
     p.addresses = pages_.bytes.address();
     p.k = parts.k, p.v = parts.v;
     p.sequences = sequences_.size(), p.page_stride = parts.page_stride;
     p.page_tokens = static_cast<uint32_t>(n_.page_tokens);
-    p.most_queries = static_cast<uint32_t>(n_.most_queries);
+    p.max_query_length = static_cast<uint32_t>(n_.max_query_length);
     p.states = n_.states ? 1 : 0;
     p.phase = n_.phase;
     // Of attention_many_rows what was compiled.
@@ -135,15 +137,15 @@ class PagedBatch {
                                part(parts.v_scales),
                                at(answer.out),
                                n_.states ? 0 : at(answer.lse),
-                               n_.sinks && !n_.states ? at(sinks_) : 0,
-                               n_.slopes ? at(slopes_) : 0,
+                               n_.sink_logits && !n_.states ? at(sinks_) : 0,
+                               n_.alibi_slopes ? at(slopes_) : 0,
                                0,
                                at(scratch),
                                at(n_.tail_begin),
                                at(table_),
-                               at(lengths_),
+                               at(kv_lengths_),
                                at(begin_),
-                               at(prompts_)};
+                               at(is_prefill_)};
     for (int i = 0; i < times; ++i) launch(plan, p, args);
     // For the next replay.
     const auto* const counters = reinterpret_cast<const uint32_t*>(scratch.data());
@@ -172,8 +174,8 @@ class PagedBatch {
     data.q.assign(from, from + static_cast<int64_t>(of.tokens * n_.heads * n_.dim));
     data.k = stored(n_.k, KvRole::k, of);
     data.v = stored(n_.v, KvRole::v, of);
-    if (n_.sinks) data.sinks.assign(sinks_.begin(), sinks_.end());
-    if (n_.slopes) data.slopes.assign(slopes_.begin(), slopes_.end());
+    if (n_.sink_logits) data.sink_logits.assign(sinks_.begin(), sinks_.end());
+    if (n_.alibi_slopes) data.alibi_slopes.assign(slopes_.begin(), slopes_.end());
     return reference::attention(shape, data);
   }
 
@@ -276,14 +278,14 @@ class PagedBatch {
                .stride = width_,
                .pages = pages_.bytes.shape(0),
                .page_stride = parts.page_stride,
-               .most_length = most_length_,
-               .most_queries = static_cast<uint32_t>(n_.most_queries),
+               .max_kv_length = max_kv_length_,
+               .max_query_length = static_cast<uint32_t>(n_.max_query_length),
                .page_tokens = static_cast<uint32_t>(n_.page_tokens),
                .first_entry = 0,
                .ring_entries = static_cast<uint32_t>(n_.ring_entries),
                .page_inverse = abi::kv_page_inverse(static_cast<uint32_t>(n_.page_tokens))};
     p.segment = n_.segment;
-    p.places.sinks = n_.first_keys, p.places.tail = n_.tail;
+    p.places.sink_tokens = n_.first_keys, p.places.tail = n_.tail;
     p.scale = kScale, p.soft_cap = n_.soft_cap;
     p.phase = n_.phase;
     p.causal = n_.causal ? 1 : 0;
@@ -309,12 +311,12 @@ class PagedBatch {
     s.call = p;
     s.group = plan.schedule.group, s.blocks = plan.schedule.blocks, s.rows = plan.schedule.rows;
     s.by_token = plan.schedule.by_token, s.key = 1234567;
-    s.runs = abi::schedule_most_runs(sequences_.size(), n_.kv_heads, n_.most_queries, p.group,
+    s.runs = abi::schedule_most_runs(sequences_.size(), n_.kv_heads, n_.max_query_length, p.group,
                                      s.rows, s.by_token != 0, s.blocks);
     const uint64_t words = abi::schedule_words(s.blocks, s.runs);
     std::vector<uint32_t> memory(words + 16, kBehind);
-    const uint64_t of[5] = {reinterpret_cast<uint64_t>(memory.data()), args[arg_lengths],
-                            args[arg_query_begin], args[arg_prompts], args[arg_tail_begin]};
+    const uint64_t of[5] = {reinterpret_cast<uint64_t>(memory.data()), args[arg_kv_lengths],
+                            args[arg_cu_seqlens_q], args[arg_is_prefill], args[arg_tail_begin]};
     const cuda::Launch shape = cuda::launch_attention_schedule(&s, 0, limits());
     host_attention_schedule(&s, of, {shape.grid, shape.block, shape.shared_bytes});
     for (uint64_t i = words; i < memory.size(); ++i) EXPECT_EQ(memory[i], kBehind);
@@ -344,9 +346,8 @@ class PagedBatch {
     }
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
     const cuda::Launch shape = cuda::launch_attention_decode(&p, plan.spec, limits());
-    const HostKernel kernel =
-        host_attention_decode_paged(spec.k_format, spec.v_format, spec.head_dim, spec.rows,
-                                    spec.paged == 2);
+    const HostKernel kernel = host_attention_decode_paged(
+        spec.k_format, spec.v_format, spec.head_dim, spec.rows, spec.paged == 2);
     ASSERT_NE(kernel, nullptr) << name(n_.k) << " " << name(n_.v) << " " << spec.head_dim
                                << " rows " << uint32_t{spec.rows};
     kernel(&p, args, {shape.grid, shape.block, shape.shared_bytes});
@@ -356,9 +357,9 @@ class PagedBatch {
   std::vector<PagedSequence> sequences_;
   Device cpu_ = cpu_device(1);
   KvPages pages_;
-  uint64_t tokens_ = 0, width_ = 1, most_length_ = 0;
-  std::vector<int32_t> begin_, lengths_, table_;
-  std::vector<uint8_t> prompts_;
+  uint64_t tokens_ = 0, width_ = 1, max_kv_length_ = 0;
+  std::vector<int32_t> begin_, kv_lengths_, table_;
+  std::vector<uint8_t> is_prefill_;
   std::vector<float> q_, sinks_, slopes_;
 };
 

@@ -115,7 +115,7 @@ TEST_F(RopeAppendOnHost, Shapes) {
       c.k_dim = s.k_dim, c.v_dim = s.v_dim, c.kv_heads = s.kv_heads, c.tokens = s.tokens;
       c.heads = 3 * s.kv_heads;
       c.norm = norm;
-      c.sinks = 2, c.tail = 3, c.start = 1;
+      c.sink_tokens = 2, c.tail = 3, c.start = 1;
       c.name = "shape " + std::to_string(s.k_dim) + "/" + std::to_string(s.v_dim);
       check(make_case(c));
       c.k = KvFormat::tq3, c.v = KvFormat::tq8, c.dtype = DType::f16;

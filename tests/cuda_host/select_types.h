@@ -28,8 +28,8 @@ using AllNative = std::make_integer_sequence<uint32_t, abi::kLastNative - abi::k
 using Native =
     decltype(formats_from<abi::kFirstNative>(AllNative(), std::integer_sequence<uint32_t>()));
 using Compressed = decltype(formats_from<abi::kFirstNative>(
-    AllNative(),
-    std::integer_sequence<uint32_t, abi::kCompat4, abi::kCompat5, abi::kCompat6, abi::kCompat8>()));
+    AllNative(), std::integer_sequence<uint32_t, abi::kMlxNative4, abi::kMlxNative5,
+                                       abi::kMlxNative6, abi::kMlxNative8>()));
 
 template <class Run>
 cpu::TaskFn with_float(uint32_t dtype, const Run& run) {

@@ -20,15 +20,15 @@ class OldFiles : public testing::Test {
   Folder folder;
 };
 
-// All kinds of sections: sinks, a tail, a window's ring that has wrapped, both packings.
+// All kinds of sections: sink tokens, a tail, a window's ring that has wrapped, both packings.
 class OldSnapshot : public OldFiles {
  protected:
   static KvCacheOptions options() {
     return {.kv_heads = 1,
             .head_dim = 16,
             .capacity = 24,
-            .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 4, .sinks = 2},
-                       {.k = KvFormat::compat4, .v = KvFormat::f16, .window = 5},
+            .layers = {{.k = KvFormat::tq4, .v = KvFormat::tq2, .tail = 4, .sink_tokens = 2},
+                       {.k = KvFormat::mlx_native4, .v = KvFormat::f16, .window = 5},
                        {.k = KvFormat::tq8, .v = KvFormat::bf16}},
             .step_tokens = 4};
   }
@@ -43,14 +43,14 @@ class OldSnapshot : public OldFiles {
   void fill(KvCache& cache) {
     uint64_t seed = 7;
     for (const uint64_t tokens : {4u, 4u, 3u, 4u, 1u}) {
-      cache.extend(encoder, tokens);
+      cache.begin_step(encoder, tokens);
       for (uint64_t layer = 0; layer < cache.options().layers.size(); ++layer) {
         const Tensor k = rows(tokens, 1, seed);
         cache.append(encoder, layer, k, rows(tokens, 1, seed));
       }
       encoder.submit().wait();
     }
-    cache.truncate(encoder, 2);
+    cache.rollback(encoder, 2);
     encoder.submit().wait();
   }
   // What the newest token's query sees in every layer.
@@ -108,7 +108,7 @@ TEST_F(OldFiles, OfAPoolLoadAndAreWrittenTheSame) {
     expect_same_bytes("page");
   }
   KvSequence again = loaded.pool.load(old_file("sequence"));
-  again.truncate(5);  // the last page
+  again.rollback(5);  // the last page
   loaded.pool.import_page(again, bytes_of_file(old_file("page")));
   EXPECT_EQ(again.length(), 29u);
   const auto next = std::span(tokens).subspan(29, 1);

@@ -34,7 +34,7 @@ void serve(const Device& device, Encoder& encoder, const Tensor& t) {
   const KvPool pool(device, {.kv_heads = 1, .head_dim = 64, .pages = 8});
   KvBatch batch(pool, {.max_tokens = 8});
   KvSequence sequence = pool.sequence();
-  batch.begin(encoder, {{.sequence = sequence}, {.sequence = sequence, .prompt = true}});
+  batch.begin_step(encoder, {{.sequence = sequence}, {.sequence = sequence, .is_prefill = true}});
   batch.append(encoder, 0, t, t);
   batch.attend(encoder, 0, {.q = t, .out = t}, {.soft_cap = 30.0f});
   kv_write(encoder, {.k = t, .v = t, .slots = t});

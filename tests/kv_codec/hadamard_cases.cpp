@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kv_codec/kv_codec_case.h"
-#include "kv_codec/kv_compat_reference.h"
+#include "kv_codec/kv_mlx_native_reference.h"
 
 namespace gyre::test {
 namespace {
@@ -51,7 +51,7 @@ uint64_t elements(const HadamardCase& c) {
 bool flips(HadamardSigns signs, uint32_t coordinate) {
   if (signs == HadamardSigns::none) return false;
   return signs == HadamardSigns::native ? reference::kv_flips(coordinate)
-                                        : reference::compat_flips(coordinate);
+                                        : reference::mlx_native_flips(coordinate);
 }
 
 std::vector<double> transformed(const HadamardCase& c, std::vector<double> x,
@@ -138,7 +138,7 @@ OpRun make_run(const HadamardCase& c) {
 }
 
 std::string describe(const HadamardCase& c) {
-  constexpr const char* kSigns[] = {"none", "native", "compat"};
+  constexpr const char* kSigns[] = {"none", "native", "mlx_native"};
   return std::string(name(c.x)) + " to " + std::string(name(c.out)) + " points " +
          std::to_string(c.points) + " signs " + kSigns[static_cast<size_t>(c.options.signs)] +
          (c.options.direction == HadamardDirection::forward ? " forward" : " inverse") +
@@ -166,7 +166,7 @@ std::vector<HadamardCase> size_cases() {
       c.outer = n > 256 ? 1 : 2;
       c.inner = n > 1024 ? 1 : 3;
       if (c.options.signs == HadamardSigns::native && n > 1024) continue;
-      if (c.options.signs == HadamardSigns::compat && n != 256 && n != 512) continue;
+      if (c.options.signs == HadamardSigns::mlx_native && n != 256 && n != 512) continue;
       cases.push_back(c);
       c.calls = 2;
       c.in_place = !c.in_place;
@@ -260,7 +260,7 @@ std::vector<Refusal> size_refusals() {
     list.push_back(size_refusal(points, HadamardSigns::native, "native signs reach to 1024"));
   }
   for (const uint64_t points : {64u, 128u, 1024u}) {
-    list.push_back(size_refusal(points, HadamardSigns::compat, "256 and 512"));
+    list.push_back(size_refusal(points, HadamardSigns::mlx_native, "256 and 512"));
   }
   return list;
 }

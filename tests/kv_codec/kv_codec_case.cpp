@@ -71,7 +71,7 @@ void move_to_scale_edge(const reference::KvCoder& coder, bool beyond, std::span<
   const std::vector<float> given(row.begin(), row.end());
   const auto scale_at = [&](float factor) {
     for (size_t j = 0; j < row.size(); ++j) row[j] = given[j] * factor;
-    return reference::kv_encode(coder, row).scales.front();
+    return reference::kv_feedback(coder, row).scales.front();
   };
   const uint16_t first = scale_at(1.0f);
   float low = 1.0f, high = 1.01f;  // two steps of a scale
@@ -119,7 +119,7 @@ void quantize(const KvQuantizeCase& c, bool v, std::vector<Block>& blocks) {
     const uint64_t slot = (c.options.position % c.capacity + t) % c.capacity;
     for (uint64_t g = 0; g < c.heads; ++g) {
       const auto row = load_row(side, source.before, c.options.source_begin + t, g);
-      reference::kv_store(places, slot, reference::kv_encode(places.coder, row),
+      reference::kv_store(places, slot, reference::kv_feedback(places.coder, row),
                           codes.after.data() + g * places.head_bytes(),
                           scales.after.data() + g * places.scale_head_bytes());
     }
@@ -202,7 +202,7 @@ std::vector<Block> dequantize_blocks(const KvDequantizeCase& c) {
     for (uint64_t g = 0; g < c.heads; ++g) {
       const auto row =
           std::span(values).subspan((slot * c.heads + g) * c.stream.head_dim, c.stream.head_dim);
-      const KvCodes encoded = reference::kv_encode(places.coder, row);
+      const KvCodes encoded = reference::kv_feedback(places.coder, row);
       reference::kv_store(places, slot, encoded, codes.before.data() + g * places.head_bytes(),
                           scales.before.data() + g * places.scale_head_bytes());
       if (slot < c.options.first_slot || slot >= c.options.first_slot + c.tokens) continue;

@@ -39,7 +39,7 @@ struct KvQuantizeCase {
   uint64_t heads = 2;
   std::optional<KvStream> k = KvStream{};  // K, V or both
   std::optional<KvStream> v;
-  KvWriteOptions options;
+  KvRange options;
   KvValues values = KvValues::everyday;
 };
 
@@ -75,11 +75,11 @@ std::vector<KvQuantizeCase> kv_scale_edge_cases();
 std::vector<KvQuantizeCase> kv_pair_cases();
 std::vector<KvQuantizeCase> kv_slot_cases();
 std::vector<KvQuantizeCase> kv_codec_range_cases();
-std::vector<KvQuantizeCase> kv_encode_subnormal_cases();
+std::vector<KvQuantizeCase> kv_feedback_subnormal_cases();
 std::vector<KvDequantizeCase> kv_decode_cases();
 std::vector<KvDequantizeCase> kv_decode_slot_cases();
 std::vector<KvDequantizeCase> kv_decode_subnormal_cases();
-std::vector<OpCase> kv_compat_quantize_cases();
-std::vector<OpCase> kv_compat_dequantize_cases();
+std::vector<OpCase> kv_mlx_native_quantize_cases();
+std::vector<OpCase> kv_mlx_native_dequantize_cases();
 
 }  // namespace gyre::test

@@ -216,7 +216,7 @@ std::vector<KvDequantizeCase> kv_decode_slot_cases() {
 }
 
 // Rows that only devices with subnormals tell from zeros.
-std::vector<KvQuantizeCase> kv_encode_subnormal_cases() {
+std::vector<KvQuantizeCase> kv_feedback_subnormal_cases() {
   std::vector<KvQuantizeCase> cases;
   for (const KvFormat format : native_formats()) {
     for (const uint64_t head_dim : {24u, 80u, 128u, 576u}) {
@@ -249,17 +249,17 @@ std::vector<KvDequantizeCase> kv_decode_subnormal_cases() {
 }
 
 std::vector<OpCase> kv_quantize_cases() {
-  std::vector<OpCase> cases =
-      made<KvQuantizeCase>({kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(),
-                            kv_slot_cases(), kv_codec_range_cases(), kv_encode_subnormal_cases()});
-  for (OpCase& c : kv_compat_quantize_cases()) cases.push_back(std::move(c));
+  std::vector<OpCase> cases = made<KvQuantizeCase>(
+      {kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(), kv_slot_cases(),
+       kv_codec_range_cases(), kv_feedback_subnormal_cases()});
+  for (OpCase& c : kv_mlx_native_quantize_cases()) cases.push_back(std::move(c));
   return cases;
 }
 
 std::vector<OpCase> kv_dequantize_cases() {
   std::vector<OpCase> cases = made<KvDequantizeCase>(
       {kv_decode_cases(), kv_decode_slot_cases(), kv_decode_subnormal_cases()});
-  for (OpCase& c : kv_compat_dequantize_cases()) cases.push_back(std::move(c));
+  for (OpCase& c : kv_mlx_native_dequantize_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

@@ -1,6 +1,6 @@
 // The functions of the reference library's codec, each as the Gyre call that replaces it, against
-// the formulas of the specification (sections 3.1 to 3.6). kv_compat_test.cpp looks at the bytes
-// more closely.
+// the formulas of the specification (sections 3.1 to 3.6). kv_mlx_native_test.cpp looks at the
+// bytes more closely.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 #include "expect_error.h"
 #include "kv_codec/kv_codec_fixture.h"
-#include "kv_codec/kv_compat_reference.h"
+#include "kv_codec/kv_mlx_native_reference.h"
 
 namespace gyre::test {
 namespace {
@@ -22,7 +22,7 @@ std::vector<double> transformed(std::span<const float> x, bool signs_before, boo
   std::vector<double> y(x.begin(), x.end());
   const auto flip = [&](bool wanted) {
     for (uint32_t j = 0; wanted && j < y.size(); ++j)
-      y[j] = reference::compat_flips(j) ? -y[j] : y[j];
+      y[j] = reference::mlx_native_flips(j) ? -y[j] : y[j];
   };
   flip(signs_before);
   for (size_t h = 1; h < y.size(); h *= 2) reference::butterfly_stage<double>(y, h);
@@ -34,7 +34,7 @@ std::vector<double> transformed(std::span<const float> x, bool signs_before, boo
 // In place on [heads, D], each value within 1e-5 (the reference's own bound is 1e-4) and the energy
 // kept.
 void expect_transform(uint64_t points, const HadamardOptions& options) {
-  const bool signs = options.signs == HadamardSigns::compat;
+  const bool signs = options.signs == HadamardSigns::mlx_native;
   const bool forward = options.direction == HadamardDirection::forward;
   const auto x = gaussian_rows(3, points, static_cast<uint32_t>(points));
   const Tensor tensor = tensor_of(cpu(), x, {3, points});
@@ -59,17 +59,17 @@ void expect_transform(uint64_t points, const HadamardOptions& options) {
 void expect_row(const KvBuffer& cache, uint32_t bits, uint64_t slot, std::span<const float> x) {
   const auto codes = bytes_of(cache.codes);
   const auto norms = floats_of(cache.scales);
-  const auto row = reference::compat_normalize(x, 1);
+  const auto row = reference::mlx_native_normalize(x, 1);
   static const std::vector<double> books[] = {
-      reference::compat_codebook(4), reference::compat_codebook(5), reference::compat_codebook(6),
-      reference::compat_codebook(8)};
+      reference::mlx_native_codebook(4), reference::mlx_native_codebook(5),
+      reference::mlx_native_codebook(6), reference::mlx_native_codebook(8)};
   const auto& book = books[bits == 8 ? 3 : bits - 4];
   for (size_t b = 0; b < row.norms.size(); ++b) {
     EXPECT_NEAR(norms[slot * row.norms.size() + b] / row.norms[b], 1, 1e-6);
   }
   const uint64_t begin = slot * (bits == 4 ? x.size() / 2 : x.size());
   for (uint64_t j = 0; j < x.size(); ++j) {
-    const auto index = reference::compat_index(book, row.normalized[j]);
+    const auto index = reference::mlx_native_index(book, row.normalized[j]);
     const uint32_t code = bits == 4 ? codes[begin + j / 2] >> (j % 2 * 4) & 15 : codes[begin + j];
     if (!index.near) {
       ASSERT_EQ(code, index.index) << j;
@@ -109,19 +109,19 @@ void expect_dequantize(KvFormat format, uint64_t head_dim, double error) {
 
 TEST(KvCodecParity, HadamardQuantizeKv) {
   for (const uint64_t head_dim : {64u, 128u, 256u, 512u})
-    expect_quantize(KvFormat::compat4, 4, head_dim, 1);
+    expect_quantize(KvFormat::mlx_native4, 4, head_dim, 1);
 }
 
 TEST(KvCodecParity, HadamardQuantizeKvSeq) {
   for (const uint64_t head_dim : {64u, 128u, 256u, 512u})
-    expect_quantize(KvFormat::compat4, 4, head_dim, 5);
+    expect_quantize(KvFormat::mlx_native4, 4, head_dim, 5);
 }
 
 TEST(KvCodecParity, HadamardQuantizeKvHb) {
   for (const uint64_t head_dim : {256u, 512u}) {
-    expect_quantize(KvFormat::compat5, 5, head_dim, 1);
-    expect_quantize(KvFormat::compat6, 6, head_dim, 1);
-    expect_quantize(KvFormat::compat8, 8, head_dim, 4);
+    expect_quantize(KvFormat::mlx_native5, 5, head_dim, 1);
+    expect_quantize(KvFormat::mlx_native6, 6, head_dim, 1);
+    expect_quantize(KvFormat::mlx_native8, 8, head_dim, 4);
   }
 }
 
@@ -131,13 +131,13 @@ TEST(KvCodecParity, FwhtF32) {
 
 TEST(KvCodecParity, FwhtSignPremultF32) {
   for (const uint64_t points : {256u, 512u})
-    expect_transform(points, {.signs = HadamardSigns::compat});
+    expect_transform(points, {.signs = HadamardSigns::mlx_native});
 }
 
 TEST(KvCodecParity, FwhtSignUndoF32) {
   for (const uint64_t points : {256u, 512u}) {
     expect_transform(points,
-                     {.direction = HadamardDirection::inverse, .signs = HadamardSigns::compat});
+                     {.direction = HadamardDirection::inverse, .signs = HadamardSigns::mlx_native});
   }
 }
 
@@ -152,14 +152,14 @@ TEST(KvCodecParity, HadamardTransform) {
 
 TEST(KvCodecParity, TqDequantizeKv) {
   for (const uint64_t head_dim : {64u, 128u, 256u, 512u})
-    expect_dequantize(KvFormat::compat4, head_dim, 0.016);
+    expect_dequantize(KvFormat::mlx_native4, head_dim, 0.016);
 }
 
 TEST(KvCodecParity, TqDequantizeHbKv) {
   for (const uint64_t head_dim : {256u, 512u}) {
-    expect_dequantize(KvFormat::compat5, head_dim, 0.004);
-    expect_dequantize(KvFormat::compat6, head_dim, 0.001);
-    expect_dequantize(KvFormat::compat8, head_dim, 0.00012);
+    expect_dequantize(KvFormat::mlx_native5, head_dim, 0.004);
+    expect_dequantize(KvFormat::mlx_native6, head_dim, 0.001);
+    expect_dequantize(KvFormat::mlx_native8, head_dim, 0.00012);
   }
 }
 
@@ -171,7 +171,7 @@ TEST(KvCodecParity, CpuTurboquantQuantizeAndDequantize) {
     EXPECT_LE(round_trip(cpu(), KvFormat::tq2, head_dim, rows).error, 1.05 * 0.117482 + 0.004);
     EXPECT_LE(round_trip(cpu(), KvFormat::tq3, head_dim, rows).error, 1.05 * 0.034548);
     EXPECT_LE(round_trip(cpu(), KvFormat::tq4, head_dim, rows).error, 1.05 * 0.009533);
-    EXPECT_LE(round_trip(cpu(), KvFormat::compat4, head_dim, rows).error, 1.05 * 0.009501);
+    EXPECT_LE(round_trip(cpu(), KvFormat::mlx_native4, head_dim, rows).error, 1.05 * 0.009501);
   }
 }
 

@@ -230,7 +230,7 @@ inline void kv_code_extreme(const KvCoder& coder, std::vector<float> x, KvCodes&
   }
 }
 
-inline KvCodes kv_encode(const KvCoder& coder, std::span<const float> row) {
+inline KvCodes kv_feedback(const KvCoder& coder, std::span<const float> row) {
   std::vector<std::vector<float>> blocks, rotated;
   bool in_range = true;
   for (const KvSpan span : kv_transform_spans(static_cast<uint32_t>(row.size()))) {

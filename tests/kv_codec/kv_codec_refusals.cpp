@@ -19,7 +19,7 @@ KvBuffer make_cache(FilledTensors& tensors, const KvShape& shape) {
 // A call that would be fine; each refusal changes one thing about it.
 struct Call {
   KvQuantizeInputs inputs;
-  KvWriteOptions options;
+  KvRange options;
 };
 
 Call good_call(FilledTensors& tensors) {
@@ -75,7 +75,7 @@ std::vector<Refusal> format_refusals() {
               }),
       refusal("norms where scales belong", {"scales of k_cache", "f32 [3, 9, 1]", "got u8"},
               [](Call& c, FilledTensors& t) {
-                c.inputs.k_cache.shape.format = KvFormat::compat4;
+                c.inputs.k_cache.shape.format = KvFormat::mlx_native4;
                 c.inputs.k_cache.codes = t.make(DType::u8, {3, 9, 32});
               }),
       refusal("no codes", {"k_cache has no memory"},
@@ -266,8 +266,8 @@ std::vector<BadShape> bad_shapes() {
   }
   for (const uint64_t head_dim : {0u, 1u, 2u, 80u, 96u}) {
     list.push_back(
-        {{KvFormat::compat4, KvRole::k, 3, 9, head_dim},
-         {"compat4", "powers of two from 4 to 1024", "got " + std::to_string(head_dim)}});
+        {{KvFormat::mlx_native4, KvRole::k, 3, 9, head_dim},
+         {"mlx_native4", "powers of two from 4 to 1024", "got " + std::to_string(head_dim)}});
   }
   const auto scaled = [](KvFormat format, uint64_t head_dim, float factor) {
     return KvShape{.format = format,
@@ -280,11 +280,12 @@ std::vector<BadShape> bad_shapes() {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float factor : {0.0f, -1.0f, kInfinity, std::numeric_limits<float>::quiet_NaN()})
     list.push_back(
-        {scaled(KvFormat::compat4, 512, factor), {"scale_factor", "positive", "finite"}});
+        {scaled(KvFormat::mlx_native4, 512, factor), {"scale_factor", "positive", "finite"}});
   list.push_back({scaled(KvFormat::tq4, 512, 16), {"scale_factor", "got 16", "for tq4 at 512"}});
-  list.push_back({scaled(KvFormat::compat4, 1024, 16), {"scale_factor", "got 16", "at 1024"}});
-  list.push_back({scaled(KvFormat::compat8, 256, 0.5f), {"scale_factor", "got 0.5", "at 256"}});
-  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8}) {
+  list.push_back({scaled(KvFormat::mlx_native4, 1024, 16), {"scale_factor", "got 16", "at 1024"}});
+  list.push_back({scaled(KvFormat::mlx_native8, 256, 0.5f), {"scale_factor", "got 0.5", "at 256"}});
+  for (const KvFormat format :
+       {KvFormat::mlx_native5, KvFormat::mlx_native6, KvFormat::mlx_native8}) {
     for (const uint64_t head_dim : {64u, 128u, 384u, 1024u}) {
       list.push_back(
           {{format, KvRole::k, 3, 9, head_dim},

@@ -47,8 +47,8 @@ TEST(KvCodecWeakness, W21BitsPerCoordinateAreTheName) {
 
 // Prefill was a host loop, one dispatch per token; 5, 6 and 8 bits had no form for several tokens.
 TEST(KvCodecWeakness, W22AnyNumberOfTokensIsOneCommand) {
-  for (const KvFormat format :
-       {KvFormat::tq4, KvFormat::tq5, KvFormat::tq8, KvFormat::compat4, KvFormat::compat8}) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq5, KvFormat::tq8, KvFormat::mlx_native4,
+                                KvFormat::mlx_native8}) {
     const auto rows = gaussian_rows(300, 256, 22);
     const Tensor x = tensor_of(cpu(), rows, {300, 1, 256});
     const KvBuffer k = KvBuffer::allocate(cpu(), {format, KvRole::k, 1, 300, 256});
@@ -118,7 +118,7 @@ TEST(KvCodecWeakness, W23TokensOfOneTileInSeparateCommands) {
 TEST(KvCodecWeakness, W24EveryBufferAndPositionIsChecked) {
   const Tensor x = cpu().tensor(DType::f32, {2, 1, 256});
   for (const KvFormat format :
-       {KvFormat::tq8, KvFormat::compat5, KvFormat::compat6, KvFormat::compat8}) {
+       {KvFormat::tq8, KvFormat::mlx_native5, KvFormat::mlx_native6, KvFormat::mlx_native8}) {
     const KvBuffer good = KvBuffer::allocate(cpu(), {format, KvRole::k, 1, 8, 256});
     Encoder encoder(cpu());
     KvBuffer small = good;
@@ -160,7 +160,7 @@ TEST(KvCodecWeakness, W25EveryHeadDimIsStoredOrRefused) {
 // buffer.
 TEST(KvCodecWeakness, W26TheFormatTravelsWithTheData) {
   const auto rows = gaussian_rows(4, 256, 26);
-  for (const KvFormat format : {KvFormat::tq4, KvFormat::compat4}) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::mlx_native4}) {
     const KvBuffer cache = encoded(cpu(), format, 256, rows);
     const KvFormatInfo info = describe(cache.shape.format);
     EXPECT_EQ(info.format, format);
@@ -174,7 +174,7 @@ TEST(KvCodecWeakness, W26TheFormatTravelsWithTheData) {
     EXPECT_EQ(info.scale_block, 256u);
     // The other format's tag on this memory is refused, not misread.
     KvBuffer wrong = cache;
-    wrong.shape.format = format == KvFormat::tq4 ? KvFormat::compat4 : KvFormat::tq4;
+    wrong.shape.format = format == KvFormat::tq4 ? KvFormat::mlx_native4 : KvFormat::tq4;
     const Tensor out = cpu().tensor(DType::f32, {4, 1, 256});
     Encoder encoder(cpu());
     EXPECT_TRUE(refused({"kv_dequantize"}, [&] { kv_dequantize(encoder, {wrong, out}); }));
@@ -199,7 +199,8 @@ TEST(KvCodecWeakness, W26EveryFormatSaysHowItsBytesLie) {
     EXPECT_EQ(describe(format).packing, KvPacking::planes) << name(format);
     EXPECT_EQ(describe(format).scale_block, 256u) << name(format);
   }
-  for (const KvFormat format : {KvFormat::compat5, KvFormat::compat6, KvFormat::compat8}) {
+  for (const KvFormat format :
+       {KvFormat::mlx_native5, KvFormat::mlx_native6, KvFormat::mlx_native8}) {
     EXPECT_EQ(describe(format).packing, KvPacking::bytes) << name(format);
     // A row of 512 has two norms.
     EXPECT_EQ(describe(format).scale_block, 256u) << name(format);
@@ -220,7 +221,7 @@ TEST(KvCodecWeakness, W27ScalesOfA512RowBelongToTheirHalf) {
   encoder.submit().wait();
   const auto rows = floats_of(rotated);
   for (const KvFormat format :
-       {KvFormat::tq4, KvFormat::tq8, KvFormat::compat4, KvFormat::compat8}) {
+       {KvFormat::tq4, KvFormat::tq8, KvFormat::mlx_native4, KvFormat::mlx_native8}) {
     const auto back = decoded(cpu(), encoded(cpu(), format, 512, rows));
     EXPECT_LE(distortion(rows, back, 512).error, 0.013) << name(format);
   }
@@ -235,7 +236,7 @@ TEST(KvCodecWeakness, W27ScalesOfA512RowBelongToTheirHalf) {
 // of zero decodes to 0.
 TEST(KvCodecWeakness, W28NoKnobAndNoDivisionByAStoredScale) {
   for (const KvFormat format :
-       {KvFormat::tq4, KvFormat::tq8, KvFormat::compat4, KvFormat::compat8}) {
+       {KvFormat::tq4, KvFormat::tq8, KvFormat::mlx_native4, KvFormat::mlx_native8}) {
     const KvBuffer untouched = KvBuffer::allocate(cpu(), {format, KvRole::v, 2, 9, 512});
     for (const float v : decoded(cpu(), untouched)) ASSERT_EQ(v, 0.0f) << name(format);
   }

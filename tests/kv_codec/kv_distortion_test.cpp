@@ -28,7 +28,7 @@ double integral(const Function& f, double low, double high) {
   return sum * step / 3;
 }
 
-// What coding a coordinate does on average.
+// What calibration a coordinate does on average.
 struct Moments {
   double product = 0;  // E[x L], L the level
   double square = 0;   // E[L^2]

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kv_codec/kv_compat_reference.h"
+#include "kv_codec/kv_mlx_native_reference.h"
 
 namespace gyre::test {
 namespace {
@@ -31,7 +31,7 @@ std::vector<double> write_dense(const KvSide& side, const KvRowPlace& at,
 std::vector<double> write_native(const KvShape& shape, const KvRowPlace& at,
                                  const std::vector<float>& row, const KvBytes& memory) {
   const reference::KvPlaces places = places_of(shape);
-  const reference::KvCodes encoded = reference::kv_encode(places.coder, row);
+  const reference::KvCodes encoded = reference::kv_feedback(places.coder, row);
   reference::kv_store(places, at.slot, encoded, memory.codes.data() + at.head * places.head_bytes(),
                       memory.scales.data() + at.head * places.scale_head_bytes());
   return reference::kv_restored(reference::kv_rotated(places.coder, encoded));
@@ -39,17 +39,18 @@ std::vector<double> write_native(const KvShape& shape, const KvRowPlace& at,
 
 const std::vector<double>& codebook_of(KvFormat format) {
   static const std::vector<double> kBooks[] = {
-      reference::compat_codebook(4), reference::compat_codebook(5), reference::compat_codebook(6),
-      reference::compat_codebook(8)};
+      reference::mlx_native_codebook(4), reference::mlx_native_codebook(5),
+      reference::mlx_native_codebook(6), reference::mlx_native_codebook(8)};
   const auto bits = static_cast<size_t>(name(format).back() - '0');
   return kBooks[bits == 8 ? 3 : bits - 4];
 }
 
-std::vector<double> write_compat(const KvShape& shape, const KvRowPlace& at,
-                                 const std::vector<float>& row, const KvBytes& memory) {
-  const std::vector<float> norms = reference::compat_norms(row);
+std::vector<double> write_mlx_native(const KvShape& shape, const KvRowPlace& at,
+                                     const std::vector<float>& row, const KvBytes& memory) {
+  const std::vector<float> norms = reference::mlx_native_norms(row);
   const std::vector<double>& book = codebook_of(shape.format);
-  const std::vector<uint32_t> codes = reference::compat_codes(row, norms, book, shape.scale_factor);
+  const std::vector<uint32_t> codes =
+      reference::mlx_native_codes(row, norms, book, shape.scale_factor);
   const uint64_t place = at.head * shape.capacity + at.slot;
   const uint64_t packed = describe(shape.format).packing == KvPacking::nibbles ? 2 : 1;
   for (uint64_t j = 0; j < row.size(); ++j) {
@@ -64,7 +65,7 @@ std::vector<double> write_compat(const KvShape& shape, const KvRowPlace& at,
     reference::store_bits(DType::f32, memory.scales.data(), place * norms.size() + i,
                           std::bit_cast<uint32_t>(norms[i]));
   }
-  return reference::compat_restored(codes, norms, book, shape.scale_factor);
+  return reference::mlx_native_restored(codes, norms, book, shape.scale_factor);
 }
 
 uint64_t elements(const Dims& dims) {
@@ -80,8 +81,8 @@ std::vector<double> write_kv_row(const KvShape& shape, KvLayout layout, const Kv
   switch (class_of(shape.format)) {
     case FormatClass::levels:
       return write_native(shape, at, row, bytes);
-    case FormatClass::compat:
-      return write_compat(shape, at, row, bytes);
+    case FormatClass::mlx_native:
+      return write_mlx_native(shape, at, row, bytes);
     default:
       return write_dense(side_of(shape, layout), at, row, bytes);
   }
@@ -100,7 +101,7 @@ KvMemory kv_memory(const KvShape& shape, KvLayout layout) {
     memory.codes.dtype = side.dtype;
     memory.codes.before.resize(side.elements() * size_bytes(side.dtype));
   } else {
-    if (class_of(shape.format) == FormatClass::compat) memory.scales.dtype = DType::f32;
+    if (class_of(shape.format) == FormatClass::mlx_native) memory.scales.dtype = DType::f32;
     memory.codes.before.resize(elements(kv_codes_shape(shape)));
     memory.scales.before.resize(elements(kv_scales_shape(shape)) * size_bytes(memory.scales.dtype));
   }
@@ -132,11 +133,11 @@ void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
 }
 
 bool has_codes(const KvShape& shape, const std::vector<float>& row) {
-  if (class_of(shape.format) != FormatClass::compat) return true;
+  if (class_of(shape.format) != FormatClass::mlx_native) return true;
   const std::vector<double>& book = codebook_of(shape.format);
-  const reference::CompatRow found = reference::compat_normalize(row, shape.scale_factor);
+  const reference::MlxNativeRow found = reference::mlx_native_normalize(row, shape.scale_factor);
   return std::none_of(found.normalized.begin(), found.normalized.end(),
-                      [&](double value) { return reference::compat_index(book, value).near; });
+                      [&](double value) { return reference::mlx_native_index(book, value).near; });
 }
 
 KvBuffer kv_buffer(const KvShape& shape, KvLayout layout, const Tensor& codes,

@@ -28,16 +28,16 @@ const Device& cpu() {
 }
 
 // A cache of one head, decoded, and what its rows' scales are.
-struct Coded {
+struct Calibrated {
   Rows rows;
   std::vector<double> scales;
 };
 
-Coded coded(KvFormat format, KvRole role, std::span<const float> x) {
+Calibrated calibrated(KvFormat format, KvRole role, std::span<const float> x) {
   const KvBuffer cache = encoded(cpu(), format, kHeadDim, x, role);
   const auto rows = decoded(cpu(), cache);
   const auto bytes = bytes_of(cache.scales);
-  Coded result{{rows.begin(), rows.end()}, {}};
+  Calibrated result{{rows.begin(), rows.end()}, {}};
   for (uint64_t slot = 0; slot < kKeys; ++slot) {
     const auto pattern = static_cast<uint16_t>(bytes[2 * slot] | bytes[2 * slot + 1] << 8);
     result.scales.push_back(reference::kv_scale_value(pattern));
@@ -52,7 +52,7 @@ enum class Scale {
   unbiased,     // ||x||^2 / <x, levels>
 };
 
-Rows rescaled(const Coded& cache, std::span<const float> x, Scale scale, KvFormat format) {
+Rows rescaled(const Calibrated& cache, std::span<const float> x, Scale scale, KvFormat format) {
   Rows rows = cache.rows;
   for (uint64_t slot = 0; scale != Scale::shipped && slot < kKeys; ++slot) {
     double* const y = &rows[slot * kHeadDim];
@@ -116,15 +116,15 @@ double key_error(KvFormat format, Scale scale) {
     const auto keys = gaussian_rows(kKeys, kHeadDim, 10 * i + 1);
     const Rows values = wide(gaussian_rows(kKeys, kHeadDim, 10 * i + 2));
     const Rows queries = wide(gaussian_rows(kQueries, kHeadDim, 10 * i + 3));
-    const Rows coded_keys = rescaled(coded(format, KvRole::k, keys), keys, scale, format);
-    error += squared_error(outputs(probabilities(queries, coded_keys), values),
+    const Rows calibrated_keys = rescaled(calibrated(format, KvRole::k, keys), keys, scale, format);
+    error += squared_error(outputs(probabilities(queries, calibrated_keys), values),
                            outputs(probabilities(queries, wide(keys)), values));
   }
   return error / kCaches;
 }
 
-// The same with coded values and exact keys. Channel by channel the values have the mean +-mean;
-// without queries every key counts the same.
+// The same with calibrated values and exact keys. Channel by channel the values have the mean
+// +-mean; without queries every key counts the same.
 double value_error(KvFormat format, Scale scale, float mean, bool uniform) {
   double error = 0;
   for (uint32_t i = 0; i < kCaches; ++i) {
@@ -135,8 +135,9 @@ double value_error(KvFormat format, Scale scale, float mean, bool uniform) {
     const Rows p = uniform ? Rows(kKeys, 1 / double{kKeys})
                            : probabilities(wide(gaussian_rows(kQueries, kHeadDim, 10 * i + 6)),
                                            wide(gaussian_rows(kKeys, kHeadDim, 10 * i + 7)));
-    const Rows coded_values = rescaled(coded(format, KvRole::v, values), values, scale, format);
-    error += squared_error(outputs(p, coded_values), outputs(p, wide(values)));
+    const Rows calibrated_values =
+        rescaled(calibrated(format, KvRole::v, values), values, scale, format);
+    error += squared_error(outputs(p, calibrated_values), outputs(p, wide(values)));
   }
   return error / kCaches;
 }

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "abi/kv_codec.h"
-#include "abi/kv_compat.h"
+#include "abi/kv_mlx_native.h"
 #include "format_classes.h"
-#include "kv_codec/kv_compat_reference.h"
+#include "kv_codec/kv_mlx_native_reference.h"
 
 namespace gyre::test {
 namespace {
@@ -79,7 +79,7 @@ std::set<Levels> all_roundings(const std::vector<double>& centroids, Grid grid) 
 
 // Least error; of equal ones (multiples of each other) the larger.
 Levels best_rounding(uint32_t bits) {
-  const std::vector<double> centroids = reference::compat_centroids(bits);
+  const std::vector<double> centroids = reference::mlx_native_centroids(bits);
   Levels best;
   double least = 1;
   for (const Levels& levels : all_roundings(centroids, grid_of(bits))) {
@@ -129,7 +129,7 @@ TEST_P(NativeTables, GainIsTwiceTheBestFit) {
   const auto& [bits, levels, thresholds, gain, stretch] = GetParam();
   const Levels shipped(levels.begin(), levels.end());
   const double factor =
-      best_fit(shipped, reference::compat_centroids(bits).back() / shipped.back()).factor;
+      best_fit(shipped, reference::mlx_native_centroids(bits).back() / shipped.back()).factor;
   EXPECT_EQ(gain, static_cast<float>(2 / factor)) << std::setprecision(17) << factor;
   EXPECT_NEAR(factor, coder_of(GetParam()).best_factor, 1e-15);
 }
@@ -168,20 +168,20 @@ INSTANTIATE_TEST_SUITE_P(Formats, NativeTables,
                                                      abi::kv_codec(abi::kTq4).value_stretch}),
                          [](const auto& test) { return "tq" + std::to_string(test.param.bits); });
 
-struct CompatTable {
+struct MlxNativeTable {
   uint32_t bits;
   std::span<const float> centroids;
   double error;  // on N(0,1), as the specification states it
 };
 
-std::ostream& operator<<(std::ostream& out, const CompatTable& table) {
+std::ostream& operator<<(std::ostream& out, const MlxNativeTable& table) {
   return out << table.bits << " bits";
 }
 
-class CompatTables : public testing::TestWithParam<CompatTable> {};
+class MlxNativeTables : public testing::TestWithParam<MlxNativeTable> {};
 
-TEST_P(CompatTables, AreTheirRegenerationToSevenDecimals) {
-  const std::vector<double> centroids = reference::compat_centroids(GetParam().bits);
+TEST_P(MlxNativeTables, AreTheirRegenerationToSevenDecimals) {
+  const std::vector<double> centroids = reference::mlx_native_centroids(GetParam().bits);
   ASSERT_EQ(centroids.size(), GetParam().centroids.size());
   for (size_t i = 0; i < centroids.size(); ++i) {
     EXPECT_EQ(GetParam().centroids[i], static_cast<float>(reference::seven_decimals(centroids[i])))
@@ -189,7 +189,7 @@ TEST_P(CompatTables, AreTheirRegenerationToSevenDecimals) {
   }
 }
 
-TEST_P(CompatTables, HaveTheStatedError) {
+TEST_P(MlxNativeTables, HaveTheStatedError) {
   const auto table = GetParam().centroids;
   double error = 1, low = 0;
   for (size_t i = 0; i < table.size(); ++i) {
@@ -201,20 +201,20 @@ TEST_P(CompatTables, HaveTheStatedError) {
   EXPECT_NEAR(error / GetParam().error, 1, 1e-6);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, CompatTables,
-                         testing::Values(CompatTable{4, abi::kCompat4Centroids, 9.501008e-3},
-                                         CompatTable{5, abi::kCompat5Centroids, 2.504668e-3},
-                                         CompatTable{6, abi::kCompat6Centroids, 6.486489e-4},
-                                         CompatTable{8, abi::kCompat8Centroids, 6.274277e-5}),
+INSTANTIATE_TEST_SUITE_P(Formats, MlxNativeTables,
+                         testing::Values(MlxNativeTable{4, abi::kMlxNative4Centroids, 9.501008e-3},
+                                         MlxNativeTable{5, abi::kMlxNative5Centroids, 2.504668e-3},
+                                         MlxNativeTable{6, abi::kMlxNative6Centroids, 6.486489e-4},
+                                         MlxNativeTable{8, abi::kMlxNative8Centroids, 6.274277e-5}),
                          [](const auto& test) {
-                           return "compat" + std::to_string(test.param.bits);
+                           return "mlx_native" + std::to_string(test.param.bits);
                          });
 
-TEST(CompatSigns, AreTheReferencesTable) {
+TEST(MlxNativeSigns, AreTheReferencesTable) {
   uint32_t in_256 = 0, in_512 = 0;
   for (uint32_t j = 0; j < 512; ++j) {
-    const bool one = (abi::kCompatSigns[j / 8] >> j % 8 & 1) != 0;
-    EXPECT_EQ(one, reference::compat_flips(j)) << j;
+    const bool one = (abi::kMlxNativeSigns[j / 8] >> j % 8 & 1) != 0;
+    EXPECT_EQ(one, reference::mlx_native_flips(j)) << j;
     in_512 += one ? 1 : 0;
     in_256 += one && j < 256 ? 1 : 0;
   }

@@ -27,7 +27,7 @@ struct KvCopyCase {
   uint64_t heads = 3;
   uint64_t k_dim = 8;
   std::optional<uint64_t> v_dim;
-  KvWriteOptions options;
+  KvRange options;
   const std::vector<uint32_t>& (*source_bits)() = nullptr;  // K's values in order; random if null
 };
 

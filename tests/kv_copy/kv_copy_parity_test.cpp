@@ -90,7 +90,7 @@ class KvCopyParity : public testing::TestWithParam<Variant> {
     reference::store_bits(variant().cache, cache.data(), to,
                           reference::convert(variant().source, variant().cache, bits));
   }
-  void expect_map(Bytes& cache, const Bytes& source, const KvWriteOptions& options) const {
+  void expect_map(Bytes& cache, const Bytes& source, const KvRange& options) const {
     const uint64_t tokens = options.tokens.value_or(source_tokens() - options.source_begin);
     for (uint64_t t = 0; t < tokens; ++t) {
       if (variant().family == Family::a) {
@@ -111,7 +111,7 @@ class KvCopyParity : public testing::TestWithParam<Variant> {
     }
   }
 
-  void check(const KvWriteOptions& options) const {
+  void check(const KvRange& options) const {
     const Tensor k = random_source(1);
     const Tensor k_cache = filled_cache(2);
     KvCopyInputs inputs{.k = source_view(k), .k_cache = cache_view(k_cache)};
@@ -169,7 +169,7 @@ TEST_P(KvCopyParity, NothingToDoIsNotAnError) {
   const Tensor cache = cache_view(flat_cache);
   const Bytes before = read_bytes(flat_cache);
   Encoder encoder(device_);
-  const auto copy = [&](const Tensor& k, const Tensor& to, const KvWriteOptions& options) {
+  const auto copy = [&](const Tensor& k, const Tensor& to, const KvRange& options) {
     KvCopyInputs inputs{.k = k, .k_cache = to};
     if (variant().dual) {
       inputs.v = k;

@@ -10,7 +10,7 @@ constexpr uint64_t kHuge = ~uint64_t{0};
 // A call that would be fine; each refusal changes one thing about it.
 struct Call {
   KvCopyInputs inputs;
-  KvWriteOptions options;
+  KvRange options;
 };
 
 Call good_call(FilledTensors& tensors) {

@@ -10,7 +10,7 @@
 #include "abi/attention_plan.h"
 #include "abi/hadamard.h"
 #include "abi/kv_dequantize.h"
-#include "abi/kv_encode.h"
+#include "abi/kv_feedback.h"
 #include "abi/kv_quantize.h"
 #include "abi/rope_append.h"
 #include "gyre/gyre.h"
@@ -64,14 +64,14 @@ class Decoding {
     const PagedAttentionInputs in{.q = row(),
                                   .pages = KvPages::allocate(device_, shape, pages),
                                   .page_table = device_.tensor(DType::i32, {1, pages}),
-                                  .lengths = device_.tensor(DType::i32, {1}),
-                                  .query_begin = device_.tensor(DType::i32, {2}),
+                                  .kv_lengths = device_.tensor(DType::i32, {1}),
+                                  .cu_seqlens_q = device_.tensor(DType::i32, {2}),
                                   .out = row()};
     std::vector<int32_t> table(pages);
     std::iota(table.rbegin(), table.rend(), 0);
     in.page_table.write_from<int32_t>(table);
-    in.lengths.write_from<int32_t>(std::vector<int32_t>{static_cast<int32_t>(keys_)});
-    in.query_begin.write_from<int32_t>(std::vector<int32_t>{0, 1});
+    in.kv_lengths.write_from<int32_t>(std::vector<int32_t>{static_cast<int32_t>(keys_)});
+    in.cu_seqlens_q.write_from<int32_t>(std::vector<int32_t>{0, 1});
     return counted([&](Encoder& encoder) { attention(encoder, in, {}); });
   }
 
@@ -248,15 +248,16 @@ TEST(MetalLaunch, RowsAloneFitIntoAGroupAtEveryHeadDim) {
     abi::KvDequantizeParams dequantize{};
     dequantize.tokens = 40, dequantize.heads = 4;
     expect_fits(metal::launch_kv_dequantize(&dequantize, 0));
-    abi::KvBasisParams basis{};
-    basis.tokens = 40, basis.heads = 4, basis.group = 4, basis.head_dim = dim;
-    expect_fits(metal::launch_kv_basis(&basis, 0));
-    if (!abi::kv_takes_coding(dim)) continue;
+    abi::KvTransformParams transform{};
+    transform.tokens = 40, transform.heads = 4, transform.group = 4, transform.head_dim = dim;
+    expect_fits(metal::launch_kv_transform(&transform, 0));
+    if (!abi::kv_takes_calibration(dim)) continue;
     for (uint32_t gains = 1; gains <= abi::kKvMostGains; ++gains) {
-      abi::KvEncodeParams encode{};
+      abi::KvFeedbackParams encode{};
       encode.tokens = 40, encode.heads = 4;
-      for (abi::KvEncodeStream& stream : encode.stream) stream.head_dim = dim, stream.gains = gains;
-      expect_fits(metal::launch_kv_encode(&encode, 0));
+      for (abi::KvFeedbackStream& stream : encode.stream)
+        stream.head_dim = dim, stream.gains = gains;
+      expect_fits(metal::launch_kv_feedback(&encode, 0));
     }
   }
 }
@@ -273,7 +274,8 @@ metal::Launch launch_of(const abi::AttentionPlan& plan, const abi::AttentionPara
 }
 
 TEST(MetalLaunch, AttentionFitsIntoAGroupAtEveryShape) {
-  for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::tq3, KvFormat::compat8}) {
+  for (const KvFormat format :
+       {KvFormat::f32, KvFormat::f16, KvFormat::tq3, KvFormat::mlx_native8}) {
     for (uint32_t k_dim = 8; k_dim <= 1024; k_dim += 8) {
       for (const uint32_t v_dim : {k_dim, 24u, 512u, 1016u}) {
         for (const uint64_t tokens : {1u, 3u, 40u}) {
@@ -298,7 +300,7 @@ TEST(MetalLaunch, AttentionFitsIntoAGroupAtEveryShape) {
 TEST(MetalLaunch, PlansPiecesOfPages) {
   abi::AttentionProblem problem{};
   problem.tokens = 6, problem.heads = 32, problem.kv_heads = 8;
-  problem.sequences = 5, problem.most_queries = 2, problem.page_tokens = 64;
+  problem.sequences = 5, problem.max_query_length = 2, problem.page_tokens = 64;
   problem.keys = problem.capacity = 512;
   problem.k = layout(KvFormat::tq4, KvRole::k, 128);
   problem.v = layout(KvFormat::tq4, KvRole::v, 128);

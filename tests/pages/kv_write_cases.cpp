@@ -108,8 +108,8 @@ std::vector<KvWriteCase> format_cases() {
   const auto add = [&](KvFormat k, KvFormat v) {
     const size_t i = cases.size();
     KvWriteCase c;
-    // The norms of compatibility formats are exact at 256.
-    const bool wide = i % 4 == 3 && class_of(v) != FormatClass::compat;
+    // The norms of mlx-native formats are exact at 256.
+    const bool wide = i % 4 == 3 && class_of(v) != FormatClass::mlx_native;
     c.shape = {k, v, 1 + i % 3, 256, wide ? uint64_t{512} : 0, kPageTokens[i % 4]};
     c.source = kFloats[i % 3];
     c.slot_type = i % 2 == 0 ? DType::i64 : DType::i32;
@@ -133,7 +133,7 @@ std::vector<KvWriteCase> format_cases() {
 std::vector<KvWriteCase> slot_cases() {
   std::vector<KvWriteCase> cases;
   const auto add = [&](const char* what, std::vector<int64_t> slots) {
-    for (const KvFormat v : {KvFormat::tq4, KvFormat::tq3, KvFormat::bf16, KvFormat::compat4}) {
+    for (const KvFormat v : {KvFormat::tq4, KvFormat::tq3, KvFormat::bf16, KvFormat::mlx_native4}) {
       KvWriteCase c;
       c.shape.v = v;
       c.slots = slots;
@@ -183,7 +183,7 @@ std::vector<int64_t> shuffled_slots(uint64_t count, uint64_t slots) {
 std::vector<KvWriteCase> many_cases() {
   std::vector<KvWriteCase> cases;
   for (const KvFormat format : kv_formats()) {
-    if (class_of(format) == FormatClass::compat) continue;  // never few
+    if (class_of(format) == FormatClass::mlx_native) continue;  // never few
     for (const bool is_k : {true, false}) {
       KvWriteCase c;
       const KvFormat other = format_of(FormatClass::levels, cases.size());

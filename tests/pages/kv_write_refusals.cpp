@@ -63,8 +63,8 @@ std::vector<Refusal> page_refusals() {
                 in.pages.shape.k = KvFormat::f16;
                 in.pages.shape.head_dim = 20;
               }),
-      refusal("a head_dim that the format cannot store", {"compat4", "got 80"},
-              [](Write& in, FilledTensors&) { in.pages.shape.v = KvFormat::compat4; }),
+      refusal("a head_dim that the format cannot store", {"mlx_native4", "got 80"},
+              [](Write& in, FilledTensors&) { in.pages.shape.v = KvFormat::mlx_native4; }),
       refusal("pages of another shape", {"pages must be u8 [pages, ", "got u8"},
               [](Write& in, FilledTensors&) { in.pages.shape.kv_heads = 2; }),
       refusal("pages of another dtype", {"pages must be u8", "got f32"},
@@ -156,7 +156,7 @@ std::vector<Refusal> kv_page_copy_refusals() {
                    [](Copy& in, FilledTensors&) { in.from = {}; }),
       copy_refusal("i64", {"to must be contiguous i32", "i64"},
                    [](Copy& in, FilledTensors& t) { in.to = t.make(DType::i64, {2}); }),
-      copy_refusal("different lengths", {"as many pages as from: 2", "got 1"},
+      copy_refusal("different kv_lengths", {"as many pages as from: 2", "got 1"},
                    [](Copy& in, FilledTensors& t) { in.to = t.make(DType::i32, {1}); }),
       copy_refusal("more pairs than pages", {"at most as many pairs as 5 pages", "got 6"},
                    [](Copy& in, FilledTensors& t) {

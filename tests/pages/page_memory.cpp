@@ -65,11 +65,11 @@ KvPages pages_of(const PageMemory& memory, const Tensor& flat) {
 std::vector<float> certain_row(const KvShape& shape, DType dtype, std::mt19937& random) {
   std::normal_distribution<float> normal;
   std::uniform_int_distribution<int> small(-6, 6);
-  const bool compat = class_of(shape.format) == FormatClass::compat;
+  const bool mlx_native = class_of(shape.format) == FormatClass::mlx_native;
   for (int i = 0; i < 1000; ++i) {
     std::vector<float> row(shape.head_dim);
     for (float& x : row) {
-      x = compat ? static_cast<float>(small(random)) : normal(random);
+      x = mlx_native ? static_cast<float>(small(random)) : normal(random);
       const uint32_t bits = reference::convert(DType::f32, dtype, std::bit_cast<uint32_t>(x));
       x = std::bit_cast<float>(reference::convert(dtype, DType::f32, bits));
     }

@@ -24,22 +24,22 @@ uint64_t pages_for(const PagedAttentionCase& c, uint64_t length) {
 
 // Bounds that the host is told, and sizes.
 struct Sizes {
-  uint64_t rows, width, pages, most_queries = 1, most_length = 1;
+  uint64_t rows, width, pages, max_query_length = 1, max_kv_length = 1;
 };
 
 Sizes sizes_of(const PagedAttentionCase& c) {
   Sizes sizes{};
   sizes.rows = c.rows_before + c.rows_behind;
-  sizes.most_queries = sizes.most_length = 1;
+  sizes.max_query_length = sizes.max_kv_length = 1;
   for (const PagedSequence& s : c.sequences) {
     sizes.rows += s.tokens;
     sizes.pages += pages_for(c, s.length);
-    sizes.most_length = std::max(sizes.most_length, s.length);
+    sizes.max_kv_length = std::max(sizes.max_kv_length, s.length);
     if (s.damage != Damage::many_queries)
-      sizes.most_queries = std::max(sizes.most_queries, s.tokens);
+      sizes.max_query_length = std::max(sizes.max_query_length, s.tokens);
   }
   sizes.pages += 3;
-  sizes.width = pages_for(c, sizes.most_length) + 1;
+  sizes.width = pages_for(c, sizes.max_kv_length) + 1;
   return sizes;
 }
 
@@ -66,7 +66,7 @@ KvSide out_side(const PagedAttentionCase& c) {
 }
 
 struct Places {
-  size_t q, pages, table, lengths, query_begin, prompts, out, lse, sinks, slopes;
+  size_t q, pages, table, kv_lengths, cu_seqlens_q, is_prefill, out, lse, sink_logits, alibi_slopes;
 };
 
 // A call's memory before it runs, and its inputs in the clear.
@@ -79,15 +79,15 @@ class Maker {
     data.resize(c.sequences.size());
     add_pages();
     add_queries();
-    at.lengths = add_numbers(lengths());
-    at.query_begin = add_numbers(query_begin());
-    Bytes prompts(c.sequences.size());
-    for (size_t i = 0; i < prompts.size(); ++i)
-      prompts[i] = std::byte{c.sequences[i].prompt ? uint8_t{255} : uint8_t{0}};
-    at.prompts = add(DType::u8, std::move(prompts));
-    if (c.sinks) at.sinks = add_per_head(1.0f, sinks);
-    if (c.slopes) at.slopes = add_per_head(0.05f, slopes);
-    for (AttentionData& d : data) d.sinks = sinks, d.slopes = slopes;
+    at.kv_lengths = add_numbers(kv_lengths());
+    at.cu_seqlens_q = add_numbers(cu_seqlens_q());
+    Bytes is_prefill(c.sequences.size());
+    for (size_t i = 0; i < is_prefill.size(); ++i)
+      is_prefill[i] = std::byte{c.sequences[i].prompt ? uint8_t{255} : uint8_t{0}};
+    at.is_prefill = add(DType::u8, std::move(is_prefill));
+    if (c.sink_logits) at.sink_logits = add_per_head(1.0f, sink_logits);
+    if (c.alibi_slopes) at.alibi_slopes = add_per_head(0.05f, alibi_slopes);
+    for (AttentionData& d : data) d.sink_logits = sink_logits, d.alibi_slopes = alibi_slopes;
     at.out = add(c.out, pattern_bytes(out_side(c).elements() * size_bytes(c.out), 8));
     if (c.lse) at.lse = add(DType::f32, pattern_bytes(sizes_.rows * c.heads * sizeof(float), 9));
   }
@@ -103,7 +103,7 @@ class Maker {
   std::vector<Block> blocks;
   Places at{};
   std::vector<AttentionData> data;  // of each sequence
-  std::vector<double> sinks, slopes;
+  std::vector<double> sink_logits, alibi_slopes;
 
  private:
   size_t add(DType dtype, Bytes bytes) {
@@ -204,17 +204,17 @@ class Maker {
     at.q = add(c_.q, std::move(bytes));
   }
 
-  std::vector<int32_t> lengths() const {
+  std::vector<int32_t> kv_lengths() const {
     std::vector<int32_t> numbers;
     for (const PagedSequence& s : c_.sequences) {
       uint64_t length = s.length;
-      if (s.damage == Damage::long_length) length = sizes_.most_length + 1;
+      if (s.damage == Damage::long_length) length = sizes_.max_kv_length + 1;
       numbers.push_back(s.damage == Damage::negative_length ? -1 : static_cast<int32_t>(length));
     }
     return numbers;
   }
 
-  std::vector<int32_t> query_begin() const {
+  std::vector<int32_t> cu_seqlens_q() const {
     std::vector<int32_t> numbers = {static_cast<int32_t>(c_.rows_before)};
     for (const PagedSequence& s : c_.sequences)
       numbers.push_back(numbers.back() + static_cast<int32_t>(s.tokens));
@@ -244,7 +244,7 @@ class Expected {
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
     const AttentionTolerance bounds = attention_tolerance(
-        description, c_.shape.k, c_.shape.v, {.softened = c_.soft_cap != 0 || c_.slopes});
+        description, c_.shape.k, c_.shape.v, {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) fill_row(blocks, i, bounds);
     // The NMSE of a block of few rows is its own luck.
     if (rows_.size() >= 8) blocks[at_.out].nmse = bounds.nmse + 2 * out_rounding(c_.out);
@@ -262,7 +262,7 @@ class Expected {
       return nan;
     }
     auto state = reference::attention_state(shape_of(c_, s), data, token, head, 0, s.length);
-    if (c_.sinks) reference::add_sink(state, data.sinks[head]);
+    if (c_.sink_logits) reference::add_sink(state, data.sink_logits[head]);
     return state;
   }
 
@@ -305,16 +305,16 @@ void record(const PagedAttentionCase& c, const PageMemory& memory, const Places&
   in.pages = pages_of(memory, t[at.pages]);
   in.page_table = t[at.table].reshape({sequences, sizes.width + c.table_gap});
   in.page_table = in.page_table.slice(1, 0, sizes.width);
-  in.lengths = t[at.lengths];
-  in.query_begin = t[at.query_begin];
-  if (marks) in.prompts = t[at.prompts];
+  in.kv_lengths = t[at.kv_lengths];
+  in.cu_seqlens_q = t[at.cu_seqlens_q];
+  if (marks) in.is_prefill = t[at.is_prefill];
   in.out = kv_view(t[at.out], out_side(c));
   if (c.lse) in.lse = t[at.lse].reshape({sizes.rows, c.heads});
-  if (c.sinks) in.sinks = t[at.sinks];
-  if (c.slopes) in.slopes = t[at.slopes];
+  if (c.sink_logits) in.sink_logits = t[at.sink_logits];
+  if (c.alibi_slopes) in.alibi_slopes = t[at.alibi_slopes];
   attention(encoder, in,
-            {.most_queries = sizes.most_queries,
-             .most_length = sizes.most_length,
+            {.max_query_length = sizes.max_query_length,
+             .max_kv_length = sizes.max_kv_length,
              .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.shape.head_dim))),
              .causal = c.causal,
              .window = c.window,

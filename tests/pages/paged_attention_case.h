@@ -14,8 +14,8 @@ namespace gyre::test {
 enum class Damage : uint8_t {
   none,
   negative_length,
-  long_length,     // one more than most_length
-  many_queries,    // one more than most_queries
+  long_length,     // one more than max_kv_length
+  many_queries,    // one more than max_query_length
   queries_beyond,  // the last sequence's range ends behind q
   negative_page,   // a needed entry
   page_beyond,
@@ -46,8 +46,8 @@ struct PagedAttentionCase {
   uint64_t window = 0;
   float soft_cap = 0;
   bool lse = true;
-  bool sinks = false;
-  bool slopes = false;
+  bool sink_logits = false;
+  bool alibi_slopes = false;
 };
 
 OpCase make_case(const PagedAttentionCase& numbers);

@@ -27,11 +27,12 @@ Cases format_cases() {
   const auto add = [&](KvFormat k, KvFormat v) {
     const size_t i = cases.size();
     PagedAttentionCase c;
-    const bool compat = class_of(k) == FormatClass::compat || class_of(v) == FormatClass::compat;
+    const bool mlx_native =
+        class_of(k) == FormatClass::mlx_native || class_of(v) == FormatClass::mlx_native;
     c.shape = {k,
                v,
                2,
-               compat ? uint64_t{256} : uint64_t{64},
+               mlx_native ? uint64_t{256} : uint64_t{64},
                i % 3 == 1 ? uint64_t{256} : 0,
                kPageTokens[i % 4]};
     c.heads = i % 2 == 0 ? 4 : 6;
@@ -59,7 +60,7 @@ Cases format_cases() {
 
 KvFormat format_at(size_t i) {
   constexpr KvFormat kOnePerClass[] = {KvFormat::tq8, KvFormat::f16,  KvFormat::f32,
-                                       KvFormat::tq3, KvFormat::bf16, KvFormat::compat4};
+                                       KvFormat::tq3, KvFormat::bf16, KvFormat::mlx_native4};
   return kOnePerClass[i % std::size(kOnePerClass)];
 }
 
@@ -90,8 +91,8 @@ Cases option_cases() {
     c.shape.k = format_at(i);
     c.shape.v = format_at(i / 2 + 1);
     c.shape.page_tokens = kPageTokens[i % 4];
-    c.sinks = i % 2 == 0;
-    c.slopes = i % 3 == 0;
+    c.sink_logits = i % 2 == 0;
+    c.alibi_slopes = i % 3 == 0;
     c.soft_cap = i % 4 == 0 ? 3.0f : 0.0f;
     c.causal = i % 5 != 0;
     c.window = i % 8 == 7 ? 30 : 0;
@@ -144,7 +145,7 @@ Cases piece_cases() {
       c.shape = {format_of(k, i), format_of(v, i / 5), 1, 256, 0, kPageTokens[i % 4]};
       c.heads = 2;
       c.sequences = {{1100 + i, 1}, {20, 1}};
-      c.sinks = i % 2 == 0;
+      c.sink_logits = i % 2 == 0;
       c.name = "pieces " + std::to_string(i);
       cases.push_back(c);
     }

@@ -19,14 +19,14 @@ Call good_call(FilledTensors& t) {
   return {{.q = t.make(DType::f32, {6, 4, 64}),
            .pages = {kShape, t.make(DType::u8, {5, kv_page_bytes(kShape)})},
            .page_table = t.make(DType::i32, {3, 4}),
-           .lengths = t.make(DType::i32, {3}),
-           .query_begin = t.make(DType::i32, {4}),
-           .prompts = t.make(DType::u8, {3}),
+           .kv_lengths = t.make(DType::i32, {3}),
+           .cu_seqlens_q = t.make(DType::i32, {4}),
+           .is_prefill = t.make(DType::u8, {3}),
            .out = t.make(DType::f32, {6, 4, 80}),
            .lse = t.make(DType::f32, {6, 4}),
-           .sinks = t.make(DType::f32, {4}),
-           .slopes = t.make(DType::f32, {4})},
-          {.most_queries = 4, .most_length = 64}};
+           .sink_logits = t.make(DType::f32, {4}),
+           .alibi_slopes = t.make(DType::f32, {4})},
+          {.max_query_length = 4, .max_kv_length = 64}};
 }
 
 using Change = void (*)(Call&, FilledTensors&);
@@ -68,10 +68,10 @@ std::vector<Refusal> query_refusals() {
               }),
       refusal("soft_cap", {"soft_cap must be finite and not negative", "-1"},
               [](Call& c, FilledTensors&) { c.options.soft_cap = -1; }),
-      refusal("slopes", {"slopes must be contiguous f32 [4]", "[5]"},
-              [](Call& c, FilledTensors& t) { c.in.slopes = t.make(DType::f32, {5}); }),
-      refusal("sinks", {"sinks must be contiguous f32 [4]", "f16"},
-              [](Call& c, FilledTensors& t) { c.in.sinks = t.make(DType::f16, {4}); }),
+      refusal("alibi_slopes", {"alibi_slopes must be contiguous f32 [4]", "[5]"},
+              [](Call& c, FilledTensors& t) { c.in.alibi_slopes = t.make(DType::f32, {5}); }),
+      refusal("sink_logits", {"sink_logits must be contiguous f32 [4]", "f16"},
+              [](Call& c, FilledTensors& t) { c.in.sink_logits = t.make(DType::f16, {4}); }),
   };
 }
 
@@ -89,32 +89,32 @@ std::vector<Refusal> table_refusals() {
               [](Call& c, FilledTensors& t) {
                 c.in.page_table = t.make(DType::i32, {4, 3}).permute({1, 0});
               }),
-      refusal("no lengths", {"lengths is undefined"},
-              [](Call& c, FilledTensors&) { c.in.lengths = {}; }),
-      refusal("lengths of i64", {"lengths must be contiguous i32 [3]", "i64"},
-              [](Call& c, FilledTensors& t) { c.in.lengths = t.make(DType::i64, {3}); }),
-      refusal("too few lengths", {"lengths must be contiguous i32 [3]", "[2]"},
-              [](Call& c, FilledTensors& t) { c.in.lengths = t.make(DType::i32, {2}); }),
-      refusal("lengths apart", {"lengths must be contiguous", "strides [2]"},
+      refusal("no kv_lengths", {"kv_lengths is undefined"},
+              [](Call& c, FilledTensors&) { c.in.kv_lengths = {}; }),
+      refusal("kv_lengths of i64", {"kv_lengths must be contiguous i32 [3]", "i64"},
+              [](Call& c, FilledTensors& t) { c.in.kv_lengths = t.make(DType::i64, {3}); }),
+      refusal("too few kv_lengths", {"kv_lengths must be contiguous i32 [3]", "[2]"},
+              [](Call& c, FilledTensors& t) { c.in.kv_lengths = t.make(DType::i32, {2}); }),
+      refusal("kv_lengths apart", {"kv_lengths must be contiguous", "strides [2]"},
               [](Call& c, FilledTensors& t) {
-                c.in.lengths = t.make(DType::i32, {6}).strided({3}, {2});
+                c.in.kv_lengths = t.make(DType::i32, {6}).strided({3}, {2});
               }),
-      refusal("no query_begin", {"query_begin is undefined"},
-              [](Call& c, FilledTensors&) { c.in.query_begin = {}; }),
-      refusal("too few ranges", {"query_begin must be contiguous i32 [4]", "[3]"},
-              [](Call& c, FilledTensors& t) { c.in.query_begin = t.make(DType::i32, {3}); }),
-      refusal("prompts of i32", {"prompts must be contiguous u8 [3]", "i32"},
-              [](Call& c, FilledTensors& t) { c.in.prompts = t.make(DType::i32, {3}); }),
-      refusal("too few marks", {"prompts must be contiguous u8 [3]", "[2]"},
-              [](Call& c, FilledTensors& t) { c.in.prompts = t.make(DType::u8, {2}); }),
-      refusal("longer than the table", {"most_length 65 needs 5 pages of 16", "rows of 4"},
-              [](Call& c, FilledTensors&) { c.options.most_length = 65; }),
-      refusal("length beyond 31 bits", {"most_length must be below 2^31", "2147483648"},
-              [](Call& c, FilledTensors&) { c.options.most_length = uint64_t{1} << 31; }),
-      refusal("no queries at most", {"most_queries must be from 1", "got 0"},
-              [](Call& c, FilledTensors&) { c.options.most_queries = 0; }),
-      refusal("queries beyond 31 bits", {"most_queries must be from 1 to 2^31 - 1"},
-              [](Call& c, FilledTensors&) { c.options.most_queries = ~uint64_t{0}; }),
+      refusal("no cu_seqlens_q", {"cu_seqlens_q is undefined"},
+              [](Call& c, FilledTensors&) { c.in.cu_seqlens_q = {}; }),
+      refusal("too few ranges", {"cu_seqlens_q must be contiguous i32 [4]", "[3]"},
+              [](Call& c, FilledTensors& t) { c.in.cu_seqlens_q = t.make(DType::i32, {3}); }),
+      refusal("is_prefill of i32", {"is_prefill must be contiguous u8 [3]", "i32"},
+              [](Call& c, FilledTensors& t) { c.in.is_prefill = t.make(DType::i32, {3}); }),
+      refusal("too few marks", {"is_prefill must be contiguous u8 [3]", "[2]"},
+              [](Call& c, FilledTensors& t) { c.in.is_prefill = t.make(DType::u8, {2}); }),
+      refusal("longer than the table", {"max_kv_length 65 needs 5 pages of 16", "rows of 4"},
+              [](Call& c, FilledTensors&) { c.options.max_kv_length = 65; }),
+      refusal("length beyond 31 bits", {"max_kv_length must be below 2^31", "2147483648"},
+              [](Call& c, FilledTensors&) { c.options.max_kv_length = uint64_t{1} << 31; }),
+      refusal("no queries at most", {"max_query_length must be from 1", "got 0"},
+              [](Call& c, FilledTensors&) { c.options.max_query_length = 0; }),
+      refusal("queries beyond 31 bits", {"max_query_length must be from 1 to 2^31 - 1"},
+              [](Call& c, FilledTensors&) { c.options.max_query_length = ~uint64_t{0}; }),
   };
 }
 
@@ -139,10 +139,10 @@ std::vector<Refusal> output_refusals() {
                 c.in.q = both.strided({6, 4, 64}, {256, 64, 1});
                 c.in.out = both.reshape({6, 4, 80});
               }),
-      refusal("lse over lengths", {"lse shares memory with an input"},
+      refusal("lse over kv_lengths", {"lse shares memory with an input"},
               [](Call& c, FilledTensors& t) {
                 const Tensor memory = t.make(DType::i32, {6, 4});
-                c.in.lengths = memory.strided({3}, {1});
+                c.in.kv_lengths = memory.strided({3}, {1});
                 c.in.lse = t.device().wrap(address_of(memory), DType::f32, {6, 4});
               }),
   };

@@ -31,21 +31,21 @@ using RowBits = std::map<std::pair<uint64_t, uint64_t>, Bytes>;
 class PagedWorld {
  public:
   PagedWorld(const Device& device, const KvPageShape& shape, uint64_t heads,
-             std::vector<uint64_t> lengths, uint32_t page_seed = 1)
-      : device_(device), shape_(shape), heads_(heads), lengths_(std::move(lengths)) {
-    for (const uint64_t length : lengths_) pages_ += pages_for(length);
+             std::vector<uint64_t> kv_lengths, uint32_t page_seed = 1)
+      : device_(device), shape_(shape), heads_(heads), kv_lengths_(std::move(kv_lengths)) {
+    for (const uint64_t length : kv_lengths_) pages_ += pages_for(length);
     memory_ = KvPages::allocate(device_, shape_, pages_ + 2);
     std::vector<int32_t> free(pages_ + 2);
     std::iota(free.begin(), free.end(), 0);
     std::mt19937 random(page_seed);
     std::shuffle(free.begin(), free.end(), random);
-    for (uint64_t s = 0; s < lengths_.size(); ++s) {
+    for (uint64_t s = 0; s < kv_lengths_.size(); ++s) {
       std::vector<int32_t>& row = tables_.emplace_back();
-      for (uint64_t i = 0; i < pages_for(lengths_[s]); ++i) {
+      for (uint64_t i = 0; i < pages_for(kv_lengths_[s]); ++i) {
         row.push_back(free.back());
         free.pop_back();
       }
-      write(s, 0, lengths_[s]);
+      write(s, 0, kv_lengths_[s]);
     }
   }
 
@@ -91,37 +91,37 @@ class PagedWorld {
   RowBits attend(const std::vector<Part>& parts) const {
     uint64_t tokens = 0, width = 1;
     PagedAttentionOptions bounds = options;
-    bounds.most_queries = 1;
+    bounds.max_query_length = 1;
     for (const Part& part : parts) {
       tokens += part.tokens;
       width = std::max(width, pages_for(part.length));
-      bounds.most_queries = std::max(bounds.most_queries, part.tokens);
+      bounds.max_query_length = std::max(bounds.max_query_length, part.tokens);
     }
     bounds.scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim));
     const uint64_t count = parts.size();
     PagedAttentionInputs in{.q = device_.tensor(DType::f32, {tokens, heads_, shape_.head_dim}),
                             .pages = memory_,
                             .page_table = device_.tensor(DType::i32, {count, width}),
-                            .lengths = device_.tensor(DType::i32, {count}),
-                            .query_begin = device_.tensor(DType::i32, {count + 1}),
-                            .prompts = device_.tensor(DType::u8, {count}),
+                            .kv_lengths = device_.tensor(DType::i32, {count}),
+                            .cu_seqlens_q = device_.tensor(DType::i32, {count + 1}),
+                            .is_prefill = device_.tensor(DType::u8, {count}),
                             .out = device_.tensor(DType::f32, {tokens, heads_, v_dim_of(shape_)}),
                             .lse = device_.tensor(DType::f32, {tokens, heads_})};
     std::vector<float> q;
-    std::vector<int32_t> table(count * width), lengths, query_begin = {0};
-    std::vector<uint8_t> prompts;
+    std::vector<int32_t> table(count * width), kv_lengths, cu_seqlens_q = {0};
+    std::vector<uint8_t> is_prefill;
     for (uint64_t i = 0; i < count; ++i) {
       const Part& part = parts[i];
       const auto of_part = values('q', part.sequence, part.length - part.tokens, part.tokens);
       q.insert(q.end(), of_part.begin(), of_part.end());
       std::copy_n(tables_[part.sequence].begin(), pages_for(part.length),
                   table.begin() + static_cast<ptrdiff_t>(i * width));
-      lengths.push_back(static_cast<int32_t>(part.length));
-      prompts.push_back(part.prompt ? 1 : 0);
-      query_begin.push_back(query_begin.back() + static_cast<int32_t>(part.tokens));
+      kv_lengths.push_back(static_cast<int32_t>(part.length));
+      is_prefill.push_back(part.prompt ? 1 : 0);
+      cu_seqlens_q.push_back(cu_seqlens_q.back() + static_cast<int32_t>(part.tokens));
     }
-    filled(in.q, q), filled(in.page_table, table), filled(in.lengths, lengths);
-    filled(in.query_begin, query_begin), filled(in.prompts, prompts);
+    filled(in.q, q), filled(in.page_table, table), filled(in.kv_lengths, kv_lengths);
+    filled(in.cu_seqlens_q, cu_seqlens_q), filled(in.is_prefill, is_prefill);
     Encoder encoder(device_);
     attention(encoder, in, bounds);
     encoder.submit().wait();
@@ -159,7 +159,7 @@ class PagedWorld {
   Device device_;
   KvPageShape shape_;
   uint64_t heads_;
-  std::vector<uint64_t> lengths_;
+  std::vector<uint64_t> kv_lengths_;
   uint64_t pages_ = 0;
   KvPages memory_;
   std::vector<std::vector<int32_t>> tables_;
@@ -175,7 +175,7 @@ struct Formats {
 constexpr Formats kFormats[] = {{KvFormat::tq8, KvFormat::tq4},
                                 {KvFormat::f16, KvFormat::f16},
                                 {KvFormat::bf16, KvFormat::tq3},
-                                {KvFormat::f32, KvFormat::compat4}};
+                                {KvFormat::f32, KvFormat::mlx_native4}};
 
 inline std::string text(const Formats& f) {
   return std::string(name(f.k)) + "/" + std::string(name(f.v));

@@ -10,17 +10,17 @@ namespace gyre::test {
 namespace {
 
 TEST(PagedBatch, RowsDoNotDependOnTheBatch) {
-  const std::vector<uint64_t> lengths = {1, 70, 1024, 1025, 2600, 64, 300, 17};
+  const std::vector<uint64_t> kv_lengths = {1, 70, 1024, 1025, 2600, 64, 300, 17};
   std::vector<Part> parts;
-  for (uint64_t s = 0; s < lengths.size(); ++s)
-    parts.push_back(
-        {s, lengths[s], std::min<uint64_t>(lengths[s], s % 3 == 2 ? 20 : 1 + s % 4), s % 5 == 1});
+  for (uint64_t s = 0; s < kv_lengths.size(); ++s)
+    parts.push_back({s, kv_lengths[s],
+                     std::min<uint64_t>(kv_lengths[s], s % 3 == 2 ? 20 : 1 + s % 4), s % 5 == 1});
   for (const Formats& f : kFormats) {
     const KvPageShape shape = shape_of(f.k, f.v, 16);
-    const RowBits wanted = PagedWorld(device_with(1), shape, 4, lengths).attend(parts);
+    const RowBits wanted = PagedWorld(device_with(1), shape, 4, kv_lengths).attend(parts);
     std::mt19937 random(3);
     for (const uint32_t threads : {1u, 2u, 3u}) {
-      const PagedWorld world(device_with(threads), shape, 4, lengths, 10 + threads);
+      const PagedWorld world(device_with(threads), shape, 4, kv_lengths, 10 + threads);
       for (int round = 0; round < 3; ++round) {
         std::shuffle(parts.begin(), parts.end(), random);
         EXPECT_EQ(compare(wanted, world.attend(parts)), wanted.size()) << text(f);
@@ -141,7 +141,7 @@ TEST(PagedBatch, ASequenceGivesWhatKvCacheGives) {
       const Tensor out = world.device().tensor(DType::f32, {tokens, 4, 64});
       const Tensor lse = world.device().tensor(DType::f32, {tokens, 4});
       Encoder encoder(world.device());
-      cache.extend(encoder, tokens);
+      cache.begin_step(encoder, tokens);
       cache.append(encoder, 0, world.rows('k', 0, length, tokens),
                    world.rows('v', 0, length, tokens));
       cache.attend(encoder, 0, {.q = world.rows('q', 0, length, tokens), .out = out, .lse = lse},
@@ -183,11 +183,11 @@ TEST(PagedBatch, AGraphFollowsTheTables) {
             {.q = q,
              .pages = world.pages(),
              .page_table = table,
-             .lengths = length,
-             .query_begin = begin,
+             .kv_lengths = length,
+             .cu_seqlens_q = begin,
              .out = out,
              .lse = lse},
-            {.most_queries = 4, .scale = 1 / 8.0f});
+            {.max_query_length = 4, .scale = 1 / 8.0f});
   const Graph graph = encoder.instantiate();
   for (const Part& part :
        {Part{0, 1500, 3}, Part{1, 40, 1}, Part{0, 1200, 4}, Part{1, 90, 2}, Part{0, 1500, 1}}) {

@@ -1,4 +1,4 @@
-// Body, sinks and tail of a layer in pages: three commands that leave states, and one merge.
+// Body, sink tokens and tail of a layer in pages: three commands that leave states, and one merge.
 #include <gtest/gtest.h>
 
 #include "ops/paged_attention.h"
@@ -7,10 +7,10 @@
 namespace gyre::test {
 namespace {
 
-// A world whose keys lie in the body, and again in 16 bits in a few pages of sinks and a ring of
-// tail pages, each in entries of its own of the table.
+// A world whose keys lie in the body, and again in 16 bits in a few pages of sink tokens and a ring
+// of tail pages, each in entries of its own of the table.
 struct Segments {
-  uint64_t sinks = 5, tail = 20;
+  uint64_t sink_tokens = 5, tail = 20;
   uint64_t page = 16;
 
   // Three calls that leave states, and one merge.
@@ -63,37 +63,37 @@ TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
                          .slots = slots});
       encoder.submit().wait();
     };
-    copy_near(0, at.sinks, body_entries, 1);
+    copy_near(0, at.sink_tokens, body_entries, 1);
     copy_near(first_held, held, body_entries + 1, ring);
     PagedCall call{.op = "test", .q = world.rows('q', 0, kLength - tokens, tokens)};
     call.page_table = table;
-    call.lengths = device.tensor(DType::i32, {1});
-    call.lengths.data<int32_t>()[0] = kLength;
-    call.query_begin = device.tensor(DType::i32, {2});
-    call.query_begin.data<int32_t>()[1] = static_cast<int32_t>(tokens);
-    call.options = {.most_queries = tokens, .most_length = kLength, .scale = 1 / 8.0f};
+    call.kv_lengths = device.tensor(DType::i32, {1});
+    call.kv_lengths.data<int32_t>()[0] = kLength;
+    call.cu_seqlens_q = device.tensor(DType::i32, {2});
+    call.cu_seqlens_q.data<int32_t>()[1] = static_cast<int32_t>(tokens);
+    call.options = {.max_query_length = tokens, .max_kv_length = kLength, .scale = 1 / 8.0f};
     const Tensor tail_begin = device.tensor(DType::i32, {1});
     tail_begin.data<int32_t>()[0] = static_cast<int32_t>(first_held);
     PagedSegment body{.pages = world.pages()};
-    body.sinks = at.sinks, body.tail = at.tail, body.tail_begin = tail_begin;
-    PagedSegment sinks = body, tail = body;
-    sinks.pages = tail.pages = near;
-    sinks.segment = abi::kSegmentSinks, tail.segment = abi::kSegmentTail;
-    sinks.first_entry = body_entries;
+    body.sink_tokens = at.sink_tokens, body.tail = at.tail, body.tail_begin = tail_begin;
+    PagedSegment sink_tokens = body, tail = body;
+    sink_tokens.pages = tail.pages = near;
+    sink_tokens.segment = abi::kSegmentSinks, tail.segment = abi::kSegmentTail;
+    sink_tokens.first_entry = body_entries;
     tail.first_entry = body_entries + 1, tail.ring_entries = ring;
     const Tensor lse = device.tensor(DType::f32, {tokens, 4}),
                  one_lse = device.tensor(DType::f32, {tokens, 4});
-    const Tensor three = Segments::merged(world, call, {body, sinks, tail}, lse);
+    const Tensor three = Segments::merged(world, call, {body, sink_tokens, tail}, lse);
     const Tensor one =
         Segments::merged(world, call, {PagedSegment{.pages = world.pages()}}, one_lse);
     for (uint64_t i = 0; i < one.elements(); ++i)
       ASSERT_NEAR(three.data<float>()[i], one.data<float>()[i], 2e-6) << tokens << " at " << i;
     for (uint64_t i = 0; i < lse.elements(); ++i)
       ASSERT_NEAR(lse.data<float>()[i], one_lse.data<float>()[i], 4e-6);
-    // Each key is seen once: what the body has of the sinks and of the tail does not matter.
-    world.write(0, 0, at.sinks, 50);
+    // Each key is seen once: what the body has of the sink tokens and of the tail does not matter.
+    world.write(0, 0, at.sink_tokens, 50);
     world.write(0, kLength - at.tail, at.tail, 50);
-    const Tensor again = Segments::merged(world, call, {body, sinks, tail}, lse);
+    const Tensor again = Segments::merged(world, call, {body, sink_tokens, tail}, lse);
     const uint64_t newest = (tokens - 1) * 4 * 64;  // the last row's tail covers what was changed
     EXPECT_TRUE(std::equal(three.data<float>().begin() + static_cast<ptrdiff_t>(newest),
                            three.data<float>().end(),
@@ -101,7 +101,7 @@ TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
   }
 }
 
-// A table row with entries for the body, a page of sinks and a ring of tail pages.
+// A table row with entries for the body, a page of sink tokens and a ring of tail pages.
 class SegmentedPages {
  public:
   static constexpr uint64_t kPage = 64, kSinks = 64, kTail = 24, kStep = 1000;
@@ -116,8 +116,8 @@ class SegmentedPages {
     std::ranges::copy(world.table(0), entries().begin());
     for (uint64_t i = 0; i <= kRing; ++i)
       entries()[body_entries_ + i] = static_cast<int32_t>(kRing - i);
-    call_.lengths = device.tensor(DType::i32, {1});
-    call_.query_begin = device.tensor(DType::i32, {2});
+    call_.kv_lengths = device.tensor(DType::i32, {1});
+    call_.cu_seqlens_q = device.tensor(DType::i32, {2});
   }
 
   // The 16-bit copies of tokens [first, first + count).
@@ -140,18 +140,18 @@ class SegmentedPages {
   Tensor attend(uint64_t length, uint64_t tokens, const Tensor& lse) {
     PagedCall call = call_;
     call.q = world_.rows('q', 0, length - tokens, tokens);
-    call.lengths.data<int32_t>()[0] = static_cast<int32_t>(length);
-    call.query_begin.data<int32_t>()[1] = static_cast<int32_t>(tokens);
+    call.kv_lengths.data<int32_t>()[0] = static_cast<int32_t>(length);
+    call.cu_seqlens_q.data<int32_t>()[1] = static_cast<int32_t>(tokens);
     call.options = {
-        .most_queries = tokens, .most_length = body_entries_ * kPage, .scale = 1 / 8.0f};
+        .max_query_length = tokens, .max_kv_length = body_entries_ * kPage, .scale = 1 / 8.0f};
     PagedSegment body{.pages = world_.pages()};
-    body.sinks = kSinks, body.tail = kTail;
-    PagedSegment sinks = body, tail = body;
-    sinks.pages = tail.pages = near_;
-    sinks.segment = abi::kSegmentSinks, tail.segment = abi::kSegmentTail;
-    sinks.first_entry = body_entries_;
+    body.sink_tokens = kSinks, body.tail = kTail;
+    PagedSegment sink_tokens = body, tail = body;
+    sink_tokens.pages = tail.pages = near_;
+    sink_tokens.segment = abi::kSegmentSinks, tail.segment = abi::kSegmentTail;
+    sink_tokens.first_entry = body_entries_;
     tail.first_entry = body_entries_ + 1, tail.ring_entries = kRing;
-    return Segments::merged(world_, call, {body, sinks, tail}, lse);
+    return Segments::merged(world_, call, {body, sink_tokens, tail}, lse);
   }
 
  private:
@@ -174,7 +174,7 @@ TEST(PagedSegments, GiveWhatKvCacheGives) {
                                    .layers = {{.k = f.k,
                                                .v = f.v,
                                                .tail = SegmentedPages::kTail,
-                                               .sinks = SegmentedPages::kSinks}},
+                                               .sink_tokens = SegmentedPages::kSinks}},
                                    .step_tokens = SegmentedPages::kStep});
     uint64_t length = 0;
     for (const uint64_t tokens : {900u, 30u, 1u, 3u, 1000u, 365u, 1u}) {
@@ -182,7 +182,7 @@ TEST(PagedSegments, GiveWhatKvCacheGives) {
       const Tensor lse = world.device().tensor(DType::f32, {tokens, 4});
       const Tensor paged_lse = world.device().tensor(DType::f32, {tokens, 4});
       Encoder encoder(world.device());
-      cache.extend(encoder, tokens);
+      cache.begin_step(encoder, tokens);
       cache.append(encoder, 0, world.rows('k', 0, length, tokens),
                    world.rows('v', 0, length, tokens));
       cache.attend(encoder, 0, {.q = world.rows('q', 0, length, tokens), .out = out, .lse = lse},

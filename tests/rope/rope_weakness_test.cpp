@@ -165,7 +165,7 @@ TEST_F(RopeWeakness, W44_NoCacheGrowsWithoutBound) {
   };
   const uint64_t first = use_after(200);
   const uint64_t later = use_after(2000);
-  EXPECT_LE(later, first + 4096) << "2000 more bases";
+  EXPECT_LE(later, first + 4096) << "2000 more transforms";
   EXPECT_LE(later, 128u << 10) << "the tables that are kept";
 }
 

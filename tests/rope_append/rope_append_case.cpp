@@ -115,7 +115,7 @@ class Rotation {
   std::vector<float> weights_[2];  // of q, of k
 };
 
-// No zeros: their sign would be in doubt. Compatibility formats' norms must not be rounded.
+// No zeros: their sign would be in doubt. mlx-native formats' norms must not be rounded.
 std::vector<float> draw_row(const RopeAppendCase& c, At at, std::mt19937& random) {
   const KvFormat format = at == kV ? c.v : c.k;
   std::normal_distribution<float> normal;
@@ -123,8 +123,8 @@ std::vector<float> draw_row(const RopeAppendCase& c, At at, std::mt19937& random
   for (float& x : row) {
     const float sign = random() % 2 == 0 ? 1.0f : -1.0f;
     do {
-      x = class_of(format) == FormatClass::compat ? sign * static_cast<float>(1 + random() % 6)
-                                                  : normal(random);
+      x = class_of(format) == FormatClass::mlx_native ? sign * static_cast<float>(1 + random() % 6)
+                                                      : normal(random);
       if (c.norm && at != kV) x = 2 * sign;
       const uint32_t bits = reference::convert(DType::f32, c.dtype, std::bit_cast<uint32_t>(x));
       x = std::bit_cast<float>(reference::convert(c.dtype, DType::f32, bits));
@@ -242,15 +242,17 @@ class Run {
 
   void fill_half(KvRole role) {
     const uint64_t tail_slots = c_.tail == 0 ? 0 : c_.tail + c_.tokens;
-    KvShape body = row_shape(c_, role, c_.body), sinks = body, tail = body;
-    sinks.format = tail.format = KvFormat::f16;
-    sinks.capacity = c_.sinks, tail.capacity = tail_slots;
-    KvMemory of_body = kv_memory(body, kCacheLayout), of_sinks = kv_memory(sinks, kCacheLayout),
+    KvShape body = row_shape(c_, role, c_.body), sink_tokens = body, tail = body;
+    sink_tokens.format = tail.format = KvFormat::f16;
+    sink_tokens.capacity = c_.sink_tokens, tail.capacity = tail_slots;
+    KvMemory of_body = kv_memory(body, kCacheLayout),
+             of_sinks = kv_memory(sink_tokens, kCacheLayout),
              of_tail = kv_memory(tail, kCacheLayout);
     store_rows(role, [&](uint64_t t, uint64_t h, const std::vector<float>& row) {
       const uint64_t key = c_.start + t;
-      if (key < c_.sinks) return expect_kv_row(sinks, kCacheLayout, {key, h}, row, of_sinks);
-      expect_kv_row(body, kCacheLayout, {(key - c_.sinks) % c_.body, h}, row, of_body);
+      if (key < c_.sink_tokens)
+        return expect_kv_row(sink_tokens, kCacheLayout, {key, h}, row, of_sinks);
+      expect_kv_row(body, kCacheLayout, {(key - c_.sink_tokens) % c_.body, h}, row, of_body);
       if (tail_slots != 0) expect_kv_row(tail, kCacheLayout, {key % tail_slots, h}, row, of_tail);
     });
     Block near = plain_block(DType::f16, of_sinks.codes.before);
@@ -296,13 +298,13 @@ void record(const RopeAppendCase& c, Encoder& encoder, std::span<const Tensor> t
     const PageMemory memory({c.k, c.v, c.kv_heads, c.k_dim, c.v_dim, kPageTokens}, kPages, 48);
     return rope_append(encoder, in, {pages_of(memory, t[kMemory]), t[kWhere]}, options);
   }
-  const abi::KvPlaces places{c.sinks, c.tail, c.tail == 0 ? 0 : c.tail + c.tokens, c.body};
+  const abi::KvPlaces places{c.sink_tokens, c.tail, c.tail == 0 ? 0 : c.tail + c.tokens, c.body};
   CacheSegments segments;
   segments.of[0] = {
       kv_buffer(row_shape(c, KvRole::k, c.body), kCacheLayout, t[kMemory], t[kMemory + 1]),
       kv_buffer(row_shape(c, KvRole::v, c.body), kCacheLayout, t[kMemory + 3], t[kMemory + 4]),
       {t[kWhere], places, abi::kSegmentBody}};
-  if (c.sinks != 0 || c.tail != 0) add_near(segments, t[kMemory + 2], t[kMemory + 5]);
+  if (c.sink_tokens != 0 || c.tail != 0) add_near(segments, t[kMemory + 2], t[kMemory + 5]);
   rope_append_cache(encoder, in, options, segments);
 }
 

@@ -32,7 +32,7 @@ struct RopeAppendCase {
   DType slot_type = DType::i64;
   std::vector<int64_t> slots = {};
   // Otherwise a cache.
-  uint64_t sinks = 0;
+  uint64_t sink_tokens = 0;
   uint64_t tail = 0;
   uint64_t body = 40;
   uint64_t start = 21;

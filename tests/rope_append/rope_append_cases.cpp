@@ -10,7 +10,7 @@ using Cases = std::vector<RopeAppendCase>;
 
 uint64_t dim_of(KvFormat format, size_t i) {
   constexpr uint64_t kDims[] = {64, 128, 80, 96, 24, 256};
-  return class_of(format) == FormatClass::compat ? 256 : kDims[i % std::size(kDims)];
+  return class_of(format) == FormatClass::mlx_native ? 256 : kDims[i % std::size(kDims)];
 }
 
 std::vector<int64_t> slot_run(int64_t first, uint64_t count) {
@@ -19,7 +19,7 @@ std::vector<int64_t> slot_run(int64_t first, uint64_t count) {
   return slots;
 }
 
-// Where tokens go, in turn: pages with either kind of slots, and caches with sinks, tails and
+// Where tokens go, in turn: pages with either kind of slots, and caches with sink tokens, tails and
 // bodies that wrap.
 void choose_place(RopeAppendCase& c, size_t i) {
   if (i % 3 != 0) {
@@ -28,7 +28,7 @@ void choose_place(RopeAppendCase& c, size_t i) {
     return;
   }
   const bool near = class_of(c.k) >= FormatClass::levels || class_of(c.v) >= FormatClass::levels;
-  c.sinks = near ? i % 4 : 0;
+  c.sink_tokens = near ? i % 4 : 0;
   c.tail = near && i % 2 == 0 ? 5 : 0;
   c.body = 40 + i % 5;
   c.start = i % 7 == 6 ? 1 : 35 + i % 9;
@@ -149,7 +149,7 @@ Cases shape_cases() {
     c.norm = cases.size() % 2 == 1;
     if (cases.size() % 2 == 0) c.slots = slot_run(3, tokens);
     c.body = tokens + 11;
-    c.sinks = 2;
+    c.sink_tokens = 2;
     c.start = cases.size() % 3;
     c.name = std::string(name(format)) + " " + std::to_string(k_dim) + "/" + std::to_string(v_dim) +
              " heads " + std::to_string(kv_heads) + " tokens " + std::to_string(tokens);
@@ -208,19 +208,20 @@ Cases slot_cases() {
   return cases;
 }
 
-// A step into a cache: sinks, a tail, a ring that wraps, a step that is longer than what was
+// A step into a cache: sink tokens, a tail, a ring that wraps, a step that is longer than what was
 // recorded.
 Cases cache_cases() {
   Cases cases;
-  const auto add = [&](uint64_t sinks, uint64_t tail, uint64_t start, uint64_t tokens,
+  const auto add = [&](uint64_t sink_tokens, uint64_t tail, uint64_t start, uint64_t tokens,
                        uint64_t unseen) {
     for (const KvFormat v : {KvFormat::tq4, KvFormat::f16}) {
       RopeAppendCase c;
       c.v = v;
-      c.sinks = sinks, c.tail = tail, c.start = start, c.tokens = tokens, c.unseen = unseen;
+      c.sink_tokens = sink_tokens, c.tail = tail, c.start = start, c.tokens = tokens,
+      c.unseen = unseen;
       c.body = 43;
-      c.name = "V " + std::string(name(v)) + " sinks " + std::to_string(sinks) + " tail " +
-               std::to_string(tail) + " from " + std::to_string(start) + " tokens " +
+      c.name = "V " + std::string(name(v)) + " sink_tokens " + std::to_string(sink_tokens) +
+               " tail " + std::to_string(tail) + " from " + std::to_string(start) + " tokens " +
                std::to_string(tokens);
       cases.push_back(c);
     }

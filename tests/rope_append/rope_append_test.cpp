@@ -172,8 +172,8 @@ TEST_P(RopeAppend, IntoACache) {
     RopeAppendInputs in = inputs_of(i, tokens, 64, 96, options);
     ++i;
     Encoder encoder(device());
-    apart.extend(encoder, tokens);
-    fused.extend(encoder, tokens);
+    apart.begin_step(encoder, tokens);
+    fused.begin_step(encoder, tokens);
     for (uint64_t layer = 0; layer < layers.size(); ++layer) {
       in.positions = apart.positions(tokens);
       const Tensor rotated = device().tensor(in.k.dtype(), in.k.shape());
@@ -200,7 +200,7 @@ TEST_P(RopeAppend, ACacheRefusesAndStaysAsItWas) {
   in.k = random(DType::f32, {2, kHeads, 64});
   in.v = random(DType::f32, {2, kHeads, 64});
   Encoder encoder(device());
-  cache.extend(encoder, 2);
+  cache.begin_step(encoder, 2);
   const uint32_t before = encoder.size();
   EXPECT_THROW(cache.rope_append(encoder, 1, in), Error);  // there is one layer
   in.q = random(DType::f32, {2, 4, 64});
@@ -211,12 +211,12 @@ TEST_P(RopeAppend, ACacheRefusesAndStaysAsItWas) {
   sectioned.rope->sections[0] = 32;
   EXPECT_THROW(cache.rope_append(encoder, 0, in, sectioned), Error);  // positions of four axes
   EXPECT_EQ(encoder.size(), before);
-  EXPECT_THROW(cache.extend(encoder, 1), Error);  // the layer lacks the step
+  EXPECT_THROW(cache.begin_step(encoder, 1), Error);  // the layer lacks the step
   cache.rope_append(encoder, 0, in);
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
 }
 
-// Two batches in lockstep: ragged steps, a graph, tails and sinks.
+// Two batches in lockstep: ragged steps, a graph, tails and sink tokens.
 TEST_P(RopeAppend, IntoABatch) {
   const KvPoolOptions wanted{
       .kv_heads = kHeads,
@@ -237,7 +237,7 @@ TEST_P(RopeAppend, IntoABatch) {
       in.q = random(DType::f32, {of_a + of_b, 6, 64});
       in.q_out = device().tensor(DType::f32, in.q.shape());
       Encoder encoder(device());
-      batch.begin(encoder, {{a, of_a}, {b, of_b}});
+      batch.begin_step(encoder, {{a, of_a}, {b, of_b}});
       for (uint64_t layer = 0; layer < 2; ++layer) {
         if (fused) {
           in.positions = {};

@@ -49,7 +49,7 @@ struct Held {
         tensor(device.tensor(DType::f32, {8, 1, 16})) {
     Encoder encoder(device);
     KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 8});
-    batch.begin(encoder, {{.sequence = sequence, .tokens = 8}});
+    batch.begin_step(encoder, {{.sequence = sequence, .tokens = 8}});
     batch.append(encoder, 0, tensor, tensor);
     encoder.submit().wait();
     page = pool.export_page(sequence, 0);

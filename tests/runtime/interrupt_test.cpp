@@ -79,7 +79,7 @@ class Interrupt : public testing::TestWithParam<uint32_t> {
 
 TEST_P(Interrupt, EndsAListAndLeavesTheCacheUsable) {
   const Tensor k = filled(kLength, kKvHeads, 0.2f), q = filled(kLength, kHeads, 0.7f);
-  cache.extend(encoder, kLength);
+  cache.begin_step(encoder, kLength);
   cache.append(encoder, 0, k, k);
   encoder.submit();
   const std::vector<float> before = decode();
@@ -95,7 +95,7 @@ TEST_P(Interrupt, EndsAListAndLeavesTheCacheUsable) {
   encoder.clear();
   polled.on = false;
   EXPECT_EQ(decode(), before);
-  cache.extend(encoder, 1);
+  cache.begin_step(encoder, 1);
   cache.append(encoder, 0, filled(1, kKvHeads, 0.4f), filled(1, kKvHeads, 0.4f));
   encoder.submit();
   EXPECT_NE(decode(), before);
@@ -104,7 +104,7 @@ TEST_P(Interrupt, EndsAListAndLeavesTheCacheUsable) {
 // Decoding counts pieces of keys in memory: a call that ends in between must not confuse the next.
 TEST_P(Interrupt, CountersOfADecodeAreMadeGood) {
   const Tensor k = filled(kLength, kKvHeads, 0.2f);
-  cache.extend(encoder, kLength);
+  cache.begin_step(encoder, kLength);
   cache.append(encoder, 0, k, k);
   encoder.submit();
   const std::vector<float> before = decode();
@@ -133,7 +133,7 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
   const Tensor k = filled(kLength, kKvHeads, 0.2f), q = filled(kLength, kHeads, 0.7f);
   const Tensor out = filled(kLength, kHeads, 0.1f);
   const auto record = [&] {
-    cache.extend(encoder, kLength);
+    cache.begin_step(encoder, kLength);
     cache.append(encoder, 0, k, k);
     for (int i = 0; i < 8; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
   };
@@ -168,10 +168,10 @@ TEST_P(Interrupt, EndsALongTask) {
               {.q = filled(kRows, 1, 0.3f),
                .pages = one_page(format),
                .page_table = integers(std::vector<int32_t>(kPages), {1, kPages}),
-               .lengths = integers({kPages * kPage}, {1}),
-               .query_begin = integers({0, kRows}, {2}),
+               .kv_lengths = integers({kPages * kPage}, {1}),
+               .cu_seqlens_q = integers({0, kRows}, {2}),
                .out = out},
-              {.most_queries = kRows});
+              {.max_query_length = kRows});
     polled.on = true;
     EXPECT_THROW(encoder.submit(), Stop) << name(format);
     polled.on = false;
@@ -193,8 +193,8 @@ TEST_P(Interrupt, EndsTheRestOfALongTask) {
             {.q = filled(kSequences, 1, 0.3f),
              .pages = one_page(KvFormat::f32),
              .page_table = integers(table, {kSequences, kPages}),
-             .lengths = integers(std::vector<int32_t>(kSequences, kPages * kPage), {kSequences}),
-             .query_begin = integers(begin, {kSequences + 1}),
+             .kv_lengths = integers(std::vector<int32_t>(kSequences, kPages * kPage), {kSequences}),
+             .cu_seqlens_q = integers(begin, {kSequences + 1}),
              .out = out},
             {});
   polled.on = true;
@@ -355,7 +355,7 @@ TEST_P(InterruptedLoad, IsNotRead) {
     const Tensor k = device.tensor(DType::f32, {2, 1, 16});
     for (float& x : k.data<float>()) x = value;
     value += 1;
-    one->extend(encoder, 2);
+    one->begin_step(encoder, 2);
     for (uint64_t layer = 0; layer < 4; ++layer) one->append(encoder, layer, k, k);
     encoder.submit();
   }
@@ -383,7 +383,7 @@ TEST_P(InterruptedLoad, IsNotRead) {
   });
   encoder.clear();
   refused([&] { graph.replay(); });
-  refused([&] { cache.extend(encoder, 1); });
+  refused([&] { cache.begin_step(encoder, 1); });
   refused([&] { cache.save(path + "b"); });
   encoder.clear();
   cache.load(path);

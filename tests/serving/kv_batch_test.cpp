@@ -9,7 +9,7 @@ namespace {
 std::vector<const KvPool::State::Store*> stores_of(const KvPool::State::Layer& layer) {
   std::vector<const KvPool::State::Store*> made = {&layer.body};
   if (layer.tail) made.push_back(&*layer.tail);
-  if (layer.sinks) made.push_back(&*layer.sinks);
+  if (layer.sink_tokens) made.push_back(&*layer.sink_tokens);
   return made;
 }
 
@@ -34,14 +34,15 @@ class KvBatchTest : public testing::Test {
   }
   void append(uint64_t layer) { batch.append(encoder, layer, k, k); }
   void step(KvSequence& sequence, uint64_t tokens) {
-    batch.begin(encoder, {{sequence, tokens}});
+    batch.begin_step(encoder, {{sequence, tokens}});
     append(0);
     append(1);
     encoder.submit().wait();
   }
 
   Device device = Device::open("cpu", {.threads = 1});
-  Server server{device, small_pool(8), {.max_sequences = 3, .max_tokens = 20, .max_queries = 18}};
+  Server server{
+      device, small_pool(8), {.max_sequences = 3, .max_tokens = 20, .max_query_length = 18}};
   Encoder& encoder = server.encoder;
   KvBatch& batch = server.batch;
   KvSequence a = server.pool.sequence(), b = server.pool.sequence();
@@ -50,33 +51,35 @@ class KvBatchTest : public testing::Test {
 
 TEST_F(KvBatchTest, BoundsOfAStep) {
   KvSequence c = server.pool.sequence(), d = server.pool.sequence();
-  fails({"kv_batch.begin", "from 1 to 3 sequences, got 0"},
-        [&] { batch.begin(encoder, std::span<const KvStep>{}); });
+  fails({"kv_batch.begin_step", "from 1 to 3 sequences, got 0"},
+        [&] { batch.begin_step(encoder, std::span<const KvStep>{}); });
   fails({"from 1 to 3 sequences, got 4"}, [&] {
-    batch.begin(encoder, {{a, 1}, {b, 1}, {c, 1}, {d, 1}});
+    batch.begin_step(encoder, {{a, 1}, {b, 1}, {c, 1}, {d, 1}});
   });
-  fails({"max_queries 18", "got 0"}, [&] { batch.begin(encoder, {{a, 0}}); });
-  fails({"max_queries 18", "got 19"}, [&] { batch.begin(encoder, {{a, 19}}); });
-  fails({"max_tokens 20", "got 21"}, [&] { batch.begin(encoder, {{a, 18}, {b, 3}}); });
-  fails({"twice"}, [&] { batch.begin(encoder, {{a, 1}, {b, 1}, {a, 1}}); });
+  fails({"max_query_length 18", "got 0"}, [&] { batch.begin_step(encoder, {{a, 0}}); });
+  fails({"max_query_length 18", "got 19"}, [&] { batch.begin_step(encoder, {{a, 19}}); });
+  fails({"max_tokens 20", "got 21"}, [&] { batch.begin_step(encoder, {{a, 18}, {b, 3}}); });
+  fails({"twice"}, [&] { batch.begin_step(encoder, {{a, 1}, {b, 1}, {a, 1}}); });
   const KvPool other(device, small_pool());
   KvSequence foreign = other.sequence();
-  fails({"another pool"}, [&] { batch.begin(encoder, {{a, 1}, {foreign, 1}}); });
+  fails({"another pool"}, [&] { batch.begin_step(encoder, {{a, 1}, {foreign, 1}}); });
   const KvSequence moved = std::move(d);
-  fails({"moved from"}, [&] { batch.begin(encoder, {{d, 1}}); });
+  fails({"moved from"}, [&] { batch.begin_step(encoder, {{d, 1}}); });
   Encoder elsewhere(Device::open("cpu", {.threads = 1}));
-  fails({"another device"}, [&] { batch.begin(elsewhere, {{a, 1}}); });
+  fails({"another device"}, [&] { batch.begin_step(elsewhere, {{a, 1}}); });
   EXPECT_EQ(a.length(), 0u);
-  batch.begin(encoder, {{a, 2}, {b, 18}});
+  batch.begin_step(encoder, {{a, 2}, {b, 18}});
   EXPECT_EQ(batch.tokens(), 20u);
   EXPECT_EQ(a.length(), 2u);
   EXPECT_EQ(b.length(), 18u);
 }
 
 TEST_F(KvBatchTest, MaxLength) {
-  KvBatch short_batch(server.pool, {.max_sequences = 2, .max_tokens = 20, .max_length = 10});
-  fails({"kv_batch.begin", "max_length 10"}, [&] { short_batch.begin(encoder, {{a, 11}}); });
-  short_batch.begin(encoder, {{a, 10}});
+  KvBatch short_batch(server.pool, {.max_sequences = 2, .max_tokens = 20, .max_kv_length = 10});
+  fails({"kv_batch.begin_step", "max_kv_length 10"}, [&] {
+    short_batch.begin_step(encoder, {{a, 11}});
+  });
+  short_batch.begin_step(encoder, {{a, 10}});
 }
 
 TEST_F(KvBatchTest, OptionsOfABatch) {
@@ -85,8 +88,8 @@ TEST_F(KvBatchTest, OptionsOfABatch) {
   };
   refuses({"max_sequences", "got 0"}, {.max_sequences = 0});
   refuses({"max_tokens", "got 0"}, {.max_tokens = 0});
-  refuses({"max_queries", "got 9"}, {.max_tokens = 8, .max_queries = 9});
-  refuses({"holds 64 tokens", "max_length is 65"}, {.max_length = 65});
+  refuses({"max_query_length", "got 9"}, {.max_tokens = 8, .max_query_length = 9});
+  refuses({"holds 64 tokens", "max_kv_length is 65"}, {.max_kv_length = 65});
 }
 
 TEST_F(KvBatchTest, AFullPoolNamesTheMissingPages) {
@@ -94,14 +97,14 @@ TEST_F(KvBatchTest, AFullPoolNamesTheMissingPages) {
   step(a, 18);  // 36 tokens in 5 of 8 pages
   KvSequence fork = a.fork();
   fails(
-      {"kv_batch.begin", "1 pages are missing", "needs 4 of all keys", "3 of 8"},
+      {"kv_batch.begin_step", "1 pages are missing", "needs 4 of all keys", "3 of 8"},
       [&] {
-        batch.begin(encoder, {{b, 17}, {a, 1}});
+        batch.begin_step(encoder, {{b, 17}, {a, 1}});
       },
       ErrorCode::out_of_memory);
   EXPECT_EQ(b.length(), 0u);
   EXPECT_EQ(a.length(), 36u);
-  batch.begin(encoder, {{b, 16}, {a, 1}});  // what fits still does
+  batch.begin_step(encoder, {{b, 16}, {a, 1}});  // what fits still does
   EXPECT_EQ(b.length(), 16u);
 }
 
@@ -113,7 +116,7 @@ TEST_F(KvBatchTest, SharedPagesOfAWindowMakeNoRoom) {
   KvBatch windowed(pool, {.max_sequences = 1, .max_tokens = 20});
   KvSequence first = pool.sequence(), other = pool.sequence();
   for (KvSequence* sequence : {&first, &other}) {
-    windowed.begin(encoder, {{*sequence, 16}});
+    windowed.begin_step(encoder, {{*sequence, 16}});
     windowed.append(encoder, 0, k, k);
     encoder.submit().wait();
   }
@@ -121,48 +124,52 @@ TEST_F(KvBatchTest, SharedPagesOfAWindowMakeNoRoom) {
   fails(
       {"1 pages are missing", "needs 1 of window 8", "0 of 4"},
       [&] {
-        windowed.begin(encoder, {{first, 1}});
+        windowed.begin_step(encoder, {{first, 1}});
       },
       ErrorCode::out_of_memory);
   fork.clear();
-  windowed.begin(encoder, {{first, 1}});
+  windowed.begin_step(encoder, {{first, 1}});
 }
 
 TEST_F(KvBatchTest, TheOrderOfAStep) {
-  fails({"kv_batch.append", "begin() comes first"}, [&] { append(0); });
-  fails({"kv_batch.attend", "begin() comes first"},
+  fails({"kv_batch.append", "begin_step() comes first"}, [&] { append(0); });
+  fails({"kv_batch.attend", "begin_step() comes first"},
         [&] { batch.attend(encoder, 0, {.q = k, .out = out}); });
-  fails({"kv_batch.positions", "begin() comes first"}, [&] { batch.positions(); });
-  batch.begin(encoder, {{a, 3}, {b, 1}});
+  fails({"kv_batch.positions", "begin_step() comes first"}, [&] { batch.positions(); });
+  batch.begin_step(encoder, {{a, 3}, {b, 1}});
   EXPECT_EQ(batch.positions().shape(), Dims({4}));
-  fails({"kv_batch.begin", "lacks append() of layers 0 to 1"}, [&] { batch.begin(encoder, {{a, 1}}); });
+  fails({"kv_batch.begin_step", "lacks append() of layers 0 to 1"}, [&] {
+    batch.begin_step(encoder, {{a, 1}});
+  });
   fails({"kv_batch.attend", "layer 0 was not appended"},
         [&] { batch.attend(encoder, 0, {.q = k, .out = out}); });
   append(0);
   batch.attend(encoder, 0, {.q = k, .out = out});
   fails({"kv_batch.append", "layer 0 was appended in this step already"}, [&] { append(0); });
-  fails({"kv_batch.begin", "lacks append() of layer 1"}, [&] {
-    batch.begin(encoder, {{a, 1}});
+  fails({"kv_batch.begin_step", "lacks append() of layer 1"}, [&] {
+    batch.begin_step(encoder, {{a, 1}});
   });
   fails({"kv_batch.append", "2 layers, got layer 2"}, [&] { append(2); });
   for (const KvSequence* const s : {&a, &b}) {
     fails({"kv_sequence.fork", "lacks append() of layer 1"}, [&] { (void)s->fork(); });
     fails({"kv_pool.publish", "lacks append() of layer 1"}, [&] { server.pool.publish(*s, {}); });
   }
-  fails({"kv_sequence.truncate", "lacks append() of layer 1"}, [&] { a.truncate(1); });
+  fails({"kv_sequence.rollback", "lacks append() of layer 1"}, [&] { a.rollback(1); });
   fails({"kv_sequence.clear", "lacks append() of layer 1"}, [&] { b.clear(); });
-  fails({"kv_batch.end", "lacks append() of layer 1"}, [&] { batch.end(); });
+  fails({"kv_batch.end_step", "lacks append() of layer 1"}, [&] { batch.end_step(); });
   fails({"kv_batch.record", "lacks append() of layer 1"}, [&] { batch.record(); });
   KvBatch second(server.pool, {});
-  fails({"kv_batch.begin", "lacks append() of layer 1"}, [&] { second.begin(encoder, {{b, 1}}); });
+  fails({"kv_batch.begin_step", "lacks append() of layer 1"}, [&] {
+    second.begin_step(encoder, {{b, 1}});
+  });
   append(1);
   const KvSequence fork = a.fork();
-  a.truncate(1);
-  batch.begin(encoder, {{a, 1}});
+  a.rollback(1);
+  batch.begin_step(encoder, {{a, 1}});
 }
 
 TEST_F(KvBatchTest, RowsOfTheStep) {
-  batch.begin(encoder, {{a, 5}});
+  batch.begin_step(encoder, {{a, 5}});
   const Tensor few = k.slice(0, 0, 4), many = device.tensor(DType::f32, {21, 1, 16});
   fails({"kv_batch.append", "from 5 rows"}, [&] { batch.append(encoder, 0, few, few); });
   fails({"kv_batch.append", "max_tokens 20"}, [&] { batch.append(encoder, 0, many, many); });
@@ -172,8 +179,8 @@ TEST_F(KvBatchTest, RowsOfTheStep) {
   append(0);
   fails({"kv_batch.attend", "from 5 rows"},
         [&] { batch.attend(encoder, 0, {.q = few, .out = few}); });
-  fails({"kv_batch.attend", "tree"},
-        [&] { batch.attend(encoder, 0, {.q = k, .out = out, .tree = k}); });
+  fails({"kv_batch.attend", "tree_mask"},
+        [&] { batch.attend(encoder, 0, {.q = k, .out = out, .tree_mask = k}); });
   fails({"kv_batch.attend", "out"}, [&] { batch.attend(encoder, 0, {.q = k, .out = few}); });
 }
 
@@ -183,7 +190,7 @@ TEST_F(KvBatchTest, AWindowIsAtMostTheLayers) {
   const KvPool pool(device, options);
   KvBatch windowed(pool, {});
   KvSequence sequence = pool.sequence();
-  windowed.begin(encoder, {{sequence, 20}});
+  windowed.begin_step(encoder, {{sequence, 20}});
   windowed.append(encoder, 0, k, k);
   windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 3});
   fails({"kv_batch.attend", "layer 0 keeps a window of 4", "5"},
@@ -194,32 +201,34 @@ TEST_F(KvBatchTest, AWindowIsAtMostTheLayers) {
 TEST_F(KvBatchTest, WhatIsWrittenSharesNoMemoryWithWhatIsRead) {
   Tensor one = device.tensor(DType::f32, {1, 16, 16});
   for (uint64_t i = 0; i < 16; ++i) one.data<float>()[i * 17] = 1;
-  const KvCoding identity{.basis = {.matrix = one, .inverse = one}};
-  KvLayer plain{.k = KvFormat::tq8, .v = KvFormat::tq4}, tail = plain, sinks = plain, both = plain;
+  const KvCalibration identity{.transform = {.matrix = one, .inverse = one}};
+  KvLayer plain{.k = KvFormat::tq8, .v = KvFormat::tq4}, tail = plain, sink_tokens = plain,
+                                                         both = plain;
   tail.tail = both.tail = 8;
-  sinks.sinks = both.sinks = 4;
+  sink_tokens.sink_tokens = both.sink_tokens = 4;
   const Tensor lse = device.tensor(DType::f32, {20, 1});
   const auto one_of = [](const Tensor& t) { return t.reshape({t.elements()}).slice(0, 3, 1); };
   const Tensor in_out = one_of(out), in_lse = one_of(lse);
-  for (const KvLayer& layer : {plain, tail, sinks, both}) {
-    for (const bool has_basis : {false, true}) {
+  for (const KvLayer& layer : {plain, tail, sink_tokens, both}) {
+    for (const bool has_transform : {false, true}) {
       KvPoolOptions options = small_pool();
       options.layers = {layer};
-      if (has_basis) options.coding = {{identity, identity}};
+      if (has_transform) options.calibration = {{identity, identity}};
       const KvPool pool(device, options);
       KvBatch with(pool, {});
       KvSequence sequence = pool.sequence();
-      with.begin(encoder, {{sequence, 20}});
+      with.begin_step(encoder, {{sequence, 20}});
       with.append(encoder, 0, k, k);
       const auto shares = [&](const std::string& what, const AttendInputs& in) {
-        SCOPED_TRACE(join(what, " with a tail of ", layer.tail, " and sinks of ", layer.sinks));
+        SCOPED_TRACE(
+            join(what, " with a tail of ", layer.tail, " and sink_tokens of ", layer.sink_tokens));
         fails({"kv_batch.attend", what}, [&] { with.attend(encoder, 0, in); });
       };
       shares("out shares memory", {.q = k, .out = k});
-      shares("out shares memory", {.q = k, .out = out, .sinks = in_out});
-      shares("out shares memory", {.q = k, .out = out, .slopes = in_out});
-      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .sinks = in_lse});
-      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .slopes = in_lse});
+      shares("out shares memory", {.q = k, .out = out, .sink_logits = in_out});
+      shares("out shares memory", {.q = k, .out = out, .alibi_slopes = in_out});
+      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .sink_logits = in_lse});
+      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .alibi_slopes = in_lse});
       shares("lse shares memory",
              {.q = k, .out = out, .lse = k.reshape({320}).slice(0, 5, 20).reshape({20, 1})});
       for (const KvPool::State::Store* const store : stores_of(pool.state().layers[0])) {
@@ -238,26 +247,27 @@ TEST_F(KvBatchTest, RecordingForAGraph) {
   batch.record();
   EXPECT_EQ(batch.positions().shape(), Dims({20}));
   fails({"kv_batch.record", "recording is open"}, [&] { batch.record(); });
-  fails({"kv_batch.begin", "recording is open"}, [&] { batch.begin(encoder, {{a, 1}}); });
-  fails({"kv_batch.end", "recording lacks append() of layers 0 to 1"}, [&] { batch.end(); });
+  fails({"kv_batch.begin_step", "recording is open"}, [&] { batch.begin_step(encoder, {{a, 1}}); });
+  fails({"kv_batch.end_step", "recording lacks append() of layers 0 to 1"},
+        [&] { batch.end_step(); });
   append(0);
   append(1);
-  batch.end();
+  batch.end_step();
   const Graph graph = encoder.instantiate();
   for (uint64_t i = 1; i <= 3; ++i) {
-    batch.begin(encoder, {{a, 2}, {b, 1}});
+    batch.begin_step(encoder, {{a, 2}, {b, 1}});
     encoder.submit();
     fails({"kv_sequence.fork", "end() the step"}, [&] { (void)a.fork(); });
     graph.replay().wait();
-    batch.end();
+    batch.end_step();
     EXPECT_EQ(a.fork().length(), 2 * i);
   }
-  fails({"kv_batch.end", "no step was begun"}, [&] { batch.end(); });
+  fails({"kv_batch.end_step", "no step was begun"}, [&] { batch.end_step(); });
 }
 
 TEST_F(KvBatchTest, AStepCannotEndWithoutItsLayers) {
-  batch.begin(encoder, {{a, 1}});
-  fails({"kv_batch.end", "lacks append() of layers 0 to 1"}, [&] { batch.end(); });
+  batch.begin_step(encoder, {{a, 1}});
+  fails({"kv_batch.end_step", "lacks append() of layers 0 to 1"}, [&] { batch.end_step(); });
 }
 
 // Nor one that no graph has appended whole, though one was recorded.
@@ -267,27 +277,27 @@ TEST_F(KvBatchTest, AStepEndsWhenItsLayersWereReplayed) {
   const Graph lower = encoder.instantiate();
   append(1);
   const Graph upper = encoder.instantiate();
-  batch.end();
+  batch.end_step();
   for (int i = 0; i < 2; ++i) {
-    batch.begin(encoder, {{a, 1}});
+    batch.begin_step(encoder, {{a, 1}});
     encoder.submit();
-    fails({"kv_batch.end", "lacks append() of layers 0 to 1"}, [&] { batch.end(); });
+    fails({"kv_batch.end_step", "lacks append() of layers 0 to 1"}, [&] { batch.end_step(); });
     lower.replay().wait();
-    fails({"kv_batch.end", "lacks append() of layer 1"}, [&] { batch.end(); });
+    fails({"kv_batch.end_step", "lacks append() of layer 1"}, [&] { batch.end_step(); });
     upper.replay().wait();
-    batch.end();
+    batch.end_step();
   }
   EXPECT_EQ(a.fork().length(), 2u);
 }
 
 TEST_F(KvBatchTest, AGraphThatIsNotSeen) {
-  fails({"kv_batch.assume_appended", "begin() comes first"}, [&] { batch.assume_appended(); });
-  batch.begin(encoder, {{a, 1}});
+  fails({"kv_batch.assume_appended", "begin_step() comes first"}, [&] { batch.assume_appended(); });
+  batch.begin_step(encoder, {{a, 1}});
   fails({"kv_batch.assume_appended", "not submitted"}, [&] { batch.assume_appended(); });
   encoder.submit();
   batch.assume_appended();
   fails({"kv_batch.assume_appended", "no step lacks"}, [&] { batch.assume_appended(); });
-  batch.end();
+  batch.end_step();
   EXPECT_EQ(a.fork().length(), 1u);
 }
 
@@ -299,22 +309,22 @@ TEST_F(KvBatchTest, CancelWithAWindow) {
   KvBatch windowed(pool, {});
   KvSequence sequence = pool.sequence();
   for (int i = 0; i < 2; ++i) {
-    windowed.begin(encoder, {{sequence, 20}});
+    windowed.begin_step(encoder, {{sequence, 20}});
     windowed.append(encoder, 0, k, k);
     encoder.submit().wait();
   }
-  sequence.fork().truncate(20);
-  windowed.begin(encoder, {{sequence, 1}});
-  windowed.cancel();
+  sequence.fork().rollback(20);
+  windowed.begin_step(encoder, {{sequence, 1}});
+  windowed.rollback();
   encoder.clear();
   EXPECT_EQ(sequence.length(), 40u);
-  EXPECT_TRUE(refused({"kv_sequence.truncate", "window 20 no longer have key 1"},
-                      [&] { sequence.truncate(20); }));
-  windowed.begin(encoder, {{sequence, 1}});
+  EXPECT_TRUE(refused({"kv_sequence.rollback", "window 20 no longer have key 1"},
+                      [&] { sequence.rollback(20); }));
+  windowed.begin_step(encoder, {{sequence, 1}});
 }
 
 TEST_F(KvBatchTest, BeginIsNotForGraphs) {
-  batch.begin(encoder, {{a, 1}});
+  batch.begin_step(encoder, {{a, 1}});
   EXPECT_TRUE(refused({"encoder.instantiate", "words_write"}, [&] { encoder.instantiate(); }));
 }
 
@@ -322,19 +332,19 @@ TEST_F(KvBatchTest, CancelTakesAStepBack) {
   step(a, 12);
   KvSequence fork = a.fork();
   const std::vector<uint64_t> before = counts(server.pool);
-  batch.begin(encoder, {{a, 9}, {b, 9}});
+  batch.begin_step(encoder, {{a, 9}, {b, 9}});
   append(0);
-  batch.cancel();
+  batch.rollback();
   encoder.clear();
   EXPECT_EQ(counts(server.pool), before);
   EXPECT_EQ(a.length(), 12u);
   EXPECT_EQ(b.length(), 0u);
-  fails({"kv_batch.cancel", "no step was begun"}, [&] { batch.cancel(); });
+  fails({"kv_batch.rollback", "no step was begun"}, [&] { batch.rollback(); });
   step(a, 1);
-  fails({"kv_batch.cancel", "complete"}, [&] { batch.cancel(); });
+  fails({"kv_batch.rollback", "complete"}, [&] { batch.rollback(); });
   batch.record();
   append(0);
-  batch.cancel();
+  batch.rollback();
   encoder.clear();
   step(a, 1);
 }
@@ -342,7 +352,7 @@ TEST_F(KvBatchTest, CancelTakesAStepBack) {
 TEST_F(KvBatchTest, ASequenceDroppedInItsStepIsFreedAfterIt) {
   {
     KvSequence gone = server.pool.sequence();
-    batch.begin(encoder, {{gone, 3}});
+    batch.begin_step(encoder, {{gone, 3}});
     append(0);
   }
   EXPECT_EQ(server.pool.describe().groups[0].used, 1u);
@@ -353,7 +363,7 @@ TEST_F(KvBatchTest, ASequenceDroppedInItsStepIsFreedAfterIt) {
 TEST_F(KvBatchTest, ABatchThatGoesCancelsItsStep) {
   {
     KvBatch gone(server.pool, {});
-    gone.begin(encoder, {{a, 3}});
+    gone.begin_step(encoder, {{a, 3}});
     EXPECT_EQ(a.length(), 3u);
   }
   EXPECT_EQ(a.length(), 0u);

@@ -21,7 +21,7 @@ TEST_F(KvPoolTest, GroupsAreLayersThatKeepTheSameKeys) {
   const Server server(device, mixed_pool());
   info = server.pool.describe();
   ASSERT_EQ(info.groups.size(), 4u);
-  const char* const names[] = {"all keys", "tail 12", "sinks 4", "window 20"};
+  const char* const names[] = {"all keys", "tail 12", "sink tokens 4", "window 20"};
   const std::vector<uint64_t> layers[] = {{0, 2}, {0}, {0}, {1}};
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(info.groups[i].name, names[i]);
@@ -42,7 +42,7 @@ TEST_F(KvPoolTest, ASequenceHoldsWhatItNeeds) {
   Talk talk = server.talk();
   server.fill(talk, some_tokens(30, 1));
   EXPECT_EQ(group(server, "all keys").used, 4u);
-  EXPECT_EQ(group(server, "sinks 4").used, 1u);
+  EXPECT_EQ(group(server, "sink tokens 4").used, 1u);
   EXPECT_EQ(group(server, "window 20").used, 4u);  // its queries began at 0
   server.fill(talk, some_tokens(1, 2));            // the query at 30 sees 11 .. 30 and 19 .. 30
   EXPECT_EQ(group(server, "window 20").used, 3u);
@@ -63,9 +63,9 @@ TEST_F(KvPoolTest, ForksShareAndTheFirstWriteCopies) {
   server.fill(b, some_tokens(1, 2));
   EXPECT_EQ(group(server, "all keys").used, 4u);
   EXPECT_EQ(group(server, "all keys").shared, 2u);
-  EXPECT_EQ(group(server, "sinks 4").shared, 1u);  // full: nobody writes there any more
-  EXPECT_EQ(group(server, "tail 12").shared, 1u);  // page 1; a alone holds page 0 still
-  server.fill(a, some_tokens(1, 3));               // alone in its page now
+  EXPECT_EQ(group(server, "sink tokens 4").shared, 1u);  // full: nobody writes there any more
+  EXPECT_EQ(group(server, "tail 12").shared, 1u);        // page 1; a alone holds page 0 still
+  server.fill(a, some_tokens(1, 3));                     // alone in its page now
   EXPECT_EQ(group(server, "all keys").used, 4u);
 }
 
@@ -83,13 +83,13 @@ TEST_F(KvPoolTest, TruncateGivesPagesBack) {
   Server server(device, small_pool());
   Talk a = server.talk();
   server.fill(a, some_tokens(20, 1));
-  a.sequence.truncate(4);
+  a.sequence.rollback(4);
   EXPECT_EQ(a.length(), 16u);
   EXPECT_EQ(group(server, "all keys").used, 2u);
-  a.sequence.truncate(1);
+  a.sequence.rollback(1);
   EXPECT_EQ(group(server, "all keys").used, 2u);
-  EXPECT_TRUE(refused({"kv_sequence.truncate", "15 tokens", "cannot drop 16"},
-                      [&] { a.sequence.truncate(16); }));
+  EXPECT_TRUE(refused({"kv_sequence.rollback", "15 tokens", "cannot drop 16"},
+                      [&] { a.sequence.rollback(16); }));
   a.sequence.clear();
   EXPECT_EQ(a.length(), 0u);
   expect_no_page_used(server.pool);
@@ -100,11 +100,11 @@ TEST_F(KvPoolTest, TruncateIsRefusedWhereAWindowIsGone) {
   Talk a = server.talk();
   server.fill(a, some_tokens(40, 1));
   server.fill(a, some_tokens(1, 2));  // keys before 21 have left the window: page 2 on is there
-  a.sequence.truncate(1);             // the last step can always be taken back
-  EXPECT_TRUE(refused({"kv_sequence.truncate", "window 20", "key 15", "query at 34"},
-                      [&] { a.sequence.truncate(6); }));
+  a.sequence.rollback(1);             // the last step can always be taken back
+  EXPECT_TRUE(refused({"kv_sequence.rollback", "window 20", "key 15", "query at 34"},
+                      [&] { a.sequence.rollback(6); }));
   EXPECT_EQ(a.length(), 40u);
-  a.sequence.truncate(5);
+  a.sequence.rollback(5);
   a.sequence.clear();
   expect_no_page_used(server.pool);
 }
@@ -142,7 +142,7 @@ TEST_F(KvPoolTest, WhatIsMatchedIsShared) {
   const Talk c = server.match(tokens);
   EXPECT_EQ(group(server, "all keys").shared, 3u);
   EXPECT_EQ(group(server, "all keys").cached, 0u);
-  b.truncate(4);
+  b.rollback(4);
   server.fill(b, some_tokens(2, 3));  // into a page that the index holds: copied
   EXPECT_EQ(group(server, "all keys").used, 4u);
   EXPECT_EQ(server.pool.match(tokens).length(), 24u);
@@ -170,7 +170,7 @@ TEST_F(KvPoolTest, TheLeastRecentlyUsedPrefixIsEvicted) {
   const KvSequence held = server.pool.match(one);
   server.fill(talk, some_tokens(8, 4));
   EXPECT_EQ(server.pool.match(two).length(), 0u);
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"kv_batch.begin", "1 pages are missing"},
+  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"kv_batch.begin_step", "1 pages are missing"},
                            [&] { server.fill(talk, some_tokens(1, 5)); }));
   EXPECT_EQ(held.length(), 16u);
 }
@@ -198,7 +198,8 @@ TEST_F(KvPoolTest, MatchesEndWhereWindowsAndTailsAreWhole) {
   EXPECT_EQ(late.pool.match(std::span(tokens).first(39)).length(), 0u);   // 32 would see 13 on
 }
 
-// Two prefixes whose first page differs behind the sinks: each has its own page of sinks.
+// Two prefixes whose first page differs behind the sink tokens: each has its own page of sink
+// tokens.
 TEST_F(KvPoolTest, PagesOfSinksBelongToOnePrefix) {
   Server server(device, mixed_pool());
   std::vector<int32_t> tokens = some_tokens(24, 1);
@@ -211,21 +212,22 @@ TEST_F(KvPoolTest, PagesOfSinksBelongToOnePrefix) {
   ++other[7];
   server.fill(b, std::span(other).subspan(6));
   server.pool.publish(b.sequence, other);
-  EXPECT_EQ(group(server, "sinks 4").used, 2u);
+  EXPECT_EQ(group(server, "sink tokens 4").used, 2u);
   EXPECT_EQ(server.pool.match(tokens).length(), 24u);
   EXPECT_EQ(server.pool.match(other).length(), 24u);
 }
 
-// Every query sees the sinks: without a page of them nothing behind it can be resumed, or is kept.
+// Every query sees the sink tokens: without a page of them nothing behind it can be resumed, or is
+// kept.
 TEST_F(KvPoolTest, WithAPageOfSinksGoesItsPrefix) {
   KvPoolOptions options = small_pool();
-  options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .sinks = 12}};
-  options.sequences = 1;  // two pages of sinks
+  options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .sink_tokens = 12}};
+  options.sequences = 1;  // two pages of sink tokens
   Server server(device, options);
   const std::vector<int32_t> one = some_tokens(32, 1), two = some_tokens(8, 2);
   for (const std::vector<int32_t>* const tokens : {&one, &two}) {
     Talk talk = server.talk();
-    server.fill(talk, *tokens);  // of `two`: the second page of sinks is evicted
+    server.fill(talk, *tokens);  // of `two`: the second page of sink tokens is evicted
     server.pool.publish(talk.sequence, *tokens);
   }
   EXPECT_EQ(server.pool.match(one).length(), 8u);
@@ -233,7 +235,7 @@ TEST_F(KvPoolTest, WithAPageOfSinksGoesItsPrefix) {
   EXPECT_EQ(server.pool.describe().prefixes, 2u);
   EXPECT_EQ(server.pool.describe().evictions, 4u);
   EXPECT_EQ(group(server, "all keys").cached, 2u);
-  EXPECT_EQ(group(server, "sinks 12").cached, 2u);
+  EXPECT_EQ(group(server, "sink tokens 12").cached, 2u);
   expect_no_page_used(server.pool);
 }
 
@@ -302,7 +304,7 @@ Talk cut_tail(Server& server, Bits& bits) {
   Talk talk = server.talk();
   server.run(talk, std::span(tokens).first(40), true);
   server.run(talk, std::span(tokens).subspan(40));
-  talk.truncate(21);
+  talk.rollback(21);
   bits = server.run(talk, std::span(tokens).subspan(20, 12));
   return talk;
 }
@@ -360,8 +362,8 @@ TEST_F(KvPoolTest, OptionsThatNoPoolCanHave) {
   fails({"pages", "got 0"}, [](KvPoolOptions& o) { o.pages = 0; });
   fails({"pages of 8 tokens"}, [](KvPoolOptions& o) { o.pages = 1u << 30; });
   fails({"layer 1", "not compressed"}, [](KvPoolOptions& o) { o.layers[1].tail = 8; });
-  fails({"layer 0", "sinks leave"}, [](KvPoolOptions& o) {
-    o.layers[0].sinks = 4;
+  fails({"layer 0", "sink_tokens leave"}, [](KvPoolOptions& o) {
+    o.layers[0].sink_tokens = 4;
     o.layers[0].window = 8;
   });
   fails({"below 2^31"}, [](KvPoolOptions& o) { o.layers[0].window = uint64_t{1} << 40; });

@@ -13,7 +13,7 @@ namespace {
 
 TEST(PageGroup, PagesOfWindowsAndLimits) {
   const PageGroup all({}, 4, 8), window({.window = 20}, 4, 8),
-      sinks({.limit = 10, .near = true}, 4, 8);
+      sink_tokens({.limit = 10, .near = true}, 4, 8);
   EXPECT_EQ(all.first_page(1000), 0u);
   EXPECT_EQ(all.end_page(17), 3u);
   EXPECT_EQ(all.end_page(16), 2u);
@@ -21,10 +21,10 @@ TEST(PageGroup, PagesOfWindowsAndLimits) {
   EXPECT_EQ(window.first_page(26), 0u);  // the query at 26 sees 7 .. 26
   EXPECT_EQ(window.first_page(27), 1u);  // 8 .. 27
   EXPECT_EQ(window.end_page(27), 4u);
-  EXPECT_EQ(sinks.end_page(9), 2u);
-  EXPECT_EQ(sinks.end_page(100), 2u);
-  EXPECT_TRUE(sinks.writes(9));
-  EXPECT_FALSE(sinks.writes(10));
+  EXPECT_EQ(sink_tokens.end_page(9), 2u);
+  EXPECT_EQ(sink_tokens.end_page(100), 2u);
+  EXPECT_TRUE(sink_tokens.writes(9));
+  EXPECT_FALSE(sink_tokens.writes(10));
 }
 
 TEST(PageGroup, EveryPageIsHandedOutOnce) {

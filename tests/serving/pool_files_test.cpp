@@ -1,8 +1,8 @@
 // Pages as bytes and files of a pool: what comes back is what was there; what is damaged does not.
 #include <functional>
 
-#include "files/container.h"
 #include "cache/snapshot_fixture.h"
+#include "files/container.h"
 #include "serving/pool_file.h"
 #include "serving/serving_fixture.h"
 
@@ -41,7 +41,7 @@ TEST_P(PoolFiles, ATailThatWasCutComesBackAsItWas) {
   Talk talk = from.talk();
   from.prompt(talk, some_tokens(16, 3), 16);
   from.prompt(talk, some_tokens(12, 4), 12);
-  talk.truncate(9);
+  talk.rollback(9);
   from.pool.save(talk.sequence, folder / "sequence");
   Talk loaded{to.pool.load(folder / "sequence"), talk.tokens};
   EXPECT_EQ(next(to, loaded), next(from, talk));
@@ -163,13 +163,13 @@ TEST(PoolLoad, WhatIsRefusedEvictsNothing) {
   EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"kv_pool.load", "1 pages are missing"},
                            [&] { (void)server.pool.load(folder / "whole"); }));
   EXPECT_EQ(server.pool.describe().evictions, 0u);
-  held[0].truncate(16);
+  held[0].rollback(16);
   const KvSequence loaded = server.pool.load(folder / "whole");
   EXPECT_EQ(loaded.length(), 65u);
   EXPECT_GE(server.pool.describe().evictions, 1u);
 }
 
-// Prefixes that lost a page of their sinks in use: what is saved of the others can be loaded.
+// Prefixes that lost a page of their sink tokens in use: what is saved of the others can be loaded.
 TEST(PoolLoad, PrefixesAfterAPageOfSinksWasEvicted) {
   const Folder folder;
   const Device device = Device::open("cpu", {.threads = 1});
@@ -341,7 +341,7 @@ TEST_F(PoolDamage, AFullPoolLoadsNothing) {
                            [&] { (void)server.pool.load_prefixes(folder / "sequence"); }));
   big.sequence.clear();
   KvSequence sequence = server.pool.sequence();
-  server.batch.begin(server.encoder, {{sequence, 1}});
+  server.batch.begin_step(server.encoder, {{sequence, 1}});
   EXPECT_TRUE(refused({"kv_pool.save", "lacks append() of layer 0"},
                       [&] { server.pool.save(sequence, folder / "open"); }));
 }

@@ -23,11 +23,11 @@ inline KvPoolOptions small_pool(uint64_t pages = 32, uint64_t page_tokens = 8) {
           .page_tokens = page_tokens};
 }
 
-// Everything a page may be for: all keys, a window, a tail, sinks.
+// Everything a page may be for: all keys, a window, a tail, sink tokens.
 inline KvPoolOptions mixed_pool(uint64_t pages = 32, uint64_t page_tokens = 8) {
   return {.kv_heads = 2,
           .head_dim = 32,
-          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sinks = 4},
+          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sink_tokens = 4},
                      {.k = KvFormat::f16, .v = KvFormat::f16, .window = 20},
                      {.k = KvFormat::tq4, .v = KvFormat::tq4}},
           .pages = pages,
@@ -50,8 +50,8 @@ struct Talk {
 
   uint64_t length() const { return sequence.length(); }
   Talk fork() const { return {sequence.fork(), tokens}; }
-  void truncate(uint64_t count) {
-    sequence.truncate(count);
+  void rollback(uint64_t count) {
+    sequence.rollback(count);
     tokens.resize(tokens.size() - count);
   }
 };
@@ -88,11 +88,11 @@ class Server {
     return made;
   }
 
-  void begin(std::span<const TalkStep> steps) {
+  void begin_step(std::span<const TalkStep> steps) {
     std::vector<KvStep> list;
     for (const TalkStep& step : steps)
       list.push_back({step.talk.sequence, step.tokens.size(), step.prompt});
-    batch.begin(encoder, list);
+    batch.begin_step(encoder, list);
   }
 
   void append(std::span<const TalkStep> steps, uint64_t layer) {
@@ -103,7 +103,7 @@ class Server {
 
   // Keys and values alone.
   void fill(std::span<const TalkStep> steps) {
-    begin(steps);
+    begin_step(steps);
     for (uint64_t layer = 0; layer < pool.options().layers.size(); ++layer) append(steps, layer);
     encoder.submit().wait();
     note(steps);
@@ -116,7 +116,7 @@ class Server {
   // A whole step: each sequence's outputs, row after row, of all layers.
   std::vector<Bits> run(std::span<const TalkStep> steps) {
     const KvPoolOptions& o = pool.options();
-    begin(steps);
+    begin_step(steps);
     std::vector<Tensor> outs;
     for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
       append(steps, layer);

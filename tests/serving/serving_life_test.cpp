@@ -77,7 +77,7 @@ class Life {
       const size_t from = some();
       put(talks_[from].fork(), last_[from]);
     } else if (pick < 700) {
-      truncate(some());
+      rollback(some());
     } else if (pick < 720) {
       put(server_.talk());
     } else if (pick < 850) {
@@ -120,13 +120,13 @@ class Life {
     for (size_t i = 0; i < count; ++i) last_[(first + i) % kSequences] = steps[i].tokens.size();
   }
 
-  void truncate(size_t at) {
+  void rollback(size_t at) {
     Talk& one = talks_[at];
     const uint64_t most = step_back_ ? last_[at] : std::min<uint64_t>(one.length(), 12);
     if (most == 0) return;
     const uint64_t drop = 1 + random_() % most;
     try {
-      one.truncate(drop);
+      one.rollback(drop);
       last_[at] -= std::min(last_[at], drop);
     } catch (const Error& error) {
       ASSERT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
@@ -206,7 +206,8 @@ TEST(ServingLife, AHundredThousandCalls) {
 // bits: so not further than a step.
 TEST(ServingLife, WithTailsAndSinks) {
   Life life(Device::open("cpu", {.threads = 1}),
-            pool_of({{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sinks = 4}}), true);
+            pool_of({{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sink_tokens = 4}}),
+            true);
   life.run(60'000);
   life.finish();
 }

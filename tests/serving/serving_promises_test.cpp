@@ -155,8 +155,8 @@ TEST_P(Promises, ATruncatedStepWasNeverThere) {
     for (int i = 0; i < 2; ++i) {
       const TalkStep more[] = {{one, rejected}, {two, rejected}};
       drafts.run(more);
-      one.truncate(draft);
-      two.truncate(draft);
+      one.rollback(draft);
+      two.rollback(draft);
     }
     const TalkStep steps[] = {{one, std::span(&token, 1)}, {two, std::span(&token, 1)}};
     const std::vector<Bits> bits = drafts.run(steps);
@@ -178,8 +178,8 @@ TEST_P(Promises, ACancelledStepWasNeverThere) {
   Bits seen;
   for (const int32_t& token : answers) {
     const TalkStep step{talk, std::span(&token, 1)};
-    dropped.begin(std::span(&step, 1));
-    dropped.batch.cancel();
+    dropped.begin_step(std::span(&step, 1));
+    dropped.batch.rollback();
     dropped.encoder.clear();
     const Bits bits = dropped.run(talk, std::span(&token, 1));
     seen.insert(seen.end(), bits.begin(), bits.end());
@@ -206,8 +206,8 @@ TEST_P(Promises, TablesFollowPagesThatChangeHands) {
     const TalkStep steps[] = {{talks[0], more[0]}, {talks[1], more[1]}};
     EXPECT_EQ(swaps.run(steps), expected) << i;
     for (Talk& talk : talks) {
-      if (i % 2 == 0) talk.truncate(2);  // page by page, or both at once
-      talk.truncate(i % 2 == 0 ? page : page + 2);
+      if (i % 2 == 0) talk.rollback(2);  // page by page, or both at once
+      talk.rollback(i % 2 == 0 ? page : page + 2);
     }
   }
 }
@@ -229,7 +229,7 @@ TEST_P(Promises, ARecordedStepServesEveryBatch) {
     replayed.batch.attend(replayed.encoder, layer, {.q = q[layer], .out = out[layer]},
                           {.scale = 0.125f});
   }
-  replayed.batch.end();
+  replayed.batch.end_step();
   const Graph graph = replayed.encoder.instantiate();
   std::vector<Talk> a, b;
   for (int i = 0; i < 3; ++i) a.push_back(eager.talk()), b.push_back(replayed.talk());
@@ -258,10 +258,10 @@ TEST_P(Promises, ARecordedStepServesEveryBatch) {
       put(k[layer], replayed.rows(two, {layer, 0}, o.kv_heads, o.head_dim));
       put(v[layer], replayed.rows(two, {layer, 1}, o.kv_heads, v_dim));
     }
-    replayed.begin(two);
+    replayed.begin_step(two);
     replayed.encoder.submit();
     graph.replay().wait();
-    replayed.batch.end();
+    replayed.batch.end_step();
     Server::note(two);
     uint64_t row = 0;
     for (size_t i = 0; i < two.size(); ++i) {
@@ -304,7 +304,7 @@ TEST_P(AsKvCache, TheSameOutput) {
                  v = server.rows(std::span(&step, 1), {0, 1}, 2, 64),
                  q = server.rows(std::span(&step, 1), {0, 2}, server.heads, 64),
                  out = device.tensor(DType::f32, {count, server.heads, 64});
-    cache.extend(encoder, count);
+    cache.begin_step(encoder, count);
     cache.append(encoder, 0, k, v);
     cache.attend(encoder, 0, {.q = q, .out = out}, {.scale = 0.125f});
     encoder.submit().wait();
@@ -332,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(
                     KvLayer{.k = KvFormat::f16, .v = KvFormat::f16},
                     KvLayer{.k = KvFormat::f16, .v = KvFormat::f16, .window = 40},
                     KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 32},
-                    KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 32, .sinks = 4}));
+                    KvLayer{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 32, .sink_tokens = 4}));
 
 TEST(Serving, EightUsersOfOnePromptUseItsMemoryOnce) {
   const Device device = Device::open("cpu", {.threads = 2});

@@ -22,9 +22,10 @@ void decode(const std::vector<KvLayer>& layers) {
                              .page_tokens = 16,
                              .sequences = kSequences,
                              .step_tokens = 16});
-  KvBatch batch(
-      pool,
-      {.max_sequences = kSequences, .max_tokens = kSequences, .max_queries = 1, .max_length = 512});
+  KvBatch batch(pool, {.max_sequences = kSequences,
+                       .max_tokens = kSequences,
+                       .max_query_length = 1,
+                       .max_kv_length = 512});
   std::vector<KvSequence> sequences;
   for (uint64_t i = 0; i < kSequences; ++i) sequences.push_back(pool.sequence());
   std::vector<KvStep> steps;
@@ -37,13 +38,13 @@ void decode(const std::vector<KvLayer>& layers) {
     batch.append(encoder, layer, k, k);
     batch.attend(encoder, layer, {.q = k, .out = out});
   }
-  batch.end();
+  batch.end_step();
   const Graph graph = encoder.instantiate();
   std::vector<double> times;
   times.reserve(kSteps);
   const auto step = [&](bool run) {
     const auto start = std::chrono::steady_clock::now();
-    batch.begin(begins, steps);
+    batch.begin_step(begins, steps);
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
     times.push_back(took.count());
     begins.submit().wait();
@@ -52,7 +53,7 @@ void decode(const std::vector<KvLayer>& layers) {
     } else {
       batch.assume_appended();
     }
-    batch.end();
+    batch.end_step();
   };
   for (int i = 0; i < 20; ++i) step(i < 3);  // threads and lists get their memory
   times.clear();
@@ -70,7 +71,7 @@ void decode(const std::vector<KvLayer>& layers) {
 TEST(ServingSteady, AStepAllocatesNothing) { decode({{.k = KvFormat::tq8, .v = KvFormat::tq4}}); }
 
 TEST(ServingSteady, NorWithWindowsTailsAndSinks) {
-  decode({{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 16, .sinks = 4},
+  decode({{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 16, .sink_tokens = 4},
           {.k = KvFormat::f16, .v = KvFormat::f16, .window = 48}});
 }
 

@@ -25,7 +25,7 @@ class StepLogTest : public testing::TestWithParam<KvPoolOptions> {
     batch.append(encoder, layer, k, k);
   }
   void step(KvBatch& batch, Encoder& encoder, KvSequence& sequence, uint64_t tokens = 1) {
-    batch.begin(encoder, {{sequence, tokens}});
+    batch.begin_step(encoder, {{sequence, tokens}});
     append_all(batch, encoder, tokens);
   }
 
@@ -49,8 +49,8 @@ TEST_P(StepLogTest, OneEncoderAtATime) {
                         call));
     EXPECT_EQ(second.size(), 0u);
   };
-  one.begin(first, {{a, 1}});
-  expect_refused("kv_batch.begin", [&] { two.begin(second, {{b, 1}}); });
+  one.begin_step(first, {{a, 1}});
+  expect_refused("kv_batch.begin_step", [&] { two.begin_step(second, {{b, 1}}); });
   expect_refused("kv_batch.append", [&] { append(one, second, 0, 1); });
   append(one, first, 0, 1);
   expect_refused("kv_batch.attend", [&] {
@@ -62,12 +62,12 @@ TEST_P(StepLogTest, OneEncoderAtATime) {
   first.submit().wait();
   step(two, second, b);
   second.clear();  // a list that is dropped does not hold the pool, nor does a graph
-  b.truncate(1);
+  b.rollback(1);
   one.record();
   append_all(one, first, 1);
-  expect_refused("kv_batch.begin", [&] { two.begin(second, {{b, 1}}); });
+  expect_refused("kv_batch.begin_step", [&] { two.begin_step(second, {{b, 1}}); });
   const Graph graph = first.instantiate();
-  one.end();
+  one.end_step();
   step(two, second, b);
   second.submit().wait();
 }
@@ -91,10 +91,10 @@ TEST_P(StepLogTest, WhatIsNotSubmittedIsNotSaved) {
   pool.publish(a, tokens);
   pool.save(fork, path);
   const std::vector<std::byte> page = pool.export_page(a, 0);
-  two.begin(second, {{a, 1}});
+  two.begin_step(second, {{a, 1}});
   EXPECT_TRUE(refused({"kv_pool.import_page", "recorded in an encoder"},
                       [&] { pool.import_page(b, page); }));
-  two.cancel();
+  two.rollback();
   second.clear();
   pool.import_page(b, page);
   EXPECT_EQ(pool.load(path).length(), 40u);
@@ -107,8 +107,8 @@ TEST_P(StepLogTest, WhatWasDroppedIsTruncated) {
   step(one, first, a, 3);
   first.clear();
   const auto all_refuse = [&](KvSequence& sequence) {
-    EXPECT_TRUE(refused({"kv_batch.begin", "from 8 on", "dropped", "there are 11"}, [&] {
-      one.begin(first, {{sequence, 1}});
+    EXPECT_TRUE(refused({"kv_batch.begin_step", "from 8 on", "dropped", "there are 11"}, [&] {
+      one.begin_step(first, {{sequence, 1}});
     }));
     EXPECT_TRUE(refused({"kv_sequence.fork", "dropped"}, [&] { (void)sequence.fork(); }));
     EXPECT_TRUE(refused({"kv_pool.publish", "dropped"}, [&] { pool.publish(sequence, {}); }));
@@ -116,9 +116,11 @@ TEST_P(StepLogTest, WhatWasDroppedIsTruncated) {
         refused({"kv_pool.export_page", "dropped"}, [&] { pool.export_page(sequence, 0); }));
   };
   all_refuse(a);
-  a.truncate(1);
-  EXPECT_TRUE(refused({"kv_batch.begin", "there are 10"}, [&] { one.begin(first, {{a, 1}}); }));
-  a.truncate(2);
+  a.rollback(1);
+  EXPECT_TRUE(refused({"kv_batch.begin_step", "there are 10"}, [&] {
+    one.begin_step(first, {{a, 1}});
+  }));
+  a.rollback(2);
   KvSequence fork = a.fork();
   step(one, first, a);
   first.submit().wait();
@@ -130,18 +132,18 @@ TEST_P(StepLogTest, ForksOfADroppedStep) {
   KvSequence fork = a.fork();
   step(one, first, a);
   first.clear();
-  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin(first, {{fork, 1}}); }));
-  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin(first, {{a, 1}}); }));
+  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin_step(first, {{fork, 1}}); }));
+  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin_step(first, {{a, 1}}); }));
   fork.clear();
   a.clear();
-  one.begin(first, {{fork, 1}, {a, 1}});
+  one.begin_step(first, {{fork, 1}, {a, 1}});
 }
 
 // A cancelled step was never there, so nothing follows it.
 TEST_P(StepLogTest, ACancelledStepInAList) {
-  one.begin(first, {{a, 1}});
+  one.begin_step(first, {{a, 1}});
   step(two, first, b);
-  one.cancel();
+  one.rollback();
   first.submit().wait();
   step(one, first, a);
   first.submit().wait();
@@ -160,10 +162,10 @@ TEST_P(StepLogTest, ADroppedStepWasNeverThere) {
   server.run(talk, part(0, 20), true);
   for (int i = 0; i < 2; ++i) {
     const std::vector<TalkStep> lost = {{other, part(0, 9)}, {talk, part(20, 13)}};
-    server.begin(lost);
+    server.begin_step(lost);
     for (uint64_t layer = 0; layer < layers; ++layer) server.append(lost, layer);
     first.clear();
-    talk.sequence.truncate(13);
+    talk.sequence.rollback(13);
     other.sequence.clear();
   }
   EXPECT_EQ(server.run(talk, part(20, 13)), plain.run(expected, part(20, 13)));
@@ -173,7 +175,7 @@ TEST_P(StepLogTest, ADroppedStepWasNeverThere) {
 TEST_P(StepLogTest, AGraphRunsInAStepOnly) {
   one.record();
   append_all(one, first, 1);
-  one.end();
+  one.end_step();
   EXPECT_TRUE(
       refused({"encoder.submit", "for any step", "none is begun"}, [&] { first.submit(); }));
   const Graph graph = first.instantiate();
@@ -181,22 +183,22 @@ TEST_P(StepLogTest, AGraphRunsInAStepOnly) {
     EXPECT_TRUE(refused({"graph.replay", "kv_batch.append", why}, [&] { graph.replay(); }));
   };
   replay_refused("none is begun");
-  one.begin(first, {{a, 1}});
+  one.begin_step(first, {{a, 1}});
   replay_refused("recorded and not submitted");
   first.submit();
   graph.replay().wait();
   graph.replay().wait();  // writes the same once more
-  one.end();
+  one.end_step();
   replay_refused("none is begun");  // its pages may be somebody else's by now
-  one.begin(first, {{a, 1}});
-  one.cancel();
+  one.begin_step(first, {{a, 1}});
+  one.rollback();
   first.submit();
   replay_refused("none is begun");
 }
 
 // Recorded in a step, kept as a graph: that step's alone.
 TEST_P(StepLogTest, AStepInAGraph) {
-  one.begin(first, {{a, 1}});
+  one.begin_step(first, {{a, 1}});
   first.submit();
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
@@ -212,7 +214,7 @@ TEST_P(StepLogTest, AStepInAGraph) {
 // replayed again.
 TEST_P(StepLogTest, AStepInAGraphThatDoesNotRun) {
   const std::vector<std::string> words = {"from 0 on are in a graph that was not replayed"};
-  one.begin(first, {{a, 1}});
+  one.begin_step(first, {{a, 1}});
   first.submit();
   std::vector<Graph> graphs;
   for (uint64_t i = 0; i < layers; ++i) {
@@ -220,7 +222,7 @@ TEST_P(StepLogTest, AStepInAGraphThatDoesNotRun) {
     if (i + 2 >= layers) graphs.push_back(second.instantiate());  // the last one by itself
   }
   for (Graph& graph : graphs) {
-    EXPECT_TRUE(refused(words, [&] { one.begin(first, {{a, 1}}); }));
+    EXPECT_TRUE(refused(words, [&] { one.begin_step(first, {{a, 1}}); }));
     EXPECT_TRUE(refused(words, [&] { (void)a.fork(); }));
     EXPECT_TRUE(refused(words, [&] { pool.publish(a, {}); }));
     graph.replay().wait();
@@ -242,7 +244,7 @@ TEST_P(StepLogTest, AnAttendBeforeTheAppendOfItsLayer) {
   const auto expect_refused = [&](const auto& run) {
     EXPECT_TRUE(refused({"kv_batch.attend of layer 0 comes before the step's append()"}, run));
   };
-  one.begin(first, {{a, 1}});
+  one.begin_step(first, {{a, 1}});
   first.submit();
   append(one, first, 0, 1);
   first.clear();
@@ -259,33 +261,33 @@ TEST_P(StepLogTest, AnAttendBeforeTheAppendOfItsLayer) {
   const Graph appends = first.instantiate();
   one.attend(second, 0, in);
   const Graph attends = second.instantiate();
-  one.end();
-  one.begin(first, {{a, 1}});
+  one.end_step();
+  one.begin_step(first, {{a, 1}});
   first.submit();
   expect_refused([&] { attends.replay(); });
   appends.replay();
   attends.replay().wait();
-  one.end();
+  one.end_step();
 }
 
 TEST_P(StepLogTest, ARecordingThatDoesNotFitTheStep) {
   one.record();
   append_all(one, first, 2);
   const Graph graph = first.instantiate();
-  one.end();
-  one.begin(first, {{a, 3}});
+  one.end_step();
+  one.begin_step(first, {{a, 3}});
   first.submit();
   EXPECT_TRUE(refused({"graph.replay", "recorded with 2 rows, the step has 3 tokens"},
                       [&] { graph.replay(); }));
-  one.cancel();
-  one.begin(first, {{a, 1}});
+  one.rollback();
+  one.begin_step(first, {{a, 1}});
   first.submit();
   graph.replay().wait();
-  one.end();
+  one.end_step();
   one.record();  // its own list may be captured, an older graph may not run
   EXPECT_TRUE(refused({"graph.replay", "none is begun"}, [&] { graph.replay(); }));
   append_all(one, first, 1);
-  one.end();
+  one.end_step();
   first.clear();
 }
 
@@ -301,14 +303,14 @@ TEST_P(StepLogTest, ADroppedStepOfAFork) {
   server.run(origin, part(0, 13), true);
   KvSequence fork = origin.sequence.fork();
   step(one, first, fork);
-  fork.truncate(1);
+  fork.rollback(1);
   EXPECT_TRUE(refused({"kv_pool.export_page", "from 8 on", "not submitted"},
                       [&] { pool.export_page(fork, 0); }));
   first.clear();
-  EXPECT_TRUE(refused({"kv_batch.begin", "from 8 on", "dropped"}, [&] {
-    one.begin(first, {{fork, 1}});
+  EXPECT_TRUE(refused({"kv_batch.begin_step", "from 8 on", "dropped"}, [&] {
+    one.begin_step(first, {{fork, 1}});
   }));
-  fork.truncate(5);
+  fork.rollback(5);
   step(one, first, fork);
   first.submit().wait();
   EXPECT_EQ(server.run(origin, part(13, 9)), plain.run(expected, part(13, 9)));
@@ -344,7 +346,7 @@ TEST_P(StepLogTest, ABatchThatIsGone) {
 
 // A graph of one step is closed when a sequence of that step gives its pages back.
 TEST_P(StepLogTest, AStepInAGraphWhoseSequenceWasTruncated) {
-  one.begin(first, {{a, 1}});
+  one.begin_step(first, {{a, 1}});
   first.submit();
   append_all(one, first, 1);
   const Graph graph = first.instantiate();

@@ -101,7 +101,7 @@ KvCacheOptions cache_options() {
   return {.kv_heads = kKvHeads,
           .head_dim = kDim,
           .capacity = 40,
-          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 8, .sinks = 2},
+          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 8, .sink_tokens = 2},
                      {.k = KvFormat::f16, .v = KvFormat::f16, .window = 6}},
           .step_tokens = 8};
 }
@@ -111,7 +111,7 @@ void run_step(KvCache& cache, Encoder& encoder, uint64_t tokens, Output& output)
   const Tensor k = filled(device, {tokens, kKvHeads, kDim}, static_cast<uint32_t>(cache.length()));
   const Tensor q = filled(device, {tokens, kHeads, kDim}, 9);
   const Tensor out = filled(device, {tokens, kHeads, kDim}, 0);
-  survive(encoder, [&] { cache.extend(encoder, tokens); });
+  survive(encoder, [&] { cache.begin_step(encoder, tokens); });
   for (uint64_t layer = 0; layer < 2; ++layer) {
     survive(encoder, [&] { cache.append(encoder, layer, k, k); });
     survive(encoder, [&] { cache.attend(encoder, layer, {.q = q, .out = out}); });
@@ -123,7 +123,7 @@ void run_step(KvCache& cache, Encoder& encoder, uint64_t tokens, Output& output)
 KvPoolOptions pool_options() {
   return {.kv_heads = kKvHeads,
           .head_dim = kDim,
-          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sinks = 4},
+          .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .tail = 12, .sink_tokens = 4},
                      {.k = KvFormat::f16, .v = KvFormat::f16, .window = 20}},
           .pages = 24,
           .page_tokens = 8,
@@ -133,7 +133,7 @@ KvPoolOptions pool_options() {
 
 void run_batch(KvBatch& batch, Encoder& encoder, std::span<const KvStep> steps, Output& output) {
   const Device& device = encoder.device();
-  survive(encoder, [&] { batch.begin(encoder, steps); });
+  survive(encoder, [&] { batch.begin_step(encoder, steps); });
   const uint64_t tokens = batch.tokens();
   const Tensor k = filled(device, {tokens, kKvHeads, kDim}, static_cast<uint32_t>(tokens));
   const Tensor q = filled(device, {tokens, kHeads, kDim}, 9);
@@ -167,7 +167,7 @@ void run_pages(const Device& device, Encoder& encoder, Output& output) {
   survive(encoder, [&] { kv_page_copy(encoder, {pages, from, to}); });
   survive(encoder, [&] { norm_rope(encoder, {.x = k, .positions = positions, .out = k}); });
   const Tensor matrix = filled(device, {kKvHeads, kDim, kDim}, 6);
-  survive(encoder, [&] { kv_basis(encoder, {k, matrix, {}, {}, k}); });
+  survive(encoder, [&] { kv_transform(encoder, {k, matrix, {}, {}, k}); });
   submit(encoder);
   output.add(pages.bytes.data<const uint8_t>().data(), pages.bytes.bytes());
   output.add(k);
@@ -216,7 +216,7 @@ std::vector<uint8_t> run_calls(const std::string& folder) {
   const KvCacheOptions options = cache_options();
   KvCache cache = survive([&] { return KvCache(device, options); });
   const Tensor k = filled(device, {kStep, kKvHeads, kDim}, 8);
-  survive(encoder, [&] { cache.extend(encoder, kStep); });
+  survive(encoder, [&] { cache.begin_step(encoder, kStep); });
   for (uint64_t layer = 0; layer < 2; ++layer)
     survive(encoder, [&] { cache.rope_append(encoder, layer, {.k = k, .v = k}); });
   survive([&] { device.start_trace(); });
@@ -236,7 +236,7 @@ std::vector<uint8_t> run_calls(const std::string& folder) {
   KvBatch batch = survive([&] { return KvBatch(pool, {.max_sequences = 4, .max_tokens = 64}); });
   KvSequence sequence = survive([&] { return pool.sequence(); });
   const std::vector<KvStep> steps = {{sequence, kStep}};
-  survive(encoder, [&] { batch.begin(encoder, steps); });
+  survive(encoder, [&] { batch.begin_step(encoder, steps); });
   for (uint64_t layer = 0; layer < 2; ++layer)
     survive(encoder, [&] { batch.rope_append(encoder, layer, {.k = k, .v = k}); });
   submit(encoder);
@@ -282,7 +282,7 @@ std::vector<uint8_t> run_cache(const std::string& folder) {
     KvCache loaded = survive([&] { return KvCache(device, larger); });
     survive([&] { loaded.load(path); });
     run_step(loaded, encoder, 2, output);
-    survive(encoder, [&] { loaded.truncate(encoder, 2); });
+    survive(encoder, [&] { loaded.rollback(encoder, 2); });
     submit(encoder);
     run_step(loaded, encoder, 1, output);
     output.add(survive([&] { return loaded.describe(); }).size());

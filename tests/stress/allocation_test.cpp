@@ -140,7 +140,7 @@ TEST(OutOfMemory, EveryFormIsCounted) {
 
 TEST(OutOfMemory, AReplayTakesNoMemory) {
   constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 256, kKeys = 700;
-  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::compat4}) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::tq4, KvFormat::mlx_native4}) {
     for (const uint64_t tokens : {1u, 3u, 40u}) {
       SCOPED_TRACE(std::string(name(format)) + " " + std::to_string(tokens));
       const Device device = Device::open("cpu", {.threads = 3});
@@ -267,14 +267,14 @@ TEST(OutOfMemory, RefusalsOfAStepAreOurs) {
   KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 8});
   KvSequence sequence = pool.sequence();
   Encoder encoder(device);
-  batch.begin(encoder, std::vector<KvStep>{{sequence, 1}});
+  batch.begin_step(encoder, std::vector<KvStep>{{sequence, 1}});
   const Tensor k = device.tensor(DType::f32, {1, 1, 16});
   batch.append(encoder, 0, k, k);
-  EXPECT_GT(refused_without_memory([&] { batch.end(); }), 2u);
+  EXPECT_GT(refused_without_memory([&] { batch.end_step(); }), 2u);
   EXPECT_GT(refused_without_memory([&] { batch.record(); }), 2u);
-  EXPECT_GT(refused_without_memory([&] { sequence.truncate(0); }), 2u);
+  EXPECT_GT(refused_without_memory([&] { sequence.rollback(0); }), 2u);
   EXPECT_GT(refused_without_memory([&] { sequence.clear(); }), 2u);
-  batch.cancel();
+  batch.rollback();
 }
 
 TEST(OutOfMemory, APrefixIsPublishedAsAWholeOrNotAtAll) {
@@ -284,7 +284,7 @@ TEST(OutOfMemory, APrefixIsPublishedAsAWholeOrNotAtAll) {
   KvBatch batch(pool, {.max_sequences = 1, .max_tokens = kTokens});
   KvSequence sequence = pool.sequence();
   Encoder encoder(device);
-  batch.begin(encoder, std::vector<KvStep>{{sequence, kTokens}});
+  batch.begin_step(encoder, std::vector<KvStep>{{sequence, kTokens}});
   const Tensor k = device.tensor(DType::f32, {kTokens, 1, 16});
   batch.append(encoder, 0, k, k);
   encoder.submit().wait();
@@ -321,7 +321,7 @@ TEST(OutOfMemory, AStepThatFailsKeepsTheWindow) {
     KvSequence sequence = pool.sequence();
     Encoder encoder(device), fresh(device);
     for (int i = 0; i < 5; ++i) {
-      batch.begin(encoder, std::vector<KvStep>{{sequence, 8}});
+      batch.begin_step(encoder, std::vector<KvStep>{{sequence, 8}});
       batch.append(encoder, 0, k, k);
       encoder.submit().wait();
     }
@@ -330,12 +330,12 @@ TEST(OutOfMemory, AStepThatFailsKeepsTheWindow) {
     failing_memory().arm(refused, 1);
     failing_memory().on = true;
     try {
-      batch.begin(fresh, step);
+      batch.begin_step(fresh, step);
     } catch (const Error& error) {
       failing_memory().on = false;
       EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
       ASSERT_EQ(pool.describe().groups[0].free, free) << "allocation " << refused;
-      sequence.truncate(8);
+      sequence.rollback(8);
       ASSERT_EQ(sequence.length(), 32u);
     }
     failing_memory().on = false;

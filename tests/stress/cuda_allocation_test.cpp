@@ -78,7 +78,7 @@ Outcome run(const std::string& folder) {
   const std::vector<Half> pattern(k.elements(), Half(1.5f));
   survive([&] { k.write_from(std::span<const Half>(pattern)); });
   survive(encoder, [&] { kv_copy(encoder, {.k = k, .k_cache = copy}); });
-  survive(encoder, [&] { cache.extend(encoder, kTokens); });
+  survive(encoder, [&] { cache.begin_step(encoder, kTokens); });
   for (uint64_t layer = 0; layer < 2; ++layer) {
     survive(encoder, [&] { cache.append(encoder, layer, k, k); });
     survive(encoder, [&] { cache.attend(encoder, layer, {.q = k, .out = out}); });

@@ -38,7 +38,7 @@ struct Talk {
 
   Talk() {
     for (float& x : k.data<float>()) x = 1;
-    cache.extend(encoder, 2048);
+    cache.begin_step(encoder, 2048);
     cache.append(encoder, 0, k, k);
     encoder.submit().wait();
   }
@@ -58,7 +58,7 @@ struct Last {
   ~Last() {  // after the objects of main's thread
     demand(computes, "the other thread has not begun");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    talk->cache.extend(talk->encoder, 1024);
+    talk->cache.begin_step(talk->encoder, 1024);
     talk->cache.append(talk->encoder, 0, talk->k.slice(0, 0, 1024), talk->k.slice(0, 0, 1024));
     demand(talk->answers(), "a wrong answer");
     talk->cache.save(path);

@@ -11,9 +11,9 @@
 #include <locale>
 #include <thread>
 
-#include "files/container.h"
 #include "cache/snapshot_fixture.h"
 #include "expect_error.h"
+#include "files/container.h"
 #include "serving/serving_fixture.h"
 #include "stress/failing_files.h"
 
@@ -32,7 +32,7 @@ KvCacheOptions some_options() {
   return {.kv_heads = 1,
           .head_dim = 16,
           .capacity = 64,
-          .layers = {{.tail = 8, .sinks = 2}},
+          .layers = {{.tail = 8, .sink_tokens = 2}},
           .step_tokens = 16};
 }
 
@@ -167,7 +167,7 @@ void every_call_of_a_save_may_fail(Session& session, const Folder& folder, const
       ASSERT_NO_THROW(verify_snapshot(folder / "a"));
       ASSERT_EQ(inspect_snapshot(folder / "a").length, thrown ? before : session.cache.length());
       ++(thrown ? old_file : new_file);
-      if (session.cache.length() > 50) session.truncate(20);
+      if (session.cache.length() > 50) session.rollback(20);
     }
   }
   EXPECT_GT(old_file, 20u);

@@ -57,9 +57,9 @@ AttentionOptions some_options(FuzzWorld& w, const Shapes& shapes) {
 void add_extras(FuzzWorld& w, const Shapes& shapes, AttentionInputs& inputs) {
   FuzzInput& in = w.in;
   if (in.chance(3)) inputs.lse = w.tensor(DType::f32, {shapes.tokens, shapes.heads});
-  if (in.chance(4)) inputs.sinks = w.packed(DType::f32, {shapes.heads});
-  if (in.chance(4)) inputs.slopes = w.packed(DType::f32, {shapes.heads});
-  if (in.chance(6)) inputs.tree = w.packed(DType::u8, {shapes.tokens, shapes.tokens});
+  if (in.chance(4)) inputs.sink_logits = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(4)) inputs.alibi_slopes = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(6)) inputs.tree_mask = w.packed(DType::u8, {shapes.tokens, shapes.tokens});
 }
 
 // An average of values from -1 to 1; what a format loses may add to it.
@@ -94,14 +94,14 @@ void fuzz_partial(FuzzWorld& w) {
                                 .k_cache = written(w, KvRole::k, shapes),
                                 .v_cache = written(w, KvRole::v, shapes),
                                 .partial = w.packed(DType::f32, shape)};
-  if (in.chance(4)) inputs.slopes = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(4)) inputs.alibi_slopes = w.packed(DType::f32, {shapes.heads});
   const AttentionOptions options = some_options(w, shapes);
   const bool made =
       w.call("attention_partial", [&] { attention_partial(w.some_encoder(), inputs, options); });
   AttentionMergeInputs merge{.partial = inputs.partial,
                              .out = w.floats({shapes.tokens, shapes.heads, shapes.v_dim})};
   if (in.chance(3)) merge.lse = w.tensor(DType::f32, {shapes.tokens, shapes.heads});
-  if (in.chance(4)) merge.sinks = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(4)) merge.sink_logits = w.packed(DType::f32, {shapes.heads});
   const bool compare = w.checked();
   const bool merged = w.call("attention_merge", [&] { attention_merge(w.some_encoder(), merge); });
   if (!made || !merged || !compare || in.spoiled()) return;
@@ -123,17 +123,17 @@ void fuzz_paged(FuzzWorld& w) {
       .q = w.floats({shapes.tokens, shapes.heads, shapes.dim}),
       .pages = w.pages(page, pages),
       .page_table = w.indices(DType::i32, {sequences, width}, pages),
-      .lengths = w.indices(DType::i32, {sequences}, width * page.page_tokens),
-      .query_begin = w.indices(DType::i32, {sequences + 1}, shapes.tokens + 1),
+      .kv_lengths = w.indices(DType::i32, {sequences}, width * page.page_tokens),
+      .cu_seqlens_q = w.indices(DType::i32, {sequences + 1}, shapes.tokens + 1),
       .out = w.floats({shapes.tokens, shapes.heads, shapes.v_dim})};
-  if (in.chance(3)) inputs.prompts = w.packed(DType::u8, {sequences});
+  if (in.chance(3)) inputs.is_prefill = w.packed(DType::u8, {sequences});
   if (in.chance(3)) inputs.lse = w.tensor(DType::f32, {shapes.tokens, shapes.heads});
-  if (in.chance(4)) inputs.sinks = w.packed(DType::f32, {shapes.heads});
-  if (in.chance(4)) inputs.slopes = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(4)) inputs.sink_logits = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(4)) inputs.alibi_slopes = w.packed(DType::f32, {shapes.heads});
   Tensor scratch;
   if (in.chance(8)) inputs.scratch = &scratch;
-  const PagedAttentionOptions options{.most_queries = in.number(1 + in.below(20)),
-                                      .most_length = in.number(in.chance(2) ? 0 : in.below(40)),
+  const PagedAttentionOptions options{.max_query_length = in.number(1 + in.below(20)),
+                                      .max_kv_length = in.number(in.chance(2) ? 0 : in.below(40)),
                                       .scale = in.real(0.25f),
                                       .causal = !in.chance(4),
                                       .window = in.chance(3) ? in.number(1 + in.below(20)) : 0,

@@ -134,7 +134,8 @@ void fuzz_objects(FuzzWorld& w) {
       gyre_kv_cache_create(c_device(), odd_size(in, options), cache.out(in)));
   make(w, k, GYRE_F32, {2, 1, 16});
   make(w, out, GYRE_F32, {2, 1, 16});
-  ask(w, "gyre_kv_cache_extend", gyre_kv_cache_extend(cache.in(in), encoder.in(in), in.number(2)));
+  ask(w, "gyre_kv_cache_begin_step",
+      gyre_kv_cache_begin_step(cache.in(in), encoder.in(in), in.number(2)));
   ask(w, "gyre_kv_cache_append",
       gyre_kv_cache_append(cache.in(in), encoder.in(in), in.number(0), k.in(in), k.in(in)));
   gyre_attend_inputs inputs{};
@@ -150,8 +151,8 @@ void fuzz_objects(FuzzWorld& w) {
       gyre_kv_cache_fork(cache.in(in), encoder.in(in), in.number(0), fork.out(in)));
   ask(w, "gyre_encoder_instantiate", gyre_encoder_instantiate(encoder.in(in), graph.out(in)));
   ask(w, "gyre_graph_replay", gyre_graph_replay(graph.in(in), nullptr));
-  ask(w, "gyre_kv_cache_truncate",
-      gyre_kv_cache_truncate(cache.in(in), encoder.in(in), in.number(1)));
+  ask(w, "gyre_kv_cache_rollback",
+      gyre_kv_cache_rollback(cache.in(in), encoder.in(in), in.number(1)));
   uint64_t length = 0;
   ask(w, "gyre_kv_cache_length",
       gyre_kv_cache_length(cache.in(in), in.spoil() ? nullptr : &length));
@@ -190,9 +191,9 @@ void fuzz_pool(FuzzWorld& w) {
   gyre_kv_step step{};
   step.sequence = sequence.in(in);
   step.tokens = in.number(8);
-  ask(w, "gyre_kv_batch_begin",
-      gyre_kv_batch_begin(batch.in(in), encoder.in(in), odd_size(in, step),
-                          in.spoil() ? in.below(2) : 1));
+  ask(w, "gyre_kv_batch_begin_step",
+      gyre_kv_batch_begin_step(batch.in(in), encoder.in(in), odd_size(in, step),
+                               in.spoil() ? in.below(2) : 1));
   make(w, k, GYRE_F32, {8, 1, 16});
   ask(w, "gyre_kv_batch_append",
       gyre_kv_batch_append(batch.in(in), encoder.in(in), in.number(0), k.in(in), k.in(in)));
@@ -213,7 +214,7 @@ void fuzz_pool(FuzzWorld& w) {
   gyre_kv_pool_info info{};
   info.size = in.number(sizeof(info)) % (sizeof(info) + 1);
   ask(w, "gyre_kv_pool_describe", gyre_kv_pool_describe(pool.in(in), in.spoil() ? nullptr : &info));
-  ask(w, "gyre_kv_sequence_truncate", gyre_kv_sequence_truncate(sequence.in(in), in.number(1)));
+  ask(w, "gyre_kv_sequence_rollback", gyre_kv_sequence_rollback(sequence.in(in), in.number(1)));
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ void check(const FuzzCache& one) {
 }
 
 void extend(FuzzWorld& w, FuzzCache& one, uint64_t tokens) {
-  if (w.call("KvCache::extend", [&] { one.cache.extend(w.some_encoder(), tokens); }))
+  if (w.call("KvCache::begin_step", [&] { one.cache.begin_step(w.some_encoder(), tokens); }))
     one.length += tokens;
   check(one);
 }
@@ -98,7 +98,7 @@ void fuzz_cut(FuzzWorld& w) {
     if (w.call("KvCache::clear", [&] { one->cache.clear(w.some_encoder()); })) one->length = 0;
   } else {
     const uint64_t tokens = in.number(in.below(std::min<uint64_t>(one->length, 8) + 1));
-    if (w.call("KvCache::truncate", [&] { one->cache.truncate(w.some_encoder(), tokens); }))
+    if (w.call("KvCache::rollback", [&] { one->cache.rollback(w.some_encoder(), tokens); }))
       one->length -= tokens;
   }
   check(*one);
@@ -116,7 +116,7 @@ void compare_fork(FuzzWorld& w, FuzzCache& one, FuzzCache& copy) {
   size_t at = 0;
   for (FuzzCache* each : {&one, &copy}) {
     const Tensor& out = outs[at];
-    bool all = w.call("KvCache::extend", [&] { each->cache.extend(w.encoder, 1); });
+    bool all = w.call("KvCache::begin_step", [&] { each->cache.begin_step(w.encoder, 1); });
     each->length += all ? 1 : 0;
     for (uint64_t layer = 0; layer < o.layers.size(); ++layer)
       all = w.call("KvCache::append", [&] { each->cache.append(w.encoder, layer, k, v); }) && all;

@@ -36,24 +36,24 @@ KvPages FuzzWorld::pages(const KvPageShape& shape, uint64_t count) {
   return made;
 }
 
-KvCoding FuzzWorld::coding(uint64_t kv_heads, uint64_t head_dim) {
-  KvCoding made;
+KvCalibration FuzzWorld::calibration(uint64_t kv_heads, uint64_t head_dim) {
+  KvCalibration made;
   if (!in.chance(4)) return made;
   const Dims matrix = {kv_heads, head_dim, head_dim}, vector = {kv_heads, head_dim};
-  if (in.chance(2)) made.basis = {packed(DType::f32, matrix), packed(DType::f32, matrix), {}};
-  if (in.chance(4)) made.basis.mean = packed(DType::f32, vector);
-  if (in.chance(2)) made.shaping = {packed(DType::f32, matrix), packed(DType::f32, vector), {}};
+  if (in.chance(2)) made.transform = {packed(DType::f32, matrix), packed(DType::f32, matrix), {}};
+  if (in.chance(4)) made.transform.mean = packed(DType::f32, vector);
+  if (in.chance(2)) made.feedback = {packed(DType::f32, matrix), packed(DType::f32, vector), {}};
   for (uint64_t i = in.number(in.below(3)) % 10; i != 0; --i)
-    made.shaping.gains.push_back(in.real(1.0f + 0.25f * static_cast<float>(i)));
+    made.feedback.gains.push_back(in.real(1.0f + 0.25f * static_cast<float>(i)));
   return made;
 }
 
 namespace {
 
 // Where kv_copy and kv_quantize write.
-KvWriteOptions write_options(FuzzWorld& w, uint64_t tokens, uint64_t capacity) {
+KvRange write_options(FuzzWorld& w, uint64_t tokens, uint64_t capacity) {
   FuzzInput& in = w.in;
-  KvWriteOptions made;
+  KvRange made;
   made.cache = in.chance(2) ? CacheKind::ring : CacheKind::linear;
   const uint64_t most = capacity > tokens ? capacity - tokens : 0;
   made.position = in.number(made.cache == CacheKind::ring ? in.below(1000) : in.below(most + 1));
@@ -64,7 +64,7 @@ KvWriteOptions write_options(FuzzWorld& w, uint64_t tokens, uint64_t capacity) {
 }
 
 // The newest token of every slot is there, and every other slot is as it was.
-void expect_copied(const Tensor& from, const Tensor& to, const KvWriteOptions& options,
+void expect_copied(const Tensor& from, const Tensor& to, const KvRange& options,
                    const std::vector<uint8_t>& before) {
   const uint64_t capacity = to.shape(0);
   const uint64_t tokens = options.tokens.value_or(from.shape(0) - options.source_begin);
@@ -103,7 +103,7 @@ void fuzz_kv_copy(FuzzWorld& w) {
     inputs.v = w.tensor(inputs.k.dtype(), {tokens, heads, dim});
     inputs.v_cache = w.tensor(inputs.k_cache.dtype(), {capacity, heads, dim});
   }
-  const KvWriteOptions options = write_options(w, tokens, capacity);
+  const KvRange options = write_options(w, tokens, capacity);
   const bool compare = w.checked() && in.chance(2) && w.submit();
   std::vector<uint8_t> before;
   if (compare) {
@@ -123,14 +123,14 @@ void fuzz_kv_quantize(FuzzWorld& w) {
   if (!in.chance(4)) {
     inputs.k = w.floats({tokens, heads, dim});
     inputs.k_cache = w.buffer({w.format(), KvRole::k, heads, capacity, dim});
-    inputs.k_coding = w.coding(heads, dim);
+    inputs.k_calibration = w.calibration(heads, dim);
   }
   if (in.chance(2)) {
     inputs.v = w.floats({tokens, heads, dim});
     inputs.v_cache = w.buffer({w.format(), KvRole::v, heads, capacity, dim});
-    inputs.v_coding = w.coding(heads, dim);
+    inputs.v_calibration = w.calibration(heads, dim);
   }
-  const KvWriteOptions options = write_options(w, tokens, capacity);
+  const KvRange options = write_options(w, tokens, capacity);
   w.call("kv_quantize", [&] { kv_quantize(w.some_encoder(), inputs, options); });
 }
 
@@ -198,8 +198,8 @@ void fuzz_kv_write(FuzzWorld& w) {
   inputs.v = w.tensor(inputs.k.dtype(), {tokens, heads, dim});
   inputs.slots =
       w.indices(in.chance(2) ? DType::i32 : DType::i64, {tokens}, pages * shape.page_tokens);
-  inputs.k_coding = w.coding(heads, dim);
-  inputs.v_coding = w.coding(heads, dim);
+  inputs.k_calibration = w.calibration(heads, dim);
+  inputs.v_calibration = w.calibration(heads, dim);
   w.call("kv_write", [&] { kv_write(w.some_encoder(), inputs); });
 }
 
@@ -216,19 +216,19 @@ void fuzz_kv_page_copy(FuzzWorld& w) {
   w.call("kv_page_copy", [&] { kv_page_copy(w.some_encoder(), inputs); });
 }
 
-void fuzz_kv_basis(FuzzWorld& w) {
+void fuzz_kv_transform(FuzzWorld& w) {
   FuzzInput& in = w.in;
   const uint64_t tokens = in.below(5), kv_heads = 1 + in.below(2),
                  dim = std::min<uint64_t>(w.head_dim(), 64);
   const uint64_t heads = kv_heads * (1 + in.below(3));
   const Tensor x = w.floats({tokens, heads, dim});
-  KvBasisInputs inputs{.x = x,
-                       .matrix = w.packed(DType::f32, {kv_heads, dim, dim}),
-                       .out = in.chance(2) ? x : w.floats({tokens, heads, dim})};
+  KvTransformInputs inputs{.x = x,
+                           .matrix = w.packed(DType::f32, {kv_heads, dim, dim}),
+                           .out = in.chance(2) ? x : w.floats({tokens, heads, dim})};
   if (in.chance(2)) inputs.before = w.packed(DType::f32, {kv_heads, dim});
   if (in.chance(2)) inputs.after = w.packed(DType::f32, {kv_heads, dim});
   const bool compare = w.checked();
-  const bool done = w.call("kv_basis", [&] { kv_basis(w.some_encoder(), inputs); });
+  const bool done = w.call("kv_transform", [&] { kv_transform(w.some_encoder(), inputs); });
   if (!done || !compare || in.spoiled()) return;
   if (!w.submit()) return;
   expect_bounded(inputs.out, 2.1f * static_cast<float>(dim) + 1, "a product with a matrix of ones");
@@ -300,14 +300,14 @@ KvLayer FuzzWorld::layer() {
   KvLayer made{.k = format(), .v = format()};
   if (in.chance(3)) made.window = in.number(4 + in.below(20));
   if (in.chance(4)) made.tail = in.number(in.below(20));
-  if (in.chance(4)) made.sinks = in.number(in.below(6));
+  if (in.chance(4)) made.sink_tokens = in.number(in.below(6));
   return made;
 }
 
 std::span<const FuzzCall> fuzz_op_calls() {
-  static constexpr FuzzCall kCalls[] = {fuzz_kv_copy,  fuzz_kv_quantize, fuzz_kv_dequantize,
-                                        fuzz_hadamard, fuzz_kv_write,    fuzz_kv_page_copy,
-                                        fuzz_kv_basis, fuzz_kv_shapes,   fuzz_formats};
+  static constexpr FuzzCall kCalls[] = {fuzz_kv_copy,      fuzz_kv_quantize, fuzz_kv_dequantize,
+                                        fuzz_hadamard,     fuzz_kv_write,    fuzz_kv_page_copy,
+                                        fuzz_kv_transform, fuzz_kv_shapes,   fuzz_formats};
   return kCalls;
 }
 

@@ -101,8 +101,8 @@ void fuzz_rope_append(FuzzWorld& w) {
   const KvPageShape shape{
       .k = w.format(), .v = w.format(), .kv_heads = kv_heads, .head_dim = dim, .page_tokens = 8};
   KvSlots to{.pages = w.pages(shape, pages), .slots = w.indices(DType::i32, {tokens}, pages * 8)};
-  to.k_coding = w.coding(kv_heads, dim);
-  to.v_coding = w.coding(kv_heads, dim);
+  to.k_calibration = w.calibration(kv_heads, dim);
+  to.v_calibration = w.calibration(kv_heads, dim);
   w.call("rope_append", [&] { rope_append(w.some_encoder(), inputs, to, options); });
 }
 

@@ -184,7 +184,7 @@ void fuzz_prepare(FuzzWorld& w) {
                    .dtype = w.float_type()};
   if (in.chance(4)) shape.rope.reset();
   shape.norm = in.chance(3);
-  shape.tree = in.chance(3);
+  shape.tree_mask = in.chance(3);
   shape.use_cache = !in.chance(3);
   shape.use_batch = !in.chance(3);
   shape.page_tokens = in.number(8 * (1 + in.below(4)));

@@ -90,7 +90,8 @@ bool begin(FuzzWorld& w, FuzzServer& server) {
   }
   for (FuzzSequence* one : order)
     steps.push_back({one->sequence, in.number(1 + in.below(8)), in.chance(2)});
-  if (!w.call("KvBatch::begin", [&] { server.batch.begin(w.some_encoder(), steps); })) return false;
+  if (!w.call("KvBatch::begin_step", [&] { server.batch.begin_step(w.some_encoder(), steps); }))
+    return false;
   for (size_t i = 0; i < steps.size(); ++i) order[i]->length += steps[i].tokens;
   return true;
 }
@@ -155,10 +156,10 @@ void fuzz_recording(FuzzWorld& w) {
         layers_of_step(w, *server, 1 + in.below(8));
       break;
     case 1:
-      w.call("KvBatch::end", [&] { server->batch.end(); });
+      w.call("KvBatch::end_step", [&] { server->batch.end_step(); });
       break;
     case 2:
-      if (w.call("KvBatch::cancel", [&] { server->batch.cancel(); })) {
+      if (w.call("KvBatch::rollback", [&] { server->batch.rollback(); })) {
         for (FuzzServer& each : w.servers) {
           for (const FuzzSequence& one : each.sequences)
             expect(one.sequence.length() <= one.length, "a cancelled step made a sequence longer");
@@ -198,7 +199,7 @@ void fuzz_sequences(FuzzWorld& w) {
       break;
     case 1: {
       const uint64_t tokens = in.number(in.below(std::min<uint64_t>(one->length, 8) + 1));
-      if (w.call("KvSequence::truncate", [&] { one->sequence.truncate(tokens); }))
+      if (w.call("KvSequence::rollback", [&] { one->sequence.rollback(tokens); }))
         one->length -= tokens;
       break;
     }

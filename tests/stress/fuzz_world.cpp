@@ -121,7 +121,7 @@ DType FuzzWorld::any_type() { return static_cast<DType>(in.below(kDTypeCount + 1
 
 KvFormat FuzzWorld::format() {
   if (in.spoil()) return static_cast<KvFormat>(in.byte());
-  // The compatibility formats, the last four, take few head dims.
+  // The mlx-native formats, the last four, take few head dims.
   const std::span<const KvFormat> all = kv_formats();
   return all[in.below(in.chance(8) ? all.size() : all.size() - 4)];
 }

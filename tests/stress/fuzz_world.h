@@ -85,17 +85,17 @@ class FuzzWorld {
   Tensor indices(DType dtype, const Dims& shape, uint64_t limit);  // numbers below it, mostly
   KvBuffer buffer(KvShape shape);
   KvPages pages(const KvPageShape& shape, uint64_t count);
-  KvCoding coding(uint64_t kv_heads, uint64_t head_dim);
+  KvCalibration calibration(uint64_t kv_heads, uint64_t head_dim);
   KvLayer layer();
-  // Layers, at times with their coding.
+  // Layers, at times with their calibration.
   template <class Options>
   void add_layers(Options& options) {
     for (uint64_t i = in.number(1 + in.below(2)) % 5; i != 0; --i)
       options.layers.push_back(layer());
     if (!in.chance(8)) return;
     for (size_t i = 0; i < options.layers.size(); ++i)
-      options.coding.push_back(
-          {coding(options.kv_heads, options.head_dim), coding(options.kv_heads, options.head_dim)});
+      options.calibration.push_back({calibration(options.kv_heads, options.head_dim),
+                                     calibration(options.kv_heads, options.head_dim)});
   }
   // Attention of some rows over a cache or a pool of these options.
   struct Attend {
@@ -109,9 +109,9 @@ class FuzzWorld {
     Attend made{{.q = floats({rows, heads, o.head_dim}), .out = floats({rows, heads, v_dim})},
                 {.causal = !in.chance(4), .window = in.chance(4) ? in.number(1 + in.below(8)) : 0}};
     if (in.chance(4)) made.inputs.lse = tensor(DType::f32, {rows, heads});
-    if (in.chance(6)) made.inputs.sinks = packed(DType::f32, {heads});
-    if (in.chance(6)) made.inputs.slopes = packed(DType::f32, {heads});
-    if (in.chance(8)) made.inputs.tree = packed(DType::u8, {rows, rows});
+    if (in.chance(6)) made.inputs.sink_logits = packed(DType::f32, {heads});
+    if (in.chance(6)) made.inputs.alibi_slopes = packed(DType::f32, {heads});
+    if (in.chance(8)) made.inputs.tree_mask = packed(DType::u8, {rows, rows});
     if (in.chance(3)) made.options.scale = in.real(0.25f);
     if (in.chance(6)) made.options.soft_cap = in.real(15.0f);
     return made;

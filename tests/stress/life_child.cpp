@@ -141,7 +141,7 @@ class ThreadLife {
     if (pick < 45) {
       append(talk);
     } else if (pick < 55) {
-      talk.truncate(random_() % (std::min<size_t>(talk.tokens().size(), 6) + 1));
+      talk.rollback(random_() % (std::min<size_t>(talk.tokens().size(), 6) + 1));
       count(life_truncate);
     } else if (pick < 65) {
       talk.fork();

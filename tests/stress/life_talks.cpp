@@ -59,7 +59,7 @@ CacheTalk::CacheTalk(const Device& device)
 void CacheTalk::append(std::span<const int32_t> tokens) {
   while (!tokens.empty()) {
     const auto step = tokens.first(std::min<size_t>(tokens.size(), kStep));
-    cache_.extend(encoder_, step.size());
+    cache_.begin_step(encoder_, step.size());
     for (uint64_t layer = 0; layer < layers().size(); ++layer)
       cache_.append(encoder_, layer, rows(encoder_.device(), step, layer, keys),
                     rows(encoder_.device(), step, layer, values));
@@ -70,8 +70,8 @@ void CacheTalk::append(std::span<const int32_t> tokens) {
   demand(cache_.length() == tokens_.size(), "a cache has another length than its tokens");
 }
 
-void CacheTalk::truncate(uint64_t count) {
-  if (!unless_window([&] { cache_.truncate(encoder_, count); })) return;
+void CacheTalk::rollback(uint64_t count) {
+  if (!unless_window([&] { cache_.rollback(encoder_, count); })) return;
   encoder_.submit().wait();
   tokens_.resize(tokens_.size() - count);
 }
@@ -97,14 +97,14 @@ LifeBits CacheTalk::answer(int32_t token) {
   const Device& device = encoder_.device();
   const std::span<const int32_t> step(&token, 1);
   std::vector<Tensor> outs;
-  cache_.extend(encoder_, 1);
+  cache_.begin_step(encoder_, 1);
   for (uint64_t layer = 0; layer < layers().size(); ++layer) {
     cache_.append(encoder_, layer, rows(device, step, layer, keys),
                   rows(device, step, layer, values));
     outs.push_back(device.tensor(DType::f32, {1, kHeads, kDim}));
     cache_.attend(encoder_, layer, {.q = rows(device, step, layer, queries), .out = outs.back()});
   }
-  cache_.truncate(encoder_, 1);
+  cache_.rollback(encoder_, 1);
   encoder_.submit().wait();
   LifeBits bits = {static_cast<uint32_t>(cache_.length())};
   for (const Tensor& out : outs) add_bits(out, bits);
@@ -126,7 +126,7 @@ void SequenceTalk::append(std::span<const int32_t> tokens) {
   const Device& device = pool_->encoder.device();
   while (!tokens.empty()) {
     const auto step = tokens.first(std::min<size_t>(tokens.size(), kStep));
-    pool_->batch.begin(pool_->encoder, {{sequence_, step.size(), true}});
+    pool_->batch.begin_step(pool_->encoder, {{sequence_, step.size(), true}});
     for (uint64_t layer = 0; layer < layers().size(); ++layer)
       pool_->batch.append(pool_->encoder, layer, rows(device, step, layer, keys),
                           rows(device, step, layer, values));
@@ -137,8 +137,8 @@ void SequenceTalk::append(std::span<const int32_t> tokens) {
   demand(sequence_.length() == tokens_.size(), "a sequence has another length than its tokens");
 }
 
-void SequenceTalk::truncate(uint64_t count) {
-  if (unless_window([&] { sequence_.truncate(count); })) tokens_.resize(tokens_.size() - count);
+void SequenceTalk::rollback(uint64_t count) {
+  if (unless_window([&] { sequence_.rollback(count); })) tokens_.resize(tokens_.size() - count);
 }
 
 void SequenceTalk::clear() {
@@ -172,7 +172,7 @@ LifeBits SequenceTalk::answer(int32_t token) {
   const std::span<const int32_t> step(&token, 1);
   KvSequence copy = sequence_.fork();
   std::vector<Tensor> outs;
-  pool_->batch.begin(pool_->encoder, {{copy, 1}});
+  pool_->batch.begin_step(pool_->encoder, {{copy, 1}});
   for (uint64_t layer = 0; layer < layers().size(); ++layer) {
     pool_->batch.append(pool_->encoder, layer, rows(device, step, layer, keys),
                         rows(device, step, layer, values));

@@ -16,7 +16,7 @@ class CacheTalk {
   explicit CacheTalk(const Device& device);
 
   void append(std::span<const int32_t> tokens);
-  void truncate(uint64_t count);  // refused by a window: nothing changes
+  void rollback(uint64_t count);  // refused by a window: nothing changes
   void fork();                    // goes on in a copy
   void clear();
   void load(const std::string& path, LifeTokens tokens);
@@ -46,7 +46,7 @@ class SequenceTalk {
   explicit SequenceTalk(LifePool& pool) : pool_(&pool), sequence_(pool.pool.sequence()) {}
 
   void append(std::span<const int32_t> tokens);
-  void truncate(uint64_t count);
+  void rollback(uint64_t count);
   void fork() { sequence_ = sequence_.fork(); }
   void clear();
   void save(const std::string& path) const { pool_->pool.save(sequence_, path); }

@@ -36,7 +36,7 @@ class Talk {
         cache_(device, {.kv_heads = kKvHeads,
                         .head_dim = kDim,
                         .capacity = 256,
-                        .layers = {{.tail = 16, .sinks = 4},
+                        .layers = {{.tail = 16, .sink_tokens = 4},
                                    {.k = KvFormat::f16, .v = KvFormat::f16, .window = 48},
                                    {.k = KvFormat::tq4, .v = KvFormat::tq4}},
                         .step_tokens = 8}),
@@ -55,7 +55,7 @@ class Talk {
       fill(q_, random);
       hash = step(hash);
       if (token % 37 == 36) {
-        cache_.truncate(encoder_, 1);
+        cache_.rollback(encoder_, 1);
         encoder_.submit().wait();
         hash = step(hash);
       }
@@ -83,7 +83,7 @@ class Talk {
     for (float& value : tensor.data<float>()) value = uniform(random);
   }
   uint64_t step(uint64_t hash) {
-    cache_.extend(encoder_, 1);
+    cache_.begin_step(encoder_, 1);
     encoder_.submit().wait();
     graph_.replay().wait();
     for (const float value : out_.data<float>()) {

@@ -124,8 +124,8 @@ TEST(BenchOptions, RefusesShapesOnBoth) {
     expect_refused(
         {"tq8 is given twice"},
         with({.formats = {{KvFormat::tq8, KvFormat::tq8}, {KvFormat::tq8, KvFormat::tq8}}}));
-    expect_refused({"compat5", "got 128"},
-                   with({.formats = {{KvFormat::compat5, KvFormat::compat5}}}));
+    expect_refused({"mlx_native5", "got 128"},
+                   with({.formats = {{KvFormat::mlx_native5, KvFormat::mlx_native5}}}));
   }
 }
 
@@ -247,7 +247,7 @@ TEST(GpuAttention, ErrorsOfMixedFormatsAreThoseOfTheKernel) {
   const AttentionRun run{{4, 2, 64, 33},
                          {{KvFormat::f16, KvFormat::tq4},
                           {KvFormat::tq4, KvFormat::f32},
-                          {KvFormat::compat4, KvFormat::tq2}},
+                          {KvFormat::mlx_native4, KvFormat::tq2}},
                          true};
   for (const bench::Row& row : measured(run)) {
     EXPECT_LT(std::get<double>(row.shape[7].second), 1e-6)

@@ -14,7 +14,7 @@ execute_process(COMMAND ${GYRE} inspect ${good} OUTPUT_VARIABLE table COMMAND_ER
 expect("the table" "${table}" "layer  part +K +V +slots  stored +size\n")
 expect("the table" "${table}" "    0  body +tq4 +tq2 +11 +8 +128 B\n")
 expect("the table" "${table}" "    0  tail +f16 +f16 +6 +6 ")
-expect("the table" "${table}" "    1  body, window 3 +compat4 +f16 +6 +6 ")
+expect("the table" "${table}" "    1  body, window 3 +mlx_native4 +f16 +6 +6 ")
 expect("the table" "${table}" "length 7, tail from 5, peak 9, no calibration\n11 sections")
 
 execute_process(COMMAND ${GYRE} inspect --json ${good} OUTPUT_VARIABLE json COMMAND_ERROR_IS_FATAL ANY)

@@ -192,7 +192,7 @@ TEST(SvgChart, AnyFormatsFit) {
   const bench::CompareEntry any = report.entries[0];
   report.entries.clear();
   for (const KvFormat k : kv_formats()) {
-    for (const KvFormat v : {KvFormat::f32, KvFormat::compat8}) {
+    for (const KvFormat v : {KvFormat::f32, KvFormat::mlx_native8}) {
       report.entries.push_back(any);
       report.entries.back().formats = {k, v};
       report.entries.back().bits = 32;

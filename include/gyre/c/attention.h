@@ -13,9 +13,9 @@ typedef struct gyre_attention_inputs {
   const gyre_kv_buffer* v_cache;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sinks;
-  const gyre_tensor* slopes;
-  const gyre_tensor* tree;
+  const gyre_tensor* sink_logits;
+  const gyre_tensor* alibi_slopes;
+  const gyre_tensor* tree_mask;
 } gyre_attention_inputs;
 
 typedef struct gyre_attention_options {
@@ -37,13 +37,13 @@ typedef struct gyre_paged_attention_inputs {
   const gyre_tensor* q;
   const gyre_kv_pages* pages;
   const gyre_tensor* page_table;
-  const gyre_tensor* lengths;
-  const gyre_tensor* query_begin;
-  const gyre_tensor* prompts;
+  const gyre_tensor* kv_lengths;
+  const gyre_tensor* cu_seqlens_q;
+  const gyre_tensor* is_prefill;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sinks;
-  const gyre_tensor* slopes;
+  const gyre_tensor* sink_logits;
+  const gyre_tensor* alibi_slopes;
   // CUDA: *scratch is NULL, or what an earlier call made of it; the call replaces the handle where
   // the memory must grow. Calls that share it run one after the other, and one that finds it large
   // enough can be captured. NULL: each call takes its own memory, as it does on other devices.
@@ -52,8 +52,8 @@ typedef struct gyre_paged_attention_inputs {
 
 typedef struct gyre_paged_attention_options {
   uint64_t size;
-  uint64_t most_queries;  // 0: 1
-  uint64_t most_length;   // 0: what the table holds
+  uint64_t max_query_length;  // 0: 1
+  uint64_t max_kv_length;     // 0: what the table holds
   uint64_t window;
   float scale;  // 0: 1
   float soft_cap;
@@ -71,8 +71,8 @@ typedef struct gyre_attention_partial_inputs {
   const gyre_kv_buffer* k_cache;
   const gyre_kv_buffer* v_cache;
   const gyre_tensor* partial;  // f32 [splits, tokens, heads, v_head_dim + 2]
-  const gyre_tensor* slopes;
-  const gyre_tensor* tree;
+  const gyre_tensor* alibi_slopes;
+  const gyre_tensor* tree_mask;
 } gyre_attention_partial_inputs;
 
 GYRE_API gyre_status gyre_attention_partial(gyre_encoder* encoder,
@@ -84,7 +84,7 @@ typedef struct gyre_attention_merge_inputs {
   const gyre_tensor* partial;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sinks;
+  const gyre_tensor* sink_logits;
 } gyre_attention_merge_inputs;
 
 GYRE_API gyre_status gyre_attention_merge(gyre_encoder* encoder,
@@ -96,9 +96,9 @@ typedef struct gyre_attend_inputs {
   const gyre_tensor* q;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sinks;
-  const gyre_tensor* slopes;
-  const gyre_tensor* tree;
+  const gyre_tensor* sink_logits;
+  const gyre_tensor* alibi_slopes;
+  const gyre_tensor* tree_mask;
 } gyre_attend_inputs;
 
 typedef struct gyre_attend_options {

@@ -54,10 +54,10 @@ enum {
   GYRE_KV_TQ5 = 19,
   GYRE_KV_TQ6 = 20,
   GYRE_KV_TQ8 = 21,
-  GYRE_KV_COMPAT4 = 32,
-  GYRE_KV_COMPAT5 = 33,
-  GYRE_KV_COMPAT6 = 34,
-  GYRE_KV_COMPAT8 = 35
+  GYRE_KV_MLX_NATIVE4 = 32,
+  GYRE_KV_MLX_NATIVE5 = 33,
+  GYRE_KV_MLX_NATIVE6 = 34,
+  GYRE_KV_MLX_NATIVE8 = 35
 };
 
 GYRE_API gyre_status gyre_kv_format_from_name(const char* name, gyre_kv_format* format);

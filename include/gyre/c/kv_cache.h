@@ -2,7 +2,7 @@
 
 #include "gyre/c/attention.h"
 #include "gyre/c/base.h"
-#include "gyre/c/kv_coding.h"
+#include "gyre/c/calibration.h"
 #include "gyre/c/rope.h"
 
 #ifdef __cplusplus
@@ -15,7 +15,7 @@ typedef struct gyre_kv_layer {
   gyre_kv_format v;  // 0: tq4
   uint64_t window;
   uint64_t tail;
-  uint64_t sinks;
+  uint64_t sink_tokens;
 } gyre_kv_layer;
 
 typedef struct gyre_kv_policy {
@@ -40,9 +40,9 @@ typedef struct gyre_kv_cache_options {
   uint64_t capacity;
   const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
   uint64_t layer_count;
-  uint64_t step_tokens;          // 0: 512
-  const gyre_kv_coding* coding;  // K and V of each layer, in turns; NULL: none
-  uint64_t coding_count;         // twice layer_count, or 0
+  uint64_t step_tokens;                    // 0: 512
+  const gyre_kv_calibration* calibration;  // K and V of each layer, in turns; NULL: none
+  uint64_t calibration_count;              // twice layer_count, or 0
 } gyre_kv_cache_options;
 
 // One thread at a time, replays included.
@@ -60,19 +60,19 @@ typedef struct gyre_kv_layer_info {
   gyre_kv_format v;
   uint64_t window;
   uint64_t tail;
-  uint64_t sinks;
+  uint64_t sink_tokens;
   uint64_t slots;
   uint64_t bytes;
-  const char* kernel;  // valid until this cache is described again, or destroyed
-  uint64_t coding;     // a checksum; 0: none
+  const char* kernel;    // valid until this cache is described again, or destroyed
+  uint64_t calibration;  // a checksum; 0: none
 } gyre_kv_layer_info;
 
 GYRE_API gyre_status gyre_kv_cache_layer_count(const gyre_kv_cache* cache, uint64_t* layers);
 GYRE_API gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer,
                                             gyre_kv_layer_info* info);
 
-GYRE_API gyre_status gyre_kv_cache_extend(gyre_kv_cache* cache, gyre_encoder* encoder,
-                                          uint64_t tokens);
+GYRE_API gyre_status gyre_kv_cache_begin_step(gyre_kv_cache* cache, gyre_encoder* encoder,
+                                              uint64_t tokens);
 GYRE_API gyre_status gyre_kv_cache_positions(const gyre_kv_cache* cache, uint64_t tokens,
                                              gyre_tensor** positions);
 GYRE_API gyre_status gyre_kv_cache_append(const gyre_kv_cache* cache, gyre_encoder* encoder,
@@ -86,7 +86,7 @@ GYRE_API gyre_status gyre_kv_cache_attend(const gyre_kv_cache* cache, gyre_encod
                                           uint64_t layer, const gyre_attend_inputs* inputs,
                                           const gyre_attend_options* options);
 GYRE_API gyre_status gyre_kv_cache_assume_appended(gyre_kv_cache* cache);
-GYRE_API gyre_status gyre_kv_cache_truncate(gyre_kv_cache* cache, gyre_encoder* encoder,
+GYRE_API gyre_status gyre_kv_cache_rollback(gyre_kv_cache* cache, gyre_encoder* encoder,
                                             uint64_t dropped_tokens);
 GYRE_API gyre_status gyre_kv_cache_clear(gyre_kv_cache* cache, gyre_encoder* encoder);
 // capacity: 0 is the cache's own.
@@ -107,7 +107,7 @@ typedef struct gyre_kv_snapshot_info {
   uint64_t step_tokens;
   uint64_t length;
   uint64_t file_bytes;
-  uint64_t coding;  // which calibration the rows were written with; 0: none
+  uint64_t calibration;  // which calibration the rows were written with; 0: none
 } gyre_kv_snapshot_info;
 
 GYRE_API gyre_status gyre_kv_snapshot_inspect(const char* path, gyre_kv_snapshot_info* info);

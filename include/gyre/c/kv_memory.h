@@ -1,7 +1,7 @@
 #pragma once
 
 #include "gyre/c/base.h"
-#include "gyre/c/kv_coding.h"
+#include "gyre/c/calibration.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,8 +64,8 @@ typedef struct gyre_kv_write_inputs {
   const gyre_tensor* v;
   const gyre_kv_pages* pages;
   const gyre_tensor* slots;
-  const gyre_kv_coding* k_coding;
-  const gyre_kv_coding* v_coding;
+  const gyre_kv_calibration* k_calibration;
+  const gyre_kv_calibration* v_calibration;
 } gyre_kv_write_inputs;
 
 GYRE_API gyre_status gyre_kv_write(gyre_encoder* encoder, const gyre_kv_write_inputs* inputs);

@@ -2,8 +2,8 @@
 
 #include "gyre/c/attention.h"
 #include "gyre/c/base.h"
+#include "gyre/c/calibration.h"
 #include "gyre/c/kv_cache.h"
-#include "gyre/c/kv_coding.h"
 #include "gyre/c/rope.h"
 
 #ifdef __cplusplus
@@ -18,11 +18,11 @@ typedef struct gyre_kv_pool_options {
   const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
   uint64_t layer_count;
   uint64_t pages;
-  uint64_t page_tokens;          // 0: 64
-  uint64_t sequences;            // 0: 64
-  uint64_t step_tokens;          // 0: 512
-  const gyre_kv_coding* coding;  // as in gyre_kv_cache_options
-  uint64_t coding_count;
+  uint64_t page_tokens;                    // 0: 64
+  uint64_t sequences;                      // 0: 64
+  uint64_t step_tokens;                    // 0: 512
+  const gyre_kv_calibration* calibration;  // as in gyre_kv_cache_options
+  uint64_t calibration_count;
 } gyre_kv_pool_options;
 
 // One thread at a time, its sequences and batches included; the memory lives until the last of
@@ -39,7 +39,7 @@ typedef struct gyre_kv_pool_info {
   uint64_t sequences;
   uint64_t prefixes;
   uint64_t evictions;
-  uint64_t coding;  // which calibration its pages are written with; 0: none
+  uint64_t calibration;  // which calibration its pages are written with; 0: none
 } gyre_kv_pool_info;
 
 typedef struct gyre_kv_group_info {
@@ -84,22 +84,22 @@ GYRE_API void gyre_kv_sequence_destroy(gyre_kv_sequence* sequence);
 GYRE_API gyre_status gyre_kv_sequence_length(const gyre_kv_sequence* sequence, uint64_t* tokens);
 GYRE_API gyre_status gyre_kv_sequence_fork(const gyre_kv_sequence* sequence,
                                            gyre_kv_sequence** fork);
-GYRE_API gyre_status gyre_kv_sequence_truncate(gyre_kv_sequence* sequence, uint64_t dropped_tokens);
+GYRE_API gyre_status gyre_kv_sequence_rollback(gyre_kv_sequence* sequence, uint64_t dropped_tokens);
 GYRE_API gyre_status gyre_kv_sequence_clear(gyre_kv_sequence* sequence);
 
 typedef struct gyre_kv_batch_options {
   uint64_t size;
-  uint64_t max_sequences;  // 0: 64
-  uint64_t max_tokens;     // 0: 512
-  uint64_t max_queries;    // 0: max_tokens
-  uint64_t max_length;     // 0: all that the pool holds
+  uint64_t max_sequences;     // 0: 64
+  uint64_t max_tokens;        // 0: 512
+  uint64_t max_query_length;  // 0: max_tokens
+  uint64_t max_kv_length;     // 0: all that the pool holds
 } gyre_kv_batch_options;
 
 typedef struct gyre_kv_step {
   uint64_t size;
   gyre_kv_sequence* sequence;
   uint64_t tokens;
-  int32_t prompt;
+  int32_t is_prefill;
   int32_t reserved;
 } gyre_kv_step;
 
@@ -107,8 +107,8 @@ GYRE_API gyre_status gyre_kv_batch_create(const gyre_kv_pool* pool,
                                           const gyre_kv_batch_options* options,
                                           gyre_kv_batch** batch);
 GYRE_API void gyre_kv_batch_destroy(gyre_kv_batch* batch);
-GYRE_API gyre_status gyre_kv_batch_begin(gyre_kv_batch* batch, gyre_encoder* encoder,
-                                         const gyre_kv_step* steps, uint64_t count);
+GYRE_API gyre_status gyre_kv_batch_begin_step(gyre_kv_batch* batch, gyre_encoder* encoder,
+                                              const gyre_kv_step* steps, uint64_t count);
 GYRE_API gyre_status gyre_kv_batch_tokens(const gyre_kv_batch* batch, uint64_t* rows);
 GYRE_API gyre_status gyre_kv_batch_positions(const gyre_kv_batch* batch, uint64_t rows,
                                              gyre_tensor** positions);
@@ -123,9 +123,9 @@ GYRE_API gyre_status gyre_kv_batch_attend(const gyre_kv_batch* batch, gyre_encod
                                           uint64_t layer, const gyre_attend_inputs* inputs,
                                           const gyre_attend_options* options);
 GYRE_API gyre_status gyre_kv_batch_record(gyre_kv_batch* batch);
-GYRE_API gyre_status gyre_kv_batch_end(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_end_step(gyre_kv_batch* batch);
 GYRE_API gyre_status gyre_kv_batch_assume_appended(gyre_kv_batch* batch);
-GYRE_API gyre_status gyre_kv_batch_cancel(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_rollback(gyre_kv_batch* batch);
 
 #ifdef __cplusplus
 }

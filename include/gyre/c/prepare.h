@@ -25,7 +25,7 @@ typedef struct gyre_model_shape {
   gyre_dtype out_dtype;           // 0: dtype
   int32_t no_rope;
   int32_t norm;
-  int32_t tree;
+  int32_t tree_mask;
   int32_t no_cache;  // no KvCache will be used
   int32_t no_batch;  // no KvBatch will be used
   int32_t reserved;

@@ -37,7 +37,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=at_least(1), default=16384, help="tokens of the text, at most (default: %(default)s)")
     parser.add_argument("--no-text", action="store_true", help="from the weights alone: less gain, right at every position")
-    parser.add_argument("--no-basis", action="store_true", help="feedback of the encoder alone: what is stored is read as ever")
+    parser.add_argument("--no-transform", action="store_true", help="feedback of the encoder alone: what is stored is read as ever")
     parser.add_argument(
         "--budget",
         type=float,
@@ -49,8 +49,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_device(parser)
     options = parser.parse_args(argv)
-    if options.no_text and options.no_basis:
-        parser.error("--no-basis needs the moments of queries: it cannot come with --no-text")
+    if options.no_text and options.no_transform:
+        parser.error("--no-transform needs the moments of queries: it cannot come with --no-text")
     if options.text is None and (not options.no_text or options.budget):
         parser.error("a text is needed, but for --no-text without --budget")
     return options
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
                 model,
                 None if options.no_text else texts,
                 options.capacity or 0,
-                not options.no_basis,
+                not options.no_transform,
                 name,
                 device,
                 not options.quiet,

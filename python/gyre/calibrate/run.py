@@ -42,7 +42,7 @@ def calibrate(
     model,
     texts: list[torch.Tensor] | None,
     capacity: int,
-    basis: bool = True,
+    transform: bool = True,
     name: str = "",
     device: gyre.Device | None = None,
     progress: bool = True,
@@ -64,7 +64,7 @@ def calibrate(
     else:
         check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), head_dim)
         moments, tokens = collect(model, attentions, rotaries, texts, device, progress)
-        make = solve.from_text if basis else solve.feedback_alone
+        make = solve.from_text if transform else solve.feedback_alone
         layers = [make(*each, capacity) for each in zip(attentions, rotaries, moments)]
-        recipe = "R" if basis else "F"
+        recipe = "R" if transform else "F"
     return Calibration(layers, recipe, name, identity(model.config), capacity, tokens, GAINS)

@@ -58,7 +58,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         default=1,
         help="tokens at a time: 1 decodes, more is what a prompt does (default: 1)",
     )
-    parser.add_argument("--sinks", type=at_least(0), default=0, help="the first tokens that stay in 16 bits (default: 0)")
+    parser.add_argument("--sink-tokens", type=at_least(0), default=0, help="the first tokens that stay in 16 bits (default: 0)")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--plot", metavar="FILE", help="write a chart (needs matplotlib)")
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     try:
         calibrations = [Calibration.load(path) for path in options.calibration]
-        wanted = settings(options.formats, options.tail, options.sinks, calibrations)
+        wanted = settings(options.formats, options.tail, options.sink_tokens, calibrations)
         if options.plot:
             check_chart(options.plot)
         with open(options.text, "rb") as file:

@@ -111,7 +111,7 @@ class _RoundedLayer(GyreLayer):
         self.v[:, self.rounded_v : end] = _between_extremes(rows, -1).flatten(-2)
         self.rounded_v = end
 
-    def attend(self, step: Step, query: torch.Tensor, mask, *, scale: float, soft_cap: float, sinks) -> torch.Tensor:
+    def attend(self, step: Step, query: torch.Tensor, mask, *, scale: float, soft_cap: float, sink_logits) -> torch.Tensor:
         if mask is not None or query.shape[0] != 1:
             raise refused("a baseline takes one sequence without padding")
         begin = self.length
@@ -127,8 +127,8 @@ class _RoundedLayer(GyreLayer):
         at, key = torch.arange(begin, self.length)[:, None], torch.arange(first, self.length)[None, :]
         hidden = (key > at) | ((key <= at - self.window) if self.window else False)
         scores = scores.masked_fill(hidden, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.view(k.shape[0], -1, 1, 1).expand(-1, -1, tokens, 1)], -1)
+        if sink_logits is not None:
+            scores = torch.cat([scores, sink_logits.view(k.shape[0], -1, 1, 1).expand(-1, -1, tokens, 1)], -1)
         p = scores.softmax(-1)[..., : k.shape[1]]
         out = torch.einsum("hgtn,hnd->hgtd", p, v).reshape(1, heads, tokens, -1)
         if self.baseline.round is None and query.shape[2] > 1:

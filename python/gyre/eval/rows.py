@@ -24,7 +24,7 @@ class Setting:
     k: str | tuple[str, ...]
     v: str | tuple[str, ...]
     tail: int = 0
-    sinks: int = 0
+    sink_tokens: int = 0
     calibration: Calibration | None = None
     label: str = ""
     baseline: str = ""
@@ -55,7 +55,7 @@ class Row:
 
 
 def settings(
-    formats: list[str], tail: int = 0, sinks: int = 0, calibrations: list[Calibration] | None = None
+    formats: list[str], tail: int = 0, sink_tokens: int = 0, calibrations: list[Calibration] | None = None
 ) -> list[Setting]:
     """Every format ("tq4", or "tq8/tq4" for keys / values) once, and where it is compressed again with each calibration and with a
     tail; baselines by their names; then the formats that calibrations found for their budgets."""
@@ -71,11 +71,11 @@ def settings(
         if {k, v} <= {"f32", "f16", "bf16"}:
             rows.append(Setting(k, v))
             continue
-        rows += _calibrated(Setting(k, v, 0, sinks), calibrations, tail)
+        rows += _calibrated(Setting(k, v, 0, sink_tokens), calibrations, tail)
     for name, calibration in calibrations.items():
         for budget in calibration.budgets:
             label = f"{budget.bits:g} bits by {budget.by}" + (f" of {name}" if name != calibration.recipe else "")
-            mixed = Setting(tuple(budget.k), tuple(budget.v), 0, sinks, label=label)
+            mixed = Setting(tuple(budget.k), tuple(budget.v), 0, sink_tokens, label=label)
             rows += _calibrated(mixed, {name: calibration}, tail)
     return list(dict.fromkeys(rows))
 

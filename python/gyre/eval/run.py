@@ -23,7 +23,7 @@ def make_cache(config, setting: Setting, capacity: int, step: int, device: gyre.
         k=setting.k,
         v=setting.v,
         tail=setting.tail,
-        sinks=setting.sinks,
+        sink_tokens=setting.sink_tokens,
         capacity=capacity,
         step_tokens=step,
         device=device,

@@ -56,7 +56,7 @@ struct RowTarget {
     // keys, give the same bits.
     state_of_row.max = state_of_row.max * kLn2 * kLog2E;
     StoreRow<Out>(state_of_row, values, work.v_dim(),
-                  {pointer<const float>(args[arg_sinks]), head,
+                  {pointer<const float>(args[arg_sink_logits]), head,
                    args[arg_out] + token * p.out_token_stride + head * p.out_head_stride,
                    lse == 0 ? 0 : lse + token * p.lse_token_stride + head * p.lse_head_stride});
   }
@@ -65,8 +65,9 @@ struct RowTarget {
 // Pieces of a sequence's keys, whose states meet in scratch memory.
 class Pieces {
  public:
-  Pieces(const abi::AttentionParams& p, uint64_t sequences, uint64_t most_queries, uint64_t scratch)
-      : layout_{sequences, p.kv_heads, p.splits, decode_rows(most_queries, p.group),
+  Pieces(const abi::AttentionParams& p, uint64_t sequences, uint64_t max_query_length,
+         uint64_t scratch)
+      : layout_{sequences, p.kv_heads, p.splits, decode_rows(max_query_length, p.group),
                 StateFloats(p.v.head_dim)},
         scratch_(pointer<float>(scratch)) {}
 
@@ -104,8 +105,9 @@ class Command {
         prompts_decode_(Decode::takes_prompts(p)),
         batch_(p, args, prompts_decode_),
         target_{p, args},
-        pieces_(p, batch_.sequences(), p.table.page_tokens != 0 ? p.table.most_queries : p.tokens,
-                args[arg_partial]) {}
+        pieces_(p, batch_.sequences(),
+                p.table.page_tokens != 0 ? p.table.max_query_length : p.tokens, args[arg_partial]) {
+  }
 
   void run(uint32_t task, uint32_t tasks) {
     ForItems(batch_, task, tasks, [&](const Sequence& s, uint64_t item) {
@@ -178,8 +180,8 @@ class Command {
     work.kv_head = kv_head;
     work.k = HeadView(p_.k, args_[arg_k_codes], args_[arg_k_scales], kv_head);
     work.v = HeadView(p_.v, args_[arg_v_codes], args_[arg_v_scales], kv_head);
-    work.slopes = pointer<const float>(args_[arg_slopes]);
-    work.tree = pointer<const uint8_t>(args_[arg_tree]);
+    work.alibi_slopes = pointer<const float>(args_[arg_alibi_slopes]);
+    work.tree_mask = pointer<const uint8_t>(args_[arg_tree_mask]);
     work.table = s.table;
     work.prompt = s.prompt;
     work.first_token = s.first_token;
@@ -230,7 +232,7 @@ namespace {
 
 bool is_format(uint32_t format) {
   return format <= static_cast<uint32_t>(KvFormat::bf16) || abi::kv_is_native(format) ||
-         abi::kv_is_compat(format);
+         abi::kv_is_mlx_native(format);
 }
 
 }  // namespace
@@ -247,7 +249,7 @@ std::string describe_attention(uint64_t spec) {
   const AttentionKernels& kernels = attention_kernels();
   const auto products = [&](uint32_t format, bool levels) -> std::string {
     if (abi::kv_is_native(format)) return levels ? "int8" : "f32 (unpacked)";
-    if (abi::kv_is_compat(format)) return "f32 (unpacked)";
+    if (abi::kv_is_mlx_native(format)) return "f32 (unpacked)";
     if (static_cast<KvFormat>(format) == KvFormat::f16) return kernels.f16_arithmetic;
     return static_cast<KvFormat>(format) == KvFormat::bf16 ? kernels.bf16_arithmetic : "f32";
   };
@@ -280,7 +282,7 @@ uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   const uint64_t rows = p.tokens * p.group, tiles = (rows + kTileRows - 1) / kTileRows;
   // Lengths are on the device: caches may be as long as they can.
   const uint64_t keys =
-      paged ? p.table.most_length : (p.places.body_capacity != 0 ? p.capacity : p.length);
+      paged ? p.table.max_kv_length : (p.places.body_capacity != 0 ? p.capacity : p.length);
   const uint64_t products = std::max<uint64_t>(keys, 1) * rows * p.kv_heads * p.k.head_dim;
   if (products < kSmall) return 1;
   const uint64_t each = p.kv_heads * p.splits;

@@ -72,16 +72,17 @@ class Batch {
     uint64_t length = p_.length;
     bool prompt = false;
     if (paged()) {
-      const auto* const begin = pointer<const int32_t>(args_[arg_query_begin]) + index;
+      const auto* const begin = pointer<const int32_t>(args_[arg_cu_seqlens_q]) + index;
       const abi::BatchSequence found =
           abi::batch_sequence(p_.table, p_.tokens, begin[0], begin[1],
-                              pointer<const int32_t>(args_[arg_lengths])[index]);
+                              pointer<const int32_t>(args_[arg_kv_lengths])[index]);
       s.first_token = found.first_token;
       s.tokens = found.tokens;
       s.valid = found.valid;
       length = found.length;
       s.table = pointer<const int32_t>(args_[arg_table]) + index * p_.table.stride;
-      prompt = args_[arg_prompts] != 0 && pointer<const uint8_t>(args_[arg_prompts])[index] != 0;
+      prompt =
+          args_[arg_is_prefill] != 0 && pointer<const uint8_t>(args_[arg_is_prefill])[index] != 0;
     }
     s.prompt = abi::attention_takes(abi::AttentionPhase::prompt, s.tokens, p_.group, prompt);
     const bool taken = abi::attention_takes(p_.phase, s.tokens, p_.group, prompt);

@@ -19,8 +19,8 @@ constexpr uint64_t most_pieces(uint64_t keys) {
 }
 
 // Rows of a KV head whose pieces are kept until all are there. A prompt's keys are not cut.
-constexpr uint64_t decode_rows(uint64_t most_queries, uint64_t group) {
-  return std::min(most_queries * group, abi::kDecodePhaseRows);
+constexpr uint64_t decode_rows(uint64_t max_query_length, uint64_t group) {
+  return std::min(max_query_length * group, abi::kDecodePhaseRows);
 }
 
 // What the kernel keeps in scratch memory: a counter of pieces for each sequence and KV head, then

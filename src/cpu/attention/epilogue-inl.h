@@ -54,16 +54,16 @@ HWY_INLINE SoftmaxState MergeStates(const float* first, uint64_t count, uint64_t
 
 // Where a row's output goes; lse 0: not wanted.
 struct RowOutput {
-  const float* sinks;
+  const float* sink_logits;
   uint64_t head;
   uint64_t out, lse;
 };
 
 // Merges a sink, one more logit whose value is 0. Returns the rescale factor of the row's values.
-HWY_INLINE float MergeSink(const float* sinks, uint64_t head, SoftmaxState& state) {
-  if (sinks == nullptr) return 1.0f;
+HWY_INLINE float MergeSink(const float* sink_logits, uint64_t head, SoftmaxState& state) {
+  if (sink_logits == nullptr) return 1.0f;
   constexpr float kMost = std::numeric_limits<float>::max();
-  float sink = sinks[head];
+  float sink = sink_logits[head];
   if (std::isfinite(sink)) sink = std::clamp(sink * kLog2E, -kMost, kMost);
   if (sink == kMinusInfinity) return 1.0f;
   return state.merge({sink, 1.0f}).mine;
@@ -72,7 +72,7 @@ HWY_INLINE float MergeSink(const float* sinks, uint64_t head, SoftmaxState& stat
 // Divides by the softmax's denominator, the sink included, and writes.
 template <class Out>
 void StoreRow(SoftmaxState state, float* values, uint64_t head_dim, const RowOutput& to) {
-  const float rescale = MergeSink(to.sinks, to.head, state);
+  const float rescale = MergeSink(to.sink_logits, to.head, state);
   const float factor = state.sum == 0 ? 0.0f : rescale / state.sum;
   for (uint64_t c = 0; c < head_dim; ++c) values[c] *= factor;
   CopyRow(static_cast<const float*>(values), pointer<Out>(to.out), head_dim);

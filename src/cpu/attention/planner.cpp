@@ -9,7 +9,7 @@ namespace {
 // Pieces that the keys of a sequence may be in; the kernel merges their states.
 abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   const uint64_t group = p.heads / p.kv_heads;
-  const uint64_t queries = p.sequences != 0 ? p.most_queries : p.tokens;
+  const uint64_t queries = p.sequences != 0 ? p.max_query_length : p.tokens;
   const bool decodes = p.sequences != 0 || queries * group <= abi::kDecodePhaseRows;
   const uint64_t pieces = decodes ? most_pieces(p.keys) : 1;
   abi::AttentionPlan plan = abi::attention_any_shape_plan(p, 1, 0);

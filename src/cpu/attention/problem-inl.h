@@ -58,9 +58,9 @@ struct HeadView {
 struct WorkTile {
   const abi::AttentionParams* params;
   HeadView k, v;
-  const float* slopes;   // null: none
-  const uint8_t* tree;   // null: none
-  const int32_t* table;  // the sequence's row of it; null: no pages
+  const float* alibi_slopes;  // null: none
+  const uint8_t* tree_mask;   // null: none
+  const int32_t* table;       // the sequence's row of it; null: no pages
   uint64_t kv_head;
   uint64_t first_token;  // of the sequence, in q
   uint64_t first_row;    // among the sequence's rows of the KV head
@@ -82,14 +82,14 @@ struct WorkTile {
   uint64_t head(uint32_t row) const { return kv_head * group() + (first_row + row) % group(); }
   uint32_t k_dim() const { return k.layout->head_dim; }
   uint32_t v_dim() const { return v.layout->head_dim; }
-  bool plain() const { return params->soft_cap == 0 && slopes == nullptr; }
+  bool plain() const { return params->soft_cap == 0 && alibi_slopes == nullptr; }
 
   void start_rows() {
     for (uint32_t r = 0; r < rows; ++r) {
       const auto at = static_cast<int64_t>(own_token(r));
       position[r] = abi::row_position(mask, at);
       bounds[r] = abi::row_bounds(mask, at, first_key, last_key);
-      slope[r] = slopes == nullptr ? 0.0f : slopes[head(r)];
+      slope[r] = alibi_slopes == nullptr ? 0.0f : alibi_slopes[head(r)];
       state[r] = SoftmaxState();
     }
   }
@@ -101,11 +101,11 @@ struct WorkTile {
     return {static_cast<uint64_t>(lo), static_cast<uint64_t>(std::max(lo, hi))};
   }
   bool tree_hides(const KeyBlock& block, uint32_t row, uint64_t lane) const {
-    return tree != nullptr && abi::tree_hides(tree + own_token(row) * params->tree_stride, mask,
-                                              block.key + static_cast<int64_t>(lane));
+    return tree_mask != nullptr && abi::tree_hides(tree_mask + own_token(row) * params->tree_stride,
+                                                   mask, block.key + static_cast<int64_t>(lane));
   }
   bool touches_tree(const KeyBlock& block) const {
-    return tree != nullptr && block.key + block.end > abi::row_position<int64_t>(mask, 0);
+    return tree_mask != nullptr && block.key + block.end > abi::row_position<int64_t>(mask, 0);
   }
 
   // Calls take(block) for every block that some row sees a key of, oldest first. Bounds grow with

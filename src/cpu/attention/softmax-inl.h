@@ -1,5 +1,5 @@
 // The online softmax: base-2 exponentials, and the state of a row that blocks of logits, splits of
-// the keys and sinks are merged into.
+// the keys and sink tokens are merged into.
 
 #if defined(GYRE_CPU_ATTENTION_SOFTMAX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ATTENTION_SOFTMAX_INL_H

@@ -10,7 +10,7 @@
 #include "cpu/kernels.h"
 #include "cpu/kernels/kv_signs.h"
 #include "cpu/kernels/select.h"
-#include "gyre/codec.h"
+#include "gyre/quantize.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/kernels/hadamard.cpp"
@@ -29,8 +29,8 @@ inline const SignMasks* SignsOf(uint32_t signs) {
   switch (static_cast<HadamardSigns>(signs)) {
     case HadamardSigns::native:
       return &native_signs();
-    case HadamardSigns::compat:
-      return &compat_signs();
+    case HadamardSigns::mlx_native:
+      return &mlx_native_signs();
     default:
       return nullptr;
   }

@@ -44,7 +44,7 @@ struct Append {
             pointer<uint8_t>(a[2]) + head * s.body.scales_head_stride, pointer<std::byte>(a[3])};
   }
   bool has_near() const {
-    return p.places.tail_capacity != 0 || keys.begin < std::min(p.places.sinks, keys.end);
+    return p.places.tail_capacity != 0 || keys.begin < std::min(p.places.sink_tokens, keys.end);
   }
 
   // Which tokens of the step enter a tile of the body.
@@ -72,7 +72,7 @@ struct Append {
     std::fill(std::begin(job.next), std::end(job.next), nullptr);
     return job;
   }
-  // The row of sinks or tail for a token of the step; null: it has none.
+  // The row of sink tokens or tail for a token of the step; null: it has none.
   Half* near_row(uint64_t stream, uint64_t head, uint64_t token) const {
     const uint64_t offset =
         abi::append_near_offset(p.places, p.stream[stream], keys.begin + token, head);

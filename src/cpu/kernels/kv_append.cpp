@@ -1,6 +1,6 @@
 // kv_extend, kv_append and bytes_copy on the CPU. kv_append's work tiles are the tiles of the body
-// that keys enter, for every head of K and V, and then pieces of the rows for sinks and tail. The
-// cache's state says which keys those are.
+// that keys enter, for every head of K and V, and then pieces of the rows for sink tokens and tail.
+// The cache's state says which keys those are.
 #include "abi/kv_append.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-template <class Source, uint32_t kCoded>
+template <class Source, uint32_t kCalibrated>
 void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index, const KvHead& dims,
                 KvScratch& scratch) {
   const uint64_t tile = a.run.tile(index);
@@ -34,12 +34,12 @@ void AppendTile(const Append& a, uint64_t stream, uint64_t head, uint64_t index,
   const std::byte* const source = a.places(stream, head).source;
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot)
     job.source[slot] = source + tokens.token[slot] * a.p.stream[stream].source_token_stride;
-  WriteTile<Source, kCoded>(a.p.stream[stream].body, job, scratch);
+  WriteTile<Source, kCalibrated>(a.p.stream[stream].body, job, scratch);
 }
 
-// Rows of sinks and tail, in f16: about the work of a tile of the body.
+// Rows of sink tokens and tail, in f16: about the work of a tile of the body.
 constexpr uint64_t kNearTokens = 64;
-template <class Source, uint32_t kCoded>
+template <class Source, uint32_t kCalibrated>
 void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece) {
   const abi::KvAppendStream& s = a.p.stream[stream];
   const std::byte* const source = a.places(stream, head).source;
@@ -48,7 +48,7 @@ void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece)
     Half* const to = a.near_row(stream, head, t);
     if (to == nullptr) return;
     const std::byte* const row = source + t * s.source_token_stride;
-    if ((kCoded >> stream & 1) != 0) {  // begins with the row in f16
+    if ((kCalibrated >> stream & 1) != 0) {  // begins with the row in f16
       CopyRow(reinterpret_cast<const Half*>(row), to, s.body.head_dim);
     } else {
       CopyRow(reinterpret_cast<const Source*>(row), to, s.body.head_dim);
@@ -56,7 +56,7 @@ void AppendNear(const Append& a, uint64_t stream, uint64_t head, uint64_t piece)
   }
 }
 
-template <class Source, uint32_t kCoded>
+template <class Source, uint32_t kCalibrated>
 void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvAppendParams*>(params);
   const Append a(p, args);
@@ -72,18 +72,20 @@ void KvAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t 
     const uint64_t head = index % p.heads;
     if (at < body_tiles) {
       const uint64_t stream = index / p.heads / tiles;
-      AppendTile<Source, kCoded>(a, stream, head, index / p.heads % tiles, dims[stream], scratch);
+      AppendTile<Source, kCalibrated>(a, stream, head, index / p.heads % tiles, dims[stream],
+                                      scratch);
     } else {
-      AppendNear<Source, kCoded>(a, index / p.heads / pieces, head, index / p.heads % pieces);
+      AppendNear<Source, kCalibrated>(a, index / p.heads / pieces, head, index / p.heads % pieces);
     }
   }
 }
 
 TaskFn SelectKvAppend(uint64_t key) {
   const auto spec = spec_from_key<abi::KvAppendSpec>(key);
-  return select_source(spec.source_dtype, spec.coded, [](auto source, auto coded) -> TaskFn {
-    return KvAppend<decltype(source), decltype(coded)::value>;
-  });
+  return select_source(spec.source_dtype, spec.calibrated,
+                       [](auto source, auto calibrated) -> TaskFn {
+                         return KvAppend<decltype(source), decltype(calibrated)::value>;
+                       });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -46,7 +46,7 @@ inline KvTileJob FindTile(const abi::KvQuantizeParams& p, const uint64_t* args, 
   return job;
 }
 
-template <class Source, uint32_t kCoded>
+template <class Source, uint32_t kCalibrated>
 void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
   const KvHead heads[2] = {MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)};
@@ -65,7 +65,7 @@ void KvQuantize(const void* params, const uint64_t* args, uint32_t task, uint32_
     if (index + 1 < share.end) next = FindTile(p, args, index + 1);
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) job.next[slot] = next.source[slot];
     job.head = &heads[job.stream];
-    WriteTile<Source, kCoded>(p.stream[job.stream].cache, job, scratch);
+    WriteTile<Source, kCalibrated>(p.stream[job.stream].cache, job, scratch);
   }
 }
 
@@ -101,9 +101,10 @@ void KvDequantize(const void* params, const uint64_t* args, uint32_t task,
 
 TaskFn SelectKvQuantize(uint64_t key) {
   const auto spec = spec_from_key<abi::KvQuantizeSpec>(key);
-  return select_source(spec.source_dtype, spec.coded, [](auto source, auto coded) -> TaskFn {
-    return KvQuantize<decltype(source), decltype(coded)::value>;
-  });
+  return select_source(spec.source_dtype, spec.calibrated,
+                       [](auto source, auto calibrated) -> TaskFn {
+                         return KvQuantize<decltype(source), decltype(calibrated)::value>;
+                       });
 }
 
 TaskFn SelectKvDequantize(uint64_t key) {

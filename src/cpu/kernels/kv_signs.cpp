@@ -11,11 +11,11 @@ const SignMasks& native_signs() {
   return kMasks;
 }
 
-const SignMasks& compat_signs() {
+const SignMasks& mlx_native_signs() {
   static const SignMasks kMasks = [] {
     SignMasks masks{};
-    for (uint32_t j = 0; j < 8 * sizeof(abi::kCompatSigns); ++j) {
-      masks[j] = static_cast<uint32_t>(abi::kCompatSigns[j / 8] >> (j % 8) & 1) << 31;
+    for (uint32_t j = 0; j < 8 * sizeof(abi::kMlxNativeSigns); ++j) {
+      masks[j] = static_cast<uint32_t>(abi::kMlxNativeSigns[j / 8] >> (j % 8) & 1) << 31;
     }
     return masks;
   }();

@@ -11,6 +11,6 @@ namespace gyre::cpu {
 struct alignas(64) SignMasks : std::array<uint32_t, abi::kKvMaxHeadDim> {};
 
 const SignMasks& native_signs();
-const SignMasks& compat_signs();  // 512 entries, zero beyond
+const SignMasks& mlx_native_signs();  // 512 entries, zero beyond
 
 }  // namespace gyre::cpu

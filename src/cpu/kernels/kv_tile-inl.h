@@ -1,5 +1,5 @@
-// Quantizing a tile: 8 slots of one head of K or V. Tokens are rotated and coded one by one; K's
-// rows are stored one by one too, V's tile at once, because eight tokens share V's bytes.
+// Quantizing a tile: 8 slots of one head of K or V. Tokens are rotated and calibrated one by one;
+// K's rows are stored one by one too, V's tile at once, because eight tokens share V's bytes.
 
 #if defined(GYRE_CPU_KV_TILE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_KV_TILE_INL_H
@@ -11,14 +11,14 @@
 #include <bit>
 #include <cstring>
 
-#include "abi/kv_encode.h"
+#include "abi/kv_feedback.h"
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/kv_compat.h"
-#include "cpu/kernels/kv_encode-inl.h"
+#include "cpu/kernels/kv_feedback-inl.h"
+#include "cpu/kernels/kv_mlx_native.h"
 #include "cpu/kernels/kv_pack-inl.h"
 #include "cpu/kernels/kv_signs.h"
 #include "cpu/kernels/native_format.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
@@ -123,7 +123,8 @@ void QuantizeTile(const abi::KvCacheLayout& cache, const KvTileJob& job, const S
 }
 
 template <class Source>
-void QuantizeCompatTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
+void QuantizeMlxNativeTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                           KvScratch& scratch) {
   const uint64_t row_bytes = cache.codes_tile_stride / abi::kKvTile;
   const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
@@ -131,11 +132,11 @@ void QuantizeCompatTile(const abi::KvCacheLayout& cache, const KvTileJob& job, K
     CopyRow(reinterpret_cast<const Source*>(job.source[slot]), scratch.x, cache.head_dim);
     uint8_t* codes = scratch.rows[0].codes;
     float norms[2] = {};
-    encode_compat(cache, scratch.x, codes, norms);
+    encode_mlx_native(cache, scratch.x, codes, norms);
     std::memcpy(job.scales + slot * norm_bytes, norms, norm_bytes);
     uint8_t* row = job.codes + slot * row_bytes;
     for (uint64_t i = 0; i < row_bytes; ++i) {
-      row[i] = cache.format == abi::kCompat4
+      row[i] = cache.format == abi::kMlxNative4
                    ? static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4)
                    : codes[i];
     }
@@ -145,7 +146,7 @@ void QuantizeCompatTile(const abi::KvCacheLayout& cache, const KvTileJob& job, K
 template <class Source>
 void QuantizeAnyTile(const abi::KvCacheLayout& cache, const KvTileJob& job, const SignMasks& signs,
                      KvScratch& scratch) {
-  if (!abi::kv_is_native(cache.format)) return QuantizeCompatTile<Source>(cache, job, scratch);
+  if (!abi::kv_is_native(cache.format)) return QuantizeMlxNativeTile<Source>(cache, job, scratch);
   with_native_format(cache.format, [&](auto format) HWY_ATTR {
     QuantizeTile<decltype(format)::value, Source>(cache, job, signs, scratch);
   });
@@ -170,9 +171,9 @@ void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
   }
 }
 
-// Sources are coded rows: codes and scales are made already.
-inline void StoreCodedTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
-                           KvScratch& scratch) {
+// Sources are calibrated rows: codes and scales are made already.
+inline void StoreCalibratedTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                                KvScratch& scratch) {
   const DCode d;
   alignas(16) static constexpr uint8_t kTransposed[16] = {0, 4, 8,  12, 1, 5, 9,  13,
                                                           2, 6, 10, 14, 3, 7, 11, 15};
@@ -180,25 +181,26 @@ inline void StoreCodedTile(const abi::KvCacheLayout& cache, const KvTileJob& job
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     if ((job.mask >> slot & 1) == 0) continue;
     const auto* const row = reinterpret_cast<const uint8_t*>(job.source[slot]);
-    const uint8_t* const codes = row + abi::kv_coded_codes(cache.head_dim);
+    const uint8_t* const codes = row + abi::kv_calibrated_codes(cache.head_dim);
     for (uint32_t i = 0; i < cache.head_dim; i += 16)
       hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, codes + i), order), d,
                  scratch.rows[slot].codes + i);
-    std::memcpy(&scratch.facts.scales[0][slot], row + abi::kv_coded_scale(cache.head_dim), 2);
+    std::memcpy(&scratch.facts.scales[0][slot], row + abi::kv_calibrated_scale(cache.head_dim), 2);
   }
   with_native_format(cache.format, [&](auto format) HWY_ATTR {
     StoreTile<decltype(format)::value>(cache, job, scratch);
   });
 }
 
-// Any format, dense ones included. kCoded: bit `stream` says that its rows are coded rows.
-template <class Source, uint32_t kCoded = 0>
+// Any format, dense ones included. kCalibrated: bit `stream` says that its rows are calibrated
+// rows.
+template <class Source, uint32_t kCalibrated = 0>
 void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
   if (job.mask == 0) return;
-  if constexpr (kCoded != 0) {
-    if ((kCoded >> job.stream & 1) != 0) return StoreCodedTile(cache, job, scratch);
+  if constexpr (kCalibrated != 0) {
+    if ((kCalibrated >> job.stream & 1) != 0) return StoreCalibratedTile(cache, job, scratch);
   }
-  if (!abi::kv_is_native(cache.format) && !abi::kv_is_compat(cache.format))
+  if (!abi::kv_is_native(cache.format) && !abi::kv_is_mlx_native(cache.format))
     return StoreDense<Source>(cache, job);
   QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);
 }

@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-template <class Source, class Slot, uint32_t kCoded>
+template <class Source, class Slot, uint32_t kCalibrated>
 void KvWrite(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto& p = *static_cast<const abi::KvWriteParams*>(params);
   const SlotList<Slot> list{pointer<const Slot>(args[6]), p.tokens, p.pages * p.page_tokens};
@@ -36,7 +36,7 @@ void KvWrite(const void* params, const uint64_t* args, uint32_t task, uint32_t t
         KvTileJob job = FindTile(p, args, run, at - token * rows);
         job.head = &heads[job.stream];
         SetSources(p, args, run, (at - token * rows) % p.heads, job);
-        WriteTile<Source, kCoded>(p.stream[job.stream].cache, job, scratch);
+        WriteTile<Source, kCalibrated>(p.stream[job.stream].cache, job, scratch);
       }
     }
     at = end;
@@ -45,11 +45,12 @@ void KvWrite(const void* params, const uint64_t* args, uint32_t task, uint32_t t
 
 TaskFn SelectKvWrite(uint64_t key) {
   const auto spec = spec_from_key<abi::KvWriteSpec>(key);
-  return select_source(spec.source_dtype, spec.coded, [&](auto source, auto coded) -> TaskFn {
-    constexpr uint32_t kCoded = decltype(coded)::value;
-    if (spec.slot_bytes == 8) return KvWrite<decltype(source), int64_t, kCoded>;
-    return spec.slot_bytes == 4 ? KvWrite<decltype(source), int32_t, kCoded> : nullptr;
-  });
+  return select_source(
+      spec.source_dtype, spec.calibrated, [&](auto source, auto calibrated) -> TaskFn {
+        constexpr uint32_t kCalibrated = decltype(calibrated)::value;
+        if (spec.slot_bytes == 8) return KvWrite<decltype(source), int64_t, kCalibrated>;
+        return spec.slot_bytes == 4 ? KvWrite<decltype(source), int32_t, kCalibrated> : nullptr;
+      });
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -133,8 +133,8 @@ inline HeadGroup GroupOf(const RopeAppendWork& cut, uint64_t index) {
   return {begin, std::min(begin + cut.group, cut.kv_heads)};
 }
 
-// Tokens of a step into a cache, and into its sinks and tail. Tiles of the body come after runs of
-// tokens for the sinks, which are no part of the body.
+// Tokens of a step into a cache, and into its sink tokens and tail. Tiles of the body come after
+// runs of tokens for the sink tokens, which are no part of the body.
 template <class In, class Rotation>
 class AppendTiles {
  public:
@@ -142,8 +142,8 @@ class AppendTiles {
       : work_(work),
         append_(work.p.append, work.args + kWhere),
         dims_{MakeHead(work.p.append.stream[0].body), MakeHead(work.p.append.stream[1].body)} {
-    const uint64_t sinks = std::min(append_.p.places.sinks, append_.keys.end);
-    sink_tokens_ = sinks > append_.keys.begin ? sinks - append_.keys.begin : 0;
+    const uint64_t sink_tokens = std::min(append_.p.places.sink_tokens, append_.keys.end);
+    sink_tokens_ = sink_tokens > append_.keys.begin ? sink_tokens - append_.keys.begin : 0;
     sink_runs_ = (sink_tokens_ + abi::kKvTile - 1) / abi::kKvTile;
   }
 

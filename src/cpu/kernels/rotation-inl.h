@@ -12,7 +12,7 @@
 
 #include "abi/kv_codec.h"
 #include "cpu/kernels/hadamard-inl.h"
-#include "cpu/kernels/kv_compat.h"
+#include "cpu/kernels/kv_mlx_native.h"
 #include "cpu/kernels/kv_signs.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,8 +20,8 @@ namespace gyre::cpu::HWY_NAMESPACE {
 
 HWY_INLINE void FlipSigns(uint32_t format, uint32_t head_dim, float* x) {
   const bool native = abi::kv_is_native(format);
-  if (!native && !compat_is_signed(format, head_dim)) return;
-  const SignMasks& signs = native ? native_signs() : compat_signs();
+  if (!native && !mlx_native_is_signed(format, head_dim)) return;
+  const SignMasks& signs = native ? native_signs() : mlx_native_signs();
   const DHadamard d;
   const hn::RebindToUnsigned<DHadamard> du;
   for (uint32_t i = 0; i < head_dim; i += 4) {
@@ -43,13 +43,13 @@ HWY_INLINE void TransformBlocks(uint32_t head_dim, float* x) {
 }
 
 HWY_INLINE void Rotate(uint32_t format, uint32_t head_dim, float* x) {
-  if (!abi::kv_is_native(format) && !abi::kv_is_compat(format)) return;
+  if (!abi::kv_is_native(format) && !abi::kv_is_mlx_native(format)) return;
   FlipSigns(format, head_dim, x);
   TransformBlocks(head_dim, x);
 }
 
 HWY_INLINE void Restore(uint32_t format, uint32_t head_dim, float* x) {
-  if (!abi::kv_is_native(format) && !abi::kv_is_compat(format)) return;
+  if (!abi::kv_is_native(format) && !abi::kv_is_mlx_native(format)) return;
   TransformBlocks(head_dim, x);
   FlipSigns(format, head_dim, x);
 }

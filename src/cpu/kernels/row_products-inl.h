@@ -1,4 +1,4 @@
-// Rows times matrices and sums of products, in the order of docs/kv_formats.md, "Coded rows".
+// Rows times matrices and sums of products, in the order of docs/kv_formats.md, "Calibrated rows".
 
 #if defined(GYRE_CPU_ROW_PRODUCTS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_ROW_PRODUCTS_INL_H
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-using DCoded = hn::CappedTag<float, 16>;  // along coordinates, of which there are at least 16
+using DCalibrated = hn::CappedTag<float, 16>;  // along coordinates, of which there are at least 16
 
 // One rounding on every target.
 template <class D>
@@ -39,10 +39,10 @@ template <uint32_t kRows, uint32_t kColumns>
 HWY_INLINE void MultiplyPanels(const float* HWY_RESTRICT matrix, const float* HWY_RESTRICT x,
                                size_t stride, uint32_t n, uint32_t begin, uint32_t end,
                                float* HWY_RESTRICT out) {
-  const DCoded d;
+  const DCalibrated d;
   constexpr size_t kLanes = hn::MaxLanes(d), kAtOnce = kColumns / kLanes;
   for (uint32_t first = begin; first < end; first += kColumns) {
-    hn::Vec<DCoded> sum[kRows][kAtOnce];
+    hn::Vec<DCalibrated> sum[kRows][kAtOnce];
     for (auto& row : sum)
       for (auto& v : row) v = hn::Zero(d);
     const float* at = matrix + first;

@@ -21,23 +21,24 @@ TaskFn select_float(uint32_t dtype, const Make& make) {
   }
 }
 
-// make(T(), Coded<mask>()) for the dtype and the streams (1 K, 2 V) whose sources are coded rows.
+// make(T(), Calibrated<mask>()) for the dtype and the streams (1 K, 2 V) whose sources are
+// calibrated rows.
 template <uint32_t kMask>
-struct Coded {
+struct Calibrated {
   static constexpr uint32_t value = kMask;
 };
 template <class Make>
-TaskFn select_source(uint32_t dtype, uint32_t coded, const Make& make) {
+TaskFn select_source(uint32_t dtype, uint32_t calibrated, const Make& make) {
   return select_float(dtype, [&](auto source) -> TaskFn {
-    switch (coded) {
+    switch (calibrated) {
       case 0:
-        return make(source, Coded<0>());
+        return make(source, Calibrated<0>());
       case 1:
-        return make(source, Coded<1>());
+        return make(source, Calibrated<1>());
       case 2:
-        return make(source, Coded<2>());
+        return make(source, Calibrated<2>());
       case 3:
-        return make(source, Coded<3>());
+        return make(source, Calibrated<3>());
       default:
         return nullptr;
     }

@@ -16,9 +16,9 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/kv_compat.h"
+#include "cpu/kernels/kv_mlx_native.h"
 #include "cpu/kernels/native_format.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
@@ -226,23 +226,24 @@ HWY_INLINE void ScaleLevels(const abi::KvScaleBlocks& blocks, const uint8_t* sca
   }
 }
 
-// A row of a compatibility format, K or V: nibbles or bytes, side by side.
-HWY_INLINE void UnpackCompatRow(const abi::KvCacheLayout& cache, const uint8_t* codes_tile,
-                                const uint8_t* scales_tile, uint32_t slot, float* y) {
+// A row of an mlx-native format, K or V: nibbles or bytes, side by side.
+HWY_INLINE void UnpackMlxNativeRow(const abi::KvCacheLayout& cache, const uint8_t* codes_tile,
+                                   const uint8_t* scales_tile, uint32_t slot, float* y) {
   const uint8_t* row = codes_tile + slot * (cache.codes_tile_stride / abi::kKvTile);
   float norms[2] = {};
   const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
   std::memcpy(norms, scales_tile + slot * norm_bytes, norm_bytes);
   uint8_t codes[abi::kKvMaxHeadDim];
   for (uint32_t i = 0; i < cache.head_dim; ++i) {
-    codes[i] = cache.format == abi::kCompat4 ? static_cast<uint8_t>(row[i / 2] >> (i % 2 * 4) & 15)
-                                             : row[i];
+    codes[i] = cache.format == abi::kMlxNative4
+                   ? static_cast<uint8_t>(row[i / 2] >> (i % 2 * 4) & 15)
+                   : row[i];
   }
-  decode_compat(cache, codes, norms, y);
+  decode_mlx_native(cache, codes, norms, y);
 }
 
 // Slots [begin, end) of a tile in f32, row `slot` at y + slot * head_dim: rotated coordinates, or
-// for dense formats plain ones. Other slots of a dense or compat cache are not read.
+// for dense formats plain ones. Other slots of a dense or mlx_native cache are not read.
 HWY_INLINE void UnpackTile(const abi::KvCacheLayout& cache, const uint8_t* codes,
                            const uint8_t* scales, Share slots, float* y) {
   const uint64_t n = cache.head_dim;
@@ -271,7 +272,7 @@ HWY_INLINE void UnpackTile(const abi::KvCacheLayout& cache, const uint8_t* codes
         CopyRow(reinterpret_cast<const BFloat16*>(row), y + slot * n, n);
         break;
       default:
-        UnpackCompatRow(cache, codes, scales, static_cast<uint32_t>(slot), y + slot * n);
+        UnpackMlxNativeRow(cache, codes, scales, static_cast<uint32_t>(slot), y + slot * n);
     }
   }
 }

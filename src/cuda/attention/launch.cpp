@@ -9,7 +9,7 @@
 #include "cuda/kernels/attention/paged_layout.cuh"
 #include "cuda/kernels/attention/prefill_layout.cuh"
 #include "cuda/types.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
@@ -19,7 +19,7 @@ constexpr uint64_t kMostBlocks = (uint64_t{1} << 31) - 1;
 
 bool is_format(uint32_t format) {
   return format <= static_cast<uint32_t>(KvFormat::bf16) || abi::kv_is_native(format) ||
-         abi::kv_is_compat(format);
+         abi::kv_is_mlx_native(format);
 }
 
 // Stages of 128 keys only where four blocks fit side by side.
@@ -68,9 +68,9 @@ DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits)
 }
 
 PagedLaunch launch_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
-  return paged_launch(paged_layout(s.k_format, s.v_format,
-                                   HeadDims(s.head_dim, abi::decode_value_dim(s)), s.rows),
-                      limits.shared_bytes_per_block);
+  return paged_launch(
+      paged_layout(s.k_format, s.v_format, HeadDims(s.head_dim, abi::decode_value_dim(s)), s.rows),
+      limits.shared_bytes_per_block);
 }
 
 ManyRowsLayout layout_of(const abi::AttentionRowsSpec& s) {
@@ -108,8 +108,8 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
 std::string name_attention_decode(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (!layout_of(s).fits) return "";
-  const std::string cluster = s.paged != 0 ? (s.paged == 2 ? ", true" : ", false")
-                                           : join(", ", uint32_t{s.cluster}, "u");
+  const std::string cluster =
+      s.paged != 0 ? (s.paged == 2 ? ", true" : ", false") : join(", ", uint32_t{s.cluster}, "u");
   const uint32_t value_dim = abi::decode_value_dim(s);
   const std::string values = value_dim == s.head_dim ? "" : join(", ", value_dim, "u");
   return join("gyre::cuda::attention_decode", s.paged != 0 ? "_paged<" : "<", uint32_t{s.k_format},

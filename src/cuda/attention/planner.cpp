@@ -31,7 +31,7 @@ bool copies_16_bytes(const abi::KvCacheLayout& cache) {
 // That a block may have to do with. In pages they are a sequence's, over 16-bit V a token's.
 uint64_t most_rows(const abi::AttentionProblem& p) {
   if (p.sequences == 0) return abi::attention_rows(p);
-  const uint64_t tokens = is_compressed(p.v.format) ? p.most_queries : 1;
+  const uint64_t tokens = is_compressed(p.v.format) ? p.max_query_length : 1;
   return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, kDecodeRows);
 }
 
@@ -87,7 +87,7 @@ class Planner {
       return half.codes_head_stride == p_.k.codes_head_stride &&
              (!is_compressed(half.format) || half.scales_head_stride == half.codes_head_stride);
     };
-    return p_.phase == abi::AttentionPhase::decode && group() <= kDecodeRows && p_.tree == 0 &&
+    return p_.phase == abi::AttentionPhase::decode && group() <= kDecodeRows && p_.tree_mask == 0 &&
            p_.keys <= kMostKeys && p_.sequences < kMost32 && p_.tokens < kMost32 &&
            p_.page_stride < kMost32 && (p_.addresses | p_.page_stride) % 16 == 0 && same(p_.k) &&
            same(p_.v) && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
@@ -138,9 +138,10 @@ class Planner {
   // from some rows would show in them.
   bool takes_few_rows() const {
     constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
-    return rows_ <= kDecodeRows && p_.tree == 0 && (p_.tokens == 1 || is_compressed(p_.v.format)) &&
-           p_.kv_heads <= kMostHeads && p_.capacity != 0 && p_.capacity <= kMostKeys &&
-           p_.addresses % 16 == 0 && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
+    return rows_ <= kDecodeRows && p_.tree_mask == 0 &&
+           (p_.tokens == 1 || is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
+           p_.capacity != 0 && p_.capacity <= kMostKeys && p_.addresses % 16 == 0 &&
+           copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
 
   // Fewer rows to a block than there could be where shared memory does not hold them.
@@ -153,9 +154,9 @@ class Planner {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
       if (p_.sequences != 0) {
-        const uint32_t keys = decode_keys(p_.k.format, p_.v.format,
-                                          HeadDims(p_.k.head_dim, p_.v.head_dim),
-                                          static_cast<uint32_t>(rows), kDecodePages);
+        const uint32_t keys =
+            decode_keys(p_.k.format, p_.v.format, HeadDims(p_.k.head_dim, p_.v.head_dim),
+                        static_cast<uint32_t>(rows), kDecodePages);
         spec.paged = p_.page_tokens % keys == 0 ? 2 : 1;
       }
       if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p_.v.head_dim / 16);

@@ -76,7 +76,7 @@ constexpr uint64_t append_body_blocks(const abi::KvAppendParams& p, uint32_t str
   return divide_up(p.heads * append_most_tiles(p), tiles_per_block(p.stream[stream].body.head_dim));
 }
 constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
-  if (p.places.sinks == 0 && p.places.tail_capacity == 0) return 0;
+  if (p.places.sink_tokens == 0 && p.places.tail_capacity == 0) return 0;
   return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
 }
 

@@ -3,7 +3,7 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "cuda/kernels/attention/unpack.cuh"
-#include "cuda/kernels/compat.cuh"
+#include "cuda/kernels/mlx_native.cuh"
 #include "cuda/kernels/encode.cuh"
 
 namespace gyre::cuda {
@@ -43,8 +43,8 @@ __device__ void load_codes(const abi::KvCacheLayout& cache, const StoredRow& row
 template <uint32_t kFormat, uint32_t kSlots>
 __device__ void decode_row(const abi::KvCacheLayout& cache, const RowPlace<kSlots>& at,
                            const StoredRow& row, float (&y)[kSlots][kChunk]) {
-  if constexpr (abi::kv_is_compat(kFormat)) {
-    compat_decode(kFormat, cache, at,
+  if constexpr (abi::kv_is_mlx_native(kFormat)) {
+    mlx_native_decode(kFormat, cache, at,
                   row.codes + row.slot * (cache.codes_tile_stride / abi::kKvTile),
                   reinterpret_cast<const float*>(
                       row.scales + row.slot * (cache.scales_tile_stride / abi::kKvTile)),

@@ -256,7 +256,7 @@ __device__ inline uint32_t scale_bits(float x) {
   return (bits + 0x3FFFu + (bits >> 15 & 1)) >> 15;
 }
 
-// What a transformed row is coded with: stretch, and the power of two that its blocks lost.
+// What a transformed row is calibrated with: stretch, and the power of two that its blocks lost.
 template <uint32_t kSlots>
 struct ScaleFactors {
   float stretch;

@@ -1,10 +1,10 @@
 #pragma once
-// kv_encode with many tokens: a block takes a tile of rows of one head. Their products with the
+// kv_feedback with many tokens: a block takes a tile of rows of one head. Their products with the
 // head's matrices are one matrix product. Each chain of error feedback, a row at a gain, is a
 // thread's, a slab of columns at a time: what earlier coordinates add to a slab is a matrix product
 // again. Sums are in the order of docs/kv_formats.md. Products are bound by what shared memory and
 // the L1 return, so a thread has 4 x 4 of their sums.
-#include "cuda/kernels/coded_finish.cuh"
+#include "cuda/kernels/calibrated_finish.cuh"
 #include "cuda/kernels/encode_work.cuh"
 #include "cuda/kernels/matrix.cuh"
 #include "cuda/kernels/ptx.cuh"
@@ -49,7 +49,7 @@ __device__ inline TileRows& tile_rows() {
 template <class Source>
 __device__ void load_tile(const EncodeTile& tile, const float* mean, const Source* from,
                           bool exists) {
-  constexpr uint32_t kEach = abi::kKvMostCodedDim / kEncodeRowThreads;
+  constexpr uint32_t kEach = abi::kKvMostCalibratedDim / kEncodeRowThreads;
   const uint32_t row = threadIdx.x / kEncodeRowThreads, lane = threadIdx.x % kEncodeRowThreads;
   float x[kEach];
   uint32_t largest = 0;
@@ -117,10 +117,10 @@ __device__ inline void multiply_tile(const EncodeTile& tile, const float* matrix
   }
 }
 
-// Step 3 of z's rows and, where they are others, of w's. Before it z's are what sinks and tail
-// keep: `coded` is the coded row of the tile's first, `bytes` from a row to the next.
+// Step 3 of z's rows and, where they are others, of w's. Before it z's are what sink tokens and tail
+// keep: `calibrated` is the calibrated row of the tile's first, `bytes` from a row to the next.
 __device__ inline void rotate_tile(const EncodeTile& tile, bool has_w, uint32_t present,
-                                   uint8_t* coded, uint64_t bytes) {
+                                   uint8_t* calibrated, uint64_t bytes) {
   const RowPlace<1> at(tile.n);
   const uint32_t rows = has_w ? 2 * tile.rows : tile.rows, each = blockDim.x / at.lanes;
 #pragma unroll 1
@@ -134,7 +134,7 @@ __device__ inline void rotate_tile(const EncodeTile& tile, bool has_w, uint32_t 
       float near[1][kChunk];
 #pragma unroll
       for (uint32_t i = 0; i < kChunk; ++i) near[0][i] = x[0][i] * power;
-      store_row(at, near, reinterpret_cast<Half*>(coded + row * bytes));
+      store_row(at, near, reinterpret_cast<Half*>(calibrated + row * bytes));
     }
     flip_signs(at, kNativeSigns, x);
     transform<false>(at, x);
@@ -206,12 +206,12 @@ __device__ void code_slab(const EncodeTile& tile, bool is_weighted, float f, uin
 }
 
 template <uint32_t kFormat>
-__device__ void run_chains(const EncodeTile& tile, const HeadCoding& coding, const float* gains) {
+__device__ void run_chains(const EncodeTile& tile, const HeadCalibration& calibration, const float* gains) {
   const uint32_t set = threadIdx.x / tile.rows;
   const float f =
       set < tile.gains ? tile_rows().factor[threadIdx.x % tile.rows] * gains[set] : 1.0f;
-  const bool has_factor = coding.factor != nullptr;
-  if (has_factor) fetch_slab(tile, coding.factor, 0);
+  const bool has_factor = calibration.factor != nullptr;
+  if (has_factor) fetch_slab(tile, calibration.factor, 0);
 #pragma unroll 1
   for (uint32_t column = 0; column < tile.n; column += kEncodeSlab) {
     copy_wait<0>();
@@ -219,11 +219,11 @@ __device__ void run_chains(const EncodeTile& tile, const HeadCoding& coding, con
     const float* const slab =
         has_factor ? tile.slab + column / kEncodeSlab % 2 * kEncodeSlab * tile.n : nullptr;
     if (has_factor) {
-      if (column + kEncodeSlab < tile.n) fetch_slab(tile, coding.factor, column + kEncodeSlab);
+      if (column + kEncodeSlab < tile.n) fetch_slab(tile, calibration.factor, column + kEncodeSlab);
       sum_before(tile, column, slab);
       __syncthreads();
     }
-    if (set <= tile.gains) code_slab<kFormat>(tile, coding.diagonal != nullptr, f, column, slab);
+    if (set <= tile.gains) code_slab<kFormat>(tile, calibration.diagonal != nullptr, f, column, slab);
   }
 }
 
@@ -245,18 +245,18 @@ __device__ void find_factors(const EncodeTile& tile) {
   for (uint32_t row = threadIdx.x / 32; row < tile.rows; row += blockDim.x / 32) {
     const float* const z = tile.z + row * tile.stride;
     const float sum = sum_products(z, z, tile.n);
-    const float factor = coding_factor<kFormat>(sum, z, tile.n);
+    const float factor = calibration_factor<kFormat>(sum, z, tile.n);
     if (threadIdx.x % 32 == 0) tile_rows().sum[row] = sum, tile_rows().factor[row] = factor;
   }
 }
 
 // Steps 7 and 8, a warp to a row.
 template <uint32_t kFormat>
-__device__ void finish_row(const EncodeTile& tile, const abi::KvEncodeStream& s,
+__device__ void finish_row(const EncodeTile& tile, const abi::KvFeedbackStream& s,
                            const float* diagonal, uint32_t row, bool is_v, bool has_w,
                            uint8_t* to) {
   const uint32_t at = row * tile.stride;
-  const CodedSource source{tile.z + at, (has_w ? tile.w : tile.z) + at, tile.y + at,
+  const CalibratedSource source{tile.z + at, (has_w ? tile.w : tile.z) + at, tile.y + at,
                            tile.n,      tile_rows().largest[row],       tile_rows().sum[row]};
   float best = 0, pm = 0;
   const float* kept = tile.target + at;
@@ -268,49 +268,49 @@ __device__ void finish_row(const EncodeTile& tile, const abi::KvEncodeStream& s,
     const float score = sums.score();
     if (gain == 0 || score > best) best = score, pm = sums.pm, kept = t;
   }
-  write_coded<kFormat>(source, is_v, kept, pm, to);
+  write_calibrated<kFormat>(source, is_v, kept, pm, to);
 }
 
 // A function of its own, as code_rotated.
 template <class Source, uint32_t kFormat>
-__device__ __noinline__ void encode_tile(const abi::KvEncodeParams& p, const Args& args,
+__device__ __noinline__ void encode_tile(const abi::KvFeedbackParams& p, const Args& args,
                                          uint32_t stream, uint64_t index) {
-  const abi::KvEncodeStream& s = p.stream[stream];
+  const abi::KvFeedbackStream& s = p.stream[stream];
   const uint64_t* const at = args.at + kEncodeArgs * stream;
   const uint32_t rows = blockDim.x / kEncodeRowThreads;
   const uint64_t head = index % p.heads, first = index / p.heads * rows;
   const auto present = static_cast<uint32_t>(p.tokens - first < rows ? p.tokens - first : rows);
   const EncodeTile tile(s.head_dim, rows, s.gains);
-  const HeadCoding coding(at, s.head_dim, head);
-  const bool is_v = stream == kRoleV, has_w = !is_v && coding.inverse != nullptr;
-  const uint64_t row_bytes = abi::kv_coded_bytes(s.head_dim);
-  auto* const coded = pointer<uint8_t>(at[6] + (first * p.heads + head) * row_bytes);
+  const HeadCalibration calibration(at, s.head_dim, head);
+  const bool is_v = stream == kRoleV, has_w = !is_v && calibration.inverse != nullptr;
+  const uint64_t row_bytes = abi::kv_calibrated_bytes(s.head_dim);
+  auto* const calibrated = pointer<uint8_t>(at[6] + (first * p.heads + head) * row_bytes);
   const uint32_t row = threadIdx.x / kEncodeRowThreads;
-  load_tile(tile, coding.mean,
+  load_tile(tile, calibration.mean,
             pointer<const Source>(at[0] + (first + row) * s.source_token_stride +
                                   head * s.source_head_stride),
             row < present);
   __syncthreads();
-  if (coding.matrix != nullptr) {
+  if (calibration.matrix != nullptr) {
     // Half of the threads to each matrix.
     const uint32_t threads = has_w ? blockDim.x / 2 : blockDim.x, half = threadIdx.x / threads;
-    multiply_tile(tile, half == 0 ? coding.matrix : coding.inverse, half == 0 ? tile.z : tile.w,
+    multiply_tile(tile, half == 0 ? calibration.matrix : calibration.inverse, half == 0 ? tile.z : tile.w,
                   threadIdx.x % threads, threads);
   } else {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < rows * tile.stride; i += blockDim.x) tile.z[i] = tile.y[i];
   }
   __syncthreads();
-  rotate_tile(tile, has_w, present, coded, p.heads * row_bytes);
+  rotate_tile(tile, has_w, present, calibrated, p.heads * row_bytes);
   __syncthreads();
   find_factors<kFormat>(tile);
   __syncthreads();
-  run_chains<kFormat>(tile, coding, s.gain);
+  run_chains<kFormat>(tile, calibration, s.gain);
   __syncthreads();
-  weigh_tile(tile, coding.diagonal);
+  weigh_tile(tile, calibration.diagonal);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x / 32; i < present; i += blockDim.x / 32)
-    finish_row<kFormat>(tile, s, coding.diagonal, i, is_v, has_w, coded + i * p.heads * row_bytes);
+    finish_row<kFormat>(tile, s, calibration.diagonal, i, is_v, has_w, calibrated + i * p.heads * row_bytes);
 }
 
 }  // namespace gyre::cuda

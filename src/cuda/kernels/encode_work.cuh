@@ -1,23 +1,23 @@
 #pragma once
-// How much work a block of kv_encode and of kv_basis takes, for the kernels and for those who
+// How much work a block of kv_feedback and of kv_transform takes, for the kernels and for those who
 // launch them.
-#include "abi/kv_encode.h"
+#include "abi/kv_feedback.h"
 #include "cuda/kernels/block_work.cuh"
 
 namespace gyre::cuda {
 
-// kv_encode. A block takes one row: a warp to a gain, and beside them a thread to a coordinate.
-constexpr uint32_t kEncodeMostThreads = 2 * abi::kKvMostCodedDim;
-static_assert(32 * abi::kKvMostGains + abi::kKvMostCodedDim <= kEncodeMostThreads);
-constexpr uint32_t encode_threads(const abi::KvEncodeStream& s) {
+// kv_feedback. A block takes one row: a warp to a gain, and beside them a thread to a coordinate.
+constexpr uint32_t kEncodeMostThreads = 2 * abi::kKvMostCalibratedDim;
+static_assert(32 * abi::kKvMostGains + abi::kKvMostCalibratedDim <= kEncodeMostThreads);
+constexpr uint32_t encode_threads(const abi::KvFeedbackStream& s) {
   const uint32_t products = 2 * s.head_dim, chains = 32 * s.gains + s.head_dim;
   return ((products > chains ? products : chains) + 31) & ~31u;
 }
 struct EncodeShared {
-  float y[abi::kKvMostCodedDim];
-  float b[2][abi::kKvMostCodedDim];  // matrix y, then z; inverse y, then w
-  float p[abi::kKvMostCodedDim];
-  float t[abi::kKvMostGains][abi::kKvMostCodedDim];
+  float y[abi::kKvMostCalibratedDim];
+  float b[2][abi::kKvMostCalibratedDim];  // matrix y, then z; inverse y, then w
+  float p[abi::kKvMostCalibratedDim];
+  float t[abi::kKvMostGains][abi::kKvMostCalibratedDim];
   float score[abi::kKvMostGains];
   uint32_t largest[kEncodeMostThreads / 32];
 };
@@ -31,62 +31,62 @@ constexpr uint32_t kEncodeSlab = 16;  // columns of the factor that lie in share
 constexpr uint32_t encode_stride(uint32_t head_dim) { return head_dim + 1; }  // no bank conflicts
 // As EncodeTile has it: two slabs; then of every row y, z and w, for every gain errors and targets,
 // and of every chain what is added to a slab.
-constexpr uint32_t encode_tile_bytes(const abi::KvEncodeStream& s, uint32_t rows) {
+constexpr uint32_t encode_tile_bytes(const abi::KvFeedbackStream& s, uint32_t rows) {
   const uint32_t of_row =
       encode_stride(s.head_dim) * (3 + 2 * s.gains) + (kEncodeSlab + 1) * (s.gains + 1);
   return 4 * (2 * kEncodeSlab * s.head_dim + rows * of_row);
 }
-constexpr uint32_t encode_tile_bytes(const abi::KvEncodeParams& p, uint32_t rows) {
+constexpr uint32_t encode_tile_bytes(const abi::KvFeedbackParams& p, uint32_t rows) {
   const uint32_t k = encode_tile_bytes(p.stream[0], rows), v = encode_tile_bytes(p.stream[1], rows);
   return k > v ? k : v;
 }
 // Where the smallest tile fits into what a block has on every GPU: not with 7 gains at 256.
-constexpr bool encode_takes_tiles(const abi::KvEncodeParams& p) {
+constexpr bool encode_takes_tiles(const abi::KvFeedbackParams& p) {
   return p.tokens >= kEncodeTileTokens && encode_tile_bytes(p, kEncodeLeastTileRows) <= 96 * 1024;
 }
 // tile_rows: of tiles.
-constexpr uint64_t encode_blocks(const abi::KvEncodeParams& p, uint32_t stream,
+constexpr uint64_t encode_blocks(const abi::KvFeedbackParams& p, uint32_t stream,
                                  uint32_t tile_rows) {
   if (p.stream[stream].head_dim == 0) return 0;
   return (encode_takes_tiles(p) ? (p.tokens + tile_rows - 1) / tile_rows : p.tokens) * p.heads;
 }
 
-// kv_basis. A block takes rows of one KV head and has all outputs of its rows, because they may lie
+// kv_transform. A block takes rows of one KV head and has all outputs of its rows, because they may lie
 // where the rows are. With few rows the matrix passes through shared memory, and a thread has
 // kColumns outputs of one row. With many a thread has kColumns outputs of each of kRows rows, so
 // that a number of the matrix, once loaded, is used kRows times.
-struct BasisShape {
+struct TransformShape {
   uint32_t columns, rows;  // of a thread
 };
-constexpr uint32_t kBasisFewRows = 512;  // of all heads: up to here a row to a thread
-constexpr BasisShape basis_shape(const abi::KvBasisParams& p) {
-  const bool few = p.tokens * p.heads <= kBasisFewRows;
+constexpr uint32_t kTransformFewRows = 512;  // of all heads: up to here a row to a thread
+constexpr TransformShape transform_shape(const abi::KvTransformParams& p) {
+  const bool few = p.tokens * p.heads <= kTransformFewRows;
   if (p.head_dim > 512) return {4, few ? 1u : 16u};
   if (few) return {p.head_dim > 256 ? 4u : 1u, 1};
   return {2, 16};
 }
 // Threads that share a row, a power of two.
-constexpr uint32_t basis_lanes(uint32_t head_dim, uint32_t columns) {
+constexpr uint32_t transform_lanes(uint32_t head_dim, uint32_t columns) {
   uint32_t lanes = 8;
   for (uint32_t i = 0; i < 5; ++i) lanes *= lanes * columns < head_dim ? 2 : 1;
   return lanes;
 }
-constexpr uint32_t basis_block_rows(uint32_t lanes, uint32_t rows) {
+constexpr uint32_t transform_block_rows(uint32_t lanes, uint32_t rows) {
   return kBlockThreads / lanes * rows;
 }
 // Few rows: two stages of the matrix, then the rows.
-constexpr uint32_t kBasisStageBytes = 32 * 1024;
-constexpr uint32_t basis_stage_rows(uint32_t head_dim) {  // of the matrix
-  return kBasisStageBytes / 4 / head_dim;
+constexpr uint32_t kTransformStageBytes = 32 * 1024;
+constexpr uint32_t transform_stage_rows(uint32_t head_dim) {  // of the matrix
+  return kTransformStageBytes / 4 / head_dim;
 }
 // Many rows: an address for every row, then up to kBasisChunk coordinates of all rows.
-constexpr uint32_t kBasisChunk = 512;
-constexpr uint32_t kBasisPadding = 4;  // from coordinate to coordinate: fewer bank conflicts
-constexpr uint32_t basis_addresses(uint32_t block_rows) { return (block_rows + 1) / 2 * 2; }
-constexpr uint32_t basis_shared_bytes(uint32_t head_dim, uint32_t block_rows, bool few) {
-  if (few) return 2 * kBasisStageBytes + 4 * head_dim * block_rows;
-  const uint32_t coordinates = head_dim < kBasisChunk ? head_dim : kBasisChunk;
-  return 8 * basis_addresses(block_rows) + 4 * coordinates * (block_rows + kBasisPadding);
+constexpr uint32_t kTransformChunk = 512;
+constexpr uint32_t kTransformPadding = 4;  // from coordinate to coordinate: fewer bank conflicts
+constexpr uint32_t transform_addresses(uint32_t block_rows) { return (block_rows + 1) / 2 * 2; }
+constexpr uint32_t transform_shared_bytes(uint32_t head_dim, uint32_t block_rows, bool few) {
+  if (few) return 2 * kTransformStageBytes + 4 * head_dim * block_rows;
+  const uint32_t coordinates = head_dim < kTransformChunk ? head_dim : kTransformChunk;
+  return 8 * transform_addresses(block_rows) + 4 * coordinates * (block_rows + kTransformPadding);
 }
 
 }  // namespace gyre::cuda

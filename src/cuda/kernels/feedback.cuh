@@ -4,7 +4,7 @@
 // has, and all lanes get their errors by shuffle: lanes before the owner, which are done, take part
 // for nothing. The chain of coordinates is the time this takes: rows of the factor are loaded two
 // steps ahead, and no branch is in its way.
-#include "cuda/kernels/coded_levels.cuh"
+#include "cuda/kernels/calibrated_levels.cuh"
 #include "cuda/kernels/matrix.cuh"
 
 namespace gyre::cuda {

@@ -25,7 +25,7 @@ __device__ void hadamard_in_registers(const abi::HadamardParams& p, const Args& 
   const uint64_t row = uint64_t{blockIdx.x} * (kBlockThreads / at.lanes) + threadIdx.x / at.lanes;
   const bool present = row < p.rows[0] * p.rows[1];
   const HadamardRow place(p, args, present ? row : 0);
-  const SignBytes& signs = p.signs == 2 ? kCompatSigns : kNativeSigns;  // HadamardSigns
+  const SignBytes& signs = p.signs == 2 ? kMlxNativeSigns : kNativeSigns;  // HadamardSigns
   float y[kSlots][kChunk] = {};
   if (present) load_row(at, pointer<const In>(place.x), y);
   if (p.signs != 0 && p.inverse == 0) flip_signs(at, signs, y);

@@ -1,9 +1,9 @@
-// kv_append: the keys and values of a step go to the sinks, or to body and tail, as the state in
+// kv_append: the keys and values of a step go to the sink tokens, or to body and tail, as the state in
 // device memory says.
 // Blocks of 256 threads: first tiles of the body (8 slots of one head, as in kv_quantize) of K,
-// then of V, then rows for sinks and tail, 16 lanes each. The grid is made for the most tiles that
+// then of V, then rows for sink tokens and tail, 16 lanes each. The grid is made for the most tiles that
 // a step can enter; blocks without any return at once. Every row is read once, plus once for tail
-// or sinks.
+// or sink tokens.
 #include "abi/kv_append.h"
 #include "abi/kv_codec.h"
 #include "cuda/kernels/dense_row.cuh"
@@ -13,7 +13,7 @@
 
 namespace gyre::cuda {
 
-// Addresses of a stream: source, codes, scales, sinks and tail.
+// Addresses of a stream: source, codes, scales, sink tokens and tail.
 __device__ inline const uint64_t* stream_args(const Args& args, uint32_t stream) {
   return args.at + 1 + 4 * stream;
 }
@@ -57,7 +57,7 @@ struct AppendStream {
 template <class Source, uint32_t kFormat>
 __device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uint32_t stream,
                              uint32_t block, TileShared& shared) {
-  constexpr bool kCoded = abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat);
+  constexpr bool kCalibrated = abi::kv_is_native(kFormat) || abi::kv_is_mlx_native(kFormat);
   const abi::KvState state = *pointer<const abi::KvState>(args.at[0]);
   const abi::AppendRun run = abi::append_run(p, state);
   const abi::KvAppendStream& s = p.stream[stream];
@@ -77,7 +77,7 @@ __device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uin
   for (uint32_t done = 0; done < tiles_per_block(dim); done += tiles_at_once(dim)) {
     if (done != 0) __syncthreads();
     work.find(first + done + me.tile, me.slot);
-    if constexpr (kCoded) {
+    if constexpr (kCalibrated) {
       quantize_tile<kFormat>(shared, s.body, work.place, work.row);
     } else {
       work.template copy<kFormat>(me, lanes);
@@ -85,8 +85,8 @@ __device__ void append_tiles(const abi::KvAppendParams& p, const Args& args, uin
   }
 }
 
-// To sinks and tail; of a coded row its f16 part, bit for bit.
-__device__ inline void copy_near(const CodedRow* from, Half* to, uint32_t head_dim) {
+// To sink tokens and tail; of a calibrated row its f16 part, bit for bit.
+__device__ inline void copy_near(const CalibratedRow* from, Half* to, uint32_t head_dim) {
   copy_row(reinterpret_cast<const Half*>(from), to, head_dim, threadIdx.x % kNearLanes, kNearLanes);
 }
 template <class Source>
@@ -94,7 +94,7 @@ __device__ void copy_near(const Source* from, Half* to, uint32_t head_dim) {
   copy_row(from, to, head_dim, threadIdx.x % kNearLanes, kNearLanes);
 }
 
-template <class Source, uint32_t kCoded>
+template <class Source, uint32_t kCalibrated>
 __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint64_t row) {
   const abi::KvKeys keys = abi::append_keys(p, *pointer<const abi::KvState>(args.at[0]));
   const uint64_t head = row % p.heads, token = row / p.heads % p.tokens;
@@ -105,15 +105,15 @@ __device__ void append_near(const abi::KvAppendParams& p, const Args& args, uint
   const uint64_t to = abi::append_near_offset(p.places, s, key, head);
   if (to == abi::kNoNear) return;
   const uint64_t from = at[0] + head * s.source_head_stride + token * s.source_token_stride;
-  if ((kCoded >> stream & 1) != 0) {
-    copy_near(pointer<const CodedRow>(from), pointer<Half>(at[3] + to), s.body.head_dim);
+  if ((kCalibrated >> stream & 1) != 0) {
+    copy_near(pointer<const CalibratedRow>(from), pointer<Half>(at[3] + to), s.body.head_dim);
   } else {
     copy_near(pointer<const Source>(from), pointer<Half>(at[3] + to), s.body.head_dim);
   }
 }
 
-// kCoded: as kv_quantize has it.
-template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCoded = 0>
+// kCalibrated: as kv_quantize has it.
+template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCalibrated = 0>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_append(const __grid_constant__ abi::KvAppendParams p, const __grid_constant__ Args args) {
   __shared__ TileShared shared;
@@ -124,15 +124,15 @@ __global__ void __launch_bounds__(kBlockThreads)
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
   if (blockIdx.x >= body_blocks) {
-    append_near<Source, kCoded>(p, args,
+    append_near<Source, kCalibrated>(p, args,
                                 uint64_t{blockIdx.x - body_blocks} * (kBlockThreads / kNearLanes) +
                                     threadIdx.x / kNearLanes);
-  } else if constexpr (kFormatK == kFormatV && kCoded == 0) {
+  } else if constexpr (kFormatK == kFormatV && kCalibrated == 0) {
     append_tiles<Source, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {
-    append_tiles<SourceOf<Source, kCoded, 0>, kFormatK>(p, args, 0, block, shared);
+    append_tiles<SourceOf<Source, kCalibrated, 0>, kFormatK>(p, args, 0, block, shared);
   } else {
-    append_tiles<SourceOf<Source, kCoded, 1>, kFormatV>(p, args, 1, block, shared);
+    append_tiles<SourceOf<Source, kCalibrated, 1>, kFormatV>(p, args, 1, block, shared);
   }
 }
 

@@ -86,9 +86,9 @@ __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args
   }
 }
 
-// A format of 0: that half of the cache is not written. kCoded: streams whose source is coded rows,
-// 1 K, 2 V; if both are, Source is CodedRow.
-template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCoded = 0>
+// A format of 0: that half of the cache is not written. kCalibrated: streams whose source is calibrated rows,
+// 1 K, 2 V; if both are, Source is CalibratedRow.
+template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCalibrated = 0>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,
                 const __grid_constant__ Args args) {
@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   const uint32_t blocks_k = kFormatK != 0 ? quantize_blocks(p, 0) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
-  using SourceK = SourceOf<Source, kCoded, 0>;
-  using SourceV = SourceOf<Source, kCoded, 1>;
-  if constexpr (kFormatK == kFormatV && kCoded == 0) {
+  using SourceK = SourceOf<Source, kCalibrated, 0>;
+  using SourceV = SourceOf<Source, kCalibrated, 1>;
+  if constexpr (kFormatK == kFormatV && kCalibrated == 0) {
     quantize_stream<Source, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {
     if constexpr (kFormatK != 0) quantize_stream<SourceK, kFormatK>(p, args, 0, block, shared);
@@ -134,14 +134,14 @@ __device__ void dequantize_rows(const abi::KvDequantizeParams& p, const Args& ar
     scale_transformed(at, y);
     if constexpr (abi::kv_is_native(kFormat)) {
       flip_signs(at, kNativeSigns, y);
-    } else if (compat_is_signed(p.cache.head_dim)) {
-      flip_signs(at, kCompatSigns, y);
+    } else if (mlx_native_is_signed(p.cache.head_dim)) {
+      flip_signs(at, kMlxNativeSigns, y);
     }
   }
   if (!present) return;
   Out* const out = pointer<Out>(args.at[2] + (slot - p.first_slot) * p.out_token_stride +
                                 head * p.out_head_stride);
-  if constexpr (kFormat == abi::kCompat4) {
+  if constexpr (kFormat == abi::kMlxNative4) {
     if (p.cache.head_dim < kChunk) return store_short_row(at, y, out);
   }
   store_row(at, y, out);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kBlockThreads)
                   const __grid_constant__ Args args) {
   pdl_wait();
   pdl_launch_dependents();
-  if constexpr (abi::kv_is_native(kFormat) || kFormat == abi::kCompat4) {
+  if constexpr (abi::kv_is_native(kFormat) || kFormat == abi::kMlxNative4) {
     if (takes_many_slots(p.cache.head_dim))
       return dequantize_rows<Out, kFormat, kManySlots>(p, args);
   }

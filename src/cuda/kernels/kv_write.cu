@@ -162,7 +162,7 @@ __device__ void write_stream(const abi::KvWriteParams& p, const Args& args, uint
     if (!work.any(first + done, at_once)) continue;  // the same for the whole block
     __syncthreads();
     work.find(first + done + me.tile, me.slot);
-    if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat)) {
+    if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_mlx_native(kFormat)) {
       quantize_tile<kFormat>(shared, cache, work.place, work.row);
     } else {
       work.template copy<kFormat>(me, lanes);
@@ -170,8 +170,8 @@ __device__ void write_stream(const abi::KvWriteParams& p, const Args& args, uint
   }
 }
 
-// kCoded: as kv_quantize has it.
-template <class Source, uint32_t kFormatK, uint32_t kFormatV, class Slot, uint32_t kCoded = 0>
+// kCalibrated: as kv_quantize has it.
+template <class Source, uint32_t kFormatK, uint32_t kFormatV, class Slot, uint32_t kCalibrated = 0>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_write(const __grid_constant__ abi::KvWriteParams p, const __grid_constant__ Args args) {
   __shared__ TileShared shared;
@@ -180,12 +180,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   const auto blocks_k = static_cast<uint32_t>(write_blocks(p, 0));
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
-  if constexpr (kFormatK == kFormatV && kCoded == 0) {
+  if constexpr (kFormatK == kFormatV && kCalibrated == 0) {
     write_stream<Source, Slot, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {
-    write_stream<SourceOf<Source, kCoded, 0>, Slot, kFormatK>(p, args, 0, block, shared);
+    write_stream<SourceOf<Source, kCalibrated, 0>, Slot, kFormatK>(p, args, 0, block, shared);
   } else {
-    write_stream<SourceOf<Source, kCoded, 1>, Slot, kFormatV>(p, args, 1, block, shared);
+    write_stream<SourceOf<Source, kCalibrated, 1>, Slot, kFormatV>(p, args, 1, block, shared);
   }
 }
 

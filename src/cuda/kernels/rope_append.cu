@@ -11,7 +11,7 @@
 namespace gyre::cuda {
 
 constexpr uint32_t kWhereArg = 7;
-constexpr uint32_t side_arg(uint32_t stream) {  // source, codes, scales, sinks and tail
+constexpr uint32_t side_arg(uint32_t stream) {  // source, codes, scales, sink tokens and tail
   return kWhereArg + 1 + 4 * stream;
 }
 

@@ -48,13 +48,13 @@ constexpr SignBytes native_sign_bytes() {
         static_cast<uint8_t>(signs.of[j / kChunk] | abi::kv_sign_bit(j) << (j % kChunk));
   return signs;
 }
-constexpr SignBytes compat_sign_bytes() {
+constexpr SignBytes mlx_native_sign_bytes() {
   SignBytes signs{};
-  for (uint32_t i = 0; i < sizeof(abi::kCompatSigns); ++i) signs.of[i] = abi::kCompatSigns[i];
+  for (uint32_t i = 0; i < sizeof(abi::kMlxNativeSigns); ++i) signs.of[i] = abi::kMlxNativeSigns[i];
   return signs;
 }
 __device__ constexpr SignBytes kNativeSigns = native_sign_bytes();
-__device__ constexpr SignBytes kCompatSigns = compat_sign_bytes();
+__device__ constexpr SignBytes kMlxNativeSigns = mlx_native_sign_bytes();
 
 template <uint32_t kSlots>
 __device__ void flip_signs(const RowPlace<kSlots>& at, const SignBytes& signs,
@@ -136,7 +136,7 @@ __device__ void transform_lanes(const RowPlace<kSlots>& at, float (&y)[kSlots][k
   }
 }
 
-// Without its factor. kAscending: stages 1, 2, 4, ... as the compatibility formats have them;
+// Without its factor. kAscending: stages 1, 2, 4, ... as the mlx-native formats have them;
 // otherwise 4, 8, ... n / 2, 1, 2.
 template <bool kAscending, uint32_t kSlots>
 __device__ void transform(const RowPlace<kSlots>& at, float (&y)[kSlots][kChunk]) {

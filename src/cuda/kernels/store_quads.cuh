@@ -11,7 +11,7 @@ namespace gyre::cuda {
 
 // Where a row goes.
 struct RowTarget {
-  bool stored;    // in the cache; sinks are not
+  bool stored;    // in the cache; sink tokens are not
   bool shared;    // others may write other tokens of the tile
   uint32_t slot;  // of the tile
   TilePlace tile;

@@ -4,7 +4,7 @@
 // V's words and 16 coordinates K's.
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
-#include "cuda/kernels/compat.cuh"
+#include "cuda/kernels/mlx_native.cuh"
 #include "cuda/kernels/long_row.cuh"
 #include "cuda/kernels/pack.cuh"
 
@@ -57,9 +57,9 @@ __device__ void encode_row(const RowPlace<kSlots>& at, const TileThread& me, con
     encode_extreme<kFormat, kSlots>(at.head_dim, row, stretch, (extreme & row_mask) != 0, shared);
 }
 
-// What kv_encode made of the row, to shared memory.
-__device__ inline void put_coded_row(uint32_t head_dim, const TileThread& me, uint32_t stride,
-                                     const PlainRow<CodedRow>& row, TileShared& shared) {
+// What kv_feedback made of the row, to shared memory.
+__device__ inline void put_calibrated_row(uint32_t head_dim, const TileThread& me, uint32_t stride,
+                                     const PlainRow<CalibratedRow>& row, TileShared& shared) {
   const uint32_t lanes = tile_lanes(head_dim), lane = threadIdx.x & (lanes - 1);
   constexpr uint32_t kEach = kFewSlots * kChunk;
   if (!row.present() || lane * kEach >= head_dim) return;
@@ -98,8 +98,8 @@ __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& ca
   const uint32_t stride = lanes * (is_long ? kManySlots : kFewSlots) * kChunk;
   uint8_t* const tile_codes = shared.codes + me.tile * abi::kKvTile * stride;
   const float stretch = cache.role == kRoleV ? abi::kv_codec(kFormat).value_stretch : 1.0f;
-  if constexpr (is_coded_row<Row>) {
-    put_coded_row(cache.head_dim, me, stride, row, shared);
+  if constexpr (is_calibrated_row<Row>) {
+    put_calibrated_row(cache.head_dim, me, stride, row, shared);
   } else if (is_long) {
     encode_long<kFormat>({cache.head_dim, stretch, {long_rows() + threadIdx.x}, me}, row, shared);
   } else {
@@ -125,9 +125,9 @@ __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& ca
 template <uint32_t kFormat, class Row>
 __device__ void quantize_tile(TileShared& shared, const abi::KvCacheLayout& cache,
                               const TilePlace& place, const Row& row) {
-  if constexpr (abi::kv_is_compat(kFormat)) {
+  if constexpr (abi::kv_is_mlx_native(kFormat)) {
     const TileThread me(tile_lanes(cache.head_dim));
-    compat_store<kFormat>(cache, row,
+    mlx_native_store<kFormat>(cache, row,
                           place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
                           reinterpret_cast<float*>(
                               place.scales + me.slot * (cache.scales_tile_stride / abi::kKvTile)));

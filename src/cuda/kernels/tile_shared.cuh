@@ -1,7 +1,7 @@
 #pragma once
 // Where the rows of a block's tiles meet: codes, a byte each, and scales in shared memory.
 #include "abi/kv_codec.h"
-#include "abi/kv_encode.h"
+#include "abi/kv_feedback.h"
 #include "cuda/kernels/encode.cuh"
 #include "cuda/kernels/tile_place.cuh"
 #include "cuda/kernels/words.cuh"
@@ -43,20 +43,20 @@ struct PlainRow {
   }
 };
 
-// A source whose rows are coded already: kv_encode's.
-struct CodedRow {
+// A source whose rows are calibrated already: kv_feedback's.
+struct CalibratedRow {
   uint8_t first;
 };
 template <>
-struct PlainRow<CodedRow> {
-  const CodedRow* row;
+struct PlainRow<CalibratedRow> {
+  const CalibratedRow* row;
   bool is_present;
 
   __device__ bool present() const { return is_present; }
   // Codes of `count` coordinates from `begin` on, 8 at a time, to shared memory.
   __device__ void copy_codes(uint32_t head_dim, uint32_t begin, uint32_t count,
                              uint8_t* codes) const {
-    const uint8_t* const from = &row->first + abi::kv_coded_codes(head_dim) + begin;
+    const uint8_t* const from = &row->first + abi::kv_calibrated_codes(head_dim) + begin;
     for (uint32_t i = 0; i < count; i += kChunk) {
       uint32_t words[2];
       load_words(from + i, words);
@@ -64,24 +64,24 @@ struct PlainRow<CodedRow> {
     }
   }
   __device__ uint32_t scale(uint32_t head_dim) const {
-    const uint8_t* const at = &row->first + abi::kv_coded_scale(head_dim);
+    const uint8_t* const at = &row->first + abi::kv_calibrated_scale(head_dim);
     return at[0] | static_cast<uint32_t>(at[1]) << 8;
   }
 };
 template <class Row>
-inline constexpr bool is_coded_row = is_same_type<Row, PlainRow<CodedRow>>;
+inline constexpr bool is_calibrated_row = is_same_type<Row, PlainRow<CalibratedRow>>;
 
-// Source of a stream, 0 K or 1 V, if those in the mask kCoded are coded rows.
-template <class Source, bool kIsCoded>
+// Source of a stream, 0 K or 1 V, if those in the mask kCalibrated are calibrated rows.
+template <class Source, bool kIsCalibrated>
 struct SourceType {
   using Type = Source;
 };
 template <class Source>
 struct SourceType<Source, true> {
-  using Type = CodedRow;
+  using Type = CalibratedRow;
 };
-template <class Source, uint32_t kCoded, uint32_t kStream>
-using SourceOf = typename SourceType<Source, (kCoded >> kStream & 1) != 0>::Type;
+template <class Source, uint32_t kCalibrated, uint32_t kStream>
+using SourceOf = typename SourceType<Source, (kCalibrated >> kStream & 1) != 0>::Type;
 
 // Codes and scales of a row, or of part of one of `row_slots` slots, to shared memory.
 template <uint32_t kSlots>

@@ -226,7 +226,7 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
   if (written == 0) return;
   uint8_t* const row_codes = codes + me.slot * kWarpStride;
   uint32_t scale = 0;
-  if constexpr (is_coded_row<Row>) {
+  if constexpr (is_calibrated_row<Row>) {
     constexpr uint32_t kEach = kWarpDim / kRowLanes;
     if (row.present()) {
       row.copy_codes(kWarpDim, me.lane * kEach, kEach, row_codes);

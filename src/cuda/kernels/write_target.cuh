@@ -7,7 +7,7 @@
 
 namespace gyre::cuda {
 
-// at: source, codes, scales, sinks and tail.
+// at: source, codes, scales, sink tokens and tail.
 struct StepRow {
   uint32_t stream, token, head;
   const uint64_t* at;
@@ -28,9 +28,9 @@ __device__ inline RowTarget append_target(const abi::KvAppendParams& p, const St
   const abi::KvAppendStream& s = p.stream[row.stream];
   const uint64_t key = state.start + row.token;
   const bool valid = key < abi::append_keys(p, state).end;
-  const bool stored = valid && key >= p.places.sinks;
+  const bool stored = valid && key >= p.places.sink_tokens;
   const uint64_t near = valid ? abi::append_near_offset(p.places, s, key, row.head) : abi::kNoNear;
-  const uint64_t slot = abi::kv_slot(stored ? key - p.places.sinks : 0, p.places.body_capacity);
+  const uint64_t slot = abi::kv_slot(stored ? key - p.places.sink_tokens : 0, p.places.body_capacity);
   const uint64_t tile = slot / abi::kKvTile;
   const TilePlace place{pointer<uint8_t>(row.at[1] + row.head * s.body.codes_head_stride +
                                          tile * s.body.codes_tile_stride),

@@ -8,7 +8,7 @@
 namespace gyre {
 namespace metal {
 
-// Where a stream's rows go: codes, scales, sinks and tail.
+// Where a stream's rows go: codes, scales, sink tokens and tail.
 struct AppendPlaces {
   device uchar* codes;
   device uchar* scales;
@@ -16,7 +16,7 @@ struct AppendPlaces {
   bool aligned;  // codes
 };
 
-// A simdgroup's work: a tile of the body, or behind these 8 tokens for the sinks.
+// A simdgroup's work: a tile of the body, or behind these 8 tokens for the sink tokens.
 inline TileJob append_job(constant abi::KvAppendParams& p, constant abi::KvAppendStream& s,
                           abi::KvState state, const thread AppendPlaces& to, ulong number,
                           uint head, uint lane) {
@@ -35,7 +35,7 @@ inline TileJob append_job(constant abi::KvAppendParams& p, constant abi::KvAppen
     }
   } else {
     key = keys.begin + (number - most) * abi::kKvTile + nth;
-    present = key < p.places.sinks && key < keys.end;
+    present = key < p.places.sink_tokens && key < keys.end;
   }
   return {slot_mask(present, lane),
           key - keys.begin,

@@ -3,7 +3,7 @@
 // has a key of K and some coordinates of V, and every byte is read once.
 #include "metal/kernels/attention_layout.h"
 #include "metal/kernels/attention_row.h"
-#include "metal/kernels/compat_levels.h"
+#include "metal/kernels/mlx_native_levels.h"
 
 namespace gyre {
 namespace metal {
@@ -118,7 +118,7 @@ struct StoredSide {
   const device uchar *codes, *scales;  // of the head
   ulong tile_stride, scales_tile_stride;
   uint format, dim;
-  float unit;        // compatibility formats: compat_unit()
+  float unit;        // mlx-native formats: mlx_native_unit()
   bool wide;         // rows and tiles begin at multiples of 16
   bool wide_scales;  // scales at multiples of 2, norms of 4
 };
@@ -134,7 +134,7 @@ inline StoredSide stored_side(const device uchar* codes, const device uchar* sca
   side.scales_tile_stride = layout.scales_tile_stride;
   side.format = format;
   side.dim = dim;
-  side.unit = compat_unit(dim, layout.scale_factor);
+  side.unit = mlx_native_unit(dim, layout.scale_factor);
   const ulong unit = layout.codes_tile_stride / (tiles ? 1 : abi::kKvTile);
   side.wide = codes_aligned && ((layout.codes_head_stride | unit | page_stride) & 15) == 0;
   side.wide_scales =
@@ -150,7 +150,7 @@ inline float dense_value(const device uchar* row, uint format, uint c) {
 }
 
 // Norm of coordinate c's part of a row, over the unit of levels.
-inline float compat_scale(const thread StoredSide& side, const device uchar* norms, uint c) {
+inline float mlx_native_scale(const thread StoredSide& side, const device uchar* norms, uint c) {
   return read_cache<float>(norms + (side.dim == 512 ? c / 256 * 4 : 0)) / side.unit;
 }
 
@@ -158,7 +158,7 @@ inline float compat_scale(const thread StoredSide& side, const device uchar* nor
 inline float value_scale(const thread StoredSide& v, const device uchar* tile, uint block,
                          uint slot) {
   if (abi::kv_is_native(v.format)) return raw_scale(tile, block, slot, v.wide_scales);
-  return compat_scale(v, tile + slot * (v.scales_tile_stride / abi::kKvTile), block * 256);
+  return mlx_native_scale(v, tile + slot * (v.scales_tile_stride / abi::kKvTile), block * 256);
 }
 
 // Both planes of a row of K.
@@ -211,17 +211,17 @@ inline void score_levels(const thread StoredSide& k, const device uchar* row,
     ++block;
   }
 }
-inline void score_compat(const thread StoredSide& k, const device uchar* row,
-                         const device uchar* norms, const threadgroup float* q, uint pitch,
-                         thread float* score) {
-  const bool nibbles = k.format == abi::kCompat4;
+inline void score_mlx_native(const thread StoredSide& k, const device uchar* row,
+                             const device uchar* norms, const threadgroup float* q, uint pitch,
+                             thread float* score) {
+  const bool nibbles = k.format == abi::kMlxNative4;
   float scale = 0;
   for (uint c = 0; c < k.dim; c += 2) {
-    if (c % 256 == 0) scale = compat_scale(k, norms, c);
+    if (c % 256 == 0) scale = mlx_native_scale(k, norms, c);
     const uint byte = read_cache<uchar>(row + (nibbles ? c / 2 : c));
     const uint second = nibbles ? byte >> 4 : read_cache<uchar>(row + c + 1);
-    const float a = compat_level(k.format, nibbles ? byte & 15 : byte) * scale;
-    const float b = compat_level(k.format, second) * scale;
+    const float a = mlx_native_level(k.format, nibbles ? byte & 15 : byte) * scale;
+    const float b = mlx_native_level(k.format, second) * scale;
     GYRE_UNROLL
     for (uint r = 0; r < pitch; ++r) {
       score[r] = fma(q[c * pitch + r], a, score[r]);
@@ -260,8 +260,9 @@ inline void score_key(const thread StoredSide& k, const thread TileAt& at, uint 
   for (uint r = 0; r < pitch; ++r) score[r] = 0;
   if (abi::kv_is_native(k.format)) {
     score_levels(k, row, scales, slot, q, pitch, score);
-  } else if (abi::kv_is_compat(k.format)) {
-    score_compat(k, row, scales + slot * (k.scales_tile_stride / abi::kKvTile), q, pitch, score);
+  } else if (abi::kv_is_mlx_native(k.format)) {
+    score_mlx_native(k, row, scales + slot * (k.scales_tile_stride / abi::kKvTile), q, pitch,
+                     score);
   } else {
     score_dense(k, row, q, pitch, score);
   }

@@ -23,7 +23,7 @@ constexpr uint32_t attention_tile_rows(uint32_t k_dim, uint32_t v_dim) {
 
 // Scales of a value: native blocks are powers of two of at most 256 coordinates.
 constexpr uint32_t value_blocks(uint32_t format, uint32_t v_dim) {
-  if (abi::kv_is_compat(format)) return abi::kv_compat_norms(v_dim);
+  if (abi::kv_is_mlx_native(format)) return abi::kv_mlx_native_norms(v_dim);
   if (!abi::kv_is_native(format)) return 0;
   uint32_t blocks = v_dim / abi::kKvScaleBlock;
   for (uint32_t rest = v_dim % abi::kKvScaleBlock; rest != 0; rest &= rest - 1) ++blocks;

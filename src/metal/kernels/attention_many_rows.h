@@ -89,13 +89,13 @@ inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
   const ulong position = s.first + grid.lane;
   const bool held = grid.lane < s.keys && s.tile.holds_key(position);
   const long key = held ? s.tile.key_of(position) : 0;
-  const device uchar* const tree = grid.has(abi::arg_tree) ? at.tree : nullptr;
+  const device uchar* const tree_mask = grid.has(abi::arg_tree_mask) ? at.tree_mask : nullptr;
   bool changed = false;
   GYRE_UNROLL
   for (uint r = 0; r < kMatrix; ++r) {
     const uint row = grid.simdgroup * kMatrix + r;
     const bool sees_key =
-        held && row < s.tile.rows && sees(notes[row], s.tile, key, tree, p.tree_stride);
+        held && row < s.tile.rows && sees(notes[row], s.tile, key, tree_mask, p.tree_stride);
     const float score = grid.lane < s.keys ? scores[r * s.keys + grid.lane] : 0;
     const float x = sees_key ? logit_of(score, p, notes[row], key) : minus_infinity();
     const float most = max(rows.most[r], simd_max(x)), reference = reference_of(most);

@@ -5,7 +5,7 @@
 kernel void attention_merge(constant gyre::abi::AttentionMergeParams& p [[buffer(0)]],
                             const device uchar* partial [[buffer(1)]],
                             device uchar* out [[buffer(2)]], device uchar* lse [[buffer(3)]],
-                            const device uchar* sinks [[buffer(4)]], GYRE_GRID_ARGUMENTS) {
+                            const device uchar* sink_logits [[buffer(4)]], GYRE_GRID_ARGUMENTS) {
   using namespace gyre::metal;
   const Grid grid = GYRE_GRID;
   const ulong rows = p.tokens * p.heads, stride = rows * (p.head_dim + 2);
@@ -24,7 +24,7 @@ kernel void attention_merge(constant gyre::abi::AttentionMergeParams& p [[buffer
     }
     const ulong token = row / p.heads, head = row % p.heads;
     const float factor =
-        finish_row(state, grid.has(3) ? pointer<float>(sinks)[head] : minus_infinity());
+        finish_row(state, grid.has(3) ? pointer<float>(sink_logits)[head] : minus_infinity());
     device uchar* const to = out + token * p.out_token_stride + head * p.out_head_stride;
     for (ulong c = index; c < p.head_dim; c += threads.x) {
       float sum = 0;

@@ -13,7 +13,7 @@ constant constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 inline float minus_infinity() { return as_type<float>(0xFF800000u); }
 
 inline bool is_compressed(uint format) {
-  return abi::kv_is_native(format) || abi::kv_is_compat(format);
+  return abi::kv_is_native(format) || abi::kv_is_mlx_native(format);
 }
 
 // A row in the group's memory.
@@ -68,15 +68,17 @@ inline void make_notes(threadgroup RowNotes* notes, const thread RowTile& tile,
     notes[r].begin = bounds.begin;
     notes[r].end = bounds.end;
     notes[r].position = abi::row_position<long>(tile.mask, static_cast<long>(place.token));
-    notes[r].slope = grid.has(abi::arg_slopes) ? pointer<float>(at.slopes)[place.head] : 0;
+    notes[r].slope =
+        grid.has(abi::arg_alibi_slopes) ? pointer<float>(at.alibi_slopes)[place.head] : 0;
     notes[r].token = static_cast<uint>(place.token);
   }
 }
 
 inline bool sees(const threadgroup RowNotes& row, const thread RowTile& tile, long key,
-                 const device uchar* tree, ulong tree_stride) {
+                 const device uchar* tree_mask, ulong tree_stride) {
   if (key < row.begin || key >= row.end) return false;
-  return tree == nullptr || !abi::tree_hides<long>(tree + row.token * tree_stride, tile.mask, key);
+  return tree_mask == nullptr ||
+         !abi::tree_hides<long>(tree_mask + row.token * tree_stride, tile.mask, key);
 }
 
 // Queries of rows [first, first + count) to the group's memory, rotated as K is.
@@ -164,8 +166,8 @@ inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxSta
     if (grid.lane == 0) to[v_dim + 1] = state.sum;
     return;
   }
-  const float sink =
-      grid.has(abi::arg_sinks) ? pointer<float>(at.sinks)[place.head] : minus_infinity();
+  const float sink = grid.has(abi::arg_sink_logits) ? pointer<float>(at.sink_logits)[place.head]
+                                                    : minus_infinity();
   const float factor = finish_row(state, sink);
   device uchar* const to = at.out + token * p.out_token_stride + place.head * p.out_head_stride;
   for (uint c = grid.lane; c < v_dim; c += kLanes)

@@ -44,10 +44,10 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
   const uint slot = grid.lane % abi::kKvTile;
   const bool held = w.tile.holds_key(position);
   const long key = held ? w.tile.key_of(position) : 0;
-  const device uchar* const tree = grid.has(abi::arg_tree) ? at.tree : nullptr;
+  const device uchar* const tree_mask = grid.has(abi::arg_tree_mask) ? at.tree_mask : nullptr;
   uint seen = 0;
   for (uint r = 0; r < w.tile.rows; ++r) {
-    if (held && sees(notes[r], w.tile, key, tree, p.tree_stride)) seen |= 1u << r;
+    if (held && sees(notes[r], w.tile, key, tree_mask, p.tree_stride)) seen |= 1u << r;
   }
   float score[kMostTileRows];
   GYRE_UNROLL

@@ -133,15 +133,15 @@ inline void place_piece(thread RowTile& tile, ulong tokens, ulong length) {
 
 inline abi::BatchSequence sequence_of(constant abi::AttentionParams& p,
                                       const thread AttentionPointers& at, ulong index) {
-  const device int* const begins = pointer<int>(at.query_begin);
+  const device int* const begins = pointer<int>(at.cu_seqlens_q);
   return abi::batch_sequence(p.table, p.tokens, begins[index], begins[index + 1],
-                             pointer<int>(at.lengths)[index]);
+                             pointer<int>(at.kv_lengths)[index]);
 }
 // Row tiles of one KV head of a sequence; 0: another command's, or none.
 inline uint sequence_tiles(constant abi::AttentionParams& p, const thread AttentionPointers& at,
                            const thread Grid& grid, ulong index, uint tile_rows) {
   if (index >= p.table.sequences) return 0;
-  const bool prompt = grid.has(abi::arg_prompts) && at.prompts[index] != 0;
+  const bool prompt = grid.has(abi::arg_is_prefill) && at.is_prefill[index] != 0;
   const ulong tokens = sequence_of(p, at, index).tokens;
   if (tokens == 0 || !abi::attention_takes(p.phase, tokens, p.group, prompt)) return 0;
   return static_cast<uint>((tokens * p.group + tile_rows - 1) / tile_rows);

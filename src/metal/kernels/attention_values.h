@@ -82,10 +82,10 @@ inline void add_rows(const thread StoredSide& v, const device uchar* tile,
       const uint c = lane * each + i;
       if (c >= v.dim) continue;
       float value = 0;
-      if (abi::kv_is_compat(v.format)) {
-        const bool nibbles = v.format == abi::kCompat4;
+      if (abi::kv_is_mlx_native(v.format)) {
+        const bool nibbles = v.format == abi::kMlxNative4;
         if (!nibbles || i == 0 || c % 2 == 0) byte = read_cache<uchar>(row + (nibbles ? c / 2 : c));
-        value = compat_level(v.format, nibbles ? byte >> (c % 2 * 4) & 15 : byte) *
+        value = mlx_native_level(v.format, nibbles ? byte >> (c % 2 * 4) & 15 : byte) *
                 norms[t * blocks + (blocks == 1 ? 0 : c / 256)];
       } else {
         value = dense_value(row, v.format, c);

@@ -1,5 +1,5 @@
 // kv_append: see abi/kv_append.h. z is the stream, y the head, x tiles of the body, one to a
-// simdgroup, then runs of sinks. The grid is made for the most tiles that a step can enter;
+// simdgroup, then runs of sink tokens. The grid is made for the most tiles that a step can enter;
 // simdgroups without one return at once.
 #include "metal/kernels/append.h"
 

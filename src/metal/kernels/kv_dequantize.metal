@@ -1,6 +1,6 @@
 // kv_dequantize: see abi/kv_dequantize.h. y is the head, x tokens, one to a simdgroup.
 #include "abi/kv_dequantize.h"
-#include "metal/kernels/compat_codes.h"
+#include "metal/kernels/mlx_native_codes.h"
 #include "metal/kernels/planes.h"
 
 namespace gyre {
@@ -31,7 +31,7 @@ struct StoredRow {
   float get(uint coordinate) const {
     constant abi::KvCacheLayout& cache = *layout;
     const uint code = stored_code(codes, cache, format, slot, coordinate);
-    if (abi::kv_is_compat(format)) return decode_compat(cache, format, code, norm(coordinate));
+    if (abi::kv_is_mlx_native(format)) return decode_mlx_native(cache, format, code, norm(coordinate));
     const float level = static_cast<float>(abi::kv_level(format, code)),
                 raw = raw_scale(coordinate);
     // Exact unless the result is subnormal; then the bias comes off last.

@@ -18,36 +18,36 @@ inline float magnitude_threshold(uint format, uint i) {
   return static_cast<float>(abi::kv_magnitude(format, i) + abi::kv_magnitude(format, i + 1));
 }
 
-struct Coded {
+struct Calibrated {
   uint code;
   int level;
 };
 
 // y * factor to a code. No lists are searched: a magnitude is a sum of steps.
-inline Coded code_of(uint format, float y, float factor) {
+inline Calibrated code_of(uint format, float y, float factor) {
   const abi::KvCodec codec = abi::kv_codec(format);
   const float v = y * factor;
   const int top = 1 << (codec.bits - 1);
-  Coded coded;
+  Calibrated calibrated;
   if (codec.levels == abi::KvLevels::magnitudes) {
-    coded.code = 0;
-    coded.level = abi::kv_magnitude(format, 0);
+    calibrated.code = 0;
+    calibrated.level = abi::kv_magnitude(format, 0);
     for (uint i = 0; i + 1 < magnitude_count(format); ++i) {
       if (!(fabs(v) > magnitude_threshold(format, i))) continue;
-      ++coded.code;
-      coded.level += abi::kv_magnitude(format, i + 1) - abi::kv_magnitude(format, i);
+      ++calibrated.code;
+      calibrated.level += abi::kv_magnitude(format, i + 1) - abi::kv_magnitude(format, i);
     }
-    coded.code |= as_type<uint>(y) >> 31 << (codec.bits - 1);
+    calibrated.code |= as_type<uint>(y) >> 31 << (codec.bits - 1);
   } else if (codec.levels == abi::KvLevels::odd) {
     const int whole = clamp(static_cast<int>(ceil(v)), 1 - top, top);
-    coded.code = static_cast<uint>(whole + top - 1);
-    coded.level = 2 * whole - 1;
+    calibrated.code = static_cast<uint>(whole + top - 1);
+    calibrated.level = 2 * whole - 1;
   } else {
     const int whole = clamp(static_cast<int>(ceil(v - 0.5f)), -127, 127);
-    coded.code = static_cast<uint>(whole) & 0xFFu;
-    coded.level = whole;
+    calibrated.code = static_cast<uint>(whole) & 0xFFu;
+    calibrated.level = whole;
   }
-  return coded;
+  return calibrated;
 }
 
 // 16 bits, nearest, ties to even. scaled: the scale times 2^31.
@@ -182,9 +182,9 @@ inline int code_lane(const thread float* y, uint format, float factor, thread ui
   codes = 0;
   GYRE_UNROLL
   for (uint k = 0; k < 4; ++k) {
-    const Coded coded = code_of(format, y[k], factor);
-    codes |= coded.code << (8 * k);
-    squares += coded.level * coded.level;
+    const Calibrated calibrated = code_of(format, y[k], factor);
+    codes |= calibrated.code << (8 * k);
+    squares += calibrated.level * calibrated.level;
   }
   return squares;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Codes to their places in memory and back (abi/kv_codec.h says where): rows of K, tiles of V, rows
-// of the compatibility formats. A simdgroup packs what lies in the group's memory, a byte a code.
+// of the mlx-native formats. A simdgroup packs what lies in the group's memory, a byte a code.
 #include "abi/kv_layout.h"
 #include "metal/kernels/row.h"
 
@@ -108,10 +108,10 @@ inline void pack_tile(const threadgroup uchar* codes, uint tokens, uint format, 
     pack_tile_plane(codes, tokens, head_dim, high, to + head_dim * low.bits, wide, lane);
 }
 
-// A row of a compatibility format: nibbles or bytes, side by side.
-inline void pack_compat_row(const threadgroup uchar* codes, uint format, uint head_dim,
-                            device uchar* to, uint lane) {
-  const bool nibbles = format == abi::kCompat4;
+// A row of an mlx-native format: nibbles or bytes, side by side.
+inline void pack_mlx_native_row(const threadgroup uchar* codes, uint format, uint head_dim,
+                                device uchar* to, uint lane) {
+  const bool nibbles = format == abi::kMlxNative4;
   for (uint i = lane; i < (nibbles ? head_dim / 2 : head_dim); i += kLanes)
     to[i] = nibbles ? static_cast<uchar>(codes[2 * i] | codes[2 * i + 1] << 4) : codes[i];
 }
@@ -131,9 +131,9 @@ inline uint stored_bits(const device uchar* codes, constant abi::KvCacheLayout& 
 }
 inline uint stored_code(const device uchar* codes, constant abi::KvCacheLayout& cache, uint format,
                         uint slot, uint coordinate) {
-  if (abi::kv_is_compat(format)) {
+  if (abi::kv_is_mlx_native(format)) {
     const device uchar* const row = codes + slot * (cache.codes_tile_stride / abi::kKvTile);
-    if (format != abi::kCompat4) return read_cache<uchar>(row + coordinate);
+    if (format != abi::kMlxNative4) return read_cache<uchar>(row + coordinate);
     return read_cache<uchar>(row + coordinate / 2) >> (coordinate % 2 * 4) & 15u;
   }
   const Plane low = low_plane(format), high = high_plane(format);

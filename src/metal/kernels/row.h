@@ -70,12 +70,12 @@ inline void copy_float(const thread TensorRow& from, uint i, device uchar* to, u
 }
 
 // HadamardSigns values.
-constant constexpr uint kSignsNone = 0, kSignsNative = 1, kSignsCompat = 2;
+constant constexpr uint kSignsNone = 0, kSignsNative = 1, kSignsMlxNative = 2;
 
 // Signs that a compressed format flips.
 inline uint signs_of(uint format, uint head_dim) {
   if (abi::kv_is_native(format)) return kSignsNative;
-  return head_dim == 256 || head_dim == 512 ? kSignsCompat : kSignsNone;
+  return head_dim == 256 || head_dim == 512 ? kSignsMlxNative : kSignsNone;
 }
 
 inline void flip_signs(thread Row& row, uint signs, uint head_dim, uint lane) {
@@ -88,7 +88,7 @@ inline void flip_signs(thread Row& row, uint signs, uint head_dim, uint lane) {
     for (uint k = 0; k < 4; ++k) {
       const uint c = first + k;
       const uint flip = signs == kSignsNative ? abi::kv_sign_bit(c)
-                                              : abi::kCompatSigns[c / 8 % 64] >> (c % 8) & 1u;
+                                              : abi::kMlxNativeSigns[c / 8 % 64] >> (c % 8) & 1u;
       row.y[j][k] = as_type<float>(as_type<uint>(row.y[j][k]) ^ flip << 31);
     }
   }

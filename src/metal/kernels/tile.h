@@ -1,10 +1,10 @@
 #pragma once
-// Storing a tile: 8 slots of one head of K or V, by a simdgroup. Tokens are coded one by one; their
-// codes meet in the group's memory, because eight tokens share V's bytes. All writers store through
-// this.
+// Storing a tile: 8 slots of one head of K or V, by a simdgroup. Tokens are calibrated one by one;
+// their codes meet in the group's memory, because eight tokens share V's bytes. All writers store
+// through this.
 #include "abi/kv_append.h"
-#include "abi/kv_encode.h"
-#include "metal/kernels/compat_codes.h"
+#include "abi/kv_feedback.h"
+#include "metal/kernels/mlx_native_codes.h"
 #include "metal/kernels/planes.h"
 
 namespace gyre {
@@ -29,7 +29,7 @@ inline uint slot_mask(bool present, uint lane) {
 }
 
 inline bool is_dense(uint format) {
-  return !abi::kv_is_native(format) && !abi::kv_is_compat(format);
+  return !abi::kv_is_native(format) && !abi::kv_is_mlx_native(format);
 }
 
 // Rows of a tensor, in f32, f16 or bf16. A lane knows where the row of slot lane % 8 begins.
@@ -46,14 +46,14 @@ struct TensorRows {
   }
 };
 
-// Coded rows (abi/kv_encode.h).
-struct CodedRows {
+// Calibrated rows (abi/kv_feedback.h).
+struct CalibratedRows {
   const device uchar* base;
   ulong offset;
   const device uchar* row;
 
   void begin(uint slot) { row = base + shuffle_ulong(offset, slot); }
-  // A coded row begins with the row in f16.
+  // A calibrated row begins with the row in f16.
   void copy(uint coordinate, device uchar* to, uint /*to_dtype*/) const {
     pointer<ushort>(to)[coordinate] = pointer<ushort>(row)[coordinate];
   }
@@ -102,7 +102,7 @@ inline void store_codes(constant abi::KvCacheLayout& cache, uint format, uint to
         pack_row(from, format, cache.head_dim, to.codes + slot * row_bytes,
                  to.wide && row_bytes % 4 == 0, lane);
       } else {
-        pack_compat_row(from, format, cache.head_dim, to.codes + slot * row_bytes, lane);
+        pack_mlx_native_row(from, format, cache.head_dim, to.codes + slot * row_bytes, lane);
       }
     }
   }
@@ -144,18 +144,18 @@ void put_slot(constant abi::KvCacheLayout& cache, uint format, const thread Rows
     const float stretch = cache.role == kRoleV ? abi::kv_codec(format).value_stretch : 1.0f;
     encode_row(rows, format, stretch, cache.head_dim, lane, row);
   } else {
-    encode_compat_row(rows, format, cache, lane, row);
+    encode_mlx_native_row(rows, format, cache, lane, row);
   }
   put_row(cache, format, row, slot, codes, to.scales, lane);
 }
-// Of coded rows codes and scales are made already.
+// Of calibrated rows codes and scales are made already.
 inline void put_slot(constant abi::KvCacheLayout& cache, uint /*format*/,
-                     const thread CodedRows& rows, uint slot, const thread TileTarget& to,
+                     const thread CalibratedRows& rows, uint slot, const thread TileTarget& to,
                      threadgroup uchar* codes, uint lane) {
   const uint head_dim = cache.head_dim;
   for (uint i = lane; i < head_dim; i += kLanes)
-    codes[slot * head_dim + i] = rows.row[abi::kv_coded_codes(head_dim) + i];
-  if (lane < 2) to.scales[2 * slot + lane] = rows.row[abi::kv_coded_scale(head_dim) + lane];
+    codes[slot * head_dim + i] = rows.row[abi::kv_calibrated_codes(head_dim) + i];
+  if (lane < 2) to.scales[2 * slot + lane] = rows.row[abi::kv_calibrated_scale(head_dim) + lane];
 }
 
 // Every lane of the simdgroup comes here.
@@ -171,18 +171,18 @@ void store_tile(constant abi::KvCacheLayout& cache, uint format, const thread Ti
   if (job.is_body && !is_dense(format)) store_codes(cache, format, job.tokens, codes, job.to, lane);
 }
 
-// A stream's rows as the caller has them: a tensor, or coded rows.
+// A stream's rows as the caller has them: a tensor, or calibrated rows.
 struct TileSource {
   const device uchar* rows;
   uint dtype;
-  bool coded;
+  bool calibrated;
   ulong token_stride, head_offset;
 };
 inline void store_source(constant abi::KvCacheLayout& cache, uint format, const thread TileJob& job,
                          const thread TileSource& from, threadgroup uchar* codes, uint lane) {
   const ulong offset = job.token * from.token_stride + from.head_offset;
-  if (from.coded) {
-    CodedRows rows = {from.rows, offset, from.rows};
+  if (from.calibrated) {
+    CalibratedRows rows = {from.rows, offset, from.rows};
     store_tile(cache, format, job, rows, codes, lane);
   } else {
     TensorRows rows = {from.rows, from.dtype, offset, {from.rows, from.dtype}};

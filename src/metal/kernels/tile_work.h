@@ -22,9 +22,9 @@ inline uint64_t append_most_tiles(const GYRE_PARAMS abi::KvAppendParams& p) {
   const uint64_t all = divide_up(p.places.body_capacity, abi::kKvTile);
   return tiles < all ? tiles : all;
 }
-// Tokens of a step may be sinks, which no tile of the body takes: runs of 8 of them.
+// Tokens of a step may be sink tokens, which no tile of the body takes: runs of 8 of them.
 inline uint64_t append_sink_runs(const GYRE_PARAMS abi::KvAppendParams& p) {
-  const uint64_t most = p.tokens < p.places.sinks ? p.tokens : p.places.sinks;
+  const uint64_t most = p.tokens < p.places.sink_tokens ? p.tokens : p.places.sink_tokens;
   return divide_up(most, abi::kKvTile);
 }
 

@@ -61,8 +61,8 @@ def attention(
             f"{query.dtype} on {query.device}"
         )
     scale = head_dim**-0.5 if scaling is None else scaling
-    sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    out = layer.attend(key, query, attention_mask, scale=scale, soft_cap=softcap or 0.0, sinks=sinks)
+    sink_logits = None if s_aux is None else s_aux.detach().float().contiguous()
+    out = layer.attend(key, query, attention_mask, scale=scale, soft_cap=softcap or 0.0, sink_logits=sink_logits)
     return out, None
 
 

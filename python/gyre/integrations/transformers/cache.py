@@ -13,7 +13,7 @@ from gyre.calibrate.file import FARTHEST, Calibration
 
 from . import files
 from .columns import Columns
-from .config import chosen_formats, layer_codings, refused, stored_layers
+from .config import chosen_formats, layer_calibrations, refused, stored_layers
 from .layer import GyreLayer, device_name
 
 _DEFAULT_CAPACITY = 8192  # of models that do not say what they were made for
@@ -25,7 +25,7 @@ class GyreCache(Cache):
     config: the model's; layers with a sliding window become rings.
     k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each.
     tail: so many of the newest tokens stay in 16 bits, in layers that are compressed.
-    sinks: so many of the first do, in layers that are compressed and have no window.
+    sink_tokens: so many of the first do, in layers that are compressed and have no window.
     capacity: tokens of a row, whose memory is taken at the first tokens. By default the cache grows up to what the
         model was made for.
     step_tokens: a longer prefill passes in pieces of so many; rings have room for so many more.
@@ -41,7 +41,7 @@ class GyreCache(Cache):
         k: str | Sequence[str] | None = None,
         v: str | Sequence[str] | None = None,
         tail: int = 0,
-        sinks: int = 0,
+        sink_tokens: int = 0,
         capacity: int | None = None,
         step_tokens: int = 512,
         paged: bool = False,
@@ -52,7 +52,7 @@ class GyreCache(Cache):
         if calibration is not None and not isinstance(calibration, Calibration):
             calibration = Calibration.load(calibration)
         k, v = chosen_formats(k, v, calibration, budget)
-        stored = stored_layers(config, k, v, tail, sinks)
+        stored = stored_layers(config, k, v, tail, sink_tokens)
         grows = capacity is None
         if calibration is not None:
             calibration.check(config, capacity)
@@ -67,9 +67,9 @@ class GyreCache(Cache):
             device = gyre.Device(device_name(torch.device(device)))
         self.columns = Columns()
         self.calibration, self._warned = calibration, not grows
-        codings = layer_codings(calibration, stored)
-        make = lambda layer, coding: GyreLayer(layer, self.columns, capacity, grows, step_tokens, paged, device, coding)
-        super().__init__(layers=[make(*each) for each in zip(stored, codings)])
+        per_layer = layer_calibrations(calibration, stored)
+        make = lambda layer, layer_calibration: GyreLayer(layer, self.columns, capacity, grows, step_tokens, paged, device, layer_calibration)
+        super().__init__(layers=[make(*each) for each in zip(stored, per_layer)])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Takes the new tokens of a layer, [batch, kv_heads, tokens, head_dim], and hands them to Gyre's attention."""
@@ -107,7 +107,7 @@ class GyreCache(Cache):
             raise refused(f"crop to {length} tokens, but there are {shortest}")
         # Only rings can refuse; all of them have the same window, so the first one does before anything changed.
         for layer in sorted(self.layers, key=lambda layer: not layer.is_sliding):
-            layer.truncate(length)
+            layer.rollback(length)
         self.columns.crop(length)
 
     def reset(self) -> None:

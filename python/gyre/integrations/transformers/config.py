@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import gyre
-from gyre.calibrate.coding import LayerCoding
+from gyre.calibrate.layer import LayerCalibration
 from gyre.calibrate.file import Calibration
 
 
@@ -25,27 +25,27 @@ def chosen_formats(k, v, calibration: Calibration | None, budget: float | None) 
     return found.k, found.v
 
 
-def layer_codings(calibration: Calibration | None, stored: list[gyre.KvLayer]) -> list[LayerCoding | None]:
+def layer_calibrations(calibration: Calibration | None, stored: list[gyre.KvLayer]) -> list[LayerCalibration | None]:
     """Of each layer; None where nothing is compressed."""
     if calibration is None:
         return [None] * len(stored)
-    codings = [
-        LayerCoding.of(calibration, i, (_compressed((layer.k,)), _compressed((layer.v,)))) for i, layer in enumerate(stored)
+    per_layer = [
+        LayerCalibration.of(calibration, i, (_compressed((layer.k,)), _compressed((layer.v,)))) for i, layer in enumerate(stored)
     ]
-    if not any(codings):
+    if not any(per_layer):
         raise refused("no layer is compressed: a calibration would do nothing")
-    return codings
+    return per_layer
 
 
-def stored_layers(config, k: str | Sequence[str], v: str | Sequence[str], tail: int, sinks: int) -> list[gyre.KvLayer]:
+def stored_layers(config, k: str | Sequence[str], v: str | Sequence[str], tail: int, sink_tokens: int) -> list[gyre.KvLayer]:
     """How each layer is stored; the arguments are GyreCache's."""
     windows = _windows(config)
-    if tail < 0 or sinks < 0:
-        raise refused(f"tail and sinks must not be negative, got {tail} and {sinks}")
+    if tail < 0 or sink_tokens < 0:
+        raise refused(f"tail and sink_tokens must not be negative, got {tail} and {sink_tokens}")
     formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
-    if (tail or sinks) and not any(map(_compressed, formats)):
-        raise refused(f"no layer is compressed: a 16-bit tail of {tail} and sinks of {sinks} would keep nothing better")
-    return [_stored(pair, window, tail, sinks) for pair, window in zip(formats, windows)]
+    if (tail or sink_tokens) and not any(map(_compressed, formats)):
+        raise refused(f"no layer is compressed: a 16-bit tail of {tail} and sink_tokens of {sink_tokens} would keep nothing better")
+    return [_stored(pair, window, tail, sink_tokens) for pair, window in zip(formats, windows)]
 
 
 def _windows(config) -> list[int]:
@@ -81,9 +81,9 @@ def _compressed(formats: tuple[str, ...]) -> bool:
     return any(name not in ("f32", "f16", "bf16") for name in formats)
 
 
-def _stored(formats: tuple[str, str], window: int, tail: int, sinks: int) -> gyre.KvLayer:
+def _stored(formats: tuple[str, str], window: int, tail: int, sink_tokens: int) -> gyre.KvLayer:
     if not _compressed(formats):
-        tail = sinks = 0
+        tail = sink_tokens = 0
     if window:
-        sinks = 0  # the window leaves them
-    return gyre.KvLayer(k=formats[0], v=formats[1], window=window, tail=tail, sinks=sinks)
+        sink_tokens = 0  # the window leaves them
+    return gyre.KvLayer(k=formats[0], v=formats[1], window=window, tail=tail, sink_tokens=sink_tokens)

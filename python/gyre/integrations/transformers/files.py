@@ -164,12 +164,18 @@ def _read_head(file) -> tuple[dict, torch.Tensor, torch.Tensor]:
     return said, _ids_of(ids).view(shape), held
 
 
+def _current(stored: str | None) -> str | None:
+    """Files of version 0.1 describe layers in words that have changed since; the values have not."""
+    return stored and stored.replace(" sinks=", " sink_tokens=").replace('"compat', '"mlx_native')
+
+
 def _check_fits(path: pathlib.Path, cache, said: dict) -> None:
     if len(said["layers"]) != len(cache.layers):
         raise refused(f"load: {path} has {len(said['layers'])} layers, the cache has {len(cache.layers)}")
     for i, (layer, about) in enumerate(zip(cache.layers, said["layers"])):
-        if repr(layer.stored) != about.get("stored"):
-            raise refused(f"load: {path} has layer {i} as {about.get('stored')}, the cache has {layer.stored}")
+        stored = _current(about.get("stored"))
+        if repr(layer.stored) != stored:
+            raise refused(f"load: {path} has layer {i} as {stored}, the cache has {layer.stored}")
     paged = cache.layers[0].paged or said["rows"] > 1
     if paged != said["paged"]:
         where = "in pages" if said["paged"] else "not in pages"

@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 import gyre
-from gyre.calibrate.coding import LayerCoding
+from gyre.calibrate.layer import LayerCalibration
 
 from .columns import Columns
 from .config import refused
@@ -63,10 +63,10 @@ class GyreLayer(CacheLayerMixin):
         step_tokens: int,
         paged: bool,
         device: gyre.Device | None,
-        coding: LayerCoding | None = None,
+        layer_calibration: LayerCalibration | None = None,
     ):
         super().__init__()
-        self.coding = coding
+        self.layer_calibration = layer_calibration
         self.stored = stored
         self.columns = columns
         self.capacity = capacity
@@ -90,8 +90,8 @@ class GyreLayer(CacheLayerMixin):
         device = self.device or gyre.Device(name)
         if device.name != name:
             raise refused(f"the cache is on {device.name}, the keys are on {name}")
-        coding = () if self.coding is None else (self.coding.on(device),)
-        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, self.step_tokens, self.grows, coding)
+        layer_calibration = () if self.layer_calibration is None else (self.layer_calibration.on(device),)
+        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, self.step_tokens, self.grows, layer_calibration)
         pages = self.paged or batch > 1
         return Pages(shape, batch, tokens) if pages else OneSequence(shape, tokens)
 
@@ -191,9 +191,9 @@ class GyreLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.capacity
 
-    def truncate(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         if length < self.length:
-            self.store.truncate(self.columns.tokens(self.store.batch, length, self.length))
+            self.store.rollback(self.columns.tokens(self.store.batch, length, self.length))
             self.length = length
 
     def reset(self) -> None:

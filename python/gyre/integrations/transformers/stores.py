@@ -26,7 +26,7 @@ class Shape:
     most_tokens: int
     step_tokens: int
     grows: bool  # False: memory for most_tokens is taken at once
-    coding: tuple = ()  # a pair of gyre.KvCoding, or none
+    layer_calibration: tuple = ()  # a pair of gyre.KvCalibration, or none
 
     def first_tokens(self, tokens: int) -> int:
         """Of a row, that memory is taken for."""
@@ -34,7 +34,7 @@ class Shape:
         if not self.grows or self.layer.window:
             return self.most_tokens
         ring = self.layer.tail + self.step_tokens if self.layer.tail else 0
-        return min(self.most_tokens, max(_FIRST_TOKENS, tokens, ring, self.layer.sinks + 1))
+        return min(self.most_tokens, max(_FIRST_TOKENS, tokens, ring, self.layer.sink_tokens + 1))
 
     def more_tokens(self, now: int, tokens: int) -> int:
         return min(self.most_tokens, max(2 * now, tokens))
@@ -54,7 +54,7 @@ class OneSequence:
             capacity=shape.first_tokens(tokens),
             layers=[shape.layer],
             step_tokens=min(shape.step_tokens, shape.most_tokens),
-            coding=list(shape.coding),
+            calibration=list(shape.layer_calibration),
         )
 
     def attend(self, tokens: list[int], q, k, v, out, **how) -> gyre.Fence:
@@ -64,14 +64,14 @@ class OneSequence:
         if needed > self.cache.capacity:
             self.cache = self.cache.fork(self.encoder, self.shape.more_tokens(self.cache.capacity, needed))
             self.encoder.submit()
-        self.cache.extend(self.encoder, count)
+        self.cache.begin_step(self.encoder, count)
         self.cache.append(self.encoder, 0, k, v)
         self.cache.attend(self.encoder, 0, q, out, **how)
         return self.encoder.submit()
 
-    def truncate(self, tokens: list[int]) -> None:
+    def rollback(self, tokens: list[int]) -> None:
         if tokens[0]:
-            self.cache.truncate(self.encoder, tokens[0])
+            self.cache.rollback(self.encoder, tokens[0])
             self.encoder.submit().wait()
 
     def clear(self) -> None:
@@ -140,16 +140,16 @@ class Pages:
             page_tokens=_PAGE_TOKENS,
             sequences=batch + 1,
             step_tokens=min(shape.step_tokens, shape.most_tokens),
-            coding=list(shape.coding),
+            calibration=list(shape.layer_calibration),
         )
         self._set_bounds(batch)
 
     def _set_bounds(self, batch: int) -> None:
         """Attention is planned for the bounds of a batch: one batch is for decoding, one for prompts."""
         step = min(self.shape.step_tokens, self.shape.most_tokens)
-        bounds = dict(max_sequences=batch, max_length=self.row_tokens)
-        self.decoding = gyre.KvBatch(self.pool, max_tokens=batch, max_queries=1, **bounds)
-        self.prompts = gyre.KvBatch(self.pool, max_tokens=batch * step, max_queries=step, **bounds)
+        bounds = dict(max_sequences=batch, max_kv_length=self.row_tokens)
+        self.decoding = gyre.KvBatch(self.pool, max_tokens=batch, max_query_length=1, **bounds)
+        self.prompts = gyre.KvBatch(self.pool, max_tokens=batch * step, max_query_length=step, **bounds)
 
     def _move(self, batch: int) -> None:
         """To a pool of its own. Pages that rows share are shared there."""
@@ -171,7 +171,7 @@ class Pages:
 
     def _begin(self, tokens: list[int]) -> gyre.KvBatch:
         batch = self.prompts if max(tokens) > 1 else self.decoding
-        batch.begin(self.encoder, [(s, n, n > 1) for s, n in zip(self.sequences, tokens) if n])
+        batch.begin_step(self.encoder, [(s, n, n > 1) for s, n in zip(self.sequences, tokens) if n])
         return batch
 
     def attend(self, tokens: list[int], q, k, v, out, **how) -> gyre.Fence:
@@ -191,14 +191,14 @@ class Pages:
             return self.encoder.submit()
         except Exception:
             self.encoder.clear()
-            batch.cancel()
+            batch.rollback()
             raise
 
-    def truncate(self, tokens: list[int]) -> None:
+    def rollback(self, tokens: list[int]) -> None:
         shorter = [sequence.fork() for sequence in self.sequences]
         for sequence, count in zip(shorter, tokens):
             if count:
-                sequence.truncate(count)
+                sequence.rollback(count)
         self.sequences = shorter  # all of them or, if one is refused, none
 
     def clear(self) -> None:

@@ -21,7 +21,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from .coding import with_budget
+from .calibration import with_budget
 from .config import Formats, Options, parse
 from .pages import Step, queue_of
 
@@ -131,10 +131,10 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
     def __init__(self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.queue = queue_of(torch.device(device))
-        self.prompts = None
+        self.is_prefill = None
         if self.queue.cuda:
             most = vllm_config.scheduler_config.max_num_seqs
-            self.prompts = torch.zeros(most, dtype=torch.uint8, device=device)
+            self.is_prefill = torch.zeros(most, dtype=torch.uint8, device=device)
         self._announce()
 
     def _announce(self) -> None:
@@ -164,11 +164,11 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
         step = self.queue.step(
             slots=c.slot_mapping,
             table=c.block_table_tensor,
-            lengths=c.seq_lens,
-            query_begin=c.query_start_loc,
-            prompts=self._prompts(c),
-            most_queries=c.max_query_len,
-            most_length=min(c.max_seq_len, width),
+            kv_lengths=c.seq_lens,
+            cu_seqlens_q=c.query_start_loc,
+            is_prefill=self._prompts(c),
+            max_query_length=c.max_query_len,
+            max_kv_length=min(c.max_seq_len, width),
         )
         return GyreMetadata(step)
 
@@ -178,8 +178,8 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
         flags = c.is_prefilling
         if flags is None or not bool(flags.any()):
             return None
-        if self.prompts is None:
+        if self.is_prefill is None:
             return flags
-        on_device = self.prompts[: flags.shape[0]]
+        on_device = self.is_prefill[: flags.shape[0]]
         on_device.copy_(flags, non_blocking=True)
         return on_device

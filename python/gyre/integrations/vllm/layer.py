@@ -8,10 +8,10 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from gyre.calibrate.coding import LayerCoding
+from gyre.calibrate.layer import LayerCalibration
 
 from .backend import GyreMetadata, GyreMetadataBuilder, backend_of, options_of, refuse_config
-from .coding import check, load, rank_heads, refuse_means
+from .calibration import check, load, rank_heads, refuse_means
 from .config import ConfigError
 from .pages import LayerPages, queue_of
 
@@ -50,7 +50,7 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
         self.soft_cap = logits_soft_cap or 0.0
         self.alibi_slopes, self.sinks = alibi_slopes, sinks
         self.formats = self.options.of(None, sliding_window)
-        self.coding: LayerCoding | None = None
+        self.layer_calibration: LayerCalibration | None = None
         self.pages: LayerPages | None = None
         self._cache = 0
         self._sinks = self._slopes = None
@@ -73,11 +73,11 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
         self.formats = self.options.of(number, self.sliding_window)
         # Refuses head sizes that a format does not have.
         self.formats.token_bytes(self.num_kv_heads, self.head_size, layer.head_size_v)
-        self.coding = self._coding(number, layer.head_size_v)
+        self.layer_calibration = self._layer_calibration(number, layer.head_size_v)
         layer.attn_backend = backend_of(self.formats)
         self.pages = None
 
-    def _coding(self, number: int, v_head_size: int) -> LayerCoding | None:
+    def _layer_calibration(self, number: int, v_head_size: int) -> LayerCalibration | None:
         """What the calibration says about the heads that this rank has."""
         path, model = self.options.calibration, self.config.model_config
         if path is None:
@@ -85,10 +85,10 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
         calibration = load(path)
         if model is not None:
             check(path, model.hf_config, model.max_model_len)
-        coding = LayerCoding.of(calibration, number, self.formats.compressed)
-        if coding is None:
+        layer_calibration = LayerCalibration.of(calibration, number, self.formats.compressed)
+        if layer_calibration is None:
             return None
-        refuse_means(coding, self.sinks is not None, self.soft_cap != 0)
+        refuse_means(layer_calibration, self.sinks is not None, self.soft_cap != 0)
         if (self.head_size, v_head_size) != (calibration.head_dim, calibration.head_dim):
             raise ConfigError(
                 f"gyre: the calibration is for heads of {calibration.head_dim}, layer {number} has {self.head_size} and {v_head_size}"
@@ -100,7 +100,7 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
                 f"gyre: the calibration has {calibration.kv_heads} KV heads, rank {first // self.num_kv_heads} of {ranks} "
                 f"has {self.num_kv_heads} from {first}"
             )
-        return coding.heads(first, self.num_kv_heads)
+        return layer_calibration.heads(first, self.num_kv_heads)
 
     def _bind(self, layer, kv_cache: torch.Tensor) -> LayerPages:
         """Pages over the layer's cache, made once for each cache that vLLM gives the layer."""
@@ -113,14 +113,14 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
             self.head_size,
             layer.head_size_v,
             page_tokens=kv_cache.shape[2],
-            coding=self.coding,
+            layer_calibration=self.layer_calibration,
         )
         self._cache = kv_cache.data_ptr()
         if self.sinks is not None:
             self._sinks = queue.wrap(self.sinks.detach().float().contiguous())
         if self.alibi_slopes is not None:
-            slopes = torch.as_tensor(self.alibi_slopes, dtype=torch.float32, device=kv_cache.device)
-            self._slopes = queue.wrap(slopes.contiguous())
+            alibi_slopes = torch.as_tensor(self.alibi_slopes, dtype=torch.float32, device=kv_cache.device)
+            self._slopes = queue.wrap(alibi_slopes.contiguous())
         return self.pages
 
     def _pages_of(self, layer, kv_cache: torch.Tensor) -> LayerPages:
@@ -158,7 +158,7 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
             self.scale,
             window=self.sliding_window or 0,
             soft_cap=self.soft_cap,
-            sinks=self._sinks,
-            slopes=self._slopes,
+            sink_logits=self._sinks,
+            alibi_slopes=self._slopes,
         )
         return output

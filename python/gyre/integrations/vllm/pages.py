@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 import gyre
-from gyre.calibrate.coding import LayerCoding
+from gyre.calibrate.layer import LayerCalibration
 
-from .coding import PagesCoding
+from .calibration import PagesCalibration
 from .config import Formats
 
 
@@ -22,12 +22,12 @@ class Step:
 
     slots: gyre.Tensor  # i64 [tokens], negative: not stored
     table: gyre.Tensor  # i32 [sequences, width]
-    lengths: gyre.Tensor  # i32 [sequences], this step's tokens included
-    query_begin: gyre.Tensor  # i32 [sequences + 1]
-    prompts: gyre.Tensor | None  # u8 [sequences], not 0: a chunk of a prompt
+    kv_lengths: gyre.Tensor  # i32 [sequences], this step's tokens included
+    cu_seqlens_q: gyre.Tensor  # i32 [sequences + 1]
+    is_prefill: gyre.Tensor | None  # u8 [sequences], not 0: a chunk of a prompt
     tokens: int  # rows that are written and attend; padding included
-    most_queries: int
-    most_length: int
+    max_query_length: int
+    max_kv_length: int
 
 
 class Queue:
@@ -71,21 +71,21 @@ class Queue:
         self,
         slots: torch.Tensor,
         table: torch.Tensor,
-        lengths: torch.Tensor,
-        query_begin: torch.Tensor,
-        prompts: torch.Tensor | None,
-        most_queries: int,
-        most_length: int,
+        kv_lengths: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        is_prefill: torch.Tensor | None,
+        max_query_length: int,
+        max_kv_length: int,
     ) -> Step:
         return Step(
             slots=self.wrap(slots),
             table=self.wrap(table),
-            lengths=self.wrap(lengths),
-            query_begin=self.wrap(query_begin),
-            prompts=None if prompts is None else self.wrap(prompts.view(torch.uint8)),
+            kv_lengths=self.wrap(kv_lengths),
+            cu_seqlens_q=self.wrap(cu_seqlens_q),
+            is_prefill=None if is_prefill is None else self.wrap(is_prefill.view(torch.uint8)),
             tokens=slots.shape[0],
-            most_queries=max(most_queries, 1),
-            most_length=max(most_length, 1),
+            max_query_length=max(max_query_length, 1),
+            max_kv_length=max(max_kv_length, 1),
         )
 
 
@@ -107,7 +107,7 @@ class LayerPages:
         head_dim: int,
         v_head_dim: int,
         page_tokens: int,
-        coding: LayerCoding | None = None,
+        layer_calibration: LayerCalibration | None = None,
     ):
         page_bytes = formats.page_bytes(kv_heads, head_dim, v_head_dim, page_tokens)
         inside = cache.shape[1:].numel()
@@ -118,7 +118,7 @@ class LayerPages:
                 f"{list(cache.shape)} with strides {list(cache.stride())}"
             )
         self.queue = queue
-        self.coding = None if coding is None else PagesCoding(queue, coding)
+        self.layer_calibration = None if layer_calibration is None else PagesCalibration(queue, layer_calibration)
         memory = torch.as_strided(cache, (cache.shape[0], page_bytes), (cache.stride(0), 1), cache.storage_offset())
         self.pages = gyre.KvPages(
             queue.device,
@@ -134,9 +134,9 @@ class LayerPages:
     def write(self, k: torch.Tensor, v: torch.Tensor, slots: gyre.Tensor) -> None:
         """k, v: [tokens, kv_heads, head_dim], any token stride; at least as many tokens as slots."""
         queue, tokens = self.queue, slots.shape[0]
-        codings = {} if self.coding is None else {"k_coding": self.coding.k, "v_coding": self.coding.v}
+        per_layer = {} if self.layer_calibration is None else {"k_calibration": self.layer_calibration.k, "v_calibration": self.layer_calibration.v}
         k, v = queue.wrap(_first(k, tokens)), queue.wrap(_first(v, tokens))
-        gyre.kv_write(queue.encoder, k, v, self.pages, slots, **codings)
+        gyre.kv_write(queue.encoder, k, v, self.pages, slots, **per_layer)
         queue.run()
 
     def attend(
@@ -147,27 +147,27 @@ class LayerPages:
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
-        sinks: gyre.Tensor | None = None,
-        slopes: gyre.Tensor | None = None,
+        sink_logits: gyre.Tensor | None = None,
+        alibi_slopes: gyre.Tensor | None = None,
     ) -> None:
         """q, out: [tokens, heads, head_dim]; rows of no sequence are not written, with a basis they are V's mean."""
         queue, q, out = self.queue, _first(q, step.tokens), _first(out, step.tokens)
-        basis = self.coding if self.coding is not None and self.coding.has_basis else None
+        basis = self.layer_calibration if self.layer_calibration is not None and self.layer_calibration.has_basis else None
         inside = (q, out) if basis is None else basis.enter(q, out)
         gyre.paged_attention(
             queue.encoder,
             queue.wrap(inside[0]),
             self.pages,
             step.table,
-            step.lengths,
-            step.query_begin,
+            step.kv_lengths,
+            step.cu_seqlens_q,
             queue.wrap(inside[1]),
-            step.prompts,
+            step.is_prefill,
             None,
-            sinks,
-            slopes,
-            most_queries=step.most_queries,
-            most_length=step.most_length,
+            sink_logits,
+            alibi_slopes,
+            max_query_length=step.max_query_length,
+            max_kv_length=step.max_kv_length,
             scale=scale,
             window=window,
             soft_cap=soft_cap,

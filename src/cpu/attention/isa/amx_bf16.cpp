@@ -16,7 +16,7 @@
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/isa/odd_values.h"
 #include "cpu/attention/isa/prefetch.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::cpu {
 namespace {

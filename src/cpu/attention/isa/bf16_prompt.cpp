@@ -15,7 +15,7 @@
 
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/isa/odd_values.h"
-#include "gyre/kv_format.h"
+#include "gyre/format.h"
 
 namespace gyre::cpu {
 namespace {

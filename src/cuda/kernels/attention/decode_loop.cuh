@@ -52,7 +52,7 @@ class QueryLoads {
         stage_query<Traits>(p_, problem_, bits_[0], part, row, r, state.factor);
         load_next(i);
         if (masks && part == 0 && threadIdx.x % kWarp == 0)
-          state.mask[r] = mask_row(problem_, args.at[arg_slopes], r);
+          state.mask[r] = mask_row(problem_, args.at[arg_alibi_slopes], r);
         __syncwarp();
       }
       if constexpr (Traits::kStage.k_tiles) {

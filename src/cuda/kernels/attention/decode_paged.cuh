@@ -162,7 +162,7 @@ class PagedBlock {
     if (!first) load_first();
     make_queries(0, warp_, blockDim.x / kWarp, ahead * kRows, bits);
     DecodeProblem problem = {};
-    problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_slopes] == 0;
+    problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_alibi_slopes] == 0;
     problem.rows = 1;
     WarpLoop<Traits> loop(
         p_, problem, masks(0), state_.table_k, state_.table_v,
@@ -261,7 +261,7 @@ class PagedBlock {
       }
     }
     if (lane() == 0 && present && r < run.rows)
-      masks(number)[r] = mask_row(unit, args_.at[arg_slopes], r);
+      masks(number)[r] = mask_row(unit, args_.at[arg_alibi_slopes], r);
     __syncwarp();
     if (lane() == 0) arrive(&state_.ready[number]);
   }

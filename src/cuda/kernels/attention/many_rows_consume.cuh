@@ -42,18 +42,18 @@ class Consumer {
   Consumer(ManyRowsState& state, const Args& args, uint32_t group)
       : state_(state), tile_(state.tile), group_(group) {
     using enum abi::AttentionArg;
-    tree_ = pointer<const uint8_t>(args.at[arg_tree]);
-    if (args.at[arg_tree] == 0) tree_ = nullptr;
-    soft_ = tile_.params.soft_cap != 0 || args.at[arg_slopes] != 0;
+    tree_ = pointer<const uint8_t>(args.at[arg_tree_mask]);
+    if (args.at[arg_tree_mask] == 0) tree_ = nullptr;
+    soft_ = tile_.params.soft_cap != 0 || args.at[arg_alibi_slopes] != 0;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) start_row(i, args.at[arg_slopes]);
+    for (uint32_t i = 0; i < 2; ++i) start_row(i, args.at[arg_alibi_slopes]);
     // Positions whose keys all of the group's rows see, if the walk has one part.
     const uint32_t first = first_row(), last = first + kGroupRows - 1;
     const int64_t from = tile_.bounds(token_of(last < tile_.rows ? last : tile_.rows - 1)).begin;
     int64_t to = tile_.bounds(token_of(first)).end;
     if (tree_ != nullptr) {
-      const int64_t tree = abi::row_position(tile_.mask, int64_t{0});
-      to = to < tree ? to : tree;
+      const int64_t tree_mask = abi::row_position(tile_.mask, int64_t{0});
+      to = to < tree_mask ? to : tree_mask;
     }
     const auto skip = static_cast<int64_t>(tile_.walk.skip);
     seen_from_ = to_position(from - tile_.walk_key + skip);
@@ -132,15 +132,15 @@ class Consumer {
   }
 
   RowLimits& limits(uint32_t i) const { return state_.limits[group_ * kGroupRows + in_group(i)]; }
-  void start_row(uint32_t i, uint64_t slopes) {
+  void start_row(uint32_t i, uint64_t alibi_slopes) {
     const uint32_t r = row(i);
     const uint64_t token = token_of(r);
     const abi::RowBounds<int64_t> b = tile_.bounds(token);
     const int64_t position = abi::row_position(tile_.mask, static_cast<int64_t>(token));
-    const bool sloped = slopes != 0 && r < tile_.rows;
+    const bool sloped = alibi_slopes != 0 && r < tile_.rows;
     limits(i) = {to_position(b.begin - tile_.walk_key), to_position(b.end - tile_.walk_key),
                  static_cast<int32_t>(position - tile_.walk_key),
-                 sloped ? pointer<const float>(slopes)[tile_.head(r)] * kLog2E : 0.0f};
+                 sloped ? pointer<const float>(alibi_slopes)[tile_.head(r)] * kLog2E : 0.0f};
     rows_[i] = {state_.factor[group_ * kGroupRows + in_group(i)], minus_infinity(),
                 minus_infinity(), 0.0f, kLeastTop};
   }

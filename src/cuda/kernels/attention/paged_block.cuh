@@ -68,7 +68,7 @@ inline DecodeProblem unit_problem(const abi::AttentionParams& p, const Args& arg
   problem.first = run.begin;
   const uint32_t last_row = run.first_row + run.rows - 1;
   problem.uniform_mask = run.first_row / p.group == last_row / p.group;
-  problem.plain_logits = p.soft_cap == 0 && args.at[arg_slopes] == 0;
+  problem.plain_logits = p.soft_cap == 0 && args.at[arg_alibi_slopes] == 0;
   return problem;
 }
 
@@ -100,7 +100,7 @@ inline RowTarget unit_row_target(const abi::AttentionParams& p, const abi::Atten
   target.out_dtype = p.out_dtype;
   if (args.at[arg_lse] != 0)
     target.lse = args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride;
-  if (args.at[arg_sinks] != 0) target.sink = args.at[arg_sinks] + head * 4;
+  if (args.at[arg_sink_logits] != 0) target.sink = args.at[arg_sink_logits] + head * 4;
   return target;
 }
 

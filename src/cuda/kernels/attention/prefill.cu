@@ -47,7 +47,7 @@ inline void attend(const PrefillProblem& problem, const Args& args) {
   if (problem.layout.early_keys != 0) {
     for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(problem, i);
   }
-  start_rows(problem, pointer<const float>(args.at[arg_slopes]));
+  start_rows(problem, pointer<const float>(args.at[arg_alibi_slopes]));
   clear_weights(problem);
   load_queries<kK>(problem, args.at[arg_q]);
   __syncthreads();
@@ -69,7 +69,7 @@ inline void attend(const PrefillProblem& problem, const Args& args) {
     if (threadIdx.x == 0) problem.state().hidden = 0;
     __syncthreads();
     for (uint32_t r = threadIdx.x / kWarp; r < problem.rows; r += problem.layout.warps)
-      merge_stage<kV>(problem, stage, r, pointer<const uint8_t>(args.at[arg_tree]));
+      merge_stage<kV>(problem, stage, r, pointer<const uint8_t>(args.at[arg_tree_mask]));
     __syncthreads();
     add_values<kV>(problem, stage, acc);
   }

@@ -45,7 +45,7 @@ inline PrefillProblem& PrefillProblem::of_block() {
   return reinterpret_cast<PrefillState*>(shared())->problem;
 }
 
-inline void start_rows(const PrefillProblem& problem, const float* slopes) {
+inline void start_rows(const PrefillProblem& problem, const float* alibi_slopes) {
   Rows& state = problem.state();
   for (uint32_t r = threadIdx.x; r < kMostRows; r += blockDim.x) {
     const uint64_t token = problem.token(r < problem.rows ? r : 0);
@@ -53,7 +53,7 @@ inline void start_rows(const PrefillProblem& problem, const float* slopes) {
     state.begin[r] = b.begin, state.end[r] = b.end;
     state.position[r] = abi::row_position(problem.mask, static_cast<int64_t>(token));
     state.state[r] = SoftmaxState::none();
-    state.slope[r] = slopes == nullptr || r >= problem.rows ? 0.0f : slopes[problem.head(r)];
+    state.slope[r] = alibi_slopes == nullptr || r >= problem.rows ? 0.0f : alibi_slopes[problem.head(r)];
   }
 }
 

@@ -95,7 +95,7 @@ inline void sum_one_by_one(const PrefillProblem& problem, uint32_t index, uint32
                            float (&c)[2][4]) {
   const abi::AttentionParams& p = problem.params;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4, n = p.v.head_dim;
-  const float unit = compat_unit(p.v);
+  const float unit = mlx_native_unit(p.v);
   for (uint32_t key = 0; key < problem.layout.stage_keys; ++key) {
     const uint64_t at = uint64_t{index} * problem.layout.stage_keys + key;
     if (!problem.holds_key(at)) continue;
@@ -110,8 +110,8 @@ inline void sum_one_by_one(const PrefillProblem& problem, uint32_t index, uint32
       if constexpr (kV <= kFormatBf16) {
         x[i] = load_as_float(reinterpret_cast<uint64_t>(row), kV, at_column);
       } else {
-        const uint32_t code = compat_stored_code(kV, row, at_column);
-        x[i] = compat_centroid<kV>(code) * (norms[n == 512 ? at_column / 256 : 0] / unit);
+        const uint32_t code = mlx_native_stored_code(kV, row, at_column);
+        x[i] = mlx_native_centroid<kV>(code) * (norms[n == 512 ? at_column / 256 : 0] / unit);
       }
     }
     const float up = kV == kFormatF16 ? power_of_two(kWeightTop) : 1.0f;

@@ -238,7 +238,7 @@ inline float4 load_four(const uint8_t* row, const float* norms, uint32_t n, uint
   } else {
     const float factor = norms[n == 512 ? c / 256 : 0] / unit;
     const auto value = [&](uint32_t i) {
-      return compat_centroid<kFormat>(compat_stored_code(kFormat, row, c + i)) * factor;
+      return mlx_native_centroid<kFormat>(mlx_native_stored_code(kFormat, row, c + i)) * factor;
     };
     return make_float4(value(0), value(1), value(2), value(3));
   }
@@ -256,7 +256,7 @@ inline void score_global(const PrefillProblem& problem, uint32_t index, KeyTile 
       problem.k_codes + (valid ? problem.row_offset(at, p.k.codes_tile_stride) : 0);
   const auto* const norms = reinterpret_cast<const float*>(
       problem.k_scales + (valid ? problem.row_offset(at, p.k.scales_tile_stride) : 0));
-  const float unit = compat_unit(p.k);
+  const float unit = mlx_native_unit(p.k);
   for (uint32_t first = 0; first < problem.layout.rows; first += 8) {
     const float* const q =
         reinterpret_cast<const float*>(problem.shared() + problem.layout.q) + first * n;

@@ -27,9 +27,9 @@ inline float logit_of(const PrefillProblem& problem, uint32_t row, float score, 
   return x * kLog2E;
 }
 
-inline bool sees(const PrefillProblem& problem, uint32_t row, int64_t key, const uint8_t* tree) {
+inline bool sees(const PrefillProblem& problem, uint32_t row, int64_t key, const uint8_t* tree_mask) {
   if (key < problem.state().begin[row] || key >= problem.state().end[row]) return false;
-  return tree == nullptr || !abi::tree_hides(tree + problem.token(row) * problem.params.tree_stride,
+  return tree_mask == nullptr || !abi::tree_hides(tree_mask + problem.token(row) * problem.params.tree_stride,
                                              problem.mask, key);
 }
 
@@ -111,10 +111,10 @@ inline void clear_weights(const PrefillProblem& problem) {
 
 // Which of a lane's keys a row sees, a bit each; missing: one is there and not seen.
 inline uint32_t seen_keys(const PrefillProblem& problem, uint32_t stage, uint32_t row,
-                          const uint8_t* tree, bool& missing) {
+                          const uint8_t* tree_mask, bool& missing) {
   const uint64_t begin = uint64_t{stage} * problem.layout.stage_keys;
   missing = false;
-  if (problem.walk.whole(begin) && tree == nullptr) {
+  if (problem.walk.whole(begin) && tree_mask == nullptr) {
     const int64_t key = problem.key_of(begin);
     if (key >= problem.state().begin[row] &&
         key + problem.layout.stage_keys <= problem.state().end[row])
@@ -125,7 +125,7 @@ inline uint32_t seen_keys(const PrefillProblem& problem, uint32_t stage, uint32_
   for (uint32_t i = 0; i * kWarp < problem.layout.stage_keys; ++i) {
     const uint32_t at = threadIdx.x % kWarp + i * kWarp;
     if (at >= problem.layout.stage_keys || !problem.holds_key(begin + at)) continue;
-    if (sees(problem, row, problem.key_of(begin + at), tree)) {
+    if (sees(problem, row, problem.key_of(begin + at), tree_mask)) {
       seen |= 1u << i;
     } else {
       missing = true;
@@ -137,12 +137,12 @@ inline uint32_t seen_keys(const PrefillProblem& problem, uint32_t stage, uint32_
 // A warp merges the stage into one row's state; the scores become probabilities.
 template <uint32_t kV>
 inline void merge_stage(const PrefillProblem& problem, uint32_t stage, uint32_t row,
-                        const uint8_t* tree) {
+                        const uint8_t* tree_mask) {
   const uint32_t lane = threadIdx.x % kWarp;
   Rows& rows = problem.state();
   float* const scores = problem.logits() + row * problem.layout.logits_pitch;
   bool missing = false;
-  const uint32_t seen = seen_keys(problem, stage, row, tree, missing);
+  const uint32_t seen = seen_keys(problem, stage, row, tree_mask, missing);
   float x[kRowKeys], most = minus_infinity();
 #pragma unroll
   for (uint32_t i = 0; i < kRowKeys; ++i) {

@@ -161,7 +161,7 @@ struct HideFromOptimizer {
 inline void decode_keys_of_split(const abi::AttentionParams& p, const Args& args,
                                  uint32_t stage_keys, DecodeProblem& problem) {
   const uint32_t split = blockIdx.x, splits = gridDim.x;
-  problem.plain_logits = p.soft_cap == 0 && args.at[arg_slopes] == 0;
+  problem.plain_logits = p.soft_cap == 0 && args.at[arg_alibi_slopes] == 0;
   const SplitKeys keys = split_keys(p, args.at[arg_state], splits, problem);
   const uint64_t begin = keys.begin + uint64_t{split} * keys.each;
   const uint32_t first = begin < keys.end ? static_cast<uint32_t>(begin) : keys.end;
@@ -198,12 +198,12 @@ struct MaskRow {
   uint32_t begin, end;  // keys it sees, counted from the split's first
 };
 
-inline MaskRow mask_row(const DecodeProblem& problem, uint64_t slopes, uint32_t r) {
+inline MaskRow mask_row(const DecodeProblem& problem, uint64_t alibi_slopes, uint32_t r) {
   const RowPlace at = row_place(problem, r);
   const auto token = static_cast<int32_t>(at.token), first = static_cast<int32_t>(problem.first);
   const DecodeBounds b = abi::row_bounds(problem.mask, token, first, problem.mask.length);
   const int32_t position = abi::row_position(problem.mask, token);
-  return {slopes == 0 ? 0.0f : pointer<const float>(slopes)[at.head],
+  return {alibi_slopes == 0 ? 0.0f : pointer<const float>(alibi_slopes)[at.head],
           static_cast<float>(first - position), static_cast<uint32_t>(b.begin - first),
           static_cast<uint32_t>(b.end - first)};
 }

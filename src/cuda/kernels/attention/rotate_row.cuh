@@ -38,7 +38,7 @@ inline void transform_blocks(float* x, uint32_t head_dim) {
 inline bool flips(uint32_t format, uint32_t head_dim, uint32_t coordinate) {
   if (abi::kv_is_native(format)) return abi::kv_sign_bit(coordinate) != 0;
   if (head_dim != 256 && head_dim != 512) return false;
-  return (abi::kCompatSigns[coordinate / 8] >> (coordinate % 8) & 1) != 0;
+  return (abi::kMlxNativeSigns[coordinate / 8] >> (coordinate % 8) & 1) != 0;
 }
 
 inline void flip_signs(float* x, uint32_t format, uint32_t head_dim) {
@@ -50,7 +50,7 @@ inline void flip_signs(float* x, uint32_t format, uint32_t head_dim) {
 
 template <uint32_t kFormat>
 inline void rotate(float* x, uint32_t head_dim) {
-  if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat)) {
+  if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_mlx_native(kFormat)) {
     flip_signs(x, kFormat, head_dim);
     transform_blocks(x, head_dim);
   }
@@ -58,7 +58,7 @@ inline void rotate(float* x, uint32_t head_dim) {
 
 template <uint32_t kFormat>
 inline void restore(float* x, uint32_t head_dim) {
-  if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_compat(kFormat)) {
+  if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_mlx_native(kFormat)) {
     transform_blocks(x, head_dim);
     flip_signs(x, kFormat, head_dim);
   }

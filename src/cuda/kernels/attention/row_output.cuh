@@ -25,7 +25,7 @@ class RowWriter {
       if (leads) put(n, state.max * kLn2), put(n + 1, state.sum);
       return;
     }
-    factor_ = finish_row(state, pointer<const float>(args.at[arg_sinks]), head);
+    factor_ = finish_row(state, pointer<const float>(args.at[arg_sink_logits]), head);
     out_ = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
     if (leads && args.at[arg_lse] != 0) {
       *pointer<float>(args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride) =

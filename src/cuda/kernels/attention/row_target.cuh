@@ -38,7 +38,7 @@ inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& 
   target.out_dtype = p.out_dtype;
   if (args.at[arg_lse] != 0)
     target.lse = args.at[arg_lse] + at.token * p.lse_token_stride + at.head * p.lse_head_stride;
-  if (args.at[arg_sinks] != 0) target.sink = args.at[arg_sinks] + at.head * 4;
+  if (args.at[arg_sink_logits] != 0) target.sink = args.at[arg_sink_logits] + at.head * 4;
   return target;
 }
 

@@ -10,9 +10,9 @@ namespace gyre::cuda {
 inline abi::BatchSequence batch_sequence(const abi::AttentionParams& p, const Args& args,
                                          uint64_t index) {
   using enum abi::AttentionArg;
-  const auto* const begins = pointer<const int32_t>(args.at[arg_query_begin]);
+  const auto* const begins = pointer<const int32_t>(args.at[arg_cu_seqlens_q]);
   return abi::batch_sequence(p.table, p.tokens, begins[index], begins[index + 1],
-                             pointer<const int32_t>(args.at[arg_lengths])[index]);
+                             pointer<const int32_t>(args.at[arg_kv_lengths])[index]);
 }
 
 // Work tiles of one KV head of a sequence; 0: another command's, or none.
@@ -21,7 +21,7 @@ inline uint64_t sequence_tiles(const RowTile& problem, const Args& args, uint64_
   const abi::AttentionParams& p = problem.params;
   if (index >= p.table.sequences) return 0;
   const bool prompt =
-      args.at[arg_prompts] != 0 && pointer<const uint8_t>(args.at[arg_prompts])[index] != 0;
+      args.at[arg_is_prefill] != 0 && pointer<const uint8_t>(args.at[arg_is_prefill])[index] != 0;
   const uint64_t tokens = batch_sequence(p, args, index).tokens;
   if (tokens == 0 || !abi::attention_takes(p.phase, tokens, problem.group, prompt)) return 0;
   return divide(tokens * problem.group + problem.tile_rows - 1, problem.tile_rows);

@@ -90,9 +90,9 @@ inline int32_t exponent_of(float x) {
 }
 
 // A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
-inline float finish_row(SoftmaxState& state, const float* sinks, uint64_t head) {
+inline float finish_row(SoftmaxState& state, const float* sink_logits, uint64_t head) {
   constexpr float kMost = 3.402823466e38f;
-  float keep = 1.0f, sink = sinks == nullptr ? minus_infinity() : sinks[head];
+  float keep = 1.0f, sink = sink_logits == nullptr ? minus_infinity() : sink_logits[head];
   if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMost), kMost);
   if (sink != minus_infinity()) {
     if (sink > state.max) {

@@ -2,7 +2,7 @@
 // Stored codes to levels, of K rows and V tiles: the only unpacker of the CUDA kernels. Words of
 // codes become MMA operands (decode, prefill); planes become single codes (kv_dequantize, edges of
 // odd head dims). docs/kv_formats.md draws the bytes.
-#include "abi/kv_compat.h"
+#include "abi/kv_mlx_native.h"
 #include "abi/kv_layout.h"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/words.cuh"
@@ -345,22 +345,22 @@ inline float scale_in(uint32_t two, uint32_t half) {
 
 // mlx-native's formats: a nibble or a byte per coordinate, an entry of the codebook, and what a
 // normalised coordinate is multiplied with: to have variance 1, but at 512 as the cache says.
-inline uint32_t compat_stored_code(uint32_t format, const uint8_t* row, uint32_t coordinate) {
-  if (format == abi::kCompat4) return row[coordinate / 2] >> (coordinate % 2 * 4) & 15u;
+inline uint32_t mlx_native_stored_code(uint32_t format, const uint8_t* row, uint32_t coordinate) {
+  if (format == abi::kMlxNative4) return row[coordinate / 2] >> (coordinate % 2 * 4) & 15u;
   return row[coordinate] & ((1u << abi::kv_bits(format)) - 1);
 }
 template <uint32_t kFormat>
-inline float compat_centroid(uint32_t code) {
+inline float mlx_native_centroid(uint32_t code) {
   constexpr uint32_t kHalf = 1u << (abi::kv_bits(kFormat) - 1);
   const uint32_t i = code >= kHalf ? code - kHalf : kHalf - 1 - code;
   float x = 0;
-  if constexpr (kFormat == abi::kCompat4) x = abi::kCompat4Centroids[i];
-  if constexpr (kFormat == abi::kCompat5) x = abi::kCompat5Centroids[i];
-  if constexpr (kFormat == abi::kCompat6) x = abi::kCompat6Centroids[i];
-  if constexpr (kFormat == abi::kCompat8) x = abi::kCompat8Centroids[i];
+  if constexpr (kFormat == abi::kMlxNative4) x = abi::kMlxNative4Centroids[i];
+  if constexpr (kFormat == abi::kMlxNative5) x = abi::kMlxNative5Centroids[i];
+  if constexpr (kFormat == abi::kMlxNative6) x = abi::kMlxNative6Centroids[i];
+  if constexpr (kFormat == abi::kMlxNative8) x = abi::kMlxNative8Centroids[i];
   return code >= kHalf ? x : -x;
 }
-inline float compat_unit(const abi::KvCacheLayout& cache) {
+inline float mlx_native_unit(const abi::KvCacheLayout& cache) {
   return cache.head_dim == 512 ? cache.scale_factor : sqrtf(static_cast<float>(cache.head_dim));
 }
 

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+
+#include "gyre/calibration.h"
+#include "gyre/encoder.h"
+#include "gyre/export.h"
+#include "gyre/format.h"
+#include "gyre/tensor.h"
+
+namespace gyre {
+
+// A page holds the K and V of some tokens of one layer: KV head after KV head, and of each head its
+// K codes, V codes, K scales and V scales (docs/kv_formats.md). Nothing in it says which tokens.
+struct KvPageShape {
+  KvFormat k = KvFormat::tq8;
+  KvFormat v = KvFormat::tq4;
+  uint64_t kv_heads = 0;
+  uint64_t head_dim = 0;
+  uint64_t v_head_dim = 0;                   // 0: head_dim
+  uint64_t page_tokens = 64;                 // a multiple of 8, up to 1024
+  uint32_t signs_version = kKvSignsVersion;  // native formats: what the data was written with
+};
+
+// A multiple of 16.
+GYRE_API uint64_t kv_page_bytes(const KvPageShape& shape);
+
+// Pages of one layer, in Gyre's memory or the caller's. Copying copies handles.
+struct KvPages {
+  KvPageShape shape{};
+  Tensor bytes{};  // u8 [pages, kv_page_bytes], pages any multiple of 16 bytes apart
+
+  GYRE_API static KvPages allocate(const Device& device, const KvPageShape& shape, uint64_t pages);
+};
+
+struct KvWriteInputs {
+  Tensor k{};  // [tokens, kv_heads, head_dim], f32, f16 or bf16, head_dim contiguous
+  Tensor v{};  // like k, v_head_dim
+  KvPages pages{};
+  Tensor slots{};  // i64 or i32 [tokens]: page * page_tokens + place in the page
+  // How codes are chosen, for native formats; of f32, f16 and bf16 the basis alone, of both or
+  // neither.
+  KvCalibration k_calibration{};
+  KvCalibration v_calibration{};
+};
+
+// Writes tokens to the slots that a list in device memory names, compressed or as they are. Slots
+// come in any order. A negative slot is skipped, and so is one that is not in the pages. Slots not
+// named keep their bits. Of two tokens for one slot the later is kept.
+GYRE_API void kv_write(Encoder& encoder, const KvWriteInputs& inputs);
+
+struct KvPageCopyInputs {
+  KvPages pages{};
+  Tensor from{};  // i32 [count]: pages; pairs with a page that is not there are skipped
+  Tensor to{};    // i32 [count]: no page twice, none that is in `from`
+};
+
+GYRE_API void kv_page_copy(Encoder& encoder, const KvPageCopyInputs& inputs);
+
+}  // namespace gyre

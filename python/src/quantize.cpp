@@ -1,0 +1,112 @@
+#include "kv_buffer.h"
+#include "kv_calibration.h"
+
+namespace gyre::python {
+namespace {
+
+// Where tokens go: the options that kv_copy and kv_quantize share.
+KvRange write_options(const char* what, uint64_t position, const std::string& cache,
+                      uint64_t source_begin, std::optional<uint64_t> tokens) {
+  constexpr Choice<CacheKind> kKinds[] = {{"linear", CacheKind::linear}, {"ring", CacheKind::ring}};
+  return {.position = position,
+          .cache = choose(what, cache, kKinds),
+          .source_begin = source_begin,
+          .tokens = tokens};
+}
+
+void record_kv_copy(Encoder& encoder, const Operand& k, const Operand& k_cache,
+                    const OptionalOperand& v, const OptionalOperand& v_cache, uint64_t position,
+                    const std::string& cache, uint64_t source_begin,
+                    std::optional<uint64_t> tokens) {
+  const Operands operand(encoder, "kv_copy");
+  const KvCopyInputs inputs{operand("k", k), operand("k_cache", k_cache), operand("v", v),
+                            operand("v_cache", v_cache)};
+  const KvRange options = write_options("kv_copy: cache", position, cache, source_begin, tokens);
+  without_gil([&] { kv_copy(encoder, inputs, options); });
+}
+
+void record_kv_quantize(Encoder& encoder, const OptionalOperand& k, const BoundKvBuffer* k_cache,
+                        const OptionalOperand& v, const BoundKvBuffer* v_cache, uint64_t position,
+                        const std::string& cache, uint64_t source_begin,
+                        std::optional<uint64_t> tokens,
+                        const std::optional<KvCalibration>& k_calibration,
+                        const std::optional<KvCalibration>& v_calibration) {
+  const Operands operand(encoder, "kv_quantize");
+  const auto buffer = [](const BoundKvBuffer* bound) {
+    return bound != nullptr ? bound->buffer : KvBuffer{};
+  };
+  const KvQuantizeInputs inputs{operand("k", k),
+                                buffer(k_cache),
+                                operand("v", v),
+                                buffer(v_cache),
+                                calibration_or_none(k_calibration),
+                                calibration_or_none(v_calibration)};
+  const KvRange options =
+      write_options("kv_quantize: cache", position, cache, source_begin, tokens);
+  without_gil([&] { kv_quantize(encoder, inputs, options); });
+}
+
+void record_kv_dequantize(Encoder& encoder, const BoundKvBuffer& cache, const Operand& out,
+                          uint64_t first_slot, const std::string& domain) {
+  constexpr Choice<KvDomain> kDomains[] = {{"restored", KvDomain::restored},
+                                           {"rotated", KvDomain::rotated}};
+  const Operands operand(encoder, "kv_dequantize");
+  const KvDequantizeInputs inputs{cache.buffer, operand("out", out)};
+  const KvDequantizeOptions options{first_slot, choose("kv_dequantize: domain", domain, kDomains)};
+  without_gil([&] { kv_dequantize(encoder, inputs, options); });
+}
+
+void record_hadamard(Encoder& encoder, const Operand& x, const Operand& out,
+                     const std::string& direction, const std::string& signs) {
+  constexpr Choice<HadamardDirection> kDirections[] = {{"forward", HadamardDirection::forward},
+                                                       {"inverse", HadamardDirection::inverse}};
+  constexpr Choice<HadamardSigns> kSigns[] = {{"none", HadamardSigns::none},
+                                              {"native", HadamardSigns::native},
+                                              {"mlx_native", HadamardSigns::mlx_native}};
+  const Operands operand(encoder, "hadamard");
+  const HadamardInputs inputs{operand("x", x), operand("out", out)};
+  const HadamardOptions options{choose("hadamard: direction", direction, kDirections),
+                                choose("hadamard: signs", signs, kSigns)};
+  without_gil([&] { hadamard(encoder, inputs, options); });
+}
+
+}  // namespace
+
+void bind_quantize(nb::module_& module) {
+  module.def(
+      "kv_copy", record_kv_copy, "encoder"_a, "k"_a, "k_cache"_a, "v"_a = nb::none(),
+      "v_cache"_a = nb::none(), nb::kw_only(), "position"_a = 0, "cache"_a = "linear",
+      "source_begin"_a = 0, "tokens"_a = nb::none(),
+      "Writes new tokens into a KV cache, converting between f32, f16 and bf16.\n\n"
+      "k: [tokens, kv_heads, head_dim]. k_cache: [capacity, kv_heads, head_dim], written; a "
+      "head-major cache is passed as cache.permute([1, 0, 2]). v, v_cache: the same, head_dim "
+      "may differ; leave both out to copy K alone. position: of the first token. cache: "
+      "\"linear\", or \"ring\": position p lives in slot p mod capacity. source_begin, "
+      "tokens: which tokens of k and v; none: all from source_begin on.");
+  module.def(
+      "kv_quantize", record_kv_quantize, "encoder"_a, "k"_a = nb::none(),
+      "k_cache"_a.none() = nb::none(), "v"_a = nb::none(), "v_cache"_a.none() = nb::none(),
+      nb::kw_only(), "position"_a = 0, "cache"_a = "linear", "source_begin"_a = 0,
+      "tokens"_a = nb::none(), "k_calibration"_a = nb::none(), "v_calibration"_a = nb::none(),
+      "Compresses tokens into a cache.\n\n"
+      "k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. k_cache, v_cache: KvBuffers of a "
+      "compressed format, written. Leave out k and k_cache, or v and v_cache, to write the other "
+      "alone. k_calibration, v_calibration: how codes are chosen, see KvCalibration. The rest as "
+      "in kv_copy().");
+  module.def(
+      "kv_dequantize", record_kv_dequantize, "encoder"_a, "cache"_a, "out"_a, nb::kw_only(),
+      "first_slot"_a = 0, "domain"_a = "restored",
+      "Decodes as many slots as `out` has tokens.\n\n"
+      "cache: a KvBuffer of a compressed format. out: [tokens, kv_heads, head_dim], f32, f16 "
+      "or bf16, written. domain: \"restored\", or \"rotated\" for what is stored before the "
+      "rotation is undone.");
+  module.def(
+      "hadamard", record_hadamard, "encoder"_a, "x"_a, "out"_a, nb::kw_only(),
+      "direction"_a = "forward", "signs"_a = "none",
+      "The orthonormal Walsh-Hadamard transform of each head.\n\n"
+      "x: [rows..., head_dim] of rank 1 to 3, f32, f16 or bf16, head_dim contiguous. out: like "
+      "x, may be x itself. direction: \"forward\" or \"inverse\". signs: \"none\", "
+      "\"native\" or \"mlx_native\".");
+}
+
+}  // namespace gyre::python

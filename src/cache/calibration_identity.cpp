@@ -1,0 +1,116 @@
+#include "cache/calibration_identity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "files/container.h"
+#include "ops/kv_calibration.h"
+#include "ops/kv_layout.h"
+#include "runtime/require.h"
+
+namespace gyre {
+namespace {
+
+using Values = std::vector<float>;
+
+// Tensors that are not there count, too: what follows them would otherwise look like them.
+Values add_tensor(Checksum& checksum, const Tensor& tensor) {
+  const uint64_t elements = tensor.defined() ? tensor.elements() : 0;
+  checksum.add(std::as_bytes(std::span(&elements, 1)));
+  Values values(elements);
+  if (elements != 0) tensor.read_to(std::span<float>(values));
+  checksum.add(std::as_bytes(std::span(values)));
+  return values;
+}
+
+// matrix times x; transposed: what kv_transform computes.
+std::vector<double> product(std::span<const float> matrix, std::span<const double> x,
+                            bool transposed) {
+  const size_t n = x.size();
+  std::vector<double> out(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < n; ++j)
+      out[transposed ? j : i] += matrix[i * n + j] * x[transposed ? i : j];
+  }
+  return out;
+}
+
+// Whether some rows come back: a product of the matrices would take seconds. No two coordinates are
+// close in all of them. Scores pass through K's two, outputs through V's.
+bool is_inverse(std::span<const float> matrix, std::span<const float> inverse, size_t n,
+                bool is_v) {
+  constexpr int kRows = 4;
+  std::minstd_rand random(n);
+  std::vector<double> row(n);
+  for (int r = 0; r < kRows; ++r) {
+    double size = 0, error = 0;
+    std::uniform_real_distribution<double> of(-1, 1);
+    for (double& x : row) x = of(random);
+    const std::vector<double> back = is_v ? product(inverse, product(matrix, row, true), true)
+                                          : product(matrix, product(inverse, row, true), false);
+    for (size_t i = 0; i < n; ++i) {
+      size += row[i] * row[i];
+      error += (back[i] - row[i]) * (back[i] - row[i]);
+    }
+    if (!(error <= 1e-6 * size)) return false;  // NaN, too
+  }
+  return true;
+}
+
+void add_calibration(Checksum& checksum, const CalibratedLayer& layer,
+                     const KvCalibration& calibration, bool is_v) {
+  const Values matrix = add_tensor(checksum, calibration.transform.matrix);
+  const Values inverse = add_tensor(checksum, calibration.transform.inverse);
+  const size_t n = matrix.empty() ? 1 : calibration.transform.matrix.shape(1);
+  for (size_t first = 0; first < matrix.size(); first += n * n) {
+    require(is_inverse(std::span(matrix).subspan(first, n * n),
+                       std::span(inverse).subspan(first, n * n), n, is_v),
+            layer.op, ": layer ", layer.index, ": inverse times matrix of ", is_v ? "v" : "k",
+            ", head ", first / (n * n), ", is not 1");
+  }
+  for (const Tensor* tensor : {&calibration.transform.mean, &calibration.feedback.factor,
+                               &calibration.feedback.diagonal}) {
+    const Values values = add_tensor(checksum, *tensor);
+    require(std::ranges::all_of(values, [](float x) { return std::isfinite(x); }), layer.op,
+            ": layer ", layer.index, ": mean, factor and diagonal of ", is_v ? "v" : "k",
+            " must be finite");
+  }
+  checksum.add(std::as_bytes(std::span(calibration.feedback.gains)));
+}
+
+}  // namespace
+
+void check_layer_calibrations(const char* op, const CalibratedGeometry& geometry,
+                              const std::vector<KvLayer>& layers,
+                              const std::vector<KvLayerCalibration>& calibrations) {
+  require(calibrations.empty() || calibrations.size() == layers.size(), op,
+          ": calibrations are for every layer or for none, got ", calibrations.size(), " for ",
+          layers.size(), " layers");
+  for (size_t i = 0; i < calibrations.size(); ++i) {
+    const KvLayerCalibration& calibration = calibrations[i];
+    if (!calibration.k.defined() && !calibration.v.defined()) continue;
+    require(is_native(layers[i].k) && is_native(layers[i].v), op, ": layer ", i, " is ",
+            gyre::name(layers[i].k), " and ", gyre::name(layers[i].v),
+            ", a calibration is for native formats of both");
+    require(calibration.k.transform.defined() == calibration.v.transform.defined(), op, ": layer ",
+            i, " has a transform of ", calibration.k.transform.defined() ? "k" : "v", " alone");
+    check_calibration(op, "k", calibration.k, layers[i].k, geometry.kv_heads, geometry.head_dim);
+    check_calibration(op, "v", calibration.v, layers[i].v, geometry.kv_heads, geometry.v_head_dim);
+  }
+}
+
+uint64_t calibration_checksum(const CalibratedLayer& layer, const KvLayerCalibration& calibration) {
+  if (!calibration.k.defined() && !calibration.v.defined()) return 0;
+  Checksum checksum;
+  add_calibration(checksum, layer, calibration.k, false);
+  add_calibration(checksum, layer, calibration.v, true);
+  return std::max<uint64_t>(1, checksum.value());
+}
+
+uint32_t calibration_identity(std::span<const uint64_t> checksums) {
+  if (std::ranges::all_of(checksums, [](uint64_t checksum) { return checksum == 0; })) return 0;
+  return std::max(1u, static_cast<uint32_t>(checksum_of(std::as_bytes(checksums))));
+}
+
+}  // namespace gyre
