@@ -74,7 +74,8 @@ int main() {
   append(encoder, cache, guesses.k, guesses.v);
   const gyre::Tensor q = noise(device, {kParents.size(), kHeads, kDim}, 5),
                      out = device.tensor(gyre::DType::f32, q.shape());
-  cache.attend(encoder, 0, {.q = q, .out = out, .tree_mask = tree_mask(device)}, {.scale = 0.125f});
+  cache.attend(encoder, 0, {.q = q, .out = out},
+               {.scale = 0.125f, .mask = {.tree_mask = tree_mask(device)}});
   encoder.submit().wait();
   std::cout << kParents.size() << " guesses on two branches, attended in one pass\n";
 

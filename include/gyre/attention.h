@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "gyre/encoder.h"
 #include "gyre/export.h"
@@ -10,26 +11,32 @@
 
 namespace gyre {
 
-// Undefined tensors are left out. Keys are numbered from the oldest, 0, to the newest, length - 1;
-// the queries are the newest tokens: query i of T stands at key length - T + i.
+// Which keys a query sees, and what happens to its logits before the softmax. Every attention call
+// takes one. Undefined tensors are left out.
+struct AttentionMask {
+  bool causal = true;     // query i sees keys up to its own
+  uint64_t window = 0;    // only the newest `window` keys, the query's own included; 0: all
+  float soft_cap = 0.0f;  // logits become cap * tanh(logit / cap); 0: off
+  Tensor alibi_slopes{};  // [heads] f32: slope * (key - query) is added to the logit
+  Tensor tree_mask{};     // [tokens, tokens] u8: query i sees new token j if not 0; replaces causal
+  Tensor sink_logits{};   // [heads] f32: one more logit per head, whose value is 0
+};
+
+// Keys are numbered from the oldest, 0, to the newest, length - 1; the queries are the newest
+// tokens: query i of T stands at key length - T + i. Undefined tensors are left out.
 struct AttentionInputs {
-  Tensor q{};            // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
-  KvBuffer k_cache{};    // any format; heads is a multiple of its kv_heads
-  KvBuffer v_cache{};    // any format, independent of K's; its head_dim may differ from K's
-  Tensor out{};          // [tokens, heads, head_dim of V], f32, f16 or bf16
-  Tensor lse{};          // [tokens, heads] f32: log of the softmax's denominator, the sink included
-  Tensor sink_logits{};  // [heads] f32: one more logit per head, whose value is 0
-  Tensor alibi_slopes{};  // [heads] f32: ALiBi; slope * (key - query) is added to the logit
-  Tensor tree_mask{};  // [tokens, tokens] u8: query i sees new token j if not 0; instead of causal
+  Tensor q{};          // [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous
+  KvBuffer k_cache{};  // any format; heads is a multiple of its kv_heads
+  KvBuffer v_cache{};  // any format, independent of K's; its head_dim may differ from K's
+  Tensor out{};        // [tokens, heads, head_dim of V], f32, f16 or bf16
+  Tensor lse{};        // [tokens, heads] f32: log of the softmax's denominator, the sink included
 };
 
 struct AttentionOptions {
-  uint64_t length = 0;      // keys in the cache, those of the queries included; 0 is valid
-  uint64_t ring_start = 0;  // slot of key 0; key j lies in slot (ring_start + j) mod capacity
-  float scale = 1.0f;       // multiplies the raw dot product; nothing else does
-  bool causal = true;       // query i sees keys up to its own
-  uint64_t window = 0;      // only the newest `window` keys, the query's own included; 0: all
-  float soft_cap = 0.0f;    // logits become cap * tanh(logit / cap); 0: off
+  uint64_t length = 0;           // keys in the cache, those of the queries included; 0 is valid
+  uint64_t ring_start = 0;       // slot of key 0; key j lies in slot (ring_start + j) mod capacity
+  std::optional<float> scale{};  // multiplies the dot product; 1 / sqrt(head_dim) if not given
+  AttentionMask mask{};
 };
 
 // softmax(scale * q k^T, capped, biased, masked) v. Plain q in, plain output out: whatever the
@@ -53,9 +60,7 @@ struct PagedAttentionInputs {
       cu_seqlens_q{};   // i32 [sequences + 1]: rows of q of sequence s are [begin[s], begin[s + 1])
   Tensor is_prefill{};  // u8 [sequences], not 0: see below; may be undefined
   Tensor out{};         // [tokens, heads, v_head_dim]; rows of no sequence are not written
-  Tensor lse{};         // [tokens, heads] f32; the rest as in AttentionInputs
-  Tensor sink_logits{};
-  Tensor alibi_slopes{};
+  Tensor lse{};         // [tokens, heads] f32, as in AttentionInputs
   // CUDA: scratch memory that the caller keeps from call to call; it grows. Calls that use it run
   // one after the other. A call that finds it large enough allocates nothing, so it can be recorded
   // while a stream is captured. Null: each call takes its own, as it does on other devices.
@@ -66,10 +71,8 @@ struct PagedAttentionInputs {
 struct PagedAttentionOptions {
   uint64_t max_query_length = 1;  // of one sequence
   uint64_t max_kv_length = 0;     // of one sequence; 0: width * page_tokens
-  float scale = 1.0f;
-  bool causal = true;
-  uint64_t window = 0;  // counted from each query; pages wholly below it are not touched
-  float soft_cap = 0.0f;
+  std::optional<float> scale{};   // as in AttentionOptions
+  AttentionMask mask{};           // no tree_mask; pages wholly below a window are not read
   // CUDA graphs: the command ahead of the call writes no keys but those of the call's own tokens.
   // Older ones may then be loaded while it still runs. As in a decode step: append, then attend.
   bool settled_keys = false;
@@ -105,15 +108,12 @@ GYRE_API Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInpu
 
 // The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
 // `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split
-// without keys gives {0, -inf, 0}. Of the inputs, `out`, `lse` and `sink_tokens` belong to the
-// merge.
+// without keys gives {0, -inf, 0}. The merge takes `sink_logits`; here a mask with them is refused.
 struct AttentionPartialInputs {
   Tensor q{};
   KvBuffer k_cache{};
   KvBuffer v_cache{};
   Tensor partial{};  // f32, contiguous, attention_partial_shape()
-  Tensor alibi_slopes{};
-  Tensor tree_mask{};
 };
 
 GYRE_API void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,

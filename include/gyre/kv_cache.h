@@ -57,17 +57,12 @@ struct KvCacheOptions {
 struct AttendInputs {
   Tensor q{};    // [tokens, heads, head_dim]: the newest tokens
   Tensor out{};  // [tokens, heads, head_dim of V]
-  Tensor lse{};  // the rest as in AttentionInputs
-  Tensor sink_logits{};
-  Tensor alibi_slopes{};
-  Tensor tree_mask{};
+  Tensor lse{};  // [tokens, heads] f32, as in AttentionInputs
 };
 
 struct AttendOptions {
-  std::optional<float> scale{};  // of the dot product; 1 / sqrt(head_dim) if not given
-  bool causal = true;
-  uint64_t window = 0;  // 0: the layer's; otherwise at most that
-  float soft_cap = 0.0f;
+  std::optional<float> scale{};  // as in AttentionOptions
+  AttentionMask mask{};          // window 0: the layer's; otherwise at most that
 };
 
 // What is really stored.

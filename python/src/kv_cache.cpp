@@ -118,13 +118,15 @@ void attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand&
             const OptionalOperand& lse, const OptionalOperand& tree_mask) {
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
-  const AttendInputs inputs{.q = operand("q", q),
-                            .out = operand("out", out),
-                            .lse = operand("lse", lse),
-                            .sink_logits = operand("sink_logits", sink_logits),
-                            .alibi_slopes = operand("alibi_slopes", alibi_slopes),
-                            .tree_mask = operand("tree_mask", tree_mask)};
-  const AttendOptions options{scale, causal, window, soft_cap};
+  const AttendInputs inputs{
+      .q = operand("q", q), .out = operand("out", out), .lse = operand("lse", lse)};
+  const AttendOptions options{.scale = scale,
+                              .mask = {.causal = causal,
+                                       .window = window,
+                                       .soft_cap = soft_cap,
+                                       .alibi_slopes = operand("alibi_slopes", alibi_slopes),
+                                       .tree_mask = operand("tree_mask", tree_mask),
+                                       .sink_logits = operand("sink_logits", sink_logits)}};
   without_gil([&] { use.cache().attend(encoder, layer, inputs, options); });
 }
 

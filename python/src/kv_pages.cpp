@@ -35,8 +35,8 @@ void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pa
                       const Operand& cu_seqlens_q, const Operand& out,
                       const OptionalOperand& is_prefill, const OptionalOperand& lse,
                       const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
-                      uint64_t max_query_length, uint64_t max_kv_length, float scale, bool causal,
-                      uint64_t window, float soft_cap, BoundScratch* scratch) {
+                      uint64_t max_query_length, uint64_t max_kv_length, std::optional<float> scale,
+                      bool causal, uint64_t window, float soft_cap, BoundScratch* scratch) {
   const Operands operand(encoder, "paged_attention");
   const PagedAttentionInputs inputs{.q = operand("q", q),
                                     .pages = pages.pages,
@@ -46,11 +46,16 @@ void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pa
                                     .is_prefill = operand("is_prefill", is_prefill),
                                     .out = operand("out", out),
                                     .lse = operand("lse", lse),
-                                    .sink_logits = operand("sink_logits", sink_logits),
-                                    .alibi_slopes = operand("alibi_slopes", alibi_slopes),
                                     .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
-  const PagedAttentionOptions options{max_query_length, max_kv_length, scale,
-                                      causal,           window,        soft_cap};
+  const PagedAttentionOptions options{
+      .max_query_length = max_query_length,
+      .max_kv_length = max_kv_length,
+      .scale = scale,
+      .mask = {.causal = causal,
+               .window = window,
+               .soft_cap = soft_cap,
+               .alibi_slopes = operand("alibi_slopes", alibi_slopes),
+               .sink_logits = operand("sink_logits", sink_logits)}};
   without_gil([&] { attention(encoder, inputs, options); });
 }
 
@@ -155,7 +160,7 @@ void bind_kv_pages(nb::module_& module) {
       "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
       "kv_lengths"_a, "cu_seqlens_q"_a, "out"_a, "is_prefill"_a = nb::none(), "lse"_a = nb::none(),
       "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), nb::kw_only(),
-      "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = 1.0f, "causal"_a = true,
+      "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = nb::none(), "causal"_a = true,
       "window"_a = 0, "soft_cap"_a = 0.0f, "scratch"_a = nb::none(),
       "Attention of several sequences over pages, in one call.\n\n"
       "q, out: [tokens, heads, head_dim], the queries of all sequences. page_table: i32 "

@@ -211,12 +211,13 @@ void attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Op
             const OptionalOperand& lse) {
   const Operands operand(encoder, "batch.attend");
   self.batch.attend(encoder, layer,
-                    {.q = operand("q", q),
-                     .out = operand("out", out),
-                     .lse = operand("lse", lse),
-                     .sink_logits = operand("sink_logits", sink_logits),
-                     .alibi_slopes = operand("alibi_slopes", alibi_slopes)},
-                    {.scale = scale, .causal = causal, .window = window, .soft_cap = soft_cap});
+                    {.q = operand("q", q), .out = operand("out", out), .lse = operand("lse", lse)},
+                    {.scale = scale,
+                     .mask = {.causal = causal,
+                              .window = window,
+                              .soft_cap = soft_cap,
+                              .alibi_slopes = operand("alibi_slopes", alibi_slopes),
+                              .sink_logits = operand("sink_logits", sink_logits)}});
 }
 
 void bind_rope_append(nb::class_<BoundKvBatch>& batch) {

@@ -1,30 +1,38 @@
 #include "gyre/c/attention.h"
 
 #include <memory>
+#include <optional>
 
 #include "c_api/convert.h"
 #include "c_api/handles.h"
 
 namespace gyre::c_api {
+namespace {
+
+AttentionMask attention_mask(const gyre_attention_mask* mask) {
+  const gyre_attention_mask given = read_or_default(mask, "mask");
+  return {.causal = given.not_causal == 0,
+          .window = given.window,
+          .soft_cap = given.soft_cap,
+          .alibi_slopes = tensor(given.alibi_slopes),
+          .tree_mask = tensor(given.tree_mask),
+          .sink_logits = tensor(given.sink_logits)};
+}
+
+std::optional<float> scale_of(float given) {
+  return given != 0 ? std::optional(given) : std::nullopt;
+}
+
+}  // namespace
 
 AttendInputs attend_inputs(const gyre_attend_inputs* inputs) {
   const gyre_attend_inputs given = read(inputs, "inputs");
-  return {.q = tensor(given.q),
-          .out = tensor(given.out),
-          .lse = tensor(given.lse),
-          .sink_logits = tensor(given.sink_logits),
-          .alibi_slopes = tensor(given.alibi_slopes),
-          .tree_mask = tensor(given.tree_mask)};
+  return {.q = tensor(given.q), .out = tensor(given.out), .lse = tensor(given.lse)};
 }
 
 AttendOptions attend_options(const gyre_attend_options* options) {
   const gyre_attend_options given = read_or_default(options, "options");
-  AttendOptions made;
-  if (given.scale != 0) made.scale = given.scale;
-  made.causal = given.not_causal == 0;
-  made.window = given.window;
-  made.soft_cap = given.soft_cap;
-  return made;
+  return {.scale = scale_of(given.scale), .mask = attention_mask(given.mask)};
 }
 
 }  // namespace gyre::c_api
@@ -37,20 +45,16 @@ gyre::AttentionOptions attention_options(const gyre_attention_options* options) 
   const gyre_attention_options given = read_or_default(options, "options");
   return {.length = given.length,
           .ring_start = given.ring_start,
-          .scale = or_default(given.scale, 1.0f),
-          .causal = given.not_causal == 0,
-          .window = given.window,
-          .soft_cap = given.soft_cap};
+          .scale = scale_of(given.scale),
+          .mask = attention_mask(given.mask)};
 }
 
 gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* options) {
   const gyre_paged_attention_options given = read_or_default(options, "options");
   return {.max_query_length = or_default(given.max_query_length, uint64_t{1}),
           .max_kv_length = given.max_kv_length,
-          .scale = or_default(given.scale, 1.0f),
-          .causal = given.not_causal == 0,
-          .window = given.window,
-          .soft_cap = given.soft_cap};
+          .scale = scale_of(given.scale),
+          .mask = attention_mask(given.mask)};
 }
 
 // The caller's handle of scratch memory. Its successor is made before the call, which must not be
@@ -86,10 +90,7 @@ gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* i
                                           .k_cache = kv_buffer(given.k_cache),
                                           .v_cache = kv_buffer(given.v_cache),
                                           .out = tensor(given.out),
-                                          .lse = tensor(given.lse),
-                                          .sink_logits = tensor(given.sink_logits),
-                                          .alibi_slopes = tensor(given.alibi_slopes),
-                                          .tree_mask = tensor(given.tree_mask)},
+                                          .lse = tensor(given.lse)},
                     attention_options(options));
   });
 }
@@ -108,8 +109,6 @@ gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attenti
                                                .is_prefill = tensor(given.is_prefill),
                                                .out = tensor(given.out),
                                                .lse = tensor(given.lse),
-                                               .sink_logits = tensor(given.sink_logits),
-                                               .alibi_slopes = tensor(given.alibi_slopes),
                                                .scratch = scratch.memory()},
                     paged_options(options));
     scratch.give_back();
@@ -125,9 +124,7 @@ gyre_status gyre_attention_partial(gyre_encoder* encoder,
                             {.q = tensor(given.q),
                              .k_cache = kv_buffer(given.k_cache),
                              .v_cache = kv_buffer(given.v_cache),
-                             .partial = tensor(given.partial),
-                             .alibi_slopes = tensor(given.alibi_slopes),
-                             .tree_mask = tensor(given.tree_mask)},
+                             .partial = tensor(given.partial)},
                             attention_options(options));
   });
 }

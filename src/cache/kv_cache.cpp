@@ -1,7 +1,6 @@
 #include "gyre/kv_cache.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -300,22 +299,19 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   State& s = state();
   const State::Layer& l = s.at("kv_cache.attend", layer);
   const uint64_t window = l.layer.window;
-  require(window == 0 || options.window <= window, "kv_cache.attend: layer ", layer,
-          " keeps a window of ", window, " keys, asked for ", options.window);
+  require(window == 0 || options.mask.window <= window, "kv_cache.attend: layer ", layer,
+          " keeps a window of ", window, " keys, asked for ", options.mask.window);
   AttentionOptions with;
-  with.scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.options.head_dim)));
-  with.causal = options.causal;
-  with.soft_cap = options.soft_cap;
-  with.window = options.window != 0 ? options.window : window;
+  with.scale = options.scale;
+  with.mask = options.mask;
+  if (options.mask.window == 0) with.mask.window = window;
   const uint64_t tokens = in.q.rank() == 3 ? in.q.shape(0) : 0;  // attend_cache refuses other ranks
   require(tokens <= s.options.step_tokens, "kv_cache.attend: at most step_tokens ",
           s.options.step_tokens, " queries, got ", tokens);
   const void* const list = s.list_of("kv_cache.attend", encoder);
   s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
-  const NewNote note{s.log, s.log->attend_note(layer, tokens, with.window)};
-  attend_cache(encoder,
-               {in.q, {}, {}, in.out, in.lse, in.sink_logits, in.alibi_slopes, in.tree_mask}, with,
-               l.segments, s.scratch, &note);
+  const NewNote note{s.log, s.log->attend_note(layer, tokens, with.mask.window)};
+  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse}, with, l.segments, s.scratch, &note);
   s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.attend");

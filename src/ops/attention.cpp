@@ -33,6 +33,7 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
   Recording recording(encoder, "attention_partial");
   const AttentionCall call{"attention_partial", in, options};
   check_call(call);
+  require(!options.mask.sink_logits.defined(), call.op, ": sink_logits belong to attention_merge");
   check_partial_tensor(call.op, in.partial);
   const Dims shape = attention_partial_shape(std::max<uint64_t>(in.partial.shape(0), 1),
                                              in.q.shape(), in.v_cache.shape.head_dim);
@@ -40,7 +41,7 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
           in.partial.shape());
   check_apart(call.op, "partial", in.partial,
               {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales,
-               &in.alibi_slopes, &in.tree_mask});
+               &options.mask.alibi_slopes, &options.mask.tree_mask});
   if (in.q.shape(0) == 0) return;
   const abi::AttentionPlan plan =
       plan_call(recording, call, {.states = true, .splits = in.partial.shape(0)});
@@ -71,16 +72,16 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) try {
 
 void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options) try {
   Recording recording(encoder, "attention");
-  const AttentionPartialInputs reads{in.q, in.k_cache,      in.v_cache,
-                                     {},   in.alibi_slopes, in.tree_mask};
+  const AttentionPartialInputs reads{in.q, in.k_cache, in.v_cache, {}};
+  const AttentionMask& mask = options.mask;
   const AttentionCall call{"attention", reads, options};
   check_call(call);
-  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sink_logits};
+  AttentionMergeInputs outputs{{}, in.out, in.lse, mask.sink_logits};
   check_outputs(call.op, outputs, {in.q.shape(0), in.q.shape(1), in.v_cache.shape.head_dim});
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(call.op, written == &in.out ? "out" : "lse", *written,
                 {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes,
-                 &in.v_cache.scales, &in.sink_logits, &in.alibi_slopes, &in.tree_mask});
+                 &in.v_cache.scales, &mask.sink_logits, &mask.alibi_slopes, &mask.tree_mask});
   }
   if (in.q.shape(0) == 0) return;
   const abi::AttentionPlan plan = plan_call(recording, call, {.out = in.out.dtype()});

@@ -1,4 +1,4 @@
-// Attention over the segments of a KvCache: body, sink_logits, tail.
+// Attention over the segments of a KvCache: body, sink tokens, tail.
 #include <utility>
 
 #include "ops/attention_dispatch.h"
@@ -15,11 +15,12 @@ constexpr const char* kOp = "kv_cache.attend";
 
 void check_attend(const AttentionCall& body, const AttentionInputs& in) {
   check_call(body);
-  check_outputs(kOp, {{}, in.out, in.lse, in.sink_logits},
+  const AttentionMask& mask = body.options.mask;
+  check_outputs(kOp, {{}, in.out, in.lse, mask.sink_logits},
                 {in.q.shape(0), in.q.shape(1), body.in.v_cache.shape.head_dim});
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(kOp, written == &in.out ? "out" : "lse", *written,
-                {&in.q, &in.sink_logits, &in.alibi_slopes, &in.tree_mask});
+                {&in.q, &mask.sink_logits, &mask.alibi_slopes, &mask.tree_mask});
   }
 }
 
@@ -31,8 +32,7 @@ void dispatch_segments(Recording& recording, const AttentionInputs& in,
   uint64_t first = 0;
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
-    const AttentionPartialInputs reads{in.q, segment.k,       segment.v,
-                                       {},   in.alibi_slopes, in.tree_mask};
+    const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}};
     const AttentionCall call{kOp, reads, options, &segment.at};
     const abi::AttentionPlan plan =
         i == 0 ? body : plan_call(recording, call, {.states = true, .splits = 1});
@@ -58,23 +58,23 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
                                  segments.calibration.v.transform};
   const bool alone = segments.count == 1;
   AttentionInputs in = given;
-  check_attend({kOp, {in.q, body.k, body.v, {}, in.alibi_slopes, in.tree_mask}, options, &body.at},
-               in);
+  check_attend({kOp, {in.q, body.k, body.v, {}}, options, &body.at}, in);
+  const AttentionMask& mask = options.mask;
   check_means(
       kOp, transforms,
-      {in.lse.defined(), in.sink_logits.defined(), options.soft_cap != 0, in.tree_mask.defined()});
+      {in.lse.defined(), mask.sink_logits.defined(), mask.soft_cap != 0, mask.tree_mask.defined()});
   if (in.q.shape(0) == 0) return;
   const TransformAttention inside =
       enter_transform(recording, encoder.device(), transforms, in.q, in.out, !alone);
   in.q = inside.q;
   in.out = inside.out;
-  const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.alibi_slopes, in.tree_mask};
+  const AttentionPartialInputs reads{in.q, body.k, body.v, {}};
   const AttentionCall call{kOp, reads, options, &body.at};
   const AttentionWanted wanted{alone ? in.out.dtype() : DType::f32, !alone};
   const abi::AttentionPlan plan = plan_call(recording, call, wanted);
   const bool merge = !alone || plan.reduce == abi::AttentionReduce::separate;
   AttendScratch reserved = scratch;
-  AttentionMergeInputs outputs{{}, in.out, in.lse, in.sink_logits};
+  AttentionMergeInputs outputs{{}, in.out, in.lse, mask.sink_logits};
   if (merge) {
     const Dims states = attention_partial_shape(states_of(plan) + segments.count - 1, in.q.shape(),
                                                 body.v.shape.head_dim);

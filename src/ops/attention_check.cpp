@@ -38,10 +38,10 @@ void check_options(const AttentionCall& call) {
             ": ring_start must be below the capacity ", capacity, ", got ",
             call.options.ring_start);
   }
-  check_scale(call.op, call.options.scale, call.options.soft_cap);
-  check_per_head(call.op, "alibi_slopes", call.in.alibi_slopes, call.in.q.shape(1));
-  if (!call.in.tree_mask.defined()) return;
-  const Tensor& tree_mask = call.in.tree_mask;
+  checked_scale(call.op, call.options.scale, call.in.q.shape(2));
+  check_mask(call.op, call.options.mask, call.in.q.shape(1));
+  const Tensor& tree_mask = call.options.mask.tree_mask;
+  if (!tree_mask.defined()) return;
   require(tree_mask.dtype() == DType::u8 && tree_mask.rank() == 2 && tree_mask.shape(0) == tokens &&
               tree_mask.shape(1) == tokens && (tree_mask.stride(1) == 1 || tokens == 1),
           call.op, ": tree_mask must be u8 [", tokens, ", ", tokens, "] with contiguous rows, got ",
@@ -68,12 +68,19 @@ void check_query(const char* op, const Tensor& q, const char* keys, uint64_t kv_
   require(q.shape(1) <= uint64_t{1} << 20, op, ": at most 2^20 heads, got ", q.shape(1));
 }
 
-void check_scale(const char* op, float scale, float soft_cap) {
+float checked_scale(const char* op, std::optional<float> given, uint64_t head_dim) {
   constexpr float kLog2E = 1.44269504f;  // exponentials are to base 2
+  const float scale = given.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
   require(std::isfinite(scale * kLog2E), op, ": scale must be finite, times log2(e) as well, got ",
           scale);
-  require(std::isfinite(soft_cap) && soft_cap >= 0, op,
-          ": soft_cap must be finite and not negative, got ", soft_cap);
+  return scale;
+}
+
+void check_mask(const char* op, const AttentionMask& mask, uint64_t heads) {
+  require(std::isfinite(mask.soft_cap) && mask.soft_cap >= 0, op,
+          ": soft_cap must be finite and not negative, got ", mask.soft_cap);
+  check_per_head(op, "alibi_slopes", mask.alibi_slopes, heads);
+  check_per_head(op, "sink_logits", mask.sink_logits, heads);
 }
 
 void check_per_head(const char* op, const char* what, const Tensor& tensor, uint64_t heads) {

@@ -19,7 +19,10 @@ struct AttentionCall {
 // Queries [tokens, heads, head_dim]; `keys` names what they are held against.
 void check_query(const char* op, const Tensor& q, const char* keys, uint64_t kv_heads,
                  uint64_t head_dim);
-void check_scale(const char* op, float scale, float soft_cap);
+// What multiplies the dot product: 1 / sqrt(head_dim) where nothing is given.
+float checked_scale(const char* op, std::optional<float> given, uint64_t head_dim);
+// All of a mask but its tree_mask.
+void check_mask(const char* op, const AttentionMask& mask, uint64_t heads);
 void check_per_head(const char* op, const char* what, const Tensor& tensor, uint64_t heads);
 
 void check_call(const AttentionCall& call);

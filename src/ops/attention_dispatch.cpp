@@ -7,7 +7,8 @@ namespace gyre {
 namespace {
 
 uint64_t first_key(const AttentionCall& call) {
-  return abi::attention_first_key(call.in.q.shape(0), call.options.length, call.options.window);
+  return abi::attention_first_key(call.in.q.shape(0), call.options.length,
+                                  call.options.mask.window);
 }
 
 abi::AttentionProblem make_problem(const AttentionCall& call, const AttentionWanted& wanted) {
@@ -27,7 +28,7 @@ abi::AttentionProblem make_problem(const AttentionCall& call, const AttentionWan
   p.q_dtype = static_cast<uint32_t>(call.in.q.dtype());
   p.out_dtype = static_cast<uint32_t>(wanted.out);
   p.states = wanted.states ? 1 : 0;
-  p.tree_mask = call.in.tree_mask.defined() ? 1 : 0;
+  p.tree_mask = call.options.mask.tree_mask.defined() ? 1 : 0;
   return p;
 }
 
@@ -50,21 +51,22 @@ void fill_keys(const AttentionCall& call, abi::AttentionParams& p) {
 
 void fill_call(const AttentionCall& call, abi::AttentionParams& p) {
   const AttentionPartialInputs& in = call.in;
+  const AttentionMask& mask = call.options.mask;
   p.tokens = in.q.shape(0);
   p.heads = in.q.shape(1);
   p.kv_heads = in.k_cache.shape.kv_heads;
   p.group = static_cast<uint32_t>(p.heads / p.kv_heads);
   p.capacity = in.k_cache.shape.capacity;
-  p.window = call.options.window;
+  p.window = mask.window;
   p.q_token_stride = in.q.stride(0) * size_bytes(in.q.dtype());
   p.q_head_stride = in.q.stride(1) * size_bytes(in.q.dtype());
   p.q_dtype = static_cast<uint32_t>(in.q.dtype());
-  p.tree_stride = in.tree_mask.defined() ? in.tree_mask.stride(0) : 0;
+  p.tree_stride = mask.tree_mask.defined() ? mask.tree_mask.stride(0) : 0;
   p.k = kv_cache_layout(in.k_cache);
   p.v = kv_cache_layout(in.v_cache);
-  p.scale = call.options.scale;
-  p.soft_cap = call.options.soft_cap;
-  p.causal = call.options.causal && !in.tree_mask.defined() ? 1 : 0;
+  p.scale = checked_scale(call.op, call.options.scale, in.q.shape(2));
+  p.soft_cap = mask.soft_cap;
+  p.causal = mask.causal && !mask.tree_mask.defined() ? 1 : 0;
 }
 
 }  // namespace
@@ -102,9 +104,9 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
     recording.dispatch(
         kernel, spec, p,
         {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes, &in.v_cache.scales, &out,
-         states ? &none : &outputs.lse, states ? &none : &outputs.sink_logits, &in.alibi_slopes,
-         &in.tree_mask, &partial, call.state != nullptr ? &call.state->state : &none, &none, &none,
-         &none, &none});
+         states ? &none : &outputs.lse, states ? &none : &outputs.sink_logits,
+         &call.options.mask.alibi_slopes, &call.options.mask.tree_mask, &partial,
+         call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
   };
   record_planned(plan, record);
 }

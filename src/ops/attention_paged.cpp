@@ -88,10 +88,10 @@ void check_written(const PagedCall& call, const AttentionMergeInputs& outputs) {
     const Tensor& tensor;
   } written[] = {{"out", outputs.out}, {"lse", outputs.lse}, {"partial", outputs.partial}};
   for (const auto& [name, tensor] : written) {
-    check_apart(
-        call.op, name, tensor,
-        {&call.q, &call.keys.pages.bytes, &call.page_table, &call.kv_lengths, &call.cu_seqlens_q,
-         &call.is_prefill, &call.alibi_slopes, &call.keys.tail_begin, &outputs.sink_logits});
+    check_apart(call.op, name, tensor,
+                {&call.q, &call.keys.pages.bytes, &call.page_table, &call.kv_lengths,
+                 &call.cu_seqlens_q, &call.is_prefill, &call.options.mask.alibi_slopes,
+                 &call.keys.tail_begin, &outputs.sink_logits});
   }
 }
 
@@ -100,8 +100,9 @@ PagedBounds check_paged(const PagedCall& call, const AttentionMergeInputs& outpu
   check_pages(call.op, call.keys.pages);
   check_query(call.op, call.q, "pages", shape.kv_heads, shape.head_dim);
   check_table(call);
-  check_scale(call.op, call.options.scale, call.options.soft_cap);
-  check_per_head(call.op, "alibi_slopes", call.alibi_slopes, call.q.shape(1));
+  checked_scale(call.op, call.options.scale, shape.head_dim);
+  check_mask(call.op, call.options.mask, call.q.shape(1));
+  require(!call.options.mask.tree_mask.defined(), call.op, ": a tree_mask is not taken over pages");
   const PagedBounds bounds = checked_bounds(call);
   if (outputs.partial.defined()) {
     check_partial_tensor(call.op, outputs.partial);
@@ -138,7 +139,7 @@ abi::AttentionProblem make_problem(const PagedCall& call, const KvPageParts& par
   abi::AttentionProblem p{};
   p.tokens = call.q.shape(0);
   p.heads = call.q.shape(1);
-  fill_problem(call.keys.pages, parts, bounds, call.options.window, p);
+  fill_problem(call.keys.pages, parts, bounds, call.options.mask.window, p);
   p.q_dtype = static_cast<uint32_t>(call.q.dtype());
   p.states = outputs.partial.defined() ? 1 : 0;
   p.out_dtype = p.states != 0 ? static_cast<uint32_t>(DType::f32)
@@ -169,7 +170,7 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   p.heads = call.q.shape(1);
   p.kv_heads = call.keys.pages.shape.kv_heads;
   p.group = static_cast<uint32_t>(p.heads / p.kv_heads);
-  p.window = call.options.window;
+  p.window = call.options.mask.window;
   p.q_token_stride = call.q.stride(0) * size_bytes(call.q.dtype());
   p.q_head_stride = call.q.stride(1) * size_bytes(call.q.dtype());
   p.q_dtype = static_cast<uint32_t>(call.q.dtype());
@@ -179,9 +180,9 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   p.segment = call.keys.segment;
   p.places.sink_tokens = call.keys.sink_tokens;
   p.places.tail = call.keys.tail;
-  p.scale = call.options.scale;
-  p.soft_cap = call.options.soft_cap;
-  p.causal = call.options.causal ? 1 : 0;
+  p.scale = checked_scale(call.op, call.options.scale, call.q.shape(2));
+  p.soft_cap = call.options.mask.soft_cap;
+  p.causal = call.options.mask.causal ? 1 : 0;
   p.settled_keys = call.options.settled_keys ? 1 : 0;
   if (outputs.partial.defined()) return p;
   p.out_dtype = static_cast<uint32_t>(outputs.out.dtype());
@@ -282,7 +283,7 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
     recording.dispatch(kernel, spec, p,
                        {&call.q, &parts.k_codes, &parts.k_scales, &parts.v_codes, &parts.v_scales,
                         states ? &outputs.partial : &outputs.out, &outputs.lse,
-                        &outputs.sink_logits, &call.alibi_slopes, &schedule,
+                        &outputs.sink_logits, &call.options.mask.alibi_slopes, &schedule,
                         plan.scratch_floats != 0 ? &scratch : &none, &call.keys.tail_begin,
                         &call.page_table, &call.kv_lengths, &call.cu_seqlens_q, &call.is_prefill});
   };
@@ -376,12 +377,12 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   const KvPageParts parts = page_parts(in.pages);
   abi::AttentionProblem problem{};
   problem.tokens = in.tokens, problem.heads = in.heads;
-  fill_problem(in.pages, parts, bounds, options.window, problem);
+  fill_problem(in.pages, parts, bounds, options.mask.window, problem);
   abi::AttentionParams params{};
   params.tokens = in.tokens, params.heads = in.heads, params.kv_heads = kv_heads;
   params.group = static_cast<uint32_t>(in.heads / kv_heads);
-  params.window = options.window;
-  params.causal = options.causal ? 1 : 0;
+  params.window = options.mask.window;
+  params.causal = options.mask.causal ? 1 : 0;
   params.segment = abi::kSegmentBody;
   params.phase = abi::AttentionPhase::decode;
   params.table.sequences = sequences;
@@ -407,14 +408,14 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.kv_lengths = in.kv_lengths;
   call.cu_seqlens_q = in.cu_seqlens_q;
   call.is_prefill = in.is_prefill;
-  call.alibi_slopes = in.alibi_slopes;
   call.schedule = in.schedule;
   call.options = options;
   // The CPU's counters lie elsewhere for other numbers of sequences: it takes fresh zeros.
   const bool kept = in.scratch != nullptr && encoder.device().stream() != 0;
   AttendScratch scratch;
   if (kept) scratch.in_kernel = *in.scratch;
-  attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, in.sink_logits}, scratch);
+  attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},
+               scratch);
   recording.commit();
   if (kept) *in.scratch = scratch.in_kernel;
 } catch (const std::bad_alloc&) {

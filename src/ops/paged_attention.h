@@ -20,15 +20,14 @@ struct PagedCall {
   const char* op = nullptr;
   Tensor q{};
   PagedSegment keys{};
-  Tensor page_table{}, kv_lengths{}, cu_seqlens_q{}, is_prefill{},
-      alibi_slopes{};            // PagedAttentionInputs'
-  Tensor schedule{};             // PagedAttentionInputs'
+  Tensor page_table{}, kv_lengths{}, cu_seqlens_q{}, is_prefill{};  // PagedAttentionInputs'
+  Tensor schedule{};                                                // PagedAttentionInputs'
   bool shares_schedule = false;  // with the other calls of AttendScratch::schedules
   PagedAttentionOptions options{};
 };
 
 // Records the call inside the caller's recording. It writes either outputs.out (and lse, with
-// sink tokens), or outputs.partial: f32 [1, tokens, heads, v_head_dim + 2], the state of every row,
+// sink_logits), or outputs.partial: f32 [1, tokens, heads, v_head_dim + 2], the state of every row,
 // for attention_merge. `scratch` grows; a refused call leaves it as it is.
 void attend_pages(Recording& recording, const Device& device, const PagedCall& call,
                   const AttentionMergeInputs& outputs, AttendScratch& scratch);

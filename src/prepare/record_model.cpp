@@ -103,7 +103,7 @@ void record_cache(const Device& device, const ModelShape& m, const Rows& all,
   const auto record_layers = [&](const Rows& rows, const Tensor& tree_mask) {
     for (uint64_t i = 0; i < layers.size(); ++i) {
       cache.append(encoder, i, rows.k, rows.v);
-      cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree_mask = tree_mask});
+      cache.attend(encoder, i, {.q = rows.q, .out = rows.out}, {.mask = {.tree_mask = tree_mask}});
     }
   };
   for (const uint64_t tokens : token_counts(m)) {

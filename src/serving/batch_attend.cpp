@@ -1,8 +1,5 @@
 // Attention of one layer of a step. A layer with a 16-bit tail or sink tokens has its keys in up to
 // three kinds of pages: each gives a state per row, and the states are merged.
-#include <cmath>
-#include <optional>
-
 #include "ops/attention_check.h"
 #include "ops/kv_calibration.h"
 #include "ops/paged_attention.h"
@@ -15,10 +12,6 @@ namespace {
 
 constexpr const char* kOp = "kv_batch.attend";
 
-float scale_of(std::optional<float> given, uint64_t head_dim) {
-  return given ? *given : 1.0f / std::sqrt(static_cast<float>(head_dim));
-}
-
 // What is written shares no memory with what is read.
 void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> read) {
   check_apart(kOp, "out", in.out, read);
@@ -27,11 +20,11 @@ void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> 
 
 // What attention checks, as the caller gave it: with a basis or several kinds of pages, attention
 // gets other tensors than these.
-void check_given(const AttendInputs& in, const KvPoolOptions& options) {
+void check_given(const AttendInputs& in, const AttentionMask& mask, const KvPoolOptions& options) {
   check_query(kOp, in.q, "pages", options.kv_heads, options.head_dim);
-  check_outputs(kOp, {{}, in.out, in.lse, in.sink_logits},
+  check_outputs(kOp, {{}, in.out, in.lse, mask.sink_logits},
                 {in.q.shape(0), in.q.shape(1), options.v_head_dim});
-  check_written(in, {&in.q, &in.sink_logits, &in.alibi_slopes});
+  check_written(in, {&in.q, &mask.sink_logits, &mask.alibi_slopes});
 }
 
 uint64_t elements(const Dims& shape) {
@@ -50,13 +43,11 @@ PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& w
   call.kv_lengths = tables.kv_lengths();
   call.cu_seqlens_q = tables.cu_seqlens_q();
   call.is_prefill = tables.is_prefill();
-  call.alibi_slopes = in.alibi_slopes;
   call.options.max_query_length = options.max_query_length;
   call.options.max_kv_length = options.max_kv_length;
-  call.options.scale = scale_of(with.scale, pool->options.head_dim);
-  call.options.causal = with.causal;
-  call.options.window = with.window != 0 ? with.window : layer.window;
-  call.options.soft_cap = with.soft_cap;
+  call.options.scale = with.scale;
+  call.options.mask = with.mask;
+  if (with.mask.window == 0) call.options.mask.window = layer.window;
   call.keys.sink_tokens = layer.sink_tokens;
   call.keys.tail = layer.tail;
   return call;
@@ -74,22 +65,22 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
                             const AttendOptions& with) {
   const void* const list = list_of(kOp, encoder);
   const KvPool::State::Layer& l = layer(index);
-  require(l.layer.window == 0 || with.window <= l.layer.window, kOp, ": layer ", index,
-          " keeps a window of ", l.layer.window, " keys, asked for ", with.window);
+  require(l.layer.window == 0 || with.mask.window <= l.layer.window, kOp, ": layer ", index,
+          " keeps a window of ", l.layer.window, " keys, asked for ", with.mask.window);
   const TransformPair transforms{l.calibration.k.transform, l.calibration.v.transform};
   AttendInputs in = given;
   const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sink_tokens ? 1 : 0);
   Recording recording(encoder, kOp);
-  check_given(given, pool->options);
+  check_given(given, with.mask, pool->options);
   check_means(kOp, transforms,
-              {in.lse.defined(), in.sink_logits.defined(), with.soft_cap != 0, false});
+              {in.lse.defined(), with.mask.sink_logits.defined(), with.mask.soft_cap != 0, false});
   const TransformAttention inside =
       enter_transform(recording, encoder.device(), transforms, in.q, in.out, segments != 1);
   in.q = inside.q;
   in.out = inside.out;
   PagedCall call = call_of(in, with, l.layer);
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
-  const AttentionMergeInputs outputs{{}, in.out, in.lse, in.sink_logits};
+  const AttentionMergeInputs outputs{{}, in.out, in.lse, with.mask.sink_logits};
   AttendScratch reserved = scratch;
   const auto attend = [&](const KvPool::State::Store& store, abi::KvSegment segment,
                           const AttentionMergeInputs& to) {
@@ -129,7 +120,7 @@ void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& input
   const StepsUse use(*s.pool->steps, kOp);
   s.log->check_attend(kOp, layer);
   s.check_rows(kOp, "q", inputs.q);
-  require(!inputs.tree_mask.defined(), kOp, ": a tree_mask is not taken over pages");
+  require(!with.mask.tree_mask.defined(), kOp, ": a tree_mask is not taken over pages");
   s.attend(encoder, layer, inputs, with);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.attend");

@@ -80,9 +80,9 @@ TEST(AttentionEdge, ALargeSoftCapIsNone) {
   for (const float cap : {1e3f, 1e4f, 1e6f, 1e30f}) {
     for (const uint64_t tokens : {1u, 40u}) {
       Small s = random_small(KvFormat::f32, tokens, 50);
-      s.options.causal = false;
+      s.options.mask.causal = false;
       const Small::Answer wanted = s.run();
-      s.options.soft_cap = cap;
+      s.options.mask.soft_cap = cap;
       const Small::Answer got = s.run();
       for (uint64_t i = 0; i < got.lse.size(); ++i)
         ASSERT_NEAR(got.lse[i], wanted.lse[i], 1e-4) << cap << " " << tokens;
@@ -94,7 +94,7 @@ TEST(AttentionEdge, ALargeSoftCapIsNone) {
 
 TEST(AttentionEdge, ATinySoftCapIsNotNaN) {
   Small s = random_small(KvFormat::f32, 1, 50);
-  s.options.soft_cap = 1e-39f;
+  s.options.mask.soft_cap = 1e-39f;
   std::fill(s.q.begin(), s.q.end(), 0.0f);
   EXPECT_NEAR(s.run().lse[0], std::log(50.0), 1e-5);
 }
@@ -105,8 +105,8 @@ TEST(AttentionEdge, EveryNaNShows) {
     for (const uint64_t tokens : {1u, 40u}) {
       for (const float cap : {0.0f, 5.0f}) {
         Small s = random_small(KvFormat::f32, tokens, 100);
-        s.options.causal = false;
-        s.options.soft_cap = cap;
+        s.options.mask.causal = false;
+        s.options.mask.soft_cap = cap;
         const auto nan = std::bit_cast<float>(bits);
         std::memcpy(&s.k[90 * s.dim], &nan, sizeof(nan));
         const Small::Answer answer = s.run();

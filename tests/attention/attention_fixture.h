@@ -89,11 +89,10 @@ class AttentionProblem {
     if (c_.splits == 0) return attention(encoder, inputs, options);
     const Tensor partial =
         device_.tensor(DType::f32, attention_partial_shape(c_.splits, inputs.q.shape(), c_.v_dim));
-    attention_partial(
-        encoder,
-        {inputs.q, inputs.k_cache, inputs.v_cache, partial, inputs.alibi_slopes, inputs.tree_mask},
-        options);
-    attention_merge(encoder, {partial, inputs.out, inputs.lse, inputs.sink_logits});
+    AttentionOptions without_sinks = options;
+    without_sinks.mask.sink_logits = {};
+    attention_partial(encoder, {inputs.q, inputs.k_cache, inputs.v_cache, partial}, without_sinks);
+    attention_merge(encoder, {partial, inputs.out, inputs.lse, options.mask.sink_logits});
   }
 
   AttentionAnswer run() const {
@@ -147,10 +146,8 @@ class AttentionProblem {
     const Dims q_shape{c_.tokens, c_.heads, c_.k_dim};
     options = {.length = c_.length,
                .ring_start = c_.ring_start,
-               .scale = 1.0f / std::sqrt(static_cast<float>(c_.k_dim)),
-               .causal = c_.causal,
-               .window = c_.window,
-               .soft_cap = c_.soft_cap};
+               .mask = {.causal = c_.causal, .window = c_.window, .soft_cap = c_.soft_cap}};
+    const float scale = 1.0f / std::sqrt(static_cast<float>(c_.k_dim));  // as nothing is given
     // With outlier channels in K the query shrinks, so that logits keep their variance.
     const double energy = 1 + static_cast<double>(c_.outliers) * 99 / static_cast<double>(c_.k_dim);
     inputs.q = typed(gaussian(c_.tokens * c_.heads * c_.k_dim,
@@ -159,21 +156,19 @@ class AttentionProblem {
     data_.q = doubles_of(inputs.q);
     inputs.out = device_.tensor(c_.out_dtype, {c_.tokens, c_.heads, c_.v_dim});
     inputs.lse = device_.tensor(DType::f32, {c_.tokens, c_.heads});
-    if (c_.sink_logits) inputs.sink_logits = per_head(data_.sink_logits, 1.0f);
-    if (c_.alibi_slopes) inputs.alibi_slopes = per_head(data_.alibi_slopes, 0.05f);
+    if (c_.sink_logits) options.mask.sink_logits = per_head(data_.sink_logits, 1.0f);
+    if (c_.alibi_slopes) options.mask.alibi_slopes = per_head(data_.alibi_slopes, 0.05f);
     if (c_.tree_mask) {
       data_.tree_mask.resize(c_.tokens * c_.tokens);
       for (uint64_t i = 0; i < data_.tree_mask.size(); ++i) {
         const uint64_t row = i / c_.tokens, column = i % c_.tokens;
         data_.tree_mask[i] = row == column || (column < row && random_() % 2 == 0) ? 1 : 0;
       }
-      inputs.tree_mask = device_.tensor(DType::u8, {c_.tokens, c_.tokens});
-      inputs.tree_mask.write_from(std::span<const uint8_t>(data_.tree_mask));
+      options.mask.tree_mask = device_.tensor(DType::u8, {c_.tokens, c_.tokens});
+      options.mask.tree_mask.write_from(std::span<const uint8_t>(data_.tree_mask));
     }
-    shape_ = {c_.tokens,   c_.heads,      c_.kv_heads,
-              c_.k_dim,    c_.v_dim,      c_.length,
-              c_.capacity, c_.ring_start, double{options.scale},
-              c_.causal,   c_.window,     double{c_.soft_cap}};
+    shape_ = {c_.tokens,   c_.heads,      c_.kv_heads,   c_.k_dim,  c_.v_dim,  c_.length,
+              c_.capacity, c_.ring_start, double{scale}, c_.causal, c_.window, double{c_.soft_cap}};
   }
 
   Tensor per_head(std::vector<double>& values, float gain) {

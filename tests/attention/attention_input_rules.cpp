@@ -177,41 +177,41 @@ std::vector<AttentionRule> option_rules() {
       {"scale is NaN", {"scale must be finite", "nan"}, [](C& c, T&) { c.options.scale = NAN; }},
       {"soft_cap is negative",
        {"soft_cap must be finite and not negative", "got -1"},
-       [](C& c, T&) { c.options.soft_cap = -1; }},
+       [](C& c, T&) { c.options.mask.soft_cap = -1; }},
       {"soft_cap is infinite",
        {"soft_cap must be finite", "got inf"},
-       [](C& c, T&) { c.options.soft_cap = std::numeric_limits<float>::infinity(); }},
+       [](C& c, T&) { c.options.mask.soft_cap = std::numeric_limits<float>::infinity(); }},
       {"soft_cap is NaN",
        {"soft_cap must be finite", "nan"},
-       [](C& c, T&) { c.options.soft_cap = NAN; }},
+       [](C& c, T&) { c.options.mask.soft_cap = NAN; }},
       {"alibi_slopes of another size",
        {"alibi_slopes must be contiguous f32 [4]", "got f32 [3]"},
-       [](C& c, T&) { c.in.alibi_slopes = c.in.alibi_slopes.slice(0, 0, 3); }},
+       [](C& c, T&) { c.options.mask.alibi_slopes = c.options.mask.alibi_slopes.slice(0, 0, 3); }},
       {"alibi_slopes of another dtype",
        {"alibi_slopes must be contiguous f32 [4]", "got f16"},
-       [](C& c, T& t) { c.in.alibi_slopes = t.make(DType::f16, {4}); }},
+       [](C& c, T& t) { c.options.mask.alibi_slopes = t.make(DType::f16, {4}); }},
       {"alibi_slopes with gaps",
        {"alibi_slopes must be contiguous", "strides [2]"},
-       [](C& c, T& t) { c.in.alibi_slopes = t.make(DType::f32, {8}).strided({4}, {2}); }},
+       [](C& c, T& t) { c.options.mask.alibi_slopes = t.make(DType::f32, {8}).strided({4}, {2}); }},
       {"alibi_slopes of rank 2",
        {"alibi_slopes must be contiguous f32 [4]", "got f32 [4, 1]"},
        [](C& c, T& t) {
-         c.in.alibi_slopes = t.make(DType::f32, {4, 1});
+         c.options.mask.alibi_slopes = t.make(DType::f32, {4, 1});
        }},
       {"tree_mask of other sizes",
        {"tree_mask must be u8 [3, 3]", "got u8 [3, 4]"},
        [](C& c, T& t) {
-         c.in.tree_mask = t.make(DType::u8, {3, 4});
+         c.options.mask.tree_mask = t.make(DType::u8, {3, 4});
        }},
       {"tree_mask of another dtype",
        {"tree_mask must be u8 [3, 3]", "got i32"},
        [](C& c, T& t) {
-         c.in.tree_mask = t.make(DType::i32, {3, 3});
+         c.options.mask.tree_mask = t.make(DType::i32, {3, 3});
        }},
       {"tree_mask on its side",
        {"tree_mask must be u8 [3, 3] with contiguous rows", "strides [1, 3]"},
        [](C& c, T&) {
-         c.in.tree_mask = c.in.tree_mask.permute({1, 0});
+         c.options.mask.tree_mask = c.options.mask.tree_mask.permute({1, 0});
        }},
       {"tree_mask with more queries than keys",
        {"with a tree_mask the queries must be in the cache", "3 queries", "length 2"},

@@ -206,8 +206,8 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
           for (uint64_t other = 0; other <= t; ++other)
             sees[t * tokens + other] = other == t || tokens - other > kLast || (t - other) % 3 != 0;
         }
-        in.tree_mask = d.tensor(DType::u8, {tokens, tokens});
-        in.tree_mask.write_from(std::span<const uint8_t>(sees));
+        options.mask.tree_mask = d.tensor(DType::u8, {tokens, tokens});
+        options.mask.tree_mask.write_from(std::span<const uint8_t>(sees));
       }
       Encoder encoder(d);
       attention(encoder, in, options);
@@ -220,10 +220,10 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
     tree_mask = true;
     EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", a tree_mask";
     tree_mask = false;
-    in.tree_mask = {};
-    options.window = 50;
-    options.soft_cap = 20;
-    in.alibi_slopes = tensor_of(d, alibi_slopes, {kHeads});
+    options.mask.tree_mask = {};
+    options.mask.window = 50;
+    options.mask.soft_cap = 20;
+    options.mask.alibi_slopes = tensor_of(d, alibi_slopes, {kHeads});
     EXPECT_EQ(run(kTokens), run(kLast)) << name(format) << ", window, soft cap and alibi_slopes";
   }
 }
@@ -294,7 +294,7 @@ TEST_P(AttentionKernelSets, WhatIsNotFiniteShowsAsInF32) {
         for (const float k : {0.0f, 0x1p-10f, kInfinity, -kInfinity, payload}) {
           for (const float v : {1.0f, kInfinity, -kInfinity, payload}) {
             Small s = random_small(format, tokens, 71);
-            s.options.causal = false;
+            s.options.mask.causal = false;
             for (uint64_t t = 0; t < tokens; ++t) s.q[t * s.dim + 9] = q;
             s.k[30 * s.dim + 9] = k;
             s.v[68 * s.dim + 5] = v;  // the first of a last group that is not full

@@ -254,21 +254,19 @@ void record(const AttentionOpCase& c, const Places& at, Encoder& encoder,
   in.q = kv_view(t[at.q], q_side(c));
   in.k_cache = kv_buffer(cache_shape(c, KvRole::k), c.cache_layout, of(at.k), of(at.k_scales));
   in.v_cache = kv_buffer(cache_shape(c, KvRole::v), c.cache_layout, of(at.v), of(at.v_scales));
-  in.sink_logits = of(at.sink_logits);
-  in.alibi_slopes = of(at.alibi_slopes);
-  if (c.tree_mask) in.tree_mask = t[at.tree_mask].reshape({c.tokens, c.tokens});
-  const AttentionOptions options{.length = c.length,
-                                 .ring_start = c.ring_start,
-                                 .scale = static_cast<float>(shape_of(c).scale),
-                                 .causal = c.causal,
-                                 .window = c.window,
-                                 .soft_cap = c.soft_cap};
+  AttentionOptions options{
+      .length = c.length,
+      .ring_start = c.ring_start,
+      .scale = static_cast<float>(shape_of(c).scale),
+      .mask = {.causal = c.causal, .window = c.window, .soft_cap = c.soft_cap}};
+  options.mask.alibi_slopes = of(at.alibi_slopes);
+  if (c.tree_mask) options.mask.tree_mask = t[at.tree_mask].reshape({c.tokens, c.tokens});
   if (c.splits != 0) {
     const Tensor partial =
         t[at.out].reshape(attention_partial_shape(c.splits, in.q.shape(), c.v_dim));
-    return attention_partial(
-        encoder, {in.q, in.k_cache, in.v_cache, partial, in.alibi_slopes, in.tree_mask}, options);
+    return attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial}, options);
   }
+  options.mask.sink_logits = of(at.sink_logits);
   in.out = kv_view(t[at.out], out_side(c));
   if (c.lse) {
     in.lse = c.lse_by_head ? t[at.lse].reshape({c.heads, c.tokens}).permute({1, 0})

@@ -7,16 +7,16 @@ namespace gyre::test {
 namespace {
 
 AttentionCall good_call(FilledTensors& t) {
-  return {{.q = t.make(DType::f32, {3, 4, 64}),
-           .k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 2, 9, 64}),
-           .v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 2, 9, 80}),
-           .out = t.make(DType::f32, {3, 4, 80}),
-           .lse = t.make(DType::f32, {3, 4}),
-           .sink_logits = t.make(DType::f32, {4}),
-           .alibi_slopes = t.make(DType::f32, {4}),
-           .tree_mask = t.make(DType::u8, {3, 3})},
-          {.length = 7, .ring_start = 8},
-          t.make(DType::f32, {2, 3, 4, 82})};
+  return {
+      {.q = t.make(DType::f32, {3, 4, 64}),
+       .k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 2, 9, 64}),
+       .v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 2, 9, 80}),
+       .out = t.make(DType::f32, {3, 4, 80}),
+       .lse = t.make(DType::f32, {3, 4})},
+      {.length = 7,
+       .ring_start = 8,
+       .mask = {.alibi_slopes = t.make(DType::f32, {4}), .tree_mask = t.make(DType::u8, {3, 3})}},
+      t.make(DType::f32, {2, 3, 4, 82})};
 }
 
 enum class Form : uint8_t { whole, partial };
@@ -29,10 +29,7 @@ Refusal refusal(Form form, std::string name, std::vector<std::string> message,
             AttentionCall c = good_call(tensors);
             change(c, tensors);
             if (form == Form::whole) return attention(encoder, c.in, c.options);
-            attention_partial(
-                encoder,
-                {c.in.q, c.in.k_cache, c.in.v_cache, c.partial, c.in.alibi_slopes, c.in.tree_mask},
-                c.options);
+            attention_partial(encoder, {c.in.q, c.in.k_cache, c.in.v_cache, c.partial}, c.options);
           }};
 }
 
@@ -88,14 +85,14 @@ std::vector<AttentionRule> overlap_rules(const char* message, Written) {
        {message},
        [](C& c, T& t) {
          const Tensor memory = t.make(DType::u8, {16384});
-         c.in.alibi_slopes = piece(t, memory, DType::f32, {4});
+         c.options.mask.alibi_slopes = piece(t, memory, DType::f32, {4});
          Written::set(c, t, memory);
        }},
       {"written is tree_mask",
        {message},
        [](C& c, T& t) {
          const Tensor memory = t.make(DType::u8, {16384});
-         c.in.tree_mask = piece(t, memory, DType::u8, {3, 3});
+         c.options.mask.tree_mask = piece(t, memory, DType::u8, {3, 3});
          Written::set(c, t, memory);
        }},
   };
@@ -138,10 +135,10 @@ std::vector<AttentionRule> output_rules() {
        }},
       {"sink_logits of another size",
        {"sink_logits must be contiguous f32 [4]", "got f32 [5]"},
-       [](C& c, T& t) { c.in.sink_logits = t.make(DType::f32, {5}); }},
+       [](C& c, T& t) { c.options.mask.sink_logits = t.make(DType::f32, {5}); }},
       {"sink_logits of another dtype",
        {"sink_logits must be contiguous f32 [4]", "got bf16"},
-       [](C& c, T& t) { c.in.sink_logits = t.make(DType::bf16, {4}); }},
+       [](C& c, T& t) { c.options.mask.sink_logits = t.make(DType::bf16, {4}); }},
       {"lse of another dtype",
        {"lse must be f32 [3, 4]", "got f16"},
        [](C& c, T& t) {
@@ -164,10 +161,10 @@ std::vector<AttentionRule> output_rules() {
        }},
       {"out is sink_logits",
        {"out shares memory with an input"},
-       [](C& c, T&) { c.in.sink_logits = c.in.out.strided({4}, {1}, 956); }},
+       [](C& c, T&) { c.options.mask.sink_logits = c.in.out.strided({4}, {1}, 956); }},
       {"lse is sink_logits",
        {"lse shares memory with an input"},
-       [](C& c, T&) { c.in.sink_logits = c.in.lse.strided({4}, {1}, 8); }},
+       [](C& c, T&) { c.options.mask.sink_logits = c.in.lse.strided({4}, {1}, 8); }},
       {"read-only out",
        {"out is written", "read-only"},
        [](C& c, T& t) {

@@ -47,7 +47,7 @@ struct Small {
   KvFormat format = KvFormat::f32;
   uint64_t dim = 64;
   std::vector<float> q, k, v;  // [tokens, dim], [keys, dim], [keys, dim]
-  AttentionOptions options;
+  AttentionOptions options{.scale = 1.0f};
   std::vector<uint8_t> tree_mask;
   std::vector<float> sink_logits;
   uint64_t splits = 0;  // 0: attention(); else in two steps
@@ -70,21 +70,22 @@ struct Small {
     in.v_cache = cache_of(d, format, KvRole::v, v, {1, dim});
     in.out = d.tensor(DType::f32, {tokens, 1, dim});
     in.lse = d.tensor(DType::f32, {tokens, 1});
-    if (!sink_logits.empty()) in.sink_logits = tensor_of(d, sink_logits, {1});
-    if (!tree_mask.empty()) {
-      in.tree_mask = d.tensor(DType::u8, {tokens, tokens});
-      in.tree_mask.write_from(std::span<const uint8_t>(tree_mask));
-    }
     AttentionOptions o = options;
+    const Tensor sinks = sink_logits.empty() ? Tensor() : tensor_of(d, sink_logits, {1});
+    if (!tree_mask.empty()) {
+      o.mask.tree_mask = d.tensor(DType::u8, {tokens, tokens});
+      o.mask.tree_mask.write_from(std::span<const uint8_t>(tree_mask));
+    }
     if (o.length == 0) o.length = k.size() / dim;
     Encoder encoder(d);
     if (splits == 0) {
+      o.mask.sink_logits = sinks;
       attention(encoder, in, o);
     } else {
       const Tensor partial =
           d.tensor(DType::f32, attention_partial_shape(splits, in.q.shape(), dim));
-      attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, {}, in.tree_mask}, o);
-      attention_merge(encoder, {partial, in.out, in.lse, in.sink_logits});
+      attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial}, o);
+      attention_merge(encoder, {partial, in.out, in.lse, sinks});
     }
     encoder.submit().wait();
     return {floats_of(in.out), floats_of(in.lse)};

@@ -126,9 +126,8 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
                .k_cache = cache_of(d, format, KvRole::k, k, {kKv, kDim}),
                .v_cache = cache_of(d, format, KvRole::v, v, {kKv, kDim}),
                .out = out,
-               .lse = lse,
-               .sink_logits = sink_logits},
-              {.length = kKeys, .scale = 0.125f});
+               .lse = lse},
+              {.length = kKeys, .scale = 0.125f, .mask = {.sink_logits = sink_logits}});
     encoder.submit().wait();
     const auto a = floats_of(merged), b = floats_of(out);
     const auto a_lse = floats_of(merged_lse), b_lse = floats_of(lse);
@@ -173,7 +172,7 @@ TEST(AttentionUse, AnEmptyCacheWithSinksGivesTheSink) {
       const AttentionCase c{.tokens = tokens, .length = 0, .sink_logits = true, .splits = splits};
       const AttentionProblem problem(cpu_device(), c);
       const AttentionAnswer answer = problem.run();
-      const std::vector<float> sink_logits = floats_of(problem.inputs.sink_logits);
+      const std::vector<float> sink_logits = floats_of(problem.options.mask.sink_logits);
       for (const double x : answer.out) ASSERT_EQ(x, 0);
       for (size_t i = 0; i < answer.lse.size(); ++i)
         ASSERT_NEAR(answer.lse[i], sink_logits[i % sink_logits.size()],
@@ -216,7 +215,7 @@ TEST(AttentionUse, EqualLogitsGiveTheMean) {
     for (const uint64_t tokens : {1u, 40u}) {
       for (const int kind : {0, 1, 2}) {
         Small s = random_small(format, tokens, kKeys);
-        s.options.causal = false;
+        s.options.mask.causal = false;
         if (kind == 0) {
           for (uint64_t i = s.dim; i < s.k.size(); ++i) s.k[i] = s.k[i - s.dim];
         } else if (kind == 1) {
@@ -272,7 +271,7 @@ TEST(AttentionUse, HugeLogitsPickOneKey) {
   for (const KvFormat format : kSomeFormats) {
     for (const uint64_t tokens : {1u, 40u}) {
       Small s = random_small(format, tokens, 80);
-      s.options.causal = false;
+      s.options.mask.causal = false;
       for (uint64_t i = 0; i < s.q.size(); ++i) s.q[i] = s.k[33 * s.dim + i % s.dim];
       s.options.scale = 1e4f;
       const Small::Answer answer = s.run();

@@ -22,7 +22,7 @@ TEST(AttentionVisibility, AFullyMaskedRowGivesZeroAndMinusInfinity) {
       s.tree_mask.assign(tokens * tokens, 1);
       const uint64_t masked = tokens - 1;
       for (uint64_t j = 0; j < tokens; ++j) s.tree_mask[masked * tokens + j] = 0;
-      s.options.window = 2;
+      s.options.mask.window = 2;
       const Small::Answer answer = s.run();
       for (uint64_t e = 0; e < s.dim; ++e) ASSERT_EQ(answer.out[masked * s.dim + e], 0);
       ASSERT_EQ(answer.lse[masked], -kInfinity);
@@ -86,7 +86,7 @@ TEST(AttentionVisibility, AWindowHidesOlderNaN) {
   for (const KvFormat format : kSomeFormats) {
     for (const uint64_t tokens : {1u, 5u, 40u}) {
       Small s = random_small(format, tokens, 90);
-      s.options.window = 13;
+      s.options.mask.window = 13;
       for (const uint64_t bad : {0u, 44u, 76u, 77u, 88u}) {
         std::vector<bool> sees(tokens);
         for (uint64_t t = 0; t < tokens; ++t) {

@@ -148,9 +148,9 @@ TEST(AttentionWeakness, W33_TheSoftCapIsApplied) {
     s.k[0] = 30;  // logits 30 and 0
     s.v.assign(2 * s.dim, 0.0f);
     std::fill_n(s.v.begin(), s.dim, 1.0f);
-    s.options.causal = false;
+    s.options.mask.causal = false;
     for (const float cap : {0.0f, 1.0f, 20.0f, 50.0f}) {
-      s.options.soft_cap = cap;
+      s.options.mask.soft_cap = cap;
       const double logit = cap == 0 ? 30 : cap * std::tanh(30 / double{cap});
       const Small::Answer answer = s.run();
       EXPECT_NEAR(answer.out[0], 1 / (1 + std::exp(-logit)), 1e-6) << cap;
@@ -169,7 +169,7 @@ TEST(AttentionWeakness, W34_QueriesKeepTheirRangeAndDigits) {
       s.k.assign(s.dim, 0.0f);
       s.k[0] = 4096;
       s.v.assign(s.dim, 1.0f);
-      s.options.causal = false;
+      s.options.mask.causal = false;
       EXPECT_NEAR(s.run().lse[0], 4097, 1e-3) << name(format);
     }
   }
@@ -177,7 +177,7 @@ TEST(AttentionWeakness, W34_QueriesKeepTheirRangeAndDigits) {
     Small s = random_small(format, 1, 50);
     const Small::Answer wanted = s.run();
     for (float& x : s.q) x *= 0x1p20f;
-    s.options.scale *= 0x1p-20f;
+    s.options.scale = *s.options.scale * 0x1p-20f;
     EXPECT_EQ(s.run().out, wanted.out) << name(format);
   }
 }
@@ -281,9 +281,9 @@ TEST(AttentionWeakness, W37_EveryShapeAndNoMorePassesThanNeeded) {
 }
 
 Seen in_window(int64_t own, const Small& s) {
-  return {
-      static_cast<double>(std::max<int64_t>(0, own + 1 - static_cast<int64_t>(s.options.window))),
-      static_cast<double>(own)};
+  return {static_cast<double>(
+              std::max<int64_t>(0, own + 1 - static_cast<int64_t>(s.options.mask.window))),
+          static_cast<double>(own)};
 }
 
 // Reference: a window of W was W keys in one function and W + 1 in another, and causal was aligned
@@ -293,7 +293,7 @@ TEST(AttentionWeakness, W38_OneWindowAndOneAlignment) {
     expect_ranges(counting(tokens, 100), up_to_own);
     for (const uint64_t window : {1u, 2u, 16u, 17u, 99u, 100u, 1000u}) {
       Small s = counting(tokens, 100);
-      s.options.window = window;
+      s.options.mask.window = window;
       expect_ranges(s, in_window);
     }
   }
@@ -308,7 +308,7 @@ TEST(AttentionWeakness, W39_TheScaleIsNotRounded) {
         s.q.assign(tokens * s.dim, 1.0f);
         s.k.assign(s.dim, 1.0f);
         s.v.assign(s.dim, 1.0f);
-        s.options = {.scale = scale, .causal = false};
+        s.options = {.scale = scale, .mask = {.causal = false}};
         const double logit = 256 * double{scale};
         EXPECT_NEAR(s.run().lse[0], logit, logit * 2.5e-7) << name(format) << " " << scale;
       }

@@ -147,16 +147,15 @@ class CudaPlans {
     Encoder encoder(device_);
     const Tensor q = queries(p);
     const uint64_t v_dim = v.shape.head_dim;
-    Tensor tree_mask;
-    if (p.tree_mask) tree_mask = device_.tensor(DType::u8, {p.tokens, p.tokens});
-    const AttentionOptions options{.length = p.keys, .window = p.window};
+    AttentionOptions options{.length = p.keys, .mask = {.window = p.window}};
+    if (p.tree_mask) options.mask.tree_mask = device_.tensor(DType::u8, {p.tokens, p.tokens});
     if (p.splits != 0) {
       const Tensor partial =
           device_.tensor(DType::f32, attention_partial_shape(p.splits, q.shape(), v_dim));
-      attention_partial(encoder, {q, k, v, partial, {}, tree_mask}, options);
+      attention_partial(encoder, {q, k, v, partial}, options);
     } else {
       const Tensor out = device_.tensor(DType::bf16, {p.tokens, p.heads, v_dim});
-      attention(encoder, {q, k, v, out, {}, {}, {}, tree_mask}, options);
+      attention(encoder, {q, k, v, out}, options);
     }
     encoder.submit();
     return text_of(plan_);

@@ -43,19 +43,28 @@ class CBuffers : public CEqualsCpp {
   gyre_kv_buffer *ka = nullptr, *va = nullptr;
   KvBuffer kb = buffer(KvFormat::tq8, KvRole::k), vb = buffer(KvFormat::tq4, KvRole::v);
   // All that differs from the defaults.
+  const Tensor alibi_slopes = random({kHeads}), sink_logits = random({kHeads});
+  const gyre_tensor c_slopes{alibi_slopes}, c_sinks{sink_logits};
+  gyre_attention_mask c_mask{.size = sizeof c_mask,
+                             .window = 6,
+                             .soft_cap = 2.0f,
+                             .not_causal = 1,
+                             .alibi_slopes = &c_slopes,
+                             .tree_mask = nullptr,
+                             .sink_logits = &c_sinks};
   const gyre_attention_options c_options{.size = sizeof c_options,
                                          .length = kSlots - 2,
                                          .ring_start = 3,
-                                         .window = 6,
-                                         .scale = 0.125f,
-                                         .soft_cap = 2.0f,
-                                         .not_causal = 1};
-  const AttentionOptions cpp_options{.length = kSlots - 2,
-                                     .ring_start = 3,
-                                     .scale = 0.125f,
-                                     .causal = false,
-                                     .window = 6,
-                                     .soft_cap = 2.0f};
+                                         .mask = &c_mask,
+                                         .scale = 0.125f};
+  AttentionOptions cpp_options{.length = kSlots - 2,
+                               .ring_start = 3,
+                               .scale = 0.125f,
+                               .mask = {.causal = false,
+                                        .window = 6,
+                                        .soft_cap = 2.0f,
+                                        .alibi_slopes = alibi_slopes,
+                                        .sink_logits = sink_logits}};
 };
 
 TEST_F(CBuffers, AScaleFactorIsTheBuffers) {
@@ -114,24 +123,10 @@ TEST_F(CBuffers, Codec) {
 
 TEST_F(CBuffers, Attention) {
   const Tensor q = random({kTokens, kHeads, kDim}), oa = made(q.shape()), ob = made(q.shape()),
-               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads}),
-               sink_logits = random({kHeads}), alibi_slopes = random({kHeads});
-  gyre_attention_inputs attend{.size = sizeof attend,
-                               .q = c(q),
-                               .k_cache = ka,
-                               .v_cache = va,
-                               .out = c(oa),
-                               .lse = c(la),
-                               .sink_logits = c(sink_logits),
-                               .alibi_slopes = c(alibi_slopes),
-                               .tree_mask = nullptr};
-  const AttentionInputs cpp{.q = q,
-                            .k_cache = kb,
-                            .v_cache = vb,
-                            .out = ob,
-                            .lse = lb,
-                            .sink_logits = sink_logits,
-                            .alibi_slopes = alibi_slopes};
+               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads});
+  gyre_attention_inputs attend{
+      .size = sizeof attend, .q = c(q), .k_cache = ka, .v_cache = va, .out = c(oa), .lse = c(la)};
+  const AttentionInputs cpp{.q = q, .k_cache = kb, .v_cache = vb, .out = ob, .lse = lb};
   gyre_attention_options options{.size = sizeof options, .length = kSlots};
   ran(gyre_attention(&encoder, &attend, &options));
   attention(encoder.value, cpp, {.length = kSlots});
@@ -145,21 +140,15 @@ TEST_F(CBuffers, Attention) {
 
 TEST_F(CBuffers, PartialAndMerge) {
   const Tensor q = random({kTokens, kHeads, kDim}), oa = made(q.shape()), ob = made(q.shape()),
-               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads}),
-               sink_logits = random({kHeads}), alibi_slopes = random({kHeads});
+               la = made({kTokens, kHeads}), lb = made({kTokens, kHeads});
   const Tensor pa = made(attention_partial_shape(3, q.shape(), kDim)), pb = made(pa.shape());
-  const gyre_attention_partial_inputs partial{.size = sizeof partial,
-                                              .q = c(q),
-                                              .k_cache = ka,
-                                              .v_cache = va,
-                                              .partial = c(pa),
-                                              .alibi_slopes = c(alibi_slopes),
-                                              .tree_mask = nullptr};
+  const gyre_attention_partial_inputs partial{
+      .size = sizeof partial, .q = c(q), .k_cache = ka, .v_cache = va, .partial = c(pa)};
+  c_mask.sink_logits = nullptr;
+  cpp_options.mask.sink_logits = {};
   ran(gyre_attention_partial(&encoder, &partial, &c_options));
-  attention_partial(
-      encoder.value,
-      {.q = q, .k_cache = kb, .v_cache = vb, .partial = pb, .alibi_slopes = alibi_slopes},
-      cpp_options);
+  attention_partial(encoder.value, {.q = q, .k_cache = kb, .v_cache = vb, .partial = pb},
+                    cpp_options);
   same(pa, pb);
   const gyre_attention_merge_inputs merge{.size = sizeof merge,
                                           .partial = c(pa),

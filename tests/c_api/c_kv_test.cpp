@@ -96,13 +96,13 @@ TEST_F(CPages, Attention) {
                                            .cu_seqlens_q = c(begin),
                                            .is_prefill = nullptr,
                                            .out = c(oa)};
+  const gyre_attention_mask mask{
+      .size = sizeof mask, .window = 3, .soft_cap = 3.0f, .not_causal = 1};
   const gyre_paged_attention_options with{.size = sizeof with,
                                           .max_query_length = kTokens,
                                           .max_kv_length = 32,
-                                          .window = 3,
-                                          .scale = 0.125f,
-                                          .soft_cap = 3.0f,
-                                          .not_causal = 1};
+                                          .mask = &mask,
+                                          .scale = 0.125f};
   ran(gyre_paged_attention(&encoder, &attend, &with));
   attention(encoder.value,
             PagedAttentionInputs{.q = q,
@@ -114,9 +114,7 @@ TEST_F(CPages, Attention) {
             {.max_query_length = kTokens,
              .max_kv_length = 32,
              .scale = 0.125f,
-             .causal = false,
-             .window = 3,
-             .soft_cap = 3.0f});
+             .mask = {.causal = false, .window = 3, .soft_cap = 3.0f}});
   same(oa, ob);
 }
 
@@ -144,14 +142,15 @@ TEST_F(CEqualsCpp, Cache) {
   gyre_tensor_destroy(positions);
 
   const gyre_attend_inputs inputs{.size = sizeof inputs, .q = c(q), .out = c(oa)};
-  const gyre_attend_options with{
-      .size = sizeof with, .window = 3, .scale = 0.5f, .soft_cap = 2.0f, .not_causal = 1};
+  const gyre_attention_mask mask{
+      .size = sizeof mask, .window = 3, .soft_cap = 2.0f, .not_causal = 1};
+  const gyre_attend_options with{.size = sizeof with, .mask = &mask, .scale = 0.5f};
   ran(gyre_kv_cache_attend(a, &encoder, 0, &inputs, nullptr));
   b.attend(encoder.value, 0, {.q = q, .out = ob});
   same(oa, ob);
   ran(gyre_kv_cache_attend(a, &encoder, 0, &inputs, &with));
   b.attend(encoder.value, 0, {.q = q, .out = ob},
-           {.scale = 0.5f, .causal = false, .window = 3, .soft_cap = 2.0f});
+           {.scale = 0.5f, .mask = {.causal = false, .window = 3, .soft_cap = 2.0f}});
   same(oa, ob);
   gyre_kv_cache_destroy(a);
 }

@@ -156,12 +156,11 @@ class CacheModel {
         {q.begin(), q.end()}, {k.begin(), k.end()}, {v.begin(), v.end()}, {}, {}, {}};
     AttendInputs in{.q = tensor(q, {ask.tokens, kHeads, k_dim()}),
                     .out = device.tensor(DType::f32, {ask.tokens, kHeads, v_dim()})};
-    if (ask.sink_logits) in.sink_logits = per_head(data.sink_logits);
-    if (ask.alibi_slopes) in.alibi_slopes = per_head(data.alibi_slopes);
-    if (ask.tree_mask) in.tree_mask = tree_mask(ask.tokens, data.tree_mask);
-    cache.attend(
-        encoder, layer, in,
-        {.scale = scale, .causal = ask.causal, .window = ask.window, .soft_cap = ask.soft_cap});
+    AttentionMask mask{.causal = ask.causal, .window = ask.window, .soft_cap = ask.soft_cap};
+    if (ask.sink_logits) mask.sink_logits = per_head(data.sink_logits);
+    if (ask.alibi_slopes) mask.alibi_slopes = per_head(data.alibi_slopes);
+    if (ask.tree_mask) mask.tree_mask = tree_mask(ask.tokens, data.tree_mask);
+    cache.attend(encoder, layer, in, {.scale = scale, .mask = mask});
     const std::vector<RecordedCommand> commands = recorded_commands(encoder);
     encoder.submit().wait();
     const std::vector<float> got = floats_of(in.out);

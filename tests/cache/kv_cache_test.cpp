@@ -296,11 +296,11 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   }));
   EXPECT_TRUE(refused({"kv_cache.attend", "40", "41"}, [&] {
     model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)},
-                       {.window = 41});
+                       {.mask = {.window = 41}});
   }));
   EXPECT_TRUE(refused({"kv_cache.attend", "at most step_tokens 100", "101"}, [&] {
     model.cache.attend(encoder, 0, {.q = rows(101, 4, kDim), .out = rows(101, 4, kValueDim)},
-                       {.window = 1});
+                       {.mask = {.window = 1}});
   }));
   EXPECT_TRUE(
       refused({"kv_cache.rollback", "295", "296"}, [&] { model.cache.rollback(encoder, 296); }));

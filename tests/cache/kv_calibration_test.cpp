@@ -378,14 +378,14 @@ TEST_F(KvCalibrated, RefusesWhatAMeanWouldMakeWrong) {
     EXPECT_TRUE(test::refused({"kv_cache.attend", "mean", what},
                               [&] { cache.attend(encoder, 0, in, with); }));
   };
-  AttendInputs with_lse = good, with_sinks = good, with_tree = good;
+  AttendInputs with_lse = good;
   with_lse.lse = device.tensor(DType::f32, {1, kHeads});
-  with_sinks.sink_logits = device.tensor(DType::f32, {kHeads});
-  with_tree.tree_mask = device.tensor(DType::u8, {1, 1});
+  const Tensor sink_logits = device.tensor(DType::f32, {kHeads}),
+               tree_mask = device.tensor(DType::u8, {1, 1});
   refused("lse", with_lse, {});
-  refused("sink_logits", with_sinks, {});
-  refused("soft_cap", good, {.soft_cap = 30.0f});
-  refused("tree_mask", with_tree, {});
+  refused("sink_logits", good, {.mask = {.sink_logits = sink_logits}});
+  refused("soft_cap", good, {.mask = {.soft_cap = 30.0f}});
+  refused("tree_mask", good, {.mask = {.tree_mask = tree_mask}});
 }
 
 }  // namespace

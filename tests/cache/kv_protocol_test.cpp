@@ -218,7 +218,7 @@ TEST_F(KvProtocol, AGraphThatWouldSeeLostKeys) {
   encoder.submit().wait();
   EXPECT_TRUE(refused({"graph.replay", "layer 3 no longer has key 60", "1 queries at length 100"},
                       [&] { asks.replay(); }));
-  attend(encoder, 3, 1, {.window = 39});
+  attend(encoder, 3, 1, {.mask = {.window = 39}});
   encoder.submit().wait();
   expect_goes_on();
 }

@@ -100,7 +100,7 @@ void run_cache(const Device& device, const ModelShape& m, uint64_t tokens, bool 
   const Tensor mask = tree_mask ? device.tensor(DType::u8, {tokens, tokens}) : Tensor();
   for (uint64_t i = 0; i < m.layers.size(); ++i) {
     cache.append(encoder, i, rows.k, rows.v);
-    cache.attend(encoder, i, {.q = rows.q, .out = rows.out, .tree_mask = mask});
+    cache.attend(encoder, i, {.q = rows.q, .out = rows.out}, {.mask = {.tree_mask = mask}});
   }
   encoder.submit();
   const KvCache copy = cache.fork(encoder);

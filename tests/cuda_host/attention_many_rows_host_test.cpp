@@ -189,7 +189,7 @@ TEST_F(ManyRowsHost, ChunksGiveTheSameBits) {
       in.k_cache = cache_of(d, format, KvRole::k, begin_of(keys, length), {1, dim});
       in.v_cache = cache_of(d, format, KvRole::v, begin_of(values, length), {1, dim});
       in.out = d.tensor(DType::f32, {tokens, kHeads, dim});
-      return attended(d, in, {.length = length, .scale = 0.1f, .window = 200});
+      return attended(d, in, {.length = length, .scale = 0.1f, .mask = {.window = 200}});
     };
     const std::vector<float> whole = chunk(0, kTokens);
     std::vector<float> pieces = chunk(0, 37);

@@ -36,7 +36,7 @@ void serve(const Device& device, Encoder& encoder, const Tensor& t) {
   KvSequence sequence = pool.sequence();
   batch.begin_step(encoder, {{.sequence = sequence}, {.sequence = sequence, .is_prefill = true}});
   batch.append(encoder, 0, t, t);
-  batch.attend(encoder, 0, {.q = t, .out = t}, {.soft_cap = 30.0f});
+  batch.attend(encoder, 0, {.q = t, .out = t}, {.mask = {.soft_cap = 30.0f}});
   kv_write(encoder, {.k = t, .v = t, .slots = t});
   kv_page_copy(encoder, {.from = t, .to = t});
   (void)kv_page_bytes({.kv_heads = 1, .head_dim = 64});

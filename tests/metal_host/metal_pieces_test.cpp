@@ -25,7 +25,7 @@ TEST(MetalPieces, RowsDoNotDependOnTheBatch) {
 TEST(MetalPieces, RowsDoNotDependOnTheirNeighbours) {
   for (const uint64_t window : {uint64_t{0}, uint64_t{33}, uint64_t{1056}}) {
     PagedWorld world(Device::open("metal"), shape_of(KvFormat::tq8, KvFormat::tq4, 16), 4, {1120});
-    world.options.window = window;
+    world.options.mask.window = window;
     const RowBits three = world.attend({{0, 1089, 3}});
     uint64_t rows = 0;
     for (uint64_t length = 1087; length <= 1089; ++length)

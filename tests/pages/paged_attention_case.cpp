@@ -310,15 +310,14 @@ void record(const PagedAttentionCase& c, const PageMemory& memory, const Places&
   if (marks) in.is_prefill = t[at.is_prefill];
   in.out = kv_view(t[at.out], out_side(c));
   if (c.lse) in.lse = t[at.lse].reshape({sizes.rows, c.heads});
-  if (c.sink_logits) in.sink_logits = t[at.sink_logits];
-  if (c.alibi_slopes) in.alibi_slopes = t[at.alibi_slopes];
-  attention(encoder, in,
-            {.max_query_length = sizes.max_query_length,
-             .max_kv_length = sizes.max_kv_length,
-             .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.shape.head_dim))),
-             .causal = c.causal,
-             .window = c.window,
-             .soft_cap = c.soft_cap});
+  PagedAttentionOptions options{
+      .max_query_length = sizes.max_query_length,
+      .max_kv_length = sizes.max_kv_length,
+      .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.shape.head_dim))),
+      .mask = {.causal = c.causal, .window = c.window, .soft_cap = c.soft_cap}};
+  if (c.sink_logits) options.mask.sink_logits = t[at.sink_logits];
+  if (c.alibi_slopes) options.mask.alibi_slopes = t[at.alibi_slopes];
+  attention(encoder, in, options);
 }
 
 }  // namespace

@@ -16,17 +16,18 @@ struct Call {
 };
 
 Call good_call(FilledTensors& t) {
-  return {{.q = t.make(DType::f32, {6, 4, 64}),
-           .pages = {kShape, t.make(DType::u8, {5, kv_page_bytes(kShape)})},
-           .page_table = t.make(DType::i32, {3, 4}),
-           .kv_lengths = t.make(DType::i32, {3}),
-           .cu_seqlens_q = t.make(DType::i32, {4}),
-           .is_prefill = t.make(DType::u8, {3}),
-           .out = t.make(DType::f32, {6, 4, 80}),
-           .lse = t.make(DType::f32, {6, 4}),
-           .sink_logits = t.make(DType::f32, {4}),
-           .alibi_slopes = t.make(DType::f32, {4})},
-          {.max_query_length = 4, .max_kv_length = 64}};
+  return {
+      {.q = t.make(DType::f32, {6, 4, 64}),
+       .pages = {kShape, t.make(DType::u8, {5, kv_page_bytes(kShape)})},
+       .page_table = t.make(DType::i32, {3, 4}),
+       .kv_lengths = t.make(DType::i32, {3}),
+       .cu_seqlens_q = t.make(DType::i32, {4}),
+       .is_prefill = t.make(DType::u8, {3}),
+       .out = t.make(DType::f32, {6, 4, 80}),
+       .lse = t.make(DType::f32, {6, 4})},
+      {.max_query_length = 4,
+       .max_kv_length = 64,
+       .mask = {.alibi_slopes = t.make(DType::f32, {4}), .sink_logits = t.make(DType::f32, {4})}}};
 }
 
 using Change = void (*)(Call&, FilledTensors&);
@@ -67,11 +68,17 @@ std::vector<Refusal> query_refusals() {
                 c.options.scale = std::numeric_limits<float>::infinity();
               }),
       refusal("soft_cap", {"soft_cap must be finite and not negative", "-1"},
-              [](Call& c, FilledTensors&) { c.options.soft_cap = -1; }),
-      refusal("alibi_slopes", {"alibi_slopes must be contiguous f32 [4]", "[5]"},
-              [](Call& c, FilledTensors& t) { c.in.alibi_slopes = t.make(DType::f32, {5}); }),
-      refusal("sink_logits", {"sink_logits must be contiguous f32 [4]", "f16"},
-              [](Call& c, FilledTensors& t) { c.in.sink_logits = t.make(DType::f16, {4}); }),
+              [](Call& c, FilledTensors&) { c.options.mask.soft_cap = -1; }),
+      refusal(
+          "alibi_slopes", {"alibi_slopes must be contiguous f32 [4]", "[5]"},
+          [](Call& c, FilledTensors& t) { c.options.mask.alibi_slopes = t.make(DType::f32, {5}); }),
+      refusal(
+          "sink_logits", {"sink_logits must be contiguous f32 [4]", "f16"},
+          [](Call& c, FilledTensors& t) { c.options.mask.sink_logits = t.make(DType::f16, {4}); }),
+      refusal("a tree_mask", {"tree_mask is not taken over pages"},
+              [](Call& c, FilledTensors& t) {
+                c.options.mask.tree_mask = t.make(DType::u8, {6, 6});
+              }),
   };
 }
 

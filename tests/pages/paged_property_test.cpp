@@ -38,7 +38,7 @@ TEST(PagedBatch, PromptsDoNotDependOnTheirChunks) {
     for (const uint64_t window : {uint64_t{0}, uint64_t{50}}) {
       for (const uint64_t page : {8u, 64u}) {
         PagedWorld world(device_with(2), shape_of(f.k, f.v, page), 4, {kLength, 40});
-        world.options.window = window;
+        world.options.mask.window = window;
         const RowBits wanted = world.attend({{0, kLength, kLength, true}});
         for (const uint64_t chunk : {1u, 5u, 16u, 64u, 100u}) {
           uint64_t rows = 0;
@@ -75,7 +75,7 @@ class Linear {
     attention(encoder, {.q = q, .k_cache = k_, .v_cache = v_, .out = out, .lse = lse},
               {.length = length,
                .scale = 1 / std::sqrt(static_cast<float>(k_.shape.head_dim)),
-               .window = window});
+               .mask = {.window = window}});
     encoder.submit().wait();
     return world_.bits_of({{0, length, tokens}}, out, lse);
   }
@@ -110,7 +110,7 @@ TEST(PagedBatch, ASequenceGivesWhatALinearCacheGives) {
       PagedWorld world(device_with(2), shape, 4, {kLength});
       const Linear linear(world, shape, kLength);
       for (const uint64_t window : {uint64_t{0}, uint64_t{1500}, uint64_t{70}}) {
-        world.options.window = window;
+        world.options.mask.window = window;
         for (const uint64_t length : {1u, 63u, 64u, 65u, 1024u, 1025u, 3000u}) {
           for (const uint64_t tokens : {1u, 4u, 60u}) {
             if (tokens > length) continue;

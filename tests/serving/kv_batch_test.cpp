@@ -180,7 +180,7 @@ TEST_F(KvBatchTest, RowsOfTheStep) {
   fails({"kv_batch.attend", "from 5 rows"},
         [&] { batch.attend(encoder, 0, {.q = few, .out = few}); });
   fails({"kv_batch.attend", "tree_mask"},
-        [&] { batch.attend(encoder, 0, {.q = k, .out = out, .tree_mask = k}); });
+        [&] { batch.attend(encoder, 0, {.q = k, .out = out}, {.mask = {.tree_mask = k}}); });
   fails({"kv_batch.attend", "out"}, [&] { batch.attend(encoder, 0, {.q = k, .out = few}); });
 }
 
@@ -192,9 +192,9 @@ TEST_F(KvBatchTest, AWindowIsAtMostTheLayers) {
   KvSequence sequence = pool.sequence();
   windowed.begin_step(encoder, {{sequence, 20}});
   windowed.append(encoder, 0, k, k);
-  windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 3});
+  windowed.attend(encoder, 0, {.q = k, .out = out}, {.mask = {.window = 3}});
   fails({"kv_batch.attend", "layer 0 keeps a window of 4", "5"},
-        [&] { windowed.attend(encoder, 0, {.q = k, .out = out}, {.window = 5}); });
+        [&] { windowed.attend(encoder, 0, {.q = k, .out = out}, {.mask = {.window = 5}}); });
 }
 
 // The same is refused of every layer, whatever kinds of pages it has, with a basis and without.
@@ -219,16 +219,17 @@ TEST_F(KvBatchTest, WhatIsWrittenSharesNoMemoryWithWhatIsRead) {
       KvSequence sequence = pool.sequence();
       with.begin_step(encoder, {{sequence, 20}});
       with.append(encoder, 0, k, k);
-      const auto shares = [&](const std::string& what, const AttendInputs& in) {
+      const auto shares = [&](const std::string& what, const AttendInputs& in,
+                              const AttentionMask& mask = {}) {
         SCOPED_TRACE(
             join(what, " with a tail of ", layer.tail, " and sink_tokens of ", layer.sink_tokens));
-        fails({"kv_batch.attend", what}, [&] { with.attend(encoder, 0, in); });
+        fails({"kv_batch.attend", what}, [&] { with.attend(encoder, 0, in, {.mask = mask}); });
       };
       shares("out shares memory", {.q = k, .out = k});
-      shares("out shares memory", {.q = k, .out = out, .sink_logits = in_out});
-      shares("out shares memory", {.q = k, .out = out, .alibi_slopes = in_out});
-      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .sink_logits = in_lse});
-      shares("lse shares memory", {.q = k, .out = out, .lse = lse, .alibi_slopes = in_lse});
+      shares("out shares memory", {.q = k, .out = out}, {.sink_logits = in_out});
+      shares("out shares memory", {.q = k, .out = out}, {.alibi_slopes = in_out});
+      shares("lse shares memory", {.q = k, .out = out, .lse = lse}, {.sink_logits = in_lse});
+      shares("lse shares memory", {.q = k, .out = out, .lse = lse}, {.alibi_slopes = in_lse});
       shares("lse shares memory",
              {.q = k, .out = out, .lse = k.reshape({320}).slice(0, 5, 20).reshape({20, 1})});
       for (const KvPool::State::Store* const store : stores_of(pool.state().layers[0])) {

@@ -47,19 +47,12 @@ AttentionOptions some_options(FuzzWorld& w, const Shapes& shapes) {
   AttentionOptions made;
   made.length = in.number(std::min(shapes.capacity, shapes.tokens + in.below(40)));
   if (in.chance(3)) made.ring_start = in.number(in.below(shapes.capacity));
-  made.scale = in.real(0.25f);
-  made.causal = !in.chance(4);
-  if (in.chance(3)) made.window = in.number(1 + in.below(20));
-  if (in.chance(4)) made.soft_cap = in.real(15.0f);
+  if (in.chance(2)) made.scale = in.real(0.25f);
+  made.mask.causal = !in.chance(4);
+  if (in.chance(3)) made.mask.window = in.number(1 + in.below(20));
+  if (in.chance(4)) made.mask.soft_cap = in.real(15.0f);
+  if (in.chance(4)) made.mask.alibi_slopes = w.packed(DType::f32, {shapes.heads});
   return made;
-}
-
-void add_extras(FuzzWorld& w, const Shapes& shapes, AttentionInputs& inputs) {
-  FuzzInput& in = w.in;
-  if (in.chance(3)) inputs.lse = w.tensor(DType::f32, {shapes.tokens, shapes.heads});
-  if (in.chance(4)) inputs.sink_logits = w.packed(DType::f32, {shapes.heads});
-  if (in.chance(4)) inputs.alibi_slopes = w.packed(DType::f32, {shapes.heads});
-  if (in.chance(6)) inputs.tree_mask = w.packed(DType::u8, {shapes.tokens, shapes.tokens});
 }
 
 // An average of values from -1 to 1; what a format loses may add to it.
@@ -72,8 +65,10 @@ void fuzz_attention(FuzzWorld& w) {
                          .k_cache = written(w, KvRole::k, shapes),
                          .v_cache = written(w, KvRole::v, shapes),
                          .out = w.floats({shapes.tokens, shapes.heads, shapes.v_dim})};
-  add_extras(w, shapes, inputs);
-  const AttentionOptions options = some_options(w, shapes);
+  if (in.chance(3)) inputs.lse = w.tensor(DType::f32, {shapes.tokens, shapes.heads});
+  AttentionOptions options = some_options(w, shapes);
+  if (in.chance(4)) options.mask.sink_logits = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(6)) options.mask.tree_mask = w.packed(DType::u8, {shapes.tokens, shapes.tokens});
   const bool compare = w.checked();
   if (!w.call("attention", [&] { attention(w.some_encoder(), inputs, options); })) return;
   if (!compare || in.spoiled()) return;
@@ -94,7 +89,6 @@ void fuzz_partial(FuzzWorld& w) {
                                 .k_cache = written(w, KvRole::k, shapes),
                                 .v_cache = written(w, KvRole::v, shapes),
                                 .partial = w.packed(DType::f32, shape)};
-  if (in.chance(4)) inputs.alibi_slopes = w.packed(DType::f32, {shapes.heads});
   const AttentionOptions options = some_options(w, shapes);
   const bool made =
       w.call("attention_partial", [&] { attention_partial(w.some_encoder(), inputs, options); });
@@ -128,16 +122,16 @@ void fuzz_paged(FuzzWorld& w) {
       .out = w.floats({shapes.tokens, shapes.heads, shapes.v_dim})};
   if (in.chance(3)) inputs.is_prefill = w.packed(DType::u8, {sequences});
   if (in.chance(3)) inputs.lse = w.tensor(DType::f32, {shapes.tokens, shapes.heads});
-  if (in.chance(4)) inputs.sink_logits = w.packed(DType::f32, {shapes.heads});
-  if (in.chance(4)) inputs.alibi_slopes = w.packed(DType::f32, {shapes.heads});
   Tensor scratch;
   if (in.chance(8)) inputs.scratch = &scratch;
-  const PagedAttentionOptions options{.max_query_length = in.number(1 + in.below(20)),
-                                      .max_kv_length = in.number(in.chance(2) ? 0 : in.below(40)),
-                                      .scale = in.real(0.25f),
-                                      .causal = !in.chance(4),
-                                      .window = in.chance(3) ? in.number(1 + in.below(20)) : 0,
-                                      .soft_cap = in.chance(4) ? in.real(15.0f) : 0.0f};
+  PagedAttentionOptions options{.max_query_length = in.number(1 + in.below(20)),
+                                .max_kv_length = in.number(in.chance(2) ? 0 : in.below(40)),
+                                .scale = in.real(0.25f),
+                                .mask = {.causal = !in.chance(4),
+                                         .window = in.chance(3) ? in.number(1 + in.below(20)) : 0,
+                                         .soft_cap = in.chance(4) ? in.real(15.0f) : 0.0f}};
+  if (in.chance(4)) options.mask.sink_logits = w.packed(DType::f32, {shapes.heads});
+  if (in.chance(4)) options.mask.alibi_slopes = w.packed(DType::f32, {shapes.heads});
   // What the tables say is anything: borders are what is checked.
   w.call("attention(pages)", [&] { attention(w.some_encoder(), inputs, options); });
   if (in.chance(2)) w.submit();

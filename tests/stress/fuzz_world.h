@@ -107,13 +107,14 @@ class FuzzWorld {
     const uint64_t heads = o.kv_heads * (1 + in.below(3)),
                    v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
     Attend made{{.q = floats({rows, heads, o.head_dim}), .out = floats({rows, heads, v_dim})},
-                {.causal = !in.chance(4), .window = in.chance(4) ? in.number(1 + in.below(8)) : 0}};
+                {.mask = {.causal = !in.chance(4),
+                          .window = in.chance(4) ? in.number(1 + in.below(8)) : 0}}};
     if (in.chance(4)) made.inputs.lse = tensor(DType::f32, {rows, heads});
-    if (in.chance(6)) made.inputs.sink_logits = packed(DType::f32, {heads});
-    if (in.chance(6)) made.inputs.alibi_slopes = packed(DType::f32, {heads});
-    if (in.chance(8)) made.inputs.tree_mask = packed(DType::u8, {rows, rows});
+    if (in.chance(6)) made.options.mask.sink_logits = packed(DType::f32, {heads});
+    if (in.chance(6)) made.options.mask.alibi_slopes = packed(DType::f32, {heads});
+    if (in.chance(8)) made.options.mask.tree_mask = packed(DType::u8, {rows, rows});
     if (in.chance(3)) made.options.scale = in.real(0.25f);
-    if (in.chance(6)) made.options.soft_cap = in.real(15.0f);
+    if (in.chance(6)) made.options.mask.soft_cap = in.real(15.0f);
     return made;
   }
 

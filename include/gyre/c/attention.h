@@ -6,6 +6,18 @@
 extern "C" {
 #endif
 
+// Which keys a query sees, and what happens to its logits before the softmax. A NULL mask is
+// causal.
+typedef struct gyre_attention_mask {
+  uint64_t size;
+  uint64_t window;
+  float soft_cap;
+  int32_t not_causal;
+  const gyre_tensor* alibi_slopes;
+  const gyre_tensor* tree_mask;
+  const gyre_tensor* sink_logits;
+} gyre_attention_mask;
+
 typedef struct gyre_attention_inputs {
   uint64_t size;
   const gyre_tensor* q;
@@ -13,19 +25,14 @@ typedef struct gyre_attention_inputs {
   const gyre_kv_buffer* v_cache;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sink_logits;
-  const gyre_tensor* alibi_slopes;
-  const gyre_tensor* tree_mask;
 } gyre_attention_inputs;
 
 typedef struct gyre_attention_options {
   uint64_t size;
   uint64_t length;
   uint64_t ring_start;
-  uint64_t window;
-  float scale;  // 0: 1
-  float soft_cap;
-  int32_t not_causal;
+  const gyre_attention_mask* mask;
+  float scale;  // 0: 1 / sqrt(head_dim)
   int32_t reserved;
 } gyre_attention_options;
 
@@ -42,8 +49,6 @@ typedef struct gyre_paged_attention_inputs {
   const gyre_tensor* is_prefill;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sink_logits;
-  const gyre_tensor* alibi_slopes;
   // CUDA: *scratch is NULL, or what an earlier call made of it; the call replaces the handle where
   // the memory must grow. Calls that share it run one after the other, and one that finds it large
   // enough can be captured. NULL: each call takes its own memory, as it does on other devices.
@@ -54,10 +59,8 @@ typedef struct gyre_paged_attention_options {
   uint64_t size;
   uint64_t max_query_length;  // 0: 1
   uint64_t max_kv_length;     // 0: what the table holds
-  uint64_t window;
-  float scale;  // 0: 1
-  float soft_cap;
-  int32_t not_causal;
+  const gyre_attention_mask* mask;
+  float scale;  // 0: 1 / sqrt(head_dim)
   int32_t reserved;
 } gyre_paged_attention_options;
 
@@ -71,8 +74,6 @@ typedef struct gyre_attention_partial_inputs {
   const gyre_kv_buffer* k_cache;
   const gyre_kv_buffer* v_cache;
   const gyre_tensor* partial;  // f32 [splits, tokens, heads, v_head_dim + 2]
-  const gyre_tensor* alibi_slopes;
-  const gyre_tensor* tree_mask;
 } gyre_attention_partial_inputs;
 
 GYRE_API gyre_status gyre_attention_partial(gyre_encoder* encoder,
@@ -96,17 +97,12 @@ typedef struct gyre_attend_inputs {
   const gyre_tensor* q;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  const gyre_tensor* sink_logits;
-  const gyre_tensor* alibi_slopes;
-  const gyre_tensor* tree_mask;
 } gyre_attend_inputs;
 
 typedef struct gyre_attend_options {
   uint64_t size;
-  uint64_t window;  // 0: the layer's
-  float scale;      // 0: 1 / sqrt(head_dim)
-  float soft_cap;
-  int32_t not_causal;
+  const gyre_attention_mask* mask;  // window 0: the layer's
+  float scale;                      // 0: 1 / sqrt(head_dim)
   int32_t reserved;
 } gyre_attend_options;
 

@@ -11,7 +11,7 @@ extern "C" {
 
 // Grows when a program compiled against an older header would no longer work. New functions, and
 // new fields at the end of structs, do not change it.
-#define GYRE_ABI_VERSION 1
+#define GYRE_ABI_VERSION 2
 
 GYRE_API uint32_t gyre_abi_version(void);  // of the library: compare it with GYRE_ABI_VERSION
 GYRE_API const char* gyre_version(void);   // of the library: "0.1.0"
