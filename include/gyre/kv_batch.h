@@ -74,12 +74,11 @@ class GYRE_API KvBatch {
   // For graphs. Between record() and end_step(), append() and attend() record a step without one
   // being begun. Later steps are begin_step(), the graph's replay, end_step().
   void record();
-  void end_step();
-  // A graph of the caller's, which captured the recording, has run in the step: before end_step().
-  void assume_appended();
-  // The step that was begun did not happen: its sequences have the tokens they had, and what was
-  // recorded of it must be dropped or have run. What fell off a window's front stays gone, so less
-  // may be left to truncate.
+  // The step, or the recording, is complete: every layer has its tokens.
+  void end_step(KvStepEnd how = KvStepEnd::checked);
+  // Takes back the step that was begun: its sequences have the tokens they had before. Drop what
+  // was recorded of it, or let it run. Keys that left a window for the step stay gone, so fewer
+  // tokens can be rolled back afterwards.
   void rollback();
 
  private:

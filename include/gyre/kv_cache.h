@@ -65,6 +65,12 @@ struct AttendOptions {
   AttentionMask mask{};          // window 0: the layer's; otherwise at most that
 };
 
+// How end_step() knows that every layer has its tokens.
+enum class KvStepEnd : uint8_t {
+  checked,   // from the append() calls that were recorded or replayed; a missing layer is refused
+  captured,  // a CUDA graph of the caller's captured them: the library does not see it run
+};
+
 // What is really stored.
 struct KvLayerInfo {
   KvLayer layer{};
@@ -79,7 +85,7 @@ struct KvLayerInfo {
 // can be replayed for a whole generation:
 //
 //   cache.begin_step(encoder, 1); encoder.submit();   // every step: room for one more token
-//   graph.replay();                               // rope_append and attend, layer by layer
+//   graph.replay();                                   // rope_append and attend, layer by layer
 //
 // A step is begin_step(), then append() (or rope_append()) and attend() of every layer. What is
 // missing or out of order is refused: by the call itself where it can be known, otherwise by
@@ -119,9 +125,9 @@ class GYRE_API KvCache {
   void attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,
               const AttendOptions& options = {}) const;
 
-  // Every layer has the tokens of this step by commands that were captured into a CUDA graph of the
-  // caller's: the cache does not see such a graph run.
-  void assume_appended();
+  // The step is complete: every layer has its tokens. The next begin_step() checks that as well;
+  // a caller whose own CUDA graph captured append() must say KvStepEnd::captured.
+  void end_step(KvStepEnd how = KvStepEnd::checked);
 
   // Drops the newest. A step that lacks layers can only be dropped whole.
   void rollback(Encoder& encoder, uint64_t tokens);

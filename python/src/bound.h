@@ -107,6 +107,10 @@ void bind_kv_pages(nb::module_& module);
 void bind_kv_pool(nb::module_& module);
 void bind_kv_snapshot(nb::module_& module);
 
+inline KvStepEnd step_end(bool captured) {
+  return captured ? KvStepEnd::captured : KvStepEnd::checked;
+}
+
 }  // namespace gyre::python
 
 namespace nanobind::detail {

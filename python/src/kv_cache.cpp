@@ -195,10 +195,14 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
           },
           "tokens"_a, "Positions of the tokens of the last begin_step(): i32 [tokens], for rope().")
       .def(
-          "assume_appended",
-          [](BoundKvCache& self) { Use(self, "cache.assume_appended").cache().assume_appended(); },
-          "Every layer has the tokens of this step by commands that were captured into a CUDA "
-          "graph of the caller's, which the cache does not see run.")
+          "end_step",
+          [](BoundKvCache& self, bool captured) {
+            Use(self, "cache.end_step").cache().end_step(step_end(captured));
+          },
+          nb::kw_only(), "captured"_a = false,
+          "Ends the step: every layer must have its tokens. captured: a CUDA graph of yours "
+          "captured "
+          "the append() calls, and the cache does not see it run.")
       .def("append", append, "encoder"_a, "layer"_a, "k"_a, "v"_a,
            "Stores the tokens of the step it runs in, which need not be begun when it is recorded. "
            "k: [tokens, kv_heads, head_dim], "

@@ -296,12 +296,12 @@ void bind_batch(nb::module_& module) {
           "record", [](BoundKvBatch& self) { self.batch.record(); },
           "append() and attend() record a step, for a graph, without one being begun.")
       .def(
-          "end_step", [](BoundKvBatch& self) { self.batch.end_step(); },
-          "Ends a recording, or a step that a graph replayed.")
-      .def(
-          "assume_appended", [](BoundKvBatch& self) { self.batch.assume_appended(); },
-          "A graph of the caller's, which captured the recording, has run in the step: before "
-          "end().")
+          "end_step",
+          [](BoundKvBatch& self, bool captured) { self.batch.end_step(step_end(captured)); },
+          nb::kw_only(), "captured"_a = false,
+          "Ends a recording, or a step that a graph replayed: every layer must have its tokens. "
+          "captured: a CUDA graph of yours captured the recording, and the batch does not see it "
+          "run.")
       .def(
           "rollback", [](BoundKvBatch& self) { self.batch.rollback(); },
           "The step that was begun did not happen.")

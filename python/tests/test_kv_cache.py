@@ -152,7 +152,9 @@ def test_a_step_is_checked(encoder, rng, tmp_path):
     encoder.submit().wait()
     with pytest.raises(ValueError, match="kv_cache.begin_step.*lacks append.* of layers 0, 2"):
         cache.begin_step(encoder, 1)
-    cache.assume_appended()
+    with pytest.raises(ValueError, match="kv_cache.end_step.*lacks append.* of layers 0, 2"):
+        cache.end_step()
+    cache.end_step(captured=True)
     cache.begin_step(encoder, 1)
 
 

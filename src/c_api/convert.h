@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "c_api/enums.h"
 #include "c_api/structs.h"
 #include "gyre/c/attention.h"
 #include "gyre/c/calibration.h"
@@ -17,6 +18,9 @@ std::optional<RopeOptions> rope_options(const gyre_rope_options* options, int32_
 RopeNorm rope_norm(const gyre_rope_norm* norm, const char* name);
 RopeAppendInputs rope_append_inputs(const gyre_rope_append_inputs* inputs);
 RopeAppendOptions rope_append_options(const gyre_rope_append_options* options);
+inline KvStepEnd step_end(gyre_step_end how) {
+  return same_number<KvStepEnd>(how, {KvStepEnd::checked, KvStepEnd::captured}, "how");
+}
 AttendInputs attend_inputs(const gyre_attend_inputs* inputs);
 AttendOptions attend_options(const gyre_attend_options* options);
 KvLayer kv_layer(const gyre_kv_layer& given);

@@ -81,12 +81,8 @@ gyre_status gyre_kv_batch_record(gyre_kv_batch* batch) {
   return guard(__func__, [&] { value(batch).record(); });
 }
 
-gyre_status gyre_kv_batch_end_step(gyre_kv_batch* batch) {
-  return guard(__func__, [&] { value(batch).end_step(); });
-}
-
-gyre_status gyre_kv_batch_assume_appended(gyre_kv_batch* batch) {
-  return guard(__func__, [&] { value(batch).assume_appended(); });
+gyre_status gyre_kv_batch_end_step(gyre_kv_batch* batch, gyre_step_end how) {
+  return guard(__func__, [&] { value(batch).end_step(step_end(how)); });
 }
 
 gyre_status gyre_kv_batch_rollback(gyre_kv_batch* batch) {

@@ -151,8 +151,8 @@ gyre_status gyre_kv_cache_attend(const gyre_kv_cache* cache, gyre_encoder* encod
   });
 }
 
-gyre_status gyre_kv_cache_assume_appended(gyre_kv_cache* cache) {
-  return guard(__func__, [&] { value(cache).assume_appended(); });
+gyre_status gyre_kv_cache_end_step(gyre_kv_cache* cache, gyre_step_end how) {
+  return guard(__func__, [&] { value(cache).end_step(step_end(how)); });
 }
 
 gyre_status gyre_kv_cache_rollback(gyre_kv_cache* cache, gyre_encoder* encoder,

@@ -292,7 +292,12 @@ void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
   out_of_memory("kv_cache.rope_append");
 }
 
-void KvCache::assume_appended() { state().log->assume_appended("kv_cache.assume_appended"); }
+void KvCache::end_step(KvStepEnd how) {
+  constexpr const char* kOp = "kv_cache.end_step";
+  StepLog& log = *state().log;
+  if (how == KvStepEnd::captured) return log.mark_captured(kOp);
+  log.require_complete(kOp);
+}
 
 void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
                      const AttendOptions& options) const try {

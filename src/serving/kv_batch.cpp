@@ -228,22 +228,18 @@ void KvBatch::record() {
   s.tokens = 0;
 }
 
-void KvBatch::end_step() {
-  State& s = state();
-  const StepsUse use(*s.pool->steps, "kv_batch.end_step");
-  s.log->end("kv_batch.end_step");
-  s.finish();
-  s.tokens = 0;
-}
-
-void KvBatch::assume_appended() {
-  constexpr const char* kOp = "kv_batch.assume_appended";
+void KvBatch::end_step(KvStepEnd how) {
+  constexpr const char* kOp = "kv_batch.end_step";
   State& s = state();
   const StepsUse use(*s.pool->steps, kOp);
-  require(s.log->open() && !s.log->complete(), kOp,
-          ": no step lacks a layer, begin_step() comes first");
-  s.log->assume_appended(kOp);
+  if (how == KvStepEnd::captured) {
+    require(s.log->open() && !s.log->complete(), kOp,
+            ": no step lacks a layer, begin_step() comes first");
+    s.log->mark_captured(kOp);
+  }
+  s.log->end(kOp);
   s.finish();
+  s.tokens = 0;
 }
 
 void KvBatch::rollback() {

@@ -216,7 +216,7 @@ void StepLog::loaded(Place next) noexcept {
   phase_ = Phase::idle;
 }
 
-void StepLog::assume_appended(const char* op) {
+void StepLog::mark_captured(const char* op) {
   require(open(), op, ": no step is begun, ", rules_.begin, " comes first");
   require(
       recorded_.id == submitted_.id && steps_->outcome(recorded_.id) != StepOutcome::unsubmitted,

@@ -187,7 +187,7 @@ static void test_graph(const Server* s) {
   OK(gyre_kv_batch_attend(s->batch, s->encoder, 0, &attend, NULL));
   gyre_graph* graph = NULL;
   OK(gyre_encoder_instantiate(s->encoder, &graph));
-  OK(gyre_kv_batch_end_step(s->batch));
+  OK(gyre_kv_batch_end_step(s->batch, GYRE_STEP_CHECKED));
 
   gyre_kv_sequence* a = sequence(s);
   const gyre_kv_step five = {.size = sizeof five, .sequence = a, .tokens = 5};
@@ -195,7 +195,7 @@ static void test_graph(const Server* s) {
     OK(gyre_kv_batch_begin_step(s->batch, s->encoder, &five, 1));
     OK(gyre_encoder_submit(s->encoder, NULL));
     OK(gyre_graph_replay(graph, NULL));
-    OK(gyre_kv_batch_end_step(s->batch));
+    OK(gyre_kv_batch_end_step(s->batch, GYRE_STEP_CHECKED));
   }
   OK(gyre_device_wait(s->device));
   uint64_t length = 0;

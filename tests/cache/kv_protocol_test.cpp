@@ -224,14 +224,28 @@ TEST_F(KvProtocol, AGraphThatWouldSeeLostKeys) {
 }
 
 TEST_F(KvProtocol, WhatTheCacheDoesNotSeeIsSaid) {
-  EXPECT_TRUE(refused({"kv_cache.assume_appended", "begin_step() comes first"},
-                      [&] { cache.assume_appended(); }));
+  const auto end_captured = [&] { cache.end_step(KvStepEnd::captured); };
+  EXPECT_TRUE(refused({"kv_cache.end_step", "begin_step() comes first"}, end_captured));
   cache.begin_step(encoder, 1);
-  EXPECT_TRUE(
-      refused({"kv_cache.assume_appended", "not submitted"}, [&] { cache.assume_appended(); }));
+  EXPECT_TRUE(refused({"kv_cache.end_step", "not submitted"}, end_captured));
   encoder.submit().wait();
   EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
-  cache.assume_appended();
+  EXPECT_TRUE(refused({"kv_cache.end_step", "layers 0 to 4"}, [&] { cache.end_step(); }));
+  end_captured();
+  cache.end_step();  // complete already
+  expect_goes_on();
+}
+
+TEST_F(KvProtocol, AStepEndsWhenEveryLayerIsAppended) {
+  EXPECT_TRUE(
+      refused({"kv_cache.end_step", "begin_step() comes first"}, [&] { cache.end_step(); }));
+  cache.begin_step(encoder, 2);
+  EXPECT_TRUE(
+      refused({"kv_cache.end_step", "lacks append() of layers 0 to 4"}, [&] { cache.end_step(); }));
+  append_all(encoder, 2);
+  cache.end_step();
+  encoder.submit().wait();
+  cache.end_step();
   expect_goes_on();
 }
 

@@ -292,13 +292,14 @@ TEST_F(KvBatchTest, AStepEndsWhenItsLayersWereReplayed) {
 }
 
 TEST_F(KvBatchTest, AGraphThatIsNotSeen) {
-  fails({"kv_batch.assume_appended", "begin_step() comes first"}, [&] { batch.assume_appended(); });
+  const auto end_captured = [&] { batch.end_step(KvStepEnd::captured); };
+  fails({"kv_batch.end_step", "begin_step() comes first"}, end_captured);
   batch.begin_step(encoder, {{a, 1}});
-  fails({"kv_batch.assume_appended", "not submitted"}, [&] { batch.assume_appended(); });
+  fails({"kv_batch.end_step", "not submitted"}, end_captured);
   encoder.submit();
-  batch.assume_appended();
-  fails({"kv_batch.assume_appended", "no step lacks"}, [&] { batch.assume_appended(); });
-  batch.end_step();
+  fails({"kv_batch.end_step", "not appended in layer 0, 1 of 2"}, [&] { batch.end_step(); });
+  end_captured();
+  fails({"kv_batch.end_step", "no step lacks"}, end_captured);
   EXPECT_EQ(a.fork().length(), 1u);
 }
 

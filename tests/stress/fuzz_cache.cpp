@@ -211,7 +211,10 @@ void fuzz_rest(FuzzWorld& w) {
       w.call("KvCache::bytes", [&] { one->cache.bytes(); });
       break;
     default:
-      if (in.chance(8)) w.call("KvCache::assume_appended", [&] { one->cache.assume_appended(); });
+      if (in.chance(8))
+        w.call("KvCache::end_step", [&] {
+          one->cache.end_step(in.chance(2) ? KvStepEnd::captured : KvStepEnd::checked);
+        });
   }
   check(*one);
 }

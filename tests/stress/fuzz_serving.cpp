@@ -169,7 +169,7 @@ void fuzz_recording(FuzzWorld& w) {
       break;
     case 3:
       if (in.chance(8))
-        w.call("KvBatch::assume_appended", [&] { server->batch.assume_appended(); });
+        w.call("KvBatch::end_step", [&] { server->batch.end_step(KvStepEnd::captured); });
       break;
     default:
       w.call("KvBatch::positions", [&] { server->batch.positions(in.number(in.below(9))); });

@@ -85,7 +85,10 @@ GYRE_API gyre_status gyre_kv_cache_rope_append(const gyre_kv_cache* cache, gyre_
 GYRE_API gyre_status gyre_kv_cache_attend(const gyre_kv_cache* cache, gyre_encoder* encoder,
                                           uint64_t layer, const gyre_attend_inputs* inputs,
                                           const gyre_attend_options* options);
-GYRE_API gyre_status gyre_kv_cache_assume_appended(gyre_kv_cache* cache);
+typedef int32_t gyre_step_end;
+enum { GYRE_STEP_CHECKED = 0, GYRE_STEP_CAPTURED = 1 };
+
+GYRE_API gyre_status gyre_kv_cache_end_step(gyre_kv_cache* cache, gyre_step_end how);
 GYRE_API gyre_status gyre_kv_cache_rollback(gyre_kv_cache* cache, gyre_encoder* encoder,
                                             uint64_t dropped_tokens);
 GYRE_API gyre_status gyre_kv_cache_clear(gyre_kv_cache* cache, gyre_encoder* encoder);

@@ -123,8 +123,7 @@ GYRE_API gyre_status gyre_kv_batch_attend(const gyre_kv_batch* batch, gyre_encod
                                           uint64_t layer, const gyre_attend_inputs* inputs,
                                           const gyre_attend_options* options);
 GYRE_API gyre_status gyre_kv_batch_record(gyre_kv_batch* batch);
-GYRE_API gyre_status gyre_kv_batch_end_step(gyre_kv_batch* batch);
-GYRE_API gyre_status gyre_kv_batch_assume_appended(gyre_kv_batch* batch);
+GYRE_API gyre_status gyre_kv_batch_end_step(gyre_kv_batch* batch, gyre_step_end how);
 GYRE_API gyre_status gyre_kv_batch_rollback(gyre_kv_batch* batch);
 
 #ifdef __cplusplus
