@@ -65,7 +65,7 @@ ModelShape shape_of(const PrepareArguments& arguments) {
   return shape;
 }
 
-// Device::prepare would compile all the same, and keep nothing.
+// prepare() would compile all the same, and keep nothing.
 void check_folder(const std::string& folder) {
   if (folder.empty()) return;
   std::error_code error;
@@ -88,7 +88,7 @@ void run_prepare(const PrepareArguments& arguments) {
   std::vector<PreparedKernel> kernels;
   {
     ProgressBar bar;
-    kernels = device.prepare(shape, [&](const PrepareProgress& now) {
+    kernels = prepare(device, shape, [&](const PrepareProgress& now) {
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%.1f s", now.kernel.seconds);
       bar.show(std::to_string(now.done) + " of " + std::to_string(now.all) + ": " +

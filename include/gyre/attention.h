@@ -139,4 +139,7 @@ struct AttentionTypes {
   bool paged = false;
 };
 
+// Whether a device has kernels for these types. A call without throws; it never falls back.
+GYRE_API bool supports(const Device& device, const AttentionTypes& types);
+
 }  // namespace gyre

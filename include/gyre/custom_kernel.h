@@ -70,7 +70,6 @@ class GYRE_API CustomKernel {
   explicit CustomKernel(CustomCode code);
 
   const std::string& name() const;
-  bool supports(const Device& device) const;  // whether there is code for it
 
   // Arguments in the order of CustomCode::args; an undefined tensor is absent. Kernels get
   // addresses alone: strides, if they matter, are your Params'. Memory is ordered by the bytes that
@@ -86,9 +85,13 @@ class GYRE_API CustomKernel {
               const CustomLaunch& launch) const;
 
  private:
+  friend GYRE_API bool supports(const Device& device, const CustomKernel& kernel);
   const KernelCode& code() const;
 
   std::shared_ptr<const KernelCode> code_;
 };
+
+// Whether the kernel has code for this device.
+GYRE_API bool supports(const Device& device, const CustomKernel& kernel);
 
 }  // namespace gyre

@@ -15,15 +15,6 @@
 namespace gyre {
 
 class DeviceImpl;
-struct KvCopyTypes;
-struct RopeTypes;
-struct AttentionTypes;
-struct KvQuantizeTypes;
-struct ModelShape;
-struct PreparedKernel;
-struct PrepareProgress;
-
-using PrepareCallback = std::function<void(const PrepareProgress&)>;
 
 struct DeviceOptions {
   uint32_t threads = 0;   // CPU: 0 takes GYRE_THREADS, else every usable core
@@ -90,19 +81,7 @@ class GYRE_API Device {
   Tensor wrap(const void* data, DType dtype, const Dims& shape, const Dims& strides = {},
               std::shared_ptr<void> owner = {}) const;  // read-only
 
-  // Asks before recording; an op that is not supported throws, it never falls back.
-  bool supports(const KvCopyTypes& types) const;
-  bool supports(const RopeTypes& types) const;
-  bool supports(const KvQuantizeTypes& types) const;
-  bool supports(const AttentionTypes& types) const;
   std::vector<KernelDescription> kernels() const;
-
-  // Builds all kernels that a model of this shape needs, several at a time, so that its first
-  // tokens wait for none; a shape that the model's calls would refuse is refused here (prepare.h).
-  // `progress` is called in this thread, after each kernel. Returns the kernels. On a CPU there is
-  // nothing to build: the shape is checked, the list is empty.
-  std::vector<PreparedKernel> prepare(const ModelShape& shape,
-                                      const PrepareCallback& progress = {}) const;
 
   // Between the two calls every command of this device is timed (see trace.h).
   void start_trace() const;

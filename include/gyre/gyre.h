@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gyre/attention.h"      // IWYU pragma: export
+#include "gyre/calibration.h"    // IWYU pragma: export
 #include "gyre/custom_kernel.h"  // IWYU pragma: export
 #include "gyre/device.h"         // IWYU pragma: export
 #include "gyre/dtype.h"          // IWYU pragma: export
@@ -12,7 +13,6 @@
 #include "gyre/graph.h"          // IWYU pragma: export
 #include "gyre/kv_batch.h"       // IWYU pragma: export
 #include "gyre/kv_cache.h"       // IWYU pragma: export
-#include "gyre/kv_copy.h"        // IWYU pragma: export
 #include "gyre/kv_pool.h"        // IWYU pragma: export
 #include "gyre/pages.h"          // IWYU pragma: export
 #include "gyre/prepare.h"        // IWYU pragma: export

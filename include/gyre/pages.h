@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "gyre/calibration.h"
 #include "gyre/encoder.h"
 #include "gyre/export.h"
 #include "gyre/format.h"
@@ -32,22 +31,6 @@ struct KvPages {
 
   GYRE_API static KvPages allocate(const Device& device, const KvPageShape& shape, uint64_t pages);
 };
-
-struct KvWriteInputs {
-  Tensor k{};  // [tokens, kv_heads, head_dim], f32, f16 or bf16, head_dim contiguous
-  Tensor v{};  // like k, v_head_dim
-  KvPages pages{};
-  Tensor slots{};  // i64 or i32 [tokens]: page * page_tokens + place in the page
-  // How codes are chosen, for native formats; of f32, f16 and bf16 the basis alone, of both or
-  // neither.
-  KvCalibration k_calibration{};
-  KvCalibration v_calibration{};
-};
-
-// Writes tokens to the slots that a list in device memory names, compressed or as they are. Slots
-// come in any order. A negative slot is skipped, and so is one that is not in the pages. Slots not
-// named keep their bits. Of two tokens for one slot the later is kept.
-GYRE_API void kv_write(Encoder& encoder, const KvWriteInputs& inputs);
 
 struct KvPageCopyInputs {
   KvPages pages{};

@@ -1,17 +1,20 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "gyre/device.h"
 #include "gyre/dtype.h"
+#include "gyre/export.h"
 #include "gyre/kv_cache.h"
 #include "gyre/rope.h"
 
 namespace gyre {
 
-// What decides which kernels a model needs, for Device::prepare().
+// What decides which kernels a model needs, for prepare().
 struct ModelShape {
   uint64_t heads = 0;
   uint64_t kv_heads = 0;
@@ -44,5 +47,14 @@ struct PrepareProgress {
   uint64_t all = 0;
   const PreparedKernel& kernel;
 };
+
+using PrepareCallback = std::function<void(const PrepareProgress&)>;
+
+// Builds all kernels that a model of this shape needs, several at a time, so that its first tokens
+// wait for none. A shape that the model's calls would refuse is refused here. `progress` is called
+// in this thread, after each kernel. Returns the kernels; on a CPU there is nothing to build and
+// the list is empty.
+GYRE_API std::vector<PreparedKernel> prepare(const Device& device, const ModelShape& shape,
+                                             const PrepareCallback& progress = {});
 
 }  // namespace gyre

@@ -71,4 +71,6 @@ struct KvQuantizeTypes {
   KvFormat format = KvFormat::f16;
 };
 
+GYRE_API bool supports(const Device& device, const KvQuantizeTypes& types);
+
 }  // namespace gyre

@@ -97,6 +97,8 @@ struct RopeTypes {
   DType out = DType::f32;
 };
 
+GYRE_API bool supports(const Device& device, const RopeTypes& types);
+
 // Scaling of frequencies, in the words of a model's config ("rope_scaling").
 enum class RopeType : uint8_t { standard, linear, ntk, dynamic, yarn, llama3 };
 

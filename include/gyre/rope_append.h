@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "gyre/calibration.h"
 #include "gyre/encoder.h"
 #include "gyre/export.h"
 #include "gyre/pages.h"

@@ -51,7 +51,7 @@ void gyre_custom_kernel_destroy(gyre_custom_kernel* kernel) { delete kernel; }
 gyre_status gyre_custom_kernel_supports(const gyre_custom_kernel* kernel, const gyre_device* device,
                                         int32_t* yes) {
   return answer(__func__, yes, "yes", [&] {
-    return deref(kernel, "kernel").value.supports(deref(device, "device").value);
+    return gyre::supports(deref(device, "device").value, deref(kernel, "kernel").value);
   });
 }
 

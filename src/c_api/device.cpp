@@ -91,23 +91,25 @@ gyre_status gyre_device_stream(const gyre_device* device, uint64_t* stream) {
 gyre_status gyre_device_supports_kv_copy(const gyre_device* device, gyre_dtype source,
                                          gyre_dtype cache, int32_t* supported) {
   return answer(__func__, supported, "supported", [&] {
-    return value(device).supports(
-        gyre::KvCopyTypes{.source = dtype(source, "source"), .cache = dtype(cache, "cache")});
+    return gyre::supports(value(device), gyre::KvCopyTypes{.source = dtype(source, "source"),
+                                                           .cache = dtype(cache, "cache")});
   });
 }
 
 gyre_status gyre_device_supports_rope(const gyre_device* device, gyre_dtype x, gyre_dtype out,
                                       int32_t* supported) {
   return answer(__func__, supported, "supported", [&] {
-    return value(device).supports(gyre::RopeTypes{.x = dtype(x, "x"), .out = dtype(out, "out")});
+    return gyre::supports(value(device),
+                          gyre::RopeTypes{.x = dtype(x, "x"), .out = dtype(out, "out")});
   });
 }
 
 gyre_status gyre_device_supports_kv_quantize(const gyre_device* device, gyre_dtype source,
                                              gyre_kv_format format, int32_t* supported) {
   return answer(__func__, supported, "supported", [&] {
-    return value(device).supports(gyre::KvQuantizeTypes{.source = dtype(source, "source"),
-                                                        .format = kv_format(format, "format")});
+    return gyre::supports(value(device),
+                          gyre::KvQuantizeTypes{.source = dtype(source, "source"),
+                                                .format = kv_format(format, "format")});
   });
 }
 
@@ -116,12 +118,12 @@ gyre_status gyre_device_supports_attention(const gyre_device* device,
   return answer(__func__, supported, "supported", [&] {
     const gyre_attention_types given = read(types, "types");
     const gyre::AttentionTypes otherwise;
-    return value(device).supports(
-        gyre::AttentionTypes{.q = dtype_or(given.q, otherwise.q, "types.q"),
-                             .k = kv_format_or(given.k, otherwise.k, "types.k"),
-                             .v = kv_format_or(given.v, otherwise.v, "types.v"),
-                             .out = dtype_or(given.out, otherwise.out, "types.out"),
-                             .paged = given.paged != 0});
+    return gyre::supports(
+        value(device), gyre::AttentionTypes{.q = dtype_or(given.q, otherwise.q, "types.q"),
+                                            .k = kv_format_or(given.k, otherwise.k, "types.k"),
+                                            .v = kv_format_or(given.v, otherwise.v, "types.v"),
+                                            .out = dtype_or(given.out, otherwise.out, "types.out"),
+                                            .paged = given.paged != 0});
   });
 }
 

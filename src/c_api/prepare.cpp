@@ -50,7 +50,8 @@ gyre_status gyre_device_prepare(const gyre_device* device, const gyre_model_shap
         progress(&given, context);
       };
     }
-    const auto prepared = deref(device, "device").value.prepare(model_shape(shape), callback);
+    const auto prepared =
+        gyre::prepare(deref(device, "device").value, model_shape(shape), callback);
     if (kernels != nullptr) *kernels = prepared.size();
   });
 }

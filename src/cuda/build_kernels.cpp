@@ -27,7 +27,7 @@ void build_kernels(BuildQueue& queue, const KernelSet& kernels, std::span<const 
   std::map<std::string, size_t> places;
   for (const KernelKey& key : keys) {
     const CudaKernel* const row = kernels.row(*key.kernel, key.spec);
-    require(row != nullptr, "device.prepare: no kernel ", key.kernel->name, " for this spec");
+    require(row != nullptr, "prepare: no kernel ", key.kernel->name, " for this spec");
     const auto [place, is_new] = places.try_emplace(row->name(key.spec), wanted.size());
     if (is_new) wanted.push_back({.name = place->first, .row = row});
     wanted[place->second].specs.push_back(key.spec);

@@ -132,8 +132,7 @@ class MetalDevice final : public DeviceImpl {
     std::vector<BuildTask> tasks;
     for (const KernelKey& key : keys) {
       const auto pipeline = find_pipeline(*key.kernel, key.spec);
-      require(pipeline != nullptr, "device.prepare: no kernel ", key.kernel->name,
-              " for this spec");
+      require(pipeline != nullptr, "prepare: no kernel ", key.kernel->name, " for this spec");
       tasks.push_back({describe(*key.kernel, key.spec), [pipeline] {
                          if (pipeline->is_built()) return true;
                          pipeline->finish();

@@ -20,12 +20,12 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
   return {splits, q_shape[0], q_shape[1], v_head_dim + 2};
 }
 
-bool Device::supports(const AttentionTypes& types) const try {
-  require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->has(kAttention.info,
-                    spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
+bool supports(const Device& device, const AttentionTypes& types) try {
+  require(device.impl() != nullptr, "supports: the device was moved from");
+  return device.impl()->has(kAttention.info,
+                            spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
 } catch (const std::bad_alloc&) {
-  out_of_memory("device.supports");
+  out_of_memory("supports");
 }
 
 void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,

@@ -1,8 +1,7 @@
-#include "gyre/kv_copy.h"
-
 #include <algorithm>
 #include <array>
 
+#include "gyre/write.h"
 #include "ops/kv_range.h"
 #include "ops/table.h"
 #include "runtime/device_impl.h"
@@ -132,11 +131,11 @@ std::span<const uint64_t> kv_copy_specs() {
   return kSpecs;
 }
 
-bool Device::supports(const KvCopyTypes& types) const try {
-  require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
+bool supports(const Device& device, const KvCopyTypes& types) try {
+  require(device.impl() != nullptr, "supports: the device was moved from");
+  return device.impl()->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
 } catch (const std::bad_alloc&) {
-  out_of_memory("device.supports");
+  out_of_memory("supports");
 }
 
 void kv_copy(Encoder& encoder, const KvCopyInputs& in, const KvRange& options) try {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "abi/kv_write.h"
-#include "gyre/pages.h"
+#include "gyre/write.h"
 
 namespace gyre {
 

@@ -184,14 +184,14 @@ std::span<const uint64_t> kv_dequantize_specs() {
   return kSpecs;
 }
 
-bool Device::supports(const KvQuantizeTypes& types) const try {
-  require(impl_ != nullptr, "device.supports: the handle was moved from");
+bool supports(const Device& device, const KvQuantizeTypes& types) try {
+  require(device.impl() != nullptr, "supports: the device was moved from");
   const auto format = static_cast<uint32_t>(types.format);
   if (!abi::kv_is_native(format) && !abi::kv_is_mlx_native(format)) return false;
   const auto spec = quantize_spec(types.source, format, 0);
-  return impl_->has(kKvQuantize.info, spec_key(spec));
+  return device.impl()->has(kKvQuantize.info, spec_key(spec));
 } catch (const std::bad_alloc&) {
-  out_of_memory("device.supports");
+  out_of_memory("supports");
 }
 
 void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvRange& options) try {

@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "gyre/pages.h"
+#include "gyre/write.h"
 #include "ops/kv_calibration.h"
 #include "ops/kv_layout.h"
 #include "ops/kv_pages.h"

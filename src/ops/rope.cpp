@@ -86,11 +86,11 @@ std::span<const uint64_t> rope_specs() {
   return kSpecs;
 }
 
-bool Device::supports(const RopeTypes& types) const try {
-  require(impl_ != nullptr, "device.supports: the handle was moved from");
-  return impl_->has(kRope.info, spec_key(rope_spec(types.x, types.out, false, false)));
+bool supports(const Device& device, const RopeTypes& types) try {
+  require(device.impl() != nullptr, "supports: the device was moved from");
+  return device.impl()->has(kRope.info, spec_key(rope_spec(types.x, types.out, false, false)));
 } catch (const std::bad_alloc&) {
-  out_of_memory("device.supports");
+  out_of_memory("supports");
 }
 
 void rope(Encoder& encoder, const RopeInputs& in, const RopeOptions& options) try {

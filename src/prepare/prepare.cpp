@@ -10,12 +10,13 @@
 
 namespace gyre {
 
-std::vector<PreparedKernel> Device::prepare(const ModelShape& shape,
-                                            const PrepareCallback& progress) const try {
-  require(impl_ != nullptr, "device.prepare: the handle was moved from");
-  impl_->require_same_process("device.prepare");
+std::vector<PreparedKernel> prepare(const Device& device, const ModelShape& shape,
+                                    const PrepareCallback& progress) try {
+  require(device.impl() != nullptr, "prepare: the device was moved from");
+  DeviceImpl& impl = *device.impl();
+  impl.require_same_process("prepare");
   std::vector<KernelKey> keys;
-  for (const std::shared_ptr<const DeviceImpl>& target : impl_->stands_for()) {
+  for (const std::shared_ptr<const DeviceImpl>& target : impl.stands_for()) {
     const auto dry = std::make_shared<DryDevice>(target);
     record_model(Device(dry), shape);
     for (const KernelKey& key : dry->needed()) {
@@ -23,13 +24,13 @@ std::vector<PreparedKernel> Device::prepare(const ModelShape& shape,
     }
   }
   std::vector<PreparedKernel> made;
-  impl_->build(keys, [&](const BuiltKernel& built) {
+  impl.build(keys, [&](const BuiltKernel& built) {
     made.push_back({built.name, built.compiled, built.seconds});
     if (progress) progress({built.done, built.all, made.back()});
   });
   return made;
 } catch (const std::bad_alloc&) {
-  out_of_memory("device.prepare");
+  out_of_memory("prepare");
 }
 
 }  // namespace gyre

@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-constexpr const char* kOp = "device.prepare";
+constexpr const char* kOp = "prepare";
 
 uint64_t value_dim(const ModelShape& m) { return m.v_head_dim != 0 ? m.v_head_dim : m.head_dim; }
 

@@ -72,10 +72,10 @@ const KernelCode& CustomKernel::code() const {
 
 const std::string& CustomKernel::name() const { return code().code.name; }
 
-bool CustomKernel::supports(const Device& device) const {
-  require(device.impl() != nullptr, "custom_kernel.supports: the device handle is empty");
-  const KernelCode& kernel = code();
-  return device.impl()->has(kernel.info, padded(kernel.code.params_bytes));
+bool supports(const Device& device, const CustomKernel& kernel) {
+  require(device.impl() != nullptr, "supports: the device was moved from");
+  const KernelCode& code = kernel.code();
+  return device.impl()->has(code.info, padded(code.code.params_bytes));
 }
 
 void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,
@@ -88,7 +88,7 @@ void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,
   require(args.size() == code.args.size(), code.name, ": there are ", code.args.size(),
           " arguments, got ", args.size());
   check_launch(code, launch);
-  if (!supports(encoder.device()))
+  if (!supports(encoder.device(), *this))
     fail(ErrorCode::unsupported, code.name, ": there is no code for device ",
          encoder.device().info().name);
   const uint64_t spec = padded(code.params_bytes);

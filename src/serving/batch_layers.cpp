@@ -1,4 +1,5 @@
 // What a batch records for one layer.
+#include "gyre/write.h"
 #include "runtime/require.h"
 #include "serving/batch_state.h"
 

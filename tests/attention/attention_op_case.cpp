@@ -299,7 +299,7 @@ OpCase make_case(const AttentionOpCase& c) {
   op_case.name = std::string(c.splits == 0 ? "attention " : "attention_partial ") +
                  std::string(name(c.k)) + "/" + std::string(name(c.v)) + " " + c.name;
   op_case.supported = [c](const Device& device) {
-    return device.supports(AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32});
+    return supports(device, AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32});
   };
   op_case.make = [c] { return make_run(c, Contents::random); };
   op_case.outline = [c] { return make_run(c, Contents::none); };

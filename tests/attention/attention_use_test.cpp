@@ -325,16 +325,16 @@ TEST(AttentionUse, SupportsSaysWhatRuns) {
   Device d = cpu_device();
   for (const KvFormat k : kSomeFormats) {
     for (const KvFormat v : kSomeFormats)
-      EXPECT_TRUE(d.supports(AttentionTypes{DType::bf16, k, v, DType::f16}));
+      EXPECT_TRUE(supports(d, AttentionTypes{DType::bf16, k, v, DType::f16}));
   }
-  EXPECT_FALSE(d.supports(AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f32}));
-  EXPECT_FALSE(d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::i32}));
+  EXPECT_FALSE(supports(d, AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f32}));
+  EXPECT_FALSE(supports(d, AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::i32}));
   EXPECT_FALSE(
-      d.supports(AttentionTypes{DType::f32, static_cast<KvFormat>(3), KvFormat::f16, DType::f32}));
+      supports(d, AttentionTypes{DType::f32, static_cast<KvFormat>(3), KvFormat::f16, DType::f32}));
   const Device other = std::move(d);
   // NOLINTNEXTLINE(bugprone-use-after-move): that is the question
-  EXPECT_TRUE(refused({"device.supports"}, [&] {
-    d.supports(AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::f32});
+  EXPECT_TRUE(refused({"supports"}, [&] {
+    supports(d, AttentionTypes{DType::f32, KvFormat::f16, KvFormat::f16, DType::f32});
   }));
 }
 

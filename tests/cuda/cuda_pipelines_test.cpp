@@ -38,13 +38,13 @@ class CudaPipelines : public KernelFolder {
 TEST_F(CudaPipelines, QuestionsCompileNothing) {
   const Device device = Device::open("cuda:0", options());
   for (const KvFormat k : kv_formats()) {
-    EXPECT_TRUE(device.supports(AttentionTypes{DType::f16, k, KvFormat::tq4, DType::f16}));
-    device.supports(KvQuantizeTypes{DType::f16, k});
+    EXPECT_TRUE(supports(device, AttentionTypes{DType::f16, k, KvFormat::tq4, DType::f16}));
+    supports(device, KvQuantizeTypes{DType::f16, k});
   }
-  EXPECT_TRUE(device.supports(KvCopyTypes{DType::f32, DType::f16}));
-  EXPECT_TRUE(device.supports(RopeTypes{DType::f32, DType::f16}));
+  EXPECT_TRUE(supports(device, KvCopyTypes{DType::f32, DType::f16}));
+  EXPECT_TRUE(supports(device, RopeTypes{DType::f32, DType::f16}));
   EXPECT_FALSE(
-      device.supports(AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f16}));
+      supports(device, AttentionTypes{DType::u8, KvFormat::f16, KvFormat::f16, DType::f16}));
   const KvCache cache(device, {.kv_heads = 2, .head_dim = 128, .capacity = 512});
   for (const KvLayerInfo& layer : cache.describe())
     EXPECT_NE(layer.kernel.find("attention"), std::string::npos) << layer.kernel;

@@ -1,4 +1,4 @@
-// Device::prepare: after it, a model's steps compile nothing. Runs with the fake driver and the
+// prepare(): after it, a model's steps compile nothing. Runs with the fake driver and the
 // fake NVRTC, so that every shape is cheap; skipped without a CUDA device.
 #include <gtest/gtest.h>
 
@@ -144,10 +144,11 @@ TEST_F(Prepare, AStepCompilesNothingAfterIt) {
     fs::remove_all(folder_);
     const Device device = Device::open("cuda:0", options());
     uint64_t told = 0;
-    const std::vector<PreparedKernel> made = device.prepare(shape, [&](const PrepareProgress& now) {
-      EXPECT_EQ(now.done, ++told);
-      EXPECT_TRUE(now.kernel.compiled) << now.kernel.name;
-    });
+    const std::vector<PreparedKernel> made =
+        prepare(device, shape, [&](const PrepareProgress& now) {
+          EXPECT_EQ(now.done, ++told);
+          EXPECT_TRUE(now.kernel.compiled) << now.kernel.name;
+        });
     EXPECT_EQ(made.size(), told) << name;
     EXPECT_EQ(compiled(), static_cast<long>(told)) << name;
     const uint32_t before = loaded(device);
@@ -169,10 +170,10 @@ TEST_F(Prepare, AStepCompilesNothingAfterIt) {
 
 TEST_F(Prepare, FindsWhatIsThere) {
   const ModelShape shape = shapes()[0].shape;
-  const size_t count = Device::open("cuda:0", options()).prepare(shape).size();
+  const size_t count = prepare(Device::open("cuda:0", options()), shape).size();
   const Device again = Device::open("cuda:0", options());
   for (int i = 0; i < 2; ++i) {  // from the folder, then from the device
-    const std::vector<PreparedKernel> made = again.prepare(shape);
+    const std::vector<PreparedKernel> made = prepare(again, shape);
     EXPECT_EQ(made.size(), count);
     for (const PreparedKernel& kernel : made) EXPECT_FALSE(kernel.compiled) << kernel.name;
   }
@@ -183,7 +184,7 @@ TEST_F(Prepare, LeavesOutWhatIsNotUsed) {
   const auto names = [&] {
     fs::remove_all(folder_);
     std::string all;
-    for (const PreparedKernel& kernel : Device::open("cuda:0", options()).prepare(shape))
+    for (const PreparedKernel& kernel : prepare(Device::open("cuda:0", options()), shape))
       all += kernel.name + "\n";
     return all;
   };
@@ -205,10 +206,10 @@ TEST_F(Prepare, WorksWithoutTheGpu) {
   EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:sm_90", "only compiles"},
                            [&] { offline.tensor(DType::f32, {1}); }));
   for (const auto& [name, shape] : shapes()) {
-    offline.prepare(shape);
+    prepare(offline, shape);
     for (const char* multiprocessors : {"132", "114", "78"}) {
       setenv("GYRE_FAKE_GPU", multiprocessors, 1);
-      for (const PreparedKernel& kernel : Device::open("cuda:0", options()).prepare(shape))
+      for (const PreparedKernel& kernel : prepare(Device::open("cuda:0", options()), shape))
         EXPECT_FALSE(kernel.compiled) << name << " " << multiprocessors << ": " << kernel.name;
     }
   }
@@ -227,7 +228,7 @@ TEST_F(Prepare, ADeviceWithoutAGpuHasNoMemoryAndRunsNothing) {
                              .args = {{"x", Access::read_write}},
                              .params_bytes = 8,
                              .cuda = {"__global__ void own() {}", "own"}});
-  EXPECT_TRUE(kernel.supports(offline));
+  EXPECT_TRUE(supports(offline, kernel));
   Encoder encoder(offline);
   EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder", "only compiles"},
                            [&] { kernel(encoder, uint64_t{0}, {Tensor()}, {}); }));
@@ -288,15 +289,14 @@ void expect_refusals(const Device& device) {
   const auto refuses = [&](std::vector<std::string> words, auto change) {
     ModelShape shape = good;
     change(shape);
-    EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, [&] { device.prepare(shape); }))
+    EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, words, [&] { prepare(device, shape); }))
         << words[0];
   };
-  refuses({"device.prepare", "heads"}, [](ModelShape& m) { m.heads = 0; });
-  refuses({"device.prepare", "kv_heads"}, [](ModelShape& m) { m.kv_heads = 3; });
-  refuses({"device.prepare", "context"}, [](ModelShape& m) { m.context = 0; });
-  refuses({"device.prepare", "step_tokens"}, [](ModelShape& m) { m.step_tokens = 0; });
-  refuses({"device.prepare", "use_cache"},
-          [](ModelShape& m) { m.use_cache = m.use_batch = false; });
+  refuses({"prepare", "heads"}, [](ModelShape& m) { m.heads = 0; });
+  refuses({"prepare", "kv_heads"}, [](ModelShape& m) { m.kv_heads = 3; });
+  refuses({"prepare", "context"}, [](ModelShape& m) { m.context = 0; });
+  refuses({"prepare", "step_tokens"}, [](ModelShape& m) { m.step_tokens = 0; });
+  refuses({"prepare", "use_cache"}, [](ModelShape& m) { m.use_cache = m.use_batch = false; });
   refuses({"head_dim", "13"}, [](ModelShape& m) { m.head_dim = 13; });
   refuses({"layers"}, [](ModelShape& m) { m.layers.clear(); });
   refuses({"page_tokens"}, [](ModelShape& m) { m.page_tokens = 0; });
@@ -315,7 +315,7 @@ TEST_F(Prepare, RefusesWhatTheModelsCallsRefuse) {
 TEST(PrepareOnCpu, HasNothingToBuildAndRefusesTheSame) {
   const Device device = Device::open("cpu");
   for (const auto& [name, shape] : shapes())
-    EXPECT_TRUE(device.prepare(shape, [](const PrepareProgress&) { FAIL(); }).empty()) << name;
+    EXPECT_TRUE(prepare(device, shape, [](const PrepareProgress&) { FAIL(); }).empty()) << name;
   EXPECT_EQ(device.memory().in_use_bytes, 0u);
   expect_refusals(device);
 }

@@ -43,10 +43,10 @@ void serve(const Device& device, Encoder& encoder, const Tensor& t) {
 }
 
 bool ask(const Device& device) {
-  return device.supports(KvCopyTypes{.source = DType::f16}) &&
-         device.supports(RopeTypes{.x = DType::f16}) &&
-         device.supports(KvQuantizeTypes{.format = KvFormat::tq4}) &&
-         device.supports(AttentionTypes{.q = DType::f16});
+  return supports(device, KvCopyTypes{.source = DType::f16}) &&
+         supports(device, RopeTypes{.x = DType::f16}) &&
+         supports(device, KvQuantizeTypes{.format = KvFormat::tq4}) &&
+         supports(device, AttentionTypes{.q = DType::f16});
 }
 
 // What the library hands out, where a caller makes one.

@@ -145,7 +145,7 @@ OpCase make_case(const KvCalibratedCase& c) {
   op_case.name = "kv_calibrated " + c.name;
   op_case.supported = [c](const Device& device) {
     return has_kernel(device, "kv_feedback") &&
-           device.supports(KvQuantizeTypes{c.source, c.k.format});
+           supports(device, KvQuantizeTypes{c.source, c.k.format});
   };
   op_case.make = [c] {
     OpRun run;

@@ -265,8 +265,8 @@ OpCase make_case(const KvQuantizeCase& numbers) {
   op_case.name = "kv_quantize " + numbers.name;
   op_case.supported = [numbers](const Device& device) {
     if (numbers.values == KvValues::subnormal && !keeps_subnormals(device)) return false;
-    return (!numbers.k || device.supports(KvQuantizeTypes{numbers.source, numbers.k->format})) &&
-           (!numbers.v || device.supports(KvQuantizeTypes{numbers.source, numbers.v->format}));
+    return (!numbers.k || supports(device, KvQuantizeTypes{numbers.source, numbers.k->format})) &&
+           (!numbers.v || supports(device, KvQuantizeTypes{numbers.source, numbers.v->format}));
   };
   op_case.make = [numbers] {
     OpRun run;
@@ -286,7 +286,7 @@ OpCase make_case(const KvDequantizeCase& numbers) {
   op_case.name = "kv_dequantize " + numbers.name;
   op_case.supported = [numbers](const Device& device) {
     if (numbers.values == KvValues::subnormal && !keeps_subnormals(device)) return false;
-    return device.supports(KvQuantizeTypes{numbers.out, numbers.stream.format});
+    return supports(device, KvQuantizeTypes{numbers.out, numbers.stream.format});
   };
   op_case.make = [numbers] {
     OpRun run;

@@ -122,7 +122,7 @@ OpCase made(MlxNativeCase c, const std::string& what, OpRun (*make)(const MlxNat
   OpCase op_case;
   op_case.name = what;
   op_case.supported = [c](const Device& device) {
-    return device.supports(KvQuantizeTypes{c.dtype, c.k.format});
+    return supports(device, KvQuantizeTypes{c.dtype, c.k.format});
   };
   op_case.make = [c, make] { return make(c); };
   return op_case;

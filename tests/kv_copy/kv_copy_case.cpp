@@ -132,7 +132,7 @@ OpCase make_case(const KvCopyCase& numbers) {
   OpCase op_case;
   op_case.name = "kv_copy " + numbers.name;
   op_case.supported = [numbers](const Device& device) {
-    return device.supports(KvCopyTypes{numbers.source, numbers.cache});
+    return supports(device, KvCopyTypes{numbers.source, numbers.cache});
   };
   op_case.make = [numbers] {
     const BlockIndex index = block_index(numbers);

@@ -333,9 +333,9 @@ TEST_F(MetalErrors, CodeForOtherDevicesOnlyIsRefused) {
                              .args = {{"out", Access::write}},
                              .params_bytes = 8,
                              .cuda = {"source", "name"}});
-  EXPECT_FALSE(kernel.supports(device));
-  EXPECT_TRUE(mix_kernel().supports(device));
-  EXPECT_FALSE(mix_kernel().supports(Device::open("cpu")));
+  EXPECT_FALSE(supports(device, kernel));
+  EXPECT_TRUE(supports(device, mix_kernel()));
+  EXPECT_FALSE(supports(Device::open("cpu"), mix_kernel()));
   Encoder encoder(device);
   EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"elsewhere", "metal"}, [&] {
     kernel(encoder, uint64_t{1}, {device.tensor(DType::u8, {8})}, {});

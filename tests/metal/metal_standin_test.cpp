@@ -200,7 +200,7 @@ TEST(MetalBuild, KernelsAreBuiltAheadAndToldOf) {
 TEST(MetalBuild, WhatCannotBeBuiltIsThrown) {
   const auto device = metal::open_device("metal", {}, {});
   const KernelInfo unknown{.name = "unknown"};
-  EXPECT_TRUE(refused({"device.prepare", "unknown"}, [&] {
+  EXPECT_TRUE(refused({"prepare", "unknown"}, [&] {
     const KernelKey key{&unknown, 0};
     device->build({&key, 1}, [](const BuiltKernel&) {});
   }));

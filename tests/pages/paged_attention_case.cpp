@@ -327,7 +327,7 @@ OpCase make_case(const PagedAttentionCase& c) {
   op_case.name = "paged attention " + std::string(name(c.shape.k)) + "/" +
                  std::string(name(c.shape.v)) + " " + c.name;
   op_case.supported = [c](const Device& device) {
-    return device.supports(AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true});
+    return supports(device, AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true});
   };
   op_case.make = [c] {
     Maker maker(c);

@@ -183,7 +183,7 @@ OpCase make_case(const RopeCase& numbers) {
   OpCase op_case;
   op_case.name = (numbers.norm ? "norm_rope " : "rope ") + numbers.name;
   op_case.supported = [numbers](const Device& device) {
-    return device.supports(RopeTypes{numbers.x, numbers.out});
+    return supports(device, RopeTypes{numbers.x, numbers.out});
   };
   op_case.make = [numbers] {
     const BlockIndex index = block_index(numbers);

@@ -117,7 +117,7 @@ TEST(Device, AnswersWhatItSupports) {
   for (uint32_t source = 0; source <= kDTypeCount; ++source) {
     for (uint32_t cache = 0; cache <= kDTypeCount; ++cache) {
       const KvCopyTypes types{static_cast<DType>(source), static_cast<DType>(cache)};
-      EXPECT_EQ(device.supports(types), is_float(types.source) && is_float(types.cache))
+      EXPECT_EQ(supports(device, types), is_float(types.source) && is_float(types.cache))
           << source << " " << cache;
     }
   }
@@ -129,14 +129,14 @@ TEST(Device, AnswersWhichFormatsItWrites) {
   for (uint32_t format = 0; format <= 255; ++format) {
     const bool compressed = (format >= 16 && format <= 21) || (format >= 32 && format <= 35);
     const auto which = static_cast<KvFormat>(format);
-    EXPECT_EQ(device.supports(KvQuantizeTypes{DType::bf16, which}), compressed) << format;
-    EXPECT_FALSE(device.supports(KvQuantizeTypes{DType::u8, which})) << format;
+    EXPECT_EQ(supports(device, KvQuantizeTypes{DType::bf16, which}), compressed) << format;
+    EXPECT_FALSE(supports(device, KvQuantizeTypes{DType::u8, which})) << format;
   }
 }
 
 TEST(Device, WithoutTheKernelSupportsNothingAndSaysSo) {
   const Device device = open_test_device({.threads = 1});
-  EXPECT_FALSE(device.supports(KvCopyTypes{DType::f32, DType::f32}));
+  EXPECT_FALSE(supports(device, KvCopyTypes{DType::f32, DType::f32}));
   Encoder encoder(device);
   EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"kv_copy", "cpu"}, [&] {
     kv_copy(encoder, {.k = device.tensor(DType::f32, {1, 1, 1}),
@@ -156,7 +156,7 @@ TEST(Device, ListsItsKernels) {
   EXPECT_EQ(kv_copy_row().params_bytes, sizeof(abi::KvCopyParams));
   EXPECT_EQ(kv_copy_row().variants, 9u);
   EXPECT_EQ(kv_copy_row().loaded, 0u) << "built when first used";
-  EXPECT_TRUE(device.supports(KvCopyTypes{DType::f32, DType::f16}));
+  EXPECT_TRUE(supports(device, KvCopyTypes{DType::f32, DType::f16}));
   EXPECT_EQ(kv_copy_row().loaded, 0u) << "a question builds nothing";
   Encoder encoder(device);
   const Tensor k = device.tensor(DType::f32, {1, 1, 1}),
@@ -257,7 +257,7 @@ TEST(Device, MovedFromHandlesAreRefused) {
   EXPECT_TRUE(refused({"moved from"}, [&] { device.trim(); }));
   EXPECT_TRUE(refused({"moved from"}, [&] { device.tensor(DType::f32, {1}); }));
   EXPECT_TRUE(refused({"moved from"}, [&] {
-    device.supports(KvCopyTypes{DType::f32, DType::f32});
+    supports(device, KvCopyTypes{DType::f32, DType::f32});
   }));
   EXPECT_TRUE(refused({"moved from"}, [&] { device.kernels(); }));
   EXPECT_TRUE(refused({"moved from"}, [&] { device.wait(); }));

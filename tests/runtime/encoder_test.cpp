@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "gyre/kv_copy.h"
+#include "gyre/write.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "expect_error.h"
-#include "gyre/kv_copy.h"
+#include "gyre/write.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {

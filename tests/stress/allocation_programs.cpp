@@ -205,14 +205,14 @@ std::vector<uint8_t> run_calls(const std::string& folder) {
   const Dims four = {4};
   output.add(survive([&] { return device.wrap(memory, DType::f32, four); }));
   output.add(survive([&] { return four.text(); }).size());
-  output.add(survive([&] { return device.supports(KvQuantizeTypes{}); }) ? 1 : 0);
+  output.add(survive([&] { return supports(device, KvQuantizeTypes{}); }) ? 1 : 0);
   const std::vector<double> radians(kDim / 2, 0.5);
   output.add(survive([&] { return rope_table(device, radians); }).bytes());
   const KvPolicy policy{.edge_layers = 1};
   output.add(survive([&] { return kv_layers(5, policy); }).size());
   const ModelShape model{
       .heads = kHeads, .kv_heads = kKvHeads, .head_dim = kDim, .context = 64, .step_tokens = 8};
-  output.add(survive([&] { return device.prepare(model); }).size());
+  output.add(survive([&] { return prepare(device, model); }).size());
   const KvCacheOptions options = cache_options();
   KvCache cache = survive([&] { return KvCache(device, options); });
   const Tensor k = filled(device, {kStep, kKvHeads, kDim}, 8);

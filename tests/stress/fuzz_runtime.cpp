@@ -29,7 +29,7 @@ void fuzz_custom(FuzzWorld& w) {
   if (!code.args.empty() && in.spoil()) code.args[0].access = static_cast<Access>(in.byte());
   std::optional<CustomKernel> kernel;
   if (!w.call("CustomKernel", [&] { kernel.emplace(std::move(code)); })) return;
-  w.call("CustomKernel::supports", [&] { kernel->supports(w.some_device()); });
+  w.call("supports", [&] { supports(w.some_device(), *kernel); });
   const Tensor x = w.packed(DType::f32, {1 + in.below(50)});
   std::vector<Tensor> args = {x, in.chance(2) ? Tensor() : w.tensor(w.any_type(), {3, 4})};
   if (in.spoil()) args.resize(in.below(20));
@@ -126,21 +126,21 @@ void fuzz_device(FuzzWorld& w) {
       w.call("Device::stream", [&] { device.stream(); });
       break;
     case 5:
-      w.call("Device::supports", [&] { device.supports(KvCopyTypes{w.any_type(), w.any_type()}); });
+      w.call("supports", [&] { supports(device, KvCopyTypes{w.any_type(), w.any_type()}); });
       break;
     case 6:
-      w.call("Device::supports", [&] { device.supports(RopeTypes{w.any_type(), w.any_type()}); });
+      w.call("supports", [&] { supports(device, RopeTypes{w.any_type(), w.any_type()}); });
       break;
     case 7:
-      w.call("Device::supports", [&] {
-        device.supports(KvQuantizeTypes{w.any_type(), static_cast<KvFormat>(in.byte())});
+      w.call("supports", [&] {
+        supports(device, KvQuantizeTypes{w.any_type(), static_cast<KvFormat>(in.byte())});
       });
       break;
     case 8:
-      w.call("Device::supports", [&] {
-        device.supports(AttentionTypes{w.any_type(), static_cast<KvFormat>(in.byte()),
-                                       static_cast<KvFormat>(in.byte()), w.any_type(),
-                                       in.chance(2)});
+      w.call("supports", [&] {
+        supports(device,
+                 AttentionTypes{w.any_type(), static_cast<KvFormat>(in.byte()),
+                                static_cast<KvFormat>(in.byte()), w.any_type(), in.chance(2)});
       });
       break;
     case 9:
@@ -191,7 +191,7 @@ void fuzz_prepare(FuzzWorld& w) {
   shape.max_sequences = in.number(1 + in.below(4));
   if (in.spoil()) shape.dtype = w.any_type();
   if (in.spoil()) shape.out_dtype = w.any_type();
-  w.call("Device::prepare", [&] { w.some_device().prepare(shape); });
+  w.call("prepare", [&] { prepare(w.some_device(), shape); });
 }
 
 }  // namespace
