@@ -3,16 +3,25 @@
 namespace gyre::python {
 namespace {
 
-void record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer& k_cache,
-                      const BoundKvBuffer& v_cache, const Operand& out, const OptionalOperand& lse,
-                      const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
-                      const OptionalOperand& tree_mask, uint64_t length, uint64_t ring_start,
-                      std::optional<float> scale, bool causal, uint64_t window, float soft_cap) {
+// Rows of q with the coordinates of V. Another rank is attention's to refuse.
+Dims out_shape(const Tensor& q, uint64_t v_head_dim) {
+  return q.rank() == 3 ? Dims{q.shape(0), q.shape(1), v_head_dim} : Dims{};
+}
+
+Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer& k_cache,
+                         const BoundKvBuffer& v_cache, const OptionalOperand& out,
+                         const OptionalOperand& lse, const OptionalOperand& sink_logits,
+                         const OptionalOperand& alibi_slopes, const OptionalOperand& tree_mask,
+                         uint64_t length, uint64_t ring_start, std::optional<float> scale,
+                         bool causal, uint64_t window, float soft_cap) {
   const Operands operand(encoder, "attention");
-  const AttentionInputs inputs{.q = operand("q", q),
+  const Tensor queries = operand("q", q);
+  const Written to = operand.written("out", out, queries.dtype(),
+                                     out_shape(queries, v_cache.buffer.shape.head_dim));
+  const AttentionInputs inputs{.q = queries,
                                .k_cache = k_cache.buffer,
                                .v_cache = v_cache.buffer,
-                               .out = operand("out", out),
+                               .out = to.tensor,
                                .lse = operand("lse", lse)};
   const AttentionOptions options{.length = length,
                                  .ring_start = ring_start,
@@ -24,6 +33,7 @@ void record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer& k
                                           .tree_mask = operand("tree_mask", tree_mask),
                                           .sink_logits = operand("sink_logits", sink_logits)}};
   without_gil([&] { attention(encoder, inputs, options); });
+  return to.result;
 }
 
 void record_attention_partial(Encoder& encoder, const Operand& q, const BoundKvBuffer& k_cache,
@@ -47,47 +57,62 @@ void record_attention_partial(Encoder& encoder, const Operand& q, const BoundKvB
   without_gil([&] { attention_partial(encoder, inputs, options); });
 }
 
-void record_attention_merge(Encoder& encoder, const Operand& partial, const Operand& out,
-                            const OptionalOperand& lse, const OptionalOperand& sink_logits) {
+Operand record_attention_merge(Encoder& encoder, const Operand& partial, const OptionalOperand& out,
+                               const OptionalOperand& lse, const OptionalOperand& sink_logits) {
   const Operands operand(encoder, "attention_merge");
-  const AttentionMergeInputs inputs{.partial = operand("partial", partial),
-                                    .out = operand("out", out),
+  const Tensor states = operand("partial", partial);
+  const bool valid = states.rank() == 4 && states.shape(3) > 2;
+  const Written to =
+      operand.written("out", out, DType::f32,
+                      valid ? Dims{states.shape(1), states.shape(2), states.shape(3) - 2} : Dims{});
+  const AttentionMergeInputs inputs{.partial = states,
+                                    .out = to.tensor,
                                     .lse = operand("lse", lse),
                                     .sink_logits = operand("sink_logits", sink_logits)};
   without_gil([&] { attention_merge(encoder, inputs); });
+  return to.result;
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& module) {
   module.def(
-      "attention", record_attention, "encoder"_a, "q"_a, "k_cache"_a, "v_cache"_a, "out"_a,
-      "lse"_a = nb::none(), "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a, "ring_start"_a = 0,
-      "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
-      "softmax(scale * q k^T, capped, biased, masked) v over a cache.\n\n"
-      "q: [tokens, heads, head_dim], f32, f16 or bf16. k_cache, v_cache: KvBuffers of any "
-      "format, heads is a multiple of theirs. out: [tokens, heads, head_dim of V]. lse: f32 "
-      "[tokens, heads], log of the softmax's denominator, written. sink_logits: f32 [heads], one "
-      "more logit per head, whose value is 0. alibi_slopes: f32 [heads], ALiBi. tree_mask: u8 "
-      "[tokens, "
-      "tokens], query i sees new token j if not 0; instead of causal. length: keys in the "
-      "cache, those of the queries included; the queries are the newest tokens. ring_start: "
-      "slot of key 0. window: only the newest so many keys; 0: all. soft_cap: logits become "
-      "cap * tanh(logit / cap); 0: off.");
-  module.def(
-      "attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a, "v_cache"_a,
-      "partial"_a, "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(), nb::kw_only(),
-      "length"_a, "ring_start"_a = 0, "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
+      "attention", record_attention, "encoder"_a, "q"_a, "k_cache"_a, "v_cache"_a,
+      "out"_a = nb::none(), "lse"_a = nb::none(), "sink_logits"_a = nb::none(),
+      "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a,
+      "ring_start"_a = 0, "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
       "soft_cap"_a = 0.0f,
-      "The first step of attention(), for merging what was computed apart.\n\n"
-      "partial: f32, contiguous, attention_partial_shape(); written. The keys are cut into as "
-      "many splits as it has. The rest as in attention().");
+      "Records softmax(scale * q k^T) v over a cache, with the mask that is given, and returns "
+      "out.\n\n"
+      "q is [tokens, heads, head_dim], f32, f16 or bf16: the newest tokens. k_cache and v_cache "
+      "are "
+      "KvBuffers of any format; heads must be a multiple of theirs. out is [tokens, heads, "
+      "head_dim "
+      "of V]; if you leave it out, a gyre.Tensor of q's dtype is made. lse, if given, is f32 "
+      "[tokens, heads] and gets the log of the softmax's denominator. length counts the keys in "
+      "the cache, those of the queries included; ring_start is the slot of key 0. scale is "
+      "1 / sqrt(head_dim) if not given. causal lets a query see keys up to its own, window the "
+      "newest so many of them (0: all). soft_cap turns logits into cap * tanh(logit / cap); 0 is "
+      "off. alibi_slopes, f32 [heads], adds slope * (key - query) to a logit. tree_mask, u8 "
+      "[tokens, tokens], replaces causal: query i sees new token j where it is not 0. sink_logits, "
+      "f32 [heads], is one more logit per head, whose value is 0.");
+  module.def("attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a,
+             "v_cache"_a, "partial"_a, "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(),
+             nb::kw_only(), "length"_a, "ring_start"_a = 0, "scale"_a = nb::none(),
+             "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+             "Records the first half of attention(), for results that are merged later.\n\n"
+             "partial is f32, contiguous, of shape attention_partial_shape(), and is written. The "
+             "keys are "
+             "cut into as many splits as it has. The other arguments are those of attention(); "
+             "sink_logits "
+             "belong to attention_merge().");
   module.def(
-      "attention_merge", record_attention_merge, "encoder"_a, "partial"_a, "out"_a,
+      "attention_merge", record_attention_merge, "encoder"_a, "partial"_a, "out"_a = nb::none(),
       "lse"_a = nb::none(), "sink_logits"_a = nb::none(),
-      "The second step. partial: [splits, tokens, heads, v_head_dim + 2] f32, from anywhere. "
-      "out: [tokens, heads, v_head_dim].");
+      "Records the second half of attention() and returns out.\n\n"
+      "partial is f32 [splits, tokens, heads, v_head_dim + 2], from any number of "
+      "attention_partial() calls. out is [tokens, heads, v_head_dim]; if you leave it out, an f32 "
+      "gyre.Tensor is made. lse and sink_logits are those of attention().");
   module.def(
       "attention_partial_shape",
       [](uint64_t splits, const Sizes& q_shape, uint64_t v_head_dim) {

@@ -76,6 +76,12 @@ Enum choose(const char* what, std::string_view given, const Choice<Enum> (&choic
   refuse(what, " must be one of ", names, "; got \"", given, "\"");
 }
 
+// What an op wrote: the caller's own object, or a new gyre.Tensor.
+struct Written {
+  Tensor tensor;
+  Operand result;
+};
+
 // One op's tensors, on its encoder's device. Memory is shared, never copied; what belongs to
 // another library is held until the recorded work is done.
 class Operands {
@@ -86,6 +92,9 @@ class Operands {
   Tensor operator()(const char* name, const OptionalOperand& operand) const {
     return operand.has_value() ? (*this)(name, *operand) : Tensor();
   }
+  // What the op writes: `given`, or new memory of this shape where it is None.
+  Written written(const char* name, const OptionalOperand& given, DType dtype,
+                  const Dims& shape) const;
 
  private:
   const Device& device_;
@@ -123,6 +132,10 @@ struct type_caster<gyre::python::Operand> {
     if (source.is_none()) return false;
     value.object = borrow(source);
     return true;
+  }
+  static handle from_cpp(const gyre::python::Operand& operand, rv_policy /*policy*/,
+                         cleanup_list* /*cleanup*/) noexcept {
+    return operand.object.inc_ref();
   }
 };
 

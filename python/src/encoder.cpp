@@ -27,7 +27,9 @@ void bind_encoder(nb::module_& module) {
       module, "Encoder",
       "Collects commands: ops record into it, nothing runs before submit(). What must "
       "wait for what is found from the memory they touch. What was recorded holds the "
-      "tensors it uses. One thread at a time.")
+      "tensors it uses. One thread at a time. As a context manager it submits and waits at the end "
+      "of "
+      "the block: with gyre.Encoder(\"cuda:0\") as e: ...")
       .def(
           "__init__",
           [](Encoder* self, const DeviceLike& device) { new (self) Encoder(device_of(device)); },
@@ -54,6 +56,15 @@ void bind_encoder(nb::module_& module) {
           [](Encoder& encoder) { return without_gil([&] { return encoder.instantiate(); }); },
           "Keeps the list for replay and leaves the encoder empty.")
       .def("clear", &Encoder::clear, "Drops what was recorded.")
+      .def("__enter__", [](nb::object self) { return self; })
+      .def(
+          "__exit__",
+          [](Encoder& encoder, const nb::object& type, const nb::object&, const nb::object&) {
+            if (!type.is_none()) return encoder.clear();
+            without_gil([&] { encoder.submit().wait(); });
+          },
+          "type"_a.none(), "value"_a.none(), "traceback"_a.none(),
+          "Submits the list and waits for it. If the block raised, drops the list instead.")
       .def("__repr__", [](const Encoder& encoder) {
         std::ostringstream text;
         text << "gyre.Encoder(" << encoder.size() << " commands, " << encoder.barriers()

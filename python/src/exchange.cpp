@@ -312,6 +312,13 @@ BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,
   return from_dlpack(source, device, what);
 }
 
+Written Operands::written(const char* name, const OptionalOperand& given, DType dtype,
+                          const Dims& shape) const {
+  if (given.has_value()) return {(*this)(name, *given), *given};
+  Tensor made = device_.tensor(dtype, shape);
+  return {made, {nb::cast(BoundTensor{device_, made})}};
+}
+
 Tensor Operands::operator()(const char* name, const Operand& operand) const {
   return as_tensor(operand.object, device_, std::string(op_) + ": " + name).tensor;
 }

@@ -112,14 +112,19 @@ void bind_layers(nb::module_& module) {
       "edge_format, every full_every-th layer sees all and the others a window in window_format.");
 }
 
-void attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
-            const Operand& out, std::optional<float> scale, bool causal, uint64_t window,
-            float soft_cap, const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
-            const OptionalOperand& lse, const OptionalOperand& tree_mask) {
+Operand attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
+               const OptionalOperand& out, std::optional<float> scale, bool causal, uint64_t window,
+               float soft_cap, const OptionalOperand& sink_logits,
+               const OptionalOperand& alibi_slopes, const OptionalOperand& lse,
+               const OptionalOperand& tree_mask) {
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
-  const AttendInputs inputs{
-      .q = operand("q", q), .out = operand("out", out), .lse = operand("lse", lse)};
+  const Tensor queries = operand("q", q);
+  const uint64_t v_head_dim = use.cache().options().v_head_dim;
+  const Written to = operand.written(
+      "out", out, queries.dtype(),
+      queries.rank() == 3 ? Dims{queries.shape(0), queries.shape(1), v_head_dim} : Dims{});
+  const AttendInputs inputs{.q = queries, .out = to.tensor, .lse = operand("lse", lse)};
   const AttendOptions options{.scale = scale,
                               .mask = {.causal = causal,
                                        .window = window,
@@ -128,6 +133,7 @@ void attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand&
                                        .tree_mask = operand("tree_mask", tree_mask),
                                        .sink_logits = operand("sink_logits", sink_logits)}};
   without_gil([&] { use.cache().attend(encoder, layer, inputs, options); });
+  return to.result;
 }
 
 void append(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& k,
@@ -207,17 +213,15 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
            "Stores the tokens of the step it runs in, which need not be begun when it is recorded. "
            "k: [tokens, kv_heads, head_dim], "
            "v: [tokens, kv_heads, v_head_dim]; f32, f16 or bf16, head_dim contiguous.")
-      .def(
-          "attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
-          "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sink_logits"_a = nb::none(),
-          "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(), "tree_mask"_a = nb::none(),
-          "Attention of the newest tokens over everything so far. q: [tokens, heads, head_dim], "
-          "out: [tokens, heads, v_head_dim]; f32, f16 or bf16. sink_logits: f32 [heads], one more "
-          "logit "
-          "per head, whose value is 0. alibi_slopes: f32 [heads], ALiBi. lse: f32 [tokens, heads], "
-          "written. tree_mask: u8 [tokens, tokens], query i sees new token j if not 0; instead of "
-          "causal. window: 0 takes the layer's. scale multiplies the dot product; by default "
-          "1 / sqrt(head_dim).")
+      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a = nb::none(),
+           "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+           "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
+           "tree_mask"_a = nb::none(),
+           "Records attention of the newest tokens over everything so far, and returns out. q is "
+           "[tokens, heads, head_dim], out [tokens, heads, v_head_dim]; f32, f16 or bf16. If you "
+           "leave "
+           "out out, a gyre.Tensor of q's dtype is made. A window of 0 is the layer's. The other "
+           "arguments are those of attention().")
       .def(
           "rollback",
           [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {

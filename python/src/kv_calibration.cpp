@@ -20,19 +20,24 @@ Tensor copied(const char* what, const OptionalOperand& operand, const Device& de
 void bind_op(nb::module_& module) {
   module.def(
       "kv_transform",
-      [](Encoder& encoder, const Operand& x, const Operand& matrix, const Operand& out,
+      [](Encoder& encoder, const Operand& x, const Operand& matrix, const OptionalOperand& out,
          const OptionalOperand& before, const OptionalOperand& after) {
         const Operands operand(encoder, "kv_transform");
-        const KvTransformInputs inputs{.x = operand("x", x),
+        const Tensor from = operand("x", x);
+        const Written to = operand.written("out", out, from.dtype(), from.shape());
+        const KvTransformInputs inputs{.x = from,
                                        .matrix = operand("matrix", matrix),
                                        .before = operand("before", before),
                                        .after = operand("after", after),
-                                       .out = operand("out", out)};
+                                       .out = to.tensor};
         without_gil([&] { kv_transform(encoder, inputs); });
+        return to.result;
       },
-      "encoder"_a, "x"_a, "matrix"_a, "out"_a, nb::kw_only(), "before"_a = nb::none(),
+      "encoder"_a, "x"_a, "matrix"_a, "out"_a = nb::none(), nb::kw_only(), "before"_a = nb::none(),
       "after"_a = nb::none(),
-      "out = matrix (x - before) + after, head by head. x, out: [tokens, heads, head_dim], f32, "
+      "Records out = matrix (x - before) + after, head by head, and returns out. If you leave out "
+      "out, "
+      "a gyre.Tensor like x is made. x, out: [tokens, heads, head_dim], f32, "
       "f16 or bf16. matrix: f32 [kv_heads, head_dim, head_dim], row i is what coordinate i adds; "
       "before, after: f32 [kv_heads, head_dim].");
 }

@@ -30,21 +30,28 @@ std::string repr(const BoundKvPages& self) {
   return text.str();
 }
 
-void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pages,
-                      const Operand& page_table, const Operand& kv_lengths,
-                      const Operand& cu_seqlens_q, const Operand& out,
-                      const OptionalOperand& is_prefill, const OptionalOperand& lse,
-                      const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
-                      uint64_t max_query_length, uint64_t max_kv_length, std::optional<float> scale,
-                      bool causal, uint64_t window, float soft_cap, BoundScratch* scratch) {
+Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pages,
+                         const Operand& page_table, const Operand& kv_lengths,
+                         const Operand& cu_seqlens_q, const OptionalOperand& out,
+                         const OptionalOperand& is_prefill, const OptionalOperand& lse,
+                         const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
+                         uint64_t max_query_length, uint64_t max_kv_length,
+                         std::optional<float> scale, bool causal, uint64_t window, float soft_cap,
+                         BoundScratch* scratch) {
   const Operands operand(encoder, "paged_attention");
-  const PagedAttentionInputs inputs{.q = operand("q", q),
+  const Tensor queries = operand("q", q);
+  const KvPageShape& shape = pages.pages.shape;
+  const uint64_t v_head_dim = shape.v_head_dim != 0 ? shape.v_head_dim : shape.head_dim;
+  const Written to = operand.written(
+      "out", out, queries.dtype(),
+      queries.rank() == 3 ? Dims{queries.shape(0), queries.shape(1), v_head_dim} : Dims{});
+  const PagedAttentionInputs inputs{.q = queries,
                                     .pages = pages.pages,
                                     .page_table = operand("page_table", page_table),
                                     .kv_lengths = operand("kv_lengths", kv_lengths),
                                     .cu_seqlens_q = operand("cu_seqlens_q", cu_seqlens_q),
                                     .is_prefill = operand("is_prefill", is_prefill),
-                                    .out = operand("out", out),
+                                    .out = to.tensor,
                                     .lse = operand("lse", lse),
                                     .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
   const PagedAttentionOptions options{
@@ -57,6 +64,7 @@ void record_attention(Encoder& encoder, const Operand& q, const BoundKvPages& pa
                .alibi_slopes = operand("alibi_slopes", alibi_slopes),
                .sink_logits = operand("sink_logits", sink_logits)}};
   without_gil([&] { attention(encoder, inputs, options); });
+  return to.result;
 }
 
 void bind_pages(nb::module_& module) {
@@ -158,10 +166,10 @@ void bind_kv_pages(nb::module_& module) {
           "What it has grown to; hold it as long as a graph that was captured may run.");
   module.def(
       "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
-      "kv_lengths"_a, "cu_seqlens_q"_a, "out"_a, "is_prefill"_a = nb::none(), "lse"_a = nb::none(),
-      "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), nb::kw_only(),
-      "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = nb::none(), "causal"_a = true,
-      "window"_a = 0, "soft_cap"_a = 0.0f, "scratch"_a = nb::none(),
+      "kv_lengths"_a, "cu_seqlens_q"_a, "out"_a = nb::none(), "is_prefill"_a = nb::none(),
+      "lse"_a = nb::none(), "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(),
+      nb::kw_only(), "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = nb::none(),
+      "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "scratch"_a = nb::none(),
       "Attention of several sequences over pages, in one call.\n\n"
       "q, out: [tokens, heads, head_dim], the queries of all sequences. page_table: i32 "
       "[sequences, width]. kv_lengths: i32 [sequences], keys, those of the queries included. "

@@ -20,6 +20,7 @@ struct BoundKvPool {
 struct BoundKvBatch {
   Device device;
   KvBatch batch;
+  uint64_t v_head_dim = 0;
 };
 
 std::string repr(const KvGroupInfo& self) {
@@ -205,13 +206,16 @@ KvStep step_of(const Step& given) {
   return step(sequence, tokens, is_prefill);
 }
 
-void attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& q,
-            const Operand& out, const std::optional<float>& scale, bool causal, uint64_t window,
-            float soft_cap, const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
-            const OptionalOperand& lse) {
+Operand attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& q,
+               const OptionalOperand& out, const std::optional<float>& scale, bool causal,
+               uint64_t window, float soft_cap, const OptionalOperand& sink_logits,
+               const OptionalOperand& alibi_slopes, const OptionalOperand& lse) {
   const Operands operand(encoder, "batch.attend");
-  self.batch.attend(encoder, layer,
-                    {.q = operand("q", q), .out = operand("out", out), .lse = operand("lse", lse)},
+  const Tensor queries = operand("q", q);
+  const Written to = operand.written(
+      "out", out, queries.dtype(),
+      queries.rank() == 3 ? Dims{queries.shape(0), queries.shape(1), self.v_head_dim} : Dims{});
+  self.batch.attend(encoder, layer, {.q = queries, .out = to.tensor, .lse = operand("lse", lse)},
                     {.scale = scale,
                      .mask = {.causal = causal,
                               .window = window,
@@ -252,11 +256,12 @@ void bind_batch(nb::module_& module) {
           "__init__",
           [](BoundKvBatch* self, const BoundKvPool& pool, uint64_t max_sequences,
              uint64_t max_tokens, uint64_t max_query_length, uint64_t max_kv_length) {
-            new (self)
-                BoundKvBatch{pool.device, KvBatch(pool.pool, {.max_sequences = max_sequences,
-                                                              .max_tokens = max_tokens,
-                                                              .max_query_length = max_query_length,
-                                                              .max_kv_length = max_kv_length})};
+            new (self) BoundKvBatch{pool.device,
+                                    KvBatch(pool.pool, {.max_sequences = max_sequences,
+                                                        .max_tokens = max_tokens,
+                                                        .max_query_length = max_query_length,
+                                                        .max_kv_length = max_kv_length}),
+                                    pool.pool.options().v_head_dim};
           },
           "pool"_a, nb::kw_only(), "max_sequences"_a = 64, "max_tokens"_a = 512,
           "max_query_length"_a = 0, "max_kv_length"_a = 0)
@@ -288,9 +293,9 @@ void bind_batch(nb::module_& module) {
             self.batch.append(encoder, layer, operand("k", k), operand("v", v));
           },
           "encoder"_a, "layer"_a, "k"_a, "v"_a)
-      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a, "scale"_a = nb::none(),
-           "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "sink_logits"_a = nb::none(),
-           "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
+      .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a = nb::none(),
+           "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+           "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
            "scale: None is 1 / sqrt(head_dim). The rest as in paged_attention().")
       .def(
           "record", [](BoundKvBatch& self) { self.batch.record(); },

@@ -56,18 +56,21 @@ void record_kv_dequantize(Encoder& encoder, const BoundKvBuffer& cache, const Op
   without_gil([&] { kv_dequantize(encoder, inputs, options); });
 }
 
-void record_hadamard(Encoder& encoder, const Operand& x, const Operand& out,
-                     const std::string& direction, const std::string& signs) {
+Operand record_hadamard(Encoder& encoder, const Operand& x, const OptionalOperand& out,
+                        const std::string& direction, const std::string& signs) {
   constexpr Choice<HadamardDirection> kDirections[] = {{"forward", HadamardDirection::forward},
                                                        {"inverse", HadamardDirection::inverse}};
   constexpr Choice<HadamardSigns> kSigns[] = {{"none", HadamardSigns::none},
                                               {"native", HadamardSigns::native},
                                               {"mlx_native", HadamardSigns::mlx_native}};
   const Operands operand(encoder, "hadamard");
-  const HadamardInputs inputs{operand("x", x), operand("out", out)};
+  const Tensor from = operand("x", x);
+  const Written to = operand.written("out", out, from.dtype(), from.shape());
+  const HadamardInputs inputs{from, to.tensor};
   const HadamardOptions options{choose("hadamard: direction", direction, kDirections),
                                 choose("hadamard: signs", signs, kSigns)};
   without_gil([&] { hadamard(encoder, inputs, options); });
+  return to.result;
 }
 
 }  // namespace
@@ -101,9 +104,11 @@ void bind_quantize(nb::module_& module) {
       "or bf16, written. domain: \"restored\", or \"rotated\" for what is stored before the "
       "rotation is undone.");
   module.def(
-      "hadamard", record_hadamard, "encoder"_a, "x"_a, "out"_a, nb::kw_only(),
+      "hadamard", record_hadamard, "encoder"_a, "x"_a, "out"_a = nb::none(), nb::kw_only(),
       "direction"_a = "forward", "signs"_a = "none",
-      "The orthonormal Walsh-Hadamard transform of each head.\n\n"
+      "Records the orthonormal Walsh-Hadamard transform of each head and returns out. If you leave "
+      "out "
+      "out, a gyre.Tensor like x is made.\n\n"
       "x: [rows..., head_dim] of rank 1 to 3, f32, f16 or bf16, head_dim contiguous. out: like "
       "x, may be x itself. direction: \"forward\" or \"inverse\". signs: \"none\", "
       "\"native\" or \"mlx_native\".");

@@ -18,17 +18,19 @@ constexpr Choice<RopeType> kTypes[] = {
     {"standard", RopeType::standard}, {"linear", RopeType::linear}, {"ntk", RopeType::ntk},
     {"dynamic", RopeType::dynamic},   {"yarn", RopeType::yarn},     {"llama3", RopeType::llama3}};
 
-void record_rope(Encoder& encoder, const Operand& x, const Operand& positions, const Operand& out,
-                 const OptionalOperand& k, const OptionalOperand& k_out,
-                 const OptionalOperand& frequencies, const OptionalOperand& factors,
-                 const std::string& pairing, const std::string& mode,
-                 std::optional<uint32_t> rotary_dim, const std::string& partner,
-                 const std::string& exponent, double base, const Sections& sections,
-                 float magnitude) {
+Operand record_rope(Encoder& encoder, const Operand& x, const Operand& positions,
+                    const OptionalOperand& out, const OptionalOperand& k,
+                    const OptionalOperand& k_out, const OptionalOperand& frequencies,
+                    const OptionalOperand& factors, const std::string& pairing,
+                    const std::string& mode, std::optional<uint32_t> rotary_dim,
+                    const std::string& partner, const std::string& exponent, double base,
+                    const Sections& sections, float magnitude) {
   const Operands operand(encoder, "rope");
-  const RopeInputs inputs{.x = operand("x", x),
+  const Tensor from = operand("x", x);
+  const Written to = operand.written("out", out, from.dtype(), from.shape());
+  const RopeInputs inputs{.x = from,
                           .positions = operand("positions", positions),
-                          .out = operand("out", out),
+                          .out = to.tensor,
                           .k = operand("k", k),
                           .k_out = operand("k_out", k_out),
                           .frequencies = operand("frequencies", frequencies),
@@ -36,22 +38,25 @@ void record_rope(Encoder& encoder, const Operand& x, const Operand& positions, c
   const RopeOptions options =
       options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
   without_gil([&] { rope(encoder, inputs, options); });
+  return to.result;
 }
 
-void record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand& positions,
-                      const Operand& out, const OptionalOperand& weight,
-                      const OptionalOperand& second, const OptionalOperand& k,
-                      const OptionalOperand& k_out, const OptionalOperand& k_weight,
-                      const OptionalOperand& k_second, const OptionalOperand& frequencies,
-                      const OptionalOperand& factors, bool rotate, double epsilon,
-                      float weight_offset, const std::string& pairing, const std::string& mode,
-                      std::optional<uint32_t> rotary_dim, const std::string& partner,
-                      const std::string& exponent, double base, const Sections& sections,
-                      float magnitude) {
+Operand record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand& positions,
+                         const OptionalOperand& out, const OptionalOperand& weight,
+                         const OptionalOperand& second, const OptionalOperand& k,
+                         const OptionalOperand& k_out, const OptionalOperand& k_weight,
+                         const OptionalOperand& k_second, const OptionalOperand& frequencies,
+                         const OptionalOperand& factors, bool rotate, double epsilon,
+                         float weight_offset, const std::string& pairing, const std::string& mode,
+                         std::optional<uint32_t> rotary_dim, const std::string& partner,
+                         const std::string& exponent, double base, const Sections& sections,
+                         float magnitude) {
   const Operands operand(encoder, "norm_rope");
-  const NormRopeInputs inputs{.x = operand("x", x),
+  const Tensor from = operand("x", x);
+  const Written to = operand.written("out", out, from.dtype(), from.shape());
+  const NormRopeInputs inputs{.x = from,
                               .positions = operand("positions", positions),
-                              .out = operand("out", out),
+                              .out = to.tensor,
                               .weight = operand("weight", weight),
                               .second = operand("second", second),
                               .k = operand("k", k),
@@ -66,6 +71,7 @@ void record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand&
     options.rope =
         options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
   without_gil([&] { norm_rope(encoder, inputs, options); });
+  return to.result;
 }
 
 RopeFrequencies frequencies_of(double rope_theta, uint32_t rotary_dim, const std::string& rope_type,
@@ -129,12 +135,14 @@ RopeOptions options_of(const RopeArguments& given) {
 
 void bind_rope(nb::module_& module) {
   module.def(
-      "rope", record_rope, "encoder"_a, "x"_a, "positions"_a, "out"_a, "k"_a = nb::none(),
-      "k_out"_a = nb::none(), "frequencies"_a = nb::none(), "factors"_a = nb::none(), nb::kw_only(),
-      "pairing"_a = "split_half", "mode"_a = "plain", "rotary_dim"_a = nb::none(),
-      "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim", "base"_a = 10000.0,
-      "sections"_a = Sections{}, "magnitude"_a = 1.0f,
-      "Rotary embedding: pairs turn by position times frequency.\n\n"
+      "rope", record_rope, "encoder"_a, "x"_a, "positions"_a, "out"_a = nb::none(),
+      "k"_a = nb::none(), "k_out"_a = nb::none(), "frequencies"_a = nb::none(),
+      "factors"_a = nb::none(), nb::kw_only(), "pairing"_a = "split_half", "mode"_a = "plain",
+      "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
+      "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
+      "Records a rotary embedding of x and returns out: pairs rotate by position times frequency. "
+      "If "
+      "you leave out out, a gyre.Tensor like x is made.\n\n"
       "x: [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous. positions: i32 or "
       "u32 [tokens]; [4, tokens] for the modes sectioned, interleaved and vision, [2, tokens] "
       "for vision_2d. out: like x, any float dtype, may be x. k, k_out: a second tensor rotated "
@@ -144,14 +152,16 @@ void bind_rope(nb::module_& module) {
       "coordinates that turn; none: all. partner, exponent: \"rotary_dim\" or \"head_dim\". "
       "sections: pairs per axis. magnitude: scales the rotated coordinates (YaRN).");
   module.def(
-      "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a.none(), "out"_a,
+      "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a.none(), "out"_a = nb::none(),
       "weight"_a = nb::none(), "second"_a = nb::none(), "k"_a = nb::none(), "k_out"_a = nb::none(),
       "k_weight"_a = nb::none(), "k_second"_a = nb::none(), "frequencies"_a = nb::none(),
       "factors"_a = nb::none(), nb::kw_only(), "rope"_a = true, "epsilon"_a = 1e-6,
       "weight_offset"_a = 0.0f, "pairing"_a = "split_half", "mode"_a = "plain",
       "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
       "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
-      "RMS norm of each head, then rope(), in one pass.\n\n"
+      "Records an RMS norm of each head and then rope(), in one pass, and returns out. If you "
+      "leave "
+      "out out, a gyre.Tensor like x is made.\n\n"
       "x: [tokens, heads, head_dim]. weight, k_weight: [head_dim], f32, f16 or bf16; none: 1. "
       "second, k_second: one more output each, another dtype or layout. rope: False is the norm "
       "alone, positions is then None. weight_offset: 1 for models that store weight - 1 (Gemma). "

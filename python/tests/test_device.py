@@ -47,6 +47,24 @@ def test_memory_of_the_host_is_good_for_every_cpu_device():
     assert gyre.asarray(x, own).device == own
 
 
+def test_an_encoder_submits_at_the_end_of_its_block():
+    x = np.ones((2, 64), np.float32)
+    with gyre.Encoder() as encoder:
+        gyre.hadamard(encoder, x, x)
+        assert x[0, 0] == 1 and len(encoder) == 1
+    assert x[0, 0] == 8 and len(encoder) == 0
+    with pytest.raises(KeyError):
+        with encoder:
+            gyre.hadamard(encoder, x, x)
+            raise KeyError
+    assert x[0, 0] == 8 and len(encoder) == 0
+    with pytest.raises(ValueError, match="encoder.submit.*no step"):
+        cache = gyre.KvCache(kv_heads=1, head_dim=64, capacity=8)
+        with encoder:
+            cache.append(encoder, 0, np.zeros((1, 1, 64), np.float32), np.zeros((1, 1, 64), np.float32))
+    encoder.clear()
+
+
 def test_pool_and_trim():
     device = gyre.Device("cpu", pool_limit_bytes=1 << 20)
     tensor = gyre.zeros((1024,), device=device)

@@ -158,6 +158,18 @@ def test_a_step_is_checked(encoder, rng, tmp_path):
     cache.begin_step(encoder, 1)
 
 
+def test_attend_makes_its_output(encoder, rng):
+    q, k, v = inputs(rng, 6)
+    cache = make()
+    with encoder:
+        cache.begin_step(encoder, 6)
+        cache.append(encoder, 0, k, v)
+        out = cache.attend(encoder, 0, q)
+        cache.end_step()
+    assert isinstance(out, gyre.Tensor)
+    assert np.abs(out.numpy() - softmax_attention(q, k, v, DIM**-0.5)[0]).max() < 1e-5
+
+
 def test_the_scale_has_a_default(encoder, rng):
     q, k, v = inputs(rng, 6)
     outs = []

@@ -266,6 +266,33 @@ def test_partial_attention_merges_to_the_whole(encoder, rng):
     assert np.abs(out - expected).max() < 1e-5 and np.abs(lse - expected_lse).max() < 1e-5
 
 
+def test_outputs_that_are_not_given_are_made(encoder, rng):
+    q, k, v = normal(rng, 2, 4, 64), normal(rng, 30, 2, 64), normal(rng, 30, 2, 64)
+    k_cache, v_cache = filled_cache(encoder, "f32", k, v)
+    expected, _ = softmax_attention(q, k, v, 0.125)  # 1 / sqrt(64): no scale is given
+    positions = np.arange(2, dtype=np.int32)
+    matrix = np.broadcast_to(2 * np.eye(64, dtype=np.float32), (2, 64, 64)).copy()
+    with encoder:
+        out = gyre.attention(encoder, q, k_cache, v_cache, length=30)
+        halves = gyre.attention(encoder, q.astype(np.float16), k_cache, v_cache, length=30)
+        partial = gyre.empty(gyre.attention_partial_shape(3, q.shape, 64))
+        gyre.attention_partial(encoder, q, k_cache, v_cache, partial, length=30)
+        merged = gyre.attention_merge(encoder, partial)
+        rotated = gyre.rope(encoder, q, positions)
+        normed = gyre.norm_rope(encoder, q, positions)
+        transformed = gyre.hadamard(encoder, gyre.hadamard(encoder, q))
+        doubled = gyre.kv_transform(encoder, q, matrix)
+        given = np.zeros_like(q)
+        assert gyre.rope(encoder, q, positions, given) is given
+    for made in (out, merged):
+        assert isinstance(made, gyre.Tensor) and np.abs(made.numpy() - expected).max() < 1e-5
+    assert halves.dtype == "f16" and np.abs(halves.numpy().astype(np.float32) - expected).max() < 1e-2
+    assert np.array_equal(rotated.numpy(), given) and normed.shape == q.shape
+    assert np.abs(transformed.numpy() - q).max() < 1e-5 and np.array_equal(doubled.numpy(), 2 * q)
+    with pytest.raises(ValueError, match="attention: q must be"):
+        gyre.attention(encoder, q[0], k_cache, v_cache, length=30)
+
+
 def test_a_graph_replays_what_was_recorded(encoder, rng):
     x, out = normal(rng, 3, 64), np.zeros((3, 64), np.float32)
     gyre.hadamard(encoder, x, out)

@@ -22,6 +22,19 @@ def test_there_is_one_version():
     assert importlib.metadata.version(DISTRIBUTION) == cmake
 
 
+def test_all_lists_the_public_names():
+    public = {name for name in vars(gyre._gyre) if not name.startswith("_")}
+    assert set(gyre.__all__) == public and sorted(gyre.__all__) == gyre.__all__
+    assert all(getattr(gyre, name) is getattr(gyre._gyre, name) for name in gyre.__all__)
+
+
+def test_the_stub_describes_the_module():
+    stub = (pathlib.Path(gyre.__file__).parent / "_gyre.pyi").read_text()
+    for name in gyre.__all__:
+        assert re.search(rf"^(class|def) {name}\b", stub, re.MULTILINE), name
+    assert re.search(r"def attention\(encoder: Encoder, q: gyre.types.SupportsDLPack.*out: gyre.types.SupportsDLPack \| None = None", stub)
+
+
 def test_it_imports_without_the_metadata_of_an_installed_package(tmp_path):
     package = pathlib.Path(gyre.__file__).parent
     shutil.copytree(package, tmp_path / "gyre", ignore=shutil.ignore_patterns("__pycache__"))

@@ -60,6 +60,19 @@ def test_forks_share_pages_and_prefixes_are_found(encoder, rng):
     assert pool.describe().groups[0].free == 32
 
 
+def test_attend_makes_its_output(encoder, rng):
+    pool = make_pool()
+    batch = gyre.KvBatch(pool)
+    sequence, (q, k, v) = pool.sequence(), inputs(rng, 9)
+    with encoder:
+        batch.begin_step(encoder, [(sequence, 9)])
+        batch.append(encoder, 0, k, v)
+        made = batch.attend(encoder, 0, q)
+        given = np.zeros_like(q)
+        assert batch.attend(encoder, 0, q, given) is given
+    assert np.array_equal(made.numpy(), given) and given.any()
+
+
 def test_a_recorded_step_serves_other_batches(encoder, rng):
     pool = make_pool()
     batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=2)
