@@ -87,7 +87,6 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
   batch.options = {.max_query_length = 1,
                    .max_kv_length = s.longest(),
-                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
                    .settled_keys = true};
   // As an engine does once per step, for all layers.
   Encoder encoder(device);
@@ -95,7 +94,7 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
                                    {.pages = in.pages,
                                     .tokens = count,
                                     .heads = s.heads,
-                                    .lengths = in.kv_lengths,
+                                    .kv_lengths = in.kv_lengths,
                                     .cu_seqlens_q = in.cu_seqlens_q},
                                    batch.options);
   encoder.submit().wait();

@@ -3,6 +3,7 @@
 
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
+#include "gyre/write.h"
 #include "serving_runs.h"
 
 namespace gyre::bench {

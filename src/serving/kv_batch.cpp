@@ -147,7 +147,7 @@ void KvBatch::State::note_begin(Encoder& encoder) {
   for (const StepPages::Member& member : members) tokens += member.tokens;
   const CommandNote begin = log->begin_note({.tokens = tokens});
   for (const StepPages::Member& member : members) {
-    member.sequence->unwritten.begin_step(*pool->steps, StepLog::step_of(begin), member.start);
+    member.sequence->unwritten.begin(*pool->steps, StepLog::step_of(begin), member.start);
     member.sequence->step = log.get();
   }
   pages.note_copies();

@@ -31,7 +31,7 @@ static Setup open_on(const char* name) {
                                     .v = GYRE_KV_TQ4};
   OK(gyre_kv_pages_allocate(s.device, &shape, 4, &s.pages));
   s.table = tensor_of(s.device, GYRE_I32, 2, 1, 4, 0);
-  s.kv_lengths = tensor_of(s.device, GYRE_I32, 1, 1, 0, 0);
+  s.lengths = tensor_of(s.device, GYRE_I32, 1, 1, 0, 0);
   s.begin = tensor_of(s.device, GYRE_I32, 1, 2, 0, 0);
   return s;
 }
@@ -54,7 +54,7 @@ static gyre_status record(const Setup* s, uint64_t heads, const gyre_tensor* tab
                                               .q = q,
                                               .pages = s->pages,
                                               .page_table = table,
-                                              .kv_lengths = s->kv_lengths,
+                                              .kv_lengths = s->lengths,
                                               .cu_seqlens_q = s->begin,
                                               .out = out,
                                               .scratch = scratch};
@@ -74,7 +74,7 @@ static gyre_tensor_info info_of(const gyre_tensor* tensor) {
 static void test_on_cuda(void) {
   Setup s = open_on("cuda:0");
   gyre_tensor* scratch = NULL;
-  REFUSED(record(&s, 4, s.kv_lengths, &scratch), "page_table");
+  REFUSED(record(&s, 4, s.lengths, &scratch), "page_table");
   CHECK(scratch == NULL);
   OK(record(&s, 4, s.table, &scratch));
   CHECK(scratch != NULL);
@@ -82,7 +82,7 @@ static void test_on_cuda(void) {
   const gyre_tensor* const first = scratch;
   OK(record(&s, 4, s.table, &scratch));
   CHECK(scratch == first && info_of(scratch).address == few.address);
-  REFUSED(record(&s, 4, s.kv_lengths, &scratch), "page_table");
+  REFUSED(record(&s, 4, s.lengths, &scratch), "page_table");
   CHECK(scratch == first);
   OK(record(&s, 16, s.table, &scratch));  // more rows in a block
   const gyre_tensor_info many = info_of(scratch);

@@ -145,9 +145,9 @@ TEST_F(CudaFork, AnOfflineDeviceGoesInAChild) {
                          .head_dim = 64,
                          .layers = {{.k = KvFormat::f16, .v = KvFormat::f16}},
                          .context = 256};
-  device->prepare(shape);
+  prepare(*device, shape);
   expect_child([&] {
-    if (!is_lost([&] { device->prepare(shape); })) return 1;
+    if (!is_lost([&] { prepare(*device, shape); })) return 1;
     device.reset();
     return 0;
   });

@@ -333,7 +333,7 @@ TEST_P(StepLogTest, ABatchThatIsGone) {
   auto gone = std::make_unique<KvBatch>(pool, KvBatchOptions{.max_sequences = 1, .max_tokens = 8});
   gone->record();
   append_all(*gone, first, 1);
-  gone->end();
+  gone->end_step();
   const Graph graph = first.instantiate();
   step(*gone, first, a);
   gone.reset();
