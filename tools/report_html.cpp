@@ -119,7 +119,7 @@ std::string error_chart(const CompareReport& report) {
   Chart chart;
   chart.id = "error";
   chart.title = "Error of the attention output against bits per coordinate";
-  chart.x = {"bits per coordinate, scales included", false, {0, 4, 8, 12, 16, 20, 24, 28, 32}};
+  chart.x = {"bits per coordinate, scales included", false, {0, 4, 8, 16, 32}};
   chart.y = {"squared error, relative (NMSE)", true, {}};
   chart.lines = false;
   for (const CompareEntry& entry : report.entries) {

@@ -94,7 +94,7 @@ def main():
 
     prompt, step = Step(device, PROMPT), Step(device, 1)
     prompt.fill(0, PROMPT)
-    call("kv_cache_extend", cache, encoder, c_uint64(PROMPT))
+    call("kv_cache_begin_step", cache, encoder, c_uint64(PROMPT))
     prompt.record(cache, encoder)
     call("encoder_submit", encoder, None)
 
@@ -102,7 +102,7 @@ def main():
     graph = Handle("graph", "encoder_instantiate", encoder)
     for token in range(PROMPT, PROMPT + STEPS):
         step.fill(token, 1)
-        call("kv_cache_extend", cache, encoder, c_uint64(1))
+        call("kv_cache_begin_step", cache, encoder, c_uint64(1))
         call("encoder_submit", encoder, None)
         call("graph_replay", graph, None)
         call("device_wait", device)

@@ -296,6 +296,7 @@ void KvCache::end_step(KvStepEnd how) {
   constexpr const char* kOp = "kv_cache.end_step";
   StepLog& log = *state().log;
   if (how == KvStepEnd::captured) return log.mark_captured(kOp);
+  require(log.open(), kOp, ": no step is begun, begin_step() comes first");
   log.require_complete(kOp);
 }
 

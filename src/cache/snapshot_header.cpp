@@ -18,9 +18,17 @@ struct Counts {
   uint32_t sections = 0;
 };
 
+// The name of a format in files. mlx_native4 is compat4 there, the name it had when files were
+// first written.
+std::string snapshot_format_name(const KvFormatInfo& info) {
+  constexpr std::string_view kPrefix = "mlx_native", kOnDisk = "compat";
+  if (!info.name.starts_with(kPrefix)) return std::string(info.name);
+  return std::string(kOnDisk) + std::string(info.name.substr(kPrefix.size()));
+}
+
 void put_format(FieldWriter& out, KvFormat format) {
   const KvFormatInfo info = describe(format);
-  out.text(info.name, kNameBytes);
+  out.text(snapshot_format_name(info), kNameBytes);
   for (const uint32_t field : snapshot_format_fields(info)) out.put(field);
 }
 
@@ -50,7 +58,7 @@ KvFormat read_format(FieldReader& in, const char* what, size_t layer) {
   for (uint32_t& field : fields) in.get(field);
   for (const KvFormat format : kv_formats()) {
     const KvFormatInfo known = describe(format);
-    if (known.name != name) continue;
+    if (snapshot_format_name(known) != name) continue;
     const std::array<uint32_t, 8> expected = snapshot_format_fields(known);
     for (size_t i = 0; i < fields.size(); ++i) {
       check_file(fields[i] == expected[i], in.where(), what, " of layer ", layer, ": the ",

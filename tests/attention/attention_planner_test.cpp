@@ -331,7 +331,7 @@ TEST(CudaPlanner, Pages) {
   };
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4, false);
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8, false);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16, false);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 8, false);
   expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, false);
   expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, true);  // a unit has one token
   expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, false);

@@ -42,7 +42,6 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 64, 16>(),
     variant<abi::kTq4, abi::kTq4, 128, 4>(),
     variant<abi::kTq4, abi::kTq4, 128, 8>(),
-    variant<abi::kTq4, abi::kTq4, 128, 16>(),
     variant<abi::kTq4, abi::kTq4, 256, 4>(),
     variant<abi::kTq4, abi::kTq4, 256, 8>(),
     variant<abi::kTq4, abi::kTq4, 512, 4>(),

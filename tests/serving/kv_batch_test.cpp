@@ -297,7 +297,7 @@ TEST_F(KvBatchTest, AGraphThatIsNotSeen) {
   batch.begin_step(encoder, {{a, 1}});
   fails({"kv_batch.end_step", "not submitted"}, end_captured);
   encoder.submit();
-  fails({"kv_batch.end_step", "not appended in layer 0, 1 of 2"}, [&] { batch.end_step(); });
+  fails({"kv_batch.end_step", "lacks append() of layers 0 to 1"}, [&] { batch.end_step(); });
   end_captured();
   fails({"kv_batch.end_step", "no step lacks"}, end_captured);
   EXPECT_EQ(a.fork().length(), 1u);

@@ -198,11 +198,16 @@ constexpr void place_values(uint32_t v, uint32_t dim, DecodeStage& a, uint32_t& 
 // Rows whose sums and weights fit into registers where dims are not round, as compilers say.
 constexpr uint32_t decode_rows_in_registers(uint32_t k, uint32_t v, uint32_t dim,
                                             uint32_t cluster) {
+  if (cluster == kDecodePages) {
+    // Beside the sums a warp holds the state of its loads, which run into other pieces.
+    if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
+    // At 256 some spill: they cost less than reading the keys again for further rows.
+    if (count_scale_blocks(dim) > 2 || dim == 512 || !abi::kv_is_native(k)) return 4;
+    return dim == 64 ? kDecodeRows : 8;
+  }
   if (is_round_dim(dim)) return kDecodeRows;
   if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
-  if (cluster == kDecodePages && count_scale_blocks(dim) > 2) return 4;
-  if (!abi::kv_is_native(k)) return 8;
-  return cluster == kDecodePages ? 12 : kDecodeRows;
+  return abi::kv_is_native(k) ? kDecodeRows : 8;
 }
 
 constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,

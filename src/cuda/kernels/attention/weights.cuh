@@ -272,7 +272,8 @@ inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scor
 #pragma unroll
   for (uint32_t block = 0; block < kBlocks; ++block)
     load_scales<Traits, Traits::kBlocksV>(scales_at, first_block + block, scales[block]);
-  if (masked) {
+  // Over pages, where slots hold what other sequences left; a linear cache loads zeros there.
+  if (Traits::kCluster == kDecodePages && masked) {
 #pragma unroll
     for (uint32_t i = 0; i < kKeys; ++i) {
       float most = x[0][i];
