@@ -85,9 +85,7 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.cu_seqlens_q = upload(device, begin, {count + 1});
   in.q = noise_tokens(device, count, s.heads, s.head_dim);
   in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
-  batch.options = {.max_query_length = 1,
-                   .max_kv_length = s.longest(),
-                   .settled_keys = true};
+  batch.options = {.max_query_length = 1, .max_kv_length = s.longest(), .settled_keys = true};
   // As an engine does once per step, for all layers.
   Encoder encoder(device);
   in.schedule = attention_schedule(encoder,

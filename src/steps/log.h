@@ -123,7 +123,7 @@ class StepLog final : public CommandObserver {
   // Without commands.
   void loaded(Place next) noexcept;
   void lost() noexcept { recorded_.id = ++steps_->serial_; }  // a load failed half-way
-  void mark_captured(const char* op);                       // every layer
+  void mark_captured(const char* op);                         // every layer
   void record(const char* op);                                // for a graph
   void end(const char* op);  // a recording, or a step whose appends were replayed
   void cancel() noexcept;    // the step or recording

@@ -26,8 +26,8 @@ struct Variant {
 };
 template <uint32_t kK, uint32_t kV, uint32_t kN, uint32_t kRows>
 constexpr Variant variant() {
-  return {kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows, false>,
-          run_decode<kK, kV, kN, kRows, true>};
+  return {
+      kK, kV, kN, kRows, run_decode<kK, kV, kN, kRows, false>, run_decode<kK, kV, kN, kRows, true>};
 }
 
 constexpr uint32_t kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;

@@ -1,11 +1,10 @@
 // Where decode attention's bytes lie, on devices of every size: what the host asks for is what the
 // kernel takes.
-#include "cuda/kernels/attention/paged_layout.cuh"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
+#include "cuda/kernels/attention/paged_layout.cuh"
 #include "cuda_host.h"
 // After cuda_host.h
 #include "cuda/kernels/attention/key_tile.cuh"
@@ -74,7 +73,8 @@ TEST(PagedPlan, FitsWhateverThereIs) {
     const PagedLayout layout = paged_layout(c.k, c.v, c.n, c.rows);
     ASSERT_GE(layout.stages, kDecodeFewestStages);
     ASSERT_LE(layout.most_warps, kDecodeMostWarps);
-    // Two units at once on the largest GPUs, one begins while another ends, where that leaves warps.
+    // Two units at once on the largest GPUs, one begins while another ends, where that leaves
+    // warps.
     const PagedLaunch largest = paged_launch(layout, kDecodeMostBytes);
     ASSERT_EQ(largest.warps, layout.most_warps);
     ASSERT_GE(layout.slots(largest.warps, largest.bytes),

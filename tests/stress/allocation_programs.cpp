@@ -71,9 +71,7 @@ void run_codec(const Device& device, Encoder& encoder, Output& output) {
   output.add(copy);
   output.add(back);
   output.add(out);
-  survive(encoder, [&] {
-    attention_partial(encoder, {q, k_cache, v_cache, partial}, with);
-  });
+  survive(encoder, [&] { attention_partial(encoder, {q, k_cache, v_cache, partial}, with); });
   survive(encoder, [&] { attention_merge(encoder, {partial, out, {}, {}}); });
   const Graph graph = survive(encoder, [&] { return encoder.instantiate(); });
   survive([&] { graph.replay().wait(); });

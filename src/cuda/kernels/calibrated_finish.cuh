@@ -40,7 +40,7 @@ __device__ GainSums sum_gain(const CalibratedSource& row, const float* diagonal,
 // t, pm: of the gain that is kept. to: the calibrated row.
 template <uint32_t kFormat>
 __device__ void write_calibrated(const CalibratedSource& row, bool is_v, const float* t, float pm,
-                            uint8_t* to) {
+                                 uint8_t* to) {
   const uint32_t lane = threadIdx.x & 31, n = row.n;
   const bool is_zero = row.largest == 0 || row.sum == 0;
   const bool is_calibrated = !is_zero && row.largest < 0x7F800000u && is_finite(row.sum);
@@ -56,8 +56,8 @@ __device__ void write_calibrated(const CalibratedSource& row, bool is_v, const f
   }
   above = add_chains(above), below = add_chains(below), levels = add_chains(levels);
   const int exponent = is_calibrated ? lost_exponent(row.largest) : 0;
-  uint32_t scale =
-      calibrated_scale<kFormat>(above, is_v ? pm : below, row.sum, levels, n, power_of_two(exponent));
+  uint32_t scale = calibrated_scale<kFormat>(above, is_v ? pm : below, row.sum, levels, n,
+                                             power_of_two(exponent));
   if (!is_calibrated) scale = is_zero ? 0u : uint32_t{abi::kKvScaleNaN};
   if (lane < 2) to[abi::kv_calibrated_scale(n) + lane] = static_cast<uint8_t>(scale >> (8 * lane));
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Levels, codes and sums of calibrated rows (docs/kv_formats.md, "Calibrated rows"), and what a calibration
-// says about a head.
+// Levels, codes and sums of calibrated rows (docs/kv_formats.md, "Calibrated rows"), and what a
+// calibration says about a head.
 #include "abi/kv_feedback.h"
 #include "cuda/kernels/encode.cuh"
 #include "cuda/kernels/global_memory.cuh"
@@ -88,7 +88,7 @@ __device__ uint32_t code_of(float t) {
 // Step 8's bits. above, below: the two sums; levels: the sum of squared levels.
 template <uint32_t kFormat>
 __device__ uint32_t calibrated_scale(float above, float below, float sum, float levels, uint32_t n,
-                                float power) {
+                                     float power) {
   const float ratio =
       above > 0 && below > 0 ? __fdiv_rn(above, below) : __fsqrt_rn(__fdiv_rn(sum, levels));
   const float root = __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(n)));

@@ -3,8 +3,8 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "cuda/kernels/attention/unpack.cuh"
-#include "cuda/kernels/mlx_native.cuh"
 #include "cuda/kernels/encode.cuh"
+#include "cuda/kernels/mlx_native.cuh"
 
 namespace gyre::cuda {
 
@@ -45,10 +45,10 @@ __device__ void decode_row(const abi::KvCacheLayout& cache, const RowPlace<kSlot
                            const StoredRow& row, float (&y)[kSlots][kChunk]) {
   if constexpr (abi::kv_is_mlx_native(kFormat)) {
     mlx_native_decode(kFormat, cache, at,
-                  row.codes + row.slot * (cache.codes_tile_stride / abi::kKvTile),
-                  reinterpret_cast<const float*>(
-                      row.scales + row.slot * (cache.scales_tile_stride / abi::kKvTile)),
-                  y);
+                      row.codes + row.slot * (cache.codes_tile_stride / abi::kKvTile),
+                      reinterpret_cast<const float*>(
+                          row.scales + row.slot * (cache.scales_tile_stride / abi::kKvTile)),
+                      y);
   } else {
 #pragma unroll
     for (uint32_t s = 0; s < kSlots; ++s) {

@@ -117,8 +117,9 @@ __device__ inline void multiply_tile(const EncodeTile& tile, const float* matrix
   }
 }
 
-// Step 3 of z's rows and, where they are others, of w's. Before it z's are what sink tokens and tail
-// keep: `calibrated` is the calibrated row of the tile's first, `bytes` from a row to the next.
+// Step 3 of z's rows and, where they are others, of w's. Before it z's are what sink tokens and
+// tail keep: `calibrated` is the calibrated row of the tile's first, `bytes` from a row to the
+// next.
 __device__ inline void rotate_tile(const EncodeTile& tile, bool has_w, uint32_t present,
                                    uint8_t* calibrated, uint64_t bytes) {
   const RowPlace<1> at(tile.n);
@@ -206,7 +207,8 @@ __device__ void code_slab(const EncodeTile& tile, bool is_weighted, float f, uin
 }
 
 template <uint32_t kFormat>
-__device__ void run_chains(const EncodeTile& tile, const HeadCalibration& calibration, const float* gains) {
+__device__ void run_chains(const EncodeTile& tile, const HeadCalibration& calibration,
+                           const float* gains) {
   const uint32_t set = threadIdx.x / tile.rows;
   const float f =
       set < tile.gains ? tile_rows().factor[threadIdx.x % tile.rows] * gains[set] : 1.0f;
@@ -223,7 +225,8 @@ __device__ void run_chains(const EncodeTile& tile, const HeadCalibration& calibr
       sum_before(tile, column, slab);
       __syncthreads();
     }
-    if (set <= tile.gains) code_slab<kFormat>(tile, calibration.diagonal != nullptr, f, column, slab);
+    if (set <= tile.gains)
+      code_slab<kFormat>(tile, calibration.diagonal != nullptr, f, column, slab);
   }
 }
 
@@ -257,7 +260,7 @@ __device__ void finish_row(const EncodeTile& tile, const abi::KvFeedbackStream& 
                            uint8_t* to) {
   const uint32_t at = row * tile.stride;
   const CalibratedSource source{tile.z + at, (has_w ? tile.w : tile.z) + at, tile.y + at,
-                           tile.n,      tile_rows().largest[row],       tile_rows().sum[row]};
+                                tile.n,      tile_rows().largest[row],       tile_rows().sum[row]};
   float best = 0, pm = 0;
   const float* kept = tile.target + at;
 #pragma unroll 1
@@ -294,8 +297,8 @@ __device__ __noinline__ void encode_tile(const abi::KvFeedbackParams& p, const A
   if (calibration.matrix != nullptr) {
     // Half of the threads to each matrix.
     const uint32_t threads = has_w ? blockDim.x / 2 : blockDim.x, half = threadIdx.x / threads;
-    multiply_tile(tile, half == 0 ? calibration.matrix : calibration.inverse, half == 0 ? tile.z : tile.w,
-                  threadIdx.x % threads, threads);
+    multiply_tile(tile, half == 0 ? calibration.matrix : calibration.inverse,
+                  half == 0 ? tile.z : tile.w, threadIdx.x % threads, threads);
   } else {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < rows * tile.stride; i += blockDim.x) tile.z[i] = tile.y[i];
@@ -310,7 +313,8 @@ __device__ __noinline__ void encode_tile(const abi::KvFeedbackParams& p, const A
   weigh_tile(tile, calibration.diagonal);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x / 32; i < present; i += blockDim.x / 32)
-    finish_row<kFormat>(tile, s, calibration.diagonal, i, is_v, has_w, calibrated + i * p.heads * row_bytes);
+    finish_row<kFormat>(tile, s, calibration.diagonal, i, is_v, has_w,
+                        calibrated + i * p.heads * row_bytes);
 }
 
 }  // namespace gyre::cuda

@@ -51,8 +51,8 @@ constexpr uint64_t encode_blocks(const abi::KvFeedbackParams& p, uint32_t stream
   return (encode_takes_tiles(p) ? (p.tokens + tile_rows - 1) / tile_rows : p.tokens) * p.heads;
 }
 
-// kv_transform. A block takes rows of one KV head and has all outputs of its rows, because they may lie
-// where the rows are. With few rows the matrix passes through shared memory, and a thread has
+// kv_transform. A block takes rows of one KV head and has all outputs of its rows, because they may
+// lie where the rows are. With few rows the matrix passes through shared memory, and a thread has
 // kColumns outputs of one row. With many a thread has kColumns outputs of each of kRows rows, so
 // that a number of the matrix, once loaded, is used kRows times.
 struct TransformShape {

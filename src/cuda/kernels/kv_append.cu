@@ -1,9 +1,8 @@
-// kv_append: the keys and values of a step go to the sink tokens, or to body and tail, as the state in
-// device memory says.
-// Blocks of 256 threads: first tiles of the body (8 slots of one head, as in kv_quantize) of K,
-// then of V, then rows for sink tokens and tail, 16 lanes each. The grid is made for the most tiles that
-// a step can enter; blocks without any return at once. Every row is read once, plus once for tail
-// or sink tokens.
+// kv_append: the keys and values of a step go to the sink tokens, or to body and tail, as the state
+// in device memory says. Blocks of 256 threads: first tiles of the body (8 slots of one head, as in
+// kv_quantize) of K, then of V, then rows for sink tokens and tail, 16 lanes each. The grid is made
+// for the most tiles that a step can enter; blocks without any return at once. Every row is read
+// once, plus once for tail or sink tokens.
 #include "abi/kv_append.h"
 #include "abi/kv_codec.h"
 #include "cuda/kernels/dense_row.cuh"
@@ -124,9 +123,10 @@ __global__ void __launch_bounds__(kBlockThreads)
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
   if (blockIdx.x >= body_blocks) {
-    append_near<Source, kCalibrated>(p, args,
-                                uint64_t{blockIdx.x - body_blocks} * (kBlockThreads / kNearLanes) +
-                                    threadIdx.x / kNearLanes);
+    append_near<Source, kCalibrated>(
+        p, args,
+        uint64_t{blockIdx.x - body_blocks} * (kBlockThreads / kNearLanes) +
+            threadIdx.x / kNearLanes);
   } else if constexpr (kFormatK == kFormatV && kCalibrated == 0) {
     append_tiles<Source, kFormatK>(p, args, stream, block, shared);
   } else if (stream == 0) {

@@ -1,7 +1,7 @@
-// kv_feedback: rows become calibrated rows, in a calibrated basis and with the error of each coordinate
-// fed into those after it. With few tokens a block takes one row: a thread has a coordinate of the
-// products with matrices, then a warp runs the chain of one gain while further threads make p.
-// With many: encode_tile.cuh.
+// kv_feedback: rows become calibrated rows, in a calibrated basis and with the error of each
+// coordinate fed into those after it. With few tokens a block takes one row: a thread has a
+// coordinate of the products with matrices, then a warp runs the chain of one gain while further
+// threads make p. With many: encode_tile.cuh.
 #include "cuda/kernels/encode_tile.cuh"
 #include "cuda/kernels/feedback.cuh"
 #include "cuda/kernels/matrix.cuh"
@@ -15,8 +15,9 @@ __device__ inline EncodeShared& encode_shared() {
 
 // Steps 1 and 2. Returns the bits of the row's largest magnitude.
 template <class Source>
-__device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, const Source* row, uint32_t n,
-                                      bool has_w, Half* near, EncodeShared& shared) {
+__device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, const Source* row,
+                                          uint32_t n, bool has_w, Half* near,
+                                          EncodeShared& shared) {
   const uint32_t i = threadIdx.x;
   float x[1] = {};
   if (i < n) {
@@ -34,8 +35,8 @@ __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, co
   if (i < n) shared.y[i] = x[0];
   __syncthreads();
   if (i < n) {
-    const float b =
-        calibration.matrix != nullptr ? product(calibration.matrix, shared.y, n, i, n) : shared.y[i];
+    const float b = calibration.matrix != nullptr ? product(calibration.matrix, shared.y, n, i, n)
+                                                  : shared.y[i];
     shared.b[0][i] = b;
     near[i] = from_float<Half>(b * power_of_two(exponent));
   } else if (has_w && i < 2 * n) {
@@ -87,8 +88,8 @@ struct CalibratedPlace {
 
 // Steps 4 to 8. A function of its own: inlined side by side for two formats they spill.
 template <uint32_t kFormat, uint32_t kOwn>
-__device__ __noinline__ void code_rotated(const abi::KvFeedbackStream& s, HeadCalibration calibration,
-                                          CalibratedPlace to) {
+__device__ __noinline__ void code_rotated(const abi::KvFeedbackStream& s,
+                                          HeadCalibration calibration, CalibratedPlace to) {
   EncodeShared& shared = encode_shared();
   const uint32_t n = to.n, gain = threadIdx.x / 32;
   float t[kOwn] = {}, f = 0, sum = 0;
@@ -105,7 +106,8 @@ __device__ __noinline__ void code_rotated(const abi::KvFeedbackStream& s, HeadCa
     for (uint32_t k = 0; k < kOwn; ++k) shared.t[gain][column + k] = t[k];
   }
   __syncthreads();
-  const CalibratedSource source{shared.b[0], shared.b[to.has_w ? 1 : 0], shared.p, n, to.largest, sum};
+  const CalibratedSource source{shared.b[0], shared.b[to.has_w ? 1 : 0], shared.p, n, to.largest,
+                                sum};
   GainSums sums{};
   if (gain < s.gains) {
     sums = sum_gain<kFormat>(source, calibration.diagonal, shared.t[gain], f);
@@ -126,7 +128,8 @@ __device__ void encode_row(const abi::KvFeedbackParams& p, const Args& args, uin
   const uint64_t token = row / p.heads, head = row - token * p.heads;
   const HeadCalibration calibration(at, n, head);
   const bool has_w = stream != kRoleV && calibration.inverse != nullptr;
-  CalibratedPlace to{pointer<uint8_t>(at[6] + row * abi::kv_calibrated_bytes(n)), n, stream, 0, has_w};
+  CalibratedPlace to{pointer<uint8_t>(at[6] + row * abi::kv_calibrated_bytes(n)), n, stream, 0,
+                     has_w};
   to.largest = load_row_in_transform(
       calibration,
       pointer<const Source>(at[0] + token * s.source_token_stride + head * s.source_head_stride), n,
@@ -151,7 +154,8 @@ __device__ void encode_block(const abi::KvFeedbackParams& p, const Args& args, u
 // A format of 0: that stream is not there.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kEncodeMostThreads)
-    kv_feedback(const __grid_constant__ abi::KvFeedbackParams p, const __grid_constant__ Args args) {
+    kv_feedback(const __grid_constant__ abi::KvFeedbackParams p,
+                const __grid_constant__ Args args) {
   const uint64_t blocks_k = kFormatK != 0 ? encode_blocks(p, 0, blockDim.x / kEncodeRowThreads) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint64_t index = blockIdx.x - (stream == 0 ? 0 : blocks_k);

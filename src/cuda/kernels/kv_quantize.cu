@@ -86,8 +86,8 @@ __device__ void quantize_stream(const abi::KvQuantizeParams& p, const Args& args
   }
 }
 
-// A format of 0: that half of the cache is not written. kCalibrated: streams whose source is calibrated rows,
-// 1 K, 2 V; if both are, Source is CalibratedRow.
+// A format of 0: that half of the cache is not written. kCalibrated: streams whose source is
+// calibrated rows, 1 K, 2 V; if both are, Source is CalibratedRow.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV, uint32_t kCalibrated = 0>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     kv_quantize(const __grid_constant__ abi::KvQuantizeParams p,

@@ -25,9 +25,9 @@ struct TransformRows {
 
 // x - before of coordinates [begin, begin + count), `row_stride` from row to row in x.
 template <class X>
-__device__ void load_transform_rows(const TransformRows& rows, const Args& args, uint32_t block_rows,
-                                uint32_t begin, uint32_t count, uint32_t stride,
-                                uint32_t row_stride, float* x) {
+__device__ void load_transform_rows(const TransformRows& rows, const Args& args,
+                                    uint32_t block_rows, uint32_t begin, uint32_t count,
+                                    uint32_t stride, uint32_t row_stride, float* x) {
   const uint32_t n = rows.p.head_dim;
   const float* const before =
       args.at[2] != 0 ? pointer<const float>(args.at[2]) + rows.kv_head * n : nullptr;
@@ -71,7 +71,8 @@ __device__ inline void fetch_stage(const float* matrix, uint32_t n, uint32_t beg
 // A thread has outputs of one row: nothing is waited for but the row, and the matrix a stage ahead.
 template <class X, class Out, uint32_t kColumns>
 __device__ __noinline__ void few_transform_rows(const abi::KvTransformParams& p, const Args& args) {
-  const uint32_t n = p.head_dim, lanes = transform_lanes(n, kColumns), each = transform_stage_rows(n);
+  const uint32_t n = p.head_dim, lanes = transform_lanes(n, kColumns),
+                 each = transform_stage_rows(n);
   const uint32_t block_rows = transform_block_rows(lanes, 1);
   const uint32_t column = threadIdx.x & (lanes - 1), row = threadIdx.x / lanes;
   const TransformRows rows{p, blockIdx.y, uint64_t{blockIdx.x} * block_rows};
@@ -118,7 +119,8 @@ __device__ __noinline__ void few_transform_rows(const abi::KvTransformParams& p,
 template <class X, class Out, uint32_t kColumns, uint32_t kRows>
 __device__ __noinline__ void transform_rows(const abi::KvTransformParams& p, const Args& args) {
   const uint32_t n = p.head_dim, lanes = transform_lanes(n, kColumns);
-  const uint32_t block_rows = transform_block_rows(lanes, kRows), stride = block_rows + kTransformPadding;
+  const uint32_t block_rows = transform_block_rows(lanes, kRows),
+                 stride = block_rows + kTransformPadding;
   const uint32_t column = threadIdx.x & (lanes - 1), row = threadIdx.x / lanes * kRows;
   const TransformRows rows{p, blockIdx.y, uint64_t{blockIdx.x} * block_rows};
   const float* const matrix = pointer<const float>(args.at[1]) + rows.kv_head * n * n;
@@ -169,7 +171,8 @@ __device__ __noinline__ void ask_for_matrix(const Args& args, uint32_t n) {
 
 template <class X, class Out>
 __global__ void __launch_bounds__(kBlockThreads)
-    kv_transform(const __grid_constant__ abi::KvTransformParams p, const __grid_constant__ Args args) {
+    kv_transform(const __grid_constant__ abi::KvTransformParams p,
+                 const __grid_constant__ Args args) {
   const TransformShape shape = transform_shape(p);
   if (shape.rows == 1) ask_for_matrix(args, p.head_dim);
   pdl_wait();

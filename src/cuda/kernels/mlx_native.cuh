@@ -6,7 +6,7 @@
 namespace gyre::cuda {
 
 constexpr uint32_t kMlxNativeBlock = 256;  // at 512 each half has a norm, its root mean square
-constexpr uint32_t kShortRow = 4;       // the only row that is shorter than a chunk
+constexpr uint32_t kShortRow = 4;          // the only row that is shorter than a chunk
 
 struct MlxNativeBook {
   float centroids[256];
@@ -69,7 +69,7 @@ __device__ float mlx_native_slot_squares(const float (&y)[kSlots][kChunk], uint3
 // added to halves.
 template <uint32_t kSlots>
 __device__ void mlx_native_norms(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk],
-                             float (&norm)[kSlots]) {
+                                 float (&norm)[kSlots]) {
   if (at.head_dim == 512) {
 #pragma unroll
     for (uint32_t s = 0; s < kSlots; ++s) {
@@ -119,8 +119,8 @@ __device__ inline uint32_t mlx_native_code(const MlxNativeBook& book, uint32_t b
 // x: as loaded. codes and norms are the row's; nothing is stored of one that is not there.
 template <uint32_t kSlots>
 __device__ void mlx_native_encode(uint32_t format, const abi::KvCacheLayout& cache,
-                              const RowPlace<kSlots>& at, float (&x)[kSlots][kChunk],
-                              uint8_t* codes, float* norms, bool present) {
+                                  const RowPlace<kSlots>& at, float (&x)[kSlots][kChunk],
+                                  uint8_t* codes, float* norms, bool present) {
   if (mlx_native_is_signed(at.head_dim)) flip_signs(at, kMlxNativeSigns, x);
   transform<true>(at, x);
   scale_transformed(at, x);
@@ -147,8 +147,8 @@ __device__ void mlx_native_encode(uint32_t format, const abi::KvCacheLayout& cac
       if (j >= at.head_dim) break;
       const uint32_t even =
           mlx_native_code(book, bits, mlx_native_normalized(x[s][i], norm[s], at.head_dim, unit));
-      const uint32_t odd =
-          mlx_native_code(book, bits, mlx_native_normalized(x[s][i + 1], norm[s], at.head_dim, unit));
+      const uint32_t odd = mlx_native_code(
+          book, bits, mlx_native_normalized(x[s][i + 1], norm[s], at.head_dim, unit));
       if (format == abi::kMlxNative4) {
         codes[j / 2] = static_cast<uint8_t>(even | odd << 4);
       } else {
@@ -160,8 +160,8 @@ __device__ void mlx_native_encode(uint32_t format, const abi::KvCacheLayout& cac
 
 // A row of the source to codes and norms; the lanes of one that is not there take part.
 template <uint32_t kFormat, uint32_t kSlots, class Row>
-__device__ void mlx_native_store_slots(const abi::KvCacheLayout& cache, const Row& row, uint8_t* codes,
-                                   float* norms) {
+__device__ void mlx_native_store_slots(const abi::KvCacheLayout& cache, const Row& row,
+                                       uint8_t* codes, float* norms) {
   const RowPlace<kSlots> at(cache.head_dim);
   float x[kSlots][kChunk] = {};
   if (row.present() && cache.head_dim >= kChunk) {
@@ -177,12 +177,12 @@ __device__ void mlx_native_store_slots(const abi::KvCacheLayout& cache, const Ro
 // A function of its own: what it needs takes no registers from others.
 template <uint32_t kFormat, class Row>
 __device__ __noinline__ void mlx_native_store_long(const abi::KvCacheLayout& cache, Row row,
-                                               uint8_t* codes, float* norms) {
+                                                   uint8_t* codes, float* norms) {
   mlx_native_store_slots<kFormat, kManySlots>(cache, row, codes, norms);
 }
 template <uint32_t kFormat, class Row>
 __device__ void mlx_native_store(const abi::KvCacheLayout& cache, const Row& row, uint8_t* codes,
-                             float* norms) {
+                                 float* norms) {
   if constexpr (kFormat == abi::kMlxNative4) {
     if (takes_many_slots(cache.head_dim))
       return mlx_native_store_long<kFormat>(cache, row, codes, norms);
@@ -193,8 +193,8 @@ __device__ void mlx_native_store(const abi::KvCacheLayout& cache, const Row& row
 // Rotated coordinates.
 template <uint32_t kSlots>
 __device__ void mlx_native_decode(uint32_t format, const abi::KvCacheLayout& cache,
-                              const RowPlace<kSlots>& at, const uint8_t* codes, const float* norms,
-                              float (&y)[kSlots][kChunk]) {
+                                  const RowPlace<kSlots>& at, const uint8_t* codes,
+                                  const float* norms, float (&y)[kSlots][kChunk]) {
   const MlxNativeBook& book = kMlxNativeBooks[format - abi::kMlxNative4];
   const float unit = mlx_native_unit(cache);
 #pragma unroll

@@ -4,8 +4,8 @@
 // V's words and 16 coordinates K's.
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
-#include "cuda/kernels/mlx_native.cuh"
 #include "cuda/kernels/long_row.cuh"
+#include "cuda/kernels/mlx_native.cuh"
 #include "cuda/kernels/pack.cuh"
 
 namespace gyre::cuda {
@@ -59,7 +59,7 @@ __device__ void encode_row(const RowPlace<kSlots>& at, const TileThread& me, con
 
 // What kv_feedback made of the row, to shared memory.
 __device__ inline void put_calibrated_row(uint32_t head_dim, const TileThread& me, uint32_t stride,
-                                     const PlainRow<CalibratedRow>& row, TileShared& shared) {
+                                          const PlainRow<CalibratedRow>& row, TileShared& shared) {
   const uint32_t lanes = tile_lanes(head_dim), lane = threadIdx.x & (lanes - 1);
   constexpr uint32_t kEach = kFewSlots * kChunk;
   if (!row.present() || lane * kEach >= head_dim) return;
@@ -127,10 +127,10 @@ __device__ void quantize_tile(TileShared& shared, const abi::KvCacheLayout& cach
                               const TilePlace& place, const Row& row) {
   if constexpr (abi::kv_is_mlx_native(kFormat)) {
     const TileThread me(tile_lanes(cache.head_dim));
-    mlx_native_store<kFormat>(cache, row,
-                          place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
-                          reinterpret_cast<float*>(
-                              place.scales + me.slot * (cache.scales_tile_stride / abi::kKvTile)));
+    mlx_native_store<kFormat>(
+        cache, row, place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
+        reinterpret_cast<float*>(place.scales +
+                                 me.slot * (cache.scales_tile_stride / abi::kKvTile)));
   } else {
     quantize_native<kFormat>(shared, cache, place, row);
   }

@@ -30,7 +30,8 @@ __device__ inline RowTarget append_target(const abi::KvAppendParams& p, const St
   const bool valid = key < abi::append_keys(p, state).end;
   const bool stored = valid && key >= p.places.sink_tokens;
   const uint64_t near = valid ? abi::append_near_offset(p.places, s, key, row.head) : abi::kNoNear;
-  const uint64_t slot = abi::kv_slot(stored ? key - p.places.sink_tokens : 0, p.places.body_capacity);
+  const uint64_t slot =
+      abi::kv_slot(stored ? key - p.places.sink_tokens : 0, p.places.body_capacity);
   const uint64_t tile = slot / abi::kKvTile;
   const TilePlace place{pointer<uint8_t>(row.at[1] + row.head * s.body.codes_head_stride +
                                          tile * s.body.codes_tile_stride),

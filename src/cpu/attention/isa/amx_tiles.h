@@ -22,7 +22,8 @@ inline void configure_tiles() {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   } config;
   static_assert(sizeof(config) == 64);
-  // g++'s intrinsic reads eight bytes as far as the optimizer knows: it would drop the other stores.
+  // g++'s intrinsic reads eight bytes as far as the optimizer knows: it would drop the other
+  // stores.
   asm volatile("" : : "m"(config));
   _tile_loadconfig(&config);
 }

@@ -236,9 +236,9 @@ constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
 
 constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
 
-// Pages: groups of pieces of a sequence's keys (abi/attention_schedule.h), of a power of two of keys.
-// A piece is so many keys that what a warp does once for each of them counts little, and so few
-// that warps get equal shares.
+// Pages: groups of pieces of a sequence's keys (abi/attention_schedule.h), of a power of two of
+// keys. A piece is so many keys that what a warp does once for each of them counts little, and so
+// few that warps get equal shares.
 constexpr abi::AttentionCut decode_cut(uint32_t head_dim) {
   constexpr uint64_t kPieceKeys = 256, kGroups = 16;
   (void)head_dim;

@@ -56,9 +56,9 @@ class PagedBlock {
     const uint4 header = pointer<const uint4>(args_.at[arg_schedule])[blockIdx.x];
     const uint32_t first = header.z;
     static_assert(kMaxUnitSlots <= abi::kFirstRuns);
-    copy_runs(abi::schedule_first_runs_at(gridDim.x) +
-                  blockIdx.x * abi::kFirstRuns * abi::kRunWords,
-              kMaxUnitSlots);
+    copy_runs(
+        abi::schedule_first_runs_at(gridDim.x) + blockIdx.x * abi::kFirstRuns * abi::kRunWords,
+        kMaxUnitSlots);
     const uint32_t slots = kLayout.slots(blockDim.x / kWarp, dynamic_shared_bytes());
     // A schedule of something else: nothing that it says may be used.
     const bool known = header.x == p_.schedule_key && header.y == gridDim.x;
@@ -81,9 +81,7 @@ class PagedBlock {
  private:
   static uint32_t lane() { return threadIdx.x % kWarp; }
   static uint32_t slice() { return warp_index() % kPerKey; }
-  unsigned char* slot(uint32_t run) const {
-    return slots_ + run * kLayout.slot.bytes;
-  }
+  unsigned char* slot(uint32_t run) const { return slots_ + run * kLayout.slot.bytes; }
   unsigned char* ring() const { return mine_ + kLayout.ring; }
   RowFactors& factors(uint32_t run) const {
     return *reinterpret_cast<RowFactors*>(slot(run) + kLayout.slot.factors);
@@ -164,10 +162,10 @@ class PagedBlock {
     DecodeProblem problem = {};
     problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_alibi_slopes] == 0;
     problem.rows = 1;
-    WarpLoop<Traits> loop(
-        p_, problem, masks(0), state_.table_k, state_.table_v,
-        reinterpret_cast<float*>(mine_ + kLayout.transpose),
-        reinterpret_cast<float*>(shared_ + kPagedStateBytes), warp_, Queries<Traits>());
+    WarpLoop<Traits> loop(p_, problem, masks(0), state_.table_k, state_.table_v,
+                          reinterpret_cast<float*>(mine_ + kLayout.transpose),
+                          reinterpret_cast<float*>(shared_ + kPagedStateBytes), warp_,
+                          Queries<Traits>());
     uint32_t at = 0, before = (kStages - 1) * kStageBytes, index = 0, queried = ~0u;
 #pragma unroll 1
     for (const QueuedPiece* piece = loads_.take(); piece != nullptr; piece = loads_.take()) {
@@ -205,7 +203,8 @@ class PagedBlock {
           loop.add(bytes, x, sums);
         }
       }
-      finish_piece(number, piece->nth, piece->bad != 0 || run.shift_and_valid < 256, loop.lane, sums);
+      finish_piece(number, piece->nth, piece->bad != 0 || run.shift_and_valid < 256, loop.lane,
+                   sums);
     }
     copy_wait<0>();
   }
@@ -251,8 +250,8 @@ class PagedBlock {
       if (present) stage_query<Traits>(p_, unit, bits, part, row, r, factors(number));
       __syncwarp();
       if constexpr (Traits::kStage.k_tiles) {
-        write_query_slots<Traits>(present ? row : nullptr, r, reinterpret_cast<uint2*>(slot(number)),
-                                  factors(number));
+        write_query_slots<Traits>(present ? row : nullptr, r,
+                                  reinterpret_cast<uint2*>(slot(number)), factors(number));
       } else if constexpr (Traits::kLevelsK) {
         write_query_columns<Traits>(present ? row : nullptr, r, part,
                                     reinterpret_cast<uint2*>(slot(number)), factors(number));
@@ -334,7 +333,8 @@ class PagedBlock {
   void write_rows(uint32_t number, uint32_t set, const Set& fold) {
     constexpr uint32_t kParts = Traits::kRowParts, kDim = Traits::kRowDim;
     const abi::AttentionRun& run = state_.runs[number];
-    const unsigned char* const rows = group_fold(number, set) - slice() * Set::kSets * Set::kSetBytes;
+    const unsigned char* const rows =
+        group_fold(number, set) - slice() * Set::kSets * Set::kSetBytes;
     __syncwarp();
     fold.put_rows(group_fold(number, set));
     if constexpr (kPerKey > 1) {
@@ -352,7 +352,8 @@ class PagedBlock {
       for (uint32_t c = 0; c < kDim / kWarp; ++c) {
         const uint32_t column = lane() + c * kWarp, of = column / Set::kColumns;
         x[c] = 0;
-        if (c * kWarp < kPerKey * Set::kColumns && (Set::kColumns % kWarp == 0 || column < Set::kColumns))
+        if (c * kWarp < kPerKey * Set::kColumns &&
+            (Set::kColumns % kWarp == 0 || column < Set::kColumns))
           x[c] = reinterpret_cast<const float*>(
               rows + of * (Set::kSets * Set::kSetBytes))[r * Set::kPitch + column % Set::kColumns];
       }

@@ -74,8 +74,8 @@ class RowLoad {
         copy_async<16>(shared_address(to) + target_of(at), paged_source(place, row, at), true);
     }
   }
-  // Some do, the others become zeros: keys [first_key, last_key) of the sequence, whose slot `first`
-  // is the stage's first.
+  // Some do, the others become zeros: keys [first_key, last_key) of the sequence, whose slot
+  // `first` is the stage's first.
   void some_of(const PageTiles& pages, uint32_t first_key, uint32_t last_key, uint32_t first,
                unsigned char* to) const {
 #pragma unroll 1
@@ -276,9 +276,9 @@ class StageLoad {
     copy_commit();
   }
 
-  // The same in pages; kOnePage: a stage lies in one page. Slots without a key are read as they are,
-  // their scores are masked, but 16-bit values become zeros: they could be NaN. `whole`: there is
-  // no such slot; see RowLoad::some_of.
+  // The same in pages; kOnePage: a stage lies in one page. Slots without a key are read as they
+  // are, their scores are masked, but 16-bit values become zeros: they could be NaN. `whole`: there
+  // is no such slot; see RowLoad::some_of.
   template <bool kOnePage>
   void start(const PageTiles& pages, bool whole, uint32_t first_key, uint32_t last_key,
              uint32_t first, unsigned char* to) const {
@@ -288,8 +288,7 @@ class StageLoad {
         load.whole(at.tile, target, at.offset);
       });
     } else {
-      each(to, whole,
-           [&](const auto& load, unsigned char* target) { load.across(pages, target); });
+      each(to, whole, [&](const auto& load, unsigned char* target) { load.across(pages, target); });
     }
     if constexpr (!Traits::kLevelsV) {
       if (!whole) v_.some_of(pages, first_key, last_key, first, to + kStage.v[0].offset);

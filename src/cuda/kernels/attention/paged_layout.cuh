@@ -10,8 +10,8 @@ constexpr uint32_t kTurns = 16;         // more than pieces of one unit can be i
 constexpr uint32_t kQueuedPieces = 8;   // of a warp: more than have stages in flight
 
 // Floats of the fold of a set of rows, as the MMA over V spreads them over a warp: four rows of
-// levels or eight rows of 16-bit values, whose lanes hold four floats of every vector, and the rows'
-// references and sums.
+// levels or eight rows of 16-bit values, whose lanes hold four floats of every vector, and the
+// rows' references and sums.
 constexpr uint32_t fold_sets(uint32_t v, uint32_t rows) {
   return abi::kv_is_native(v) ? rows / 4 : eights(rows);
 }
@@ -48,15 +48,13 @@ constexpr UnitSlot unit_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint3
 struct PagedLayout {
   bool fits;
   UnitSlot slot;
-  uint32_t exchange_bytes;                // of one warp, twice
-  uint32_t transpose, ring, warp_bytes;   // of one warp
+  uint32_t exchange_bytes;               // of one warp, twice
+  uint32_t transpose, ring, warp_bytes;  // of one warp
   uint32_t stages, stage;
   uint32_t most_warps, warps_per_key;
 
   constexpr uint32_t warps_at(uint32_t warps) const;
-  constexpr uint32_t slots_at(uint32_t warps) const {
-    return warps_at(warps) + warps * warp_bytes;
-  }
+  constexpr uint32_t slots_at(uint32_t warps) const { return warps_at(warps) + warps * warp_bytes; }
   constexpr uint32_t slots(uint32_t warps, uint32_t bytes) const {
     const uint32_t at = slots_at(warps), fit = bytes > at ? (bytes - at) / slot.bytes : 0;
     return fit < kMaxUnitSlots ? fit : kMaxUnitSlots;

@@ -96,12 +96,12 @@ class PieceLoads {
  private:
   // Stages whose entries a warp holds, a lane for each page.
   struct Window {
-    uint32_t tile, stages;          // the next stage's first tile, of the sequence
-    uint32_t page, entry;           // lane 0's page of the sequence; the lane's entry
-    uint32_t first_key, last_key;   // of the piece; last_key 0: it has no keys
-    uint32_t settled;               // keys of the sequence before the queries' own
-    uint64_t head;                  // bytes from the first KV head to this one
-    uint32_t queued;                // the piece's number in the queue
+    uint32_t tile, stages;         // the next stage's first tile, of the sequence
+    uint32_t page, entry;          // lane 0's page of the sequence; the lane's entry
+    uint32_t first_key, last_key;  // of the piece; last_key 0: it has no keys
+    uint32_t settled;              // keys of the sequence before the queries' own
+    uint64_t head;                 // bytes from the first KV head to this one
+    uint32_t queued;               // the piece's number in the queue
   };
 
   static uint32_t lane() { return threadIdx.x % kWarp; }
@@ -133,8 +133,7 @@ class PieceLoads {
     }
     // As many stages as lie in 32 pages.
     next_.page = page_of(next_.tile);
-    const uint32_t fit =
-        (kWarp * page_tiles_ - (next_.tile - next_.page * page_tiles_)) / kTiles;
+    const uint32_t fit = (kWarp * page_tiles_ - (next_.tile - next_.page * page_tiles_)) / kTiles;
     next_.stages = left_ < fit ? left_ : fit;
     left_ -= next_.stages;
     next_.entry = 0;

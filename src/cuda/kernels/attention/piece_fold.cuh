@@ -104,7 +104,8 @@ struct RowSet {
     Factors f[2] = {{0, 1}, {0, 1}};
     if constexpr (!kFirst)
       f[0] = raise(0, references.x, sums.x), f[1] = raise(kLaneRows - 1, references.y, sums.y);
-    const float unit = inverse_scale(Traits::kV == kFormatF16 ? power_of_two(kProbabilityUp) : 1.0f);
+    const float unit =
+        inverse_scale(Traits::kV == kFormatF16 ? power_of_two(kProbabilityUp) : 1.0f);
 #pragma unroll
     for (uint32_t i = 0; i < kVectors * 4; ++i) {
       float& to = x[i / 4][i % 4];
@@ -161,7 +162,8 @@ struct RowSet {
     const uint32_t i = kLevels ? 0 : r % 2;
     const int source = static_cast<int>(kLevels ? r : r / 2);
     float of = reference[0], all = sum[0];
-    if constexpr (!kLevels) of = i == 0 ? reference[0] : reference[1], all = i == 0 ? sum[0] : sum[1];
+    if constexpr (!kLevels)
+      of = i == 0 ? reference[0] : reference[1], all = i == 0 ? sum[0] : sum[1];
     of = __shfl_sync(kAll, of, source), all = __shfl_sync(kAll, all, source);
     return {all == 0 ? minus_infinity() : of, all};
   }

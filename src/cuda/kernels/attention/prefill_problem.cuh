@@ -53,7 +53,8 @@ inline void start_rows(const PrefillProblem& problem, const float* alibi_slopes)
     state.begin[r] = b.begin, state.end[r] = b.end;
     state.position[r] = abi::row_position(problem.mask, static_cast<int64_t>(token));
     state.state[r] = SoftmaxState::none();
-    state.slope[r] = alibi_slopes == nullptr || r >= problem.rows ? 0.0f : alibi_slopes[problem.head(r)];
+    state.slope[r] =
+        alibi_slopes == nullptr || r >= problem.rows ? 0.0f : alibi_slopes[problem.head(r)];
   }
 }
 

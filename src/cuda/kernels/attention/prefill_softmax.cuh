@@ -27,10 +27,12 @@ inline float logit_of(const PrefillProblem& problem, uint32_t row, float score, 
   return x * kLog2E;
 }
 
-inline bool sees(const PrefillProblem& problem, uint32_t row, int64_t key, const uint8_t* tree_mask) {
+inline bool sees(const PrefillProblem& problem, uint32_t row, int64_t key,
+                 const uint8_t* tree_mask) {
   if (key < problem.state().begin[row] || key >= problem.state().end[row]) return false;
-  return tree_mask == nullptr || !abi::tree_hides(tree_mask + problem.token(row) * problem.params.tree_stride,
-                                             problem.mask, key);
+  return tree_mask == nullptr ||
+         !abi::tree_hides(tree_mask + problem.token(row) * problem.params.tree_stride, problem.mask,
+                          key);
 }
 
 // Weights of one row for one scale block (V in levels), or for all coordinates: probability times

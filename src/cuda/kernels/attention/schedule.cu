@@ -10,13 +10,7 @@ namespace gyre::cuda {
 
 constexpr uint32_t kScheduleThreads = 256;
 
-enum ScheduleArg : uint32_t {
-  list_schedule,
-  list_lengths,
-  list_begins,
-  list_prompts,
-  list_tails
-};
+enum ScheduleArg : uint32_t { list_schedule, list_lengths, list_begins, list_prompts, list_tails };
 
 // What a unit and a group cost beside their keys, in keys.
 constexpr uint32_t kUnitCost = 100, kGroupCost = 32 * abi::kGroupPieces;
@@ -67,8 +61,8 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
                                   uint32_t index) {
   const abi::AttentionParams& p = params.call;
   const auto* const begins = pointer<const int32_t>(args.at[list_begins]);
-  const bool prompt = args.at[list_prompts] != 0 &&
-                      pointer<const uint8_t>(args.at[list_prompts])[index] != 0;
+  const bool prompt =
+      args.at[list_prompts] != 0 && pointer<const uint8_t>(args.at[list_prompts])[index] != 0;
   const abi::BatchSequence of =
       abi::batch_sequence(p.table, p.tokens, begins[index], begins[index + 1],
                           pointer<const int32_t>(args.at[list_lengths])[index]);
@@ -82,8 +76,8 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
   const auto length = static_cast<int32_t>(of.length);
   abi::RowMask<int32_t> mask = {length, static_cast<int32_t>(work.tokens),
                                 abi::row_window<int32_t>(p.window), p.causal != 0};
-  const uint64_t tail = abi::batch_tail_begin(
-      pointer<const int32_t>(args.at[list_tails]), index, of.length);
+  const uint64_t tail =
+      abi::batch_tail_begin(pointer<const int32_t>(args.at[list_tails]), index, of.length);
   work.tail_begin = static_cast<uint32_t>(tail);
   abi::fill_segment(mask, p.segment, p.places, tail);
   // Bounds grow with the token: the first one's begin and the last one's end contain all.
@@ -100,10 +94,10 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
 
 struct ScheduleShared {
   uint64_t of_warps[kScheduleThreads / kWarp];
-  uint64_t before, share;        // cost of the sequences before the share's first; of a share
-  uint64_t units_before;         // of these sequences, of all KV heads
+  uint64_t before, share;  // cost of the sequences before the share's first; of a share
+  uint64_t units_before;   // of these sequences, of all KV heads
   uint32_t first_sequence;
-  uint32_t least, most;          // unit costs of the batch, as far as they fit
+  uint32_t least, most;  // unit costs of the batch, as far as they fit
 };
 
 // Where the next run comes from. Of one warp, all of whose lanes do the same.
@@ -176,17 +170,16 @@ class Scheduler {
       const abi::AttentionRun run = describe(c, end);
       if (threadIdx.x == 0) runs(abi::schedule_runs_at(p_.blocks))[at] = run;
       if (threadIdx.x == 0 && at - first_run < abi::kFirstRuns)
-        runs(abi::schedule_first_runs_at(p_.blocks))[blockIdx.x * abi::kFirstRuns + at -
-                                                     first_run] = run;
+        runs(abi::schedule_first_runs_at(
+            p_.blocks))[blockIdx.x * abi::kFirstRuns + at - first_run] = run;
       next_unit(c);
     }
     write_block(first_run, at - first_run);
   }
   void write_block(uint64_t first_run, uint64_t count) const {
     if (threadIdx.x != 0) return;
-    pointer<uint4>(args_.at[list_schedule])[blockIdx.x] =
-        make_uint4(p_.key, p_.blocks, static_cast<uint32_t>(first_run),
-                   static_cast<uint32_t>(count));
+    pointer<uint4>(args_.at[list_schedule])[blockIdx.x] = make_uint4(
+        p_.key, p_.blocks, static_cast<uint32_t>(first_run), static_cast<uint32_t>(count));
   }
 
  private:
@@ -274,8 +267,7 @@ class Scheduler {
 };
 
 __global__ void __launch_bounds__(kScheduleThreads)
-    attention_schedule(const abi::AttentionScheduleParams p,
-                       const Args args) {
+    attention_schedule(const abi::AttentionScheduleParams p, const Args args) {
   __shared__ ScheduleShared shared;
   pdl_wait();
   pdl_launch_dependents();

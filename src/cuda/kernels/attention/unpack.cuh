@@ -2,8 +2,8 @@
 // Stored codes to levels, of K rows and V tiles: the only unpacker of the CUDA kernels. Words of
 // codes become MMA operands (decode, prefill); planes become single codes (kv_dequantize, edges of
 // odd head dims). docs/kv_formats.md draws the bytes.
-#include "abi/kv_mlx_native.h"
 #include "abi/kv_layout.h"
+#include "abi/kv_mlx_native.h"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/words.cuh"
 

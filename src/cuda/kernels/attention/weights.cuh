@@ -383,8 +383,8 @@ inline float2 transpose_rows(float of_row) {
   return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
 }
 
-// Scores in base 2 become probabilities. The reference, an integer, lies kHeadroom above the largest
-// logit, so that sums of large bf16 values do not overflow.
+// Scores in base 2 become probabilities. The reference, an integer, lies kHeadroom above the
+// largest logit, so that sums of large bf16 values do not overflow.
 template <int32_t kHeadroom, uint32_t kT, uint32_t kColumns>
 inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumns][4]) {
   float max = fmaxf(x[0][0], x[0][1]);
