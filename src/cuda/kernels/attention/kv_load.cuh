@@ -276,7 +276,7 @@ class StageLoad {
     copy_commit();
   }
 
-  // The same in pages; kOnePage: a stage lies in one page. Slots without a key are read as they
+  // Loads a stage from pages; kOnePage: it lies in one page. Slots without a key are read as they
   // are, their scores are masked, but 16-bit values become zeros: they could be NaN. `whole`: there
   // is no such slot; see RowLoad::some_of.
   template <bool kOnePage>

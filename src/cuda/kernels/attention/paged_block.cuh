@@ -18,7 +18,7 @@ struct PagedState {
   abi::AttentionRun runs[kMaxUnitSlots];  // at hand, and their units' slots
   uint32_t before[kMaxUnitSlots];         // pieces of the runs before
   QueuedPiece queue[kDecodeMostWarps][kQueuedPieces];
-  // Of a unit: its queries are there; the turn of a piece.
+  // A unit's queries are there; it is a piece's turn.
   PhaseBarrier ready[kMaxUnitSlots];
   PhaseBarrier turn[kMaxUnitSlots][decode_warps_per_key(512)][kTurns];
   SharedLevelTable table_k, table_v;

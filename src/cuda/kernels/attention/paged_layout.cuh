@@ -21,7 +21,7 @@ constexpr uint32_t fold_vectors(uint32_t v, uint32_t slice) {
 constexpr uint32_t fold_set_bytes(uint32_t v, uint32_t slice) {
   return (fold_vectors(v, slice) + 1) * 512;
 }
-// Of all sets and of all warps that share a key.
+// All sets of all warps that share a key.
 constexpr uint32_t fold_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
   return decode_warps_per_key(dims) * fold_sets(v, rows) *
          fold_set_bytes(v, decode_slice_dim(dims.v));

@@ -157,7 +157,7 @@ struct RowSet {
       }
     }
   }
-  // Of row r of the set; a row that saw nothing has no largest logit.
+  // The state of row r of the set; a row that saw nothing has no largest logit.
   SoftmaxState row_state(uint32_t r) const {
     const uint32_t i = kLevels ? 0 : r % 2;
     const int source = static_cast<int>(kLevels ? r : r / 2);

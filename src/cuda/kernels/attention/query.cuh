@@ -305,7 +305,7 @@ inline void write_query_rows(const float* staging, uint32_t rows, uint4* to) {
   }
 }
 
-// The same of row r alone, by one warp.
+// One warp writes the fragments of row r alone.
 template <class Traits>
 inline void write_query_row(const float* row, uint32_t r, uint4* to) {
   const uint32_t g = r % 8;
