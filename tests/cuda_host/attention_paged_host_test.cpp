@@ -228,6 +228,18 @@ TEST(CudaHostPages, SequencesThatMakeNoSense) {
   expect("range", [](PagedBatch& b) { b.begins()[4] = 1 << 30; }, {3});
 }
 
+// A schedule of another step is noticed: rows of sequences that changed become NaN.
+TEST(CudaHostPages, AScheduleOfAnotherStep) {
+  const std::vector<PagedSequence> sequences = {{1, 700, 1}, {1, 900, 2}, {1, 600, 3}};
+  const PagedNumbers n = {.phase = kDecode};
+  PagedBatch good(n, sequences), batch(n, sequences);
+  const PagedAnswer right = good.run();
+  batch.after_schedule = [&] { --batch.kv_lengths()[1]; };
+  const PagedAnswer answer = batch.run();
+  for (const size_t s : {0, 2}) EXPECT_EQ(batch.rows_of(answer, s), good.rows_of(right, s));
+  for (const float x : batch.rows_of(answer, 1)) ASSERT_TRUE(std::isnan(x));
+}
+
 TEST(CudaHostPages, QueryRangesThatMakeNoSense) {
   PagedBatch batch({.phase = kDecode}, {{1, 700, 1}, {1, 900, 2}, {1, 600, 3}});
   batch.begins() = {-5, -3, 1 << 30, 7};

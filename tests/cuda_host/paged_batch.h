@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -91,6 +92,9 @@ class PagedBatch {
   uint64_t tokens() const { return tokens_; }
   uint64_t width() const { return width_; }
   uint64_t first_row(size_t s) const { return static_cast<uint64_t>(begin_[s]) * n_.heads; }
+
+  // Between the schedule and the attention that reads it.
+  std::function<void()> after_schedule{};
 
   // The plan that the GPU's planner makes.
   abi::AttentionPlan plan() const {
@@ -332,6 +336,7 @@ class PagedBatch {
     std::copy_n(given, 16, args);
     std::vector<uint32_t> memory;
     if (plan.schedule.blocks != 0) memory = schedule(plan, p, args);
+    if (after_schedule) after_schedule();
     if (plan.kernel == abi::AttentionKernel::attention) {
       const cuda::Launch shape = cuda::launch_attention(&p, plan.spec, limits());
       const HostKernel kernel = host_attention(p.k.format, p.v.format);

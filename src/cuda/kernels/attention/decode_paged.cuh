@@ -203,8 +203,9 @@ class PagedBlock {
           loop.add(bytes, x, sums);
         }
       }
-      finish_piece(number, piece->nth, piece->bad != 0 || run.shift_and_valid < 256, loop.lane,
-                   sums);
+      finish_piece(number, piece->nth,
+                   piece->bad != 0 || run.shift_and_valid < 256 || state_.stale[number] != 0,
+                   loop.lane, sums);
     }
     copy_wait<0>();
   }
@@ -225,6 +226,13 @@ class PagedBlock {
       if (i != from) load_row(unit + i / kRows, i % kRows, bits);
       make_query(unit + i / kRows, i % kRows, bits);
     }
+  }
+
+  // Whether the sequence's length or its place in q changed since the schedule was made.
+  bool is_stale(const abi::AttentionRun& run) const {
+    const auto length = pointer<const uint32_t>(args_.at[arg_kv_lengths])[run.sequence];
+    const auto begin = pointer<const uint32_t>(args_.at[arg_cu_seqlens_q])[run.sequence];
+    return length != run.length || begin != run.first_token;
   }
 
   // Row r of a unit's queries; rows behind the last repeat others over 16-bit keys.
@@ -259,6 +267,7 @@ class PagedBlock {
         write_query_row<Traits>(row, r, reinterpret_cast<uint4*>(slot(number)));
       }
     }
+    if (lane() == 0 && r == 0) state_.stale[number] = is_stale(run) ? 1 : 0;
     if (lane() == 0 && present && r < run.rows)
       masks(number)[r] = mask_row(unit, args_.at[arg_alibi_slopes], r);
     __syncwarp();

@@ -22,8 +22,9 @@ struct PagedState {
   PhaseBarrier ready[kMaxUnitSlots];
   PhaseBarrier turn[kMaxUnitSlots][decode_warps_per_key(512)][kTurns];
   SharedLevelTable table_k, table_v;
-  uint32_t count, pieces, next;  // runs at hand, their pieces, the next one that nobody took
-  uint32_t merge_groups;         // of the first block's fold; 0: another block merges
+  uint32_t stale[kMaxUnitSlots];  // 1: the schedule was made with other numbers of the sequence
+  uint32_t count, pieces, next;   // runs at hand, their pieces, the next one that nobody took
+  uint32_t merge_groups;          // of the first block's fold; 0: another block merges
 };
 static_assert(sizeof(PagedState) <= kPagedStateBytes);
 
