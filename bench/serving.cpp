@@ -72,8 +72,8 @@ Timed one_by_one(const GpuContext* gpu, const Device& device, const ServingShape
   };
   const uint64_t heads = s.heads, dim = s.head_dim, longest = s.longest();
   const Tensor tokens = noise_tokens(device, std::min<uint64_t>(longest, 4096), s.kv_heads, dim);
-  const Tensor q = noise_tokens(device, 1, heads, dim),
-               out = device.tensor(DType::f16, {1, heads, dim});
+  const Tensor q = noise_tokens(device, s.tokens, heads, dim),
+               out = device.tensor(DType::f16, {s.tokens, heads, dim});
   std::vector<std::vector<Cache>> sets;
   uint64_t bytes = 0;
   do {
@@ -134,6 +134,7 @@ std::vector<std::pair<std::string, Field>> fields_of(const ServingRun& run,
                                                        {"head_dim", s.head_dim},
                                                        {"page", s.page_tokens}};
   if (s.shared != 0) fields.emplace_back("shared", s.shared);
+  if (s.tokens != 1) fields.emplace_back("tokens", s.tokens);
   fields.emplace_back("k", std::string(name(formats.k)));
   fields.emplace_back("v", std::string(name(formats.v)));
   return fields;

@@ -80,29 +80,31 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   const std::vector<int32_t> table = make_table(s, width);
   in.page_table = upload(device, table, {count, width});
   std::vector<int32_t> lengths(s.lengths.begin(), s.lengths.end()), begin(count + 1);
-  std::iota(begin.begin(), begin.end(), 0);
+  for (uint64_t i = 0; i <= count; ++i) begin[i] = static_cast<int32_t>(i * s.tokens);
   in.kv_lengths = upload(device, lengths, {count});
   in.cu_seqlens_q = upload(device, begin, {count + 1});
-  in.q = noise_tokens(device, count, s.heads, s.head_dim);
-  in.out = device.tensor(DType::f16, {count, s.heads, s.head_dim});
-  batch.options = {.max_query_length = 1, .max_kv_length = s.longest(), .settled_keys = true};
+  const uint64_t queries = count * s.tokens;
+  in.q = noise_tokens(device, queries, s.heads, s.head_dim);
+  in.out = device.tensor(DType::f16, {queries, s.heads, s.head_dim});
+  batch.options = {
+      .max_query_length = s.tokens, .max_kv_length = s.longest(), .settled_keys = true};
   // As an engine does once per step, for all layers.
   Encoder encoder(device);
   in.schedule = attention_schedule(encoder,
                                    {.pages = in.pages,
-                                    .tokens = count,
+                                    .tokens = queries,
                                     .heads = s.heads,
                                     .kv_lengths = in.kv_lengths,
                                     .cu_seqlens_q = in.cu_seqlens_q},
                                    batch.options);
   encoder.submit().wait();
   std::vector<int32_t> slots;
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t last = s.lengths[i] - 1,
-                   page = static_cast<uint64_t>(table[i * width + last / s.page_tokens]);
-    slots.push_back(static_cast<int32_t>(page * s.page_tokens + last % s.page_tokens));
+  for (uint64_t i = 0; i < queries; ++i) {
+    const uint64_t row = i / s.tokens, key = s.lengths[row] - s.tokens + i % s.tokens,
+                   page = static_cast<uint64_t>(table[row * width + key / s.page_tokens]);
+    slots.push_back(static_cast<int32_t>(page * s.page_tokens + key % s.page_tokens));
   }
-  batch.newest = {.pages = in.pages, .slots = upload(device, slots, {count})};
+  batch.newest = {.pages = in.pages, .slots = upload(device, slots, {queries})};
   const uint64_t tokens = std::accumulate(s.lengths.begin(), s.lengths.end(), uint64_t{0});
   batch.bytes = tokens * (in.pages.bytes.shape(1) / s.page_tokens);
   return batch;

@@ -12,7 +12,7 @@ struct ServingBatch {
   ServingShape shape;
   PagedAttentionInputs inputs;
   PagedAttentionOptions options;
-  KvWriteInputs newest;  // where the last token of every sequence lies
+  KvWriteInputs newest;  // where the newest tokens of every sequence lie
   uint64_t bytes = 0;    // that a step reads: K and V of every key of every sequence
 
   void record(Encoder& encoder) const;

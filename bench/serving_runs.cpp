@@ -91,6 +91,9 @@ void check(const ServingRun& run) {
   const uint64_t shortest = *std::min_element(s.lengths.begin(), s.lengths.end());
   require(s.shared <= shortest, "bench: --shared must be at most the shortest context ", shortest,
           ", got ", s.shared);
+  within("--tokens", s.tokens, 1 << 16);
+  require(s.tokens <= shortest, "bench: --tokens must be at most the shortest context ", shortest,
+          ", got ", s.tokens);
   require(s.shared % s.page_tokens == 0, "bench: --shared must be whole pages of ", s.page_tokens,
           " tokens, got ", s.shared);
   check_formats("bench", run.formats, s.head_dim);
@@ -121,9 +124,10 @@ std::string ServingShape::text() const {
 
 std::vector<ServingRun> serving_runs(const AttentionChoice& attention, const ServingChoice& choice,
                                      bool gpu) {
-  require(!attention.tokens.has_value(), "bench: serving does not use --tokens");
   std::vector<ServingRun> runs;
-  if (choice.any() || attention.any_shape()) {
+  AttentionChoice shape = attention;
+  shape.tokens.reset();
+  if (choice.any() || shape.any_shape()) {
     ServingShape s;
     s.heads = attention.heads.value_or(s.heads);
     s.kv_heads = attention.kv_heads.value_or(s.kv_heads);
@@ -139,6 +143,7 @@ std::vector<ServingRun> serving_runs(const AttentionChoice& attention, const Ser
   }
   for (ServingRun& run : runs) {
     if (!attention.formats.empty()) run.formats = attention.formats;
+    run.shape.tokens = attention.tokens.value_or(1);
     check(run);
   }
   return runs;

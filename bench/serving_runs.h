@@ -1,5 +1,6 @@
 #pragma once
-// What `gyre bench serving` measures: one decode step of a batch of sequences over pages.
+// What `gyre bench serving` measures: one decode step of a batch of sequences over pages, with
+// --tokens several draft tokens of each.
 
 #include <cstdint>
 #include <optional>
@@ -26,6 +27,7 @@ struct ServingShape {
   uint64_t page_tokens = 64;
   std::vector<uint64_t> lengths;  // of every sequence
   uint64_t shared = 0;            // tokens of a common prompt: the same pages in every table
+  uint64_t tokens = 1;            // queries of every sequence, its newest tokens
 
   uint64_t pages() const;  // in all, shared ones once
   uint64_t longest() const;

@@ -172,8 +172,8 @@ TEST(BenchOptions, RefusesNamesAndFlagsWithoutEffect) {
     refused("--batch must be from 1 to 65536, got 0", {.batch = 0}, {});
     refused("--shared must be at most the shortest context 512, got 576", {.shared = 576}, {});
     refused("--shared must be whole pages of 64 tokens, got 100", {.shared = 100}, {4096});
-    expect_refused({"serving does not use --tokens"},
-                   {.filter = "serving", .device = device, .attention = {.tokens = 2}});
+    expect_refused({"--tokens must be at most the shortest context 512, got 600"},
+                   {.filter = "serving", .device = device, .attention = {.tokens = 600}});
   }
 }
 
