@@ -86,8 +86,10 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   const uint64_t queries = count * s.tokens;
   in.q = noise_tokens(device, queries, s.heads, s.head_dim);
   in.out = device.tensor(DType::f16, {queries, s.heads, s.head_dim});
-  batch.options = {
-      .max_query_length = s.tokens, .max_kv_length = s.longest(), .settled_keys = true};
+  batch.options = {.max_query_length = s.tokens,
+                   .min_query_length = s.tokens,
+                   .max_kv_length = s.longest(),
+                   .settled_keys = true};
   // As an engine does once per step, for all layers.
   Encoder encoder(device);
   in.schedule = attention_schedule(encoder,

@@ -70,6 +70,9 @@ struct PagedAttentionInputs {
 
 struct PagedAttentionOptions {
   uint64_t max_query_length = 1;  // of one sequence
+  // No sequence has fewer queries. A step of draft tokens alone that says so saves a command; one
+  // with fewer queries is computed all the same.
+  uint64_t min_query_length = 1;
   uint64_t max_kv_length = 0;     // of one sequence; 0: width * page_tokens
   std::optional<float> scale{};   // as in AttentionOptions
   AttentionMask mask{};           // no tree_mask; pages wholly below a window are not read

@@ -106,8 +106,25 @@ constexpr uint32_t kv_page_inverse(uint32_t page_tokens) {
   return static_cast<uint32_t>(0xFFFFFFFFu / (page_tokens / kKvTile) + 1);
 }
 
-// Which sequences of a batch a command takes, see attention_takes.
-enum class AttentionPhase : uint32_t { all, decode, prompt };
+// Which sequences of a batch a command takes: those with as many (token, query head) rows of a KV
+// head, from the lower 16 bits to the upper. Prompts, and what the caller marks as one, have 65535.
+// Commands for `decode` and `prompt` take all of a batch, or, where a device has a kernel for draft
+// tokens, those for `few_rows`, `drafts` and `many_rows`.
+enum class AttentionPhase : uint32_t {
+  all = 0xFFFF0000,
+  decode = 16 << 16,
+  prompt = 0xFFFF0000 | 17,
+  few_rows = 8 << 16,
+  drafts = 64 << 16 | 9,
+  up_to_drafts = 64 << 16,
+  many_rows = 0xFFFF0000 | 65
+};
+constexpr uint32_t phase_fewest_rows(AttentionPhase phase) {
+  return static_cast<uint32_t>(phase) & 0xFFFFu;
+}
+constexpr uint32_t phase_most_rows(AttentionPhase phase) {
+  return static_cast<uint32_t>(phase) >> 16;
+}
 
 // Strides in bytes. Rows of a KV head are its (token, query head) pairs, the head running fastest.
 struct AttentionParams {
@@ -229,11 +246,10 @@ constexpr uint64_t batch_tail_begin(Int32Pointer list, uint64_t sequence, uint64
   return begin < length ? begin : length;
 }
 
-// Few queries decode, many are a prompt, and so is what the caller marks as one.
-GYRE_CONSTANT uint64_t kDecodePhaseRows = 16;  // (token, query head) pairs of a KV head
+GYRE_CONSTANT uint64_t kDecodePhaseRows = phase_most_rows(AttentionPhase::decode);
 constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t group, bool prompt) {
-  const bool many = prompt || tokens * group > kDecodePhaseRows;
-  return phase == AttentionPhase::all || many == (phase == AttentionPhase::prompt);
+  const uint64_t all = tokens * group, rows = prompt || all > 0xFFFF ? 0xFFFF : all;
+  return rows >= phase_fewest_rows(phase) && rows <= phase_most_rows(phase);
 }
 
 struct AttentionMergeSpec {

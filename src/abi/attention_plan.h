@@ -31,7 +31,7 @@ struct AttentionProblem {
   uint64_t page_stride;  // bytes
   uint32_t page_tokens;
   uint32_t max_query_length;  // of a sequence
-  AttentionPhase phase;  // decode: a plan for attention_decode is wanted, if the device has one
+  AttentionPhase phase;  // of the sequences that the plan is for
   uint32_t unused;
 };
 
@@ -58,7 +58,7 @@ struct AttentionPlan {
   uint32_t fewest_split_keys;  // in a split, where the device counts the keys
   AttentionKernel kernel;
   AttentionReduce reduce;
-  uint32_t unused;
+  uint32_t drafts;  // 1: the device has a kernel for the phase `drafts`, and this is its plan
   AttentionSchedulePlan schedule;
 };
 

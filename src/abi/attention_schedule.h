@@ -72,12 +72,12 @@ constexpr UnitRows unit_rows(uint32_t tokens, uint32_t group, uint32_t rows, boo
   return {first, end - first < rows ? end - first : rows};
 }
 
-// Runs that a batch can have, whatever its numbers say.
-constexpr uint64_t schedule_most_runs(uint64_t sequences, uint64_t kv_heads,
+// Runs that the sequences of a phase can have, whatever their numbers say.
+constexpr uint64_t schedule_most_runs(AttentionPhase phase, uint64_t sequences, uint64_t kv_heads,
                                       uint64_t max_query_length, uint32_t group, uint32_t rows,
                                       bool by_token, uint64_t blocks) {
-  const uint64_t fit = kDecodePhaseRows / group,
-                 tokens = max_query_length < fit ? max_query_length : fit;
+  const uint64_t fit = phase_most_rows(phase) / group;
+  const uint64_t tokens = max_query_length < fit ? max_query_length : fit;
   const uint32_t units = unit_count(static_cast<uint32_t>(tokens), group, rows, by_token);
   return sequences * kv_heads * units + blocks;
 }

@@ -5,6 +5,7 @@
 #include "ops/attention_check.h"
 #include "ops/kv_pages.h"
 #include "ops/paged_attention.h"
+#include "ops/paged_schedule.h"
 #include "runtime/device_impl.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
@@ -22,11 +23,6 @@ uint64_t value_dim(const KvPageShape& shape) {
 uint64_t entries_for(uint64_t keys, uint64_t page_tokens) {
   return keys / page_tokens + (keys % page_tokens != 0 ? 1 : 0);
 }
-
-// Bounds on what is in device memory.
-struct PagedBounds {
-  uint64_t sequences, max_query_length, max_kv_length;
-};
 
 // One number for each sequence.
 void check_list(const char* op, const char* what, const Tensor& list, DType dtype, uint64_t count) {
@@ -60,6 +56,15 @@ void check_table(const PagedCall& call) {
   check_lists(call, sequences);
 }
 
+uint64_t checked_min_query_length(const char* op, const PagedAttentionOptions& options) {
+  require(options.max_query_length != 0 && options.max_query_length <= kMostCounted, op,
+          ": max_query_length must be from 1 to 2^31 - 1, got ", options.max_query_length);
+  require(options.min_query_length != 0 && options.min_query_length <= options.max_query_length, op,
+          ": min_query_length must be from 1 to max_query_length ", options.max_query_length,
+          ", got ", options.min_query_length);
+  return options.min_query_length;
+}
+
 // The table's rows must have an entry for every key of the segment.
 PagedBounds checked_bounds(const PagedCall& call) {
   const PagedAttentionOptions& options = call.options;
@@ -68,8 +73,7 @@ PagedBounds checked_bounds(const PagedCall& call) {
   require(width <= kMostCounted, call.op, ": at most 2^31 - 1 entries, got ", width);
   const uint64_t held = std::min(width * page_tokens, kMostCounted);
   const uint64_t length = options.max_kv_length != 0 ? options.max_kv_length : held;
-  require(options.max_query_length != 0 && options.max_query_length <= kMostCounted, call.op,
-          ": max_query_length must be from 1 to 2^31 - 1, got ", options.max_query_length);
+  const uint64_t fewest = checked_min_query_length(call.op, options);
   require(length <= kMostCounted, call.op, ": max_kv_length must be below 2^31, got ", length);
   const uint64_t newest =
       keys.segment == abi::kSegmentSinks ? std::min(keys.sink_tokens, length) : length;
@@ -78,7 +82,7 @@ PagedBounds checked_bounds(const PagedCall& call) {
   require(keys.first_entry <= width && entries <= width - keys.first_entry, call.op,
           ": max_kv_length ", length, " needs ", entries, " pages of ", page_tokens,
           ", page_table has rows of ", width - std::min(width, keys.first_entry));
-  return {call.page_table.shape(0), options.max_query_length, length};
+  return {call.page_table.shape(0), fewest, options.max_query_length, length};
 }
 
 // What is written shares no memory with what is read.
@@ -190,86 +194,6 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   return p;
 }
 
-// The schedule that a plan asks for.
-class PagedSchedule {
- public:
-  PagedSchedule(const abi::AttentionSchedulePlan& plan, const abi::AttentionParams& call,
-                const PagedBounds& bounds, const Tensor& tail_begin) {
-    if (plan.blocks == 0) return;
-    p_.call = call;
-    p_.group = plan.group;
-    p_.blocks = plan.blocks, p_.rows = plan.rows, p_.by_token = plan.by_token;
-    p_.runs = abi::schedule_most_runs(bounds.sequences, call.kv_heads, bounds.max_query_length,
-                                      call.group, plan.rows, plan.by_token != 0, plan.blocks);
-    const uint64_t numbers[] = {p_.group.fewest_keys,
-                                p_.group.most_pieces,
-                                p_.runs,
-                                p_.blocks,
-                                p_.rows,
-                                p_.by_token,
-                                call.tokens,
-                                call.kv_heads,
-                                call.group,
-                                call.window,
-                                call.causal,
-                                static_cast<uint64_t>(call.phase),
-                                call.segment,
-                                call.places.sink_tokens,
-                                call.places.tail,
-                                call.table.sequences,
-                                call.table.max_kv_length,
-                                call.table.max_query_length,
-                                tail_begin.defined() ? tail_begin.address() : 0};
-    uint64_t hash = 0;
-    for (const uint64_t x : numbers) hash = (hash ^ x) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-    p_.key = static_cast<uint32_t>(hash >> 32) | 1;
-  }
-  uint64_t words() const { return p_.blocks == 0 ? 0 : abi::schedule_words(p_.blocks, p_.runs); }
-  uint32_t key() const { return p_.key; }
-
-  void check(const PagedCall& call) const {
-    const Tensor& s = call.schedule;
-    require(s.dtype() == DType::f32 && s.rank() == 1 && s.is_contiguous(), call.op,
-            ": schedule must be what attention_schedule() returned, got ", s.dtype(), " ",
-            s.shape());
-    require(s.elements() >= words(), call.op, ": schedule was made for a smaller batch: it has ",
-            s.elements(), " words, this call's has ", words());
-  }
-  void dispatch(Recording& recording, const PagedCall& call, const Tensor& to) const {
-    recording.dispatch(
-        kAttentionSchedule, abi::AttentionScheduleSpec{}, p_,
-        {&to, &call.kv_lengths, &call.cu_seqlens_q, &call.is_prefill, &call.keys.tail_begin});
-  }
-
-  // That of an earlier command of the same list, or a new one. A list that was rolled back, or is
-  // another, has no such command.
-  Tensor shared(Recording& recording, const Device& device, const PagedCall& call,
-                std::vector<ListedSchedule>& schedules) const {
-    const CommandList& list = recording.list();
-    const auto is_listed = [&](const ListedSchedule& s) {
-      if (s.command >= list.commands.size()) return false;
-      const Command& command = list.commands[s.command];
-      return command.pipeline->kernel == &kAttentionSchedule.info &&
-             list.args_of(command)[0] == s.memory.address() &&
-             static_cast<const abi::AttentionScheduleParams*>(list.params_of(command))->key ==
-                 s.key;
-    };
-    for (ListedSchedule& s : schedules) {
-      if (s.key != p_.key || s.memory.elements() < words()) continue;
-      if (is_listed(s)) return s.memory;
-      s.command = list.commands.size();
-      dispatch(recording, call, s.memory);
-      return s.memory;
-    }
-    schedules.push_back({p_.key, list.commands.size(), device.tensor(DType::f32, {words()})});
-    dispatch(recording, call, schedules.back().memory);
-    return schedules.back().memory;
-  }
-
- private:
-  abi::AttentionScheduleParams p_{};
-};
-
 // The sequences of a phase: one command, or two where states are reduced by the second.
 void dispatch_phase(Recording& recording, const PagedCall& call, const KvPageParts& parts,
                     const abi::AttentionPlan& plan, abi::AttentionParams p,
@@ -296,59 +220,81 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
   record_planned(plan, record);
 }
 
-abi::AttentionPlan plan_phase(const Recording& recording, abi::AttentionProblem problem,
-                              abi::AttentionPhase phase) {
-  problem.phase = phase;
-  abi::AttentionPlan plan = abi::attention_default_plan(problem);
-  recording.plan(kAttention, problem, plan);
-  return plan;
+// The plans of a batch's phases; see abi::AttentionPhase.
+std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::AttentionProblem& problem,
+                                   const PagedBounds& bounds, bool has_prompts) {
+  using abi::AttentionPhase;
+  const uint64_t group = problem.heads / problem.kv_heads;
+  const uint64_t fewest = bounds.min_query_length * group;
+  const uint64_t most = bounds.max_query_length * group;
+  std::vector<PhasePlan> phases;
+  const auto add = [&](AttentionPhase phase, AttentionPhase planned) {
+    abi::AttentionProblem of = problem;
+    of.phase = planned;
+    abi::AttentionPlan plan = abi::attention_default_plan(of);
+    recording.plan(kAttention, of, plan);
+    phases.push_back({phase, plan});
+  };
+  if (most > abi::phase_most_rows(AttentionPhase::few_rows)) {
+    const bool few = fewest <= abi::phase_most_rows(AttentionPhase::few_rows);
+    add(few ? AttentionPhase::drafts : AttentionPhase::up_to_drafts, AttentionPhase::drafts);
+    if (phases.front().plan.drafts != 0) {
+      if (few) add(AttentionPhase::few_rows, AttentionPhase::few_rows);
+      if (has_prompts || most > abi::phase_most_rows(AttentionPhase::drafts))
+        add(AttentionPhase::many_rows, AttentionPhase::prompt);
+      return phases;
+    }
+    phases.clear();
+  }
+  add(AttentionPhase::decode, AttentionPhase::decode);
+  if (!has_prompts && most <= abi::kDecodePhaseRows) return phases;
+  add(AttentionPhase::prompt, AttentionPhase::prompt);
+  // One command where one kernel takes both.
+  const abi::AttentionPlan &decode = phases[0].plan, &prompt = phases[1].plan;
+  if (decode.kernel == abi::AttentionKernel::attention_decode || prompt.kernel != decode.kernel ||
+      prompt.spec != decode.spec || prompt.reduce != decode.reduce)
+    return phases;
+  phases[0].phase = AttentionPhase::all;
+  phases.resize(1);
+  return phases;
 }
 
 }  // namespace
 
 void attend_pages(Recording& recording, const Device& device, const PagedCall& call,
                   const AttentionMergeInputs& outputs, AttendScratch& scratch) {
-  using abi::AttentionPhase;
   const PagedBounds bounds = check_paged(call, outputs);
   if (call.q.shape(0) == 0 || bounds.sequences == 0) return;
   const KvPageParts parts = page_parts(call.keys.pages);
   const abi::AttentionProblem problem = make_problem(call, parts, bounds, outputs);
   abi::AttentionParams params = make_params(call, parts, bounds, outputs);
-  const abi::AttentionPlan plan = plan_phase(recording, problem, AttentionPhase::decode);
-  const bool is_prefill =
-      call.is_prefill.defined() || bounds.max_query_length * params.group > abi::kDecodePhaseRows;
-  const abi::AttentionPlan many =
-      is_prefill ? plan_phase(recording, problem, AttentionPhase::prompt) : plan;
-  // One command where one kernel takes both.
-  const bool decode = plan.kernel == abi::AttentionKernel::attention_decode ||
-                      many.kernel != plan.kernel || many.spec != plan.spec ||
-                      many.reduce != plan.reduce;
-  params.phase = decode ? AttentionPhase::decode : AttentionPhase::all;
-  const PagedSchedule schedule(plan.schedule, params, bounds, call.keys.tail_begin);
-  Tensor reserved = scratch.in_kernel, listed;
-  std::vector<ListedSchedule> schedules = scratch.schedules;
-  if (schedule.words() != 0 && call.schedule.defined()) {
-    schedule.check(call);
-    listed = call.schedule;
-  } else if (schedule.words() != 0 && call.shares_schedule) {
-    listed = schedule.shared(recording, device, call, schedules);
-  }
-  const uint64_t own = listed.defined() ? 0 : schedule.words();
-  if (plan.scratch_floats + own != 0)
-    reserved = at_least(device, reserved, plan.scratch_floats + own);
-  if (own != 0) {
-    listed = reserved.slice(0, plan.scratch_floats, own);
-    schedule.dispatch(recording, call, listed);
-  }
-  params.schedule_key = schedule.key();
-  dispatch_phase(recording, call, parts, plan, params, outputs, reserved, listed);
-  if (decode && is_prefill) {
-    require(many.scratch_floats == 0, call.op, ": a prompt's keys are not cut");
-    params.phase = AttentionPhase::prompt;
-    dispatch_phase(recording, call, parts, many, params, outputs, {}, {});
+  const std::vector<PhasePlan> phases =
+      plan_phases(recording, problem, bounds, call.is_prefill.defined());
+  const PagedSchedules schedules(phases, params, bounds, call.keys.tail_begin);
+  if (call.schedule.defined()) schedules.check(call);
+  uint64_t floats = 0;
+  for (const PhasePlan& of : phases) floats = std::max(floats, of.plan.scratch_floats);
+  const bool own = !call.schedule.defined() && call.schedules == nullptr;
+  Tensor reserved = scratch.in_kernel;
+  if (const uint64_t all = floats + (own ? schedules.words() : 0); all != 0)
+    reserved = at_least(device, reserved, all);
+  for (size_t i = 0; i < phases.size(); ++i) {
+    Tensor schedule;
+    if (schedules.words(i) == 0) {
+      schedule = {};
+    } else if (call.schedule.defined()) {
+      schedule = schedules.part(call.schedule, i);
+    } else if (own) {
+      schedule = schedules.part(reserved.slice(0, floats, schedules.words()), i);
+      schedules.dispatch(recording, call, i, schedule);
+    } else {
+      schedule = schedules.shared(recording, device, call, i);
+    }
+    params.phase = phases[i].phase;
+    params.schedule_key = schedules.key(i);
+    dispatch_phase(recording, call, parts, phases[i].plan, params, outputs, reserved, schedule);
   }
   scratch.in_kernel = reserved;
-  scratch.schedules = schedules;
 }
 
 Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
@@ -370,9 +316,8 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   check_lists(call, sequences);
   require(options.max_kv_length != 0 && options.max_kv_length <= kMostCounted, kOp,
           ": max_kv_length must be from 1 to 2^31 - 1, got ", options.max_kv_length);
-  require(options.max_query_length != 0 && options.max_query_length <= kMostCounted, kOp,
-          ": max_query_length must be from 1 to 2^31 - 1, got ", options.max_query_length);
-  const PagedBounds bounds{sequences, options.max_query_length, options.max_kv_length};
+  const PagedBounds bounds{sequences, checked_min_query_length(kOp, options),
+                           options.max_query_length, options.max_kv_length};
   if (in.tokens == 0 || sequences == 0) return {};
   const KvPageParts parts = page_parts(in.pages);
   abi::AttentionProblem problem{};
@@ -384,15 +329,17 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   params.window = options.mask.window;
   params.causal = options.mask.causal ? 1 : 0;
   params.segment = abi::kSegmentBody;
-  params.phase = abi::AttentionPhase::decode;
   params.table.sequences = sequences;
   params.table.max_kv_length = bounds.max_kv_length;
   params.table.max_query_length = static_cast<uint32_t>(bounds.max_query_length);
-  const PagedSchedule schedule(plan_phase(recording, problem, abi::AttentionPhase::decode).schedule,
-                               params, bounds, {});
-  if (schedule.words() == 0) return {};
-  const Tensor to = at_least(encoder.device(), memory, schedule.words());
-  schedule.dispatch(recording, call, to);
+  const std::vector<PhasePlan> phases =
+      plan_phases(recording, problem, bounds, in.is_prefill.defined());
+  const PagedSchedules schedules(phases, params, bounds, {});
+  if (schedules.words() == 0) return {};
+  const Tensor to = at_least(encoder.device(), memory, schedules.words());
+  for (size_t i = 0; i < phases.size(); ++i)
+    if (schedules.words(i) != 0)
+      schedules.dispatch(recording, call, i, schedules.part(to, i));
   recording.commit();
   return to;
 } catch (const std::bad_alloc&) {

@@ -93,7 +93,7 @@ std::span<const uint64_t> attention_rows_specs() {
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
         for (const uint32_t dim : {64, 80, 96, 112, 128, 160, 192, 256}) {
-          for (const uint32_t gpu : {0, 1, 2, 3}) {
+          for (const uint32_t gpu : {0, 1, 2, 3, 4, 5}) {
             specs.push_back(spec_key(abi::attention_rows_spec(static_cast<uint32_t>(k),
                                                               static_cast<uint32_t>(v), dim,
                                                               dim == 192 ? 128 : dim, gpu)));

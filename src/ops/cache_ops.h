@@ -71,8 +71,6 @@ struct ListedSchedule {
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
   Tensor states;     // partial states on their way to attention_merge
-  // Schedules that commands of one list share; of no use to others.
-  std::vector<ListedSchedule> schedules{};
 };
 
 // Of `inputs` the caches are not used. A refused call leaves `scratch` as it is.

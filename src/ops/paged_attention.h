@@ -22,7 +22,7 @@ struct PagedCall {
   PagedSegment keys{};
   Tensor page_table{}, kv_lengths{}, cu_seqlens_q{}, is_prefill{};  // PagedAttentionInputs'
   Tensor schedule{};                                                // PagedAttentionInputs'
-  bool shares_schedule = false;  // with the other calls of AttendScratch::schedules
+  std::vector<ListedSchedule>* schedules = nullptr;  // that the calls of a list share
   PagedAttentionOptions options{};
 };
 

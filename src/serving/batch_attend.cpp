@@ -38,7 +38,6 @@ uint64_t elements(const Dims& shape) {
 PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& with,
                                   const KvLayer& layer) const {
   PagedCall call{.op = kOp, .q = in.q};
-  call.shares_schedule = true;
   call.options.settled_keys = true;  // a step appends its own tokens only
   call.kv_lengths = tables.kv_lengths();
   call.cu_seqlens_q = tables.cu_seqlens_q();
@@ -79,6 +78,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   in.q = inside.q;
   in.out = inside.out;
   PagedCall call = call_of(in, with, l.layer);
+  call.schedules = &schedules;
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, with.mask.sink_logits};
   AttendScratch reserved = scratch;

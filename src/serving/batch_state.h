@@ -62,6 +62,7 @@ class KvBatch::State {
   std::vector<StepPages::Member> members, next;  // of an open step; of one that is checked
   uint64_t tokens = 0;
   AttendScratch scratch;
+  std::vector<ListedSchedule> schedules;  // that the step's layers share
 
  private:
   void check_steps(std::span<const KvStep> steps);

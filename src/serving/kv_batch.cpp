@@ -123,7 +123,7 @@ void KvBatch::State::begin_step(Encoder& encoder, std::span<const KvStep> steps)
   recorded.commit();
   pages.recorded();
   // The step's lengths are others: so is its schedule.
-  for (ListedSchedule& schedule : scratch.schedules) schedule.command = ListedSchedule::kNone;
+  for (ListedSchedule& schedule : schedules) schedule.command = ListedSchedule::kNone;
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.begin_step");
 }

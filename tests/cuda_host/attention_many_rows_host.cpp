@@ -15,6 +15,15 @@ void run_many_rows(const void* params, const uint64_t* args, const HostLaunch& l
                     *static_cast<const abi::AttentionParams*>(params), copied);
 }
 
+template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim, uint32_t kGroups>
+void run_drafts(const void* params, const uint64_t* args, const HostLaunch& launch) {
+  cuda::Args copied{};
+  std::copy_n(args, 16, copied.at);
+  cuda_host::launch(dim3(launch.grid[0], launch.grid[1], launch.grid[2]), launch.threads,
+                    launch.shared_bytes, cuda::attention_drafts<kK, kV, kKDim, kVDim, kGroups>,
+                    *static_cast<const abi::AttentionParams*>(params), copied);
+}
+
 struct Variant {
   uint32_t k, v, k_dim, v_dim, gpu;
   HostKernel run;
@@ -22,6 +31,16 @@ struct Variant {
 template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim = kKDim, uint32_t kGpu = 0>
 constexpr Variant variant() {
   return {kK, kV, kKDim, kVDim, kGpu, run_many_rows<kK, kV, kKDim, kVDim, kGpu>};
+}
+
+template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim = kKDim, uint32_t kGroups = 1>
+constexpr Variant drafts() {
+  return {kK,
+          kV,
+          kKDim,
+          kVDim,
+          kGroups == 1 ? cuda::kManyRowsDrafts : cuda::kManyRowsDrafts2,
+          run_drafts<kK, kV, kKDim, kVDim, kGroups>};
 }
 
 constexpr uint32_t kF16 = cuda::kFormatF16, kBf16 = cuda::kFormatBf16;
@@ -53,6 +72,14 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 256, 256, kMedium>(),
     variant<kF16, kF16, 192, 128, kSmall>(),
     variant<abi::kTq4, abi::kTq4, 128, 128, kSmall>(),
+    drafts<abi::kTq4, abi::kTq4, 128>(),
+    drafts<abi::kTq4, abi::kTq4, 128, 128, 2>(),
+    drafts<abi::kTq8, abi::kTq8, 128>(),
+    drafts<abi::kTq8, abi::kTq4, 256>(),
+    drafts<abi::kTq2, abi::kTq2, 64>(),
+    drafts<abi::kTq3, abi::kTq3, 128>(),
+    drafts<abi::kTq5, abi::kTq5, 128>(),
+    drafts<abi::kTq6, abi::kTq6, 64>(),
 };
 
 }  // namespace

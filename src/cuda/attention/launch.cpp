@@ -4,6 +4,7 @@
 #include "cuda/attention/planner.h"
 #include "cuda/kernels.h"
 #include "cuda/kernels/attention/decode_layout.cuh"
+#include "cuda/kernels/attention/drafts_layout.cuh"
 #include "cuda/kernels/attention/many_rows_layout.cuh"
 #include "cuda/kernels/attention/merge_layout.cuh"
 #include "cuda/kernels/attention/paged_layout.cuh"
@@ -76,6 +77,10 @@ PagedLaunch launch_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimit
 ManyRowsLayout layout_of(const abi::AttentionRowsSpec& s) {
   return many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu);
 }
+bool is_drafts(const abi::AttentionRowsSpec& s) { return draft_groups(s.gpu) != 0; }
+DraftsLayout drafts_of(const abi::AttentionRowsSpec& s) {
+  return drafts_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, draft_groups(s.gpu));
+}
 
 }  // namespace
 
@@ -142,6 +147,10 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
 
 std::string name_attention_many_rows(uint64_t spec) {
   const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
+  if (const uint32_t groups = drafts_of(s).groups; groups != 0) {
+    return join("gyre::cuda::attention_drafts<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
+                "u, ", uint32_t{s.k_dim}, "u, ", uint32_t{s.v_dim}, "u, ", groups, "u>");
+  }
   if (layout_of(s).slots == 0) return "";
   return join("gyre::cuda::attention_many_rows<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
               "u, ", uint32_t{s.k_dim}, "u, ", uint32_t{s.v_dim}, "u, ", uint32_t{s.gpu}, "u>");
@@ -149,13 +158,20 @@ std::string name_attention_many_rows(uint64_t spec) {
 
 bool fits_attention_many_rows(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
+  if (is_drafts(s))
+    return drafts_of(s).groups != 0 && many_rows_gpu(limits, false) == kManyRowsHopper;
   return layout_of(s).slots != 0 &&
          (many_rows_gpu(limits, false) == s.gpu || many_rows_gpu(limits, true) == s.gpu);
 }
 
 Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaLimits& limits) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  const ManyRowsLayout layout = layout_of(spec_from_key<abi::AttentionRowsSpec>(spec));
+  const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
+  if (is_drafts(s)) {
+    const DraftsLayout drafts = drafts_of(s);
+    return {{drafts_blocks(drafts, limits.multiprocessors), 1, 1}, drafts.threads(), drafts.total};
+  }
+  const ManyRowsLayout layout = layout_of(s);
   const uint64_t rows = p.tokens * p.group;
   uint64_t blocks = (rows + layout.rows() - 1) / layout.rows() * p.splits * p.kv_heads;
   if (p.table.page_tokens != 0) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "cuda/kernels/attention/drafts_layout.cuh"
 #include "cuda/kernels/attention/many_rows_layout.cuh"
 #include "cuda/kernels/attention/paged_layout.cuh"
 #include "cuda/names.h"
@@ -32,7 +33,8 @@ bool copies_16_bytes(const abi::KvCacheLayout& cache) {
 uint64_t most_rows(const abi::AttentionProblem& p) {
   if (p.sequences == 0) return abi::attention_rows(p);
   const uint64_t tokens = is_compressed(p.v.format) ? p.max_query_length : 1;
-  return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, kDecodeRows);
+  const uint64_t most = std::min<uint64_t>(kDecodeRows, abi::phase_most_rows(p.phase));
+  return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, most);
 }
 
 class Planner {
@@ -65,9 +67,10 @@ class Planner {
   // keys by itself. Prompts, and what it does not take, in one split: bits must not follow the
   // batch.
   abi::AttentionPlan pages() const {
+    if (p_.phase == abi::AttentionPhase::drafts) return drafts();
     const Decode decode = decodes_pages() ? find_decode(1) : Decode{};
     if (!decode) {
-      const bool prompts = p_.phase == abi::AttentionPhase::prompt && takes_many_rows();
+      const bool prompts = abi::phase_fewest_rows(p_.phase) != 0 && takes_many_rows();
       return prompts ? many_rows(1) : abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     }
     const uint32_t blocks = paged_blocks(limits_.multiprocessors);
@@ -80,17 +83,44 @@ class Planner {
                      is_compressed(p_.v.format) ? 0u : 1u, 0};
     return plan;
   }
-  bool decodes_pages() const {
+  // attention_drafts in blocks of 32 rows or, where a sequence may have more, of 64.
+  abi::AttentionPlan drafts() const {
+    const uint64_t rows = p_.max_query_length * group();
+    for (const uint32_t gpu : {kManyRowsDrafts2, kManyRowsDrafts}) {
+      if (gpu == kManyRowsDrafts2 && rows <= kDraftRows) continue;
+      const abi::AttentionRowsSpec s =
+          abi::attention_rows_spec(p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim, gpu);
+      if (!has_many_rows_(spec_key(s), limits_) || !lists_pages() || !codes_together()) continue;
+      const DraftsLayout layout =
+          drafts_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, draft_groups(gpu));
+      const uint32_t blocks = drafts_blocks(layout, limits_.multiprocessors);
+      abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+      plan.spec = spec_key(s);
+      plan.kernel = abi::AttentionKernel::attention_many_rows;
+      plan.reduce = AttentionReduce::in_kernel;
+      plan.scratch_floats = drafts_scratch_floats(layout, s.v_dim, blocks);
+      plan.drafts = 1;
+      plan.schedule = {kDraftCut, blocks, layout.rows(), 0, 0};
+      return plan;
+    }
+    return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+  }
+  // Numbers that a schedule holds in 32 bits, pages that are copied by 16 bytes.
+  bool lists_pages() const {
     constexpr uint64_t kMostKeys = uint64_t{1} << 28, kMost32 = uint64_t{1} << 31;
+    return p_.tree_mask == 0 && p_.keys <= kMostKeys && p_.sequences < kMost32 &&
+           p_.tokens < kMost32 && p_.page_stride < kMost32 &&
+           (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
+           copies_16_bytes(p_.v);
+  }
+  bool decodes_pages() const {
     // One offset of page and head for K, V and their scales; see PageTiles.
     const auto same = [&](const abi::KvCacheLayout& half) {
       return half.codes_head_stride == p_.k.codes_head_stride &&
              (!is_compressed(half.format) || half.scales_head_stride == half.codes_head_stride);
     };
-    return p_.phase == abi::AttentionPhase::decode && group() <= kDecodeRows && p_.tree_mask == 0 &&
-           p_.keys <= kMostKeys && p_.sequences < kMost32 && p_.tokens < kMost32 &&
-           p_.page_stride < kMost32 && (p_.addresses | p_.page_stride) % 16 == 0 && same(p_.k) &&
-           same(p_.v) && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
+    return abi::phase_most_rows(p_.phase) <= kDecodeRows && group() <= kDecodeRows && same(p_.k) &&
+           same(p_.v) && lists_pages();
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
 
@@ -101,13 +131,14 @@ class Planner {
     const uint32_t k = p_.k.format;
     const bool queries =
         is_compressed(k) || p_.q_dtype == k || (k == kFormatF16 && p_.q_dtype == kFormatBf16);
-    const auto tile_bytes = [](const abi::KvCacheLayout& half) {
-      return uint64_t{half.head_dim} * abi::kv_bits(half.format);
-    };
-    const bool together = !is_compressed(k) || p_.k.codes_tile_stride == tile_bytes(p_.k);
-    return queries && together && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
+    return queries && codes_together() && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
            (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
            copies_16_bytes(p_.v) && has_many_rows_(spec_key(rows_spec()), limits_);
+  }
+  // Tiles of K's codes lie one behind the other.
+  bool codes_together() const {
+    return !is_compressed(p_.k.format) ||
+           p_.k.codes_tile_stride == uint64_t{p_.k.head_dim} * abi::kv_bits(p_.k.format);
   }
   abi::AttentionRowsSpec rows_spec() const {
     const bool few = p_.sequences == 0 && rows_ <= kGroupRows;

@@ -55,8 +55,9 @@ inline uint32_t pin(uint32_t x) { return x; }
 inline uint32_t code_motion_barrier(uint32_t x) { return x; }
 inline uint64_t code_motion_barrier(uint64_t x) { return x; }
 inline void trap() { cuda_host::fail("a kernel halted"); }
-inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t x = 1) {
+inline uint32_t atomic_add_acq_rel(uint64_t address, uint32_t x) {
   cuda_host::require_pdl_wait();
+  auto* const counter = reinterpret_cast<uint32_t*>(address);
   const uint32_t before = *counter;
   *counter += x;
   return before;
@@ -67,9 +68,9 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
               : reinterpret_cast<const uint16_t*>(row)[index];
 }
 template <class T>
-inline T load_l2(const T* from) {
+inline T load_l2(uint64_t from) {
   cuda_host::require_pdl_wait();
-  return *from;
+  return *reinterpret_cast<const T*>(from);
 }
 // Subnormal results are 0, as on the device.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
@@ -212,12 +213,13 @@ inline uint64_t code_motion_barrier(uint64_t x) {
 // Aborts the kernel with an error.
 inline void trap() { __trap(); }
 // Returns the value before. Releases what this thread wrote and observed, to the whole GPU, and
-// acquires what the threads before it released.
-inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t x = 1) {
+// acquires what the threads before it released. By address: NVRTC may spend minutes on what pointer()
+// returns.
+inline uint32_t atomic_add_acq_rel(uint64_t address, uint32_t x) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
                : "=r"(before)
-               : "l"(counter), "r"(x)
+               : "l"(address), "r"(x)
                : "memory");
   return before;
 }
@@ -232,22 +234,23 @@ inline uint32_t load_bits(uint64_t row, uint32_t index, bool wide) {
   return bits;
 }
 // Reads what another block wrote: from L2, not from L1.
-inline uint32_t load_l2(const uint32_t* from) {
-  uint32_t x;
-  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
-}
-inline float2 load_l2(const float2* from) {
-  float2 x;
-  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
-  return x;
-}
-inline float4 load_l2(const float4* from) {
-  float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "l"(from)
-               : "memory");
+template <class T>
+inline T load_l2(uint64_t from) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  T x;
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(x.x), "=f"(x.y)
+                 : "l"(from)
+                 : "memory");
+  } else {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(from)
+                 : "memory");
+  }
   return x;
 }
 // Relative error 2^-22; NaN stays NaN.
@@ -270,6 +273,14 @@ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
 }
 
 #endif
+
+inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t x = 1) {
+  return atomic_add_acq_rel(reinterpret_cast<uint64_t>(counter), x);
+}
+template <class T>
+inline T load_l2(const T* from) {
+  return load_l2<T>(reinterpret_cast<uint64_t>(from));
+}
 
 template <class T>
 inline T* pin(T* pointer) {

@@ -228,13 +228,6 @@ class PagedBlock {
     }
   }
 
-  // Whether the sequence's length or its place in q changed since the schedule was made.
-  bool is_stale(const abi::AttentionRun& run) const {
-    const auto length = pointer<const uint32_t>(args_.at[arg_kv_lengths])[run.sequence];
-    const auto begin = pointer<const uint32_t>(args_.at[arg_cu_seqlens_q])[run.sequence];
-    return length != run.length || begin != run.first_token;
-  }
-
   // Row r of a unit's queries; rows behind the last repeat others over 16-bit keys.
   uint32_t query_row(const abi::AttentionRun& run, uint32_t r) const {
     return Traits::kLevelsK ? r : r % run.rows;
@@ -267,7 +260,7 @@ class PagedBlock {
         write_query_row<Traits>(row, r, reinterpret_cast<uint4*>(slot(number)));
       }
     }
-    if (lane() == 0 && r == 0) state_.stale[number] = is_stale(run) ? 1 : 0;
+    if (lane() == 0 && r == 0) state_.stale[number] = is_stale(args_, run) ? 1 : 0;
     if (lane() == 0 && present && r < run.rows)
       masks(number)[r] = mask_row(unit, args_.at[arg_alibi_slopes], r);
     __syncwarp();

@@ -3,6 +3,7 @@
 // head, one split of the keys and 64 or 128 rows. Producer warps bring K and V, stage by stage, and
 // unpack levels to 16-bit operands; consumer warpgroups of 64 rows multiply on tensor cores.
 // Bytes moved: the split's K and V once per block, q, and head_dim + 2 floats per row.
+#include "cuda/kernels/attention/drafts.cuh"
 #include "cuda/kernels/attention/many_rows_consume.cuh"
 #include "cuda/kernels/attention/many_rows_produce.cuh"
 #include "cuda/kernels/attention/many_rows_queries.cuh"

@@ -13,8 +13,9 @@ namespace gyre::cuda {
 
 // Blocks by what they may use of a GPU. Of a Hopper, which has wgmma: all, for 128 rows, or for 64
 // rows half, so that two blocks run side by side where head dims allow. Of others 163 KB or 99 KB.
+// Drafts: attention_drafts with one or two consumer warpgroups, on a Hopper.
 constexpr uint32_t kManyRowsHopper = 0, kManyRowsHalf = 1, kManyRowsMedium = 2, kManyRowsSmall = 3,
-                   kManyRowsNone = 4;
+                   kManyRowsDrafts = 4, kManyRowsDrafts2 = 5, kManyRowsNone = 6;
 constexpr uint32_t kManyRowsBytes[] = {227 << 10, 227 << 10, 163 << 10, 99 << 10};
 constexpr uint32_t kHalfBytes = 113 << 10;
 

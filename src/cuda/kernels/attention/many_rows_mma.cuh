@@ -3,10 +3,7 @@
 // mma.sync elsewhere. Operands and sums lie alike for both. On a Hopper a product is only begun
 // here, and ends at wait_for_product.
 #include "cuda/kernels/attention/many_rows_traits.cuh"
-#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GYRE_WGMMA 1
 #include "cuda/kernels/attention/wgmma.cuh"
-#endif
 
 namespace gyre::cuda {
 
@@ -64,8 +61,6 @@ inline void wait_for_product(float (&sums)[kTiles][4]) {
 }
 
 #else
-
-inline void fence_operands() {}
 
 // Where a lane's part of an operand is: `row` is the lane's, `chunk` 0 or 1. Of even chunks further
 // on the swizzle is one XOR. Hidden from the compiler, which would spend minutes on the addresses.

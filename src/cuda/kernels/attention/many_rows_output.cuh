@@ -61,4 +61,44 @@ inline void restore_columns(float (&o)[kDim / 8][4]) {
   flip_columns<kDim>(o);
 }
 
+// The same of one row, of which a thread has columns 8 t + 2 j and the next.
+template <uint32_t kDim, uint32_t kTile = 0>
+inline void flip_row(float (&o)[kDim / 8][2]) {
+  const uint32_t j = threadIdx.x % 4;
+  constexpr uint32_t kEven = column_signs(kTile, 0), kOdd = column_signs(kTile, 1);
+  const float factor = inverse_root(kDim);
+  o[kTile][0] *= (kEven >> j & 1) != 0 ? -factor : factor;
+  o[kTile][1] *= (kOdd >> j & 1) != 0 ? -factor : factor;
+  if constexpr (kTile + 1 < kDim / 8) flip_row<kDim, kTile + 1>(o);
+}
+template <uint32_t kDim>
+inline void restore_row(float (&o)[kDim / 8][2]) {
+  constexpr uint32_t kTiles = kDim / 8;
+#pragma unroll
+  for (uint32_t t = 0; t < kTiles; ++t) {
+    const float a = o[t][0], b = o[t][1];
+    o[t][0] = a + b, o[t][1] = a - b;
+  }
+#pragma unroll
+  for (uint32_t h = 1; h < kTiles; h *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < kTiles * 2; ++i) {
+      const uint32_t t = i / 2, e = i % 2;
+      if ((t & h) != 0) continue;
+      const float a = o[t][e], b = o[t + h][e];
+      o[t][e] = a + b, o[t + h][e] = a - b;
+    }
+  }
+#pragma unroll
+  for (uint32_t h = 1; h < 4; h *= 2) {
+    const float sign = (threadIdx.x & h) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < kTiles * 2; ++i) {
+      float& x = o[i / 2][i % 2];
+      x = fmaf(x, sign, __shfl_xor_sync(kAll, x, static_cast<int>(h)));
+    }
+  }
+  flip_row<kDim>(o);
+}
+
 }  // namespace gyre::cuda

@@ -52,10 +52,10 @@ class LaneQuery {
     }
   }
 
-  // To the operand, rotated over levels and scaled by a power of two; returns the factor of the
-  // row's scores. A negative scale turns the query round: factors are not negative, and never 0.
-  float store(uint32_t dtype, float logits, uint32_t signs, unsigned char* to) const {
-    float x[8];
+  // Rotated over levels and scaled by a power of two, so that the largest magnitude of the row is
+  // below 2^(top + 1); returns the factor of the row's scores. A negative scale turns the query
+  // round: factors are not negative, and never 0.
+  float scaled(uint32_t dtype, float logits, uint32_t signs, int32_t top, float (&x)[8]) const {
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) x[i] = chunk() < kChunks ? as_float(bits_[i], dtype) : 0.0f;
     if constexpr (T::kLevelsK) rotate(x, signs);
@@ -73,20 +73,27 @@ class LaneQuery {
     const float largest = __uint_as_float(most);
     const bool finite = is_finite(largest);
     constexpr int32_t kMostUp = 100;  // the factor stays a normal number
-    int32_t up = largest == 0 || !finite ? 0 : kQueryExponent<T> - exponent_of(largest);
+    int32_t up = largest == 0 || !finite ? 0 : top - exponent_of(largest);
     if (up > kMostUp) up = kMostUp;
     const float factor = fabsf(logits) * power_of_two(-up);
     const float sign = factor == 0 || !finite ? 0.0f : (logits < 0 ? -1.0f : 1.0f);
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) x[i] = sign == 0 ? 0.0f : times_power(x[i] * sign, up);
+    if (!finite) return __uint_as_float(0x7FC00000u);
+    return factor == 0 ? 1.0f : factor;
+  }
+
+  // To the operand of 16-bit floats; returns the factor of the row's scores.
+  float store(uint32_t dtype, float logits, uint32_t signs, unsigned char* to) const {
+    float x[8];
+    const float factor = scaled(dtype, logits, signs, kQueryExponent<T>, x);
     const auto pair = [&](uint32_t i) {
       return kInTurn ? pack_16(x[i], x[4 + i], T::kBf16K)
                      : pack_16(x[2 * i], x[2 * i + 1], T::kBf16K);
     };
     if (chunk() < kChunks)
       *reinterpret_cast<uint4*>(to) = make_uint4(pair(0), pair(1), pair(2), pair(3));
-    if (!finite) return __uint_as_float(0x7FC00000u);
-    return factor == 0 ? 1.0f : factor;
+    return factor;
   }
 
  private:

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kMergeThreads, 2)
     }
     __syncthreads();
     const uint64_t token = row / p.heads, head = row % p.heads;
-    const float factor = finish_row(state, pointer<const float>(args.at[3]), head);
+    const float factor = finish_row(state, sink_logit(args.at[3], head));
     auto* const out =
         pointer<Out>(args.at[1] + token * p.out_token_stride + head * p.out_head_stride);
     for (uint32_t c = threadIdx.x; c < n; c += kMergeThreads) {

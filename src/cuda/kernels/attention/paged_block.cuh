@@ -1,7 +1,7 @@
 #pragma once
 // Decode attention over pages: what the warps of a block share beside their rings.
-#include "abi/attention_schedule.h"
 #include "cuda/kernels/attention/piece_fold.cuh"
+#include "cuda/kernels/attention/schedule_run.cuh"
 
 namespace gyre::cuda {
 
@@ -27,13 +27,6 @@ struct PagedState {
   uint32_t merge_groups;          // of the first block's fold; 0: another block merges
 };
 static_assert(sizeof(PagedState) <= kPagedStateBytes);
-
-inline abi::RowMask<int32_t> run_mask(const abi::AttentionParams& p, const abi::AttentionRun& run) {
-  abi::RowMask<int32_t> mask = {static_cast<int32_t>(run.length), static_cast<int32_t>(run.tokens),
-                                abi::row_window<int32_t>(p.window), p.causal != 0};
-  abi::fill_segment(mask, p.segment, p.places, run.tail_begin);
-  return mask;
-}
 
 // Keys of a piece that some row of the unit sees.
 struct PieceKeys {

@@ -9,23 +9,32 @@ namespace gyre::cuda {
 // of them.
 class RowWriter {
  public:
-  RowWriter(const RowTile& tile, const Args& args, uint32_t r, SoftmaxState state, bool leads) {
+  RowWriter(const RowTile& tile, const Args& args, uint32_t r, SoftmaxState state, bool leads)
+      : RowWriter(tile.params, args,
+                  {tile.first_token + tile.token(r), tile.head(r), tile.split, tile.bad != 0},
+                  state, leads) {}
+
+  struct Row {
+    uint64_t token, head, split;
+    bool bad;  // it becomes NaN
+  };
+  RowWriter(const abi::AttentionParams& p, const Args& args, const Row& row, SoftmaxState state,
+            bool leads) {
     using enum abi::AttentionArg;
-    const abi::AttentionParams& p = tile.params;
     const uint32_t n = p.v.head_dim;
-    const uint64_t token = tile.first_token + tile.token(r), head = tile.head(r);
-    if (tile.bad != 0) state.sum = __uint_as_float(0x7FC00000u);
+    const uint64_t token = row.token, head = row.head;
+    if (row.bad) state.sum = __uint_as_float(0x7FC00000u);
     dtype_ = p.out_dtype;
-    if (p.partial != abi::kAttentionWhole) {
+    if (p.partial == abi::kAttentionPartial || p.partial == abi::kAttentionStates) {
       const bool states = p.partial == abi::kAttentionStates;
       const uint64_t out_states = args.at[arg_out], partial = args.at[arg_partial];
       out_ = (states ? out_states : partial) +
-             ((tile.split * p.tokens + token) * p.heads + head) * (n + 2) * sizeof(float);
+             ((row.split * p.tokens + token) * p.heads + head) * (n + 2) * sizeof(float);
       dtype_ = 0;
       if (leads) put(n, state.max * kLn2), put(n + 1, state.sum);
       return;
     }
-    factor_ = finish_row(state, pointer<const float>(args.at[arg_sink_logits]), head);
+    factor_ = finish_row(state, sink_logit(args.at[arg_sink_logits], head));
     out_ = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
     if (leads && args.at[arg_lse] != 0) {
       *pointer<float>(args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride) =

@@ -207,7 +207,7 @@ inline void store_row(const RowTarget& target, bool partial, uint32_t part, Soft
   const uint32_t lane = code_motion_barrier(threadIdx.x % kWarp);
   const uint32_t dtype = partial ? 0 : target.out_dtype;
   float factor = 1;
-  if (!partial) factor = finish_row(state, pointer<const float>(target.sink), 0);
+  if (!partial) factor = finish_row(state, sink_logit(target.sink, 0));
   if constexpr (is_round_dim(kDim)) {
     store_part<Traits>(target.out, dtype, factor, part, lane, whole);
   } else if constexpr (Traits::kLevelsV) {

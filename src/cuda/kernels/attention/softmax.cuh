@@ -89,10 +89,18 @@ inline int32_t exponent_of(float x) {
   return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
 }
 
+// The sink's logit of a head, if there are sinks. Loaded in a way that the compiler does not know:
+// it would spend minutes on aliases.
+inline float sink_logit(uint64_t sinks, uint64_t head) {
+  if (sinks == 0) return minus_infinity();
+  return __uint_as_float(load_bits(sinks, static_cast<uint32_t>(head), true));
+}
+
 // A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
-inline float finish_row(SoftmaxState& state, const float* sink_logits, uint64_t head) {
+// -inf: no sink.
+inline float finish_row(SoftmaxState& state, float sink) {
   constexpr float kMost = 3.402823466e38f;
-  float keep = 1.0f, sink = sink_logits == nullptr ? minus_infinity() : sink_logits[head];
+  float keep = 1.0f;
   if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMost), kMost);
   if (sink != minus_infinity()) {
     if (sink > state.max) {

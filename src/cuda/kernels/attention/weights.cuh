@@ -82,8 +82,9 @@ inline float max_of(const float (&x)[kCount]) {
 
 // The new fixed-point scale of a row whose largest weight is `most`, when the reference rose by
 // `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
+// kGrowth: bits that weights may grow before the scale must follow.
+template <int32_t kGrowth = 4>
 inline uint32_t rescale_weights(FixedPoint& row, float most, uint32_t shift) {
-  constexpr int32_t kGrowth = 4;  // bits that weights may grow before the scale must follow
   if (most == -minus_infinity() && !is_nan(row.scale)) {
     if (row.scale != 0) shift = 512;
     row.scale = 0;

@@ -2,8 +2,26 @@
 // wgmma of Hopper GPUs: 64 rows of a warpgroup by operands in shared memory. Sums lie as those of
 // mma.m16n8: warp w has rows 16 w to 16 w + 15, tile t of columns is d[t].
 #include "cuda/kernels/ptx.cuh"
+#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GYRE_WGMMA 1
+#endif
 
 namespace gyre::cuda {
+
+#if !defined(GYRE_WGMMA)
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+inline void wgmma_wait() {}
+inline void fence_operands() {}
+
+#else
+
+inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Shared memory that threads wrote, seen by wgmma.
+inline void fence_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // An operand in rows of 128 bytes, swizzled by 128 bytes; eight rows are 1024 bytes on. `panel`:
 // bytes to the next 64 elements of a row where these are M or N; elsewhere it is not used.
@@ -12,11 +30,6 @@ inline uint64_t wgmma_operand(SharedAddress at, uint32_t panel) {
   return kSwizzle128 | kEightRows | uint64_t{panel >> 4} << 16 | (at & 0x3FFFFu) >> 4;
 }
 
-inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-// Shared memory that threads wrote, seen by wgmma.
-inline void fence_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Sums may be touched from here on: the compiler does not know that wgmma writes them later.
 template <uint32_t kTiles>
 inline void wgmma_sums(float (&d)[kTiles][4]) {
@@ -154,5 +167,7 @@ inline void wgmma_add(float (&all)[kTiles][4], uint32_t first, const uint32_t (&
 #undef GYRE_WGMMA_RS_128
 #undef GYRE_SUM16
 #undef GYRE_SUM4
+
+#endif
 
 }  // namespace gyre::cuda
