@@ -73,9 +73,9 @@ struct PagedAttentionOptions {
   // No sequence has fewer queries. A step of draft tokens alone that says so saves a command; one
   // with fewer queries is computed all the same.
   uint64_t min_query_length = 1;
-  uint64_t max_kv_length = 0;     // of one sequence; 0: width * page_tokens
-  std::optional<float> scale{};   // as in AttentionOptions
-  AttentionMask mask{};           // no tree_mask; pages wholly below a window are not read
+  uint64_t max_kv_length = 0;    // of one sequence; 0: width * page_tokens
+  std::optional<float> scale{};  // as in AttentionOptions
+  AttentionMask mask{};          // no tree_mask; pages wholly below a window are not read
   // CUDA graphs: the command ahead of the call writes no keys but those of the call's own tokens.
   // Older ones may then be loaded while it still runs. As in a decode step: append, then attend.
   bool settled_keys = false;
@@ -95,12 +95,13 @@ GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
 // Which multiprocessor works on which keys, for attention over pages on CUDA. An engine makes it
 // once per step, after the step's lengths and query ranges are in device memory, and hands it to
 // the attention of every layer that has the same shape of pages, heads, window and options. It
-// saves the time to find this out for each layer; results are the same, bit for bit. A sequence whose
-// length or query range changed since gets NaN; a call with other options than the schedule's
+// saves the time to find this out for each layer; results are the same, bit for bit. A sequence
+// whose length or query range changed since gets NaN; a call with other options than the schedule's
 // computes no rows.
 struct AttentionScheduleInputs {
   KvPages pages{};                 // of one of the layers
   uint64_t tokens = 0, heads = 0;  // of the calls' q
+  DType q_dtype = DType::f16;      // of the calls' q
   Tensor kv_lengths{};             // as in PagedAttentionInputs
   Tensor cu_seqlens_q{};
   Tensor is_prefill{};

@@ -111,7 +111,7 @@ constexpr uint32_t kv_page_inverse(uint32_t page_tokens) {
 // Commands for `decode` and `prompt` take all of a batch, or, where a device has a kernel for draft
 // tokens, those for `few_rows`, `drafts` and `many_rows`.
 enum class AttentionPhase : uint32_t {
-  all = 0xFFFF0000,
+  all = 0,  // no upper bound
   decode = 16 << 16,
   prompt = 0xFFFF0000 | 17,
   few_rows = 8 << 16,
@@ -123,7 +123,8 @@ constexpr uint32_t phase_fewest_rows(AttentionPhase phase) {
   return static_cast<uint32_t>(phase) & 0xFFFFu;
 }
 constexpr uint32_t phase_most_rows(AttentionPhase phase) {
-  return static_cast<uint32_t>(phase) >> 16;
+  const uint32_t most = static_cast<uint32_t>(phase) >> 16;
+  return most == 0 ? 0xFFFFu : most;
 }
 
 // Strides in bytes. Rows of a KV head are its (token, query head) pairs, the head running fastest.

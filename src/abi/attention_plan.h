@@ -31,7 +31,7 @@ struct AttentionProblem {
   uint64_t page_stride;  // bytes
   uint32_t page_tokens;
   uint32_t max_query_length;  // of a sequence
-  AttentionPhase phase;  // of the sequences that the plan is for
+  AttentionPhase phase;       // of the sequences that the plan is for
   uint32_t unused;
 };
 

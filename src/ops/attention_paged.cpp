@@ -322,6 +322,7 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   const KvPageParts parts = page_parts(in.pages);
   abi::AttentionProblem problem{};
   problem.tokens = in.tokens, problem.heads = in.heads;
+  problem.q_dtype = static_cast<uint32_t>(in.q_dtype);
   fill_problem(in.pages, parts, bounds, options.mask.window, problem);
   abi::AttentionParams params{};
   params.tokens = in.tokens, params.heads = in.heads, params.kv_heads = kv_heads;
@@ -338,8 +339,7 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   if (schedules.words() == 0) return {};
   const Tensor to = at_least(encoder.device(), memory, schedules.words());
   for (size_t i = 0; i < phases.size(); ++i)
-    if (schedules.words(i) != 0)
-      schedules.dispatch(recording, call, i, schedules.part(to, i));
+    if (schedules.words(i) != 0) schedules.dispatch(recording, call, i, schedules.part(to, i));
   recording.commit();
   return to;
 } catch (const std::bad_alloc&) {

@@ -45,9 +45,9 @@ PagedSchedules::PagedSchedules(const std::vector<PhasePlan>& phases,
       p.call.phase = phase;
       p.group = wanted.group;
       p.blocks = wanted.blocks, p.rows = wanted.rows, p.by_token = wanted.by_token;
-      p.runs = abi::schedule_most_runs(phase, bounds.sequences, call.kv_heads,
-                                       bounds.max_query_length, call.group, p.rows,
-                                       p.by_token != 0, p.blocks);
+      p.runs =
+          abi::schedule_most_runs(phase, bounds.sequences, call.kv_heads, bounds.max_query_length,
+                                  call.group, p.rows, p.by_token != 0, p.blocks);
       p.key = schedule_key(p, tail_begin);
     }
     params_.push_back(p);

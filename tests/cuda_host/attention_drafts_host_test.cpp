@@ -26,7 +26,7 @@ void expect_batch(const PagedNumbers& numbers, const std::vector<PagedSequence>&
   const PagedAnswer answer = batch.run();
   for (size_t s = 0; s < sequences.size(); ++s) {
     if (is_taken(sequences[s])) {
-      batch.expect_sequence(answer, s, 1e-6);
+      batch.expect_sequence(answer, s, numbers.v == KvFormat::bf16 ? 2e-5 : 1e-6);
     } else {
       for (const float x : batch.rows_of(answer, s)) ASSERT_EQ(x, PagedBatch::kUntouched);
     }
@@ -49,6 +49,17 @@ TEST(CudaHostDrafts, RaggedBatchesOfEveryFormat) {
                  kRagged);
   // Blocks of 64 rows.
   expect_batch({.phase = kDrafts}, kMore);
+}
+
+// What has no int8 operands goes to attention_many_rows, by the same schedule.
+TEST(CudaHostDrafts, SixteenBitValues) {
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16}) {
+    PagedNumbers n = {.k = KvFormat::tq8, .v = format, .phase = kDrafts, .max_query_length = 8};
+    expect_batch(n, kRagged);
+    n.window = 50, n.soft_cap = 20, n.sink_logits = n.alibi_slopes = true;
+    expect_batch(n, kRagged);
+  }
+  expect_batch({.k = KvFormat::tq8, .v = KvFormat::f16, .phase = kDrafts}, kMore);
 }
 
 TEST(CudaHostDrafts, PagesOfEverySizeAndRings) {
@@ -75,18 +86,26 @@ TEST(CudaHostDrafts, MasksSinksSlopesAndCaps) {
 // A row's bits follow from its sequence alone: not from the batch, the grid, the size of a block's
 // row group, or a second run over the same scratch.
 TEST(CudaHostDrafts, BitsDoNotDependOnTheBatch) {
-  const PagedNumbers n = {.heads = 8, .kv_heads = 2, .phase = kDrafts, .max_query_length = 8};
-  PagedBatch all(n, kRagged);
-  const PagedAnswer answer = all.run();
-  EXPECT_EQ(all.run(3), answer);
-  for (const size_t s : {size_t{0}, size_t{2}, size_t{3}, size_t{6}}) {
-    for (const uint32_t blocks : {1u, 3u, 9u}) {
-      PagedNumbers m = n;
-      m.blocks = blocks, m.seed = 5 + blocks;
-      m.max_query_length = blocks == 3 ? 16 : 8;
-      PagedBatch alone(m, {kRagged[s]});
-      const PagedAnswer of = alone.run();
-      EXPECT_EQ(alone.rows_of(of, 0), all.rows_of(answer, s)) << "sequence " << s << " " << blocks;
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::f16}) {
+    const PagedNumbers n = {.k = KvFormat::tq8,
+                            .v = format,
+                            .heads = 8,
+                            .kv_heads = 2,
+                            .phase = kDrafts,
+                            .max_query_length = 8};
+    PagedBatch all(n, kRagged);
+    const PagedAnswer answer = all.run();
+    EXPECT_EQ(all.run(3), answer);
+    for (const size_t s : {size_t{0}, size_t{2}, size_t{3}, size_t{6}}) {
+      for (const uint32_t blocks : {1u, 3u, 9u}) {
+        PagedNumbers m = n;
+        m.blocks = blocks, m.seed = 5 + blocks;
+        m.max_query_length = blocks == 3 ? 16 : 8;
+        PagedBatch alone(m, {kRagged[s]});
+        const PagedAnswer of = alone.run();
+        EXPECT_EQ(alone.rows_of(of, 0), all.rows_of(answer, s))
+            << "sequence " << s << " " << blocks;
+      }
     }
   }
 }
@@ -94,58 +113,67 @@ TEST(CudaHostDrafts, BitsDoNotDependOnTheBatch) {
 // The newest tokens alone give the rows that they have among others: a neighbour's logits do not
 // change how a row is rounded.
 TEST(CudaHostDrafts, BitsDoNotDependOnTheOtherTokens) {
-  const PagedNumbers n = {.phase = kDrafts, .max_query_length = 8};
-  PagedBatch eight(n, {{8, 1500, 3}});
-  const std::vector<float> all = eight.rows_of(eight.run(), 0);
-  for (const uint64_t tokens : {3u, 5u}) {
-    PagedBatch some(n, {{tokens, 1500, 3}});
-    const std::vector<float> rows = some.rows_of(some.run(), 0);
-    EXPECT_EQ(rows, std::vector<float>(all.end() - static_cast<int64_t>(rows.size()), all.end()));
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::f16}) {
+    const PagedNumbers n = {
+        .k = KvFormat::tq8, .v = format, .phase = kDrafts, .max_query_length = 8};
+    PagedBatch eight(n, {{8, 1500, 3}});
+    const std::vector<float> all = eight.rows_of(eight.run(), 0);
+    for (const uint64_t tokens : {3u, 5u}) {
+      PagedBatch some(n, {{tokens, 1500, 3}});
+      const std::vector<float> rows = some.rows_of(some.run(), 0);
+      EXPECT_EQ(rows, std::vector<float>(all.end() - static_cast<int64_t>(rows.size()), all.end()));
+    }
   }
 }
 
 TEST(CudaHostDrafts, NonsenseShows) {
-  const PagedNumbers n = {.phase = kDrafts};
-  const std::vector<PagedSequence> sequences = {{4, 300, 1}, {3, 64, 2}, {7, 1200, 3}};
-  PagedBatch good(n, sequences);
-  const PagedAnswer right = good.run();
-  const auto expect = [&](const auto& spoil, bool later, size_t bad) {
-    PagedBatch batch(n, sequences);
-    if (later) {
-      batch.after_schedule = [&] { spoil(batch); };
-    } else {
-      spoil(batch);
-    }
-    const PagedAnswer answer = batch.run();
-    for (size_t s = 0; s < sequences.size(); ++s) {
-      if (s != bad) {
-        EXPECT_EQ(batch.rows_of(answer, s), good.rows_of(right, s));
-        continue;
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::f16}) {
+    const PagedNumbers n = {
+        .k = KvFormat::tq8, .v = format, .phase = kDrafts, .max_query_length = 8};
+    const std::vector<PagedSequence> sequences = {{4, 300, 1}, {3, 64, 2}, {7, 1200, 3}};
+    PagedBatch good(n, sequences);
+    const PagedAnswer right = good.run();
+    const auto expect = [&](const auto& spoil, bool later, size_t bad) {
+      PagedBatch batch(n, sequences);
+      if (later) {
+        batch.after_schedule = [&] { spoil(batch); };
+      } else {
+        spoil(batch);
       }
-      for (const float x : batch.rows_of(answer, s)) ASSERT_TRUE(std::isnan(x));
-    }
-  };
-  expect([](PagedBatch& b) { b.table()[2 * b.width() + 70] = -1; }, false, 2);
-  expect([](PagedBatch& b) { b.table()[3] = 1 << 30; }, false, 0);
-  expect([](PagedBatch& b) { b.kv_lengths()[1] = -1; }, false, 1);
-  // A schedule of another step.
-  expect([](PagedBatch& b) { --b.kv_lengths()[2]; }, true, 2);
+      const PagedAnswer answer = batch.run();
+      for (size_t s = 0; s < sequences.size(); ++s) {
+        if (s != bad) {
+          EXPECT_EQ(batch.rows_of(answer, s), good.rows_of(right, s));
+          continue;
+        }
+        for (const float x : batch.rows_of(answer, s)) ASSERT_TRUE(std::isnan(x));
+      }
+    };
+    expect([](PagedBatch& b) { b.table()[2 * b.width() + 70] = -1; }, false, 2);
+    expect([](PagedBatch& b) { b.table()[3] = 1 << 30; }, false, 0);
+    expect([](PagedBatch& b) { b.kv_lengths()[1] = -1; }, false, 1);
+    // A schedule of another step.
+    expect([](PagedBatch& b) { --b.kv_lengths()[2]; }, true, 2);
+  }
 }
 
 TEST(CudaHostDrafts, SegmentsAddUp) {
   const std::vector<PagedSequence> sequences = {{4, 700, 1}, {3, 5, 2}, {5, 90, 3}};
-  PagedNumbers n = {.phase = kDrafts, .max_query_length = 8};
-  PagedBatch whole(n, sequences);
-  const PagedAnswer all = whole.run();
-  n.states = true, n.first_keys = 4, n.tail = 40;
-  n.tail_begin = {610, 0, 60};
-  std::vector<PagedAnswer> parts;
-  for (const abi::KvSegment segment : {abi::kSegmentBody, abi::kSegmentSinks, abi::kSegmentTail}) {
-    n.segment = segment;
-    PagedBatch batch(n, sequences);
-    parts.push_back(batch.run());
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::f16}) {
+    PagedNumbers n = {.k = KvFormat::tq8, .v = format, .phase = kDrafts, .max_query_length = 8};
+    PagedBatch whole(n, sequences);
+    const PagedAnswer all = whole.run();
+    n.states = true, n.first_keys = 4, n.tail = 40;
+    n.tail_begin = {610, 0, 60};
+    std::vector<PagedAnswer> parts;
+    for (const abi::KvSegment segment :
+         {abi::kSegmentBody, abi::kSegmentSinks, abi::kSegmentTail}) {
+      n.segment = segment;
+      PagedBatch batch(n, sequences);
+      parts.push_back(batch.run());
+    }
+    expect_merged(n, parts, all);
   }
-  expect_merged(n, parts, all);
 }
 
 }  // namespace

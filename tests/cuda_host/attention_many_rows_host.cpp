@@ -68,6 +68,8 @@ constexpr Variant kVariants[] = {
     variant<abi::kTq4, abi::kTq4, 128, 128, kHalf>(),
     variant<abi::kTq8, abi::kTq8, 64, 64, kHalf>(),
     variant<abi::kTq8, abi::kTq4, 256, 256, kHalf>(),
+    variant<abi::kTq8, kF16, 128, 128, kHalf>(),
+    variant<abi::kTq8, kBf16, 128, 128, kHalf>(),
     variant<kF16, kF16, 64, 64, kMedium>(),
     variant<abi::kTq4, abi::kTq4, 256, 256, kMedium>(),
     variant<kF16, kF16, 192, 128, kSmall>(),

@@ -174,7 +174,9 @@ Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaL
   const ManyRowsLayout layout = layout_of(s);
   const uint64_t rows = p.tokens * p.group;
   uint64_t blocks = (rows + layout.rows() - 1) / layout.rows() * p.splits * p.kv_heads;
-  if (p.table.page_tokens != 0) {
+  if (p.schedule_key != 0) {
+    blocks = paged_blocks(limits.multiprocessors) * layout.blocks;
+  } else if (p.table.page_tokens != 0) {
     // One for each multiprocessor, at most one for each tile that the batch may have.
     blocks = std::min(((rows + layout.rows() - 1) / layout.rows() + p.table.sequences) * p.kv_heads,
                       std::max<uint64_t>(limits.multiprocessors, 1));

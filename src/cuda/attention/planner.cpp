@@ -103,7 +103,25 @@ class Planner {
       plan.schedule = {kDraftCut, blocks, layout.rows(), 0, 0};
       return plan;
     }
-    return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+    return many_rows_drafts();
+  }
+  // What attention_drafts does not take, or another GPU.
+  abi::AttentionPlan many_rows_drafts() const {
+    const abi::AttentionRowsSpec s = abi::attention_rows_spec(
+        p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim, many_rows_gpu(limits_, true));
+    abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+    if (!lists_pages() || !takes_many_rows(s)) return plan;
+    const uint32_t blocks =
+        paged_blocks(limits_.multiprocessors) *
+        many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
+    const uint64_t rows = many_rows_unit_rows(p_.max_query_length, group());
+    plan.spec = spec_key(s);
+    plan.kernel = abi::AttentionKernel::attention_many_rows;
+    plan.reduce = AttentionReduce::in_kernel;
+    plan.scratch_floats = many_rows_scratch_floats(rows, s.v_dim, blocks);
+    plan.drafts = 1;
+    plan.schedule = {kManyRowsCut, blocks, static_cast<uint32_t>(rows), 0, 0};
+    return plan;
   }
   // Numbers that a schedule holds in 32 bits, pages that are copied by 16 bytes.
   bool lists_pages() const {
@@ -126,14 +144,15 @@ class Planner {
 
   // attention_many_rows takes queries that its operands hold: of K's own type, bf16 as f16, and
   // over levels all, which rotation rounds anyway.
-  bool takes_many_rows() const {
+  bool takes_many_rows() const { return takes_many_rows(rows_spec()); }
+  bool takes_many_rows(const abi::AttentionRowsSpec& spec) const {
     constexpr uint64_t kMostKeys = uint64_t{1} << 30;
     const uint32_t k = p_.k.format;
     const bool queries =
         is_compressed(k) || p_.q_dtype == k || (k == kFormatF16 && p_.q_dtype == kFormatBf16);
     return queries && codes_together() && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
            (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
-           copies_16_bytes(p_.v) && has_many_rows_(spec_key(rows_spec()), limits_);
+           copies_16_bytes(p_.v) && has_many_rows_(spec_key(spec), limits_);
   }
   // Tiles of K's codes lie one behind the other.
   bool codes_together() const {

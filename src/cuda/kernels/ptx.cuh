@@ -213,8 +213,8 @@ inline uint64_t code_motion_barrier(uint64_t x) {
 // Aborts the kernel with an error.
 inline void trap() { __trap(); }
 // Returns the value before. Releases what this thread wrote and observed, to the whole GPU, and
-// acquires what the threads before it released. By address: NVRTC may spend minutes on what pointer()
-// returns.
+// acquires what the threads before it released. By address: NVRTC may spend minutes on what
+// pointer() returns.
 inline uint32_t atomic_add_acq_rel(uint64_t address, uint32_t x) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"

@@ -377,21 +377,12 @@ class PagedBlock {
   // cold. For all threads together.
   void merge_unit(uint32_t number) {
     const abi::AttentionRun& run = state_.runs[number];
-    const uint32_t first_group = run.unit_first / abi::kGroupPieces;
-    const uint32_t groups = (run.unit_end - 1) / abi::kGroupPieces + 1 - first_group;
-    if (threadIdx.x == 0) {
-      const uint32_t behind = (run.first + run.count - 1) / abi::kGroupPieces + 1;
-      const uint32_t mine = behind - run.first / abi::kGroupPieces;
-      auto* const counter = pointer<uint32_t>(args_.at[arg_partial]) + run.area;
-      const uint32_t add = mine | (run.first == run.unit_first ? mine << 16 : 0);
-      const uint32_t all = atomic_add_acq_rel(counter, add) + add;
-      const bool last = (all & 0xFFFFu) == groups;
-      if (last) *counter = 0;  // for the next replay
-      state_.merge_groups = last ? all >> 16 : 0;
-    }
+    const RunGroups of(run);
+    if (threadIdx.x == 0)
+      state_.merge_groups = count_groups(args_.at[arg_partial] + run.area * 4, of);
     __syncthreads();
     const uint32_t done = state_.merge_groups;
-    if (done != 0) fold_groups(number, done, groups);
+    if (done != 0) fold_groups(number, done, of.all);
     __syncthreads();
     if (done == 0 || warp_ >= kPerKey) return;
 #pragma unroll 1

@@ -1,10 +1,9 @@
 #pragma once
 // Attention of up to 64 rows of a KV head over levels in pages: draft tokens, a prompt's last
 // tokens. Blocks take their runs from the step schedule (abi/attention_schedule.h). Producer warps
-// copy and unpack K and V to int8 operands, consumer warpgroups multiply them by queries and weights
-// of 16-bit integers on tensor cores.
-// Bytes moved: K and V once for each unit, q, and head_dim + 2 floats for each row and group of a
-// unit in several blocks.
+// copy and unpack K and V to int8 operands, consumer warpgroups multiply them by queries and
+// weights of 16-bit integers on tensor cores. Bytes moved: K and V once for each unit, q, and
+// head_dim + 2 floats for each row and group of a unit in several blocks.
 #include "cuda/kernels/attention/drafts_consume.cuh"
 #include "cuda/kernels/attention/drafts_produce.cuh"
 

@@ -19,14 +19,14 @@ class DraftConsumer {
 
   // All runs of the block.
   void run() {
-    const uint32_t count = DraftShare(p_, args_, kLayout.blocks).count;
+    const uint32_t count = BlockRuns(p_, args_, kLayout.blocks).count;
     DraftSlot<kLayout.slots> slot;
 #pragma unroll 1
     for (uint32_t index = 0; index < count; ++index) {
       state_.wait_for_run(index);
       const DraftRun& run = state_.run(index);
       begin_run(run.of);
-      const DraftGroups groups(run.of);
+      const RunGroups groups(run.of);
       DraftStages left = run_stages(run.of);
 #pragma unroll 1
       for (uint32_t group = groups.first; group < groups.end; ++group) {
@@ -194,7 +194,8 @@ class DraftConsumer {
     if (!all_seen(stage)) apply_mask(stage, x);
     uint32_t w[kKeyTiles][2];
     float sum;
-    const uint32_t raised = __ballot_sync(kAll, softmax_weights<false>(x, v_scales, w, sum) ? 0 : 1);
+    const uint32_t raised =
+        __ballot_sync(kAll, softmax_weights<false>(x, v_scales, w, sum) ? 0 : 1);
     if (raised != 0) {
       raise_reference((raised & row_lanes()) != 0, x, v_scales);
       softmax_weights<true>(x, v_scales, w, sum);

@@ -28,19 +28,6 @@ struct DraftRowState {
   }
 };
 
-// Groups of a run's unit, numbered from the unit's first.
-struct DraftGroups {
-  uint32_t first, end, all;  // of the run; of the unit
-
-  explicit DraftGroups(const abi::AttentionRun& run) {
-    const uint32_t base = run.unit_first / abi::kGroupPieces;
-    first = optimization_barrier(run.first / abi::kGroupPieces - base);
-    end = optimization_barrier((run.first + run.count - 1) / abi::kGroupPieces + 1 - base);
-    all = (run.unit_end - 1) / abi::kGroupPieces + 1 - base;
-  }
-  bool whole() const { return first == 0 && end == all; }
-};
-
 template <class T>
 class DraftMerge {
   static constexpr uint32_t kVTiles = T::kVTiles, kVectors = kVTiles / 2;
@@ -57,7 +44,7 @@ class DraftMerge {
                 threadIdx.x / kWarp * T::kLayout.warp_bytes + threadIdx.x % kWarp * 16) {}
 
   // For the warps that have rows.
-  void add_group(const DraftRun& run, const DraftGroups& of, uint32_t group, bool bad,
+  void add_group(const DraftRun& run, const RunGroups& of, uint32_t group, bool bad,
                  DraftRowState now, Values& v) {
     if (bad || run.bad != 0) now.sum = __uint_as_float(0x7FC00000u);
     if (of.first != 0) {
@@ -87,16 +74,11 @@ class DraftMerge {
 
   // A unit that several blocks share: the last one to count its groups folds them all. The first
   // left one state for all of its own. For all consumers together.
-  void finish_run(const abi::AttentionRun& run, const DraftGroups& of) {
+  void finish_run(const abi::AttentionRun& run, const RunGroups& of) {
     if (of.whole()) return;
     sync();
     if (threadIdx.x == 0) {
-      const uint32_t mine = of.end - of.first, add = mine | (of.first == 0 ? mine << 16 : 0);
-      const uint64_t counter = args_.at[abi::arg_partial] + run.area * 4;
-      const uint32_t all = atomic_add_acq_rel(counter, add) + add;
-      const bool last = (all & 0xFFFFu) == of.all;
-      if (last) *pointer<uint32_t>(counter) = 0;  // for the next replay
-      state_.merge_groups = last ? all >> 16 : 0;
+      state_.merge_groups = count_groups(args_.at[abi::arg_partial] + run.area * 4, of);
     }
     sync();
     const uint32_t done = state_.merge_groups;

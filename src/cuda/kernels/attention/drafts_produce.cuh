@@ -6,25 +6,32 @@
 
 namespace gyre::cuda {
 
-// Sixteen codes of a key, two steps' worth of eight: words of its planes.
+// Where a thread's 16 codes of a key lie in its row: those of two steps' worth of eight.
 template <uint32_t kK>
-struct KeyChunk {
+struct KeyPlaces {
   static constexpr uint32_t kLow = abi::kv_low_bits(kK), kHigh = abi::kv_high_bits(kK);
-  uint2 low, next = {}, high = {};
+  uint32_t low, high, shift;
 
-  KeyChunk() = default;
-  KeyChunk(const unsigned char* row, uint32_t dim, uint32_t chunk) {
+  KeyPlaces(uint32_t dim, uint32_t chunk) {
     constexpr uint32_t kGroup = abi::kv_group(kLow),
                        kHighGroup = abi::kv_group(kHigh == 0 ? 1 : kHigh);
     const uint32_t word = key_word<kK>(chunk / 2), two = chunk % 2 * 8;
-    low = *reinterpret_cast<const uint2*>(row + word * 16 + two);
-    if constexpr (kK == abi::kTq8)
-      next = *reinterpret_cast<const uint2*>(row + word * 16 + 16 + two);
-    if constexpr (kHigh != 0) {
-      const unsigned char* const plane = row + dim * kLow / 8;
-      high = *reinterpret_cast<const uint2*>(plane + word * kGroup / kHighGroup * 16 + two);
-      const uint32_t by = word * kGroup % kHighGroup / 16 * kHigh;
-      high.x >>= by, high.y >>= by;
+    low = word * 16 + two;
+    high = dim * kLow / 8 + word * kGroup / kHighGroup * 16 + two;
+    shift = word * kGroup % kHighGroup / 16 * kHigh;
+  }
+};
+template <uint32_t kK>
+struct KeyChunk {
+  uint2 low, next = {}, high = {};
+
+  KeyChunk() = default;
+  KeyChunk(const unsigned char* row, const KeyPlaces<kK>& at) {
+    low = *reinterpret_cast<const uint2*>(row + at.low);
+    if constexpr (kK == abi::kTq8) next = *reinterpret_cast<const uint2*>(row + at.low + 16);
+    if constexpr (KeyPlaces<kK>::kHigh != 0) {
+      high = *reinterpret_cast<const uint2*>(row + at.high);
+      high.x >>= at.shift, high.y >>= at.shift;
     }
   }
   uint4 operand(uint32_t chunk) const {
@@ -35,19 +42,63 @@ struct KeyChunk {
   }
 };
 
+// What a thread unpacks of every stage, as byte offsets. They are computed once: of later keys and
+// tiles the offsets differ by constants, because their bits are others.
+template <class T>
+struct DraftPlaces {
+  static constexpr uint32_t kKeyChunks = T::kKDim / 16, kKeyStep = kProducers / kKeyChunks,
+                            kHalf = T::kVDim / 2, kPairStep = kProducers / kHalf;
+  static_assert(kKeyStep % 8 == 0 && kProducers % kHalf == 0);
+  KeyPlaces<T::kK> key;
+  uint32_t chunk;             // of every key
+  uint32_t key_from, key_to;  // of the first one
+  uint32_t pair, value_to;    // a pair of tiles; its operand
+  uint32_t coordinate;        // and the one kHalf on
+  uint32_t scale_from, scale_to;
+
+  explicit DraftPlaces(uint32_t thread)
+      : key(T::kKDim, thread % kKeyChunks),
+        chunk(thread % kKeyChunks),
+        pair(thread / kHalf),
+        coordinate(thread % kHalf) {
+    constexpr DraftsLayout kLayout = T::kLayout;
+    constexpr uint32_t kOfRow = T::kKRow / 16;  // chunks
+    key_from = thread / kKeyChunks * (kLayout.k_tile_bytes / 8);
+    key_to = pin(chunk / kOfRow * (kDraftKeys * T::kKRow) +
+                 swizzled_byte<T::kKRow>(T::column(thread / kKeyChunks), chunk % kOfRow));
+    value_to = pin(kLayout.k_bytes + swizzled_byte<T::kVRow>(coordinate, pair));
+    const uint32_t slot = thread % kDraftKeys, half = thread / kDraftKeys;
+    scale_from = kLayout.k_scales_at + (half * kDraftTiles + slot / 8) * 16 + slot % 8 * 2;
+    scale_to = pin((half * kDraftKeys + T::column(slot)) * 4);
+  }
+  // Of the i-th key and of the i-th pair of tiles.
+  uint32_t key_operand(uint32_t i) const {
+    const uint32_t rows = T::column(i * kKeyStep);
+    constexpr uint32_t kBits = T::kKRow == 128 ? 7 : 6;
+    const uint32_t swizzle = (rows & kBits) * (T::kKRow == 128 ? 16 : 8);
+    return (key_to ^ swizzle) + rows * T::kKRow;
+  }
+  uint32_t value_operand(uint32_t i) const { return value_to ^ i * kPairStep * 16; }
+};
+
 template <class T>
 class DraftProducer {
  public:
   static constexpr DraftsLayout kLayout = T::kLayout;
 
   explicit DraftProducer(DraftsState& state)
-      : state_(state), p_(state.call), args_(state.args), share_(p_, args_, kLayout.blocks) {}
+      : state_(state),
+        p_(state.call),
+        args_(state.args),
+        share_(p_, args_, kLayout.blocks),
+        thread_(pin(threadIdx.x - T::kConsumers)),
+        places_(thread_) {}
 
   void run() {
     if (share_.count == 0) return;
     if (warp() == 0) describe(0);
     DraftSlot<kLayout.slots> slot;
-    uint32_t stored = 0, index = 0, stage = 0, end = 0;
+    uint32_t stored = kLayout.stored_at, index = 0, stage = 0, end = 0;
     // Stage m is copied, and stage m - kBefore handed over.
     constexpr uint32_t kBefore = kLayout.stored - 1;
 #pragma unroll 1
@@ -59,29 +110,29 @@ class DraftProducer {
       if (m < kBefore) continue;
       if (stage == end) {
         if (index == share_.count) break;
-        const DraftStages of = run_stages(state_.run(index++).of);
-        stage = optimization_barrier(of.begin), end = optimization_barrier(of.end);
+        const abi::AttentionRun& run = state_.run(index++).of;
+        const DraftStages of = run_stages(run);
+        stage = of.begin, end = of.end;
+        seen_from_ = run.begin, seen_to_ = run.end;
       }
       wait_for_phase(&state_.empty[slot.index], slot.phase ^ 1);
-      const unsigned char* const from = stored_stage(stored);
-      unpack_scales(state_.run(index - 1).of, stage, from, draft_scales<T>(slot.index));
-      unpack_keys(from, draft_slot<T>(slot.index));
-      unpack_values_stage(from + kLayout.v_at, draft_slot<T>(slot.index) + kLayout.k_bytes);
+      unpack(stage, dynamic_shared() + stored, slot.index);
       fence_operands();
       arrive(&state_.full[slot.index]);
       slot.step();
-      stored = optimization_barrier(stored + 1 == kLayout.stored ? 0 : stored + 1);
+      stored = next_stored(stored);
       ++stage;
     }
     copy_wait<0>();
   }
 
  private:
-  static uint32_t thread() { return threadIdx.x - T::kConsumers; }
-  static uint32_t warp() { return thread() / kWarp; }
-  static uint32_t lane() { return threadIdx.x % kWarp; }
-  static unsigned char* stored_stage(uint32_t index) {
-    return dynamic_shared() + kLayout.stored_at + index * kLayout.stored_bytes;
+  uint32_t warp() const { return thread_ / kWarp; }
+  uint32_t lane() const { return thread_ % kWarp; }
+  static uint32_t next_stored(uint32_t at) {
+    constexpr uint32_t kEnd = kLayout.stored_at + kLayout.stored * kLayout.stored_bytes;
+    at += kLayout.stored_bytes;
+    return optimization_barrier(at == kEnd ? kLayout.stored_at : at);
   }
 
   // Copies the description of one of the block's runs. For the first producer warp.
@@ -100,6 +151,7 @@ class DraftProducer {
 
   // The run whose stages are copied now. The one behind it is described meanwhile.
   void begin_run() {
+    using enum abi::AttentionArg;
     copied_run_ = next_run_++;
     ended_ = copied_run_ == share_.count;
     if (ended_) return;
@@ -107,11 +159,15 @@ class DraftProducer {
     if (warp() == 0) describe(copied_run_ + 1);
     const abi::AttentionRun& run = state_.run(copied_run_).of;
     const DraftStages of = run_stages(run);
-    stage_ = optimization_barrier(of.begin), end_stage_ = optimization_barrier(of.end);
+    stage_ = of.begin, end_stage_ = of.end;
     begin_ = run.begin, end_ = run.end > run.begin ? run.end : 0;
-    entries_ = args_.at[abi::arg_table] +
-               (run.sequence * p_.table.stride + p_.table.first_entry) * sizeof(uint32_t);
-    kv_head_ = run.kv_head;
+    entries_ = args_.at[arg_table] + (run.sequence * p_.table.stride + p_.table.first_entry) * 4;
+    k_ = args_.at[arg_k_codes] + run.kv_head * p_.k.codes_head_stride;
+    v_ = args_.at[arg_v_codes] + run.kv_head * p_.v.codes_head_stride;
+    const bool keys = lane() < kDraftTiles;
+    const uint64_t k_scales = args_.at[arg_k_scales] + run.kv_head * p_.k.scales_head_stride,
+                   v_scales = args_.at[arg_v_scales] + run.kv_head * p_.v.scales_head_stride;
+    scales_ = keys ? k_scales : v_scales;
     find_tile();
   }
 
@@ -140,104 +196,100 @@ class DraftProducer {
   void copy_stage() {
     if (!ended_ && stage_ == end_stage_) begin_run();
     if (!ended_) {
-      using enum abi::AttentionArg;
-      unsigned char* const to = stored_stage(copied_);
+      unsigned char* const to = dynamic_shared() + copied_;
       const uint64_t page = page_offset();
       const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0);
-      copy_codes<kLayout.k_tile_bytes>(args_.at[arg_k_codes], p_.k, page, there, to);
-      copy_codes<kLayout.v_tile_bytes>(args_.at[arg_v_codes], p_.v, page, there, to + kLayout.v_at);
-      if (warp() == 0 && lane() < 2 * kDraftTiles && present_) {
-        const bool keys = lane() < kDraftTiles;
-        const abi::KvCacheLayout& half = keys ? p_.k : p_.v;
-        const uint64_t k_scales = args_.at[arg_k_scales], v_scales = args_.at[arg_v_scales];
-        const uint64_t from = (keys ? k_scales : v_scales) + page +
-                              kv_head_ * half.scales_head_stride + tile_ * half.scales_tile_stride;
-        copy_async<16>(shared_address(to + kLayout.k_scales_at + lane() * 16),
-                       pointer<const uint8_t>(from), true);
+      copy_codes<kLayout.k_tile_bytes>(k_ + page + tile_ * p_.k.codes_tile_stride, there, to);
+      copy_codes<kLayout.v_tile_bytes>(v_ + page + tile_ * p_.v.codes_tile_stride, there,
+                                       to + kLayout.v_at);
+      if (thread_ < 2 * kDraftTiles && present_) {
+        const uint64_t stride =
+            lane() < kDraftTiles ? p_.k.scales_tile_stride : p_.v.scales_tile_stride;
+        copy_async<16>(shared_address(to + kLayout.k_scales_at + thread_ * 16),
+                       pointer<const uint8_t>(scales_ + page + tile_ * stride), true);
       }
       if (++stage_ != end_stage_) find_tile();
     }
     copy_commit();
-    copied_ = optimization_barrier(copied_ + 1 == kLayout.stored ? 0 : copied_ + 1);
+    copied_ = next_stored(copied_);
   }
+  // `mine`: the lane's tile, of which those of `there` exist.
   template <uint32_t kTileBytes>
-  void copy_codes(uint64_t codes, const abi::KvCacheLayout& half, uint64_t page, uint32_t there,
-                  unsigned char* to) const {
-    constexpr uint32_t kChunks = kTileBytes / 16;
-    static_assert(kDraftTiles * kChunks % kWarp == 0);  // a warp's lanes go on together
-    const uint64_t mine =
-        codes + page + kv_head_ * half.codes_head_stride + tile_ * half.codes_tile_stride;
-#pragma unroll 4
-    for (uint32_t c = thread(); c < kDraftTiles * kChunks; c += kProducers) {
-      const auto tile = static_cast<int>(c / kChunks);
-      const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(mine), tile),
-                     high = __shfl_sync(kAll, static_cast<uint32_t>(mine >> 32), tile);
-      const uint64_t from = (uint64_t{high} << 32 | low) + c % kChunks * 16;
+  void copy_codes(uint64_t mine, uint32_t there, unsigned char* to) const {
+    constexpr uint32_t kChunks = kTileBytes / 16, kAll16 = kDraftTiles * kChunks;
+    static_assert(kAll16 % kWarp == 0);  // a warp's lanes go on together
+    const SharedAddress at = shared_address(to + thread_ * 16);
+#pragma unroll
+    for (uint32_t i = 0; i < (kAll16 + kProducers - 1) / kProducers; ++i) {
+      const uint32_t c = thread_ + i * kProducers;
+      if (kAll16 % kProducers != 0 && c >= kAll16) break;
+      const uint32_t tile = c / kChunks;
+      const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(mine), static_cast<int>(tile)),
+                     high = __shfl_sync(kAll, static_cast<uint32_t>(mine >> 32),
+                                        static_cast<int>(tile));
+      const uint64_t from = (uint64_t{high} << 32 | low) + (c - tile * kChunks) * 16;
       if ((there >> tile & 1) != 0)
-        copy_async<16>(shared_address(to + c * 16), pointer<const uint8_t>(from), true);
+        copy_async<16>(at + i * kProducers * 16, pointer<const uint8_t>(from), true);
     }
   }
 
+  void unpack(uint32_t stage, const unsigned char* from, uint32_t slot) const {
+    unpack_scales(stage, from, reinterpret_cast<unsigned char*>(draft_scales<T>(slot)));
+    unpack_keys(from, draft_slot<T>(slot));
+    unpack_values_stage(from + kLayout.v_at, draft_slot<T>(slot));
+  }
   // K's scales as they are, V's as stored, without their bias: weights have room above. A slot that
   // no query sees may hold anything: 0, so that it changes no row's rounding.
-  void unpack_scales(const abi::AttentionRun& run, uint32_t stage, const unsigned char* from,
-                     float* to) const {
+  void unpack_scales(uint32_t stage, const unsigned char* from, unsigned char* to) const {
     static_assert(kProducers == 2 * kDraftKeys);
-    const uint32_t slot = thread() % kDraftKeys, half = thread() / kDraftKeys;
-    const uint32_t key = stage * kDraftKeys + slot;
-    const float scale =
-        raw_scale(from + kLayout.k_scales_at + (half * kDraftTiles + slot / 8) * 16, 0, slot % 8);
-    const bool seen = key >= run.begin && key < run.end;
-    to[half * kDraftKeys + T::column(slot)] =
-        !seen ? 0.0f : (half == 0 ? scale * 0x1p-31f : scale);
+    const uint32_t key = stage * kDraftKeys + thread_ % kDraftKeys;
+    const float scale = raw_scale(from + places_.scale_from, 0, 0);
+    const bool seen = key >= seen_from_ && key < seen_to_;
+    *reinterpret_cast<float*>(to + places_.scale_to) =
+        !seen ? 0.0f : (thread_ < kDraftKeys ? scale * 0x1p-31f : scale);
   }
   void unpack_keys(const unsigned char* from, unsigned char* to) const {
-    constexpr uint32_t kChunks = T::kKDim / 16, kRow = kLayout.k_tile_bytes / 8,
-                       kCount = kDraftKeys * kChunks / kProducers,
-                       kAtOnce = kCount < 4 ? kCount : 4;
-#pragma unroll 1
+    using Places = DraftPlaces<T>;
+    constexpr uint32_t kCount = kDraftKeys / Places::kKeyStep, kAtOnce = kCount < 4 ? kCount : 4,
+                       kRow = kLayout.k_tile_bytes / 8;
+    from += places_.key_from;
+#pragma unroll
     for (uint32_t first = 0; first < kCount; first += kAtOnce) {
       KeyChunk<T::kK> chunks[kAtOnce];
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) {
-        const uint32_t u = thread() + (first + i) * kProducers;
-        chunks[i] = {from + u / kChunks * kRow, T::kKDim, u % kChunks};
-      }
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        chunks[i] = {from + (first + i) * Places::kKeyStep * kRow, places_.key};
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) {
-        const uint32_t u = thread() + (first + i) * kProducers, chunk = u % kChunks;
-        constexpr uint32_t kOfRow = T::kKRow / 16;  // chunks
-        *reinterpret_cast<uint4*>(to + chunk / kOfRow * (kDraftKeys * T::kKRow) +
-                                  swizzled_byte<T::kKRow>(T::column(u / kChunks), chunk % kOfRow)) =
-            chunks[i].operand(chunk);
-      }
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        *reinterpret_cast<uint4*>(to + places_.key_operand(first + i)) =
+            chunks[i].operand(places_.chunk);
     }
   }
   // Two coordinates of two tiles at a time: a chunk of the operand each.
   void unpack_values_stage(const unsigned char* from, unsigned char* to) const {
+    using Places = DraftPlaces<T>;
     constexpr LevelTable kTable = level_table<T::kV, true>();
-    constexpr uint32_t kHalf = T::kVDim / 2, kCount = kDraftTiles / 2 * kHalf / kProducers,
-                       kAtOnce = kCount < 2 ? 1 : 2;
-#pragma unroll 1
+    constexpr uint32_t kHalf = Places::kHalf, kTile = kLayout.v_tile_bytes,
+                       kCount = kDraftTiles / 2 / Places::kPairStep, kAtOnce = kCount < 2 ? 1 : 2;
+    from += places_.pair * 2 * kTile;
+#pragma unroll
     for (uint32_t first = 0; first < kCount; first += kAtOnce) {
       ValuePair<T::kV> pairs[kAtOnce][2];
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) {
-        const uint32_t u = thread() + (first + i) * kProducers, a = u % kHalf;
-        const unsigned char* const tile = from + u / kHalf * 2 * kLayout.v_tile_bytes;
-        pairs[i][0] = {tile, T::kVDim, a, a + kHalf};
-        pairs[i][1] = {tile + kLayout.v_tile_bytes, T::kVDim, a, a + kHalf};
+      for (uint32_t i = 0; i < kAtOnce * 2; ++i) {
+        const uint32_t tile = (first + i / 2) * Places::kPairStep * 2 + i % 2;
+        pairs[i / 2][i % 2] = {from + tile * kTile, T::kVDim, places_.coordinate,
+                               places_.coordinate + kHalf};
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
-        const uint32_t u = thread() + (first + i) * kProducers, a = u % kHalf;
         Operands<1> x[2][2];
 #pragma unroll
         for (uint32_t t = 0; t < 2; ++t)
           unpack_values<T::kV, true>(kTable, pairs[i][t].low, pairs[i][t].high, 0, x[t]);
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e)
-          *reinterpret_cast<uint4*>(to + swizzled_byte<T::kVRow>(a + e * kHalf, u / kHalf)) =
+          *reinterpret_cast<uint4*>(to + places_.value_operand(first + i) + e * kHalf * T::kVRow) =
               make_uint4(x[0][e].term[0][0], x[0][e].term[0][1], x[1][e].term[0][0],
                          x[1][e].term[0][1]);
       }
@@ -247,13 +299,16 @@ class DraftProducer {
   DraftsState& state_;
   const abi::AttentionParams& p_;
   const Args& args_;
-  DraftShare share_;
+  BlockRuns share_;
+  uint32_t thread_;  // of the producers
+  DraftPlaces<T> places_;
   // The run whose stages are copied, the one behind it, the place of the next stage.
-  uint32_t copied_run_ = 0, next_run_ = 0, copied_ = 0;
+  uint32_t copied_run_ = 0, next_run_ = 0, copied_ = kLayout.stored_at;
   uint32_t stage_ = 0, end_stage_ = 0, begin_ = 0, end_ = 0;
-  uint32_t kv_head_ = 0, page_ = 0, tile_ = 0;
-  uint64_t entries_ = 0;
+  uint32_t page_ = 0, tile_ = 0;
+  uint64_t entries_ = 0, k_ = 0, v_ = 0, scales_ = 0;  // of the run's sequence and KV head
   bool ended_ = false, present_ = false;
+  uint32_t seen_from_ = 0, seen_to_ = 0;  // keys of the run that is unpacked
 };
 
 }  // namespace gyre::cuda

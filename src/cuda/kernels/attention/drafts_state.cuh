@@ -82,23 +82,6 @@ static_assert(sizeof(DraftsState) <= kDraftStateBytes);
 
 inline DraftsState& drafts_state() { return *reinterpret_cast<DraftsState*>(dynamic_shared()); }
 
-// What the schedule has for this block. Neighbouring shares go to one multiprocessor: where there
-// are fewer groups than blocks, every multiprocessor gets one.
-struct DraftShare {
-  uint32_t first, count;  // runs
-
-  DraftShare(const abi::AttentionParams& p, const Args& args, uint32_t blocks) {
-    const uint32_t each = gridDim.x / blocks, share = blockIdx.x % each * blocks + blockIdx.x / each;
-    // Loaded in a way that the compiler does not know: it would spend minutes on aliases.
-    const auto word = [&](uint32_t i) {
-      return load_bits(args.at[abi::arg_schedule], share * 4 + i, true);
-    };
-    // A schedule of something else: nothing that it says may be used.
-    const bool known = word(0) == p.schedule_key && word(1) == gridDim.x;
-    first = word(2), count = known ? word(3) : 0;
-  }
-};
-
 // Stages of keys, counted from the sequence's key 0.
 struct DraftStages {
   uint32_t begin, end;  // at least one

@@ -7,7 +7,7 @@
 #include "cuda/kernels/attention/many_rows_consume.cuh"
 #include "cuda/kernels/attention/many_rows_produce.cuh"
 #include "cuda/kernels/attention/many_rows_queries.cuh"
-#include "cuda/kernels/attention/row_tile_batch.cuh"
+#include "cuda/kernels/attention/many_rows_runs.cuh"
 
 namespace gyre::cuda {
 
@@ -30,6 +30,7 @@ inline void start_block(ManyRowsState& state, const abi::AttentionParams& params
   tile.count = divide(rows + tile.tile_rows - 1, tile.tile_rows) * params.splits * params.kv_heads;
   tile.index = blockIdx.x;
   tile.entries = nullptr, tile.first_token = tile.base_tile = 0;
+  state.states = state.older = 0;
 }
 
 // The work tile's rows, keys and barriers. One thread.
@@ -47,6 +48,11 @@ inline void start_tile(ManyRowsState& state, const Args& args) {
 template <class T, bool kConsumers, class Role>
 inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& role) {
   RowTile& tile = state.tile;
+  // One place that calls the role: it is long.
+  if (T::kGroups == 1 && tile.params.schedule_key != 0) {
+    for_each_run<T, kConsumers>(state, args, role);
+    return;
+  }
   while (true) {
     if (tile.paged()) find_batch_tile(tile, args, state.of_warps);
     if (tile.index >= tile.count) return;

@@ -43,7 +43,7 @@ class Consumer {
       : state_(state), tile_(state.tile), group_(group) {
     using enum abi::AttentionArg;
     tree_ = pointer<const uint8_t>(args.at[arg_tree_mask]);
-    if (args.at[arg_tree_mask] == 0) tree_ = nullptr;
+    if (args.at[arg_tree_mask] == 0 || tile_.paged()) tree_ = nullptr;
     soft_ = tile_.params.soft_cap != 0 || args.at[arg_alibi_slopes] != 0;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) start_row(i, args.at[arg_alibi_slopes]);
@@ -102,8 +102,15 @@ class Consumer {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const float sum = warp_sum<4>(rows_[i].sum);
+      SoftmaxState state = {rows_[i].reference, sum};
+      if (T::kGroups == 1 && state_.older != 0) {
+        if (row(i) < tile_.rows) fold_older(i, state);
+        __syncwarp();  // the state goes where the older one was
+      }
       if (row(i) >= tile_.rows) continue;
-      const RowWriter writer(tile_, args, row(i), {rows_[i].reference, sum}, j == 0);
+      uint64_t place = state_.states;
+      if (place != 0) place += row(i) * uint64_t{T::kVDim + 2} * 4;
+      const RowWriter writer(tile_, args, row(i), state, j == 0, place);
       if (writer.has_pairs()) {
 #pragma unroll
         for (uint32_t t = 0; t < T::kVTiles; ++t)
@@ -117,6 +124,20 @@ class Consumer {
   }
 
  private:
+  // The state of the unit's older keys, folded with this one.
+  void fold_older(uint32_t i, SoftmaxState& state) {
+    const uint64_t from = state_.older + row(i) * uint64_t{T::kVDim + 2} * 4;
+    const float2 of = load_l2<float2>(from + T::kVDim * 4);
+    SoftmaxState older = {of.x, of.y};
+    const SoftmaxState::Factors f = older.fold(state);
+    state = older;
+#pragma unroll
+    for (uint32_t t = 0; t < T::kVTiles; ++t) {
+      const float2 x = load_l2<float2>(from + (t * 8 + threadIdx.x % 4 * 2) * 4);
+      o_[t][2 * i] = f.fold(x.x, o_[t][2 * i]);
+      o_[t][2 * i + 1] = f.fold(x.y, o_[t][2 * i + 1]);
+    }
+  }
   static uint32_t in_group(uint32_t i) {
     return threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4 + 8 * i;
   }

@@ -6,7 +6,8 @@
 // over are items, K and V of a stage in turn, each in a slot of a ring: MMA operands of 16 bits in
 // rows of 128 bytes, swizzled, the scales of its keys, and their numbers. Levels come through a
 // second ring as they are stored.
-#include "abi/attention.h"
+#include "abi/attention_schedule.h"
+#include "cuda/kernels/attention/paged_layout.cuh"
 #include "cuda/kernels/attention/prefill_layout.cuh"
 
 namespace gyre::cuda {
@@ -104,6 +105,18 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   }
   a.slots = 0;
   return a;
+}
+
+// Draft tokens over pages: the keys of a group, from the step schedule, the rows of a unit, and the
+// scratch of a call: counters, then for each block the states of the groups of one unit.
+constexpr abi::AttentionCut kManyRowsCut = {1024, 16};
+constexpr uint64_t many_rows_unit_rows(uint64_t max_query_length, uint64_t group) {
+  const uint64_t rows = max_query_length * group;
+  return rows < kGroupRows ? rows : kGroupRows;
+}
+constexpr uint64_t many_rows_scratch_floats(uint64_t unit_rows, uint32_t v_dim, uint32_t blocks) {
+  return paged_counter_bytes(blocks) / 4 +
+         blocks * (kManyRowsCut.most_pieces * unit_rows * (v_dim + 2));
 }
 
 }  // namespace gyre::cuda

@@ -38,6 +38,11 @@ struct RowLimits {
 
 struct ManyRowsState {
   RowTile tile;
+  abi::AttentionRun run;  // with a schedule: the one that the tile is of
+  uint32_t merge_groups;  // 0: another block folds the unit's groups
+  // Addresses of {values, reference, sum} of the tile's rows: where they go, 0: rows are finished;
+  // those of the unit's older keys, which they are folded into first, 0: none.
+  uint64_t states, older;
   RowLimits limits[2 * kGroupRows];
   PhaseBarrier full[kMostSlots], empty[kMostSlots];
   PhaseBarrier of_roles[2];      // by role, for racecheck alone

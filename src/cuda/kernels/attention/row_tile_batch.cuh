@@ -48,6 +48,25 @@ inline void find_batch_tile(RowTile& problem, const Args& args, uint64_t* of_war
   __syncthreads();
 }
 
+// The walk over the keys in pages that some row of the tile sees.
+inline void place_page_walk(RowTile& problem) {
+  const int64_t begin = problem.bounds(problem.token(0)).begin,
+                end = problem.bounds(problem.token(problem.rows - 1)).end;
+  const uint64_t keys = end > begin ? static_cast<uint64_t>(end - begin) : 0;
+  problem.walk_key = begin;
+  problem.walk = {};
+  if (keys == 0) return;
+  const uint64_t stage = problem.stage_keys, first = static_cast<uint64_t>(begin);
+  const uint64_t base = divide(first, stage) * stage;
+  problem.base_tile = base / abi::kKvTile;
+  abi::KvWalk<uint64_t>& w = problem.walk;
+  w.skip = first - base;
+  w.end_a = w.skip + keys;
+  w.tiles = w.tiles_a = (w.end_a + abi::kKvTile - 1) / abi::kKvTile;
+  w.end_b = w.tiles_a * abi::kKvTile;
+  w.starts_a = keys < stage ? 0 : keys - stage + 1;
+}
+
 // The rows and keys of the tile that find_batch_tile found. One thread.
 inline void place_batch_tile(RowTile& problem, const Args& args) {
   using enum abi::AttentionArg;
@@ -71,21 +90,7 @@ inline void place_batch_tile(RowTile& problem, const Args& args) {
   abi::fill_segment(problem.mask, p.segment, p.places,
                     abi::batch_tail_begin(pointer<const int32_t>(args.at[arg_tail_begin]),
                                           problem.sequence, of.length));
-  const int64_t begin = problem.bounds(problem.token(0)).begin,
-                end = problem.bounds(problem.token(problem.rows - 1)).end;
-  const uint64_t keys = end > begin ? static_cast<uint64_t>(end - begin) : 0;
-  problem.walk_key = begin;
-  problem.walk = {};
-  if (keys == 0) return;
-  const uint64_t stage = problem.stage_keys, first = static_cast<uint64_t>(begin);
-  const uint64_t base = divide(first, stage) * stage;
-  problem.base_tile = base / abi::kKvTile;
-  abi::KvWalk<uint64_t>& w = problem.walk;
-  w.skip = first - base;
-  w.end_a = w.skip + keys;
-  w.tiles = w.tiles_a = (w.end_a + abi::kKvTile - 1) / abi::kKvTile;
-  w.end_b = w.tiles_a * abi::kKvTile;
-  w.starts_a = keys < stage ? 0 : keys - stage + 1;
+  place_page_walk(problem);
 }
 
 }  // namespace gyre::cuda

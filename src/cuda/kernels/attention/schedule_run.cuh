@@ -21,4 +21,45 @@ inline bool is_stale(const Args& args, const abi::AttentionRun& run) {
          load_bits(args.at[arg_cu_seqlens_q], run.sequence, true) != run.first_token;
 }
 
+// What the schedule has for this block. Neighbouring shares go to one multiprocessor: where there
+// are fewer groups than blocks, every multiprocessor gets one.
+struct BlockRuns {
+  uint32_t first, count;  // runs
+
+  BlockRuns(const abi::AttentionParams& p, const Args& args, uint32_t blocks) {
+    const uint32_t each = gridDim.x / blocks,
+                   share = blockIdx.x % each * blocks + blockIdx.x / each;
+    // Loaded in a way that the compiler does not know: it would spend minutes on aliases.
+    const auto word = [&](uint32_t i) {
+      return load_bits(args.at[abi::arg_schedule], share * 4 + i, true);
+    };
+    // A schedule of something else: nothing that it says may be used.
+    const bool known = word(0) == p.schedule_key && word(1) == gridDim.x;
+    first = word(2), count = known ? word(3) : 0;
+  }
+};
+
+// Groups of a run's unit, numbered from the unit's first.
+struct RunGroups {
+  uint32_t first, end, all;  // of the run; of the unit
+
+  explicit RunGroups(const abi::AttentionRun& run) {
+    const uint32_t base = run.unit_first / abi::kGroupPieces;
+    first = optimization_barrier(run.first / abi::kGroupPieces - base);
+    end = optimization_barrier((run.first + run.count - 1) / abi::kGroupPieces + 1 - base);
+    all = (run.unit_end - 1) / abi::kGroupPieces + 1 - base;
+  }
+  bool whole() const { return first == 0 && end == all; }
+};
+
+// Counts the groups of a run of a unit that several blocks share, `counter` being the unit's. The
+// last block to come gets the number of groups that the first one folded, others 0.
+inline uint32_t count_groups(uint64_t counter, const RunGroups& of) {
+  const uint32_t mine = of.end - of.first, add = mine | (of.first == 0 ? mine << 16 : 0);
+  const uint32_t all = atomic_add_acq_rel(counter, add) + add;
+  if ((all & 0xFFFFu) != of.all) return 0;
+  *pointer<uint32_t>(counter) = 0;  // for the next replay
+  return all >> 16;
+}
+
 }  // namespace gyre::cuda

@@ -52,7 +52,19 @@ struct SoftmaxState {
   // Factors of the values that go with a state: of those so far, and of the part's.
   struct Factors {
     float keep, part;
+
+    float fold(float so_far, float value) const {
+      return fma_weighted(value, part, fma_weighted(so_far, keep, 0.0f));
+    }
   };
+  // Folds the state of later keys.
+  Factors fold(const SoftmaxState& later) {
+    const float to = fmaxf(max, later.max);
+    const Factors f = {sum == 0 ? 0.0f : exp2_fast(max - to),
+                       later.sum == 0 ? 0.0f : exp2_fast(later.max - to)};
+    *this = {to, __fmaf_rn(later.sum, f.part, __fmul_rn(sum, f.keep))};
+    return f;
+  }
   // Merges one part per lane, of kLanes neighbouring lanes, into the state that all of them hold
   // alike. The part's sum and values are relative to part_reference. In two steps, so that the
   // factors can be used before the sums are there.

@@ -29,8 +29,8 @@ template <uint32_t kTiles>
 inline void wgmma_sums(int32_t (&)[kTiles][4]) {}
 
 template <class A, uint32_t kTiles, uint32_t kRowBytes>
-inline void wgmma_s8(int32_t (*d)[4], const uint32_t (&a)[4],
-                     const WgmmaOperand<kRowBytes>& b, bool add) {
+inline void wgmma_s8(int32_t (*d)[4], const uint32_t (&a)[4], const WgmmaOperand<kRowBytes>& b,
+                     bool add) {
   unsigned char* const shared = dynamic_shared();
   const auto begin = static_cast<uint32_t>(b.at - shared);
   cuda_host::with_operands({a[0], a[1], a[2], a[3]}, [&](const auto* lanes) {
@@ -99,8 +99,8 @@ inline void wgmma_sums(int32_t (&d)[kTiles][4]) {
 
 // d = or += a b. A: int8_t or uint8_t.
 template <class A, uint32_t kTiles, uint32_t kRowBytes>
-inline void wgmma_s8(int32_t (*d)[4], const uint32_t (&a)[4],
-                     const WgmmaOperand<kRowBytes>& b, bool add) {
+inline void wgmma_s8(int32_t (*d)[4], const uint32_t (&a)[4], const WgmmaOperand<kRowBytes>& b,
+                     bool add) {
   static_assert(kTiles == 8 || kTiles == 16);
   constexpr bool kSigned = static_cast<A>(-1) < 0;
   if constexpr (kTiles == 8 && kSigned) GYRE_WGMMA_64("s8");
