@@ -154,7 +154,8 @@ class PagedBatch {
     // For the next replay.
     const auto* const counters = reinterpret_cast<const uint32_t*>(scratch.data());
     if (plan.scratch_floats != 0) {
-      for (uint32_t b = 0; b < plan.schedule.blocks; ++b) EXPECT_EQ(counters[b], 0u) << "block " << b;
+      for (uint32_t b = 0; b < plan.schedule.blocks; ++b)
+        EXPECT_EQ(counters[b], 0u) << "block " << b;
     }
     return answer;
   }
@@ -315,8 +316,8 @@ class PagedBatch {
     s.call = p;
     s.group = plan.schedule.group, s.blocks = plan.schedule.blocks, s.rows = plan.schedule.rows;
     s.by_token = plan.schedule.by_token, s.key = 1234567;
-    s.runs = abi::schedule_most_runs(p.phase, sequences_.size(), n_.kv_heads, n_.max_query_length, p.group,
-                                     s.rows, s.by_token != 0, s.blocks);
+    s.runs = abi::schedule_most_runs(p.phase, sequences_.size(), n_.kv_heads, n_.max_query_length,
+                                     p.group, s.rows, s.by_token != 0, s.blocks);
     const uint64_t words = abi::schedule_words(s.blocks, s.runs);
     std::vector<uint32_t> memory(words + 16, kBehind);
     const uint64_t of[5] = {reinterpret_cast<uint64_t>(memory.data()), args[arg_kv_lengths],
