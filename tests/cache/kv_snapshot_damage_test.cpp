@@ -150,12 +150,13 @@ TEST_F(KvSnapshotDamage, MessagesSayWhere) {
 // Version 1 is the same but for the magnitudes of tq4: its codes would be read as other numbers.
 TEST_F(KvSnapshotDamage, OtherVersionsAreRefused) {
   constexpr size_t kVersion = 8;  // of docs/snapshots.md
-  put_number(good, kVersion, 4, kKvSnapshotVersion);
+  put_number(good, kVersion, 4, 3);
   EXPECT_EQ(bytes_of_file(folder / "good"), good);
-  for (const uint32_t version : {0u, 1u, 2u, 4u, 0xFFFFFFFFu}) {
+  EXPECT_TRUE(load_fails(lie(kVersion, 4, kKvSnapshotVersion), {"a header of 1 layers"}));
+  for (const uint32_t version : {0u, 1u, 2u, kKvSnapshotVersion + 1, 0xFFFFFFFFu}) {
     EXPECT_TRUE(load_fails(lie(kVersion, 4, version),
                            {"bad", "is a snapshot of version " + std::to_string(version),
-                            "this library reads version 3"}));
+                            "this library reads version 3 to 4"}));
     EXPECT_TRUE(throws_error(ErrorCode::io, {"of version " + std::to_string(version)},
                              [&] { inspect_snapshot(folder / "bad"); }));
   }

@@ -200,7 +200,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
   fill(from, 43);
   from.cache.save(folder / "a");
   const KvSnapshotInfo info = inspect_snapshot(folder / "a");
-  EXPECT_EQ(info.version, kKvSnapshotVersion);
+  EXPECT_EQ(info.version, 3u);
   EXPECT_EQ(info.options.kv_heads, 2u);
   EXPECT_EQ(info.options.capacity, 60u);
   EXPECT_EQ(info.options.layers[0].sink_tokens, 3u);
@@ -236,9 +236,9 @@ TEST_F(KvSnapshot, RefusesAnotherGeometryAndSaysWhich) {
     EXPECT_EQ(to.answers(), before);
   };
   using O = KvCacheOptions;
-  refuses({"kv_cache.load", "kv_heads is 2", "and 1"}, [](O& o) { o.kv_heads = 1; });
-  refuses({" head_dim is 16", "and 24"}, [](O& o) { o.head_dim = 24; });
-  refuses({"v_head_dim is 16", "and 32"}, [](O& o) { o.v_head_dim = 32; });
+  refuses({"kv_cache.load", "kv_heads of layer 0 is 2", "and 1"}, [](O& o) { o.kv_heads = 1; });
+  refuses({" head_dim of layer 0 is 16", "and 24"}, [](O& o) { o.head_dim = 24; });
+  refuses({"v_head_dim of layer 0 is 16", "and 32"}, [](O& o) { o.v_head_dim = 32; });
   refuses({"capacity of 60", "only 59"}, [](O& o) { o.capacity = 59; });
   refuses({"number of layers is 2", "and 1"}, [](O& o) { o.layers.pop_back(); });
   refuses({"K of layer 0 is tq8", "and tq6"}, [](O& o) { o.layers[0].k = KvFormat::tq6; });
