@@ -146,6 +146,46 @@ TEST_F(KvSnapshot, LayersThatDiffer) {
   expect_same(from, options, "truncated");
 }
 
+// Version 4, with layers that have no sections.
+TEST_F(KvSnapshot, LayersOfOtherShapesAndSharedOnes) {
+  KvCacheOptions options = options_for({.tail = 6, .sink_tokens = 2});
+  options.layers.push_back(
+      {.k = KvFormat::f16, .v = KvFormat::f16, .window = 10, .kv_heads = 3, .head_dim = 72});
+  options.layers.push_back({.kv_shared_layer_index = 0});
+  options.layers.push_back({.kv_shared_layer_index = 1});
+  options.layers.push_back({.k = KvFormat::bf16, .v = KvFormat::tq3, .v_head_dim = 1024});
+  Session from(device, options);
+  fill(from, 37);
+  expect_same(from, options, "filled");
+  from.rollback(4);
+  expect_same(from, options, "truncated");
+  const KvSnapshotInfo info = inspect_snapshot(folder / "a");
+  EXPECT_EQ(info.version, 4u);
+  EXPECT_EQ(info.options.layers, from.cache.layers());
+  EXPECT_EQ(info.options.kv_heads, 0u);
+  EXPECT_EQ(info.options.v_head_dim, 0u);
+  for (const KvSnapshotSection& section : info.sections)
+    EXPECT_TRUE(section.layer < 2 || section.layer == 4);
+  const auto refuses = [&](const std::vector<std::string>& parts, const auto& change) {
+    KvCacheOptions other = options;
+    change(other.layers);
+    Session to(device, other);
+    EXPECT_TRUE(refused(parts, [&] { to.cache.load(folder / "a"); }));
+  };
+  using L = std::vector<KvLayer>;
+  refuses({"head_dim of layer 1 is 72", "and 80"}, [](L& l) { l[1].head_dim = 80; });
+  refuses({"kv_heads of layer 4 is 2", "and 1"}, [](L& l) { l[4].kv_heads = 1; });
+  refuses({"v_head_dim of layer 4 is 1024", "and 16"}, [](L& l) { l[4].v_head_dim = 16; });
+  refuses({"the layer with the cache of layer 2 is 0", "and 2"}, [](L& l) { l[2] = l[0]; });
+}
+
+// Caches whose layers are alike have the bytes that they had before layers could differ.
+TEST_F(KvSnapshot, FilesOfEqualLayersKeepTheirBytes) {
+  const Session session(device, options_for({.tail = 6, .sink_tokens = 2}));
+  session.cache.save(folder / "a");
+  EXPECT_EQ(checksum_of(bytes_of_file(folder / "a")), 0xEE603B50C09B4DACu);
+}
+
 TEST_F(KvSnapshot, AnEmptyCacheAndAClearedOne) {
   const KvCacheOptions options = options_for({.tail = 4, .sink_tokens = 2});
   Session from(device, options);
