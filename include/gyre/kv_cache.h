@@ -45,7 +45,7 @@ struct KvPolicy {
   uint64_t window = 0;                   // keys that window layers see
   uint64_t full_every = 0;  // every so many-th layer sees all, the others a window; 0: all
   KvFormat window_format = KvFormat::f16;
-  // The last so many layers share the cache of the last layer before them with the same window.
+  // Layers at the end that share the cache of the last layer before them with the same window.
   uint64_t kv_shared_layers = 0;
 };
 
@@ -118,15 +118,15 @@ class GYRE_API KvCache {
   uint64_t bytes() const;  // without attend()'s scratch: the partial states of one call
   std::vector<KvLayerInfo> describe() const;
 
-  // The next `tokens` tokens begin: their positions are set, and every layer is expected to get
-  // them by append(). Refused while a layer lacks the tokens of the step before. Recorded into
-  // `encoder`, but not into a graph: it holds for this moment.
+  // The next `tokens` tokens begin: their positions are set, and every layer with a cache of its
+  // own must get them by append(). Refused while a layer lacks the tokens of the step before.
+  // Recorded into `encoder`, but not into a graph: it holds for this moment.
   void begin_step(Encoder& encoder, uint64_t tokens);
   // Positions of the tokens of the last begin_step(): i32 [tokens], in device memory, for rope.
   Tensor positions(uint64_t tokens) const;
 
-  // k and v: [tokens, kv_heads, head_dim], f32, f16 or bf16, any strides with contiguous head_dim;
-  // tokens as in the begin_step() of the step it runs in.
+  // k and v: [tokens, kv_heads, head_dim] as layers() has them, f32, f16 or bf16, any strides with
+  // contiguous head_dim; tokens as in the begin_step() of the step it runs in.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const;
   // rope (or norm_rope) of q and k, then append, in one command: see rope_append(). Positions are
   // those of the step, unless they are given.

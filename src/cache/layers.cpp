@@ -23,7 +23,7 @@ KvLayer with_shape(const LayerShape& options, KvLayer layer) {
   return layer;
 }
 
-// Where K and V are is the owner's to say; the layer may repeat it.
+// The owner decides what is stored. The layer may repeat its numbers, not change them.
 KvLayer with_owner(const std::string& where, const std::vector<KvLayer>& resolved,
                    const KvLayer& layer) {
   const uint64_t index = *layer.kv_shared_layer_index;

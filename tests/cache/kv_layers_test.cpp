@@ -285,15 +285,14 @@ TEST_F(KvLayers, APolicyWithSharedLayers) {
 }
 
 TEST_F(KvLayers, PrepareTakesThem) {
-  EXPECT_TRUE(prepare(device, {.heads = 6,
-                               .kv_heads = 2,
-                               .head_dim = 64,
-                               .layers = {{.k = F::f16, .v = F::f16, .window = 16},
-                                          {.kv_heads = 3, .head_dim = 128},
-                                          {.kv_shared_layer_index = 0}},
-                               .context = 64,
-                               .step_tokens = 8})
-                  .empty());
+  prepare(device, {.heads = 6,
+                   .kv_heads = 2,
+                   .head_dim = 64,
+                   .layers = {{.k = F::f16, .v = F::f16, .window = 16},
+                              {.kv_heads = 3, .head_dim = 128},
+                              {.kv_shared_layer_index = 0}},
+                   .context = 64,
+                   .step_tokens = 8});
   EXPECT_TRUE(refused({"prepare: heads must be a multiple of kv_heads, got 4 and 3"}, [&] {
     prepare(device, {.heads = 4, .layers = {{.kv_heads = 3, .head_dim = 64}}, .context = 64});
   }));

@@ -179,13 +179,6 @@ TEST_F(KvSnapshot, LayersOfOtherShapesAndSharedOnes) {
   refuses({"the layer with the cache of layer 2 is 0", "and 2"}, [](L& l) { l[2] = l[0]; });
 }
 
-// Caches whose layers are alike have the bytes that they had before layers could differ.
-TEST_F(KvSnapshot, FilesOfEqualLayersKeepTheirBytes) {
-  const Session session(device, options_for({.tail = 6, .sink_tokens = 2}));
-  session.cache.save(folder / "a");
-  EXPECT_EQ(checksum_of(bytes_of_file(folder / "a")), 0xEE603B50C09B4DACu);
-}
-
 TEST_F(KvSnapshot, AnEmptyCacheAndAClearedOne) {
   const KvCacheOptions options = options_for({.tail = 4, .sink_tokens = 2});
   Session from(device, options);
