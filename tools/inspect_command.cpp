@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,13 +17,18 @@ struct InspectArguments {
 
 nlohmann::ordered_json to_json(const KvSnapshotInfo& info, uint64_t index) {
   const KvLayer& layer = info.options.layers[index];
-  return {{"k", name(layer.k)},
-          {"v", name(layer.v)},
-          {"window", layer.window},
-          {"tail", layer.tail},
-          {"sink_tokens", layer.sink_tokens},
-          {"slots", info.slots[index].body},
-          {"tail_slots", info.slots[index].tail}};
+  nlohmann::ordered_json json = {{"k", name(layer.k)},
+                                 {"v", name(layer.v)},
+                                 {"window", layer.window},
+                                 {"tail", layer.tail},
+                                 {"sink_tokens", layer.sink_tokens},
+                                 {"kv_heads", layer.kv_heads},
+                                 {"head_dim", layer.head_dim},
+                                 {"v_head_dim", layer.v_head_dim},
+                                 {"slots", info.slots[index].body},
+                                 {"tail_slots", info.slots[index].tail}};
+  if (layer.kv_shared_layer_index) json["kv_shared_layer_index"] = *layer.kv_shared_layer_index;
+  return json;
 }
 
 std::string hex(uint64_t value) {
@@ -92,6 +98,13 @@ uint64_t slots_of(const KvSnapshotInfo& info, const KvSnapshotSection& section) 
   }
 }
 
+// "8 x 128", or "8 x 192/128" where V's rows are of another size.
+std::string heads_text(const KvLayer& layer) {
+  const std::string v =
+      layer.v_head_dim != layer.head_dim ? "/" + std::to_string(layer.v_head_dim) : "";
+  return std::to_string(layer.kv_heads) + " x " + std::to_string(layer.head_dim) + v;
+}
+
 void print_text(const KvSnapshotInfo& info) {
   const KvCacheOptions& options = info.options;
   std::vector<std::vector<std::string>> cells;
@@ -102,23 +115,26 @@ void print_text(const KvSnapshotInfo& info) {
     cells.push_back(
         {std::to_string(row.first.layer),
          std::string(name(row.first.segment)) + (ring ? ", window " + std::to_string(window) : ""),
-         std::string(name(row.first.format)), std::string(name(row.v)),
-         std::to_string(slots_of(info, row.first)), std::to_string(row.first.slots),
-         human_bytes(row.bytes)});
+         heads_text(options.layers[row.first.layer]), std::string(name(row.first.format)),
+         std::string(name(row.v)), std::to_string(slots_of(info, row.first)),
+         std::to_string(row.first.slots), human_bytes(row.bytes)});
     sum += row.bytes;
   }
   print_table(std::cout,
               {{"layer", Align::right},
                {"part"},
+               {"KV heads"},
                {"K"},
                {"V"},
                {"slots", Align::right},
                {"stored", Align::right},
                {"size", Align::right}},
               cells);
-  std::cout << "\nversion " << info.version << ", " << options.layers.size() << " layers, kv_heads "
-            << options.kv_heads << ", head_dim " << options.head_dim << " (V " << options.v_head_dim
-            << "), capacity " << options.capacity << "\nlength " << info.length << ", tail from "
+  std::cout << "\nversion " << info.version << ", " << options.layers.size() << " layers";
+  const auto shares = [](const KvLayer& layer) { return layer.kv_shared_layer_index.has_value(); };
+  if (const auto count = std::ranges::count_if(options.layers, shares); count != 0)
+    std::cout << " (" << count << " without a cache of their own)";
+  std::cout << ", capacity " << options.capacity << "\nlength " << info.length << ", tail from "
             << info.tail_begin << ", peak " << info.peak << ", "
             << (info.calibration != 0 ? "calibration " + std::to_string(info.calibration)
                                       : "no calibration")

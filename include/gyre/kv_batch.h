@@ -39,7 +39,8 @@ struct KvStep {
 //   batch.rope_append(encoder, layer, {.q = q, .q_out = q, .k = k, .v = v});   // or append()
 //   batch.attend(encoder, layer, {.q = q, .out = out});
 //
-// Every layer must get the step by append() before the next begins. A refused call changes nothing.
+// Every layer with a cache of its own must get the step by append() before the next begins. A
+// refused call changes nothing.
 // A second encoder is refused while another has unsubmitted calls on the pool, of any batch.
 class GYRE_API KvBatch {
  public:
@@ -60,7 +61,8 @@ class GYRE_API KvBatch {
   // Positions of the step's tokens: i32 [rows], in device memory, for rope. 0: tokens(), and
   // max_tokens in a recording.
   Tensor positions(uint64_t rows = 0) const;
-  // k and v: [rows, kv_heads, head_dim], at least the step's tokens; rows beyond them are skipped.
+  // k and v: [rows, kv_heads, head_dim] as the pool's layers() has them, at least the step's
+  // tokens; rows beyond them are skipped.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v);
   // rope (or norm_rope) of q and k, then append: see rope_append(). One command for each kind of
   // pages that the layer has. Positions are those of the step, unless they are given.

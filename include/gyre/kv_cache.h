@@ -25,6 +25,14 @@ struct KvLayer {
   uint64_t window = 0;  // keys a query of this layer sees, its own included; 0: all
   uint64_t tail = 0;    // newest keys up to its own that a query sees in f16, others compressed
   uint64_t sink_tokens = 0;  // the first tokens stay in f16
+  // The heads and dims of its K and V. 0: those of the options, except that a layer with a head_dim
+  // of its own has the same v_head_dim unless it gives one.
+  uint64_t kv_heads = 0;
+  uint64_t head_dim = 0;
+  uint64_t v_head_dim = 0;
+  // The layer has no K and V: it attends over those of this earlier layer, which are stored once.
+  // The other fields are that layer's and may be left out. append() to it is refused.
+  std::optional<uint64_t> kv_shared_layer_index{};
 
   bool operator==(const KvLayer&) const = default;
 };
@@ -37,12 +45,14 @@ struct KvPolicy {
   uint64_t window = 0;                   // keys that window layers see
   uint64_t full_every = 0;  // every so many-th layer sees all, the others a window; 0: all
   KvFormat window_format = KvFormat::f16;
+  // Layers at the end that share the cache of the last layer before them with the same window.
+  uint64_t kv_shared_layers = 0;
 };
 
 GYRE_API std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy);
 
 struct KvCacheOptions {
-  uint64_t kv_heads = 0;
+  uint64_t kv_heads = 0;  // of the layers that give none; so are the next two
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;  // 0: head_dim
   uint64_t capacity = 0;    // most tokens; layers with a window keep fewer
@@ -50,7 +60,8 @@ struct KvCacheOptions {
   uint64_t step_tokens = 512;  // most tokens of one begin_step(): rings have room for so many more
   // A calibration: one for each layer, or none. A layer that has one keeps everything in its bases,
   // sink tokens and tail too, and its K and V are native formats; K and V have a basis both or
-  // neither. Do not write to these tensors afterwards.
+  // neither. A layer that shares another's cache has none. Do not write to these tensors
+  // afterwards.
   std::vector<KvLayerCalibration> calibration{};
 };
 
@@ -75,7 +86,7 @@ enum class KvStepEnd : uint8_t {
 struct KvLayerInfo {
   KvLayer layer{};
   uint64_t slots = 0;    // of the body: capacity, or the ring of a window
-  uint64_t bytes = 0;    // sink tokens and tail included
+  uint64_t bytes = 0;    // sink tokens and tail included; 0: it shares another layer's cache
   std::string kernel{};  // what attends over it on this device; decoding may have one of its own
   uint64_t calibration = 0;  // a checksum of its calibration; 0: it has none
 };
@@ -101,20 +112,21 @@ class GYRE_API KvCache {
   KvCache& operator=(KvCache&&) noexcept;
   ~KvCache();
 
-  const KvCacheOptions& options() const;
-  uint64_t length() const;  // tokens, as far as recorded
-  uint64_t bytes() const;   // without attend()'s scratch: the partial states of one call
+  const KvCacheOptions& options() const;       // as given; a v_head_dim of 0 filled in
+  const std::vector<KvLayer>& layers() const;  // with every number filled in
+  uint64_t length() const;                     // tokens, as far as recorded
+  uint64_t bytes() const;  // without attend()'s scratch: the partial states of one call
   std::vector<KvLayerInfo> describe() const;
 
-  // The next `tokens` tokens begin: their positions are set, and every layer is expected to get
-  // them by append(). Refused while a layer lacks the tokens of the step before. Recorded into
-  // `encoder`, but not into a graph: it holds for this moment.
+  // The next `tokens` tokens begin: their positions are set, and every layer with a cache of its
+  // own must get them by append(). Refused while a layer lacks the tokens of the step before.
+  // Recorded into `encoder`, but not into a graph: it holds for this moment.
   void begin_step(Encoder& encoder, uint64_t tokens);
   // Positions of the tokens of the last begin_step(): i32 [tokens], in device memory, for rope.
   Tensor positions(uint64_t tokens) const;
 
-  // k and v: [tokens, kv_heads, head_dim], f32, f16 or bf16, any strides with contiguous head_dim;
-  // tokens as in the begin_step() of the step it runs in.
+  // k and v: [tokens, kv_heads, head_dim] as layers() has them, f32, f16 or bf16, any strides with
+  // contiguous head_dim; tokens as in the begin_step() of the step it runs in.
   void append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const;
   // rope (or norm_rope) of q and k, then append, in one command: see rope_append(). Positions are
   // those of the step, unless they are given.

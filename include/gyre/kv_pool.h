@@ -14,7 +14,7 @@
 namespace gyre {
 
 struct KvPoolOptions {
-  uint64_t kv_heads = 0;
+  uint64_t kv_heads = 0;  // of the layers that give none; so are the next two
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;  // 0: head_dim
   std::vector<KvLayer> layers = {KvLayer{}};
@@ -31,7 +31,7 @@ struct KvPoolOptions {
 // in all its layers.
 struct KvGroupInfo {
   std::string name{};              // "all keys", "window 1024", "tail 128", "sink tokens 4"
-  std::vector<uint64_t> layers{};  // by number
+  std::vector<uint64_t> layers{};  // by number; those that share another's cache have no pages
   uint64_t page_bytes = 0;         // of all its layers
   uint64_t pages = 0;              // used + cached + free
   uint64_t used = 0;               // that a sequence holds
@@ -90,7 +90,8 @@ class GYRE_API KvPool {
  public:
   KvPool(Device device, const KvPoolOptions& options);
 
-  const KvPoolOptions& options() const;
+  const KvPoolOptions& options() const;        // as given; a v_head_dim of 0 filled in
+  const std::vector<KvLayer>& layers() const;  // with every number filled in
   KvPoolInfo describe() const;
 
   KvSequence sequence() const;  // an empty one

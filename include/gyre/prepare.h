@@ -17,7 +17,7 @@ namespace gyre {
 // What decides which kernels a model needs, for prepare().
 struct ModelShape {
   uint64_t heads = 0;
-  uint64_t kv_heads = 0;
+  uint64_t kv_heads = 0;  // of the layers that give none; so are the next two
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;                    // 0: head_dim
   std::vector<KvLayer> layers = {KvLayer{}};  // those that are alike once, or all
@@ -25,7 +25,7 @@ struct ModelShape {
   uint64_t step_tokens = 512;        // most tokens of a sequence in one step
   DType dtype = DType::f16;          // of q, k and v
   std::optional<DType> out_dtype{};  // of attention's output; none: dtype
-  // rope, or norm_rope, of q and k as they come; none: the model has no rope.
+  // rope, or norm_rope, of q and k as they come, in every layer; none: the model has no rope.
   std::optional<RopeOptions> rope = RopeOptions{};
   bool norm = false;
   bool tree_mask = false;  // KvCache: AttendInputs::tree_mask will be given

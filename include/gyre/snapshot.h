@@ -11,7 +11,9 @@
 
 namespace gyre {
 
-constexpr uint32_t kKvSnapshotVersion = 3;  // what KvCache::save() writes, and load() reads
+// The newest version. KvCache::save() writes version 3 where all layers have the same heads and
+// dims and a cache of their own; load() reads both.
+constexpr uint32_t kKvSnapshotVersion = 4;
 
 // Where a layer's keys lie: most in the body, the first in the sink tokens, the newest in the tail.
 enum class KvSegmentKind : uint8_t { body, sink_tokens, tail };
@@ -43,8 +45,10 @@ struct KvSnapshotSlots {
 // What a snapshot says about itself. docs/snapshots.md draws the bytes.
 struct KvSnapshotInfo {
   uint32_t version = kKvSnapshotVersion;
-  KvCacheOptions options{};              // of the cache that was saved
-  std::vector<KvSnapshotSlots> slots{};  // of each layer
+  // Of the cache that was saved: layers with every number filled in, and above them the numbers
+  // that all layers have, 0 where they differ.
+  KvCacheOptions options{};
+  std::vector<KvSnapshotSlots> slots{};  // of each layer; 0: it shares another's cache
   uint64_t length = 0;                   // keys
   uint64_t tail_begin = 0;               // keys from here on are also in the rings of the tails
   uint64_t peak = 0;         // longest since the cache was cleared: how far rings wrapped

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "attend.h"
 #include "kv_calibration.h"
 #include "rope_append.h"
 
@@ -37,16 +38,20 @@ class Use {
   BoundKvCache& bound_;
 };
 
-KvLayer layer_of(const std::string& k, const std::string& v, uint64_t window, uint64_t tail,
-                 uint64_t sink_tokens) {
-  return {kv_format(k), kv_format(v), window, tail, sink_tokens};
-}
-
 std::string repr(const KvLayer& layer) {
   std::ostringstream text = plain_text();
   text << "gyre.KvLayer(k=\"" << name(layer.k) << "\", v=\"" << name(layer.v)
        << "\", window=" << layer.window << ", tail=" << layer.tail
-       << ", sink_tokens=" << layer.sink_tokens << ")";
+       << ", sink_tokens=" << layer.sink_tokens;
+  const auto given = [&](const char* what, uint64_t value) {
+    if (value != 0) text << ", " << what << "=" << value;
+  };
+  given("kv_heads", layer.kv_heads);
+  given("head_dim", layer.head_dim);
+  given("v_head_dim", layer.v_head_dim);
+  if (layer.kv_shared_layer_index)
+    text << ", kv_shared_layer_index=" << *layer.kv_shared_layer_index;
+  text << ")";
   return text.str();
 }
 
@@ -60,18 +65,30 @@ void bind_layers(nb::module_& module) {
       .def(
           "__init__",
           [](KvLayer* self, const std::string& k, const std::string& v, uint64_t window,
-             uint64_t tail, uint64_t sink_tokens) {
-            new (self) KvLayer(layer_of(k, v, window, tail, sink_tokens));
+             uint64_t tail, uint64_t sink_tokens, uint64_t kv_heads, uint64_t head_dim,
+             uint64_t v_head_dim, std::optional<uint64_t> kv_shared_layer_index) {
+            new (self) KvLayer{kv_format(k), kv_format(v), window,
+                               tail,         sink_tokens,  kv_heads,
+                               head_dim,     v_head_dim,   kv_shared_layer_index};
           },
           "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sink_tokens"_a = 0,
+          nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "v_head_dim"_a = 0,
+          "kv_shared_layer_index"_a = nb::none(),
           "k, v: names of formats, see kv_formats(). window: keys that a query sees, its own "
           "included; 0: all. tail: newest keys up to its own that a query sees in f16, older ones "
-          "compressed. sink_tokens: the first tokens stay in f16.")
+          "compressed. sink_tokens: the first tokens stay in f16. kv_heads, head_dim, v_head_dim: "
+          "0 is what the cache or pool gives for all layers; a v_head_dim of 0 is the layer's "
+          "head_dim if it gives one. kv_shared_layer_index: the layer has no K and V and attends "
+          "over those of this earlier layer; its other arguments can be left out.")
       .def_prop_ro("k", format_of<&KvLayer::k>)
       .def_prop_ro("v", format_of<&KvLayer::v>)
       .def_ro("window", &KvLayer::window)
       .def_ro("tail", &KvLayer::tail)
       .def_ro("sink_tokens", &KvLayer::sink_tokens)
+      .def_ro("kv_heads", &KvLayer::kv_heads)
+      .def_ro("head_dim", &KvLayer::head_dim)
+      .def_ro("v_head_dim", &KvLayer::v_head_dim)
+      .def_ro("kv_shared_layer_index", &KvLayer::kv_shared_layer_index)
       .def(
           "__eq__",
           [](const KvLayer& a, nb::handle other) {
@@ -84,7 +101,8 @@ void bind_layers(nb::module_& module) {
   nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache really stores.")
       .def_ro("layer", &KvLayerInfo::layer)
       .def_ro("slots", &KvLayerInfo::slots, "of the body: capacity, or the ring of a window")
-      .def_ro("nbytes", &KvLayerInfo::bytes, "sink_tokens and tail included")
+      .def_ro("nbytes", &KvLayerInfo::bytes,
+              "sink_tokens and tail included; 0: it shares another layer's cache")
       .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device")
       .def_ro("calibration", &KvLayerInfo::calibration,
               "a checksum of its calibration; 0: it has none")
@@ -98,18 +116,22 @@ void bind_layers(nb::module_& module) {
   module.def(
       "kv_layers",
       [](uint64_t count, const KvLayer& layer, uint64_t edge_layers, const std::string& edge_format,
-         uint64_t window, uint64_t full_every, const std::string& window_format) {
+         uint64_t window, uint64_t full_every, const std::string& window_format,
+         uint64_t kv_shared_layers) {
         return kv_layers(count, {.layer = layer,
                                  .edge_layers = edge_layers,
                                  .edge_format = kv_format(edge_format),
                                  .window = window,
                                  .full_every = full_every,
-                                 .window_format = kv_format(window_format)});
+                                 .window_format = kv_format(window_format),
+                                 .kv_shared_layers = kv_shared_layers});
       },
       "count"_a, "layer"_a = KvLayer{}, nb::kw_only(), "edge_layers"_a = 0, "edge_format"_a = "tq8",
-      "window"_a = 0, "full_every"_a = 0, "window_format"_a = "f16",
+      "window"_a = 0, "full_every"_a = 0, "window_format"_a = "f16", "kv_shared_layers"_a = 0,
       "The usual choices for a whole model: most layers as `layer`, `edge_layers` at each end in "
-      "edge_format, every full_every-th layer sees all and the others a window in window_format.");
+      "edge_format, every full_every-th layer sees all and the others a window in window_format. "
+      "The last kv_shared_layers layers share the cache of the last layer before them with the "
+      "same window.");
 }
 
 Operand attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
@@ -120,10 +142,8 @@ Operand attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Opera
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
   const Tensor queries = operand("q", q);
-  const uint64_t v_head_dim = use.cache().options().v_head_dim;
-  const Written to = operand.written(
-      "out", out, queries.dtype(),
-      queries.rank() == 3 ? Dims{queries.shape(0), queries.shape(1), v_head_dim} : Dims{});
+  const Written to = operand.written("out", out, queries.dtype(),
+                                     attend_shape(queries, use.cache().layers(), layer));
   const AttendInputs inputs{.q = queries, .out = to.tensor, .lse = operand("lse", lse)};
   const AttendOptions options{.scale = scale,
                               .mask = {.causal = causal,
@@ -291,10 +311,11 @@ void bind_kv_cache(nb::module_& module) {
             KvCache made = without_gil([&] { return KvCache(home, options); });
             new (self) BoundKvCache(std::move(home), std::move(made));
           },
-          "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "capacity"_a,
+          "device"_a = "cpu", nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "capacity"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "step_tokens"_a = 512,
           "calibration"_a = LayerCalibrations{},
-          "capacity: tokens in all. layers: one KvLayer each. v_head_dim: 0 is head_dim. "
+          "capacity: tokens in all. layers: one KvLayer each. kv_heads, head_dim and v_head_dim "
+          "are those of layers that give none; v_head_dim: 0 is head_dim. "
           "step_tokens: most tokens of one begin_step(). calibration: a calibration, a pair of "
           "KvCalibration (K, "
           "V) or None for each layer; gyre.calibrate makes them.")
@@ -315,7 +336,9 @@ void bind_kv_cache(nb::module_& module) {
                    [](const BoundKvCache& self) { return self.cache.options().v_head_dim; })
       .def_prop_ro("step_tokens",
                    [](const BoundKvCache& self) { return self.cache.options().step_tokens; })
-      .def_prop_ro("layers", [](const BoundKvCache& self) { return self.cache.options().layers; })
+      .def_prop_ro(
+          "layers", [](const BoundKvCache& self) { return self.cache.layers(); },
+          "with every number filled in")
       .def("__repr__", [](BoundKvCache& self) { return repr(self); })
       .def(
           "describe",

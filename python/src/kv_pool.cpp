@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "attend.h"
 #include "kv_calibration.h"
 #include "rope_append.h"
 
@@ -20,7 +21,7 @@ struct BoundKvPool {
 struct BoundKvBatch {
   Device device;
   KvBatch batch;
-  uint64_t v_head_dim = 0;
+  KvPool pool;
 };
 
 std::string repr(const KvGroupInfo& self) {
@@ -159,15 +160,19 @@ void bind_pool(nb::module_& module) {
                                .calibration = layer_calibrations(calibration)});
             new (self) BoundKvPool{std::move(home), std::move(pool)};
           },
-          "device"_a = "cpu", nb::kw_only(), "kv_heads"_a, "head_dim"_a, "pages"_a,
+          "device"_a = "cpu", nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "pages"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "page_tokens"_a = 64,
           "sequences"_a = 64, "step_tokens"_a = 512, "calibration"_a = LayerCalibrations{},
+          "kv_heads, head_dim and v_head_dim: as in KvCache. "
           "pages: of the layers that see all keys. Layers with a window, tails and sink_tokens get "
           "as "
           "many as `sequences` sequences need that take step_tokens tokens in one step. "
           "calibration: "
           "as in KvCache.")
       .def_prop_ro("device", [](const BoundKvPool& self) { return self.device; })
+      .def_prop_ro(
+          "layers", [](const BoundKvPool& self) { return self.pool.layers(); },
+          "with every number filled in")
       .def("describe", [](const BoundKvPool& self) { return self.pool.describe(); })
       .def(
           "sequence",
@@ -212,9 +217,8 @@ Operand attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const
                const OptionalOperand& alibi_slopes, const OptionalOperand& lse) {
   const Operands operand(encoder, "batch.attend");
   const Tensor queries = operand("q", q);
-  const Written to = operand.written(
-      "out", out, queries.dtype(),
-      queries.rank() == 3 ? Dims{queries.shape(0), queries.shape(1), self.v_head_dim} : Dims{});
+  const Written to = operand.written("out", out, queries.dtype(),
+                                     attend_shape(queries, self.pool.layers(), layer));
   self.batch.attend(encoder, layer, {.q = queries, .out = to.tensor, .lse = operand("lse", lse)},
                     {.scale = scale,
                      .mask = {.causal = causal,
@@ -222,6 +226,7 @@ Operand attend(const BoundKvBatch& self, Encoder& encoder, uint64_t layer, const
                               .soft_cap = soft_cap,
                               .alibi_slopes = operand("alibi_slopes", alibi_slopes),
                               .sink_logits = operand("sink_logits", sink_logits)}});
+  return to.result;
 }
 
 void bind_rope_append(nb::class_<BoundKvBatch>& batch) {
@@ -261,7 +266,7 @@ void bind_batch(nb::module_& module) {
                                                         .max_tokens = max_tokens,
                                                         .max_query_length = max_query_length,
                                                         .max_kv_length = max_kv_length}),
-                                    pool.pool.options().v_head_dim};
+                                    pool.pool};
           },
           "pool"_a, nb::kw_only(), "max_sequences"_a = 64, "max_tokens"_a = 512,
           "max_query_length"_a = 0, "max_kv_length"_a = 0)

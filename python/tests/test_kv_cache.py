@@ -38,7 +38,10 @@ def test_it_says_what_it_is():
     layers = [gyre.KvLayer(), gyre.KvLayer("f16", "f16", window=8), gyre.KvLayer("tq4", "tq2", tail=16, sink_tokens=4)]
     cache = make(layers, step_tokens=32)
     assert (cache.kv_heads, cache.head_dim, cache.capacity, cache.step_tokens) == (KV_HEADS, DIM, 64, 32)
-    assert cache.layers == layers and cache.device == gyre.Device("cpu") and cache.length == 0
+    assert [(layer.k, layer.window, layer.head_dim) for layer in cache.layers] == [
+        (layer.k, layer.window, DIM) for layer in layers
+    ]
+    assert cache.device == gyre.Device("cpu") and cache.length == 0
     infos = cache.describe()
     assert [info.slots for info in infos] == [64, 8 + 31, 64 - 4] and all(info.kernel for info in infos)
     assert sum(info.nbytes for info in infos) <= cache.nbytes
@@ -47,9 +50,62 @@ def test_it_says_what_it_is():
     assert len({gyre.KvLayer(), gyre.KvLayer()}) == 1
 
 
+# Heads of 32 in windows and of 64 in full layers, and layers that read another's K and V.
+MIXED = [
+    gyre.KvLayer("f32", "f32", window=8, kv_heads=1, head_dim=32, v_head_dim=16),
+    gyre.KvLayer("f32", "f32"),
+    gyre.KvLayer(kv_shared_layer_index=0),
+    gyre.KvLayer(kv_shared_layer_index=1),
+]
+
+
+def test_layers_that_differ(encoder, rng, tmp_path):
+    cache = make(MIXED)
+    assert [(layer.kv_heads, layer.head_dim, layer.v_head_dim) for layer in cache.layers] == [
+        (1, 32, 16),
+        (KV_HEADS, DIM, DIM),
+    ] * 2
+    assert [layer.kv_shared_layer_index for layer in cache.layers] == [None, None, 0, 1]
+    assert [info.nbytes == 0 for info in cache.describe()] == [False, False, True, True]
+    rows = {}
+    cache.begin_step(encoder, 12)
+    for index, layer in enumerate(cache.layers):
+        if layer.kv_shared_layer_index is None:
+            rows[index] = [normal(rng, 12, layer.kv_heads, dim) for dim in (layer.head_dim, layer.v_head_dim)]
+            cache.append(encoder, index, *rows[index])
+        else:
+            with pytest.raises(gyre.Error, match=f"layer {index} has no K and V of its own"):
+                cache.append(encoder, index, *rows[index - 2])
+        q = normal(rng, 1, 2 * layer.kv_heads, layer.head_dim)
+        out = cache.attend(encoder, index, q, scale=0.125)  # made in the layer's shape
+        encoder.submit().wait()
+        k, v = rows[layer.kv_shared_layer_index if layer.kv_shared_layer_index is not None else index]
+        seen = 12 if layer.window == 0 else layer.window
+        expected, _ = softmax_attention(q, k[-seen:], v[-seen:], 0.125)
+        assert np.abs(out.numpy() - expected).max() < 1e-5
+    cache.save(tmp_path / "cache")
+    info = gyre.inspect_snapshot(tmp_path / "cache")
+    assert info.version == 4 and info.layers == cache.layers and info.head_dim == 0
+    other = gyre.KvCache(capacity=64, layers=cache.layers)
+    other.load(tmp_path / "cache")
+    assert other.length == 12
+
+
+def test_refused_layers():
+    with pytest.raises(gyre.Error, match="layer 1 shares the cache of layer 0, whose head_dim is 64, got 32"):
+        make([gyre.KvLayer(), gyre.KvLayer(kv_shared_layer_index=0, head_dim=32)])
+    with pytest.raises(gyre.Error, match="layer 0 can share the cache of an earlier layer"):
+        make([gyre.KvLayer(kv_shared_layer_index=0)])
+    with pytest.raises(gyre.Error, match="layer 0: kv_heads must be given"):
+        gyre.KvCache(capacity=64)
+
+
 def test_layers_of_a_model():
     layers = gyre.kv_layers(6, gyre.KvLayer("tq4", "tq4"), edge_layers=1, window=32, full_every=3)
     assert len(layers) == 6 and layers[5].k == "tq8" and {layer.window for layer in layers} == {0, 32}
+    layers = gyre.kv_layers(6, gyre.KvLayer(head_dim=512), window=32, full_every=3, kv_shared_layers=3)
+    assert [layer.kv_shared_layer_index for layer in layers] == [None, None, None, 1, 1, 2]
+    assert [layer.head_dim for layer in layers] == [0, 0, 512] * 2
 
 
 def test_a_recorded_step_replays_for_a_whole_generation(encoder, rng):
@@ -190,7 +246,7 @@ def test_save_and_load(encoder, rng, tmp_path):
     path = tmp_path / "cache.gyre"
     cache.save(path)
     info = gyre.inspect_snapshot(str(path))
-    assert (info.length, info.kv_heads, info.head_dim, info.layers) == (12, KV_HEADS, DIM, layers)
+    assert (info.length, info.kv_heads, info.head_dim, info.layers) == (12, KV_HEADS, DIM, cache.layers)
     assert info.file_bytes == path.stat().st_size and info.capacity == 64 and info.calibration == 0
     gyre.verify_snapshot(path)
     spoiled = tmp_path / "spoiled"
@@ -206,6 +262,7 @@ def test_save_and_load(encoder, rng, tmp_path):
         assert (a == b).all() and a.any()
         for c in (cache, other):
             c.rollback(encoder, 1)
+    encoder.submit().wait()  # load() refuses a cache with unsubmitted calls
     with pytest.raises(gyre.Error):
         make().load(path)
     path.write_bytes(path.read_bytes()[:-1] + b"?")

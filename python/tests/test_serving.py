@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from step_inputs import DIM, HEADS, KV_HEADS, inputs
-from test_ops import softmax_attention
+from test_ops import normal, softmax_attention
 
 import gyre
 
@@ -58,6 +58,30 @@ def test_forks_share_pages_and_prefixes_are_found(encoder, rng):
     prompt.clear()
     pool.forget()
     assert pool.describe().groups[0].free == 32
+
+
+def test_layers_that_differ_and_share(encoder, rng):
+    pool = make_pool(
+        layers=[
+            gyre.KvLayer("f32", "f32", kv_heads=1, head_dim=32, v_head_dim=16),
+            gyre.KvLayer("f32", "f32"),
+            gyre.KvLayer(kv_shared_layer_index=0),
+        ]
+    )
+    assert [layer.v_head_dim for layer in pool.layers] == [16, DIM, 16]
+    (group,) = pool.describe().groups
+    assert group.layers == [0, 1] and group.page_bytes == 4 * PAGE * ((32 + 16) + KV_HEADS * 2 * DIM)
+    batch, sequence, rows = gyre.KvBatch(pool), pool.sequence(), []
+    batch.begin_step(encoder, [(sequence, 9)])
+    for layer in pool.layers[:2]:
+        rows.append([normal(rng, 9, layer.kv_heads, dim) for dim in (layer.head_dim, layer.v_head_dim)])
+        batch.append(encoder, len(rows) - 1, *rows[-1])
+    with pytest.raises(gyre.Error, match="kv_batch.append: layer 2 has no K and V of its own"):
+        batch.append(encoder, 2, *rows[0])
+    q = normal(rng, 9, 3, 32)
+    out = batch.attend(encoder, 2, q)
+    encoder.submit().wait()
+    assert np.abs(out.numpy() - softmax_attention(q, *rows[0], 32**-0.5)[0]).max() < 1e-5
 
 
 def test_attend_makes_its_output(encoder, rng):

@@ -13,6 +13,15 @@ KvLayer kv_layer(const gyre_kv_layer& given) {
   made.window = given.window;
   made.tail = given.tail;
   made.sink_tokens = given.sink_tokens;
+  made.kv_heads = given.kv_heads;
+  made.head_dim = given.head_dim;
+  made.v_head_dim = given.v_head_dim;
+  if (given.is_kv_shared_layer != 0) {
+    made.kv_shared_layer_index = given.kv_shared_layer_index;
+  } else if (given.kv_shared_layer_index != 0) {
+    refuse("layer.kv_shared_layer_index is ", given.kv_shared_layer_index,
+           ", and is_kv_shared_layer is 0");
+  }
   return made;
 }
 
@@ -45,6 +54,7 @@ gyre::KvPolicy kv_policy(const gyre_kv_policy* policy) {
   made.full_every = given.full_every;
   made.window_format =
       kv_format_or(given.window_format, made.window_format, "policy.window_format");
+  made.kv_shared_layers = given.kv_shared_layers;
   return made;
 }
 
@@ -70,8 +80,18 @@ gyre_status gyre_kv_layers(uint64_t count, const gyre_kv_policy* policy, gyre_kv
     for (uint64_t i = 0; i < count; ++i) {
       const gyre::KvLayer& layer = made[i];
       write(element(layers, i),
-            {0, from_kv_format(layer.k), from_kv_format(layer.v), layer.window, layer.tail,
-             layer.sink_tokens},
+            {.size = 0,
+             .k = from_kv_format(layer.k),
+             .v = from_kv_format(layer.v),
+             .window = layer.window,
+             .tail = layer.tail,
+             .sink_tokens = layer.sink_tokens,
+             .kv_heads = layer.kv_heads,
+             .head_dim = layer.head_dim,
+             .v_head_dim = layer.v_head_dim,
+             .kv_shared_layer_index = layer.kv_shared_layer_index.value_or(0),
+             .is_kv_shared_layer = layer.kv_shared_layer_index.has_value(),
+             .reserved = 0},
             "layers");
     }
   });
@@ -114,7 +134,13 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .slots = d.slots,
            .bytes = d.bytes,
            .kernel = d.kernel.c_str(),
-           .calibration = d.calibration},
+           .calibration = d.calibration,
+           .kv_heads = d.layer.kv_heads,
+           .head_dim = d.layer.head_dim,
+           .v_head_dim = d.layer.v_head_dim,
+           .kv_shared_layer_index = d.layer.kv_shared_layer_index.value_or(0),
+           .is_kv_shared_layer = d.layer.kv_shared_layer_index.has_value(),
+           .reserved = 0},
           "info");
     cache->described = std::move(described);  // what was written points into it
   });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "cache/layers.h"
 #include "files/container.h"
 #include "ops/kv_calibration.h"
 #include "ops/kv_layout.h"
@@ -81,8 +82,7 @@ void add_calibration(Checksum& checksum, const CalibratedLayer& layer,
 
 }  // namespace
 
-void check_layer_calibrations(const char* op, const CalibratedGeometry& geometry,
-                              const std::vector<KvLayer>& layers,
+void check_layer_calibrations(const char* op, const std::vector<KvLayer>& layers,
                               const std::vector<KvLayerCalibration>& calibrations) {
   require(calibrations.empty() || calibrations.size() == layers.size(), op,
           ": calibrations are for every layer or for none, got ", calibrations.size(), " for ",
@@ -90,13 +90,16 @@ void check_layer_calibrations(const char* op, const CalibratedGeometry& geometry
   for (size_t i = 0; i < calibrations.size(); ++i) {
     const KvLayerCalibration& calibration = calibrations[i];
     if (!calibration.k.defined() && !calibration.v.defined()) continue;
-    require(is_native(layers[i].k) && is_native(layers[i].v), op, ": layer ", i, " is ",
-            gyre::name(layers[i].k), " and ", gyre::name(layers[i].v),
+    const KvLayer& layer = layers[i];
+    require(!shares_kv(layer), op, ": layer ", i, " shares the cache of layer ",
+            owner_of(layers, i), ", whose calibration it reads, and has one of its own");
+    require(is_native(layer.k) && is_native(layer.v), op, ": layer ", i, " is ",
+            gyre::name(layer.k), " and ", gyre::name(layer.v),
             ", a calibration is for native formats of both");
     require(calibration.k.transform.defined() == calibration.v.transform.defined(), op, ": layer ",
             i, " has a transform of ", calibration.k.transform.defined() ? "k" : "v", " alone");
-    check_calibration(op, "k", calibration.k, layers[i].k, geometry.kv_heads, geometry.head_dim);
-    check_calibration(op, "v", calibration.v, layers[i].v, geometry.kv_heads, geometry.v_head_dim);
+    check_calibration(op, "k", calibration.k, layer.k, layer.kv_heads, layer.head_dim);
+    check_calibration(op, "v", calibration.v, layer.v, layer.kv_heads, layer.v_head_dim);
   }
 }
 

@@ -8,15 +8,9 @@
 
 namespace gyre {
 
-// Geometry that calibrations of K and V have to fit.
-struct CalibratedGeometry {
-  uint64_t kv_heads, head_dim, v_head_dim;
-};
-
-// Refuses calibrations that do not fit the layers: none at all, or one for each layer. `op` opens
-// the messages.
-void check_layer_calibrations(const char* op, const CalibratedGeometry& geometry,
-                              const std::vector<KvLayer>& layers,
+// Refuses calibrations that do not fit the resolved layers: none at all, or one for each layer.
+// `op` opens the messages.
+void check_layer_calibrations(const char* op, const std::vector<KvLayer>& layers,
                               const std::vector<KvLayerCalibration>& calibrations);
 
 // Which layer a message is about.

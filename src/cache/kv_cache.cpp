@@ -14,34 +14,15 @@
 namespace gyre {
 namespace {
 
-bool is_compressed(const KvLayer& layer) {
-  return describe(layer.k).compressed || describe(layer.v).compressed;
-}
-
-// What attention takes, in every format.
-void check_head_dim(const char* what, uint64_t head_dim) {
-  require(head_dim >= 16 && head_dim % 8 == 0, "kv_cache: ", what,
-          " must be a multiple of 8 from 16, got ", head_dim);
-}
-
-void check_layer(const KvCacheOptions& options, uint64_t index, uint64_t tail_tokens) {
-  const KvLayer& layer = options.layers[index];
+void check_layer(const KvCacheOptions& options, std::span<const KvLayer> layers, uint64_t index) {
+  const KvLayer& layer = layers[index];
+  const uint64_t tail_tokens = cache_tail_tokens(layers);
   require(layer.tail == 0 || layer.tail == tail_tokens, "kv_cache: layers with a tail must have ",
           "the same, layer ", index, " has ", layer.tail, " after ", tail_tokens);
-  require(is_compressed(layer) || (layer.tail == 0 && layer.sink_tokens == 0), "kv_cache: layer ",
-          index, " is not compressed, a 16-bit tail of ", layer.tail, " and sink_tokens of ",
-          layer.sink_tokens, " would keep nothing better");
-  require(layer.sink_tokens == 0 || layer.window == 0, "kv_cache: layer ", index,
-          " has a window of ", layer.window, ", which its ", layer.sink_tokens,
-          " sink_tokens leave");
   require(layer.sink_tokens < options.capacity, "kv_cache: sink_tokens of layer ", index,
           " must be fewer than the capacity ", options.capacity, ", got ", layer.sink_tokens);
   require(layer.tail <= options.capacity, "kv_cache: the tail of layer ", index,
           " must be at most the capacity ", options.capacity, ", got ", layer.tail);
-}
-
-uint64_t value_dim(const KvCacheOptions& options) {
-  return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
 }
 
 // A key's slot in a ring depends on the ring's size.
@@ -57,47 +38,26 @@ void require_same_rings(const KvSnapshotInfo& from, const KvSnapshotInfo& to) {
 
 }  // namespace
 
-uint64_t check_cache_options(const KvCacheOptions& options) {
-  require(options.kv_heads != 0, "kv_cache: kv_heads must be given");
-  check_head_dim("head_dim", options.head_dim);
-  check_head_dim("v_head_dim", value_dim(options));
+uint64_t cache_tail_tokens(std::span<const KvLayer> layers) {
+  const auto has_tail = [](const KvLayer& layer) { return layer.tail != 0; };
+  const auto found = std::ranges::find_if(layers, has_tail);
+  return found != layers.end() ? found->tail : 0;
+}
+
+std::vector<KvLayer> checked_cache_layers(const KvCacheOptions& options) {
+  std::vector<KvLayer> layers = resolve_layers("kv_cache", options);
   require(options.capacity != 0 && options.capacity <= std::numeric_limits<int32_t>::max(),
           "kv_cache: capacity must be from 1 to 2^31 - 1, got ", options.capacity);
   require(options.step_tokens != 0 && options.step_tokens <= uint64_t{1} << 24,
           "kv_cache: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
-  require(!options.layers.empty() && options.layers.size() <= kKvMostLayers, "kv_cache: from 1 to ",
-          kKvMostLayers, " layers, got ", options.layers.size());
-  uint64_t tail = 0;
-  for (const KvLayer& layer : options.layers) tail = tail != 0 ? tail : layer.tail;
-  for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i, tail);
-  check_layer_calibrations("kv_cache", {options.kv_heads, options.head_dim, value_dim(options)},
-                           options.layers, options.calibration);
-  return tail;
+  for (uint64_t i = 0; i < layers.size(); ++i) check_layer(options, layers, i);
+  check_layer_calibrations("kv_cache", layers, options.calibration);
+  return layers;
 }
 
 uint64_t cache_tail_slots(const KvCacheOptions& options, uint64_t tail_tokens) {
   if (tail_tokens == 0) return 0;
   return std::min(options.capacity, tail_tokens + options.step_tokens);
-}
-
-std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) try {
-  require(count != 0 && count <= kKvMostLayers, "kv_layers: from 1 to ", kKvMostLayers,
-          " layers, got ", count);
-  require((policy.window == 0) == (policy.full_every == 0),
-          "kv_layers: window and full_every go together, got ", policy.window, " and ",
-          policy.full_every);
-  std::vector<KvLayer> layers(count, policy.layer);
-  for (uint64_t i = 0; i < count; ++i) {
-    if (policy.full_every != 0 && (i + 1) % policy.full_every != 0) {
-      layers[i] = {policy.window_format, policy.window_format, policy.window, 0, 0};
-    } else if (i < policy.edge_layers || count - 1 - i < policy.edge_layers) {
-      layers[i].k = layers[i].v = policy.edge_format;
-    }
-    if (!is_compressed(layers[i])) layers[i].tail = layers[i].sink_tokens = 0;
-  }
-  return layers;
-} catch (const std::bad_alloc&) {
-  out_of_memory("kv_layers");
 }
 
 uint64_t KvCache::State::Layer::bytes() const {
@@ -115,26 +75,34 @@ uint64_t KvCache::State::ring_slots(const KvLayer& layer) const {
 }
 
 KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
-    : device(std::move(device_handle)), options(wanted), tail_tokens(check_cache_options(options)) {
+    : device(std::move(device_handle)),
+      options(wanted),
+      resolved(checked_cache_layers(options)),
+      tail_tokens(cache_tail_tokens(resolved)) {
   require(device.impl() != nullptr, "kv_cache: the device handle is empty");
-  options.v_head_dim = value_dim(options);
+  if (options.v_head_dim == 0) options.v_head_dim = options.head_dim;
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
   std::vector<uint64_t> rings, calibrations;
-  for (const KvLayer& layer : options.layers) {
-    Layer made{layer, {}};
+  for (const KvLayer& layer : resolved) {
+    Layer made;
     if (!options.calibration.empty())
       made.segments.calibration = options.calibration[layers.size()];
     made.calibration = calibration_checksum({"kv_cache", layers.size()}, made.segments.calibration);
     calibrations.push_back(made.calibration);
+    if (shares_kv(layer)) {
+      layers.push_back(std::move(made));
+      rings.push_back(StepLog::kSharesKv);
+      continue;
+    }
     const abi::KvPlaces places{layer.sink_tokens, layer.tail, cache_tail_slots(options, layer.tail),
                                ring_slots(layer)};
     const auto body = [&](KvFormat format, KvRole role, uint64_t head_dim) {
       return KvBuffer::allocate(device,
-                                {format, role, options.kv_heads, places.body_capacity, head_dim});
+                                {format, role, layer.kv_heads, places.body_capacity, head_dim});
     };
-    made.segments.of[0] = {body(layer.k, KvRole::k, options.head_dim),
-                           body(layer.v, KvRole::v, options.v_head_dim),
+    made.segments.of[0] = {body(layer.k, KvRole::k, layer.head_dim),
+                           body(layer.v, KvRole::v, layer.v_head_dim),
                            {state, places, abi::kSegmentBody}};
     if (layer.sink_tokens != 0 || layer.tail != 0) {
       const auto near = [&](const KvBuffer& half) {
@@ -150,9 +118,15 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
   log = std::make_shared<StepLog>(kRules, steps, rings);
 }
 
-const KvCache::State::Layer& KvCache::State::at(const char* op, uint64_t layer) const {
+uint64_t KvCache::State::owner(const char* op, uint64_t layer) const {
   require(layer < layers.size(), op, ": there are ", layers.size(), " layers, got layer ", layer);
-  return layers[layer];
+  return owner_of(resolved, layer);
+}
+
+const KvCache::State::Layer& KvCache::State::writable(const char* op, uint64_t layer) const {
+  const uint64_t own = owner(op, layer);
+  require_own_kv(op, resolved, layer);
+  return layers[own];
 }
 
 // As the device has it: the step's tokens are the newest.
@@ -204,6 +178,7 @@ KvCache::State& KvCache::state() const {
 }
 
 const KvCacheOptions& KvCache::options() const { return state().options; }
+const std::vector<KvLayer>& KvCache::layers() const { return state().resolved; }
 uint64_t KvCache::length() const { return state().sequence.length; }
 
 uint64_t KvCache::bytes() const {
@@ -214,10 +189,12 @@ uint64_t KvCache::bytes() const {
 
 std::vector<KvLayerInfo> KvCache::describe() const try {
   std::vector<KvLayerInfo> rows;
-  for (const State::Layer& layer : state().layers) {
-    rows.push_back({layer.layer, layer.segments.of[0].k.shape.capacity, layer.bytes(),
-                    describe_attention(state().device, layer.layer.k, layer.layer.v),
-                    layer.calibration});
+  const State& s = state();
+  for (uint64_t i = 0; i < s.layers.size(); ++i) {
+    const State::Layer& owner = s.layers[owner_of(s.resolved, i)];
+    rows.push_back({s.resolved[i], owner.segments.of[0].k.shape.capacity, s.layers[i].bytes(),
+                    describe_attention(s.device, s.resolved[i].k, s.resolved[i].v),
+                    owner.calibration});
   }
   return rows;
 } catch (const std::bad_alloc&) {
@@ -265,7 +242,7 @@ uint64_t KvCache::State::tokens_of(const char* op, const Tensor& k) const {
 
 void KvCache::append(Encoder& encoder, uint64_t layer, const Tensor& k, const Tensor& v) const try {
   const State& s = state();
-  const State::Layer& l = s.at("kv_cache.append", layer);
+  const State::Layer& l = s.writable("kv_cache.append", layer);
   const uint64_t tokens = s.tokens_of("kv_cache.append", k);
   const void* const list = s.list_of("kv_cache.append", encoder);
   const NewNote note = s.append_note("kv_cache.append", layer, tokens);
@@ -279,7 +256,7 @@ void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
                           const RopeAppendOptions& options) const try {
   constexpr const char* kOp = "kv_cache.rope_append";
   const State& s = state();
-  const State::Layer& l = s.at(kOp, layer);
+  const State::Layer& l = s.writable(kOp, layer);
   const uint64_t tokens = s.tokens_of(kOp, inputs.k);
   RopeAppendInputs in = inputs;
   const bool plain = options.rope && options.rope->mode == RopeMode::plain;
@@ -303,8 +280,8 @@ void KvCache::end_step(KvStepEnd how) {
 void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
                      const AttendOptions& options) const try {
   State& s = state();
-  const State::Layer& l = s.at("kv_cache.attend", layer);
-  const uint64_t window = l.layer.window;
+  const uint64_t owner = s.owner("kv_cache.attend", layer);
+  const uint64_t window = s.resolved[owner].window;
   require(window == 0 || options.mask.window <= window, "kv_cache.attend: layer ", layer,
           " keeps a window of ", window, " keys, asked for ", options.mask.window);
   AttentionOptions with;
@@ -316,8 +293,9 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
           s.options.step_tokens, " queries, got ", tokens);
   const void* const list = s.list_of("kv_cache.attend", encoder);
   s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
-  const NewNote note{s.log, s.log->attend_note(layer, tokens, with.mask.window)};
-  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse}, with, l.segments, s.scratch, &note);
+  const NewNote note{s.log, s.log->attend_note(owner, tokens, with.mask.window)};
+  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse}, with, s.layers[owner].segments, s.scratch,
+               &note);
   s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.attend");
@@ -335,7 +313,7 @@ void KvCache::rollback(Encoder& encoder, uint64_t tokens) try {
   next.tail_begin = std::min(next.tail_begin, next.length);
   next.step = 0;
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
-    const uint64_t window = s.layers[i].layer.window;
+    const uint64_t window = s.resolved[i].window;
     const uint64_t oldest = next.length + 1 > window ? next.length + 1 - window : 0;
     require(s.log->holds(i, next.place(), oldest), "kv_cache.rollback: the window of layer ", i,
             " no longer has key ", oldest, ", which a query at ", next.length, " sees");

@@ -2,8 +2,10 @@
 // What a KvCache holds: memory, and where the sequence is. The host's numbers are the truth; the
 // device's copy follows with every begin_step, rollback and clear, in the order of the commands.
 
+#include <span>
 #include <vector>
 
+#include "cache/layers.h"
 #include "gyre/kv_cache.h"
 #include "gyre/snapshot.h"
 #include "ops/cache_ops.h"
@@ -11,8 +13,10 @@
 
 namespace gyre {
 
-// Refuses options that no cache can have; returns the tokens of the tail.
-uint64_t check_cache_options(const KvCacheOptions& options);
+// Refuses options that no cache can have; returns the layers with every number filled in.
+std::vector<KvLayer> checked_cache_layers(const KvCacheOptions& options);
+// Tokens of the tail, which is the same in all layers that have one.
+uint64_t cache_tail_tokens(std::span<const KvLayer> layers);
 // Slots of a tail's ring: the oldest query of a step sees its whole tail, and after a step was
 // taken back the next one does.
 uint64_t cache_tail_slots(const KvCacheOptions& options, uint64_t tail_tokens);
@@ -21,8 +25,8 @@ class KvCache::State {
  public:
   State(Device device_handle, const KvCacheOptions& wanted);
 
+  // Memory of a layer. One that shares another's cache has none.
   struct Layer {
-    KvLayer layer;
     CacheSegments segments;
     uint64_t calibration = 0;  // checksum
     uint64_t bytes() const;
@@ -38,7 +42,9 @@ class KvCache::State {
     abi::KvExtendParams params() const;
   };
 
-  const Layer& at(const char* op, uint64_t layer) const;
+  // The layer whose memory this one reads; or writes, which a layer that shares must not.
+  uint64_t owner(const char* op, uint64_t layer) const;
+  const Layer& writable(const char* op, uint64_t layer) const;
   uint64_t ring_slots(const KvLayer& layer) const;
   uint64_t tokens_of(const char* op, const Tensor& k) const;          // that a call appends
   const void* list_of(const char* op, const Encoder& encoder) const;  // refuses a second encoder
@@ -52,6 +58,7 @@ class KvCache::State {
 
   Device device;
   KvCacheOptions options;
+  std::vector<KvLayer> resolved;  // options.layers with every number filled in
   std::vector<Layer> layers;
   uint64_t tail_tokens = 0;  // of the layers that have a tail
   uint32_t calibration = 0;  // identity of all layers' calibrations

@@ -118,7 +118,13 @@ void KvCache::State::copy_layers(Encoder& encoder, const KvSnapshotInfo& held, c
 
 KvSnapshotInfo KvCache::State::snapshot() const {
   KvSnapshotInfo info;
+  info.version = snapshot_version(resolved);
   info.options = options;
+  info.options.layers = resolved;
+  const LayerShape common = common_shape(resolved);
+  info.options.kv_heads = common.kv_heads;
+  info.options.head_dim = common.head_dim;
+  info.options.v_head_dim = common.v_head_dim;
   info.length = sequence.length;
   info.tail_begin = sequence.tail_begin;
   info.peak = sequence.peak;

@@ -13,15 +13,21 @@
 
 namespace gyre {
 
-constexpr uint64_t kSnapshotAlign = 64;         // of sections: a cache line
-constexpr uint64_t kSnapshotFixedBytes = 104;   // of the header, before the layers
-constexpr uint64_t kSnapshotLayerBytes = 136;   // per layer
-constexpr uint64_t kSnapshotSectionBytes = 40;  // per row of the table of sections
+constexpr uint64_t kSnapshotAlign = 64;          // of sections: a cache line
+constexpr uint64_t kSnapshotFixedBytes = 104;    // of the header, before the layers
+constexpr uint32_t kSnapshotUniformVersion = 3;  // the layers' heads and dims are in the fixed part
+constexpr uint64_t kSnapshotSectionBytes = 40;   // per row of the table of sections
 constexpr uint64_t kSnapshotMostSectionsPerLayer =
     8;  // body: 4; sink tokens and tail, dense: 2 each
 
 // A format's descriptor without its name, in the order of the file.
 std::array<uint32_t, 8> snapshot_format_fields(const KvFormatInfo& info);
+
+// The oldest version that can say what these resolved layers are, and its bytes per layer.
+uint32_t snapshot_version(std::span<const KvLayer> layers);
+constexpr uint64_t snapshot_layer_bytes(uint32_t version) {
+  return version == kSnapshotUniformVersion ? 136 : 168;
+}
 
 // Fills in sections (but for their checksums), header_bytes and file_bytes. Refuses to plan a file
 // of more than `most_bytes`, so that no number of the file is used before it was compared.

@@ -1,4 +1,5 @@
 // Whether a cache can take a snapshot, and which number is in the way.
+#include "cache/layers.h"
 #include "cache/snapshot.h"
 #include "runtime/require.h"
 
@@ -20,6 +21,11 @@ void check_layer(const std::string& where, size_t index, const KvSnapshotInfo& s
                  const KvSnapshotInfo& cache) {
   const KvLayer &a = snapshot.options.layers[index], &b = cache.options.layers[index];
   const std::string of = " of layer " + std::to_string(index);
+  same(where, "kv_heads" + of, a.kv_heads, b.kv_heads);
+  same(where, "head_dim" + of, a.head_dim, b.head_dim);
+  same(where, "v_head_dim" + of, a.v_head_dim, b.v_head_dim);
+  same(where, "the layer with the cache" + of, owner_of(snapshot.options.layers, index),
+       owner_of(cache.options.layers, index));
   same_format(where, "K" + of, a.k, b.k);
   same_format(where, "V" + of, a.v, b.v);
   same(where, "window" + of, a.window, b.window);
@@ -37,9 +43,6 @@ void check_layer(const std::string& where, size_t index, const KvSnapshotInfo& s
 void check_snapshot_fits(const std::string& where, const KvSnapshotInfo& snapshot,
                          const KvSnapshotInfo& cache) {
   const KvCacheOptions &a = snapshot.options, &b = cache.options;
-  same(where, "kv_heads", a.kv_heads, b.kv_heads);
-  same(where, "head_dim", a.head_dim, b.head_dim);
-  same(where, "v_head_dim", a.v_head_dim, b.v_head_dim);
   same(where, "the number of layers", a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) check_layer(where, i, snapshot, cache);
   require(snapshot.calibration == cache.calibration, where,

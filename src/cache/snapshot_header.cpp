@@ -10,7 +10,9 @@
 namespace gyre {
 namespace {
 
-constexpr FileKind kKind{"GYREKV", kKvSnapshotVersion, "a snapshot"};
+constexpr FileKind kind_of(uint32_t version) {
+  return {"GYREKV", version, "a snapshot", kSnapshotUniformVersion};
+}
 constexpr size_t kNameBytes = 16;
 
 struct Counts {
@@ -41,7 +43,7 @@ void check_counts(const Source& source, const KvSnapshotInfo& info, const Counts
   const uint64_t most = kSnapshotMostSectionsPerLayer * counts.layers;
   check_file(counts.sections <= most, source.where(), counts.layers, " layers have at most ", most,
              " sections, the header says ", counts.sections);
-  const uint64_t bytes = kSnapshotFixedBytes + counts.layers * kSnapshotLayerBytes +
+  const uint64_t bytes = kSnapshotFixedBytes + counts.layers * snapshot_layer_bytes(info.version) +
                          counts.sections * kSnapshotSectionBytes + kSealBytes;
   check_file(info.header_bytes == bytes, source.where(), "a header of ", counts.layers,
              " layers and ", counts.sections, " sections has ", bytes, " bytes, this one says ",
@@ -77,15 +79,25 @@ void read_layer(FieldReader& in, KvSnapshotInfo& info) {
   layer.k = read_format(in, "K", info.slots.size());
   layer.v = read_format(in, "V", info.slots.size());
   in.get(layer.window, layer.tail, layer.sink_tokens, slots.body, slots.tail);
+  if (info.version != kSnapshotUniformVersion) {
+    uint64_t owner = 0;
+    in.get(layer.kv_heads, layer.head_dim, layer.v_head_dim, owner);
+    if (owner != info.slots.size()) layer.kv_shared_layer_index = owner;
+  }
   info.options.layers.push_back(layer);
   info.slots.push_back(slots);
 }
 
-// check_cache_options() has seen that a layer is possible; here, whether its slots are.
+// checked_cache_layers() has seen that a layer is possible; here, whether its slots are.
 void check_slots(const KvSnapshotInfo& info, size_t index) {
   const KvLayer& layer = info.options.layers[index];
   const KvSnapshotSlots& slots = info.slots[index];
   const uint64_t capacity = info.options.capacity;
+  if (shares_kv(layer)) {
+    require(slots.body == 0 && slots.tail == 0, "layer ", index, " shares a cache, it has ",
+            slots.body, " and ", slots.tail, " slots of its own");
+    return;
+  }
   if (layer.window == 0) {
     require(slots.body == capacity - layer.sink_tokens, "layer ", index, " has ", slots.body,
             " slots, it must have ", capacity - layer.sink_tokens);
@@ -137,13 +149,26 @@ void read_sections(FieldReader& in, KvSnapshotInfo& info) {
   }
 }
 
+// Fills in what version 3 leaves out. Version 4 leaves out nothing, and is for layers that differ.
+void resolve_options(KvSnapshotInfo& info) {
+  KvCacheOptions& options = info.options;
+  std::vector<KvLayer> layers = checked_cache_layers(options);
+  require(info.version == snapshot_version(layers), "its layers are written as version ",
+          snapshot_version(layers));
+  const LayerShape common = common_shape(layers);
+  require((info.version == kSnapshotUniformVersion || layers == options.layers) &&
+              common == LayerShape{options.kv_heads, options.head_dim, options.v_head_dim},
+          "kv_heads, head_dim and v_head_dim are not those of the layers");
+  options.layers = std::move(layers);
+}
+
 // What the layers and the sequence imply, compared with what the header says.
 void plan_from_header(const Source& source, KvSnapshotInfo& info, const Counts& counts) {
   const KvSnapshotInfo said = info;
   try {
-    const uint64_t tail_tokens = check_cache_options(info.options);
+    resolve_options(info);
     for (size_t i = 0; i < info.slots.size(); ++i) check_slots(info, i);
-    check_sequence(info, tail_tokens);
+    check_sequence(info, cache_tail_tokens(info.options.layers));
     plan_snapshot(info, source.size());
   } catch (const Error& error) {
     fail(ErrorCode::io, source.where(), ": the header contradicts itself: ", error.what());
@@ -178,7 +203,7 @@ std::array<uint32_t, 8> snapshot_format_fields(const KvFormatInfo& info) {
 
 std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info) {
   const KvCacheOptions& options = info.options;
-  FieldWriter out(kKind);
+  FieldWriter out(kind_of(info.version));
   out.put(static_cast<uint32_t>(info.sections.size()), info.header_bytes, info.file_bytes);
   out.put(options.kv_heads, options.head_dim, options.v_head_dim, options.capacity,
           options.step_tokens, info.length, info.tail_begin, info.peak);
@@ -188,6 +213,8 @@ std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info) {
     put_format(out, layer.k);
     put_format(out, layer.v);
     out.put(layer.window, layer.tail, layer.sink_tokens, info.slots[i].body, info.slots[i].tail);
+    if (info.version != kSnapshotUniformVersion)
+      out.put(layer.kv_heads, layer.head_dim, layer.v_head_dim, owner_of(options.layers, i));
   }
   for (const KvSnapshotSection& row : info.sections) {
     out.put(static_cast<uint32_t>(row.layer), row.segment, row.role, row.part, row.format);
@@ -201,11 +228,10 @@ KvSnapshotInfo read_snapshot_header(const Source& source) {
              " bytes, a snapshot begins with ", kSnapshotFixedBytes);
   KvSnapshotInfo info;
   info.options.layers.clear();
-  info.version = kKind.version;
   Counts counts;
   std::vector<std::byte> bytes = source.read(0, kSnapshotFixedBytes);
   FieldReader first(source.where(), bytes);
-  first.check_kind(kKind);
+  info.version = first.check_kind(kind_of(kKvSnapshotVersion));
   KvCacheOptions& options = info.options;
   first.get(counts.sections, info.header_bytes, info.file_bytes);
   first.get(options.kv_heads, options.head_dim, options.v_head_dim, options.capacity,

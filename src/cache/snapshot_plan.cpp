@@ -4,6 +4,7 @@
 
 #include "abi/kv_codec.h"
 #include "abi/kv_state.h"
+#include "cache/layers.h"
 #include "cache/snapshot.h"
 #include "runtime/require.h"
 
@@ -53,8 +54,9 @@ void plan_segment(KvSnapshotInfo& info, const Segment& s, uint64_t most_bytes) {
   const KvFormatInfo format = describe(s.format);
   const bool k = s.role == KvRole::k;
   const uint64_t used = round_up(slots_in_use(info, s.layer, s.kind), abi::kKvTile);
-  const KvShape stored{s.format, s.role, info.options.kv_heads, std::min(used, s.slots),
-                       k ? info.options.head_dim : info.options.v_head_dim};
+  const KvLayer& layer = info.options.layers[s.layer];
+  const KvShape stored{s.format, s.role, layer.kv_heads, std::min(used, s.slots),
+                       k ? layer.head_dim : layer.v_head_dim};
   const uint64_t unit = format.compressed ? 1 : format.bits / 8;
   const auto add = [&](KvPart part, uint64_t bytes) {
     const uint64_t offset = round_up(info.file_bytes, kSnapshotAlign);
@@ -73,6 +75,7 @@ void plan_segment(KvSnapshotInfo& info, const Segment& s, uint64_t most_bytes) {
 uint64_t count_sections(const KvCacheOptions& options) {
   uint64_t count = 0;
   for (const KvLayer& layer : options.layers) {
+    if (shares_kv(layer)) continue;
     count += describe(layer.k).compressed ? 2 : 1;
     count += describe(layer.v).compressed ? 2 : 1;
     count += (layer.sink_tokens != 0 ? 2 : 0) + (layer.tail != 0 ? 2 : 0);
@@ -95,13 +98,20 @@ std::string section_text(const KvSnapshotSection& section) {
               name(section.part));
 }
 
+uint32_t snapshot_version(std::span<const KvLayer> layers) {
+  const bool uniform = shape_of(layers[0]) == common_shape(layers);
+  const bool any_shared = std::ranges::any_of(layers, shares_kv);
+  return uniform && !any_shared ? kSnapshotUniformVersion : kKvSnapshotVersion;
+}
+
 void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {
   const std::vector<KvLayer>& layers = info.options.layers;
   info.sections.clear();
-  info.header_bytes = kSnapshotFixedBytes + layers.size() * kSnapshotLayerBytes +
+  info.header_bytes = kSnapshotFixedBytes + layers.size() * snapshot_layer_bytes(info.version) +
                       count_sections(info.options) * kSnapshotSectionBytes + kSealBytes;
   info.file_bytes = info.header_bytes;
   for (uint64_t i = 0; i < layers.size(); ++i) {
+    if (shares_kv(layers[i])) continue;
     const auto add = [&](KvSegmentKind kind, KvFormat k, KvFormat v, uint64_t slots) {
       plan_segment(info, {i, kind, KvRole::k, k, slots}, most_bytes);
       plan_segment(info, {i, kind, KvRole::v, v, slots}, most_bytes);

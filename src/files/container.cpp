@@ -61,13 +61,17 @@ std::string FieldReader::text(size_t width) {
   return text.substr(0, text.find_last_not_of('\0') + 1);
 }
 
-void FieldReader::check_kind(const FileKind& kind) {
+uint32_t FieldReader::check_kind(const FileKind& kind) {
   check_file(text(FileKind::kMagicBytes) == kind.magic, where_, "does not begin with ", kind.magic,
              ", it is not ", kind.what);
   uint32_t version = 0;
   get(version);
-  check_file(version == kind.version, where_, "is ", kind.what, " of version ", version,
-             ", this library reads version ", kind.version);
+  const uint32_t oldest = kind.oldest != 0 ? kind.oldest : kind.version;
+  const std::string known =
+      oldest != kind.version ? join(oldest, " to ", kind.version) : std::to_string(kind.version);
+  check_file(version >= oldest && version <= kind.version, where_, "is ", kind.what, " of version ",
+             version, ", this library reads version ", known);
+  return version;
 }
 
 void check_seal(const std::string& where, const std::string& what,

@@ -54,7 +54,8 @@ inline void check_checksum(const std::string& where, const std::string& what, ui
 struct FileKind {
   std::string_view magic;  // up to kMagicBytes, the rest is zero
   uint32_t version;
-  const char* what;  // "a snapshot"
+  const char* what;     // "a snapshot"
+  uint32_t oldest = 0;  // that is read; 0: `version` alone
   static constexpr size_t kMagicBytes = 8;
 };
 
@@ -83,7 +84,7 @@ class FieldReader {
   FieldReader(const std::string& where, std::span<const std::byte> bytes)
       : where_(where), bytes_(bytes) {}
 
-  void check_kind(const FileKind& kind);
+  uint32_t check_kind(const FileKind& kind);  // returns the version
   template <class... T>
   void get(T&... values) {
     ((values = static_cast<T>(number(sizeof(T)))), ...);

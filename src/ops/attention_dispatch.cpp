@@ -85,6 +85,7 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
   const bool states = outputs.partial.defined(),
              reduces = plan.reduce == abi::AttentionReduce::in_kernel;
   abi::AttentionParams p{};
+  p.phase = abi::AttentionPhase::all;  // 0 takes no rows
   fill_call(call, p);
   p.splits = plan.splits;
   p.fewest_split_keys = plan.fewest_split_keys;

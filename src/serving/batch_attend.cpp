@@ -20,10 +20,10 @@ void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> 
 
 // What attention checks, as the caller gave it: with a basis or several kinds of pages, attention
 // gets other tensors than these.
-void check_given(const AttendInputs& in, const AttentionMask& mask, const KvPoolOptions& options) {
-  check_query(kOp, in.q, "pages", options.kv_heads, options.head_dim);
+void check_given(const AttendInputs& in, const AttentionMask& mask, const KvLayer& layer) {
+  check_query(kOp, in.q, "pages", layer.kv_heads, layer.head_dim);
   check_outputs(kOp, {{}, in.out, in.lse, mask.sink_logits},
-                {in.q.shape(0), in.q.shape(1), options.v_head_dim});
+                {in.q.shape(0), in.q.shape(1), layer.v_head_dim});
   check_written(in, {&in.q, &mask.sink_logits, &mask.alibi_slopes});
 }
 
@@ -63,21 +63,23 @@ PagedCall KvBatch::State::over(PagedCall call, const KvPool::State::Store& store
 void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& given,
                             const AttendOptions& with) {
   const void* const list = list_of(kOp, encoder);
-  const KvPool::State::Layer& l = layer(index);
-  require(l.layer.window == 0 || with.mask.window <= l.layer.window, kOp, ": layer ", index,
-          " keeps a window of ", l.layer.window, " keys, asked for ", with.mask.window);
+  const uint64_t owner = owner_of(pool->resolved, index);
+  const KvPool::State::Layer& l = pool->layers[owner];
+  const KvLayer& layer = pool->resolved[owner];
+  require(layer.window == 0 || with.mask.window <= layer.window, kOp, ": layer ", index,
+          " keeps a window of ", layer.window, " keys, asked for ", with.mask.window);
   const TransformPair transforms{l.calibration.k.transform, l.calibration.v.transform};
   AttendInputs in = given;
   const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sink_tokens ? 1 : 0);
   Recording recording(encoder, kOp);
-  check_given(given, with.mask, pool->options);
+  check_given(given, with.mask, layer);
   check_means(kOp, transforms,
               {in.lse.defined(), with.mask.sink_logits.defined(), with.mask.soft_cap != 0, false});
   const TransformAttention inside =
       enter_transform(recording, encoder.device(), transforms, in.q, in.out, segments != 1);
   in.q = inside.q;
   in.out = inside.out;
-  PagedCall call = call_of(in, with, l.layer);
+  PagedCall call = call_of(in, with, layer);
   call.schedules = &schedules;
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, with.mask.sink_logits};
@@ -90,9 +92,9 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
     attend_pages(recording, encoder.device(), part, to, reserved);
   };
   if (segments == 1) {
-    attend(l.body, abi::kSegmentBody, outputs);
+    attend(*l.body, abi::kSegmentBody, outputs);
   } else {
-    const Dims shape = attention_partial_shape(segments, in.q.shape(), pool->options.v_head_dim);
+    const Dims shape = attention_partial_shape(segments, in.q.shape(), layer.v_head_dim);
     reserved.states = at_least(encoder.device(), scratch.states, elements(shape));
     AttentionMergeInputs merged = outputs;
     merged.partial = reserved.states.slice(0, 0, elements(shape)).reshape(shape);
@@ -101,13 +103,13 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
       return {
           .partial = merged.partial.slice(0, done++, 1), .out = {}, .lse = {}, .sink_logits = {}};
     };
-    attend(l.body, abi::kSegmentBody, next_state());
+    attend(*l.body, abi::kSegmentBody, next_state());
     if (l.sink_tokens) attend(*l.sink_tokens, abi::kSegmentSinks, next_state());
     if (l.tail) attend(*l.tail, abi::kSegmentTail, next_state());
     dispatch_merge(recording, merged);
   }
   leave_transform(recording, transforms, inside, given.out);
-  const CommandNote note = log->attend_note(index, 0, 0);
+  const CommandNote note = log->attend_note(owner, 0, 0);
   recording.note({log, note});
   recording.commit();
   log->recorded(note, list);
@@ -118,7 +120,8 @@ void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& input
                      const AttendOptions& with) const try {
   State& s = state();
   const StepsUse use(*s.pool->steps, kOp);
-  s.log->check_attend(kOp, layer);
+  const std::vector<KvLayer>& layers = s.pool->resolved;
+  s.log->check_attend(kOp, layer < layers.size() ? owner_of(layers, layer) : layer);
   s.check_rows(kOp, "q", inputs.q);
   require(!with.mask.tree_mask.defined(), kOp, ": a tree_mask is not taken over pages");
   s.attend(encoder, layer, inputs, with);

@@ -29,23 +29,23 @@ class KvBatch::State {
   void note(const Encoder& encoder, const char* op, const CommandNote& made) const;
   // Rows that a tensor of the step may have.
   void check_rows(const char* op, const char* what, const Tensor& rows) const;
-  const KvPool::State::Layer& layer(uint64_t index) const { return pool->layers[index]; }
   // Calls write(where, first) for every kind of pages that a layer has.
   template <class Write>
   void append(const char* op, Encoder& encoder, uint64_t index, const Tensor& k,
               const Write& write) {
     const StepsUse use(*pool->steps, op);
     log->check_append(op, index);
+    require_own_kv(op, pool->resolved, index);
     list_of(op, encoder);
     check_rows(op, "k", k);
-    const KvPool::State::Layer& l = layer(index);
+    const KvPool::State::Layer& l = pool->layers[index];
     RecordingGroup recorded(encoder);
     const auto to = [&](const KvPool::State::Store& store, bool first) {
       write(KvSlots{store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)),
                     l.calibration.k, l.calibration.v},
             first);
     };
-    to(l.body, true);
+    to(*l.body, true);
     if (l.tail) to(*l.tail, false);
     if (l.sink_tokens) to(*l.sink_tokens, false);
     note(encoder, op, log->append_note(index, k.shape(0)));

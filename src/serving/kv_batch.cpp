@@ -34,13 +34,20 @@ KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
   return options;
 }
 
+// Pages of a window fall off between steps: a step loses no key.
+std::vector<uint64_t> ring_slots(const KvPool::State& pool) {
+  std::vector<uint64_t> slots;
+  for (const KvLayer& layer : pool.resolved)
+    slots.push_back(shares_kv(layer) ? StepLog::kSharesKv : 0);
+  return slots;
+}
+
 }  // namespace
 
 KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions& wanted)
     : pool(std::move(owner)),
       options(checked(*pool, wanted)),
-      log(std::make_shared<StepLog>(kRules, pool->steps,
-                                    std::vector<uint64_t>(pool->layers.size()))),
+      log(std::make_shared<StepLog>(kRules, pool->steps, ring_slots(*pool))),
       pages(pool, options.max_sequences, options.max_tokens, options.max_kv_length),
       tables(*pool, {options.max_sequences, options.max_tokens, options.max_kv_length}) {
   members.reserve(options.max_sequences);
@@ -136,7 +143,7 @@ void KvBatch::State::record_copies(Encoder& encoder) const {
     if (count == 0) continue;
     const BatchTables::Group& group = tables.group(i);
     const Tensor from = group.copy_from.slice(0, 0, count), to = group.copy_to.slice(0, 0, count);
-    pool->for_stores(i, [&](const KvPool::State::Store& store) {
+    pool->for_stores(i, [&](const KvPool::State::Store& store, uint64_t) {
       kv_page_copy(encoder, {store.pages, from, to});
     });
   }

@@ -67,6 +67,7 @@ KvPool::State& KvPool::state() const {
 }
 
 const KvPoolOptions& KvPool::options() const { return state().options; }
+const std::vector<KvLayer>& KvPool::layers() const { return state().resolved; }
 
 KvPoolInfo KvPool::describe() const try {
   const State& s = state();
@@ -87,12 +88,7 @@ KvPoolInfo KvPool::describe() const try {
     row.used = row.pages - row.free - row.cached;
     for (uint64_t page = 0; page < row.pages; ++page)
       row.shared += group.holders(static_cast<PageId>(page)) > 1 ? 1 : 0;
-    for (uint64_t layer = 0; layer < s.layers.size(); ++layer) {
-      const State::Layer& l = s.layers[layer];
-      if (l.body.group == i || (l.tail && l.tail->group == i) ||
-          (l.sink_tokens && l.sink_tokens->group == i))
-        row.layers.push_back(layer);
-    }
+    s.for_stores(i, [&](const State::Store&, uint64_t layer) { row.layers.push_back(layer); });
     info.bytes += row.pages * row.page_bytes;
     info.used_bytes += row.used * row.page_bytes;
     info.groups.push_back(std::move(row));

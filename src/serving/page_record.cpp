@@ -32,7 +32,7 @@ void for_pages(const KvPool::State& pool, const std::vector<PageId>& ids, const 
   uint64_t at = head_bytes(pool);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] == kNoPage) continue;
-    pool.for_stores(i, [&](const KvPool::State::Store& store) {
+    pool.for_stores(i, [&](const KvPool::State::Store& store, uint64_t) {
       visit(store.pages.bytes.slice(0, static_cast<uint64_t>(ids[i]), 1), at);
       at += store.pages.bytes.shape(1);
     });

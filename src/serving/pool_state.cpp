@@ -14,25 +14,13 @@
 namespace gyre {
 namespace {
 
-uint64_t value_dim(const KvPoolOptions& options) {
-  return options.v_head_dim != 0 ? options.v_head_dim : options.head_dim;
+KvPageShape page_shape(const KvLayer& layer, uint64_t page_tokens) {
+  return {layer.k, layer.v, layer.kv_heads, layer.head_dim, layer.v_head_dim, page_tokens};
 }
 
-KvPageShape page_shape(const KvPoolOptions& options, KvFormat k, KvFormat v) {
-  return {k, v, options.kv_heads, options.head_dim, value_dim(options), options.page_tokens};
-}
-
-void check_layer(const KvPoolOptions& options, uint64_t index) {
+void check_layer(const KvLayer& layer, uint64_t index, uint64_t page_tokens) {
   constexpr uint64_t kMostKeys = std::numeric_limits<int32_t>::max();
-  const KvLayer& layer = options.layers[index];
-  check_page_shape("kv_pool", page_shape(options, layer.k, layer.v));
-  const bool compressed = describe(layer.k).compressed || describe(layer.v).compressed;
-  require(compressed || (layer.tail == 0 && layer.sink_tokens == 0), "kv_pool: layer ", index,
-          " is not compressed, a 16-bit tail of ", layer.tail, " and sink_tokens of ",
-          layer.sink_tokens, " would keep nothing better");
-  require(layer.sink_tokens == 0 || layer.window == 0, "kv_pool: layer ", index,
-          " has a window of ", layer.window, ", which its ", layer.sink_tokens,
-          " sink_tokens leave");
+  check_page_shape("kv_pool", page_shape(layer, page_tokens));
   require(layer.window <= kMostKeys && layer.tail <= kMostKeys && layer.sink_tokens <= kMostKeys,
           "kv_pool: window, tail and sink_tokens of layer ", index, " must be below 2^31, got ",
           layer.window, ", ", layer.tail, " and ", layer.sink_tokens);
@@ -40,13 +28,11 @@ void check_layer(const KvPoolOptions& options, uint64_t index) {
 
 }  // namespace
 
-void check_pool_options(const KvPoolOptions& options) {
+std::vector<KvLayer> checked_pool_layers(const KvPoolOptions& options) {
   constexpr uint64_t kMostSlots = std::numeric_limits<int32_t>::max();
-  require(!options.layers.empty() && options.layers.size() <= kKvMostLayers, "kv_pool: from 1 to ",
-          kKvMostLayers, " layers, got ", options.layers.size());
-  for (uint64_t i = 0; i < options.layers.size(); ++i) check_layer(options, i);
-  check_layer_calibrations("kv_pool", {options.kv_heads, options.head_dim, value_dim(options)},
-                           options.layers, options.calibration);
+  std::vector<KvLayer> layers = resolve_layers("kv_pool", options);
+  for (uint64_t i = 0; i < layers.size(); ++i) check_layer(layers[i], i, options.page_tokens);
+  check_layer_calibrations("kv_pool", layers, options.calibration);
   require(options.pages != 0 && options.pages <= kMostSlots / options.page_tokens,
           "kv_pool: from 1 to ", kMostSlots / options.page_tokens, " pages of ",
           options.page_tokens, " tokens, got ", options.pages);
@@ -54,6 +40,7 @@ void check_pool_options(const KvPoolOptions& options) {
           "kv_pool: sequences must be from 1 to 2^20, got ", options.sequences);
   require(options.step_tokens != 0 && options.step_tokens <= 1 << 24,
           "kv_pool: step_tokens must be from 1 to 2^24, got ", options.step_tokens);
+  return layers;
 }
 
 uint32_t pool_calibration(const KvPoolOptions& options) {
@@ -63,15 +50,24 @@ uint32_t pool_calibration(const KvPoolOptions& options) {
   return calibration_identity(checksums);
 }
 
-uint64_t pool_geometry(const KvPoolOptions& options, uint32_t calibration) {
-  std::vector<uint64_t> numbers = {options.kv_heads, options.head_dim, value_dim(options),
-                                   options.page_tokens, options.layers.size()};
-  for (const KvLayer& layer : options.layers) {
+uint64_t pool_geometry(std::span<const KvLayer> layers, uint64_t page_tokens,
+                       uint32_t calibration) {
+  const LayerShape common = common_shape(layers);
+  std::vector<uint64_t> numbers = {common.kv_heads, common.head_dim, common.v_head_dim, page_tokens,
+                                   layers.size()};
+  for (const KvLayer& layer : layers) {
     for (const KvFormat format : {layer.k, layer.v}) {
       const std::array<uint32_t, 8> fields = snapshot_format_fields(describe(format));
       numbers.insert(numbers.end(), fields.begin(), fields.end());
     }
     numbers.insert(numbers.end(), {layer.window, layer.tail, layer.sink_tokens});
+  }
+  // Where all layers are alike, the checksum is that of files from before layers could differ.
+  const bool uniform = snapshot_version(layers) == kSnapshotUniformVersion;
+  for (uint64_t i = 0; i < layers.size() && !uniform; ++i) {
+    const LayerShape shape = shape_of(layers[i]);
+    numbers.insert(numbers.end(),
+                   {shape.kv_heads, shape.head_dim, shape.v_head_dim, owner_of(layers, i)});
   }
   if (calibration != 0) numbers.push_back(calibration);
   return checksum_of(std::as_bytes(std::span(numbers)));
@@ -79,24 +75,27 @@ uint64_t pool_geometry(const KvPoolOptions& options, uint32_t calibration) {
 
 KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
     : device(std::move(device_handle)),
-      options((check_pool_options(wanted), wanted)),
+      options(wanted),
+      resolved(checked_pool_layers(options)),
       calibration(pool_calibration(options)),
-      geometry(pool_geometry(options, calibration)),
+      geometry(pool_geometry(resolved, options.page_tokens, calibration)),
       index(options.page_tokens, 0, 0) {
   require(device.impl() != nullptr, "kv_pool: the device handle is empty");
-  options.v_head_dim = value_dim(options);
-  const auto store = [&](const GroupKeys& keys, KvFormat k, KvFormat v) {
+  if (options.v_head_dim == 0) options.v_head_dim = options.head_dim;
+  const auto store = [&](const GroupKeys& keys, const KvLayer& stored) {
     const size_t group = add_group(keys);
-    return Store{group,
-                 KvPages::allocate(device, page_shape(options, k, v), groups[group].pages())};
+    const KvPageShape shape = page_shape(stored, options.page_tokens);
+    return Store{group, KvPages::allocate(device, shape, groups[group].pages())};
   };
-  for (const KvLayer& layer : options.layers) {
-    Layer made{layer, {}, store({layer.window, 0, false}, layer.k, layer.v), {}, {}};
+  for (const KvLayer& layer : resolved) {
+    Layer made;
     if (!options.calibration.empty()) made.calibration = options.calibration[layers.size()];
-    constexpr KvFormat kNear = KvFormat::f16;
-    if (layer.tail != 0) made.tail = store({layer.tail, 0, true}, kNear, kNear);
-    if (layer.sink_tokens != 0)
-      made.sink_tokens = store({0, layer.sink_tokens, true}, kNear, kNear);
+    KvLayer near = layer;
+    near.k = near.v = KvFormat::f16;
+    if (!shares_kv(layer)) made.body = store({layer.window, 0, false}, layer);
+    if (made.body && layer.tail != 0) made.tail = store({layer.tail, 0, true}, near);
+    if (made.body && layer.sink_tokens != 0)
+      made.sink_tokens = store({0, layer.sink_tokens, true}, near);
     layers.push_back(std::move(made));
   }
   index = PrefixIndex(options.page_tokens, groups.size(), geometry);
@@ -134,7 +133,7 @@ void KvPool::State::require_same_process(const char* op) const {
 
 uint64_t KvPool::State::page_bytes(size_t group) const {
   uint64_t bytes = 0;
-  for_stores(group, [&](const Store& store) { bytes += store.pages.bytes.shape(1); });
+  for_stores(group, [&](const Store& store, uint64_t) { bytes += store.pages.bytes.shape(1); });
   return bytes;
 }
 

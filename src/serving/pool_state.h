@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "cache/layers.h"
 #include "gyre/kv_pool.h"
 #include "gyre/pages.h"
 #include "serving/page_group.h"
@@ -15,10 +17,10 @@
 
 namespace gyre {
 
-// Refuses options that no pool can have.
-void check_pool_options(const KvPoolOptions& options);
+// Refuses options that no pool can have; returns the layers with every number filled in.
+std::vector<KvLayer> checked_pool_layers(const KvPoolOptions& options);
 // A checksum of everything that decides what a page's bytes mean.
-uint64_t pool_geometry(const KvPoolOptions& options, uint32_t calibration);
+uint64_t pool_geometry(std::span<const KvLayer> layers, uint64_t page_tokens, uint32_t calibration);
 // Which calibration its options name; 0: none. Reads device memory.
 uint32_t pool_calibration(const KvPoolOptions& options);
 
@@ -35,9 +37,8 @@ class KvPool::State {
     KvPages pages{};
   };
   struct Layer {
-    KvLayer layer{};
     KvLayerCalibration calibration{};
-    Store body{};
+    std::optional<Store> body{};         // none: the layer shares another's cache
     std::optional<Store> tail{};         // in 16 bits
     std::optional<Store> sink_tokens{};  // in 16 bits
   };
@@ -54,18 +55,19 @@ class KvPool::State {
   void check_window(const char* op, size_t group, uint64_t first_page, uint64_t length) const;
   uint64_t page_bytes(size_t group) const;  // of all its layers
   std::string group_name(size_t group) const;
-  // Stores of a group, in the order of its layers. visit(store)
+  // Stores of a group, in the order of its layers. visit(store, number of the layer)
   template <class Visit>
   void for_stores(size_t group, const Visit& visit) const {
-    for (const Layer& layer : layers) {
-      if (layer.body.group == group) visit(layer.body);
-      if (layer.tail && layer.tail->group == group) visit(*layer.tail);
-      if (layer.sink_tokens && layer.sink_tokens->group == group) visit(*layer.sink_tokens);
+    for (uint64_t i = 0; i < layers.size(); ++i) {
+      for (const std::optional<Store>* store :
+           {&layers[i].body, &layers[i].tail, &layers[i].sink_tokens})
+        if (*store && (*store)->group == group) visit(**store, i);
     }
   }
 
   Device device;
   KvPoolOptions options;
+  std::vector<KvLayer> resolved;  // options.layers with every number filled in
   std::vector<PageGroup> groups;
   std::vector<Layer> layers;
   uint32_t calibration;

@@ -127,12 +127,13 @@ StepLog::StepLog(const Rules& rules, std::shared_ptr<Steps> steps,
                  const std::vector<uint64_t>& ring_slots)
     : rules_(rules), steps_(std::move(steps)) {
   for (const uint64_t slots : ring_slots) layers_.push_back({slots, 0, 0});
+  appending_ = static_cast<uint64_t>(std::ranges::count_if(layers_, &Layer::appends));
 }
 
 std::ostream& operator<<(std::ostream& out, const StepLog::Missing& missing) {
   const std::vector<StepLog::Layer>& layers = missing.log.layers_;
-  const auto lacks = [&](size_t i) { return layers[i].recorded != missing.log.open_; };
-  out << (layers.size() - missing.log.appended_ == 1 ? "layer" : "layers");
+  const auto lacks = [&](size_t i) { return layers[i].lacks(missing.log.open_); };
+  out << (missing.log.appending_ - missing.log.appended_ == 1 ? "layer" : "layers");
   const char* separator = " ";
   for (size_t i = 0; i < layers.size(); ++i) {
     if (!lacks(i)) continue;
@@ -198,7 +199,7 @@ void StepLog::recorded(const CommandNote& note, const void* list) noexcept {
 }
 
 void StepLog::mark_appended(uint64_t layer) noexcept {
-  if (layers_[layer].recorded == open_) return;
+  if (layers_[layer].recorded == open_ || !layers_[layer].appends()) return;
   layers_[layer].recorded = open_;
   ++appended_;
 }
@@ -374,9 +375,9 @@ void StepLog::ran(const CommandNote& note) noexcept {
 }
 
 void StepLog::layer_ran(uint64_t layer) noexcept {
-  if (layers_[layer].ran == submitted_.id) return;
+  if (layers_[layer].ran == submitted_.id || !layers_[layer].appends()) return;
   layers_[layer].ran = submitted_.id;
-  if (++ran_ == layers_.size()) steps_->forget(submitted_.id);
+  if (++ran_ == appending_) steps_->forget(submitted_.id);
 }
 
 void StepLog::keep(CommandNote& note) noexcept {

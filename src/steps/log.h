@@ -101,6 +101,8 @@ class StepLog final : public CommandObserver {
     uint64_t id = 0;      // set by begin_note()
   };
 
+  // Slots of a layer without a cache: it reads another's, and no append is expected.
+  static constexpr uint64_t kSharesKv = ~uint64_t{0};
   // ring_slots: per layer; 0: no key is lost.
   StepLog(const Rules& rules, std::shared_ptr<Steps> steps,
           const std::vector<uint64_t>& ring_slots);
@@ -108,7 +110,7 @@ class StepLog final : public CommandObserver {
   bool holds(uint64_t layer, const Place& at, uint64_t oldest) const;
   bool recording() const { return phase_ == Phase::recording; }
   bool open() const { return phase_ == Phase::step; }  // begun, perhaps complete
-  bool complete() const { return appended_ == layers_.size(); }
+  bool complete() const { return appended_ == appending_; }
   void require_complete(const char* op) const;  // if a step is begun
 
   // Notes for an encoder's list, and recorded() when the list has them. `complete`: the layers come
@@ -143,6 +145,8 @@ class StepLog final : public CommandObserver {
     uint64_t ring_slots;
     uint64_t recorded;  // step or recording that its append was recorded in
     uint64_t ran;       // step that its append ran in
+    bool appends() const { return ring_slots != kSharesKv; }
+    bool lacks(uint64_t step) const { return appends() && recorded != step; }
   };
   // "layers 0, 2 to 5", written where the message is: no other memory may be taken here.
   struct Missing {
@@ -170,7 +174,8 @@ class StepLog final : public CommandObserver {
   Place recorded_, submitted_;
   Phase phase_ = Phase::idle;
   uint64_t open_ = ~uint64_t{0};  // the step or recording that appends count for
-  uint64_t appended_ = 0;         // layers of it
+  uint64_t appending_ = 0;        // layers that append
+  uint64_t appended_ = 0;         // layers of it that have appended
   uint64_t ran_ = 0;              // layers whose append ran in submitted_
   bool dropped_begin_ = false;
 };

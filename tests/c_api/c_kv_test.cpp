@@ -155,6 +155,59 @@ TEST_F(CEqualsCpp, Cache) {
   gyre_kv_cache_destroy(a);
 }
 
+TEST_F(CEqualsCpp, LayersThatDifferAndShare) {
+  const gyre_device on{device};
+  gyre_kv_layer layers[3] = {
+      {.size = sizeof layers[0]},
+      {.size = sizeof layers[0], .window = 6, .kv_heads = 1, .head_dim = 128, .v_head_dim = 16},
+      {.size = sizeof layers[0], .kv_shared_layer_index = 1, .is_kv_shared_layer = 1}};
+  const std::vector<KvLayer> same_layers = {
+      {},
+      {.window = 6, .kv_heads = 1, .head_dim = 128, .v_head_dim = 16},
+      {.kv_shared_layer_index = 1}};
+  const gyre_kv_cache_options options{.size = sizeof options,
+                                      .kv_heads = kKvHeads,
+                                      .head_dim = kDim,
+                                      .capacity = 32,
+                                      .layers = layers,
+                                      .layer_count = 3};
+  gyre_kv_cache* cache = nullptr;
+  ASSERT_EQ(gyre_kv_cache_create(&on, &options, &cache), GYRE_OK) << gyre_last_error();
+  const KvCache b(device,
+                  {.kv_heads = kKvHeads, .head_dim = kDim, .capacity = 32, .layers = same_layers});
+  EXPECT_EQ(cache->value.layers(), b.layers());
+  for (uint64_t i = 0; i < 3; ++i) {
+    gyre_kv_layer_info info{.size = sizeof info};
+    ASSERT_EQ(gyre_kv_cache_describe(cache, i, &info), GYRE_OK);
+    EXPECT_EQ(info.kv_heads, i == 0 ? kKvHeads : 1);
+    EXPECT_EQ(info.head_dim, i == 0 ? kDim : 128);
+    EXPECT_EQ(info.v_head_dim, i == 0 ? kDim : 16);
+    EXPECT_EQ(info.is_kv_shared_layer, i == 2 ? 1 : 0);
+    EXPECT_EQ(info.kv_shared_layer_index, i == 2 ? 1u : 0u);
+    EXPECT_EQ(info.bytes == 0, i == 2);
+  }
+  const gyre_kv_pool_options pool_options{.size = sizeof pool_options,
+                                          .kv_heads = kKvHeads,
+                                          .head_dim = kDim,
+                                          .layers = layers,
+                                          .layer_count = 3,
+                                          .pages = 8};
+  gyre_kv_pool* pool = nullptr;
+  ASSERT_EQ(gyre_kv_pool_create(&on, &pool_options, &pool), GYRE_OK) << gyre_last_error();
+  EXPECT_EQ(pool->value.layers(), b.layers());
+  gyre_kv_cache* none = nullptr;
+  layers[2].is_kv_shared_layer = 0;
+  EXPECT_NE(gyre_kv_cache_create(&on, &options, &none), GYRE_OK);
+  EXPECT_NE(std::string(gyre_last_error()).find("kv_shared_layer_index is 1"), std::string::npos);
+
+  const gyre_kv_policy policy{.size = sizeof policy, .kv_shared_layers = 1};
+  ASSERT_EQ(gyre_kv_layers(3, &policy, layers), GYRE_OK) << gyre_last_error();
+  EXPECT_EQ(layers[2].is_kv_shared_layer, 1);
+  EXPECT_EQ(layers[2].kv_shared_layer_index, 1u);
+  gyre_kv_cache_destroy(cache);
+  gyre_kv_pool_destroy(pool);
+}
+
 TEST_F(CEqualsCpp, PoolDefaults) {
   const gyre_device on{device};
   const gyre_kv_pool_options options{.size = sizeof options,

@@ -356,11 +356,11 @@ TEST(KvCache, RefusesWhatItCannotHold) {
     for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq8}) {
       KvCacheOptions options = small({.k = format, .v = format});
       options.head_dim = dim;
-      EXPECT_TRUE(refused({"kv_cache: head_dim", "multiple of 8", std::to_string(dim)},
+      EXPECT_TRUE(refused({"kv_cache: layer 0: head_dim", "multiple of 8", std::to_string(dim)},
                           [&] { KvCache cache(device, options); }));
       options = small({.k = format, .v = format});
       options.v_head_dim = dim == 0 ? 12 : dim;
-      EXPECT_TRUE(refused({"kv_cache: v_head_dim", "multiple of 8"},
+      EXPECT_TRUE(refused({"kv_cache: layer 0: v_head_dim", "multiple of 8"},
                           [&] { KvCache cache(device, options); }));
     }
   }

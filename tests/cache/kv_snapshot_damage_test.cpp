@@ -150,16 +150,56 @@ TEST_F(KvSnapshotDamage, MessagesSayWhere) {
 // Version 1 is the same but for the magnitudes of tq4: its codes would be read as other numbers.
 TEST_F(KvSnapshotDamage, OtherVersionsAreRefused) {
   constexpr size_t kVersion = 8;  // of docs/snapshots.md
-  put_number(good, kVersion, 4, kKvSnapshotVersion);
+  put_number(good, kVersion, 4, 3);
   EXPECT_EQ(bytes_of_file(folder / "good"), good);
-  for (const uint32_t version : {0u, 1u, 2u, 4u, 0xFFFFFFFFu}) {
+  EXPECT_TRUE(load_fails(lie(kVersion, 4, kKvSnapshotVersion), {"a header of 1 layers"}));
+  for (const uint32_t version : {0u, 1u, 2u, kKvSnapshotVersion + 1, 0xFFFFFFFFu}) {
     EXPECT_TRUE(load_fails(lie(kVersion, 4, version),
                            {"bad", "is a snapshot of version " + std::to_string(version),
-                            "this library reads version 3"}));
+                            "this library reads version 3 to 4"}));
     EXPECT_TRUE(throws_error(ErrorCode::io, {"of version " + std::to_string(version)},
                              [&] { inspect_snapshot(folder / "bad"); }));
   }
   EXPECT_EQ(save(), saved);
+}
+
+// Version 4: heads, dims and owners of layers.
+TEST_F(KvSnapshotDamage, LayersThatLie) {
+  KvCacheOptions mixed = options();
+  mixed.layers.push_back({.k = KvFormat::f16, .v = KvFormat::f16, .head_dim = 24});
+  mixed.layers.push_back({.kv_shared_layer_index = 0});
+  Session from(device, mixed);
+  from.append(3);
+  from.cache.save(folder / "good");
+  good = bytes_of_file(folder / "good");
+  verify_snapshot(folder / "good");
+  const auto is_refused = [&](const Bytes& bytes, const std::vector<std::string>& parts) {
+    put_file(folder / "bad", bytes);
+    return throws_error(ErrorCode::io, parts, [&] { verify_snapshot(folder / "bad"); });
+  };
+  enum : size_t { kSlots = 120, kKvHeads = 136, kHeadDim = 144, kValueDim = 152, kOwner = 160 };
+  const auto fails = [&](size_t layer, size_t field, uint64_t value,
+                         const std::vector<std::string>& parts) {
+    EXPECT_TRUE(is_refused(lie(104 + layer * 168 + field, 8, value), parts)) << field;
+  };
+  const char* const other = "are not those of the layers";
+  fails(0, kKvHeads, 2, {"layer 2 shares the cache of layer 0, whose kv_heads is 2, got 1"});
+  fails(1, kKvHeads, 2, {other});
+  fails(1, kKvHeads, 0, {other});
+  fails(1, kHeadDim, 16, {other});
+  fails(1, kHeadDim, 20, {"layer 1: head_dim", "got 20"});
+  fails(1, kHeadDim, 32, {"the sections need more than"});
+  fails(1, kValueDim, 32, {"the sections need more than"});
+  fails(2, kOwner, 1, {"layer 2 shares the cache of layer 1"});
+  fails(2, kOwner, 2, {"layer 2 has 0 slots"});
+  fails(2, kOwner, ~uint64_t{0}, {"earlier layer"});
+  fails(1, kOwner, 0, {"layer 1 shares the cache of layer 0"});
+  fails(2, kSlots, 5, {"layer 2 shares a cache, it has 5"});
+  for (size_t i = 0; i < good.size(); ++i) {
+    Bytes bytes = good;
+    bytes[i] ^= std::byte{0x11};
+    ASSERT_TRUE(is_refused(bytes, {"bad"})) << "byte " << i;
+  }
 }
 
 // Places of docs/snapshots.md.

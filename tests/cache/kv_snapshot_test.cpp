@@ -146,6 +146,39 @@ TEST_F(KvSnapshot, LayersThatDiffer) {
   expect_same(from, options, "truncated");
 }
 
+// Version 4, with layers that have no sections.
+TEST_F(KvSnapshot, LayersOfOtherShapesAndSharedOnes) {
+  KvCacheOptions options = options_for({.tail = 6, .sink_tokens = 2});
+  options.layers.push_back(
+      {.k = KvFormat::f16, .v = KvFormat::f16, .window = 10, .kv_heads = 3, .head_dim = 72});
+  options.layers.push_back({.kv_shared_layer_index = 0});
+  options.layers.push_back({.kv_shared_layer_index = 1});
+  options.layers.push_back({.k = KvFormat::bf16, .v = KvFormat::tq3, .v_head_dim = 1024});
+  Session from(device, options);
+  fill(from, 37);
+  expect_same(from, options, "filled");
+  from.rollback(4);
+  expect_same(from, options, "truncated");
+  const KvSnapshotInfo info = inspect_snapshot(folder / "a");
+  EXPECT_EQ(info.version, 4u);
+  EXPECT_EQ(info.options.layers, from.cache.layers());
+  EXPECT_EQ(info.options.kv_heads, 0u);
+  EXPECT_EQ(info.options.v_head_dim, 0u);
+  for (const KvSnapshotSection& section : info.sections)
+    EXPECT_TRUE(section.layer < 2 || section.layer == 4);
+  const auto refuses = [&](const std::vector<std::string>& parts, const auto& change) {
+    KvCacheOptions other = options;
+    change(other.layers);
+    Session to(device, other);
+    EXPECT_TRUE(refused(parts, [&] { to.cache.load(folder / "a"); }));
+  };
+  using L = std::vector<KvLayer>;
+  refuses({"head_dim of layer 1 is 72", "and 80"}, [](L& l) { l[1].head_dim = 80; });
+  refuses({"kv_heads of layer 4 is 2", "and 1"}, [](L& l) { l[4].kv_heads = 1; });
+  refuses({"v_head_dim of layer 4 is 1024", "and 16"}, [](L& l) { l[4].v_head_dim = 16; });
+  refuses({"the layer with the cache of layer 2 is 0", "and 2"}, [](L& l) { l[2] = l[0]; });
+}
+
 TEST_F(KvSnapshot, AnEmptyCacheAndAClearedOne) {
   const KvCacheOptions options = options_for({.tail = 4, .sink_tokens = 2});
   Session from(device, options);
@@ -200,7 +233,7 @@ TEST_F(KvSnapshot, InspectSaysWhatItHolds) {
   fill(from, 43);
   from.cache.save(folder / "a");
   const KvSnapshotInfo info = inspect_snapshot(folder / "a");
-  EXPECT_EQ(info.version, kKvSnapshotVersion);
+  EXPECT_EQ(info.version, 3u);
   EXPECT_EQ(info.options.kv_heads, 2u);
   EXPECT_EQ(info.options.capacity, 60u);
   EXPECT_EQ(info.options.layers[0].sink_tokens, 3u);
@@ -236,9 +269,9 @@ TEST_F(KvSnapshot, RefusesAnotherGeometryAndSaysWhich) {
     EXPECT_EQ(to.answers(), before);
   };
   using O = KvCacheOptions;
-  refuses({"kv_cache.load", "kv_heads is 2", "and 1"}, [](O& o) { o.kv_heads = 1; });
-  refuses({" head_dim is 16", "and 24"}, [](O& o) { o.head_dim = 24; });
-  refuses({"v_head_dim is 16", "and 32"}, [](O& o) { o.v_head_dim = 32; });
+  refuses({"kv_cache.load", "kv_heads of layer 0 is 2", "and 1"}, [](O& o) { o.kv_heads = 1; });
+  refuses({" head_dim of layer 0 is 16", "and 24"}, [](O& o) { o.head_dim = 24; });
+  refuses({"v_head_dim of layer 0 is 16", "and 32"}, [](O& o) { o.v_head_dim = 32; });
   refuses({"capacity of 60", "only 59"}, [](O& o) { o.capacity = 59; });
   refuses({"number of layers is 2", "and 1"}, [](O& o) { o.layers.pop_back(); });
   refuses({"K of layer 0 is tq8", "and tq6"}, [](O& o) { o.layers[0].k = KvFormat::tq6; });

@@ -74,11 +74,12 @@ class Session {
       : cache(device, options), encoder(device), random_(seed) {}
 
   void append(uint64_t tokens) {
-    const KvCacheOptions& o = cache.options();
     cache.begin_step(encoder, tokens);
-    for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
-      const Tensor k = fresh({tokens, o.kv_heads, o.head_dim}, random_);
-      cache.append(encoder, layer, k, fresh({tokens, o.kv_heads, o.v_head_dim}, random_));
+    for (uint64_t layer = 0; layer < cache.layers().size(); ++layer) {
+      const KvLayer& l = cache.layers()[layer];
+      if (l.kv_shared_layer_index) continue;
+      const Tensor k = fresh({tokens, l.kv_heads, l.head_dim}, random_);
+      cache.append(encoder, layer, k, fresh({tokens, l.kv_heads, l.v_head_dim}, random_));
     }
     encoder.submit().wait();
   }
@@ -91,12 +92,12 @@ class Session {
 
   // The newest token's answer of every layer, as bits.
   std::vector<uint32_t> answers() {
-    const KvCacheOptions& o = cache.options();
     std::vector<uint32_t> bits;
     std::mt19937 questions(99);
-    for (uint64_t layer = 0; layer < o.layers.size() && cache.length() != 0; ++layer) {
-      const Tensor q = fresh({1, 2 * o.kv_heads, o.head_dim}, questions);
-      const Tensor out = encoder.device().tensor(DType::f32, {1, 2 * o.kv_heads, o.v_head_dim});
+    for (uint64_t layer = 0; layer < cache.layers().size() && cache.length() != 0; ++layer) {
+      const KvLayer& l = cache.layers()[layer];
+      const Tensor q = fresh({1, 2 * l.kv_heads, l.head_dim}, questions);
+      const Tensor out = encoder.device().tensor(DType::f32, {1, 2 * l.kv_heads, l.v_head_dim});
       cache.attend(encoder, layer, {.q = q, .out = out}, {.scale = 0.25f});
       encoder.submit().wait();
       for (const float value : out.data<float>()) bits.push_back(std::bit_cast<uint32_t>(value));

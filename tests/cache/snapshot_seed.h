@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cache/layers.h"
 #include "cache/snapshot.h"
 
 namespace gyre::test {
@@ -21,8 +22,8 @@ inline void sign_header(std::vector<std::byte>& bytes) {
   std::memcpy(bytes.data() + covered, &sum, sizeof(sum));
 }
 
-// A cache of two layers: sink tokens and tail, and a ring.
-inline KvSnapshotInfo seed_info() {
+// A cache of two layers: sink tokens and tail, and a ring; of version 4 with one more that shares.
+inline KvSnapshotInfo seed_info(uint32_t version = kSnapshotUniformVersion) {
   KvSnapshotInfo info;
   info.options = {.kv_heads = 1,
                   .head_dim = 16,
@@ -32,14 +33,20 @@ inline KvSnapshotInfo seed_info() {
                              {.k = KvFormat::mlx_native4, .v = KvFormat::f16, .window = 3}},
                   .step_tokens = 4};
   info.slots = {{11, 6}, {6, 0}};
+  if (version != kSnapshotUniformVersion) {
+    info.options.layers.push_back({.kv_shared_layer_index = 0});
+    info.slots.push_back({});
+  }
+  info.version = version;
+  info.options.layers = resolve_layers("seed_info", info.options);
   info.length = 7;
   info.tail_begin = 5;
   info.peak = 9;
   return info;
 }
 
-inline std::vector<std::byte> seed_snapshot() {
-  KvSnapshotInfo info = seed_info();
+inline std::vector<std::byte> seed_snapshot(uint32_t version = kSnapshotUniformVersion) {
+  KvSnapshotInfo info = seed_info(version);
   plan_snapshot(info, 1u << 20);
   std::vector<std::byte> bytes(info.file_bytes);
   for (KvSnapshotSection& section : info.sections) {

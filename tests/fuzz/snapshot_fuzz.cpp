@@ -26,7 +26,7 @@ void read_snapshot(std::span<const std::byte> bytes) {
   // What was read is what a writer would have written.
   const std::vector<std::byte> header = snapshot_header(info);
   expect(std::ranges::equal(header, bytes.first(header.size())));
-  check_snapshot_fits(source.where(), info, test::seed_info());
+  check_snapshot_fits(source.where(), info, test::seed_info(info.version));
   verify_snapshot(source, info);
 }
 

@@ -56,11 +56,7 @@ int write_seed(const char* path, const Bytes& seed) {
   return out.flush() ? 0 : 1;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const Bytes seed = gyre::test::seed_snapshot();
-  if (argc > 1) return write_seed(argv[1], seed);
+void run_mutations(const Bytes& seed) {
   const gyre::BytesSource source("seed", seed);
   gyre::verify_snapshot(source, gyre::read_snapshot_header(source));  // throws unless it is good
   std::mt19937_64 random(1);
@@ -72,5 +68,14 @@ int main(int argc, char** argv) {
     run(bytes);
   }
   std::printf("%d mutations of a snapshot of %zu bytes\n", kRuns, seed.size());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Bytes seed = gyre::test::seed_snapshot();
+  if (argc > 1) return write_seed(argv[1], seed);
+  run_mutations(seed);
+  run_mutations(gyre::test::seed_snapshot(gyre::kKvSnapshotVersion));
   return 0;
 }

@@ -7,7 +7,7 @@ namespace gyre::test {
 namespace {
 
 std::vector<const KvPool::State::Store*> stores_of(const KvPool::State::Layer& layer) {
-  std::vector<const KvPool::State::Store*> made = {&layer.body};
+  std::vector<const KvPool::State::Store*> made = {&*layer.body};
   if (layer.tail) made.push_back(&*layer.tail);
   if (layer.sink_tokens) made.push_back(&*layer.sink_tokens);
   return made;

@@ -357,7 +357,8 @@ TEST_F(KvPoolTest, OptionsThatNoPoolCanHave) {
   };
   fails({"kv_pool", "layers, got 0"}, [](KvPoolOptions& o) { o.layers.clear(); });
   fails({"kv_heads"}, [](KvPoolOptions& o) { o.kv_heads = 0; });
-  fails({"kv_pool", "head dims", "17"}, [](KvPoolOptions& o) { o.head_dim = 17; });
+  fails({"kv_pool: layer 0: head_dim", "multiple of 8", "17"},
+        [](KvPoolOptions& o) { o.head_dim = 17; });
   fails({"page_tokens", "12"}, [](KvPoolOptions& o) { o.page_tokens = 12; });
   fails({"pages", "got 0"}, [](KvPoolOptions& o) { o.pages = 0; });
   fails({"pages of 8 tokens"}, [](KvPoolOptions& o) { o.pages = 1u << 30; });

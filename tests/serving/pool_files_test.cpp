@@ -95,7 +95,8 @@ TEST_P(PoolFiles, PrefixesAreKnownAfterLoad) {
   for (const KvGroupInfo& group : to.pool.describe().groups) EXPECT_EQ(group.free, group.pages);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, PoolFiles, testing::Values(small_pool(), mixed_pool()));
+INSTANTIATE_TEST_SUITE_P(Pools, PoolFiles,
+                         testing::Values(small_pool(), mixed_pool(), layered_pool()));
 
 // The first rows of a file of a sequence, with a header that is right.
 void cut_file(const KvPool& pool, const std::string& path, uint64_t rows) {

@@ -36,6 +36,20 @@ inline KvPoolOptions mixed_pool(uint64_t pages = 32, uint64_t page_tokens = 8) {
           .step_tokens = 64};
 }
 
+// Layers whose heads and dims differ, and layers that share a cache: one between the others, two of
+// other query heads than the owner's.
+inline KvPoolOptions layered_pool(uint64_t pages = 32, uint64_t page_tokens = 8) {
+  KvPoolOptions options = mixed_pool(pages, page_tokens);
+  options.layers[1].kv_heads = 1;
+  options.layers[1].head_dim = 72;
+  options.layers[1].v_head_dim = 16;
+  options.layers[2].kv_heads = 3;
+  options.layers[2].head_dim = 64;
+  options.layers.insert(options.layers.begin() + 2, KvLayer{.kv_shared_layer_index = 0});
+  options.layers.insert(options.layers.begin() + 3, KvLayer{.kv_shared_layer_index = 1});
+  return options;
+}
+
 inline std::vector<int32_t> some_tokens(uint64_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int32_t> tokens(count);
@@ -76,10 +90,13 @@ class Server {
  public:
   Server(const Device& device, const KvPoolOptions& options, const KvBatchOptions& bounds = {},
          uint64_t heads_per_kv = 2)
-      : pool(device, options),
-        batch(pool, bounds),
-        encoder(device),
-        heads(options.kv_heads * heads_per_kv) {}
+      : pool(device, options), batch(pool, bounds), encoder(device), heads_per_kv_(heads_per_kv) {}
+
+  // A layer that shares a cache has query heads of its own.
+  uint64_t heads(uint64_t layer) const {
+    const KvLayer& l = pool.layers()[layer];
+    return l.kv_heads * (heads_per_kv_ + (l.kv_shared_layer_index ? 1 : 0));
+  }
 
   Talk talk() const { return {pool.sequence()}; }
   Talk match(std::span<const int32_t> tokens) const {
@@ -96,9 +113,10 @@ class Server {
   }
 
   void append(std::span<const TalkStep> steps, uint64_t layer) {
-    const KvPoolOptions& o = pool.options();
-    batch.append(encoder, layer, rows(steps, {layer, 0}, o.kv_heads, o.head_dim),
-                 rows(steps, {layer, 1}, o.kv_heads, o.v_head_dim));
+    const KvLayer& l = pool.layers()[layer];
+    if (l.kv_shared_layer_index) return;
+    batch.append(encoder, layer, rows(steps, {layer, 0}, l.kv_heads, l.head_dim),
+                 rows(steps, {layer, 1}, l.kv_heads, l.v_head_dim));
   }
 
   // Keys and values alone.
@@ -115,13 +133,13 @@ class Server {
 
   // A whole step: each sequence's outputs, row after row, of all layers.
   std::vector<Bits> run(std::span<const TalkStep> steps) {
-    const KvPoolOptions& o = pool.options();
     begin_step(steps);
     std::vector<Tensor> outs;
-    for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
+    for (uint64_t layer = 0; layer < pool.layers().size(); ++layer) {
+      const KvLayer& l = pool.layers()[layer];
       append(steps, layer);
-      const Tensor q = rows(steps, {layer, 2}, heads, o.head_dim);
-      outs.push_back(encoder.device().tensor(DType::f32, {q.shape(0), heads, o.v_head_dim}));
+      const Tensor q = rows(steps, {layer, 2}, heads(layer), l.head_dim);
+      outs.push_back(encoder.device().tensor(DType::f32, {q.shape(0), heads(layer), l.v_head_dim}));
       batch.attend(encoder, layer, {.q = q, .out = outs.back()}, {.scale = 0.125f});
     }
     encoder.submit().wait();
@@ -186,9 +204,10 @@ class Server {
   KvPool pool;
   KvBatch batch;
   Encoder encoder;
-  uint64_t heads;
 
  private:
+  uint64_t heads_per_kv_;
+
   static void put_row(std::vector<float>& values, std::initializer_list<uint64_t> seed,
                       uint64_t count) {
     uint64_t state = 0x9E3779B97F4A7C15u;

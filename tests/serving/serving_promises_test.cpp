@@ -214,18 +214,20 @@ TEST_P(Promises, TablesFollowPagesThatChangeHands) {
 
 // A graph recorded once gives what the steps give that are recorded one by one.
 TEST_P(Promises, ARecordedStepServesEveryBatch) {
-  const KvPoolOptions& o = GetParam();
   Server eager = server(), replayed = server();
   constexpr uint64_t kRows = 12;
-  const uint64_t v_dim = replayed.pool.options().v_head_dim;
+  const std::vector<KvLayer>& layers = replayed.pool.layers();
   std::vector<Tensor> q, k, v, out;
   replayed.batch.record();
-  for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
-    q.push_back(device.tensor(DType::f32, {kRows, replayed.heads, o.head_dim}));
-    k.push_back(device.tensor(DType::f32, {kRows, o.kv_heads, o.head_dim}));
-    v.push_back(device.tensor(DType::f32, {kRows, o.kv_heads, v_dim}));
-    out.push_back(device.tensor(DType::f32, {kRows, replayed.heads, v_dim}));
-    replayed.batch.append(replayed.encoder, layer, k[layer], v[layer]);
+  for (uint64_t layer = 0; layer < layers.size(); ++layer) {
+    const KvLayer& l = layers[layer];
+    const uint64_t heads = replayed.heads(layer);
+    q.push_back(device.tensor(DType::f32, {kRows, heads, l.head_dim}));
+    k.push_back(device.tensor(DType::f32, {kRows, l.kv_heads, l.head_dim}));
+    v.push_back(device.tensor(DType::f32, {kRows, l.kv_heads, l.v_head_dim}));
+    out.push_back(device.tensor(DType::f32, {kRows, heads, l.v_head_dim}));
+    if (!l.kv_shared_layer_index)
+      replayed.batch.append(replayed.encoder, layer, k[layer], v[layer]);
     replayed.batch.attend(replayed.encoder, layer, {.q = q[layer], .out = out[layer]},
                           {.scale = 0.125f});
   }
@@ -253,10 +255,11 @@ TEST_P(Promises, ARecordedStepServesEveryBatch) {
     }
     if (one.empty()) continue;
     const std::vector<Bits> expected = eager.run(one);
-    for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
-      put(q[layer], replayed.rows(two, {layer, 2}, replayed.heads, o.head_dim));
-      put(k[layer], replayed.rows(two, {layer, 0}, o.kv_heads, o.head_dim));
-      put(v[layer], replayed.rows(two, {layer, 1}, o.kv_heads, v_dim));
+    for (uint64_t layer = 0; layer < layers.size(); ++layer) {
+      const KvLayer& l = layers[layer];
+      put(q[layer], replayed.rows(two, {layer, 2}, replayed.heads(layer), l.head_dim));
+      put(k[layer], replayed.rows(two, {layer, 0}, l.kv_heads, l.head_dim));
+      put(v[layer], replayed.rows(two, {layer, 1}, l.kv_heads, l.v_head_dim));
     }
     replayed.begin_step(two);
     replayed.encoder.submit();
@@ -281,7 +284,7 @@ KvPoolOptions with_pages(KvPoolOptions options, uint64_t page_tokens) {
 
 INSTANTIATE_TEST_SUITE_P(Pools, Promises,
                          testing::Values(small_pool(), with_pages(small_pool(), 64), mixed_pool(),
-                                         with_pages(mixed_pool(), 16)));
+                                         with_pages(mixed_pool(), 16), layered_pool()));
 
 // A sequence alone in a pool gives what a KvCache gives.
 class AsKvCache : public testing::TestWithParam<KvLayer> {};
@@ -302,8 +305,8 @@ TEST_P(AsKvCache, TheSameOutput) {
     const TalkStep step{talk, tokens};
     const Tensor k = server.rows(std::span(&step, 1), {0, 0}, 2, 64),
                  v = server.rows(std::span(&step, 1), {0, 1}, 2, 64),
-                 q = server.rows(std::span(&step, 1), {0, 2}, server.heads, 64),
-                 out = device.tensor(DType::f32, {count, server.heads, 64});
+                 q = server.rows(std::span(&step, 1), {0, 2}, server.heads(0), 64),
+                 out = device.tensor(DType::f32, {count, server.heads(0), 64});
     cache.begin_step(encoder, count);
     cache.append(encoder, 0, k, v);
     cache.attend(encoder, 0, {.q = q, .out = out}, {.scale = 0.125f});

@@ -20,9 +20,10 @@ class StepLogTest : public testing::TestWithParam<KvPoolOptions> {
     for (uint64_t i = 0; i < layers; ++i) append(batch, encoder, i, rows);
   }
   void append(KvBatch& batch, Encoder& encoder, uint64_t layer, uint64_t rows) {
-    const KvPoolOptions& o = GetParam();
-    const Tensor k = device.tensor(DType::f32, {rows, o.kv_heads, o.head_dim});
-    batch.append(encoder, layer, k, k);
+    const KvLayer& l = pool.layers()[layer];
+    if (l.kv_shared_layer_index) return;
+    batch.append(encoder, layer, device.tensor(DType::f32, {rows, l.kv_heads, l.head_dim}),
+                 device.tensor(DType::f32, {rows, l.kv_heads, l.v_head_dim}));
   }
   void step(KvBatch& batch, Encoder& encoder, KvSequence& sequence, uint64_t tokens = 1) {
     batch.begin_step(encoder, {{sequence, tokens}});
@@ -390,7 +391,8 @@ TEST(StepsUseTest, ASecondThreadIsRefused) {
   }).join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, StepLogTest, testing::Values(small_pool(), mixed_pool()));
+INSTANTIATE_TEST_SUITE_P(Pools, StepLogTest,
+                         testing::Values(small_pool(), mixed_pool(), layered_pool()));
 
 }  // namespace
 }  // namespace gyre::test

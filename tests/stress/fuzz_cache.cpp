@@ -47,14 +47,13 @@ void extend(FuzzWorld& w, FuzzCache& one, uint64_t tokens) {
 
 void append(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t tokens) {
   FuzzInput& in = w.in;
-  const KvCacheOptions& o = one.cache.options();
-  const uint64_t v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
+  const KvLayer& l = one.cache.layers()[layer];
   if (in.chance(3)) {
     const DType dtype = w.float_type();
-    RopeAppendInputs inputs{.k = w.tensor(dtype, {tokens, o.kv_heads, o.head_dim}),
-                            .v = w.tensor(dtype, {tokens, o.kv_heads, v_dim})};
+    RopeAppendInputs inputs{.k = w.tensor(dtype, {tokens, l.kv_heads, l.head_dim}),
+                            .v = w.tensor(dtype, {tokens, l.kv_heads, l.v_head_dim})};
     if (in.chance(2)) {
-      inputs.q = w.tensor(dtype, {tokens, 2 * o.kv_heads, o.head_dim});
+      inputs.q = w.tensor(dtype, {tokens, 2 * l.kv_heads, l.head_dim});
       inputs.q_out = inputs.q;
     }
     RopeAppendOptions options;
@@ -63,13 +62,13 @@ void append(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t tokens)
            [&] { one.cache.rope_append(w.some_encoder(), in.number(layer), inputs, options); });
     return;
   }
-  const Tensor k = w.floats({tokens, o.kv_heads, o.head_dim}),
-               v = w.tensor(k.dtype(), {tokens, o.kv_heads, v_dim});
+  const Tensor k = w.floats({tokens, l.kv_heads, l.head_dim}),
+               v = w.tensor(k.dtype(), {tokens, l.kv_heads, l.v_head_dim});
   w.call("KvCache::append", [&] { one.cache.append(w.some_encoder(), in.number(layer), k, v); });
 }
 
 void attend(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t rows) {
-  const FuzzWorld::Attend of = w.some_attend(one.cache.options(), rows);
+  const FuzzWorld::Attend of = w.some_attend(one.cache.layers()[layer], rows);
   w.call("KvCache::attend",
          [&] { one.cache.attend(w.some_encoder(), w.in.number(layer), of.inputs, of.options); });
 }
@@ -106,22 +105,27 @@ void fuzz_cut(FuzzWorld& w) {
 
 // The next token's answer of a copy has the bits of its origin's.
 void compare_fork(FuzzWorld& w, FuzzCache& one, FuzzCache& copy) {
-  const KvCacheOptions& o = one.cache.options();
-  const uint64_t v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
-  const Tensor k = w.device.tensor(DType::f32, {1, o.kv_heads, o.head_dim});
-  const Tensor v = w.device.tensor(DType::f32, {1, o.kv_heads, v_dim});
-  std::array outs = {w.device.tensor(DType::f32, {1, o.kv_heads, v_dim}),
-                     w.device.tensor(DType::f32, {1, o.kv_heads, v_dim})};
+  const std::vector<KvLayer>& layers = one.cache.layers();
+  const auto rows = [&](const KvLayer& l, uint64_t dim) {
+    return w.device.tensor(DType::f32, {1, l.kv_heads, dim});
+  };
+  const KvLayer& newest = layers.back();  // perhaps one that shares
+  std::array outs = {rows(newest, newest.v_head_dim), rows(newest, newest.v_head_dim)};
   std::array<bool, 2> done{};
   size_t at = 0;
   for (FuzzCache* each : {&one, &copy}) {
     const Tensor& out = outs[at];
     bool all = w.call("KvCache::begin_step", [&] { each->cache.begin_step(w.encoder, 1); });
     each->length += all ? 1 : 0;
-    for (uint64_t layer = 0; layer < o.layers.size(); ++layer)
-      all = w.call("KvCache::append", [&] { each->cache.append(w.encoder, layer, k, v); }) && all;
+    for (uint64_t i = 0; i < layers.size(); ++i) {
+      if (layers[i].kv_shared_layer_index) continue;
+      const Tensor k = rows(layers[i], layers[i].head_dim),
+                   v = rows(layers[i], layers[i].v_head_dim);
+      all = w.call("KvCache::append", [&] { each->cache.append(w.encoder, i, k, v); }) && all;
+    }
     done[at++] = w.call("KvCache::attend", [&] {
-      each->cache.attend(w.encoder, 0, {.q = k, .out = out});
+      const Tensor q = rows(newest, newest.head_dim);
+      each->cache.attend(w.encoder, layers.size() - 1, {.q = q, .out = out});
     }) && all;
     done[at - 1] = w.submit() && done[at - 1];
   }

@@ -288,7 +288,8 @@ void fuzz_formats(FuzzWorld& w) {
                         w.format(),
                         in.number(in.below(30)),
                         in.number(in.below(4)),
-                        w.format()};
+                        w.format(),
+                        in.number(in.below(3))};
   std::vector<KvLayer> layers;
   if (w.call("kv_layers", [&] { layers = kv_layers(count, policy); }))
     expect(layers.size() == count, "another number of layers than asked for");
@@ -301,6 +302,9 @@ KvLayer FuzzWorld::layer() {
   if (in.chance(3)) made.window = in.number(4 + in.below(20));
   if (in.chance(4)) made.tail = in.number(in.below(20));
   if (in.chance(4)) made.sink_tokens = in.number(in.below(6));
+  if (in.chance(4)) made.kv_heads = in.number(1 + in.below(3));
+  if (in.chance(4)) made.head_dim = head_dim();
+  if (in.chance(8)) made.v_head_dim = head_dim();
   return made;
 }
 

@@ -98,11 +98,10 @@ bool begin(FuzzWorld& w, FuzzServer& server) {
 
 void append(FuzzWorld& w, FuzzServer& server, uint64_t layer, uint64_t rows) {
   FuzzInput& in = w.in;
-  const KvPoolOptions& o = server.pool.options();
-  const uint64_t v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
+  const KvLayer& l = server.pool.layers()[layer];
   const DType dtype = w.float_type();
-  const Tensor k = w.tensor(dtype, {rows, o.kv_heads, o.head_dim}),
-               v = w.tensor(dtype, {rows, o.kv_heads, v_dim});
+  const Tensor k = w.tensor(dtype, {rows, l.kv_heads, l.head_dim}),
+               v = w.tensor(dtype, {rows, l.kv_heads, l.v_head_dim});
   if (in.chance(3)) {
     const RopeAppendInputs inputs{.k = k, .v = v};
     w.call("KvBatch::rope_append",
@@ -114,7 +113,7 @@ void append(FuzzWorld& w, FuzzServer& server, uint64_t layer, uint64_t rows) {
 }
 
 void attend(FuzzWorld& w, const FuzzServer& server, uint64_t layer, uint64_t rows) {
-  const FuzzWorld::Attend of = w.some_attend(server.pool.options(), rows);
+  const FuzzWorld::Attend of = w.some_attend(server.pool.layers()[layer], rows);
   w.call("KvBatch::attend",
          [&] { server.batch.attend(w.some_encoder(), w.in.number(layer), of.inputs, of.options); });
 }

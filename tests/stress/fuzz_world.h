@@ -92,23 +92,25 @@ class FuzzWorld {
   void add_layers(Options& options) {
     for (uint64_t i = in.number(1 + in.below(2)) % 5; i != 0; --i)
       options.layers.push_back(layer());
+    if (in.chance(4) && !options.layers.empty())
+      options.layers.push_back(
+          {.kv_shared_layer_index = in.number(in.below(options.layers.size()))});
     if (!in.chance(8)) return;
     for (size_t i = 0; i < options.layers.size(); ++i)
       options.calibration.push_back({calibration(options.kv_heads, options.head_dim),
                                      calibration(options.kv_heads, options.head_dim)});
   }
-  // Attention of some rows over a cache or a pool of these options.
+  // Attention of some rows over a layer of a cache or a pool.
   struct Attend {
     AttendInputs inputs;
     AttendOptions options;
   };
-  template <class Options>
-  Attend some_attend(const Options& o, uint64_t rows) {
-    const uint64_t heads = o.kv_heads * (1 + in.below(3)),
-                   v_dim = o.v_head_dim == 0 ? o.head_dim : o.v_head_dim;
-    Attend made{{.q = floats({rows, heads, o.head_dim}), .out = floats({rows, heads, v_dim})},
-                {.mask = {.causal = !in.chance(4),
-                          .window = in.chance(4) ? in.number(1 + in.below(8)) : 0}}};
+  Attend some_attend(const KvLayer& l, uint64_t rows) {
+    const uint64_t heads = l.kv_heads * (1 + in.below(3));
+    Attend made{
+        {.q = floats({rows, heads, l.head_dim}), .out = floats({rows, heads, l.v_head_dim})},
+        {.mask = {.causal = !in.chance(4),
+                  .window = in.chance(4) ? in.number(1 + in.below(8)) : 0}}};
     if (in.chance(4)) made.inputs.lse = tensor(DType::f32, {rows, heads});
     if (in.chance(6)) made.options.mask.sink_logits = packed(DType::f32, {heads});
     if (in.chance(6)) made.options.mask.alibi_slopes = packed(DType::f32, {heads});

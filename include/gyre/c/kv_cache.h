@@ -16,6 +16,12 @@ typedef struct gyre_kv_layer {
   uint64_t window;
   uint64_t tail;
   uint64_t sink_tokens;
+  uint64_t kv_heads;    // 0: the options'
+  uint64_t head_dim;    // 0: the options'
+  uint64_t v_head_dim;  // 0: head_dim where the layer gives one, otherwise the options'
+  uint64_t kv_shared_layer_index;
+  int32_t is_kv_shared_layer;  // it attends over the K and V of the layer kv_shared_layer_index
+  int32_t reserved;
 } gyre_kv_layer;
 
 typedef struct gyre_kv_policy {
@@ -26,6 +32,7 @@ typedef struct gyre_kv_policy {
   uint64_t full_every;
   gyre_kv_format edge_format;    // 0: tq8
   gyre_kv_format window_format;  // 0: f16
+  uint64_t kv_shared_layers;
 } gyre_kv_policy;
 
 // Writes `count` layers, whose sizes must be set.
@@ -34,7 +41,7 @@ GYRE_API gyre_status gyre_kv_layers(uint64_t count, const gyre_kv_policy* policy
 
 typedef struct gyre_kv_cache_options {
   uint64_t size;
-  uint64_t kv_heads;
+  uint64_t kv_heads;  // of the layers that give none; so are the next two
   uint64_t head_dim;
   uint64_t v_head_dim;  // 0: head_dim
   uint64_t capacity;
@@ -65,6 +72,12 @@ typedef struct gyre_kv_layer_info {
   uint64_t bytes;
   const char* kernel;    // valid until this cache is described again, or destroyed
   uint64_t calibration;  // a checksum; 0: none
+  uint64_t kv_heads;
+  uint64_t head_dim;
+  uint64_t v_head_dim;
+  uint64_t kv_shared_layer_index;
+  int32_t is_kv_shared_layer;
+  int32_t reserved;
 } gyre_kv_layer_info;
 
 GYRE_API gyre_status gyre_kv_cache_layer_count(const gyre_kv_cache* cache, uint64_t* layers);
@@ -102,7 +115,7 @@ GYRE_API gyre_status gyre_kv_cache_load(gyre_kv_cache* cache, const char* path);
 typedef struct gyre_kv_snapshot_info {
   uint64_t size;
   uint64_t version;
-  uint64_t kv_heads;
+  uint64_t kv_heads;  // this and the next two: 0 where layers differ
   uint64_t head_dim;
   uint64_t v_head_dim;
   uint64_t capacity;
