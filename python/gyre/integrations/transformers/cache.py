@@ -91,7 +91,7 @@ class GyreCache(Cache):
         return self.layers[layer_idx].update(key_states, value_states)
 
     def _warn_beyond(self, tokens: int) -> None:
-        """Of a cache that grows out of the range of its calibration, once."""
+        """Warns once when the cache grows out of the range of its calibration."""
         if self.calibration is not None and not self._warned and tokens > (self.calibration.capacity or tokens):
             self._warned = True
             self.calibration.warn_range(tokens)
