@@ -109,7 +109,7 @@ std::vector<AttentionRun> gpu_attention_runs(const AttentionChoice& choice) {
     runs.push_back({{16, 8, 256, context}, few, false});
   // 32 sequences of one length: to the kernel, 32 times as many heads.
   runs.push_back({{1024, 256, 128, 4096}, few, false});
-  // The same bytes in other shapes: GQA ratios, head dims, a context that fits nothing.
+  // Other shapes with the same bytes: GQA ratios, head dims, a context that fits nothing.
   for (const uint64_t ratio : {1, 2, 6, 7, 8, 12, 16})
     runs.push_back({{8 * ratio, 8, 128, 32768}, few, false});
   runs.push_back({{32, 8, 64, 65536}, few, false});

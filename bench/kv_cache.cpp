@@ -30,7 +30,7 @@ KvCache make_cache(const Device& device, uint64_t layers, const KvLayer& layer) 
            .step_tokens = kPart}};
 }
 
-// The same kContext tokens in every layer.
+// Appends the same kContext tokens to every layer.
 void fill(Encoder& encoder, KvCache& cache, const Tensor& k, const Tensor& v) {
   for (uint64_t at = 0; at < kContext; at += kPart) {
     cache.begin_step(encoder, kPart);

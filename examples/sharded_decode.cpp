@@ -30,7 +30,8 @@ constexpr uint64_t kHeads = 32, kKvHeads = 8, kDim = 128;
 constexpr uint64_t kBlock = 64;           // consecutive tokens that one rank owns
 constexpr uint64_t kLoadStep = 512;       // tokens of the prompt that are stored at once
 constexpr float kScale = 0.08838834764f;  // 1 / sqrt(kDim)
-// Of splits that differ, relative squared: tests/attention/attention_tolerance.h.
+// Relative squared error between results of different splits
+// (tests/attention/attention_tolerance.h).
 constexpr double kMostError = 4e-6;
 
 // Blocks of tokens go round the ranks, so that all have as many keys, give or take a block.

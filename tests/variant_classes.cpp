@@ -84,7 +84,7 @@ Classes of_attention(uint64_t key, Reduction reduction) {
                " reduction=", reduction_name(reduction))};
 }
 
-// Of head dims with several scale blocks, one stands for all where rows and reductions differ.
+// Where rows and reductions differ, one head dim with several scale blocks stands for all.
 Classes of_decode(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(key);
   const std::string value_dim = s.value_dim16 == 0 ? "" : join("/", abi::decode_value_dim(s));

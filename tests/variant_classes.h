@@ -21,14 +21,14 @@ enum class Reduction : uint8_t {
   cluster,    // the blocks of a cluster reduce through each other's shared memory
 };
 
-// Of a kernel's variant, each as "kernel field=value ...". A class names the fields that kernels
-// have loops of their own for, so that one variant is in several.
+// The classes of a kernel's variant, each as "kernel field=value ...". A class names the fields
+// that kernels have loops of their own for, so that one variant is in several.
 std::vector<std::string> variant_classes(const KernelInfo& kernel, uint64_t spec,
                                          Reduction reduction = Reduction::none);
 std::vector<std::string> variant_classes(const RecordedCommand& command);
 
-// Of every variant that the device has and an op can ask for. Of attention_decode those that the
-// device's planner chooses for some problem.
+// The classes of every variant that the device has and an op can ask for. For attention_decode,
+// those that the device's planner chooses for some problem.
 std::set<std::string> listed_classes(const Device& device);
 
 // That the two are the same: nothing is left out, nothing runs that is not listed.

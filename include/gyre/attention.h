@@ -111,9 +111,10 @@ struct AttentionScheduleInputs {
 GYRE_API Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& inputs,
                                    const PagedAttentionOptions& options, const Tensor& memory = {});
 
-// The same in two steps, for merging what was computed apart. Keys are cut into as many splits as
-// `partial` has; each gives {sum of exp(logit - max) v, max, sum of exp(logit - max)}; a split
-// without keys gives {0, -inf, 0}. The merge takes `sink_logits`; here a mask with them is refused.
+// attention_partial and attention_merge are attention in two steps, to merge parts that were
+// computed separately. Keys are cut into as many splits as `partial` has; each gives {sum of
+// exp(logit - max) v, max, sum of exp(logit - max)}; a split without keys gives {0, -inf, 0}. The
+// merge takes `sink_logits`; attention_partial refuses a mask that has them.
 struct AttentionPartialInputs {
   Tensor q{};
   KvBuffer k_cache{};

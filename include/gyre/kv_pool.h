@@ -56,7 +56,7 @@ class KvBatch;
 // Keys and values of one sequence: a list of pages of its pool. A handle that can be moved;
 // dropping it gives its pages back. The pool's memory lives as long as a sequence of it.
 // None of these calls touches the device: what is recorded already goes on with the old pages.
-// Tokens of a step whose list was dropped must be truncated before the sequence is used again.
+// Tokens of a step whose list was dropped must be rolled back before the sequence is used again.
 class GYRE_API KvSequence {
  public:
   KvSequence(KvSequence&&) noexcept;

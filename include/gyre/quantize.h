@@ -33,12 +33,11 @@ GYRE_API void hadamard(Encoder& encoder, const HadamardInputs& inputs,
                        const HadamardOptions& options = {});
 
 struct KvQuantizeInputs {
-  Tensor k{};          // [tokens, kv_heads, head_dim], f32, f16 or bf16
-  KvBuffer k_cache{};  // any compressed format
-  Tensor v{};          // like k, head_dim may differ
-  KvBuffer v_cache{};  // any compressed format, independent of K's
-  KvCalibration
-      k_calibration{};  // how K's codes are chosen, for native formats; not defined: as ever
+  Tensor k{};                     // [tokens, kv_heads, head_dim], f32, f16 or bf16
+  KvBuffer k_cache{};             // any compressed format
+  Tensor v{};                     // like k, head_dim may differ
+  KvBuffer v_cache{};             // any compressed format, independent of K's
+  KvCalibration k_calibration{};  // how K's codes are chosen, for native formats; may be undefined
   KvCalibration v_calibration{};
 };
 

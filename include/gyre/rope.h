@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-// Which two coordinates of a head turn together.
+// Which two coordinates of a head rotate together.
 enum class RopePairing : uint8_t {
   split_half,  // (i, i + distance): NeoX, Llama in Hugging Face
   adjacent,    // (2i, 2i + 1): GPT-J, Llama in its original weights
@@ -22,7 +22,7 @@ enum class RopeMode : uint8_t {
   plain = 0,         // positions [tokens]
   sectioned = 8,     // M-RoPE: runs of pairs per axis; positions [4, tokens]
   vision = 24,       // two axes, exponent restarts in the second run; positions [4, tokens]
-  interleaved = 40,  // IM-RoPE: axes take turns; positions [4, tokens]
+  interleaved = 40,  // IM-RoPE: axes alternate; positions [4, tokens]
   vision_2d = 2,     // halves of the head by x and y; positions [2, tokens]
 };
 
@@ -46,10 +46,10 @@ struct RopeInputs {
 struct RopeOptions {
   RopePairing pairing = RopePairing::split_half;
   RopeMode mode = RopeMode::plain;
-  std::optional<uint32_t> rotary_dim{};  // coordinates that turn, from 2 on; unset: the whole head
+  std::optional<uint32_t> rotary_dim{};  // coordinates that rotate, from 2 on; unset: all
   // split_half: the partner is half of this away. Hugging Face and ggml: rotary_dim.
   RopeSpan partner = RopeSpan::rotary_dim;
-  // Pair p turns by base^(-2p / this). Ignored with `frequencies` and in the vision modes, which
+  // Pair p rotates by base^(-2p / this). Ignored with `frequencies` and in the vision modes, which
   // use head_dim / 2.
   RopeSpan exponent = RopeSpan::rotary_dim;
   double base = 10000.0;
@@ -57,13 +57,13 @@ struct RopeOptions {
   float magnitude = 1.0f;               // YaRN's attention factor: scales the rotated coordinates
 };
 
-// Turns pairs (u, v) by angle a = position * frequency: (u cos a - v sin a, u sin a + v cos a). f32
+// Rotates pairs (u, v) by a = position * frequency: (u cos a - v sin a, u sin a + v cos a). f32
 // arithmetic, one rounding at the output. Angles are exact to 2^-32 of a turn at every position if
 // the frequencies come from options.base or rope_table. Frequencies given in f32, and those divided
 // by factors, are turns per position in double precision: the angle is then within
 // position * frequency * 2^-51 of the exact product, 1e-6 radians at 2^31 for one radian per
 // position. From 2^53 turns per position on a double is a whole number of turns: no rotation.
-// Coordinates that do not turn are copied (bit for bit when the dtype stays).
+// Coordinates that do not rotate are copied (bit for bit when the dtype stays).
 GYRE_API void rope(Encoder& encoder, const RopeInputs& inputs, const RopeOptions& options = {});
 
 struct NormRopeInputs {

@@ -31,10 +31,10 @@ def _refused(message: str) -> gyre.InvalidArgument:
 class ShardedCache:
     """The keys and values of one layer, over the ranks of a group. Ranks make the same calls in the same order.
 
-    capacity: tokens, of all ranks together; each takes the memory of its share.
+    capacity: tokens of all ranks together; each rank takes the memory of its part.
     k, v: how keys and values are stored: "f32", "f16", "bf16", "tq8" ... "tq2".
-    block: so many consecutive tokens have one owner. Queries of one attend() must lie in one block.
-    splits: a rank's keys are cut into so many, computed side by side and merged before anything is sent.
+    block: this many consecutive tokens have one owner. Queries of one attend() must lie in one block.
+    splits: a rank's keys are cut into this many splits, which are computed in parallel and merged before anything is sent.
     group: the ranks; by default all.
     device: where this rank's tensors are, a torch.device or its name.
     """

@@ -12,7 +12,7 @@ enum class Order : uint8_t { wait, none };
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
                         const std::string& what, Order order = Order::wait);
 bool is_numpy(nb::handle source);  // an array of NumPy's
-// The same for NumPy arrays, bfloat16 of ml_dtypes included.
+// As from_dlpack, for NumPy arrays, bfloat16 of ml_dtypes included.
 BoundTensor from_numpy(nb::handle source, const std::optional<Device>& device,
                        const std::string& what);
 // Whichever of the two fits; a gyre.Tensor as it is.

@@ -68,7 +68,7 @@ def theirs(q, k, v, window) -> np.ndarray:
 
 
 def weights_have_8_bits(dtype) -> bool:
-    """Those of prompts, where the processor multiplies bf16 matrices."""
+    """Whether weights of prompts have 8 bits: where the processor multiplies bf16 matrices."""
     layers = [gyre.KvLayer(k=dtype, v=dtype)]
     cache = gyre.KvCache("cpu", kv_heads=1, head_dim=64, capacity=64, layers=layers)
     return "weights of 8 bits" in cache.describe()[0].kernel

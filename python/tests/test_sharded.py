@@ -74,7 +74,7 @@ def one_process(case, begin, end):
 
 
 def whole(case, begin, end):
-    """The same from attention() over one cache with all keys in their order."""
+    """What attention() gives over one cache with all keys in their order."""
     encoder = gyre.Encoder("cpu")
     q, k, v = case.inputs()
     out = torch.zeros((end - begin, case.heads, case.v_head_dim))

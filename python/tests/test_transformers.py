@@ -21,7 +21,7 @@ def exact(model, **options) -> GyreCache:
 
 
 def logits(model, ids, cache, pieces) -> torch.Tensor:
-    """Of all tokens, fed in pieces."""
+    """Logits of all tokens, fed in pieces."""
     with torch.no_grad():
         parts = [model(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(pieces, dim=1)]
     return torch.cat(parts)

@@ -56,7 +56,7 @@ struct KvWalk {
     if (position < tiles_a * kTile) return position - skip;
     return position - tiles_a * kTile + (end_a - skip);
   }
-  // The same, or kNoKey where there is none. Selects, no branches: GPUs call it in inner loops.
+  // As key_at, or kNoKey where there is none. Selects, no branches: GPUs call it in inner loops.
   constexpr UInt key_of(UInt position) const {
     const bool a = position < tiles_a * kTile;
     const UInt before = a ? skip : tiles_a * kTile - (end_a - skip);

@@ -40,7 +40,7 @@ class Backoff {
 constexpr std::chrono::milliseconds kPollEvery{20};
 constexpr std::align_val_t kScratchAlignment{64};  // of vectors, and of cache lines
 
-// Of the task that runs on the thread.
+// The task that runs on the thread.
 struct Running {
   Executor* executor = nullptr;
   uint32_t thread = 0;

@@ -24,7 +24,7 @@ struct CompileJob {
 // Throws compile_failed with the compiler's log.
 CompiledKernel compile(const Nvrtc& nvrtc, const CompileJob& job);
 
-// The same through the cache. What several threads want at the same time is compiled once.
+// Compiles through the cache. What several threads want at the same time is compiled once.
 // Thread-safe.
 class KernelCompiler {
  public:

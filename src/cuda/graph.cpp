@@ -107,7 +107,7 @@ class CudaGraph final : public GraphImpl {
         built_(std::make_shared<BuiltGraph>(stream_, std::move(list))) {}
 
   std::shared_ptr<FenceState> replay() override {
-    // The same commands one by one: a graph as a whole has no times for its nodes.
+    // A graph as a whole has no times for its nodes, so the commands run one by one.
     if (trace_.enabled()) {
       stream_->run_timed(built_->list(), trace_);
       return nullptr;

@@ -27,7 +27,7 @@ uint32_t tile_rows_within(const abi::KvFeedbackParams& p, uint32_t bytes) {
   return rows >= kEncodeLeastTileRows ? rows : 0;
 }
 
-// Of one block or of two side by side, whichever takes more at a time.
+// Rows of a tile for one block or for two side by side, whichever takes more at a time.
 uint32_t tile_rows(const abi::KvFeedbackParams& p, const CudaLimits& limits) {
   constexpr uint32_t kFixed = 1024, kReserved = 1024;  // in the kernel's text, by the driver
   const auto less = [](uint32_t bytes, uint32_t by) { return bytes > by ? bytes - by : 0; };

@@ -32,7 +32,7 @@ class Submission final : public FenceState {
   bool is_finished() const { return finished_.load(std::memory_order_acquire); }
   void set_finished() { finished_.store(true, std::memory_order_release); }
   void fail_with(const std::string& error);  // unless it has finished
-  // Of what it held, which may run code of the owners: call it without a lock.
+  // Lets go of what it held, which may run code of the owners: call it without a lock.
   void let_go() { work_ = {}; }
 
  private:

@@ -73,7 +73,7 @@ struct AttendScratch {
   Tensor states;     // partial states on their way to attention_merge
 };
 
-// Of `inputs` the caches are not used. A refused call leaves `scratch` as it is.
+// The caches of `inputs` are not used. A refused call leaves `scratch` as it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch,
                   const NewNote* note = nullptr);

@@ -14,7 +14,7 @@ constexpr uint64_t align(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Of 8 tokens of one head.
+// Bytes of 8 tokens of one head.
 struct TileBytes {
   uint64_t codes, scales;
 };

@@ -5,7 +5,7 @@
 namespace gyre {
 namespace {
 
-// Of all numbers that a schedule depends on.
+// A hash of all numbers that a schedule depends on.
 uint32_t schedule_key(const abi::AttentionScheduleParams& p, const Tensor& tail_begin) {
   const abi::AttentionParams& call = p.call;
   const uint64_t numbers[] = {p.group.fewest_keys,

@@ -193,8 +193,8 @@ inline constexpr PlannedAttention kAttention{{
     .args = kAttentionArgs,
 }};
 
-// The same for few rows over many keys; reduces its splits itself. Some devices have it: a plan
-// says when.
+// As kAttention, for few rows over many keys; it reduces its splits itself. A plan says when a
+// device takes it.
 inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{{
     .name = "attention_decode",
     .params_bytes = sizeof(abi::AttentionParams),
@@ -202,7 +202,7 @@ inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttenti
     .args = kAttentionArgs,
 }};
 
-// The same for many rows on tensor cores, where a device has them.
+// As kAttention, for many rows on tensor cores, where a device has them.
 inline constexpr Kernel<abi::AttentionRowsSpec, abi::AttentionParams> kAttentionManyRows{{
     .name = "attention_many_rows",
     .params_bytes = sizeof(abi::AttentionParams),

@@ -22,7 +22,7 @@ struct BatchBounds {
 
 class BatchTables {
  public:
-  // Of one group of layers.
+  // Tables of one group of layers.
   struct Group {
     Tensor table;               // i32 [sequences, width]
     Tensor slots;               // i32 [tokens], -1: none

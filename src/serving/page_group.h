@@ -41,7 +41,7 @@ class PageGroup {
     const uint64_t kept = keys_.limit != 0 && keys_.limit < length ? keys_.limit : length;
     return (kept + page_tokens_ - 1) / page_tokens_;
   }
-  // The same for a group without a limit, known already.
+  // As end_page, given the end page of a group without a limit.
   uint64_t end_page_of(uint64_t all_keys) const {
     return all_keys < limit_pages_ ? all_keys : limit_pages_;
   }

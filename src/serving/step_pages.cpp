@@ -92,7 +92,8 @@ void StepPages::drop(const Change& change) {
   pages.first += change.drop;
 }
 
-// Of a step that was never recorded: nothing has been written to them since.
+// Takes back pages that a step dropped, if the step was never recorded: nothing has been written to
+// them since.
 void StepPages::take_back_dropped() {
   if (dropped_.empty()) return;
   auto at = dropped_.begin();

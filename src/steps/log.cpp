@@ -309,7 +309,7 @@ void StepLog::check_append(const char* op, const CommandNote& note, const Place&
           rows_of(note), " rows, the step has ", now.tokens, " tokens");
   require(step_of(note) == 0 || !is_in_graph(note) || steps_->newest_ == now.id, op, ": ",
           rules_.object, name_of(note), layer_of(note),
-          " is in a graph of its step, and another step was begun or a sequence truncated since");
+          " is in a graph of its step, and another step was begun or a sequence rolled back since");
 }
 
 void StepLog::check_attend(const char* op, const ObservedNotes<const CommandNote>& notes,

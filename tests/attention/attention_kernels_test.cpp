@@ -137,7 +137,7 @@ TEST_P(AttentionKernelSets, PromptsBesideALoudKey) {
     const Small::Answer got = s.run();
     s.format = KvFormat::f32;
     cpu::use_attention_kernels(cpu::attention_kernel_sets().back());
-    // The same numbers in f32: what the 16 bits hold.
+    // Rows in f32 hold what the 16 bits hold.
     for (std::vector<float>* rows : {&s.k, &s.v}) {
       const Device d = test_device();
       const uint64_t keys = rows->size() / s.dim;

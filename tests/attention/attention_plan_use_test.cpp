@@ -214,7 +214,7 @@ cpu::TaskFn select_first_half(uint64_t spec) {
   return run_first_half;
 }
 
-// Of 256 queries of a prompt, before 32 sequences that decode, those in the first task's share.
+// How many of a prompt's 256 queries, before 32 sequences that decode, the first task takes.
 uint64_t prompt_rows_of_first_task(KvFormat format) {
   constexpr uint64_t kPrompt = 256, kDecodes = 32, kLength = 512, kDim = 64;
   std::vector<cpu::CpuKernel> table(cpu::kernel_table().begin(), cpu::kernel_table().end());

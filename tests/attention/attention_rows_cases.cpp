@@ -15,7 +15,7 @@ bool takes(KvFormat format, uint64_t dim, bool values) {
   return (dim & (dim - 1)) == 0 && (values || dim >= 128 || !thirds);
 }
 
-// Of K's own type, over levels any.
+// Queries have K's own type, over levels any type.
 DType queries_of(KvFormat k, size_t i) {
   constexpr DType kFloats[] = {DType::f32, DType::f16, DType::bf16};
   if (k == KvFormat::f16) return kFloats[1 + i % 2];
@@ -66,7 +66,7 @@ std::vector<OpCase> attention_rows_cases() {
       for (const FormatClass v : kClasses) {
         for (const bool many : {false, true})
           add_case(format_of(k, i), format_of(v, i / 3), dim, many, i, cases), ++i;
-        // Of levels not every format has this dim.
+        // Not every format of levels has this dim.
         if (k == FormatClass::levels || v == FormatClass::levels) {
           for (const bool many : {false, true})
             add_case(k == FormatClass::levels ? KvFormat::tq4 : format_of(k, 0),

@@ -25,7 +25,7 @@ struct AttentionRule {
   AttentionChange change;
 };
 
-// Of what both ops take.
+// Rules for what both ops take.
 std::vector<AttentionRule> query_rules();
 std::vector<AttentionRule> cache_rules();
 std::vector<AttentionRule> option_rules();

@@ -63,7 +63,7 @@ inline SideError side_error(const std::string& description, KvFormat format, Sid
   const bool k = side == Side::k, levels = describe(format).scale == KvScaleKind::u8e8;
   const bool f16 = format == KvFormat::f16, bf16 = format == KvFormat::bf16;
   if (description.find("metal") != std::string::npos) return k ? kMetalK : kMetalV;
-  // Of several kernels the one with the largest errors counts.
+  // If there are several kernels, the one with the largest errors counts.
   if (description.find("attention_many_rows") != std::string::npos) {
     if (k) return levels ? kRowsLevelsK : kRowsHalfK;
     if (bf16) return kRowsBf16V;

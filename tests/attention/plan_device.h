@@ -71,7 +71,7 @@ class PlanDevice final : public DeviceImpl {
   // Pipelines that were asked for, and those of the commands that were submitted or kept.
   const std::vector<const Pipeline*>& asked() const { return asked_; }
   const std::vector<const Pipeline*>& recorded() const { return recorded_; }
-  // Of attention and attention_decode.
+  // Params of attention and attention_decode.
   const std::vector<abi::AttentionParams>& params() const { return params_; }
   const std::vector<uint64_t>& partials() const { return partials_; }  // their addresses
 

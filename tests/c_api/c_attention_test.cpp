@@ -3,7 +3,7 @@
 namespace gyre::test {
 namespace {
 
-// The same keys and values in buffers of C's and of C++'s.
+// Buffers of C's and of C++'s hold the same keys and values.
 class CBuffers : public CEqualsCpp {
  protected:
   void SetUp() override {

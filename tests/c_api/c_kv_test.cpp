@@ -3,7 +3,7 @@
 namespace gyre::test {
 namespace {
 
-// The same tokens in pages of C's and of C++'s.
+// Pages of C's and of C++'s hold the same tokens.
 class CPages : public CEqualsCpp {
  protected:
   void SetUp() override {

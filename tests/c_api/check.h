@@ -49,7 +49,7 @@ static inline gyre_tensor* floats(const gyre_device* device, uint64_t a, uint64_
   return made;
 }
 
-// The same numbers for the same seed, from -1 to 1.
+// Writes numbers from -1 to 1, the same for the same seed.
 static inline void fill(const gyre_tensor* tensor, uint32_t seed) {
   gyre_tensor_info info = {.size = sizeof info};
   void* data = NULL;

@@ -46,7 +46,7 @@ inline double bound(KvFormat format) {
   }
 }
 
-// Of one row. mlx-native formats do not choose a scale by what they lose.
+// The bound of one row. mlx-native formats do not choose a scale by what they lose.
 inline double row_bound(KvFormat format) {
   return describe(format).scale == KvScaleKind::f32_norm ? 4 * bound(format) : bound(format);
 }

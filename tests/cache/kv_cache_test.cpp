@@ -221,7 +221,7 @@ TEST(KvCache, OneGraphForAWholeGeneration) {
     graph.replay().wait();
     EXPECT_EQ(model.cache.positions(1).data<int32_t>()[0], static_cast<int32_t>(30 + step));
     if (step % 20 != 0) continue;
-    // The same question recorded now.
+    // Asks the same question, recorded now.
     model.cache.attend(model.encoder, 0, {.q = q, .out = again});
     model.encoder.submit().wait();
     EXPECT_EQ(floats_of(out), floats_of(again)) << step;
@@ -229,7 +229,7 @@ TEST(KvCache, OneGraphForAWholeGeneration) {
   EXPECT_EQ(model.cache.length(), 230u);
 }
 
-// The same numbers in another dtype or another order of memory are the same tokens.
+// Equal numbers in another dtype or another order of memory are the same tokens.
 TEST(KvCache, TakesAnyDtypeAndLayout) {
   const Device device = Device::open("cpu", {.threads = 2});
   constexpr uint64_t kTokens = 30;

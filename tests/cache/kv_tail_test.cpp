@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
         Steps{{.k = F::tq8, .v = F::f16, .tail = 90, .sink_tokens = 3}, 100, 512, {40, 1, 59}},
         Steps{{.k = F::tq6, .v = F::tq6, .tail = 12}, 100, 100, {100}}));
 
-// The same tokens in steps of different sizes are the same bytes.
+// Equal tokens in steps of different sizes are the same bytes.
 TEST(KvTailBytes, DoNotDependOnTheSteps) {
   for (const KvLayer& layer : {KvLayer{.k = F::tq8, .v = F::tq4, .tail = 20, .sink_tokens = 3},
                                KvLayer{.k = F::tq3, .v = F::tq2, .window = 60, .tail = 20},

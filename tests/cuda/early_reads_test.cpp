@@ -35,7 +35,7 @@ class Commands {
     }
     list_.commands.push_back({&pipelines_.emplace_back(info, 0), 0, first, false});
   }
-  // Of the last command, where those from first_running on may still run.
+  // Early reads of the last command, where those from first_running on may still run.
   EarlyReads reads(size_t first_running) const {
     PdlStart start(list_.commands.size() - 1);
     start.first_running = first_running;

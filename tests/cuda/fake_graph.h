@@ -21,7 +21,7 @@ struct Function {
   std::string name;
   FakeMoment used{};  // until then
 
-  // Of a block; kernels called so have many registers.
+  // Threads of a block. Kernels called "narrow" have many registers.
   int max_threads() const { return name.find("narrow") == std::string::npos ? 1024 : 64; }
 };
 struct Module {

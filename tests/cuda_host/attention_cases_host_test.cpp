@@ -46,7 +46,7 @@ uint64_t decode_blocks(const Device& device, const OpCase& op_case) {
   return first.kernel == &kAttentionDecode.info ? params.splits * params.kv_heads : 0;
 }
 
-// Of cases with many blocks, which take long, every third.
+// Runs every third of the cases with many blocks, which take long.
 void check_cases(const std::vector<OpCase>& cases, size_t fewest) {
   constexpr uint64_t kManyBlocks = 8;
   const Device device = h200();

@@ -85,7 +85,7 @@ TEST(AttentionDecodeLimits, LessRoom) {
   limits = kLarge;
 }
 
-// The same contents where what lies behind their end cannot be read.
+// A copy whose end lies at memory that cannot be read.
 Tensor at_a_guard(const Device& d, const Tensor& t) {
   constexpr size_t kAlignment = 128;
   if (!t.defined()) return t;
@@ -97,7 +97,8 @@ Tensor at_a_guard(const Device& d, const Tensor& t) {
   return d.wrap(first, t.dtype(), t.shape(), {}, memory);
 }
 
-// Of the last tiles, and of tiles that fill a stage without keys, nothing beyond the cache is read.
+// Nothing beyond the cache is read with the last tiles, nor with tiles that fill a stage without
+// keys.
 TEST(AttentionDecodeLimits, ReadsNothingBeyondTheCache) {
   constexpr uint64_t kDim = 128;
   const Device d = host_device();

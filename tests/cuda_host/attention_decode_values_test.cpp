@@ -229,8 +229,8 @@ TEST(AttentionDecodeValues, RowsThatAreNotFinite) {
   limits = kLarge;
 }
 
-// Of queries, keys and values that are multiplied with numbers near the ends of what a format
-// holds.
+// Outputs for queries, keys and values that are multiplied with numbers near the ends of what a
+// format holds.
 std::vector<float> decode_scaled(const Form& of, float q_scale, float k_scale, float v_scale) {
   constexpr uint64_t kDim = 64, kKeys = 300;
   const auto [format, heads] = of;

@@ -23,7 +23,7 @@ namespace gyre::test {
 constexpr cuda::CudaLimits kLarge{132, 227 << 10, 228 << 10, 90},
     kSmall{84, 99 << 10, 100 << 10, 86};
 inline cuda::CudaLimits limits = kLarge;
-// Of attention_decode; those as clusters and as pairs.
+// Calls of attention_decode; those as clusters and as pairs.
 inline uint32_t decode_calls = 0, cluster_calls = 0, pair_calls = 0;
 // Whether attention_many_rows is in the table, and how often it ran.
 inline bool many_rows = false;

@@ -84,7 +84,7 @@ TEST(CudaHostPrompts, BitsDoNotDependOnChunksBatchPagesOrGrid) {
   }
 }
 
-// The same for the kernel of many rows, which takes prompts alone.
+// So are those of the kernel of many rows, which takes prompts alone.
 TEST(CudaHostPrompts, BitsOfManyRowsDoNotDependOnChunksBatchPagesOrGrid) {
   for (const uint64_t window : {0, 70}) {
     const PagedNumbers n = {.dim = 64, .window = window, .phase = AttentionPhase::prompt};

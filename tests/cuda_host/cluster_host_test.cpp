@@ -63,7 +63,7 @@ TEST(ClusterHost, BlocksReadEachOther) {
   }
 }
 
-// Of each block other threads leave, some at once and some while the rest wait already: nobody who
+// In each block other threads leave, some at once and some while the rest wait already: nobody who
 // has left is waited for.
 bool leaves(uint32_t rank, uint32_t thread) {
   return (thread + rank) % 3 == 0 || thread < 8 * rank;

@@ -33,7 +33,7 @@ struct PagedNumbers {
   float soft_cap = 0;
   bool causal = true, sink_logits = false, alibi_slopes = false, states = false,
        settled_keys = false;
-  // Of a layer with 16-bit sink tokens and tail: which of its keys.
+  // Which keys of a layer with 16-bit sink tokens and tail.
   abi::KvSegment segment = abi::kSegmentBody;
   uint64_t first_keys = 0, tail = 0;
   std::vector<int32_t> tail_begin = {};
@@ -109,7 +109,7 @@ class PagedBatch {
     p.max_query_length = static_cast<uint32_t>(n_.max_query_length);
     p.states = n_.states ? 1 : 0;
     p.phase = n_.phase;
-    // Of attention_many_rows what was compiled.
+    // attention_many_rows has the variants that were compiled.
     const auto has = [](uint64_t spec, const cuda::CudaLimits& gpu) {
       return cuda::fits_attention_many_rows(spec, gpu) && many_rows(spec) != nullptr;
     };

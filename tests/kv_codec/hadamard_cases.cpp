@@ -155,7 +155,7 @@ std::vector<HadamardCase> size_cases() {
   std::vector<HadamardCase> cases;
   for (const uint64_t n : sizes) {
     for (uint32_t i = 0; i < 12; ++i) {
-      // Of the many sizes with several blocks each takes some of the combinations.
+      // Each of the many sizes with several blocks takes some of the combinations.
       if (!std::has_single_bit(n) && (i + n / 8) % 5 != 0) continue;
       HadamardCase c;
       c.points = n;

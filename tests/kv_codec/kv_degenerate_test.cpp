@@ -129,7 +129,7 @@ TEST_P(KvDegenerate, NonFiniteCoordinatesStayInTheirBlock) {
   }
 }
 
-// The same between heads and tokens of V, where eight tokens share bytes.
+// This holds between heads and tokens of V, too, where eight tokens share bytes.
 TEST_P(KvDegenerate, NonFiniteTokensLeaveTheirTileAlone) {
   constexpr uint64_t kTokens = 13, kHeads = 3, kHeadDim = 80;
   const auto clean = gaussian_rows(kTokens * kHeads, kHeadDim, 6);

@@ -90,7 +90,7 @@ inline std::vector<double> mlx_native_midpoints(uint32_t bits) {
   return all;
 }
 
-// Those of the codebook with so many centroids.
+// Midpoints of the codebook with this many centroids.
 inline const std::vector<double>& midpoints_of(const std::vector<double>& codebook) {
   static const std::vector<double> kMidpoints[] = {mlx_native_midpoints(4), mlx_native_midpoints(5),
                                                    mlx_native_midpoints(6),

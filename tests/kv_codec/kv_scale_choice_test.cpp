@@ -123,7 +123,7 @@ double key_error(KvFormat format, Scale scale) {
   return error / kCaches;
 }
 
-// The same with calibrated values and exact keys. Channel by channel the values have the mean
+// As key_error, with calibrated values and exact keys. Channel by channel the values have the mean
 // +-mean; without queries every key counts the same.
 double value_error(KvFormat format, Scale scale, float mean, bool uniform) {
   double error = 0;

@@ -53,7 +53,7 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
     return filled(DType::f32, {tokens, 2, head_dim}, input);
   }
 
-  // Of all outputs of one token.
+  // The largest error of one token's outputs.
   static double error(std::span<const float> out, std::span<const std::complex<double>> truth) {
     double worst = 0;
     const size_t pairs = truth.size();

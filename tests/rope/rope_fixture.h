@@ -46,7 +46,7 @@ class RopeTest : public testing::Test {
     tensor.write_from(std::span<const int32_t>(values));
     return tensor;
   }
-  // The same positions on every axis.
+  // Puts the same positions on every axis.
   Tensor positions_on_axes(const std::vector<int32_t>& values, uint64_t axes) const {
     const Tensor tensor = device_.tensor(DType::i32, {axes, values.size()});
     for (uint64_t axis = 0; axis < axes; ++axis) {

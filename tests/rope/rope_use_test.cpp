@@ -143,7 +143,7 @@ TEST_F(RopeUse, FactorsDivideBackwardFrequencies) {
   EXPECT_LE(error_of_call(call, divided, {1, 3, -77}), 1e-6);
 }
 
-// The same with a base that makes more than a turn per position: rightly or not at all.
+// With a base that makes more than a turn per position, factors divide rightly or are refused.
 TEST_F(RopeUse, FactorsDivideFastFrequenciesOrAreRefused) {
   const RopeOptions options{.base = 0.01};  // up to 31 radians per position
   std::vector<long double> divided = reference::rope_frequencies(options, 8);

@@ -92,7 +92,7 @@ TEST(Hazard, AGroupMayBeLong) {
   }
 }
 
-// The same decision, one byte at a time.
+// Makes the same decision one byte at a time.
 class ByteOracle {
  public:
   static constexpr uint64_t kBytes = 96;

@@ -197,7 +197,7 @@ TEST_F(KvBatchTest, AWindowIsAtMostTheLayers) {
         [&] { windowed.attend(encoder, 0, {.q = k, .out = out}, {.mask = {.window = 5}}); });
 }
 
-// The same is refused of every layer, whatever kinds of pages it has, with a basis and without.
+// This is refused of every layer, whatever kinds of pages it has, with a basis and without.
 TEST_F(KvBatchTest, WhatIsWrittenSharesNoMemoryWithWhatIsRead) {
   Tensor one = device.tensor(DType::f32, {1, 16, 16});
   for (uint64_t i = 0; i < 16; ++i) one.data<float>()[i * 17] = 1;

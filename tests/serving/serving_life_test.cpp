@@ -14,7 +14,7 @@ constexpr uint64_t kMostTokens = 80;
 
 class Life {
  public:
-  // `step_back`: no more is truncated than the last step, so that every tail stays whole.
+  // `step_back`: no more than the last step is rolled back, so that every tail stays whole.
   Life(const Device& device, const KvPoolOptions& options, bool step_back)
       : server_(device, options, bounds()),
         alone_(device, options, bounds()),
@@ -134,7 +134,7 @@ class Life {
     }
   }
 
-  // The same sequence, out and in again page by page.
+  // Exports a sequence and imports it again page by page.
   void travel(Talk& one) {
     Talk made{server_.pool.sequence(), one.tokens};
     const uint64_t page_tokens = server_.pool.options().page_tokens;

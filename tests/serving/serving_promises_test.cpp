@@ -321,7 +321,7 @@ TEST_P(AsKvCache, TheSameOutput) {
       const double wanted = std::bit_cast<float>(expected[i]);
       error += std::pow(std::bit_cast<float>(seen[i]) - wanted, 2), power += wanted * wanted;
     }
-    // Of all keys the cuts are the same. Rings of a cache are cut at other keys than pages are:
+    // Layers of all keys are cut alike. Rings of a cache are cut at other keys than pages are:
     // partial states are then merged in another order, and rounded weights differ in the last bit.
     const bool rings = GetParam().window != 0 || GetParam().tail != 0;
     EXPECT_LE(error, rings ? power * prompt_bound(1e-7) : 0)

@@ -352,7 +352,7 @@ TEST_P(StepLogTest, AStepInAGraphWhoseSequenceWasTruncated) {
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
   a.clear();
-  EXPECT_TRUE(refused({"graph.replay", "a sequence truncated since"}, [&] { graph.replay(); }));
+  EXPECT_TRUE(refused({"graph.replay", "a sequence rolled back since"}, [&] { graph.replay(); }));
 }
 
 // Each call works as a whole or is refused, and no page is lost.

@@ -34,7 +34,7 @@ decltype(auto) survive(const Call& call) {
   }
 }
 
-// The same for a call that records: while it is refused, the encoder stays as it was.
+// As above, for a call that records: while it is refused, the encoder stays as it was.
 template <class Call>
 decltype(auto) survive(Encoder& encoder, const Call& call) {
   return survive([&]() -> decltype(auto) {

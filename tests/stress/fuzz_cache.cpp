@@ -39,7 +39,7 @@ void check(const FuzzCache& one) {
                                                " that it was given");
 }
 
-void extend(FuzzWorld& w, FuzzCache& one, uint64_t tokens) {
+void begin_step(FuzzWorld& w, FuzzCache& one, uint64_t tokens) {
   if (w.call("KvCache::begin_step", [&] { one.cache.begin_step(w.some_encoder(), tokens); }))
     one.length += tokens;
   check(one);
@@ -80,7 +80,7 @@ void fuzz_step(FuzzWorld& w) {
   if (one == nullptr) return;
   const KvCacheOptions& o = one->cache.options();
   const uint64_t tokens = in.number(1 + in.below(std::clamp<uint64_t>(o.step_tokens, 1, 8)));
-  if (!in.chance(8)) extend(w, *one, tokens);
+  if (!in.chance(8)) begin_step(w, *one, tokens);
   if (tokens > 64) return;
   for (uint64_t layer = 0; layer < o.layers.size(); ++layer) {
     if (!in.chance(16)) append(w, *one, layer, tokens);

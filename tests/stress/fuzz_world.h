@@ -25,7 +25,7 @@ struct FuzzCount {
   uint64_t accepted = 0, refused = 0;
 };
 
-// Of the whole process.
+// Statistics of the whole process.
 struct FuzzStats {
   std::map<std::string, FuzzCount> calls;
   uint64_t compared = 0;              // results that were checked
@@ -78,7 +78,7 @@ class FuzzWorld {
     return true;
   }
 
-  // Of this type and shape, in memory with a border; odd: any other, or none.
+  // A tensor of this type and shape, in memory with a border; odd: any other, or none.
   Tensor tensor(DType dtype, const Dims& shape);
   Tensor packed(DType dtype, const Dims& shape);  // without gaps between its rows
   Tensor floats(const Dims& shape) { return tensor(float_type(), shape); }

@@ -29,7 +29,8 @@ enum {
 };
 
 GYRE_API const char* gyre_status_name(gyre_status status);
-// Of the last call that failed in this thread, until the next one that fails in it; never NULL.
+// The message of the last call that failed in this thread. It lives until the next call fails in
+// it; never NULL.
 GYRE_API const char* gyre_last_error(void);
 
 typedef int32_t gyre_dtype;  // 0 is none

@@ -48,7 +48,7 @@ typedef struct gyre_kv_cache_options {
   const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
   uint64_t layer_count;
   uint64_t step_tokens;                    // 0: 512
-  const gyre_kv_calibration* calibration;  // K and V of each layer, in turns; NULL: none
+  const gyre_kv_calibration* calibration;  // K and V of each layer, alternating; NULL: none
   uint64_t calibration_count;              // twice layer_count, or 0
 } gyre_kv_cache_options;
 

@@ -37,14 +37,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=at_least(1), default=16384, help="tokens of the text, at most (default: %(default)s)")
     parser.add_argument("--no-text", action="store_true", help="from the weights alone: less gain, right at every position")
-    parser.add_argument("--no-transform", action="store_true", help="feedback of the encoder alone: what is stored is read as ever")
+    parser.add_argument("--no-transform", action="store_true", help="error feedback alone: readers need no transform")
     parser.add_argument(
         "--budget",
         type=float,
         nargs="+",
         default=[],
         metavar="BITS",
-        help="also find formats per layer with so many bits per coordinate, scales included (4.125: as tq4 at head_dim 128)",
+        help="also find formats per layer with this many bits per coordinate, scales included (4.125: as tq4 at head_dim 128)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_device(parser)

@@ -33,7 +33,7 @@ class Budget:
 
 
 def scale_bits(head_dim: int) -> float:
-    """Of 16-bit scales, per coordinate: one for each power of two that head_dim is made of, at most 256 coordinates each."""
+    """Bits of the 16-bit scales per coordinate: one scale for each power of two in head_dim, at most 256 coordinates each."""
     scales = sum(-(-size // 256) for size in (1 << i for i in range(11)) if head_dim & size)
     return 16 * scales / head_dim
 

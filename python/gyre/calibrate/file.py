@@ -145,7 +145,7 @@ class Calibration:
         )
 
     def budget(self, bits: float, by: str | None = None) -> Budget:
-        """The formats that were found for so many bits."""
+        """The formats that were found for this many bits."""
         for budget in self.budgets:
             if abs(budget.bits - bits) < 1e-9 and by in (None, budget.by):
                 return budget

@@ -30,7 +30,7 @@ class LayerCalibration:
         return cls(calibration.layers[layer], calibration.gains) if all(compressed) else None
 
     def heads(self, first: int, count: int) -> LayerCalibration:
-        """Of some KV heads, as a rank of several has them."""
+        """The calibration of some KV heads, as one rank of several has them."""
         return LayerCalibration(tuple(_heads(part, slice(first, first + count)) for part in self.parts), self.gains)
 
     def on(self, device: gyre.Device) -> tuple[gyre.KvCalibration, gyre.KvCalibration]:

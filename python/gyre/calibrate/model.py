@@ -1,4 +1,4 @@
-"""The attention modules of a transformers model: where their projections and norms are, and what these weigh."""
+"""The attention modules of a transformers model: where their projections and norms are, and their weights."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _STEP = 512
 
 @dataclass
 class Moments:
-    """Of one layer, f64. mean: [kv_heads, head_dim]; second: [kv_heads, head_dim, head_dim], E[x x^T]. Queries: over all heads
+    """Moments of one layer, f64. mean: [kv_heads, head_dim]; second: [kv_heads, head_dim, head_dim], E[x x^T]. Queries: over all heads
     that share a KV head."""
 
     k_mean: torch.Tensor

@@ -27,13 +27,13 @@ class Rotary:
     def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """x: [..., tokens, head_dim], positions: [tokens]."""
         u = torch.polar(torch.full_like(self.frequencies, self.scale), positions.double()[:, None] * self.frequencies)
-        turned = self._pairs(x.double()) * u
-        return torch.cat([turned.real, turned.imag, x[..., self.dim :].double()], -1)
+        rotated = self._pairs(x.double()) * u
+        return torch.cat([rotated.real, rotated.imag, x[..., self.dim :].double()], -1)
 
     def mean(self, mean: torch.Tensor, positions: int) -> torch.Tensor:
         """The mean [..., head_dim] of rows over positions [0, positions), from that before rotation."""
-        turned = self._pairs(mean) * (self.scale * average(self.frequencies, positions))
-        return torch.cat([turned.real, turned.imag, mean[..., self.dim :]], -1)
+        rotated = self._pairs(mean) * (self.scale * average(self.frequencies, positions))
+        return torch.cat([rotated.real, rotated.imag, mean[..., self.dim :]], -1)
 
     def moments(self, moments: torch.Tensor, positions: int) -> torch.Tensor:
         """E[x x^T] [..., head_dim, head_dim] over positions [0, positions), from that before rotation."""

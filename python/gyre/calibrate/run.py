@@ -47,8 +47,8 @@ def calibrate(
     device: gyre.Device | None = None,
     progress: bool = True,
 ) -> Calibration:
-    """texts: token ids, each a text from its beginning; None: from the weights alone. capacity: positions that keys may have. basis:
-    False leaves the feedback of the encoder alone, so that what is stored is read as ever. name: of the model, for messages. device: of
+    """texts: token ids, each a text from its beginning; None: from the weights alone. capacity: positions that keys may have.
+    transform: False makes error feedback alone, so that readers need no transform. name: of the model, for messages. device: of
     the cache that the texts pass through."""
     attentions = models.attentions(model)
     rotaries = rotary.of_layers(model.get_decoder())

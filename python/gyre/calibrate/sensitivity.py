@@ -16,7 +16,7 @@ _TOGETHER = 8  # caches side by side with one f16 cache
 
 
 def sensitivities(model, texts: list[torch.Tensor], layers: int, device: gyre.Device | None, progress: bool = True):
-    """Of each layer, the mean divergence from an f16 cache with its keys and with its values in FORMAT."""
+    """For each layer, the mean divergence from an f16 cache with its keys and with its values in FORMAT."""
     pick = lambda at: tuple(FORMAT if i == at else "f16" for i in range(layers))
     none = ("f16",) * layers
     every = [Setting(*pair) for i in range(layers) for pair in ((pick(i), none), (none, pick(i)))]

@@ -81,12 +81,12 @@ def centered(second: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
 
 
 def from_weights(attention: Attention, rotary: Rotary) -> tuple[Part, Part]:
-    """The same from the weights alone. Keys have a factor for each rotary pair, which commutes with the rotation: right at every
-    position."""
+    """Keys and values of a layer from the weights alone. Keys have a factor for each rotary pair, which commutes with the
+    rotation and so holds at every position."""
     energies = lambda name: rotary.pair_energies(attention.second_moment(name).diagonal(dim1=1, dim2=2)).diag_embed()
     return part(energies("k"), energies("q"), None), part(attention.second_moment("v"), attention.value_weights(), None)
 
 
 def feedback_alone(attention: Attention, rotary: Rotary, moments: Moments, capacity: int) -> tuple[Part, Part]:
-    """The encoder's feedback without a basis: what is read is read as ever."""
+    """Error feedback alone, so that readers need no transform."""
     return part(None, rotary.moments(moments.q_second, capacity), None), part(None, attention.value_weights(), None)

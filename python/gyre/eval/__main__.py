@@ -50,7 +50,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--tail",
         type=at_least(0),
         default=128,
-        help="compressed formats also run with so many of the newest tokens in 16 bits (default: 128)",
+        help="compressed formats also run with this many of the newest tokens in 16 bits (default: 128)",
     )
     parser.add_argument(
         "--step",

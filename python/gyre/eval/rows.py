@@ -98,7 +98,7 @@ def _calibrated(setting: Setting, calibrations: dict[str, Calibration], tail: in
 
 
 class Statistics:
-    """Of one row: what is kept per position is small, whatever the vocabulary."""
+    """Statistics of one row. What they keep per position is small, whatever the vocabulary."""
 
     def __init__(self):
         self.nats: list[float] = []

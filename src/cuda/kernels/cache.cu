@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(kBlockThreads)
     kv_page_copy(const abi::KvPageCopyParams p, const Args args) {
   pdl_wait();
   pdl_launch_dependents();
-  constexpr uint32_t kEach = kPageCopyBytes / kBlockThreads / sizeof(uint4);
+  constexpr uint32_t kThreadWords = kPageCopyBytes / kBlockThreads / sizeof(uint4);
   const uint64_t parts = page_copy_parts(p), vectors = p.page_bytes / sizeof(uint4);
   for (uint64_t i = blockIdx.x; i < p.count * parts; i += gridDim.x) {
-    const uint64_t pair = i / parts, first = (i - pair * parts) * kEach * kBlockThreads;
+    const uint64_t pair = i / parts, first = (i - pair * parts) * kThreadWords * kBlockThreads;
     const int32_t from = pointer<const int32_t>(args.at[1])[pair];
     const int32_t to = pointer<const int32_t>(args.at[2])[pair];
     if (from < 0 || to < 0 || static_cast<uint64_t>(from) >= p.pages ||
@@ -65,14 +65,14 @@ __global__ void __launch_bounds__(kBlockThreads)
     const auto* const source =
         pointer<const uint4>(args.at[0] + static_cast<uint64_t>(from) * p.page_stride);
     auto* const target = pointer<uint4>(args.at[0] + static_cast<uint64_t>(to) * p.page_stride);
-    uint4 words[kEach];
+    uint4 words[kThreadWords];
 #pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
+    for (uint32_t e = 0; e < kThreadWords; ++e) {
       const uint64_t v = first + e * kBlockThreads + threadIdx.x;
       if (v < vectors) words[e] = source[v];
     }
 #pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
+    for (uint32_t e = 0; e < kThreadWords; ++e) {
       const uint64_t v = first + e * kBlockThreads + threadIdx.x;
       if (v < vectors) target[v] = words[e];
     }

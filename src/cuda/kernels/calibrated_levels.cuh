@@ -47,7 +47,7 @@ __device__ float doubled_magnitude(float v) {
   }
 }
 
-// Of formats without magnitudes: the integer that t is rounded up to, clamped first, so that
+// For formats without magnitudes: the integer that t is rounded up to, clamped first, so that
 // nothing is too large for the sum with 1.5 * 2^23.
 template <uint32_t kFormat>
 __device__ float clamped_near(float t) {

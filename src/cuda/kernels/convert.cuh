@@ -251,7 +251,7 @@ __device__ void copy_elements(const Source* from, Target* to) {
   store_pack(out, to);
 }
 
-// The same from words to a multiple of 16 bytes.
+// As copy_elements, from words to a multiple of 16 bytes.
 template <class Source, class Target, uint32_t kCount>
 __device__ void copy_wide(const Words<Source, kCount>& words, Target* to) {
   if constexpr (is_same_type<Source, Target>) {

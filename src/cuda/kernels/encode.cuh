@@ -130,7 +130,8 @@ __device__ inline float ceil_above(float x) {
 #endif
 }
 
-// The same of x from -2^22 on, above 1.5 * 2^23: its lowest bits are those of the integer.
+// As ceil_above, for x from -2^22 on, as a float above 1.5 * 2^23: its lowest bits are those of the
+// integer.
 __device__ inline float ceil_near(float x) {
 #if defined(GYRE_CUDA_HOST)
   return std::ceil(x) + 0x1.8p23f;

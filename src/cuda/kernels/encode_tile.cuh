@@ -49,12 +49,12 @@ __device__ inline TileRows& tile_rows() {
 template <class Source>
 __device__ void load_tile(const EncodeTile& tile, const float* mean, const Source* from,
                           bool exists) {
-  constexpr uint32_t kEach = abi::kKvMostCalibratedDim / kEncodeRowThreads;
+  constexpr uint32_t kThreadCoordinates = abi::kKvMostCalibratedDim / kEncodeRowThreads;
   const uint32_t row = threadIdx.x / kEncodeRowThreads, lane = threadIdx.x % kEncodeRowThreads;
-  float x[kEach];
+  float x[kThreadCoordinates];
   uint32_t largest = 0;
 #pragma unroll
-  for (uint32_t k = 0; k < kEach; ++k) {
+  for (uint32_t k = 0; k < kThreadCoordinates; ++k) {
     const uint32_t i = lane + k * kEncodeRowThreads;
     x[k] = exists && i < tile.n ? widen(from[i]) : 0.0f;
     if (mean != nullptr && exists && i < tile.n) x[k] = x[k] - mean[i];
@@ -66,7 +66,7 @@ __device__ void load_tile(const EncodeTile& tile, const float* mean, const Sourc
   if (lane == 0) tile_rows().largest[row] = largest;
   lose_exponent(largest < 0x7F800000u ? lost_exponent(largest) : 0, x);
 #pragma unroll
-  for (uint32_t k = 0; k < kEach; ++k) {
+  for (uint32_t k = 0; k < kThreadCoordinates; ++k) {
     const uint32_t i = lane + k * kEncodeRowThreads;
     if (i < tile.n) tile.y[row * tile.stride + i] = x[k];
   }

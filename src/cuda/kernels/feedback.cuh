@@ -79,8 +79,8 @@ __device__ void run_chain(const float* factor, uint32_t n, Chain<kOwn>& chain) {
 
 // t of the lane's coordinates. z: in shared memory. f: factor times gain.
 template <uint32_t kFormat, uint32_t kOwn>
-__device__ void feed_back(const float* factor, const float* z, uint32_t n, float f,
-                          float (&t)[kOwn]) {
+__device__ void error_feedback(const float* factor, const float* z, uint32_t n, float f,
+                               float (&t)[kOwn]) {
   const uint32_t column = (threadIdx.x & 31) * kOwn;
   Chain<kOwn> chain;
 #pragma unroll

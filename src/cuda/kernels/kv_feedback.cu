@@ -96,7 +96,7 @@ __device__ __noinline__ void code_rotated(const abi::KvFeedbackStream& s,
   if (gain < s.gains) {
     sum = sum_products(shared.b[0], shared.b[0], n);
     f = calibration_factor<kFormat>(sum, shared.b[0], n) * s.gain[gain];
-    feed_back<kFormat>(calibration.factor, shared.b[0], n, f, t);
+    error_feedback<kFormat>(calibration.factor, shared.b[0], n, f, t);
   } else {
     make_target(calibration, n, threadIdx.x - 32 * s.gains, shared);
   }

@@ -67,7 +67,7 @@ __device__ inline uint64_t position_of(const abi::RopeParams& p, const Args& arg
                                 : static_cast<uint32_t>(value);
 }
 
-// Of a block's tokens, in shared memory: a token's cosines, then its sines.
+// The angles of a block's tokens, in shared memory: a token's cosines, then its sines.
 struct AngleTable {
   float* floats;
   uint32_t stride;  // of cosines, of sines

@@ -5,7 +5,7 @@
 
 namespace gyre::cuda {
 
-// Of a stream.
+// Addresses of one stream, Q or K.
 struct RopeAddresses {
   uint64_t x, out, weight, second;
 };

@@ -49,7 +49,7 @@ struct OldWords<8, kQuads> {  // codes are whole bytes
   __device__ void load(const QuadPlace<kQuads>& /*at*/, const uint8_t* /*plane*/) {}
 };
 
-// Of formats that are not native: nothing.
+// Formats that are not native have nothing to load.
 template <uint32_t kFormat, uint32_t kQuads, bool kNative = abi::kv_is_native(kFormat)>
 struct OldCodes {
   __device__ void load(const QuadPlace<kQuads>& /*at*/, const uint8_t* /*tile*/) {}

@@ -61,10 +61,10 @@ __device__ void encode_row(const RowPlace<kSlots>& at, const TileThread& me, con
 __device__ inline void put_calibrated_row(uint32_t head_dim, const TileThread& me, uint32_t stride,
                                           const PlainRow<CalibratedRow>& row, TileShared& shared) {
   const uint32_t lanes = tile_lanes(head_dim), lane = threadIdx.x & (lanes - 1);
-  constexpr uint32_t kEach = kFewSlots * kChunk;
-  if (!row.present() || lane * kEach >= head_dim) return;
+  constexpr uint32_t kLaneCoordinates = kFewSlots * kChunk;
+  if (!row.present() || lane * kLaneCoordinates >= head_dim) return;
   uint8_t* const codes = shared.codes + (me.tile * abi::kKvTile + me.slot) * stride;
-  row.copy_codes(head_dim, lane * kEach, kEach, codes);
+  row.copy_codes(head_dim, lane * kLaneCoordinates, kLaneCoordinates, codes);
   if (lane == 0) shared.scales[me.tile][0][me.slot] = static_cast<uint16_t>(row.scale(head_dim));
 }
 

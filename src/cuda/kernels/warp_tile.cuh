@@ -227,9 +227,9 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
   uint8_t* const row_codes = codes + me.slot * kWarpStride;
   uint32_t scale = 0;
   if constexpr (is_calibrated_row<Row>) {
-    constexpr uint32_t kEach = kWarpDim / kRowLanes;
+    constexpr uint32_t kLaneCoordinates = kWarpDim / kRowLanes;
     if (row.present()) {
-      row.copy_codes(kWarpDim, me.lane * kEach, kEach, row_codes);
+      row.copy_codes(kWarpDim, me.lane * kLaneCoordinates, kLaneCoordinates, row_codes);
       scale = row.scale(kWarpDim);
     }
   } else {

@@ -45,7 +45,7 @@ inline uint scale_block_size(uint head_dim, uint begin) {
   const uint size = 1u << (31 - clz(rest));
   return size < abi::kKvScaleBlock ? size : abi::kKvScaleBlock;
 }
-// Of a coordinate.
+// The scale block of a coordinate.
 inline uint scale_block_of(uint head_dim, uint coordinate) {
   uint block = 0;
   for (uint begin = 0;; ++block) {

@@ -13,7 +13,7 @@ constant constexpr uint kMostMatrices = kMostManyRowsDim / kMatrix;
 struct RowMatrices {
   simdgroup_float8x8 q[kMostMatrices], sums[kMostMatrices];
   uint2 place;  // rows of a lane's two values of a matrix
-  float most[kMatrix];
+  float max_logit[kMatrix];
   float sum[kMatrix];  // of the lane's keys
 };
 
@@ -61,7 +61,7 @@ inline void start_rows(thread RowMatrices& rows, const thread RowTile& tile,
   for (uint c = 0; c < kMostMatrices; ++c)
     rows.sums[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   GYRE_UNROLL
-  for (uint r = 0; r < kMatrix; ++r) rows.most[r] = minus_infinity(), rows.sum[r] = 0;
+  for (uint r = 0; r < kMatrix; ++r) rows.max_logit[r] = minus_infinity(), rows.sum[r] = 0;
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
@@ -81,11 +81,12 @@ inline void score_stage(thread RowMatrices& rows, const threadgroup float* keys,
   }
 }
 
-// Scores become weights; keeps: what the rows' sums so far are multiplied with. False: all by 1.
-inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
-                        constant abi::AttentionParams& p, const thread AttentionPointers& at,
-                        const thread Grid& grid, const threadgroup RowNotes* notes,
-                        threadgroup float* scores, thread float* keeps) {
+// Scores become weights. The rows' sums so far must be multiplied with `rescales`. False: all
+// are 1.
+inline bool softmax_weights(thread RowMatrices& rows, const thread Stage& s,
+                            constant abi::AttentionParams& p, const thread AttentionPointers& at,
+                            const thread Grid& grid, const threadgroup RowNotes* notes,
+                            threadgroup float* scores, thread float* rescales) {
   const ulong position = s.first + grid.lane;
   const bool held = grid.lane < s.keys && s.tile.holds_key(position);
   const long key = held ? s.tile.key_of(position) : 0;
@@ -98,42 +99,43 @@ inline bool weigh_stage(thread RowMatrices& rows, const thread Stage& s,
         held && row < s.tile.rows && sees(notes[row], s.tile, key, tree_mask, p.tree_stride);
     const float score = grid.lane < s.keys ? scores[r * s.keys + grid.lane] : 0;
     const float x = sees_key ? logit_of(score, p, notes[row], key) : minus_infinity();
-    const float most = max(rows.most[r], simd_max(x)), reference = reference_of(most);
-    keeps[r] = exp2_of(rows.most[r] - reference);
-    changed = changed || keeps[r] != 1.0f;
+    const float max_logit = max(rows.max_logit[r], simd_max(x)),
+                reference = reference_of(max_logit);
+    rescales[r] = exp2_of(rows.max_logit[r] - reference);
+    changed = changed || rescales[r] != 1.0f;
     const float weight = sees_key ? exp2_of(x - reference) : 0.0f;
-    rows.sum[r] = rows.sum[r] * keeps[r] + weight;
-    rows.most[r] = most;
+    rows.sum[r] = rows.sum[r] * rescales[r] + weight;
+    rows.max_logit[r] = max_logit;
     if (grid.lane < s.keys) scores[r * s.keys + grid.lane] = weight;
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
   return changed;
 }
 
-// Sums times keeps, one by one: in a product with a diagonal matrix a sum that is not finite would
+// Rescales sums one by one: in a product with a diagonal matrix a non-finite sum would
 // reach other rows. A row that saw nothing yet has sums of 0, whatever they are multiplied with.
-inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float* keeps) {
-  float2 keep = {0, 0};  // of the rows of a lane's two values
+inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float* rescales) {
+  float2 rescale = {0, 0};  // of the rows of a lane's two values
   GYRE_UNROLL
   for (uint r = 0; r < kMatrix; ++r) {
-    keep.x = rows.place.x == r ? keeps[r] : keep.x;
-    keep.y = rows.place.y == r ? keeps[r] : keep.y;
+    rescale.x = rows.place.x == r ? rescales[r] : rescale.x;
+    rescale.y = rows.place.y == r ? rescales[r] : rescale.y;
   }
   GYRE_UNROLL
   for (uint c = 0; c < kMostMatrices; ++c) {
     if (c >= v_dim / kMatrix) continue;
     const float first = rows.sums[c].thread_elements()[0];
     const float second = rows.sums[c].thread_elements()[1];
-    rows.sums[c].thread_elements()[0] = keep.x == 0 ? 0.0f : first * keep.x;
-    rows.sums[c].thread_elements()[1] = keep.y == 0 ? 0.0f : second * keep.y;
+    rows.sums[c].thread_elements()[0] = rescale.x == 0 ? 0.0f : first * rescale.x;
+    rows.sums[c].thread_elements()[1] = rescale.y == 0 ? 0.0f : second * rescale.y;
   }
 }
 
 // Values that are not finite, for the rows that see them: in a matrix product they would reach the
 // others.
-inline void add_odd_values(thread RowMatrices& rows, const threadgroup float* weights,
-                           const threadgroup float* values, uint v_dim, uint count,
-                           threadgroup float* square, const thread Grid& grid) {
+inline void add_non_finite_values(thread RowMatrices& rows, const threadgroup float* weights,
+                                  const threadgroup float* values, uint v_dim, uint count,
+                                  threadgroup float* square, const thread Grid& grid) {
   GYRE_UNROLL
   for (uint c = 0; c < kMostMatrices; ++c) {
     if (c >= v_dim / kMatrix) continue;
@@ -178,7 +180,7 @@ inline void add_stage(thread RowMatrices& rows, const threadgroup float* weights
 inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& tile,
                              constant abi::AttentionParams& p, const thread AttentionPointers& at,
                              const thread Grid& grid, const thread AttentionShape& shape,
-                             bool bad) {
+                             bool invalid) {
   const uint at_once = many_rows_staged(shape.v_dim), mine = grid.simdgroup * kMatrix;
   threadgroup float* const x = floats_at(grid, 0);
   const float unit = abi::kv_is_native(shape.v_format) ? kScaleUnit : 1.0f;
@@ -192,13 +194,13 @@ inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& til
                       ulong2{0, 0}, true);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    turn_rows(x, at_once, at_once, shape.v_format, shape.v_dim, true, grid);
+    rotate_rows(x, at_once, at_once, shape.v_format, shape.v_dim, true, grid);
     GYRE_UNROLL
     for (uint r = 0; r < kMatrix && here; ++r) {
-      SoftmaxState state = {rows.most[r], rows.sum[r]};
+      SoftmaxState state = {rows.max_logit[r], rows.sum[r]};
       for (ushort step = kLanes / 2; step != 0; step /= 2)
         state.sum += simd_shuffle_xor(state.sum, step);
-      if (bad) state.sum = as_type<float>(0x7FC00000u);
+      if (invalid) state.sum = as_type<float>(0x7FC00000u);
       if (mine + r < tile.rows) {
         write_row(x + (mine - first) + r, at_once, mine + r, state, unit, tile, p, at, shape.v_dim,
                   grid);
@@ -235,25 +237,26 @@ inline void attend_many_rows(constant abi::AttentionParams& p, const thread Atte
   make_notes(notes, s.tile, p, at, grid);
   find_rows(rows, square, grid);
   start_rows(rows, s.tile, p, at, grid, shape);
-  bool bad = s.tile.bad;
+  bool invalid = s.tile.invalid;
   const ulong stages = (s.tile.walk.tiles * abi::kKvTile + s.keys - 1) / s.keys;
   for (ulong stage = 0; stage < stages; ++stage) {
     s.first = stage * s.keys;
-    decode_keys(s, p, grid, staged, bad);
+    decode_keys(s, p, grid, staged, invalid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     score_stage(rows, staged, shape.k_dim, s.keys, scores);
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    float keeps[kMatrix];
-    const bool changed = weigh_stage(rows, s, p, at, grid, notes, scores, keeps);
+    float rescales[kMatrix];
+    const bool changed = softmax_weights(rows, s, p, at, grid, notes, scores, rescales);
     threadgroup_barrier(mem_flags::mem_threadgroup);  // nobody reads keys any more
-    const bool odd = simd_any(decode_values(s, p, grid, staged, bad));
-    if (grid.lane == 0) flags[grid.simdgroup] = odd ? 1 : 0;
-    if (changed) scale_sums(rows, shape.v_dim, keeps);
+    const bool non_finite = simd_any(decode_values(s, p, grid, staged, invalid));
+    if (grid.lane == 0) flags[grid.simdgroup] = non_finite ? 1 : 0;
+    if (changed) scale_sums(rows, shape.v_dim, rescales);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    bool any_odd = false;
-    for (uint i = 0; i < kAttentionSimdgroups; ++i) any_odd = any_odd || flags[i] != 0;
-    if (any_odd) {
-      add_odd_values(rows, scores, staged, shape.v_dim, s.keys, square, grid);
+    bool any_non_finite = false;
+    for (uint i = 0; i < kAttentionSimdgroups; ++i)
+      any_non_finite = any_non_finite || flags[i] != 0;
+    if (any_non_finite) {
+      add_non_finite_values(rows, scores, staged, shape.v_dim, s.keys, square, grid);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint i = grid.index; i < s.keys * shape.v_dim; i += grid.threads) {
         if (!isfinite(staged[i])) staged[i] = 0;
@@ -263,11 +266,12 @@ inline void attend_many_rows(constant abi::AttentionParams& p, const thread Atte
     add_stage(rows, scores, staged, shape.v_dim, s.keys);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  const bool any_bad = simd_any(bad);
-  if (grid.lane == 0 && any_bad) flags[kAttentionSimdgroups + grid.simdgroup] = 1;
+  const bool any_invalid = simd_any(invalid);
+  if (grid.lane == 0 && any_invalid) flags[kAttentionSimdgroups + grid.simdgroup] = 1;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = 0; i < kAttentionSimdgroups; ++i) bad = bad || flags[kAttentionSimdgroups + i] != 0;
-  finish_many_rows(rows, s.tile, p, at, grid, shape, bad);
+  for (uint i = 0; i < kAttentionSimdgroups; ++i)
+    invalid = invalid || flags[kAttentionSimdgroups + i] != 0;
+  finish_many_rows(rows, s.tile, p, at, grid, shape, invalid);
 }
 
 }  // namespace metal

@@ -15,9 +15,9 @@ kernel void attention_merge(constant gyre::abi::AttentionMergeParams& p [[buffer
     // In base 2. A split without keys is none, whatever it holds.
     SoftmaxState state = {minus_infinity(), 0};
     for (ulong s = 0; s < p.splits; ++s) {
-      if (maxima[s * stride + 1] != 0) state.most = max(state.most, maxima[s * stride] * kLog2E);
+      if (maxima[s * stride + 1] != 0) state.max_logit = max(state.max_logit, maxima[s * stride] * kLog2E);
     }
-    const float reference = reference_of(state.most);
+    const float reference = reference_of(state.max_logit);
     for (ulong s = 0; s < p.splits; ++s) {
       const float sum = maxima[s * stride + 1];
       if (sum != 0) state.sum += sum * exp2_of(maxima[s * stride] * kLog2E - reference);

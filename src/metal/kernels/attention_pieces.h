@@ -17,7 +17,7 @@ inline bool leave_empty_piece(const thread RowTile& tile, constant abi::Attentio
   for (uint r = grid.index; r < tile.rows; r += grid.threads) {
     device float* const to = piece_state(tile, at, tile.split, r, v_dim);
     to[v_dim] = minus_infinity();
-    to[v_dim + 1] = tile.bad ? as_type<float>(0x7FC00000u) : 0.0f;
+    to[v_dim + 1] = tile.invalid ? as_type<float>(0x7FC00000u) : 0.0f;
   }
   return true;
 }
@@ -35,9 +35,9 @@ inline bool merge_pieces(const thread RowTile& tile, constant abi::AttentionPara
     const device float* const notes = first + v_dim;
     SoftmaxState state = {minus_infinity(), 0};
     for (ulong s = 0; s < p.splits; ++s) {
-      if (notes[s * stride + 1] != 0) state.most = max(state.most, notes[s * stride]);
+      if (notes[s * stride + 1] != 0) state.max_logit = max(state.max_logit, notes[s * stride]);
     }
-    const float reference = reference_of(state.most);
+    const float reference = reference_of(state.max_logit);
     for (uint c = grid.lane; c < v_dim; c += kLanes) x[c * rows + r] = 0;
     bool any = false;
     for (ulong s = 0; s < p.splits; ++s) {

@@ -34,8 +34,8 @@ inline void put_row(const thread Row& row, const thread GroupRow& to, uint head_
 }
 
 // Rows to the domain in which a compressed format stores a head, or back, a simdgroup a row.
-inline void turn_rows(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
-                      bool back, const thread Grid& grid) {
+inline void rotate_rows(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
+                        bool back, const thread Grid& grid) {
   if (!is_compressed(format)) return;
   for (uint r = grid.simdgroup; r < rows; r += grid.threads / kLanes) {
     const GroupRow at = {x + r, pitch};
@@ -94,7 +94,7 @@ inline void load_queries(threadgroup float* x, uint pitch, uint first, uint coun
     x[c * pitch + r] = load_float(row, p.q_dtype, c);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  turn_rows(x, pitch, count, k_format, k_dim, false, grid);
+  rotate_rows(x, pitch, count, k_format, k_dim, false, grid);
 }
 
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.
@@ -115,30 +115,32 @@ inline float logit_of(float score, constant abi::AttentionParams& p,
 
 // What probabilities are relative to. A row that saw nothing is relative to 0: -inf less -inf would
 // be NaN.
-inline float reference_of(float most) { return most == minus_infinity() ? 0.0f : most; }
+inline float reference_of(float max_logit) {
+  return max_logit == minus_infinity() ? 0.0f : max_logit;
+}
 inline float exp2_of(float x) { return x == minus_infinity() ? 0.0f : precise::exp2(x); }
 
 struct SoftmaxState {
-  float most, sum;
+  float max_logit, sum;
 };
 
 // A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
 inline float finish_row(thread SoftmaxState& state, float sink) {
   constexpr float kMost = 3.402823466e38f;
-  float keep = 1.0f;
+  float rescale = 1.0f;
   if (isfinite(sink)) sink = clamp(sink * kLog2E, -kMost, kMost);
   if (sink != minus_infinity()) {
-    if (sink > state.most) {
-      keep = exp2_of(state.most - sink);
-      state.sum *= keep;
-      state.most = sink;
+    if (sink > state.max_logit) {
+      rescale = exp2_of(state.max_logit - sink);
+      state.sum *= rescale;
+      state.max_logit = sink;
     }
-    state.sum += isnan(sink) ? sink : exp2_of(sink - state.most);
+    state.sum += isnan(sink) ? sink : exp2_of(sink - state.max_logit);
   }
-  return state.sum == 0 ? 0.0f : keep / state.sum;
+  return state.sum == 0 ? 0.0f : rescale / state.sum;
 }
 inline float log_sum_exp(SoftmaxState state) {
-  return state.sum == 0 ? minus_infinity() : (state.most + precise::log2(state.sum)) * kLn2;
+  return state.sum == 0 ? minus_infinity() : (state.max_logit + precise::log2(state.sum)) * kLn2;
 }
 
 // The state of a row of a piece over pages: {values, max in base 2, sum}; without a sum no values.
@@ -162,7 +164,7 @@ inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxSta
                        ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
     if (piece) to = piece_state(tile, at, tile.split, r, v_dim);
     for (uint c = grid.lane; c < v_dim; c += kLanes) to[c] = x[c * pitch] * unit;
-    if (grid.lane == 0) to[v_dim] = piece ? state.most : state.most * kLn2;
+    if (grid.lane == 0) to[v_dim] = piece ? state.max_logit : state.max_logit * kLn2;
     if (grid.lane == 0) to[v_dim + 1] = state.sum;
     return;
   }

@@ -21,16 +21,16 @@ struct RowsWorker {
 
 // The online softmax over a block of keys, a lane each.
 struct LaneSoftmax {
-  float most[kMostTileRows];  // of the simdgroup
-  float sum[kMostTileRows];   // of the lane's keys
+  float max_logit[kMostTileRows];  // of the simdgroup
+  float sum[kMostTileRows];        // of the lane's keys
 };
 
-// One block of keys: scores, then weights to the group's memory, then values. `bad` is set where an
-// entry is no page.
+// One block of keys: scores, then weights to the group's memory, then values. `invalid` is set
+// where an entry is no page.
 inline void attend_block(const thread RowsWorker& w, constant abi::AttentionParams& p,
                          const thread AttentionPointers& at, const thread Grid& grid, ulong block,
                          const threadgroup float* q, thread LaneSoftmax& softmax,
-                         thread LaneSums& sums, thread bool& bad) {
+                         thread LaneSums& sums, thread bool& invalid) {
   const uint rows = w.shape.rows;
   const threadgroup RowNotes* const notes =
       reinterpret_cast<const threadgroup RowNotes*>(grid.shared + w.layout.notes);
@@ -53,7 +53,7 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
   GYRE_UNROLL
   for (uint r = 0; r < rows; ++r) score[r] = 0;
   if (seen != 0) {
-    const TileAt here = tile_at(w.tile, p.table, w.shape.paged, position / abi::kKvTile, bad);
+    const TileAt here = tile_at(w.tile, p.table, w.shape.paged, position / abi::kKvTile, invalid);
     score_key(w.k, here, slot, q, rows, score);
     const device uchar* const of_tile =
         w.v.scales + here.offset + here.tile * w.v.scales_tile_stride;
@@ -69,22 +69,23 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
   for (uint r = 0; r < rows; ++r) {
     const bool sees_key = (seen >> r & 1) != 0;
     const float x = sees_key ? logit_of(score[r], p, notes[r], key) : minus_infinity();
-    const float most = max(softmax.most[r], simd_max(x)), reference = reference_of(most);
-    const float keep = exp2_of(softmax.most[r] - reference);
+    const float max_logit = max(softmax.max_logit[r], simd_max(x)),
+                reference = reference_of(max_logit);
+    const float rescale = exp2_of(softmax.max_logit[r] - reference);
     const float weight = sees_key ? exp2_of(x - reference) : 0.0f;
-    softmax.sum[r] = softmax.sum[r] * keep + weight;
-    softmax.most[r] = most;
+    softmax.sum[r] = softmax.sum[r] * rescale + weight;
+    softmax.max_logit[r] = max_logit;
     weights[grid.lane * rows + r] = weight;
-    if (keep != 1.0f) {
+    if (rescale != 1.0f) {
       GYRE_UNROLL
-      for (uint i = 0; i < each; ++i) sums.at[i * rows + r] *= keep;
+      for (uint i = 0; i < each; ++i) sums.at[i * rows + r] *= rescale;
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (uint t = 0; t < kBlockKeys / abi::kKvTile; ++t) {
     const ulong index = block * (kBlockKeys / abi::kKvTile) + t;
     if (!w.tile.has_keys(index)) continue;
-    const TileAt here = tile_at(w.tile, p.table, w.shape.paged, index, bad);
+    const TileAt here = tile_at(w.tile, p.table, w.shape.paged, index, invalid);
     const device uchar* const codes = w.v.codes + here.offset + here.tile * w.v.tile_stride;
     const uint first = t * abi::kKvTile;
     if (abi::kv_is_native(w.v.format)) {
@@ -101,7 +102,8 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
 // Sums of the simdgroups to one, in their order; then rows leave the rotated domain.
 inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParams& p,
                         const thread AttentionPointers& at, const thread Grid& grid,
-                        const thread LaneSoftmax& softmax, const thread LaneSums& sums, bool bad) {
+                        const thread LaneSoftmax& softmax, const thread LaneSums& sums,
+                        bool invalid) {
   const uint rows = w.shape.rows, dim = w.v.dim, each = (dim + kLanes - 1) / kLanes;
   threadgroup float* const x = reinterpret_cast<threadgroup float*>(grid.shared);
   threadgroup float* const states =
@@ -110,9 +112,9 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
   for (uint r = 0; r < rows; ++r) {
     float sum = softmax.sum[r];
     for (ushort step = kLanes / 2; step != 0; step /= 2) sum += simd_shuffle_xor(sum, step);
-    if (simd_any(bad)) sum = as_type<float>(0x7FC00000u);
+    if (simd_any(invalid)) sum = as_type<float>(0x7FC00000u);
     if (grid.lane == 0) {
-      states[(grid.simdgroup * rows + r) * 2] = softmax.most[r];
+      states[(grid.simdgroup * rows + r) * 2] = softmax.max_logit[r];
       states[(grid.simdgroup * rows + r) * 2 + 1] = sum;
     }
   }
@@ -121,9 +123,10 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
     GYRE_UNROLL
     for (uint r = 0; r < rows; ++r) {
       if (s != grid.simdgroup) continue;
-      float most = minus_infinity();
-      for (uint o = 0; o < kAttentionSimdgroups; ++o) most = max(most, states[(o * rows + r) * 2]);
-      const float factor = exp2_of(softmax.most[r] - reference_of(most));
+      float max_logit = minus_infinity();
+      for (uint o = 0; o < kAttentionSimdgroups; ++o)
+        max_logit = max(max_logit, states[(o * rows + r) * 2]);
+      const float factor = exp2_of(softmax.max_logit[r] - reference_of(max_logit));
       GYRE_UNROLL
       for (uint i = 0; i < each; ++i) {
         const uint c = grid.lane * each + i;
@@ -134,15 +137,15 @@ inline void finish_rows(const thread RowsWorker& w, constant abi::AttentionParam
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  turn_rows(x, rows, rows, w.v.format, dim, true, grid);
+  rotate_rows(x, rows, rows, w.v.format, dim, true, grid);
   const float unit = abi::kv_is_native(w.v.format) ? kScaleUnit : 1.0f;
   for (uint r = grid.simdgroup; r < w.tile.rows; r += kAttentionSimdgroups) {
     SoftmaxState state = {minus_infinity(), 0};
     for (uint s = 0; s < kAttentionSimdgroups; ++s)
-      state.most = max(state.most, states[(s * rows + r) * 2]);
+      state.max_logit = max(state.max_logit, states[(s * rows + r) * 2]);
     for (uint s = 0; s < kAttentionSimdgroups; ++s) {
       state.sum += states[(s * rows + r) * 2 + 1] *
-                   exp2_of(states[(s * rows + r) * 2] - reference_of(state.most));
+                   exp2_of(states[(s * rows + r) * 2] - reference_of(state.max_logit));
     }
     write_row(x + r, rows, r, state, unit, w.tile, p, at, dim, grid);
   }
@@ -171,15 +174,15 @@ inline void attend_rows(constant abi::AttentionParams& p, const thread Attention
   LaneSoftmax softmax = {};
   LaneSums sums = {};
   GYRE_UNROLL
-  for (uint r = 0; r < shape.rows; ++r) softmax.most[r] = minus_infinity();
-  bool bad = w.tile.bad;
+  for (uint r = 0; r < shape.rows; ++r) softmax.max_logit[r] = minus_infinity();
+  bool invalid = w.tile.invalid;
   const ulong blocks = (w.tile.walk.tiles * abi::kKvTile + kBlockKeys - 1) / kBlockKeys;
   // Over pages a block's simdgroup follows from its keys, not from where the walk begins.
   const uint before = static_cast<uint>(w.tile.base_tile * abi::kKvTile / kBlockKeys);
   ulong block = (grid.simdgroup - before) % kAttentionSimdgroups;
   for (; block < blocks; block += kAttentionSimdgroups)
-    attend_block(w, p, at, grid, block, q, softmax, sums, bad);
-  finish_rows(w, p, at, grid, softmax, sums, bad);
+    attend_block(w, p, at, grid, block, q, softmax, sums, invalid);
+  finish_rows(w, p, at, grid, softmax, sums, invalid);
 }
 
 }  // namespace metal

@@ -17,7 +17,7 @@ struct Stage {
 
 // Keys side by side in the threads, each thread a part of the coordinates.
 inline void decode_keys(const thread Stage& s, constant abi::AttentionParams& p,
-                        const thread Grid& grid, threadgroup float* to, thread bool& bad) {
+                        const thread Grid& grid, threadgroup float* to, thread bool& invalid) {
   const uint i = grid.index % s.keys, parts = grid.threads / s.keys, part = grid.index / s.keys;
   const uint each = (s.k.dim / parts + 15) / 16 * 16;
   const uint begin = part * each, end = begin + each < s.k.dim ? begin + each : s.k.dim;
@@ -27,7 +27,7 @@ inline void decode_keys(const thread Stage& s, constant abi::AttentionParams& p,
     for (uint c = begin; c < end; ++c) row_to[c] = 0;
     return;
   }
-  const TileAt at = tile_at(s.tile, p.table, s.paged, position / abi::kKvTile, bad);
+  const TileAt at = tile_at(s.tile, p.table, s.paged, position / abi::kKvTile, invalid);
   const uint slot = static_cast<uint>(position % abi::kKvTile);
   const device uchar* const row =
       s.k.codes + at.offset + at.tile * s.k.tile_stride + slot * (s.k.tile_stride / abi::kKvTile);
@@ -49,13 +49,13 @@ inline void decode_keys(const thread Stage& s, constant abi::AttentionParams& p,
 
 // Tiles of eight keys; lanes run along the coordinates. Returns whether a value is not finite.
 inline bool decode_values(const thread Stage& s, constant abi::AttentionParams& p,
-                          const thread Grid& grid, threadgroup float* to, thread bool& bad) {
-  bool odd = false;
+                          const thread Grid& grid, threadgroup float* to, thread bool& invalid) {
+  bool non_finite = false;
   for (uint t = grid.simdgroup; t < s.keys / abi::kKvTile; t += kAttentionSimdgroups) {
     const ulong index = s.first / abi::kKvTile + t;
     const bool has = s.tile.has_keys(index);
     TileAt at = {0, 0};
-    if (has) at = tile_at(s.tile, p.table, s.paged, index, bad);
+    if (has) at = tile_at(s.tile, p.table, s.paged, index, invalid);
     const device uchar* const codes = s.v.codes + at.offset + at.tile * s.v.tile_stride;
     const device uchar* const scales = s.v.scales + at.offset + at.tile * s.v.scales_tile_stride;
     const uint low_bits = abi::kv_low_bits(s.v.format), high_bits = abi::kv_high_bits(s.v.format);
@@ -80,12 +80,12 @@ inline bool decode_values(const thread Stage& s, constant abi::AttentionParams& 
             value = dense_value(codes + slot * (s.v.tile_stride / abi::kKvTile), s.v.format, c);
           }
         }
-        odd = odd || !isfinite(value);
+        non_finite = non_finite || !isfinite(value);
         to[(t * abi::kKvTile + slot) * s.v.dim + c] = value;
       }
     }
   }
-  return odd;
+  return non_finite;
 }
 
 }  // namespace metal

@@ -25,7 +25,7 @@ struct RowTile {
   const device uint* entries;    // over pages: the sequence's row of the table
   ulong first_state, states;     // over pages: of the tile's rows in a piece's states, and of all
   uint rows;
-  bool bad;  // over pages: rows that make no sense
+  bool invalid;  // over pages: rows that make no sense
 
   bool has_keys(ulong tile) const { return tile < walk.tiles && (tile + 1) * 8 > walk.skip; }
   bool holds_key(ulong position) const {
@@ -49,14 +49,14 @@ inline RowPlace row_place(const thread RowTile& tile, uint group, uint row) {
 // The index-th tile of the walk. Entries are device data: one that is no page is not used, and
 // shows in the rows.
 inline TileAt tile_at(const thread RowTile& tile, constant abi::KvTable& table, bool paged,
-                      ulong index, thread bool& bad) {
+                      ulong index, thread bool& invalid) {
   if (!paged) return {0, tile.walk.tile(index)};
   const uint page_tiles = table.page_tokens / abi::kKvTile;
   const uint at = static_cast<uint>(tile.base_tile + index), nth = at / page_tiles;
   const uint entry = table.ring_entries == 0 ? nth : nth % table.ring_entries;
   ulong page = tile.entries[entry];
   if (page >= table.pages) {
-    bad = true;
+    invalid = true;
     page = 0;
   }
   return {page * table.page_stride, at - nth * page_tiles};
@@ -182,7 +182,7 @@ inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams
   tile.rows = static_cast<uint>(abi::kv_least(of.tokens * p.group - tile.first_row, tile_rows));
   tile.first_token = of.first_token;
   tile.entries = pointer<uint>(at.table) + sequence * p.table.stride + p.table.first_entry;
-  tile.bad = !of.valid;
+  tile.invalid = !of.valid;
   tile.first_key = 0;
   tile.last_key = static_cast<long>(of.length);
   tile.mask.length = static_cast<long>(of.length);

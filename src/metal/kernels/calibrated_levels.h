@@ -78,8 +78,8 @@ inline float column_product(const device float* matrix, const threadgroup float*
 
 // Step 6: t of each coordinate, with what the errors of those before it add. factor: null if there
 // is none.
-inline CalibratedPart feed_back(uint format, const device float* factor,
-                                const thread CalibratedPart& v, uint n, uint lane) {
+inline CalibratedPart error_feedback(uint format, const device float* factor,
+                                     const thread CalibratedPart& v, uint n, uint lane) {
   CalibratedPart t, a;
   GYRE_UNROLL
   for (uint k = 0; k < kCalibratedParts; ++k) {

@@ -189,7 +189,7 @@ inline void encode_source(constant abi::KvFeedbackStream& s, uint format, bool i
     CalibratedPart v;
     GYRE_UNROLL
     for (uint k = 0; k < kCalibratedParts; ++k) v.at[k] = z.at[k] * f;
-    t = feed_back(format, calibration.factor, v, n, grid.lane);
+    t = error_feedback(format, calibration.factor, v, n, grid.lane);
     score_gain(calibration, format, n, t, f, memory, grid);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -150,13 +150,13 @@ struct BlockStates {
   uint broken[kRowParts];  // 1: the scale is NaN
 };
 
-// Of rows whose squares are in range.
+// States of rows whose squares are in range.
 inline void plain_states(thread BlockStates& states) {
   GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j)
     states.exponent[j] = 0, states.zero[j] = states.broken[j] = 0;
 }
-// Of others, whose coordinates with signs applied are in `row`: brings them into range.
+// States of other rows, whose coordinates with signs applied are in `row`: brings them into range.
 inline void find_states(thread Row& row, uint head_dim, uint lane, thread BlockStates& states) {
   uint largest[kRowParts];
   largest_of_blocks(row, head_dim, abi::kKvMaxHeadDim, lane, largest);

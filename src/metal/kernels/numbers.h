@@ -19,7 +19,7 @@ inline float times_power(float x, int exponent) {
   const int half_of_it = exponent / 2;
   return x * power_of_two(half_of_it) * power_of_two(exponent - half_of_it);
 }
-// Of a float that is finite and not 0.
+// The exponent of a float that is finite and not 0.
 inline int exponent_of(float x) {
   const uint bits = as_type<uint>(x) & 0x7FFFFFFFu;
   if (bits >= 0x800000u) return static_cast<int>(bits >> 23) - 127;

@@ -148,7 +148,7 @@ void put_slot(constant abi::KvCacheLayout& cache, uint format, const thread Rows
   }
   put_row(cache, format, row, slot, codes, to.scales, lane);
 }
-// Of calibrated rows codes and scales are made already.
+// Codes and scales of calibrated rows are made already.
 inline void put_slot(constant abi::KvCacheLayout& cache, uint /*format*/,
                      const thread CalibratedRows& rows, uint slot, const thread TileTarget& to,
                      threadgroup uchar* codes, uint lane) {

@@ -24,11 +24,12 @@ class GyreCache(Cache):
 
     config: the model's; layers with a sliding window become rings.
     k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each.
-    tail: so many of the newest tokens stay in 16 bits, in layers that are compressed.
-    sink_tokens: so many of the first do, in layers that are compressed and have no window.
+    tail: this many of the newest tokens stay in 16 bits, in layers that are compressed.
+    sink_tokens: this many of the first tokens stay in 16 bits, in layers that are compressed and have no window.
     capacity: tokens of a row, whose memory is taken at the first tokens. By default the cache grows up to what the
         model was made for.
-    step_tokens: a longer prefill passes in pieces of so many; rings have room for so many more.
+    step_tokens: prefills longer than this are processed in chunks. Window layers keep this many extra slots, which is also how
+        far crop() can go back.
     paged: True: one sequence, too, is stored in pages, as batches are, so that it can become several.
     device: a gyre.Device, or its name; by default where the keys are.
     calibration: a file of gyre.calibrate, or a Calibration: compressed layers lose less in the same bytes.
@@ -91,7 +92,7 @@ class GyreCache(Cache):
         return self.layers[layer_idx].update(key_states, value_states)
 
     def _warn_beyond(self, tokens: int) -> None:
-        """Of a cache that grows out of the range of its calibration, once."""
+        """Warns once when the cache grows out of the range of its calibration."""
         if self.calibration is not None and not self._warned and tokens > (self.calibration.capacity or tokens):
             self._warned = True
             self.calibration.warn_range(tokens)

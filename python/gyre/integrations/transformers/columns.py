@@ -59,7 +59,7 @@ class Columns:
         self.length = begin + tokens
 
     def tokens(self, batch: int, begin: int, end: int) -> list[int]:
-        """Of each row, in these columns."""
+        """How many tokens each row has in these columns."""
         if self.held is None:
             return [end - begin] * batch
         return self.held[:, begin:end].sum(1).tolist()

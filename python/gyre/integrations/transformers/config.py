@@ -26,7 +26,7 @@ def chosen_formats(k, v, calibration: Calibration | None, budget: float | None) 
 
 
 def layer_calibrations(calibration: Calibration | None, stored: list[gyre.KvLayer]) -> list[LayerCalibration | None]:
-    """Of each layer; None where nothing is compressed."""
+    """The calibration of each layer; None where nothing is compressed."""
     if calibration is None:
         return [None] * len(stored)
     per_layer = [

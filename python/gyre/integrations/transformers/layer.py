@@ -50,7 +50,7 @@ class Step:
 
 class GyreLayer(CacheLayerMixin):
     """The keys and values of one layer. A store of its own, so that a prefill of any length can pass through a
-    layer in pieces, storing and attending by turns, as rings need it."""
+    layer in chunks, storing and attending alternately, as rings need it."""
 
     is_compileable = False
 

@@ -29,7 +29,7 @@ class Shape:
     layer_calibration: tuple = ()  # a pair of gyre.KvCalibration, or none
 
     def first_tokens(self, tokens: int) -> int:
-        """Of a row, that memory is taken for."""
+        """Tokens of a row for which memory is taken first."""
         # The rings of windows and tails cannot grow; they are small.
         if not self.grows or self.layer.window:
             return self.most_tokens

@@ -36,7 +36,7 @@ class Formats:
         )
 
     def token_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int) -> int:
-        """Bytes of a token in all KV heads. A page is so many for each of its tokens: vLLM counts pages by tokens."""
+        """Bytes of a token in all KV heads. A page has this many bytes for each of its tokens, because vLLM counts pages by tokens."""
         page, tile = self.page_bytes(kv_heads, head_dim, v_head_dim, 64), 64
         smallest = self.page_bytes(kv_heads, head_dim, v_head_dim, 8)
         if page % tile != 0 or smallest * 8 != page:

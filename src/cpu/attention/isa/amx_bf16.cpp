@@ -14,7 +14,7 @@
 
 #include "cpu/attention/isa/amx_split.h"
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/odd_values.h"
+#include "cpu/attention/isa/non_finite_values.h"
 #include "cpu/attention/isa/prefetch.h"
 #include "gyre/format.h"
 
@@ -163,7 +163,7 @@ bool store_scores(const ScoreJob& job, const float (&sums)[kTileSide][kTileSide]
   const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
   const size_t keys = job.key_count - key;
   const auto mask = static_cast<__mmask16>(keys < kTileSide ? (1u << keys) - 1 : 0xFFFFu);
-  __mmask16 odd = 0;
+  __mmask16 non_finite = 0;
   for (size_t r = 0; r < rows; ++r) {
     float* const at = job.scores + (row + r) * kBlockKeys + key;
     const __m512 score = _mm512_load_ps(sums[r]);
@@ -172,21 +172,22 @@ bool store_scores(const ScoreJob& job, const float (&sums)[kTileSide][kTileSide]
           _mm512_mask_fpclass_ps_mask(mask, _mm512_maskz_loadu_ps(mask, at), kNotFinite);
       _mm512_mask_storeu_ps(at, wrong, score);
     } else {
-      odd |= _mm512_mask_fpclass_ps_mask(mask, score, kNotFinite);
+      non_finite |= _mm512_mask_fpclass_ps_mask(mask, score, kNotFinite);
       _mm512_mask_storeu_ps(at, mask, score);
     }
   }
-  return odd != 0;
+  return non_finite != 0;
 }
 
 bool store_scores(const ScoreJob& job, const TileSums<float>& sums, size_t row, size_t group,
                   bool again) {
-  bool odd = false;
+  bool non_finite = false;
   for (size_t i = 0; i < 4; ++i) {
     const size_t r = row + i / 2 * kTileSide, key = (group + i % 2) * kTileSide;
-    if (r < job.rows && key < job.key_count) odd |= store_scores(job, sums.at[i], r, key, again);
+    if (r < job.rows && key < job.key_count)
+      non_finite |= store_scores(job, sums.at[i], r, key, again);
   }
-  return odd;
+  return non_finite;
 }
 
 template <bool kHalf>
@@ -297,15 +298,15 @@ constexpr size_t kValueBytes = kBlockKeys / kDepth * 2 * kTileBytes;  // of 16 c
 // All of V as B operands, [16 coordinates][32 tokens][hi, lo], and whether something is not finite.
 struct PackedValues {
   uint8_t at[abi::kKvMaxHeadDim / kTileSide * kValueBytes];
-  bool odd;
+  bool non_finite;
 
   template <bool kHalf>
   void pack(const AccumulateJob& job) {
     const Tokens tokens(job);
-    odd = false;
+    non_finite = false;
     for (size_t c = 0; c < job.head_dim; c += kTileSide) {
       prefetch_steps(job.prefetch, c / 8, c / 8 + kTileSide / 8);
-      odd |= !pack_values<kHalf>(job, tokens, c, at + c / kTileSide * kValueBytes);
+      non_finite |= !pack_values<kHalf>(job, tokens, c, at + c / kTileSide * kValueBytes);
     }
     stores_are_done();
   }
@@ -356,8 +357,8 @@ void accumulate_format(const AccumulateJob& job) {
       if (more != row) add_values(job, out[1], more, c);
     }
   }
-  if (!packed->odd) return;
-  add_odd_values(job, kHalf ? kHalfLimit : kBf16Limit, [](uint16_t stored) {
+  if (!packed->non_finite) return;
+  add_non_finite_values(job, kHalf ? kHalfLimit : kBf16Limit, [](uint16_t stored) {
     if constexpr (kHalf) return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(stored)));
     return __builtin_bit_cast(float, static_cast<uint32_t>(stored) << 16);
   });

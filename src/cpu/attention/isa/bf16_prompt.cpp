@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/odd_values.h"
+#include "cpu/attention/isa/non_finite_values.h"
 #include "gyre/format.h"
 
 namespace gyre::cpu {
@@ -142,7 +142,7 @@ bool score_tile(const ScoreJob& job, const uint16_t* packed, size_t row, size_t 
     multiply_pairs(q + lo, q_stride, k, k_stride, steps, sums);
     if constexpr (kHalf) multiply_pairs(q, q_stride, k + lo, k_stride, steps, sums);
   }
-  bool odd = false;
+  bool non_finite = false;
   for (size_t r = 0; r < 2 * kPairs && row + r < job.rows; ++r) {
     float score[8];
     const float32x4x2_t both = row_of(sums[r / 2], r % 2);
@@ -151,10 +151,10 @@ bool score_tile(const ScoreJob& job, const uint16_t* packed, size_t row, size_t 
     float* const at = job.scores + (row + r) * kBlockKeys + key;
     for (size_t i = 0; i < 8 && key + i < job.key_count; ++i) {
       if (!again || at[i] - at[i] != 0) at[i] = score[i];
-      odd |= at[i] - at[i] != 0;
+      non_finite |= at[i] - at[i] != 0;
     }
   }
-  return odd;
+  return non_finite;
 }
 
 template <bool kHalf>
@@ -195,11 +195,11 @@ struct Probabilities {
 struct PackedValues {
   static constexpr size_t kOctet = 8 * kBlockKeys;  // numbers: eight coordinates of the block
   uint16_t at[abi::kKvMaxHeadDim / 8 * 2 * kOctet];
-  bool odd;
+  bool non_finite;
 
   template <bool kHalf>
   void pack(const AccumulateJob& job) {
-    odd = false;
+    non_finite = false;
     for (size_t c = 0; c < job.head_dim; c += 8) {
       for (size_t key = 0; key < kBlockKeys; key += 4)
         pack_quad<kHalf>(job, c, key, at + c / 8 * 2 * kOctet + 2 * key);
@@ -215,9 +215,10 @@ struct PackedValues {
       if (token >= job.begin && token < job.end)
         std::memcpy(&stored, job.values + token * job.value_stride + 2 * c, sizeof(stored));
       const uint16x8_t size = vandq_u16(stored, vdupq_n_u16(0x7FFF));
-      const uint16x8_t bad = vcgeq_u16(size, vdupq_n_u16(kHalf ? kHalfLimit : kBf16Limit));
-      odd |= vmaxvq_u16(bad) != 0;
-      stored = vbicq_u16(stored, bad);
+      const uint16x8_t non_finite_lanes =
+          vcgeq_u16(size, vdupq_n_u16(kHalf ? kHalfLimit : kBf16Limit));
+      non_finite |= vmaxvq_u16(non_finite_lanes) != 0;
+      stored = vbicq_u16(stored, non_finite_lanes);
       const Split low = split_stored<kHalf>(vget_low_u16(stored));
       const Split high = split_stored<kHalf>(vget_high_u16(stored));
       hi[i] = vcombine_u16(low.hi, high.hi);
@@ -270,8 +271,8 @@ void accumulate_format(const AccumulateJob& job) {
     for (size_t row = 0; row < job.rows; row += 2 * kPairs)
       accumulate_tile<kHalf>(job, p, packed->at + c / 8 * 2 * PackedValues::kOctet, row, c);
   }
-  if (!packed->odd) return;
-  add_odd_values(job, kHalf ? kHalfLimit : kBf16Limit, [](uint16_t stored) {
+  if (!packed->non_finite) return;
+  add_non_finite_values(job, kHalf ? kHalfLimit : kBf16Limit, [](uint16_t stored) {
     if constexpr (kHalf)
       return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(stored))), 0);
     return __builtin_bit_cast(float, static_cast<uint32_t>(stored) << 16);

@@ -17,7 +17,8 @@ constexpr uint32_t kMostRows = 256;  // rows of a work tile, which share a pass 
 constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
 // A block's values in 32 bits, and a note about them.
 constexpr uint64_t kValueScratchBytes = uint64_t{4} * abi::kKvMaxHeadDim * kBlockKeys + 64;
-// Of a thread: queries, sums and unpacked keys in f32, values, scores, and both operands in 8 bits.
+// Scratch of a thread: queries, sums and unpacked keys in f32, values, scores, and both operands in
+// 8 bits.
 constexpr uint64_t kAttentionScratchBytes =
     uint64_t{4} * abi::kKvMaxHeadDim * (2 * kMostRows + kBlockKeys) + kValueScratchBytes +
     uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kMostRows + kBlockKeys);
@@ -139,7 +140,7 @@ void for_row_groups(size_t rows, const Run& run) {
 
 // Every set this machine can run, the fastest first; the last does everything in f32.
 const std::vector<AttentionKernels>& attention_kernel_sets();
-// The same, where the system's answer on AMX's tiles is may_use_tiles()'s.
+// As above, with may_use_tiles() in place of the system's answer about AMX's tiles.
 std::vector<AttentionKernels> find_attention_kernel_sets(bool (*may_use_tiles)());
 
 // The set in use: the fastest, unless a test chose another. Not to be changed while commands run.

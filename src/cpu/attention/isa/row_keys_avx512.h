@@ -83,7 +83,7 @@ inline __m512i load_codes(const uint8_t* row, const PlaneChunk& chunk) {
   return codes;
 }
 
-// Of rows of a format and a head dim.
+// The chunks of both planes, for rows of one format and head dim.
 struct OddTables {
   uint32_t format = 0, head_dim = 0;
   PlaneChunk low[kMostChunks], high[kMostChunks];

@@ -97,7 +97,7 @@ void unpack_keys(const ScoreJob& job, int8_t* to) {
   }
 }
 
-// The same job over unpacked keys.
+// Turns a job into one over unpacked keys.
 template <class Bytes, uint32_t kFormat>
 inline ScoreJob with_unpacked_keys(const ScoreJob& job) {
   auto* const levels = static_cast<int8_t*>(job.scratch);
@@ -126,7 +126,7 @@ struct ValuesOf<Order, kUnpacked> {
   using Tile = UnpackedTile;
 };
 
-// The same job over unpacked values, [tile][eight coordinates][four vectors].
+// Turns a job into one over unpacked values, [tile][eight coordinates][four vectors].
 template <class Order, uint32_t kFormat>
 inline AccumulateJob with_unpacked_values(const AccumulateJob& job) {
   auto* const levels = static_cast<int8_t*>(job.scratch);

@@ -44,8 +44,8 @@ struct Weights {
 
 // Multiplies probabilities with scales; leaves out keys that the row does not see, whose scale may
 // be NaN. Returns the largest weight.
-inline float weigh_seen(const float* p, const float* scales, uint32_t vectors,
-                        float32x4_t* weighted) {
+inline float weights_of_seen(const float* p, const float* scales, uint32_t vectors,
+                             float32x4_t* weighted) {
   float32x4_t largest = vdupq_n_f32(0);
   for (size_t i = 0; i < vectors; ++i) {
     const float32x4_t probability = vld1q_f32(p + 4 * i);
@@ -68,7 +68,7 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
     largest = vmaxq_f32(largest, weighted[i]);
   }
   float top = vmaxvq_f32(largest);
-  if (!(top < kHuge)) top = weigh_seen(p, scales, vectors, weighted);
+  if (!(top < kHuge)) top = weights_of_seen(p, scales, vectors, weighted);
   out.step[row] = top / (Bytes::kMost / 256.0f);
   float inverse = top > 0 ? Bytes::kMost / top : 0.0f;
   if (top < kTiny) {  // the inverse would overflow: take it in two steps

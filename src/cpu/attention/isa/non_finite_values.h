@@ -15,7 +15,8 @@ constexpr uint16_t kHalfLimit = 0x7C00, kBf16Limit = 0x7F80;
 
 // Adds them to the rows that see them. to_float makes a float of what is stored.
 template <class ToFloat>
-inline void add_odd_values(const AccumulateJob& job, uint16_t limit, const ToFloat& to_float) {
+inline void add_non_finite_values(const AccumulateJob& job, uint16_t limit,
+                                  const ToFloat& to_float) {
   for (size_t key = job.begin; key < job.end; ++key) {
     for (size_t c = 0; c < job.head_dim; ++c) {
       uint16_t stored = 0;
