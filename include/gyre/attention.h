@@ -95,8 +95,8 @@ GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
 // Which multiprocessor works on which keys, for attention over pages on CUDA. An engine makes it
 // once per step, after the step's lengths and query ranges are in device memory, and hands it to
 // the attention of every layer that has the same shape of pages, heads, window and options. It
-// saves the time to find this out for each layer; results are the same, bit for bit. A sequence whose
-// length or query range changed since gets NaN; a call with other options than the schedule's
+// saves the time to find this out for each layer; results are the same, bit for bit. A sequence
+// whose length or query range changed since gets NaN; a call with other options than the schedule's
 // computes no rows.
 struct AttentionScheduleInputs {
   KvPages pages{};                 // of one of the layers

@@ -144,12 +144,12 @@ void bind_device(nb::module_& module) {
       .def(
           "__eq__",
           [](const Device& a, nb::handle b) {
-            return nb::isinstance<Device>(b) && a.impl() == nb::cast<const Device&>(b).impl();
+            return nb::isinstance<Device>(b) && a == nb::cast<const Device&>(b);
           },
           "other"_a.sig("other: object"))
       .def("__hash__",
            [](const Device& device) {
-             return std::hash<std::shared_ptr<DeviceImpl>>()(device.impl());
+             return std::hash<const DeviceInfo*>()(&device.info());  // one for each device
            })
       .def("__repr__", [](const Device& device) {
         return "gyre.Device(\"" + device.info().name + "\", " + device.info().description + ")";

@@ -116,7 +116,7 @@ uint64_t KvCache::State::ring_slots(const KvLayer& layer) const {
 
 KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     : device(std::move(device_handle)), options(wanted), tail_tokens(check_cache_options(options)) {
-  require(device.impl() != nullptr, "kv_cache: the device handle is empty");
+  require(impl_of(device) != nullptr, "kv_cache: the device handle is empty");
   options.v_head_dim = value_dim(options);
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
@@ -164,7 +164,7 @@ abi::KvExtendParams KvCache::State::Sequence::params() const {
 }
 
 const void* KvCache::State::list_of(const char* op, const Encoder& encoder) const {
-  const void* const list = &encoder.recorder();
+  const void* const list = &recorder_of(encoder);
   steps->require_encoder(op, list);
   return list;
 }

@@ -47,7 +47,7 @@ class CudaDevice : public testing::Test {
   Tensor filled(uint64_t bytes, uint32_t seed) const { return test::filled(device_, bytes, seed); }
 
  private:
-  Device device_{nullptr};
+  Device device_ = device_of(nullptr);
 };
 
 TEST_F(CudaDevice, DescribesItself) {
@@ -74,13 +74,13 @@ TEST_F(CudaDevice, ReusedMemoryIsZeroAndWaitsForItsLastUser) {
   uint64_t address = 0;
   {
     const Tensor scratch = device().tensor(DType::u8, {64 << 20});
-    address = scratch.storage()->address();
+    address = storage_of(scratch)->address();
     copy_bytes(encoder, from, scratch, from.bytes());
     copy_bytes(encoder, scratch, to, from.bytes());
   }
   const Fence fence = encoder.submit();  // the list was the last to hold the scratch memory
   const Tensor next = device().tensor(DType::u8, {64 << 20});
-  EXPECT_EQ(next.storage()->address(), address) << "nothing was reused: the test shows nothing";
+  EXPECT_EQ(storage_of(next)->address(), address) << "nothing was reused: the test shows nothing";
   EXPECT_EQ(read_bytes(next), Bytes(64 << 20));
   fence.wait();
   EXPECT_TRUE(fence.done());
@@ -197,7 +197,7 @@ TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
   Fence fence;
   {
     const Tensor between = device().tensor(DType::u8, {kBytes});
-    scratch = between.storage();
+    scratch = storage_of(between);
     copy_bytes(encoder, a, between, kBytes);
     copy_bytes(encoder, between, b, kBytes);
     device().wait();

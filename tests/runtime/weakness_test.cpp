@@ -134,8 +134,8 @@ TEST_F(Weakness, W03_ReusedBuffersAreLargeEnoughAndHaveOneOwner) {
   }
   for (size_t i = 0; i < held.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      const uint64_t a = held[i].storage()->address();
-      const uint64_t b = held[j].storage()->address();
+      const uint64_t a = storage_of(held[i])->address();
+      const uint64_t b = storage_of(held[j])->address();
       EXPECT_TRUE(a >= b + held[j].bytes() || b >= a + held[i].bytes()) << "two owners";
     }
   }
@@ -201,7 +201,7 @@ TEST_F(Weakness, W06_WhatIsRecordedRunsAndWhatFailsIsReported) {
     void wait() override { throw Error(ErrorCode::device_lost, "lost"); }
     bool done() const override { return true; }
   };
-  const Fence first(std::make_shared<Lost>());
+  const Fence first = Internals::fence(std::make_shared<Lost>());
   const Fence second;
   second.wait();
   EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"lost"}, [&] { first.wait(); }));
