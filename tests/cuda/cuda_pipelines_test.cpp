@@ -19,6 +19,7 @@
 #include "gyre/gyre.h"
 #include "ops/cache_ops.h"
 #include "runtime/recorder.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -28,10 +29,7 @@ class CudaPipelines : public KernelFolder {
   CudaPipelines() : KernelFolder("gyre_pipelines") {}
 
   void SetUp() override {
-    for (const DeviceInfo& info : devices()) {
-      if (info.name == "cuda:0" && info.available) return;
-    }
-    GTEST_SKIP() << "no CUDA device here";
+    if (!is_available("cuda:0")) GTEST_SKIP() << "no CUDA device here";
   }
 };
 
