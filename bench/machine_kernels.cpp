@@ -126,7 +126,7 @@ std::span<const cpu::CpuKernel> bench_table() {
 Device open_cpu(uint32_t threads) {
   DeviceOptions options;
   options.threads = threads;
-  return Device(cpu::make_device(options, bench_table()));
+  return device_of(cpu::make_device(options, bench_table()));
 }
 
 void record_memcpy(Encoder& encoder, const Tensor& source, const Tensor& target) {

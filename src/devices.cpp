@@ -42,7 +42,7 @@ Device Device::open(std::string_view name, const DeviceOptions& options) try {
   const std::string_view kind = name.substr(0, name.find(':'));
   for (const Backend& backend : kBackends) {
     if (backend.name != kind) continue;
-    return Device(backend.open(name, options, kernel_uses()));
+    return device_of(backend.open(name, options, kernel_uses()));
   }
   fail(ErrorCode::invalid_argument, "device.open: no backend is called \"", name,
        "\"; known are cpu, cuda:N, cuda:sm_NN (to prepare), metal");

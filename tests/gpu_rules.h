@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <span>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -84,6 +86,83 @@ inline void expect_a_graph_may_go(const Device& device, uint64_t bytes, const Re
   }
   fence.wait();
   EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, 1));
+}
+
+inline void expect_wait_for_all(const Device& device, uint64_t bytes, const RecordCopy& copy) {
+  const Tensor from = filled(device, bytes, 5), to = device.tensor(DType::u8, {bytes});
+  Encoder encoder(device);
+  Fence last;
+  for (int i = 0; i < 20; ++i) {
+    copy(encoder, from, to);
+    last = encoder.submit();
+  }
+  device.wait();
+  EXPECT_TRUE(last.done());
+  last.wait();
+}
+
+// One copy submitted, then two that a graph replays.
+inline Trace expect_traced_copies(const Device& device, const std::string& kernel,
+                                  const RecordCopy& copy) {
+  constexpr uint64_t kBytes = 1 << 20;
+  const Tensor from = filled(device, kBytes, 1), to = device.tensor(DType::u8, {kBytes}),
+               other = device.tensor(DType::u8, {kBytes});
+  Encoder encoder(device);
+  copy(encoder, from, to);
+  copy(encoder, to, other);
+  const Graph graph = encoder.instantiate();
+  copy(encoder, from, to);
+  device.start_trace();
+  encoder.submit().wait();
+  graph.replay().wait();
+  Trace trace = device.stop_trace();
+  EXPECT_EQ(trace.events.size(), 3u);
+  uint64_t before = 0;
+  for (const TraceEvent& event : trace.events) {
+    EXPECT_EQ(event.kernel, kernel);
+    EXPECT_GT(event.duration_ns(), 0u);
+    EXPECT_GE(event.begin_ns(), std::exchange(before, event.begin_ns()));
+  }
+  EXPECT_TRUE(trace.events.back().barrier);
+  EXPECT_EQ(read_bytes(other), pattern_bytes(kBytes, 1));
+  return trace;
+}
+
+inline void expect_threads_served(const Device& device, const RecordCopy& copy) {
+  std::vector<std::thread> threads;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([&device, &copy, seed] {
+      for (uint32_t round = 0; round < 50; ++round) {
+        const uint64_t bytes = 1000 + 100 * round;
+        const Tensor from = filled(device, bytes, seed), to = device.tensor(DType::u8, {bytes});
+        Encoder encoder(device);
+        copy(encoder, from, to);
+        if (round % 2 == 0) {
+          encoder.submit();
+        } else {
+          encoder.instantiate().replay();
+        }
+        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline void expect_fences_and_tensors_outlive(const char* name, const RecordCopy& copy) {
+  constexpr uint64_t kBytes = 1 << 20;
+  Fence fence;
+  Tensor to;
+  {
+    const Device own = Device::open(name, {.kernel_cache = "off"});
+    to = own.tensor(DType::u8, {kBytes});
+    Encoder encoder(own);
+    copy(encoder, filled(own, kBytes, 3), to);
+    fence = encoder.submit();
+  }
+  fence.wait();
+  EXPECT_TRUE(fence.done());
+  EXPECT_EQ(read_bytes(to), pattern_bytes(kBytes, 3));
 }
 
 }  // namespace gyre::test

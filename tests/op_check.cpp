@@ -149,7 +149,7 @@ AssertionResult check_eager(const Device& device, OpRun& run, const Arena& arena
   if (run.expect && !commands.empty()) {
     std::string kernels;
     for (const RecordedCommand& command : commands)
-      kernels += device.impl()->describe(*command.kernel, command.spec) + " ";
+      kernels += impl_of(device)->describe(*command.kernel, command.spec) + " ";
     report.arithmetic = run.expect(run.blocks, kernels);
   }
   for (const Block& block : run.blocks) report.bytes += block.before.size();

@@ -39,7 +39,7 @@ auto with_type(DType dtype, const Action& action) {
 // Where the device finds the elements: what Device::wrap takes, also if the host cannot look there.
 inline void* address_of(const Tensor& tensor) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
-  return reinterpret_cast<void*>(tensor.storage()->address() + tensor.byte_offset());
+  return reinterpret_cast<void*>(storage_of(tensor)->address() + tensor.byte_offset());
 }
 
 inline void write_bytes(const Tensor& tensor, std::span<const std::byte> bytes) {

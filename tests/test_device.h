@@ -1,10 +1,19 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
+#include <string_view>
+#include <vector>
 
 #include "gyre/device.h"
 
 namespace gyre::test {
+
+inline bool is_available(std::string_view name) {
+  const std::vector<DeviceInfo> all = devices();
+  return std::ranges::any_of(
+      all, [&](const DeviceInfo& info) { return info.name == name && info.available; });
+}
 
 // The CPU, unless GYRE_TEST_DEVICE names another.
 inline Device test_device() {

@@ -132,7 +132,7 @@ Reduction reduction_of(const abi::AttentionProblem& problem, const abi::Attentio
 void add_planned(const Device& device, const abi::AttentionProblem& problem,
                  std::set<std::string>& all) {
   abi::AttentionPlan plan = abi::attention_default_plan(problem);
-  device.impl()->plan(kAttention.info, &problem, &plan);
+  impl_of(device)->plan(kAttention.info, &problem, &plan);
   if (plan.kernel != abi::AttentionKernel::attention_decode) return;
   for (std::string& text :
        variant_classes(kAttentionDecode.info, plan.spec, reduction_of(problem, plan)))
@@ -152,7 +152,7 @@ std::vector<Reduction> reductions_of(const Device& device, const KernelInfo& ker
   p.k = p.v = layout_of(KvFormat::f32, KvRole::k, 64);
   if (paged) p.sequences = p.max_query_length = 1, p.page_tokens = 64;
   abi::AttentionPlan plan = abi::attention_default_plan(p);
-  device.impl()->plan(kernel, &p, &plan);
+  impl_of(device)->plan(kernel, &p, &plan);
   const bool here = plan.kernel == abi::AttentionKernel::attention;
   if (here && plan.reduce == abi::AttentionReduce::in_kernel) all.push_back(Reduction::in_kernel);
   return all;
@@ -236,7 +236,7 @@ std::vector<std::string> variant_classes(const RecordedCommand& command) {
 
 std::set<std::string> listed_classes(const Device& device) {
   std::set<std::string> all;
-  for (const auto& [kernel, shape, specs] : device.impl()->kernel_uses()) {
+  for (const auto& [kernel, shape, specs] : impl_of(device)->kernel_uses()) {
     if (kernel == &kAttentionDecode.info) {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) add_planned(device, k, v, all);
@@ -244,7 +244,7 @@ std::set<std::string> listed_classes(const Device& device) {
       continue;
     }
     for (const uint64_t spec : specs()) {
-      if (!device.impl()->has(*kernel, spec)) continue;
+      if (!impl_of(device)->has(*kernel, spec)) continue;
       for (const Reduction reduction : reductions_of(device, *kernel, spec)) {
         for (std::string& text : variant_classes(*kernel, spec, reduction))
           all.insert(std::move(text));

@@ -87,11 +87,12 @@ class GYRE_API Device {
   void start_trace() const;
   Trace stop_trace() const;
 
-  // For backends and tests: a device that open() does not know.
-  explicit Device(std::shared_ptr<DeviceImpl> impl) : impl_(std::move(impl)) {}
-  const std::shared_ptr<DeviceImpl>& impl() const { return impl_; }
+  bool operator==(const Device& other) const { return impl_ == other.impl_; }  // one and the same
 
  private:
+  friend struct Internals;
+  explicit Device(std::shared_ptr<DeviceImpl> impl) : impl_(std::move(impl)) {}
+
   std::shared_ptr<DeviceImpl> impl_;
 };
 

@@ -38,9 +38,10 @@ class GYRE_API Encoder {
   Fence submit_on(uint64_t stream);
   void clear();
 
-  Recorder& recorder() const;  // for the ops
-
  private:
+  friend struct Internals;
+  Recorder& recorder() const;
+
   Device device_;
   std::unique_ptr<Recorder> recorder_;
 };

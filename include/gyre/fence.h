@@ -12,12 +12,16 @@ class FenceState;
 class GYRE_API Fence {
  public:
   Fence() = default;  // already complete
-  explicit Fence(std::shared_ptr<FenceState> state) : state_(std::move(state)) {}
 
   void wait() const;  // throws what went wrong while the work ran
   bool done() const;
 
  private:
+  friend class Encoder;
+  friend class Graph;
+  friend struct Internals;
+  explicit Fence(std::shared_ptr<FenceState> state) : state_(std::move(state)) {}
+
   std::shared_ptr<FenceState> state_;
 };
 

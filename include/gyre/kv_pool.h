@@ -120,10 +120,11 @@ class GYRE_API KvPool {
   uint64_t load_prefixes(const std::string& path) const;
 
   class GYRE_LOCAL State;  // for the library
-  State& state() const;
 
  private:
   friend class KvBatch;
+  friend struct Internals;
+  State& state() const;
 
   std::shared_ptr<State> state_;
 };

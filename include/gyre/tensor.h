@@ -110,10 +110,9 @@ class GYRE_API Tensor {
     host_read(DTypeOf<T>::value, target.data(), target.size());
   }
 
-  const std::shared_ptr<Storage>& storage() const { return storage_; }
-
  private:
   friend class Device;
+  friend struct Internals;
   Tensor(std::shared_ptr<Storage> storage, DType dtype, const Dims& shape, const Dims& strides);
 
   void set_layout(const Dims& shape, const Dims& strides);

@@ -82,30 +82,26 @@ void bind_attention(nb::module_& module) {
       "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a,
       "ring_start"_a = 0, "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
       "soft_cap"_a = 0.0f,
-      "Records softmax(scale * q k^T) v over a cache, with the mask that is given, and returns "
-      "out.\n\n"
-      "q is [tokens, heads, head_dim], f32, f16 or bf16: the newest tokens. k_cache and v_cache "
-      "are "
-      "KvBuffers of any format; heads must be a multiple of theirs. out is [tokens, heads, "
-      "head_dim "
-      "of V]; if you leave it out, a gyre.Tensor of q's dtype is made. lse, if given, is f32 "
-      "[tokens, heads] and gets the log of the softmax's denominator. length counts the keys in "
-      "the cache, those of the queries included; ring_start is the slot of key 0. scale is "
-      "1 / sqrt(head_dim) if not given. causal lets a query see keys up to its own, window the "
-      "newest so many of them (0: all). soft_cap turns logits into cap * tanh(logit / cap); 0 is "
-      "off. alibi_slopes, f32 [heads], adds slope * (key - query) to a logit. tree_mask, u8 "
-      "[tokens, tokens], replaces causal: query i sees new token j where it is not 0. sink_logits, "
-      "f32 [heads], is one more logit per head, whose value is 0.");
+      "Records softmax(scale * q k^T) v over a cache and returns out.\n\n"
+      "q is [tokens, heads, head_dim], f32, f16 or bf16, and holds the newest tokens. k_cache and "
+      "v_cache are KvBuffers of any format; heads must be a multiple of their kv_heads. out is "
+      "[tokens, heads, head_dim of V]; if you leave it out, a gyre.Tensor of q's dtype is made. "
+      "lse, if given, is f32 [tokens, heads] and receives the log-sum-exp of each row.\n\n"
+      "length counts the keys in the cache, including those of the queries. ring_start is the slot "
+      "of the oldest key. scale defaults to 1 / sqrt(head_dim). With causal, a query sees keys up "
+      "to its own. window limits a query to its newest keys, its own included; 0 means all. "
+      "soft_cap c turns a logit into c * tanh(logit / c); 0 turns it off. alibi_slopes, f32 "
+      "[heads], adds slope * (key - query) to a logit. tree_mask, u8 [tokens, tokens], replaces "
+      "causal: query i sees new token j where the entry is not 0. sink_logits, f32 [heads], adds "
+      "one logit per head whose value is 0.");
   module.def("attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a,
              "v_cache"_a, "partial"_a, "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(),
              nb::kw_only(), "length"_a, "ring_start"_a = 0, "scale"_a = nb::none(),
              "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
              "Records the first half of attention(), for results that are merged later.\n\n"
              "partial is f32, contiguous, of shape attention_partial_shape(), and is written. The "
-             "keys are "
-             "cut into as many splits as it has. The other arguments are those of attention(); "
-             "sink_logits "
-             "belong to attention_merge().");
+             "keys are cut into as many splits as it has. The other arguments are those of "
+             "attention(); pass sink_logits to attention_merge().");
   module.def(
       "attention_merge", record_attention_merge, "encoder"_a, "partial"_a, "out"_a = nb::none(),
       "lse"_a = nb::none(), "sink_logits"_a = nb::none(),
@@ -122,7 +118,7 @@ void bind_attention(nb::module_& module) {
       nb::sig(
           "def attention_partial_shape(splits: int, q_shape: Sequence[int], v_head_dim: int) -> "
           "tuple[int, ...]"),
-      "(splits, tokens, heads, v_head_dim + 2)");
+      "Returns the shape of attention_partial's result: (splits, tokens, heads, v_head_dim + 2).");
 }
 
 }  // namespace gyre::python

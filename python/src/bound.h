@@ -126,7 +126,8 @@ namespace nanobind::detail {
 
 template <>
 struct type_caster<gyre::python::Operand> {
-  NB_TYPE_CASTER(gyre::python::Operand, const_name("gyre.types.SupportsDLPack"))
+  // What comes back is the array that the caller gave, or a new gyre.Tensor.
+  NB_TYPE_CASTER(gyre::python::Operand, io_name("gyre.types.SupportsDLPack", "typing.Any"))
 
   bool from_python(handle source, uint32_t /*flags*/, cleanup_list* /*cleanup*/) noexcept {
     if (source.is_none()) return false;

@@ -69,10 +69,10 @@ std::string written(const Trace& trace, Write write) {
 
 void bind_info(nb::module_& module) {
   nb::class_<DeviceInfo>(module, "DeviceInfo", "What a device is, or why there is none.")
-      .def_ro("name", &DeviceInfo::name, "what Device() takes: \"cpu\", \"cuda:0\"")
+      .def_ro("name", &DeviceInfo::name, "What Device() takes: \"cpu\", \"cuda:0\".")
       .def_ro("available", &DeviceInfo::available)
-      .def_ro("reason", &DeviceInfo::reason, "why it is not available; empty when it is")
-      .def_ro("description", &DeviceInfo::description, "the processor, and what kernels use of it")
+      .def_ro("reason", &DeviceInfo::reason, "Why it is not available; empty when it is.")
+      .def_ro("description", &DeviceInfo::description, "The processor, and what kernels use of it.")
       .def_ro("compute_units", &DeviceInfo::compute_units)
       .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
       .def("__repr__", [](const DeviceInfo& info) {
@@ -80,13 +80,13 @@ void bind_info(nb::module_& module) {
                (info.available ? info.description : "not available, " + info.reason) + ")";
       });
   nb::class_<MemoryUse>(module, "MemoryUse", "What a device's tensors take.")
-      .def_ro("in_use_bytes", &MemoryUse::in_use_bytes, "blocks that tensors hold")
-      .def_ro("cached_bytes", &MemoryUse::cached_bytes, "blocks kept for reuse")
+      .def_ro("in_use_bytes", &MemoryUse::in_use_bytes, "Bytes of blocks that tensors hold.")
+      .def_ro("cached_bytes", &MemoryUse::cached_bytes, "Bytes of blocks kept for reuse.")
       .def_ro("system_allocations", &MemoryUse::system_allocations)
       .def_ro("reuses", &MemoryUse::reuses);
   nb::class_<Trace>(module, "Trace", "What ran between start_trace() and stop_trace().")
       .def("__len__", [](const Trace& trace) { return trace.events.size(); })
-      .def_ro("dropped", &Trace::dropped, "commands beyond the limit of one trace")
+      .def_ro("dropped", &Trace::dropped, "Commands beyond the limit of one trace.")
       .def(
           "text", [](const Trace& trace) { return written(trace, &Trace::write_text); },
           "One line per command.")
@@ -109,7 +109,7 @@ void bind_device(nb::module_& module) {
   bind_info(module);
   nb::class_<Device>(
       module, "Device",
-      "A device: \"cpu\" or \"cuda:0\". By its name alone it is the same one for the "
+      "A device, for example \"cpu\" or \"cuda:0\". By name alone it is the same one for the "
       "whole process; with options it is one of its own. Copies share it.")
       .def(
           "__init__",
@@ -122,11 +122,10 @@ void bind_device(nb::module_& module) {
           },
           "name"_a = "cpu", "threads"_a = 0, nb::kw_only(), "spin_us"_a = 50,
           "pool_limit_bytes"_a = nb::none(), "kernel_cache"_a = "", "check_each_launch"_a = false,
-          "threads: of the CPU, 0 takes GYRE_THREADS, else every usable core. spin_us: how long an "
-          "idle worker polls. pool_limit_bytes: freed memory kept for reuse. kernel_cache: CUDA, "
-          "the "
-          "folder of compiled kernels, \"off\" for none. check_each_launch: CUDA, wait after each "
-          "command, so that an error names it.")
+          "threads is the number of CPU threads; 0 takes GYRE_THREADS, or else every usable core. "
+          "spin_us is how long an idle worker polls. pool_limit_bytes limits the freed memory that "
+          "is kept for reuse. kernel_cache is the folder of compiled CUDA kernels, or \"off\". "
+          "check_each_launch waits after each CUDA command, so that an error names it.")
       .def_prop_ro("name", [](const Device& device) { return device.info().name; })
       .def_prop_ro("info", [](const Device& device) { return device.info(); })
       .def("memory", &Device::memory)
@@ -137,26 +136,27 @@ void bind_device(nb::module_& module) {
           "wait", [](const Device& device) { without_gil([&] { device.wait(); }); },
           "Waits until all submitted work is done; raises what went wrong while it ran.")
       .def_prop_ro("stream", &Device::stream,
-                   "CUDA: the stream that everything runs on, as a number; 0: there is none.")
-      .def("start_trace", &Device::start_trace, "From here on every command is timed.")
+                   "The CUDA stream that everything runs on, as a number; 0 if there is none.")
+      .def("start_trace", &Device::start_trace, "Times every command from here on.")
       .def("stop_trace",
            [](const Device& device) { return without_gil([&] { return device.stop_trace(); }); })
       .def(
           "__eq__",
           [](const Device& a, nb::handle b) {
-            return nb::isinstance<Device>(b) && a.impl() == nb::cast<const Device&>(b).impl();
+            return nb::isinstance<Device>(b) && a == nb::cast<const Device&>(b);
           },
           "other"_a.sig("other: object"))
       .def("__hash__",
            [](const Device& device) {
-             return std::hash<std::shared_ptr<DeviceImpl>>()(device.impl());
+             return std::hash<const DeviceInfo*>()(&device.info());  // one for each device
            })
       .def("__repr__", [](const Device& device) {
         return "gyre.Device(\"" + device.info().name + "\", " + device.info().description + ")";
       });
   module.def(
       "devices", [] { return without_gil([] { return devices(); }); },
-      "Every backend Gyre knows: its devices with their properties, or why it has none here.");
+      "Lists every backend that Gyre knows: its devices with their properties, or why it has none "
+      "here.");
 }
 
 }  // namespace gyre::python

@@ -3,7 +3,7 @@
 namespace gyre::python {
 
 void bind_encoder(nb::module_& module) {
-  nb::class_<Fence>(module, "Fence", "Stands for submitted work. Dropping it cancels nothing.")
+  nb::class_<Fence>(module, "Fence", "Submitted work. Dropping it cancels nothing.")
       .def(
           "wait", [](const Fence& fence) { without_gil([&] { fence.wait(); }); },
           "Waits for the work; raises what went wrong while it ran. Other threads run meanwhile.")
@@ -14,10 +14,10 @@ void bind_encoder(nb::module_& module) {
 
   nb::class_<Graph>(
       module, "Graph",
-      "A recorded list, ready to run any number of times with the same memory. It holds "
-      "what it uses.")
+      "A recorded list, ready to run any number of times with the same memory. It holds what it "
+      "uses.")
       .def("replay", [](const Graph& graph) { return without_gil([&] { return graph.replay(); }); })
-      .def_prop_ro("size", &Graph::size, "commands")
+      .def_prop_ro("size", &Graph::size, "Commands.")
       .def("__len__", &Graph::size)
       .def("__repr__", [](const Graph& graph) {
         return "gyre.Graph(" + std::to_string(graph.size()) + " commands)";
@@ -25,19 +25,18 @@ void bind_encoder(nb::module_& module) {
 
   nb::class_<Encoder>(
       module, "Encoder",
-      "Collects commands: ops record into it, nothing runs before submit(). What must "
-      "wait for what is found from the memory they touch. What was recorded holds the "
-      "tensors it uses. One thread at a time. As a context manager it submits and waits at the end "
-      "of "
-      "the block: with gyre.Encoder(\"cuda:0\") as e: ...")
+      "Collects commands: ops record into it, and nothing runs before submit(). The memory that "
+      "commands touch decides which of them wait for which. Recorded commands hold the tensors "
+      "they use. One thread at a time may use it. As a context manager it submits and waits at the "
+      "end of the block: with gyre.Encoder(\"cuda:0\") as e: ...")
       .def(
           "__init__",
           [](Encoder* self, const DeviceLike& device) { new (self) Encoder(device_of(device)); },
           "device"_a = "cpu")
       .def_prop_ro("device", &Encoder::device)
-      .def_prop_ro("size", &Encoder::size, "commands recorded so far")
+      .def_prop_ro("size", &Encoder::size, "Commands recorded so far.")
       .def("__len__", &Encoder::size)
-      .def_prop_ro("barriers", &Encoder::barriers, "how many of them wait for earlier ones")
+      .def_prop_ro("barriers", &Encoder::barriers, "Commands that wait for earlier ones.")
       .def(
           "submit", [](Encoder& encoder) { return without_gil([&] { return encoder.submit(); }); },
           "Runs the list once and leaves the encoder empty.")
@@ -47,10 +46,10 @@ void bind_encoder(nb::module_& module) {
             return without_gil([&] { return encoder.submit_on(stream); });
           },
           "stream"_a,
-          "CUDA: runs the list once on a stream of the caller's, a CUstream as a number "
-          "(torch.cuda.current_stream().cuda_stream), in order with everything else of the "
-          "device. While the stream is captured the list becomes part of that graph: keep the "
-          "fence as long as the graph may run.")
+          "Runs the list once on a CUDA stream of the caller's, a CUstream as a number "
+          "(torch.cuda.current_stream().cuda_stream), in order with everything else on the device. "
+          "While the stream is captured, the list becomes part of that graph: keep the fence as "
+          "long as the graph may run.")
       .def(
           "instantiate",
           [](Encoder& encoder) { return without_gil([&] { return encoder.instantiate(); }); },

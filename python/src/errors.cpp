@@ -40,8 +40,8 @@ void translate(const std::exception_ptr& pointer, void* /*unused*/) {
     PyErr_SetString(classes()[static_cast<size_t>(error.code())], error.what());
   } catch (const std::bad_cast&) {  // an attribute that an argument's protocol promises
     PyErr_SetString(PyExc_TypeError,
-                    "an argument's __dlpack_device__ or __array_interface__ has "
-                    "values of the wrong type");
+                    "an argument's __dlpack_device__ or __array_interface__ has values of the "
+                    "wrong type");
   }
 }
 

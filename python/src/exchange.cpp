@@ -288,7 +288,7 @@ BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,
                       const std::string& what) {
   if (nb::isinstance<BoundTensor>(source)) {
     const auto& bound = nb::cast<const BoundTensor&>(source);
-    if (!device.has_value() || device->impl() == bound.device.impl()) return bound;
+    if (!device.has_value() || *device == bound.device) return bound;
     const DLDevice where = dl_device(bound.device);
     // Any memory of the host is good for every CPU device: their work is done when submit returns.
     // Two devices on one GPU have streams that know nothing of each other.
@@ -306,7 +306,7 @@ BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,
                           {shape.begin(), shape.end()},
                           {strides.begin(), strides.end()},
                           tensor.is_read_only()};
-    return {*device, wrap(*device, foreign, tensor.storage(), what)};
+    return {*device, wrap(*device, foreign, std::make_shared<Tensor>(tensor), what)};
   }
   if (is_numpy(source)) return from_numpy(source, device, what);
   return from_dlpack(source, device, what);

@@ -25,10 +25,11 @@ BoundKvBuffer allocate(const DeviceLike& device, const std::string& format, cons
 void bind_formats(nb::module_& module) {
   nb::class_<KvFormatInfo>(module, "KvFormatInfo", "What a reader of a format must know.")
       .def_prop_ro("name", [](const KvFormatInfo& info) { return std::string(info.name); })
-      .def_ro("bits", &KvFormatInfo::bits, "stored per coordinate")
+      .def_ro("bits", &KvFormatInfo::bits, "Bits stored per coordinate.")
       .def_ro("compressed", &KvFormatInfo::compressed)
-      .def_ro("scale_block", &KvFormatInfo::scale_block, "most coordinates under one scale")
-      .def_ro("tile_tokens", &KvFormatInfo::tile_tokens, "V: tokens that share words");
+      .def_ro("scale_block", &KvFormatInfo::scale_block,
+              "The largest number of coordinates under one scale.")
+      .def_ro("tile_tokens", &KvFormatInfo::tile_tokens, "Tokens of V that share words.");
   module.def(
       "kv_formats",
       [] {
@@ -36,8 +37,8 @@ void bind_formats(nb::module_& module) {
         for (const KvFormat format : kv_formats()) all.push_back(describe(format));
         return all;
       },
-      "Every format a cache can have: f32, f16, bf16, tq2 to tq8, and mlx_native4 to mlx_native8, "
-      "those of mlx-native.");
+      "Lists every format a cache can have: f32, f16, bf16, tq2 to tq8, and mlx_native4 to "
+      "mlx_native8, those of mlx-native.");
 }
 
 }  // namespace
@@ -45,14 +46,14 @@ void bind_formats(nb::module_& module) {
 void bind_kv_buffer(nb::module_& module) {
   bind_formats(module);
   nb::class_<BoundKvBuffer>(module, "KvBuffer",
-                            "One of the two halves of a KV cache, keys or values, for the ops. "
-                            "KvCache has both for all layers of a model and is what most want.")
+                            "Keys or values of a cache, for the ops. KvCache has both for all "
+                            "layers of a model and is what most callers want.")
       .def_static(
           "allocate", allocate, "device"_a, nb::kw_only(), "format"_a = "f16", "role"_a = "k",
           "kv_heads"_a, "capacity"_a, "head_dim"_a, "scale_factor"_a = 1.0f,
-          "Zero-filled room for `capacity` tokens of `kv_heads` heads with `head_dim` "
-          "coordinates. role: \"k\" or \"v\". scale_factor: of mlx_native4 to mlx_native8 with 512 "
-          "coordinates, mlx-native's scale_factor_d512.")
+          "Allocates zero-filled memory for `capacity` tokens of `kv_heads` heads with `head_dim` "
+          "coordinates. role is \"k\" or \"v\". scale_factor is mlx-native's scale_factor_d512, "
+          "for mlx_native4 to mlx_native8 with 512 coordinates.")
       .def_prop_ro("device", [](const BoundKvBuffer& self) { return self.device; })
       .def_prop_ro(
           "format",
@@ -70,14 +71,15 @@ void bind_kv_buffer(nb::module_& module) {
           [](const BoundKvBuffer& self) {
             return BoundTensor{self.device, self.buffer.codes};
           },
-          "f32, f16, bf16: [kv_heads, capacity, head_dim]; compressed: u8")
+          "The stored values: [kv_heads, capacity, head_dim] in f32, f16 and bf16, u8 in "
+          "compressed formats.")
       .def_prop_ro(
           "scales",
           [](const BoundKvBuffer& self) -> std::optional<BoundTensor> {
             if (!self.buffer.scales.defined()) return std::nullopt;
             return BoundTensor{self.device, self.buffer.scales};
           },
-          "None where the format has no scales")
+          "The scales, or None where the format has none.")
       .def("__repr__", [](const BoundKvBuffer& self) {
         const KvShape& shape = self.buffer.shape;
         std::ostringstream text = plain_text();

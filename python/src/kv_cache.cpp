@@ -74,12 +74,15 @@ void bind_layers(nb::module_& module) {
           "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sink_tokens"_a = 0,
           nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "v_head_dim"_a = 0,
           "kv_shared_layer_index"_a = nb::none(),
-          "k, v: names of formats, see kv_formats(). window: keys that a query sees, its own "
-          "included; 0: all. tail: newest keys up to its own that a query sees in f16, older ones "
-          "compressed. sink_tokens: the first tokens stay in f16. kv_heads, head_dim, v_head_dim: "
-          "0 is what the cache or pool gives for all layers; a v_head_dim of 0 is the layer's "
-          "head_dim if it gives one. kv_shared_layer_index: the layer has no K and V and attends "
-          "over those of this earlier layer; its other arguments can be left out.")
+          "k and v name formats, see kv_formats(). window is the number of keys that a query sees, "
+          "its own included; 0 means all. tail is the number of newest keys that a query sees in "
+          "f16; older keys are compressed. The first sink_tokens tokens stay in f16. A kv_heads, "
+          "head_dim or v_head_dim of 0 is what the cache or pool gives for all layers; a "
+          "v_head_dim "
+          "of 0 is the layer's head_dim if it gives one. A layer with a kv_shared_layer_index has "
+          "no "
+          "K and V and attends over those of that earlier layer; its other arguments can be left "
+          "out.")
       .def_prop_ro("k", format_of<&KvLayer::k>)
       .def_prop_ro("v", format_of<&KvLayer::v>)
       .def_ro("window", &KvLayer::window)
@@ -98,14 +101,15 @@ void bind_layers(nb::module_& module) {
       .def("__hash__", [](const KvLayer& self) { return std::hash<std::string>()(repr(self)); })
       .def("__repr__", [](const KvLayer& self) { return repr(self); });
 
-  nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache really stores.")
+  nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache stores on this device.")
       .def_ro("layer", &KvLayerInfo::layer)
-      .def_ro("slots", &KvLayerInfo::slots, "of the body: capacity, or the ring of a window")
+      .def_ro("slots", &KvLayerInfo::slots,
+              "Slots of the body: the capacity, or the ring of a window.")
       .def_ro("nbytes", &KvLayerInfo::bytes,
-              "sink_tokens and tail included; 0: it shares another layer's cache")
-      .def_ro("kernel", &KvLayerInfo::kernel, "what attends over it on this device")
+              "Bytes, including sink_tokens and tail; 0 if it shares another layer's cache.")
+      .def_ro("kernel", &KvLayerInfo::kernel, "The kernels that attend over it on this device.")
       .def_ro("calibration", &KvLayerInfo::calibration,
-              "a checksum of its calibration; 0: it has none")
+              "A checksum of its calibration; 0 if it has none.")
       .def("__repr__", [](const KvLayerInfo& self) {
         std::ostringstream text = plain_text();
         text << "gyre.KvLayerInfo(" << repr(self.layer) << ", slots=" << self.slots
@@ -128,10 +132,10 @@ void bind_layers(nb::module_& module) {
       },
       "count"_a, "layer"_a = KvLayer{}, nb::kw_only(), "edge_layers"_a = 0, "edge_format"_a = "tq8",
       "window"_a = 0, "full_every"_a = 0, "window_format"_a = "f16", "kv_shared_layers"_a = 0,
-      "The usual choices for a whole model: most layers as `layer`, `edge_layers` at each end in "
-      "edge_format, every full_every-th layer sees all and the others a window in window_format. "
-      "The last kv_shared_layers layers share the cache of the last layer before them with the "
-      "same window.");
+      "Returns the usual choices for a whole model: most layers as `layer`, edge_layers at each "
+      "end in edge_format, and where full_every is not 0, every full_every-th layer sees all keys "
+      "while the others have a window in window_format. The last kv_shared_layers layers share the "
+      "cache of the last layer before them with the same window.");
 }
 
 Operand attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Operand& q,
@@ -191,13 +195,13 @@ void bind_rope_append(nb::class_<BoundKvCache>& cache) {
     without_gil([&] { use.cache().rope_append(encoder, layer, inputs, options); });
   };
   with_rope_append_arguments([&](const auto&... arguments) {
-    cache.def(
-        "rope_append",
-        rope_append_call<BoundKvCache&, Encoder&, uint64_t, const Operand&, const Operand&>(kOp,
-                                                                                            record),
-        "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
-        "rope() (norm: norm_rope()) of q and k, then append(), in one command. positions: None is "
-        "those of the step. The rest as in gyre.rope_append().");
+    cache.def("rope_append",
+              rope_append_call<BoundKvCache&, Encoder&, uint64_t, const Operand&, const Operand&>(
+                  kOp, record),
+              "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
+              "Records rope(), or norm_rope() with norm=True, of q and k and then append(), as one "
+              "command. positions defaults to those of the step. The other arguments are those of "
+              "gyre.rope_append().");
   });
 }
 
@@ -210,38 +214,38 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
             without_gil([&] { use.cache().begin_step(encoder, tokens); });
           },
           "encoder"_a, "tokens"_a,
-          "The next tokens begin: their positions are set, and every layer is expected to get "
-          "them by append(); refused while a layer lacks those of the step before. Holds for this "
-          "moment: not for graphs.")
+          "Begins the next tokens: sets their positions and expects append() for every layer. "
+          "Refused while a layer lacks the tokens of the step before. It applies to one moment, so "
+          "a graph cannot hold it.")
       .def(
           "positions",
           [](BoundKvCache& self, uint64_t tokens) {
             const Use use(self, "cache.positions");
             return BoundTensor{self.device, use.cache().positions(tokens)};
           },
-          "tokens"_a, "Positions of the tokens of the last begin_step(): i32 [tokens], for rope().")
+          "tokens"_a,
+          "Returns the positions of the tokens of the last begin_step(): i32 [tokens], for "
+          "rope().")
       .def(
           "end_step",
           [](BoundKvCache& self, bool captured) {
             Use(self, "cache.end_step").cache().end_step(step_end(captured));
           },
           nb::kw_only(), "captured"_a = false,
-          "Ends the step: every layer must have its tokens. captured: a CUDA graph of yours "
-          "captured "
-          "the append() calls, and the cache does not see it run.")
+          "Ends the step: every layer must have its tokens. captured says that a CUDA graph of "
+          "yours captured the append() calls, so the cache does not see them run.")
       .def("append", append, "encoder"_a, "layer"_a, "k"_a, "v"_a,
-           "Stores the tokens of the step it runs in, which need not be begun when it is recorded. "
-           "k: [tokens, kv_heads, head_dim], "
-           "v: [tokens, kv_heads, v_head_dim]; f32, f16 or bf16, head_dim contiguous.")
+           "Stores the tokens of the step in which it runs, which need not have begun when it is "
+           "recorded. k is [tokens, kv_heads, head_dim] and v [tokens, kv_heads, v_head_dim]; f32, "
+           "f16 or bf16, with head_dim contiguous.")
       .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a = nb::none(),
            "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
            "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
            "tree_mask"_a = nb::none(),
-           "Records attention of the newest tokens over everything so far, and returns out. q is "
-           "[tokens, heads, head_dim], out [tokens, heads, v_head_dim]; f32, f16 or bf16. If you "
-           "leave "
-           "out out, a gyre.Tensor of q's dtype is made. A window of 0 is the layer's. The other "
-           "arguments are those of attention().")
+           "Records attention of the newest tokens over all tokens so far and returns out. q is "
+           "[tokens, heads, head_dim] and out [tokens, heads, v_head_dim]; f32, f16 or bf16. If "
+           "you leave out `out`, a gyre.Tensor of q's dtype is made. A window of 0 is the layer's. "
+           "The other arguments are those of attention().")
       .def(
           "rollback",
           [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {
@@ -257,8 +261,8 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
           },
           "encoder"_a, "Drops all tokens.")
       .def("fork", fork, "encoder"_a, "capacity"_a = 0,
-           "A copy of its own. capacity: 0 is this cache's, and more makes room, unless the ring "
-           "of a window or tail would have more slots.");
+           "Returns a copy with memory of its own. capacity 0 is this cache's; a larger one makes "
+           "room, unless the ring of a window or tail would need more slots.");
 }
 
 void bind_files(nb::class_<BoundKvCache>& cache) {
@@ -270,8 +274,8 @@ void bind_files(nb::class_<BoundKvCache>& cache) {
             without_gil([&] { use.cache().save(path.string()); });
           },
           "path"_a, nb::sig("def save(self, path: str | os.PathLike[str]) -> None"),
-          "Writes a file with everything the cache holds, as a whole or not at all. Waits for what "
-          "was submitted; refused while something is recorded and not submitted.")
+          "Writes a file with everything the cache holds, as a whole or not at all. Waits for "
+          "submitted work; refused while recorded work is not submitted.")
       .def(
           "load",
           [](BoundKvCache& self, const std::filesystem::path& path) {
@@ -279,8 +283,9 @@ void bind_files(nb::class_<BoundKvCache>& cache) {
             without_gil([&] { use.cache().load(path.string()); });
           },
           "path"_a, nb::sig("def load(self, path: str | os.PathLike[str]) -> None"),
-          "The cache becomes the one that was saved. A file that is damaged or does not fit is "
-          "refused, and the cache stays as it was.");
+          "Replaces the contents of the cache by those of a file. A file that is damaged or does "
+          "not fit is refused, and the cache stays as it was. Refused while recorded work is not "
+          "submitted.");
 }
 
 }  // namespace
@@ -289,11 +294,10 @@ void bind_kv_cache(nb::module_& module) {
   bind_layers(module);
   nb::class_<BoundKvCache> cache(
       module, "KvCache",
-      "The KV cache of a model: it owns the memory and decides what lies where. A step is "
-      "begin_step(), then append() and attend() for each layer. How long it is lies in device "
-      "memory, "
-      "so append() and attend() recorded once can be replayed for a whole generation, with an "
-      "begin_step() submitted before each replay. One thread at a time.");
+      "The KV cache of a model. A step is begin_step(), then append() and attend() for each layer. "
+      "The length lies in device memory, so append() and attend() that were recorded once can be "
+      "replayed for a whole generation, with a begin_step() submitted before each replay. One "
+      "thread at a time may use it.");
   cache
       .def(
           "__init__",
@@ -314,15 +318,15 @@ void bind_kv_cache(nb::module_& module) {
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "capacity"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "step_tokens"_a = 512,
           "calibration"_a = LayerCalibrations{},
-          "capacity: tokens in all. layers: one KvLayer each. kv_heads, head_dim and v_head_dim "
-          "are those of layers that give none; v_head_dim: 0 is head_dim. "
-          "step_tokens: most tokens of one begin_step(). calibration: a calibration, a pair of "
-          "KvCalibration (K, "
-          "V) or None for each layer; gyre.calibrate makes them.")
+          "capacity is the number of tokens in all. layers holds one KvLayer each. "
+          "kv_heads, head_dim and v_head_dim are those of layers that give none; v_head_dim 0 is "
+          "head_dim. step_tokens is the largest number of tokens of one begin_step(). calibration "
+          "is a calibration of gyre.calibrate, or for each layer a pair of KvCalibration (K, V) or "
+          "None.")
       .def_prop_ro("device", [](const BoundKvCache& self) { return self.device; })
       .def_prop_ro(
           "length", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); },
-          "tokens, as far as recorded")
+          "Tokens, as far as recorded.")
       .def("__len__", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); })
       .def_prop_ro("nbytes",
                    [](BoundKvCache& self) { return Use(self, "cache.nbytes").cache().bytes(); })
@@ -343,7 +347,7 @@ void bind_kv_cache(nb::module_& module) {
       .def(
           "describe",
           [](BoundKvCache& self) { return Use(self, "cache.describe").cache().describe(); },
-          "What is really stored, layer by layer.");
+          "Returns what is stored, layer by layer.");
   bind_steps(cache);
   bind_rope_append(cache);
   bind_files(cache);

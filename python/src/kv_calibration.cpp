@@ -35,11 +35,10 @@ void bind_op(nb::module_& module) {
       },
       "encoder"_a, "x"_a, "matrix"_a, "out"_a = nb::none(), nb::kw_only(), "before"_a = nb::none(),
       "after"_a = nb::none(),
-      "Records out = matrix (x - before) + after, head by head, and returns out. If you leave out "
-      "out, "
-      "a gyre.Tensor like x is made. x, out: [tokens, heads, head_dim], f32, "
-      "f16 or bf16. matrix: f32 [kv_heads, head_dim, head_dim], row i is what coordinate i adds; "
-      "before, after: f32 [kv_heads, head_dim].");
+      "Records out = matrix (x - before) + after for each head and returns out.\n\n"
+      "x and out are [tokens, heads, head_dim], f32, f16 or bf16; if you leave out `out`, a "
+      "gyre.Tensor like x is made. matrix is f32 [kv_heads, head_dim, head_dim]; row i is what "
+      "coordinate i adds. before and after are f32 [kv_heads, head_dim].");
 }
 
 }  // namespace
@@ -56,9 +55,10 @@ void bind_kv_calibration(nb::module_& module) {
                                    copied("KvTransform: mean", mean, home)};
           },
           "matrix"_a, "inverse"_a, "mean"_a = nb::none(), nb::kw_only(), "device"_a = "cpu",
-          "matrix, inverse: f32 [kv_heads, head_dim, head_dim], symmetric. mean: f32 [kv_heads, "
-          "head_dim]. Copied to the device.");
-  nb::class_<KvFeedback>(module, "KvFeedback", "How codes are chosen: error feedback, and gains.")
+          "matrix and inverse are symmetric, f32 [kv_heads, head_dim, head_dim]. mean is f32 "
+          "[kv_heads, head_dim]. All are copied to the device.");
+  nb::class_<KvFeedback>(module, "KvFeedback",
+                         "How the encoder picks codes: error feedback, and the gains it tries.")
       .def(
           "__init__",
           [](KvFeedback* self, const OptionalOperand& factor, const OptionalOperand& diagonal,
@@ -69,12 +69,11 @@ void bind_kv_calibration(nb::module_& module) {
           },
           "factor"_a = nb::none(), "diagonal"_a = nb::none(), "gains"_a = std::vector<float>{},
           nb::kw_only(), "device"_a = "cpu",
-          "factor: f32 [kv_heads, head_dim, head_dim], row i is what the error of coordinate i "
-          "adds "
-          "to later ones. diagonal: f32 [kv_heads, head_dim]. gains: up to 8 that are tried.")
+          "factor is f32 [kv_heads, head_dim, head_dim]; row i is what the error of coordinate i "
+          "adds to later coordinates. diagonal is f32 [kv_heads, head_dim]. gains are up to 8 "
+          "factors that the encoder tries for each row's scale.")
       .def_ro("gains", &KvFeedback::gains);
-  nb::class_<KvCalibration>(module, "KvCalibration",
-                            "What a calibration says about K or V of one layer.")
+  nb::class_<KvCalibration>(module, "KvCalibration", "The calibration of K or V of one layer.")
       .def(
           "__init__",
           [](KvCalibration* self, const std::optional<KvTransform>& transform,

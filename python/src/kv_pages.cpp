@@ -70,8 +70,8 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages&
 void bind_pages(nb::module_& module) {
   nb::class_<BoundKvPages>(
       module, "KvPages",
-      "Pages of one layer: K and V of some tokens each, KV head after KV head. "
-      "In Gyre's memory, or in the caller's.")
+      "Pages of one layer. A page holds K and V of page_tokens tokens, KV head after KV head, in "
+      "Gyre's memory or in the caller's.")
       .def(
           "__init__",
           [](BoundKvPages* self, const DeviceLike& device, const std::string& k,
@@ -93,8 +93,8 @@ void bind_pages(nb::module_& module) {
           "device"_a = "cpu", nb::kw_only(), "k"_a = "tq8", "v"_a = "tq4", "kv_heads"_a,
           "head_dim"_a, "v_head_dim"_a = 0, "page_tokens"_a = 64, "pages"_a = nb::none(),
           "memory"_a = nb::none(),
-          "pages: how many, in memory of their own; or memory: u8 [pages, kv_page_bytes(...)], "
-          "pages any multiple of 16 bytes apart.")
+          "Give either pages, the number of pages to allocate, or memory, which is u8 [pages, "
+          "kv_page_bytes(...)] with pages any multiple of 16 bytes apart.")
       .def_prop_ro("memory",
                    [](const BoundKvPages& self) {
                      return BoundTensor{self.device, self.pages.bytes};
@@ -111,7 +111,7 @@ void bind_pages(nb::module_& module) {
         return kv_page_bytes(shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens));
       },
       nb::kw_only(), "k"_a = "tq8", "v"_a = "tq4", "kv_heads"_a, "head_dim"_a, "v_head_dim"_a = 0,
-      "page_tokens"_a = 64, "Bytes of a page of one layer, a multiple of 16.");
+      "page_tokens"_a = 64, "Returns the bytes of a page of one layer, a multiple of 16.");
 }
 
 }  // namespace
@@ -134,9 +134,10 @@ void bind_kv_pages(nb::module_& module) {
       },
       "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a, nb::kw_only(),
       "k_calibration"_a = nb::none(), "v_calibration"_a = nb::none(),
-      "Writes tokens to slots of pages. k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. "
-      "slots: i64 or i32 [tokens], page * page_tokens + place; negative ones, and those that are "
-      "not in the pages, are skipped. Slots come in any order.");
+      "Writes tokens to slots of pages.\n\n"
+      "k and v are [tokens, kv_heads, head_dim], f32, f16 or bf16. slots is i64 or i32 [tokens] "
+      "and holds page * page_tokens + place, in any order; negative slots and slots outside the "
+      "pages are skipped.");
   module.def(
       "kv_page_copy",
       [](Encoder& encoder, const BoundKvPages& pages, const Operand& from, const Operand& to) {
@@ -146,11 +147,11 @@ void bind_kv_pages(nb::module_& module) {
         without_gil([&] { kv_page_copy(encoder, inputs); });
       },
       "encoder"_a, "pages"_a, "from_"_a, "to"_a,
-      "Copies whole pages. from_, to: i32 [count], numbers of pages.");
+      "Copies whole pages. from_ and to are i32 [count] and hold page numbers.");
   nb::class_<BoundScratch>(
       module, "AttentionScratch",
-      "CUDA: memory that calls of paged_attention use one after the other. It grows; a call that "
-      "finds it large enough allocates nothing, also while a stream is captured.")
+      "Memory that calls of paged_attention share on CUDA. It grows as needed; a call that finds "
+      "it large enough allocates nothing, so it can be captured into a CUDA graph.")
       .def(
           "__init__",
           [](BoundScratch* self, const DeviceLike& device) {
@@ -163,22 +164,23 @@ void bind_kv_pages(nb::module_& module) {
             if (!self.tensor.defined()) return std::nullopt;
             return BoundTensor{self.device, self.tensor};
           },
-          "What it has grown to; hold it as long as a graph that was captured may run.");
+          "The memory it has grown to. Hold it as long as a captured graph may run.");
   module.def(
       "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
       "kv_lengths"_a, "cu_seqlens_q"_a, "out"_a = nb::none(), "is_prefill"_a = nb::none(),
       "lse"_a = nb::none(), "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(),
       nb::kw_only(), "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = nb::none(),
       "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "scratch"_a = nb::none(),
-      "Attention of several sequences over pages, in one call.\n\n"
-      "q, out: [tokens, heads, head_dim], the queries of all sequences. page_table: i32 "
-      "[sequences, width]. kv_lengths: i32 [sequences], keys, those of the queries included. "
-      "cu_seqlens_q: i32 [sequences + 1], rows of q. is_prefill: u8 [sequences], not 0: computed "
-      "as "
-      "is_prefill are, whose bits do not depend on how they are cut into chunks. max_query_length, "
-      "max_kv_length: of one sequence, upper bounds; the rest may change in device memory from "
-      "replay to replay. A sequence that breaks the bounds gets NaN. scratch: an "
-      "AttentionScratch that is kept from call to call.");
+      "Records attention of several sequences over pages and returns out.\n\n"
+      "q and out are [tokens, heads, head_dim] and hold the queries of all sequences. page_table "
+      "is i32 [sequences, width]. kv_lengths is i32 [sequences] and counts keys, including those "
+      "of the queries. cu_seqlens_q is i32 [sequences + 1] and says which rows of q belong to "
+      "which sequence. is_prefill is u8 [sequences]; where it is not 0, results do not depend on "
+      "how a prompt is cut into chunks.\n\n"
+      "max_query_length and max_kv_length are upper bounds for one sequence; lengths and tables in "
+      "device memory may change from replay to replay. A sequence that breaks the bounds gets NaN. "
+      "scratch is an AttentionScratch that you keep from call to call. The other arguments are "
+      "those of attention().");
 }
 
 }  // namespace gyre::python

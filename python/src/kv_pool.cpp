@@ -57,33 +57,36 @@ void bind_info(nb::module_& module) {
                           "Pages of layers that keep the same keys, and who holds them.")
       .def_ro("name", &KvGroupInfo::name)
       .def_ro("layers", &KvGroupInfo::layers)
-      .def_ro("page_bytes", &KvGroupInfo::page_bytes, "of all its layers")
-      .def_ro("pages", &KvGroupInfo::pages, "used + cached + free")
-      .def_ro("used", &KvGroupInfo::used, "that a sequence holds")
-      .def_ro("shared", &KvGroupInfo::shared, "that several hold; counted in used")
-      .def_ro("cached", &KvGroupInfo::cached, "that only the prefix index holds")
+      .def_ro("page_bytes", &KvGroupInfo::page_bytes, "Bytes of a page of all its layers.")
+      .def_ro("pages", &KvGroupInfo::pages, "Used, cached and free pages together.")
+      .def_ro("used", &KvGroupInfo::used, "Pages that a sequence holds.")
+      .def_ro("shared", &KvGroupInfo::shared,
+              "Pages that several sequences hold; `used` counts them, too.")
+      .def_ro("cached", &KvGroupInfo::cached, "Pages that only the prefix index holds.")
       .def_ro("free", &KvGroupInfo::free)
       .def("__repr__", [](const KvGroupInfo& self) { return repr(self); });
   nb::class_<KvPoolInfo>(module, "KvPoolInfo", "What a pool holds.")
       .def_ro("groups", &KvPoolInfo::groups)
-      .def_ro("nbytes", &KvPoolInfo::bytes, "of all pages")
-      .def_ro("used_nbytes", &KvPoolInfo::used_bytes, "of pages that sequences hold")
+      .def_ro("nbytes", &KvPoolInfo::bytes, "Bytes of all pages.")
+      .def_ro("used_nbytes", &KvPoolInfo::used_bytes, "Bytes of the pages that sequences hold.")
       .def_ro("sequences", &KvPoolInfo::sequences)
-      .def_ro("prefixes", &KvPoolInfo::prefixes, "pages of tokens that the prefix index knows")
-      .def_ro("evictions", &KvPoolInfo::evictions, "pages taken from the prefix index so far")
+      .def_ro("prefixes", &KvPoolInfo::prefixes, "Pages that the prefix index knows.")
+      .def_ro("evictions", &KvPoolInfo::evictions, "Pages taken from the prefix index so far.")
       .def_ro("calibration", &KvPoolInfo::calibration,
-              "which calibration its pages are written with; 0: none");
+              "A checksum of the calibration that its pages are written with; 0 for none.");
 }
 
 void bind_sequence(nb::module_& module) {
   nb::class_<KvSequence>(module, "KvSequence",
-                         "Keys and values of one sequence: pages of its pool, given back when it "
-                         "goes. Made by KvPool.sequence(), KvPool.match() and fork().")
-      .def_prop_ro("length", &KvSequence::length, "tokens, those of a step that was begun included")
+                         "Keys and values of one sequence: pages of its pool, which it returns "
+                         "when it is dropped. KvPool.sequence(), KvPool.match() and fork() make "
+                         "one.")
+      .def_prop_ro("length", &KvSequence::length,
+                   "Tokens, including those of a step that has begun.")
       .def("__len__", &KvSequence::length)
       .def(
           "fork", [](const KvSequence& self) { return std::make_unique<KvSequence>(self.fork()); },
-          "Shares all pages; the first write to a shared page copies it.")
+          "Returns a sequence that shares all pages; the first write to a shared page copies it.")
       .def("rollback", &KvSequence::rollback, "tokens"_a, "Drops the newest tokens.")
       .def("clear", &KvSequence::clear, "Drops all tokens.")
       .def("__repr__", [](const KvSequence& self) {
@@ -99,14 +102,14 @@ void bind_files(nb::class_<BoundKvPool>& pool) {
             const std::vector<std::byte> bytes = self.pool.export_page(sequence, page);
             return nb::bytes(bytes.data(), bytes.size());
           },
-          "sequence"_a, "page"_a, "A page of all layers as bytes, with a checksum.")
+          "sequence"_a, "page"_a, "Returns a page of all layers as bytes, with a checksum.")
       .def(
           "import_page",
           [](const BoundKvPool& self, KvSequence& sequence, const nb::bytes& page) {
             self.pool.import_page(sequence,
                                   {static_cast<const std::byte*>(page.data()), page.size()});
           },
-          "sequence"_a, "page"_a, "Continues a sequence with a page; pages come in order.")
+          "sequence"_a, "page"_a, "Appends a page to a sequence; pages come in order.")
       .def(
           "save",
           [](const BoundKvPool& self, const KvSequence& sequence, const Path& path) {
@@ -121,7 +124,8 @@ void bind_files(nb::class_<BoundKvPool>& pool) {
             return std::make_unique<KvSequence>(self.pool.load(path.string()));
           },
           "path"_a, nb::sig("def load(self, path: str | os.PathLike[str]) -> KvSequence"),
-          "The sequence that was saved. A damaged file, or one of another pool, is refused.")
+          "Returns the sequence that was saved. A damaged file, or one of another pool, is "
+          "refused.")
       .def(
           "save_prefixes",
           [](const BoundKvPool& self, const Path& path) { self.pool.save_prefixes(path.string()); },
@@ -133,7 +137,7 @@ void bind_files(nb::class_<BoundKvPool>& pool) {
             return self.pool.load_prefixes(path.string());
           },
           "path"_a, nb::sig("def load_prefixes(self, path: str | os.PathLike[str]) -> int"),
-          "Adds to what the prefix index knows; how many pages were new.");
+          "Adds a file to the prefix index and returns how many pages were new.");
 }
 
 void bind_pool(nb::module_& module) {
@@ -163,12 +167,10 @@ void bind_pool(nb::module_& module) {
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "pages"_a,
           "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "page_tokens"_a = 64,
           "sequences"_a = 64, "step_tokens"_a = 512, "calibration"_a = LayerCalibrations{},
-          "kv_heads, head_dim and v_head_dim: as in KvCache. "
-          "pages: of the layers that see all keys. Layers with a window, tails and sink_tokens get "
-          "as "
-          "many as `sequences` sequences need that take step_tokens tokens in one step. "
-          "calibration: "
-          "as in KvCache.")
+          "kv_heads, head_dim and v_head_dim are those of KvCache. "
+          "pages is the number of pages of the layers that see all keys. Layers with a window, "
+          "tails and sink_tokens get as many as `sequences` sequences need that take step_tokens "
+          "tokens in one step. calibration is that of KvCache.")
       .def_prop_ro("device", [](const BoundKvPool& self) { return self.device; })
       .def_prop_ro(
           "layers", [](const BoundKvPool& self) { return self.pool.layers(); },
@@ -179,19 +181,21 @@ void bind_pool(nb::module_& module) {
           [](const BoundKvPool& self) {
             return std::make_unique<KvSequence>(self.pool.sequence());
           },
-          "An empty sequence.")
+          "Returns an empty sequence.")
       .def(
           "publish",
           [](const BoundKvPool& self, const KvSequence& sequence,
              const std::vector<int32_t>& tokens) { self.pool.publish(sequence, tokens); },
           "sequence"_a, "tokens"_a,
-          "Makes the full pages of a sequence known under its tokens: the index shares them.")
+          "Makes the full pages of a sequence known under its tokens, so that match() can share "
+          "them.")
       .def(
           "match",
           [](const BoundKvPool& self, const std::vector<int32_t>& tokens) {
             return std::make_unique<KvSequence>(self.pool.match(tokens));
           },
-          "tokens"_a, "A sequence that begins with the longest known prefix, in whole pages.")
+          "tokens"_a,
+          "Returns a sequence that begins with the longest known prefix, in whole pages.")
       .def(
           "forget", [](const BoundKvPool& self) { self.pool.forget(); },
           "Empties the prefix index.")
@@ -242,19 +246,19 @@ void bind_rope_append(nb::class_<BoundKvBatch>& batch) {
               rope_append_call<BoundKvBatch&, Encoder&, uint64_t, const Operand&, const Operand&>(
                   kOp, record),
               "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
-              "rope() (norm: norm_rope()) of q and k, then append(), in one command for each kind "
-              "of pages that the layer has. positions: None is those of the step. The rest as in "
-              "gyre.rope_append().");
+              "Records rope(), or norm_rope() with norm=True, of q and k and then append(), as one "
+              "command for each kind of pages that the layer has. positions defaults to those of "
+              "the step. The other arguments are those of gyre.rope_append().");
   });
 }
 
 void bind_batch(nb::module_& module) {
   nb::class_<BoundKvBatch> batch(
       module, "KvBatch",
-      "What one forward pass works on: tokens of several sequences, in rows one after the other. "
-      "A step is begin_step(), then append() and attend() for each layer. Tables and lengths are "
-      "in "
-      "device memory, so append() and attend() recorded once serve every step within the bounds.");
+      "The tokens of several sequences that one forward pass works on, in rows one after the "
+      "other. A step is begin_step(), then append() and attend() for each layer. Tables and "
+      "lengths lie in device memory, so append() and attend() that were recorded once serve every "
+      "step within the bounds.");
   bind_rope_append(batch);
   batch
       .def(
@@ -279,17 +283,18 @@ void bind_batch(nb::module_& module) {
             self.batch.begin_step(encoder, list);
           },
           "encoder"_a, "steps"_a,
-          "steps: (sequence, tokens) or (sequence, tokens, is_prefill) each. Takes the pages they "
-          "need, all or none. Submit it before anything of the step; not for graphs.")
+          "Begins a step. steps holds (sequence, tokens) or (sequence, tokens, is_prefill) each. "
+          "Takes the pages they need, all or none. Submit it before anything of the step; a graph "
+          "cannot hold it.")
       .def_prop_ro(
           "tokens", [](const BoundKvBatch& self) { return self.batch.tokens(); },
-          "rows of the step")
+          "Rows of the step.")
       .def(
           "positions",
           [](const BoundKvBatch& self, uint64_t rows) {
             return BoundTensor{self.device, self.batch.positions(rows)};
           },
-          "rows"_a = 0, "Positions of the step's tokens: i32 [rows], for rope().")
+          "rows"_a = 0, "Returns the positions of the step's tokens: i32 [rows], for rope().")
       .def(
           "append",
           [](BoundKvBatch& self, Encoder& encoder, uint64_t layer, const Operand& k,
@@ -301,20 +306,22 @@ void bind_batch(nb::module_& module) {
       .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a = nb::none(),
            "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
            "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
-           "scale: None is 1 / sqrt(head_dim). The rest as in paged_attention().")
+           "Records attention of the step's tokens and returns out. The arguments are those of "
+           "paged_attention(); a window of 0 is the layer's.")
       .def(
           "record", [](BoundKvBatch& self) { self.batch.record(); },
-          "append() and attend() record a step, for a graph, without one being begun.")
+          "Begins a recording: append() and attend() record a step for a graph, although none has "
+          "begun.")
       .def(
           "end_step",
           [](BoundKvBatch& self, bool captured) { self.batch.end_step(step_end(captured)); },
           nb::kw_only(), "captured"_a = false,
           "Ends a recording, or a step that a graph replayed: every layer must have its tokens. "
-          "captured: a CUDA graph of yours captured the recording, and the batch does not see it "
-          "run.")
+          "captured says that a CUDA graph of yours captured the recording, so the batch does not "
+          "see it run.")
       .def(
           "rollback", [](BoundKvBatch& self) { self.batch.rollback(); },
-          "The step that was begun did not happen.")
+          "Takes back the step that has begun: its sequences have the tokens they had before.")
       .def("__repr__", [](const BoundKvBatch& self) { return repr(self); });
 }
 

@@ -19,22 +19,23 @@ using Section = KvSnapshotSection;
 void bind_kv_snapshot(nb::module_& module) {
   nb::class_<Section>(module, "KvSnapshotSection", "One tensor of a saved cache.")
       .def_ro("layer", &Section::layer)
-      .def_prop_ro("segment", name_of<Section, &Section::segment>, "body, sink_tokens or tail")
+      .def_prop_ro("segment", name_of<Section, &Section::segment>,
+                   "One of body, sink_tokens and tail.")
       .def_prop_ro(
-          "role", [](const Section& section) { return role_name(section.role); }, "k or v")
-      .def_prop_ro("part", name_of<Section, &Section::part>, "codes or scales")
+          "role", [](const Section& section) { return role_name(section.role); }, "Either k or v.")
+      .def_prop_ro("part", name_of<Section, &Section::part>, "Either codes or scales.")
       .def_prop_ro("format", name_of<Section, &Section::format>)
-      .def_ro("slots", &Section::slots, "stored")
+      .def_ro("slots", &Section::slots, "Slots stored.")
       .def_ro("offset", &Section::offset)
       .def_ro("nbytes", &Section::bytes)
       .def_ro("checksum", &Section::checksum);
   nb::class_<KvSnapshotInfo>(module, "KvSnapshotInfo", "What a snapshot says about itself.")
       .def_ro("version", &KvSnapshotInfo::version)
-      .def_ro("length", &KvSnapshotInfo::length, "tokens")
+      .def_ro("length", &KvSnapshotInfo::length, "Tokens.")
       .def_ro("sections", &KvSnapshotInfo::sections)
       .def_ro("file_bytes", &KvSnapshotInfo::file_bytes)
       .def_ro("calibration", &KvSnapshotInfo::calibration,
-              "which calibration the rows were written with; 0: none")
+              "A checksum of the calibration that the rows were written with; 0 for none.")
       .def_prop_ro("kv_heads", [](const KvSnapshotInfo& info) { return info.options.kv_heads; })
       .def_prop_ro("head_dim", [](const KvSnapshotInfo& info) { return info.options.head_dim; })
       .def_prop_ro("v_head_dim", [](const KvSnapshotInfo& info) { return info.options.v_head_dim; })

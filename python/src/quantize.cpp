@@ -80,38 +80,37 @@ void bind_quantize(nb::module_& module) {
       "kv_copy", record_kv_copy, "encoder"_a, "k"_a, "k_cache"_a, "v"_a = nb::none(),
       "v_cache"_a = nb::none(), nb::kw_only(), "position"_a = 0, "cache"_a = "linear",
       "source_begin"_a = 0, "tokens"_a = nb::none(),
-      "Writes new tokens into a KV cache, converting between f32, f16 and bf16.\n\n"
-      "k: [tokens, kv_heads, head_dim]. k_cache: [capacity, kv_heads, head_dim], written; a "
-      "head-major cache is passed as cache.permute([1, 0, 2]). v, v_cache: the same, head_dim "
-      "may differ; leave both out to copy K alone. position: of the first token. cache: "
-      "\"linear\", or \"ring\": position p lives in slot p mod capacity. source_begin, "
-      "tokens: which tokens of k and v; none: all from source_begin on.");
+      "Writes new tokens into a KV cache and converts between f32, f16 and bf16.\n\n"
+      "k is [tokens, kv_heads, head_dim]. k_cache is [capacity, kv_heads, head_dim] and is "
+      "written; pass a head-major cache as cache.permute([1, 0, 2]). v and v_cache are alike, and "
+      "their head_dim may differ; leave both out to copy K alone. position is that of the first "
+      "token. cache is \"linear\", or \"ring\" for a cache in which position p lives in slot p mod "
+      "capacity. source_begin and tokens choose which tokens of k and v are written; without "
+      "tokens, all from source_begin on.");
   module.def(
       "kv_quantize", record_kv_quantize, "encoder"_a, "k"_a = nb::none(),
       "k_cache"_a.none() = nb::none(), "v"_a = nb::none(), "v_cache"_a.none() = nb::none(),
       nb::kw_only(), "position"_a = 0, "cache"_a = "linear", "source_begin"_a = 0,
       "tokens"_a = nb::none(), "k_calibration"_a = nb::none(), "v_calibration"_a = nb::none(),
-      "Compresses tokens into a cache.\n\n"
-      "k, v: [tokens, kv_heads, head_dim], f32, f16 or bf16. k_cache, v_cache: KvBuffers of a "
-      "compressed format, written. Leave out k and k_cache, or v and v_cache, to write the other "
-      "alone. k_calibration, v_calibration: how codes are chosen, see KvCalibration. The rest as "
-      "in kv_copy().");
+      "Quantizes tokens into a cache.\n\n"
+      "k and v are [tokens, kv_heads, head_dim], f32, f16 or bf16. k_cache and v_cache are "
+      "KvBuffers of a compressed format and are written. Leave out k and k_cache, or v and "
+      "v_cache, to write the other alone. k_calibration and v_calibration change how the encoder "
+      "picks codes and scales, see KvCalibration. The other arguments are those of kv_copy().");
   module.def(
       "kv_dequantize", record_kv_dequantize, "encoder"_a, "cache"_a, "out"_a, nb::kw_only(),
       "first_slot"_a = 0, "domain"_a = "restored",
-      "Decodes as many slots as `out` has tokens.\n\n"
-      "cache: a KvBuffer of a compressed format. out: [tokens, kv_heads, head_dim], f32, f16 "
-      "or bf16, written. domain: \"restored\", or \"rotated\" for what is stored before the "
-      "rotation is undone.");
+      "Dequantizes as many slots as `out` has tokens.\n\n"
+      "cache is a KvBuffer of a compressed format. out is [tokens, kv_heads, head_dim], f32, f16 "
+      "or bf16, and is written. domain is \"restored\", or \"rotated\" for the values before the "
+      "Hadamard rotation is undone.");
   module.def(
       "hadamard", record_hadamard, "encoder"_a, "x"_a, "out"_a = nb::none(), nb::kw_only(),
       "direction"_a = "forward", "signs"_a = "none",
-      "Records the orthonormal Walsh-Hadamard transform of each head and returns out. If you leave "
-      "out "
-      "out, a gyre.Tensor like x is made.\n\n"
-      "x: [rows..., head_dim] of rank 1 to 3, f32, f16 or bf16, head_dim contiguous. out: like "
-      "x, may be x itself. direction: \"forward\" or \"inverse\". signs: \"none\", "
-      "\"native\" or \"mlx_native\".");
+      "Records the orthonormal Walsh-Hadamard transform of each head and returns out.\n\n"
+      "x is [rows..., head_dim] of rank 1 to 3, f32, f16 or bf16, with head_dim contiguous. out "
+      "has x's shape and may be x itself; if you leave it out, a gyre.Tensor like x is made. "
+      "direction is \"forward\" or \"inverse\". signs is \"none\", \"native\" or \"mlx_native\".");
 }
 
 }  // namespace gyre::python

@@ -98,16 +98,18 @@ RopeFrequencies frequencies_of(double rope_theta, uint32_t rotary_dim, const std
 
 void bind_frequencies(nb::module_& module) {
   nb::class_<RopeFrequencies>(module, "RopeFrequencies", "What rope_frequencies() computes.")
-      .def_ro("inverse", &RopeFrequencies::inverse, "radians per position, one for each pair")
-      .def_ro("attention_factor", &RopeFrequencies::attention_factor, "for rope(magnitude=)");
+      .def_ro("inverse", &RopeFrequencies::inverse, "Radians per position, one for each pair.")
+      .def_ro("attention_factor", &RopeFrequencies::attention_factor,
+              "The factor for rope(magnitude=).");
   module.def("rope_frequencies", frequencies_of, "rope_theta"_a = 10000.0, nb::kw_only(),
              "rotary_dim"_a, "rope_type"_a = "standard", "factor"_a = 1.0,
              "original_max_position_embeddings"_a = 0.0, "seq_len"_a = 0.0,
              "low_freq_factor"_a = 1.0, "high_freq_factor"_a = 4.0, "beta_fast"_a = 32.0,
              "beta_slow"_a = 1.0, "attention_factor"_a = nb::none(), "mscale"_a = nb::none(),
              "mscale_all_dim"_a = nb::none(), "truncate"_a = true,
-             "Scaled frequencies, in the words of a model's config (\"rope_scaling\"). rope_type: "
-             "standard, linear, ntk, dynamic, yarn or llama3. rotary_dim: coordinates that turn.");
+             "Computes scaled frequencies from the names of a model's config (\"rope_scaling\"). "
+             "rope_type is standard, linear, ntk, dynamic, yarn or llama3. rotary_dim is the "
+             "number of coordinates that rotate.");
   module.def(
       "rope_table",
       [](const DeviceLike& device, const std::vector<double>& radians_per_position) {
@@ -116,7 +118,7 @@ void bind_frequencies(nb::module_& module) {
         return BoundTensor{std::move(home), std::move(table)};
       },
       "device"_a, "radians_per_position"_a,
-      "Frequencies as the kernels use them, exact at any position: u32 [pairs, 2].");
+      "Returns frequencies as the kernels use them, exact at any position: u32 [pairs, 2].");
 }
 
 }  // namespace
@@ -140,17 +142,18 @@ void bind_rope(nb::module_& module) {
       "factors"_a = nb::none(), nb::kw_only(), "pairing"_a = "split_half", "mode"_a = "plain",
       "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
       "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
-      "Records a rotary embedding of x and returns out: pairs rotate by position times frequency. "
-      "If "
-      "you leave out out, a gyre.Tensor like x is made.\n\n"
-      "x: [tokens, heads, head_dim], f32, f16 or bf16, head_dim contiguous. positions: i32 or "
-      "u32 [tokens]; [4, tokens] for the modes sectioned, interleaved and vision, [2, tokens] "
-      "for vision_2d. out: like x, any float dtype, may be x. k, k_out: a second tensor rotated "
-      "by the same angles, heads may differ. frequencies: f32 [pairs] in radians, or from "
-      "rope_table(); none: made from base. factors: f32 [pairs], divide the frequencies. "
-      "pairing: \"split_half\" (NeoX, Hugging Face) or \"adjacent\" (GPT-J). rotary_dim: "
-      "coordinates that turn; none: all. partner, exponent: \"rotary_dim\" or \"head_dim\". "
-      "sections: pairs per axis. magnitude: scales the rotated coordinates (YaRN).");
+      "Records a rotary embedding of x and returns out: pairs rotate by position times "
+      "frequency.\n\n"
+      "x is [tokens, heads, head_dim], f32, f16 or bf16, with head_dim contiguous. positions is "
+      "i32 or u32 [tokens]; it is [4, tokens] for the modes sectioned, interleaved and vision, and "
+      "[2, tokens] for vision_2d. out has x's shape and any float dtype, and may be x; if you "
+      "leave it out, a gyre.Tensor like x is made. k and k_out are a second tensor that rotates by "
+      "the same angles; its heads may differ.\n\n"
+      "frequencies is f32 [pairs] in radians, or the result of rope_table(); without it they "
+      "follow from base. factors, f32 [pairs], divides the frequencies. pairing is \"split_half\" "
+      "(NeoX, Hugging Face) or \"adjacent\" (GPT-J). rotary_dim is the number of coordinates that "
+      "rotate, by default all. partner and exponent are \"rotary_dim\" or \"head_dim\". sections "
+      "holds the pairs of each axis. magnitude scales the rotated coordinates (YaRN).");
   module.def(
       "norm_rope", record_norm_rope, "encoder"_a, "x"_a, "positions"_a.none(), "out"_a = nb::none(),
       "weight"_a = nb::none(), "second"_a = nb::none(), "k"_a = nb::none(), "k_out"_a = nb::none(),
@@ -159,13 +162,12 @@ void bind_rope(nb::module_& module) {
       "weight_offset"_a = 0.0f, "pairing"_a = "split_half", "mode"_a = "plain",
       "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
       "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
-      "Records an RMS norm of each head and then rope(), in one pass, and returns out. If you "
-      "leave "
-      "out out, a gyre.Tensor like x is made.\n\n"
-      "x: [tokens, heads, head_dim]. weight, k_weight: [head_dim], f32, f16 or bf16; none: 1. "
-      "second, k_second: one more output each, another dtype or layout. rope: False is the norm "
-      "alone, positions is then None. weight_offset: 1 for models that store weight - 1 (Gemma). "
-      "The rest as in rope().");
+      "Records an RMS norm of each head and then rope(), in one pass, and returns out.\n\n"
+      "x is [tokens, heads, head_dim]; if you leave out `out`, a gyre.Tensor like x is made. "
+      "weight and k_weight are [head_dim], f32, f16 or bf16, by default 1. second and k_second are "
+      "one more output each, of another dtype or layout. With rope=False only the norm runs, and "
+      "positions is None. weight_offset is 1 for models that store weight - 1 (Gemma). The other "
+      "arguments are those of rope().");
   bind_frequencies(module);
 }
 

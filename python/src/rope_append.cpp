@@ -18,12 +18,13 @@ void bind_rope_append(nb::module_& module) {
         rope_append_call<Encoder&, const Operand&, const Operand&, const BoundKvPages&,
                          const Operand&>("rope_append", record),
         "encoder"_a, "k"_a, "v"_a, "pages"_a, "slots"_a, arguments...,
-        "Everything beside attention in one command: rotates q into q_out, rotates k and stores it "
-        "and v. The bits are those of rope() (norm: norm_rope()) and kv_write() after it.\n\n"
-        "q: [tokens, heads, head_dim]; None: k and v alone. q_out: like q, may be q. k, v: "
-        "[tokens, kv_heads, head_dim]. One dtype for all of them: f32, f16 or bf16. pages, slots: "
-        "as in kv_write(). rope: False is the norm alone, positions is then None. norm: RMS norm "
-        "of each head first, with q_weight and k_weight. The rest as in rope() and norm_rope().");
+        "Records rope() of q and k and kv_write() of k and v as one command, with the same "
+        "bits.\n\n"
+        "q is [tokens, heads, head_dim], or None to store k and v alone. q_out has q's shape and "
+        "may be q. k and v are [tokens, kv_heads, head_dim]. All have one dtype: f32, f16 or bf16. "
+        "pages and slots are those of kv_write(). With rope=False only the norm runs, and "
+        "positions is None. With norm=True each head gets an RMS norm first, with q_weight and "
+        "k_weight. The other arguments are those of rope() and norm_rope().");
   });
 }
 

@@ -134,8 +134,8 @@ nb::object dlpack(const BoundTensor& bound, std::optional<int64_t> stream,
            ", which has no streams");
   if (cuda && stream == 0)
     refuse(
-        "tensor.__dlpack__: stream 0 is ambiguous; 1 is the legacy default stream, 2 the one "
-        "of each thread");
+        "tensor.__dlpack__: stream 0 is ambiguous; 1 is the legacy default stream, 2 the one of "
+        "each thread");
   const auto here = nb::cast<std::pair<int32_t, int32_t>>(dlpack_device(bound));
   if (device.has_value() && *device != here) {
     const std::string message = "tensor.__dlpack__: the memory is on " + bound.device.info().name +
@@ -170,38 +170,38 @@ void bind_views(nb::class_<BoundTensor>& tensor) {
           [](const BoundTensor& self, uint32_t dim, uint64_t begin, uint64_t count) {
             return view_of(self, self.tensor.slice(dim, begin, count));
           },
-          "dim"_a, "begin"_a, "count"_a, "`count` entries of one dimension, from `begin` on.")
+          "dim"_a, "begin"_a, "count"_a,
+          "Returns `count` entries of one dimension, from `begin` on.")
       .def(
           "permute",
           [](const BoundTensor& self, const Sizes& order) {
             return view_of(self, self.tensor.permute(dims_of(order)));
           },
-          "order"_a, "The dimensions in another order.")
+          "order"_a, "Returns a view with the dimensions in another order.")
       .def(
           "reshape",
           [](const BoundTensor& self, const Sizes& shape) {
             return view_of(self, self.tensor.reshape(dims_of(shape)));
           },
-          "shape"_a, "The same elements in another shape; contiguous tensors only.")
+          "shape"_a, "Returns the same elements in another shape; the tensor must be contiguous.")
       .def(
           "strided",
           [](const BoundTensor& self, const Sizes& shape, const Sizes& strides, uint64_t offset) {
             return view_of(self, self.tensor.strided(dims_of(shape), dims_of(strides), offset));
           },
           "shape"_a, "strides"_a, "offset_elements"_a = 0,
-          "Any view between this one's first and last element; strides count elements.")
+          "Returns any view between this one's first and last element; strides count elements.")
       .def("__getitem__", index, "key"_a,
            nb::sig("def __getitem__(self, key: gyre.types.Index | tuple[gyre.types.Index, ...], /) "
                    "-> Tensor"),
-           "A view: numbers, slices with a positive step, an ellipsis.");
+           "Returns a view. Numbers, slices with a positive step and an ellipsis are taken.");
 }
 
 void bind_exchange(nb::class_<BoundTensor>& tensor) {
   tensor
-      .def(
-          "numpy", to_numpy, nb::sig("def numpy(self) -> gyre.types.NumpyArray"),
-          "A NumPy array of the same memory, which it keeps alive. bf16 needs ml_dtypes. Memory of "
-          "a GPU is refused: use read_to.")
+      .def("numpy", to_numpy, nb::sig("def numpy(self) -> gyre.types.NumpyArray"),
+           "Returns a NumPy array of the same memory, which it keeps alive. bf16 needs ml_dtypes. "
+           "Memory of a GPU is refused: use read_to.")
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copied) {
@@ -217,17 +217,17 @@ void bind_exchange(nb::class_<BoundTensor>& tensor) {
                   "gyre.types.NumpyArray"))
       .def("__dlpack__", dlpack, nb::kw_only(), "stream"_a = nb::none(),
            "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
-           "A DLPack capsule of the same memory. CUDA: waits for the device first, whatever the "
-           "stream; -1 does not wait.")
+           "Returns a DLPack capsule of the same memory. On CUDA it waits for the device first, "
+           "whatever the stream; -1 does not wait.")
       .def("__dlpack_device__", dlpack_device,
            nb::sig("def __dlpack_device__(self) -> tuple[int, int]"),
-           "(1, 0) for the CPU, (2, n) for cuda:n.")
+           "Returns (1, 0) for the CPU and (2, n) for cuda:n.")
       .def("write_from", write_from, "source"_a,
            "Copies all elements from the host: an array of the same shape and dtype, contiguous.")
       .def("read_to", read_to, "target"_a,
            "Copies all elements to the host: an array of the same shape and dtype, contiguous. "
            "Sees all work that was submitted before.")
-      .def("copy", copy, "A contiguous tensor of its own on the same device.");
+      .def("copy", copy, "Returns a contiguous copy on the same device.");
 }
 
 }  // namespace
@@ -251,23 +251,23 @@ nb::tuple tuple_of(const Dims& dims) {
 void bind_tensor(nb::module_& module) {
   nb::class_<BoundTensor> tensor(
       module, "Tensor", nb::is_weak_referenceable(),
-      "A typed, strided view of a device's memory; at most 6 dimensions. Views share memory, and "
-      "the memory lives until the last of them, of the arrays made of it and of the work that uses "
-      "it. Made by empty(), zeros(), from_numpy(), from_dlpack() and asarray().");
+      "A typed, strided view of a device's memory with at most 6 dimensions. Views share memory; "
+      "it lives as long as a view, an array made of it or work that uses it. empty(), zeros(), "
+      "from_numpy(), from_dlpack() and asarray() make one.");
   tensor
       .def_prop_ro(
           "shape", [](const BoundTensor& self) { return tuple_of(self.tensor.shape()); },
           nb::sig("def shape(self) -> tuple[int, ...]"))
       .def_prop_ro(
           "strides", [](const BoundTensor& self) { return tuple_of(self.tensor.strides()); },
-          nb::sig("def strides(self) -> tuple[int, ...]"), "in elements, not bytes")
+          nb::sig("def strides(self) -> tuple[int, ...]"), "Strides in elements, not bytes.")
       .def_prop_ro(
           "dtype", [](const BoundTensor& self) { return std::string(name(self.tensor.dtype())); },
-          "f32, f16, bf16, u8, i32 or u32")
+          "The element type: f32, f16, bf16, u8, i32 or u32.")
       .def_prop_ro("device", [](const BoundTensor& self) { return self.device; })
       .def_prop_ro(
           "data_ptr", [](const BoundTensor& self) { return self.tensor.address(); },
-          "address of the first element, as the device sees it")
+          "The address of the first element, as the device sees it.")
       .def_prop_ro("ndim", [](const BoundTensor& self) { return self.tensor.rank(); })
       .def_prop_ro("size", [](const BoundTensor& self) { return self.tensor.elements(); })
       .def_prop_ro("nbytes", [](const BoundTensor& self) { return self.tensor.bytes(); })
@@ -275,7 +275,7 @@ void bind_tensor(nb::module_& module) {
                    [](const BoundTensor& self) { return self.tensor.is_contiguous(); })
       .def_prop_ro(
           "is_read_only", [](const BoundTensor& self) { return self.tensor.is_read_only(); },
-          "the memory was read-only where it came from: ops refuse to write it")
+          "True if the memory came read-only: ops refuse to write it.")
       .def("__len__",
            [](const BoundTensor& self) {
              if (self.tensor.rank() == 0) throw nb::type_error("tensor: len() of rank 0");
@@ -286,15 +286,14 @@ void bind_tensor(nb::module_& module) {
   bind_exchange(tensor);
 
   module.def("zeros", zeros, "shape"_a, "dtype"_a = "f32", "device"_a = "cpu",
-             "A contiguous tensor of zeros in a device's own memory.");
+             "Returns a contiguous tensor of zeros in a device's own memory.");
   module.def("empty", zeros, "shape"_a, "dtype"_a = "f32", "device"_a = "cpu",
-             "Like zeros(): a device's memory is always zero-filled.");
+             "The same as zeros(): a device's memory is always zero-filled.");
   module.def(
       "from_numpy", [](nb::handle array) { return from_numpy(array, std::nullopt, "from_numpy"); },
       "array"_a, nb::sig("def from_numpy(array: gyre.types.NumpyArray) -> Tensor"),
-      "Shares the array's memory: float32, float16, uint8, int32, uint32, or bfloat16 of "
-      "ml_dtypes. "
-      "A read-only array gives a tensor that ops refuse to write.");
+      "Shares the memory of an array of float32, float16, uint8, int32, uint32, or bfloat16 of "
+      "ml_dtypes. A read-only array gives a tensor that ops refuse to write.");
   module.def(
       "from_dlpack",
       [](const Operand& source, const std::optional<DeviceLike>& device, bool ordered) {
@@ -302,17 +301,18 @@ void bind_tensor(nb::module_& module) {
         return from_dlpack(source.object, wanted(device), "from_dlpack", order);
       },
       "x"_a, "device"_a = nb::none(), nb::kw_only(), "ordered"_a = true,
-      "Shares the memory of anything with __dlpack__, or of a capsule. device: where it must be; "
-      "none: the shared device of where it is. Memory elsewhere is refused, never copied. "
-      "ordered: CUDA, Gyre's stream waits for what the producer has queued; False for lists that "
-      "Encoder.submit_on() puts on the producer's own stream.");
+      "Shares the memory of anything with __dlpack__, or of a capsule. device says where it must "
+      "be, by default the shared device of where it is; memory elsewhere is refused, never copied. "
+      "With ordered, Gyre's CUDA stream waits for what the producer has queued; pass False for "
+      "lists that Encoder.submit_on() puts on the producer's own stream.");
   module.def(
       "asarray",
       [](const Operand& source, const std::optional<DeviceLike>& device) {
         return as_tensor(source.object, wanted(device), "asarray");
       },
       "x"_a, "device"_a = nb::none(),
-      "A Tensor as it is, a NumPy array or anything with __dlpack__ shared without a copy.");
+      "Returns a Tensor as it is and shares a NumPy array, or anything with __dlpack__, without a "
+      "copy.");
 }
 
 }  // namespace gyre::python

@@ -27,7 +27,7 @@ class Case:
     block: int = 16
     splits: int = 1
     soft_cap: float = 0.0
-    sink_logits: bool = False
+    has_sinks: bool = False
     dtype: str = "float32"
 
     @property
@@ -42,7 +42,7 @@ class Case:
         )
 
     def sink_logits(self) -> torch.Tensor | None:
-        return torch.linspace(-2, 3, self.heads) if self.sink_logits else None
+        return torch.linspace(-2, 3, self.heads) if self.has_sinks else None
 
 
 ONE_BY_ONE = [1] * 40
@@ -52,9 +52,9 @@ CASES = {
     "f16": Case(131, ONE_BY_ONE, k="f16", v="f16", heads=4, kv_heads=4),
     "f16 keys, splits": Case(77, ONE_BY_ONE, k="f16", heads=6, kv_heads=1, splits=3, dtype="float16"),
     "from nothing": Case(0, [1] * 70),  # ranks without keys, then all have some
-    "from nothing, splits": Case(0, [1] * 20, splits=16, sink_logits=True),
+    "from nothing, splits": Case(0, [1] * 20, splits=16, has_sinks=True),
     "blocks of 5": Case(13, ONE_BY_ONE, block=5),
-    "value heads of 128": Case(50, ONE_BY_ONE, v_head_dim=128, soft_cap=5.0, sink_logits=True, dtype="bfloat16"),
+    "value heads of 128": Case(50, ONE_BY_ONE, v_head_dim=128, soft_cap=5.0, has_sinks=True, dtype="bfloat16"),
     "blocks at once": Case(48, [16, 16, 7, 9, 1], splits=2),
     "one block has all": Case(100, [1, 4], block=512, k="tq8", v="tq8"),
 }

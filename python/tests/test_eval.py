@@ -164,7 +164,7 @@ def test_charts_that_cannot_be_written_are_refused_first(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "option, value", [("context", 0), ("context", -1), ("windows", 0), ("tail", -1), ("sink_tokens", -1), ("threads", -1), ("step", 0)]
+    "option, value", [("context", 0), ("context", -1), ("windows", 0), ("tail", -1), ("sink-tokens", -1), ("threads", -1), ("step", 0)]
 )
 def test_numbers_out_of_range(option, value, capsys):
     with pytest.raises(SystemExit):

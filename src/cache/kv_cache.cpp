@@ -79,7 +79,7 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
       options(wanted),
       resolved(checked_cache_layers(options)),
       tail_tokens(cache_tail_tokens(resolved)) {
-  require(device.impl() != nullptr, "kv_cache: the device handle is empty");
+  require(impl_of(device) != nullptr, "kv_cache: the device handle is empty");
   if (options.v_head_dim == 0) options.v_head_dim = options.head_dim;
   state = device.tensor(DType::u8, {sizeof(abi::KvState)});
   positions = device.tensor(DType::i32, {options.step_tokens});
@@ -138,7 +138,7 @@ abi::KvExtendParams KvCache::State::Sequence::params() const {
 }
 
 const void* KvCache::State::list_of(const char* op, const Encoder& encoder) const {
-  const void* const list = &encoder.recorder();
+  const void* const list = &recorder_of(encoder);
   steps->require_encoder(op, list);
   return list;
 }

@@ -138,10 +138,10 @@ KvSnapshotInfo KvCache::State::snapshot() const {
 
 void KvCache::save(const std::string& path) const try {
   const State& s = state();
-  s.device.impl()->require_same_process("kv_cache.save");
+  impl_of(s.device)->require_same_process("kv_cache.save");
   s.steps->require_submitted("kv_cache.save");
   s.require_complete("kv_cache.save");
-  s.device.impl()->wait();
+  impl_of(s.device)->wait();
   KvSnapshotInfo info = s.snapshot();
   plan_snapshot(info, std::numeric_limits<int64_t>::max());
   NewFile file("kv_cache.save", path);
@@ -158,7 +158,7 @@ void KvCache::save(const std::string& path) const try {
 
 void KvCache::load(const std::string& path) try {
   State& s = state();
-  s.device.impl()->require_same_process("kv_cache.load");
+  impl_of(s.device)->require_same_process("kv_cache.load");
   s.steps->require_submitted("kv_cache.load");
   const FileSource source("kv_cache.load", path);
   const KvSnapshotInfo info = read_snapshot_header(source);

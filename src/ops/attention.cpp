@@ -21,9 +21,9 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
 }
 
 bool supports(const Device& device, const AttentionTypes& types) try {
-  require(device.impl() != nullptr, "supports: the device was moved from");
-  return device.impl()->has(kAttention.info,
-                            spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
+  require(impl_of(device) != nullptr, "supports: the device was moved from");
+  return impl_of(device)->has(
+      kAttention.info, spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
 } catch (const std::bad_alloc&) {
   out_of_memory("supports");
 }

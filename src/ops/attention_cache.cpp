@@ -46,8 +46,8 @@ void dispatch_segments(Recording& recording, const AttentionInputs& in,
 }  // namespace
 
 std::string describe_attention(const Device& device, KvFormat k, KvFormat v) {
-  return device.impl()->describe(kAttention.info,
-                                 spec_key(make_spec(DType::f32, k, v, DType::f32)));
+  return impl_of(device)->describe(kAttention.info,
+                                   spec_key(make_spec(DType::f32, k, v, DType::f32)));
 }
 
 void attend_cache(Encoder& encoder, const AttentionInputs& given, const AttentionOptions& options,

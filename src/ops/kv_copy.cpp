@@ -132,8 +132,8 @@ std::span<const uint64_t> kv_copy_specs() {
 }
 
 bool supports(const Device& device, const KvCopyTypes& types) try {
-  require(device.impl() != nullptr, "supports: the device was moved from");
-  return device.impl()->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
+  require(impl_of(device) != nullptr, "supports: the device was moved from");
+  return impl_of(device)->has(kKvCopy.info, spec_key(make_spec(types.source, types.cache)));
 } catch (const std::bad_alloc&) {
   out_of_memory("supports");
 }

@@ -185,11 +185,11 @@ std::span<const uint64_t> kv_dequantize_specs() {
 }
 
 bool supports(const Device& device, const KvQuantizeTypes& types) try {
-  require(device.impl() != nullptr, "supports: the device was moved from");
+  require(impl_of(device) != nullptr, "supports: the device was moved from");
   const auto format = static_cast<uint32_t>(types.format);
   if (!abi::kv_is_native(format) && !abi::kv_is_mlx_native(format)) return false;
   const auto spec = quantize_spec(types.source, format, 0);
-  return device.impl()->has(kKvQuantize.info, spec_key(spec));
+  return impl_of(device)->has(kKvQuantize.info, spec_key(spec));
 } catch (const std::bad_alloc&) {
   out_of_memory("supports");
 }

@@ -87,8 +87,8 @@ std::span<const uint64_t> rope_specs() {
 }
 
 bool supports(const Device& device, const RopeTypes& types) try {
-  require(device.impl() != nullptr, "supports: the device was moved from");
-  return device.impl()->has(kRope.info, spec_key(rope_spec(types.x, types.out, false, false)));
+  require(impl_of(device) != nullptr, "supports: the device was moved from");
+  return impl_of(device)->has(kRope.info, spec_key(rope_spec(types.x, types.out, false, false)));
 } catch (const std::bad_alloc&) {
   out_of_memory("supports");
 }

@@ -118,7 +118,7 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
       make_spec({static_cast<uint64_t>(call.k.x->dtype()), rows.k_format, rows.v_format,
                  call.adjacent() ? 1u : 0u, call.norm ? 1u : 0u, to.slot_bytes, quads});
   if (to.calibrated ||
-      (quads == 0 && !encoder.device().impl()->has(kRopeAppend.info, spec_key(spec))))
+      (quads == 0 && !impl_of(encoder.device())->has(kRopeAppend.info, spec_key(spec))))
     return dispatch_two(recording, encoder, call, to, params.rope, frequencies);
   recording.dispatch(kRopeAppend, spec, params,
                      {call.x.x, &call.positions, call.x.out, &frequencies, &call.factors,

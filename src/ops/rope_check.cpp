@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/rope_layout.h"
+#include "runtime/device_impl.h"
 #include "runtime/kernels.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
@@ -173,7 +174,7 @@ Tensor fill_rope(const Encoder& encoder, const RopeCall& call, abi::RopeParams& 
     // A table keeps no whole turns, so a factor could not divide them.
     require(!call.factors.defined() || call.rope->base >= 1, call.op,
             ": factors need a base of at least 1, got ", call.rope->base);
-    frequencies = base_frequencies(*encoder.device().impl(), params.head_dim, *call.rope, layout);
+    frequencies = base_frequencies(*impl_of(encoder.device()), params.head_dim, *call.rope, layout);
   }
   params.frequency_kind = frequencies.dtype() == DType::u32 ? abi::kRopeTurns : abi::kRopeRadians;
   return frequencies;

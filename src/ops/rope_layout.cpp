@@ -129,7 +129,7 @@ Tensor base_frequencies(DeviceImpl& device, uint64_t head_dim, const RopeOptions
       radians.push_back(std::pow(static_cast<long double>(options.base),
                                  -exponent(head_dim, options, layout, pair)));
     }
-    return exact_rope_table(Device(device.shared_from_this()), radians);
+    return exact_rope_table(device_of(device.shared_from_this()), radians);
   });
 }
 

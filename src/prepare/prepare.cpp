@@ -12,13 +12,13 @@ namespace gyre {
 
 std::vector<PreparedKernel> prepare(const Device& device, const ModelShape& shape,
                                     const PrepareCallback& progress) try {
-  require(device.impl() != nullptr, "prepare: the device was moved from");
-  DeviceImpl& impl = *device.impl();
+  require(impl_of(device) != nullptr, "prepare: the device was moved from");
+  DeviceImpl& impl = *impl_of(device);
   impl.require_same_process("prepare");
   std::vector<KernelKey> keys;
   for (const std::shared_ptr<const DeviceImpl>& target : impl.stands_for()) {
     const auto dry = std::make_shared<DryDevice>(target);
-    record_model(Device(dry), shape);
+    record_model(device_of(dry), shape);
     for (const KernelKey& key : dry->needed()) {
       if (std::ranges::find(keys, key) == keys.end()) keys.push_back(key);
     }

@@ -73,9 +73,9 @@ const KernelCode& CustomKernel::code() const {
 const std::string& CustomKernel::name() const { return code().code.name; }
 
 bool supports(const Device& device, const CustomKernel& kernel) {
-  require(device.impl() != nullptr, "supports: the device was moved from");
+  require(impl_of(device) != nullptr, "supports: the device was moved from");
   const KernelCode& code = kernel.code();
-  return device.impl()->has(code.info, padded(code.code.params_bytes));
+  return impl_of(device)->has(code.info, padded(code.code.params_bytes));
 }
 
 void CustomKernel::record(Encoder& encoder, std::span<const std::byte> params,

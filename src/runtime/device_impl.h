@@ -11,6 +11,7 @@
 #include "runtime/command_list.h"
 #include "runtime/command_notes.h"
 #include "runtime/constant_cache.h"
+#include "runtime/internals.h"
 #include "runtime/process.h"
 #include "runtime/trace_log.h"
 

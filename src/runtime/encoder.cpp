@@ -53,7 +53,7 @@ void Recorder::roll_back(const Mark& mark) noexcept {
 }
 
 Recording::Recording(const Encoder& encoder, const char* op)
-    : recorder_(encoder.recorder()), op_(op) {
+    : recorder_(recorder_of(encoder)), op_(op) {
   recorder_.device_->require_same_process(op);
   require(!recorder_.busy_.exchange(true, std::memory_order_acquire), op,
           ": the encoder is in use by another thread; give each thread its own encoder");
@@ -80,7 +80,7 @@ void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* para
     accesses[i] = {{}, arg.access};
     if (args[i] == nullptr || !args[i]->defined()) continue;
     const Tensor& tensor = *args[i];
-    const std::shared_ptr<Storage>& storage = tensor.storage();
+    const std::shared_ptr<Storage>& storage = storage_of(tensor);
     require(storage->device_id() == recorder_.device_->id(), op_, ": ", arg.name,
             " lives on another device than the encoder");
     require(arg.access == Access::read || !storage->read_only(), op_, ": ", arg.name,
@@ -111,8 +111,8 @@ void Recording::reset(ListFate fate) {
 }
 
 Encoder::Encoder(Device device) try : device_(std::move(device)) {
-  require(device_.impl() != nullptr, "encoder: the device handle is empty");
-  recorder_ = std::make_unique<Recorder>(device_.impl());
+  require(impl_of(device_) != nullptr, "encoder: the device handle is empty");
+  recorder_ = std::make_unique<Recorder>(impl_of(device_));
 } catch (const std::bad_alloc&) {
   out_of_memory("encoder");
 }

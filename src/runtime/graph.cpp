@@ -28,7 +28,7 @@ Graph::~Graph() = default;
 
 Fence Graph::replay() const try {
   require(impl_ != nullptr, "graph.replay: used after it was moved from");
-  device_.impl()->require_same_process("graph.replay");
+  impl_of(device_)->require_same_process("graph.replay");
   impl_->notes.check("graph.replay");
   Fence fence(impl_->replay());
   impl_->notes.tell(ListFate::replayed, nullptr);

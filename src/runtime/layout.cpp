@@ -119,7 +119,7 @@ bool strides_nest(const Dims& shape, const Dims& strides) {
 
 bool is_same_view(const Tensor& a, const Tensor& b) {
   if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
-  if (a.storage()->address() + a.byte_offset() != b.storage()->address() + b.byte_offset())
+  if (storage_of(a)->address() + a.byte_offset() != storage_of(b)->address() + b.byte_offset())
     return false;
   for (uint32_t d = 0; d < a.rank(); ++d) {
     if (a.shape(d) > 1 && a.stride(d) != b.stride(d)) return false;
@@ -130,7 +130,7 @@ bool is_same_view(const Tensor& a, const Tensor& b) {
 namespace {
 
 uint64_t address(const Tensor& tensor) {
-  return tensor.storage()->address() + tensor.byte_offset();
+  return storage_of(tensor)->address() + tensor.byte_offset();
 }
 
 // The stride of a dimension of one entry means nothing: the other tensor's is taken.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gyre/tensor.h"
+#include "runtime/internals.h"
 #include "runtime/storage.h"
 
 namespace gyre {
@@ -28,8 +29,8 @@ bool grids_may_meet(const Tensor& a, const Tensor& b);
 // True if the two tensors may share a byte. By byte range, and exact for tensors that interleave in
 // one buffer (K and V side by side). Both must be defined.
 inline bool may_overlap(const Tensor& a, const Tensor& b) {
-  const uint64_t a_begin = a.storage()->address() + a.byte_offset();
-  const uint64_t b_begin = b.storage()->address() + b.byte_offset();
+  const uint64_t a_begin = storage_of(a)->address() + a.byte_offset();
+  const uint64_t b_begin = storage_of(b)->address() + b.byte_offset();
   if (a_begin >= b_begin + b.span_bytes() || b_begin >= a_begin + a.span_bytes()) return false;
   return a.elements() != 0 && b.elements() != 0 && grids_may_meet(a, b);
 }

@@ -108,7 +108,7 @@ class Recording {
 class RecordingGroup {
  public:
   explicit RecordingGroup(const Encoder& encoder)
-      : recorder_(encoder.recorder()), mark_(recorder_.mark()) {}
+      : recorder_(recorder_of(encoder)), mark_(recorder_.mark()) {}
   RecordingGroup(const RecordingGroup&) = delete;
   RecordingGroup& operator=(const RecordingGroup&) = delete;
   ~RecordingGroup() {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "runtime/internals.h"
 #include "runtime/process.h"
 #include "runtime/require.h"
 

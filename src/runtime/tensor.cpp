@@ -204,7 +204,7 @@ void for_each_run(const Tensor& tensor, uint32_t dim, uint64_t offset, const Act
 // Run by run: what lies between the elements may be written by others at the same time.
 void write_runs(const Tensor& tensor, const std::byte* from) {
   for_each_run(tensor, 0, tensor.byte_offset(), [&](uint64_t offset, uint64_t bytes) {
-    tensor.storage()->write(offset, from, bytes);
+    storage_of(tensor)->write(offset, from, bytes);
     from += bytes;
   });
 }
@@ -216,13 +216,13 @@ void read_runs(const Tensor& tensor, std::byte* to) {
   const bool sparse = tensor.span_bytes() > kMostWaste * tensor.bytes() + kSmall;
   if (sparse || tensor.is_contiguous()) {
     for_each_run(tensor, 0, tensor.byte_offset(), [&](uint64_t offset, uint64_t bytes) {
-      tensor.storage()->read(offset, to, bytes);
+      storage_of(tensor)->read(offset, to, bytes);
       to += bytes;
     });
     return;
   }
   std::vector<std::byte> span(tensor.span_bytes());
-  tensor.storage()->read(tensor.byte_offset(), span.data(), span.size());
+  storage_of(tensor)->read(tensor.byte_offset(), span.data(), span.size());
   copy_strided(tensor, 0, span.data(), to, Direction::to_host);
 }
 

@@ -60,7 +60,7 @@ KvBatch::State::~State() {
 }
 
 const void* KvBatch::State::list_of(const char* op, const Encoder& encoder) const {
-  const void* const list = &encoder.recorder();
+  const void* const list = &recorder_of(encoder);
   pool->steps->require_encoder(op, list);
   return list;
 }
@@ -92,7 +92,7 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
 }
 
 void KvBatch::State::begin_step(Encoder& encoder, std::span<const KvStep> steps) try {
-  require(encoder.device().impl() == pool->device.impl(), kBegin,
+  require(impl_of(encoder.device()) == impl_of(pool->device), kBegin,
           ": the encoder records for another device than the pool's");
   const StepsUse use(*pool->steps, kBegin);
   list_of(kBegin, encoder);
@@ -165,7 +165,7 @@ void KvBatch::State::note(const Encoder& encoder, const char* op, const CommandN
   Recording recording(encoder, op);
   recording.note({log, made});
   recording.commit();
-  log->recorded(made, &encoder.recorder());
+  log->recorded(made, &recorder_of(encoder));
 }
 
 void KvBatch::State::finish() {

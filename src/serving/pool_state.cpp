@@ -80,7 +80,7 @@ KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
       calibration(pool_calibration(options)),
       geometry(pool_geometry(resolved, options.page_tokens, calibration)),
       index(options.page_tokens, 0, 0) {
-  require(device.impl() != nullptr, "kv_pool: the device handle is empty");
+  require(impl_of(device) != nullptr, "kv_pool: the device handle is empty");
   if (options.v_head_dim == 0) options.v_head_dim = options.head_dim;
   const auto store = [&](const GroupKeys& keys, const KvLayer& stored) {
     const size_t group = add_group(keys);
@@ -128,7 +128,7 @@ std::string KvPool::State::group_name(size_t group) const {
 }
 
 void KvPool::State::require_same_process(const char* op) const {
-  device.impl()->require_same_process(op);
+  impl_of(device)->require_same_process(op);
 }
 
 uint64_t KvPool::State::page_bytes(size_t group) const {

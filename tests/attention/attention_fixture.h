@@ -247,7 +247,7 @@ class AttentionProblem {
 
 inline AttentionTolerance tolerance_of(const Device& device, const RecordedCommand& command,
                                        const AttentionCase& c) {
-  return attention_tolerance(device.impl()->describe(*command.kernel, command.spec), c.k, c.v,
+  return attention_tolerance(impl_of(device)->describe(*command.kernel, command.spec), c.k, c.v,
                              {.q_gain = c.q_gain, .softened = c.soft_cap != 0 || c.alibi_slopes});
 }
 

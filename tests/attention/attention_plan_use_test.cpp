@@ -223,7 +223,7 @@ uint64_t prompt_rows_of_first_task(KvFormat format) {
     row.select = select_first_half;
     row.tasks = [](const void*, uint64_t) -> uint32_t { return 1; };
   }
-  const Device device(cpu::make_device({.threads = 1}, table));
+  const Device device = device_of(cpu::make_device({.threads = 1}, table));
   const auto integers = [&](const std::vector<int32_t>& values, const Dims& shape) {
     const Tensor made = device.tensor(DType::i32, shape);
     made.write_from(std::span<const int32_t>(values));
@@ -270,7 +270,7 @@ TEST(CpuShares, FollowTheCostOfAPrompt) {
 // A device without a planner keeps the op's default: the kernel for any shape, one split.
 TEST(NoPlanner, TheDefaultStands) {
   const auto impl = std::make_shared<PlanDevice>(PlanDevice::Planner{});
-  const Device device(impl);
+  const Device device = device_of(impl);
   const Tensor q = device.tensor(DType::f16, {1, 32, 128});
   const Tensor partial = device.tensor(DType::f32, attention_partial_shape(5, q.shape(), 128));
   const KvBuffer k = KvBuffer::allocate(device, {KvFormat::tq4, KvRole::k, 8, 32768, 128});

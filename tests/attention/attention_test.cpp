@@ -25,14 +25,6 @@ TEST(Attention, EveryPairOfFormatsAtEveryLength) {
   }
 }
 
-TEST(Attention, EveryFormat) {
-  for (const KvFormat format : kv_formats()) {
-    EXPECT_TRUE(attention_holds(
-        device(),
-        {.heads = 6, .kv_heads = 2, .k_dim = 256, .length = 150, .k = format, .v = format}));
-  }
-}
-
 TEST(Attention, EveryGroupSize) {
   for (const uint64_t group : {1, 2, 4, 6, 7, 8, 12, 16, 40, 71}) {
     for (const KvFormat format : kPairFormats) {
@@ -50,6 +42,14 @@ TEST(Attention, EveryHeadDim) {
           attention_holds(device(), {.k_dim = dim, .length = 75, .k = format, .v = format}));
     }
   }
+  for (const uint64_t dim : {256, 512}) {
+    for (const KvFormat v : kv_formats()) {
+      for (const uint64_t tokens : {1, 4})
+        EXPECT_TRUE(attention_holds(device(), {.tokens = tokens, .k_dim = dim, .v = v}));
+    }
+  }
+  for (const uint64_t dim : {520, 768, 1024})
+    EXPECT_TRUE(attention_holds(device(), {.tokens = 20, .k_dim = dim, .length = 40}));
   EXPECT_TRUE(attention_holds(
       device(), {.k_dim = 192, .v_dim = 128, .k = KvFormat::tq8, .v = KvFormat::tq4}));
   EXPECT_TRUE(attention_holds(
@@ -74,6 +74,52 @@ TEST(Attention, WindowsAndRings) {
                                              .k = format,
                                              .v = format,
                                              .window = window}));
+    }
+  }
+}
+
+// Every format, at the head dims that have two scales a row; caches that were written with a
+// factor.
+TEST(Attention, RingsOfLargeHeads) {
+  for (const KvFormat format : kv_formats()) {
+    for (const uint64_t dim : {256, 512}) {
+      for (const uint64_t window : {0, 40}) {
+        for (const uint64_t start : {0, 70, 149}) {
+          AttentionCase c{.heads = 16,
+                          .kv_heads = 8,
+                          .k_dim = dim,
+                          .length = 150,
+                          .capacity = 150,
+                          .ring_start = start,
+                          .k = format,
+                          .v = format,
+                          .causal = window == 0 || start != 70,
+                          .window = window};
+          EXPECT_TRUE(attention_holds(device(), c));
+          if (dim != 512 || class_of(format) != FormatClass::mlx_native) continue;
+          c.scale_factor = format == KvFormat::mlx_native4 ? 0.7f : 2.0f;
+          EXPECT_TRUE(attention_holds(device(), c));
+        }
+      }
+    }
+  }
+}
+
+// A prefill in bf16 that begins, or goes on behind older keys.
+TEST(Attention, PrefillAtEveryOffset) {
+  for (const uint64_t dim : {64, 256, 512}) {
+    for (const uint64_t offset : {0, 8, 32}) {
+      for (const uint64_t window : {0, 20}) {
+        EXPECT_TRUE(attention_holds(device(), {.tokens = 56,
+                                               .kv_heads = 2,
+                                               .k_dim = dim,
+                                               .length = offset + 56,
+                                               .k = KvFormat::bf16,
+                                               .v = KvFormat::bf16,
+                                               .q_dtype = DType::bf16,
+                                               .out_dtype = DType::bf16,
+                                               .window = window}));
+      }
     }
   }
 }
@@ -115,18 +161,9 @@ TEST(Attention, EverythingTogether) {
   }
 }
 
-TEST(Attention, EveryDType) {
-  for (const DType q : {DType::f32, DType::f16, DType::bf16}) {
-    for (const DType out : {DType::f32, DType::f16, DType::bf16}) {
-      for (const uint64_t tokens : {1, 40}) {
-        EXPECT_TRUE(attention_holds(device(), {.tokens = tokens,
-                                               .k = KvFormat::tq8,
-                                               .v = KvFormat::bf16,
-                                               .q_dtype = q,
-                                               .out_dtype = out}));
-      }
-    }
-  }
+TEST(Attention, ManySplitsOfALongCache) {
+  EXPECT_TRUE(attention_holds(
+      device(), {.heads = 16, .kv_heads = 8, .k_dim = 256, .length = 3000, .splits = 32}));
 }
 
 TEST(Attention, SharpQueries) {

@@ -130,7 +130,7 @@ class CudaPlans {
           plan_ = *static_cast<const abi::AttentionPlan*>(plan);
           return true;
         })),
-        device_(impl_) {}
+        device_(device_of(impl_)) {}
   CudaPlans(const CudaPlans&) = delete;  // the planner writes here
   CudaPlans& operator=(const CudaPlans&) = delete;
 

@@ -263,7 +263,7 @@ class CacheModel {
   // Sink tokens and tails are f16, whatever the body is.
   double tolerance(const Asked& a, const KvLayer& layer, const Question& ask) const {
     const AttentionInputsKind kind{.softened = ask.soft_cap != 0 || ask.alibi_slopes};
-    const std::string how = device.impl()->describe(*a.commands[0].kernel, a.commands[0].spec);
+    const std::string how = impl_of(device)->describe(*a.commands[0].kernel, a.commands[0].spec);
     const double body = attention_tolerance(how, layer.k, layer.v, kind).nmse;
     if (a.commands.size() == 1) return body;
     const std::string half = describe_attention(device, KvFormat::f16, KvFormat::f16);

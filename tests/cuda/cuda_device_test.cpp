@@ -6,7 +6,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cuda/context.h"
@@ -15,16 +14,10 @@
 #include "gpu_rules.h"
 #include "runtime/kernels.h"
 #include "runtime/recorder.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
-
-bool has_gpu() {
-  for (const DeviceInfo& info : devices()) {
-    if (info.name == "cuda:0") return info.available;
-  }
-  return false;
-}
 
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to, uint64_t bytes) {
   Recording recording(encoder, "copy");
@@ -40,14 +33,14 @@ void copy_all(Encoder& encoder, const Tensor& from, const Tensor& to) {
 class CudaDevice : public testing::Test {
  protected:
   void SetUp() override {
-    if (!has_gpu()) GTEST_SKIP() << "no CUDA device here";
+    if (!is_available("cuda:0")) GTEST_SKIP() << "no CUDA device here";
     device_ = Device::open("cuda");
   }
   const Device& device() const { return device_; }
   Tensor filled(uint64_t bytes, uint32_t seed) const { return test::filled(device_, bytes, seed); }
 
  private:
-  Device device_{nullptr};
+  Device device_ = device_of(nullptr);
 };
 
 TEST_F(CudaDevice, DescribesItself) {
@@ -74,13 +67,13 @@ TEST_F(CudaDevice, ReusedMemoryIsZeroAndWaitsForItsLastUser) {
   uint64_t address = 0;
   {
     const Tensor scratch = device().tensor(DType::u8, {64 << 20});
-    address = scratch.storage()->address();
+    address = storage_of(scratch)->address();
     copy_bytes(encoder, from, scratch, from.bytes());
     copy_bytes(encoder, scratch, to, from.bytes());
   }
   const Fence fence = encoder.submit();  // the list was the last to hold the scratch memory
   const Tensor next = device().tensor(DType::u8, {64 << 20});
-  EXPECT_EQ(next.storage()->address(), address) << "nothing was reused: the test shows nothing";
+  EXPECT_EQ(storage_of(next)->address(), address) << "nothing was reused: the test shows nothing";
   EXPECT_EQ(read_bytes(next), Bytes(64 << 20));
   fence.wait();
   EXPECT_TRUE(fence.done());
@@ -117,15 +110,7 @@ TEST_F(CudaDevice, WrapsItsOwnMemoryOnly) {
 
 TEST_F(CudaDevice, WaitsForAllThatWasSubmitted) {
   EXPECT_NE(device().stream(), 0u);
-  const Tensor from = filled(1 << 20, 5), to = device().tensor(DType::u8, {1 << 20});
-  Encoder encoder(device());
-  Fence last;
-  for (int i = 0; i < 20; ++i) {
-    copy_bytes(encoder, from, to, 1 << 20);
-    last = encoder.submit();
-  }
-  device().wait();
-  EXPECT_TRUE(last.done());
+  expect_wait_for_all(device(), 1 << 20, copy_all);
 }
 
 // A stream of somebody else's, as an engine has.
@@ -197,7 +182,7 @@ TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
   Fence fence;
   {
     const Tensor between = device().tensor(DType::u8, {kBytes});
-    scratch = between.storage();
+    scratch = storage_of(between);
     copy_bytes(encoder, a, between, kBytes);
     copy_bytes(encoder, between, b, kBytes);
     device().wait();
@@ -222,18 +207,24 @@ TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
   EXPECT_TRUE(scratch.expired());
 }
 
+class CudaEarlyReads : public CudaDevice {
+ protected:
+  void SetUp() override {
+    CudaDevice::SetUp();
+    if (!IsSkipped() && fake().early_args == nullptr) GTEST_SKIP() << "the driver is real";
+  }
+  Tensor target() const { return device().tensor(DType::u8, {64}); }
+};
+
 // A copy has two arguments: from, to.
-TEST_F(CudaDevice, NodesReadEarlyWhatTheNodeAheadDoesNotWrite) {
-  if (fake().early_args == nullptr) GTEST_SKIP() << "the driver is real";
-  constexpr uint64_t kBytes = 64;
-  const Tensor a = filled(kBytes, 1), b = device().tensor(DType::u8, {kBytes});
-  const Tensor c = device().tensor(DType::u8, {kBytes}), d = device().tensor(DType::u8, {kBytes});
+TEST_F(CudaEarlyReads, OfWhatTheNodeAheadDoesNotWrite) {
+  const Tensor a = filled(64, 1), b = target(), c = target(), d = target();
   Encoder encoder(device());
-  copy_bytes(encoder, a, b, kBytes);
-  copy_bytes(encoder, b, c, kBytes);  // reads what the first one writes
-  copy_bytes(encoder, a, c, kBytes);  // writes what the second one writes
-  copy_bytes(encoder, c, d, kBytes);
-  copy_bytes(encoder, b, d, kBytes);
+  copy_all(encoder, a, b);
+  copy_all(encoder, b, c);  // reads what the first one writes
+  copy_all(encoder, a, c);  // writes what the second one writes
+  copy_all(encoder, c, d);
+  copy_all(encoder, b, d);
   const Graph graph = encoder.instantiate();
   constexpr uint32_t kFrom = 1, kTo = 2, kBoth = 3;
   EXPECT_EQ(fake().early_args(0) & kBoth, kBoth);
@@ -244,71 +235,24 @@ TEST_F(CudaDevice, NodesReadEarlyWhatTheNodeAheadDoesNotWrite) {
 }
 
 // Two commands without a barrier between them: edges behind them are full, nothing of them runs.
-TEST_F(CudaDevice, NodesReadEverythingEarlyBehindSeveral) {
-  if (fake().early_args == nullptr) GTEST_SKIP() << "the driver is real";
-  constexpr uint64_t kBytes = 64;
-  const Tensor a = filled(kBytes, 1), b = device().tensor(DType::u8, {kBytes});
-  const Tensor c = device().tensor(DType::u8, {kBytes}), d = device().tensor(DType::u8, {kBytes});
+TEST_F(CudaEarlyReads, OfEverythingBehindSeveralNodes) {
+  const Tensor a = filled(64, 1), b = target(), c = target(), d = target();
   Encoder encoder(device());
-  copy_bytes(encoder, a, b, kBytes);
-  copy_bytes(encoder, a, c, kBytes);
-  copy_bytes(encoder, b, d, kBytes);
+  copy_all(encoder, a, b);
+  copy_all(encoder, a, c);
+  copy_all(encoder, b, d);
   const Graph graph = encoder.instantiate();
   for (uint64_t node = 0; node < 3; ++node) EXPECT_EQ(fake().early_args(node) & 3, 3u) << node;
 }
 
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {
-  const Tensor from = filled(1 << 20, 1), to = device().tensor(DType::u8, {1 << 20});
-  Encoder encoder(device());
-  copy_bytes(encoder, from, to, 1 << 20);
-  const Graph graph = encoder.instantiate();
-  copy_bytes(encoder, from, to, 1 << 20);
-  device().start_trace();
-  encoder.submit().wait();
-  graph.replay().wait();
-  const Trace trace = device().stop_trace();
-  ASSERT_EQ(trace.events.size(), 2u);
-  for (const TraceEvent& event : trace.events) {
-    EXPECT_EQ(event.kernel, "bytes_copy");
-    EXPECT_GT(event.duration_ns(), 0u);
-  }
-  EXPECT_GE(trace.events[1].begin_ns(), trace.events[0].begin_ns());
+  expect_traced_copies(device(), "bytes_copy", copy_all);
 }
 
-TEST_F(CudaDevice, ServesSeveralThreads) {
-  std::vector<std::thread> threads;
-  for (uint32_t seed = 1; seed <= 4; ++seed) {
-    threads.emplace_back([this, seed] {
-      for (uint32_t round = 0; round < 50; ++round) {
-        const uint64_t bytes = 1000 + 100 * round;
-        const Tensor from = filled(bytes, seed), to = device().tensor(DType::u8, {bytes});
-        Encoder encoder(device());
-        copy_bytes(encoder, from, to, bytes);
-        if (round % 2 == 0) {
-          encoder.submit();
-        } else {
-          encoder.instantiate().replay();
-        }
-        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
+TEST_F(CudaDevice, ServesSeveralThreads) { expect_threads_served(device(), copy_all); }
 
 TEST_F(CudaDevice, FencesAndTensorsOutliveTheDevice) {
-  Fence fence;
-  Tensor to;
-  {
-    const Device own = Device::open("cuda:0", {.kernel_cache = "off"});
-    const Tensor from = own.tensor(DType::u8, {1 << 20});
-    to = own.tensor(DType::u8, {1 << 20});
-    Encoder encoder(own);
-    copy_bytes(encoder, from, to, 1 << 20);
-    fence = encoder.submit();
-  }
-  fence.wait();
-  EXPECT_EQ(read_bytes(to), Bytes(1 << 20));
+  expect_fences_and_tensors_outlive("cuda:0", copy_all);
 }
 
 // Last: the process's GPU context does not survive it while anybody holds a device.
@@ -340,7 +284,7 @@ std::string provoke_error(bool each) {
 class CudaErrors : public testing::TestWithParam<bool> {};
 
 TEST_P(CudaErrors, AreKeptAndNameTheCommand) {
-  if (!has_gpu()) GTEST_SKIP() << "no CUDA device here";
+  if (!is_available("cuda:0")) GTEST_SKIP() << "no CUDA device here";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {

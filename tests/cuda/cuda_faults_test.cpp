@@ -15,16 +15,10 @@
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "tensor_bytes.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
-
-bool has_gpu() {
-  for (const DeviceInfo& info : devices()) {
-    if (info.name == "cuda:0") return info.available;
-  }
-  return false;
-}
 
 // How a call that failed is dealt with.
 struct Attempts {
@@ -111,7 +105,7 @@ Bytes run(Attempts& again) {
 class CudaFaults : public testing::Test {
  protected:
   void SetUp() override {
-    if (fake().fail == nullptr || !has_gpu()) GTEST_SKIP() << "not the fake driver";
+    if (fake().fail == nullptr || !is_available("cuda:0")) GTEST_SKIP() << "not the fake driver";
     foreign_stream();
   }
   void TearDown() override {
@@ -360,7 +354,7 @@ std::string trap() {
 
 // In a process of its own: what a kernel broke stays broken for its process.
 TEST(CudaTrap, LaterCallsThrowDeviceLost) {
-  if (fake().fail != nullptr || !has_gpu()) GTEST_SKIP() << "no CUDA device here";
+  if (fake().fail != nullptr || !is_available("cuda:0")) GTEST_SKIP() << "no CUDA device here";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {

@@ -15,6 +15,7 @@
 
 #include "expect_error.h"
 #include "gyre/gyre.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -69,10 +70,7 @@ class CudaFork : public testing::Test {
 #if defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "thread sanitizer does not follow fork() of a process with threads";
 #endif
-    for (const DeviceInfo& info : devices()) {
-      if (info.name == "cuda:0" && info.available) return;
-    }
-    GTEST_SKIP() << "no CUDA device here";
+    if (!is_available("cuda:0")) GTEST_SKIP() << "no CUDA device here";
   }
 };
 

@@ -19,6 +19,7 @@
 #include "gyre/gyre.h"
 #include "ops/cache_ops.h"
 #include "runtime/recorder.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -28,10 +29,7 @@ class CudaPipelines : public KernelFolder {
   CudaPipelines() : KernelFolder("gyre_pipelines") {}
 
   void SetUp() override {
-    for (const DeviceInfo& info : devices()) {
-      if (info.name == "cuda:0" && info.available) return;
-    }
-    GTEST_SKIP() << "no CUDA device here";
+    if (!is_available("cuda:0")) GTEST_SKIP() << "no CUDA device here";
   }
 };
 
@@ -55,7 +53,7 @@ TEST_F(CudaPipelines, QuestionsCompileNothing) {
   for (const KvFormat format : kv_formats()) {
     problem.k.format = problem.v.format = static_cast<uint32_t>(format);
     abi::AttentionPlan plan{};
-    EXPECT_TRUE(device.impl()->plan(kAttention.info, &problem, &plan));
+    EXPECT_TRUE(impl_of(device)->plan(kAttention.info, &problem, &plan));
     EXPECT_NE(plan.splits, 0u);
   }
   EXPECT_EQ(loaded(device), 0u);
@@ -75,7 +73,7 @@ TEST_F(CudaPipelines, RecordingCompilesWhatItDispatches) {
     encoder.submit();
   };
   record();
-  EXPECT_EQ(device.impl()->loaded_pipelines(kAttentionDecode.info), 1u);
+  EXPECT_EQ(impl_of(device)->loaded_pipelines(kAttentionDecode.info), 1u);
   EXPECT_EQ(loaded(device), 1u);
   EXPECT_EQ(compiled(), 1);
   record();
@@ -97,23 +95,23 @@ TEST_F(CudaPipelines, ANoIsRemembered) {
       {&kBytesCopy.info, "cache.cu", no_name, cuda::launch_bytes_copy},
       {&kKvExtend.info, "cache.cu", no_kernel, cuda::launch_kv_extend},
   };
-  const Device device(cuda::make_device(0, options(), table));
+  const Device device = device_of(cuda::make_device(0, options(), table));
   names = 0;
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(device.impl()->pipeline(kBytesCopy.info, 0), nullptr);
-    EXPECT_EQ(device.impl()->pipeline(kRope.info, 0), nullptr) << "in no table";
+    EXPECT_EQ(impl_of(device)->pipeline(kBytesCopy.info, 0), nullptr);
+    EXPECT_EQ(impl_of(device)->pipeline(kRope.info, 0), nullptr) << "in no table";
   }
   EXPECT_EQ(names, 1);
   const auto fails = [&] {
     return throws_error(ErrorCode::compile_failed, {"cache.cu", "no_such_kernel"},
-                        [&] { device.impl()->pipeline(kKvExtend.info, 0)->finish(); });
+                        [&] { impl_of(device)->pipeline(kKvExtend.info, 0)->finish(); });
   };
   EXPECT_TRUE(fails());
   const int once = names;
   EXPECT_TRUE(fails());
   EXPECT_TRUE(fails());
   EXPECT_EQ(names, once) << "built again";
-  EXPECT_EQ(device.impl()->loaded_pipelines(kKvExtend.info), 0u);
+  EXPECT_EQ(impl_of(device)->loaded_pipelines(kKvExtend.info), 0u);
   EXPECT_EQ(compiled(), 0);
 }
 
@@ -123,7 +121,7 @@ TEST_F(CudaPipelines, SubmitRefusesWhatDoesNotCompile) {
       {&kBytesCopy.info, "cache.cu", cuda::name_bytes_copy, cuda::launch_bytes_copy},
       {&kKvExtend.info, "cache.cu", no_kernel, cuda::launch_kv_extend},
   };
-  const Device device(cuda::make_device(0, options(), table));
+  const Device device = device_of(cuda::make_device(0, options(), table));
   const Tensor from = device.tensor(DType::u8, {256}), to = device.tensor(DType::u8, {256});
   const std::vector<uint8_t> ones(256, 1);
   from.write_from(std::span<const uint8_t>(ones));
@@ -151,7 +149,7 @@ TEST_F(CudaPipelines, AStepIsBuiltSeveralAtATime) {
   norm_rope(encoder, {.x = x, .positions = positions, .out = x});
   EXPECT_EQ(encoder.size(), 2u);
   encoder.submit();
-  EXPECT_EQ(device.impl()->loaded_pipelines(kRope.info), 2u);
+  EXPECT_EQ(impl_of(device)->loaded_pipelines(kRope.info), 2u);
   EXPECT_EQ(compiled(), 2);
 }
 

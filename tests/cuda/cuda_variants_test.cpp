@@ -103,7 +103,7 @@ std::set<std::string> of_kernel(const std::set<std::string>& classes, const std:
 class CudaVariants : public testing::TestWithParam<Gpu> {};
 
 TEST_P(CudaVariants, CasesOfAttentionLaunchEachClass) {
-  const Device device(std::make_shared<PlanningDevice>(GetParam()));
+  const Device device = device_of(std::make_shared<PlanningDevice>(GetParam()));
   std::set<std::string> launched;
   for (const auto& cases : {attention_cases(), attention_partial_cases()}) {
     for (const OpCase& op_case : cases) add_recorded(device, op_case, launched);

@@ -23,7 +23,7 @@ Device h200() {
     }
     return table;
   }();
-  return Device(cpu::make_device({.threads = 1}, kTable));
+  return device_of(cpu::make_device({.threads = 1}, kTable));
 }
 
 // Blocks of the case's decode kernel; 0: it takes another kernel, or one that was not compiled

@@ -142,7 +142,8 @@ inline Device host_device(uint32_t threads = 1) {
   static const std::vector<cpu::CpuKernel> kTable = make_table();
   static std::map<std::tuple<uint32_t, uint32_t, bool>, Device> devices;
   const auto key = std::make_tuple(limits.shared_bytes_per_block, threads, many_rows);
-  return devices.try_emplace(key, cpu::make_device({.threads = threads}, kTable)).first->second;
+  return devices.try_emplace(key, device_of(cpu::make_device({.threads = threads}, kTable)))
+      .first->second;
 }
 
 // Queries over the keys and values of one KV head, one token of them.

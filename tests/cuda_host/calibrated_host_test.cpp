@@ -171,7 +171,7 @@ class CalibratedOnHost : public testing::Test {
       {&kKvAppend.info, select_append, one_task},
       {&kKvWrite.info, select_write, one_task},
   });
-  Device device_{cpu::make_device({.threads = 1}, table_)};
+  Device device_ = device_of(cpu::make_device({.threads = 1}, table_));
   Device cpu_ = Device::open("cpu", {.threads = 1});
 };
 

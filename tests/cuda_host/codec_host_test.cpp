@@ -132,7 +132,7 @@ class CodecOnHost : public testing::Test {
       {&kKvQuantize.info, select_quantize, one_task},
       {&kKvAppend.info, select_append, one_task},
   });
-  Device device_{cpu::make_device({.threads = 1}, table_)};
+  Device device_ = device_of(cpu::make_device({.threads = 1}, table_));
   Device cpu_ = Device::open("cpu", {.threads = 1});
 };
 

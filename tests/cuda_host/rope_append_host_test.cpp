@@ -83,7 +83,7 @@ class RopeAppendOnHost : public testing::Test {
 
   std::vector<cpu::CpuKernel> table_ =
       table_with(std::vector<cpu::CpuKernel>{{&kRopeAppend.info, select_some, one_task}});
-  Device device_{cpu::make_device({.threads = 1}, table_)};
+  Device device_ = device_of(cpu::make_device({.threads = 1}, table_));
 };
 
 // What the table does not have is refused by name, so that only such cases are left out.

@@ -47,7 +47,7 @@ class RopeOnHost : public testing::Test {
 
   std::vector<cpu::CpuKernel> table_ =
       table_with(std::vector<cpu::CpuKernel>{{&kRope.info, select_rope, one_task}});
-  Device device_{cpu::make_device({.threads = 1}, table_)};
+  Device device_ = device_of(cpu::make_device({.threads = 1}, table_));
 };
 
 TEST_F(RopeOnHost, CasesOfRope) { check(rope_cases(), 7); }

@@ -139,7 +139,8 @@ struct Size {
   uint64_t head_dim;
   float scale_factor = 1;
 };
-constexpr Size kSizes[] = {{4}, {8}, {16}, {64}, {256}, {512}, {1024}, {512, 0.7f}, {512, 16}};
+constexpr Size kSizes[] = {{4},   {8},   {16},   {32},        {64},     {128},
+                           {256}, {512}, {1024}, {512, 0.7f}, {512, 16}};
 
 KvShape shape_of(KvFormat format, KvRole role, const Size& size) {
   return {.format = format,

@@ -123,7 +123,7 @@ void record_add(Encoder& encoder, const Tensor& from, const Tensor& to, uint64_t
 }
 
 TEST(RuntimeAlone, RecordsRunsAndReplays) {
-  const Device device(std::make_shared<AddDevice>());
+  const Device device = device_of(std::make_shared<AddDevice>());
   const Tensor a = device.tensor(DType::u8, {4}), b = device.tensor(DType::u8, {4});
   Encoder encoder(device);
   record_add(encoder, a, b, 3);
@@ -140,7 +140,7 @@ TEST(RuntimeAlone, RecordsRunsAndReplays) {
 }
 
 TEST(RuntimeAlone, ListsAndTracesTheKernelsItIsGiven) {
-  const Device device(std::make_shared<AddDevice>());
+  const Device device = device_of(std::make_shared<AddDevice>());
   const auto rows = device.kernels();
   ASSERT_EQ(rows.size(), 1u);
   EXPECT_EQ(rows[0].args, "from read, to write");
@@ -157,7 +157,7 @@ TEST(RuntimeAlone, ListsAndTracesTheKernelsItIsGiven) {
 }
 
 TEST(RuntimeAlone, RefusesASpecTheBackendDoesNotHave) {
-  const Device device(std::make_shared<AddDevice>());
+  const Device device = device_of(std::make_shared<AddDevice>());
   Encoder encoder(device);
   const Tensor a = device.tensor(DType::u8, {1});
   EXPECT_THROW(record_add(encoder, a, a, 1, 1), Error);

@@ -9,6 +9,7 @@
 
 #include "metal/test_kernels.h"
 #include "tensor_bytes.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -112,7 +113,7 @@ class Machine {
 };
 
 TEST(MetalBarriers, RandomProgramsEqualTheInterpreter) {
-  if (!has_metal()) GTEST_SKIP() << "no Metal device here";
+  if (!is_available("metal")) GTEST_SKIP() << "no Metal device here";
   const Device device = Device::open("metal");
   std::mt19937 random(7);
   uint64_t commands = 0, barriers = 0;
@@ -143,7 +144,7 @@ TEST(MetalBarriers, RandomProgramsEqualTheInterpreter) {
 
 // Lists follow one another without a wait between them.
 TEST(MetalBarriers, ListsRunInTheOrderOfTheirSubmits) {
-  if (!has_metal()) GTEST_SKIP() << "no Metal device here";
+  if (!is_available("metal")) GTEST_SKIP() << "no Metal device here";
   const Device device = Device::open("metal");
   std::mt19937 random(8);
   for (int number = 0; number < 100; ++number) {

@@ -9,6 +9,7 @@
 #include "expect_error.h"
 #include "gpu_rules.h"
 #include "metal/test_kernels.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 class MetalDevice : public testing::Test {
  protected:
   void SetUp() override {
-    if (!has_metal()) GTEST_SKIP() << "no Metal device here";
+    if (!is_available("metal")) GTEST_SKIP() << "no Metal device here";
     device_.emplace(Device::open("metal"));
   }
   const Device& device() const { return *device_; }
@@ -154,61 +155,17 @@ TEST_F(MetalDevice, ReadsAndWritesWrappedMemoryInOrder) {
 }
 
 TEST_F(MetalDevice, WaitsForAllThatWasSubmitted) {
-  const Tensor from = filled(1 << 16, 5), to = empty(1 << 16);
-  Encoder encoder(device());
-  Fence last;
-  for (int i = 0; i < 20; ++i) {
-    record_copy(encoder, from, to);
-    last = encoder.submit();
-  }
-  device().wait();
-  EXPECT_TRUE(last.done());
-  last.wait();
+  expect_wait_for_all(device(), 1 << 16, record_copy);
 }
 
 TEST_F(MetalDevice, TracesCommandsOfSubmitsAndReplays) {
-  const Tensor from = filled(1 << 20, 1), to = empty(1 << 20), other = empty(1 << 20);
-  Encoder encoder(device());
-  record_copy(encoder, from, to);
-  record_copy(encoder, to, other);
-  const Graph graph = encoder.instantiate();
-  record_copy(encoder, from, to);
-  device().start_trace();
-  encoder.submit().wait();
-  graph.replay().wait();
-  const Trace trace = device().stop_trace();
-  ASSERT_EQ(trace.events.size(), 3u);
-  for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(trace.events[i].kernel, "copy");
-    EXPECT_GT(trace.events[i].duration_ns(), 0u);
-    if (i == 0) continue;
-    const TraceEvent& before = trace.events[i - 1];
-    EXPECT_GE(trace.events[i].begin_ns(), before.begin_ns() + before.duration_ns());
-  }
-  EXPECT_TRUE(trace.events[2].barrier);
-  EXPECT_EQ(read_bytes(other), pattern_bytes(1 << 20, 1));
+  const Trace trace = expect_traced_copies(device(), "copy", record_copy);
+  for (size_t i = 1; i < trace.events.size(); ++i)
+    EXPECT_GE(trace.events[i].begin_ns(),
+              trace.events[i - 1].begin_ns() + trace.events[i - 1].duration_ns());
 }
 
-TEST_F(MetalDevice, ServesSeveralThreads) {
-  std::vector<std::thread> threads;
-  for (uint32_t seed = 1; seed <= 4; ++seed) {
-    threads.emplace_back([this, seed] {
-      for (uint32_t round = 0; round < 50; ++round) {
-        const uint64_t bytes = 1000 + 100 * round;
-        const Tensor from = filled(bytes, seed), to = empty(bytes);
-        Encoder encoder(device());
-        record_copy(encoder, from, to);
-        if (round % 2 == 0) {
-          encoder.submit();
-        } else {
-          encoder.instantiate().replay();
-        }
-        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
+TEST_F(MetalDevice, ServesSeveralThreads) { expect_threads_served(device(), record_copy); }
 
 // One submission, waited for by several threads at once while others retire it.
 TEST_F(MetalDevice, AFenceIsSharedByThreads) {
@@ -230,20 +187,7 @@ TEST_F(MetalDevice, AFenceIsSharedByThreads) {
 }
 
 TEST_F(MetalDevice, FencesAndTensorsOutliveTheDevice) {
-  Fence fence;
-  Tensor to;
-  {
-    const Device own = Device::open("metal");
-    const Tensor from = own.tensor(DType::u8, {1 << 20});
-    write_bytes(from, pattern_bytes(1 << 20, 3));
-    to = own.tensor(DType::u8, {1 << 20});
-    Encoder encoder(own);
-    record_copy(encoder, from, to);
-    fence = encoder.submit();
-  }
-  fence.wait();
-  EXPECT_TRUE(fence.done());
-  EXPECT_EQ(read_bytes(to), pattern_bytes(1 << 20, 3));
+  expect_fences_and_tensors_outlive("metal", record_copy);
 }
 
 TEST_F(MetalDevice, SeveralDevicesDoNotMix) {

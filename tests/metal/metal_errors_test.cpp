@@ -11,6 +11,7 @@
 #include "metal/test_kernels.h"
 #include "metal_host/standin_driver.h"
 #include "tensor_bytes.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -39,7 +40,7 @@ class MetalErrors : public testing::Test {
 
 TEST_F(MetalErrors, WithoutAGpuTheReasonIsSaid) {
   set_standin_reason("the GPU is too old");
-  EXPECT_FALSE(has_metal());
+  EXPECT_FALSE(is_available("metal"));
   for (const DeviceInfo& info : devices()) {
     if (info.name != "metal") continue;
     EXPECT_EQ(info.reason, "the GPU is too old");

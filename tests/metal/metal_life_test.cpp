@@ -38,7 +38,7 @@ TEST(MetalLife, MemoryComesBackWhenItsWorkIsDone) {
     {
       const Tensor from = device.tensor(DType::u8, {1 << 16});
       write_bytes(from, pattern_bytes(1 << 16, 4));
-      scratch = from.storage();
+      scratch = storage_of(from);
       record_copy(encoder, from, to);
       fence = encoder.submit();
     }

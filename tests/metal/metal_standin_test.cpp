@@ -175,7 +175,7 @@ TEST(MetalBuild, ASpecIsTwoFunctionConstants) {
   const Tensor* const args[] = {&k, &cache, nullptr, nullptr};
   recording.dispatch(kKvCopy.info, 0x1122334455660100u, &params, args);
   recording.list().finish_pipelines();
-  device.impl()->submit(recording.list())->wait();
+  impl_of(device)->submit(recording.list())->wait();
   EXPECT_EQ(noted_spec.first, 0x55660100u);
   EXPECT_EQ(noted_spec.second, 0x11223344u);
 }

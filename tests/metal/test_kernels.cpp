@@ -118,10 +118,4 @@ void record_copy(Encoder& encoder, const Tensor& a, const Tensor& out) {
                 {.grid = {4, 1, 1}, .block = 128});
 }
 
-bool has_metal() {
-  const std::vector<DeviceInfo> all = devices();
-  return std::ranges::any_of(
-      all, [](const DeviceInfo& info) { return info.name == "metal" && info.available; });
-}
-
 }  // namespace gyre::test

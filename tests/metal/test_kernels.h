@@ -35,6 +35,4 @@ void record_mix(Encoder& encoder, const MixCall& call);
 // out becomes a, byte for byte.
 void record_copy(Encoder& encoder, const Tensor& a, const Tensor& out);
 
-bool has_metal();
-
 }  // namespace gyre::test

@@ -9,6 +9,7 @@
 
 #include "expect_error.h"
 #include "gyre/gyre.h"
+#include "test_device.h"
 
 namespace gyre::test {
 namespace {
@@ -54,16 +55,9 @@ constexpr CustomLaunch kLaunch = {.tasks = 7, .grid = {3, 1, 1}, .block = 96};
 class CustomKernelTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (!has_gpu() && GetParam() != "cpu") GTEST_SKIP() << "no CUDA device here";
+    if (!is_available(GetParam())) GTEST_SKIP() << "no CUDA device here";
     device_.emplace(Device::open(GetParam()));
   }
-  static bool has_gpu() {
-    for (const DeviceInfo& info : devices()) {
-      if (info.name == "cuda:0" && info.available) return true;
-    }
-    return false;
-  }
-
   const Device& device() const { return *device_; }
   Tensor floats(std::vector<float> values) const {
     Tensor tensor = device().tensor(DType::f32, {values.size()});

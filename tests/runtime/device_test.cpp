@@ -192,7 +192,7 @@ TEST(Device, OpsListEveryKernelOfTheCpu) {
 
 TEST(Device, ReturnsTheSamePipelineToAll) {
   const Device device = open_test_device({.threads = 1});
-  const std::shared_ptr<const Pipeline> first = device.impl()->pipeline(kMix.info, 0);
+  const std::shared_ptr<const Pipeline> first = impl_of(device)->pipeline(kMix.info, 0);
   EXPECT_EQ(first->kernel, &kMix.info);
   EXPECT_EQ(first->spec, 0u);
   std::vector<std::thread> threads;
@@ -200,18 +200,18 @@ TEST(Device, ReturnsTheSamePipelineToAll) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 100; ++i)
-        others += device.impl()->pipeline(kMix.info, 0) == first ? 0 : 1;
+        others += impl_of(device)->pipeline(kMix.info, 0) == first ? 0 : 1;
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(others.load(), 0);
-  EXPECT_NE(device.impl()->pipeline(kMix.info, 1), first);
-  EXPECT_NE(device.impl()->pipeline(kFold.info, 0), first);
-  EXPECT_EQ(device.impl()->pipeline(kMix.info, kMissingVariant), nullptr);
-  EXPECT_EQ(device.impl()->loaded_pipelines(kMix.info), 2u);
-  EXPECT_TRUE(device.impl()->has(kMix.info, 1));
-  EXPECT_FALSE(device.impl()->has(kMix.info, kMissingVariant));
-  EXPECT_FALSE(device.impl()->has(kAbsent.info, 0));
+  EXPECT_NE(impl_of(device)->pipeline(kMix.info, 1), first);
+  EXPECT_NE(impl_of(device)->pipeline(kFold.info, 0), first);
+  EXPECT_EQ(impl_of(device)->pipeline(kMix.info, kMissingVariant), nullptr);
+  EXPECT_EQ(impl_of(device)->loaded_pipelines(kMix.info), 2u);
+  EXPECT_TRUE(impl_of(device)->has(kMix.info, 1));
+  EXPECT_FALSE(impl_of(device)->has(kMix.info, kMissingVariant));
+  EXPECT_FALSE(impl_of(device)->has(kAbsent.info, 0));
 }
 
 TEST(Device, CountsAndTrimsMemory) {

@@ -222,7 +222,7 @@ TEST_F(EncoderTest, MovedFromIsRefused) {
 }
 
 TEST_F(EncoderTest, NeedsADevice) {
-  EXPECT_TRUE(refused({"encoder", "device"}, [] { Encoder encoder{Device(nullptr)}; }));
+  EXPECT_TRUE(refused({"encoder", "device"}, [] { Encoder encoder{device_of(nullptr)}; }));
 }
 
 // Two threads in one encoder: every call either records or is refused, and the list stays whole.

@@ -151,7 +151,7 @@ class FailedWork final : public FenceState {
 };
 
 TEST(Fence, KeepsWhatWentWrong) {
-  const Fence fence(std::make_shared<FailedWork>());
+  const Fence fence = Internals::fence(std::make_shared<FailedWork>());
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"fell over"}, [&] { fence.wait(); }));
   }

@@ -80,7 +80,7 @@ class HiddenMemoryTest : public testing::Test {
   }
 
   Copies copies_;
-  Device device_{std::make_shared<HiddenDevice>(copies_)};
+  Device device_ = device_of(std::make_shared<HiddenDevice>(copies_));
 };
 
 TEST_F(HiddenMemoryTest, AContiguousTensorIsOneCopy) {

@@ -318,7 +318,7 @@ TEST(InterruptWaiting, EndsTasksOfOthers) {
   }
   caller = std::this_thread::get_id();
   Polled polled{.on = true};
-  const Device device{cpu::make_device(polled.options(2), table)};
+  const Device device = device_of(cpu::make_device(polled.options(2), table));
   const Tensor from = device.tensor(DType::f32, {4096, 8, 128}),
                to = device.tensor(DType::f32, {4096, 8, 128});
   Encoder encoder(device);
@@ -342,7 +342,7 @@ class InterruptedLoad : public testing::TestWithParam<bool> {};
 TEST_P(InterruptedLoad, IsNotRead) {
   Polled polled{.no_memory = GetParam()};
   const std::vector<cpu::CpuKernel> table = slow_table();
-  const Device device{cpu::make_device(polled.options(1), table)};
+  const Device device = device_of(cpu::make_device(polled.options(1), table));
   Encoder encoder(device);
   const KvCacheOptions options{
       .kv_heads = 1,

@@ -92,7 +92,7 @@ void record_fold(Encoder& encoder, const BytesCall& call) {
 }
 
 Device open_test_device(const DeviceOptions& options) {
-  return Device(cpu::make_device(options, kTable, kUses));
+  return device_of(cpu::make_device(options, kTable, kUses));
 }
 
 }  // namespace gyre::test

@@ -1,4 +1,5 @@
 // The order of calls, and a full pool: what is refused says what is missing and changes nothing.
+#include "runtime/internals.h"
 #include "runtime/require.h"
 #include "serving/pool_state.h"
 #include "serving/serving_fixture.h"
@@ -232,7 +233,7 @@ TEST_F(KvBatchTest, WhatIsWrittenSharesNoMemoryWithWhatIsRead) {
       shares("lse shares memory", {.q = k, .out = out, .lse = lse}, {.alibi_slopes = in_lse});
       shares("lse shares memory",
              {.q = k, .out = out, .lse = k.reshape({320}).slice(0, 5, 20).reshape({20, 1})});
-      for (const KvPool::State::Store* const store : stores_of(pool.state().layers[0])) {
+      for (const KvPool::State::Store* const store : stores_of(Internals::state(pool).layers[0])) {
         const auto at = reinterpret_cast<float*>(store->pages.bytes.address());
         shares("out shares memory", {.q = k, .out = device.wrap(at, DType::f32, {20, 1, 16})});
         shares("lse shares memory",

@@ -3,6 +3,7 @@
 
 #include "cache/snapshot_fixture.h"
 #include "files/container.h"
+#include "runtime/internals.h"
 #include "serving/pool_file.h"
 #include "serving/serving_fixture.h"
 
@@ -101,16 +102,17 @@ INSTANTIATE_TEST_SUITE_P(Pools, PoolFiles,
 // The first rows of a file of a sequence, with a header that is right.
 void cut_file(const KvPool& pool, const std::string& path, uint64_t rows) {
   const FileSource source("test", path);
-  const PoolFile whole = read_pool_file(source, pool.state(), PoolFileKind::sequence);
+  const PoolFile whole = read_pool_file(source, Internals::state(pool), PoolFileKind::sequence);
   PoolFile made{whole.kind, {}};
   Bytes blocks;
   for (uint64_t row = 0; row < rows; ++row) {
-    const Bytes record = read_record(source, pool.state(), whole, row);
+    const Bytes record = read_record(source, Internals::state(pool), whole, row);
     made.rows.push_back({pool_file_header_bytes(rows) + blocks.size(), record.size(),
                          whole.rows[row].parent, whole.rows[row].tokens_checksum});
     blocks.insert(blocks.end(), record.begin(), record.end());
   }
-  Bytes bytes = pool_file_header(pool.state(), made, pool_file_header_bytes(rows) + blocks.size());
+  Bytes bytes =
+      pool_file_header(Internals::state(pool), made, pool_file_header_bytes(rows) + blocks.size());
   bytes.insert(bytes.end(), blocks.begin(), blocks.end());
   put_file(path, bytes);
 }
@@ -124,10 +126,10 @@ TEST(PoolLoad, MoreRowsThanPagesAreRefused) {
   for (const bool sequence : {true, false}) {
     PoolFile made{sequence ? PoolFileKind::sequence : PoolFileKind::prefixes, {}};
     const uint64_t count = pages + 7;
-    const uint64_t tokens = pool_file_tokens_bytes(pool.state(), made.kind);
+    const uint64_t tokens = pool_file_tokens_bytes(Internals::state(pool), made.kind);
     for (uint64_t row = 0; row < count; ++row)
       made.rows.push_back({pool_file_header_bytes(count) + row * tokens, 0, row - 1, 0});
-    Bytes bytes = pool_file_header(pool.state(), made, made.rows.back().offset + tokens);
+    Bytes bytes = pool_file_header(Internals::state(pool), made, made.rows.back().offset + tokens);
     bytes.resize(made.rows.back().offset + tokens);
     put_file(folder / "many", bytes);
     EXPECT_TRUE(
@@ -238,7 +240,6 @@ class PoolDamage : public testing::Test {
     ASSERT_TRUE(fails(longer));
     EXPECT_EQ(counts(), before);
   }
-  void through_file(const Bytes& bytes) { put_file(folder / "bad", bytes); }
 
   Device device = Device::open("cpu", {.threads = 1});
   Server server{device, options(), {.max_sequences = 2, .max_tokens = 20}};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/storage.h"
 #include "stress/fuzz_world.h"
 
 namespace gyre::test {
@@ -143,7 +144,7 @@ void fuzz_paged(FuzzWorld& w) {
 Tensor FuzzWorld::indices(DType dtype, const Dims& shape, uint64_t limit) {
   Tensor made = packed(dtype, shape);
   if (!made.defined() || made.elements() > 256 || made.is_read_only() ||
-      made.storage()->host() == nullptr)
+      storage_of(made)->host() == nullptr)
     return made;
   const uint64_t first = limit == 0 ? 0 : in.below(std::min<uint64_t>(limit, 256));
   const auto number = [&](uint64_t i) -> int64_t {

@@ -1,6 +1,7 @@
 // Devices, encoders, graphs, traces, kernels of the caller's, and preparing.
 #include <sstream>
 
+#include "runtime/internals.h"
 #include "stress/fuzz_world.h"
 
 namespace gyre::test {
@@ -69,7 +70,7 @@ void fuzz_encoder(FuzzWorld& w) {
       w.call("Encoder::instantiate", [&] { w.moved.instantiate(); });
       break;
     case 4:
-      w.call("Encoder", [&] { const Encoder none{Device(nullptr)}; });
+      w.call("Encoder", [&] { const Encoder none{device_of(nullptr)}; });
       break;
     default: {
       Encoder taken = std::move(w.encoder);
@@ -101,7 +102,7 @@ void fuzz_graph(FuzzWorld& w) {
 
 void fuzz_device(FuzzWorld& w) {
   FuzzInput& in = w.in;
-  const Device gone(nullptr);
+  const Device gone = device_of(nullptr);
   const Device& device = in.spoil() ? gone : w.device;
   switch (in.below(12)) {
     case 0: {

@@ -172,18 +172,21 @@ Place place_of(const std::string& svg, const std::string& label) {
           std::stod(svg.substr(svg.rfind(" y=\"", end) + 4))};
 }
 
-// Labels of lines that end in the same place must not cover each other, nor leave the chart.
-TEST(SvgChart, LabelsKeepTheirDistance) {
-  bench::CompareReport report = made_up();
-  for (bench::CompareEntry& entry : report.entries) entry.step_us = 100;
-  const std::string svg = time_chart(report);
+// No label covers another one or leaves the chart.
+void expect_labels_apart(const std::string& svg, double top, double bottom) {
   std::vector<double> places;
   for (const bench::FormatPair& pair : bench::usual_formats())
     places.push_back(place_of(svg, pair.label()).y);
   std::sort(places.begin(), places.end());
-  EXPECT_GT(places.front(), 0);
-  EXPECT_LT(places.back(), 340);
+  EXPECT_GT(places.front(), top);
+  EXPECT_LT(places.back(), bottom);
   for (size_t i = 1; i < places.size(); ++i) EXPECT_GE(places[i] - places[i - 1], 13.9);
+}
+
+TEST(SvgChart, LabelsKeepTheirDistance) {
+  bench::CompareReport report = made_up();
+  for (bench::CompareEntry& entry : report.entries) entry.step_us = 100;
+  expect_labels_apart(time_chart(report), 0, 340);
 }
 
 // Any formats can be asked for: many, with long names, of 32 bits, with the same figures.
@@ -217,14 +220,7 @@ TEST(SvgChart, LabelsOfPointsKeepTheirDistance) {
   bench::CompareReport report = made_up();
   for (bench::CompareEntry& entry : report.entries) entry.bits = 6, entry.nmse = 1e-3;
   report.entries.back().nmse = 1e-4;
-  const std::string svg = error_chart(report);
-  std::vector<double> places;
-  for (const bench::FormatPair& pair : bench::usual_formats())
-    places.push_back(place_of(svg, pair.label()).y);
-  std::sort(places.begin(), places.end());
-  EXPECT_GT(places.front(), 14);
-  EXPECT_LT(places.back(), 300);
-  for (size_t i = 1; i < places.size(); ++i) EXPECT_GE(places[i] - places[i - 1], 13.9);
+  expect_labels_apart(error_chart(report), 14, 300);
 }
 
 TEST(SvgChart, NumbersArePlain) {

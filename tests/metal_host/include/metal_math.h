@@ -38,15 +38,9 @@ inline bool isfinite(float x) { return std::isfinite(x); }
 inline uint popcount(uint x) { return static_cast<uint>(__builtin_popcount(x)); }
 inline uint clz(uint x) { return x == 0 ? 32 : static_cast<uint>(__builtin_clz(x)); }
 inline uint clz(ulong x) { return x == 0 ? 64 : static_cast<uint>(__builtin_clzl(x)); }
-inline uint ctz(uint x) { return x == 0 ? 32 : static_cast<uint>(__builtin_ctz(x)); }
-inline uint mulhi(uint a, uint b) { return static_cast<uint>(ulong{a} * b >> 32); }
-inline ulong mulhi(ulong a, ulong b) {
-  return static_cast<ulong>(static_cast<unsigned __int128>(a) * b >> 64);
-}
 
 namespace precise {
 inline float sqrt(float x) { return std::sqrt(x); }
-inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float exp(float x) { return std::exp(x); }
 inline float exp2(float x) { return std::exp2(x); }
 inline float log(float x) { return std::log(x); }

@@ -30,28 +30,14 @@ T simd_shuffle(T value, ushort lane) {
   return value_of_lane(value, lane);
 }
 template <class T>
-T simd_broadcast(T value, ushort lane) {
-  return value_of_lane(value, lane);
-}
-template <class T>
 T simd_shuffle_xor(T value, ushort mask) {
   return value_of_lane(value, lane_index() ^ mask);
 }
-// Lanes beyond the end keep what they have; Metal leaves it open.
-template <class T>
-T simd_shuffle_down(T value, ushort delta) {
-  const uint from = lane_index() + delta;
-  return value_of_lane(value, from < 32 ? from : lane_index());
-}
+// Lanes before the first keep what they have; Metal leaves it open.
 template <class T>
 T simd_shuffle_up(T value, ushort delta) {
   const uint lane = lane_index();
   return value_of_lane(value, lane >= delta ? lane - delta : lane);
-}
-template <class T>
-T simd_sum(T value) {
-  for (ushort step = 16; step != 0; step /= 2) value = value + simd_shuffle_xor(value, step);
-  return value;
 }
 template <class T>
 T simd_max(T value) {
@@ -64,7 +50,6 @@ T simd_min(T value) {
   return value;
 }
 inline bool simd_any(bool value) { return simd_max<uint>(value ? 1 : 0) != 0; }
-inline bool simd_all(bool value) { return simd_min<uint>(value ? 1 : 0) != 0; }
 
 // 8 x 8 values, two with each lane; which ones is Metal's affair, so that the text must not know.
 // Here they are of two rows, there of one.
@@ -141,26 +126,6 @@ void simdgroup_multiply_accumulate(thread simdgroup_float8x8& d, thread simdgrou
         }
       });
 #endif
-}
-
-// One thread runs at a time.
-enum memory_order { memory_order_relaxed };
-struct atomic_uint {
-  uint value;
-};
-template <class Pointer>
-uint atomic_fetch_add_explicit(Pointer object, uint value, memory_order /*order*/) {
-  const uint before = object->value;
-  object->value += value;
-  return before;
-}
-template <class Pointer>
-void atomic_store_explicit(Pointer object, uint value, memory_order /*order*/) {
-  object->value = value;
-}
-template <class Pointer>
-uint atomic_load_explicit(Pointer object, memory_order /*order*/) {
-  return object->value;
 }
 
 }  // namespace metal
