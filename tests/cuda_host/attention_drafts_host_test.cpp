@@ -95,9 +95,9 @@ TEST(CudaHostDrafts, BitsDoNotDependOnTheBatch) {
                             .max_query_length = 8};
     PagedBatch all(n, kRagged);
     const PagedAnswer answer = all.run();
-    EXPECT_EQ(all.run(3), answer);
-    for (const size_t s : {size_t{0}, size_t{2}, size_t{3}, size_t{6}}) {
-      for (const uint32_t blocks : {1u, 3u, 9u}) {
+    EXPECT_EQ(all.run(2), answer);
+    for (const size_t s : {size_t{2}, size_t{3}}) {
+      for (const uint32_t blocks : {1u, 3u}) {
         PagedNumbers m = n;
         m.blocks = blocks, m.seed = 5 + blocks;
         m.max_query_length = blocks == 3 ? 16 : 8;

@@ -1,6 +1,7 @@
 // Pools whose layers have different heads and dims, and layers that share another's pages. What
 // holds for every pool is tested with layered_pool() in the other files.
 #include "cache/given_rows.h"
+#include "runtime/internals.h"
 #include "serving/pool_state.h"
 #include "serving/serving_fixture.h"
 #include "test_device.h"
@@ -154,7 +155,7 @@ TEST_F(PoolLayers, TheGeometryThatFilesName) {
   const auto add = [&](const auto& change) {
     KvPoolOptions options = layered_pool();
     change(options);
-    const uint64_t geometry = KvPool(device, options).state().geometry;
+    const uint64_t geometry = Internals::state(KvPool(device, options)).geometry;
     EXPECT_EQ(std::ranges::count(seen, geometry), 0);
     seen.push_back(geometry);
   };

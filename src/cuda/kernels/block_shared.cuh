@@ -46,6 +46,11 @@ inline void arrive(PhaseBarrier* barrier) {
 inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
   while (barrier->phase == parity) cuda_host::yield();
 }
+inline void arrive_expecting(PhaseBarrier* barrier, uint32_t) { arrive(barrier); }
+inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier*) {
+  cuda_host::require_pdl_wait();
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+}
 
 template <uint32_t kCount>
 inline void sync_named_barrier(uint32_t group) {
@@ -100,6 +105,27 @@ inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
         : "memory");
   }
 }
+
+// Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
+// were expected have come, too. The thread that arrives does so behind those that issue.
+#if __CUDA_ARCH__ >= 900
+inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+#else
+inline void arrive_expecting(PhaseBarrier*, uint32_t) { __trap(); }
+inline void copy_bulk(SharedAddress, uint64_t, uint32_t, PhaseBarrier*) {}
+#endif
 
 // The blocks of a cluster run at the same time and store into each other's shared memory (DSMEM).
 // An mbarrier there counts the bytes: a thread that waited for it sees them.

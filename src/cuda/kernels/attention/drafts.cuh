@@ -16,6 +16,8 @@ inline void init_draft_barriers(DraftsState& state) {
     init_barrier(&state.full[i], kProducers);
     init_barrier(&state.empty[i], T::kConsumers / kWarp);
   }
+  for (PhaseBarrier& barrier : state.loaded) init_barrier(&barrier, 1);
+  fence_operands();  // copies complete barriers
 }
 
 // For the producers together.

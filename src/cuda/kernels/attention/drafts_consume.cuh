@@ -110,7 +110,7 @@ class DraftConsumer {
   // Keys of a group: QK, softmax, PV, stage by stage. The next QK is issued behind PV.
   void attend(uint32_t first, uint32_t end, DraftSlot<kLayout.slots>& slot) {
     begin_group();
-    wait_for_phase(&state_.full[slot.index], slot.phase);
+    wait_together(&state_.full[slot.index], slot.phase);
     begin_scores(draft_slot<T>(slot.index));
     wait_for_mmas();
 #pragma unroll 1
@@ -121,7 +121,7 @@ class DraftConsumer {
       begin_values(weights, draft_slot<T>(used));
       slot.step();
       if (stage + 1 < end) {
-        wait_for_phase(&state_.full[slot.index], slot.phase);
+        wait_together(&state_.full[slot.index], slot.phase);
         begin_scores(draft_slot<T>(slot.index));
       }
       wait_for_mmas();

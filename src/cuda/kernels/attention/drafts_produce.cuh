@@ -92,48 +92,48 @@ class DraftProducer {
         args_(state.args),
         share_(p_, args_, kLayout.blocks),
         thread_(pin(threadIdx.x - T::kConsumers)),
-        places_(thread_) {}
+        places_(thread_) {
+    const uint32_t part = lane() / kDraftTiles;
+    part_bytes_ = chosen<uint32_t>(part, {kLayout.k_tile_bytes, kLayout.v_tile_bytes, 16, 16});
+    part_at_ = chosen<uint32_t>(part, {0, kLayout.v_at, kLayout.k_scales_at, kLayout.v_scales_at}) +
+               lane() % kDraftTiles * part_bytes_;
+    together_ = tiles_together();
+  }
 
   void run() {
     if (share_.count == 0) return;
-    if (warp() == 0) describe(0);
-    DraftSlot<kLayout.slots> slot;
-    uint32_t stored = kLayout.stored_at, index = 0, stage = 0, end = 0;
-    // Stage m is copied, and stage m - kBefore handed over.
-    constexpr uint32_t kBefore = kLayout.stored - 1;
-#pragma unroll 1
-    for (uint32_t m = 0;; ++m) {
-      copy_wait<kBefore - 1>();
-      // All of the stage is there, and nobody reads the one before it any more.
-      sync_named_barrier<kProducers / kWarp>(0);
-      copy_stage();
-      if (m < kBefore) continue;
-      if (stage == end) {
-        if (index == share_.count) break;
-        const abi::AttentionRun& run = state_.run(index++).of;
-        const DraftStages of = run_stages(run);
-        stage = of.begin, end = of.end;
-        seen_from_ = run.begin, seen_to_ = run.end;
-      }
-      wait_for_phase(&state_.empty[slot.index], slot.phase ^ 1);
-      unpack(stage, dynamic_shared() + stored, slot.index);
-      fence_operands();
-      arrive(&state_.full[slot.index]);
-      slot.step();
-      stored = next_stored(stored);
-      ++stage;
+    if (warp() == 0) {
+      describe(0);
+      for (uint32_t i = 0; i + 1 < kLayout.stored; ++i) copy_stage();
     }
-    copy_wait<0>();
+    DraftSlot<kLayout.slots> slot;
+    DraftSlot<kLayout.stored> stored;
+#pragma unroll 1
+    for (uint32_t index = 0; index < share_.count; ++index) {
+      state_.wait_for_run(index);
+      const abi::AttentionRun& run = state_.run(index).of;
+      const DraftStages of = run_stages(run);
+      seen_from_ = run.begin, seen_to_ = run.end;
+#pragma unroll 1
+      for (uint32_t stage = of.begin; stage < of.end; ++stage) {
+        // The stage is there, and nobody reads the one before it any more.
+        wait_together(&state_.loaded[stored.index], stored.phase);
+        sync_named_barrier<kProducers / kWarp>(0);
+        if (warp() == 0) copy_stage();
+        wait_together(&state_.empty[slot.index], slot.phase ^ 1);
+        unpack(stage, dynamic_shared() + kLayout.stored_at + stored.index * kLayout.stored_bytes,
+               slot.index);
+        fence_operands();
+        arrive(&state_.full[slot.index]);
+        slot.step();
+        stored.step();
+      }
+    }
   }
 
  private:
   uint32_t warp() const { return thread_ / kWarp; }
   uint32_t lane() const { return thread_ % kWarp; }
-  static uint32_t next_stored(uint32_t at) {
-    constexpr uint32_t kEnd = kLayout.stored_at + kLayout.stored * kLayout.stored_bytes;
-    at += kLayout.stored_bytes;
-    return optimization_barrier(at == kEnd ? kLayout.stored_at : at);
-  }
 
   // Copies the description of one of the block's runs. For the first producer warp.
   void describe(uint32_t index) {
@@ -156,25 +156,44 @@ class DraftProducer {
     ended_ = copied_run_ == share_.count;
     if (ended_) return;
     state_.wait_for_run(copied_run_);
-    if (warp() == 0) describe(copied_run_ + 1);
+    describe(copied_run_ + 1);
     const abi::AttentionRun& run = state_.run(copied_run_).of;
     const DraftStages of = run_stages(run);
     stage_ = of.begin, end_stage_ = of.end;
     begin_ = run.begin, end_ = run.end > run.begin ? run.end : 0;
     entries_ = args_.at[arg_table] + (run.sequence * p_.table.stride + p_.table.first_entry) * 4;
-    k_ = args_.at[arg_k_codes] + run.kv_head * p_.k.codes_head_stride;
-    v_ = args_.at[arg_v_codes] + run.kv_head * p_.v.codes_head_stride;
-    const bool keys = lane() < kDraftTiles;
-    const uint64_t k_scales = args_.at[arg_k_scales] + run.kv_head * p_.k.scales_head_stride,
-                   v_scales = args_.at[arg_v_scales] + run.kv_head * p_.v.scales_head_stride;
-    scales_ = keys ? k_scales : v_scales;
+    // Four parts of a tile, each some lanes': codes of K and V, their scales.
+    const uint32_t part = lane() / kDraftTiles;
+    const uint64_t of_parts[4] = {args_.at[arg_k_codes] + run.kv_head * p_.k.codes_head_stride,
+                                  args_.at[arg_v_codes] + run.kv_head * p_.v.codes_head_stride,
+                                  args_.at[arg_k_scales] + run.kv_head * p_.k.scales_head_stride,
+                                  args_.at[arg_v_scales] + run.kv_head * p_.v.scales_head_stride};
+    from_ = chosen(part, of_parts);
+    stride_ = chosen(part, {p_.k.codes_tile_stride, p_.v.codes_tile_stride, p_.k.scales_tile_stride,
+                            p_.v.scales_tile_stride});
     find_tile();
   }
 
-  // Where this lane's tile of the next stage lies. One stage ahead: the page table is slow to read.
+  template <class X>
+  static X chosen(uint32_t part, const X (&of)[4]) {
+    const X first = part == 0 ? of[0] : of[1], last = part == 2 ? of[2] : of[3];
+    return part < 2 ? first : last;
+  }
+
+  // Tiles that lie one behind the other and are copied as one: of a page, of a stage.
+  uint32_t tiles_together() const {
+    const bool gaps = p_.k.codes_tile_stride != kLayout.k_tile_bytes ||
+                      p_.v.codes_tile_stride != kLayout.v_tile_bytes ||
+                      (p_.k.scales_tile_stride | p_.v.scales_tile_stride) != 16;
+    const uint32_t page_tiles = p_.table.page_tokens / abi::kKvTile | kDraftTiles;
+    return gaps ? 1 : page_tiles & (0 - page_tiles);
+  }
+
+  // Where this lane's tiles of the next stage lie. One stage ahead: the page table is slow to read.
   void find_tile() {
-    const uint32_t at = stage_ * kDraftTiles + lane() % kDraftTiles;
-    present_ = (at + 1) * abi::kKvTile > begin_ && at * abi::kKvTile < end_;
+    const uint32_t first = lane() % kDraftTiles, at = stage_ * kDraftTiles + first;
+    present_ = first % together_ == 0 && (at + together_) * abi::kKvTile > begin_ &&
+               at * abi::kKvTile < end_;
     page_ = 0;
     if (!present_) return;
     const uint32_t page_tiles = p_.table.page_tokens / abi::kKvTile;
@@ -192,45 +211,25 @@ class DraftProducer {
     return page_ * p_.table.page_stride;
   }
 
-  // Copies of the next stage, if there is one.
+  // Copies of the next stage, if there is one: a part of a tile by each lane. For one warp.
   void copy_stage() {
+    static_assert(4 * kDraftTiles == kWarp);
     if (!ended_ && stage_ == end_stage_) begin_run();
-    if (!ended_) {
-      unsigned char* const to = dynamic_shared() + copied_;
-      const uint64_t page = page_offset();
-      const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0);
-      copy_codes<kLayout.k_tile_bytes>(k_ + page + tile_ * p_.k.codes_tile_stride, there, to);
-      copy_codes<kLayout.v_tile_bytes>(v_ + page + tile_ * p_.v.codes_tile_stride, there,
-                                       to + kLayout.v_at);
-      if (thread_ < 2 * kDraftTiles && present_) {
-        const uint64_t stride =
-            lane() < kDraftTiles ? p_.k.scales_tile_stride : p_.v.scales_tile_stride;
-        copy_async<16>(shared_address(to + kLayout.k_scales_at + thread_ * 16),
-                       pointer<const uint8_t>(scales_ + page + tile_ * stride), true);
-      }
-      if (++stage_ != end_stage_) find_tile();
-    }
-    copy_commit();
-    copied_ = next_stored(copied_);
-  }
-  // `mine`: the lane's tile, of which those of `there` exist.
-  template <uint32_t kTileBytes>
-  void copy_codes(uint64_t mine, uint32_t there, unsigned char* to) const {
-    constexpr uint32_t kChunks = kTileBytes / 16, kAll16 = kDraftTiles * kChunks;
-    static_assert(kAll16 % kWarp == 0);  // a warp's lanes go on together
-    const SharedAddress at = shared_address(to + thread_ * 16);
-#pragma unroll
-    for (uint32_t i = 0; i < (kAll16 + kProducers - 1) / kProducers; ++i) {
-      const uint32_t c = thread_ + i * kProducers;
-      if (kAll16 % kProducers != 0 && c >= kAll16) break;
-      const uint32_t tile = c / kChunks;
-      const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(mine), static_cast<int>(tile)),
-                     high = __shfl_sync(kAll, static_cast<uint32_t>(mine >> 32),
-                                        static_cast<int>(tile));
-      const uint64_t from = (uint64_t{high} << 32 | low) + (c - tile * kChunks) * 16;
-      if ((there >> tile & 1) != 0)
-        copy_async<16>(at + i * kProducers * 16, pointer<const uint8_t>(from), true);
-    }
+    if (ended_) return;
+    PhaseBarrier* const loaded = &state_.loaded[copied_.index];
+    unsigned char* const to =
+        dynamic_shared() + kLayout.stored_at + copied_.index * kLayout.stored_bytes;
+    const uint64_t page = page_offset();
+    if (present_)
+      copy_bulk(shared_address(to + part_at_), from_ + page + tile_ * stride_,
+                together_ * part_bytes_, loaded);
+    const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0) & 0xFFu;
+    constexpr uint32_t kTileBytes = kLayout.k_tile_bytes + kLayout.v_tile_bytes + 32;
+    if (lane() == 0)
+      arrive_expecting(loaded, static_cast<uint32_t>(__popc(there)) * together_ * kTileBytes);
+    copied_.step();
+    if (++stage_ != end_stage_) find_tile();
+    __syncwarp();
   }
 
   void unpack(uint32_t stage, const unsigned char* from, uint32_t slot) const {
@@ -302,11 +301,14 @@ class DraftProducer {
   BlockRuns share_;
   uint32_t thread_;  // of the producers
   DraftPlaces<T> places_;
-  // The run whose stages are copied, the one behind it, the place of the next stage.
-  uint32_t copied_run_ = 0, next_run_ = 0, copied_ = kLayout.stored_at;
+  // The first warp's: the run whose stages are copied, the one behind it, the next stage's place.
+  uint32_t copied_run_ = 0, next_run_ = 0;
+  DraftSlot<kLayout.stored> copied_;
   uint32_t stage_ = 0, end_stage_ = 0, begin_ = 0, end_ = 0;
   uint32_t page_ = 0, tile_ = 0;
-  uint64_t entries_ = 0, k_ = 0, v_ = 0, scales_ = 0;  // of the run's sequence and KV head
+  uint64_t entries_ = 0, from_ = 0, stride_ = 0;  // of the run's sequence and KV head
+  uint32_t part_bytes_, part_at_;                 // of the lane's part of a tile
+  uint32_t together_;
   bool ended_ = false, present_ = false;
   uint32_t seen_from_ = 0, seen_to_ = 0;  // keys of the run that is unpacked
 };

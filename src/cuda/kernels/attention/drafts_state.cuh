@@ -67,8 +67,9 @@ struct DraftsState {
   DraftRun runs[kDraftRuns];
   PhaseBarrier described[kDraftRuns];
   PhaseBarrier full[kDraftMostSlots], empty[kDraftMostSlots];
-  float factor[2 * kDraftRows];    // of a row's scores, in base 2
-  int32_t biases[2 * kDraftRows];  // what LevelForm's bias adds to a row's sums
+  PhaseBarrier loaded[kDraftMostStored];  // stages as they are stored
+  float factor[2 * kDraftRows];           // of a row's scores, in base 2
+  int32_t biases[2 * kDraftRows];         // what LevelForm's bias adds to a row's sums
   DraftLimits limits[2 * kDraftRows];
   uint32_t merge_groups;  // of the first block's fold; 0: another block merges
 
@@ -93,6 +94,12 @@ inline DraftStages run_stages(const abi::AttentionRun& run) {
   const uint32_t low = from < run.begin ? run.begin : from, high = to < run.end ? to : run.end;
   const uint32_t begin = low / kDraftKeys, end = (high + kDraftKeys - 1) / kDraftKeys;
   return {optimization_barrier(begin), optimization_barrier(end > begin ? end : begin + 1)};
+}
+
+// Lanes leave the loop of a wait one by one: without this they stay apart.
+inline void wait_together(const PhaseBarrier* barrier, uint32_t parity) {
+  wait_for_phase(barrier, parity);
+  __syncwarp();
 }
 
 // Slots of a ring in turn: which one, and which phase of its barriers. Hidden from the compiler,
