@@ -116,10 +116,10 @@ class PagedBlock {
   // For all threads together.
   void count_pieces(uint32_t count) {
     __syncthreads();
-    if (warp_ != 0) {
-      __syncthreads();
-      return;
-    }
+    if (warp_ == 0) sum_pieces(count);
+    __syncthreads();
+  }
+  void sum_pieces(uint32_t count) {
     uint32_t sum = lane() < count ? state_.runs[lane()].count : 0;
     const uint32_t own = sum;
 #pragma unroll
@@ -131,7 +131,6 @@ class PagedBlock {
     if (lane() < count) state_.before[lane()] = sum - own;
     if (lane() == kWarp - 1)
       state_.count = count, state_.pieces = sum, state_.next = blockDim.x / (kWarp * kPerKey);
-    __syncthreads();
   }
 
   void wait() {
