@@ -45,8 +45,8 @@ struct KvSnapshotSlots {
 // What a snapshot says about itself. docs/snapshots.md draws the bytes.
 struct KvSnapshotInfo {
   uint32_t version = kKvSnapshotVersion;
-  // Of the cache that was saved: layers with every number filled in, and above them the numbers
-  // that all layers have, 0 where they differ.
+  // Describes the cache that was saved: layers with every number filled in, and above them the
+  // numbers that all layers have, 0 where they differ.
   KvCacheOptions options{};
   std::vector<KvSnapshotSlots> slots{};  // of each layer; 0: it shares another's cache
   uint64_t length = 0;                   // keys

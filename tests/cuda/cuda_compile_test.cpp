@@ -96,7 +96,7 @@ void compile_and_print(const Nvrtc& compiler, const CudaKernel& kernel, uint32_t
               << used.stack << std::setw(8) << used.spills << '\n';
     EXPECT_NE(used.registers, 0u) << "nothing was found in the log:\n" << made.log;
     if (name.find("attention") != std::string::npos) {
-      // Of attention_drafts what comes before and behind the loop over stages spills.
+      // attention_drafts spills before and behind its loop over stages.
       const bool drafts = name.find("attention_drafts") != std::string::npos;
       EXPECT_LE(used.spills, drafts ? 1024u : 0u) << name;
     }

@@ -21,6 +21,8 @@ HostKernel host_attention_decode_paged(uint32_t k_format, uint32_t v_format, uin
 // Kernels over pages are told that what they may read before the command ahead has ended.
 void allow_early_reads(bool allow);
 void host_attention_schedule(const void* params, const uint64_t* args, const HostLaunch& launch);
+// The logarithm of a group's keys in the schedule of a sequence of `length` keys.
+uint32_t host_schedule_shift(uint64_t fewest_keys, uint64_t most_groups, uint32_t length);
 // For the GPU class of AttentionRowsSpec.
 HostKernel host_attention_many_rows(uint32_t k_format, uint32_t v_format, uint32_t k_dim,
                                     uint32_t v_dim, uint32_t gpu);

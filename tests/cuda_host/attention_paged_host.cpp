@@ -56,6 +56,9 @@ constexpr Variant kVariants[] = {
 
 }  // namespace
 
+uint32_t host_schedule_shift(uint64_t fewest_keys, uint64_t most_groups, uint32_t length) {
+  return cuda::cut_shift({fewest_keys, most_groups}, length);
+}
 void host_attention_schedule(const void* params, const uint64_t* args, const HostLaunch& launch) {
   cuda::Args copied{};
   std::copy_n(args, 5, copied.at);

@@ -240,6 +240,19 @@ TEST(CudaHostPages, AScheduleOfAnotherStep) {
   for (const float x : batch.rows_of(answer, 1)) ASSERT_TRUE(std::isnan(x));
 }
 
+// The schedule cuts as abi/attention_cut.h says: scratch has room for that many groups.
+TEST(CudaHostPages, GroupsAreThoseOfTheCut) {
+  const abi::AttentionCut cut = {1024, 16};
+  std::vector<uint32_t> lengths = {0, 1, 2, 1023, 1024, 1025};
+  for (uint32_t power = 1 << 11; power <= 1u << 28; power *= 2)
+    lengths.insert(lengths.end(), {power - 1, power, power + 1, power / 2 * 3});
+  for (const uint32_t length : lengths) {
+    const uint32_t shift = host_schedule_shift(cut.fewest_keys, cut.most_pieces, length);
+    EXPECT_EQ(uint64_t{1} << shift, abi::attention_piece_keys(cut, length)) << length;
+    EXPECT_LE((uint64_t{length} + (uint64_t{1} << shift) - 1) >> shift, cut.most_pieces) << length;
+  }
+}
+
 TEST(CudaHostPages, QueryRangesThatMakeNoSense) {
   PagedBatch batch({.phase = kDecode}, {{1, 700, 1}, {1, 900, 2}, {1, 600, 3}});
   batch.begins() = {-5, -3, 1 << 30, 7};

@@ -34,7 +34,7 @@ PrefillLayout first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_
   return {};
 }
 
-// Of each of some blocks side by side.
+// Shared memory that each of some blocks side by side may use.
 uint32_t share_of(const CudaLimits& limits, uint32_t blocks) {
   constexpr uint32_t kReserved = 1024;  // of every block, by the driver
   const uint32_t bytes = limits.shared_bytes_per_multiprocessor / blocks;

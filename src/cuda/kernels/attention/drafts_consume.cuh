@@ -407,7 +407,7 @@ class DraftConsumer {
   uint32_t flags_ = 0;  // of the warp and the run
   int32_t seen_from_ = 0, seen_to_ = 0, bias_ = 0;
   float factor_ = 0;
-  // Of a group of the row.
+  // The row's sums and scales, of one group.
   float reference_ = 0, sum_ = 0, dither_ = 0;
   FixedPoint fixed_ = {};
   uint32_t stages_ = 0, until_check_ = 0;

@@ -71,7 +71,7 @@ struct DraftPlaces {
     scale_from = kLayout.k_scales_at + (half * kDraftTiles + slot / 8) * 16 + slot % 8 * 2;
     scale_to = pin((half * kDraftKeys + T::column(slot)) * 4);
   }
-  // Of the i-th key and of the i-th pair of tiles.
+  // Where the operand of the i-th key, and of the i-th pair of tiles, goes.
   uint32_t key_operand(uint32_t i) const {
     const uint32_t rows = T::column(i * kKeyStep);
     constexpr uint32_t kBits = T::kKRow == 128 ? 7 : 6;

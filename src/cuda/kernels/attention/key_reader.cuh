@@ -111,7 +111,7 @@ struct KeyReader {
   }
 };
 
-// Of V in levels: tile j, from coordinate 4 g on.
+// Reads V in levels: tile j, from coordinate 4 g on.
 template <uint32_t kFormat>
 inline uint32_t values_offset(const DecodePlane (&planes)[2], uint32_t plane) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;

@@ -22,7 +22,7 @@ struct PageTiles {
     uint64_t offset;  // of page and head
     uint32_t tile;
   };
-  // Of tile t; for all lanes of a warp together.
+  // Where tile t lies; for all lanes of a warp together.
   Place of(uint32_t t) const {
     const uint32_t number = __shfl_sync(kAll, page, static_cast<int>(t));
     return {head + uint64_t{number} * stride, __shfl_sync(kAll, tile, static_cast<int>(t))};

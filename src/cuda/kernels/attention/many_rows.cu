@@ -48,10 +48,11 @@ inline void start_tile(ManyRowsState& state, const Args& args) {
 template <class T, bool kConsumers, class Role>
 inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& role) {
   RowTile& tile = state.tile;
-  // One place that calls the role: it is long.
-  if (T::kGroups == 1 && tile.params.schedule_key != 0) {
-    for_each_run<T, kConsumers>(state, args, role);
-    return;
+  if constexpr (T::kTakesRuns) {
+    if (tile.params.schedule_key != 0) {
+      for_each_run<T, kConsumers>(state, args, role);
+      return;
+    }
   }
   while (true) {
     if (tile.paged()) find_batch_tile(tile, args, state.of_warps);

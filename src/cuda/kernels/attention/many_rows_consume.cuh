@@ -103,7 +103,7 @@ class Consumer {
     for (uint32_t i = 0; i < 2; ++i) {
       const float sum = warp_sum<4>(rows_[i].sum);
       SoftmaxState state = {rows_[i].reference, sum};
-      if (T::kGroups == 1 && state_.older != 0) {
+      if (T::kTakesRuns && state_.older != 0) {
         if (row(i) < tile_.rows) fold_older(i, state);
         __syncwarp();  // the state goes where the older one was
       }

@@ -61,7 +61,7 @@ inline void restore_columns(float (&o)[kDim / 8][4]) {
   flip_columns<kDim>(o);
 }
 
-// The same of one row, of which a thread has columns 8 t + 2 j and the next.
+// One row of two, as restore_columns: of it a thread has columns 8 t + 2 j and the next.
 template <uint32_t kDim, uint32_t kTile = 0>
 inline void flip_row(float (&o)[kDim / 8][2]) {
   const uint32_t j = threadIdx.x % 4;

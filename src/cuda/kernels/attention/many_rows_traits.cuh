@@ -1,6 +1,6 @@
 #pragma once
 // Attention of many rows: a variant's constants, and its block's shared memory.
-#include "cuda/kernels/attention/many_rows_layout.cuh"
+#include "cuda/kernels/attention/drafts_layout.cuh"
 #include "cuda/kernels/attention/row_tile.cuh"
 #include "cuda/kernels/attention/unpack.cuh"
 #include "cuda/kernels/pack_16.cuh"
@@ -17,6 +17,9 @@ struct ManyRows {
   static constexpr bool kBf16K = kK == kFormatBf16, kBf16V = kV == kFormatBf16;
   static constexpr uint32_t kGroups = kLayout.groups, kKeys = kLayout.keys,
                             kThreads = kLayout.threads(), kRows = kLayout.rows();
+  // Whether it takes tiles from the step schedule: not where attention_drafts does.
+  static constexpr bool kTakesRuns =
+      kGroups == 1 && (kGpu != kManyRowsHalf || drafts_layout(kK, kV, kKDim, kVDim, 1).groups == 0);
   static constexpr uint32_t kKeyTiles = kKeys / 8, kVTiles = kVDim / 8;  // of sums' columns
   static constexpr uint32_t kTiles = kKeys / abi::kKvTile;               // of a stage
   // f16 weights end below 2 to this: small ones would be subnormal.
@@ -133,7 +136,7 @@ inline void take_registers() {
 inline uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ row) & 7) * 16;
 }
-// The same where a row has several panels of 128 bytes.
+// As swizzled(), where a row has several panels of 128 bytes.
 inline uint32_t operand_byte(uint32_t panel_bytes, uint32_t row, uint32_t chunk) {
   return chunk / 8 * panel_bytes + swizzled(row, chunk);
 }

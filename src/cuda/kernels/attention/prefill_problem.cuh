@@ -5,7 +5,7 @@
 
 namespace gyre::cuda {
 
-// Of each row, in shared memory.
+// What is known of each row, in shared memory.
 struct Rows {
   int64_t begin[kMostRows], end[kMostRows];  // keys it may see
   int64_t position[kMostRows];

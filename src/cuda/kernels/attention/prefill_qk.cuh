@@ -124,7 +124,7 @@ inline KeyLevels key_levels(const uint8_t* row, uint32_t n, uint32_t step, uint3
   return {signed_levels<kK>(x.term[0][0]), signed_levels<kK>(x.term[0][1])};
 }
 
-// The same for any head_dim; coordinates outside [begin, end) count as 0.
+// As above, for any head_dim; coordinates outside [begin, end) count as 0.
 template <uint32_t kK>
 inline KeyLevels key_levels_within(const uint8_t* row, uint32_t n, uint32_t step, uint32_t j,
                                    uint32_t begin, uint32_t end) {

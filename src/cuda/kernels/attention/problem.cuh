@@ -98,7 +98,7 @@ inline uint32_t warp_index() { return __shfl_sync(kAll, threadIdx.x / kWarp, 0);
 using DecodeWalk = abi::KvWalk<uint32_t>;
 using DecodeBounds = abi::RowBounds<int32_t>;
 
-// The same in every thread of a block.
+// Every thread of a block has the same numbers.
 struct DecodeProblem {
   uint32_t kv_head, group;
   uint32_t first_row, rows;    // of the KV head's rows; further ones are other blocks'

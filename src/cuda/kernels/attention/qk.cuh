@@ -84,7 +84,7 @@ inline void score_levels(const LevelTable& table, const Queries<Traits>& q,
   }
 }
 
-// The same over tiles of K, with scales and factors: a scale block may end within a step.
+// As above over tiles of K, with scales and factors: a scale block may end within a step.
 template <class Traits>
 inline void score_tiles(const LevelTable& table, const Queries<Traits>& q,
                         const unsigned char* stage, const LaneOffsets<Traits>& offsets,

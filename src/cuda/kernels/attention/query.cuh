@@ -236,7 +236,7 @@ inline void write_query_columns(const float* row, uint32_t r, uint32_t block, ui
   }
 }
 
-// The same for tiles of K: [four rows][slot][lane], a slot for each step and scale block. A slot
+// As above for tiles of K: [four rows][slot][lane], a slot for each step and scale block. A slot
 // has zeros where its step has coordinates of another block, or none.
 template <class Traits>
 inline void write_query_slots(const float* row, uint32_t r, uint2* to, RowFactors& factors) {

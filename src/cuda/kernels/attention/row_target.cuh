@@ -101,7 +101,7 @@ struct WarpSums {
     }
   };
 
-  // Of row j, four at a time. Coordinates behind the last one are 0.
+  // Coordinates of row j, four at a time. Coordinates behind the last one are 0.
   static void write(const LevelSums<Traits>& from, uint32_t four,
                     const Levels (&of_block)[Traits::kWarpBlocksV], float* rows) {
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
@@ -120,7 +120,7 @@ struct WarpSums {
                                                  (4 * g + e) * Piece::kEach) = x.all;
     }
   }
-  // Of rows 2 j and 2 j + 1.
+  // Coordinates of rows 2 j and 2 j + 1.
   static void write(const float (&sums)[Traits::kValueSlice / 16][4], float* rows) {
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
 #pragma unroll

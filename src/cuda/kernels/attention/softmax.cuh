@@ -96,7 +96,7 @@ inline float power_of_two(int32_t n) { return __int_as_float((n + 127) << 23); }
 inline float times_power(float x, int32_t n) {
   return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
 }
-// Of a number that is finite and not 0, to within one for subnormal ones.
+// The exponent of a number that is finite and not 0, to within one for subnormal ones.
 inline int32_t exponent_of(float x) {
   return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
 }

@@ -151,7 +151,7 @@ inline auto unpack_key(const LevelTable& table, uint32_t low, uint32_t next, uin
   }
 }
 
-// The same from quads of coordinates: two of them, a nibble for each code, with the third bit of
+// As above from quads of coordinates: two of them, a nibble for each code, with the third bit of
 // tq3 in `thirds` at its place; or one, a byte for each code, with the bits of the second plane at
 // theirs. Bits that are none of the code's may be set.
 template <uint32_t kFormat, bool kManyRows>

@@ -11,15 +11,16 @@ namespace gyre::cuda {
 // with the lowest finite float: -inf less -inf would be NaN.
 constexpr float kFarAbove = 8;
 
-// Of a row over levels, the same in its eight lanes but for max and sum. `reference` is a logit.
+// The state of a row over levels, the same in its eight lanes but for max and sum. `reference` is a
+// logit.
 struct LevelRow {
   float reference, max, sum;
 
   static LevelRow none() { return {kLowest, minus_infinity(), 0}; }
 };
-// Of a row's weights in one scale block of V: multiples of 1 / scale, a power of two. One that met
-// an infinite weight has scale 0: from then on only infinite weights count, once each. One that met
-// NaN has scale NaN, and so will its values.
+// The scale of a row's weights in one scale block of V: multiples of 1 / scale, a power of two. One
+// that met an infinite weight has scale 0: from then on only infinite weights count, once each. One
+// that met NaN has scale NaN, and so will its values.
 struct FixedPoint {
   float scale;
   // The lane's weights, of integers as the bits of floats: see LaneWeights::surplus.
@@ -351,7 +352,7 @@ inline void check_sums(const LaneWeights& lane, uint32_t four, LevelSums<Traits>
   }
 }
 
-// Of a row over 16-bit V, the same in its four lanes but for the sum.
+// The state of a row over 16-bit V, the same in its four lanes but for the sum.
 struct FloatRow {
   float reference, max, sum;
 
