@@ -159,7 +159,7 @@ class DraftMerge {
 
   // Out of the rotated domain, to global memory.
   void write(const abi::AttentionRun& run, Values& v) const {
-    restore_row<T::kVDim>(v);
+    restore_columns<T::kVDim>(v);
     const uint32_t r = threadIdx.x / 4, j = threadIdx.x % 4;
     if (r >= run.rows) return;
     const uint32_t row = run.first_row + r, token = row / p_.group;
