@@ -7,6 +7,7 @@
 // No barrier separates the warps while there are pieces.
 // Bytes moved: K and V once, q, and one state for each group of a unit in several blocks.
 #include "cuda/kernels/attention/decode_loop.cuh"
+#include "cuda/kernels/attention/fold_groups.cuh"
 #include "cuda/kernels/attention/paged_load.cuh"
 
 namespace gyre::cuda {
@@ -381,7 +382,11 @@ class PagedBlock {
       state_.merge_groups = count_groups(args_.at[arg_partial] + run.area * 4, of);
     __syncthreads();
     const uint32_t done = state_.merge_groups;
-    if (done != 0) fold_groups(number, done, of.all);
+    if (done != 0)
+      fold_groups<Traits>(reinterpret_cast<const float4*>(state_at(run, 0, 0) -
+                                                          slice() * Set::kSets * Set::kSetBytes),
+                          reinterpret_cast<float4*>(slot(number) + kLayout.slot.unit), done,
+                          of.all);
     __syncthreads();
     if (done == 0 || warp_ >= kPerKey) return;
 #pragma unroll 1
@@ -391,64 +396,6 @@ class PagedBlock {
       write_rows(number, set, fold);
     }
   }
-  // Groups [done, groups) behind the fold of the first `done`, to the unit's fold: a thread has one
-  // vector of a set at a time.
-  void fold_groups(uint32_t number, uint32_t done, uint32_t groups) {
-    constexpr uint32_t kVectors = Set::kVectors * kWarp, kSetVectors = Set::kSetBytes / 16;
-    constexpr uint32_t kAtOnce = 4;
-    const float4* const from = reinterpret_cast<const float4*>(
-        state_at(state_.runs[number], 0, 0) - slice() * Set::kSets * Set::kSetBytes);
-    auto* const to = reinterpret_cast<float4*>(slot(number) + kLayout.slot.unit);
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < kPerKey * Set::kSets * kVectors; i += blockDim.x) {
-      const uint32_t set = i / kVectors, at = set * kSetVectors + i % kVectors;
-      const uint32_t states = set * kSetVectors + kVectors + i % kWarp;
-      OneVector<Set> fold;
-      fold.set(load_l2(from + at), load_l2(from + states));
-#pragma unroll 1
-      for (uint32_t group = done; group < groups; group += kAtOnce) {
-        float4 x[kAtOnce], s[kAtOnce];
-#pragma unroll
-        for (uint32_t j = 0; j < kAtOnce; ++j) {
-          const uint64_t of = uint64_t{group + j < groups ? group + j : group} * (kFoldBytes / 16);
-          x[j] = load_l2(from + of + at), s[j] = load_l2(from + of + states);
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < kAtOnce; ++j)
-          if (group + j < groups) fold.add(x[j], s[j]);
-      }
-      to[at] = fold.vector();
-      if (i % kVectors < kWarp) to[states] = fold.set_of.states();
-    }
-  }
-
-  // A set of one vector, with the arithmetic of all.
-  template <class Set>
-  struct OneVector {
-    Set set_of;
-
-    void set(const float4& x, const float4& states) {
-      set_of.x[0][0] = x.x, set_of.x[0][1] = x.y, set_of.x[0][2] = x.z, set_of.x[0][3] = x.w;
-      set_of.set_states(states);
-    }
-    void add(const float4& x, const float4& states) {
-      OneVector part;
-      part.set(x, states);
-      typename Set::Factors f[Set::kLaneRows];
-#pragma unroll
-      for (uint32_t r = 0; r < Set::kLaneRows; ++r)
-        f[r] = set_of.raise(r, part.set_of.reference[r], part.set_of.sum[r]);
-#pragma unroll
-      for (uint32_t e = 0; e < 4; ++e) {
-        const auto& of = f[e % Set::kLaneRows];
-        set_of.x[0][e] = Set::fold(set_of.x[0][e], of.keep, part.set_of.x[0][e], of.part);
-      }
-    }
-    float4 vector() const {
-      return make_float4(set_of.x[0][0], set_of.x[0][1], set_of.x[0][2], set_of.x[0][3]);
-    }
-  };
-
   const abi::AttentionParams& p_;
   const Args& args_;
   const EarlyBits& early_;
