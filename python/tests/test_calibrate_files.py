@@ -19,7 +19,7 @@ from hf_models import TEXT, random_model, random_tokens, stored_model
 
 import gyre
 from gyre.calibrate import Budget, Calibration, CalibrationWarning, __main__
-from gyre.calibrate.budget import BITS, ERRORS, best, scale_bits
+from gyre.calibrate.budget import BITS, WORTH_A_LIST, best, scale_bits, uniform_formats
 from gyre.calibrate.run import calibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore:calibrate. .* tokens are few")
@@ -152,27 +152,43 @@ def cost(budget, stored):
     return sum((BITS[k] + BITS[v]) * count for k, v, count in zip(budget.k, budget.v, stored)) / (2 * sum(stored))
 
 
+ERRORS = {name: 4.0**-bits for name, bits in BITS.items()}
+
+
+def costs_of(sensitivities):
+    return {name: [(k * error, v * error) for k, v in sensitivities] for name, error in ERRORS.items()}
+
+
 @pytest.mark.parametrize("stored", [None, [4096, 512, 700]])
 @pytest.mark.parametrize("bits", [2.125, 3.0, 4.125, 4.9, 8.125, 20])
 def test_the_search_is_exact(stored, bits):
-    sensitivities = [(1e-3, 3e-4), (8e-3, 2e-3), (5e-4, 4e-3)]
+    costs = costs_of([(1e-3, 3e-4), (8e-3, 2e-3), (5e-4, 4e-3)])
     weights = stored or [1, 1, 1]
-    found = best(sensitivities, "tq3", 128, bits, stored)
-    flat = [one for pair in sensitivities for one in pair]
+    found = best(costs, 128, bits, stored)
     units = [weight for weight in weights for _ in range(2)]
-    least = min(
-        sum(s * ERRORS[name] / ERRORS["tq3"] for s, name in zip(flat, names))
-        for names in itertools.product(BITS, repeat=6)
-        if sum(BITS[name] * unit for name, unit in zip(names, units)) / sum(units) + 0.125 <= bits + 1e-9
-    )
-    assert found.predicted == pytest.approx(least)
+    predicted = lambda names: sum(costs[name][i // 2][i % 2] for i, name in enumerate(names))
+    fitting = lambda names: sum(BITS[name] * unit for name, unit in zip(names, units)) / sum(units) + 0.125 <= bits + 1e-9
+    least = min(predicted(names) for names in itertools.product(BITS, repeat=6) if fitting(names))
+    alike = min(predicted((k, v) * 3) for k in BITS for v in BITS if fitting((k, v) * 3))
+    assert found.predicted == pytest.approx(least if least <= WORTH_A_LIST * alike else alike)
+    assert found.is_list == (least <= WORTH_A_LIST * alike)
     assert found.used == pytest.approx(cost(found, weights) + 0.125) and found.used <= bits + 1e-9
     assert found.by == ("bytes" if stored else "coordinate")
 
 
+@pytest.mark.parametrize("spread, is_list", [(1.2, False), (30.0, True)])
+def test_layers_that_are_alike_get_no_list(spread, is_list):
+    costs = costs_of([(1.0, 1.0), (spread, spread)] * 4)
+    found = best(costs, 128, 4.125)
+    assert found.is_list == is_list and ("in all layers" in str(found)) != is_list
+    assert uniform_formats(costs, 8) == ("tq4", "tq4") and uniform_formats(costs, 9) in (("tq4", "tq5"), ("tq5", "tq4"))
+    if not is_list:
+        assert (found.k, found.v, found.used) == (["tq4"] * 8, ["tq4"] * 8, 4.125)
+
+
 def test_budgets_that_no_format_has_are_refused():
     with pytest.raises(gyre.InvalidArgument, match="2.1 bits is less than the smallest format takes, 2.125"):
-        best([(1, 1)], "tq3", 128, 2.1)
+        best(costs_of([(1, 1)]), 128, 2.1)
 
 
 def test_bits_of_scales():
@@ -182,7 +198,7 @@ def test_bits_of_scales():
 def test_many_layers_are_searched_quickly():
     generator = torch.Generator().manual_seed(1)
     sensitivities = [tuple(pair) for pair in torch.rand(80, 2, generator=generator).tolist()]
-    found = best(sensitivities, "tq3", 128, 4.125, [4096, 1000] * 40)
+    found = best(costs_of(sensitivities), 128, 4.125, [4096, 1000] * 40)
     assert 4.1 < found.used <= 4.125
 
 
@@ -195,16 +211,16 @@ def test_the_command(tmp_path, capsys):
     text.write_bytes(TEXT.read_bytes()[:600])
     assert run(tmp_path, text, "--capacity", "512", "--budget", "4.125", "3.5", "--threads", "1") == 0
     done = capsys.readouterr()
-    assert "moments" in done.err and "sensitivities" in done.err and "8/8" in done.err
+    assert "moments" in done.err and "sensitivities" in done.err and "4/4" in done.err
     assert "warning: calibrate: 585 tokens are few" in done.err
     made = Calibration.load(tmp_path / "a.gyrecal")
     assert (made.recipe, made.model, made.capacity, made.tokens) == ("R", "tiny-d128", 512, 585)
     assert len(made.sensitivities) == 4 and all(one > 0 for pair in made.sensitivities for one in pair)
-    # The newest layers' keys cost most, and get most.
+    # The last layers' keys cost most, and get most.
     assert made.sensitivities[3][0] > 3 * made.sensitivities[0][0]
     budget = made.budget(4.125)
     assert BITS[budget.k[3]] > BITS[budget.k[0]] and budget.used <= 4.125
-    assert f"4.125 bits by coordinate, 4.125 used: {budget}" in done.out
+    assert f"4.125 bits by coordinate, 4.125 used, predicted divergence {budget.predicted:.2e}: {budget}" in done.out
 
 
 def test_the_command_without_a_text(tmp_path):
