@@ -21,8 +21,8 @@ void check_layer(const KvCacheOptions& options, std::span<const KvLayer> layers,
           "the same, layer ", index, " has ", layer.tail, " after ", tail_tokens);
   require(layer.sink_tokens < options.capacity, "kv_cache: sink_tokens of layer ", index,
           " must be fewer than the capacity ", options.capacity, ", got ", layer.sink_tokens);
-  require(layer.tail <= options.capacity, "kv_cache: the tail of layer ", index,
-          " must be at most the capacity ", options.capacity, ", got ", layer.tail);
+  require(layer.tail <= std::numeric_limits<int32_t>::max(), "kv_cache: the tail of layer ", index,
+          " must be below 2^31, got ", layer.tail);
 }
 
 // A key's slot in a ring depends on the ring's size.
