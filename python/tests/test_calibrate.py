@@ -125,7 +125,7 @@ def test_moments_of_queries_are_over_the_heads_that_share_a_kv_head():
     seen = []
     model.model.layers[1].self_attn.q_norm.register_forward_hook(lambda module, args, out: seen.append(out[0]))
     moments, _ = collect(model, attentions(model), of_layers(model.get_decoder()), [random_tokens(80)[0]], progress=False)
-    q = seen[0][SKIPPED:].double()  # [tokens, 6 heads, d]; heads 0 to 2 share the first KV head
+    q = seen[1][SKIPPED:].double()  # behind those alone at position 0; [tokens, 6 heads, d]; heads 0 to 2 share the first KV head
     for kv_head in range(2):
         rows = q[:, 3 * kv_head : 3 * kv_head + 3].flatten(0, 1)
         torch.testing.assert_close(moments[1].q_second[kv_head], rows.T @ rows / len(rows))

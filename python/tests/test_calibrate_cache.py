@@ -33,7 +33,7 @@ def test_attention_is_over_the_rows_of_the_reference(kind, formats):
     model = random_model("qwen3", "eager")
     texts = None if kind == "Q" else [random_tokens(300)[0]]
     calibration = calibrate(model, texts, 512, transform=kind != "F", progress=False)
-    cache = GyreCache(model.config, *formats, calibration=calibration, capacity=64)
+    cache = GyreCache(model.config, *formats, tail=0, sink_tokens=0, calibration=calibration, capacity=64)
     q, k, v = (torch.randn(1, heads, 40, 32, generator=torch.Generator().manual_seed(9)) for heads in (6, 2, 2))
     layer = cache.layers[2]
     out = layer.attend(layer.update(k, v)[0], q, None, scale=0.2)[0]
@@ -149,7 +149,7 @@ def test_models_whose_attention_goes_with_no_mean(name):
     ids = random_tokens(80)
     with torch.inference_mode():
         exact, plain, calibrated = (
-            model(ids, past_key_values=GyreCache(model.config, name, name, capacity=128, calibration=which), use_cache=True).logits
+            model(ids, past_key_values=GyreCache(model.config, name, name, tail=0, sink_tokens=0, capacity=128, calibration=which), use_cache=True).logits
             for name, which in (("f16", None), ("tq8", None), ("tq8", calibration))
         )
     assert (calibrated - exact).norm() < 1.2 * (plain - exact).norm()

@@ -7,7 +7,7 @@ from gyre.integrations.vllm.config import ConfigError, Formats, Options, parse
 
 
 def test_formats_of_layers():
-    assert parse(None) == parse({}) == parse({"gyre": {}}) == Options(Formats("tq8", "tq4"))
+    assert parse(None) == parse({}) == parse({"gyre": {}}) == Options(Formats("tq8", "tq8"))
     assert parse({"gyre": {"v": "bf16"}, "other": 1}).of(3, None) == Formats("tq8", "bf16")
     layers = {"0": {"k": "f16", "v": "f16"}, "5": {"v": "tq8"}, "sliding_window": {"k": "tq4"}}
     options = parse({"gyre": {"k": "tq6", "v": "tq3", "layers": layers}})

@@ -92,8 +92,8 @@ def _drawn(count: int) -> torch.Tensor:
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """[blocks, BLOCK], without what is left over."""
-    size = min(BLOCK, len(x))
+    """[blocks, positions], without what is left over. Short texts have at least 8 blocks."""
+    size = max(1, min(BLOCK, len(x) // 8))
     return x[: len(x) // size * size].unflatten(0, (-1, size))
 
 
