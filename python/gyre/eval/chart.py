@@ -47,6 +47,7 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "gyre"  # the same rows give the same file
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure, axes = pyplot.subplots(figsize=(10, 7), layout="constrained")
     rows = [row for row in rows if row.kld_mean]
@@ -69,8 +70,9 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     if best := frontier(rows):
         axes.plot([row.bytes_per_token for row in best], [row.kld_mean for row in best], "-", color="0.8", zorder=0, label="frontier")
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(2, (1, 1.25, 1.5, 1.75)))
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.xaxis.set_minor_formatter("")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set(yscale="log", xlabel="cache bytes per token", ylabel=f"mean KL divergence from {REFERENCE}", title=title)
     axes.margins(0.12, 0.08)
     axes.grid(alpha=0.3)
