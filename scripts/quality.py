@@ -27,7 +27,7 @@ from quality_texts import CALIBRATION, PREDICTED
 CONTEXT, STEP, TAIL, SINKS = 2048, 512, 128, 1
 BUDGET = "4.25"  # bits: as tq4 at head_dim 64
 ANSWER_TOKENS = 24
-HAYSTACKS, QUESTIONS = 10, 10
+HAYSTACKS, QUESTIONS = 8, 10
 QUESTIONS_ASKED = """What is the capital of France?
 Write a short poem about the sea.
 Explain what a hash table is.
@@ -71,11 +71,10 @@ def groups(r: Calibration) -> dict[str, list[Setting]]:
         "five": [mixed("tq5", "tq5"), mixed("tq5", "tq5", r), mixed("tq4", "tq4", r, tail=TAIL), *([listed] if budget.is_list else [])],
         "low": [
             *others("q4_0-rotated"),
-            mixed("tq3", "tq3", r),
             mixed("tq3", "tq3", r, **both),
             mixed("tq2", "tq2", r, **both),
         ],
-        "others": [*others("nvfp4", "kivi4"), mixed("tq3", "tq3"), mixed("tq2", "tq2"), mixed("tq2", "tq2", r)],
+        "others": [*others("nvfp4", "kivi4"), mixed("tq3", "tq3", r), mixed("tq2", "tq2", r)],
     }
 
 
@@ -213,7 +212,7 @@ def main() -> None:
     if not options.only or "greedy" in options.only:
         print_greedy(lab.greedy(chosen))
     if not options.only or "retrieval" in options.only:
-        print_retrieval(lab.retrieval([*chosen[:3], chosen[7]]))
+        print_retrieval(lab.retrieval(chosen[:3]))
 
 
 if __name__ == "__main__":
