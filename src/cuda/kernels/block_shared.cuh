@@ -116,6 +116,16 @@ inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
       : "memory");
 }
 inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier* barrier) {
+#if defined(GYRE_EVICT)
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+  return;
+#endif
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(to),
@@ -200,5 +210,19 @@ inline void sync_named_barrier(uint32_t group) {
 }
 
 #endif
+
+// Compiled for racecheck, all lanes arrive: it does not see that one does so for its warp.
+// docs/notes/racecheck-many-rows.md.
+#if defined(GYRE_RACECHECK)
+constexpr bool kForRacecheck = true;
+#else
+constexpr bool kForRacecheck = false;
+#endif
+constexpr uint32_t kWarpArrivals = kForRacecheck ? kWarp : 1;
+// Arrives for a warp, behind what all of its lanes did.
+inline void arrive_warp(PhaseBarrier* barrier) {
+  __syncwarp();
+  if (kForRacecheck || threadIdx.x % kWarp == 0) arrive(barrier);
+}
 
 }  // namespace gyre::cuda

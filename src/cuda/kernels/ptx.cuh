@@ -139,6 +139,15 @@ inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) {
 template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
   if constexpr (kBytes == 16) {
+#if defined(GYRE_EVICT)
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+        "l"(from), "r"(present ? 16 : 0), "l"(policy)
+        : "memory");
+    return;
+#endif
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(present ? 16 : 0)
                  : "memory");

@@ -11,12 +11,12 @@ namespace gyre::cuda {
 
 template <class T>
 inline void init_draft_barriers(DraftsState& state) {
-  for (PhaseBarrier& barrier : state.described) init_barrier(&barrier, 1);
+  for (PhaseBarrier& barrier : state.described) init_barrier(&barrier, kWarpArrivals);
   for (uint32_t i = 0; i < T::kLayout.slots; ++i) {
     init_barrier(&state.full[i], kProducers);
-    init_barrier(&state.empty[i], T::kConsumers / kWarp);
+    init_barrier(&state.empty[i], T::kConsumers / kWarp * kWarpArrivals);
   }
-  for (PhaseBarrier& barrier : state.loaded) init_barrier(&barrier, 1);
+  for (PhaseBarrier& barrier : state.loaded) init_barrier(&barrier, kProducers / kWarp);
   fence_operands();  // copies complete barriers
 }
 

@@ -93,19 +93,18 @@ class DraftProducer {
         share_(p_, args_, kLayout.blocks),
         thread_(pin(threadIdx.x - T::kConsumers)),
         places_(thread_) {
-    const uint32_t part = lane() / kDraftTiles;
-    part_bytes_ = chosen<uint32_t>(part, {kLayout.k_tile_bytes, kLayout.v_tile_bytes, 16, 16});
-    part_at_ = chosen<uint32_t>(part, {0, kLayout.v_at, kLayout.k_scales_at, kLayout.v_scales_at}) +
-               lane() % kDraftTiles * part_bytes_;
+    part_bytes_ = chosen<uint32_t>(warp(), {kLayout.k_tile_bytes, kLayout.v_tile_bytes, 16, 16});
+    part_at_ =
+        chosen<uint32_t>(warp(), {0, kLayout.v_at, kLayout.k_scales_at, kLayout.v_scales_at}) +
+        lane() * part_bytes_;
     together_ = tiles_together();
   }
 
   void run() {
     if (share_.count == 0) return;
-    if (warp() == 0) {
-      describe(0);
-      for (uint32_t i = 0; i + 1 < kLayout.stored; ++i) copy_stage();
-    }
+    if (warp() == 0) describe(0);
+#pragma unroll 1
+    for (uint32_t i = 0; i + 1 < kLayout.stored; ++i) copy_stage();
     DraftSlot<kLayout.slots> slot;
     DraftSlot<kLayout.stored> stored;
 #pragma unroll 1
@@ -119,7 +118,7 @@ class DraftProducer {
         // The stage is there, and nobody reads the one before it any more.
         wait_together(&state_.loaded[stored.index], stored.phase);
         sync_named_barrier<kProducers / kWarp>(0);
-        if (warp() == 0) copy_stage();
+        copy_stage();
         wait_together(&state_.empty[slot.index], slot.phase ^ 1);
         unpack(stage, dynamic_shared() + kLayout.stored_at + stored.index * kLayout.stored_bytes,
                slot.index);
@@ -135,7 +134,7 @@ class DraftProducer {
   uint32_t warp() const { return thread_ / kWarp; }
   uint32_t lane() const { return thread_ % kWarp; }
 
-  // Copies the description of one of the block's runs. For the first producer warp.
+  // Copies the description of one of the block's runs. For the first warp.
   void describe(uint32_t index) {
     if (index >= share_.count) return;
     DraftRun& to = state_.run(index);
@@ -145,8 +144,7 @@ class DraftProducer {
     if (lane() < abi::kRunWords)
       reinterpret_cast<uint32_t*>(&to.of)[lane()] = load_bits(from, lane(), true);
     if (lane() == abi::kRunWords) to.bad = 0;
-    __syncwarp();
-    if (lane() == 0) arrive(&state_.described[index % kDraftRuns]);
+    arrive_warp(&state_.described[index % kDraftRuns]);
   }
 
   // The run whose stages are copied now. The one behind it is described meanwhile.
@@ -156,20 +154,19 @@ class DraftProducer {
     ended_ = copied_run_ == share_.count;
     if (ended_) return;
     state_.wait_for_run(copied_run_);
-    describe(copied_run_ + 1);
+    if (warp() == 0) describe(copied_run_ + 1);
     const abi::AttentionRun& run = state_.run(copied_run_).of;
     const DraftStages of = run_stages(run);
     stage_ = of.begin, end_stage_ = of.end;
     begin_ = run.begin, end_ = run.end > run.begin ? run.end : 0;
     entries_ = args_.at[arg_table] + (run.sequence * p_.table.stride + p_.table.first_entry) * 4;
-    // Four parts of a tile, each some lanes': codes of K and V, their scales.
-    const uint32_t part = lane() / kDraftTiles;
+    // Four parts of a tile, each a warp's: codes of K and V, their scales.
     const uint64_t of_parts[4] = {args_.at[arg_k_codes] + run.kv_head * p_.k.codes_head_stride,
                                   args_.at[arg_v_codes] + run.kv_head * p_.v.codes_head_stride,
                                   args_.at[arg_k_scales] + run.kv_head * p_.k.scales_head_stride,
                                   args_.at[arg_v_scales] + run.kv_head * p_.v.scales_head_stride};
-    from_ = chosen(part, of_parts);
-    stride_ = chosen(part, {p_.k.codes_tile_stride, p_.v.codes_tile_stride, p_.k.scales_tile_stride,
+    from_ = chosen(warp(), of_parts);
+    stride_ = chosen(warp(), {p_.k.codes_tile_stride, p_.v.codes_tile_stride, p_.k.scales_tile_stride,
                             p_.v.scales_tile_stride});
     find_tile();
   }
@@ -191,8 +188,8 @@ class DraftProducer {
 
   // Where this lane's tiles of the next stage lie. One stage ahead: the page table is slow to read.
   void find_tile() {
-    const uint32_t first = lane() % kDraftTiles, at = stage_ * kDraftTiles + first;
-    present_ = first % together_ == 0 && (at + together_) * abi::kKvTile > begin_ &&
+    const uint32_t first = lane(), at = stage_ * kDraftTiles + first;
+    present_ = first < kDraftTiles && first % together_ == 0 && (at + together_) * abi::kKvTile > begin_ &&
                at * abi::kKvTile < end_;
     page_ = 0;
     if (!present_) return;
@@ -211,9 +208,9 @@ class DraftProducer {
     return page_ * p_.table.page_stride;
   }
 
-  // Copies of the next stage, if there is one: a part of a tile by each lane. For one warp.
+  // Copies of the next stage, if there is one: the warp's part of it, some tiles by each lane.
   void copy_stage() {
-    static_assert(4 * kDraftTiles == kWarp);
+    static_assert(kProducers == 4 * kWarp && kDraftTiles <= kWarp);
     if (!ended_ && stage_ == end_stage_) begin_run();
     if (ended_) return;
     PhaseBarrier* const loaded = &state_.loaded[copied_.index];
@@ -223,10 +220,9 @@ class DraftProducer {
     if (present_)
       copy_bulk(shared_address(to + part_at_), from_ + page + tile_ * stride_,
                 together_ * part_bytes_, loaded);
-    const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0) & 0xFFu;
-    constexpr uint32_t kTileBytes = kLayout.k_tile_bytes + kLayout.v_tile_bytes + 32;
+    const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0);
     if (lane() == 0)
-      arrive_expecting(loaded, static_cast<uint32_t>(__popc(there)) * together_ * kTileBytes);
+      arrive_expecting(loaded, static_cast<uint32_t>(__popc(there)) * together_ * part_bytes_);
     copied_.step();
     if (++stage_ != end_stage_) find_tile();
     __syncwarp();
@@ -301,7 +297,7 @@ class DraftProducer {
   BlockRuns share_;
   uint32_t thread_;  // of the producers
   DraftPlaces<T> places_;
-  // The first warp's: the run whose stages are copied, the one behind it, the next stage's place.
+  // The run whose stages are copied, the one behind it, the place of the warp's next part.
   uint32_t copied_run_ = 0, next_run_ = 0;
   DraftSlot<kLayout.stored> copied_;
   uint32_t stage_ = 0, end_stage_ = 0, begin_ = 0, end_ = 0;
