@@ -106,6 +106,14 @@ inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
   }
 }
 
+// A policy for bytes that are read once: they leave L2 first, so that code, page tables and queries
+// stay.
+inline uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
 // were expected have come, too. The thread that arrives does so behind those that issue.
 #if __CUDA_ARCH__ >= 900
@@ -116,20 +124,10 @@ inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
       : "memory");
 }
 inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier* barrier) {
-#if defined(GYRE_EVICT)
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-      : "memory");
-  return;
-#endif
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first())
       : "memory");
 }
 #else

@@ -36,7 +36,6 @@ class DraftConsumer {
         left.begin = end;
         if (has_rows()) end_group(run, groups, group);
       }
-      if (merges()) merge_.finish_run(run.of, groups);
     }
   }
 
@@ -63,23 +62,45 @@ class DraftConsumer {
     if (flags_ == 0) return;
     if (halves) flags_ |= warp() < 2 ? kFirstHalf : kSecondHalf;
     if (p_.soft_cap != 0 || args_.at[arg_alibi_slopes] != 0) flags_ |= kSoft;
-    unsigned char* const queries =
-        dynamic_shared() + kLayout.warps_at + warp() * kLayout.warp_bytes;
-    const bool stale = load_draft_queries<T>(state_, run, first, warp() * kDraftWarpRows, queries);
+    const bool stale = begin_queries(run, first);
     if (run.shift_and_valid < 256 || stale) flags_ |= kBad;
-    const uint32_t lane = threadIdx.x % kWarp;
+  }
+  // Queries to A fragments. Warps that have the same rows convert one half of them each.
+  bool begin_queries(const abi::AttentionRun& run, uint32_t first) {
+    const uint32_t half = flags_ & (kFirstHalf | kSecondHalf), lane = threadIdx.x % kWarp;
+    const auto buffer = [](uint32_t of) {
+      return dynamic_shared() + kLayout.warps_at + of * kLayout.warp_bytes;
+    };
+    const bool stale = load_draft_queries<T>(state_, run, first, warp() * kDraftWarpRows,
+                                             half == 0 ? 2 : half / kSecondHalf, buffer(warp()));
+    const auto sync = [&] {
+      if (half != 0) {
+        merge_.sync_halves();
+      } else {
+        __syncwarp();
+      }
+    };
+    sync();
+    // The warp that has row g.
+    const auto owner = [&](uint32_t g) {
+      return half == 0 ? warp() : warp() % 2 + g / (kDraftWarpRows / 2) * 2;
+    };
+    const unsigned char* const from = buffer(owner(lane % 8));
 #pragma unroll
     for (uint32_t step = 0; step < T::kKDim / 32; ++step)
-      ldmatrix(q_[step], shared_address(queries + draft_query_byte<T>(lane / 8 % 2 * 8 + lane % 8,
-                                                                      step * 2 + lane / 16)));
-    __syncwarp();  // folded rows go where the queries were
-    sums_.begin_run((flags_ & kSoft) != 0 ? 1.0f : state_.factor[row()]);
-    bias_ = state_.biases[row()];
-    begin_limits(run, first + threadIdx.x % kWarp / 4);
+      ldmatrix(q_[step], shared_address(from + draft_query_byte<T>(lane / 8 % 2 * 8 + lane % 8,
+                                                                   step * 2 + lane / 16)));
+    const uint32_t place = owner(lane / 4) * kDraftWarpRows + lane / 4;
+    const float factor = state_.factor[place];
+    bias_ = state_.biases[place];
+    sums_.begin_run((flags_ & kSoft) != 0 ? 1.0f : factor);
+    begin_limits(run, first + lane / 4, factor);
+    sync();  // folded rows go where the queries were
+    return stale;
   }
   // What few stages ask of the thread's row, to shared memory, and the keys that all of the warp's
   // rows see.
-  void begin_limits(const abi::AttentionRun& run, uint32_t own_row) {
+  void begin_limits(const abi::AttentionRun& run, uint32_t own_row, float factor) {
     using enum abi::AttentionArg;
     const abi::RowMask<int32_t> mask = run_mask(p_, run);
     const uint32_t r = run.first_row + (own_row < run.rows ? own_row : run.rows - 1);
@@ -87,7 +108,7 @@ class DraftConsumer {
     const abi::RowBounds<int32_t> own = abi::row_bounds<int32_t>(
         mask, static_cast<int32_t>(token), 0, static_cast<int32_t>(run.length));
     DraftLimits of = {hidden(own.begin), hidden(own.end),
-                      hidden(abi::row_position(mask, static_cast<int32_t>(token))), 0};
+                      hidden(abi::row_position(mask, static_cast<int32_t>(token))), 0, factor};
     if (args_.at[arg_alibi_slopes] != 0)
       of.slope = __uint_as_float(load_bits(args_.at[arg_alibi_slopes],
                                            run.kv_head * p_.group + r - token * p_.group, true)) *
@@ -137,22 +158,23 @@ class DraftConsumer {
       constexpr uint32_t kOfRow = T::kKRow / 32;
       wgmma_s8<int8_t, kKeyTiles>(
           s_, q_[step],
-          wgmma_operand<T::kKRow>(at + step / kOfRow * (kDraftKeys * T::kKRow) +
-                                  step % kOfRow * 32),
+          wgmma_operand<T::kKRow>(
+              at, step / kOfRow * (kDraftKeys * T::kKRow) + step % kOfRow * 32),
           step != 0);
     }
     wgmma_commit();
   }
   void begin_values(const uint32_t (&weights)[2][4], const unsigned char* slot) {
     constexpr uint32_t kColumns = T::kVDim < 128 ? 64 : 128;
-    const SharedAddress at = shared_address(slot + kLayout.k_bytes);
+    const SharedAddress at = shared_address(slot);
     wgmma_sums(sums_.of_values);
     wgmma_fence();
 #pragma unroll
     for (uint32_t i = 0; i < 2 * (T::kVDim / kColumns); ++i) {
       const uint32_t step = i % 2, first = i / 2 * kColumns;
       wgmma_s8<uint8_t, kColumns / 8>(sums_.of_values + first / 8, weights[step],
-                                      wgmma_operand<T::kVRow>(at + first * T::kVRow + step * 32),
+                                      wgmma_operand<T::kVRow>(at, kLayout.k_bytes +
+                                                                      first * T::kVRow + step * 32),
                                       true);
     }
     wgmma_commit();
@@ -168,42 +190,34 @@ class DraftConsumer {
     // A code-motion barrier: the compiler would make copies of the loop for every flag.
     const uint32_t flags = code_motion_barrier(flags_);
     if ((flags & kHasRows) == 0) return;
-    if ((flags & (kFirstHalf | kSecondHalf)) == 0) {
-      keys_weights<kKeyTiles>(stage, 0, scales, weights);
-      return;
+    if ((flags & kFirstHalf) != 0) {
+      keys_weights<kKeyTiles / 2, 0>(stage, scales, weights);
+    } else if ((flags & kSecondHalf) != 0) {
+      keys_weights<kKeyTiles / 2, kKeyTiles / 2>(stage, scales, weights);
+    } else {
+      keys_weights<kKeyTiles, 0>(stage, scales, weights);
     }
-    const bool second = (flags & kSecondHalf) != 0;
-    uint32_t half[1][4];
-    keys_weights<kKeyTiles / 2>(stage, second ? 1 : 0, scales, half);
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i)
-      weights[0][i] = second ? 0 : half[0][i], weights[1][i] = second ? half[0][i] : 0;
   }
-  // Those of kTiles tiles of keys, the stage's only ones, its first half or its second.
-  template <uint32_t kTiles>
-  void keys_weights(uint32_t stage, uint32_t half, const float* scales,
-                    uint32_t (&a)[kTiles / 4][4]) {
+  // Those of kTiles tiles of keys from kFirst on.
+  template <uint32_t kTiles, uint32_t kFirst>
+  void keys_weights(uint32_t stage, const float* scales, uint32_t (&weights)[2][4]) {
     float x[kTiles][2];
-    const auto* const k_scales =
-        reinterpret_cast<const float2*>(scales) + lane_j() + half * (kTiles * 4);
+    const auto* const k_scales = reinterpret_cast<const float2*>(scales) + lane_j() + kFirst * 4;
     constexpr int32_t kStep = T::FormK::kStep;
 #pragma unroll
     for (uint32_t t = 0; t < kTiles; ++t) {
       const float2 scale = k_scales[t * 4];
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
-        int32_t hi = s_[t][e], lo = s_[t][2 + e];
-        if constexpr (kTiles < kKeyTiles) {
-          if (half != 0) hi = s_[t + kTiles][e], lo = s_[t + kTiles][2 + e];
-        }
+        const int32_t hi = s_[kFirst + t][e], lo = s_[kFirst + t][2 + e];
         // Below 2^31: 256 coordinates, 7 bits of level, 14 of the query.
         const int32_t sum = hi * (256 * kStep) + (lo * kStep - bias_);
         x[t][e] = static_cast<float>(sum) * (e == 0 ? scale.x : scale.y);
       }
     }
-    if (soft()) apply_soft_cap(stage, half, x);
-    if (!all_seen(stage)) apply_mask(stage, half, x);
-    sums_.to_weights(x, k_scales + kDraftKeys / 2, a);
+    if (soft()) apply_soft_cap<kFirst>(stage, x);
+    if (!all_seen(stage)) apply_mask<kFirst>(stage, x);
+    sums_.template to_weights<kTiles>(x, k_scales + kDraftKeys / 2, weights + kFirst / 4);
   }
 
   // Folds the sums of a group. The second half's go through its warp's shared memory.
@@ -220,7 +234,6 @@ class DraftConsumer {
   }
 
   bool has_rows() const { return (code_motion_barrier(flags_) & kHasRows) != 0; }
-  bool merges() const { return (flags_ & (kHasRows | kSecondHalf)) == kHasRows; }
   bool soft() const { return (code_motion_barrier(flags_) & kSoft) != 0; }
   // Warp-uniform: all of the warp's rows see all keys of the stage.
   bool all_seen(uint32_t stage) const {
@@ -232,28 +245,28 @@ class DraftConsumer {
     return static_cast<int32_t>(stage * kDraftKeys + T::position(t * 8 + lane_j() * 2 + e));
   }
   // A soft cap and slopes: scores become logits in base 2.
-  template <uint32_t kTiles>
-  void apply_soft_cap(uint32_t stage, uint32_t half, float (&x)[kTiles][2]) const {
+  template <uint32_t kFirst, uint32_t kTiles>
+  void apply_soft_cap(uint32_t stage, float (&x)[kTiles][2]) const {
     const float cap = p_.soft_cap, inverse = 1.0f / cap;
     const DraftLimits of = state_.limits[row()];
-    const float factor = state_.factor[row()];
+    const float factor = of.factor;
 #pragma unroll
     for (uint32_t i = 0; i < kTiles * 2; ++i) {
       float y = x[i / 2][i % 2] * factor;
       if (cap > 0) y = soft_cap_fast(y, cap, inverse) * kLog2E;
-      const int32_t key = key_of(stage, half * kTiles + i / 2, i % 2);
+      const int32_t key = key_of(stage, kFirst + i / 2, i % 2);
       x[i / 2][i % 2] =
           of.slope == 0 ? y : fmaf(of.slope, static_cast<float>(key - of.position), y);
     }
   }
   // Rolled, where it can be: it is for few stages.
-  template <uint32_t kTiles>
-  void apply_mask(uint32_t stage, uint32_t half, float (&x)[kTiles][2]) const {
+  template <uint32_t kFirst, uint32_t kTiles>
+  void apply_mask(uint32_t stage, float (&x)[kTiles][2]) const {
     const DraftLimits of = state_.limits[row()];
     uint32_t seen = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < kTiles * 2; ++i) {
-      const int32_t key = key_of(stage, half * kTiles + i / 2, i % 2);
+      const int32_t key = key_of(stage, kFirst + i / 2, i % 2);
       seen |= (key >= of.begin && key < of.end ? 1u : 0u) << i;
     }
 #pragma unroll

@@ -23,40 +23,25 @@ class DraftMerge {
         folded_(dynamic_shared() + T::kLayout.warps_at +
                 threadIdx.x / kWarp * T::kLayout.warp_bytes + threadIdx.x % kWarp * 16) {}
 
-  // For the warps that have rows.
+  // Folds a group's state; behind the run's last group the rows are written, by the block that has
+  // the unit's last state. For the warps that have rows, each for its own.
   void add_group(const DraftRun& run, const RunGroups& of, uint32_t group, bool bad,
                  DraftRowState now, Values& v) {
     if (bad || run.bad != 0) now.sum = __uint_as_float(0x7FC00000u);
+    const bool last = group + 1 == of.end;
     if (of.first != 0) {
       put_scratch(run.of, group, now, v);
-      return;
-    }
-    if (group == 0) {
-      row_ = now;
     } else {
-      float keep, part;
-      row_.fold(now, keep, part);
-#pragma unroll
-      for (uint32_t i = 0; i < kVectors; ++i)
-        fold_vector(v + 2 * i, *reinterpret_cast<const float4*>(folded_ + i * kWarp * 16), keep,
-                    part);
+      add_older(group, now, v);
+      if (!last) put_shared(v);
+      if (last && !of.whole()) put_scratch(run.of, 0, row_, v);
     }
-    if (group + 1 != of.end) {
-#pragma unroll
-      for (uint32_t i = 0; i < kVectors; ++i)
-        *reinterpret_cast<float4*>(folded_ + i * kWarp * 16) = vector(v + 2 * i);
-    } else if (of.whole()) {
-      write(run.of, v);
-    } else {
-      put_scratch(run.of, 0, row_, v);
-    }
+    if (last && (of.whole() || merge_blocks(run.of, of, v))) write(run.of, v);
   }
 
   // The second half of a stage's keys, behind the first: a state of warp w + 2 for one of warp w.
   void put_half(const DraftRowState& now, const Values& v) {
-#pragma unroll
-    for (uint32_t i = 0; i < kVectors; ++i)
-      *reinterpret_cast<float4*>(folded_ + i * kWarp * 16) = vector(v + 2 * i);
+    put_shared(v);
     if (threadIdx.x % 4 == 0) state_.halves[threadIdx.x / 4 % 16] = {now.reference, now.sum};
   }
   void add_half(DraftRowState& now, Values& v) const {
@@ -70,19 +55,6 @@ class DraftMerge {
   }
   void sync_halves() const { sync_named_barrier<2>(kHalvesBarrier + threadIdx.x / kWarp % 2); }
 
-  // A unit that several blocks share: the last one to count its groups folds them all. The first
-  // left one state for all of its own. By each warp for its rows.
-  void finish_run(const abi::AttentionRun& run, const RunGroups& of) {
-    if (of.whole()) return;
-    __syncwarp();
-    uint32_t done = 0;
-    if (threadIdx.x % kWarp == 0)
-      done = count_groups(
-          args_.at[abi::arg_partial] + (run.area * kWarps + threadIdx.x / kWarp) * 4, of);
-    done = __shfl_sync(kAll, done, 0);
-    if (done != 0) merge_scratch(run, done, of.all);
-  }
-
  private:
   static float4 vector(const float (*v)[2]) {
     return make_float4(v[0][0], v[0][1], v[1][0], v[1][1]);
@@ -90,9 +62,26 @@ class DraftMerge {
   static float fold(float before, float later, float keep, float part) {
     return fma_weighted(later, part, fma_weighted(before, keep, 0.0f));
   }
-  static void fold_vector(float (*v)[2], const float4& x, float keep, float part) {
-    v[0][0] = fold(x.x, v[0][0], keep, part), v[0][1] = fold(x.y, v[0][1], keep, part);
-    v[1][0] = fold(x.z, v[1][0], keep, part), v[1][1] = fold(x.w, v[1][1], keep, part);
+  void put_shared(const Values& v) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors; ++i)
+      *reinterpret_cast<float4*>(folded_ + i * kWarp * 16) = vector(v + 2 * i);
+  }
+  // The run's groups before this one, which are in shared memory.
+  void add_older(uint32_t group, const DraftRowState& now, Values& v) {
+    if (group == 0) {
+      row_ = now;
+      return;
+    }
+    float keep, part;
+    row_.fold(now, keep, part);
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(folded_ + i * kWarp * 16);
+      float(*const to)[2] = v + 2 * i;
+      to[0][0] = fold(x.x, to[0][0], keep, part), to[0][1] = fold(x.y, to[0][1], keep, part);
+      to[1][0] = fold(x.z, to[1][0], keep, part), to[1][1] = fold(x.w, to[1][1], keep, part);
+    }
   }
 
   static void fold_later(float (*v)[2], const float4& x, float keep, float part) {
@@ -129,10 +118,19 @@ class DraftMerge {
     const float2 of = load_l2<float2>(state_at(area, group));
     now = {of.x, of.y};
   }
-  void merge_scratch(const abi::AttentionRun& run, uint32_t done, uint32_t all) {
+  // A unit that several blocks share: the last one to count its groups folds them all, to `v`. The
+  // first left one state for all of its own. False: another block does it.
+  bool merge_blocks(const abi::AttentionRun& run, const RunGroups& of, Values& v) {
+    const uint32_t all = of.all;
+    __syncwarp();
+    uint32_t done = 0;
+    if (threadIdx.x % kWarp == 0)
+      done = count_groups(
+          args_.at[abi::arg_partial] + (run.area * kWarps + threadIdx.x / kWarp) * 4, of);
+    done = __shfl_sync(kAll, done, 0);
+    if (done == 0) return false;
     const uint64_t at = area(run);
     float4 x[kVectors];
-    Values v;
     get_scratch(at, 0, row_, x);
 #pragma unroll
     for (uint32_t i = 0; i < kVectors; ++i) {
@@ -157,7 +155,7 @@ class DraftMerge {
         for (uint32_t k = 0; k < kVectors; ++k) fold_later(v + 2 * k, y[i][k], keep, part);
       }
     }
-    write(run, v);
+    return true;
   }
 
   // Out of the rotated domain, to global memory.

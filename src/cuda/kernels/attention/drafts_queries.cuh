@@ -35,15 +35,16 @@ inline void store_draft_query(const float (&x)[8], uint32_t row, unsigned char* 
 }
 
 // The warp's rows of a unit, from `first` on: operands to `to`, factors and biases to rows `place`
-// and following of the state. Whether the schedule is of another step. All loads are issued
-// together: behind a block's keys each takes microseconds.
+// and following of the state. `half`: 0 or 1 for rows 0 to 3 or 4 to 7 alone; 2: all. Whether the
+// schedule is of another step. All loads are issued together: behind a block's keys each takes
+// microseconds.
 template <class T>
 inline bool load_draft_queries(DraftsState& state, const abi::AttentionRun& run, uint32_t first,
-                               uint32_t place, unsigned char* to) {
+                               uint32_t place, uint32_t half, unsigned char* to) {
   using enum abi::AttentionArg;
   using Lane = LaneQuery<T>;
   constexpr uint32_t kTogether = kWarp / Lane::kLanes, kPasses = kDraftWarpRows / kTogether,
-                     kAtOnce = kPasses < 2 ? 1 : 2;
+                     kHalf = kPasses / 2, kAtOnce = kHalf < 2 ? 1 : 2;
   constexpr int32_t kTop = 13;  // 14 bits, so that sums of 256 products with levels have 30
   const abi::AttentionParams& p = state.call;
   const Args& args = state.args;
@@ -59,12 +60,14 @@ inline bool load_draft_queries(DraftsState& state, const abi::AttentionRun& run,
     return q + (run.first_token + token) * p.q_token_stride +
            (run.kv_head * p.group + row - token * p.group) * p.q_head_stride;
   };
+  const uint32_t from = half == 1 ? kHalf : 0, end = half == 0 ? kHalf : kPasses;
   uint32_t touched = 0;
 #pragma unroll
-  for (uint32_t pass = 0; pass < kPasses; ++pass) touched |= Lane::touch(address(pass), p.q_dtype);
+  for (uint32_t pass = 0; pass < kPasses; ++pass)
+    if (pass >= from && pass < end) touched |= Lane::touch(address(pass), p.q_dtype);
   optimization_barrier(touched);
 #pragma unroll 1
-  for (uint32_t pass = 0; pass < kPasses; pass += kAtOnce) {
+  for (uint32_t pass = from; pass < end; pass += kAtOnce) {
     Lane queries[kAtOnce];
 #pragma unroll
     for (uint32_t at = 0; at < kAtOnce; ++at)
@@ -87,7 +90,6 @@ inline bool load_draft_queries(DraftsState& state, const abi::AttentionRun& run,
       }
     }
   }
-  __syncwarp();
   return length != run.length || token_now != run.first_token;
 }
 

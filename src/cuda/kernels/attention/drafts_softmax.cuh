@@ -50,10 +50,10 @@ class DraftSums {
     for (uint32_t i = 0; i < kVTiles * 4; ++i) of_values[i / 4][i % 4] = 0;
   }
 
-  // Scores of a stage, logits in base 2 over the row's factor, to the A fragments of its weights.
+  // Scores of a stage, logits in base 2 over the row's factor, to A fragments of its weights, one
+  // for each four tiles.
   template <uint32_t kTiles>
-  void to_weights(const float (&x)[kTiles][2], const float2* v_scales,
-                  uint32_t (&a)[kTiles / 4][4]) {
+  void to_weights(const float (&x)[kTiles][2], const float2* v_scales, uint32_t (*a)[4]) {
     uint32_t w[kTiles][2];
     float sum;
     const uint32_t raised =
