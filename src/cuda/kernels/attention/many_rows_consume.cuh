@@ -84,7 +84,11 @@ class Consumer {
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
       }
       if (has_rows()) {
-        pack(slot(v.slot), s, p);
+        if (T::kLevelsV && !all_seen(stage)) {
+          pack<true>(slot(v.slot), s, p);
+        } else {
+          pack<false>(slot(v.slot), s, p);
+        }
       } else {
 #pragma unroll
         for (uint32_t i = 0; i < T::kKeys / 4; ++i) p[i / 4][i % 4] = 0;
@@ -328,7 +332,9 @@ class Consumer {
     }
   }
 
-  // Weights to the A operand, over levels times V's scales.
+  // Weights to the A operand, over levels times V's scales. `kHidden`: some rows do not see some
+  // keys, whose scales may be NaN, or never written.
+  template <bool kHidden>
   void pack(const unsigned char* v, const float (&s)[T::kKeyTiles][4],
             uint32_t (&p)[T::kKeys / 16][4]) const {
     const auto* const scales =
@@ -341,9 +347,8 @@ class Consumer {
       for (uint32_t i = 0; i < 2; ++i) {
         float a = s[t][2 * i], b = s[t][2 * i + 1];
         if constexpr (T::kLevelsV) {
-          // The scale of a key that is not seen may be NaN, or never written.
-          a = a == 0 ? 0.0f : a * scale.x;
-          b = b == 0 ? 0.0f : b * scale.y;
+          a = kHidden && a == 0 ? 0.0f : a * scale.x;
+          b = kHidden && b == 0 ? 0.0f : b * scale.y;
         }
         p[t / 2][t % 2 * 2 + i] = pack_16(a, b, T::kBf16V);
       }
