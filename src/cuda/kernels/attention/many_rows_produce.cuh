@@ -111,7 +111,7 @@ class Producer {
     if constexpr (kLevels) {
       copy_stored<kTileBytes>(mine, there, codes, stored(n % kLayout.ahead));
       if (thread() < T::kTiles && present_) {
-        copy_async<16, T::kTakesRuns>(
+        copy_async<16>(
             shared_address(stored(n % kLayout.ahead) + kLayout.stored_scales + thread() * 16),
             scales + lane_tile(layout.scales_tile_stride), true);
       }
@@ -139,7 +139,7 @@ class Producer {
       const uint32_t tile = c / kChunks;
       const uint64_t from = shuffled(mine, tile);
       if ((there >> tile & 1) != 0)
-        copy_async<16, T::kTakesRuns>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
+        copy_async<16>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
     }
   }
 
@@ -163,7 +163,7 @@ class Producer {
 #pragma unroll
       for (uint32_t c = 0; c < kChunks; c += kLanes) {
         if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
-        copy_async<16, T::kTakesRuns>(
+        copy_async<16>(
             target + tile * 1024 + (c + lane) / 8 * kPanel + (((c + lane) ^ column) & 7) * 16,
             key ? from + offset + c * 16 : codes, key);
       }
