@@ -43,7 +43,7 @@ def test_wrong_options_are_refused_by_name(given, words):
 
 
 def test_calibrations():
-    assert parse({"gyre": {"k": "tq4", "calibration": "m.gyrecal"}}) == Options(Formats("tq4", "tq4"), calibration="m.gyrecal")
+    assert parse({"gyre": {"v": "tq4", "calibration": "m.gyrecal"}}) == Options(Formats("tq8", "tq4"), calibration="m.gyrecal")
     options = parse({"gyre": {"calibration": "m.gyrecal", "budget": 4}})
     assert (options.calibration, options.budget) == ("m.gyrecal", 4.0)
     assert [Formats(*pair).compressed for pair in (("tq4", "f16"), ("bf16", "tq2"), ("f32", "f16"))] == [
