@@ -48,6 +48,8 @@ class KvPool::State {
   PageId take(size_t group);  // evicts if there is no free one; something must be available
   // The index lets go of a node and of what lies behind it; returns how many pages that were.
   uint64_t erase_prefix(uint32_t node);
+  // The index lets go of a page that it has, and of the prefixes that are of no use without it.
+  void evict(size_t group, PageId page);
   // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
   uint32_t load_prefix(const Source& source, const PoolFile& file, uint64_t row,
                        std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
@@ -81,7 +83,7 @@ class KvPool::State {
 
  private:
   size_t add_group(const GroupKeys& keys);
-  void evict(size_t group);
+  void uncache(uint32_t node, size_t group);
 };
 
 class KvSequence::State {
