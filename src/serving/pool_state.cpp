@@ -137,14 +137,21 @@ uint64_t KvPool::State::page_bytes(size_t group) const {
   return bytes;
 }
 
+// The oldest key that a query at `length` sees, if the pages of a window begin behind it.
+std::optional<uint64_t> KvPool::State::lost_key(size_t group, uint64_t first_page,
+                                                uint64_t length) const {
+  const GroupKeys& keys = groups[group].keys();
+  if (keys.near || keys.window == 0) return std::nullopt;
+  const uint64_t oldest_seen = length + 1 > keys.window ? length + 1 - keys.window : 0;
+  if (oldest_seen >= length || first_page * options.page_tokens <= oldest_seen) return std::nullopt;
+  return oldest_seen;
+}
+
 void KvPool::State::check_window(const char* op, size_t group, uint64_t first_page,
                                  uint64_t length) const {
-  const GroupKeys& keys = groups[group].keys();
-  if (keys.near || keys.window == 0) return;
-  const uint64_t oldest_seen = length + 1 > keys.window ? length + 1 - keys.window : 0;
-  if (oldest_seen >= length || first_page * options.page_tokens <= oldest_seen) return;
-  fail(ErrorCode::invalid_argument, op, ": the pages of ", group_name(group),
-       " no longer have key ", oldest_seen, ", which a query at ", length, " sees");
+  const std::optional<uint64_t> lost = lost_key(group, first_page, length);
+  require(!lost, op, ": the pages of ", group_name(group), " no longer have key ", lost.value_or(0),
+          ", which a query at ", length, " sees");
 }
 
 PageId KvPool::State::take(size_t group) {

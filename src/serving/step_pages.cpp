@@ -37,7 +37,7 @@ void StepPages::check(const char* op, std::span<const Member> members) {
   indexed_.clear();
   for (size_t i = 0; i < pool_->groups.size(); ++i) {
     const size_t indexed = indexed_.size();
-    check_room(op, i, indexed, count(i, members));
+    check_room(op, i, indexed, count(i, members), members);
   }
   uint64_t dropped = 0;
   for (const Change& change : changes_) dropped += change.drop;
@@ -107,17 +107,33 @@ void StepPages::count_shared(size_t index, Count& count) {
 
 // Where pages are missing, the index lets go of pages that one sequence then need not copy: those
 // in `indexed_` from `indexed` on.
-void StepPages::check_room(const char* op, size_t index, size_t indexed, const Count& count) {
+void StepPages::check_room(const char* op, size_t index, size_t indexed, const Count& count,
+                           std::span<const Member> members) {
   const uint64_t has = pool_->available(index) + count.given;
   const uint64_t missing = count.needed > has ? count.needed - has : 0;
   const uint64_t spared = indexed_.size() - indexed;
   if (missing > spared) {
     const uint64_t pages = pool_->groups[index].pages(), needed = count.needed - spared;
+    check_each(op, index, members);
     fail(ErrorCode::out_of_memory, op, ": ", needed - has, " pages are missing: the step needs ",
          needed, " of ", pool_->group_name(index), ", where ", has, " of ", pages, " can be had");
   }
   indexed_.resize(indexed + missing);
   for (size_t i = indexed; i < indexed_.size(); ++i) changes_[indexed_[i].change].copies = false;
+}
+
+// Refuses a sequence that the pool cannot hold even alone.
+void StepPages::check_each(const char* op, size_t index, std::span<const Member> members) const {
+  const PageGroup& group = pool_->groups[index];
+  for (const Member& member : members) {
+    const uint64_t first =
+        std::max(member.sequence->groups[index].first, group.first_page(member.start));
+    const uint64_t end = group.end_page_of(member.end_page);
+    require(end <= first + group.pages(), op, ": can never fit: a sequence of ", member.start,
+            " tokens and ", member.tokens, " more needs ", end - first, " pages of ",
+            pool_->group_name(index), ", and the pool has ", group.pages(),
+            "; take fewer tokens in a step, or a pool with more pages, sequences or step_tokens");
+  }
 }
 
 void StepPages::take(const Change& change) {

@@ -80,7 +80,9 @@ class StepPages {
 
   Count count(size_t index, std::span<const Member> members);
   void count_shared(size_t index, Count& count);
-  void check_room(const char* op, size_t index, size_t indexed, const Count& count);
+  void check_room(const char* op, size_t index, size_t indexed, const Count& count,
+                  std::span<const Member> members);
+  void check_each(const char* op, size_t index, std::span<const Member> members) const;
   void take(const Change& change);
   void drop(const Change& change);
   void take_back_dropped();

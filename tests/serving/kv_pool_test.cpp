@@ -377,7 +377,7 @@ TEST_F(KvPoolTest, OptionsThatNoPoolCanHave) {
   fails({"pages", "got 0"}, [](KvPoolOptions& o) { o.pages = 0; });
   fails({"pages of 8 tokens"}, [](KvPoolOptions& o) { o.pages = 1u << 30; });
   fails({"layer 1", "not compressed"}, [](KvPoolOptions& o) { o.layers[1].tail = 8; });
-  fails({"layer 0", "sink_tokens leave"}, [](KvPoolOptions& o) {
+  fails({"layer 0", "sees all keys"}, [](KvPoolOptions& o) {
     o.layers[0].sink_tokens = 4;
     o.layers[0].window = 8;
   });
