@@ -228,7 +228,8 @@ TEST_F(KvPoolTest, PrefixesThatPartBehindTheSinksShareTheirPage) {
   }
   EXPECT_EQ(group(server, "sink tokens 4").cached, 1u);
   server.pool.forget();
-  EXPECT_EQ(group(server, "sink tokens 4").free, group(server, "sink tokens 4").pages);
+  const KvGroupInfo& sinks = group(server, "sink tokens 4");
+  EXPECT_EQ(sinks.free, sinks.pages);
 }
 
 // Every query sees the sink tokens: without a page of them nothing behind it can be resumed, or is
