@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "fibers/fibers.h"
@@ -60,17 +61,15 @@ namespace gyre::cuda_host {
 
 using namespace fibers;
 
-// What the command ahead writes while it still runs; null: nothing.
-inline std::function<void()> at_first_pdl_wait;
-// All threads of a block come to pdl_wait before one goes on, so that what they read early is as
-// old as it can be. For kernels in which every thread comes there once.
-inline bool pdl_wait_joins_block = false;
+// The command ahead, which has not begun; null: it has ended. It runs when all threads of a block
+// wait for it, so that what they read early is as old as it can be.
+inline std::function<void()> command_ahead;
 
 inline void pass_pdl_wait() {
   block->running->pdl_waited = true;
-  if (at_first_pdl_wait != nullptr) at_first_pdl_wait();
-  at_first_pdl_wait = nullptr;
-  if (pdl_wait_joins_block) wait(block->all);
+  if (command_ahead == nullptr) return;
+  wait(block->pdl_wait);
+  if (command_ahead != nullptr) std::exchange(command_ahead, nullptr)();
 }
 
 // Copies that do not wait: they come when they are waited for, and until then nobody knows what is

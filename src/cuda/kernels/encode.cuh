@@ -141,7 +141,7 @@ __device__ inline float ceil_near(float x) {
 }
 
 // A polynomial of c / 256, c = ceil(v) up to 256, whose whole part is the index of the nearest
-// magnitude for every integer c, by a margin of 0.006 (codec_host_test goes through them): the
+// magnitude for every integer c, by a margin of 0.006 (kernel_text_test goes through them): the
 // format decides by the same integer, so nothing is rounded the other way, and comparisons would
 // take twice the instructions. Added to 128 the whole part is the third byte of a float.
 template <uint32_t kBits>

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "cuda_host.h"
+#include "cuda_host/cuda_host.h"
 // After cuda_host.h
 #include "cuda/kernels/global_memory.cuh"
 #include "cuda/kernels/ptx.cuh"

@@ -1,9 +1,9 @@
-// attention_decode where logits and values are far apart, tiny, huge or not finite, on the host.
+// attention_decode where logits and values are far apart, tiny, huge or not finite.
 #include <cmath>
 #include <functional>
 #include <limits>
 
-#include "attention_host_device.h"
+#include "cuda_host/emulated_device.h"
 
 namespace gyre::test {
 namespace {
@@ -22,7 +22,7 @@ TEST(AttentionDecodeValues, SharpQueries) {
     for (const double gain : {3.0, 6.0, 20.0}) {
       AttentionCase c = {.heads = heads, .k_dim = dim, .length = 4096, .k = format, .v = format};
       c.q_gain = static_cast<float>(gain);
-      const AttentionProblem problem(host_device(), c);
+      const AttentionProblem problem(emulated_device(), c);
       const AttentionAnswer answer = problem.run();
       EXPECT_LE(nmse(answer.out, answer.decoded.out), 5e-6) << problem.numbers().text();
     }
@@ -88,9 +88,9 @@ void expect_alike(const OneRow& got, const OneRow& wanted, double bound) {
   EXPECT_NEAR(got.lse, wanted.lse, 1e-4 * (1 + std::abs(wanted.lse)));
 }
 void expect_row(const Logits& of, double bound) {
-  const uint32_t before = decode_calls;
-  expect_alike(one_row(host_device(), of), one_row(cpu_device(1), of), bound);
-  EXPECT_EQ(decode_calls, before + 1);
+  const uint64_t before = decode_calls();
+  expect_alike(one_row(emulated_device(), of), one_row(cpu_device(1), of), bound);
+  EXPECT_EQ(decode_calls(), before + 1);
 }
 
 // Halves of a rotated query of 512 that differ in size: each is rounded for itself.
@@ -102,7 +102,7 @@ TEST(AttentionDecodeValues, QueriesWithUnevenHalves) {
     q[i + kDim / 2] = q[i] * sign(i) * sign(i + kDim / 2) * 0.98f;
   }
   const auto of = [&](const Device& d) { return attend(d, {KvFormat::tq4, 1}, q, k, v, 0.1f); };
-  expect_alike(of(host_device()), of(cpu_device(1)), 1e-5);
+  expect_alike(of(emulated_device()), of(cpu_device(1)), 1e-5);
 }
 
 // A large value that does not matter any more once a louder key comes; keys so loud that, relative
@@ -155,7 +155,7 @@ TEST(AttentionDecodeValues, SplitsThatWeighNothing) {
     return key == 5 ? std::numeric_limits<float>::infinity() : 1.0f;
   };
   for (const Form& form : kForms) {
-    const OneRow row = one_row(host_device(8), {3000, logit, value, form});
+    const OneRow row = one_row(emulated_device(8), {3000, logit, value, form});
     for (const float x : row.out) EXPECT_TRUE(std::isfinite(x)) << name(form.format);
   }
 }
@@ -168,7 +168,7 @@ TEST(AttentionDecodeValues, ValuesThatAreNotFinite) {
       for (const uint64_t at : {0, 170, 299}) {
         const auto value = [&](uint64_t key) { return key == at ? bad : 1.0f; };
         for (const uint64_t keys : {300, 3000}) {  // the latter in splits
-          const OneRow row = one_row(host_device(keys == 300 ? 1 : 8),
+          const OneRow row = one_row(emulated_device(keys == 300 ? 1 : 8),
                                      {keys, [](uint64_t) { return 0.0f; }, value, form});
           for (const float x : row.out) EXPECT_FALSE(std::isfinite(x));
           EXPECT_NEAR(row.lse, std::log(static_cast<float>(keys)), 2e-3);
@@ -204,7 +204,8 @@ TEST(AttentionDecodeValues, RowsThatAreNotFinite) {
                     {.length = kKeys, .scale = 0.125f});
   };
   const auto expect_rows = [&](const Case& c) {
-    const std::vector<float> got = attend_on(host_device(), c), cpu = attend_on(cpu_device(1), c);
+    const std::vector<float> got = attend_on(emulated_device(), c),
+                             cpu = attend_on(cpu_device(1), c);
     std::vector<double> finite, wanted;
     for (uint64_t i = 0; i < kHeads * kDim; ++i) {
       ASSERT_EQ(std::isfinite(got[i]), std::isfinite(cpu[i])) << c.bad << " row " << i / kDim;
@@ -234,7 +235,7 @@ TEST(AttentionDecodeValues, RowsThatAreNotFinite) {
 std::vector<float> decode_scaled(const Form& of, float q_scale, float k_scale, float v_scale) {
   constexpr uint64_t kDim = 64, kKeys = 300;
   const auto [format, heads] = of;
-  const Device d = host_device();
+  const Device d = emulated_device();
   const auto scaled = [](std::vector<float> rows, float by) {
     for (float& x : rows) x *= by;
     return rows;
