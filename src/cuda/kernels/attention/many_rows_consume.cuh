@@ -76,13 +76,19 @@ class Consumer {
       begin_scores<T>(q, slot(k.slot), s);
       wait_for_product(s);
       if constexpr (T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
-      weigh(stage, slot(k.slot), slot(v.slot), s, keep);
+      keep[0] = keep[1] = 1.0f;
+      if (has_rows()) weigh(stage, slot(k.slot), slot(v.slot), s, keep);
       release(k.slot);
       if (__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
       }
-      pack(slot(v.slot), s, p);
+      if (has_rows()) {
+        pack(slot(v.slot), s, p);
+      } else {
+#pragma unroll
+        for (uint32_t i = 0; i < T::kKeys / 4; ++i) p[i / 4][i % 4] = 0;
+      }
       if constexpr (!T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
       begin_values<T>(p, slot(v.slot), o_);
       wait_for_product(o_);
@@ -147,10 +153,7 @@ class Consumer {
   unsigned char* slot(uint32_t index) const {
     return dynamic_shared() + kLayout.slot + index * kLayout.slot_bytes;
   }
-  void release(uint32_t index) {
-    __syncwarp();
-    if (kForRacecheck || threadIdx.x % kWarp == 0) arrive(&state_.empty[index]);
-  }
+  void release(uint32_t index) { arrive_warp(&state_.empty[index]); }
 
   RowLimits& limits(uint32_t i) const { return state_.limits[group_ * kGroupRows + in_group(i)]; }
   void start_row(uint32_t i, uint64_t alibi_slopes) {
@@ -166,6 +169,10 @@ class Consumer {
                 minus_infinity(), 0.0f, kLeastTop};
   }
 
+  // Warp-uniform. A code-motion barrier: the compiler would make two copies of the loop.
+  bool has_rows() const {
+    return code_motion_barrier(first_row() + threadIdx.x / kWarp % 4 * 16) < tile_.rows;
+  }
   // Whether all rows of the group see all keys of the stage.
   bool all_seen(uint32_t stage) const {
     const auto begin = static_cast<int32_t>(stage * T::kKeys);

@@ -107,7 +107,7 @@ class Producer {
     if constexpr (kLevels) {
       copy_stored<kTileBytes>(mine, there, codes, stored(n % kLayout.ahead));
       if (thread() < T::kTiles && present_) {
-        copy_async<16>(
+        copy_async<16, T::kTakesRuns>(
             shared_address(stored(n % kLayout.ahead) + kLayout.stored_scales + thread() * 16),
             scales + lane_tile(layout.scales_tile_stride), true);
       }
@@ -115,8 +115,12 @@ class Producer {
       const uint32_t at = n % kLayout.slots;
       wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
       if (n % 2 == 0) number_keys(n / 2, slot(at));
-      copy_rows<kDim, kPanel>(n / 2, mine, there, layout.codes_tile_stride / abi::kKvTile, codes,
-                              slot(at));
+      const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
+      if (walk_.whole(n / 2 * T::kKeys)) {
+        copy_rows<kDim, kPanel, true>(n / 2, mine, there, stride, codes, slot(at));
+      } else {
+        copy_rows<kDim, kPanel, false>(n / 2, mine, there, stride, codes, slot(at));
+      }
     }
   }
 
@@ -131,31 +135,31 @@ class Producer {
       const uint32_t tile = c / kChunks;
       const uint64_t from = shuffled(mine, tile);
       if ((there >> tile & 1) != 0)
-        copy_async<16>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
+        copy_async<16, T::kTakesRuns>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
     }
   }
 
-  // Rows of 16-bit floats to their places in the operand; those without a key become zeros.
-  template <uint32_t kDim, uint32_t kPanel>
+  // Rows of 16-bit floats to their places in the operand; those without a key become zeros. A whole
+  // stage has a key in every row: most have.
+  template <uint32_t kDim, uint32_t kPanel, bool kWhole>
   void copy_rows(uint32_t stage, uint64_t mine, uint32_t there, uint64_t stride,
                  const uint8_t* codes, unsigned char* to) const {
     using Copies = RowCopies<kDim>;
     constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes;
     const Copies mine_of(thread());
     const uint32_t lane = thread() % kLanes, row = mine_of.row, column = T::column(row);
-    const bool whole = walk_.whole(stage * T::kKeys);
     const uint8_t* const from = codes + row * stride + lane * 16;
     const SharedAddress target = shared_address(to + column * 128);
 #pragma unroll 4
     for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
       const uint32_t tile = i * Copies::kTilesAtOnce + mine_of.tile;
       const uint64_t offset = shuffled(mine, tile);
-      const bool key = whole || ((there >> tile & 1) != 0 &&
+      const bool key = kWhole || ((there >> tile & 1) != 0 &&
                                  walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
 #pragma unroll
       for (uint32_t c = 0; c < kChunks; c += kLanes) {
         if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
-        copy_async<16>(
+        copy_async<16, T::kTakesRuns>(
             target + tile * 1024 + (c + lane) / 8 * kPanel + (((c + lane) ^ column) & 7) * 16,
             key ? from + offset + c * 16 : codes, key);
       }
