@@ -1,8 +1,8 @@
 #pragma once
-// CUDA's words for kernels' text on fibers (fibers/fibers.h). The text sees GYRE_CUDA_HOST and
-// brings host versions of what it writes in PTX. Variables that are __shared__ are static here, the
-// same for all blocks of a cluster: kernels launched as clusters have dynamic shared memory only.
-#define GYRE_CUDA_HOST 1
+// CUDA's words for kernels' text on fibers (fibers/fibers.h). What the text writes in PTX lies in
+// headers of its own; instructions/ has them in C++ and comes first among the folders that includes
+// are looked up in. Variables that are __shared__ are static here, the same for all blocks of a
+// cluster: kernels launched as clusters have dynamic shared memory only.
 
 #include <algorithm>
 #include <array>

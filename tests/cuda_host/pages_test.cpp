@@ -80,7 +80,7 @@ TEST(EmulatedPages, AScheduleOfAnotherStepShows) {
     PagedAttentionInputs in = world.inputs(parts, bounds);
     {
       Encoder encoder(world.device());
-      bounds.max_kv_length = 1024;
+      bounds.max_kv_length = 912;
       in.schedule = attention_schedule(encoder,
                                        {.pages = in.pages,
                                         .tokens = in.q.shape(0),
