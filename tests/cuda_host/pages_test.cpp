@@ -69,6 +69,28 @@ TEST(EmulatedPages, PromptsDoNotDependOnTheirChunks) {
   }
 }
 
+// One scratch serves layers of different shapes: each call finds its counters as zeros, whatever
+// states the others left.
+TEST(EmulatedPages, CallsOfOtherShapesShareTheScratch) {
+  const Device device = emulated_device(5);
+  const std::vector<Part> parts = {{0, 2100, 1}, {1, 2100, 1}, {2, 700, 1}};
+  std::vector<PagedWorld> worlds;
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::f16, KvFormat::tq4})
+    worlds.emplace_back(device, shape_for(format, format, 128, 16), 4,
+                        std::vector<uint64_t>{2100, 2100, 700});
+  Tensor scratch;
+  for (const size_t call : {0, 1, 0, 2, 1, 2, 0}) {
+    PagedAttentionOptions bounds;
+    PagedAttentionInputs in = worlds[call].inputs(parts, bounds);
+    in.scratch = &scratch;
+    Encoder encoder(device);
+    attention(encoder, in, bounds);
+    encoder.submit().wait();
+    EXPECT_EQ(compare(worlds[call].attend(parts), worlds[call].bits_of(parts, in.out, in.lse)), 3u)
+        << "call " << call;
+  }
+}
+
 // Rows of sequences that changed since become NaN, those of others stay.
 TEST(EmulatedPages, AScheduleOfAnotherStepShows) {
   for (const uint64_t tokens : {1u, 4u}) {
