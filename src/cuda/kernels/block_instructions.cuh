@@ -60,17 +60,16 @@ inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
   }
 }
 
-// A policy for bytes that are read once: they leave L2 first, so that code, page tables and queries
-// stay.
+// Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
+// were expected have come, too. The thread that arrives does so behind those that issue. What is
+// read once leaves L2 first, so that code, page tables and queries stay. (With such a policy, some
+// kernels that use cp.async end in CUDA_ERROR_ILLEGAL_INSTRUCTION.)
+#if __CUDA_ARCH__ >= 900
 inline uint64_t evict_first() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-
-// Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
-// were expected have come, too. The thread that arrives does so behind those that issue.
-#if __CUDA_ARCH__ >= 900
 inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),

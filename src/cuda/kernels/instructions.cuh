@@ -49,15 +49,9 @@ inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) {
 }
 // Absent bytes become zeros; `from` is not read then. The L2 fetches 128 bytes: scales alone are
 // 64, and DRAM serves many such requests slowly.
-// `kOnce`: see evict_first.
-template <uint32_t kBytes, bool kOnce = false>
+template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
-  if constexpr (kBytes == 16 && kOnce) {
-    asm volatile(
-        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
-        "l"(from), "r"(present ? 16 : 0), "l"(evict_first())
-        : "memory");
-  } else if constexpr (kBytes == 16) {
+  if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(present ? 16 : 0)
                  : "memory");

@@ -138,7 +138,7 @@ class DraftMerge {
       v[2 * i + 1][0] = x[i].z, v[2 * i + 1][1] = x[i].w;
     }
     // Several groups' loads at a time: they take a microsecond.
-    constexpr uint32_t kAtOnce = T::kVDim > 128 ? 1 : 2;
+    constexpr uint32_t kAtOnce = T::kVDim > 128 ? 2 : 4;
 #pragma unroll 1
     for (uint32_t group = done; group < all; group += kAtOnce) {
       DraftRowState later[kAtOnce];

@@ -51,6 +51,7 @@ struct ManyRowsState {
   PhaseBarrier of_roles[2];      // by role, for racecheck alone
   float factor[2 * kGroupRows];  // of a row's scores, in base 2
   uint64_t of_warps[16];
+  SharedLevelTable table_k, table_v;
 };
 static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 

@@ -24,7 +24,7 @@ inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) { cuda_host::ldmatrix<
 inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
   cuda_host::ldmatrix<true>(a, row);
 }
-template <uint32_t kBytes, bool kOnce = false>
+template <uint32_t kBytes>
 inline void copy_async(SharedAddress to, const void* from, bool present) {
   cuda_host::copy_later(to, present ? from : nullptr, kBytes);
 }
