@@ -35,13 +35,15 @@ for source in src/ops/scale.cpp src/ops/table.cpp src/cpu/kernels/scale.cpp src/
   tests/metal_host/install_standin.cpp tests/metal_host/standin_driver.cpp tests/metal_host/standin_queue.cpp; do
   add "$source" "${plain[@]}"
 done
-printf '#include "metal/kernels/scale.metal"\n\n#include "metal_host/metal_host.h"\n\nGYRE_METAL_KERNEL(scale)\n' > metal_scale.cpp
-add metal_scale.cpp -Itests/metal_host/include "${plain[@]}" -include metal_stdlib
+for kernel in scale kv_copy hadamard; do  # the others are what the runner itself calls
+  printf '#include "metal/kernels/%s.metal"\n\n#include "metal_host/metal_host.h"\n\nGYRE_METAL_KERNEL(%s)\n' $kernel $kernel > metal_$kernel.cpp
+  add metal_$kernel.cpp -Itests/metal_host/include "${plain[@]}" -include metal_stdlib
+done
 "$compiler" "${objects[@]}" -Wl,--start-group "$@" -Wl,--end-group -ldl -lpthread -o op_test
 
 printf '#include "cuda_host/kernel_list.h"\n#include "cuda/kernels/scale.cu"\nGYRE_HOST_KERNELS(GYRE_HOST(scale))\n' > cuda_scale.cpp
 compile -shared -Itests/cuda_host/instructions -Iinclude -Isrc -Itests tests/cuda/fake_cuda.cpp tests/cuda/fake_nvrtc.cpp \
-  tests/cuda_host/host_kernels.cpp cuda_scale.cpp -o libcuda.so.1
+  tests/cuda_host/host_kernels.cpp tests/cuda_host/kernels/kv_copy.cpp cuda_scale.cpp -o libcuda.so.1
 ln -s libcuda.so.1 libnvrtc.so.13
 
 LD_LIBRARY_PATH=$copy XDG_CACHE_HOME=$copy ./op_test --gtest_filter='All/Ops.*/scale_*' | tee out
