@@ -38,9 +38,7 @@ vllm: setup-python  ## build the Python package for vLLM and compare its tokens 
 	scripts/vllm.sh
 
 sanitize: setup-sanitize asan tsan release  ## build and test with address + undefined, then thread sanitizer, then Valgrind
-	ctest --preset asan
-	scripts/without_aslr.sh ctest --preset tsan
-	scripts/valgrind.sh build/release
+	scripts/sanitize.sh
 
 stress: release  ## attack the library for STRESS_SECONDS (600) and print what was tried; docs/reliability.md
 	scripts/stress.sh build/release $(STRESS_SECONDS)

@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 import json
+import os
+import random
+import stat
 import subprocess
 import sys
 import warnings
@@ -19,6 +22,7 @@ from hf_models import TEXT, random_model, random_tokens, stored_model
 
 import gyre
 from gyre.calibrate import Budget, Calibration, CalibrationWarning, __main__
+from gyre.calibrate import file as calibrate_file
 from gyre.calibrate.budget import BITS, WORTH_A_LIST, best, scale_bits, uniform_formats
 from gyre.calibrate.run import calibrate
 
@@ -66,12 +70,27 @@ def damaged(made, tmp_path, change):
     with safetensors.safe_open(tmp_path / "a", "pt") as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())
     change(tensors, metadata)
+    reseal(tensors, metadata)
     safetensors_torch.save_file(tensors, tmp_path / "b", metadata)
     Calibration.load(tmp_path / "b")
 
 
+def reseal(tensors, metadata):
+    """The checksum of what a test has changed: what it refuses then is something else."""
+    try:
+        said = json.loads(metadata.get("gyrecal", "{"))
+    except (ValueError, RecursionError):
+        return
+    if said.pop("checksum", None) is not None:
+        metadata["gyrecal"] = json.dumps({**said, "checksum": calibrate_file._checksum(said, tensors)})
+
+
 def about(**changes):
     return lambda tensors, metadata: metadata.update(gyrecal=json.dumps({**json.loads(metadata["gyrecal"]), **changes}))
+
+
+def value(name, index, number):
+    return lambda tensors, metadata: tensors[f"layers.1.k.{name}"].__setitem__(index, number)
 
 
 def about_budget(**changes):
@@ -86,7 +105,11 @@ def about_budget(**changes):
     "message, change",
     [
         ("no file that gyre.calibrate wrote", lambda tensors, metadata: metadata.pop("gyrecal")),
-        ("of version 2", about(version=2)),
+        ("of version 3", about(version=3)),
+        ("of version 1, which has no checksum: make it again", about(version=1)),
+        ("description cannot be read", lambda tensors, metadata: metadata.update(gyrecal="[" * 100000)),
+        ("description cannot be read", about(sensitivities=[[1e-3, float("nan")]] * 4)),
+        ("description cannot be read", about_budget(predicted=float("inf"))),
         ("description cannot be read", lambda tensors, metadata: metadata.update(gyrecal="{")),
         ("description cannot be read", about(head_dim=0)),
         ("description cannot be read", about(gains=[])),
@@ -110,6 +133,11 @@ def about_budget(**changes):
         ("there is no layers.2.v.diagonal", lambda tensors, metadata: tensors.pop("layers.2.v.diagonal")),
         ("there is no layers.2.k.basis", lambda tensors, metadata: [tensors.pop(f"layers.2.k.{x}") for x in ("basis", "inverse")]),
         ("must be finite", lambda tensors, metadata: tensors["layers.1.k.mean"].fill_(float("nan"))),
+        ("layers.1.k.factor must be from -1000 to 1000, got 10000", value("factor", (0, 1, 2), 1e4)),
+        ("layers.1.k.factor must be 0 on and below its diagonal", value("factor", (0, 2, 1), 0.1)),
+        ("layers.1.k.diagonal must be above 0", value("diagonal", (1, 3), 0.0)),
+        ("layers.1.k.mean must be from -65504 to 65504", value("mean", (1, 3), 1e6)),
+        ("layers.1.k.inverse times basis is .* from the identity", value("basis", (1, 3, 3), 5.0)),
         ("must be finite", lambda tensors, metadata: tensors.update({"layers.1.k.mean": torch.zeros(2, 32).half()})),
     ],
 )
@@ -118,6 +146,53 @@ def test_damaged_files_are_refused(made, tmp_path, message, change):
     with pytest.raises(gyre.IoError, match=message) as refused:
         damaged(made, tmp_path, change)
     assert str(refused.value).count("calibration: ") == 1
+
+
+def test_every_flipped_bit_is_refused(made, tmp_path):
+    made[1].save(tmp_path / "a")
+    good = (tmp_path / "a").read_bytes()
+    generator = random.Random(1)
+    for _ in range(200):
+        bit = generator.randrange(8 * len(good))
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "b").write_bytes(bad)
+        with pytest.raises(gyre.IoError, match="calibration: .*b: "):
+            Calibration.load(tmp_path / "b")
+
+
+def test_a_file_is_replaced_as_a_snapshot_is(made, tmp_path):
+    _, calibration = made
+    mode = lambda name: stat.S_IMODE(os.stat(tmp_path / name).st_mode)
+    calibration.save(tmp_path / "a")
+    assert mode("a") == 0o600
+    os.chmod(tmp_path / "a", 0o640)
+    os.symlink("a", tmp_path / "link")
+    inode = os.stat(tmp_path / "a").st_ino
+    calibration.save(tmp_path / "link")
+    assert os.path.islink(tmp_path / "link") and mode("a") == 0o640 and os.stat(tmp_path / "a").st_ino != inode
+    os.symlink("nowhere", tmp_path / "broken")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("broken", "pipe", "."):
+        with pytest.raises(gyre.IoError, match="calibrate: "):
+            calibration.save(tmp_path / name)
+    with pytest.raises(gyre.InvalidArgument, match="the path is empty"):
+        calibration.save("")
+    assert sorted(os.listdir(tmp_path)) == ["a", "broken", "link", "pipe"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(made, tmp_path, monkeypatch):
+    made[1].save(tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "rename"):
+        with monkeypatch.context() as patch, pytest.raises(gyre.IoError, match="No space left on device"):
+            patch.setattr(os, name, fail)
+            made[1].save(tmp_path / "a")
+        assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == before
 
 
 def test_other_files_are_refused(tmp_path):

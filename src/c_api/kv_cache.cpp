@@ -104,7 +104,7 @@ gyre_status gyre_kv_cache_create(const gyre_device* device, const gyre_kv_cache_
   });
 }
 
-void gyre_kv_cache_destroy(gyre_kv_cache* cache) { delete cache; }
+void gyre_kv_cache_destroy(gyre_kv_cache* cache) { destroy(__func__, cache, "cache"); }
 
 gyre_status gyre_kv_cache_length(const gyre_kv_cache* cache, uint64_t* tokens) {
   return answer(__func__, tokens, "tokens", [&] { return value(cache).length(); });

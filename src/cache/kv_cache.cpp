@@ -138,6 +138,8 @@ abi::KvExtendParams KvCache::State::Sequence::params() const {
 }
 
 const void* KvCache::State::list_of(const char* op, const Encoder& encoder) const {
+  require(impl_of(encoder.device()) == impl_of(device), op,
+          ": the encoder records for another device than the cache's");
   const void* const list = &recorder_of(encoder);
   steps->require_encoder(op, list);
   return list;
@@ -208,8 +210,9 @@ void KvCache::begin_step(Encoder& encoder, uint64_t tokens) try {
           tokens);
   s.require_complete("kv_cache.begin_step");
   State::Sequence next = s.sequence;
-  require(tokens <= s.options.capacity - next.length, "kv_cache.begin_step: ", next.length, " of ",
-          s.options.capacity, " tokens are taken, no room for ", tokens);
+  require(tokens <= s.options.capacity - next.length, "kv_cache.begin_step: ", next.length,
+          " tokens and ", tokens, " more exceed the capacity of ", s.options.capacity,
+          "; rollback() tokens, or fork() into a larger capacity");
   next.length += tokens;
   next.step = tokens;
   next.peak = std::max(next.peak, next.length);

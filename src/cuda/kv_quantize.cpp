@@ -10,8 +10,8 @@ std::string name_kv_quantize(uint64_t spec) {
   const auto s = spec_from_key<abi::KvQuantizeSpec>(spec);
   const WriterSource source = writer_source(s.source_dtype, s.calibrated, s.k_format, s.v_format);
   // 0: that half of the cache is not written.
-  const bool is_known = (s.k_format == 0 || is_compressed(s.k_format)) &&
-                        (s.v_format == 0 || is_compressed(s.v_format));
+  const bool is_known = (s.k_format == 0 || abi::kv_is_compressed(s.k_format)) &&
+                        (s.v_format == 0 || abi::kv_is_compressed(s.v_format));
   if (source.type.empty() || !is_known || s.k_format + s.v_format == 0) return {};
   return "gyre::cuda::kv_quantize<" + source.type + ", " + std::to_string(s.k_format) + ", " +
          std::to_string(s.v_format) + source.suffix + ">";
@@ -32,7 +32,7 @@ Launch launch_kv_quantize(const void* params, uint64_t /*spec*/, const CudaLimit
 std::string name_kv_dequantize(uint64_t spec) {
   const auto s = spec_from_key<abi::KvDequantizeSpec>(spec);
   const std::string out = float_name(s.out_dtype);
-  if (out.empty() || !is_compressed(s.format)) return {};
+  if (out.empty() || !abi::kv_is_compressed(s.format)) return {};
   return "gyre::cuda::kv_dequantize<" + out + ", " + std::to_string(s.format) + ">";
 }
 

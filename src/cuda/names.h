@@ -28,9 +28,6 @@ inline WriterSource writer_source(uint32_t dtype, uint32_t calibrated, uint32_t 
   return {float_name(dtype), calibrated != 0 ? ", " + std::to_string(calibrated) : ""};
 }
 
-inline bool is_compressed(uint32_t format) {
-  return abi::kv_is_native(format) || abi::kv_is_mlx_native(format);
-}
 inline bool is_dense(uint32_t format) { return format < 3; }
 
 }  // namespace gyre::cuda

@@ -104,10 +104,14 @@ void UnwrittenTokens::begin(const Steps& steps, uint64_t next, uint64_t at) {
   *this = {next, waits ? std::min(start, at) : at};
 }
 
+bool UnwrittenTokens::is_dropped(const Steps& steps, uint64_t length) const {
+  return length > start && steps.outcome(step) == StepOutcome::dropped;
+}
+
 void UnwrittenTokens::require_not_dropped(const char* op, const Steps& steps,
                                           uint64_t length) const {
-  require(length <= start || steps.outcome(step) != StepOutcome::dropped, op, ": tokens from ",
-          start, " on were recorded and dropped, or their load ended in the middle, and there are ",
+  require(!is_dropped(steps, length), op, ": tokens from ", start,
+          " on were recorded and dropped, or their load ended in the middle, and there are ",
           length, "; rollback() or clear() them");
 }
 
@@ -150,8 +154,8 @@ bool StepLog::holds(uint64_t layer, const Place& at, uint64_t oldest) const {
   return slots == 0 || at.peak <= slots || oldest >= at.peak - slots;
 }
 
-void StepLog::require_complete(const char* op) const {
-  require(!open() || complete(), op, ": the step of ", recorded_.tokens,
+void StepLog::require_complete(const char* op, const char* whose) const {
+  require(!open() || complete(), op, ": ", whose, "the step of ", recorded_.tokens,
           " tokens lacks append() of ", Missing{*this}, "; append them or ", rules_.take_back);
 }
 

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(256, 4)
   pdl_wait();
   pdl_launch_dependents();
   using Copy = HeadCopy<Source, Target>;
-  constexpr uint32_t kChunk = Copy::kChunk, kTokens = Copy::kTokens;
+  constexpr uint32_t kCopied = Copy::kChunk, kTokens = Copy::kTokens;
   const gyre::abi::KvCopyStream& s = p.stream[blockIdx.z];
   const uint64_t elements = s.row_elements;
   if (elements == 0) return;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(256, 4)
   const bool wide = ((from | to | s.source_token_stride | s.source_head_stride |
                       s.cache_slot_stride | s.cache_head_stride) &
                      15) == 0;
-  const uint64_t pieces = wide ? (elements + kChunk - 1) / kChunk : elements;
+  const uint64_t pieces = wide ? (elements + kCopied - 1) / kCopied : elements;
   const uint32_t row_threads = pieces < blockDim.x ? static_cast<uint32_t>(pieces) : blockDim.x;
   const uint32_t rows = blockDim.x / row_threads;
   const uint32_t row = threadIdx.x / row_threads, lane = threadIdx.x - row * row_threads;
@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(256, 4)
     for (uint64_t token = uint64_t{blockIdx.x} * each + row; token < p.tokens;
          token += uint64_t{gridDim.x} * each) {
       for (uint64_t i = lane; i < pieces; i += row_threads) {
-        if (wide && (i + 1) * kChunk <= elements) {
-          copy.chunks(token, rows, i * kChunk);
+        if (wide && (i + 1) * kCopied <= elements) {
+          copy.chunks(token, rows, i * kCopied);
           continue;
         }
-        const uint64_t begin = wide ? i * kChunk : i, end = wide ? elements : i + 1;
+        const uint64_t begin = wide ? i * kCopied : i, end = wide ? elements : i + 1;
 #pragma unroll 1
         for (uint32_t t = 0; t < kTokens && token + t * rows < p.tokens; ++t) {
 #pragma unroll 1

@@ -158,8 +158,7 @@ class DraftConsumer {
       constexpr uint32_t kOfRow = T::kKRow / 32;
       wgmma_s8<int8_t, kKeyTiles>(
           s_, q_[step],
-          wgmma_operand<T::kKRow>(
-              at, step / kOfRow * (kDraftKeys * T::kKRow) + step % kOfRow * 32),
+          wgmma_operand<T::kKRow>(at, step / kOfRow * (kDraftKeys * T::kKRow) + step % kOfRow * 32),
           step != 0);
     }
     wgmma_commit();
@@ -172,10 +171,9 @@ class DraftConsumer {
 #pragma unroll
     for (uint32_t i = 0; i < 2 * (T::kVDim / kColumns); ++i) {
       const uint32_t step = i % 2, first = i / 2 * kColumns;
-      wgmma_s8<uint8_t, kColumns / 8>(sums_.of_values + first / 8, weights[step],
-                                      wgmma_operand<T::kVRow>(at, kLayout.k_bytes +
-                                                                      first * T::kVRow + step * 32),
-                                      true);
+      wgmma_s8<uint8_t, kColumns / 8>(
+          sums_.of_values + first / 8, weights[step],
+          wgmma_operand<T::kVRow>(at, kLayout.k_bytes + first * T::kVRow + step * 32), true);
     }
     wgmma_commit();
   }
@@ -229,8 +227,7 @@ class DraftConsumer {
     if (half != 0) merge_.sync_halves();
     if (half == kFirstHalf) merge_.add_half(now, v);
     if (half != 0) merge_.sync_halves();
-    if (half != kSecondHalf)
-      merge_.add_group(run, groups, group, (flags_ & kBad) != 0, now, v);
+    if (half != kSecondHalf) merge_.add_group(run, groups, group, (flags_ & kBad) != 0, now, v);
   }
 
   bool has_rows() const { return (code_motion_barrier(flags_) & kHasRows) != 0; }

@@ -86,8 +86,8 @@ constexpr abi::AttentionCut kDraftCut = kManyRowsCut;
 constexpr uint32_t drafts_blocks(const DraftsLayout& layout, uint32_t multiprocessors) {
   return (multiprocessors == 0 ? 1 : multiprocessors) * layout.blocks;
 }
-// Scratch of a call: a counter for each consumer warp of each block, then for each block the states of the
-// groups of one unit, values and {reference, sum} of each row.
+// Scratch of a call: a counter for each consumer warp of each block, then for each block the states
+// of the groups of one unit, values and {reference, sum} of each row.
 constexpr uint64_t draft_state_floats(uint32_t v_dim, uint32_t rows) {
   return uint64_t{rows} * (v_dim + 2);
 }

@@ -181,8 +181,8 @@ class DraftProducer {
                                   args_.at[arg_k_scales] + run.kv_head * p_.k.scales_head_stride,
                                   args_.at[arg_v_scales] + run.kv_head * p_.v.scales_head_stride};
     from_ = chosen(warp(), of_parts);
-    stride_ = chosen(warp(), {p_.k.codes_tile_stride, p_.v.codes_tile_stride, p_.k.scales_tile_stride,
-                            p_.v.scales_tile_stride});
+    stride_ = chosen(warp(), {p_.k.codes_tile_stride, p_.v.codes_tile_stride,
+                              p_.k.scales_tile_stride, p_.v.scales_tile_stride});
     find_tiles(stage_);
   }
 
@@ -325,7 +325,7 @@ class DraftProducer {
   // The lane's tile of a batch of stages: where it lies, and which lanes have one; of the next.
   uint64_t address_ = 0;
   uint32_t in_batch_ = 0, there_ = 0, page_ = 0, tile_ = 0;
-  uint32_t part_bytes_, part_at_;                 // of the lane's part of a tile
+  uint32_t part_bytes_, part_at_;  // of the lane's part of a tile
   uint32_t together_;
   bool ended_ = false, present_ = false, found_ = false;
   uint32_t seen_from_ = 0, seen_to_ = 0;  // keys of the run that is unpacked

@@ -1,8 +1,8 @@
 #pragma once
 // Attention of draft tokens: a consumer thread's row of a group, from scores to weights, and the
 // sums that the weights go to. A thread has of each tile of 8 columns two: 2 j and 2 j + 1. Weights
-// are the 16-bit integers of weights.cuh, with the same rules for references and fixed-point scales.
-// kTiles: tiles of the keys that the thread's warp has of a stage, all or one half of them.
+// are the 16-bit integers of weights.cuh, with the same rules for references and fixed-point
+// scales. kTiles: tiles of the keys that the thread's warp has of a stage, all or one half of them.
 #include "cuda/kernels/attention/drafts_state.cuh"
 #include "cuda/kernels/attention/reduce.cuh"
 #include "cuda/kernels/attention/weights.cuh"

@@ -74,10 +74,17 @@ class Consumer {
       wait_for_phase(&state_.full[k.slot], k.phase);
       begin_scores<T>(q, slot(k.slot), s);
     };
-    if (stages != 0) start_scores();
+    // Over levels the next scores are computed behind PV, without a pause of the tensor cores.
+    // 16-bit values come too late for that: the wait would be for them.
+    constexpr bool kAhead = T::kLevelsV;
+    if (kAhead && stages != 0) start_scores();
     wait_for_product(s);
 #pragma unroll 1
     for (uint32_t stage = 0; stage < stages; ++stage) {
+      if constexpr (!kAhead) {
+        start_scores();
+        wait_for_product(s);
+      }
       if constexpr (T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
       keep[0] = keep[1] = 1.0f;
       if (has_rows()) weigh(stage, slot(k.slot), slot(v.slot), s, keep);
@@ -90,10 +97,9 @@ class Consumer {
       if constexpr (!T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
       begin_values<T>(p, slot(v.slot), o_);
       k.step(2);
-      // The next scores are computed behind PV, without a pause of the tensor cores.
-      if (stage + 1 < stages) start_scores();
+      if (kAhead && stage + 1 < stages) start_scores();
       wait_for_product(o_);
-      wait_for_product(s);
+      if constexpr (kAhead) wait_for_product(s);
       if constexpr (!T::kLevelsV) {
         if (!all_seen(stage)) add_not_finite(stage, slot(v.slot));
       }

@@ -159,7 +159,7 @@ class Producer {
       const uint32_t tile = i * Copies::kTilesAtOnce + mine_of.tile;
       const uint64_t offset = shuffled(mine, tile);
       const bool key = kWhole || ((there >> tile & 1) != 0 &&
-                                 walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
+                                  walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
 #pragma unroll
       for (uint32_t c = 0; c < kChunks; c += kLanes) {
         if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
@@ -240,8 +240,7 @@ class Producer {
           const Operands<1> x = words[i].operands(table_k_, chunk / 4);
           constexpr uint32_t kTiles = kStep * kBases / 8;  // from a base's key to its next
           *reinterpret_cast<uint4*>(bases[(first + i) % kBases] +
-                                    (first + i) / kBases * kTiles * 1024) =
-              f16_chunk<T::kK>(x);
+                                    (first + i) / kBases * kTiles * 1024) = f16_chunk<T::kK>(x);
         }
       }
     }
@@ -251,7 +250,8 @@ class Producer {
   void unpack_values_item(const unsigned char* bytes, unsigned char* to) {
     if constexpr (T::kLevelsV) {
       constexpr uint32_t kHalf = T::kVDim / 2, kStep = kProducers / kHalf,
-                         kCount = T::kTiles / kStep, kTogether = kAtOnce < kCount ? kAtOnce : kCount;
+                         kCount = T::kTiles / kStep,
+                         kTogether = kAtOnce < kCount ? kAtOnce : kCount;
       static_assert(kProducers % kHalf == 0 && kHalf % 8 == 0 && kCount % kTogether == 0);
       const uint32_t coordinate = thread() % kHalf, tile = thread() / kHalf;
       const unsigned char* const from = bytes + tile * kLayout.v_tile_bytes;
