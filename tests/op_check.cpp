@@ -167,7 +167,7 @@ AssertionResult check_replays(const Device& device, const OpRun& run, const Aren
   Encoder encoder(device);
   if (const AssertionResult result = record(encoder, run, arena); !result) return result;
   if (run.once)
-    return throws_error(ErrorCode::invalid_argument, {"cannot be replayed"},
+    return throws_error(ErrorCode::invalid_argument, {"submit it before each replay"},
                         [&] { encoder.instantiate(); });
   const Graph graph = encoder.instantiate();
   for (int replay = 0; replay < 2; ++replay) {

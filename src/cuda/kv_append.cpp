@@ -9,7 +9,9 @@ namespace gyre::cuda {
 std::string name_kv_append(uint64_t spec) {
   const auto s = spec_from_key<abi::KvAppendSpec>(spec);
   const WriterSource source = writer_source(s.source_dtype, s.calibrated, s.k_format, s.v_format);
-  const auto is_known = [](uint32_t format) { return is_dense(format) || abi::kv_is_compressed(format); };
+  const auto is_known = [](uint32_t format) {
+    return is_dense(format) || abi::kv_is_compressed(format);
+  };
   if (source.type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
   return "gyre::cuda::kv_append<" + source.type + ", " + std::to_string(s.k_format) + ", " +
          std::to_string(s.v_format) + source.suffix + ">";

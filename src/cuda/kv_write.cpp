@@ -10,7 +10,9 @@ namespace gyre::cuda {
 std::string name_kv_write(uint64_t spec) {
   const auto s = spec_from_key<abi::KvWriteSpec>(spec);
   const WriterSource source = writer_source(s.source_dtype, s.calibrated, s.k_format, s.v_format);
-  const auto is_known = [](uint32_t format) { return is_dense(format) || abi::kv_is_compressed(format); };
+  const auto is_known = [](uint32_t format) {
+    return is_dense(format) || abi::kv_is_compressed(format);
+  };
   if (source.type.empty() || !is_known(s.k_format) || !is_known(s.v_format)) return {};
   if (s.slot_bytes != 4 && s.slot_bytes != 8) return {};
   const std::string slot = s.slot_bytes == 4 ? "int32_t" : "int64_t";

@@ -246,8 +246,7 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::Attent
     add(abi::phase_of_rows(few ? few_rows + 1 : 0, draft_rows), AttentionPhase::drafts);
     if (phases.front().plan.drafts != 0) {
       if (few) add(abi::phase_of_rows(0, few_rows), AttentionPhase::few_rows);
-      if (has_prompts || most > draft_rows)
-        add(AttentionPhase::many_rows, AttentionPhase::prompt);
+      if (has_prompts || most > draft_rows) add(AttentionPhase::many_rows, AttentionPhase::prompt);
       return phases;
     }
     phases.clear();

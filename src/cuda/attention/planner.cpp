@@ -22,7 +22,7 @@ constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0
 // bits. Codes have no gaps between their rows.
 bool copies_16_bytes(const abi::KvCacheLayout& cache) {
   const uint64_t row = abi::kv_is_compressed(cache.format) ? cache.codes_tile_stride
-                                                   : cache.codes_tile_stride / abi::kKvTile;
+                                                           : cache.codes_tile_stride / abi::kKvTile;
   const uint64_t all =
       row | cache.codes_head_stride | cache.scales_tile_stride | cache.scales_head_stride;
   return all % 16 == 0 && cache.codes_tile_stride < uint64_t{1} << 26 &&
@@ -135,7 +135,8 @@ class Planner {
     // One offset of page and head for K, V and their scales; see PageTiles.
     const auto same = [&](const abi::KvCacheLayout& half) {
       return half.codes_head_stride == p_.k.codes_head_stride &&
-             (!abi::kv_is_compressed(half.format) || half.scales_head_stride == half.codes_head_stride);
+             (!abi::kv_is_compressed(half.format) ||
+              half.scales_head_stride == half.codes_head_stride);
     };
     return abi::phase_most_rows(p_.phase) <= kDecodeRows && group() <= kDecodeRows && same(p_.k) &&
            same(p_.v) && lists_pages();
@@ -148,8 +149,8 @@ class Planner {
   bool takes_many_rows(const abi::AttentionRowsSpec& spec) const {
     constexpr uint64_t kMostKeys = uint64_t{1} << 30;
     const uint32_t k = p_.k.format;
-    const bool queries =
-        abi::kv_is_compressed(k) || p_.q_dtype == k || (k == kFormatF16 && p_.q_dtype == kFormatBf16);
+    const bool queries = abi::kv_is_compressed(k) || p_.q_dtype == k ||
+                         (k == kFormatF16 && p_.q_dtype == kFormatBf16);
     return queries && codes_together() && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
            (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
            copies_16_bytes(p_.v) && has_many_rows_(spec_key(spec), limits_);
