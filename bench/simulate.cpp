@@ -246,7 +246,7 @@ class Server {
     finish_requests();
   }
 
-  // Of one token's keys and values at the given rate.
+  // The time of one token's keys and values at the given rate.
   double token_seconds() const {
     return static_cast<double>(result_.page_bytes) / static_cast<double>(options_.page_tokens) /
            (options_.kv_gbps * 1e9);

@@ -41,7 +41,7 @@ struct TraceRecipe {
 
 Trace make_trace(const TraceRecipe& recipe);
 
-// The same prompts by blocks, each request by itself. What blocks cannot say is lost: that a prompt
+// Prompts by blocks, each request by itself. What blocks cannot say is lost: that a prompt
 // shares part of a block with another.
 Trace in_blocks(const Trace& trace);
 

@@ -25,7 +25,7 @@ struct Fake {
   void (*own)(uint64_t address, uint64_t bytes) = nullptr;  // the test's memory is the device's
   bool (*has_kernel)(const char* name) = nullptr;           // compiled for the host
   uint64_t (*launches)(const char* name) = nullptr;         // of emulated kernels named like that
-  // Of devices that are opened from now on; null: as it was.
+  // For devices that are opened from now on; null: as it was.
   void (*limits)(const cuda::CudaLimits* limits) = nullptr;
 
   Fake() {

@@ -99,7 +99,7 @@ extern "C" uint64_t gyre_fake_cuda_calls() {
   const std::lock_guard lock(mutex);
   return faults.calls;
 }
-// Of devices that are opened from now on.
+// For devices that are opened from now on.
 extern "C" void gyre_fake_cuda_limits(const CudaLimits* wanted) {
   const std::lock_guard lock(mutex);
   wanted_limits = wanted != nullptr ? std::optional(*wanted) : std::nullopt;

@@ -49,6 +49,18 @@ void expect_as_alone(const Device& device, const KvPoolOptions& options, const T
 class ForkSteps : public testing::Test {
  public:
   Device device = Device::open("cpu", {.threads = 1});
+
+  // A sequence of so many tokens and its fork step together, and each has the bits that it has
+  // alone.
+  void expect_fork_fits(const KvPoolOptions& options, size_t tokens) const {
+    Server server(device, options);
+    std::vector<Talk> talks;
+    talks.push_back(server.talk());
+    server.fill(talks[0], some_tokens(tokens, 1));
+    talks.push_back(talks[0].fork());
+    const std::vector<Bits> bits = step_together(server, talks, 10);
+    for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
+  }
 };
 
 // Three tokens and their fork: 4 sink tokens want a page each, and there are 2.
@@ -56,13 +68,7 @@ TEST_F(ForkSteps, ASequenceAndItsForkFitAPoolForTwo) {
   KvPoolOptions options = small_pool();
   options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .sink_tokens = 4}};
   options.sequences = 2;
-  Server server(device, options);
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(3, 1));
-  talks.push_back(talks[0].fork());
-  const std::vector<Bits> bits = step_together(server, talks, 10);
-  for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
+  expect_fork_fits(options, 3);
 }
 
 TEST_F(ForkSteps, OneOfTheForksKeepsThePage) {
@@ -114,13 +120,7 @@ TEST_F(ForkSteps, SinkTokensThatAStepDoesNotWriteAreNotCopied) {
   KvPoolOptions options = mixed_pool();
   options.sequences = 1;  // one page of sink tokens
   options.step_tokens = 256;
-  Server server(device, options);
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(6, 1));
-  talks.push_back(talks[0].fork());
-  const std::vector<Bits> bits = step_together(server, talks, 10);
-  for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
+  expect_fork_fits(options, 6);
 }
 
 TEST_F(ForkSteps, AFrontPageThatAllGiveUpIsRoom) {

@@ -8,7 +8,7 @@ inline unsigned char* dynamic_shared() {
   extern __shared__ __align__(1024) unsigned char bytes[];
   return bytes;
 }
-// The same memory without padding ahead of it, where a kernel has static shared memory, too.
+// Dynamic shared memory without padding ahead of it, where a kernel has static shared memory, too.
 inline float* dynamic_floats() {
   extern __shared__ float floats[];
   return floats;
