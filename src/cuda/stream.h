@@ -123,7 +123,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void settle(CuResult result, CuStream stream);
   using Submissions = std::list<std::shared_ptr<Submission>>;
   // The list's submission, made before it enters; what track() does with it needs no memory.
-  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep);
+  // On the caller's stream it does not hold memory whose owner frees in that stream's order.
+  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep,
+                              bool on_callers_stream = false);
   std::shared_ptr<FenceState> track(Submissions& made);  // null: it is done
   void retire();                                         // lets go of what is done
   CuEvent take_event();
