@@ -246,6 +246,8 @@ def compare(name, got, wanted):
     row = {"name": name, "of": len(wanted), "equal_tokens": equal, "equal_logprobs": bits, "cached": generate.cached}
     parted = [next((i for i, (x, y) in enumerate(zip(a[0], b[0])) if x != y), None) for a, b in zip(got, wanted)]
     row["part_at"] = [at for at in parted if at is not None]
+    pairs = enumerate(zip(got, wanted))
+    row["logprobs_differ_at"] = [[i, next((t for t, (x, y) in enumerate(zip(a[1], b[1])) if x != y), None)] for i, (a, b) in pairs if a[1] != b[1]]
     RESULT.setdefault("same", []).append(row)
     say("SAME", json.dumps(row))
 

@@ -2,7 +2,8 @@
 # Runs jobs of engine.py on this machine's GPU and prints a table: run.sh SECONDS JOBS.json
 # With BUNDLE, a folder of make_bundle.py's archives and gyre.tar.xz (pack_gyre.sh), everything comes from there: python3
 # needs torch from 2.11 on, triton and transformers only. Without, python3 has vLLM and gyre-kv[vllm] installed.
-# VLLM_VERSIONS are the versions to try, the first whose imports work is taken. Results: $OUT/results.jsonl and logs.
+# VLLM_VERSIONS are the versions to try: the first that runs a small engine is taken, or, with NO_TRIAL=1, the first that is there.
+# Results: $OUT/results.jsonl and logs.
 set -uo pipefail
 began=$(date +%s)
 here=$(cd "$(dirname "$0")" && pwd)
@@ -57,6 +58,7 @@ if [[ -n ${BUNDLE:-} ]]; then
     [[ -e $BUNDLE/vllm-$version.tar.xz ]] || continue
     unpack "vllm-$version"
     export PYTHONPATH=$WORK/packages:$WORK/vllm-$version:$WORK/gyre
+    [[ -z ${NO_TRIAL:-} ]] || { found=$version; break; }
     say "trying vLLM $version"
     if imports >"$WORK/logs/imports-$version.log" 2>&1; then
       tail -n 1 "$WORK/logs/imports-$version.log"
@@ -68,7 +70,7 @@ if [[ -n ${BUNDLE:-} ]]; then
 else
   imports || exit 1
 fi
-say "imports work"
+say "ready"
 python3 "$here/drive.py" "$jobs" $((limit - ($(date +%s) - began) - 10))
 say "jobs are done"
 nvidia-smi --query-gpu=name,clocks.sm,clocks.mem,memory.used --format=csv,noheader
