@@ -28,6 +28,8 @@ with tarfile.open(fileobj=urllib.request.urlopen(urljoin(request.full_url, href)
 PY
 fi
 
+"$python" -c 'import tblib, pytest, pytest_asyncio' 2>/dev/null || "$python" -m pip -q install tblib pytest pytest-asyncio
+
 # The tests ask the hub for this model's config, and for nothing else of it.
 hub=$work/hub/models--Qwen--Qwen3-0.6B
 mkdir -p "$hub/refs" "$hub/snapshots/0"

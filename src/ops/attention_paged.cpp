@@ -228,28 +228,12 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::Attent
   const uint64_t fewest = bounds.min_query_length * group;
   const uint64_t most = bounds.max_query_length * group;
   std::vector<PhasePlan> phases;
-  const auto plan_for = [&](AttentionPhase planned, uint32_t max_query_length) {
+  const auto add = [&](AttentionPhase phase, AttentionPhase planned) {
     abi::AttentionProblem of = problem;
     of.phase = planned;
-    of.max_query_length = max_query_length;
     abi::AttentionPlan plan = abi::attention_default_plan(of);
     recording.plan(kAttention, of, plan);
-    return plan;
-  };
-  const auto add = [&](AttentionPhase phase, AttentionPhase planned) {
-    phases.push_back({phase, plan_for(planned, problem.max_query_length)});
-  };
-  // Single tokens have the kernel that they have in a step of their own: their bits do not follow
-  // from what else is in the batch.
-  const auto add_few = [&](uint32_t most_rows, AttentionPhase planned) {
-    const AttentionPhase all = abi::phase_of_rows(0, most_rows);
-    add(all, planned);
-    if (bounds.max_query_length == 1 || bounds.min_query_length != 1 || group >= most_rows) return;
-    const abi::AttentionPlan one = plan_for(AttentionPhase::decode, 1);
-    if (one.spec == phases.back().plan.spec && one.kernel == phases.back().plan.kernel) return;
-    const auto rows = static_cast<uint32_t>(group);
-    phases.back().phase = abi::phase_of_rows(rows + 1, most_rows);
-    phases.push_back({abi::phase_of_rows(0, rows), one});
+    phases.push_back({phase, plan});
   };
   // Over values that are not compressed, decode kernels take the rows of one token at a time: a
   // second token would read all keys again.
@@ -261,17 +245,17 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::Attent
     const uint32_t draft_rows = abi::phase_most_rows(AttentionPhase::drafts);
     add(abi::phase_of_rows(few ? few_rows + 1 : 0, draft_rows), AttentionPhase::drafts);
     if (phases.front().plan.drafts != 0) {
-      if (few) add_few(few_rows, AttentionPhase::few_rows);
+      if (few) add(abi::phase_of_rows(0, few_rows), AttentionPhase::few_rows);
       if (has_prompts || most > draft_rows) add(AttentionPhase::many_rows, AttentionPhase::prompt);
       return phases;
     }
     phases.clear();
   }
-  add_few(abi::phase_most_rows(AttentionPhase::decode), AttentionPhase::decode);
+  add(AttentionPhase::decode, AttentionPhase::decode);
   if (!has_prompts && most <= abi::kDecodePhaseRows) return phases;
   add(AttentionPhase::prompt, AttentionPhase::prompt);
   // One command where one kernel takes both.
-  const abi::AttentionPlan &decode = phases.front().plan, &prompt = phases.back().plan;
+  const abi::AttentionPlan &decode = phases[0].plan, &prompt = phases[1].plan;
   if (decode.kernel == abi::AttentionKernel::attention_decode || prompt.kernel != decode.kernel ||
       prompt.spec != decode.spec || prompt.reduce != decode.reduce)
     return phases;

@@ -6,7 +6,6 @@ skipped, with its message. GYRE_OUTSIDE_EVERY=n runs every n-th test.
 """
 
 import os
-import sys
 
 import pytest
 import torch
@@ -106,14 +105,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    backends = sys.modules.get("tests.v1.attention.test_attention_backends")
-    if backends is not None:
-        backends.BACKENDS_TO_TEST[:] = [AttentionBackendEnum.CUSTOM]
-    kernels = sys.modules.get("tests.kernels.attention.test_cpu_attn")
-    if kernels is not None:
-        kernels.cpu_attn_reshape_and_cache = reshape_and_cache
-        kernels.cpu_attn_get_scheduler_metadata = lambda **_: None
-        kernels.cpu_attention_with_kv_cache = attention
+    for module in {item.module for item in session.items}:
+        if hasattr(module, "BACKENDS_TO_TEST"):
+            module.BACKENDS_TO_TEST[:] = [AttentionBackendEnum.CUSTOM]
+            module.is_torch_equal_or_newer = lambda version: False  # else FlexAttention is tested, too
+        if hasattr(module, "cpu_attention_with_kv_cache"):
+            module.cpu_attn_reshape_and_cache = reshape_and_cache
+            module.cpu_attn_get_scheduler_metadata = lambda **_: None
+            module.cpu_attention_with_kv_cache = attention
 
 
 @pytest.hookimpl(hookwrapper=True)
