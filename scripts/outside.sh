@@ -47,7 +47,7 @@ run() {  # NAME EVERY FILE ARGUMENTS...
   (cd "$source" && GYRE_OUTSIDE_EVERY=$2 "$python" -m pytest -q -p gyre_shim -p no:cacheprovider -rs "${@:3}") || failed=1
 }
 failed=0
-run "vLLM $version, attention backends" 1 tests/v1/attention/test_attention_backends.py -k test_causal_backend_correctness "$@"
-run "vLLM $version, CPU attention" "${GYRE_OUTSIDE_EVERY:-97}" tests/kernels/attention/test_cpu_attn.py -k "paged_kv and (vec or normal)" "$@"
+run "vLLM $version, attention backends" 1 tests/v1/attention/test_attention_backends.py -k "test_causal_backend_correctness and auto" "$@"
+run "vLLM $version, CPU attention" "${GYRE_OUTSIDE_EVERY:-97}" tests/kernels/attention/test_cpu_attn.py -k "paged_kv and auto and vec" "$@"
 say "skipped: transformers' cache and generation tests (its source package has none)"
 exit $failed

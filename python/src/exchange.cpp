@@ -284,8 +284,7 @@ BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
   const Device home = place({type, id}, device, what);
   const auto stream = static_cast<int64_t>(home.stream());
   // The producer makes our stream wait for its own: no thread waits.
-  return consume(ask(source, order == Order::none && stream != 0 ? -1 : stream), home, what,
-                 order);
+  return consume(ask(source, order == Order::none && stream != 0 ? -1 : stream), home, what, order);
 }
 
 BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,

@@ -294,8 +294,7 @@ Stream::Submissions Stream::make_submission(const CommandList& list,
     work.eager.params = list.params;
     work.eager.pipelines = list.pipelines;
     std::copy_if(list.storages.begin(), list.storages.end(),
-                 std::back_inserter(work.eager.storages),
-                 [&](const auto& storage) {
+                 std::back_inserter(work.eager.storages), [&](const auto& storage) {
                    if (!storage->held_by_work()) return false;
                    return !on_callers_stream || storage->release() == OwnerRelease::when_done;
                  });

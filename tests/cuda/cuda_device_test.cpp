@@ -183,9 +183,10 @@ TEST_F(CudaDevice, LetsGoOfMemoryThatItsOwnerFreesInStreamOrder) {
   const auto holds = [&](OwnerRelease release, bool on_callers_stream) {
     auto owner = std::make_shared<int>(1);
     const std::weak_ptr<int> alive = owner;
-    copy_bytes(encoder,
-               device().wrap(address_of(memory), DType::u8, {kBytes}, {}, std::move(owner), release),
-               to, kBytes);
+    copy_bytes(
+        encoder,
+        device().wrap(address_of(memory), DType::u8, {kBytes}, {}, std::move(owner), release), to,
+        kBytes);
     EXPECT_FALSE(alive.expired()) << "a recorded list holds it";
     const Fence fence = on_callers_stream ? encoder.submit_on(foreign.handle()) : encoder.submit();
     const bool held = !alive.expired();
