@@ -39,7 +39,8 @@ class Submission;
 // A device's one stream: everything the device does goes through it and runs in order. That is what
 // makes freed memory safe to hand out again at once: the new owner's first touch, the zeroing,
 // comes after all work of the old one, host copies included. Memory that leaves the device
-// (cuMemFree, a wrapped owner) waits for the work instead. Thread-safe.
+// (cuMemFree, a wrapped owner) waits for the work instead, except on a caller's own stream, whose
+// order the owner may keep (OwnerRelease). Thread-safe.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   // `uses` gives commands their shape in messages.
