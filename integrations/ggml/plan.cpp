@@ -14,7 +14,12 @@ uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 Plan::Plan(const Problem& p) {
-  tiles = divide_up(p.tokens * p.group(), kTileRows);
+  // As many rows as leave enough items.
+  const uint64_t rows = p.tokens * p.group();
+  item_rows = kMaxItemRows;
+  while (item_rows > kTileRows && p.streams * p.kv_heads() * divide_up(rows, item_rows) < kItems)
+    item_rows /= 2;
+  tiles = divide_up(rows, item_rows);
   const uint64_t row_tiles = p.streams * p.kv_heads() * tiles;
   chunks = divide_up(p.cells, kChunkKeys);
   if (tiles == 1) {
@@ -40,20 +45,22 @@ Item Plan::item(const Problem& p, uint64_t index) const {
   item.head_begin = index % head_groups * item_heads;
   item.head_end = std::min(item.head_begin + item_heads, p.kv_heads());
   item.stream = index / head_groups;
-  item.row_begin = tile * kTileRows;
-  item.row_end = std::min(item.row_begin + kTileRows, p.tokens * p.group());
+  item.row_begin = tile * item_rows;
+  item.row_end = std::min(item.row_begin + item_rows, p.tokens * p.group());
   item.key_begin = item.chunk * chunk_keys;
   item.key_end = std::min(item.key_begin + chunk_keys, p.cells);
   return item;
 }
 
 uint64_t Plan::scratch_floats(const Problem& p) const {
-  const uint64_t rows = std::min<uint64_t>(p.tokens * p.group(), kTileRows);
+  const uint64_t rows = std::min<uint64_t>(p.tokens * p.group(), item_rows);
   const uint64_t dk = padded(p.k_dim), dv = padded(p.v_dim);
-  // Queries, sums and states of all heads of an item, queries transposed, a block of K or V,
-  // logits, a block's mask.
-  return item_heads * rows * (dk + dv + 2) + item_heads * dk * kTileRows +
-         kBlockKeys * std::max(dk, dv) + uint64_t{2} * kTileRows * kBlockKeys;
+  // Queries, sums and states of all heads of an item, queries transposed, blocks of K and V,
+  // logits, a row of them.
+  return item_heads * rows * (dk + dv + 2) +
+         item_heads * divide_up(rows, kTileRows) * dk * kColumnStride +
+         kBlockKeys * (block_stride(p.k_dim) + block_stride(p.v_dim)) +
+         uint64_t{kTileRows + 1} * kBlockKeys;
 }
 
 uint64_t Plan::partial_floats(const Problem& p) const {

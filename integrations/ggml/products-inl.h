@@ -44,19 +44,25 @@ struct RowSet {
   uint32_t count = 0;
 };
 
-// kRows rows times 16 / kRows keys: logits of keys from `key` on. `k` has rows of `dim` values;
-// keys beyond the last are read again, not used.
+// A block of unpacked rows.
+struct Block {
+  const float* values;
+  uint32_t keys, dim;
+  size_t stride() const { return block_stride(dim); }
+};
+
+// kRows rows times 16 / kRows keys. Keys beyond the last are read again, not used.
 template <uint32_t kRows>
-HWY_INLINE void ScoreFew(const RowSet& rows, uint32_t row, const float* HWY_RESTRICT k,
-                         uint32_t keys, size_t dim) {
+HWY_INLINE void ScoreFew(const RowSet& rows, uint32_t row, const Block& k) {
   constexpr uint32_t kKeys = 16 / kRows;
   const DW d;
-  for (uint32_t key = 0; key < keys; key += kKeys) {
+  for (uint32_t key = 0; key < k.keys; key += kKeys) {
     const float* at[kKeys];
-    for (uint32_t i = 0; i < kKeys; ++i) at[i] = k + (key + i < keys ? key + i : key) * dim;
+    for (uint32_t i = 0; i < kKeys; ++i)
+      at[i] = k.values + (key + i < k.keys ? key + i : key) * k.stride();
     VW sums[16];
     for (auto& sum : sums) sum = hn::Zero(d);
-    for (size_t c = 0; c < dim; c += hn::Lanes(d)) {
+    for (size_t c = 0; c < k.dim; c += hn::Lanes(d)) {
       VW q[kRows];
       for (uint32_t r = 0; r < kRows; ++r) q[r] = hn::LoadU(d, rows.q[row + r] + c);
       for (uint32_t i = 0; i < kKeys; ++i) {
@@ -75,17 +81,16 @@ HWY_INLINE void ScoreFew(const RowSet& rows, uint32_t row, const float* HWY_REST
 // acc = acc * rescale + sum of p v over the block's keys: columns from c on, kVectors vectors.
 template <uint32_t kRows, uint32_t kVectors>
 HWY_INLINE void AccumulateFewColumns(const RowSet& rows, uint32_t row, const float* rescale,
-                                     const float* HWY_RESTRICT v, uint32_t keys, size_t dim,
-                                     size_t c) {
+                                     const Block& v, size_t c) {
   const DW d;
   VW sums[kRows][kVectors];
   for (auto& of_row : sums) {
     for (auto& sum : of_row) sum = hn::Zero(d);
   }
-  for (uint32_t key = 0; key < keys; ++key) {
+  const float* at = v.values + c;
+  for (uint32_t key = 0; key < v.keys; ++key, at += v.stride()) {
     VW value[kVectors];
-    for (uint32_t i = 0; i < kVectors; ++i)
-      value[i] = hn::LoadU(d, v + key * dim + c + i * hn::Lanes(d));
+    for (uint32_t i = 0; i < kVectors; ++i) value[i] = hn::LoadU(d, at + i * hn::Lanes(d));
     for (uint32_t r = 0; r < kRows; ++r) {
       const auto p = hn::Set(d, rows.logits[row + r][key]);
       for (uint32_t i = 0; i < kVectors; ++i) sums[r][i] = hn::MulAdd(p, value[i], sums[r][i]);
@@ -95,22 +100,21 @@ HWY_INLINE void AccumulateFewColumns(const RowSet& rows, uint32_t row, const flo
   for (uint32_t r = 0; r < kRows; ++r) {
     const auto factor = hn::Set(d, rescale[row + r]);
     for (uint32_t i = 0; i < kVectors; ++i) {
-      float* const at = rows.acc[row + r] + c + i * hn::Lanes(d);
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, at), factor, sums[r][i]), d, at);
+      float* const sum = rows.acc[row + r] + c + i * hn::Lanes(d);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor, sums[r][i]), d, sum);
     }
   }
 }
 
 template <uint32_t kRows>
 HWY_INLINE void AccumulateFew(const RowSet& rows, uint32_t row, const float* rescale,
-                              const float* HWY_RESTRICT v, uint32_t keys, size_t dim) {
+                              const Block& v) {
   constexpr uint32_t kVectors = 4;
   const size_t step = kVectors * hn::Lanes(DW());
   size_t c = 0;
-  for (; c + step <= dim; c += step)
-    AccumulateFewColumns<kRows, kVectors>(rows, row, rescale, v, keys, dim, c);
-  for (; c < dim; c += hn::Lanes(DW()))
-    AccumulateFewColumns<kRows, 1>(rows, row, rescale, v, keys, dim, c);
+  for (; c + step <= v.dim; c += step)
+    AccumulateFewColumns<kRows, kVectors>(rows, row, rescale, v, c);
+  for (; c < v.dim; c += hn::Lanes(DW())) AccumulateFewColumns<kRows, 1>(rows, row, rescale, v, c);
 }
 
 // run(rows in the group, first row) for rows in fours, then twos, then one.
@@ -134,6 +138,18 @@ struct MicroProduct {
 };
 
 template <uint32_t kVectors>
+HWY_INLINE void MultiplyStep(const MicroProduct& product, const float* a, const float* b,
+                             VW (&c)[kMicro][kVectors]) {
+  const DW d;
+  VW of_b[kVectors];
+  for (uint32_t j = 0; j < kVectors; ++j) of_b[j] = hn::LoadU(d, b + j * hn::Lanes(d));
+  for (uint32_t m = 0; m < kMicro; ++m) {
+    const auto factor = hn::Set(d, a[m * product.a_step]);
+    for (uint32_t j = 0; j < kVectors; ++j) c[m][j] = hn::MulAdd(factor, of_b[j], c[m][j]);
+  }
+}
+
+template <uint32_t kVectors>
 HWY_INLINE void Multiply(const MicroProduct& product, VW (&c)[kMicro][kVectors]) {
   const DW d;
   for (auto& of_row : c) {
@@ -141,24 +157,25 @@ HWY_INLINE void Multiply(const MicroProduct& product, VW (&c)[kMicro][kVectors])
   }
   const float* a = product.a;
   const float* b = product.b;
-  for (uint32_t i = 0; i < product.depth; ++i, a += product.a_depth, b += product.b_depth) {
-    VW of_b[kVectors];
-    for (uint32_t j = 0; j < kVectors; ++j) of_b[j] = hn::LoadU(d, b + j * hn::Lanes(d));
-    for (uint32_t m = 0; m < kMicro; ++m) {
-      const auto factor = hn::Set(d, a[m * product.a_step]);
-      for (uint32_t j = 0; j < kVectors; ++j) c[m][j] = hn::MulAdd(factor, of_b[j], c[m][j]);
-    }
+  const size_t a_depth = product.a_depth, b_depth = product.b_depth;
+  uint32_t i = 0;
+  // Two steps a turn: counting costs as much as a step of loads.
+  for (; i + 2 <= product.depth; i += 2, a += 2 * a_depth, b += 2 * b_depth) {
+    MultiplyStep<kVectors>(product, a, b, c);
+    MultiplyStep<kVectors>(product, a + a_depth, b + b_depth, c);
   }
+  if (i < product.depth) MultiplyStep<kVectors>(product, a, b, c);
 }
 
-// logits[key][row] = k[key] q[..][row], `rows` of them from logits and q_columns on: whole vectors.
+// logits[key][row] = k[key] q[..][row] for kVectors vectors of rows.
 template <uint32_t kVectors>
-HWY_INLINE void ScoreMany(const float* HWY_RESTRICT k, uint32_t keys, uint32_t dim,
-                          const float* HWY_RESTRICT q_columns, float* HWY_RESTRICT logits) {
+HWY_INLINE void ScoreMany(const Block& k, const float* HWY_RESTRICT q_columns,
+                          float* HWY_RESTRICT logits) {
   const DW d;
-  for (uint32_t key = 0; key < keys; key += kMicro) {
+  for (uint32_t key = 0; key < k.keys; key += kMicro) {
     VW c[kMicro][kVectors];
-    Multiply<kVectors>({k + size_t{key} * dim, dim, 1, q_columns, kTileRows, dim}, c);
+    Multiply<kVectors>(
+        {k.values + key * k.stride(), k.stride(), 1, q_columns, kColumnStride, k.dim}, c);
     for (uint32_t m = 0; m < kMicro; ++m) {
       for (uint32_t j = 0; j < kVectors; ++j)
         hn::StoreU(c[m][j], d, logits + (key + m) * kTileRows + j * hn::Lanes(d));
@@ -166,24 +183,46 @@ HWY_INLINE void ScoreMany(const float* HWY_RESTRICT k, uint32_t keys, uint32_t d
   }
 }
 
-// acc[row][..] = acc * rescale + p[..][row] v, for columns of kVectors vectors.
+// acc[row][..] = acc * rescale + p[..][row] v, for kVectors vectors of columns from c on.
 template <uint32_t kVectors>
 HWY_INLINE void AccumulateMany(const float* HWY_RESTRICT p, const float* rescale, uint32_t rows,
-                               const float* HWY_RESTRICT v, uint32_t keys, size_t dim,
-                               float* HWY_RESTRICT acc) {
+                               const Block& v, uint32_t c, float* HWY_RESTRICT acc) {
   const DW d;
   for (uint32_t row = 0; row < rows; row += kMicro) {
-    VW c[kMicro][kVectors];
-    Multiply<kVectors>({p + row, 1, kTileRows, v, dim, keys}, c);
+    VW sums[kMicro][kVectors];
+    Multiply<kVectors>({p + row, 1, kTileRows, v.values + c, v.stride(), v.keys}, sums);
     const uint32_t count = std::min(rows - row, kMicro);
     for (uint32_t m = 0; m < count; ++m) {
       const auto factor = hn::Set(d, rescale[row + m]);
       for (uint32_t j = 0; j < kVectors; ++j) {
-        float* const at = acc + (row + m) * dim + j * hn::Lanes(d);
-        hn::StoreU(hn::MulAdd(hn::LoadU(d, at), factor, c[m][j]), d, at);
+        float* const at = acc + size_t{row + m} * v.dim + c + j * hn::Lanes(d);
+        hn::StoreU(hn::MulAdd(hn::LoadU(d, at), factor, sums[m][j]), d, at);
       }
     }
   }
+}
+
+// Rows whose keys have other weights than 0 only, for values that are not finite.
+HWY_INLINE void AccumulateSeen(const float* weights, size_t step, float rescale, const Block& v,
+                               float* HWY_RESTRICT acc) {
+  for (uint32_t c = 0; c < v.dim; ++c) acc[c] *= rescale;
+  for (uint32_t key = 0; key < v.keys; ++key) {
+    const float weight = weights[key * step];
+    if (weight == 0) continue;
+    for (uint32_t c = 0; c < v.dim; ++c) acc[c] += weight * v.values[key * v.stride() + c];
+  }
+}
+
+HWY_INLINE bool IsFinite(const Block& v) {
+  const DW d;
+  auto sum = hn::Zero(d);  // x - x is 0 or NaN
+  for (uint32_t key = 0; key < v.keys; ++key) {
+    for (size_t c = 0; c < v.dim; c += hn::Lanes(d)) {
+      const auto x = hn::LoadU(d, v.values + key * v.stride() + c);
+      sum = hn::Add(sum, hn::Sub(x, x));
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) == 0;
 }
 
 }  // namespace gyre::ggml::HWY_NAMESPACE

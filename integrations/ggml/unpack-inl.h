@@ -127,7 +127,7 @@ struct RowRun {
 
 template <RowType kType>
 void UnpackRowsOf(const RowRun& run, float* HWY_RESTRICT out) {
-  const uint64_t bytes = row_bytes(kType, run.values), width = padded(run.values);
+  const uint64_t bytes = row_bytes(kType, run.values), width = block_stride(run.values);
   for (uint32_t i = 0; i < run.count; ++i) {
     if (run.next != nullptr) {
       const uint8_t* const next = run.next + i * run.stride;
@@ -138,7 +138,7 @@ void UnpackRowsOf(const RowRun& run, float* HWY_RESTRICT out) {
   }
 }
 
-// [cell][padded values]
+// [cell][block_stride(values)]
 HWY_INLINE void UnpackRows(RowType type, const RowRun& run, float* HWY_RESTRICT out) {
   switch (type) {
     case RowType::f32:

@@ -209,7 +209,7 @@ TEST(GgmlPlan, ItemsCoverEveryRowAndCellOnce) {
             const Item item = plan.item(p, i);
             ASSERT_LT(item.stream, streams);
             ASSERT_LT(item.key_begin, item.key_end);
-            ASSERT_LE(item.row_end - item.row_begin, kTileRows);
+            ASSERT_LE(item.row_end - item.row_begin, kMaxItemRows);
             covered += (item.head_end - item.head_begin) * (item.row_end - item.row_begin) *
                        (item.key_end - item.key_begin);
           }
