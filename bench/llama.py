@@ -105,11 +105,11 @@ class Node:
         assert data.nbytes == size
         self.ggml.backend_tensor_set(tensor, data.ctypes.data, 0, size)
 
-    def run(self, backend) -> float:
-        begin = time.perf_counter()
+    def run(self, backend, clock=time.perf_counter) -> float:
+        begin = clock()
         if self.ggml.backend_graph_compute(backend, self.graph) != 0:
             raise SystemExit("a graph failed")
-        return time.perf_counter() - begin
+        return clock() - begin
 
     def result(self) -> np.ndarray:
         values = np.empty(self.count, np.float32)
@@ -129,9 +129,13 @@ def main():
     parser.add_argument("--types", default="f16,bf16,q8_0,q4_0,q5_1,q8_0/q4_0", help="of K and V, or K/V")
     parser.add_argument("--sizes", default="1x16384,512x4096", help="tokens x cells, the tokens' own among them")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread; for machines that others use, too")
     parser.add_argument("--seconds", type=float, default=6, help="for each row")
     options = parser.parse_args()
 
+    if options.cpu_time and options.threads != 1:
+        parser.error("--cpu-time counts one thread: --threads 1")
+    clock = time.thread_time if options.cpu_time else time.perf_counter
     ggml = Ggml(options.ggml)
     stock = ggml.cpu(options.threads)
     os.environ["GYRE_GGML"] = "wrap"
@@ -153,7 +157,7 @@ def main():
             end = time.perf_counter() + options.seconds
             while time.perf_counter() < end or len(times[gyre]) < 3:
                 for backend in (stock, gyre):
-                    times[backend].append(node.run(backend))
+                    times[backend].append(node.run(backend, clock))
             before, after = (statistics.median(times[backend]) * 1e3 for backend in (stock, gyre))
             print(f"{tokens:7} {cells:6} {k_type:>5} {v_type:>5} {before:9.2f} {after:9.2f} {before / after:6.2f} {error:8.1e}", flush=True)
             node.free()

@@ -48,14 +48,15 @@ struct BlockFactors {
   float scale, offset;
 };
 
-// One vector of codes, of bytes that hold a code each.
-template <class Byte>
-HWY_INLINE void StoreCodes(const Byte* codes, VW scale, VW offset, float* HWY_RESTRICT out) {
+// 32 bytes of one code each.
+HWY_INLINE void StoreBytes(const int8_t* codes, float scale, float* HWY_RESTRICT out) {
   const DW d;
-  const hn::Rebind<Byte, DW> bytes;
+  const hn::Rebind<int8_t, DW> bytes;
   const hn::Rebind<int32_t, DW> words;
-  const auto code = hn::ConvertTo(d, hn::PromoteTo(words, hn::LoadU(bytes, codes)));
-  hn::StoreU(hn::MulAdd(code, scale, offset), d, out);
+  for (size_t i = 0; i < 32; i += hn::Lanes(d)) {
+    const auto code = hn::ConvertTo(d, hn::PromoteTo(words, hn::LoadU(bytes, codes + i)));
+    hn::StoreU(hn::Mul(code, hn::Set(d, scale)), d, out + i);
+  }
 }
 
 // 16 bytes of two codes each: the low halves are values 0 to 15, the high ones 16 to 31.
@@ -73,31 +74,34 @@ HWY_INLINE void StoreNibbles(const uint8_t* codes, BlockFactors by, float* HWY_R
   }
 }
 
-// As above, with a fifth bit of each code in `high_bits`.
+// As above, with a fifth bit of each code in `high_bits`, the first value's lowest.
 HWY_INLINE void StoreFiveBits(const uint8_t* high_bits, const uint8_t* codes, BlockFactors by,
                               float* HWY_RESTRICT out) {
-  uint32_t high = 0;
-  std::memcpy(&high, high_bits, 4);
-  uint8_t code[32];
-  for (uint32_t i = 0; i < 16; ++i) {
-    code[i] = static_cast<uint8_t>((codes[i] & 15) | ((high >> i & 1) << 4));
-    code[16 + i] = static_cast<uint8_t>((codes[i] >> 4) | ((high >> (16 + i) & 1) << 4));
-  }
   const DW d;
   const auto scale = hn::Set(d, by.scale), offset = hn::Set(d, by.offset);
-  for (size_t i = 0; i < 32; i += hn::Lanes(d)) StoreCodes(code + i, scale, offset, out + i);
+  const hn::Rebind<uint8_t, DW> bytes;
+  const hn::Rebind<int32_t, DW> words;
+  int32_t high = 0;
+  std::memcpy(&high, high_bits, 4);
+  const auto all = hn::Set(words, high), one = hn::Set(words, 1);
+  const auto store = [&](auto code, size_t first) {
+    const auto bit = hn::Shr(all, hn::Iota(words, static_cast<int32_t>(first)));
+    const auto whole = hn::Or(code, hn::ShiftLeft<4>(hn::And(bit, one)));
+    hn::StoreU(hn::MulAdd(hn::ConvertTo(d, whole), scale, offset), d, out + first);
+  };
+  for (size_t i = 0; i < 16; i += hn::Lanes(d)) {
+    const auto both = hn::PromoteTo(words, hn::LoadU(bytes, codes + i));
+    store(hn::And(both, hn::Set(words, 15)), i);
+    store(hn::ShiftRight<4>(both), 16 + i);
+  }
 }
 
 // One block of 32 values.
 template <RowType kType>
 HWY_INLINE void UnpackBlock(const uint8_t* block, float* HWY_RESTRICT out) {
   const float scale = HalfAt(block);
-  if constexpr (kType == RowType::q8_0) {
-    const DW d;
-    const auto* const codes = reinterpret_cast<const int8_t*>(block + 2);
-    for (size_t i = 0; i < 32; i += hn::Lanes(d))
-      StoreCodes(codes + i, hn::Set(d, scale), hn::Zero(d), out + i);
-  }
+  if constexpr (kType == RowType::q8_0)
+    StoreBytes(reinterpret_cast<const int8_t*>(block + 2), scale, out);
   if constexpr (kType == RowType::q4_0) StoreNibbles(block + 2, {scale, -8 * scale}, out);
   if constexpr (kType == RowType::q4_1) StoreNibbles(block + 4, {scale, HalfAt(block + 2)}, out);
   if constexpr (kType == RowType::q5_0)

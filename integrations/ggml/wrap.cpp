@@ -63,8 +63,10 @@ abi::Backend* make_backend(abi::Device* device, const char* params) {
   try {
     auto wrapped = std::make_unique<Wrapped>(state->host);
     const std::lock_guard<std::mutex> guard(state->lock);
-    state->free = backend->table.free;
-    state->compute = backend->table.graph_compute;
+    if (state->compute == nullptr) {  // all backends of a device have the same
+      state->free = backend->table.free;
+      state->compute = backend->table.graph_compute;
+    }
     state->backends.emplace(backend, std::move(wrapped));
   } catch (const std::bad_alloc&) {
     return backend;  // as ggml made it
