@@ -53,7 +53,7 @@ def client(number: int, text: str, options, answers: dict, errors: list):
 
 def resident_kb(process) -> int:
     with open(f"/proc/{process.pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+        return next((int(line.split()[1]) for line in status if line.startswith("VmRSS")), 0)
 
 
 def serve(options, library: str):
@@ -82,7 +82,7 @@ def serve(options, library: str):
         begin = time.time()
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):
+        while any(thread.is_alive() for thread in threads) and process.poll() is None:
             sizes.append(resident_kb(process))
             time.sleep(1)
         if process.poll() is not None:
