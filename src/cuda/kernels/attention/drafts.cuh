@@ -38,17 +38,16 @@ __global__ void __launch_bounds__(drafts_layout(kK, kV, kKDim, kVDim, kGroups).t
     attention_drafts(const abi::AttentionParams p, const Args args) {
   using T = Drafts<kK, kV, kKDim, kVDim, kGroups>;
   DraftsState& state = drafts_state();
-  if (threadIdx.x >= T::kConsumers) {
+  const bool produces = threadIdx.x >= T::kConsumers;
+  if (produces) begin_drafts<T>(state, p, args);
+  __syncthreads();
+  pdl_wait();
+  if (produces) {
     DraftRegisters<T>::leave();
-    begin_drafts<T>(state, p, args);
-    __syncthreads();
-    pdl_wait();
     pdl_launch_dependents();
     DraftProducer<T>(state).run();
   } else {
     DraftRegisters<T>::take();
-    __syncthreads();
-    pdl_wait();
     DraftConsumer<T>(state).run();
   }
 }

@@ -150,7 +150,7 @@ class DraftConsumer {
     }
   }
   void begin_scores(const unsigned char* slot) {
-    const SharedAddress at = shared_address(slot);
+    const SharedAddress at = uniform_address(shared_address(slot));
     wgmma_sums(s_);
     wgmma_fence();
 #pragma unroll
@@ -165,7 +165,7 @@ class DraftConsumer {
   }
   void begin_values(const uint32_t (&weights)[2][4], const unsigned char* slot) {
     constexpr uint32_t kColumns = T::kVDim < 128 ? 64 : 128;
-    const SharedAddress at = shared_address(slot);
+    const SharedAddress at = uniform_address(shared_address(slot));
     wgmma_sums(sums_.of_values);
     wgmma_fence();
 #pragma unroll

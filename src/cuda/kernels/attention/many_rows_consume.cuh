@@ -21,23 +21,21 @@ constexpr int32_t to_position(int64_t x) {
   return static_cast<int32_t>(x < 0 ? 0 : (x > kMost ? kMost : x));
 }
 
-// soft_cap to 2 ulp, without the branches of a division; `inverse`: 1 / cap.
-inline float soft_cap_fast(float x, float cap, float inverse) {
-  const float a = fabsf(x) * inverse, e = exp2_fast(a * (-2 * kLog2E));
-  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : divide_fast(1.0f - e, 1.0f + e);
-  return copysignf(t * cap, x);
-}
-
 // Scales that are smaller lose bits of their weights; all of V is below 2^-92 then.
 constexpr float kLeastTop = -100.0f;
 inline float top_of(float scale) {
   return scale == 0 ? kLeastTop : static_cast<float>(exponent_of(scale) + 1);
 }
 
+// Weights may end above their top by 2 to this: f16 ends below 2^16.
+constexpr float kWeightLag = 7.0f;
+
 template <class T>
 class Consumer {
  public:
   static constexpr ManyRowsLayout kLayout = T::kLayout;
+  // Weights ask for V's scales.
+  static constexpr bool kWaitsForV = T::kLevelsV && !T::kScalesWithKeys;
 
   Consumer(ManyRowsState& state, const Args& args, uint32_t group)
       : state_(state), tile_(state.tile), group_(group) {
@@ -61,69 +59,68 @@ class Consumer {
     wraps_ = tile_.walk.tiles != tile_.walk.tiles_a;
   }
 
+  // The next scores are begun behind a stage's PV: the tensor cores do not pause between them.
   void run() {
     const uint32_t stages = tile_.stage_count();
-    SlotCursor<kLayout.slots> k, v;
-    v.step(1);
+    if (stages == 0) return;
+    SlotCursor<kLayout.slots> k;  // of the newest scores
     float s[T::kKeyTiles][4];
     uint32_t p[T::kKeys / 16][4];
     float keep[2];
     const unsigned char* const q =
         dynamic_shared() + kLayout.q + group_ * panels_of(T::kKDim) * kLayout.q_panel;
-    const auto start_scores = [&] {
+    const auto begin_stage = [&] {
       wait_for_phase(&state_.full[k.slot], k.phase);
       begin_scores<T>(q, slot(k.slot), s);
     };
-    // Over levels the next scores are computed behind PV, without a pause of the tensor cores.
-    // 16-bit values come too late for that: the wait would be for them.
-    constexpr bool kAhead = T::kLevelsV;
-    if (kAhead && stages != 0) start_scores();
+    begin_stage();
     wait_for_product(s);
+    release(k.slot);
 #pragma unroll 1
-    for (uint32_t stage = 0; stage < stages; ++stage) {
-      if constexpr (!kAhead) {
-        start_scores();
-        wait_for_product(s);
-      }
-      if constexpr (T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
+    for (uint32_t stage = 0;; ++stage) {
+      const SlotCursor<kLayout.slots> v = k.next();
+      if constexpr (kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
       keep[0] = keep[1] = 1.0f;
-      if (has_rows()) weigh(stage, slot(k.slot), slot(v.slot), s, keep);
-      release(k.slot);
-      if (__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0) {
+      if (has_rows()) weigh(stage, keys_of<T>(stage), s, keep);
+      if (__builtin_expect(__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0, 0)) {
 #pragma unroll
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
       }
-      to_operand(stage, slot(v.slot), s, p);
-      if constexpr (!T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
+      to_operand(s, p);
+      if constexpr (!kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
       begin_values<T>(p, slot(v.slot), o_);
-      k.step(2);
-      if (kAhead && stage + 1 < stages) start_scores();
+      const bool last = stage + 1 == stages;
+      k = v.next();
+      if (!last) begin_stage();
       wait_for_product(o_);
-      if constexpr (kAhead) wait_for_product(s);
+      wait_for_product(s);
       if constexpr (!T::kLevelsV) {
-        if (!all_seen(stage)) add_not_finite(stage, slot(v.slot));
+        if (__builtin_expect(!all_seen(stage), 0)) add_not_finite(stage);
       }
       release(v.slot);
-      v.step(2);
+      if (last) return;
+      release(k.slot);
     }
   }
 
   // The two rows to global memory.
   void write(const Args& args) {
     if constexpr (T::kLevelsV) restore_columns<T::kVDim>(o_);
-    const uint32_t j = threadIdx.x % 4;
+    // Code-motion barriers: addresses would be computed before the loop, and kept.
+    const uint32_t j = code_motion_barrier(threadIdx.x % 4);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t r = code_motion_barrier(row(i));
       const float sum = warp_sum<4>(rows_[i].sum);
       SoftmaxState state = {rows_[i].reference, sum};
       if (T::kTakesRuns && state_.older != 0) {
-        if (row(i) < tile_.rows) fold_older(i, state);
+        if (r < tile_.rows) fold_older(i, r, state);
         __syncwarp();  // the state goes where the older one was
       }
-      if (row(i) >= tile_.rows) continue;
+      if (r >= tile_.rows) continue;
       uint64_t place = state_.states;
-      if (place != 0) place += row(i) * uint64_t{T::kVDim + 2} * 4;
-      const RowWriter writer(tile_, args, row(i), state, j == 0, place);
+      if (place != 0) place += r * uint64_t{T::kVDim + 2} * 4;
+      const RowWriter writer(tile_, args, r, state, j == 0, place);
       if (writer.has_pairs()) {
 #pragma unroll
         for (uint32_t t = 0; t < T::kVTiles; ++t)
@@ -138,8 +135,8 @@ class Consumer {
 
  private:
   // The state of the unit's older keys, folded with this one.
-  void fold_older(uint32_t i, SoftmaxState& state) {
-    const uint64_t from = state_.older + row(i) * uint64_t{T::kVDim + 2} * 4;
+  void fold_older(uint32_t i, uint32_t r, SoftmaxState& state) {
+    const uint64_t from = state_.older + r * uint64_t{T::kVDim + 2} * 4;
     const float2 of = load_l2<float2>(from + T::kVDim * 4);
     SoftmaxState older = {of.x, of.y};
     const SoftmaxState::Factors f = older.fold(state);
@@ -187,12 +184,13 @@ class Consumer {
     return false;
   }
 
-  // Scores become weights, relative to the largest so far; `keep` is the factor of what was there.
-  void weigh(uint32_t stage, const unsigned char* k, const unsigned char* v,
-             float (&s)[T::kKeyTiles][4], float (&keep)[2]) {
+  // Scores become weights, relative to the largest so far, times V's scales over levels; `keep` is
+  // the factor of what was there.
+  void weigh(uint32_t stage, const unsigned char* keys, float (&s)[T::kKeyTiles][4],
+             float (&keep)[2]) {
     const uint32_t j = threadIdx.x % 4;
     if constexpr (T::kLevelsK) {
-      const auto* const scales = reinterpret_cast<const float2*>(k + kLayout.scales) + j;
+      const auto* const scales = reinterpret_cast<const float2*>(keys + kLayout.scales) + j;
 #pragma unroll
       for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
         const float2 scale = scales[t * 4];
@@ -200,28 +198,31 @@ class Consumer {
         for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? scale.x : scale.y;
       }
     }
-    if (soft_) soften(k, s);
+    if (__builtin_expect(soft_, 0)) soften(keys, s);
     float scale_top[2] = {0, 0};
-    if (!all_seen(stage)) {
-      hide(k, v, s, scale_top);
+    const bool hidden = !all_seen(stage);
+    if (__builtin_expect(hidden, 0)) {
+      hide(keys, s, scale_top);
     } else if constexpr (T::kLevelsV) {
-      const float4 tops = *reinterpret_cast<const float4*>(v + kLayout.tops);
+      const float4 tops = *reinterpret_cast<const float4*>(keys + kLayout.tops);
       scale_top[0] = scale_top[1] = fmaxf(fmaxf(tops.x, tops.y), fmaxf(tops.z, tops.w));
     }
-    float most[2] = {rows_[0].most, rows_[1].most};
+    float most[2][2] = {{rows_[0].most, s[0][1]}, {rows_[1].most, s[0][3]}};  // two chains
 #pragma unroll
     for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i)
-      most[i % 4 / 2] = fmaxf(most[i % 4 / 2], s[i / 4][i % 4]);
+      most[i % 4 / 2][i % 2] = fmaxf(most[i % 4 / 2][i % 2], s[i / 4][i % 4]);
     float factor[2], reference[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       RowSums& r = rows_[i];
-      r.most = warp_max<4>(most[i]);
+      r.most = warp_max<4>(fmaxf(most[i][0], most[i][1]));
       factor[i] = soft_ ? 1.0f : r.factor;
       if constexpr (T::kLevelsV) r.top = fmaxf(r.top, top_of(scale_top[i]));
-      const float top = r.most == minus_infinity()
-                            ? minus_infinity()
-                            : r.most * factor[i] - T::kWeightTop + (T::kLevelsV ? r.top : 0.0f);
+      float top = r.most == minus_infinity()
+                      ? minus_infinity()
+                      : r.most * factor[i] - T::kWeightTop + (T::kLevelsV ? r.top : 0.0f);
+      // The sums are seldom rescaled: a reference stays while weights are in range.
+      if (top - r.reference <= kWeightLag) top = r.reference;
       reference[i] = SoftmaxState::reference(top);
       keep[i] = exp2_fast(r.reference - reference[i]);
       r.reference = top;
@@ -238,12 +239,32 @@ class Consumer {
     }
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) rows_[i].sum += sum[i][0] + sum[i][1];
+    if constexpr (T::kLevelsV) {
+      if (__builtin_expect(hidden, 0)) {
+        scale_weights<true>(keys, s);
+      } else {
+        scale_weights<false>(keys, s);
+      }
+    }
+  }
+  // `kHidden`: some rows do not see some keys, whose scales may be NaN, or never written.
+  template <bool kHidden>
+  static void scale_weights(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) {
+    const auto* const scales =
+        reinterpret_cast<const float2*>(keys + kLayout.v_scales) + threadIdx.x % 4;
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      const float2 scale = scales[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        s[t][i] = kHidden && s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? scale.x : scale.y);
+    }
   }
 
   // A soft cap and slopes: scores become logits in base 2.
-  void soften(const unsigned char* k, float (&s)[T::kKeyTiles][4]) const {
+  void soften(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) const {
     const auto* const numbers =
-        reinterpret_cast<const int2*>(k + kLayout.numbers) + threadIdx.x % 4;
+        reinterpret_cast<const int2*>(keys + kLayout.numbers) + threadIdx.x % 4;
     const float cap = tile_.params.soft_cap, inverse = 1.0f / cap;
     const RowLimits of[2] = {limits(0), limits(1)};
 #pragma unroll
@@ -260,30 +281,20 @@ class Consumer {
     }
   }
 
-  // Which of the thread's scores count, a bit each, and the largest scale of V that each row sees.
-  // Rolled: it is for few stages.
-  uint64_t seen_scores(const unsigned char* k, const unsigned char* v, float (&top)[2]) const {
+  // Which of the thread's scores count, a bit each, where a tree hides keys. Rolled: it is rare.
+  uint64_t seen_in_tree(const unsigned char* keys) const {
     const auto* const numbers =
-        reinterpret_cast<const int2*>(k + kLayout.numbers) + threadIdx.x % 4;
-    const auto* const scales =
-        reinterpret_cast<const float2*>(v + kLayout.scales) + threadIdx.x % 4;
+        reinterpret_cast<const int2*>(keys + kLayout.numbers) + threadIdx.x % 4;
     const RowLimits of[2] = {limits(0), limits(1)};
     uint64_t seen = 0;
 #pragma unroll 1
     for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
       const int2 number = numbers[t * 4];
-      float2 scale = make_float2(0, 0);
-      if constexpr (T::kLevelsV) scale = scales[t * 4];
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) {
-        if (!sees(of[i / 2], i / 2, i % 2 == 0 ? number.x : number.y)) continue;
-        seen |= uint64_t{1} << (4 * t + i);
-        const float scale_of = i % 2 == 0 ? scale.x : scale.y;
-        if (T::kLevelsV && is_finite(scale_of)) top[i / 2] = fmaxf(top[i / 2], scale_of);
-      }
+      for (uint32_t i = 0; i < 4; ++i)
+        if (sees(of[i / 2], i / 2, i % 2 == 0 ? number.x : number.y))
+          seen |= uint64_t{1} << (4 * t + i);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) top[i] = warp_max<4>(top[i]);
     return seen;
   }
   bool sees(const RowLimits& of, uint32_t i, int32_t key) const {
@@ -292,24 +303,52 @@ class Consumer {
     return !abi::tree_hides(tree_ + token_of(row(i)) * tile_.params.tree_stride, tile_.mask,
                             tile_.walk_key + key);
   }
-  void hide(const unsigned char* k, const unsigned char* v, float (&s)[T::kKeyTiles][4],
-            float (&top)[2]) const {
-    const uint64_t seen = seen_scores(k, v, top);
+  // Also finds the largest scale of V that each row sees.
+  void hide(const unsigned char* keys, float (&s)[T::kKeyTiles][4], float (&top)[2]) const {
+    if (tree_ != nullptr) {
+      const uint64_t seen = seen_in_tree(keys);
 #pragma unroll
-    for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i) {
-      if ((seen >> i & 1) == 0) s[i / 4][i % 4] = minus_infinity();
+      for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i)
+        if ((seen >> i & 1) == 0) s[i / 4][i % 4] = minus_infinity();
     }
+    const auto* const numbers =
+        reinterpret_cast<const int2*>(keys + kLayout.numbers) + threadIdx.x % 4;
+    const auto* const scales =
+        reinterpret_cast<const float2*>(keys + kLayout.v_scales) + threadIdx.x % 4;
+    const RowLimits of[2] = {limits(0), limits(1)};
+    const uint32_t count[2] = {
+        of[0].end > of[0].begin ? static_cast<uint32_t>(of[0].end - of[0].begin) : 0,
+        of[1].end > of[1].begin ? static_cast<uint32_t>(of[1].end - of[1].begin) : 0};
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      const int2 number = numbers[t * 4];
+      float2 scale = make_float2(0, 0);
+      if constexpr (T::kLevelsV) scale = scales[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        // Slots without a key have the number -1.
+        const auto from =
+            static_cast<uint32_t>((i % 2 == 0 ? number.x : number.y) - of[i / 2].begin);
+        const bool hidden = from >= count[i / 2];
+        if (hidden) s[t][i] = minus_infinity();
+        const float scale_of = i % 2 == 0 ? scale.x : scale.y;
+        if (T::kLevelsV && !hidden && s[t][i] != minus_infinity() && is_finite(scale_of))
+          top[i / 2] = fmaxf(top[i / 2], scale_of);
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) top[i] = warp_max<4>(top[i]);
   }
 
   // Values that the producers left out, to the rows that see their keys: whatever the weight, they
   // are infinite or NaN.
-  void add_not_finite(uint32_t stage, const unsigned char* v) {
+  void add_not_finite(uint32_t stage) {
     using Copies = RowCopies<T::kVDim>;
 #pragma unroll 1
     for (uint32_t warp = 0; warp < kProducers / kWarp; ++warp) {
 #pragma unroll 1
-      for (uint32_t bad = reinterpret_cast<const uint32_t*>(v + kLayout.tops)[warp]; bad != 0;
-           bad &= bad - 1) {
+      for (uint32_t bad = reinterpret_cast<const uint32_t*>(keys_of<T>(stage) + kLayout.tops)[warp];
+           bad != 0; bad &= bad - 1) {
         const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int32_t>(bad))) - 1;
         const Copies of(warp * kWarp + bit % Copies::kOfWarp * Copies::kLanes);
         const uint32_t tile = bit / Copies::kOfWarp * Copies::kTilesAtOnce + of.tile;
@@ -336,37 +375,12 @@ class Consumer {
   }
 
   // Weights to the A operand; zeros where the warp has no rows.
-  void to_operand(uint32_t stage, const unsigned char* v, const float (&s)[T::kKeyTiles][4],
-                  uint32_t (&p)[T::kKeys / 16][4]) const {
-    if (!has_rows()) {
+  void to_operand(const float (&s)[T::kKeyTiles][4], uint32_t (&p)[T::kKeys / 16][4]) const {
+    const bool rows = has_rows();
 #pragma unroll
-      for (uint32_t i = 0; i < T::kKeys / 4; ++i) p[i / 4][i % 4] = 0;
-    } else if (T::kLevelsV && !all_seen(stage)) {
-      pack<true>(v, s, p);
-    } else {
-      pack<false>(v, s, p);
-    }
-  }
-  // Over levels times V's scales. `kHidden`: some rows do not see some
-  // keys, whose scales may be NaN, or never written.
-  template <bool kHidden>
-  void pack(const unsigned char* v, const float (&s)[T::kKeyTiles][4],
-            uint32_t (&p)[T::kKeys / 16][4]) const {
-    const auto* const scales =
-        reinterpret_cast<const float2*>(v + kLayout.scales) + threadIdx.x % 4;
-#pragma unroll
-    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
-      float2 scale = make_float2(1.0f, 1.0f);
-      if constexpr (T::kLevelsV) scale = scales[t * 4];
-#pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
-        float a = s[t][2 * i], b = s[t][2 * i + 1];
-        if constexpr (T::kLevelsV) {
-          a = kHidden && a == 0 ? 0.0f : a * scale.x;
-          b = kHidden && b == 0 ? 0.0f : b * scale.y;
-        }
-        p[t / 2][t % 2 * 2 + i] = pack_16(a, b, T::kBf16V);
-      }
+    for (uint32_t i = 0; i < T::kKeys / 4; ++i) {
+      const float* const of = &s[i / 2][i % 2 * 2];
+      p[i / 4][i % 4] = rows ? pack_16(of[0], of[1], T::kBf16V) : 0;
     }
   }
 

@@ -24,6 +24,9 @@ constexpr uint32_t kGroupRows = 64;      // of a consumer warpgroup
 constexpr uint32_t kGroupThreads = 128;  // of a warpgroup
 constexpr uint32_t kProducers = 128;     // threads
 constexpr uint32_t kMostSlots = 6;
+// Stages whose scales and numbers are there: as many as slots let be begun before the oldest has
+// weights.
+constexpr uint32_t kKeysInTurn = 4;
 constexpr uint32_t kManyRowsStateBytes = 4096;  // what is known of the tile, and its rows' factors
 
 struct ManyRowsLayout {
@@ -34,10 +37,11 @@ struct ManyRowsLayout {
   uint32_t ahead;             // copies in flight: of stored bytes, or straight into slots
   uint32_t k_panel, v_panel;  // bytes of an operand's part of 128 bytes a row
   uint32_t q_panel;
-  uint32_t scales, numbers, tops, slot_bytes;          // inside a slot
-  uint32_t k_tile_bytes, v_tile_bytes, stored_scales;  // of 8 keys; of a stored item, its scales
+  uint32_t slot_bytes;
+  uint32_t scales, numbers, v_scales, tops, keys_bytes;  // inside what is known of a stage's keys
+  uint32_t k_tile_bytes, v_tile_bytes, stored_scales;    // of 8 keys; of a stored item: K's, V's
   uint32_t stored_bytes;
-  uint32_t q, slot, stored, total;  // offsets
+  uint32_t q, of_keys, slot, stored, total;  // offsets
 
   constexpr uint32_t threads() const { return groups * kGroupThreads + kProducers; }
   constexpr uint32_t rows() const { return groups * kGroupRows; }
@@ -76,19 +80,22 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   a.v_panel = v_levels ? v_dim * 128 : a.keys * 128;
   const uint32_t k_bytes = panels_of(k_dim) * a.k_panel;
   const uint32_t v_bytes = (v_levels ? panels_of(a.keys) : panels_of(v_dim)) * a.v_panel;
-  a.scales = round_up(k_bytes > v_bytes ? k_bytes : v_bytes, 1024);
+  a.slot_bytes = round_up(k_bytes > v_bytes ? k_bytes : v_bytes, 1024);
+  a.scales = 0;
   a.numbers = a.scales + a.keys * 4;
-  a.tops = a.numbers + a.keys * 4;  // the largest scale that each producer warp saw
-  a.slot_bytes = round_up(a.tops + 16, 1024);
+  a.v_scales = a.numbers + a.keys * 4;
+  a.tops = a.v_scales + a.keys * 4;  // the largest scale of V that each producer warp saw
+  a.keys_bytes = a.tops + 16;
   const uint32_t tiles = a.keys / abi::kKvTile;
   a.k_tile_bytes = k_dim * (k_levels ? abi::kv_bits(k_format) : 16);
   a.v_tile_bytes = v_dim * (v_levels ? abi::kv_bits(v_format) : 16);
   const uint32_t k_stored = k_levels ? tiles * a.k_tile_bytes : 0;
   const uint32_t v_stored = v_levels ? tiles * a.v_tile_bytes : 0;
   a.stored_scales = k_stored > v_stored ? k_stored : v_stored;
-  a.stored_bytes = a.stored_scales == 0 ? 0 : round_up(a.stored_scales + tiles * 16, 128);
+  a.stored_bytes = a.stored_scales == 0 ? 0 : round_up(a.stored_scales + tiles * 32, 128);
   a.q = kManyRowsStateBytes;
-  a.slot = a.q + a.groups * panels_of(k_dim) * a.q_panel;
+  a.of_keys = a.q + a.groups * panels_of(k_dim) * a.q_panel;
+  a.slot = round_up(a.of_keys + kKeysInTurn * a.keys_bytes, 1024);
   for (uint32_t slots = k_levels && v_levels ? 4 : kMostSlots; slots >= 3; --slots) {
     a.stored = a.slot + slots * a.slot_bytes;
     // Items that go straight into slots need free ones; two are left to the consumers meanwhile.

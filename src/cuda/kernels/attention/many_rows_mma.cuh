@@ -13,28 +13,28 @@ namespace gyre::cuda {
 template <class T>
 inline void begin_scores(const unsigned char* q, const unsigned char* k,
                          float (&s)[T::kKeyTiles][4]) {
-  const SharedAddress q_at = shared_address(q), k_at = shared_address(k);
+  const uint64_t q_at = uniform(wgmma_operand(shared_address(q), 0)),
+                 k_at = uniform(wgmma_operand(shared_address(k), 0));
   wgmma_sums(s);
   wgmma_fence();
 #pragma unroll
   for (uint32_t step = 0; step < T::kKDim / 16; ++step) {
     const uint32_t panel = step / 4, inside = step % 4 * 32;
-    wgmma<T::kBf16K>(s, wgmma_operand(q_at + panel * T::kLayout.q_panel + inside, 0),
-                     wgmma_operand(k_at + panel * T::kLayout.k_panel + inside, 0), step != 0);
+    wgmma<T::kBf16K>(s, q_at + (panel * T::kLayout.q_panel + inside) / 16,
+                     k_at + (panel * T::kLayout.k_panel + inside) / 16, step != 0);
   }
   wgmma_commit();
 }
 
 template <class T, uint32_t kColumns>
-inline void add_columns(const uint32_t (&p)[T::kKeys / 16][4], SharedAddress v, uint32_t first,
+inline void add_columns(const uint32_t (&p)[T::kKeys / 16][4], uint64_t v, uint32_t first,
                         float (&o)[T::kVTiles][4]) {
 #pragma unroll
   for (uint32_t step = 0; step < T::kKeys / 16; ++step) {
     // Levels: a row for each coordinate, keys inside it. Else a row for each key.
     const uint32_t at = T::kLevelsV ? step / 4 * T::kLayout.v_panel + first * 1024 + step % 4 * 32
                                     : first / 8 * T::kLayout.v_panel + step * 2048;
-    wgmma_add<T::kBf16V, !T::kLevelsV, kColumns>(o, first, p[step],
-                                                 wgmma_operand(v + at, T::kLayout.v_panel));
+    wgmma_add<T::kBf16V, !T::kLevelsV, kColumns>(o, first, p[step], v + at / 16);
   }
 }
 
@@ -42,7 +42,7 @@ inline void add_columns(const uint32_t (&p)[T::kKeys / 16][4], SharedAddress v, 
 template <class T>
 inline void begin_values(const uint32_t (&p)[T::kKeys / 16][4], const unsigned char* v,
                          float (&o)[T::kVTiles][4]) {
-  const SharedAddress at = shared_address(v);
+  const uint64_t at = uniform(wgmma_operand(shared_address(v), T::kLayout.v_panel));
   constexpr uint32_t kWhole = T::kVDim / 128 * 128, kHalf = (T::kVDim - kWhole) / 64 * 64,
                      kRest = T::kVDim - kWhole - kHalf;
   wgmma_sums(o);

@@ -32,7 +32,6 @@ class Producer {
     const int64_t from = tile_.bounds(tile_.token(tile_.rows - 1)).begin;
     const int64_t to = tile_.bounds(tile_.token(0)).end;
     SlotCursor<kLayout.slots> at;
-    uint32_t stored = 0;
     // Item m is copied, and item m - ahead + 1 handed over.
     constexpr uint32_t kBefore = kLayout.ahead - 1;
 #pragma unroll 1
@@ -45,16 +44,15 @@ class Producer {
       }
       begin_copy(m, items, true);
       if (m >= kBefore) {
-        if (n % 2 == 0) {
-          hand_over<T::kK, true>(n / 2, at, stored);
+        if (is_keys(n)) {
+          hand_over<T::kK, true>(n, at);
         } else {
-          hand_over<T::kV, false>(n / 2, at, stored);
-          if constexpr (!T::kLevelsV) look(n / 2, at.slot, from, to);
+          hand_over<T::kV, false>(n, at);
+          if constexpr (!T::kLevelsV) look(stage_of(n), at.slot, from, to);
         }
         fence_operands();
         arrive(&state_.full[at.slot]);
-        at.step(1);
-        if (++stored == kLayout.ahead) stored = 0;
+        at = at.next();
       }
       begin_copy(m, items, false);
       copy_commit();
@@ -64,9 +62,17 @@ class Producer {
 
  private:
   static uint32_t thread() { return threadIdx.x - T::kGroups * kGroupThreads; }
+  static bool is_keys(uint32_t item) { return item % 2 == 0; }
+  static uint32_t stage_of(uint32_t item) { return item / 2; }
   unsigned char* slot(uint32_t index) const {
     return dynamic_shared() + kLayout.slot + index * kLayout.slot_bytes;
   }
+  // Where a lane's tile of a stage lies.
+  struct LaneTile {
+    RowTile::TileAt at;
+    bool present;
+    uint64_t offset(uint64_t tile_stride) const { return at.offset + at.tile * tile_stride; }
+  };
   unsigned char* stored(uint32_t index) const {
     return dynamic_shared() + kLayout.stored + index * kLayout.stored_bytes;
   }
@@ -75,16 +81,15 @@ class Producer {
   void begin_copy(uint32_t n, uint32_t items, bool levels) {
     if (n >= items) return;
     const abi::AttentionParams& p = tile_.params;
-    if (n % 2 == 0) {
-      if (levels != T::kLevelsK) return;
-      at_ = next_, present_ = next_present_;
-      copy_item<T::kLevelsK, T::kKDim, kLayout.k_tile_bytes, kLayout.k_panel>(n, p.k, tile_.k_codes,
-                                                                              tile_.k_scales);
-    } else {
+    if (!is_keys(n)) {
       if (levels != T::kLevelsV) return;
-      find_tile(n / 2 + 1);
-      copy_item<T::kLevelsV, T::kVDim, kLayout.v_tile_bytes, kLayout.v_panel>(n, p.v, tile_.v_codes,
-                                                                              tile_.v_scales);
+      copy_item<T::kLevelsV, T::kVDim, kLayout.v_tile_bytes, kLayout.v_panel>(
+          n, now_, p.v, tile_.v_codes, tile_.v_scales);
+    } else if (levels == T::kLevelsK) {
+      now_ = next_;
+      find_tile(stage_of(n) + 1);
+      copy_item<T::kLevelsK, T::kKDim, kLayout.k_tile_bytes, kLayout.k_panel>(
+          n, now_, p.k, tile_.k_codes, tile_.k_scales);
     }
   }
 
@@ -92,11 +97,10 @@ class Producer {
   // the page table is slow to read.
   void find_tile(uint32_t stage) {
     const uint32_t index = stage * T::kTiles + threadIdx.x % kWarp % T::kTiles;
-    next_present_ = index < walk_.tiles && (index + 1) * abi::kKvTile > walk_.skip;
-    next_ = {0, walk_.tile(index)};
-    if (tile_.paged() && next_present_) next_ = tile_.page_tile(index);
+    next_.present = index < walk_.tiles && (index + 1) * abi::kKvTile > walk_.skip;
+    next_.at = {0, walk_.tile(index)};
+    if (tile_.paged() && next_.present) next_.at = tile_.page_tile(index);
   }
-  uint64_t lane_tile(uint64_t stride) const { return at_.offset + at_.tile * stride; }
   static uint64_t shuffled(uint64_t x, uint32_t lane) {
     const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(x), static_cast<int>(lane));
     const uint32_t high = __shfl_sync(kAll, static_cast<uint32_t>(x >> 32), static_cast<int>(lane));
@@ -104,28 +108,51 @@ class Producer {
   }
 
   template <bool kLevels, uint32_t kDim, uint32_t kTileBytes, uint32_t kPanel>
-  void copy_item(uint32_t n, const abi::KvCacheLayout& layout, const uint8_t* codes,
-                 const uint8_t* scales) {
-    const uint64_t mine = lane_tile(layout.codes_tile_stride);
-    const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0);
+  void copy_item(uint32_t n, const LaneTile& tile, const abi::KvCacheLayout& layout,
+                 const uint8_t* codes, const uint8_t* scales) {
+    const uint64_t mine = tile.offset(layout.codes_tile_stride);
     if constexpr (kLevels) {
-      copy_stored<kTileBytes>(mine, there, codes, stored(n % kLayout.ahead));
-      if (thread() < T::kTiles && present_) {
-        copy_async<16>(
-            shared_address(stored(n % kLayout.ahead) + kLayout.stored_scales + thread() * 16),
-            scales + lane_tile(layout.scales_tile_stride), true);
-      }
+      const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
+      unsigned char* const to = stored(n % kLayout.ahead);
+      copy_stored<kTileBytes>(mine, there, codes, to);
+      // A part of the scales by each warp.
+      const ScalesOf of = scales_of(n, thread() / kWarp, tile, layout, scales);
+      if (thread() % kWarp < T::kTiles && tile.present && of.from != nullptr)
+        copy_async<16>(shared_address(to + of.to), of.from, true);
     } else {
+      const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
       const uint32_t at = n % kLayout.slots;
       wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
-      if (n % 2 == 0) number_keys(n / 2, slot(at));
+      const uint32_t stage = stage_of(n);
+      if (is_keys(n)) number_keys(stage, keys_of<T>(stage));
       const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
-      if (walk_.whole(n / 2 * T::kKeys)) {
-        copy_rows<kDim, kPanel, true>(n / 2, mine, there, stride, codes, slot(at));
+      const bool whole = walk_.whole(stage * T::kKeys);
+      if (whole && in_runs(mine, layout.codes_tile_stride, kTileBytes)) {
+        copy_runs<kDim, kPanel>(mine, codes, slot(at));
+      } else if (whole) {
+        copy_rows<kDim, kPanel, true>(stage, mine, there, stride, codes, slot(at));
       } else {
-        copy_rows<kDim, kPanel, false>(n / 2, mine, there, stride, codes, slot(at));
+        copy_rows<kDim, kPanel, false>(stage, mine, there, stride, codes, slot(at));
       }
     }
+  }
+
+  // Where the scales of the lane's tile are, and where in a stored item they go: part 0 the item's
+  // own, part 1 those of V that come with K. None: nullptr.
+  struct ScalesOf {
+    const uint8_t* from;
+    uint32_t to;
+  };
+  ScalesOf scales_of(uint32_t n, uint32_t part, const LaneTile& tile,
+                     const abi::KvCacheLayout& layout, const uint8_t* scales) const {
+    const bool keys = is_keys(n);
+    const uint32_t to =
+        kLayout.stored_scales + (part * T::kTiles + threadIdx.x % kWarp % T::kTiles) * 16;
+    if (part == 0 && (keys || !T::kScalesWithKeys))
+      return {scales + tile.offset(layout.scales_tile_stride), to};
+    if (part == 1 && keys && T::kScalesWithKeys)
+      return {tile_.v_scales + tile.offset(tile_.params.v.scales_tile_stride), to};
+    return {nullptr, 0};
   }
 
   // Tiles of levels as they are stored, one behind the other.
@@ -140,6 +167,40 @@ class Producer {
       const uint64_t from = shuffled(mine, tile);
       if ((there >> tile & 1) != 0)
         copy_async<16>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
+    }
+  }
+
+  // Whether each eight of the stage's tiles lie one behind the other: most do, unless pages are
+  // small.
+  static constexpr uint32_t kRunTiles = 8;
+  static bool in_runs(uint64_t mine, uint64_t tile_stride, uint32_t tile_bytes) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    const uint64_t first = shuffled(mine, lane / kRunTiles * kRunTiles);
+    return tile_stride == tile_bytes &&
+           __all_sync(kAll, mine == first + lane % kRunTiles * tile_bytes ? 1 : 0) != 0;
+  }
+  // As copy_rows, where they do: addresses differ by constants.
+  template <uint32_t kDim, uint32_t kPanel>
+  void copy_runs(uint64_t mine, const uint8_t* codes, unsigned char* to) const {
+    using Copies = RowCopies<kDim>;
+    constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes, kRow = kDim * 2;
+    const Copies of(thread());
+    const uint32_t lane = thread() % kLanes, column = T::column(of.row);
+    const uint8_t* const from = codes + (of.tile * 8 + of.row) * kRow + lane * 16;
+    const SharedAddress target = shared_address(to + of.tile * 1024 + column * 128) +
+                                 lane / 8 * kPanel + ((lane ^ column) & 7) * 16;
+#pragma unroll
+    for (uint32_t first = 0; first < T::kTiles; first += kRunTiles) {
+      const uint8_t* const run = from + shuffled(mine, first);
+#pragma unroll
+      for (uint32_t tile = 0; tile < kRunTiles; tile += Copies::kTilesAtOnce) {
+#pragma unroll
+        for (uint32_t c = 0; c < kChunks; c += kLanes) {
+          if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
+          copy_async<16>(target + (first + tile) * 1024 + c / 8 * kPanel,
+                         run + tile * 8 * kRow + c * 16, true);
+        }
+      }
     }
   }
 
@@ -180,13 +241,17 @@ class Producer {
 
   // Levels become operands; what was copied into the slot is there already.
   template <uint32_t kFormat, bool kKeysItem>
-  void hand_over(uint32_t stage, const SlotCursor<kLayout.slots>& at, uint32_t from) {
+  void hand_over(uint32_t n, const SlotCursor<kLayout.slots>& at) {
     if constexpr (abi::kv_is_native(kFormat)) {
+      const uint32_t stage = stage_of(n), from = n % kLayout.ahead;
       wait_for_phase(&state_.empty[at.slot], at.phase ^ 1);
       unsigned char* const to = slot(at.slot);
       const unsigned char* const bytes = stored(from);
-      if constexpr (kKeysItem) number_keys(stage, to);
-      hand_over_scales<kKeysItem>(stage, bytes + kLayout.stored_scales, to);
+      if constexpr (kKeysItem) number_keys(stage, keys_of<T>(stage));
+      const unsigned char* const scales = bytes + kLayout.stored_scales;
+      if constexpr (kKeysItem) hand_over_scales<false>(stage, scales, keys_of<T>(stage));
+      if constexpr (T::kLevelsV && kKeysItem == T::kScalesWithKeys)
+        hand_over_scales<true>(stage, scales + (kKeysItem ? T::kTiles * 16 : 0), keys_of<T>(stage));
       if constexpr (kKeysItem) {
         unpack_keys(bytes, to);
       } else {
@@ -196,12 +261,13 @@ class Producer {
   }
 
   // V's also have the largest that each warp saw of keys that are there.
-  template <bool kKeysItem>
+  template <bool kOfV>
   void hand_over_scales(uint32_t stage, const unsigned char* scales, unsigned char* to) const {
     const uint32_t key = thread() % T::kKeys;
     const float scale = raw_scale(scales + key / 8 * 16, 0, key % 8) * 0x1p-31f;
-    reinterpret_cast<float*>(to + kLayout.scales)[key / 8 * 8 + T::column(key % 8)] = scale;
-    if constexpr (!kKeysItem) {
+    reinterpret_cast<float*>(
+        to + (kOfV ? kLayout.v_scales : kLayout.scales))[key / 8 * 8 + T::column(key % 8)] = scale;
+    if constexpr (kOfV) {
       const bool counts = is_finite(scale) && walk_.key_of(stage * T::kKeys + key) != walk_.kNoKey;
       const uint32_t top = __reduce_max_sync(kAll, counts ? __float_as_uint(scale) : 0u);
       if (thread() % kWarp == 0)
@@ -296,7 +362,7 @@ class Producer {
       bad = replace(slot(at));
     bad = __reduce_or_sync(kAll, bad);
     if (thread() % kWarp == 0)
-      reinterpret_cast<uint32_t*>(slot(at) + kLayout.tops)[thread() / kWarp] = bad;
+      reinterpret_cast<uint32_t*>(keys_of<T>(stage) + kLayout.tops)[thread() / kWarp] = bad;
   }
   uint32_t replace(unsigned char* values) const {
     using Copies = RowCopies<T::kVDim>;
@@ -326,8 +392,7 @@ class Producer {
   ManyRowsState& state_;
   const RowTile& tile_;
   abi::KvWalk<uint32_t> walk_;
-  RowTile::TileAt at_, next_;  // of the stage that is copied, and of the one after it
-  bool present_ = false, next_present_ = false;
+  LaneTile now_ = {}, next_ = {};  // of the stage that is copied, and of the one after it
   LevelTable table_k_, table_v_;
 };
 

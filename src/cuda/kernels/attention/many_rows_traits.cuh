@@ -20,6 +20,8 @@ struct ManyRows {
   // Whether it takes tiles from the step schedule: not where attention_drafts does.
   static constexpr bool kTakesRuns =
       kGroups == 1 && (kGpu != kManyRowsHalf || drafts_layout(kK, kV, kKDim, kVDim, 1).groups == 0);
+  // V's scales come with K: weights ask for them before V's operand is needed.
+  static constexpr bool kScalesWithKeys = kLevelsK && kLevelsV;
   static constexpr uint32_t kKeyTiles = kKeys / 8, kVTiles = kVDim / 8;  // of sums' columns
   static constexpr uint32_t kTiles = kKeys / abi::kKvTile;               // of a stage
   // f16 weights end below 2 to this: small ones would be subnormal.
@@ -55,6 +57,11 @@ struct ManyRowsState {
 };
 static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 
+// What is known of the keys of a stage: their scales and numbers.
+template <class T>
+inline unsigned char* keys_of(uint32_t stage) {
+  return dynamic_shared() + T::kLayout.of_keys + stage % kKeysInTurn * T::kLayout.keys_bytes;
+}
 inline ManyRowsState& block_state() { return *reinterpret_cast<ManyRowsState*>(dynamic_shared()); }
 
 // Compiled for racecheck, all barriers that differ between the roles are mbarriers at which every
@@ -103,9 +110,8 @@ struct RegisterShares {
   static constexpr bool kShared =
       T::kGroups == 2 || T::kLayout.blocks == 2;  // else all have enough
   static constexpr uint32_t kAtStart = 65536 / (T::kThreads * T::kLayout.blocks) / 8 * 8;
-  static constexpr bool kWide = T::kVDim > 128;
-  static constexpr uint32_t kProducer = T::kGroups == 1 ? 80 : (kWide ? 56 : 72),
-                            kConsumer = T::kGroups == 1 ? 176 : (kWide ? 224 : 216);
+  static constexpr uint32_t kProducer = T::kGroups == 1 ? 80 : 72,
+                            kConsumer = T::kGroups == 1 ? 176 : 216;
   static_assert(!kShared || kProducer * kProducers + kConsumer * T::kGroups * kGroupThreads <=
                                 kAtStart * T::kThreads);
 };
@@ -152,9 +158,8 @@ template <uint32_t kSlots>
 struct SlotCursor {
   uint32_t slot = 0, phase = 0;
 
-  void step(uint32_t by) {
-    slot += by;
-    if (slot >= kSlots) slot -= kSlots, phase ^= 1;
+  SlotCursor next() const {
+    return slot + 1 == kSlots ? SlotCursor{0, phase ^ 1} : SlotCursor{slot + 1, phase};
   }
 };
 

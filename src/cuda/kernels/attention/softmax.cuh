@@ -186,4 +186,11 @@ inline float max_of(const float (&x)[kCount]) {
   return most;
 }
 
+// soft_cap to 2 ulp, without the branches of a division; `inverse`: 1 / cap.
+inline float soft_cap_fast(float x, float cap, float inverse) {
+  const float a = fabsf(x) * inverse, e = exp2_fast(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : divide_fast(1.0f - e, 1.0f + e);
+  return copysignf(t * cap, x);
+}
+
 }  // namespace gyre::cuda

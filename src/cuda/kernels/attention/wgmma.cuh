@@ -30,6 +30,13 @@ inline uint64_t wgmma_operand(SharedAddress at, uint32_t panel) {
   return kSwizzle128 | kEightRows | uint64_t{panel >> 4} << 16 | (at & 0x3FFFFu) >> 4;
 }
 
+// An operand of the whole warp: offsets into it are added without a vector register.
+inline uint64_t uniform(uint64_t operand) {
+  const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(operand), 0),
+                 high = __shfl_sync(kAll, static_cast<uint32_t>(operand >> 32), 0);
+  return uint64_t{high} << 32 | low;
+}
+
 // Sums may be touched from here on: the compiler does not know that wgmma writes them later.
 template <uint32_t kTiles>
 inline void wgmma_sums(float (&d)[kTiles][4]) {
