@@ -27,8 +27,8 @@ struct Loaded {
   abi::Registry registry{};
 };
 Loaded& loaded() {
-  static auto& kLoaded = *new Loaded;
-  return kLoaded;
+  static auto& all = *new Loaded;
+  return all;
 }
 
 void stay_loaded() {

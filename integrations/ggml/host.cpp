@@ -130,7 +130,7 @@ std::string find_host(const void* caller, Host& host) {
       !library.find("ggml_backend_buffer_is_host", host.buffer_is_host))
     return "functions on graphs and buffers are missing";
   for (const auto& find : {find_ops, find_types, check_tables}) {
-    const std::string reason = find(library, host);
+    std::string reason = find(library, host);
     if (!reason.empty()) return reason;
   }
   return "";

@@ -16,7 +16,6 @@ uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 Plan::Plan(const Problem& p) {
   // As many rows as leave enough items.
   const uint64_t rows = p.tokens * p.group();
-  item_rows = kMaxItemRows;
   while (item_rows > kTileRows && p.streams * p.kv_heads() * divide_up(rows, item_rows) < kItems)
     item_rows /= 2;
   tiles = divide_up(rows, item_rows);

@@ -23,9 +23,9 @@ struct Item {
 };
 
 struct Plan {
-  uint64_t item_rows = 0;   // at most, a multiple of kTileRows
-  uint64_t tiles = 0;       // items over the rows of a KV head
-  uint64_t item_heads = 0;  // KV heads of an item
+  uint64_t item_rows = kMaxItemRows;  // at most, a multiple of kTileRows
+  uint64_t tiles = 0;                 // items over the rows of a KV head
+  uint64_t item_heads = 0;            // KV heads of an item
   uint64_t head_groups = 0;
   uint64_t chunks = 0, chunk_keys = 0;
   uint64_t items = 0;
