@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/attention/decode.cu"
+#include "cuda/kernels/attention/decode/decode.cu"
 
 GYRE_HOST_KERNELS(GYRE_HOST(attention_decode_paged<1u, 1u, 64u, 8u, true>),
                   GYRE_HOST(attention_decode_paged<1u, 1u, 128u, 8u, false>),
@@ -39,6 +39,7 @@ GYRE_HOST_KERNELS(GYRE_HOST(attention_decode_paged<1u, 1u, 64u, 8u, true>),
                   GYRE_HOST(attention_decode_paged<18u, 2u, 64u, 8u, true>),
                   GYRE_HOST(attention_decode_paged<18u, 18u, 64u, 8u, false>),
                   GYRE_HOST(attention_decode_paged<18u, 18u, 128u, 4u, false>),
+                  GYRE_HOST(attention_decode_paged<18u, 18u, 128u, 8u, false>),
                   GYRE_HOST(attention_decode_paged<19u, 1u, 64u, 8u, true>),
                   GYRE_HOST(attention_decode_paged<19u, 2u, 64u, 8u, true>),
                   GYRE_HOST(attention_decode_paged<19u, 2u, 64u, 8u, false, 256u>),
