@@ -1,0 +1,105 @@
+// Latent attention: all query heads share one row of a latent and a rotary part per token; the
+// latent is K's first part and V. Three kernels: queries and the list of work, rows over pieces of
+// keys, and pieces to outputs. Bytes moved: every key once for each 64 rows, and the states of the
+// pieces.
+#include "cuda/kernels/attention/latent/produce.cuh"
+#include "cuda/kernels/attention/latent/reduce.cuh"
+#include "cuda/kernels/attention/latent/scores.cuh"
+#include "cuda/kernels/attention/latent/values.cuh"
+
+namespace gyre::cuda {
+
+template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
+__global__ void __launch_bounds__(kLatentThreads)
+    attention_latent_prepare(const abi::AttentionParams p, const Args args) {
+  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
+  pdl_wait();
+  pdl_launch_dependents();
+  const LatentScratch scratch = latent_scratch(p);
+  if (blockIdx.x == 0) {
+    list_work(p, args, scratch);
+    return;
+  }
+  const uint64_t rows = p.tokens * p.heads;
+  for (uint64_t row = blockIdx.x - 1; row < rows; row += gridDim.x - 1) {
+    prepare_row<T>(p, args, scratch, row);
+    __syncthreads();
+  }
+}
+
+template <class T>
+inline void init_latent_barriers(LatentState& state) {
+  for (uint32_t i = 0; i < kLatentSlots; ++i) {
+    init_barrier(&state.full[i], kLatentGroup);
+    init_barrier(&state.empty[i], 2 * kLatentGroup / kWarp * kWarpArrivals);
+  }
+  init_barrier(&state.weights_full, kLatentGroup / kWarp * kWarpArrivals);
+  init_barrier(&state.weights_empty, 2 * kLatentGroup / kWarp * kWarpArrivals);
+  init_barrier(&state.q_empty, kLatentGroup / kWarp * kWarpArrivals);
+  state.leaves = state.bad = 0;
+  for (uint32_t i = 0; i < kLatentSlots; ++i) state.has_units[i][0] = state.has_units[i][1] = 0;
+}
+
+// The sums of the values need most registers. What a block has is fixed when it starts.
+template <uint32_t kRegisters, bool kMore>
+inline void set_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (kMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
+#endif
+}
+
+template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
+__global__ void __launch_bounds__(kLatentThreads, 1)
+    attention_latent(const __grid_constant__ abi::AttentionParams p,
+                   const __grid_constant__ Args args) {
+  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
+  LatentState& state = latent_state<T>();
+  if (threadIdx.x == 0) init_latent_barriers<T>(state);
+  const LatentScratch scratch = latent_scratch(p);
+  pdl_wait();
+  pdl_launch_dependents();
+  __syncthreads();
+  const uint32_t works = pointer<const LatentCounts>(args.at[arg_partial])->works;
+  const LatentWork* const list = latent_works(args, scratch);
+  const uint32_t group = threadIdx.x / kLatentGroup;
+  const auto each = [&](auto& role) {
+    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) role.run(list[i]);
+  };
+  if (group == 0) {
+    set_registers<88, false>();
+    LatentScores<T> role(p, args, scratch);
+    each(role);
+  } else if (group < 3) {
+    set_registers<176, true>();
+    LatentValues<T> role(p, args, scratch, group - 1);
+    each(role);
+  } else {
+    set_registers<72, false>();
+    LatentProducer<T> role(p, args, scratch);
+    uint32_t item = 0;
+    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) role.run(list[i], item++);
+  }
+}
+
+template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
+__global__ void __launch_bounds__(kLatentThreads)
+    attention_latent_reduce(const abi::AttentionParams p, const Args args) {
+  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
+  pdl_wait();
+  pdl_launch_dependents();
+  const LatentScratch scratch = latent_scratch(p);
+  const uint32_t tiles = pointer<const LatentCounts>(args.at[arg_partial])->tiles;
+  const auto* const list = pointer<const LatentTile>(args.at[arg_partial] + scratch.tiles);
+  LatentReducer<T> reducer(p, args, scratch);
+  for (uint64_t i = blockIdx.x; i < uint64_t{tiles} * kLatentRows; i += gridDim.x) {
+    const LatentTile tile = list[i / kLatentRows];
+    const auto r = static_cast<uint32_t>(i % kLatentRows);
+    if (r < (tile.rows & 0xFFFFu)) reducer.run(tile, r);
+  }
+}
+
+}  // namespace gyre::cuda

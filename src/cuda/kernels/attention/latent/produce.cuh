@@ -1,0 +1,103 @@
+#pragma once
+// Latent attention: what the producer warpgroup does. It brings the queries of a work item, then
+// stage after stage the keys, as 16-bit floats: decoded values over the key's unit, which is 1
+// unless they leave f16's range.
+#include "cuda/kernels/attention/latent/stage_keys.cuh"
+
+namespace gyre::cuda {
+
+template <class T>
+class LatentProducer : StageKeys<T> {
+  using Base = StageKeys<T>;
+  using typename Base::LaneTile;
+  using Base::args_, Base::p_, Base::state_, Base::walk_, Base::count_, Base::next_;
+  using Base::sync, Base::thread;
+
+ public:
+  LatentProducer(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)
+      : Base(p, args), scratch_(scratch) {}
+
+  // A work item; `item` counts those of the block.
+  void run(const LatentWork& work, uint32_t item) {
+    this->start(work);
+    const uint32_t stages = walk_.template stages<T::kKeys>();
+    wait_for_phase(&state_.q_empty, item % 2 ^ 1);
+    if (thread() == 0) state_.bad = 0;
+    sync();
+    copy_queries(work);
+    this->find_tile(0);
+    for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
+      const LaneTile now = next_;
+      this->find_tile(stage + 1);
+      prefetch(next_);
+      bring(stage, now);
+      if (hides(work, stage)) this->mend();
+      fence_operands();
+      arrive(&state_.full[count_.slot()]);
+    }
+  }
+
+ private:
+  void prefetch(const LaneTile& t) const {
+    if (thread() >= T::kTiles || !t.present) return;
+    prefetch_l2(args_.at[arg_k_codes] + t.offset(p_.k.codes_tile_stride), Base::kRowBytes * 8);
+    prefetch_l2(args_.at[arg_v_codes] + t.offset(p_.v.codes_tile_stride), Base::kRotaryTileBytes);
+  }
+
+  void copy_queries(const LatentWork& work) {
+    constexpr uint32_t kChunks = T::kKDim / 8;
+    const uint64_t from = args_.at[arg_partial] + scratch_.q +
+                          (uint64_t{work.first_token} * p_.heads + work.first_row) * T::kKDim * 2;
+    unsigned char* const to = dynamic_shared() + T::kLayout.q;
+    for (uint32_t i = thread(); i < kLatentRows * kChunks; i += kLatentGroup) {
+      const uint32_t row = i / kChunks, chunk = i % kChunks;
+      const bool present = row < work.rows();
+      copy_async<16>(shared_address(to + operand_byte(T::kLayout.q_panel, row, chunk)),
+                     pointer<const void>(present ? from + uint64_t{i} * 16 : from), present);
+    }
+  }
+
+  void bring(uint32_t stage, const LaneTile& tile) {
+    typename Base::Loaded first;
+    this->load_first(tile, first);
+    wait_for_phase(&state_.empty[count_.slot()], count_.phase() ^ 1);
+    this->describe_keys(stage, tile, false);
+    sync();
+    this->template bring_keys<false>(tile, first);
+    copy_wait<0>();
+    if constexpr (Base::kMayLeave) {
+      sync();
+      if (state_.leaves != 0) bring_again(stage, tile);
+    }
+  }
+  // Values that leave f16's range: units from all of a key's values. Rare.
+  void bring_again(uint32_t stage, const LaneTile& tile) {
+    typename Base::Loaded first;
+    this->load_first(tile, first);
+    this->describe_keys(stage, tile, true);
+    sync();
+    this->template bring_keys<true>(tile, first);
+    sync();
+    if (thread() == 0) state_.leaves = 0;
+    sync();
+  }
+
+  // Whether some rows do not see some keys of the stage.
+  bool hides(const LatentWork& work, uint32_t stage) const {
+    const auto heads = static_cast<uint32_t>(p_.heads);
+    const uint32_t oldest = work.first_row / heads,
+                   newest = (work.first_row + work.rows() - 1) / heads;
+    if (oldest == newest) return false;
+    const abi::RowMask<int64_t> mask = latent_mask(p_, work);
+    const int64_t from = abi::row_bounds<int64_t>(mask, newest, work.begin, work.end).begin;
+    const int64_t to = abi::row_bounds<int64_t>(mask, oldest, work.begin, work.end).end;
+    const uint32_t begin = stage * T::kKeys;
+    if (!walk_.whole(begin)) return true;
+    const int64_t key = walk_.first_key + static_cast<int64_t>(walk_.key_at(begin));
+    return key < from || key + T::kKeys > to;
+  }
+
+  const LatentScratch& scratch_;
+};
+
+}  // namespace gyre::cuda
