@@ -23,6 +23,7 @@ Launch launch_kv_append(const void* params, uint64_t spec);
 Launch launch_kv_write(const void* params, uint64_t spec);
 Launch launch_kv_feedback(const void* params, uint64_t spec);
 Launch launch_kv_transform(const void* params, uint64_t spec);
+bool has_attention(uint64_t spec);
 Launch launch_attention(const void* params, uint64_t spec);
 Launch launch_attention_decode(const void* params, uint64_t spec);
 Launch launch_attention_many_rows(const void* params, uint64_t spec);

@@ -70,10 +70,13 @@ struct ListedSchedule {
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
+  Tensor latent;     // of those of latent attention
   Tensor states;     // partial states on their way to attention_merge
+
+  Tensor& of_kernels(bool over_latent) { return over_latent ? latent : in_kernel; }
 };
 
-// The caches of `inputs` are not used. A refused call leaves `scratch` as it is.
+// Of `inputs` the caches are not used, those of `segments` are. A refused call leaves `scratch` as it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch,
                   const NewNote* note = nullptr);

@@ -35,6 +35,7 @@ std::string attention_shape(const void* params);
 std::span<const uint64_t> attention_specs();
 std::span<const uint64_t> attention_decode_specs();
 std::span<const uint64_t> attention_rows_specs();
+std::span<const uint64_t> attention_latent_specs();
 
 std::string attention_schedule_shape(const void* params);
 std::string attention_merge_shape(const void* params);

@@ -239,7 +239,7 @@ bool is_format(uint32_t format) {
 
 TaskFn select_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
-  if (!is_format(types.k_format) || !is_format(types.v_format)) return nullptr;
+  if (!is_format(types.k_format) || !is_format(types.v_format) || types.latent != 0) return nullptr;
   attention_kernels();  // makes their table, which takes memory, before a task asks for it
   return HWY_DYNAMIC_DISPATCH(SelectAttention)(spec);
 }

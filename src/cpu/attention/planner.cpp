@@ -19,7 +19,7 @@ abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   const uint64_t sequences = p.sequences != 0 ? p.sequences : 1;
   plan.reduce = abi::AttentionReduce::in_kernel;
   plan.scratch_floats = PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group),
-                                     uint64_t{p.v.head_dim} + 2}
+                                     uint64_t{abi::attention_out_dim(p)} + 2}
                             .floats();
   return plan;
 }
