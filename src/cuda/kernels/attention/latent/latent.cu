@@ -20,11 +20,12 @@ __global__ void __launch_bounds__(kLatentThreads)
     list_work(p, args, scratch);
     return;
   }
+  __shared__ float shared[kLatentWarps][kLatent];
+  const uint32_t warp = threadIdx.x / kWarp;
   const uint64_t rows = p.tokens * p.heads;
-  for (uint64_t row = blockIdx.x - 1; row < rows; row += gridDim.x - 1) {
-    prepare_row<T>(p, args, scratch, row);
-    __syncthreads();
-  }
+  for (uint64_t row = uint64_t{blockIdx.x - 1} * kLatentWarps + warp; row < rows;
+       row += uint64_t{gridDim.x - 1} * kLatentWarps)
+    prepare_row<T>(p, args, scratch, row, shared[warp]);
 }
 
 template <class T>
@@ -36,8 +37,9 @@ inline void init_latent_barriers(LatentState& state) {
   init_barrier(&state.weights_full, kLatentGroup / kWarp * kWarpArrivals);
   init_barrier(&state.weights_empty, 2 * kLatentGroup / kWarp * kWarpArrivals);
   init_barrier(&state.q_empty, kLatentGroup / kWarp * kWarpArrivals);
-  state.leaves = state.bad = 0;
-  for (uint32_t i = 0; i < kLatentSlots; ++i) state.has_units[i][0] = state.has_units[i][1] = 0;
+  state.bad = 0;
+  for (uint32_t i = 0; i < kLatentSlots; ++i)
+    state.leaves[i] = state.has_units[i][0] = state.has_units[i][1] = 0;
 }
 
 // The sums of the values need most registers. What a block has is fixed when it starts.
@@ -67,7 +69,10 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
   const LatentWork* const list = latent_works(args, scratch);
   const uint32_t group = threadIdx.x / kLatentGroup;
   const auto each = [&](auto& role) {
-    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) role.run(list[i]);
+    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) {
+      const LatentWork work = list[i];
+      role.run(work);
+    }
   };
   if (group == 0) {
     set_registers<88, false>();
@@ -81,7 +86,10 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
     set_registers<72, false>();
     LatentProducer<T> role(p, args, scratch);
     uint32_t item = 0;
-    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) role.run(list[i], item++);
+    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) {
+      const LatentWork work = list[i];
+      role.run(work, item++);
+    }
   }
 }
 
@@ -94,11 +102,15 @@ __global__ void __launch_bounds__(kLatentThreads)
   const LatentScratch scratch = latent_scratch(p);
   const uint32_t tiles = pointer<const LatentCounts>(args.at[arg_partial])->tiles;
   const auto* const list = pointer<const LatentTile>(args.at[arg_partial] + scratch.tiles);
-  LatentReducer<T> reducer(p, args, scratch);
-  for (uint64_t i = blockIdx.x; i < uint64_t{tiles} * kLatentRows; i += gridDim.x) {
-    const LatentTile tile = list[i / kLatentRows];
-    const auto r = static_cast<uint32_t>(i % kLatentRows);
-    if (r < (tile.rows & 0xFFFFu)) reducer.run(tile, r);
+  // Several warps to a row that was cut into many pieces.
+  const uint32_t together = p.splits >= 64 ? kLatentWarps : (p.splits >= 16 ? 4 : 1);
+  const uint32_t rows = kLatentWarps / together;
+  LatentReducer<T> reducer(p, args, scratch, together);
+  const uint64_t count = uint64_t{tiles} * kLatentRows;
+  for (uint64_t i = uint64_t{blockIdx.x} * rows; i < count; i += uint64_t{gridDim.x} * rows) {
+    const uint64_t row = i + threadIdx.x / kWarp / together;
+    const LatentTile tile = list[row / kLatentRows];
+    reducer.run(tile, static_cast<uint32_t>(row % kLatentRows));
   }
 }
 

@@ -78,6 +78,9 @@ struct LatentCounts {
   uint32_t unused[14];
 };
 
+// Values, reference and sum of a row over a piece, in whole chunks of 16 bytes.
+constexpr uint32_t latent_state_floats(uint32_t k_dim) { return k_dim + 4; }
+
 // Bytes of a call's scratch.
 struct LatentScratch {
   uint64_t most_tiles, most_works;
@@ -94,7 +97,7 @@ constexpr LatentScratch latent_scratch(uint64_t rows, uint64_t sequences, uint64
   s.factors = rounded(s.works + s.most_works * sizeof(LatentWork));
   s.q = rounded(s.factors + rows * 4);
   s.states = rounded(s.q + rows * (k_dim + v_dim) * 2);
-  s.total = s.states + rows * splits * (k_dim + 2) * 4;
+  s.total = s.states + rows * splits * latent_state_floats(k_dim) * 4;
   return s;
 }
 inline LatentScratch latent_scratch(const abi::AttentionParams& p) {

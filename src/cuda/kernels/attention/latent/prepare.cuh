@@ -1,62 +1,34 @@
 #pragma once
 // Latent attention, the first of three kernels: queries as 16-bit operands, rotated as the keys
-// are, and the list of work. A block makes the list, the others take a row each.
+// are, and the list of work. A block makes the list, the others take a row
+// with each warp.
 #include "cuda/kernels/attention/common/block_scan.cuh"
-#include "cuda/kernels/attention/common/query_values.cuh"
-#include "cuda/kernels/attention/latent/traits.cuh"
+#include "cuda/kernels/attention/latent/warp_row.cuh"
 
 namespace gyre::cuda {
 
-// The orthonormal Walsh-Hadamard transform of `size` numbers, one in each of the first threads. All
-// threads of the block together.
-inline float transform_row(float x, uint32_t size, float* shared) {
-  const uint32_t i = threadIdx.x;
-#pragma unroll
-  for (uint32_t h = 1; h < kWarp; h *= 2) {
-    const float other = __shfl_xor_sync(kAll, x, static_cast<int>(h));
-    if (h < size) x = (i & h) != 0 ? other - x : x + other;
-  }
-  for (uint32_t h = kWarp; h < size; h *= 2) {
-    __syncthreads();
-    shared[i] = x;
-    __syncthreads();
-    const float other = shared[i ^ h];
-    x = (i & h) != 0 ? other - x : x + other;
-  }
-  __syncthreads();
-  return x * inverse_root(size);
-}
-
-// The largest magnitude of the block's numbers, as bits: those that are not finite have the
-// largest.
-inline uint32_t largest_bits(float a, float b, uint32_t* shared) {
-  const uint32_t x = __float_as_uint(a) & 0x7FFFFFFFu, y = __float_as_uint(b) & 0x7FFFFFFFu;
-  const uint32_t most = __reduce_max_sync(kAll, x > y ? x : y);
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = most;
-  __syncthreads();
-  uint32_t all = 0;
-  for (uint32_t w = 0; w < kLatentThreads / kWarp; ++w) all = shared[w] > all ? shared[w] : all;
-  return all;
-}
+constexpr uint32_t kLatentWarps = kLatentThreads / kWarp;  // of a block
 
 // A query scaled by a power of two, so that its largest magnitude is below 2^15, and the factor of
-// its scores in base 2: never 0 or negative, NaN where the query is not finite.
+// its scores in base 2: never 0 or negative, NaN where the query is not finite. A warp to a row.
 template <class T>
 inline void prepare_row(const abi::AttentionParams& p, const Args& args,
-                        const LatentScratch& scratch, uint64_t row) {
-  __shared__ float shared[kLatentThreads];
-  const uint32_t i = threadIdx.x;
-  const uint64_t from = args.at[arg_q] + row / p.heads * p.q_token_stride +
-                        row % p.heads * p.q_head_stride;
-  float x = i < T::kLatentDim ? load_as_float(from, p.q_dtype, i) : 0.0f;
-  float y = i < T::kRotaryDim ? load_as_float(from, p.q_dtype, T::kLatentDim + i) : 0.0f;
-  const bool flip = abi::kv_sign_bit(i) != 0;
-  if constexpr (T::kLevelsK) x = transform_row(flip ? -x : x, T::kLatentDim, shared);
-  if constexpr (T::kRotatedV) y = transform_row(flip ? -y : y, T::kRotaryDim, shared);
-  const float largest = __uint_as_float(largest_bits(
-      i < T::kLatentDim ? x : 0.0f, i < T::kRotaryDim ? y : 0.0f,
-      reinterpret_cast<uint32_t*>(shared)));
-  __syncthreads();
+                        const LatentScratch& scratch, uint64_t row, float* shared) {
+  WarpRow<T::kLatentDim> latent;
+  WarpRow<T::kRotaryDim> rotary;
+  const uint64_t from = args.at[arg_q] + divide(row, p.heads) * p.q_token_stride +
+                        (row - divide(row, p.heads) * p.heads) * p.q_head_stride;
+#pragma unroll
+  for (uint32_t i = 0; i < latent.kCount; ++i)
+    latent.x[i] = load_as_float(from, p.q_dtype, latent.place(i));
+#pragma unroll
+  for (uint32_t i = 0; i < rotary.kCount; ++i)
+    if (rotary.has(i))
+      rotary.x[i] = load_as_float(from, p.q_dtype, T::kLatentDim + rotary.place(i));
+  if constexpr (T::kLevelsK) latent.flip_signs(), latent.transform();
+  if constexpr (T::kRotatedV) rotary.flip_signs(), rotary.transform();
+  const uint32_t a = latent.largest_bits(), b = rotary.largest_bits();
+  const float largest = __uint_as_float(__reduce_max_sync(kAll, a > b ? a : b));
   const bool finite = is_finite(largest);
   constexpr int32_t kTop = 14, kMostUp = 100;  // the factor stays a normal number
   int32_t up = largest == 0 || !finite ? 0 : kTop - exponent_of(largest);
@@ -64,17 +36,28 @@ inline void prepare_row(const abi::AttentionParams& p, const Args& args,
   const float logits = p.soft_cap > 0 ? p.scale : p.scale * kLog2E;
   const float factor = fabsf(logits) * power_of_two(-up);
   const float sign = factor == 0 || !finite ? 0.0f : (logits < 0 ? -1.0f : 1.0f);
-  shared[i] = sign == 0 ? 0.0f : times_power(x * sign, up);
-  __syncthreads();
-  auto* const to = pointer<Half>(args.at[arg_partial] + scratch.q) + row * T::kKDim;
-  if (i < T::kLatentDim) to[i] = from_float<Half>(shared[T::coordinate(i)]);
-  if (i < T::kRotaryDim)
-    to[T::kLatentDim + i] = from_float<Half>(sign == 0 ? 0.0f : times_power(y * sign, up));
-  if (i == 0) {
+  const auto scaled = [&](float x) { return sign == 0 ? 0.0f : times_power(x * sign, up); };
+#pragma unroll
+  for (uint32_t i = 0; i < latent.kCount; ++i) shared[latent.place(i)] = scaled(latent.x[i]);
+  __syncwarp();
+  const uint64_t to = args.at[arg_partial] + scratch.q + row * T::kKDim * 2;
+#pragma unroll
+  for (uint32_t i = 0; i < latent.kCount / 2; ++i) {
+    const uint32_t column = latent.place(i) * 2;
+    *pointer<uint32_t>(to + column * 2) =
+        pack_16(shared[T::coordinate(column)], shared[T::coordinate(column + 1)], false);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < rotary.kCount; ++i)
+    if (rotary.has(i))
+      *pointer<uint16_t>(to + (T::kLatentDim + rotary.place(i)) * 2) =
+          round_f16(scaled(rotary.x[i]));
+  if (threadIdx.x % kWarp == 0) {
     const float nan = __uint_as_float(0x7FC00000u);
-    pointer<float>(args.at[arg_partial] + scratch.factors)[row] =
+    *pointer<float>(args.at[arg_partial] + scratch.factors + row * 4) =
         !finite ? nan : (factor == 0 ? 1.0f : factor);
   }
+  __syncwarp();
 }
 
 // A sequence of the call, and whether its keys are cut.
@@ -115,7 +98,7 @@ inline LatentSequence latent_sequence(abi::AttentionParams p, const Args& args, 
   return of;
 }
 
-// A tile of rows and its work items. One thread.
+// A tile of rows and its work items. A warp.
 inline void list_tile(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch,
                       const LatentSequence& of, uint32_t nth, uint64_t tile, uint32_t* works) {
   if (tile >= scratch.most_tiles) return;  // sequences that claim the same rows
@@ -136,9 +119,10 @@ inline void list_tile(const abi::AttentionParams& p, const Args& args, const Lat
         latent_piece_keys(p, static_cast<uint64_t>(work.length), of.cut));
     first = static_cast<uint32_t>(begin / keys);
     count = static_cast<uint32_t>((end - 1) / keys) - first + 1;
-    const uint32_t at = atomicAdd(works, count);
+    uint32_t at = threadIdx.x % kWarp == 0 ? atomicAdd(works, count) : 0;
+    at = __shfl_sync(kAll, at, 0);
     auto* const to = pointer<LatentWork>(args.at[arg_partial] + scratch.works);
-    for (uint32_t i = 0; i < count && at + i < scratch.most_works; ++i) {
+    for (uint32_t i = threadIdx.x % kWarp; i < count && at + i < scratch.most_works; i += kWarp) {
       const int64_t from = (first + i) * keys, until = from + keys;
       work.rows_piece = rows | i << 16;
       work.begin = static_cast<int32_t>(from > begin ? from : begin);
@@ -146,6 +130,7 @@ inline void list_tile(const abi::AttentionParams& p, const Args& args, const Lat
       to[at + i] = work;
     }
   }
+  if (threadIdx.x % kWarp != 0) return;
   pointer<LatentTile>(args.at[arg_partial] + scratch.tiles)[tile] = {
       work.first_token, work.first_row, rows | (of.valid ? 0u : 1u << 31), count};
 }
@@ -169,7 +154,7 @@ inline void list_work(const abi::AttentionParams& p, const Args& args,
     }
     before[threadIdx.x] = static_cast<uint32_t>(scan_block(mine, of_warps, all));
     __syncthreads();
-    for (uint32_t t = threadIdx.x; t < all; t += kLatentThreads) {
+    for (uint32_t t = threadIdx.x / kWarp; t < all; t += kLatentWarps) {
       uint32_t low = 0;  // the last sequence that begins at t or before
       for (uint32_t step = kLatentThreads / 2; step != 0; step /= 2)
         if (low + step < sequences - base && before[low + step] <= t) low += step;

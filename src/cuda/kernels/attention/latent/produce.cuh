@@ -10,7 +10,7 @@ template <class T>
 class LatentProducer : StageKeys<T> {
   using Base = StageKeys<T>;
   using typename Base::LaneTile;
-  using Base::args_, Base::p_, Base::state_, Base::walk_, Base::count_, Base::next_;
+  using Base::args_, Base::p_, Base::state_, Base::walk_, Base::count_;
   using Base::sync, Base::thread;
 
  public:
@@ -21,27 +21,39 @@ class LatentProducer : StageKeys<T> {
   void run(const LatentWork& work, uint32_t item) {
     this->start(work);
     const uint32_t stages = walk_.template stages<T::kKeys>();
+    prefetch();
     wait_for_phase(&state_.q_empty, item % 2 ^ 1);
     if (thread() == 0) state_.bad = 0;
     sync();
     copy_queries(work);
-    this->find_tile(0);
+    LaneTile now = this->find_stage_tile(0), next = this->find_stage_tile(1);
+    typename Base::Scales scales = this->load_scales(now);
+#pragma unroll 1
     for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
-      const LaneTile now = next_;
-      this->find_tile(stage + 1);
-      prefetch(next_);
-      bring(stage, now);
+      const LaneTile after = this->find_stage_tile(stage + 2);
+      const typename Base::Scales next_scales = this->load_scales(next);
+      bring(stage, now, scales);
       if (hides(work, stage)) this->mend();
       fence_operands();
       arrive(&state_.full[count_.slot()]);
+      now = next, next = after, scales = next_scales;
     }
   }
 
  private:
-  void prefetch(const LaneTile& t) const {
-    if (thread() >= T::kTiles || !t.present) return;
-    prefetch_l2(args_.at[arg_k_codes] + t.offset(p_.k.codes_tile_stride), Base::kRowBytes * 8);
-    prefetch_l2(args_.at[arg_v_codes] + t.offset(p_.v.codes_tile_stride), Base::kRotaryTileBytes);
+  // All of the work item's keys on their way to L2.
+  void prefetch() {
+    for (uint32_t i = thread(); i < walk_.tiles; i += kLatentGroup) {
+      const LaneTile t = this->find_tile(i);
+      // Not beyond the last slots of a cache, or over other bytes between the rows.
+      if (!t.present || (p_.table.page_tokens == 0 && (t.tile + 1) * abi::kKvTile > p_.capacity))
+        continue;
+      const auto fetch = [&](uint64_t codes, uint64_t stride, uint32_t bytes) {
+        if (stride == bytes) prefetch_l2(codes + t.offset(stride), bytes);
+      };
+      fetch(args_.at[arg_k_codes], p_.k.codes_tile_stride, Base::kRowBytes * 8);
+      fetch(args_.at[arg_v_codes], p_.v.codes_tile_stride, Base::kRotaryTileBytes);
+    }
   }
 
   void copy_queries(const LatentWork& work) {
@@ -57,28 +69,38 @@ class LatentProducer : StageKeys<T> {
     }
   }
 
-  void bring(uint32_t stage, const LaneTile& tile) {
+  void bring(uint32_t stage, const LaneTile& tile, const typename Base::Scales& scales) {
     typename Base::Loaded first;
     this->load_first(tile, first);
     wait_for_phase(&state_.empty[count_.slot()], count_.phase() ^ 1);
-    this->describe_keys(stage, tile, false);
+    this->describe_keys(stage, tile, scales, false);
     sync();
-    this->template bring_keys<false>(tile, first);
-    copy_wait<0>();
+    bring_keys<false>(tile, first);
     if constexpr (Base::kMayLeave) {
       sync();
-      if (state_.leaves != 0) bring_again(stage, tile);
+      if (state_.leaves[count_.slot()] != 0) bring_again(stage, tile, scales);
+    }
+  }
+  template <bool kScaled>
+  void bring_keys(const LaneTile& tile, typename Base::Loaded& first) {
+    this->template copy_keys<kScaled>(tile);
+    copy_commit();
+    this->unpack_keys(tile, first);
+    copy_wait<0>();
+    if constexpr (Base::kConverts || kScaled) {
+      sync();
+      this->template convert_keys<kScaled>();
     }
   }
   // Values that leave f16's range: units from all of a key's values. Rare.
-  void bring_again(uint32_t stage, const LaneTile& tile) {
+  void bring_again(uint32_t stage, const LaneTile& tile, const typename Base::Scales& scales) {
     typename Base::Loaded first;
     this->load_first(tile, first);
-    this->describe_keys(stage, tile, true);
+    this->describe_keys(stage, tile, scales, true);
     sync();
-    this->template bring_keys<true>(tile, first);
+    bring_keys<true>(tile, first);
     sync();
-    if (thread() == 0) state_.leaves = 0;
+    if (thread() == 0) state_.leaves[count_.slot()] = 0;
     sync();
   }
 

@@ -1,91 +1,109 @@
 #pragma once
 // Latent attention, the last of three kernels: the states of a row's pieces to its output, rotated
-// back. A block to a row; pieces are added in an order that only their number decides.
+// back. Pieces are added in an order that only their number decides.
 #include "cuda/kernels/attention/latent/prepare.cuh"
 
 namespace gyre::cuda {
 
 template <class T>
 class LatentReducer {
-  static constexpr uint32_t kColumns = 128, kGroups = kLatentThreads / kColumns,
-                            kOfThread = T::kLatentDim / kColumns;
+  static constexpr uint32_t kChunks = T::kLatentDim / 4 / kWarp;  // of four floats, of a lane
 
  public:
-  LatentReducer(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)
-      : p_(p), args_(args), scratch_(scratch) {}
+  // `together`: warps that share a row.
+  LatentReducer(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch,
+                uint32_t together)
+      : p_(p), args_(args), scratch_(scratch), together_(together) {}
 
+  // All threads of the block; rows of a tile are at most 64, others have none.
   void run(const LatentTile& tile, uint32_t r) {
+    __shared__ float4 sums[kLatentWarps][T::kLatentDim / 4];
+    const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const bool real = r < (tile.rows & 0xFFFFu);
     const uint64_t in_sequence = tile.first_row + r,
-                   token = tile.first_token + in_sequence / p_.heads,
-                   head = in_sequence % p_.heads;
-    __shared__ float weights[kLatentMostPieces], sums[kGroups][T::kLatentDim];
-    __shared__ float shared[kLatentThreads];
-    const uint64_t row = token * p_.heads + head;
-    SoftmaxState state = fold(row, tile.pieces, weights);
-    if (tile.rows >> 31 != 0) state.sum = __uint_as_float(0x7FC00000u);
-    add_pieces(row, tile.pieces, weights, sums);
-    const uint32_t i = threadIdx.x;
-    if (i < T::kLatentDim) {
-      float x = 0;
+                   token = tile.first_token + divide(in_sequence, p_.heads),
+                   head = in_sequence - divide(in_sequence, p_.heads) * p_.heads,
+                   row = token * p_.heads + head;
+    const uint32_t pieces = real ? tile.pieces : 0;
+    SoftmaxState state = fold(row, pieces);
+    float4 x[kChunks] = {};
+    add_pieces(row, pieces, SoftmaxState::reference(state.max), x);
 #pragma unroll
-      for (uint32_t g = 0; g < kGroups; ++g) x += sums[g][i];
-      shared[T::coordinate(i)] = x;
-    }
+    for (uint32_t c = 0; c < kChunks; ++c) sums[warp][c * kWarp + lane] = x[c];
     __syncthreads();
-    float x = i < T::kLatentDim ? shared[i] : 0.0f;
-    if constexpr (T::kLevelsK) {
-      x = transform_row(x, T::kLatentDim, shared);
-      if (abi::kv_sign_bit(i) != 0) x = -x;
+    if (real && warp % together_ == 0) {
+      if (tile.rows >> 31 != 0) state.sum = __uint_as_float(0x7FC00000u);
+      finish(token, head, state, reinterpret_cast<float*>(sums[warp]));
     }
-    write(token, head, state, x);
     __syncthreads();
   }
 
  private:
-  // In base 2; every thread has it. `weights`: of the pieces' values.
-  SoftmaxState fold(uint64_t row, uint32_t pieces, float* weights) const {
-    __shared__ SoftmaxState all;
-    if (threadIdx.x < kWarp) {
-      SoftmaxState state = SoftmaxState::none();
-      for (uint32_t first = 0; first < pieces; first += kWarp) {
-        const uint32_t piece = first + threadIdx.x;
-        state.merge<kWarp>(piece < pieces ? piece_state(row, piece) : SoftmaxState::none());
-      }
-      const float to = SoftmaxState::reference(state.max);
-      for (uint32_t piece = threadIdx.x; piece < pieces; piece += kWarp)
-        weights[piece] = exp2_fast(piece_state(row, piece).max - to);
-      if (threadIdx.x == 0) all = state;
-    }
-    __syncthreads();
-    return all;
+  const float* place(uint64_t row, uint32_t piece) const {
+    return latent_row_state(p_, args_, scratch_, row, piece);
   }
   SoftmaxState piece_state(uint64_t row, uint32_t piece) const {
-    const float* const at = latent_row_state(p_, args_, scratch_, row, piece) + T::kLatentDim;
-    return at[1] == 0 ? SoftmaxState::none() : SoftmaxState{at[0], at[1]};
+    const auto at = *reinterpret_cast<const float2*>(place(row, piece) + T::kLatentDim);
+    return at.y == 0 ? SoftmaxState::none() : SoftmaxState{at.x, at.y};
   }
-  void add_pieces(uint64_t row, uint32_t pieces, const float* weights,
-                  float (&sums)[kGroups][T::kLatentDim]) const {
-    const uint32_t group = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-    float x[kOfThread] = {};
-#pragma unroll 4
-    for (uint32_t piece = group; piece < pieces; piece += kGroups) {
-      const float* const from = latent_row_state(p_, args_, scratch_, row, piece) + column;
+  // In base 2; every warp of the row for itself.
+  SoftmaxState fold(uint64_t row, uint32_t pieces) const {
+    constexpr uint32_t kOfLane = kLatentMostPieces / kWarp;
+    SoftmaxState of[kOfLane], all = SoftmaxState::none();
 #pragma unroll
-      for (uint32_t c = 0; c < kOfThread; ++c)
-        x[c] = fma_weighted(from[c * kColumns], weights[piece], x[c]);
+    for (uint32_t i = 0; i < kOfLane; ++i) {
+      const uint32_t piece = i * kWarp + threadIdx.x % kWarp;
+      of[i] = piece < pieces ? piece_state(row, piece) : SoftmaxState::none();
     }
 #pragma unroll
-    for (uint32_t c = 0; c < kOfThread; ++c) sums[group][c * kColumns + column] = x[c];
-    __syncthreads();
+    for (uint32_t i = 0; i < kOfLane; ++i)
+      if (i * kWarp < pieces) all.merge<kWarp>(of[i]);
+    return all;
+  }
+  void add_pieces(uint64_t row, uint32_t pieces, float to, float4 (&x)[kChunks]) const {
+    const uint32_t lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp % together_;
+#pragma unroll 2
+    for (uint32_t piece = first; piece < pieces; piece += together_) {
+      const float* const from = place(row, piece);
+      const SoftmaxState state = piece_state(row, piece);
+      const float weight = exp2_fast(state.max - to);
+      float4 y[kChunks];
+#pragma unroll
+      for (uint32_t c = 0; c < kChunks; ++c)
+        y[c] = reinterpret_cast<const float4*>(from)[c * kWarp + lane];
+#pragma unroll
+      for (uint32_t c = 0; c < kChunks; ++c) {
+        x[c].x = fma_weighted(y[c].x, weight, x[c].x);
+        x[c].y = fma_weighted(y[c].y, weight, x[c].y);
+        x[c].z = fma_weighted(y[c].z, weight, x[c].z);
+        x[c].w = fma_weighted(y[c].w, weight, x[c].w);
+      }
+    }
   }
 
-  void write(uint64_t token, uint64_t head, SoftmaxState state, float x) const {
-    const uint32_t i = threadIdx.x;
+  // `sums`: columns, of each of the row's warps one behind the other.
+  void finish(uint64_t token, uint64_t head, SoftmaxState state, float* sums) const {
+    WarpRow<T::kLatentDim> row;
+#pragma unroll
+    for (uint32_t i = 0; i < row.kCount; ++i) {
+      for (uint32_t w = 0; w < together_; ++w)
+        row.x[i] += sums[w * T::kLatentDim + row.place(i)];
+    }
+    if constexpr (T::kLevelsK) {  // to coordinates
+      __syncwarp();
+#pragma unroll
+      for (uint32_t i = 0; i < row.kCount; ++i) sums[T::coordinate(row.place(i))] = row.x[i];
+      __syncwarp();
+#pragma unroll
+      for (uint32_t i = 0; i < row.kCount; ++i) row.x[i] = sums[row.place(i)];
+    }
+    if constexpr (T::kLevelsK) row.transform(), row.flip_signs();
     if (p_.partial == abi::kAttentionStates) {
-      float* const to = pointer<float>(args_.at[arg_out]) +
-                        (token * p_.heads + head) * (T::kLatentDim + 2);
-      if (i < T::kLatentDim) to[i] = x;
-      if (i == 0) {
+      float* const to =
+          pointer<float>(args_.at[arg_out]) + (token * p_.heads + head) * (T::kLatentDim + 2);
+#pragma unroll
+      for (uint32_t i = 0; i < row.kCount; ++i) to[row.place(i)] = row.x[i];
+      if (threadIdx.x % kWarp == 0) {
         to[T::kLatentDim] = state.max == minus_infinity() ? state.max : state.max * kLn2;
         to[T::kLatentDim + 1] = state.sum;
       }
@@ -94,8 +112,10 @@ class LatentReducer {
     const float factor = finish_row(state, sink_logit(args_.at[arg_sink_logits], head));
     const uint64_t out =
         args_.at[arg_out] + token * p_.out_token_stride + head * p_.out_head_stride;
-    if (i < T::kLatentDim) store_float(out, p_.out_dtype, i, x * factor);
-    if (i == 0 && args_.at[arg_lse] != 0)
+#pragma unroll
+    for (uint32_t i = 0; i < row.kCount; ++i)
+      store_float(out, p_.out_dtype, row.place(i), row.x[i] * factor);
+    if (threadIdx.x % kWarp == 0 && args_.at[arg_lse] != 0)
       *pointer<float>(args_.at[arg_lse] + token * p_.lse_token_stride +
                       head * p_.lse_head_stride) = log_sum_exp(state);
   }
@@ -103,6 +123,7 @@ class LatentReducer {
   const abi::AttentionParams& p_;
   const Args& args_;
   const LatentScratch& scratch_;
+  const uint32_t together_;
 };
 
 }  // namespace gyre::cuda

@@ -38,11 +38,12 @@ struct LatentState {
   PhaseBarrier full[kLatentSlots], empty[kLatentSlots];
   PhaseBarrier weights_full, weights_empty, q_empty;
   uint32_t bad;      // a page of the work item that is none
-  uint32_t leaves;   // values of the stage leave f16's range
+  uint32_t leaves[kLatentSlots];  // values of the stage leave f16's range
   uint32_t has_units[kLatentSlots][2];  // of 32 keys each, not 0: some unit is not 1
-  float units[kLatentSlots][64];
+  alignas(16) float units[kLatentSlots][64];
   int32_t numbers[kLatentSlots][64];
-  uint32_t ratios[kLatentSlots][64][2];  // f16: scales of latent and rotary part over the unit
+  // Scales over the unit, as two f16 alike: of the latent's halves, and of the rotary part.
+  uint32_t ratios[kLatentSlots][3][64];
   float keep[kLatentRows];  // what sums are multiplied with before a stage's values are added
 };
 static_assert(sizeof(LatentState) <= kLatentStateBytes);
@@ -111,7 +112,7 @@ inline const LatentWork* latent_works(const Args& args, const LatentScratch& scr
 inline float* latent_row_state(const abi::AttentionParams& p, const Args& args,
                                const LatentScratch& scratch, uint64_t row, uint32_t piece) {
   return pointer<float>(args.at[arg_partial] + scratch.states) +
-         (row * p.splits + piece) * (p.k.head_dim + 2);
+         (row * p.splits + piece) * latent_state_floats(p.k.head_dim);
 }
 
 }  // namespace gyre::cuda
