@@ -106,6 +106,11 @@ template <uint32_t kLeft>
 inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
+// As arrive(), when the copies that the thread has begun are there.
+inline void arrive_when_copied(PhaseBarrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
 // Optimization barrier: the compiler loses what it knows about x. It would spend minutes on how
 // addresses follow from nested minima.
 inline uint32_t optimization_barrier(uint32_t x) {

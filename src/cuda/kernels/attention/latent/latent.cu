@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kLatentThreads)
 template <class T>
 inline void init_latent_barriers(LatentState& state) {
   for (uint32_t i = 0; i < kLatentSlots; ++i) {
-    init_barrier(&state.full[i], kLatentGroup);
+    init_barrier(&state.full[i], (T::kCopied ? 2 : 1) * kLatentGroup);
     init_barrier(&state.empty[i], 2 * kLatentGroup / kWarp * kWarpArrivals);
   }
   init_barrier(&state.weights_full, kLatentGroup / kWarp * kWarpArrivals);

@@ -33,9 +33,14 @@ class LatentProducer : StageKeys<T> {
       const LaneTile after = this->find_stage_tile(stage + 2);
       const typename Base::Scales next_scales = this->load_scales(next);
       bring(stage, now, scales);
-      if (hides(work, stage)) this->mend();
+      PhaseBarrier* const full = &state_.full[count_.slot()];
+      if (hides(work, stage)) {
+        copy_wait<0>();
+        this->mend();
+      }
+      if constexpr (T::kCopied) arrive_when_copied(full);
       fence_operands();
-      arrive(&state_.full[count_.slot()]);
+      arrive(full);
       now = next, next = after, scales = next_scales;
     }
   }
@@ -86,7 +91,7 @@ class LatentProducer : StageKeys<T> {
     this->template copy_keys<kScaled>(tile);
     copy_commit();
     this->unpack_keys(tile, first);
-    copy_wait<0>();
+    if constexpr (!T::kCopied) copy_wait<0>();
     if constexpr (Base::kConverts || kScaled) {
       sync();
       this->template convert_keys<kScaled>();

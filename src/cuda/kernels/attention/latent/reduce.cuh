@@ -24,16 +24,23 @@ class LatentReducer {
                    token = tile.first_token + divide(in_sequence, p_.heads),
                    head = in_sequence - divide(in_sequence, p_.heads) * p_.heads,
                    row = token * p_.heads + head;
-    const uint32_t pieces = real ? tile.pieces : 0;
-    SoftmaxState state = fold(row, pieces);
+    SoftmaxState state = SoftmaxState::none();
     float4 x[kChunks] = {};
-    add_pieces(row, pieces, SoftmaxState::reference(state.max), x);
+    add_pieces(row, real ? tile.pieces : 0, state, x);
 #pragma unroll
     for (uint32_t c = 0; c < kChunks; ++c) sums[warp][c * kWarp + lane] = x[c];
     __syncthreads();
+    // Each of the row's warps adds some columns.
+    auto* const of_row = reinterpret_cast<float*>(sums[warp / together_ * together_]);
+    for (uint32_t c = warp % together_ * kWarp + lane; c < T::kLatentDim; c += together_ * kWarp) {
+      float sum = of_row[c];
+      for (uint32_t w = 1; w < together_; ++w) sum += of_row[w * T::kLatentDim + c];
+      of_row[c] = sum;
+    }
+    __syncthreads();
     if (real && warp % together_ == 0) {
       if (tile.rows >> 31 != 0) state.sum = __uint_as_float(0x7FC00000u);
-      finish(token, head, state, reinterpret_cast<float*>(sums[warp]));
+      finish(token, head, state, of_row);
     }
     __syncthreads();
   }
@@ -46,49 +53,46 @@ class LatentReducer {
     const auto at = *reinterpret_cast<const float2*>(place(row, piece) + T::kLatentDim);
     return at.y == 0 ? SoftmaxState::none() : SoftmaxState{at.x, at.y};
   }
-  // In base 2; every warp of the row for itself.
-  SoftmaxState fold(uint64_t row, uint32_t pieces) const {
+  // The state of all pieces, in base 2, by each warp of the row for itself; and the values of every
+  // so many-th.
+  void add_pieces(uint64_t row, uint32_t pieces, SoftmaxState& all, float4 (&x)[kChunks]) const {
     constexpr uint32_t kOfLane = kLatentMostPieces / kWarp;
-    SoftmaxState of[kOfLane], all = SoftmaxState::none();
+    const uint32_t lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp % together_;
+    SoftmaxState of[kOfLane];
 #pragma unroll
     for (uint32_t i = 0; i < kOfLane; ++i) {
-      const uint32_t piece = i * kWarp + threadIdx.x % kWarp;
+      const uint32_t piece = i * kWarp + lane;
       of[i] = piece < pieces ? piece_state(row, piece) : SoftmaxState::none();
     }
 #pragma unroll
     for (uint32_t i = 0; i < kOfLane; ++i)
       if (i * kWarp < pieces) all.merge<kWarp>(of[i]);
-    return all;
+    const float to = SoftmaxState::reference(all.max);
+#pragma unroll
+    for (uint32_t i = 0; i < kOfLane; ++i) {
+      const float weight = exp2_fast(of[i].max - to);  // of the lane's piece
+#pragma unroll 4
+      for (uint32_t piece = i * kWarp + first; piece < pieces && piece < (i + 1) * kWarp;
+           piece += together_)
+        add_piece(place(row, piece), __shfl_sync(kAll, weight, static_cast<int>(piece % kWarp)), x);
+    }
   }
-  void add_pieces(uint64_t row, uint32_t pieces, float to, float4 (&x)[kChunks]) const {
-    const uint32_t lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp % together_;
-#pragma unroll 2
-    for (uint32_t piece = first; piece < pieces; piece += together_) {
-      const float* const from = place(row, piece);
-      const SoftmaxState state = piece_state(row, piece);
-      const float weight = exp2_fast(state.max - to);
-      float4 y[kChunks];
+  static void add_piece(const float* from, float weight, float4 (&x)[kChunks]) {
 #pragma unroll
-      for (uint32_t c = 0; c < kChunks; ++c)
-        y[c] = reinterpret_cast<const float4*>(from)[c * kWarp + lane];
-#pragma unroll
-      for (uint32_t c = 0; c < kChunks; ++c) {
-        x[c].x = fma_weighted(y[c].x, weight, x[c].x);
-        x[c].y = fma_weighted(y[c].y, weight, x[c].y);
-        x[c].z = fma_weighted(y[c].z, weight, x[c].z);
-        x[c].w = fma_weighted(y[c].w, weight, x[c].w);
-      }
+    for (uint32_t c = 0; c < kChunks; ++c) {
+      const float4 y = reinterpret_cast<const float4*>(from)[c * kWarp + threadIdx.x % kWarp];
+      x[c].x = fma_weighted(y.x, weight, x[c].x);
+      x[c].y = fma_weighted(y.y, weight, x[c].y);
+      x[c].z = fma_weighted(y.z, weight, x[c].z);
+      x[c].w = fma_weighted(y.w, weight, x[c].w);
     }
   }
 
-  // `sums`: columns, of each of the row's warps one behind the other.
+  // `sums`: the row's columns.
   void finish(uint64_t token, uint64_t head, SoftmaxState state, float* sums) const {
     WarpRow<T::kLatentDim> row;
 #pragma unroll
-    for (uint32_t i = 0; i < row.kCount; ++i) {
-      for (uint32_t w = 0; w < together_; ++w)
-        row.x[i] += sums[w * T::kLatentDim + row.place(i)];
-    }
+    for (uint32_t i = 0; i < row.kCount; ++i) row.x[i] = sums[row.place(i)];
     if constexpr (T::kLevelsK) {  // to coordinates
       __syncwarp();
 #pragma unroll

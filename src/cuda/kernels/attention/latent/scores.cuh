@@ -24,6 +24,7 @@ class LatentScores {
       const uint32_t slot = count_.slot();
       float s[T::kKeyTiles][4];
       wait_for_phase(&state_.full[slot], count_.phase());
+      if constexpr (T::kCopied) fence_operands();
       begin_scores<T>(dynamic_shared() + T::kLayout.q, latent_slot<T>(slot), s);
       wait_for_product(s);
       float keep[2];

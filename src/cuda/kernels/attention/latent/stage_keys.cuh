@@ -23,16 +23,16 @@ class StageKeys {
       T::kK == kFormatBf16 || T::kV == kFormatBf16 || T::kLevelsK != T::kRotatedV;
 
  protected:
-  static constexpr uint32_t sizeof_words() {
-    if (!T::kLevelsK) return 2;
-    return T::kK == abi::kTq8 || abi::kv_high_bits(T::kK) != 0 ? 2 : 1;
-  }
   // Codes of a thread's keys that are on their way together.
-  static constexpr uint32_t kWordsOfKey = sizeof_words(), kMost = 16 / kWordsOfKey,
-                            kAtOnce = kRows < kMost ? kRows : kMost;
+  static constexpr uint32_t kMost = 8, kAtOnce = kRows < kMost ? kRows : kMost;
+  // Pairs of rotary coordinates, of eight tokens each, that a thread unpacks.
+  static constexpr uint32_t kPairUnits = T::kTiles * (T::kRotaryDim / 2),
+                            kPairsOfThread = (kPairUnits + kLatentGroup - 1) / kLatentGroup;
+  using Pair = ValuePair<T::kRotatedV ? T::kV : abi::kTq8>;
   using Words = KeyWords<T::kLevelsK ? T::kK : abi::kTq8>;
   struct Loaded {  // codes of some of a thread's keys
     Words of[kAtOnce];
+    Pair pairs[kPairsOfThread];
   };
   // Where a lane's tile of a stage lies; lanes beyond the stage's tiles repeat.
   struct LaneTile {
@@ -142,6 +142,7 @@ class StageKeys {
 
   // The first codes of a thread's keys: they are on their way while it waits for the slot.
   void load_first(const LaneTile& tile, Loaded& to) const {
+    load_pairs(tile, to);
     load_codes(tile, runs(tile), 0, to);
   }
   bool runs(const LaneTile& tile) const {
@@ -158,7 +159,7 @@ class StageKeys {
                                               p_.v.codes_tile_stride, kUnits);
   }
   void unpack_keys(const LaneTile& tile, Loaded& first) {
-    if constexpr (T::kRotatedV) unpack_rotary(tile);
+    if constexpr (T::kRotatedV) unpack_rotary(first);
     if constexpr (T::kLevelsK) unpack_latents(tile, runs(tile), first);
   }
 
@@ -258,7 +259,9 @@ class StageKeys {
       bases[i] =
           latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, key + i * kStep, chunk);
     const uint32_t* const ratios = state_.ratios[slot][chunk / 32] + key;
-    Loaded now = first;
+    Words now[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) now[i] = first.of[i];
 #pragma unroll
     for (uint32_t batch = 0; batch < kBatches; ++batch) {
       Loaded next;
@@ -266,7 +269,7 @@ class StageKeys {
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t nth = batch * kAtOnce + i, ratio = ratios[nth * kStep];
-        const Operands<1> x = now.of[i].operands(table, chunk / 4);
+        const Operands<1> x = now[i].operands(table, chunk / 4);
         uint4 w;
         to_f16x2(raised_levels<kFormat>(x.term[0][0]), w.x, w.y);
         to_f16x2(raised_levels<kFormat>(x.term[0][1]), w.z, w.w);
@@ -274,41 +277,53 @@ class StageKeys {
             make_uint4(mul_f16x2(w.x, ratio), mul_f16x2(w.y, ratio), mul_f16x2(w.z, ratio),
                        mul_f16x2(w.w, ratio));
       }
-      now = next;
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) now[i] = next.of[i];
     }
   }
 
   // Tiles of the rotary part hold eight tokens of a coordinate: two coordinates at a time, a word
   // to each token's row.
-  void unpack_rotary(const LaneTile& tile) {
-    constexpr uint32_t kHalf = T::kRotaryDim / 2;
-    const LevelTable table = level_table<T::kRotatedV ? T::kV : abi::kTq8, true>();
-    const uint64_t mine = args_.at[arg_v_codes] + tile.offset(p_.v.codes_tile_stride);
-    const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0), slot = count_.slot();
-    for (uint32_t i = thread(); i < T::kTiles * kHalf; i += kLatentGroup) {
-      const uint32_t nth = i / kHalf, a = i % kHalf * 2;
-      const uint64_t from = shuffled(mine, nth);
-      ValuePair<T::kRotatedV ? T::kV : abi::kTq8> pair = {};
-      if ((there >> nth & 1) != 0)
-        pair = {pointer<const uint8_t>(from), T::kRotaryDim, a, a + 1};
+  void load_pairs(const LaneTile& tile, Loaded& to) const {
+    if constexpr (T::kRotatedV) {
+      constexpr uint32_t kHalf = T::kRotaryDim / 2;
+      const uint64_t mine = args_.at[arg_v_codes] + tile.offset(p_.v.codes_tile_stride);
+      const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
+#pragma unroll
+      for (uint32_t i = 0; i < kPairsOfThread; ++i) {
+        const uint32_t unit = i * kLatentGroup + thread(), nth = unit / kHalf % T::kTiles,
+                       a = unit % kHalf * 2;
+        const uint64_t from = shuffled(mine, nth);
+        to.pairs[i] = {};
+        if (unit < kPairUnits && (there >> nth & 1) != 0)
+          to.pairs[i] = {pointer<const uint8_t>(from), T::kRotaryDim, a, a + 1};
+      }
+    }
+  }
+  void unpack_rotary(const Loaded& loaded) {
+    constexpr uint32_t kFormat = T::kRotatedV ? T::kV : abi::kTq8, kHalf = T::kRotaryDim / 2;
+    const LevelTable table = level_table<kFormat, true>();
+    const uint32_t slot = count_.slot();
+#pragma unroll
+    for (uint32_t i = 0; i < kPairsOfThread; ++i) {
+      const uint32_t unit = i * kLatentGroup + thread();
+      if (unit >= kPairUnits) continue;
+      const uint32_t nth = unit / kHalf, a = unit % kHalf * 2;
       Operands<1> x[2];
-      unpack_values<T::kRotatedV ? T::kV : abi::kTq8, true>(table, pair.low, pair.high, 0, x);
+      unpack_values<kFormat, true>(table, loaded.pairs[i].low, loaded.pairs[i].high, 0, x);
 #pragma unroll
       for (uint32_t four = 0; four < 2; ++four) {
         uint32_t of[2][2];
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e)
-          to_f16x2(raised_levels<T::kRotatedV ? T::kV : abi::kTq8>(x[e].term[0][four]), of[e][0],
-                   of[e][1]);
+          to_f16x2(raised_levels<kFormat>(x[e].term[0][four]), of[e][0], of[e][1]);
 #pragma unroll
         for (uint32_t k = 0; k < 4; ++k) {
-          const uint32_t token = value_token<T::kRotatedV ? T::kV : abi::kTq8>(four * 4 + k);
-          const uint32_t key = nth * 8 + token;
+          const uint32_t key = nth * 8 + value_token<kFormat>(four * 4 + k);
           const uint32_t two = permute(of[0][k / 2], of[1][k / 2], k % 2 == 0 ? 0x5410 : 0x7632);
           *reinterpret_cast<uint32_t*>(latent_slot<T>(slot) +
                                        operand_byte(T::kLayout.k_panel, key, kUnits + a / 8) +
-                                       a % 8 * 2) =
-              mul_f16x2(two, state_.ratios[slot][2][key]);
+                                       a % 8 * 2) = mul_f16x2(two, state_.ratios[slot][2][key]);
         }
       }
     }

@@ -18,6 +18,8 @@ struct LatentTraits {
   static constexpr LatentLayout kLayout = latent_layout(kK, kV, kLatent, kRotary, kStageKeys);
   static_assert(kLayout.keys != 0);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kRotatedV = abi::kv_is_native(kV);
+  // Whether stages are copied as they are stored: a copy's end is an arrival then.
+  static constexpr bool kCopied = kK == kFormatF16 && kV == kFormatF16;
   static constexpr uint32_t kKeys = kStageKeys, kTiles = kKeys / abi::kKvTile;
   static constexpr uint32_t kScales = kLatent / abi::kKvScaleBlock == 2 ? 2 : 1;  // of a latent row
   // What row_products.cuh asks for: scores over all coordinates, values over half of the latent's.

@@ -29,6 +29,7 @@ class LatentValues {
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o[i / 4][i % 4] *= keep[i % 4 / 2];
       }
       wait_for_phase(&state_.full[count_.slot()], count_.phase());
+      if constexpr (T::kCopied) fence_operands();
       begin_values<T>(weights,
                       latent_slot<T>(count_.slot()) + half_ * (T::kVDim / 64) * T::kLayout.v_panel,
                       o);
@@ -52,41 +53,16 @@ class LatentValues {
       weights[step][2] = x.z, weights[step][3] = x.w;
     }
   }
-  // Four lanes have two columns each of every tile: they exchange them, so that each has all eight
-  // of every fourth tile.
   void write(const LatentWork& work, const float (&o)[T::kVTiles][4]) const {
-    const uint32_t j = thread() % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
+      if (row_of(i) >= work.rows()) continue;
       const uint64_t row = uint64_t{work.first_token} * p_.heads + work.first_row + row_of(i);
       float* const to = latent_row_state(p_, args_, scratch_, row, work.piece()) +
-                        half_ * T::kVDim + j * 8;
+                        half_ * T::kVDim + thread() % 4 * 2;
 #pragma unroll
-      for (uint32_t t = 0; t < T::kVTiles; t += 4) {
-        float2 x[4];
-#pragma unroll
-        for (uint32_t e = 0; e < 4; ++e) x[e] = make_float2(o[t + e][2 * i], o[t + e][2 * i + 1]);
-        swap_lanes<1>(x[0], x[1]);
-        swap_lanes<1>(x[2], x[3]);
-        swap_lanes<2>(x[0], x[2]);
-        swap_lanes<2>(x[1], x[3]);
-        if (row_of(i) >= work.rows()) continue;
-        *reinterpret_cast<float4*>(to + t * 8) = make_float4(x[0].x, x[0].y, x[1].x, x[1].y);
-        *reinterpret_cast<float4*>(to + t * 8 + 4) = make_float4(x[2].x, x[2].y, x[3].x, x[3].y);
-      }
-    }
-  }
-  // Of two neighbours, the one without the bit gives its second and takes the other's first.
-  template <uint32_t kBit>
-  static void swap_lanes(float2& first, float2& second) {
-    const bool upper = (threadIdx.x & kBit) != 0;
-    const float2 give = upper ? first : second;
-    const float2 take = make_float2(__shfl_xor_sync(kAll, give.x, kBit),
-                                    __shfl_xor_sync(kAll, give.y, kBit));
-    if (upper) {
-      first = take;
-    } else {
-      second = take;
+      for (uint32_t t = 0; t < T::kVTiles; ++t)
+        *reinterpret_cast<float2*>(to + t * 8) = make_float2(o[t][2 * i], o[t][2 * i + 1]);
     }
   }
 
