@@ -22,9 +22,10 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
 // How K or V reaches the arithmetic: as it is stored, as levels that were first padded to whole
-// groups (K) or rearranged to tiles (a latent's), split into two bf16 (a prompt's), or unpacked to
-// f32.
-enum class KvPath : uint8_t { f32, bf16, f16, levels, padded_levels, tiled_levels, split, unpacked };
+// groups (K) or rearranged to tiles (a latent's), as both operands of a latent, split into two bf16
+// (a prompt's), or unpacked to f32.
+enum class KvPath : uint8_t {
+  packed, f32, bf16, f16, levels, padded_levels, tiled_levels, split, unpacked };
 struct KvPaths {
   KvPath k, v;
 };
@@ -64,6 +65,8 @@ inline KvPaths PathsOf(const abi::AttentionParams& p, bool split) {
   const KvPath k = PathOf(p.k, true, split), v = PathOf(p.k, false, split);
   if (!abi::kv_is_native(p.k.format)) return {k, v};
   if (k == KvPath::unpacked || v == KvPath::unpacked) return {KvPath::unpacked, KvPath::unpacked};
+  const bool packs = attention_kernels().pack_latent != nullptr;
+  if (packs && p.k.head_dim % kPackedLatentDim == 0) return {KvPath::packed, KvPath::packed};
   return {KvPath::padded_levels, KvPath::tiled_levels};
 }
 
@@ -73,6 +76,7 @@ class Decode {
   // f32, too.
   static bool takes_prompts(const abi::AttentionParams& p) {
     const auto [k, v] = PathsOf(p, splits());
+    if (k == KvPath::packed) return true;
     return (k == KvPath::levels || k == KvPath::padded_levels || k == KvPath::split) &&
            (v == KvPath::levels || v == KvPath::tiled_levels || v == KvPath::split);
   }
@@ -114,7 +118,8 @@ class Decode {
   }
 
   void prepare_queries() {
-    const bool levels = paths_.k == KvPath::levels || paths_.k == KvPath::padded_levels;
+    const bool levels = paths_.k == KvPath::levels || paths_.k == KvPath::padded_levels ||
+                        paths_.k == KvPath::packed;
     const uint32_t multiple = levels ? attention_kernels().byte_step : 8;
     queries_.blocks = PaddedBlocks(work_.k_dim(), multiple);
     const uint32_t last = queries_.blocks.count - 1;
@@ -180,6 +185,13 @@ class Decode {
       if (!KeysAreWhole(*work_.k.layout)) job.key_dim = job.head_dim;
       job.head_dim = queries_.row_levels;
       return attention_kernels().score_levels(job);
+    }
+    if (paths_.k == KvPath::packed) {
+      if (fresh_)
+        attention_kernels().pack_latent({job.keys, job.key_stride, job.format, job.head_dim,
+                                         job.key_count, work_.scratch->values});
+      job.scratch = work_.scratch->values;
+      return attention_kernels().score_latent(job);
     }
     if (paths_.k == KvPath::padded_levels) {
       int8_t* const levels = work_.scratch->levels;
@@ -293,6 +305,10 @@ class Decode {
   void accumulate(const KeyBlock& block, const float* rescale, bool uniform) const {
     AccumulateJob job = accumulate_job(block, rescale);
     if (paths_.v == KvPath::levels) return attention_kernels().accumulate_levels(job);
+    if (paths_.v == KvPath::packed) {
+      job.values = work_.scratch->values + size_t{kBlockKeys} * job.head_dim;
+      return attention_kernels().accumulate_latent(job);
+    }
     if (paths_.v == KvPath::split) return attention_kernels().accumulate_prompt(job);
     if (paths_.v == KvPath::tiled_levels) {
       int8_t* const tiles = work_.scratch->value_tiles();

@@ -9,7 +9,8 @@
 #define GYRE_CPU_ATTENTION_ROTARY_INL_H
 #endif
 
-#include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "cpu/attention/problem-inl.h"
 #include "cpu/attention/unpack-inl.h"
@@ -41,6 +42,7 @@ class RotaryScores {
   void load(const KeyBlock& block) const {
     const uint32_t n = work_.rotary_dim();
     float* const keys = work_.scratch->rotary_keys();
+    if (work_.rotary.layout->format == abi::kTq8) return load_bytes(block, keys);
     float* const rows = work_.scratch->rotary_rows();
     UnpackBlock(work_.rotary, block, rows);
     for (uint32_t key = 0; key < block.lanes(); key += 4) {
@@ -62,6 +64,36 @@ class RotaryScores {
   }
 
  private:
+  // Tiles of V have the bytes of 8 tokens side by side.
+  void load_bytes(const KeyBlock& block, float* keys) const {
+    const DF d;
+    const hn::RebindToSigned<DF> d32;
+    const hn::Rebind<int8_t, DF> d8;
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const abi::KvScaleBlocks blocks = abi::kv_scale_blocks(work_.rotary_dim());
+    alignas(32) float scales[abi::kKvTile];
+    for (uint32_t t = 0; t < block.tiles(); ++t) {
+      const auto* const bytes = reinterpret_cast<const int8_t*>(work_.rotary.tile(block.at + t));
+      for (uint32_t b = 0; b < blocks.count; ++b) {
+        const uint8_t* const stored = work_.rotary.tile_scales(block.at + t) + b * 2 * abi::kKvTile;
+        for (uint32_t i = 0; i < abi::kKvTile; ++i) scales[i] = StoredScale(stored + 2 * i);
+        for (uint32_t c = blocks.begin[b]; c < blocks.begin[b] + blocks.size[b]; ++c) {
+          for (uint32_t i = 0; i < abi::kKvTile; i += lanes) {
+            const auto level = hn::PromoteTo(d32, hn::LoadU(d8, bytes + c * abi::kKvTile + i));
+            hn::Store(hn::Mul(hn::ConvertTo(d, level), hn::Load(d, scales + i)), d,
+                      keys + size_t{c} * kBlockKeys + t * abi::kKvTile + i);
+          }
+        }
+      }
+    }
+  }
+
+  static float StoredScale(const uint8_t* bytes) {
+    uint16_t stored = 0;
+    std::memcpy(&stored, bytes, 2);
+    return std::bit_cast<float>(uint32_t{stored} << 15) * 0x1p-31f;
+  }
+
   using D = hn::CappedTag<float, 16>;
   static constexpr uint32_t kVectors = 4;
 
