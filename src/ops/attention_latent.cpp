@@ -13,11 +13,6 @@ namespace {
 
 constexpr uint64_t kDimMultiple = 16, kMostLatentDim = 512, kMostRotaryDim = 128;
 
-bool is_latent_format(KvFormat format) {
-  return format == KvFormat::f16 || format == KvFormat::bf16 ||
-         abi::kv_is_native(static_cast<uint32_t>(format));
-}
-
 void check_part(const char* op, const char* what, KvFormat format, uint64_t dim, uint64_t most) {
   require(is_latent_format(format), op, ": the ", what,
           " of latent attention is stored as f16, bf16 or a native format, got ", name(format));
@@ -27,6 +22,11 @@ void check_part(const char* op, const char* what, KvFormat format, uint64_t dim,
 }
 
 }  // namespace
+
+bool is_latent_format(KvFormat format) {
+  return format == KvFormat::f16 || format == KvFormat::bf16 ||
+         abi::kv_is_native(static_cast<uint32_t>(format));
+}
 
 void check_latent_shape(const char* op, const LatentShape& shape) {
   require(shape.kv_heads == 1, op, ": latent attention has one KV head, got kv_heads ",
@@ -39,6 +39,19 @@ void check_latent_options(const char* op, std::optional<float> scale, const Atte
   require(scale.has_value(), op,
           ": the softmax scale of latent attention has no default: give it");
   require(!mask.tree_mask.defined(), op, ": latent attention takes no tree_mask");
+}
+
+std::string describe_latent(const Device& device, const KvShape& latent, const KvShape& rotary) {
+  constexpr uint32_t kAttends = 1;
+  const uint64_t own = spec_key(abi::attention_latent_spec(
+      static_cast<uint32_t>(latent.format), static_cast<uint32_t>(rotary.format),
+      static_cast<uint32_t>(latent.head_dim), static_cast<uint32_t>(rotary.head_dim), kAttends));
+  const uint64_t any = spec_key(
+      make_spec(DType::f32, latent.format, rotary.format, DType::f32, false, true));
+  const DeviceImpl& impl = *impl_of(device);
+  if (impl.has(kAttentionLatent.info, own)) return impl.describe(kAttentionLatent.info, own);
+  if (impl.has(kAttention.info, any)) return impl.describe(kAttention.info, any);
+  return "none: this device has no latent attention";
 }
 
 bool supports_latent(const Device& device, const AttentionTypes& types) {

@@ -21,6 +21,8 @@ inline RowDims row_dims(const AttentionPartialInputs& in) {
   return row_dims(in.latent, in.k_cache.shape.head_dim, in.v_cache.shape.head_dim);
 }
 
+bool is_latent_format(KvFormat format);  // of the latent and of the rotary part
+
 struct LatentShape {
   KvFormat latent, rotary;
   uint64_t kv_heads, latent_dim, rotary_dim;
@@ -28,6 +30,8 @@ struct LatentShape {
 void check_latent_shape(const char* op, const LatentShape& shape);
 void check_latent_options(const char* op, std::optional<float> scale, const AttentionMask& mask);
 
+// The kernel of a device, as DeviceImpl::describe has it; of a device without one a sentence.
+std::string describe_latent(const Device& device, const KvShape& latent, const KvShape& rotary);
 bool supports_latent(const Device& device, const AttentionTypes& types);
 // Refuses a device whose plan names a kernel that it does not have.
 void require_latent_kernel(const Recording& recording, const char* op,

@@ -80,7 +80,11 @@ struct AttendScratch {
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch,
                   const NewNote* note = nullptr);
-std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
+std::string describe_attention(const Device& device, const KvShape& k, const KvShape& v,
+                               bool latent);
+// How rope_append refuses a latent layer or latent pages.
+inline constexpr const char* kLatentIsNotRotated =
+    " is latent: its k is not rotated; rotate v with rope(), then append";
 // Tensors of one shape. Rows, along the first dimension, are contiguous in both.
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to,
                 const NewNote* note = nullptr);
