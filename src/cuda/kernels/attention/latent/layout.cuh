@@ -78,7 +78,7 @@ struct LatentCounts {
   uint32_t unused[14];
 };
 
-// Values, reference and sum of a row over a piece, in whole chunks of 16 bytes.
+// Values, reference, sum and largest logit of a row over a piece, in whole chunks of 16 bytes.
 constexpr uint32_t latent_state_floats(uint32_t k_dim) { return k_dim + 4; }
 
 // Bytes of a call's scratch.
@@ -108,7 +108,11 @@ inline LatentScratch latent_scratch(const abi::AttentionParams& p) {
 // Keys of a piece: by the sequence's length and the call's bounds, so that a row's bits do not
 // depend on the sequences beside it.
 constexpr uint64_t latent_piece_keys(const abi::AttentionParams& p, uint64_t length, bool cut) {
+  // Of few keys: a piece of 256 takes longer to begin than to end, and shorter sequences come in
+  // batches.
+  constexpr uint64_t kFew = 16384, kLongPiece = 512;
   uint64_t keys = p.fewest_split_keys;
+  if (length <= kFew && keys < kLongPiece) keys = kLongPiece;
   while (keys * (cut ? p.splits : 1) < length) keys *= 2;
   return keys;
 }

@@ -40,7 +40,8 @@ class LatentReducer {
     __syncthreads();
     if (real && warp % together_ == 0) {
       if (tile.rows >> 31 != 0) state.sum = __uint_as_float(0x7FC00000u);
-      finish(token, head, state, of_row);
+      finish(token, head, state, p_.partial == abi::kAttentionStates ? largest(row, tile.pieces) : 0,
+             of_row);
     }
     __syncthreads();
   }
@@ -52,6 +53,12 @@ class LatentReducer {
   SoftmaxState piece_state(uint64_t row, uint32_t piece) const {
     const auto at = *reinterpret_cast<const float2*>(place(row, piece) + T::kLatentDim);
     return at.y == 0 ? SoftmaxState::none() : SoftmaxState{at.x, at.y};
+  }
+  float largest(uint64_t row, uint32_t pieces) const {
+    float most = minus_infinity();
+    for (uint32_t piece = threadIdx.x % kWarp; piece < pieces; piece += kWarp)
+      most = fmaxf(most, place(row, piece)[T::kLatentDim + 2]);
+    return warp_max(most);
   }
   // The state of all pieces, in base 2, by each warp of the row for itself; and the values of every
   // so many-th.
@@ -89,7 +96,7 @@ class LatentReducer {
   }
 
   // `sums`: the row's columns.
-  void finish(uint64_t token, uint64_t head, SoftmaxState state, float* sums) const {
+  void finish(uint64_t token, uint64_t head, SoftmaxState state, float most, float* sums) const {
     WarpRow<T::kLatentDim> row;
 #pragma unroll
     for (uint32_t i = 0; i < row.kCount; ++i) row.x[i] = sums[row.place(i)];
@@ -103,13 +110,15 @@ class LatentReducer {
     }
     if constexpr (T::kLevelsK) row.transform(), row.flip_signs();
     if (p_.partial == abi::kAttentionStates) {
+      // Relative to the largest logit, as states are.
+      const float keep = exp2_fast(state.max - SoftmaxState::reference(most));
       float* const to =
           pointer<float>(args_.at[arg_out]) + (token * p_.heads + head) * (T::kLatentDim + 2);
 #pragma unroll
-      for (uint32_t i = 0; i < row.kCount; ++i) to[row.place(i)] = row.x[i];
+      for (uint32_t i = 0; i < row.kCount; ++i) to[row.place(i)] = row.x[i] * keep;
       if (threadIdx.x % kWarp == 0) {
-        to[T::kLatentDim] = state.max == minus_infinity() ? state.max : state.max * kLn2;
-        to[T::kLatentDim + 1] = state.sum;
+        to[T::kLatentDim] = most == minus_infinity() ? most : most * kLn2;
+        to[T::kLatentDim + 1] = state.sum * keep;
       }
       return;
     }

@@ -184,7 +184,7 @@ class LatentScores {
     arrive_warp(&state_.weights_full);
   }
 
-  // {reference, sum} behind the values of the row's state.
+  // {reference, sum, largest logit} behind the values of the row's state, in base 2.
   void finish(const LatentWork& work) {
     const bool bad = state_.bad != 0;
 #pragma unroll
@@ -195,6 +195,8 @@ class LatentScores {
                                          work.piece()) + T::kLatentDim;
       to[0] = rows_[i].reference;
       to[1] = bad ? __uint_as_float(0x7FC00000u) : sum;
+      to[2] = rows_[i].most == minus_infinity() ? minus_infinity()
+                                                : rows_[i].most * (soft_ ? 1.0f : rows_[i].factor);
     }
     arrive_warp(&state_.q_empty);
   }

@@ -367,34 +367,32 @@ class StageKeys {
   template <uint32_t kFormat, uint32_t kChunks, bool kScaled>
   void convert_rows(uint32_t first) {
     if constexpr (kFormat == kFormatBf16 || kScaled) {
-      const uint32_t slot = count_.slot();
+      constexpr uint32_t kStepKeys = kLatentGroup / kChunks,
+                         kTimes = (T::kKeys + kStepKeys - 1) / kStepKeys;
+      const uint32_t slot = count_.slot(), key = thread() / kChunks, chunk = thread() % kChunks;
       uint32_t most = 0;
-#pragma unroll 4
-      for (uint32_t i = thread(); i < T::kKeys * kChunks; i += kLatentGroup) {
-        const uint32_t key = i / kChunks, chunk = i % kChunks;
+      const auto f16 = [&](uint32_t two, float over) {
+        most = max_u16x2(most, two & 0x7FFF7FFFu);
+        float a = as_float(two & 0xFFFFu, kFormat), b = as_float(two >> 16, kFormat);
+        if constexpr (kScaled) a *= over, b *= over;
+        return pack_16(a, b, false);
+      };
+#pragma unroll 8
+      for (uint32_t i = 0; i < kTimes; ++i) {
+        const uint32_t of = key + i * kStepKeys;
+        if (T::kKeys % kStepKeys != 0 && of >= T::kKeys) continue;
         auto* const at = reinterpret_cast<uint4*>(
-            latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, key, first + chunk));
+            latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, of, first + chunk));
         const uint4 x = *at;
-        const float over = kScaled ? 1.0f / state_.units[slot][key] : 1.0f;
-        const auto f16 = [&](uint32_t two) {
-          float a = as_float(two & 0xFFFFu, kFormat), b = as_float(two >> 16, kFormat);
-          if constexpr (kScaled) a *= over, b *= over;
-          return pack_16(a, b, false);
-        };
-        if constexpr (!kScaled) {
-          const auto larger = [&](uint32_t two) {
-            const uint32_t low = two << 16 & 0x7FFF0000u, high = two & 0x7FFF0000u;
-            const uint32_t a = low < 0x7F800000u ? low : 0, b = high < 0x7F800000u ? high : 0;
-            most = a > most ? a : most;
-            most = b > most ? b : most;
-          };
-          larger(x.x), larger(x.y), larger(x.z), larger(x.w);
-        }
-        *at = make_uint4(f16(x.x), f16(x.y), f16(x.z), f16(x.w));
+        const float over = kScaled ? 1.0f / state_.units[slot][of] : 1.0f;
+        *at = make_uint4(f16(x.x, over), f16(x.y, over), f16(x.z, over), f16(x.w, over));
       }
-      if (most >= 0x47800000u) state_.leaves[slot] = 1;  // 2^16
+      // 2^16 in bf16. Infinity counts: it stays one where all values are looked at.
+      if (!kScaled && kFormat == kFormatBf16 && ((most & 0xFFFFu) >= 0x4780u || most >> 16 >= 0x4780u))
+        state_.leaves[slot] = 1;
     }
   }
+
  protected:
   template <bool kScaled>
   void convert_keys() {
