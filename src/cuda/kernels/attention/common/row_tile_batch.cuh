@@ -43,9 +43,9 @@ inline void find_batch_tile(RowTile& problem, const Args& args, uint64_t* of_war
       problem.sequence = sequence, problem.first_row = wanted - first;
     before += all;
   }
-  sync_roles();
+  __syncthreads();
   if (threadIdx.x == 0) problem.count = before;
-  sync_roles();
+  __syncthreads();
 }
 
 // The walk over the keys in pages that some row of the tile sees.
