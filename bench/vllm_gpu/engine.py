@@ -157,8 +157,10 @@ def scheduled_tokens(scheduler):
         return made
 
     scheduler.schedule = counted
-    yield counts
-    scheduler.schedule = schedule
+    try:
+        yield counts
+    finally:
+        scheduler.schedule = schedule
 
 
 def measure(llm, requests, context, computed, steps=80):
