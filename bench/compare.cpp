@@ -126,11 +126,10 @@ class Comparison {
         meter_(progress,
                2 * (options.formats.size() + (window_layer_ ? 1 : 0)) * options.contexts.size()) {
     for (const FormatPair& pair : options_.formats)
-      token_bytes_.push_back(
-          token_bytes(device_, pair,
-                      {.kv_heads = options_.shape.kv_heads,
-                       .head_dim = options_.shape.head_dim,
-                       .rotary_dim = options_.shape.rotary_dim}));
+      token_bytes_.push_back(token_bytes(device_, pair,
+                                         {.kv_heads = options_.shape.kv_heads,
+                                          .head_dim = options_.shape.head_dim,
+                                          .rotary_dim = options_.shape.rotary_dim}));
     check_memory();
   }
 
@@ -165,15 +164,12 @@ class Comparison {
     return static_cast<double>(s.kv_heads * (s.head_dim + s.v_dim()));
   }
   // A token in f16, K and V of one layer.
-  double f16_bytes() const {
-    return sizeof(uint16_t) * coordinates();
-  }
+  double f16_bytes() const { return sizeof(uint16_t) * coordinates(); }
 
   uint64_t tail_of(const FormatPair& pair) const { return pair.compressed() ? options_.tail : 0; }
 
   KvLayer layer_of(const FormatPair& pair) const {
-    return {
-        .k = pair.k, .v = pair.v, .tail = tail_of(pair), .latent = options_.shape.latent()};
+    return {.k = pair.k, .v = pair.v, .tail = tail_of(pair), .latent = options_.shape.latent()};
   }
 
   // Every cache as often as it takes to leave the processor's cache behind.

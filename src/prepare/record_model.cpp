@@ -43,8 +43,7 @@ std::vector<uint64_t> token_counts(const ModelShape& m) {
 // The tensors of a layer in a step, for as many tokens as one may have.
 struct Rows {
   Rows(const Device& device, const ModelShape& m, const KvLayer& layer, uint64_t tokens)
-      : Rows(device, m, layer, tokens,
-             row_dims(layer.latent, layer.head_dim, layer.v_head_dim)) {}
+      : Rows(device, m, layer, tokens, row_dims(layer.latent, layer.head_dim, layer.v_head_dim)) {}
   Rows(const Rows& all, uint64_t tokens)
       : q(all.q.slice(0, 0, tokens)),
         k(all.k.slice(0, 0, tokens)),
@@ -182,8 +181,8 @@ void record_batch(const Device& device, const ModelShape& m, const Layers& all) 
                          .max_query_length = tokens,
                          .max_kv_length = m.context});
     const Layers step = all.with(tokens);
-    const bool any_rotated = std::ranges::any_of(
-        step.rows, [](const Rows& rows) { return !rows.latent; });
+    const bool any_rotated =
+        std::ranges::any_of(step.rows, [](const Rows& rows) { return !rows.latent; });
     if (rotates(m) && any_rotated) {
       batch.record();
       record_rope_append(encoder, m, step, batch);
