@@ -15,8 +15,9 @@ inline std::vector<float> floats_of(const Tensor& tensor) {
   return values;
 }
 
-// q: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32. Queries with more
-// coordinates than k are those of latent attention: v is then the rotary part of K, and k both.
+// q: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32. Queries with
+// more coordinates than k are those of latent attention: v is then the rotary part of K, and k
+// both.
 inline std::vector<double> attention_in_double(const Tensor& q, const Tensor& k, const Tensor& v) {
   const uint64_t heads = q.shape(1), n = q.shape(2), length = k.shape(0), kv_heads = k.shape(1);
   const uint64_t k_dim = k.shape(2), rotary_dim = n - k_dim;

@@ -99,8 +99,11 @@ std::vector<AttentionRun> checked(const AttentionChoice& choice, std::vector<Att
 }  // namespace
 
 std::vector<FormatPair> latent_formats() {
-  return {both(KvFormat::bf16), kTq8, {KvFormat::tq6, KvFormat::tq8},
-          {KvFormat::tq4, KvFormat::tq8}, {KvFormat::tq3, KvFormat::tq8}};
+  return {both(KvFormat::bf16),
+          kTq8,
+          {KvFormat::tq6, KvFormat::tq8},
+          {KvFormat::tq4, KvFormat::tq8},
+          {KvFormat::tq3, KvFormat::tq8}};
 }
 
 bool AttentionChoice::any_shape() const {

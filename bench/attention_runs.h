@@ -27,7 +27,7 @@ struct AttentionShape {
   uint64_t kv_heads = 8;
   uint64_t head_dim = 128;
   uint64_t context = 0;
-  uint64_t tokens = 1;  // queries: the newest tokens of the context; 1 is a decode step
+  uint64_t tokens = 1;      // queries: the newest tokens of the context; 1 is a decode step
   uint64_t rotary_dim = 0;  // not 0: latent attention, with a latent of head_dim
 
   bool latent() const { return rotary_dim != 0; }

@@ -4,6 +4,7 @@
 #include "compare.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "attention_double.h"
@@ -25,6 +26,7 @@ struct Source {
 KvCacheOptions one_layer(const ModelShape& shape, uint64_t capacity, const KvLayer& layer) {
   return {.kv_heads = shape.kv_heads,
           .head_dim = shape.head_dim,
+          .v_head_dim = shape.v_dim(),
           .capacity = capacity,
           .layers = {layer}};
 }
@@ -35,7 +37,9 @@ class Contender {
  public:
   Contender(const Device& device, const ModelShape& shape, const KvLayer& layer, uint64_t context,
             const Source& source)
-      : encoder_(device), out_(device.tensor(DType::f32, source.q.shape())), source_(source) {
+      : encoder_(device),
+        out_(device.tensor(DType::f32, {1, shape.heads, shape.head_dim})),
+        source_(source) {
     KvCache cache(device, one_layer(shape, context, layer));
     bytes_ = cache.describe()[0].bytes;
     fill(cache, context - 1);
@@ -74,7 +78,8 @@ class Contender {
 
   Graph record(KvCache& cache, uint64_t token) {
     cache.append(encoder_, 0, source_.k.slice(0, token, 1), source_.v.slice(0, token, 1));
-    cache.attend(encoder_, 0, {.q = source_.q, .out = out_});
+    cache.attend(encoder_, 0, {.q = source_.q, .out = out_},
+                 {.scale = 1.0f / std::sqrt(static_cast<float>(source_.q.shape(2)))});
     return encoder_.instantiate();
   }
 
@@ -121,8 +126,10 @@ class Comparison {
         meter_(progress,
                2 * (options.formats.size() + (window_layer_ ? 1 : 0)) * options.contexts.size()) {
     for (const FormatPair& pair : options_.formats)
-      token_bytes_.push_back(
-          token_bytes(device_, pair, {1, options_.shape.kv_heads, options_.shape.head_dim}));
+      token_bytes_.push_back(token_bytes(device_, pair,
+                                         {.kv_heads = options_.shape.kv_heads,
+                                          .head_dim = options_.shape.head_dim,
+                                          .rotary_dim = options_.shape.rotary_dim}));
     check_memory();
   }
 
@@ -135,9 +142,9 @@ class Comparison {
                          {}};
     meter_.show("random keys and values");
     const ModelShape& s = options_.shape;
-    const Dims kv{longest(), s.kv_heads, s.head_dim};
-    source_ = {noise(device_, {1, s.heads, s.head_dim}, 1), noise(device_, kv, 2),
-               noise(device_, kv, 3)};
+    source_ = {noise(device_, {1, s.heads, s.head_dim + s.rotary_dim}, 1),
+               noise(device_, {longest(), s.kv_heads, s.head_dim}, 2),
+               noise(device_, {longest(), s.kv_heads, s.v_dim()}, 3)};
     for (const uint64_t context : options_.contexts) {
       const std::vector<CompareEntry> entries = at(context);
       report.entries.insert(report.entries.end(), entries.begin(), entries.end());
@@ -151,23 +158,24 @@ class Comparison {
     return *std::max_element(options_.contexts.begin(), options_.contexts.end());
   }
 
-  // A token in f16, K and V of one layer.
-  double f16_bytes() const {
-    return 2 * sizeof(uint16_t) *
-           static_cast<double>(options_.shape.kv_heads * options_.shape.head_dim);
+  // Of a token, K and V of one layer.
+  double coordinates() const {
+    const ModelShape& s = options_.shape;
+    return static_cast<double>(s.kv_heads * (s.head_dim + s.v_dim()));
   }
+  // A token in f16, K and V of one layer.
+  double f16_bytes() const { return sizeof(uint16_t) * coordinates(); }
 
   uint64_t tail_of(const FormatPair& pair) const { return pair.compressed() ? options_.tail : 0; }
 
   KvLayer layer_of(const FormatPair& pair) const {
-    return {.k = pair.k, .v = pair.v, .tail = tail_of(pair)};
+    return {.k = pair.k, .v = pair.v, .tail = tail_of(pair), .latent = options_.shape.latent()};
   }
 
   // Every cache as often as it takes to leave the processor's cache behind.
   void check_memory() const {
     const auto tokens = static_cast<double>(longest());
-    double bytes = 2 * sizeof(float) * tokens *
-                   static_cast<double>(options_.shape.kv_heads * options_.shape.head_dim);
+    double bytes = sizeof(float) * tokens * coordinates();
     const auto add = [&bytes](double cache) {
       bytes += cache * static_cast<double>(rotation(static_cast<uint64_t>(cache)));
     };
@@ -225,7 +233,7 @@ class Comparison {
     CompareEntry entry;
     entry.formats = options_.formats[format];
     entry.context = context;
-    entry.bits = 8 * token_bytes_[format] / static_cast<double>(2 * s.kv_heads * s.head_dim);
+    entry.bits = 8 * token_bytes_[format] / coordinates();
     entry.bytes_per_token = token_bytes_[format] * full;
     entry.step_us = us[format];
     entry.window_us = window_layer_ ? us[options_.formats.size()] : 0;
@@ -289,7 +297,7 @@ void check(const CompareOptions& options) {
   }
   require(options.device == "cpu" || !options.threads, "compare: ", options.device,
           " does not use --threads");
-  check_formats("compare", options.formats, options.shape.head_dim);
+  check_formats("compare", options.formats, options.shape.head_dim, options.shape.v_dim());
   const uint64_t shortest = *std::min_element(options.contexts.begin(), options.contexts.end());
   require(options.tail <= shortest, "compare: a tail must be at most the shortest context ",
           shortest, ", got ", options.tail);
@@ -303,7 +311,8 @@ void check(const CompareOptions& options) {
 
 CompareReport compare(const CompareOptions& options, const CompareProgress& progress) {
   CompareOptions checked = options;
-  if (checked.formats.empty()) checked.formats = usual_formats();
+  if (checked.formats.empty())
+    checked.formats = checked.shape.latent() ? latent_formats() : usual_formats();
   check(checked);
   return Comparison(checked, progress).run();
 }

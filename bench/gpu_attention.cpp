@@ -112,8 +112,7 @@ void check_gpu_memory(const Device& device, const AttentionRun& run) {
   const AttentionShape& s = run.shape;
   double most = 0;
   for (const FormatPair& pair : run.formats) {
-    const double cache =
-        static_cast<double>(s.context) * token_bytes(device, pair, s);
+    const double cache = static_cast<double>(s.context) * token_bytes(device, pair, s);
     most = std::max(most, cache * static_cast<double>(sets_for(static_cast<uint64_t>(cache))));
   }
   const auto queries = static_cast<double>(s.tokens * s.heads * s.q_dim());

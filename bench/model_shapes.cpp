@@ -10,15 +10,25 @@ namespace gyre::bench {
 
 std::span<const ModelShape> model_shapes() {
   // From the models' published configurations: layers, heads, KV heads, head_dim, window, every
-  // so many-th layer full.
+  // so many-th layer full, rotary part of a latent.
   static const std::vector<ModelShape> kShapes = {
-      {"gemma-3-4b", 34, 8, 4, 256, 1024, 6}, {"gemma-3-27b", 62, 32, 16, 128, 1024, 6},
-      {"gpt-oss-20b", 24, 64, 8, 64, 128, 2}, {"gpt-oss-120b", 36, 64, 8, 64, 128, 2},
-      {"llama-3.1-8b", 32, 32, 8, 128},       {"llama-3.1-70b", 80, 64, 8, 128},
-      {"llama-3.2-1b", 16, 32, 8, 64},        {"llama-3.2-3b", 28, 24, 8, 128},
-      {"mistral-7b-v0.3", 32, 32, 8, 128},    {"phi-4", 40, 40, 10, 128},
-      {"qwen3-0.6b", 28, 16, 8, 128},         {"qwen3-8b", 36, 32, 8, 128},
-      {"qwen3-30b-a3b", 48, 32, 4, 128},      {"qwen3-32b", 64, 64, 8, 128},
+      {"deepseek-v3", 61, 128, 1, 512, 0, 0, 64},
+      {"glm-5", 78, 64, 1, 512, 0, 0, 64},
+      {"kimi-k2", 61, 64, 1, 512, 0, 0, 64},
+      {"gemma-3-4b", 34, 8, 4, 256, 1024, 6},
+      {"gemma-3-27b", 62, 32, 16, 128, 1024, 6},
+      {"gpt-oss-20b", 24, 64, 8, 64, 128, 2},
+      {"gpt-oss-120b", 36, 64, 8, 64, 128, 2},
+      {"llama-3.1-8b", 32, 32, 8, 128},
+      {"llama-3.1-70b", 80, 64, 8, 128},
+      {"llama-3.2-1b", 16, 32, 8, 64},
+      {"llama-3.2-3b", 28, 24, 8, 128},
+      {"mistral-7b-v0.3", 32, 32, 8, 128},
+      {"phi-4", 40, 40, 10, 128},
+      {"qwen3-0.6b", 28, 16, 8, 128},
+      {"qwen3-8b", 36, 32, 8, 128},
+      {"qwen3-30b-a3b", 48, 32, 4, 128},
+      {"qwen3-32b", 64, 64, 8, 128},
       {"smollm2-1.7b", 24, 32, 32, 64},
   };
   return kShapes;
@@ -43,6 +53,8 @@ void check(const ModelShape& shape) {
   within("heads", shape.heads, kMost);
   within("kv_heads", shape.kv_heads, kMost);
   within("head_dim", shape.head_dim, kMost);
+  require(!shape.latent() || shape.kv_heads == 1, "compare: ", shape.name,
+          " is latent, it has one KV head, got ", shape.kv_heads);
   require(shape.heads % shape.kv_heads == 0, "compare: heads must be a multiple of kv_heads, got ",
           shape.heads, " and ", shape.kv_heads);
 }

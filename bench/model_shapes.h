@@ -16,6 +16,10 @@ struct ModelShape {
   uint64_t head_dim = 0;
   uint64_t window = 0;      // keys that window layers see; 0: there are none
   uint64_t full_every = 0;  // every so many-th layer sees all
+  uint64_t rotary_dim = 0;  // not 0: latent attention, with a latent of head_dim and one KV head
+
+  bool latent() const { return rotary_dim != 0; }
+  uint64_t v_dim() const { return latent() ? rotary_dim : head_dim; }  // of what V stores
 };
 
 std::span<const ModelShape> model_shapes();

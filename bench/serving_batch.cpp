@@ -47,11 +47,10 @@ void fill_pages(const Device& device, const KvPages& pages) {
     std::iota(list.begin(), list.end(), static_cast<int32_t>(at));
     const Tensor source = tokens.slice(0, 0, count);
     Encoder encoder(device);
-    kv_write(encoder,
-             {.k = source,
-              .v = shape.latent ? source.slice(2, 0, shape.v_head_dim) : source,
-              .pages = pages,
-              .slots = upload(device, list, {count})});
+    kv_write(encoder, {.k = source,
+                       .v = shape.latent ? source.slice(2, 0, shape.v_head_dim) : source,
+                       .pages = pages,
+                       .slots = upload(device, list, {count})});
     encoder.submit().wait();
   }
 }

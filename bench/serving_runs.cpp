@@ -133,8 +133,8 @@ std::vector<ServingRun> serving_runs(const AttentionChoice& attention, const Ser
     s.kv_heads = attention.kv_heads.value_or(attention.latent ? 1 : s.kv_heads);
     s.head_dim = attention.head_dim.value_or(attention.latent ? kLatentDim : s.head_dim);
     s.rotary_dim = attention.latent ? kRotaryDim : 0;
-    require(s.rotary_dim == 0 || s.kv_heads == 1, "bench: --latent has one KV head, got --kv-heads ",
-            s.kv_heads);
+    require(s.rotary_dim == 0 || s.kv_heads == 1,
+            "bench: --latent has one KV head, got --kv-heads ", s.kv_heads);
     s.page_tokens = choice.page_tokens.value_or(s.page_tokens);
     s.shared = choice.shared.value_or(0);
     const uint64_t batch = choice.batch.value_or(16);

@@ -77,7 +77,8 @@ Classes of_rope_append(uint64_t key) {
 
 Classes of_attention(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionSpec>(key);
-  const std::string op = join(s.latent != 0 ? "latent " : "", s.paged != 0 ? "paged " : "", "attention");
+  const std::string op =
+      join(s.latent != 0 ? "latent " : "", s.paged != 0 ? "paged " : "", "attention");
   if (s.latent != 0) {
     return {join(op, " q=", dtype_name(s.q_dtype)), join(op, " out=", dtype_name(s.out_dtype)),
             join(op, " k=", format_name(s.k_format)), join(op, " v=", class_name(s.v_format))};

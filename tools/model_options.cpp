@@ -12,10 +12,11 @@ namespace gyre::tools {
 void list_models() {
   std::vector<std::vector<std::string>> rows;
   for (const bench::ModelShape& s : bench::model_shapes()) {
-    rows.push_back({s.name, std::to_string(s.layers), std::to_string(s.heads),
-                    std::to_string(s.kv_heads), std::to_string(s.head_dim),
-                    s.window == 0 ? "-" : std::to_string(s.window),
-                    s.window == 0 ? "all" : "every " + std::to_string(s.full_every)});
+    rows.push_back(
+        {s.name, std::to_string(s.layers), std::to_string(s.heads), std::to_string(s.kv_heads),
+         std::to_string(s.head_dim) + (s.latent() ? " + " + std::to_string(s.rotary_dim) : ""),
+         s.window == 0 ? "-" : std::to_string(s.window),
+         s.window == 0 ? "all" : "every " + std::to_string(s.full_every)});
   }
   print_table(std::cout,
               {{"preset"},

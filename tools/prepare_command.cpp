@@ -43,12 +43,15 @@ ModelShape shape_of(const PrepareArguments& arguments) {
   shape.heads = model.heads;
   shape.kv_heads = model.kv_heads;
   shape.head_dim = model.head_dim;
-  shape.v_head_dim = arguments.v_head_dim.value_or(0);
+  shape.v_head_dim = arguments.v_head_dim.value_or(model.rotary_dim);
   shape.layers.clear();
   for (const bench::FormatPair& pair : arguments.formats) {
     const bool compressed = pair.compressed();
-    const KvLayer layer{pair.k, pair.v, 0, compressed ? arguments.tail : 0,
-                        compressed ? arguments.sink_tokens : 0};
+    const KvLayer layer{.k = pair.k,
+                        .v = pair.v,
+                        .tail = compressed ? arguments.tail : 0,
+                        .sink_tokens = compressed ? arguments.sink_tokens : 0,
+                        .latent = model.latent()};
     const std::vector<KvLayer> layers = kv_layers(
         model.layers, {.layer = layer, .window = model.window, .full_every = model.full_every});
     shape.layers.insert(shape.layers.end(), layers.begin(), layers.end());

@@ -97,7 +97,8 @@ void bind_attention(nb::module_& module) {
       "[heads], adds slope * (key - query) to a logit. tree_mask, u8 [tokens, tokens], replaces "
       "causal: query i sees new token j where the entry is not 0. sink_logits, f32 [heads], adds "
       "one logit per head whose value is 0.\n\n"
-      "With latent (MLA), k_cache holds the latent, which is V as well, and v_cache the rotary part "
+      "With latent (MLA), k_cache holds the latent, which is V as well, and v_cache the rotary "
+      "part "
       "of K, both with one KV head. q then has the coordinates of the latent, followed by the "
       "rotary ones; out has those of the latent; scale must be given.");
   module.def("attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a,

@@ -68,10 +68,9 @@ void bind_layers(nb::module_& module) {
           [](KvLayer* self, const std::string& k, const std::string& v, uint64_t window,
              uint64_t tail, uint64_t sink_tokens, uint64_t kv_heads, uint64_t head_dim,
              uint64_t v_head_dim, std::optional<uint64_t> kv_shared_layer_index, bool latent) {
-            new (self) KvLayer{kv_format(k), kv_format(v), window,
-                               tail,         sink_tokens,  kv_heads,
-                               head_dim,     v_head_dim,   kv_shared_layer_index,
-                               latent};
+            new (self) KvLayer{kv_format(k),          kv_format(v), window,   tail,
+                               sink_tokens,           kv_heads,     head_dim, v_head_dim,
+                               kv_shared_layer_index, latent};
           },
           "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sink_tokens"_a = 0,
           nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "v_head_dim"_a = 0,

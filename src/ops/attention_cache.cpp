@@ -48,8 +48,8 @@ void dispatch_segments(Recording& recording, const AttentionInputs& in,
 std::string describe_attention(const Device& device, const KvShape& k, const KvShape& v,
                                bool latent) {
   if (latent) return describe_latent(device, k, v);
-  return impl_of(device)->describe(
-      kAttention.info, spec_key(make_spec(DType::f32, k.format, v.format, DType::f32)));
+  return impl_of(device)->describe(kAttention.info,
+                                   spec_key(make_spec(DType::f32, k.format, v.format, DType::f32)));
 }
 
 void attend_cache(Encoder& encoder, const AttentionInputs& given, const AttentionOptions& options,

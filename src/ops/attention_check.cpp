@@ -28,8 +28,7 @@ void check_caches(const char* op, const AttentionPartialInputs& in) {
           ", got ", v.kv_heads);
   require(v.capacity == k.capacity, op, ": v_cache must have the capacity of k_cache: ", k.capacity,
           ", got ", v.capacity);
-  if (in.latent)
-    check_latent_shape(op, {k.format, v.format, k.kv_heads, k.head_dim, v.head_dim});
+  if (in.latent) check_latent_shape(op, {k.format, v.format, k.kv_heads, k.head_dim, v.head_dim});
 }
 
 void check_options(const AttentionCall& call) {

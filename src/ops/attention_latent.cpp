@@ -36,8 +36,7 @@ void check_latent_shape(const char* op, const LatentShape& shape) {
 }
 
 void check_latent_options(const char* op, std::optional<float> scale, const AttentionMask& mask) {
-  require(scale.has_value(), op,
-          ": the softmax scale of latent attention has no default: give it");
+  require(scale.has_value(), op, ": the softmax scale of latent attention has no default: give it");
   require(!mask.tree_mask.defined(), op, ": latent attention takes no tree_mask");
 }
 
@@ -46,8 +45,8 @@ std::string describe_latent(const Device& device, const KvShape& latent, const K
   const uint64_t own = spec_key(abi::attention_latent_spec(
       static_cast<uint32_t>(latent.format), static_cast<uint32_t>(rotary.format),
       static_cast<uint32_t>(latent.head_dim), static_cast<uint32_t>(rotary.head_dim), kAttends));
-  const uint64_t any = spec_key(
-      make_spec(DType::f32, latent.format, rotary.format, DType::f32, false, true));
+  const uint64_t any =
+      spec_key(make_spec(DType::f32, latent.format, rotary.format, DType::f32, false, true));
   const DeviceImpl& impl = *impl_of(device);
   if (impl.has(kAttentionLatent.info, own)) return impl.describe(kAttentionLatent.info, own);
   if (impl.has(kAttention.info, any)) return impl.describe(kAttention.info, any);
@@ -58,9 +57,9 @@ bool supports_latent(const Device& device, const AttentionTypes& types) {
   // Those of DeepSeek: a device's kernels are made for them.
   constexpr uint32_t kLatentDim = 512, kRotaryDim = 64, kAttends = 1;
   if (!is_latent_format(types.k) || !is_latent_format(types.v)) return false;
-  const auto spec = abi::attention_latent_spec(static_cast<uint32_t>(types.k),
-                                               static_cast<uint32_t>(types.v), kLatentDim,
-                                               kRotaryDim, kAttends);
+  const auto spec =
+      abi::attention_latent_spec(static_cast<uint32_t>(types.k), static_cast<uint32_t>(types.v),
+                                 kLatentDim, kRotaryDim, kAttends);
   return impl_of(device)->has(kAttentionLatent.info, spec_key(spec)) ||
          impl_of(device)->has(kAttention.info, spec_key(make_spec(types.q, types.k, types.v,
                                                                   types.out, types.paged, true)));
@@ -91,9 +90,9 @@ std::span<const uint64_t> attention_latent_specs() {
         if (!is_latent_format(k) || !is_latent_format(v)) continue;
         for (const PartDims& dims : kDims) {
           for (uint32_t part = 0; part < abi::kLatentParts; ++part)
-            specs.push_back(spec_key(
-                abi::attention_latent_spec(static_cast<uint32_t>(k), static_cast<uint32_t>(v),
-                                           dims.latent, dims.rotary, part)));
+            specs.push_back(spec_key(abi::attention_latent_spec(static_cast<uint32_t>(k),
+                                                                static_cast<uint32_t>(v),
+                                                                dims.latent, dims.rotary, part)));
         }
       }
     }

@@ -76,7 +76,8 @@ struct AttendScratch {
   Tensor& of_kernels(bool over_latent) { return over_latent ? latent : in_kernel; }
 };
 
-// Of `inputs` the caches are not used, those of `segments` are. A refused call leaves `scratch` as it is.
+// Of `inputs` the caches are not used, those of `segments` are. A refused call leaves `scratch` as
+// it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch,
                   const NewNote* note = nullptr);

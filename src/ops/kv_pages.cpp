@@ -88,8 +88,7 @@ void check_page_shape(const char* op, const KvPageShape& shape) {
   check(shape.k, KvRole::k, shape.head_dim);
   check(shape.v, KvRole::v, value_dim(shape));
   if (shape.latent)
-    check_latent_shape(op,
-                       {shape.k, shape.v, shape.kv_heads, shape.head_dim, value_dim(shape)});
+    check_latent_shape(op, {shape.k, shape.v, shape.kv_heads, shape.head_dim, value_dim(shape)});
 }
 
 uint64_t kv_page_bytes(const KvPageShape& shape) {

@@ -9,6 +9,7 @@
 #include "gyre/kv_cache.h"
 #include "gyre/rope.h"
 #include "gyre/write.h"
+#include "ops/attention_latent.h"
 #include "ops/rope_layout.h"
 #include "runtime/require.h"
 
@@ -42,17 +43,31 @@ std::vector<uint64_t> token_counts(const ModelShape& m) {
 // The tensors of a layer in a step, for as many tokens as one may have.
 struct Rows {
   Rows(const Device& device, const ModelShape& m, const KvLayer& layer, uint64_t tokens)
-      : q(device.tensor(m.dtype, {tokens, m.heads, layer.head_dim})),
-        k(device.tensor(m.dtype, {tokens, layer.kv_heads, layer.head_dim})),
-        v(device.tensor(m.dtype, {tokens, layer.kv_heads, layer.v_head_dim})),
-        out(device.tensor(m.out_dtype.value_or(m.dtype), {tokens, m.heads, layer.v_head_dim})) {}
+      : Rows(device, m, layer, tokens, row_dims(layer.latent, layer.head_dim, layer.v_head_dim)) {}
   Rows(const Rows& all, uint64_t tokens)
       : q(all.q.slice(0, 0, tokens)),
         k(all.k.slice(0, 0, tokens)),
         v(all.v.slice(0, 0, tokens)),
-        out(all.out.slice(0, 0, tokens)) {}
+        out(all.out.slice(0, 0, tokens)),
+        latent(all.latent) {}
 
   Tensor q, k, v, out;
+  bool latent = false;
+
+  // What is rotated: of a latent layer the rotary coordinates of q, and v.
+  Tensor rotated_q() const { return latent ? q.slice(2, k.shape(2), v.shape(2)) : q; }
+  const Tensor& rotated_k() const { return latent ? v : k; }
+  // Latent attention has no default.
+  std::optional<float> scale() const { return latent ? std::optional(1.0f) : std::nullopt; }
+
+ private:
+  Rows(const Device& device, const ModelShape& m, const KvLayer& layer, uint64_t tokens,
+       const RowDims& dims)
+      : q(device.tensor(m.dtype, {tokens, m.heads, dims.query})),
+        k(device.tensor(m.dtype, {tokens, layer.kv_heads, layer.head_dim})),
+        v(device.tensor(m.dtype, {tokens, layer.kv_heads, layer.v_head_dim})),
+        out(device.tensor(m.out_dtype.value_or(m.dtype), {tokens, m.heads, dims.out})),
+        latent(layer.latent) {}
 };
 
 // The model's layers that differ, and the rows of each.
@@ -70,22 +85,20 @@ struct Layers {
 bool rotates(const ModelShape& m) { return m.rope || m.norm; }
 
 Tensor positions_of(const Device& device, const ModelShape& m, const Rows& rows) {
-  const uint64_t tokens = rows.q.shape(0);
-  const uint64_t axes = m.rope ? checked_rope_layout(kOp, rows.q.shape(2), *m.rope).axes : 1;
+  const uint64_t tokens = rows.q.shape(0), head_dim = rows.rotated_k().shape(2);
+  const uint64_t axes = m.rope ? checked_rope_layout(kOp, head_dim, *m.rope).axes : 1;
   return device.tensor(DType::i32, axes == 1 ? Dims{tokens} : Dims{axes, tokens});
 }
 
 void record_rope(Encoder& encoder, const ModelShape& m, const Rows& rows) {
   if (!rotates(m)) return;
   const Tensor positions = positions_of(encoder.device(), m, rows);
+  const Tensor q = rows.rotated_q(), &k = rows.rotated_k();
   if (m.norm) {
-    norm_rope(encoder,
-              {.x = rows.q, .positions = positions, .out = rows.q, .k = rows.k, .k_out = rows.k},
+    norm_rope(encoder, {.x = q, .positions = positions, .out = q, .k = k, .k_out = k},
               {.rope = m.rope});
   } else {
-    rope(encoder,
-         {.x = rows.q, .positions = positions, .out = rows.q, .k = rows.k, .k_out = rows.k},
-         *m.rope);
+    rope(encoder, {.x = q, .positions = positions, .out = q, .k = k, .k_out = k}, *m.rope);
   }
 }
 
@@ -96,6 +109,7 @@ void record_rope_append(Encoder& encoder, const ModelShape& m, const Layers& ste
   if (m.norm) options.norm = RopeNorm{};
   for (uint64_t i = 0; i < step.rows.size(); ++i) {
     const Rows& rows = step.rows[i];
+    if (rows.latent) continue;
     const Tensor positions = positions_of(encoder.device(), m, rows);
     target.rope_append(
         encoder, i,
@@ -111,7 +125,8 @@ void record_cache(const Device& device, const ModelShape& m, const Layers& all) 
     for (uint64_t i = 0; i < step.rows.size(); ++i) {
       const Rows& rows = step.rows[i];
       cache.append(encoder, i, rows.k, rows.v);
-      cache.attend(encoder, i, {.q = rows.q, .out = rows.out}, {.mask = {.tree_mask = tree_mask}});
+      cache.attend(encoder, i, {.q = rows.q, .out = rows.out},
+                   {.scale = rows.scale(), .mask = {.tree_mask = tree_mask}});
     }
   };
   for (const uint64_t tokens : token_counts(m)) {
@@ -140,7 +155,8 @@ void record_fork(const KvPool& pool, Encoder& encoder, const Layers& one) {
     encoder.submit();
     for (uint64_t i = 0; i < one.rows.size(); ++i) {
       batch.append(encoder, i, one.rows[i].k, one.rows[i].v);
-      batch.attend(encoder, i, {.q = one.rows[i].q, .out = one.rows[i].out});
+      batch.attend(encoder, i, {.q = one.rows[i].q, .out = one.rows[i].out},
+                   {.scale = one.rows[i].scale()});
     }
     encoder.submit();
   };
@@ -165,7 +181,9 @@ void record_batch(const Device& device, const ModelShape& m, const Layers& all) 
                          .max_query_length = tokens,
                          .max_kv_length = m.context});
     const Layers step = all.with(tokens);
-    if (rotates(m)) {
+    const bool any_rotated =
+        std::ranges::any_of(step.rows, [](const Rows& rows) { return !rows.latent; });
+    if (rotates(m) && any_rotated) {
       batch.record();
       record_rope_append(encoder, m, step, batch);
       batch.end_step();
@@ -176,7 +194,7 @@ void record_batch(const Device& device, const ModelShape& m, const Layers& all) 
       const Rows& rows = step.rows[i];
       record_rope(encoder, m, rows);
       batch.append(encoder, i, rows.k, rows.v);
-      batch.attend(encoder, i, {.q = rows.q, .out = rows.out});
+      batch.attend(encoder, i, {.q = rows.q, .out = rows.out}, {.scale = rows.scale()});
     }
     batch.end_step();
     encoder.clear();
@@ -204,6 +222,7 @@ void record_page_step(Encoder& encoder, const ModelShape& m, const KvPages& page
                 {.max_query_length = tokens,
                  .min_query_length = fewest,
                  .max_kv_length = m.context,
+                 .scale = rows.scale(),
                  .mask = {.window = layer.window}});
     }
   }
@@ -218,7 +237,8 @@ void record_pages(const Device& device, const ModelShape& m, const Layers& all) 
                             .kv_heads = layer.kv_heads,
                             .head_dim = layer.head_dim,
                             .v_head_dim = layer.v_head_dim,
-                            .page_tokens = m.page_tokens};
+                            .page_tokens = m.page_tokens,
+                            .latent = layer.latent};
     const KvPages pages = KvPages::allocate(device, shape, 1);
     for (const uint64_t tokens : token_counts(m)) {
       for (const uint64_t sequences : {uint64_t{1}, m.max_sequences}) {

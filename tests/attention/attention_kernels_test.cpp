@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/attention_fixture.h"
+#include "attention/attention_op_case.h"
 #include "attention/attention_small.h"
 #include "cpu/attention/isa/kernels.h"
 #include "format_classes.h"
@@ -48,6 +49,31 @@ TEST_P(AttentionKernelSets, EveryFormatOddShapesAndRows) {
       if (!stores(format, dim)) continue;
       for (const uint64_t heads : {1, 4, 7})
         expect_near({.heads = heads, .k_dim = dim, .length = 77, .k = format, .v = format});
+    }
+  }
+}
+
+// Dims that are packed, and others; one row, a token's, and more than a kernel takes at a time.
+TEST_P(AttentionKernelSets, Latents) {
+  const Device device = Device::open("cpu", {.threads = 2});
+  for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq2, KvFormat::tq3,
+                                KvFormat::tq4, KvFormat::tq5, KvFormat::tq6, KvFormat::tq8}) {
+    for (const uint64_t dim : {80u, 128u, 384u, 496u}) {
+      for (const uint64_t heads : {1u, 7u, 70u}) {
+        AttentionOpCase c{.k = format, .v = heads == 7 ? KvFormat::bf16 : KvFormat::tq8};
+        c.tokens = heads == 7 ? 3 : 1;
+        c.heads = heads;
+        c.kv_heads = 1;
+        c.k_dim = dim;
+        c.v_dim = 16;
+        c.length = 131;
+        c.capacity = 140;
+        c.window = heads == 7 ? 90 : 0;
+        c.commands = {};
+        c.latent = true;
+        c.name = "latent " + std::to_string(dim) + " heads " + std::to_string(heads);
+        EXPECT_TRUE(check_case(device, make_case(c))) << c.name;
+      }
     }
   }
 }

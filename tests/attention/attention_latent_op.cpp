@@ -92,8 +92,7 @@ void add_option_cases(KvFormat latent, KvFormat rotary, std::vector<OpCase>& cas
   add("window", [](Case& c) { c.window = 17; });
   add("window of one", [](Case& c) { c.tokens = 7, c.window = 1; });
   add("not causal", [](Case& c) { c.tokens = 5, c.causal = false; });
-  add("more queries than keys",
-      [](Case& c) { c.tokens = 6, c.length = 4, c.sink_logits = true; });
+  add("more queries than keys", [](Case& c) { c.tokens = 6, c.length = 4, c.sink_logits = true; });
   add("nothing in the cache", [](Case& c) { c.length = 0; });
   add("no slots", [](Case& c) { c.length = c.capacity = c.ring_start = 0; });
   add("nothing but sink_logits", [](Case& c) { c.length = 0, c.sink_logits = true; });
@@ -233,8 +232,7 @@ void add_random_cases(std::vector<OpCase>& cases) {
     c.sink_logits = i % 4 == 1;
     c.name = "random " + std::to_string(i);
     cases.push_back(on_devices(c));
-    PagedAttentionCase paged =
-        paged_case(c.k, c.v, c.k_dim, c.v_dim, 8 * up_to(10));
+    PagedAttentionCase paged = paged_case(c.k, c.v, c.k_dim, c.v_dim, 8 * up_to(10));
     paged.q = c.q;
     paged.heads = up_to(i % 4 == 0 ? 128 : 20);
     paged.window = c.window;
@@ -283,7 +281,9 @@ std::vector<Refusal> latent_refusals() {
               {"attention: ", "the softmax scale of latent attention has no default: give it"},
               [](C& c, T&) { c.options.scale.reset(); }),
       refusal("a tree_mask", {"attention: ", "latent attention takes no tree_mask"},
-              [](C& c, T& t) { c.options.mask.tree_mask = t.make(DType::u8, {3, 3}); }),
+              [](C& c, T& t) {
+                c.options.mask.tree_mask = t.make(DType::u8, {3, 3});
+              }),
       refusal("two KV heads", {"latent attention has one KV head", "got kv_heads 2"},
               [](C& c, T& t) {
                 c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 2, 9, 64});
@@ -315,9 +315,13 @@ std::vector<Refusal> latent_refusals() {
               }),
       refusal("queries without a rotary part",
               {"q must have the head_dim of k_cache and v_cache: 80", "got 64"},
-              [](C& c, T& t) { c.in.q = t.make(DType::f32, {3, 4, 64}); }),
+              [](C& c, T& t) {
+                c.in.q = t.make(DType::f32, {3, 4, 64});
+              }),
       refusal("out of the rotary part", {"out must have shape [3, 4, 64]", "got [3, 4, 16]"},
-              [](C& c, T& t) { c.in.out = t.make(DType::f32, {3, 4, 16}); }),
+              [](C& c, T& t) {
+                c.in.out = t.make(DType::f32, {3, 4, 16});
+              }),
   };
   all.push_back({"pages of two KV heads",
                  {"kv_pages: latent attention has one KV head, got kv_heads 2"},

@@ -181,8 +181,9 @@ class Expected {
   }
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
-    const AttentionTolerance bounds = attention_tolerance(
-        description, c_.k, c_.latent ? c_.k : c_.v, {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
+    const AttentionTolerance bounds =
+        attention_tolerance(description, c_.k, c_.latent ? c_.k : c_.v,
+                            {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) {
       if (c_.splits == 0) {
         fill_row(blocks, i, bounds);
@@ -241,8 +242,7 @@ class Expected {
              bound + bounds.lse * std::fabs(state.values[e]));
     expect(blocks[at_.out], place + dim, state.max, bounds.lse);
     expect(blocks[at_.out], place + dim + 1, state.sum, 2 * bounds.lse * state.sum);
-    for (const uint64_t e : {dim, dim + 1})
-      blocks[at_.out].near[place + e].counts = false;
+    for (const uint64_t e : {dim, dim + 1}) blocks[at_.out].near[place + e].counts = false;
   }
 
   AttentionOpCase c_;
@@ -305,8 +305,8 @@ OpCase make_case(const AttentionOpCase& c) {
                  std::string(c.splits == 0 ? "attention " : "attention_partial ") +
                  std::string(name(c.k)) + "/" + std::string(name(c.v)) + " " + c.name;
   op_case.supported = [c](const Device& device) {
-    return supports(device, AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32,
-                                           false, c.latent});
+    return supports(
+        device, AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32, false, c.latent});
   };
   op_case.make = [c] { return make_run(c, Contents::random); };
   op_case.outline = [c] { return make_run(c, Contents::none); };

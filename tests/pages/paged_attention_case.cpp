@@ -187,8 +187,7 @@ class Maker {
         }
       }
     }
-    if (c_.shape.latent)
-      reference::join_latent(c_.shape.head_dim, v_dim_of(c_.shape), data[index]);
+    if (c_.shape.latent) reference::join_latent(c_.shape.head_dim, v_dim_of(c_.shape), data[index]);
     const uint64_t middle = (needed + pages_for(c_, s.length)) / 2;
     if (s.damage == Damage::negative_page) entries[middle] = -7;
     if (s.damage == Damage::page_beyond) entries[middle] = static_cast<int32_t>(sizes_.pages);
@@ -255,9 +254,9 @@ class Expected {
   }
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
-    const AttentionTolerance bounds = attention_tolerance(
-        description, c_.shape.k, c_.shape.latent ? c_.shape.k : c_.shape.v,
-        {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
+    const AttentionTolerance bounds =
+        attention_tolerance(description, c_.shape.k, c_.shape.latent ? c_.shape.k : c_.shape.v,
+                            {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) fill_row(blocks, i, bounds);
     // The NMSE of a block of few rows is its own luck.
     if (rows_.size() >= 8) blocks[at_.out].nmse = bounds.nmse + 2 * out_rounding(c_.out);
@@ -337,11 +336,10 @@ void record(const PagedAttentionCase& c, const PageMemory& memory, const Places&
 
 OpCase make_case(const PagedAttentionCase& c) {
   OpCase op_case;
-  op_case.name = std::string(c.shape.latent ? "latent " : "") + "paged attention " + std::string(name(c.shape.k)) + "/" +
-                 std::string(name(c.shape.v)) + " " + c.name;
+  op_case.name = std::string(c.shape.latent ? "latent " : "") + "paged attention " +
+                 std::string(name(c.shape.k)) + "/" + std::string(name(c.shape.v)) + " " + c.name;
   op_case.supported = [c](const Device& device) {
-    return supports(device, AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true,
-                                           c.shape.latent});
+    return supports(device, AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true, c.shape.latent});
   };
   op_case.make = [c] {
     Maker maker(c);

@@ -152,9 +152,8 @@ double run_step(Encoder& encoder, KvCache& cache, const Story& story, uint64_t f
   const std::vector<float> rows = floats_of(out);
   double largest = 0;
   for (uint64_t t = 0; t < tokens; ++t)
-    largest = std::max(largest,
-                       story.error(first + t, std::span(rows).subspan(t * kHeads * kLatent,
-                                                                      kHeads * kLatent)));
+    largest = std::max(largest, story.error(first + t, std::span(rows).subspan(t * kHeads * kLatent,
+                                                                               kHeads * kLatent)));
   return largest;
 }
 
@@ -211,7 +210,8 @@ TEST_F(LatentTest, AReplayedStepIsTheEagerOne) {
   for (uint64_t at = 50; at < 60; ++at) {
     const Tensor wanted = device.tensor(DType::f32, {1, kHeads, kLatent});
     eager.begin_step(encoder, 1);
-    eager.append(encoder, 0, story.latent.given.slice(0, at, 1), story.rotary.given.slice(0, at, 1));
+    eager.append(encoder, 0, story.latent.given.slice(0, at, 1),
+                 story.rotary.given.slice(0, at, 1));
     eager.attend(encoder, 0, {.q = story.q.slice(0, at, 1), .out = wanted}, {.scale = kScale});
     encoder.submit().wait();
     const auto copy = [](const Tensor& from, const Tensor& to) {
@@ -288,8 +288,8 @@ double run_batch(Encoder& encoder, KvBatch& batch, const std::vector<Part>& part
   size_t at = 0;
   for (const Part& part : parts) {
     for (uint64_t t = 0; t < part.tokens; ++t, at += kHeads * kLatent)
-      largest = std::max(largest, part.story.error(part.first + t,
-                                                   std::span(outs).subspan(at, kHeads * kLatent)));
+      largest = std::max(
+          largest, part.story.error(part.first + t, std::span(outs).subspan(at, kHeads * kLatent)));
   }
   return largest;
 }
@@ -323,17 +323,18 @@ TEST_F(LatentTest, APoolOfSequences) {
   KvPoolOptions plain = options;
   plain.layers[0].latent = false;
   const KvPool other(device, plain);
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"is of a pool with other layers"},
-                           [&] { other.load(path); }));
+  EXPECT_TRUE(
+      throws_error(ErrorCode::io, {"is of a pool with other layers"}, [&] { other.load(path); }));
   std::filesystem::remove(path);
 }
 
 TEST_F(LatentTest, Refusals) {
   KvLayer two_heads = latent_layer(KvFormat::tq4, KvFormat::tq8, 0, 0);
   two_heads.kv_heads = 2;
-  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument,
-                           {"kv_cache: layer 0: latent attention has one KV head", "got kv_heads 2"},
-                           [&] { KvCache(device, {.capacity = 8, .layers = {two_heads}}); }));
+  EXPECT_TRUE(
+      throws_error(ErrorCode::invalid_argument,
+                   {"kv_cache: layer 0: latent attention has one KV head", "got kv_heads 2"},
+                   [&] { KvCache(device, {.capacity = 8, .layers = {two_heads}}); }));
   const KvLayer layer = latent_layer(KvFormat::tq4, KvFormat::tq8, 0, 0);
   KvCache cache(device, {.capacity = 8, .layers = {layer}});
   const Tensor k = device.tensor(DType::f32, {1, 1, kLatent}),
@@ -353,12 +354,10 @@ TEST_F(LatentTest, Refusals) {
   KvCalibration calibration;
   calibration.transform.matrix = device.tensor(DType::f32, {1, kLatent, kLatent});
   calibration.transform.inverse = calibration.transform.matrix;
-  EXPECT_TRUE(throws_error(ErrorCode::invalid_argument,
-                           {"layer 0 is latent", "error feedback and no transform"}, [&] {
-                             KvCache(device, {.capacity = 8,
-                                              .layers = {layer},
-                                              .calibration = {{calibration, {}}}});
-                           }));
+  EXPECT_TRUE(throws_error(
+      ErrorCode::invalid_argument, {"layer 0 is latent", "error feedback and no transform"}, [&] {
+        KvCache(device, {.capacity = 8, .layers = {layer}, .calibration = {{calibration, {}}}});
+      }));
   encoder.submit().wait();
 }
 

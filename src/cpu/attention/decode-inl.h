@@ -25,7 +25,16 @@ namespace gyre::cpu::HWY_NAMESPACE {
 // groups (K) or rearranged to tiles (a latent's), as both operands of a latent, split into two bf16
 // (a prompt's), or unpacked to f32.
 enum class KvPath : uint8_t {
-  packed, f32, bf16, f16, levels, padded_levels, tiled_levels, split, unpacked };
+  packed,
+  f32,
+  bf16,
+  f16,
+  levels,
+  padded_levels,
+  tiled_levels,
+  split,
+  unpacked
+};
 struct KvPaths {
   KvPath k, v;
 };
@@ -199,8 +208,8 @@ class Decode {
       job.head_dim = queries_.row_levels;
       job.key_stride = LevelsStride(work_.k_dim(), queries_.row_levels);
       if (fresh_)
-        UnpackBlockLevels(work_.k, block, queries_.blocks,
-                          static_cast<uint32_t>(job.key_stride), levels);
+        UnpackBlockLevels(work_.k, block, queries_.blocks, static_cast<uint32_t>(job.key_stride),
+                          levels);
       job.format = abi::kTq8;
       return attention_kernels().score_levels(job);
     }

@@ -19,9 +19,10 @@ abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   if (pieces == 1) return plan;
   const uint64_t sequences = p.sequences != 0 ? p.sequences : 1;
   plan.reduce = abi::AttentionReduce::in_kernel;
-  plan.scratch_floats = PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group, latent),
-                                     uint64_t{abi::attention_out_dim(p)} + 2}
-                            .floats();
+  plan.scratch_floats =
+      PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group, latent),
+                   uint64_t{abi::attention_out_dim(p)} + 2}
+          .floats();
   return plan;
 }
 

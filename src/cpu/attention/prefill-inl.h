@@ -141,8 +141,8 @@ class Prefill {
         float* const scores = work_.scratch->logits + size_t{key} * kWidth + r;
         for (uint32_t k = 0; k < kMicroRows; ++k) {
           for (uint32_t j = 0; j < kMicroVectors; ++j)
-            c[k][j] = more ? hn::LoadU(d, scores + size_t{k} * kWidth + j * hn::Lanes(d))
-                           : hn::Zero(d);
+            c[k][j] =
+                more ? hn::LoadU(d, scores + size_t{k} * kWidth + j * hn::Lanes(d)) : hn::Zero(d);
         }
         const float* const a = keys + size_t{key} * n;
         const float* const b = q + r;

@@ -66,8 +66,8 @@ struct HeadView {
 
 struct WorkTile {
   const abi::AttentionParams* params;
-  HeadView k, v;   // of latent attention both are the latent
-  HeadView rotary;  // of latent attention
+  HeadView k, v;              // of latent attention both are the latent
+  HeadView rotary;            // of latent attention
   const float* alibi_slopes;  // null: none
   const uint8_t* tree_mask;   // null: none
   const int32_t* table;       // the sequence's row of it; null: no pages

@@ -97,8 +97,8 @@ HWY_INLINE void TransposeTile(const int8_t* from, size_t stride, int8_t* to) {
   store(high, to + 64);
 }
 
-// Rows of levels as the tiles of 8 tokens that V of tq8 has. Scale blocks are padded in rows, not in
-// tiles.
+// Rows of levels as the tiles of 8 tokens that V of tq8 has. Scale blocks are padded in rows, not
+// in tiles.
 HWY_INLINE void TileBlockLevels(const int8_t* levels, uint32_t stride, const KeyBlock& block,
                                 const ScaleBlocks& padded, int8_t* tiles) {
   for (uint32_t t = 0; t < block.tiles(); ++t) {

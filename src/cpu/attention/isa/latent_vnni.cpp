@@ -1,7 +1,7 @@
 // Latent attention's inner loops over levels with AVX-512's dot product of unsigned with signed
-// bytes. A block of the latent is packed once for both products and all rows: keys along the vectors
-// for the scores, coordinates for the weighted sum, so that neither adds up lanes. Nothing here may
-// be instantiated elsewhere: the file is compiled with instructions other machines lack.
+// bytes. A block of the latent is packed once for both products and all rows: keys along the
+// vectors for the scores, coordinates for the weighted sum, so that neither adds up lanes. Nothing
+// here may be instantiated elsewhere: the file is compiled with instructions other machines lack.
 #include <cstddef>
 
 #include "cpu/attention/isa/kernels.h"
@@ -24,8 +24,10 @@ inline __m512i set_word(const void* bytes) {
 
 // Lane by lane of 128 bits: v[i] becomes lane i of all four.
 inline void transpose_lanes(__m512i (&v)[4]) {
-  const __m512i a = _mm512_shuffle_i32x4(v[0], v[1], 0x88), b = _mm512_shuffle_i32x4(v[0], v[1], 0xDD);
-  const __m512i c = _mm512_shuffle_i32x4(v[2], v[3], 0x88), d = _mm512_shuffle_i32x4(v[2], v[3], 0xDD);
+  const __m512i a = _mm512_shuffle_i32x4(v[0], v[1], 0x88),
+                b = _mm512_shuffle_i32x4(v[0], v[1], 0xDD);
+  const __m512i c = _mm512_shuffle_i32x4(v[2], v[3], 0x88),
+                d = _mm512_shuffle_i32x4(v[2], v[3], 0xDD);
   v[0] = _mm512_shuffle_i32x4(a, c, 0x88);
   v[1] = _mm512_shuffle_i32x4(b, d, 0x88);
   v[2] = _mm512_shuffle_i32x4(a, c, 0xDD);
@@ -95,9 +97,8 @@ struct KeyScales {
   KeyScales(const ScoreJob& job, size_t block) {
     const size_t tiles = job.key_count / kTile;
     for (size_t i = 0; i < kKeyVectors; ++i)
-      of[i] = 2 * i < tiles
-                  ? two_tile_scales(job.scales, job.scales_stride, 2 * i, tiles, block)
-                  : _mm512_setzero_ps();
+      of[i] = 2 * i < tiles ? two_tile_scales(job.scales, job.scales_stride, 2 * i, tiles, block)
+                            : _mm512_setzero_ps();
   }
 };
 
@@ -162,8 +163,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, s
     for (size_t r = 0; r < kRows; ++r) {
       for (size_t plane = 0; plane < 2; ++plane) {
         const __m512i p = set_word(weights.bytes[row + r][plane] + key);
-        for (size_t i = 0; i < kChunks; ++i)
-          add_products(acc[r][plane][i], p, v[i]);
+        for (size_t i = 0; i < kChunks; ++i) add_products(acc[r][plane][i], p, v[i]);
       }
     }
   }

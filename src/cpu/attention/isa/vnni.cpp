@@ -121,8 +121,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, s
       for (size_t plane = 0; plane < 2; ++plane) {
         for (size_t half = 0; half < 2; ++half) {
           const __m512i p = four_tokens(weights.bytes[row + r][plane] + tile * kTile + 4 * half);
-          for (size_t i = 0; i < kChunks; ++i)
-            add_products(acc[r][plane][i], p, v[i][half]);
+          for (size_t i = 0; i < kChunks; ++i) add_products(acc[r][plane][i], p, v[i][half]);
         }
       }
     }
