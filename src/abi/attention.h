@@ -74,9 +74,12 @@ GYRE_CONSTANT uint32_t kLatentParts = 3;
 
 constexpr AttentionLatentSpec attention_latent_spec(uint32_t k_format, uint32_t v_format,
                                                     uint32_t k_dim, uint32_t v_dim, uint32_t part) {
-  return {static_cast<uint8_t>(k_format),   static_cast<uint8_t>(v_format),
-          static_cast<uint8_t>(part),       static_cast<uint8_t>(k_dim / 16),
-          static_cast<uint8_t>(v_dim / 16), 0,
+  return {static_cast<uint8_t>(k_format),
+          static_cast<uint8_t>(v_format),
+          static_cast<uint8_t>(part),
+          static_cast<uint8_t>(k_dim / 16),
+          static_cast<uint8_t>(v_dim / 16),
+          0,
           {}};
 }
 

@@ -34,8 +34,8 @@ AttentionOpCase latent_case() {
 
 // CUDA has kernels for some dims, and refuses others by name.
 OpCase limited(OpCase op_case, uint64_t k_dim, uint64_t v_dim) {
-  const bool has = (k_dim == 128 || k_dim == 256 || k_dim == 512) &&
-                   (v_dim == 16 || v_dim == 32 || v_dim == 64);
+  const bool has =
+      (k_dim == 128 || k_dim == 256 || k_dim == 512) && (v_dim == 16 || v_dim == 32 || v_dim == 64);
   op_case.supported = [has, any = op_case.supported](const Device& device) {
     return any(device) && (has || !device.info().name.starts_with("cuda"));
   };

@@ -51,7 +51,8 @@ abi::AttentionPlan plan_latent(const abi::AttentionProblem& p, const CudaLimits&
   constexpr uint64_t kMostBytes = uint64_t{512} << 20;
   const uint64_t rows = p.tokens * p.heads, state = (p.k.head_dim + 2) * sizeof(float);
   const uint64_t piece = p.heads <= 32 ? 256 : 512;
-  uint64_t splits = std::clamp<uint64_t>(std::bit_ceil((p.keys + piece - 1) / piece), 1, kLatentMostPieces);
+  uint64_t splits =
+      std::clamp<uint64_t>(std::bit_ceil((p.keys + piece - 1) / piece), 1, kLatentMostPieces);
   if (p.sequences == 0 && p.tokens > kLatentCutTokens) splits = 1;
   while (splits > 1 && rows * splits * state > kMostBytes) splits /= 2;
   plan.spec = spec_key(s);
@@ -61,7 +62,8 @@ abi::AttentionPlan plan_latent(const abi::AttentionProblem& p, const CudaLimits&
   plan.fewest_split_keys = static_cast<uint32_t>(piece);
   plan.scratch_floats =
       latent_scratch(rows, std::max<uint64_t>(p.sequences, 1), splits, p.k.head_dim, p.v.head_dim)
-          .total / sizeof(float);
+          .total /
+      sizeof(float);
   return plan;
 }
 

@@ -2,9 +2,9 @@
 // After it
 #include "cuda/kernels/attention/latent/latent.cu"
 
-#define GYRE_HOST_LATENT(k, v, latent, rotary, keys)                   \
-  GYRE_HOST(attention_latent_prepare<k, v, latent, rotary, keys>),     \
-      GYRE_HOST(attention_latent<k, v, latent, rotary, keys>),         \
+#define GYRE_HOST_LATENT(k, v, latent, rotary, keys)               \
+  GYRE_HOST(attention_latent_prepare<k, v, latent, rotary, keys>), \
+      GYRE_HOST(attention_latent<k, v, latent, rotary, keys>),     \
       GYRE_HOST(attention_latent_reduce<k, v, latent, rotary, keys>)
 
 GYRE_HOST_KERNELS(GYRE_HOST_LATENT(1u, 1u, 128u, 32u, 64u),

@@ -1,6 +1,6 @@
 #pragma once
-// The two products of a warpgroup's 64 rows, with wgmma on a Hopper and mma.sync elsewhere. Operands
-// and sums lie alike for both. On a Hopper a product is only begun here, and ends at
+// The two products of a warpgroup's 64 rows, with wgmma on a Hopper and mma.sync elsewhere.
+// Operands and sums lie alike for both. On a Hopper a product is only begun here, and ends at
 // wait_for_product. T has a variant's constants: ManyRows, LatentTraits.
 #include "cuda/kernels/attention/common/wgmma.cuh"
 

@@ -57,7 +57,7 @@ inline void set_registers() {
 template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
 __global__ void __launch_bounds__(kLatentThreads, 1)
     attention_latent(const __grid_constant__ abi::AttentionParams p,
-                   const __grid_constant__ Args args) {
+                     const __grid_constant__ Args args) {
   using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
   LatentState& state = latent_state<T>();
   if (threadIdx.x == 0) init_latent_barriers<T>(state);

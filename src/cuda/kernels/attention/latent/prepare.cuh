@@ -79,12 +79,12 @@ inline LatentSequence latent_sequence(abi::AttentionParams p, const Args& args, 
     of.work.first_token = static_cast<uint32_t>(s.first_token);
     of.work.tokens = static_cast<uint32_t>(s.tokens);
     of.work.length = static_cast<int32_t>(s.length);
-    of.work.tail_begin = static_cast<uint32_t>(abi::batch_tail_begin(
-        pointer<const int32_t>(args.at[arg_tail_begin]), index, s.length));
+    of.work.tail_begin = static_cast<uint32_t>(
+        abi::batch_tail_begin(pointer<const int32_t>(args.at[arg_tail_begin]), index, s.length));
     of.last_key = of.work.length;
     of.valid = s.valid;
-    prompt = args.at[arg_is_prefill] != 0 &&
-             pointer<const uint8_t>(args.at[arg_is_prefill])[index] != 0;
+    prompt =
+        args.at[arg_is_prefill] != 0 && pointer<const uint8_t>(args.at[arg_is_prefill])[index] != 0;
   } else {
     if (args.at[arg_state] != 0)
       abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), p);
@@ -115,8 +115,8 @@ inline void list_tile(const abi::AttentionParams& p, const Args& args, const Lat
   const int64_t begin = bounds(work.first_row).begin, end = bounds(work.first_row + rows - 1).end;
   uint32_t first = 0, count = 0;
   if (of.valid && end > begin) {
-    const auto keys = static_cast<int64_t>(
-        latent_piece_keys(p, static_cast<uint64_t>(work.length), of.cut));
+    const auto keys =
+        static_cast<int64_t>(latent_piece_keys(p, static_cast<uint64_t>(work.length), of.cut));
     first = static_cast<uint32_t>(begin / keys);
     count = static_cast<uint32_t>((end - 1) / keys) - first + 1;
     uint32_t at = threadIdx.x % kWarp == 0 ? atomicAdd(works, count) : 0;

@@ -9,9 +9,9 @@ namespace gyre::cuda {
 template <class T>
 class LatentProducer : StageKeys<T> {
   using Base = StageKeys<T>;
-  using typename Base::LaneTile;
   using Base::args_, Base::p_, Base::state_, Base::walk_, Base::count_;
   using Base::sync, Base::thread;
+  using typename Base::LaneTile;
 
  public:
   LatentProducer(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)

@@ -40,8 +40,8 @@ class LatentReducer {
     __syncthreads();
     if (real && warp % together_ == 0) {
       if (tile.rows >> 31 != 0) state.sum = __uint_as_float(0x7FC00000u);
-      finish(token, head, state, p_.partial == abi::kAttentionStates ? largest(row, tile.pieces) : 0,
-             of_row);
+      finish(token, head, state,
+             p_.partial == abi::kAttentionStates ? largest(row, tile.pieces) : 0, of_row);
     }
     __syncthreads();
   }
@@ -129,8 +129,8 @@ class LatentReducer {
     for (uint32_t i = 0; i < row.kCount; ++i)
       store_float(out, p_.out_dtype, row.place(i), row.x[i] * factor);
     if (threadIdx.x % kWarp == 0 && args_.at[arg_lse] != 0)
-      *pointer<float>(args_.at[arg_lse] + token * p_.lse_token_stride +
-                      head * p_.lse_head_stride) = log_sum_exp(state);
+      *pointer<float>(args_.at[arg_lse] + token * p_.lse_token_stride + head * p_.lse_head_stride) =
+          log_sum_exp(state);
   }
 
   const abi::AttentionParams& p_;

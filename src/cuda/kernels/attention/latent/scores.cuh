@@ -59,22 +59,21 @@ class LatentScores {
     for (uint32_t i = 0; i < 2; ++i) {
       const bool real = row_of(i) < work.rows();
       const uint32_t row = work.first_row + (real ? row_of(i) : 0), token = row / heads;
-      const abi::RowBounds<int64_t> b =
-          abi::row_bounds<int64_t>(mask, token, work.begin, work.end);
+      const abi::RowBounds<int64_t> b = abi::row_bounds<int64_t>(mask, token, work.begin, work.end);
       Row& r = rows_[i];
-      r.factor = __uint_as_float(
-          load_bits(args_.at[arg_partial] + scratch_.factors +
-                        row_of_q(work, row - work.first_row) * 4, 0, true));
+      r.factor = __uint_as_float(load_bits(
+          args_.at[arg_partial] + scratch_.factors + row_of_q(work, row - work.first_row) * 4, 0,
+          true));
       r.most = r.reference = minus_infinity();
       r.sum = 0;
       r.begin = static_cast<int32_t>(b.begin) - walk.first_key;
       r.count = real ? static_cast<uint32_t>(b.end - b.begin) : 0;
-      r.position =
-          static_cast<int32_t>(abi::row_position<int64_t>(mask, token)) - walk.first_key;
-      r.slope = args_.at[arg_alibi_slopes] == 0
-                    ? 0.0f
-                    : __uint_as_float(load_bits(args_.at[arg_alibi_slopes],
-                                                row - token * heads, true)) * kLog2E;
+      r.position = static_cast<int32_t>(abi::row_position<int64_t>(mask, token)) - walk.first_key;
+      r.slope =
+          args_.at[arg_alibi_slopes] == 0
+              ? 0.0f
+              : __uint_as_float(load_bits(args_.at[arg_alibi_slopes], row - token * heads, true)) *
+                    kLog2E;
     }
     top_ = 0;
   }
@@ -191,8 +190,9 @@ class LatentScores {
     for (uint32_t i = 0; i < 2; ++i) {
       const float sum = warp_sum<4>(rows_[i].sum);
       if (threadIdx.x % 4 != 0 || row_of(i) >= work.rows()) continue;
-      float* const to = latent_row_state(p_, args_, scratch_, row_of_q(work, row_of(i)),
-                                         work.piece()) + T::kLatentDim;
+      float* const to =
+          latent_row_state(p_, args_, scratch_, row_of_q(work, row_of(i)), work.piece()) +
+          T::kLatentDim;
       to[0] = rows_[i].reference;
       to[1] = bad ? __uint_as_float(0x7FC00000u) : sum;
       to[2] = rows_[i].most == minus_infinity() ? minus_infinity()

@@ -155,8 +155,8 @@ class StageKeys {
     if constexpr (!T::kLevelsK)
       copy_rows<T::kK, kUnits, kScaled>(tile, args_.at[arg_k_codes], p_.k.codes_tile_stride, 0);
     if constexpr (!T::kRotatedV)
-      copy_rows<T::kV, kRotaryUnits, kScaled>(tile, args_.at[arg_v_codes],
-                                              p_.v.codes_tile_stride, kUnits);
+      copy_rows<T::kV, kRotaryUnits, kScaled>(tile, args_.at[arg_v_codes], p_.v.codes_tile_stride,
+                                              kUnits);
   }
   void unpack_keys(const LaneTile& tile, Loaded& first) {
     if constexpr (T::kRotatedV) unpack_rotary(first);
@@ -230,8 +230,8 @@ class StageKeys {
       const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
       const uint32_t chunk = thread() % kUnits, first = thread() / kUnits;
       if (run) {
-        const auto* const from =
-            pointer<const uint8_t>(shuffled(mine, 0) + (batch * kAtOnce * kStep + first) * kRowBytes);
+        const auto* const from = pointer<const uint8_t>(
+            shuffled(mine, 0) + (batch * kAtOnce * kStep + first) * kRowBytes);
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i)
           to.of[i] = {from + i * kStep * kRowBytes, T::kLatentDim, chunk / 4, chunk % 4};
@@ -256,8 +256,7 @@ class StageKeys {
     unsigned char* bases[kBases];
 #pragma unroll
     for (uint32_t i = 0; i < kBases; ++i)
-      bases[i] =
-          latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, key + i * kStep, chunk);
+      bases[i] = latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, key + i * kStep, chunk);
     const uint32_t* const ratios = state_.ratios[slot][chunk / 32] + key;
     Words now[kAtOnce];
 #pragma unroll
@@ -335,7 +334,8 @@ class StageKeys {
     const uint64_t mine = codes + tile.offset(tile_stride), stride = tile_stride / abi::kKvTile;
     const uint32_t slot = count_.slot();
     unsigned char* const operand = latent_slot<T>(slot);
-    constexpr uint32_t kStepKeys = kLatentGroup / kChunks, kTimes = T::kKeys * kChunks / kLatentGroup;
+    constexpr uint32_t kStepKeys = kLatentGroup / kChunks,
+                       kTimes = T::kKeys * kChunks / kLatentGroup;
     if (!kScaled && kTimes >= 4 && kStepKeys <= 8 &&
         in_run(tile, tile_stride, kChunks * 16 * abi::kKvTile) && whole_) {
       const uint32_t key = thread() / kChunks, chunk = thread() % kChunks;
@@ -357,9 +357,8 @@ class StageKeys {
       const uint32_t key = i / kChunks, chunk = i % kChunks;
       const uint64_t from = shuffled(mine, key / 8) + key % 8 * stride + chunk * 16;
       const bool there = state_.numbers[slot][key] >= 0;
-      copy_async<16>(
-          shared_address(operand + operand_byte(T::kLayout.k_panel, key, first + chunk)),
-          pointer<const void>(there ? from : codes), there);
+      copy_async<16>(shared_address(operand + operand_byte(T::kLayout.k_panel, key, first + chunk)),
+                     pointer<const void>(there ? from : codes), there);
     }
   }
   // bf16 that was copied becomes f16, divided by the keys' units if `kScaled`; what leaves f16's
@@ -388,7 +387,8 @@ class StageKeys {
         *at = make_uint4(f16(x.x, over), f16(x.y, over), f16(x.z, over), f16(x.w, over));
       }
       // 2^16 in bf16. Infinity counts: it stays one where all values are looked at.
-      if (!kScaled && kFormat == kFormatBf16 && ((most & 0xFFFFu) >= 0x4780u || most >> 16 >= 0x4780u))
+      if (!kScaled && kFormat == kFormatBf16 &&
+          ((most & 0xFFFFu) >= 0x4780u || most >> 16 >= 0x4780u))
         state_.leaves[slot] = 1;
     }
   }

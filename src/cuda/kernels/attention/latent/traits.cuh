@@ -39,8 +39,8 @@ struct LatentTraits {
 struct LatentState {
   PhaseBarrier full[kLatentSlots], empty[kLatentSlots];
   PhaseBarrier weights_full, weights_empty, q_empty;
-  uint32_t bad;      // a page of the work item that is none
-  uint32_t leaves[kLatentSlots];  // values of the stage leave f16's range
+  uint32_t bad;                         // a page of the work item that is none
+  uint32_t leaves[kLatentSlots];        // values of the stage leave f16's range
   uint32_t has_units[kLatentSlots][2];  // of 32 keys each, not 0: some unit is not 1
   alignas(16) float units[kLatentSlots][64];
   int32_t numbers[kLatentSlots][64];

@@ -30,9 +30,8 @@ class LatentValues {
       }
       wait_for_phase(&state_.full[count_.slot()], count_.phase());
       if constexpr (T::kCopied) fence_operands();
-      begin_values<T>(weights,
-                      latent_slot<T>(count_.slot()) + half_ * (T::kVDim / 64) * T::kLayout.v_panel,
-                      o);
+      begin_values<T>(
+          weights, latent_slot<T>(count_.slot()) + half_ * (T::kVDim / 64) * T::kLayout.v_panel, o);
       wait_for_product(o);
       arrive_warp(&state_.empty[count_.slot()]);
     }
