@@ -12,6 +12,7 @@ class LatentProducer : StageKeys<T> {
   using Base::args_, Base::p_, Base::state_, Base::walk_, Base::count_;
   using Base::sync, Base::thread;
   using typename Base::LaneTile;
+  using typename Base::Scales;
 
  public:
   LatentProducer(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)
@@ -27,11 +28,11 @@ class LatentProducer : StageKeys<T> {
     sync();
     copy_queries(work);
     LaneTile now = this->find_stage_tile(0), next = this->find_stage_tile(1);
-    typename Base::Scales scales = this->load_scales(now);
+    Scales scales = this->load_scales(now);
 #pragma unroll 1
     for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
       const LaneTile after = this->find_stage_tile(stage + 2);
-      const typename Base::Scales next_scales = this->load_scales(next);
+      const Scales next_scales = this->load_scales(next);
       bring(stage, now, scales);
       PhaseBarrier* const full = &state_.full[count_.slot()];
       if (hides(work, stage)) {
@@ -74,7 +75,7 @@ class LatentProducer : StageKeys<T> {
     }
   }
 
-  void bring(uint32_t stage, const LaneTile& tile, const typename Base::Scales& scales) {
+  void bring(uint32_t stage, const LaneTile& tile, const Scales& scales) {
     typename Base::Loaded first;
     this->load_first(tile, first);
     wait_for_phase(&state_.empty[count_.slot()], count_.phase() ^ 1);
@@ -98,7 +99,7 @@ class LatentProducer : StageKeys<T> {
     }
   }
   // Values that leave f16's range: units from all of a key's values. Rare.
-  void bring_again(uint32_t stage, const LaneTile& tile, const typename Base::Scales& scales) {
+  void bring_again(uint32_t stage, const LaneTile& tile, const Scales& scales) {
     typename Base::Loaded first;
     this->load_first(tile, first);
     this->describe_keys(stage, tile, scales, true);
