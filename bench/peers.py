@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Decode attention of PyTorch's backends on this GPU, f16, to stand beside `gyre bench --device cuda:0`.
 
-Captured in one CUDA graph over caches that leave the GPU's L2 behind; median microseconds of one call.
+Captured in one CUDA graph over caches that leave the GPU's L2 behind; median microseconds of one call. `--latent`: FlashInfer's
+latent attention instead, bf16 and FP8, beside `gyre bench serving --latent`. It needs `flashinfer-python` and its requirements from
+PyPI, and nvcc: it compiles its kernels.
 """
+import sys
 import time
 
 import torch
@@ -76,6 +79,27 @@ def measure_ragged(heads, kv_heads, head_dim, lengths):
     return capture(step, cache_bytes, sets)
 
 
+def measure_latent(backend, dtype, heads, batch, length, page=64):
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+    pages = length // page
+    cache_bytes = batch * length * 576 * dtype.itemsize
+    sets = max(2, min(16, (300 << 20) // cache_bytes + 1))
+    make = lambda *shape: torch.randn(*shape, device="cuda").to(dtype)
+    latent = [make(batch * pages, page, 512) for _ in range(sets)]
+    rotary = [make(batch * pages, page, 64) for _ in range(sets)]
+    q = torch.randn(batch, heads, 576, device="cuda").to(torch.bfloat16)
+    begins = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    order = torch.randperm(batch * pages, device="cuda").to(torch.int32)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    attend = BatchMLAPagedAttentionWrapper(torch.empty(256 << 20, dtype=torch.int8, device="cuda"), backend=backend)
+    attend.plan(begins, begins * pages, order, lengths, heads, 512, 64, page, False, 0.08, torch.bfloat16, dtype)
+    scales = {"ckv_scale": 1.0, "kpe_scale": 1.0} if dtype.itemsize == 1 else {}
+    q_latent, q_rotary = q[..., :512].contiguous(), q[..., 512:].contiguous()
+    step = lambda i: attend.run(q_latent, q_rotary, latent[i % sets], rotary[i % sets], **scales)
+    return capture(step, cache_bytes, sets)
+
+
 SHAPES = [(*shape, context, 1) for shape in ((32, 8, 128), (16, 8, 256)) for context in (4096, 32768, 131072)]
 BATCHES = [(32, 8, 128, 4096, 16), (32, 8, 128, 4096, 32), (32, 8, 128, 4096, 64), (32, 8, 128, 1024, 128),
            (16, 8, 256, 4096, 64)]
@@ -93,6 +117,14 @@ def report(title, run):
     print(f"{title}: {figure}")
 
 
+if "--latent" in sys.argv:
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        for batch, length in ((1, 32768), (16, 4096)):
+            for heads in (16, 32, 64, 128):
+                for backend in ("fa2", "fa3"):
+                    report(f"latent, {heads} heads, {batch} x {length}, FlashInfer {backend} {dtype}",
+                           lambda: measure_latent(backend, dtype, heads, batch, length))
+    sys.exit()
 for heads, kv_heads, head_dim, context, batch in [*SHAPES, *BATCHES]:
     for name, backend in BACKENDS.items():
         report(f"{batch} x {heads}/{kv_heads}/{head_dim} at {context}, {name}",

@@ -15,17 +15,21 @@ The model has Llama-3.1-8B's shape and random weights. JOB:
     profile          the longest kernels of a prompt's and of a decode step
     same             answers with chunks, prefix hits and other batches must be equal to those without
     preempt          answers with preemption
+    pieces           no engine: which products and which of Gyre's ops depend on the batch, bit for bit
     compile, eager   torch.compile, or neither that nor graphs; else graphs of decoding alone
     args             other arguments of vllm.LLM
     env              of the process; drive.py sets it
 """
 
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
 import traceback
+
+import answers
 
 JOB = json.loads(sys.argv[1])
 RESULT = {"name": JOB["name"], "job": JOB}
@@ -56,6 +60,16 @@ SHAPE = dict(
 
 def say(*words):
     print(f"[{time.time() - BEGAN:7.2f}]", JOB["name"], *words, flush=True)
+
+
+def found(name):
+    """Adds a row to a list of the result, and prints it."""
+
+    def add(row):
+        RESULT.setdefault(name, []).append(row)
+        say(name.upper(), json.dumps(row))
+
+    return add
 
 
 def model_folder(layers):
@@ -93,34 +107,10 @@ def use_random_weights():
     loader.initialize_single_dummy_weight = fill
 
 
-def prompts_of(lengths, seed=0):
-    import numpy
-
-    return [numpy.random.default_rng([seed, i, n]).integers(10, 128000, n).tolist() for i, n in enumerate(lengths)]
-
-
-def sampling(tokens, **more):
-    from vllm import SamplingParams
-
-    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, **more)
-
-
-def generate(llm, prompts, tokens):
-    """[tokens, logprobs of those tokens] of each prompt."""
-    outs = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling(tokens, logprobs=1), use_tqdm=False)
-    answers = []
-    for out in outs:
-        one = out.outputs[0]
-        chosen = [float(x[t].logprob) for t, x in zip(one.token_ids, one.logprobs)]
-        answers.append([list(one.token_ids), chosen])
-    generate.cached = sum(out.num_cached_tokens or 0 for out in outs)
-    return answers
-
-
 def check(llm):
     began = time.perf_counter()
-    prompts = prompts_of([5, 17, 100, 257, 512, 1000, 1500, 2000], 7)
-    outs = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling(16, logprobs=5), use_tqdm=False)
+    prompts = answers.prompts_of([5, 17, 100, 257, 512, 1000, 1500, 2000], 7)
+    outs = llm.generate([{"prompt_token_ids": p} for p in prompts], answers.sampling(16, logprobs=5), use_tqdm=False)
     RESULT["first_s"] = round(time.perf_counter() - began, 3)
     RESULT["check"] = [
         {
@@ -156,6 +146,23 @@ class Computed:
         return lambda *a, **k: None
 
 
+@contextlib.contextmanager
+def scheduled_tokens(scheduler):
+    """The tokens of each step, drafts included."""
+    counts, schedule = [], scheduler.schedule
+
+    def counted(*a, **k):
+        made = schedule(*a, **k)
+        counts.append(made.total_num_scheduled_tokens)
+        return made
+
+    scheduler.schedule = counted
+    try:
+        yield counts
+    finally:
+        scheduler.schedule = schedule
+
+
 def measure(llm, requests, context, computed, steps=80):
     import torch
     from vllm.sampling_params import RequestOutputKind
@@ -164,27 +171,29 @@ def measure(llm, requests, context, computed, steps=80):
     scheduler = engine.engine_core.engine_core.scheduler
     chunks = 0 if computed else -(-requests * context // STEP_TOKENS)
     most = 8 * (chunks + steps + 30)
-    prompts = [[11] * context] * requests if computed else prompts_of([context] * requests, 3)
+    prompts = [[11] * context] * requests if computed else answers.prompts_of([context] * requests, 3)
     row = {"kind": f"{'d' if computed else 'r'}{requests}x{context}", "requests": requests, "context": context}
     names = [f"{row['kind']}-{i}" for i in range(requests)]
     if computed:
         scheduler.connector = Computed()
     for name, prompt in zip(names, prompts):
-        engine.add_request(name, {"prompt_token_ids": prompt}, sampling(most, output_kind=RequestOutputKind.DELTA))
+        engine.add_request(name, {"prompt_token_ids": prompt}, answers.sampling(most, output_kind=RequestOutputKind.DELTA))
     torch.cuda.synchronize()
     began = last = time.perf_counter()
     are_running, times = False, []
-    while engine.has_unfinished_requests() and len(times) < steps:
-        made = [len(out.outputs[0].token_ids) for out in engine.step()]
-        now = time.perf_counter()
-        if are_running:
-            times.append((now - last, sum(made)))
-        elif sum(n > 0 for n in made) >= requests or (computed and now - began > 15):
-            are_running = True
-            row["until_all_run_s"] = round(now - began, 4)
-            row["running"] = len(made)
-            scheduler.connector = None
-        last = now
+    with scheduled_tokens(scheduler) as counts:
+        while engine.has_unfinished_requests() and len(times) < steps:
+            made = [len(out.outputs[0].token_ids) for out in engine.step()]
+            now = time.perf_counter()
+            if are_running:
+                times.append((now - last, sum(made)))
+            elif sum(n > 0 for n in made) >= requests or (computed and now - began > 15):
+                are_running = True
+                row["until_all_run_s"] = round(now - began, 4)
+                row["running"] = len(made)
+                scheduler.connector = None
+            last = now
+    row["step_tokens"] = statistics.median(counts[-steps // 2 :]) if counts else 0
     scheduler.connector = None
     kept = times[5:]
     if kept:
@@ -217,8 +226,8 @@ def profile(engine, steps):
 def profile_prompts(llm):
     """Kernels of whole steps of prompts, milliseconds a step."""
     engine, names = llm.llm_engine, [f"p{i}" for i in range(4 * STEP_TOKENS // 4096)]
-    for name, prompt in zip(names, prompts_of([4096] * len(names), 5)):
-        engine.add_request(name, {"prompt_token_ids": prompt}, sampling(4))
+    for name, prompt in zip(names, answers.prompts_of([4096] * len(names), 5)):
+        engine.add_request(name, {"prompt_token_ids": prompt}, answers.sampling(4))
     engine.step()
     RESULT["prompt_kernels"] = profile(engine, 2)
     engine.abort_request(names)
@@ -238,52 +247,6 @@ def fill_pages(llm, valid_tokens):
         for first in range(count + 1, cache.shape[0], count):
             copied = min(count, cache.shape[0] - first)
             cache[first : first + copied].copy_(cache[1 : 1 + copied])
-
-
-def compare(name, got, wanted):
-    equal = sum(a[0] == b[0] for a, b in zip(got, wanted))
-    bits = sum(a == b for a, b in zip(got, wanted))
-    row = {"name": name, "of": len(wanted), "equal_tokens": equal, "equal_logprobs": bits, "cached": generate.cached}
-    parted = [next((i for i, (x, y) in enumerate(zip(a[0], b[0])) if x != y), None) for a, b in zip(got, wanted)]
-    row["part_at"] = [at for at in parted if at is not None]
-    pairs = enumerate(zip(got, wanted))
-    row["logprobs_differ_at"] = [[i, next((t for t, (x, y) in enumerate(zip(a[1], b[1])) if x != y), None)] for i, (a, b) in pairs if a[1] != b[1]]
-    RESULT.setdefault("same", []).append(row)
-    say("SAME", json.dumps(row))
-
-
-def same(llm):
-    """Chunks, prefix hits that leave one token, and requests one by one, against all at once without them."""
-    block = llm.llm_engine.vllm_config.cache_config.block_size
-    core = llm.llm_engine.engine_core.engine_core
-    prompts = prompts_of([block + 1, 2 * block + 1, 4 * block + 1, 5 * block + 17, 7 * block + 1, 16 * block + 1, 9, 1], 21)
-    llm.reset_prefix_cache()
-    plain = generate(llm, prompts, 32)
-    compare("again, from the prefix cache", generate(llm, prompts, 32), plain)
-    for name, chunk in ("chunks of a block", block), ("chunks of 24", 24):
-        llm.reset_prefix_cache()
-        core.scheduler.scheduler_config.long_prefill_token_threshold = chunk
-        compare(name, generate(llm, prompts, 32), plain)
-    core.scheduler.scheduler_config.long_prefill_token_threshold = 0
-    llm.reset_prefix_cache()
-    compare("one by one", [generate(llm, [p], 32)[0] for p in prompts], plain)
-
-
-def preempt(llm):
-    """With room for some of the requests only: the last of them are preempted, and computed again."""
-    block = llm.llm_engine.vllm_config.cache_config.block_size
-    prompts = prompts_of([3 * block - 5] * 8, 31)
-    alone = [generate(llm, [p], 2 * block)[0] for p in prompts]
-    core = llm.llm_engine.engine_core.engine_core
-    count, preempted = [0], core.scheduler._preempt_request
-
-    def counted(*a, **k):
-        count[0] += 1
-        return preempted(*a, **k)
-
-    core.scheduler._preempt_request = counted
-    together = generate(llm, prompts, 2 * block)
-    compare(f"{count[0]} preemptions", together, alone)
 
 
 def arguments():
@@ -337,9 +300,9 @@ def parts(llm):
     if JOB.get("check"):
         yield "check", lambda: check(llm)
     if JOB.get("same"):
-        yield "same", lambda: same(llm)
+        yield "same", lambda: answers.same(llm, found("same"))
     if JOB.get("preempt"):
-        yield "preempt", lambda: preempt(llm)
+        yield "preempt", lambda: answers.preempt(llm, found("same"))
     for requests, context in JOB.get("real", []):
         yield f"real {requests} x {context}", lambda r=requests, c=context: measure(llm, r, c, computed=False, steps=30)
     if JOB.get("profile") and JOB.get("real"):
@@ -356,12 +319,17 @@ def main():
     import vllm
     from vllm import LLM
 
+    import pieces
+
     use_random_weights()
     RESULT["vllm"], RESULT["torch"] = vllm.__version__, torch.__version__
     print("READY", flush=True)
     sys.stdin.readline()
     global BEGAN
     BEGAN = time.time()
+    if JOB.get("pieces"):
+        pieces.run(torch.device("cuda:0"), found("pieces"))
+        return
     llm = LLM(**arguments())
     RESULT["start_s"] = round(time.time() - BEGAN, 2)
     describe(llm)

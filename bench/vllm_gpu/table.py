@@ -28,11 +28,13 @@ def show(row, references):
         if layers in references and references[layers] is not row:
             print("  check:", logprob_distance(row, references[layers]))
         references.setdefault(layers, row)
+    for piece in row.get("pieces", []):
+        print(f"  {piece['name']}: {'rows that differ ' + json.dumps(piece['differ']) if piece['differ'] else 'the same bits'}")
     for same in row.get("same", []):
-        print(f"  {same['name']}: {same['equal_tokens']} of {same['of']} answers equal, {same['equal_logprobs']} with all logprobs, {same['cached']} cached; parted at {same['part_at']}")
+        print(f"  {same['name']}: {same['equal_tokens']} of {same['of']} answers equal, {same['equal_logprobs']} with all logprobs, {same['cached']} cached; parted at {same['part_at']}, logprobs at {same.get('logprobs_differ_at')}")
     for one in row.get("rows", []):
         prompts = f", prompts {one['prompt_tokens_s']} tokens/s" if "prompt_tokens_s" in one else ""
-        print(f"  {one['kind']:12} {one.get('tokens_s')} tokens/s, {one.get('step_ms')} ms a step ({one.get('min_ms')} to {one.get('max_ms')}), {one.get('running')} run{prompts}")
+        print(f"  {one['kind']:12} {one.get('tokens_s')} tokens/s, {one.get('step_ms')} ms a step ({one.get('min_ms')} to {one.get('max_ms')}), {one.get('running')} run {one.get('step_tokens')} tokens a step{prompts}")
         for name, milliseconds, count in one.get("kernels", [])[:6]:
             print(f"      {milliseconds:8.3f} ms {count:6.1f}x {name}")
     for name, milliseconds, count in row.get("prompt_kernels", [])[:8]:

@@ -67,15 +67,20 @@ struct AttentionLatentSpec {
   uint8_t part;      // 0: prepares the queries, 1: attends, 2: reduces partial states
   uint8_t k_dim16;   // head_dim of the latent / 16
   uint8_t v_dim16;   // of the rotary part
-  uint8_t unused[3];
+  uint8_t gpu;       // what the kernel may use of it; the backend's
+  uint8_t unused[2];
 };
 GYRE_CONSTANT uint32_t kLatentParts = 3;
 
 constexpr AttentionLatentSpec attention_latent_spec(uint32_t k_format, uint32_t v_format,
                                                     uint32_t k_dim, uint32_t v_dim, uint32_t part) {
-  return {static_cast<uint8_t>(k_format),   static_cast<uint8_t>(v_format),
-          static_cast<uint8_t>(part),       static_cast<uint8_t>(k_dim / 16),
-          static_cast<uint8_t>(v_dim / 16), {}};
+  return {static_cast<uint8_t>(k_format),
+          static_cast<uint8_t>(v_format),
+          static_cast<uint8_t>(part),
+          static_cast<uint8_t>(k_dim / 16),
+          static_cast<uint8_t>(v_dim / 16),
+          0,
+          {}};
 }
 
 // Places of the arguments of attention, in every kernel.

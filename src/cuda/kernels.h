@@ -61,6 +61,10 @@ std::string name_attention_many_rows(uint64_t spec);
 Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaLimits& limits);
 bool fits_attention_many_rows(uint64_t spec, const CudaLimits& limits);  // false: no such kernel
 
+std::string name_attention_latent(uint64_t spec);
+Launch launch_attention_latent(const void* params, uint64_t spec, const CudaLimits& limits);
+bool fits_attention_latent(uint64_t spec, const CudaLimits& limits);  // false: no such kernel
+
 std::string name_attention_schedule(uint64_t spec);
 Launch launch_attention_schedule(const void* params, uint64_t spec, const CudaLimits& limits);
 

@@ -80,15 +80,15 @@ void require_latent_kernel(const Recording& recording, const char* op,
 
 std::span<const uint64_t> attention_latent_specs() {
   static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    struct Dims {
+    struct PartDims {
       uint32_t latent, rotary;
     };
-    constexpr std::array<Dims, 3> kDims = {{{512, 64}, {256, 32}, {128, 32}}};
+    constexpr std::array<PartDims, 3> kDims = {{{512, 64}, {256, 32}, {128, 32}}};
     std::vector<uint64_t> specs;
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
         if (!is_latent_format(k) || !is_latent_format(v)) continue;
-        for (const Dims& dims : kDims) {
+        for (const PartDims& dims : kDims) {
           for (uint32_t part = 0; part < abi::kLatentParts; ++part)
             specs.push_back(spec_key(abi::attention_latent_spec(static_cast<uint32_t>(k),
                                                                 static_cast<uint32_t>(v),

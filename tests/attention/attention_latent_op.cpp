@@ -32,6 +32,20 @@ AttentionOpCase latent_case() {
   return c;
 }
 
+// CUDA has kernels for some dims, and refuses others by name.
+OpCase limited(OpCase op_case, uint64_t k_dim, uint64_t v_dim) {
+  const bool has =
+      (k_dim == 128 || k_dim == 256 || k_dim == 512) && (v_dim == 16 || v_dim == 32 || v_dim == 64);
+  op_case.supported = [has, any = op_case.supported](const Device& device) {
+    return any(device) && (has || !device.info().name.starts_with("cuda"));
+  };
+  return op_case;
+}
+OpCase on_devices(const AttentionOpCase& c) { return limited(make_case(c), c.k_dim, c.v_dim); }
+OpCase on_devices(const PagedAttentionCase& c) {
+  return limited(make_case(c), c.shape.head_dim, c.shape.v_head_dim);
+}
+
 // Every pair of formats, at sizes and rows that change from case to case.
 void add_format_cases(std::vector<OpCase>& cases) {
   constexpr std::array<std::array<uint64_t, 2>, 6> kDims = {
@@ -53,7 +67,7 @@ void add_format_cases(std::vector<OpCase>& cases) {
       c.lse = i % 4 != 3;
       c.name = std::to_string(c.k_dim) + " + " + std::to_string(c.v_dim) + " heads " +
                std::to_string(c.heads) + " tokens " + std::to_string(c.tokens);
-      cases.push_back(make_case(c));
+      cases.push_back(on_devices(c));
       ++i;
     }
   }
@@ -69,7 +83,7 @@ void add_option_cases(KvFormat latent, KvFormat rotary, std::vector<OpCase>& cas
     c.v_dim = 32;
     c.name = what;
     change(c);
-    cases.push_back(make_case(c));
+    cases.push_back(on_devices(c));
   };
   using Case = AttentionOpCase;
   add("sink_logits", [](Case& c) { c.sink_logits = true; });
@@ -119,7 +133,7 @@ void add_model_cases(std::vector<OpCase>& cases) {
       c.capacity = 1400;
       c.ring_start = 700;
       c.name = "deepseek-v3 heads " + std::to_string(heads);
-      cases.push_back(make_case(c));
+      cases.push_back(on_devices(c));
     }
   }
 }
@@ -137,7 +151,7 @@ void add_partial_cases(std::vector<OpCase>& cases) {
       c.splits = splits;
       c.window = splits == 9 ? 200 : 0;
       c.name = "splits " + std::to_string(splits);
-      cases.push_back(make_case(c));
+      cases.push_back(on_devices(c));
     }
   }
 }
@@ -167,7 +181,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
       c.rows_behind = i % 3;
       c.sequences = {{77, 1}, {1, 1}, {0, 2}, {130, 5}, {64, 33}, {90, 2, true}, {200, 1}};
       c.name = "ragged " + std::to_string(i);
-      cases.push_back(make_case(c));
+      cases.push_back(on_devices(c));
       ++i;
     }
   }
@@ -180,18 +194,18 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     c.causal = window != 0;
     c.sequences = {{200, 1}, {129, 4}, {64, 1}, {150, 40}, {90, 3, true}, {3, 3}};
     c.name = "window " + std::to_string(window);
-    cases.push_back(make_case(c));
+    cases.push_back(on_devices(c));
   }
   PagedAttentionCase pieces = paged_case(KvFormat::tq4, KvFormat::tq8, 512, 64, 64);
   pieces.sequences = {{2100, 1}, {40, 1}, {1100, 4}};
   pieces.name = "pieces";
-  cases.push_back(make_case(pieces));
+  cases.push_back(on_devices(pieces));
   for (const Damage damage : {Damage::negative_length, Damage::many_queries, Damage::page_beyond}) {
     PagedAttentionCase c = paged_case(KvFormat::tq6, KvFormat::bf16, 128, 32, 16);
     c.sequences = {{120, 2}, {60, 1}, {130, 3}};
     c.sequences.back().damage = damage;
     c.name = "damage " + std::to_string(static_cast<int>(damage));
-    cases.push_back(make_case(c));
+    cases.push_back(on_devices(c));
   }
 }
 
@@ -205,8 +219,9 @@ void add_random_cases(std::vector<OpCase>& cases) {
     c.k = formats[random() % formats.size()];
     c.v = formats[random() % formats.size()];
     c.q = kFloats[random() % 3];
-    c.k_dim = 16 * up_to(32);
-    c.v_dim = 16 * up_to(8);
+    // Every second one of dims that CUDA's kernels have.
+    c.k_dim = i % 2 == 0 ? 16 * up_to(32) : 128 << random() % 3;
+    c.v_dim = i % 2 == 0 ? 16 * up_to(8) : 16 << random() % 3;
     c.heads = up_to(i % 4 == 0 ? 128 : 20);
     c.tokens = up_to(i % 5 == 0 ? 30 : 4);
     c.length = up_to(300);
@@ -216,8 +231,8 @@ void add_random_cases(std::vector<OpCase>& cases) {
     c.causal = i % 7 != 0;
     c.sink_logits = i % 4 == 1;
     c.name = "random " + std::to_string(i);
-    cases.push_back(make_case(c));
-    PagedAttentionCase paged = paged_case(c.k, c.v, 16 * up_to(32), 16 * up_to(8), 8 * up_to(10));
+    cases.push_back(on_devices(c));
+    PagedAttentionCase paged = paged_case(c.k, c.v, c.k_dim, c.v_dim, 8 * up_to(10));
     paged.q = c.q;
     paged.heads = up_to(i % 4 == 0 ? 128 : 20);
     paged.window = c.window;
@@ -226,7 +241,7 @@ void add_random_cases(std::vector<OpCase>& cases) {
       paged.sequences.push_back({length, std::min(up_to(6), length), random() % 5 == 0});
     }
     paged.name = "random " + std::to_string(i);
-    cases.push_back(make_case(paged));
+    cases.push_back(on_devices(paged));
   }
 }
 

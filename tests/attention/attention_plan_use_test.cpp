@@ -73,6 +73,42 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
   EXPECT_EQ(distinct(plans.impl().asked()), distinct(plans.impl().recorded()));
 }
 
+// A step that only decodes has one command beside its schedule. Prompts take another one, even of
+// one token: their bits must not depend on their chunks.
+TEST(AttentionPlan, PromptsAreACommandOfTheirOwn) {
+  const auto kernels_of = [](bool prompts, uint64_t max_query_length, uint64_t min_query_length) {
+    CudaPlans plans(kH200);
+    const Device& device = plans.device();
+    const KvPages pages =
+        KvPages::allocate(device, {KvFormat::tq4, KvFormat::tq4, 8, 128, 0, 64}, 64);
+    const uint64_t tokens = 2 * max_query_length;
+    const Tensor q = device.tensor(DType::bf16, {tokens, 32, 128});
+    PagedAttentionInputs in{.q = q,
+                            .pages = pages,
+                            .page_table = device.tensor(DType::i32, {2, 32}),
+                            .kv_lengths = device.tensor(DType::i32, {2}),
+                            .cu_seqlens_q = device.tensor(DType::i32, {3}),
+                            .out = device.tensor(DType::bf16, q.shape())};
+    if (prompts) in.is_prefill = device.tensor(DType::u8, {2});
+    PagedAttentionOptions options;
+    options.max_query_length = max_query_length, options.min_query_length = min_query_length;
+    Encoder encoder(device);
+    attention(encoder, in, options);
+    encoder.submit();
+    std::string names;
+    for (const Pipeline* pipeline : plans.impl().recorded())
+      names += std::string(names.empty() ? "" : " ") + pipeline->kernel->name;
+    return names;
+  };
+  const std::string decode = "attention_schedule attention_decode",
+                    drafts = "attention_schedule attention_many_rows";
+  EXPECT_EQ(kernels_of(false, 1, 1), decode);
+  EXPECT_EQ(kernels_of(true, 1, 1), decode + " attention_many_rows");
+  EXPECT_EQ(kernels_of(false, 5, 5), drafts);
+  EXPECT_EQ(kernels_of(true, 5, 5), drafts + " attention_many_rows");
+  EXPECT_EQ(kernels_of(false, 512, 1), drafts + " " + decode + " attention_many_rows");
+}
+
 // Sink tokens and tail are splits of their own, behind those of the body; one merge takes them all.
 TEST(AttentionPlan, SegmentsOfACache) {
   CudaPlans plans(kH200);

@@ -254,6 +254,12 @@ TEST(CudaPlanner, Pages) {
   expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, false);
   expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, true);  // a unit has one token
   expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, false);
+  // Over small formats, blocks of four rows take more keys at a time than larger ones: single
+  // tokens have them in every batch.
+  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 1), 4, false);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 512), 4, false);
+  expect_rows(paged_problem(KvFormat::tq3, 32, 128, 2), 4, false);
+  expect_rows(paged_problem(KvFormat::tq4, 64, 64, 512), 16, false);
   // Pages that a stage does not fit into.
   abi::AttentionProblem small = paged_problem(KvFormat::tq4, 32, 128, 1);
   small.page_tokens = 16;

@@ -49,6 +49,21 @@ TEST(EmulatedPages, SingleTokensHaveTheBitsOfAStepOfTheirOwn) {
   EXPECT_EQ(compare(alone, world.attend({{2, 300, 1}, {1, 700, 2}, {0, 1100, 1}})), 1u);
 }
 
+// A step with a chunk of a prompt takes other kernels for the sequences that decode beside it.
+TEST(EmulatedPages, SingleTokensDoNotDependOnAPromptBesideThem) {
+  constexpr std::pair<KvFormat, uint64_t> kShapes[] = {
+      {KvFormat::tq4, 64}, {KvFormat::f16, 64}, {KvFormat::tq8, 128}};
+  for (const auto& [format, dim] : kShapes) {
+    const PagedWorld world(emulated_device(4), shape_for(format, format, dim, 16), 4, {700, 90});
+    for (const uint64_t length : {700u, 257u, 64u, 9u}) {
+      const RowBits alone = world.attend({{0, length, 1}});
+      for (const uint64_t chunk : {1u, 2u, 5u, 24u})
+        EXPECT_EQ(compare(alone, world.attend({{0, length, 1}, {1, 90, chunk, true}})), 1u)
+            << name(format) << " " << length << " keys beside " << chunk << " tokens";
+    }
+  }
+}
+
 // Up to 16 rows are summed in halves of a stage's keys, more are not.
 TEST(EmulatedPages, BitsDoNotDependOnTheOtherTokens) {
   for (const KvFormat v : {KvFormat::tq8, KvFormat::f16}) {

@@ -48,7 +48,7 @@ class Planner {
         rows_(most_rows(problem)) {}
 
   abi::AttentionPlan plan() const {
-    if (p_.latent != 0) return abi::attention_default_plan(p_);
+    if (p_.latent != 0) return plan_latent(p_, limits_);
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
     if (!decode) return takes_many_rows() ? many_rows(many_rows_splits()) : any_shape();
@@ -196,21 +196,29 @@ class Planner {
            copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
 
+  // Keys that a warp takes at a time, over pages.
+  uint32_t page_keys(uint64_t rows) const {
+    return decode_keys(p_.k.format, p_.v.format, HeadDims(p_.k.head_dim, p_.v.head_dim),
+                       static_cast<uint32_t>(rows), kDecodePages);
+  }
+  // Rows of a block at most. Over pages, where other blocks take other numbers of keys at a time,
+  // those of a single token also for the sequences beside it: its bits must not follow the batch.
+  uint64_t block_rows() const {
+    const uint64_t most = decode_block_rows(p_.v.format, p_.v.head_dim, rows_);
+    if (p_.sequences == 0) return most;
+    const uint64_t single = decode_block_rows(p_.v.format, p_.v.head_dim, group());
+    return page_keys(single) == page_keys(most) ? most : single;
+  }
+
   // Fewer rows to a block than there could be where shared memory does not hold them.
   Decode find_decode(uint32_t cluster) const {
     const bool one_dim = p_.k.head_dim == p_.v.head_dim;
     if (!one_dim && p_.v.head_dim % 16 != 0) return {};
     const uint64_t step = abi::kv_is_compressed(p_.v.format) ? 4 : 8;
-    for (uint64_t rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_); rows >= step;
-         rows -= step) {
+    for (uint64_t rows = block_rows(); rows >= step; rows -= step) {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
-      if (p_.sequences != 0) {
-        const uint32_t keys =
-            decode_keys(p_.k.format, p_.v.format, HeadDims(p_.k.head_dim, p_.v.head_dim),
-                        static_cast<uint32_t>(rows), kDecodePages);
-        spec.paged = p_.page_tokens % keys == 0 ? 2 : 1;
-      }
+      if (p_.sequences != 0) spec.paged = p_.page_tokens % page_keys(rows) == 0 ? 2 : 1;
       if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p_.v.head_dim / 16);
       if (has_(spec_key(spec), limits_)) return spec;
     }
