@@ -138,6 +138,35 @@ TEST_F(CBuffers, Attention) {
   same(la, lb);
 }
 
+TEST_F(CBuffers, Latent) {
+  const auto half = [&](KvRole role) {
+    return KvBuffer::allocate(device, {.format = KvFormat::tq8,
+                                       .role = role,
+                                       .kv_heads = 1,
+                                       .capacity = kSlots,
+                                       .head_dim = kDim});
+  };
+  const gyre_kv_buffer latent{.value = half(KvRole::k)}, rotary{.value = half(KvRole::v)};
+  kv_quantize(encoder.value, {.k = random({kSlots, 1, kDim}),
+                              .k_cache = latent.value,
+                              .v = random({kSlots, 1, kDim}),
+                              .v_cache = rotary.value});
+  const Tensor q = random({kTokens, kHeads, 2 * kDim}), oa = made({kTokens, kHeads, kDim}),
+               ob = made({kTokens, kHeads, kDim});
+  const gyre_attention_inputs attend{.size = sizeof attend,
+                                     .q = c(q),
+                                     .k_cache = &latent,
+                                     .v_cache = &rotary,
+                                     .out = c(oa),
+                                     .latent = 1};
+  const gyre_attention_options options{.size = sizeof options, .length = kSlots, .scale = 0.25f};
+  ran(gyre_attention(&encoder, &attend, &options));
+  attention(encoder.value,
+            {.q = q, .k_cache = latent.value, .v_cache = rotary.value, .out = ob, .latent = true},
+            {.length = kSlots, .scale = 0.25f});
+  same(oa, ob);
+}
+
 TEST_F(CBuffers, PartialAndMerge) {
   const Tensor q = random({kTokens, kHeads, kDim}), oa = made(q.shape()), ob = made(q.shape()),
                la = made({kTokens, kHeads}), lb = made({kTokens, kHeads});

@@ -50,6 +50,8 @@ def attention(
             f"the model attends over a window of {window} (0: all), the cache was made for {layer.window}: make it "
             "with the config of this model"
         )
+    if layer.stored.latent:
+        return _latent_attention(module, query, key, attention_mask, scaling, softcap, s_aux), None
     batch, kv_heads, tokens, head_dim = key.k.shape
     scale = head_dim**-0.5 if scaling is None else scaling
     sink_logits = None if s_aux is None else s_aux.detach().float().contiguous()
@@ -67,6 +69,29 @@ def attention(
         )
     out = layer.attend(key, query, attention_mask, scale=scale, soft_cap=softcap or 0.0, sink_logits=sink_logits)
     return out, None
+
+
+def _latent_attention(module, query: torch.Tensor, key: Step, mask, scaling, softcap, s_aux) -> torch.Tensor:
+    """The up-projections of K and V are applied to the query and to the output instead of to all keys (absorbed)."""
+    if torch.compiler.is_compiling():
+        raise refused("torch.compile is not supported over latent layers")
+    if scaling is None:
+        raise refused("latent attention needs the model's scaling")
+    rotary = key.v.shape[3]
+    nope = query.shape[3] - rotary
+    heads, latent = query.shape[1], key.k.shape[3]
+    up = module.kv_b_proj.weight.view(heads, -1, latent)  # rows of K, then of V
+    absorbed = torch.einsum("bhtn,hnl->bhtl", query[..., :nope], up[:, :nope])
+    sink_logits = None if s_aux is None else s_aux.detach().float().contiguous()
+    out = key.layer.attend(
+        key,
+        torch.cat((absorbed, query[..., nope:]), dim=-1),
+        mask,
+        scale=scaling,
+        soft_cap=softcap or 0.0,
+        sink_logits=sink_logits,
+    )
+    return torch.einsum("bthl,hvl->bthv", out, up[:, nope:])
 
 
 def attention_mask(

@@ -14,7 +14,7 @@ from gyre.calibrate.file import FARTHEST, Calibration
 from . import files
 from .columns import Columns
 from .config import chosen_formats, layer_calibrations, refused, stored_layers
-from .layer import GyreLayer, Step, device_name
+from .layer import GyreLayer, device_name
 
 _DEFAULT_CAPACITY = 8192  # of models that do not say what they were made for
 
@@ -23,7 +23,8 @@ class GyreCache(Cache):
     """A KV cache for `past_key_values`, of a model loaded with attn_implementation="gyre".
 
     config: the model's; layers with a sliding window become rings.
-    k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each.
+    k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each. Of DeepSeek-V3
+        the latent and the rotary part (default: tq8 both; no f32).
     tail: this many of the newest tokens stay in 16 bits, in layers that are compressed (default: 128).
     sink_tokens: this many of the first tokens stay in 16 bits, in layers that are compressed and have no window (default: 1).
     capacity: tokens of a row, whose memory is taken at the first tokens. By default the cache grows up to what the
@@ -52,7 +53,7 @@ class GyreCache(Cache):
     ):
         if calibration is not None and not isinstance(calibration, Calibration):
             calibration = Calibration.load(calibration)
-        k, v = chosen_formats(k, v, calibration, budget)
+        k, v = chosen_formats(config, k, v, calibration, budget)
         stored = stored_layers(config, k, v, tail, sink_tokens)
         grows = capacity is None
         if calibration is not None:
@@ -77,7 +78,7 @@ class GyreCache(Cache):
         if not 0 <= layer_idx < len(self.layers):
             raise refused(f"the cache has {len(self.layers)} layers, got layer {layer_idx}")
         if torch.compiler.is_compiling():  # torch.ops.gyre.attention checks the step when it runs
-            step = Step(self.layers[layer_idx], key_states, value_states)
+            step = self.layers[layer_idx].step(key_states, value_states)
             return step, step
         length = self.layers[layer_idx].length
         self._warn_beyond(length + key_states.shape[-2])

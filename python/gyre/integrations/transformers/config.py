@@ -13,8 +13,12 @@ def refused(message: str) -> gyre.InvalidArgument:
     return gyre.InvalidArgument(f"gyre.integrations.transformers: {message}")
 
 
-def chosen_formats(k, v, calibration: Calibration | None, budget: float | None) -> tuple:
+def chosen_formats(config, k, v, calibration: Calibration | None, budget: float | None) -> tuple:
     """GyreCache's k and v, or those that a calibration found for a budget."""
+    if _latent(config) is not None:
+        if calibration is not None:
+            raise refused("latent layers (MLA) take no calibration")
+        return "tq8" if k is None else k, "tq8" if v is None else v
     if budget is None:
         return "tq8" if k is None else k, "tq4" if v is None else v
     if calibration is None:
@@ -54,7 +58,15 @@ def stored_layers(
         raise refused(f"tail and sink_tokens must not be negative, got {tail} and {sink_tokens}")
     if (tail or sink_tokens) and not compressed:
         raise refused(f"no layer is compressed: a 16-bit tail of {tail} and sink_tokens of {sink_tokens} would keep nothing better")
-    return [_stored(pair, window, tail, sink_tokens) for pair, window in zip(formats, windows)]
+    return [_stored(pair, window, tail, sink_tokens, _latent(config)) for pair, window in zip(formats, windows)]
+
+
+def _latent(config) -> tuple[int, int] | None:
+    """Coordinates of the latent and of the rotary part, where the model's own cache stores these (MLA)."""
+    config = config.get_text_config(decoder=True)
+    if config.model_type != "deepseek_v3":
+        return None
+    return config.kv_lora_rank, config.qk_rope_head_dim
 
 
 def _windows(config) -> list[int]:
@@ -90,9 +102,12 @@ def _compressed(formats: tuple[str, ...]) -> bool:
     return any(name not in ("f32", "f16", "bf16") for name in formats)
 
 
-def _stored(formats: tuple[str, str], window: int, tail: int, sink_tokens: int) -> gyre.KvLayer:
+def _stored(
+    formats: tuple[str, str], window: int, tail: int, sink_tokens: int, latent: tuple[int, int] | None
+) -> gyre.KvLayer:
     if not _compressed(formats):
         tail = sink_tokens = 0
     if window:
         sink_tokens = 0  # the window leaves them
-    return gyre.KvLayer(k=formats[0], v=formats[1], window=window, tail=tail, sink_tokens=sink_tokens)
+    dims = {} if latent is None else dict(kv_heads=1, head_dim=latent[0], v_head_dim=latent[1], latent=True)
+    return gyre.KvLayer(k=formats[0], v=formats[1], window=window, tail=tail, sink_tokens=sink_tokens, **dims)

@@ -49,6 +49,28 @@ class Step:
         )
 
 
+class LatentStep(Step):
+    """A Step of a latent layer (MLA). The model's expand_kv(), which would make keys and values of all heads, runs on
+    it and does nothing: attention is computed over the latent itself."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.k.shape
+
+    def _same(self, *args, **kwargs) -> LatentStep:
+        return self
+
+    view = transpose = expand = new_empty = copy_ = __getitem__ = _same
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.linear:
+            return args[0]
+        if function is torch.split:
+            return args[0], args[0]
+        raise cls._misused()
+
+
 class GyreLayer(CacheLayerMixin):
     """The keys and values of one layer. A store of its own, so that a prefill of any length can pass through a
     layer in chunks, storing and attending alternately, as rings need it."""
@@ -105,7 +127,9 @@ class GyreLayer(CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[Step, Step]:
         k, v = key_states, value_states
-        if k.dim() != 4 or k.shape != v.shape or k.numel() == 0:
+        if self.stored.latent:
+            self._check_latent(k, v)
+        elif k.dim() != 4 or k.shape != v.shape or k.numel() == 0:
             raise refused(
                 "keys and values must have the same shape [batch, kv_heads, tokens, head_dim], with tokens; got "
                 f"{list(k.shape)} and {list(v.shape)}"
@@ -136,8 +160,19 @@ class GyreLayer(CacheLayerMixin):
             raise refused(
                 f"this layer's cache is on {self.torch_device}, keys and values are on {k.device} and {v.device}"
             )
-        step = Step(self, k, v)
+        step = self.step(k, v)
         return step, step
+
+    def step(self, k: torch.Tensor, v: torch.Tensor) -> Step:
+        return LatentStep(self, k, v) if self.stored.latent else Step(self, k, v)
+
+    def _check_latent(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        dims = (self.stored.head_dim, self.stored.v_head_dim)
+        if k.dim() != 4 or k.shape[:3] != v.shape[:3] or (k.shape[3], v.shape[3]) != dims or k.numel() == 0:
+            raise refused(
+                f"the latent and the rotary part must be [batch, 1, tokens, {dims[0]}] and [batch, 1, tokens, {dims[1]}], with "
+                f"tokens; got {list(k.shape)} and {list(v.shape)}"
+            )
 
     def store_and_attend(self, query, k, v, mask: torch.Tensor | None, **how) -> torch.Tensor:
         """What torch.ops.gyre.attention does: update() and attend() in one, when the compiled model runs."""
@@ -145,12 +180,13 @@ class GyreLayer(CacheLayerMixin):
         return self.attend(step, query, None if mask is None or mask.all() else mask, **how)
 
     def attend(self, step: Step, query: torch.Tensor, mask: torch.Tensor | None, **how) -> torch.Tensor:
-        """Stores the step and attends: [batch, heads, tokens, head_dim] to [batch, tokens, heads, head_dim]. Rows of
-        padding are zero."""
+        """Stores the step and attends: [batch, heads, tokens, head_dim] to [batch, tokens, heads, head_dim]; over a
+        latent, queries of the latent and the rotary part to the latent. Rows of padding are zero."""
         q, k, v = (_token_major(x) for x in (query, step.k, step.v))
         batch, tokens = q.shape[:2]
         real = self.columns.step(mask, batch, self.length, tokens)
-        out = (torch.empty if real is None else torch.zeros)(q.shape, dtype=query.dtype, device=query.device)
+        shape = (*q.shape[:3], k.shape[3])
+        out = (torch.empty if real is None else torch.zeros)(shape, dtype=query.dtype, device=query.device)
         for begin in range(0, tokens, self.step_tokens):
             part = slice(begin, min(begin + self.step_tokens, tokens))
             held = None if real is None else real[:, part]
@@ -170,7 +206,7 @@ class GyreLayer(CacheLayerMixin):
             if not any(counts):
                 return
             q, k, v = (x[held] for x in (q, k, v))
-            rows = torch.empty_like(q)
+            rows = q.new_empty(*q.shape[:2], k.shape[2])
         fence = self.store.attend(counts, q, k, v, rows, **how)
         if rows.is_cuda:
             # Gyre's stream waits for torch's where DLPack hands tensors over; here torch's waits for Gyre's.

@@ -1,0 +1,91 @@
+"""DeepSeek-V3 with Gyre's latent cache against the same model with its own cache."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_models import padded, random_tokens
+
+import gyre
+from gyre.integrations.transformers import GyreCache
+
+pytestmark = pytest.mark.skipif(not hasattr(transformers, "DeepseekV3Config"), reason="transformers has no DeepSeek-V3")
+
+
+def model(attention: str):
+    config = transformers.DeepseekV3Config(
+        vocab_size=61,
+        hidden_size=48,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=3,  # a small error must not choose other experts
+        kv_lora_rank=64,
+        q_lora_rank=24,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=24,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+    )
+    config._attn_implementation = attention
+    torch.manual_seed(7)
+    return transformers.DeepseekV3ForCausalLM(config).eval()
+
+
+def logits(made, ids, cache, pieces) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat([made(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(pieces, dim=1)])
+
+
+def test_logits_are_those_of_the_models_own_cache():
+    ids = random_tokens(90)
+    with torch.no_grad():
+        expected = model("eager")(ids).logits[0]
+    made = model("gyre")
+    cache = GyreCache(made.config, k="f16", v="f16")
+    got = logits(made, ids, cache, [60] + [1] * 30)
+    assert (got - expected).abs().max() < 2e-2 * expected.abs().max()
+    info = cache.describe()[0].layer
+    assert (info.kv_heads, info.head_dim, info.v_head_dim, info.latent) == (1, 64, 16, True)
+
+
+@pytest.mark.parametrize("k, most", [("tq8", 0.03), ("tq4", 0.3)])
+def test_compressed_logits_are_close(k, most):
+    ids = random_tokens(200)
+    with torch.no_grad():
+        expected = model("eager")(ids).logits[0]
+    made = model("gyre")
+    got = logits(made, ids, GyreCache(made.config, k=k, v="tq8", tail=16), [150] + [1] * 50)
+    assert ((got - expected).pow(2).mean() / expected.pow(2).mean()).sqrt() < most
+
+
+def test_a_padded_batch_is_each_row_alone():
+    made = model("gyre")
+    rows = [random_tokens(20)[0], random_tokens(33)[0][5:]]
+    ids, mask = padded(rows)
+    with torch.no_grad():
+        together = made(ids, attention_mask=mask, past_key_values=GyreCache(made.config, k="f16", v="f16")).logits[:, -1]
+        for row, got in zip(rows, together):
+            cache = GyreCache(made.config, k="f16", v="f16")
+            alone = made(row[None], past_key_values=cache).logits[0, -1]
+            assert (got - alone).abs().max() < 1e-2 * alone.abs().max()
+
+
+def test_refusals():
+    made = model("eager")
+    with torch.no_grad(), pytest.raises(gyre.InvalidArgument, match="a GyreCache is read by Gyre's attention only"):
+        made(random_tokens(4), past_key_values=GyreCache(made.config))
+    with torch.no_grad(), pytest.raises(gyre.InvalidArgument, match="stored as f16, bf16 or a native format, got f32"):
+        model("gyre")(random_tokens(4), past_key_values=GyreCache(made.config, k="f32", v="f32"))
