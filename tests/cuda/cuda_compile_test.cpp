@@ -96,8 +96,9 @@ void compile_and_print(const Nvrtc& compiler, const CudaKernel& kernel, uint32_t
               << used.stack << std::setw(8) << used.spills << '\n';
     EXPECT_NE(used.registers, 0u) << "nothing was found in the log:\n" << made.log;
     if (name.find("attention") != std::string::npos) {
-      // attention_drafts spills before and behind its loop over stages. attention_latent spills what
-      // its producers know of a work item; its variant for a Hopper is compiled for others, too.
+      // attention_drafts spills before and behind its loop over stages. attention_latent spills
+      // what its producers know of a work item; its variant for a Hopper is compiled for others,
+      // too.
       const bool drafts = name.find("attention_drafts") != std::string::npos,
                  latent = name.find("attention_latent") != std::string::npos;
       EXPECT_LE(used.spills, drafts ? 1024u : (latent ? 2048u : 0u)) << name;
