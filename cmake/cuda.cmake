@@ -10,14 +10,11 @@ target_sources(gyre PRIVATE
   src/cuda/driver.cpp
   src/cuda/early_reads.cpp
   src/cuda/graph.cpp
-  src/cuda/hadamard.cpp
   src/cuda/kernel_cache.cpp
   src/cuda/kernel_set.cpp
-  src/cuda/kv_append.cpp
   src/cuda/kv_copy.cpp
-  src/cuda/kv_feedback.cpp
-  src/cuda/kv_quantize.cpp
-  src/cuda/kv_write.cpp
+  src/cuda/codec.cpp
+  src/cuda/write.cpp
   src/cuda/library.cpp
   src/cuda/device_list.cpp
   src/cuda/memory.cpp
@@ -25,7 +22,6 @@ target_sources(gyre PRIVATE
   src/cuda/offline_device.cpp
   src/cuda/pipeline.cpp
   src/cuda/rope.cpp
-  src/cuda/rope_append.cpp
   src/cuda/stream.cpp
   src/cuda/stream_copy.cpp
   src/cuda/stream_trace.cpp

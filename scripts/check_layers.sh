@@ -7,7 +7,7 @@ cd "${1:-$(dirname "$0")/..}"
 
 declare -A allowed=(
   [abi]='abi'
-  [runtime]='runtime|abi|gyre/(custom_kernel|device|dtype|encoder|error|fence|graph|tensor|trace|version)[.]h'
+  [runtime]='runtime|abi/kernel[.]h|gyre/(custom_kernel|device|dtype|encoder|error|fence|graph|tensor|trace|version)[.]h'
   [ops]='ops|runtime|abi|gyre'
   [files]='files|runtime'
   [steps]='steps|runtime|abi'

@@ -1,6 +1,7 @@
 // Attention over pages: check, problem, plan, dispatch.
 #include <algorithm>
 
+#include "abi/kernels.h"
 #include "gyre/attention.h"
 #include "ops/attention_check.h"
 #include "ops/kv_pages.h"
@@ -273,9 +274,13 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const PagedSchedules schedules(phases, params, bounds, call.keys.tail_begin);
   if (call.schedule.defined()) schedules.check(call);
   uint64_t floats = 0;
-  for (const PhasePlan& of : phases) floats = std::max(floats, of.plan.scratch_floats);
+  bool fresh = false;
+  for (const PhasePlan& of : phases) {
+    floats = std::max(floats, of.plan.scratch_floats);
+    fresh = fresh || (call.any_batch && of.plan.fresh_scratch != 0);
+  }
   const bool own = !call.schedule.defined() && call.schedules == nullptr;
-  Tensor reserved = scratch.in_kernel;
+  Tensor reserved = fresh ? Tensor() : scratch.in_kernel;
   if (const uint64_t all = floats + (own ? schedules.words() : 0); all != 0)
     reserved = at_least(device, reserved, all);
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -294,7 +299,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
     params.schedule_key = schedules.key(i);
     dispatch_phase(recording, call, parts, phases[i].plan, params, outputs, reserved, schedule);
   }
-  scratch.in_kernel = reserved;
+  if (!fresh) scratch.in_kernel = reserved;
 }
 
 Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
@@ -357,14 +362,13 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.is_prefill = in.is_prefill;
   call.schedule = in.schedule;
   call.options = options;
-  // The CPU's counters lie elsewhere for other numbers of sequences: it takes fresh zeros.
-  const bool kept = in.scratch != nullptr && encoder.device().stream() != 0;
+  call.any_batch = true;
   AttendScratch scratch;
-  if (kept) scratch.in_kernel = *in.scratch;
+  if (in.scratch != nullptr) scratch.in_kernel = *in.scratch;
   attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},
                scratch);
   recording.commit();
-  if (kept) *in.scratch = scratch.in_kernel;
+  if (in.scratch != nullptr) *in.scratch = scratch.in_kernel;
 } catch (const std::bad_alloc&) {
   out_of_memory("attention");
 }

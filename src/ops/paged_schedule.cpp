@@ -1,3 +1,4 @@
+#include "abi/kernels.h"
 #include "ops/paged_schedule.h"
 
 #include "runtime/require.h"

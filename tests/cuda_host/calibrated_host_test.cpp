@@ -13,11 +13,9 @@
 #include "op_case.h"
 #include "ops/cache_ops.h"
 // After cuda_host.h
-#include "cuda/kernels/kv_append.cu"
 #include "cuda/kernels/kv_feedback.cu"
-#include "cuda/kernels/kv_quantize.cu"
 #include "cuda/kernels/kv_transform.cu"
-#include "cuda/kernels/kv_write.cu"
+#include "cuda/kernels/write.cu"
 
 namespace gyre::test {
 namespace {
@@ -75,8 +73,8 @@ TaskFn select_transform(uint64_t key) {
 // One stream of a kv_quantize.
 template <uint32_t kFormatK, uint32_t kFormatV>
 void run_quantize(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
-  launch_on_host(cuda::kv_quantize<cuda::CalibratedRow, kFormatK, kFormatV>,
-                 cuda::launch_kv_quantize, params, args, 6, 0);
+  launch_on_host(cuda::kv_quantize<cuda::CalibratedRow, kFormatK, kFormatV>, cuda::launch_write,
+                 params, args, kKvQuantize.info.arg_count, 0);
 }
 TaskFn quantize_of(uint32_t stream, uint32_t format) {
   return with_format(Native(), format, [&](auto f) -> TaskFn {
@@ -87,15 +85,15 @@ TaskFn quantize_of(uint32_t stream, uint32_t format) {
 // The CPU writes the streams that are not calibrated. Which are is in the spec alone.
 template <uint32_t kDType, uint32_t kCalibrated>
 void run_quantizes(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
-  const auto& all = *static_cast<const abi::KvQuantizeParams*>(params);
+  const auto& all = *static_cast<const abi::WriteParams*>(params);
   for (uint32_t i = all.first_stream; i < all.first_stream + all.streams; ++i) {
-    abi::KvQuantizeParams p = all;
+    abi::WriteParams p = all;
     p.first_stream = i, p.streams = 1;
     const auto format = static_cast<uint8_t>(p.stream[i].cache.format);
-    const abi::KvQuantizeSpec spec{
-        kDType, i == 0 ? format : uint8_t{0}, i == 1 ? format : uint8_t{0}, 0, {}};
+    const abi::WriteSpec spec{
+        kDType, i == 0 ? format : uint8_t{0}, i == 1 ? format : uint8_t{0}, 0, 0, 0, {}};
     const bool calibrated = (kCalibrated >> i & 1) != 0;
-    (calibrated ? quantize_of(i, format) : cpu::select_kv_quantize(spec_key(spec)))(&p, args, 0, 1);
+    (calibrated ? quantize_of(i, format) : cpu::select_write(spec_key(spec)))(&p, args, 0, 1);
   }
 }
 template <uint32_t kDType>
@@ -105,7 +103,7 @@ TaskFn quantizes_of(uint32_t calibrated) {
   return kOf[calibrated];
 }
 TaskFn select_quantize(uint64_t key) {
-  const auto spec = spec_from_key<abi::KvQuantizeSpec>(key);
+  const auto spec = spec_from_key<abi::WriteSpec>(key);
   constexpr auto kOf = std::array{quantizes_of<0>, quantizes_of<1>, quantizes_of<2>};
   return kOf[spec.source_dtype](spec.calibrated);
 }
@@ -138,22 +136,22 @@ TaskFn writer_of(uint64_t key, const TaskFn (&of)[std::size(kWriters)]) {
 
 template <class Source, uint32_t kK, uint32_t kV, uint32_t kCalibrated>
 void run_append(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
-  launch_on_host(cuda::kv_append<Source, kK, kV, kCalibrated>, cuda::launch_kv_append, params, args,
+  launch_on_host(cuda::kv_append<Source, kK, kV, kCalibrated>, cuda::launch_write, params, args,
                  kKvAppend.info.arg_count, 0);
 }
 TaskFn select_append(uint64_t key) {
-  return writer_of<abi::KvAppendSpec>(
+  return writer_of<abi::WriteSpec>(
       key, {run_append<cuda::CalibratedRow, 18, 18, 0>, run_append<float, 21, 18, 1>,
             run_append<cuda::BFloat16, 19, 17, 2>, run_append<cuda::CalibratedRow, 16, 20, 0>});
 }
 
 template <class Source, uint32_t kK, uint32_t kV, uint32_t kCalibrated>
 void run_write(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
-  launch_on_host(cuda::kv_write<Source, kK, kV, int32_t, kCalibrated>, cuda::launch_kv_write,
-                 params, args, kKvWrite.info.arg_count, 0);
+  launch_on_host(cuda::kv_write<Source, kK, kV, int32_t, kCalibrated>, cuda::launch_write, params,
+                 args, kKvWrite.info.arg_count, 0);
 }
 TaskFn select_write(uint64_t key) {
-  return writer_of<abi::KvWriteSpec>(
+  return writer_of<abi::WriteSpec>(
       key, {run_write<cuda::CalibratedRow, 18, 18, 0>, run_write<float, 21, 18, 1>,
             run_write<cuda::BFloat16, 19, 17, 2>, run_write<cuda::CalibratedRow, 16, 20, 0>});
 }

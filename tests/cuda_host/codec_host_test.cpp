@@ -12,8 +12,8 @@
 #include "ops/cache_ops.h"
 // After cuda_host.h
 #include "cuda/kernels/hadamard.cu"
-#include "cuda/kernels/kv_append.cu"
-#include "cuda/kernels/kv_quantize.cu"
+#include "cuda/kernels/kv_dequantize.cu"
+#include "cuda/kernels/write.cu"
 
 namespace gyre::test {
 namespace {
@@ -48,17 +48,17 @@ TaskFn select_dequantize(uint64_t key) {
 }
 
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
-void launch_quantize(abi::KvQuantizeParams p, const uint64_t* args) {
+void launch_quantize(abi::WriteParams p, const uint64_t* args) {
   p.first_stream = kFormatK != 0 ? 0 : 1;
   p.streams = kFormatK != 0 && kFormatV != 0 ? 2 : 1;
-  launch_on_host(cuda::kv_quantize<Source, kFormatK, kFormatV>, cuda::launch_kv_quantize, &p, args,
-                 6, 0);
+  launch_on_host(cuda::kv_quantize<Source, kFormatK, kFormatV>, cuda::launch_write, &p, args,
+                 kKvQuantize.info.arg_count, 0);
 }
 
 // Most pairs as K alone and V alone: a kernel for each of them would take minutes to compile.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 void run_quantize(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
-  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
   constexpr bool kTakesPair = (kFormatK == 18 || kFormatK == 21) && kFormatV == 18;
   if constexpr (kFormatK == 0 || kFormatV == 0 || kTakesPair) {
     launch_quantize<Source, kFormatK, kFormatV>(p, args);
@@ -69,7 +69,7 @@ void run_quantize(const void* params, const uint64_t* args, uint32_t, uint32_t) 
 }
 
 TaskFn select_quantize(uint64_t key) {
-  const auto spec = spec_from_key<abi::KvQuantizeSpec>(key);
+  const auto spec = spec_from_key<abi::WriteSpec>(key);
   return with_float(spec.source_dtype, [&](auto source) {
     using Source = decltype(source);
     if (spec.k_format == 0) {
@@ -89,12 +89,12 @@ TaskFn select_quantize(uint64_t key) {
 
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 void run_append(const void* params, const uint64_t* args, uint32_t, uint32_t) noexcept {
-  launch_on_host(cuda::kv_append<Source, kFormatK, kFormatV>, cuda::launch_kv_append, params, args,
+  launch_on_host(cuda::kv_append<Source, kFormatK, kFormatV>, cuda::launch_write, params, args,
                  kKvAppend.info.arg_count, 0);
 }
 
 TaskFn select_append(uint64_t key) {
-  const auto spec = spec_from_key<abi::KvAppendSpec>(key);
+  const auto spec = spec_from_key<abi::WriteSpec>(key);
   const auto is = [&](DType source, KvFormat k, KvFormat v) {
     return spec.source_dtype == static_cast<uint8_t>(source) &&
            spec.k_format == static_cast<uint8_t>(k) && spec.v_format == static_cast<uint8_t>(v);

@@ -13,7 +13,7 @@
 #include "ops/kv_pages.h"
 // After cuda_host.h
 #include "cuda/kernels/cache.cu"
-#include "cuda/kernels/kv_write.cu"
+#include "cuda/kernels/write.cu"
 
 namespace gyre::test {
 namespace {
@@ -25,7 +25,7 @@ struct WriteCase {
   KvFormat k, v;
   uint64_t head_dim, v_head_dim;
   bool wide;  // slots of 64 bits
-  void (*run)(const abi::KvWriteParams& p, const uint64_t* args);
+  void (*run)(const abi::WriteParams& p, const uint64_t* args);
 };
 
 template <class Source>
@@ -35,15 +35,15 @@ constexpr DType dtype_of() {
 }
 
 template <class Source, uint32_t kK, uint32_t kV, class Slot>
-void run_tiles(const abi::KvWriteParams& p, const uint64_t* args) {
-  launch_on_host(cuda::kv_write<Source, kK, kV, Slot>, cuda::launch_kv_write, &p, args, 7, 0);
+void run_tiles(const abi::WriteParams& p, const uint64_t* args) {
+  launch_on_host(cuda::kv_write<Source, kK, kV, Slot>, cuda::launch_write, &p, args, 9, 0);
 }
 template <class Source, uint32_t kK, uint32_t kV, class Slot, uint32_t kQuads>
-void run_rows(const abi::KvWriteParams& p, const uint64_t* args) {
-  abi::KvWriteSpec spec{};
+void run_rows(const abi::WriteParams& p, const uint64_t* args) {
+  abi::WriteSpec spec{};
   spec.lane_quads = kQuads;
-  launch_on_host(cuda::kv_write_rows<Source, kK, kV, Slot, kQuads>, cuda::launch_kv_write, &p, args,
-                 7, spec_key(spec));
+  launch_on_host(cuda::kv_write_rows<Source, kK, kV, Slot, kQuads>, cuda::launch_write, &p, args, 9,
+                 spec_key(spec));
 }
 
 template <class T>
@@ -69,22 +69,22 @@ class KvWriteOnHost : public testing::TestWithParam<WriteCase> {
 
   void write(const Tensor& k, const Tensor& v, const KvPages& pages, uint64_t slots) const {
     const KvPageParts parts = page_parts(pages);
-    abi::KvWriteParams p{};
+    abi::WriteParams p{};
     p.tokens = k.shape(0);
     p.heads = kHeads;
-    p.pages = kPages;
-    p.page_stride = parts.page_stride;
-    p.page_tokens = kPageTokens;
+    p.streams = 2;
+    p.where = abi::kWriteSlots;
+    p.pages = {kPages, parts.page_stride, kPageTokens, GetParam().wide ? 8u : 4u};
     const auto stream = [](const Tensor& x, const abi::KvCacheLayout& cache) {
       const uint64_t each = x.dtype() == DType::f32 ? 4 : 2;
-      return abi::KvQuantizeStream{x.stride(0) * each, x.stride(1) * each, cache};
+      return abi::WriteStream{x.stride(0) * each, x.stride(1) * each, cache, 0, 0, 0};
     };
     p.stream[0] = stream(k, parts.k);
     p.stream[1] = stream(v, parts.v);
     const auto at = [](const Tensor& x) { return x.defined() ? x.address() : 0; };
-    const uint64_t args[] = {k.address(), at(parts.k_codes), at(parts.k_scales),
-                             v.address(), at(parts.v_codes), at(parts.v_scales),
-                             slots};
+    const uint64_t args[] = {slots, k.address(), at(parts.k_codes), at(parts.k_scales),
+                             0,     v.address(), at(parts.v_codes), at(parts.v_scales),
+                             0};
     GetParam().run(p, args);
   }
 

@@ -1,13 +1,12 @@
 #pragma once
 // How much work a block takes: plain functions of params, for kernels and for those who launch
 // them.
-#include "abi/kv_append.h"
+#include "abi/bytes_copy.h"
 #include "abi/kv_codec.h"
 #include "abi/kv_copy.h"
-#include "abi/kv_quantize.h"
-#include "abi/kv_write.h"
 #include "abi/rope.h"
 #include "abi/rope_append.h"
+#include "abi/write.h"
 
 namespace gyre::cuda {
 
@@ -41,13 +40,6 @@ constexpr uint32_t tiles_per_block(uint32_t head_dim) {
   return head_dim == kWarpDim ? kBlockWarps : tiles_at_once(head_dim);
 }
 
-constexpr uint32_t quantize_blocks(const abi::KvQuantizeParams& p, uint32_t stream) {
-  const uint32_t dim = p.stream[stream].cache.head_dim;
-  const uint32_t tiles = static_cast<uint32_t>(p.heads) * static_cast<uint32_t>(p.tiles);
-  if (dim == kWarpDim) return (tiles + kBlockWarps - 1) / kBlockWarps;  // no division
-  return (tiles + tiles_per_block(dim) - 1) / tiles_per_block(dim);
-}
-
 // Floats that a thread keeps in shared memory for each slot of a row that takes many.
 constexpr uint32_t kLongFloats = kChunk + 1;
 constexpr uint32_t long_row_bytes(uint32_t head_dim) {
@@ -65,28 +57,27 @@ constexpr uint32_t copy_tokens(uint32_t source_bytes, uint32_t cache_bytes) {
   return 64 / (copy_chunk(source_bytes, cache_bytes) * source_bytes);
 }
 
-// kv_append. Where keys enter the body is known on the device only; these are the most tiles.
+// A write in tiles. A range knows its tiles; where a state or a list goes is known on the device
+// only: these are the most, for a list one to every token.
+inline uint32_t write_tile_count(uint32_t where, const abi::WriteParams& p) {
+  if (where == abi::kWriteRange) return static_cast<uint32_t>(p.run.tiles);
+  return static_cast<uint32_t>(where == abi::kWriteState ? abi::append_max_tiles(p) : p.tokens);
+}
+constexpr uint32_t write_blocks(const abi::WriteParams& p, uint32_t stream, uint32_t tiles) {
+  const uint32_t dim = p.stream[stream].cache.head_dim;
+  const uint32_t all = static_cast<uint32_t>(p.heads) * tiles;
+  if (dim == kWarpDim) return (all + kBlockWarps - 1) / kBlockWarps;  // no division
+  return (all + tiles_per_block(dim) - 1) / tiles_per_block(dim);
+}
+// Rows for sink tokens and tail.
 constexpr uint32_t kNearLanes = 16;
-constexpr uint64_t append_most_tiles(const abi::KvAppendParams& p) {
-  const uint64_t tiles = divide_up(p.tokens + 2 * abi::kKvTile - 1, abi::kKvTile);
-  const uint64_t all = divide_up(p.places.body_capacity, abi::kKvTile);
-  return tiles < all ? tiles : all;
-}
-constexpr uint64_t append_body_blocks(const abi::KvAppendParams& p, uint32_t stream) {
-  return divide_up(p.heads * append_most_tiles(p), tiles_per_block(p.stream[stream].body.head_dim));
-}
-constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
+constexpr uint64_t append_near_blocks(const abi::WriteParams& p) {
   if (p.places.sink_tokens == 0 && p.places.tail_capacity == 0) return 0;
   return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
 }
-
-// kv_write. Which tokens share a tile is known on the device only: every token may have its own.
-constexpr uint64_t write_blocks(const abi::KvWriteParams& p, uint32_t stream) {
-  return divide_up(p.heads * p.tokens, tiles_per_block(p.stream[stream].cache.head_dim));
-}
-// Few tokens: a warp to each row of K, then of V.
+// Few tokens of kv_write: a warp to each row of K, then of V.
 constexpr uint32_t kWriteRows = 4;  // of a block
-constexpr uint64_t write_row_blocks(const abi::KvWriteParams& p) {
+constexpr uint64_t write_row_blocks(const abi::WriteParams& p) {
   return divide_up(2 * p.heads * p.tokens, kWriteRows);
 }
 // kv_page_copy. Blocks take so many bytes of a page at a time.

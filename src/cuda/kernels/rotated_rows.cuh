@@ -26,6 +26,7 @@ struct RowSource {
 
 template <class In, bool kAdjacent, bool kNorm>
 struct KeyRotation {
+  static constexpr bool kRotates = true;
   static constexpr uint32_t kStream = 1, kWeightArg = 6;
   using Unit = Rope<In, In, kAdjacent, kNorm, MadeAngles, true>;
 

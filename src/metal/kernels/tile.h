@@ -2,8 +2,8 @@
 // Storing a tile: 8 slots of one head of K or V, by a simdgroup. Tokens are calibrated one by one;
 // their codes meet in the group's memory, because eight tokens share V's bytes. All writers store
 // through this.
-#include "abi/kv_append.h"
 #include "abi/kv_feedback.h"
+#include "abi/write.h"
 #include "metal/kernels/mlx_native_codes.h"
 #include "metal/kernels/planes.h"
 

@@ -1,0 +1,103 @@
+// Where the tokens of a write go: the tiles of a cache that it enters, and the tokens of each.
+
+#if defined(GYRE_CPU_WRITE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef GYRE_CPU_WRITE_INL_H
+#undef GYRE_CPU_WRITE_INL_H
+#else
+#define GYRE_CPU_WRITE_INL_H
+#endif
+
+#include <algorithm>
+
+#include "abi/write.h"
+#include "cpu/kernels/kv_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+struct FoundTile {
+  uint64_t page = 0;    // bytes from page 0 to the tile's page
+  uint64_t tile = 0;    // of the page, or of the cache
+  bool is_body = true;  // else its tokens are sink tokens, which no tile holds
+  TileTokens tokens;
+};
+
+// A range of slots, or what a cache's state says.
+class RunTiles {
+ public:
+  explicit RunTiles(const abi::WriteParams& p) : p_(p), run_(p.run) {}
+  RunTiles(const abi::WriteParams& p, const abi::KvState& state)
+      : p_(p), run_(abi::append_run(p, state)), first_key_(state.start) {
+    const uint64_t end = std::min(p.places.sink_tokens, abi::append_keys(p, state).end);
+    sink_tokens_ = end > first_key_ ? end - first_key_ : 0;
+    sink_runs_ = (sink_tokens_ + abi::kKvTile - 1) / abi::kKvTile;
+    has_near_ = sink_tokens_ != 0 || p.places.tail_capacity != 0;
+  }
+
+  // Runs of sink tokens, then tiles.
+  uint64_t count() const { return sink_runs_ + run_.tiles; }
+  FoundTile Find(uint64_t index) const {
+    FoundTile found;
+    found.is_body = index >= sink_runs_;
+    if (found.is_body) found.tile = run_.tile(index - sink_runs_);
+    for (uint32_t i = 0; i < abi::kKvTile; ++i) {
+      const uint64_t slot = found.tile * abi::kKvTile + i, sink = index * abi::kKvTile + i;
+      const bool present = found.is_body ? run_.has(slot) : sink < sink_tokens_;
+      if (!present) continue;
+      found.tokens.mask |= 1u << i;
+      found.tokens.token[i] = found.is_body ? run_.token(slot) : sink;
+    }
+    return found;
+  }
+  // The token's row among sink tokens and tail, which begin at `near`; null: it has none.
+  Half* NearRow(uint64_t near, uint64_t stream, uint64_t head, uint64_t token) const {
+    if (!has_near_) return nullptr;
+    const uint64_t offset =
+        abi::append_near_offset(p_.places, p_.stream[stream], first_key_ + token, head);
+    return offset == abi::kNoNear ? nullptr : pointer<Half>(near + offset);
+  }
+
+ private:
+  const abi::WriteParams& p_;
+  abi::SlotRun run_;
+  uint64_t first_key_ = 0, sink_tokens_ = 0, sink_runs_ = 0;
+  bool has_near_ = false;
+};
+
+// A list of slots in pages. Every token may have a tile; the first token of a tile stands for it.
+template <class Slot>
+class ListTiles {
+ public:
+  ListTiles(const abi::WriteParams& p, uint64_t slots)
+      : p_(p), list_{{pointer<const Slot>(slots)}, p.tokens, p.pages.pages * p.pages.page_tokens} {}
+
+  uint64_t count() const { return p_.tokens; }
+  FoundTile Find(uint64_t leader) const {
+    FoundTile found;
+    if (!list_.leads(leader)) return found;
+    const uint64_t first_slot = list_.tile(leader) * abi::kKvTile;
+    found.page = first_slot / p_.pages.page_tokens * p_.pages.page_stride;
+    found.tile = first_slot % p_.pages.page_tokens / abi::kKvTile;
+    for (uint64_t t = leader; t < list_.tokens; ++t) {
+      const uint64_t slot = list_.slot(t) - first_slot;
+      if (slot >= abi::kKvTile) continue;
+      found.tokens.mask |= 1u << slot;
+      found.tokens.token[slot] = t;
+    }
+    return found;
+  }
+  Half* NearRow(uint64_t, uint64_t, uint64_t, uint64_t) const { return nullptr; }
+
+ private:
+  struct Slots {
+    const Slot* at;
+    uint64_t operator()(uint64_t token) const { return static_cast<uint64_t>(at[token]); }
+  };
+  const abi::WriteParams& p_;
+  abi::SlotList<Slots> list_;
+};
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,312 @@
+// The writers on the CPU: kv_quantize, kv_append, kv_write and rope_append. Work items are tiles of
+// 8 slots for a group of heads of K and V: write-inl.h finds the tokens of a tile, kv_tile-inl.h
+// stores them. rope_append's first tasks rotate q, as rope does; the others rotate K's rows into
+// scratch memory first, in the dtype that rope would leave them in. So every byte of q, k and v is
+// read once.
+#include "abi/write.h"
+
+#include <algorithm>
+
+#include "abi/rope_append.h"
+#include "cpu/kernels.h"
+#include "cpu/kernels/select.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kernels/write.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h
+#include "cpu/kernels/copy-inl.h"
+#include "cpu/kernels/rope_token-inl.h"
+#include "cpu/kernels/write-inl.h"
+
+#ifndef GYRE_CPU_WRITE_CUT  // once for all instruction sets
+#define GYRE_CPU_WRITE_CUT
+namespace gyre::cpu {
+
+constexpr uint64_t kRowBytes = 64 << 10;  // of scratch memory for rotated rows: stays in L2
+
+// How a call is cut, by params alone.
+struct WriteCut {
+  uint64_t group;  // heads of a tile that are done together
+  uint64_t groups;
+  uint32_t tasks;
+
+  explicit WriteCut(const abi::WriteParams& p) { Cut(p, p.heads, 0); }
+
+ protected:
+  static constexpr uint64_t kStoredPerTask = 8 << 10;  // coordinates: some microseconds
+
+  static uint64_t RowDims(const abi::WriteParams& p) {  // 0 for a stream that is not there
+    return uint64_t{p.stream[0].cache.head_dim} + p.stream[1].cache.head_dim;
+  }
+  // wanted: heads of a group; 0: as many as a task takes.
+  void Cut(const abi::WriteParams& p, uint64_t max_group, uint64_t wanted) {
+    const uint64_t in_tile = std::min<uint64_t>(p.tokens, abi::kKvTile);
+    if (wanted == 0) wanted = kStoredPerTask / std::max<uint64_t>(1, in_tile * RowDims(p));
+    group = std::max<uint64_t>(1, std::min({wanted, max_group, p.heads}));
+    groups = (p.heads + group - 1) / group;
+    tasks = task_count(p.tokens * p.heads * RowDims(p) / kStoredPerTask, p.tokens * groups);
+  }
+};
+
+struct RopeAppendCut : WriteCut {
+  uint32_t q_tasks;  // one task in all does both
+
+  RopeAppendCut(const abi::RopeAppendParams& p, uint64_t element_bytes) : WriteCut(p.write) {
+    constexpr uint64_t kRotatedPerTask = 16 << 10, kManyTokens = 64;
+    const uint64_t tokens = p.rope.tokens, k_dim = p.rope.head_dim;
+    // Each group makes its angles again: only few tokens are cut that way.
+    Cut(p.write, kRowBytes / (abi::kKvTile * k_dim * element_bytes),
+        tokens >= kManyTokens ? p.write.heads : 0);
+    const uint64_t q = p.rope.streams != 0 ? p.rope.stream[0].heads * k_dim : 0;
+    q_tasks = task_count(tokens * q / kRotatedPerTask, q != 0 ? tokens : 0);
+    if (tokens * (q + p.write.heads * RowDims(p.write)) <= kRotatedPerTask) q_tasks = 0, tasks = 1;
+  }
+};
+
+}  // namespace gyre::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace gyre::cpu::HWY_NAMESPACE {
+
+struct HeadGroup {
+  uint64_t begin, end;
+};
+
+// Rows of K are stored as they are.
+struct NoRotation {
+  static constexpr bool kRotates = false;
+};
+
+constexpr uint32_t kWhere = 7;  // from there on arguments are those of a write
+
+// The tile's rows of K, rotated: [slot][head of the group][head_dim].
+struct RotatedRows {
+  alignas(64) std::byte bytes[kRowBytes];
+};
+
+// Rotates k as rope would, as its only stream.
+template <class In, bool kAdjacent, bool kNorm>
+class KeyRotation {
+ public:
+  static constexpr bool kRotates = true;
+
+  KeyRotation(const abi::RopeParams& params, const uint64_t* args) : p_(params) {
+    p_.streams = 1;
+    p_.stream[0] = params.stream[1];
+    std::copy_n(args, kRope.info.arg_count, args_);
+    args_[kStreamArgs[0][0]] = args[kWhere + 1];
+    args_[kStreamArgs[0][2]] = args[kWhere - 1];
+    args_[kStreamArgs[0][3]] = 0;
+    MakeTables(p_, args_, tables_);
+    if constexpr (kNorm) MakeWeights(p_, args_, tables_);
+  }
+
+  uint64_t row_bytes() const { return p_.head_dim * sizeof(In); }
+
+  // A group of heads of the tokens that enter a tile.
+  void Rotate(const TileTokens& tokens, const HeadGroup& heads) {
+    const abi::RopeStream& s = p_.stream[0];
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+      if ((tokens.mask >> slot & 1) == 0) continue;
+      const uint64_t token = tokens.token[slot];
+      MakeTokenAngles<kAdjacent>(p_, args_, tables_, token, angles_);
+      RotateHeads<kAdjacent, kNorm, In, In>(
+          p_, FactorsOf<kAdjacent, kNorm>(p_, tables_, 0, angles_),
+          {.x = args_[kStreamArgs[0][0]] + token * s.x_token_stride + heads.begin * s.x_head_stride,
+           .x_step = s.x_head_stride,
+           .out = reinterpret_cast<uintptr_t>(Row(slot, heads.begin, heads)),
+           .out_step = row_bytes(),
+           .second = 0,
+           .second_step = 0,
+           .second_dtype = abi::kRopeNoDtype},
+          heads.end - heads.begin);
+    }
+  }
+  std::byte* Row(uint32_t slot, uint64_t head, const HeadGroup& heads) {
+    return rows_.bytes + (slot * (heads.end - heads.begin) + head - heads.begin) * row_bytes();
+  }
+
+ private:
+  abi::RopeParams p_;
+  uint64_t args_[kRope.info.arg_count];
+  RopeTables tables_;
+  RopeAngles angles_;
+  RotatedRows rows_;
+};
+
+// One write. args: "where", then source, codes, scales and 16-bit rows of K, and those of V.
+template <class Source, uint32_t kCalibrated, class Rotation>
+class Writer {
+ public:
+  Writer(const abi::WriteParams& p, const uint64_t* args, const WriteCut& cut, Rotation& rotation)
+      : p_(p),
+        args_(args),
+        cut_(cut),
+        rotation_(rotation),
+        dims_{MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)} {
+    scratch_.facts.Clear(std::max(dims_[0].scales.count, dims_[1].scales.count));
+  }
+
+  void Write(uint32_t task, uint32_t tasks) {
+    if (p_.where == abi::kWriteRange) return WriteTiles(RunTiles(p_), task, tasks);
+    if (p_.where == abi::kWriteState)
+      return WriteTiles(RunTiles(p_, *pointer<const abi::KvState>(args_[0])), task, tasks);
+    if (p_.pages.slot_bytes == 4) return WriteTiles(ListTiles<int32_t>(p_, args_[0]), task, tasks);
+    WriteTiles(ListTiles<int64_t>(p_, args_[0]), task, tasks);
+  }
+
+ private:
+  template <class Tiles>
+  void WriteTiles(const Tiles& tiles, uint32_t task, uint32_t tasks) {
+    const Share share = share_of(tiles.count() * cut_.groups, task, tasks);
+    FoundTile found;
+    for (uint64_t item = share.begin; item < share.end; ++item) {
+      const uint64_t first = item % cut_.groups * cut_.group;
+      const HeadGroup heads{first, std::min(first + cut_.group, p_.heads)};
+      if (first == 0 || item == share.begin) found = tiles.Find(item / cut_.groups);
+      if (found.tokens.mask == 0) continue;
+      if constexpr (Rotation::kRotates) rotation_.Rotate(found.tokens, heads);
+      for (uint64_t stream = p_.first_stream; stream < p_.first_stream + p_.streams; ++stream) {
+        for (uint64_t head = heads.begin; head < heads.end; ++head)
+          WriteHead(tiles, found, stream, head, heads);
+      }
+    }
+  }
+
+  template <class Tiles>
+  void WriteHead(const Tiles& tiles, const FoundTile& found, uint64_t stream, uint64_t head,
+                 const HeadGroup& heads) {
+    const abi::WriteStream& s = p_.stream[stream];
+    const uint64_t* const at = args_ + 1 + 4 * stream;
+    KvTileJob job;
+    job.head = &dims_[stream];
+    job.stream = stream;
+    job.mask = found.tokens.mask;
+    job.codes = pointer<uint8_t>(at[1] + found.page) + head * s.cache.codes_head_stride +
+                found.tile * s.cache.codes_tile_stride;
+    job.scales = pointer<uint8_t>(at[2] + found.page) + head * s.cache.scales_head_stride +
+                 found.tile * s.cache.scales_tile_stride;
+    const auto* const source = pointer<const std::byte>(at[0]) + head * s.source_head_stride;
+    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+      job.next[slot] = nullptr;
+      if ((job.mask >> slot & 1) == 0) continue;
+      const uint64_t token = found.tokens.token[slot];
+      job.source[slot] = source + token * s.source_token_stride;
+      if constexpr (Rotation::kRotates) {
+        if (stream == 0) job.source[slot] = rotation_.Row(slot, head, heads);
+      }
+      if (!Rotation::kRotates || stream == 1) job.next[slot] = NextRow(stream, head, token);
+      if (Half* const near = tiles.NearRow(at[3], stream, head, token); near != nullptr)
+        CopyNear(stream, job.source[slot], near);
+    }
+    if (found.is_body) WriteTile<Source, kCalibrated>(s.cache, job, scratch_);
+  }
+
+  // What is read soon: the next head, or behind the last one the tile that usually follows.
+  const std::byte* NextRow(uint64_t stream, uint64_t head, uint64_t token) const {
+    const abi::WriteStream& s = p_.stream[stream];
+    const bool is_last = head + 1 == p_.heads;
+    if (is_last) token += abi::kKvTile;
+    if (token >= p_.tokens) return nullptr;
+    return pointer<const std::byte>(args_[1 + 4 * stream]) + token * s.source_token_stride +
+           (is_last ? 0 : head + 1) * s.source_head_stride;
+  }
+
+  // A calibrated row begins with the row in f16.
+  void CopyNear(uint64_t stream, const std::byte* row, Half* near) const {
+    const uint32_t head_dim = p_.stream[stream].cache.head_dim;
+    if ((kCalibrated >> stream & 1) != 0) {
+      CopyRow(reinterpret_cast<const Half*>(row), near, head_dim);
+    } else {
+      CopyRow(reinterpret_cast<const Source*>(row), near, head_dim);
+    }
+  }
+
+  const abi::WriteParams& p_;
+  const uint64_t* args_;
+  const WriteCut& cut_;
+  Rotation& rotation_;
+  KvHead dims_[2];
+  KvScratch scratch_;
+};
+
+template <class Source, uint32_t kCalibrated>
+void Write(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
+  NoRotation none;
+  const WriteCut cut(p);
+  Writer<Source, kCalibrated, NoRotation>(p, args, cut, none).Write(task, tasks);
+}
+
+template <class In, bool kAdjacent, bool kNorm>
+void RotateQueries(const abi::RopeAppendParams& p, const uint64_t* args, const Share& tokens) {
+  const abi::RopeParams rope = p.rope;  // by value: stores could otherwise alias them
+  uint64_t q_args[kRope.info.arg_count] = {};
+  std::copy_n(args, kStreamArgs[0][2] + 1, q_args);
+  RopeTokens<In, In, kAdjacent, kNorm>(rope, q_args, tokens);
+}
+
+template <class In, bool kAdjacent, bool kNorm>
+void RopeAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  using Rotation = KeyRotation<In, kAdjacent, kNorm>;
+  const auto& p = *static_cast<const abi::RopeAppendParams*>(params);
+  const RopeAppendCut cut(p, sizeof(In));
+  const bool rotates = p.rope.streams != 0;
+  if (rotates && (task < cut.q_tasks || tasks == 1)) {
+    const Share all{0, p.rope.tokens};
+    RotateQueries<In, kAdjacent, kNorm>(
+        p, args, tasks == 1 ? all : share_of(p.rope.tokens, task, cut.q_tasks));
+  }
+  if (task < cut.q_tasks) return;
+  Rotation rotation(p.rope, args);
+  Writer<In, 0, Rotation>(p.write, args + kWhere, cut, rotation)
+      .Write(task - cut.q_tasks, cut.tasks);
+}
+
+TaskFn SelectWrite(uint64_t key) {
+  const auto spec = spec_from_key<abi::WriteSpec>(key);
+  return select_source(spec.source_dtype, spec.calibrated,
+                       [](auto source, auto calibrated) -> TaskFn {
+                         return Write<decltype(source), decltype(calibrated)::value>;
+                       });
+}
+
+TaskFn SelectRopeAppend(uint64_t key) {
+  const auto spec = spec_from_key<abi::RopeAppendSpec>(key);
+  return select_float(spec.dtype, [&](auto in) -> TaskFn {
+    using In = decltype(in);
+    if (spec.norm != 0)
+      return spec.adjacent != 0 ? RopeAppend<In, true, true> : RopeAppend<In, false, true>;
+    return spec.adjacent != 0 ? RopeAppend<In, true, false> : RopeAppend<In, false, false>;
+  });
+}
+
+}  // namespace gyre::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gyre::cpu {
+
+HWY_EXPORT(SelectWrite);
+HWY_EXPORT(SelectRopeAppend);
+
+TaskFn select_write(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectWrite)(spec); }
+
+uint32_t write_tasks(const void* params, uint64_t /*spec*/) {
+  return WriteCut(*static_cast<const abi::WriteParams*>(params)).tasks;
+}
+
+TaskFn select_rope_append(uint64_t spec) { return HWY_DYNAMIC_DISPATCH(SelectRopeAppend)(spec); }
+
+uint32_t rope_append_tasks(const void* params, uint64_t spec) {
+  const auto& p = *static_cast<const abi::RopeAppendParams*>(params);
+  const auto dtype = static_cast<DType>(spec_from_key<abi::RopeAppendSpec>(spec).dtype);
+  const RopeAppendCut cut(p, size_bytes(dtype));
+  return cut.q_tasks + cut.tasks;
+}
+
+}  // namespace gyre::cpu
+#endif
