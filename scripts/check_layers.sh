@@ -28,4 +28,7 @@ for folder in src/*/; do
   wrong=$(grep -rnE '^ *# *include *"[^"]*/' "src/$folder" | grep -vE "include *\"(${allowed[$folder]})(/|\")" || true)
   [[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed "s/\$/  <- src\/$folder may not include this/"; status=1; }
 done
+# Ops know no backend: they ask neither which device it is nor for what only one of them has.
+wrong=$(grep -rnE 'stream\(\)|info\(\)\.name|"(cpu|cuda|metal)"' src/abi src/ops || true)
+[[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed 's/$/  <- ops and abi know no backend/'; status=1; }
 exit "$status"

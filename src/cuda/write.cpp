@@ -86,8 +86,8 @@ Launch launch_rope_append(const void* params, uint64_t spec, const CudaLimits& /
   const uint64_t head_dim = p.rope.head_dim;
   uint32_t shared = kStoredRows * staged_stride(head_dim, bytes);
   if (blocks.q_x != 0)
-    shared = std::max(
-        shared, rope_shared_bytes(p.rope, RopeShare(p.rope, rope_lane_bits(head_dim, bytes))));
+    shared = std::max(shared,
+                      rope_shared_bytes(p.rope, RopeWork(p.rope, rope_lane_bits(head_dim, bytes))));
   const uint64_t grid = 2 * uint64_t{blocks.rows} + uint64_t{blocks.q_x} * blocks.q_y;
   return {{static_cast<uint32_t>(grid), 1, 1}, kBlockThreads, shared};
 }

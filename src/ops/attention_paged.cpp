@@ -86,7 +86,7 @@ PagedBounds checked_bounds(const PagedCall& call) {
   return {call.page_table.shape(0), fewest, options.max_query_length, length};
 }
 
-// What is written shares no memory with what is read.
+// Outputs share no memory with inputs.
 void check_written(const PagedCall& call, const AttentionMergeInputs& outputs) {
   const struct {
     const char* name;

@@ -58,7 +58,7 @@ void check_pair(const KvQuantizeInputs& in) {
           ", got ", in.v_cache.shape.kv_heads);
 }
 
-// What is written may be nothing else.
+// Outputs share no memory with anything else.
 void check_overlap(const KvQuantizeInputs& in) {
   struct Part {
     const Tensor& tensor;

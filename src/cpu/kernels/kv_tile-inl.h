@@ -52,11 +52,11 @@ struct TileTokens {
   uint64_t token[abi::kKvTile] = {};
 };
 
-// What is to be done with a tile: which slots get which token, and where its memory is.
+// How a tile is written: which slots get which token, and where its memory is.
 struct KvTileJob {
   const KvHead* head;
-  uint64_t stream;
-  uint32_t mask = 0;  // slots that are written
+  bool is_calibrated = false;  // sources are calibrated rows
+  uint32_t mask = 0;           // slots that are written
   const std::byte* source[abi::kKvTile] = {};
   const std::byte* next[abi::kKvTile];  // sources of the tile after this one, null if not needed
   uint8_t* codes;
@@ -192,14 +192,11 @@ inline void StoreCalibratedTile(const abi::KvCacheLayout& cache, const KvTileJob
   });
 }
 
-// Any format, dense ones included. kCalibrated: bit `stream` says that its rows are calibrated
-// rows.
-template <class Source, uint32_t kCalibrated = 0>
+// Any format, dense ones included.
+template <class Source>
 void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
   if (job.mask == 0) return;
-  if constexpr (kCalibrated != 0) {
-    if ((kCalibrated >> job.stream & 1) != 0) return StoreCalibratedTile(cache, job, scratch);
-  }
+  if (job.is_calibrated) return StoreCalibratedTile(cache, job, scratch);
   if (!abi::kv_is_native(cache.format) && !abi::kv_is_mlx_native(cache.format))
     return StoreDense<Source>(cache, job);
   QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);

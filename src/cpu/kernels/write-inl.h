@@ -22,21 +22,41 @@ struct FoundTile {
   TileTokens tokens;
 };
 
-// A range of slots, or what a cache's state says.
-class RunTiles {
+// The tiles of one write, whatever says where they are. Found once for all heads of a group, so a
+// branch costs nothing, and the code that writes them exists once.
+class WriteTargets {
  public:
-  explicit RunTiles(const abi::WriteParams& p) : p_(p), run_(p.run) {}
-  RunTiles(const abi::WriteParams& p, const abi::KvState& state)
-      : p_(p), run_(abi::append_run(p, state)), first_key_(state.start) {
+  // where: the state or the slots; a range has neither.
+  WriteTargets(const abi::WriteParams& p, uint64_t where) : p_(p), where_(where) {
+    if (p.where == abi::kWriteRange) run_ = p.run;
+    if (p.where != abi::kWriteState) return;
+    const abi::KvState state = *pointer<const abi::KvState>(where);
     const uint64_t end = std::min(p.places.sink_tokens, abi::append_keys(p, state).end);
+    run_ = abi::append_run(p, state);
+    first_key_ = state.start;
     sink_tokens_ = end > first_key_ ? end - first_key_ : 0;
     sink_runs_ = (sink_tokens_ + abi::kKvTile - 1) / abi::kKvTile;
     has_near_ = sink_tokens_ != 0 || p.places.tail_capacity != 0;
   }
 
-  // Runs of sink tokens, then tiles.
-  uint64_t count() const { return sink_runs_ + run_.tiles; }
-  FoundTile Find(uint64_t index) const {
+  // Runs of sink tokens, then tiles. Every token of a list may have a tile.
+  uint64_t count() const {
+    return p_.where == abi::kWriteSlots ? p_.tokens : sink_runs_ + run_.tiles;
+  }
+  HWY_NOINLINE FoundTile Find(uint64_t index) const {
+    if (p_.where != abi::kWriteSlots) return FindInRun(index);
+    return p_.pages.slot_bytes == 4 ? FindInList<int32_t>(index) : FindInList<int64_t>(index);
+  }
+  // The token's row among sink tokens and tail, which begin at `near`; null: it has none.
+  Half* NearRow(uint64_t near, uint64_t stream, uint64_t head, uint64_t token) const {
+    if (!has_near_) return nullptr;
+    const uint64_t offset =
+        abi::append_near_offset(p_.places, p_.stream[stream], first_key_ + token, head);
+    return offset == abi::kNoNear ? nullptr : pointer<Half>(near + offset);
+  }
+
+ private:
+  FoundTile FindInRun(uint64_t index) const {
     FoundTile found;
     found.is_body = index >= sink_runs_;
     if (found.is_body) found.tile = run_.tile(index - sink_runs_);
@@ -49,52 +69,36 @@ class RunTiles {
     }
     return found;
   }
-  // The token's row among sink tokens and tail, which begin at `near`; null: it has none.
-  Half* NearRow(uint64_t near, uint64_t stream, uint64_t head, uint64_t token) const {
-    if (!has_near_) return nullptr;
-    const uint64_t offset =
-        abi::append_near_offset(p_.places, p_.stream[stream], first_key_ + token, head);
-    return offset == abi::kNoNear ? nullptr : pointer<Half>(near + offset);
-  }
 
- private:
-  const abi::WriteParams& p_;
-  abi::SlotRun run_;
-  uint64_t first_key_ = 0, sink_tokens_ = 0, sink_runs_ = 0;
-  bool has_near_ = false;
-};
-
-// A list of slots in pages. Every token may have a tile; the first token of a tile stands for it.
-template <class Slot>
-class ListTiles {
- public:
-  ListTiles(const abi::WriteParams& p, uint64_t slots)
-      : p_(p), list_{{pointer<const Slot>(slots)}, p.tokens, p.pages.pages * p.pages.page_tokens} {}
-
-  uint64_t count() const { return p_.tokens; }
-  FoundTile Find(uint64_t leader) const {
+  template <class Slot>
+  struct Slots {
+    const Slot* at;
+    uint64_t operator()(uint64_t token) const { return static_cast<uint64_t>(at[token]); }
+  };
+  // The first token of a tile stands for it.
+  template <class Slot>
+  FoundTile FindInList(uint64_t leader) const {
+    const abi::SlotList<Slots<Slot>> list{
+        {pointer<const Slot>(where_)}, p_.tokens, p_.pages.pages * p_.pages.page_tokens};
     FoundTile found;
-    if (!list_.leads(leader)) return found;
-    const uint64_t first_slot = list_.tile(leader) * abi::kKvTile;
+    if (!list.leads(leader)) return found;
+    const uint64_t first_slot = list.tile(leader) * abi::kKvTile;
     found.page = first_slot / p_.pages.page_tokens * p_.pages.page_stride;
     found.tile = first_slot % p_.pages.page_tokens / abi::kKvTile;
-    for (uint64_t t = leader; t < list_.tokens; ++t) {
-      const uint64_t slot = list_.slot(t) - first_slot;
+    for (uint64_t t = leader; t < list.tokens; ++t) {
+      const uint64_t slot = list.slot(t) - first_slot;
       if (slot >= abi::kKvTile) continue;
       found.tokens.mask |= 1u << slot;
       found.tokens.token[slot] = t;
     }
     return found;
   }
-  Half* NearRow(uint64_t, uint64_t, uint64_t, uint64_t) const { return nullptr; }
 
- private:
-  struct Slots {
-    const Slot* at;
-    uint64_t operator()(uint64_t token) const { return static_cast<uint64_t>(at[token]); }
-  };
   const abi::WriteParams& p_;
-  abi::SlotList<Slots> list_;
+  uint64_t where_;
+  abi::SlotRun run_{};
+  uint64_t first_key_ = 0, sink_tokens_ = 0, sink_runs_ = 0;
+  bool has_near_ = false;
 };
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -138,52 +138,45 @@ class KeyRotation {
 };
 
 // One write. args: "where", then source, codes, scales and 16-bit rows of K, and those of V.
-template <class Source, uint32_t kCalibrated, class Rotation>
+template <class Source, class Rotation>
 class Writer {
  public:
-  Writer(const abi::WriteParams& p, const uint64_t* args, const WriteCut& cut, Rotation& rotation)
+  // calibrated: streams whose source is calibrated rows, 1 K, 2 V.
+  Writer(const abi::WriteParams& p, const uint64_t* args, uint32_t calibrated, const WriteCut& cut,
+         Rotation& rotation)
       : p_(p),
         args_(args),
+        calibrated_(calibrated),
         cut_(cut),
         rotation_(rotation),
+        targets_(p, args[0]),
         dims_{MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)} {
     scratch_.facts.Clear(std::max(dims_[0].scales.count, dims_[1].scales.count));
   }
 
   void Write(uint32_t task, uint32_t tasks) {
-    if (p_.where == abi::kWriteRange) return WriteTiles(RunTiles(p_), task, tasks);
-    if (p_.where == abi::kWriteState)
-      return WriteTiles(RunTiles(p_, *pointer<const abi::KvState>(args_[0])), task, tasks);
-    if (p_.pages.slot_bytes == 4) return WriteTiles(ListTiles<int32_t>(p_, args_[0]), task, tasks);
-    WriteTiles(ListTiles<int64_t>(p_, args_[0]), task, tasks);
-  }
-
- private:
-  template <class Tiles>
-  void WriteTiles(const Tiles& tiles, uint32_t task, uint32_t tasks) {
-    const Share share = share_of(tiles.count() * cut_.groups, task, tasks);
+    const Share share = share_of(targets_.count() * cut_.groups, task, tasks);
     FoundTile found;
     for (uint64_t item = share.begin; item < share.end; ++item) {
       const uint64_t first = item % cut_.groups * cut_.group;
       const HeadGroup heads{first, std::min(first + cut_.group, p_.heads)};
-      if (first == 0 || item == share.begin) found = tiles.Find(item / cut_.groups);
+      if (first == 0 || item == share.begin) found = targets_.Find(item / cut_.groups);
       if (found.tokens.mask == 0) continue;
       if constexpr (Rotation::kRotates) rotation_.Rotate(found.tokens, heads);
       for (uint64_t stream = p_.first_stream; stream < p_.first_stream + p_.streams; ++stream) {
         for (uint64_t head = heads.begin; head < heads.end; ++head)
-          WriteHead(tiles, found, stream, head, heads);
+          WriteHead(found, stream, head, heads);
       }
     }
   }
 
-  template <class Tiles>
-  void WriteHead(const Tiles& tiles, const FoundTile& found, uint64_t stream, uint64_t head,
-                 const HeadGroup& heads) {
+ private:
+  void WriteHead(const FoundTile& found, uint64_t stream, uint64_t head, const HeadGroup& heads) {
     const abi::WriteStream& s = p_.stream[stream];
     const uint64_t* const at = args_ + 1 + 4 * stream;
     KvTileJob job;
     job.head = &dims_[stream];
-    job.stream = stream;
+    job.is_calibrated = (calibrated_ >> stream & 1) != 0;
     job.mask = found.tokens.mask;
     job.codes = pointer<uint8_t>(at[1] + found.page) + head * s.cache.codes_head_stride +
                 found.tile * s.cache.codes_tile_stride;
@@ -199,13 +192,13 @@ class Writer {
         if (stream == 0) job.source[slot] = rotation_.Row(slot, head, heads);
       }
       if (!Rotation::kRotates || stream == 1) job.next[slot] = NextRow(stream, head, token);
-      if (Half* const near = tiles.NearRow(at[3], stream, head, token); near != nullptr)
-        CopyNear(stream, job.source[slot], near);
+      if (Half* const near = targets_.NearRow(at[3], stream, head, token); near != nullptr)
+        CopyNear(job, slot, s.cache.head_dim, near);
     }
-    if (found.is_body) WriteTile<Source, kCalibrated>(s.cache, job, scratch_);
+    if (found.is_body) WriteTile<Source>(s.cache, job, scratch_);
   }
 
-  // What is read soon: the next head, or behind the last one the tile that usually follows.
+  // Rows that are read soon: the next head, or behind the last one the next tile of a run.
   const std::byte* NextRow(uint64_t stream, uint64_t head, uint64_t token) const {
     const abi::WriteStream& s = p_.stream[stream];
     const bool is_last = head + 1 == p_.heads;
@@ -216,19 +209,20 @@ class Writer {
   }
 
   // A calibrated row begins with the row in f16.
-  void CopyNear(uint64_t stream, const std::byte* row, Half* near) const {
-    const uint32_t head_dim = p_.stream[stream].cache.head_dim;
-    if ((kCalibrated >> stream & 1) != 0) {
-      CopyRow(reinterpret_cast<const Half*>(row), near, head_dim);
+  static void CopyNear(const KvTileJob& job, uint32_t slot, uint32_t head_dim, Half* near) {
+    if (job.is_calibrated) {
+      CopyRow(reinterpret_cast<const Half*>(job.source[slot]), near, head_dim);
     } else {
-      CopyRow(reinterpret_cast<const Source*>(row), near, head_dim);
+      CopyRow(reinterpret_cast<const Source*>(job.source[slot]), near, head_dim);
     }
   }
 
   const abi::WriteParams& p_;
   const uint64_t* args_;
+  uint32_t calibrated_;
   const WriteCut& cut_;
   Rotation& rotation_;
+  const WriteTargets targets_;
   KvHead dims_[2];
   KvScratch scratch_;
 };
@@ -238,7 +232,7 @@ void Write(const void* params, const uint64_t* args, uint32_t task, uint32_t tas
   const auto& p = *static_cast<const abi::WriteParams*>(params);
   NoRotation none;
   const WriteCut cut(p);
-  Writer<Source, kCalibrated, NoRotation>(p, args, cut, none).Write(task, tasks);
+  Writer<Source, NoRotation>(p, args, kCalibrated, cut, none).Write(task, tasks);
 }
 
 template <class In, bool kAdjacent, bool kNorm>
@@ -262,7 +256,7 @@ void RopeAppend(const void* params, const uint64_t* args, uint32_t task, uint32_
   }
   if (task < cut.q_tasks) return;
   Rotation rotation(p.rope, args);
-  Writer<In, 0, Rotation>(p.write, args + kWhere, cut, rotation)
+  Writer<In, Rotation>(p.write, args + kWhere, 0, cut, rotation)
       .Write(task - cut.q_tasks, cut.tasks);
 }
 

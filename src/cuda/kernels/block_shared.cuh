@@ -12,8 +12,8 @@ constexpr uint32_t kAll = 0xFFFFFFFFu;
 inline unsigned char* dynamic_shared() { return cuda_host::dynamic_shared(); }
 inline uint32_t dynamic_shared_bytes() { return cuda_host::dynamic_shared_bytes(); }
 using SharedAddress = unsigned char*;
-inline SharedAddress shared_address(const void* place) {
-  return const_cast<unsigned char*>(static_cast<const unsigned char*>(place));
+inline SharedAddress shared_address(const void* at) {
+  return const_cast<unsigned char*>(static_cast<const unsigned char*>(at));
 }
 
 #define GYRE_CLUSTER(size)
@@ -26,8 +26,8 @@ inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
 }
 inline void cluster_arrive() {}
 inline void cluster_wait() { cuda_host::cluster_wait(); }
-inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
-  *static_cast<float2*>(cuda_host::cluster_pointer(mine, rank)) = x;
+inline void dsmem_store(float2 x, float* own, TransactionBarrier* barrier, uint32_t rank) {
+  *static_cast<float2*>(cuda_host::cluster_pointer(own, rank)) = x;
   static_cast<TransactionBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
 }
 inline void wait_for_transactions(const TransactionBarrier* barrier) {
@@ -69,8 +69,8 @@ inline uint32_t dynamic_shared_bytes() {
   return bytes;
 }
 using SharedAddress = uint32_t;
-inline SharedAddress shared_address(const void* place) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
+inline SharedAddress shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
 // An mbarrier that completes a phase when so many threads have arrived. Initialized by one thread;
@@ -154,10 +154,10 @@ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Stores to the address in block `rank` that `mine` is in this one, and completes its barrier.
-inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
+// Stores to the address in block `rank` that `own` is in this one, and completes its barrier.
+inline void dsmem_store(float2 x, float* own, TransactionBarrier* barrier, uint32_t rank) {
   uint32_t to, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(own)), "r"(rank));
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(counted)
       : "r"(shared_address(barrier)), "r"(rank));

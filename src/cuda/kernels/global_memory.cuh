@@ -24,7 +24,7 @@ __device__ inline void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// What is read from here to pdl_wait was written by commands that have ended: Args::early says so.
+// Reads from here to pdl_wait see what ended commands wrote: EarlyBits::early says so.
 __device__ inline void pdl_read_early() {
 #if defined(GYRE_CUDA_HOST)
   cuda_host::block->running->pdl_waited = true;

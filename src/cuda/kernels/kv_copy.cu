@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(256, 4)
   const bool wide = ((from | to | s.source_token_stride | s.source_head_stride |
                       s.cache_slot_stride | s.cache_head_stride) &
                      15) == 0;
-  const uint64_t pieces = wide ? (elements + kChunk - 1) / kChunk : elements;
-  const uint32_t row_threads = pieces < blockDim.x ? static_cast<uint32_t>(pieces) : blockDim.x;
+  const uint64_t steps = wide ? (elements + kChunk - 1) / kChunk : elements;
+  const uint32_t row_threads = steps < blockDim.x ? static_cast<uint32_t>(steps) : blockDim.x;
   const uint32_t rows = blockDim.x / row_threads;
   const uint32_t row = threadIdx.x / row_threads, lane = threadIdx.x - row * row_threads;
   if (row >= rows) return;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(256, 4)
     const Copy copy{p, s, from + head * s.source_head_stride, to + head * s.cache_head_stride};
     for (uint64_t token = uint64_t{blockIdx.x} * each + row; token < p.tokens;
          token += uint64_t{gridDim.x} * each) {
-      for (uint64_t i = lane; i < pieces; i += row_threads) {
+      for (uint64_t i = lane; i < steps; i += row_threads) {
         if (wide && (i + 1) * kChunk <= elements) {
           copy.chunks(token, rows, i * kChunk);
           continue;

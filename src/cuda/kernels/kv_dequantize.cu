@@ -11,12 +11,12 @@ namespace gyre::cuda {
 template <class Out, uint32_t kFormat, uint32_t kSlots>
 __device__ void dequantize_rows(const abi::KvDequantizeParams& p, const Args& args) {
   const RowPlace<kSlots> at(p.cache.head_dim);
-  const uint64_t unit = uint64_t{blockIdx.x} * (kBlockThreads / at.lanes) + threadIdx.x / at.lanes;
+  const uint64_t item = uint64_t{blockIdx.x} * (kBlockThreads / at.lanes) + threadIdx.x / at.lanes;
   // Slots of a tile side by side: they share V's words.
   const uint64_t first_tile = p.first_slot / abi::kKvTile;
-  const uint64_t run = unit / abi::kKvTile, heads = p.heads;
+  const uint64_t run = item / abi::kKvTile, heads = p.heads;
   const uint64_t tile = first_tile + run / heads, head = run % heads;
-  const uint64_t slot = tile * abi::kKvTile + unit % abi::kKvTile;
+  const uint64_t slot = tile * abi::kKvTile + item % abi::kKvTile;
   const bool present = slot >= p.first_slot && slot < p.first_slot + p.tokens;
   float y[kSlots][kChunk] = {};
   if (present) {
@@ -25,7 +25,7 @@ __device__ void dequantize_rows(const abi::KvDequantizeParams& p, const Args& ar
                                                 tile * p.cache.codes_tile_stride),
                          pointer<const uint8_t>(args.at[1] + head * p.cache.scales_head_stride +
                                                 tile * p.cache.scales_tile_stride),
-                         static_cast<uint32_t>(unit % abi::kKvTile)},
+                         static_cast<uint32_t>(item % abi::kKvTile)},
                         y);
   }
   if (p.rotated == 0) {

@@ -2,7 +2,7 @@
 // Arguments of a write, and where tiles lie in a cache or in its pages.
 #include "abi/write.h"
 #include "cuda/kernels/global_memory.cuh"
-#include "cuda/kernels/tile_place.cuh"
+#include "cuda/kernels/tile_address.cuh"
 
 namespace gyre::cuda {
 
@@ -25,8 +25,8 @@ __device__ SlotList<Slot> slot_list(const abi::WriteParams& p, uint64_t address)
   return {{pointer<const Slot>(address)}, p.tokens, p.pages.pages * p.pages.page_tokens};
 }
 
-__device__ inline TilePlace place_in_cache(const abi::KvCacheLayout& cache, const uint64_t* at,
-                                           uint64_t tile, uint64_t head) {
+__device__ inline TileAddress address_in_cache(const abi::KvCacheLayout& cache, const uint64_t* at,
+                                               uint64_t tile, uint64_t head) {
   return {
       pointer<uint8_t>(at[1] + head * cache.codes_head_stride + tile * cache.codes_tile_stride),
       pointer<uint8_t>(at[2] + head * cache.scales_head_stride + tile * cache.scales_tile_stride)};
@@ -34,8 +34,9 @@ __device__ inline TilePlace place_in_cache(const abi::KvCacheLayout& cache, cons
 
 // A tile of the pages, for one head. at: source, codes, scales. There are less than 2^38 tiles, of
 // which a page has up to 128: two short divisions are shorter than one of 64 bits.
-__device__ inline TilePlace place_in_page(const abi::WritePages& p, const abi::KvCacheLayout& cache,
-                                          const uint64_t* at, uint64_t tile, uint64_t head) {
+__device__ inline TileAddress address_in_page(const abi::WritePages& p,
+                                              const abi::KvCacheLayout& cache, const uint64_t* at,
+                                              uint64_t tile, uint64_t head) {
   const uint32_t page_tiles = p.page_tokens / abi::kKvTile;
   const auto high = static_cast<uint32_t>(tile >> 16);
   const uint32_t first = high / page_tiles;

@@ -30,9 +30,10 @@ __device__ RowTarget write_target(const abi::WriteParams& p, const StepRow& row,
   }
   const bool stored = own < list.count && __any_sync(kAllLanes, later) == 0;
   const uint64_t slot = stored ? own : 0;
-  return {stored, __any_sync(kAllLanes, other) != 0, static_cast<uint32_t>(slot % abi::kKvTile),
-          place_in_page(p.pages, p.stream[row.stream].cache, row.at, slot / abi::kKvTile, row.head),
-          nullptr};
+  return {
+      stored, __any_sync(kAllLanes, other) != 0, static_cast<uint32_t>(slot % abi::kKvTile),
+      address_in_page(p.pages, p.stream[row.stream].cache, row.at, slot / abi::kKvTile, row.head),
+      nullptr};
 }
 
 __device__ inline RowTarget append_target(const abi::WriteParams& p, const StepRow& row,
@@ -46,7 +47,7 @@ __device__ inline RowTarget append_target(const abi::WriteParams& p, const StepR
   const uint64_t slot =
       abi::kv_slot(stored ? key - p.places.sink_tokens : 0, p.places.body_capacity);
   return {stored, p.tokens > 1, static_cast<uint32_t>(slot % abi::kKvTile),
-          place_in_cache(s.cache, row.at, slot / abi::kKvTile, row.head),
+          address_in_cache(s.cache, row.at, slot / abi::kKvTile, row.head),
           near != abi::kNoNear ? pointer<Half>(row.at[3] + near) : nullptr};
 }
 
@@ -59,7 +60,7 @@ template <class Source, uint32_t kFormat, class Where, uint32_t kQuads, class Ro
 __device__ void write_stream_row(const abi::WriteParams& p, const EarlyArgs& args,
                                  uint32_t where_arg, const StepRow& row, const Rotation& rotation) {
   const abi::WriteStream& s = p.stream[row.stream];
-  const QuadPlace<kQuads> place(s.cache.head_dim);
+  const QuadLanes<kQuads> lanes(s.cache.head_dim);
   const bool is_v = s.cache.role == kRoleV;
   const uint32_t bits = 1u << where_arg | (is_v ? 2u << stream_arg(where_arg, 1) : 0);
   const bool early = (args.early & bits) == bits;
@@ -71,7 +72,7 @@ __device__ void write_stream_row(const abi::WriteParams& p, const EarlyArgs& arg
     to = write_target<Where>(p, row, args.at[where_arg]);
   }
   OldCodes<kFormat, kQuads> old;
-  if (is_v && to.stored) old.load(place, to.tile.codes);
+  if (is_v && to.stored) old.load(lanes, to.tile.codes);
   if (early) pdl_wait();
   if (!to.stored && to.near == nullptr) return;
   const uint64_t x =
@@ -83,9 +84,9 @@ __device__ void write_stream_row(const abi::WriteParams& p, const EarlyArgs& arg
       from = rotation.row();
     }
   }
-  const RawQuads<Source, kQuads> raw(place, from);
-  if (to.near != nullptr) raw.copy_to(place, to.near);
-  if (to.stored) store_quads<kFormat>(s.cache, place, raw, old, to);
+  const RawQuads<Source, kQuads> raw(lanes, from);
+  if (to.near != nullptr) raw.copy_to(lanes, to.near);
+  if (to.stored) store_quads<kFormat>(s.cache, lanes, raw, old, to);
 }
 
 // Row `index` of K or of V: heads come before tokens. All lanes of the warp come.

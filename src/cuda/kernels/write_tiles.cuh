@@ -45,9 +45,9 @@ struct RunTiles {
                 token < static_cast<UInt>(run.tokens),
             static_cast<UInt>(run.first_token) + token, tile};
   }
-  __device__ TilePlace place(const abi::KvCacheLayout& cache, const uint64_t* at, uint64_t tile,
-                             uint64_t head) const {
-    return place_in_cache(cache, at, tile, head);
+  __device__ TileAddress address(const abi::KvCacheLayout& cache, const uint64_t* at, uint64_t tile,
+                                 uint64_t head) const {
+    return address_in_cache(cache, at, tile, head);
   }
   __device__ uint64_t alignment() const { return 0; }
 };
@@ -114,9 +114,9 @@ struct ListTiles {
     const uint32_t last = found.last[leader - first_token][nth];
     return {last != 0, last - 1, list.tile(leader)};
   }
-  __device__ TilePlace place(const abi::KvCacheLayout& cache, const uint64_t* at, uint64_t tile,
-                             uint64_t head) const {
-    return place_in_page(p.pages, cache, at, tile, head);
+  __device__ TileAddress address(const abi::KvCacheLayout& cache, const uint64_t* at, uint64_t tile,
+                                 uint64_t head) const {
+    return address_in_page(p.pages, cache, at, tile, head);
   }
   __device__ uint64_t alignment() const { return p.pages.page_stride; }
 };
@@ -129,7 +129,7 @@ struct StreamTiles {
   const uint64_t* at;  // source, codes, scales
   Tiles& tiles;
   PlainRow<Source> row{nullptr, false};
-  TilePlace place{};
+  TileAddress address{};
 
   __device__ uint32_t tile_of(uint32_t index) const {
     return index / static_cast<uint32_t>(p.heads);
@@ -143,13 +143,13 @@ struct StreamTiles {
     row = {
         pointer<const Source>(at[0] + head * s.source_head_stride + token * s.source_token_stride),
         found.present};
-    place = tiles.place(s.cache, at, found.tile, head);
+    address = tiles.address(s.cache, at, found.tile, head);
   }
   template <uint32_t kFormat>
   __device__ void copy(const TileThread& me, uint32_t lanes) const {
     if (!row.present()) return;
     auto* const to = reinterpret_cast<typename DenseType<kFormat>::Type*>(
-        place.codes + me.slot * (s.cache.codes_tile_stride / abi::kKvTile));
+        address.codes + me.slot * (s.cache.codes_tile_stride / abi::kKvTile));
     copy_row(row.row, to, s.cache.head_dim, me.thread & (lanes - 1), lanes);
   }
 
@@ -164,18 +164,18 @@ struct StreamTiles {
       const uint64_t source = at[0] | s.source_token_stride | s.source_head_stride;
       if (is_warp_tile(cache, source | tiles.alignment(), at[1], at[2])) {
         find<uint32_t>(first + threadIdx.x / 32, WarpTile().slot);
-        return quantize_warp_tile<kFormat>(shared, cache, place, row);
+        return quantize_warp_tile<kFormat>(shared, cache, address, row);
       }
     }
     const uint32_t lanes = tile_lanes(dim), at_once = tiles_at_once(dim);
     const TileThread me(lanes);
     for (uint32_t done = 0; done < each; done += at_once) {
-      // The same for the whole block.
+      // Block-uniform.
       if (!tiles.any(tile_of(first + done), tile_of(first + done + at_once - 1))) continue;
       if (done != 0) __syncthreads();
       find<uint64_t>(first + done + me.tile, me.slot);
       if constexpr (abi::kv_is_native(kFormat) || abi::kv_is_mlx_native(kFormat)) {
-        quantize_tile<kFormat>(shared, cache, place, row);
+        quantize_tile<kFormat>(shared, cache, address, row);
       } else {
         copy<kFormat>(me, lanes);
       }

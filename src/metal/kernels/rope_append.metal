@@ -1,5 +1,5 @@
 // rope_append: see abi/rope_append.h. Groups take tiles of K, then tiles of V, one to a simdgroup,
-// then units of q as rope does. A row of K is rotated into the group's memory, in the dtype that
+// then items of q as rope does. A row of K is rotated into the group's memory, in the dtype that
 // rope would leave it in, and then stored as any other is.
 #include "metal/kernels/rope_append_work.h"
 #include "metal/kernels/rope_rows.h"
@@ -105,11 +105,11 @@ kernel void rope_append(
   } else {
     const uint number = group.x - 2 * tile_groups;
     const uint q_groups =
-        static_cast<uint>(divide_up(rope_units(p.rope, p.rope.stream[0]), simdgroups));
+        static_cast<uint>(divide_up(rope_items(p.rope, p.rope.stream[0]), simdgroups));
     const uint token = number / q_groups,
-               unit = (number - token * q_groups) * simdgroups + simdgroup;
+               item = (number - token * q_groups) * simdgroups + simdgroup;
     const RopeArgs args = {q, q_out, q_weight, q_out};
-    rotate_unit(p.rope, p.rope.stream[0], tables, args, token, unit, spec_byte(0), spec_byte(0),
+    rotate_item(p.rope, p.rope.stream[0], tables, args, token, item, spec_byte(0), spec_byte(0),
                 spec_byte(3) != 0, spec_byte(4) != 0, lane);
   }
 }
