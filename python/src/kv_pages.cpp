@@ -35,9 +35,10 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages&
                          const Operand& cu_seqlens_q, const OptionalOperand& out,
                          const OptionalOperand& is_prefill, const OptionalOperand& lse,
                          const OptionalOperand& sink_logits, const OptionalOperand& alibi_slopes,
-                         uint64_t max_query_length, uint64_t max_kv_length,
+                         const OptionalOperand& schedule, uint64_t max_query_length,
+                         uint64_t min_query_length, uint64_t max_kv_length,
                          std::optional<float> scale, bool causal, uint64_t window, float soft_cap,
-                         BoundScratch* scratch) {
+                         bool settled_keys, BoundScratch* scratch) {
   const Operands operand(encoder, "paged_attention");
   const Tensor queries = operand("q", q);
   const KvPageShape& shape = pages.pages.shape;
@@ -53,18 +54,47 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages&
                                     .is_prefill = operand("is_prefill", is_prefill),
                                     .out = to.tensor,
                                     .lse = operand("lse", lse),
-                                    .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
+                                    .scratch = scratch != nullptr ? &scratch->tensor : nullptr,
+                                    .schedule = operand("schedule", schedule)};
   const PagedAttentionOptions options{
       .max_query_length = max_query_length,
+      .min_query_length = min_query_length,
       .max_kv_length = max_kv_length,
       .scale = scale,
       .mask = {.causal = causal,
                .window = window,
                .soft_cap = soft_cap,
                .alibi_slopes = operand("alibi_slopes", alibi_slopes),
-               .sink_logits = operand("sink_logits", sink_logits)}};
+               .sink_logits = operand("sink_logits", sink_logits)},
+      .settled_keys = settled_keys};
   without_gil([&] { attention(encoder, inputs, options); });
   return to.result;
+}
+
+// None where the device's kernels read no schedule.
+std::optional<BoundTensor> record_schedule(Encoder& encoder, const BoundKvPages& pages,
+                                           const Operand& kv_lengths, const Operand& cu_seqlens_q,
+                                           const OptionalOperand& is_prefill, uint64_t tokens,
+                                           uint64_t heads, const std::string& q_dtype,
+                                           uint64_t max_query_length, uint64_t min_query_length,
+                                           uint64_t max_kv_length, bool causal, uint64_t window,
+                                           const OptionalOperand& memory) {
+  const Operands operand(encoder, "attention_schedule");
+  const AttentionScheduleInputs inputs{.pages = pages.pages,
+                                       .tokens = tokens,
+                                       .heads = heads,
+                                       .q_dtype = dtype_named(q_dtype),
+                                       .kv_lengths = operand("kv_lengths", kv_lengths),
+                                       .cu_seqlens_q = operand("cu_seqlens_q", cu_seqlens_q),
+                                       .is_prefill = operand("is_prefill", is_prefill)};
+  const PagedAttentionOptions options{.max_query_length = max_query_length,
+                                      .min_query_length = min_query_length,
+                                      .max_kv_length = max_kv_length,
+                                      .mask = {.causal = causal, .window = window}};
+  Tensor schedule = operand("memory", memory);
+  without_gil([&] { schedule = attention_schedule(encoder, inputs, options, schedule); });
+  if (!schedule.defined()) return std::nullopt;
+  return BoundTensor{pages.device, std::move(schedule)};
 }
 
 void bind_pages(nb::module_& module) {
@@ -169,8 +199,9 @@ void bind_kv_pages(nb::module_& module) {
       "paged_attention", record_attention, "encoder"_a, "q"_a, "pages"_a, "page_table"_a,
       "kv_lengths"_a, "cu_seqlens_q"_a, "out"_a = nb::none(), "is_prefill"_a = nb::none(),
       "lse"_a = nb::none(), "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      nb::kw_only(), "max_query_length"_a = 1, "max_kv_length"_a = 0, "scale"_a = nb::none(),
-      "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "scratch"_a = nb::none(),
+      "schedule"_a = nb::none(), nb::kw_only(), "max_query_length"_a = 1, "min_query_length"_a = 1,
+      "max_kv_length"_a = 0, "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
+      "soft_cap"_a = 0.0f, "settled_keys"_a = false, "scratch"_a = nb::none(),
       "Records attention of several sequences over pages and returns out.\n\n"
       "q and out are [tokens, heads, head_dim] and hold the queries of all sequences. page_table "
       "is i32 [sequences, width]. kv_lengths is i32 [sequences] and counts keys, including those "
@@ -179,8 +210,22 @@ void bind_kv_pages(nb::module_& module) {
       "how a prompt is cut into chunks.\n\n"
       "max_query_length and max_kv_length are upper bounds for one sequence; lengths and tables in "
       "device memory may change from replay to replay. A sequence that breaks the bounds gets NaN. "
-      "scratch is an AttentionScratch that you keep from call to call. The other arguments are "
+      "scratch is an AttentionScratch that you keep from call to call. schedule is what "
+      "attention_schedule() returned for this step. min_query_length says that no sequence has "
+      "fewer queries: a step of draft tokens alone saves a command. settled_keys says that the "
+      "command ahead writes no keys but those of the call's own tokens. The other arguments are "
       "those of attention().");
+  module.def(
+      "attention_schedule", record_schedule, "encoder"_a, "pages"_a, "kv_lengths"_a,
+      "cu_seqlens_q"_a, "is_prefill"_a = nb::none(), nb::kw_only(), "tokens"_a, "heads"_a,
+      "q_dtype"_a = "f16", "max_query_length"_a = 1, "min_query_length"_a = 1, "max_kv_length"_a,
+      "causal"_a = true, "window"_a = 0, "memory"_a = nb::none(),
+      "Lists the work of a step's paged_attention once for all layers with the same shape of "
+      "pages, "
+      "heads and options, and returns it, or None where the device needs none (CPU, Metal).\n\n"
+      "Record it after the step's lengths and query ranges are in device memory. tokens, heads and "
+      "q_dtype are those of q. memory is an earlier schedule whose memory is used again. Results "
+      "are the same with and without a schedule.");
 }
 
 }  // namespace gyre::python

@@ -191,9 +191,14 @@ def test_pages_in_memory_of_the_caller(encoder, rng):
     slots = np.array([table[0, i // PAGE] * PAGE + i % PAGE for i in range(20)], np.int64)
     gyre.kv_write(encoder, k, v, pages, slots)
     out = np.zeros_like(q)
+    lengths, begin = np.array([20], np.int32), np.array([0, 20], np.int32)
+    bounds = {"max_query_length": 20, "min_query_length": 20}
+    schedule = gyre.attention_schedule(
+        encoder, pages, lengths, begin, tokens=20, heads=q.shape[1], q_dtype="f32", max_kv_length=2 * PAGE, **bounds
+    )
+    assert schedule is None  # the CPU needs none
     gyre.paged_attention(
-        encoder, q, pages, table, np.array([20], np.int32), np.array([0, 20], np.int32), out,
-        max_query_length=20, scale=DIM**-0.5,
+        encoder, q, pages, table, lengths, begin, out, schedule=schedule, scale=DIM**-0.5, settled_keys=True, **bounds
     )
     encoder.submit().wait()
     expected, _ = softmax_attention(q, k, v, DIM**-0.5)

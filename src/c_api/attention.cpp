@@ -52,13 +52,15 @@ gyre::AttentionOptions attention_options(const gyre_attention_options* options) 
 gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* options) {
   const gyre_paged_attention_options given = read_or_default(options, "options");
   return {.max_query_length = or_default(given.max_query_length, uint64_t{1}),
+          .min_query_length = or_default(given.min_query_length, uint64_t{1}),
           .max_kv_length = given.max_kv_length,
           .scale = scale_of(given.scale),
-          .mask = attention_mask(given.mask)};
+          .mask = attention_mask(given.mask),
+          .settled_keys = given.settled_keys != 0};
 }
 
-// The caller's handle of scratch memory. Its successor is made before the call, which must not be
-// recorded and then fail.
+// The caller's handle of memory that a call may replace. Its successor is made before the call,
+// which must not be recorded and then fail.
 class Scratch {
  public:
   explicit Scratch(gyre_tensor** handle) : handle_(handle) {
@@ -109,9 +111,30 @@ gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attenti
                                                .is_prefill = tensor(given.is_prefill),
                                                .out = tensor(given.out),
                                                .lse = tensor(given.lse),
-                                               .scratch = scratch.memory()},
+                                               .scratch = scratch.memory(),
+                                               .schedule = tensor(given.schedule)},
                     paged_options(options));
     scratch.give_back();
+  });
+}
+
+gyre_status gyre_attention_schedule(gyre_encoder* encoder,
+                                    const gyre_attention_schedule_inputs* inputs,
+                                    const gyre_paged_attention_options* options,
+                                    gyre_tensor** schedule) {
+  return guard(__func__, [&] {
+    const gyre_attention_schedule_inputs given = read(inputs, "inputs");
+    Scratch memory(&deref(schedule, "schedule"));  // refuses NULL
+    *memory.memory() = gyre::attention_schedule(deref(encoder, "encoder").value,
+                                                {.pages = kv_pages(given.pages),
+                                                 .tokens = given.tokens,
+                                                 .heads = given.heads,
+                                                 .q_dtype = dtype(given.q_dtype, "inputs.q_dtype"),
+                                                 .kv_lengths = tensor(given.kv_lengths),
+                                                 .cu_seqlens_q = tensor(given.cu_seqlens_q),
+                                                 .is_prefill = tensor(given.is_prefill)},
+                                                paged_options(options), *memory.memory());
+    memory.give_back();
   });
 }
 

@@ -1,5 +1,5 @@
-// Scratch memory that a caller of paged attention keeps: who makes the handle, when it is replaced,
-// and that a refused call leaves it. Nothing runs: a stand-in for the driver will do.
+// Memory that a caller of paged attention keeps, scratch and schedule: who makes the handle, when it
+// is replaced, and that a refused call leaves it. Nothing runs: a stand-in for the driver will do.
 #include "check.h"
 
 enum { kDim = 128, kPageTokens = 16 };
@@ -45,9 +45,26 @@ static void close_all(Setup* s) {
   gyre_device_destroy(s->device);
 }
 
+static const gyre_paged_attention_options kOptions = {
+    .size = sizeof kOptions, .max_kv_length = 64, .settled_keys = 1, .min_query_length = 1};
+
+static gyre_status make_schedule(const Setup* s, uint64_t heads, const gyre_tensor* lengths,
+                                 gyre_tensor** schedule) {
+  const gyre_attention_schedule_inputs inputs = {.size = sizeof inputs,
+                                                 .pages = s->pages,
+                                                 .tokens = 1,
+                                                 .heads = heads,
+                                                 .q_dtype = GYRE_F16,
+                                                 .kv_lengths = lengths,
+                                                 .cu_seqlens_q = s->begin};
+  const gyre_status status = gyre_attention_schedule(s->encoder, &inputs, &kOptions, schedule);
+  OK(gyre_encoder_clear(s->encoder));
+  return status;
+}
+
 // One token of `heads` heads; the list is dropped, the scratch memory stays.
-static gyre_status record(const Setup* s, uint64_t heads, const gyre_tensor* table,
-                          gyre_tensor** scratch) {
+static gyre_status record_with(const Setup* s, uint64_t heads, const gyre_tensor* table,
+                               gyre_tensor** scratch, const gyre_tensor* schedule) {
   gyre_tensor *q = tensor_of(s->device, GYRE_F16, 3, 1, heads, kDim),
               *out = tensor_of(s->device, GYRE_F16, 3, 1, heads, kDim);
   const gyre_paged_attention_inputs inputs = {.size = sizeof inputs,
@@ -57,12 +74,18 @@ static gyre_status record(const Setup* s, uint64_t heads, const gyre_tensor* tab
                                               .kv_lengths = s->lengths,
                                               .cu_seqlens_q = s->begin,
                                               .out = out,
-                                              .scratch = scratch};
-  const gyre_status status = gyre_paged_attention(s->encoder, &inputs, NULL);
+                                              .scratch = scratch,
+                                              .schedule = schedule};
+  const gyre_status status = gyre_paged_attention(s->encoder, &inputs, &kOptions);
   OK(gyre_encoder_clear(s->encoder));
   gyre_tensor_destroy(q);
   gyre_tensor_destroy(out);
   return status;
+}
+
+static gyre_status record(const Setup* s, uint64_t heads, const gyre_tensor* table,
+                          gyre_tensor** scratch) {
+  return record_with(s, heads, table, scratch, NULL);
 }
 
 static gyre_tensor_info info_of(const gyre_tensor* tensor) {
@@ -95,16 +118,37 @@ static void test_on_cuda(void) {
   close_all(&s);
 }
 
+static void test_schedule(void) {
+  Setup s = open_on("cuda:0");
+  gyre_tensor* schedule = NULL;
+  REFUSED(make_schedule(&s, 4, s.table, &schedule), "kv_lengths");
+  REFUSED(make_schedule(&s, 4, s.lengths, NULL), "schedule");
+  CHECK(schedule == NULL);
+  OK(make_schedule(&s, 4, s.lengths, &schedule));
+  CHECK(schedule != NULL);
+  const gyre_tensor* const first = schedule;
+  OK(make_schedule(&s, 4, s.lengths, &schedule));
+  CHECK(schedule == first);
+  OK(record_with(&s, 4, s.table, NULL, schedule));
+  REFUSED(record_with(&s, 4, s.table, NULL, s.begin), "schedule");
+  gyre_tensor_destroy(schedule);
+  close_all(&s);
+}
+
 static void test_on_the_cpu(void) {
   Setup s = open_on("cpu");
   gyre_tensor* scratch = NULL;
   OK(record(&s, 4, s.table, &scratch));
   CHECK(scratch == NULL);
+  gyre_tensor* schedule = NULL;
+  OK(make_schedule(&s, 4, s.lengths, &schedule));
+  CHECK(schedule == NULL);
   close_all(&s);
 }
 
 int main(void) {
   test_on_the_cpu();
   test_on_cuda();
+  test_schedule();
   return 0;
 }

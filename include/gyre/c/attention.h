@@ -53,6 +53,7 @@ typedef struct gyre_paged_attention_inputs {
   // the memory must grow. Calls that share it run one after the other, and one that finds it large
   // enough can be captured. NULL: each call takes its own memory, as it does on other devices.
   gyre_tensor** scratch;
+  const gyre_tensor* schedule;  // gyre_attention_schedule's; NULL: the call makes its own
 } gyre_paged_attention_inputs;
 
 typedef struct gyre_paged_attention_options {
@@ -60,13 +61,37 @@ typedef struct gyre_paged_attention_options {
   uint64_t max_query_length;  // 0: 1
   uint64_t max_kv_length;     // 0: what the table holds
   const gyre_attention_mask* mask;
-  float scale;  // 0: 1 / sqrt(head_dim)
-  int32_t reserved;
+  float scale;           // 0: 1 / sqrt(head_dim)
+  int32_t settled_keys;  // not 0: the command ahead writes no keys but those of the call's tokens
+  uint64_t min_query_length;  // 0: 1; no sequence has fewer queries
 } gyre_paged_attention_options;
 
 GYRE_API gyre_status gyre_paged_attention(gyre_encoder* encoder,
                                           const gyre_paged_attention_inputs* inputs,
                                           const gyre_paged_attention_options* options);
+
+// Which multiprocessor works on which keys, for gyre_paged_attention on CUDA. Make it once per
+// step, after the step's lengths and query ranges are in device memory, and pass it to the
+// attention of every layer with the same shape of pages, heads and options.
+typedef struct gyre_attention_schedule_inputs {
+  uint64_t size;
+  const gyre_kv_pages* pages;  // of one of the layers
+  uint64_t tokens;             // of the calls' q
+  uint64_t heads;
+  gyre_dtype q_dtype;
+  int32_t reserved;
+  const gyre_tensor* kv_lengths;  // as in gyre_paged_attention_inputs
+  const gyre_tensor* cu_seqlens_q;
+  const gyre_tensor* is_prefill;
+} gyre_attention_schedule_inputs;
+
+// `options` as the calls have them, max_kv_length given. *schedule is NULL, or what an earlier call
+// made of it, whose memory is used again if it is large enough. It stays as it is where the
+// device's kernels read no schedule.
+GYRE_API gyre_status gyre_attention_schedule(gyre_encoder* encoder,
+                                             const gyre_attention_schedule_inputs* inputs,
+                                             const gyre_paged_attention_options* options,
+                                             gyre_tensor** schedule);
 
 typedef struct gyre_attention_partial_inputs {
   uint64_t size;

@@ -107,8 +107,15 @@ inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
 }
 
 // Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
-// were expected have come, too. The thread that arrives does so behind those that issue.
+// were expected have come, too. The thread that arrives does so behind those that issue. What is
+// read once leaves L2 first, so that code, page tables and queries stay. (With such a policy, some
+// kernels that use cp.async end in CUDA_ERROR_ILLEGAL_INSTRUCTION.)
 #if __CUDA_ARCH__ >= 900
+inline uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -117,9 +124,9 @@ inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
 }
 inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first())
       : "memory");
 }
 #else
@@ -200,5 +207,19 @@ inline void sync_named_barrier(uint32_t group) {
 }
 
 #endif
+
+// Compiled for racecheck, all lanes arrive: it does not see that one does so for its warp.
+// docs/notes/racecheck-many-rows.md.
+#if defined(GYRE_RACECHECK)
+constexpr bool kForRacecheck = true;
+#else
+constexpr bool kForRacecheck = false;
+#endif
+constexpr uint32_t kWarpArrivals = kForRacecheck ? kWarp : 1;
+// Arrives for a warp, behind what all of its lanes did.
+inline void arrive_warp(PhaseBarrier* barrier) {
+  __syncwarp();
+  if (kForRacecheck || threadIdx.x % kWarp == 0) arrive(barrier);
+}
 
 }  // namespace gyre::cuda

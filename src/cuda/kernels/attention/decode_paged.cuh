@@ -104,8 +104,8 @@ class PagedBlock {
       init_barrier(barrier, count);
     };
     for (uint32_t i = threadIdx.x; i < kMaxUnitSlots * kPerKey * kTurns; i += blockDim.x)
-      init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], 1);
-    if (threadIdx.x < kMaxUnitSlots) init(&state_.ready[threadIdx.x], kRows);
+      init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], kWarpArrivals);
+    if (threadIdx.x < kMaxUnitSlots) init(&state_.ready[threadIdx.x], kRows * kWarpArrivals);
   }
 
   // Copies descriptions of runs, at a word of the schedule, to shared memory.
@@ -263,8 +263,7 @@ class PagedBlock {
     if (lane() == 0 && r == 0) state_.stale[number] = is_stale(args_, run) ? 1 : 0;
     if (lane() == 0 && present && r < run.rows)
       masks(number)[r] = mask_row(unit, args_.at[arg_alibi_slopes], r);
-    __syncwarp();
-    if (lane() == 0) arrive(&state_.ready[number]);
+    arrive_warp(&state_.ready[number]);
   }
 
   // Folds a piece into its group, a group into its unit. In the order of the keys: every piece
@@ -309,8 +308,7 @@ class PagedBlock {
         fold.put(state_at(run, 0, set));
       }
     }
-    __syncwarp();
-    if (lane() == 0 && !last) arrive(&turns[nth % kTurns]);
+    if (!last) arrive_warp(&turns[nth % kTurns]);
   }
   // Sums of a set: an index that the compiler knows keeps them in registers.
   template <bool kFirst, uint32_t kSet = 0>

@@ -11,12 +11,12 @@ namespace gyre::cuda {
 
 template <class T>
 inline void init_draft_barriers(DraftsState& state) {
-  for (PhaseBarrier& barrier : state.described) init_barrier(&barrier, 1);
+  for (PhaseBarrier& barrier : state.described) init_barrier(&barrier, kWarpArrivals);
   for (uint32_t i = 0; i < T::kLayout.slots; ++i) {
     init_barrier(&state.full[i], kProducers);
-    init_barrier(&state.empty[i], T::kConsumers / kWarp);
+    init_barrier(&state.empty[i], T::kConsumers / kWarp * kWarpArrivals);
   }
-  for (PhaseBarrier& barrier : state.loaded) init_barrier(&barrier, 1);
+  for (PhaseBarrier& barrier : state.loaded) init_barrier(&barrier, kProducers / kWarp);
   fence_operands();  // copies complete barriers
 }
 
@@ -26,6 +26,10 @@ inline void begin_drafts(DraftsState& state, const abi::AttentionParams& p, cons
   if (threadIdx.x == T::kConsumers) init_draft_barriers<T>(state);
   if (threadIdx.x == T::kConsumers + kWarp) state.call = p;
   if (threadIdx.x == T::kConsumers + 2 * kWarp) state.args = args;
+  if (threadIdx.x == T::kConsumers + 3 * kWarp) {
+    state.table_k[0] = state.table_k[1] = level_table<T::kK, true>();
+    state.table_v[0] = state.table_v[1] = level_table<T::kV, true>();
+  }
 }
 
 template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim, uint32_t kGroups>

@@ -86,8 +86,8 @@ constexpr abi::AttentionCut kDraftCut = kManyRowsCut;
 constexpr uint32_t drafts_blocks(const DraftsLayout& layout, uint32_t multiprocessors) {
   return (multiprocessors == 0 ? 1 : multiprocessors) * layout.blocks;
 }
-// Scratch of a call: the counters of paged_counter_bytes, then for each block the states of the
-// groups of one unit, values and {reference, sum} of each row.
+// Scratch of a call: a counter for each consumer warp of each block, then for each block the states
+// of the groups of one unit, values and {reference, sum} of each row.
 constexpr uint64_t draft_state_floats(uint32_t v_dim, uint32_t rows) {
   return uint64_t{rows} * (v_dim + 2);
 }
@@ -96,7 +96,8 @@ constexpr uint64_t draft_area_floats(uint32_t v_dim, uint32_t rows) {
 }
 constexpr uint64_t drafts_scratch_floats(const DraftsLayout& layout, uint32_t v_dim,
                                          uint32_t blocks) {
-  return paged_counter_bytes(blocks) / 4 + blocks * draft_area_floats(v_dim, layout.rows());
+  return paged_counter_bytes(blocks * layout.groups * 4) / 4 +
+         blocks * draft_area_floats(v_dim, layout.rows());
 }
 
 }  // namespace gyre::cuda

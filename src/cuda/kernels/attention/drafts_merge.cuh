@@ -2,36 +2,16 @@
 // Attention of draft tokens: the states of a unit's groups are folded from the oldest on, in the
 // same order and with the same arithmetic whether one block has them all or several, which meet in
 // global memory. References are integers, so every rescaling is exact.
-#include "cuda/kernels/attention/drafts_state.cuh"
+#include "cuda/kernels/attention/drafts_softmax.cuh"
 #include "cuda/kernels/attention/many_rows_output.cuh"
-#include "cuda/kernels/attention/reduce.cuh"
 
 namespace gyre::cuda {
-
-// Values that go with it are relative to the reference, a logit in base 2.
-struct DraftRowState {
-  float reference, sum;
-
-  // 2^x of a difference of references, which is not positive, nor above: NaN is.
-  static float power(float x) {
-    return x < -126.0f ? 0.0f : power_of_two(static_cast<int32_t>(x < 0 ? x : 0.0f));
-  }
-  // Folds a later state; `keep` and `part`: factors of the values.
-  void fold(const DraftRowState& later, float& keep, float& part) {
-    const float to = fmaxf(reference, later.reference);
-    keep = power(reference - to), part = power(later.reference - to);
-    sum = __fmaf_rn(later.sum, part, __fmul_rn(sum, keep));  // NaN stays, whatever the factor
-    reference = to;
-  }
-  SoftmaxState softmax() const {
-    return {reference == kLowest ? minus_infinity() : reference, sum};
-  }
-};
 
 template <class T>
 class DraftMerge {
   static constexpr uint32_t kVTiles = T::kVTiles, kVectors = kVTiles / 2;
-  static constexpr uint32_t kConsumerBarrier = 1;
+  static constexpr uint32_t kWarps = T::kConsumers / kWarp;
+  static constexpr uint32_t kHalvesBarrier = 1;  // the first of two; the producers have 0
 
  public:
   using Values = float[kVTiles][2];
@@ -43,66 +23,76 @@ class DraftMerge {
         folded_(dynamic_shared() + T::kLayout.warps_at +
                 threadIdx.x / kWarp * T::kLayout.warp_bytes + threadIdx.x % kWarp * 16) {}
 
-  // For the warps that have rows.
+  // Folds a group's state; behind the run's last group the rows are written, by the block that has
+  // the unit's last state. For the warps that have rows, each for its own.
   void add_group(const DraftRun& run, const RunGroups& of, uint32_t group, bool bad,
                  DraftRowState now, Values& v) {
     if (bad || run.bad != 0) now.sum = __uint_as_float(0x7FC00000u);
+    const bool last = group + 1 == of.end;
     if (of.first != 0) {
       put_scratch(run.of, group, now, v);
-      return;
-    }
-    if (group == 0) {
-      row_ = now;
     } else {
-      float keep, part;
-      row_.fold(now, keep, part);
-#pragma unroll
-      for (uint32_t i = 0; i < kVectors; ++i)
-        fold_vector(v + 2 * i, *reinterpret_cast<const float4*>(folded_ + i * kWarp * 16), keep,
-                    part);
+      add_older(group, now, v);
+      if (!last) put_shared(v);
+      if (last && !of.whole()) put_scratch(run.of, 0, row_, v);
     }
-    if (group + 1 != of.end) {
-#pragma unroll
-      for (uint32_t i = 0; i < kVectors; ++i)
-        *reinterpret_cast<float4*>(folded_ + i * kWarp * 16) = vector(v + 2 * i);
-    } else if (of.whole()) {
-      write(run.of, v);
-    } else {
-      put_scratch(run.of, 0, row_, v);
-    }
+    if (last && (of.whole() || merge_blocks(run.of, of, v))) write(run.of, v);
   }
 
-  // A unit that several blocks share: the last one to count its groups folds them all. The first
-  // left one state for all of its own. For all consumers together.
-  void finish_run(const abi::AttentionRun& run, const RunGroups& of) {
-    if (of.whole()) return;
-    sync();
-    if (threadIdx.x == 0) {
-      state_.merge_groups = count_groups(args_.at[abi::arg_partial] + run.area * 4, of);
-    }
-    sync();
-    const uint32_t done = state_.merge_groups;
-    if (done != 0 && threadIdx.x / kWarp * 8 < run.rows) merge_scratch(run, done, of.all);
-    sync();  // merge_groups may change
+  // The second half of a stage's keys, behind the first: a state of warp w + 2 for one of warp w.
+  void put_half(const DraftRowState& now, const Values& v) {
+    put_shared(v);
+    if (threadIdx.x % 4 == 0) state_.halves[threadIdx.x / 4 % 16] = {now.reference, now.sum};
   }
+  void add_half(DraftRowState& now, Values& v) const {
+    const float2 of = state_.halves[threadIdx.x / 4];
+    float keep, part;
+    now.fold({of.x, of.y}, keep, part);
+    const unsigned char* const from = folded_ + 2 * T::kLayout.warp_bytes;
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors; ++i)
+      fold_later(v + 2 * i, *reinterpret_cast<const float4*>(from + i * kWarp * 16), keep, part);
+  }
+  void sync_halves() const { sync_named_barrier<2>(kHalvesBarrier + threadIdx.x / kWarp % 2); }
 
  private:
-  static void sync() { sync_named_barrier<T::kConsumers / kWarp>(kConsumerBarrier); }
   static float4 vector(const float (*v)[2]) {
     return make_float4(v[0][0], v[0][1], v[1][0], v[1][1]);
   }
   static float fold(float before, float later, float keep, float part) {
     return fma_weighted(later, part, fma_weighted(before, keep, 0.0f));
   }
-  static void fold_vector(float (*v)[2], const float4& x, float keep, float part) {
-    v[0][0] = fold(x.x, v[0][0], keep, part), v[0][1] = fold(x.y, v[0][1], keep, part);
-    v[1][0] = fold(x.z, v[1][0], keep, part), v[1][1] = fold(x.w, v[1][1], keep, part);
+  void put_shared(const Values& v) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors; ++i)
+      *reinterpret_cast<float4*>(folded_ + i * kWarp * 16) = vector(v + 2 * i);
+  }
+  // The run's groups before this one, which are in shared memory.
+  void add_older(uint32_t group, const DraftRowState& now, Values& v) {
+    if (group == 0) {
+      row_ = now;
+      return;
+    }
+    float keep, part;
+    row_.fold(now, keep, part);
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(folded_ + i * kWarp * 16);
+      float(*const to)[2] = v + 2 * i;
+      to[0][0] = fold(x.x, to[0][0], keep, part), to[0][1] = fold(x.y, to[0][1], keep, part);
+      to[1][0] = fold(x.z, to[1][0], keep, part), to[1][1] = fold(x.w, to[1][1], keep, part);
+    }
+  }
+
+  static void fold_later(float (*v)[2], const float4& x, float keep, float part) {
+    v[0][0] = fold(v[0][0], x.x, keep, part), v[0][1] = fold(v[0][1], x.y, keep, part);
+    v[1][0] = fold(v[1][0], x.z, keep, part), v[1][1] = fold(v[1][1], x.w, keep, part);
   }
 
   // A unit's states: values [group][vector][thread], then {reference, sum} [group][row].
   uint64_t area(const abi::AttentionRun& run) const {
     constexpr uint64_t kBytes = 4 * draft_area_floats(T::kVDim, T::kLayout.rows());
-    return args_.at[abi::arg_partial] + paged_counter_bytes(gridDim.x) + run.area * kBytes;
+    return args_.at[abi::arg_partial] + paged_counter_bytes(gridDim.x * kWarps) + run.area * kBytes;
   }
   static uint64_t values_at(uint64_t area, uint32_t group) {
     return area + (uint64_t{group} * kVectors * T::kConsumers + threadIdx.x) * 16;
@@ -128,33 +118,44 @@ class DraftMerge {
     const float2 of = load_l2<float2>(state_at(area, group));
     now = {of.x, of.y};
   }
-  void merge_scratch(const abi::AttentionRun& run, uint32_t done, uint32_t all) {
+  // A unit that several blocks share: the last one to count its groups folds them all, to `v`. The
+  // first left one state for all of its own. False: another block does it.
+  bool merge_blocks(const abi::AttentionRun& run, const RunGroups& of, Values& v) {
+    const uint32_t all = of.all;
+    __syncwarp();
+    uint32_t done = 0;
+    if (threadIdx.x % kWarp == 0)
+      done = count_groups(
+          args_.at[abi::arg_partial] + (run.area * kWarps + threadIdx.x / kWarp) * 4, of);
+    done = __shfl_sync(kAll, done, 0);
+    if (done == 0) return false;
     const uint64_t at = area(run);
     float4 x[kVectors];
-    Values v;
     get_scratch(at, 0, row_, x);
 #pragma unroll
     for (uint32_t i = 0; i < kVectors; ++i) {
       v[2 * i][0] = x[i].x, v[2 * i][1] = x[i].y;
       v[2 * i + 1][0] = x[i].z, v[2 * i + 1][1] = x[i].w;
     }
+    // Several groups' loads at a time: they take a microsecond.
+    constexpr uint32_t kAtOnce = T::kVDim > 128 ? 2 : 4;
 #pragma unroll 1
-    for (uint32_t group = done; group < all; ++group) {
-      DraftRowState later;
-      get_scratch(at, group, later, x);
-      float keep, part;
-      row_.fold(later, keep, part);
+    for (uint32_t group = done; group < all; group += kAtOnce) {
+      DraftRowState later[kAtOnce];
+      float4 y[kAtOnce][kVectors];
 #pragma unroll
-      for (uint32_t i = 0; i < kVectors; ++i) {
-        const float of[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        get_scratch(at, group + i < all ? group + i : group, later[i], y[i]);
 #pragma unroll
-        for (uint32_t e = 0; e < 4; ++e) {
-          float& to = v[2 * i + e / 2][e % 2];
-          to = fold(to, of[e], keep, part);
-        }
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        if (group + i >= all) break;
+        float keep, part;
+        row_.fold(later[i], keep, part);
+#pragma unroll
+        for (uint32_t k = 0; k < kVectors; ++k) fold_later(v + 2 * k, y[i][k], keep, part);
       }
     }
-    write(run, v);
+    return true;
   }
 
   // Out of the rotated domain, to global memory.

@@ -34,10 +34,9 @@ struct KeyChunk {
       high.x >>= at.shift, high.y >>= at.shift;
     }
   }
-  uint4 operand(uint32_t chunk) const {
-    constexpr LevelTable kTable = level_table<kK, true>();
-    const Operands<1> a = unpack_key<kK, true>(kTable, low.x, next.x, high.x, chunk / 2),
-                      b = unpack_key<kK, true>(kTable, low.y, next.y, high.y, chunk / 2);
+  uint4 operand(const LevelTable& table, uint32_t chunk) const {
+    const Operands<1> a = unpack_key<kK, true>(table, low.x, next.x, high.x, chunk / 2),
+                      b = unpack_key<kK, true>(table, low.y, next.y, high.y, chunk / 2);
     return make_uint4(a.term[0][0], a.term[0][1], b.term[0][0], b.term[0][1]);
   }
 };
@@ -90,22 +89,24 @@ class DraftProducer {
       : state_(state),
         p_(state.call),
         args_(state.args),
-        share_(p_, args_, kLayout.blocks),
         thread_(pin(threadIdx.x - T::kConsumers)),
-        places_(thread_) {
-    const uint32_t part = lane() / kDraftTiles;
-    part_bytes_ = chosen<uint32_t>(part, {kLayout.k_tile_bytes, kLayout.v_tile_bytes, 16, 16});
-    part_at_ = chosen<uint32_t>(part, {0, kLayout.v_at, kLayout.k_scales_at, kLayout.v_scales_at}) +
-               lane() % kDraftTiles * part_bytes_;
+        first_run_(load_first_run()),
+        share_(p_, args_, kLayout.blocks),
+        places_(thread_),
+        table_k_(load_table<T::kK, true>(state.table_k)),
+        table_v_(T::kK == T::kV ? table_k_ : load_table<T::kV, true>(state.table_v)) {
+    part_bytes_ = chosen<uint32_t>(warp(), {kLayout.k_tile_bytes, kLayout.v_tile_bytes, 16, 16});
+    part_at_ =
+        chosen<uint32_t>(warp(), {0, kLayout.v_at, kLayout.k_scales_at, kLayout.v_scales_at}) +
+        lane() % kDraftTiles * part_bytes_;
     together_ = tiles_together();
   }
 
   void run() {
     if (share_.count == 0) return;
-    if (warp() == 0) {
-      describe(0);
-      for (uint32_t i = 0; i + 1 < kLayout.stored; ++i) copy_stage();
-    }
+    if (warp() == 0) describe(0, first_run_);
+#pragma unroll 1
+    for (uint32_t i = 0; i + 1 < kLayout.stored; ++i) copy_stage();
     DraftSlot<kLayout.slots> slot;
     DraftSlot<kLayout.stored> stored;
 #pragma unroll 1
@@ -119,7 +120,7 @@ class DraftProducer {
         // The stage is there, and nobody reads the one before it any more.
         wait_together(&state_.loaded[stored.index], stored.phase);
         sync_named_barrier<kProducers / kWarp>(0);
-        if (warp() == 0) copy_stage();
+        copy_stage();
         wait_together(&state_.empty[slot.index], slot.phase ^ 1);
         unpack(stage, dynamic_shared() + kLayout.stored_at + stored.index * kLayout.stored_bytes,
                slot.index);
@@ -132,21 +133,33 @@ class DraftProducer {
   }
 
  private:
+  static constexpr uint32_t kBatch = kWarp / kDraftTiles;
+  static_assert(kProducers == 4 * kWarp && kWarp % kDraftTiles == 0);
+
   uint32_t warp() const { return thread_ / kWarp; }
   uint32_t lane() const { return thread_ % kWarp; }
 
-  // Copies the description of one of the block's runs. For the first producer warp.
+  // A lane's word of the block's first run, beside the loads that say whether there is one.
+  uint32_t load_first_run() const {
+    const uint64_t from =
+        args_.at[abi::arg_schedule] +
+        4 * (abi::schedule_first_runs_at(gridDim.x) +
+             uint64_t{BlockRuns::share(kLayout.blocks)} * abi::kFirstRuns * abi::kRunWords);
+    return warp() == 0 && lane() < abi::kRunWords ? load_bits(from, lane(), true) : 0;
+  }
+  // Hands over the description of one of the block's runs, a word by each lane. For the first warp.
+  void describe(uint32_t index, uint32_t word) {
+    DraftRun& to = state_.run(index);
+    if (lane() < abi::kRunWords) reinterpret_cast<uint32_t*>(&to.of)[lane()] = word;
+    if (lane() == abi::kRunWords) to.bad = 0;
+    arrive_warp(&state_.described[index % kDraftRuns]);
+  }
   void describe(uint32_t index) {
     if (index >= share_.count) return;
-    DraftRun& to = state_.run(index);
     const uint64_t from =
         args_.at[abi::arg_schedule] +
         4 * (abi::schedule_runs_at(gridDim.x) + uint64_t{share_.first + index} * abi::kRunWords);
-    if (lane() < abi::kRunWords)
-      reinterpret_cast<uint32_t*>(&to.of)[lane()] = load_bits(from, lane(), true);
-    if (lane() == abi::kRunWords) to.bad = 0;
-    __syncwarp();
-    if (lane() == 0) arrive(&state_.described[index % kDraftRuns]);
+    describe(index, lane() < abi::kRunWords ? load_bits(from, lane(), true) : 0);
   }
 
   // The run whose stages are copied now. The one behind it is described meanwhile.
@@ -156,22 +169,21 @@ class DraftProducer {
     ended_ = copied_run_ == share_.count;
     if (ended_) return;
     state_.wait_for_run(copied_run_);
-    describe(copied_run_ + 1);
+    if (warp() == 0) describe(copied_run_ + 1);
     const abi::AttentionRun& run = state_.run(copied_run_).of;
     const DraftStages of = run_stages(run);
-    stage_ = of.begin, end_stage_ = of.end;
+    stage_ = of.begin, end_stage_ = of.end, in_batch_ = 0;
     begin_ = run.begin, end_ = run.end > run.begin ? run.end : 0;
     entries_ = args_.at[arg_table] + (run.sequence * p_.table.stride + p_.table.first_entry) * 4;
-    // Four parts of a tile, each some lanes': codes of K and V, their scales.
-    const uint32_t part = lane() / kDraftTiles;
+    // Four parts of a tile, each a warp's: codes of K and V, their scales.
     const uint64_t of_parts[4] = {args_.at[arg_k_codes] + run.kv_head * p_.k.codes_head_stride,
                                   args_.at[arg_v_codes] + run.kv_head * p_.v.codes_head_stride,
                                   args_.at[arg_k_scales] + run.kv_head * p_.k.scales_head_stride,
                                   args_.at[arg_v_scales] + run.kv_head * p_.v.scales_head_stride};
-    from_ = chosen(part, of_parts);
-    stride_ = chosen(part, {p_.k.codes_tile_stride, p_.v.codes_tile_stride, p_.k.scales_tile_stride,
-                            p_.v.scales_tile_stride});
-    find_tile();
+    from_ = chosen(warp(), of_parts);
+    stride_ = chosen(warp(), {p_.k.codes_tile_stride, p_.v.codes_tile_stride,
+                              p_.k.scales_tile_stride, p_.v.scales_tile_stride});
+    find_tiles(stage_);
   }
 
   template <class X>
@@ -189,46 +201,49 @@ class DraftProducer {
     return gaps ? 1 : page_tiles & (0 - page_tiles);
   }
 
-  // Where this lane's tiles of the next stage lie. One stage ahead: the page table is slow to read.
-  void find_tile() {
-    const uint32_t first = lane() % kDraftTiles, at = stage_ * kDraftTiles + first;
-    present_ = first % together_ == 0 && (at + together_) * abi::kKvTile > begin_ &&
-               at * abi::kKvTile < end_;
+  // Pages of the next kBatch stages, a tile by each lane. One batch ahead: the table is slow to
+  // read.
+  void find_tiles(uint32_t stage) {
+    const uint32_t first = lane() % kDraftTiles;
+    const uint32_t of = stage + lane() / kDraftTiles, at = of * kDraftTiles + first;
+    found_ = of < end_stage_ && first % together_ == 0 &&
+             (at + together_) * abi::kKvTile > begin_ && at * abi::kKvTile < end_;
     page_ = 0;
-    if (!present_) return;
+    if (!found_) return;
     const uint32_t page_tiles = p_.table.page_tokens / abi::kKvTile;
     uint32_t entry = page_tiles == 1 ? at : __umulhi(at, p_.table.page_inverse);
     tile_ = at - entry * page_tiles;
     if (p_.table.ring_entries != 0) entry %= p_.table.ring_entries;
     page_ = load_bits(entries_, entry, true);
   }
-  // Entries are device data: one that is no page is not used, and shows in the rows.
-  uint64_t page_offset() {
+  // What was found becomes addresses. Entries are device data: one that is no page is not used, and
+  // shows in the rows.
+  void begin_batch() {
     if (page_ >= p_.table.pages) {
       atomicOr(&state_.run(copied_run_).bad, 1u);
       page_ = 0;
     }
-    return page_ * p_.table.page_stride;
+    address_ = from_ + page_ * p_.table.page_stride + tile_ * stride_;
+    present_ = found_;
+    there_ = __ballot_sync(kAll, present_ ? 1 : 0);
+    find_tiles(stage_ + kBatch);
   }
 
-  // Copies of the next stage, if there is one: a part of a tile by each lane. For one warp.
+  // Copies of the next stage, if there is one: the warp's part of it, some tiles by each lane.
   void copy_stage() {
-    static_assert(4 * kDraftTiles == kWarp);
     if (!ended_ && stage_ == end_stage_) begin_run();
     if (ended_) return;
+    if (in_batch_ == 0) begin_batch();
     PhaseBarrier* const loaded = &state_.loaded[copied_.index];
-    unsigned char* const to =
-        dynamic_shared() + kLayout.stored_at + copied_.index * kLayout.stored_bytes;
-    const uint64_t page = page_offset();
-    if (present_)
-      copy_bulk(shared_address(to + part_at_), from_ + page + tile_ * stride_,
-                together_ * part_bytes_, loaded);
-    const uint32_t there = __ballot_sync(kAll, present_ ? 1 : 0) & 0xFFu;
-    constexpr uint32_t kTileBytes = kLayout.k_tile_bytes + kLayout.v_tile_bytes + 32;
+    if (present_ && lane() / kDraftTiles == in_batch_)
+      copy_bulk(shared_address(dynamic_shared() + kLayout.stored_at + part_at_ +
+                               copied_.index * kLayout.stored_bytes),
+                address_, together_ * part_bytes_, loaded);
+    const uint32_t there = there_ >> in_batch_ * kDraftTiles & ((1u << kDraftTiles) - 1);
     if (lane() == 0)
-      arrive_expecting(loaded, static_cast<uint32_t>(__popc(there)) * together_ * kTileBytes);
+      arrive_expecting(loaded, static_cast<uint32_t>(__popc(there)) * together_ * part_bytes_);
     copied_.step();
-    if (++stage_ != end_stage_) find_tile();
+    in_batch_ = ++stage_ == end_stage_ ? 0 : (in_batch_ + 1) % kBatch;
     __syncwarp();
   }
 
@@ -261,13 +276,12 @@ class DraftProducer {
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i)
         *reinterpret_cast<uint4*>(to + places_.key_operand(first + i)) =
-            chunks[i].operand(places_.chunk);
+            chunks[i].operand(table_k_, places_.chunk);
     }
   }
   // Two coordinates of two tiles at a time: a chunk of the operand each.
   void unpack_values_stage(const unsigned char* from, unsigned char* to) const {
     using Places = DraftPlaces<T>;
-    constexpr LevelTable kTable = level_table<T::kV, true>();
     constexpr uint32_t kHalf = Places::kHalf, kTile = kLayout.v_tile_bytes,
                        kCount = kDraftTiles / 2 / Places::kPairStep, kAtOnce = kCount < 2 ? 1 : 2;
     from += places_.pair * 2 * kTile;
@@ -285,7 +299,7 @@ class DraftProducer {
         Operands<1> x[2][2];
 #pragma unroll
         for (uint32_t t = 0; t < 2; ++t)
-          unpack_values<T::kV, true>(kTable, pairs[i][t].low, pairs[i][t].high, 0, x[t]);
+          unpack_values<T::kV, true>(table_v_, pairs[i][t].low, pairs[i][t].high, 0, x[t]);
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e)
           *reinterpret_cast<uint4*>(to + places_.value_operand(first + i) + e * kHalf * T::kVRow) =
@@ -298,18 +312,22 @@ class DraftProducer {
   DraftsState& state_;
   const abi::AttentionParams& p_;
   const Args& args_;
-  BlockRuns share_;
   uint32_t thread_;  // of the producers
+  uint32_t first_run_;
+  BlockRuns share_;
   DraftPlaces<T> places_;
-  // The first warp's: the run whose stages are copied, the one behind it, the next stage's place.
+  LevelTable table_k_, table_v_;
+  // The run whose stages are copied, the one behind it, the place of the warp's next part.
   uint32_t copied_run_ = 0, next_run_ = 0;
   DraftSlot<kLayout.stored> copied_;
   uint32_t stage_ = 0, end_stage_ = 0, begin_ = 0, end_ = 0;
-  uint32_t page_ = 0, tile_ = 0;
   uint64_t entries_ = 0, from_ = 0, stride_ = 0;  // of the run's sequence and KV head
-  uint32_t part_bytes_, part_at_;                 // of the lane's part of a tile
+  // The lane's tile of a batch of stages: where it lies, and which lanes have one; of the next.
+  uint64_t address_ = 0;
+  uint32_t in_batch_ = 0, there_ = 0, page_ = 0, tile_ = 0;
+  uint32_t part_bytes_, part_at_;  // of the lane's part of a tile
   uint32_t together_;
-  bool ended_ = false, present_ = false;
+  bool ended_ = false, present_ = false, found_ = false;
   uint32_t seen_from_ = 0, seen_to_ = 0;  // keys of the run that is unpacked
 };
 

@@ -46,7 +46,7 @@ struct Drafts {
 struct DraftLimits {
   int32_t begin, end;  // that it sees
   int32_t position;    // its own
-  float slope;
+  float slope, factor;
 };
 
 struct DraftRun {
@@ -71,7 +71,8 @@ struct DraftsState {
   float factor[2 * kDraftRows];           // of a row's scores, in base 2
   int32_t biases[2 * kDraftRows];         // what LevelForm's bias adds to a row's sums
   DraftLimits limits[2 * kDraftRows];
-  uint32_t merge_groups;  // of the first block's fold; 0: another block merges
+  SharedLevelTable table_k, table_v;
+  float2 halves[2 * 8];  // {reference, sum} of rows of the second half of a stage's keys
 
   // Hidden from the compiler, which would spend minutes on what the address may be.
   DraftRun& run(uint32_t index) { return runs[optimization_barrier(index % kDraftRuns)]; }

@@ -32,9 +32,8 @@ struct KeyWords {
              (word * kGroup % kHighGroup / 16 * kHigh);
     }
   }
-  Operands<1> operands(uint32_t step) const {
-    constexpr LevelTable kTable = level_table<kK, true>();
-    return unpack_key<kK, true>(kTable, low, next, high, step);
+  Operands<1> operands(const LevelTable& table, uint32_t step) const {
+    return unpack_key<kK, true>(table, low, next, high, step);
   }
 };
 

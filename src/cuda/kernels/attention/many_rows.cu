@@ -31,6 +31,8 @@ inline void start_block(ManyRowsState& state, const abi::AttentionParams& params
   tile.index = blockIdx.x;
   tile.entries = nullptr, tile.first_token = tile.base_tile = 0;
   state.states = state.older = 0;
+  state.table_k[0] = state.table_k[1] = level_table<T::kK, true>();
+  state.table_v[0] = state.table_v[1] = level_table<T::kV, true>();
 }
 
 // The work tile's rows, keys and barriers. One thread.

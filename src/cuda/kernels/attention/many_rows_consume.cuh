@@ -70,27 +70,40 @@ class Consumer {
     float keep[2];
     const unsigned char* const q =
         dynamic_shared() + kLayout.q + group_ * panels_of(T::kKDim) * kLayout.q_panel;
-#pragma unroll 1
-    for (uint32_t stage = 0; stage < stages; ++stage) {
+    const auto start_scores = [&] {
       wait_for_phase(&state_.full[k.slot], k.phase);
       begin_scores<T>(q, slot(k.slot), s);
-      wait_for_product(s);
+    };
+    // Over levels the next scores are computed behind PV, without a pause of the tensor cores.
+    // 16-bit values come too late for that: the wait would be for them.
+    constexpr bool kAhead = T::kLevelsV;
+    if (kAhead && stages != 0) start_scores();
+    wait_for_product(s);
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < stages; ++stage) {
+      if constexpr (!kAhead) {
+        start_scores();
+        wait_for_product(s);
+      }
       if constexpr (T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
-      weigh(stage, slot(k.slot), slot(v.slot), s, keep);
+      keep[0] = keep[1] = 1.0f;
+      if (has_rows()) weigh(stage, slot(k.slot), slot(v.slot), s, keep);
       release(k.slot);
       if (__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
       }
-      pack(slot(v.slot), s, p);
+      to_operand(stage, slot(v.slot), s, p);
       if constexpr (!T::kLevelsV) wait_for_phase(&state_.full[v.slot], v.phase);
       begin_values<T>(p, slot(v.slot), o_);
+      k.step(2);
+      if (kAhead && stage + 1 < stages) start_scores();
       wait_for_product(o_);
+      if constexpr (kAhead) wait_for_product(s);
       if constexpr (!T::kLevelsV) {
         if (!all_seen(stage)) add_not_finite(stage, slot(v.slot));
       }
       release(v.slot);
-      k.step(2);
       v.step(2);
     }
   }
@@ -147,10 +160,7 @@ class Consumer {
   unsigned char* slot(uint32_t index) const {
     return dynamic_shared() + kLayout.slot + index * kLayout.slot_bytes;
   }
-  void release(uint32_t index) {
-    __syncwarp();
-    if (kForRacecheck || threadIdx.x % kWarp == 0) arrive(&state_.empty[index]);
-  }
+  void release(uint32_t index) { arrive_warp(&state_.empty[index]); }
 
   RowLimits& limits(uint32_t i) const { return state_.limits[group_ * kGroupRows + in_group(i)]; }
   void start_row(uint32_t i, uint64_t alibi_slopes) {
@@ -166,6 +176,10 @@ class Consumer {
                 minus_infinity(), 0.0f, kLeastTop};
   }
 
+  // Warp-uniform. A code-motion barrier: the compiler would make two copies of the loop.
+  bool has_rows() const {
+    return code_motion_barrier(first_row() + threadIdx.x / kWarp % 4 * 16) < tile_.rows;
+  }
   // Whether all rows of the group see all keys of the stage.
   bool all_seen(uint32_t stage) const {
     const auto begin = static_cast<int32_t>(stage * T::kKeys);
@@ -321,7 +335,21 @@ class Consumer {
     }
   }
 
-  // Weights to the A operand, over levels times V's scales.
+  // Weights to the A operand; zeros where the warp has no rows.
+  void to_operand(uint32_t stage, const unsigned char* v, const float (&s)[T::kKeyTiles][4],
+                  uint32_t (&p)[T::kKeys / 16][4]) const {
+    if (!has_rows()) {
+#pragma unroll
+      for (uint32_t i = 0; i < T::kKeys / 4; ++i) p[i / 4][i % 4] = 0;
+    } else if (T::kLevelsV && !all_seen(stage)) {
+      pack<true>(v, s, p);
+    } else {
+      pack<false>(v, s, p);
+    }
+  }
+  // Over levels times V's scales. `kHidden`: some rows do not see some
+  // keys, whose scales may be NaN, or never written.
+  template <bool kHidden>
   void pack(const unsigned char* v, const float (&s)[T::kKeyTiles][4],
             uint32_t (&p)[T::kKeys / 16][4]) const {
     const auto* const scales =
@@ -334,9 +362,8 @@ class Consumer {
       for (uint32_t i = 0; i < 2; ++i) {
         float a = s[t][2 * i], b = s[t][2 * i + 1];
         if constexpr (T::kLevelsV) {
-          // The scale of a key that is not seen may be NaN, or never written.
-          a = a == 0 ? 0.0f : a * scale.x;
-          b = b == 0 ? 0.0f : b * scale.y;
+          a = kHidden && a == 0 ? 0.0f : a * scale.x;
+          b = kHidden && b == 0 ? 0.0f : b * scale.y;
         }
         p[t / 2][t % 2 * 2 + i] = pack_16(a, b, T::kBf16V);
       }

@@ -12,7 +12,11 @@ class Producer {
   static constexpr ManyRowsLayout kLayout = T::kLayout;
   static constexpr bool kAnyLevels = T::kLevelsK || T::kLevelsV;
 
-  explicit Producer(ManyRowsState& state) : state_(state), tile_(state.tile) {
+  explicit Producer(ManyRowsState& state)
+      : state_(state),
+        tile_(state.tile),
+        table_k_(load_table<T::kK, true>(state.table_k)),
+        table_v_(load_table<T::kV, true>(state.table_v)) {
     // In registers, which 32 bits are enough for: shared memory is slow to ask for every item.
     const abi::KvWalk<uint64_t>& walk = tile_.walk;
     const auto narrow = [](uint64_t x) { return static_cast<uint32_t>(x); };
@@ -115,8 +119,12 @@ class Producer {
       const uint32_t at = n % kLayout.slots;
       wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
       if (n % 2 == 0) number_keys(n / 2, slot(at));
-      copy_rows<kDim, kPanel>(n / 2, mine, there, layout.codes_tile_stride / abi::kKvTile, codes,
-                              slot(at));
+      const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
+      if (walk_.whole(n / 2 * T::kKeys)) {
+        copy_rows<kDim, kPanel, true>(n / 2, mine, there, stride, codes, slot(at));
+      } else {
+        copy_rows<kDim, kPanel, false>(n / 2, mine, there, stride, codes, slot(at));
+      }
     }
   }
 
@@ -135,23 +143,23 @@ class Producer {
     }
   }
 
-  // Rows of 16-bit floats to their places in the operand; those without a key become zeros.
-  template <uint32_t kDim, uint32_t kPanel>
+  // Rows of 16-bit floats to their places in the operand; those without a key become zeros. A whole
+  // stage has a key in every row: most have.
+  template <uint32_t kDim, uint32_t kPanel, bool kWhole>
   void copy_rows(uint32_t stage, uint64_t mine, uint32_t there, uint64_t stride,
                  const uint8_t* codes, unsigned char* to) const {
     using Copies = RowCopies<kDim>;
     constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes;
     const Copies mine_of(thread());
     const uint32_t lane = thread() % kLanes, row = mine_of.row, column = T::column(row);
-    const bool whole = walk_.whole(stage * T::kKeys);
     const uint8_t* const from = codes + row * stride + lane * 16;
     const SharedAddress target = shared_address(to + column * 128);
 #pragma unroll 4
     for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
       const uint32_t tile = i * Copies::kTilesAtOnce + mine_of.tile;
       const uint64_t offset = shuffled(mine, tile);
-      const bool key = whole || ((there >> tile & 1) != 0 &&
-                                 walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
+      const bool key = kWhole || ((there >> tile & 1) != 0 &&
+                                  walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
 #pragma unroll
       for (uint32_t c = 0; c < kChunks; c += kLanes) {
         if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
@@ -205,63 +213,76 @@ class Producer {
   // would wait for the store before it.
   static constexpr uint32_t kAtOnce = T::kVDim > 128 ? 2 : 4;
 
+  // A thread's chunk of every kStep-th key. Offsets of later keys differ from the first ones' by
+  // constants: a tile of 8 rows is 1024 bytes of the operand.
   void unpack_keys(const unsigned char* bytes, unsigned char* to) {
     if constexpr (T::kLevelsK) {
       constexpr uint32_t kUnits = T::kKDim / 8, kRowBytes = kLayout.k_tile_bytes / 8,
-                         kCount = T::kKeys * kUnits;
-      static_assert(kCount % (kProducers * kAtOnce) == 0);
-#pragma unroll 1
-      for (uint32_t first = thread(); first < kCount; first += kProducers * kAtOnce) {
+                         kStep = kProducers / kUnits, kCount = T::kKeys / kStep,
+                         kBases = kStep < 8 ? 8 / kStep : 1;
+      static_assert(kProducers % kUnits == 0 && kCount % kAtOnce == 0);
+      const uint32_t chunk = thread() % kUnits, key = thread() / kUnits;
+      const unsigned char* const from = bytes + key * kRowBytes;
+      unsigned char* bases[kBases];
+#pragma unroll
+      for (uint32_t i = 0; i < kBases; ++i) {
+        const uint32_t of = key + i * kStep;
+        bases[i] = to + operand_byte(kLayout.k_panel, of / 8 * 8 + T::column(of % 8), chunk);
+      }
+#pragma unroll
+      for (uint32_t first = 0; first < kCount; first += kAtOnce) {
         KeyWords<T::kK> words[kAtOnce];
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-          const uint32_t u = first + i * kProducers, chunk = u % kUnits;
-          words[i] = {bytes + u / kUnits * kRowBytes, T::kKDim, chunk / 4, chunk % 4};
-        }
+        for (uint32_t i = 0; i < kAtOnce; ++i)
+          words[i] = {from + (first + i) * kStep * kRowBytes, T::kKDim, chunk / 4, chunk % 4};
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-          const uint32_t u = first + i * kProducers, key = u / kUnits, chunk = u % kUnits;
-          const Operands<1> x = words[i].operands(chunk / 4);
-          uint4 w;
-          to_f16x2(raised_levels<T::kK>(x.term[0][0]), w.x, w.y);
-          to_f16x2(raised_levels<T::kK>(x.term[0][1]), w.z, w.w);
-          const uint32_t row = key / 8 * 8 + T::column(key % 8);
-          *reinterpret_cast<uint4*>(to + operand_byte(kLayout.k_panel, row, chunk)) = w;
+          const Operands<1> x = words[i].operands(table_k_, chunk / 4);
+          constexpr uint32_t kTiles = kStep * kBases / 8;  // from a base's key to its next
+          *reinterpret_cast<uint4*>(bases[(first + i) % kBases] +
+                                    (first + i) / kBases * kTiles * 1024) = f16_chunk<T::kK>(x);
         }
       }
     }
   }
 
-  // A chunk is eight tokens of a coordinate.
+  // Two coordinates of every kStep-th tile; a chunk is eight tokens of a coordinate.
   void unpack_values_item(const unsigned char* bytes, unsigned char* to) {
     if constexpr (T::kLevelsV) {
-      constexpr LevelTable kTable = level_table<T::kV, true>();
-      constexpr uint32_t kHalf = T::kVDim / 2, kCount = T::kTiles * kHalf,
-                         kPairsAtOnce = kAtOnce * kProducers <= kCount ? kAtOnce : kAtOnce / 2;
-      static_assert(kCount % (kProducers * kPairsAtOnce) == 0);
-#pragma unroll 1
-      for (uint32_t first = thread(); first < kCount; first += kProducers * kPairsAtOnce) {
-        ValuePair<T::kV> pairs[kPairsAtOnce];
+      constexpr uint32_t kHalf = T::kVDim / 2, kStep = kProducers / kHalf,
+                         kCount = T::kTiles / kStep,
+                         kTogether = kAtOnce < kCount ? kAtOnce : kCount;
+      static_assert(kProducers % kHalf == 0 && kHalf % 8 == 0 && kCount % kTogether == 0);
+      const uint32_t coordinate = thread() % kHalf, tile = thread() / kHalf;
+      const unsigned char* const from = bytes + tile * kLayout.v_tile_bytes;
+      const uint32_t base = operand_byte(kLayout.v_panel, coordinate, tile);
 #pragma unroll
-        for (uint32_t i = 0; i < kPairsAtOnce; ++i) {
-          const uint32_t u = first + i * kProducers, a = u % kHalf;
-          pairs[i] = {bytes + u / kHalf * kLayout.v_tile_bytes, T::kVDim, a, a + kHalf};
-        }
+      for (uint32_t first = 0; first < kCount; first += kTogether) {
+        ValuePair<T::kV> pairs[kTogether];
 #pragma unroll
-        for (uint32_t i = 0; i < kPairsAtOnce; ++i) {
-          const uint32_t u = first + i * kProducers, tile = u / kHalf, a = u % kHalf;
+        for (uint32_t i = 0; i < kTogether; ++i)
+          pairs[i] = {from + (first + i) * kStep * kLayout.v_tile_bytes, T::kVDim, coordinate,
+                      coordinate + kHalf};
+#pragma unroll
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          // Bits of the first tile and of the steps are others: the XOR swizzle takes them in turn.
+          const uint32_t on = (first + i) * kStep;
+          unsigned char* const target = to + (base ^ on % 8 * 16) + on / 8 * kLayout.v_panel;
           Operands<1> x[2];
-          unpack_values<T::kV, true>(kTable, pairs[i].low, pairs[i].high, 0, x);
+          unpack_values<T::kV, true>(table_v_, pairs[i].low, pairs[i].high, 0, x);
 #pragma unroll
-          for (uint32_t e = 0; e < 2; ++e) {
-            uint4 w;
-            to_f16x2(raised_levels<T::kV>(x[e].term[0][0]), w.x, w.y);
-            to_f16x2(raised_levels<T::kV>(x[e].term[0][1]), w.z, w.w);
-            *reinterpret_cast<uint4*>(to + operand_byte(kLayout.v_panel, a + e * kHalf, tile)) = w;
-          }
+          for (uint32_t e = 0; e < 2; ++e)
+            *reinterpret_cast<uint4*>(target + e * kHalf * 128) = f16_chunk<T::kV>(x[e]);
         }
       }
     }
+  }
+  template <uint32_t kFormat>
+  static uint4 f16_chunk(const Operands<1>& x) {
+    uint4 w;
+    to_f16x2(raised_levels<kFormat>(x.term[0][0]), w.x, w.y);
+    to_f16x2(raised_levels<kFormat>(x.term[0][1]), w.z, w.w);
+    return w;
   }
 
   // Infinity times a weight of 0 is NaN: where rows do not see all keys of a stage, what is not
@@ -307,6 +328,7 @@ class Producer {
   abi::KvWalk<uint32_t> walk_;
   RowTile::TileAt at_, next_;  // of the stage that is copied, and of the one after it
   bool present_ = false, next_present_ = false;
+  LevelTable table_k_, table_v_;
 };
 
 }  // namespace gyre::cuda

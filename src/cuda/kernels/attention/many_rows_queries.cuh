@@ -36,6 +36,12 @@ class LaneQuery {
     return bits;
   }
 
+  // A word of each sector that load() reads: it finds them in L1. Registers for all rows at once
+  // would be too many.
+  static uint32_t touch(uint64_t from, uint32_t dtype) {
+    if (chunk() >= kChunks) return 0;
+    return load_bits(from, first(0), dtype == 0) | load_bits(from, first(1), dtype == 0);
+  }
   void load(uint64_t from, uint32_t dtype, bool aligned) {
     if (chunk() >= kChunks) return;
 #pragma unroll

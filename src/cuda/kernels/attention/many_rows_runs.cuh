@@ -63,7 +63,7 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
 template <class T>
 inline void fold_unit(const ManyRowsState& state, const Args& args, uint32_t groups) {
   const uint32_t done = state.merge_groups;  // their fold is the first state
-  constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp;
+  constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp, kAtOnce = 8;
   const RowTile& tile = state.tile;
   const uint32_t lane = threadIdx.x % kWarp;
   const UnitStates states(tile, args, state.run);
@@ -72,19 +72,29 @@ inline void fold_unit(const ManyRowsState& state, const Args& args, uint32_t gro
        r += T::kGroups * kGroupThreads / kWarp) {
     SoftmaxState row = SoftmaxState::none();
     float x[kOfLane] = {};
+    // States 0 and `done` on, the loads of several at a time: each takes a microsecond.
+    const uint32_t states_count = groups - done + 1;
 #pragma unroll 1
-    for (uint32_t group = 0; group < groups; group = group == 0 ? done : group + 1) {
-      const uint64_t at = states.at(group, r);
-      const auto number = [&](uint32_t i) {
-        return __uint_as_float(load_l2<uint32_t>(at + i * 4));
-      };
-      const float reference = number(T::kVDim), sum = number(T::kVDim + 1);
-      const SoftmaxState::Factors f = row.fold({reference, sum});
+    for (uint32_t first = 0; first < states_count; first += kAtOnce) {
+      float of[kAtOnce][kOfLane + 2];
 #pragma unroll
-      for (uint32_t i = 0; i < kOfLane; ++i) {
-        const uint32_t column = lane + i * kWarp;
-        if (T::kVDim % kWarp != 0 && column >= T::kVDim) break;
-        x[i] = f.fold(x[i], number(column));
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t nth = first + i < states_count ? first + i : first;
+        const uint64_t at = states.at(nth == 0 ? 0 : done - 1 + nth, r);
+        const auto number = [&](uint32_t column) {
+          return __uint_as_float(load_l2<uint32_t>(at + column * 4));
+        };
+#pragma unroll
+        for (uint32_t c = 0; c < kOfLane; ++c)
+          of[i][c] = lane + c * kWarp < T::kVDim ? number(lane + c * kWarp) : 0.0f;
+        of[i][kOfLane] = number(T::kVDim), of[i][kOfLane + 1] = number(T::kVDim + 1);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        if (first + i >= states_count) break;
+        const SoftmaxState::Factors f = row.fold({of[i][kOfLane], of[i][kOfLane + 1]});
+#pragma unroll
+        for (uint32_t c = 0; c < kOfLane; ++c) x[c] = f.fold(x[c], of[i][c]);
       }
     }
     const RowWriter writer(tile.params, args,

@@ -51,20 +51,14 @@ struct ManyRowsState {
   PhaseBarrier of_roles[2];      // by role, for racecheck alone
   float factor[2 * kGroupRows];  // of a row's scores, in base 2
   uint64_t of_warps[16];
+  SharedLevelTable table_k, table_v;
 };
 static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 
 inline ManyRowsState& block_state() { return *reinterpret_cast<ManyRowsState*>(dynamic_shared()); }
 
 // Compiled for racecheck, all barriers that differ between the roles are mbarriers at which every
-// thread arrives: it counts a thread's other barriers, and does not see that the lane that arrives
-// does so for its warp. docs/notes/racecheck-many-rows.md.
-#if defined(GYRE_RACECHECK)
-constexpr bool kForRacecheck = true;
-#else
-constexpr bool kForRacecheck = false;
-#endif
-
+// thread arrives: it counts a thread's other barriers.
 constexpr uint32_t kProducerRole = 0, kConsumerRole = 1;
 
 // Barriers of a work tile. One thread.
@@ -73,7 +67,7 @@ inline void init_barriers(ManyRowsState& state) {
   constexpr uint32_t kConsumers = T::kGroups * kGroupThreads;
   for (uint32_t i = 0; i < T::kLayout.slots; ++i) {
     init_barrier(&state.full[i], kProducers);
-    init_barrier(&state.empty[i], kForRacecheck ? kConsumers : kConsumers / kWarp);
+    init_barrier(&state.empty[i], kConsumers / kWarp * kWarpArrivals);
   }
   if constexpr (kForRacecheck) {
     init_barrier(&state.of_roles[kProducerRole], kProducers);

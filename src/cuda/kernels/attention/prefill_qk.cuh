@@ -120,7 +120,7 @@ struct KeyLevels {
 };
 template <uint32_t kK>
 inline KeyLevels key_levels(const uint8_t* row, uint32_t n, uint32_t step, uint32_t j) {
-  const Operands<1> x = KeyWords<kK>(row, n, step, j).operands(step);
+  const Operands<1> x = KeyWords<kK>(row, n, step, j).operands(level_table<kK, true>(), step);
   return {signed_levels<kK>(x.term[0][0]), signed_levels<kK>(x.term[0][1])};
 }
 

@@ -26,16 +26,20 @@ inline bool is_stale(const Args& args, const abi::AttentionRun& run) {
 struct BlockRuns {
   uint32_t first, count;  // runs
 
+  static uint32_t share(uint32_t blocks) {
+    const uint32_t each = gridDim.x / blocks;
+    return blockIdx.x % each * blocks + blockIdx.x / each;
+  }
   BlockRuns(const abi::AttentionParams& p, const Args& args, uint32_t blocks) {
-    const uint32_t each = gridDim.x / blocks,
-                   share = blockIdx.x % each * blocks + blockIdx.x / each;
+    const uint32_t at = share(blocks) * 4;
     // Loaded in a way that the compiler does not know: it would spend minutes on aliases.
     const auto word = [&](uint32_t i) {
-      return load_bits(args.at[abi::arg_schedule], share * 4 + i, true);
+      return load_bits(args.at[abi::arg_schedule], at + i, true);
     };
+    const uint32_t key = word(0), blocks_of = word(1), runs = word(3);
+    first = word(2);
     // A schedule of something else: nothing that it says may be used.
-    const bool known = word(0) == p.schedule_key && word(1) == gridDim.x;
-    first = word(2), count = known ? word(3) : 0;
+    count = key == p.schedule_key && blocks_of == gridDim.x ? runs : 0;
   }
 };
 

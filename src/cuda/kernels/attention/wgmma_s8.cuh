@@ -22,8 +22,8 @@ struct WgmmaOperand {
   SharedAddress at;
 };
 template <uint32_t kRowBytes>
-inline WgmmaOperand<kRowBytes> wgmma_operand(SharedAddress at) {
-  return {at};
+inline WgmmaOperand<kRowBytes> wgmma_operand(SharedAddress at, uint32_t offset) {
+  return {at + offset};
 }
 template <uint32_t kTiles>
 inline void wgmma_sums(int32_t (&)[kTiles][4]) {}
@@ -56,11 +56,12 @@ template <uint32_t kRowBytes>
 struct WgmmaOperand {
   uint64_t descriptor;
 };
+// `offset` from an address that several operands share: they share its part of the descriptor.
 template <uint32_t kRowBytes>
-inline WgmmaOperand<kRowBytes> wgmma_operand(SharedAddress at) {
+inline WgmmaOperand<kRowBytes> wgmma_operand(SharedAddress at, uint32_t offset) {
   constexpr uint64_t kSwizzle = uint64_t{kRowBytes == 128 ? 1 : 2} << 62,
                      kEightRows = uint64_t{8 * kRowBytes >> 4} << 32;
-  return {kSwizzle | kEightRows | (at & 0x3FFFFu) >> 4};
+  return {kSwizzle | kEightRows | ((at & 0x3FFFFu) >> 4) + (offset >> 4)};
 }
 
 // Sums may be touched from here on: the compiler does not know that wgmma writes them later.
