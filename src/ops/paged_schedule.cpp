@@ -1,6 +1,6 @@
-#include "abi/kernels.h"
 #include "ops/paged_schedule.h"
 
+#include "abi/kernels.h"
 #include "runtime/require.h"
 
 namespace gyre {

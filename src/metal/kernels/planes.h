@@ -126,8 +126,7 @@ inline uint stored_bits(const device uchar* codes, constant abi::KvCacheLayout& 
   }
   const FieldAddress at = row_field(plane, coordinate, cache.head_dim);
   const device uchar* const row = codes + slot * (cache.codes_tile_stride / abi::kKvTile);
-  return read_cache<uchar>(row + plane_begin + at.byte) >> (at.field * plane.bits) &
-         plane.mask();
+  return read_cache<uchar>(row + plane_begin + at.byte) >> (at.field * plane.bits) & plane.mask();
 }
 inline uint stored_code(const device uchar* codes, constant abi::KvCacheLayout& cache, uint format,
                         uint slot, uint coordinate) {
