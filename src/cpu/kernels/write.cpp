@@ -32,7 +32,11 @@ struct WriteCut {
   uint64_t groups;
   uint32_t tasks;
 
-  explicit WriteCut(const abi::WriteParams& p) { Cut(p, p.heads, 0); }
+  // Many tokens: all heads of a token, which usually lie together in memory, are read at once.
+  explicit WriteCut(const abi::WriteParams& p) {
+    constexpr uint64_t kManyTokens = 256;
+    Cut(p, p.heads, p.tokens >= kManyTokens ? p.heads : 0);
+  }
 
  protected:
   static constexpr uint64_t kStoredPerTask = 8 << 10;  // coordinates: some microseconds
