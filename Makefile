@@ -8,7 +8,7 @@ PRESETS := release debug asan tsan clang
 # make stress: for how long, in all.
 STRESS_SECONDS ?= 600
 
-.PHONY: help run test bench python wheel vllm sanitize stress coverage format lint clean setup setup-lint setup-python
+.PHONY: help run test bench python wheel quality vllm sanitize stress coverage format lint clean setup setup-lint setup-python
 .PHONY: setup-sanitize setup-coverage tool $(PRESETS)
 
 help:  ## this list
@@ -31,13 +31,14 @@ python: setup-python  ## build the Python package and test it, in a virtual envi
 wheel: setup-python  ## build a wheel with Highway inside and test it in an environment of its own; build/wheels
 	scripts/wheel.sh
 
+quality: setup-python  ## fetch a real model and print what each format costs it, with intervals; docs/quality.md
+	scripts/quality.sh
+
 vllm: setup-python  ## build the Python package for vLLM and compare its tokens with transformers'; docs/engines.md
 	scripts/vllm.sh
 
 sanitize: setup-sanitize asan tsan release  ## build and test with address + undefined, then thread sanitizer, then Valgrind
-	ctest --preset asan
-	scripts/without_aslr.sh ctest --preset tsan
-	scripts/valgrind.sh build/release
+	scripts/sanitize.sh
 
 stress: release  ## attack the library for STRESS_SECONDS (600) and print what was tried; docs/reliability.md
 	scripts/stress.sh build/release $(STRESS_SECONDS)

@@ -72,7 +72,7 @@ def settings(config, context: int, rounds: int) -> dict:
     }
     for name in FORMATS:
         k, _, v = name.partition("/")
-        made[f"gyre, {name}"] = ("gyre", GyreCache(config, k=k, v=v or k, capacity=room))
+        made[f"gyre, {name}"] = ("gyre", GyreCache(config, k=k, v=v or k, tail=0, sink_tokens=0, capacity=room))
     return made
 
 

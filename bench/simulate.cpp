@@ -1,6 +1,7 @@
 #include "simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <map>
 #include <optional>
@@ -8,6 +9,8 @@
 #include "gpu_timing.h"
 #include "gyre/gyre.h"
 #include "machine_kernels.h"
+#include "runtime/dry_device.h"
+#include "runtime/internals.h"
 #include "runtime/require.h"
 #include "timing.h"
 
@@ -16,16 +19,7 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// Token `index` of a text; the same text has the same tokens.
-int32_t token_of(uint64_t text, uint64_t index) {
-  uint64_t x = text * 0x9E3779B97F4A7C15u + index;
-  x = (x ^ x >> 31) * 0xBF58476D1CE4E5B9u;
-  return static_cast<int32_t>((x ^ x >> 29) & 0x1FFFF);
-}
-
-void append_text(Tokens& tokens, uint64_t text, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i) tokens.push_back(token_of(text, i));
-}
+constexpr uint64_t kSamples = 2000;  // of a run, about
 
 // A request on its way: waiting, reading its prompt, or answering.
 struct Request {
@@ -34,6 +28,7 @@ struct Request {
   uint64_t prompt = 0;                 // tokens of the prompt
   uint64_t text = 0;                   // numbers the answer's tokens
   bool counted = false;                // its prompt, in the hit rate: a preempted one comes again
+  bool answered = false;               // its wait is known
   std::optional<KvSequence> sequence;  // while it runs
 
   uint64_t done() const { return sequence->length(); }
@@ -43,16 +38,17 @@ struct Request {
 
 class Server {
  public:
+  // `longest`: tokens of a request.
   Server(const Device& device, const SimulateOptions& options, const FormatPair& formats,
-         uint64_t pages)
+         uint64_t pages, uint64_t longest)
       : device_(device),
         options_(options),
         pool_(device, pool_options(options, formats, pages)),
         batch_(pool_, {.max_sequences = options.users,
                        .max_tokens = options.step_tokens,
-                       .max_kv_length = pages * options.page_tokens}),
-        encoder_(device),
-        step_(record()) {
+                       .max_kv_length = std::min(pages * options.page_tokens, longest)}),
+        encoder_(device) {
+    if (options.kv_gbps == 0) step_ = record();
     result_.formats = formats;
     result_.pages = pages;
     result_.page_bytes = pool_.describe().groups[0].page_bytes;
@@ -61,11 +57,12 @@ class Server {
   SimulateResult run(const Trace& trace,
                      const std::function<void(const std::string&, double)>& progress) {
     result_.requests = trace.size();
+    sample_seconds_ = trace.back().at / static_cast<double>(kSamples);
     const std::string name = result_.formats.label();
     while (next_ < trace.size() || !waiting_.empty() || !running_.empty()) {
       if (waiting_.empty() && running_.empty()) now_ = std::max(now_, trace[next_].at);
       for (; next_ < trace.size() && trace[next_].at <= now_; ++next_)
-        waiting_.push_back({&trace[next_], {}, 0, next_, false, {}});
+        waiting_.push_back({&trace[next_], {}, 0, next_, false, false, {}});
       admit();
       if (running_.empty()) continue;  // whoever came was refused
       run_step();
@@ -74,8 +71,12 @@ class Server {
     }
     result_.seconds = now_;
     result_.evictions = pool_.describe().evictions;
-    if (served_seconds_ > 0) result_.mean_users = user_seconds_ / served_seconds_;
-    if (!waits_.empty()) result_.median_wait = median(std::move(waits_));
+    if (result_.busy_seconds > 0) result_.mean_users = user_seconds_ / result_.busy_seconds;
+    result_.held_users =
+        full_seconds_ > 0 ? full_user_seconds_ / full_seconds_ : result_.mean_users;
+    if (result_.busy_seconds > 0) result_.full_part = full_seconds_ / result_.busy_seconds;
+    result_.wait_p50 = quantile(0.5);
+    result_.wait_p99 = quantile(0.99);
     return std::move(result_);
   }
 
@@ -111,13 +112,28 @@ class Server {
     return (tokens + options_.page_tokens - 1) / options_.page_tokens;
   }
 
-  // What was said so far, and the new message.
+  // The least wait that this part of all requests does not exceed.
+  double quantile(double part) {
+    if (waits_.empty()) return 0;
+    std::sort(waits_.begin(), waits_.end());
+    const double rank = std::ceil(part * static_cast<double>(waits_.size()));
+    return waits_[static_cast<size_t>(std::max(1.0, rank)) - 1];
+  }
+
+  // The prompt that the trace names, or what was said so far and the new message. It stays while
+  // the request waits: its conversation does not go on without it.
   void make_prompt(Request& request) {
-    const TraceRequest& from = *request.from;
-    request.tokens = history_[from.conversation];
-    if (request.tokens.empty()) append_text(request.tokens, ~from.system, from.system_tokens);
-    append_text(request.tokens, (request.text << 1) + 1, from.user_tokens);
-    request.prompt = request.tokens.size();
+    if (request.prompt == 0) {
+      const TraceRequest& from = *request.from;
+      if (from.blocks.empty()) {
+        request.tokens = history_[from.conversation];
+        append_message(request.tokens, from, request.text);
+      } else {
+        request.tokens = block_prompt(from);
+      }
+      request.prompt = request.tokens.size();
+    }
+    request.tokens.resize(request.prompt);
   }
 
   bool conversation_runs(uint64_t conversation) const {
@@ -125,9 +141,18 @@ class Server {
                        [&](const Request& r) { return r.from->conversation == conversation; });
   }
 
-  // First come, first served, as far as there is room for the prompts.
+  // That the prompts of those who run still take.
+  uint64_t promised_pages() const {
+    uint64_t pages = 0;
+    for (const Request& request : running_)
+      if (request.reads_prompt()) pages += pages_for(request.prompt) - pages_for(request.done());
+    return pages;
+  }
+
+  // First come, first served, as far as there is room for the prompts. Where there is none, there
+  // is none before somebody leaves.
   void admit() {
-    while (!waiting_.empty() && running_.size() < options_.users) {
+    while (!waiting_.empty() && running_.size() < options_.users && !full_) {
       const auto found = std::find_if(waiting_.begin(), waiting_.end(), [&](const Request& r) {
         return !conversation_runs(r.from->conversation);
       });
@@ -138,11 +163,15 @@ class Server {
         waiting_.erase(found);
         continue;
       }
-      const KvGroupInfo group = pool_.describe().groups[0];
       // The last token is always computed: its output is the answer's first token.
-      KvSequence sequence = pool_.match(std::span(found->tokens).first(found->prompt - 1));
+      KvSequence sequence = options_.share_prefixes
+                                ? pool_.match(std::span(found->tokens).first(found->prompt - 1))
+                                : pool_.sequence();
+      const KvGroupInfo group = pool_.describe().groups[0];  // without what was matched
       const uint64_t missing = pages_for(found->prompt) - pages_for(sequence.length());
-      if (!running_.empty() && missing + running_.size() > group.free + group.cached) return;
+      full_ = !running_.empty() &&
+              missing + promised_pages() + running_.size() > group.free + group.cached;
+      if (full_) return;
       if (!found->counted) {
         result_.prompt_tokens += found->prompt;
         result_.hit_tokens += sequence.length();
@@ -180,14 +209,15 @@ class Server {
     request.sequence.reset();
     waiting_.push_front(std::move(request));
     ++result_.preemptions;
+    full_ = true;
   }
 
-  void begin_step() {
+  std::vector<KvStep> begin_step() {
     for (;;) {
-      const std::vector<KvStep> steps = plan();
+      std::vector<KvStep> steps = plan();
       try {
         batch_.begin_step(encoder_, steps);
-        return;
+        return steps;
       } catch (const Error& error) {
         if (error.code() != ErrorCode::out_of_memory) throw;
       }
@@ -197,45 +227,72 @@ class Server {
 
   void run_step() {
     const auto begin = std::chrono::steady_clock::now();
-    begin_step();
+    const std::vector<KvStep> steps = begin_step();
     encoder_.submit();
-    step_.replay().wait();
-    batch_.end_step();
-    const double seconds = us_since(begin) * 1e-6;
-    now_ += seconds;
-    ++result_.steps;
-    result_.busy_seconds += seconds;
-    served_seconds_ += seconds;
-    user_seconds_ += seconds * static_cast<double>(running_.size());
-    sample();
+    double seconds = options_.step_ms * 1e-3;
+    if (step_) {
+      step_->replay().wait();
+      batch_.end_step();
+      seconds += us_since(begin) * 1e-6;
+    } else {
+      batch_.end_step(KvStepEnd::captured);
+    }
+    // A chunk of a prompt reads the keys before it once.
+    for (const KvStep& step : steps) {
+      seconds += static_cast<double>(step.tokens) * options_.token_us * 1e-6;
+      if (!step_) seconds += static_cast<double>(step.sequence.length()) * token_seconds();
+    }
+    count_step(seconds);
     finish_requests();
   }
 
-  void sample() {
-    const KvGroupInfo group = pool_.describe().groups[0];
+  // The time of one token's keys and values at the given rate.
+  double token_seconds() const {
+    return static_cast<double>(result_.page_bytes) / static_cast<double>(options_.page_tokens) /
+           (options_.kv_gbps * 1e9);
+  }
+
+  void count_step(double seconds) {
+    const auto users = static_cast<double>(running_.size());
+    now_ += seconds;
+    ++result_.steps;
+    result_.busy_seconds += seconds;
+    user_seconds_ += seconds * users;
+    if (full_) full_seconds_ += seconds, full_user_seconds_ += seconds * users;
     result_.most_users = std::max<uint64_t>(result_.most_users, running_.size());
+    if (!result_.samples.empty() && now_ < result_.samples.back().at + sample_seconds_) return;
+    const KvPoolInfo pool = pool_.describe();
+    const KvGroupInfo& group = pool.groups[0];
     result_.most_shared = std::max(result_.most_shared, group.shared);
-    result_.samples.push_back(
-        {now_, running_.size(), waiting_.size(), group.used, group.shared, group.cached});
+    result_.samples.push_back({now_, running_.size(), waiting_.size(), group.used, group.shared,
+                               group.cached, pool.evictions, result_.hit_rate()});
   }
 
   void finish_requests() {
     for (Request& request : running_) {
       if (request.reads_prompt()) continue;
       if (request.tokens.size() == request.prompt) {
-        pool_.publish(*request.sequence, request.tokens);
-        waits_.push_back(now_ - request.from->at);
+        publish(request);
+        if (!request.answered) waits_.push_back(now_ - request.from->at);
+        request.answered = true;
       }
-      request.tokens.push_back(token_of(request.text << 1, request.tokens.size()));
+      request.tokens.push_back(
+          token_of(answer_text(request.text), request.tokens.size() - request.prompt));
       if (request.done() < request.end()) continue;
       request.tokens.resize(request.done());
-      pool_.publish(*request.sequence, request.tokens);
+      publish(request);
       result_.answer_tokens += request.from->answer_tokens;
-      history_[request.from->conversation] = std::move(request.tokens);
+      if (request.from->blocks.empty())
+        history_[request.from->conversation] = std::move(request.tokens);
       request.sequence.reset();
       ++result_.finished;
+      full_ = false;
     }
     std::erase_if(running_, [](const Request& r) { return !r.sequence.has_value(); });
+  }
+
+  void publish(const Request& request) const {
+    if (options_.share_prefixes) pool_.publish(*request.sequence, request.tokens);
   }
 
   const Device& device_;
@@ -243,9 +300,11 @@ class Server {
   KvPool pool_;
   KvBatch batch_;
   Encoder encoder_;
-  Graph step_;
-  size_t next_ = 0;  // of the trace
-  double now_ = 0, user_seconds_ = 0, served_seconds_ = 0;
+  std::optional<Graph> step_;  // none: nothing runs
+  size_t next_ = 0;            // of the trace
+  bool full_ = false;          // requests wait for pages
+  double now_ = 0, user_seconds_ = 0, full_seconds_ = 0, full_user_seconds_ = 0;
+  double sample_seconds_ = 0;
   std::deque<Request> waiting_;
   std::vector<Request> running_;
   std::map<uint64_t, Tokens> history_;  // of conversations
@@ -289,6 +348,13 @@ void check(const SimulateOptions& o) {
   within("--users", o.users, 4096);
   within("--step", o.step_tokens, 1 << 16);
   within("--page", o.page_tokens, 1024);
+  const auto at_most = [](const char* flag, double value, double most) {
+    require(value >= 0 && value <= most, "simulate: ", flag, " must be from 0 to ", most, ", got ",
+            value);
+  };
+  at_most("--step-ms", o.step_ms, 1e6);
+  at_most("--token-us", o.token_us, 1e6);
+  at_most("--kv-gbps", o.kv_gbps, 1e6);
   require(o.heads % o.kv_heads == 0, "simulate: --heads must be a multiple of --kv-heads, got ",
           o.heads, " and ", o.kv_heads);
   require(o.users <= o.step_tokens, "simulate: --users must be at most --step, a token each; got ",
@@ -301,11 +367,12 @@ std::vector<SimulateResult> simulate(
     const SimulateOptions& options, const Trace& trace,
     const std::function<void(const std::string&, double)>& progress) {
   check(options);
-  const Device device =
+  Device device =
       options.device == "cpu" ? open_cpu(options.threads) : Device::open(options.device);
+  if (options.kv_gbps != 0) device = device_of(std::make_shared<DryDevice>(impl_of(device)));
   std::vector<SimulateResult> results;
   for (const FormatPair& formats : options.formats) {
-    Server server(device, options, formats, pages_of(options, formats));
+    Server server(device, options, formats, pages_of(options, formats), longest_request(trace));
     results.push_back(server.run(trace, progress));
   }
   return results;

@@ -1,6 +1,8 @@
 #pragma once
 // A server in small: requests of a trace go through a pool of pages, with continuous batching,
-// chunked prompts and the prefix index. The KV path runs for real; the rest of a model does not.
+// chunked prompts and the prefix index. Pages, prefixes and steps are the library's own. The KV
+// path runs for real, or takes the time that a rate gives it; the rest of a model takes a time that
+// is given.
 
 #include <functional>
 #include <string>
@@ -22,12 +24,20 @@ struct SimulateOptions {
   uint64_t page_tokens = 64;
   uint64_t users = 32;         // at most at once
   uint64_t step_tokens = 256;  // at most in a step, prompts and answers together
+  bool share_prefixes = true;
+  // The rest of a step: so long, and so long for each of its tokens.
+  double step_ms = 0, token_us = 0;
+  // 0: the KV path runs on the device. Otherwise nothing runs and no memory is taken: a step reads
+  // the keys and values of its sequences at this rate.
+  double kv_gbps = 0;
 };
 
 struct SimulateSample {
   double at = 0;  // seconds of the trace
   uint64_t users = 0, waiting = 0;
   uint64_t used = 0, shared = 0, cached = 0;  // pages
+  uint64_t evictions = 0;                     // so far
+  double hit_rate = 0;                        // so far
 };
 
 struct SimulateResult {
@@ -38,11 +48,17 @@ struct SimulateResult {
   uint64_t steps = 0, preemptions = 0, evictions = 0;
   uint64_t most_users = 0, most_shared = 0;
   double mean_users = 0;    // over the time in which somebody was served
+  double full_part = 0;     // of busy_seconds, in which requests waited for pages
+  double held_users = 0;    // mean in that time; if there is none, mean_users
   double busy_seconds = 0;  // in steps
   double seconds = 0;       // until the last answer
-  double median_wait = 0;   // seconds from arrival to the first token of the answer
+  // Seconds from arrival to the first token of the answer: of half of the requests at most, of all
+  // but one in a hundred.
+  double wait_p50 = 0, wait_p99 = 0;
   std::vector<SimulateSample> samples;
 
+  // Whether the pool was the limit, so that held_users says how many it holds.
+  bool was_full() const { return full_part >= 0.01; }
   double hit_rate() const;
   double tokens_per_second() const;  // computed, of prompts and answers, per busy second
 };

@@ -1,20 +1,7 @@
 # The Metal backend. All but driver_apple.cpp is built everywhere; its kernels travel as text.
-target_sources(gyre PRIVATE
-  src/metal/attention.cpp
-  src/metal/buffers.cpp
-  src/metal/codec.cpp
-  src/metal/copies.cpp
-  src/metal/device.cpp
-  src/metal/driver.cpp
-  src/metal/library.cpp
-  src/metal/memory.cpp
-  src/metal/pipeline.cpp
-  src/metal/prepared_list.cpp
-  src/metal/rope.cpp
-  src/metal/sources.cpp
-  src/metal/stream.cpp
-  src/metal/submission.cpp
-  src/metal/table.cpp)
+file(GLOB sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS src/metal/*.cpp)
+list(REMOVE_ITEM sources src/metal/driver_apple.cpp)
+target_sources(gyre PRIVATE ${sources})
 gyre_embed(metal src/metal/kernels/*.metal src/metal/kernels/*.h)
 
 # On a Mac, Apple's driver: metal-cpp's headers from GYRE_METAL_CPP, or where scripts/metal_cross.sh --headers put them.

@@ -21,7 +21,7 @@ GIT_CEILING_DIRECTORIES=$(dirname "$copy") git apply "$patch"
 
 flags=()
 [[ $(uname -m) != x86_64 ]] || flags=(-mssse3)  # as the library is built
-compile() { "$compiler" -std=c++20 "${flags[@]}" -fsyntax-only -DHWY_COMPILE_ONLY_STATIC -Iinclude -Isrc -Itests "$@"; }
+compile() { "$compiler" -std=c++20 "${flags[@]}" -fsyntax-only -DHWY_COMPILE_ONLY_STATIC -Itests/cuda_host/instructions -Iinclude -Isrc -Itests "$@"; }
 case $(uname -m) in
   aarch64) compile -march=armv8.2-a+fp16fml+dotprod+i8mm src/cpu/attention/isa/i8mm.cpp ;;
   x86_64) compile -mavx2 -mfma src/cpu/attention/isa/avx2.cpp ;;

@@ -3,8 +3,8 @@
 
 usage: scripts/mutate.py [--build FOLDER] [--only PART/PARTS] [--list FILE] [--timeout SECONDS]
 
-Each entry of tests/mutations.json names a file, a line's text, what it becomes, and the test (target and
-filter, and its environment) that must catch it. The file must hold the text exactly once. The tree is restored after every
+Each entry of tests/mutations.json names a test (target and filter, and its environment; "{build}" there is the build's folder)
+and the mutations that it must catch: a file, a line's text, and what it becomes. The file must hold the text exactly once. The tree is restored after every
 mutation, also when the script is interrupted or terminated. A test that fails without a mutation ends the script. A
 mutation that does not compile, or whose test runs out of time, is reported as such and does not count as caught: it proves
 nothing about the tests.
@@ -55,7 +55,7 @@ def outcome(entry, args):
         return "does not compile", text
     program = next(pathlib.Path(ROOT, args.build).glob("tests/**/" + entry["target"]))
     code, text = run([str(program), "--gtest_brief=1", "--gtest_filter=" + entry.get("filter", "*")], args.timeout,
-                     entry.get("environment"))
+                     {name: value.replace("{build}", str(ROOT / args.build)) for name, value in entry.get("environment", {}).items()})
     if code is None:
         return "timed out", text
     return ("survived", text) if code == 0 else ("caught", text)
@@ -78,7 +78,8 @@ def main():
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a test may take")
     args = parser.parse_args()
     part, parts = map(int, args.only.split("/"))
-    entries = json.loads(pathlib.Path(ROOT, args.list).read_text())[part::parts]
+    tests = json.loads(pathlib.Path(ROOT, args.list).read_text())
+    entries = [{**test, **mutation} for test in tests for mutation in test["mutations"]][part::parts]
     counts = {}
     for each in SIGNALS:
         signal.signal(each, leave)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Python package and tests it, in a virtual environment of its own, build/venv.
-# usage: scripts/python.sh [arguments for pytest]
+# usage: scripts/python.sh [--no-tests | arguments for pytest]
 # PYTHON is the interpreter to start from, python3 if not set. What cannot be downloaded is said, and the tests that
 # need it are skipped; NumPy and pytest must be there.
 set -euo pipefail
@@ -78,4 +78,4 @@ if ! pip install -v --no-build-isolation --no-deps --config-settings=build-dir=b
   say "the build failed, see above and $log" >&2
   exit 1
 fi
-"$venv/bin/python" -m pytest "$@"
+[[ ${1:-} == --no-tests ]] || "$venv/bin/python" -m pytest "$@"

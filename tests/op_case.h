@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "gyre/gyre.h"
+#include "recorded_commands.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
@@ -120,6 +121,12 @@ struct CaseReport {
 // between guards; replays must give the eager run's bits.
 testing::AssertionResult check_case(const Device& device, const OpCase& op_case,
                                     CaseReport* report = nullptr);
+
+// What the case records, without its data.
+std::vector<RecordedCommand> outline_commands(const Device& device, const OpCase& op_case);
+// An emulated GPU has the kernels that were compiled for the host. The first that the case needs
+// and that is not among them; empty: none.
+std::string missing_kernel(const Device& device, const OpCase& op_case);
 
 // The throw, and that neither encoder nor memory changed.
 testing::AssertionResult check_refusal(const Device& device, const Refusal& refusal);

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cuda/fake_controls.h"
 #include "expect_error.h"
 #include "op_case.h"
 #include "reference.h"
@@ -166,7 +167,7 @@ AssertionResult check_replays(const Device& device, const OpRun& run, const Aren
   Encoder encoder(device);
   if (const AssertionResult result = record(encoder, run, arena); !result) return result;
   if (run.once)
-    return throws_error(ErrorCode::invalid_argument, {"cannot be replayed"},
+    return throws_error(ErrorCode::invalid_argument, {"submit it before each replay"},
                         [&] { encoder.instantiate(); });
   const Graph graph = encoder.instantiate();
   for (int replay = 0; replay < 2; ++replay) {
@@ -179,6 +180,29 @@ AssertionResult check_replays(const Device& device, const OpRun& run, const Aren
 }
 
 }  // namespace
+
+std::vector<RecordedCommand> outline_commands(const Device& device, const OpCase& op_case) {
+  const OpRun run = op_case.outline ? op_case.outline() : op_case.make();
+  std::vector<Tensor> tensors;
+  for (const Block& block : run.blocks) {
+    const uint64_t elements = block.before.size() / size_bytes(block.dtype);
+    // Off a multiple of 16 bytes, as the guards are.
+    const uint64_t guard = block.aligned ? 0 : 3;
+    tensors.push_back(device.tensor(block.dtype, {elements + guard}).slice(0, guard, elements));
+  }
+  Encoder encoder(device);
+  run.record(encoder, tensors);
+  return recorded_commands(encoder);
+}
+
+std::string missing_kernel(const Device& device, const OpCase& op_case) {
+  if (fake().has_kernel == nullptr || !device.info().name.starts_with("cuda")) return {};
+  for (const RecordedCommand& command : outline_commands(device, op_case)) {
+    std::string name = impl_of(device)->describe(*command.kernel, command.spec);
+    if (!fake().has_kernel(name.c_str())) return name;
+  }
+  return {};
+}
 
 Tensor FilledTensors::make(DType dtype, const Dims& shape) {
   tensors_.push_back(device_.tensor(dtype, shape));

@@ -15,6 +15,7 @@
 
 #include "device_setups.h"
 #include "op_case.h"
+#include "tested_op.h"
 #include "variant_classes.h"
 
 namespace gyre::test {
@@ -22,28 +23,28 @@ namespace {
 
 std::vector<Refusal> no_refusals() { return {}; }  // KvCache refuses, before it records
 
+[[maybe_unused]] const TestedOp kOps[] = {
+    {"kv_copy", kv_copy_cases, kv_copy_refusals},
+    {"rope", rope_cases, rope_refusals},
+    {"norm_rope", norm_rope_cases, norm_rope_refusals},
+    {"hadamard", hadamard_cases, hadamard_refusals},
+    {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
+    {"kv_calibrated", kv_calibrated_cases, kv_calibrated_refusals},
+    {"kv_transform", kv_transform_cases, kv_transform_refusals},
+    {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
+    {"kv_write", kv_write_cases, kv_write_refusals},
+    {"rope_append", rope_append_cases, rope_append_refusals},
+    {"kv_page_copy", kv_page_copy_cases, kv_page_copy_refusals},
+    {"attention", attention_cases, attention_refusals},
+    {"paged_attention", paged_attention_cases, paged_attention_refusals},
+    {"attention_partial", attention_partial_cases, attention_partial_refusals},
+    {"attention_merge", attention_merge_cases, attention_merge_refusals},
+    {"kv_cache", kv_cache_cases, no_refusals},
+};
+
 }  // namespace
 
-std::vector<OpCases> all_ops() {
-  return {
-      {"kv_copy", kv_copy_cases, kv_copy_refusals},
-      {"rope", rope_cases, rope_refusals},
-      {"norm_rope", norm_rope_cases, norm_rope_refusals},
-      {"hadamard", hadamard_cases, hadamard_refusals},
-      {"kv_quantize", kv_quantize_cases, kv_quantize_refusals},
-      {"kv_calibrated", kv_calibrated_cases, kv_calibrated_refusals},
-      {"kv_transform", kv_transform_cases, kv_transform_refusals},
-      {"kv_dequantize", kv_dequantize_cases, kv_dequantize_refusals},
-      {"kv_write", kv_write_cases, kv_write_refusals},
-      {"rope_append", rope_append_cases, rope_append_refusals},
-      {"kv_page_copy", kv_page_copy_cases, kv_page_copy_refusals},
-      {"attention", attention_cases, attention_refusals},
-      {"paged_attention", paged_attention_cases, paged_attention_refusals},
-      {"attention_partial", attention_partial_cases, attention_partial_refusals},
-      {"attention_merge", attention_merge_cases, attention_merge_refusals},
-      {"kv_cache", kv_cache_cases, no_refusals},
-  };
-}
+std::vector<OpCases> all_ops() { return TestedOp::all(); }
 
 namespace {
 
@@ -218,6 +219,10 @@ TEST_P(Ops, MatchTheReference) {
     if (!op_case.supported(open.device())) {
       ++unsupported;
       std::cout << "skipped, not supported: " << op_case.name << '\n';
+      continue;
+    }
+    if (const auto missing = missing_kernel(open.device(), op_case); !missing.empty()) {
+      std::cout << "skipped, " << missing << " is not emulated: " << op_case.name << '\n';
       continue;
     }
     CaseReport report;

@@ -1,5 +1,6 @@
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -8,9 +9,11 @@
 #include "gyre/device.h"
 #include "gyre/error.h"
 #include "gyre/version.h"
+#include "model_shapes.h"
 #include "options.h"
 #include "progress_output.h"
 #include "simulate_report.h"
+#include "step_preset.h"
 #include "trace_file.h"
 
 namespace gyre::tools {
@@ -21,15 +24,58 @@ struct SimulateArguments {
   bench::TraceRecipe recipe;
   std::optional<uint32_t> threads;
   uint64_t memory_mib = 256;
-  std::string trace, write_trace, html, command;
-  bool json = false;
+  uint64_t requests = 0;  // 0: all
+  std::string preset, trace, write_trace, write_mooncake, html, command;
+  bool json = false, no_sharing = false;
 };
 
-bench::Trace trace_of(const SimulateArguments& arguments) {
+bench::Trace whole_trace(const SimulateArguments& arguments) {
   if (arguments.trace.empty()) return bench::make_trace(arguments.recipe);
   std::ifstream file(arguments.trace);
   if (!file) throw Error(ErrorCode::io, "simulate: cannot read \"" + arguments.trace + "\"");
   return read_trace(file, arguments.trace);
+}
+
+bench::Trace trace_of(const SimulateArguments& arguments) {
+  bench::Trace trace = whole_trace(arguments);
+  if (arguments.requests != 0 && arguments.requests < trace.size())
+    trace.resize(arguments.requests);
+  if (trace.empty())
+    throw Error(ErrorCode::invalid_argument, "simulate: the trace has no requests, raise --rate");
+  return trace;
+}
+
+void write_traces(const SimulateArguments& arguments, const bench::Trace& trace) {
+  if (!arguments.write_trace.empty() && !trace[0].blocks.empty())
+    throw Error(ErrorCode::invalid_argument,
+                "simulate: --write-trace cannot write prompts by blocks, use --write-mooncake");
+  std::ostringstream own, mooncake;
+  if (!arguments.write_trace.empty()) write_trace(own, trace);
+  if (!arguments.write_mooncake.empty()) write_mooncake_trace(mooncake, trace);
+  write_output("simulate", arguments.write_trace, own.str());
+  write_output("simulate", arguments.write_mooncake, mooncake.str());
+}
+
+// What a preset says, where the command line says nothing.
+void apply_preset(const CLI::App& command, SimulateArguments& arguments) {
+  if (arguments.preset.empty()) return;
+  const bench::StepPreset& preset = bench::step_preset(arguments.preset);
+  const bench::ModelShape& shape = bench::model_shape(preset.model);
+  bench::SimulateOptions& options = arguments.options;
+  const auto set = [&](const char* flag, auto& value, auto given) {
+    if (command.count(flag) == 0) value = given;
+  };
+  set("--layers", options.layers, shape.layers);
+  set("--heads", options.heads, shape.heads);
+  set("--kv-heads", options.kv_heads, shape.kv_heads);
+  set("--head-dim", options.head_dim, shape.head_dim);
+  set("--step-ms", options.step_ms, preset.step_ms);
+  set("--token-us", options.token_us, preset.token_us);
+  set("--kv-gbps", options.kv_gbps, preset.kv_gbps);
+  set("--memory", arguments.memory_mib, preset.memory_mib);
+  constexpr uint64_t kUsers = 2048, kStepTokens = 8192;  // as servers on such devices allow
+  set("--users", options.users, kUsers);
+  set("--step", options.step_tokens, kStepTokens);
 }
 
 void print_json(const std::vector<bench::SimulateResult>& results) {
@@ -41,6 +87,8 @@ void print_json(const std::vector<bench::SimulateResult>& results) {
     json["requests"] = r.requests;
     json["finished"] = r.finished;
     json["refused"] = r.refused;
+    json["users_held"] = r.held_users;
+    json["full_part"] = r.full_part;
     json["users_most"] = r.most_users;
     json["users_mean"] = r.mean_users;
     json["pages_shared_most"] = r.most_shared;
@@ -49,7 +97,8 @@ void print_json(const std::vector<bench::SimulateResult>& results) {
     json["hit_rate"] = r.hit_rate();
     json["answer_tokens"] = r.answer_tokens;
     json["tokens_per_second"] = r.tokens_per_second();
-    json["wait_seconds"] = r.median_wait;
+    json["wait_p50_seconds"] = r.wait_p50;
+    json["wait_p99_seconds"] = r.wait_p99;
     json["steps"] = r.steps;
     json["evictions"] = r.evictions;
     json["preemptions"] = r.preemptions;
@@ -66,19 +115,18 @@ std::string machine_of(const bench::SimulateOptions& options) {
   return options.device;
 }
 
-void run_simulate(SimulateArguments& arguments) {
+void run_simulate(const CLI::App& command, SimulateArguments& arguments) {
   bench::SimulateOptions& options = arguments.options;
+  apply_preset(command, arguments);
+  options.share_prefixes = !arguments.no_sharing;
   options.memory = arguments.memory_mib << 20;
   options.threads = arguments.threads.value_or(0);
   bench::check(options);
   check_output("simulate", arguments.html);
   check_output("simulate", arguments.write_trace);
+  check_output("simulate", arguments.write_mooncake);
   const bench::Trace trace = trace_of(arguments);
-  if (!arguments.write_trace.empty()) {
-    std::ostringstream text;
-    write_trace(text, trace);
-    write_output("simulate", arguments.write_trace, text.str());
-  }
+  write_traces(arguments, trace);
   std::vector<bench::SimulateResult> results;
   {
     ProgressBar bar;
@@ -89,9 +137,12 @@ void run_simulate(SimulateArguments& arguments) {
     print_json(results);
   } else {
     std::vector<std::vector<std::string>> rows;
-    for (const bench::SimulateResult& result : results) rows.push_back(simulate_cells(result));
+    for (const bench::SimulateResult& result : results)
+      rows.push_back(simulate_cells(result, results[0]));
     print_table(std::cout, simulate_columns(), rows);
     std::cout << '\n' << simulate_meaning(options, trace) << '\n';
+    if (!arguments.preset.empty())
+      std::cout << arguments.preset << ": " << bench::step_preset(arguments.preset).source << '\n';
   }
   write_output("simulate", arguments.html,
                simulate_html(options, trace, results, machine_of(options),
@@ -99,12 +150,21 @@ void run_simulate(SimulateArguments& arguments) {
 }
 
 void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
-  CLI::Option* file =
-      command.add_option("--trace", arguments.trace, "Requests as JSON lines (docs/serving.md)");
+  CLI::Option* file = command.add_option(
+      "--trace", arguments.trace, "Requests as JSON lines, Gyre's or Mooncake's (docs/serving.md)");
+  add_count(command, "--requests", arguments.requests, "Only the first N requests of the trace");
   const char* group = "A trace that is made up";
   bench::TraceRecipe& recipe = arguments.recipe;
+  const std::map<std::string, bench::TraceLoad> loads = {{"chat", bench::TraceLoad::chat},
+                                                         {"agent", bench::TraceLoad::agent}};
   for (CLI::Option* option :
-       {command.add_option("--trace-seconds", recipe.seconds, "How long conversations begin")
+       {command
+            .add_option("--load", recipe.load,
+                        "chat: few turns, pauses as of people; agent: many short turns behind a "
+                        "long prompt")
+            ->transform(CLI::CheckedTransformer(loads).description("chat|agent"))
+            ->default_str("chat"),
+        command.add_option("--trace-seconds", recipe.seconds, "How long conversations begin")
             ->check(CLI::Range(0.1, 86400.0))
             ->capture_default_str(),
         command.add_option("--rate", recipe.per_second, "Conversations that begin in a second")
@@ -112,14 +172,34 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
             ->capture_default_str(),
         add_count(command, "--systems", recipe.systems, "Different system prompts")
             ->capture_default_str(),
-        add_count(command, "--system-tokens", recipe.system_tokens, "Tokens of a system prompt",
-                  {.least = 0})
-            ->capture_default_str(),
+        add_count(command, "--system-tokens", recipe.system_tokens,
+                  "Tokens of a system prompt; chat: 512, agent: 8192", {.least = 0}),
         add_count(command, "--seed", recipe.seed, "Another number, another trace", {.least = 0})
             ->capture_default_str()}) {
     option->group(group)->excludes(file);
   }
   command.add_option("--write-trace", arguments.write_trace, "Also write the trace to a file");
+  command.add_option("--write-mooncake", arguments.write_mooncake,
+                     "Also write the trace in Mooncake's format");
+}
+
+void add_time_options(CLI::App& command, SimulateArguments& arguments) {
+  const char* group = "The time of a step";
+  std::string names;
+  for (const bench::StepPreset& preset : bench::step_presets())
+    names += (names.empty() ? "" : ", ") + preset.name;
+  bench::SimulateOptions& options = arguments.options;
+  for (CLI::Option* option :
+       {command.add_option("--preset", arguments.preset,
+                           "A model on a device: shape, memory and times; " + names),
+        command.add_option("--step-ms", options.step_ms,
+                           "Milliseconds of a step beside its KV path, whatever it holds"),
+        command.add_option("--token-us", options.token_us, "Microseconds for each token of a step"),
+        command.add_option("--kv-gbps", options.kv_gbps,
+                           "Attention reads the cache at this many GB/s: nothing runs, and the "
+                           "pool takes no memory. 0: the KV path runs")}) {
+    option->group(group);
+  }
 }
 
 }  // namespace
@@ -127,17 +207,21 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
 void add_simulate_command(CLI::App& app, const std::string& command_line) {
   CLI::App* command = app.add_subcommand(
       "simulate",
-      "How many conversations one pool of pages serves: replays a trace of requests with\n"
-      "continuous batching and shared prompts, for each format with the same memory. The KV path\n"
-      "runs for real, the rest of a model does not.\n\n"
+      "How many conversations one pool of pages holds and how long they wait: replays a trace of\n"
+      "requests with continuous batching and shared prompts, for each format with the same "
+      "memory.\n"
+      "The KV path runs for real, or takes the time that --kv-gbps gives it; the rest of a model\n"
+      "takes --step-ms and --token-us.\n\n"
       "Examples:\n"
       "  gyre simulate                                    a trace that is made up, on the CPU\n"
       "  gyre simulate --trace bench/chat.trace.jsonl     a small one from the repository\n"
-      "  gyre simulate --memory 64 --formats f16,tq8/tq4,tq4 --html report.html");
+      "  gyre simulate --memory 64 --formats f16,tq8/tq4,tq4 --html report.html\n"
+      "  gyre simulate --preset llama-3.1-8b@h200 --trace mooncake.jsonl --requests 1000");
   const auto arguments = std::make_shared<SimulateArguments>();
   arguments->command = command_line;
   bench::SimulateOptions& options = arguments->options;
   add_trace_options(*command, *arguments);
+  add_time_options(*command, *arguments);
   add_count(*command, "--memory", arguments->memory_mib,
             "MiB of the pool, the same for each format", {.least = 1, .most = 1 << 24})
       ->capture_default_str();
@@ -153,9 +237,11 @@ void add_simulate_command(CLI::App& app, const std::string& command_line) {
       ->capture_default_str();
   add_device(*command, options.device);
   add_threads(*command, arguments->threads);
+  command->add_flag("--no-sharing", arguments->no_sharing,
+                    "Without the prefix index: every request computes its whole prompt");
   command->add_flag("--json", arguments->json, "One JSON object per format instead of a table");
   command->add_option("--html", arguments->html, "Also write a self-contained page with charts");
-  command->callback([arguments] { run_simulate(*arguments); });
+  command->callback([command, arguments] { run_simulate(*command, *arguments); });
 }
 
 }  // namespace gyre::tools

@@ -56,7 +56,7 @@ std::string table(const std::vector<SimulateResult>& results) {
   }
   out += "</tr></thead>\n<tbody>\n";
   for (const SimulateResult& result : results) {
-    const std::vector<std::string> cells = simulate_cells(result);
+    const std::vector<std::string> cells = simulate_cells(result, results[0]);
     out += "<tr><th scope=\"row\" class=\"left\">" + escape_html(cells[0]) + "</th>";
     for (size_t c = 1; c < cells.size(); ++c) out += "<td>" + escape_html(cells[c]) + "</td>";
     out += "</tr>\n";
@@ -64,31 +64,49 @@ std::string table(const std::vector<SimulateResult>& results) {
   return out + "</tbody>\n</table>\n</div>\n";
 }
 
+// What the clock counts.
+std::string step_time(const bench::SimulateOptions& o) {
+  const std::string kv = o.kv_gbps != 0 ? "reading its sequences' keys and values at " +
+                                              plain_number(o.kv_gbps) + " GB/s"
+                                        : "its KV path, which runs";
+  if (o.step_ms == 0 && o.token_us == 0)
+    return "A step takes the time of " + kv + "; the rest of a model counts nothing (--step-ms).";
+  return "A step takes " + plain_number(o.step_ms) + " ms, " + plain_number(o.token_us) +
+         " us for each token, and " + kv + ".";
+}
+
 }  // namespace
 
 std::vector<Column> simulate_columns() {
   return {{"format"},
           {"pages", Align::right},
-          {"users, most", Align::right},
-          {"mean", Align::right},
-          {"pages shared", Align::right},
+          {"users held", Align::right},
+          {"of the first", Align::right},
+          {"full", Align::right},
+          {"most", Align::right},
+          {"wait p50 s", Align::right},
+          {"p99 s", Align::right},
           {"hit rate", Align::right},
+          {"pages shared", Align::right},
           {"tokens/s", Align::right},
-          {"wait s", Align::right},
           {"evictions", Align::right},
           {"preempted", Align::right},
           {"refused", Align::right}};
 }
 
-std::vector<std::string> simulate_cells(const SimulateResult& r) {
+std::vector<std::string> simulate_cells(const SimulateResult& r, const SimulateResult& first) {
+  const bool comparable = r.was_full() && first.was_full();
   return {r.formats.label(),
           std::to_string(r.pages),
+          fixed(r.held_users, 1),
+          comparable ? fixed(r.held_users / first.held_users, 2) + "x" : "-",
+          fixed(100 * r.full_part, 0) + " %",
           std::to_string(r.most_users),
-          fixed(r.mean_users, 1),
-          std::to_string(r.most_shared),
+          fixed(r.wait_p50, 2),
+          fixed(r.wait_p99, 2),
           fixed(100 * r.hit_rate(), 0) + " %",
+          std::to_string(r.most_shared),
           fixed(r.tokens_per_second(), 0),
-          fixed(r.median_wait, 2),
           std::to_string(r.evictions),
           std::to_string(r.preemptions),
           std::to_string(r.refused)};
@@ -100,10 +118,12 @@ std::string simulate_meaning(const bench::SimulateOptions& o, const bench::Trace
          std::to_string(o.page_tokens) + " tokens, " + std::to_string(o.layers) + " layers of " +
          std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + "/" +
          std::to_string(o.head_dim) + ", at most " + std::to_string(o.users) + " users and " +
-         std::to_string(o.step_tokens) +
-         " tokens in a step. Users are those that hold pages at once. The hit rate is the part of "
-         "prompt tokens that the prefix index had. Tokens per second count the KV path alone, of "
-         "prompts and answers. A wait is the median from arrival to the answer's first token.";
+         std::to_string(o.step_tokens) + " tokens in a step. " + step_time(o) +
+         " Users held are the mean of those that have pages while others wait for pages, which is "
+         "`full` of the time (if nobody waits: of those served). A wait is from arrival to the "
+         "answer's first token. The hit rate "
+         "is the part of prompt tokens that the prefix index had. Tokens per second count prompts "
+         "and answers over the time of all steps.";
 }
 
 std::string simulate_html(const bench::SimulateOptions& options, const bench::Trace& trace,
@@ -118,6 +138,12 @@ std::string simulate_html(const bench::SimulateOptions& options, const bench::Tr
                                                [](const SimulateSample& s) { return s.users; })) +
           figure("Pages in use, shared prefixes included",
                  chart("pages", "Pages in use over time", "pages", results, pages)) +
+          figure("Hit rate so far",
+                 chart("hits", "Prompt tokens that the prefix index had, so far", "%", results,
+                       [](const SimulateSample& s) { return 100 * s.hit_rate; })) +
+          figure("Evictions so far",
+                 chart("evictions", "Pages taken from the prefix index, so far", "pages", results,
+                       [](const SimulateSample& s) { return s.evictions; })) +
           figure("Pages shared",
                  chart("shared", "Pages that several sequences share, over time", "pages", results,
                        [](const SimulateSample& s) { return s.shared; })) +

@@ -10,7 +10,9 @@
 namespace gyre::tools {
 
 std::vector<Column> simulate_columns();
-std::vector<std::string> simulate_cells(const bench::SimulateResult& result);
+// `first`: the format that others are compared with.
+std::vector<std::string> simulate_cells(const bench::SimulateResult& result,
+                                        const bench::SimulateResult& first);
 std::string simulate_meaning(const bench::SimulateOptions& options, const bench::Trace& trace);
 
 // A page with the table and what happened over time.

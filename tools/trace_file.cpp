@@ -1,7 +1,9 @@
 #include "trace_file.h"
 
+#include <algorithm>
 #include <cmath>
 #include <istream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
@@ -11,6 +13,7 @@
 namespace gyre::tools {
 namespace {
 
+using bench::kTraceBlockTokens;
 using bench::Trace;
 using bench::TraceRequest;
 
@@ -23,30 +26,82 @@ void require(bool holds, const Parts&... parts) {
 }
 
 constexpr uint64_t kMostTokens = 1 << 24;
+constexpr uint64_t kMostId = ~uint64_t{0};
+constexpr double kMostSeconds = 1e7;  // months
 
-// One line. Fields that are missing or of another type are refused by name.
-TraceRequest parse_request(const std::string& line, const std::string& where) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-  require(json.is_object(), where, " is not a JSON object");
-  const auto count = [&](const char* key, uint64_t least, uint64_t most) {
-    const auto found = json.find(key);
-    require(found != json.end() && found->is_number_unsigned(), where, " has no count \"", key,
+// One line's object; each key is read once, and none may be left.
+class Line {
+ public:
+  Line(const std::string& text, std::string where)
+      : json_(nlohmann::json::parse(text, nullptr, false)), where_(std::move(where)) {
+    require(json_.is_object(), where_, " is not a JSON object");
+  }
+
+  bool has(const char* key) const { return json_.contains(key); }
+
+  uint64_t count(const char* key, uint64_t least, uint64_t most) {
+    return count_in(take(key), std::string("\"") + key + "\"", least, most);
+  }
+  double number(const char* key, double most) {
+    const nlohmann::json value = take(key);
+    require(value.is_number() && value >= 0 && value <= most, where_, ": \"", key,
+            "\" must be a number from 0 to ", most, ", got ", value.dump());
+    return value.get<double>();
+  }
+  std::vector<uint64_t> counts(const char* key, uint64_t size) {
+    const nlohmann::json value = take(key);
+    require(value.is_array(), where_, ": \"", key, "\" must be a list, got ", value.dump());
+    require(value.size() == size, where_, ": \"", key, "\" must have ", size, " blocks of ",
+            kTraceBlockTokens, " tokens, got ", value.size());
+    std::vector<uint64_t> all;
+    for (const nlohmann::json& each : value)
+      all.push_back(count_in(each, std::string("each of \"") + key + "\"", 0, kMostId));
+    return all;
+  }
+  void end() const {
+    require(json_.empty(), where_, ": unknown key \"", json_.empty() ? "" : json_.begin().key(),
             "\"");
-    const auto value = found->get<uint64_t>();
-    require(value >= least && value <= most, where, ": \"", key, "\" must be from ", least, " to ",
-            most, ", got ", value);
+  }
+
+ private:
+  nlohmann::json take(const char* key) {
+    const auto found = json_.find(key);
+    require(found != json_.end(), where_, " has no \"", key, "\"");
+    nlohmann::json value = std::move(*found);
+    json_.erase(found);
     return value;
-  };
-  const auto at = json.find("at");
-  require(at != json.end() && at->is_number(), where, " has no number \"at\"");
+  }
+  uint64_t count_in(const nlohmann::json& value, const std::string& what, uint64_t least,
+                    uint64_t most) const {
+    const bool whole = value.is_number_unsigned();
+    const uint64_t count = whole ? value.get<uint64_t>() : 0;
+    require(whole && count >= least && count <= most, where_, ": ", what,
+            " must be a whole number from ", least, " to ", most, ", got ", value.dump());
+    return count;
+  }
+
+  nlohmann::json json_;
+  std::string where_;
+};
+
+TraceRequest parse_own(Line& line) {
   TraceRequest request;
-  request.at = at->get<double>();
-  require(std::isfinite(request.at) && request.at >= 0, where, ": \"at\" must not be negative");
-  request.conversation = count("conversation", 0, ~uint64_t{0});
-  request.system = count("system", 0, ~uint64_t{0});
-  request.system_tokens = count("system_tokens", 0, kMostTokens);
-  request.user_tokens = count("user_tokens", 1, kMostTokens);
-  request.answer_tokens = count("answer_tokens", 1, kMostTokens);
+  request.at = line.number("at", kMostSeconds);
+  request.conversation = line.count("conversation", 0, kMostId);
+  request.system = line.count("system", 0, kMostId);
+  request.system_tokens = line.count("system_tokens", 0, kMostTokens);
+  request.user_tokens = line.count("user_tokens", 1, kMostTokens);
+  request.answer_tokens = line.count("answer_tokens", 1, kMostTokens);
+  return request;
+}
+
+TraceRequest parse_mooncake(Line& line) {
+  TraceRequest request;
+  request.at = line.number("timestamp", kMostSeconds * 1e3) * 1e-3;
+  request.user_tokens = line.count("input_length", 1, kMostTokens);
+  request.answer_tokens = line.count("output_length", 1, kMostTokens);
+  const uint64_t blocks = (request.user_tokens + kTraceBlockTokens - 1) / kTraceBlockTokens;
+  request.blocks = line.counts("hash_ids", blocks);
   return request;
 }
 
@@ -54,16 +109,29 @@ TraceRequest parse_request(const std::string& line, const std::string& where) {
 
 Trace read_trace(std::istream& in, const std::string& name) {
   Trace trace;
+  std::map<uint64_t, const TraceRequest*> first;  // of each conversation
   uint64_t number = 0;
-  for (std::string line; std::getline(in, line);) {
+  bool mooncake = false;
+  for (std::string text; std::getline(in, text);) {
     ++number;
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = "trace: line " + std::to_string(number) + " of " + name;
-    trace.push_back(parse_request(line, where));
+    Line line(text, where);
+    if (trace.empty()) mooncake = line.has("timestamp");
+    trace.push_back(mooncake ? parse_mooncake(line) : parse_own(line));
+    line.end();
+    if (mooncake) trace.back().conversation = trace.size() - 1;
     require(trace.size() == 1 || trace[trace.size() - 2].at <= trace.back().at, where,
             " is earlier than the line before");
   }
   require(!trace.empty(), "trace: ", name, " has no requests");
+  for (size_t i = 0; i < trace.size() && !mooncake; ++i) {
+    const TraceRequest &r = trace[i], &began = *first.try_emplace(r.conversation, &r).first->second;
+    require(r.system == began.system && r.system_tokens == began.system_tokens, "trace: ", name,
+            ": request ", i + 1, " changes the system prompt of conversation ", r.conversation,
+            " from ", began.system, " (", began.system_tokens, " tokens) to ", r.system, " (",
+            r.system_tokens, " tokens)");
+  }
   return trace;
 }
 
@@ -76,6 +144,17 @@ void write_trace(std::ostream& out, const Trace& trace) {
     json["system_tokens"] = r.system_tokens;
     json["user_tokens"] = r.user_tokens;
     json["answer_tokens"] = r.answer_tokens;
+    out << json.dump() << '\n';
+  }
+}
+
+void write_mooncake_trace(std::ostream& out, const Trace& trace) {
+  for (const TraceRequest& r : bench::in_blocks(trace)) {
+    nlohmann::ordered_json json;
+    json["timestamp"] = static_cast<uint64_t>(std::llround(r.at * 1000));
+    json["input_length"] = r.user_tokens;
+    json["output_length"] = r.answer_tokens;
+    json["hash_ids"] = r.blocks;
     out << json.dump() << '\n';
   }
 }

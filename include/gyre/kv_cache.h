@@ -37,9 +37,13 @@ struct KvLayer {
   bool operator==(const KvLayer&) const = default;
 };
 
+// The layer of caches and pools that are given none. Answers of a model stay those of 16 bits with
+// a tail and a sink token, and change within a few words without (docs/quality.md).
+inline constexpr KvLayer kDefaultKvLayer{.tail = 128, .sink_tokens = 1};
+
 // The usual choices for a whole model, for kv_layers().
 struct KvPolicy {
-  KvLayer layer{};                       // most layers
+  KvLayer layer = kDefaultKvLayer;       // most layers
   uint64_t edge_layers = 0;              // so many layers at each end ...
   KvFormat edge_format = KvFormat::tq8;  // ... are stored in this
   uint64_t window = 0;                   // keys that window layers see
@@ -56,7 +60,7 @@ struct KvCacheOptions {
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;  // 0: head_dim
   uint64_t capacity = 0;    // most tokens; layers with a window keep fewer
-  std::vector<KvLayer> layers = {KvLayer{}};
+  std::vector<KvLayer> layers = {kDefaultKvLayer};
   uint64_t step_tokens = 512;  // most tokens of one begin_step(): rings have room for so many more
   // A calibration: one for each layer, or none. A layer that has one keeps everything in its bases,
   // sink tokens and tail too, and its K and V are native formats; K and V have a basis both or

@@ -17,7 +17,7 @@ struct KvPoolOptions {
   uint64_t kv_heads = 0;  // of the layers that give none; so are the next two
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;  // 0: head_dim
-  std::vector<KvLayer> layers = {KvLayer{}};
+  std::vector<KvLayer> layers = {kDefaultKvLayer};
   uint64_t pages = 0;         // of the layers that see all keys
   uint64_t page_tokens = 64;  // a multiple of 8, up to 1024; 16, 32, 64 and 128 are tuned
   // Layers with a window, tails and sink tokens keep few pages of a sequence. They get as many as

@@ -19,8 +19,8 @@ struct ModelShape {
   uint64_t heads = 0;
   uint64_t kv_heads = 0;  // of the layers that give none; so are the next two
   uint64_t head_dim = 0;
-  uint64_t v_head_dim = 0;                    // 0: head_dim
-  std::vector<KvLayer> layers = {KvLayer{}};  // those that are alike once, or all
+  uint64_t v_head_dim = 0;                          // 0: head_dim
+  std::vector<KvLayer> layers = {kDefaultKvLayer};  // those that are alike once, or all
   uint64_t context = 0;  // most tokens of a sequence: KvCache's capacity, KvBatch's max_kv_length
   uint64_t step_tokens = 512;        // most tokens of a sequence in one step
   DType dtype = DType::f16;          // of q, k and v

@@ -130,8 +130,9 @@ void bind_layers(nb::module_& module) {
                                  .window_format = kv_format(window_format),
                                  .kv_shared_layers = kv_shared_layers});
       },
-      "count"_a, "layer"_a = KvLayer{}, nb::kw_only(), "edge_layers"_a = 0, "edge_format"_a = "tq8",
-      "window"_a = 0, "full_every"_a = 0, "window_format"_a = "f16", "kv_shared_layers"_a = 0,
+      "count"_a, "layer"_a = kDefaultKvLayer, nb::kw_only(), "edge_layers"_a = 0,
+      "edge_format"_a = "tq8", "window"_a = 0, "full_every"_a = 0, "window_format"_a = "f16",
+      "kv_shared_layers"_a = 0,
       "Returns the usual choices for a whole model: most layers as `layer`, edge_layers at each "
       "end in edge_format, and where full_every is not 0, every full_every-th layer sees all keys "
       "while the others have a window in window_format. The last kv_shared_layers layers share the "
@@ -316,8 +317,8 @@ void bind_kv_cache(nb::module_& module) {
             new (self) BoundKvCache(std::move(home), std::move(made));
           },
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "capacity"_a,
-          "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "step_tokens"_a = 512,
-          "calibration"_a = LayerCalibrations{},
+          "layers"_a = std::vector<KvLayer>{kDefaultKvLayer}, "v_head_dim"_a = 0,
+          "step_tokens"_a = 512, "calibration"_a = LayerCalibrations{},
           "capacity is the number of tokens in all. layers holds one KvLayer each. "
           "kv_heads, head_dim and v_head_dim are those of layers that give none; v_head_dim 0 is "
           "head_dim. step_tokens is the largest number of tokens of one begin_step(). calibration "

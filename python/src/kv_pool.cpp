@@ -165,8 +165,9 @@ void bind_pool(nb::module_& module) {
             new (self) BoundKvPool{std::move(home), std::move(pool)};
           },
           "device"_a = "cpu", nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "pages"_a,
-          "layers"_a = std::vector<KvLayer>{KvLayer{}}, "v_head_dim"_a = 0, "page_tokens"_a = 64,
-          "sequences"_a = 64, "step_tokens"_a = 512, "calibration"_a = LayerCalibrations{},
+          "layers"_a = std::vector<KvLayer>{kDefaultKvLayer}, "v_head_dim"_a = 0,
+          "page_tokens"_a = 64, "sequences"_a = 64, "step_tokens"_a = 512,
+          "calibration"_a = LayerCalibrations{},
           "kv_heads, head_dim and v_head_dim are those of KvCache. "
           "pages is the number of pages of the layers that see all keys. Layers with a window, "
           "tails and sink_tokens get as many as `sequences` sequences need that take step_tokens "

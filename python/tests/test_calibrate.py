@@ -11,7 +11,7 @@ from hf_models import random_model, random_tokens
 import gyre
 from gyre.calibrate import solve
 from gyre.calibrate.model import attentions
-from gyre.calibrate.moments import SKIPPED, collect
+from gyre.calibrate.moments import FIRST_TOKENS, SKIPPED, collect
 from gyre.calibrate.rotary import Rotary, of_layers
 from gyre.calibrate.run import calibrate, windows
 
@@ -87,12 +87,45 @@ def test_moments_are_those_of_the_keys_that_the_model_caches(name, changes):
         torch.testing.assert_close(found.v_second, values.transpose(1, 2) @ values / tokens, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2-caps-window-9", "gpt-oss-sinks-window-6"])
+def test_position_0_is_known_by_its_attention_and_its_rows(name):
+    model, ids = random_model(name, "eager"), random_tokens(90)[0]
+    parts = attentions(model)
+    moments, _ = collect(model, parts, of_layers(model.get_decoder()), [ids], progress=False)
+    cache = transformers.DynamicCache()
+    with torch.no_grad():
+        probabilities = model(ids[None], output_attentions=True).attentions
+        model(ids[None, :1], past_key_values=cache, use_cache=True)
+    assert any(getattr(part.module, "sliding_window", None) is None for part in parts)
+    for part, found, p, layer in zip(parts, moments, probabilities, cache.layers):
+        mass = p[0, :, 45:, 0].unflatten(0, (part.kv_heads, -1)).mean((1, 2)).double()
+        if getattr(part.module, "sliding_window", None):
+            mass = torch.zeros_like(mass)  # position 0 leaves the window
+        torch.testing.assert_close(found.first_mass, mass, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(found.first_k[:, 0], layer.keys[0, :, 0].double(), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(found.first_v[:, 0], layer.values[0, :, 0].double(), atol=1e-4, rtol=1e-3)
+        assert found.first_k.shape == (part.kv_heads, FIRST_TOKENS, part.head_dim)
+
+
+def test_position_0_counts_by_its_attention():
+    """A row far from all others: a mean that knows it leaves it shorter."""
+    generator = torch.Generator().manual_seed(1)
+    rows = 1 + 0.1 * torch.randn(2, 400, 16, dtype=torch.float64, generator=generator)
+    first = torch.zeros(2, 3, 16, dtype=torch.float64)
+    given = rows.mean(1), rows.transpose(1, 2) @ rows / 400
+    mean, second = solve.with_first(*given, first, torch.tensor([0.0, 0.4], dtype=torch.float64))
+    assert torch.equal(mean[0], given[0][0]) and torch.equal(second[0], given[1][0])
+    every = torch.cat([rows[1], first[1, :1].expand(400 * 2 // 3, -1)])  # 0.4 of all rows
+    torch.testing.assert_close(mean[1], every.mean(0), atol=2e-3, rtol=0)
+    torch.testing.assert_close(second[1], every.T @ every / len(every), atol=2e-3, rtol=0)
+
+
 def test_moments_of_queries_are_over_the_heads_that_share_a_kv_head():
     model = random_model("qwen3", "eager")
     seen = []
     model.model.layers[1].self_attn.q_norm.register_forward_hook(lambda module, args, out: seen.append(out[0]))
     moments, _ = collect(model, attentions(model), of_layers(model.get_decoder()), [random_tokens(80)[0]], progress=False)
-    q = seen[0][SKIPPED:].double()  # [tokens, 6 heads, d]; heads 0 to 2 share the first KV head
+    q = seen[1][SKIPPED:].double()  # behind those alone at position 0; [tokens, 6 heads, d]; heads 0 to 2 share the first KV head
     for kv_head in range(2):
         rows = q[:, 3 * kv_head : 3 * kv_head + 3].flatten(0, 1)
         torch.testing.assert_close(moments[1].q_second[kv_head], rows.T @ rows / len(rows))

@@ -33,7 +33,7 @@ def test_attention_is_over_the_rows_of_the_reference(kind, formats):
     model = random_model("qwen3", "eager")
     texts = None if kind == "Q" else [random_tokens(300)[0]]
     calibration = calibrate(model, texts, 512, transform=kind != "F", progress=False)
-    cache = GyreCache(model.config, *formats, calibration=calibration, capacity=64)
+    cache = GyreCache(model.config, *formats, tail=0, sink_tokens=0, calibration=calibration, capacity=64)
     q, k, v = (torch.randn(1, heads, 40, 32, generator=torch.Generator().manual_seed(9)) for heads in (6, 2, 2))
     layer = cache.layers[2]
     out = layer.attend(layer.update(k, v)[0], q, None, scale=0.2)[0]
@@ -78,7 +78,7 @@ def test_a_batch_in_pages_gives_what_one_sequence_gives(tiny):
     rows = [torch.randn(2, count, 40, 128, generator=random) for count in heads]
 
     def through_a_layer(q, k, v):
-        layer = GyreCache(config, "tq4", "tq4", capacity=128, calibration=calibration).layers[1]
+        layer = GyreCache(config, "tq4", "tq4", tail=0, sink_tokens=0, capacity=128, calibration=calibration).layers[1]
         return layer.attend(layer.update(k, v)[0], q, None, scale=0.1)
 
     each = torch.cat([through_a_layer(*(x[i : i + 1] for x in rows)) for i in range(2)])
@@ -88,7 +88,7 @@ def test_a_batch_in_pages_gives_what_one_sequence_gives(tiny):
 def test_files_name_their_calibration(tiny, tmp_path):
     model, calibration = tiny
     ids = torch.tensor([[256, *TEXT.read_bytes()[:40]]])
-    make = lambda which: GyreCache(model.config, "tq4", "tq4", capacity=64, calibration=which)
+    make = lambda which: GyreCache(model.config, "tq4", "tq4", tail=0, sink_tokens=0, capacity=64, calibration=which)
     cache = make(calibration)
     with torch.inference_mode():
         model(ids, past_key_values=cache, use_cache=True)
@@ -108,7 +108,7 @@ def test_an_inverse_that_is_none_is_refused(tiny):
     model, calibration = tiny
     wrong = copy.deepcopy(calibration)
     wrong.layers[1][0].inverse[1, 3, 4] += 0.1
-    cache = GyreCache(model.config, "tq4", "tq4", capacity=64, calibration=wrong)
+    cache = GyreCache(model.config, "tq4", "tq4", tail=0, sink_tokens=0, capacity=64, calibration=wrong)
     with pytest.raises(gyre.InvalidArgument, match="inverse times matrix of k, head 1"), torch.inference_mode():
         model(torch.tensor([[256, 65]]), past_key_values=cache, use_cache=True)
 
@@ -148,9 +148,10 @@ def test_models_whose_attention_goes_with_no_mean(name):
         assert k.mean is None and (v.mean is None) == name.startswith("gpt-oss")
     ids = random_tokens(80)
     with torch.inference_mode():
+        made = lambda name, which: GyreCache(model.config, name, name, tail=0, sink_tokens=0, capacity=128, calibration=which)
         exact, plain, calibrated = (
-            model(ids, past_key_values=GyreCache(model.config, name, name, capacity=128, calibration=which), use_cache=True).logits
-            for name, which in (("f16", None), ("tq8", None), ("tq8", calibration))
+            model(ids, past_key_values=made(*each), use_cache=True).logits
+            for each in (("f16", None), ("tq8", None), ("tq8", calibration))
         )
     assert (calibrated - exact).norm() < 1.2 * (plain - exact).norm()
 

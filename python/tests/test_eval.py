@@ -16,6 +16,9 @@ from hf_models import TEXT, load, random_model, stored_model
 import gyre
 from gyre import eval as gyre_eval
 from gyre.eval.__main__ import main
+from gyre.eval.chart import place_labels
+from gyre.eval.run import decoding_bytes
+from gyre.eval.statistics import Statistics
 
 
 def run(*options: str) -> int:
@@ -47,13 +50,17 @@ def test_json_and_chart(tmp_path, capsys):
     assert "400/400" in done.err  # the progress bar
     about = json.loads(done.out)
     assert (about["unit"], about["windows"], about["positions"]) == ("byte", 2, 80)
-    assert [(row["format"], row["tail"]) for row in about["rows"]] == [
-        ("f16", 0),
-        ("tq8", 0),
-        ("tq8", 32),
-        ("tq8/tq4", 0),
-        ("tq8/tq4", 32),
+    assert [row["label"] for row in about["rows"]] == [
+        "f16",
+        "tq8",
+        "tq8, sink 1, tail 32",
+        "tq8/tq4",
+        "tq8/tq4, sink 1, tail 32",
     ]
+    for row in about["rows"][1:]:
+        for name in ("kld_mean", "kld_999", "same_top1"):
+            low, high = row[f"{name}_95"]
+            assert low <= row[name] <= high
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
@@ -126,9 +133,9 @@ def test_models_with_a_tokenizer(tmp_path, capsys):
     (ids,), unit = gyre_eval.read_windows(str(tmp_path), text.read_bytes(), 20, 1)
     assert unit == "token" and ids[:4].tolist() == [0, 2, 3, 4]
     assert (
-        main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--quiet"]) == 0
+        main([str(tmp_path), str(text), "--context", "20", "--formats", "tq4", "--tail", "0", "--sink-tokens", "0", "--quiet"]) == 0
     )
-    assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 |" in out
+    assert "| perplexity |" in (out := capsys.readouterr().out) and "1 x 20 tokens" in out and "| tq4 | 0 | 0 |" in out
     with pytest.raises(gyre.Error, match="not UTF-8"):
         gyre_eval.read_windows(str(tmp_path), b"\xff", 1, 1)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path)
@@ -175,13 +182,68 @@ def test_numbers_out_of_range(option, value, capsys):
 def test_a_model_must_be_a_folder(tmp_path, capsys):
     assert main([str(tmp_path / "none"), str(TEXT)]) == 1
     assert "the model must be a folder" in capsys.readouterr().err
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert main([str(tmp_path), str(TEXT)]) == 1
+    assert "is no folder of a Hugging Face model" in capsys.readouterr().err
 
 
 def test_a_chart_without_points_brings_no_warning(tmp_path, recwarn):
     pytest.importorskip("matplotlib")
-    gyre_eval.plot([gyre_eval.Row("f16", 0, 1, 2, 0, 0, 0, 1, 4096)], "f16", str(tmp_path / "chart.png"))
+    gyre_eval.plot([gyre_eval.Row("f16", 0, 0, 1, 2, 0, 0, 0, 1, 4096)], "f16", str(tmp_path / "chart.png"))
     assert [str(one.message) for one in recwarn] == []
 
 
 def test_a_format_named_twice_is_one_row():
     assert [setting.name for setting in gyre_eval.settings(["tq8", "tq8/tq8", "f16", "f16"])] == ["tq8", "f16"]
+
+
+def test_windows_of_several_texts_in_batches(tmp_path, capsys):
+    other = tmp_path / "other"
+    other.write_bytes(TEXT.read_bytes()[9000:])
+    options = ["--formats", "tq4", "fp8", "--context", "60", "--windows", "2", "--step", "20", "--tail", "16", "--json", "--quiet"]
+    found = []
+    for batch in ("1", "3"):
+        assert main([str(stored_model("tiny-d128")), str(TEXT), str(other), *options, "--batch", batch]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["windows"] == 4 and found[0]["text"] == "eval.txt, other"
+    for one, several in zip(*(each["rows"] for each in found)):
+        assert several["kld_mean"] == pytest.approx(one["kld_mean"], rel=0.05) and several["label"] == one["label"]
+        assert several["bytes_per_token"] == one["bytes_per_token"]
+
+
+def test_intervals_and_ratios():
+    generator = torch.Generator().manual_seed(1)
+    reference = torch.randn(64 * 40, 7, generator=generator).log_softmax(-1)
+    near, far = (Statistics() for _ in range(2))
+    for statistics, size in ((near, 0.1), (far, 0.2)):
+        noise = size * torch.randn(reference.shape, generator=torch.Generator().manual_seed(2))
+        statistics.add((reference + noise).log_softmax(-1), reference, torch.zeros(len(reference), dtype=torch.long))
+    near, far = (each.row(gyre_eval.Setting("tq4", "tq4"), 100.0) for each in (near, far))
+    assert near.kld_mean_95[0] < near.kld_mean < near.kld_mean_95[1] < far.kld_mean_95[0]
+    assert near.kld_mean_95[1] - near.kld_mean_95[0] < 0.2 * near.kld_mean
+    value, (low, high) = gyre_eval.ratio(far, near)
+    assert low < value < high and 3.5 < value < 4.5 and high - low < 0.5  # the same noise: narrower than either
+
+
+def test_bytes_are_those_of_a_cache_that_decodes():
+    config = load(stored_model("tiny-d128"), "gyre").config
+    tail = decoding_bytes(config, gyre_eval.Setting("tq4", "tq4", 128, 1), 4096)
+    plain = decoding_bytes(config, gyre_eval.Setting("tq4", "tq4"), 4096)
+    assert 1.0 < (tail - plain) * 4096 / (129 * 4 * 2 * 2 * 256) < 1.1  # 16-bit rows of 4 layers, 2 heads, K and V
+
+
+def test_labels_cover_neither_points_nor_each_other(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=(10, 7))
+    rows = [gyre_eval.Row(f"tq{i}, calibrated", 0, 0, 1, 2, 10.0 ** -(3 + i % 3 / 10), 0, 0, 1, 4000 + 10 * i) for i in range(12)]
+    axes.set(xscale="log", yscale="log")
+    axes.plot([row.bytes_per_token for row in rows], [row.kld_mean for row in rows], "o")
+    axes.margins(0.3)
+    figure.canvas.draw()
+    boxes = place_labels(axes, rows)
+    assert len(boxes) == 12
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    points = [axes.transData.transform((row.bytes_per_token, row.kld_mean)) for row in rows]
+    assert not any(box.contains(*point) for box in boxes for point in points)
+    gyre_eval.plot(rows, "twelve", str(tmp_path / "chart.svg"))
+    assert "<svg" in (tmp_path / "chart.svg").read_text()

@@ -65,13 +65,13 @@ def test_without_rounding_it_is_the_models_own_attention(monkeypatch, name, step
 
 def test_what_kivi_keeps_exact():
     layer = baselines._RoundedLayer(BASELINES["kivi4"], baselines.gyre.KvLayer("f32", "f32"), 300)
-    x = gaussian(2, 300, 128)
+    x = gaussian(1, 2, 300, 128)
     for i in range(300):
-        layer._write(x[:, i : i + 1], x[:, i : i + 1])
+        layer._write(x[:, :, i : i + 1], x[:, :, i : i + 1])
         layer._let_go()
-    exact = lambda stored: [i for i in range(300) if torch.equal(stored[:, i], x[:, i])]
+    exact = lambda stored: [i for i in range(300) if torch.equal(stored[:, :, i], x[:, :, i])]
     assert exact(layer.k) == list(range(256, 300)) and exact(layer.v) == list(range(172, 300))
-    assert error(x[:, :256], layer.k[:, :256]) < 0.02 and error(x[:, :172], layer.v[:, :172]) < 0.02
+    assert error(x[:, :, :256], layer.k[:, :, :256]) < 0.02 and error(x[:, :, :172], layer.v[:, :, :172]) < 0.02
 
 
 def test_rows_of_baselines():
@@ -89,6 +89,6 @@ def test_rows_of_baselines():
 
 
 def test_the_frontier():
-    row = lambda name, size, kld: gyre_eval.Row(name, 0, 1, 2, kld, 0, 0, 1, size)
+    row = lambda name, size, kld: gyre_eval.Row(name, 0, 0, 1, 2, kld, 0, 0, 1, size)
     rows = [row("a", 10, 1e-3), row("b", 5, 1e-2), row("c", 8, 2e-2), row("d", 20, 1e-3), row("e", 10, 2e-3)]
     assert [each.format for each in frontier(rows)] == ["b", "a"]

@@ -274,3 +274,12 @@ def test_save_and_load(encoder, rng, tmp_path):
     with pytest.raises(OSError) as caught:
         other.load(tmp_path / "absent")
     assert isinstance(caught.value, gyre.Error) and caught.value.code == "io"
+
+
+def test_a_cache_that_is_given_no_layers_has_a_tail_and_a_sink_token():
+    default = gyre.KvLayer("tq8", "tq4", tail=128, sink_tokens=1)
+    shaped = gyre.KvLayer("tq8", "tq4", tail=128, sink_tokens=1, kv_heads=1, head_dim=64, v_head_dim=64)
+    assert gyre.KvCache("cpu", kv_heads=1, head_dim=64, capacity=40).layers == [shaped]
+    assert gyre.KvPool("cpu", kv_heads=1, head_dim=64, pages=4).layers == [shaped]
+    assert gyre.kv_layers(3) == [default] * 3
+    assert gyre.KvLayer("tq8", "tq4").tail == 0  # a layer has what it is given

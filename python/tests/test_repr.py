@@ -27,8 +27,8 @@ def test_caches_encoders_and_graphs(encoder, rng):
     assert repr(graph) == f"gyre.Graph({len(graph)} commands)"
     (first, _) = cache.describe()
     heads = f"kv_heads={KV_HEADS}, head_dim={DIM}, v_head_dim={DIM}"
-    layer = f'gyre.KvLayer(k="tq8", v="tq4", window=0, tail=0, sink_tokens=0, {heads})'
-    assert repr(first).startswith(f"gyre.KvLayerInfo({layer}, slots=64, ")
+    layer = f'gyre.KvLayer(k="tq8", v="tq4", window=0, tail=128, sink_tokens=1, {heads})'
+    assert repr(first).startswith(f"gyre.KvLayerInfo({layer}, slots=63, ")
     assert f'kernel="{first.kernel}"' in repr(first)
 
 

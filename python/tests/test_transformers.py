@@ -63,7 +63,7 @@ def test_compressed_text_is_close():
     model = load(path, "gyre")
     divergence = {}
     for k, v in (("tq8", "tq8"), ("tq8", "tq4"), ("tq2", "tq2")):
-        given = logits(model, ids, GyreCache(model.config, k=k, v=v), 50).log_softmax(-1)
+        given = logits(model, ids, GyreCache(model.config, k=k, v=v, tail=0, sink_tokens=0), 50).log_softmax(-1)
         divergence[k, v] = (expected.exp() * (expected - given)).sum(-1).mean()
     assert divergence["tq8", "tq8"] < 1e-4
     assert divergence["tq8", "tq8"] < divergence["tq8", "tq4"] < 2e-3 < divergence["tq2", "tq2"]
@@ -192,7 +192,7 @@ def test_a_conversation_goes_on_in_the_same_cache():
 def test_crop_reset_and_copies():
     model = random_model("qwen3-window-13", "gyre")
     ids = random_tokens(60)
-    made = lambda: GyreCache(model.config, k="tq8", v="tq4", step_tokens=16)
+    made = lambda: GyreCache(model.config, k="tq8", v="tq4", tail=0, sink_tokens=0, step_tokens=16)
     expected = logits(model, ids, made(), [50, 10])[50:]
     cropped = made()
     logits(model, ids[:, :50], cropped, 50)
@@ -237,3 +237,12 @@ def test_what_is_stored():
     assert [info.slots for info in cache.describe()] == [20, 300, 20, 296]
     assert cache.nbytes >= sum(info.nbytes for info in cache.describe()) > 0
     assert cache.is_sliding == [True, False, True, False]
+
+
+def test_compressed_layers_have_a_tail_and_a_sink_token_by_default():
+    config = random_model("gemma3-window-5", "gyre").config
+    stored = [layer.stored for layer in GyreCache(config).layers]
+    assert {(layer.k, layer.v, layer.tail) for layer in stored} == {("tq8", "tq4", 128)}
+    assert {(bool(layer.window), layer.sink_tokens) for layer in stored} == {(False, 1), (True, 0)}
+    for options in (dict(k="f16", v="f16"), dict(k="tq4", v="tq4", tail=0, sink_tokens=0)):
+        assert all((layer.stored.tail, layer.stored.sink_tokens) == (0, 0) for layer in GyreCache(config, **options).layers)

@@ -99,7 +99,7 @@ def test_pages_have_the_bits_of_a_cache(k, v):
     """In layers that see all keys."""
     model = random_model("llama", "gyre")
     ids = random_tokens(150)
-    caches = [GyreCache(model.config, k=k, v=v, step_tokens=64, paged=paged) for paged in (False, True)]
+    caches = [GyreCache(model.config, k=k, v=v, tail=0, sink_tokens=0, step_tokens=64, paged=paged) for paged in (False, True)]
     for part in ids.split([100, 1, 1, 9, 1, 38], 1):
         linear, paged = (logits(model, part, cache) for cache in caches)
         assert torch.equal(linear, paged)
@@ -201,7 +201,7 @@ def test_crop_reset_and_copies_of_a_batch():
     ids, mask = padded(random_rows())
     all_mask = torch.cat([mask, torch.ones(4, 5, dtype=mask.dtype)], 1)
     more = random_tokens(20).view(4, 5)
-    make = lambda: GyreCache(model.config, k="tq8", v="tq4", step_tokens=16)
+    make = lambda: GyreCache(model.config, k="tq8", v="tq4", tail=0, sink_tokens=0, step_tokens=16)
     fresh = make()
     logits(model, ids, fresh, mask)
     expected = logits(model, more, fresh, all_mask)

@@ -7,7 +7,7 @@ from gyre.integrations.vllm.config import ConfigError, Formats, Options, parse
 
 
 def test_formats_of_layers():
-    assert parse(None) == parse({}) == parse({"gyre": {}}) == Options(Formats("tq8", "tq4"))
+    assert parse(None) == parse({}) == parse({"gyre": {}}) == Options(Formats("tq8", "tq8"))
     assert parse({"gyre": {"v": "bf16"}, "other": 1}).of(3, None) == Formats("tq8", "bf16")
     layers = {"0": {"k": "f16", "v": "f16"}, "5": {"v": "tq8"}, "sliding_window": {"k": "tq4"}}
     options = parse({"gyre": {"k": "tq6", "v": "tq3", "layers": layers}})
@@ -43,7 +43,7 @@ def test_wrong_options_are_refused_by_name(given, words):
 
 
 def test_calibrations():
-    assert parse({"gyre": {"k": "tq4", "calibration": "m.gyrecal"}}) == Options(Formats("tq4", "tq4"), calibration="m.gyrecal")
+    assert parse({"gyre": {"v": "tq4", "calibration": "m.gyrecal"}}) == Options(Formats("tq8", "tq4"), calibration="m.gyrecal")
     options = parse({"gyre": {"calibration": "m.gyrecal", "budget": 4}})
     assert (options.calibration, options.budget) == ("m.gyrecal", 4.0)
     assert [Formats(*pair).compressed for pair in (("tq4", "f16"), ("bf16", "tq2"), ("f32", "f16"))] == [

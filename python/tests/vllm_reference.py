@@ -54,7 +54,7 @@ def main(out, path, k, v, calibration=None):
     answers = []
     for prompt in PROMPTS:
         given = torch.tensor([prompt])
-        cache = GyreCache(model.config, k=k, v=v, capacity=2048, calibration=calibration)
+        cache = GyreCache(model.config, k=k, v=v, tail=0, sink_tokens=0, capacity=2048, calibration=calibration)
         with torch.no_grad():
             made = model.generate(
                 given,

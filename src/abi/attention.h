@@ -119,6 +119,9 @@ enum class AttentionPhase : uint32_t {
   up_to_drafts = 64 << 16,
   many_rows = 0xFFFF0000 | 65
 };
+constexpr AttentionPhase phase_of_rows(uint32_t fewest, uint32_t most) {
+  return static_cast<AttentionPhase>(most << 16 | fewest);
+}
 constexpr uint32_t phase_fewest_rows(AttentionPhase phase) {
   return static_cast<uint32_t>(phase) & 0xFFFFu;
 }

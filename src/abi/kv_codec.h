@@ -31,6 +31,9 @@ constexpr bool kv_is_native(uint32_t format) {
 constexpr bool kv_is_mlx_native(uint32_t format) {
   return format >= kMlxNative4 && format <= kMlxNative8;
 }
+constexpr bool kv_is_compressed(uint32_t format) {
+  return kv_is_native(format) || kv_is_mlx_native(format);
+}
 // mlx-native formats: at 512 each half of a row has a norm.
 constexpr uint32_t kv_mlx_native_norms(uint64_t head_dim) { return head_dim == 512 ? 2 : 1; }
 

@@ -46,7 +46,7 @@ gyre_status gyre_custom_kernel_create(const gyre_custom_code* code, gyre_custom_
   return make(__func__, kernel, "kernel", [&] { return gyre::CustomKernel(custom_code(code)); });
 }
 
-void gyre_custom_kernel_destroy(gyre_custom_kernel* kernel) { delete kernel; }
+void gyre_custom_kernel_destroy(gyre_custom_kernel* kernel) { destroy(__func__, kernel, "kernel"); }
 
 gyre_status gyre_custom_kernel_supports(const gyre_custom_kernel* kernel, const gyre_device* device,
                                         int32_t* yes) {

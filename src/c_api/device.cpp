@@ -42,7 +42,7 @@ gyre_status gyre_device_open(const char* name, const gyre_device_options* option
   });
 }
 
-void gyre_device_destroy(gyre_device* device) { delete device; }
+void gyre_device_destroy(gyre_device* device) { destroy(__func__, device, "device"); }
 
 gyre_status gyre_device_get_info(const gyre_device* device, gyre_device_info* info) {
   return guard(__func__, [&] { write(info, device_info(value(device).info()), "info"); });
@@ -65,7 +65,7 @@ gyre_status gyre_device_list_get(const gyre_device_list* list, uint64_t index,
   });
 }
 
-void gyre_device_list_destroy(gyre_device_list* list) { delete list; }
+void gyre_device_list_destroy(gyre_device_list* list) { destroy(__func__, list, "list"); }
 
 gyre_status gyre_device_memory(const gyre_device* device, gyre_memory_use* use) {
   return guard(__func__, [&] {

@@ -26,7 +26,7 @@ gyre_status gyre_encoder_create(const gyre_device* device, gyre_encoder** encode
               [&] { return gyre::Encoder(deref(device, "device").value); });
 }
 
-void gyre_encoder_destroy(gyre_encoder* encoder) { delete encoder; }
+void gyre_encoder_destroy(gyre_encoder* encoder) { destroy(__func__, encoder, "encoder"); }
 
 gyre_status gyre_encoder_size(const gyre_encoder* encoder, uint32_t* commands) {
   return answer(__func__, commands, "commands", [&] { return value(encoder).size(); });
@@ -64,7 +64,7 @@ gyre_status gyre_graph_size(const gyre_graph* graph, uint32_t* commands) {
   return answer(__func__, commands, "commands", [&] { return deref(graph, "graph").value.size(); });
 }
 
-void gyre_graph_destroy(gyre_graph* graph) { delete graph; }
+void gyre_graph_destroy(gyre_graph* graph) { destroy(__func__, graph, "graph"); }
 
 gyre_status gyre_fence_wait(const gyre_fence* fence) {
   return guard(__func__, [&] { deref(fence, "fence").value.wait(); });
@@ -74,4 +74,4 @@ gyre_status gyre_fence_done(const gyre_fence* fence, int32_t* done) {
   return answer(__func__, done, "done", [&] { return deref(fence, "fence").value.done(); });
 }
 
-void gyre_fence_destroy(gyre_fence* fence) { delete fence; }
+void gyre_fence_destroy(gyre_fence* fence) { destroy(__func__, fence, "fence"); }

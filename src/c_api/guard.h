@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "c_api/handle_kind.h"
 #include "gyre/c/base.h"
 #include "runtime/require.h"
 
@@ -37,6 +38,10 @@ gyre_status guard(const char* function, const Body& body) noexcept {
 template <class T>
 T& deref(T* pointer, const char* name) {
   if (pointer == nullptr) refuse(name, " is NULL");
+  if constexpr (requires { T::kKind; }) {
+    if (pointer->kind != T::kKind)
+      refuse(name, " must be ", name_of(T::kKind), ", got ", name_of(pointer->kind));
+  }
   return *pointer;
 }
 
@@ -54,7 +59,7 @@ template <class Handle, class Body>
 gyre_status make(const char* function, Handle** out, const char* name, const Body& body) noexcept {
   return guard(function, [&] {
     deref(out, name) = nullptr;
-    *out = new Handle{body()};
+    *out = new Handle{.value = body()};
   });
 }
 

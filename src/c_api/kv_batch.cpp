@@ -30,7 +30,7 @@ gyre_status gyre_kv_batch_create(const gyre_kv_pool* pool, const gyre_kv_batch_o
               [&] { return gyre::KvBatch(deref(pool, "pool").value, kv_batch_options(options)); });
 }
 
-void gyre_kv_batch_destroy(gyre_kv_batch* batch) { delete batch; }
+void gyre_kv_batch_destroy(gyre_kv_batch* batch) { destroy(__func__, batch, "batch"); }
 
 gyre_status gyre_kv_batch_begin_step(gyre_kv_batch* batch, gyre_encoder* encoder,
                                      const gyre_kv_step* steps, uint64_t count) {

@@ -26,7 +26,7 @@ KvLayer kv_layer(const gyre_kv_layer& given) {
 }
 
 std::vector<KvLayer> kv_layers(const gyre_kv_layer* layers, uint64_t count) {
-  if (layers == nullptr && count == 0) return {KvLayer{}};
+  if (layers == nullptr && count == 0) return {kDefaultKvLayer};
   std::vector<KvLayer> made;
   for (const gyre_kv_layer& layer : read_array(layers, count, kKvMostLayers, "layers")) {
     made.push_back(kv_layer(layer));
@@ -47,7 +47,7 @@ gyre::Encoder& value(gyre_encoder* encoder) { return deref(encoder, "encoder").v
 gyre::KvPolicy kv_policy(const gyre_kv_policy* policy) {
   const gyre_kv_policy given = read_or_default(policy, "policy");
   gyre::KvPolicy made;
-  made.layer = kv_layer(read_or_default(given.layer, "policy.layer"));
+  if (given.layer != nullptr) made.layer = kv_layer(read_or_default(given.layer, "policy.layer"));
   made.edge_layers = given.edge_layers;
   made.edge_format = kv_format_or(given.edge_format, made.edge_format, "policy.edge_format");
   made.window = given.window;
@@ -104,7 +104,7 @@ gyre_status gyre_kv_cache_create(const gyre_device* device, const gyre_kv_cache_
   });
 }
 
-void gyre_kv_cache_destroy(gyre_kv_cache* cache) { delete cache; }
+void gyre_kv_cache_destroy(gyre_kv_cache* cache) { destroy(__func__, cache, "cache"); }
 
 gyre_status gyre_kv_cache_length(const gyre_kv_cache* cache, uint64_t* tokens) {
   return answer(__func__, tokens, "tokens", [&] { return value(cache).length(); });

@@ -67,11 +67,11 @@ gyre_status gyre_kv_buffer_scales(const gyre_kv_buffer* buffer, gyre_tensor** te
   return guard(__func__, [&] {
     deref(tensor, "tensor") = nullptr;
     const gyre::Tensor& scales = deref(buffer, "buffer").value.scales;
-    if (scales.defined()) *tensor = new gyre_tensor{scales};
+    if (scales.defined()) *tensor = new gyre_tensor{.value = scales};
   });
 }
 
-void gyre_kv_buffer_destroy(gyre_kv_buffer* buffer) { delete buffer; }
+void gyre_kv_buffer_destroy(gyre_kv_buffer* buffer) { destroy(__func__, buffer, "buffer"); }
 
 gyre_status gyre_kv_codes_shape(const gyre_kv_shape* shape, uint32_t* rank, uint64_t dims[6]) {
   return guard(__func__, [&] { give(gyre::kv_codes_shape(kv_shape(shape)), rank, dims); });
@@ -104,7 +104,7 @@ gyre_status gyre_kv_pages_bytes(const gyre_kv_pages* pages, gyre_tensor** tensor
   return make(__func__, tensor, "tensor", [&] { return deref(pages, "pages").value.bytes; });
 }
 
-void gyre_kv_pages_destroy(gyre_kv_pages* pages) { delete pages; }
+void gyre_kv_pages_destroy(gyre_kv_pages* pages) { destroy(__func__, pages, "pages"); }
 
 gyre_status gyre_kv_write(gyre_encoder* encoder, const gyre_kv_write_inputs* inputs) {
   return guard(__func__, [&] {

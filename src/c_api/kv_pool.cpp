@@ -45,7 +45,7 @@ gyre_status gyre_kv_pool_create(const gyre_device* device, const gyre_kv_pool_op
   });
 }
 
-void gyre_kv_pool_destroy(gyre_kv_pool* pool) { delete pool; }
+void gyre_kv_pool_destroy(gyre_kv_pool* pool) { destroy(__func__, pool, "pool"); }
 
 gyre_status gyre_kv_pool_describe(const gyre_kv_pool* pool, gyre_kv_pool_info* info) {
   return guard(__func__, [&] {
@@ -144,7 +144,9 @@ gyre_status gyre_kv_pool_load_prefixes(const gyre_kv_pool* pool, const char* pat
                 [&] { return value(pool).load_prefixes(&deref(path, "path")); });
 }
 
-void gyre_kv_sequence_destroy(gyre_kv_sequence* sequence) { delete sequence; }
+void gyre_kv_sequence_destroy(gyre_kv_sequence* sequence) {
+  destroy(__func__, sequence, "sequence");
+}
 
 gyre_status gyre_kv_sequence_length(const gyre_kv_sequence* sequence, uint64_t* tokens) {
   return answer(__func__, tokens, "tokens", [&] { return value_of(sequence).length(); });

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <iterator>
 #include <new>
 #include <string>
 
@@ -39,6 +40,17 @@ gyre_status keep(gyre_status status, const char* prefix, const char* separator,
 }
 
 }  // namespace
+
+const char* name_of(HandleKind kind) {
+  constexpr const char* kNames[] = {
+      "a gyre_device",   "a gyre_device_list", "a gyre_tensor",        "a gyre_encoder",
+      "a gyre_fence",    "a gyre_graph",       "a gyre_custom_kernel", "a gyre_kv_buffer",
+      "a gyre_kv_pages", "a gyre_kv_cache",    "a gyre_kv_pool",       "a gyre_kv_sequence",
+      "a gyre_kv_batch", "a gyre_bytes"};
+  const uint64_t number = static_cast<uint64_t>(kind) - static_cast<uint64_t>(HandleKind::device);
+  return number < std::size(kNames) ? kNames[number]
+                                    : "no handle of Gyre's, or one that was destroyed";
+}
 
 gyre_status keep_error(const char* function) noexcept {
   try {
@@ -86,4 +98,4 @@ gyre_status gyre_bytes_get(const gyre_bytes* bytes, const void** data, uint64_t*
   });
 }
 
-void gyre_bytes_destroy(gyre_bytes* bytes) { delete bytes; }
+void gyre_bytes_destroy(gyre_bytes* bytes) { destroy(__func__, bytes, "bytes"); }

@@ -82,7 +82,7 @@ gyre_status gyre_tensor_wrap(const gyre_device* device, const gyre_memory* memor
   });
 }
 
-void gyre_tensor_destroy(gyre_tensor* tensor) { delete tensor; }
+void gyre_tensor_destroy(gyre_tensor* tensor) { destroy(__func__, tensor, "tensor"); }
 
 gyre_status gyre_tensor_get_info(const gyre_tensor* tensor, gyre_tensor_info* info) {
   return guard(__func__, [&] {

@@ -21,8 +21,8 @@ void check_layer(const KvCacheOptions& options, std::span<const KvLayer> layers,
           "the same, layer ", index, " has ", layer.tail, " after ", tail_tokens);
   require(layer.sink_tokens < options.capacity, "kv_cache: sink_tokens of layer ", index,
           " must be fewer than the capacity ", options.capacity, ", got ", layer.sink_tokens);
-  require(layer.tail <= options.capacity, "kv_cache: the tail of layer ", index,
-          " must be at most the capacity ", options.capacity, ", got ", layer.tail);
+  require(layer.tail <= std::numeric_limits<int32_t>::max(), "kv_cache: the tail of layer ", index,
+          " must be below 2^31, got ", layer.tail);
 }
 
 // A key's slot in a ring depends on the ring's size.
@@ -138,6 +138,8 @@ abi::KvExtendParams KvCache::State::Sequence::params() const {
 }
 
 const void* KvCache::State::list_of(const char* op, const Encoder& encoder) const {
+  require(impl_of(encoder.device()) == impl_of(device), op,
+          ": the encoder records for another device than the cache's");
   const void* const list = &recorder_of(encoder);
   steps->require_encoder(op, list);
   return list;
@@ -208,8 +210,9 @@ void KvCache::begin_step(Encoder& encoder, uint64_t tokens) try {
           tokens);
   s.require_complete("kv_cache.begin_step");
   State::Sequence next = s.sequence;
-  require(tokens <= s.options.capacity - next.length, "kv_cache.begin_step: ", next.length, " of ",
-          s.options.capacity, " tokens are taken, no room for ", tokens);
+  require(tokens <= s.options.capacity - next.length, "kv_cache.begin_step: ", next.length,
+          " tokens and ", tokens, " more exceed the capacity of ", s.options.capacity,
+          "; rollback() tokens, or fork() into a larger capacity");
   next.length += tokens;
   next.step = tokens;
   next.peak = std::max(next.peak, next.length);

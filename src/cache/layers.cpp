@@ -67,7 +67,8 @@ void check_layer(const std::string& where, const KvLayer& layer) {
           " is not compressed, a 16-bit tail of ", layer.tail, " and sink_tokens of ",
           layer.sink_tokens, " would keep nothing better");
   require(layer.sink_tokens == 0 || layer.window == 0, where, " has a window of ", layer.window,
-          ", which its ", layer.sink_tokens, " sink_tokens leave");
+          " keys and ", layer.sink_tokens,
+          " sink_tokens: only a layer that sees all keys can keep sink tokens");
 }
 
 // The newest layers take the cache of the last layer before them that sees as many keys.

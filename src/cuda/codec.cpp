@@ -29,7 +29,7 @@ Launch launch_hadamard(const void* params, uint64_t /*spec*/, const CudaLimits& 
 std::string name_kv_dequantize(uint64_t spec) {
   const auto s = spec_from_key<abi::KvDequantizeSpec>(spec);
   const std::string out = float_name(s.out_dtype);
-  if (out.empty() || !is_compressed(s.format)) return {};
+  if (out.empty() || !abi::kv_is_compressed(s.format)) return {};
   return "gyre::cuda::kv_dequantize<" + out + ", " + std::to_string(s.format) + ">";
 }
 

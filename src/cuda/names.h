@@ -27,9 +27,6 @@ inline WriterSource writer_source(const abi::WriteSpec& s) {
   return {float_name(s.source_dtype), s.calibrated != 0 ? ", " + std::to_string(s.calibrated) : ""};
 }
 
-inline bool is_compressed(uint32_t format) {
-  return abi::kv_is_native(format) || abi::kv_is_mlx_native(format);
-}
 inline bool is_dense(uint32_t format) { return format < 3; }
 
 }  // namespace gyre::cuda

@@ -9,7 +9,7 @@
 namespace gyre::cuda {
 namespace {
 
-bool is_known(uint32_t format) { return is_dense(format) || is_compressed(format); }
+bool is_known(uint32_t format) { return is_dense(format) || abi::kv_is_compressed(format); }
 bool is_in_rows(uint32_t format) { return is_dense(format) || abi::kv_is_native(format); }
 std::string slot_name(uint32_t slot_bytes) { return slot_bytes == 4 ? "int32_t" : "int64_t"; }
 
@@ -24,8 +24,8 @@ std::string name_kv_quantize(uint64_t spec) {
   const auto s = spec_from_key<abi::WriteSpec>(spec);
   const WriterSource source = writer_source(s);
   // 0: that half of the cache is not written.
-  const bool is_stored = (s.k_format == 0 || is_compressed(s.k_format)) &&
-                         (s.v_format == 0 || is_compressed(s.v_format));
+  const bool is_stored = (s.k_format == 0 || abi::kv_is_compressed(s.k_format)) &&
+                         (s.v_format == 0 || abi::kv_is_compressed(s.v_format));
   if (source.type.empty() || !is_stored || s.k_format + s.v_format == 0) return {};
   return "gyre::cuda::kv_quantize<" + source.type + formats(s) + source.suffix + ">";
 }

@@ -19,6 +19,7 @@ std::string error_text(int error) { return std::generic_category().message(error
 
 // A path with a NUL would be cut there and name another file.
 const std::string& whole(const char* op, const std::string& path) {
+  require(!path.empty(), op, ": the path is empty");
   const size_t nul = path.find('\0');
   require(nul == std::string::npos, op, ": the path has a NUL at byte ", nul);
   return path;

@@ -236,13 +236,18 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::Attent
     recording.plan(kAttention, of, plan);
     phases.push_back({phase, plan});
   };
-  if (most > abi::phase_most_rows(AttentionPhase::few_rows)) {
-    const bool few = fewest <= abi::phase_most_rows(AttentionPhase::few_rows);
-    add(few ? AttentionPhase::drafts : AttentionPhase::up_to_drafts, AttentionPhase::drafts);
+  // Over values that are not compressed, decode kernels take the rows of one token at a time: a
+  // second token would read all keys again.
+  uint32_t few_rows = abi::phase_most_rows(AttentionPhase::few_rows);
+  if (!abi::kv_is_compressed(problem.v.format) && group < few_rows)
+    few_rows = static_cast<uint32_t>(group);
+  if (most > few_rows) {
+    const bool few = fewest <= few_rows;
+    const uint32_t draft_rows = abi::phase_most_rows(AttentionPhase::drafts);
+    add(abi::phase_of_rows(few ? few_rows + 1 : 0, draft_rows), AttentionPhase::drafts);
     if (phases.front().plan.drafts != 0) {
-      if (few) add(AttentionPhase::few_rows, AttentionPhase::few_rows);
-      if (has_prompts || most > abi::phase_most_rows(AttentionPhase::drafts))
-        add(AttentionPhase::many_rows, AttentionPhase::prompt);
+      if (few) add(abi::phase_of_rows(0, few_rows), AttentionPhase::few_rows);
+      if (has_prompts || most > draft_rows) add(AttentionPhase::many_rows, AttentionPhase::prompt);
       return phases;
     }
     phases.clear();

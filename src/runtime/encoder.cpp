@@ -167,9 +167,9 @@ Fence Encoder::submit_on(uint64_t stream) try {
 Graph Encoder::instantiate() try {
   Recording recording(*this, "encoder.instantiate");
   for (const Command& command : recording.list().commands) {
-    require(!command.pipeline->kernel->once,
-            "encoder.instantiate: ", command.pipeline->kernel->name,
-            " holds for one moment and cannot be replayed; submit it before each replay");
+    require(!command.pipeline->kernel->once, "encoder.instantiate: a call that begins, rolls back ",
+            "or clears a step is recorded (kernel ", command.pipeline->kernel->name,
+            "), and a graph would repeat that one step; submit it before each replay");
   }
   recording.list().finish_pipelines();
   Graph graph(device_, recorder_->device_->instantiate(recording.list()));

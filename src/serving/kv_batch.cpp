@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kBegin = "kv_batch.begin_step";
 constexpr StepLog::Rules kRules{"kv_batch", "begin_step()",
-                                "replay a recording of them and end() the step, or rollback() it",
+                                "replay a recording of them and end_step(), or rollback() the step",
                                 false};
 
 KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
@@ -60,6 +60,8 @@ KvBatch::State::~State() {
 }
 
 const void* KvBatch::State::list_of(const char* op, const Encoder& encoder) const {
+  require(impl_of(encoder.device()) == impl_of(pool->device), op,
+          ": the encoder records for another device than the pool's");
   const void* const list = &recorder_of(encoder);
   pool->steps->require_encoder(op, list);
   return list;
@@ -80,7 +82,8 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
                 wanted.tokens <= options.max_kv_length - sequence.length,
             kBegin, ": a sequence of ", sequence.length, " tokens and ", wanted.tokens,
             " more exceeds max_kv_length ", options.max_kv_length);
-    sequence.require_no_step(kBegin);
+    if (sequence.step != nullptr)
+      sequence.step->require_complete(kBegin, "a sequence is in another batch's step: ");
     sequence.require_written(kBegin);
     require(sequence.listed != mark, kBegin, ": a sequence is there twice");
     sequence.listed = mark;
@@ -92,8 +95,6 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
 }
 
 void KvBatch::State::begin_step(Encoder& encoder, std::span<const KvStep> steps) try {
-  require(impl_of(encoder.device()) == impl_of(pool->device), kBegin,
-          ": the encoder records for another device than the pool's");
   const StepsUse use(*pool->steps, kBegin);
   list_of(kBegin, encoder);
   require(!log->recording(), kBegin, ": a recording is open, end_step() it");
@@ -189,9 +190,11 @@ void KvBatch::State::cancel() {
 
 void KvBatch::State::check_rows(const char* op, const char* what, const Tensor& rows) const {
   require(rows.defined() && rows.rank() == 3, op, ": ", what, " must have rank 3");
-  require(rows.shape(0) >= tokens && rows.shape(0) <= options.max_tokens, op, ": ", what,
-          " must have from ", tokens, " rows, the step's tokens, to max_tokens ",
-          options.max_tokens, ", got ", rows.shape());
+  // A recording is for steps of any number of tokens.
+  const uint64_t fewest = log->recording() ? 1 : tokens;
+  require(rows.shape(0) >= fewest && rows.shape(0) <= options.max_tokens, op, ": ", what,
+          " must have ", fewest, " (", log->recording() ? "in a recording" : "the step's tokens",
+          ") to ", options.max_tokens, " (max_tokens) rows, got ", rows.shape());
 }
 
 KvBatch::KvBatch(const KvPool& pool, const KvBatchOptions& options) try

@@ -53,6 +53,14 @@ uint64_t pages_to_publish(const KvSequence::State& from, uint64_t count) {
   return count;
 }
 
+// Whether a page of sink tokens may be under `node` and under another node with the parent
+// `parent`: the tokens that the page keeps are the same.
+bool same_sinks(const KvPool::State& pool, uint32_t node, uint32_t parent,
+                std::span<const int32_t> kept) {
+  return !kept.empty() && pool.index.parent(node) == parent &&
+         std::ranges::equal(pool.index.tokens(node).first(kept.size()), kept);
+}
+
 }  // namespace
 
 KvPool::KvPool(Device device, const KvPoolOptions& options) try
@@ -123,13 +131,19 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
   uint32_t known = kNoNode;
   bool on_path = true;
   for (uint64_t page = 0; page < count; ++page) {
+    const uint32_t parent = known;
+    const bool parent_known = on_path;
     known = on_path ? s.index.find(known, page_of(page)) : kNoNode;
     on_path = known != kNoNode;
     for (size_t i = 0; i < s.groups.size(); ++i) {
       if (!from.groups[i].has(page)) continue;
       const uint32_t node = s.groups[i].node(from.groups[i].at(page));
-      require(node == kNoNode || node == known, kOp, ": tokens ", page * page_tokens, " to ",
-              (page + 1) * page_tokens - 1, " are not those that the pages were published with");
+      const uint64_t limit = s.groups[i].keys().limit, begin = page * page_tokens;
+      const uint64_t sinks = limit > begin ? std::min(limit - begin, page_tokens) : 0;
+      const bool same = node == kNoNode || node == known ||
+                        (parent_known && same_sinks(s, node, parent, page_of(page).first(sinks)));
+      require(same, kOp, ": tokens ", page * page_tokens, " to ", (page + 1) * page_tokens - 1,
+              " are not those that the pages were published with");
     }
   }
   const uint64_t kept = pages_to_publish(from, count);

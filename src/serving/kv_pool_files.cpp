@@ -33,10 +33,14 @@ class Needed {
   void add(const PageRecord& record) {
     for (size_t i = 0; i < count_.size(); ++i) count_[i] += record.ids[i] != kNoPage ? 1 : 0;
   }
-  void check(const std::string& where, bool evict) const {
+  // `to`: the sequence that goes on with the pages.
+  void check(const std::string& where, bool evict, const KvSequence::State* to = nullptr) const {
     for (size_t i = 0; i < count_.size(); ++i) {
       const uint64_t has = evict ? pool_.available(i) : pool_.groups[i].free();
       if (count_[i] <= has) continue;
+      const uint64_t needed = count_[i] + (to != nullptr ? to->groups[i].ids.size() : 0);
+      require(needed <= pool_.groups[i].pages(), where, ": can never fit: it needs ", needed,
+              " pages of ", pool_.group_name(i), ", and the pool has ", pool_.groups[i].pages());
       fail(ErrorCode::out_of_memory, where, ": ", count_[i] - has,
            " pages are missing: ", count_[i], " of ", pool_.group_name(i), " are needed, where ",
            has, " of ", pool_.groups[i].pages(), " can be had");
@@ -82,7 +86,9 @@ void add_page(KvSequence::State& sequence, PageRecord record, std::span<const st
     } else if (kept) {  // fallen off the front: so have those before it
       for (; !pages.ids.empty(); pages.ids.pop_back()) pool.groups[i].release(pages.ids.back());
       pages.first = sequence.length / pool.options.page_tokens;
-      if (record.tokens != pool.options.page_tokens) pages.begin = sequence.length;  // a tail
+      // A tail begins anew; a window of one key has none of a page that it goes on in.
+      if (record.tokens != pool.options.page_tokens && pool.groups[i].keys().near)
+        pages.begin = sequence.length;
       pages.changed(0);
     }
   }
@@ -146,7 +152,7 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
   check_next(op, to, record);
   Needed needed(state());
   needed.add(record);
-  needed.check(op, true);
+  needed.check(op, true, &to);
   add_page(to, record, bytes);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_pool.import_page");
@@ -160,6 +166,7 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const try
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
   from.require_submitted(kOp);
+  from.check_shorter(kOp, from.length);  // load() would refuse a sequence that lacks keys
   PoolFileWriter file(kOp, path, state(), PoolFileKind::sequence, pages_of(from));
   for (uint64_t page = 0; page < pages_of(from); ++page)
     file.add({}, page - 1, record_of(from, page));

@@ -21,6 +21,25 @@ void KvSequence::State::require_no_step(const char* op) const {
   if (step != nullptr) step->require_complete(op);
 }
 
+void KvSequence::State::require_written(const char* op) const {
+  if (unwritten.is_dropped(*pool->steps, length)) {
+    const uint64_t to = unwritten.start;
+    const bool can_roll_back = can_shorten(to);
+    fail(ErrorCode::invalid_argument, op, ": tokens from ", to,
+         " on were recorded and dropped, and there are ", length, "; ",
+         can_roll_back ? join("rollback() at least ", length - to)
+                       : join("clear() the sequence: a window has lost keys that ", to,
+                              " tokens would need"));
+  }
+  unwritten.require_written(op, *pool->steps, length);
+}
+
+bool KvSequence::State::can_shorten(uint64_t to) const {
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (pool->lost_key(i, groups[i].first, to)) return false;
+  return true;
+}
+
 void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
   for (size_t i = 0; i < groups.size(); ++i) pool->check_window(op, i, groups[i].first, to);
 }

@@ -20,7 +20,7 @@ PageId PageGroup::take() {
 
 void PageGroup::retain(PageId page) {
   Page& p = page_[index(page)];
-  if (p.holders == 1 && p.node != kNoNode) unlink(page);
+  if (is_cached(p)) unlink(page);
   ++p.holders;
 }
 
@@ -28,7 +28,7 @@ void PageGroup::release(PageId page) {
   Page& p = page_[index(page)];
   --p.holders;
   if (p.holders == 0) free_.push_back(page);
-  if (p.holders == 1 && p.node != kNoNode) link(page);
+  if (is_cached(p)) link(page);
 }
 
 void PageGroup::take_back(PageId page) {
@@ -37,21 +37,18 @@ void PageGroup::take_back(PageId page) {
   page_[index(page)].holders = 1;
 }
 
-uint64_t PageGroup::holders(PageId page) const {
-  const Page& p = page_[index(page)];
-  return p.holders - (p.node != kNoNode ? 1 : 0);
-}
-
 void PageGroup::cache(PageId page, uint32_t node) {
   Page& p = page_[index(page)];
   p.node = node;
+  ++p.nodes;
   ++p.holders;
 }
 
-void PageGroup::uncache(PageId page) {
+void PageGroup::uncache(PageId page, uint32_t other) {
   Page& p = page_[index(page)];
   if (p.holders == 1) unlink(page);
-  p.node = kNoNode;
+  p.node = other;
+  --p.nodes;
   if (--p.holders == 0) free_.push_back(page);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // Who holds which page of a group of layers, on the host. A page is free, or it has holders:
-// sequences, and the prefix index as one more. Pages that only the index holds are cached: in the
-// order in which their last sequence let go of them, so that the one at the end can be evicted.
+// sequences, and the nodes of the prefix index that have it. Pages that only the index holds are
+// cached: in the order in which their last sequence let go of them, so that the oldest is evicted.
 
 #include <cstddef>
 #include <cstdint>
@@ -56,24 +56,27 @@ class PageGroup {
   void take_back(PageId page);  // that was released, and that nobody has written to since
   void release(PageId page);
   bool shared(PageId page) const { return page_[index(page)].holders > 1; }
-  // Whether a sequence that lets go of the page makes it free or cached.
-  bool last(PageId page) const { return holders(page) == 1; }
-  uint64_t holders(PageId page) const;  // sequences alone
+  uint64_t holders(PageId page) const {  // sequences alone
+    return page_[index(page)].holders - page_[index(page)].nodes;
+  }
 
-  // The prefix index's hold.
+  // The prefix index's holds. Nodes that part behind the last sink token have one page of sinks.
   void cache(PageId page, uint32_t node);
-  void uncache(PageId page);
-  uint32_t node(PageId page) const { return page_[index(page)].node; }
+  void uncache(PageId page, uint32_t other = kNoNode);  // `other`: a node that still has the page
+  uint32_t node(PageId page) const { return page_[index(page)].node; }  // one of them
+  uint32_t nodes(PageId page) const { return page_[index(page)].nodes; }
   PageId oldest_cached() const { return oldest_; }
 
  private:
   struct Page {
-    uint32_t holders = 0;
+    uint32_t holders = 0;  // sequences and nodes
+    uint32_t nodes = 0;    // of the prefix index
     uint32_t node = kNoNode;
     PageId older = kNoPage, newer = kNoPage;  // among the cached
   };
 
   static size_t index(PageId page) { return static_cast<size_t>(page); }
+  static bool is_cached(const Page& page) { return page.nodes != 0 && page.holders == page.nodes; }
   void link(PageId page);
   void unlink(PageId page);
 

@@ -95,8 +95,8 @@ PoolFile read_pool_file(const Source& source, const KvPool::State& pool, PoolFil
   FieldReader(where, seal).get(expected);
   check_checksum(where, "the header", source.checksum(0, seal_at), expected);
   if (count > most) {
-    fail(ErrorCode::out_of_memory, where, ": ", count - most, " pages are missing: ", count,
-         " are needed, the pool has ", most);
+    fail(ErrorCode::invalid_argument, where, ": can never fit: it needs ", count,
+         " pages, and the pool has ", most);
   }
   check_file(at == source.size(), where, "has ", source.size(), " bytes, its rows have ", at);
   return file;

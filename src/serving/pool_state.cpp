@@ -137,34 +137,46 @@ uint64_t KvPool::State::page_bytes(size_t group) const {
   return bytes;
 }
 
+// The oldest key that a query at `length` sees, if the pages of a window begin behind it.
+std::optional<uint64_t> KvPool::State::lost_key(size_t group, uint64_t first_page,
+                                                uint64_t length) const {
+  const GroupKeys& keys = groups[group].keys();
+  if (keys.near || keys.window == 0) return std::nullopt;
+  const uint64_t oldest_seen = length + 1 > keys.window ? length + 1 - keys.window : 0;
+  if (oldest_seen >= length || first_page * options.page_tokens <= oldest_seen) return std::nullopt;
+  return oldest_seen;
+}
+
 void KvPool::State::check_window(const char* op, size_t group, uint64_t first_page,
                                  uint64_t length) const {
-  const GroupKeys& keys = groups[group].keys();
-  if (keys.near || keys.window == 0) return;
-  const uint64_t oldest_seen = length + 1 > keys.window ? length + 1 - keys.window : 0;
-  if (oldest_seen >= length || first_page * options.page_tokens <= oldest_seen) return;
-  fail(ErrorCode::invalid_argument, op, ": the pages of ", group_name(group),
-       " no longer have key ", oldest_seen, ", which a query at ", length, " sees");
+  const std::optional<uint64_t> lost = lost_key(group, first_page, length);
+  require(!lost, op, ": the pages of ", group_name(group), " no longer have key ", lost.value_or(0),
+          ", which a query at ", length, " sees");
 }
 
 PageId KvPool::State::take(size_t group) {
-  if (groups[group].free() == 0) evict(group);
+  if (groups[group].free() == 0) evict(group, groups[group].oldest_cached());
   return groups[group].take();
 }
 
-void KvPool::State::evict(size_t group) {
-  const PageId page = groups[group].oldest_cached();
-  uint32_t node = groups[group].node(page);
+void KvPool::State::uncache(uint32_t node, size_t group) {
+  PageGroup& pages = groups[group];
+  const PageId page = index.page(node, group);
+  pages.uncache(page, pages.nodes(page) > 1 ? index.sibling_with(node, group) : kNoNode);
+  index.set_page(node, group, kNoPage);
+}
+
+void KvPool::State::evict(size_t group, PageId page) {
   // Without its page of all keys or of sink tokens a prefix is none, and neither is what lies
   // behind it: every query sees them. Without a page of a window or a tail it cannot be resumed in
   // some places, in others it can.
   if (groups[group].keys().window == 0) {
-    evictions += erase_prefix(node);
+    while (groups[group].nodes(page) != 0) evictions += erase_prefix(groups[group].node(page));
     return;
   }
   ++evictions;
-  index.set_page(node, group, kNoPage);
-  groups[group].uncache(page);
+  uint32_t node = groups[group].node(page);
+  uncache(node, group);
   while (node != kNoNode && index.is_leaf(node) && index.is_empty(node)) {
     const uint32_t parent = index.parent(node);
     index.erase(node);
@@ -178,9 +190,8 @@ uint64_t KvPool::State::erase_prefix(uint32_t node) {
     const uint32_t leaf = index.first_leaf(node);
     last = leaf == node;
     for (size_t group = 0; group < groups.size(); ++group) {
-      const PageId page = index.page(leaf, group);
-      if (page == kNoPage) continue;
-      groups[group].uncache(page);
+      if (index.page(leaf, group) == kNoPage) continue;
+      uncache(leaf, group);
       ++pages;
     }
     index.erase(leaf);

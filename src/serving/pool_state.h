@@ -48,11 +48,14 @@ class KvPool::State {
   PageId take(size_t group);  // evicts if there is no free one; something must be available
   // The index lets go of a node and of what lies behind it; returns how many pages that were.
   uint64_t erase_prefix(uint32_t node);
+  // The index lets go of a page that it has, and of the prefixes that are of no use without it.
+  void evict(size_t group, PageId page);
   // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
   uint32_t load_prefix(const Source& source, const PoolFile& file, uint64_t row,
                        std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
   // Refuses a sequence of `length` tokens whose pages of a window begin behind what a query sees.
   void check_window(const char* op, size_t group, uint64_t first_page, uint64_t length) const;
+  std::optional<uint64_t> lost_key(size_t group, uint64_t first_page, uint64_t length) const;
   uint64_t page_bytes(size_t group) const;  // of all its layers
   std::string group_name(size_t group) const;
   // Stores of a group, in the order of its layers. visit(store, number of the layer)
@@ -81,7 +84,7 @@ class KvPool::State {
 
  private:
   size_t add_group(const GroupKeys& keys);
-  void evict(size_t group);
+  void uncache(uint32_t node, size_t group);
 };
 
 class KvSequence::State {
@@ -113,12 +116,12 @@ class KvSequence::State {
 
   // Refuses while a step is open that has not reached every layer.
   void require_no_step(const char* op) const;
-  void require_written(const char* op) const {
-    unwritten.require_written(op, *pool->steps, length);
-  }
+  void require_written(const char* op) const;
   void require_submitted(const char* op) const {
+    require_written(op);
     unwritten.require_submitted(op, *pool->steps, length);
   }
+  bool can_shorten(uint64_t to) const;  // what check_shorter() checks
   void check_shorter(const char* op, uint64_t to) const;
   void shorten(uint64_t to);  // what check_shorter() allows
   // Oldest key that the group still has.

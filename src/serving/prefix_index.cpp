@@ -53,6 +53,14 @@ bool PrefixIndex::is_empty(uint32_t node) const {
   return std::ranges::all_of(pages, [](PageId page) { return page == kNoPage; });
 }
 
+uint32_t PrefixIndex::sibling_with(uint32_t node, size_t group) const {
+  const uint32_t parent = nodes_[node].parent;
+  uint32_t other = parent == kNoNode ? root_ : nodes_[parent].child;
+  while (other != kNoNode && (other == node || page(other, group) != page(node, group)))
+    other = nodes_[other].next;
+  return other;
+}
+
 uint32_t PrefixIndex::first_leaf(uint32_t node) const {
   while (nodes_[node].child != kNoNode) node = nodes_[node].child;
   return node;

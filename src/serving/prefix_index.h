@@ -35,6 +35,8 @@ class PrefixIndex {
   }
   size_t most_nodes() const { return nodes_.size(); }  // numbers are below
   uint32_t first_root() const { return root_; }
+  // A sibling that has the same page of a group, or kNoNode.
+  uint32_t sibling_with(uint32_t node, size_t group) const;
   bool is_leaf(uint32_t node) const { return nodes_[node].child == kNoNode; }
   bool is_empty(uint32_t node) const;        // no group's page is left
   uint32_t first_leaf(uint32_t node) const;  // the deepest first descendant, or itself

@@ -1,6 +1,7 @@
 #include "serving/step_pages.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "runtime/require.h"
 
@@ -9,10 +10,10 @@ namespace {
 
 using Pages = KvSequence::State::Pages;
 
-// Whether the step goes on inside a shared page. Also behind the last sink: the prefix index knows
-// a page of sink tokens under the tokens of a whole page, and these part here.
-bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Member& member) {
-  return member.place != 0 && pages.has(member.page) && group.shared(pages.at(member.page));
+// Whether the step writes into a page that others hold.
+bool writes_shared(const PageGroup& group, const Pages& pages, const StepPages::Member& member) {
+  return member.place != 0 && pages.has(member.page) && group.writes(member.start) &&
+         group.shared(pages.at(member.page));
 }
 
 }  // namespace
@@ -20,12 +21,12 @@ bool copies_page(const PageGroup& group, const Pages& pages, const StepPages::Me
 StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences,
                      uint64_t max_tokens, uint64_t max_kv_length)
     : pool_(std::move(pool)),
-      max_pages_((max_kv_length + pool_->options.page_tokens - 1) / pool_->options.page_tokens),
-      needed_(pool_->groups.size()),
-      given_(pool_->groups.size()) {
+      max_pages_((max_kv_length + pool_->options.page_tokens - 1) / pool_->options.page_tokens) {
   copies_.reserve(max_sequences * pool_->groups.size());
   held_.reserve(max_sequences * pool_->groups.size());
   changes_.reserve(max_sequences * pool_->groups.size());
+  indexed_.reserve(max_sequences * pool_->groups.size());
+  shared_.reserve(2 * max_sequences);
   // A window moves by what the step before has written, and by a page that it had left.
   dropped_.reserve((max_sequences + max_tokens / pool_->options.page_tokens) *
                    pool_->groups.size());
@@ -33,52 +34,122 @@ StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences
 
 void StepPages::check(const char* op, std::span<const Member> members) {
   changes_.clear();
+  indexed_.clear();
+  for (size_t i = 0; i < pool_->groups.size(); ++i) {
+    const size_t indexed = indexed_.size();
+    check_room(op, i, indexed, count(i, members), members);
+  }
   uint64_t dropped = 0;
-  for (size_t i = 0; i < pool_->groups.size(); ++i) {
-    const PageGroup& group = pool_->groups[i];
-    uint64_t needed = 0, given = 0;
-    for (const Member& member : members) {
-      Pages& pages = member.sequence->groups[i];
-      // The first step with a sequence takes host memory for all that come.
-      if (pages.ids.capacity() < max_pages_) pages.ids.reserve(max_pages_);
-      const uint64_t end = group.end_page_of(member.end_page), has = pages.end();
-      const uint64_t more =
-          (end > has ? end - has : 0) + (copies_page(group, pages, member) ? 1 : 0);
-      uint64_t page = pages.first;
-      for (; page < has && group.is_behind(page, member.start); ++page)
-        given += group.last(pages.at(page)) ? 1 : 0;
-      needed += more;
-      dropped += page - pages.first;
-      if (more != 0 || page != pages.first)
-        changes_.push_back({&member, i, page - pages.first, pages.first, pages.begin});
-    }
-    needed_[i] = needed;
-    given_[i] = given;
-  }
-  for (size_t i = 0; i < pool_->groups.size(); ++i) {
-    const PageGroup& group = pool_->groups[i];
-    const uint64_t has = pool_->available(i) + given_[i];
-    if (needed_[i] <= has) continue;
-    fail(ErrorCode::out_of_memory, op, ": ", needed_[i] - has,
-         " pages are missing: the step needs ", needed_[i], " of ", pool_->group_name(i),
-         ", where ", has, " of ", group.pages(), " can be had");
-  }
+  for (const Change& change : changes_) dropped += change.drop;
   dropped_.reserve(dropped);
 }
 
-void StepPages::take(const Member& member, size_t index) {
-  PageGroup& group = pool_->groups[index];
-  Pages& pages = member.sequence->groups[index];
-  if (copies_page(group, pages, member)) {
-    const PageId to = pool_->take(index);
+// Pages that the step needs of a group, and pages that it drops before.
+StepPages::Count StepPages::count(size_t index, std::span<const Member> members) {
+  const PageGroup& group = pool_->groups[index];
+  Count count;
+  shared_.clear();
+  for (const Member& member : members) {
+    Pages& pages = member.sequence->groups[index];
+    // The first step with a sequence takes host memory for all that come.
+    if (pages.ids.capacity() < max_pages_) pages.ids.reserve(max_pages_);
+    const uint64_t end = group.end_page_of(member.end_page), has = pages.end();
+    const uint64_t more = end > has ? end - has : 0;
+    uint64_t page = pages.first;
+    for (; page < has && group.is_behind(page, member.start); ++page) {
+      if (group.holders(pages.at(page)) == 1) {
+        ++count.given;
+      } else {
+        shared_.push_back({pages.at(page), false, member.start, changes_.size()});
+      }
+    }
+    count.needed += more;
+    const bool writes = writes_shared(group, pages, member);
+    if (writes) shared_.push_back({pages.at(member.page), true, member.start, changes_.size()});
+    if (more != 0 || writes || page != pages.first)
+      changes_.push_back({&member, index, page - pages.first, pages.first, pages.begin, writes});
+  }
+  if (!shared_.empty()) count_shared(index, count);
+  return count;
+}
+
+// A page that all its holders drop is room. If all holders that are left write to a page, one of
+// them need not copy it: the longest, because what it writes lies behind what the others have, so
+// that they can have the page back when the step is taken back.
+void StepPages::count_shared(size_t index, Count& count) {
+  const PageGroup& group = pool_->groups[index];
+  std::ranges::sort(shared_, {}, [](const Shared& each) {
+    return std::tuple(each.page, each.writes, each.start);
+  });
+  for (auto first = shared_.begin(); first != shared_.end();) {
+    const PageId page = first->page;
+    const auto writer = std::find_if(
+        first, shared_.end(), [&](const Shared& each) { return each.page != page || each.writes; });
+    const auto end =
+        std::find_if(writer, shared_.end(), [&](const Shared& each) { return each.page != page; });
+    const auto drops = static_cast<uint64_t>(writer - first);
+    const auto writers = static_cast<uint64_t>(end - writer);
+    const bool everyone = group.holders(page) == drops + writers;
+    count.needed += writers;
+    if (everyone && writers == 0) ++count.given;
+    if (everyone && writers != 0) {
+      const size_t longest = (end - 1)->change;
+      if (group.nodes(page) != 0) {
+        indexed_.push_back({page, index, longest});
+      } else {
+        changes_[longest].copies = false;
+        --count.needed;
+      }
+    }
+    first = end;
+  }
+}
+
+// Where pages are missing, the index lets go of pages that one sequence then need not copy: those
+// in `indexed_` from `indexed` on.
+void StepPages::check_room(const char* op, size_t index, size_t indexed, const Count& count,
+                           std::span<const Member> members) {
+  const uint64_t has = pool_->available(index) + count.given;
+  const uint64_t missing = count.needed > has ? count.needed - has : 0;
+  const uint64_t spared = indexed_.size() - indexed;
+  if (missing > spared) {
+    const uint64_t pages = pool_->groups[index].pages(), needed = count.needed - spared;
+    check_each(op, index, members);
+    fail(ErrorCode::out_of_memory, op, ": ", needed - has, " pages are missing: the step needs ",
+         needed, " of ", pool_->group_name(index), ", where ", has, " of ", pages, " can be had");
+  }
+  indexed_.resize(indexed + missing);
+  for (size_t i = indexed; i < indexed_.size(); ++i) changes_[indexed_[i].change].copies = false;
+}
+
+// Refuses a sequence that the pool cannot hold even alone.
+void StepPages::check_each(const char* op, size_t index, std::span<const Member> members) const {
+  const PageGroup& group = pool_->groups[index];
+  for (const Member& member : members) {
+    const uint64_t first =
+        std::max(member.sequence->groups[index].first, group.first_page(member.start));
+    const uint64_t end = group.end_page_of(member.end_page);
+    require(end <= first + group.pages(), op, ": can never fit: a sequence of ", member.start,
+            " tokens and ", member.tokens, " more needs ", end - first, " pages of ",
+            pool_->group_name(index), ", and the pool has ", group.pages(),
+            "; take fewer tokens in a step, or a pool with more pages, sequences or step_tokens");
+  }
+}
+
+void StepPages::take(const Change& change) {
+  const Member& member = *change.member;
+  const PageGroup& group = pool_->groups[change.group];
+  Pages& pages = member.sequence->groups[change.group];
+  if (change.copies) {
+    const PageId to = pool_->take(change.group);
     PageId& entry = pages.ids[member.page - pages.first];
-    copies_.push_back({index, entry, to});
+    copies_.push_back({change.group, entry, to});
     held_.push_back({member.sequence.get(), member.page});
     entry = to;
     pages.changed(member.page);
   }
   const uint64_t end = group.end_page_of(member.end_page);
-  while (pages.end() < end) pages.ids.push_back(pool_->take(index));
+  while (pages.end() < end) pages.ids.push_back(pool_->take(change.group));
 }
 
 // Pages that fall off the front of a window.
@@ -110,8 +181,12 @@ void StepPages::take_back_dropped() {
 }
 
 void StepPages::take(std::span<const Member> members) {
+  for (const Indexed& each : indexed_) {
+    // A prefix that was evicted before may have taken this one along.
+    if (pool_->groups[each.group].nodes(each.page) != 0) pool_->evict(each.group, each.page);
+  }
   for (const Change& change : changes_) drop(change);
-  for (const Change& change : changes_) take(*change.member, change.group);
+  for (const Change& change : changes_) take(change);
   for (const Member& member : members) member.sequence->length = member.start + member.tokens;
 }
 

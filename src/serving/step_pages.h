@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-// A page that the step writes to and others hold: its bytes go to a page of the sequence's own.
+// A page that the step writes to and others keep: its bytes go to a page of the sequence's own.
 struct PageCopy {
   size_t group = 0;
   PageId from = kNoPage;
@@ -59,17 +59,40 @@ class StepPages {
     uint64_t drop = 0;   // from the front
     uint64_t first = 0;  // before it
     uint64_t begin = 0;
+    bool copies = false;  // the page that it goes on in
+  };
+  // A page of several holders that a member drops, or writes to.
+  struct Shared {
+    PageId page = kNoPage;
+    bool writes = false;
+    uint64_t start = 0;  // of the member
+    size_t change = 0;
+  };
+  // A page that its writer need not copy if the index lets go of it.
+  struct Indexed {
+    PageId page = kNoPage;
+    size_t group = 0;
+    size_t change = 0;
+  };
+  struct Count {
+    uint64_t needed = 0, given = 0;
   };
 
-  void take(const Member& member, size_t index);
+  Count count(size_t index, std::span<const Member> members);
+  void count_shared(size_t index, Count& count);
+  void check_room(const char* op, size_t index, size_t indexed, const Count& count,
+                  std::span<const Member> members);
+  void check_each(const char* op, size_t index, std::span<const Member> members) const;
+  void take(const Change& change);
   void drop(const Change& change);
   void take_back_dropped();
 
   std::shared_ptr<KvPool::State> pool_;
   uint64_t max_pages_;
-  std::vector<uint64_t> needed_, given_;  // per group
-  std::vector<Change> changes_;           // that check() has found
-  std::vector<PageId> dropped_;           // of the changes, one after the other
+  std::vector<Change> changes_;   // that check() has found
+  std::vector<Shared> shared_;    // of the group that is counted
+  std::vector<Indexed> indexed_;  // that take() takes from the index
+  std::vector<PageId> dropped_;   // of the changes, one after the other
   std::vector<PageCopy> copies_;
   std::vector<Held> held_;  // beside copies_
 };

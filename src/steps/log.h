@@ -77,6 +77,7 @@ struct UnwrittenTokens {
 
   void begin(const Steps& steps, uint64_t next, uint64_t at);
   void rollback(uint64_t length) { *this = length <= start ? UnwrittenTokens{} : *this; }
+  bool is_dropped(const Steps& steps, uint64_t length) const;
   // Refuse tokens that were dropped; or that are in a graph as well; or unsubmitted as well.
   void require_not_dropped(const char* op, const Steps& steps, uint64_t length) const;
   void require_written(const char* op, const Steps& steps, uint64_t length) const;
@@ -111,7 +112,8 @@ class StepLog final : public CommandObserver {
   bool recording() const { return phase_ == Phase::recording; }
   bool open() const { return phase_ == Phase::step; }  // begun, perhaps complete
   bool complete() const { return appended_ == appending_; }
-  void require_complete(const char* op) const;  // if a step is begun
+  // If a step is begun. `whose` opens the message.
+  void require_complete(const char* op, const char* whose = "") const;
 
   // Notes for an encoder's list, and recorded() when the list has them. `complete`: the layers come
   // with the step, as in a copy.

@@ -13,9 +13,12 @@ typedef struct Server {
 
 static Server make_server(void) {
   Server s = {NULL, NULL, NULL, NULL};
+  const gyre_kv_layer layer = {.size = sizeof layer};
   const gyre_kv_pool_options pool = {.size = sizeof pool,
                                      .kv_heads = kKvHeads,
                                      .head_dim = kDim,
+                                     .layers = &layer,
+                                     .layer_count = 1,
                                      .pages = 32,
                                      .page_tokens = kPageTokens};
   const gyre_kv_batch_options batch = {.size = sizeof batch, .max_sequences = 4, .max_tokens = 64};

@@ -299,6 +299,30 @@ static void test_prepare(void) {
   REFUSED(gyre_device_prepare(device, &shape, NULL, NULL, NULL), "heads");
 }
 
+// A handle of another type is refused, as an argument, in a struct and by _destroy().
+static void test_handle_types(void) {
+  gyre_tensor* x = floats(device, 1, 1, 64);
+  uint64_t count = 0;
+  REFUSED(gyre_kv_cache_length((gyre_kv_cache*)(void*)x, &count),
+          "gyre_kv_cache_length: cache must be a gyre_kv_cache, got a gyre_tensor");
+  REFUSED(gyre_kv_sequence_length((gyre_kv_sequence*)(void*)encoder, &count),
+          "must be a gyre_kv_sequence, got a gyre_encoder");
+  gyre_tensor* made = NULL;
+  const uint64_t shape[1] = {1};
+  REFUSED(gyre_tensor_create((gyre_device*)(void*)x, GYRE_F32, 1, shape, &made),
+          "device must be a gyre_device, got a gyre_tensor");
+  const gyre_hadamard_inputs inputs = {
+      .size = sizeof inputs, .x = (gyre_tensor*)(void*)encoder, .out = x};
+  REFUSED(gyre_hadamard(encoder, &inputs, NULL), "must be a gyre_tensor, got a gyre_encoder");
+  uint64_t zeros[8] = {0};
+  REFUSED(gyre_kv_cache_length((gyre_kv_cache*)(void*)zeros, &count), "no handle of Gyre's");
+  gyre_kv_cache_destroy((gyre_kv_cache*)(void*)x);
+  CHECK(strstr(gyre_last_error(), "gyre_kv_cache_destroy: cache must be a gyre_kv_cache") != NULL);
+  gyre_tensor_info info = {.size = sizeof info};
+  OK(gyre_tensor_get_info(x, &info));  // it is still there
+  gyre_tensor_destroy(x);
+}
+
 int main(void) {
   test_versions();
   test_devices();
@@ -310,6 +334,7 @@ int main(void) {
   test_values();
   test_trace();
   test_prepare();
+  test_handle_types();
   OK(gyre_device_trim(device));
   gyre_device_destroy(device);
   gyre_encoder_destroy(encoder);

@@ -96,7 +96,10 @@ inline std::vector<KvLayer> layers_that_differ() {
 // NMSE that attention over N(0,1) rows of such a layer stays under: that of its coarser format.
 inline double bound_of(const KvLayer& layer) {
   const auto of = [](KvFormat format) {
-    return format == KvFormat::tq8 ? 1e-3 : format == KvFormat::f32 ? 1e-10 : 1e-4;
+    return format == KvFormat::tq4   ? 1.5e-2
+           : format == KvFormat::tq8 ? 1e-3
+           : format == KvFormat::f32 ? 1e-10
+                                     : 1e-4;
   };
   return std::max(of(layer.k), of(layer.v));
 }

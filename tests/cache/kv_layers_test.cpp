@@ -59,6 +59,23 @@ class KvLayers : public testing::Test {
   GivenRows given{cache.layers()};
 };
 
+TEST_F(KvLayers, CachesThatAreGivenNoneHaveATailAndASinkToken) {
+  EXPECT_EQ(kDefaultKvLayer, (KvLayer{.k = F::tq8, .v = F::tq4, .tail = 128, .sink_tokens = 1}));
+  EXPECT_EQ(KvCacheOptions{}.layers, std::vector{kDefaultKvLayer});
+  EXPECT_EQ(KvPoolOptions{}.layers, std::vector{kDefaultKvLayer});
+  EXPECT_EQ(kv_layers(2, {}), (std::vector<KvLayer>(2, kDefaultKvLayer)));
+  for (const uint64_t capacity : {40u, 400u}) {  // below the tail, everything stays in 16 bits
+    KvCache made(device, {.kv_heads = 2, .head_dim = 64, .capacity = capacity, .step_tokens = 20});
+    given = GivenRows(made.layers());
+    for (uint64_t tokens = 0; tokens < capacity; tokens += 20) step(made, 20);
+  }
+  EXPECT_TRUE(refused({"the tail of layer 0 must be below 2^31", "got 4294967296"}, [&] {
+    const KvCache made(
+        device,
+        {.kv_heads = 2, .head_dim = 64, .capacity = 400, .layers = {{.tail = uint64_t{1} << 32}}});
+  }));
+}
+
 TEST_F(KvLayers, StepsRollbackForkAndClear) {
   for (const uint64_t tokens : {1, 20, 7, 1, 13}) step(cache, tokens);
   rollback(cache, 15);

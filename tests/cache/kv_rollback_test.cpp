@@ -1,6 +1,7 @@
 // Tokens taken back from a KvCache: a step or less leaves the tail as it was, more stays
 // compressed.
 #include "cache/kv_cache_model.h"
+#include "expect_error.h"
 
 namespace gyre::test {
 namespace {
@@ -84,6 +85,35 @@ TEST(KvTruncate, MoreThanAStepTakenBackStaysCompressed) {
   EXPECT_LE(model.error(0, 1), 1e-3);
   model.append(2);
   EXPECT_LE(model.error(0, 2), 1e-3);
+}
+
+// docs/kv_cache.md: a window counts from the longest length since clear(), also after a rollback.
+TEST(KvTruncate, AWindowGoesBackAStepFromTheLongestLength) {
+  const Device device = Device::open("cpu", {.threads = 1});
+  const KvLayer layer{.k = KvFormat::f16, .v = KvFormat::f16, .window = 8};
+  KvCache cache(
+      device,
+      {.kv_heads = 1, .head_dim = 16, .capacity = 256, .layers = {layer}, .step_tokens = 16});
+  Encoder encoder(device);
+  const auto append = [&](uint64_t tokens) {
+    const Tensor rows = device.tensor(DType::f32, {tokens, 1, 16});
+    cache.begin_step(encoder, tokens);
+    cache.append(encoder, 0, rows, rows);
+    encoder.submit().wait();
+  };
+  for (int i = 0; i < 4; ++i) append(16);
+  cache.rollback(encoder, 16);
+  append(4);
+  const uint64_t ring = cache.describe()[0].slots, oldest = 64 - ring + 8 - 1;
+  EXPECT_LE(oldest, 48u);
+  const uint64_t too_far = cache.length() - oldest + 1;
+  EXPECT_TRUE(refused({"kv_cache.rollback", "the window of layer 0 no longer has key"},
+                      [&] { cache.rollback(encoder, too_far); }));
+  cache.rollback(encoder, too_far - 1);
+  EXPECT_EQ(cache.length(), oldest);
+  cache.clear(encoder);
+  append(16);
+  cache.rollback(encoder, 16);  // all tokens fit the ring: anywhere
 }
 
 }  // namespace

@@ -254,7 +254,7 @@ TEST_F(KvSnapshotDamage, LayersAndSectionsThatLie) {
           {"V of layer 0", std::string("the ") + fields[i] + " of tq2", "says 77"});
   }
   fails(kLayer + 96, 8, 3, {"window"});
-  fails(kLayer + 104, 8, 13, {"the tail of layer 0"});
+  fails(kLayer + 104, 8, 13, {"layer 0 has a tail of 13 tokens in 6 slots"});
   fails(kLayer + 104, 8, ~uint64_t{0}, {"the tail of layer 0"});
   fails(kLayer + 112, 8, 12, {"sink_tokens of layer 0"});
   fails(kLayer + 120, 8, ~uint64_t{0}, {"slots, it must have 11"});

@@ -76,22 +76,6 @@ class PlanningDevice final : public DeviceImpl {
   PipelineCache pipelines_;
 };
 
-void add_recorded(const Device& device, const OpCase& op_case, std::set<std::string>& all) {
-  const OpRun run = op_case.outline();
-  std::vector<Tensor> tensors;
-  for (const Block& block : run.blocks) {
-    const uint64_t elements = block.before.size() / size_bytes(block.dtype);
-    // Off a multiple of 16 bytes, as the runner's guards are.
-    const uint64_t guard = block.aligned ? 0 : 3;
-    tensors.push_back(device.tensor(block.dtype, {elements + guard}).slice(0, guard, elements));
-  }
-  Encoder encoder(device);
-  run.record(encoder, tensors);
-  for (const RecordedCommand& command : recorded_commands(encoder)) {
-    for (std::string& text : variant_classes(command)) all.insert(std::move(text));
-  }
-}
-
 std::set<std::string> of_kernel(const std::set<std::string>& classes, const std::string& kernel) {
   std::set<std::string> some;
   for (const std::string& text : classes) {
@@ -106,7 +90,11 @@ TEST_P(CudaVariants, CasesOfAttentionLaunchEachClass) {
   const Device device = device_of(std::make_shared<PlanningDevice>(GetParam()));
   std::set<std::string> launched;
   for (const auto& cases : {attention_cases(), attention_partial_cases()}) {
-    for (const OpCase& op_case : cases) add_recorded(device, op_case, launched);
+    for (const OpCase& op_case : cases) {
+      for (const RecordedCommand& command : outline_commands(device, op_case)) {
+        for (std::string& text : variant_classes(command)) launched.insert(std::move(text));
+      }
+    }
   }
   const std::set<std::string> listed = listed_classes(device);
   for (const char* const kernel : {"attention", "attention_decode"}) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cuda/driver.h"
+#include "cuda/kernel.h"
 
 namespace gyre::test {
 
@@ -21,6 +22,11 @@ struct Fake {
   int64_t (*modules)() = nullptr;  // that are loaded
   uint64_t (*early_unloads)() = nullptr;
   uint32_t (*early_args)(uint64_t node) = nullptr;  // Args::early of the graph instantiated last
+  void (*own)(uint64_t address, uint64_t bytes) = nullptr;  // the test's memory is the device's
+  bool (*has_kernel)(const char* name) = nullptr;           // compiled for the host
+  uint64_t (*launches)(const char* name) = nullptr;         // of emulated kernels named like that
+  // For devices that are opened from now on; null: as it was.
+  void (*limits)(const cuda::CudaLimits* limits) = nullptr;
 
   Fake() {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -37,6 +43,10 @@ struct Fake {
     find("gyre_fake_cuda_modules", modules);
     find("gyre_fake_cuda_early_unloads", early_unloads);
     find("gyre_fake_cuda_early_args", early_args);
+    find("gyre_fake_cuda_own", own);
+    find("gyre_fake_cuda_has_kernel", has_kernel);
+    find("gyre_fake_cuda_launches", launches);
+    find("gyre_fake_cuda_limits", limits);
   }
 };
 

@@ -1,10 +1,12 @@
-// A libcuda.so.1 for machines without a GPU: memory is the host's, work is done at once, and the
-// only kernels are bytes_copy and those that do nothing. For tests of the runtime, not of kernels.
+// A libcuda.so.1 for machines without a GPU: memory is the host's, work is done at once. Linked
+// with instances of the kernels' text (cuda_host/kernels) it runs them; else the only kernels are
+// bytes_copy and those that do nothing, for tests of the runtime.
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +17,7 @@
 
 #include "cuda/driver.h"
 #include "fake_graph.h"
+#include "fake_run.h"
 #include "fake_state.h"
 #include "fake_streams.h"
 
@@ -56,28 +59,6 @@ CuResult make(Handle* handle) {
   return taking_memory([&] { *handle = as<Handle>(new Made); });
 }
 
-bool is_inside(CuAddress address, size_t bytes) {
-  const auto after = blocks.upper_bound(address);
-  if (after == blocks.begin()) return false;
-  const auto& [begin, size] = *std::prev(after);
-  return address - begin < size && bytes <= size - (address - begin);
-}
-
-CuResult run(const Node& node, const FakeMoment& until) {
-  const std::lock_guard lock(mutex);
-  if (sticky != kCuSuccess) return sticky;
-  ++kernels_run;
-  node.function->used = until;
-  if (node.function->name.find("bytes_copy") == std::string::npos) return kCuSuccess;
-  const CuAddress from = node.args.at[0], to = node.args.at[1];
-  if (!is_inside(from, node.params.bytes) || !is_inside(to, node.params.bytes)) {
-    sticky = kCuIllegalAddress;
-    return kCuSuccess;  // it shows later
-  }
-  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), node.params.bytes);
-  return kCuSuccess;
-}
-
 CuResult state() {
   const std::lock_guard lock(mutex);
   return sticky;
@@ -107,7 +88,7 @@ CuResult cuGetErrorName(CuResult result, const char** name) {
   return kCuSuccess;
 }
 CuResult cuGetErrorString(CuResult, const char** text) {
-  *text = "said by the fake";
+  *text = kernel_error.empty() ? "said by the fake" : kernel_error.c_str();
   return kCuSuccess;
 }
 CuResult cuDeviceGetCount(int* count) {
@@ -126,22 +107,21 @@ CuResult cuDeviceTotalMem_v2(size_t* bytes, CuDevice) {
   *bytes = size_t{2} << 30;
   return kCuSuccess;
 }
-// GYRE_FAKE_GPU: the multiprocessors of a GPU with 9.0's shared memory.
 CuResult cuDeviceGetAttribute(int* value, CuDeviceAttribute which, CuDevice) {
-  const char* const large = std::getenv("GYRE_FAKE_GPU");
-  const int block_bytes = large != nullptr ? 227 << 10 : 1 << 17;
-  const int all_bytes = large != nullptr ? 228 << 10 : 1 << 17;
-  const std::pair<int, int> known[] = {
-      {kCuMultiprocessors, large != nullptr ? std::atoi(large) : 4},
-      {kCuCapabilityMajor, 9},
+  const std::lock_guard lock(mutex);
+  const CudaLimits limits = wanted_limits.value_or(default_limits());
+  const std::pair<int, uint32_t> known[] = {
+      {kCuMultiprocessors, limits.multiprocessors},
+      {kCuCapabilityMajor, limits.arch / 10},
+      {kCuCapabilityMinor, limits.arch % 10},
       {kCuL2Bytes, 1 << 20},
       {kCuMemoryClockKhz, 1000000},
       {kCuMemoryBusBits, 256},
-      {kCuSharedBytesPerBlock, block_bytes},
-      {kCuSharedBytesPerMultiprocessor, all_bytes}};
+      {kCuSharedBytesPerBlock, limits.shared_bytes_per_block},
+      {kCuSharedBytesPerMultiprocessor, limits.shared_bytes_per_multiprocessor}};
   *value = 0;
   for (const auto& [attribute, of] : known) {
-    if (attribute == which) *value = of;
+    if (attribute == which) *value = static_cast<int>(of);
   }
   return kCuSuccess;
 }
@@ -154,7 +134,7 @@ CuResult cuDevicePrimaryCtxRetain(CuContext* context, CuDevice) {
 CuResult cuDevicePrimaryCtxRelease_v2(CuDevice) {
   require_user();
   const std::lock_guard lock(mutex);
-  if (--users == 0) sticky = kCuSuccess;
+  if (--users == 0) sticky = kCuSuccess, kernel_error.clear();
   return kCuSuccess;
 }
 CuResult cuCtxPushCurrent_v2(CuContext) {
@@ -166,8 +146,8 @@ CuResult cuMemAlloc_v2(CuAddress* address, size_t bytes) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   const std::lock_guard lock(mutex);
   if (sticky != kCuSuccess) return sticky;
-  void* const memory = std::malloc(bytes);
-  if (memory == nullptr) return kCuOutOfMemory;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 256, bytes) != 0) return kCuOutOfMemory;
   *address = reinterpret_cast<CuAddress>(memory);
   const CuResult kept = taking_memory([&] { blocks[*address] = bytes; });
   if (kept != kCuSuccess) std::free(memory);
@@ -293,7 +273,8 @@ CuResult cuModuleGetFunction(CuFunction* function, CuModule module, const char* 
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   return taking_memory([&] {
     auto& functions = as<Module*>(module)->functions;
-    functions.push_back(std::make_unique<Function>(Function{name}));
+    functions.push_back(
+        std::make_unique<Function>(Function{name, gyre::cuda_host::find_host_kernel(name)}));
     *function = as<CuFunction>(functions.back().get());
   });
 }
@@ -302,19 +283,20 @@ CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute which, CuFunction fu
   return kCuSuccess;
 }
 CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
-CuResult cuLaunchKernel(CuFunction function, unsigned, unsigned, unsigned, unsigned threads,
-                        unsigned, unsigned, unsigned, CuStream stream, void** params, void**) {
+CuResult cuLaunchKernel(CuFunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
+                        unsigned, unsigned, unsigned shared_bytes, CuStream stream, void** params,
+                        void**) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   if (threads > static_cast<unsigned>(as<Function*>(function)->max_threads()))
     return kCuInvalidValue;
   Graph* const captured = as<Stream*>(stream)->captured;
   return taking_memory([&] {
+    Node node = make_node(function, {{x, y, z}, threads, shared_bytes}, params);
     if (captured == nullptr) {
       FakeLine& line = *as<Stream*>(stream)->line;
       line.add_work();
-      return run(make_node(function, params), line.now());
+      return run(node, nullptr, line.now());
     }
-    Node node = make_node(function, params);
     if (!captured->nodes.empty()) node.after.push_back(captured->nodes.size() - 1);
     captured->nodes.push_back(std::move(node));
     return kCuSuccess;
@@ -333,20 +315,25 @@ CuResult cuGraphAddKernelNode_v2(CuGraphNode* node, CuGraph graph, const CuGraph
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
   return taking_memory([&] {
     std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
-    Node made = make_node(values->function, values->params);
+    const unsigned* const grid = values->grid;
+    Node made = make_node(values->function,
+                          {{grid[0], grid[1], grid[2]}, values->block[0], values->shared_bytes},
+                          values->params);
     for (size_t i = 0; i < count; ++i) made.after.push_back(place_of(after[i]));
     nodes.push_back(std::move(made));
     *node = reinterpret_cast<CuGraphNode>(nodes.size());
   });
 }
 CuResult cuGraphAddDependencies_v2(CuGraph graph, const CuGraphNode* from, const CuGraphNode* to,
-                                   const CuGraphEdge*, size_t count) {
+                                   const CuGraphEdge* edges, size_t count) {
   return taking_memory([&] {
     std::vector<Node>& nodes = as<Graph*>(graph)->nodes;
     for (size_t i = 0; i < count; ++i) {
       if (place_of(from[i]) >= nodes.size() || place_of(to[i]) >= nodes.size())
         return kCuInvalidValue;
       nodes[place_of(to[i])].after.push_back(place_of(from[i]));
+      nodes[place_of(to[i])].programmatic =
+          edges != nullptr && edges[i].type == kCuProgrammatic.type;
     }
     return kCuSuccess;
   });
@@ -369,7 +356,9 @@ CuResult cuGraphLaunch(CuGraphExec exec, CuStream stream) {
   return taking_memory([&] {
     FakeLine& line = *as<Stream*>(stream)->line;
     line.add_work();
-    return run_graph(*as<Graph*>(exec), [&](const Node& node) { return run(node, line.now()); });
+    return run_graph(*as<Graph*>(exec), [&](const Node& node, const Node* ahead) {
+      return run(node, ahead, line.now());
+    });
   });
 }
 

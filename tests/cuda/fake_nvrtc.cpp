@@ -1,5 +1,6 @@
 // A libnvrtc.so.13 that compiles nothing, at once: a kernel's code is its name. For tests of what
-// is compiled and when, with the fake driver or without one.
+// is compiled and when, with the fake driver or without one. Where kernels are emulated it refuses
+// those that were not compiled for the host.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -7,11 +8,13 @@
 #include <vector>
 
 #include "cuda/nvrtc.h"
+#include "cuda_host/host_kernels.h"
 
 namespace {
 
 struct Program {
   std::vector<std::string> names;
+  std::string log;
 };
 
 using gyre::cuda::kNvrtcOutOfMemory;
@@ -19,6 +22,7 @@ using gyre::cuda::kNvrtcSuccess;
 using gyre::cuda::NvrtcProgram;
 using gyre::cuda::NvrtcResult;
 
+constexpr NvrtcResult kCompilationFailed = 6;
 constexpr int kArchs[] = {75, 80, 90, 121};
 
 Program* of(NvrtcProgram program) { return reinterpret_cast<Program*>(program); }
@@ -60,7 +64,13 @@ NvrtcResult nvrtcAddNameExpression(NvrtcProgram program, const char* name) {
   }
   return kNvrtcSuccess;
 }
-NvrtcResult nvrtcCompileProgram(NvrtcProgram, int, const char* const*) { return kNvrtcSuccess; }
+NvrtcResult nvrtcCompileProgram(NvrtcProgram program, int, const char* const*) {
+  using namespace gyre::cuda_host;
+  if (!has_host_kernels() || find_host_kernel(of(program)->names.front()) != nullptr)
+    return kNvrtcSuccess;
+  of(program)->log = "it was not compiled for the host";
+  return kCompilationFailed;
+}
 NvrtcResult nvrtcGetLoweredName(NvrtcProgram program, const char*, const char** name) {
   *name = of(program)->names.front().c_str();
   return kNvrtcSuccess;
@@ -73,12 +83,12 @@ NvrtcResult nvrtcGetCUBIN(NvrtcProgram program, char* code) {
   std::memcpy(code, of(program)->names.front().data(), of(program)->names.front().size());
   return kNvrtcSuccess;
 }
-NvrtcResult nvrtcGetProgramLogSize(NvrtcProgram, size_t* bytes) {
-  *bytes = 1;
+NvrtcResult nvrtcGetProgramLogSize(NvrtcProgram program, size_t* bytes) {
+  *bytes = of(program)->log.size() + 1;
   return kNvrtcSuccess;
 }
-NvrtcResult nvrtcGetProgramLog(NvrtcProgram, char* log) {
-  *log = '\0';
+NvrtcResult nvrtcGetProgramLog(NvrtcProgram program, char* log) {
+  std::memcpy(log, of(program)->log.c_str(), of(program)->log.size() + 1);
   return kNvrtcSuccess;
 }
 

@@ -8,9 +8,13 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/kernel.h"
+#include "cuda_host/host_kernels.h"
 #include "fake_streams.h"
 
 namespace {
@@ -23,9 +27,21 @@ std::map<CuAddress, size_t> blocks;
 CuResult sticky = kCuSuccess;  // until the last user lets go of the context
 int users = 0;
 uint64_t kernels_run = 0;
-int64_t modules = 0;               // that are loaded
-uint64_t early_unloads = 0;        // of kernels in work that nobody had waited for
-std::vector<uint32_t> early_args;  // of the nodes of the graph that was instantiated last
+int64_t modules = 0;                       // that are loaded
+uint64_t early_unloads = 0;                // of kernels in work that nobody had waited for
+std::vector<uint32_t> early_args;          // of the nodes of the graph that was instantiated last
+std::map<std::string, uint64_t> launches;  // of emulated kernels, by name
+std::string kernel_error;                  // what the first that failed did
+
+// With kernels it is an H200, else a small one of its kind; GYRE_FAKE_GPU=<multiprocessors> gives
+// it the shared memory of an H200.
+CudaLimits default_limits() {
+  const char* const count = std::getenv("GYRE_FAKE_GPU");
+  if (count == nullptr && !gyre::cuda_host::has_host_kernels()) return {4, 1 << 17, 1 << 17, 90};
+  return {count != nullptr ? static_cast<uint32_t>(std::atoi(count)) : 132, 227 << 10, 228 << 10,
+          90};
+}
+std::optional<CudaLimits> wanted_limits;  // by a test
 
 // A child of fork() cannot use what its parent has of the driver.
 pid_t user = 0;
@@ -82,4 +98,25 @@ extern "C" uint32_t gyre_fake_cuda_early_args(uint64_t node) {
 extern "C" uint64_t gyre_fake_cuda_calls() {
   const std::lock_guard lock(mutex);
   return faults.calls;
+}
+// For devices that are opened from now on.
+extern "C" void gyre_fake_cuda_limits(const CudaLimits* wanted) {
+  const std::lock_guard lock(mutex);
+  wanted_limits = wanted != nullptr ? std::optional(*wanted) : std::nullopt;
+}
+extern "C" bool gyre_fake_cuda_has_kernel(const char* name) {
+  return gyre::cuda_host::find_host_kernel(name) != nullptr;
+}
+// Emulated kernels whose name begins like that.
+extern "C" uint64_t gyre_fake_cuda_launches(const char* name) {
+  const std::lock_guard lock(mutex);
+  uint64_t count = 0;
+  for (auto at = launches.lower_bound(name); at != launches.end() && at->first.starts_with(name);
+       ++at)
+    count += at->second;
+  return count;
+}
+extern "C" void gyre_fake_cuda_own(CuAddress address, uint64_t bytes) {
+  const std::lock_guard lock(mutex);
+  blocks[address] = bytes;
 }

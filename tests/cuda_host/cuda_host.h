@@ -1,8 +1,8 @@
 #pragma once
-// CUDA's words for kernels' text on fibers (fibers/fibers.h). The text sees GYRE_CUDA_HOST and
-// brings host versions of what it writes in PTX. Variables that are __shared__ are static here, the
-// same for all blocks of a cluster: kernels launched as clusters have dynamic shared memory only.
-#define GYRE_CUDA_HOST 1
+// CUDA's words for kernels' text on fibers (fibers/fibers.h). What the text writes in PTX lies in
+// headers of its own; instructions/ has them in C++ and comes first among the folders that includes
+// are looked up in. Variables that are __shared__ are static here, the same for all blocks of a
+// cluster: kernels launched as clusters have dynamic shared memory only.
 
 #include <algorithm>
 #include <array>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "fibers/fibers.h"
@@ -60,17 +61,15 @@ namespace gyre::cuda_host {
 
 using namespace fibers;
 
-// What the command ahead writes while it still runs; null: nothing.
-inline std::function<void()> at_first_pdl_wait;
-// All threads of a block come to pdl_wait before one goes on, so that what they read early is as
-// old as it can be. For kernels in which every thread comes there once.
-inline bool pdl_wait_joins_block = false;
+// The command ahead, which has not begun; null: it has ended. It runs when all threads of a block
+// wait for it, so that what they read early is as old as it can be.
+inline std::function<void()> command_ahead;
 
 inline void pass_pdl_wait() {
   block->running->pdl_waited = true;
-  if (at_first_pdl_wait != nullptr) at_first_pdl_wait();
-  at_first_pdl_wait = nullptr;
-  if (pdl_wait_joins_block) wait(block->all);
+  if (command_ahead == nullptr) return;
+  wait(block->pdl_wait);
+  if (command_ahead != nullptr) std::exchange(command_ahead, nullptr)();
 }
 
 // Copies that do not wait: they come when they are waited for, and until then nobody knows what is

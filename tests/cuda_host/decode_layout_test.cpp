@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/kernels/attention/paged_layout.cuh"
-#include "cuda_host.h"
+#include "cuda_host/cuda_host.h"
 // After cuda_host.h
 #include "cuda/kernels/attention/key_tile.cuh"
 

@@ -146,12 +146,18 @@ inline float __fadd_rz(float a, float b) {
   const auto near = static_cast<float>(sum);
   return std::abs(double{near}) > std::abs(sum) ? std::nextafter(near, 0.0f) : near;
 }
+inline float __fadd_ru(float a, float b) {
+  const float sum = a + b, rest = sum - a;
+  const float error = (a - (sum - rest)) + (b - rest);  // exact
+  return error > 0 ? std::nextafter(sum, INFINITY) : sum;
+}
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline float __saturatef(float a) { return a > 0.0f ? std::min(a, 1.0f) : 0.0f; }
 inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
+inline int __float2int_ru(float a) { return static_cast<int>(std::ceil(a)); }
 inline int __popc(unsigned int x) { return std::popcount(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned int>(x)) + 1; }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned int>(x)); }
@@ -171,5 +177,8 @@ inline int __dp4a(int a, int b, int c) {
     c += static_cast<int>(static_cast<int8_t>(a >> (8 * i))) * static_cast<int8_t>(b >> (8 * i));
   return c;
 }
+#if !defined(__clang__)
+#define __builtin_assume(what)
+#endif
 using std::max;
 using std::min;

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -86,7 +87,7 @@ struct Block {
   std::vector<uint64_t> exchange;                 // a lane's value, while its warp shuffles
   std::vector<std::array<uint64_t, 8>> operands;  // a lane's, while its warp multiplies
   Guarded shared;
-  Barrier all;
+  Barrier all, pdl_wait;
   Index index;
   Fiber* running = nullptr;
 };
@@ -192,7 +193,7 @@ inline void run_fibers() {
     Fiber& fiber = *block->running;
     if (!fiber.pdl_waited) fail("a thread ended that did not wait for the kernel ahead");
     fiber.done = true;
-    for (Barrier* const barrier : {&warp(), &block->all, &cluster->all}) {
+    for (Barrier* const barrier : {&warp(), &block->all, &block->pdl_wait, &cluster->all}) {
       --barrier->alive;
       release_if_full(*barrier);
     }
@@ -224,7 +225,7 @@ inline void prepare(Block& b, unsigned int threads, size_t stack) {
   b.groups.assign(b.warps.size(), {});
   b.exchange.assign(2 * b.warps.size() * kWarp, 0);
   b.operands.assign(2 * b.warps.size() * kWarp, {});
-  b.all = {0, threads, 0};
+  b.all = b.pdl_wait = {0, threads, 0};
   for (unsigned int i = 0; i < threads; ++i) {
     b.fibers[i].thread = i;
     b.fibers[i].stack = &stack_at(stack + i);
@@ -285,6 +286,30 @@ inline void run_cluster(const Index& first, unsigned int threads) {
   ++clusters_run;
 }
 
+// A launch from inside a thread of another: it has stacks of its own, and leaves all as it was.
+class Nested {
+ public:
+  Nested() { std::swap(stacks, spare()); }
+  Nested(const Nested&) = delete;
+  Nested& operator=(const Nested&) = delete;
+  ~Nested() {
+    std::swap(stacks, spare());
+    cluster = cluster_, block = block_, scheduler_stack = scheduler_stack_;
+    thread_index = thread_, block_index = block_at_, grid_size = grid_, block_size = size_;
+  }
+
+ private:
+  static std::vector<std::unique_ptr<Stack>>& spare() {
+    static std::vector<std::unique_ptr<Stack>> kept;
+    return kept;
+  }
+
+  Cluster* cluster_ = cluster;
+  Block* block_ = block;
+  KnownStack scheduler_stack_ = scheduler_stack;
+  Index thread_ = thread_index, block_at_ = block_index, grid_ = grid_size, size_ = block_size;
+};
+
 // kernel<<<grid, threads, shared_bytes>>>(arguments...) in clusters of `size` blocks along x
 template <class Kernel, class... Arguments>
 void launch_clusters(const Index& grid, unsigned int size, unsigned int threads,
@@ -293,6 +318,8 @@ void launch_clusters(const Index& grid, unsigned int size, unsigned int threads,
     throw std::invalid_argument("launch_clusters: grid.x " + std::to_string(grid.x) +
                                 " is not a multiple of the cluster's size " + std::to_string(size));
   }
+  std::optional<Nested> nested;
+  if (cluster != nullptr) nested.emplace();
   Cluster made;
   made.blocks.resize(size);
   for (Block& b : made.blocks) b.shared.resize(shared_bytes);

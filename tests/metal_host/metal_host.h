@@ -1,5 +1,5 @@
 #pragma once
-// A kernel's MSL text as a host kernel: a file of tests/metal_host/kernels includes the text, then
+// A kernel's MSL text as a host kernel: a source that CMake writes for each text includes it, then
 // this, then names it with GYRE_METAL_KERNEL.
 
 #include <tuple>

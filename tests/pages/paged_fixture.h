@@ -88,9 +88,10 @@ class PagedWorld {
     encoder.submit().wait();
   }
 
-  RowBits attend(const std::vector<Part>& parts) const {
+  // The call over these parts, and its bounds.
+  PagedAttentionInputs inputs(const std::vector<Part>& parts, PagedAttentionOptions& bounds) const {
     uint64_t tokens = 0, width = 1;
-    PagedAttentionOptions bounds = options;
+    bounds = options;
     bounds.max_query_length = 1;
     for (const Part& part : parts) {
       tokens += part.tokens;
@@ -122,6 +123,12 @@ class PagedWorld {
     }
     filled(in.q, q), filled(in.page_table, table), filled(in.kv_lengths, kv_lengths);
     filled(in.cu_seqlens_q, cu_seqlens_q), filled(in.is_prefill, is_prefill);
+    return in;
+  }
+
+  RowBits attend(const std::vector<Part>& parts) const {
+    PagedAttentionOptions bounds;
+    const PagedAttentionInputs in = inputs(parts, bounds);
     Encoder encoder(device_);
     attention(encoder, in, bounds);
     encoder.submit().wait();

@@ -10,7 +10,7 @@ cp "$1" "$folder/scripts/mutate.py"
 cd "$folder"
 printf 'return 1;\n' > code.cpp
 cat > tests/mutations.json << 'END'
-[{"file": "code.cpp", "old": "return 1;", "new": "return 2;", "target": "code_test", "why": "a number"}]
+[{"target": "code_test", "mutations": [{"file": "code.cpp", "old": "return 1;", "new": "return 2;", "why": "a number"}]}]
 END
 
 fail() { echo "$*"; exit 1; }

@@ -172,13 +172,15 @@ TEST_F(KvBatchTest, TheOrderOfAStep) {
 TEST_F(KvBatchTest, RowsOfTheStep) {
   batch.begin_step(encoder, {{a, 5}});
   const Tensor few = k.slice(0, 0, 4), many = device.tensor(DType::f32, {21, 1, 16});
-  fails({"kv_batch.append", "from 5 rows"}, [&] { batch.append(encoder, 0, few, few); });
-  fails({"kv_batch.append", "max_tokens 20"}, [&] { batch.append(encoder, 0, many, many); });
+  fails({"kv_batch.append", "must have 5 (the step's tokens)"},
+        [&] { batch.append(encoder, 0, few, few); });
+  fails({"kv_batch.append", "to 20 (max_tokens) rows"},
+        [&] { batch.append(encoder, 0, many, many); });
   fails({"kv_batch.append", "rank 3"}, [&] { batch.append(encoder, 0, {}, few); });
   fails({"kv_batch.positions", "max_tokens 20"}, [&] { batch.positions(21); });
   fails({"kv_write"}, [&] { batch.append(encoder, 0, k, few); });
   append(0);
-  fails({"kv_batch.attend", "from 5 rows"},
+  fails({"kv_batch.attend", "must have 5 (the step's tokens)"},
         [&] { batch.attend(encoder, 0, {.q = few, .out = few}); });
   fails({"kv_batch.attend", "tree_mask"},
         [&] { batch.attend(encoder, 0, {.q = k, .out = out}, {.mask = {.tree_mask = k}}); });
@@ -259,7 +261,7 @@ TEST_F(KvBatchTest, RecordingForAGraph) {
   for (uint64_t i = 1; i <= 3; ++i) {
     batch.begin_step(encoder, {{a, 2}, {b, 1}});
     encoder.submit();
-    fails({"kv_sequence.fork", "end() the step"}, [&] { (void)a.fork(); });
+    fails({"kv_sequence.fork", "end_step()"}, [&] { (void)a.fork(); });
     graph.replay().wait();
     batch.end_step();
     EXPECT_EQ(a.fork().length(), 2 * i);

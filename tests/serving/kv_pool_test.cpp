@@ -198,9 +198,9 @@ TEST_F(KvPoolTest, MatchesEndWhereWindowsAndTailsAreWhole) {
   EXPECT_EQ(late.pool.match(std::span(tokens).first(39)).length(), 0u);   // 32 would see 13 on
 }
 
-// Two prefixes whose first page differs behind the sink tokens: each has its own page of sink
-// tokens.
-TEST_F(KvPoolTest, PagesOfSinksBelongToOnePrefix) {
+// Two prefixes whose first page differs behind the sink tokens have one page of them. It stays as
+// long as one of the two does.
+TEST_F(KvPoolTest, PrefixesThatPartBehindTheSinksShareTheirPage) {
   Server server(device, mixed_pool());
   std::vector<int32_t> tokens = some_tokens(24, 1);
   Talk a = server.talk();
@@ -212,9 +212,24 @@ TEST_F(KvPoolTest, PagesOfSinksBelongToOnePrefix) {
   ++other[7];
   server.fill(b, std::span(other).subspan(6));
   server.pool.publish(b.sequence, other);
-  EXPECT_EQ(group(server, "sink tokens 4").used, 2u);
+  EXPECT_EQ(group(server, "sink tokens 4").used, 1u);
   EXPECT_EQ(server.pool.match(tokens).length(), 24u);
   EXPECT_EQ(server.pool.match(other).length(), 24u);
+  ++other[3];  // a sink token
+  EXPECT_TRUE(refused({"kv_pool.publish", "tokens 0 to 7"},
+                      [&] { server.pool.publish(b.sequence, other); }));
+  --other[3];
+  a = server.talk(), b = server.talk();
+  EXPECT_EQ(group(server, "sink tokens 4").cached, 1u);
+  {
+    Talk c = server.talk();
+    server.fill(c, some_tokens(8 * 27, 5));  // of 32 pages 27: one of the two prefixes goes
+    EXPECT_NE(server.pool.match(tokens).length(), server.pool.match(other).length());
+  }
+  EXPECT_EQ(group(server, "sink tokens 4").cached, 1u);
+  server.pool.forget();
+  const KvGroupInfo& sinks = group(server, "sink tokens 4");
+  EXPECT_EQ(sinks.free, sinks.pages);
 }
 
 // Every query sees the sink tokens: without a page of them nothing behind it can be resumed, or is
@@ -363,7 +378,7 @@ TEST_F(KvPoolTest, OptionsThatNoPoolCanHave) {
   fails({"pages", "got 0"}, [](KvPoolOptions& o) { o.pages = 0; });
   fails({"pages of 8 tokens"}, [](KvPoolOptions& o) { o.pages = 1u << 30; });
   fails({"layer 1", "not compressed"}, [](KvPoolOptions& o) { o.layers[1].tail = 8; });
-  fails({"layer 0", "sink_tokens leave"}, [](KvPoolOptions& o) {
+  fails({"layer 0", "sees all keys"}, [](KvPoolOptions& o) {
     o.layers[0].sink_tokens = 4;
     o.layers[0].window = 8;
   });

@@ -26,7 +26,7 @@ typedef struct gyre_kv_layer {
 
 typedef struct gyre_kv_policy {
   uint64_t size;
-  const gyre_kv_layer* layer;  // NULL: the defaults
+  const gyre_kv_layer* layer;  // NULL: tq8 and tq4, tail 128, sink_tokens 1
   uint64_t edge_layers;
   uint64_t window;
   uint64_t full_every;
@@ -45,7 +45,7 @@ typedef struct gyre_kv_cache_options {
   uint64_t head_dim;
   uint64_t v_head_dim;  // 0: head_dim
   uint64_t capacity;
-  const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
+  const gyre_kv_layer* layers;  // NULL with layer_count 0: one, tail 128, sink_tokens 1
   uint64_t layer_count;
   uint64_t step_tokens;                    // 0: 512
   const gyre_kv_calibration* calibration;  // K and V of each layer, alternating; NULL: none

@@ -15,7 +15,7 @@ typedef struct gyre_kv_pool_options {
   uint64_t kv_heads;  // of the layers that give none; so are the next two
   uint64_t head_dim;
   uint64_t v_head_dim;          // 0: head_dim
-  const gyre_kv_layer* layers;  // NULL with layer_count 0: one layer, with the defaults
+  const gyre_kv_layer* layers;  // NULL with layer_count 0: one, tail 128, sink_tokens 1
   uint64_t layer_count;
   uint64_t pages;
   uint64_t page_tokens;                    // 0: 64

@@ -19,10 +19,10 @@ from gyre.integrations.transformers.config import stored_layers
 from .budget import best
 from .file import Calibration, CalibrationWarning
 from .run import WINDOW, calibrate, windows
-from .sensitivity import FORMAT, sensitivities
+from .sensitivity import pieces, sensitivities
 
 _CAPACITY = 8192  # by default, where the model was made for as many
-_SENSITIVITY_TOKENS = 2048
+_SHOWN = "tq4"  # the format whose sensitivities the file and the output show
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -44,7 +44,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="BITS",
-        help="also find formats per layer with this many bits per coordinate, scales included (4.125: as tq4 at head_dim 128)",
+        help="also find formats per layer with this many bits per coordinate, scales included (as tq4: 4.125 at head_dim 128, 4.25 at 64)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_device(parser)
@@ -56,21 +56,17 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def add_budgets(calibration: Calibration, model, texts, options, device) -> None:
-    count = len(calibration.layers)
+def add_budgets(calibration: Calibration, model, texts, options) -> None:
     if not texts:
         raise gyre.InvalidArgument("calibrate: the text is too short for a budget, whose formats are chosen by what it loses")
-    # The sensitivities choose among formats; the text is that of the calibration.
-    texts = [text[: _SENSITIVITY_TOKENS + 1] for text in texts[:1]]
-    calibration.sensitivities = sensitivities(model, texts, count, device, progress=not options.quiet)
-    calibration.sensitivity_format = FORMAT
+    costs = sensitivities(model, pieces(texts), calibration, progress=not options.quiet)
+    calibration.sensitivities, calibration.sensitivity_format = costs[_SHOWN], _SHOWN
     windows_of = [layer.window for layer in stored_layers(model.config, "f16", "f16", 0, 0)]
     capacity = options.capacity
     stored = [min(window or capacity, capacity) for window in windows_of]
     for bits in options.budget:
         for counts in (None, stored) if len(set(stored)) > 1 else (None,):
-            found = best(calibration.sensitivities, FORMAT, calibration.head_dim, bits, counts)
-            calibration.budgets.append(found)
+            calibration.budgets.append(best(costs, calibration.head_dim, bits, counts))
 
 
 def describe(calibration: Calibration, path: str) -> str:
@@ -80,10 +76,10 @@ def describe(calibration: Calibration, path: str) -> str:
         + (f"positions below {calibration.capacity}" if calibration.capacity else "every position")
     ]
     if calibration.sensitivities:
-        lines.append(f"mean divergence with one part in {calibration.sensitivity_format}, layer by layer (K, V):")
+        lines.append(f"predicted divergence of one part in {calibration.sensitivity_format}, layer by layer (K, V):")
         lines += [f"  {i}: {k:.2e} {v:.2e}" for i, (k, v) in enumerate(calibration.sensitivities)]
     for budget in calibration.budgets:
-        lines.append(f"{budget.bits:g} bits by {budget.by}, {budget.used:.4g} used: {budget}")
+        lines.append(f"{budget.bits:g} bits by {budget.by}, {budget.used:.4g} used, predicted divergence {budget.predicted:.2e}: {budget}")
     return "\n".join(lines)
 
 
@@ -117,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         for one in warned:
             print(f"warning: {one.message}", file=sys.stderr)
         if options.budget:
-            add_budgets(calibration, model, texts, options, device)
+            add_budgets(calibration, model, texts, options)
         calibration.save(path)
     except (gyre.Error, OSError) as error:
         print(error, file=sys.stderr)

@@ -2,13 +2,15 @@
 
 Tensors, f32: layers.{i}.{k|v}.basis, .inverse, .factor [kv_heads, head_dim, head_dim], .mean, .diagonal [kv_heads, head_dim]; basis and
 inverse come together or not at all, mean with them or not. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
-because safetensors writes several in any order, and equal calibrations are equal files.
+because safetensors writes several in any order, and equal calibrations are equal files. Its "checksum" is the SHA-256 of everything else:
+the description as JSON with sorted keys, then each tensor's name, shape and bytes in the order of the names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -19,9 +21,14 @@ import torch
 
 import gyre
 
+from . import new_file
 from .budget import BITS, Budget
 
-ENTRY, VERSION = "gyrecal", 1
+ENTRY, VERSION = "gyrecal", 2
+UNCHECKED_VERSION = 1  # had no checksum; is refused
+# The encoder multiplies errors by the factor, and rows by the basis. The floors of solve.py keep both far below this.
+LARGEST = 1000.0
+LARGEST_MEAN = 65504.0  # what 16-bit keys and values can be
 FARTHEST = 4  # times the range that a calibration is for; nothing was measured beyond
 _IDENTITY = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
@@ -93,16 +100,9 @@ class Calibration:
             head_dim=self.head_dim,
             budgets=[asdict(budget) for budget in self.budgets],
         )
-        path = os.path.realpath(path)
-        unfinished = f"{path}.{os.getpid()}.part"
-        try:
-            safetensors.torch.save_file(tensors, unfinished, {ENTRY: json.dumps(said)})
-            os.replace(unfinished, path)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise gyre.IoError(f"calibrate: {path}: {error}") from error
-        finally:
-            if os.path.exists(unfinished):
-                os.unlink(unfinished)
+        said = json.loads(json.dumps(said))  # as it is read back: tuples become lists
+        said["checksum"] = _checksum(said, tensors)
+        new_file.replace("calibrate", path, safetensors.torch.save(tensors, {ENTRY: json.dumps(said)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Calibration:
@@ -112,7 +112,7 @@ class Calibration:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except (OSError, safetensors.SafetensorError) as error:
             raise gyre.IoError(f"calibration: {path}: {error}") from error
-        said = _about(path, metadata)
+        said = _about(path, metadata, tensors)
         count, heads, d = (said.pop(name) for name in ("layers", "kv_heads", "head_dim"))
         layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, d) for role in "kv") for i in range(count)]
         if tensors:
@@ -153,16 +153,33 @@ class Calibration:
         raise gyre.InvalidArgument(f"calibration: there are no formats for {bits:g} bits, there are for {known}")
 
 
-def _about(path, metadata: dict) -> dict:
+def _checksum(said: dict, tensors: dict[str, torch.Tensor]) -> str:
+    found = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _about(path, metadata: dict, tensors: dict[str, torch.Tensor]) -> dict:
     if ENTRY not in metadata:
         raise gyre.IoError(f"calibration: {path}: this is no file that gyre.calibrate wrote")
     try:
         said = json.loads(metadata[ENTRY])
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
-    version = said.pop("version", None) if isinstance(said, dict) else None
+    version = said.get("version") if isinstance(said, dict) else None
+    if version == UNCHECKED_VERSION:
+        raise gyre.IoError(
+            f"calibration: {path}: the file is of version {version}, which has no checksum: make it again with python -m gyre.calibrate"
+        )
     if version is not None and version != VERSION:
         raise gyre.IoError(f"calibration: {path}: the file is of version {version}, this is version {VERSION}")
+    if version is not None and said.pop("checksum", None) != _checksum(said, tensors):
+        raise gyre.IoError(f"calibration: {path}: the checksum is another: the file is damaged")
+    if version is not None:
+        said.pop("version")
     fields = set(Calibration.__dataclass_fields__) | {"kv_heads", "head_dim"}
     counts = ("layers", "kv_heads", "head_dim")
     if (
@@ -183,7 +200,8 @@ def _about(path, metadata: dict) -> dict:
 
 def _is_numbers(rows, count: int, each: int) -> bool:
     return len(rows) == count and all(
-        isinstance(row, list) and len(row) == each and all(isinstance(one, float) for one in row) for row in rows
+        isinstance(row, list) and len(row) == each and all(isinstance(one, float) and math.isfinite(one) for one in row)
+        for row in rows
     )
 
 
@@ -191,7 +209,7 @@ def _is_budget(budget, layers: int) -> bool:
     return (
         isinstance(budget, dict)
         and set(budget) == set(Budget.__dataclass_fields__)
-        and all(isinstance(budget[name], (int, float)) for name in ("bits", "used", "predicted"))
+        and all(isinstance(budget[name], (int, float)) and math.isfinite(budget[name]) for name in ("bits", "used", "predicted"))
         and budget["by"] in ("coordinate", "bytes")
         and all(isinstance(budget[name], list) and len(budget[name]) == layers for name in "kv")
         and all(isinstance(name, str) and name in BITS for name in budget["k"] + budget["v"])
@@ -215,4 +233,28 @@ def _part(path, tensors: dict[str, torch.Tensor], prefix: str, heads: int, d: in
         missing.append("basis")
     if missing:
         raise gyre.IoError(f"calibration: {path}: there is no {prefix}.{missing[0]}")
-    return Part(**found)
+    part = Part(**found)
+    problem = _problem(part)
+    if problem:
+        raise gyre.IoError(f"calibration: {path}: {prefix}.{problem}")
+    return part
+
+
+def _problem(part: Part) -> str:
+    """What the encoder cannot work with, although it is finite; empty: nothing."""
+    if not torch.equal(part.factor, part.factor.triu(1)):
+        return "factor must be 0 on and below its diagonal"
+    if not (part.diagonal > 0).all() or part.diagonal.max() > LARGEST:
+        return f"diagonal must be above 0 and at most {LARGEST:g}"
+    for name in ("basis", "inverse", "factor"):
+        tensor = getattr(part, name)
+        if tensor is not None and tensor.abs().max() > LARGEST:
+            return f"{name} must be from {-LARGEST:g} to {LARGEST:g}, got {tensor.abs().max():g}"
+    if part.mean is not None and part.mean.abs().max() > LARGEST_MEAN:
+        return f"mean must be from {-LARGEST_MEAN:g} to {LARGEST_MEAN:g}, got {part.mean.abs().max():g}"
+    if part.basis is not None:
+        identity = torch.eye(part.basis.shape[-1])
+        apart = (part.basis @ part.inverse - identity).abs().max()
+        if apart > 1e-2:
+            return f"inverse times basis is {apart:g} from the identity"
+    return ""

@@ -1,4 +1,8 @@
-"""Moments of queries, keys and values before the rotary embedding, collected from a text that passes through the model."""
+"""Moments of queries, keys and values before the rotary embedding, collected from a text that passes through the model.
+
+Position 0 is kept apart: heads look at it most, whatever token it holds, and its rows are unlike all others. `solve` mixes it in by
+the attention that it gets.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,26 @@ from gyre.integrations.transformers import GyreCache
 from .model import Attention
 from .rotary import Rotary
 
-SKIPPED = 16  # the first tokens of a text: attention sinks and what is unlike the rest
+SKIPPED = 16  # the first tokens of a text are unlike the rest
+FIRST_TOKENS = 64  # tokens that are tried at position 0
+_SETTLED = 64  # queries before this position have too few keys to show how much attention position 0 gets
 _STEP = 512
 
 
 @dataclass
 class Moments:
     """Moments of one layer, f64. mean: [kv_heads, head_dim]; second: [kv_heads, head_dim, head_dim], E[x x^T]. Queries: over all heads
-    that share a KV head."""
+    that share a KV head. first_k, first_v: rows of position 0, [kv_heads, tokens tried, head_dim], keys after rotation.
+    first_mass: [kv_heads], the attention that position 0 gets."""
 
     k_mean: torch.Tensor
     k_second: torch.Tensor
     q_second: torch.Tensor
     v_mean: torch.Tensor
     v_second: torch.Tensor
+    first_k: torch.Tensor
+    first_v: torch.Tensor
+    first_mass: torch.Tensor
 
 
 class _Sum:
@@ -57,6 +67,8 @@ class _Layer:
         self.attention, self.rotary = attention, rotary
         self.q, self.k, self.v = _Sum(), _Sum(), _Sum()
         self.seen: dict[str, torch.Tensor] = {}
+        self.first: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.masses: list[torch.Tensor] = []
 
     def hooks(self) -> list:
         def see(name: str, heads: int):
@@ -83,6 +95,8 @@ class _Layer:
         """key, value: [kv_heads, tokens, head_dim] as they enter the cache, from position `begin` on."""
         q, k = self.seen.pop("q"), self.seen.pop("k")
         self._check(k, key, begin)
+        if begin == 0 and key.shape[1] > SKIPPED:
+            self.masses.append(self._first_mass(q, key))
         kept = slice(max(0, skip - begin), None)
         if k[:, kept].shape[1] == 0:
             return
@@ -90,6 +104,29 @@ class _Layer:
         self.q.add(q[:, kept].unflatten(0, (groups, -1)).flatten(1, 2))
         self.k.add(k[:, kept])
         self.v.add(value[:, kept])
+
+    def set_first(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key, value: [tokens tried, kv_heads, 1, head_dim], each alone at position 0."""
+        self.seen.clear()
+        self.first = tuple(x[:, :, 0].transpose(0, 1).double().cpu() for x in (key, value))
+
+    def _first_mass(self, q: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """The mean probability of key 0, [kv_heads], over the queries [heads, tokens, head_dim] before rotation of a text's first
+        step. 0 in a layer with a window, which position 0 leaves."""
+        module, groups = self.attention.module, self.attention.kv_heads
+        if getattr(module, "sliding_window", None):
+            return torch.zeros(groups, dtype=torch.float64)
+        tokens = key.shape[1]
+        at = torch.arange(min(_SETTLED, tokens // 2), tokens)
+        q = self.rotary.rotate(q[:, at[0] :].cpu(), at).float().unflatten(0, (groups, -1))
+        scores = module.scaling * torch.einsum("hgtd,hnd->hgtn", q, key.float().cpu())
+        if soft_cap := getattr(module, "attn_logit_softcapping", None):
+            scores = soft_cap * (scores / soft_cap).tanh()
+        scores = scores.masked_fill(torch.arange(tokens) > at[:, None], float("-inf"))
+        if (sinks := getattr(module, "sinks", None)) is not None:
+            sinks = sinks.detach().float().cpu().view(groups, -1, 1, 1).expand(-1, -1, len(at), 1)
+            scores = torch.cat([scores, sinks], -1)
+        return scores.softmax(-1)[..., 0].double().mean((1, 2))
 
     def _check(self, before: torch.Tensor, after: torch.Tensor, begin: int) -> None:
         """The rotation must be the one that the model does, or every moment would be wrong."""
@@ -103,20 +140,31 @@ class _Layer:
             )
 
     def moments(self) -> Moments:
-        return Moments(self.k.mean, self.k.moment, self.q.moment, self.v.mean, self.v.moment)
+        mass = torch.stack(self.masses).mean(0)
+        return Moments(self.k.mean, self.k.moment, self.q.moment, self.v.mean, self.v.moment, *self.first, mass)
 
 
 class _Tap(GyreCache):
-    """A cache in f32 that shows what enters it."""
+    """A cache in f32 that shows what enters it: one text, or a batch of tokens that are each alone at position 0."""
 
     def __init__(self, config, capacity: int, layers: list[_Layer], device: gyre.Device | None):
         super().__init__(config, k="f32", v="f32", capacity=capacity, step_tokens=_STEP, device=device)
         self.taps = layers
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        begin = self.layers[layer_idx].length
-        self.taps[layer_idx].add(key_states[0], value_states[0], begin, SKIPPED)
+        if key_states.shape[0] > 1:
+            self.taps[layer_idx].set_first(key_states, value_states)
+        else:
+            begin = self.layers[layer_idx].length
+            self.taps[layer_idx].add(key_states[0], value_states[0], begin, SKIPPED)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+def _first_tokens(texts: list[torch.Tensor]) -> torch.Tensor:
+    """What position 0 may hold: the tokens that start texts, and others from all over them."""
+    starts, others = torch.stack([text[0] for text in texts]).unique(), torch.cat([text[1:] for text in texts])
+    others = others[torch.linspace(0, len(others) - 1, FIRST_TOKENS).long()]
+    return torch.cat([starts, others])[:FIRST_TOKENS]
 
 
 def collect(
@@ -136,6 +184,8 @@ def collect(
     try:
         with torch.inference_mode(), tqdm(total=total, unit="token", file=sys.stderr, disable=not progress) as bar:
             bar.set_description("moments")
+            first = _first_tokens(texts)
+            model(first[:, None].to(model.device), past_key_values=_Tap(model.config, 1, layers, device), use_cache=True, logits_to_keep=1)
             for text in texts:
                 cache = _Tap(model.config, len(text), layers, device)
                 for begin in range(0, len(text), _STEP):

@@ -18,6 +18,7 @@ from .rotary import Rotary
 
 EXPONENT, FLOOR = -0.3, 0.05  # of the basis
 WEIGHT_FLOOR = 0.03
+FIRST_GAIN, FIRST_WEIGHT = 2.0, 0.4  # position 0 counts as this many times its attention, at most as this share of all rows
 
 
 def rotated(matrix: torch.Tensor) -> torch.Tensor:
@@ -66,13 +67,28 @@ def part(covariance: torch.Tensor | None, weights: torch.Tensor, mean: torch.Ten
 
 def from_text(attention: Attention, rotary: Rotary, moments: Moments, capacity: int) -> tuple[Part, Part]:
     """Keys and values of a layer, for positions [0, capacity)."""
-    k_mean = rotary.mean(moments.k_mean, capacity) if attention.keys_may_have_a_mean else None
-    k = centered(rotary.moments(moments.k_second, capacity), k_mean)
-    v_mean = moments.v_mean if attention.values_may_have_a_mean else None
-    return (
-        part(k, rotary.moments(moments.q_second, capacity), k_mean),
-        part(centered(moments.v_second, v_mean), attention.value_weights(), v_mean),
+    weight = (FIRST_GAIN * moments.first_mass).clamp(max=FIRST_WEIGHT)
+    k_mean, k_second = with_first(
+        rotary.mean(moments.k_mean, capacity), rotary.moments(moments.k_second, capacity), moments.first_k, weight
     )
+    v_mean, v_second = with_first(moments.v_mean, moments.v_second, moments.first_v, weight)
+    k_mean = k_mean if attention.keys_may_have_a_mean else None
+    v_mean = v_mean if attention.values_may_have_a_mean else None
+    return (
+        part(centered(k_second, k_mean), rotary.moments(moments.q_second, capacity), k_mean),
+        part(centered(v_second, v_mean), attention.value_weights(), v_mean),
+    )
+
+
+def with_first(
+    mean: torch.Tensor, second: torch.Tensor, first: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and second moments in which rows of position 0, [kv_heads, rows, d], count as `weight` [kv_heads] of all rows. A mean
+    without them makes the row that heads look at most long, and so badly coded."""
+    weight = weight[:, None]
+    mean = (1 - weight) * mean + weight * first.mean(1)
+    weight = weight[:, :, None]
+    return mean, (1 - weight) * second + weight * (first.transpose(1, 2) @ first / first.shape[1])
 
 
 def centered(second: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:

@@ -29,7 +29,7 @@ FORMATS = ("f16", "tq8", "tq6", "tq4", "tq8/tq4", "tq3", "tq2")
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gyre.eval", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder of a Hugging Face causal language model")
-    parser.add_argument("text", help="file to predict")
+    parser.add_argument("text", nargs="+", help="files to predict")
     parser.add_argument(
         "--formats",
         nargs="+",
@@ -45,12 +45,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         help="compressed formats also run with these calibrations, and with the formats of their budgets",
     )
     parser.add_argument("--context", type=at_least(1), default=4096, help="tokens predicted per window (default: %(default)s)")
-    parser.add_argument("--windows", type=at_least(1), default=1, help="windows, from the start of the text (default: 1)")
+    parser.add_argument("--windows", type=at_least(1), default=1, help="windows, from the start of each text (default: 1)")
+    parser.add_argument("--batch", type=at_least(1), default=1, help="windows that run at once (default: 1)")
     parser.add_argument(
         "--tail",
         type=at_least(0),
         default=128,
-        help="compressed formats also run with this many of the newest tokens in 16 bits (default: 128)",
+        help="compressed formats also run with this many of the newest tokens in 16 bits (default: %(default)s)",
     )
     parser.add_argument(
         "--step",
@@ -58,7 +59,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         default=1,
         help="tokens at a time: 1 decodes, more is what a prompt does (default: 1)",
     )
-    parser.add_argument("--sink-tokens", type=at_least(0), default=0, help="the first tokens that stay in 16 bits (default: 0)")
+    parser.add_argument(
+        "--sink-tokens",
+        type=at_least(0),
+        default=1,
+        help="compressed formats also run with this many of the first tokens in 16 bits, together with the tail (default: %(default)s)",
+    )
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--plot", metavar="FILE", help="write a chart (needs matplotlib)")
@@ -73,16 +79,19 @@ def main(argv: list[str] | None = None) -> int:
         wanted = settings(options.formats, options.tail, options.sink_tokens, calibrations)
         if options.plot:
             check_chart(options.plot)
-        with open(options.text, "rb") as file:
-            texts, unit = read_windows(options.model, file.read(), options.context, options.windows)
+        texts = []
+        for path in options.text:
+            with open(path, "rb") as file:
+                windows, unit = read_windows(options.model, file.read(), options.context, options.windows)
+            texts += windows
         model, device = load_model("eval", options)
-        rows = evaluate(model, texts, wanted, device, not options.quiet, options.step)
+        rows = evaluate(model, texts, wanted, device, not options.quiet, options.step, options.batch)
     except (gyre.Error, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     about = {
         "model": os.path.basename(os.path.normpath(options.model)),
-        "text": os.path.basename(options.text),
+        "text": ", ".join(map(os.path.basename, options.text)),
         "unit": unit,
         "windows": len(texts),
         "context": options.context,
@@ -97,9 +106,9 @@ def main(argv: list[str] | None = None) -> int:
         f"{'decoded one by one' if options.step == 1 else f'in steps of {options.step}'}, {about['positions']} positions"
     )
     if options.json:
-        print(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=2))
+        print(json.dumps({**about, "rows": [{**asdict(row), "label": row.label} for row in rows]}, indent=2))
     else:
-        print(f"{title}; KL divergence from {REFERENCE}\n\n{table(rows, unit)}")
+        print(f"{title}; KL divergence from {REFERENCE}, ± half of the 95 % interval\n\n{table(rows, unit)}")
     if options.plot:
         plot(rows, title, options.plot)
     return 0

@@ -89,14 +89,14 @@ class _RoundedLayer(GyreLayer):
         return step, step
 
     def _write(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v: [kv_heads, tokens, head_dim]"""
+        """k, v: [batch, kv_heads, tokens, head_dim]"""
         if self.k is None:
-            room = (k.shape[0], self.capacity, k.shape[2])
+            room = (*k.shape[:2], self.capacity, k.shape[3])
             self.k, self.v = (torch.zeros(room) for _ in range(2))
             self.rounded_k = self.rounded_v = 0
-        begin, end = self.length, self.length + k.shape[1]
+        begin, end = self.length, self.length + k.shape[2]
         turn = self.baseline.round or (lambda x: x)
-        self.k[:, begin:end], self.v[:, begin:end] = turn(k.float()), turn(v.float())
+        self.k[:, :, begin:end], self.v[:, :, begin:end] = turn(k.float()), turn(v.float())
         self.length = end
 
     def _let_go(self) -> None:
@@ -104,33 +104,33 @@ class _RoundedLayer(GyreLayer):
         end = self.length // _KIVI_GROUP * _KIVI_GROUP
         for begin in range(self.rounded_k, end, _KIVI_GROUP):
             group = slice(begin, begin + _KIVI_GROUP)
-            self.k[:, group] = _between_extremes(self.k[:, group], 1)
+            self.k[:, :, group] = _between_extremes(self.k[:, :, group], 2)
         self.rounded_k = end
         end = max(self.rounded_v, self.length - self.baseline.residual)
-        rows = self.v[:, self.rounded_v : end].unflatten(-1, (-1, min(_KIVI_GROUP, self.v.shape[-1])))
-        self.v[:, self.rounded_v : end] = _between_extremes(rows, -1).flatten(-2)
+        rows = self.v[:, :, self.rounded_v : end].unflatten(-1, (-1, min(_KIVI_GROUP, self.v.shape[-1])))
+        self.v[:, :, self.rounded_v : end] = _between_extremes(rows, -1).flatten(-2)
         self.rounded_v = end
 
     def attend(self, step: Step, query: torch.Tensor, mask, *, scale: float, soft_cap: float, sink_logits) -> torch.Tensor:
-        if mask is not None or query.shape[0] != 1:
-            raise refused("a baseline takes one sequence without padding")
+        if mask is not None:
+            raise refused("a baseline takes sequences without padding")
         begin = self.length
-        self._write(step.k[0], step.v[0])
+        self._write(step.k, step.v)
         if self.baseline.round is None and query.shape[2] == 1:
             self._let_go()  # a prompt's own keys are exact, as KIVI's are
-        heads, tokens = query.shape[1:3]
+        batch, heads, tokens = query.shape[:3]
         first = max(0, begin + 1 - self.window) if self.window else 0
-        k, v = self.k[:, first : self.length], self.v[:, first : self.length]
-        q = query[0].float().reshape(k.shape[0], -1, tokens, query.shape[3])
-        scores = scale * torch.einsum("hgtd,hnd->hgtn", q, k)
+        k, v = self.k[:, :, first : self.length], self.v[:, :, first : self.length]
+        q = query.float().reshape(batch, k.shape[1], -1, tokens, query.shape[3])
+        scores = scale * torch.einsum("bhgtd,bhnd->bhgtn", q, k)
         scores = soft_cap * (scores / soft_cap).tanh() if soft_cap else scores
         at, key = torch.arange(begin, self.length)[:, None], torch.arange(first, self.length)[None, :]
         hidden = (key > at) | ((key <= at - self.window) if self.window else False)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sink_logits is not None:
-            scores = torch.cat([scores, sink_logits.view(k.shape[0], -1, 1, 1).expand(-1, -1, tokens, 1)], -1)
-        p = scores.softmax(-1)[..., : k.shape[1]]
-        out = torch.einsum("hgtn,hnd->hgtd", p, v).reshape(1, heads, tokens, -1)
+            scores = torch.cat([scores, sink_logits.view(1, k.shape[1], -1, 1, 1).expand(batch, -1, -1, tokens, 1)], -1)
+        p = scores.softmax(-1)[..., : k.shape[2]]
+        out = torch.einsum("bhgtn,bhnd->bhgtd", p, v).reshape(batch, heads, tokens, -1)
         if self.baseline.round is None and query.shape[2] > 1:
             self._let_go()
         return out.transpose(1, 2).to(query.dtype)
@@ -144,13 +144,11 @@ class RoundedCache(Cache):
         stored = stored_layers(config, "f32", "f32", 0, 0)
         super().__init__(layers=[_RoundedLayer(self.baseline, layer, capacity) for layer in stored])
 
-    @property
-    def nbytes(self) -> float:
-        """What the rounded rows would take."""
+    def bytes_of(self, tokens: int, kv_heads: int, head_dim: int) -> float:
+        """What the rounded rows of this many tokens would take."""
         total = 0
         for layer in self.layers:
-            stored = min(layer.length, layer.window or layer.length)
+            stored = min(tokens, layer.window or tokens)
             exact = min(stored, self.baseline.residual)
-            coordinates = 2 * layer.k.shape[0] * layer.k.shape[2]
-            total += coordinates * ((stored - exact) * self.baseline.bits + exact * 16) / 8
+            total += 2 * kv_heads * head_dim * ((stored - exact) * self.baseline.bits + exact * 16) / 8
         return total

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, replace
-
-import torch
 
 import gyre
 from gyre.calibrate.file import Calibration
 
 from .baselines import BASELINES
+from .statistics import Row
 
 REFERENCE = "f16"
 
@@ -40,25 +38,11 @@ class Setting:
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 
-@dataclass
-class Row:
-    format: str
-    tail: int
-    bits: float  # per token
-    perplexity: float
-    kld_mean: float
-    kld_999: float
-    kld_max: float
-    same_top1: float
-    bytes_per_token: float
-    kind: str = "formats"  # "calibrated", "baseline"
-
-
 def settings(
     formats: list[str], tail: int = 0, sink_tokens: int = 0, calibrations: list[Calibration] | None = None
 ) -> list[Setting]:
-    """Every format ("tq4", or "tq8/tq4" for keys / values) once, and where it is compressed again with each calibration and with a
-    tail; baselines by their names; then the formats that calibrations found for their budgets."""
+    """Every format ("tq4", or "tq8/tq4" for keys / values) once and, if it is compressed, again with each calibration; then all again
+    with a tail and sink tokens. Baselines go by their names. The formats that calibrations found for their budgets come last."""
     calibrations = _named(calibrations or [])
     rows = []
     for name in formats:
@@ -71,12 +55,12 @@ def settings(
         if {k, v} <= {"f32", "f16", "bf16"}:
             rows.append(Setting(k, v))
             continue
-        rows += _calibrated(Setting(k, v, 0, sink_tokens), calibrations, tail)
+        rows += _calibrated(Setting(k, v), calibrations, tail, sink_tokens)
     for name, calibration in calibrations.items():
         for budget in calibration.budgets:
             label = f"{budget.bits:g} bits by {budget.by}" + (f" of {name}" if name != calibration.recipe else "")
-            mixed = Setting(tuple(budget.k), tuple(budget.v), 0, sink_tokens, label=label)
-            rows += _calibrated(mixed, {name: calibration}, tail)
+            mixed = Setting(tuple(budget.k), tuple(budget.v), label=label)
+            rows += _calibrated(mixed, {name: calibration}, tail, sink_tokens)
     return list(dict.fromkeys(rows))
 
 
@@ -90,54 +74,33 @@ def _named(calibrations: list[Calibration]) -> dict[str, Calibration]:
     return named
 
 
-def _calibrated(setting: Setting, calibrations: dict[str, Calibration], tail: int) -> list[Setting]:
-    """The setting without and with each calibration, and all again with a tail."""
+def _calibrated(setting: Setting, calibrations: dict[str, Calibration], tail: int, sink_tokens: int) -> list[Setting]:
+    """The setting without and with each calibration, and all again with rows in 16 bits."""
     rows = [setting]
     rows += [replace(setting, calibration=one, label=f"{setting.name}, {name}") for name, one in calibrations.items()]
-    return rows + ([replace(row, tail=tail) for row in rows] if tail else [])
-
-
-class Statistics:
-    """Statistics of one row. What they keep per position is small, whatever the vocabulary."""
-
-    def __init__(self):
-        self.nats: list[float] = []
-        self.kld: list[float] = []
-        self.same: list[bool] = []
-
-    def add(self, log_p: torch.Tensor, reference: torch.Tensor, targets: torch.Tensor) -> None:
-        """log_p, reference: [tokens, vocabulary]."""
-        self.nats.extend((-log_p.gather(-1, targets[:, None])[:, 0]).tolist())
-        self.kld.extend((reference.exp() * (reference - log_p)).sum(-1).clamp(min=0.0).tolist())
-        self.same.extend((log_p.argmax(-1) == reference.argmax(-1)).tolist())
-
-    def row(self, setting: Setting, bytes_per_token: float) -> Row:
-        nats = math.fsum(self.nats) / len(self.nats)
-        kld = torch.tensor(self.kld, dtype=torch.float64)
-        return Row(
-            setting.name,
-            setting.tail,
-            nats / math.log(2),
-            math.exp(nats),
-            kld.mean().item(),
-            kld.quantile(0.999).item(),
-            kld.max().item(),
-            sum(self.same) / len(self.same),
-            bytes_per_token,
-            setting.kind,
-        )
+    exact = [replace(row, tail=tail, sink_tokens=sink_tokens) for row in rows] if tail or sink_tokens else []
+    return rows + exact
 
 
 def table(rows: list[Row], unit: str) -> str:
     predicted = "bits per byte" if unit == "byte" else "perplexity"
     lines = [
-        f"| K/V | tail | {predicted} | KLD mean | KLD 99.9 % | same top 1 | cache bytes per token |",
-        "|---|---|---|---|---|---|---|",
+        f"| K/V | tail | sinks | {predicted} | KLD mean | KLD 99.9 % | same top 1 | cache bytes per token |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         value = row.bits if unit == "byte" else row.perplexity
         lines.append(
-            f"| {row.format} | {row.tail} | {value:.4f} | {row.kld_mean:.2e} | {row.kld_999:.2e} | "
-            f"{100 * row.same_top1:.2f} % | {row.bytes_per_token:.0f} |"
+            f"| {row.format} | {row.tail} | {row.sink_tokens} | {value:.4f} | {plus_minus(row.kld_mean, row.kld_mean_95)} | "
+            f"{plus_minus(row.kld_999, row.kld_999_95)} | {percent(row.same_top1, row.same_top1_95)} | {row.bytes_per_token:.0f} |"
         )
     return "\n".join(lines)
+
+
+def plus_minus(value: float, interval: tuple[float, float]) -> str:
+    """A value, and half of its interval relative to it."""
+    return f"{value:.2e}" + (f" ±{50 * (interval[1] - interval[0]) / value:.0f} %" if value else "")
+
+
+def percent(value: float, interval: tuple[float, float]) -> str:
+    return f"{100 * value:.2f} ±{50 * (interval[1] - interval[0]):.2f} %"

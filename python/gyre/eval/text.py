@@ -16,7 +16,10 @@ def read_tokens(op: str, model_dir: str, text: bytes) -> tuple[list[int], int, s
     """The tokens of a text, the one that starts a text, and what a token is."""
     if not os.path.isdir(model_dir):  # otherwise the name of a model on the network
         raise gyre.InvalidArgument(f"{op}: the model must be a folder, {model_dir} is none")
-    config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
+    try:
+        config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
+    except ValueError as error:  # a folder without config.json, or of an unknown architecture
+        raise gyre.InvalidArgument(f"{op}: {model_dir} is no folder of a Hugging Face model: {str(error).splitlines()[0]}") from None
     if not any(os.path.exists(os.path.join(model_dir, name)) for name in ("tokenizer.json", "tokenizer_config.json")):
         if config.vocab_size <= BYTE_START or config.vocab_size > 2 * BYTE_START:
             raise gyre.InvalidArgument(

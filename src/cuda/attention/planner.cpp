@@ -21,8 +21,8 @@ constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0
 // cp.async copies 16 bytes from wherever a key, a value or a tile of codes begins; offsets have 32
 // bits. Codes have no gaps between their rows.
 bool copies_16_bytes(const abi::KvCacheLayout& cache) {
-  const uint64_t row = is_compressed(cache.format) ? cache.codes_tile_stride
-                                                   : cache.codes_tile_stride / abi::kKvTile;
+  const uint64_t row = abi::kv_is_compressed(cache.format) ? cache.codes_tile_stride
+                                                           : cache.codes_tile_stride / abi::kKvTile;
   const uint64_t all =
       row | cache.codes_head_stride | cache.scales_tile_stride | cache.scales_head_stride;
   return all % 16 == 0 && cache.codes_tile_stride < uint64_t{1} << 26 &&
@@ -32,7 +32,7 @@ bool copies_16_bytes(const abi::KvCacheLayout& cache) {
 // That a block may have to do with. In pages they are a sequence's, over 16-bit V a token's.
 uint64_t most_rows(const abi::AttentionProblem& p) {
   if (p.sequences == 0) return abi::attention_rows(p);
-  const uint64_t tokens = is_compressed(p.v.format) ? p.max_query_length : 1;
+  const uint64_t tokens = abi::kv_is_compressed(p.v.format) ? p.max_query_length : 1;
   const uint64_t most = std::min<uint64_t>(kDecodeRows, abi::phase_most_rows(p.phase));
   return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, most);
 }
@@ -80,7 +80,7 @@ class Planner {
     // 16-bit values of a key that one token sees and another does not could be NaN: a unit over
     // these has rows of one token only.
     plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows,
-                     is_compressed(p_.v.format) ? 0u : 1u, 0};
+                     abi::kv_is_compressed(p_.v.format) ? 0u : 1u, 0};
     return plan;
   }
   // attention_drafts in blocks of 32 rows or, where a sequence may have more, of 64.
@@ -135,7 +135,8 @@ class Planner {
     // One offset of page and head for K, V and their scales; see PageTiles.
     const auto same = [&](const abi::KvCacheLayout& half) {
       return half.codes_head_stride == p_.k.codes_head_stride &&
-             (!is_compressed(half.format) || half.scales_head_stride == half.codes_head_stride);
+             (!abi::kv_is_compressed(half.format) ||
+              half.scales_head_stride == half.codes_head_stride);
     };
     return abi::phase_most_rows(p_.phase) <= kDecodeRows && group() <= kDecodeRows && same(p_.k) &&
            same(p_.v) && lists_pages();
@@ -148,15 +149,15 @@ class Planner {
   bool takes_many_rows(const abi::AttentionRowsSpec& spec) const {
     constexpr uint64_t kMostKeys = uint64_t{1} << 30;
     const uint32_t k = p_.k.format;
-    const bool queries =
-        is_compressed(k) || p_.q_dtype == k || (k == kFormatF16 && p_.q_dtype == kFormatBf16);
+    const bool queries = abi::kv_is_compressed(k) || p_.q_dtype == k ||
+                         (k == kFormatF16 && p_.q_dtype == kFormatBf16);
     return queries && codes_together() && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
            (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
            copies_16_bytes(p_.v) && has_many_rows_(spec_key(spec), limits_);
   }
   // Tiles of K's codes lie one behind the other.
   bool codes_together() const {
-    return !is_compressed(p_.k.format) ||
+    return !abi::kv_is_compressed(p_.k.format) ||
            p_.k.codes_tile_stride == uint64_t{p_.k.head_dim} * abi::kv_bits(p_.k.format);
   }
   abi::AttentionRowsSpec rows_spec() const {
@@ -189,7 +190,7 @@ class Planner {
   bool takes_few_rows() const {
     constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
     return rows_ <= kDecodeRows && p_.tree_mask == 0 &&
-           (p_.tokens == 1 || is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
+           (p_.tokens == 1 || abi::kv_is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
            p_.capacity != 0 && p_.capacity <= kMostKeys && p_.addresses % 16 == 0 &&
            copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
@@ -198,7 +199,7 @@ class Planner {
   Decode find_decode(uint32_t cluster) const {
     const bool one_dim = p_.k.head_dim == p_.v.head_dim;
     if (!one_dim && p_.v.head_dim % 16 != 0) return {};
-    const uint64_t step = is_compressed(p_.v.format) ? 4 : 8;
+    const uint64_t step = abi::kv_is_compressed(p_.v.format) ? 4 : 8;
     for (uint64_t rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_); rows >= step;
          rows -= step) {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
@@ -225,7 +226,7 @@ class Planner {
   // measured, sooner where codes must be unpacked than where time is bytes alone.
   Decode find_cluster() const {
     constexpr uint64_t kFewBytes = 4 << 20, kFewCodes = uint64_t{6144} * 128;
-    const auto whole_bytes = [](uint32_t f) { return !is_compressed(f) || f == abi::kTq8; };
+    const auto whole_bytes = [](uint32_t f) { return !abi::kv_is_compressed(f) || f == abi::kTq8; };
     const bool few = whole_bytes(p_.k.format) && whole_bytes(p_.v.format)
                          ? p_.keys * p_.key_bytes <= kFewBytes
                          : p_.keys * p_.k.head_dim * ceil_div(rows_, 4) <= kFewCodes;

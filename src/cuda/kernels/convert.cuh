@@ -1,7 +1,7 @@
 #pragma once
 // f32, f16 and bf16. The bits are those of gyre/dtype.h: nearest, ties to even, one NaN for each
 // narrow type; f16 to f32 keeps a NaN's sign and payload and makes it quiet.
-#include "abi/types.h"
+#include "cuda/kernels/float16_instructions.cuh"
 
 namespace gyre::cuda {
 
@@ -15,19 +15,7 @@ struct BFloat16 {
 
 // NaN becomes any NaN: for arithmetic.
 inline float widen(float value) { return value; }
-inline float widen(Half value) {
-#if defined(GYRE_CUDA_HOST)
-  const uint32_t sign_bit = (value.bits & 0x8000u) << 16, half = value.bits & 0x7FFFu;
-  float result = half < 0x400u ? static_cast<float>(half) * 0x1p-24f
-                               : __uint_as_float((half << 13) + 0x38000000u);
-  if (half >= 0x7C00u) result = __uint_as_float(half == 0x7C00u ? 0x7F800000u : 0x7FC00000u);
-  result = __uint_as_float(__float_as_uint(result) | sign_bit);
-#else
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
-#endif
-  return result;
-}
+inline float widen(Half value) { return widen_f16(value.bits); }
 inline float widen(BFloat16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
@@ -52,19 +40,7 @@ inline float from_float<float>(float value) {
 
 template <>
 inline Half from_float<Half>(float value) {
-#if defined(GYRE_CUDA_HOST)
-  const uint32_t pattern = __float_as_uint(value), magnitude = pattern & 0x7FFFFFFFu;
-  uint32_t rounded = 0x7C00u;
-  if (magnitude < 0x38800000u) {
-    rounded = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3F000000u;
-  } else if (magnitude < 0x47800000u) {
-    rounded = (magnitude - 0x38000000u + 0xFFFu + (magnitude >> 13 & 1u)) >> 13;
-  }
-  const auto bits = static_cast<uint16_t>((pattern >> 16 & 0x8000u) | rounded);
-#else
-  uint16_t bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#endif
+  const uint16_t bits = round_f16(value);
   const bool nan = (__float_as_uint(value) & 0x7FFFFFFFu) > 0x7F800000u;
   return {nan ? static_cast<uint16_t>(0x7E00) : bits};
 }
@@ -100,11 +76,7 @@ struct Convert<T, T> {
   static T value(T from) { return from; }
 };
 
-#if defined(GYRE_CUDA_HOST)
-inline int ceil_to_int(float x) { return static_cast<int>(std::ceil(x)); }
-#else
 inline int ceil_to_int(float x) { return __float2int_ru(x); }
-#endif
 
 __device__ inline bool is_aligned(const void* at, uint32_t bytes) {
   return (reinterpret_cast<uint64_t>(at) & (bytes - 1)) == 0;
@@ -194,15 +166,8 @@ __device__ void load_wide(const T* from, uint32_t first, Words<T, kAll>& words) 
 
 // Two at a time, as from_float has them.
 __device__ inline void from_floats(float low, float high, Half& to_low, Half& to_high) {
-#if defined(GYRE_CUDA_HOST)
-  to_low = from_float<Half>(low), to_high = from_float<Half>(high);
-#else
-  uint32_t both, nan;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(both));
-  both &= ~(nan & 0x01FF01FFu);  // the conversion has 0x7FFF
+  const uint32_t both = round_f16x2(low, high);
   to_low.bits = static_cast<uint16_t>(both), to_high.bits = static_cast<uint16_t>(both >> 16);
-#endif
 }
 template <class T>
 __device__ void from_floats(float low, float high, T& to_low, T& to_high) {

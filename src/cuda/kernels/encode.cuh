@@ -122,26 +122,14 @@ __device__ void find_largest(const float (&x)[kSlots][kChunk], uint32_t (&larges
 __device__ inline uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // The least integer at or above x, from 0 to 2^22, as a float above 2^23.
-__device__ inline float ceil_above(float x) {
-#if defined(GYRE_CUDA_HOST)
-  return std::ceil(x) + 0x1p23f;
-#else
-  return __fadd_ru(x, 0x1p23f);
-#endif
-}
+__device__ inline float ceil_above(float x) { return __fadd_ru(x, 0x1p23f); }
 
 // As ceil_above, for x from -2^22 on, as a float above 1.5 * 2^23: its lowest bits are those of the
 // integer.
-__device__ inline float ceil_near(float x) {
-#if defined(GYRE_CUDA_HOST)
-  return std::ceil(x) + 0x1.8p23f;
-#else
-  return __fadd_ru(x, 0x1.8p23f);
-#endif
-}
+__device__ inline float ceil_near(float x) { return __fadd_ru(x, 0x1.8p23f); }
 
 // A polynomial of c / 256, c = ceil(v) up to 256, whose whole part is the index of the nearest
-// magnitude for every integer c, by a margin of 0.006 (codec_host_test goes through them): the
+// magnitude for every integer c, by a margin of 0.006 (kernel_text_test goes through them): the
 // format decides by the same integer, so nothing is rounded the other way, and comparisons would
 // take twice the instructions. Added to 128 the whole part is the third byte of a float.
 template <uint32_t kBits>

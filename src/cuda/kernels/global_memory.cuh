@@ -8,49 +8,31 @@ namespace gyre::cuda {
 // Says that the memory is global, for shorter loads and stores.
 template <class T>
 __device__ T* pointer(uint64_t address) {
-#if defined(GYRE_CUDA_HOST)
-  return reinterpret_cast<T*>(address);
-#else
   return reinterpret_cast<T*>(__cvta_global_to_generic(address));
-#endif
 }
 
 // In a graph a kernel may start before the one ahead of it has ended. Every block waits here for
 // that end before it reads or writes memory that other kernels see.
 __device__ inline void pdl_wait() {
-#if defined(GYRE_CUDA_HOST)
-  cuda_host::pass_pdl_wait();
-#elif __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Reads from here to pdl_wait see what ended commands wrote: EarlyBits::early says so.
-__device__ inline void pdl_read_early() {
-#if defined(GYRE_CUDA_HOST)
-  cuda_host::block->running->pdl_waited = true;
-#endif
-}
+// What is read from here to pdl_wait was written by commands that have ended: EarlyBits says so.
+__device__ inline void pdl_read_early() {}
 // Lets the next kernel start, as far as this block is concerned.
 __device__ inline void pdl_launch_dependents() {
-#if !defined(GYRE_CUDA_HOST) && __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 // Asks for a line that will be read, without waiting for it.
 __device__ inline void prefetch(const void* at) {
-#if !defined(GYRE_CUDA_HOST)
   asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(at)));
-#else
-  (void)at;
-#endif
 }
 __device__ inline void prefetch_l2(const void* at) {
-#if !defined(GYRE_CUDA_HOST)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
-#else
-  (void)at;
-#endif
 }
 
 }  // namespace gyre::cuda

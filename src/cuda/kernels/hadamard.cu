@@ -86,11 +86,7 @@ __device__ void hadamard_small(const abi::HadamardParams& p, const Args& args) {
 template <class In, class Out>
 __global__ void __launch_bounds__(kBlockThreads)
     hadamard(const __grid_constant__ abi::HadamardParams p, const __grid_constant__ Args args) {
-#if defined(GYRE_CUDA_HOST)
-  float* const y = reinterpret_cast<float*>(cuda_host::dynamic_shared());
-#else
-  extern __shared__ float y[];
-#endif
+  float* const y = dynamic_floats();
   pdl_wait();
   pdl_launch_dependents();
   if (p.head_dim < kChunk) return hadamard_small<In, Out>(p, args);

@@ -1,6 +1,7 @@
 #pragma once
 // rope by a block of 256 threads: it asks for the first runs of its rows, makes the sines and
 // cosines of its tokens while they come, and puts these into shared memory for all heads.
+#include "cuda/kernels/block_shared.cuh"
 #include "cuda/kernels/rope_rows.cuh"
 
 namespace gyre::cuda {
@@ -56,15 +57,6 @@ __device__ inline bool are_rope_rows_aligned(const abi::RopeParams& p,
   return ((bits(p.stream[0], at[0]) | second) & 15) == 0;
 }
 
-__device__ inline float* angle_memory() {
-#if defined(GYRE_CUDA_HOST)
-  return reinterpret_cast<float*>(cuda_host::dynamic_shared());
-#else
-  extern __shared__ uint4 angles[];
-  return reinterpret_cast<float*>(angles);
-#endif
-}
-
 struct TableAngles {
   AngleTable table;
   uint32_t nth;  // token of the block
@@ -83,7 +75,7 @@ __device__ void rope_block(const abi::RopeParams& p, const Args& args, const Rop
   const uint32_t bits = rope_lane_bits(p.head_dim, sizeof(In)), lanes = 1u << bits;
   const RopeWork work(p, bits);
   const BlockItem mapped(p, at, work, block, threadIdx.x >> bits);
-  const TableAngles angles{{angle_memory(), rope_angle_floats(rope_pairs(p))}, mapped.nth};
+  const TableAngles angles{{dynamic_float4s(), rope_angle_floats(rope_pairs(p))}, mapped.nth};
   Rope<In, Out, kAdjacent, kNorm, TableAngles> rope{
       p, mapped.item, angles, threadIdx.x & (lanes - 1), lanes, {}};
   RopeRun<In, kRun> run;

@@ -39,7 +39,7 @@ struct KeyRotation {
   __device__ KeyRotation(const abi::RopeParams& params, const Args& arguments)
       : p(params),
         args(arguments),
-        staged(reinterpret_cast<uint8_t*>(angle_memory())),
+        staged(reinterpret_cast<uint8_t*>(dynamic_float4s())),
         stride(staged_stride(params.head_dim, sizeof(In))) {}
 
   __device__ In* row() const { return reinterpret_cast<In*>(staged + threadIdx.x / 32 * stride); }

@@ -4,21 +4,12 @@
 // V's words and 16 coordinates K's.
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
+#include "cuda/kernels/block_shared.cuh"
 #include "cuda/kernels/long_row.cuh"
 #include "cuda/kernels/mlx_native.cuh"
 #include "cuda/kernels/pack.cuh"
 
 namespace gyre::cuda {
-
-// Dynamic: launches of short rows ask for none.
-__device__ inline float* long_rows() {
-#if defined(GYRE_CUDA_HOST)
-  return reinterpret_cast<float*>(cuda_host::dynamic_shared());
-#else
-  extern __shared__ float rows[];
-  return rows;
-#endif
-}
 
 // Rows out of range, once more. A function of its own: what it needs takes no registers from
 // others.
@@ -101,7 +92,8 @@ __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& ca
   if constexpr (is_calibrated_row<Row>) {
     put_calibrated_row(cache.head_dim, me, stride, row, shared);
   } else if (is_long) {
-    encode_long<kFormat>({cache.head_dim, stretch, {long_rows() + threadIdx.x}, me}, row, shared);
+    encode_long<kFormat>({cache.head_dim, stretch, {dynamic_floats() + threadIdx.x}, me}, row,
+                         shared);
   } else {
     encode_row<kFormat>(RowPlace<kFewSlots>(cache.head_dim), me, row, stretch, shared);
   }

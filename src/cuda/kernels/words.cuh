@@ -6,9 +6,7 @@ namespace gyre::cuda {
 
 // Says that an address is a multiple of 16: what is asked about it further on is decided.
 __device__ inline uint8_t* assume_wide(uint8_t* at) {
-#if !defined(GYRE_CUDA_HOST)
   __builtin_assume((reinterpret_cast<uint64_t>(at) & 15) == 0);
-#endif
   return at;
 }
 

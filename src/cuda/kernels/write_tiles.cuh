@@ -110,9 +110,12 @@ struct ListTiles {
   }
   template <class UInt>
   __device__ FoundToken find(uint32_t leader, uint32_t nth) const {
-    if (found.leads[leader - first_token] == 0) return {false, 0, 0};
-    const uint32_t last = found.last[leader - first_token][nth];
-    return {last != 0, last - 1, list.tile(leader)};
+    const uint32_t at = leader - first_token;
+    // Selections, not a return: with two addresses to choose from, NVRTC does not come to an end.
+    const bool leads = found.leads[at] != 0;
+    const uint32_t last = leads ? found.last[at][nth] : 0;
+    const uint64_t tile = list.tile(leads ? leader : 0);
+    return {last != 0, last - 1, leads ? tile : 0};
   }
   __device__ TileAddress address(const abi::KvCacheLayout& cache, const uint64_t* at, uint64_t tile,
                                  uint64_t head) const {

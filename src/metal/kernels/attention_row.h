@@ -12,10 +12,6 @@ constant constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 
 inline float minus_infinity() { return as_type<float>(0xFF800000u); }
 
-inline bool is_compressed(uint format) {
-  return abi::kv_is_native(format) || abi::kv_is_mlx_native(format);
-}
-
 // A row in the group's memory.
 struct GroupRow {
   threadgroup float* x;  // its first coordinate
@@ -36,7 +32,7 @@ inline void put_row(const thread Row& row, const thread GroupRow& to, uint head_
 // Rows to the domain in which a compressed format stores a head, or back, a simdgroup a row.
 inline void rotate_rows(threadgroup float* x, uint pitch, uint rows, uint format, uint head_dim,
                         bool back, const thread Grid& grid) {
-  if (!is_compressed(format)) return;
+  if (!abi::kv_is_compressed(format)) return;
   for (uint r = grid.simdgroup; r < rows; r += grid.threads / kLanes) {
     const GroupRow at = {x + r, pitch};
     Row row;

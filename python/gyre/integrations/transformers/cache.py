@@ -24,8 +24,8 @@ class GyreCache(Cache):
 
     config: the model's; layers with a sliding window become rings.
     k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each.
-    tail: this many of the newest tokens stay in 16 bits, in layers that are compressed.
-    sink_tokens: this many of the first tokens stay in 16 bits, in layers that are compressed and have no window.
+    tail: this many of the newest tokens stay in 16 bits, in layers that are compressed (default: 128).
+    sink_tokens: this many of the first tokens stay in 16 bits, in layers that are compressed and have no window (default: 1).
     capacity: tokens of a row, whose memory is taken at the first tokens. By default the cache grows up to what the
         model was made for.
     step_tokens: prefills longer than this are processed in chunks. Window layers keep this many extra slots, which is also how
@@ -41,8 +41,8 @@ class GyreCache(Cache):
         config,
         k: str | Sequence[str] | None = None,
         v: str | Sequence[str] | None = None,
-        tail: int = 0,
-        sink_tokens: int = 0,
+        tail: int | None = None,
+        sink_tokens: int | None = None,
         capacity: int | None = None,
         step_tokens: int = 512,
         paged: bool = False,

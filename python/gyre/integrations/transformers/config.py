@@ -37,13 +37,22 @@ def layer_calibrations(calibration: Calibration | None, stored: list[gyre.KvLaye
     return per_layer
 
 
-def stored_layers(config, k: str | Sequence[str], v: str | Sequence[str], tail: int, sink_tokens: int) -> list[gyre.KvLayer]:
+# Without them the default formats change every second answer of SmolLM2-135M within a few words (docs/quality.md).
+DEFAULT_TAIL, DEFAULT_SINK_TOKENS = 128, 1
+
+
+def stored_layers(
+    config, k: str | Sequence[str], v: str | Sequence[str], tail: int | None = None, sink_tokens: int | None = None
+) -> list[gyre.KvLayer]:
     """How each layer is stored; the arguments are GyreCache's."""
     windows = _windows(config)
+    formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
+    compressed = any(map(_compressed, formats))
+    tail = DEFAULT_TAIL * compressed if tail is None else tail
+    sink_tokens = DEFAULT_SINK_TOKENS * compressed if sink_tokens is None else sink_tokens
     if tail < 0 or sink_tokens < 0:
         raise refused(f"tail and sink_tokens must not be negative, got {tail} and {sink_tokens}")
-    formats = list(zip(_each(k, len(windows), "k"), _each(v, len(windows), "v")))
-    if (tail or sink_tokens) and not any(map(_compressed, formats)):
+    if (tail or sink_tokens) and not compressed:
         raise refused(f"no layer is compressed: a 16-bit tail of {tail} and sink_tokens of {sink_tokens} would keep nothing better")
     return [_stored(pair, window, tail, sink_tokens) for pair, window in zip(formats, windows)]
 

@@ -1,6 +1,6 @@
 """Gyre's pages as an attention backend of vLLM.
 
-    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"gyre": {"k": "tq8", "v": "tq4"}}'
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"gyre": {"k": "tq8", "v": "tq8"}}'
 
 vLLM finds `register` through the entry point `vllm.general_plugins` and calls it in every process. Nothing changes for
 those who do not ask for CUSTOM. docs/engines.md has the options and what is not supported.

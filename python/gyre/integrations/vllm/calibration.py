@@ -63,20 +63,20 @@ def rank_heads(all_heads: int, heads: int, rank: int, ranks: int) -> int:
 
 
 class PagesCalibration:
-    """A layer's calibration beside its pages: K and V are written with it, queries go into K's basis and rows come out of V's."""
+    """A layer's calibration beside its pages: K and V are written with it, queries are transformed as K is and rows back as V is."""
 
     def __init__(self, queue, layer_calibration: LayerCalibration):
         self.queue = queue
         self.k, self.v = layer_calibration.on(queue.device)
         k, v = layer_calibration.parts
-        self.has_basis = k.basis is not None
+        self.has_transform = k.basis is not None
         self.k_inverse, self.v_inverse, self.v_mean = (self._held(x) for x in (k.inverse, v.inverse, v.mean))
 
     def _held(self, tensor: torch.Tensor | None) -> gyre.Tensor | None:
         return None if tensor is None else self.queue.wrap(tensor.to(self.queue.torch_device))
 
     def enter(self, q: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Records q into the basis. Returns what attention reads and what it writes, both f32."""
+        """Records the transform of q. Returns what attention reads and what it writes, both f32."""
         inside = torch.empty(q.shape, dtype=torch.float32, device=q.device)
         gyre.kv_transform(self.queue.encoder, self.queue.wrap(q), self.k_inverse, self.queue.wrap(inside))
         # Rows of no sequence are not written: they must hold numbers.

@@ -150,10 +150,10 @@ class LayerPages:
         sink_logits: gyre.Tensor | None = None,
         alibi_slopes: gyre.Tensor | None = None,
     ) -> None:
-        """q, out: [tokens, heads, head_dim]; rows of no sequence are not written, with a basis they are V's mean."""
+        """q, out: [tokens, heads, head_dim]; rows of no sequence are not written, with a transform they are V's mean."""
         queue, q, out = self.queue, _first(q, step.tokens), _first(out, step.tokens)
-        basis = self.layer_calibration if self.layer_calibration is not None and self.layer_calibration.has_basis else None
-        inside = (q, out) if basis is None else basis.enter(q, out)
+        transform = self.layer_calibration if self.layer_calibration is not None and self.layer_calibration.has_transform else None
+        inside = (q, out) if transform is None else transform.enter(q, out)
         gyre.paged_attention(
             queue.encoder,
             queue.wrap(inside[0]),
@@ -173,8 +173,8 @@ class LayerPages:
             soft_cap=soft_cap,
             scratch=queue.scratch,
         )
-        if basis is not None:
-            basis.leave(inside[1], out)
+        if transform is not None:
+            transform.leave(inside[1], out)
         queue.run()
 
 

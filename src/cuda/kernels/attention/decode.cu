@@ -131,4 +131,13 @@ __global__ void GYRE_CLUSTER(kCluster)
   BlockReduce<Traits>(problem, state, shared, busy).run(p.partial);
 }
 
+template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, bool kOnePage,
+          uint32_t kHeadDimV = kHeadDim>
+__global__ void __launch_bounds__(
+    paged_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows).most_warps * 32, 1)
+    attention_decode_paged(const abi::AttentionParams p, const Args args, const EarlyBits early) {
+  using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages, kHeadDimV>;
+  PagedBlock<Traits, kOnePage>(p, args, early, dynamic_shared()).run();
+}
+
 }  // namespace gyre::cuda

@@ -4,7 +4,6 @@
 // run's keys is one warp's, from its loads to its sums; above head_dim 256 four warps share it. The
 // states of pieces are folded in the order of their keys, in shared memory, or in global memory
 // where a unit's groups lie in several blocks: the last block to arrive merges those.
-// No barrier separates the warps while there are pieces.
 // Bytes moved: K and V once, q, and one state for each group of a unit in several blocks.
 #include "cuda/kernels/attention/decode_loop.cuh"
 #include "cuda/kernels/attention/fold_groups.cuh"
@@ -43,33 +42,31 @@ class PagedBlock {
       state_.table_v[0] = state_.table_v[1] = level_table<Traits::kV, Traits::kManyRows>();
     }
     // Before the command ahead has ended: what it does not write.
-    const auto all_of = [](uint32_t bits, uint32_t wanted) { return (bits & wanted) == wanted; };
     constexpr uint32_t kLists = 1u << arg_schedule | 1u << arg_table;
     constexpr uint32_t kKeyArgs =
         1u << arg_k_codes | 1u << arg_k_scales | 1u << arg_v_codes | 1u << arg_v_scales;
-    waited_ = !all_of(early_.early, kLists);
-    early_keys_ = !waited_ && p_.settled_keys != 0 && all_of(early_.early_old, kKeyArgs);
+    waited_ = (early_.early & kLists) != kLists;
+    early_keys_ = !waited_ && p_.settled_keys != 0 && (early_.early_old & kKeyArgs) == kKeyArgs;
     if (waited_) {
       pdl_wait();
     } else {
       pdl_read_early();
     }
     const uint4 header = pointer<const uint4>(args_.at[arg_schedule])[blockIdx.x];
-    const uint32_t first = header.z;
     static_assert(kMaxUnitSlots <= abi::kFirstRuns);
     copy_runs(
         abi::schedule_first_runs_at(gridDim.x) + blockIdx.x * abi::kFirstRuns * abi::kRunWords,
         kMaxUnitSlots);
     const uint32_t slots = kLayout.slots(blockDim.x / kWarp, dynamic_shared_bytes());
     // A schedule of something else: nothing that it says may be used.
-    const bool known = header.x == p_.schedule_key && header.y == gridDim.x;
-    const uint32_t count = known ? header.w : 0;
+    const uint32_t count = header.x == p_.schedule_key && header.y == gridDim.x ? header.w : 0;
     for (uint32_t done = 0; done < count; done += slots) {
       if (done != 0) __syncthreads();
       init_barriers(done != 0);
       const uint32_t left = count - done, here = left < slots ? left : slots;
       if (done != 0)
-        copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{first + done} * abi::kRunWords, here);
+        copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{header.z + done} * abi::kRunWords,
+                  here);
       count_pieces(here);
       work();
       if (left <= slots) pdl_launch_dependents();
@@ -134,10 +131,7 @@ class PagedBlock {
       state_.count = count, state_.pieces = sum, state_.next = blockDim.x / (kWarp * kPerKey);
   }
 
-  void wait() {
-    pdl_wait();
-    waited_ = true;
-  }
+  void wait() { pdl_wait(), waited_ = true; }
 
   // Until no piece of the runs at hand is left.
   void work() {
@@ -266,8 +260,7 @@ class PagedBlock {
     arrive_warp(&state_.ready[number]);
   }
 
-  // Folds a piece into its group, a group into its unit. In the order of the keys: every piece
-  // waits for its turn.
+  // Folds a piece into its group, a group into its unit: pieces wait for those of older keys.
   void finish_piece(uint32_t number, uint32_t nth, bool bad, const LaneWeights& lane_weights,
                     const ValueSums<Traits>& sums) {
     const abi::AttentionRun& run = state_.runs[number];
@@ -371,8 +364,7 @@ class PagedBlock {
     if (run.first == run.unit_first && run.count != run.unit_end - run.unit_first) merge_unit(last);
   }
 
-  // The last block to count its groups folds them all, in their order. Little code: all of it is
-  // cold. For all threads together.
+  // The last block to count its groups folds them all, in their order. For all threads together.
   void merge_unit(uint32_t number) {
     const abi::AttentionRun& run = state_.runs[number];
     const RunGroups of(run);
@@ -404,14 +396,5 @@ class PagedBlock {
   bool waited_ = false, early_keys_ = false;
   PieceLoads<Traits, kOnePage> loads_;
 };
-
-template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, bool kOnePage,
-          uint32_t kHeadDimV = kHeadDim>
-__global__ void __launch_bounds__(
-    paged_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows).most_warps * 32, 1)
-    attention_decode_paged(const abi::AttentionParams p, const Args args, const EarlyBits early) {
-  using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages, kHeadDimV>;
-  PagedBlock<Traits, kOnePage>(p, args, early, dynamic_shared()).run();
-}
 
 }  // namespace gyre::cuda

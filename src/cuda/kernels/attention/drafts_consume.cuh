@@ -42,7 +42,7 @@ class DraftConsumer {
  private:
   static uint32_t warp() { return threadIdx.x / kWarp; }
   static uint32_t lane_j() { return threadIdx.x % 4; }
-  // Of the rows' places in shared memory.
+  // The index of the thread's row in shared memory.
   static uint32_t row() { return warp() * kDraftWarpRows + threadIdx.x % kWarp / 4; }
   // The stage behind a group of the unit, or the run's last.
   static uint32_t group_end(const abi::AttentionRun& run, uint32_t group, uint32_t last) {
@@ -196,7 +196,7 @@ class DraftConsumer {
       keys_weights<kKeyTiles, 0>(stage, scales, weights);
     }
   }
-  // Those of kTiles tiles of keys from kFirst on.
+  // Weights of kTiles tiles of keys from kFirst on.
   template <uint32_t kTiles, uint32_t kFirst>
   void keys_weights(uint32_t stage, const float* scales, uint32_t (&weights)[2][4]) {
     float x[kTiles][2];

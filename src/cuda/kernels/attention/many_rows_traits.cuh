@@ -3,7 +3,7 @@
 #include "cuda/kernels/attention/drafts_layout.cuh"
 #include "cuda/kernels/attention/row_tile.cuh"
 #include "cuda/kernels/attention/unpack.cuh"
-#include "cuda/kernels/pack_16.cuh"
+#include "cuda/kernels/convert.cuh"
 
 namespace gyre::cuda {
 
@@ -111,7 +111,7 @@ struct RegisterShares {
 };
 template <class T>
 inline void leave_registers() {
-#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shares = RegisterShares<T>;
   if constexpr (Shares::kShared)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Shares::kProducer));
@@ -119,7 +119,7 @@ inline void leave_registers() {
 }
 template <class T>
 inline void take_registers() {
-#if !defined(GYRE_CUDA_HOST) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shares = RegisterShares<T>;
   if constexpr (Shares::kShared)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shares::kConsumer));

@@ -1,7 +1,7 @@
 #pragma once
 // A row of attention to global memory.
 #include "cuda/kernels/attention/row_tile.cuh"
-#include "cuda/kernels/pack_16.cuh"
+#include "cuda/kernels/convert.cuh"
 
 namespace gyre::cuda {
 

@@ -163,4 +163,27 @@ inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const flo
   }
 }
 
+// Largest of a row's eight lanes, of several rows at once: their shuffles overlap.
+template <uint32_t kCount>
+inline void eight_lanes_max(float (&x)[kCount]) {
+#pragma unroll
+  for (int by = 4; by < 32; by *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) x[i] = fmaxf(x[i], __shfl_xor_sync(kAll, x[i], by));
+  }
+}
+inline float eight_lanes_max(float x) {
+  float one[1] = {x};
+  eight_lanes_max(one);
+  return one[0];
+}
+
+template <uint32_t kCount>
+inline float max_of(const float (&x)[kCount]) {
+  float most = x[0];
+#pragma unroll
+  for (uint32_t i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
+  return most;
+}
+
 }  // namespace gyre::cuda

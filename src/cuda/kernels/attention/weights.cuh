@@ -58,29 +58,6 @@ inline LaneWeights lane_weights() {
 constexpr uint32_t kTooLarge = kIntegers + 0x10000u;
 inline uint32_t to_integer(float x) { return __float_as_uint(__fadd_rz(x, 8388608.0f)); }
 
-// Largest of a row's eight lanes, of several rows at once: their shuffles overlap.
-template <uint32_t kCount>
-inline void eight_lanes_max(float (&x)[kCount]) {
-#pragma unroll
-  for (int by = 4; by < 32; by *= 2) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) x[i] = fmaxf(x[i], __shfl_xor_sync(kAll, x[i], by));
-  }
-}
-inline float eight_lanes_max(float x) {
-  float one[1] = {x};
-  eight_lanes_max(one);
-  return one[0];
-}
-
-template <uint32_t kCount>
-inline float max_of(const float (&x)[kCount]) {
-  float most = x[0];
-#pragma unroll
-  for (uint32_t i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
-  return most;
-}
-
 // The new fixed-point scale of a row whose largest weight is `most`, when the reference rose by
 // `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
 // kGrowth: bits that weights may grow before the scale must follow.

@@ -1,0 +1,64 @@
+"""A file that is at its path as a whole or not at all, as snapshots are (docs/snapshots.md)."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+
+import gyre
+
+
+def replace(op: str, path: str | os.PathLike, content: bytes) -> None:
+    """Writes a private temporary file beside `path`, syncs it and renames it. A link is followed. The new file has the mode of the
+    one that it replaces, if both have the same owner; a file that is new is its owner's alone."""
+    path = os.fspath(path)
+    if not path:
+        raise gyre.InvalidArgument(f"{op}: the path is empty")
+    unfinished = None
+    try:
+        if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise gyre.IoError(f"{op}: {path}: is not a regular file")
+        target = os.path.realpath(path)
+        folder = os.path.dirname(target)
+        descriptor, unfinished = tempfile.mkstemp(prefix=".gyre-", suffix=".tmp", dir=folder)
+        with open(descriptor, "wb") as file:
+            _keep_mode(file.fileno(), target)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(unfinished, target)
+        unfinished = None
+        _sync_folder(folder)
+    except OSError as error:
+        raise gyre.IoError(f"{op}: {path}: {error.strerror or error}") from error
+    finally:
+        if unfinished is not None:
+            os.unlink(unfinished)
+
+
+def _keep_mode(descriptor: int, target: str) -> None:
+    try:
+        old = os.stat(target)
+    except FileNotFoundError:
+        return
+    new = os.fstat(descriptor)
+    if old.st_uid != new.st_uid:
+        return
+    mode = old.st_mode & 0o777
+    if old.st_gid != new.st_gid:
+        try:
+            os.fchown(descriptor, -1, old.st_gid)
+        except OSError:
+            mode &= ~0o070  # another group may not see what the old file's group could
+    os.fchmod(descriptor, mode)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # a file system that does not sync folders; the file is there
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,163 @@
+#pragma once
+// Shared memory and barriers of a block, and of a cluster, by PTX.
+#include "cuda/kernels/warp.cuh"
+
+namespace gyre::cuda {
+
+inline unsigned char* dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  return bytes;
+}
+// Dynamic shared memory without padding ahead of it, where a kernel has static shared memory, too.
+inline float* dynamic_floats() {
+  extern __shared__ float floats[];
+  return floats;
+}
+inline float* dynamic_float4s() {
+  extern __shared__ uint4 quads[];
+  return reinterpret_cast<float*>(quads);
+}
+inline uint32_t dynamic_shared_bytes() {
+  uint32_t bytes;
+  asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
+using SharedAddress = uint32_t;
+inline SharedAddress shared_address(const void* place) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(place));
+}
+
+// An mbarrier that completes a phase when so many threads have arrived. Initialized by one thread;
+// phases alternate in parity from 0, and the one before the first counts as complete.
+using PhaseBarrier = uint64_t;
+inline void init_barrier(PhaseBarrier* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+               : "memory");
+}
+// Its memory may be initialized again.
+inline void invalidate_barrier(PhaseBarrier* barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+inline void arrive(PhaseBarrier* barrier) {
+  asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(
+                   shared_address(barrier))
+               : "memory");
+}
+inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+#if __CUDA_ARCH__ >= 900
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+#else
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+#endif
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+
+// Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
+// were expected have come, too. The thread that arrives does so behind those that issue. What is
+// read once leaves L2 first, so that code, page tables and queries stay. (With such a policy, some
+// kernels that use cp.async end in CUDA_ERROR_ILLEGAL_INSTRUCTION.)
+#if __CUDA_ARCH__ >= 900
+inline uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+inline void arrive_expecting(PhaseBarrier* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first())
+      : "memory");
+}
+#else
+inline void arrive_expecting(PhaseBarrier*, uint32_t) { __trap(); }
+inline void copy_bulk(SharedAddress, uint64_t, uint32_t, PhaseBarrier*) {}
+#endif
+
+// The blocks of a cluster run at the same time and store into each other's shared memory (DSMEM).
+// An mbarrier there counts the bytes: a thread that waited for it sees them.
+using TransactionBarrier = uint64_t;
+
+#if __CUDA_ARCH__ >= 900
+
+#define GYRE_CLUSTER(size) __cluster_dims__(size, 1, 1)
+inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Called by one thread before it arrives at the cluster barrier; other blocks store after they
+// waited there.
+inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+// Called by all threads of a warp together.
+inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Stores to the address in block `rank` that `mine` is in this one, and completes its barrier.
+inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
+  uint32_t to, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(counted)
+      : "r"(shared_address(barrier)), "r"(rank));
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(to),
+      "f"(x.x), "f"(x.y), "r"(counted)
+      : "memory");
+}
+inline void wait_for_transactions(const TransactionBarrier* barrier) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier))
+        : "memory");
+  }
+}
+
+#else
+
+// No clusters before sm_90: the planner never chooses a variant that needs them.
+#define GYRE_CLUSTER(size)
+inline uint32_t cluster_rank() { return 0; }
+inline void expect_transactions(TransactionBarrier*, uint32_t) { __trap(); }
+inline void cluster_arrive() {}
+inline void cluster_wait() {}
+inline void dsmem_store(float2, float*, TransactionBarrier*, uint32_t) {}
+inline void wait_for_transactions(const TransactionBarrier*) {}
+
+#endif
+
+// kCount neighbouring warps synchronize. Barrier 0 is __syncthreads.
+template <uint32_t kCount>
+inline void sync_named_barrier(uint32_t group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
+}
+
+}  // namespace gyre::cuda

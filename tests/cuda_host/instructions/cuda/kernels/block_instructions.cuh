@@ -1,0 +1,57 @@
+#pragma once
+// src/cuda/kernels/block_instructions.cuh on fibers.
+#include "cuda/kernels/warp.cuh"
+
+namespace gyre::cuda {
+
+inline unsigned char* dynamic_shared() { return cuda_host::dynamic_shared(); }
+inline float* dynamic_floats() { return reinterpret_cast<float*>(dynamic_shared()); }
+inline float* dynamic_float4s() { return dynamic_floats(); }
+inline uint32_t dynamic_shared_bytes() { return cuda_host::dynamic_shared_bytes(); }
+using SharedAddress = unsigned char*;
+inline SharedAddress shared_address(const void* place) {
+  return const_cast<unsigned char*>(static_cast<const unsigned char*>(place));
+}
+
+#define GYRE_CLUSTER(size)
+inline uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
+struct TransactionBarrier {
+  uint32_t expected, arrived;
+};
+inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
+  *barrier = {bytes, 0};
+}
+inline void cluster_arrive() {}
+inline void cluster_wait() { cuda_host::cluster_wait(); }
+inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
+  *static_cast<float2*>(cuda_host::cluster_pointer(mine, rank)) = x;
+  static_cast<TransactionBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
+}
+inline void wait_for_transactions(const TransactionBarrier* barrier) {
+  while (barrier->arrived != barrier->expected) cuda_host::yield();
+}
+
+// Completes a phase when so many have arrived.
+struct PhaseBarrier {
+  uint32_t count, missing, phase;
+};
+inline void init_barrier(PhaseBarrier* barrier, uint32_t count) { *barrier = {count, count, 0}; }
+inline void invalidate_barrier(PhaseBarrier*) {}
+inline void arrive(PhaseBarrier* barrier) {
+  if (--barrier->missing == 0) barrier->missing = barrier->count, barrier->phase ^= 1;
+}
+inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
+  while (barrier->phase == parity) cuda_host::yield();
+}
+inline void arrive_expecting(PhaseBarrier* barrier, uint32_t) { arrive(barrier); }
+inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier*) {
+  cuda_host::require_pdl_wait();
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+}
+
+template <uint32_t kCount>
+inline void sync_named_barrier(uint32_t group) {
+  cuda_host::wait_for_warps(group, kCount);
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,30 @@
+#include "cuda_host/kernel_list.h"
+// After it
+#include "cuda/kernels/write.cu"
+
+GYRE_HOST_KERNELS(GYRE_HOST(kv_quantize<float, 0, 18>), GYRE_HOST(kv_quantize<float, 0, 19>),
+                  GYRE_HOST(kv_quantize<float, 0, 20>), GYRE_HOST(kv_quantize<float, 0, 21>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 16, 16>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::BFloat16, 16, 16, 1>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::BFloat16, 21, 33>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::BFloat16, 35, 0>),
+                  GYRE_HOST(kv_quantize<float, 17, 0>), GYRE_HOST(kv_quantize<float, 17, 17>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 17, 17>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::Half, 17, 32>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::Half, 17, 34>),
+                  GYRE_HOST(kv_quantize<float, 18, 0>), GYRE_HOST(kv_quantize<float, 18, 18>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 18, 18>),
+                  GYRE_HOST(kv_quantize<float, 18, 19, 1>), GYRE_HOST(kv_quantize<float, 19, 0>),
+                  GYRE_HOST(kv_quantize<float, 19, 19>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 19, 19>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 19, 21>),
+                  GYRE_HOST(kv_quantize<float, 19, 35>), GYRE_HOST(kv_quantize<float, 20, 0>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::Half, 20, 16, 1>),
+                  GYRE_HOST(kv_quantize<float, 20, 20>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 20, 20>),
+                  GYRE_HOST(kv_quantize<float, 21, 0>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 21, 16>),
+                  GYRE_HOST(kv_quantize<float, 21, 21>), GYRE_HOST(kv_quantize<float, 32, 0>),
+                  GYRE_HOST(kv_quantize<float, 32, 32>),
+                  GYRE_HOST(kv_quantize<gyre::cuda::Half, 33, 0>),
+                  GYRE_HOST(kv_quantize<float, 34, 0>))

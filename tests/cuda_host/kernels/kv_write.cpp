@@ -1,0 +1,38 @@
+#include "cuda_host/kernel_list.h"
+// After it
+#include "cuda/kernels/write.cu"
+
+GYRE_HOST_KERNELS(
+    GYRE_HOST(kv_write<gyre::cuda::Half, 0, 35, int32_t>),
+    GYRE_HOST(kv_write<float, 2, 33, int32_t>),
+    GYRE_HOST(kv_write<gyre::cuda::BFloat16, 1, 34, int32_t>),
+    GYRE_HOST(kv_write<float, 16, 16, int64_t>),
+    GYRE_HOST(kv_write<gyre::cuda::BFloat16, 32, 1, int64_t>),
+    GYRE_HOST(kv_write<gyre::cuda::BFloat16, 34, 20, int64_t>),
+    GYRE_HOST(kv_write<gyre::cuda::Half, 17, 32, int32_t>),
+    GYRE_HOST(kv_write<float, 1, 1, int64_t>), GYRE_HOST(kv_write<float, 18, 18, int64_t>),
+    GYRE_HOST(kv_write<float, 19, 17, int64_t>), GYRE_HOST(kv_write<float, 20, 18, int64_t>),
+    GYRE_HOST(kv_write<float, 21, 1, int64_t>), GYRE_HOST(kv_write<float, 21, 21, int64_t>),
+    GYRE_HOST(kv_write<float, 33, 19, int32_t>), GYRE_HOST(kv_write<float, 33, 32, int64_t>),
+    GYRE_HOST(kv_write<float, 34, 2, int64_t>), GYRE_HOST(kv_write<float, 35, 0, int64_t>),
+    GYRE_HOST(kv_write_rows<float, 0, 0, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 0, 2, int32_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 0, 16, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::Half, 1, 0, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 1, 1, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::Half, 1, 2, int32_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 1, 19, int32_t, 4>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::Half, 2, 0, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::Half, 2, 1, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 2, 2, int32_t, 1>),
+    GYRE_HOST(kv_write_rows<float, 2, 20, int32_t, 4>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::BFloat16, 0, 1, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 16, 16, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::BFloat16, 17, 2, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<gyre::cuda::Half, 17, 17, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<float, 18, 18, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<float, 19, 0, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 20, 1, int64_t, 2>),
+    GYRE_HOST(kv_write_rows<float, 21, 1, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<float, 21, 18, int64_t, 1>),
+    GYRE_HOST(kv_write_rows<float, 21, 21, int64_t, 1>))

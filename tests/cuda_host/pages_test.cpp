@@ -1,0 +1,196 @@
+// Attention and writes over pages on the emulated GPU: a row's bits follow from its sequence alone,
+// not from the batch, the pages, the grid or the chunk; a stale schedule shows; what a kernel reads
+// before the command ahead has ended is what that command does not write.
+#include "cuda_host/emulated_device.h"
+#include "ops/cache_ops.h"
+#include "pages/paged_fixture.h"
+
+namespace gyre::test {
+namespace {
+
+KvPageShape shape_for(KvFormat k, KvFormat v, uint64_t dim, uint64_t page_tokens) {
+  return {k, v, 1, dim, 0, page_tokens};
+}
+
+struct Grid {
+  uint32_t multiprocessors;
+  uint64_t page_tokens;
+};
+constexpr Grid kGrids[] = {{1, 64}, {5, 16}, {13, 8}};
+
+// Decodes, drafts of which some fill a block, prompts and what is marked as one.
+TEST(EmulatedPages, BitsDoNotDependOnBatchPagesOrGrid) {
+  constexpr std::pair<KvFormat, KvFormat> kPairs[] = {{KvFormat::tq8, KvFormat::tq8},
+                                                      {KvFormat::f16, KvFormat::f16},
+                                                      {KvFormat::tq8, KvFormat::f16}};
+  const std::vector<uint64_t> lengths = {1100, 600, 300, 1200, 40, 90, 5};
+  const std::vector<Part> parts = {{0, 1100, 1}, {1, 600, 2},       {2, 300, 1},    {3, 1200, 7},
+                                   {4, 40, 16},  {5, 90, 40, true}, {6, 5, 3, true}};
+  for (const auto& [k, v] : kPairs) {
+    const PagedWorld first(emulated_device(4), shape_for(k, v, 128, 16), 4, lengths);
+    const RowBits wanted = first.attend(parts);
+    for (const Grid& grid : kGrids) {
+      const PagedWorld world(emulated_device(grid.multiprocessors),
+                             shape_for(k, v, 128, grid.page_tokens), 4, lengths,
+                             grid.multiprocessors);
+      std::vector<Part> some(parts.rbegin(), parts.rend());
+      EXPECT_EQ(compare(wanted, world.attend(some)), wanted.size()) << name(k) << "/" << name(v);
+      EXPECT_EQ(compare(wanted, world.attend({parts[grid.multiprocessors % 5]})),
+                parts[grid.multiprocessors % 5].tokens);
+    }
+  }
+}
+
+// Up to 16 rows are summed in halves of a stage's keys, more are not.
+TEST(EmulatedPages, BitsDoNotDependOnTheOtherTokens) {
+  for (const KvFormat v : {KvFormat::tq8, KvFormat::f16}) {
+    const PagedWorld world(emulated_device(4), shape_for(KvFormat::tq8, v, 128, 16), 4, {1500});
+    for (const auto& [most, fewer] : {std::pair<uint64_t, uint64_t>{4, 3}, {8, 5}}) {
+      const RowBits all = world.attend({{0, 1500, most}});
+      EXPECT_EQ(compare(all, world.attend({{0, 1500, fewer}})), fewer);
+    }
+  }
+}
+
+TEST(EmulatedPages, PromptsDoNotDependOnTheirChunks) {
+  constexpr uint64_t kLength = 180;
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
+    for (const uint64_t window : {0u, 70u}) {
+      PagedWorld world(emulated_device(3), shape_for(format, format, 64, 16), 4, {kLength, 40});
+      world.options.mask.window = window;
+      const RowBits whole = world.attend({{0, kLength, kLength, true}});
+      uint64_t done = 0, rows = 0;
+      for (const uint64_t tokens : {5u, 29u, 64u, 70u, 12u}) {
+        done += tokens;
+        rows += compare(whole, world.attend({{1, 40, 2}, {0, done, tokens, true}}));
+      }
+      EXPECT_EQ(rows, kLength) << name(format) << " window " << window;
+    }
+  }
+}
+
+// One scratch serves layers of different shapes: each call finds its counters as zeros, whatever
+// states the others left.
+TEST(EmulatedPages, CallsOfOtherShapesShareTheScratch) {
+  const Device device = emulated_device(5);
+  const std::vector<Part> parts = {{0, 2100, 1}, {1, 2100, 1}, {2, 700, 1}};
+  std::vector<PagedWorld> worlds;
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::f16, KvFormat::tq4})
+    worlds.emplace_back(device, shape_for(format, format, 128, 16), 4,
+                        std::vector<uint64_t>{2100, 2100, 700});
+  Tensor scratch;
+  for (const size_t call : {0, 1, 0, 2, 1, 2, 0}) {
+    PagedAttentionOptions bounds;
+    PagedAttentionInputs in = worlds[call].inputs(parts, bounds);
+    in.scratch = &scratch;
+    Encoder encoder(device);
+    attention(encoder, in, bounds);
+    encoder.submit().wait();
+    EXPECT_EQ(compare(worlds[call].attend(parts), worlds[call].bits_of(parts, in.out, in.lse)), 3u)
+        << "call " << call;
+  }
+}
+
+// Rows of sequences that changed since become NaN, those of others stay.
+TEST(EmulatedPages, AScheduleOfAnotherStepShows) {
+  for (const uint64_t tokens : {1u, 4u}) {
+    const PagedWorld world(emulated_device(4), shape_for(KvFormat::tq8, KvFormat::tq8, 128, 16), 4,
+                           {700, 900, 600});
+    const std::vector<Part> parts = {{0, 700, tokens}, {1, 900, tokens}, {2, 600, tokens}};
+    const RowBits right = world.attend(parts);
+    PagedAttentionOptions bounds;
+    PagedAttentionInputs in = world.inputs(parts, bounds);
+    {
+      Encoder encoder(world.device());
+      bounds.max_kv_length = 912;
+      in.schedule = attention_schedule(encoder,
+                                       {.pages = in.pages,
+                                        .tokens = in.q.shape(0),
+                                        .heads = in.q.shape(1),
+                                        .q_dtype = in.q.dtype(),
+                                        .kv_lengths = in.kv_lengths,
+                                        .cu_seqlens_q = in.cu_seqlens_q,
+                                        .is_prefill = in.is_prefill},
+                                       bounds);
+      encoder.submit().wait();
+    }
+    in.kv_lengths.write_from(std::span<const int32_t>(std::vector<int32_t>{700, 899, 600}));
+    Encoder encoder(world.device());
+    attention(encoder, in, bounds);
+    encoder.submit().wait();
+    for (const auto& [where, bits] : world.bits_of(parts, in.out, in.lse)) {
+      EXPECT_TRUE(where.first == 1 || bits == right.at(where)) << where.first;
+      float first = 0;
+      std::memcpy(&first, bits.data(), sizeof(first));
+      EXPECT_EQ(std::isnan(first), where.first == 1) << where.first;
+    }
+  }
+}
+
+// In a graph the driver begins attention, or a write, before the command ahead: what that one
+// writes must be waited for, and nothing else need be.
+TEST(EmulatedPages, AttentionWaitsForWhatIsWrittenAhead) {
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
+    const PagedWorld world(emulated_device(4), shape_for(format, format, 128, 16), 4, {700, 64});
+    const std::vector<Part> parts = {{0, 700, 1}, {1, 64, 1}};
+    const RowBits wanted = world.attend(parts);
+    PagedAttentionOptions bounds;
+    const PagedAttentionInputs in = world.inputs(parts, bounds);
+    for (const Tensor* const late : {&in.q, &in.page_table, &in.kv_lengths, &in.pages.bytes}) {
+      const Tensor kept = world.device().tensor(late->dtype(), late->shape());
+      const Tensor zeros = world.device().tensor(late->dtype(), late->shape());
+      const auto copy = [&](const Tensor& from, const Tensor& to) {
+        Encoder encoder(world.device());
+        copy_bytes(encoder, from, to);
+        encoder.submit().wait();
+      };
+      copy(*late, kept);
+      Encoder encoder(world.device());
+      copy_bytes(encoder, kept, *late);
+      attention(encoder, in, bounds);
+      const Graph graph = encoder.instantiate();
+      for (int replay = 0; replay < 2; ++replay) {
+        copy(zeros, *late);
+        graph.replay().wait();
+        EXPECT_EQ(compare(wanted, world.bits_of(parts, in.out, in.lse)), wanted.size());
+      }
+    }
+  }
+}
+
+TEST(EmulatedPages, WritesWaitForWhatIsWrittenAhead) {
+  const Device device = emulated_device(4);
+  for (const uint64_t tokens : {7u, 70u}) {  // by rows, and by tiles
+    const KvPageShape shape{KvFormat::tq8, KvFormat::tq4, 3, 128, 0, 24};
+    std::vector<int64_t> list(tokens);
+    for (uint64_t i = 0; i < tokens; ++i) list[i] = static_cast<int64_t>((i * 37) % 119);
+    KvWriteInputs in{.k = tensor_of(device, gaussian_rows(tokens * 3, 128, 1), {tokens, 3, 128}),
+                     .v = tensor_of(device, gaussian_rows(tokens * 3, 128, 2), {tokens, 3, 128}),
+                     .pages = KvPages::allocate(device, shape, 5),
+                     .slots = device.tensor(DType::i64, {tokens})};
+    in.slots.write_from(std::span<const int64_t>(list));
+    const auto run = [&](const auto& record) {
+      Encoder encoder(device);
+      record(encoder);
+      encoder.submit().wait();
+    };
+    run([&](Encoder& encoder) { kv_write(encoder, in); });
+    const Bytes wanted = read_bytes(in.pages.bytes);
+    for (const Tensor* const late : {&in.k, &in.v, &in.slots}) {
+      const Tensor kept = device.tensor(late->dtype(), late->shape());
+      const Tensor zeros = device.tensor(late->dtype(), late->shape());
+      run([&](Encoder& encoder) { copy_bytes(encoder, *late, kept); });
+      Encoder encoder(device);
+      copy_bytes(encoder, kept, *late);
+      kv_write(encoder, in);
+      const Graph graph = encoder.instantiate();
+      write_bytes(in.pages.bytes, Bytes(wanted.size()));
+      run([&](Encoder& other) { copy_bytes(other, zeros, *late); });
+      graph.replay().wait();
+      EXPECT_EQ(read_bytes(in.pages.bytes), wanted) << tokens;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test

@@ -1,5 +1,0 @@
-#include "metal/kernels/kv_extend.metal"
-
-#include "metal_host/metal_host.h"
-
-GYRE_METAL_KERNEL(kv_extend)
