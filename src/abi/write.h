@@ -152,13 +152,18 @@ struct SlotList {
     const uint64_t s = slots(token);
     return s < count ? s / kKvTile : kNoTile;
   }
+  // Whether one of the tokens [begin, end) goes to the tile of slot `first` on. A count, so that
+  // compilers make vectors of it.
+  bool any(uint64_t begin, uint64_t end, uint64_t first) const {
+    uint64_t found = 0;
+    for (uint64_t t = begin; t < end; ++t) found += slots(t) - first < kKvTile ? 1 : 0;
+    return found != 0;
+  }
   bool leads(uint64_t token) const {
     const uint64_t own = tile(token), first = own * kKvTile;
     if (own == kNoTile) return false;
-    for (uint64_t t = token; t != 0; --t) {  // the token before usually decides
-      if (slots(t - 1) - first < kKvTile) return false;
-    }
-    return true;
+    if (token != 0 && any(token - 1, token, first)) return false;  // usually decides
+    return !any(0, token, first);
   }
 };
 

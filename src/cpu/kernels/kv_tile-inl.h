@@ -202,7 +202,7 @@ void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch&
   QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);
 }
 
-inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
+HWY_NOINLINE inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
   return {cache.head_dim, cache.role == kRoleV ? abi::kv_codec(cache.format).value_stretch : 1.0f};
 }
 

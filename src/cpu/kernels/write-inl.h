@@ -12,6 +12,19 @@
 #include "abi/write.h"
 #include "cpu/kernels/kv_tile-inl.h"
 
+#ifndef GYRE_CPU_LIST_SLOTS  // once for all instruction sets, so that abi::SlotList can inline it
+#define GYRE_CPU_LIST_SLOTS
+namespace gyre::cpu {
+
+template <class Slot>
+struct ListSlots {
+  const Slot* at;
+  uint64_t operator()(uint64_t token) const { return static_cast<uint64_t>(at[token]); }
+};
+
+}  // namespace gyre::cpu
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
@@ -70,22 +83,25 @@ class WriteTargets {
     return found;
   }
 
-  template <class Slot>
-  struct Slots {
-    const Slot* at;
-    uint64_t operator()(uint64_t token) const { return static_cast<uint64_t>(at[token]); }
-  };
   // The first token of a tile stands for it.
   template <class Slot>
   FoundTile FindInList(uint64_t leader) const {
-    const abi::SlotList<Slots<Slot>> list{
+    const abi::SlotList<ListSlots<Slot>> list{
         {pointer<const Slot>(where_)}, p_.tokens, p_.pages.pages * p_.pages.page_tokens};
     FoundTile found;
     if (!list.leads(leader)) return found;
     const uint64_t first_slot = list.tile(leader) * abi::kKvTile;
     found.page = first_slot / p_.pages.page_tokens * p_.pages.page_stride;
     found.tile = first_slot % p_.pages.page_tokens / abi::kKvTile;
-    for (uint64_t t = leader; t < list.tokens; ++t) {
+    constexpr uint64_t kAtOnce = 32;
+    for (uint64_t t = leader, end = leader; t < list.tokens; ++t) {
+      if (t == end) {
+        end = std::min(t + kAtOnce, list.tokens);
+        if (!list.any(t, end, first_slot)) {
+          t = end - 1;
+          continue;
+        }
+      }
       const uint64_t slot = list.slot(t) - first_slot;
       if (slot >= abi::kKvTile) continue;
       found.tokens.mask |= 1u << slot;

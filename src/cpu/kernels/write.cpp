@@ -82,6 +82,10 @@ struct HeadGroup {
 // Rows of K are stored as they are.
 struct NoRotation {
   static constexpr bool kRotates = false;
+  void Rotate(const TileTokens& /*tokens*/, const HeadGroup& /*heads*/) const {}
+  std::byte* Row(uint32_t /*slot*/, uint64_t /*head*/, const HeadGroup& /*heads*/) const {
+    return nullptr;
+  }
 };
 
 constexpr uint32_t kWhere = 7;  // from there on arguments are those of a write
@@ -158,16 +162,21 @@ class Writer {
     scratch_.facts.Clear(std::max(dims_[0].scales.count, dims_[1].scales.count));
   }
 
-  void Write(uint32_t task, uint32_t tasks) {
-    const Share share = share_of(targets_.count() * cut_.groups, task, tasks);
+  // A run of slots is walked for K, then for V: that many fewer rows of the cache are written at a
+  // time. A list is looked through once for both.
+  HWY_NOINLINE void Write(uint32_t task, uint32_t tasks) {
+    const uint64_t tiles = targets_.count() * cut_.groups;
+    const uint64_t together = p_.where == abi::kWriteSlots ? p_.streams : 1;
+    const Share share = share_of(p_.streams / together * tiles, task, tasks);
     FoundTile found;
     for (uint64_t item = share.begin; item < share.end; ++item) {
-      const uint64_t first = item % cut_.groups * cut_.group;
+      const uint64_t index = item % tiles, first = index % cut_.groups * cut_.group;
       const HeadGroup heads{first, std::min(first + cut_.group, p_.heads)};
-      if (first == 0 || item == share.begin) found = targets_.Find(item / cut_.groups);
+      if (first == 0 || item == share.begin) found = targets_.Find(index / cut_.groups);
       if (found.tokens.mask == 0) continue;
-      if constexpr (Rotation::kRotates) rotation_.Rotate(found.tokens, heads);
-      for (uint64_t stream = p_.first_stream; stream < p_.first_stream + p_.streams; ++stream) {
+      const uint64_t first_stream = p_.first_stream + item / tiles;
+      if (first_stream == 0) rotation_.Rotate(found.tokens, heads);
+      for (uint64_t stream = first_stream; stream < first_stream + together; ++stream) {
         for (uint64_t head = heads.begin; head < heads.end; ++head)
           WriteHead(found, stream, head, heads);
       }
@@ -187,29 +196,26 @@ class Writer {
     job.scales = pointer<uint8_t>(at[2] + found.page) + head * s.cache.scales_head_stride +
                  found.tile * s.cache.scales_tile_stride;
     const auto* const source = pointer<const std::byte>(at[0]) + head * s.source_head_stride;
+    // Rows that are read soon: the next head, or behind the last one the next tile of a run.
+    const bool is_last = head + 1 == p_.heads;
+    const uint64_t next_token = is_last ? abi::kKvTile : 0;
+    const uint64_t next = is_last
+                              ? abi::kKvTile * s.source_token_stride - head * s.source_head_stride
+                              : s.source_head_stride;
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
       job.next[slot] = nullptr;
       if ((job.mask >> slot & 1) == 0) continue;
       const uint64_t token = found.tokens.token[slot];
       job.source[slot] = source + token * s.source_token_stride;
-      if constexpr (Rotation::kRotates) {
-        if (stream == 0) job.source[slot] = rotation_.Row(slot, head, heads);
+      if (Rotation::kRotates && stream == 0) {
+        job.source[slot] = rotation_.Row(slot, head, heads);
+      } else if (token + next_token < p_.tokens) {
+        job.next[slot] = job.source[slot] + next;
       }
-      if (!Rotation::kRotates || stream == 1) job.next[slot] = NextRow(stream, head, token);
       if (Half* const near = targets_.NearRow(at[3], stream, head, token); near != nullptr)
         CopyNear(job, slot, s.cache.head_dim, near);
     }
     if (found.is_body) WriteTile<Source>(s.cache, job, scratch_);
-  }
-
-  // Rows that are read soon: the next head, or behind the last one the next tile of a run.
-  const std::byte* NextRow(uint64_t stream, uint64_t head, uint64_t token) const {
-    const abi::WriteStream& s = p_.stream[stream];
-    const bool is_last = head + 1 == p_.heads;
-    if (is_last) token += abi::kKvTile;
-    if (token >= p_.tokens) return nullptr;
-    return pointer<const std::byte>(args_[1 + 4 * stream]) + token * s.source_token_stride +
-           (is_last ? 0 : head + 1) * s.source_head_stride;
   }
 
   // A calibrated row begins with the row in f16.

@@ -206,14 +206,16 @@ __device__ void write_stream(const abi::WriteParams& p, const Args& args, uint32
   }
 }
 
-// The blocks of K, then those of V. A format of 0: that half of the cache is not written.
+// The blocks of K, then those of V. A range's format of 0: that half of the cache is not written.
 // kCalibrated: streams whose source is calibrated rows, 1 K, 2 V; if both are, Source is
 // CalibratedRow. Returns the number of blocks that it has work for.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV, class Where, uint32_t kCalibrated>
 __device__ uint32_t write_tiles(const abi::WriteParams& p, const Args& args) {
+  constexpr bool kRange = is_same_type<Where, abi::SlotRun>;
+  constexpr bool kHasK = kFormatK != 0 || !kRange, kHasV = kFormatV != 0 || !kRange;
   __shared__ TileShared shared;
   const uint32_t tiles = write_tile_count(kWhereCode<Where>, p);
-  const uint32_t blocks_k = kFormatK != 0 ? write_blocks(p, 0, tiles) : 0;
+  const uint32_t blocks_k = kHasK ? write_blocks(p, 0, tiles) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint32_t block = blockIdx.x - (stream == 0 ? 0 : blocks_k);
   if constexpr (is_same_type<Where, abi::KvState>) {
@@ -225,8 +227,8 @@ __device__ uint32_t write_tiles(const abi::WriteParams& p, const Args& args) {
   if constexpr (kFormatK == kFormatV && kCalibrated == 0) {
     write_stream<Source, kFormatK, Where>(p, args, stream, block, shared);
   } else if (stream == 0) {
-    if constexpr (kFormatK != 0) write_stream<SourceK, kFormatK, Where>(p, args, 0, block, shared);
-  } else if constexpr (kFormatV != 0) {
+    if constexpr (kHasK) write_stream<SourceK, kFormatK, Where>(p, args, 0, block, shared);
+  } else if constexpr (kHasV) {
     write_stream<SourceV, kFormatV, Where>(p, args, 1, block, shared);
   }
   return gridDim.x;
