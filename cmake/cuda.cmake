@@ -4,4 +4,4 @@ target_sources(gyre PRIVATE ${sources})
 target_link_libraries(gyre PRIVATE ${CMAKE_DL_LIBS})
 
 gyre_embed(cuda src/cuda/kernels/*.cu src/cuda/kernels/*.cuh src/cuda/kernels/attention/*.cu
-  src/cuda/kernels/attention/*.cuh)
+  src/cuda/kernels/attention/*.cuh src/cuda/kernels/attention/*/*.cu src/cuda/kernels/attention/*/*.cuh)

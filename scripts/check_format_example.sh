@@ -37,5 +37,5 @@ instantiate() {
 instantiate write.cu 'static_assert(abi::kv_is_native(abi::kTu4) && abi::kv_level(abi::kTu4, 15) == 15);
 template void cuda::kv_quantize<float, abi::kTu4, abi::kTu4>(abi::WriteParams, cuda::Args);'
 instantiate kv_dequantize.cu 'template void cuda::kv_dequantize<float, abi::kTu4>(abi::KvDequantizeParams, cuda::Args);'
-instantiate attention/prefill.cu 'template void cuda::attention_prefill<abi::kTu4, abi::kTu4>(abi::AttentionParams, cuda::Args);'
-instantiate attention/decode.cu 'template void cuda::attention_decode<abi::kTu4, abi::kTu4, 128, 4, 1>(abi::AttentionParams, cuda::Args);'
+instantiate attention/any/prefill.cu 'template void cuda::attention_prefill<abi::kTu4, abi::kTu4>(abi::AttentionParams, cuda::Args);'
+instantiate attention/decode/decode.cu 'template void cuda::attention_decode<abi::kTu4, abi::kTu4, 128, 4, 1>(abi::AttentionParams, cuda::Args);'

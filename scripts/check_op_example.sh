@@ -28,7 +28,7 @@ embed() {  # backend, files
   names=$(cd src && ls abi/*.h "${@:2}" | paste -sd,)
   cmake -DOUT="$copy/$1_sources.cpp" -DROOT="$copy/src" -DBACKEND="$1" -DFILES="$names" -P cmake/embed.cmake
 }
-embed cuda $(cd src && ls cuda/kernels/*.cu* cuda/kernels/attention/*.cu*)
+embed cuda $(cd src && ls cuda/kernels/*.cu* cuda/kernels/attention/*.cu* cuda/kernels/attention/*/*.cu*)
 embed metal $(cd src && ls metal/kernels/*.metal metal/kernels/*.h)
 for source in src/ops/scale.cpp src/ops/table.cpp src/cpu/kernels/scale.cpp src/cpu/table.cpp src/cuda/table.cpp src/metal/table.cpp \
   cuda_sources.cpp metal_sources.cpp tests/op_test.cpp tests/scale/scale_op.cpp tests/metal_host/host_kernel.cpp \

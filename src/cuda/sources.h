@@ -22,6 +22,6 @@ struct KernelSources {
   const SourceFile* source = nullptr;  // null: unknown
   std::vector<const SourceFile*> headers;
 };
-KernelSources kernel_sources(std::string_view file);  // "kv_copy.cu", "attention/decode.cu"
+KernelSources kernel_sources(std::string_view file);  // "kv_copy.cu", "attention/decode/decode.cu"
 
 }  // namespace gyre::cuda

@@ -140,7 +140,7 @@ TEST(CudaCompile, TheEnvironmentAddsOptions) {
   const Nvrtc& compiler = nvrtc(0);
   if (!compiler.reason.empty()) GTEST_SKIP() << compiler.reason;
   const auto make = [&](const char* name) {
-    return compile(compiler, {"attention/many_rows.cu", name, "--no-cache", 90}).cubin;
+    return compile(compiler, {"attention/many_rows/many_rows.cu", name, "--no-cache", 90}).cubin;
   };
   // Without producers' barriers, and with them.
   for (const char* const name : {"gyre::cuda::attention_many_rows<1u, 2u, 64u, 64u, 1u>",

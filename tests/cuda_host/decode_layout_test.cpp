@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "cuda/kernels/attention/paged_layout.cuh"
+#include "cuda/kernels/attention/decode/paged_layout.cuh"
 #include "cuda_host/cuda_host.h"
 // After cuda_host.h
-#include "cuda/kernels/attention/key_tile.cuh"
+#include "cuda/kernels/attention/decode/key_tile.cuh"
 
 namespace gyre::cuda {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "cuda/kernels/attention/drafts_layout.cuh"
-#include "cuda/kernels/attention/many_rows_layout.cuh"
-#include "cuda/kernels/attention/paged_layout.cuh"
+#include "cuda/kernels/attention/decode/paged_layout.cuh"
+#include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
+#include "cuda/kernels/attention/many_rows/layout.cuh"
 #include "cuda/names.h"
 
 namespace gyre::cuda {

@@ -1,6 +1,6 @@
 #pragma once
-// Codes, a byte each, to planes of bits (docs/kv_formats.md, "Bytes"). attention/unpack.cuh reads
-// them.
+// Codes, a byte each, to planes of bits (docs/kv_formats.md, "Bytes"). attention/common/unpack.cuh
+// reads them.
 #include "abi/kv_codec.h"
 #include "cuda/kernels/words.cuh"
 

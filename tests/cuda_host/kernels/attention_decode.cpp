@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/attention/decode.cu"
+#include "cuda/kernels/attention/decode/decode.cu"
 
 GYRE_HOST_KERNELS(GYRE_HOST(attention_decode<1u, 1u, 48u, 8u, 1u>),
                   GYRE_HOST(attention_decode<1u, 1u, 64u, 8u, 1u>),

@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/attention/decode.cu"
+#include "cuda/kernels/attention/decode/decode.cu"
 
 GYRE_HOST_KERNELS(GYRE_HOST(attention_decode_paged<1u, 1u, 64u, 8u, true>),
                   GYRE_HOST(attention_decode_paged<1u, 1u, 128u, 8u, false>),

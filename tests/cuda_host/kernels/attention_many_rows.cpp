@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/attention/many_rows.cu"
+#include "cuda/kernels/attention/many_rows/many_rows.cu"
 
 GYRE_HOST_KERNELS(GYRE_HOST(attention_many_rows<1u, 1u, 64u, 64u, 0u>),
                   GYRE_HOST(attention_many_rows<1u, 1u, 64u, 64u, 2u>),

@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/attention/prefill.cu"
+#include "cuda/kernels/attention/any/prefill.cu"
 
 GYRE_HOST_KERNELS(GYRE_HOST(attention_prefill<0u, 0u>), GYRE_HOST(attention_prefill<0u, 1u>),
                   GYRE_HOST(attention_prefill<0u, 2u>), GYRE_HOST(attention_prefill<0u, 16u>),

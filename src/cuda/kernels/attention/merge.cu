@@ -3,8 +3,8 @@
 // groups-th split, and their sums are added in the groups' order. Bytes moved: the partial states
 // once, and the output.
 #include "abi/attention.h"
+#include "cuda/kernels/attention/common/softmax.cuh"
 #include "cuda/kernels/attention/merge_layout.cuh"
-#include "cuda/kernels/attention/softmax.cuh"
 
 namespace gyre::cuda {
 

@@ -3,7 +3,7 @@
 // the runs of the share, in the order of sequence, KV head, row group and key.
 #include "abi/attention_bounds.h"
 #include "abi/attention_schedule.h"
-#include "cuda/kernels/attention/block_scan.cuh"
+#include "cuda/kernels/attention/common/block_scan.cuh"
 #include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {

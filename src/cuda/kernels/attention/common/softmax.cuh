@@ -1,0 +1,196 @@
+#pragma once
+// The online softmax in base 2: a row's state and its merge, and the end of a row.
+#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/ptx.cuh"
+
+namespace gyre::cuda {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+constexpr float kLowest = -3.402823466e38f;
+
+inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
+inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
+inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
+
+// The dot product of a query's hi parts with a key, plus that of its lo parts. An infinite key
+// makes NaN of the latter: it is dropped then.
+inline float add_lo(float hi, float lo) { return fabsf(lo) < -minus_infinity() ? hi + lo : hi; }
+
+// cap tanh(x / cap); two terms of the series where 1 - e cancels.
+inline float soft_cap(float x, float cap) {
+  const float a = fabsf(x) / cap, e = exp2_fast(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : (1.0f - e) / (1.0f + e);
+  return copysignf(t * cap, x);
+}
+
+inline float exp2_one(float x) { return x == minus_infinity() ? 0.0f : exp2f(x); }
+
+// Reductions over so many neighbouring lanes, a power of two.
+template <int kLanes = kWarp>
+inline float warp_max(float x) {
+  static_assert((kLanes & (kLanes - 1)) == 0);
+  for (int by = kLanes / 2; by != 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, by));
+  return x;
+}
+template <int kLanes = kWarp>
+inline float warp_sum(float x) {
+  for (int by = kLanes / 2; by != 0; by /= 2) x += __shfl_xor_sync(kAll, x, by);
+  return x;
+}
+
+// Largest logit of a row so far, and the sum of its probabilities relative to that.
+struct SoftmaxState {
+  float max, sum;
+
+  static SoftmaxState none() { return {minus_infinity(), 0}; }
+
+  // What probabilities are relative to. A row that saw nothing is relative to 0: -inf less -inf
+  // would be NaN.
+  static float reference(float max) { return max == minus_infinity() ? 0.0f : max; }
+
+  // Factors of the values that go with a state: of those so far, and of the part's.
+  struct Factors {
+    float keep, part;
+
+    float fold(float so_far, float value) const {
+      return fma_weighted(value, part, fma_weighted(so_far, keep, 0.0f));
+    }
+  };
+  // Folds the state of later keys.
+  Factors fold(const SoftmaxState& later) {
+    const float to = fmaxf(max, later.max);
+    const Factors f = {sum == 0 ? 0.0f : exp2_fast(max - to),
+                       later.sum == 0 ? 0.0f : exp2_fast(later.max - to)};
+    *this = {to, __fmaf_rn(later.sum, f.part, __fmul_rn(sum, f.keep))};
+    return f;
+  }
+  // Merges one part per lane, of kLanes neighbouring lanes, into the state that all of them hold
+  // alike. The part's sum and values are relative to part_reference. In two steps, so that the
+  // factors can be used before the sums are there.
+  template <int kLanes>
+  Factors merge_max(float part_max, float part_reference) {
+    const float most = fmaxf(max, warp_max<kLanes>(part_max)), to = reference(most);
+    const Factors f = {exp2_fast(max - to), exp2_fast(part_reference - to)};
+    *this = {most, sum * f.keep};
+    return f;
+  }
+  template <int kLanes>
+  void merge_sum(float part_sum, const Factors& f) {
+    sum += warp_sum<kLanes>(part_sum * f.part);
+  }
+  template <int kLanes>
+  Factors merge(const SoftmaxState& part, float part_reference) {
+    const Factors f = merge_max<kLanes>(part.max, part_reference);
+    merge_sum<kLanes>(part.sum, f);
+    return f;
+  }
+  template <int kLanes>
+  Factors merge(const SoftmaxState& part) {
+    return merge<kLanes>(part, part.max);
+  }
+};
+
+// 2^n for n from -126 to 127, and x 2^n for n within twice that.
+inline float power_of_two(int32_t n) { return __int_as_float((n + 127) << 23); }
+inline float times_power(float x, int32_t n) {
+  return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
+}
+// The exponent of a number that is finite and not 0, to within one for subnormal ones.
+inline int32_t exponent_of(float x) {
+  return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
+}
+
+// The sink's logit of a head, if there are sinks. Loaded in a way that the compiler does not know:
+// it would spend minutes on aliases.
+inline float sink_logit(uint64_t sinks, uint64_t head) {
+  if (sinks == 0) return minus_infinity();
+  return __uint_as_float(load_bits(sinks, static_cast<uint32_t>(head), true));
+}
+
+// A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
+// -inf: no sink.
+inline float finish_row(SoftmaxState& state, float sink) {
+  constexpr float kMost = 3.402823466e38f;
+  float keep = 1.0f;
+  if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMost), kMost);
+  if (sink != minus_infinity()) {
+    if (sink > state.max) {
+      keep = exp2_one(state.max - sink);
+      state.sum *= keep;
+      state.max = sink;
+    }
+    state.sum += is_nan(sink) ? sink : exp2_one(sink - state.max);
+  }
+  return state.sum == 0 ? 0.0f : keep / state.sum;
+}
+
+inline float log_sum_exp(const SoftmaxState& state) {
+  return state.sum == 0 ? minus_infinity() : (state.max + log2f(state.sum)) * kLn2;
+}
+
+// dtypes are those of gyre/dtype.h: f32, f16, bf16. Selects instead of branches: a branch would
+// wait for the load.
+inline float as_float(uint32_t bits, uint32_t dtype) {
+  const float f16 = widen(Half{static_cast<uint16_t>(bits)});
+  const float bf16 = widen(BFloat16{static_cast<uint16_t>(bits)});
+  return dtype == 0 ? __uint_as_float(bits) : (dtype == 1 ? f16 : bf16);
+}
+inline float load_as_float(uint64_t row, uint32_t dtype, uint32_t index) {
+  return as_float(load_bits(row, index, dtype == 0), dtype);
+}
+inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float value) {
+  if (dtype == 0) {
+    reinterpret_cast<float*>(row)[index] = value;
+  } else if (dtype == 1) {
+    reinterpret_cast<Half*>(row)[index] = from_float<Half>(value);
+  } else {
+    reinterpret_cast<BFloat16*>(row)[index] = from_float<BFloat16>(value);
+  }
+}
+// Elements kApart from each other: one branch for all of them.
+template <uint32_t kCount, uint32_t kApart>
+inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const float (&x)[kCount]) {
+  if (dtype == 0) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) pointer<float>(row)[index + i * kApart] = x[i];
+    return;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const uint16_t f16 = from_float<Half>(x[i]).bits, bf16 = from_float<BFloat16>(x[i]).bits;
+    pointer<uint16_t>(row)[index + i * kApart] = dtype == 1 ? f16 : bf16;
+  }
+}
+
+// Largest of a row's eight lanes, of several rows at once: their shuffles overlap.
+template <uint32_t kCount>
+inline void eight_lanes_max(float (&x)[kCount]) {
+#pragma unroll
+  for (int by = 4; by < 32; by *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) x[i] = fmaxf(x[i], __shfl_xor_sync(kAll, x[i], by));
+  }
+}
+inline float eight_lanes_max(float x) {
+  float one[1] = {x};
+  eight_lanes_max(one);
+  return one[0];
+}
+
+template <uint32_t kCount>
+inline float max_of(const float (&x)[kCount]) {
+  float most = x[0];
+#pragma unroll
+  for (uint32_t i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
+  return most;
+}
+
+// soft_cap to 2 ulp, without the branches of a division; `inverse`: 1 / cap.
+inline float soft_cap_fast(float x, float cap, float inverse) {
+  const float a = fabsf(x) * inverse, e = exp2_fast(a * (-2 * kLog2E));
+  const float t = a < 0.04f ? a - a * a * a * (1.0f / 3) : divide_fast(1.0f - e, 1.0f + e);
+  return copysignf(t * cap, x);
+}
+
+}  // namespace gyre::cuda

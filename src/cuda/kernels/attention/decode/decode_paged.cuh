@@ -1,0 +1,400 @@
+#pragma once
+// Attention of a few rows of each of several sequences, whose keys lie in pages. A block for each
+// multiprocessor takes its runs from the step schedule (abi/attention_schedule.h). A piece of a
+// run's keys is one warp's, from its loads to its sums; above head_dim 256 four warps share it. The
+// states of pieces are folded in the order of their keys, in shared memory, or in global memory
+// where a unit's groups lie in several blocks: the last block to arrive merges those.
+// Bytes moved: K and V once, q, and one state for each group of a unit in several blocks.
+#include "cuda/kernels/attention/decode/decode_loop.cuh"
+#include "cuda/kernels/attention/decode/fold_groups.cuh"
+#include "cuda/kernels/attention/decode/paged_load.cuh"
+
+namespace gyre::cuda {
+
+template <class Traits, bool kOnePage>
+class PagedBlock {
+  static constexpr PagedLayout kLayout =
+      paged_layout(Traits::kK, Traits::kV, Traits::kDims, Traits::kRows);
+  static constexpr uint32_t kStages = kLayout.stages, kStageBytes = Traits::kStage.bytes;
+  static constexpr uint32_t kKeys = Traits::kStage.keys;
+  static constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kRows = Traits::kRows;
+  static constexpr uint32_t kAhead = 2;  // units whose queries are made before their first piece
+  using Set = RowSet<Traits>;
+  static constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, kRows);
+
+ public:
+  PagedBlock(const abi::AttentionParams& p, const Args& args, const EarlyBits& early,
+             unsigned char* shared)
+      : p_(p),
+        args_(args),
+        early_(early),
+        shared_(shared),
+        state_(*reinterpret_cast<PagedState*>(shared)),
+        warp_(warp_index()),
+        mine_(shared + kLayout.warps_at(blockDim.x / kWarp) + warp_ * kLayout.warp_bytes),
+        slots_(shared + kLayout.slots_at(blockDim.x / kWarp)),
+        loads_(p, args, state_, warp_) {}
+
+  // All runs of the block, as many at a time as there are slots for their units.
+  void run() {
+    if (threadIdx.x == 0) {
+      state_.table_k[0] = state_.table_k[1] = level_table<Traits::kK, Traits::kManyRows>();
+      state_.table_v[0] = state_.table_v[1] = level_table<Traits::kV, Traits::kManyRows>();
+    }
+    // Before the command ahead has ended: what it does not write.
+    constexpr uint32_t kLists = 1u << arg_schedule | 1u << arg_table;
+    constexpr uint32_t kKeyArgs =
+        1u << arg_k_codes | 1u << arg_k_scales | 1u << arg_v_codes | 1u << arg_v_scales;
+    waited_ = (early_.early & kLists) != kLists;
+    early_keys_ = !waited_ && p_.settled_keys != 0 && (early_.early_old & kKeyArgs) == kKeyArgs;
+    if (waited_) {
+      pdl_wait();
+    } else {
+      pdl_read_early();
+    }
+    const uint4 header = pointer<const uint4>(args_.at[arg_schedule])[blockIdx.x];
+    static_assert(kMaxUnitSlots <= abi::kFirstRuns);
+    copy_runs(
+        abi::schedule_first_runs_at(gridDim.x) + blockIdx.x * abi::kFirstRuns * abi::kRunWords,
+        kMaxUnitSlots);
+    const uint32_t slots = kLayout.slots(blockDim.x / kWarp, dynamic_shared_bytes());
+    // A schedule of something else: nothing that it says may be used.
+    const uint32_t count = header.x == p_.schedule_key && header.y == gridDim.x ? header.w : 0;
+    for (uint32_t done = 0; done < count; done += slots) {
+      if (done != 0) __syncthreads();
+      init_barriers(done != 0);
+      const uint32_t left = count - done, here = left < slots ? left : slots;
+      if (done != 0)
+        copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{header.z + done} * abi::kRunWords,
+                  here);
+      count_pieces(here);
+      work();
+      if (left <= slots) pdl_launch_dependents();
+      __syncthreads();
+      merge_units();
+    }
+    if (!waited_) pdl_wait();
+  }
+
+ private:
+  static uint32_t lane() { return threadIdx.x % kWarp; }
+  static uint32_t slice() { return warp_index() % kPerKey; }
+  unsigned char* slot(uint32_t run) const { return slots_ + run * kLayout.slot.bytes; }
+  unsigned char* ring() const { return mine_ + kLayout.ring; }
+  RowFactors& factors(uint32_t run) const {
+    return *reinterpret_cast<RowFactors*>(slot(run) + kLayout.slot.factors);
+  }
+  MaskRow* masks(uint32_t run) const {
+    return reinterpret_cast<MaskRow*>(slot(run) + kLayout.slot.masks);
+  }
+  // Folds of a group and of the unit.
+  unsigned char* group_fold(uint32_t run, uint32_t set) const {
+    return slot(run) + kLayout.slot.group + (slice() * Set::kSets + set) * Set::kSetBytes;
+  }
+  unsigned char* unit_fold(uint32_t run, uint32_t set) const {
+    return slot(run) + kLayout.slot.unit + (slice() * Set::kSets + set) * Set::kSetBytes;
+  }
+
+  void init_barriers(bool again) {
+    const auto init = [again](PhaseBarrier* barrier, uint32_t count) {
+      if (again) invalidate_barrier(barrier);
+      init_barrier(barrier, count);
+    };
+    for (uint32_t i = threadIdx.x; i < kMaxUnitSlots * kPerKey * kTurns; i += blockDim.x)
+      init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], kWarpArrivals);
+    if (threadIdx.x < kMaxUnitSlots) init(&state_.ready[threadIdx.x], kRows * kWarpArrivals);
+  }
+
+  // Copies descriptions of runs, at a word of the schedule, to shared memory.
+  void copy_runs(uint64_t at, uint32_t count) {
+    const auto* const from = pointer<const uint32_t>(args_.at[arg_schedule]) + at;
+    auto* const to = reinterpret_cast<uint32_t*>(state_.runs);
+    for (uint32_t i = threadIdx.x; i < count * abi::kRunWords; i += blockDim.x) to[i] = from[i];
+  }
+  // For all threads together.
+  void count_pieces(uint32_t count) {
+    __syncthreads();
+    if (warp_ == 0) sum_pieces(count);
+    __syncthreads();
+  }
+  void sum_pieces(uint32_t count) {
+    uint32_t sum = lane() < count ? state_.runs[lane()].count : 0;
+    const uint32_t own = sum;
+#pragma unroll
+    for (uint32_t by = 1; by < kWarp; by *= 2) {
+      const uint32_t other = __shfl_up_sync(kAll, sum, by);
+      if (lane() >= by) sum += other;
+    }
+    static_assert(kMaxUnitSlots <= kWarp);
+    if (lane() < count) state_.before[lane()] = sum - own;
+    if (lane() == kWarp - 1)
+      state_.count = count, state_.pieces = sum, state_.next = blockDim.x / (kWarp * kPerKey);
+  }
+
+  void wait() { pdl_wait(), waited_ = true; }
+
+  // Until no piece of the runs at hand is left.
+  void work() {
+    const uint32_t ahead = kAhead < state_.count ? kAhead : state_.count;
+    // Queries first, if they are there: a load queued behind a block's keys takes microseconds.
+    QueryBits<Traits> bits;
+    const bool first = waited_;
+    const auto load_first = [&] {
+      if (warp_ < ahead * kRows) load_row(warp_ / kRows, warp_ % kRows, bits);
+    };
+    if (first) load_first();
+    loads_.start();
+#pragma unroll 1
+    for (uint32_t i = 0; i + 1 < kStages; ++i) {
+      loads_.prepare(1);
+      if (!waited_ && (!early_keys_ || !loads_.is_settled())) wait();
+      loads_.issue(ring() + i * kStageBytes);
+    }
+    if (!waited_) wait();
+    if (!first) load_first();
+    make_queries(0, warp_, blockDim.x / kWarp, ahead * kRows, bits);
+    DecodeProblem problem = {};
+    problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_alibi_slopes] == 0;
+    problem.rows = 1;
+    WarpLoop<Traits> loop(p_, problem, masks(0), state_.table_k, state_.table_v,
+                          reinterpret_cast<float*>(mine_ + kLayout.transpose),
+                          reinterpret_cast<float*>(shared_ + kPagedStateBytes), warp_,
+                          Queries<Traits>());
+    uint32_t at = 0, before = (kStages - 1) * kStageBytes, index = 0, queried = ~0u;
+#pragma unroll 1
+    for (const QueuedPiece* piece = loads_.take(); piece != nullptr; piece = loads_.take()) {
+      const uint32_t number = piece->run;
+      const abi::AttentionRun& run = state_.runs[number];
+      make_queries_ahead(number, piece->nth, run.count);
+      if (number != queried) {
+        queried = number;
+        wait_for_phase(&state_.ready[number], 0);
+        loop.queries = Queries<Traits>(slot(number), factors(number), slice(), run.rows);
+        loop.mask = masks(number);
+        problem.rows = run.rows;
+      }
+      problem.uniform_mask = piece->uniform != 0;
+      problem.walk = piece_walk(piece->skip, piece->count, kKeys);
+      problem.walk_first = piece->base + piece->skip - run.begin;
+      loop.masks = !problem.plain_logits || !problem.uniform_mask;
+      loop.lane = lane_weights();
+      loop.until_check = kStagesToCheck;
+      ValueSums<Traits> sums = ValueSums<Traits>::none();
+      const uint32_t stages = piece->stages;
+#pragma unroll 1
+      for (uint32_t stage = 0, end = 0; stage < stages;) {
+        end = stage + loads_.prepare(stages - stage);
+#pragma unroll 1
+        for (; stage < end; ++stage) {
+          wait_for_stage<kStages>();
+          loads_.issue(ring() + before);
+          const unsigned char* const bytes = ring() + at;
+          before = at;
+          at = at + kStageBytes == kStages * kStageBytes ? 0 : at + kStageBytes;
+          if (problem.walk.tiles == 0) continue;
+          typename SpreadV<Traits>::Scores x;
+          loop.logits(bytes, index++, stage * kKeys, x);
+          loop.add(bytes, x, sums);
+        }
+      }
+      finish_piece(number, piece->nth,
+                   piece->bad != 0 || run.shift_and_valid < 256 || state_.stale[number] != 0,
+                   loop.lane, sums);
+    }
+    copy_wait<0>();
+  }
+
+  // The queries of the unit kAhead further on, by the warps that take a unit's first pieces.
+  void make_queries_ahead(uint32_t number, uint32_t nth, uint32_t pieces) {
+    const uint32_t unit = number + kAhead, warps = pieces < kRows ? pieces : kRows;
+    if (unit >= state_.count || nth >= warps || slice() != 0) return;
+    QueryBits<Traits> bits;
+    load_row(unit, nth, bits);
+    make_queries(unit, nth, warps, kRows, bits);
+  }
+  // Queries from, from + step, ... below end of the units from `unit` on; `bits` of the first.
+  void make_queries(uint32_t unit, uint32_t from, uint32_t step, uint32_t end,
+                    QueryBits<Traits>& bits) {
+#pragma unroll 1
+    for (uint32_t i = from; i < end; i += step) {
+      if (i != from) load_row(unit + i / kRows, i % kRows, bits);
+      make_query(unit + i / kRows, i % kRows, bits);
+    }
+  }
+
+  // Row r of a unit's queries; rows behind the last repeat others over 16-bit keys.
+  uint32_t query_row(const abi::AttentionRun& run, uint32_t r) const {
+    return Traits::kLevelsK ? r : r % run.rows;
+  }
+  void load_row(uint32_t number, uint32_t r, QueryBits<Traits>& bits) const {
+    const abi::AttentionRun& run = state_.runs[number];
+    const uint64_t q = args_.at[arg_q] + run.first_token * p_.q_token_stride;
+    const uint32_t of = query_row(run, r);
+    if (of < run.rows)
+      load_query<Traits>(query_address(p_, unit_problem(p_, args_, run), q, of), p_.q_dtype == 0,
+                         bits);
+  }
+  // To operands; rows behind the last are zeros over levels. By one warp.
+  void make_query(uint32_t number, uint32_t r, const QueryBits<Traits>& bits) {
+    const abi::AttentionRun& run = state_.runs[number];
+    const DecodeProblem unit = unit_problem(p_, args_, run);
+    auto* const row = reinterpret_cast<float*>(mine_);
+    const bool present = query_row(run, r) < run.rows;
+#pragma unroll
+    for (uint32_t part = 0; part < Traits::kQueryParts; ++part) {
+      if (present) stage_query<Traits>(p_, unit, bits, part, row, r, factors(number));
+      __syncwarp();
+      if constexpr (Traits::kStage.k_tiles) {
+        write_query_slots<Traits>(present ? row : nullptr, r,
+                                  reinterpret_cast<uint2*>(slot(number)), factors(number));
+      } else if constexpr (Traits::kLevelsK) {
+        write_query_columns<Traits>(present ? row : nullptr, r, part,
+                                    reinterpret_cast<uint2*>(slot(number)), factors(number));
+      } else {
+        write_query_row<Traits>(row, r, reinterpret_cast<uint4*>(slot(number)));
+      }
+    }
+    if (lane() == 0 && r == 0) state_.stale[number] = is_stale(args_, run) ? 1 : 0;
+    if (lane() == 0 && present && r < run.rows)
+      masks(number)[r] = mask_row(unit, args_.at[arg_alibi_slopes], r);
+    arrive_warp(&state_.ready[number]);
+  }
+
+  // Folds a piece into its group, a group into its unit: pieces wait for those of older keys.
+  void finish_piece(uint32_t number, uint32_t nth, bool bad, const LaneWeights& lane_weights,
+                    const ValueSums<Traits>& sums) {
+    const abi::AttentionRun& run = state_.runs[number];
+    const uint32_t piece = run.first + nth;
+    const bool from_first = run.first == run.unit_first, last = nth + 1 == run.count;
+    const bool begins = piece % abi::kGroupPieces == 0 || piece == run.unit_first;
+    const bool ends =
+        piece % abi::kGroupPieces == abi::kGroupPieces - 1 || piece + 1 == run.unit_end;
+    const uint32_t group = piece / abi::kGroupPieces - run.unit_first / abi::kGroupPieces;
+    PhaseBarrier* const turns = state_.turn[number][slice()];
+    if (nth != 0) wait_for_phase(&turns[(nth - 1) % kTurns], (nth - 1) / kTurns % 2);
+#pragma unroll 1
+    for (uint32_t set = 0; set < Set::kSets; ++set) {
+      Set fold;
+      if (begins) {
+        add_piece<true>(fold, lane_weights, sums, set, bad);
+      } else {
+        fold.get(group_fold(number, set));
+        add_piece<false>(fold, lane_weights, sums, set, bad);
+      }
+      if (!ends) {
+        fold.put(group_fold(number, set));
+        continue;
+      }
+      if (from_first && group != 0) {
+        Set all;
+        all.get(unit_fold(number, set));
+        all.add(fold);
+        fold = all;
+      }
+      if (!from_first) {
+        fold.put(state_at(run, group, set));
+      } else if (!last) {
+        fold.put(unit_fold(number, set));
+      } else if (run.count == run.unit_end - run.unit_first) {
+        write_rows(number, set, fold);
+      } else {
+        fold.put(state_at(run, 0, set));
+      }
+    }
+    if (!last) arrive_warp(&turns[nth % kTurns]);
+  }
+  // Sums of a set: an index that the compiler knows keeps them in registers.
+  template <bool kFirst, uint32_t kSet = 0>
+  static void add_piece(Set& fold, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
+                        uint32_t set, bool bad) {
+    if (set == kSet) {
+      fold.template add<kFirst>(lane_weights, sums, kSet, bad);
+    } else if constexpr (kSet + 1 < Set::kSets) {
+      add_piece<kFirst, kSet + 1>(fold, lane_weights, sums, set, bad);
+    }
+  }
+
+  // The fold of a group of a unit in several blocks; of the first block's groups at 0.
+  unsigned char* state_at(const abi::AttentionRun& run, uint32_t group, uint32_t set) const {
+    constexpr uint64_t kArea = paged_area_bytes(Traits::kV, Traits::kDims, kRows);
+    return pointer<unsigned char>(args_.at[arg_partial] + paged_counter_bytes(gridDim.x) +
+                                  run.area * kArea) +
+           uint64_t{group} * kFoldBytes + (slice() * Set::kSets + set) * Set::kSetBytes;
+  }
+
+  // The finished rows of a set, out of the rotated domain, by the warps that share its keys.
+  void write_rows(uint32_t number, uint32_t set, const Set& fold) {
+    constexpr uint32_t kParts = Traits::kRowParts, kDim = Traits::kRowDim;
+    const abi::AttentionRun& run = state_.runs[number];
+    const unsigned char* const rows =
+        group_fold(number, set) - slice() * Set::kSets * Set::kSetBytes;
+    __syncwarp();
+    fold.put_rows(group_fold(number, set));
+    if constexpr (kPerKey > 1) {
+      sync_named_barrier<kPerKey>(warp_ / kPerKey);
+    } else {
+      __syncwarp();
+    }
+#pragma unroll 1
+    for (uint32_t i = slice(); i < Set::kSetRows * kParts; i += kPerKey) {
+      const uint32_t r = i / kParts, row = set * Set::kSetRows + r;
+      const SoftmaxState state = fold.row_state(r);
+      if (row >= run.rows) break;
+      float x[kDim / kWarp];
+#pragma unroll
+      for (uint32_t c = 0; c < kDim / kWarp; ++c) {
+        const uint32_t column = lane() + c * kWarp, of = column / Set::kColumns;
+        x[c] = 0;
+        if (c * kWarp < kPerKey * Set::kColumns &&
+            (Set::kColumns % kWarp == 0 || column < Set::kColumns))
+          x[c] = reinterpret_cast<const float*>(
+              rows + of * (Set::kSets * Set::kSetBytes))[r * Set::kPitch + column % Set::kColumns];
+      }
+      RowTarget target = unit_row_target<Traits>(p_, run, args_, row);
+      store_row<Traits>(target, p_.partial == abi::kAttentionStates, i % kParts, state, x);
+    }
+    if constexpr (kPerKey > 1) sync_named_barrier<kPerKey>(warp_ / kPerKey);
+  }
+
+  // Units of several blocks: only the first and the last run of those at hand can be of one.
+  void merge_units() {
+    if (state_.runs[0].first != state_.runs[0].unit_first) merge_unit(0);
+    const uint32_t last = state_.count - 1;
+    const abi::AttentionRun& run = state_.runs[last];
+    if (run.first == run.unit_first && run.count != run.unit_end - run.unit_first) merge_unit(last);
+  }
+
+  // The last block to count its groups folds them all, in their order. For all threads together.
+  void merge_unit(uint32_t number) {
+    const abi::AttentionRun& run = state_.runs[number];
+    const RunGroups of(run);
+    if (threadIdx.x == 0)
+      state_.merge_groups = count_groups(args_.at[arg_partial] + run.area * 4, of);
+    __syncthreads();
+    const uint32_t done = state_.merge_groups;
+    if (done != 0)
+      fold_groups<Traits>(reinterpret_cast<const float4*>(state_at(run, 0, 0) -
+                                                          slice() * Set::kSets * Set::kSetBytes),
+                          reinterpret_cast<float4*>(slot(number) + kLayout.slot.unit), done,
+                          of.all);
+    __syncthreads();
+    if (done == 0 || warp_ >= kPerKey) return;
+#pragma unroll 1
+    for (uint32_t set = 0; set < Set::kSets; ++set) {
+      Set fold;
+      fold.get(unit_fold(number, set));
+      write_rows(number, set, fold);
+    }
+  }
+  const abi::AttentionParams& p_;
+  const Args& args_;
+  const EarlyBits& early_;
+  unsigned char* shared_;
+  PagedState& state_;
+  uint32_t warp_;
+  unsigned char *mine_, *slots_;  // the warp's buffers; those of units
+  bool waited_ = false, early_keys_ = false;
+  PieceLoads<Traits, kOnePage> loads_;
+};
+
+}  // namespace gyre::cuda

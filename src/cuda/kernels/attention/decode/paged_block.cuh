@@ -1,0 +1,101 @@
+#pragma once
+// Decode attention over pages: what the warps of a block share beside their rings.
+#include "cuda/kernels/attention/common/schedule_run.cuh"
+#include "cuda/kernels/attention/decode/piece_fold.cuh"
+
+namespace gyre::cuda {
+
+// A piece that a warp loads, or works on. Positions count slots from the piece's first stage on.
+struct QueuedPiece {
+  uint32_t run, nth;           // which of the run's pieces
+  uint32_t base, skip, count;  // first slot of the first stage; positions of its keys
+  uint32_t uniform;            // all rows of the unit see the same of these keys
+  uint32_t bad;                // 1: a page that does not exist
+  uint32_t stages;             // at least one
+};
+
+struct PagedState {
+  abi::AttentionRun runs[kMaxUnitSlots];  // at hand, and their units' slots
+  uint32_t before[kMaxUnitSlots];         // pieces of the runs before
+  QueuedPiece queue[kDecodeMostWarps][kQueuedPieces];
+  // A unit's queries are there; it is a piece's turn.
+  PhaseBarrier ready[kMaxUnitSlots];
+  PhaseBarrier turn[kMaxUnitSlots][decode_warps_per_key(512)][kTurns];
+  SharedLevelTable table_k, table_v;
+  uint32_t stale[kMaxUnitSlots];  // 1: the schedule was made with other numbers of the sequence
+  uint32_t count, pieces, next;   // runs at hand, their pieces, the next one that nobody took
+  uint32_t merge_groups;          // of the first block's fold; 0: another block merges
+};
+static_assert(sizeof(PagedState) <= kPagedStateBytes);
+
+// Keys of a piece that some row of the unit sees.
+struct PieceKeys {
+  uint32_t first, count, uniform;
+};
+inline PieceKeys piece_keys(const abi::AttentionParams& p, const abi::AttentionRun& run,
+                            uint32_t piece) {
+  const uint32_t shift = run.shift_and_valid % 256, begin = piece << shift;
+  const uint32_t behind = begin + (1u << shift);
+  const auto low = static_cast<int32_t>(begin < run.begin ? run.begin : begin);
+  const auto high = static_cast<int32_t>(behind < run.end ? behind : run.end);
+  // The sequence's bounds are those of its only token.
+  if (run.tokens == 1)
+    return {static_cast<uint32_t>(low), high > low ? static_cast<uint32_t>(high - low) : 0, 1};
+  const abi::RowMask<int32_t> mask = run_mask(p, run);
+  const auto first_token = static_cast<int32_t>(run.first_row / p.group);
+  const auto last_token = static_cast<int32_t>((run.first_row + run.rows - 1) / p.group);
+  const DecodeBounds oldest = abi::row_bounds<int32_t>(mask, first_token, low, high);
+  const DecodeBounds newest = abi::row_bounds<int32_t>(mask, last_token, low, high);
+  const uint32_t count =
+      newest.end > oldest.begin ? static_cast<uint32_t>(newest.end - oldest.begin) : 0;
+  return {static_cast<uint32_t>(oldest.begin), count,
+          oldest.begin == newest.begin && oldest.end == newest.end ? 1u : 0u};
+}
+
+// The unit's rows, as far as queries and masks are concerned.
+inline DecodeProblem unit_problem(const abi::AttentionParams& p, const Args& args,
+                                  const abi::AttentionRun& run) {
+  DecodeProblem problem = {};
+  problem.kv_head = run.kv_head, problem.group = p.group;
+  problem.first_row = run.first_row, problem.rows = run.rows;
+  problem.mask = run_mask(p, run);
+  problem.first = run.begin;
+  const uint32_t last_row = run.first_row + run.rows - 1;
+  problem.uniform_mask = run.first_row / p.group == last_row / p.group;
+  problem.plain_logits = p.soft_cap == 0 && args.at[arg_alibi_slopes] == 0;
+  return problem;
+}
+
+// A walk in which position 0 is that of a stage, wherever the keys begin.
+inline DecodeWalk piece_walk(uint32_t skip, uint32_t count, uint32_t stage_keys) {
+  DecodeWalk w = {};
+  w.skip = skip;
+  w.end_a = skip + count;
+  w.tiles_a = count == 0 ? 0 : (w.end_a + abi::kKvTile - 1) / abi::kKvTile;
+  w.tiles = w.tiles_a;
+  w.end_b = w.tiles_a * abi::kKvTile;
+  w.starts_a = count < stage_keys ? 0 : count - stage_keys + 1;
+  return w;
+}
+
+// Where a row's result goes.
+template <class Traits>
+inline RowTarget unit_row_target(const abi::AttentionParams& p, const abi::AttentionRun& run,
+                                 const Args& args, uint32_t r) {
+  const uint32_t row = run.first_row + r, token_of = row / p.group;
+  const uint64_t token = uint64_t{run.first_token} + token_of;
+  const uint64_t head = uint64_t{run.kv_head} * p.group + (row - token_of * p.group);
+  RowTarget target = {};
+  if (p.partial == abi::kAttentionStates) {
+    target.out = args.at[arg_out] + (token * p.heads + head) * (Traits::kValueDim + 2) * 4;
+    return target;
+  }
+  target.out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
+  target.out_dtype = p.out_dtype;
+  if (args.at[arg_lse] != 0)
+    target.lse = args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride;
+  if (args.at[arg_sink_logits] != 0) target.sink = args.at[arg_sink_logits] + head * 4;
+  return target;
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,172 @@
+#pragma once
+// Decode attention over pages: the state of some keys as a warp holds it, and the fold of two such
+// states. References are integers, so that every factor is a power of two: a fold rounds nothing
+// but sums, and gives the same bits wherever the states come from.
+#include "cuda/kernels/attention/decode/paged_layout.cuh"
+#include "cuda/kernels/attention/decode/reduce.cuh"
+
+namespace gyre::cuda {
+
+// A set of rows over the keys so far, as the MMA over V leaves them. Levels: coordinates 32 v + 4 g
+// + e of row j in x[v][e]. 16-bit values: coordinates 16 v + g + 8 (e / 2) of row 2 j + e % 2.
+template <class Traits>
+struct RowSet {
+  static constexpr bool kLevels = Traits::kLevelsV;
+  static constexpr uint32_t kSets = fold_sets(Traits::kV, Traits::kRows);
+  static constexpr uint32_t kSetRows = kLevels ? 4 : 8, kLaneRows = kLevels ? 1 : 2;
+  static constexpr uint32_t kVectors = fold_vectors(Traits::kV, Traits::kValueSlice);
+  static constexpr uint32_t kSetBytes = fold_set_bytes(Traits::kV, Traits::kValueSlice);
+  static constexpr uint32_t kColumns = kVectors * (kLevels ? 32 : 16);
+
+  float x[kVectors][4];
+  float reference[kLaneRows], sum[kLaneRows];
+
+  static uint32_t lane() { return threadIdx.x % kWarp; }
+
+  // The factors of both sides, of row r of the lane.
+  struct Factors {
+    float keep, part;
+  };
+  Factors raise(uint32_t r, float part_reference, float part_sum) {
+    const float to = fmaxf(reference[r], part_reference);
+    const Factors f = {exp2_fast(reference[r] - to), exp2_fast(part_reference - to)};
+    reference[r] = to;
+    sum[r] = __fmaf_rn(part_sum, f.part, __fmul_rn(sum[r], f.keep));
+    return f;
+  }
+  static float fold(float so_far, float keep, float part, float weight) {
+    return fma_weighted(part, weight, fma_weighted(so_far, keep, 0.0f));
+  }
+
+  void add(const RowSet& part) {
+    Factors f[kLaneRows];
+#pragma unroll
+    for (uint32_t r = 0; r < kLaneRows; ++r) f[r] = raise(r, part.reference[r], part.sum[r]);
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors * 4; ++i) {
+      const Factors& of = f[i % kLaneRows];
+      x[i / 4][i % 4] = fold(x[i / 4][i % 4], of.keep, part.x[i / 4][i % 4], of.part);
+    }
+  }
+
+  // What a warp summed up of a piece, alone or behind what is there (kFirst false). `bad`: a page
+  // that does not exist: rows become NaN.
+  template <bool kFirst>
+  void add(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set, bool bad) {
+    constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
+    const LevelRow& row = from.row[set];
+    float part_sum = row.sum;
+    uint32_t weight_sum[kBlocks];
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block)
+      weight_sum[block] = from.fixed[block][set].weight_sum - lane_weights.surplus;
+#pragma unroll
+    for (int by = 4; by < 32; by *= 2) {
+      part_sum += __shfl_xor_sync(kAll, part_sum, by);
+#pragma unroll
+      for (uint32_t block = 0; Traits::FormV::kBias != 0 && block < kBlocks; ++block)
+        weight_sum[block] += __shfl_xor_sync(kAll, weight_sum[block], by);
+    }
+    if (bad) part_sum = __uint_as_float(0x7FC00000u);
+    const float scale = common_scale(from, set);
+    typename WarpSums<Traits>::Levels levels[kBlocks];
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block) {
+      const float of = from.fixed[block][set].scale;
+      levels[block].set(weight_sum[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
+    }
+    Factors f = {0, 1};
+    if constexpr (kFirst) {
+      reference[0] = row.reference, sum[0] = part_sum;
+    } else {
+      f = raise(0, row.reference, part_sum);
+    }
+    const float weight = f.part * inverse_scale(scale);
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors * 4; ++i) {
+      const uint32_t at = i / 2;  // 2 span + e / 2
+      const float part = levels[from.block_of(at)].whole(from.sums[set][at] + i % 2 * 2);
+      float& to = x[i / 4][i % 4];
+      to = kFirst ? __fmul_rn(part, weight) : fold(to, f.keep, part, weight);
+    }
+  }
+  template <bool kFirst>
+  void add(const LaneWeights&, const Float16Sums<Traits>& from, uint32_t set, bool bad) {
+    const FloatRow& row = from.row[set];
+    float all = row.sum + __shfl_xor_sync(kAll, row.sum, 1);
+    all += __shfl_xor_sync(kAll, all, 2);
+    if (bad) all = __uint_as_float(0x7FC00000u);
+    const float2 references = transpose_rows(row.reference), sums = transpose_rows(all);
+    if constexpr (kFirst) {
+      reference[0] = references.x, sum[0] = sums.x;
+      reference[kLaneRows - 1] = references.y, sum[kLaneRows - 1] = sums.y;
+    }
+    Factors f[2] = {{0, 1}, {0, 1}};
+    if constexpr (!kFirst)
+      f[0] = raise(0, references.x, sums.x), f[1] = raise(kLaneRows - 1, references.y, sums.y);
+    const float unit =
+        inverse_scale(Traits::kV == kFormatF16 ? power_of_two(kProbabilityUp) : 1.0f);
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors * 4; ++i) {
+      float& to = x[i / 4][i % 4];
+      const float part = from.sums[set][i / 4][i % 4], weight = f[i % 2].part * unit;
+      to = kFirst ? __fmul_rn(part, weight) : fold(to, f[i % 2].keep, part, weight);
+    }
+  }
+
+  // To and from memory: [vector][lane], then the states of the lanes' rows.
+  float4 states() const {
+    return make_float4(reference[0], sum[0], reference[kLaneRows - 1], sum[kLaneRows - 1]);
+  }
+  void set_states(const float4& s) {
+    reference[0] = s.x, sum[0] = s.y;
+    reference[kLaneRows - 1] = s.z, sum[kLaneRows - 1] = s.w;
+  }
+  void get(const unsigned char* place) {
+    const auto* const from = reinterpret_cast<const float4*>(place) + lane();
+#pragma unroll
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      const float4 all = from[v * kWarp];
+      x[v][0] = all.x, x[v][1] = all.y, x[v][2] = all.z, x[v][3] = all.w;
+    }
+    set_states(from[kVectors * kWarp]);
+  }
+  void put(unsigned char* place) const {
+    auto* const to = reinterpret_cast<float4*>(place) + lane();
+#pragma unroll
+    for (uint32_t v = 0; v < kVectors; ++v)
+      to[v * kWarp] = make_float4(x[v][0], x[v][1], x[v][2], x[v][3]);
+    to[kVectors * kWarp] = states();
+  }
+
+  // As rows [row][coordinate] of floats in the same place.
+  static constexpr uint32_t kPitch = kColumns + 4;
+  static_assert(kSetRows * kPitch * 4 <= kSetBytes);
+  void put_rows(unsigned char* place) const {
+    auto* const rows = reinterpret_cast<float*>(place);
+    const uint32_t g = lane() / 4, j = lane() % 4;
+#pragma unroll
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      if constexpr (kLevels) {
+        *reinterpret_cast<float4*>(rows + j * kPitch + 32 * v + 4 * g) =
+            make_float4(x[v][0], x[v][1], x[v][2], x[v][3]);
+      } else {
+#pragma unroll
+        for (uint32_t e = 0; e < 4; ++e)
+          rows[(2 * j + e % 2) * kPitch + 16 * v + g + e / 2 * 8] = x[v][e];
+      }
+    }
+  }
+  // The state of row r of the set; a row that saw nothing has no largest logit.
+  SoftmaxState row_state(uint32_t r) const {
+    const uint32_t i = kLevels ? 0 : r % 2;
+    const int source = static_cast<int>(kLevels ? r : r / 2);
+    float of = reference[0], all = sum[0];
+    if constexpr (!kLevels)
+      of = i == 0 ? reference[0] : reference[1], all = i == 0 ? sum[0] : sum[1];
+    of = __shfl_sync(kAll, of, source), all = __shfl_sync(kAll, all, source);
+    return {all == 0 ? minus_infinity() : of, all};
+  }
+};
+
+}  // namespace gyre::cuda

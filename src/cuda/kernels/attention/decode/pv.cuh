@@ -1,0 +1,100 @@
+#pragma once
+// Decode attention: the weighted sum of V. V is the A operand, coordinates by keys, weights fill B.
+// Over levels each weight byte has a column of its own, and sums stay integers. Over 16-bit V a
+// lane already holds the weights of the keys that its B fragment names.
+#include "cuda/kernels/attention/decode/weights.cuh"
+
+namespace gyre::cuda {
+
+// Four neighbouring coordinates of a tile: bits of 8 tokens each.
+template <uint32_t kFormat>
+struct ValueWords {
+  static constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
+  uint32_t low[kLow], high[kHigh != 0 ? kHigh : 1];
+
+  // `ahead` coordinates from the lane's first.
+  static ValueWords read(const unsigned char* low, const unsigned char* high, uint32_t ahead) {
+    ValueWords w;
+    load_shared_words<kLow>(low + ahead * kLow, w.low);
+    if constexpr (kHigh != 0) load_shared_words<kHigh>(high + ahead * kHigh, w.high);
+    return w;
+  }
+  // Coordinates 2 pair and 2 pair + 1 of the four.
+  template <bool kManyRows, uint32_t kTerms>
+  void unpack(const LevelTable& table, uint32_t pair, Operands<kTerms> (&x)[2]) const {
+    unpack_values<kFormat, kManyRows>(table, low + pair * (kLow / 2), high[kHigh == 2 ? pair : 0],
+                                      pair, x);
+  }
+};
+
+template <class Traits>
+inline void add_levels(const LevelTable& table, const unsigned char* low, const unsigned char* high,
+                       LevelSums<Traits>& to) {
+  using Words = ValueWords<Traits::kV>;
+  constexpr const DecodePlane(&kPlanes)[2] = Traits::kStage.v;
+#pragma unroll
+  for (uint32_t both = 0; both < LevelSums<Traits>::kSpans * Traits::kMmas; ++both) {
+    const uint32_t i = both / Traits::kMmas, mma = both % Traits::kMmas;
+    const uint32_t block = LevelSums<Traits>::block_of(2 * i);
+    const Words words = Words::read(low + mma * 4 * kPlanes[0].tile_pitch,
+                                    high + mma * 4 * kPlanes[1].tile_pitch, i * 32);
+#pragma unroll
+    for (uint32_t pair = 0; pair < 2; ++pair) {
+      Operands<Traits::FormV::kTerms> x[2];
+      words.template unpack<Traits::kManyRows>(table, pair, x);
+#pragma unroll
+      for (uint32_t term = 0; term < Traits::FormV::kTerms; ++term) {
+        const uint32_t a[4] = {x[0].term[term][0], x[1].term[term][0], x[0].term[term][1],
+                               x[1].term[term][1]};
+#pragma unroll
+        for (uint32_t four = 0; four < to.kFours; ++four)
+          mma_s8_u8(to.sums[four][2 * i + pair], a, to.weights[block][four][mma][0],
+                    to.weights[block][four][mma][1]);
+      }
+    }
+  }
+}
+
+// Probabilities over f16 V, at most 2^kFarAbove, are scaled up: small ones stay normal f16.
+constexpr int32_t kProbabilityUp = 7;
+
+template <class T>
+inline uint32_t pack_two(float a, float b) {
+  return from_float<T>(a).bits | static_cast<uint32_t>(from_float<T>(b).bits) << 16;
+}
+
+template <class Traits>
+inline void add_float16(const unsigned char* stage, const typename SpreadV<Traits>::Scores& p,
+                        Float16Sums<Traits>& to) {
+  constexpr DecodePlane kPlane = Traits::kStage.v[0];
+  constexpr uint32_t kEights = Float16Sums<Traits>::kEights;
+  constexpr bool kLo = Traits::kV == kFormatBf16;  // bf16 weights have a lo part, too
+  using Type = Float16Type<Traits::kV>;
+  using T = typename Type::type;
+  uint32_t hi[kEights][2], lo[kEights][2];
+  const float up = kLo ? 1.0f : power_of_two(kProbabilityUp);
+#pragma unroll
+  for (uint32_t i = 0; i < kEights * 2; ++i) {
+    const float a = p[i / 2][i % 2][0] * up, b = p[i / 2][i % 2][1] * up;
+    const uint32_t x = hi[i / 2][i % 2] = pack_two<T>(a, b);
+    if constexpr (kLo)
+      lo[i / 2][i % 2] =
+          pack_two<T>(a - __uint_as_float(x << 16), b - __uint_as_float(x & 0xFFFF0000u));
+  }
+  const uint32_t lane = threadIdx.x % kWarp, row = lane % 8 + lane / 16 * 8, side = lane / 8 % 2;
+  const unsigned char* const values =
+      stage + kPlane.offset + row / 8 * kPlane.tile_pitch + row % 8 * kPlane.row_pitch;
+  const uint32_t swizzle = kPlane.bytes % 128 == 0 ? row % 8 : 0;
+#pragma unroll
+  for (uint32_t i = 0; i < Traits::kValueSlice / 16; ++i) {
+    uint32_t a[4];
+    ldmatrix_transposed(a, values + ((2 * i + side) ^ swizzle) * 16);
+#pragma unroll
+    for (uint32_t h = 0; h < kEights; ++h) {
+      if constexpr (kLo) Type::mma(to.sums[h][i], a, lo[h][0], lo[h][1]);
+      Type::mma(to.sums[h][i], a, hi[h][0], hi[h][1]);
+    }
+  }
+}
+
+}  // namespace gyre::cuda

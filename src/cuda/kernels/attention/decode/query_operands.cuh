@@ -1,0 +1,137 @@
+#pragma once
+// Decode attention: what a warp keeps of its queries while it walks the keys.
+#include "cuda/kernels/attention/decode/query.cuh"
+
+namespace gyre::cuda {
+
+// Score factors of a lane's rows 4 i + j: in registers where there are few, else read from shared
+// memory each time. With several scale blocks, each has a second factor of its own.
+template <uint32_t kFours, uint32_t kBlocks>
+class LevelFactors {
+  static constexpr bool kKept = kFours < 4;
+
+ public:
+  LevelFactors() = default;
+  LevelFactors(const RowFactors& of_slices, uint32_t slice, uint32_t slices)
+      : shared_(of_slices[slice] + threadIdx.x % 4) {
+#pragma unroll
+    for (uint32_t i = 0; kKept && i < kFours; ++i) kept_[i] = shared_[4 * i];
+#pragma unroll
+    for (uint32_t i = 0; kBlocks > 1 && i < kBlocks * kFours; ++i)
+      second_[i] =
+          of_slices[i / kFours * (slices / kBlocks)][i % kFours * 4 + threadIdx.x % 4].second;
+  }
+  ScoreFactors operator[](uint32_t four) const { return kKept ? kept_[four] : shared_[4 * four]; }
+  float second(uint32_t block, uint32_t four) const {
+    return kBlocks > 1 ? second_[block * kFours + four] : (*this)[four].second;
+  }
+
+ private:
+  const ScoreFactors* shared_;
+  ScoreFactors kept_[kKept ? kFours : 1];
+  float second_[kBlocks > 1 ? kBlocks* kFours : 1];
+};
+
+// B fragments of all steps: in registers where there are few, else read from shared memory each
+// time. kSteps are the warp's, of kAllSteps.
+template <uint32_t kFours, uint32_t kSteps, uint32_t kAllSteps>
+class QueryColumns {
+  static constexpr bool kKept = kFours * kSteps <= 12;
+
+ public:
+  QueryColumns() = default;
+  QueryColumns(const uint2* shared, uint32_t slice)
+      : shared_(shared + slice * kSteps * kWarp + threadIdx.x % kWarp) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (uint32_t i = 0; i < kFours * kSteps; ++i) {
+        const uint2 x = shared_[place(i / kSteps, i % kSteps)];
+        kept_[i][0] = x.x, kept_[i][1] = x.y;
+      }
+    }
+  }
+  void get(uint32_t four, uint32_t step, uint32_t (&b)[2]) const {
+    if constexpr (kKept) {
+      b[0] = kept_[four * kSteps + step][0], b[1] = kept_[four * kSteps + step][1];
+    } else {
+      const uint2 x = shared_[place(four, step)];
+      b[0] = x.x, b[1] = x.y;
+    }
+  }
+
+ private:
+  static constexpr uint32_t place(uint32_t four, uint32_t step) {
+    return (four * kAllSteps + step) * kWarp;
+  }
+  const uint2* shared_;
+  uint32_t kept_[kKept ? kFours * kSteps : 1][2];
+};
+
+// Score factors of a lane's rows 4 i + j in each of several scale blocks of a warp.
+template <uint32_t kFours, uint32_t kBlocks>
+class BlockFactors {
+  static constexpr bool kKept = kFours * kBlocks < 4;
+
+ public:
+  BlockFactors() = default;
+  explicit BlockFactors(const RowFactors& of_blocks) : shared_(of_blocks[0] + threadIdx.x % 4) {
+#pragma unroll
+    for (uint32_t i = 0; kKept && i < kFours * kBlocks; ++i)
+      kept_[i] = of_blocks[i / kFours][i % kFours * 4 + threadIdx.x % 4];
+  }
+  ScoreFactors get(uint32_t block, uint32_t four) const {
+    return kKept ? kept_[block * kFours + four] : shared_[block * kDecodeMostRows + 4 * four];
+  }
+
+ private:
+  const ScoreFactors* shared_;
+  ScoreFactors kept_[kKept ? kFours * kBlocks : 1];
+};
+
+// Score factors of a lane's rows 8 i + g. Rows that only fill the MMA repeat real ones.
+template <uint32_t kEights>
+struct Float16Factors {
+  ScoreFactors of[kEights];
+
+  Float16Factors() = default;
+  Float16Factors(const ScoreFactors* shared, uint32_t rows) {
+#pragma unroll
+    for (uint32_t i = 0; i < kEights; ++i) of[i] = shared[(8 * i + threadIdx.x % kWarp / 4) % rows];
+  }
+};
+
+// What a warp keeps of its queries while it walks the keys: operands and factors, over levels or
+// over 16-bit keys.
+template <class Traits, bool kLevels = Traits::kLevelsK, bool kTiles = Traits::kStage.k_tiles>
+struct Queries {
+  QueryColumns<Traits::kRows / 4, Traits::kKeySlice / 32, Traits::kKeyDim / 32> operands;
+  LevelFactors<Traits::kRows / 4, Traits::kBlocksK> factors;
+
+  Queries() = default;
+  Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t)
+      : operands(reinterpret_cast<const uint2*>(shared), slice),
+        factors(of_slices, slice, Traits::kWarpsPerKey) {}
+};
+template <class Traits>
+struct Queries<Traits, true, true> {
+  static constexpr uint32_t kSlots = decode_key_steps(Traits::kKeyDim) * Traits::kBlocksK;
+  QueryColumns<Traits::kRows / 4, kSlots, kSlots> operands;
+  BlockFactors<Traits::kRows / 4, Traits::kBlocksK> factors;
+
+  Queries() = default;
+  Queries(const unsigned char* shared, const RowFactors& of_blocks, uint32_t slice, uint32_t)
+      : operands(reinterpret_cast<const uint2*>(shared), slice), factors(of_blocks) {}
+};
+template <class Traits>
+struct Queries<Traits, false, false> {
+  static constexpr uint32_t kOfSlice = Traits::kKeySlice / 16 * eights(Traits::kRows) * kWarp;
+  const uint4* operands;
+  Float16Factors<eights(Traits::kRows)> factors;
+
+  Queries() = default;
+  Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t rows)
+      : operands(reinterpret_cast<const uint4*>(shared) + slice * kOfSlice + threadIdx.x % kWarp),
+        factors(of_slices[0], rows) {}
+};
+
+}  // namespace gyre::cuda

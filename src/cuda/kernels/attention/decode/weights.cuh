@@ -1,0 +1,346 @@
+#pragma once
+// Decode attention: scores to the weights of V. Over levels a weight is probability times the V
+// scale, as a 16-bit integer in fixed point, so that sums stay integers from the first key to the
+// last. Over 16-bit V it is the probability. Both are relative to a running reference max that
+// rises only when a logit is far above it: sums are rescaled seldom.
+#include "cuda/kernels/attention/common/fixed_point.cuh"
+#include "cuda/kernels/attention/decode/qk.cuh"
+
+namespace gyre::cuda {
+
+// The state of a row over levels, the same in its eight lanes but for max and sum. `reference` is a
+// logit.
+struct LevelRow {
+  float reference, max, sum;
+
+  static LevelRow none() { return {kLowest, minus_infinity(), 0}; }
+};
+// Dither: weights are rounded up or down as often as their fraction says, so that many weights far
+// below 1 count for what they are. It differs from lane to lane and from stage to stage. `selector`
+// and `source` are transpose_weights'; `surplus` is what the bits of kIntegers add to the lane's
+// sum of weights.
+struct LaneWeights {
+  float dither;
+  uint32_t selector, source, surplus;
+
+  // The golden ratio covers [0, 1) evenly. `keys` were added to the sum.
+  void step(uint32_t keys) {
+    dither += dither < 0.381966f ? 0.618034f : -0.381966f;
+    surplus += keys * kIntegers;
+  }
+};
+inline LaneWeights lane_weights() {
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
+  return {(static_cast<float>(g) + 0.5f) * 0.125f, g % 2 == 0 ? 0x7632u : 0x5410u,
+          8 * j + g % 2 * 4 + g / 2, 0};
+}
+
+// B fragments of the MMA over V: weights of the 8 tokens of tile j, upper bytes in even columns,
+// lower bytes in odd ones. Lane (g, j) had those of row j and keys 4 g to 4 g + 3.
+inline void transpose_weights(const LaneWeights& lane, const uint32_t* w, uint32_t (&b)[2]) {
+  const uint32_t first = permute(w[0], w[1], 0x5140), last = permute(w[2], w[3], 0x5140);
+  // Lanes of even g send upper bytes to even columns while those of odd g send lower bytes to odd
+  // columns; then the other way round.
+  const auto source = static_cast<int>(lane.source);
+  const uint32_t one = __shfl_sync(kAll, permute(first, last, lane.selector), source);
+  const uint32_t other =
+      __shfl_sync(kAll, permute(first, last, lane.selector ^ 0x2222u), source ^ 4);
+  const bool even = threadIdx.x % 8 < 4;
+  b[0] = even ? one : other;
+  b[1] = even ? other : one;
+}
+
+// What a warp sums up over levels: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of row
+// 4 four + j in sums[four][i]: those of the upper and of the lower weight bytes of each. The last
+// span may have coordinates that do not exist.
+template <class Traits>
+struct LevelSums {
+  struct BlockTable {
+    uint32_t of[2 * ((Traits::kValueSlice + 31) / 32)];
+
+    static constexpr BlockTable make() {
+      BlockTable table = {};
+      for (uint32_t i = 0; Traits::kWarpBlocksV > 1 && i < Traits::kValueDim; i += 16)
+        table.of[i / 16] = scale_block_of(Traits::kValueDim, i);
+      if (Traits::kWarpBlocksV > 1 && Traits::kValueDim % 32 != 0)
+        table.of[Traits::kValueDim / 16] = table.of[Traits::kValueDim / 16 - 1];
+      return table;
+    }
+  };
+  static constexpr BlockTable kBlockTable = BlockTable::make();
+  static constexpr uint32_t kFours = Traits::kRows / 4, kBlocks = Traits::kWarpBlocksV;
+  static constexpr uint32_t kSpans = (Traits::kValueSlice + 31) / 32, kSums = 2 * kSpans;
+  LevelRow row[kFours];
+  FixedPoint fixed[kBlocks][kFours];
+  int32_t sums[kFours][kSums][4];
+  uint32_t weights[kBlocks][kFours][Traits::kMmas][2];  // of the stage at hand, as B fragments
+
+  // The scale block of sums[...][i].
+  static uint32_t block_of(uint32_t i) { return kBlockTable.of[i]; }
+  static LevelSums none() {
+    LevelSums s = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kFours; ++i) {
+      s.row[i] = LevelRow::none();
+#pragma unroll
+      for (uint32_t block = 0; block < kBlocks; ++block) s.fixed[block][i] = FixedPoint::none();
+    }
+    return s;
+  }
+};
+
+// Divides sums of a scale block by 2^shift, to the nearest. The remainder of the upper bytes' sum
+// goes to the lower bytes': half a unit of the upper alone would be 128 of the lower.
+template <class Traits>
+inline void rescale_sums(const LaneWeights& lane, uint32_t block, uint32_t four, uint32_t shift,
+                         LevelSums<Traits>& to) {
+  constexpr uint32_t kMost = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
+  uint32_t& weight_sum = to.fixed[block][four].weight_sum;
+  auto weights = static_cast<int32_t>(weight_sum - lane.surplus);
+#pragma unroll 1
+  for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
+    const uint32_t by = left < kStep ? left : kStep;
+    const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
+#pragma unroll
+    for (uint32_t i = 0; i < to.kSums * 2; ++i) {
+      if (to.block_of(i / 2) != block) continue;
+      int32_t &upper = to.sums[four][i / 2][i % 2 * 2],
+              &lower = to.sums[four][i / 2][i % 2 * 2 + 1];
+      lower = (lower + (upper & rest) * 256 + half) >> by;
+      upper >>= by;
+    }
+    weights = (weights + half) >> by;
+    left -= by;
+  }
+  weight_sum = static_cast<uint32_t>(weights) + lane.surplus;
+}
+
+// Scores and scales of V to weights, whatever they are: references and fixed-point scales are
+// adapted. Sums of a block and row must then be shifted right by `shift`.
+template <class Traits, uint32_t kBlocks, uint32_t kFours, uint32_t kKeys>
+inline void weigh_any(const LaneWeights& lane, const float (&x)[kFours][kKeys],
+                      const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                      uint32_t (&w)[kBlocks][kFours][kKeys], uint32_t (&shift)[kBlocks][kFours]) {
+  float largest[kFours], weights[kBlocks][kFours][kKeys], most[kBlocks * kFours];
+  bool known[kBlocks][kFours];
+#pragma unroll
+  for (uint32_t i = 0; i < kFours; ++i) largest[i] = max_of(x[i]);
+  eight_lanes_max(largest);
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+    LevelRow& r = to.row[four];
+    uint32_t rise = 0;
+    if (largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
+      const float up = ceilf(fmaxf(largest[four], kLowest)) + kReferenceHeadroom;
+      r.sum *= exp2_fast(r.reference - up);
+      rise = static_cast<uint32_t>(fminf(up - r.reference, 512.0f));
+      r.reference = up;
+    }
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block) {
+      shift[block][four] = rise;
+      most[block * kFours + four] = 0;
+      known[block][four] = true;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      const float p = exp2_fast(x[four][i] - r.reference);
+      r.sum += p;
+#pragma unroll
+      for (uint32_t block = 0; block < kBlocks; ++block) {
+        // The scale of a slot without a key may be NaN, or never written.
+        const float weight = p == 0 ? 0.0f : p * scales[block][i];
+        float& of = most[block * kFours + four];
+        weights[block][four][i] = weight;
+        of = fmaxf(of, weight);
+        known[block][four] = known[block][four] && !is_nan(weight);
+      }
+    }
+  }
+  eight_lanes_max(most);
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
+    const uint32_t block = i / kFours, four = i % kFours;
+    FixedPoint& of = to.fixed[block][four];
+    shift[block][four] = rescale_weights(of, most[i], shift[block][four]);
+    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, !known[block][four]) & mine) != 0)
+      of.scale = __uint_as_float(0x7FC00000u);
+#pragma unroll
+    for (uint32_t key = 0; key < kKeys; ++key) {
+      const float weight = weights[block][four][key];
+      w[block][four][key] = of.scale == 0 ? kIntegers + (weight == -minus_infinity() ? 1u : 0u)
+                                          : to_integer(fmaf(weight, of.scale, lane.dither));
+    }
+  }
+}
+
+// weigh_any, and what it asks for.
+template <class Traits, uint32_t kBlocks, uint32_t kFours, uint32_t kKeys>
+inline void weigh_unusual(const LaneWeights& lane, const float (&x)[kFours][kKeys],
+                          const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                          uint32_t (&w)[kBlocks][kFours][kKeys]) {
+  uint32_t shift[kBlocks][kFours];
+  bool held[kFours], any = false;  // which rows have sums; whether some must be rescaled
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) held[four] = to.row[four].sum != 0;
+  weigh_any(lane, x, scales, to, w, shift);
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i)
+    any = any || (shift[i / kFours][i % kFours] != 0 && held[i % kFours]);
+  if (__any_sync(kAll, any) == 0) return;
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i)
+    rescale_sums(lane, i / kFours, i % kFours, shift[i / kFours][i % kFours], to);
+}
+
+// Scores in base 2 become weights. `first_block` is that of the warp's coordinates. `masked`: some
+// slots may have no key. What their scales happen to be must not show, not even as another way to
+// the same weights.
+template <class Traits>
+inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scores& x,
+                         const unsigned char* scales_at, uint32_t first_block, bool masked,
+                         LevelSums<Traits>& to) {
+  constexpr uint32_t kKeys = Traits::kLaneKeys, kFours = Traits::kRows / 4;
+  constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
+  float scales[kBlocks][kKeys];
+#pragma unroll
+  for (uint32_t block = 0; block < kBlocks; ++block)
+    load_scales<Traits, Traits::kBlocksV>(scales_at, first_block + block, scales[block]);
+  // Over pages, where slots hold what other sequences left; a linear cache loads zeros there.
+  if (Traits::kCluster == kDecodePages && masked) {
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      float most = x[0][i];
+#pragma unroll
+      for (uint32_t four = 1; four < kFours; ++four) most = fmaxf(most, x[four][i]);
+#pragma unroll
+      for (uint32_t block = 0; block < kBlocks; ++block)
+        if (most == minus_infinity()) scales[block][i] = 0;
+    }
+  }
+  uint32_t w[kBlocks][kFours][kKeys], all = 0;
+  float sum[kFours];
+  bool usual = true;
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+    LevelRow& r = to.row[four];
+    r.max = fmaxf(r.max, max_of(x[four]));
+    float p[kKeys], more = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; ++i) p[i] = exp2_fast(x[four][i] - r.reference);
+#pragma unroll
+    for (uint32_t i = 0; i < kKeys; i += 2) more += p[i] + p[i + 1];
+    sum[four] = r.sum + more;
+    usual = usual && sum[four] < 0x1p64f;
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
+      uint32_t& weight = w[i / kKeys][four][i % kKeys];
+      const float scale = scales[i / kKeys][i % kKeys] * to.fixed[i / kKeys][four].scale;
+      weight = to_integer(fmaf(p[i % kKeys], scale, lane.dither));
+      all |= weight;
+    }
+  }
+  if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
+    weigh_unusual(lane, x, scales, to, w);
+  } else {
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four) to.row[four].sum = sum[four];
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
+    const uint32_t block = i / kFours, four = i % kFours;
+    if constexpr (Traits::FormV::kBias != 0) {
+#pragma unroll
+      for (uint32_t key = 0; key < kKeys; ++key)
+        to.fixed[block][four].weight_sum += w[block][four][key];
+    }
+#pragma unroll
+    for (uint32_t mma = 0; mma < Traits::kMmas; ++mma)
+      transpose_weights(lane, w[block][four] + mma * 4, to.weights[block][four][mma]);
+  }
+}
+
+// A key adds up to 127 times 255 to a sum, and less than 2^16 to one lane's sum of weights. Sums
+// are checked so often that rescale_sums, after at most halving them, has room in 32 bits; so has
+// the sum of a row's eight lanes' weights.
+constexpr uint32_t kStagesToCheck = 512;
+static_assert(2 * int64_t{127 * 255 * 64} * kStagesToCheck + (1 << 24) + (1 << 15) < int64_t{1}
+                                                                                         << 31);
+template <class Traits>
+inline void check_sums(const LaneWeights& lane, uint32_t four, LevelSums<Traits>& to) {
+#pragma unroll
+  for (uint32_t block = 0; block < to.kBlocks; ++block) {
+    uint32_t all = 4 * (to.fixed[block][four].weight_sum - lane.surplus);
+#pragma unroll
+    for (uint32_t i = 0; i < to.kSums * 4; ++i) {
+      if (to.block_of(i / 4) != block) continue;
+      const int32_t x = to.sums[four][i / 4][i % 4];
+      all |= static_cast<uint32_t>(x < 0 ? -x : x);
+    }
+    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) continue;
+    to.fixed[block][four].scale *= 0.5f;
+    rescale_sums(lane, block, four, 1, to);
+  }
+}
+
+// The state of a row over 16-bit V, the same in its four lanes but for the sum.
+struct FloatRow {
+  float reference, max, sum;
+
+  static FloatRow none() { return {kLowest, minus_infinity(), 0}; }
+};
+
+// sums[eight][i]: coordinates 16 i + g and + 8, of rows 8 eight + 2 j and + 1.
+template <class Traits>
+struct Float16Sums {
+  static constexpr uint32_t kEights = eights(Traits::kRows);
+  FloatRow row[kEights];
+  float sums[kEights][Traits::kValueSlice / 16][4];
+
+  static Float16Sums none() {
+    Float16Sums s = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kEights; ++i) s.row[i] = FloatRow::none();
+    return s;
+  }
+};
+
+inline float four_lanes_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAll, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAll, x, 2));
+}
+
+// A number of row g to the lanes that have sums of rows 2 j and 2 j + 1.
+inline float2 transpose_rows(float of_row) {
+  const int j = static_cast<int>(threadIdx.x % 4);
+  return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
+}
+
+// Scores in base 2 become probabilities. The reference, an integer, lies kHeadroom above the
+// largest logit, so that sums of large bf16 values do not overflow.
+template <int32_t kHeadroom, uint32_t kT, uint32_t kColumns>
+inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumns][4]) {
+  float max = fmaxf(x[0][0], x[0][1]);
+#pragma unroll
+  for (uint32_t t = 1; t < kT; ++t) max = fmaxf(max, fmaxf(x[t][0], x[t][1]));
+  row.max = fmaxf(row.max, four_lanes_max(max));
+  // The difference is exact where a sum would be rounded.
+  if (__any_sync(kAll, row.max - row.reference > kFarAbove - kHeadroom) != 0) {
+    const float to = ceilf(fmaxf(row.max, kLowest)) + kHeadroom;
+    const float keep = exp2_fast(row.reference - to);
+    row.reference = to;
+    row.sum *= keep;
+    const float2 of = transpose_rows(keep);
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns * 4; ++i) acc[i / 4][i % 4] *= i % 2 == 0 ? of.x : of.y;
+  }
+#pragma unroll
+  for (uint32_t t = 0; t < kT; ++t) {
+    x[t][0] = exp2_fast(x[t][0] - row.reference), x[t][1] = exp2_fast(x[t][1] - row.reference);
+    row.sum += x[t][0] + x[t][1];
+  }
+}
+
+}  // namespace gyre::cuda

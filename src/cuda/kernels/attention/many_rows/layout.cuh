@@ -1,0 +1,128 @@
+#pragma once
+// Attention of many rows: how a block uses its threads and its shared memory. Constants of a
+// variant, for the host and the kernel alike.
+//
+// Consumer warpgroups of 64 rows each multiply; four producer warps bring K and V. What they hand
+// over are items, K and V of a stage in turn, each in a slot of a ring: MMA operands of 16 bits in
+// rows of 128 bytes, swizzled, the scales of its keys, and their numbers. Levels come through a
+// second ring as they are stored.
+#include "abi/attention_schedule.h"
+#include "cuda/kernels/attention/common/formats.cuh"
+
+namespace gyre::cuda {
+
+// Blocks by what they may use of a GPU. Of a Hopper, which has wgmma: all, for 128 rows, or for 64
+// rows half, so that two blocks run side by side where head dims allow. Of others 163 KB or 99 KB.
+// Drafts: attention_drafts with one or two consumer warpgroups, on a Hopper.
+constexpr uint32_t kManyRowsHopper = 0, kManyRowsHalf = 1, kManyRowsMedium = 2, kManyRowsSmall = 3,
+                   kManyRowsDrafts = 4, kManyRowsDrafts2 = 5, kManyRowsNone = 6;
+constexpr uint32_t kManyRowsBytes[] = {227 << 10, 227 << 10, 163 << 10, 99 << 10};
+constexpr uint32_t kHalfBytes = 113 << 10;
+
+constexpr uint32_t kGroupRows = 64;      // of a consumer warpgroup
+constexpr uint32_t kGroupThreads = 128;  // of a warpgroup
+constexpr uint32_t kProducers = 128;     // threads
+constexpr uint32_t kMostSlots = 6;
+// Stages whose scales and numbers are there: as many as slots let be begun before the oldest has
+// weights.
+constexpr uint32_t kKeysInTurn = 4;
+constexpr uint32_t kManyRowsStateBytes = 4096;  // what is known of the tile, and its rows' factors
+
+struct ManyRowsLayout {
+  uint32_t groups;            // consumer warpgroups
+  uint32_t blocks;            // of a multiprocessor, side by side
+  uint32_t keys;              // of a stage
+  uint32_t slots;             // operands in shared memory; 0: the variant does not fit
+  uint32_t ahead;             // copies in flight: of stored bytes, or straight into slots
+  uint32_t k_panel, v_panel;  // bytes of an operand's part of 128 bytes a row
+  uint32_t q_panel;
+  uint32_t slot_bytes;
+  uint32_t scales, numbers, v_scales, tops, keys_bytes;  // inside what is known of a stage's keys
+  uint32_t k_tile_bytes, v_tile_bytes, stored_scales;    // of 8 keys; of a stored item: K's, V's
+  uint32_t stored_bytes;
+  uint32_t q, of_keys, slot, stored, total;  // offsets
+
+  constexpr uint32_t threads() const { return groups * kGroupThreads + kProducers; }
+  constexpr uint32_t rows() const { return groups * kGroupRows; }
+};
+
+constexpr uint32_t panels_of(uint32_t elements) { return (elements + 63) / 64; }
+
+// Both head dims are multiples of 16 up to 256; one scale to a row of levels.
+constexpr bool many_rows_takes(uint32_t format, uint32_t head_dim, bool values) {
+  if (head_dim == 0 || head_dim > 256 || head_dim % 16 != 0) return false;
+  if (is_float16_format(format)) return true;
+  if (!abi::kv_is_native(format)) return false;
+  const uint32_t low = abi::kv_low_bits(format), high = abi::kv_high_bits(format);
+  const uint32_t group = abi::kv_group(high != 0 && high < low ? high : low);
+  return (head_dim & (head_dim - 1)) == 0 && head_dim >= 64 && (values || head_dim % group == 0);
+}
+
+constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, uint32_t k_dim,
+                                          uint32_t v_dim, uint32_t gpu) {
+  ManyRowsLayout a = {};
+  if (gpu > kManyRowsSmall || !many_rows_takes(k_format, k_dim, false) ||
+      !many_rows_takes(v_format, v_dim, true))
+    return a;
+  const bool k_levels = abi::kv_is_native(k_format), v_levels = abi::kv_is_native(v_format);
+  const bool wide = k_dim > 128 || v_dim > 128;
+  a.blocks = gpu == kManyRowsHalf && !wide ? 2 : 1;
+  const uint32_t budget = a.blocks == 2 ? kHalfBytes : kManyRowsBytes[gpu];
+  // A row's sums and scores are in registers, of which a Hopper's producers leave the consumers
+  // more.
+  a.groups = gpu == kManyRowsHopper ? 2 : 1;
+  a.keys = gpu == kManyRowsHopper && !wide ? 128 : 64;
+  if (gpu == kManyRowsSmall && wide) a.keys = 32;
+  if (v_levels && a.keys < 64) a.keys = 64;  // an operand of V has 64 keys a row
+  a.q_panel = kGroupRows * 128;
+  a.k_panel = a.keys * 128;
+  a.v_panel = v_levels ? v_dim * 128 : a.keys * 128;
+  const uint32_t k_bytes = panels_of(k_dim) * a.k_panel;
+  const uint32_t v_bytes = (v_levels ? panels_of(a.keys) : panels_of(v_dim)) * a.v_panel;
+  a.slot_bytes = round_up(k_bytes > v_bytes ? k_bytes : v_bytes, 1024);
+  a.scales = 0;
+  a.numbers = a.scales + a.keys * 4;
+  a.v_scales = a.numbers + a.keys * 4;
+  a.tops = a.v_scales + a.keys * 4;  // the largest scale of V that each producer warp saw
+  a.keys_bytes = a.tops + 16;
+  const uint32_t tiles = a.keys / abi::kKvTile;
+  a.k_tile_bytes = k_dim * (k_levels ? abi::kv_bits(k_format) : 16);
+  a.v_tile_bytes = v_dim * (v_levels ? abi::kv_bits(v_format) : 16);
+  const uint32_t k_stored = k_levels ? tiles * a.k_tile_bytes : 0;
+  const uint32_t v_stored = v_levels ? tiles * a.v_tile_bytes : 0;
+  a.stored_scales = k_stored > v_stored ? k_stored : v_stored;
+  a.stored_bytes = a.stored_scales == 0 ? 0 : round_up(a.stored_scales + tiles * 32, 128);
+  a.q = kManyRowsStateBytes;
+  a.of_keys = a.q + a.groups * panels_of(k_dim) * a.q_panel;
+  a.slot = round_up(a.of_keys + kKeysInTurn * a.keys_bytes, 1024);
+  for (uint32_t slots = k_levels && v_levels ? 4 : kMostSlots; slots >= 3; --slots) {
+    a.stored = a.slot + slots * a.slot_bytes;
+    // Items that go straight into slots need free ones; two are left to the consumers meanwhile.
+    const uint32_t direct = slots > 4 ? slots - 2 : 2;
+    a.ahead = direct;
+    if (a.stored_bytes != 0) {
+      const uint32_t left = a.stored < budget ? (budget - a.stored) / a.stored_bytes : 0;
+      const uint32_t most = k_levels && v_levels ? kMostSlots : direct;
+      a.ahead = left < most ? left : most;
+    }
+    a.total = a.stored + (a.stored_bytes != 0 ? a.ahead * a.stored_bytes : 0);
+    a.slots = slots;
+    if (a.ahead >= 2 && a.total <= budget) return a;
+  }
+  a.slots = 0;
+  return a;
+}
+
+// Draft tokens over pages: the keys of a group, from the step schedule, the rows of a unit, and the
+// scratch of a call: counters, then for each block the states of the groups of one unit.
+constexpr abi::AttentionCut kManyRowsCut = {1024, 32};
+constexpr uint64_t many_rows_unit_rows(uint64_t max_query_length, uint64_t group) {
+  const uint64_t rows = max_query_length * group;
+  return rows < kGroupRows ? rows : kGroupRows;
+}
+constexpr uint64_t many_rows_scratch_floats(uint64_t unit_rows, uint32_t v_dim, uint32_t blocks) {
+  return paged_counter_bytes(blocks) / 4 +
+         blocks * (kManyRowsCut.most_pieces * unit_rows * (v_dim + 2));
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,399 @@
+#pragma once
+// Attention of many rows: what the producer warps do. Item 2 i is K of stage i, item 2 i + 1 its V.
+#include "cuda/kernels/attention/common/key_words.cuh"
+#include "cuda/kernels/attention/common/value_pair.cuh"
+#include "cuda/kernels/attention/many_rows/mma.cuh"
+
+namespace gyre::cuda {
+
+template <class T>
+class Producer {
+ public:
+  static constexpr ManyRowsLayout kLayout = T::kLayout;
+  static constexpr bool kAnyLevels = T::kLevelsK || T::kLevelsV;
+
+  explicit Producer(ManyRowsState& state)
+      : state_(state),
+        tile_(state.tile),
+        table_k_(load_table<T::kK, true>(state.table_k)),
+        table_v_(load_table<T::kV, true>(state.table_v)) {
+    // In registers, which 32 bits are enough for: shared memory is slow to ask for every item.
+    const abi::KvWalk<uint64_t>& walk = tile_.walk;
+    const auto narrow = [](uint64_t x) { return static_cast<uint32_t>(x); };
+    walk_ = {narrow(walk.first_tile), narrow(walk.tiles_a), narrow(walk.tiles),
+             narrow(walk.skip),       narrow(walk.end_a),   narrow(walk.end_b),
+             narrow(walk.starts_a),   narrow(walk.starts_b)};
+    find_tile(0);
+  }
+
+  void run() {
+    const uint32_t items = 2 * tile_.stage_count();
+    // The first row's end and the last one's begin: keys between them are seen by all rows.
+    const int64_t from = tile_.bounds(tile_.token(tile_.rows - 1)).begin;
+    const int64_t to = tile_.bounds(tile_.token(0)).end;
+    SlotCursor<kLayout.slots> at;
+    // Item m is copied, and item m - ahead + 1 handed over.
+    constexpr uint32_t kBefore = kLayout.ahead - 1;
+#pragma unroll 1
+    for (uint32_t m = 0; m < items + kBefore; ++m) {
+      const uint32_t n = m - kBefore;
+      if (m >= kBefore) {
+        copy_wait<kBefore - 1>();
+        // All of the item is there, and nobody reads the one before it any more.
+        if constexpr (kAnyLevels) sync_role<kProducerRole, kProducers>(state_, n);
+      }
+      begin_copy(m, items, true);
+      if (m >= kBefore) {
+        if (is_keys(n)) {
+          hand_over<T::kK, true>(n, at);
+        } else {
+          hand_over<T::kV, false>(n, at);
+          if constexpr (!T::kLevelsV) look(stage_of(n), at.slot, from, to);
+        }
+        fence_operands();
+        arrive(&state_.full[at.slot]);
+        at = at.next();
+      }
+      begin_copy(m, items, false);
+      copy_commit();
+    }
+    copy_wait<0>();
+  }
+
+ private:
+  static uint32_t thread() { return threadIdx.x - T::kGroups * kGroupThreads; }
+  static bool is_keys(uint32_t item) { return item % 2 == 0; }
+  static uint32_t stage_of(uint32_t item) { return item / 2; }
+  unsigned char* slot(uint32_t index) const {
+    return dynamic_shared() + kLayout.slot + index * kLayout.slot_bytes;
+  }
+  // Where a lane's tile of a stage lies.
+  struct LaneTile {
+    RowTile::TileAt at;
+    bool present;
+    uint64_t offset(uint64_t tile_stride) const { return at.offset + at.tile * tile_stride; }
+  };
+  unsigned char* stored(uint32_t index) const {
+    return dynamic_shared() + kLayout.stored + index * kLayout.stored_bytes;
+  }
+
+  // Copies of item n, if it goes through the ring of stored bytes (`levels`) or not.
+  void begin_copy(uint32_t n, uint32_t items, bool levels) {
+    if (n >= items) return;
+    const abi::AttentionParams& p = tile_.params;
+    if (!is_keys(n)) {
+      if (levels != T::kLevelsV) return;
+      copy_item<T::kLevelsV, T::kVDim, kLayout.v_tile_bytes, kLayout.v_panel>(
+          n, now_, p.v, tile_.v_codes, tile_.v_scales);
+    } else if (levels == T::kLevelsK) {
+      now_ = next_;
+      find_tile(stage_of(n) + 1);
+      copy_item<T::kLevelsK, T::kKDim, kLayout.k_tile_bytes, kLayout.k_panel>(
+          n, now_, p.k, tile_.k_codes, tile_.k_scales);
+    }
+  }
+
+  // Where this lane's tile of a stage lies; lanes beyond the stage's tiles repeat. One stage ahead:
+  // the page table is slow to read.
+  void find_tile(uint32_t stage) {
+    const uint32_t index = stage * T::kTiles + threadIdx.x % kWarp % T::kTiles;
+    next_.present = index < walk_.tiles && (index + 1) * abi::kKvTile > walk_.skip;
+    next_.at = {0, walk_.tile(index)};
+    if (tile_.paged() && next_.present) next_.at = tile_.page_tile(index);
+  }
+  static uint64_t shuffled(uint64_t x, uint32_t lane) {
+    const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(x), static_cast<int>(lane));
+    const uint32_t high = __shfl_sync(kAll, static_cast<uint32_t>(x >> 32), static_cast<int>(lane));
+    return uint64_t{high} << 32 | low;
+  }
+
+  template <bool kLevels, uint32_t kDim, uint32_t kTileBytes, uint32_t kPanel>
+  void copy_item(uint32_t n, const LaneTile& tile, const abi::KvCacheLayout& layout,
+                 const uint8_t* codes, const uint8_t* scales) {
+    const uint64_t mine = tile.offset(layout.codes_tile_stride);
+    if constexpr (kLevels) {
+      const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
+      unsigned char* const to = stored(n % kLayout.ahead);
+      copy_stored<kTileBytes>(mine, there, codes, to);
+      // A part of the scales by each warp.
+      const ScalesOf of = scales_of(n, thread() / kWarp, tile, layout, scales);
+      if (thread() % kWarp < T::kTiles && tile.present && of.from != nullptr)
+        copy_async<16>(shared_address(to + of.to), of.from, true);
+    } else {
+      const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
+      const uint32_t at = n % kLayout.slots;
+      wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
+      const uint32_t stage = stage_of(n);
+      if (is_keys(n)) number_keys(stage, keys_of<T>(stage));
+      const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
+      const bool whole = walk_.whole(stage * T::kKeys);
+      if (whole && in_runs(mine, layout.codes_tile_stride, kTileBytes)) {
+        copy_runs<kDim, kPanel>(mine, codes, slot(at));
+      } else if (whole) {
+        copy_rows<kDim, kPanel, true>(stage, mine, there, stride, codes, slot(at));
+      } else {
+        copy_rows<kDim, kPanel, false>(stage, mine, there, stride, codes, slot(at));
+      }
+    }
+  }
+
+  // Where the scales of the lane's tile are, and where in a stored item they go: part 0 the item's
+  // own, part 1 those of V that come with K. None: nullptr.
+  struct ScalesOf {
+    const uint8_t* from;
+    uint32_t to;
+  };
+  ScalesOf scales_of(uint32_t n, uint32_t part, const LaneTile& tile,
+                     const abi::KvCacheLayout& layout, const uint8_t* scales) const {
+    const bool keys = is_keys(n);
+    const uint32_t to =
+        kLayout.stored_scales + (part * T::kTiles + threadIdx.x % kWarp % T::kTiles) * 16;
+    if (part == 0 && (keys || !T::kScalesWithKeys))
+      return {scales + tile.offset(layout.scales_tile_stride), to};
+    if (part == 1 && keys && T::kScalesWithKeys)
+      return {tile_.v_scales + tile.offset(tile_.params.v.scales_tile_stride), to};
+    return {nullptr, 0};
+  }
+
+  // Tiles of levels as they are stored, one behind the other.
+  template <uint32_t kTileBytes>
+  void copy_stored(uint64_t mine, uint32_t there, const uint8_t* codes, unsigned char* to) const {
+    constexpr uint32_t kChunks = kTileBytes / 16;
+    // A warp's lanes go on together: chunks are a multiple of 32.
+    static_assert(T::kTiles * kChunks % kWarp == 0);
+#pragma unroll 4
+    for (uint32_t c = thread(); c < T::kTiles * kChunks; c += kProducers) {
+      const uint32_t tile = c / kChunks;
+      const uint64_t from = shuffled(mine, tile);
+      if ((there >> tile & 1) != 0)
+        copy_async<16>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
+    }
+  }
+
+  // Whether each eight of the stage's tiles lie one behind the other: most do, unless pages are
+  // small.
+  static constexpr uint32_t kRunTiles = 8;
+  static bool in_runs(uint64_t mine, uint64_t tile_stride, uint32_t tile_bytes) {
+    const uint32_t lane = threadIdx.x % kWarp;
+    const uint64_t first = shuffled(mine, lane / kRunTiles * kRunTiles);
+    return tile_stride == tile_bytes &&
+           __all_sync(kAll, mine == first + lane % kRunTiles * tile_bytes ? 1 : 0) != 0;
+  }
+  // As copy_rows, where they do: addresses differ by constants.
+  template <uint32_t kDim, uint32_t kPanel>
+  void copy_runs(uint64_t mine, const uint8_t* codes, unsigned char* to) const {
+    using Copies = RowCopies<kDim>;
+    constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes, kRow = kDim * 2;
+    const Copies of(thread());
+    const uint32_t lane = thread() % kLanes, column = T::column(of.row);
+    const uint8_t* const from = codes + (of.tile * 8 + of.row) * kRow + lane * 16;
+    const SharedAddress target = shared_address(to + of.tile * 1024 + column * 128) +
+                                 lane / 8 * kPanel + ((lane ^ column) & 7) * 16;
+#pragma unroll
+    for (uint32_t first = 0; first < T::kTiles; first += kRunTiles) {
+      const uint8_t* const run = from + shuffled(mine, first);
+#pragma unroll
+      for (uint32_t tile = 0; tile < kRunTiles; tile += Copies::kTilesAtOnce) {
+#pragma unroll
+        for (uint32_t c = 0; c < kChunks; c += kLanes) {
+          if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
+          copy_async<16>(target + (first + tile) * 1024 + c / 8 * kPanel,
+                         run + tile * 8 * kRow + c * 16, true);
+        }
+      }
+    }
+  }
+
+  // Rows of 16-bit floats to their places in the operand; those without a key become zeros. A whole
+  // stage has a key in every row: most have.
+  template <uint32_t kDim, uint32_t kPanel, bool kWhole>
+  void copy_rows(uint32_t stage, uint64_t mine, uint32_t there, uint64_t stride,
+                 const uint8_t* codes, unsigned char* to) const {
+    using Copies = RowCopies<kDim>;
+    constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes;
+    const Copies mine_of(thread());
+    const uint32_t lane = thread() % kLanes, row = mine_of.row, column = T::column(row);
+    const uint8_t* const from = codes + row * stride + lane * 16;
+    const SharedAddress target = shared_address(to + column * 128);
+#pragma unroll 4
+    for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
+      const uint32_t tile = i * Copies::kTilesAtOnce + mine_of.tile;
+      const uint64_t offset = shuffled(mine, tile);
+      const bool key = kWhole || ((there >> tile & 1) != 0 &&
+                                  walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
+#pragma unroll
+      for (uint32_t c = 0; c < kChunks; c += kLanes) {
+        if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
+        copy_async<16>(
+            target + tile * 1024 + (c + lane) / 8 * kPanel + (((c + lane) ^ column) & 7) * 16,
+            key ? from + offset + c * 16 : codes, key);
+      }
+    }
+  }
+
+  // Numbers of the keys, counted from the walk's first; -1: none.
+  void number_keys(uint32_t stage, unsigned char* to) const {
+    if (thread() >= T::kKeys) return;
+    const uint32_t number = walk_.key_of(stage * T::kKeys + thread());  // kNoKey is -1
+    reinterpret_cast<int32_t*>(to + kLayout.numbers)[thread() / 8 * 8 + T::column(thread() % 8)] =
+        static_cast<int32_t>(number);
+  }
+
+  // Levels become operands; what was copied into the slot is there already.
+  template <uint32_t kFormat, bool kKeysItem>
+  void hand_over(uint32_t n, const SlotCursor<kLayout.slots>& at) {
+    if constexpr (abi::kv_is_native(kFormat)) {
+      const uint32_t stage = stage_of(n), from = n % kLayout.ahead;
+      wait_for_phase(&state_.empty[at.slot], at.phase ^ 1);
+      unsigned char* const to = slot(at.slot);
+      const unsigned char* const bytes = stored(from);
+      if constexpr (kKeysItem) number_keys(stage, keys_of<T>(stage));
+      const unsigned char* const scales = bytes + kLayout.stored_scales;
+      if constexpr (kKeysItem) hand_over_scales<false>(stage, scales, keys_of<T>(stage));
+      if constexpr (T::kLevelsV && kKeysItem == T::kScalesWithKeys)
+        hand_over_scales<true>(stage, scales + (kKeysItem ? T::kTiles * 16 : 0), keys_of<T>(stage));
+      if constexpr (kKeysItem) {
+        unpack_keys(bytes, to);
+      } else {
+        unpack_values_item(bytes, to);
+      }
+    }
+  }
+
+  // V's also have the largest that each warp saw of keys that are there.
+  template <bool kOfV>
+  void hand_over_scales(uint32_t stage, const unsigned char* scales, unsigned char* to) const {
+    const uint32_t key = thread() % T::kKeys;
+    const float scale = raw_scale(scales + key / 8 * 16, 0, key % 8) * 0x1p-31f;
+    reinterpret_cast<float*>(
+        to + (kOfV ? kLayout.v_scales : kLayout.scales))[key / 8 * 8 + T::column(key % 8)] = scale;
+    if constexpr (kOfV) {
+      const bool counts = is_finite(scale) && walk_.key_of(stage * T::kKeys + key) != walk_.kNoKey;
+      const uint32_t top = __reduce_max_sync(kAll, counts ? __float_as_uint(scale) : 0u);
+      if (thread() % kWarp == 0)
+        reinterpret_cast<uint32_t*>(to + kLayout.tops)[thread() / kWarp] = top;
+    }
+  }
+
+  // Chunks of an operand that a thread makes at a time: it loads their codes first, or each load
+  // would wait for the store before it.
+  static constexpr uint32_t kAtOnce = T::kVDim > 128 ? 2 : 4;
+
+  // A thread's chunk of every kStep-th key. Offsets of later keys differ from the first ones' by
+  // constants: a tile of 8 rows is 1024 bytes of the operand.
+  void unpack_keys(const unsigned char* bytes, unsigned char* to) {
+    if constexpr (T::kLevelsK) {
+      constexpr uint32_t kUnits = T::kKDim / 8, kRowBytes = kLayout.k_tile_bytes / 8,
+                         kStep = kProducers / kUnits, kCount = T::kKeys / kStep,
+                         kBases = kStep < 8 ? 8 / kStep : 1;
+      static_assert(kProducers % kUnits == 0 && kCount % kAtOnce == 0);
+      const uint32_t chunk = thread() % kUnits, key = thread() / kUnits;
+      const unsigned char* const from = bytes + key * kRowBytes;
+      unsigned char* bases[kBases];
+#pragma unroll
+      for (uint32_t i = 0; i < kBases; ++i) {
+        const uint32_t of = key + i * kStep;
+        bases[i] = to + operand_byte(kLayout.k_panel, of / 8 * 8 + T::column(of % 8), chunk);
+      }
+#pragma unroll
+      for (uint32_t first = 0; first < kCount; first += kAtOnce) {
+        KeyWords<T::kK> words[kAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i)
+          words[i] = {from + (first + i) * kStep * kRowBytes, T::kKDim, chunk / 4, chunk % 4};
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const Operands<1> x = words[i].operands(table_k_, chunk / 4);
+          constexpr uint32_t kTiles = kStep * kBases / 8;  // from a base's key to its next
+          *reinterpret_cast<uint4*>(bases[(first + i) % kBases] +
+                                    (first + i) / kBases * kTiles * 1024) = f16_chunk<T::kK>(x);
+        }
+      }
+    }
+  }
+
+  // Two coordinates of every kStep-th tile; a chunk is eight tokens of a coordinate.
+  void unpack_values_item(const unsigned char* bytes, unsigned char* to) {
+    if constexpr (T::kLevelsV) {
+      constexpr uint32_t kHalf = T::kVDim / 2, kStep = kProducers / kHalf,
+                         kCount = T::kTiles / kStep,
+                         kTogether = kAtOnce < kCount ? kAtOnce : kCount;
+      static_assert(kProducers % kHalf == 0 && kHalf % 8 == 0 && kCount % kTogether == 0);
+      const uint32_t coordinate = thread() % kHalf, tile = thread() / kHalf;
+      const unsigned char* const from = bytes + tile * kLayout.v_tile_bytes;
+      const uint32_t base = operand_byte(kLayout.v_panel, coordinate, tile);
+#pragma unroll
+      for (uint32_t first = 0; first < kCount; first += kTogether) {
+        ValuePair<T::kV> pairs[kTogether];
+#pragma unroll
+        for (uint32_t i = 0; i < kTogether; ++i)
+          pairs[i] = {from + (first + i) * kStep * kLayout.v_tile_bytes, T::kVDim, coordinate,
+                      coordinate + kHalf};
+#pragma unroll
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          // Bits of the first tile and of the steps are others: the XOR swizzle takes them in turn.
+          const uint32_t on = (first + i) * kStep;
+          unsigned char* const target = to + (base ^ on % 8 * 16) + on / 8 * kLayout.v_panel;
+          Operands<1> x[2];
+          unpack_values<T::kV, true>(table_v_, pairs[i].low, pairs[i].high, 0, x);
+#pragma unroll
+          for (uint32_t e = 0; e < 2; ++e)
+            *reinterpret_cast<uint4*>(target + e * kHalf * 128) = f16_chunk<T::kV>(x[e]);
+        }
+      }
+    }
+  }
+  template <uint32_t kFormat>
+  static uint4 f16_chunk(const Operands<1>& x) {
+    uint4 w;
+    to_f16x2(raised_levels<kFormat>(x.term[0][0]), w.x, w.y);
+    to_f16x2(raised_levels<kFormat>(x.term[0][1]), w.z, w.w);
+    return w;
+  }
+
+  // Infinity times a weight of 0 is NaN: where rows do not see all keys of a stage, what is not
+  // finite becomes 0, and the consumers are told which keys had it. A thread looks at what it
+  // copied; a warp's keys are a bit each.
+  void look(uint32_t stage, uint32_t at, int64_t from, int64_t to) {
+    const uint64_t begin = uint64_t{stage} * T::kKeys;
+    uint32_t bad = 0;
+    if (!(tile_.walk.whole(begin) && tile_.params.tree_stride == 0 && tile_.key_of(begin) >= from &&
+          tile_.key_of(begin) + T::kKeys <= to))
+      bad = replace(slot(at));
+    bad = __reduce_or_sync(kAll, bad);
+    if (thread() % kWarp == 0)
+      reinterpret_cast<uint32_t*>(keys_of<T>(stage) + kLayout.tops)[thread() / kWarp] = bad;
+  }
+  uint32_t replace(unsigned char* values) const {
+    using Copies = RowCopies<T::kVDim>;
+    constexpr uint32_t kExponent = T::kV == kFormatF16 ? 0x7C00u : 0x7F80u;
+    const Copies mine(thread());
+    uint32_t bad = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
+      const uint32_t row = (i * Copies::kTilesAtOnce + mine.tile) * 8 + mine.row;
+#pragma unroll 1
+      for (uint32_t c = thread() % Copies::kLanes; c < Copies::kChunks; c += Copies::kLanes) {
+        auto* const words =
+            reinterpret_cast<uint32_t*>(values + operand_byte(kLayout.v_panel, row, c));
+#pragma unroll
+        for (uint32_t w = 0; w < 4; ++w) {
+          const uint32_t two = words[w];
+          if (!not_finite(two, kExponent)) continue;
+          bad |= 1u << (i * Copies::kOfWarp + thread() % kWarp / Copies::kLanes);
+          words[w] = ((two & kExponent) == kExponent ? 0 : two & 0xFFFFu) |
+                     ((two >> 16 & kExponent) == kExponent ? 0 : two & 0xFFFF0000u);
+        }
+      }
+    }
+    return bad;
+  }
+
+  ManyRowsState& state_;
+  const RowTile& tile_;
+  abi::KvWalk<uint32_t> walk_;
+  LaneTile now_ = {}, next_ = {};  // of the stage that is copied, and of the one after it
+  LevelTable table_k_, table_v_;
+};
+
+}  // namespace gyre::cuda
