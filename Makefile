@@ -8,7 +8,7 @@ PRESETS := release debug asan tsan clang
 # make stress: for how long, in all.
 STRESS_SECONDS ?= 600
 
-.PHONY: help run test bench python wheel quality vllm sanitize stress coverage format lint clean setup setup-lint setup-python
+.PHONY: help run test bench python wheel quality vllm llama outside sanitize stress coverage format lint clean setup setup-lint setup-python
 .PHONY: setup-sanitize setup-coverage tool $(PRESETS)
 
 help:  ## this list
@@ -36,6 +36,12 @@ quality: setup-python  ## fetch a real model and print what each format costs it
 
 vllm: setup-python  ## build the Python package for vLLM and compare its tokens with transformers'; docs/engines.md
 	scripts/vllm.sh
+
+llama: setup-python  ## fetch and build llama.cpp in build/llama, for libggml-gyre.so to be tested with; docs/llama_cpp.md
+	scripts/llama.sh
+
+outside: setup-python  ## run vLLM's own attention tests on the plugin, after make vllm; docs/engines.md
+	scripts/outside.sh
 
 sanitize: setup-sanitize asan tsan release  ## build and test with address + undefined, then thread sanitizer, then Valgrind
 	scripts/sanitize.sh

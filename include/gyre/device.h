@@ -59,6 +59,15 @@ struct KernelDescription {
   uint32_t loaded = 0;    // how many of them have been built so far
 };
 
+// When the owner of wrapped memory is let go.
+enum class OwnerRelease : uint8_t {
+  when_done,  // when all commands that use the memory are done
+  // CUDA: as soon as Encoder::submit_on() returns. The owner must free the memory in the order of
+  // that stream, as PyTorch's allocator does for tensors of the current stream. Work on Gyre's own
+  // stream holds the owner until it is done all the same.
+  in_stream_order,
+};
+
 // A handle; copies share the device. May be used from several threads at once.
 class GYRE_API Device {
  public:
@@ -77,9 +86,11 @@ class GYRE_API Device {
   // Memory the caller owns, without a copy. Empty strides mean contiguous. The memory must outlive
   // every tensor and submitted command that uses it, or be held by `owner`.
   Tensor wrap(void* data, DType dtype, const Dims& shape, const Dims& strides = {},
-              std::shared_ptr<void> owner = {}) const;
+              std::shared_ptr<void> owner = {},
+              OwnerRelease release = OwnerRelease::when_done) const;
   Tensor wrap(const void* data, DType dtype, const Dims& shape, const Dims& strides = {},
-              std::shared_ptr<void> owner = {}) const;  // read-only
+              std::shared_ptr<void> owner = {},
+              OwnerRelease release = OwnerRelease::when_done) const;  // read-only
 
   std::vector<KernelDescription> kernels() const;
 

@@ -30,7 +30,8 @@ class GYRE_API Encoder {
   Fence submit();       // runs the list once
   Graph instantiate();  // keeps the list for replay
   // CUDA: runs the list once, on a stream of the caller's (a CUstream as a number), after
-  // everything submitted before and before everything submitted later. While the stream is
+  // everything submitted before and before everything submitted later. It does not hold memory that
+  // was wrapped with OwnerRelease::in_stream_order. While the stream is
   // captured, the list becomes part of the caller's graph instead: keep the fence, which holds the
   // memory and the custom kernels that the list uses, as long as that graph may run, and order the
   // graph with other work yourself. Kernels are compiled when ops are recorded: record once before

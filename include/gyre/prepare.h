@@ -31,8 +31,11 @@ struct ModelShape {
   bool tree_mask = false;  // KvCache: AttentionMask::tree_mask will be given
   bool use_cache = true;   // KvCache
   bool use_batch = true;   // KvPool and KvBatch
+  // kv_write and attention over pages that an engine owns, with and without is_prefill. Layers have
+  // no tail and no sink tokens.
+  bool use_pages = false;
   uint64_t page_tokens = 64;
-  uint64_t max_sequences = 64;  // KvBatch's
+  uint64_t max_sequences = 64;  // of one step: KvBatch's
 };
 
 struct PreparedKernel {

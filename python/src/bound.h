@@ -115,6 +115,7 @@ void bind_kv_calibration(nb::module_& module);
 void bind_kv_pages(nb::module_& module);
 void bind_kv_pool(nb::module_& module);
 void bind_kv_snapshot(nb::module_& module);
+void bind_prepare(nb::module_& module);
 
 inline KvStepEnd step_end(bool captured) {
   return captured ? KvStepEnd::captured : KvStepEnd::checked;

@@ -98,7 +98,8 @@ DLDevice dl_device(const Device& device) {
   return {kDLCUDA, ordinal};
 }
 
-Foreign describe(const DLTensor& tensor, bool read_only, const std::string& what) {
+// Memory that is not ordered is used on its producer's own stream, in whose order it is freed.
+Foreign describe(const DLTensor& tensor, bool read_only, Order order, const std::string& what) {
   Foreign foreign;
   foreign.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   foreign.dtype = dtype_of(tensor.dtype, what);
@@ -106,6 +107,7 @@ Foreign describe(const DLTensor& tensor, bool read_only, const std::string& what
   if (tensor.strides != nullptr)
     foreign.strides.assign(tensor.strides, tensor.strides + tensor.ndim);
   foreign.read_only = read_only;
+  if (order == Order::none) foreign.release = OwnerRelease::in_stream_order;
   return foreign;
 }
 
@@ -126,7 +128,7 @@ std::shared_ptr<void> take(nb::handle capsule, const char* name, const char* use
 
 // `owner` holds a DLManagedTensorVersioned.
 BoundTensor adopt(std::shared_ptr<void> owner, const std::optional<Device>& device,
-                  const std::string& what) {
+                  const std::string& what, Order order) {
   const auto& managed = *static_cast<const DLManagedTensorVersioned*>(owner.get());
   if (managed.version.major != kDLMajor)
     refuse(what, ": DLPack version ", managed.version.major, ".", managed.version.minor,
@@ -134,20 +136,20 @@ BoundTensor adopt(std::shared_ptr<void> owner, const std::optional<Device>& devi
   const DLTensor& tensor = managed.dl_tensor;
   const Device home = place(tensor.device, device, what);
   const bool read_only = (managed.flags & kDLFlagReadOnly) != 0;
-  const Foreign foreign = describe(tensor, read_only, what);
+  const Foreign foreign = describe(tensor, read_only, order, what);
   return {home, wrap(home, foreign, std::move(owner), what)};
 }
 
 BoundTensor consume(nb::handle capsule, const std::optional<Device>& device,
-                    const std::string& what) {
+                    const std::string& what, Order order) {
   if (PyCapsule_IsValid(capsule.ptr(), kCapsuleVersioned) != 0)
     return adopt(take<DLManagedTensorVersioned>(capsule, kCapsuleVersioned, kUsedVersioned), device,
-                 what);
+                 what, order);
   if (PyCapsule_IsValid(capsule.ptr(), kCapsule) != 0) {
     const auto owner = take<DLManagedTensor>(capsule, kCapsule, kUsed);
     const DLTensor& tensor = static_cast<const DLManagedTensor*>(owner.get())->dl_tensor;
     const Device home = place(tensor.device, device, what);
-    return {home, wrap(home, describe(tensor, false, what), owner, what)};
+    return {home, wrap(home, describe(tensor, false, order, what), owner, what)};
   }
   const char* const name = PyCapsule_GetName(capsule.ptr());
   PyErr_Clear();
@@ -194,7 +196,7 @@ std::optional<BoundTensor> exchange(nb::handle source, const std::optional<Devic
     PyErr_Clear();
     return std::nullopt;
   }
-  return adopt(hold(managed, release<DLManagedTensorVersioned>), device, what);
+  return adopt(hold(managed, release<DLManagedTensorVersioned>), device, what, order);
 }
 
 // Types of producers from before DLPack 1.0, which raise TypeError for max_version: asking them in
@@ -258,8 +260,9 @@ Tensor wrap(const Device& device, const Foreign& foreign, std::shared_ptr<void> 
   try {
     if (foreign.read_only)
       return device.wrap(static_cast<const void*>(data), foreign.dtype, shape_dims, stride_dims,
-                         std::move(owner));
-    return device.wrap(data, foreign.dtype, shape_dims, stride_dims, std::move(owner));
+                         std::move(owner), foreign.release);
+    return device.wrap(data, foreign.dtype, shape_dims, stride_dims, std::move(owner),
+                       foreign.release);
   } catch (const Error& error) {
     throw Error(error.code(), what + ": " + error.what());
   }
@@ -268,7 +271,7 @@ Tensor wrap(const Device& device, const Foreign& foreign, std::shared_ptr<void> 
 BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
                         const std::string& what, Order order) {
   release_pending();
-  if (PyCapsule_CheckExact(source.ptr()) != 0) return consume(source, device, what);
+  if (PyCapsule_CheckExact(source.ptr()) != 0) return consume(source, device, what, order);
   if (std::optional<BoundTensor> taken = exchange(source, device, what, order))
     return *std::move(taken);
   if (!nb::hasattr(source, "__dlpack__") || !nb::hasattr(source, "__dlpack_device__")) {
@@ -281,7 +284,7 @@ BoundTensor from_dlpack(nb::handle source, const std::optional<Device>& device,
   const Device home = place({type, id}, device, what);
   const auto stream = static_cast<int64_t>(home.stream());
   // The producer makes our stream wait for its own: no thread waits.
-  return consume(ask(source, order == Order::none && stream != 0 ? -1 : stream), home, what);
+  return consume(ask(source, order == Order::none && stream != 0 ? -1 : stream), home, what, order);
 }
 
 BoundTensor as_tensor(nb::handle source, const std::optional<Device>& device,

@@ -32,6 +32,7 @@ struct Foreign {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // empty: contiguous
   bool read_only = false;
+  OwnerRelease release = OwnerRelease::when_done;
 };
 
 Tensor wrap(const Device& device, const Foreign& foreign, std::shared_ptr<void> owner,

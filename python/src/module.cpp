@@ -29,4 +29,5 @@ NB_MODULE(_gyre, module) {
   gyre::python::bind_rope_append(module);
   gyre::python::bind_kv_pool(module);
   gyre::python::bind_kv_snapshot(module);
+  gyre::python::bind_prepare(module);
 }

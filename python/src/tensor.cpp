@@ -303,8 +303,10 @@ void bind_tensor(nb::module_& module) {
       "x"_a, "device"_a = nb::none(), nb::kw_only(), "ordered"_a = true,
       "Shares the memory of anything with __dlpack__, or of a capsule. device says where it must "
       "be, by default the shared device of where it is; memory elsewhere is refused, never copied. "
-      "With ordered, Gyre's CUDA stream waits for what the producer has queued; pass False for "
-      "lists that Encoder.submit_on() puts on the producer's own stream.");
+      "With ordered, Gyre's CUDA stream waits for what the producer has queued, and submitted work "
+      "holds the memory until it is done. Pass False for lists that Encoder.submit_on() puts on "
+      "the producer's own stream: submit_on() then lets go of the memory when it returns, because "
+      "its owner frees it in the order of that stream.");
   module.def(
       "asarray",
       [](const Operand& source, const std::optional<DeviceLike>& device) {

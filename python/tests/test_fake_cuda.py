@@ -17,9 +17,9 @@ def fake_driver(tmp_path_factory):
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("fake_cuda")
-    source, library = ROOT / "tests/cuda/fake_cuda.cpp", folder / "libcuda.so.1"
-    includes = [f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}"]
-    subprocess.run([compiler, "-std=c++20", "-shared", "-fPIC", *includes, source, "-o", library], check=True)
+    sources, library = [ROOT / "tests" / name for name in ("cuda/fake_cuda.cpp", "cuda_host/host_kernels.cpp")], folder / "libcuda.so.1"
+    includes = [f"-I{ROOT / name}" for name in ("include", "src", "tests")]
+    subprocess.run([compiler, "-std=c++20", "-shared", "-fPIC", *includes, *sources, "-o", library], check=True)
     return folder
 
 

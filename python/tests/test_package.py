@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 import gyre
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -44,6 +46,12 @@ def test_it_imports_without_the_metadata_of_an_installed_package(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import gyre; print(gyre.__file__, gyre.__version__)"
     got = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     assert got.stdout.split() == [str(tmp_path / "gyre" / "__init__.py"), gyre.__version__]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="needs nm, on Linux")
+def test_the_module_exports_its_init_function_alone():
+    listed = subprocess.run(["nm", "-D", "--defined-only", gyre._gyre.__file__], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in listed.stdout.splitlines()] == ["PyInit__gyre"]
 
 
 def test_vllm_finds_the_plugin():

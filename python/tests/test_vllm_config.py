@@ -3,7 +3,7 @@
 import pytest
 
 import gyre
-from gyre.integrations.vllm.config import ConfigError, Formats, Options, parse
+from gyre.integrations.vllm.config import ConfigError, Formats, Options, cache_dtypes, parse
 
 
 def test_formats_of_layers():
@@ -66,3 +66,15 @@ def test_pages_are_bytes_per_token(k, heads, dim, v_dim):
 def test_heads_that_a_format_does_not_have():
     with pytest.raises(gyre.Error, match="head dims from 16"):
         Formats("tq8", "tq4").token_bytes(2, 7, 7)
+
+
+def test_names_of_kv_cache_dtypes():
+    names = cache_dtypes()
+    assert names["gyre_tq8_tq4"] == Formats("tq8", "tq4") and names["gyre_tq4"] == Formats("tq4", "tq4")
+    assert "gyre_tq4_tq4" not in names and "gyre_f16" not in names
+    assert parse(None, "gyre_tq8_tq4") == Options(Formats("tq8", "tq4"))
+    layers = {"0": {"v": "tq8"}}
+    assert parse({"gyre": {"layers": layers}}, "gyre_tq4").of(0, None) == Formats("tq4", "tq8")
+    assert parse({}, "bfloat16") == Options()
+    with pytest.raises(ConfigError, match='gyre_tq4 names the formats, and "v" is given'):
+        parse({"gyre": {"v": "tq8"}}, "gyre_tq4")

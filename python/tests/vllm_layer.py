@@ -4,7 +4,7 @@ vllm_engine.py, which runs it in an environment with vLLM."""
 import contextlib
 
 import torch
-from vllm.config import AttentionConfig, VllmConfig, set_current_vllm_config
+from vllm.config import AttentionConfig, CacheConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -24,6 +24,7 @@ def config_of(k="f32", v="f32", **changed):
     register()
     config = VllmConfig(
         attention_config=AttentionConfig(backend=AttentionBackendEnum.CUSTOM),
+        cache_config=CacheConfig(block_size=PAGE),
         additional_config={"gyre": {"k": k, "v": v}},
     )
     for path, value in changed.items():

@@ -264,7 +264,7 @@ std::shared_ptr<FenceState> Stream::submit_on(CuStream other, const CommandList&
     return captured;
   }
   const Entering entering(*this, list);
-  Submissions made = make_submission(list, nullptr);
+  Submissions made = make_submission(list, nullptr, true);
   CuEvent event = made.front()->event();
   check(order(stream_, other, event), "cuStreamWaitEvent");
   launch_all(other, list);
@@ -283,7 +283,8 @@ std::shared_ptr<FenceState> Stream::replay(CuGraphExec graph, const CommandList&
 }
 
 Stream::Submissions Stream::make_submission(const CommandList& list,
-                                            std::shared_ptr<const void> keep) {
+                                            std::shared_ptr<const void> keep,
+                                            bool on_callers_stream) {
   Submission::Work work;
   if (keep != nullptr) {
     work.list = &list;
@@ -293,8 +294,10 @@ Stream::Submissions Stream::make_submission(const CommandList& list,
     work.eager.params = list.params;
     work.eager.pipelines = list.pipelines;
     std::copy_if(list.storages.begin(), list.storages.end(),
-                 std::back_inserter(work.eager.storages),
-                 [](const auto& storage) { return storage->held_by_work(); });
+                 std::back_inserter(work.eager.storages), [&](const auto& storage) {
+                   if (!storage->held_by_work()) return false;
+                   return !on_callers_stream || storage->release() == OwnerRelease::when_done;
+                 });
   }
   Submissions made(1);
   CuEvent event = take_event();

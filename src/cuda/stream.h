@@ -39,7 +39,8 @@ class Submission;
 // A device's one stream: everything the device does goes through it and runs in order. That is what
 // makes freed memory safe to hand out again at once: the new owner's first touch, the zeroing,
 // comes after all work of the old one, host copies included. Memory that leaves the device
-// (cuMemFree, a wrapped owner) waits for the work instead. Thread-safe.
+// (cuMemFree, a wrapped owner) waits for the work instead, except on a caller's own stream, whose
+// order the owner may keep (OwnerRelease). Thread-safe.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   // `uses` gives commands their shape in messages.
@@ -123,7 +124,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void settle(CuResult result, CuStream stream);
   using Submissions = std::list<std::shared_ptr<Submission>>;
   // The list's submission, made before it enters; what track() does with it needs no memory.
-  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep);
+  // On the caller's stream it does not hold memory whose owner frees in that stream's order.
+  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep,
+                              bool on_callers_stream = false);
   std::shared_ptr<FenceState> track(Submissions& made);  // null: it is done
   void retire();                                         // lets go of what is done
   CuEvent take_event();

@@ -4,9 +4,11 @@
 #include <initializer_list>
 
 #include "cache/layers.h"
+#include "gyre/attention.h"
 #include "gyre/kv_batch.h"
 #include "gyre/kv_cache.h"
 #include "gyre/rope.h"
+#include "gyre/write.h"
 #include "ops/rope_layout.h"
 #include "runtime/require.h"
 
@@ -182,6 +184,52 @@ void record_batch(const Device& device, const ModelShape& m, const Layers& all) 
   record_fork(pool, encoder, all.with(1));
 }
 
+// A step of an engine that owns the pages: `sequences` of them have up to `tokens` queries each.
+void record_page_step(Encoder& encoder, const ModelShape& m, const KvPages& pages,
+                      const KvLayer& layer, const Rows& rows, uint64_t sequences, uint64_t tokens) {
+  const Device& device = encoder.device();
+  kv_write(encoder, {.k = rows.k,
+                     .v = rows.v,
+                     .pages = pages,
+                     .slots = device.tensor(DType::i64, {rows.k.shape(0)})});
+  PagedAttentionInputs inputs{.q = rows.q, .pages = pages, .out = rows.out};
+  inputs.page_table = device.tensor(DType::i32, {sequences, (m.context - 1) / m.page_tokens + 1});
+  inputs.kv_lengths = device.tensor(DType::i32, {sequences});
+  inputs.cu_seqlens_q = device.tensor(DType::i32, {sequences + 1});
+  const Tensor is_prefill = device.tensor(DType::u8, {sequences});
+  for (const uint64_t fewest : {uint64_t{1}, tokens}) {
+    for (const Tensor& prompts : {Tensor(), is_prefill}) {
+      inputs.is_prefill = prompts;
+      attention(encoder, inputs,
+                {.max_query_length = tokens,
+                 .min_query_length = fewest,
+                 .max_kv_length = m.context,
+                 .mask = {.window = layer.window}});
+    }
+  }
+}
+
+void record_pages(const Device& device, const ModelShape& m, const Layers& all) {
+  Encoder encoder(device);
+  for (uint64_t i = 0; i < all.layers.size(); ++i) {
+    const KvLayer& layer = all.layers[i];
+    const KvPageShape shape{.k = layer.k,
+                            .v = layer.v,
+                            .kv_heads = layer.kv_heads,
+                            .head_dim = layer.head_dim,
+                            .v_head_dim = layer.v_head_dim,
+                            .page_tokens = m.page_tokens};
+    const KvPages pages = KvPages::allocate(device, shape, 1);
+    for (const uint64_t tokens : token_counts(m)) {
+      for (const uint64_t sequences : {uint64_t{1}, m.max_sequences}) {
+        const uint64_t step = std::min(m.step_tokens, sequences * tokens);
+        record_page_step(encoder, m, pages, layer, Rows(device, m, layer, step), sequences, tokens);
+        encoder.clear();
+      }
+    }
+  }
+}
+
 void check_shape(const ModelShape& m, const std::vector<KvLayer>& layers) {
   for (const KvLayer& layer : layers) {
     require(m.heads != 0 && m.heads % layer.kv_heads == 0, kOp,
@@ -189,7 +237,13 @@ void check_shape(const ModelShape& m, const std::vector<KvLayer>& layers) {
   }
   require(m.context != 0, kOp, ": context must be given");
   require(m.step_tokens != 0, kOp, ": step_tokens must not be 0");
-  require(m.use_cache || m.use_batch, kOp, ": use_cache or use_batch must be set");
+  require(m.use_cache || m.use_batch || m.use_pages, kOp,
+          ": use_cache, use_batch or use_pages must be set");
+  for (const KvLayer& layer : layers) {
+    require(!m.use_pages || (layer.tail == 0 && layer.sink_tokens == 0), kOp,
+            ": layers in an engine's pages have no tail and no sink tokens, got ", layer.tail,
+            " and ", layer.sink_tokens);
+  }
 }
 
 }  // namespace
@@ -201,6 +255,7 @@ void record_model(const Device& device, const ModelShape& shape) {
     all.rows.emplace_back(device, shape, layer, most_tokens(shape));
   if (shape.use_cache) record_cache(device, shape, all);
   if (shape.use_batch) record_batch(device, shape, all);
+  if (shape.use_pages) record_pages(device, shape, all);
 }
 
 }  // namespace gyre

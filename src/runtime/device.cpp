@@ -83,19 +83,19 @@ Tensor Device::tensor(DType dtype, const Dims& shape) const try {
 }
 
 Tensor Device::wrap(void* data, DType dtype, const Dims& shape, const Dims& strides,
-                    std::shared_ptr<void> owner) const try {
+                    std::shared_ptr<void> owner, OwnerRelease release) const try {
   const View view = checked_view(dtype, shape, strides, data);
-  const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, data, false};
+  const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, data, false, release};
   return {checked_mutable(impl_).wrap(block, std::move(owner)), dtype, shape, view.strides};
 } catch (const std::bad_alloc&) {
   out_of_memory("device.wrap");
 }
 
 Tensor Device::wrap(const void* data, DType dtype, const Dims& shape, const Dims& strides,
-                    std::shared_ptr<void> owner) const try {
+                    std::shared_ptr<void> owner, OwnerRelease release) const try {
   const View view = checked_view(dtype, shape, strides, data);
   const Storage::Block block{reinterpret_cast<uintptr_t>(data), view.bytes, const_cast<void*>(data),
-                             true};
+                             true, release};
   return {checked_mutable(impl_).wrap(block, std::move(owner)), dtype, shape, view.strides};
 } catch (const std::bad_alloc&) {
   out_of_memory("device.wrap");

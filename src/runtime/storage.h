@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "gyre/device.h"
 #include "runtime/internals.h"
 #include "runtime/process.h"
 #include "runtime/require.h"
@@ -18,6 +19,7 @@ class Storage {
     uint64_t bytes = 0;
     void* host = nullptr;  // null where the host cannot reach the memory
     bool read_only = false;
+    OwnerRelease release = OwnerRelease::when_done;  // of wrapped memory
   };
 
   Storage(uint64_t device_id, const Block& block) : device_id_(device_id), block_(block) {}
@@ -41,6 +43,7 @@ class Storage {
   virtual void write(uint64_t /*offset*/, const void* /*from*/, uint64_t /*bytes*/) const {
     refuse_copy();
   }
+  OwnerRelease release() const { return block_.release; }
   // True where the memory is somebody else's and must not go before submitted work is done; a
   // device's own memory is reused in the order of the work.
   virtual bool held_by_work() const { return false; }

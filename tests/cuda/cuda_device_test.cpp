@@ -173,6 +173,33 @@ TEST_F(CudaDevice, SubmitsOntoAStreamOfTheCallers) {
   EXPECT_EQ(read_bytes(d), pattern_bytes(kBytes, 5));
 }
 
+// Memory that a caller's allocator reuses in the order of its stream is not held there: what a
+// forward pass takes and gives back would otherwise add up until the work is done.
+TEST_F(CudaDevice, LetsGoOfMemoryThatItsOwnerFreesInStreamOrder) {
+  const ForeignStream foreign;
+  constexpr uint64_t kBytes = 1 << 20;
+  const Tensor memory = filled(kBytes, 6), to = device().tensor(DType::u8, {kBytes});
+  Encoder encoder(device());
+  const auto holds = [&](OwnerRelease release, bool on_callers_stream) {
+    auto owner = std::make_shared<int>(1);
+    const std::weak_ptr<int> alive = owner;
+    copy_bytes(
+        encoder,
+        device().wrap(address_of(memory), DType::u8, {kBytes}, {}, std::move(owner), release), to,
+        kBytes);
+    EXPECT_FALSE(alive.expired()) << "a recorded list holds it";
+    const Fence fence = on_callers_stream ? encoder.submit_on(foreign.handle()) : encoder.submit();
+    const bool held = !alive.expired();
+    device().wait();
+    EXPECT_TRUE(alive.expired());
+    return held;
+  };
+  EXPECT_TRUE(holds(OwnerRelease::when_done, true));
+  EXPECT_FALSE(holds(OwnerRelease::in_stream_order, true));
+  EXPECT_TRUE(holds(OwnerRelease::in_stream_order, false)) << "the owner does not know our stream";
+  EXPECT_EQ(read_bytes(to), pattern_bytes(kBytes, 6));
+}
+
 TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
   const ForeignStream foreign;
   constexpr uint64_t kBytes = 1 << 20;

@@ -139,6 +139,63 @@ void run_batch(const Device& device, const ModelShape& m, uint64_t tokens, bool 
   step({{a, 1}, {b, 1}});
 }
 
+// A step of an engine that has pages of its own.
+void run_pages(const Device& device, const ModelShape& m, uint64_t sequences, uint64_t tokens,
+               bool prompt) {
+  const KvLayer& layer = m.layers[0];
+  const KvPageShape shape{.k = layer.k,
+                          .v = layer.v,
+                          .kv_heads = m.kv_heads,
+                          .head_dim = m.head_dim,
+                          .v_head_dim = m.v_head_dim,
+                          .page_tokens = m.page_tokens};
+  const KvPages pages = KvPages::allocate(device, shape, 3);
+  const Rows rows(device, m, std::min(sequences * tokens, m.step_tokens));
+  Encoder encoder(device);
+  kv_write(encoder, {.k = rows.k,
+                     .v = rows.v,
+                     .pages = pages,
+                     .slots = device.tensor(DType::i64, {rows.k.shape(0)})});
+  PagedAttentionInputs inputs{.q = rows.q, .pages = pages, .out = rows.out};
+  inputs.page_table = device.tensor(DType::i32, {sequences, m.context / m.page_tokens + 1});
+  inputs.kv_lengths = device.tensor(DType::i32, {sequences});
+  inputs.cu_seqlens_q = device.tensor(DType::i32, {sequences + 1});
+  if (prompt) inputs.is_prefill = device.tensor(DType::u8, {sequences});
+  const PagedAttentionOptions options{.max_query_length = tokens, .max_kv_length = m.context};
+  inputs.schedule = attention_schedule(encoder,
+                                       {.pages = pages,
+                                        .tokens = rows.q.shape(0),
+                                        .heads = m.heads,
+                                        .q_dtype = m.dtype,
+                                        .kv_lengths = inputs.kv_lengths,
+                                        .cu_seqlens_q = inputs.cu_seqlens_q,
+                                        .is_prefill = inputs.is_prefill},
+                                       options);
+  attention(encoder, inputs, options);
+  encoder.submit();
+}
+
+TEST_F(Prepare, AStepOverAnEnginesPagesCompilesNothingAfterIt) {
+  using enum KvFormat;
+  for (const auto& [k, v] : {std::pair{tq4, tq4}, {tq8, tq4}, {bf16, bf16}}) {
+    fs::remove_all(folder_);
+    const Device device = Device::open("cuda:0", options());
+    ModelShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128};
+    shape.layers = {{.k = k, .v = v}};
+    shape.context = 4608, shape.step_tokens = 8192, shape.max_sequences = 64;
+    shape.dtype = DType::bf16, shape.rope = std::nullopt;
+    shape.use_cache = shape.use_batch = false, shape.use_pages = true;
+    const auto made = static_cast<long>(prepare(device, shape).size());
+    EXPECT_EQ(compiled(), made);
+    for (const uint64_t tokens : {1, 2, 5, 9, 16, 17, 64, 100, 4096, 8192}) {
+      for (const uint64_t sequences : {1, 2, 7, 64}) {
+        for (const bool prompt : {false, true}) run_pages(device, shape, sequences, tokens, prompt);
+      }
+    }
+    EXPECT_EQ(compiled(), made) << name(k) << "/" << name(v);
+  }
+}
+
 TEST_F(Prepare, AStepCompilesNothingAfterIt) {
   for (const auto& [name, shape] : shapes()) {
     fs::remove_all(folder_);
@@ -297,6 +354,7 @@ void expect_refusals(const Device& device) {
   refuses({"prepare", "context"}, [](ModelShape& m) { m.context = 0; });
   refuses({"prepare", "step_tokens"}, [](ModelShape& m) { m.step_tokens = 0; });
   refuses({"prepare", "use_cache"}, [](ModelShape& m) { m.use_cache = m.use_batch = false; });
+  refuses({"prepare", "no tail", "128"}, [](ModelShape& m) { m.use_pages = true; });
   refuses({"head_dim", "13"}, [](ModelShape& m) { m.head_dim = 13; });
   refuses({"layers"}, [](ModelShape& m) { m.layers.clear(); });
   refuses({"page_tokens"}, [](ModelShape& m) { m.page_tokens = 0; });

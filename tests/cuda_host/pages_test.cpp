@@ -41,6 +41,14 @@ TEST(EmulatedPages, BitsDoNotDependOnBatchPagesOrGrid) {
   }
 }
 
+// An engine decodes a sequence alone, then beside another one's draft.
+TEST(EmulatedPages, SingleTokensHaveTheBitsOfAStepOfTheirOwn) {
+  const PagedWorld world(emulated_device(4), shape_for(KvFormat::tq4, KvFormat::tq4, 128, 16), 4,
+                         {1100, 700, 300});
+  const RowBits alone = world.attend({{0, 1100, 1}});
+  EXPECT_EQ(compare(alone, world.attend({{2, 300, 1}, {1, 700, 2}, {0, 1100, 1}})), 1u);
+}
+
 // Up to 16 rows are summed in halves of a stage's keys, more are not.
 TEST(EmulatedPages, BitsDoNotDependOnTheOtherTokens) {
   for (const KvFormat v : {KvFormat::tq8, KvFormat::f16}) {
@@ -60,10 +68,12 @@ TEST(EmulatedPages, PromptsDoNotDependOnTheirChunks) {
       world.options.mask.window = window;
       const RowBits whole = world.attend({{0, kLength, kLength, true}});
       uint64_t done = 0, rows = 0;
-      for (const uint64_t tokens : {5u, 29u, 64u, 70u, 12u}) {
+      for (const uint64_t tokens : {5u, 29u, 64u, 70u, 11u}) {
         done += tokens;
         rows += compare(whole, world.attend({{1, 40, 2}, {0, done, tokens, true}}));
       }
+      // An engine runs a last chunk of one token as a step of decoding.
+      rows += compare(whole, world.attend({{1, 40, 1}, {0, kLength, 1, true}}));
       EXPECT_EQ(rows, kLength) << name(format) << " window " << window;
     }
   }

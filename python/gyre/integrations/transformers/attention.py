@@ -51,6 +51,11 @@ def attention(
             "with the config of this model"
         )
     batch, kv_heads, tokens, head_dim = key.k.shape
+    scale = head_dim**-0.5 if scaling is None else scaling
+    sink_logits = None if s_aux is None else s_aux.detach().float().contiguous()
+    if torch.compiler.is_compiling():
+        attend = torch.ops.gyre.attention
+        return attend(query, key.k, key.v, layer.state, attention_mask, scale, softcap or 0.0, sink_logits), None
     if query.shape != (batch, query.shape[1], tokens, head_dim) or query.shape[1] % kv_heads != 0:
         raise refused(
             f"queries must be [{batch}, a multiple of {kv_heads}, {tokens}, {head_dim}], got {list(query.shape)}"
@@ -60,8 +65,6 @@ def attention(
             f"queries must be float32, float16 or bfloat16 on {layer.torch_device}, without gradients; got "
             f"{query.dtype} on {query.device}"
         )
-    scale = head_dim**-0.5 if scaling is None else scaling
-    sink_logits = None if s_aux is None else s_aux.detach().float().contiguous()
     out = layer.attend(key, query, attention_mask, scale=scale, soft_cap=softcap or 0.0, sink_logits=sink_logits)
     return out, None
 
@@ -76,8 +79,8 @@ def attention_mask(
             "only causal attention, with or without a window, is supported; the model asks for another mask "
             "(bidirectional, packed, or blocks of tokens that see each other)"
         )
-    if attention_mask is None:
-        return None
+    if attention_mask is None or torch.compiler.is_compiling():
+        return attention_mask  # a compiled model looks at its numbers when it runs
     seen = kwargs.get("q_offset", 0) + kwargs.get("q_length", 0)
     batch = kwargs.get("batch_size", attention_mask.shape[0])
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < seen:

@@ -14,7 +14,7 @@ from gyre.calibrate.file import FARTHEST, Calibration
 from . import files
 from .columns import Columns
 from .config import chosen_formats, layer_calibrations, refused, stored_layers
-from .layer import GyreLayer, device_name
+from .layer import GyreLayer, Step, device_name
 
 _DEFAULT_CAPACITY = 8192  # of models that do not say what they were made for
 
@@ -76,6 +76,9 @@ class GyreCache(Cache):
         """Takes the new tokens of a layer, [batch, kv_heads, tokens, head_dim], and hands them to Gyre's attention."""
         if not 0 <= layer_idx < len(self.layers):
             raise refused(f"the cache has {len(self.layers)} layers, got layer {layer_idx}")
+        if torch.compiler.is_compiling():  # torch.ops.gyre.attention checks the step when it runs
+            step = Step(self.layers[layer_idx], key_states, value_states)
+            return step, step
         length = self.layers[layer_idx].length
         self._warn_beyond(length + key_states.shape[-2])
         # Layers get a step one after the other, so the layer before has it and, at the first, all have the same.

@@ -9,6 +9,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 import gyre
 from gyre.calibrate.layer import LayerCalibration
+from gyre.integrations.torch_ops import state_of
 
 from .columns import Columns
 from .config import refused
@@ -78,6 +79,7 @@ class GyreLayer(CacheLayerMixin):
         self.is_sliding = stored.window > 0
         self.length = 0  # columns, padding included
         self.store: OneSequence | Pages | None = None
+        self.state = state_of(self)  # for torch.compile
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         batch, kv_heads, tokens, head_dim = key_states.shape
@@ -136,6 +138,11 @@ class GyreLayer(CacheLayerMixin):
             )
         step = Step(self, k, v)
         return step, step
+
+    def store_and_attend(self, query, k, v, mask: torch.Tensor | None, **how) -> torch.Tensor:
+        """What torch.ops.gyre.attention does: update() and attend() in one, when the compiled model runs."""
+        step, _ = self.update(k, v)
+        return self.attend(step, query, None if mask is None or mask.all() else mask, **how)
 
     def attend(self, step: Step, query: torch.Tensor, mask: torch.Tensor | None, **how) -> torch.Tensor:
         """Stores the step and attends: [batch, heads, tokens, head_dim] to [batch, tokens, heads, head_dim]. Rows of
@@ -207,6 +214,7 @@ class GyreLayer(CacheLayerMixin):
 
     def __deepcopy__(self, memo: dict) -> GyreLayer:
         other = copy.copy(self)
+        other.state = state_of(other)
         other.columns = copy.deepcopy(self.columns, memo)
         if self.store is not None:
             other.store = self.store.copy()

@@ -1,4 +1,4 @@
-"""The classes that vLLM 0.32 asks a backend for."""
+"""The classes that vLLM asks a backend for."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from .calibration import with_budget
-from .config import Formats, Options, parse
+from .config import Formats, Options, cache_dtypes, parse
 from .pages import Step, queue_of
 
-_VERSIONS = ("0.32",)
+_VERSIONS = ("0.32", "0.33")
 if not vllm.__version__.startswith(tuple(f"{version}." for version in _VERSIONS)):
     raise ImportError(f"gyre: the plugin is for vLLM {', '.join(_VERSIONS)}, this is {vllm.__version__}")
 
@@ -38,7 +38,7 @@ class GyreBackend(AttentionBackend):
 
     forward_includes_kv_cache_update: bool = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *cache_dtypes()]
     formats: ClassVar[Formats | None] = None
 
     @staticmethod
@@ -86,6 +86,10 @@ class GyreBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True  # a row's bits depend on its own request alone
+
+    @classmethod
     def supports_kv_connector(cls) -> bool:
         return False
 
@@ -101,7 +105,7 @@ def backend_of(formats: Formats) -> type[GyreBackend]:
 
 
 def options_of(config: VllmConfig) -> Options:
-    return with_budget(parse(config.additional_config))
+    return with_budget(parse(config.additional_config, config.cache_config.cache_dtype))
 
 
 def refuse_config(config: VllmConfig) -> None:
@@ -131,10 +135,14 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
     def __init__(self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.queue = queue_of(torch.device(device))
-        self.is_prefill = None
+        self.prompts: Prompts | None = None
         if self.queue.cuda:
-            most = vllm_config.scheduler_config.max_num_seqs
-            self.is_prefill = torch.zeros(most, dtype=torch.uint8, device=device)
+            graphs = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+            self.prompts = Prompts(max(vllm_config.scheduler_config.max_num_seqs, graphs), device)
+        layers = vllm_config.compilation_config.static_forward_context
+        for name in layer_names:
+            if name in layers:
+                layers[name].impl.prepare(layers[name], self.queue, kv_cache_spec.block_size)
         self._announce()
 
     def _announce(self) -> None:
@@ -155,7 +163,14 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> GyreMetadata:
-        c = common_attn_metadata
+        return self._build(common_attn_metadata, self._prompts(common_attn_metadata))
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> GyreMetadata:
+        """A graph for decoding also runs the last token of a prompt, if that is alone in its chunk, so it takes prompts."""
+        prompts = None if self.prompts is None else self.prompts.none(common_attn_metadata.num_reqs)
+        return self._build(common_attn_metadata, prompts)
+
+    def _build(self, c: CommonAttentionMetadata, is_prefill: torch.Tensor | None) -> GyreMetadata:
         if c.causal is not True:
             raise NotImplementedError("gyre: attention must be causal")
         if c.mm_req_doc_ranges or c.rswa_prefix_lens is not None:
@@ -166,20 +181,50 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
             table=c.block_table_tensor,
             kv_lengths=c.seq_lens,
             cu_seqlens_q=c.query_start_loc,
-            is_prefill=self._prompts(c),
+            is_prefill=is_prefill,
             max_query_length=c.max_query_len,
+            min_query_length=_shortest(c),
             max_kv_length=min(c.max_seq_len, width),
         )
         return GyreMetadata(step)
 
     def _prompts(self, c: CommonAttentionMetadata) -> torch.Tensor | None:
-        """Which requests are in their prompt: its bits do not depend on how it is cut. None while all decode, so that
-        a step that is captured has none."""
+        """Which requests are in their prompt: its bits do not depend on how it is cut. None while all decode."""
         flags = c.is_prefilling
-        if flags is None or not bool(flags.any()):
-            return None
-        if self.is_prefill is None:
-            return flags
-        on_device = self.is_prefill[: flags.shape[0]]
-        on_device.copy_(flags, non_blocking=True)
-        return on_device
+        has_prompts = flags is not None and bool(flags.any())
+        if self.prompts is None:
+            return flags if has_prompts else None
+        if has_prompts:
+            return self.prompts.of(flags, c.num_reqs)
+        self.prompts.none(c.num_reqs)  # for a graph that is replayed
+        return None
+
+
+class Prompts:
+    """Flags of a step's requests at one address, which captured graphs read."""
+
+    def __init__(self, requests: int, device):
+        self.flags = torch.zeros(requests, dtype=torch.uint8, device=device)
+        self.are_set = False
+
+    def of(self, flags: torch.Tensor, requests: int) -> torch.Tensor:
+        """`flags` may leave out requests that are padding."""
+        self.none(requests)
+        self.flags[: flags.shape[0]].copy_(flags.view(torch.uint8), non_blocking=True)
+        self.are_set = True
+        return self.flags[:requests]
+
+    def none(self, requests: int) -> torch.Tensor:
+        if self.are_set:
+            self.flags.zero_()
+            self.are_set = False
+        return self.flags[:requests]
+
+
+def _shortest(c: CommonAttentionMetadata) -> int:
+    """Queries that every request has at least; requests that are padding have none."""
+    if c.max_query_len <= 1:
+        return 1
+    queries = c.query_start_loc_cpu[1 : c.num_reqs + 1] - c.query_start_loc_cpu[: c.num_reqs]
+    queries = queries[queries > 0]
+    return int(queries.min()) if len(queries) else 1

@@ -47,6 +47,13 @@ class Formats:
         return page // tile
 
 
+def cache_dtypes() -> dict[str, Formats]:
+    """Formats by the names that `--kv-cache-dtype` takes from vLLM 0.33 on: gyre_tq8_tq4, or gyre_tq8 for tq8_tq8."""
+    names = [info.name for info in gyre.kv_formats() if info.name.startswith("tq")]
+    pairs = {f"gyre_{k}_{v}": Formats(k, v) for k in names for v in names if k != v}
+    return {**{f"gyre_{name}": Formats(name, name) for name in names}, **pairs}
+
+
 @dataclass(frozen=True)
 class Options:
     """`{"k": ..., "v": ..., "layers": {"0": {"k": ..., "v": ...}, "sliding_window": {...}}, "calibration": ...}`, or
@@ -71,14 +78,18 @@ class Options:
         return not self.layers and self.sliding is None
 
 
-def parse(additional_config: Any) -> Options:
-    """The options in vLLM's `additional_config`."""
+def parse(additional_config: Any, cache_dtype: str = "auto") -> Options:
+    """The options in vLLM's `additional_config`, and the formats that `--kv-cache-dtype` names."""
     given = additional_config.get("gyre", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(given, Mapping):
         raise ConfigError(f'gyre: additional_config["gyre"] must be an object, got {given!r}')
     _only(given, ("k", "v", "layers", "calibration", "budget"), 'additional_config["gyre"]')
     calibration, budget = _calibration(given)
-    formats = _formats(given, Formats(), "additional_config")
+    named = cache_dtypes().get(cache_dtype)
+    doubled = [name for name in ("k", "v", "budget") if named is not None and name in given]
+    if doubled:
+        raise ConfigError(f'gyre: --kv-cache-dtype {cache_dtype} names the formats, and "{doubled[0]}" is given, too')
+    formats = _formats(given, named or Formats(), "additional_config")
     layers = given.get("layers", {})
     if not isinstance(layers, Mapping):
         raise ConfigError(f'gyre: "layers" must be an object of layer numbers, got {layers!r}')

@@ -12,10 +12,8 @@ from gyre.calibrate.layer import LayerCalibration
 
 from .backend import GyreMetadata, GyreMetadataBuilder, backend_of, options_of, refuse_config
 from .calibration import check, load, rank_heads, refuse_means
-from .config import ConfigError
-from .pages import LayerPages, queue_of
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from .config import ConfigError, Formats, cache_dtypes
+from .pages import DTYPES, LayerPages, Queue, Workload, queue_of
 
 
 class GyreImpl(AttentionImpl[GyreMetadata]):
@@ -67,10 +65,12 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
         # drop that without a word.
         if layer.attn_backend.get_builder_cls() is not GyreMetadataBuilder:
             raise NotImplementedError(f"gyre: attention as {layer.attn_backend.__name__} has it is not supported")
-        if act_dtype not in _DTYPES:
+        if act_dtype not in DTYPES:
             raise ValueError(f"gyre: the model must be in float32, float16 or bfloat16, got {act_dtype}")
         number = extract_layer_index(self.kv_sharing_target_layer_name or name)
         self.formats = self.options.of(number, self.sliding_window)
+        if self.kv_cache_dtype == "auto" and self.config.cache_config.cache_dtype in cache_dtypes():
+            self.formats = Formats(DTYPES[act_dtype], DTYPES[act_dtype])  # one of --kv-cache-dtype-skip-layers
         # Refuses head sizes that a format does not have.
         self.formats.token_bytes(self.num_kv_heads, self.head_size, layer.head_size_v)
         self.layer_calibration = self._layer_calibration(number, layer.head_size_v)
@@ -128,6 +128,36 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
             return self._bind(layer, kv_cache)
         return self.pages
 
+    def prepare(self, layer, queue: Queue, page_tokens: int) -> None:
+        """Before the first step: kernels and scratch memory for the largest one that the scheduler may make."""
+        scheduler, model, speculation = self.config.scheduler_config, self.config.model_config, self.config.speculative_config
+        if not queue.cuda or model is None:
+            return
+        transformed = self.layer_calibration is not None and self.layer_calibration.parts[0].basis is not None
+        work = Workload(
+            formats=self.formats,
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            head_dim=self.head_size,
+            v_head_dim=layer.head_size_v,
+            page_tokens=page_tokens,
+            window=self.sliding_window or 0,
+            dtype=torch.float32 if transformed else model.dtype,
+            tokens=scheduler.max_num_batched_tokens,
+            sequences=scheduler.max_num_seqs,
+            max_kv_length=model.max_model_len,
+            drafts=0 if speculation is None else speculation.num_speculative_tokens or 0,
+        )
+        queue.prepare(work)
+
+    def _profile(self, layer, query: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """vLLM measures the memory of a step without pages: takes what attention will take."""
+        self.prepare(layer, queue_of(query.device), self.config.cache_config.block_size or 64)
+        if self.layer_calibration is not None:  # PagesCalibration.enter()
+            for tensor in (query, output):
+                torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        return output.zero_()
+
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
         """Before forward(): k and v of all tokens of the step, padding included."""
         if kv_cache.numel() == 0:  # profiling
@@ -149,8 +179,8 @@ class GyreImpl(AttentionImpl[GyreMetadata]):
     ) -> torch.Tensor:
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("gyre: fused quantization of the output is not supported")
-        if attn_metadata is None:  # profiling
-            return output.zero_()
+        if attn_metadata is None:
+            return self._profile(layer, query, output)
         self._pages_of(layer, kv_cache).attend(
             query,
             output,

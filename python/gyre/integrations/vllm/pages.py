@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +14,9 @@ from gyre.calibrate.layer import LayerCalibration
 
 from .calibration import PagesCalibration
 from .config import Formats
+
+
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 @dataclass
@@ -27,7 +30,29 @@ class Step:
     is_prefill: gyre.Tensor | None  # u8 [sequences], not 0: a chunk of a prompt
     tokens: int  # rows that are written and attend; padding included
     max_query_length: int
+    min_query_length: int
     max_kv_length: int
+    # The first layer of a kind lists the step's work for all of them: that layer's pages, and the list or, where the
+    # device needs none, None.
+    schedules: dict[tuple, tuple[gyre.KvPages, gyre.Tensor | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The largest steps of layers that are alike."""
+
+    formats: Formats
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    page_tokens: int
+    window: int
+    dtype: torch.dtype  # of attention's q and output
+    tokens: int  # of a step
+    sequences: int
+    max_kv_length: int
+    drafts: int = 0  # of a sequence
 
 
 class Queue:
@@ -42,7 +67,9 @@ class Queue:
         self.device = gyre.Device(f"cuda:{device.index or 0}") if self.cuda else _cpu_device()
         self.encoder = gyre.Encoder(self.device)
         self.scratch = gyre.AttentionScratch(self.device)
+        self._schedules: dict[tuple, gyre.Tensor] = {}  # memory that is used from step to step
         self._captured: dict[int, gyre.Tensor] = {}
+        self._prepared: set[Workload] = set()
         self._slots: tuple[torch.Tensor | None, gyre.Tensor | None] = (None, None)
 
     def wrap(self, tensor: torch.Tensor) -> gyre.Tensor:
@@ -61,11 +88,91 @@ class Queue:
             self.encoder.submit().wait()
             return
         self.encoder.submit_on(torch.cuda.current_stream(self.torch_device).cuda_stream)
-        # The graph's tensors belong to torch's pool for graphs, and pages to the engine. The scratch memory is Gyre's:
-        # a graph may run as long as the process does.
-        memory = self.scratch.memory
-        if memory is not None and torch.cuda.is_current_stream_capturing():
-            self._captured[memory.data_ptr] = memory
+        # The graph's tensors belong to torch's pool for graphs, and pages to the engine. Scratch memory and schedules are
+        # Gyre's: a graph may run as long as the process does.
+        if torch.cuda.is_current_stream_capturing():
+            for memory in (self.scratch.memory, *self._schedules.values()):
+                if memory is not None:
+                    self._captured[memory.data_ptr] = memory
+
+    def schedule(self, step: Step, kind: tuple, pages: gyre.KvPages, **options) -> gyre.Tensor | None:
+        """The list of a step's work for layers of one kind. Recorded ahead of the first of them, so that a captured step
+        makes its own each time it runs."""
+        if not self.cuda:
+            return None
+        first, made = step.schedules.get(kind, (pages, None))
+        if first is pages:  # also when the step runs again: a graph is captured with the step that warmed it up
+            lengths = (step.kv_lengths, step.cu_seqlens_q, step.is_prefill)
+            bounds = {name: getattr(step, name) for name in ("tokens", "max_query_length", "min_query_length", "max_kv_length")}
+            made = gyre.attention_schedule(self.encoder, pages, *lengths, **bounds, **options, memory=self._schedules.get(kind))
+            if made is not None:
+                self._schedules[kind] = made
+            step.schedules[kind] = (pages, made)
+        return made
+
+    def prepare(self, work: Workload) -> None:
+        """Compiles the kernels of these layers and takes the scratch memory of their largest steps, once."""
+        if not self.cuda or work in self._prepared:
+            return
+        self._prepared.add(work)
+        shape = {name: getattr(work, name) for name in ("kv_heads", "head_dim", "v_head_dim", "page_tokens")}
+        gyre.prepare(
+            self.device,
+            [gyre.KvLayer(k=work.formats.k, v=work.formats.v, window=work.window)],
+            ["pages"],
+            heads=work.heads,
+            context=work.max_kv_length,
+            step_tokens=work.tokens,
+            dtype=DTYPES[work.dtype],
+            rope=False,
+            max_sequences=work.sequences,
+            **shape,
+        )
+        pages = gyre.KvPages(self.device, k=work.formats.k, v=work.formats.v, pages=1, **shape)
+        for queries in {1, 1 + work.drafts, work.tokens}:
+            self._reserve(work, pages, queries)
+
+    def _reserve(self, work: Workload, pages: gyre.KvPages, queries: int) -> None:
+        tokens = min(work.tokens, queries * work.sequences)
+        i32 = functools.partial(torch.zeros, dtype=torch.int32, device=self.torch_device)
+        q = torch.empty(tokens, work.heads, work.head_dim, dtype=work.dtype, device=self.torch_device)
+        out = torch.empty(tokens, work.heads, work.v_head_dim, dtype=work.dtype, device=self.torch_device)
+        step = self.step(
+            slots=i32(tokens),
+            table=i32(work.sequences, -(-work.max_kv_length // work.page_tokens)),
+            kv_lengths=i32(work.sequences),
+            cu_seqlens_q=i32(work.sequences + 1),
+            is_prefill=torch.zeros(work.sequences, dtype=torch.uint8, device=self.torch_device),
+            max_query_length=queries,
+            max_kv_length=work.max_kv_length,
+        )
+        self.attend(step, pages, page_kind(pages, work.formats), q, out, 1.0, window=work.window)
+        self.encoder.clear()
+
+    def attend(
+        self, step: Step, pages: gyre.KvPages, page_kind: tuple, q: torch.Tensor, out: torch.Tensor, scale: float, **options
+    ) -> None:
+        """Records attention over a layer's pages."""
+        dtype, heads, window = DTYPES[q.dtype], q.shape[1], options["window"]
+        kind = (page_kind, dtype, heads, q.shape[2], out.shape[2], window)  # all that a plan depends on, beside the step
+        schedule = self.schedule(step, kind, pages, heads=heads, q_dtype=dtype, window=window)
+        gyre.paged_attention(
+            self.encoder,
+            self.wrap(q),
+            pages,
+            step.table,
+            step.kv_lengths,
+            step.cu_seqlens_q,
+            self.wrap(out),
+            step.is_prefill,
+            schedule=schedule,
+            max_query_length=step.max_query_length,
+            min_query_length=step.min_query_length,
+            max_kv_length=step.max_kv_length,
+            scale=scale,
+            scratch=self.scratch,
+            **options,
+        )
 
     def step(
         self,
@@ -76,6 +183,7 @@ class Queue:
         is_prefill: torch.Tensor | None,
         max_query_length: int,
         max_kv_length: int,
+        min_query_length: int = 1,
     ) -> Step:
         return Step(
             slots=self.wrap(slots),
@@ -85,8 +193,15 @@ class Queue:
             is_prefill=None if is_prefill is None else self.wrap(is_prefill.view(torch.uint8)),
             tokens=slots.shape[0],
             max_query_length=max(max_query_length, 1),
+            min_query_length=min(max(min_query_length, 1), max(max_query_length, 1)),
             max_kv_length=max(max_kv_length, 1),
         )
+
+
+def page_kind(pages: gyre.KvPages, formats: Formats) -> tuple:
+    """Layers with equal ones may share a schedule. Kernels load 16 bytes at a time where addresses allow it."""
+    memory = pages.memory
+    return (formats, pages.page_tokens, memory.shape[1], memory.strides[0] % 16, memory.data_ptr % 16)
 
 
 @functools.cache
@@ -130,6 +245,7 @@ class LayerPages:
             page_tokens=page_tokens,
             memory=queue.wrap(memory),
         )
+        self.kind = page_kind(self.pages, formats)
 
     def write(self, k: torch.Tensor, v: torch.Tensor, slots: gyre.Tensor) -> None:
         """k, v: [tokens, kv_heads, head_dim], any token stride; at least as many tokens as slots."""
@@ -154,25 +270,8 @@ class LayerPages:
         queue, q, out = self.queue, _first(q, step.tokens), _first(out, step.tokens)
         transform = self.layer_calibration if self.layer_calibration is not None and self.layer_calibration.has_transform else None
         inside = (q, out) if transform is None else transform.enter(q, out)
-        gyre.paged_attention(
-            queue.encoder,
-            queue.wrap(inside[0]),
-            self.pages,
-            step.table,
-            step.kv_lengths,
-            step.cu_seqlens_q,
-            queue.wrap(inside[1]),
-            step.is_prefill,
-            None,
-            sink_logits,
-            alibi_slopes,
-            max_query_length=step.max_query_length,
-            max_kv_length=step.max_kv_length,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            scratch=queue.scratch,
-        )
+        options = {"window": window, "soft_cap": soft_cap, "sink_logits": sink_logits, "alibi_slopes": alibi_slopes}
+        queue.attend(step, self.pages, self.kind, *inside, scale, **options)
         if transform is not None:
             transform.leave(inside[1], out)
         queue.run()

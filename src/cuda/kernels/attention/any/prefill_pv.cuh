@@ -56,10 +56,10 @@ inline void sum_levels(const PrefillProblem& problem, uint32_t block, const unsi
   }
 }
 
-// Returns whether a value was infinite or NaN, if `look`.
+// Returns whether a value was infinite or NaN, if `checks`.
 template <uint32_t kV>
 inline bool sum_float16(const PrefillProblem& problem, const unsigned char* stage, uint32_t column,
-                        bool look, float (&c)[2][4]) {
+                        bool checks, float (&c)[2][4]) {
   constexpr uint32_t kExponent = kV == kFormatF16 ? 0x7C00u : 0x7F80u;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   const unsigned char* const values = stage + problem.layout.v_codes + column * 2;
@@ -68,7 +68,7 @@ inline bool sum_float16(const PrefillProblem& problem, const unsigned char* stag
     uint32_t a[4];
     ldmatrix_transposed(a, values + (s * 16 + lane % 8 + lane / 16 * 8) * problem.layout.v_pitch +
                                lane / 8 % 2 * 16);
-    if (look) {
+    if (checks) {
       bad = bad || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
             not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
     }
@@ -145,8 +145,9 @@ inline void add_values(const PrefillProblem& problem, uint32_t index,
       block = problem.layout.v_blocks == 1 ? 0 : scale_block_of(n, column);
       sum_levels<kV>(problem, block, stage, column, c);
     } else if constexpr (is_float16_format(kV)) {
-      const bool look = rows.hidden != 0, bad = sum_float16<kV>(problem, stage, column, look, c);
-      if (look && __any_sync(kAll, bad) != 0) {
+      const bool checks = rows.hidden != 0,
+                 bad = sum_float16<kV>(problem, stage, column, checks, c);
+      if (checks && __any_sync(kAll, bad) != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < 8; ++i) c[i / 4][i % 4] = 0;
         sum_one_by_one<kV>(problem, index, column, c);

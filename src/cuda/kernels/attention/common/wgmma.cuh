@@ -14,6 +14,7 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 inline void wgmma_wait() {}
 inline void fence_operands() {}
+inline SharedAddress uniform_address(SharedAddress at) { return at; }
 
 #else
 
@@ -23,18 +24,15 @@ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "
 // Shared memory that threads wrote, seen by wgmma.
 inline void fence_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// An address that all lanes have alike, as a shuffle: the compiler then adds offsets to it in
+// uniform registers.
+inline SharedAddress uniform_address(SharedAddress at) { return __shfl_sync(kAll, at, 0); }
+
 // An operand in rows of 128 bytes, swizzled by 128 bytes; eight rows are 1024 bytes on. `panel`:
 // bytes to the next 64 elements of a row where these are M or N; elsewhere it is not used.
 inline uint64_t wgmma_operand(SharedAddress at, uint32_t panel) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{panel >> 4} << 16 | (at & 0x3FFFFu) >> 4;
-}
-
-// An operand of the whole warp: offsets into it are added without a vector register.
-inline uint64_t uniform(uint64_t operand) {
-  const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(operand), 0),
-                 high = __shfl_sync(kAll, static_cast<uint32_t>(operand >> 32), 0);
-  return uint64_t{high} << 32 | low;
 }
 
 // Sums may be touched from here on: the compiler does not know that wgmma writes them later.

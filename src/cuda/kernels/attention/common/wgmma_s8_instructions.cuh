@@ -11,9 +11,6 @@ template <uint32_t kRowBytes>
 struct WgmmaOperand {
   uint64_t descriptor;
 };
-// The same address in all lanes, said so that the compiler knows: offsets are added without a
-// vector register.
-inline SharedAddress uniform_address(SharedAddress at) { return __shfl_sync(kAll, at, 0); }
 // `offset` from an address that several operands share: they share its part of the descriptor.
 template <uint32_t kRowBytes>
 inline WgmmaOperand<kRowBytes> wgmma_operand(SharedAddress at, uint32_t offset) {

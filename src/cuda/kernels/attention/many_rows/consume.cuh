@@ -81,7 +81,7 @@ class Consumer {
       const SlotCursor<kLayout.slots> v = k.next();
       if constexpr (kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
       keep[0] = keep[1] = 1.0f;
-      if (has_rows()) weigh(stage, keys_of<T>(stage), s, keep);
+      if (has_rows()) softmax_weights(stage, key_info<T>(stage), s, keep);
       if (__builtin_expect(__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0, 0)) {
 #pragma unroll
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
@@ -186,8 +186,8 @@ class Consumer {
 
   // Scores become weights, relative to the largest so far, times V's scales over levels; `keep` is
   // the factor of what was there.
-  void weigh(uint32_t stage, const unsigned char* keys, float (&s)[T::kKeyTiles][4],
-             float (&keep)[2]) {
+  void softmax_weights(uint32_t stage, const unsigned char* keys, float (&s)[T::kKeyTiles][4],
+                       float (&keep)[2]) {
     const uint32_t j = threadIdx.x % 4;
     if constexpr (T::kLevelsK) {
       const auto* const scales = reinterpret_cast<const float2*>(keys + kLayout.scales) + j;
@@ -198,11 +198,11 @@ class Consumer {
         for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? scale.x : scale.y;
       }
     }
-    if (__builtin_expect(soft_, 0)) soften(keys, s);
+    if (__builtin_expect(soft_, 0)) apply_soft_cap(keys, s);
     float scale_top[2] = {0, 0};
     const bool hidden = !all_seen(stage);
     if (__builtin_expect(hidden, 0)) {
-      hide(keys, s, scale_top);
+      apply_mask(keys, s, scale_top);
     } else if constexpr (T::kLevelsV) {
       const float4 tops = *reinterpret_cast<const float4*>(keys + kLayout.tops);
       scale_top[0] = scale_top[1] = fmaxf(fmaxf(tops.x, tops.y), fmaxf(tops.z, tops.w));
@@ -262,7 +262,7 @@ class Consumer {
   }
 
   // A soft cap and slopes: scores become logits in base 2.
-  void soften(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) const {
+  void apply_soft_cap(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) const {
     const auto* const numbers =
         reinterpret_cast<const int2*>(keys + kLayout.numbers) + threadIdx.x % 4;
     const float cap = tile_.params.soft_cap, inverse = 1.0f / cap;
@@ -304,7 +304,7 @@ class Consumer {
                             tile_.walk_key + key);
   }
   // Also finds the largest scale of V that each row sees.
-  void hide(const unsigned char* keys, float (&s)[T::kKeyTiles][4], float (&top)[2]) const {
+  void apply_mask(const unsigned char* keys, float (&s)[T::kKeyTiles][4], float (&top)[2]) const {
     if (tree_ != nullptr) {
       const uint64_t seen = seen_in_tree(keys);
 #pragma unroll
@@ -347,7 +347,8 @@ class Consumer {
 #pragma unroll 1
     for (uint32_t warp = 0; warp < kProducers / kWarp; ++warp) {
 #pragma unroll 1
-      for (uint32_t bad = reinterpret_cast<const uint32_t*>(keys_of<T>(stage) + kLayout.tops)[warp];
+      for (uint32_t bad =
+               reinterpret_cast<const uint32_t*>(key_info<T>(stage) + kLayout.tops)[warp];
            bad != 0; bad &= bad - 1) {
         const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int32_t>(bad))) - 1;
         const Copies of(warp * kWarp + bit % Copies::kOfWarp * Copies::kLanes);

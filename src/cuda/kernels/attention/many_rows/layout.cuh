@@ -4,8 +4,8 @@
 //
 // Consumer warpgroups of 64 rows each multiply; four producer warps bring K and V. What they hand
 // over are items, K and V of a stage in turn, each in a slot of a ring: MMA operands of 16 bits in
-// rows of 128 bytes, swizzled, the scales of its keys, and their numbers. Levels come through a
-// second ring as they are stored.
+// rows of 128 bytes, swizzled. The scales and numbers of a stage's keys have a ring of their own.
+// Levels come through a second ring as they are stored.
 #include "abi/attention_schedule.h"
 #include "cuda/kernels/attention/common/formats.cuh"
 
@@ -23,9 +23,9 @@ constexpr uint32_t kGroupRows = 64;      // of a consumer warpgroup
 constexpr uint32_t kGroupThreads = 128;  // of a warpgroup
 constexpr uint32_t kProducers = 128;     // threads
 constexpr uint32_t kMostSlots = 6;
-// Stages whose scales and numbers are there: as many as slots let be begun before the oldest has
-// weights.
-constexpr uint32_t kKeysInTurn = 4;
+// Stages in the ring of scales and numbers. Producers are at most three stages ahead of the oldest
+// scores without weights: a slot of K is free as soon as its scores are there.
+constexpr uint32_t kKeyInfoStages = 4;
 constexpr uint32_t kManyRowsStateBytes = 4096;  // what is known of the tile, and its rows' factors
 
 struct ManyRowsLayout {
@@ -37,10 +37,11 @@ struct ManyRowsLayout {
   uint32_t k_panel, v_panel;  // bytes of an operand's part of 128 bytes a row
   uint32_t q_panel;
   uint32_t slot_bytes;
-  uint32_t scales, numbers, v_scales, tops, keys_bytes;  // inside what is known of a stage's keys
-  uint32_t k_tile_bytes, v_tile_bytes, stored_scales;    // of 8 keys; of a stored item: K's, V's
+  uint32_t scales, numbers, v_scales, tops,
+      key_info_bytes;                                  // inside what is known of a stage's keys
+  uint32_t k_tile_bytes, v_tile_bytes, stored_scales;  // of 8 keys; of a stored item: K's, V's
   uint32_t stored_bytes;
-  uint32_t q, of_keys, slot, stored, total;  // offsets
+  uint32_t q, key_info, slot, stored, total;  // offsets
 
   constexpr uint32_t threads() const { return groups * kGroupThreads + kProducers; }
   constexpr uint32_t rows() const { return groups * kGroupRows; }
@@ -84,7 +85,7 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   a.numbers = a.scales + a.keys * 4;
   a.v_scales = a.numbers + a.keys * 4;
   a.tops = a.v_scales + a.keys * 4;  // the largest scale of V that each producer warp saw
-  a.keys_bytes = a.tops + 16;
+  a.key_info_bytes = a.tops + 16;
   const uint32_t tiles = a.keys / abi::kKvTile;
   a.k_tile_bytes = k_dim * (k_levels ? abi::kv_bits(k_format) : 16);
   a.v_tile_bytes = v_dim * (v_levels ? abi::kv_bits(v_format) : 16);
@@ -93,8 +94,8 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   a.stored_scales = k_stored > v_stored ? k_stored : v_stored;
   a.stored_bytes = a.stored_scales == 0 ? 0 : round_up(a.stored_scales + tiles * 32, 128);
   a.q = kManyRowsStateBytes;
-  a.of_keys = a.q + a.groups * panels_of(k_dim) * a.q_panel;
-  a.slot = round_up(a.of_keys + kKeysInTurn * a.keys_bytes, 1024);
+  a.key_info = a.q + a.groups * panels_of(k_dim) * a.q_panel;
+  a.slot = round_up(a.key_info + kKeyInfoStages * a.key_info_bytes, 1024);
   for (uint32_t slots = k_levels && v_levels ? 4 : kMostSlots; slots >= 3; --slots) {
     a.stored = a.slot + slots * a.slot_bytes;
     // Items that go straight into slots need free ones; two are left to the consumers meanwhile.

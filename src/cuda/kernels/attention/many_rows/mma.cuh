@@ -13,8 +13,8 @@ namespace gyre::cuda {
 template <class T>
 inline void begin_scores(const unsigned char* q, const unsigned char* k,
                          float (&s)[T::kKeyTiles][4]) {
-  const uint64_t q_at = uniform(wgmma_operand(shared_address(q), 0)),
-                 k_at = uniform(wgmma_operand(shared_address(k), 0));
+  const uint64_t q_at = wgmma_operand(uniform_address(shared_address(q)), 0),
+                 k_at = wgmma_operand(uniform_address(shared_address(k)), 0);
   wgmma_sums(s);
   wgmma_fence();
 #pragma unroll
@@ -42,7 +42,7 @@ inline void add_columns(const uint32_t (&p)[T::kKeys / 16][4], uint64_t v, uint3
 template <class T>
 inline void begin_values(const uint32_t (&p)[T::kKeys / 16][4], const unsigned char* v,
                          float (&o)[T::kVTiles][4]) {
-  const uint64_t at = uniform(wgmma_operand(shared_address(v), T::kLayout.v_panel));
+  const uint64_t at = wgmma_operand(uniform_address(shared_address(v)), T::kLayout.v_panel);
   constexpr uint32_t kWhole = T::kVDim / 128 * 128, kHalf = (T::kVDim - kWhole) / 64 * 64,
                      kRest = T::kVDim - kWhole - kHalf;
   wgmma_sums(o);

@@ -48,7 +48,7 @@ class Producer {
           hand_over<T::kK, true>(n, at);
         } else {
           hand_over<T::kV, false>(n, at);
-          if constexpr (!T::kLevelsV) look(stage_of(n), at.slot, from, to);
+          if constexpr (!T::kLevelsV) find_non_finite(stage_of(n), at.slot, from, to);
         }
         fence_operands();
         arrive(&state_.full[at.slot]);
@@ -124,7 +124,7 @@ class Producer {
       const uint32_t at = n % kLayout.slots;
       wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
       const uint32_t stage = stage_of(n);
-      if (is_keys(n)) number_keys(stage, keys_of<T>(stage));
+      if (is_keys(n)) number_keys(stage);
       const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
       const bool whole = walk_.whole(stage * T::kKeys);
       if (whole && in_runs(mine, layout.codes_tile_stride, kTileBytes)) {
@@ -232,10 +232,11 @@ class Producer {
   }
 
   // Numbers of the keys, counted from the walk's first; -1: none.
-  void number_keys(uint32_t stage, unsigned char* to) const {
+  void number_keys(uint32_t stage) const {
     if (thread() >= T::kKeys) return;
     const uint32_t number = walk_.key_of(stage * T::kKeys + thread());  // kNoKey is -1
-    reinterpret_cast<int32_t*>(to + kLayout.numbers)[thread() / 8 * 8 + T::column(thread() % 8)] =
+    reinterpret_cast<int32_t*>(key_info<T>(stage) +
+                               kLayout.numbers)[thread() / 8 * 8 + T::column(thread() % 8)] =
         static_cast<int32_t>(number);
   }
 
@@ -247,11 +248,11 @@ class Producer {
       wait_for_phase(&state_.empty[at.slot], at.phase ^ 1);
       unsigned char* const to = slot(at.slot);
       const unsigned char* const bytes = stored(from);
-      if constexpr (kKeysItem) number_keys(stage, keys_of<T>(stage));
+      if constexpr (kKeysItem) number_keys(stage);
       const unsigned char* const scales = bytes + kLayout.stored_scales;
-      if constexpr (kKeysItem) hand_over_scales<false>(stage, scales, keys_of<T>(stage));
+      if constexpr (kKeysItem) hand_over_scales<false>(stage, scales);
       if constexpr (T::kLevelsV && kKeysItem == T::kScalesWithKeys)
-        hand_over_scales<true>(stage, scales + (kKeysItem ? T::kTiles * 16 : 0), keys_of<T>(stage));
+        hand_over_scales<true>(stage, scales + (kKeysItem ? T::kTiles * 16 : 0));
       if constexpr (kKeysItem) {
         unpack_keys(bytes, to);
       } else {
@@ -262,7 +263,8 @@ class Producer {
 
   // V's also have the largest that each warp saw of keys that are there.
   template <bool kOfV>
-  void hand_over_scales(uint32_t stage, const unsigned char* scales, unsigned char* to) const {
+  void hand_over_scales(uint32_t stage, const unsigned char* scales) const {
+    unsigned char* const to = key_info<T>(stage);
     const uint32_t key = thread() % T::kKeys;
     const float scale = raw_scale(scales + key / 8 * 16, 0, key % 8) * 0x1p-31f;
     reinterpret_cast<float*>(
@@ -354,17 +356,17 @@ class Producer {
   // Infinity times a weight of 0 is NaN: where rows do not see all keys of a stage, what is not
   // finite becomes 0, and the consumers are told which keys had it. A thread looks at what it
   // copied; a warp's keys are a bit each.
-  void look(uint32_t stage, uint32_t at, int64_t from, int64_t to) {
+  void find_non_finite(uint32_t stage, uint32_t at, int64_t from, int64_t to) {
     const uint64_t begin = uint64_t{stage} * T::kKeys;
     uint32_t bad = 0;
     if (!(tile_.walk.whole(begin) && tile_.params.tree_stride == 0 && tile_.key_of(begin) >= from &&
           tile_.key_of(begin) + T::kKeys <= to))
-      bad = replace(slot(at));
+      bad = zero_non_finite(slot(at));
     bad = __reduce_or_sync(kAll, bad);
     if (thread() % kWarp == 0)
-      reinterpret_cast<uint32_t*>(keys_of<T>(stage) + kLayout.tops)[thread() / kWarp] = bad;
+      reinterpret_cast<uint32_t*>(key_info<T>(stage) + kLayout.tops)[thread() / kWarp] = bad;
   }
-  uint32_t replace(unsigned char* values) const {
+  uint32_t zero_non_finite(unsigned char* values) const {
     using Copies = RowCopies<T::kVDim>;
     constexpr uint32_t kExponent = T::kV == kFormatF16 ? 0x7C00u : 0x7F80u;
     const Copies mine(thread());

@@ -59,8 +59,9 @@ static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 
 // What is known of the keys of a stage: their scales and numbers.
 template <class T>
-inline unsigned char* keys_of(uint32_t stage) {
-  return dynamic_shared() + T::kLayout.of_keys + stage % kKeysInTurn * T::kLayout.keys_bytes;
+inline unsigned char* key_info(uint32_t stage) {
+  return dynamic_shared() + T::kLayout.key_info +
+         stage % kKeyInfoStages * T::kLayout.key_info_bytes;
 }
 inline ManyRowsState& block_state() { return *reinterpret_cast<ManyRowsState*>(dynamic_shared()); }
 

@@ -8,7 +8,6 @@ template <uint32_t kRowBytes>
 struct WgmmaOperand {
   SharedAddress at;
 };
-inline SharedAddress uniform_address(SharedAddress at) { return at; }
 template <uint32_t kRowBytes>
 inline WgmmaOperand<kRowBytes> wgmma_operand(SharedAddress at, uint32_t offset) {
   return {at + offset};
