@@ -58,7 +58,7 @@ struct KvTileJob {
   bool is_calibrated = false;  // sources are calibrated rows
   uint32_t mask = 0;           // slots that are written
   const std::byte* source[abi::kKvTile] = {};
-  const std::byte* next[abi::kKvTile];  // sources of the tile after this one, null if not needed
+  const std::byte* next[abi::kKvTile] = {};  // rows that are read soon, null if none
   uint8_t* codes;
   uint8_t* scales;
 };
@@ -152,22 +152,26 @@ void QuantizeAnyTile(const abi::KvCacheLayout& cache, const KvTileJob& job, cons
   });
 }
 
+template <class Source, class Target>
+HWY_INLINE void CopyRows(const abi::KvCacheLayout& cache, const KvTileJob& job) {
+  const size_t head_dim = cache.head_dim;
+  const uint64_t row_bytes = cache.codes_tile_stride / abi::kKvTile;
+  for (uint32_t left = job.mask; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    CopyRow(reinterpret_cast<const Source*>(job.source[slot]),
+            reinterpret_cast<Target*>(job.codes + slot * row_bytes), head_dim);
+  }
+}
+
 template <class Source>
-void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
-  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    if ((job.mask >> slot & 1) == 0) continue;
-    const auto* const from = reinterpret_cast<const Source*>(job.source[slot]);
-    uint8_t* const to = job.codes + slot * (cache.codes_tile_stride / abi::kKvTile);
-    switch (static_cast<KvFormat>(cache.format)) {
-      case KvFormat::f32:
-        CopyRow(from, reinterpret_cast<float*>(to), cache.head_dim);
-        break;
-      case KvFormat::f16:
-        CopyRow(from, reinterpret_cast<Half*>(to), cache.head_dim);
-        break;
-      default:
-        CopyRow(from, reinterpret_cast<BFloat16*>(to), cache.head_dim);
-    }
+HWY_NOINLINE void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
+  switch (static_cast<KvFormat>(cache.format)) {
+    case KvFormat::f32:
+      return CopyRows<Source, float>(cache, job);
+    case KvFormat::f16:
+      return CopyRows<Source, Half>(cache, job);
+    default:
+      CopyRows<Source, BFloat16>(cache, job);
   }
 }
 

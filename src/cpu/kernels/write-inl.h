@@ -56,9 +56,12 @@ class WriteTargets {
   uint64_t count() const {
     return p_.where == abi::kWriteSlots ? p_.tokens : sink_runs_ + run_.tiles;
   }
-  HWY_NOINLINE FoundTile Find(uint64_t index) const {
-    if (p_.where != abi::kWriteSlots) return FindInRun(index);
-    return p_.pages.slot_bytes == 4 ? FindInList<int32_t>(index) : FindInList<int64_t>(index);
+  // Fills what the caller holds: a copy would wait for the stores of single tokens.
+  HWY_NOINLINE void Find(uint64_t index, FoundTile& found) const {
+    found.tokens.mask = 0;
+    if (p_.where != abi::kWriteSlots) return FindInRun(index, found);
+    if (p_.pages.slot_bytes == 4) return FindInList<int32_t>(index, found);
+    FindInList<int64_t>(index, found);
   }
   // The token's row among sink tokens and tail, which begin at `near`; null: it has none.
   Half* NearRow(uint64_t near, uint64_t stream, uint64_t head, uint64_t token) const {
@@ -69,10 +72,9 @@ class WriteTargets {
   }
 
  private:
-  FoundTile FindInRun(uint64_t index) const {
-    FoundTile found;
+  void FindInRun(uint64_t index, FoundTile& found) const {
     found.is_body = index >= sink_runs_;
-    if (found.is_body) found.tile = run_.tile(index - sink_runs_);
+    found.tile = found.is_body ? run_.tile(index - sink_runs_) : 0;
     for (uint32_t i = 0; i < abi::kKvTile; ++i) {
       const uint64_t slot = found.tile * abi::kKvTile + i, sink = index * abi::kKvTile + i;
       const bool present = found.is_body ? run_.has(slot) : sink < sink_tokens_;
@@ -80,16 +82,14 @@ class WriteTargets {
       found.tokens.mask |= 1u << i;
       found.tokens.token[i] = found.is_body ? run_.token(slot) : sink;
     }
-    return found;
   }
 
   // The first token of a tile stands for it.
   template <class Slot>
-  FoundTile FindInList(uint64_t leader) const {
+  void FindInList(uint64_t leader, FoundTile& found) const {
     const abi::SlotList<ListSlots<Slot>> list{
         {pointer<const Slot>(where_)}, p_.tokens, p_.pages.pages * p_.pages.page_tokens};
-    FoundTile found;
-    if (!list.leads(leader)) return found;
+    if (!list.leads(leader)) return;
     const uint64_t first_slot = list.tile(leader) * abi::kKvTile;
     found.page = first_slot / p_.pages.page_tokens * p_.pages.page_stride;
     found.tile = first_slot % p_.pages.page_tokens / abi::kKvTile;
@@ -107,7 +107,6 @@ class WriteTargets {
       found.tokens.mask |= 1u << slot;
       found.tokens.token[slot] = t;
     }
-    return found;
   }
 
   const abi::WriteParams& p_;

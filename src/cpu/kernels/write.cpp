@@ -6,6 +6,7 @@
 #include "abi/write.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "abi/rope_append.h"
 #include "cpu/kernels.h"
@@ -163,27 +164,40 @@ class Writer {
   }
 
   // A run of slots is walked for K, then for V: that many fewer rows of the cache are written at a
-  // time. A list is looked through once for both.
+  // time. A list is looked through once for both. Most tokens of a list are not the first of their
+  // tile: stepping over one has to cost next to nothing.
   HWY_NOINLINE void Write(uint32_t task, uint32_t tasks) {
-    const uint64_t tiles = targets_.count() * cut_.groups;
+    const uint64_t tiles = targets_.count();
     const uint64_t together = p_.where == abi::kWriteSlots ? p_.streams : 1;
-    const Share share = share_of(p_.streams / together * tiles, task, tasks);
+    const Share share = share_of(p_.streams / together * tiles * cut_.groups, task, tasks);
+    if (share.begin == share.end) return;
+    uint64_t group = share.begin % cut_.groups, tile = share.begin / cut_.groups % tiles;
+    uint64_t stream = p_.first_stream + share.begin / cut_.groups / tiles;
     FoundTile found;
-    for (uint64_t item = share.begin; item < share.end; ++item) {
-      const uint64_t index = item % tiles, first = index % cut_.groups * cut_.group;
-      const HeadGroup heads{first, std::min(first + cut_.group, p_.heads)};
-      if (first == 0 || item == share.begin) found = targets_.Find(index / cut_.groups);
-      if (found.tokens.mask == 0) continue;
-      const uint64_t first_stream = p_.first_stream + item / tiles;
-      if (first_stream == 0) rotation_.Rotate(found.tokens, heads);
-      for (uint64_t stream = first_stream; stream < first_stream + together; ++stream) {
-        for (uint64_t head = heads.begin; head < heads.end; ++head)
-          WriteHead(found, stream, head, heads);
+    for (uint64_t item = share.begin; item < share.end; group = 0) {
+      const uint64_t end = std::min(share.end, item + cut_.groups - group);
+      targets_.Find(tile, found);
+      if (found.tokens.mask != 0) {
+        for (; item < end; ++item, ++group) WriteGroup(found, stream, together, group);
       }
+      item = end;
+      if (++tile < tiles) continue;
+      tile = 0;
+      ++stream;
     }
   }
 
  private:
+  void WriteGroup(const FoundTile& found, uint64_t first_stream, uint64_t streams, uint64_t group) {
+    const uint64_t first = group * cut_.group;
+    const HeadGroup heads{first, std::min(first + cut_.group, p_.heads)};
+    if (first_stream == 0) rotation_.Rotate(found.tokens, heads);
+    for (uint64_t stream = first_stream; stream < first_stream + streams; ++stream) {
+      for (uint64_t head = heads.begin; head < heads.end; ++head)
+        WriteHead(found, stream, head, heads);
+    }
+  }
+
   void WriteHead(const FoundTile& found, uint64_t stream, uint64_t head, const HeadGroup& heads) {
     const abi::WriteStream& s = p_.stream[stream];
     const uint64_t* const at = args_ + 1 + 4 * stream;
@@ -202,9 +216,8 @@ class Writer {
     const uint64_t next = is_last
                               ? abi::kKvTile * s.source_token_stride - head * s.source_head_stride
                               : s.source_head_stride;
-    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-      job.next[slot] = nullptr;
-      if ((job.mask >> slot & 1) == 0) continue;
+    for (uint32_t left = job.mask; left != 0; left &= left - 1) {
+      const auto slot = static_cast<uint32_t>(std::countr_zero(left));
       const uint64_t token = found.tokens.token[slot];
       job.source[slot] = source + token * s.source_token_stride;
       if (Rotation::kRotates && stream == 0) {
