@@ -42,7 +42,6 @@ HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
 
 template <class Source>
 HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
-  if (row == nullptr) return;  // a slot without a row: a fetch of null costs a page walk
   for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
 }
 
@@ -58,7 +57,10 @@ struct KvTileJob {
   bool is_calibrated = false;  // sources are calibrated rows
   uint32_t mask = 0;           // slots that are written
   const std::byte* source[abi::kKvTile] = {};
-  const std::byte* next[abi::kKvTile] = {};  // rows that are read soon, null if none
+  // Rows that are read soon: bytes from a slot's row to such a row, and the slots that have one. No
+  // pointers: stores to a cache that is not in L1 leave no room for others in the store buffer.
+  uint64_t next = 0;
+  uint32_t next_mask = 0;
   uint8_t* codes;
   uint8_t* scales;
 };
@@ -100,7 +102,8 @@ void QuantizeTile(const abi::KvCacheLayout& cache, const KvTileJob& job, const S
   each(job.mask, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
     // Rows of one head are a token apart, too far for the hardware prefetcher; one tile ahead is
     // early enough, for codes too.
-    PrefetchRow<Source>(job.next[slot], cache.head_dim);
+    if ((job.next_mask >> slot & 1) != 0)
+      PrefetchRow<Source>(job.source[slot] + job.next, cache.head_dim);
     for (size_t at = 0; at < code_bytes; at += 64)
       __builtin_prefetch(job.codes + slot * code_bytes + at, 1);
     const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1) HWY_ATTR {

@@ -213,21 +213,20 @@ class Writer {
     // Rows that are read soon: the next head, or behind the last one the next tile of a run.
     const bool is_last = head + 1 == p_.heads;
     const uint64_t next_token = is_last ? abi::kKvTile : 0;
-    const uint64_t next = is_last
-                              ? abi::kKvTile * s.source_token_stride - head * s.source_head_stride
-                              : s.source_head_stride;
+    job.next = is_last ? abi::kKvTile * s.source_token_stride - head * s.source_head_stride
+                       : s.source_head_stride;
+    const bool is_rotated = Rotation::kRotates && stream == 0;
+    uint32_t next_mask = is_rotated ? 0 : job.mask;
     for (uint32_t left = job.mask; left != 0; left &= left - 1) {
       const auto slot = static_cast<uint32_t>(std::countr_zero(left));
       const uint64_t token = found.tokens.token[slot];
-      job.source[slot] = source + token * s.source_token_stride;
-      if (Rotation::kRotates && stream == 0) {
-        job.source[slot] = rotation_.Row(slot, head, heads);
-      } else if (token + next_token < p_.tokens) {
-        job.next[slot] = job.source[slot] + next;
-      }
+      job.source[slot] =
+          is_rotated ? rotation_.Row(slot, head, heads) : source + token * s.source_token_stride;
+      if (token + next_token >= p_.tokens) next_mask &= ~(1u << slot);
       if (Half* const near = targets_.NearRow(at[3], stream, head, token); near != nullptr)
         CopyNear(job, slot, s.cache.head_dim, near);
     }
+    job.next_mask = next_mask;
     if (found.is_body) WriteTile<Source>(s.cache, job, scratch_);
   }
 
