@@ -69,7 +69,10 @@ inline TileJob run_job(constant abi::WriteParams& p, constant abi::WriteStream& 
   const bool has_state = p.where == abi::kWriteState;
   const ulong nth = lane % abi::kKvTile;
   abi::KvState state = {0, 0, 0};
-  abi::SlotRun run = p.run;
+  // Member by member: a struct's copy constructor takes no reference to constant memory.
+  constant abi::SlotRun& range = p.run;
+  abi::SlotRun run = {range.first_token, range.tokens, range.first_slot, range.capacity,
+                      range.first_tile,  range.tiles,  range.all_tiles};
   if (has_state) {
     state = load_state(where);
     run = abi::append_run(p, state);
