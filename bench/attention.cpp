@@ -20,9 +20,9 @@ struct Source {
 };
 
 Source make_source(const Device& device, const AttentionShape& s) {
-  const Dims kv{s.context, s.kv_heads, s.head_dim};
-  return {noise(device, {s.tokens, s.heads, s.head_dim}, 1), noise(device, kv, 2),
-          noise(device, kv, 3)};
+  return {noise(device, {s.tokens, s.heads, s.q_dim()}, 1),
+          noise(device, {s.context, s.kv_heads, s.head_dim}, 2),
+          noise(device, {s.context, s.kv_heads, s.v_dim()}, 3)};
 }
 
 AttentionInputs make_inputs(const Device& device, const AttentionShape& s, const FormatPair& pair,
@@ -32,13 +32,14 @@ AttentionInputs make_inputs(const Device& device, const AttentionShape& s, const
   return {.q = source.q,
           .k_cache = cache.k,
           .v_cache = cache.v,
-          .out = device.tensor(DType::f32, source.q.shape())};
+          .out = device.tensor(DType::f32, {s.tokens, s.heads, s.head_dim}),
+          .latent = s.latent()};
 }
 
 Graph record(const Device& device, const AttentionShape& s, const AttentionInputs& in) {
   Encoder encoder(device);
   attention(encoder, in,
-            {.length = s.context, .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim))});
+            {.length = s.context, .scale = 1.0f / std::sqrt(static_cast<float>(s.q_dim()))});
   return encoder.instantiate();
 }
 
@@ -88,6 +89,7 @@ Row make_row(const Device& device, const Options& options, const AttentionShape&
                {"context", s.context},
                {"k", std::string(name(c.pair.k))},
                {"v", std::string(name(c.pair.v))}};
+  if (s.latent()) row.shape.emplace_back("rotary_dim", s.rotary_dim);
   if (s.tokens != 1) row.shape.emplace_back("tokens", s.tokens);
   return row;
 }
@@ -160,10 +162,10 @@ std::vector<Row> measure_prefill(const Device& device, const AttentionRun& run,
 void check_memory(const Device& device, const AttentionRun& run) {
   const AttentionShape& s = run.shape;
   const auto tokens = static_cast<double>(s.context);
-  const auto queries = static_cast<double>(s.tokens * s.heads * s.head_dim);
+  const auto queries = static_cast<double>(s.tokens * s.heads * s.q_dim());
   double bytes = 2 * sizeof(float) * tokens * static_cast<double>(s.kv_heads * s.head_dim);
   for (const FormatPair& pair : run.formats) {
-    const double cache = tokens * token_bytes(device, pair, s.kv_heads, s.head_dim);
+    const double cache = tokens * token_bytes(device, pair, s);
     const auto sets = static_cast<double>(rotation(static_cast<uint64_t>(cache)));
     bytes += sets * (cache + sizeof(float) * queries);
   }

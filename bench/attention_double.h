@@ -15,29 +15,34 @@ inline std::vector<float> floats_of(const Tensor& tensor) {
   return values;
 }
 
-// q: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32.
+// q: [1, heads, head_dim]; k, v: [length, kv_heads, head_dim], all contiguous f32. Queries with more
+// coordinates than k are those of latent attention: v is then the rotary part of K, and k both.
 inline std::vector<double> attention_in_double(const Tensor& q, const Tensor& k, const Tensor& v) {
   const uint64_t heads = q.shape(1), n = q.shape(2), length = k.shape(0), kv_heads = k.shape(1);
+  const uint64_t k_dim = k.shape(2), rotary_dim = n - k_dim;
   const std::vector<float> queries = floats_of(q), keys = floats_of(k), values = floats_of(v);
-  const float *qs = queries.data(), *ks = keys.data(), *vs = values.data();
-  std::vector<double> logits(length), sum(n), out;
-  out.reserve(heads * n);
+  const float *qs = queries.data(), *ks = keys.data(), *rotary = values.data();
+  const float* const vs = rotary_dim != 0 ? ks : values.data();
+  std::vector<double> logits(length), sum(k_dim), out;
+  out.reserve(heads * k_dim);
   for (uint64_t h = 0; h < heads; ++h) {
     const uint64_t kv_head = h / (heads / kv_heads);
     for (uint64_t j = 0; j < length; ++j) {
-      const float* const row = ks + (j * kv_heads + kv_head) * n;
+      const float* const row = ks + (j * kv_heads + kv_head) * k_dim;
       double dot = 0;
-      for (uint64_t c = 0; c < n; ++c) dot += double{qs[h * n + c]} * double{row[c]};
+      for (uint64_t c = 0; c < k_dim; ++c) dot += double{qs[h * n + c]} * double{row[c]};
+      for (uint64_t c = 0; c < rotary_dim; ++c)
+        dot += double{qs[h * n + k_dim + c]} * double{rotary[j * rotary_dim + c]};
       logits[j] = dot / std::sqrt(static_cast<double>(n));
     }
     const double max = *std::max_element(logits.begin(), logits.end());
     double total = 0;
     std::fill(sum.begin(), sum.end(), 0.0);
     for (uint64_t j = 0; j < length; ++j) {
-      const float* const row = vs + (j * kv_heads + kv_head) * n;
+      const float* const row = vs + (j * kv_heads + kv_head) * k_dim;
       const double p = std::exp(logits[j] - max);
       total += p;
-      for (uint64_t c = 0; c < n; ++c) sum[c] += p * double{row[c]};
+      for (uint64_t c = 0; c < k_dim; ++c) sum[c] += p * double{row[c]};
     }
     for (const double value : sum) out.push_back(value / total);
   }

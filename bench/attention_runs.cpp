@@ -24,13 +24,37 @@ bool small_enough(const AttentionShape& s) {
 std::vector<uint64_t> contexts_of(const AttentionChoice& choice) {
   if (!choice.contexts.empty()) return choice.contexts;
   const uint64_t tokens = choice.tokens.value_or(1);
+  if (choice.latent) return {std::max<uint64_t>(8192, tokens)};
   std::vector<uint64_t> contexts = {std::max<uint64_t>(1024, tokens),
                                     std::max<uint64_t>(16384, tokens)};
   contexts.erase(std::unique(contexts.begin(), contexts.end()), contexts.end());
   return contexts;
 }
 
+// A latent is shared by all heads of a model on a device: from 16 to 128.
+std::vector<AttentionRun> latent_runs(const AttentionChoice& choice) {
+  require(choice.kv_heads.value_or(1) == 1, "bench: --latent has one KV head, got --kv-heads ",
+          choice.kv_heads.value_or(1));
+  std::vector<AttentionRun> runs;
+  std::vector<uint64_t> heads = {16, 32, 64, 128};
+  if (choice.heads) heads = {*choice.heads};
+  for (const uint64_t context : contexts_of(choice)) {
+    for (const uint64_t count : heads) {
+      AttentionShape s;
+      s.heads = count;
+      s.kv_heads = 1;
+      s.head_dim = choice.head_dim.value_or(kLatentDim);
+      s.rotary_dim = kRotaryDim;
+      s.tokens = choice.tokens.value_or(s.tokens);
+      s.context = context;
+      runs.push_back({s, latent_formats(), small_enough(s)});
+    }
+  }
+  return runs;
+}
+
 std::vector<AttentionRun> chosen(const AttentionChoice& choice) {
+  if (choice.latent) return latent_runs(choice);
   std::vector<AttentionRun> runs;
   for (const uint64_t context : contexts_of(choice)) {
     AttentionShape s;
@@ -61,7 +85,7 @@ void check(const AttentionRun& run) {
   // Queries before the first key would see nothing, and no model has them.
   require(s.tokens <= s.context, "bench: --tokens must be at most --context, for the queries are ",
           "the newest tokens of the context; got ", s.tokens, " and ", s.context);
-  check_formats("bench", run.formats, s.head_dim);
+  check_formats("bench", run.formats, s.head_dim, s.v_dim());
 }
 
 std::vector<AttentionRun> checked(const AttentionChoice& choice, std::vector<AttentionRun> runs) {
@@ -74,11 +98,17 @@ std::vector<AttentionRun> checked(const AttentionChoice& choice, std::vector<Att
 
 }  // namespace
 
+std::vector<FormatPair> latent_formats() {
+  return {both(KvFormat::bf16), kTq8, {KvFormat::tq6, KvFormat::tq8},
+          {KvFormat::tq4, KvFormat::tq8}, {KvFormat::tq3, KvFormat::tq8}};
+}
+
 bool AttentionChoice::any_shape() const {
-  return heads || kv_heads || head_dim || tokens || !contexts.empty();
+  return latent || heads || kv_heads || head_dim || tokens || !contexts.empty();
 }
 
 std::string AttentionChoice::first_flag() const {
+  if (latent) return "--latent";
   if (heads) return "--heads";
   if (kv_heads) return "--kv-heads";
   if (head_dim) return "--head-dim";
@@ -121,7 +151,7 @@ std::vector<AttentionRun> gpu_attention_runs(const AttentionChoice& choice) {
 double attention_flops(const AttentionShape& s) {
   const auto t = static_cast<double>(s.tokens), l = static_cast<double>(s.context);
   const double pairs_seen = t * (l - t) + t * (t + 1) / 2;
-  return 4 * pairs_seen * static_cast<double>(s.heads * s.head_dim);
+  return 2 * pairs_seen * static_cast<double>(s.heads * (s.q_dim() + s.head_dim));
 }
 
 }  // namespace gyre::bench

@@ -16,6 +16,7 @@ struct AttentionChoice {
   std::optional<uint64_t> heads, kv_heads, head_dim, tokens;
   std::vector<uint64_t> contexts;
   std::vector<FormatPair> formats;
+  bool latent = false;  // latent attention; pairs of formats are the latent's and the rotary part's
 
   bool any_shape() const;
   std::string first_flag() const;  // "--heads"; empty where nothing was given
@@ -27,7 +28,16 @@ struct AttentionShape {
   uint64_t head_dim = 128;
   uint64_t context = 0;
   uint64_t tokens = 1;  // queries: the newest tokens of the context; 1 is a decode step
+  uint64_t rotary_dim = 0;  // not 0: latent attention, with a latent of head_dim
+
+  bool latent() const { return rotary_dim != 0; }
+  uint64_t q_dim() const { return head_dim + rotary_dim; }
+  uint64_t v_dim() const { return latent() ? rotary_dim : head_dim; }  // of what V stores
 };
+
+constexpr uint64_t kLatentDim = 512, kRotaryDim = 64;  // of every model that has them
+// What latent attention is measured in if nothing is given.
+std::vector<FormatPair> latent_formats();
 
 // Formats of one shape are measured beside each other and compared with the first.
 struct AttentionRun {

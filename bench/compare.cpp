@@ -122,7 +122,7 @@ class Comparison {
                2 * (options.formats.size() + (window_layer_ ? 1 : 0)) * options.contexts.size()) {
     for (const FormatPair& pair : options_.formats)
       token_bytes_.push_back(
-          token_bytes(device_, pair, options_.shape.kv_heads, options_.shape.head_dim));
+          token_bytes(device_, pair, {1, options_.shape.kv_heads, options_.shape.head_dim}));
     check_memory();
   }
 

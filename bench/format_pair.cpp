@@ -33,7 +33,8 @@ FormatPair format_pair(std::string_view text) {
   return {k, slash == std::string_view::npos ? k : format_of(text.substr(slash + 1))};
 }
 
-void check_formats(std::string_view who, std::span<const FormatPair> formats, uint64_t head_dim) {
+void check_formats(std::string_view who, std::span<const FormatPair> formats, uint64_t head_dim,
+                   uint64_t v_head_dim) {
   require(head_dim >= 16 && head_dim % 8 == 0, who, ": head_dim must be a multiple of 8 from 16, ",
           "got ", head_dim);
   for (size_t i = 0; i < formats.size(); ++i) {
@@ -41,7 +42,7 @@ void check_formats(std::string_view who, std::span<const FormatPair> formats, ui
                 formats.begin() + static_cast<ptrdiff_t>(i),
             who, ": the format ", formats[i].label(), " is given twice");
     kv_codes_shape({formats[i].k, KvRole::k, 1, 8, head_dim});
-    kv_codes_shape({formats[i].v, KvRole::v, 1, 8, head_dim});
+    kv_codes_shape({formats[i].v, KvRole::v, 1, 8, v_head_dim != 0 ? v_head_dim : head_dim});
   }
 }
 

@@ -23,7 +23,9 @@ struct FormatPair {
 // What label() says; refuses names that are none.
 FormatPair format_pair(std::string_view text);
 
-// Refuses a format that is there twice, and one that cannot store the head dim.
-void check_formats(std::string_view who, std::span<const FormatPair> formats, uint64_t head_dim);
+// Refuses a format that is there twice, and one that cannot store the head dim. v_head_dim: 0 is
+// head_dim.
+void check_formats(std::string_view who, std::span<const FormatPair> formats, uint64_t head_dim,
+                   uint64_t v_head_dim = 0);
 
 }  // namespace gyre::bench

@@ -15,28 +15,38 @@ namespace {
 
 constexpr uint64_t kSourceTokens = 4096;  // repeated to fill a longer context
 
-float scale_of(const AttentionShape& s) { return 1 / std::sqrt(static_cast<float>(s.head_dim)); }
+float scale_of(const AttentionShape& s) { return 1 / std::sqrt(static_cast<float>(s.q_dim())); }
+
+struct Queries {
+  Tensor q, out;
+};
+
+void record(Encoder& encoder, const AttentionShape& s, const KvPair& cache,
+            const Queries& queries) {
+  attention(encoder,
+            {.q = queries.q,
+             .k_cache = cache.k,
+             .v_cache = cache.v,
+             .out = queries.out,
+             .latent = s.latent()},
+            {.length = s.context, .scale = scale_of(s)});
+}
 
 // Over what the cache holds, in double precision; `gain` scales the query.
 double error_of(const Device& device, const AttentionShape& s, const FormatPair& pair, float gain) {
   const Tensor tokens = noise(device, {s.context, s.kv_heads, s.head_dim}, 1);
   const KvPair cache = allocate(device, s, pair);
-  fill(device, cache, tokens, tokens);
-  std::vector<float> values = floats_of(noise(device, {1, s.heads, s.head_dim}, 2));
+  fill(device, cache, tokens, tokens.slice(2, 0, s.v_dim()));
+  std::vector<float> values = floats_of(noise(device, {1, s.heads, s.q_dim()}, 2));
   for (float& value : values) value *= gain;
-  const Tensor q = device.tensor(DType::f32, {1, s.heads, s.head_dim});
+  const Tensor q = device.tensor(DType::f32, {1, s.heads, s.q_dim()});
   q.write_from(std::span<const float>(values));
   const Tensor out = device.tensor(DType::f32, {1, s.heads, s.head_dim});
   Encoder encoder(device);
-  attention(encoder, {.q = q, .k_cache = cache.k, .v_cache = cache.v, .out = out},
-            {.length = s.context, .scale = scale_of(s)});
+  record(encoder, s, cache, {q, out});
   encoder.submit().wait();
   return attention_nmse(out, q, decoded(device, cache.k), decoded(device, cache.v));
 }
-
-struct Queries {
-  Tensor q, out;
-};
 
 // Time of one command, roughly: prefill takes far longer than reading its bytes.
 double least_us(const Device& device, const AttentionShape& s, const KvPair& cache,
@@ -45,8 +55,7 @@ double least_us(const Device& device, const AttentionShape& s, const KvPair& cac
   double us = 0;
   for (int round = 0; round < 2; ++round) {  // the first one may compile
     Encoder encoder(device);
-    attention(encoder, {.q = queries.q, .k_cache = cache.k, .v_cache = cache.v, .out = queries.out},
-              {.length = s.context, .scale = scale_of(s)});
+    record(encoder, s, cache, queries);
     const auto begin = std::chrono::steady_clock::now();
     encoder.submit().wait();
     us = us_since(begin);
@@ -64,7 +73,7 @@ Measured measure(const GpuContext& gpu, const AttentionShape& s, const FormatPai
   std::vector<KvPair> caches;
   do {
     caches.push_back(allocate(gpu.device, s, pair));
-    fill(gpu.device, caches.back(), tokens, tokens);
+    fill(gpu.device, caches.back(), tokens, tokens.slice(2, 0, s.v_dim()));
   } while (caches.size() < sets_for(caches[0].bytes()));
   const uint64_t bytes = caches[0].bytes();
   const double limit_us = static_cast<double>(bytes) / gpu.limit_gbps / 1e3;
@@ -73,8 +82,7 @@ Measured measure(const GpuContext& gpu, const AttentionShape& s, const FormatPai
   Encoder encoder(gpu.device);
   for (uint64_t i = 0; i < count; ++i) {
     const KvPair& cache = caches[i % caches.size()];
-    attention(encoder, {.q = queries.q, .k_cache = cache.k, .v_cache = cache.v, .out = queries.out},
-              {.length = s.context, .scale = scale_of(s)});
+    record(encoder, s, cache, queries);
   }
   return {replay_us(encoder.instantiate(), count), limit_us, bytes};
 }
@@ -86,6 +94,7 @@ Row make_row(const GpuContext& gpu, const AttentionRun& run, const FormatPair& p
       {"heads", s.heads},      {"kv_heads", s.kv_heads},         {"head_dim", s.head_dim},
       {"context", s.context},  {"k", std::string(name(pair.k))}, {"v", std::string(name(pair.v))},
       {"limit_us", m.limit_us}};
+  if (s.latent()) fields.emplace_back("rotary_dim", s.rotary_dim);
   if (s.tokens != 1) {
     fields.emplace_back("tokens", s.tokens);
     fields.emplace_back("gflops", attention_flops(s) / m.us / 1e3);
@@ -104,10 +113,10 @@ void check_gpu_memory(const Device& device, const AttentionRun& run) {
   double most = 0;
   for (const FormatPair& pair : run.formats) {
     const double cache =
-        static_cast<double>(s.context) * token_bytes(device, pair, s.kv_heads, s.head_dim);
+        static_cast<double>(s.context) * token_bytes(device, pair, s);
     most = std::max(most, cache * static_cast<double>(sets_for(static_cast<uint64_t>(cache))));
   }
-  const auto queries = static_cast<double>(s.tokens * s.heads * s.head_dim);
+  const auto queries = static_cast<double>(s.tokens * s.heads * s.q_dim());
   const auto source = static_cast<double>(kSourceTokens * s.kv_heads * s.head_dim);
   // Both are f32 first; the output is as large as the queries.
   const double inputs = (sizeof(float) + 2 * sizeof(uint16_t)) * (queries + source);
@@ -121,7 +130,7 @@ std::vector<Row> measure_gpu_attention(const GpuContext& gpu, const AttentionRun
                  std::to_string(s.head_dim) + " at " + std::to_string(s.context) +
                  (s.tokens == 1 ? "" : ", " + std::to_string(s.tokens) + " queries"));
   const Tensor tokens = noise_tokens(gpu.device, kSourceTokens, s.kv_heads, s.head_dim);
-  const Queries queries = {noise_tokens(gpu.device, s.tokens, s.heads, s.head_dim),
+  const Queries queries = {noise_tokens(gpu.device, s.tokens, s.heads, s.q_dim()),
                            gpu.device.tensor(DType::f16, {s.tokens, s.heads, s.head_dim})};
   const FormatPair& first = run.formats.front();
   double first_us = 0;

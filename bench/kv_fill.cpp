@@ -25,7 +25,7 @@ void write(Encoder& encoder, const Tensor& tokens, const KvBuffer& cache, uint64
 
 KvPair allocate(const Device& device, const AttentionShape& s, const FormatPair& formats) {
   return {KvBuffer::allocate(device, {formats.k, KvRole::k, s.kv_heads, s.context, s.head_dim}),
-          KvBuffer::allocate(device, {formats.v, KvRole::v, s.kv_heads, s.context, s.head_dim})};
+          KvBuffer::allocate(device, {formats.v, KvRole::v, s.kv_heads, s.context, s.v_dim()})};
 }
 
 void fill(const Device& device, const KvPair& cache, const Tensor& k, const Tensor& v) {
@@ -52,10 +52,9 @@ Tensor decoded(const Device& device, const KvBuffer& cache) {
   return out;
 }
 
-double token_bytes(const Device& device, const FormatPair& formats, uint64_t kv_heads,
-                   uint64_t head_dim) {
-  // V comes in tiles of 8 tokens.
-  return static_cast<double>(allocate(device, {1, kv_heads, head_dim, 8}, formats).bytes()) / 8;
+double token_bytes(const Device& device, const FormatPair& formats, AttentionShape shape) {
+  shape.context = 8;  // V comes in tiles of 8 tokens
+  return static_cast<double>(allocate(device, shape, formats).bytes()) / 8;
 }
 
 void check_fits(std::string_view who, const Device& device, double bytes, uint64_t context) {

@@ -22,8 +22,7 @@ void fill(const Device& device, const KvPair& cache, const Tensor& k, const Tens
 Tensor decoded(const Device& device, const KvBuffer& cache);
 
 // Bytes of one token in one layer.
-double token_bytes(const Device& device, const FormatPair& formats, uint64_t kv_heads,
-                   uint64_t head_dim);
+double token_bytes(const Device& device, const FormatPair& formats, AttentionShape shape);
 
 // Refuses to measure what the device has no memory for.
 void check_fits(std::string_view who, const Device& device, double bytes, uint64_t context);

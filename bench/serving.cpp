@@ -70,9 +70,10 @@ Timed one_by_one(const GpuContext* gpu, const Device& device, const ServingShape
     uint64_t length;
     KvPair pair;
   };
+  const AttentionShape one = s.linear(1);
   const uint64_t heads = s.heads, dim = s.head_dim, longest = s.longest();
   const Tensor tokens = noise_tokens(device, std::min<uint64_t>(longest, 4096), s.kv_heads, dim);
-  const Tensor q = noise_tokens(device, s.tokens, heads, dim),
+  const Tensor q = noise_tokens(device, s.tokens, heads, one.q_dim()),
                out = device.tensor(DType::f16, {s.tokens, heads, dim});
   std::vector<std::vector<Cache>> sets;
   uint64_t bytes = 0;
@@ -80,17 +81,23 @@ Timed one_by_one(const GpuContext* gpu, const Device& device, const ServingShape
     std::vector<Cache> caches;
     bytes = 0;
     for (const uint64_t length : s.lengths) {
-      caches.push_back({length, allocate(device, {heads, s.kv_heads, dim, length}, formats)});
-      fill(device, caches.back().pair, tokens.slice(0, 0, std::min(length, tokens.shape(0))),
-           tokens.slice(0, 0, std::min(length, tokens.shape(0))));
+      caches.push_back({length, allocate(device, s.linear(length), formats)});
+      const Tensor source = tokens.slice(0, 0, std::min(length, tokens.shape(0)));
+      fill(device, caches.back().pair, source, source.slice(2, 0, one.v_dim()));
       bytes += caches.back().pair.bytes();
     }
     sets.push_back(std::move(caches));
   } while (sets.size() < sets_of(gpu, bytes));
   return instantiate(gpu, device, sets.size(), bytes, [&](Encoder& encoder, uint64_t i) {
     for (const Cache& cache : sets[i]) {
-      attention(encoder, {.q = q, .k_cache = cache.pair.k, .v_cache = cache.pair.v, .out = out},
-                {.length = cache.length, .scale = 1.0f / std::sqrt(static_cast<float>(dim))});
+      attention(
+          encoder,
+          {.q = q,
+           .k_cache = cache.pair.k,
+           .v_cache = cache.pair.v,
+           .out = out,
+           .latent = one.latent()},
+          {.length = cache.length, .scale = 1.0f / std::sqrt(static_cast<float>(one.q_dim()))});
     }
   });
 }
@@ -133,6 +140,7 @@ std::vector<std::pair<std::string, Field>> fields_of(const ServingRun& run,
                                                        {"kv_heads", s.kv_heads},
                                                        {"head_dim", s.head_dim},
                                                        {"page", s.page_tokens}};
+  if (s.rotary_dim != 0) fields.emplace_back("rotary_dim", s.rotary_dim);
   if (s.shared != 0) fields.emplace_back("shared", s.shared);
   if (s.tokens != 1) fields.emplace_back("tokens", s.tokens);
   fields.emplace_back("k", std::string(name(formats.k)));
@@ -150,7 +158,7 @@ void check_memory(const Device& device, const ServingRun& run, uint64_t most_for
   double most = 0;
   for (const FormatPair& pair : run.formats) {
     most = std::max(most, static_cast<double>(sum(run.shape.lengths)) *
-                              token_bytes(device, pair, run.shape.kv_heads, run.shape.head_dim));
+                              token_bytes(device, pair, run.shape.linear(1)));
   }
   check_fits("bench", device, 2 * most * static_cast<double>(most_formats), run.shape.longest());
 }

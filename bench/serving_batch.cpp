@@ -48,7 +48,10 @@ void fill_pages(const Device& device, const KvPages& pages) {
     const Tensor source = tokens.slice(0, 0, count);
     Encoder encoder(device);
     kv_write(encoder,
-             {.k = source, .v = source, .pages = pages, .slots = upload(device, list, {count})});
+             {.k = source,
+              .v = shape.latent ? source.slice(2, 0, shape.v_head_dim) : source,
+              .pages = pages,
+              .slots = upload(device, list, {count})});
     encoder.submit().wait();
   }
 }
@@ -60,6 +63,7 @@ void ServingBatch::record(Encoder& encoder) const { attention(encoder, inputs, o
 void ServingBatch::record_write(Encoder& encoder) const {
   KvWriteInputs write = newest;
   write.k = write.v = inputs.out.slice(1, 0, shape.kv_heads);
+  if (shape.rotary_dim != 0) write.v = write.k.slice(2, 0, shape.rotary_dim);
   kv_write(encoder, write);
 }
 
@@ -71,7 +75,9 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
                           .v = formats.v,
                           .kv_heads = s.kv_heads,
                           .head_dim = s.head_dim,
-                          .page_tokens = s.page_tokens};
+                          .v_head_dim = s.rotary_dim,
+                          .page_tokens = s.page_tokens,
+                          .latent = s.rotary_dim != 0};
   ServingBatch batch;
   batch.shape = s;
   PagedAttentionInputs& in = batch.inputs;
@@ -84,11 +90,12 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.kv_lengths = upload(device, lengths, {count});
   in.cu_seqlens_q = upload(device, begin, {count + 1});
   const uint64_t queries = count * s.tokens;
-  in.q = noise_tokens(device, queries, s.heads, s.head_dim);
+  in.q = noise_tokens(device, queries, s.heads, s.head_dim + s.rotary_dim);
   in.out = device.tensor(DType::f16, {queries, s.heads, s.head_dim});
   batch.options = {.max_query_length = s.tokens,
                    .min_query_length = s.tokens,
                    .max_kv_length = s.longest(),
+                   .scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim + s.rotary_dim)),
                    .settled_keys = true};
   // As an engine does once per step, for all layers.
   Encoder encoder(device);

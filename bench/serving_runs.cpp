@@ -96,7 +96,7 @@ void check(const ServingRun& run) {
           ", got ", s.tokens);
   require(s.shared % s.page_tokens == 0, "bench: --shared must be whole pages of ", s.page_tokens,
           " tokens, got ", s.shared);
-  check_formats("bench", run.formats, s.head_dim);
+  check_formats("bench", run.formats, s.head_dim, s.linear(1).v_dim());
 }
 
 }  // namespace
@@ -130,14 +130,17 @@ std::vector<ServingRun> serving_runs(const AttentionChoice& attention, const Ser
   if (choice.any() || shape.any_shape()) {
     ServingShape s;
     s.heads = attention.heads.value_or(s.heads);
-    s.kv_heads = attention.kv_heads.value_or(s.kv_heads);
-    s.head_dim = attention.head_dim.value_or(s.head_dim);
+    s.kv_heads = attention.kv_heads.value_or(attention.latent ? 1 : s.kv_heads);
+    s.head_dim = attention.head_dim.value_or(attention.latent ? kLatentDim : s.head_dim);
+    s.rotary_dim = attention.latent ? kRotaryDim : 0;
+    require(s.rotary_dim == 0 || s.kv_heads == 1, "bench: --latent has one KV head, got --kv-heads ",
+            s.kv_heads);
     s.page_tokens = choice.page_tokens.value_or(s.page_tokens);
     s.shared = choice.shared.value_or(0);
     const uint64_t batch = choice.batch.value_or(16);
     require(batch != 0 && batch <= 1 << 16, "bench: --batch must be from 1 to 65536, got ", batch);
     s.lengths = repeated(attention.contexts.empty() ? kRagged : attention.contexts, batch);
-    runs.push_back({s, usual()});
+    runs.push_back({s, attention.latent ? latent_formats() : usual()});
   } else {
     runs = gpu ? gpu_runs() : cpu_runs();
   }

@@ -28,7 +28,12 @@ struct ServingShape {
   std::vector<uint64_t> lengths;  // of every sequence
   uint64_t shared = 0;            // tokens of a common prompt: the same pages in every table
   uint64_t tokens = 1;            // queries of every sequence, its newest tokens
+  uint64_t rotary_dim = 0;        // AttentionShape's
 
+  // Of one sequence.
+  AttentionShape linear(uint64_t length) const {
+    return {heads, kv_heads, head_dim, length, tokens, rotary_dim};
+  }
   uint64_t pages() const;  // in all, shared ones once
   uint64_t longest() const;
   std::string text() const;  // "16 x 4096", "16 ragged, 512 to 16384"

@@ -78,7 +78,11 @@ Classes of_rope_append(uint64_t key) {
 
 Classes of_attention(uint64_t key, Reduction reduction) {
   const auto s = spec_from_key<abi::AttentionSpec>(key);
-  const char* const op = s.paged != 0 ? "paged attention" : "attention";
+  const std::string op = join(s.latent != 0 ? "latent " : "", s.paged != 0 ? "paged " : "", "attention");
+  if (s.latent != 0) {
+    return {join(op, " q=", dtype_name(s.q_dtype)), join(op, " out=", dtype_name(s.out_dtype)),
+            join(op, " k=", format_name(s.k_format)), join(op, " v=", class_name(s.v_format))};
+  }
   return {join(op, " q=", dtype_name(s.q_dtype)), join(op, " out=", dtype_name(s.out_dtype)),
           join(op, " k=", format_name(s.k_format)), join(op, " v=", format_name(s.v_format)),
           join(op, " k=", class_name(s.k_format), " v=", class_name(s.v_format),
@@ -109,6 +113,13 @@ Classes of_many_rows(uint64_t key) {
           join("attention_many_rows v=", format_name(s.v_format), gpu),
           join("attention_many_rows k=", class_name(s.k_format), " v=", class_name(s.v_format),
                " head_dim=", s.k_dim, gpu)};
+}
+
+Classes of_latent(uint64_t key) {
+  const auto s = spec_from_key<abi::AttentionLatentSpec>(key);
+  const std::string part = join(" part=", uint32_t{s.part});
+  return {join("attention_latent k=", format_name(s.k_format), part),
+          join("attention_latent v=", format_name(s.v_format), part)};
 }
 
 // Aligned, as caches are that were allocated.
@@ -218,6 +229,7 @@ std::vector<std::string> variant_classes(const KernelInfo& kernel, uint64_t spec
   if (&kernel == &kAttention.info) return of_attention(spec, reduction);
   if (&kernel == &kAttentionDecode.info) return of_decode(spec, reduction);
   if (&kernel == &kAttentionManyRows.info) return of_many_rows(spec);
+  if (&kernel == &kAttentionLatent.info) return of_latent(spec);
   return {kernel.name};
 }
 

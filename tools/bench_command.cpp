@@ -133,6 +133,11 @@ void add_attention_options(CLI::App& command, bench::AttentionChoice& attention)
       ->group(group);
   add_contexts(command, attention.contexts, "Keys in the cache, a list; 1k,16k if not given")
       ->group(group);
+  command
+      .add_flag("--latent", attention.latent,
+                "Latent attention (MLA): 512 + 64 coordinates that all heads share; 16, 32, 64 and\n"
+                "128 heads and 8k keys if not given, formats of the latent and the rotary part")
+      ->group(group);
   add_formats(command, attention.formats,
               "Formats of K/V; the others are compared with the first. With any of the above and\n"
               "if not given: f16,tq8,tq4,tq3,tq8/tq4")

@@ -30,12 +30,17 @@ struct AttentionInputs {
   KvBuffer v_cache{};  // any format, independent of K's; its head_dim may differ from K's
   Tensor out{};        // [tokens, heads, head_dim of V], f32, f16 or bf16
   Tensor lse{};        // [tokens, heads] f32: log of the softmax's denominator, the sink included
+  // Latent attention (MLA): k_cache holds the latent, which is V as well, v_cache the rotary part
+  // of K, both with one KV head. q has the coordinates of the latent, then the rotary ones; out has
+  // the latent's. `scale` must be given, a tree_mask is refused. See docs/latent.md.
+  bool latent = false;
 };
 
 struct AttentionOptions {
   uint64_t length = 0;           // keys in the cache, those of the queries included; 0 is valid
   uint64_t ring_start = 0;       // slot of key 0; key j lies in slot (ring_start + j) mod capacity
-  std::optional<float> scale{};  // multiplies the dot product; 1 / sqrt(head_dim) if not given
+  std::optional<float> scale{};  // multiplies the dot product; 1 / sqrt(head_dim) if not given,
+                                 // latent attention has no default
   AttentionMask mask{};
 };
 
@@ -63,7 +68,8 @@ struct PagedAttentionInputs {
   Tensor lse{};         // [tokens, heads] f32, as in AttentionInputs
   // Scratch memory that the caller keeps from call to call; it grows. Calls that use it run one
   // after the other. A call that finds it large enough allocates nothing, so it can be recorded
-  // while a CUDA stream is captured. Null: each call takes its own, as it always does on the CPU.
+  // while a CUDA stream is captured. Calls over latent pages and others need one each. Null: each
+  // call takes its own, as it always does on the CPU.
   Tensor* scratch = nullptr;
   Tensor schedule{};  // attention_schedule()'s; undefined: the call makes its own
 };
@@ -119,7 +125,8 @@ struct AttentionPartialInputs {
   Tensor q{};
   KvBuffer k_cache{};
   KvBuffer v_cache{};
-  Tensor partial{};  // f32, contiguous, attention_partial_shape()
+  Tensor partial{};     // f32, contiguous, attention_partial_shape()
+  bool latent = false;  // as in AttentionInputs; v_head_dim of `partial` is the latent's
 };
 
 GYRE_API void attention_partial(Encoder& encoder, const AttentionPartialInputs& inputs,
@@ -143,6 +150,7 @@ struct AttentionTypes {
   KvFormat v = KvFormat::f16;
   DType out = DType::f32;
   bool paged = false;
+  bool latent = false;
 };
 
 // Whether a device has kernels for these types. A call without throws; it never falls back.

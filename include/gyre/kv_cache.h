@@ -33,6 +33,9 @@ struct KvLayer {
   // The layer has no K and V: it attends over those of this earlier layer, which are stored once.
   // The other fields are that layer's and may be left out. append() to it is refused.
   std::optional<uint64_t> kv_shared_layer_index{};
+  // Latent attention (MLA): k is the latent, which is V as well, and v the rotary part of K; append
+  // and attend take them as AttentionInputs::latent says. kv_heads is 1. See docs/latent.md.
+  bool latent = false;
 
   bool operator==(const KvLayer&) const = default;
 };
@@ -70,8 +73,8 @@ struct KvCacheOptions {
 };
 
 struct AttendInputs {
-  Tensor q{};    // [tokens, heads, head_dim]: the newest tokens
-  Tensor out{};  // [tokens, heads, head_dim of V]
+  Tensor q{};    // [tokens, heads, head_dim]: the newest tokens; of a latent layer + v_head_dim
+  Tensor out{};  // [tokens, heads, head_dim of V]; of a latent layer head_dim
   Tensor lse{};  // [tokens, heads] f32, as in AttentionInputs
 };
 

@@ -19,6 +19,9 @@ struct KvPageShape {
   uint64_t v_head_dim = 0;                   // 0: head_dim
   uint64_t page_tokens = 64;                 // a multiple of 8, up to 1024
   uint32_t signs_version = kKvSignsVersion;  // native formats: what the data was written with
+  // Latent attention (MLA): K is the latent, which is V as well, and V the rotary part of K.
+  // kv_heads is 1. See docs/latent.md.
+  bool latent = false;
 };
 
 // A multiple of 16.

@@ -12,7 +12,7 @@
 namespace gyre {
 
 // The newest version. KvCache::save() writes version 3 where all layers have the same heads and
-// dims and a cache of their own; load() reads both.
+// dims and a cache of their own, and none is latent; load() reads both.
 constexpr uint32_t kKvSnapshotVersion = 4;
 
 // Where a layer's keys lie: most in the body, the first in the sink tokens, the newest in the tail.

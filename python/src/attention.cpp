@@ -13,16 +13,18 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer
                          const OptionalOperand& lse, const OptionalOperand& sink_logits,
                          const OptionalOperand& alibi_slopes, const OptionalOperand& tree_mask,
                          uint64_t length, uint64_t ring_start, std::optional<float> scale,
-                         bool causal, uint64_t window, float soft_cap) {
+                         bool causal, uint64_t window, float soft_cap, bool latent) {
   const Operands operand(encoder, "attention");
   const Tensor queries = operand("q", q);
+  const BoundKvBuffer& values = latent ? k_cache : v_cache;
   const Written to = operand.written("out", out, queries.dtype(),
-                                     out_shape(queries, v_cache.buffer.shape.head_dim));
+                                     out_shape(queries, values.buffer.shape.head_dim));
   const AttentionInputs inputs{.q = queries,
                                .k_cache = k_cache.buffer,
                                .v_cache = v_cache.buffer,
                                .out = to.tensor,
-                               .lse = operand("lse", lse)};
+                               .lse = operand("lse", lse),
+                               .latent = latent};
   const AttentionOptions options{.length = length,
                                  .ring_start = ring_start,
                                  .scale = scale,
@@ -40,12 +42,13 @@ void record_attention_partial(Encoder& encoder, const Operand& q, const BoundKvB
                               const BoundKvBuffer& v_cache, const Operand& partial,
                               const OptionalOperand& alibi_slopes, const OptionalOperand& tree_mask,
                               uint64_t length, uint64_t ring_start, std::optional<float> scale,
-                              bool causal, uint64_t window, float soft_cap) {
+                              bool causal, uint64_t window, float soft_cap, bool latent) {
   const Operands operand(encoder, "attention_partial");
   const AttentionPartialInputs inputs{.q = operand("q", q),
                                       .k_cache = k_cache.buffer,
                                       .v_cache = v_cache.buffer,
-                                      .partial = operand("partial", partial)};
+                                      .partial = operand("partial", partial),
+                                      .latent = latent};
   const AttentionOptions options{.length = length,
                                  .ring_start = ring_start,
                                  .scale = scale,
@@ -81,7 +84,7 @@ void bind_attention(nb::module_& module) {
       "out"_a = nb::none(), "lse"_a = nb::none(), "sink_logits"_a = nb::none(),
       "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a,
       "ring_start"_a = 0, "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
-      "soft_cap"_a = 0.0f,
+      "soft_cap"_a = 0.0f, "latent"_a = false,
       "Records softmax(scale * q k^T) v over a cache and returns out.\n\n"
       "q is [tokens, heads, head_dim], f32, f16 or bf16, and holds the newest tokens. k_cache and "
       "v_cache are KvBuffers of any format; heads must be a multiple of their kv_heads. out is "
@@ -93,11 +96,14 @@ void bind_attention(nb::module_& module) {
       "soft_cap c turns a logit into c * tanh(logit / c); 0 turns it off. alibi_slopes, f32 "
       "[heads], adds slope * (key - query) to a logit. tree_mask, u8 [tokens, tokens], replaces "
       "causal: query i sees new token j where the entry is not 0. sink_logits, f32 [heads], adds "
-      "one logit per head whose value is 0.");
+      "one logit per head whose value is 0.\n\n"
+      "With latent (MLA), k_cache holds the latent, which is V as well, and v_cache the rotary part "
+      "of K, both with one KV head. q then has the coordinates of the latent, followed by the "
+      "rotary ones; out has those of the latent; scale must be given.");
   module.def("attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a,
              "v_cache"_a, "partial"_a, "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(),
              nb::kw_only(), "length"_a, "ring_start"_a = 0, "scale"_a = nb::none(),
-             "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+             "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "latent"_a = false,
              "Records the first half of attention(), for results that are merged later.\n\n"
              "partial is f32, contiguous, of shape attention_partial_shape(), and is written. The "
              "keys are cut into as many splits as it has. The other arguments are those of "

@@ -51,6 +51,7 @@ std::string repr(const KvLayer& layer) {
   given("v_head_dim", layer.v_head_dim);
   if (layer.kv_shared_layer_index)
     text << ", kv_shared_layer_index=" << *layer.kv_shared_layer_index;
+  if (layer.latent) text << ", latent=True";
   text << ")";
   return text.str();
 }
@@ -66,14 +67,15 @@ void bind_layers(nb::module_& module) {
           "__init__",
           [](KvLayer* self, const std::string& k, const std::string& v, uint64_t window,
              uint64_t tail, uint64_t sink_tokens, uint64_t kv_heads, uint64_t head_dim,
-             uint64_t v_head_dim, std::optional<uint64_t> kv_shared_layer_index) {
+             uint64_t v_head_dim, std::optional<uint64_t> kv_shared_layer_index, bool latent) {
             new (self) KvLayer{kv_format(k), kv_format(v), window,
                                tail,         sink_tokens,  kv_heads,
-                               head_dim,     v_head_dim,   kv_shared_layer_index};
+                               head_dim,     v_head_dim,   kv_shared_layer_index,
+                               latent};
           },
           "k"_a = "tq8", "v"_a = "tq4", "window"_a = 0, "tail"_a = 0, "sink_tokens"_a = 0,
           nb::kw_only(), "kv_heads"_a = 0, "head_dim"_a = 0, "v_head_dim"_a = 0,
-          "kv_shared_layer_index"_a = nb::none(),
+          "kv_shared_layer_index"_a = nb::none(), "latent"_a = false,
           "k and v name formats, see kv_formats(). window is the number of keys that a query sees, "
           "its own included; 0 means all. tail is the number of newest keys that a query sees in "
           "f16; older keys are compressed. The first sink_tokens tokens stay in f16. A kv_heads, "
@@ -82,7 +84,8 @@ void bind_layers(nb::module_& module) {
           "of 0 is the layer's head_dim if it gives one. A layer with a kv_shared_layer_index has "
           "no "
           "K and V and attends over those of that earlier layer; its other arguments can be left "
-          "out.")
+          "out. A latent layer (MLA) has one KV head: k is the latent, which is V as well, of "
+          "head_dim coordinates, and v the rotary part of K, of v_head_dim.")
       .def_prop_ro("k", format_of<&KvLayer::k>)
       .def_prop_ro("v", format_of<&KvLayer::v>)
       .def_ro("window", &KvLayer::window)
@@ -92,6 +95,7 @@ void bind_layers(nb::module_& module) {
       .def_ro("head_dim", &KvLayer::head_dim)
       .def_ro("v_head_dim", &KvLayer::v_head_dim)
       .def_ro("kv_shared_layer_index", &KvLayer::kv_shared_layer_index)
+      .def_ro("latent", &KvLayer::latent)
       .def(
           "__eq__",
           [](const KvLayer& a, nb::handle other) {

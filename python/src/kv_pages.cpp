@@ -11,13 +11,14 @@ struct BoundScratch {
 };
 
 KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_heads,
-                     uint64_t head_dim, uint64_t v_head_dim, uint64_t page_tokens) {
+                     uint64_t head_dim, uint64_t v_head_dim, uint64_t page_tokens, bool latent) {
   return {.k = kv_format(k),
           .v = kv_format(v),
           .kv_heads = kv_heads,
           .head_dim = head_dim,
           .v_head_dim = v_head_dim,
-          .page_tokens = page_tokens};
+          .page_tokens = page_tokens,
+          .latent = latent};
 }
 
 std::string repr(const BoundKvPages& self) {
@@ -26,7 +27,7 @@ std::string repr(const BoundKvPages& self) {
   text << "gyre.KvPages(" << self.pages.bytes.shape(0) << " pages of " << shape.page_tokens
        << " tokens, k=" << name(shape.k) << ", v=" << name(shape.v)
        << ", kv_heads=" << shape.kv_heads << ", head_dim=" << shape.head_dim
-       << ", device=" << self.device.info().name << ")";
+       << (shape.latent ? ", latent=True" : "") << ", device=" << self.device.info().name << ")";
   return text.str();
 }
 
@@ -42,10 +43,12 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages&
   const Operands operand(encoder, "paged_attention");
   const Tensor queries = operand("q", q);
   const KvPageShape& shape = pages.pages.shape;
-  const uint64_t v_head_dim = shape.v_head_dim != 0 ? shape.v_head_dim : shape.head_dim;
+  const bool k_dim = shape.latent || shape.v_head_dim == 0;
   const Written to = operand.written(
       "out", out, queries.dtype(),
-      queries.rank() == 3 ? Dims{queries.shape(0), queries.shape(1), v_head_dim} : Dims{});
+      queries.rank() == 3
+          ? Dims{queries.shape(0), queries.shape(1), k_dim ? shape.head_dim : shape.v_head_dim}
+          : Dims{});
   const PagedAttentionInputs inputs{.q = queries,
                                     .pages = pages.pages,
                                     .page_table = operand("page_table", page_table),
@@ -107,9 +110,10 @@ void bind_pages(nb::module_& module) {
           [](BoundKvPages* self, const DeviceLike& device, const std::string& k,
              const std::string& v, uint64_t kv_heads, uint64_t head_dim, uint64_t v_head_dim,
              uint64_t page_tokens, const std::optional<uint64_t>& pages,
-             const OptionalOperand& memory) {
+             const OptionalOperand& memory, bool latent) {
             Device home = device_of(device);
-            const KvPageShape shape = shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens);
+            const KvPageShape shape =
+                shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens, latent);
             if (pages.has_value() == memory.has_value())
               refuse("KvPages: either pages or memory must be given");
             if (pages) {
@@ -122,9 +126,10 @@ void bind_pages(nb::module_& module) {
           },
           "device"_a = "cpu", nb::kw_only(), "k"_a = "tq8", "v"_a = "tq4", "kv_heads"_a,
           "head_dim"_a, "v_head_dim"_a = 0, "page_tokens"_a = 64, "pages"_a = nb::none(),
-          "memory"_a = nb::none(),
+          "memory"_a = nb::none(), "latent"_a = false,
           "Give either pages, the number of pages to allocate, or memory, which is u8 [pages, "
-          "kv_page_bytes(...)] with pages any multiple of 16 bytes apart.")
+          "kv_page_bytes(...)] with pages any multiple of 16 bytes apart. With latent (MLA), k is "
+          "the latent, which is V as well, and v the rotary part of K; kv_heads is 1.")
       .def_prop_ro("memory",
                    [](const BoundKvPages& self) {
                      return BoundTensor{self.device, self.pages.bytes};
@@ -137,11 +142,12 @@ void bind_pages(nb::module_& module) {
   module.def(
       "kv_page_bytes",
       [](const std::string& k, const std::string& v, uint64_t kv_heads, uint64_t head_dim,
-         uint64_t v_head_dim, uint64_t page_tokens) {
-        return kv_page_bytes(shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens));
+         uint64_t v_head_dim, uint64_t page_tokens, bool latent) {
+        return kv_page_bytes(shape_of(k, v, kv_heads, head_dim, v_head_dim, page_tokens, latent));
       },
       nb::kw_only(), "k"_a = "tq8", "v"_a = "tq4", "kv_heads"_a, "head_dim"_a, "v_head_dim"_a = 0,
-      "page_tokens"_a = 64, "Returns the bytes of a page of one layer, a multiple of 16.");
+      "page_tokens"_a = 64, "latent"_a = false,
+      "Returns the bytes of a page of one layer, a multiple of 16.");
 }
 
 }  // namespace

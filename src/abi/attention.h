@@ -11,8 +11,9 @@ struct AttentionSpec {
   uint8_t out_dtype;  // DType; f32 for partial states
   uint8_t k_format;   // KvFormat
   uint8_t v_format;
-  uint8_t paged;  // 1: keys of several sequences in pages, see KvTable
-  uint8_t unused[3];
+  uint8_t paged;   // 1: keys of several sequences in pages, see KvTable
+  uint8_t latent;  // 1: AttentionParams::latent
+  uint8_t unused[2];
 };
 
 // A kernel for few rows, one pair of head dims.
@@ -57,6 +58,26 @@ constexpr AttentionRowsSpec attention_rows_spec(uint32_t k_format, uint32_t v_fo
   return {static_cast<uint8_t>(k_format), static_cast<uint8_t>(v_format),
           static_cast<uint8_t>(gpu),      0,
           static_cast<uint16_t>(k_dim),   static_cast<uint16_t>(v_dim)};
+}
+
+// A kernel for latent attention, in three commands over the same arguments.
+struct AttentionLatentSpec {
+  uint8_t k_format;  // KvFormat of the latent
+  uint8_t v_format;  // of the rotary part
+  uint8_t part;      // 0: prepares the queries, 1: attends, 2: reduces partial states
+  uint8_t k_dim16;   // head_dim of the latent / 16
+  uint8_t v_dim16;   // of the rotary part
+  uint8_t gpu;       // what the kernel may use of it; the backend's
+  uint8_t unused[2];
+};
+GYRE_CONSTANT uint32_t kLatentParts = 3;
+
+constexpr AttentionLatentSpec attention_latent_spec(uint32_t k_format, uint32_t v_format,
+                                                    uint32_t k_dim, uint32_t v_dim, uint32_t part) {
+  return {static_cast<uint8_t>(k_format),   static_cast<uint8_t>(v_format),
+          static_cast<uint8_t>(part),       static_cast<uint8_t>(k_dim / 16),
+          static_cast<uint8_t>(v_dim / 16), 0,
+          {}};
 }
 
 // Places of the arguments of attention, in every kernel.
@@ -169,8 +190,16 @@ struct AttentionParams {
   uint32_t out_dtype;
   uint32_t schedule_key;  // AttentionScheduleParams::key of the schedule that the kernel reads
   uint32_t settled_keys;  // 1: commands that may still run write no key before the queries' own
-  uint32_t unused;
+  // 1: k is a latent that is both K and V, v the rotary part of K. There is one KV head; a query
+  // has the coordinates of the latent, then those of the rotary part; an output row has the
+  // latent's.
+  uint32_t latent;
 };
+
+// Coordinates of an output row.
+constexpr uint32_t attention_out_dim(const GYRE_PARAMS AttentionParams& p) {
+  return p.latent != 0 ? p.k.head_dim : p.v.head_dim;
+}
 
 // AttentionParams::partial. Whole: the kernel writes the output. Partial: the splits' states, over
 // pages in its own order. Merged: the output, reducing states in `partial`, which holds

@@ -32,10 +32,15 @@ struct AttentionProblem {
   uint32_t page_tokens;
   uint32_t max_query_length;  // of a sequence
   AttentionPhase phase;       // of the sequences that the plan is for
-  uint32_t unused;
+  uint32_t latent;            // AttentionParams::latent
 };
 
-enum class AttentionKernel : uint32_t { attention, attention_decode, attention_many_rows };
+enum class AttentionKernel : uint32_t {
+  attention,
+  attention_decode,
+  attention_many_rows,
+  attention_latent  // in kLatentParts commands: AttentionLatentSpec
+};
 
 // Who reduces the splits' partial states to the output: nobody, because there is one split or the
 // states are what is wanted; the blocks of the kernel itself, to the output or to one state of a
@@ -69,8 +74,13 @@ inline uint64_t attention_rows(const AttentionProblem& p) {
   return p.tokens * (p.heads / p.kv_heads);
 }
 
+// Coordinates of an output row.
+inline uint32_t attention_out_dim(const AttentionProblem& p) {
+  return p.latent != 0 ? p.k.head_dim : p.v.head_dim;
+}
+
 inline uint64_t attention_state_floats(const AttentionProblem& p, uint64_t splits) {
-  return splits * p.tokens * p.heads * (p.v.head_dim + 2);
+  return splits * p.tokens * p.heads * (uint64_t{attention_out_dim(p)} + 2);
 }
 
 // The kernel for any shape over some splits; attention_merge reduces them.
@@ -83,6 +93,7 @@ inline AttentionPlan attention_any_shape_plan(const AttentionProblem& p, uint64_
   spec.k_format = static_cast<uint8_t>(p.k.format);
   spec.v_format = static_cast<uint8_t>(p.v.format);
   spec.paged = p.sequences != 0 ? 1 : 0;
+  spec.latent = p.latent != 0 ? 1 : 0;
   AttentionPlan plan{};
   plan.spec = std::bit_cast<uint64_t>(spec);
   plan.splits = splits;

@@ -177,6 +177,15 @@ inline constexpr Kernel<abi::AttentionRowsSpec, abi::AttentionParams> kAttention
     .args = kAttentionArgs,
 }};
 
+// As kAttention, for latent attention; `partial` is the kernel's scratch memory. A plan says when a
+// device takes it.
+inline constexpr Kernel<abi::AttentionLatentSpec, abi::AttentionParams> kAttentionLatent{{
+    .name = "attention_latent",
+    .params_bytes = sizeof(abi::AttentionParams),
+    .arg_count = 16,
+    .args = kAttentionArgs,
+}};
+
 // Who works on what, for every call over the same pages, lengths and masks.
 inline constexpr Kernel<abi::AttentionScheduleSpec, abi::AttentionScheduleParams>
     kAttentionSchedule{{

@@ -92,7 +92,8 @@ gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* i
                                           .k_cache = kv_buffer(given.k_cache),
                                           .v_cache = kv_buffer(given.v_cache),
                                           .out = tensor(given.out),
-                                          .lse = tensor(given.lse)},
+                                          .lse = tensor(given.lse),
+                                          .latent = given.latent != 0},
                     attention_options(options));
   });
 }
@@ -147,7 +148,8 @@ gyre_status gyre_attention_partial(gyre_encoder* encoder,
                             {.q = tensor(given.q),
                              .k_cache = kv_buffer(given.k_cache),
                              .v_cache = kv_buffer(given.v_cache),
-                             .partial = tensor(given.partial)},
+                             .partial = tensor(given.partial),
+                             .latent = given.latent != 0},
                             attention_options(options));
   });
 }

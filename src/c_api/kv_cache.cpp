@@ -16,6 +16,7 @@ KvLayer kv_layer(const gyre_kv_layer& given) {
   made.kv_heads = given.kv_heads;
   made.head_dim = given.head_dim;
   made.v_head_dim = given.v_head_dim;
+  made.latent = given.latent != 0;
   if (given.is_kv_shared_layer != 0) {
     made.kv_shared_layer_index = given.kv_shared_layer_index;
   } else if (given.kv_shared_layer_index != 0) {
@@ -91,7 +92,7 @@ gyre_status gyre_kv_layers(uint64_t count, const gyre_kv_policy* policy, gyre_kv
              .v_head_dim = layer.v_head_dim,
              .kv_shared_layer_index = layer.kv_shared_layer_index.value_or(0),
              .is_kv_shared_layer = layer.kv_shared_layer_index.has_value(),
-             .reserved = 0},
+             .latent = layer.latent},
             "layers");
     }
   });
@@ -140,7 +141,7 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .v_head_dim = d.layer.v_head_dim,
            .kv_shared_layer_index = d.layer.kv_shared_layer_index.value_or(0),
            .is_kv_shared_layer = d.layer.kv_shared_layer_index.has_value(),
-           .reserved = 0},
+           .latent = d.layer.latent},
           "info");
     cache->described = std::move(described);  // what was written points into it
   });

@@ -34,6 +34,7 @@ gyre::KvPageShape kv_page_shape(const gyre_kv_page_shape* shape) {
   made.v_head_dim = given.v_head_dim;
   made.page_tokens = or_default(given.page_tokens, made.page_tokens);
   made.signs_version = or_default(given.signs_version, made.signs_version);
+  made.latent = given.latent != 0;
   return made;
 }
 

@@ -93,6 +93,8 @@ void check_layer_calibrations(const char* op, const std::vector<KvLayer>& layers
     const KvLayer& layer = layers[i];
     require(!shares_kv(layer), op, ": layer ", i, " shares the cache of layer ",
             owner_of(layers, i), ", whose calibration it reads, and has one of its own");
+    require(!layer.latent || !calibration.k.transform.defined(), op, ": layer ", i,
+            " is latent, a calibration of it has error feedback and no transform");
     require(is_native(layer.k) && is_native(layer.v), op, ": layer ", i, " is ",
             gyre::name(layer.k), " and ", gyre::name(layer.v),
             ", a calibration is for native formats of both");

@@ -194,8 +194,9 @@ std::vector<KvLayerInfo> KvCache::describe() const try {
   const State& s = state();
   for (uint64_t i = 0; i < s.layers.size(); ++i) {
     const State::Layer& owner = s.layers[owner_of(s.resolved, i)];
-    rows.push_back({s.resolved[i], owner.segments.of[0].k.shape.capacity, s.layers[i].bytes(),
-                    describe_attention(s.device, s.resolved[i].k, s.resolved[i].v),
+    const CacheSegment& body = owner.segments.of[0];
+    rows.push_back({s.resolved[i], body.k.shape.capacity, s.layers[i].bytes(),
+                    describe_attention(s.device, body.k.shape, body.v.shape, s.resolved[i].latent),
                     owner.calibration});
   }
   return rows;
@@ -260,6 +261,7 @@ void KvCache::rope_append(Encoder& encoder, uint64_t layer, const RopeAppendInpu
   constexpr const char* kOp = "kv_cache.rope_append";
   const State& s = state();
   const State::Layer& l = s.writable(kOp, layer);
+  require(!s.resolved[layer].latent, kOp, ": layer ", layer, kLatentIsNotRotated);
   const uint64_t tokens = s.tokens_of(kOp, inputs.k);
   RopeAppendInputs in = inputs;
   const bool plain = options.rope && options.rope->mode == RopeMode::plain;
@@ -297,8 +299,8 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   const void* const list = s.list_of("kv_cache.attend", encoder);
   s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
   const NewNote note{s.log, s.log->attend_note(owner, tokens, with.mask.window)};
-  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse}, with, s.layers[owner].segments, s.scratch,
-               &note);
+  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, s.resolved[owner].latent}, with,
+               s.layers[owner].segments, s.scratch, &note);
   s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.attend");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attention_latent.h"
 #include "ops/kv_layout.h"
 #include "runtime/require.h"
 
@@ -49,6 +50,7 @@ KvLayer with_owner(const std::string& where, const std::vector<KvLayer>& resolve
   same("kv_heads", layer.kv_heads, left_out.kv_heads, owner.kv_heads, number);
   same("head_dim", layer.head_dim, left_out.head_dim, owner.head_dim, number);
   same("v_head_dim", layer.v_head_dim, left_out.v_head_dim, owner.v_head_dim, number);
+  same("latent", layer.latent, left_out.latent, owner.latent, number);
   owner.kv_shared_layer_index = index;
   return owner;
 }
@@ -63,6 +65,9 @@ void check_layer(const std::string& where, const KvLayer& layer) {
   check_dim("v_head_dim", layer.v_head_dim);
   check_kv_shape(where.c_str(), {layer.k, KvRole::k, layer.kv_heads, 0, layer.head_dim});
   check_kv_shape(where.c_str(), {layer.v, KvRole::v, layer.kv_heads, 0, layer.v_head_dim});
+  if (layer.latent)
+    check_latent_shape(where.c_str(),
+                       {layer.k, layer.v, layer.kv_heads, layer.head_dim, layer.v_head_dim});
   require(is_compressed(layer) || (layer.tail == 0 && layer.sink_tokens == 0), where,
           " is not compressed, a 16-bit tail of ", layer.tail, " and sink_tokens of ",
           layer.sink_tokens, " would keep nothing better");

@@ -31,6 +31,12 @@ inline bool shares_kv(const KvLayer& layer) { return layer.kv_shared_layer_index
 inline uint64_t owner_of(std::span<const KvLayer> layers, uint64_t index) {
   return layers[index].kv_shared_layer_index.value_or(index);
 }
+// What files say about a layer in one number: the layer whose cache it reads, and in the top bit
+// whether that is latent.
+constexpr uint64_t kLatentBit = uint64_t{1} << 63;
+inline uint64_t owner_field(std::span<const KvLayer> layers, uint64_t index) {
+  return owner_of(layers, index) | (layers[index].latent ? kLatentBit : 0);
+}
 // Refuses an append to a layer that has no cache of its own.
 void require_own_kv(const char* op, std::span<const KvLayer> layers, uint64_t index);
 

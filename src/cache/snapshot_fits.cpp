@@ -26,6 +26,7 @@ void check_layer(const std::string& where, size_t index, const KvSnapshotInfo& s
   same(where, "v_head_dim" + of, a.v_head_dim, b.v_head_dim);
   same(where, "the layer with the cache" + of, owner_of(snapshot.options.layers, index),
        owner_of(cache.options.layers, index));
+  same(where, "latent" + of, a.latent ? 1 : 0, b.latent ? 1 : 0);
   same_format(where, "K" + of, a.k, b.k);
   same_format(where, "V" + of, a.v, b.v);
   same(where, "window" + of, a.window, b.window);

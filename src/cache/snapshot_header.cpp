@@ -82,6 +82,8 @@ void read_layer(FieldReader& in, KvSnapshotInfo& info) {
   if (info.version != kSnapshotUniformVersion) {
     uint64_t owner = 0;
     in.get(layer.kv_heads, layer.head_dim, layer.v_head_dim, owner);
+    layer.latent = (owner & kLatentBit) != 0;
+    owner &= ~kLatentBit;
     if (owner != info.slots.size()) layer.kv_shared_layer_index = owner;
   }
   info.options.layers.push_back(layer);
@@ -214,7 +216,7 @@ std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info) {
     put_format(out, layer.v);
     out.put(layer.window, layer.tail, layer.sink_tokens, info.slots[i].body, info.slots[i].tail);
     if (info.version != kSnapshotUniformVersion)
-      out.put(layer.kv_heads, layer.head_dim, layer.v_head_dim, owner_of(options.layers, i));
+      out.put(layer.kv_heads, layer.head_dim, layer.v_head_dim, owner_field(options.layers, i));
   }
   for (const KvSnapshotSection& row : info.sections) {
     out.put(static_cast<uint32_t>(row.layer), row.segment, row.role, row.part, row.format);

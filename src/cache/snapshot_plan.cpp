@@ -100,8 +100,9 @@ std::string section_text(const KvSnapshotSection& section) {
 
 uint32_t snapshot_version(std::span<const KvLayer> layers) {
   const bool uniform = shape_of(layers[0]) == common_shape(layers);
-  const bool any_shared = std::ranges::any_of(layers, shares_kv);
-  return uniform && !any_shared ? kSnapshotUniformVersion : kKvSnapshotVersion;
+  const bool any_flag = std::ranges::any_of(
+      layers, [](const KvLayer& layer) { return shares_kv(layer) || layer.latent; });
+  return uniform && !any_flag ? kSnapshotUniformVersion : kKvSnapshotVersion;
 }
 
 void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {

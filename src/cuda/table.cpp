@@ -19,6 +19,8 @@ std::span<const CudaKernel> kernel_table() {
        launch_attention_decode, nullptr, fits_attention_decode},
       {&kAttentionManyRows.info, "attention/many_rows/many_rows.cu", name_attention_many_rows,
        launch_attention_many_rows, nullptr, fits_attention_many_rows},
+      {&kAttentionLatent.info, "attention/latent/latent.cu", name_attention_latent,
+       launch_attention_latent, nullptr, fits_attention_latent},
       {&kAttentionSchedule.info, "attention/schedule.cu", name_attention_schedule,
        launch_attention_schedule},
       {&kAttentionMerge.info, "attention/merge.cu", name_attention_merge, launch_attention_merge},

@@ -76,6 +76,8 @@ bool takes_decode(const abi::AttentionProblem& p) {
 
 }  // namespace
 
+bool has_attention(uint64_t spec) { return spec_from_key<abi::AttentionSpec>(spec).latent == 0; }
+
 Launch launch_attention(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   return launch_rows(p, attention_tile_rows(p.k.head_dim, p.v.head_dim));
@@ -103,6 +105,7 @@ bool plan_attention(const void* problem, void* plan) {
   const uint64_t rows = (p.sequences != 0 ? p.max_query_length : p.tokens) * group;
   const uint32_t most = attention_tile_rows(p.k.head_dim, p.v.head_dim);
   const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, most));
+  if (p.latent != 0) return false;
   auto& made = *static_cast<abi::AttentionPlan*>(plan);
   made = abi::attention_any_shape_plan(p, splits_of(p, rows, tile_rows), kFewestKeys);
   if (p.sequences != 0 && most_pieces(p) > 1) {

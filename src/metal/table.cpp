@@ -18,7 +18,7 @@ constexpr MetalKernel kTable[] = {
     {&kKvWrite.info, "write_tiles.metal", launch_write},
     {&kKvFeedback.info, "kv_feedback.metal", launch_kv_feedback},
     {&kKvTransform.info, "kv_transform.metal", launch_kv_transform},
-    {&kAttention.info, "attention.metal", launch_attention, nullptr, plan_attention},
+    {&kAttention.info, "attention.metal", launch_attention, has_attention, plan_attention},
     {&kAttentionDecode.info, "attention_decode.metal", launch_attention_decode},
     {&kAttentionManyRows.info, "attention_many_rows.metal", launch_attention_many_rows},
     {&kAttentionMerge.info, "attention_merge.metal", launch_attention_merge},

@@ -4,12 +4,24 @@
 
 #include "ops/attention_check.h"
 #include "ops/attention_dispatch.h"
+#include "ops/attention_latent.h"
 #include "ops/attention_spec.h"
 #include "runtime/device_impl.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
 
 namespace gyre {
+namespace {
+
+// Memory for a kernel that reduces its states itself.
+Tensor own_scratch(const Encoder& encoder, const abi::AttentionPlan& plan) {
+  const bool reduces = plan.reduce == abi::AttentionReduce::in_kernel;
+  return reduces && plan.scratch_floats != 0
+             ? encoder.device().tensor(DType::f32, {plan.scratch_floats})
+             : Tensor();
+}
+
+}  // namespace
 
 Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_head_dim) {
   require(splits != 0, "attention_partial_shape: at least one split");
@@ -22,6 +34,7 @@ Dims attention_partial_shape(uint64_t splits, const Dims& q_shape, uint64_t v_he
 
 bool supports(const Device& device, const AttentionTypes& types) try {
   require(impl_of(device) != nullptr, "supports: the device was moved from");
+  if (types.latent) return supports_latent(device, types);
   return impl_of(device)->has(
       kAttention.info, spec_key(make_spec(types.q, types.k, types.v, types.out, types.paged)));
 } catch (const std::bad_alloc&) {
@@ -36,7 +49,7 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
   require(!options.mask.sink_logits.defined(), call.op, ": sink_logits belong to attention_merge");
   check_partial_tensor(call.op, in.partial);
   const Dims shape = attention_partial_shape(std::max<uint64_t>(in.partial.shape(0), 1),
-                                             in.q.shape(), in.v_cache.shape.head_dim);
+                                             in.q.shape(), row_dims(in).out);
   require(in.partial.shape() == shape, call.op, ": partial must have shape ", shape, ", got ",
           in.partial.shape());
   check_apart(call.op, "partial", in.partial,
@@ -46,7 +59,8 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
   const abi::AttentionPlan plan =
       plan_call(recording, call, {.states = true, .splits = in.partial.shape(0)});
   dispatch_call(recording, call, plan,
-                {.partial = in.partial, .out = {}, .lse = {}, .sink_logits = {}});
+                {.partial = in.partial, .out = {}, .lse = {}, .sink_logits = {}},
+                own_scratch(encoder, plan));
   recording.commit();
 } catch (const std::bad_alloc&) {
   out_of_memory("attention_partial");
@@ -72,12 +86,13 @@ void attention_merge(Encoder& encoder, const AttentionMergeInputs& in) try {
 
 void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptions& options) try {
   Recording recording(encoder, "attention");
-  const AttentionPartialInputs reads{in.q, in.k_cache, in.v_cache, {}};
+  const AttentionPartialInputs reads{in.q, in.k_cache, in.v_cache, {}, in.latent};
+  const uint64_t out_dim = row_dims(reads).out;
   const AttentionMask& mask = options.mask;
   const AttentionCall call{"attention", reads, options};
   check_call(call);
   AttentionMergeInputs outputs{{}, in.out, in.lse, mask.sink_logits};
-  check_outputs(call.op, outputs, {in.q.shape(0), in.q.shape(1), in.v_cache.shape.head_dim});
+  check_outputs(call.op, outputs, {in.q.shape(0), in.q.shape(1), out_dim});
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(call.op, written == &in.out ? "out" : "lse", *written,
                 {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes,
@@ -87,13 +102,11 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
   const abi::AttentionPlan plan = plan_call(recording, call, {.out = in.out.dtype()});
   if (plan.reduce == abi::AttentionReduce::separate) {
     outputs.partial = encoder.device().tensor(
-        DType::f32, attention_partial_shape(plan.splits, in.q.shape(), in.v_cache.shape.head_dim));
+        DType::f32, attention_partial_shape(plan.splits, in.q.shape(), out_dim));
     dispatch_call(recording, call, plan, outputs);
     dispatch_merge(recording, outputs);
   } else {
-    const uint64_t floats = plan.scratch_floats;
-    dispatch_call(recording, call, plan, outputs,
-                  floats != 0 ? encoder.device().tensor(DType::f32, {floats}) : Tensor());
+    dispatch_call(recording, call, plan, outputs, own_scratch(encoder, plan));
   }
   recording.commit();
 } catch (const std::bad_alloc&) {

@@ -1,7 +1,9 @@
 // Attention over the segments of a KvCache: body, sink tokens, tail.
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
-#include "ops/attention_dispatch.h"
+#include "ops/attention_latent.h"
 #include "ops/attention_spec.h"
 #include "ops/cache_ops.h"
 #include "ops/kv_calibration.h"
@@ -17,7 +19,7 @@ void check_attend(const AttentionCall& body, const AttentionInputs& in) {
   check_call(body);
   const AttentionMask& mask = body.options.mask;
   check_outputs(kOp, {{}, in.out, in.lse, mask.sink_logits},
-                {in.q.shape(0), in.q.shape(1), body.in.v_cache.shape.head_dim});
+                {in.q.shape(0), in.q.shape(1), row_dims(body.in).out});
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(kOp, written == &in.out ? "out" : "lse", *written,
                 {&in.q, &mask.sink_logits, &mask.alibi_slopes, &mask.tree_mask});
@@ -27,27 +29,27 @@ void check_attend(const AttentionCall& body, const AttentionInputs& in) {
 // The states of every segment, one behind the other.
 void dispatch_segments(Recording& recording, const AttentionInputs& in,
                        const AttentionOptions& options, const CacheSegments& segments,
-                       const abi::AttentionPlan& body, const Tensor& partial,
+                       const abi::AttentionPlan* plans, const Tensor& partial,
                        const Tensor& scratch) {
   uint64_t first = 0;
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
-    const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}};
+    const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.latent};
     const AttentionCall call{kOp, reads, options, &segment.at};
-    const abi::AttentionPlan plan =
-        i == 0 ? body : plan_call(recording, call, {.states = true, .splits = 1});
-    const Tensor states = partial.slice(0, first, states_of(plan));
-    dispatch_call(recording, call, plan,
+    const Tensor states = partial.slice(0, first, states_of(plans[i]));
+    dispatch_call(recording, call, plans[i],
                   {.partial = states, .out = {}, .lse = {}, .sink_logits = {}}, scratch);
-    first += states_of(plan);
+    first += states_of(plans[i]);
   }
 }
 
 }  // namespace
 
-std::string describe_attention(const Device& device, KvFormat k, KvFormat v) {
-  return impl_of(device)->describe(kAttention.info,
-                                   spec_key(make_spec(DType::f32, k, v, DType::f32)));
+std::string describe_attention(const Device& device, const KvShape& k, const KvShape& v,
+                               bool latent) {
+  if (latent) return describe_latent(device, k, v);
+  return impl_of(device)->describe(
+      kAttention.info, spec_key(make_spec(DType::f32, k.format, v.format, DType::f32)));
 }
 
 void attend_cache(Encoder& encoder, const AttentionInputs& given, const AttentionOptions& options,
@@ -58,7 +60,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
                                  segments.calibration.v.transform};
   const bool alone = segments.count == 1;
   AttentionInputs in = given;
-  check_attend({kOp, {in.q, body.k, body.v, {}}, options, &body.at}, in);
+  check_attend({kOp, {in.q, body.k, body.v, {}, in.latent}, options, &body.at}, in);
   const AttentionMask& mask = options.mask;
   check_means(
       kOp, transforms,
@@ -68,26 +70,33 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
       enter_transform(recording, encoder.device(), transforms, in.q, in.out, !alone);
   in.q = inside.q;
   in.out = inside.out;
-  const AttentionPartialInputs reads{in.q, body.k, body.v, {}};
-  const AttentionCall call{kOp, reads, options, &body.at};
-  const AttentionWanted wanted{alone ? in.out.dtype() : DType::f32, !alone};
-  const abi::AttentionPlan plan = plan_call(recording, call, wanted);
-  const bool merge = !alone || plan.reduce == abi::AttentionReduce::separate;
+  abi::AttentionPlan plans[std::size(segments.of)]{};
+  uint64_t states = 0, in_kernel = 0;
+  for (uint32_t i = 0; i < segments.count; ++i) {
+    const CacheSegment& segment = segments.of[i];
+    const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.latent};
+    plans[i] = plan_call(recording, {kOp, reads, options, &segment.at},
+                         {alone ? in.out.dtype() : DType::f32, !alone, i == 0 ? 0u : 1u});
+    states += states_of(plans[i]);
+    if (plans[i].reduce == abi::AttentionReduce::in_kernel)
+      in_kernel = std::max(in_kernel, plans[i].scratch_floats);
+  }
+  const bool merge = !alone || plans[0].reduce == abi::AttentionReduce::separate;
   AttendScratch reserved = scratch;
   AttentionMergeInputs outputs{{}, in.out, in.lse, mask.sink_logits};
   if (merge) {
-    const Dims states = attention_partial_shape(states_of(plan) + segments.count - 1, in.q.shape(),
-                                                body.v.shape.head_dim);
-    const uint64_t floats = states[0] * states[1] * states[2] * states[3];
+    const Dims shape = attention_partial_shape(states, in.q.shape(), in.out.shape(2));
+    const uint64_t floats = shape[0] * shape[1] * shape[2] * shape[3];
     reserved.states = at_least(encoder.device(), scratch.states, floats);
-    outputs.partial = reserved.states.slice(0, 0, floats).reshape(states);
+    outputs.partial = reserved.states.slice(0, 0, floats).reshape(shape);
   }
-  if (plan.reduce == abi::AttentionReduce::in_kernel && plan.scratch_floats != 0)
-    reserved.in_kernel = at_least(encoder.device(), scratch.in_kernel, plan.scratch_floats);
+  Tensor& of_kernels = reserved.of_kernels(in.latent);
+  if (in_kernel != 0) of_kernels = at_least(encoder.device(), of_kernels, in_kernel);
   if (alone) {
-    dispatch_call(recording, call, plan, outputs, reserved.in_kernel);
+    const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.latent};
+    dispatch_call(recording, {kOp, reads, options, &body.at}, plans[0], outputs, of_kernels);
   } else {
-    dispatch_segments(recording, in, options, segments, plan, outputs.partial, reserved.in_kernel);
+    dispatch_segments(recording, in, options, segments, plans, outputs.partial, of_kernels);
   }
   if (merge) dispatch_merge(recording, outputs);
   leave_transform(recording, transforms, inside, given.out);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/attention_latent.h"
 #include "ops/kv_layout.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
@@ -27,6 +28,8 @@ void check_caches(const char* op, const AttentionPartialInputs& in) {
           ", got ", v.kv_heads);
   require(v.capacity == k.capacity, op, ": v_cache must have the capacity of k_cache: ", k.capacity,
           ", got ", v.capacity);
+  if (in.latent)
+    check_latent_shape(op, {k.format, v.format, k.kv_heads, k.head_dim, v.head_dim});
 }
 
 void check_options(const AttentionCall& call) {
@@ -38,6 +41,7 @@ void check_options(const AttentionCall& call) {
             ": ring_start must be below the capacity ", capacity, ", got ",
             call.options.ring_start);
   }
+  if (call.in.latent) check_latent_options(call.op, call.options.scale, call.options.mask);
   checked_scale(call.op, call.options.scale, call.in.q.shape(2));
   check_mask(call.op, call.options.mask, call.in.q.shape(1));
   const Tensor& tree_mask = call.options.mask.tree_mask;
@@ -93,8 +97,8 @@ void check_per_head(const char* op, const char* what, const Tensor& tensor, uint
 
 void check_call(const AttentionCall& call) {
   check_caches(call.op, call.in);
-  const KvShape& k = call.in.k_cache.shape;
-  check_query(call.op, call.in.q, "k_cache", k.kv_heads, k.head_dim);
+  check_query(call.op, call.in.q, call.in.latent ? "k_cache and v_cache" : "k_cache",
+              call.in.k_cache.shape.kv_heads, row_dims(call.in).query);
   check_options(call);
 }
 

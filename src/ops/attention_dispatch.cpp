@@ -1,5 +1,8 @@
 #include "ops/attention_dispatch.h"
 
+#include <algorithm>
+
+#include "ops/attention_latent.h"
 #include "ops/attention_spec.h"
 #include "ops/kv_layout.h"
 
@@ -29,7 +32,14 @@ abi::AttentionProblem make_problem(const AttentionCall& call, const AttentionWan
   p.out_dtype = static_cast<uint32_t>(wanted.out);
   p.states = wanted.states ? 1 : 0;
   p.tree_mask = call.options.mask.tree_mask.defined() ? 1 : 0;
+  p.latent = call.in.latent ? 1 : 0;
   return p;
+}
+
+void count_splits(abi::AttentionParams& p) {
+  const uint64_t keys = p.end_key - p.first_key;
+  p.split_keys = abi::attention_split_keys(keys, p.splits);
+  p.used_splits = keys == 0 ? 1 : static_cast<uint32_t>((keys + p.split_keys - 1) / p.split_keys);
 }
 
 // Where the keys are: known now, or found on the device when the command runs.
@@ -44,9 +54,7 @@ void fill_keys(const AttentionCall& call, abi::AttentionParams& p) {
   p.length = p.end_key = call.options.length;
   p.ring_start = call.options.ring_start;
   p.first_key = first_key(call);
-  const uint64_t keys = p.end_key - p.first_key;
-  p.split_keys = abi::attention_split_keys(keys, p.splits);
-  p.used_splits = keys == 0 ? 1 : static_cast<uint32_t>((keys + p.split_keys - 1) / p.split_keys);
+  count_splits(p);
 }
 
 void fill_call(const AttentionCall& call, abi::AttentionParams& p) {
@@ -67,29 +75,16 @@ void fill_call(const AttentionCall& call, abi::AttentionParams& p) {
   p.scale = checked_scale(call.op, call.options.scale, in.q.shape(2));
   p.soft_cap = mask.soft_cap;
   p.causal = mask.causal && !mask.tree_mask.defined() ? 1 : 0;
+  p.latent = in.latent ? 1 : 0;
 }
 
-}  // namespace
-
-abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& call,
-                             const AttentionWanted& wanted) {
-  const abi::AttentionProblem problem = make_problem(call, wanted);
-  abi::AttentionPlan plan = abi::attention_default_plan(problem);
-  recording.plan(kAttention, problem, plan);
-  return plan;
-}
-
-void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
-                   const AttentionMergeInputs& outputs, const Tensor& scratch) {
+// The commands of a call whose keys are known.
+void record_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
+                 abi::AttentionParams p, const AttentionMergeInputs& outputs,
+                 const Tensor& scratch) {
   const AttentionPartialInputs& in = call.in;
   const bool states = outputs.partial.defined(),
              reduces = plan.reduce == abi::AttentionReduce::in_kernel;
-  abi::AttentionParams p{};
-  p.phase = abi::AttentionPhase::all;  // 0 takes no rows
-  fill_call(call, p);
-  p.splits = plan.splits;
-  p.fewest_split_keys = plan.fewest_split_keys;
-  fill_keys(call, p);
   if (states) {
     p.partial = reduces ? abi::kAttentionStates : abi::kAttentionPartial;
   } else {
@@ -110,6 +105,50 @@ void dispatch_call(Recording& recording, const AttentionCall& call, const abi::A
          call.state != nullptr ? &call.state->state : &none, &none, &none, &none, &none});
   };
   record_planned(plan, record);
+}
+
+// attention_latent reduces what it splits to one state of a row: each split that the caller wants
+// is a call over its keys.
+void dispatch_latent_states(Recording& recording, const AttentionCall& call,
+                            const abi::AttentionPlan& plan, abi::AttentionParams p,
+                            const Tensor& partial, const Tensor& scratch) {
+  const uint64_t splits = partial.shape(0), first = p.first_key, end = p.end_key;
+  const uint64_t each = abi::attention_split_keys(end - first, splits);
+  for (uint64_t i = 0; i < splits; ++i) {
+    if (splits > 1) {
+      p.first_key = std::min(first + i * each, end);
+      p.end_key = std::min(p.first_key + each, end);
+      count_splits(p);
+    }
+    record_call(recording, call, plan, p,
+                {.partial = partial.slice(0, i, 1), .out = {}, .lse = {}, .sink_logits = {}},
+                scratch);
+  }
+}
+
+}  // namespace
+
+abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& call,
+                             const AttentionWanted& wanted) {
+  const abi::AttentionProblem problem = make_problem(call, wanted);
+  abi::AttentionPlan plan = abi::attention_default_plan(problem);
+  recording.plan(kAttention, problem, plan);
+  if (problem.latent != 0) require_latent_kernel(recording, call.op, problem, plan);
+  return plan;
+}
+
+void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
+                   const AttentionMergeInputs& outputs, const Tensor& scratch) {
+  abi::AttentionParams p{};
+  p.phase = abi::AttentionPhase::all;  // 0 takes no rows
+  fill_call(call, p);
+  p.splits = plan.splits;
+  p.fewest_split_keys = plan.fewest_split_keys;
+  fill_keys(call, p);
+  const bool states = outputs.partial.defined();
+  if (states && plan.kernel == abi::AttentionKernel::attention_latent)
+    return dispatch_latent_states(recording, call, plan, p, outputs.partial, scratch);
+  record_call(recording, call, plan, p, outputs, scratch);
 }
 
 Tensor at_least(const Device& device, const Tensor& scratch, uint64_t floats) {

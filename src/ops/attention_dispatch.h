@@ -28,7 +28,8 @@ inline uint64_t states_of(const abi::AttentionPlan& plan) {
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
                    const AttentionMergeInputs& outputs, const Tensor& scratch = {});
 
-// Calls `record` with the kernel that a plan names, and its spec.
+// Calls `record` with the kernel that a plan names, and its spec; for latent attention once for
+// each of its parts.
 template <class Record>
 void record_planned(const abi::AttentionPlan& plan, const Record& record) {
   switch (plan.kernel) {
@@ -36,6 +37,14 @@ void record_planned(const abi::AttentionPlan& plan, const Record& record) {
       return record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
     case abi::AttentionKernel::attention_many_rows:
       return record(kAttentionManyRows, spec_from_key<abi::AttentionRowsSpec>(plan.spec));
+    case abi::AttentionKernel::attention_latent: {
+      auto spec = spec_from_key<abi::AttentionLatentSpec>(plan.spec);
+      for (uint8_t part = 0; part < abi::kLatentParts; ++part) {
+        spec.part = part;
+        record(kAttentionLatent, spec);
+      }
+      return;
+    }
     case abi::AttentionKernel::attention:
       return record(kAttention, spec_from_key<abi::AttentionSpec>(plan.spec));
   }

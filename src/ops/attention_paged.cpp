@@ -4,6 +4,7 @@
 #include "abi/kernels.h"
 #include "gyre/attention.h"
 #include "ops/attention_check.h"
+#include "ops/attention_latent.h"
 #include "ops/kv_pages.h"
 #include "ops/paged_attention.h"
 #include "ops/paged_schedule.h"
@@ -16,10 +17,6 @@ namespace {
 
 constexpr uint64_t kMostCounted = (uint64_t{1} << 31) - 1;  // tables and lengths are i32
 constexpr uint64_t kMostSequences = uint64_t{1} << 24;
-
-uint64_t value_dim(const KvPageShape& shape) {
-  return shape.v_head_dim != 0 ? shape.v_head_dim : shape.head_dim;
-}
 
 uint64_t entries_for(uint64_t keys, uint64_t page_tokens) {
   return keys / page_tokens + (keys % page_tokens != 0 ? 1 : 0);
@@ -103,19 +100,20 @@ void check_written(const PagedCall& call, const AttentionMergeInputs& outputs) {
 PagedBounds check_paged(const PagedCall& call, const AttentionMergeInputs& outputs) {
   const KvPageShape& shape = call.keys.pages.shape;
   check_pages(call.op, call.keys.pages);
-  check_query(call.op, call.q, "pages", shape.kv_heads, shape.head_dim);
+  check_query(call.op, call.q, "pages", shape.kv_heads, row_dims(shape).query);
   check_table(call);
+  if (shape.latent) check_latent_options(call.op, call.options.scale, call.options.mask);
   checked_scale(call.op, call.options.scale, shape.head_dim);
   check_mask(call.op, call.options.mask, call.q.shape(1));
   require(!call.options.mask.tree_mask.defined(), call.op, ": a tree_mask is not taken over pages");
   const PagedBounds bounds = checked_bounds(call);
   if (outputs.partial.defined()) {
     check_partial_tensor(call.op, outputs.partial);
-    const Dims states = attention_partial_shape(1, call.q.shape(), value_dim(shape));
+    const Dims states = attention_partial_shape(1, call.q.shape(), row_dims(shape).out);
     require(outputs.partial.shape() == states, call.op, ": partial must have shape ", states,
             ", got ", outputs.partial.shape());
   } else {
-    check_outputs(call.op, outputs, {call.q.shape(0), call.q.shape(1), value_dim(shape)});
+    check_outputs(call.op, outputs, {call.q.shape(0), call.q.shape(1), row_dims(shape).out});
   }
   check_written(call, outputs);
   return bounds;
@@ -137,6 +135,7 @@ void fill_problem(const KvPages& pages, const KvPageParts& parts, const PagedBou
   p.page_stride = parts.page_stride;
   p.page_tokens = static_cast<uint32_t>(pages.shape.page_tokens);
   p.max_query_length = static_cast<uint32_t>(bounds.max_query_length);
+  p.latent = pages.shape.latent ? 1 : 0;
 }
 
 abi::AttentionProblem make_problem(const PagedCall& call, const KvPageParts& parts,
@@ -189,6 +188,7 @@ abi::AttentionParams make_params(const PagedCall& call, const KvPageParts& parts
   p.soft_cap = call.options.mask.soft_cap;
   p.causal = call.options.mask.causal ? 1 : 0;
   p.settled_keys = call.options.settled_keys ? 1 : 0;
+  p.latent = call.keys.pages.shape.latent ? 1 : 0;
   if (outputs.partial.defined()) return p;
   p.out_dtype = static_cast<uint32_t>(outputs.out.dtype());
   fill_outputs(outputs, p);
@@ -222,8 +222,9 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
 }
 
 // The plans of a batch's phases; see abi::AttentionPhase.
-std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::AttentionProblem& problem,
-                                   const PagedBounds& bounds, bool has_prompts) {
+std::vector<PhasePlan> plan_phases(const Recording& recording, const char* op,
+                                   const abi::AttentionProblem& problem, const PagedBounds& bounds,
+                                   bool has_prompts) {
   using abi::AttentionPhase;
   const uint64_t group = problem.heads / problem.kv_heads;
   const uint64_t fewest = bounds.min_query_length * group;
@@ -236,6 +237,11 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const abi::Attent
     recording.plan(kAttention, of, plan);
     phases.push_back({phase, plan});
   };
+  if (problem.latent != 0) {
+    add(AttentionPhase::all, AttentionPhase::all);
+    require_latent_kernel(recording, op, problem, phases.front().plan);
+    return phases;
+  }
   // Over values that are not compressed, decode kernels take the rows of one token at a time: a
   // second token would read all keys again.
   uint32_t few_rows = abi::phase_most_rows(AttentionPhase::few_rows);
@@ -275,7 +281,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const abi::AttentionProblem problem = make_problem(call, parts, bounds, outputs);
   abi::AttentionParams params = make_params(call, parts, bounds, outputs);
   const std::vector<PhasePlan> phases =
-      plan_phases(recording, problem, bounds, call.is_prefill.defined());
+      plan_phases(recording, call.op, problem, bounds, call.is_prefill.defined());
   const PagedSchedules schedules(phases, params, bounds, call.keys.tail_begin);
   if (call.schedule.defined()) schedules.check(call);
   uint64_t floats = 0;
@@ -285,7 +291,8 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
     fresh = fresh || (call.any_batch && of.plan.fresh_scratch != 0);
   }
   const bool own = !call.schedule.defined() && call.schedules == nullptr;
-  Tensor reserved = fresh ? Tensor() : scratch.in_kernel;
+  Tensor& kept = scratch.of_kernels(problem.latent != 0);
+  Tensor reserved = fresh ? Tensor() : kept;
   if (const uint64_t all = floats + (own ? schedules.words() : 0); all != 0)
     reserved = at_least(device, reserved, all);
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -304,7 +311,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
     params.schedule_key = schedules.key(i);
     dispatch_phase(recording, call, parts, phases[i].plan, params, outputs, reserved, schedule);
   }
-  if (!fresh) scratch.in_kernel = reserved;
+  if (!fresh) kept = reserved;
 }
 
 Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
@@ -344,7 +351,7 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   params.table.max_kv_length = bounds.max_kv_length;
   params.table.max_query_length = static_cast<uint32_t>(bounds.max_query_length);
   const std::vector<PhasePlan> phases =
-      plan_phases(recording, problem, bounds, in.is_prefill.defined());
+      plan_phases(recording, kOp, problem, bounds, in.is_prefill.defined());
   const PagedSchedules schedules(phases, params, bounds, {});
   if (schedules.words() == 0) return {};
   const Tensor to = at_least(encoder.device(), memory, schedules.words());
@@ -369,11 +376,12 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.options = options;
   call.any_batch = true;
   AttendScratch scratch;
-  if (in.scratch != nullptr) scratch.in_kernel = *in.scratch;
+  Tensor& of_kernels = scratch.of_kernels(in.pages.shape.latent);
+  if (in.scratch != nullptr) of_kernels = *in.scratch;
   attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},
                scratch);
   recording.commit();
-  if (in.scratch != nullptr) *in.scratch = scratch.in_kernel;
+  if (in.scratch != nullptr) *in.scratch = of_kernels;
 } catch (const std::bad_alloc&) {
   out_of_memory("attention");
 }

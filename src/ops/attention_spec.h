@@ -8,10 +8,10 @@
 namespace gyre {
 
 inline abi::AttentionSpec make_spec(DType q, KvFormat k, KvFormat v, DType out,
-                                    bool paged = false) {
+                                    bool paged = false, bool latent = false) {
   return spec_from_key<abi::AttentionSpec>(
       static_cast<uint64_t>(q) | static_cast<uint64_t>(out) << 8 | static_cast<uint64_t>(k) << 16 |
-      static_cast<uint64_t>(v) << 24 | uint64_t{paged} << 32);
+      static_cast<uint64_t>(v) << 24 | uint64_t{paged} << 32 | uint64_t{latent} << 40);
 }
 
 inline abi::AttentionMergeSpec make_merge_spec(DType out) {

@@ -2,6 +2,7 @@
 #include <array>
 #include <vector>
 
+#include "ops/attention_latent.h"
 #include "ops/attention_spec.h"
 #include "ops/table.h"
 #include "runtime/require.h"
@@ -43,8 +44,11 @@ std::span<const uint64_t> attention_specs() {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) {
           for (const DType out : kFloats) {
-            for (const bool paged : {false, true})
+            for (const bool paged : {false, true}) {
               specs.push_back(spec_key(make_spec(q, k, v, out, paged)));
+              if (is_latent_format(k) && is_latent_format(v))
+                specs.push_back(spec_key(make_spec(q, k, v, out, paged, true)));
+            }
           }
         }
       }

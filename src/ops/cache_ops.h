@@ -70,14 +70,21 @@ struct ListedSchedule {
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
   Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
+  Tensor latent;     // of those of latent attention
   Tensor states;     // partial states on their way to attention_merge
+
+  Tensor& of_kernels(bool over_latent) { return over_latent ? latent : in_kernel; }
 };
 
-// The caches of `inputs` are not used. A refused call leaves `scratch` as it is.
+// Of `inputs` the caches are not used, those of `segments` are. A refused call leaves `scratch` as it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch,
                   const NewNote* note = nullptr);
-std::string describe_attention(const Device& device, KvFormat k, KvFormat v);
+std::string describe_attention(const Device& device, const KvShape& k, const KvShape& v,
+                               bool latent);
+// How rope_append refuses a latent layer or latent pages.
+inline constexpr const char* kLatentIsNotRotated =
+    " is latent: its k is not rotated; rotate v with rope(), then append";
 // Tensors of one shape. Rows, along the first dimension, are contiguous in both.
 void copy_bytes(Encoder& encoder, const Tensor& from, const Tensor& to,
                 const NewNote* note = nullptr);

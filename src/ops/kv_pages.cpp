@@ -1,6 +1,7 @@
 #include "ops/kv_pages.h"
 
 #include "abi/kv_codec.h"
+#include "ops/attention_latent.h"
 #include "ops/kv_layout.h"
 #include "runtime/require.h"
 
@@ -86,6 +87,9 @@ void check_page_shape(const char* op, const KvPageShape& shape) {
   };
   check(shape.k, KvRole::k, shape.head_dim);
   check(shape.v, KvRole::v, value_dim(shape));
+  if (shape.latent)
+    check_latent_shape(op,
+                       {shape.k, shape.v, shape.kv_heads, shape.head_dim, value_dim(shape)});
 }
 
 uint64_t kv_page_bytes(const KvPageShape& shape) {

@@ -162,6 +162,7 @@ void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to
   constexpr const char* kOp = "rope_append";
   Recording recording(encoder, kOp);
   const RopeCall call = make_call(kOp, in, options);
+  require(!to.pages.shape.latent, kOp, ": the shape of the pages", kLatentIsNotRotated);
   check_call(call, in.v);
   KvPageParts parts;
   abi::RopeAppendParams params{};

@@ -14,6 +14,7 @@ std::span<const KernelUse> kernel_uses() {
       {&kAttention.info, attention_shape, attention_specs},
       {&kAttentionDecode.info, attention_shape, attention_decode_specs},
       {&kAttentionManyRows.info, attention_shape, attention_rows_specs},
+      {&kAttentionLatent.info, attention_shape, attention_latent_specs},
       {&kAttentionSchedule.info, attention_schedule_shape, plain_specs},
       {&kAttentionMerge.info, attention_merge_shape, attention_merge_specs},
       {&kKvExtend.info, kv_extend_shape, plain_specs},

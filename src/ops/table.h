@@ -21,8 +21,8 @@ ShapeFn kv_copy_shape, rope_shape, hadamard_shape, kv_quantize_shape, kv_dequant
 // plain_specs: one, without a choice.
 SpecsFn kv_copy_specs, rope_specs, hadamard_specs, kv_quantize_specs, kv_dequantize_specs,
     kv_feedback_specs, kv_transform_specs, attention_specs, attention_decode_specs,
-    attention_rows_specs, attention_merge_specs, kv_append_specs, kv_write_specs, rope_append_specs,
-    plain_specs;
+    attention_rows_specs, attention_latent_specs, attention_merge_specs, kv_append_specs,
+    kv_write_specs, rope_append_specs, plain_specs;
 
 // Every kernel of the library.
 std::span<const KernelUse> kernel_uses();

@@ -86,6 +86,9 @@ class Recording {
             typename Problem::Plan& plan) const {
     recorder_.device_->plan(kernel.info, &problem, &plan);
   }
+  bool has(const KernelInfo& kernel, uint64_t spec) const {
+    return recorder_.device_->has(kernel, spec);
+  }
   // Observers know the list as its Recorder.
   void note(const NewNote& note) { recorder_.notes_.add(note); }
   void commit() { committed_ = true; }

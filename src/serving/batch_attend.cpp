@@ -1,6 +1,6 @@
 // Attention of one layer of a step. A layer with a 16-bit tail or sink tokens has its keys in up to
 // three kinds of pages: each gives a state per row, and the states are merged.
-#include "ops/attention_check.h"
+#include "ops/attention_latent.h"
 #include "ops/kv_calibration.h"
 #include "ops/paged_attention.h"
 #include "runtime/recorder.h"
@@ -21,9 +21,10 @@ void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> 
 // What attention checks, as the caller gave it: with a basis or several kinds of pages, attention
 // gets other tensors than these.
 void check_given(const AttendInputs& in, const AttentionMask& mask, const KvLayer& layer) {
-  check_query(kOp, in.q, "pages", layer.kv_heads, layer.head_dim);
+  const RowDims dims = row_dims(layer.latent, layer.head_dim, layer.v_head_dim);
+  check_query(kOp, in.q, "pages", layer.kv_heads, dims.query);
   check_outputs(kOp, {{}, in.out, in.lse, mask.sink_logits},
-                {in.q.shape(0), in.q.shape(1), layer.v_head_dim});
+                {in.q.shape(0), in.q.shape(1), dims.out});
   check_written(in, {&in.q, &mask.sink_logits, &mask.alibi_slopes});
 }
 
@@ -94,7 +95,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   if (segments == 1) {
     attend(*l.body, abi::kSegmentBody, outputs);
   } else {
-    const Dims shape = attention_partial_shape(segments, in.q.shape(), layer.v_head_dim);
+    const Dims shape = attention_partial_shape(segments, in.q.shape(), in.out.shape(2));
     reserved.states = at_least(encoder.device(), scratch.states, elements(shape));
     AttentionMergeInputs merged = outputs;
     merged.partial = reserved.states.slice(0, 0, elements(shape)).reshape(shape);

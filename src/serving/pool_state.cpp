@@ -15,7 +15,13 @@ namespace gyre {
 namespace {
 
 KvPageShape page_shape(const KvLayer& layer, uint64_t page_tokens) {
-  return {layer.k, layer.v, layer.kv_heads, layer.head_dim, layer.v_head_dim, page_tokens};
+  return {.k = layer.k,
+          .v = layer.v,
+          .kv_heads = layer.kv_heads,
+          .head_dim = layer.head_dim,
+          .v_head_dim = layer.v_head_dim,
+          .page_tokens = page_tokens,
+          .latent = layer.latent};
 }
 
 void check_layer(const KvLayer& layer, uint64_t index, uint64_t page_tokens) {
@@ -67,7 +73,7 @@ uint64_t pool_geometry(std::span<const KvLayer> layers, uint64_t page_tokens,
   for (uint64_t i = 0; i < layers.size() && !uniform; ++i) {
     const LayerShape shape = shape_of(layers[i]);
     numbers.insert(numbers.end(),
-                   {shape.kv_heads, shape.head_dim, shape.v_head_dim, owner_of(layers, i)});
+                   {shape.kv_heads, shape.head_dim, shape.v_head_dim, owner_field(layers, i)});
   }
   if (calibration != 0) numbers.push_back(calibration);
   return checksum_of(std::as_bytes(std::span(numbers)));

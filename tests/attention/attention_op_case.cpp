@@ -21,8 +21,8 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 AttentionShape shape_of(const AttentionOpCase& c) {
   return {c.tokens,   c.heads,      c.kv_heads,
-          c.k_dim,    c.v_dim,      c.length,
-          c.capacity, c.ring_start, 1 / std::sqrt(static_cast<double>(c.k_dim)),
+          c.q_dim(),  c.out_dim(),  c.length,
+          c.capacity, c.ring_start, 1 / std::sqrt(static_cast<double>(c.q_dim())),
           c.causal,   c.window,     double{c.soft_cap}};
 }
 
@@ -33,9 +33,11 @@ KvShape cache_shape(const AttentionOpCase& c, KvRole role) {
   return shape;
 }
 
-KvSide q_side(const AttentionOpCase& c) { return {c.q, c.q_layout, c.tokens, c.heads, c.k_dim, 0}; }
+KvSide q_side(const AttentionOpCase& c) {
+  return {c.q, c.q_layout, c.tokens, c.heads, c.q_dim(), 0};
+}
 KvSide out_side(const AttentionOpCase& c) {
-  return {c.out, c.out_layout, c.tokens, c.heads, c.v_dim, 0};
+  return {c.out, c.out_layout, c.tokens, c.heads, c.out_dim(), 0};
 }
 
 // Splits are whole blocks of 64 keys, counted from the oldest that a query's window reaches.
@@ -67,12 +69,13 @@ class Maker {
     at.q = add_rows(q_side(c_), data.q);
     add_cache(KvRole::k, at.k, at.k_scales, data.k);
     add_cache(KvRole::v, at.v, at.v_scales, data.v);
+    if (c_.latent) reference::join_latent(c_.k_dim, c_.v_dim, data);
     if (c_.sink_logits) at.sink_logits = add_per_head(1.0f, data.sink_logits);
     if (c_.alibi_slopes) at.alibi_slopes = add_per_head(0.05f, data.alibi_slopes);
     if (c_.tree_mask) add_tree();
     const uint64_t rows = c_.tokens * c_.heads;
     if (c_.splits != 0) {
-      at.out = add(DType::f32, pattern_bytes(c_.splits * rows * (c_.v_dim + 2) * 4, 8));
+      at.out = add(DType::f32, pattern_bytes(c_.splits * rows * (c_.out_dim() + 2) * 4, 8));
       return;
     }
     at.out = add(c_.out, pattern_bytes(out_side(c_).elements() * size_bytes(c_.out), 8));
@@ -179,7 +182,7 @@ class Expected {
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
     const AttentionTolerance bounds = attention_tolerance(
-        description, c_.k, c_.v, {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
+        description, c_.k, c_.latent ? c_.k : c_.v, {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) {
       if (c_.splits == 0) {
         fill_row(blocks, i, bounds);
@@ -230,14 +233,15 @@ class Expected {
   void fill_state(std::vector<Block>& blocks, uint64_t index,
                   const AttentionTolerance& bounds) const {
     const reference::AttentionState& state = rows_[index];
-    const uint64_t place = index * (c_.v_dim + 2);
+    const uint64_t dim = c_.out_dim();
+    const uint64_t place = index * (dim + 2);
     const double bound = bounds.of_row * rms(state.values);
-    for (uint64_t e = 0; e < c_.v_dim; ++e)
+    for (uint64_t e = 0; e < dim; ++e)
       expect(blocks[at_.out], place + e, state.values[e],
              bound + bounds.lse * std::fabs(state.values[e]));
-    expect(blocks[at_.out], place + c_.v_dim, state.max, bounds.lse);
-    expect(blocks[at_.out], place + c_.v_dim + 1, state.sum, 2 * bounds.lse * state.sum);
-    for (const uint64_t e : {c_.v_dim, c_.v_dim + 1})
+    expect(blocks[at_.out], place + dim, state.max, bounds.lse);
+    expect(blocks[at_.out], place + dim + 1, state.sum, 2 * bounds.lse * state.sum);
+    for (const uint64_t e : {dim, dim + 1})
       blocks[at_.out].near[place + e].counts = false;
   }
 
@@ -251,6 +255,7 @@ void record(const AttentionOpCase& c, const Places& at, Encoder& encoder,
             std::span<const Tensor> t) {
   const auto of = [&](size_t place) { return place == Places::kNone ? Tensor() : t[place]; };
   AttentionInputs in;
+  in.latent = c.latent;
   in.q = kv_view(t[at.q], q_side(c));
   in.k_cache = kv_buffer(cache_shape(c, KvRole::k), c.cache_layout, of(at.k), of(at.k_scales));
   in.v_cache = kv_buffer(cache_shape(c, KvRole::v), c.cache_layout, of(at.v), of(at.v_scales));
@@ -263,8 +268,8 @@ void record(const AttentionOpCase& c, const Places& at, Encoder& encoder,
   if (c.tree_mask) options.mask.tree_mask = t[at.tree_mask].reshape({c.tokens, c.tokens});
   if (c.splits != 0) {
     const Tensor partial =
-        t[at.out].reshape(attention_partial_shape(c.splits, in.q.shape(), c.v_dim));
-    return attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial}, options);
+        t[at.out].reshape(attention_partial_shape(c.splits, in.q.shape(), c.out_dim()));
+    return attention_partial(encoder, {in.q, in.k_cache, in.v_cache, partial, c.latent}, options);
   }
   options.mask.sink_logits = of(at.sink_logits);
   in.out = kv_view(t[at.out], out_side(c));
@@ -296,10 +301,12 @@ OpRun make_run(const AttentionOpCase& c, Contents contents) {
 
 OpCase make_case(const AttentionOpCase& c) {
   OpCase op_case;
-  op_case.name = std::string(c.splits == 0 ? "attention " : "attention_partial ") +
+  op_case.name = std::string(c.latent ? "latent " : "") +
+                 std::string(c.splits == 0 ? "attention " : "attention_partial ") +
                  std::string(name(c.k)) + "/" + std::string(name(c.v)) + " " + c.name;
   op_case.supported = [c](const Device& device) {
-    return supports(device, AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32});
+    return supports(device, AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32,
+                                           false, c.latent});
   };
   op_case.make = [c] { return make_run(c, Contents::random); };
   op_case.outline = [c] { return make_run(c, Contents::none); };

@@ -43,6 +43,10 @@ struct AttentionOpCase {
   std::optional<uint32_t> commands = 1;  // what the call records; none: the device decides
   bool aligned = false;                  // caches begin where 16 bytes can be copied
   std::string only_with = {};            // OpCase::only_with
+  bool latent = false;                   // k_dim: the latent's, v_dim: the rotary part's
+
+  uint64_t q_dim() const { return latent ? k_dim + v_dim : k_dim; }
+  uint64_t out_dim() const { return latent ? k_dim : v_dim; }
 };
 
 OpCase make_case(const AttentionOpCase& numbers);

@@ -33,6 +33,22 @@ struct AttentionData {
   std::vector<uint8_t> tree_mask;    // [tokens, tokens] or empty
 };
 
+// Latent attention is attention over one KV head: K is the latent with the rotary part behind it, V
+// the latent. `data` has the latent in k and the rotary part in v.
+inline void join_latent(uint64_t latent_dim, uint64_t rotary_dim, AttentionData& data) {
+  const std::vector<double> rotary = std::move(data.v);
+  data.v = std::move(data.k);
+  data.k.clear();
+  for (uint64_t row = 0; row < data.v.size() / latent_dim; ++row) {
+    const auto part = [&](const std::vector<double>& from, uint64_t dim) {
+      const auto begin = from.begin() + static_cast<ptrdiff_t>(row * dim);
+      data.k.insert(data.k.end(), begin, begin + static_cast<ptrdiff_t>(dim));
+    };
+    part(data.v, latent_dim);
+    part(rotary, rotary_dim);
+  }
+}
+
 struct AttentionResult {
   std::vector<double> out;  // [tokens, heads, v_dim]
   std::vector<double> lse;  // [tokens, heads]

@@ -52,6 +52,9 @@ constexpr SideError kRowsHalfK{"many rows 16-bit", 1e-11, 1e-5},
     kRowsLevelsK{"many rows levels", 2e-8, 4e-4};
 constexpr SideError kRowsBf16V{"bf16", 6e-7, 0};
 
+// attention_latent: the bound of the output is 1e-6.
+constexpr SideError kLatentK{"latent", 5e-8, 2.6e-4}, kLatentV{"latent", 4.9e-8, 0, 1e-10};
+
 // Metal's kernels compute in f32, with simdgroup matrices, too.
 constexpr SideError kMetalK{"metal f32", 5e-13, 5e-6}, kMetalV{"f32", 5e-13, 0, 6e-12};
 
@@ -63,6 +66,7 @@ inline SideError side_error(const std::string& description, KvFormat format, Sid
   const bool k = side == Side::k, levels = describe(format).scale == KvScaleKind::u8e8;
   const bool f16 = format == KvFormat::f16, bf16 = format == KvFormat::bf16;
   if (description.find("metal") != std::string::npos) return k ? kMetalK : kMetalV;
+  if (description.find("attention_latent") != std::string::npos) return k ? kLatentK : kLatentV;
   // If there are several kernels, the one with the largest errors counts.
   if (description.find("attention_many_rows") != std::string::npos) {
     if (k) return levels ? kRowsLevelsK : kRowsHalfK;

@@ -266,7 +266,8 @@ class CacheModel {
     const std::string how = impl_of(device)->describe(*a.commands[0].kernel, a.commands[0].spec);
     const double body = attention_tolerance(how, layer.k, layer.v, kind).nmse;
     if (a.commands.size() == 1) return body;
-    const std::string half = describe_attention(device, KvFormat::f16, KvFormat::f16);
+    const std::string half = describe_attention(
+        device, {.format = KvFormat::f16}, {.format = KvFormat::f16}, false);
     return std::max(body, attention_tolerance(half, KvFormat::f16, KvFormat::f16, kind).nmse);
   }
 

@@ -43,26 +43,36 @@ Sizes sizes_of(const PagedAttentionCase& c) {
   return sizes;
 }
 
+uint64_t q_dim_of(const KvPageShape& shape) {
+  return shape.head_dim + (shape.latent ? v_dim_of(shape) : 0);
+}
+uint64_t out_dim_of(const KvPageShape& shape) {
+  return shape.latent ? shape.head_dim : v_dim_of(shape);
+}
+double scale_of(const PagedAttentionCase& c) {
+  return 1 / std::sqrt(static_cast<double>(q_dim_of(c.shape)));
+}
+
 AttentionShape shape_of(const PagedAttentionCase& c, const PagedSequence& s) {
   return {s.tokens,
           c.heads,
           c.shape.kv_heads,
-          c.shape.head_dim,
-          v_dim_of(c.shape),
+          q_dim_of(c.shape),
+          out_dim_of(c.shape),
           s.length,
           std::max<uint64_t>(s.length, 1),
           0,
-          1 / std::sqrt(static_cast<double>(c.shape.head_dim)),
+          scale_of(c),
           c.causal,
           c.window,
           double{c.soft_cap}};
 }
 
 KvSide q_side(const PagedAttentionCase& c) {
-  return {c.q, c.q_layout, sizes_of(c).rows, c.heads, c.shape.head_dim, 0};
+  return {c.q, c.q_layout, sizes_of(c).rows, c.heads, q_dim_of(c.shape), 0};
 }
 KvSide out_side(const PagedAttentionCase& c) {
-  return {c.out, c.out_layout, sizes_of(c).rows, c.heads, v_dim_of(c.shape), 0};
+  return {c.out, c.out_layout, sizes_of(c).rows, c.heads, out_dim_of(c.shape), 0};
 }
 
 struct Places {
@@ -177,6 +187,8 @@ class Maker {
         }
       }
     }
+    if (c_.shape.latent)
+      reference::join_latent(c_.shape.head_dim, v_dim_of(c_.shape), data[index]);
     const uint64_t middle = (needed + pages_for(c_, s.length)) / 2;
     if (s.damage == Damage::negative_page) entries[middle] = -7;
     if (s.damage == Damage::page_beyond) entries[middle] = static_cast<int32_t>(sizes_.pages);
@@ -244,7 +256,8 @@ class Expected {
 
   std::string fill(std::vector<Block>& blocks, const std::string& description) const {
     const AttentionTolerance bounds = attention_tolerance(
-        description, c_.shape.k, c_.shape.v, {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
+        description, c_.shape.k, c_.shape.latent ? c_.shape.k : c_.shape.v,
+        {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
     for (uint64_t i = 0; i < rows_.size(); ++i) fill_row(blocks, i, bounds);
     // The NMSE of a block of few rows is its own luck.
     if (rows_.size() >= 8) blocks[at_.out].nmse = bounds.nmse + 2 * out_rounding(c_.out);
@@ -257,7 +270,7 @@ class Expected {
                                      uint64_t token, uint64_t head) const {
     if (s.damage != Damage::none) {
       reference::AttentionState nan;
-      nan.values.assign(v_dim_of(c_.shape), kNaN);
+      nan.values.assign(out_dim_of(c_.shape), kNaN);
       nan.max = nan.sum = kNaN;
       return nan;
     }
@@ -313,7 +326,7 @@ void record(const PagedAttentionCase& c, const PageMemory& memory, const Places&
   PagedAttentionOptions options{
       .max_query_length = sizes.max_query_length,
       .max_kv_length = sizes.max_kv_length,
-      .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.shape.head_dim))),
+      .scale = static_cast<float>(scale_of(c)),
       .mask = {.causal = c.causal, .window = c.window, .soft_cap = c.soft_cap}};
   if (c.sink_logits) options.mask.sink_logits = t[at.sink_logits];
   if (c.alibi_slopes) options.mask.alibi_slopes = t[at.alibi_slopes];
@@ -324,10 +337,11 @@ void record(const PagedAttentionCase& c, const PageMemory& memory, const Places&
 
 OpCase make_case(const PagedAttentionCase& c) {
   OpCase op_case;
-  op_case.name = "paged attention " + std::string(name(c.shape.k)) + "/" +
+  op_case.name = std::string(c.shape.latent ? "latent " : "") + "paged attention " + std::string(name(c.shape.k)) + "/" +
                  std::string(name(c.shape.v)) + " " + c.name;
   op_case.supported = [c](const Device& device) {
-    return supports(device, AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true});
+    return supports(device, AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true,
+                                           c.shape.latent});
   };
   op_case.make = [c] {
     Maker maker(c);

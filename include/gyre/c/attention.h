@@ -25,6 +25,8 @@ typedef struct gyre_attention_inputs {
   const gyre_kv_buffer* v_cache;
   const gyre_tensor* out;
   const gyre_tensor* lse;
+  int32_t latent;  // not 0: k_cache is the latent of MLA, v_cache the rotary part of K
+  int32_t reserved;
 } gyre_attention_inputs;
 
 typedef struct gyre_attention_options {
@@ -32,7 +34,7 @@ typedef struct gyre_attention_options {
   uint64_t length;
   uint64_t ring_start;
   const gyre_attention_mask* mask;
-  float scale;  // 0: 1 / sqrt(head_dim)
+  float scale;  // 0: 1 / sqrt(head_dim); latent attention has no default
   int32_t reserved;
 } gyre_attention_options;
 
@@ -99,6 +101,8 @@ typedef struct gyre_attention_partial_inputs {
   const gyre_kv_buffer* k_cache;
   const gyre_kv_buffer* v_cache;
   const gyre_tensor* partial;  // f32 [splits, tokens, heads, v_head_dim + 2]
+  int32_t latent;              // as in gyre_attention_inputs
+  int32_t reserved;
 } gyre_attention_partial_inputs;
 
 GYRE_API gyre_status gyre_attention_partial(gyre_encoder* encoder,

@@ -21,7 +21,7 @@ typedef struct gyre_kv_layer {
   uint64_t v_head_dim;  // 0: head_dim where the layer gives one, otherwise the options'
   uint64_t kv_shared_layer_index;
   int32_t is_kv_shared_layer;  // it attends over the K and V of the layer kv_shared_layer_index
-  int32_t reserved;
+  int32_t latent;              // not 0: k is the latent of MLA, v the rotary part of K
 } gyre_kv_layer;
 
 typedef struct gyre_kv_policy {
@@ -77,7 +77,7 @@ typedef struct gyre_kv_layer_info {
   uint64_t v_head_dim;
   uint64_t kv_shared_layer_index;
   int32_t is_kv_shared_layer;
-  int32_t reserved;
+  int32_t latent;
 } gyre_kv_layer_info;
 
 GYRE_API gyre_status gyre_kv_cache_layer_count(const gyre_kv_cache* cache, uint64_t* layers);

@@ -45,7 +45,7 @@ typedef struct gyre_kv_page_shape {
   uint64_t v_head_dim;     // 0: head_dim
   uint64_t page_tokens;    // 0: 64
   uint32_t signs_version;  // 0: the one this library has
-  int32_t reserved;
+  int32_t latent;          // not 0: k is the latent of MLA, v the rotary part of K
 } gyre_kv_page_shape;
 
 GYRE_API gyre_status gyre_kv_page_bytes(const gyre_kv_page_shape* shape, uint64_t* bytes);

@@ -34,6 +34,11 @@ void LoadQueries(const WorkTile& work, uint64_t q) {
         q + work.token(r) * work.params->q_token_stride + work.head(r) * work.params->q_head_stride;
     CopyRow(pointer<const Q>(at), row, work.k_dim());
     Rotate(work.k.layout->format, work.k_dim(), row);
+    if (!work.latent()) continue;
+    const uint32_t n = work.rotary_dim();
+    float* const rotary = work.scratch->rotary_queries() + size_t{r} * n;
+    CopyRow(pointer<const Q>(at) + work.k_dim(), rotary, n);
+    Rotate(work.rotary.layout->format, n, rotary);
   }
 }
 
@@ -67,8 +72,9 @@ class Pieces {
  public:
   Pieces(const abi::AttentionParams& p, uint64_t sequences, uint64_t max_query_length,
          uint64_t scratch)
-      : layout_{sequences, p.kv_heads, p.splits, decode_rows(max_query_length, p.group),
-                StateFloats(p.v.head_dim)},
+      : layout_{sequences, p.kv_heads, p.splits,
+                decode_rows(max_query_length, p.group, p.latent != 0),
+                StateFloats(abi::attention_out_dim(p))},
         scratch_(pointer<float>(scratch)) {}
 
   float* state(const Sequence& s, uint64_t head, uint64_t piece, uint32_t row) const {
@@ -180,6 +186,10 @@ class Command {
     work.kv_head = kv_head;
     work.k = HeadView(p_.k, args_[arg_k_codes], args_[arg_k_scales], kv_head);
     work.v = HeadView(p_.v, args_[arg_v_codes], args_[arg_v_scales], kv_head);
+    if (p_.latent != 0) {
+      work.rotary = work.v;
+      work.v = work.k;
+    }
     work.alibi_slopes = pointer<const float>(args_[arg_alibi_slopes]);
     work.tree_mask = pointer<const uint8_t>(args_[arg_tree_mask]);
     work.table = s.table;
@@ -258,10 +268,11 @@ std::string describe_attention(uint64_t spec) {
     return kernels.accumulate_prompt != nullptr &&
            (stored == KvFormat::f16 || stored == KvFormat::bf16);
   };
+  const uint32_t v_format = types.latent != 0 ? types.k_format : types.v_format;
   return std::string(kernels.name) + ": K " +
          products(types.k_format, kernels.score_levels != nullptr) + ", V " +
-         products(types.v_format, kernels.accumulate_levels != nullptr) +
-         (of_prompt(types.v_format) ? ", weights of 8 bits" : "");
+         products(v_format, kernels.accumulate_levels != nullptr) +
+         (of_prompt(v_format) ? ", weights of 8 bits" : "");
 }
 
 // Counters of pieces, which a list that was ended early leaves anywhere.
@@ -280,6 +291,7 @@ uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const bool paged = p.table.page_tokens != 0;
   const uint64_t rows = p.tokens * p.group, tiles = (rows + kTileRows - 1) / kTileRows;
+  const uint64_t decode_rows = most_decode_rows(p.group, p.latent != 0);
   // Lengths are on the device: caches may be as long as they can.
   const uint64_t keys =
       paged ? p.table.max_kv_length : (p.places.body_capacity != 0 ? p.capacity : p.length);
@@ -288,7 +300,7 @@ uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   const uint64_t each = p.kv_heads * p.splits;
   if (paged)
     return static_cast<uint32_t>(std::min((p.table.sequences + tiles) * each, kMostOfBatch));
-  const bool cut = p.partial == abi::kAttentionPartial || rows <= abi::kDecodePhaseRows;
+  const bool cut = p.partial == abi::kAttentionPartial || rows <= decode_rows;
   const uint64_t items = tiles * (cut ? each : p.kv_heads);
   return task_count(items, items);
 }

@@ -84,7 +84,7 @@ class Batch {
       prompt =
           args_[arg_is_prefill] != 0 && pointer<const uint8_t>(args_[arg_is_prefill])[index] != 0;
     }
-    s.prompt = abi::attention_takes(abi::AttentionPhase::prompt, s.tokens, p_.group, prompt);
+    s.prompt = prompt || s.tokens * p_.group > most_decode_rows(p_.group, p_.latent != 0);
     const bool taken = abi::attention_takes(p_.phase, s.tokens, p_.group, prompt);
     if (s.tokens == 0 || !taken) return s;  // no tiles, no items
     s.tile_rows = tile_rows(s);
@@ -112,6 +112,7 @@ class Batch {
   // bits depend on it.
   uint64_t tile_rows(const Sequence& s) const {
     constexpr uint64_t kEnough = 64;
+    if (p_.latent != 0 && !s.prompt) return kMostRows;
     uint64_t rows = s.prompt && prompts_decode_ ? attention_kernels().prompt_rows : kTileRows;
     while (rows > kTileRows && s.tokens * p_.group * p_.kv_heads < kEnough * rows) rows /= 2;
     return rows;

@@ -5,6 +5,7 @@
 
 #include "abi/attention_cut.h"
 #include "abi/attention_plan.h"
+#include "cpu/attention/isa/kernels.h"
 
 namespace gyre::cpu {
 
@@ -18,9 +19,18 @@ constexpr uint64_t most_pieces(uint64_t keys) {
   return std::min((keys + kCut.fewest_keys - 1) / kCut.fewest_keys + 1, kCut.most_pieces);
 }
 
-// Rows of a KV head whose pieces are kept until all are there. A prompt's keys are not cut.
-constexpr uint64_t decode_rows(uint64_t max_query_length, uint64_t group) {
-  return std::min(max_query_length * group, abi::kDecodePhaseRows);
+// Rows of a KV head that are computed as decoding does. Latent attention has no other KV heads that
+// threads could work on, so keys are cut for all heads of a token, and for more tokens of few
+// heads; a work tile must hold them.
+constexpr uint64_t most_decode_rows(uint64_t group, bool latent) {
+  constexpr uint64_t kLatentRows = 64;
+  if (!latent) return abi::kDecodePhaseRows;
+  return group <= kMostRows ? std::max(kLatentRows, group) : 0;
+}
+
+// Those whose pieces are kept until all are there. A prompt's keys are not cut.
+constexpr uint64_t decode_rows(uint64_t max_query_length, uint64_t group, bool latent) {
+  return std::min(max_query_length * group, most_decode_rows(group, latent));
 }
 
 // What the kernel keeps in scratch memory: a counter of pieces for each sequence and KV head, then

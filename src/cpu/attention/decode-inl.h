@@ -15,14 +15,20 @@
 #include "cpu/attention/dense-inl.h"
 #include "cpu/attention/problem-inl.h"
 #include "cpu/attention/queries-inl.h"
+#include "cpu/attention/rotary-inl.h"
 #include "cpu/attention/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
 // How K or V reaches the arithmetic: as it is stored, as levels that were first padded to whole
-// groups (K), split into two bf16 (a prompt's), or unpacked to f32.
-enum class KvPath : uint8_t { f32, bf16, f16, levels, padded_levels, split, unpacked };
+// groups (K) or rearranged to tiles (a latent's), as both operands of a latent, split into two bf16
+// (a prompt's), or unpacked to f32.
+enum class KvPath : uint8_t {
+  packed, f32, bf16, f16, levels, padded_levels, tiled_levels, split, unpacked };
+struct KvPaths {
+  KvPath k, v;
+};
 
 // Whether a row of K lies in whole groups of 16 bytes, as many coordinates as a kernel takes at a
 // time.
@@ -53,19 +59,29 @@ inline KvPath PathOf(const abi::KvCacheLayout& cache, bool keys, bool split) {
   return odd || KeysAreWhole(cache) ? KvPath::levels : KvPath::padded_levels;
 }
 
+// A latent is both: levels are unpacked once, for the scores and for the weighted sum.
+inline KvPaths PathsOf(const abi::AttentionParams& p, bool split) {
+  if (p.latent == 0) return {PathOf(p.k, true, split), PathOf(p.v, false, split)};
+  const KvPath k = PathOf(p.k, true, split), v = PathOf(p.k, false, split);
+  if (!abi::kv_is_native(p.k.format)) return {k, v};
+  if (k == KvPath::unpacked || v == KvPath::unpacked) return {KvPath::unpacked, KvPath::unpacked};
+  const bool packs = attention_kernels().pack_latent != nullptr;
+  if (packs && p.k.head_dim % kPackedLatentDim == 0) return {KvPath::packed, KvPath::packed};
+  return {KvPath::padded_levels, KvPath::tiled_levels};
+}
+
 class Decode {
  public:
   // Whether the machine multiplies what K and V are stored as: then prompts are faster here than in
   // f32, too.
   static bool takes_prompts(const abi::AttentionParams& p) {
-    const KvPath k = PathOf(p.k, true, splits()), v = PathOf(p.v, false, splits());
+    const auto [k, v] = PathsOf(p, splits());
+    if (k == KvPath::packed) return true;
     return (k == KvPath::levels || k == KvPath::padded_levels || k == KvPath::split) &&
-           (v == KvPath::levels || v == KvPath::split);
+           (v == KvPath::levels || v == KvPath::tiled_levels || v == KvPath::split);
   }
   explicit Decode(WorkTile& work)
-      : work_(work),
-        k_path_(PathOf(*work.k.layout, true, work.prompt && splits())),
-        v_path_(PathOf(*work.v.layout, false, work.prompt && splits())) {
+      : work_(work), rotary_(work), paths_(PathsOf(*work.params, work.prompt && splits())) {
     value_blocks_ = PaddedBlocks(work_.v_dim(), 8);
     prepare_queries();
   }
@@ -78,6 +94,7 @@ class Decode {
         rows_ = std::min(work_.rows - first_, kTileRows);
         if (!is_seen(block)) continue;
         score(block);
+        if (work_.latent()) add_rotary(block);
         float rescale[kTileRows];
         const bool uniform = make_probabilities(block, rescale);
         accumulate(block, rescale, uniform);
@@ -101,7 +118,8 @@ class Decode {
   }
 
   void prepare_queries() {
-    const bool levels = k_path_ == KvPath::levels || k_path_ == KvPath::padded_levels;
+    const bool levels = paths_.k == KvPath::levels || paths_.k == KvPath::padded_levels ||
+                        paths_.k == KvPath::packed;
     const uint32_t multiple = levels ? attention_kernels().byte_step : 8;
     queries_.blocks = PaddedBlocks(work_.k_dim(), multiple);
     const uint32_t last = queries_.blocks.count - 1;
@@ -115,10 +133,10 @@ class Decode {
                                             queries_.row_levels);
       return;
     }
-    if (k_path_ == KvPath::split)
+    if (paths_.k == KvPath::split)
       q_stride_ = attention_kernels().split_queries(work_.scratch->q, work_.rows, work_.k_dim(),
                                                     work_.k.layout->format);
-    if (k_path_ == KvPath::bf16 && attention_kernels().split_bf16_queries) SplitQueries(work_);
+    if (paths_.k == KvPath::bf16 && attention_kernels().split_bf16_queries) SplitQueries(work_);
   }
 
   // A block of the other operand, fetched in `steps` steps: two streams keep the bus busy.
@@ -142,7 +160,9 @@ class Decode {
     job.rows = rows_;
     job.tile_rows = work_.rows;
     job.blocks = &queries_.blocks;
-    job.q = work_.scratch->operand + size_t{2} * first_ * queries_.row_levels;
+    // Split queries have two numbers of 16 bits for a coordinate, rounded ones one.
+    const size_t row_bytes = size_t{paths_.k == KvPath::bf16 ? 4u : 2u} * queries_.row_levels;
+    job.q = work_.scratch->operand + first_ * row_bytes;
     job.q_sums = queries_.sums + first_ * abi::kKvMaxScales;
     job.q_f32 = work_.scratch->q + size_t{first_} * q_stride_;
     job.scores = work_.scratch->logits;
@@ -152,23 +172,39 @@ class Decode {
     return job;
   }
 
+  void add_rotary(const KeyBlock& block) {
+    if (fresh_) rotary_.load(block);
+    rotary_.add(block, first_, rows_, queries_.scale + first_, work_.scratch->logits);
+  }
+  // What a score is to be multiplied by; with a rotary part it was.
+  float unit(uint32_t row) const { return work_.latent() ? 1.0f : queries_.scale[first_ + row]; }
+
   void score(const KeyBlock& block) const {
     ScoreJob job = score_job(block);
-    if (k_path_ == KvPath::levels) {
+    if (paths_.k == KvPath::levels) {
       if (!KeysAreWhole(*work_.k.layout)) job.key_dim = job.head_dim;
       job.head_dim = queries_.row_levels;
       return attention_kernels().score_levels(job);
     }
-    if (k_path_ == KvPath::padded_levels) {
+    if (paths_.k == KvPath::packed) {
+      if (fresh_)
+        attention_kernels().pack_latent({job.keys, job.key_stride, job.format, job.head_dim,
+                                         job.key_count, work_.scratch->values});
+      job.scratch = work_.scratch->values;
+      return attention_kernels().score_latent(job);
+    }
+    if (paths_.k == KvPath::padded_levels) {
       int8_t* const levels = work_.scratch->levels;
       job.keys = reinterpret_cast<const uint8_t*>(levels);
       job.head_dim = queries_.row_levels;
-      job.key_stride =
-          UnpackBlockLevels(work_.k, block, queries_.blocks, queries_.row_levels, levels);
+      job.key_stride = LevelsStride(work_.k_dim(), queries_.row_levels);
+      if (fresh_)
+        UnpackBlockLevels(work_.k, block, queries_.blocks,
+                          static_cast<uint32_t>(job.key_stride), levels);
       job.format = abi::kTq8;
       return attention_kernels().score_levels(job);
     }
-    if (k_path_ == KvPath::unpacked) {
+    if (paths_.k == KvPath::unpacked) {
       UnpackBlock(work_.k, block, work_.scratch->kv);
       job.keys = reinterpret_cast<const uint8_t*>(work_.scratch->kv);
       job.key_stride = work_.k_dim() * sizeof(float);
@@ -182,7 +218,7 @@ class Decode {
     job.scores += block.begin;
     job.key_count = block.end - block.begin;
     const AttentionKernels& kernels = attention_kernels();
-    switch (k_path_) {
+    switch (paths_.k) {
       case KvPath::f16:
         return kernels.score_f16 != nullptr ? kernels.score_f16(job) : ScoreDense<Half>(job);
       case KvPath::bf16:
@@ -203,7 +239,7 @@ class Decode {
       const Share seen = work_.seen(block, first_ + r);
       const bool whole = !branches && seen.begin == 0 && seen.end == block.lanes();
       uniform = uniform && seen.begin == block.begin && seen.end == block.end;
-      float factor = work_.params->scale * kLog2E * queries_.scale[first_ + r];
+      float factor = work_.params->scale * kLog2E * unit(r);
       if (!work_.plain() || !(factor > 0)) {
         scale_logits(block, r, logits);
         factor = 1.0f;
@@ -230,7 +266,7 @@ class Decode {
     const DF d;
     const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
     const float cap = work_.params->soft_cap;
-    const auto scale = hn::Set(d, work_.params->scale * queries_.scale[first_ + row]);
+    const auto scale = hn::Set(d, work_.params->scale * unit(row));
     const auto to_base2 = hn::Set(d, kLog2E), caps = hn::Set(d, cap);
     const auto slope = hn::Set(d, work_.slope[first_ + row]);
     for (uint32_t i = 0; i < block.lanes(); i += lanes) {
@@ -246,7 +282,7 @@ class Decode {
     const HeadView& v = work_.v;
     AccumulateJob job{};
     job.values = v.tile(block.at);
-    job.value_stride = v_path_ == KvPath::levels ? v.layout->codes_tile_stride : v.slot_stride();
+    job.value_stride = paths_.v == KvPath::levels ? v.layout->codes_tile_stride : v.slot_stride();
     job.scales = v.tile_scales(block.at);
     job.scales_stride = v.layout->scales_tile_stride;
     job.format = v.layout->format;
@@ -268,9 +304,23 @@ class Decode {
 
   void accumulate(const KeyBlock& block, const float* rescale, bool uniform) const {
     AccumulateJob job = accumulate_job(block, rescale);
-    if (v_path_ == KvPath::levels) return attention_kernels().accumulate_levels(job);
-    if (v_path_ == KvPath::split) return attention_kernels().accumulate_prompt(job);
-    if (v_path_ == KvPath::unpacked) {
+    if (paths_.v == KvPath::levels) return attention_kernels().accumulate_levels(job);
+    if (paths_.v == KvPath::packed) {
+      job.values = work_.scratch->values + size_t{kBlockKeys} * job.head_dim;
+      return attention_kernels().accumulate_latent(job);
+    }
+    if (paths_.v == KvPath::split) return attention_kernels().accumulate_prompt(job);
+    if (paths_.v == KvPath::tiled_levels) {
+      int8_t* const tiles = work_.scratch->value_tiles();
+      if (fresh_)
+        TileBlockLevels(work_.scratch->levels, LevelsStride(work_.k_dim(), queries_.row_levels),
+                        block, queries_.blocks, tiles);
+      job.values = reinterpret_cast<const uint8_t*>(tiles);
+      job.value_stride = uint64_t{work_.v_dim()} * abi::kKvTile;
+      job.format = abi::kTq8;
+      return attention_kernels().accumulate_levels(job);
+    }
+    if (paths_.v == KvPath::unpacked) {
       UnpackBlock(work_.v, block, work_.scratch->kv);
       job.values = reinterpret_cast<const uint8_t*>(work_.scratch->kv);
       job.value_stride = work_.v_dim() * sizeof(float);
@@ -281,7 +331,7 @@ class Decode {
 
   void accumulate_dense(const AccumulateJob& job) const {
     const AttentionKernels& kernels = attention_kernels();
-    switch (v_path_) {
+    switch (paths_.v) {
       case KvPath::f16:
         return kernels.accumulate_f16 != nullptr ? kernels.accumulate_f16(job)
                                                  : AccumulateDense<Half>(job);
@@ -321,7 +371,8 @@ class Decode {
   }
 
   WorkTile& work_;
-  const KvPath k_path_, v_path_;
+  const RotaryScores rotary_;
+  const KvPaths paths_;
   uint32_t first_ = 0, rows_ = 0;  // rows at work: what the kernels take at a time
   bool fresh_ = true;              // they are the block's first
   uint32_t q_stride_ = 0;          // floats from row to row of the queries

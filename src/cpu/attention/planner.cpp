@@ -10,7 +10,8 @@ namespace {
 abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   const uint64_t group = p.heads / p.kv_heads;
   const uint64_t queries = p.sequences != 0 ? p.max_query_length : p.tokens;
-  const bool decodes = p.sequences != 0 || queries * group <= abi::kDecodePhaseRows;
+  const bool latent = p.latent != 0;
+  const bool decodes = p.sequences != 0 || queries * group <= most_decode_rows(group, latent);
   const uint64_t pieces = decodes ? most_pieces(p.keys) : 1;
   abi::AttentionPlan plan = abi::attention_any_shape_plan(p, 1, 0);
   plan.splits = pieces;
@@ -19,9 +20,10 @@ abi::AttentionPlan plan_pieces(const abi::AttentionProblem& p) {
   const uint64_t sequences = p.sequences != 0 ? p.sequences : 1;
   plan.reduce = abi::AttentionReduce::in_kernel;
   plan.fresh_scratch = 1;  // counters lie elsewhere for other numbers of sequences
-  plan.scratch_floats = PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group),
-                                     uint64_t{p.v.head_dim} + 2}
-                            .floats();
+  plan.scratch_floats =
+      PieceScratch{sequences, p.kv_heads, pieces, decode_rows(queries, group, latent),
+                   uint64_t{abi::attention_out_dim(p)} + 2}
+          .floats();
   return plan;
 }
 

@@ -67,15 +67,8 @@ HWY_INLINE void MultiplyColumn(D d, const float* a, const float* b,
 class Prefill {
  public:
   explicit Prefill(WorkTile& work) : work_(work) {
-    // Queries transposed to [coordinate][row], rows padded with zeros.
-    const uint32_t n = work_.k_dim();
-    float* const transposed = work_.scratch->kv;
-    std::fill_n(transposed, size_t{n} * kWidth, 0.0f);
-    for (uint32_t r = 0; r < work_.rows; ++r) {
-      for (uint32_t c = 0; c < n; ++c)
-        transposed[size_t{c} * kWidth + r] = work_.scratch->q[size_t{r} * n + c];
-    }
-    std::copy_n(transposed, size_t{n} * kWidth, work_.scratch->q);
+    transpose_queries(work_.scratch->q, work_.k_dim());
+    if (work_.latent()) transpose_queries(work_.scratch->rotary_queries(), work_.rotary_dim());
     std::fill_n(rescale_, kWidth, 1.0f);
     std::fill_n(reference_, kWidth, 0.0f);
     for (uint32_t r = 0; r < kWidth; ++r) slope_[r] = r < work_.rows ? work_.slope[r] : 0;
@@ -84,13 +77,13 @@ class Prefill {
   bool run() {
     std::fill_n(work_.scratch->acc, size_t{kWidth} * work_.v_dim(), 0.0f);
     return work_.for_blocks([&](const KeyBlock& block) {
-      UnpackBlock(work_.k, block, work_.scratch->kv);
-      clear_missing(block, work_.k_dim());
-      score(block);
+      float* const rows = work_.scratch->kv;
+      unpack(work_.k, block, rows);
+      score(block, rows, work_.scratch->q, work_.k_dim(), false);
+      if (work_.latent()) add_rotary(block);
       make_logits(block);
       make_probabilities(block);
-      UnpackBlock(work_.v, block, work_.scratch->kv);
-      clear_missing(block, work_.v_dim());
+      if (!work_.latent()) unpack(work_.v, block, rows);  // a latent is there already
       // Not where all rows see all keys: which do depends on how a prompt was cut.
       if (all_finite(block)) {
         accumulate(block);
@@ -107,9 +100,20 @@ class Prefill {
  private:
   static constexpr uint32_t kWidth = kTileRows;
 
+  // Queries become [coordinate][row], rows padded with zeros.
+  void transpose_queries(float* q, uint32_t n) const {
+    float* const transposed = work_.scratch->kv;
+    std::fill_n(transposed, size_t{n} * kWidth, 0.0f);
+    for (uint32_t r = 0; r < work_.rows; ++r) {
+      for (uint32_t c = 0; c < n; ++c) transposed[size_t{c} * kWidth + r] = q[size_t{r} * n + c];
+    }
+    std::copy_n(transposed, size_t{n} * kWidth, q);
+  }
+
   // Lanes without a key count as zeros.
-  void clear_missing(const KeyBlock& block, uint32_t n) const {
-    float* const rows = work_.scratch->kv;
+  static void unpack(const HeadView& cache, const KeyBlock& block, float* rows) {
+    const uint32_t n = cache.layout->head_dim;
+    UnpackBlock(cache, block, rows);
     std::fill_n(rows, size_t{block.begin} * n, 0.0f);
     std::fill(rows + size_t{block.end} * n, rows + size_t{block.lanes()} * n, 0.0f);
   }
@@ -120,17 +124,28 @@ class Prefill {
     return (work_.rows + step - 1) / step * step;
   }
 
-  void score(const KeyBlock& block) const {
+  void add_rotary(const KeyBlock& block) const {
+    float* const rows = work_.scratch->rotary_rows();
+    unpack(work_.rotary, block, rows);
+    score(block, rows, work_.scratch->rotary_queries(), work_.rotary_dim(), true);
+  }
+
+  // Dot products of keys and queries of n coordinates; `more`: added to those that are there.
+  void score(const KeyBlock& block, const float* keys, const float* q, uint32_t n,
+             bool more) const {
     const DW d;
-    const uint32_t n = work_.k_dim(), step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
+    const auto step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
     for (uint32_t r = 0; r < width(); r += step) {
       for (uint32_t key = 0; key < block.lanes(); key += kMicroRows) {
         hn::Vec<DW> c[kMicroRows][kMicroVectors];
-        for (auto& of_key : c) {
-          for (auto& v : of_key) v = hn::Zero(d);
+        float* const scores = work_.scratch->logits + size_t{key} * kWidth + r;
+        for (uint32_t k = 0; k < kMicroRows; ++k) {
+          for (uint32_t j = 0; j < kMicroVectors; ++j)
+            c[k][j] = more ? hn::LoadU(d, scores + size_t{k} * kWidth + j * hn::Lanes(d))
+                           : hn::Zero(d);
         }
-        const float* const a = work_.scratch->kv + size_t{key} * n;
-        const float* const b = work_.scratch->q + r;
+        const float* const a = keys + size_t{key} * n;
+        const float* const b = q + r;
         for (uint32_t i = 0; i < n; i += 4) {
           MultiplyStep<0>(d, a + i, n, b + size_t{i} * kWidth, c);
           MultiplyStep<1>(d, a + i, n, b + size_t{i + 1} * kWidth, c);
@@ -138,10 +153,8 @@ class Prefill {
           MultiplyStep<3>(d, a + i, n, b + size_t{i + 3} * kWidth, c);
         }
         for (uint32_t k = 0; k < kMicroRows; ++k) {
-          for (uint32_t j = 0; j < kMicroVectors; ++j) {
-            hn::StoreU(c[k][j], d,
-                       work_.scratch->logits + size_t{key + k} * kWidth + r + j * hn::Lanes(d));
-          }
+          for (uint32_t j = 0; j < kMicroVectors; ++j)
+            hn::StoreU(c[k][j], d, scores + size_t{k} * kWidth + j * hn::Lanes(d));
         }
       }
     }

@@ -21,6 +21,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
+constexpr uint32_t kMostLatentDim = 512, kMostRotaryDim = 128;
+
 // Too much for the stacks some callers have: the executor's.
 struct AttentionScratch {
   alignas(64) float q[kMostRows * abi::kKvMaxHeadDim];
@@ -30,6 +32,13 @@ struct AttentionScratch {
   alignas(64) float logits[kTileRows * kBlockKeys];
   alignas(64) int8_t operand[2 * kMostRows * kPaddedHeadDim];
   alignas(64) int8_t levels[kBlockKeys * kPaddedHeadDim];
+
+  // Latent attention has at most kMostLatentDim coordinates of K and V; its rotary part lies behind
+  // them.
+  float* rotary_queries() { return q + kMostRows * (abi::kKvMaxHeadDim - kMostRotaryDim); }
+  float* rotary_keys() { return kv + kBlockKeys * (abi::kKvMaxHeadDim - kMostRotaryDim); }
+  float* rotary_rows() { return kv + kBlockKeys * (abi::kKvMaxHeadDim - 2 * kMostRotaryDim); }
+  int8_t* value_tiles() { return levels + kBlockKeys * (kPaddedHeadDim - kMostLatentDim); }
 };
 
 static_assert(sizeof(AttentionScratch) == kAttentionScratchBytes);
@@ -57,7 +66,8 @@ struct HeadView {
 
 struct WorkTile {
   const abi::AttentionParams* params;
-  HeadView k, v;
+  HeadView k, v;   // of latent attention both are the latent
+  HeadView rotary;  // of latent attention
   const float* alibi_slopes;  // null: none
   const uint8_t* tree_mask;   // null: none
   const int32_t* table;       // the sequence's row of it; null: no pages
@@ -82,6 +92,8 @@ struct WorkTile {
   uint64_t head(uint32_t row) const { return kv_head * group() + (first_row + row) % group(); }
   uint32_t k_dim() const { return k.layout->head_dim; }
   uint32_t v_dim() const { return v.layout->head_dim; }
+  uint32_t rotary_dim() const { return rotary.layout->head_dim; }
+  bool latent() const { return params->latent != 0; }
   bool plain() const { return params->soft_cap == 0 && alibi_slopes == nullptr; }
 
   void start_rows() {

@@ -44,6 +44,7 @@ struct QueryOperand {
 // Splits queries into two bf16: of each four coordinates hi, then lo, lifted.
 inline void SplitQueries(const WorkTile& work) {
   static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kDecodeRows * abi::kKvMaxHeadDim);
+  static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kMostRows * kMostLatentDim);
   const hn::CappedTag<float, 4> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const hn::Rebind<uint16_t, decltype(d)> d16;

@@ -86,7 +86,7 @@ DraftsLayout drafts_of(const abi::AttentionRowsSpec& s) {
 
 std::string name_attention(uint64_t spec) {
   const auto types = spec_from_key<abi::AttentionSpec>(spec);
-  if (!is_format(types.k_format) || !is_format(types.v_format)) return "";
+  if (!is_format(types.k_format) || !is_format(types.v_format) || types.latent != 0) return "";
   if (float_type(types.q_dtype) == nullptr || float_type(types.out_dtype) == nullptr) return "";
   return join("gyre::cuda::attention_prefill<", uint32_t{types.k_format}, "u, ",
               uint32_t{types.v_format}, "u>");

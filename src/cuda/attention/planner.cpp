@@ -48,6 +48,7 @@ class Planner {
         rows_(most_rows(problem)) {}
 
   abi::AttentionPlan plan() const {
+    if (p_.latent != 0) return plan_latent(p_, limits_);
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
     if (!decode) return takes_many_rows() ? many_rows(many_rows_splits()) : any_shape();

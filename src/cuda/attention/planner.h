@@ -14,6 +14,9 @@ abi::AttentionPlan plan_attention(const abi::AttentionProblem& problem, const Cu
                                   HasKernel has_decode = fits_attention_decode,
                                   HasKernel has_many_rows = fits_attention_many_rows);
 
+// As plan_attention, for latent attention; a plan without kernel where there is none.
+abi::AttentionPlan plan_latent(const abi::AttentionProblem& problem, const CudaLimits& limits);
+
 // What a block of attention_many_rows may use of this GPU, as AttentionRowsSpec has it; `few`: for
 // up to 64 rows.
 uint32_t many_rows_gpu(const CudaLimits& limits, bool few);

@@ -154,6 +154,8 @@ inline void wait_for_transactions(const TransactionBarrier*) {}
 
 #endif
 
+// As __syncthreads, for threads that come to it from different places of the code.
+inline void sync_roles() { asm volatile("bar.sync 7, %0;" ::"r"(blockDim.x) : "memory"); }
 // kCount neighbouring warps synchronize. Barrier 0 is __syncthreads.
 template <uint32_t kCount>
 inline void sync_named_barrier(uint32_t group) {

@@ -95,10 +95,21 @@ inline uint32_t inverted_upper(uint32_t x) {
   asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0xFF00), "r"(-1));
   return y;
 }
+// Bytes, a multiple of 16, on their way to L2: they are loaded soon.
+inline void prefetch_l2(uint64_t from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
 inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <uint32_t kLeft>
 inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+// As arrive(), when the copies that the thread has begun are there.
+inline void arrive_when_copied(PhaseBarrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 // Optimization barrier: the compiler loses what it knows about x. It would spend minutes on how
 // addresses follow from nested minima.
@@ -177,6 +188,11 @@ inline float divide_fast(float a, float b) { return __fdividef(a, b); }
 inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   uint32_t c;
   asm("sub.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  uint32_t c;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
 }
 inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {

@@ -69,7 +69,9 @@ std::vector<AttentionKernels> find_attention_kernel_sets([[maybe_unused]] bool (
       add_avx512_attention_kernels(set);
       add_amx_prompt_kernels(set);
     }
-    add_avx512_attention_kernels(sets.emplace_back(vnni_attention_kernels()));
+    AttentionKernels& set = sets.emplace_back(vnni_attention_kernels());
+    add_avx512_attention_kernels(set);
+    add_latent_kernels(set);
   }
   if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0)
     sets.push_back(avx2_attention_kernels());

@@ -93,6 +93,19 @@ struct AccumulateJob {
   Prefetch prefetch;
 };
 
+// A block of a latent in a native format, of which pack_latent makes both operands.
+struct LatentBlock {
+  const uint8_t* keys = nullptr;  // the block's first slot
+  uint64_t key_stride = 0;        // bytes from slot to slot
+  uint32_t format = 0;
+  uint32_t head_dim = 0;  // a multiple of 128
+  uint32_t key_count = 0;
+  // Biased levels as [coordinate / 4][key][4], then levels in the order of the second product: 64
+  // keys each.
+  uint8_t* packed = nullptr;
+};
+constexpr uint32_t kPackedLatentDim = 128;  // what coordinates of a packed latent are multiples of
+
 struct AttentionKernels {
   const char* name = "portable";
   // Around the blocks of a work tile, if the set has something to set up.
@@ -112,6 +125,11 @@ struct AttentionKernels {
   uint32_t (*split_queries)(float* q, uint32_t rows, uint32_t head_dim, uint32_t format) = nullptr;
   void (*score_prompt)(const ScoreJob&) = nullptr;
   void (*accumulate_prompt)(const AccumulateJob&) = nullptr;
+  // Latent attention over levels: score_latent takes the packed block in ScoreJob::scratch,
+  // accumulate_latent its second half in AccumulateJob::values.
+  void (*pack_latent)(const LatentBlock&) = nullptr;
+  void (*score_latent)(const ScoreJob&) = nullptr;
+  void (*accumulate_latent)(const AccumulateJob&) = nullptr;
   bool split_bf16_queries = false;  // of decoding: see ScoreJob::q; else score_bf16 reads q_f32
   // What f16 and bf16 are multiplied in; of several kernels the one with the largest errors counts.
   const char* f16_arithmetic = "f32";
@@ -154,6 +172,7 @@ AttentionKernels amx_attention_kernels();
 AttentionKernels vnni_attention_kernels();
 AttentionKernels avx2_attention_kernels();
 void add_avx512_attention_kernels(AttentionKernels& kernels);
+void add_latent_kernels(AttentionKernels& kernels);  // to a set whose queries are hi_then_lo
 void add_f16_attention_kernels(AttentionKernels& kernels);
 void add_bf16_attention_kernels(AttentionKernels& kernels);
 void add_bf16_prompt_kernels(AttentionKernels& kernels);

@@ -5,6 +5,7 @@
 
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/isa/row_keys_avx512.h"
+#include "cpu/attention/isa/vnni_products.h"
 #include "cpu/attention/isa/weights_avx512.h"
 #include "cpu/kernels/native_format.h"
 
@@ -50,8 +51,8 @@ inline void multiply_keys(const ScoreJob& job, const Keys& loader, const uint8_t
       const int8_t* const q = job.q + 2 * (row + r) * job.head_dim + chunk * 64;
       const __m512i hi = _mm512_loadu_si512(q), lo = _mm512_loadu_si512(q + job.head_dim);
       for (size_t i = 0; i < 4; ++i) {
-        acc[r][0][i] = _mm512_dpbusd_epi32(acc[r][0][i], levels[i], hi);
-        acc[r][1][i] = _mm512_dpbusd_epi32(acc[r][1][i], levels[i], lo);
+        add_products(acc[r][0][i], levels[i], hi);
+        add_products(acc[r][1][i], levels[i], lo);
       }
     }
   }
@@ -121,7 +122,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, s
         for (size_t half = 0; half < 2; ++half) {
           const __m512i p = four_tokens(weights.bytes[row + r][plane] + tile * kTile + 4 * half);
           for (size_t i = 0; i < kChunks; ++i)
-            acc[r][plane][i] = _mm512_dpbusd_epi32(acc[r][plane][i], p, v[i][half]);
+            add_products(acc[r][plane][i], p, v[i][half]);
         }
       }
     }

@@ -15,14 +15,14 @@ inline uint64_t scan_block(uint64_t mine, uint64_t* of_warps, uint64_t& all) {
     if (lane >= by) sum += other;
   }
   if (lane == kWarp - 1) of_warps[warp] = sum;
-  __syncthreads();
+  sync_roles();
   uint64_t before = 0;
   all = 0;
   for (uint32_t w = 0; w < warps; ++w) {
     if (w == warp) before = all;
     all += of_warps[w];
   }
-  __syncthreads();
+  sync_roles();
   return before + sum - mine;
 }
 

@@ -43,9 +43,9 @@ inline void find_batch_tile(RowTile& problem, const Args& args, uint64_t* of_war
       problem.sequence = sequence, problem.first_row = wanted - first;
     before += all;
   }
-  __syncthreads();
+  sync_roles();
   if (threadIdx.x == 0) problem.count = before;
-  __syncthreads();
+  sync_roles();
 }
 
 // The walk over the keys in pages that some row of the tile sees.

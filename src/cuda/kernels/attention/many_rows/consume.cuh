@@ -2,7 +2,7 @@
 // Attention of many rows: what a consumer warpgroup does. A thread has two rows, g and g + 8 of its
 // warp's 16, and of each tile of 8 columns two: 2 j and 2 j + 1.
 #include "cuda/kernels/attention/common/value_pair.cuh"
-#include "cuda/kernels/attention/many_rows/mma.cuh"
+#include "cuda/kernels/attention/many_rows/traits.cuh"
 #include "cuda/kernels/attention/many_rows/output.cuh"
 
 namespace gyre::cuda {

@@ -60,14 +60,14 @@ inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& ro
     if (tile.paged()) find_batch_tile(tile, args, state.of_warps);
     if (tile.index >= tile.count) return;
     if (kConsumers && threadIdx.x == 0) start_tile<T>(state, args);
-    __syncthreads();
+    sync_roles();
     role();
-    __syncthreads();
+    sync_roles();
     if (kConsumers && threadIdx.x == 0) {
       tile.index += gridDim.x;
       end_barriers<T>(state);
     }
-    __syncthreads();
+    sync_roles();
   }
 }
 

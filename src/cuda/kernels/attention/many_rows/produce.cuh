@@ -2,7 +2,7 @@
 // Attention of many rows: what the producer warps do. Item 2 i is K of stage i, item 2 i + 1 its V.
 #include "cuda/kernels/attention/common/key_words.cuh"
 #include "cuda/kernels/attention/common/value_pair.cuh"
-#include "cuda/kernels/attention/many_rows/mma.cuh"
+#include "cuda/kernels/attention/many_rows/traits.cuh"
 
 namespace gyre::cuda {
 

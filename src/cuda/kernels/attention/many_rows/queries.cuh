@@ -2,7 +2,7 @@
 // Attention of many rows: queries from global memory to the operand of the scores, a warp to a row.
 #include "cuda/kernels/attention/common/key_words.cuh"
 #include "cuda/kernels/attention/common/query_values.cuh"
-#include "cuda/kernels/attention/many_rows/mma.cuh"
+#include "cuda/kernels/attention/many_rows/traits.cuh"
 
 namespace gyre::cuda {
 

@@ -118,7 +118,7 @@ inline void for_each_run(ManyRowsState& state, const Args& args, const Role& rol
           4 * (abi::schedule_runs_at(gridDim.x) + uint64_t{runs.first + index} * abi::kRunWords);
       reinterpret_cast<uint32_t*>(&state.run)[threadIdx.x] = load_bits(from, threadIdx.x, true);
     }
-    __syncthreads();
+    sync_roles();
     const RunGroups groups(state.run);
 #pragma unroll 1
     for (uint32_t group = groups.first; group < groups.end; ++group) {
@@ -126,9 +126,9 @@ inline void for_each_run(ManyRowsState& state, const Args& args, const Role& rol
         place_run_tile(state, args, group);
         init_barriers<T>(state);
       }
-      __syncthreads();
+      sync_roles();
       role();
-      __syncthreads();
+      sync_roles();
       if (kConsumers && threadIdx.x == 0) end_barriers<T>(state);
     }
     if (!groups.whole() && kConsumers) {
@@ -137,7 +137,7 @@ inline void for_each_run(ManyRowsState& state, const Args& args, const Role& rol
       sync_named_barrier<T::kGroups * kGroupThreads / kWarp>(kConsumerRole);
       if (state.merge_groups != 0) fold_unit<T>(state, args, groups.all);
     }
-    __syncthreads();
+    sync_roles();
   }
 }
 

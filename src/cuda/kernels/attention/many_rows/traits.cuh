@@ -1,5 +1,6 @@
 #pragma once
 // Attention of many rows: a variant's constants, and its block's shared memory.
+#include "cuda/kernels/attention/common/row_products.cuh"
 #include "cuda/kernels/attention/common/row_tile.cuh"
 #include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
@@ -131,15 +132,6 @@ inline void take_registers() {
   if constexpr (Shares::kShared)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shares::kConsumer));
 #endif
-}
-
-// Byte of an operand: chunks of 16 bytes, in rows of 128.
-inline uint32_t swizzled(uint32_t row, uint32_t chunk) {
-  return row * 128 + ((chunk ^ row) & 7) * 16;
-}
-// As swizzled(), where a row has several panels of 128 bytes.
-inline uint32_t operand_byte(uint32_t panel_bytes, uint32_t row, uint32_t chunk) {
-  return chunk / 8 * panel_bytes + swizzled(row, chunk);
 }
 
 // How producers copy rows of 16-bit floats: eight or 16 threads to a row, so that what a thread

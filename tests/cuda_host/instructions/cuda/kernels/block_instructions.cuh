@@ -49,6 +49,7 @@ inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarr
   std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
 }
 
+inline void sync_roles() { __syncthreads(); }
 template <uint32_t kCount>
 inline void sync_named_barrier(uint32_t group) {
   cuda_host::wait_for_warps(group, kCount);

@@ -81,6 +81,20 @@ inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   };
   return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
 }
+inline void arrive_when_copied(PhaseBarrier* barrier) {
+  copy_commit();
+  copy_wait<0>();
+  arrive(barrier);
+}
+inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
+    return from_float<Half>(to_float(Half{static_cast<uint16_t>(x)}) *
+                            to_float(Half{static_cast<uint16_t>(y)}))
+        .bits;
+  };
+  return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
+}
+inline void prefetch_l2(uint64_t, uint32_t) {}
 inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
     return from_float<BFloat16>(__uint_as_float(x << 16) - __uint_as_float(y << 16)).bits;

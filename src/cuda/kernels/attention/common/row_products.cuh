@@ -1,11 +1,19 @@
 #pragma once
-// Attention of many rows: the two products of a warpgroup's 64 rows, with wgmma on a Hopper and
-// mma.sync elsewhere. Operands and sums lie alike for both. On a Hopper a product is only begun
-// here, and ends at wait_for_product.
+// The two products of a warpgroup's 64 rows, with wgmma on a Hopper and mma.sync elsewhere. Operands
+// and sums lie alike for both. On a Hopper a product is only begun here, and ends at
+// wait_for_product. T has a variant's constants: ManyRows, LatentTraits.
 #include "cuda/kernels/attention/common/wgmma.cuh"
-#include "cuda/kernels/attention/many_rows/traits.cuh"
 
 namespace gyre::cuda {
+
+// Byte of an operand: chunks of 16 bytes, in rows of 128.
+inline uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  return row * 128 + ((chunk ^ row) & 7) * 16;
+}
+// As swizzled(), where a row has several panels of 128 bytes.
+inline uint32_t operand_byte(uint32_t panel_bytes, uint32_t row, uint32_t chunk) {
+  return chunk / 8 * panel_bytes + swizzled(row, chunk);
+}
 
 #if defined(GYRE_WGMMA)
 

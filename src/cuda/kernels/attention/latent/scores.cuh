@@ -1,0 +1,212 @@
+#pragma once
+// Latent attention: the warpgroup of scores. It multiplies 64 rows with a stage of keys and hands
+// the weights to the warpgroups of values.
+#include "cuda/kernels/attention/latent/traits.cuh"
+
+namespace gyre::cuda {
+
+// f16 weights end below 2 to the first, and may end above it by 2 to the second: small ones would
+// be subnormal.
+constexpr float kLatentWeightTop = 8.0f, kLatentWeightLag = 7.0f;
+
+template <class T>
+class LatentScores {
+ public:
+  LatentScores(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)
+      : p_(p), args_(args), scratch_(scratch), state_(latent_state<T>()) {}
+
+  void run(const LatentWork& work) {
+    const LatentWalk walk = LatentWalk::of<T::kKeys>(p_, work);
+    start(work, walk);
+    const uint32_t stages = walk.template stages<T::kKeys>();
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
+      const uint32_t slot = count_.slot();
+      float s[T::kKeyTiles][4];
+      wait_for_phase(&state_.full[slot], count_.phase());
+      if constexpr (T::kCopied) fence_operands();
+      begin_scores<T>(dynamic_shared() + T::kLayout.q, latent_slot<T>(slot), s);
+      wait_for_product(s);
+      float keep[2];
+      weigh(slot, s, keep);
+      wait_for_phase(&state_.weights_empty, count_.n % 2 ^ 1);
+      hand_over(s, keep);
+    }
+    finish(work);
+  }
+
+ private:
+  struct Row {
+    float factor, most, reference, sum;
+    int32_t begin;   // the first key that it sees
+    uint32_t count;  // and how many, counted from the walk's first
+    int32_t position;
+    float slope;
+  };
+
+  static uint32_t row_of(uint32_t i) {
+    return threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4 + 8 * i;
+  }
+  uint64_t row_of_q(const LatentWork& work, uint32_t r) const {
+    return uint64_t{work.first_token} * p_.heads + work.first_row + r;
+  }
+
+  void start(const LatentWork& work, const LatentWalk& walk) {
+    const abi::RowMask<int64_t> mask = latent_mask(p_, work);
+    const auto heads = static_cast<uint32_t>(p_.heads);
+    soft_ = p_.soft_cap > 0 || args_.at[arg_alibi_slopes] != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const bool real = row_of(i) < work.rows();
+      const uint32_t row = work.first_row + (real ? row_of(i) : 0), token = row / heads;
+      const abi::RowBounds<int64_t> b =
+          abi::row_bounds<int64_t>(mask, token, work.begin, work.end);
+      Row& r = rows_[i];
+      r.factor = __uint_as_float(
+          load_bits(args_.at[arg_partial] + scratch_.factors +
+                        row_of_q(work, row - work.first_row) * 4, 0, true));
+      r.most = r.reference = minus_infinity();
+      r.sum = 0;
+      r.begin = static_cast<int32_t>(b.begin) - walk.first_key;
+      r.count = real ? static_cast<uint32_t>(b.end - b.begin) : 0;
+      r.position =
+          static_cast<int32_t>(abi::row_position<int64_t>(mask, token)) - walk.first_key;
+      r.slope = args_.at[arg_alibi_slopes] == 0
+                    ? 0.0f
+                    : __uint_as_float(load_bits(args_.at[arg_alibi_slopes],
+                                                row - token * heads, true)) * kLog2E;
+    }
+    top_ = 0;
+  }
+
+  // Scores become weights relative to a reference, times the keys' units; `keep` is the factor of
+  // what was there.
+  void weigh(uint32_t slot, float (&s)[T::kKeyTiles][4], float (&keep)[2]) {
+    const uint32_t j = threadIdx.x % 4;
+    const auto* const numbers = reinterpret_cast<const int2*>(state_.numbers[slot]) + j;
+    const auto* const units = reinterpret_cast<const float2*>(state_.units[slot]) + j;
+    const bool has_units = (state_.has_units[slot][0] | state_.has_units[slot][T::kKeys / 64]) != 0;
+    if (__builtin_expect(has_units, 0)) {
+      float top = top_;
+#pragma unroll
+      for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+        const float2 unit = units[t * 4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? unit.x : unit.y;
+        if (is_finite(unit.x)) top = fmaxf(top, static_cast<float>(exponent_of(unit.x)));
+        if (is_finite(unit.y)) top = fmaxf(top, static_cast<float>(exponent_of(unit.y)));
+      }
+      top_ = warp_max<4>(top);
+    }
+    if (__builtin_expect(soft_, 0)) cap(numbers, s);
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      const int2 number = numbers[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const auto from =
+            static_cast<uint32_t>((i % 2 == 0 ? number.x : number.y) - rows_[i / 2].begin);
+        // Slots without a key have the number -1.
+        if (from >= rows_[i / 2].count) s[t][i] = minus_infinity();
+      }
+    }
+    float factor[2], reference[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      Row& r = rows_[i];
+      float most = r.most;
+#pragma unroll
+      for (uint32_t t = 0; t < T::kKeyTiles; ++t)
+        most = fmaxf(most, fmaxf(s[t][2 * i], s[t][2 * i + 1]));
+      r.most = warp_max<4>(most);
+      factor[i] = soft_ ? 1.0f : r.factor;
+      float top = r.most == minus_infinity() ? minus_infinity()
+                                             : r.most * factor[i] - kLatentWeightTop + top_;
+      // Sums are seldom rescaled: a reference stays while weights are in range.
+      if (top - r.reference <= kLatentWeightLag) top = r.reference;
+      reference[i] = SoftmaxState::reference(top);
+      keep[i] = exp2_fast(r.reference - reference[i]);
+      r.reference = top;
+      r.sum *= keep[i];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      float sum = 0;
+#pragma unroll
+      for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+        s[t][i] = exp2_fast(fmaf(s[t][i], factor[i / 2], -reference[i / 2]));
+        sum += s[t][i];
+      }
+      rows_[i / 2].sum += sum;
+    }
+    if (__builtin_expect(has_units, 0)) {
+#pragma unroll
+      for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+        const float2 unit = units[t * 4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i)
+          s[t][i] = s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? unit.x : unit.y);
+      }
+    }
+  }
+
+  // A soft cap and slopes: scores become logits in base 2.
+  void cap(const int2* numbers, float (&s)[T::kKeyTiles][4]) const {
+    const float most = p_.soft_cap, inverse = 1.0f / most;
+#pragma unroll
+    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+      const int2 number = numbers[t * 4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const Row& r = rows_[i / 2];
+        float x = s[t][i] * r.factor;
+        if (most > 0) x = soft_cap_fast(x, most, inverse) * kLog2E;
+        const int32_t key = i % 2 == 0 ? number.x : number.y;
+        s[t][i] = r.slope == 0 ? x : fmaf(r.slope, static_cast<float>(key - r.position), x);
+      }
+    }
+  }
+
+  // Weights as A fragments: the thread with the same number in a warpgroup of values reads them.
+  void hand_over(const float (&s)[T::kKeyTiles][4], const float (&keep)[2]) {
+    auto* const to = reinterpret_cast<uint4*>(dynamic_shared() + T::kLayout.weights);
+#pragma unroll
+    for (uint32_t step = 0; step < T::kKeys / 16; ++step) {
+      const float(&a)[4] = s[2 * step], (&b)[4] = s[2 * step + 1];
+      to[step * kLatentGroup + threadIdx.x] =
+          make_uint4(pack_16(a[0], a[1], false), pack_16(a[2], a[3], false),
+                     pack_16(b[0], b[1], false), pack_16(b[2], b[3], false));
+    }
+    if (threadIdx.x % 4 == 0) {
+      state_.keep[row_of(0)] = keep[0];
+      state_.keep[row_of(1)] = keep[1];
+    }
+    arrive_warp(&state_.weights_full);
+  }
+
+  // {reference, sum} behind the values of the row's state.
+  void finish(const LatentWork& work) {
+    const bool bad = state_.bad != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float sum = warp_sum<4>(rows_[i].sum);
+      if (threadIdx.x % 4 != 0 || row_of(i) >= work.rows()) continue;
+      float* const to = latent_row_state(p_, args_, scratch_, row_of_q(work, row_of(i)),
+                                         work.piece()) + T::kLatentDim;
+      to[0] = rows_[i].reference;
+      to[1] = bad ? __uint_as_float(0x7FC00000u) : sum;
+    }
+    arrive_warp(&state_.q_empty);
+  }
+
+  const abi::AttentionParams& p_;
+  const Args& args_;
+  const LatentScratch& scratch_;
+  LatentState& state_;
+  StageCount count_;
+  Row rows_[2];
+  float top_ = 0;  // the exponent of the largest unit so far, at least 0
+  bool soft_ = false;
+};
+
+}  // namespace gyre::cuda
