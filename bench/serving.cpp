@@ -14,7 +14,7 @@
 namespace gyre::bench {
 namespace {
 
-// What is timed: graphs, each of `commands` steps, and the bytes that a step reads.
+// Timed work: graphs, each of `commands` steps, and the bytes that a step reads.
 struct Timed {
   std::vector<Graph> graphs;
   uint64_t commands = 1;

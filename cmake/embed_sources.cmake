@@ -2,6 +2,7 @@
 function(gyre_embed backend)
   list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE globs)
   file(GLOB names RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/abi/*.h ${globs})
+  list(FILTER names EXCLUDE REGEX "^abi/kernels?[.]h$")  # for the host alone
   list(TRANSFORM names PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE paths)
   list(JOIN names "," joined)
   set(code ${PROJECT_BINARY_DIR}/generated/${backend}_sources.cpp)

@@ -26,7 +26,7 @@ case $(uname -m) in
   aarch64) compile -march=armv8.2-a+fp16fml+dotprod+i8mm src/cpu/attention/isa/i8mm.cpp ;;
   x86_64) compile -mavx2 -mfma src/cpu/attention/isa/avx2.cpp ;;
 esac
-for source in src/ops/kv_buffer.cpp src/cpu/kernels/kv_quantize.cpp src/cpu/attention/attention.cpp \
+for source in src/ops/kv_buffer.cpp src/cpu/kernels/write.cpp src/cpu/kernels/kv_dequantize.cpp src/cpu/attention/attention.cpp \
   tests/kv_codec/kv_tables_test.cpp tests/kv_codec/kv_distortion_test.cpp; do
   compile "$source"
 done
@@ -34,8 +34,8 @@ done
 instantiate() {
   printf '#include "cuda_host/cuda_host.h"\n#include "cuda/kernels/%s"\nnamespace gyre {\n%s\n}\n' "$1" "$2" | compile -w -x c++ -
 }
-instantiate kv_quantize.cu 'static_assert(abi::kv_is_native(abi::kTu4) && abi::kv_level(abi::kTu4, 15) == 15);
-template void cuda::kv_quantize<float, abi::kTu4, abi::kTu4>(abi::KvQuantizeParams, cuda::Args);
-template void cuda::kv_dequantize<float, abi::kTu4>(abi::KvDequantizeParams, cuda::Args);'
+instantiate write.cu 'static_assert(abi::kv_is_native(abi::kTu4) && abi::kv_level(abi::kTu4, 15) == 15);
+template void cuda::kv_quantize<float, abi::kTu4, abi::kTu4>(abi::WriteParams, cuda::Args);'
+instantiate kv_dequantize.cu 'template void cuda::kv_dequantize<float, abi::kTu4>(abi::KvDequantizeParams, cuda::Args);'
 instantiate attention/any/prefill.cu 'template void cuda::attention_prefill<abi::kTu4, abi::kTu4>(abi::AttentionParams, cuda::Args);'
 instantiate attention/decode/decode.cu 'template void cuda::attention_decode<abi::kTu4, abi::kTu4, 128, 4, 1>(abi::AttentionParams, cuda::Args);'

@@ -7,7 +7,7 @@ cd "${1:-$(dirname "$0")/..}"
 
 declare -A allowed=(
   [abi]='abi'
-  [runtime]='runtime|abi|gyre/(custom_kernel|device|dtype|encoder|error|fence|graph|tensor|trace|version)[.]h'
+  [runtime]='runtime|abi/kernel[.]h|gyre/(custom_kernel|device|dtype|encoder|error|fence|graph|tensor|trace|version)[.]h'
   [ops]='ops|runtime|abi|gyre'
   [files]='files|runtime'
   [steps]='steps|runtime|abi'
@@ -28,4 +28,7 @@ for folder in src/*/; do
   wrong=$(grep -rnE '^ *# *include *"[^"]*/' "src/$folder" | grep -vE "include *\"(${allowed[$folder]})(/|\")" || true)
   [[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed "s/\$/  <- src\/$folder may not include this/"; status=1; }
 done
+# Ops know no backend: they ask neither which device it is nor for what only one of them has.
+wrong=$(grep -rnE 'stream\(\)|info\(\)\.name|"(cpu|cuda|metal)"' src/abi src/ops || true)
+[[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed 's/$/  <- ops and abi know no backend/'; status=1; }
 exit "$status"

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "abi/kernels.h"
 #include "format_classes.h"
 #include "runtime/require.h"
 
@@ -31,7 +32,7 @@ Classes of_rope(uint64_t key) {
 }
 
 Classes of_quantize(uint64_t key) {
-  const auto s = spec_from_key<abi::KvQuantizeSpec>(key);
+  const auto s = spec_from_key<abi::WriteSpec>(key);
   Classes all = {
       join("kv_quantize source=", dtype_name(s.source_dtype)),
       join("kv_quantize streams=", s.k_format != 0 ? "k" : "", s.v_format != 0 ? "v" : "")};
@@ -41,7 +42,7 @@ Classes of_quantize(uint64_t key) {
 }
 
 Classes of_append(uint64_t key) {
-  const auto s = spec_from_key<abi::KvAppendSpec>(key);
+  const auto s = spec_from_key<abi::WriteSpec>(key);
   return {join("kv_append source=", dtype_name(s.source_dtype)),
           join("kv_append k=", format_name(s.k_format)),
           join("kv_append v=", format_name(s.v_format)),
@@ -51,7 +52,7 @@ Classes of_append(uint64_t key) {
 std::string_view rows_name(uint32_t lane_quads) { return lane_quads == 0 ? "many" : "few"; }
 
 Classes of_write(uint64_t key) {
-  const auto s = spec_from_key<abi::KvWriteSpec>(key);
+  const auto s = spec_from_key<abi::WriteSpec>(key);
   const std::string_view rows = rows_name(s.lane_quads);
   return {join("kv_write source=", dtype_name(s.source_dtype)),
           join("kv_write slots=", s.slot_bytes == 8 ? "i64" : "i32"),

@@ -66,10 +66,10 @@ struct PagedAttentionInputs {
   Tensor is_prefill{};  // u8 [sequences], not 0: see below; may be undefined
   Tensor out{};         // [tokens, heads, v_head_dim]; rows of no sequence are not written
   Tensor lse{};         // [tokens, heads] f32, as in AttentionInputs
-  // CUDA: scratch memory that the caller keeps from call to call; it grows. Calls that use it run
-  // one after the other. A call that finds it large enough allocates nothing, so it can be recorded
-  // while a stream is captured. Calls over latent pages and others need one each. Null: each call
-  // takes its own, as it does on other devices.
+  // Scratch memory that the caller keeps from call to call; it grows. Calls that use it run one
+  // after the other. A call that finds it large enough allocates nothing, so it can be recorded
+  // while a CUDA stream is captured. Calls over latent pages and others need one each. Null: each
+  // call takes its own, as it always does on the CPU.
   Tensor* scratch = nullptr;
   Tensor schedule{};  // attention_schedule()'s; undefined: the call makes its own
 };

@@ -89,7 +89,7 @@ enum class KvStepEnd : uint8_t {
   captured,  // a CUDA graph of the caller's captured them: the library does not see it run
 };
 
-// What is really stored.
+// The format and dims that are stored.
 struct KvLayerInfo {
   KvLayer layer{};
   uint64_t slots = 0;    // of the body: capacity, or the ring of a window

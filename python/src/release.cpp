@@ -24,7 +24,7 @@ Queue& queue() {
   return *kQueue;
 }
 
-// What is released may run Python code; an error that is on its way must survive it.
+// Releasing an object may run Python code; an error that is on its way must survive it.
 void run(const Pending& one) {
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);

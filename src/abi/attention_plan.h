@@ -64,6 +64,8 @@ struct AttentionPlan {
   AttentionKernel kernel;
   AttentionReduce reduce;
   uint32_t drafts;  // 1: the device has a kernel for the phase `drafts`, and this is its plan
+  uint32_t fresh_scratch;  // 1: what a call leaves in `partial` is no scratch for another batch
+  uint32_t unused;
   AttentionSchedulePlan schedule;
 };
 

@@ -1,9 +1,7 @@
 #pragma once
-// rope_append: q is rotated, k is rotated and goes to a cache, v goes there as it is. Where: a
-// cache's state says it (kv_append) or a list of slots (kv_write).
-#include "abi/kv_append.h"
-#include "abi/kv_write.h"
+// rope_append: q is rotated, k is rotated and written to a cache, v is written as it is.
 #include "abi/rope.h"
+#include "abi/write.h"
 
 namespace gyre::abi {
 
@@ -21,11 +19,7 @@ struct RopeAppendSpec {
 // rope.stream[0] is q, rope.stream[1] is k; rope.streams is 1, or 0 without q.
 struct RopeAppendParams {
   RopeParams rope;
-  union {
-    KvAppendParams append;
-    KvWriteParams write;
-  };
-  uint64_t slot_bytes;
+  WriteParams write;  // to a state or to slots
 };
 
 // At most kWriteFewTokens.

@@ -5,7 +5,7 @@
 #include "c_api/enums.h"
 #include "c_api/handles.h"
 #include "c_api/structs.h"
-#include "runtime/kernels.h"
+#include "runtime/kernel_use.h"
 
 using namespace gyre::c_api;
 

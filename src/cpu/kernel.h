@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "abi/kernels.h"
+#include "gyre/custom_kernel.h"
 #include "gyre/device.h"
-#include "runtime/kernels.h"
 
 namespace gyre::cpu {
 

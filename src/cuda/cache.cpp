@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/kernels.h"
+#include "cuda/kernels/block_work.cuh"
 
 namespace gyre::cuda {
 namespace {
@@ -37,6 +38,17 @@ std::string name_words_write(uint64_t /*spec*/) { return "gyre::cuda::words_writ
 Launch launch_words_write(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
   const auto& p = *static_cast<const abi::WordsWriteParams*>(params);
   return {{blocks(p.words, abi::kWordsWriteMost), 1, 1}, kBlock, 0};
+}
+
+std::string name_kv_page_copy(uint64_t /*spec*/) { return "gyre::cuda::kv_page_copy"; }
+
+Launch launch_kv_page_copy(const void* params, uint64_t /*spec*/, const CudaLimits& limits) {
+  const auto& p = *static_cast<const abi::KvPageCopyParams*>(params);
+  constexpr uint64_t kBlocksAtOnce = 8;
+  const uint64_t most = std::max<uint64_t>(limits.multiprocessors * kBlocksAtOnce, 1);
+  return {{static_cast<uint32_t>(std::min(p.count * page_copy_parts(p), most)), 1, 1},
+          kBlockThreads,
+          0};
 }
 
 }  // namespace gyre::cuda

@@ -11,41 +11,39 @@
 #include "cuda/offline_device.h"
 #include "cuda/pipeline.h"
 #include "cuda/stream.h"
-#include "runtime/lazy_pipeline.h"
-#include "runtime/pipeline_cache.h"
+#include "runtime/queued_device.h"
 #include "runtime/require.h"
 
 namespace gyre::cuda {
 namespace {
 
-// By default nothing that was freed goes back: cuMemFree waits for the GPU.
-constexpr uint64_t kKeepAll = ~uint64_t{0} >> 1;
-
-// What a device is made of. In a child of fork() it is left alone: threads and the driver's objects
-// are the parent's.
-struct Parts {
+struct OwnParts {
   std::shared_ptr<const Context> context;
   std::shared_ptr<Stream> stream;
-  std::shared_ptr<BufferPool> pool;
   KernelCompiler compiler;
-  PipelineCache pipelines;
-  BuildQueue builds;  // last: its threads work on all of the above
-
-  Parts(uint64_t device_id, int ordinal, const DeviceOptions& options,
-        std::span<const KernelUse> uses)
-      : context(std::make_shared<Context>(ordinal)),
-        stream(std::make_shared<Stream>(context, options.check_each_launch, uses)),
-        pool(std::make_shared<BufferPool>(device_id, device_memory(stream),
-                                          options.pool_limit_bytes.value_or(kKeepAll))),
-        compiler(nvrtc(context->api().version), options.kernel_cache) {}
 };
 
-class CudaDevice final : public DeviceImpl {
+struct Parts : OwnParts, QueuedParts {
+  Parts(uint64_t device_id, int ordinal, const DeviceOptions& options,
+        std::span<const KernelUse> uses)
+      : Parts(device_id, std::make_shared<Context>(ordinal), options, uses) {}
+
+ private:
+  Parts(uint64_t device_id, const std::shared_ptr<const Context>& on, const DeviceOptions& options,
+        std::span<const KernelUse> uses)
+      : OwnParts{on,
+                 std::make_shared<Stream>(on, options.check_each_launch, uses),
+                 {nvrtc(on->api().version), options.kernel_cache}} {
+    pool = std::make_shared<BufferPool>(device_id, device_memory(stream),
+                                        options.pool_limit_bytes.value_or(QueuedDevice::kKeepAll));
+  }
+};
+
+class CudaDevice final : public QueuedDevice {
  public:
   CudaDevice(DeviceInfo info, int ordinal, const DeviceOptions& options,
              std::span<const CudaKernel> table, std::span<const KernelUse> uses)
-      : DeviceImpl(uses),
-        info_(std::move(info)),
+      : QueuedDevice(std::move(info), uses),
         parts_(std::make_unique<Parts>(id(), ordinal, options, uses)),
         kernels_(table, parts_->context->limits()) {}
   // Fences outlive the device; pipelines, which they name commands by, do not.
@@ -57,14 +55,12 @@ class CudaDevice final : public DeviceImpl {
     parts_->stream->drain();
   }
 
-  const DeviceInfo& info() const override { return info_; }
   std::shared_ptr<Storage> allocate(uint64_t bytes) override {
     return parts_->pool->allocate(bytes);
   }
   std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) override {
     return wrap_memory(id(), parts_->stream, block, std::move(owner));
   }
-  MemoryUse memory() const override { return parts_->pool->use(); }
   void trim() override {
     parts_->pool->trim();
     parts_->pipelines.trim();
@@ -72,16 +68,10 @@ class CudaDevice final : public DeviceImpl {
   void wait() override { parts_->stream->wait(); }
   uint64_t stream() const override { return parts_->stream->handle(); }
 
-  // The build begins at once: what a recorded step needs is built several at a time.
-  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
-    bool is_new = false;
-    std::shared_ptr<const CudaPipeline> found = find_pipeline(kernel, spec, &is_new);
-    if (found != nullptr && is_new) parts_->builds.add(build_job(found));
-    return found;
-  }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
     build_kernels(parts_->builds, kernels_, keys, built, [&](const CudaKernel& row, uint64_t spec) {
-      const auto pipeline = find_pipeline(*row.info, spec);
+      const auto pipeline =
+          std::static_pointer_cast<const CudaPipeline>(find_pipeline(*row.info, spec));
       if (pipeline->is_built()) return true;
       pipeline->finish();
       return pipeline->from_cache();
@@ -95,9 +85,6 @@ class CudaDevice final : public DeviceImpl {
   }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
     return kernels_.plan(kernel, problem, plan);
-  }
-  uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
-    return parts_->pipelines.count(kernel);
   }
 
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
@@ -115,21 +102,14 @@ class CudaDevice final : public DeviceImpl {
   }
 
  private:
-  // Null: there is none. Building it is left to the caller.
-  std::shared_ptr<const CudaPipeline> find_pipeline(const KernelInfo& kernel, uint64_t spec,
-                                                    bool* is_new = nullptr) {
-    const auto make = [&] {
-      const CudaKernel* const row = kernels_.row(kernel, spec);
-      if (is_new != nullptr) *is_new = true;
-      return row != nullptr ? std::make_shared<CudaPipeline>(parts_->context, parts_->compiler,
-                                                             kernel, *row, spec)
-                            : nullptr;
-    };
-    return std::static_pointer_cast<const CudaPipeline>(
-        parts_->pipelines.find_or_make(kernel, spec, make));
+  QueuedParts& queued() const override { return *parts_; }
+  std::shared_ptr<const LazyPipeline> make_pipeline(const KernelInfo& kernel,
+                                                    uint64_t spec) override {
+    const CudaKernel* const row = kernels_.row(kernel, spec);
+    if (row == nullptr) return nullptr;
+    return std::make_shared<CudaPipeline>(parts_->context, parts_->compiler, kernel, *row, spec);
   }
 
-  DeviceInfo info_;
   std::unique_ptr<Parts> parts_;
   KernelSet kernels_;
 };

@@ -1,6 +1,6 @@
 #include "cuda/early_reads.h"
 
-#include "runtime/kernels.h"
+#include "runtime/command_list.h"
 
 namespace gyre::cuda {
 namespace {

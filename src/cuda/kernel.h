@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "abi/kernels.h"
 #include "cuda/kernels/kernel_args.cuh"
-#include "runtime/kernels.h"
 
 namespace gyre::cuda {
 

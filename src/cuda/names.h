@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "abi/kv_codec.h"
+#include "abi/write.h"
 
 namespace gyre::cuda {
 
@@ -19,13 +19,12 @@ struct WriterSource {
   std::string type;    // empty: no such kernel
   std::string suffix;  // the last template argument, if it is not the default
 };
-inline WriterSource writer_source(uint32_t dtype, uint32_t calibrated, uint32_t k_format,
-                                  uint32_t v_format) {
-  const bool is_native = ((calibrated & 1) == 0 || abi::kv_is_native(k_format)) &&
-                         ((calibrated & 2) == 0 || abi::kv_is_native(v_format));
-  if (calibrated > 3 || !is_native) return {};
-  if (calibrated == 3) return {"gyre::cuda::CalibratedRow", ""};
-  return {float_name(dtype), calibrated != 0 ? ", " + std::to_string(calibrated) : ""};
+inline WriterSource writer_source(const abi::WriteSpec& s) {
+  const bool is_native = ((s.calibrated & 1) == 0 || abi::kv_is_native(s.k_format)) &&
+                         ((s.calibrated & 2) == 0 || abi::kv_is_native(s.v_format));
+  if (s.calibrated > 3 || !is_native) return {};
+  if (s.calibrated == 3) return {"gyre::cuda::CalibratedRow", ""};
+  return {float_name(s.source_dtype), s.calibrated != 0 ? ", " + std::to_string(s.calibrated) : ""};
 }
 
 inline bool is_dense(uint32_t format) { return format < 3; }

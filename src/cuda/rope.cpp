@@ -17,11 +17,11 @@ Launch launch_rope(const void* params, uint64_t spec, const CudaLimits& /*limits
   const auto& p = *static_cast<const abi::RopeParams*>(params);
   const auto bytes = static_cast<uint32_t>(
       size_bytes(static_cast<DType>(spec_from_key<abi::RopeSpec>(spec).x_dtype)));
-  const RopeShare share(p, rope_lane_bits(p.head_dim, bytes));
-  return {{static_cast<uint32_t>(divide_up(p.tokens, share.tokens)),
-           static_cast<uint32_t>(divide_up(share.groups, share.units)), 1},
+  const RopeWork work(p, rope_lane_bits(p.head_dim, bytes));
+  return {{static_cast<uint32_t>(divide_up(p.tokens, work.tokens)),
+           static_cast<uint32_t>(divide_up(work.groups, work.items)), 1},
           kBlockThreads,
-          rope_shared_bytes(p, share)};
+          rope_shared_bytes(p, work)};
 }
 
 }  // namespace gyre::cuda

@@ -328,7 +328,7 @@ void Stream::retire() {
       done.splice(done.end(), in_flight_, in_flight_.begin());
     }
   }
-  for (const std::shared_ptr<Submission>& one : done) one->finish();
+  for (const std::shared_ptr<Submission>& one : done) one->set_finished(), one->let_go();
 }
 
 void Stream::wait() {
@@ -349,7 +349,7 @@ void Stream::drain() noexcept {
     const std::lock_guard lock(mutex_);
     done.swap(in_flight_);
   }
-  for (const std::shared_ptr<Submission>& one : done) one->finish();
+  for (const std::shared_ptr<Submission>& one : done) one->set_finished(), one->let_go();
 }
 
 }  // namespace gyre::cuda

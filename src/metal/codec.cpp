@@ -28,11 +28,10 @@ Launch launch_hadamard(const void* params, uint64_t /*spec*/) {
           static_cast<uint32_t>(p.head_dim * sizeof(float))};
 }
 
-Launch launch_kv_quantize(const void* params, uint64_t /*spec*/) {
-  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
-  const uint32_t bytes = tile_bytes(p.stream[0].cache.head_dim, p.stream[1].cache.head_dim);
-  const uint32_t simdgroups = tile_simdgroups(bytes);
-  return {{groups(p.tiles, simdgroups), static_cast<uint32_t>(p.heads), p.streams},
+Launch launch_write(const void* params, uint64_t /*spec*/) {
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
+  const uint32_t bytes = tile_bytes(p), simdgroups = tile_simdgroups(bytes);
+  return {{groups(write_tile_count(p), simdgroups), static_cast<uint32_t>(p.heads), p.streams},
           simdgroups * kLanes,
           simdgroups * bytes};
 }
@@ -41,25 +40,6 @@ Launch launch_kv_dequantize(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
   return {
       {groups(p.tokens, kSimdgroups), static_cast<uint32_t>(p.heads), 1}, kSimdgroups * kLanes, 0};
-}
-
-Launch launch_kv_append(const void* params, uint64_t /*spec*/) {
-  const auto& p = *static_cast<const abi::KvAppendParams*>(params);
-  const uint32_t bytes = tile_bytes(p.stream[0].body.head_dim, p.stream[1].body.head_dim);
-  const uint32_t simdgroups = tile_simdgroups(bytes);
-  return {{groups(append_most_tiles(p) + append_sink_runs(p), simdgroups),
-           static_cast<uint32_t>(p.heads), 2},
-          simdgroups * kLanes,
-          simdgroups * bytes};
-}
-
-Launch launch_kv_write(const void* params, uint64_t /*spec*/) {
-  const auto& p = *static_cast<const abi::KvWriteParams*>(params);
-  const uint32_t bytes = tile_bytes(p.stream[0].cache.head_dim, p.stream[1].cache.head_dim);
-  const uint32_t simdgroups = tile_simdgroups(bytes);
-  return {{groups(p.tokens, simdgroups), static_cast<uint32_t>(p.heads), 2},
-          simdgroups * kLanes,
-          simdgroups * bytes};
 }
 
 Launch launch_kv_feedback(const void* params, uint64_t spec) {

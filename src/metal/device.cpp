@@ -10,15 +10,12 @@
 #include "metal/stream.h"
 #include "runtime/build_all.h"
 #include "runtime/kernel_code.h"
-#include "runtime/lazy_pipeline.h"
-#include "runtime/pipeline_cache.h"
 #include "runtime/process.h"
+#include "runtime/queued_device.h"
 #include "runtime/require.h"
 
 namespace gyre::metal {
 namespace {
-
-constexpr uint64_t kKeepAll = ~uint64_t{0} >> 1;  // as every GPU does by default
 
 // Every kernel that comes with its code.
 constexpr MetalKernel kCustom = {.launch = [](const void* params, uint64_t spec) -> Launch {
@@ -68,31 +65,27 @@ class MetalGraph final : public GraphImpl {
   std::shared_ptr<const BuiltList> built_;
 };
 
-// What a device is made of. In a child of fork() it is left alone: threads and the driver's objects
-// are the parent's.
-struct Parts {
-  std::shared_ptr<Buffers> buffers;
+struct OwnParts {
   std::shared_ptr<Stream> stream;
-  std::shared_ptr<BufferPool> pool;
   LibraryCache libraries;
-  PipelineCache pipelines;
-  BuildQueue builds;  // last: its threads work on all of the above
-
-  Parts(uint64_t device_id, const Driver& api, const DeviceOptions& options,
-        std::span<const KernelUse> uses)
-      : buffers(std::make_shared<Buffers>(api)),
-        stream(std::make_shared<Stream>(buffers, options.check_each_launch, uses)),
-        pool(std::make_shared<BufferPool>(device_id, shared_memory(stream),
-                                          options.pool_limit_bytes.value_or(kKeepAll))),
-        libraries(api) {}
 };
 
-class MetalDevice final : public DeviceImpl {
+struct Parts : OwnParts, QueuedParts {
+  Parts(uint64_t device_id, const Driver& api, const DeviceOptions& options,
+        std::span<const KernelUse> uses)
+      : OwnParts{std::make_shared<Stream>(std::make_shared<Buffers>(api), options.check_each_launch,
+                                          uses),
+                 LibraryCache(api)} {
+    pool = std::make_shared<BufferPool>(device_id, shared_memory(stream),
+                                        options.pool_limit_bytes.value_or(QueuedDevice::kKeepAll));
+  }
+};
+
+class MetalDevice final : public QueuedDevice {
  public:
   MetalDevice(DeviceInfo info, const DeviceOptions& options, std::span<const MetalKernel> table,
               std::span<const KernelUse> uses)
-      : DeviceImpl(uses),
-        info_(std::move(info)),
+      : QueuedDevice(std::move(info), uses),
         api_(*driver()),
         table_(table),
         parts_(std::make_unique<Parts>(id(), api_, options, uses)) {}
@@ -105,7 +98,6 @@ class MetalDevice final : public DeviceImpl {
     parts_->stream->settle();
   }
 
-  const DeviceInfo& info() const override { return info_; }
   std::shared_ptr<Storage> allocate(uint64_t bytes) override {
     parts_->stream->retire();  // what work has let go of can be had again
     return parts_->pool->allocate(bytes);
@@ -113,7 +105,6 @@ class MetalDevice final : public DeviceImpl {
   std::shared_ptr<Storage> wrap(const Storage::Block& block, std::shared_ptr<void> owner) override {
     return wrap_memory(id(), parts_->stream, block, std::move(owner));
   }
-  MemoryUse memory() const override { return parts_->pool->use(); }
   void trim() override {
     parts_->stream->retire();
     parts_->pool->trim();
@@ -121,13 +112,6 @@ class MetalDevice final : public DeviceImpl {
   }
   void wait() override { parts_->stream->wait(); }
 
-  // The build begins at once: what a recorded step needs is built several at a time.
-  std::shared_ptr<const Pipeline> pipeline(const KernelInfo& kernel, uint64_t spec) override {
-    bool is_new = false;
-    std::shared_ptr<const MetalPipeline> found = find_pipeline(kernel, spec, &is_new);
-    if (found != nullptr && is_new) parts_->builds.add(build_job(found));
-    return found;
-  }
   void build(std::span<const KernelKey> keys, const BuildCallback& built) override {
     std::vector<BuildTask> tasks;
     for (const KernelKey& key : keys) {
@@ -153,9 +137,6 @@ class MetalDevice final : public DeviceImpl {
     const MetalKernel* const row = find(kernel);
     return row != nullptr && row->plan != nullptr && row->plan(problem, plan);
   }
-  uint32_t loaded_pipelines(const KernelInfo& kernel) const override {
-    return parts_->pipelines.count(kernel);
-  }
 
   std::shared_ptr<FenceState> submit(const CommandList& list) override {
     Stream& stream = *parts_->stream;
@@ -168,17 +149,12 @@ class MetalDevice final : public DeviceImpl {
   }
 
  private:
-  // Null: there is none. Building it is left to the caller.
-  std::shared_ptr<const MetalPipeline> find_pipeline(const KernelInfo& kernel, uint64_t spec,
-                                                     bool* is_new = nullptr) {
-    const auto make = [&]() -> std::shared_ptr<const Pipeline> {
-      const MetalKernel* const row = find(kernel, spec);
-      if (row == nullptr) return nullptr;
-      if (is_new != nullptr) *is_new = true;
-      return std::make_shared<MetalPipeline>(api_, parts_->libraries, kernel, *row, spec);
-    };
-    return std::static_pointer_cast<const MetalPipeline>(
-        parts_->pipelines.find_or_make(kernel, spec, make));
+  QueuedParts& queued() const override { return *parts_; }
+  std::shared_ptr<const LazyPipeline> make_pipeline(const KernelInfo& kernel,
+                                                    uint64_t spec) override {
+    const MetalKernel* const row = find(kernel, spec);
+    if (row == nullptr) return nullptr;
+    return std::make_shared<MetalPipeline>(api_, parts_->libraries, kernel, *row, spec);
   }
   // Null: there is none.
   const MetalKernel* find(const KernelInfo& kernel) const {
@@ -192,7 +168,6 @@ class MetalDevice final : public DeviceImpl {
     return row != nullptr && (row->has == nullptr || row->has(spec)) ? row : nullptr;
   }
 
-  DeviceInfo info_;
   const Driver& api_;
   std::span<const MetalKernel> table_;
   const uint64_t process_ = process_generation();

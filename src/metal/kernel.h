@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/kernels.h"
+#include "abi/kernels.h"
 
 namespace gyre::metal {
 
@@ -15,7 +15,7 @@ struct Launch {
 // A row of the Metal table. A command is one dispatch; its grid depends on params and spec only.
 struct MetalKernel {
   const KernelInfo* info = nullptr;
-  const char* file = nullptr;  // in src/metal/kernels; its entry function is called as the kernel
+  const char* file = nullptr;  // in src/metal/kernels; its entry function is called as the file
   Launch (*launch)(const void* params, uint64_t spec) = nullptr;
   bool (*has)(uint64_t spec) = nullptr;  // null: every spec
   // As DeviceImpl::plan.

@@ -56,7 +56,8 @@ std::string Stream::where(const CommandList& list) const {
 void Stream::lose(const std::string& error, const std::string& where) {
   if (lost_.empty()) lost_ = join("metal: ", error, where, "; the device can do no more work");
   // None of these is known to be good.
-  for (const std::shared_ptr<Submission>& one : in_flight_) one->fail_with(lost_);
+  for (const std::shared_ptr<Submission>& one : in_flight_)
+    one->fail_with({ErrorCode::device_lost, lost_});
 }
 
 Commands* Stream::commit(std::span<const PreparedList::Step> steps) const {

@@ -1,7 +1,6 @@
 #include "metal/submission.h"
 
 #include "runtime/process.h"
-#include "runtime/require.h"
 
 namespace gyre::metal {
 
@@ -16,18 +15,12 @@ void Submission::wait() {
     stream_->require_same_process();
     stream_->wait_for(*this);
   }
-  if (!error_.empty()) fail(ErrorCode::device_lost, error_);
+  throw_error();
 }
 
 bool Submission::done() const {
   if (is_finished()) return true;
   return stream_->process_ == process_generation() && stream_->api_.done(commands_);
-}
-
-void Submission::fail_with(const std::string& error) {
-  if (is_finished()) return;
-  error_ = error;
-  set_finished();
 }
 
 }  // namespace gyre::metal

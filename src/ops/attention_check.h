@@ -29,7 +29,7 @@ void check_call(const AttentionCall& call);
 // `shape`: [tokens, heads, head_dim] of out; lse has the first two.
 void check_outputs(const char* op, const AttentionMergeInputs& in, const Dims& shape);
 void check_partial_tensor(const char* op, const Tensor& partial);
-// What is written shares no memory with what is read.
+// Outputs share no memory with inputs.
 void check_apart(const char* op, const char* what, const Tensor& written,
                  std::initializer_list<const Tensor*> read);
 

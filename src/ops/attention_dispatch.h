@@ -2,6 +2,7 @@
 // From a call that was checked to commands: problem, plan, dispatch.
 
 #include "abi/attention_plan.h"
+#include "abi/kernels.h"
 #include "ops/attention_check.h"
 #include "runtime/recorder.h"
 

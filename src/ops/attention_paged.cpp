@@ -1,6 +1,7 @@
 // Attention over pages: check, problem, plan, dispatch.
 #include <algorithm>
 
+#include "abi/kernels.h"
 #include "gyre/attention.h"
 #include "ops/attention_check.h"
 #include "ops/attention_latent.h"
@@ -82,7 +83,7 @@ PagedBounds checked_bounds(const PagedCall& call) {
   return {call.page_table.shape(0), fewest, options.max_query_length, length};
 }
 
-// What is written shares no memory with what is read.
+// Outputs share no memory with inputs.
 void check_written(const PagedCall& call, const AttentionMergeInputs& outputs) {
   const struct {
     const char* name;
@@ -284,9 +285,14 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const PagedSchedules schedules(phases, params, bounds, call.keys.tail_begin);
   if (call.schedule.defined()) schedules.check(call);
   uint64_t floats = 0;
-  for (const PhasePlan& of : phases) floats = std::max(floats, of.plan.scratch_floats);
+  bool fresh = false;
+  for (const PhasePlan& of : phases) {
+    floats = std::max(floats, of.plan.scratch_floats);
+    fresh = fresh || (call.any_batch && of.plan.fresh_scratch != 0);
+  }
   const bool own = !call.schedule.defined() && call.schedules == nullptr;
-  Tensor reserved = scratch.of_kernels(problem.latent != 0);
+  Tensor& kept = scratch.of_kernels(problem.latent != 0);
+  Tensor reserved = fresh ? Tensor() : kept;
   if (const uint64_t all = floats + (own ? schedules.words() : 0); all != 0)
     reserved = at_least(device, reserved, all);
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -305,7 +311,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
     params.schedule_key = schedules.key(i);
     dispatch_phase(recording, call, parts, phases[i].plan, params, outputs, reserved, schedule);
   }
-  scratch.of_kernels(problem.latent != 0) = reserved;
+  if (!fresh) kept = reserved;
 }
 
 Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
@@ -368,15 +374,14 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.is_prefill = in.is_prefill;
   call.schedule = in.schedule;
   call.options = options;
-  // The CPU's counters lie elsewhere for other numbers of sequences: it takes fresh zeros.
-  const bool kept = in.scratch != nullptr && encoder.device().stream() != 0;
+  call.any_batch = true;
   AttendScratch scratch;
   Tensor& of_kernels = scratch.of_kernels(in.pages.shape.latent);
-  if (kept) of_kernels = *in.scratch;
+  if (in.scratch != nullptr) of_kernels = *in.scratch;
   attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},
                scratch);
   recording.commit();
-  if (kept) *in.scratch = of_kernels;
+  if (in.scratch != nullptr) *in.scratch = of_kernels;
 } catch (const std::bad_alloc&) {
   out_of_memory("attention");
 }

@@ -1,9 +1,9 @@
 #pragma once
 // The pipeline keys of attention's kernels.
 
+#include "abi/kernels.h"
 #include "gyre/dtype.h"
 #include "gyre/format.h"
-#include "runtime/kernels.h"
 
 namespace gyre {
 

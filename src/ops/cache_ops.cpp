@@ -6,18 +6,13 @@
 #include "ops/kv_calibration.h"
 #include "ops/kv_layout.h"
 #include "ops/table.h"
+#include "ops/writers.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
 
 namespace gyre {
 namespace {
-
-abi::KvAppendSpec append_spec(DType source, KvFormat k, KvFormat v, uint64_t calibrated = 0) {
-  return spec_from_key<abi::KvAppendSpec>(static_cast<uint64_t>(source) |
-                                          static_cast<uint64_t>(k) << 8 |
-                                          static_cast<uint64_t>(v) << 16 | calibrated << 24);
-}
 
 void check_tokens(const char* op, const char* what, const Tensor& rows, const KvBuffer& cache) {
   require(rows.defined(), op, ": ", what, " is undefined");
@@ -31,18 +26,15 @@ void check_tokens(const char* op, const char* what, const Tensor& rows, const Kv
   require(!may_overlap(rows, cache.codes), op, ": ", what, " shares memory with the cache");
 }
 
-abi::KvAppendStream make_stream(const Tensor& source, const KvBuffer& body,
-                                const abi::KvPlaces& places) {
+abi::WriteStream make_stream(const Tensor& source, const KvBuffer& body,
+                             const abi::KvPlaces& places) {
   const uint64_t row_bytes = body.shape.head_dim * size_bytes(DType::f16);
-  return {source.stride(0) * size_bytes(source.dtype()),
-          source.stride(1) * size_bytes(source.dtype()),
-          places.sink_tokens * row_bytes,
-          places.tail_capacity * row_bytes,
-          body.shape.kv_heads * places.sink_tokens * row_bytes,
-          kv_cache_layout(body)};
+  abi::WriteStream stream = write_stream(source, kv_cache_layout(body));
+  stream.sinks_head_stride = places.sink_tokens * row_bytes;
+  stream.tail_head_stride = places.tail_capacity * row_bytes;
+  stream.tail_offset = body.shape.kv_heads * places.sink_tokens * row_bytes;
+  return stream;
 }
-
-constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
 
 }  // namespace
 
@@ -52,9 +44,9 @@ std::string kv_extend_shape(const void* params) {
 }
 
 std::string kv_append_shape(const void* params) {
-  const auto& p = *static_cast<const abi::KvAppendParams*>(params);
-  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].body.head_dim, "/",
-              p.stream[1].body.head_dim, " sink_tokens=", p.places.sink_tokens,
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
+  return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].cache.head_dim,
+              "/", p.stream[1].cache.head_dim, " sink_tokens=", p.places.sink_tokens,
               " tail=", p.places.tail);
 }
 
@@ -69,18 +61,7 @@ std::span<const uint64_t> plain_specs() {
 }
 
 std::span<const uint64_t> kv_append_specs() {
-  static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    std::vector<uint64_t> specs;
-    for (const DType source : kFloats) {
-      for (const KvFormat k : kv_formats()) {
-        for (const KvFormat v : kv_formats()) specs.push_back(spec_key(append_spec(source, k, v)));
-      }
-      for_calibrated_formats([&](KvFormat k, KvFormat v, uint64_t calibrated) {
-        specs.push_back(spec_key(append_spec(source, k, v, calibrated)));
-      });
-    }
-    return specs;
-  }());
+  static const auto& kSpecs = *new std::vector<uint64_t>(write_specs({.formats = kv_formats()}));
   return kSpecs;
 }
 
@@ -121,17 +102,16 @@ void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions
   recording.commit();
 }
 
-abi::KvAppendParams checked_append(const char* op, const CacheAppend& in) {
+abi::WriteParams checked_append(const char* op, const CacheAppend& in) {
   const CacheSegment& body = in.segments.of[0];
   check_tokens(op, "k", in.k, body.k);
   check_tokens(op, "v", in.v, body.v);
-  require(in.v.shape(0) == in.k.shape(0), op, ": v must have the tokens of k: ", in.k.shape(0),
-          ", got ", in.v.shape(0));
-  require(in.v.dtype() == in.k.dtype(), op, ": v must have the dtype of k: ", in.k.dtype(),
-          ", got ", in.v.dtype());
-  abi::KvAppendParams params{};
+  check_rows_pair(op, in.k, in.v);
+  abi::WriteParams params{};
   params.tokens = in.k.shape(0);
   params.heads = body.k.shape.kv_heads;
+  params.streams = 2;
+  params.where = abi::kWriteState;
   params.places = body.at.places;
   params.stream[0] = make_stream(in.k, body.k, params.places);
   params.stream[1] = make_stream(in.v, body.v, params.places);
@@ -139,7 +119,7 @@ abi::KvAppendParams checked_append(const char* op, const CacheAppend& in) {
 }
 
 void dispatch_append(Recording& recording, const Device& device, const CacheAppend& in,
-                     abi::KvAppendParams params) {
+                     abi::WriteParams params) {
   const CacheSegment& body = in.segments.of[0];
   const KvLayerCalibration& calibration = in.segments.calibration;
   const WriterSources rows =
@@ -149,7 +129,11 @@ void dispatch_append(Recording& recording, const Device& device, const CacheAppe
   params.stream[1] = make_stream(rows.of[1], body.v, params.places);
   recording.dispatch(
       kKvAppend,
-      append_spec(in.k.dtype(), body.k.shape.format, body.v.shape.format, rows.calibrated), params,
+      write_spec({.source = in.k.dtype(),
+                  .k_format = static_cast<uint64_t>(body.k.shape.format),
+                  .v_format = static_cast<uint64_t>(body.v.shape.format),
+                  .calibrated = rows.calibrated}),
+      params,
       {&body.at.state, &rows.of[0], &body.k.codes, &body.k.scales, &in.segments.k_near, &rows.of[1],
        &body.v.codes, &body.v.scales, &in.segments.v_near});
 }

@@ -2,9 +2,9 @@
 // The ops only a KvCache records: they read and write its state in device memory, and are right
 // only for memory that the cache laid out.
 
-#include "abi/kv_append.h"
 #include "abi/kv_extend.h"
 #include "abi/kv_state.h"
+#include "abi/write.h"
 #include "gyre/attention.h"
 #include "gyre/calibration.h"
 #include "gyre/encoder.h"
@@ -49,9 +49,9 @@ struct CacheAppend {
 };
 
 // k, v and where they go, checked; and the command that takes them there.
-abi::KvAppendParams checked_append(const char* op, const CacheAppend& in);
+abi::WriteParams checked_append(const char* op, const CacheAppend& in);
 void dispatch_append(Recording& recording, const Device& device, const CacheAppend& in,
-                     abi::KvAppendParams params);
+                     abi::WriteParams params);
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
                   const abi::KvExtendParams& params, const NewNote* note = nullptr);

@@ -1,9 +1,7 @@
 #pragma once
 // Where the parts of a page lie.
 
-#include <vector>
-
-#include "abi/kv_write.h"
+#include "abi/write.h"
 #include "gyre/write.h"
 
 namespace gyre {
@@ -23,12 +21,9 @@ struct KvPageParts {
 
 KvPageParts page_parts(const KvPages& pages);
 
-// Every value of a Spec's lane_quads, for listings.
-std::vector<uint64_t> lane_quads_of(KvFormat k, KvFormat v);
-
 // What kv_write checks, its params, and its commands.
-abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts);
+abi::WriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts);
 void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
-                    const KvPageParts& parts, abi::KvWriteParams params);
+                    const KvPageParts& parts, abi::WriteParams params);
 
 }  // namespace gyre

@@ -7,18 +7,13 @@
 #include "ops/kv_layout.h"
 #include "ops/kv_range.h"
 #include "ops/table.h"
+#include "ops/writers.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
 
 namespace gyre {
 namespace {
-
-abi::KvQuantizeSpec quantize_spec(DType source, uint64_t k_format, uint64_t v_format,
-                                  uint64_t calibrated = 0) {
-  return spec_from_key<abi::KvQuantizeSpec>(static_cast<uint64_t>(source) | k_format << 8 |
-                                            v_format << 16 | calibrated << 24);
-}
 
 abi::KvDequantizeSpec dequantize_spec(DType out, KvFormat format) {
   return spec_from_key<abi::KvDequantizeSpec>(static_cast<uint64_t>(out) |
@@ -54,10 +49,7 @@ void check_stream(const Stream& s) {
 }
 
 void check_pair(const KvQuantizeInputs& in) {
-  require(in.v.shape(0) == in.k.shape(0),
-          "kv_quantize: v must have the tokens of k: ", in.k.shape(0), ", got ", in.v.shape(0));
-  require(in.v.dtype() == in.k.dtype(), "kv_quantize: v must have the dtype of k: ", in.k.dtype(),
-          ", got ", in.v.dtype());
+  check_rows_pair("kv_quantize", in.k, in.v);
   require(in.v_cache.shape.capacity == in.k_cache.shape.capacity,
           "kv_quantize: v_cache must have the capacity of k_cache: ", in.k_cache.shape.capacity,
           ", got ", in.v_cache.shape.capacity);
@@ -66,7 +58,7 @@ void check_pair(const KvQuantizeInputs& in) {
           ", got ", in.v_cache.shape.kv_heads);
 }
 
-// What is written may be nothing else.
+// Outputs share no memory with anything else.
 void check_overlap(const KvQuantizeInputs& in) {
   struct Part {
     const Tensor& tensor;
@@ -87,37 +79,18 @@ void check_overlap(const KvQuantizeInputs& in) {
   }
 }
 
-void fill_stream(const Tensor& source, const KvBuffer& cache, abi::KvQuantizeStream& stream) {
-  const uint64_t element_bytes = size_bytes(source.dtype());
-  stream.source_token_stride = source.stride(0) * element_bytes;
-  stream.source_head_stride = source.stride(1) * element_bytes;
-  stream.cache = kv_cache_layout(cache);
-}
-
-// Tiles that hold a written slot: a run that may wrap, never one tile twice.
-void fill_tiles(const KvSlotRange& range, abi::KvQuantizeParams& params) {
-  const uint64_t all = (params.capacity + abi::kKvTile - 1) / abi::kKvTile;
-  const uint64_t last_slot = (range.first_slot + range.tokens - 1) % params.capacity;
-  const uint64_t first = range.first_slot / abi::kKvTile, last = last_slot / abi::kKvTile;
-  const bool wraps = range.first_slot + range.tokens > params.capacity;
-  params.all_tiles = all;
-  params.first_tile = first;
-  params.tiles = wraps ? (last >= first ? all : all - first + last + 1) : last - first + 1;
-}
-
 // What the streams share is that of `first`.
-abi::KvQuantizeParams make_params(std::span<const Stream, 2> streams, const Stream& first,
-                                  const KvSlotRange& range, const WriterSources& sources) {
-  abi::KvQuantizeParams params{};
+abi::WriteParams make_params(std::span<const Stream, 2> streams, const Stream& first,
+                             const KvSlotRange& range, const WriterSources& sources) {
+  abi::WriteParams params{};
   params.tokens = range.tokens;
   params.heads = first.cache.shape.kv_heads;
-  params.first_slot = range.first_slot;
-  params.capacity = first.cache.shape.capacity;
   params.first_stream = streams[0].given() ? 0 : 1;
-  fill_tiles(range, params);
+  params.where = abi::kWriteRange;
+  params.run = abi::slot_run(0, range.tokens, range.first_slot, first.cache.shape.capacity);
   for (uint32_t i = 0; i < 2; ++i) {
     if (!streams[i].given()) continue;
-    fill_stream(sources.of[i], streams[i].cache, params.stream[i]);
+    params.stream[i] = write_stream(sources.of[i], kv_cache_layout(streams[i].cache));
     ++params.streams;
   }
   return params;
@@ -126,10 +99,10 @@ abi::KvQuantizeParams make_params(std::span<const Stream, 2> streams, const Stre
 }  // namespace
 
 std::string kv_quantize_shape(const void* params) {
-  const auto& p = *static_cast<const abi::KvQuantizeParams*>(params);
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
   return join("tokens=", p.tokens, " heads=", p.heads,
               " head_dim=", p.stream[p.first_stream].cache.head_dim, " streams=", p.streams,
-              " slot=", p.first_slot, " capacity=", p.capacity);
+              " slot=", p.run.first_slot, " capacity=", p.run.capacity);
 }
 
 std::string kv_dequantize_shape(const void* params) {
@@ -141,31 +114,28 @@ std::string kv_dequantize_shape(const void* params) {
 namespace {
 
 constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
-std::vector<KvFormat> compressed_formats() {
-  std::vector<KvFormat> formats;
-  for (const KvFormat format : kv_formats()) {
-    if (describe(format).compressed) formats.push_back(format);
-  }
-  return formats;
+const std::vector<KvFormat>& compressed_formats() {
+  static const auto& kFormats = *new std::vector<KvFormat>([] {
+    std::vector<KvFormat> formats;
+    for (const KvFormat format : kv_formats()) {
+      if (describe(format).compressed) formats.push_back(format);
+    }
+    return formats;
+  }());
+  return kFormats;
 }
 
 }  // namespace
 
 std::span<const uint64_t> kv_quantize_specs() {
   static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    std::vector<uint64_t> specs;
+    std::vector<uint64_t> specs = write_specs({.formats = compressed_formats()});
     for (const DType source : kFloats) {
       for (const KvFormat format : compressed_formats()) {
-        const auto k = static_cast<uint64_t>(format);
-        specs.push_back(spec_key(quantize_spec(source, k, 0)));
-        specs.push_back(spec_key(quantize_spec(source, 0, k)));
-        for (const KvFormat v : compressed_formats())
-          specs.push_back(spec_key(quantize_spec(source, k, static_cast<uint64_t>(v))));
+        const auto alone = static_cast<uint64_t>(format);
+        specs.push_back(spec_key(write_spec({.source = source, .k_format = alone})));
+        specs.push_back(spec_key(write_spec({.source = source, .v_format = alone})));
       }
-      for_calibrated_formats([&](KvFormat k, KvFormat v, uint64_t calibrated) {
-        specs.push_back(spec_key(
-            quantize_spec(source, static_cast<uint64_t>(k), static_cast<uint64_t>(v), calibrated)));
-      });
     }
     return specs;
   }());
@@ -188,7 +158,7 @@ bool supports(const Device& device, const KvQuantizeTypes& types) try {
   require(impl_of(device) != nullptr, "supports: the device was moved from");
   const auto format = static_cast<uint32_t>(types.format);
   if (!abi::kv_is_native(format) && !abi::kv_is_mlx_native(format)) return false;
-  const auto spec = quantize_spec(types.source, format, 0);
+  const auto spec = write_spec({.source = types.source, .k_format = format});
   return impl_of(device)->has(kKvQuantize.info, spec_key(spec));
 } catch (const std::bad_alloc&) {
   out_of_memory("supports");
@@ -220,10 +190,13 @@ void kv_quantize(Encoder& encoder, const KvQuantizeInputs& in, const KvRange& op
                                          {source[0], in.k_calibration, in.k_cache.shape.format},
                                          {source[1], in.v_calibration, in.v_cache.shape.format});
   recording.dispatch(kKvQuantize,
-                     quantize_spec(first.source.dtype(), format[0], format[1], rows.calibrated),
+                     write_spec({.source = first.source.dtype(),
+                                 .k_format = format[0],
+                                 .v_format = format[1],
+                                 .calibrated = rows.calibrated}),
                      make_params(streams, first, range, rows),
-                     {&rows.of[0], &in.k_cache.codes, &in.k_cache.scales, &rows.of[1],
-                      &in.v_cache.codes, &in.v_cache.scales});
+                     {nullptr, &rows.of[0], &in.k_cache.codes, &in.k_cache.scales, nullptr,
+                      &rows.of[1], &in.v_cache.codes, &in.v_cache.scales, nullptr});
   recording.commit();
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_quantize");

@@ -1,6 +1,5 @@
 // kv_write and kv_page_copy: ops over pages.
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "gyre/write.h"
@@ -8,25 +7,13 @@
 #include "ops/kv_layout.h"
 #include "ops/kv_pages.h"
 #include "ops/table.h"
+#include "ops/writers.h"
 #include "runtime/layout.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
 
 namespace gyre {
 namespace {
-
-struct WriteChoice {
-  uint64_t calibrated = 0;
-  uint64_t lane_quads = 0;
-};
-
-abi::KvWriteSpec write_spec(DType source, KvFormat k, KvFormat v, DType slots,
-                            const WriteChoice& choice) {
-  return spec_from_key<abi::KvWriteSpec>(static_cast<uint64_t>(source) |
-                                         static_cast<uint64_t>(k) << 8 |
-                                         static_cast<uint64_t>(v) << 16 | size_bytes(slots) << 24 |
-                                         choice.calibrated << 32 | choice.lane_quads << 40);
-}
 
 void check_rows(const char* op, const KvWriteInputs& in) {
   const KvPageShape& shape = in.pages.shape;
@@ -36,10 +23,7 @@ void check_rows(const char* op, const KvWriteInputs& in) {
   };
   check_kv_rows(op, "k", in.k, rows_of(shape.k, KvRole::k, shape.head_dim));
   check_kv_rows(op, "v", in.v, rows_of(shape.v, KvRole::v, v_dim));
-  require(in.v.shape(0) == in.k.shape(0), op, ": v must have the tokens of k: ", in.k.shape(0),
-          ", got ", in.v.shape(0));
-  require(in.v.dtype() == in.k.dtype(), op, ": v must have the dtype of k: ", in.k.dtype(),
-          ", got ", in.v.dtype());
+  check_rows_pair(op, in.k, in.v);
   check_calibration(op, "k", in.k_calibration, shape.k, shape.kv_heads, shape.head_dim);
   check_calibration(op, "v", in.v_calibration, shape.v, shape.kv_heads, v_dim);
   const bool dense = !describe(shape.k).compressed || !describe(shape.v).compressed;
@@ -64,11 +48,6 @@ void check_apart(const char* op, const char* what, const Tensor& read, const KvP
   require(!may_overlap(read, pages.bytes), op, ": ", what, " and pages share memory");
 }
 
-abi::KvQuantizeStream stream_of(const Tensor& source, const abi::KvCacheLayout& layout) {
-  const uint64_t unit = size_bytes(source.dtype());
-  return {source.stride(0) * unit, source.stride(1) * unit, layout};
-}
-
 void check_page_list(const char* what, const Tensor& list) {
   require(list.defined(), "kv_page_copy: ", what, " is undefined");
   require(list.dtype() == DType::i32 && list.rank() == 1 && list.is_contiguous(),
@@ -79,9 +58,10 @@ void check_page_list(const char* what, const Tensor& list) {
 }  // namespace
 
 std::string kv_write_shape(const void* params) {
-  const auto& p = *static_cast<const abi::KvWriteParams*>(params);
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
   return join("tokens=", p.tokens, " heads=", p.heads, " head_dim=", p.stream[0].cache.head_dim,
-              "/", p.stream[1].cache.head_dim, " pages=", p.pages, " x ", p.page_tokens);
+              "/", p.stream[1].cache.head_dim, " pages=", p.pages.pages, " x ",
+              p.pages.page_tokens);
 }
 
 std::string kv_page_copy_shape(const void* params) {
@@ -89,35 +69,13 @@ std::string kv_page_copy_shape(const void* params) {
   return join("count=", p.count, " page_bytes=", p.page_bytes);
 }
 
-std::vector<uint64_t> lane_quads_of(KvFormat k, KvFormat v) {
-  const bool has_rows =
-      abi::kv_lane_quads({static_cast<uint32_t>(k), static_cast<uint32_t>(v), 128, 128}) != 0;
-  return has_rows ? std::vector<uint64_t>{0, 1, 2, 4} : std::vector<uint64_t>{0};
-}
-
 std::span<const uint64_t> kv_write_specs() {
-  static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    std::vector<uint64_t> specs;
-    for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
-      for (const KvFormat k : kv_formats()) {
-        for (const KvFormat v : kv_formats()) {
-          for (const DType slots : {DType::i32, DType::i64}) {
-            for (const uint64_t quads : lane_quads_of(k, v))
-              specs.push_back(spec_key(write_spec(source, k, v, slots, {0, quads})));
-          }
-        }
-      }
-      for_calibrated_formats([&](KvFormat k, KvFormat v, uint64_t calibrated) {
-        for (const DType slots : {DType::i32, DType::i64})
-          specs.push_back(spec_key(write_spec(source, k, v, slots, {calibrated, 0})));
-      });
-    }
-    return specs;
-  }());
+  static const auto& kSpecs = *new std::vector<uint64_t>(
+      write_specs({.formats = kv_formats(), .slot_bytes = {4, 8}, .few_rows = true}));
   return kSpecs;
 }
 
-abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts) {
+abi::WriteParams checked_write(const char* op, const KvWriteInputs& in, KvPageParts& parts) {
   check_pages(op, in.pages);
   check_rows(op, in);
   check_slots(op, in);
@@ -125,47 +83,53 @@ abi::KvWriteParams checked_write(const char* op, const KvWriteInputs& in, KvPage
   check_apart(op, "v", in.v, in.pages);
   check_apart(op, "slots", in.slots, in.pages);
   parts = page_parts(in.pages);
-  abi::KvWriteParams params{};
+  abi::WriteParams params{};
   params.tokens = in.k.shape(0);
   params.heads = in.pages.shape.kv_heads;
-  params.pages = in.pages.bytes.shape(0);
-  params.page_stride = parts.page_stride;
-  params.page_tokens = static_cast<uint32_t>(in.pages.shape.page_tokens);
-  params.stream[0] = stream_of(in.k, parts.k);
-  params.stream[1] = stream_of(in.v, parts.v);
+  params.streams = 2;
+  params.where = abi::kWriteSlots;
+  params.pages = {in.pages.bytes.shape(0), parts.page_stride,
+                  static_cast<uint32_t>(in.pages.shape.page_tokens),
+                  static_cast<uint32_t>(size_bytes(in.slots.dtype()))};
+  params.stream[0] = write_stream(in.k, parts.k);
+  params.stream[1] = write_stream(in.v, parts.v);
   return params;
 }
 
 void dispatch_write(Recording& recording, const Device& device, const KvWriteInputs& in,
-                    const KvPageParts& parts, abi::KvWriteParams params) {
+                    const KvPageParts& parts, abi::WriteParams params) {
   const KvPageShape& shape = in.pages.shape;
   const WriterSources rows = encode_rows(recording, device, {in.k, in.k_calibration, shape.k},
                                          {in.v, in.v_calibration, shape.v});
-  params.stream[0] = stream_of(rows.of[0], parts.k);
-  params.stream[1] = stream_of(rows.of[1], parts.v);
+  params.stream[0] = write_stream(rows.of[0], parts.k);
+  params.stream[1] = write_stream(rows.of[1], parts.v);
   const bool calibrated_k = (rows.calibrated & 1) != 0, calibrated_v = (rows.calibrated & 2) != 0;
   const DType dtype =
       calibrated_k && calibrated_v ? in.k.dtype() : rows.of[calibrated_k ? 1 : 0].dtype();
   const uint64_t tokens = params.tokens;
-  WriteChoice choice{rows.calibrated, 0};
+  WriteTypes types{.source = dtype,
+                   .k_format = parts.k.format,
+                   .v_format = parts.v.format,
+                   .calibrated = rows.calibrated,
+                   .slot_bytes = params.pages.slot_bytes};
   if (rows.calibrated == 0 && tokens <= abi::kWriteFewTokens)
-    choice.lane_quads =
+    types.lane_quads =
         abi::kv_lane_quads({parts.k.format, parts.v.format, parts.k.head_dim, parts.v.head_dim});
-  const abi::KvWriteSpec spec = write_spec(dtype, shape.k, shape.v, in.slots.dtype(), choice);
+  const abi::WriteSpec spec = write_spec(types);
   for (uint64_t first = 0; first < tokens; first += params.tokens) {
     params.tokens = std::min(tokens - first, abi::kWriteMaxTokens);
     const auto part = [&](const Tensor& x) { return x.slice(0, first, params.tokens); };
     const Tensor k = part(rows.of[0]), v = part(rows.of[1]), slots = part(in.slots);
-    recording.dispatch(
-        kKvWrite, spec, params,
-        {&k, &parts.k_codes, &parts.k_scales, &v, &parts.v_codes, &parts.v_scales, &slots});
+    recording.dispatch(kKvWrite, spec, params,
+                       {&slots, &k, &parts.k_codes, &parts.k_scales, nullptr, &v, &parts.v_codes,
+                        &parts.v_scales, nullptr});
   }
 }
 
 void kv_write(Encoder& encoder, const KvWriteInputs& in) try {
   Recording recording(encoder, "kv_write");
   KvPageParts parts;
-  const abi::KvWriteParams params = checked_write("kv_write", in, parts);
+  const abi::WriteParams params = checked_write("kv_write", in, parts);
   if (params.tokens == 0) return;
   dispatch_write(recording, encoder.device(), in, parts, params);
   recording.commit();

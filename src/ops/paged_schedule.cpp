@@ -1,5 +1,6 @@
 #include "ops/paged_schedule.h"
 
+#include "abi/kernels.h"
 #include "runtime/require.h"
 
 namespace gyre {

@@ -9,6 +9,7 @@
 #include "ops/kv_pages.h"
 #include "ops/rope_check.h"
 #include "ops/table.h"
+#include "ops/writers.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
 
@@ -103,7 +104,6 @@ void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& 
 
 void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call, const Tensor& v,
               const Target& to, abi::RopeAppendParams& params) {
-  params.slot_bytes = to.slot_bytes;
   params.rope.tokens = call.k.x->shape(0);
   params.rope.head_dim = call.k.x->shape(2);
   params.rope.streams = call.x.x->defined() ? 1 : 0;
@@ -130,11 +130,9 @@ void dispatch(Recording& recording, const Encoder& encoder, const RopeCall& call
 
 std::string rope_append_shape(const void* params) {
   const auto& p = *static_cast<const abi::RopeAppendParams*>(params);
-  const bool paged = p.slot_bytes != 0;
   return join("tokens=", p.rope.tokens, " heads=", p.rope.streams != 0 ? p.rope.stream[0].heads : 0,
               "/", p.rope.stream[1].heads, " head_dim=", p.rope.head_dim, "/",
-              paged ? p.write.stream[1].cache.head_dim : p.append.stream[1].body.head_dim,
-              paged ? " pages" : "");
+              p.write.stream[1].cache.head_dim, p.write.where == abi::kWriteSlots ? " pages" : "");
 }
 
 std::span<const uint64_t> rope_append_specs() {
@@ -197,7 +195,7 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
   const RopeCall call = make_call(kOp, in, options);
   check_call(call, in.v);
   abi::RopeAppendParams params{};
-  params.append = checked_append(kOp, {in.k, in.v, segments});
+  params.write = checked_append(kOp, {in.k, in.v, segments});
   const CacheSegment& body = segments.of[0];
   const Target target{
       .where = &body.at.state,

@@ -2,9 +2,9 @@
 
 #include <cmath>
 
+#include "abi/kernels.h"
 #include "ops/rope_layout.h"
 #include "runtime/device_impl.h"
-#include "runtime/kernels.h"
 #include "runtime/layout.h"
 #include "runtime/require.h"
 

@@ -6,52 +6,23 @@
 #include <span>
 #include <string>
 
-#include "runtime/kernels.h"
+#include "abi/kernels.h"
+#include "runtime/kernel_use.h"
 
 namespace gyre {
 
-std::string kv_copy_shape(const void* params);
-std::span<const uint64_t> kv_copy_specs();
+using ShapeFn = std::string(const void* params);
+using SpecsFn = std::span<const uint64_t>();
 
-std::string rope_shape(const void* params);
-std::span<const uint64_t> rope_specs();
-
-std::string hadamard_shape(const void* params);
-std::span<const uint64_t> hadamard_specs();
-
-std::string kv_quantize_shape(const void* params);
-std::span<const uint64_t> kv_quantize_specs();
-
-std::string kv_dequantize_shape(const void* params);
-std::span<const uint64_t> kv_dequantize_specs();
-
-std::string kv_feedback_shape(const void* params);
-std::span<const uint64_t> kv_feedback_specs();
-
-std::string kv_transform_shape(const void* params);
-std::span<const uint64_t> kv_transform_specs();
-
-std::string attention_shape(const void* params);
-std::span<const uint64_t> attention_specs();
-std::span<const uint64_t> attention_decode_specs();
-std::span<const uint64_t> attention_rows_specs();
-std::span<const uint64_t> attention_latent_specs();
-
-std::string attention_schedule_shape(const void* params);
-std::string attention_merge_shape(const void* params);
-std::span<const uint64_t> attention_merge_specs();
-
-std::string kv_extend_shape(const void* params);
-std::string kv_append_shape(const void* params);
-std::span<const uint64_t> kv_append_specs();
-std::string kv_write_shape(const void* params);
-std::span<const uint64_t> kv_write_specs();
-std::string rope_append_shape(const void* params);
-std::span<const uint64_t> rope_append_specs();
-std::string kv_page_copy_shape(const void* params);
-std::string bytes_copy_shape(const void* params);
-std::string words_write_shape(const void* params);
-std::span<const uint64_t> plain_specs();  // one, without a choice
+ShapeFn kv_copy_shape, rope_shape, hadamard_shape, kv_quantize_shape, kv_dequantize_shape,
+    kv_feedback_shape, kv_transform_shape, attention_shape, attention_schedule_shape,
+    attention_merge_shape, kv_extend_shape, kv_append_shape, kv_write_shape, rope_append_shape,
+    kv_page_copy_shape, bytes_copy_shape, words_write_shape;
+// plain_specs: one, without a choice.
+SpecsFn kv_copy_specs, rope_specs, hadamard_specs, kv_quantize_specs, kv_dequantize_specs,
+    kv_feedback_specs, kv_transform_specs, attention_specs, attention_decode_specs,
+    attention_rows_specs, attention_latent_specs, attention_merge_specs, kv_append_specs,
+    kv_write_specs, rope_append_specs, plain_specs;
 
 // Every kernel of the library.
 std::span<const KernelUse> kernel_uses();

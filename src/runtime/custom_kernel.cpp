@@ -11,6 +11,9 @@ namespace {
 
 constexpr uint64_t kMaxParams = 1024;
 
+static_assert(Access::read == kArgRead && Access::write == kArgWrite &&
+              Access::read_write == kArgReadWrite);
+
 uint64_t padded(uint64_t params_bytes) { return (params_bytes + 7) / 8 * 8; }
 
 void check_code(const CustomCode& code) {

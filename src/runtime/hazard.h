@@ -4,7 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/kernels.h"
+#include "gyre/custom_kernel.h"
+#include "runtime/kernel_use.h"
 
 namespace gyre {
 

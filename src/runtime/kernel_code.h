@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "gyre/custom_kernel.h"
-#include "runtime/kernels.h"
+#include "runtime/kernel_use.h"
 
 namespace gyre {
 

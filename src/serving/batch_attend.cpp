@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kOp = "kv_batch.attend";
 
-// What is written shares no memory with what is read.
+// Outputs share no memory with inputs.
 void check_written(const AttendInputs& in, std::initializer_list<const Tensor*> read) {
   check_apart(kOp, "out", in.out, read);
   check_apart(kOp, "lse", in.lse, read);

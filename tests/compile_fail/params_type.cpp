@@ -1,4 +1,5 @@
 // A kernel takes its own Params and no others.
+#include "abi/kernels.h"
 #include "runtime/recorder.h"
 
 struct OtherParams {

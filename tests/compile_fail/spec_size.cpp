@@ -1,5 +1,5 @@
 // A Spec is the pipeline key and has exactly 8 bytes.
-#include "runtime/kernels.h"
+#include "abi/kernels.h"
 
 struct Spec {
   uint8_t dtype;

@@ -1,4 +1,5 @@
 // A kernel takes its own Spec, even where another has the same size.
+#include "abi/kernels.h"
 #include "runtime/recorder.h"
 
 struct OtherSpec {

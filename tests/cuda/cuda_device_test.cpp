@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "abi/kernels.h"
 #include "cuda/context.h"
 #include "cuda/fake_controls.h"
 #include "expect_error.h"
 #include "gpu_rules.h"
-#include "runtime/kernels.h"
 #include "runtime/recorder.h"
 #include "test_device.h"
 

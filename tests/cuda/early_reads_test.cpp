@@ -5,7 +5,7 @@
 #include <deque>
 #include <initializer_list>
 
-#include "runtime/kernels.h"
+#include "abi/kernels.h"
 
 namespace gyre::test {
 namespace {

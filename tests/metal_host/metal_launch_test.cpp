@@ -4,14 +4,12 @@
 #include <functional>
 #include <numeric>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "abi/attention_plan.h"
 #include "abi/hadamard.h"
 #include "abi/kv_dequantize.h"
 #include "abi/kv_feedback.h"
-#include "abi/kv_quantize.h"
 #include "abi/rope_append.h"
 #include "gyre/gyre.h"
 #include "metal/kernels.h"
@@ -189,18 +187,16 @@ void expect_fits(const metal::Launch& launch) {
 }
 
 // The dims of both streams of what stores rows.
-template <class Params>
-Params storing(uint32_t k_dim, uint32_t v_dim) {
-  Params p{};
-  p.tokens = 40, p.heads = 4;
+abi::WriteParams storing(uint32_t where, uint32_t k_dim, uint32_t v_dim) {
+  abi::WriteParams p{};
+  p.tokens = 40, p.heads = 4, p.streams = 2, p.where = where;
+  if (where == abi::kWriteRange) p.run = abi::slot_run(0, 40, 3, 64);
+  if (where == abi::kWriteState) p.places = {2, 5, 64, 64};
+  if (where == abi::kWriteSlots) p.pages = {4, 1 << 20, 64, 8};
   for (const uint32_t i : {0u, 1u}) {
     const abi::KvCacheLayout of =
         layout(KvFormat::tq4, i == 0 ? KvRole::k : KvRole::v, i == 0 ? k_dim : v_dim);
-    if constexpr (std::is_same_v<Params, abi::KvAppendParams>) {
-      p.stream[i].body = of;
-    } else {
-      p.stream[i].cache = of;
-    }
+    p.stream[i].cache = of;
   }
   return p;
 }
@@ -216,18 +212,13 @@ TEST(MetalLaunch, WhatStoresRowsFitsIntoAGroupAtEveryHeadDim) {
   for (uint32_t k_dim = 8; k_dim <= abi::kKvMaxHeadDim; k_dim += 8) {
     for (const uint32_t v_dim : {k_dim, 24u, 512u, abi::kKvMaxHeadDim}) {
       SCOPED_TRACE(std::to_string(k_dim) + " " + std::to_string(v_dim));
-      const auto quantize = storing<abi::KvQuantizeParams>(k_dim, v_dim);
-      expect_fits(metal::launch_kv_quantize(&quantize, 0));
-      const auto append = storing<abi::KvAppendParams>(k_dim, v_dim);
-      expect_fits(metal::launch_kv_append(&append, 0));
-      const auto write = storing<abi::KvWriteParams>(k_dim, v_dim);
-      expect_fits(metal::launch_kv_write(&write, 0));
-      abi::RopeAppendParams rope_append{};
-      rope_append.rope = rotating(40, k_dim);
-      rope_append.append = append;
-      expect_fits(metal::launch_rope_append(&rope_append, 0));
-      rope_append.write = write, rope_append.slot_bytes = 8;
-      expect_fits(metal::launch_rope_append(&rope_append, 0));
+      for (const uint32_t where : {abi::kWriteRange, abi::kWriteState, abi::kWriteSlots}) {
+        const abi::WriteParams write = storing(where, k_dim, v_dim);
+        expect_fits(metal::launch_write(&write, 0));
+        if (where == abi::kWriteRange) continue;
+        const abi::RopeAppendParams rope_append{rotating(40, k_dim), write};
+        expect_fits(metal::launch_rope_append(&rope_append, 0));
+      }
     }
   }
 }

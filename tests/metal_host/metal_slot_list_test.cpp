@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 // After the library's headers: it brings Metal's words.
-#include "metal/kernels/slot_list.h"
+#include "metal/kernels/write_job.h"
 
 namespace gyre::test {
 namespace {
@@ -20,7 +20,8 @@ TEST(MetalSlotList, EveryTileHasOneWriter) {
     std::vector<int64_t> slots(random() % 60 + 1);
     for (int64_t& slot : slots) slot = static_cast<int64_t>(random() % (kSlots + 20)) - 10;
     const void* const from = slots.data();
-    const metal::SlotList list = {static_cast<const unsigned char*>(from), 8, slots.size(), kSlots};
+    const metal::SlotList list = {
+        {static_cast<const unsigned char*>(from), 8}, slots.size(), kSlots};
     std::set<int64_t> written;
     for (uint64_t t = 0; t < slots.size(); ++t) {
       const bool exists = slots[t] >= 0 && slots[t] < kSlots;
@@ -30,7 +31,7 @@ TEST(MetalSlotList, EveryTileHasOneWriter) {
         uint64_t last = slots.size();
         for (uint64_t i = 0; i < slots.size(); ++i)
           if (slots[i] == slots[t] / 8 * 8 + nth) last = i;
-        ASSERT_EQ(list.find(t, nth), last);
+        ASSERT_EQ(metal::last_token(list, t, nth), last);
       }
     }
   }

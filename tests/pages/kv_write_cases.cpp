@@ -2,7 +2,7 @@
 #include <random>
 #include <string>
 
-#include "abi/kv_write.h"
+#include "abi/write.h"
 #include "op_case.h"
 #include "pages/page_memory.h"
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "abi/kernels.h"
 #include "gyre/gyre.h"
 #include "runtime/recorder.h"
 

@@ -42,7 +42,6 @@ HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
 
 template <class Source>
 HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
-  if (row == nullptr) return;  // a slot without a row: a fetch of null costs a page walk
   for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
 }
 
@@ -52,13 +51,16 @@ struct TileTokens {
   uint64_t token[abi::kKvTile] = {};
 };
 
-// What is to be done with a tile: which slots get which token, and where its memory is.
+// How a tile is written: which slots get which token, and where its memory is.
 struct KvTileJob {
   const KvHead* head;
-  uint64_t stream;
-  uint32_t mask = 0;  // slots that are written
+  bool is_calibrated = false;  // sources are calibrated rows
+  uint32_t mask = 0;           // slots that are written
   const std::byte* source[abi::kKvTile] = {};
-  const std::byte* next[abi::kKvTile];  // sources of the tile after this one, null if not needed
+  // Rows that are read soon: bytes from a slot's row to such a row, and the slots that have one. No
+  // pointers: stores to a cache that is not in L1 leave no room for others in the store buffer.
+  uint64_t next = 0;
+  uint32_t next_mask = 0;
   uint8_t* codes;
   uint8_t* scales;
 };
@@ -100,7 +102,8 @@ void QuantizeTile(const abi::KvCacheLayout& cache, const KvTileJob& job, const S
   each(job.mask, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
     // Rows of one head are a token apart, too far for the hardware prefetcher; one tile ahead is
     // early enough, for codes too.
-    PrefetchRow<Source>(job.next[slot], cache.head_dim);
+    if ((job.next_mask >> slot & 1) != 0)
+      PrefetchRow<Source>(job.source[slot] + job.next, cache.head_dim);
     for (size_t at = 0; at < code_bytes; at += 64)
       __builtin_prefetch(job.codes + slot * code_bytes + at, 1);
     const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1) HWY_ATTR {
@@ -152,22 +155,26 @@ void QuantizeAnyTile(const abi::KvCacheLayout& cache, const KvTileJob& job, cons
   });
 }
 
+template <class Source, class Target>
+HWY_INLINE void CopyRows(const abi::KvCacheLayout& cache, const KvTileJob& job) {
+  const size_t head_dim = cache.head_dim;
+  const uint64_t row_bytes = cache.codes_tile_stride / abi::kKvTile;
+  for (uint32_t left = job.mask; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    CopyRow(reinterpret_cast<const Source*>(job.source[slot]),
+            reinterpret_cast<Target*>(job.codes + slot * row_bytes), head_dim);
+  }
+}
+
 template <class Source>
-void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
-  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-    if ((job.mask >> slot & 1) == 0) continue;
-    const auto* const from = reinterpret_cast<const Source*>(job.source[slot]);
-    uint8_t* const to = job.codes + slot * (cache.codes_tile_stride / abi::kKvTile);
-    switch (static_cast<KvFormat>(cache.format)) {
-      case KvFormat::f32:
-        CopyRow(from, reinterpret_cast<float*>(to), cache.head_dim);
-        break;
-      case KvFormat::f16:
-        CopyRow(from, reinterpret_cast<Half*>(to), cache.head_dim);
-        break;
-      default:
-        CopyRow(from, reinterpret_cast<BFloat16*>(to), cache.head_dim);
-    }
+HWY_NOINLINE void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
+  switch (static_cast<KvFormat>(cache.format)) {
+    case KvFormat::f32:
+      return CopyRows<Source, float>(cache, job);
+    case KvFormat::f16:
+      return CopyRows<Source, Half>(cache, job);
+    default:
+      CopyRows<Source, BFloat16>(cache, job);
   }
 }
 
@@ -192,20 +199,17 @@ inline void StoreCalibratedTile(const abi::KvCacheLayout& cache, const KvTileJob
   });
 }
 
-// Any format, dense ones included. kCalibrated: bit `stream` says that its rows are calibrated
-// rows.
-template <class Source, uint32_t kCalibrated = 0>
+// Any format, dense ones included.
+template <class Source>
 void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
   if (job.mask == 0) return;
-  if constexpr (kCalibrated != 0) {
-    if ((kCalibrated >> job.stream & 1) != 0) return StoreCalibratedTile(cache, job, scratch);
-  }
+  if (job.is_calibrated) return StoreCalibratedTile(cache, job, scratch);
   if (!abi::kv_is_native(cache.format) && !abi::kv_is_mlx_native(cache.format))
     return StoreDense<Source>(cache, job);
   QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);
 }
 
-inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
+HWY_NOINLINE inline KvHead MakeHead(const abi::KvCacheLayout& cache) {
   return {cache.head_dim, cache.role == kRoleV ? abi::kv_codec(cache.format).value_stretch : 1.0f};
 }
 

@@ -71,7 +71,8 @@ inline double TurnsOfPair(const abi::RopeParams& p, const uint64_t* args, uint64
   return pointer<const float>(args[kFrequencies])[pair] * kTurnsPerRadian;
 }
 
-inline void MakeTables(const abi::RopeParams& p, const uint64_t* args, RopeTables& tables) {
+HWY_NOINLINE inline void MakeTables(const abi::RopeParams& p, const uint64_t* args,
+                                    RopeTables& tables) {
   const uint64_t pairs = p.blocks * p.block_pairs;
   const auto* factors = pointer<const float>(args[kFactors]);
   tables.frequency = pointer<const std::byte>(args[kFrequencies]);
@@ -96,7 +97,8 @@ void WidenWeight(const abi::RopeParams& p, const Weight* from, float* to) {
   for (uint64_t i = 0; i < p.head_dim; ++i) to[i] = static_cast<float>(from[i]) + p.weight_offset;
 }
 
-inline void MakeWeights(const abi::RopeParams& p, const uint64_t* args, RopeTables& tables) {
+HWY_NOINLINE inline void MakeWeights(const abi::RopeParams& p, const uint64_t* args,
+                                     RopeTables& tables) {
   for (uint32_t stream = 0; stream < p.streams; ++stream) {
     const uint64_t weight = args[kStreamArgs[stream][2]];
     float* widened = tables.weight[stream];

@@ -62,8 +62,8 @@ HWY_INLINE void MultiplyPanels(const float* HWY_RESTRICT matrix, const float* HW
 }
 
 template <uint32_t kRows>
-HWY_INLINE void MultiplyRows(const float* HWY_RESTRICT matrix, const float* HWY_RESTRICT x,
-                             size_t stride, uint32_t n, float* HWY_RESTRICT out) {
+HWY_NOINLINE void MultiplyRows(const float* HWY_RESTRICT matrix, const float* HWY_RESTRICT x,
+                               size_t stride, uint32_t n, float* HWY_RESTRICT out) {
   constexpr uint32_t kWide = kRows == 1 ? 64 : 16;
   const uint32_t wide = n / kWide * kWide;
   MultiplyPanels<kRows, kWide>(matrix, x, stride, n, 0, wide, out);
@@ -71,7 +71,8 @@ HWY_INLINE void MultiplyRows(const float* HWY_RESTRICT matrix, const float* HWY_
 }
 
 // The documented sum of products: 32 chains, then pairs 16, 8, 4, 2 and 1 apart.
-HWY_INLINE float SumProducts(const float* HWY_RESTRICT v, const float* HWY_RESTRICT w, uint32_t n) {
+HWY_NOINLINE inline float SumProducts(const float* HWY_RESTRICT v, const float* HWY_RESTRICT w,
+                                      uint32_t n) {
   const DHadamard d;
   VHadamard chains[8];
   for (auto& chain : chains) chain = hn::Zero(d);

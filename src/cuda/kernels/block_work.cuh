@@ -1,13 +1,12 @@
 #pragma once
 // How much work a block takes: plain functions of params, for kernels and for those who launch
 // them.
-#include "abi/kv_append.h"
+#include "abi/bytes_copy.h"
 #include "abi/kv_codec.h"
 #include "abi/kv_copy.h"
-#include "abi/kv_quantize.h"
-#include "abi/kv_write.h"
 #include "abi/rope.h"
 #include "abi/rope_append.h"
+#include "abi/write.h"
 
 namespace gyre::cuda {
 
@@ -18,7 +17,7 @@ constexpr uint32_t kChunk = 8;      // coordinates that lie together in a lane
 constexpr uint32_t kFewSlots = 2;   // chunks a lane holds: up to 512 coordinates a row
 constexpr uint32_t kManySlots = 4;  // up to 1024
 
-// Lanes that share a row, `slots` chunks each.
+// Lanes that work a row, `slots` chunks each.
 constexpr uint32_t row_lanes(uint32_t head_dim, uint32_t slots) {
   uint32_t lanes = 4;
   while (lanes < 32 && lanes * slots * kChunk < head_dim) lanes *= 2;
@@ -41,13 +40,6 @@ constexpr uint32_t tiles_per_block(uint32_t head_dim) {
   return head_dim == kWarpDim ? kBlockWarps : tiles_at_once(head_dim);
 }
 
-constexpr uint32_t quantize_blocks(const abi::KvQuantizeParams& p, uint32_t stream) {
-  const uint32_t dim = p.stream[stream].cache.head_dim;
-  const uint32_t tiles = static_cast<uint32_t>(p.heads) * static_cast<uint32_t>(p.tiles);
-  if (dim == kWarpDim) return (tiles + kBlockWarps - 1) / kBlockWarps;  // no division
-  return (tiles + tiles_per_block(dim) - 1) / tiles_per_block(dim);
-}
-
 // Floats that a thread keeps in shared memory for each slot of a row that takes many.
 constexpr uint32_t kLongFloats = kChunk + 1;
 constexpr uint32_t long_row_bytes(uint32_t head_dim) {
@@ -65,28 +57,27 @@ constexpr uint32_t copy_tokens(uint32_t source_bytes, uint32_t cache_bytes) {
   return 64 / (copy_chunk(source_bytes, cache_bytes) * source_bytes);
 }
 
-// kv_append. Where keys enter the body is known on the device only; these are the most tiles.
+// A write in tiles. A range knows its tiles; where a state or a list goes is known on the device
+// only: these are the most, for a list one to every token.
+inline uint32_t write_tile_count(uint32_t where, const abi::WriteParams& p) {
+  if (where == abi::kWriteRange) return static_cast<uint32_t>(p.run.tiles);
+  return static_cast<uint32_t>(where == abi::kWriteState ? abi::append_max_tiles(p) : p.tokens);
+}
+constexpr uint32_t write_blocks(const abi::WriteParams& p, uint32_t stream, uint32_t tiles) {
+  const uint32_t dim = p.stream[stream].cache.head_dim;
+  const uint32_t all = static_cast<uint32_t>(p.heads) * tiles;
+  if (dim == kWarpDim) return (all + kBlockWarps - 1) / kBlockWarps;  // no division
+  return (all + tiles_per_block(dim) - 1) / tiles_per_block(dim);
+}
+// Rows for sink tokens and tail.
 constexpr uint32_t kNearLanes = 16;
-constexpr uint64_t append_most_tiles(const abi::KvAppendParams& p) {
-  const uint64_t tiles = divide_up(p.tokens + 2 * abi::kKvTile - 1, abi::kKvTile);
-  const uint64_t all = divide_up(p.places.body_capacity, abi::kKvTile);
-  return tiles < all ? tiles : all;
-}
-constexpr uint64_t append_body_blocks(const abi::KvAppendParams& p, uint32_t stream) {
-  return divide_up(p.heads * append_most_tiles(p), tiles_per_block(p.stream[stream].body.head_dim));
-}
-constexpr uint64_t append_near_blocks(const abi::KvAppendParams& p) {
+constexpr uint64_t append_near_blocks(const abi::WriteParams& p) {
   if (p.places.sink_tokens == 0 && p.places.tail_capacity == 0) return 0;
   return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
 }
-
-// kv_write. Which tokens share a tile is known on the device only: every token may have its own.
-constexpr uint64_t write_blocks(const abi::KvWriteParams& p, uint32_t stream) {
-  return divide_up(p.heads * p.tokens, tiles_per_block(p.stream[stream].cache.head_dim));
-}
-// Few tokens: a warp to each row of K, then of V.
+// Few tokens of kv_write: a warp to each row of K, then of V.
 constexpr uint32_t kWriteRows = 4;  // of a block
-constexpr uint64_t write_row_blocks(const abi::KvWriteParams& p) {
+constexpr uint64_t write_row_blocks(const abi::WriteParams& p) {
   return divide_up(2 * p.heads * p.tokens, kWriteRows);
 }
 // kv_page_copy. Blocks take so many bytes of a page at a time.
@@ -95,7 +86,7 @@ constexpr uint64_t page_copy_parts(const abi::KvPageCopyParams& p) {
   return divide_up(p.page_bytes, kPageCopyBytes);
 }
 
-// rope. A unit is one or two heads of one token, by the same lanes: two where tokens are many. A
+// rope. A item is one or two heads of one token, by the same lanes: two where tokens are many. A
 // block takes some whole tokens or a part of one; their angles lie in shared memory.
 constexpr uint32_t kRopeRows = 2;
 constexpr uint64_t kRopeManyTokens = 256;
@@ -109,28 +100,28 @@ constexpr uint32_t rope_lane_bits(uint64_t head_dim, uint32_t element_bytes) {
 constexpr uint32_t rope_pairs(const abi::RopeParams& p) {
   return static_cast<uint32_t>(p.blocks) * static_cast<uint32_t>(p.block_pairs);
 }
-struct RopeShare {
-  uint32_t units;          // of a block
-  uint32_t rows;           // of a unit, at most
-  uint32_t first, groups;  // units of a token: of the first stream, of both
-  uint32_t inverse;        // units * inverse >> 16 is units / groups, if a block takes whole tokens
+struct RopeWork {
+  uint32_t items;          // of a block
+  uint32_t rows;           // of a item, at most
+  uint32_t first, groups;  // items of a token: of the first stream, of both
+  uint32_t inverse;        // items * inverse >> 16 is items / groups, if a block takes whole tokens
   uint32_t tokens;         // of a block
 
-  constexpr RopeShare(const abi::RopeParams& p, uint32_t lane_bits)
-      : units(kBlockThreads >> lane_bits), rows(p.tokens < kRopeManyTokens ? 1 : kRopeRows) {
+  constexpr RopeWork(const abi::RopeParams& p, uint32_t lane_bits)
+      : items(kBlockThreads >> lane_bits), rows(p.tokens < kRopeManyTokens ? 1 : kRopeRows) {
     const auto heads = static_cast<uint32_t>(p.stream[0].heads);
     const auto more = p.streams == 2 ? static_cast<uint32_t>(p.stream[1].heads) : 0;
     first = rows == 1 ? heads : (heads + 1) / 2;
     groups = first + (rows == 1 ? more : (more + 1) / 2);
     inverse = 65535u / (groups != 0 ? groups : 1) + 1;
-    tokens = groups >= units ? 1 : units * inverse >> 16;
+    tokens = groups >= items ? 1 : items * inverse >> 16;
   }
 };
 static_assert(kRopeRows == 2);
 // Floats of a token's cosines, and of its sines.
 constexpr uint32_t rope_angle_floats(uint32_t pairs) { return (pairs + 7) / 8 * 8; }
-constexpr uint32_t rope_shared_bytes(const abi::RopeParams& p, const RopeShare& share) {
-  return static_cast<uint32_t>(share.tokens * 2 * rope_angle_floats(rope_pairs(p)) * sizeof(float));
+constexpr uint32_t rope_shared_bytes(const abi::RopeParams& p, const RopeWork& work) {
+  return static_cast<uint32_t>(work.tokens * 2 * rope_angle_floats(rope_pairs(p)) * sizeof(float));
 }
 
 // rope_append. Blocks take rows of K, then of V, a warp to each, then parts of q as rope does.
@@ -144,9 +135,9 @@ struct RopeAppendBlocks {
     const auto tokens = static_cast<uint32_t>(p.rope.tokens);
     rows = (static_cast<uint32_t>(p.rope.stream[1].heads) * tokens + kStoredRows - 1) / kStoredRows;
     if (p.rope.streams == 0) return;
-    const RopeShare share(p.rope, rope_lane_bits(p.rope.head_dim, element_bytes));
-    q_x = (tokens + share.tokens - 1) / share.tokens;
-    q_y = (share.groups + share.units - 1) / share.units;
+    const RopeWork work(p.rope, rope_lane_bits(p.rope.head_dim, element_bytes));
+    q_x = (tokens + work.tokens - 1) / work.tokens;
+    q_y = (work.groups + work.items - 1) / work.items;
   }
 };
 // Rotated rows of K in shared memory, bytes apart.

@@ -1,4 +1,4 @@
-// kv_extend, bytes_copy, words_write and kv_page_copy; see abi/kv_state.h and abi/kv_write.h.
+// kv_extend, bytes_copy, words_write and kv_page_copy; see abi/kv_state.h and abi/bytes_copy.h.
 #include "abi/bytes_copy.h"
 #include "abi/kv_extend.h"
 #include "abi/words_write.h"

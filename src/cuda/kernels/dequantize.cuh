@@ -55,10 +55,10 @@ __device__ void decode_row(const abi::KvCacheLayout& cache, const RowPlace<kSlot
       if (!at.active(s)) continue;
       uint32_t codes[kChunk];
       load_codes<kFormat>(cache, row, at.begin(s), codes);
-      const uint8_t* const place =
+      const uint8_t* const scale_at =
           row.scales +
           2 * (scale_index(at.head_dim, at.size[s], at.begin(s)) * abi::kKvTile + row.slot);
-      const uint32_t stored = place[0] | static_cast<uint32_t>(place[1]) << 8;
+      const uint32_t stored = scale_at[0] | static_cast<uint32_t>(scale_at[1]) << 8;
       const float raw = __uint_as_float(stored << 15);
       const bool tiny = raw * 0x1p-31f < 0x1p-126f;
       const float scale = tiny ? raw : raw * 0x1p-31f, rest = tiny ? 0x1p-31f : 1.0f;

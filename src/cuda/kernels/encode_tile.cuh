@@ -34,7 +34,7 @@ struct EncodeTile {
   }
 };
 
-// What is known about the tile's rows.
+// Facts about the tile's rows.
 struct TileRows {
   uint32_t largest[kEncodeMostTileRows];  // bits
   float sum[kEncodeMostTileRows];         // of z z
@@ -158,8 +158,8 @@ __device__ inline void sum_before(const EncodeTile& tile, uint32_t column, const
   constexpr uint32_t kParts = kEncodeSlab / 4;
   const uint32_t chains = (tile.gains + 1) * tile.rows;
 #pragma unroll 1
-  for (uint32_t unit = threadIdx.x; unit < chains / 4 * kParts; unit += blockDim.x) {
-    const uint32_t chain = unit / kParts * 4, part = unit % kParts * 4;
+  for (uint32_t item = threadIdx.x; item < chains / 4 * kParts; item += blockDim.x) {
+    const uint32_t chain = item / kParts * 4, part = item % kParts * 4;
     const float* const from = chain < tile.gains * tile.rows
                                   ? tile.error + chain * tile.stride
                                   : tile.z + (chain - tile.gains * tile.rows) * tile.stride;
@@ -194,7 +194,7 @@ __device__ void code_slab(const EncodeTile& tile, bool is_weighted, float f, uin
   for (uint32_t k = 0; k < kEncodeSlab; ++k) {
     const float x = z[k], v = x * f, t = v + a[k];
     const float left = is_p ? x : v - level_of<kFormat>(t);
-    const float p = is_weighted ? x + a[k] : x;  // times its weight: weigh_tile
+    const float p = is_weighted ? x + a[k] : x;  // times its weight: apply_diagonal
     to[k] = is_p ? p : left;
     if (!is_p) tile.target[chain + k] = t;
     if (slab == nullptr) continue;
@@ -231,7 +231,7 @@ __device__ void run_chains(const EncodeTile& tile, const HeadCalibration& calibr
 }
 
 // The end of step 5.
-__device__ inline void weigh_tile(const EncodeTile& tile, const float* diagonal) {
+__device__ inline void apply_diagonal(const EncodeTile& tile, const float* diagonal) {
   if (diagonal == nullptr) return;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < tile.rows * tile.n; i += blockDim.x) {
@@ -310,7 +310,7 @@ __device__ __noinline__ void encode_tile(const abi::KvFeedbackParams& p, const A
   __syncthreads();
   run_chains<kFormat>(tile, calibration, s.gain);
   __syncthreads();
-  weigh_tile(tile, calibration.diagonal);
+  apply_diagonal(tile, calibration.diagonal);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x / 32; i < present; i += blockDim.x / 32)
     finish_row<kFormat>(tile, s, calibration.diagonal, i, is_v, has_w,

@@ -79,7 +79,7 @@ constexpr uint32_t kTransformStageBytes = 32 * 1024;
 constexpr uint32_t transform_stage_rows(uint32_t head_dim) {  // of the matrix
   return kTransformStageBytes / 4 / head_dim;
 }
-// Many rows: an address for every row, then up to kBasisChunk coordinates of all rows.
+// Many rows: an address for every row, then up to kTransformChunk coordinates of all rows.
 constexpr uint32_t kTransformChunk = 512;
 constexpr uint32_t kTransformPadding = 4;  // from coordinate to coordinate: fewer bank conflicts
 constexpr uint32_t transform_addresses(uint32_t block_rows) { return (block_rows + 1) / 2 * 2; }

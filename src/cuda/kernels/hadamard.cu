@@ -24,15 +24,15 @@ __device__ void hadamard_in_registers(const abi::HadamardParams& p, const Args& 
   const RowPlace<kSlots> at(p.head_dim);
   const uint64_t row = uint64_t{blockIdx.x} * (kBlockThreads / at.lanes) + threadIdx.x / at.lanes;
   const bool present = row < p.rows[0] * p.rows[1];
-  const HadamardRow place(p, args, present ? row : 0);
+  const HadamardRow memory(p, args, present ? row : 0);
   const SignBytes& signs = p.signs == 2 ? kMlxNativeSigns : kNativeSigns;  // HadamardSigns
   float y[kSlots][kChunk] = {};
-  if (present) load_row(at, pointer<const In>(place.x), y);
+  if (present) load_row(at, pointer<const In>(memory.x), y);
   if (p.signs != 0 && p.inverse == 0) flip_signs(at, signs, y);
   transform<false>(at, y);
   scale_transformed(at, y);
   if (p.signs != 0 && p.inverse != 0) flip_signs(at, signs, y);
-  if (present) store_row(at, y, pointer<Out>(place.out));
+  if (present) store_row(at, y, pointer<Out>(memory.out));
 }
 
 __device__ inline uint32_t shared_stage(uint32_t nth, uint32_t n) {  // 4, 8, ... n / 2, 1, 2
@@ -43,9 +43,9 @@ __device__ inline uint32_t shared_stage(uint32_t nth, uint32_t n) {  // 4, 8, ..
 template <class In, class Out>
 __device__ void hadamard_in_shared(const abi::HadamardParams& p, const Args& args, float* y) {
   const uint32_t n = p.head_dim;
-  const HadamardRow place(p, args, blockIdx.x);
+  const HadamardRow memory(p, args, blockIdx.x);
   for (uint32_t i = threadIdx.x; i < n; i += kBlockThreads)
-    y[i] = widen(pointer<const In>(place.x)[i]);
+    y[i] = widen(pointer<const In>(memory.x)[i]);
   __syncthreads();
   for (uint32_t nth = 0; (1u << nth) < n; ++nth) {
     const uint32_t step = shared_stage(nth, n);
@@ -57,21 +57,21 @@ __device__ void hadamard_in_shared(const abi::HadamardParams& p, const Args& arg
   }
   const float factor = __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(n)));
   for (uint32_t i = threadIdx.x; i < n; i += kBlockThreads)
-    pointer<Out>(place.out)[i] = from_float<Out>(y[i] * factor);
+    pointer<Out>(memory.out)[i] = from_float<Out>(y[i] * factor);
 }
 
 template <class In, class Out>
 __device__ void hadamard_small(const abi::HadamardParams& p, const Args& args) {
   const uint64_t row = uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
   if (row >= p.rows[0] * p.rows[1]) return;
-  const HadamardRow place(p, args, row);
+  const HadamardRow memory(p, args, row);
   float y[4] = {};
   const auto flip = [&](float v, uint32_t i) {
     const bool negative = p.signs != 0 && (kNativeSigns.of[0] >> i & 1) != 0;
     return negative ? -v : v;
   };
   for (uint32_t i = 0; i < p.head_dim; ++i) {
-    y[i] = widen(pointer<const In>(place.x)[i]);
+    y[i] = widen(pointer<const In>(memory.x)[i]);
     if (p.inverse == 0) y[i] = flip(y[i], i);
   }
   butterfly(y[0], y[1]);
@@ -79,7 +79,7 @@ __device__ void hadamard_small(const abi::HadamardParams& p, const Args& args) {
   const float factor = __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(p.head_dim)));
   for (uint32_t i = 0; i < p.head_dim; ++i) {
     const float v = y[i] * factor;
-    pointer<Out>(place.out)[i] = from_float<Out>(p.inverse != 0 ? flip(v, i) : v);
+    pointer<Out>(memory.out)[i] = from_float<Out>(p.inverse != 0 ? flip(v, i) : v);
   }
 }
 

@@ -11,7 +11,7 @@ namespace gyre::cuda {
 
 template <class Source, class Target>
 struct HeadCopy {
-  static constexpr uint32_t kChunk = copy_chunk(sizeof(Source), sizeof(Target));
+  static constexpr uint32_t kCopied = copy_chunk(sizeof(Source), sizeof(Target));
   static constexpr uint32_t kTokens = copy_tokens(sizeof(Source), sizeof(Target));
 
   const gyre::abi::KvCopyParams& p;
@@ -24,15 +24,15 @@ struct HeadCopy {
     pointer<Target>(target)[i] = Convert<Target, Source>::value(pointer<const Source>(source)[i]);
   }
 
-  // Elements [first, first + kChunk) of kTokens tokens: token, token + step, ...
+  // Elements [first, first + kCopied) of kTokens tokens: token, token + step, ...
   void chunks(uint64_t token, uint32_t step, uint64_t first) const {
-    Words<Source, kChunk> in[kTokens];
+    Words<Source, kCopied> in[kTokens];
     const uint64_t source = from + token * s.source_token_stride + first * sizeof(Source);
     const uint64_t source_step = step * s.source_token_stride;
 #pragma unroll
     for (uint32_t t = 0; t < kTokens; ++t) {
       if (token + t * step < p.tokens)
-        load_wide<kChunk>(pointer<const Source>(source + t * source_step), 0, in[t]);
+        load_wide<kCopied>(pointer<const Source>(source + t * source_step), 0, in[t]);
     }
     const uint64_t slot = p.first_slot + token, slot_step = step * s.cache_slot_stride;
     const uint64_t target = to + slot * s.cache_slot_stride + first * sizeof(Target);
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(256, 4)
   pdl_wait();
   pdl_launch_dependents();
   using Copy = HeadCopy<Source, Target>;
-  constexpr uint32_t kCopied = Copy::kChunk, kTokens = Copy::kTokens;
+  constexpr uint32_t kCopied = Copy::kCopied, kTokens = Copy::kTokens;
   const gyre::abi::KvCopyStream& s = p.stream[blockIdx.z];
   const uint64_t elements = s.row_elements;
   if (elements == 0) return;
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(256, 4)
   const bool wide = ((from | to | s.source_token_stride | s.source_head_stride |
                       s.cache_slot_stride | s.cache_head_stride) &
                      15) == 0;
-  const uint64_t pieces = wide ? (elements + kCopied - 1) / kCopied : elements;
-  const uint32_t row_threads = pieces < blockDim.x ? static_cast<uint32_t>(pieces) : blockDim.x;
+  const uint64_t steps = wide ? (elements + kCopied - 1) / kCopied : elements;
+  const uint32_t row_threads = steps < blockDim.x ? static_cast<uint32_t>(steps) : blockDim.x;
   const uint32_t rows = blockDim.x / row_threads;
   const uint32_t row = threadIdx.x / row_threads, lane = threadIdx.x - row * row_threads;
   if (row >= rows) return;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(256, 4)
     const Copy copy{p, s, from + head * s.source_head_stride, to + head * s.cache_head_stride};
     for (uint64_t token = uint64_t{blockIdx.x} * each + row; token < p.tokens;
          token += uint64_t{gridDim.x} * each) {
-      for (uint64_t i = lane; i < pieces; i += row_threads) {
+      for (uint64_t i = lane; i < steps; i += row_threads) {
         if (wide && (i + 1) * kCopied <= elements) {
           copy.chunks(token, rows, i * kCopied);
           continue;

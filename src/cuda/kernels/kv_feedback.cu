@@ -24,8 +24,8 @@ __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, co
     x[0] = widen(row[i]);
     if (calibration.mean != nullptr) x[0] = x[0] - calibration.mean[i];
   }
-  const uint32_t mine = __reduce_max_sync(kAllLanes, __float_as_uint(x[0]) & 0x7FFFFFFFu);
-  if (i % 32 == 0) shared.largest[i / 32] = mine;
+  const uint32_t of_warp = __reduce_max_sync(kAllLanes, __float_as_uint(x[0]) & 0x7FFFFFFFu);
+  if (i % 32 == 0) shared.largest[i / 32] = of_warp;
   __syncthreads();
   uint32_t largest = 0;
 #pragma unroll 1

@@ -6,10 +6,10 @@
 namespace gyre::cuda {
 
 struct LongRow {
-  float* mine;  // this thread's, kBlockThreads apart
+  float* own;  // this thread's, kBlockThreads apart
 
   __device__ float& at(uint32_t slot, uint32_t i) const {
-    return mine[(slot * kLongFloats + i) * kBlockThreads];
+    return own[(slot * kLongFloats + i) * kBlockThreads];
   }
   __device__ void get(uint32_t slot, float (&y)[1][kChunk]) const {
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ void note_largest(uint32_t head_dim, const Row& row, const LongRow& y
 }
 
 // What a row needs on its way through shared memory.
-struct LongPlace {
+struct LongWork {
   uint32_t head_dim;
   float stretch;
   LongRow y;
@@ -80,34 +80,34 @@ struct LongPlace {
 // `bring`: blocks are brought into range first. Returns whether one is out of it. Not a template
 // parameter: rows this long are rare, and each copy of this takes the compiler a second.
 template <uint32_t kFormat, class Row>
-__device__ bool encode_long_row(const LongPlace& place, const Row& row, bool bring,
+__device__ bool encode_long_row(const LongWork& work, const Row& row, bool bring,
                                 TileShared& shared) {
 #pragma unroll 1
   for (uint32_t s = 0; s < kManySlots; ++s) {
-    const RowPlace<1> at(place.head_dim, s);
+    const RowPlace<1> at(work.head_dim, s);
     float x[1][kChunk];
     load_flipped(at, row, x);
-    if (bring) lose_exponent(lost_exponent(__float_as_uint(place.y.at(s, kLongNote))), x[0]);
+    if (bring) lose_exponent(lost_exponent(__float_as_uint(work.y.at(s, kLongNote))), x[0]);
     transform_lanes(at, x);
-    place.y.put(s, x);
+    work.y.put(s, x);
   }
-  transform_slots(RowPlace<1>(place.head_dim).size[0], place.y);
+  transform_slots(RowPlace<1>(work.head_dim).size[0], work.y);
   float joint = 0;
   bool extreme = false;
 #pragma unroll 1
   for (uint32_t s = 0; s < kManySlots; ++s) {
-    const RowPlace<1> at(place.head_dim, s);
-    const uint32_t largest[1] = {__float_as_uint(place.y.at(s, kLongNote))};
+    const RowPlace<1> at(work.head_dim, s);
+    const uint32_t largest[1] = {__float_as_uint(work.y.at(s, kLongNote))};
     float x[1][kChunk], sum[1];
-    place.y.get(s, x);
+    work.y.get(s, x);
     stage_inside<1>(x[0]), stage_inside<2>(x[0]);
     sum_squares(at, x, sum);
-    const ScaleFactors<1> factors{place.stretch,
+    const ScaleFactors<1> factors{work.stretch,
                                   {bring ? power_of_two(lost_exponent(largest[0])) : 1.0f}};
     EncodedRow<1> encoded;
     code_row<kFormat>(at, x, factors, sum, encoded);
     if (bring) replace_degenerate<kFormat>(largest, encoded);
-    put_row(at, place.me, kManySlots, encoded, shared);
+    put_row(at, work.me, kManySlots, encoded, shared);
     const uint32_t parts = at.size[0] / abi::kKvScaleBlock;  // a slot each, from the first on
     joint = parts <= 1 ? sum[0] : joint + sum[0];
     extreme = extreme || (at.active(0) && (parts <= 1 || s + 1 == parts) && !in_range(joint));
@@ -117,13 +117,13 @@ __device__ bool encode_long_row(const LongPlace& place, const Row& row, bool bri
 
 // A function of its own: inlined, it would make the compiler's work on the short rows longer, too.
 template <uint32_t kFormat, class Row>
-__device__ __noinline__ void encode_long(LongPlace place, Row row, TileShared& shared) {
+__device__ __noinline__ void encode_long(LongWork work, Row row, TileShared& shared) {
   bool bring = false;
 #pragma unroll 1
   for (;;) {
-    const bool mine = encode_long_row<kFormat>(place, row, bring, shared);
-    if (bring || __ballot_sync(kAllLanes, row.present() && mine ? 1 : 0) == 0) return;
-    note_largest(place.head_dim, row, place.y);
+    const bool extreme = encode_long_row<kFormat>(work, row, bring, shared);
+    if (bring || __ballot_sync(kAllLanes, row.present() && extreme ? 1 : 0) == 0) return;
+    note_largest(work.head_dim, row, work.y);
     bring = true;
   }
 }

@@ -90,7 +90,7 @@ __device__ void pack_quad(const uint32_t (&rows)[8], uint32_t (&words)[kBits]) {
 
 // A plane of a tile of V. Tokens that are not in `written` keep their bits.
 template <uint32_t kBits, uint32_t kShift>
-__device__ void pack_tile_quad(const uint32_t (&codes)[8], uint32_t written, uint8_t* place) {
+__device__ void pack_tile_quad(const uint32_t (&codes)[8], uint32_t written, uint8_t* to) {
   constexpr uint32_t kField = kFieldBytes<kBits>;
   uint32_t rows[8], words[kBits];
 #pragma unroll
@@ -101,11 +101,11 @@ __device__ void pack_tile_quad(const uint32_t (&codes)[8], uint32_t written, uin
 #pragma unroll
     for (uint32_t t = 0; t < 8; ++t) rows[t] = (written >> t & 1) != 0 ? kField : 0;
     pack_quad<kBits>(rows, mask);
-    load_words(place, old);
+    load_words(to, old);
 #pragma unroll
     for (uint32_t i = 0; i < kBits; ++i) words[i] = (words[i] & mask[i]) | (old[i] & ~mask[i]);
   }
-  store_words(words, place);
+  store_words(words, to);
 }
 
 // Rows of codes `stride` bytes apart, by threads [0, threads).

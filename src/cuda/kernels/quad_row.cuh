@@ -10,12 +10,12 @@ constexpr uint32_t kQuad = 4;  // coordinates
 constexpr uint32_t kQuadRow = 32 * kQuad;
 
 template <uint32_t kQuads>
-struct QuadPlace {
+struct QuadLanes {
   uint32_t head_dim;
   uint32_t lane;
   uint32_t size[kQuads];  // points of the transform that a quad is part of; 0: behind the row
 
-  __device__ explicit QuadPlace(uint32_t dim) : head_dim(dim), lane(threadIdx.x % 32) {
+  __device__ explicit QuadLanes(uint32_t dim) : head_dim(dim), lane(threadIdx.x % 32) {
 #pragma unroll
     for (uint32_t q = 0; q < kQuads; ++q)  // as RowPlace has it
       size[q] = begin(q) < dim ? 0x80000000u >> __clz(static_cast<int>(begin(q) ^ dim)) : 0;
@@ -28,7 +28,7 @@ template <class Source, uint32_t kQuads>
 struct RawQuads {
   Pack<Source, kQuad> of[kQuads];
 
-  __device__ RawQuads(const QuadPlace<kQuads>& at, const Source* row) {
+  __device__ RawQuads(const QuadLanes<kQuads>& at, const Source* row) {
 #pragma unroll
     for (uint32_t q = 0; q < kQuads; ++q) {
       of[q] = {};
@@ -36,7 +36,7 @@ struct RawQuads {
     }
   }
   template <class Target>
-  __device__ void copy_to(const QuadPlace<kQuads>& at, Target* row) const {
+  __device__ void copy_to(const QuadLanes<kQuads>& at, Target* row) const {
 #pragma unroll
     for (uint32_t q = 0; q < kQuads; ++q) {
       Pack<Target, kQuad> out;
@@ -65,7 +65,7 @@ __device__ uint32_t quad_signs(uint32_t lane) {
 
 // Coordinates with their signs, and as the next quads.
 template <uint32_t kQ, class Source, uint32_t kQuads>
-__device__ void widen_quads(const QuadPlace<kQuads>& at, const RawQuads<Source, kQuads>& raw,
+__device__ void widen_quads(const QuadLanes<kQuads>& at, const RawQuads<Source, kQuads>& raw,
                             float (&y)[kQuads][kQuad]) {
   const uint32_t signs = quad_signs<kQ>(at.lane);
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ void widen_quads(const QuadPlace<kQuads>& at, const RawQuads<Source, 
 // Stages 4, 8, ... n / 2, then 1, 2. Where a transform is shorter -0 is added, which changes
 // nothing.
 template <uint32_t kQuads>
-__device__ void transform_quads(const QuadPlace<kQuads>& at, float (&y)[kQuads][kQuad]) {
+__device__ void transform_quads(const QuadLanes<kQuads>& at, float (&y)[kQuads][kQuad]) {
 #pragma unroll 1
   for (uint32_t step = 1; step < 32; step *= 2) {
     const float sign = (at.lane & step) != 0 ? -1.0f : 1.0f;
@@ -126,7 +126,7 @@ __device__ inline float add_groups(float v) {
 
 // Step 5 of docs/kv_formats.md, for each scale block.
 template <uint32_t kQuads>
-__device__ void sum_squares(const QuadPlace<kQuads>& at, const float (&y)[kQuads][kQuad],
+__device__ void sum_squares(const QuadLanes<kQuads>& at, const float (&y)[kQuads][kQuad],
                             float (&sum)[kQuads]) {
 #pragma unroll
   for (uint32_t q = 0; q < kQuads; ++q)
@@ -151,7 +151,7 @@ __device__ void sum_squares(const QuadPlace<kQuads>& at, const float (&y)[kQuads
 
 // Over blocks of at most `most` coordinates, in any order.
 template <uint32_t kQuads, class Combine>
-__device__ void reduce_quads(const QuadPlace<kQuads>& at, uint32_t most, uint32_t (&v)[kQuads],
+__device__ void reduce_quads(const QuadLanes<kQuads>& at, uint32_t most, uint32_t (&v)[kQuads],
                              const Combine& combine) {
 #pragma unroll 1
   for (uint32_t step = 1; step < 32; step *= 2) {
@@ -196,7 +196,7 @@ struct EncodedQuads {
 
 // Steps 7 and 8. y is transformed.
 template <uint32_t kFormat, uint32_t kQuads>
-__device__ void code_quads(const QuadPlace<kQuads>& at, const float (&y)[kQuads][kQuad],
+__device__ void code_quads(const QuadLanes<kQuads>& at, const float (&y)[kQuads][kQuad],
                            const float (&sum)[kQuads], float stretch, EncodedQuads<kQuads>& out) {
   constexpr bool kMagnitudes = abi::kv_has_magnitudes(kFormat);
   uint32_t squares[kQuads], largest[kQuads];
@@ -224,7 +224,7 @@ __device__ void code_quads(const QuadPlace<kQuads>& at, const float (&y)[kQuads]
 
 // Step 6: whether a transform block's squares left the range. One of 512 has two scales.
 template <uint32_t kQuads>
-__device__ bool is_extreme(const QuadPlace<kQuads>& at, const float (&sum)[kQuads]) {
+__device__ bool is_extreme(const QuadLanes<kQuads>& at, const float (&sum)[kQuads]) {
   bool extreme = false;
 #pragma unroll
   for (uint32_t q = 0; q < kQuads; ++q) {
@@ -239,7 +239,7 @@ __device__ bool is_extreme(const QuadPlace<kQuads>& at, const float (&sum)[kQuad
 
 // A row out of range is brought into it and goes round once more.
 template <uint32_t kFormat, class Source, uint32_t kQuads>
-__device__ void encode_quads(const QuadPlace<kQuads>& at, const RawQuads<Source, kQuads>& raw,
+__device__ void encode_quads(const QuadLanes<kQuads>& at, const RawQuads<Source, kQuads>& raw,
                              float stretch, uint32_t (&codes)[kQuads], uint32_t (&scale)[kQuads]) {
   uint32_t largest[kQuads] = {};
   bool again = false;

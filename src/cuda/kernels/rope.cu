@@ -1,7 +1,7 @@
 // rope and norm_rope:
 //   turn(p) = position(axis(p)) * frequency(p)  mod 1    64-bit fixed point, the upper 32 bits are
 //   used; (u, v) -> (u cos - v sin, u sin + v cos)       f32, rounded once when stored
-// A unit is one or two heads of one token: 1 to 32 lanes of a warp. Every byte of x is read once (a
+// A item is one or two heads of one token: 1 to 32 lanes of a warp. Every byte of x is read once (a
 // second time, from near, with the norm), every byte of out written once.
 #include "cuda/kernels/rope_block.cuh"
 

@@ -2,6 +2,7 @@
 // Sines and cosines of the pairs of a token, as on the CPU: the angle is an exact 64-bit fraction
 // of a turn, its upper 32 bits go into polynomials for an eighth of a turn. A block makes those of
 // its tokens once, for all their heads.
+#include "abi/angles.h"
 #include "cuda/kernels/block_work.cuh"
 #include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/global_memory.cuh"
@@ -13,24 +14,11 @@ struct Angles {
   float cosine[kRun], sine[kRun];
 };
 
-// Coefficients with the least maximum error, within 7e-8 of the truth, rounding included.
-__device__ inline void sincos_of_turn(uint32_t turn, float& sine, float& cosine) {
-  const uint32_t quarter = (turn + 0x20000000u) >> 30;
-  const auto rest = static_cast<int32_t>(turn - (quarter << 30));
-  const float x = static_cast<float>(rest) * 0x1.921fb6p-30f;  // 2 pi / 2^32
-  const float x2 = x * x;
-  float s = __fmaf_rn(x2, -0x1.98da64p-13f, 0x1.1105b4p-7f);
-  s = __fmaf_rn(x2, s, -0x1.555540p-3f);
-  s = __fmaf_rn(x * x2, s, x);
-  float c = __fmaf_rn(x2, 0x1.9a0258p-16f, -0x1.6c0c8cp-10f);
-  c = __fmaf_rn(x2, c, 0x1.55554ap-5f);
-  c = __fmaf_rn(x2, c, -0.5f);
-  c = __fmaf_rn(x2, c, 1.0f);
-  const bool odd = (quarter & 1) != 0;
-  // Bit 1 of the quarter is the sign of the sine, bit 1 of the next quarter that of the cosine.
-  sine = __uint_as_float(__float_as_uint(odd ? c : s) ^ quarter >> 1 << 31);
-  cosine = __uint_as_float(__float_as_uint(odd ? s : c) ^ (quarter + 1) >> 1 << 31);
-}
+struct DeviceOps {
+  __device__ float fma(float a, float b, float c) const { return __fmaf_rn(a, b, c); }
+  __device__ float float_of(uint32_t bits) const { return __uint_as_float(bits); }
+  __device__ uint32_t bits_of(float x) const { return __float_as_uint(x); }
+};
 
 __device__ inline uint64_t turns_from_double(double turns) {
   // From 2^53 on every double is a whole number of turns; the cut keeps the cast in range.
@@ -72,22 +60,22 @@ struct AngleTable {
   float* floats;
   uint32_t stride;  // of cosines, of sines
 
-  // Fours swap places in every other 32: lanes that read eight each then meet different banks.
-  __device__ static uint32_t place(uint32_t pair) { return pair ^ (pair >> 3 & 4); }
+  // XOR swizzle of fours in every other 32: lanes that read eight each then meet different banks.
+  __device__ static uint32_t swizzled(uint32_t pair) { return pair ^ (pair >> 3 & 4); }
 
   __device__ void put(uint32_t token, uint32_t pair, float cosine, float sine) const {
-    float* const at = floats + token * 2 * stride + place(pair);
+    float* const at = floats + token * 2 * stride + swizzled(pair);
     at[0] = cosine, at[stride] = sine;
   }
   template <uint32_t kRun>
   __device__ void get(uint32_t token, uint32_t pair, Angles<kRun>& angle) const {
     const float* const at = floats + token * 2 * stride;
     if constexpr (kRun == 1) {
-      angle.cosine[0] = at[place(pair)], angle.sine[0] = at[stride + place(pair)];
+      angle.cosine[0] = at[swizzled(pair)], angle.sine[0] = at[stride + swizzled(pair)];
     } else {
 #pragma unroll
       for (uint32_t i = 0; i < kRun; i += 4) {
-        const auto* const from = reinterpret_cast<const float4*>(at + place(pair + i));
+        const auto* const from = reinterpret_cast<const float4*>(at + swizzled(pair + i));
         const float4 cosine = from[0], sine = from[stride / 4];
         angle.cosine[i] = cosine.x, angle.cosine[i + 1] = cosine.y;
         angle.cosine[i + 2] = cosine.z, angle.cosine[i + 3] = cosine.w;
@@ -114,7 +102,9 @@ __device__ inline AngleInput load_angle(const abi::RopeParams& p, const Args& ar
 
 __device__ inline void make_angle(const abi::RopeParams& p, const AngleInput& input, float& cosine,
                                   float& sine) {
-  sincos_of_turn(static_cast<uint32_t>(input.position * input.turns >> 32), sine, cosine);
+  const abi::TurnAngle angle =
+      abi::angle_of_turn(static_cast<uint32_t>(input.position * input.turns >> 32), DeviceOps());
+  cosine = angle.cosine, sine = angle.sine;
   sine *= p.magnitude, cosine *= p.magnitude;
   // An angle that cannot be computed must not pass for no rotation.
   if (input.broken) sine = cosine = __uint_as_float(0x7FC00000u);

@@ -15,34 +15,34 @@ struct RopeBlock {
   uint32_t x, y;
 };
 
-// A unit of a block, and its token's place in the block.
-struct PlacedUnit {
-  RopeUnit unit;
+// A item of a block, and its token's offsets in the block.
+struct BlockItem {
+  RopeItem item;
   uint32_t nth;
 
-  __device__ PlacedUnit(const abi::RopeParams& p, const RopeAddresses (&at)[2],
-                        const RopeShare& share, const RopeBlock& block, uint32_t index) {
-    nth = share.tokens == 1 ? 0 : index * share.inverse >> 16;
-    uint32_t group = block.y * share.units + index - nth * share.groups;
-    uint64_t token = uint64_t{block.x} * share.tokens + nth;
-    const bool present = token < p.tokens && nth < share.tokens && group < share.groups;
+  __device__ BlockItem(const abi::RopeParams& p, const RopeAddresses (&at)[2], const RopeWork& work,
+                       const RopeBlock& block, uint32_t index) {
+    nth = work.tokens == 1 ? 0 : index * work.inverse >> 16;
+    uint32_t group = block.y * work.items + index - nth * work.groups;
+    uint64_t token = uint64_t{block.x} * work.tokens + nth;
+    const bool present = token < p.tokens && nth < work.tokens && group < work.groups;
     if (!present) token = group = nth = 0;
-    unit.stream = group < share.first ? 0 : 1;
-    if (unit.stream == 1) group -= share.first;
-    const abi::RopeStream& s = p.stream[unit.stream];
-    const uint32_t head = group * share.rows, left = static_cast<uint32_t>(s.heads) - head;
-    unit.rows = present ? (left < share.rows ? left : share.rows) : 0;
+    item.stream = group < work.first ? 0 : 1;
+    if (item.stream == 1) group -= work.first;
+    const abi::RopeStream& s = p.stream[item.stream];
+    const uint32_t head = group * work.rows, left = static_cast<uint32_t>(s.heads) - head;
+    item.rows = present ? (left < work.rows ? left : work.rows) : 0;
     const auto of = [&](uint64_t first, uint64_t second) {
-      return unit.stream == 0 ? first : second;
+      return item.stream == 0 ? first : second;
     };
-    unit.x = of(at[0].x, at[1].x) + token * s.x_token_stride + head * s.x_head_stride;
-    unit.out = of(at[0].out, at[1].out) + token * s.out_token_stride + head * s.out_head_stride;
-    unit.weight = of(at[0].weight, at[1].weight);
-    unit.second = of(at[0].second, at[1].second);
-    if (unit.second != 0)
-      unit.second += token * s.second_token_stride + head * s.second_head_stride;
-    unit.x_step = s.x_head_stride, unit.out_step = s.out_head_stride;
-    unit.second_step = s.second_head_stride;
+    item.x = of(at[0].x, at[1].x) + token * s.x_token_stride + head * s.x_head_stride;
+    item.out = of(at[0].out, at[1].out) + token * s.out_token_stride + head * s.out_head_stride;
+    item.weight = of(at[0].weight, at[1].weight);
+    item.second = of(at[0].second, at[1].second);
+    if (item.second != 0)
+      item.second += token * s.second_token_stride + head * s.second_head_stride;
+    item.x_step = s.x_head_stride, item.out_step = s.out_head_stride;
+    item.second_step = s.second_head_stride;
   }
 };
 
@@ -73,23 +73,23 @@ __device__ void rope_block(const abi::RopeParams& p, const Args& args, const Rop
                            const RopeBlock& block) {
   constexpr uint32_t kRun = rope_run(sizeof(In));
   const uint32_t bits = rope_lane_bits(p.head_dim, sizeof(In)), lanes = 1u << bits;
-  const RopeShare share(p, bits);
-  const PlacedUnit placed(p, at, share, block, threadIdx.x >> bits);
-  const TableAngles angles{{dynamic_float4s(), rope_angle_floats(rope_pairs(p))}, placed.nth};
+  const RopeWork work(p, bits);
+  const BlockItem mapped(p, at, work, block, threadIdx.x >> bits);
+  const TableAngles angles{{dynamic_float4s(), rope_angle_floats(rope_pairs(p))}, mapped.nth};
   Rope<In, Out, kAdjacent, kNorm, TableAngles> rope{
-      p, placed.unit, angles, threadIdx.x & (lanes - 1), lanes, {}};
+      p, mapped.item, angles, threadIdx.x & (lanes - 1), lanes, {}};
   RopeRun<In, kRun> run;
   const bool aligned = are_rope_rows_aligned(p, at) && are_rope_runs<kAdjacent, kRun>(p);
   const bool early = aligned && rope.lane * kRun < rope_pairs(p);
   // Not aligned, a block may have no whole run: nothing to divide by.
-  const RopePlace place = early ? rope.template place_of<kRun>(rope.lane) : RopePlace{};
-  if (early) rope.template load_rows<kRun>(place, run);
-  const uint64_t first = uint64_t{block.x} * share.tokens, left = p.tokens - first;
-  make_angles(p, args, first, left < share.tokens ? static_cast<uint32_t>(left) : share.tokens,
+  const RopeOffsets offsets = early ? rope.template offsets_of<kRun>(rope.lane) : RopeOffsets{};
+  if (early) rope.template load_rows<kRun>(offsets, run);
+  const uint64_t first = uint64_t{block.x} * work.tokens, left = p.tokens - first;
+  make_angles(p, args, first, left < work.tokens ? static_cast<uint32_t>(left) : work.tokens,
               angles.table);
   if constexpr (kNorm) rope.find_scales();
   __syncthreads();
-  if (early) rope.template rotate_rows<kRun>(place, run);
+  if (early) rope.template rotate_rows<kRun>(offsets, run);
   if (aligned) {
     rope.template rotate<kRun>(rope.lane + lanes);
   } else {

@@ -8,19 +8,19 @@
 namespace gyre::cuda {
 
 // Heads of one token that the same lanes rotate.
-struct RopeUnit {
+struct RopeItem {
   uint32_t stream;
-  uint32_t rows;  // of them; 0: a unit beyond the end
+  uint32_t rows;  // of them; 0: a item beyond the end
   uint64_t x, out, second, weight;
   uint64_t x_step, out_step, second_step;
 };
 
-// A run of kRun pairs: where its halves are. Adjacent pairs lie in one piece.
-struct RopePlace {
+// A run of kRun pairs: where its halves are. Adjacent pairs lie side by side.
+struct RopeOffsets {
   uint32_t pair, u, v;
 };
 
-// One of every row of a unit.
+// One of every row of a item.
 template <class In, uint32_t kRun>
 struct RopeRun {
   Words<In, 2 * kRun> of[kRopeRows];
@@ -32,22 +32,22 @@ __device__ bool are_rope_runs(const abi::RopeParams& p) {
   return (kAdjacent ? p.block_pairs : p.block_pairs | p.distance | p.block_stride) % kRun == 0;
 }
 
-// Angle: where the sines and cosines of the unit's token come from. kStaged: out is not in global
+// Angle: where the sines and cosines of the item's token come from. kStaged: out is not in global
 // memory.
 template <class In, class Out, bool kAdjacent, bool kNorm, class Angle, bool kStaged = false>
 struct Rope {
   const abi::RopeParams& p;
-  const RopeUnit& unit;
+  const RopeItem& item;
   const Angle& angles;
   uint32_t lane, lanes;
   float scale[kRopeRows];
 
   __device__ const In* x_row(uint32_t r) const {
-    return pointer<const In>(unit.x + r * unit.x_step);
+    return pointer<const In>(item.x + r * item.x_step);
   }
   __device__ Out* out_row(uint32_t r) const {
-    if constexpr (kStaged) return reinterpret_cast<Out*>(unit.out + r * unit.out_step);
-    if constexpr (!kStaged) return pointer<Out>(unit.out + r * unit.out_step);
+    if constexpr (kStaged) return reinterpret_cast<Out*>(item.out + r * item.out_step);
+    if constexpr (!kStaged) return pointer<Out>(item.out + r * item.out_step);
   }
 
   template <uint32_t kRun>
@@ -60,9 +60,9 @@ struct Rope {
       store_wide(v, to);
     }
     if constexpr (kNorm) {
-      if (unit.second == 0) return;
-      const uint64_t row = unit.second + r * unit.second_step;
-      const uint32_t dtype = p.stream[unit.stream].second_dtype;
+      if (item.second == 0) return;
+      const uint64_t row = item.second + r * item.second_step;
+      const uint32_t dtype = p.stream[item.stream].second_dtype;
       if (dtype == 0) store_floats(v, pointer<float>(row) + at);
       if (dtype == 1) store_floats(v, pointer<Half>(row) + at);
       if (dtype == 2) store_floats(v, pointer<BFloat16>(row) + at);
@@ -70,7 +70,7 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void load_row(uint32_t r, const RopePlace& at, Words<In, 2 * kRun>& words) const {
+  __device__ void load_row(uint32_t r, const RopeOffsets& at, Words<In, 2 * kRun>& words) const {
     const In* const row = x_row(r);
     if constexpr (kRun == 1) {
       const Pack<In, 2> two = {{row[at.u], row[kAdjacent ? at.u + 1 : at.v]}};
@@ -85,7 +85,7 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void rotate_row(uint32_t r, const RopePlace& at, const Words<In, 2 * kRun>& words,
+  __device__ void rotate_row(uint32_t r, const RopeOffsets& at, const Words<In, 2 * kRun>& words,
                              const Angles<kRun>& angle, const float (&weights)[2][kRun]) const {
     float rotated[2 * kRun];
 #pragma unroll
@@ -117,7 +117,7 @@ struct Rope {
 
   template <class Weight, uint32_t kCount>
   __device__ void load_weights_of(uint32_t at, float (&weights)[kCount]) const {
-    load_floats(pointer<const Weight>(unit.weight) + at, weights);
+    load_floats(pointer<const Weight>(item.weight) + at, weights);
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) weights[i] += p.weight_offset;
   }
@@ -125,7 +125,7 @@ struct Rope {
   // Without weights everything is multiplied by 1: there is nothing to offset.
   template <uint32_t kCount>
   __device__ void load_weights(uint32_t at, float (&weights)[kCount]) const {
-    const uint32_t dtype = p.stream[unit.stream].weight_dtype;
+    const uint32_t dtype = p.stream[item.stream].weight_dtype;
     if (dtype == 0) return load_weights_of<float>(at, weights);
     if (dtype == 1) return load_weights_of<Half>(at, weights);
     if (dtype == 2) return load_weights_of<BFloat16>(at, weights);
@@ -134,7 +134,7 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void load_weights(const RopePlace& at, float (&weights)[2][kRun]) const {
+  __device__ void load_weights(const RopeOffsets& at, float (&weights)[2][kRun]) const {
     if constexpr (kAdjacent) {
       float both[2 * kRun];
       load_weights(at.u, both);
@@ -147,7 +147,7 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ RopePlace place_of(uint32_t n) const {
+  __device__ RopeOffsets offsets_of(uint32_t n) const {
     const uint32_t runs = static_cast<uint32_t>(p.block_pairs) / kRun;
     const uint32_t block = p.blocks == 1 ? 0 : n / runs, i = (n - block * runs) * kRun;
     const uint32_t u = kAdjacent ? 2 * i : block * static_cast<uint32_t>(p.block_stride) + i;
@@ -156,27 +156,27 @@ struct Rope {
   }
 
   template <uint32_t kRun>
-  __device__ void load_rows(const RopePlace& at, RopeRun<In, kRun>& run) const {
+  __device__ void load_rows(const RopeOffsets& at, RopeRun<In, kRun>& run) const {
 #pragma unroll
     for (uint32_t r = 0; r < kRopeRows; ++r) {
-      if (r < unit.rows) load_row<kRun>(r, at, run.of[r]);
+      if (r < item.rows) load_row<kRun>(r, at, run.of[r]);
     }
   }
 
   template <uint32_t kRun>
-  __device__ void rotate_rows(const RopePlace& at, const RopeRun<In, kRun>& run) const {
+  __device__ void rotate_rows(const RopeOffsets& at, const RopeRun<In, kRun>& run) const {
     Angles<kRun> angle;
     angles.get(at.pair, angle);
     rotate_rows(at, run, angle);
   }
   template <uint32_t kRun>
-  __device__ void rotate_rows(const RopePlace& at, const RopeRun<In, kRun>& run,
+  __device__ void rotate_rows(const RopeOffsets& at, const RopeRun<In, kRun>& run,
                               const Angles<kRun>& angle) const {
     float weights[2][kRun];
     if constexpr (kNorm) load_weights(at, weights);
 #pragma unroll
     for (uint32_t r = 0; r < kRopeRows; ++r) {
-      if (r < unit.rows) rotate_row<kRun>(r, at, run.of[r], angle, weights);
+      if (r < item.rows) rotate_row<kRun>(r, at, run.of[r], angle, weights);
     }
   }
 
@@ -186,7 +186,7 @@ struct Rope {
 #pragma unroll 1
     for (; n < rope_pairs(p) / kRun; n += lanes) {
       RopeRun<In, kRun> run;
-      const RopePlace at = place_of<kRun>(n);
+      const RopeOffsets at = offsets_of<kRun>(n);
       load_rows<kRun>(at, run);
       rotate_rows<kRun>(at, run);
     }
@@ -194,10 +194,10 @@ struct Rope {
 
   // Coordinates [begin, end) that are not rotated.
   __device__ void pass(uint32_t begin, uint32_t end) const {
-    if (!kNorm && unit.x == unit.out) return;
+    if (!kNorm && item.x == item.out) return;
 #pragma unroll
     for (uint32_t r = 0; r < kRopeRows; ++r) {
-      if (r >= unit.rows) break;
+      if (r >= item.rows) break;
       for (uint32_t i = begin + lane; i < end; i += lanes) {
         if constexpr (kNorm) {
           float weight[1];
@@ -232,7 +232,7 @@ struct Rope {
 #pragma unroll
     for (uint32_t r = 0; r < kRopeRows; ++r) {
       float sum = 0;
-      if (r < unit.rows) {
+      if (r < item.rows) {
         for (uint64_t i = uint64_t{lane} * kRun; i + kRun <= count; i += lanes * kRun) {
           float x[kRun];
           load_floats(x_row(r) + i, x);
@@ -248,7 +248,7 @@ struct Rope {
         sum += __shfl_xor_sync(kAllLanes, sum, static_cast<int>(step));
       const float mean = sum / static_cast<float>(count);
       scale[r] = __fdiv_rn(1.0f, __fsqrt_rn(mean + p.epsilon));
-      const bool wide = r < unit.rows && !(sum >= 0x1p-100f && sum <= 0x1p127f);
+      const bool wide = r < item.rows && !(sum >= 0x1p-100f && sum <= 0x1p127f);
       if (__any_sync(kAllLanes, wide ? 1 : 0) != 0) {
         const float exact = wide_scale(r);
         if (wide) scale[r] = exact;
@@ -258,7 +258,7 @@ struct Rope {
 
   __device__ float wide_scale(uint32_t r) const {
     double sum = 0;
-    for (uint64_t i = lane; r < unit.rows && i < p.head_dim; i += lanes) {
+    for (uint64_t i = lane; r < item.rows && i < p.head_dim; i += lanes) {
       const double x = widen(x_row(r)[i]);
       sum += x * x;
     }

@@ -26,8 +26,9 @@ struct RowSource {
 
 template <class In, bool kAdjacent, bool kNorm>
 struct KeyRotation {
+  static constexpr bool kRotates = true;
   static constexpr uint32_t kStream = 1, kWeightArg = 6;
-  using Unit = Rope<In, In, kAdjacent, kNorm, MadeAngles, true>;
+  using Item = Rope<In, In, kAdjacent, kNorm, MadeAngles, true>;
 
   const abi::RopeParams& p;
   const Args& args;
@@ -43,7 +44,7 @@ struct KeyRotation {
 
   __device__ In* row() const { return reinterpret_cast<In*>(staged + threadIdx.x / 32 * stride); }
 
-  __device__ RopeUnit unit_of(const RowSource& source) const {
+  __device__ RopeItem item_of(const RowSource& source) const {
     return {kStream,
             1,
             source.x,
@@ -56,10 +57,10 @@ struct KeyRotation {
   }
 
   // The norm's sum takes the order that it has in rope: that of as many lanes.
-  __device__ void find_scales(const RopeUnit& unit, const MadeAngles& angles, Unit& to) const {
+  __device__ void find_scales(const RopeItem& item, const MadeAngles& angles, Item& to) const {
     if constexpr (kNorm) {
       const uint32_t lanes = 1u << rope_lane_bits(p.head_dim, sizeof(In));
-      Unit same{p, unit, angles, threadIdx.x & (lanes - 1), lanes, {}};
+      Item same{p, item, angles, threadIdx.x & (lanes - 1), lanes, {}};
       same.find_scales();
 #pragma unroll
       for (uint32_t r = 0; r < kRopeRows; ++r) to.scale[r] = same.scale[r];
@@ -69,31 +70,31 @@ struct KeyRotation {
   // The warp rotates its row, pair by pair, with all loads on their way before the first is needed.
   __device__ void rotate(const RowSource& source) const {
     constexpr uint32_t kAtOnce = 2;  // pairs of a lane
-    const RopeUnit unit = unit_of(source);
+    const RopeItem item = item_of(source);
     const MadeAngles angles{p, args, source.token};
-    Unit rope{p, unit, angles, threadIdx.x & 31, 32, {}};
+    Item rope{p, item, angles, threadIdx.x & 31, 32, {}};
     const uint32_t pairs = rope_pairs(p);
     bool has_scales = false;
     for (uint32_t first = 0; first < pairs || !has_scales; first += 32 * kAtOnce) {
       RopeRun<In, 1> run[kAtOnce];
-      RopePlace place[kAtOnce];
+      RopeOffsets offsets[kAtOnce];
       AngleInput input[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t pair = first + 32 * i + rope.lane;
         if (pair >= pairs) continue;
-        place[i] = rope.template place_of<1>(pair);
-        rope.template load_rows<1>(place[i], run[i]);
-        input[i] = load_angle(p, args, source.token, place[i].pair);
+        offsets[i] = rope.template offsets_of<1>(pair);
+        rope.template load_rows<1>(offsets[i], run[i]);
+        input[i] = load_angle(p, args, source.token, offsets[i].pair);
       }
-      if (!has_scales) find_scales(unit, angles, rope);
+      if (!has_scales) find_scales(item, angles, rope);
       has_scales = true;
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         if (first + 32 * i + rope.lane >= pairs) continue;
         Angles<1> angle;
         make_angle(p, input[i], angle.cosine[0], angle.sine[0]);
-        rope.template rotate_rows<1>(place[i], run[i], angle);
+        rope.template rotate_rows<1>(offsets[i], run[i], angle);
       }
     }
     rope.pass_rest();

@@ -42,8 +42,8 @@ __device__ void encode_row(const RowPlace<kSlots>& at, const TileThread& me, con
   put_row(at, me, kSlots, encoded, shared);
   const uint32_t first = threadIdx.x & 31 & ~(at.lanes - 1);
   const uint32_t row_mask = (at.lanes == 32 ? kAllLanes : (1u << at.lanes) - 1) << first;
-  const bool mine = row.present() && at.active(0) && is_extreme(at, sum);
-  const uint32_t extreme = __ballot_sync(kAllLanes, mine ? 1 : 0);
+  const bool is_out = row.present() && at.active(0) && is_extreme(at, sum);
+  const uint32_t extreme = __ballot_sync(kAllLanes, is_out ? 1 : 0);
   if (extreme != 0)
     encode_extreme<kFormat, kSlots>(at.head_dim, row, stretch, (extreme & row_mask) != 0, shared);
 }
@@ -82,7 +82,7 @@ __device__ inline void store_scales(const TileShared& shared, const TileThread& 
 // Rows to codes in shared memory, then to the cache. All threads of the block come here.
 template <uint32_t kFormat, class Row>
 __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& cache,
-                                const TilePlace& place, const Row& row) {
+                                const TileAddress& address, const Row& row) {
   const bool is_long = takes_many_slots(cache.head_dim);
   const uint32_t lanes = tile_lanes(cache.head_dim), lane = threadIdx.x & (lanes - 1);
   const TileThread me(lanes);
@@ -104,27 +104,27 @@ __device__ void quantize_native(TileShared& shared, const abi::KvCacheLayout& ca
   for (uint32_t t = 0; t < abi::kKvTile; ++t)
     written |= static_cast<uint32_t>(shared.present[me.tile][t]) << t;
   if (written == 0) return;
-  store_scales(shared, me, cache, written, place.scales);
+  store_scales(shared, me, cache, written, address.scales);
   if (cache.role == kRoleV) {
     pack_tile<kFormat>(tile_codes, stride, cache.head_dim, written, me.thread, abi::kKvTile * lanes,
-                       place.codes);
+                       address.codes);
   } else if (row.present()) {
     pack_row<kFormat>(tile_codes + me.slot * stride, cache.head_dim, lane, lanes,
-                      place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile));
+                      address.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile));
   }
 }
 
 template <uint32_t kFormat, class Row>
 __device__ void quantize_tile(TileShared& shared, const abi::KvCacheLayout& cache,
-                              const TilePlace& place, const Row& row) {
+                              const TileAddress& address, const Row& row) {
   if constexpr (abi::kv_is_mlx_native(kFormat)) {
     const TileThread me(tile_lanes(cache.head_dim));
     mlx_native_store<kFormat>(
-        cache, row, place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
-        reinterpret_cast<float*>(place.scales +
+        cache, row, address.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile),
+        reinterpret_cast<float*>(address.scales +
                                  me.slot * (cache.scales_tile_stride / abi::kKvTile)));
   } else {
-    quantize_native<kFormat>(shared, cache, place, row);
+    quantize_native<kFormat>(shared, cache, address, row);
   }
 }
 

@@ -3,7 +3,7 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_feedback.h"
 #include "cuda/kernels/encode.cuh"
-#include "cuda/kernels/tile_place.cuh"
+#include "cuda/kernels/tile_address.cuh"
 #include "cuda/kernels/words.cuh"
 
 namespace gyre::cuda {

@@ -138,7 +138,7 @@ __device__ void load_warp_row(const Row& row, uint32_t lane, WarpRow& y) {
   });
 }
 
-// Codes to the row's place in shared memory.
+// Codes to the row's bytes in shared memory.
 __device__ inline void put_warp_codes(const WarpCodes& made, uint32_t lane, uint8_t* row) {
 #pragma unroll
   for (uint32_t s = 0; s < kWarpSlots; ++s)
@@ -146,7 +146,7 @@ __device__ inline void put_warp_codes(const WarpCodes& made, uint32_t lane, uint
         make_uint2(made.codes[s][0], made.codes[s][1]);
 }
 
-// Rows out of range, once more: the scale, and codes in place of what was there. The others of the
+// Rows out of range, once more: the scale, and codes instead of what was there. The others of the
 // warp only take part.
 template <uint32_t kFormat, class Row>
 __device__ __noinline__ uint32_t warp_extreme(Row row, bool extreme, float stretch,
@@ -206,7 +206,7 @@ __device__ inline uint32_t written_slots(bool present) {
   return (bits | bits >> 12) & 0xFFu;
 }
 
-// Whether the warp's way is open: every address is a multiple of 16.
+// Whether the warp takes the tile: every address is a multiple of 16.
 __device__ inline bool is_warp_tile(const abi::KvCacheLayout& cache, uint64_t source_bits,
                                     uint64_t codes, uint64_t scales) {
   const auto low = [](uint64_t bits) { return static_cast<uint32_t>(bits); };
@@ -218,7 +218,7 @@ __device__ inline bool is_warp_tile(const abi::KvCacheLayout& cache, uint64_t so
 
 template <uint32_t kFormat, class Row>
 __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout& cache,
-                                   const TilePlace& place, const Row& row) {
+                                   const TileAddress& address, const Row& row) {
   const WarpTile me;
   const float stretch = cache.role == kRoleV ? abi::kv_codec(kFormat).value_stretch : 1.0f;
   uint8_t* const codes = reinterpret_cast<uint8_t*>(&shared) + threadIdx.x / 32 * kWarpTileBytes;
@@ -237,14 +237,14 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
   }
   __syncwarp();
   if (row.present() && me.lane == 0)
-    *reinterpret_cast<uint16_t*>(place.scales + 2 * me.slot) = static_cast<uint16_t>(scale);
+    *reinterpret_cast<uint16_t*>(address.scales + 2 * me.slot) = static_cast<uint16_t>(scale);
   if (cache.role == kRoleV) {
     pack_tile<kFormat>(codes, kWarpStride, kWarpDim, written, threadIdx.x % 32, 32,
-                       assume_wide(place.codes));
+                       assume_wide(address.codes));
   } else if (row.present()) {
     pack_row<kFormat>(
         row_codes, kWarpDim, me.lane, kRowLanes,
-        assume_wide(place.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile)));
+        assume_wide(address.codes + me.slot * (cache.codes_tile_stride / abi::kKvTile)));
   }
 }
 

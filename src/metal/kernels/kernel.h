@@ -38,7 +38,7 @@ constant uint spec_high [[function_constant(1)]];
 #define GYRE_GRID \
   { group, groups, threads.x, index, lane, simdgroup, arguments, shared }
 
-// What is in registers has no index: loops over it are unrolled, up to a bound that the Spec says,
+// Registers have no index: loops over it are unrolled, up to a bound that the Spec says,
 // too. Emulation leaves them alone.
 #if defined(GYRE_METAL_HOST)
 #define GYRE_UNROLL

@@ -1,6 +1,6 @@
-// kv_page_copy: see abi/kv_write.h. y is the pair, x parts of the page. Numbers of pages are device
-// data and may be anything.
-#include "abi/kv_write.h"
+// kv_page_copy: see abi/bytes_copy.h. y is the pair, x parts of the page. Numbers of pages are
+// device data and may be anything.
+#include "abi/bytes_copy.h"
 #include "metal/kernels/kernel.h"
 
 kernel void kv_page_copy(constant gyre::abi::KvPageCopyParams& p [[buffer(0)]],

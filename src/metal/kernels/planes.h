@@ -1,5 +1,5 @@
 #pragma once
-// Codes to their places in memory and back (abi/kv_codec.h says where): rows of K, tiles of V, rows
+// Codes to their bytes in memory and back (abi/kv_codec.h says where): rows of K, tiles of V, rows
 // of the mlx-native formats. A simdgroup packs what lies in the group's memory, a byte a code.
 #include "abi/kv_layout.h"
 #include "metal/kernels/row.h"
@@ -38,14 +38,14 @@ inline Plane high_plane(uint format) {
 
 // Where a coordinate of a row of K is in a plane: the byte, and its field there. The last group of
 // a row may be shorter.
-struct FieldPlace {
+struct FieldAddress {
   uint byte, field;
 };
-inline FieldPlace row_field(const thread Plane& plane, uint coordinate, uint head_dim) {
+inline FieldAddress row_field(const thread Plane& plane, uint coordinate, uint head_dim) {
   const uint group = abi::kv_group(plane.bits), begin = coordinate / group * group;
   const uint rest = head_dim - begin, bytes = rest < group ? rest / plane.fields() : 16;
-  const uint place = coordinate - begin;
-  return {begin / plane.fields() + place % bytes, place / bytes};
+  const uint at = coordinate - begin;
+  return {begin / plane.fields() + at % bytes, at / bytes};
 }
 
 // A plane of a row of K.
@@ -124,10 +124,9 @@ inline uint stored_bits(const device uchar* codes, constant abi::KvCacheLayout& 
     const uint field = slot / plane.bits;
     return read_cache<uchar>(codes + plane_begin + byte) >> (field * plane.bits) & plane.mask();
   }
-  const FieldPlace place = row_field(plane, coordinate, cache.head_dim);
+  const FieldAddress at = row_field(plane, coordinate, cache.head_dim);
   const device uchar* const row = codes + slot * (cache.codes_tile_stride / abi::kKvTile);
-  return read_cache<uchar>(row + plane_begin + place.byte) >> (place.field * plane.bits) &
-         plane.mask();
+  return read_cache<uchar>(row + plane_begin + at.byte) >> (at.field * plane.bits) & plane.mask();
 }
 inline uint stored_code(const device uchar* codes, constant abi::KvCacheLayout& cache, uint format,
                         uint slot, uint coordinate) {

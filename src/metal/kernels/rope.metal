@@ -1,4 +1,4 @@
-// rope and norm_rope: see abi/rope.h. x is the token, y units of heads, one to a simdgroup: those
+// rope and norm_rope: see abi/rope.h. x is the token, y items of heads, one to a simdgroup: those
 // of x, then those of k.
 #include "metal/kernels/rope_rows.h"
 
@@ -13,16 +13,16 @@ kernel void rope(constant gyre::abi::RopeParams& p [[buffer(0)]],
   using namespace gyre::metal;
   const Grid grid = GYRE_GRID;
   const RopeTables tables = {positions, frequencies, factors, grid.has(4)};
-  const ulong unit = ulong(group.y) * kRopeSimdgroups + simdgroup;
-  const ulong units = rope_units(p, p.stream[0]);
+  const ulong item = ulong(group.y) * kRopeSimdgroups + simdgroup;
+  const ulong items = rope_items(p, p.stream[0]);
   const bool adjacent = spec_byte(2) != 0, norm = spec_byte(3) != 0;
-  if (unit < units) {
+  if (item < items) {
     const RopeArgs args = {x, out, weight, second};
-    rotate_unit(p, p.stream[0], tables, args, group.x, unit, spec_byte(0), spec_byte(1), adjacent,
+    rotate_item(p, p.stream[0], tables, args, group.x, item, spec_byte(0), spec_byte(1), adjacent,
                 norm, lane);
   } else if (p.streams == 2) {
     const RopeArgs args = {k, k_out, k_weight, k_second};
-    rotate_unit(p, p.stream[1], tables, args, group.x, unit - units, spec_byte(0), spec_byte(1),
+    rotate_item(p, p.stream[1], tables, args, group.x, item - items, spec_byte(0), spec_byte(1),
                 adjacent, norm, lane);
   }
 }

@@ -1,10 +1,9 @@
 // rope_append: see abi/rope_append.h. Groups take tiles of K, then tiles of V, one to a simdgroup,
-// then units of q as rope does. A row of K is rotated into the group's memory, in the dtype that
+// then items of q as rope does. A row of K is rotated into the group's memory, in the dtype that
 // rope would leave it in, and then stored as any other is.
-#include "metal/kernels/append.h"
 #include "metal/kernels/rope_append_work.h"
 #include "metal/kernels/rope_rows.h"
-#include "metal/kernels/slot_list.h"
+#include "metal/kernels/write_job.h"
 
 namespace gyre {
 namespace metal {
@@ -51,58 +50,30 @@ struct RotatedRows {
   }
 };
 
-// Where a stream's rows come from and go to.
-struct StoredStream {
-  const device uchar* source;
-  device uchar* codes;
-  device uchar* scales;
-  device uchar* near;
-  bool aligned;  // codes
-};
-
-inline TileJob stored_job(constant abi::RopeAppendParams& p, const thread StoredStream& to,
-                          const device uchar* where, uint stream, ulong number, uint head,
-                          uint lane) {
-  const uint slot_bytes = spec_byte(5);
-  if (slot_bytes == 0) {
-    const AppendPlaces places = {to.codes, to.scales, to.near, to.aligned};
-    return append_job(p.append, p.append.stream[stream], load_state(where), places, number, head,
-                      lane);
-  }
-  const SlotList list = {where, slot_bytes, p.write.tokens, p.write.pages * p.write.page_tokens};
-  const PagePlaces places = {to.codes, to.scales, to.aligned};
-  return write_job(p.write, p.write.stream[stream].cache, list, places, number, head, lane);
-}
-
 inline void store_stream(constant abi::RopeAppendParams& p, const thread RopeTables& tables,
                          const device uchar* k_weight, const thread StoredStream& to,
                          const device uchar* where, uint stream, ulong number, uint head,
                          threadgroup uchar* memory, uint lane) {
-  const bool paged = spec_byte(5) != 0;
   const uint dtype = spec_byte(0), format = spec_byte(1 + stream);
-  constant abi::KvCacheLayout& cache =
-      paged ? p.write.stream[stream].cache : p.append.stream[stream].body;
-  const ulong token_stride = paged ? p.write.stream[stream].source_token_stride
-                                   : p.append.stream[stream].source_token_stride;
-  const ulong head_stride = paged ? p.write.stream[stream].source_head_stride
-                                  : p.append.stream[stream].source_head_stride;
-  const TileJob job = stored_job(p, to, where, stream, number, head, lane);
+  constant abi::WriteStream& s = p.write.stream[stream];
+  const TileJob job = write_job(p.write, stream, where, to, number, head, lane);
   threadgroup uchar* const codes = memory + rope_row_bytes(p);
   if (stream == 1) {
-    const TileSource from = {to.source, dtype, false, token_stride, head * head_stride};
-    store_source(cache, format, job, from, codes, lane);
+    const TileSource from = {to.source, dtype, false, s.source_token_stride,
+                             head * s.source_head_stride};
+    store_source(s.cache, format, job, from, codes, lane);
     return;
   }
   RotatedRows rows = {&p.rope,
                       tables,
                       {to.source, 0, 1, dtype, k_weight, p.rope.stream[1].weight_dtype},
-                      job.token * token_stride + head * head_stride,
+                      job.token * s.source_token_stride + head * s.source_head_stride,
                       job.token,
                       spec_byte(3) != 0,
                       spec_byte(4) != 0,
                       reinterpret_cast<threadgroup float*>(memory),
                       lane};
-  store_tile(cache, format, job, rows, codes, lane);
+  store_tile(s.cache, format, job, rows, codes, lane);
 }
 
 }  // namespace metal
@@ -134,11 +105,11 @@ kernel void rope_append(
   } else {
     const uint number = group.x - 2 * tile_groups;
     const uint q_groups =
-        static_cast<uint>(divide_up(rope_units(p.rope, p.rope.stream[0]), simdgroups));
+        static_cast<uint>(divide_up(rope_items(p.rope, p.rope.stream[0]), simdgroups));
     const uint token = number / q_groups,
-               unit = (number - token * q_groups) * simdgroups + simdgroup;
+               item = (number - token * q_groups) * simdgroups + simdgroup;
     const RopeArgs args = {q, q_out, q_weight, q_out};
-    rotate_unit(p.rope, p.rope.stream[0], tables, args, token, unit, spec_byte(0), spec_byte(0),
+    rotate_item(p.rope, p.rope.stream[0], tables, args, token, item, spec_byte(0), spec_byte(0),
                 spec_byte(3) != 0, spec_byte(4) != 0, lane);
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Rotating (and normalising) rows: some heads of one token by a simdgroup, a pair of coordinates to
 // a lane. The angle is an exact 64-bit fraction of a turn; a lane makes it once for all heads.
+#include "abi/angles.h"
 #include "abi/rope.h"
 #include "metal/kernels/numbers.h"
 #include "metal/kernels/rope_work.h"
@@ -10,27 +11,13 @@
 namespace gyre {
 namespace metal {
 
-struct Angle {
-  float cosine, sine;
-};
+using Angle = abi::TurnAngle;
 
-// The nearest quarter turn comes off exactly; polynomials of least maximum error for the rest.
-inline Angle angle_of_turn(uint turn) {
-  const uint quarter = (turn + 0x20000000u) >> 30;
-  const float x = static_cast<float>(as_type<int>(turn - (quarter << 30))) * 0x1.921fb6p-30f;
-  const float x2 = x * x;
-  float s = fma(x2, -0x1.98da64p-13f, 0x1.1105b4p-7f);
-  s = fma(x2, s, -0x1.555540p-3f);
-  s = fma(x * x2, s, x);
-  float c = fma(x2, 0x1.9a0258p-16f, -0x1.6c0c8cp-10f);
-  c = fma(x2, c, 0x1.55554ap-5f);
-  c = fma(x2, c, -0.5f);
-  c = fma(x2, c, 1.0f);
-  const bool odd = (quarter & 1u) != 0;
-  // Bit 1 of the quarter is the sign of the sine, bit 1 of the next quarter that of the cosine.
-  return {as_type<float>(as_type<uint>(odd ? s : c) ^ (quarter + 1) >> 1 << 31),
-          as_type<float>(as_type<uint>(odd ? c : s) ^ quarter >> 1 << 31)};
-}
+struct ThreadOps {
+  float fma(float a, float b, float c) const { return ::metal::fma(a, b, c); }
+  float float_of(uint bits) const { return as_type<float>(bits); }
+  uint bits_of(float x) const { return as_type<uint>(x); }
+};
 
 // What a rope's angles are made of.
 struct RopeTables {
@@ -63,7 +50,8 @@ inline Angle rope_angle(constant abi::RopeParams& p, const thread RopeTables& ta
     const Double made = radians ? turns_of_radians(frequency) : turns_of_table(turns);
     turns = fraction_of(tables.has_factors ? divide(made, factor) : made);
   }
-  const Angle angle = angle_of_turn(static_cast<uint>(position * turns >> 32));
+  const ThreadOps ops = {};
+  const Angle angle = abi::angle_of_turn(static_cast<uint>(position * turns >> 32), ops);
   const float nan = as_type<float>(0x7FC00000u);
   return {broken ? nan : angle.cosine * p.magnitude, broken ? nan : angle.sine * p.magnitude};
 }
@@ -203,21 +191,21 @@ struct RopeOut {
   }
 };
 
-// The simdgroup's heads of a stream: unit `unit` of a token.
+// The simdgroup's heads of a stream: item `item` of a token.
 struct RopeArgs {
   const device uchar* x;
   device uchar* out;
   const device uchar* weight;
   device uchar* second;
 };
-inline void rotate_unit(constant abi::RopeParams& p, constant abi::RopeStream& s,
+inline void rotate_item(constant abi::RopeParams& p, constant abi::RopeStream& s,
                         const thread RopeTables& tables, const thread RopeArgs& args, ulong token,
-                        ulong unit, uint x_dtype, uint out_dtype, bool adjacent, bool norm,
+                        ulong item, uint x_dtype, uint out_dtype, bool adjacent, bool norm,
                         uint lane) {
-  const ulong head = unit * rope_unit_rows(p);
+  const ulong head = item * rope_item_rows(p);
   if (head >= s.heads) return;
   const ulong left = s.heads - head;
-  const uint rows = left < rope_unit_rows(p) ? static_cast<uint>(left) : rope_unit_rows(p);
+  const uint rows = left < rope_item_rows(p) ? static_cast<uint>(left) : rope_item_rows(p);
   const RopeHeads heads = {args.x + token * s.x_token_stride + head * s.x_head_stride,
                            s.x_head_stride,
                            rows,

@@ -124,9 +124,9 @@ inline void transform_outer(thread Row& row, uint head_dim, uint lane) {
       const bool inside = 4 * step < block_points(lane_coordinate(j, lane), head_dim);
       GYRE_UNROLL
       for (uint k = 0; k < 4; ++k) {
-        const float mine = row.y[j][k], other = simd_shuffle_xor(mine, static_cast<ushort>(step));
-        const float both = upper ? other - mine : mine + other;
-        row.y[j][k] = inside ? both : mine;
+        const float own = row.y[j][k], other = simd_shuffle_xor(own, static_cast<ushort>(step));
+        const float both = upper ? other - own : own + other;
+        row.y[j][k] = inside ? both : own;
       }
     }
   }

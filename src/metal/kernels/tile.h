@@ -2,8 +2,8 @@
 // Storing a tile: 8 slots of one head of K or V, by a simdgroup. Tokens are calibrated one by one;
 // their codes meet in the group's memory, because eight tokens share V's bytes. All writers store
 // through this.
-#include "abi/kv_append.h"
 #include "abi/kv_feedback.h"
+#include "abi/write.h"
 #include "metal/kernels/mlx_native_codes.h"
 #include "metal/kernels/planes.h"
 
@@ -64,7 +64,7 @@ void copy_row(const thread Rows& rows, uint head_dim, device uchar* to, uint dty
   for (uint i = lane; i < head_dim; i += kLanes) rows.copy(i, to, dtype);
 }
 
-// Codes of a slot to the group's memory, scales to their places.
+// Codes of a slot to the group's memory, scales to memory.
 inline void put_row(constant abi::KvCacheLayout& cache, uint format, const thread RowCodes& row,
                     uint slot, threadgroup uchar* codes, device uchar* scales, uint lane) {
   threadgroup uint* const words =
@@ -130,7 +130,7 @@ struct TileJob {
   bool is_body;  // else its rows have no place but `near`
 };
 
-// The row of a slot: codes to the group's memory, scales and dense rows to their places.
+// The row of a slot: codes to the group's memory, scales and dense rows to memory.
 template <class Rows>
 void put_slot(constant abi::KvCacheLayout& cache, uint format, const thread Rows& rows, uint slot,
               const thread TileTarget& to, threadgroup uchar* codes, uint lane) {

@@ -69,7 +69,7 @@ inline Double divide(const thread Double& x, float factor) {
                       x.exponent - by.exponent - 34, x.negative != by.negative);
 }
 
-// What is left of whole turns, as a 64-bit fraction: x - floor(x), cut.
+// The fraction beyond whole turns, as a 64-bit fraction: x - floor(x), cut.
 inline ulong fraction_of(const thread Double& x) {
   // From 2^53 on every double is a whole number; the others cut at 2^62.
   if (x.mantissa == 0 || x.exponent + 52 >= 62) return 0;

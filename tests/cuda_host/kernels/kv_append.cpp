@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/kv_append.cu"
+#include "cuda/kernels/write.cu"
 
 GYRE_HOST_KERNELS(
     GYRE_HOST(kv_append<float, 0, 0>), GYRE_HOST(kv_append<gyre::cuda::Half, 0, 1>),

@@ -1,6 +1,6 @@
 #include "cuda_host/kernel_list.h"
 // After it
-#include "cuda/kernels/kv_write.cu"
+#include "cuda/kernels/write.cu"
 
 GYRE_HOST_KERNELS(
     GYRE_HOST(kv_write<gyre::cuda::Half, 0, 35, int32_t>),

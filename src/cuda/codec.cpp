@@ -1,4 +1,5 @@
-// Names and grids of kernels/kv_feedback.cu and kernels/kv_transform.cu.
+// Names and grids of the kernels that code and decode rows: hadamard.cu, kv_dequantize.cu,
+// kv_feedback.cu and kv_transform.cu.
 #include <algorithm>
 
 #include "cuda/kernels.h"
@@ -6,6 +7,41 @@
 #include "cuda/names.h"
 
 namespace gyre::cuda {
+
+std::string name_hadamard(uint64_t spec) {
+  const auto s = spec_from_key<abi::HadamardSpec>(spec);
+  const std::string in = float_name(s.x_dtype), out = float_name(s.out_dtype);
+  if (in.empty() || out.empty()) return {};
+  return "gyre::cuda::hadamard<" + in + ", " + out + ">";
+}
+
+Launch launch_hadamard(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::HadamardParams*>(params);
+  const uint64_t rows = p.rows[0] * p.rows[1];
+  const bool in_shared = p.head_dim > abi::kKvMaxHeadDim;
+  const uint64_t each =
+      in_shared ? 1 : (p.head_dim < kChunk ? kBlockThreads : rows_per_block(p.head_dim));
+  return {{static_cast<uint32_t>(divide_up(rows, each)), 1, 1},
+          kBlockThreads,
+          in_shared ? static_cast<uint32_t>(p.head_dim * sizeof(float)) : 0};
+}
+
+std::string name_kv_dequantize(uint64_t spec) {
+  const auto s = spec_from_key<abi::KvDequantizeSpec>(spec);
+  const std::string out = float_name(s.out_dtype);
+  if (out.empty() || !abi::kv_is_compressed(s.format)) return {};
+  return "gyre::cuda::kv_dequantize<" + out + ", " + std::to_string(s.format) + ">";
+}
+
+Launch launch_kv_dequantize(const void* params, uint64_t /*spec*/, const CudaLimits& /*limits*/) {
+  const auto& p = *static_cast<const abi::KvDequantizeParams*>(params);
+  const uint64_t tiles =
+      divide_up(p.first_slot + p.tokens, abi::kKvTile) - p.first_slot / abi::kKvTile;
+  const uint64_t rows = tiles * abi::kKvTile * p.heads;
+  return {{static_cast<uint32_t>(divide_up(rows, rows_per_block(p.cache.head_dim))), 1, 1},
+          kBlockThreads,
+          0};
+}
 
 std::string name_kv_feedback(uint64_t spec) {
   const auto s = spec_from_key<abi::KvFeedbackSpec>(spec);

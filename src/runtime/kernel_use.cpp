@@ -1,4 +1,4 @@
-#include "runtime/kernels.h"
+#include "runtime/kernel_use.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 namespace gyre::cuda {
 
 // Where a tile of one head begins.
-struct TilePlace {
+struct TileAddress {
   uint8_t* codes;
   uint8_t* scales;
 };
