@@ -38,22 +38,35 @@ def test_moments_are_those_of_the_models_own_tensors(made):
     module, seen = own.get_decoder().layers[1].self_attn, {}
     module.kv_a_layernorm.register_forward_hook(lambda module, args, out: seen.update(latent=out[0].double()))
     module.q_b_proj.register_forward_hook(lambda module, args, out: seen.update(q=out[0].double().unflatten(-1, (6, 32))))
+    apply = transformers.models.deepseek_v3.modeling_deepseek_v3.apply_rotary_pos_emb_interleave
     with torch.no_grad():
         own(ids[None])
+        places = own.get_decoder().rotary_emb(torch.zeros(1), torch.arange(90)[None])
+        turned = apply(seen["q"][None, :, :, 16:].transpose(1, 2), torch.zeros(1, 1, 90, 16), *places)[0]
+        seen["rotated"] = turned[0].transpose(0, 1).double()
     moments = latent.collect(made, latent.attentions(made), [ids], progress=False)[1]
     rows = seen["latent"][SKIPPED:]
     torch.testing.assert_close(moments.latent.mean[0], rows.mean(0), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(moments.latent.moment[0], rows.T @ rows / len(rows), atol=2e-3, rtol=2e-3)
-    up = module.kv_b_proj.weight.detach().double().view(6, 40, 64)
-    out = module.o_proj.weight.detach().double().view(48, 6, 24)
-    weights = 0
-    for head in range(6):
+    # One query, one key and one coordinate at a time: what an error of the key costs.
+    heads, scale = 6, module.scaling
+    up = module.kv_b_proj.weight.detach().double().view(heads, 40, 64)
+    out = module.o_proj.weight.detach().double().view(48, heads, 24)
+    keys = torch.cat([seen["latent"], torch.zeros(90, 16)], -1).double()
+    keys[:, 64:] = moments.keys[:, 64:].double()  # rotated
+    expected = 0
+    for head in range(heads):
         through = out[:, head] @ up[head, 16:]
-        spread = (through @ torch.cov(rows.T) @ through.T).trace()
-        queries = seen["q"][SKIPPED:, head, :16] @ up[head, :16] * module.scaling
-        weights = weights + spread * queries.T @ queries / len(rows)
-        torch.testing.assert_close(moments.values[head], through.T @ through)
-    torch.testing.assert_close(6 * moments.queries.moment[0], weights, atol=1e-2 * weights.abs().max().item(), rtol=0)
+        queries = torch.cat([seen["q"][:, head, :16] @ up[head, :16], seen["rotated"][:, head]], -1)
+        for t in range(SKIPPED, 90):
+            p = (scale * keys[: t + 1] @ queries[t]).softmax(0)
+            mean = p @ seen["latent"][: t + 1]
+            for key in range(t + 1):
+                move = through @ (seen["latent"][key] - mean)
+                expected = expected + p[key] ** 2 * (through.T @ through)
+                expected = expected + p[key] ** 2 * scale**2 * move @ move * torch.outer(queries[t, :64], queries[t, :64])
+    got = moments.value_weights + moments.key_weights
+    torch.testing.assert_close(got, expected, atol=1e-2 * expected.abs().max().item(), rtol=0)
 
 
 def test_rotary_parts_have_a_factor_for_each_pair(calibration):

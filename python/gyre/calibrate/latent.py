@@ -1,8 +1,9 @@
 """Latent layers (MLA): moments of the latent, of the rotary part and of the absorbed queries, and what the encoder makes of them.
 
-The latent is K and V at once, so its errors are weighed by what reads them: an error e of a key changes a head's output by
-W e and, through the key's score, by scale (q . e) W (x - out), with W the head's up-projection of V times its part of o_proj. Rows
-before rotation need no positions, and pairs of rotary coordinates have the same energy at each: a calibration holds everywhere.
+The latent is K and V at once, so its errors are weighed by what both readers make of them: an error e of the latent x, which a query
+gives the probability p, changes a head's output by p W e and, through its score, by p scale (q . e) W (x - out), with W the head's
+up-projection of V times its part of o_proj. The weights are the sum of both squares over all queries and keys. The latent is not
+rotated, and pairs of rotary coordinates have the same energy at every position: a calibration holds everywhere.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ def attentions(model) -> list[LatentAttention]:
 
 
 class LatentMoments:
-    """Sums of one layer: what its cache is given, and the queries as they enter attention."""
+    """Sums of one layer: what its cache is given, and what queries make of it."""
 
     def __init__(self, attention: LatentAttention):
         self.attention, self.values = attention, attention.output_weights()
-        self.latent, self.rotary, self.queries, self.rotary_queries = Sum(), Sum(), Sum(), Sum()
+        self.latent, self.rotary = Sum(), Sum()
+        self.value_weights = self.key_weights = self.rotary_weights = 0.0  # [latent or rotary, the same]
+        self.keys: torch.Tensor | None = None  # of the text so far, [tokens, latent + rotary]
         self.first: torch.Tensor | None = None
         self.masses: list[torch.Tensor] = []
 
@@ -58,43 +61,48 @@ class LatentMoments:
         if query.shape[0] > 1:
             self.first = step.k[:, :, 0].transpose(0, 1).double().cpu()  # [1, tokens tried, latent]
         else:
-            self._add(step.k[0], step.v[0], query[0], step.layer.length, scale)
+            self._add(step.k[0], step.v[0], query[0].float().cpu(), step.layer.length, scale)
         return attend(step, query, mask, scale=scale, **how)
 
     def _add(self, latent: torch.Tensor, rotary: torch.Tensor, query: torch.Tensor, begin: int, scale: float) -> None:
         """latent, rotary: [1, tokens, dim]; query: [heads, tokens, latent + rotary], from position `begin` on."""
-        latent, rotary, query = (x.double().cpu() for x in (latent, rotary, query))
-        if begin == 0 and latent.shape[1] > SKIPPED:
-            self.masses.append(_first_mass(torch.cat([latent, rotary], -1)[0], query, scale))
+        new = torch.cat([latent, rotary], -1)[0].float().cpu()
+        self.keys = new if begin == 0 else torch.cat([self.keys, new])
+        at = torch.arange(begin, len(self.keys))
+        hidden = torch.arange(len(self.keys)) > at[:, None]
+        masses = []
+        for q, weights in zip(query, self.values.float()):
+            p = (scale * q @ self.keys.T).masked_fill(hidden, float("-inf")).softmax(-1)
+            masses.append(p[min(SETTLED, len(at) // 2) :, 0].double().mean())
+            self._weigh(p[at >= SKIPPED], scale * q[at >= SKIPPED], weights)
+        if begin == 0 and len(at) > SKIPPED:
+            self.masses.append(torch.stack(masses).mean()[None])
         kept = slice(max(0, SKIPPED - begin), None)
-        latent, rotary, query = latent[:, kept], rotary[:, kept], query[:, kept]
-        if latent.shape[1] == 0:
-            return
-        self.latent.add(latent)
-        self.rotary.add(rotary)
-        # What a wrong score costs a head: the variance of what its output is a mean of.
-        spread = torch.einsum("hij,ij->h", self.values, torch.cov(latent[0].T)).clamp(min=0)
-        query = query * (scale * spread.sqrt())[:, None, None]
+        if latent[:, kept].shape[1] > 0:
+            self.latent.add(latent[:, kept])
+            self.rotary.add(rotary[:, kept])
+
+    def _weigh(self, p: torch.Tensor, q: torch.Tensor, weights: torch.Tensor) -> None:
+        """What the queries of one head make of errors. p: [queries, keys]; q: [queries, latent + rotary]; weights: W^T W."""
         dim = self.attention.latent
-        self.queries.add(query[..., :dim].flatten(0, 1)[None])
-        self.rotary_queries.add(query[..., dim:].flatten(0, 1)[None])
+        x, squares = self.keys[:, :dim], p.square()
+        out, total, near = p @ x, squares.sum(1), squares @ x
+        through = out @ weights
+        # The sum of p^2 |W (x - out)|^2 over all keys.
+        spread = squares @ ((x @ weights) * x).sum(1) - 2 * (through * near).sum(1) + total * (through * out).sum(1)
+        q = (q * spread.clamp(min=0).sqrt()[:, None]).double()
+        self.value_weights = self.value_weights + total.double().sum() * weights.double()
+        self.key_weights = self.key_weights + q[:, :dim].T @ q[:, :dim]
+        self.rotary_weights = self.rotary_weights + q[:, dim:].T @ q[:, dim:]
 
     def parts(self, transform: bool) -> tuple[Part, Part]:
         weight = (FIRST_GAIN * torch.stack(self.masses).mean(0)).clamp(max=FIRST_WEIGHT)
         mean, second = with_first(self.latent.mean, self.latent.moment, self.first, weight)
-        weights = self.values.sum(0) + len(self.values) * self.queries.moment
-        rotary, queries = _pair_energies(self.rotary.moment), _pair_energies(self.rotary_queries.moment)
+        weights = (self.value_weights + self.key_weights)[None]
+        rotary, queries = _pair_energies(self.rotary.moment), _pair_energies(self.rotary_weights[None])
         if not transform:
             return part(None, weights, None), part(None, queries, None)
         return part(centered(second, mean), weights, mean), part(rotary, queries, None)
-
-
-def _first_mass(keys: torch.Tensor, query: torch.Tensor, scale: float) -> torch.Tensor:
-    """The mean probability of key 0, [1], in a text's first step: keys [tokens, dim], query [heads, tokens, dim]."""
-    tokens = len(keys)
-    at = torch.arange(min(SETTLED, tokens // 2), tokens)
-    scores = (scale * query[:, at] @ keys.T).masked_fill(torch.arange(tokens) > at[:, None], float("-inf"))
-    return scores.softmax(-1)[..., 0].mean()[None]
 
 
 def _pair_energies(second: torch.Tensor) -> torch.Tensor:

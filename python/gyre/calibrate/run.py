@@ -14,6 +14,7 @@ from .file import Calibration, CalibrationWarning, identity
 from .moments import SKIPPED, collect
 
 GAINS = [0.9, 1.0, 1.1]
+LATENT_GAINS = [0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15]  # one row a token, which K and V share: twice the chains cost little
 WINDOW = 4096  # tokens of a text that pass through the model as one
 FEW_TOKENS = 2048
 
@@ -82,4 +83,4 @@ def _calibrate_latents(model, latents, texts, transform, name, device, progress)
     tokens = sum(max(0, len(text) - SKIPPED) for text in texts)
     check_tokens(tokens, latents[0].latent)
     layers = [moments.parts(transform) for moments in latent.collect(model, latents, texts, device, progress)]
-    return Calibration(layers, "R" if transform else "F", name, identity(model.config), 0, tokens, GAINS)
+    return Calibration(layers, "R" if transform else "F", name, identity(model.config), 0, tokens, LATENT_GAINS)
