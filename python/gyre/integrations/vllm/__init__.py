@@ -20,10 +20,11 @@ def register() -> None:
     """Makes `--attention-backend CUSTOM` Gyre's. May be called more than once in a process."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CUSTOM, f"{_HERE}.backend.GyreBackend")
-    # The CPU platform takes no choice: it asks for the class of CPU_ATTN, or of a backend for MLA. Each of these
-    # names is resolved by `route`, which gives vLLM's own class unless CUSTOM was asked for.
-    for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA"):
+    from .route import NAMES
+
+    # The CPU platform takes no choice: it asks for the class of CPU_ATTN, or of a backend for MLA. `route` gives
+    # vLLM's own class for these unless CUSTOM was asked for.
+    for name in NAMES:
         if name in AttentionBackendEnum.__members__:
             register_backend(AttentionBackendEnum[name], f"{_HERE}.route.{name}")
     _register_cache_dtypes()
