@@ -205,7 +205,13 @@ def calibrated_parallel(folder, reference, k, v):
     return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
 
 
-_INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+def absorb_prompts():
+    """As in batch-invariant mode, in which vLLM does not start without Triton: prompts, too, are computed over what is stored."""
+    from types import SimpleNamespace
+
+    from gyre.integrations.vllm import mla
+
+    mla.envs = SimpleNamespace(VLLM_BATCH_INVARIANT=True)
 
 
 @scenario(MLA, k="own", v="own")
@@ -219,13 +225,13 @@ def mla_speculation(folder, reference, k, v):
     return speculate(Run(folder, "f16", "f16", speculative_config=_NGRAM), reference)
 
 
-@scenario(MLA, k="tq4", v="tq8", environment=_INVARIANT)
+@scenario(MLA, k="tq4", v="f16")  # transformers rotates coordinates in another order, which a compressed rotary part notices
 def mla_invariant(folder, reference, k, v):
-    """Prompts, too, are computed over what is stored, as GyreCache does it."""
+    absorb_prompts()  # GyreCache does it, too
     return compare(Run(folder, k, v).answers(), reference)
 
 
-@scenario(MLA, k="tq8", v="tq8", environment=_INVARIANT)
+@scenario(MLA, k="tq8", v="f16")
 def mla_chunks(folder, reference, k, v):
     """vLLM turns chunks and prefix hits off for MLA on CPUs without AMX: they are turned on again behind its back."""
     from vllm.platforms.cpu import CpuPlatform
@@ -239,6 +245,7 @@ def mla_chunks(folder, reference, k, v):
         scheduler.max_num_batched_tokens = before
 
     CpuPlatform.check_and_update_config = classmethod(with_chunks)
+    absorb_prompts()
     run = Run(folder, k, v, max_num_batched_tokens=128, long_prefill_token_threshold=48)
     first, second = run.answers(), run.answers()
     want(run.cached > 1000, f"only {run.cached} tokens were in the cache")
