@@ -253,6 +253,11 @@ def mla_chunks(folder, reference, k, v):
     return compare(second, reference) + f"; chunks of 48 tokens, {run.cached} tokens from the cache"
 
 
+@scenario(MLA, k="own", v="own")
+def mla_compiled(folder, reference, k, v):
+    return compare(Run(folder, "f16", "f16", enforce_eager=False).answers(), reference)
+
+
 @scenario(MLA, k="own", v="own", environment=_TWO)
 def mla_parallel(folder, reference, k, v):
     return compare(Run(folder, "f16", "f16", tensor_parallel_size=2).answers(), reference)

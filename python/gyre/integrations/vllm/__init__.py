@@ -3,7 +3,7 @@
     vllm serve MODEL --attention-backend CUSTOM --kv-cache-dtype gyre_tq8_tq4
     vllm serve MODEL --attention-backend CUSTOM --additional-config '{"gyre": {"k": "tq8", "v": "tq4"}}'
 
-The first takes vLLM 0.33.
+The first takes vLLM 0.33. For models with latent attention (MLA) the pair is the latent's format and the rotary part's.
 
 vLLM finds `register` through the entry point `vllm.general_plugins` and calls it in every process. Nothing changes for
 those who do not ask for CUSTOM. docs/engines.md has the options and what is not supported.

@@ -175,6 +175,7 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
         return self._build(common_attn_metadata, prompts)
 
     def _build(self, c: CommonAttentionMetadata, is_prefill: torch.Tensor | None) -> GyreMetadata:
+        self._refuse(c)
         step = self.queue.step(
             slots=c.slot_mapping,
             table=c.block_table_tensor,
@@ -187,12 +188,14 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
         )
         return GyreMetadata(step)
 
-    def _longest(self, c: CommonAttentionMetadata) -> int:
-        """Keys that a request has at most. Refuses steps whose attention is another."""
+    def _refuse(self, c: CommonAttentionMetadata) -> None:
         if c.causal is not True:
             raise NotImplementedError("gyre: attention must be causal")
         if c.mm_req_doc_ranges or c.rswa_prefix_lens is not None:
             raise NotImplementedError("gyre: bidirectional ranges of images and R-SWA are not supported")
+
+    def _longest(self, c: CommonAttentionMetadata) -> int:
+        """Keys that a request has at most."""
         return min(c.max_seq_len, c.block_table_tensor.shape[1] * self.kv_cache_spec.block_size)
 
     def _prompts(self, c: CommonAttentionMetadata) -> torch.Tensor | None:

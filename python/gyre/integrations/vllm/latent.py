@@ -8,7 +8,7 @@ import torch
 
 from .pages import LayerPages, Queue, Step
 
-# Query heads times tokens of one call. On CUDA every row of a call has a state of 2 KB in scratch memory.
+# Query heads times tokens of one call. On CUDA each row of a call has a state of 2 KB in scratch memory for every split of its keys.
 MAX_ROWS = 1 << 16
 
 

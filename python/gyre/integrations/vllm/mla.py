@@ -66,7 +66,8 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
         return super()._prompts(c) if envs.VLLM_BATCH_INVARIANT else None
 
     def _build(self, c: CommonAttentionMetadata, is_prefill: torch.Tensor | None) -> GyreMlaMetadata:
-        longest, requests, tokens = self._longest(c), c.num_reqs, c.num_actual_tokens
+        self._refuse(c)
+        requests, tokens = c.num_reqs, c.num_actual_tokens
         # Batch-invariant: prompts, too, are computed absorbed, over what is stored, however they are cut.
         decodes, decode_tokens, max_queries = requests, tokens, c.max_query_len
         if not envs.VLLM_BATCH_INVARIANT:
@@ -83,7 +84,7 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
                 c.block_table_tensor[:decodes],
                 max_queries,
             )
-            decode = parts_of(self.queue, self.heads, of, c.seq_lens[:decodes], longest, is_prefill)
+            decode = parts_of(self.queue, self.heads, of, c.seq_lens[:decodes], self._longest(c), is_prefill)
         if decodes < requests:
             context = self._context(c, decodes, decode_tokens)
             prefill = self._prefill(c, decodes, bool(context))
