@@ -41,6 +41,7 @@ class GyreBackend(AttentionBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *cache_dtypes()]
     token_bytes: ClassVar[int | None] = None  # of K and V of all heads
+    page_tokens: ClassVar[int | None] = None  # None: as vLLM says
 
     @staticmethod
     def get_name() -> str:
@@ -75,7 +76,8 @@ class GyreBackend(AttentionBackend):
             raise ValueError(
                 f"gyre: --block-size must be a multiple of 8, at most {_MOST_PAGE_TOKENS}, got {spec.block_size}"
             )
-        return replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=cls.token_bytes)
+        spec = replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=cls.token_bytes)
+        return spec if cls.page_tokens is None else replace(spec, block_size=cls.page_tokens)
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
@@ -99,10 +101,13 @@ class GyreBackend(AttentionBackend):
 
 
 @functools.cache
-def backend_of(base: type[GyreBackend], formats: Formats, token_bytes: int) -> type[GyreBackend]:
+def backend_of(
+    base: type[GyreBackend], formats: Formats, token_bytes: int, page_tokens: int | None = None
+) -> type[GyreBackend]:
     """The backend of layers with these formats: customize_spec is told neither the layer nor the config."""
     name = f"{base.__name__}_{formats.k}_{formats.v}"
-    return type(name, (base,), {"token_bytes": token_bytes, "__module__": base.__module__})
+    own = {"token_bytes": token_bytes, "page_tokens": page_tokens, "__module__": base.__module__}
+    return type(name, (base,), own)
 
 
 def options_of(config: VllmConfig) -> Options:

@@ -25,6 +25,7 @@ class PagedLayer:
     backend: ClassVar[type[GyreBackend]] = GyreBackend
     latent: ClassVar[bool] = False
     max_rows: ClassVar[int | None] = None  # query heads times tokens of one call
+    page_tokens: int | None = None  # None: as vLLM says
     kv_sharing_target_layer_name: str | None = None
     sliding_window: int | None = None
     num_heads: int
@@ -74,7 +75,7 @@ class PagedLayer:
         except gyre.Error as error:
             raise ConfigError(f"gyre: layer {number}: {error}") from error
         self.layer_calibration = self.calibration_of(number)
-        layer.attn_backend = backend_of(self.backend, self.formats, token_bytes)
+        layer.attn_backend = backend_of(self.backend, self.formats, token_bytes, self.page_tokens)
         self.pages = None
 
     def bind(self, kv_cache: torch.Tensor) -> LayerPages:

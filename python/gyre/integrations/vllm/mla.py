@@ -9,6 +9,7 @@ import torch
 import vllm.envs as envs
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl, MLACommonPrefillMetadata
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionMetadata, CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
@@ -143,6 +144,10 @@ class GyreMlaImpl(PagedLayer, MLACommonImpl[GyreMlaMetadata]):
         super().__init__(*args, sliding_window=None, **others)
         self.supports_quant_query_input = False
         self.read_options()
+        # vLLM's own CPU kernel has pages of 16, whatever the platform was told. Gyre's unpacks 64 keys at a time.
+        cache = self.config.cache_config
+        if current_platform.is_cpu() and cache.block_size == 16 and not cache.user_specified_block_size:
+            self.page_tokens = 64
         if self.options.calibration is not None:
             raise ConfigError("gyre: MLA takes no calibration")
 
