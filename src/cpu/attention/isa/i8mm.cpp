@@ -16,12 +16,13 @@ template <uint32_t kFormat>
 using Keys = typename KeysOf<Interleaved, kFormat>::Pair;
 
 // acc += the 2 x 2 dot products of two rows of eight bytes each. g++ 12 copies the accumulators of
-// the intrinsics. Volatile: they stay in order.
+// the intrinsic if there are many. Volatile: they stay in order.
+template <bool kMany>
 inline void add_mma(int32x4_t& acc, int8x16_t a, int8x16_t b) {
-  __asm__ volatile("smmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(a), "w"(b));
-}
-inline void add_mma(int32x4_t& acc, uint8x16_t a, int8x16_t b) {
-  __asm__ volatile("usmmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(a), "w"(b));
+  if constexpr (kMany)
+    __asm__ volatile("smmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(a), "w"(b));
+  else
+    acc = vmmlaq_s32(acc, a, b);
 }
 
 // Rows are paired: one operand has hi of both, the next one lo of both. A last row without a
@@ -39,7 +40,7 @@ inline void multiply_octet(const Tables& t, const Pair (&keys)[kPairs], size_t h
   for (size_t pair = 0; pair < kPairs; ++pair) k[pair] = keys[pair].template level<j>(t, half);
   for (size_t r = 0; r < kRows; ++r) {
     const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
-    for (size_t pair = 0; pair < kPairs; ++pair) add_mma(acc[r][pair], query, k[pair]);
+    for (size_t pair = 0; pair < kPairs; ++pair) add_mma<(kRows > 1)>(acc[r][pair], query, k[pair]);
   }
 }
 
@@ -193,7 +194,8 @@ inline void multiply_values(const AccumulateJob& job,
       int8x16_t v[4];
       unpack.load(job.values + tile * job.value_stride, job.head_dim, c + 8 * octet, v);
       for (size_t j = 0; j < 4; ++j) {
-        for (size_t r = 0; r < kRows; ++r) add_mma(acc[r][octet * 4 + j], p[r], v[j]);
+        for (size_t r = 0; r < kRows; ++r)
+          acc[r][octet * 4 + j] = vusmmlaq_s32(acc[r][octet * 4 + j], p[r], v[j]);
       }
     }
   }
