@@ -129,12 +129,13 @@ std::vector<Row> measure_gpu_attention(const GpuContext& gpu, const AttentionRun
                  std::to_string(s.head_dim) + " at " + std::to_string(s.context) +
                  (s.tokens == 1 ? "" : ", " + std::to_string(s.tokens) + " queries"));
   const Tensor tokens = noise_tokens(gpu.device, kSourceTokens, s.kv_heads, s.head_dim);
-  const Queries queries = {noise_tokens(gpu.device, s.tokens, s.heads, s.q_dim()),
-                           gpu.device.tensor(DType::f16, {s.tokens, s.heads, s.head_dim})};
   const FormatPair& first = run.formats.front();
   double first_us = 0;
   std::vector<Row> rows;
   for (const FormatPair& pair : run.formats) {
+    const DType dtype = query_dtype(pair.k);
+    const Queries queries = {noise_tokens(gpu.device, s.tokens, s.heads, s.q_dim(), dtype),
+                             gpu.device.tensor(dtype, {s.tokens, s.heads, s.head_dim})};
     const Measured m = measure(gpu, s, pair, tokens, queries);
     if (rows.empty()) first_us = m.us;
     Row row = make_row(gpu, run, pair, m);

@@ -29,9 +29,10 @@ double replay_us(const Graph& graph, uint64_t count) {
   return median(std::move(times));
 }
 
-Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint64_t head_dim) {
+Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint64_t head_dim,
+                    DType dtype) {
   const Tensor wide = noise(device, {tokens, heads, head_dim}, 1);
-  Tensor half = device.tensor(DType::f16, {tokens, heads, head_dim});
+  Tensor half = device.tensor(dtype, {tokens, heads, head_dim});
   Encoder encoder(device);
   kv_copy(encoder, {.k = wide, .k_cache = half});
   encoder.submit().wait();

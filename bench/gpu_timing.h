@@ -33,7 +33,10 @@ uint64_t commands_for(double least_us, uint64_t sets);
 double replay_us(const Graph& graph, uint64_t count);
 
 // f16 [tokens, heads, head_dim] from N(0,1).
-Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint64_t head_dim);
+Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint64_t head_dim,
+                    DType dtype = DType::f16);
+// The dtype of a model's queries over such a cache.
+inline DType query_dtype(KvFormat k) { return k == KvFormat::bf16 ? DType::bf16 : DType::f16; }
 
 Row gpu_row(const GpuContext& gpu, const std::string& op,
             std::vector<std::pair<std::string, Field>> shape, double us, uint64_t bytes);

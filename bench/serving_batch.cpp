@@ -89,8 +89,9 @@ ServingBatch make_serving_batch(const Device& device, const ServingShape& s,
   in.kv_lengths = upload(device, lengths, {count});
   in.cu_seqlens_q = upload(device, begin, {count + 1});
   const uint64_t queries = count * s.tokens;
-  in.q = noise_tokens(device, queries, s.heads, s.head_dim + s.rotary_dim);
-  in.out = device.tensor(DType::f16, {queries, s.heads, s.head_dim});
+  const DType dtype = query_dtype(formats.k);
+  in.q = noise_tokens(device, queries, s.heads, s.head_dim + s.rotary_dim, dtype);
+  in.out = device.tensor(dtype, {queries, s.heads, s.head_dim});
   batch.options = {.max_query_length = s.tokens,
                    .min_query_length = s.tokens,
                    .max_kv_length = s.longest(),

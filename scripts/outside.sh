@@ -49,5 +49,6 @@ run() {  # NAME EVERY FILE ARGUMENTS...
 failed=0
 run "vLLM $version, attention backends" 1 tests/v1/attention/test_attention_backends.py -k "test_causal_backend_correctness and auto" "$@"
 run "vLLM $version, CPU attention" "${GYRE_OUTSIDE_EVERY:-97}" tests/kernels/attention/test_cpu_attn.py -k "paged_kv and auto and vec" "$@"
+run "vLLM $version, CPU decoding of MLA" 1 tests/kernels/attention/test_mla_decode_cpu.py "$@"
 say "skipped: transformers' cache and generation tests (its source package has none)"
 exit $failed

@@ -158,6 +158,8 @@ def refused(capsys, message: str, *options: str) -> None:
         (["--formats", "tq9"], "tq9"),
         (["--formats", "tq8/"], 'no format is called ""'),
         (["--device", "abacus"], "no device abacus"),
+        (["--formats", "tq4", "--relative-to", "fp8"], "--relative-to must be one of tq4; got fp8"),
+        (["--formats", "f16", "tq4", "--relative-to", "f16"], "--relative-to must be one of tq4; got f16"),
     ],
 )
 def test_refusals(options, message, capsys):
@@ -223,6 +225,9 @@ def test_intervals_and_ratios():
     assert near.kld_mean_95[1] - near.kld_mean_95[0] < 0.2 * near.kld_mean
     value, (low, high) = gyre_eval.ratio(far, near)
     assert low < value < high and 3.5 < value < 4.5 and high - low < 0.5  # the same noise: narrower than either
+    lines = gyre_eval.table([near, far], "byte", near).splitlines()
+    assert len({line.count("|") for line in lines}) == 1 and "| / tq4 |" in lines[0]
+    assert "| 1 [1, 1] |" in lines[2] and f"| {value:.2g} [{low:.2g}, {high:.2g}] |" in lines[3]
 
 
 def test_bytes_are_those_of_a_cache_that_decodes():

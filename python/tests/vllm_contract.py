@@ -1,20 +1,22 @@
-"""Batches with the tensors that vLLM 0.32 makes, and a reference in double. Used by test_vllm_pages.py and
-vllm_contract_cuda.py; vLLM is not needed."""
+"""Batches with the tensors that vLLM 0.32 makes, and a reference in double. Used by test_vllm_pages.py, vllm_contract_cuda.py and,
+for latent pages, vllm_latent_contract.py; vLLM is not needed."""
 
 import torch
 
 PAD = -1  # the slot of a padding token
 
 
-def make_cache(formats, blocks, page_tokens, kv_heads, head_dim, device):
-    """As vLLM lays a layer's pages out: uint8 [blocks, 1, tokens, bytes of a token], apart by a stride of its own."""
-    token_bytes = formats.page_bytes(kv_heads, head_dim, head_dim, page_tokens) // page_tokens
+def make_cache(formats, blocks, page_tokens, kv_heads, head_dim, device, rotary_dim=0):
+    """As vLLM lays a layer's pages out: uint8 [blocks, 1, tokens, bytes of a token], apart by a stride of its own. With a rotary_dim
+    head_dim is that of a latent."""
+    token_bytes = formats.token_bytes(kv_heads, head_dim, rotary_dim or head_dim, latent=rotary_dim > 0)
     whole = torch.zeros(blocks, 2, page_tokens, token_bytes, dtype=torch.uint8, device=device)  # of two layers
     return whole[:, :1]
 
 
 class Batch:
-    """One step: `requests` is (queries, length) of each. K and V of the past are kept for the reference."""
+    """One step: `requests` is (queries, length) of each. K and V of the past are kept for the reference. With a rotary_dim K is a latent
+    of head_dim, V the rotary part, and q has the coordinates of both."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Batch:
         seed=0,
         dtype=torch.float32,
         width=64,
+        rotary_dim=0,
     ):
         g = torch.Generator().manual_seed(seed)
         self.device, self.page_tokens, self.requests = device, page_tokens, requests
@@ -40,11 +43,12 @@ class Batch:
             return torch.randn(*shape, generator=g).to(dtype)
 
         # q, k and v are slices of one projection: the token stride is that of all three.
-        qkv = normal(rows, (heads + 2 * kv_heads) * head_dim).to(device)
-        q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
-        self.q = q.contiguous().view(rows, heads, head_dim)  # rotary embedding made a new one
-        self.k, self.v = k.contiguous().view(rows, kv_heads, head_dim), v.view(rows, kv_heads, head_dim)
-        self.past = [tuple(normal(n - t, kv_heads, head_dim).to(device) for _ in "kv") for t, n in requests]
+        q_dim, v_dim = head_dim + rotary_dim, rotary_dim or head_dim
+        sizes = [heads * q_dim, kv_heads * head_dim, kv_heads * v_dim]
+        q, k, v = normal(rows, sum(sizes)).to(device).split(sizes, dim=1)
+        self.q = q.contiguous().view(rows, heads, q_dim)  # rotary embedding made a new one
+        self.k, self.v = k.contiguous().view(rows, kv_heads, head_dim), v.view(rows, kv_heads, v_dim)
+        self.past = [tuple(normal(n - t, kv_heads, dim).to(device) for dim in (head_dim, v_dim)) for t, n in requests]
 
         pages = [-(-length // page_tokens) for _, length in requests]
         order = torch.randperm(sum(pages), generator=g) + 1  # block 0 is the null block

@@ -53,6 +53,27 @@ def error_of(out, batch, *options):
     return (out[: batch.tokens].double() - expected).abs().nan_to_num(float("inf")).max().item()
 
 
+class Ordinary:
+    """Layers with K and V, for captured(); vllm_latent_cuda.py has others."""
+
+    scale = DIM**-0.5
+
+    def batch(self, page, requests, *padding, **options):
+        return Batch(DEVICE, HEADS, KV_HEADS, DIM, page, requests, *padding, **options)
+
+    def layer(self, queue, formats, blocks, page):
+        return layer_of(queue, formats, blocks, page)
+
+    def out(self, batch):
+        return torch.zeros_like(batch.q)
+
+    def error(self, out, batch, formats):
+        return error_of(out, batch)
+
+    def bound(self, formats, dtype):
+        return bound_of(formats, dtype)
+
+
 def eager(queue):
     """Ragged steps: decodes, chunks of prompts, first chunks; padding of requests and tokens; stale table entries."""
     requests = [(1, 26), (1, 900), (64, 300), (13, 13), (1, 1), (5, 777)]
@@ -79,27 +100,26 @@ def eager(queue):
                     check(name + ": rows of no request", float("inf"), 0)
 
 
-def run_layers(queue, layers, batch, step, outs):
+def run_layers(kind, layers, batch, step, outs):
     for layer, out in zip(layers, outs):
         layer.write(batch.k, batch.v, step.slots)
-        layer.attend(batch.q, out, step, DIM**-0.5)
+        layer.attend(batch.q, out, step, kind.scale)
 
 
-def captured(queue, formats, queries, dtype, page=64):
+def captured(queue, formats, queries, dtype, page=64, kind=Ordinary()):
     """A graph of several layers, captured once with the bounds, replayed with other lengths, tables and tokens."""
     most, width = 2048, 2048 // page
     steps = [
         [(queries, n) for n in kv_lengths] for kv_lengths in ([40, 700, 2048, 9], [2048, 5, 333, 1200], [1025, 64, 65, 63])
     ]
     batches = [
-        Batch(DEVICE, HEADS, KV_HEADS, DIM, page, s, 2, 2 * queries, seed=i, dtype=dtype, width=width)
-        for i, s in enumerate(steps)
+        kind.batch(page, s, 2, 2 * queries, seed=i, dtype=dtype, width=width) for i, s in enumerate(steps)
     ]
     blocks = max(batch.blocks for batch in batches)
-    layers = [layer_of(queue, formats, blocks, page) for _ in range(LAYERS)]
+    layers = [kind.layer(queue, formats, blocks, page) for _ in range(LAYERS)]
     held = batches[0]  # its tensors are the persistent buffers
     held.max_kv_length = most
-    outs = [torch.zeros_like(held.q) for _ in layers]
+    outs = [kind.out(held) for _ in layers]
     table = torch.zeros(len(held.kv_lengths), width + 16, dtype=torch.int32, device=DEVICE)
     table[:, :width] = held.table
     held.table = table[:, :width]
@@ -107,30 +127,30 @@ def captured(queue, formats, queries, dtype, page=64):
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step = queue.step(**held.step_arguments())
-        run_layers(queue, layers, held, step, outs)  # kernels are compiled, scratch memory is taken
+        run_layers(kind, layers, held, step, outs)  # kernels are compiled, scratch memory is taken
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     before = queue.device.memory().system_allocations
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step = queue.step(**held.step_arguments())
-        run_layers(queue, layers, held, step, outs)
+        run_layers(kind, layers, held, step, outs)
     name = f"captured {formats.k}/{formats.v} {str(dtype)[6:]} {queries} queries"
     check(name + ": allocations while captured", queue.device.memory().system_allocations - before, 0)
     for i, batch in enumerate([batches[1], batches[2], batches[1]]):
         for layer in layers:
             batch.write_past(layer)
-        fresh = [layer_of(queue, formats, blocks, page) for _ in range(1)]
-        batch.write_past(fresh[0])
+        fresh = kind.layer(queue, formats, blocks, page)
+        batch.write_past(fresh)
         for buffer in ("q", "k", "slots", "kv_lengths", "cu_seqlens_q", "table"):
             getattr(held, buffer).copy_(getattr(batch, buffer))
         held.v.copy_(batch.v)
         graph.replay()
-        once = torch.zeros_like(held.q)
-        run_layers(queue, fresh, batch, queue.step(**batch.step_arguments(max_kv_length=most)), [once])
+        once = kind.out(held)
+        run_layers(kind, [fresh], batch, queue.step(**batch.step_arguments(max_kv_length=most)), [once])
         torch.cuda.synchronize()
         for number, out in enumerate(outs):
-            check(f"{name} replay {i} layer {number}", error_of(out, batch), bound_of(formats, dtype))
+            check(f"{name} replay {i} layer {number}", kind.error(out, batch, formats), kind.bound(formats, dtype))
             check(f"{name} replay {i} layer {number}: bits of eager", 0.0 if torch.equal(out, once) else 1.0, 0)
 
 

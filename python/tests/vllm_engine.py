@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from vllm_reference import PROMPTS, TOKENS, model_folder
+from vllm_reference import MLA, PROMPTS, TOKENS, model_folder
 
 TINY, SWA = "tiny-d128", "small-swa-d256"
 # Where an answer may part from transformers': the two best logits were this close. Sums are rounded in another order,
@@ -144,10 +144,15 @@ def preempted(folder, reference, k, v):
 _NUMBA = {"NUMBA_CPU_NAME": os.environ.get("NUMBA_CPU_NAME", "neoverse-n1")} if os.uname().machine == "aarch64" else {}
 
 
+_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+
+
 @scenario(environment=_NUMBA)
 def speculation(folder, reference, k, v):
-    ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    run = Run(folder, k, v, block_size=16, speculative_config=ngram)
+    return speculate(Run(folder, k, v, block_size=16, speculative_config=_NGRAM), reference)
+
+
+def speculate(run, reference):
     answers = run.answers()
     accepted, drafted = (run.metric(f"vllm:spec_decode_num_{w}_tokens") for w in ("accepted", "draft"))
     want(0 < accepted < drafted, f"{accepted} of {drafted} draft tokens were accepted")
@@ -198,6 +203,75 @@ def calibrated(folder, reference, k, v):
 @scenario(k="tq8", v="tq8", calibrated=True, environment=_TWO)
 def calibrated_parallel(folder, reference, k, v):
     return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
+
+
+def absorb_prompts():
+    """As in batch-invariant mode, in which vLLM does not start without Triton: prompts, too, are computed over what is stored."""
+    from gyre.integrations.vllm import mla
+
+    mla.envs = argparse.Namespace(VLLM_BATCH_INVARIANT=True)
+
+
+@scenario(MLA, k="own", v="own")
+def mla(folder, reference, k, v):
+    """16-bit latents against transformers' own cache."""
+    return compare(Run(folder, "f16", "f16").answers(), reference)
+
+
+@scenario(MLA, k="own", v="own", environment=_NUMBA)
+def mla_speculation(folder, reference, k, v):
+    return speculate(Run(folder, "f16", "f16", speculative_config=_NGRAM), reference)
+
+
+def in_chunks(folder, k, v):
+    """Answers in chunks, then from the prefix cache. vLLM turns both off for MLA on CPUs without AMX: this turns them on again."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def with_chunks(platform, config):
+        scheduler, before = config.scheduler_config, config.scheduler_config.max_num_batched_tokens
+        update(platform, config)
+        scheduler.enable_chunked_prefill = config.cache_config.enable_prefix_caching = True
+        scheduler.max_num_batched_tokens = before
+
+    CpuPlatform.check_and_update_config = classmethod(with_chunks)
+    run = Run(folder, k, v, max_num_batched_tokens=128, long_prefill_token_threshold=48)
+    answers = run.answers(), run.answers()
+    want(run.cached > 1000, f"only {run.cached} tokens were in the cache")
+    return *answers, f"; chunks of 48 tokens, {run.cached} tokens from the cache"
+
+
+@scenario(MLA, k="own", v="own")
+def mla_chunks(folder, reference, k, v):
+    first, second, text = in_chunks(folder, "f16", "f16")
+    return f"{compare(first, reference)}, {compare(second, reference)}{text}"
+
+
+# transformers orders rotary coordinates differently, which a compressed rotary part notices.
+@scenario(MLA, k="tq4", v="f16")
+def mla_invariant(folder, reference, k, v):
+    absorb_prompts()  # GyreCache does it, too
+    first, second, text = in_chunks(folder, k, v)
+    want(first == second, "answers with and without a prefix hit differ")
+    return compare(second, reference) + text
+
+
+@scenario(MLA, k="own", v="own")
+def mla_compiled(folder, reference, k, v):
+    return compare(Run(folder, "f16", "f16", enforce_eager=False).answers(), reference)
+
+
+@scenario(MLA, k="own", v="own", environment=_TWO)
+def mla_parallel(folder, reference, k, v):
+    return compare(Run(folder, "f16", "f16", tensor_parallel_size=2).answers(), reference)
+
+
+@scenario(MLA, k="own", v="own")
+def mla_layer(folder, reference, k, v):
+    from vllm_mla_layer import refusals, sizes, steps
+
+    return "; ".join((sizes(), steps(), refusals()))
 
 
 @scenario()
@@ -266,15 +340,9 @@ def run_process(arguments, environment, log):
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    command, environment = [sys.executable, *map(str, arguments)], {**os.environ, **usual, **environment}
     with open(log, "w") as out:
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            env={**os.environ, **usual, **environment},
-            stdout=out,
-            stderr=out,
-            timeout=900,
-        )
-    return done.returncode
+        return subprocess.run(command, env=environment, stdout=out, stderr=out, timeout=900).returncode
 
 
 def one_row(name, work):

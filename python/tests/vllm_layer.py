@@ -137,7 +137,6 @@ def refuse_step(words, forward=None, **metadata):
 def refusals():
     from vllm.config import KVTransferConfig
     from vllm.model_executor.layers.attention.chunked_local_attention import ChunkedLocalAttention
-    from vllm.v1.attention.selector import get_attn_backend
 
     connector, count = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both"), 0
     for kind in (AttentionType.ENCODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER_DECODER):
@@ -151,8 +150,7 @@ def refusals():
     count += refuse_layer("int4", changed=dict(k="int4"))
     with config_of() as config:
         refused("must be in float32", lambda: _loaded_in(config, torch.float64))
-        refused("MLA is not supported", lambda: get_attn_backend(576, torch.float32, "auto", use_mla=True))
-        count += 2
+        count += 1
     scale = torch.ones(1)
     for name in ("output_scale", "output_block_scale"):
         count += refuse_step("fused quantization of the output", forward={name: scale})

@@ -1,4 +1,4 @@
-"""The figures of docs/engines.md: vllm_measure.py capacity | throughput | overhead, in an environment with vLLM."""
+"""The figures of docs/engines.md: vllm_measure.py capacity | throughput | overhead | latent, in an environment with vLLM."""
 
 import argparse
 import json
@@ -181,9 +181,47 @@ def overhead():
     print(f"for comparison, torch: k.add(1) {micros(lambda: k.add(1)):.1f} us")
 
 
+def latent(rounds=15):
+    """A decode call of vLLM's CPU kernel for MLA and of latent pages, alternating; the least and the median of all rounds, in ms."""
+    import torch
+    import vllm._custom_ops as ops
+
+    from gyre.integrations.vllm.config import Formats
+    from gyre.integrations.vllm.pages import LayerPages, Queue
+
+    queue, scale = Queue(torch.device("cpu")), 192**-0.5
+    for heads, requests, keys in ((16, 1, 8192), (16, 4, 4096), (128, 1, 8192)):
+        rows = torch.randn(requests * keys, 1, 576, dtype=torch.bfloat16)
+        q, lengths = torch.randn(requests, heads, 576, dtype=torch.bfloat16), torch.full((requests,), keys, dtype=torch.int32)
+        out, starts = torch.zeros(requests, heads, 512, dtype=torch.bfloat16), torch.arange(requests + 1, dtype=torch.int32)
+
+        def table(page):
+            return torch.arange(requests * keys // page, dtype=torch.int32).view(requests, -1)
+
+        def gyres(k, v, page):
+            formats, step = Formats(k, v), queue.step(lengths, table(page), lengths, starts, None, 1, keys)
+            memory = torch.zeros(len(rows) // page, formats.page_bytes(1, 512, 64, page, True), dtype=torch.uint8)
+            layer = LayerPages(queue, memory, formats, 1, 512, 64, page, latent=True)
+            layer.write(rows[..., :512], rows[..., 512:], queue.wrap(torch.arange(len(rows))))
+            return lambda: layer.attend(q, out, step, scale)
+
+        cache, pages = rows.view(-1, 16, 576), table(16)
+        calls = {"vLLM bf16, pages of 16": lambda: ops.mla_decode_kvcache_cpu(out, q, cache, scale, pages, lengths)}
+        for k, v, page in (("bf16", "bf16", 16), ("bf16", "bf16", 64), ("tq8", "tq8", 64), ("tq4", "tq8", 64)):
+            calls[f"Gyre {k} + {v}, pages of {page}"] = gyres(k, v, page)
+        times = {name: [] for name in calls}
+        for _ in range(rounds + 1):
+            for name, call in calls.items():
+                began = time.perf_counter()
+                call()
+                times[name].append((time.perf_counter() - began) * 1e3)
+        for name, all_times in times.items():
+            print(f"{heads} heads, {requests} x {keys}, {name}: {min(all_times[1:]):.2f} ({statistics.median(all_times[1:]):.2f})", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["capacity", "throughput", "overhead", "hold", "rounds"])
+    parser.add_argument("what", choices=["capacity", "throughput", "overhead", "latent", "hold", "rounds"])
     parser.add_argument("rest", nargs="*")
     arguments = parser.parse_args()
     if arguments.what == "hold":
@@ -192,6 +230,8 @@ def main():
         serve_rounds(arguments.rest[0], *map(int, arguments.rest[1:]))
     elif arguments.what == "capacity":
         capacity(*(map(int, arguments.rest) if arguments.rest else (64 << 20,)))
+    elif arguments.what == "latent":
+        latent(*map(int, arguments.rest))
     elif arguments.what == "throughput":
         throughput(*map(int, arguments.rest))
     else:

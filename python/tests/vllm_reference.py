@@ -1,6 +1,5 @@
 """Tokens of transformers on a GyreCache, for vllm_engine.py: vllm_reference.py OUT.json MODEL K V [CALIBRATION], prompts as in
-PROMPTS.
-K and V are one format, or one for each layer, with commas."""
+PROMPTS. K and V are one format, or one for each layer, with commas; "own" is transformers' own cache and attention."""
 
 import json
 import os
@@ -26,8 +25,47 @@ PROMPTS = [
 ]
 
 
+MLA = "random-mla"
+
+
+def make_mla(folder):
+    """DeepSeek-V3's attention (512 + 64 coordinates, yarn) with random weights. No experts: a small error must not choose others."""
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=1024)
+    config = DeepseekV3Config(
+        vocab_size=264,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        first_k_dense_replace=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=64,
+        v_head_dim=32,
+        max_position_embeddings=4096,
+        rope_parameters=dict(yarn, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0),
+        pad_token_id=258,
+        bos_token_id=256,
+        eos_token_id=257,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(7)
+    DeepseekV3ForCausalLM(config).save_pretrained(folder)
+
+
 def model_folder(name, links):
     """A folder with the model's own weights alone: vLLM loads every *.safetensors that it finds."""
+    if name == MLA:
+        folder = pathlib.Path(links) / name
+        if not (folder / "config.json").exists():
+            make_mla(folder)
+        return folder
     for models in (TESTS / "data", pathlib.Path(os.environ.get("GYRE_MODELS", TESTS / "data"))):
         source = models / name
         if (source / "config.json").exists():
@@ -49,12 +87,15 @@ def main(out, path, k, v, calibration=None):
 
     from gyre.integrations.transformers import GyreCache
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="gyre").eval()
+    attention = "eager" if k == "own" else "gyre"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
     k, v = (x.split(",") if "," in x else x for x in (k, v))
     answers = []
     for prompt in PROMPTS:
         given = torch.tensor([prompt])
-        cache = GyreCache(model.config, k=k, v=v, tail=0, sink_tokens=0, capacity=2048, calibration=calibration)
+        cache = None
+        if k != "own":
+            cache = GyreCache(model.config, k=k, v=v, tail=0, sink_tokens=0, capacity=2048, calibration=calibration)
         with torch.no_grad():
             made = model.generate(
                 given,

@@ -68,7 +68,8 @@ struct AttentionLatentSpec {
   uint8_t k_dim16;   // head_dim of the latent / 16
   uint8_t v_dim16;   // of the rotary part
   uint8_t gpu;       // what the kernel may use of it; the backend's
-  uint8_t unused[2];
+  uint8_t bf16;      // 1: q, latent and rotary part are bf16, and multiplied as that
+  uint8_t unused;
 };
 GYRE_CONSTANT uint32_t kLatentParts = 3;
 
@@ -80,7 +81,8 @@ constexpr AttentionLatentSpec attention_latent_spec(uint32_t k_format, uint32_t 
           static_cast<uint8_t>(k_dim / 16),
           static_cast<uint8_t>(v_dim / 16),
           0,
-          {}};
+          0,
+          0};
 }
 
 // Places of the arguments of attention, in every kernel.

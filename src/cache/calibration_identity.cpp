@@ -37,24 +37,37 @@ std::vector<double> product(std::span<const float> matrix, std::span<const doubl
   return out;
 }
 
+// What reads the rows of a stream. Scores pass through the inverse before the matrix, outputs
+// behind it. A latent is read by both, its rotary part by scores alone.
+struct Readers {
+  bool scores, outputs;
+};
+constexpr Readers readers_of(bool is_v, bool latent) {
+  return {.scores = !is_v || latent, .outputs = is_v != latent};
+}
+
 // Whether some rows come back: a product of the matrices would take seconds. No two coordinates are
-// close in all of them. Scores pass through K's two, outputs through V's.
+// close in all of them.
 bool is_inverse(std::span<const float> matrix, std::span<const float> inverse, size_t n,
-                bool is_v) {
+                Readers readers) {
   constexpr int kRows = 4;
   std::minstd_rand random(n);
   std::vector<double> row(n);
   for (int r = 0; r < kRows; ++r) {
-    double size = 0, error = 0;
     std::uniform_real_distribution<double> of(-1, 1);
     for (double& x : row) x = of(random);
-    const std::vector<double> back = is_v ? product(inverse, product(matrix, row, true), true)
-                                          : product(matrix, product(inverse, row, true), false);
-    for (size_t i = 0; i < n; ++i) {
-      size += row[i] * row[i];
-      error += (back[i] - row[i]) * (back[i] - row[i]);
-    }
-    if (!(error <= 1e-6 * size)) return false;  // NaN, too
+    const auto is_row = [&](const std::vector<double>& back) {
+      double size = 0, error = 0;
+      for (size_t i = 0; i < n; ++i) {
+        size += row[i] * row[i];
+        error += (back[i] - row[i]) * (back[i] - row[i]);
+      }
+      return error <= 1e-6 * size;  // not where there is a NaN
+    };
+    if (readers.scores && !is_row(product(matrix, product(inverse, row, true), false)))
+      return false;
+    if (readers.outputs && !is_row(product(inverse, product(matrix, row, true), true)))
+      return false;
   }
   return true;
 }
@@ -66,7 +79,7 @@ void add_calibration(Checksum& checksum, const CalibratedLayer& layer,
   const size_t n = matrix.empty() ? 1 : calibration.transform.matrix.shape(1);
   for (size_t first = 0; first < matrix.size(); first += n * n) {
     require(is_inverse(std::span(matrix).subspan(first, n * n),
-                       std::span(inverse).subspan(first, n * n), n, is_v),
+                       std::span(inverse).subspan(first, n * n), n, readers_of(is_v, layer.latent)),
             layer.op, ": layer ", layer.index, ": inverse times matrix of ", is_v ? "v" : "k",
             ", head ", first / (n * n), ", is not 1");
   }
@@ -93,8 +106,6 @@ void check_layer_calibrations(const char* op, const std::vector<KvLayer>& layers
     const KvLayer& layer = layers[i];
     require(!shares_kv(layer), op, ": layer ", i, " shares the cache of layer ",
             owner_of(layers, i), ", whose calibration it reads, and has one of its own");
-    require(!layer.latent || !calibration.k.transform.defined(), op, ": layer ", i,
-            " is latent, a calibration of it has error feedback and no transform");
     require(is_native(layer.k) && is_native(layer.v), op, ": layer ", i, " is ",
             gyre::name(layer.k), " and ", gyre::name(layer.v),
             ", a calibration is for native formats of both");

@@ -13,10 +13,11 @@ namespace gyre {
 void check_layer_calibrations(const char* op, const std::vector<KvLayer>& layers,
                               const std::vector<KvLayerCalibration>& calibrations);
 
-// Which layer a message is about.
+// Which layer a message is about, and whether it is latent.
 struct CalibratedLayer {
   const char* op;
   uint64_t index;
+  bool latent = false;
 };
 
 // A checksum of the numbers of a layer's calibration; 0: it has none. Reads device memory, and

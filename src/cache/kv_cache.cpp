@@ -88,7 +88,8 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
     Layer made;
     if (!options.calibration.empty())
       made.segments.calibration = options.calibration[layers.size()];
-    made.calibration = calibration_checksum({"kv_cache", layers.size()}, made.segments.calibration);
+    made.calibration =
+        calibration_checksum({"kv_cache", layers.size(), layer.latent}, made.segments.calibration);
     calibrations.push_back(made.calibration);
     if (shares_kv(layer)) {
       layers.push_back(std::move(made));

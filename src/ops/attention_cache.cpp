@@ -56,8 +56,8 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
                   const CacheSegments& segments, AttendScratch& scratch, const NewNote* note) {
   Recording recording(encoder, kOp);
   const CacheSegment& body = segments.of[0];
-  const TransformPair transforms{segments.calibration.k.transform,
-                                 segments.calibration.v.transform};
+  const TransformPair transforms{segments.calibration.k.transform, segments.calibration.v.transform,
+                                 given.latent};
   const bool alone = segments.count == 1;
   AttentionInputs in = given;
   check_attend({kOp, {in.q, body.k, body.v, {}, in.latent}, options, &body.at}, in);

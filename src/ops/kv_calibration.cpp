@@ -212,14 +212,21 @@ TransformAttention enter_transform(Recording& recording, const Device& device,
   const DType dtype = is_dense ? q.dtype() : DType::f32;
   TransformAttention inside{device.tensor(dtype, q.shape()),
                             device.tensor(DType::f32, out.shape())};
-  dispatch_transform(recording, {q, transforms.k.inverse, {}, {}, inside.q});
+  const auto enter = [&](const KvTransform& by, uint64_t first) {
+    const uint64_t dim = by.inverse.shape(2);
+    dispatch_transform(recording,
+                       {q.slice(2, first, dim), by.inverse, {}, {}, inside.q.slice(2, first, dim)});
+  };
+  enter(transforms.k, 0);
+  if (transforms.latent) enter(transforms.v, transforms.k.inverse.shape(2));
   return inside;
 }
 
 void leave_transform(Recording& recording, const TransformPair& transforms,
                      const TransformAttention& inside, const Tensor& out) {
   if (!transforms.defined()) return;
-  dispatch_transform(recording, {inside.out, transforms.v.inverse, {}, transforms.v.mean, out});
+  const KvTransform& by = transforms.of_outputs();
+  dispatch_transform(recording, {inside.out, by.inverse, {}, by.mean, out});
 }
 
 void check_means(const char* op, const TransformPair& transforms, const MeanConflicts& with) {
@@ -228,8 +235,9 @@ void check_means(const char* op, const TransformPair& transforms, const MeanConf
             " does not go with; calibrate without a mean");
   };
   const bool k = transforms.k.mean.defined(), v = transforms.v.mean.defined();
-  refuse(k && with.lse, "k", "lse");
-  refuse(k && with.soft_cap, "k", "soft_cap");
+  const bool scores = k || (transforms.latent && v);
+  refuse(scores && with.lse, k ? "k" : "v", "lse");
+  refuse(scores && with.soft_cap, k ? "k" : "v", "soft_cap");
   refuse((k || v) && with.sink_logits, k ? "k" : "v", "sink_logits");
   refuse(v && with.tree_mask, "v", "a tree_mask");
 }

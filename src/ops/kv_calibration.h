@@ -49,7 +49,8 @@ void for_calibrated_formats(const Visit& visit) {
 void dispatch_transform(Recording& recording, const KvTransformInputs& in);
 
 // Attention over a cache in a basis: queries enter by way of K's inverse, outputs leave by way of
-// V's. Without bases q and out are the caller's.
+// V's. Over a latent, which is K and V, both pass through its inverse, and the rotary coordinates
+// of queries through that of the rotary part. Without bases q and out are the caller's.
 struct TransformAttention {
   Tensor q;
   Tensor out;
@@ -57,7 +58,9 @@ struct TransformAttention {
 struct TransformPair {
   const KvTransform& k;
   const KvTransform& v;
+  bool latent = false;
   bool defined() const { return k.defined(); }
+  const KvTransform& of_outputs() const { return latent ? k : v; }
 };
 // Refuses what a mean would make wrong. is_dense: some keys are 16 bits, whose kernels want queries
 // of 16 bits.

@@ -69,7 +69,8 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   const KvLayer& layer = pool->resolved[owner];
   require(layer.window == 0 || with.mask.window <= layer.window, kOp, ": layer ", index,
           " keeps a window of ", layer.window, " keys, asked for ", with.mask.window);
-  const TransformPair transforms{l.calibration.k.transform, l.calibration.v.transform};
+  const TransformPair transforms{l.calibration.k.transform, l.calibration.v.transform,
+                                 layer.latent};
   AttendInputs in = given;
   const uint64_t segments = 1 + (l.tail ? 1 : 0) + (l.sink_tokens ? 1 : 0);
   Recording recording(encoder, kOp);

@@ -49,10 +49,11 @@ std::vector<KvLayer> checked_pool_layers(const KvPoolOptions& options) {
   return layers;
 }
 
-uint32_t pool_calibration(const KvPoolOptions& options) {
+uint32_t pool_calibration(std::span<const KvLayer> layers,
+                          std::span<const KvLayerCalibration> calibrations) {
   std::vector<uint64_t> checksums;
-  for (const KvLayerCalibration& calibration : options.calibration)
-    checksums.push_back(calibration_checksum({"kv_pool", checksums.size()}, calibration));
+  for (size_t i = 0; i < calibrations.size(); ++i)
+    checksums.push_back(calibration_checksum({"kv_pool", i, layers[i].latent}, calibrations[i]));
   return calibration_identity(checksums);
 }
 
@@ -83,7 +84,7 @@ KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
     : device(std::move(device_handle)),
       options(wanted),
       resolved(checked_pool_layers(options)),
-      calibration(pool_calibration(options)),
+      calibration(pool_calibration(resolved, options.calibration)),
       geometry(pool_geometry(resolved, options.page_tokens, calibration)),
       index(options.page_tokens, 0, 0) {
   require(impl_of(device) != nullptr, "kv_pool: the device handle is empty");

@@ -21,8 +21,9 @@ namespace gyre {
 std::vector<KvLayer> checked_pool_layers(const KvPoolOptions& options);
 // A checksum of everything that decides what a page's bytes mean.
 uint64_t pool_geometry(std::span<const KvLayer> layers, uint64_t page_tokens, uint32_t calibration);
-// Which calibration its options name; 0: none. Reads device memory.
-uint32_t pool_calibration(const KvPoolOptions& options);
+// Which calibration its layers have; 0: none. Reads device memory.
+uint32_t pool_calibration(std::span<const KvLayer> layers,
+                          std::span<const KvLayerCalibration> calibrations);
 
 class Source;
 struct PoolFile;

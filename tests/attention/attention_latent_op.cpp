@@ -1,6 +1,7 @@
 // Latent attention: over caches, as partial states, and over pages.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <random>
 
 #include "attention/attention_op_case.h"
@@ -74,11 +75,12 @@ void add_format_cases(std::vector<OpCase>& cases) {
 }
 
 // Everything else that a call may ask for.
-void add_option_cases(KvFormat latent, KvFormat rotary, std::vector<OpCase>& cases) {
+void add_option_cases(KvFormat latent, KvFormat rotary, DType q, std::vector<OpCase>& cases) {
   const auto add = [&](const char* what, const auto& change) {
     AttentionOpCase c = latent_case();
     c.k = latent;
     c.v = rotary;
+    c.q = q;
     c.k_dim = 128;
     c.v_dim = 32;
     c.name = what;
@@ -209,12 +211,14 @@ void add_paged_cases(std::vector<OpCase>& cases) {
   }
 }
 
-// Numbers that nobody chose.
+// Numbers that nobody chose; GYRE_RANDOM_CASES says how many pairs of cases, 60 if not given.
 void add_random_cases(std::vector<OpCase>& cases) {
   std::mt19937 random(45);
   const auto up_to = [&](uint64_t most) { return 1 + random() % most; };
   const std::vector<KvFormat> formats = latent_formats();
-  for (size_t i = 0; i < 60; ++i) {
+  const char* const wanted = std::getenv("GYRE_RANDOM_CASES");
+  const size_t count = wanted == nullptr ? 60 : std::strtoul(wanted, nullptr, 10);
+  for (size_t i = 0; i < count; ++i) {
     AttentionOpCase c = latent_case();
     c.k = formats[random() % formats.size()];
     c.v = formats[random() % formats.size()];
@@ -248,8 +252,9 @@ void add_random_cases(std::vector<OpCase>& cases) {
 std::vector<OpCase> latent_cases() {
   std::vector<OpCase> cases;
   add_format_cases(cases);
-  add_option_cases(KvFormat::tq4, KvFormat::tq8, cases);
-  add_option_cases(KvFormat::bf16, KvFormat::f16, cases);
+  add_option_cases(KvFormat::tq4, KvFormat::tq8, DType::f32, cases);
+  add_option_cases(KvFormat::bf16, KvFormat::f16, DType::f32, cases);
+  add_option_cases(KvFormat::bf16, KvFormat::bf16, DType::bf16, cases);
   add_model_cases(cases);
   add_partial_cases(cases);
   add_paged_cases(cases);

@@ -14,7 +14,7 @@ import warnings
 import gyre
 from gyre.eval.command import add_device, at_least, load_model
 from gyre.eval.text import made_for, read_tokens
-from gyre.integrations.transformers.config import stored_layers
+from gyre.integrations.transformers.config import latent_dims, stored_layers
 
 from .budget import best
 from .file import Calibration, CalibrationWarning
@@ -57,6 +57,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def add_budgets(calibration: Calibration, model, texts, options) -> None:
+    if latent_dims(model.config) is not None:
+        raise gyre.InvalidArgument("calibrate: latent layers (MLA) take no --budget")
     if not texts:
         raise gyre.InvalidArgument("calibrate: the text is too short for a budget, whose formats are chosen by what it loses")
     costs = sensitivities(model, pieces(texts), calibration, progress=not options.quiet)

@@ -1,7 +1,7 @@
 """A calibration in one file, *.gyrecal: safetensors inside.
 
 Tensors, f32: layers.{i}.{k|v}.basis, .inverse, .factor [kv_heads, head_dim, head_dim], .mean, .diagonal [kv_heads, head_dim]; basis and
-inverse come together or not at all, mean with them or not. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
+inverse come together or not at all, mean with them or not. Of latent layers k is the latent and v the rotary part, of v_head_dim. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
 because safetensors writes several in any order, and equal calibrations are equal files. Its "checksum" is the SHA-256 of everything else:
 the description as JSON with sorted keys, then each tensor's name, shape and bytes in the order of the names.
 """
@@ -34,6 +34,7 @@ _IDENTITY = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
     "layer_types sliding_window rope_parameters query_pre_attn_scalar attention_bias"
 ).split()
+_LATENT_IDENTITY = "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim".split()  # of models that have them
 
 
 @dataclass
@@ -56,6 +57,7 @@ def identity(config) -> str:
     """Names a model by what its config says about its shape and its rotary embedding."""
     config = config.get_text_config(decoder=True)
     said = {name: getattr(config, name, None) for name in _IDENTITY}
+    said.update({name: getattr(config, name) for name in _LATENT_IDENTITY if hasattr(config, name)})
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -83,6 +85,11 @@ class Calibration:
     def head_dim(self) -> int:
         return self.layers[0][0].factor.shape[1]
 
+    @property
+    def v_head_dim(self) -> int:
+        """Of a latent's rotary part; otherwise head_dim."""
+        return self.layers[0][1].factor.shape[1]
+
     def save(self, path: str | os.PathLike) -> None:
         """As a whole or not at all."""
         tensors = {
@@ -100,6 +107,8 @@ class Calibration:
             head_dim=self.head_dim,
             budgets=[asdict(budget) for budget in self.budgets],
         )
+        if self.v_head_dim != self.head_dim:
+            said["v_head_dim"] = self.v_head_dim
         said = json.loads(json.dumps(said))  # as it is read back: tuples become lists
         said["checksum"] = _checksum(said, tensors)
         new_file.replace("calibrate", path, safetensors.torch.save(tensors, {ENTRY: json.dumps(said)}))
@@ -114,7 +123,8 @@ class Calibration:
             raise gyre.IoError(f"calibration: {path}: {error}") from error
         said = _about(path, metadata, tensors)
         count, heads, d = (said.pop(name) for name in ("layers", "kv_heads", "head_dim"))
-        layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, d) for role in "kv") for i in range(count)]
+        dims = {"k": d, "v": said.pop("v_head_dim", d)}
+        layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, dims[role]) for role in "kv") for i in range(count)]
         if tensors:
             raise gyre.IoError(f"calibration: {path}: there are other tensors: {sorted(tensors)[0]}")
         said["budgets"] = [Budget(**budget) for budget in said["budgets"]]
@@ -180,8 +190,10 @@ def _about(path, metadata: dict, tensors: dict[str, torch.Tensor]) -> dict:
         raise gyre.IoError(f"calibration: {path}: the checksum is another: the file is damaged")
     if version is not None:
         said.pop("version")
-    fields = set(Calibration.__dataclass_fields__) | {"kv_heads", "head_dim"}
-    counts = ("layers", "kv_heads", "head_dim")
+    counts = ["layers", "kv_heads", "head_dim"]
+    if version is not None and "v_head_dim" in said:
+        counts.append("v_head_dim")
+    fields = {*Calibration.__dataclass_fields__, *counts}
     if (
         version is None
         or set(said) != fields

@@ -20,8 +20,8 @@ from .rotary import Rotary
 
 SKIPPED = 16  # the first tokens of a text are unlike the rest
 FIRST_TOKENS = 64  # tokens that are tried at position 0
-_SETTLED = 64  # queries before this position have too few keys to show how much attention position 0 gets
-_STEP = 512
+SETTLED = 64  # queries before this position have too few keys to show how much attention position 0 gets
+STEP = 512
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Moments:
     first_mass: torch.Tensor
 
 
-class _Sum:
+class Sum:
     def __init__(self):
         self.count, self.first, self.second = 0, 0, 0
 
@@ -65,7 +65,7 @@ class _Layer:
 
     def __init__(self, attention: Attention, rotary: Rotary):
         self.attention, self.rotary = attention, rotary
-        self.q, self.k, self.v = _Sum(), _Sum(), _Sum()
+        self.q, self.k, self.v = Sum(), Sum(), Sum()
         self.seen: dict[str, torch.Tensor] = {}
         self.first: tuple[torch.Tensor, torch.Tensor] | None = None
         self.masses: list[torch.Tensor] = []
@@ -117,7 +117,7 @@ class _Layer:
         if getattr(module, "sliding_window", None):
             return torch.zeros(groups, dtype=torch.float64)
         tokens = key.shape[1]
-        at = torch.arange(min(_SETTLED, tokens // 2), tokens)
+        at = torch.arange(min(SETTLED, tokens // 2), tokens)
         q = self.rotary.rotate(q[:, at[0] :].cpu(), at).float().unflatten(0, (groups, -1))
         scores = module.scaling * torch.einsum("hgtd,hnd->hgtn", q, key.float().cpu())
         if soft_cap := getattr(module, "attn_logit_softcapping", None):
@@ -148,7 +148,7 @@ class _Tap(GyreCache):
     """A cache in f32 that shows what enters it: one text, or a batch of tokens that are each alone at position 0."""
 
     def __init__(self, config, capacity: int, layers: list[_Layer], device: gyre.Device | None):
-        super().__init__(config, k="f32", v="f32", capacity=capacity, step_tokens=_STEP, device=device)
+        super().__init__(config, k="f32", v="f32", capacity=capacity, step_tokens=STEP, device=device)
         self.taps = layers
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
@@ -160,7 +160,7 @@ class _Tap(GyreCache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
-def _first_tokens(texts: list[torch.Tensor]) -> torch.Tensor:
+def first_tokens(texts: list[torch.Tensor]) -> torch.Tensor:
     """What position 0 may hold: the tokens that start texts, and others from all over them."""
     starts, others = torch.stack([text[0] for text in texts]).unique(), torch.cat([text[1:] for text in texts])
     others = others[torch.linspace(0, len(others) - 1, FIRST_TOKENS).long()]
@@ -184,12 +184,12 @@ def collect(
     try:
         with torch.inference_mode(), tqdm(total=total, unit="token", file=sys.stderr, disable=not progress) as bar:
             bar.set_description("moments")
-            first = _first_tokens(texts)
+            first = first_tokens(texts)
             model(first[:, None].to(model.device), past_key_values=_Tap(model.config, 1, layers, device), use_cache=True, logits_to_keep=1)
             for text in texts:
                 cache = _Tap(model.config, len(text), layers, device)
-                for begin in range(0, len(text), _STEP):
-                    part = text[begin : begin + _STEP]
+                for begin in range(0, len(text), STEP):
+                    part = text[begin : begin + STEP]
                     model(part[None].to(model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
                     bar.update(len(part))
     finally:

@@ -8,12 +8,13 @@ import torch
 
 import gyre
 
+from . import latent, rotary, solve
 from . import model as models
-from . import rotary, solve
 from .file import Calibration, CalibrationWarning, identity
 from .moments import SKIPPED, collect
 
 GAINS = [0.9, 1.0, 1.1]
+LATENT_GAINS = [0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15]  # one row a token, which K and V share: twice the chains cost little
 WINDOW = 4096  # tokens of a text that pass through the model as one
 FEW_TOKENS = 2048
 
@@ -50,6 +51,8 @@ def calibrate(
     """texts: token ids, each a text from its beginning; None: from the weights alone. capacity: positions that keys may have.
     transform: False makes error feedback alone, so that readers need no transform. name: of the model, for messages. device: of
     the cache that the texts pass through."""
+    if latents := latent.attentions(model):
+        return _calibrate_latents(model, latents, texts, transform, name, device, progress)
     attentions = models.attentions(model)
     rotaries = rotary.of_layers(model.get_decoder())
     heads = {(a.kv_heads, a.head_dim) for a in attentions}
@@ -68,3 +71,16 @@ def calibrate(
         layers = [make(*each, capacity) for each in zip(attentions, rotaries, moments)]
         recipe = "R" if transform else "F"
     return Calibration(layers, recipe, name, identity(model.config), capacity, tokens, GAINS)
+
+
+def _calibrate_latents(model, latents, texts, transform, name, device, progress) -> Calibration:
+    """As calibrate(), of a model with latent attention (MLA); it is for every position."""
+    for what, dim in (("the latent", latents[0].latent), ("the rotary part", latents[0].rotary)):
+        if dim not in (16, 32, 64, 128, 256):
+            raise gyre.InvalidArgument(f"calibrate: {what} must have a power of two from 16 to 256 coordinates, got {dim}")
+    if texts is None:
+        raise gyre.InvalidArgument("calibrate: latent layers (MLA) are calibrated from a text: --no-text is not for them")
+    tokens = sum(max(0, len(text) - SKIPPED) for text in texts)
+    check_tokens(tokens, latents[0].latent)
+    layers = [moments.parts(transform) for moments in latent.collect(model, latents, texts, device, progress)]
+    return Calibration(layers, "R" if transform else "F", name, identity(model.config), 0, tokens, LATENT_GAINS)

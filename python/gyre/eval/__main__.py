@@ -65,6 +65,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         default=1,
         help="compressed formats also run with this many of the first tokens in 16 bits, together with the tail (default: %(default)s)",
     )
+    parser.add_argument("--relative-to", metavar="ROW", help="also print divergences relative to that of this row, such as fp8")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--plot", metavar="FILE", help="write a chart (needs matplotlib)")
@@ -79,6 +80,10 @@ def main(argv: list[str] | None = None) -> int:
         wanted = settings(options.formats, options.tail, options.sink_tokens, calibrations)
         if options.plot:
             check_chart(options.plot)
+        names = [setting.name for setting in wanted]
+        others = [name for name in dict.fromkeys(names) if name != REFERENCE]  # which has no divergence
+        if options.relative_to not in (None, *others):
+            raise gyre.InvalidArgument(f"eval: --relative-to must be one of {', '.join(others)}; got {options.relative_to}")
         texts = []
         for path in options.text:
             with open(path, "rb") as file:
@@ -105,10 +110,11 @@ def main(argv: list[str] | None = None) -> int:
         f"{about['model']}: {about['windows']} x {about['context']} {unit}s of {about['text']}, "
         f"{'decoded one by one' if options.step == 1 else f'in steps of {options.step}'}, {about['positions']} positions"
     )
+    other = None if options.relative_to is None else rows[names.index(options.relative_to)]
     if options.json:
         print(json.dumps({**about, "rows": [{**asdict(row), "label": row.label} for row in rows]}, indent=2))
     else:
-        print(f"{title}; KL divergence from {REFERENCE}, ± half of the 95 % interval\n\n{table(rows, unit)}")
+        print(f"{title}; KL divergence from {REFERENCE}, ± half of the 95 % interval\n\n{table(rows, unit, other)}")
     if options.plot:
         plot(rows, title, options.plot)
     return 0

@@ -1,4 +1,4 @@
-"""How others store keys and values, to compare with: rows are rounded as they would be, kept in f32, and attended to in torch.
+"""How others store keys and values, or latents, to compare with: rows are rounded as they would be, kept in f32, and attended to in torch.
 
 Bits per coordinate count every scale. Scales of a whole tensor are 1, as in engines that were not given any.
 """
@@ -47,6 +47,17 @@ def _fp8(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
 
+def _fp8_tiles(x: torch.Tensor) -> torch.Tensor:
+    """vLLM's and FlashMLA's latent (fp8_ds_mla): 128 coordinates in e4m3 share an f32 scale."""
+    tiles = x.unflatten(-1, (-1, 128))
+    scale = tiles.abs().amax(-1, keepdim=True) / 448
+    return (_fp8(tiles / torch.where(scale == 0, 1.0, scale)) * scale).flatten(-2)
+
+
+def _bf16(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float()
+
+
 def _between_extremes(x: torch.Tensor, dim: int) -> torch.Tensor:
     """4 bits from the least to the largest along `dim`, both of which are kept in f16."""
     least = x.amin(dim, keepdim=True).half().float()
@@ -65,10 +76,12 @@ class Baseline:
     bits: float
     round: Callable[[torch.Tensor], torch.Tensor] | None = None  # rows of a head, when they are written; None: as KIVI
     residual: int = 0
+    rotary_in_bf16: bool = False  # of latent layers, which alone may be stored so
 
 
 BASELINES = {
     "fp8": Baseline(8, _fp8),
+    "fp8-tiles": Baseline(8 + 32 / 128, _fp8_tiles, rotary_in_bf16=True),
     "q4_0-rotated": Baseline(4.5, _rotated_q4_0),
     "nvfp4": Baseline(4.5, _nvfp4),
     "kivi4": Baseline(4 + 32 / _KIVI_GROUP, None, _KIVI_GROUP),
@@ -85,18 +98,18 @@ class _RoundedLayer(GyreLayer):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[Step, Step]:
         self.torch_device = key_states.device
-        step = Step(self, key_states, value_states)
+        step = self.step(key_states, value_states)
         return step, step
 
     def _write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v: [batch, kv_heads, tokens, head_dim]"""
         if self.k is None:
-            room = (*k.shape[:2], self.capacity, k.shape[3])
-            self.k, self.v = (torch.zeros(room) for _ in range(2))
+            self.k, self.v = (torch.zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))
             self.rounded_k = self.rounded_v = 0
         begin, end = self.length, self.length + k.shape[2]
         turn = self.baseline.round or (lambda x: x)
-        self.k[:, :, begin:end], self.v[:, :, begin:end] = turn(k.float()), turn(v.float())
+        turn_v = _bf16 if self.baseline.rotary_in_bf16 else turn
+        self.k[:, :, begin:end], self.v[:, :, begin:end] = turn(k.float()), turn_v(v.float())
         self.length = end
 
     def _let_go(self) -> None:
@@ -121,6 +134,8 @@ class _RoundedLayer(GyreLayer):
         batch, heads, tokens = query.shape[:3]
         first = max(0, begin + 1 - self.window) if self.window else 0
         k, v = self.k[:, :, first : self.length], self.v[:, :, first : self.length]
+        if self.stored.latent:  # which is V as well
+            k, v = torch.cat([k, v], -1), k
         q = query.float().reshape(batch, k.shape[1], -1, tokens, query.shape[3])
         scores = scale * torch.einsum("bhgtd,bhnd->bhgtn", q, k)
         scores = soft_cap * (scores / soft_cap).tanh() if soft_cap else scores
@@ -142,13 +157,21 @@ class RoundedCache(Cache):
     def __init__(self, config, name: str, capacity: int):
         self.baseline = BASELINES[name]
         stored = stored_layers(config, "f32", "f32", 0, 0)
+        latent = stored[0].latent
+        if self.baseline.rotary_in_bf16 and (not latent or stored[0].head_dim % 128):
+            raise refused(f"{name} is for latent layers of a multiple of 128 coordinates")
+        if self.baseline.round is None and latent:
+            raise refused(f"{name} is not for latent layers")
         super().__init__(layers=[_RoundedLayer(self.baseline, layer, capacity) for layer in stored])
 
     def bytes_of(self, tokens: int, kv_heads: int, head_dim: int) -> float:
         """What the rounded rows of this many tokens would take."""
-        total = 0
+        total, bits = 0, self.baseline.bits
         for layer in self.layers:
             stored = min(tokens, layer.window or tokens)
             exact = min(stored, self.baseline.residual)
-            total += 2 * kv_heads * head_dim * ((stored - exact) * self.baseline.bits + exact * 16) / 8
+            row_bits = 2 * kv_heads * head_dim * bits
+            if layer.stored.latent:
+                row_bits = layer.stored.head_dim * bits + layer.stored.v_head_dim * (16 if self.baseline.rotary_in_bf16 else bits)
+            total += ((stored - exact) * row_bits + exact * 2 * kv_heads * head_dim * 16) / 8
         return total

@@ -9,7 +9,7 @@ import gyre
 from gyre.calibrate.file import Calibration
 
 from .baselines import BASELINES
-from .statistics import Row
+from .statistics import Row, ratio
 
 REFERENCE = "f16"
 
@@ -82,19 +82,29 @@ def _calibrated(setting: Setting, calibrations: dict[str, Calibration], tail: in
     return rows + exact
 
 
-def table(rows: list[Row], unit: str) -> str:
+def table(rows: list[Row], unit: str, relative_to: Row | None = None) -> str:
+    """relative_to: adds a column of mean divergences relative to this row's, with 95 % intervals."""
     predicted = "bits per byte" if unit == "byte" else "perplexity"
+    relative = "" if relative_to is None else f" / {relative_to.label} |"
     lines = [
-        f"| K/V | tail | sinks | {predicted} | KLD mean | KLD 99.9 % | same top 1 | cache bytes per token |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| K/V | tail | sinks | {predicted} | KLD mean |{relative} KLD 99.9 % | same top 1 | cache bytes per token |",
+        "|---|---|---|---|---|---|---|---|" + "---|" * bool(relative),
     ]
     for row in rows:
         value = row.bits if unit == "byte" else row.perplexity
         lines.append(
-            f"| {row.format} | {row.tail} | {row.sink_tokens} | {value:.4f} | {plus_minus(row.kld_mean, row.kld_mean_95)} | "
+            f"| {row.format} | {row.tail} | {row.sink_tokens} | {value:.4f} | {plus_minus(row.kld_mean, row.kld_mean_95)} |"
+            f"{_relative(row, relative_to)} "
             f"{plus_minus(row.kld_999, row.kld_999_95)} | {percent(row.same_top1, row.same_top1_95)} | {row.bytes_per_token:.0f} |"
         )
     return "\n".join(lines)
+
+
+def _relative(row: Row, other: Row | None) -> str:
+    if other is None:
+        return ""
+    value, (low, high) = ratio(row, other)
+    return f" {value:.2g} [{low:.2g}, {high:.2g}] |"
 
 
 def plus_minus(value: float, interval: tuple[float, float]) -> str:

@@ -75,5 +75,6 @@ def decoding_bytes(config, setting: Setting, tokens: int) -> float:
     cache = make_cache(config, setting, tokens, 1, gyre.Device("cpu"))
     total = 0
     for layer in cache.layers:
-        total += layer.make_store(1, shape.num_key_value_heads, head_dim, 1, torch.device("cpu")).nbytes
+        dims = (1, layer.stored.head_dim) if layer.stored.latent else (shape.num_key_value_heads, head_dim)
+        total += layer.make_store(1, *dims, 1, torch.device("cpu")).nbytes
     return total / tokens

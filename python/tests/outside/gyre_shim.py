@@ -18,21 +18,22 @@ from gyre.integrations.vllm.layer import GyreImpl
 from gyre.integrations.vllm.pages import DTYPES, LayerPages, queue_of
 
 
-def pages_of(k: torch.Tensor, v: torch.Tensor) -> LayerPages:
-    """Pages with these K and V, [blocks, tokens, heads, head_dim]."""
-    if k.dtype not in DTYPES:
-        raise NotImplementedError(f"gyre: caches of {k.dtype} are not supported")
+def pages_of(k: torch.Tensor, v: torch.Tensor, latent: bool = False) -> LayerPages:
+    """Pages with these K and V, or latents and rotary parts, [blocks, tokens, heads, head_dim]."""
+    if k.dtype not in DTYPES or (latent and k.dtype == torch.float32):
+        raise NotImplementedError(f"gyre: {'latent ' * latent}caches of {k.dtype} are not supported")
     blocks, tokens, heads, head_dim = k.shape
     formats, queue = Formats(DTYPES[k.dtype], DTYPES[v.dtype]), queue_of(k.device)
-    memory = torch.zeros(blocks, formats.page_bytes(heads, head_dim, v.shape[-1], tokens), dtype=torch.uint8, device=k.device)
-    pages = LayerPages(queue, memory, formats, heads, head_dim, v.shape[-1], tokens)
+    dims = (heads, head_dim, v.shape[-1], tokens)
+    memory = torch.zeros(blocks, formats.page_bytes(*dims, latent), dtype=torch.uint8, device=k.device)
+    pages = LayerPages(queue, memory, formats, *dims, latent=latent)
     slots = torch.arange(blocks * tokens, device=k.device)
     pages.write(k.flatten(0, 1), v.flatten(0, 1), queue.wrap(slots))
     return pages
 
 
 class ShimImpl(GyreImpl):
-    def _pages_of(self, layer, kv_cache) -> LayerPages:
+    def pages_of(self, kv_cache) -> LayerPages:
         if self.pages is None:
             dim = kv_cache.shape[-1] // 2
             k, v = (kv_cache[..., part].transpose(1, 2).contiguous() for part in (slice(0, dim), slice(dim, None)))
@@ -95,6 +96,15 @@ def attention(query, key_cache, value_cache, output, query_start_loc, seq_lens, 
     pages.attend(query, output, step, scale, window=max(window, 0), **options)
 
 
+def latent_decode(out, query, kv_cache, scale, block_tables, seq_lens):
+    """In place of vLLM's CPU kernel, test_mla_decode_cpu.py: one query of each request."""
+    latent, tokens = out.shape[-1], len(query)
+    pages = pages_of(kv_cache[:, :, None, :latent], kv_cache[:, :, None, latent:], latent=True)
+    starts = torch.arange(tokens + 1, dtype=torch.int32)
+    step = pages.queue.step(seq_lens, block_tables, seq_lens, starts, None, max_query_length=1, max_kv_length=seq_lens.max().item())
+    pages.attend(query, out, step, scale)
+
+
 def pytest_configure(config):
     register_backend(AttentionBackendEnum.CUSTOM, "gyre_shim.ShimBackend")
 
@@ -113,6 +123,8 @@ def pytest_collection_finish(session):
             module.cpu_attn_reshape_and_cache = reshape_and_cache
             module.cpu_attn_get_scheduler_metadata = lambda **_: None
             module.cpu_attention_with_kv_cache = attention
+        if hasattr(module, "test_mla_decode_cpu"):
+            module.ops.mla_decode_kvcache_cpu = latent_decode
 
 
 @pytest.hookimpl(hookwrapper=True)

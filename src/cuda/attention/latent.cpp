@@ -45,6 +45,8 @@ abi::AttentionPlan plan_latent(const abi::AttentionProblem& p, const CudaLimits&
   abi::AttentionPlan plan = abi::attention_default_plan(p);
   abi::AttentionLatentSpec s =
       abi::attention_latent_spec(p.k.format, p.v.format, p.k.head_dim, p.v.head_dim, 0);
+  // DType's bf16 is KvFormat's.
+  s.bf16 = p.k.format == kFormatBf16 && p.v.format == kFormatBf16 && p.q_dtype == kFormatBf16;
   s.gpu = limits.arch == 90 && fits(s, limits) ? 0 : kOtherGpus;
   if (!takes(p) || !fits(s, limits)) return plan;  // no kernel: the op refuses
   // A row's state is as long as some keys: more rows, longer pieces.
@@ -73,7 +75,7 @@ std::string name_attention_latent(uint64_t spec) {
   const char* const parts[] = {"_prepare", "", "_reduce"};
   return join("gyre::cuda::attention_latent", parts[s.part], "<", uint32_t{s.k_format}, "u, ",
               uint32_t{s.v_format}, "u, ", s.k_dim16 * 16u, "u, ", s.v_dim16 * 16u, "u, ",
-              stage_keys(s), "u>");
+              stage_keys(s), "u, ", s.bf16 != 0 ? "true" : "false", ">");
 }
 
 // A spec for any GPU is one of a Hopper.

@@ -95,12 +95,6 @@ inline uint32_t inverted_upper(uint32_t x) {
   asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0xFF00), "r"(-1));
   return y;
 }
-// Bytes, a multiple of 16, on their way to L2: they are loaded soon.
-inline void prefetch_l2(uint64_t from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
 inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <uint32_t kLeft>
 inline void copy_wait() {

@@ -19,6 +19,7 @@ GYRE_HOST_KERNELS(
     GYRE_HOST(kv_append<gyre::cuda::CalibratedRow, 17, 21>),
     GYRE_HOST(kv_append<gyre::cuda::CalibratedRow, 18, 17>),
     GYRE_HOST(kv_append<gyre::cuda::CalibratedRow, 18, 18>),
+    GYRE_HOST(kv_append<gyre::cuda::CalibratedRow, 18, 21>),
     GYRE_HOST(kv_append<gyre::cuda::Half, 18, 20>), GYRE_HOST(kv_append<float, 19, 0>),
     GYRE_HOST(kv_append<gyre::cuda::Half, 20, 35>),
     GYRE_HOST(kv_append<gyre::cuda::CalibratedRow, 21, 16>), GYRE_HOST(kv_append<float, 21, 21>),

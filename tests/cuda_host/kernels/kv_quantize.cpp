@@ -12,6 +12,7 @@ GYRE_HOST_KERNELS(GYRE_HOST(kv_quantize<float, 0, 18>), GYRE_HOST(kv_quantize<fl
                   GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 17, 17>),
                   GYRE_HOST(kv_quantize<gyre::cuda::Half, 17, 32>),
                   GYRE_HOST(kv_quantize<gyre::cuda::Half, 17, 34>),
+                  GYRE_HOST(kv_quantize<float, 18, 0, 1>), GYRE_HOST(kv_quantize<float, 0, 21, 2>),
                   GYRE_HOST(kv_quantize<float, 18, 0>), GYRE_HOST(kv_quantize<float, 18, 18>),
                   GYRE_HOST(kv_quantize<gyre::cuda::CalibratedRow, 18, 18>),
                   GYRE_HOST(kv_quantize<float, 18, 19, 1>), GYRE_HOST(kv_quantize<float, 19, 0>),

@@ -15,9 +15,9 @@ def refused(message: str) -> gyre.InvalidArgument:
 
 def chosen_formats(config, k, v, calibration: Calibration | None, budget: float | None) -> tuple:
     """GyreCache's k and v, or those that a calibration found for a budget."""
-    if _latent(config) is not None:
-        if calibration is not None:
-            raise refused("latent layers (MLA) take no calibration")
+    if latent_dims(config) is not None:
+        if budget is not None:
+            raise refused("latent layers (MLA) take no budget")
         return "tq8" if k is None else k, "tq8" if v is None else v
     if budget is None:
         return "tq8" if k is None else k, "tq4" if v is None else v
@@ -58,10 +58,10 @@ def stored_layers(
         raise refused(f"tail and sink_tokens must not be negative, got {tail} and {sink_tokens}")
     if (tail or sink_tokens) and not compressed:
         raise refused(f"no layer is compressed: a 16-bit tail of {tail} and sink_tokens of {sink_tokens} would keep nothing better")
-    return [_stored(pair, window, tail, sink_tokens, _latent(config)) for pair, window in zip(formats, windows)]
+    return [_stored(pair, window, tail, sink_tokens, latent_dims(config)) for pair, window in zip(formats, windows)]
 
 
-def _latent(config) -> tuple[int, int] | None:
+def latent_dims(config) -> tuple[int, int] | None:
     """Coordinates of the latent and of the rotary part, where the model's own cache stores these (MLA)."""
     config = config.get_text_config(decoder=True)
     if config.model_type != "deepseek_v3":

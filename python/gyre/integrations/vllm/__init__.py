@@ -3,7 +3,7 @@
     vllm serve MODEL --attention-backend CUSTOM --kv-cache-dtype gyre_tq8_tq4
     vllm serve MODEL --attention-backend CUSTOM --additional-config '{"gyre": {"k": "tq8", "v": "tq4"}}'
 
-The first takes vLLM 0.33.
+The first takes vLLM 0.33. For models with latent attention (MLA) the pair is the latent's format and the rotary part's.
 
 vLLM finds `register` through the entry point `vllm.general_plugins` and calls it in every process. Nothing changes for
 those who do not ask for CUSTOM. docs/engines.md has the options and what is not supported.
@@ -20,10 +20,11 @@ def register() -> None:
     """Makes `--attention-backend CUSTOM` Gyre's. May be called more than once in a process."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CUSTOM, f"{_HERE}.backend.GyreBackend")
-    # The CPU platform takes no choice: it asks for the class of CPU_ATTN, or of a backend for MLA. Each of these
-    # names is resolved by `route`, which gives vLLM's own class unless CUSTOM was asked for.
-    for name in ("CPU_ATTN", "CPU_MLA", "AMX_MLA"):
+    from .route import NAMES
+
+    # The CPU platform takes no choice: it asks for the class of CPU_ATTN, or of a backend for MLA. `route` gives
+    # vLLM's own class for these unless CUSTOM was asked for.
+    for name in NAMES:
         if name in AttentionBackendEnum.__members__:
             register_backend(AttentionBackendEnum[name], f"{_HERE}.route.{name}")
     _register_cache_dtypes()

@@ -35,12 +35,13 @@ _MOST_PAGE_TOKENS = 1024
 
 
 class GyreBackend(AttentionBackend):
-    """Pages are opaque bytes. A layer's class is a subclass that knows the layer's formats (`backend_of`)."""
+    """Pages are opaque bytes. A layer's class is a subclass that knows the layer's bytes per token (`backend_of`)."""
 
     forward_includes_kv_cache_update: bool = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *cache_dtypes()]
-    formats: ClassVar[Formats | None] = None
+    token_bytes: ClassVar[int | None] = None  # of K and V of all heads
+    page_tokens: ClassVar[int | None] = None  # None: as vLLM says
 
     @staticmethod
     def get_name() -> str:
@@ -66,17 +67,17 @@ class GyreBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
-        """Bytes per token, K and V of all heads. Called again on its own result, and for windows with one token."""
+        """Called again on its own result, and for windows with one token."""
         if spec.state_content_bytes is not None:
             return spec
-        if cls.formats is None:
+        if cls.token_bytes is None:
             raise RuntimeError("gyre: vLLM asked for a layer's pages before its weights were loaded")
         if spec.block_size > 1 and (spec.block_size % 8 != 0 or spec.block_size > _MOST_PAGE_TOKENS):
             raise ValueError(
                 f"gyre: --block-size must be a multiple of 8, at most {_MOST_PAGE_TOKENS}, got {spec.block_size}"
             )
-        token_bytes = cls.formats.token_bytes(spec.num_kv_heads, spec.head_size, spec.head_size_v)
-        return replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=token_bytes)
+        spec = replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=cls.token_bytes)
+        return spec if cls.page_tokens is None else replace(spec, block_size=cls.page_tokens)
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
@@ -100,9 +101,13 @@ class GyreBackend(AttentionBackend):
 
 
 @functools.cache
-def backend_of(formats: Formats) -> type[GyreBackend]:
+def backend_of(
+    base: type[GyreBackend], formats: Formats, token_bytes: int, page_tokens: int | None = None
+) -> type[GyreBackend]:
     """The backend of layers with these formats: customize_spec is told neither the layer nor the config."""
-    return type(f"GyreBackend_{formats.k}_{formats.v}", (GyreBackend,), {"formats": formats, "__module__": __name__})
+    name = f"{base.__name__}_{formats.k}_{formats.v}"
+    own = {"token_bytes": token_bytes, "page_tokens": page_tokens, "__module__": base.__module__}
+    return type(name, (base,), own)
 
 
 def options_of(config: VllmConfig) -> Options:
@@ -113,8 +118,9 @@ def refuse_config(config: VllmConfig) -> None:
     """What the CPU platform does not ask a backend about."""
     if config.kv_transfer_config is not None:
         raise NotImplementedError("gyre: KV connectors are not supported")
-    if config.parallel_config.decode_context_parallel_size > 1:
-        raise NotImplementedError("gyre: decode context parallelism is not supported")
+    for phase in ("decode", "prefill"):
+        if getattr(config.parallel_config, f"{phase}_context_parallel_size") > 1:
+            raise NotImplementedError(f"gyre: {phase} context parallelism is not supported")
     dtype = config.cache_config.cache_dtype
     if dtype not in GyreBackend.supported_kv_cache_dtypes:
         raise ValueError(
@@ -143,17 +149,17 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
         layers = vllm_config.compilation_config.static_forward_context
         for name in layer_names:
             if name in layers:
-                layers[name].impl.prepare(layers[name], self.queue, kv_cache_spec.block_size)
+                layers[name].impl.prepare(self.queue, kv_cache_spec.block_size)
         self._announce()
 
     def _announce(self) -> None:
         spec, layers = self.kv_cache_spec, self.vllm_config.compilation_config.static_forward_context
         blocks = self.vllm_config.cache_config.num_gpu_blocks or 0
-        formats = dict.fromkeys(layers[name].impl.formats for name in self.layer_names if name in layers)
+        formats = dict.fromkeys(layers[name].impl.stored for name in self.layer_names if name in layers)
         _log.info(
             "Gyre's attention on %s: %s; %d layers, pages of %d tokens and %d bytes, %d pages, %d tokens",
             self.queue.device.name,
-            " / ".join(map(str, formats)),
+            " / ".join(formats),
             len(self.layer_names),
             spec.block_size,
             spec.page_size_bytes,
@@ -174,11 +180,7 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
         return self._build(common_attn_metadata, prompts)
 
     def _build(self, c: CommonAttentionMetadata, is_prefill: torch.Tensor | None) -> GyreMetadata:
-        if c.causal is not True:
-            raise NotImplementedError("gyre: attention must be causal")
-        if c.mm_req_doc_ranges or c.rswa_prefix_lens is not None:
-            raise NotImplementedError("gyre: bidirectional ranges of images and R-SWA are not supported")
-        width = c.block_table_tensor.shape[1] * self.kv_cache_spec.block_size
+        self._refuse(c)
         step = self.queue.step(
             slots=c.slot_mapping,
             table=c.block_table_tensor,
@@ -187,9 +189,19 @@ class GyreMetadataBuilder(AttentionMetadataBuilder[GyreMetadata]):
             is_prefill=is_prefill,
             max_query_length=c.max_query_len,
             min_query_length=_shortest(c),
-            max_kv_length=min(c.max_seq_len, width),
+            max_kv_length=self._longest(c),
         )
         return GyreMetadata(step)
+
+    def _refuse(self, c: CommonAttentionMetadata) -> None:
+        if c.causal is not True:
+            raise NotImplementedError("gyre: attention must be causal")
+        if c.mm_req_doc_ranges or c.rswa_prefix_lens is not None:
+            raise NotImplementedError("gyre: bidirectional ranges of images and R-SWA are not supported")
+
+    def _longest(self, c: CommonAttentionMetadata) -> int:
+        """Keys that a request has at most."""
+        return min(c.max_seq_len, c.block_table_tensor.shape[1] * self.kv_cache_spec.block_size)
 
     def _prompts(self, c: CommonAttentionMetadata) -> torch.Tensor | None:
         """Which requests are in their prompt: its bits do not depend on how it is cut. None while all decode."""

@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Formats:
-    """How one layer stores K and V."""
+    """How one layer stores K and V; of a latent layer (MLA) the latent and the rotary part."""
 
     k: str = DEFAULT_K
     v: str = DEFAULT_V
@@ -30,15 +30,14 @@ class Formats:
     def compressed(self) -> tuple[bool, bool]:
         return tuple(name not in ("f32", "f16", "bf16") for name in (self.k, self.v))
 
-    def page_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int, page_tokens: int) -> int:
-        return gyre.kv_page_bytes(
-            k=self.k, v=self.v, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, page_tokens=page_tokens
-        )
+    def page_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int, page_tokens: int, latent: bool = False) -> int:
+        shape = {"kv_heads": kv_heads, "head_dim": head_dim, "v_head_dim": v_head_dim, "page_tokens": page_tokens}
+        return gyre.kv_page_bytes(k=self.k, v=self.v, latent=latent, **shape)
 
-    def token_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int) -> int:
+    def token_bytes(self, kv_heads: int, head_dim: int, v_head_dim: int, latent: bool = False) -> int:
         """Bytes of a token in all KV heads. A page has this many bytes for each of its tokens, because vLLM counts pages by tokens."""
-        page, tile = self.page_bytes(kv_heads, head_dim, v_head_dim, 64), 64
-        smallest = self.page_bytes(kv_heads, head_dim, v_head_dim, 8)
+        page, tile = self.page_bytes(kv_heads, head_dim, v_head_dim, 64, latent), 64
+        smallest = self.page_bytes(kv_heads, head_dim, v_head_dim, 8, latent)
         if page % tile != 0 or smallest * 8 != page:
             raise ConfigError(
                 f"gyre: pages of {self} with {kv_heads} KV heads of {head_dim} and {v_head_dim} are not a whole number "

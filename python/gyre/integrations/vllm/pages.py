@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -53,6 +54,12 @@ class Workload:
     sequences: int
     max_kv_length: int
     drafts: int = 0  # of a sequence
+    latent: bool = False  # head_dim is the latent's, v_head_dim the rotary part's
+
+    @property
+    def row_dims(self) -> tuple[int, int]:
+        """Coordinates of a row of q and of out."""
+        return (self.head_dim + self.v_head_dim, self.head_dim) if self.latent else (self.head_dim, self.v_head_dim)
 
 
 class Queue:
@@ -67,6 +74,7 @@ class Queue:
         self.device = gyre.Device(f"cuda:{device.index or 0}") if self.cuda else _cpu_device()
         self.encoder = gyre.Encoder(self.device)
         self.scratch = gyre.AttentionScratch(self.device)
+        self.latent_scratch = gyre.AttentionScratch(self.device)  # latent pages need one of their own
         self._schedules: dict[tuple, gyre.Tensor] = {}  # memory that is used from step to step
         self._captured: dict[int, gyre.Tensor] = {}
         self._prepared: set[Workload] = set()
@@ -91,7 +99,7 @@ class Queue:
         # The graph's tensors belong to torch's pool for graphs, and pages to the engine. Scratch memory and schedules are
         # Gyre's: a graph may run as long as the process does.
         if torch.cuda.is_current_stream_capturing():
-            for memory in (self.scratch.memory, *self._schedules.values()):
+            for memory in (self.scratch.memory, self.latent_scratch.memory, *self._schedules.values()):
                 if memory is not None:
                     self._captured[memory.data_ptr] = memory
 
@@ -118,7 +126,7 @@ class Queue:
         shape = {name: getattr(work, name) for name in ("kv_heads", "head_dim", "v_head_dim", "page_tokens")}
         gyre.prepare(
             self.device,
-            [gyre.KvLayer(k=work.formats.k, v=work.formats.v, window=work.window)],
+            [gyre.KvLayer(k=work.formats.k, v=work.formats.v, window=work.window, latent=work.latent)],
             ["pages"],
             heads=work.heads,
             context=work.max_kv_length,
@@ -128,15 +136,16 @@ class Queue:
             max_sequences=work.sequences,
             **shape,
         )
-        pages = gyre.KvPages(self.device, k=work.formats.k, v=work.formats.v, pages=1, **shape)
+        pages = gyre.KvPages(self.device, k=work.formats.k, v=work.formats.v, pages=1, latent=work.latent, **shape)
         for queries in {1, 1 + work.drafts, work.tokens}:
             self._reserve(work, pages, queries)
 
     def _reserve(self, work: Workload, pages: gyre.KvPages, queries: int) -> None:
         tokens = min(work.tokens, queries * work.sequences)
         i32 = functools.partial(torch.zeros, dtype=torch.int32, device=self.torch_device)
-        q = torch.empty(tokens, work.heads, work.head_dim, dtype=work.dtype, device=self.torch_device)
-        out = torch.empty(tokens, work.heads, work.v_head_dim, dtype=work.dtype, device=self.torch_device)
+        q, out = (
+            torch.empty(tokens, work.heads, dim, dtype=work.dtype, device=self.torch_device) for dim in work.row_dims
+        )
         step = self.step(
             slots=i32(tokens),
             table=i32(work.sequences, -(-work.max_kv_length // work.page_tokens)),
@@ -146,16 +155,25 @@ class Queue:
             max_query_length=queries,
             max_kv_length=work.max_kv_length,
         )
-        self.attend(step, pages, page_kind(pages, work.formats), q, out, 1.0, window=work.window)
+        self.attend(step, pages, page_kind(pages, work.formats, work.latent), q, out, 1.0, window=work.window)
         self.encoder.clear()
 
     def attend(
-        self, step: Step, pages: gyre.KvPages, page_kind: tuple, q: torch.Tensor, out: torch.Tensor, scale: float, **options
+        self,
+        step: Step,
+        pages: gyre.KvPages,
+        page_kind: PageKind,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        causal: bool = True,
+        **options,
     ) -> None:
         """Records attention over a layer's pages."""
-        dtype, heads, window = DTYPES[q.dtype], q.shape[1], options["window"]
-        kind = (page_kind, dtype, heads, q.shape[2], out.shape[2], window)  # all that a plan depends on, beside the step
-        schedule = self.schedule(step, kind, pages, heads=heads, q_dtype=dtype, window=window)
+        dtype, heads = DTYPES[q.dtype], q.shape[1]
+        kind = (page_kind, dtype, heads, q.shape[2], out.shape[2], window, causal)  # all that a plan depends on, beside the step
+        schedule = self.schedule(step, kind, pages, heads=heads, q_dtype=dtype, window=window, causal=causal)
         gyre.paged_attention(
             self.encoder,
             self.wrap(q),
@@ -170,7 +188,9 @@ class Queue:
             min_query_length=step.min_query_length,
             max_kv_length=step.max_kv_length,
             scale=scale,
-            scratch=self.scratch,
+            window=window,
+            causal=causal,
+            scratch=self.latent_scratch if page_kind.latent else self.scratch,
             **options,
         )
 
@@ -198,10 +218,22 @@ class Queue:
         )
 
 
-def page_kind(pages: gyre.KvPages, formats: Formats) -> tuple:
+class PageKind(NamedTuple):
     """Layers with equal ones may share a schedule. Kernels load 16 bytes at a time where addresses allow it."""
+
+    formats: Formats
+    latent: bool
+    page_tokens: int
+    page_bytes: int
+    stride: int
+    address: int
+
+
+def page_kind(pages: gyre.KvPages, formats: Formats, latent: bool = False) -> PageKind:
     memory = pages.memory
-    return (formats, pages.page_tokens, memory.shape[1], memory.strides[0] % 16, memory.data_ptr % 16)
+    return PageKind(
+        formats, latent, pages.page_tokens, memory.shape[1], memory.strides[0] % 16, memory.data_ptr % 16
+    )
 
 
 @functools.cache
@@ -223,8 +255,9 @@ class LayerPages:
         v_head_dim: int,
         page_tokens: int,
         layer_calibration: LayerCalibration | None = None,
+        latent: bool = False,
     ):
-        page_bytes = formats.page_bytes(kv_heads, head_dim, v_head_dim, page_tokens)
+        page_bytes = formats.page_bytes(kv_heads, head_dim, v_head_dim, page_tokens, latent)
         inside = cache.shape[1:].numel()
         dense = cache.dtype == torch.uint8 and cache.dim() > 1 and cache[0].is_contiguous()
         if not dense or inside != page_bytes:
@@ -244,8 +277,9 @@ class LayerPages:
             v_head_dim=v_head_dim,
             page_tokens=page_tokens,
             memory=queue.wrap(memory),
+            latent=latent,
         )
-        self.kind = page_kind(self.pages, formats)
+        self.kind = page_kind(self.pages, formats, latent)
 
     def write(self, k: torch.Tensor, v: torch.Tensor, slots: gyre.Tensor) -> None:
         """k, v: [tokens, kv_heads, head_dim], any token stride; at least as many tokens as slots."""
@@ -265,13 +299,17 @@ class LayerPages:
         soft_cap: float = 0.0,
         sink_logits: gyre.Tensor | None = None,
         alibi_slopes: gyre.Tensor | None = None,
+        causal: bool = True,
+        lse: torch.Tensor | None = None,
     ) -> None:
-        """q, out: [tokens, heads, head_dim]; rows of no sequence are not written, with a transform they are V's mean."""
+        """q, out: [tokens, heads, head_dim]; rows of no sequence are not written, with a transform they are V's mean. Over latent pages
+        q has the coordinates of the latent and the rotary part, out those of the latent. lse: f32 [tokens, heads], is written."""
         queue, q, out = self.queue, _first(q, step.tokens), _first(out, step.tokens)
         transform = self.layer_calibration if self.layer_calibration is not None and self.layer_calibration.has_transform else None
         inside = (q, out) if transform is None else transform.enter(q, out)
         options = {"window": window, "soft_cap": soft_cap, "sink_logits": sink_logits, "alibi_slopes": alibi_slopes}
-        queue.attend(step, self.pages, self.kind, *inside, scale, **options)
+        states = None if lse is None else queue.wrap(_first(lse, step.tokens))
+        queue.attend(step, self.pages, self.kind, *inside, scale, causal=causal, lse=states, **options)
         if transform is not None:
             transform.leave(inside[1], out)
         queue.run()

@@ -9,10 +9,10 @@
 
 namespace gyre::cuda {
 
-template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
+template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys, bool kBf16>
 __global__ void __launch_bounds__(kLatentThreads)
     attention_latent_prepare(const abi::AttentionParams p, const Args args) {
-  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
+  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys, kBf16>;
   pdl_wait();
   pdl_launch_dependents();
   const LatentScratch scratch = latent_scratch(p);
@@ -28,6 +28,15 @@ __global__ void __launch_bounds__(kLatentThreads)
     prepare_row<T>(p, args, scratch, row, shared[warp]);
 }
 
+// Loaded by words: as a struct behind a pointer it takes the compiler minutes.
+inline LatentWork load_work(uint64_t from) {
+  LatentWork work;
+  auto* const words = reinterpret_cast<uint32_t*>(&work);
+#pragma unroll
+  for (uint32_t i = 0; i < sizeof(work) / 4; ++i) words[i] = load_bits(from, i, true);
+  return work;
+}
+
 template <class T>
 inline void init_latent_barriers(LatentState& state) {
   for (uint32_t i = 0; i < kLatentSlots; ++i) {
@@ -36,8 +45,8 @@ inline void init_latent_barriers(LatentState& state) {
   }
   init_barrier(&state.weights_full, kLatentGroup / kWarp * kWarpArrivals);
   init_barrier(&state.weights_empty, 2 * kLatentGroup / kWarp * kWarpArrivals);
-  init_barrier(&state.q_empty, kLatentGroup / kWarp * kWarpArrivals);
-  state.bad = 0;
+  for (uint32_t i = 0; i < 2; ++i)
+    init_barrier(&state.done[i], kLatentGroup / kWarp * kWarpArrivals);
   for (uint32_t i = 0; i < kLatentSlots; ++i)
     state.leaves[i] = state.has_units[i][0] = state.has_units[i][1] = 0;
 }
@@ -54,25 +63,25 @@ inline void set_registers() {
 #endif
 }
 
-template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
+template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys, bool kBf16>
 __global__ void __launch_bounds__(kLatentThreads, 1)
     attention_latent(const __grid_constant__ abi::AttentionParams p,
                      const __grid_constant__ Args args) {
-  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
+  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys, kBf16>;
   LatentState& state = latent_state<T>();
   if (threadIdx.x == 0) init_latent_barriers<T>(state);
   const LatentScratch scratch = latent_scratch(p);
   pdl_wait();
   pdl_launch_dependents();
   __syncthreads();
-  const uint32_t works = pointer<const LatentCounts>(args.at[arg_partial])->works;
-  const LatentWork* const list = latent_works(args, scratch);
+  const uint64_t list = args.at[arg_partial] + scratch.works;
   const uint32_t group = threadIdx.x / kLatentGroup;
   const auto each = [&](auto& role) {
-    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) {
-      const LatentWork work = list[i];
-      role.run(work);
-    }
+    const uint32_t works = load_l2<uint32_t>(args.at[arg_partial]);
+    uint32_t item = 0;
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x)
+      role.run(load_work(list + i * sizeof(LatentWork)), item++);
   };
   if (group == 0) {
     set_registers<88, false>();
@@ -84,19 +93,15 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
     each(role);
   } else {
     set_registers<72, false>();
-    LatentProducer<T> role(p, args, scratch);
-    uint32_t item = 0;
-    for (uint32_t i = blockIdx.x; i < works; i += gridDim.x) {
-      const LatentWork work = list[i];
-      role.run(work, item++);
-    }
+    LatentProducer<T> role(p, args);
+    each(role);
   }
 }
 
-template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys>
+template <uint32_t kK, uint32_t kV, uint32_t kLatent, uint32_t kRotary, uint32_t kKeys, bool kBf16>
 __global__ void __launch_bounds__(kLatentThreads)
     attention_latent_reduce(const abi::AttentionParams p, const Args args) {
-  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys>;
+  using T = LatentTraits<kK, kV, kLatent, kRotary, kKeys, kBf16>;
   pdl_wait();
   pdl_launch_dependents();
   const LatentScratch scratch = latent_scratch(p);

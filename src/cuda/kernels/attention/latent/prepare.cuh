@@ -9,7 +9,8 @@ namespace gyre::cuda {
 
 constexpr uint32_t kLatentWarps = kLatentThreads / kWarp;  // of a block
 
-// A query scaled by a power of two, so that its largest magnitude is below 2^15, and the factor of
+// A query scaled by a power of two, so that its largest magnitude is below 2^15 in f16 (in bf16
+// 2^-15: no product with a key leaves the range), and the factor of
 // its scores in base 2: never 0 or negative, NaN where the query is not finite. A warp to a row.
 template <class T>
 inline void prepare_row(const abi::AttentionParams& p, const Args& args,
@@ -30,7 +31,7 @@ inline void prepare_row(const abi::AttentionParams& p, const Args& args,
   const uint32_t a = latent.largest_bits(), b = rotary.largest_bits();
   const float largest = __uint_as_float(__reduce_max_sync(kAll, a > b ? a : b));
   const bool finite = is_finite(largest);
-  constexpr int32_t kTop = 14, kMostUp = 100;  // the factor stays a normal number
+  constexpr int32_t kTop = T::kBf16K ? -16 : 14, kMostUp = 100;  // the factor stays a normal number
   int32_t up = largest == 0 || !finite ? 0 : kTop - exponent_of(largest);
   if (up > kMostUp) up = kMostUp;
   const float logits = p.soft_cap > 0 ? p.scale : p.scale * kLog2E;
@@ -45,13 +46,13 @@ inline void prepare_row(const abi::AttentionParams& p, const Args& args,
   for (uint32_t i = 0; i < latent.kCount / 2; ++i) {
     const uint32_t column = latent.place(i) * 2;
     *pointer<uint32_t>(to + column * 2) =
-        pack_16(shared[T::coordinate(column)], shared[T::coordinate(column + 1)], false);
+        pack_16(shared[T::coordinate(column)], shared[T::coordinate(column + 1)], T::kBf16K);
   }
 #pragma unroll
   for (uint32_t i = 0; i < rotary.kCount; ++i)
     if (rotary.has(i))
       *pointer<uint16_t>(to + (T::kLatentDim + rotary.place(i)) * 2) =
-          round_f16(scaled(rotary.x[i]));
+          static_cast<uint16_t>(pack_16(scaled(rotary.x[i]), 0.0f, T::kBf16K));
   if (threadIdx.x % kWarp == 0) {
     const float nan = __uint_as_float(0x7FC00000u);
     *pointer<float>(args.at[arg_partial] + scratch.factors + row * 4) =

@@ -1,7 +1,7 @@
 #pragma once
-// Latent attention: what the producer warpgroup does. It brings the queries of a work item, then
-// stage after stage the keys, as 16-bit floats: decoded values over the key's unit, which is 1
-// unless they leave f16's range.
+// Latent attention: what the producer warpgroup does. It brings the keys of a work item, stage
+// after stage, as 16-bit floats: decoded values over the key's unit, which is 1 unless they leave
+// f16's range.
 #include "cuda/kernels/attention/latent/stage_keys.cuh"
 
 namespace gyre::cuda {
@@ -15,18 +15,15 @@ class LatentProducer : StageKeys<T> {
   using typename Base::Scales;
 
  public:
-  LatentProducer(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)
-      : Base(p, args), scratch_(scratch) {}
+  LatentProducer(const abi::AttentionParams& p, const Args& args) : Base(p, args) {}
 
   // A work item; `item` counts those of the block.
   void run(const LatentWork& work, uint32_t item) {
-    this->start(work);
+    this->start(work, item);
     const uint32_t stages = walk_.template stages<T::kKeys>();
-    prefetch();
-    wait_for_phase(&state_.q_empty, item % 2 ^ 1);
-    if (thread() == 0) state_.bad = 0;
+    wait_for_phase(&state_.done[item % 2], item / 2 % 2 ^ 1);
+    if (thread() == 0) state_.bad[item % 2] = 0;
     sync();
-    copy_queries(work);
     LaneTile now = this->find_stage_tile(0), next = this->find_stage_tile(1);
     Scales scales = this->load_scales(now);
 #pragma unroll 1
@@ -47,34 +44,6 @@ class LatentProducer : StageKeys<T> {
   }
 
  private:
-  // All of the work item's keys on their way to L2.
-  void prefetch() {
-    for (uint32_t i = thread(); i < walk_.tiles; i += kLatentGroup) {
-      const LaneTile t = this->find_tile(i);
-      // Not beyond the last slots of a cache, or over other bytes between the rows.
-      if (!t.present || (p_.table.page_tokens == 0 && (t.tile + 1) * abi::kKvTile > p_.capacity))
-        continue;
-      const auto fetch = [&](uint64_t codes, uint64_t stride, uint32_t bytes) {
-        if (stride == bytes) prefetch_l2(codes + t.offset(stride), bytes);
-      };
-      fetch(args_.at[arg_k_codes], p_.k.codes_tile_stride, Base::kRowBytes * 8);
-      fetch(args_.at[arg_v_codes], p_.v.codes_tile_stride, Base::kRotaryTileBytes);
-    }
-  }
-
-  void copy_queries(const LatentWork& work) {
-    constexpr uint32_t kChunks = T::kKDim / 8;
-    const uint64_t from = args_.at[arg_partial] + scratch_.q +
-                          (uint64_t{work.first_token} * p_.heads + work.first_row) * T::kKDim * 2;
-    unsigned char* const to = dynamic_shared() + T::kLayout.q;
-    for (uint32_t i = thread(); i < kLatentRows * kChunks; i += kLatentGroup) {
-      const uint32_t row = i / kChunks, chunk = i % kChunks;
-      const bool present = row < work.rows();
-      copy_async<16>(shared_address(to + operand_byte(T::kLayout.q_panel, row, chunk)),
-                     pointer<const void>(present ? from + uint64_t{i} * 16 : from), present);
-    }
-  }
-
   void bring(uint32_t stage, const LaneTile& tile, const Scales& scales) {
     typename Base::Loaded first;
     this->load_first(tile, first);
@@ -124,8 +93,6 @@ class LatentProducer : StageKeys<T> {
     const int64_t key = walk_.first_key + static_cast<int64_t>(walk_.key_at(begin));
     return key < from || key + T::kKeys > to;
   }
-
-  const LatentScratch& scratch_;
 };
 
 }  // namespace gyre::cuda

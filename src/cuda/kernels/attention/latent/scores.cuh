@@ -5,9 +5,12 @@
 
 namespace gyre::cuda {
 
-// f16 weights end below 2 to the first, and may end above it by 2 to the second: small ones would
-// be subnormal.
-constexpr float kLatentWeightTop = 8.0f, kLatentWeightLag = 7.0f;
+// Weights end below 2 to the first, and may end above it by 2 to the second. Small ones would be
+// subnormal in f16; large ones, times values of bf16, would leave the range of f32.
+template <class T>
+constexpr float kLatentWeightTop = T::kBf16K ? -40.0f : 8.0f;
+template <class T>
+constexpr float kLatentWeightLag = T::kBf16K ? 20.0f : 7.0f;
 
 template <class T>
 class LatentScores {
@@ -15,9 +18,13 @@ class LatentScores {
   LatentScores(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch)
       : p_(p), args_(args), scratch_(scratch), state_(latent_state<T>()) {}
 
-  void run(const LatentWork& work) {
+  void run(const LatentWork& work, uint32_t item) {
+    copy_queries(work);
     const LatentWalk walk = LatentWalk::of<T::kKeys>(p_, work);
     start(work, walk);
+    copy_wait<0>();
+    fence_operands();
+    sync();
     const uint32_t stages = walk.template stages<T::kKeys>();
 #pragma unroll 1
     for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
@@ -29,10 +36,9 @@ class LatentScores {
       wait_for_product(s);
       float keep[2];
       weigh(slot, s, keep);
-      wait_for_phase(&state_.weights_empty, count_.n % 2 ^ 1);
       hand_over(s, keep);
     }
-    finish(work);
+    finish(work, item);
   }
 
  private:
@@ -47,8 +53,22 @@ class LatentScores {
   static uint32_t row_of(uint32_t i) {
     return threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4 + 8 * i;
   }
+  static void sync() { sync_named_barrier<kLatentGroup / kWarp>(1); }
   uint64_t row_of_q(const LatentWork& work, uint32_t r) const {
     return uint64_t{work.first_token} * p_.heads + work.first_row + r;
+  }
+
+  // Rows that a work item does not have keep what was there: nobody reads their products.
+  void copy_queries(const LatentWork& work) {
+    constexpr uint32_t kChunks = T::kKDim / 8;
+    const uint64_t from = args_.at[arg_partial] + scratch_.q + row_of_q(work, 0) * T::kKDim * 2;
+    unsigned char* const to = dynamic_shared() + T::kLayout.q;
+    sync();  // the last products have read them
+    for (uint32_t i = threadIdx.x; i < work.rows() * kChunks; i += kLatentGroup)
+      copy_async<16>(
+          shared_address(to + operand_byte(T::kLayout.q_panel, i / kChunks, i % kChunks)),
+          pointer<const void>(from + uint64_t{i} * 16), true);
+    copy_commit();
   }
 
   void start(const LatentWork& work, const LatentWalk& walk) {
@@ -61,7 +81,7 @@ class LatentScores {
       const uint32_t row = work.first_row + (real ? row_of(i) : 0), token = row / heads;
       const abi::RowBounds<int64_t> b = abi::row_bounds<int64_t>(mask, token, work.begin, work.end);
       Row& r = rows_[i];
-      r.factor = __uint_as_float(load_bits(
+      r.factor = !real ? 1.0f : __uint_as_float(load_bits(
           args_.at[arg_partial] + scratch_.factors + row_of_q(work, row - work.first_row) * 4, 0,
           true));
       r.most = r.reference = minus_infinity();
@@ -70,7 +90,7 @@ class LatentScores {
       r.count = real ? static_cast<uint32_t>(b.end - b.begin) : 0;
       r.position = static_cast<int32_t>(abi::row_position<int64_t>(mask, token)) - walk.first_key;
       r.slope =
-          args_.at[arg_alibi_slopes] == 0
+          !real || args_.at[arg_alibi_slopes] == 0
               ? 0.0f
               : __uint_as_float(load_bits(args_.at[arg_alibi_slopes], row - token * heads, true)) *
                     kLog2E;
@@ -120,9 +140,9 @@ class LatentScores {
       r.most = warp_max<4>(most);
       factor[i] = soft_ ? 1.0f : r.factor;
       float top = r.most == minus_infinity() ? minus_infinity()
-                                             : r.most * factor[i] - kLatentWeightTop + top_;
+                                             : r.most * factor[i] - kLatentWeightTop<T> + top_;
       // Sums are seldom rescaled: a reference stays while weights are in range.
-      if (top - r.reference <= kLatentWeightLag) top = r.reference;
+      if (top - r.reference <= kLatentWeightLag<T>) top = r.reference;
       reference[i] = SoftmaxState::reference(top);
       keep[i] = exp2_fast(r.reference - reference[i]);
       r.reference = top;
@@ -167,25 +187,38 @@ class LatentScores {
   }
 
   // Weights as A fragments: the thread with the same number in a warpgroup of values reads them.
-  void hand_over(const float (&s)[T::kKeyTiles][4], const float (&keep)[2]) {
+  void hand_over(float (&s)[T::kKeyTiles][4], const float (&keep)[2]) {
     auto* const to = reinterpret_cast<uint4*>(dynamic_shared() + T::kLayout.weights);
 #pragma unroll
-    for (uint32_t step = 0; step < T::kKeys / 16; ++step) {
-      const float(&a)[4] = s[2 * step], (&b)[4] = s[2 * step + 1];
-      to[step * kLatentGroup + threadIdx.x] =
-          make_uint4(pack_16(a[0], a[1], false), pack_16(a[2], a[3], false),
-                     pack_16(b[0], b[1], false), pack_16(b[2], b[3], false));
+    for (uint32_t part = 0; part < T::kWeightParts; ++part) {
+      wait_for_phase(&state_.weights_empty, handed_++ % 2 ^ 1);
+#pragma unroll
+      for (uint32_t step = 0; step < T::kKeys / 16; ++step) {
+        float(&a)[4] = s[2 * step], (&b)[4] = s[2 * step + 1];
+        to[step * kLatentGroup + threadIdx.x] =
+            make_uint4(hand_pair(a[0], a[1]), hand_pair(a[2], a[3]), hand_pair(b[0], b[1]),
+                       hand_pair(b[2], b[3]));
+      }
+      if (part == 0 && threadIdx.x % 4 == 0) {
+        state_.keep[row_of(0)] = keep[0];
+        state_.keep[row_of(1)] = keep[1];
+      }
+      arrive_warp(&state_.weights_full);
     }
-    if (threadIdx.x % 4 == 0) {
-      state_.keep[row_of(0)] = keep[0];
-      state_.keep[row_of(1)] = keep[1];
+  }
+  // Two weights as they are multiplied; what bf16 leaves of them stays.
+  static uint32_t hand_pair(float& a, float& b) {
+    const uint32_t two = pack_16(a, b, T::kBf16K);
+    if constexpr (T::kWeightParts == 2) {
+      a -= __uint_as_float(two << 16);
+      b -= __uint_as_float(two & 0xFFFF0000u);
     }
-    arrive_warp(&state_.weights_full);
+    return two;
   }
 
   // {reference, sum, largest logit} behind the values of the row's state, in base 2.
-  void finish(const LatentWork& work) {
-    const bool bad = state_.bad != 0;
+  void finish(const LatentWork& work, uint32_t item) {
+    const bool bad = state_.bad[item % 2] != 0;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const float sum = warp_sum<4>(rows_[i].sum);
@@ -198,7 +231,7 @@ class LatentScores {
       to[2] = rows_[i].most == minus_infinity() ? minus_infinity()
                                                 : rows_[i].most * (soft_ ? 1.0f : rows_[i].factor);
     }
-    arrive_warp(&state_.q_empty);
+    arrive_warp(&state_.done[item % 2]);
   }
 
   const abi::AttentionParams& p_;
@@ -206,6 +239,7 @@ class LatentScores {
   const LatentScratch& scratch_;
   LatentState& state_;
   StageCount count_;
+  uint32_t handed_ = 0;  // parts of weights
   Row rows_[2];
   float top_ = 0;  // the exponent of the largest unit so far, at least 0
   bool soft_ = false;

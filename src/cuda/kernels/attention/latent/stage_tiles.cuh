@@ -21,7 +21,9 @@ class StageTiles {
   static uint32_t thread() { return threadIdx.x % kLatentGroup; }
   static void sync() { sync_named_barrier<kLatentGroup / kWarp>(0); }
 
-  void start(const LatentWork& work) {
+  // `item` counts the work items of the block.
+  void start(const LatentWork& work, uint32_t item) {
+    bad_ = &state_.bad[item % 2];
     walk_ = LatentWalk::of<T::kKeys>(p_, work);
     hidden_ = p_.table.page_tokens != 0 ? 0 : static_cast<uint32_t>(work.begin - walk_.first_key);
     entries_ = args_.at[arg_table] +
@@ -38,7 +40,7 @@ class StageTiles {
       const uint32_t at = walk_.base_tile + index, nth = at / page_tiles;
       const uint32_t entry = p_.table.ring_entries == 0 ? nth : nth % p_.table.ring_entries;
       uint64_t page = pointer<const uint32_t>(entries_)[entry];
-      if (page >= p_.table.pages) state_.bad = 1, page = 0;
+      if (page >= p_.table.pages) *bad_ = 1, page = 0;
       tile.page = page * p_.table.page_stride;
       tile.tile = at - nth * page_tiles;
     }
@@ -88,6 +90,7 @@ class StageTiles {
   const abi::AttentionParams& p_;
   const Args& args_;
   LatentState& state_;
+  uint32_t* bad_ = nullptr;
   LatentWalk walk_;
   StageCount count_;
   uint32_t hidden_ = 0;  // keys of the walk before the work item's first

@@ -10,8 +10,9 @@ namespace gyre::cuda {
 
 using enum abi::AttentionArg;
 
+// `kBf16`: operands are of bf16, as latents, rotary parts and queries are; else of f16.
 template <uint32_t kKFormat, uint32_t kVFormat, uint32_t kLatent, uint32_t kRotary,
-          uint32_t kStageKeys>
+          uint32_t kStageKeys, bool kBf16>
 struct LatentTraits {
   static constexpr uint32_t kK = kKFormat, kV = kVFormat;  // of the latent, of the rotary part
   static constexpr uint32_t kLatentDim = kLatent, kRotaryDim = kRotary;
@@ -19,13 +20,16 @@ struct LatentTraits {
   static_assert(kLayout.keys != 0);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kRotatedV = abi::kv_is_native(kV);
   // Whether stages are copied as they are stored: a copy's end is an arrival then.
-  static constexpr bool kCopied = kK == kFormatF16 && kV == kFormatF16;
+  static constexpr bool kCopied = kBf16 || (kK == kFormatF16 && kV == kFormatF16);
+  static_assert(!kBf16 || (kK == kFormatBf16 && kV == kFormatBf16));
   static constexpr uint32_t kKeys = kStageKeys, kTiles = kKeys / abi::kKvTile;
   static constexpr uint32_t kScales = kLatent / abi::kKvScaleBlock == 2 ? 2 : 1;  // of a latent row
   // What row_products.cuh asks for: scores over all coordinates, values over half of the latent's.
   static constexpr uint32_t kKDim = kLatent + kRotary, kVDim = kLatent / 2;
   static constexpr uint32_t kKeyTiles = kKeys / 8, kVTiles = kVDim / 8;
-  static constexpr bool kBf16K = false, kBf16V = false, kLevelsV = false;
+  static constexpr bool kBf16K = kBf16, kBf16V = kBf16, kLevelsV = false;
+  // Weights in bf16 have half of the digits: what they leave is handed over, too.
+  static constexpr uint32_t kWeightParts = kBf16 ? 2 : 1;
 
   // The latent's coordinate in a column of the operand: levels lie as they are unpacked.
   static uint32_t coordinate(uint32_t column) {
@@ -38,8 +42,9 @@ struct LatentTraits {
 // walk's first, -1: none; `units` what their values are multiplied with, powers of two.
 struct LatentState {
   PhaseBarrier full[kLatentSlots], empty[kLatentSlots];
-  PhaseBarrier weights_full, weights_empty, q_empty;
-  uint32_t bad;                         // a page of the work item that is none
+  PhaseBarrier weights_full, weights_empty;
+  PhaseBarrier done[2];                 // scores have ended every second work item
+  uint32_t bad[2];                      // a page of a work item that is none
   uint32_t leaves[kLatentSlots];        // values of the stage leave f16's range
   uint32_t has_units[kLatentSlots][2];  // of 32 keys each, not 0: some unit is not 1
   alignas(16) float units[kLatentSlots][64];
@@ -107,9 +112,6 @@ struct LatentWalk : abi::KvWalk<uint32_t> {
   }
 };
 
-inline const LatentWork* latent_works(const Args& args, const LatentScratch& scratch) {
-  return pointer<const LatentWork>(args.at[arg_partial] + scratch.works);
-}
 // Where the state of a row of q over a piece lies.
 inline float* latent_row_state(const abi::AttentionParams& p, const Args& args,
                                const LatentScratch& scratch, uint64_t row, uint32_t piece) {

@@ -13,26 +13,32 @@ class LatentValues {
                uint32_t half)
       : p_(p), args_(args), scratch_(scratch), state_(latent_state<T>()), half_(half) {}
 
-  void run(const LatentWork& work) {
+  void run(const LatentWork& work, uint32_t /*item*/) {
     const LatentWalk walk = LatentWalk::of<T::kKeys>(p_, work);
     const uint32_t stages = walk.template stages<T::kKeys>();
     float o[T::kVTiles][4] = {};
 #pragma unroll 1
     for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
       uint32_t weights[T::kKeys / 16][4];
-      wait_for_phase(&state_.weights_full, count_.n % 2);
-      take_weights(weights);
+      wait_for_phase(&state_.weights_full, handed_ % 2);
       const float keep[2] = {state_.keep[row_of(0)], state_.keep[row_of(1)]};
-      arrive_warp(&state_.weights_empty);
+      take_weights(weights);
       if (__builtin_expect(__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0, 0)) {
 #pragma unroll
         for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o[i / 4][i % 4] *= keep[i % 4 / 2];
       }
       wait_for_phase(&state_.full[count_.slot()], count_.phase());
       if constexpr (T::kCopied) fence_operands();
-      begin_values<T>(
-          weights, latent_slot<T>(count_.slot()) + half_ * (T::kVDim / 64) * T::kLayout.v_panel, o);
+      const unsigned char* const values =
+          latent_slot<T>(count_.slot()) + half_ * (T::kVDim / 64) * T::kLayout.v_panel;
+      begin_values<T>(weights, values, o);
       wait_for_product(o);
+      if constexpr (T::kWeightParts == 2) {
+        wait_for_phase(&state_.weights_full, handed_ % 2);
+        take_weights(weights);
+        begin_values<T>(weights, values, o);
+        wait_for_product(o);
+      }
       arrive_warp(&state_.empty[count_.slot()]);
     }
     write(work, o);
@@ -43,7 +49,7 @@ class LatentValues {
   static uint32_t row_of(uint32_t i) {
     return thread() / kWarp * 16 + thread() % kWarp / 4 + 8 * i;
   }
-  void take_weights(uint32_t (&weights)[T::kKeys / 16][4]) const {
+  void take_weights(uint32_t (&weights)[T::kKeys / 16][4]) {
     const auto* const from = reinterpret_cast<const uint4*>(dynamic_shared() + T::kLayout.weights);
 #pragma unroll
     for (uint32_t step = 0; step < T::kKeys / 16; ++step) {
@@ -51,6 +57,8 @@ class LatentValues {
       weights[step][0] = x.x, weights[step][1] = x.y;
       weights[step][2] = x.z, weights[step][3] = x.w;
     }
+    arrive_warp(&state_.weights_empty);
+    ++handed_;
   }
   void write(const LatentWork& work, const float (&o)[T::kVTiles][4]) const {
 #pragma unroll
@@ -71,6 +79,7 @@ class LatentValues {
   LatentState& state_;
   const uint32_t half_;
   StageCount count_;
+  uint32_t handed_ = 0;  // parts of weights
 };
 
 }  // namespace gyre::cuda

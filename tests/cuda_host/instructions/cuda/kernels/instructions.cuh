@@ -94,7 +94,6 @@ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   };
   return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
 }
-inline void prefetch_l2(uint64_t, uint32_t) {}
 inline uint32_t max_u16x2(uint32_t a, uint32_t b) {
   const uint32_t low = std::max(a & 0xFFFFu, b & 0xFFFFu);
   return std::max(a >> 16, b >> 16) << 16 | low;

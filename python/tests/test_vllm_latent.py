@@ -1,0 +1,158 @@
+"""The latent layer (MLA) under the vLLM plugin: pages in torch's memory, tables and slots as vLLM makes them. vLLM is not needed."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+import gyre  # noqa: E402
+from gyre.integrations.vllm import latent  # noqa: E402
+from gyre.integrations.vllm.config import Formats  # noqa: E402
+from gyre.integrations.vllm.pages import Queue  # noqa: E402
+from vllm_contract import PAD  # noqa: E402
+from vllm_latent_contract import (  # noqa: E402
+    LATENT,
+    ROTARY,
+    Projections,
+    batch_of,
+    decode,
+    error_of,
+    layer_of,
+    prefill,
+    reference,
+)
+
+CPU = torch.device("cpu")
+HEADS, PAGE = 6, 16
+PAIRS = [("f16", "f16"), ("bf16", "bf16"), ("tq8", "tq8"), ("tq6", "bf16"), ("tq4", "tq8"), ("tq3", "f16")]
+# Decoding, drafts, a chunk, a first chunk, a first token.
+REQUESTS = [(1, 26), (4, 40), (1, 300), (24, 148), (13, 13), (1, 1)]
+# Stored values are exact in the reference: what is left are the roundings of sums, queries and the output.
+BOUNDS = {torch.float32: 1e-8, torch.float16: 2e-7, torch.bfloat16: 1e-5}
+
+
+@pytest.fixture
+def queue():
+    return Queue(CPU)
+
+
+def stored(queue, formats, batch, **options):
+    """A layer with the batch's past."""
+    layer = layer_of(queue, formats, batch.blocks, batch.page_tokens, CPU, **options)
+    batch.write_past(layer)
+    batch.spoil(layer, 0)  # the null block holds NaN
+    return layer
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("k, v", PAIRS)
+def test_decoding_is_the_reference(queue, k, v, dtype):
+    formats = Formats(k, v)
+    batch = batch_of(CPU, HEADS, PAGE, REQUESTS, padded_requests=2, padded_tokens=3, seed=1, dtype=dtype)
+    out, parts = decode(stored(queue, formats, batch), batch)
+    assert parts == 1
+    assert error_of(out[: batch.tokens], reference(batch, batch.q, formats)) < BOUNDS[dtype]
+    assert (out[batch.tokens :] == 7).all()  # rows of no request
+
+
+@pytest.mark.parametrize("dims", [(128, 32), (256, 32), (64, 16), (512, 128)])
+@pytest.mark.parametrize("heads, page", [(1, 8), (16, 128), (128, 64)])
+def test_sizes(queue, heads, page, dims):
+    formats = Formats("tq8", "tq8")
+    batch = batch_of(CPU, heads, page, [(1, 70), (2, 130), (9, 9)], seed=2, dims=dims)
+    out, _ = decode(stored(queue, formats, batch, dims=dims), batch)
+    assert error_of(out, reference(batch, batch.q, formats)) < 1e-6
+
+
+@pytest.mark.parametrize("k, v", PAIRS)
+@pytest.mark.parametrize("most", [1 << 16, HEADS * 10])
+def test_chunks_attend_over_what_is_stored(queue, monkeypatch, k, v, most):
+    """Two requests decode; those behind them are prompts: a chunk, a prefix hit with one new token, first chunks."""
+    monkeypatch.setattr(latent, "MAX_ROWS", most)
+    formats, first = Formats(k, v), 2
+    requests = [(1, 26), (4, 40), (24, 148), (1, 33), (13, 13), (30, 95)]
+    batch = batch_of(CPU, HEADS, PAGE, requests, padded_tokens=3, seed=3)
+    projections = Projections(batch)
+    out, parts = prefill(stored(queue, formats, batch), batch, projections, first)
+    assert parts == (7 if most < 100 else 1)
+    expected = projections.expand(reference(batch, projections.absorbed(), formats, stored=False))
+    assert error_of(out, expected[5:]) < 1e-6
+    # It must matter whether the past is what is stored: with other values the reference is far off.
+    other = projections.expand(reference(batch, projections.absorbed(), Formats("tq2", "tq2"), stored=False))
+    assert error_of(out, other[5:]) > 1e-3
+
+
+def test_parts_are_the_whole(queue, monkeypatch):
+    """Requests that parts cut see the same keys. As prompts they have the same bits."""
+    formats, outs = Formats("tq4", "tq8"), []
+    for most in (1 << 16, HEADS * 7):
+        monkeypatch.setattr(latent, "MAX_ROWS", most)
+        batch = batch_of(CPU, HEADS, PAGE, REQUESTS, seed=4)
+        prompts = torch.tensor([queries > 4 for queries, _ in REQUESTS])
+        out, parts = decode(stored(queue, formats, batch), batch, prompts)
+        assert parts == (7 if most < 100 else 1)
+        assert error_of(out, reference(batch, batch.q, formats)) < 1e-6
+        outs.append(out)
+    assert torch.equal(outs[0][6:], outs[1][6:])
+
+
+def test_prompts_in_chunks_have_the_same_bits(queue):
+    """All absorbed, as in vLLM's batch-invariant mode."""
+    whole = batch_of(CPU, HEADS, PAGE, [(48, 48)], seed=5)
+    outs = []
+    for cuts in ([48], [24, 24], [17, 30, 1]):
+        layer, out, begin = layer_of(queue, Formats("tq4", "tq8"), whole.blocks, PAGE, CPU), [], 0
+        for count in cuts:
+            part = batch_of(CPU, HEADS, PAGE, [(count, begin + count)], seed=5)
+            rows = slice(begin, begin + count)
+            part.q, part.k, part.v, part.slots = whole.q[rows], whole.k[rows], whole.v[rows], whole.slots[rows]
+            part.table = whole.table
+            out.append(decode(layer, part, torch.tensor([True]))[0])
+            begin += count
+        outs.append(torch.cat(out))
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+def test_drafts_that_were_rejected_are_overwritten(queue):
+    rows = torch.randn(16, 1, LATENT), torch.randn(16, 1, ROTARY)
+    caches = []
+    for drafts in (0, 4):
+        layer = layer_of(queue, Formats("tq4", "tq8"), 4, PAGE, CPU)
+
+        def write(first, last, slot):
+            layer.write(*(part[first:last] for part in rows), queue.wrap(torch.arange(slot, slot + last - first)))
+
+        write(0, 5, PAGE)
+        if drafts:
+            write(8, 8 + drafts, PAGE + 5)
+        write(5, 9, PAGE + 5)
+        caches.append(torch.from_dlpack(layer.pages.memory)[1].clone())
+    assert torch.equal(*caches)
+
+
+def test_padding_is_not_stored(queue):
+    layer = layer_of(queue, Formats("tq4", "tq8"), 4, PAGE, CPU)
+    cache = torch.from_dlpack(layer.pages.memory)
+    latents, rotary = torch.randn(4, 1, LATENT), torch.randn(4, 576)[:, None, LATENT:]
+    layer.write(latents, rotary, queue.wrap(torch.tensor([PAD] * 4)))
+    assert not cache.any()
+    layer.write(latents, rotary, queue.wrap(torch.tensor([PAGE + 2, PAD, PAD])))
+    assert cache[1].any() and not cache[0].any() and not cache[2:].any()
+
+
+@pytest.mark.parametrize("k, v, token_bytes", [("bf16", "bf16", 1152), ("tq8", "tq8", 582), ("tq4", "tq8", 326), ("tq4", "bf16", 388)])
+def test_bytes_of_a_token(k, v, token_bytes):
+    formats = Formats(k, v)
+    assert formats.token_bytes(1, LATENT, ROTARY, latent=True) == token_bytes
+    for tokens in (8, 16, 24, 1024):
+        assert formats.page_bytes(1, LATENT, ROTARY, tokens, latent=True) == token_bytes * tokens
+
+
+@pytest.mark.parametrize(
+    "k, v, dims, words",
+    [("f32", "f16", (512, 64), "the latent of latent attention is stored as"), ("f16", "tq8", (512, 0), "rotary part"), ("tq4", "tq8", (520, 64), "520")],
+)
+def test_what_latents_are_not_stored_as(k, v, dims, words):
+    with pytest.raises(gyre.Error, match=words):
+        Formats(k, v).token_bytes(1, *dims, latent=True)
