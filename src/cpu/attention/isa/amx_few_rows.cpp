@@ -169,7 +169,7 @@ void accumulate_format(const AccumulateJob& job) {
   Weights weights;
   for (size_t block = 0; block < job.blocks->count; ++block) {
     const BlockScales scales(job, block);
-    for (size_t row = 0; row < job.rows; ++row) store_weights(job, scales, row, weights);
+    store_weights(job, scales, weights);
     stores_are_done();
     _tile_loadd(4, weights.bytes, kBlockKeys);
     const size_t begin = job.blocks->begin[block];

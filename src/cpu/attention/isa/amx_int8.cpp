@@ -214,7 +214,7 @@ void accumulate_many_rows(const AccumulateJob& job) {
   Weights weights;
   for (size_t block = 0; block < job.blocks->count; ++block) {
     const BlockScales scales(job, block);
-    for (size_t row = 0; row < job.rows; ++row) store_weights(job, scales, row, weights);
+    store_weights(job, scales, weights);
     stores_are_done();
     const size_t begin = job.blocks->begin[block], end = begin + job.blocks->size[block];
     for (size_t c = begin; c < end; c += 2 * kTileSide) {

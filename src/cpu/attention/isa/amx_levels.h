@@ -3,7 +3,7 @@
 // so that each file has its own copy.
 
 #include "cpu/attention/isa/amx_tiles.h"
-#include "cpu/attention/isa/unpack_x86.h"
+#include "cpu/attention/isa/unpack_v_avx512.h"
 #include "cpu/attention/isa/weights_avx512.h"
 
 namespace gyre::cpu {
@@ -22,8 +22,8 @@ inline void pack_values(const AccumulateJob& job, size_t c, size_t coordinates, 
     __m512i v[kTiles][2];
 #pragma GCC unroll 8
     for (size_t tile = 0; tile < kTiles; ++tile)
-      unpack_v<Avx512, kFormat>(job.values + tile * job.value_stride, job.head_dim, c, coordinates,
-                                v[tile]);
+      unpack_v_levels<kFormat>(job.values + tile * job.value_stride, job.head_dim, c, coordinates,
+                               v[tile]);
 #pragma GCC unroll 8
     for (size_t tile = 0; tile < kTiles; ++tile) {
       _mm512_store_si512(to + tile * 128, v[tile][0]);
@@ -33,8 +33,7 @@ inline void pack_values(const AccumulateJob& job, size_t c, size_t coordinates, 
   }
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     __m512i v[2];
-    unpack_v<Avx512, kFormat>(job.values + tile * job.value_stride, job.head_dim, c, coordinates,
-                              v);
+    unpack_v_levels<kFormat>(job.values + tile * job.value_stride, job.head_dim, c, coordinates, v);
     _mm512_store_si512(to + tile * 128, v[0]);
     _mm512_store_si512(to + tile * 128 + 64, v[1]);
   }

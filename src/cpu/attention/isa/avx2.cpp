@@ -122,8 +122,7 @@ inline void accumulate_chunk(const AccumulateJob& job, const Weights& weights, s
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     __m256i v[kChunks][2];
     for (size_t i = 0; i < kChunks; ++i)
-      unpack_v<Avx2, kFormat>(job.values + tile * job.value_stride, job.head_dim, c + 8 * i, 8,
-                              v[i]);
+      unpack_v<Avx2, kFormat>(job.values + tile * job.value_stride, job.head_dim, c + 8 * i, v[i]);
     for (size_t pair = 0; pair < 4; ++pair) {
       __m256i wide[kChunks];
       for (size_t i = 0; i < kChunks; ++i) {

@@ -31,7 +31,8 @@ template <size_t j, size_t kRows, size_t kPairs, class Tables, class Pair>
 inline void multiply_keys(const Tables& tables, const Pair (&keys)[kPairs], const int8_t* q,
                           size_t head_dim, KeySums (&sums)[kRows][2 * kPairs]) {
   int8x16_t k[kPairs][2];
-  for (size_t pair = 0; pair < kPairs; ++pair) keys[pair].template levels<j>(tables, k[pair]);
+  for (size_t i = 0; i < 2 * kPairs; ++i)
+    k[i / 2][i % 2] = keys[i / 2].template level<j>(tables, i % 2);
   for (size_t r = 0; r < kRows; ++r) {
     const int8_t* const row = q + 2 * r * head_dim + 16 * j;
     const int8x16_t hi = vld1q_s8(row), lo = vld1q_s8(row + head_dim);
@@ -114,7 +115,8 @@ inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables
     for (size_t r = 0; r < kRows; ++r) {
       const int32x4_t sum = vpaddq_s32(vpaddq_s32(products[r][0], products[r][1]),
                                        vpaddq_s32(products[r][2], products[r][3]));
-      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(sum), scale);
+      const int32_t bias = kCodeBias<kFormat> * job.q_sums[(row + r) * abi::kKvMaxScales + b];
+      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(level_sum<kFormat>(sum, bias)), scale);
     }
   }
   for (size_t r = 0; r < kRows; ++r) vst1q_f32(job.scores + (row + r) * kBlockKeys + key, score[r]);
@@ -189,9 +191,11 @@ inline void Kernel::accumulate(const AccumulateJob& job, const Values<kFormat>& 
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
     const float rescale = job.rescale[row + r], step = weights.step[row + r];
+    const int32_t bias = kCodeBias<kFormat> * weights.sum[row + r];
     for (size_t i = 0; i < 2 * kOctets; ++i) {
+      const int32x4_t whole = join_hi_lo(sums[r].hi[i], sums[r].lo[i]);
       // The step is worth 256: eight bits are behind the point.
-      const float32x4_t sum = vcvtq_n_f32_s32(join_hi_lo(sums[r].hi[i], sums[r].lo[i]), 8);
+      const float32x4_t sum = vcvtq_n_f32_s32(level_sum<kFormat>(whole, bias), 8);
       const float32x4_t old = vld1q_f32(place + 4 * i);
       vst1q_f32(place + 4 * i,
                 vfmaq_n_f32(rescale == 1 ? old : vmulq_n_f32(old, rescale), sum, step));

@@ -15,75 +15,148 @@ namespace {
 template <uint32_t kFormat>
 using Keys = typename KeysOf<Interleaved, kFormat>::Pair;
 
-// Multiplies four keys with kRows queries over 16 coordinates of a chunk: acc[row][pair of keys]
-// holds {hi x key 0, hi x key 1, lo x key 0, lo x key 1}.
+// acc += the 2 x 2 dot products of two rows of eight bytes each. g++ 12 copies the accumulators of
+// the intrinsic if there are many. Volatile: they stay in order.
+template <bool kMany>
+inline void add_mma(int32x4_t& acc, int8x16_t a, int8x16_t b) {
+  if constexpr (kMany)
+    __asm__ volatile("smmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(a), "w"(b));
+  else
+    acc = vmmlaq_s32(acc, a, b);
+}
+
+// Rows are paired: one operand has hi of both, the next one lo of both. A last row without a
+// partner has hi and lo in one.
+
+constexpr size_t kPairs = kTile / 2;  // of keys that share a pass over the queries
+
+// Multiplies keys with kRows queries over 8 coordinates of a chunk, those of level<j>()'s
+// vector `half`: acc[row][pair of keys] holds {first x key 0, first x key 1, second x key 0, second
+// x key 1} of an operand's two parts.
 template <size_t j, class Tables, class Pair, size_t kRows>
-inline void multiply_keys(const Tables& t, const Pair (&keys)[2], const int8_t* q,
-                          uint64_t q_stride, int32x4_t (&acc)[kRows][2]) {
-  int8x16_t k[2][2];
-  for (size_t pair = 0; pair < 2; ++pair) keys[pair].template levels<j>(t, k[pair]);
+inline void multiply_octet(const Tables& t, const Pair (&keys)[kPairs], size_t half,
+                           const int8_t* q, uint64_t q_stride, int32x4_t (&acc)[kRows][kPairs]) {
+  int8x16_t k[kPairs];
+  for (size_t pair = 0; pair < kPairs; ++pair) k[pair] = keys[pair].template level<j>(t, half);
   for (size_t r = 0; r < kRows; ++r) {
-    for (size_t half = 0; half < 2; ++half) {
-      const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
-      for (size_t pair = 0; pair < 2; ++pair)
-        acc[r][pair] = vmmlaq_s32(acc[r][pair], query, k[pair][half]);
+    const int8x16_t query = vld1q_s8(q + r * q_stride + (2 * j + half) * 16);
+    for (size_t pair = 0; pair < kPairs; ++pair) add_mma<(kRows > 1)>(acc[r][pair], query, k[pair]);
+  }
+}
+
+// All 64 coordinates of a chunk; load() gives its keys. They are loaded where they are multiplied:
+// the sums leave no registers for those of later coordinates.
+template <class Tables, class Load, size_t kRows>
+inline void multiply_chunk(const Tables& t, const Load& load, const int8_t* q, uint64_t q_stride,
+                           int32x4_t (&acc)[kRows][kPairs]) {
+#pragma GCC unroll 2
+  for (size_t half = 0; half < 2; ++half) {
+    const auto first = load();
+    multiply_octet<0>(t, first.at, half, q, q_stride, acc);
+    multiply_octet<1>(t, first.at, half, q, q_stride, acc);
+    const auto second = load();
+    multiply_octet<2>(t, second.at, half, q, q_stride, acc);
+    multiply_octet<3>(t, second.at, half, q, q_stride, acc);
+  }
+}
+
+inline int32x4_t join_firsts(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vtrn1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+inline int32x4_t join_seconds(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vtrn2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+
+// 256 times the sums over hi plus those over lo, of vectors i and i + 1: sums[row].
+template <size_t kRows, size_t kVectors>
+inline void join_rows(const int32x4_t (&acc)[kRows][kVectors], size_t i, int32x4_t (&sums)[kRows]) {
+  for (size_t r = 0; r + 1 < kRows; r += 2) {
+    const int32x4_t a = vmlaq_n_s32(acc[r + 1][i], acc[r][i], 256);
+    const int32x4_t b = vmlaq_n_s32(acc[r + 1][i + 1], acc[r][i + 1], 256);
+    sums[r] = join_firsts(a, b);
+    sums[r + 1] = join_seconds(a, b);
+  }
+  if constexpr (kRows % 2 != 0) {
+    const int32x4_t a = acc[kRows - 1][i], b = acc[kRows - 1][i + 1];
+    sums[kRows - 1] = vmlaq_n_s32(join_seconds(a, b), join_firsts(a, b), 256);
+  }
+}
+
+// Pairs rows whose operands have hi and lo of eight coordinates.
+void pair_queries(int8_t* q, uint32_t rows, uint32_t row_levels) {
+  const size_t row_bytes = size_t{2} * row_levels;
+  for (uint32_t r = 0; r + 1 < rows; r += 2, q += 2 * row_bytes) {
+    for (size_t i = 0; i < row_bytes; i += 16) {
+      const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(q + i));
+      const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(q + row_bytes + i));
+      vst1q_s8(q + i, vreinterpretq_s8_s64(vtrn1q_s64(a, b)));
+      vst1q_s8(q + row_bytes + i, vreinterpretq_s8_s64(vtrn2q_s64(a, b)));
     }
   }
 }
 
-// 256 times the sums over hi, which come first, plus those over lo.
-inline int32x4_t join_hi_lo(int32x4_t first, int32x4_t second) {
-  const int64x2_t a = vreinterpretq_s64_s32(first), b = vreinterpretq_s64_s32(second);
-  const int32x4_t hi = vreinterpretq_s32_s64(vtrn1q_s64(a, b));
-  const int32x4_t lo = vreinterpretq_s32_s64(vtrn2q_s64(a, b));
-  return vaddq_s32(vshlq_n_s32(hi, 8), lo);
+// The pairs of keys of a tile, loaded by load(first key).
+template <class Load>
+inline auto load_pairs(const uint8_t* keys, uint64_t stride, const Load& load) {
+  struct {
+    decltype(load(keys)) at[kPairs];
+  } pairs{{load(keys), load(keys + 2 * stride), load(keys + 4 * stride), load(keys + 6 * stride)}};
+  return pairs;
 }
 
 template <uint32_t kFormat, size_t kRows>
-inline void score_keys(const ScoreJob& job, const typename Keys<kFormat>::Tables& tables,
-                       size_t row, size_t key) {
+inline void score_tile(const ScoreJob& job, const typename Keys<kFormat>::Tables& tables,
+                       size_t row, size_t tile) {
   const uint64_t q_stride = uint64_t{2} * job.head_dim, stride = job.key_stride;
   const int8_t* const q = job.q + row * q_stride;
-  const uint8_t* const keys = job.keys + key * stride;
-  const uint8_t* const scales = job.scales + key / kTile * job.scales_stride + key % kTile * 2;
-  float32x4_t score[kRows];
-  for (size_t r = 0; r < kRows; ++r) score[r] = vdupq_n_f32(0);
+  const uint8_t* const keys = job.keys + tile * kTile * stride;
+  const uint8_t* const scales = job.scales + tile * job.scales_stride;
   for (size_t b = 0; b < job.blocks->count; ++b) {
-    int32x4_t acc[kRows][2];
-    for (size_t r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = vdupq_n_s32(0);
+    int32x4_t acc[kRows][kPairs];
+    for (size_t r = 0; r < kRows; ++r) {
+      for (size_t pair = 0; pair < kPairs; ++pair) acc[r][pair] = vdupq_n_s32(0);
+    }
     size_t c = job.blocks->begin[b];
     const size_t end = c + job.blocks->size[b];
     for (; c + 64 <= end; c += 64) {
-      const Keys<kFormat> loaded[2] = {
-          load_pair<Keys<kFormat>, kFormat>(keys, stride, job.head_dim, c),
-          load_pair<Keys<kFormat>, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
-      const int8_t* const at = q + 2 * c;
-      multiply_keys<0>(tables, loaded, at, q_stride, acc);
-      multiply_keys<1>(tables, loaded, at, q_stride, acc);
-      multiply_keys<2>(tables, loaded, at, q_stride, acc);
-      multiply_keys<3>(tables, loaded, at, q_stride, acc);
+      const auto load = [&] {
+        const uint8_t* here = keys;
+        __asm__ volatile("" : "+r"(here));  // not before the MMAs ahead
+        return load_pairs(here, stride, [&](const uint8_t* at) {
+          return load_pair<Keys<kFormat>, kFormat>(at, stride, job.head_dim, c);
+        });
+      };
+      multiply_chunk(tables, load, q + 2 * c, q_stride, acc);
     }
     if constexpr (kBySixteen<kFormat>) {
       for (; c < end; c += 16) {
-        const decltype(load_sixteen<Interleaved, kFormat>(keys, 0, 0, 0)) loaded[2] = {
-            load_sixteen<Interleaved, kFormat>(keys, stride, job.head_dim, c),
-            load_sixteen<Interleaved, kFormat>(keys + 2 * stride, stride, job.head_dim, c)};
-        multiply_keys<0>(tables, loaded, q + 2 * c, q_stride, acc);
+        const auto loaded = load_pairs(keys, stride, [&](const uint8_t* at) {
+          return load_sixteen<Interleaved, kFormat>(at, stride, job.head_dim, c);
+        });
+        multiply_octet<0>(tables, loaded.at, 0, q + 2 * c, q_stride, acc);
+        multiply_octet<0>(tables, loaded.at, 1, q + 2 * c, q_stride, acc);
       }
     }
-    const float32x4_t scale = key_scales(scales + b * kTile * 2);
-    for (size_t r = 0; r < kRows; ++r)
-      score[r] = vfmaq_f32(score[r], vcvtq_f32_s32(join_hi_lo(acc[r][0], acc[r][1])), scale);
+    for (size_t i = 0; i < kPairs; i += 2) {
+      const float32x4_t scale = key_scales(scales + b * kTile * 2 + 4 * i);
+      int32x4_t sums[kRows];
+      join_rows(acc, i, sums);
+      for (size_t r = 0; r < kRows; ++r) {
+        const int32_t bias = kCodeBias<kFormat> * job.q_sums[(row + r) * abi::kKvMaxScales + b];
+        float* const score = job.scores + (row + r) * kBlockKeys + tile * kTile + 2 * i;
+        const float32x4_t sum = vcvtq_f32_s32(level_sum<kFormat>(sums[r], bias));
+        vst1q_f32(score, vfmaq_f32(b == 0 ? vdupq_n_f32(0) : vld1q_f32(score), sum, scale));
+      }
+    }
   }
-  for (size_t r = 0; r < kRows; ++r) vst1q_f32(job.scores + (row + r) * kBlockKeys + key, score[r]);
 }
 
 template <uint32_t kFormat, size_t kRows>
 void score_rows(const ScoreJob& job, size_t row) {
   const typename Keys<kFormat>::Tables tables;
-  for (size_t key = 0; key < job.key_count; key += 4) {
-    if (row == 0) prefetch_steps(job.prefetch, key, key + 4);
-    score_keys<kFormat, kRows>(job, tables, row, key);
+  for (size_t tile = 0; tile < job.key_count / kTile; ++tile) {
+    if (row == 0) prefetch_steps(job.prefetch, tile * kTile, (tile + 1) * kTile);
+    score_tile<kFormat, kRows>(job, tables, row, tile);
   }
 }
 
@@ -104,8 +177,8 @@ void score_levels(const ScoreJob& job) {
   });
 }
 
-// Sums kOctets * 8 coordinates from c on over all tiles: acc[row][pair of coordinates] holds
-// {hi x c, hi x c + 1, lo x c, lo x c + 1}.
+// Sums kOctets * 8 coordinates from c on over all tiles: acc[row][pair of coordinates], of paired
+// weights.
 template <uint32_t kFormat, size_t kRows, size_t kOctets>
 inline void multiply_values(const AccumulateJob& job,
                             const typename ValuesOf<EightTokens, kFormat>::Tile& unpack,
@@ -144,12 +217,15 @@ inline void Kernel::accumulate(const AccumulateJob& job, const Values<kFormat>& 
                                const Weights& weights, size_t row, size_t c) {
   int32x4_t acc[kRows][kOctets * 4];
   multiply_values<kFormat, kRows, kOctets>(job, unpack, weights.bytes + row, c, acc);
+  int32x4_t sums[kOctets * 2][kRows];
+  for (size_t j = 0; j < kOctets * 2; ++j) join_rows(acc, 2 * j, sums[j]);
   for (size_t r = 0; r < kRows; ++r) {
     float* const place = job.acc + (row + r) * job.head_dim + c;
     const float rescale = job.rescale[row + r], step = weights.step[row + r];
+    const int32_t bias = kCodeBias<kFormat> * weights.sum[row + r];
     for (size_t j = 0; j < kOctets * 2; ++j) {
       // The step is worth 256: eight bits are behind the point.
-      const float32x4_t sum = vcvtq_n_f32_s32(join_hi_lo(acc[r][2 * j], acc[r][2 * j + 1]), 8);
+      const float32x4_t sum = vcvtq_n_f32_s32(level_sum<kFormat>(sums[j][r], bias), 8);
       const float32x4_t old = vld1q_f32(place + 4 * j);
       vst1q_f32(place + 4 * j,
                 vfmaq_n_f32(rescale == 1 ? old : vmulq_n_f32(old, rescale), sum, step));
@@ -167,6 +243,7 @@ void accumulate_levels(const AccumulateJob& job) {
 AttentionKernels i8mm_attention_kernels() {
   AttentionKernels kernels;
   kernels.name = "i8mm";
+  kernels.arrange_queries = pair_queries;
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;
   kernels.byte_step = kernels.nibble_step = 16;

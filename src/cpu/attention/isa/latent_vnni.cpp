@@ -184,7 +184,7 @@ void accumulate_latent(const AccumulateJob& job) {
   Weights weights;
   for (size_t block = 0; block < job.blocks->count; ++block) {
     const BlockScales scales(job, block);
-    for (size_t row = 0; row < job.rows; ++row) store_weights(job, scales, row, weights);
+    store_weights(job, scales, weights);
     const size_t begin = job.blocks->begin[block], end = begin + job.blocks->size[block];
     for (size_t c = begin; c < end; c += kPanel) {
       for_row_groups(job.rows, [&](auto rows, size_t row) {

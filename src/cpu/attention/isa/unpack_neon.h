@@ -12,6 +12,30 @@
 namespace gyre::cpu {
 namespace {
 
+// Whether operands are codes in place of levels: a level is 2 code - kCodeBias then, and whoever
+// multiplies corrects the sum.
+template <uint32_t kFormat>
+inline constexpr bool kLinearCodes = abi::kv_is_native(kFormat) && abi::kv_codec(kFormat).levels
+                                                                       == abi::KvLevels::odd;
+template <uint32_t kFormat>
+inline constexpr int32_t kCodeBias = kLinearCodes<kFormat> ? (1 << abi::kv_codec(kFormat).bits) - 1
+                                                           : 0;
+
+// Operands as levels.
+template <uint32_t kFormat>
+inline int8x16_t level_of(int8x16_t operand) {
+  if constexpr (!kLinearCodes<kFormat>) return operand;
+  return vsubq_s8(vaddq_s8(operand, operand), vdupq_n_s8(kCodeBias<kFormat>));
+}
+
+// A sum of products with operands becomes one with levels. `bias` is kCodeBias times the sum of
+// the factors.
+template <uint32_t kFormat>
+inline int32x4_t level_sum(int32x4_t sum, int32_t bias) {
+  if constexpr (!kLinearCodes<kFormat>) return sum;
+  return vsubq_s32(vshlq_n_s32(sum, 1), vdupq_n_s32(bias));
+}
+
 struct LevelTable {
   int8_t at[16];
 };
@@ -32,11 +56,7 @@ inline int8x16_t load_table(const At& /*at*/) {
 
 inline int8x16_t look_up(int8x16_t table, uint8x16_t index) { return vqtbl1q_s8(table, index); }
 
-// Negates magnitudes where the mask is all ones.
-inline int8x16_t negate_where(int8x16_t magnitude, uint8x16_t mask) {
-  const int8x16_t m = vreinterpretq_s8_u8(mask);
-  return vsubq_s8(veorq_s8(magnitude, m), m);
-}
+inline int8x16_t as_signed(uint8x16_t v) { return vreinterpretq_s8_u8(v); }
 
 // Two-bit fields: each of the two in a nibble is looked up by the whole nibble, which spares
 // isolating it.
@@ -46,6 +66,13 @@ struct FieldTables {
   static constexpr int32_t level(uint32_t field) { return abi::kv_level(kFormat, field); }
   int8x16_t even = load_table([](uint32_t i) { return level(i & 3); });
   int8x16_t odd = load_table([](uint32_t i) { return level(i >> 2); });
+};
+
+// tq3: the sign goes into bit 4 of the index: the second table has the negative levels.
+template <uint32_t kFormat>
+struct SignedFieldTables : FieldTables<kFormat> {
+  int8x16x2_t both_even{{this->even, vnegq_s8(this->even)}};
+  int8x16x2_t both_odd{{this->odd, vnegq_s8(this->odd)}};
 };
 
 template <uint32_t kFormat>

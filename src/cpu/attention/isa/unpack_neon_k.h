@@ -6,32 +6,32 @@
 namespace gyre::cpu {
 namespace {
 
-inline uint8x16_t pair_lower(uint8x16_t a, uint8x16_t b) {
-  return vreinterpretq_u8_u64(vtrn1q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
-}
-inline uint8x16_t pair_upper(uint8x16_t a, uint8x16_t b) {
-  return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
-}
-
-// 16 stored bytes of two keys. Unpacking works on single bytes, so the order of bytes becomes that
-// of the levels. For MMA: the first eight coordinates of both keys, then the last eight.
+// 16 stored bytes of two keys as two vectors. Unpacking works on single bytes, so the order of
+// bytes becomes that of the levels. For MMA: the first eight coordinates of both keys, then the
+// last eight. Loads are cheap and registers few: each vector loads both keys.
 struct Interleaved {
-  uint8x16_t part[2];
-  Interleaved(const uint8_t* a, const uint8_t* b) : Interleaved(vld1q_u8(a), vld1q_u8(b)) {}
-  Interleaved(uint8x16_t first, uint8x16_t second)
-      : part{pair_lower(first, second), pair_upper(first, second)} {}
+  static uint8x16_t part(size_t i, uint8x16_t first, uint8x16_t second) {
+    const uint64x2_t a = vreinterpretq_u64_u8(first), b = vreinterpretq_u64_u8(second);
+    return vreinterpretq_u8_u64(i == 0 ? vtrn1q_u64(a, b) : vtrn2q_u64(a, b));
+  }
+  static uint8x16_t part(size_t i, const uint8_t* a, const uint8_t* b) {
+    return part(i, vld1q_u8(a), vld1q_u8(b));
+  }
 };
 
 // For dot products: all of the first key, then all of the second.
 struct OneByOne {
-  uint8x16_t part[2];
-  OneByOne(const uint8_t* a, const uint8_t* b) : part{vld1q_u8(a), vld1q_u8(b)} {}
-  OneByOne(uint8x16_t first, uint8x16_t second) : part{first, second} {}
+  static uint8x16_t part(size_t i, uint8x16_t first, uint8x16_t second) {
+    return i == 0 ? first : second;
+  }
+  static uint8x16_t part(size_t i, const uint8_t* a, const uint8_t* b) {
+    return vld1q_u8(i == 0 ? a : b);
+  }
 };
 
-// Chunk `chunk` of two rows of K, 64 coordinates: levels<j>() gives the 16 from 16 j on, in the
-// order of Bytes. Rows have whole groups of 16 bytes.
-// Specialised by the bits of a format's two planes.
+// Chunk `chunk` of two rows of K, 64 coordinates: level<j>(tables, i) gives the 16 from 16 j on of
+// both, vector i of two in the order of Bytes; of linear formats their codes. Rows have whole
+// groups of 16 bytes. Specialised by the bits of a format's two planes.
 template <class Bytes, uint32_t kFormat, uint32_t kLow = abi::kv_low_bits(kFormat),
           uint32_t kHigh = abi::kv_high_bits(kFormat)>
 struct KeyPair;
@@ -43,25 +43,21 @@ struct KeyPair<Bytes, kFormat, 8, 0> {
   KeyPair(const uint8_t* first, const uint8_t* second, size_t, size_t chunk)
       : a(first + chunk * 64), b(second + chunk * 64) {}
   template <size_t j>
-  void levels(const Tables&, int8x16_t (&v)[2]) const {
-    const Bytes pair(a + 16 * j, b + 16 * j);
-    v[0] = vreinterpretq_s8_u8(pair.part[0]);
-    v[1] = vreinterpretq_s8_u8(pair.part[1]);
+  int8x16_t level(const Tables&, size_t i) const {
+    return as_signed(Bytes::part(i, a + 16 * j, b + 16 * j));
   }
 };
 
 // The low plane of 4, 5 and 6 bits.
 template <class Bytes>
 struct NibblePair {
-  Bytes raw[2];
-  NibblePair(const uint8_t* a, const uint8_t* b, size_t chunk)
-      : raw{{a + chunk * 32, b + chunk * 32}, {a + chunk * 32 + 16, b + chunk * 32 + 16}} {}
+  const uint8_t *a, *b;
+  NibblePair(const uint8_t* first, const uint8_t* second, size_t chunk)
+      : a(first + chunk * 32), b(second + chunk * 32) {}
+  // Coordinates 16 j on lie in the low nibbles if j is even, in the high ones otherwise.
   template <size_t j>
-  void look_up_both(int8x16_t table, int8x16_t (&v)[2]) const {
-    for (size_t part = 0; part < 2; ++part) {
-      const uint8x16_t bytes = raw[j / 2].part[part];
-      v[part] = look_up(table, j % 2 == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
-    }
+  uint8x16_t bytes(size_t i) const {
+    return Bytes::part(i, a + j / 2 * 16, b + j / 2 * 16);
   }
 };
 
@@ -71,22 +67,23 @@ struct KeyPair<Bytes, kFormat, 4, 0> {
   NibblePair<Bytes> low;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t chunk) : low(a, b, chunk) {}
   template <size_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.template look_up_both<j>(t.level, v);
+  int8x16_t level(const Tables& t, size_t i) const {
+    const uint8x16_t bytes = low.template bytes<j>(i);
+    return look_up(t.level, j % 2 == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
   }
 };
 
-// 16 coordinates of two rows of tq4: levels<0>() gives them. Of a last group of 16, the bytes are
+// 16 coordinates of two rows of tq4: level<0>() gives them. Of a last group of 16, the bytes are
 // eight.
 template <class Bytes>
 struct Nibbles16 {
-  Bytes codes;
+  uint8x16_t first, second;
   Nibbles16(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t c)
-      : codes(load(a, head_dim, c), load(b, head_dim, c)) {}
+      : first(load(a, head_dim, c)), second(load(b, head_dim, c)) {}
   template <size_t j>
-  void levels(const NibbleTables<abi::kTq4>& t, int8x16_t (&v)[2]) const {
+  int8x16_t level(const NibbleTables<abi::kTq4>& t, size_t i) const {
     static_assert(j == 0);
-    for (size_t i = 0; i < 2; ++i) v[i] = look_up(t.level, codes.part[i]);
+    return look_up(t.level, Bytes::part(i, first, second));
   }
 
  private:
@@ -100,103 +97,100 @@ struct Nibbles16 {
   }
 };
 
-// The low plane of 2 and 3 bits.
-template <class Bytes, uint32_t kFormat>
+// The low plane of 2 and 3 bits: the nibbles that have coordinates 16 j on in their lower two bits
+// if j is even, in their upper two otherwise.
+template <class Bytes>
 struct FieldPair {
-  uint8x16_t nibbles[2][2];
-  FieldPair(const uint8_t* a, const uint8_t* b, size_t chunk) {
-    const Bytes raw(a + chunk * 16, b + chunk * 16);
-    for (size_t part = 0; part < 2; ++part) {
-      nibbles[0][part] = low_nibbles(raw.part[part]);
-      nibbles[1][part] = high_nibbles(raw.part[part]);
-    }
-  }
+  const uint8_t *a, *b;
+  FieldPair(const uint8_t* first, const uint8_t* second, size_t chunk)
+      : a(first + chunk * 16), b(second + chunk * 16) {}
   template <size_t j>
-  void look_up_both(const FieldTables<kFormat>& t, int8x16_t (&v)[2]) const {
-    for (size_t part = 0; part < 2; ++part)
-      v[part] = look_up(j % 2 == 0 ? t.even : t.odd, nibbles[j / 2][part]);
+  uint8x16_t nibbles(size_t i) const {
+    const uint8x16_t bytes = Bytes::part(i, a, b);
+    return j < 2 ? low_nibbles(bytes) : high_nibbles(bytes);
   }
 };
 
 template <class Bytes, uint32_t kFormat>
 struct KeyPair<Bytes, kFormat, 2, 0> {
   using Tables = FieldTables<kFormat>;
-  FieldPair<Bytes, kFormat> low;
+  FieldPair<Bytes> low;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t, size_t chunk) : low(a, b, chunk) {}
   template <size_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.template look_up_both<j>(t, v);
+  int8x16_t level(const Tables& t, size_t i) const {
+    return look_up(j % 2 == 0 ? t.even : t.odd, low.template nibbles<j>(i));
   }
 };
 
 // A one-bit plane: 128 coordinates in 16 bytes, bit j of a byte belongs to coordinates 16 j on.
 template <class Bytes>
 struct BitPair {
-  uint8x16_t part[2];
-  BitPair(const uint8_t* a, const uint8_t* b, size_t chunk) {
-    const Bytes raw(a + chunk / 2 * 16, b + chunk / 2 * 16);
-    for (size_t i = 0; i < 2; ++i)
-      part[i] = chunk % 2 == 0 ? raw.part[i] : high_nibbles(raw.part[i]);
-  }
+  const uint8_t *a, *b;
+  int32_t up;  // what moves bit 0 of the chunk to bit 4
+  BitPair(const uint8_t* first, const uint8_t* second, size_t chunk)
+      : a(first + chunk / 2 * 16),
+        b(second + chunk / 2 * 16),
+        up(4 - 4 * static_cast<int32_t>(chunk % 2)) {}
+  // In bit 4; the others may be anything.
   template <size_t j>
-  uint8x16_t mask(size_t i) const {
-    return vtstq_u8(part[i], vdupq_n_u8(1u << j));
+  uint8x16_t bit(size_t i) const {
+    const int32_t shift = up - static_cast<int32_t>(j);
+    return vshlq_u8(Bytes::part(i, a, b), vdupq_n_s8(static_cast<int8_t>(shift)));
   }
 };
 
 template <class Bytes, uint32_t kFormat>
 struct KeyPair<Bytes, kFormat, 2, 1> {
-  using Tables = FieldTables<kFormat>;
-  FieldPair<Bytes, kFormat> low;
+  using Tables = SignedFieldTables<kFormat>;
+  FieldPair<Bytes> low;
   BitPair<Bytes> signs;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
       : low(a, b, chunk), signs(a + head_dim / 4, b + head_dim / 4, chunk) {}
   template <size_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.template look_up_both<j>(t, v);
-    for (size_t part = 0; part < 2; ++part)
-      v[part] = negate_where(v[part], signs.template mask<j>(part));
+  int8x16_t level(const Tables& t, size_t i) const {
+    const uint8x16_t index =
+        vbslq_u8(vdupq_n_u8(16), signs.template bit<j>(i), low.template nibbles<j>(i));
+    return vqtbl2q_s8(j % 2 == 0 ? t.both_even : t.both_odd, index);
   }
 };
 
 template <class Bytes, uint32_t kFormat>
 struct KeyPair<Bytes, kFormat, 4, 1> {
-  using Tables = NibbleTables<kFormat>;
+  struct Tables {};
   NibblePair<Bytes> low;
   BitPair<Bytes> high;
   KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
       : low(a, b, chunk), high(a + head_dim / 2, b + head_dim / 2, chunk) {}
   template <size_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.template look_up_both<j>(t.level, v);
-    for (size_t part = 0; part < 2; ++part) {
-      const uint8x16_t upper = vandq_u8(high.template mask<j>(part), vdupq_n_u8(32));
-      v[part] = vaddq_s8(v[part], vreinterpretq_s8_u8(upper));
-    }
+  int8x16_t level(const Tables&, size_t i) const {
+    const uint8x16_t nibbles = low.template bytes<j>(i), bit = high.template bit<j>(i);
+    const uint8x16_t code =
+        j % 2 == 0 ? vbslq_u8(vdupq_n_u8(15), nibbles, bit) : vsriq_n_u8(bit, nibbles, 4);
+    return as_signed(vandq_u8(code, vdupq_n_u8(31)));
   }
 };
 
 template <class Bytes, uint32_t kFormat>
 struct KeyPair<Bytes, kFormat, 4, 2> {
-  using Tables = NibbleTables<kFormat>;
+  struct Tables {};
   NibblePair<Bytes> low;
-  Bytes high;
-  KeyPair(const uint8_t* a, const uint8_t* b, size_t head_dim, size_t chunk)
-      : low(a, b, chunk), high(a + head_dim / 2 + chunk * 16, b + head_dim / 2 + chunk * 16) {}
+  const uint8_t *a, *b;
+  KeyPair(const uint8_t* first, const uint8_t* second, size_t head_dim, size_t chunk)
+      : low(first, second, chunk),
+        a(first + head_dim / 2 + chunk * 16),
+        b(second + head_dim / 2 + chunk * 16) {}
+  // Bits 2j and 2j + 1 of the high plane above a nibble; higher ones may be anything.
   template <size_t j>
-  static uint8x16_t to_place(uint8x16_t bytes) {  // bits 2j and 2j + 1 to 5 and 6
-    if constexpr (j == 0) return vshlq_n_u8(bytes, 5);
-    if constexpr (j == 1) return vshlq_n_u8(bytes, 3);
-    if constexpr (j == 2) return vshlq_n_u8(bytes, 1);
-    return vshrq_n_u8(bytes, 1);
+  static uint8x16_t join(uint8x16_t nibbles, uint8x16_t bits) {
+    if constexpr (j == 0) return vsliq_n_u8(nibbles, bits, 4);
+    if constexpr (j == 1) return vsriq_n_u8(vshlq_n_u8(bits, 2), nibbles, 4);
+    if constexpr (j == 2) return vbslq_u8(vdupq_n_u8(15), nibbles, bits);
+    return vsriq_n_u8(vshrq_n_u8(bits, 2), nibbles, 4);
   }
   template <size_t j>
-  void levels(const Tables& t, int8x16_t (&v)[2]) const {
-    low.template look_up_both<j>(t.level, v);
-    for (size_t part = 0; part < 2; ++part) {
-      const uint8x16_t upper = vandq_u8(to_place<j>(high.part[part]), vdupq_n_u8(0x60));
-      v[part] = vaddq_s8(v[part], vreinterpretq_s8_u8(upper));
-    }
+  int8x16_t level(const Tables&, size_t i) const {
+    const uint8x16_t code = join<j>(low.template bytes<j>(i), Bytes::part(i, a, b));
+    return as_signed(j == 3 ? code : vandq_u8(code, vdupq_n_u8(63)));
   }
 };
 

@@ -32,17 +32,6 @@ struct EightTokens {
     v[0] = first;
     v[1] = second;
   }
-  // One-bit plane, a byte per coordinate: all ones where the bit of v[i]'s level is set.
-  static uint8x16_t bits(uint8x16_t bytes, size_t i) {
-    alignas(16) static constexpr uint8_t kRepeat[4][16] = {
-        {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
-        {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3},
-        {4, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5},
-        {6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7}};
-    alignas(16) static constexpr uint8_t kBit[16] = {1, 2, 4, 8, 16, 32, 64, 128,
-                                                     1, 2, 4, 8, 16, 32, 64, 128};
-    return vtstq_u8(vqtbl1q_u8(bytes, vld1q_u8(kRepeat[i])), vld1q_u8(kBit));
-  }
 };
 
 // Order for dot products: v[2i] holds the first four tokens of coordinates 4i to 4i + 3, v[2i + 1]
@@ -58,38 +47,46 @@ struct FourTokens {
     v[0] = vreinterpretq_s8_s32(vuzp1q_s32(a, b));
     v[1] = vreinterpretq_s8_s32(vuzp2q_s32(a, b));
   }
-  static uint8x16_t bits(uint8x16_t bytes, size_t i) {
-    alignas(16) static constexpr uint8_t kRepeat[2][16] = {
-        {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
-        {4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7}};
-    alignas(16) static constexpr uint8_t kBit[2][16] = {
-        {1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8},
-        {16, 32, 64, 128, 16, 32, 64, 128, 16, 32, 64, 128, 16, 32, 64, 128}};
-    return vtstq_u8(vqtbl1q_u8(bytes, vld1q_u8(kRepeat[i / 2])), vld1q_u8(kBit[i % 2]));
-  }
 };
 
-// The low plane of 4, 5 and 6 bits.
-template <class Order>
-inline void load_nibbles(int8x16_t level, const uint8_t* plane, int8x16_t (&v)[4]) {
-  for (size_t i = 0; i < 2; ++i) {
-    const uint8x16_t raw = vld1q_u8(plane + 16 * i);
-    Order::join(look_up(level, low_nibbles(raw)), look_up(level, high_nibbles(raw)), v + 2 * i);
-  }
+// Shifts lanes left, each by its own number of bits, right if that is negative.
+inline uint8x16_t shift_bytes(uint8x16_t v, uint32_t by_four) {
+  return vshlq_u8(v, vreinterpretq_s8_u32(vdupq_n_u32(by_four)));
+}
+inline uint8x16_t shift_words(uint8x16_t v, uint32_t by_two) {
+  return vreinterpretq_u8_u16(
+      vshlq_u16(vreinterpretq_u16_u8(v), vreinterpretq_s16_u32(vdupq_n_u32(by_two))));
 }
 
-// Two-bit fields of eight coordinates, through one table per field of a nibble.
+inline uint8x16_t load_eight(const uint8_t* bytes) {
+  uint64_t eight = 0;
+  __builtin_memcpy(&eight, bytes, 8);
+  return vreinterpretq_u8_u64(vdupq_n_u64(eight));
+}
+
+// Nibbles of four coordinates below the bits of a high plane, which lie from bit 4 on.
 template <class Order>
-inline void load_fields(int8x16_t even, int8x16_t odd, const uint8_t* plane, int8x16_t (&v)[4]) {
+inline void join_nibbles(uint8x16_t nibbles, uint8x16_t early, uint8x16_t late, uint8_t mask,
+                         int8x16_t* v) {
+  const uint8x16_t code_bits = vdupq_n_u8(mask);
+  Order::join(as_signed(vandq_u8(vbslq_u8(vdupq_n_u8(15), nibbles, early), code_bits)),
+              as_signed(vandq_u8(vsriq_n_u8(late, nibbles, 4), code_bits)), v);
+}
+
+// Two-bit fields of eight coordinates: look<i>(nibbles) gives tokens 2 i and 2 i + 1, from the
+// nibbles that hold them.
+template <class Order, class Look>
+inline void load_fields(const uint8_t* plane, const Look& look, int8x16_t (&v)[4]) {
   const uint8x16_t raw = vld1q_u8(plane);
   const uint8x16_t low = low_nibbles(raw), high = high_nibbles(raw);
-  const int8x16_t t01 = look_up(even, low), t23 = look_up(odd, low);
-  const int8x16_t t45 = look_up(even, high), t67 = look_up(odd, high);
+  const int8x16_t t01 = look.template tokens<0>(low), t23 = look.template tokens<1>(low);
+  const int8x16_t t45 = look.template tokens<2>(high), t67 = look.template tokens<3>(high);
   Order::join(zip1_16(t01, t23), zip1_16(t45, t67), v);
   Order::join(zip2_16(t01, t23), zip2_16(t45, t67), v + 2);
 }
 
-// Specialised by the bits of a format's two planes.
+// Eight coordinates of eight tokens; of linear formats their codes. Specialised by the bits of a
+// format's two planes.
 template <class Order, uint32_t kFormat, uint32_t kLow = abi::kv_low_bits(kFormat),
           uint32_t kHigh = abi::kv_high_bits(kFormat)>
 struct ValueTile;
@@ -106,48 +103,69 @@ struct ValueTile<Order, kFormat, 8, 0> {
 template <class Order, uint32_t kFormat>
 struct ValueTile<Order, kFormat, 4, 0> : NibbleTables<kFormat> {
   void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
-    load_nibbles<Order>(this->level, tile + c * 4, v);
-  }
-};
-
-template <class Order, uint32_t kFormat>
-struct ValueTile<Order, kFormat, 2, 0> : FieldTables<kFormat> {
-  void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
-    load_fields<Order>(this->even, this->odd, tile + c * 2, v);
-  }
-};
-
-template <class Order, uint32_t kFormat>
-struct ValueTile<Order, kFormat, 2, 1> : FieldTables<kFormat> {
-  void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
-    load_fields<Order>(this->even, this->odd, tile + c * 2, v);
-    const uint8x8_t signs = vld1_u8(tile + head_dim * 2 + c);
-    for (size_t i = 0; i < 4; ++i)
-      v[i] = negate_where(v[i], Order::bits(vcombine_u8(signs, signs), i));
-  }
-};
-
-template <class Order, uint32_t kFormat>
-struct ValueTile<Order, kFormat, 4, 1> : NibbleTables<kFormat> {
-  void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
-    load_nibbles<Order>(this->level, tile + c * 4, v);
-    const uint8x8_t high = vld1_u8(tile + head_dim * 4 + c);
-    for (size_t i = 0; i < 4; ++i) {
-      const uint8x16_t upper = vandq_u8(Order::bits(vcombine_u8(high, high), i), vdupq_n_u8(32));
-      v[i] = vaddq_s8(v[i], vreinterpretq_s8_u8(upper));
+    for (size_t i = 0; i < 2; ++i) {
+      const uint8x16_t raw = vld1q_u8(tile + c * 4 + 16 * i);
+      Order::join(look_up(this->level, low_nibbles(raw)), look_up(this->level, high_nibbles(raw)),
+                  v + 2 * i);
     }
   }
 };
 
 template <class Order, uint32_t kFormat>
-struct ValueTile<Order, kFormat, 4, 2> : NibbleTables<kFormat> {
-  int8x16_t even = load_table([](uint32_t i) { return (i & 3) * 32; });
-  int8x16_t odd = load_table([](uint32_t i) { return (i >> 2) * 32; });
+struct ValueTile<Order, kFormat, 2, 0> : FieldTables<kFormat> {
+  template <size_t i>
+  int8x16_t tokens(uint8x16_t nibbles) const {
+    return look_up(i % 2 == 0 ? this->even : this->odd, nibbles);
+  }
+  void load(const uint8_t* tile, size_t, size_t c, int8x16_t (&v)[4]) const {
+    load_fields<Order>(tile + c * 2, *this, v);
+  }
+};
+
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 2, 1> : SignedFieldTables<kFormat> {
+  // Signs of eight coordinates, each twice.
+  struct Look {
+    const ValueTile& tables;
+    uint8x16_t signs;
+    template <size_t i>
+    int8x16_t tokens(uint8x16_t nibbles) const {
+      constexpr uint32_t kUp[4] = {0x03040304, 0x01020102, 0xFF00FF00, 0xFDFEFDFE};  // to bit 4
+      const uint8x16_t index = vbslq_u8(vdupq_n_u8(16), shift_bytes(signs, kUp[i]), nibbles);
+      return vqtbl2q_s8(i % 2 == 0 ? tables.both_even : tables.both_odd, index);
+    }
+  };
   void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
-    int8x16_t upper[4];
-    load_nibbles<Order>(this->level, tile + c * 4, v);
-    load_fields<Order>(even, odd, tile + head_dim * 4 + c * 2, upper);
-    for (size_t i = 0; i < 4; ++i) v[i] = vaddq_s8(v[i], upper[i]);
+    const uint8x16_t signs = load_eight(tile + head_dim * 2 + c);
+    load_fields<Order>(tile + c * 2, Look{*this, vzip1q_u8(signs, signs)}, v);
+  }
+};
+
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 4, 1> {
+  // Each of eight bytes four times.
+  int8x16_t repeat[2] = {load_table([](uint32_t i) { return i / 4; }),
+                         load_table([](uint32_t i) { return 4 + i / 4; })};
+  void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
+    const uint8x16_t high = load_eight(tile + head_dim * 4 + c);
+    for (size_t i = 0; i < 2; ++i) {
+      const uint8x16_t bits = vqtbl1q_u8(high, vreinterpretq_u8_s8(repeat[i]));
+      join_nibbles<Order>(vld1q_u8(tile + c * 4 + 16 * i), shift_bytes(bits, 0x01020304),
+                          shift_bytes(bits, 0xFDFEFF00), 31, v + 2 * i);
+    }
+  }
+};
+
+template <class Order, uint32_t kFormat>
+struct ValueTile<Order, kFormat, 4, 2> {
+  void load(const uint8_t* tile, size_t head_dim, size_t c, int8x16_t (&v)[4]) const {
+    const int8x16_t high = vreinterpretq_s8_u8(vld1q_u8(tile + head_dim * 4 + c * 2));
+    for (size_t i = 0; i < 2; ++i) {
+      const uint8x16_t bits =
+          vreinterpretq_u8_s8(i == 0 ? zip1_16(high, high) : zip2_16(high, high));
+      join_nibbles<Order>(vld1q_u8(tile + c * 4 + 16 * i), shift_words(bits, 0x00020004),
+                          shift_words(bits, 0xFFFE0000), 63, v + 2 * i);
+    }
   }
 };
 

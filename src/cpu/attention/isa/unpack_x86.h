@@ -71,14 +71,14 @@ struct Avx2 {
 
   // The kBits bytes of a coordinate in the lowest bytes of 32 bits.
   template <uint32_t kBits>
-  static V words(const uint8_t* plane, size_t /*coordinates*/) {
+  static V words(const uint8_t* plane) {
     if constexpr (kBits == 4) return load(plane);
     if constexpr (kBits == 2) return _mm256_cvtepu16_epi32(load_half(plane));
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(plane)));
   }
 
   // Eight bytes of each coordinate: the first four to v[0], the last four to v[1].
-  static void split_tokens(const uint8_t* bytes, size_t /*coordinates*/, V (&v)[2]) {
+  static void split_tokens(const uint8_t* bytes, V (&v)[2]) {
     // Coordinates 0 and 1 beside 4 and 5, so that the shuffle leaves them in order.
     const V a =
         _mm256_inserti128_si256(_mm256_castsi128_si256(load_half(bytes)), load_half(bytes + 32), 1);
@@ -91,7 +91,7 @@ struct Avx2 {
 };
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-// 64 bytes: 64 levels of K, or up to 16 coordinates of V; those that are not there are not read.
+// 64 bytes: 64 levels of K, or 16 coordinates of V.
 struct Avx512 {
   using V = __m512i;
 
@@ -126,14 +126,6 @@ struct Avx512 {
           group, _mm512_setr_epi64(s, s, s + kStep, s + kStep, s + 2 * kStep, s + 2 * kStep,
                                    s + 3 * kStep, s + 3 * kStep));
     }
-  }
-
-  template <uint32_t kBits>
-  static V words(const uint8_t* plane, size_t coordinates) {
-    const auto mask = static_cast<__mmask16>((1u << coordinates) - 1);
-    if constexpr (kBits == 4) return _mm512_maskz_loadu_epi32(mask, plane);
-    if constexpr (kBits == 2) return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, plane));
-    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, plane));
   }
 
   static void split_tokens(const uint8_t* bytes, size_t coordinates, V (&v)[2]) {
@@ -181,8 +173,8 @@ inline typename Simd::V unpack_k(const uint8_t* row, size_t head_dim, size_t chu
 
 // Codes of four tokens of each coordinate, a byte each: tokens 0 to 3 or, with half 1, 4 to 7.
 template <class Simd, uint32_t kBits>
-inline typename Simd::V tile_codes(const uint8_t* plane, size_t coordinates, size_t half) {
-  auto x = Simd::template words<kBits>(plane, coordinates);
+inline typename Simd::V tile_codes(const uint8_t* plane, size_t half) {
+  auto x = Simd::template words<kBits>(plane);
   if constexpr (kBits == 4) {
     if (half != 0) x = Simd::right16(x, 4);
   } else if constexpr (kBits == 2) {
@@ -197,23 +189,21 @@ inline typename Simd::V tile_codes(const uint8_t* plane, size_t coordinates, siz
 }
 
 // Levels of coordinates from c on of a tile of V: v[0] has tokens 0 to 3 of each, v[1] tokens 4
-// to 7.
+// to 7. AVX-512 has its own, unpack_v_avx512.h.
 template <class Simd, uint32_t kFormat>
-inline void unpack_v(const uint8_t* tile, size_t head_dim, size_t c, size_t coordinates,
-                     typename Simd::V (&v)[2]) {
+inline void unpack_v(const uint8_t* tile, size_t head_dim, size_t c, typename Simd::V (&v)[2]) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   const uint8_t* const low_plane = tile + c * kLow;
   if constexpr (kLow == 8) {
-    Simd::split_tokens(low_plane, coordinates, v);
+    Simd::split_tokens(low_plane, v);
   } else {
     for (size_t half = 0; half < 2; ++half) {
-      const auto low = tile_codes<Simd, kLow>(low_plane, coordinates, half);
+      const auto low = tile_codes<Simd, kLow>(low_plane, half);
       if constexpr (kHigh == 0) {
         v[half] = Simd::look_up(kLevels<kFormat, 0>, low);
       } else {
         const uint8_t* const high_plane = tile + head_dim * kLow + c * kHigh;
-        v[half] = join_planes<Simd, kFormat, 0>(
-            low, tile_codes<Simd, kHigh>(high_plane, coordinates, half));
+        v[half] = join_planes<Simd, kFormat, 0>(low, tile_codes<Simd, kHigh>(high_plane, half));
       }
     }
   }

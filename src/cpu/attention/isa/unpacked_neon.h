@@ -22,9 +22,8 @@ struct UnpackedPair {
   struct Tables {};
   const int8_t* at;
   template <size_t j>
-  void levels(const Tables&, int8x16_t (&v)[2]) const {
-    v[0] = vld1q_s8(at + 32 * j);
-    v[1] = vld1q_s8(at + 32 * j + 16);
+  int8x16_t level(const Tables&, size_t i) const {
+    return vld1q_s8(at + 32 * j + 16 * i);
   }
 };
 
@@ -68,9 +67,9 @@ template <class Bytes, uint32_t kFormat>
 void unpack_keys(const ScoreJob& job, int8_t* to) {
   using Keys = KeyPair<Bytes, kFormat>;
   const typename Keys::Tables tables;
-  const auto store = [&](const int8x16_t(&v)[2]) {
-    vst1q_s8(to, v[0]);
-    vst1q_s8(to + 16, v[1]);
+  const auto store = [&](int8x16_t first, int8x16_t second) {
+    vst1q_s8(to, level_of<kFormat>(first));
+    vst1q_s8(to + 16, level_of<kFormat>(second));
     to += 32;
   };
   for (size_t key = 0; key < job.key_count; key += 2) {
@@ -79,19 +78,15 @@ void unpack_keys(const ScoreJob& job, int8_t* to) {
     size_t c = 0;
     for (; c + 64 <= job.head_dim; c += 64) {
       const auto pair = load_pair<Keys, kFormat>(keys, job.key_stride, job.head_dim, c);
-      int8x16_t v[4][2];
-      pair.template levels<0>(tables, v[0]);
-      pair.template levels<1>(tables, v[1]);
-      pair.template levels<2>(tables, v[2]);
-      pair.template levels<3>(tables, v[3]);
-      for (const auto& levels : v) store(levels);
+      store(pair.template level<0>(tables, 0), pair.template level<0>(tables, 1));
+      store(pair.template level<1>(tables, 0), pair.template level<1>(tables, 1));
+      store(pair.template level<2>(tables, 0), pair.template level<2>(tables, 1));
+      store(pair.template level<3>(tables, 0), pair.template level<3>(tables, 1));
     }
     if constexpr (kBySixteen<kFormat>) {
       for (; c < job.head_dim; c += 16) {
-        int8x16_t v[2];
-        load_sixteen<Bytes, kFormat>(keys, job.key_stride, job.head_dim, c)
-            .template levels<0>(tables, v);
-        store(v);
+        const auto pair = load_sixteen<Bytes, kFormat>(keys, job.key_stride, job.head_dim, c);
+        store(pair.template level<0>(tables, 0), pair.template level<0>(tables, 1));
       }
     }
   }
@@ -137,7 +132,7 @@ inline AccumulateJob with_unpacked_values(const AccumulateJob& job) {
       int8x16_t v[4];
       unpack.load(job.values + tile * job.value_stride, job.head_dim, c, v);
       int8_t* const to = levels + (tile * job.head_dim + c) * 8;
-      for (size_t i = 0; i < 4; ++i) vst1q_s8(to + 16 * i, v[i]);
+      for (size_t i = 0; i < 4; ++i) vst1q_s8(to + 16 * i, level_of<kFormat>(v[i]));
     }
   }
   AccumulateJob unpacked = job;

@@ -19,28 +19,38 @@ inline constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
 // Weights for an MMA of unsigned with signed bytes: 16 bits.
 struct UnsignedBytes {
   static constexpr float kMost = 65535.0f;
-  static uint8x16_t split(float32x4_t a, float32x4_t b) {
-    const uint16x4_t first = vqmovn_u32(vcvtnq_u32_f32(a)), second = vqmovn_u32(vcvtnq_u32_f32(b));
-    const uint8x16_t w = vreinterpretq_u8_u16(vcombine_u16(first, second));
-    return vcombine_u8(vget_low_u8(vuzp2q_u8(w, w)), vget_low_u8(vuzp1q_u8(w, w)));
-  }
+  static constexpr bool kPaired = true;
+  static uint8x8_t hi(uint16x8_t whole) { return vshrn_n_u16(whole, 8); }
 };
 
 // Weights for a dot product of signed bytes: 15 bits, lo from -128 to 127 and hi rounded to match.
 struct SignedBytes {
   static constexpr float kMost = 127.0f * 256.0f;
-  static uint8x16_t split(float32x4_t a, float32x4_t b) {
-    const int16x8_t w = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a)), vmovn_s32(vcvtnq_s32_f32(b)));
-    return vreinterpretq_u8_s8(vcombine_s8(vrshrn_n_s16(w, 8), vmovn_s16(w)));
-  }
+  static constexpr bool kPaired = false;
+  static uint8x8_t hi(uint16x8_t whole) { return vrshrn_n_u16(whole, 8); }
 };
 
-// A block's weights relative to the largest of each row: for each tile hi of its tokens, then lo.
+// A block's weights relative to the largest of each row. For each tile hi of its tokens, then lo;
+// or, paired, hi of both rows in the place of the first row, lo in that of the second.
 struct Weights {
   using Row = uint8_t[kBlockKeys / kTile][2 * kTile];
   alignas(16) Row bytes[kTileRows];
-  float step[kTileRows];  // the fixed-point scale: what 256 stands for
+  float step[kTileRows];   // the fixed-point scale: what 256 stands for
+  int32_t sum[kTileRows];  // of whole weights
+
+  void store(size_t row, size_t tile, bool paired, uint8x8_t hi, uint8x8_t lo) {
+    const size_t first = paired ? row & ~size_t{1} : row, second = paired ? row | 1 : row;
+    vst1_u8(bytes[first][tile] + (paired ? row % 2 * kTile : 0), hi);
+    vst1_u8(bytes[second][tile] + (paired ? row % 2 * kTile : kTile), lo);
+  }
 };
+
+// w * factor of eight tokens, rounded: below 2^16, these are the last bits of a float from 2^23 on.
+inline uint16x8_t round_products(float32x4_t a, float32x4_t b, float factor) {
+  const float32x4_t magic = vdupq_n_f32(0x1p23f);
+  return vuzp1q_u16(vreinterpretq_u16_f32(vfmaq_n_f32(magic, a, factor)),
+                    vreinterpretq_u16_f32(vfmaq_n_f32(magic, b, factor)));
+}
 
 // Multiplies probabilities with scales; leaves out keys that the row does not see, whose scale may
 // be NaN. Returns the largest weight.
@@ -75,10 +85,14 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
     for (size_t i = 0; i < vectors; ++i) weighted[i] = vmulq_n_f32(weighted[i], 0x1p60f);
     inverse = top > 0 ? Bytes::kMost / (top * 0x1p60f) : 0.0f;
   }
+  const bool paired = Bytes::kPaired && (row | 1) < job.rows;
+  uint32x4_t sum = vdupq_n_u32(0);
   for (size_t t = 0; t < job.tiles; ++t) {
-    vst1q_u8(out.bytes[row][t], Bytes::split(vmulq_n_f32(weighted[2 * t], inverse),
-                                             vmulq_n_f32(weighted[2 * t + 1], inverse)));
+    const uint16x8_t whole = round_products(weighted[2 * t], weighted[2 * t + 1], inverse);
+    sum = vpadalq_u16(sum, whole);
+    out.store(row, t, paired, Bytes::hi(whole), vmovn_u16(whole));
   }
+  out.sum[row] = static_cast<int32_t>(vaddvq_u32(sum));
 }
 
 // Weights of all rows under one scale block.
