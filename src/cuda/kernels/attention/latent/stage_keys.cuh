@@ -24,8 +24,7 @@ class StageKeys : protected StageTiles<T> {
       T::kRotaryDim * (T::kRotatedV ? abi::kv_bits(T::kV) : 16);
   // Whether 16-bit values may have to be multiplied: bf16's leave f16's range, and so may levels
   // beside them.
-  static constexpr bool kConverts =
-      !T::kBf16K && (T::kK == kFormatBf16 || T::kV == kFormatBf16);
+  static constexpr bool kConverts = !T::kBf16K && (T::kK == kFormatBf16 || T::kV == kFormatBf16);
   static constexpr bool kMayLeave = kConverts || T::kLevelsK != T::kRotatedV;
 
   // Codes of a thread's keys that are on their way together.
@@ -119,7 +118,8 @@ class StageKeys : protected StageTiles<T> {
       for (uint32_t c = 0; c < kUnits + kRotaryUnits; ++c) {
         const auto* const words = reinterpret_cast<const uint32_t*>(
             latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, key, c));
-        for (uint32_t w = 0; w < 4; ++w) bad = bad || not_finite(words[w], T::kBf16K ? 0x7F80u : 0x7C00u);
+        for (uint32_t w = 0; w < 4; ++w)
+          bad = bad || not_finite(words[w], T::kBf16K ? 0x7F80u : 0x7C00u);
       }
       if (bad) {
         state_.units[slot][key] = __uint_as_float(0x7FC00000u);
