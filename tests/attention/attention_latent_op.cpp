@@ -211,13 +211,13 @@ void add_paged_cases(std::vector<OpCase>& cases) {
   }
 }
 
-// Numbers that nobody chose; GYRE_RANDOM_CASES says how many pairs of cases, 60 if not given.
+// Numbers that nobody chose; GYRE_RANDOM_CASES says how many pairs of cases, 30 if not given.
 void add_random_cases(std::vector<OpCase>& cases) {
   std::mt19937 random(45);
   const auto up_to = [&](uint64_t most) { return 1 + random() % most; };
   const std::vector<KvFormat> formats = latent_formats();
   const char* const wanted = std::getenv("GYRE_RANDOM_CASES");
-  const size_t count = wanted == nullptr ? 60 : std::strtoul(wanted, nullptr, 10);
+  const size_t count = wanted == nullptr ? 30 : std::strtoul(wanted, nullptr, 10);
   for (size_t i = 0; i < count; ++i) {
     AttentionOpCase c = latent_case();
     c.k = formats[random() % formats.size()];

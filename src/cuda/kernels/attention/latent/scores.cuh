@@ -81,9 +81,10 @@ class LatentScores {
       const uint32_t row = work.first_row + (real ? row_of(i) : 0), token = row / heads;
       const abi::RowBounds<int64_t> b = abi::row_bounds<int64_t>(mask, token, work.begin, work.end);
       Row& r = rows_[i];
-      r.factor = !real ? 1.0f : __uint_as_float(load_bits(
-          args_.at[arg_partial] + scratch_.factors + row_of_q(work, row - work.first_row) * 4, 0,
-          true));
+      r.factor = !real ? 1.0f
+                       : __uint_as_float(load_bits(args_.at[arg_partial] + scratch_.factors +
+                                                       row_of_q(work, row - work.first_row) * 4,
+                                                   0, true));
       r.most = r.reference = minus_infinity();
       r.sum = 0;
       r.begin = static_cast<int32_t>(b.begin) - walk.first_key;
