@@ -1,5 +1,4 @@
 // The accelerator device. Its backends hold a CPU backend of their own, whose threads compute.
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -13,30 +12,23 @@ namespace {
 
 const Host* the_host = nullptr;
 
-// Backends that were made and have not been told their threads yet. With `-fa auto` llama.cpp first
-// asks where attention would run and turns flash attention off if that is not the CPU; it tells the
-// threads when it computes. Until then this device supports nothing.
-std::atomic<int> not_ready{0};
+// The backend of the context that this thread is making. With `-fa auto` llama.cpp asks, before the
+// context is complete, where attention would run, and turns flash attention off if that is not the
+// CPU; so until the thread computes with some context, this device supports nothing on it.
+thread_local const abi::Backend* being_made = nullptr;
 
 struct Context {
   explicit Context(const Host& host) : runner(host) {}
   GraphRunner runner;
   abi::Backend* cpu = nullptr;
-  bool ready = false;
 };
 
 Context& context_of(abi::Backend* backend) { return *static_cast<Context*>(backend->context); }
 
-void make_ready(Context& context) {
-  if (context.ready) return;
-  context.ready = true;
-  --not_ready;
-}
-
 const char* backend_name(abi::Backend*) { return "GYRE"; }
 void free_backend(abi::Backend* backend) {
   Context& context = context_of(backend);
-  make_ready(context);
+  if (being_made == backend) being_made = nullptr;
   context.cpu->table.free(context.cpu);
   delete &context;
   delete backend;
@@ -48,11 +40,11 @@ abi::Status compute(abi::Backend* backend, abi::Graph* graph) {
 
 using SetThreads = void (*)(abi::Backend*, int);
 void set_threads(abi::Backend* backend, int threads) {
-  Context& context = context_of(backend);
+  // llama.cpp tells the threads whenever it computes a graph.
+  being_made = nullptr;
   const auto set =
       reinterpret_cast<SetThreads>(cpu_function(*the_host, "ggml_backend_set_n_threads"));
-  if (set != nullptr) set(context.cpu, threads);
-  make_ready(context);
+  if (set != nullptr) set(context_of(backend).cpu, threads);
 }
 
 using SetAbort = void (*)(abi::Backend*, bool (*callback)(void*), void* data);
@@ -89,7 +81,7 @@ abi::Backend* make_backend(abi::Device* device, const char* /*params*/) {
   backend->table.graph_compute = compute;
   backend->device = device;
   backend->context = context.release();
-  ++not_ready;
+  being_made = backend.get();
   return backend.release();
 }
 
@@ -104,7 +96,7 @@ bool supports(abi::Device*, const abi::Tensor* node) {
   for (const int view : the_host->view_ops) {
     if (node->op == view) return true;
   }
-  if (node->op != the_host->op_attention || not_ready > 0) return false;
+  if (node->op != the_host->op_attention || being_made != nullptr) return false;
   Problem problem;
   return read_node(*the_host, *node, problem) == nullptr;
 }

@@ -1,7 +1,6 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <new>
 #include <thread>
 
 #undef HWY_TARGET_INCLUDE
@@ -56,13 +55,13 @@ void MergeRow(Call& call, uint64_t row, float* values) {
     const auto weights = whole.merge({partial[0], partial[1]});
     if (weights.other == 0) continue;
     const hn::CappedTag<float, 16> d;
-    const auto mine = hn::Set(d, weights.mine), other = hn::Set(d, weights.other);
+    const auto own = hn::Set(d, weights.own), other = hn::Set(d, weights.other);
     uint64_t c = 0;
     for (; c + hn::Lanes(d) <= p.v_dim; c += hn::Lanes(d)) {
-      const auto sum = hn::Mul(hn::LoadU(d, values + c), mine);
+      const auto sum = hn::Mul(hn::LoadU(d, values + c), own);
       hn::StoreU(hn::MulAdd(hn::LoadU(d, partial + 2 + c), other, sum), d, values + c);
     }
-    for (; c < p.v_dim; ++c) values[c] = values[c] * weights.mine + partial[2 + c] * weights.other;
+    for (; c < p.v_dim; ++c) values[c] = values[c] * weights.own + partial[2 + c] * weights.other;
   }
   const uint64_t token = row % p.tokens, head = row / p.tokens % p.heads;
   StoreRow(p, whole, values, head, token, row / (p.tokens * p.heads));

@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "backend.h"
+#include "isa/kernels.h"
 
 namespace gyre::ggml {
 namespace {
@@ -52,20 +53,31 @@ abi::Registry* stand_aside(const std::string& reason) {
 }
 
 abi::Registry* load(const void* caller) {
-  Loaded& all = loaded();
-  if (all.registry.api_version != 0) return stand_aside("already loaded");
   const Way way = chosen_way();
   if (way == Way::off) return stand_aside("GYRE_GGML=off");
   if (way == Way::unknown) return stand_aside("GYRE_GGML is none of accel, wrap, off");
-  const std::string reason = find_host(caller, all.host);
+  Host host;
+  const std::string reason = find_host(caller, host);
   if (!reason.empty()) return stand_aside(reason);
-  stay_loaded();
-  all.way = way;
-  all.registry.api_version = abi::kBackendApiVersion;
-  all.registry.table = {registry_name, device_count, device, function};
-  if (way == Way::wrap) wrap_cpu_device(all.host);
+  Loaded& all = loaded();
+  if (all.registry.api_version == 0) {
+    stay_loaded();
+    all.host = host;
+    all.way = way;
+    all.registry.api_version = abi::kBackendApiVersion;
+    all.registry.table = {registry_name, device_count, device, function};
+    if (way == Way::wrap) wrap_cpu_device(all.host);
+  }
+  // Loaded again: ggml keeps one entry per registry, and has none after ggml_backend_unload.
+  if (host.cpu != all.host.cpu) return stand_aside("another ggml of this process has loaded it");
+  if (way != all.way)
+    return stand_aside(std::string("already loaded with GYRE_GGML=") +
+                       (all.way == Way::wrap ? "wrap" : "accel"));
+  std::string instructions = instruction_set();
+  if (matrix_kernels() != nullptr) instructions += std::string(", ") + matrix_kernels()->name;
+  if (level_kernels() != nullptr) instructions += std::string(", ") + level_kernels()->name;
   say(std::string("active, ") + (way == Way::wrap ? "CPU device wrapped" : "accelerator device") +
-      " (gyre " GYRE_VERSION_STRING ", ggml " + all.host.version + ", " + instruction_set() + ")");
+      " (gyre " GYRE_VERSION_STRING ", ggml " + host.version + ", " + instructions + ")");
   return &all.registry;
 }
 

@@ -22,6 +22,17 @@ bool is_verbose() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
+namespace {
+
+bool has_memory(const abi::Tensor& node) {
+  for (const abi::Tensor* const source : node.src) {
+    if (source != nullptr && source->data == nullptr) return false;
+  }
+  return node.data != nullptr;
+}
+
+}  // namespace
+
 GraphRunner::~GraphRunner() {
   if (!is_verbose() || computed_ + left_ == 0) return;
   say("computed " + std::to_string(computed_) + " attention nodes, left " + std::to_string(left_) +
@@ -37,9 +48,7 @@ void GraphRunner::collect(abi::Graph* graph) {
     if (used_ == work_.size()) work_.push_back(std::make_unique<Work>());
     Work& work = *work_[used_];
     const char* why = read_node(host_, *node, work.problem);
-    if (why == nullptr && (node->data == nullptr || node->src[0]->data == nullptr ||
-                           node->src[1]->data == nullptr || node->src[2]->data == nullptr))
-      why = "no memory";
+    if (why == nullptr && !has_memory(*node)) why = "no memory";
     if (why != nullptr) {
       why_left_ = why;
       ++left_;

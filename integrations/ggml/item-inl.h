@@ -7,46 +7,25 @@
 #define GYRE_GGML_ITEM_INL_H
 #endif
 
-#include <cmath>
-
-#include "mask-inl.h"
-#include "products-inl.h"
+#include "item_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::ggml::HWY_NAMESPACE {
 using cpu::HWY_NAMESPACE::Exp2;
 using cpu::HWY_NAMESPACE::FoldLogits;
 using cpu::HWY_NAMESPACE::SoftCap;
-using cpu::HWY_NAMESPACE::SoftmaxState;
 
-class ItemRun {
+class ItemRun : public ItemRows {
  public:
-  ItemRun(const Problem& problem, const Item& item, float* scratch)
-      : p_(problem),
-        item_(item),
-        rows_(static_cast<uint32_t>(item.row_end - item.row_begin)),
-        dk_(static_cast<uint32_t>(padded(problem.k_dim))),
-        dv_(static_cast<uint32_t>(padded(problem.v_dim))) {
-    const uint64_t heads = item.head_end - item.head_begin;
-    q_ = scratch;
-    acc_ = q_ + heads * rows_ * dk_;
-    q_columns_ = acc_ + heads * rows_ * dv_;
-    k_block_ = q_columns_ + heads * tiles() * dk_ * kColumnStride;
-    v_block_ = k_block_ + kBlockKeys * block_stride(dk_);
-    logits_ = v_block_ + kBlockKeys * block_stride(dv_);
-    row_ = logits_ + uint64_t{kTileRows} * kBlockKeys;
-    states_ = new (row_ + kBlockKeys) SoftmaxState[heads * rows_];
-    std::fill_n(acc_, heads * rows_ * dv_, 0.0f);
-    for (uint64_t head = 0; head < heads; ++head) {
-      load_queries(head);
-      if (takes_many(rows_)) transpose_queries(head);
-    }
-  }
+  using ItemRows::ItemRows;
 
   void run() {
     // Few rows: a block of K or V stays in the first-level cache.
-    const uint32_t step = takes_many(rows_) ? kBlockKeys : kBlockKeys / 2;
+    const bool whole = matrix_ != nullptr || many_;
+    const uint32_t step = whole ? kBlockKeys : kBlockKeys / 2;
     const uint64_t heads = item_.head_end - item_.head_begin;
+    TileShape before;
+    if (matrix_ != nullptr) matrix_->enter(before);
     for (uint64_t key = item_.key_begin; key < item_.key_end; key += step) {
       const auto count = static_cast<uint32_t>(std::min<uint64_t>(item_.key_end - key, step));
       bool is_seen = false;
@@ -55,133 +34,47 @@ class ItemRun {
         if (is_seen) run_block({key, count, head});
       }
     }
-  }
-
-  // done(query head, token, state, values) for every row.
-  template <class Done>
-  void for_rows(const Done& done) {
-    for (uint64_t head = 0; head < item_.head_end - item_.head_begin; ++head) {
-      for (uint32_t r = 0; r < rows_; ++r)
-        done(query_head(head, r), token(r), states_[head * rows_ + r], acc(head, r));
-    }
+    if (matrix_ != nullptr) matrix_->leave(before);
   }
 
  private:
-  // A block of cells of one KV head.
-  struct Place {
-    uint64_t key;    // first cell
-    uint32_t count;  // cells
-    uint64_t head;   // KV head, from the item's first
-  };
-
-  // Up to kTileRows rows, and what they see of the block.
-  struct Tile {
-    uint32_t first, rows;
-    uint32_t seeing = 0;  // rows that see something
-    bool uniform = true;  // every row sees every cell
-  };
-
-  // Whether so many rows are worth a vector each along them.
-  static bool takes_many(uint32_t rows) { return rows >= hn::Lanes(DW()); }
-
-  uint32_t tiles() const { return (rows_ + kTileRows - 1) / kTileRows; }
-  uint64_t token(uint32_t r) const { return (item_.row_begin + r) / p_.group(); }
-  uint64_t query_head(uint64_t head, uint32_t r) const {
-    return (item_.head_begin + head) * p_.group() + (item_.row_begin + r) % p_.group();
-  }
-  float* acc(uint64_t head, uint32_t r) const { return acc_ + (head * rows_ + r) * dv_; }
-  float* columns(uint64_t head, uint32_t first) const {
-    return q_columns_ + (head * tiles() + first / kTileRows) * dk_ * kColumnStride;
-  }
-
-  // Queries times the scale, so that logits come out in base 2, or, with a soft cap, in base e.
-  void load_queries(uint64_t head) {
-    const float scale = p_.soft_cap > 0 ? p_.scale : p_.scale * kLog2E;
-    for (uint32_t r = 0; r < rows_; ++r) {
-      const auto* const from =
-          reinterpret_cast<const float*>(p_.q.row(token(r), query_head(head, r), item_.stream));
-      float* const to = q_ + (head * rows_ + r) * dk_;
-      for (uint32_t c = 0; c < p_.k_dim; ++c) to[c] = from[c] * scale;
-      std::fill(to + p_.k_dim, to + dk_, 0.0f);
-    }
-  }
-
-  void transpose_queries(uint64_t head) {
-    for (uint32_t first = 0; first < rows_; first += kTileRows) {
-      const uint32_t rows = std::min(rows_ - first, kTileRows);
-      const float* const q = q_ + (head * rows_ + first) * dk_;
-      float* column = columns(head, first);
-      for (uint32_t c = 0; c < dk_; ++c, column += kColumnStride) {
-        for (uint32_t r = 0; r < rows; ++r) column[r] = q[uint64_t{r} * dk_ + c];
-        std::fill(column + rows, column + kTileRows, 0.0f);
-      }
-    }
-  }
-
-  const uint16_t* mask_row(uint64_t key, uint64_t head, uint32_t r) const {
-    const uint8_t* const row =
-        p_.mask.row(token(r), query_head(head, r) % p_.mask.heads, item_.stream % p_.mask.streams);
-    return reinterpret_cast<const uint16_t*>(row) + key;
-  }
-
-  // False if no row sees a cell of the block.
-  bool find_views(uint64_t key, uint32_t count, uint64_t head) {
-    bool is_seen = false;
-    for (uint32_t r = 0; r < rows_; ++r) {
-      if (p_.mask.data == nullptr) {
-        view_[r] = View::everything;
-      } else if (r > 0 && p_.mask.heads == 1 && token(r) == token(r - 1)) {
-        view_[r] = view_[r - 1];
-      } else {
-        view_[r] = ViewOf(mask_row(key, head, r), count);
-      }
-      is_seen = is_seen || view_[r] != View::nothing;
-    }
-    return is_seen;
-  }
-
-  // K or V of a block as f32 rows. The next block's rows are fetched meanwhile: those of the next
-  // head lie beside these.
+  // K or V of a block as f32 rows.
   Block unpack(const Rows& rows, uint64_t values, const Place& at, float* block) const {
-    const uint64_t stream = item_.stream / (p_.streams / rows.streams);
-    const uint8_t* const first = rows.row(at.key, item_.head_begin + at.head, stream);
-    const bool last_head = item_.head_begin + at.head + 1 == item_.head_end;
-    const uint8_t* next = last_head ? nullptr : first + rows.strides[1];
-    if (last_head && at.key + 2 * uint64_t{at.count} <= item_.key_end)
-      next = rows.row(at.key + at.count, item_.head_begin, stream);
-    const auto count = static_cast<uint32_t>(values);
-    UnpackRows(rows.type, {first, rows.strides[0], at.count, count, next}, block);
+    UnpackRows(rows.type, find_rows(rows, values, at), block);
     return {block, at.count, static_cast<uint32_t>(padded(values))};
   }
 
   void run_block(const Place& at) {
-    const Block k = unpack(p_.k, p_.k_dim, at, k_block_);
-    if (!takes_many(rows_)) {  // V in K's place: both would not fit the first-level cache
+    if (matrix_ == nullptr && !many_) {
       FewRows few;
-      score_few(at, look_at(0), k, few);
-      const Block v = unpack(p_.v, p_.v_dim, at, k_block_);
-      return accumulate_few(few, v);
+      collect_rows(at, look_at(0), few);
+      // V in K's place: both would not fit the first-level cache.
+      if (levels_ == nullptr || !score_levels(at))
+        score_few(few, unpack(p_.k, p_.k_dim, at, k_block_));
+      fold_few(at, few);
+      return accumulate_few(few, unpack(p_.v, p_.v_dim, at, k_block_));
     }
-    const Block v = unpack(p_.v, p_.v_dim, at, v_block_);
+    const bool packed = matrix_ != nullptr && pack(at);
+    Block k{}, v{};
+    if (!packed) {
+      k = unpack(p_.k, p_.k_dim, at, k_block_);
+      v = unpack(p_.v, p_.v_dim, at, v_block_);
+    }
     for (uint32_t first = 0; first < rows_; first += kTileRows) {
       const Tile tile = look_at(first);
-      if (takes_many(tile.seeing)) {
+      if (tile.seeing == 0) continue;
+      if (packed) {
+        run_packed(at, tile);
+      } else if (matrix_ == nullptr && tile.seeing >= hn::Lanes(DW())) {
         run_many(at, tile, k, v);
-      } else if (tile.seeing > 0) {
+      } else {
         FewRows few;
-        score_few(at, tile, k, few);
+        collect_rows(at, tile, few);
+        score_few(few, k);
+        fold_few(at, few);
         accumulate_few(few, v);
       }
     }
-  }
-
-  Tile look_at(uint32_t first) const {
-    Tile tile{first, std::min(rows_ - first, kTileRows)};
-    for (uint32_t r = first; r < first + tile.rows; ++r) {
-      tile.seeing += view_[r] != View::nothing;
-      tile.uniform = tile.uniform && view_[r] == View::everything;
-    }
-    return tile;
   }
 
   void apply_soft_cap(float* logits, uint32_t count) const {
@@ -198,33 +91,56 @@ class ItemRun {
 
   struct FewRows {
     RowSet rows;
+    uint32_t which[kTileRows];
     float rescale[kTileRows];
     bool uniform = true;
   };
 
-  void score_few(const Place& at, const Tile& tile, const Block& k, FewRows& few) {
+  // The tile's rows that see something.
+  void collect_rows(const Place& at, const Tile& tile, FewRows& few) const {
     RowSet& rows = few.rows;
     few.uniform = tile.uniform;
-    uint32_t which[kTileRows];
     for (uint32_t r = tile.first; r < tile.first + tile.rows; ++r) {
       if (view_[r] == View::nothing) continue;
-      which[rows.count] = r;
+      few.which[rows.count] = r;
       rows.q[rows.count] = q_ + (at.head * rows_ + r) * dk_;
       rows.acc[rows.count] = acc(at.head, r);
-      rows.logits[rows.count] = logits_ + uint64_t{rows.count} * kBlockKeys;
+      rows.logits[rows.count] = logits_ + uint64_t{r - tile.first} * kBlockKeys;
       ++rows.count;
     }
-    ForRowGroups(rows.count,
-                 [&](auto group, uint32_t row) { ScoreFew<decltype(group)::value>(rows, row, k); });
-    for (uint32_t i = 0; i < rows.count; ++i) {
-      const uint32_t r = which[i];
-      float* const logits = rows.logits[i];
-      if (p_.soft_cap > 0) apply_soft_cap(logits, at.count);
-      if (view_[r] == View::some) add_mask(at, r, logits);
-      const uint32_t whole = (at.count + 7) / 8 * 8;
-      std::fill(logits + at.count, logits + whole, kMinusInfinity);
-      few.rescale[i] = FoldLogits(logits, whole, 1.0f, states_[at.head * rows_ + r]);
+  }
+
+  static void score_few(const FewRows& few, const Block& k) {
+    ForRowGroups(few.rows.count, [&](auto group, uint32_t row) {
+      ScoreFew<decltype(group)::value>(few.rows, row, k);
+    });
+  }
+
+  // All rows' scores from K's codes; false if that needs f32.
+  bool score_levels(const Place& at) const {
+    const RowRun run = find_rows(p_.k, p_.k_dim, at);
+    LevelScores job{run.rows, run.stride, run.next, p_.k.type, run.count, run.values};
+    for (uint32_t first = 0; first < rows_; first += levels_->rows) {
+      job.q = level_queries(at.head, first);
+      job.rows = std::min(rows_ - first, levels_->rows);
+      job.logits = logits_ + uint64_t{first} * kBlockKeys;
+      if (!levels_->score(job)) return false;
     }
+    return true;
+  }
+
+  void fold_few(const Place& at, FewRows& few) {
+    const uint32_t whole = (at.count + 7) / 8 * 8;
+    for (uint32_t i = 0; i < few.rows.count; ++i)
+      few.rescale[i] = fold_row(at, few.which[i], whole, few.rows.logits[i]);
+  }
+
+  // Makes weights of a row's logits; those from the block's last cell to `whole` become 0.
+  float fold_row(const Place& at, uint32_t r, uint32_t whole, float* logits) {
+    if (p_.soft_cap > 0) apply_soft_cap(logits, at.count);
+    if (view_[r] == View::some) add_mask(at, r, logits);
+    std::fill(logits + at.count, logits + whole, kMinusInfinity);
+    return FoldLogits(logits, whole, 1.0f, states_[at.head * rows_ + r]);
   }
 
   // A value that some row does not see may be NaN, and 0 times NaN is NaN: then each row leaves out
@@ -239,6 +155,40 @@ class ItemRun {
     ForRowGroups(rows.count, [&](auto group, uint32_t row) {
       AccumulateFew<decltype(group)::value>(rows, row, few.rescale, v);
     });
+  }
+
+  // False if the block has numbers that the matrix unit does not take.
+  bool pack(const Place& at) {
+    k_operand_ = v_operand_ = MatrixOperand::hi;
+    for (uint32_t slice = 0; slice < kBlockKeys / kMatrixSlice; ++slice) {
+      const uint32_t first = slice * kMatrixSlice;
+      const uint32_t count = first < at.count ? std::min(at.count - first, kMatrixSlice) : 0;
+      const Place cells{at.key + (count > 0 ? first : 0), count, at.head};
+      const auto pack_one = [&](const Rows& rows, uint64_t dim, auto pack_rows, float* to) {
+        const Block block = unpack(rows, dim, cells, k_block_);
+        return pack_rows({block.values, block.stride(), block.keys, block.dim}, slice, to);
+      };
+      k_operand_ = worse(k_operand_, pack_one(p_.k, p_.k_dim, matrix_->pack_keys, packed_k_));
+      v_operand_ = worse(v_operand_, pack_one(p_.v, p_.v_dim, matrix_->pack_values, packed_v_));
+    }
+    return k_operand_ != MatrixOperand::unfit && v_operand_ != MatrixOperand::unfit;
+  }
+
+  void run_packed(const Place& at, const Tile& tile) {
+    matrix_->score(columns(at.head, tile.first), tile.rows, dk_, packed_k_, k_operand_, at.count,
+                   logits_);
+    float rescale[kTileRows];
+    for (uint32_t i = 0; i < tile.rows; ++i) {
+      float* const logits = logits_ + uint64_t{i} * kBlockKeys;
+      if (view_[tile.first + i] == View::nothing) {
+        std::fill_n(logits, kBlockKeys, 0.0f);
+        rescale[i] = 1.0f;
+      } else {
+        rescale[i] = fold_row(at, tile.first + i, kBlockKeys, logits);
+      }
+    }
+    matrix_->accumulate(logits_, rescale, tile.rows, packed_v_, v_operand_, dv_,
+                        acc(at.head, tile.first));
   }
 
   void run_many(const Place& at, const Tile& tile, const Block& k, const Block& v) {
@@ -310,12 +260,7 @@ class ItemRun {
     for (uint32_t r = 0; r < tile.rows; ++r) states[r].sum += row[2][r];
   }
 
-  const Problem& p_;
-  const Item& item_;
-  const uint32_t rows_, dk_, dv_;
-  float *q_, *acc_, *q_columns_, *k_block_, *v_block_, *logits_, *row_;
-  SoftmaxState* states_;
-  View view_[kMaxItemRows];
+  MatrixOperand k_operand_ = MatrixOperand::unfit, v_operand_ = MatrixOperand::unfit;
 };
 
 }  // namespace gyre::ggml::HWY_NAMESPACE

@@ -20,7 +20,9 @@ enum class View : uint8_t { nothing, everything, some };  // some: some cells, o
 
 constexpr uint16_t kHidden = 0xFC00;  // f16's -inf
 
+// Fetches as many cells behind these: masks of many tokens lie pages apart.
 HWY_INLINE View ViewOf(const uint16_t* mask, uint32_t cells) {
+  for (uint32_t i = cells; i < 2 * cells; i += 32) hwy::Prefetch(mask + i);
   const hn::CappedTag<uint16_t, 32> d;
   const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
   auto bits = hn::Zero(d);     // of all that are not a zero of either sign

@@ -54,12 +54,12 @@ Item Plan::item(const Problem& p, uint64_t index) const {
 uint64_t Plan::scratch_floats(const Problem& p) const {
   const uint64_t rows = std::min<uint64_t>(p.tokens * p.group(), item_rows);
   const uint64_t dk = padded(p.k_dim), dv = padded(p.v_dim);
-  // Queries, sums and states of all heads of an item, queries transposed, blocks of K and V,
-  // logits, a row of them.
+  // Queries, sums and states of all heads of an item, queries transposed or packed, blocks of K and
+  // V, those packed, logits, a row of them.
   return item_heads * rows * (dk + dv + 2) +
-         item_heads * divide_up(rows, kTileRows) * dk * kColumnStride +
-         kBlockKeys * (block_stride(p.k_dim) + block_stride(p.v_dim)) +
-         uint64_t{kTileRows + 1} * kBlockKeys;
+         item_heads * divide_up(rows, kTileRows) * query_tile_floats(dk) +
+         kBlockKeys * (block_stride(p.k_dim) + block_stride(p.v_dim)) + matrix_floats(dk) +
+         matrix_floats(dv) + uint64_t{kTileRows + 1} * kBlockKeys;
 }
 
 uint64_t Plan::partial_floats(const Problem& p) const {

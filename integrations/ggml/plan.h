@@ -2,8 +2,10 @@
 // How a problem is cut into work items. The cut follows from the shapes alone, so that sums do not
 // depend on the number of threads.
 
+#include <algorithm>
 #include <cstdint>
 
+#include "isa/matrix.h"
 #include "problem.h"
 
 namespace gyre::ggml {
@@ -47,5 +49,9 @@ constexpr uint64_t block_stride(uint64_t values) {
   return padded(values) / 16 % 2 == 0 ? padded(values) + 16 : padded(values);
 }
 constexpr uint32_t kColumnStride = kTileRows + 16;
+// Queries of kTileRows rows, transposed or packed.
+constexpr uint64_t query_tile_floats(uint64_t padded_dim) {
+  return std::max(padded_dim * kColumnStride, matrix_floats(padded_dim));
+}
 
 }  // namespace gyre::ggml
